@@ -28,6 +28,9 @@ const BESIDE: &[(&str, &str)] = &[
     ("mr", "queue"),
 ];
 
+/// Files of a root, which may use all of its modules.
+const ROOTS: &[&str] = &["lib", "mod"];
+
 /// Modules without a layer: targets of fuzzing and models of loom, which are tests.
 const OUTSIDE: &[&str] = &["fuzz", "models"];
 
@@ -96,13 +99,57 @@ const SOFTVERBS_EXCEPTIONS: &[(&str, &str)] = &[
     ("process", "xrc"),
 ];
 
+/// The connection manager of the device.
+const CM: &str = "crates/softverbs/src/cm/";
+
+/// The layers of the connection manager, as [`ENGINE_LAYERS`].
+const CM_LAYERS: &[&[&str]] = &[
+    &["device", "guard", "sock", "wire"],
+    &["address", "conversation", "redial"],
+    // an id has a state, the state a channel, the channel events, and these have ids
+    &["channel", "event", "id", "state"],
+    // steps of an id: those that its own side begins, and those that the peer causes
+    &["dial", "qp"],
+    &["deliver", "progress"],
+    &["get_event"],
+    &["synchronous"],
+    // entry points
+    &["bind", "connect", "lifetime"],
+];
+
+/// Uses within the layer of the structures.
+const CM_STRUCTURES: &[Use] = &[
+    ("channel", "event"),
+    ("channel", "id"),
+    ("event", "id"),
+    ("id", "channel"),
+    ("id", "state"),
+    ("state", "channel"),
+    ("state", "event"),
+    ("state", "id"),
+];
+
+/// `fi_getinfo`.
+const GETINFO: &str = "provider/src/getinfo/";
+
+/// The layers of `fi_getinfo`, as [`ENGINE_LAYERS`].
+const GETINFO_LAYERS: &[&[&str]] = &[
+    &["addresses", "hints"],
+    &["layered", "offer", "resolve"],
+    &["mr_mode"],
+    &["negotiate"],
+    &["build", "refusal"],
+];
+
 /// A module and another one that it uses.
 type Use = (&'static str, &'static str);
 
-/// The layers of one crate.
+/// The layers of one crate, or of one folder of it.
 struct Crate {
     /// The folder of its sources, with a slash behind it.
     sources: &'static str,
+    /// The path of the folder's module in the crate.
+    root: &'static str,
     layers: &'static [&'static [&'static str]],
     /// Uses that the layers do not forbid.
     exceptions: &'static [Use],
@@ -111,18 +158,33 @@ struct Crate {
 const CRATES: &[Crate] = &[
     Crate {
         sources: ENGINE,
+        root: "crate::",
         layers: ENGINE_LAYERS,
         exceptions: BESIDE,
     },
     Crate {
         sources: PROVIDER,
+        root: "crate::",
         layers: PROVIDER_LAYERS,
         exceptions: PROVIDER_EXCEPTIONS,
     },
     Crate {
         sources: SOFTVERBS,
+        root: "crate::",
         layers: SOFTVERBS_LAYERS,
         exceptions: SOFTVERBS_EXCEPTIONS,
+    },
+    Crate {
+        sources: CM,
+        root: "crate::cm::",
+        layers: CM_LAYERS,
+        exceptions: CM_STRUCTURES,
+    },
+    Crate {
+        sources: GETINFO,
+        root: "crate::getinfo::",
+        layers: GETINFO_LAYERS,
+        exceptions: &[],
     },
 ];
 
@@ -147,28 +209,30 @@ pub fn upward(path: &str, text: &str) -> Vec<String> {
     if is_test(path) {
         return Vec::new();
     }
-    let Some((of, module)) = place(path) else {
-        return Vec::new();
-    };
     let lines = lexer::lines(text);
     let ends = lines.windows(2).position(|pair| {
         pair[0].code.trim() == "#[cfg(test)]" && pair[1].code.trim_start().starts_with("mod ")
     });
     let lines = &lines[..ends.unwrap_or(lines.len())];
     let code: Vec<&str> = lines.iter().map(|line| line.code.as_str()).collect();
-    let uses = used(&code.join("\n"), depth(path, of.sources));
-    uses.into_iter()
-        .filter(|(_, used)| used != module && of.forbids(module, used))
-        .map(|(line, used)| format!("{path}:{line}: uses `{used}`, a module above `{module}`"))
-        .collect()
+    let code = code.join("\n");
+    let mut out = Vec::new();
+    for (of, module) in places(path) {
+        let uses = used(&code, of.root, depth(path, of.sources)).into_iter();
+        let upward = uses.filter(|(_, used)| used != module && of.forbids(module, used));
+        out.extend(upward.map(|(line, used)| {
+            format!("{path}:{line}: uses `{used}`, a module above `{module}`")
+        }));
+    }
+    out
 }
 
 /// Modules of the crates with layers that have none. Each of `paths` is a file's.
 #[must_use]
 pub fn without_layer<'a>(paths: impl IntoIterator<Item = &'a str>) -> Vec<String> {
-    let modules = paths.into_iter().filter_map(place);
+    let modules = paths.into_iter().flat_map(places);
     let mut out: Vec<String> = modules
-        .filter(|(_, module)| *module != "lib" && !OUTSIDE.contains(module))
+        .filter(|(_, module)| !ROOTS.contains(module) && !OUTSIDE.contains(module))
         .filter(|(of, module)| of.layer(module).is_none())
         .map(|(of, module)| format!("{}{module}: a module that has no layer", of.sources))
         .collect();
@@ -177,10 +241,10 @@ pub fn without_layer<'a>(paths: impl IntoIterator<Item = &'a str>) -> Vec<String
     out
 }
 
-/// The crate and the module that a file belongs to, if the crate has layers.
-fn place(path: &str) -> Option<(&'static Crate, &str)> {
-    let mut crates = CRATES.iter();
-    crates.find_map(|of| Some((of, place_in(path, of.sources)?)))
+/// The crate and the folder with layers that a file belongs to, and its module in each.
+fn places(path: &str) -> impl Iterator<Item = (&'static Crate, &str)> {
+    let crates = CRATES.iter();
+    crates.filter_map(move |of| Some((of, place_in(path, of.sources)?)))
 }
 
 /// The module directly below `sources` that a file belongs to.
@@ -200,12 +264,12 @@ fn is_test(path: &str) -> bool {
     path.contains("/tests/") || path.ends_with("/tests.rs") || path.ends_with("/models.rs")
 }
 
-/// The modules that code names by a path from the crate's root, with their lines: by `crate::`, or
+/// The modules that code names by a path from `root`, with their lines: by the root's own path, or
 /// by `depth` times `super::`; alone, or in a group of a `use`.
-fn used(code: &str, depth: usize) -> Vec<(usize, String)> {
+fn used(code: &str, root: &str, depth: usize) -> Vec<(usize, String)> {
     let up = "super::".repeat(depth);
     let mut out = Vec::new();
-    for root in ["crate::", up.as_str()] {
+    for root in [root, up.as_str()] {
         for (at, _) in code.match_indices(root) {
             let before = &code[..at];
             let continued = before.ends_with(|c: char| c.is_alphanumeric() || "_$:".contains(c));
@@ -393,6 +457,30 @@ mod tests {
         assert_eq!(seen("abi/qp.rs", "use crate::{gid, qp};"), 0);
     }
 
+    #[test]
+    fn an_arrow_upward_in_a_folder_is_seen() {
+        let seen = |path: &str, text| upward(&format!("{CM}{path}"), text).len();
+        assert_eq!(seen("progress.rs", "use super::connect;"), 1);
+        assert_eq!(seen("progress.rs", "use super::{bind, dial};"), 1);
+        assert_eq!(seen("progress.rs", "use crate::cm::connect::repeat;"), 1);
+        assert_eq!(seen("progress.rs", "use super::super::abi::Context;"), 1);
+        assert_eq!(
+            seen("channel.rs", "        super::deliver::deliver(event);"),
+            1
+        );
+        assert_eq!(seen("conversation.rs", "use super::state::State;"), 1);
+        assert_eq!(seen("state.rs", "use super::id::Shared;"), 0);
+        assert_eq!(seen("connect.rs", "use super::{dial, qp};"), 0);
+        assert_eq!(seen("mod.rs", "mod bind;\nfn f() { bind::f() }"), 0);
+        let refusal = format!("{GETINFO}refusal.rs");
+        assert_eq!(
+            upward(&refusal, "use super::negotiate::all_terms;"),
+            [""; 0]
+        );
+        assert_eq!(upward(&refusal, "use super::build;").len(), 1);
+        assert_eq!(without_layer([&*format!("{CM}new.rs")]).len(), 1);
+    }
+
     /// Each use of a module by one of its layer or of a lower one, but for the exceptions.
     #[test]
     fn the_layers_of_the_crates_are_seen() {
@@ -403,7 +491,7 @@ mod tests {
                 for used in modules().filter(|used| *used != module) {
                     let down = of.layer(used) < of.layer(module);
                     let allowed = down || of.exceptions.contains(&(module, used));
-                    let seen = upward(&path, &format!("use crate::{used}::X;"));
+                    let seen = upward(&path, &format!("use {}{used}::X;", of.root));
                     assert_eq!(seen.is_empty(), allowed, "{path}: {used}");
                 }
             }

@@ -12,11 +12,12 @@ use libc::{c_int, c_void, sockaddr};
 use rdma_core_sys::*;
 
 use super::address;
-use super::channel::lock;
 use super::device;
 use super::event::Kind;
-use super::id::{Id, Shared, complete};
+use super::guard::{lock, pointer, status, void};
+use super::id::{Id, Shared};
 use super::state::{Phase, State};
+use super::synchronous::complete;
 use crate::sys::{Errno, Res};
 use rdma_core_sys::scalars::__be16;
 
@@ -133,7 +134,7 @@ fn listen(id: &Arc<Shared>, backlog: c_int) -> Res<()> {
 }
 
 pub(super) unsafe extern "C" fn rdma_bind_addr(id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int {
-    super::status(|| {
+    status(|| {
         // SAFETY: the caller promises a live id.
         let shared = unsafe { Id::shared_of(id)? };
         // SAFETY: the caller promises a valid address.
@@ -152,7 +153,7 @@ pub(super) unsafe extern "C" fn rdma_resolve_addr(
     dst_addr: *mut sockaddr,
     _timeout_ms: c_int,
 ) -> c_int {
-    super::status(|| {
+    status(|| {
         // SAFETY: the caller promises a live id and valid addresses.
         unsafe {
             let shared = Id::shared_of(id)?;
@@ -172,7 +173,7 @@ pub(super) unsafe extern "C" fn rdma_resolve_route(
     id: *mut rdma_cm_id,
     _timeout_ms: c_int,
 ) -> c_int {
-    super::status(|| {
+    status(|| {
         // SAFETY: the caller promises a live id.
         let shared = unsafe { Id::shared_of(id)? };
         {
@@ -189,7 +190,7 @@ pub(super) unsafe extern "C" fn rdma_resolve_route(
 }
 
 pub(super) unsafe extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_int {
-    super::status(|| {
+    status(|| {
         // SAFETY: the caller promises a live id.
         listen(&unsafe { Id::shared_of(id)? }, backlog)
     })
@@ -218,7 +219,7 @@ pub(super) unsafe extern "C" fn rdma_set_option(
     optval: *mut c_void,
     optlen: usize,
 ) -> c_int {
-    super::status(|| {
+    status(|| {
         // SAFETY: the caller promises a live id.
         let shared = unsafe { Id::shared_of(id)? };
         if level.cast_unsigned() != RDMA_OPTION_ID {
@@ -263,7 +264,7 @@ pub(super) unsafe extern "C" fn rdma_set_option(
 }
 
 pub(super) unsafe extern "C" fn rdma_get_devices(num_devices: *mut c_int) -> *mut *mut ibv_context {
-    super::pointer(|| {
+    pointer(|| {
         let context = device::context()?;
         let list = Box::into_raw(Box::new([context, null_mut()]));
         if !num_devices.is_null() {
@@ -275,7 +276,7 @@ pub(super) unsafe extern "C" fn rdma_get_devices(num_devices: *mut c_int) -> *mu
 }
 
 pub(super) unsafe extern "C" fn rdma_free_devices(list: *mut *mut ibv_context) {
-    super::void(|| {
+    void(|| {
         if !list.is_null() {
             // SAFETY: from `rdma_get_devices`; the caller does not use it again.
             drop(unsafe { Box::from_raw(list.cast::<[*mut ibv_context; 2]>()) });

@@ -9,24 +9,18 @@
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
-use libc::c_int;
 use rdma_core_sys::rdma_event_channel;
 
-use super::event::{self, Event, Raw};
-use super::id::Shared;
+use super::event::{Kind, Raw};
+use super::guard::{lock, pointer, void};
+use super::id::{Id, Shared};
 use super::sock::{Flag, Poll};
-use super::{progress, void};
 use crate::sys::{Errno, Res};
 
 /// The token of the channel's flag; the tokens of ids are above 0.
 const FLAG: u64 = 0;
-
-/// Takes a lock. A panic in another call must not make every later call panic.
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// The object that the application holds.
 #[repr(C)]
@@ -100,15 +94,19 @@ impl Events {
         self.flag.set();
     }
 
-    /// Takes the next event from the queue, and counts it as reported.
-    fn pop(&self) -> Option<Raw> {
+    /// Takes the next event from the queue, and counts it as reported. Makes the id of a connection
+    /// request, so that a thread that takes that id's next event finds it.
+    pub(super) fn pop(&self) -> Option<Raw> {
         let mut pending = lock(&self.pending);
         let event = pending.queue.pop_front()?;
         if pending.queue.is_empty() {
             self.flag.clear();
         }
         event.subject.report();
-        event::prepare(&event, self.address.load(Ordering::Acquire).cast());
+        if let Kind::Request { child, .. } = &event.kind {
+            let channel = self.address.load(Ordering::Acquire);
+            Id::make_for_request(child, &event.subject, channel.cast());
+        }
         Some(event)
     }
 
@@ -149,8 +147,11 @@ impl Events {
         self.poll.remove(fd);
     }
 
-    /// Processes the ids with ready descriptors.
-    fn turn(&self) -> Res<()> {
+    /// Calls `act` for the ids with ready descriptors.
+    ///
+    /// # Errors
+    /// The first one of `act`; further ids stay ready.
+    pub(super) fn turn(&self, act: impl Fn(&Arc<Shared>) -> Res<()>) -> Res<()> {
         for token in self.poll.ready()? {
             // The lock must not be held while an id is processed.
             let id = lock(&self.pending)
@@ -158,36 +159,29 @@ impl Events {
                 .get(&token)
                 .and_then(Weak::upgrade);
             if let Some(id) = id {
-                progress::act(&id)?;
+                act(&id)?;
             }
         }
         Ok(())
     }
 
-    /// The next event for the application.
+    /// Waits until an event is queued or a descriptor is ready.
     ///
     /// # Errors
-    /// `EAGAIN`: none, and the channel is non-blocking. `EINTR`. Those of accepting connections.
-    pub(super) fn next(self: &Arc<Self>) -> Res<Box<Event>> {
-        loop {
-            while let Some(raw) = self.pop() {
-                if let Some(event) = event::deliver(raw, self) {
-                    return Ok(event);
-                }
+    /// `EAGAIN`: the channel is non-blocking. `EINTR`.
+    pub(super) fn wait(&self) -> Res<()> {
+        if lock(&self.pending).queue.is_empty() {
+            if self.poll.nonblocking() {
+                return Err(Errno(libc::EAGAIN));
             }
-            self.turn()?;
-            if lock(&self.pending).queue.is_empty() {
-                if self.poll.nonblocking() {
-                    return Err(Errno(libc::EAGAIN));
-                }
-                self.poll.sleep()?;
-            }
+            self.poll.sleep()?;
         }
+        Ok(())
     }
 }
 
 pub(super) extern "C" fn rdma_create_event_channel() -> *mut rdma_event_channel {
-    super::pointer(Channel::create)
+    pointer(Channel::create)
 }
 
 pub(super) unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_event_channel) {
@@ -197,20 +191,4 @@ pub(super) unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_ev
             unsafe { Channel::destroy(channel) };
         }
     });
-}
-
-pub(super) unsafe extern "C" fn rdma_get_cm_event(
-    channel: *mut rdma_event_channel,
-    event: *mut *mut rdma_core_sys::rdma_cm_event,
-) -> c_int {
-    super::status(|| {
-        if channel.is_null() || event.is_null() {
-            return Err(Errno(libc::EINVAL));
-        }
-        // SAFETY: the caller promises a live channel.
-        let next = unsafe { Channel::events_of(channel) }.next()?;
-        // SAFETY: the caller promises room for a pointer.
-        unsafe { *event = next.into_c() };
-        Ok(())
-    })
 }

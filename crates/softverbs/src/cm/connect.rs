@@ -10,15 +10,16 @@ use libc::{c_int, c_void};
 use rdma_core_sys::*;
 
 use super::address;
-use super::channel::lock;
-use super::conversation::{Deadline, Link, say};
+use super::conversation::Deadline;
 use super::event::{Kind, reason};
-use super::id::{Id, Shared, complete};
-use super::sock::Sock;
+use super::guard::{lock, status};
+use super::id::{Id, Shared};
+use super::redial::Redial;
 use super::state::{Phase, State};
-use super::wire::{Message, Party, Private, Rej, Rep, Req};
-use super::{progress, qp};
-use crate::sys::{self, Errno, Res};
+use super::synchronous::complete;
+use super::wire::{Message, Party, Private, REJ_DATA, Rej, Rep, Req};
+use super::{dial, qp};
+use crate::sys::{Errno, Res};
 
 const INVALID: Errno = Errno(libc::EINVAL);
 
@@ -80,43 +81,6 @@ fn party(
     Ok((party, param.map_or(7, |p| p.retry_count.min(7))))
 }
 
-/// Result of connecting to a listener.
-enum Called {
-    Answered(Sock),
-    /// No process listens there.
-    Nobody,
-    /// The listener's queue is full.
-    Busy,
-}
-
-/// Connects to the listener on one of `names`. The socket has the name of the local address, if the
-/// id alone owns that.
-fn call(state: &mut State, names: &[String]) -> Res<Called> {
-    let sock = if state.names.is_empty() {
-        Sock::new()?
-    } else {
-        state.names.remove(0)
-    };
-    for name in names {
-        match sock.connect(name) {
-            // A process of another user has taken the name: it counts as no listener.
-            Ok(()) if sock.peer_uid()? != sys::effective_uid() => return Ok(Called::Nobody),
-            Ok(()) => return Ok(Called::Answered(sock)),
-            Err(Errno(libc::ECONNREFUSED)) => {}
-            Err(Errno(libc::EAGAIN)) => {
-                state.names.insert(0, sock);
-                return Ok(Called::Busy);
-            }
-            Err(errno) => {
-                state.names.insert(0, sock);
-                return Err(errno);
-            }
-        }
-    }
-    state.names.insert(0, sock);
-    Ok(Called::Nobody)
-}
-
 fn connect(id: &Arc<Shared>, param: Option<&rdma_conn_param>) -> Res<()> {
     let mut state = lock(&id.state);
     let (Phase::RouteResolved, Some(source), Some(destination)) =
@@ -138,10 +102,10 @@ fn connect(id: &Arc<Shared>, param: Option<&rdma_conn_param>) -> Res<()> {
         data,
     };
     let deadline = Deadline::new()?;
-    let called = call(&mut state, &address::candidates(&destination))?;
+    let called = dial::call(&mut state, &address::candidates(&destination))?;
     state.events.watch(deadline.fd(), id, false)?;
     state.timer = Some(deadline);
-    if let Err(errno) = go_on(&mut state, id, called, Redial::new(req)) {
+    if let Err(errno) = dial::proceed(&mut state, id, called, Redial::new(req)) {
         state.stop_timer();
         return Err(errno);
     }
@@ -152,79 +116,6 @@ fn connect(id: &Arc<Shared>, param: Option<&rdma_conn_param>) -> Res<()> {
     state.initiator_depth = party.initiator_depth;
     state.retry_count = retry_count;
     Ok(())
-}
-
-/// A connection request that the listener's queue had no room for. The active side repeats it until
-/// the deadline of the attempt, as a real device does.
-#[derive(Debug)]
-pub(super) struct Redial {
-    req: Req,
-    /// Nanoseconds until the next attempt.
-    pause: u64,
-    /// Time of the next attempt in nanoseconds of the monotonic clock.
-    at: u64,
-}
-
-impl Redial {
-    const FIRST_PAUSE: u64 = 1_000_000;
-    const LONGEST_PAUSE: u64 = 250_000_000;
-
-    fn new(req: Req) -> Self {
-        Self {
-            req,
-            pause: Self::FIRST_PAUSE,
-            at: 0,
-        }
-    }
-}
-
-/// Continues after an attempt: sends the request, schedules the next attempt, or refuses.
-fn go_on(state: &mut State, id: &Arc<Shared>, called: Called, mut redial: Redial) -> Res<()> {
-    match called {
-        Called::Answered(sock) => {
-            state.events.watch(sock.fd(), id, false)?;
-            state.link = Some(Link::new(sock));
-            // A listener that closes at this moment is processed later as a refusal.
-            let _ = say(state, id, &Message::Req(redial.req));
-            if let Some(timer) = &state.timer {
-                timer.look_in(0);
-            }
-        }
-        Called::Busy => {
-            redial.at = sys::now_ns().saturating_add(redial.pause);
-            if let Some(timer) = &state.timer {
-                timer.look_in(redial.pause);
-            }
-            redial.pause = (redial.pause * 2).min(Redial::LONGEST_PAUSE);
-            state.redial = Some(redial);
-        }
-        Called::Nobody => {
-            state.stop_timer();
-            state.phase = Phase::Failed;
-            state.push(
-                id,
-                Kind::Rejected {
-                    reason: reason::INVALID_SERVICE_ID,
-                    data: Private::EMPTY,
-                },
-            );
-        }
-    }
-    Ok(())
-}
-
-/// Repeats a request that is due.
-pub(super) fn repeat(state: &mut State, id: &Arc<Shared>) {
-    let due = |redial: &mut Redial| sys::now_ns() >= redial.at;
-    let Some(redial) = state.redial.take_if(due) else {
-        return;
-    };
-    // An attempt that fails for lack of memory or descriptors is repeated, as for a full queue.
-    let called = call(state, &address::candidates(&redial.req.destination));
-    if go_on(state, id, called.unwrap_or(Called::Busy), redial).is_err() {
-        // The end of an unwatched socket would not be noticed; the deadline ends the attempt.
-        state.link = None;
-    }
 }
 
 fn accept(id: &Arc<Shared>, param: Option<&rdma_conn_param>) -> Res<()> {
@@ -243,7 +134,7 @@ fn accept(id: &Arc<Shared>, param: Option<&rdma_conn_param>) -> Res<()> {
     state.responder_resources = party.responder_resources;
     state.initiator_depth = party.initiator_depth;
     qp::to_ready(&state, id.handle())?;
-    let said = say(&mut state, id, &Message::Rep(Rep { party, data }));
+    let said = state.say(id, &Message::Rep(Rep { party, data }));
     if let Err(errno) = said.and_then(|()| state.events.watch(deadline.fd(), id, false)) {
         let _ = qp::to_error(id.handle());
         return Err(errno);
@@ -253,7 +144,7 @@ fn accept(id: &Arc<Shared>, param: Option<&rdma_conn_param>) -> Res<()> {
     Ok(())
 }
 
-fn reject(id: &Arc<Shared>, data: Private<{ super::wire::REJ_DATA }>) -> Res<()> {
+fn reject(id: &Arc<Shared>, data: Private<REJ_DATA>) -> Res<()> {
     let mut state = lock(&id.state);
     if !matches!(
         state.phase,
@@ -266,7 +157,7 @@ fn reject(id: &Arc<Shared>, data: Private<{ super::wire::REJ_DATA }>) -> Res<()>
         data,
     });
     // A peer that has closed needs no refusal.
-    let _ = say(&mut state, id, &rej);
+    let _ = state.say(id, &rej);
     state.phase = Phase::Failed;
     close_when_sent(&mut state);
     Ok(())
@@ -288,10 +179,10 @@ fn disconnect(id: &Arc<Shared>) -> Res<()> {
     match state.phase {
         Phase::RepReceived | Phase::RepSent | Phase::Established => {
             qp::to_error(id.handle())?;
-            let _ = say(&mut state, id, &Message::Dreq);
+            let _ = state.say(id, &Message::Dreq);
             state.phase = Phase::Disconnected;
             close_when_sent(&mut state);
-            progress::announce_disconnect(&state, id, None);
+            state.announce_disconnect(id, None);
             Ok(())
         }
         // The peer has disconnected first, or there is no connection: only the queue pair is moved.
@@ -315,7 +206,7 @@ pub(super) unsafe extern "C" fn rdma_connect(
     id: *mut rdma_cm_id,
     conn_param: *mut rdma_conn_param,
 ) -> c_int {
-    super::status(|| {
+    status(|| {
         // SAFETY: the caller promises a live id and valid parameters.
         unsafe {
             connect(&Id::shared_of(id)?, given(conn_param))?;
@@ -328,7 +219,7 @@ pub(super) unsafe extern "C" fn rdma_accept(
     id: *mut rdma_cm_id,
     conn_param: *mut rdma_conn_param,
 ) -> c_int {
-    super::status(|| {
+    status(|| {
         // SAFETY: the caller promises a live id and valid parameters.
         unsafe {
             accept(&Id::shared_of(id)?, given(conn_param))?;
@@ -342,7 +233,7 @@ pub(super) unsafe extern "C" fn rdma_reject(
     private_data: *const c_void,
     private_data_len: u8,
 ) -> c_int {
-    super::status(|| {
+    status(|| {
         // SAFETY: the caller promises a live id and `private_data_len` bytes.
         unsafe {
             reject(
@@ -354,7 +245,7 @@ pub(super) unsafe extern "C" fn rdma_reject(
 }
 
 pub(super) unsafe extern "C" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
-    super::status(|| {
+    status(|| {
         // SAFETY: the caller promises a live id.
         unsafe {
             disconnect(&Id::shared_of(id)?)?;
@@ -364,21 +255,21 @@ pub(super) unsafe extern "C" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
 }
 
 pub(super) unsafe extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
-    super::status(|| {
+    status(|| {
         // SAFETY: the caller promises a live id.
         let shared = unsafe { Id::shared_of(id)? };
         let mut state = lock(&shared.state);
         if !qp::of(shared.handle()).is_null() || state.phase != Phase::RepReceived {
             return Err(INVALID);
         }
-        say(&mut state, &shared, &Message::Rtu)?;
+        state.say(&shared, &Message::Rtu)?;
         state.phase = Phase::Established;
         Ok(())
     })
 }
 
 pub(super) unsafe extern "C" fn rdma_notify(id: *mut rdma_cm_id, event: ibv_event_type) -> c_int {
-    super::status(|| {
+    status(|| {
         // SAFETY: the caller promises a live id.
         let shared = unsafe { Id::shared_of(id)? };
         let mut state = lock(&shared.state);

@@ -4,12 +4,10 @@ use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::sync::OnceLock;
 
-use super::id::Shared;
 use super::sock::{Received, Sock};
-use super::state::State;
 use super::wire::{self, MAX_MESSAGE, Malformed, Message};
 use crate::environment;
-use crate::sys::{self, Errno, Res, Timer};
+use crate::sys::{self, Res, Timer};
 
 /// One end of a conversation. Dropping it ends the conversation; the peer still receives the
 /// packets that were sent.
@@ -62,7 +60,8 @@ impl Link {
         }
     }
 
-    fn send(&mut self, message: &Message) -> Res<()> {
+    /// Sends a message, at once or as soon as the socket has room.
+    pub(super) fn send(&mut self, message: &Message) -> Res<()> {
         let packet = message.encode();
         if self.unsent.is_empty() && self.sock.send(&packet)? {
             return Ok(());
@@ -83,20 +82,6 @@ impl Link {
             },
         }
     }
-}
-
-/// Sends a message to the peer of the id, at once or as soon as the socket has room.
-///
-/// # Errors
-/// `ECONNRESET`: the conversation has ended.
-pub(super) fn say(state: &mut State, id: &Shared, message: &Message) -> Res<()> {
-    let ended = Errno(libc::ECONNRESET);
-    let link = state.link.as_mut().ok_or(ended)?;
-    link.send(message).map_err(|_| ended)?;
-    if link.has_unsent() {
-        state.events.rewatch(link.fd(), id, true);
-    }
-    Ok(())
 }
 
 /// The time by which the peer must have answered.

@@ -9,10 +9,10 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
-use libc::{c_int, c_void};
 use rdma_core_sys::*;
 
-use super::channel::{Channel, Events, lock};
+use super::channel::Events;
+use super::guard::lock;
 use super::state::{Phase, State};
 use crate::sys::{Errno, Res};
 
@@ -69,7 +69,7 @@ impl Shared {
         self.acknowledged.notify_all();
     }
 
-    fn wait_for_acknowledgements(&self) {
+    pub(super) fn wait_for_acknowledgements(&self) {
         let mut count = lock(&self.count);
         while count.completed < count.reported {
             count = self
@@ -93,7 +93,8 @@ impl Id {
         Ok(Arc::clone(unsafe { &(*id.cast::<Self>()).shared }))
     }
 
-    fn make(shared: &Arc<Shared>, c: rdma_cm_id) -> *mut Self {
+    /// Makes the application's id.
+    pub(super) fn make(shared: &Arc<Shared>, c: rdma_cm_id) -> *mut Self {
         let id = Box::into_raw(Box::new(Self {
             c,
             shared: Arc::clone(shared),
@@ -166,149 +167,6 @@ impl Id {
             }
         }
     }
-}
-
-pub(super) unsafe extern "C" fn rdma_create_id(
-    channel: *mut rdma_event_channel,
-    id: *mut *mut rdma_cm_id,
-    context: *mut c_void,
-    ps: rdma_port_space,
-) -> c_int {
-    super::status(|| {
-        if id.is_null() {
-            return Err(Errno(libc::EINVAL));
-        }
-        // Datagram services (RDMA_PS_UDP, RDMA_PS_IPOIB) need address handles and multicast, and
-        // RDMA_PS_IB native addresses; this device connects queue pairs over IP addresses only.
-        if ps != RDMA_PS_TCP {
-            return Err(Errno(libc::EPROTONOSUPPORT));
-        }
-        let own_channel = if channel.is_null() {
-            Some(Channel::create()?)
-        } else {
-            None
-        };
-        let channel = own_channel.unwrap_or(channel);
-        // SAFETY: the caller promises a live channel, or it was made above.
-        let events = unsafe { Channel::events_of(channel) };
-        let shared = Shared::new(Arc::clone(&events), Phase::Idle);
-        events.enroll(&shared);
-        lock(&shared.state).own_channel = own_channel;
-        let made = Id::make(
-            &shared,
-            rdma_cm_id {
-                channel,
-                context,
-                ps,
-                qp_type: IBV_QPT_RC,
-                ..rdma_cm_id::default()
-            },
-        );
-        // SAFETY: the caller promises room for a pointer.
-        unsafe { *id = made.cast() };
-        Ok(())
-    })
-}
-
-pub(super) unsafe extern "C" fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int {
-    super::status(|| {
-        // SAFETY: the caller promises a live id.
-        let shared = unsafe { Id::shared_of(id)? };
-        Id::abandon(&shared);
-        // SAFETY: the caller promises a live id.
-        unsafe { acknowledge_last(id) };
-        shared.wait_for_acknowledgements();
-        let own_channel = lock(&shared.state).own_channel.take();
-        // SAFETY: no other thread uses the id or, if the id owned it, its channel.
-        unsafe {
-            Id::free(id.cast());
-            if let Some(channel) = own_channel {
-                Channel::destroy(channel);
-            }
-        }
-        Ok(())
-    })
-}
-
-/// Acknowledges the event that a waiting call has left in the id.
-///
-/// # Safety
-/// `id` must be live.
-unsafe fn acknowledge_last(id: *mut rdma_cm_id) {
-    // SAFETY: the caller promises a live id; its event is NULL or not yet acknowledged.
-    unsafe {
-        let event = std::mem::replace(&mut (*id).event, null_mut());
-        if !event.is_null() {
-            super::event::rdma_ack_cm_event(event);
-        }
-    }
-}
-
-/// On an id without a channel of the application, waits for the event of the call that has just
-/// begun (rdma_create_id(3), synchronous operation).
-///
-/// # Errors
-/// The status of the event, as an errno.
-///
-/// # Safety
-/// `id` must be live.
-pub(super) unsafe fn complete(id: *mut rdma_cm_id) -> Res<()> {
-    // SAFETY: the caller promises a live id.
-    let shared = unsafe { Id::shared_of(id)? };
-    let Some(channel) = lock(&shared.state).own_channel else {
-        return Ok(());
-    };
-    // SAFETY: as above; the channel is the id's.
-    let event = unsafe {
-        acknowledge_last(id);
-        Channel::events_of(channel).next()?.into_c()
-    };
-    // SAFETY: the event has just been returned.
-    let (kind, status) = unsafe {
-        (*id).event = event;
-        ((*event).event, (*event).status)
-    };
-    match (kind, status) {
-        (_, 0) => Ok(()),
-        (RDMA_CM_EVENT_REJECTED, _) => Err(Errno(libc::ECONNREFUSED)),
-        (_, status) => Err(Errno(status.abs())),
-    }
-}
-
-pub(super) unsafe extern "C" fn rdma_migrate_id(
-    id: *mut rdma_cm_id,
-    channel: *mut rdma_event_channel,
-) -> c_int {
-    super::status(|| {
-        // SAFETY: the caller promises a live id.
-        let shared = unsafe { Id::shared_of(id)? };
-        if channel.is_null() && lock(&shared.state).own_channel.is_some() {
-            return Err(Errno(libc::EINVAL));
-        }
-        let own_channel = if channel.is_null() {
-            Some(Channel::create()?)
-        } else {
-            None
-        };
-        let channel = own_channel.unwrap_or(channel);
-        // SAFETY: the caller promises a live channel, or it was made above.
-        let events = unsafe { Channel::events_of(channel) };
-        move_to(&shared, &events);
-        let left = std::mem::replace(&mut lock(&shared.state).own_channel, own_channel);
-        if left.is_some() {
-            // SAFETY: the caller promises a live id.
-            unsafe { acknowledge_last(id) };
-        }
-        shared.wait_for_acknowledgements();
-        // SAFETY: the id lives; no other id uses its own channel, which it has left.
-        unsafe {
-            (*id).channel = channel;
-            if let Some(left) = left {
-                Channel::destroy(left);
-            }
-        }
-        Ok(())
-    })
 }
 
 /// Moves the id with its descriptors and queued events to another channel, and with it the ids of

@@ -13,26 +13,27 @@
 //! - Ids are C objects of the application. All other state is behind locks, so that threads may
 //!   use different ids and channels concurrently.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::ptr::null_mut;
-
-use libc::c_int;
 use rdma_core_sys::CmFns;
-
-use crate::sys::{Errno, Res};
 
 mod address;
 mod bind;
 mod channel;
 mod connect;
 mod conversation;
+mod deliver;
 mod device;
+mod dial;
 mod event;
+mod get_event;
+mod guard;
 mod id;
+mod lifetime;
 mod progress;
 mod qp;
+mod redial;
 mod sock;
 mod state;
+mod synchronous;
 mod wire;
 
 /// A message that decodes must encode to the same bytes.
@@ -43,47 +44,13 @@ pub(crate) fn check_packet(packet: &[u8]) {
     }
 }
 
-/// Runs the body of an entry point. A panic is a defect of this crate, and must not end the
-/// application.
-fn guard<T>(body: impl FnOnce() -> Res<T>) -> Res<T> {
-    catch_unwind(AssertUnwindSafe(body)).unwrap_or(Err(Errno(libc::EIO)))
-}
-
-/// The result in C: 0, or −1 with `errno`.
-fn status(body: impl FnOnce() -> Res<()>) -> c_int {
-    match guard(body) {
-        Ok(()) => 0,
-        Err(errno) => {
-            errno.set();
-            -1
-        }
-    }
-}
-
-/// The result in C: a pointer, or NULL with `errno`.
-fn pointer<T>(body: impl FnOnce() -> Res<*mut T>) -> *mut T {
-    guard(body).unwrap_or_else(|errno| {
-        errno.set();
-        null_mut()
-    })
-}
-
-/// Runs the body of a function that returns no error.
-fn void(body: impl FnOnce()) {
-    // a caught panic cannot be reported to the caller
-    let _ = guard(|| {
-        body();
-        Ok(())
-    });
-}
-
 /// This device's implementation of the functions of librdmacm.
 pub(crate) fn table() -> CmFns {
     CmFns {
         rdma_create_event_channel: channel::rdma_create_event_channel,
         rdma_destroy_event_channel: channel::rdma_destroy_event_channel,
-        rdma_create_id: id::rdma_create_id,
-        rdma_destroy_id: id::rdma_destroy_id,
+        rdma_create_id: lifetime::rdma_create_id,
+        rdma_destroy_id: lifetime::rdma_destroy_id,
         rdma_bind_addr: bind::rdma_bind_addr,
         rdma_resolve_addr: bind::rdma_resolve_addr,
         rdma_resolve_route: bind::rdma_resolve_route,
@@ -95,15 +62,15 @@ pub(crate) fn table() -> CmFns {
         rdma_reject: connect::rdma_reject,
         rdma_notify: connect::rdma_notify,
         rdma_disconnect: connect::rdma_disconnect,
-        rdma_get_cm_event: channel::rdma_get_cm_event,
-        rdma_ack_cm_event: event::rdma_ack_cm_event,
+        rdma_get_cm_event: get_event::rdma_get_cm_event,
+        rdma_ack_cm_event: deliver::rdma_ack_cm_event,
         rdma_get_src_port: bind::rdma_get_src_port,
         rdma_get_dst_port: bind::rdma_get_dst_port,
         rdma_get_devices: bind::rdma_get_devices,
         rdma_free_devices: bind::rdma_free_devices,
         rdma_event_str: event::rdma_event_str,
         rdma_set_option: bind::rdma_set_option,
-        rdma_migrate_id: id::rdma_migrate_id,
+        rdma_migrate_id: lifetime::rdma_migrate_id,
         rdma_create_qp_ex: Some(qp::rdma_create_qp_ex),
         rdma_establish: Some(connect::rdma_establish),
         rdma_init_qp_attr: Some(qp::rdma_init_qp_attr),

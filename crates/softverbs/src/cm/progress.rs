@@ -6,13 +6,13 @@
 
 use std::sync::Arc;
 
-use super::channel::lock;
-use super::connect;
-use super::conversation::{Heard, Link};
+use super::conversation::{Deadline, Heard, Link};
+use super::dial;
 use super::event::{Kind, Raw, reason};
+use super::guard::lock;
 use super::id::{Id, Shared};
 use super::state::{Phase, State};
-use super::wire::{Message, Private, Rej, Req};
+use super::wire::{Message, Private, REJ_DATA, Rej, Req};
 use crate::sys::{self, Errno, Res};
 
 /// Maximum number of connections without a request; a further one ends the oldest.
@@ -163,7 +163,7 @@ fn in_conversation(phase: Phase) -> bool {
 
 /// Sends waiting messages, receives messages, and detects timeouts.
 fn converse(state: &mut State, id: &Arc<Shared>) {
-    connect::repeat(state, id);
+    dial::repeat(state, id);
     if let Some(link) = &mut state.link {
         let waited = link.has_unsent();
         link.flush();
@@ -190,11 +190,7 @@ fn converse(state: &mut State, id: &Arc<Shared>) {
     if !in_conversation(state.phase) && state.link.as_ref().is_some_and(|l| !l.has_unsent()) {
         state.close_link();
     }
-    if state
-        .timer
-        .as_ref()
-        .is_some_and(super::conversation::Deadline::has_passed)
-    {
+    if state.timer.as_ref().is_some_and(Deadline::has_passed) {
         state.phase = Phase::Failed;
         state.redial = None;
         state.close_link();
@@ -237,29 +233,17 @@ fn understand(state: &mut State, id: &Arc<Shared>, message: Message) -> bool {
     true
 }
 
-fn rejected(
-    state: &mut State,
-    id: &Arc<Shared>,
-    reason: u16,
-    data: Private<{ super::wire::REJ_DATA }>,
-) {
+fn rejected(state: &mut State, id: &Arc<Shared>, reason: u16, data: Private<REJ_DATA>) {
     state.phase = Phase::Failed;
     state.close_link();
     state.push(id, Kind::Rejected { reason, data });
 }
 
 /// Ends an established connection.
-pub(super) fn disconnected(state: &mut State, id: &Arc<Shared>, why: Option<Errno>) {
+fn disconnected(state: &mut State, id: &Arc<Shared>, why: Option<Errno>) {
     state.phase = Phase::Disconnected;
     state.close_link();
-    announce_disconnect(state, id, why);
-}
-
-/// Reports the end of the connection to the application. The device has no delayed packets, so the
-/// time for which a real device reserves the queue pair number (TimeWait) is over at once.
-pub(super) fn announce_disconnect(state: &State, id: &Arc<Shared>, why: Option<Errno>) {
-    state.push(id, Kind::Disconnected(why.map_or(0, |Errno(errno)| -errno)));
-    state.push(id, Kind::TimewaitExit);
+    state.announce_disconnect(id, why);
 }
 
 /// Ends the conversation: the peer has closed or its process has ended, or this side refuses it

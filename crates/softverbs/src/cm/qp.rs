@@ -9,8 +9,8 @@ use std::ptr::null_mut;
 use libc::c_int;
 use rdma_core_sys::*;
 
-use super::channel::lock;
 use super::device::{self, verbs};
+use super::guard::{lock, status, void};
 use super::id::Id;
 use super::state::{Phase, State};
 use crate::sys::{Errno, Res};
@@ -138,7 +138,7 @@ pub(super) unsafe extern "C" fn rdma_init_qp_attr(
     qp_attr: *mut ibv_qp_attr,
     qp_attr_mask: *mut c_int,
 ) -> c_int {
-    super::status(|| {
+    status(|| {
         // SAFETY: the caller promises a live id.
         let shared = unsafe { Id::shared_of(id)? };
         if qp_attr.is_null() || qp_attr_mask.is_null() {
@@ -161,7 +161,7 @@ pub(super) unsafe extern "C" fn rdma_create_qp(
     pd: *mut ibv_pd,
     qp_init_attr: *mut ibv_qp_init_attr,
 ) -> c_int {
-    super::status(|| {
+    status(|| {
         if qp_init_attr.is_null() {
             return Err(Errno(libc::EINVAL));
         }
@@ -193,7 +193,7 @@ pub(super) unsafe extern "C" fn rdma_create_qp_ex(
     id: *mut rdma_cm_id,
     qp_init_attr: *mut ibv_qp_init_attr_ex,
 ) -> c_int {
-    super::status(|| {
+    status(|| {
         if qp_init_attr.is_null() {
             return Err(Errno(libc::EINVAL));
         }
@@ -304,7 +304,7 @@ fn destroy_cqs(c: &mut rdma_cm_id) {
 }
 
 pub(super) unsafe extern "C" fn rdma_destroy_qp(id: *mut rdma_cm_id) {
-    super::void(|| {
+    void(|| {
         if id.is_null() {
             return;
         }

@@ -11,14 +11,14 @@ use rdma_core_sys::*;
 
 use super::address;
 use super::channel::Events;
-use super::connect::Redial;
 use super::conversation::{Deadline, Link};
 use super::device::{self, Device};
 use super::event::{Kind, Raw};
 use super::id::Shared;
+use super::redial::Redial;
 use super::sock::Sock;
-use super::wire::Party;
-use crate::sys::{self, Res};
+use super::wire::{Message, Party};
+use crate::sys::{self, Errno, Res};
 
 /// The state of an id in the state diagram of `docs/softverbs-cm.md`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,6 +128,27 @@ impl State {
             subject: Arc::clone(id),
             kind,
         });
+    }
+
+    /// Reports the end of the connection to the application. The device has no delayed packets, so the
+    /// time for which a real device reserves the queue pair number (TimeWait) is over at once.
+    pub(super) fn announce_disconnect(&self, id: &Arc<Shared>, why: Option<Errno>) {
+        self.push(id, Kind::Disconnected(why.map_or(0, |Errno(errno)| -errno)));
+        self.push(id, Kind::TimewaitExit);
+    }
+
+    /// Sends a message to the peer of the id, at once or as soon as the socket has room.
+    ///
+    /// # Errors
+    /// `ECONNRESET`: the conversation has ended.
+    pub(super) fn say(&mut self, id: &Shared, message: &Message) -> Res<()> {
+        let ended = Errno(libc::ECONNRESET);
+        let link = self.link.as_mut().ok_or(ended)?;
+        link.send(message).map_err(|_| ended)?;
+        if link.has_unsent() {
+            self.events.rewatch(link.fd(), id, true);
+        }
+        Ok(())
     }
 
     /// The descriptors that the channel watches, and whether for writing too.

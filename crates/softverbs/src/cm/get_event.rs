@@ -1,0 +1,45 @@
+//! `rdma_get_cm_event`: processes what peers have done, and delivers the next event of a channel.
+
+use std::sync::Arc;
+
+use libc::c_int;
+use rdma_core_sys::{rdma_cm_event, rdma_event_channel};
+
+use super::channel::{Channel, Events};
+use super::deliver::{Event, deliver};
+use super::guard::status;
+use super::progress;
+use crate::sys::{Errno, Res};
+
+/// The next event for the application.
+///
+/// # Errors
+/// `EAGAIN`: none, and the channel is non-blocking. `EINTR`. Those of accepting connections.
+pub(super) fn next(events: &Arc<Events>) -> Res<Box<Event>> {
+    loop {
+        while let Some(raw) = events.pop() {
+            if let Some(event) = deliver(raw, events) {
+                return Ok(event);
+            }
+        }
+        events.turn(progress::act)?;
+        events.wait()?;
+    }
+}
+
+pub(super) unsafe extern "C" fn rdma_get_cm_event(
+    channel: *mut rdma_event_channel,
+    event: *mut *mut rdma_cm_event,
+) -> c_int {
+    status(|| {
+        if channel.is_null() || event.is_null() {
+            return Err(Errno(libc::EINVAL));
+        }
+        // SAFETY: the caller promises a live channel.
+        let events = unsafe { Channel::events_of(channel) };
+        let next = next(&events)?;
+        // SAFETY: the caller promises room for a pointer.
+        unsafe { *event = next.into_c() };
+        Ok(())
+    })
+}

@@ -1,0 +1,111 @@
+//! The calls that create and destroy ids, and move them to another channel.
+
+use std::sync::Arc;
+
+use libc::{c_int, c_void};
+use rdma_core_sys::*;
+
+use super::channel::Channel;
+use super::guard::{lock, status};
+use super::id::{Id, Shared, move_to};
+use super::state::Phase;
+use super::synchronous::acknowledge_last;
+use crate::sys::Errno;
+
+pub(super) unsafe extern "C" fn rdma_create_id(
+    channel: *mut rdma_event_channel,
+    id: *mut *mut rdma_cm_id,
+    context: *mut c_void,
+    ps: rdma_port_space,
+) -> c_int {
+    status(|| {
+        if id.is_null() {
+            return Err(Errno(libc::EINVAL));
+        }
+        // Datagram services (RDMA_PS_UDP, RDMA_PS_IPOIB) need address handles and multicast, and
+        // RDMA_PS_IB native addresses; this device connects queue pairs over IP addresses only.
+        if ps != RDMA_PS_TCP {
+            return Err(Errno(libc::EPROTONOSUPPORT));
+        }
+        let own_channel = if channel.is_null() {
+            Some(Channel::create()?)
+        } else {
+            None
+        };
+        let channel = own_channel.unwrap_or(channel);
+        // SAFETY: the caller promises a live channel, or it was made above.
+        let events = unsafe { Channel::events_of(channel) };
+        let shared = Shared::new(Arc::clone(&events), Phase::Idle);
+        events.enroll(&shared);
+        lock(&shared.state).own_channel = own_channel;
+        let made = Id::make(
+            &shared,
+            rdma_cm_id {
+                channel,
+                context,
+                ps,
+                qp_type: IBV_QPT_RC,
+                ..rdma_cm_id::default()
+            },
+        );
+        // SAFETY: the caller promises room for a pointer.
+        unsafe { *id = made.cast() };
+        Ok(())
+    })
+}
+
+pub(super) unsafe extern "C" fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int {
+    status(|| {
+        // SAFETY: the caller promises a live id.
+        let shared = unsafe { Id::shared_of(id)? };
+        Id::abandon(&shared);
+        // SAFETY: the caller promises a live id.
+        unsafe { acknowledge_last(id) };
+        shared.wait_for_acknowledgements();
+        let own_channel = lock(&shared.state).own_channel.take();
+        // SAFETY: no other thread uses the id or, if the id owned it, its channel.
+        unsafe {
+            Id::free(id.cast());
+            if let Some(channel) = own_channel {
+                Channel::destroy(channel);
+            }
+        }
+        Ok(())
+    })
+}
+
+pub(super) unsafe extern "C" fn rdma_migrate_id(
+    id: *mut rdma_cm_id,
+    channel: *mut rdma_event_channel,
+) -> c_int {
+    status(|| {
+        // SAFETY: the caller promises a live id.
+        let shared = unsafe { Id::shared_of(id)? };
+        if channel.is_null() && lock(&shared.state).own_channel.is_some() {
+            return Err(Errno(libc::EINVAL));
+        }
+        let own_channel = if channel.is_null() {
+            Some(Channel::create()?)
+        } else {
+            None
+        };
+        let channel = own_channel.unwrap_or(channel);
+        // SAFETY: the caller promises a live channel, or it was made above.
+        let events = unsafe { Channel::events_of(channel) };
+        move_to(&shared, &events);
+        let left = std::mem::replace(&mut lock(&shared.state).own_channel, own_channel);
+        if left.is_some() {
+            // SAFETY: the caller promises a live id.
+            unsafe { acknowledge_last(id) };
+        }
+        shared.wait_for_acknowledgements();
+        // SAFETY: the id lives; no other id uses its own channel, which it has left.
+        unsafe {
+            (*id).channel = channel;
+            if let Some(left) = left {
+                Channel::destroy(left);
+            }
+        }
+        Ok(())
+    })
+}
