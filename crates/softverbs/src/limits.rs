@@ -8,6 +8,8 @@ pub(crate) const MAX_SGE: u32 = 32;
 pub(crate) const MAX_INLINE: u32 = 1024;
 /// Maximum message length, in bytes.
 pub(crate) const MAX_MESSAGE: u64 = 1 << 30;
+/// Maximum datagram length in bytes: the port's MTU.
+pub(crate) const MAX_DATAGRAM: u64 = 4096;
 /// Maximum number of RDMA READs and atomics that an application may ask to have outstanding. They
 /// are executed one after the other, so any number has the same effect.
 pub(crate) const MAX_RD_ATOMIC: u8 = 128;

@@ -129,6 +129,28 @@ const CM_STRUCTURES: &[Use] = &[
     ("state", "id"),
 ];
 
+/// The queue pairs of the device.
+const QP: &str = "crates/softverbs/src/qp/";
+
+/// The layers of the queue pairs' files, as [`ENGINE_LAYERS`]. All of them add methods to the
+/// structures of `mod.rs`; here are the uses of their own structures and functions.
+const QP_LAYERS: &[&[&str]] = &[
+    &[
+        "agent_request",
+        "drain",
+        "pending_word",
+        "recv",
+        "request",
+        "state",
+    ],
+    &["copies", "modify", "remote_qp"],
+    &["fail", "push", "waiting", "xrc_send"],
+    &["datagram", "pending", "send", "window"],
+    &["extended", "fast_path", "pull"],
+    &["object"],
+    &["xrc_target"],
+];
+
 /// `fi_getinfo`.
 const GETINFO: &str = "provider/src/getinfo/";
 
@@ -179,6 +201,12 @@ const CRATES: &[Crate] = &[
         root: "crate::cm::",
         layers: CM_LAYERS,
         exceptions: CM_STRUCTURES,
+    },
+    Crate {
+        sources: QP,
+        root: "crate::qp::",
+        layers: QP_LAYERS,
+        exceptions: &[],
     },
     Crate {
         sources: GETINFO,
@@ -472,6 +500,7 @@ mod tests {
         assert_eq!(seen("state.rs", "use super::id::Shared;"), 0);
         assert_eq!(seen("connect.rs", "use super::{dial, qp};"), 0);
         assert_eq!(seen("mod.rs", "mod bind;\nfn f() { bind::f() }"), 0);
+        assert_eq!(upward(&format!("{QP}push.rs"), "use super::send;").len(), 1);
         let refusal = format!("{GETINFO}refusal.rs");
         assert_eq!(
             upward(&refusal, "use super::negotiate::all_terms;"),

@@ -12,6 +12,7 @@ use super::{Qp, RecvQueue, SendQueue, entry_at};
 use crate::cq::{Cqe, Retires};
 use crate::delivery::receives;
 use crate::gid;
+use crate::limits::MAX_DATAGRAM;
 use crate::peer::{Peer, Unmade};
 use crate::ring::{Consumer, Header, Message, Pushed, flag, op};
 use crate::segment::layout::{qp as layout, split_qp_num};
@@ -21,8 +22,6 @@ use crate::sys;
 
 /// Length of the GRH before the payload in a datagram's receive, in bytes.
 const GRH: usize = 40;
-/// Maximum datagram length in bytes: the port's MTU.
-pub(super) const MAX_DATAGRAM: u64 = 4096;
 /// Time that destroying a queue pair waits for its datagrams to be sent, in nanoseconds. A stopped
 /// receiver takes none.
 const PATIENCE_NS: u64 = 200_000_000;

@@ -6,12 +6,11 @@
 //! invalidates them and then waits for the hazard.
 
 use super::agent_request::What;
-use super::remote_qp::Connection;
-use super::request::{IovecList, Request};
+use super::remote_qp::{Connection, Receive};
+use super::request::Request;
 use super::{Qp, SendQueue};
 use crate::hazard::{Hazard, MOST_AT_ONCE};
 use crate::key::Key;
-use crate::limits::MAX_SGE;
 use crate::region::{AccessError, IovecCursor, write_bytes};
 
 /// Reason why a payload is not in the receive.
@@ -29,13 +28,6 @@ impl From<AccessError> for Unpushed {
     fn from(error: AccessError) -> Self {
         Self::Access(error)
     }
-}
-
-/// Destination of a payload: ranges of the owner's memory, and the lkeys with which they were
-/// posted.
-pub(super) struct Receive {
-    pub(super) iovecs: IovecList,
-    pub(super) keys: [u32; MAX_SGE as usize],
 }
 
 impl Qp {

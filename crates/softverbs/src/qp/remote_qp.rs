@@ -4,7 +4,6 @@ use std::sync::atomic::Ordering;
 
 use rdma_core_sys::{IBV_QPS_ERR, IBV_QPS_INIT, IBV_QPS_RESET};
 
-use super::push::Receive;
 use super::request::IovecList;
 use super::{Qp, SendQueue, entry_at};
 use crate::delivery::receives;
@@ -75,6 +74,13 @@ pub(super) enum Unreachable {
     Gone,
     /// The shared receive queue that the request names can't be reached through it.
     Invalid,
+}
+
+/// Destination of a payload: ranges of the owner's memory, and the lkeys with which they were
+/// posted.
+pub(super) struct Receive {
+    pub(super) iovecs: IovecList,
+    pub(super) keys: [u32; MAX_SGE as usize],
 }
 
 impl Connection {

@@ -4,8 +4,10 @@ use std::mem::MaybeUninit;
 
 use rdma_core_sys::*;
 
-use super::{Operands, window};
+use super::Operands;
+use crate::key::Key;
 use crate::limits::MAX_SGE;
+use crate::mw::Bind;
 use crate::object::Ah;
 use crate::sys::{self, Errno, Res};
 
@@ -72,7 +74,7 @@ impl Request<'_> {
 #[inline]
 pub(super) fn operands(kind: u32, wr: &ibv_send_wr) -> Res<Operands> {
     if wr.opcode == IBV_WR_BIND_MW {
-        return window::operands(wr);
+        return bind_operands(wr);
     }
     if kind != IBV_QPT_UD {
         // SAFETY: the union's members are read by opcode, and all bytes of it are initialised.
@@ -118,6 +120,44 @@ pub(super) fn operands(kind: u32, wr: &ibv_send_wr) -> Res<Operands> {
         qkey: ud.remote_qkey,
         ..Operands::default()
     })
+}
+
+/// The operands of a bind, stored in fields that have another meaning for other requests.
+fn bind_operands(wr: &ibv_send_wr) -> Res<Operands> {
+    // SAFETY: the union's members are read by opcode, and all bytes of it are initialised.
+    let bind = unsafe { wr.__bindgen_anon_2.bind_mw };
+    let info = bind.bind_info;
+    if bind.mw.is_null() || info.mr.is_null() && (info.addr != 0 || info.length != 0) {
+        return Err(Errno(libc::EINVAL));
+    }
+    // SAFETY: the caller of the post promises a live window, and NULL or a live region.
+    let (window, region) = unsafe {
+        let region = info.mr.as_ref().map_or(0, |mr| mr.lkey);
+        ((*bind.mw).handle, region)
+    };
+    Ok(Operands {
+        remote_addr: info.addr,
+        rkey: bind.rkey,
+        compare_add: info.length,
+        node: info.mw_access_flags,
+        qpn: window,
+        qkey: region,
+        ..Operands::default()
+    })
+}
+
+impl Operands {
+    /// The bind whose operands these are.
+    pub(super) fn as_bind(&self) -> Bind {
+        Bind {
+            window: self.qpn,
+            key: Key(self.rkey),
+            region: Key(self.qkey),
+            addr: self.remote_addr,
+            len: self.compare_add,
+            access: self.node,
+        }
+    }
 }
 
 /// A list of memory ranges on the stack, not zeroed for speed.

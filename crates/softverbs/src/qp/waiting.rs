@@ -4,10 +4,10 @@
 use rdma_core_sys::*;
 
 use super::agent_request::patience_ns;
-use super::datagram::MAX_DATAGRAM;
 use super::remote_qp::{Connection, rnr_delay_ns};
 use super::request::{IovecList, Request, fetches};
 use super::{Qp, SendQueue};
+use crate::limits::MAX_DATAGRAM;
 use crate::peer::Peer;
 use crate::ring::PATIENCE_NS;
 use crate::sync::heavy_fence;

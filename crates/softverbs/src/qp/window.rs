@@ -6,49 +6,11 @@ use rdma_core_sys::*;
 
 use super::request::Request;
 use super::waiting::{Reason, Step};
-use super::{Operands, Qp, SendQueue};
+use super::{Qp, SendQueue};
 use crate::key::Key;
-use crate::mw::{Bind, Progress};
+use crate::mw::Progress;
 use crate::region::{self, Target};
 use crate::segment::layout::Fault;
-use crate::sys::{Errno, Res};
-
-/// The operands of a bind, stored in fields that have another meaning for other requests.
-pub(super) fn operands(wr: &ibv_send_wr) -> Res<Operands> {
-    // SAFETY: the union's members are read by opcode, and all bytes of it are initialised.
-    let bind = unsafe { wr.__bindgen_anon_2.bind_mw };
-    let info = bind.bind_info;
-    if bind.mw.is_null() || info.mr.is_null() && (info.addr != 0 || info.length != 0) {
-        return Err(Errno(libc::EINVAL));
-    }
-    // SAFETY: the caller of the post promises a live window, and NULL or a live region.
-    let (window, region) = unsafe {
-        let region = info.mr.as_ref().map_or(0, |mr| mr.lkey);
-        ((*bind.mw).handle, region)
-    };
-    Ok(Operands {
-        remote_addr: info.addr,
-        rkey: bind.rkey,
-        compare_add: info.length,
-        node: info.mw_access_flags,
-        qpn: window,
-        qkey: region,
-        ..Operands::default()
-    })
-}
-
-impl Operands {
-    fn as_bind(&self) -> Bind {
-        Bind {
-            window: self.qpn,
-            key: Key(self.rkey),
-            region: Key(self.qkey),
-            addr: self.remote_addr,
-            len: self.compare_add,
-            access: self.node,
-        }
-    }
-}
 
 /// `ibv_bind_mw`: a request that gives a window of type 1 its next key.
 ///
