@@ -3,13 +3,18 @@
 
 use std::collections::VecDeque;
 
+use crate::errno::Result;
 use crate::mr::key_cache::{KeyCache, There};
 use crate::mr::lookup::{Lookup, Map, Outcome, READ_WORDS, Resolved};
 use crate::queue::slots::{Slot, SlotRing};
+use crate::rdm::{Config, Core, Failure, Form, Io, LinkKey, Origin, PeerKey, Send, Uses};
 use crate::verbs::{RemoteAddr, Rkey};
 use crate::wire::cm_data::{CM_DATA_SIZE, CmData, MAX_CM_DATA};
-use crate::wire::rdm::packet::{HEADER_SIZE, MAX_HEAD};
-use crate::wire::rdm::{Body, Packet, Rejection, Reply, Request};
+use crate::wire::rdm::packet::{HEADER_SIZE, MAX_HEAD, Message, Payload};
+use crate::wire::rdm::{
+    Body, Close, Credit, EndpointId, Epoch, Grant, GrantNumber, Header as PacketHeader, Hello,
+    Listener, Number, OpId, Packet, PeerIndex, Rejection, Reply, Request, Secret, Terms,
+};
 use crate::wire::records::{Block, Entry, Header, MAX_SEGMENTS, Segment, WORDS};
 use crate::wire::segment_list::{MAX_BLOCKS, Place, encode_block, encode_index};
 
@@ -77,6 +82,266 @@ fn rdm_packet(data: &[u8], total: usize) {
         (payload.offset, payload.offset + payload.len as usize),
         (size, total)
     );
+}
+
+/// What an endpoint asks for, while hostile peers send to it.
+#[derive(Default)]
+struct Hands {
+    /// Accepted links, with the replies to them.
+    accepted: Vec<(LinkKey, Reply)>,
+    dialled: Vec<LinkKey>,
+    ending: Vec<LinkKey>,
+    ended: Vec<LinkKey>,
+    /// Numbers of the packets that were posted on each link.
+    posted: Vec<(LinkKey, Number)>,
+    completed: usize,
+    delivered: Vec<Origin>,
+}
+
+impl Io for Hands {
+    type Op = ();
+    type Held = ();
+    type Slot = ();
+
+    fn dial(&mut self, link: LinkKey, _: Listener, _: &Request) {
+        self.dialled.push(link);
+    }
+
+    fn can_accept(&mut self) -> bool {
+        true
+    }
+
+    fn accept(&mut self, link: LinkKey, (): (), reply: &Reply) {
+        self.accepted.push((link, *reply));
+    }
+
+    fn reject(&mut self, (): (), _: &Rejection) {}
+
+    fn post(&mut self, link: LinkKey, header: PacketHeader, (): (), _: Form) -> bool {
+        self.posted.push((link, header.number));
+        true
+    }
+
+    fn control(&mut self, _: LinkKey, _: &Packet) -> bool {
+        true
+    }
+
+    fn end(&mut self, link: LinkKey) {
+        assert!(!self.ended.contains(&link) && !self.ending.contains(&link));
+        self.ending.push(link);
+    }
+
+    fn complete(&mut self, (): (), _: Result<()>) {
+        self.completed += 1;
+    }
+
+    fn deliver(&mut self, from: Origin, _: &Packet, (): ()) {
+        self.delivered.push(from);
+    }
+
+    fn discard(&mut self, (): ()) {}
+
+    fn alias(&mut self, _: PeerKey, _: Option<PeerKey>) {}
+}
+
+/// Endpoints that send arbitrary requests and packets, beside one that follows the protocol: the
+/// link of that one is not ended, its packets are delivered, and what is posted to it completes.
+///
+/// # Panics
+/// If not.
+pub fn rdm_peer(data: &[u8]) {
+    let mut numbers = Numbers(data.iter());
+    let id = |number| EndpointId::new(number).expect("not 0");
+    let place = |port| Listener::new(std::net::Ipv4Addr::LOCALHOST.into(), port).expect("a port");
+    let mut core = Core::<Hands>::new(Config {
+        id: id(1),
+        listener: place(1),
+        auth: 0,
+        seed: numbers.word(),
+        eager: 8192,
+        dials: 2,
+        peers: 8,
+        timeout: 1_000_000_000,
+        pool: Credit::new(300, 20),
+    });
+    let mut hands = Hands::default();
+    let honest = Request {
+        listener: place(2),
+        id: id(2),
+        auth: 0,
+        epoch: Epoch::FIRST,
+        ended: None,
+        gives: Secret::new(7).expect("not 0"),
+        shows: None,
+    };
+    core.requested((), &honest.encode(), &mut hands);
+    let (link, reply) = hands.accepted.pop().expect("an accepted link");
+    let header = PacketHeader {
+        to: reply.terms.index,
+        ..PacketHeader::default()
+    };
+    let terms = Terms {
+        grant: Grant {
+            number: GrantNumber::new(1),
+            limit: Credit::new(1 << 20, 1 << 20),
+        },
+        eager: 8192,
+        ..Terms::default()
+    };
+    let body = Body::Hello(Hello::new(Epoch::FIRST, terms, []));
+    core.arrived(link, &Packet { header, body }, (), &mut hands);
+    let peer = core.peer_at(place(2)).expect("a peer");
+    let mut now = 0;
+    while !numbers.0.as_slice().is_empty() {
+        now += u64::from(numbers.byte()) << 20;
+        core.set_now(now);
+        let choice = usize::from(numbers.byte());
+        let hostile = hands.accepted.len();
+        match numbers.byte() % 8 {
+            0 | 1 => {
+                let request = Request {
+                    listener: place(1 + u16::from(numbers.byte() % 4)),
+                    id: id(1 + u64::from(numbers.byte() % 4)),
+                    epoch: Epoch::new(1 + u32::from(numbers.byte())).expect("not 0"),
+                    ended: Epoch::new(numbers.byte().into()),
+                    shows: Secret::new(numbers.byte().into()),
+                    ..honest
+                };
+                core.requested((), &request.encode(), &mut hands);
+            }
+            2..=5 if hostile > 0 => {
+                let (link, reply) = hands.accepted[choice % hostile];
+                let packet = hostile_packet(&mut numbers, &reply);
+                core.arrived(link, &packet, (), &mut hands);
+            }
+            6 if !hands.dialled.is_empty() => {
+                let dialled = hands.dialled[choice % hands.dialled.len()];
+                let reply = Reply {
+                    epoch: Epoch::new(numbers.byte().max(1).into()).expect("not 0"),
+                    id: id(2 + u64::from(numbers.byte() % 3)),
+                    auth: 0,
+                    gives: honest.gives,
+                    ended: Epoch::new(numbers.byte().into()),
+                    terms: hostile_terms(&mut numbers),
+                };
+                match numbers.byte() % 3 {
+                    0 => core.failed(dialled, Failure::Refused, &mut hands),
+                    1 => core.rejected(dialled, data, &mut hands),
+                    _ => core.replied(dialled, &reply.encode(), &mut hands),
+                }
+            }
+            7 if !hands.delivered.is_empty() => {
+                let from = hands.delivered[choice % hands.delivered.len()];
+                // at most what the message has used
+                hands.delivered.retain(|other| *other != from);
+                core.give_back(from, Credit::new(0, 1));
+            }
+            _ => {
+                let to = core.peer_at(place(1 + u16::from(numbers.byte() % 4)));
+                let send = Send {
+                    op: (),
+                    uses: Uses::Message(numbers.byte().into()),
+                    ack: false,
+                };
+                let _ = core.send(to.expect("a peer"), send, &mut hands);
+            }
+        }
+        core.flush(&mut hands);
+        core.tick(&mut hands);
+        while let Some(ending) = hands.ending.pop() {
+            assert_ne!(ending, link, "the link of another peer");
+            hands.ended.push(ending);
+            core.ended(ending, &mut hands);
+        }
+    }
+    hands.delivered.clear();
+    let body = Body::Fin {
+        op: OpId::new(1),
+        status: 0,
+    };
+    core.arrived(link, &Packet { header, body }, (), &mut hands);
+    assert_eq!(hands.delivered.len(), 1);
+    let posted = hands.posted.iter().filter(|(on, _)| *on == link).count();
+    let send = Send {
+        op: (),
+        uses: Uses::Answer,
+        ack: false,
+    };
+    core.send(peer, send, &mut hands).expect("a peer");
+    let last = hands.posted.last().copied();
+    assert_eq!(last, Some((link, Number::new(posted as u32))));
+    let completed = hands.completed;
+    core.sent(link, Number::new(posted as u32), &mut hands);
+    assert_eq!(hands.completed, completed + posted + 1);
+}
+
+fn hostile_terms(numbers: &mut Numbers<'_>) -> Terms {
+    let limit = Credit::new(numbers.byte().into(), numbers.byte().into());
+    Terms {
+        expected: Number::new(numbers.byte().into()),
+        grant: Grant {
+            number: GrantNumber::new(numbers.byte().into()),
+            limit,
+        },
+        eager: 32 * u32::from(numbers.byte()),
+        ..Terms::default()
+    }
+}
+
+fn hostile_packet(numbers: &mut Numbers<'_>, reply: &Reply) -> Packet {
+    let grant = |numbers: &mut Numbers<'_>| Grant {
+        number: GrantNumber::new(numbers.byte().into()),
+        limit: Credit::new(numbers.byte().into(), numbers.byte().into()),
+    };
+    let body = match numbers.byte() % 8 {
+        0 | 1 => {
+            let epoch = reply.epoch;
+            Body::Hello(Hello::new(epoch, hostile_terms(numbers), []))
+        }
+        2 => Body::Eager {
+            message: Message {
+                ack: numbers.byte().is_multiple_of(2),
+                ..Message::default()
+            },
+            payload: Payload {
+                offset: HEADER_SIZE,
+                len: numbers.byte().into(),
+            },
+        },
+        3 => Body::Rts {
+            message: Message::default(),
+            op: OpId::new(0),
+            addr: RemoteAddr::NULL,
+            len: numbers.size(),
+            rkey: Rkey::new(0),
+        },
+        4 => Body::Credit {
+            grant: grant(numbers),
+            recall: numbers.byte().is_multiple_of(2),
+        },
+        5 => Body::Return(grant(numbers)),
+        6 => Body::Close(match numbers.byte() % 3 {
+            0 => Close::Ask,
+            1 => Close::Accept,
+            _ => Close::Refuse,
+        }),
+        _ => Body::Fin {
+            op: OpId::new(0),
+            status: 0,
+        },
+    };
+    Packet {
+        header: PacketHeader {
+            number: Number::new(u32::from(numbers.byte() % 4)),
+            processed: Number::new(u32::from(numbers.byte() % 4)),
+            seen: GrantNumber::new(u16::from(numbers.byte() % 4)),
+            to: match numbers.byte() % 8 {
+                0 => PeerIndex::new(numbers.byte().into()),
+                _ => reply.terms.index,
+            },
+        },
+        body,
+    }
 }
 
 /// A request in the model.
@@ -358,6 +623,13 @@ mod tests {
     fn lookup() {
         proptest!(cases(2000), |(data in prop::collection::vec(any::<u8>(), 0..6000))| {
             super::lookup(&data);
+        });
+    }
+
+    #[test]
+    fn rdm_peer() {
+        proptest!(cases(2000), |(data in prop::collection::vec(any::<u8>(), 0..1200))| {
+            super::rdm_peer(&data);
         });
     }
 

@@ -16,7 +16,7 @@
 //!   side, for any endpoint type;
 //! - [`eq`]: event queues;
 //! - [`domain`]: devices opened for use;
-//! - [`msg`]: connected endpoints.
+//! - [`msg`]: connected endpoints; [`rdm`]: state of reliable datagram endpoints.
 //!
 //! The lock order is in `docs/locking.md`, the wire protocol in `docs/protocol.md`.
 
@@ -40,6 +40,7 @@ pub mod matching;
 pub mod mr;
 pub mod msg;
 pub mod queue;
+pub mod rdm;
 mod sync;
 pub mod verbs;
 pub mod wire;

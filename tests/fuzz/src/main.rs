@@ -10,7 +10,7 @@ use libfuzzer_sys::fuzz_target;
 
 type Target = fn(&[u8]);
 
-const TARGETS: [(&str, Target); 18] = [
+const TARGETS: [(&str, Target); 19] = [
     ("agent", softverbs::fuzz::agent),
     ("arena", softverbs::fuzz::arena),
     ("cm_message", softverbs::fuzz::cm_message),
@@ -27,6 +27,7 @@ const TARGETS: [(&str, Target); 18] = [
     ("slots", weft::fuzz::slots),
     ("cm_data", weft::fuzz::cm_data),
     ("lookup", weft::fuzz::lookup),
+    ("rdm_peer", weft::fuzz::rdm_peer),
     ("rdm_wire", weft::fuzz::rdm_wire),
     ("getinfo", getinfo::getinfo),
 ];

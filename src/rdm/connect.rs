@@ -1,0 +1,539 @@
+//! The handshake on both sides. `docs/protocol-rdm.md`, "Connecting".
+
+use super::core::{Core, Failure, Io};
+use super::credit::Inbound;
+use super::link::{Link, LinkKey, Role, State};
+use super::peer::PeerKey;
+use crate::errno::FiErrno;
+use crate::wire::rdm::cm::VERSION;
+use crate::wire::rdm::terms::MAX_DATA;
+use crate::wire::rdm::{
+    Bad, Body, EndpointId, Epoch, Hello, Listener, Packet, PeerIndex, Reason, Rejection, Reply,
+    Request, Terms,
+};
+
+const MS: u64 = 1_000_000;
+/// The first interval between dials, and the longest.
+const BACKOFF: (u64, u64) = (MS, 250 * MS);
+/// How long the acceptor of a broken link waits for a request.
+pub(super) const PATIENCE: u64 = 20 * MS;
+
+impl<I: Io> Core<I> {
+    /// Dials a peer, which has neither out-link nor own link, now or when it may.
+    pub(super) fn dial(&mut self, key: PeerKey, io: &mut I) {
+        let Some(peer) = self.peers.get_mut(key) else {
+            return;
+        };
+        if peer.dial.since.is_none() {
+            peer.dial.since = Some(self.now);
+            peer.dial.backoff = BACKOFF.0;
+        }
+        self.set_timer(key);
+        let Some(peer) = self.peers.get_mut(key) else {
+            return;
+        };
+        if peer.dial.not_before.is_some_and(|time| time > self.now) || peer.dial.queued {
+            return;
+        }
+        let Some(address) = peer.address else {
+            // a peer that cannot be dialled: it may dial
+            return;
+        };
+        if self.dials >= self.config.dials {
+            peer.dial.queued = true;
+            self.queue.push_back(key);
+            return;
+        }
+        let (epoch, outs) = (self.epoch, peer.outs);
+        let (gives, shows) = (peer.gives, peer.shows);
+        let ended = self.ended_of_peer(key);
+        let link = Link::new(key, Role::Own, epoch, Some(outs));
+        let Some(link) = self.links.insert(link) else {
+            return;
+        };
+        self.epoch = epoch.next();
+        self.dials += 1;
+        if let Some(peer) = self.peers.get_mut(key) {
+            peer.own = Some(link);
+        }
+        let request = Request {
+            listener: self.config.listener,
+            id: self.config.id,
+            auth: self.config.auth,
+            epoch,
+            ended,
+            gives,
+            shows,
+        };
+        io.dial(link, address, &request);
+    }
+
+    /// *ended* of a request: all links that the peer has dialled before this epoch have ended.
+    fn ended_of_peer(&self, key: PeerKey) -> Option<Epoch> {
+        let peer = self.peers.get(key)?;
+        if let Some(link) = peer.accepted.and_then(|link| self.links.get(link)) {
+            return Some(link.epoch);
+        }
+        peer.newest.map(Epoch::next)
+    }
+
+    /// A dial is no longer under way. [`Self::settle`] begins the next one.
+    pub(super) fn dialled(&mut self) {
+        self.dials -= 1;
+    }
+
+    /// Removes an own link whose dial has failed, and plans the next dial. `again`: at once.
+    fn dial_failed(&mut self, link: LinkKey, again: bool) -> Option<PeerKey> {
+        let removed = self.links.remove(link)?;
+        if removed.state == State::Dialling {
+            self.dialled();
+        }
+        self.unlink(removed.peer, link);
+        self.plan(removed.peer, again);
+        Some(removed.peer)
+    }
+
+    /// Plans the dial after one that has failed.
+    pub(super) fn plan(&mut self, key: PeerKey, again: bool) {
+        let Some(peer) = self.peers.get_mut(key) else {
+            return;
+        };
+        if !again {
+            let pause = peer.dial.backoff.max(BACKOFF.0);
+            peer.dial.not_before = Some(self.now + pause);
+            peer.dial.backoff = (pause * 2).min(BACKOFF.1);
+            self.set_timer(key);
+        }
+    }
+
+    /// A dial has failed without a message of the peer.
+    pub fn failed(&mut self, link: LinkKey, failure: Failure, io: &mut I) {
+        let Some(Link {
+            state: State::Dialling,
+            ..
+        }) = self.links.get(link)
+        else {
+            return;
+        };
+        let Some(key) = self.dial_failed(link, false) else {
+            return;
+        };
+        self.after_failure(key, failure, io);
+        self.advance(key, io);
+        self.settle(io);
+    }
+
+    fn after_failure(&mut self, key: PeerKey, failure: Failure, io: &mut I) {
+        let Some(peer) = self.peers.get(key) else {
+            return;
+        };
+        // the process of the peer has ended, unless it has a link to this side
+        if failure == Failure::Refused && peer.begun && !peer.failed && peer.accepted.is_none() {
+            self.fail(key, FiErrno::ECONNABORTED, io);
+        }
+    }
+
+    /// A dial was rejected with private data.
+    pub fn rejected(&mut self, link: LinkKey, private_data: &[u8], io: &mut I) {
+        let Some(Link {
+            state: State::Dialling,
+            peer: key,
+            epoch,
+            ..
+        }) = self.links.get(link).copied()
+        else {
+            return;
+        };
+        let rejection = Rejection::decode(private_data).ok();
+        let fits = |rejection: &Rejection| rejection.epoch.is_none_or(|of| of == epoch);
+        let Some(rejection) = rejection.filter(fits) else {
+            return self.failed(link, Failure::Refused, io);
+        };
+        let again = matches!(rejection.reason, Reason::Other | Reason::Stale);
+        self.dial_failed(link, again);
+        match rejection.reason {
+            Reason::Foreign | Reason::Version => self.fail(key, FiErrno::ECONNREFUSED, io),
+            Reason::Auth => self.fail(key, FiErrno::EACCES, io),
+            Reason::Other => self.replaced(key, io),
+            Reason::Known => self.known(key, rejection.id, io),
+            Reason::Stale => {
+                let newest = rejection.newest;
+                if let Some(newest) = newest.filter(|newest| !newest.is_before(self.epoch)) {
+                    self.epoch = newest.next();
+                }
+                // a hostile peer would be dialled without pause
+                self.plan(key, false);
+            }
+            Reason::Busy => {}
+        }
+        self.advance(key, io);
+        self.settle(io);
+    }
+
+    /// The acceptor knows this endpoint by another address, or is this endpoint.
+    fn known(&mut self, key: PeerKey, id: EndpointId, io: &mut I) {
+        if id == self.config.id {
+            self.fail(key, FiErrno::EADDRNOTAVAIL, io);
+            io.alias(key, None);
+            return;
+        }
+        let new = self.peers.get(key).is_some_and(|peer| peer.id.is_none());
+        if let Some(of) = self.ids.get(&id).copied()
+            && of != key
+            && new
+        {
+            self.merge(key, of, io);
+        }
+    }
+
+    /// Makes `key`, a peer without session and links, an alias of `of`.
+    fn merge(&mut self, key: PeerKey, of: PeerKey, io: &mut I) {
+        let Some(peer) = self.peers.get_mut(key) else {
+            return;
+        };
+        peer.alias = Some(of);
+        peer.dial = super::peer::Dial::default();
+        let (mut answers, mut waiting) = (peer.answers, peer.waiting);
+        (peer.answers, peer.waiting) = Default::default();
+        if let Some(into) = self.peers.get_mut(of) {
+            into.answers.append(&mut self.ops, &mut answers);
+            into.waiting.append(&mut self.ops, &mut waiting);
+        }
+        io.alias(key, Some(of));
+        self.changed.push(of);
+    }
+
+    /// Another endpoint listens at the peer's address.
+    fn replaced(&mut self, key: PeerKey, io: &mut I) {
+        let Some(peer) = self.peers.get_mut(key) else {
+            return;
+        };
+        peer.ends = true;
+        if !peer.failed && peer.begun {
+            self.fail(key, FiErrno::ECONNABORTED, io);
+        } else {
+            // answers to packets of the old one
+            while let Some(op) = peer.answers.pop(&self.ops) {
+                if let Some(entry) = self.ops.remove(op) {
+                    io.complete(entry.op, Err(FiErrno::ECONNABORTED));
+                }
+            }
+            self.end_links(key, io);
+        }
+        self.end_session(key);
+    }
+
+    /// A connection request has arrived.
+    pub fn requested(&mut self, held: I::Held, private_data: &[u8], io: &mut I) {
+        let id = self.config.id;
+        let answer = |reason, epoch, newest| Rejection {
+            version: VERSION,
+            epoch,
+            id,
+            newest,
+            reason,
+        };
+        let request = match Request::decode(private_data) {
+            Ok(request) => request,
+            Err(bad) => {
+                let reason = match bad {
+                    Bad::Version(_) => Reason::Version,
+                    _ => Reason::Foreign,
+                };
+                return io.reject(held, &answer(reason, None, None));
+            }
+        };
+        let newest = self.ids.get(&request.id);
+        let newest = newest.and_then(|peer| self.peers.get(*peer)?.newest);
+        let answer = |reason| answer(reason, Some(request.epoch), newest);
+        let key = match self.examine(&request, io) {
+            Ok(key) => key,
+            Err(reason) => return io.reject(held, &answer(reason)),
+        };
+        if let Some(older) = self.held.iter().position(|(peer, ..)| *peer == key) {
+            let (_, older, replaced) = self.held.swap_remove(older);
+            let rejection = Rejection {
+                epoch: Some(replaced.epoch),
+                newest: Some(request.epoch),
+                ..answer(Reason::Stale)
+            };
+            io.reject(older, &rejection);
+        }
+        let Some(peer) = self.peers.get_mut(key) else {
+            return;
+        };
+        peer.newest = Some(request.epoch);
+        peer.shows = Some(request.gives);
+        let (own, accepted) = (peer.own, peer.accepted);
+        self.held.push((key, held, request));
+        if let Some(accepted) = accepted {
+            self.end_link(accepted, io);
+        }
+        self.end_before(own, request.ended, io);
+        self.advance(key, io);
+        self.settle(io);
+    }
+
+    /// Ends a link if its epoch is before this one.
+    fn end_before(&mut self, link: Option<LinkKey>, ended: Option<Epoch>, io: &mut I) {
+        if let Some(link) = link
+            && self.is_before(link, ended)
+        {
+            self.end_link(link, io);
+        }
+    }
+
+    fn is_before(&self, link: LinkKey, ended: Option<Epoch>) -> bool {
+        let link = self.links.get(link);
+        link.zip(ended)
+            .is_some_and(|(link, ended)| link.epoch.is_before(ended))
+    }
+
+    /// The peer of a request, or the reason to reject it.
+    fn examine(&mut self, request: &Request, io: &mut I) -> Result<PeerKey, Reason> {
+        if request.auth != self.config.auth {
+            return Err(Reason::Auth);
+        }
+        if request.id == self.config.id {
+            return Err(Reason::Known);
+        }
+        let named = self.ids.get(&request.id).copied();
+        let given = request.shows.and_then(|token| self.secrets.get(&token));
+        let given = given.map(|peer| self.resolve(*peer));
+        // the token of a request whose reply is under way belongs to a peer without endpoint id
+        let new = |key: PeerKey| self.peers.get(key).is_some_and(|peer| peer.id.is_none());
+        let found = match (named, given) {
+            (named, None) if request.shows.is_none() => named,
+            (Some(named), Some(given)) if named == given || new(given) => Some(named),
+            (None, Some(given)) if new(given) => {
+                self.name(given, request.id);
+                Some(given)
+            }
+            _ => return Err(Reason::Other),
+        };
+        let Some(key) = found else {
+            if !io.can_accept() {
+                return Err(Reason::Busy);
+            }
+            return self.newcomer(request);
+        };
+        let peer = self.peers.get(key).ok_or(Reason::Busy)?;
+        if peer.begun && request.shows.is_none() {
+            return Err(Reason::Known);
+        }
+        let is_late = |newest: Epoch| !newest.is_before(request.epoch);
+        if peer.newest.is_some_and(is_late) {
+            return Err(Reason::Stale);
+        }
+        // the old session is being dropped
+        if peer.ends || peer.accepted.is_none() && !io.can_accept() {
+            return Err(Reason::Busy);
+        }
+        Ok(key)
+    }
+
+    /// The peer of an unknown endpoint id.
+    fn newcomer(&mut self, request: &Request) -> Result<PeerKey, Reason> {
+        let at = self.addresses.get(&request.listener);
+        let at = at.map(|at| self.resolve(*at));
+        if let Some(at) = at
+            && let Some(peer) = self.peers.get(at)
+        {
+            if peer.id.is_none() {
+                self.name(at, request.id);
+                return Ok(at);
+            }
+            // perhaps a restarted process. Only a dial shows which endpoint has the address
+            if let Some(peer) = self.peers.get_mut(at) {
+                peer.probe = true;
+                self.changed.push(at);
+            }
+        }
+        if self.peers.len() >= self.config.peers {
+            return Err(Reason::Busy);
+        }
+        let address = Some(request.listener);
+        let key = self.add_peer(address, None).map_err(|_| Reason::Busy)?;
+        if at.is_none() {
+            self.addresses.insert(request.listener, key);
+        }
+        self.name(key, request.id);
+        Ok(key)
+    }
+
+    fn name(&mut self, key: PeerKey, id: EndpointId) {
+        if let Some(peer) = self.peers.get_mut(key) {
+            peer.id = Some(id);
+            self.ids.insert(id, key);
+        }
+    }
+
+    /// Accepts the held request of a peer, when the links that it replaces have ended.
+    pub(super) fn accept_held(&mut self, key: PeerKey, io: &mut I) {
+        let Some(at) = self.held.iter().position(|(peer, ..)| *peer == key) else {
+            return;
+        };
+        let request = self.held[at].2;
+        let Some(peer) = self.peers.get(key) else {
+            return;
+        };
+        // a link that is being ended may have been the out-link
+        let ending = |own: LinkKey| {
+            let own = self.links.get(own);
+            own.is_some_and(|own| own.state == State::Ending)
+        };
+        let own = peer.own;
+        let own = own.filter(|own| ending(*own) || self.is_before(*own, request.ended));
+        if peer.accepted.is_some() || own.is_some() {
+            return;
+        }
+        let (mark, gives) = (peer.out.is_none().then_some(peer.outs), peer.gives);
+        let ended = match peer.own.and_then(|own| self.links.get(own)) {
+            Some(own) => own.epoch,
+            None => self.epoch,
+        };
+        let link = Link::new(key, Role::Accepted, request.epoch, mark);
+        let (_, held, request) = self.held.swap_remove(at);
+        let Some(link) = self.links.insert(link) else {
+            return;
+        };
+        if let Some(peer) = self.peers.get_mut(key) {
+            peer.accepted = Some(link);
+        }
+        let reply = Reply {
+            epoch: request.epoch,
+            id: self.config.id,
+            auth: self.config.auth,
+            gives,
+            ended: Some(ended),
+            terms: self.terms(key, link),
+        };
+        io.accept(link, held, &reply);
+    }
+
+    /// The terms of this side, as a grant on a link.
+    fn terms(&mut self, key: PeerKey, link: LinkKey) -> Terms {
+        let eager = self.config.eager;
+        let pool = &mut self.pool;
+        let Some(peer) = self.peers.get_mut(key) else {
+            return Terms::default();
+        };
+        let inbound = peer.inbound.get_or_insert_with(|| Inbound::new(pool));
+        let short = inbound.is_smallest();
+        let grant = inbound.renew();
+        let used = inbound.used();
+        // the terms may get lost, so a peer that uses another link gets the grant there too
+        peer.stated = Some(link);
+        peer.restate = peer.out.is_some_and(|out| out != link);
+        peer.recall = false;
+        let terms = Terms {
+            expected: peer.expected,
+            used,
+            grant,
+            index: PeerIndex::new(key.number()),
+            eager,
+            data: MAX_DATA,
+            ..Terms::default()
+        };
+        if short {
+            self.recall_one(key);
+        }
+        terms
+    }
+
+    /// A reply has arrived.
+    pub fn replied(&mut self, link: LinkKey, private_data: &[u8], io: &mut I) {
+        let Some(
+            dialled @ Link {
+                state: State::Dialling,
+                peer: key,
+                epoch,
+                ..
+            },
+        ) = self.links.get(link).copied()
+        else {
+            return;
+        };
+        let reply = Reply::decode(private_data).ok().filter(|reply| {
+            reply.epoch == epoch
+                && reply.auth == self.config.auth
+                && reply.id != self.config.id
+                && self
+                    .peers
+                    .get(key)
+                    .is_some_and(|peer| peer.id.is_none_or(|id| id == reply.id))
+        });
+        let Some(reply) = reply else {
+            self.plan(key, false);
+            self.end_link(link, io);
+            return self.settle(io);
+        };
+        let of = self.ids.get(&reply.id).copied().filter(|of| *of != key);
+        if let Some(of) = of {
+            self.end_link(link, io);
+            self.merge(key, of, io);
+            return self.settle(io);
+        }
+        self.name(key, reply.id);
+        self.dialled();
+        if let Some(link) = self.links.get_mut(link) {
+            *link = Link {
+                state: State::Greeting,
+                terms: Some(reply.terms),
+                ..dialled
+            };
+        }
+        let Some(peer) = self.peers.get_mut(key) else {
+            return;
+        };
+        let first = !peer.begun;
+        peer.begun = true;
+        peer.shows = Some(reply.gives);
+        let accepted = peer.accepted;
+        self.take_terms(key, &reply.terms, first);
+        self.end_before(accepted, reply.ended, io);
+        self.advance(key, io);
+        self.settle(io);
+    }
+
+    /// What terms say besides the numbers, which count when the link is adopted.
+    pub(super) fn take_terms(&mut self, key: PeerKey, terms: &Terms, first: bool) {
+        let eager = terms.eager.min(self.config.eager);
+        if let Some(peer) = self.peers.get_mut(key) {
+            peer.to = terms.index;
+            peer.eager = eager;
+            if peer.outbound.receive(terms.grant, first) {
+                (peer.confirm, peer.recalled) = (true, false);
+            }
+        }
+    }
+
+    /// Posts HELLO when the link that the acceptor has ended has ended here too.
+    pub(super) fn greet(&mut self, key: PeerKey, io: &mut I) {
+        let Some(peer) = self.peers.get(key) else {
+            return;
+        };
+        let Some(own) = peer.own else {
+            return;
+        };
+        let state = |link: LinkKey| self.links.get(link).map(|link| link.state);
+        let ending = peer.accepted.and_then(state) == Some(State::Ending);
+        if state(own) != Some(State::Greeting) || ending {
+            return;
+        }
+        let Some(epoch) = self.links.get(own).map(|link| link.epoch) else {
+            return;
+        };
+        let terms = self.terms(key, own);
+        let body = Body::Hello(Hello::new(epoch, terms, std::iter::empty::<Listener>()));
+        let Some(header) = self.header(key) else {
+            return;
+        };
+        if io.control(own, &Packet { header, body }) {
+            self.posted(key);
+            if let Some(link) = self.links.get_mut(own) {
+                (link.state, link.greeted) = (State::Up, true);
+            }
+        }
+    }
+}

@@ -1,0 +1,401 @@
+//! The state of an endpoint, and its interface in both directions.
+
+use std::collections::{HashMap, VecDeque};
+
+use super::credit::Pool;
+use super::link::{Link, LinkKey, LinkMark};
+use super::ops::{Entry, Form, Table, Uses};
+use super::peer::{Peer, PeerKey, PeerMark};
+use super::slab::Slab;
+use crate::errno::{FiErrno, Result};
+use crate::wire::rdm::{
+    Credit, EndpointId, Epoch, Header, Listener, Packet, Rejection, Reply, Request, Secret,
+};
+
+/// What an endpoint does for its [`Core`].
+pub trait Io {
+    /// The caller's name of an operation.
+    type Op: Copy;
+    /// A connection request that waits for its answer.
+    type Held;
+    /// Memory in which a packet has arrived.
+    type Slot;
+
+    /// Sends a connection request. Its result is [`Core::replied`], [`Core::rejected`] or
+    /// [`Core::failed`].
+    fn dial(&mut self, link: LinkKey, to: Listener, request: &Request);
+
+    /// Whether a queue pair for one more accepted link can be had.
+    fn can_accept(&mut self) -> bool;
+
+    /// Accepts a request.
+    fn accept(&mut self, link: LinkKey, held: Self::Held, reply: &Reply);
+
+    /// Rejects a request.
+    fn reject(&mut self, held: Self::Held, rejection: &Rejection);
+
+    /// Posts the numbered packet of an operation. `false`: the send queue has no room, and nothing
+    /// was posted; [`Core::has_room`] must follow.
+    fn post(&mut self, link: LinkKey, header: Header, op: Self::Op, form: Form) -> bool;
+
+    /// Posts a packet that has no number. `false`: as for [`Self::post`].
+    fn control(&mut self, link: LinkKey, packet: &Packet) -> bool;
+
+    /// Ends a link in any state: moves its queue pair to ERR, and passes what has arrived and what
+    /// has completed to the core, and then [`Core::ended`], not during this call.
+    fn end(&mut self, link: LinkKey);
+
+    /// An operation is complete. With an error its packet may have arrived or not.
+    fn complete(&mut self, op: Self::Op, result: Result<()>);
+
+    /// A numbered packet, each once and in the order of the peer.
+    fn deliver(&mut self, from: Origin, packet: &Packet, slot: Self::Slot);
+
+    /// A packet has been handled; its memory can be posted again. Its credit is not given back by
+    /// the caller: it used none.
+    fn discard(&mut self, slot: Self::Slot);
+
+    /// A peer turned out to be another address of `of`; `None`: of this endpoint. Both keys are
+    /// valid, and its operations were moved.
+    fn alias(&mut self, peer: PeerKey, of: Option<PeerKey>);
+}
+
+/// Parameters of an endpoint.
+#[derive(Clone, Copy, Debug)]
+pub struct Config {
+    /// The endpoint's id: random.
+    pub id: EndpointId,
+    /// Where it listens.
+    pub listener: Listener,
+    /// Tag of its authorization key; 0: none.
+    pub auth: u64,
+    /// Random bits, for tokens.
+    pub seed: u64,
+    /// The largest payload of EAGER that this endpoint sends or takes, in bytes.
+    pub eager: u32,
+    /// Dials that can be under way.
+    pub dials: usize,
+    /// Peers that can exist; a request of a further one is rejected.
+    pub peers: usize,
+    /// How long an address is dialled, in ns.
+    pub timeout: u64,
+    /// The credit of the process beyond the smallest windows.
+    pub pool: Credit,
+}
+
+/// The session of which a packet is: its credit is given back to that session alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Origin {
+    /// The peer. It stays the same if its session ends.
+    pub peer: PeerKey,
+    pub(super) session: u32,
+}
+
+/// How a dial has ended without a reply or a rejection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// Nothing listens at the address, or another program does.
+    Refused,
+    /// No answer, no route, or no resources on this side.
+    Silent,
+}
+
+/// An operation to be sent.
+#[derive(Clone, Copy, Debug)]
+pub struct Send<O> {
+    /// The caller's name of it.
+    pub op: O,
+    /// What it uses at the peer.
+    pub uses: Uses,
+    /// Whether it completes when the peer has processed it, rather than when it has arrived. The
+    /// packet must have its flag ACK.
+    pub ack: bool,
+}
+
+/// The state machine of an endpoint.
+pub struct Core<I: Io> {
+    pub(super) config: Config,
+    pub(super) now: u64,
+    /// The epoch of the next dial.
+    pub(super) epoch: Epoch,
+    pub(super) peers: Slab<PeerMark, Peer>,
+    pub(super) links: Slab<LinkMark, Link>,
+    pub(super) ops: Table<I::Op>,
+    pub(super) ids: HashMap<EndpointId, PeerKey>,
+    pub(super) addresses: HashMap<Listener, PeerKey>,
+    pub(super) pool: Pool,
+    /// Requests that wait until older links have ended: at most one per peer.
+    pub(super) held: Vec<(PeerKey, I::Held, Request)>,
+    /// Dials under way, and peers that wait for one.
+    pub(super) dials: usize,
+    pub(super) queue: VecDeque<PeerKey>,
+    /// Peers that may have something to report.
+    pub(super) reports: Vec<PeerKey>,
+    /// Peers with a time in [`super::peer::Dial`] or `close_at`.
+    pub(super) timers: Vec<PeerKey>,
+    /// The peer to which a token was given.
+    pub(super) secrets: HashMap<Secret, PeerKey>,
+    /// Where the next search for a peer to recall credit from begins.
+    pub(super) recall_from: usize,
+    /// Peers whose state is to be advanced, instead of a recursion.
+    pub(super) changed: Vec<PeerKey>,
+    /// Packets that violate the protocol.
+    #[cfg(test)]
+    pub(super) violations: u32,
+}
+
+impl<I: Io> Core<I> {
+    /// An endpoint without peers.
+    pub fn new(config: Config) -> Self {
+        Self {
+            config,
+            now: 0,
+            epoch: Epoch::FIRST,
+            peers: Slab::new(),
+            links: Slab::new(),
+            ops: Table::new(),
+            ids: HashMap::new(),
+            addresses: HashMap::new(),
+            pool: Pool::new(config.pool),
+            held: Vec::new(),
+            dials: 0,
+            queue: VecDeque::new(),
+            reports: Vec::new(),
+            timers: Vec::new(),
+            secrets: HashMap::new(),
+            recall_from: 0,
+            changed: Vec::new(),
+            #[cfg(test)]
+            violations: 0,
+        }
+    }
+
+    /// The time of the calls that follow, in ns since any begin; it does not decrease.
+    pub fn set_now(&mut self, now: u64) {
+        self.now = self.now.max(now);
+    }
+
+    /// The peer at an address; a new one if the address is unknown. Connects to nothing.
+    ///
+    /// # Errors
+    /// `ENOMEM`: 2^24 peers.
+    pub fn peer_at(&mut self, address: Listener) -> Result<PeerKey> {
+        if let Some(peer) = self.addresses.get(&address) {
+            return Ok(*peer);
+        }
+        let peer = self.add_peer(Some(address), None)?;
+        self.addresses.insert(address, peer);
+        Ok(peer)
+    }
+
+    pub(super) fn add_peer(
+        &mut self,
+        address: Option<Listener>,
+        id: Option<EndpointId>,
+    ) -> Result<PeerKey> {
+        let secret = self.secret();
+        let peer = Peer::new(address, id, secret);
+        let key = self.peers.insert(peer).ok_or(FiErrno::ENOMEM)?;
+        self.secrets.insert(secret, key);
+        Ok(key)
+    }
+
+    /// A new token.
+    pub(super) fn secret(&mut self) -> Secret {
+        loop {
+            self.config.seed = self.config.seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let word = crate::wire::records::checksum(&[self.config.seed, self.config.id.get()]);
+            if let Some(secret) = Secret::new((word >> 32) as u32)
+                && !self.secrets.contains_key(&secret)
+            {
+                return secret;
+            }
+        }
+    }
+
+    /// The peer itself, or the one that it is an address of.
+    #[inline]
+    pub fn resolve(&self, mut peer: PeerKey) -> PeerKey {
+        while let Some(of) = self.peers.get(peer).and_then(|peer| peer.alias) {
+            peer = of;
+        }
+        peer
+    }
+
+    /// The endpoint with which the peer has a session that has not failed.
+    pub fn session(&self, peer: PeerKey) -> Option<EndpointId> {
+        let peer = self.peers.get(self.resolve(peer))?;
+        if peer.begun && !peer.failed {
+            peer.id
+        } else {
+            None
+        }
+    }
+
+    /// Sends an operation behind the earlier ones to the peer. It completes by [`Io::complete`],
+    /// perhaps during this call.
+    ///
+    /// # Errors
+    /// `EINVAL`: no such peer. `EAGAIN`: the table of operations has 2^24 entries; the caller's limit
+    /// is smaller.
+    pub fn send(&mut self, peer: PeerKey, send: Send<I::Op>, io: &mut I) -> Result<()> {
+        let key = self.resolve(peer);
+        let peer = self.peers.get_mut(key).ok_or(FiErrno::EINVAL)?;
+        let entry = Entry::new(send.op, send.uses, send.ack);
+        let op = self.ops.insert(entry).ok_or(FiErrno::EAGAIN)?;
+        let list = match send.uses {
+            Uses::Answer => &mut peer.answers,
+            _ => &mut peer.waiting,
+        };
+        list.push(&mut self.ops, op);
+        if peer.out.is_some() {
+            self.pump(key, io);
+        } else {
+            self.advance(key, io);
+            self.settle(io);
+        }
+        Ok(())
+    }
+
+    /// The time at which [`Self::tick`] has something to do.
+    pub fn deadline(&self) -> Option<u64> {
+        let times = self.timers.iter().filter_map(|peer| self.time_of(*peer));
+        times.min()
+    }
+
+    fn time_of(&self, peer: PeerKey) -> Option<u64> {
+        let peer = self.peers.get(peer)?;
+        let end = peer.dial.since.map(|since| since + self.config.timeout);
+        let times = [end, peer.dial.not_before, peer.close_at];
+        times.into_iter().flatten().min()
+    }
+
+    pub(super) fn set_timer(&mut self, key: PeerKey) {
+        if let Some(peer) = self.peers.get_mut(key)
+            && !peer.timed
+        {
+            peer.timed = true;
+            self.timers.push(key);
+        }
+    }
+
+    /// Does what is due at the present time.
+    pub fn tick(&mut self, io: &mut I) {
+        let mut at = 0;
+        while let Some(key) = self.timers.get(at).copied() {
+            match self.time_of(key) {
+                Some(time) if time > self.now => at += 1,
+                time => {
+                    self.timers.swap_remove(at);
+                    if let Some(peer) = self.peers.get_mut(key) {
+                        peer.timed = false;
+                    }
+                    if time.is_some() {
+                        self.timer(key, io);
+                    }
+                }
+            }
+        }
+        self.settle(io);
+    }
+
+    fn timer(&mut self, key: PeerKey, io: &mut I) {
+        let Some(peer) = self.peers.get_mut(key) else {
+            return;
+        };
+        if peer.dial.not_before.is_some_and(|time| time <= self.now) {
+            peer.dial.not_before = None;
+        }
+        let expired = |time: Option<u64>, more| time.is_some_and(|time| time + more <= self.now);
+        let closes = expired(peer.close_at, 0);
+        if closes {
+            peer.close_at = None;
+        }
+        if expired(peer.dial.since, self.config.timeout) {
+            self.fail(key, FiErrno::EHOSTUNREACH, io);
+        } else if closes && let Some(out) = peer.out {
+            self.end_link(out, io);
+        }
+        self.advance(key, io);
+        if self.time_of(key).is_some() {
+            self.set_timer(key);
+        }
+    }
+
+    /// The number of queue pairs to a peer.
+    pub fn links_to(&self, peer: PeerKey) -> usize {
+        let peer = self.peers.get(self.resolve(peer));
+        peer.map_or(0, |peer| {
+            usize::from(peer.own.is_some()) + usize::from(peer.accepted.is_some())
+        })
+    }
+}
+
+/// What a test compares between two endpoints.
+#[cfg(test)]
+#[derive(Debug)]
+pub(super) struct Audit {
+    pub(super) id: Option<EndpointId>,
+    /// It has an out-link.
+    pub(super) up: bool,
+    pub(super) next: crate::wire::rdm::Number,
+    pub(super) spent: Credit,
+    pub(super) expected: crate::wire::rdm::Number,
+    pub(super) used: Credit,
+    pub(super) stored: Credit,
+}
+
+#[cfg(test)]
+impl<I: Io> Core<I> {
+    pub(super) fn peer_keys(&self) -> impl Iterator<Item = PeerKey> + '_ {
+        let first = self.peers.at_or_behind(0);
+        let all = std::iter::successors(first, |key| self.peers.after(*key));
+        all.filter(|key| self.resolve(*key) == *key)
+    }
+
+    pub(super) fn audit(&self, key: PeerKey) -> Option<Audit> {
+        let peer = self.peers.get(key)?;
+        let inbound = peer.inbound.as_ref()?;
+        Some(Audit {
+            id: peer.id,
+            up: peer.out.is_some(),
+            next: peer.next,
+            spent: peer.outbound.used(),
+            expected: peer.expected,
+            used: inbound.used(),
+            stored: inbound.stored(),
+        })
+    }
+
+    /// What always holds between calls.
+    pub(super) fn check(&self) {
+        assert_eq!(self.violations, 0, "a packet violates the protocol");
+        assert!(self.dials <= self.config.dials);
+        let mut taken = Credit::ZERO;
+        let mut links = 0;
+        let mut dials = 0;
+        let all = std::iter::successors(self.peers.at_or_behind(0), |key| self.peers.after(*key));
+        for key in all {
+            let Some(peer) = self.peers.get(key) else {
+                continue;
+            };
+            if let Some(inbound) = &peer.inbound {
+                taken = taken.add(inbound.window().sub(super::credit::SMALLEST));
+            }
+            for link in [peer.own, peer.accepted].into_iter().flatten() {
+                let link = self.links.get(link).expect("a link of a peer");
+                assert_eq!(link.peer, key);
+                links += 1;
+                dials += usize::from(link.state == super::link::State::Dialling);
+            }
+            let out = peer.out.and_then(|out| self.links.get(out));
+            assert!(out.is_none_or(|out| out.state == super::link::State::Up));
+            assert!(peer.out.is_none() || peer.out == peer.own || peer.out == peer.accepted);
+        }
+        assert_eq!(
+            (taken, links, dials),
+            (self.pool.taken(), self.links.len(), self.dials)
+        );
+        assert!(self.config.pool.covers(taken));
+    }
+}

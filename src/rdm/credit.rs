@@ -1,0 +1,359 @@
+//! Credit of one direction: both sides of it, and the pool of a process. `docs/protocol-rdm.md`,
+//! "Credit".
+
+use crate::wire::rdm::{Credit, Grant, GrantNumber};
+
+/// The window that every peer has, outside the pool.
+pub const SMALLEST: Credit = Credit::new(4, 2);
+/// The window of a new peer while the pool has room.
+pub const FIRST: Credit = Credit::new(64, 4);
+
+/// Positions are valid up to this distance.
+const MAX_WINDOW: u32 = 1 << 30;
+
+/// The credit of all windows together, beyond the smallest ones.
+#[derive(Clone, Copy, Debug)]
+pub struct Pool {
+    size: Credit,
+    taken: Credit,
+}
+
+impl Pool {
+    /// Of this size.
+    pub const fn new(size: Credit) -> Self {
+        let taken = Credit::ZERO;
+        Self { size, taken }
+    }
+
+    /// The credit that windows have taken.
+    pub const fn taken(&self) -> Credit {
+        self.taken
+    }
+
+    fn take(&mut self, amount: Credit) -> bool {
+        let fits = self.taken.blocks.saturating_add(amount.blocks) <= self.size.blocks
+            && self.taken.slots.saturating_add(amount.slots) <= self.size.slots;
+        if fits {
+            self.taken = self.taken.add(amount);
+        }
+        fits
+    }
+
+    fn give_back(&mut self, amount: Credit) {
+        debug_assert!(self.taken.covers(amount));
+        self.taken = self.taken.sub(amount);
+    }
+
+    /// Whether windows may grow.
+    const fn is_half_free(&self) -> bool {
+        self.taken.blocks < self.size.blocks.div_ceil(2)
+            && self.taken.slots < self.size.slots.div_ceil(2)
+    }
+}
+
+/// The side that receives packets and grants credit.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Inbound {
+    /// Position after the packets that have arrived.
+    used: Credit,
+    /// Position of the credit that was returned: matched messages, reposted slots.
+    returned: Credit,
+    /// The newest grant.
+    grant: Grant,
+    /// Credit in circulation.
+    window: Credit,
+    /// The window becomes the smallest one as credit returns.
+    shrinks: bool,
+}
+
+impl Inbound {
+    /// A new session: the first window, or the smallest one if the pool has no room.
+    pub(super) fn new(pool: &mut Pool) -> Self {
+        let larger = pool.take(FIRST.sub(SMALLEST));
+        let window = if larger { FIRST } else { SMALLEST };
+        Self {
+            used: Credit::ZERO,
+            returned: Credit::ZERO,
+            grant: Grant {
+                number: GrantNumber::default(),
+                limit: window,
+            },
+            window,
+            shrinks: false,
+        }
+    }
+
+    /// The end of the session.
+    pub(super) fn release(self, pool: &mut Pool) {
+        pool.give_back(self.window.sub(SMALLEST));
+    }
+
+    pub(super) const fn used(&self) -> Credit {
+        self.used
+    }
+
+    pub(super) const fn grant(&self) -> Grant {
+        self.grant
+    }
+
+    #[cfg(test)]
+    pub(super) const fn window(&self) -> Credit {
+        self.window
+    }
+
+    /// Credit that was used and not returned.
+    #[cfg(test)]
+    pub(super) const fn stored(&self) -> Credit {
+        self.used.sub(self.returned)
+    }
+
+    /// A packet has arrived. `false`: it exceeds the grant.
+    #[inline]
+    #[must_use]
+    pub(super) fn arrive(&mut self, uses: Credit) -> bool {
+        let used = self.used.add(uses);
+        let granted = used.until(self.grant.limit).is_some();
+        if granted {
+            self.used = used;
+        }
+        granted
+    }
+
+    /// Blocks were matched, or slots reposted.
+    #[inline]
+    pub(super) fn give_back(&mut self, amount: Credit, pool: &mut Pool) {
+        self.returned = self.returned.add(amount);
+        if self.shrinks {
+            self.shrink(pool);
+        }
+    }
+
+    /// Makes the window as small as the grant permits.
+    fn shrink(&mut self, pool: &mut Pool) {
+        // positions that the peer may use stay in the window
+        let bound = self.grant.limit.sub(self.returned);
+        let window = Credit::new(
+            bound.blocks.clamp(SMALLEST.blocks, self.window.blocks),
+            bound.slots.clamp(SMALLEST.slots, self.window.slots),
+        );
+        pool.give_back(self.window.sub(window));
+        self.window = window;
+        self.shrinks = window != SMALLEST;
+    }
+
+    /// Doubles the window, if the pool permits it. Returns whether it did.
+    pub(super) fn grow(&mut self, pool: &mut Pool) -> bool {
+        let larger = self.window.blocks < MAX_WINDOW && pool.is_half_free();
+        let grows = larger && pool.take(self.window);
+        if grows {
+            self.window = self.window.add(self.window);
+            self.shrinks = false;
+        }
+        grows
+    }
+
+    /// The positions that the next grant has.
+    fn entitled(&self) -> Credit {
+        let limit = self.returned.add(self.window);
+        // a grant takes nothing back
+        let later = |new: u32, old: u32| {
+            if (new.wrapping_sub(old) as i32) > 0 {
+                new
+            } else {
+                old
+            }
+        };
+        Credit::new(
+            later(limit.blocks, self.grant.limit.blocks),
+            later(limit.slots, self.grant.limit.slots),
+        )
+    }
+
+    /// Whether a grant is due: less than half of the window is unused, and there is more to grant.
+    #[inline]
+    pub(super) fn is_due(&self) -> bool {
+        let new = self.entitled().sub(self.grant.limit);
+        let unused = self.grant.limit.sub(self.used);
+        new.blocks > 0 && unused.blocks < self.window.blocks.div_ceil(2)
+            || new.slots > 0 && unused.slots < self.window.slots.div_ceil(2)
+    }
+
+    /// Makes the next grant.
+    pub(super) fn renew(&mut self) -> Grant {
+        self.grant = Grant {
+            number: self.grant.number.next(),
+            limit: self.entitled(),
+        };
+        self.grant
+    }
+
+    /// Whether the pool had no room when the session began, or the credit was recalled.
+    pub(super) fn is_smallest(&self) -> bool {
+        self.window == SMALLEST
+    }
+
+    /// Whether a recall could return credit to the pool.
+    pub(super) fn is_recallable(&self) -> bool {
+        let unused = self.grant.limit.sub(self.used);
+        unused.blocks > SMALLEST.blocks || unused.slots > SMALLEST.slots
+    }
+
+    /// RETURN has arrived. An outdated one has no effect. `false`: positions that are impossible.
+    #[must_use]
+    pub(super) fn take_back(&mut self, kept: Grant, pool: &mut Pool) -> bool {
+        if kept.number != self.grant.number {
+            return true;
+        }
+        let fits =
+            self.used.until(kept.limit).is_some() && kept.limit.until(self.grant.limit).is_some();
+        if fits && kept.limit != self.grant.limit {
+            self.grant.limit = kept.limit;
+            self.shrinks = true;
+            self.shrink(pool);
+        }
+        fits
+    }
+}
+
+/// The side that sends packets and uses credit.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Outbound {
+    used: Credit,
+    grant: Grant,
+}
+
+impl Outbound {
+    pub(super) const fn grant(&self) -> Grant {
+        self.grant
+    }
+
+    #[cfg(test)]
+    pub(super) const fn used(&self) -> Credit {
+        self.used
+    }
+
+    /// A grant has arrived. Returns whether it is newer than the present one.
+    pub(super) fn receive(&mut self, grant: Grant, first: bool) -> bool {
+        let newer = first || self.grant.number.is_before(grant.number);
+        if newer {
+            self.grant = grant;
+        }
+        newer
+    }
+
+    /// Uses credit. `false`: the grant does not suffice, and nothing was used.
+    #[inline]
+    #[must_use]
+    pub(super) fn spend(&mut self, uses: Credit) -> bool {
+        let used = self.used.add(uses);
+        let granted = used.until(self.grant.limit).is_some();
+        if granted {
+            self.used = used;
+        }
+        granted
+    }
+
+    /// Whether the grant suffices.
+    #[inline]
+    pub(super) fn has(&self, uses: Credit) -> bool {
+        self.used.add(uses).until(self.grant.limit).is_some()
+    }
+
+    /// A packet was not posted after all.
+    #[inline]
+    pub(super) fn unspend(&mut self, uses: Credit) {
+        self.used = self.used.sub(uses);
+    }
+
+    /// The position of the terms on which a link resumes.
+    pub(super) fn resume(&mut self, used: Credit) {
+        self.used = used;
+    }
+
+    /// Answers the newest grant; with `recall`, keeps the smallest window of unused credit.
+    pub(super) fn keep(&mut self, recall: bool) -> Grant {
+        if recall {
+            let least = self.used.add(SMALLEST);
+            let earlier = |a: u32, b: u32| if (b.wrapping_sub(a) as i32) > 0 { a } else { b };
+            let limit = self.grant.limit;
+            self.grant.limit = Credit::new(
+                earlier(least.blocks, limit.blocks),
+                earlier(least.slots, limit.slots),
+            );
+        }
+        self.grant
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig {
+            cases: 500,
+            failure_persistence: None,
+            ..ProptestConfig::default()
+        })]
+
+        /// A sender and a receiver without a link between them: no packet exceeds the grant, the
+        /// pool balances, and an idle receiver always leaves the sender room for an RTS.
+        #[test]
+        fn both_sides_agree(steps in prop::collection::vec(any::<(u8, u8)>(), 0..400), start: u32) {
+            let mut pool = Pool::new(Credit::new(600, 50));
+            let mut inbound = Inbound::new(&mut pool);
+            let mut outbound = Outbound::default();
+            // near the wrap, in some cases
+            let start = Credit::new(start | 0xffff_ff00, start | 0xffff_ffe0);
+            inbound.used = start;
+            inbound.returned = start;
+            inbound.grant.limit = start.add(inbound.window);
+            outbound.used = start;
+            outbound.receive(inbound.grant, true);
+            let (mut blocks, mut slots) = (0, 0);
+            for (step, amount) in steps {
+                match step % 6 {
+                    0 | 1 => {
+                        let uses = Credit::new(u32::from(amount % 40) + 1, 1);
+                        if outbound.spend(uses) {
+                            prop_assert!(inbound.arrive(uses));
+                            (blocks, slots) = (blocks + uses.blocks, slots + 1);
+                        }
+                    }
+                    2 => {
+                        let back = Credit::new(blocks.min(amount.into()), slots);
+                        inbound.give_back(back, &mut pool);
+                        (blocks, slots) = (blocks - back.blocks, 0);
+                    }
+                    3 => { inbound.grow(&mut pool); }
+                    4 if inbound.is_recallable() => {
+                        let grant = inbound.renew();
+                        prop_assert!(outbound.receive(grant, false));
+                        let kept = outbound.keep(true);
+                        prop_assert!(inbound.take_back(kept, &mut pool));
+                        let outdated = Grant { number: GrantNumber::new(77), ..kept };
+                        prop_assert!(inbound.take_back(outdated, &mut pool));
+                    }
+                    _ => {}
+                }
+                if inbound.is_due() {
+                    prop_assert!(outbound.receive(inbound.renew(), false));
+                }
+                prop_assert_eq!(inbound.used, outbound.used);
+                prop_assert_eq!(inbound.grant, outbound.grant);
+                prop_assert_eq!(pool.taken, inbound.window.sub(SMALLEST));
+                prop_assert_eq!(inbound.stored(), Credit::new(blocks, slots));
+                let promised = inbound.grant.limit.sub(inbound.returned);
+                prop_assert!(inbound.window.covers(promised) || inbound.shrinks);
+            }
+            inbound.give_back(Credit::new(blocks, slots), &mut pool);
+            if inbound.is_due() {
+                outbound.receive(inbound.renew(), false);
+            }
+            prop_assert!(outbound.spend(Credit::new(2, 1)));
+            inbound.release(&mut pool);
+            prop_assert_eq!(pool.taken, Credit::ZERO);
+        }
+    }
+}

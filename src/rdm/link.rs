@@ -1,0 +1,89 @@
+//! Links: one connected queue pair each. `docs/protocol-rdm.md`, "Use of links".
+
+use super::peer::PeerKey;
+use super::slab::Key;
+use crate::wire::rdm::{Epoch, Terms};
+
+/// Marks keys of links.
+pub enum LinkMark {}
+
+/// A link of an endpoint. Keys are not reused at once, so late events of an ended link find none.
+pub type LinkKey = Key<LinkMark>;
+
+/// Which side dialled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    /// This side.
+    Own,
+    /// The peer.
+    Accepted,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// Own: the request was sent.
+    Dialling,
+    /// Own: the reply has arrived; an accepted link must end before HELLO.
+    Greeting,
+    /// Accepted: the reply was sent; HELLO has not arrived.
+    Replied,
+    /// In use.
+    Up,
+    /// Being ended: what has arrived is processed, nothing is posted.
+    Ending,
+}
+
+/// The steps of an eviction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Closing {
+    No,
+    /// This side has asked.
+    Asked,
+    /// This side has accepted.
+    Accepted,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Link {
+    pub(super) peer: PeerKey,
+    pub(super) role: Role,
+    pub(super) epoch: Epoch,
+    pub(super) state: State,
+    /// The count of the peer's out-links when this side sent the request or the reply; `None`: it
+    /// had one.
+    pub(super) mark: Option<u32>,
+    /// The terms that were received with the link.
+    pub(super) terms: Option<Terms>,
+    /// HELLO was sent or has arrived.
+    pub(super) greeted: bool,
+    /// It was the out-link.
+    pub(super) was_out: bool,
+    pub(super) closing: Closing,
+    /// An answer to CLOSE that waits for room.
+    pub(super) refuses: bool,
+}
+
+impl Link {
+    pub(super) fn new(peer: PeerKey, role: Role, epoch: Epoch, mark: Option<u32>) -> Self {
+        Self {
+            peer,
+            role,
+            epoch,
+            state: match role {
+                Role::Own => State::Dialling,
+                Role::Accepted => State::Replied,
+            },
+            mark,
+            terms: None,
+            greeted: false,
+            was_out: false,
+            closing: Closing::No,
+            refuses: false,
+        }
+    }
+
+    /// Whether packets may be posted.
+    pub(super) fn is_open(&self) -> bool {
+        self.state == State::Up && self.closing == Closing::No
+    }
+}

@@ -1,0 +1,47 @@
+//! Native RDM endpoints (`FI_EP_RDM`): the state of peers and links. `docs/protocol-rdm.md` has the
+//! protocol; each rule named below is there.
+//!
+//! [`Core`] is a state machine without device, lock, thread or clock. The endpoint that owns it
+//! - calls its methods with what has happened: a post, a packet, a completion of a SEND, events of
+//!   the connection manager, the time;
+//! - implements [`Io`], by which it acts on queue pairs, operations and matching.
+//!
+//! # For the author of the endpoint
+//! - All calls are serialized by the lock of the endpoint. No call blocks, and none allocates once
+//!   the tables have grown, except calls of the connection manager's events. Methods of [`Io`] must
+//!   not call back into the [`Core`].
+//! - Call [`Core::set_now`] before the other methods, [`Core::flush`] at the end of each progress
+//!   call, and [`Core::tick`] when [`Core::deadline`] has passed.
+//! - [`LinkKey`] fits into 32 bits and names one queue pair; use its number in `wr_id`. Events of a
+//!   link that has ended are ignored, so a late completion does no harm.
+//! - Events of one link have to be passed in their order: each SEND's completion, each packet. After
+//!   [`Io::end`], all of them are passed, and [`Core::ended`] last.
+//! - A packet is decoded by [`Packet::decode`](crate::wire::rdm::Packet::decode) from memory that the
+//!   peer cannot write any more, and passed to [`Core::arrived`]; one that is refused to
+//!   [`Core::violated`].
+//! - Credit of a delivered packet is given back by [`Core::give_back`]: its slot when the receive was
+//!   posted again, its blocks when the message was matched.
+//! - Sends to the own endpoint do not reach the core.
+//!
+//! [`Core`] decides what is posted where and when, and which operations are complete. It does not
+//! know payloads, matching, keys or rendezvous: RTS, CTS, FIN and the other numbered packets are
+//! delivered as they are.
+
+mod connect;
+mod core;
+mod credit;
+mod link;
+mod ops;
+mod peer;
+mod recover;
+mod slab;
+#[cfg(test)]
+mod tests;
+mod traffic;
+
+pub use self::core::{Config, Core, Failure, Io, Origin, Send};
+pub use credit::{FIRST, Pool, SMALLEST};
+pub use link::{LinkKey, LinkMark};
+pub use ops::{Form, Uses};
+pub use peer::{PeerKey, PeerMark};
+pub use slab::Key;

@@ -1,0 +1,162 @@
+//! Operations of a peer in the endpoint's operation table: lists through one slab, so that a post
+//! allocates nothing once the table has grown.
+
+use super::slab::{Key, Slab};
+use crate::wire::rdm::{Credit, Number};
+
+/// An operation of the table.
+pub(super) enum OpMark {}
+pub(super) type OpKey = Key<OpMark>;
+
+/// Credit that an operation needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Uses {
+    /// A message with a payload of so many bytes: EAGER, or RTS if the payload or the credit does
+    /// not permit EAGER.
+    Message(u64),
+    /// A packet that uses this amount: NOTICE, DATA, ATOMIC.
+    Fixed(Credit),
+    /// An answer, which uses none. It is posted before operations that wait for credit.
+    Answer,
+}
+
+/// The form in which a packet is posted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// With its payload.
+    Whole,
+    /// A message as RTS.
+    Rts,
+}
+
+/// An operation.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Entry<O> {
+    pub(super) op: O,
+    pub(super) uses: Uses,
+    /// Waits for *processed*.
+    pub(super) ack: bool,
+    /// Since it was posted the first time: its number, form and credit.
+    pub(super) number: Number,
+    pub(super) form: Form,
+    pub(super) spent: Credit,
+    /// Its SEND has completed.
+    pub(super) sent: bool,
+    /// The peer has processed it.
+    pub(super) acked: bool,
+    /// It was completed.
+    pub(super) done: bool,
+    next: Option<OpKey>,
+}
+
+impl<O> Entry<O> {
+    pub(super) const fn new(op: O, uses: Uses, ack: bool) -> Self {
+        Self {
+            op,
+            uses,
+            ack,
+            number: Number::new(0),
+            form: Form::Whole,
+            spent: Credit::ZERO,
+            sent: false,
+            acked: !ack,
+            done: false,
+            next: None,
+        }
+    }
+}
+
+/// The table.
+pub(super) type Table<O> = Slab<OpMark, Entry<O>>;
+
+/// A list of operations, in order.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct List {
+    ends: Option<(OpKey, OpKey)>,
+}
+
+impl List {
+    pub(super) const fn is_empty(&self) -> bool {
+        self.ends.is_none()
+    }
+
+    pub(super) fn first(&self) -> Option<OpKey> {
+        self.ends.map(|(first, _)| first)
+    }
+
+    pub(super) fn push<O>(&mut self, table: &mut Table<O>, key: OpKey) {
+        if let Some(entry) = table.get_mut(key) {
+            entry.next = None;
+        }
+        self.ends = Some(match self.ends {
+            Some((first, last)) => {
+                if let Some(last) = table.get_mut(last) {
+                    last.next = Some(key);
+                }
+                (first, key)
+            }
+            None => (key, key),
+        });
+    }
+
+    /// Takes the first one out of the list; it stays in the table.
+    pub(super) fn pop<O>(&mut self, table: &Table<O>) -> Option<OpKey> {
+        let (first, last) = self.ends?;
+        let next = Self::next(table, first);
+        self.ends = next.map(|next| (next, last));
+        Some(first)
+    }
+
+    /// The operation behind one of a list.
+    pub(super) fn next<O>(table: &Table<O>, key: OpKey) -> Option<OpKey> {
+        table.get(key).and_then(|entry| entry.next)
+    }
+
+    /// Appends another list.
+    pub(super) fn append<O>(&mut self, table: &mut Table<O>, other: &mut Self) {
+        let Some((first, last)) = other.ends.take() else {
+            return;
+        };
+        self.ends = Some(match self.ends {
+            Some((begin, end)) => {
+                if let Some(end) = table.get_mut(end) {
+                    end.next = Some(first);
+                }
+                (begin, last)
+            }
+            None => (first, last),
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_keep_their_order() {
+        let mut table = Table::new();
+        let (mut list, mut other) = (List::default(), List::default());
+        for op in 0..3 {
+            let entry = Entry::new(op, Uses::Answer, false);
+            let key = table.insert(entry).unwrap();
+            list.push(&mut table, key);
+            let key = table
+                .insert(Entry {
+                    op: op + 3,
+                    ..entry
+                })
+                .unwrap();
+            other.push(&mut table, key);
+        }
+        list.append(&mut table, &mut other);
+        assert!(other.is_empty());
+        other.append(&mut table, &mut list);
+        let mut order = Vec::new();
+        while let Some(key) = other.pop(&table) {
+            order.push(table.remove(key).unwrap().op);
+        }
+        assert_eq!(order, [0, 1, 2, 3, 4, 5]);
+        assert_eq!((table.len(), other.first()), (0, None));
+    }
+}

@@ -1,0 +1,194 @@
+//! Peers: the state of an endpoint for one remote endpoint, or for an address whose endpoint is not
+//! known yet.
+
+use super::credit::{Inbound, Outbound, Pool};
+use super::link::LinkKey;
+use super::ops::{List, OpKey};
+use super::slab::Key;
+use crate::wire::rdm::{EndpointId, Epoch, GrantNumber, Listener, Number, PeerIndex, Secret};
+
+/// Marks keys of peers.
+pub enum PeerMark {}
+
+/// A peer of an endpoint. Its number is the `to` of packets to this endpoint.
+pub type PeerKey = Key<PeerMark>;
+
+/// When a peer is dialled.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Dial {
+    /// The first dial since the last link or failure, in ns.
+    pub(super) since: Option<u64>,
+    /// The next dial is not before this time.
+    pub(super) not_before: Option<u64>,
+    /// The next interval.
+    pub(super) backoff: u64,
+    /// In the queue of dials.
+    pub(super) queued: bool,
+}
+
+/// A peer.
+#[derive(Debug)]
+pub(super) struct Peer {
+    /// Where it is dialled.
+    pub(super) address: Option<Listener>,
+    pub(super) id: Option<EndpointId>,
+    /// This peer is an address of that one.
+    pub(super) alias: Option<PeerKey>,
+    /// The token that this side gives, and the one that it got.
+    pub(super) gives: Secret,
+    pub(super) shows: Option<Secret>,
+    /// `to` of packets to the peer.
+    pub(super) to: PeerIndex,
+    /// The newest accepted epoch.
+    pub(super) newest: Option<Epoch>,
+    /// Count of sessions.
+    pub(super) session: u32,
+    /// The session has begun.
+    pub(super) begun: bool,
+    /// The operations of the session have failed, and no link has been adopted since.
+    pub(super) failed: bool,
+    /// The session ends with the last link.
+    pub(super) ends: bool,
+    /// Another endpoint states the address of this peer: it is dialled.
+    pub(super) probe: bool,
+    /// Links ended because of the peer's packets, since the last packet that was processed.
+    pub(super) strikes: u32,
+
+    pub(super) own: Option<LinkKey>,
+    pub(super) accepted: Option<LinkKey>,
+    pub(super) out: Option<LinkKey>,
+    /// The count of out-links.
+    pub(super) outs: u32,
+    pub(super) dial: Dial,
+    /// In the list of timers.
+    pub(super) timed: bool,
+    /// When a CLOSE without answer ends its link.
+    pub(super) close_at: Option<u64>,
+
+    /// Numbered packets that are not complete.
+    pub(super) posted: List,
+    /// The first of them that is not on the out-link.
+    pub(super) repost: Option<OpKey>,
+    /// The first of them whose SEND has not completed.
+    pub(super) unsent: Option<OpKey>,
+    pub(super) answers: List,
+    pub(super) waiting: List,
+    /// The number that is assigned next.
+    pub(super) next: Number,
+    /// The number behind the last packet that is known to have arrived.
+    pub(super) completed: Number,
+    /// How many posted operations wait for *processed*.
+    pub(super) acks: u32,
+    pub(super) outbound: Outbound,
+    /// The largest payload of EAGER that the peer takes.
+    pub(super) eager: u32,
+    /// No packet has told the peer that its newest grant was received.
+    pub(super) confirm: bool,
+    /// The newest grant asks for unused credit.
+    pub(super) recalled: bool,
+
+    /// The number of the next packet of the peer.
+    pub(super) expected: Number,
+    pub(super) inbound: Option<Inbound>,
+    /// The newest CREDIT and its link, until the peer has seen it.
+    pub(super) unseen: Option<(LinkKey, GrantNumber)>,
+    /// The link with the newest terms of this side.
+    pub(super) stated: Option<LinkKey>,
+    /// The newest grant may be lost.
+    pub(super) restate: bool,
+    /// *processed* of the newest packet to the peer.
+    pub(super) told: Number,
+    /// The number behind the last packet with ACK.
+    pub(super) ack: Number,
+    /// Unused credit is to be asked for.
+    pub(super) recall: bool,
+    /// The link on which such a question was sent, until its answer.
+    pub(super) recalling: Option<LinkKey>,
+    /// A packet has arrived since the last search for a peer to recall credit from.
+    pub(super) busy: bool,
+    /// In the list of peers that may have something to report.
+    pub(super) listed: bool,
+}
+
+impl Peer {
+    pub(super) fn new(address: Option<Listener>, id: Option<EndpointId>, gives: Secret) -> Self {
+        Self {
+            address,
+            id,
+            alias: None,
+            gives,
+            shows: None,
+            to: PeerIndex::default(),
+            newest: None,
+            session: 0,
+            begun: false,
+            failed: false,
+            ends: false,
+            probe: false,
+            strikes: 0,
+            own: None,
+            accepted: None,
+            out: None,
+            outs: 0,
+            dial: Dial::default(),
+            timed: false,
+            close_at: None,
+            posted: List::default(),
+            repost: None,
+            unsent: None,
+            answers: List::default(),
+            waiting: List::default(),
+            next: Number::default(),
+            completed: Number::default(),
+            acks: 0,
+            outbound: Outbound::default(),
+            eager: 0,
+            confirm: false,
+            recalled: false,
+            expected: Number::default(),
+            inbound: None,
+            unseen: None,
+            stated: None,
+            restate: false,
+            told: Number::default(),
+            ack: Number::default(),
+            recall: false,
+            recalling: None,
+            busy: false,
+            listed: false,
+        }
+    }
+
+    /// Ends the session: what remains is the address and the operations that wait.
+    pub(super) fn forget(&mut self, pool: &mut Pool, gives: Secret) {
+        if let Some(inbound) = self.inbound.take() {
+            inbound.release(pool);
+        }
+        let fresh = Self::new(self.address, None, gives);
+        *self = Self {
+            answers: self.answers,
+            waiting: self.waiting,
+            outs: self.outs,
+            session: self.session.wrapping_add(1),
+            timed: self.timed,
+            listed: self.listed,
+            ..fresh
+        };
+    }
+
+    /// Whether operations are to be posted or completed.
+    pub(super) fn has_ops(&self) -> bool {
+        !(self.posted.is_empty() && self.answers.is_empty() && self.waiting.is_empty())
+    }
+
+    /// Whether there is something to report to the peer: CREDIT.
+    pub(super) fn has_report(&self) -> bool {
+        let credit = self.inbound.as_ref().is_some_and(Inbound::is_due);
+        credit || self.restate || self.recall || self.told.is_before(self.ack)
+    }
+
+    /// Whether the newest grant is to be answered: RETURN.
+    pub(super) fn has_return(&self) -> bool {
+        self.recalled || self.confirm && (self.acks > 0 || !self.waiting.is_empty())
+    }
+}

@@ -1,0 +1,308 @@
+//! From a link that ends to the next one. `docs/protocol-rdm.md`, "Use of links" and "Recovery".
+
+use super::connect::PATIENCE;
+use super::core::{Core, Io};
+use super::link::{Link, LinkKey, Role, State};
+use super::ops::List;
+use super::peer::{Dial, PeerKey};
+use crate::errno::FiErrno;
+use crate::wire::rdm::{Number, Terms};
+
+/// Links that may end because of a peer's packets before its operations fail.
+const STRIKES: u32 = 16;
+
+impl<I: Io> Core<I> {
+    /// A link has broken: an error completion, an event of the queue pair, a disconnect.
+    pub fn broken(&mut self, link: LinkKey, io: &mut I) {
+        self.end_link(link, io);
+        self.settle(io);
+    }
+
+    /// A packet violates the protocol.
+    pub(super) fn violation(&mut self, link: LinkKey, io: &mut I) {
+        let Some(key) = self.links.get(link).map(|link| link.peer) else {
+            return;
+        };
+        #[cfg(test)]
+        {
+            self.violations += 1;
+        }
+        self.end_link(link, io);
+        if let Some(peer) = self.peers.get_mut(key) {
+            peer.strikes += 1;
+            if peer.strikes > STRIKES {
+                peer.strikes = 0;
+                self.fail(key, FiErrno::ECONNABORTED, io);
+            }
+        }
+    }
+
+    /// Begins to end a link.
+    pub(super) fn end_link(&mut self, link: LinkKey, io: &mut I) {
+        let Some(ending) = self.links.get_mut(link) else {
+            return;
+        };
+        let (state, key) = (ending.state, ending.peer);
+        if state == State::Ending {
+            return;
+        }
+        ending.state = State::Ending;
+        if let Some(peer) = self.peers.get_mut(key)
+            && peer.out == Some(link)
+        {
+            peer.out = None;
+            peer.close_at = None;
+            ending.was_out = true;
+        }
+        if state == State::Dialling {
+            self.dialled();
+        }
+        io.end(link);
+    }
+
+    pub(super) fn end_links(&mut self, key: PeerKey, io: &mut I) {
+        let Some(peer) = self.peers.get(key) else {
+            return;
+        };
+        for link in [peer.own, peer.accepted].into_iter().flatten() {
+            self.end_link(link, io);
+        }
+    }
+
+    /// A link has ended: all that had arrived or completed on it was passed.
+    pub fn ended(&mut self, link: LinkKey, io: &mut I) {
+        let Some(ended) = self.links.remove(link) else {
+            return;
+        };
+        let key = ended.peer;
+        self.unlink(key, link);
+        let patient = ended.was_out && ended.role == Role::Accepted;
+        if patient && let Some(peer) = self.peers.get_mut(key) {
+            // normally the dialler replaces the link
+            peer.dial.not_before = Some(self.now + PATIENCE);
+            self.set_timer(key);
+        }
+        self.advance(key, io);
+        self.settle(io);
+    }
+
+    /// A link is gone.
+    pub(super) fn unlink(&mut self, key: PeerKey, link: LinkKey) {
+        let Some(peer) = self.peers.get_mut(key) else {
+            return;
+        };
+        for of in [&mut peer.own, &mut peer.accepted] {
+            if *of == Some(link) {
+                *of = None;
+            }
+        }
+        if peer.unseen.is_some_and(|(on, _)| on == link) {
+            peer.unseen = None;
+            peer.restate = true;
+        }
+        if peer.stated == Some(link) {
+            peer.stated = None;
+            peer.restate = true;
+        }
+        if peer.recalling == Some(link) {
+            peer.recalling = None;
+        }
+        self.end_session(key);
+    }
+
+    /// Drops a session that ends, if it has no links.
+    pub(super) fn end_session(&mut self, key: PeerKey) {
+        let peer = self.peers.get(key);
+        if !peer.is_some_and(|it| it.ends && it.own.is_none() && it.accepted.is_none()) {
+            return;
+        }
+        let secret = self.secret();
+        if let Some(peer) = self.peers.get_mut(key) {
+            if let Some(id) = peer.id {
+                self.ids.remove(&id);
+            }
+            debug_assert!(peer.posted.is_empty());
+            self.secrets.remove(&peer.gives);
+            self.secrets.insert(secret, key);
+            peer.forget(&mut self.pool, secret);
+        }
+    }
+
+    /// Completes all operations of a peer in error, and ends its links. The session stays.
+    pub(super) fn fail(&mut self, key: PeerKey, error: FiErrno, io: &mut I) {
+        let Some(peer) = self.peers.get_mut(key) else {
+            return;
+        };
+        peer.failed = true;
+        peer.probe = false;
+        peer.acks = 0;
+        (peer.repost, peer.unsent) = (None, None);
+        peer.dial = Dial {
+            queued: peer.dial.queued,
+            ..Dial::default()
+        };
+        for list in [&mut peer.posted, &mut peer.answers, &mut peer.waiting] {
+            while let Some(op) = list.pop(&self.ops) {
+                if let Some(entry) = self.ops.remove(op)
+                    && !entry.done
+                {
+                    io.complete(entry.op, Err(error));
+                }
+            }
+        }
+        self.end_links(key, io);
+    }
+
+    /// Whether the peer needs an out-link.
+    fn needs(&self, key: PeerKey) -> bool {
+        let Some(peer) = self.peers.get(key) else {
+            return false;
+        };
+        let up = |link: LinkKey| self.links.get(link).is_some_and(|it| it.state == State::Up);
+        let linked = peer.own.is_some_and(up) || peer.accepted.is_some_and(up);
+        peer.has_ops() || peer.probe || linked && (peer.has_report() || peer.has_return())
+    }
+
+    /// Takes the next steps of a peer, after any change.
+    pub(super) fn advance(&mut self, key: PeerKey, io: &mut I) {
+        self.accept_held(key, io);
+        self.greet(key, io);
+        let Some(peer) = self.peers.get(key) else {
+            return;
+        };
+        if peer.alias.is_some() {
+            return;
+        }
+        if peer.out.is_none() {
+            let links = [peer.own, peer.accepted];
+            if let Some(link) = links
+                .into_iter()
+                .flatten()
+                .find(|link| self.is_final(*link))
+            {
+                self.adopt(key, link, io);
+            } else if self.needs(key) {
+                self.seek(key, io);
+            } else if let Some(peer) = self.peers.get_mut(key) {
+                // no dial is repeated
+                if peer.own.is_none() {
+                    peer.dial.since = None;
+                    peer.dial.backoff = 0;
+                }
+            }
+        }
+        self.pump(key, io);
+    }
+
+    /// Advances peers that others have changed, and those whose dial can begin.
+    pub(super) fn settle(&mut self, io: &mut I) {
+        loop {
+            if let Some(key) = self.changed.pop() {
+                self.advance(key, io);
+            } else if self.dials < self.config.dials
+                && let Some(key) = self.queue.pop_front()
+            {
+                if let Some(peer) = self.peers.get_mut(key) {
+                    peer.dial.queued = false;
+                }
+                self.changed.push(key);
+            } else {
+                return;
+            }
+        }
+    }
+
+    /// Whether a link is up, and its terms were stated after the last out-link had ended.
+    fn is_final(&self, link: LinkKey) -> bool {
+        let Some(Link {
+            peer,
+            state: State::Up,
+            mark,
+            terms: Some(_),
+            ..
+        }) = self.links.get(link)
+        else {
+            return false;
+        };
+        let outs = self.peers.get(*peer).map(|peer| peer.outs);
+        mark.is_some() && *mark == outs
+    }
+
+    /// Looks for an out-link: dials, or ends an own link that is no use, in order to dial.
+    fn seek(&mut self, key: PeerKey, io: &mut I) {
+        let Some(peer) = self.peers.get_mut(key) else {
+            return;
+        };
+        let link = |link: Option<LinkKey>| self.links.get(link?);
+        let own = link(peer.own).map(|own| own.state);
+        // its HELLO is awaited, and will make it the out-link
+        let coming = link(peer.accepted)
+            .is_some_and(|it| it.state == State::Replied && it.mark == Some(peer.outs));
+        // it may have been the out-link: the request must state that it has ended
+        let ending = link(peer.accepted).is_some_and(|it| it.state == State::Ending);
+        match (own, peer.own) {
+            (Some(State::Up), Some(own)) => self.end_link(own, io),
+            (None, _) if !coming && !ending => self.dial(key, io),
+            _ => {
+                peer.dial.since = peer.dial.since.or(Some(self.now));
+                self.set_timer(key);
+            }
+        }
+    }
+
+    /// Makes a link the out-link, and repeats on it what has not arrived.
+    fn adopt(&mut self, key: PeerKey, link: LinkKey, io: &mut I) {
+        let Some(terms) = self.links.get(link).and_then(|link| link.terms) else {
+            return;
+        };
+        let Some(peer) = self.peers.get_mut(key) else {
+            return;
+        };
+        let expected = terms.expected;
+        let damaged = expected.is_before(peer.completed) || peer.next.is_before(expected);
+        peer.out = Some(link);
+        peer.outs = peer.outs.wrapping_add(1);
+        peer.restate |= peer.stated.is_some_and(|stated| stated != link);
+        peer.dial = Dial {
+            queued: peer.dial.queued,
+            ..Dial::default()
+        };
+        (peer.failed, peer.probe, peer.confirm) = (false, false, true);
+        if damaged {
+            return self.fail(key, FiErrno::ECONNABORTED, io);
+        }
+        self.resume(key, &terms, io);
+    }
+
+    fn resume(&mut self, key: PeerKey, terms: &Terms, io: &mut I) {
+        let Some(peer) = self.peers.get_mut(key) else {
+            return;
+        };
+        let (mut number, mut used): (Number, _) = (terms.expected, terms.used);
+        let mut next = peer.posted.first();
+        (peer.repost, peer.unsent) = (None, None);
+        while let Some(op) = next {
+            next = List::next(&self.ops, op);
+            let Some(entry) = self.ops.get_mut(op) else {
+                break;
+            };
+            if entry.number.is_before(terms.expected) {
+                peer.acks -= u32::from(!entry.acked);
+                if !entry.done {
+                    entry.done = true;
+                    io.complete(entry.op, Ok(()));
+                }
+                continue;
+            }
+            debug_assert_eq!(entry.number, number);
+            entry.sent = false;
+            number = number.next();
+            used = used.add(entry.spent);
+            peer.repost = peer.repost.or(Some(op));
+            peer.unsent = peer.unsent.or(Some(op));
+        }
+        peer.outbound.resume(used);
+        (peer.next, peer.completed) = (number, terms.expected);
+        self.retire(key);
+    }
+}

@@ -1,0 +1,138 @@
+//! Tests of the state machine on a network in memory.
+//!
+//! `WEFT_RDM_SEEDS=100000` runs so many seeds of each test, `WEFT_RDM_SEED=N` runs one, and
+//! `WEFT_RDM_TRACE=1` prints its events.
+
+mod net;
+
+use crate::wire::rdm::Credit;
+use net::{Plan, World};
+
+/// Random numbers (splitmix64).
+#[derive(Clone)]
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut word = self.0;
+        word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        word ^ word >> 31
+    }
+
+    fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+
+    fn one_in(&mut self, bound: u64) -> bool {
+        self.below(bound) == 0
+    }
+
+    /// A time in ns, mostly short.
+    fn delay(&mut self) -> u64 {
+        match self.below(16) {
+            0 => self.below(40_000_000),
+            1..4 => self.below(1_000_000),
+            _ => self.below(20_000),
+        }
+    }
+}
+
+/// Runs a plan with a seed; a failure says how to repeat it.
+fn try_seed(test: &str, seed: u64, plan: Plan) -> World {
+    let run = std::panic::AssertUnwindSafe(|| {
+        let mut world = World::new(seed, plan);
+        world.run();
+        world
+    });
+    std::panic::catch_unwind(run).unwrap_or_else(|panic| {
+        eprintln!("repeat by: WEFT_RDM_SEED={seed} cargo test -p weft {test} -- --nocapture");
+        std::panic::resume_unwind(panic)
+    })
+}
+
+/// The seeds to run, `share` of them in the fast tests.
+fn seeds(share: u64) -> std::ops::Range<u64> {
+    let number = |name| std::env::var(name).ok()?.parse::<u64>().ok();
+    match (number("WEFT_RDM_SEED"), number("WEFT_RDM_SEEDS")) {
+        (Some(seed), _) => seed..seed + 1,
+        (None, Some(count)) => 0..count,
+        (None, None) => 0..share,
+    }
+}
+
+const LARGE: Credit = Credit::new(1 << 20, 1 << 16);
+
+#[test]
+fn a_broken_network_loses_and_repeats_nothing() {
+    for seed in seeds(1000) {
+        let mut random = Random(!seed);
+        let plan = Plan {
+            nodes: 2 + random.below(3) as usize,
+            sends: 10 + random.below(80) as usize,
+            chaos: random.below(14) as usize,
+            restarts: random.one_in(4),
+            losses: [0, 4, 10, 30][random.below(4) as usize],
+            aliases: random.one_in(3),
+            evictions: random.one_in(2),
+            pool: match random.below(3) {
+                0 => Credit::new(0, 0),
+                1 => Credit::new(100, 5),
+                _ => LARGE,
+            },
+            one_way: random.one_in(5),
+            late: random.one_in(6),
+        };
+        try_seed("a_broken_network", seed, plan);
+    }
+}
+
+/// A network without faults.
+const CALM: Plan = Plan {
+    nodes: 2,
+    sends: 30,
+    chaos: 0,
+    restarts: false,
+    losses: 0,
+    aliases: false,
+    evictions: false,
+    pool: LARGE,
+    one_way: false,
+    late: false,
+};
+
+#[test]
+fn one_link_if_one_side_dials() {
+    for seed in seeds(200) {
+        let plan = Plan {
+            one_way: true,
+            ..CALM
+        };
+        let world = try_seed("one_link", seed, plan);
+        for node in &world.nodes {
+            let links = node.core.peer_keys().map(|peer| node.core.links_to(peer));
+            assert_eq!(links.collect::<Vec<_>>(), [1], "seed {seed}");
+        }
+        assert_eq!(world.conns.len(), 1, "seed {seed}");
+    }
+}
+
+#[test]
+fn both_sides_dial_at_once() {
+    let mut pairs = 0;
+    for seed in seeds(500) {
+        let world = try_seed("both_sides", seed, CALM);
+        assert!(world.conns.len() <= 2, "seed {seed}");
+        for node in &world.nodes {
+            let links = node.core.peer_keys().map(|peer| node.core.links_to(peer));
+            let links: Vec<_> = links.collect();
+            assert!(links == [1] || links == [2], "seed {seed}: {links:?}");
+            pairs += usize::from(links == [2]);
+        }
+    }
+    assert!(
+        pairs > 0 || seeds(500).count() < 100,
+        "no seed had two dials"
+    );
+}

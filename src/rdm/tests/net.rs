@@ -1,0 +1,793 @@
+//! A network in memory, driven by a seed. It delays packets, completions and messages of the
+//! connection manager, breaks links at any packet in either direction, delivers packets of a queue
+//! pair after its sender has ended it, loses requests and replies, restarts endpoints, and refuses
+//! queue pairs and credit. A model compares what was sent with what was delivered.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap, VecDeque};
+
+use super::super::core::{Config, Core, Failure, Io, Origin, Send};
+use super::super::link::LinkKey;
+use super::super::ops::{Form, Uses};
+use super::super::peer::PeerKey;
+use super::Random;
+use crate::errno::Result;
+use crate::verbs::{RemoteAddr, Rkey};
+use crate::wire::rdm::packet::{MAX_HEAD, Message, Payload};
+use crate::wire::rdm::{
+    Body, Credit, EndpointId, Header, Listener, Number, OpId, Packet, Rejection, Reply, Request,
+};
+
+const US: u64 = 1_000;
+const MS: u64 = 1_000 * US;
+
+/// An operation.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Op {
+    id: usize,
+    len: u32,
+    ack: bool,
+    answer: bool,
+}
+
+/// A message in the model.
+#[derive(Debug)]
+struct Sent {
+    from: usize,
+    to: Listener,
+    answer: bool,
+    /// The session when it was posted.
+    meant_for: Option<EndpointId>,
+    result: Option<bool>,
+    delivered: Option<usize>,
+}
+
+enum Action {
+    Dial(LinkKey, Listener, Vec<u8>),
+    Accept(LinkKey, usize, Vec<u8>),
+    Reject(usize, Vec<u8>),
+    Post(LinkKey, Wire),
+    NoRoom(LinkKey),
+    End(LinkKey),
+    Complete(usize, bool),
+    Deliver(Origin, usize, Credit),
+}
+
+/// A packet on the network.
+struct Wire {
+    head: Vec<u8>,
+    total: usize,
+    number: Option<Number>,
+}
+
+/// What a queue pair's completions say.
+enum Completion {
+    Packet(Wire),
+    Sent(Number),
+}
+
+/// The hands of one endpoint.
+pub(super) struct Hands {
+    actions: Vec<Action>,
+    random: Random,
+    /// Work requests that have not completed, per link.
+    posted: HashMap<u32, u32>,
+    sq: u32,
+    chaos: bool,
+}
+
+impl Io for Hands {
+    type Op = Op;
+    type Held = usize;
+    type Slot = ();
+
+    fn dial(&mut self, link: LinkKey, to: Listener, request: &Request) {
+        let bytes = request.encode().to_vec();
+        self.actions.push(Action::Dial(link, to, bytes));
+    }
+
+    fn can_accept(&mut self) -> bool {
+        !(self.chaos && self.random.one_in(10))
+    }
+
+    fn accept(&mut self, link: LinkKey, held: usize, reply: &Reply) {
+        let bytes = reply.encode().to_vec();
+        self.actions.push(Action::Accept(link, held, bytes));
+    }
+
+    fn reject(&mut self, held: usize, rejection: &Rejection) {
+        let bytes = rejection.encode().to_vec();
+        self.actions.push(Action::Reject(held, bytes));
+    }
+
+    fn post(&mut self, link: LinkKey, header: Header, op: Op, form: Form) -> bool {
+        let posted = self.posted.entry(link.number()).or_default();
+        if *posted >= self.sq {
+            return false;
+        }
+        *posted += 1;
+        let message = Message {
+            tag: Some(op.id as u64),
+            data: None,
+            ack: op.ack,
+        };
+        let body = match form {
+            _ if op.answer => Body::Fin {
+                op: OpId::new(op.id as u32),
+                status: 0,
+            },
+            Form::Whole => Body::Eager {
+                message,
+                payload: Payload {
+                    offset: 32,
+                    len: op.len,
+                },
+            },
+            Form::Rts => Body::Rts {
+                message,
+                op: OpId::new(op.id as u32),
+                addr: RemoteAddr::NULL,
+                len: op.len.into(),
+                rkey: Rkey::default(),
+            },
+        };
+        self.put(link, &Packet { header, body }, Some(header.number));
+        true
+    }
+
+    fn control(&mut self, link: LinkKey, packet: &Packet) -> bool {
+        if self.random.one_in(8) {
+            self.actions.push(Action::NoRoom(link));
+            return false;
+        }
+        self.put(link, packet, None);
+        true
+    }
+
+    fn end(&mut self, link: LinkKey) {
+        self.actions.push(Action::End(link));
+    }
+
+    fn complete(&mut self, op: Op, result: Result<()>) {
+        self.actions.push(Action::Complete(op.id, result.is_ok()));
+    }
+
+    fn deliver(&mut self, from: Origin, packet: &Packet, (): ()) {
+        let id = match packet.body {
+            Body::Eager { message, .. } | Body::Rts { message, .. } => message.tag.unwrap(),
+            Body::Fin { op, .. } => op.get().into(),
+            _ => panic!("{packet:?}"),
+        };
+        let uses = packet.body.uses();
+        self.actions.push(Action::Deliver(from, id as usize, uses));
+    }
+
+    fn discard(&mut self, (): ()) {}
+
+    fn alias(&mut self, _: PeerKey, _: Option<PeerKey>) {}
+}
+
+impl Hands {
+    fn put(&mut self, link: LinkKey, packet: &Packet, number: Option<Number>) {
+        let mut head = [0; MAX_HEAD];
+        let size = packet.encode(&mut head);
+        let payload = match packet.body {
+            Body::Eager { payload, .. } => payload.len as usize,
+            _ => 0,
+        };
+        let wire = Wire {
+            head: head[..size].to_vec(),
+            total: size + payload,
+            number,
+        };
+        self.actions.push(Action::Post(link, wire));
+    }
+}
+
+pub(super) struct Node {
+    pub(super) core: Core<Hands>,
+    hands: Hands,
+    id: EndpointId,
+    alive: bool,
+    /// Connection and side of each link.
+    links: HashMap<u32, (usize, usize)>,
+    inbox: HashMap<u32, VecDeque<Completion>>,
+    /// Messages without a receive.
+    unexpected: VecDeque<(Origin, u32)>,
+    /// The last message of each sender and address, by the model's number.
+    last: HashMap<(usize, Listener), usize>,
+    tick: Option<u64>,
+}
+
+/// A connection: two queue pairs.
+pub(super) struct Conn {
+    /// Dialler, acceptor.
+    sides: [Option<(usize, LinkKey)>; 2],
+    /// Queue pairs in ERR.
+    err: [bool; 2],
+    /// Nothing passes any more.
+    cut: bool,
+    /// Packets from each side.
+    flight: [VecDeque<Wire>; 2],
+    /// When the last packet of each side arrives, and the last completion.
+    last: [u64; 2],
+    acked: [u64; 2],
+    request: Vec<u8>,
+}
+
+#[derive(Debug)]
+enum Event {
+    Request(usize, Listener),
+    Reply(usize, Vec<u8>),
+    Reject(usize, Vec<u8>),
+    DialFailed(usize, Failure),
+    Arrive(usize, usize),
+    Ack(usize, usize, Number),
+    Poll(usize, LinkKey),
+    Broken(usize, LinkKey),
+    Ended(usize, LinkKey),
+    Room(usize, LinkKey),
+    Tick(usize),
+    Match(usize),
+    Send(usize, usize),
+    Chaos,
+}
+
+/// What a run may do.
+#[derive(Clone, Copy)]
+pub(super) struct Plan {
+    pub(super) nodes: usize,
+    pub(super) sends: usize,
+    pub(super) chaos: usize,
+    pub(super) restarts: bool,
+    /// Requests, replies and rejections that get lost: one in so many; 0: none.
+    pub(super) losses: u64,
+    pub(super) aliases: bool,
+    pub(super) evictions: bool,
+    pub(super) pool: Credit,
+    /// Only the first endpoint sends.
+    pub(super) one_way: bool,
+    /// Receives are posted only when all is sent.
+    pub(super) late: bool,
+}
+
+pub(super) struct World {
+    random: Random,
+    plan: Plan,
+    now: u64,
+    count: u64,
+    events: BinaryHeap<Reverse<(u64, u64, usize)>>,
+    bodies: Vec<Option<Event>>,
+    pub(super) nodes: Vec<Node>,
+    /// The living endpoint at an address.
+    at: HashMap<Listener, usize>,
+    pub(super) conns: Vec<Conn>,
+    sent: Vec<Sent>,
+    restarted: Vec<Listener>,
+    chaos: bool,
+}
+
+fn address(number: usize) -> Listener {
+    let ip = std::net::Ipv4Addr::new(127, 0, 0, 1);
+    Listener::new(ip.into(), 1000 + number as u16).unwrap()
+}
+
+/// A second address of the same endpoint.
+fn other_address(listener: Listener) -> Listener {
+    let ip = std::net::Ipv4Addr::new(127, 0, 0, 2);
+    Listener::new(ip.into(), listener.port()).unwrap()
+}
+
+impl World {
+    pub(super) fn new(seed: u64, plan: Plan) -> Self {
+        let mut this = Self {
+            random: Random(seed),
+            plan,
+            now: 0,
+            count: 0,
+            events: BinaryHeap::new(),
+            bodies: Vec::new(),
+            nodes: Vec::new(),
+            at: HashMap::new(),
+            conns: Vec::new(),
+            sent: Vec::new(),
+            restarted: Vec::new(),
+            chaos: plan.chaos > 0,
+        };
+        for number in 0..plan.nodes {
+            this.start(address(number));
+        }
+        this
+    }
+
+    fn start(&mut self, listener: Listener) {
+        let id = EndpointId::new(self.random.next() | 1).unwrap();
+        let config = Config {
+            id,
+            listener,
+            auth: 0,
+            seed: self.random.next(),
+            eager: 8192,
+            dials: 1 + self.random.below(3) as usize,
+            peers: 64,
+            timeout: 10_000 * MS,
+            pool: self.plan.pool,
+        };
+        let hands = Hands {
+            actions: Vec::new(),
+            random: Random(self.random.next()),
+            posted: HashMap::new(),
+            sq: 1 + self.random.below(8) as u32,
+            chaos: self.chaos,
+        };
+        self.at.insert(listener, self.nodes.len());
+        self.at.insert(other_address(listener), self.nodes.len());
+        self.nodes.push(Node {
+            core: Core::new(config),
+            hands,
+            id,
+            alive: true,
+            links: HashMap::new(),
+            inbox: HashMap::new(),
+            unexpected: VecDeque::new(),
+            last: HashMap::new(),
+            tick: None,
+        });
+    }
+
+    fn at(&mut self, time: u64, event: Event) {
+        let place = self.bodies.len();
+        self.bodies.push(Some(event));
+        self.count += 1;
+        self.events.push(Reverse((time, self.count, place)));
+    }
+
+    fn later(&mut self, event: Event) {
+        let delay = self.random.delay();
+        self.at(self.now + delay, event);
+    }
+
+    /// Calls an endpoint, and does what it asks for.
+    fn call(&mut self, node: usize, call: impl FnOnce(&mut Core<Hands>, &mut Hands)) {
+        let at = &mut self.nodes[node];
+        if !at.alive {
+            return;
+        }
+        at.core.set_now(self.now);
+        call(&mut at.core, &mut at.hands);
+        loop {
+            let at = &mut self.nodes[node];
+            at.core.flush(&mut at.hands);
+            let actions = std::mem::take(&mut at.hands.actions);
+            if actions.is_empty() {
+                break;
+            }
+            for action in actions {
+                self.act(node, action);
+            }
+        }
+        let at = &mut self.nodes[node];
+        at.core.check();
+        let deadline = at.core.deadline();
+        if let Some(time) = deadline
+            && at.tick.is_none_or(|tick| tick > time)
+        {
+            at.tick = Some(time);
+            self.at(time.max(self.now), Event::Tick(node));
+        }
+    }
+
+    fn act(&mut self, node: usize, action: Action) {
+        match action {
+            Action::Dial(link, to, request) => {
+                let conn = self.conns.len();
+                self.conns.push(Conn {
+                    sides: [Some((node, link)), None],
+                    err: [false; 2],
+                    cut: false,
+                    flight: Default::default(),
+                    last: [0; 2],
+                    acked: [0; 2],
+                    request,
+                });
+                self.nodes[node].links.insert(link.number(), (conn, 0));
+                self.message(conn, Event::Request(conn, to));
+            }
+            Action::Accept(link, conn, reply) => {
+                self.conns[conn].sides[1] = Some((node, link));
+                self.nodes[node].links.insert(link.number(), (conn, 1));
+                self.message(conn, Event::Reply(conn, reply));
+            }
+            Action::Reject(conn, rejection) => {
+                self.message(conn, Event::Reject(conn, rejection));
+            }
+            Action::Post(link, wire) => {
+                let (conn, side) = self.nodes[node].links[&link.number()];
+                let delay = self.random.delay();
+                let now = self.now;
+                let it = &mut self.conns[conn];
+                it.flight[side].push_back(wire);
+                let time = (now + delay).max(it.last[side]);
+                it.last[side] = time;
+                self.at(time, Event::Arrive(conn, side));
+            }
+            Action::NoRoom(link) => self.later(Event::Room(node, link)),
+            Action::End(link) => {
+                let (conn, side) = self.nodes[node].links[&link.number()];
+                self.conns[conn].err[side] = true;
+                self.later(Event::Ended(node, link));
+                if let Some((other, link)) = self.conns[conn].sides[1 - side] {
+                    self.later(Event::Broken(other, link));
+                }
+            }
+            Action::Complete(id, ok) => {
+                let message = &mut self.sent[id];
+                assert!(message.result.is_none(), "{message:?} completes twice");
+                message.result = Some(ok);
+            }
+            Action::Deliver(from, id, uses) => self.deliver(node, from, id, uses),
+        }
+    }
+
+    /// A message of the connection manager, which may get lost.
+    fn message(&mut self, conn: usize, event: Event) {
+        let losses = self.plan.losses;
+        if self.chaos && losses > 0 && self.random.one_in(losses) {
+            let delay = 5 * MS + self.random.below(60 * MS);
+            let time = self.now + delay;
+            self.at(time, Event::DialFailed(conn, Failure::Silent));
+            if let Some((acceptor, link)) = self.conns[conn].sides[1] {
+                let time = time + self.random.below(50 * MS);
+                self.at(time, Event::Broken(acceptor, link));
+            }
+            return;
+        }
+        self.later(event);
+    }
+
+    fn deliver(&mut self, node: usize, from: Origin, id: usize, uses: Credit) {
+        let to = self.nodes[node].id;
+        let message = &mut self.sent[id];
+        assert!(
+            message.delivered.is_none(),
+            "{id}: {message:?} is delivered twice"
+        );
+        let meant = message.meant_for.is_none_or(|id| id == to);
+        assert!(meant, "{id}: {message:?} reaches another endpoint");
+        message.delivered = Some(node);
+        if !message.answer {
+            let stream = (message.from, message.to);
+            let last = self.nodes[node].last.insert(stream, id);
+            assert!(
+                last.is_none_or(|last| last < id),
+                "{id} is delivered behind {last:?}"
+            );
+        }
+        let at = &mut self.nodes[node];
+        at.core.give_back(from, Credit::new(0, uses.slots));
+        if uses.blocks > 0 {
+            at.unexpected.push_back((from, uses.blocks));
+            if !self.plan.late {
+                self.later(Event::Match(node));
+            }
+        }
+    }
+
+    /// The endpoint of a side and its link, if it still exists.
+    fn side(&self, conn: usize, side: usize) -> Option<(usize, LinkKey)> {
+        let (node, link) = self.conns[conn].sides[side]?;
+        self.nodes[node].alive.then_some((node, link))
+    }
+
+    fn step(&mut self, event: Event) {
+        match event {
+            Event::Request(conn, to) => {
+                let Some(node) = self.at.get(&to).copied().filter(|at| self.nodes[*at].alive)
+                else {
+                    return self.later(Event::DialFailed(conn, Failure::Refused));
+                };
+                let request = std::mem::take(&mut self.conns[conn].request);
+                self.call(node, |core, hands| core.requested(conn, &request, hands));
+            }
+            Event::Reply(conn, reply) => {
+                if self.conns[conn].err[0] || self.conns[conn].cut {
+                    // the connection manager of the acceptor gives up
+                    if let Some((node, link)) = self.side(conn, 1) {
+                        self.at(self.now + 2_000 * MS, Event::Broken(node, link));
+                    }
+                    return;
+                }
+                if let Some((node, link)) = self.side(conn, 0) {
+                    self.call(node, |core, hands| core.replied(link, &reply, hands));
+                }
+            }
+            Event::Reject(conn, rejection) => {
+                if let Some((node, link)) = self.side(conn, 0) {
+                    self.call(node, |core, hands| core.rejected(link, &rejection, hands));
+                }
+            }
+            Event::DialFailed(conn, failure) => {
+                if let Some((node, link)) = self.side(conn, 0) {
+                    self.conns[conn].cut = true;
+                    self.call(node, |core, hands| core.failed(link, failure, hands));
+                }
+            }
+            Event::Arrive(conn, from) => self.arrive(conn, from),
+            Event::Ack(conn, side, number) => {
+                let it = &self.conns[conn];
+                if !it.cut && !it.err[side] {
+                    self.complete(conn, side, Completion::Sent(number));
+                }
+            }
+            Event::Poll(node, link) => self.poll(node, link),
+            Event::Broken(node, link) => {
+                self.call(node, |core, hands| core.broken(link, hands));
+            }
+            Event::Ended(node, link) => {
+                while self.nodes[node]
+                    .inbox
+                    .get(&link.number())
+                    .is_some_and(|it| !it.is_empty())
+                {
+                    self.poll(node, link);
+                }
+                let at = &mut self.nodes[node];
+                if let Some((conn, side)) = at.links.remove(&link.number()) {
+                    at.hands.posted.remove(&link.number());
+                    self.conns[conn].sides[side] = None;
+                    self.call(node, |core, hands| core.ended(link, hands));
+                }
+            }
+            Event::Room(node, link) => {
+                self.call(node, |core, hands| core.has_room(link, hands));
+            }
+            Event::Tick(node) => {
+                self.nodes[node].tick = None;
+                self.call(node, |core, hands| core.tick(hands));
+            }
+            Event::Match(node) => {
+                if let Some((from, blocks)) = self.nodes[node].unexpected.pop_front() {
+                    let credit = Credit::new(blocks, 0);
+                    self.call(node, |core, _| core.give_back(from, credit));
+                }
+            }
+            Event::Send(from, to) => self.send(from, to),
+            Event::Chaos => self.disturb(),
+        }
+    }
+
+    fn arrive(&mut self, conn: usize, from: usize) {
+        let it = &mut self.conns[conn];
+        let Some(wire) = it.flight[from].pop_front() else {
+            return;
+        };
+        if it.cut || it.err[1 - from] || it.sides[1 - from].is_none() {
+            return;
+        }
+        if let Some(number) = wire.number {
+            let time = (self.now + self.random.delay()).max(it.acked[from]);
+            it.acked[from] = time;
+            self.at(time, Event::Ack(conn, from, number));
+        }
+        self.complete(conn, 1 - from, Completion::Packet(wire));
+    }
+
+    fn complete(&mut self, conn: usize, side: usize, completion: Completion) {
+        if let Some((node, link)) = self.side(conn, side) {
+            let inbox = self.nodes[node].inbox.entry(link.number()).or_default();
+            inbox.push_back(completion);
+            self.later(Event::Poll(node, link));
+        }
+    }
+
+    fn poll(&mut self, node: usize, link: LinkKey) {
+        let inbox = self.nodes[node].inbox.get_mut(&link.number());
+        match inbox.and_then(VecDeque::pop_front) {
+            Some(Completion::Packet(wire)) => {
+                let packet = Packet::decode(&wire.head, wire.total).expect("a packet");
+                self.call(node, |core, hands| core.arrived(link, &packet, (), hands));
+            }
+            Some(Completion::Sent(number)) => {
+                if let Some(posted) = self.nodes[node].hands.posted.get_mut(&link.number()) {
+                    *posted -= 1;
+                }
+                self.call(node, |core, hands| core.sent(link, number, hands));
+            }
+            None => {}
+        }
+    }
+
+    /// The endpoint at place `from` of the plan sends to the one at `to`.
+    fn send(&mut self, from: usize, to: usize) {
+        let from = self.at[&address(from)];
+        let mut to = address(to);
+        if self.plan.aliases && self.random.one_in(3) {
+            to = other_address(to);
+        }
+        let id = self.sent.len();
+        let len = match self.random.below(8) {
+            0 => self.random.below(9000),
+            1 => 8192,
+            2 => self.random.below(1 << 20),
+            _ => self.random.below(200),
+        };
+        let answer = self.random.one_in(8);
+        let op = Op {
+            id,
+            len: len as u32,
+            ack: !answer && self.random.one_in(4),
+            answer,
+        };
+        let uses = if answer {
+            Uses::Answer
+        } else {
+            Uses::Message(len)
+        };
+        let peer = self.nodes[from].core.peer_at(to).unwrap();
+        self.sent.push(Sent {
+            from,
+            to,
+            answer,
+            meant_for: self.nodes[from].core.session(peer),
+            result: None,
+            delivered: None,
+        });
+        let send = Send {
+            op,
+            uses,
+            ack: op.ack,
+        };
+        self.call(from, |core, hands| core.send(peer, send, hands).unwrap());
+    }
+
+    fn disturb(&mut self) {
+        let choice = self.random.below(10);
+        if choice == 0 && self.plan.restarts {
+            let place = self.random.below(self.plan.nodes as u64) as usize;
+            return self.restart(address(place));
+        }
+        if choice < 3 && self.plan.evictions {
+            for node in 0..self.nodes.len() {
+                let peers: Vec<_> = self.nodes[node].core.peer_keys().collect();
+                for peer in peers {
+                    self.call(node, |core, hands| {
+                        core.evict(peer, hands);
+                    });
+                }
+            }
+            return;
+        }
+        // one of the newest connections
+        let newest = self.conns.len().min(4) as u64;
+        if newest == 0 {
+            return;
+        }
+        let conn = self.conns.len() - 1 - self.random.below(newest) as usize;
+        self.cut(conn);
+    }
+
+    /// Breaks a link: what is in flight is lost, and each side notices at another time.
+    fn cut(&mut self, conn: usize) {
+        self.conns[conn].cut = true;
+        let dialled = self.conns[conn].sides[1].is_none();
+        if dialled {
+            return self.later(Event::DialFailed(conn, Failure::Silent));
+        }
+        for side in 0..2 {
+            if let Some((node, link)) = self.conns[conn].sides[side] {
+                self.later(Event::Broken(node, link));
+            }
+        }
+        // an own link whose reply is lost
+        self.later(Event::DialFailed(conn, Failure::Silent));
+    }
+
+    fn restart(&mut self, listener: Listener) {
+        let old = self.at[&listener];
+        self.nodes[old].alive = false;
+        self.restarted.push(listener);
+        for conn in 0..self.conns.len() {
+            let sides = self.conns[conn].sides;
+            if sides.iter().flatten().any(|(node, _)| *node == old) {
+                self.cut(conn);
+            }
+        }
+        // requests that it holds
+        for conn in 0..self.conns.len() {
+            if self.conns[conn].sides[1].is_none() {
+                let time = self.now + 100 * MS;
+                self.at(time, Event::DialFailed(conn, Failure::Silent));
+            }
+        }
+        self.start(listener);
+    }
+
+    pub(super) fn run(&mut self) {
+        let plan = self.plan;
+        let busy = (1 + self.random.below(100)) * MS;
+        for _ in 0..plan.sends {
+            let from = match plan.one_way {
+                true => 0,
+                false => self.random.below(plan.nodes as u64) as usize,
+            };
+            let other = 1 + self.random.below(plan.nodes as u64 - 1) as usize;
+            let to = (from + other) % plan.nodes;
+            // many at the begin, so that both sides dial
+            let time = match self.random.one_in(3) {
+                true => 0,
+                false => self.random.below(busy),
+            };
+            self.at(time, Event::Send(from, to));
+        }
+        for _ in 0..plan.chaos {
+            let time = self.random.below(busy + 100 * MS);
+            self.at(time, Event::Chaos);
+        }
+        let calm = busy + 100 * MS;
+        let mut steps = 0;
+        while let Some(Reverse((time, _, place))) = self.events.pop() {
+            self.now = time;
+            steps += 1;
+            assert!(steps < 400_000, "the network does not come to rest");
+            if time > calm && self.chaos {
+                self.chaos = false;
+                for node in &mut self.nodes {
+                    node.hands.chaos = false;
+                }
+            }
+            let event = self.bodies[place].take().expect("each event once");
+            if std::env::var_os("WEFT_RDM_TRACE").is_some() {
+                eprintln!("{:9} us {event:?}", time / US);
+            }
+            self.step(event);
+            if self.events.is_empty() {
+                // late receives
+                for node in 0..self.nodes.len() {
+                    for _ in 0..self.nodes[node].unexpected.len().min(3) {
+                        self.later(Event::Match(node));
+                    }
+                }
+            }
+        }
+        self.check();
+    }
+
+    fn check(&self) {
+        for (id, message) in self.sent.iter().enumerate() {
+            if !self.nodes[message.from].alive {
+                continue;
+            }
+            let Some(ok) = message.result else {
+                panic!("{id}: {message:?} does not complete");
+            };
+            let original = address(usize::from(message.to.port()) - 1000);
+            let may_fail = !self.restarted.is_empty();
+            if ok && !self.restarted.contains(&original) {
+                assert!(message.delivered.is_some(), "{id}: {message:?} is lost");
+            }
+            assert!(ok || may_fail, "{id}: {message:?} fails without reason");
+        }
+        for (place, node) in self.nodes.iter().enumerate().filter(|(_, node)| node.alive) {
+            assert!(node.unexpected.is_empty());
+            for peer in node.core.peer_keys() {
+                let Some(report) = node.core.audit(peer) else {
+                    continue;
+                };
+                assert_eq!(report.stored, Credit::ZERO, "{place}: credit is lost");
+                let other = self
+                    .nodes
+                    .iter()
+                    .find(|it| it.alive && Some(it.id) == report.id);
+                let Some(other) = other else { continue };
+                let back = other.core.peer_keys().find_map(|peer| {
+                    let back = other.core.audit(peer)?;
+                    (back.id == Some(node.id)).then_some(back)
+                });
+                if let Some(back) = back.filter(|back| back.up && report.up) {
+                    assert_eq!(back.spent, report.used, "{place}: positions differ");
+                    assert_eq!(back.next, report.expected, "{place}: numbers differ");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,550 @@
+//! Packets in both directions on links that are up.
+
+use super::core::{Core, Io, Origin};
+use super::credit::Inbound;
+use super::link::{Closing, Link, LinkKey, Role, State};
+use super::ops::{Form, List, Uses};
+use super::peer::PeerKey;
+use crate::wire::rdm::packet::{RTS_CREDIT, eager_credit};
+use crate::wire::rdm::{Body, Close, Credit, Grant, Header, Number, Packet, PeerIndex};
+
+const SECOND: u64 = 1_000_000_000;
+/// How many peers one search for credit to recall examines.
+const SEARCH: usize = 64;
+
+impl<I: Io> Core<I> {
+    /// The header of a packet without number.
+    #[inline]
+    pub(super) fn header(&self, key: PeerKey) -> Option<Header> {
+        let peer = self.peers.get(key)?;
+        Some(Header {
+            number: Number::default(),
+            processed: peer.expected,
+            seen: peer.outbound.grant().number,
+            to: peer.to,
+        })
+    }
+
+    /// A packet with such a header was posted.
+    #[inline]
+    pub(super) fn posted(&mut self, key: PeerKey) {
+        if let Some(peer) = self.peers.get_mut(key) {
+            peer.told = peer.expected;
+            peer.confirm = false;
+        }
+    }
+
+    /// Posts what can be posted to a peer: packets of the last link, answers, new packets.
+    pub(super) fn pump(&mut self, key: PeerKey, io: &mut I) {
+        let Some(out) = self.open_link(key) else {
+            return;
+        };
+        while self.post_next(key, out, io) {}
+        self.list(key);
+    }
+
+    /// The out-link, if packets may be posted to it.
+    fn open_link(&self, key: PeerKey) -> Option<LinkKey> {
+        let out = self.peers.get(key)?.out?;
+        self.links.get(out)?.is_open().then_some(out)
+    }
+
+    /// Posts one packet. `false`: none can be posted now.
+    #[inline]
+    fn post_next(&mut self, key: PeerKey, out: LinkKey, io: &mut I) -> bool {
+        let Some(mut header) = self.header(key) else {
+            return false;
+        };
+        let Some(peer) = self.peers.get_mut(key) else {
+            return false;
+        };
+        if let Some(op) = peer.repost {
+            let Some(entry) = self.ops.get(op) else {
+                return false;
+            };
+            header.number = entry.number;
+            if !io.post(out, header, entry.op, entry.form) {
+                return false;
+            }
+            peer.repost = List::next(&self.ops, op);
+            self.posted(key);
+            return true;
+        }
+        let answers = !peer.answers.is_empty();
+        let list = if answers {
+            &mut peer.answers
+        } else {
+            &mut peer.waiting
+        };
+        let Some(op) = list.first() else {
+            return false;
+        };
+        let Some(entry) = self.ops.get_mut(op) else {
+            return false;
+        };
+        let (form, uses) = match entry.uses {
+            Uses::Answer => (Form::Whole, Credit::ZERO),
+            Uses::Fixed(uses) => (Form::Whole, uses),
+            Uses::Message(len) => match u32::try_from(len) {
+                Ok(len) if len <= peer.eager && peer.outbound.has(eager_credit(len)) => {
+                    (Form::Whole, eager_credit(len))
+                }
+                _ => (Form::Rts, RTS_CREDIT),
+            },
+        };
+        if !peer.outbound.spend(uses) {
+            return false;
+        }
+        header.number = peer.next;
+        if !io.post(out, header, entry.op, form) {
+            peer.outbound.unspend(uses);
+            return false;
+        }
+        (entry.number, entry.form, entry.spent) = (peer.next, form, uses);
+        peer.acks += u32::from(entry.ack);
+        peer.next = peer.next.next();
+        list.pop(&self.ops);
+        peer.posted.push(&mut self.ops, op);
+        peer.unsent = peer.unsent.or(Some(op));
+        self.posted(key);
+        true
+    }
+
+    /// The SENDs of all numbered packets on a link up to this number have completed.
+    pub fn sent(&mut self, link: LinkKey, number: Number, io: &mut I) {
+        let Some(key) = self.links.get(link).map(|link| link.peer) else {
+            return;
+        };
+        let Some(peer) = self.peers.get_mut(key) else {
+            return;
+        };
+        let behind = number.next();
+        if peer.completed.is_before(behind) {
+            peer.completed = behind;
+        }
+        while let Some(op) = peer.unsent {
+            let Some(entry) = self.ops.get_mut(op) else {
+                break;
+            };
+            if !entry.number.is_before(behind) {
+                break;
+            }
+            entry.sent = true;
+            if entry.acked {
+                entry.done = true;
+                io.complete(entry.op, Ok(()));
+            }
+            peer.unsent = List::next(&self.ops, op);
+        }
+        self.retire(key);
+        self.pump(key, io);
+    }
+
+    /// There is room in the send queue of a link again.
+    pub fn has_room(&mut self, link: LinkKey, io: &mut I) {
+        let Some(link) = self.links.get(link).copied() else {
+            return;
+        };
+        if link.state == State::Greeting {
+            return self.advance(link.peer, io);
+        }
+        self.pump(link.peer, io);
+        self.report(link.peer, io);
+    }
+
+    /// Removes completed operations from the begin of the list.
+    pub(super) fn retire(&mut self, key: PeerKey) {
+        let Some(peer) = self.peers.get_mut(key) else {
+            return;
+        };
+        while let Some(op) = peer.posted.first() {
+            if !self.ops.get(op).is_some_and(|entry| entry.done) {
+                break;
+            }
+            if peer.repost == Some(op) {
+                peer.repost = List::next(&self.ops, op);
+            }
+            peer.posted.pop(&self.ops);
+            self.ops.remove(op);
+        }
+    }
+
+    /// *processed* of a packet: completes operations with ACK.
+    fn processed(&mut self, key: PeerKey, processed: Number, io: &mut I) {
+        let Some(peer) = self.peers.get_mut(key) else {
+            return;
+        };
+        let mut next = peer.posted.first();
+        while let Some(op) = next {
+            let Some(entry) = self.ops.get_mut(op) else {
+                break;
+            };
+            if peer.acks == 0 || !entry.number.is_before(processed) {
+                break;
+            }
+            if !entry.acked {
+                entry.acked = true;
+                peer.acks -= 1;
+                if entry.sent {
+                    entry.done = true;
+                    io.complete(entry.op, Ok(()));
+                }
+            }
+            next = List::next(&self.ops, op);
+        }
+        self.retire(key);
+    }
+
+    /// A packet on a link could not be decoded.
+    pub fn violated(&mut self, link: LinkKey, slot: I::Slot, io: &mut I) {
+        io.discard(slot);
+        self.violation(link, io);
+    }
+
+    /// A packet has arrived on a link.
+    pub fn arrived(&mut self, link: LinkKey, packet: &Packet, slot: I::Slot, io: &mut I) {
+        let Some(from) = self.links.get(link).copied() else {
+            return io.discard(slot);
+        };
+        let key = from.peer;
+        let to = PeerIndex::new(key.number());
+        let alias = || self.resolve(PeerKey::from_number(packet.header.to.get())) == key;
+        let known = packet.header.to == to || alias();
+        let hello = matches!(packet.body, Body::Hello(_));
+        let greets = from.role == Role::Accepted && !from.greeted;
+        let early = from.role == Role::Own && !from.greeted;
+        let Some(peer) = self.peers.get_mut(key) else {
+            return io.discard(slot);
+        };
+        let future = packet.header.processed.until(peer.next) < 0;
+        if !known || hello != greets || early || future {
+            io.discard(slot);
+            return self.violation(link, io);
+        }
+        peer.busy = true;
+        if let Some((_, number)) = peer.unseen
+            && !packet.header.seen.is_before(number)
+        {
+            peer.unseen = None;
+            self.list(key);
+        }
+        if self.peers.get(key).is_some_and(|peer| peer.acks > 0) {
+            self.processed(key, packet.header.processed, io);
+        }
+        if packet.body.kind().is_numbered() {
+            return self.numbered(link, key, packet, slot, io);
+        }
+        io.discard(slot);
+        self.unnumbered(link, key, &packet.body, io);
+    }
+
+    #[inline]
+    fn numbered(
+        &mut self,
+        link: LinkKey,
+        key: PeerKey,
+        packet: &Packet,
+        slot: I::Slot,
+        io: &mut I,
+    ) {
+        let Some(peer) = self.peers.get_mut(key) else {
+            return io.discard(slot);
+        };
+        let number = packet.header.number;
+        if number.is_before(peer.expected) {
+            return io.discard(slot);
+        }
+        let granted = peer.inbound.as_mut();
+        if number != peer.expected || !granted.is_some_and(|it| it.arrive(packet.body.uses())) {
+            io.discard(slot);
+            return self.violation(link, io);
+        }
+        peer.expected = number.next();
+        peer.strikes = 0;
+        let origin = Origin {
+            peer: key,
+            session: peer.session,
+        };
+        if packet.body.wants_ack() {
+            peer.ack = peer.expected;
+        }
+        if let Body::Rts { len, .. } = packet.body
+            && len <= self.config.eager.into()
+        {
+            self.grow(key);
+        }
+        self.list(key);
+        io.deliver(origin, packet, slot);
+    }
+
+    /// A message did not fit into the window.
+    fn grow(&mut self, key: PeerKey) {
+        let Some(peer) = self.peers.get_mut(key) else {
+            return;
+        };
+        let inbound = peer.inbound.as_mut();
+        if !inbound.is_some_and(|inbound| inbound.grow(&mut self.pool)) {
+            self.recall_one(key);
+        }
+    }
+
+    /// Asks one peer other than `key`, from which nothing has arrived for a while, for its credit.
+    pub(super) fn recall_one(&mut self, key: PeerKey) {
+        let mut at = self.peers.at_or_behind(self.recall_from);
+        for _ in 0..SEARCH {
+            let Some(found) = at.or_else(|| self.peers.at_or_behind(0)) else {
+                return;
+            };
+            at = self.peers.after(found);
+            self.recall_from = at.map_or(0, |at| at.place());
+            let Some(peer) = self.peers.get_mut(found) else {
+                return;
+            };
+            let busy = std::mem::take(&mut peer.busy);
+            let recallable = peer.inbound.as_ref().is_some_and(Inbound::is_recallable);
+            let asked = peer.recalling.is_some();
+            if found != key && !busy && !asked && recallable && peer.out.is_some() {
+                peer.recall = true;
+                return self.list(found);
+            }
+        }
+    }
+
+    fn unnumbered(&mut self, link: LinkKey, key: PeerKey, body: &Body, io: &mut I) {
+        match body {
+            Body::Hello(hello) => {
+                let Some(from) = self.links.get_mut(link) else {
+                    return;
+                };
+                if hello.epoch != from.epoch {
+                    return self.violation(link, io);
+                }
+                from.greeted = true;
+                from.terms = Some(hello.terms);
+                if from.state == State::Replied {
+                    from.state = State::Up;
+                }
+                let first = self.peers.get_mut(key);
+                let first = first.is_some_and(|peer| !std::mem::replace(&mut peer.begun, true));
+                self.take_terms(key, &hello.terms, first);
+                for listener in hello.listeners() {
+                    self.addresses.entry(listener).or_insert(key);
+                }
+                self.advance(key, io);
+            }
+            Body::Credit { grant, recall } => {
+                if let Some(peer) = self.peers.get_mut(key)
+                    && peer.outbound.receive(*grant, false)
+                {
+                    (peer.confirm, peer.recalled) = (true, *recall);
+                }
+                self.pump(key, io);
+            }
+            Body::Return(kept) => self.returned(link, key, *kept, io),
+            Body::Close(close) => self.close(link, *close, io),
+            _ => self.violation(link, io),
+        }
+    }
+
+    fn returned(&mut self, link: LinkKey, key: PeerKey, kept: Grant, io: &mut I) {
+        let Some(peer) = self.peers.get_mut(key) else {
+            return;
+        };
+        let inbound = peer.inbound.as_mut();
+        if !inbound.is_some_and(|inbound| inbound.take_back(kept, &mut self.pool)) {
+            return self.violation(link, io);
+        }
+        if peer
+            .inbound
+            .as_ref()
+            .is_some_and(|it| it.grant().number == kept.number)
+        {
+            peer.recalling = None;
+        }
+        self.list(key);
+    }
+
+    /// Credit of delivered packets: blocks of matched messages, slots that were posted again. The
+    /// peer is told by the next [`Self::flush`].
+    #[inline]
+    pub fn give_back(&mut self, from: Origin, credit: Credit) {
+        if let Some(peer) = self.peers.get_mut(from.peer)
+            && peer.session == from.session
+            && let Some(inbound) = &mut peer.inbound
+        {
+            inbound.give_back(credit, &mut self.pool);
+            self.list(from.peer);
+        }
+    }
+
+    /// Lists a peer to which something may have to be reported.
+    #[inline]
+    pub(super) fn list(&mut self, key: PeerKey) {
+        if let Some(peer) = self.peers.get_mut(key)
+            && !peer.listed
+        {
+            peer.listed = true;
+            self.reports.push(key);
+        }
+    }
+
+    /// Reports credit and *processed*: to be called at the end of a progress call.
+    pub fn flush(&mut self, io: &mut I) {
+        while let Some(key) = self.reports.pop() {
+            if let Some(peer) = self.peers.get_mut(key) {
+                peer.listed = false;
+            }
+            self.report(key, io);
+        }
+        self.settle(io);
+    }
+
+    /// Posts RETURN, CREDIT and the answer to CLOSE, if they are due and a link is open. A peer
+    /// without out-link is dialled if the report is a reason.
+    fn report(&mut self, key: PeerKey, io: &mut I) {
+        self.refuse(key, io);
+        let Some(peer) = self.peers.get(key) else {
+            return;
+        };
+        if peer.out.is_none() && (peer.has_report() || peer.has_return()) {
+            return self.advance(key, io);
+        }
+        let Some(out) = self.open_link(key) else {
+            return;
+        };
+        let Some(header) = self.header(key) else {
+            return;
+        };
+        let Some(peer) = self.peers.get_mut(key) else {
+            return;
+        };
+        if peer.has_return() {
+            let before = peer.outbound;
+            let body = Body::Return(peer.outbound.keep(peer.recalled));
+            if !io.control(out, &Packet { header, body }) {
+                peer.outbound = before;
+                return;
+            }
+            peer.recalled = false;
+            self.posted(key);
+        }
+        let Some(peer) = self.peers.get_mut(key) else {
+            return;
+        };
+        let recall = peer.recall && peer.recalling.is_none();
+        if !peer.has_report() || peer.unseen.is_some() && !recall {
+            return;
+        }
+        let Some(inbound) = &mut peer.inbound else {
+            return;
+        };
+        let before = *inbound;
+        let grant = inbound.renew();
+        let body = Body::Credit { grant, recall };
+        if !io.control(out, &Packet { header, body }) {
+            *inbound = before;
+            return;
+        }
+        peer.restate = false;
+        peer.unseen = Some((out, grant.number));
+        if recall {
+            peer.recall = false;
+            peer.recalling = Some(out);
+        }
+        self.posted(key);
+    }
+
+    /// Asks the peer whether the only link to it can be ended. `false`: it is in use.
+    pub fn evict(&mut self, peer: PeerKey, io: &mut I) -> bool {
+        let key = self.resolve(peer);
+        let Some(out) = self.open_link(key).filter(|_| self.is_idle(key)) else {
+            return false;
+        };
+        let Some(header) = self.header(key) else {
+            return false;
+        };
+        let body = Body::Close(Close::Ask);
+        if !io.control(out, &Packet { header, body }) {
+            return false;
+        }
+        self.posted(key);
+        if let Some(link) = self.links.get_mut(out) {
+            link.closing = Closing::Asked;
+        }
+        if let Some(peer) = self.peers.get_mut(key) {
+            peer.close_at = Some(self.now + SECOND);
+        }
+        self.set_timer(key);
+        true
+    }
+
+    fn is_idle(&self, key: PeerKey) -> bool {
+        let Some(peer) = self.peers.get(key) else {
+            return false;
+        };
+        let single = peer.own.is_some() != peer.accepted.is_some();
+        single && !peer.has_ops() && !peer.has_report() && !peer.recalled
+    }
+
+    fn close(&mut self, link: LinkKey, close: Close, io: &mut I) {
+        let Some(from @ Link { peer: key, .. }) = self.links.get(link).copied() else {
+            return;
+        };
+        if from.state == State::Ending {
+            return;
+        }
+        match (close, from.closing) {
+            // both ask, or this side has an answer
+            (Close::Ask, Closing::Asked) | (Close::Accept, Closing::Asked) => {
+                self.end_link(link, io);
+            }
+            (Close::Refuse, Closing::Asked) => {
+                if let Some(link) = self.links.get_mut(link) {
+                    link.closing = Closing::No;
+                }
+                if let Some(peer) = self.peers.get_mut(key) {
+                    peer.close_at = None;
+                }
+                self.pump(key, io);
+            }
+            (Close::Ask, Closing::No) => {
+                let accepts = self.is_idle(key) && self.open_link(key) == Some(link);
+                let body = Body::Close(Close::Accept);
+                let header = self.header(key).filter(|_| accepts);
+                let posted =
+                    header.is_some_and(|header| io.control(link, &Packet { header, body }));
+                if posted {
+                    self.posted(key);
+                }
+                if let Some(link) = self.links.get_mut(link) {
+                    if posted {
+                        link.closing = Closing::Accepted;
+                    } else {
+                        link.refuses = true;
+                    }
+                }
+                self.refuse(key, io);
+            }
+            _ => self.violation(link, io),
+        }
+    }
+
+    /// Posts CLOSE (refuse), if it is due.
+    fn refuse(&mut self, key: PeerKey, io: &mut I) {
+        let Some(out) = self.open_link(key) else {
+            return;
+        };
+        let Some(header) = self.header(key) else {
+            return;
+        };
+        let body = Body::Close(Close::Refuse);
+        if self.links.get(out).is_some_and(|link| link.refuses)
+            && io.control(out, &Packet { header, body })
+        {
+            self.posted(key);
+            if let Some(link) = self.links.get_mut(out) {
+                link.refuses = false;
+            }
+        }
+    }
+}
