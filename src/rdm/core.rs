@@ -367,6 +367,19 @@ impl<I: Io> Core<I> {
         })
     }
 
+    /// Prints the state of all peers and links.
+    pub(super) fn print(&self) {
+        let all = std::iter::successors(self.peers.at_or_behind(0), |key| self.peers.after(*key));
+        for key in all {
+            let peer = self.peers.get(key);
+            eprintln!("  peer {key:?}: {peer:?}");
+            let links = peer.iter().flat_map(|peer| [peer.own, peer.accepted]);
+            for link in links.flatten() {
+                eprintln!("    link {link:?}: {:?}", self.links.get(link));
+            }
+        }
+    }
+
     /// What always holds between calls.
     pub(super) fn check(&self) {
         assert_eq!(self.violations, 0, "a packet violates the protocol");

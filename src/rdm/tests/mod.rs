@@ -1,7 +1,7 @@
 //! Tests of the state machine on a network in memory.
 //!
-//! `WEFT_RDM_SEEDS=100000` runs so many seeds of each test, `WEFT_RDM_SEED=N` runs one, and
-//! `WEFT_RDM_TRACE=1` prints its events.
+//! `WEFT_RDM_SEEDS=100000` runs so many seeds of each test, beginning with `WEFT_RDM_FIRST` (0).
+//! `WEFT_RDM_SEED=N` runs one, and `WEFT_RDM_TRACE=1` prints its events, packets and actions.
 
 mod net;
 
@@ -57,7 +57,10 @@ fn seeds(share: u64) -> std::ops::Range<u64> {
     let number = |name| std::env::var(name).ok()?.parse::<u64>().ok();
     match (number("WEFT_RDM_SEED"), number("WEFT_RDM_SEEDS")) {
         (Some(seed), _) => seed..seed + 1,
-        (None, Some(count)) => 0..count,
+        (None, Some(count)) => {
+            let first = number("WEFT_RDM_FIRST").unwrap_or(0);
+            first..first + count
+        }
         (None, None) => 0..share,
     }
 }

@@ -42,6 +42,7 @@ struct Sent {
     delivered: Option<usize>,
 }
 
+#[derive(Debug)]
 enum Action {
     Dial(LinkKey, Listener, Vec<u8>),
     Accept(LinkKey, usize, Vec<u8>),
@@ -54,6 +55,7 @@ enum Action {
 }
 
 /// A packet on the network.
+#[derive(Debug)]
 struct Wire {
     head: Vec<u8>,
     total: usize,
@@ -207,6 +209,8 @@ pub(super) struct Conn {
     err: [bool; 2],
     /// Nothing passes any more.
     cut: bool,
+    /// The dialler has received the reply or the rejection, so its dial cannot fail any more.
+    answered: bool,
     /// Packets from each side.
     flight: [VecDeque<Wire>; 2],
     /// When the last packet of each side arrives, and the last completion.
@@ -265,6 +269,8 @@ pub(super) struct World {
     sent: Vec<Sent>,
     restarted: Vec<Listener>,
     chaos: bool,
+    /// Events and actions are printed.
+    trace: bool,
 }
 
 fn address(number: usize) -> Listener {
@@ -293,6 +299,7 @@ impl World {
             sent: Vec::new(),
             restarted: Vec::new(),
             chaos: plan.chaos > 0,
+            trace: std::env::var_os("WEFT_RDM_TRACE").is_some(),
         };
         for number in 0..plan.nodes {
             this.start(address(number));
@@ -378,6 +385,15 @@ impl World {
     }
 
     fn act(&mut self, node: usize, action: Action) {
+        if self.trace {
+            match &action {
+                Action::Post(link, wire) => {
+                    let packet = Packet::decode(&wire.head, wire.total);
+                    eprintln!("              {node}: {link:?} {packet:?}");
+                }
+                action => eprintln!("              {node}: {action:?}"),
+            }
+        }
         match action {
             Action::Dial(link, to, request) => {
                 let conn = self.conns.len();
@@ -385,6 +401,7 @@ impl World {
                     sides: [Some((node, link)), None],
                     err: [false; 2],
                     cut: false,
+                    answered: false,
                     flight: Default::default(),
                     last: [0; 2],
                     acked: [0; 2],
@@ -497,15 +514,19 @@ impl World {
                     }
                     return;
                 }
+                self.conns[conn].answered = true;
                 if let Some((node, link)) = self.side(conn, 0) {
                     self.call(node, |core, hands| core.replied(link, &reply, hands));
                 }
             }
             Event::Reject(conn, rejection) => {
+                self.conns[conn].answered = true;
                 if let Some((node, link)) = self.side(conn, 0) {
                     self.call(node, |core, hands| core.rejected(link, &rejection, hands));
                 }
             }
+            // a failure that was planned while the dial was under way is void if it was answered
+            Event::DialFailed(conn, _) if self.conns[conn].answered => {}
             Event::DialFailed(conn, failure) => {
                 if let Some((node, link)) = self.side(conn, 0) {
                     self.conns[conn].cut = true;
@@ -736,7 +757,7 @@ impl World {
                 }
             }
             let event = self.bodies[place].take().expect("each event once");
-            if std::env::var_os("WEFT_RDM_TRACE").is_some() {
+            if self.trace {
                 eprintln!("{:9} us {event:?}", time / US);
             }
             self.step(event);
@@ -758,6 +779,10 @@ impl World {
                 continue;
             }
             let Some(ok) = message.result else {
+                for (place, node) in self.nodes.iter().enumerate() {
+                    eprintln!("endpoint {place}, alive: {}", node.alive);
+                    node.core.print();
+                }
                 panic!("{id}: {message:?} does not complete");
             };
             let original = address(usize::from(message.to.port()) - 1000);
