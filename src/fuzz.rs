@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use crate::errno::Result;
+use crate::errno::{FiErrno, Result};
 use crate::mr::key_cache::{KeyCache, There};
 use crate::mr::lookup::{Lookup, Map, Outcome, READ_WORDS, Resolved};
 use crate::queue::slots::{Slot, SlotRing};
@@ -140,6 +140,10 @@ impl Io for Hands {
     }
 
     fn discard(&mut self, (): ()) {}
+
+    fn failed(&mut self, _: PeerKey, _: FiErrno) {}
+
+    fn loop_back(&mut self, (): ()) {}
 
     fn alias(&mut self, _: PeerKey, _: Option<PeerKey>) {}
 }

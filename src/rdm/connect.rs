@@ -3,7 +3,7 @@
 use super::core::{Core, Failure, Io};
 use super::credit::Inbound;
 use super::link::{Link, LinkKey, Role, State};
-use super::peer::PeerKey;
+use super::peer::{Dial, PeerKey};
 use crate::errno::FiErrno;
 use crate::wire::rdm::cm::VERSION;
 use crate::wire::rdm::terms::MAX_DATA;
@@ -172,17 +172,44 @@ impl<I: Io> Core<I> {
 
     /// The acceptor knows this endpoint by another address, or is this endpoint.
     fn known(&mut self, key: PeerKey, id: EndpointId, io: &mut I) {
+        let new = self.is_new(key);
         if id == self.config.id {
-            self.fail(key, FiErrno::EADDRNOTAVAIL, io);
-            io.alias(key, None);
+            if new && let Some(peer) = self.peers.get_mut(key) {
+                peer.itself = true;
+                peer.probe = false;
+                peer.dial = Dial {
+                    queued: peer.dial.queued,
+                    ..Dial::default()
+                };
+                io.alias(key, None);
+            }
             return;
         }
-        let new = self.peers.get(key).is_some_and(|peer| peer.id.is_none());
         if let Some(of) = self.ids.get(&id).copied()
             && of != key
             && new
         {
             self.merge(key, of, io);
+        }
+    }
+
+    /// Whether a peer is an address whose endpoint is not known.
+    fn is_new(&self, key: PeerKey) -> bool {
+        let peer = self.peers.get(key);
+        peer.is_some_and(|peer| peer.id.is_none() && !peer.itself)
+    }
+
+    /// Passes the operations to an address of this endpoint to the caller.
+    pub(super) fn loop_back(&mut self, key: PeerKey, io: &mut I) {
+        let Some(peer) = self.peers.get_mut(key) else {
+            return;
+        };
+        for list in [&mut peer.answers, &mut peer.waiting] {
+            while let Some(op) = list.pop(&self.ops) {
+                if let Some(entry) = self.ops.remove(op) {
+                    io.loop_back(entry.op);
+                }
+            }
         }
     }
 
@@ -192,12 +219,14 @@ impl<I: Io> Core<I> {
             return;
         };
         peer.alias = Some(of);
-        peer.dial = super::peer::Dial::default();
+        peer.dial = Dial::default();
+        let holds = std::mem::take(&mut peer.holds);
         let (mut answers, mut waiting) = (peer.answers, peer.waiting);
         (peer.answers, peer.waiting) = Default::default();
         if let Some(into) = self.peers.get_mut(of) {
             into.answers.append(&mut self.ops, &mut answers);
             into.waiting.append(&mut self.ops, &mut waiting);
+            into.holds += holds;
         }
         io.alias(key, Some(of));
         self.changed.push(of);
@@ -220,6 +249,8 @@ impl<I: Io> Core<I> {
             }
             self.end_links(key, io);
         }
+        // a request of the old one
+        self.reject_held(key, Reason::Busy, None, io);
         self.end_session(key);
     }
 
@@ -250,15 +281,7 @@ impl<I: Io> Core<I> {
             Ok(key) => key,
             Err(reason) => return io.reject(held, &answer(reason)),
         };
-        if let Some(older) = self.held.iter().position(|(peer, ..)| *peer == key) {
-            let (_, older, replaced) = self.held.swap_remove(older);
-            let rejection = Rejection {
-                epoch: Some(replaced.epoch),
-                newest: Some(request.epoch),
-                ..answer(Reason::Stale)
-            };
-            io.reject(older, &rejection);
-        }
+        self.reject_held(key, Reason::Stale, Some(request.epoch), io);
         let Some(peer) = self.peers.get_mut(key) else {
             return;
         };
@@ -272,6 +295,22 @@ impl<I: Io> Core<I> {
         self.end_before(own, request.ended, io);
         self.advance(key, io);
         self.settle(io);
+    }
+
+    /// Rejects the request of a peer that waits for its answer.
+    fn reject_held(&mut self, key: PeerKey, reason: Reason, newest: Option<Epoch>, io: &mut I) {
+        let Some(at) = self.held.iter().position(|(peer, ..)| *peer == key) else {
+            return;
+        };
+        let (_, held, request) = self.held.swap_remove(at);
+        let rejection = Rejection {
+            version: VERSION,
+            epoch: Some(request.epoch),
+            id: self.config.id,
+            newest,
+            reason,
+        };
+        io.reject(held, &rejection);
     }
 
     /// Ends a link if its epoch is before this one.
@@ -301,7 +340,7 @@ impl<I: Io> Core<I> {
         let given = request.shows.and_then(|token| self.secrets.get(&token));
         let given = given.map(|peer| self.resolve(*peer));
         // the token of a request whose reply is under way belongs to a peer without endpoint id
-        let new = |key: PeerKey| self.peers.get(key).is_some_and(|peer| peer.id.is_none());
+        let new = |key: PeerKey| self.is_new(key);
         let found = match (named, given) {
             (named, None) if request.shows.is_none() => named,
             (Some(named), Some(given)) if named == given || new(given) => Some(named),
@@ -339,12 +378,14 @@ impl<I: Io> Core<I> {
         if let Some(at) = at
             && let Some(peer) = self.peers.get(at)
         {
-            if peer.id.is_none() {
+            if self.is_new(at) {
                 self.name(at, request.id);
                 return Ok(at);
             }
             // perhaps a restarted process. Only a dial shows which endpoint has the address
-            if let Some(peer) = self.peers.get_mut(at) {
+            if !peer.itself
+                && let Some(peer) = self.peers.get_mut(at)
+            {
                 peer.probe = true;
                 self.changed.push(at);
             }
@@ -393,10 +434,10 @@ impl<I: Io> Core<I> {
             None => self.epoch,
         };
         let link = Link::new(key, Role::Accepted, request.epoch, mark);
-        let (_, held, request) = self.held.swap_remove(at);
         let Some(link) = self.links.insert(link) else {
-            return;
+            return self.reject_held(key, Reason::Busy, None, io);
         };
+        let (_, held, request) = self.held.swap_remove(at);
         if let Some(peer) = self.peers.get_mut(key) {
             peer.accepted = Some(link);
         }
@@ -464,8 +505,9 @@ impl<I: Io> Core<I> {
                     .is_some_and(|peer| peer.id.is_none_or(|id| id == reply.id))
         });
         let Some(reply) = reply else {
-            self.plan(key, false);
             self.end_link(link, io);
+            self.after_failure(key, Failure::Refused, io);
+            self.plan(key, false);
             return self.settle(io);
         };
         let of = self.ids.get(&reply.id).copied().filter(|of| *of != key);
@@ -503,7 +545,7 @@ impl<I: Io> Core<I> {
             peer.to = terms.index;
             peer.eager = eager;
             if peer.outbound.receive(terms.grant, first) {
-                (peer.confirm, peer.recalled) = (true, false);
+                peer.granted(false);
             }
         }
     }

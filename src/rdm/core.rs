@@ -55,8 +55,15 @@ pub trait Io {
     /// the caller: it used none.
     fn discard(&mut self, slot: Self::Slot);
 
+    /// All operations of a peer fail. Those that the core has are passed to [`Self::complete`]; the
+    /// caller completes the others, which the peer was held for, and releases none of them.
+    fn failed(&mut self, peer: PeerKey, error: FiErrno);
+
+    /// An operation was sent to an address of this endpoint itself. The caller delivers it.
+    fn loop_back(&mut self, op: Self::Op);
+
     /// A peer turned out to be another address of `of`; `None`: of this endpoint. Both keys are
-    /// valid, and its operations were moved.
+    /// valid, and its operations were moved, or follow by [`Self::loop_back`].
     fn alias(&mut self, peer: PeerKey, of: Option<PeerKey>);
 }
 
@@ -183,9 +190,12 @@ impl<I: Io> Core<I> {
         if let Some(peer) = self.addresses.get(&address) {
             return Ok(*peer);
         }
-        let peer = self.add_peer(Some(address), None)?;
-        self.addresses.insert(address, peer);
-        Ok(peer)
+        let key = self.add_peer(Some(address), None)?;
+        if let Some(peer) = self.peers.get_mut(key) {
+            peer.itself = address == self.config.listener;
+        }
+        self.addresses.insert(address, key);
+        Ok(key)
     }
 
     pub(super) fn add_peer(
@@ -255,6 +265,52 @@ impl<I: Io> Core<I> {
             self.settle(io);
         }
         Ok(())
+    }
+
+    /// Sends the answer to a packet, if the session of the packet exists.
+    ///
+    /// # Errors
+    /// `ECONNABORTED`: the session has ended, or ends with its links. As [`Self::send`].
+    pub fn answer(&mut self, to: Origin, op: I::Op, io: &mut I) -> Result<()> {
+        let peer = self.peers.get(to.peer);
+        if peer.is_none_or(|peer| peer.session != to.session || peer.ends) {
+            return Err(FiErrno::ECONNABORTED);
+        }
+        let send = Send {
+            op,
+            uses: Uses::Answer,
+            ack: false,
+        };
+        self.send(to.peer, send, io)
+    }
+
+    /// Begins an operation that needs a peer besides the packets of the core: RMA, or one that
+    /// waits for CTS, DATA, FIN or RESULT. The peer is dialled for it, and its link is not evicted,
+    /// until [`Self::release`] or [`Io::failed`]. The core itself begins one for each message that
+    /// it posts as RTS.
+    pub fn hold(&mut self, peer: PeerKey, io: &mut I) {
+        let key = self.resolve(peer);
+        if let Some(peer) = self.peers.get_mut(key) {
+            peer.holds += 1;
+            if peer.out.is_none() {
+                self.advance(key, io);
+                self.settle(io);
+            }
+        }
+    }
+
+    /// Ends such an operation.
+    pub fn release(&mut self, peer: PeerKey, io: &mut I) {
+        let key = self.resolve(peer);
+        if let Some(peer) = self.peers.get_mut(key) {
+            debug_assert!(peer.holds > 0);
+            peer.holds = peer.holds.saturating_sub(1);
+            if peer.holds == 0 && peer.out.is_none() {
+                // a dial may have become superfluous
+                self.advance(key, io);
+                self.settle(io);
+            }
+        }
     }
 
     /// The time at which [`Self::tick`] has something to do.

@@ -21,7 +21,10 @@
 //!   [`Core::violated`].
 //! - Credit of a delivered packet is given back by [`Core::give_back`]: its slot when the receive was
 //!   posted again, its blocks when the message was matched.
-//! - Sends to the own endpoint do not reach the core.
+//! - Sends to the own endpoint come back by [`Io::loop_back`].
+//! - A message that was posted as [`Form::Rts`] is held until the caller calls [`Core::release`],
+//!   when FIN has arrived. For RMA and other operations with an answer, call [`Core::hold`] first.
+//! - Answers to packets go by [`Core::answer`], never to another session than that of the packet.
 //!
 //! [`Core`] decides what is posted where and when, and which operations are complete. It does not
 //! know payloads, matching, keys or rendezvous: RTS, CTS, FIN and the other numbered packets are

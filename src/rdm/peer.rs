@@ -49,6 +49,8 @@ pub(super) struct Peer {
     pub(super) failed: bool,
     /// The session ends with the last link.
     pub(super) ends: bool,
+    /// The address is one of this endpoint itself.
+    pub(super) itself: bool,
     /// Another endpoint states the address of this peer: it is dialled.
     pub(super) probe: bool,
     /// Links ended because of the peer's packets, since the last packet that was processed.
@@ -79,6 +81,8 @@ pub(super) struct Peer {
     pub(super) completed: Number,
     /// How many posted operations wait for *processed*.
     pub(super) acks: u32,
+    /// How many operations of the endpoint need the peer besides these packets.
+    pub(super) holds: u32,
     pub(super) outbound: Outbound,
     /// The largest payload of EAGER that the peer takes.
     pub(super) eager: u32,
@@ -86,6 +90,8 @@ pub(super) struct Peer {
     pub(super) confirm: bool,
     /// The newest grant asks for unused credit.
     pub(super) recalled: bool,
+    /// The link on which this was answered.
+    pub(super) returned: Option<LinkKey>,
 
     /// The number of the next packet of the peer.
     pub(super) expected: Number,
@@ -102,8 +108,8 @@ pub(super) struct Peer {
     pub(super) ack: Number,
     /// Unused credit is to be asked for.
     pub(super) recall: bool,
-    /// The link on which such a question was sent, until its answer.
-    pub(super) recalling: Option<LinkKey>,
+    /// The link on which such a question was sent and its grant, until the answer.
+    pub(super) recalling: Option<(LinkKey, GrantNumber)>,
     /// A packet has arrived since the last search for a peer to recall credit from.
     pub(super) busy: bool,
     /// In the list of peers that may have something to report.
@@ -124,6 +130,7 @@ impl Peer {
             begun: false,
             failed: false,
             ends: false,
+            itself: false,
             probe: false,
             strikes: 0,
             own: None,
@@ -141,10 +148,12 @@ impl Peer {
             next: Number::default(),
             completed: Number::default(),
             acks: 0,
+            holds: 0,
             outbound: Outbound::default(),
             eager: 0,
             confirm: false,
             recalled: false,
+            returned: None,
             expected: Number::default(),
             inbound: None,
             unseen: None,
@@ -168,6 +177,7 @@ impl Peer {
         *self = Self {
             answers: self.answers,
             waiting: self.waiting,
+            holds: self.holds,
             outs: self.outs,
             session: self.session.wrapping_add(1),
             timed: self.timed,
@@ -178,7 +188,13 @@ impl Peer {
 
     /// Whether operations are to be posted or completed.
     pub(super) fn has_ops(&self) -> bool {
-        !(self.posted.is_empty() && self.answers.is_empty() && self.waiting.is_empty())
+        let idle = self.posted.is_empty() && self.answers.is_empty() && self.waiting.is_empty();
+        !idle || self.holds > 0
+    }
+
+    /// A newer grant has replaced the last one.
+    pub(super) fn granted(&mut self, recall: bool) {
+        (self.confirm, self.recalled, self.returned) = (true, recall, None);
     }
 
     /// Whether there is something to report to the peer: CREDIT.

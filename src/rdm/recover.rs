@@ -104,8 +104,12 @@ impl<I: Io> Core<I> {
             peer.stated = None;
             peer.restate = true;
         }
-        if peer.recalling == Some(link) {
+        if peer.recalling.is_some_and(|(on, _)| on == link) {
             peer.recalling = None;
+        }
+        if peer.returned == Some(link) {
+            // it may be lost, and with it the newest *processed*
+            (peer.returned, peer.recalled) = (None, true);
         }
         self.end_session(key);
     }
@@ -135,7 +139,7 @@ impl<I: Io> Core<I> {
         };
         peer.failed = true;
         peer.probe = false;
-        peer.acks = 0;
+        (peer.acks, peer.holds) = (0, 0);
         (peer.repost, peer.unsent) = (None, None);
         peer.dial = Dial {
             queued: peer.dial.queued,
@@ -150,6 +154,7 @@ impl<I: Io> Core<I> {
                 }
             }
         }
+        io.failed(key, error);
         self.end_links(key, io);
     }
 
@@ -172,6 +177,9 @@ impl<I: Io> Core<I> {
         };
         if peer.alias.is_some() {
             return;
+        }
+        if peer.itself {
+            return self.loop_back(key, io);
         }
         if peer.out.is_none() {
             let links = [peer.own, peer.accepted];
@@ -241,7 +249,7 @@ impl<I: Io> Core<I> {
         // it may have been the out-link: the request must state that it has ended
         let ending = link(peer.accepted).is_some_and(|it| it.state == State::Ending);
         match (own, peer.own) {
-            (Some(State::Up), Some(own)) => self.end_link(own, io),
+            (Some(State::Up), Some(own)) if !coming => self.end_link(own, io),
             (None, _) if !coming && !ending => self.dial(key, io),
             _ => {
                 peer.dial.since = peer.dial.since.or(Some(self.now));

@@ -9,6 +9,8 @@ use crate::wire::rdm::packet::{RTS_CREDIT, eager_credit};
 use crate::wire::rdm::{Body, Close, Credit, Grant, Header, Number, Packet, PeerIndex};
 
 const SECOND: u64 = 1_000_000_000;
+/// Peers can state so many addresses each, on average.
+const ADDRESSES: usize = 8;
 /// How many peers one search for credit to recall examines.
 const SEARCH: usize = 64;
 
@@ -101,6 +103,8 @@ impl<I: Io> Core<I> {
             return false;
         }
         (entry.number, entry.form, entry.spent) = (peer.next, form, uses);
+        // FIN ends it
+        peer.holds += u32::from(form == Form::Rts);
         peer.acks += u32::from(entry.ack);
         peer.next = peer.next.next();
         list.pop(&self.ops);
@@ -226,6 +230,9 @@ impl<I: Io> Core<I> {
             && !packet.header.seen.is_before(number)
         {
             peer.unseen = None;
+            // a later grant has replaced the question
+            let seen = packet.header.seen;
+            peer.recalling.take_if(|(_, of)| of.is_before(seen));
             self.list(key);
         }
         if self.peers.get(key).is_some_and(|peer| peer.acks > 0) {
@@ -328,7 +335,9 @@ impl<I: Io> Core<I> {
                 let first = first.is_some_and(|peer| !std::mem::replace(&mut peer.begun, true));
                 self.take_terms(key, &hello.terms, first);
                 for listener in hello.listeners() {
-                    self.addresses.entry(listener).or_insert(key);
+                    if self.addresses.len() < ADDRESSES * self.config.peers {
+                        self.addresses.entry(listener).or_insert(key);
+                    }
                 }
                 self.advance(key, io);
             }
@@ -336,7 +345,7 @@ impl<I: Io> Core<I> {
                 if let Some(peer) = self.peers.get_mut(key)
                     && peer.outbound.receive(*grant, false)
                 {
-                    (peer.confirm, peer.recalled) = (true, *recall);
+                    peer.granted(*recall);
                 }
                 self.pump(key, io);
             }
@@ -425,7 +434,9 @@ impl<I: Io> Core<I> {
                 peer.outbound = before;
                 return;
             }
-            peer.recalled = false;
+            if std::mem::take(&mut peer.recalled) {
+                peer.returned = Some(out);
+            }
             self.posted(key);
         }
         let Some(peer) = self.peers.get_mut(key) else {
@@ -449,7 +460,7 @@ impl<I: Io> Core<I> {
         peer.unseen = Some((out, grant.number));
         if recall {
             peer.recall = false;
-            peer.recalling = Some(out);
+            peer.recalling = Some((out, grant.number));
         }
         self.posted(key);
     }

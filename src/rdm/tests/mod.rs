@@ -1,9 +1,10 @@
-//! Tests of the state machine on a network in memory.
+//! Tests of the state machine: on a network in memory, and step by step.
 //!
 //! `WEFT_RDM_SEEDS=100000` runs so many seeds of each test, beginning with `WEFT_RDM_FIRST` (0).
 //! `WEFT_RDM_SEED=N` runs one, and `WEFT_RDM_TRACE=1` prints its events, packets and actions.
 
 mod net;
+mod steps;
 
 use crate::wire::rdm::Credit;
 use net::{Plan, World};

@@ -11,7 +11,7 @@ use super::super::link::LinkKey;
 use super::super::ops::{Form, Uses};
 use super::super::peer::PeerKey;
 use super::Random;
-use crate::errno::Result;
+use crate::errno::{FiErrno, Result};
 use crate::verbs::{RemoteAddr, Rkey};
 use crate::wire::rdm::packet::{MAX_HEAD, Message, Payload};
 use crate::wire::rdm::{
@@ -28,7 +28,12 @@ pub(super) struct Op {
     len: u32,
     ack: bool,
     answer: bool,
+    /// FIN of the RTS with this id.
+    fin: bool,
 }
+
+/// Set in the operation of FIN to an RTS.
+const FIN: u32 = 1 << 31;
 
 /// A message in the model.
 #[derive(Debug)]
@@ -40,6 +45,9 @@ struct Sent {
     meant_for: Option<EndpointId>,
     result: Option<bool>,
     delivered: Option<usize>,
+    peer: PeerKey,
+    /// Posted as RTS: whether FIN has arrived, or the operations of the peer have failed.
+    fin: Option<bool>,
 }
 
 #[derive(Debug)]
@@ -51,7 +59,12 @@ enum Action {
     NoRoom(LinkKey),
     End(LinkKey),
     Complete(usize, bool),
-    Deliver(Origin, usize, Credit),
+    Deliver(Origin, usize, Credit, bool),
+    /// An RTS was posted.
+    Wait(usize),
+    Fin(usize),
+    Failed(PeerKey),
+    LoopBack(usize),
 }
 
 /// A packet on the network.
@@ -114,6 +127,10 @@ impl Io for Hands {
             ack: op.ack,
         };
         let body = match form {
+            _ if op.fin => Body::Fin {
+                op: OpId::new(op.id as u32 | FIN),
+                status: 0,
+            },
             _ if op.answer => Body::Fin {
                 op: OpId::new(op.id as u32),
                 status: 0,
@@ -125,13 +142,16 @@ impl Io for Hands {
                     len: op.len,
                 },
             },
-            Form::Rts => Body::Rts {
-                message,
-                op: OpId::new(op.id as u32),
-                addr: RemoteAddr::NULL,
-                len: op.len.into(),
-                rkey: Rkey::default(),
-            },
+            Form::Rts => {
+                self.actions.push(Action::Wait(op.id));
+                Body::Rts {
+                    message,
+                    op: OpId::new(op.id as u32),
+                    addr: RemoteAddr::NULL,
+                    len: op.len.into(),
+                    rkey: Rkey::default(),
+                }
+            }
         };
         self.put(link, &Packet { header, body }, Some(header.number));
         true
@@ -151,20 +171,34 @@ impl Io for Hands {
     }
 
     fn complete(&mut self, op: Op, result: Result<()>) {
-        self.actions.push(Action::Complete(op.id, result.is_ok()));
+        if !op.fin {
+            self.actions.push(Action::Complete(op.id, result.is_ok()));
+        }
     }
 
     fn deliver(&mut self, from: Origin, packet: &Packet, (): ()) {
         let id = match packet.body {
             Body::Eager { message, .. } | Body::Rts { message, .. } => message.tag.unwrap(),
+            Body::Fin { op, .. } if op.get() & FIN != 0 => {
+                return self.actions.push(Action::Fin((op.get() & !FIN) as usize));
+            }
             Body::Fin { op, .. } => op.get().into(),
             _ => panic!("{packet:?}"),
         };
-        let uses = packet.body.uses();
-        self.actions.push(Action::Deliver(from, id as usize, uses));
+        let rts = matches!(packet.body, Body::Rts { .. });
+        let deliver = Action::Deliver(from, id as usize, packet.body.uses(), rts);
+        self.actions.push(deliver);
     }
 
     fn discard(&mut self, (): ()) {}
+
+    fn failed(&mut self, peer: PeerKey, _: FiErrno) {
+        self.actions.push(Action::Failed(peer));
+    }
+
+    fn loop_back(&mut self, op: Op) {
+        self.actions.push(Action::LoopBack(op.id));
+    }
 
     fn alias(&mut self, _: PeerKey, _: Option<PeerKey>) {}
 }
@@ -194,8 +228,10 @@ pub(super) struct Node {
     /// Connection and side of each link.
     links: HashMap<u32, (usize, usize)>,
     inbox: HashMap<u32, VecDeque<Completion>>,
-    /// Messages without a receive.
-    unexpected: VecDeque<(Origin, u32)>,
+    /// Messages without a receive: credit and, of an RTS, the model's number.
+    unexpected: VecDeque<(Origin, u32, Option<usize>)>,
+    /// Messages that wait for FIN.
+    waits: Vec<usize>,
     /// The last message of each sender and address, by the model's number.
     last: HashMap<(usize, Listener), usize>,
     tick: Option<u64>,
@@ -337,6 +373,7 @@ impl World {
             links: HashMap::new(),
             inbox: HashMap::new(),
             unexpected: VecDeque::new(),
+            waits: Vec::new(),
             last: HashMap::new(),
             tick: None,
         });
@@ -442,7 +479,51 @@ impl World {
                 assert!(message.result.is_none(), "{message:?} completes twice");
                 message.result = Some(ok);
             }
-            Action::Deliver(from, id, uses) => self.deliver(node, from, id, uses),
+            Action::Deliver(from, id, uses, rts) => {
+                self.arrived(node, id);
+                let at = &mut self.nodes[node];
+                at.core.give_back(from, Credit::new(0, uses.slots));
+                if uses.blocks > 0 {
+                    at.unexpected
+                        .push_back((from, uses.blocks, rts.then_some(id)));
+                    if !self.plan.late {
+                        self.later(Event::Match(node));
+                    }
+                }
+            }
+            Action::Wait(id) => {
+                let waits = &mut self.nodes[node].waits;
+                // not if it is repeated
+                if self.sent[id].fin.is_none() && !waits.contains(&id) {
+                    waits.push(id);
+                }
+            }
+            Action::Fin(id) => {
+                assert_eq!(self.sent[id].from, node, "{id}: FIN to another endpoint");
+                let fin = self.sent[id].fin.replace(true);
+                assert_ne!(fin, Some(true), "{id}: two FINs");
+                let at = &mut self.nodes[node];
+                if let Some(place) = at.waits.iter().position(|wait| *wait == id) {
+                    at.waits.remove(place);
+                    at.core.release(self.sent[id].peer, &mut at.hands);
+                }
+            }
+            Action::Failed(peer) => {
+                let at = &mut self.nodes[node];
+                let (core, sent) = (&at.core, &mut self.sent);
+                let peer = core.resolve(peer);
+                at.waits.retain(|id| {
+                    let fails = core.resolve(sent[*id].peer) == peer;
+                    if fails {
+                        sent[*id].fin = Some(false);
+                    }
+                    !fails
+                });
+            }
+            Action::LoopBack(id) => {
+                self.arrived(node, id);
+                self.sent[id].result = Some(true);
+            }
         }
     }
 
@@ -462,7 +543,8 @@ impl World {
         self.later(event);
     }
 
-    fn deliver(&mut self, node: usize, from: Origin, id: usize, uses: Credit) {
+    /// The model of what was delivered.
+    fn arrived(&mut self, node: usize, id: usize) {
         let to = self.nodes[node].id;
         let message = &mut self.sent[id];
         assert!(
@@ -479,14 +561,6 @@ impl World {
                 last.is_none_or(|last| last < id),
                 "{id} is delivered behind {last:?}"
             );
-        }
-        let at = &mut self.nodes[node];
-        at.core.give_back(from, Credit::new(0, uses.slots));
-        if uses.blocks > 0 {
-            at.unexpected.push_back((from, uses.blocks));
-            if !self.plan.late {
-                self.later(Event::Match(node));
-            }
         }
     }
 
@@ -567,9 +641,22 @@ impl World {
                 self.call(node, |core, hands| core.tick(hands));
             }
             Event::Match(node) => {
-                if let Some((from, blocks)) = self.nodes[node].unexpected.pop_front() {
+                if let Some((from, blocks, rts)) = self.nodes[node].unexpected.pop_front() {
                     let credit = Credit::new(blocks, 0);
-                    self.call(node, |core, _| core.give_back(from, credit));
+                    self.call(node, |core, hands| {
+                        core.give_back(from, credit);
+                        if let Some(id) = rts {
+                            let op = Op {
+                                id,
+                                len: 0,
+                                ack: false,
+                                answer: true,
+                                fin: true,
+                            };
+                            // no answer if the sender's session has ended
+                            let _ = core.answer(from, op, hands);
+                        }
+                    });
                 }
             }
             Event::Send(from, to) => self.send(from, to),
@@ -638,6 +725,7 @@ impl World {
             len: len as u32,
             ack: !answer && self.random.one_in(4),
             answer,
+            fin: false,
         };
         let uses = if answer {
             Uses::Answer
@@ -652,6 +740,8 @@ impl World {
             meant_for: self.nodes[from].core.session(peer),
             result: None,
             delivered: None,
+            peer,
+            fin: None,
         });
         let send = Send {
             op,
@@ -731,7 +821,10 @@ impl World {
                 true => 0,
                 false => self.random.below(plan.nodes as u64) as usize,
             };
-            let other = 1 + self.random.below(plan.nodes as u64 - 1) as usize;
+            let other = match plan.aliases && self.random.one_in(20) {
+                true => 0,
+                false => 1 + self.random.below(plan.nodes as u64 - 1) as usize,
+            };
             let to = (from + other) % plan.nodes;
             // many at the begin, so that both sides dial
             let time = match self.random.one_in(3) {
@@ -794,6 +887,7 @@ impl World {
         }
         for (place, node) in self.nodes.iter().enumerate().filter(|(_, node)| node.alive) {
             assert!(node.unexpected.is_empty());
+            assert_eq!(node.waits, [0; 0], "{place}: no FIN");
             for peer in node.core.peer_keys() {
                 let Some(report) = node.core.audit(peer) else {
                     continue;

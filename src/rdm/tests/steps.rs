@@ -1,0 +1,400 @@
+//! Tests of one endpoint step by step: the messages of its peer are written by the test.
+
+use super::super::core::{Config, Core, Failure, Io, Origin, Send};
+use super::super::link::LinkKey;
+use super::super::ops::{Form, Uses};
+use super::super::peer::PeerKey;
+use crate::errno::{FiErrno, Result};
+use crate::wire::rdm::cm::VERSION;
+use crate::wire::rdm::packet::{Message, Payload};
+use crate::wire::rdm::{
+    Body, Credit, EndpointId, Epoch, Grant, GrantNumber, Header, Hello, Listener, Number, Packet,
+    PeerIndex, Reason, Rejection, Reply, Request, Secret, Terms,
+};
+
+/// The acts of the endpoint.
+#[derive(Default)]
+struct Acts {
+    dials: Vec<(LinkKey, Request)>,
+    accepts: Vec<(LinkKey, Reply)>,
+    rejects: Vec<Rejection>,
+    packets: Vec<(LinkKey, Packet)>,
+    ends: Vec<LinkKey>,
+    completed: Vec<(u32, Result<()>)>,
+    own: Vec<u32>,
+    failed: Vec<FiErrno>,
+}
+
+impl Io for Acts {
+    type Op = u32;
+    type Held = ();
+    type Slot = ();
+
+    fn dial(&mut self, link: LinkKey, _: Listener, request: &Request) {
+        self.dials.push((link, *request));
+    }
+
+    fn can_accept(&mut self) -> bool {
+        true
+    }
+
+    fn accept(&mut self, link: LinkKey, (): (), reply: &Reply) {
+        self.accepts.push((link, *reply));
+    }
+
+    fn reject(&mut self, (): (), rejection: &Rejection) {
+        self.rejects.push(*rejection);
+    }
+
+    fn post(&mut self, _: LinkKey, _: Header, _: u32, _: Form) -> bool {
+        true
+    }
+
+    fn control(&mut self, link: LinkKey, packet: &Packet) -> bool {
+        self.packets.push((link, *packet));
+        true
+    }
+
+    fn end(&mut self, link: LinkKey) {
+        self.ends.push(link);
+    }
+
+    fn complete(&mut self, op: u32, result: Result<()>) {
+        self.completed.push((op, result));
+    }
+
+    fn deliver(&mut self, _: Origin, _: &Packet, (): ()) {}
+
+    fn discard(&mut self, (): ()) {}
+
+    fn failed(&mut self, _: PeerKey, error: FiErrno) {
+        self.failed.push(error);
+    }
+
+    fn loop_back(&mut self, op: u32) {
+        self.own.push(op);
+    }
+
+    fn alias(&mut self, _: PeerKey, _: Option<PeerKey>) {}
+}
+
+fn id(number: u64) -> EndpointId {
+    EndpointId::new(number).expect("not 0")
+}
+
+fn epoch(number: u32) -> Epoch {
+    Epoch::new(number).expect("not 0")
+}
+
+fn place(port: u16) -> Listener {
+    Listener::new(std::net::Ipv4Addr::LOCALHOST.into(), port).expect("a port")
+}
+
+/// The endpoint with id 1 at port 1. Its peer has id 2 and port 2, and calls it peer 9.
+struct Scene {
+    core: Core<Acts>,
+    acts: Acts,
+    peer: PeerKey,
+    grant: u16,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let mut core = Core::new(Config {
+            id: id(1),
+            listener: place(1),
+            auth: 0,
+            seed: 5,
+            eager: 8192,
+            dials: 32,
+            peers: 8,
+            timeout: 10_000_000_000,
+            pool: Credit::new(1 << 20, 1 << 16),
+        });
+        let peer = core.peer_at(place(2)).expect("a peer");
+        Self {
+            core,
+            acts: Acts::default(),
+            peer,
+            grant: 0,
+        }
+    }
+
+    fn send(&mut self, to: PeerKey, op: u32) {
+        let send = Send {
+            op,
+            uses: Uses::Message(8),
+            ack: false,
+        };
+        self.core.send(to, send, &mut self.acts).expect("room");
+    }
+
+    fn grant(&mut self) -> Grant {
+        self.grant += 1;
+        Grant {
+            number: GrantNumber::new(self.grant),
+            limit: Credit::new(64, 4),
+        }
+    }
+
+    fn terms(&mut self, expected: u32) -> Terms {
+        Terms {
+            expected: Number::new(expected),
+            grant: self.grant(),
+            index: PeerIndex::new(9),
+            eager: 8192,
+            ..Terms::default()
+        }
+    }
+
+    /// The peer dials; its request is accepted or held.
+    fn request(&mut self, number: u32, shows: Option<Secret>) {
+        let request = Request {
+            listener: place(2),
+            id: id(2),
+            auth: 0,
+            epoch: epoch(number),
+            ended: None,
+            gives: Secret::new(7).expect("not 0"),
+            shows,
+        };
+        let private_data = request.encode();
+        self.core.requested((), &private_data, &mut self.acts);
+    }
+
+    /// The peer replies to the last dial.
+    fn reply(&mut self) -> LinkKey {
+        let (link, request) = *self.acts.dials.last().expect("a dial");
+        let reply = Reply {
+            epoch: request.epoch,
+            id: id(2),
+            auth: 0,
+            gives: Secret::new(7).expect("not 0"),
+            ended: Some(epoch(1)),
+            terms: self.terms(0),
+        };
+        let private_data = reply.encode();
+        self.core.replied(link, &private_data, &mut self.acts);
+        link
+    }
+
+    fn packet(&mut self, link: LinkKey, number: u32, seen: u16, body: Body) {
+        let header = Header {
+            number: Number::new(number),
+            seen: GrantNumber::new(seen),
+            to: PeerIndex::new(self.peer.number()),
+            ..Header::default()
+        };
+        let packet = Packet { header, body };
+        self.core.arrived(link, &packet, (), &mut self.acts);
+    }
+
+    /// HELLO on the last accepted link.
+    fn hello(&mut self, number: u32, expected: u32) -> LinkKey {
+        let (link, _) = *self.acts.accepts.last().expect("an accepted link");
+        let terms = self.terms(expected);
+        self.packet(
+            link,
+            0,
+            1,
+            Body::Hello(Hello::new(epoch(number), terms, [])),
+        );
+        link
+    }
+
+    /// Another endpoint rejects the last dial.
+    fn other(&mut self) {
+        let (link, request) = *self.acts.dials.last().expect("a dial");
+        let other = Rejection {
+            version: VERSION,
+            epoch: Some(request.epoch),
+            id: id(3),
+            newest: None,
+            reason: Reason::Other,
+        };
+        self.core.rejected(link, &other.encode(), &mut self.acts);
+    }
+
+    /// The endpoint reports, and the peer has seen the report.
+    fn settle(&mut self, link: LinkKey) {
+        self.core.flush(&mut self.acts);
+        let grant = self.grant();
+        let recall = false;
+        self.packet(link, 0, 99, Body::Credit { grant, recall });
+        self.core.flush(&mut self.acts);
+    }
+
+    fn end(&mut self, link: LinkKey) {
+        self.core.broken(link, &mut self.acts);
+        self.core.ended(link, &mut self.acts);
+        self.core.flush(&mut self.acts);
+    }
+}
+
+#[test]
+fn a_lost_return_is_repeated() {
+    let mut it = Scene::new();
+    it.send(it.peer, 1);
+    let own = it.reply();
+    it.core.sent(own, Number::new(0), &mut it.acts);
+    let (_, request) = it.acts.dials[0];
+    it.request(1, Some(request.gives));
+    let accepted = it.hello(1, 1);
+    it.settle(accepted);
+    // a packet with ACK, and a recall: RETURN answers both
+    let message = Message {
+        ack: true,
+        ..Message::default()
+    };
+    let payload = Payload { offset: 32, len: 8 };
+    it.packet(accepted, 0, 99, Body::Eager { message, payload });
+    let grant = it.grant();
+    it.packet(
+        accepted,
+        0,
+        2,
+        Body::Credit {
+            grant,
+            recall: true,
+        },
+    );
+    it.acts.packets.clear();
+    it.core.flush(&mut it.acts);
+    let (link, packet) = it.acts.packets[0];
+    assert!(matches!(packet.body, Body::Return(_)));
+    assert_eq!((link, packet.header.processed), (own, Number::new(1)));
+    assert_eq!(it.acts.packets.len(), 1);
+    // the link of RETURN is lost. The peer still has its own, and waits for *processed*
+    it.end(own);
+    assert_eq!(it.acts.dials.len(), 2);
+    // a peer without another link dials itself if it needs something
+    let mut it = Scene::new();
+    it.send(it.peer, 1);
+    let own = it.reply();
+    it.core.sent(own, Number::new(0), &mut it.acts);
+    let grant = it.grant();
+    it.packet(
+        own,
+        0,
+        1,
+        Body::Credit {
+            grant,
+            recall: true,
+        },
+    );
+    it.core.flush(&mut it.acts);
+    it.end(own);
+    assert_eq!(it.acts.dials.len(), 1);
+}
+
+#[test]
+fn a_request_of_a_replaced_endpoint_is_rejected() {
+    let mut it = Scene::new();
+    it.send(it.peer, 1);
+    it.request(1, None);
+    let (accepted, _) = it.acts.accepts[0];
+    it.request(2, None);
+    assert_eq!(
+        (&it.acts.ends[..], it.acts.rejects.len()),
+        (&[accepted][..], 0)
+    );
+    it.other();
+    assert_eq!(it.acts.rejects[0].reason, Reason::Busy);
+    it.end(accepted);
+    // the operation was posted without a session, so it goes to the new endpoint
+    assert_eq!((it.acts.accepts.len(), it.acts.dials.len()), (1, 2));
+    assert!(it.acts.completed.is_empty());
+}
+
+#[test]
+fn an_own_link_is_kept_while_hello_is_awaited() {
+    let mut it = Scene::new();
+    it.send(it.peer, 1);
+    it.request(1, None);
+    let accepted = it.hello(1, 0);
+    it.core.sent(accepted, Number::new(0), &mut it.acts);
+    // not the out-link
+    let own = it.reply();
+    it.settle(accepted);
+    it.end(accepted);
+    let (_, reply) = it.acts.accepts[0];
+    it.request(2, Some(reply.gives));
+    it.acts.ends.clear();
+    it.send(it.peer, 2);
+    assert!(it.acts.ends.is_empty());
+    it.hello(2, 1);
+    assert_eq!((it.acts.ends.len(), it.core.links_to(it.peer)), (0, 2));
+    assert!(own != accepted && it.acts.dials.len() == 1);
+}
+
+#[test]
+fn an_operation_that_waits_for_an_answer_is_a_reason_to_dial() {
+    let mut it = Scene::new();
+    it.send(it.peer, 1);
+    let own = it.reply();
+    it.core.sent(own, Number::new(0), &mut it.acts);
+    assert_eq!(it.acts.completed, [(1, Ok(()))]);
+    it.core.hold(it.peer, &mut it.acts);
+    assert!(!it.core.evict(it.peer, &mut it.acts));
+    it.end(own);
+    assert_eq!(it.acts.dials.len(), 2);
+    // the process of the peer has ended
+    let (link, _) = it.acts.dials[1];
+    it.core.failed(link, Failure::Refused, &mut it.acts);
+    assert_eq!(it.acts.failed, [FiErrno::ECONNABORTED]);
+    it.core.set_now(1_000_000_000);
+    it.core.tick(&mut it.acts);
+    assert_eq!((it.acts.dials.len(), it.core.deadline()), (2, None));
+}
+
+#[test]
+fn sends_to_the_own_endpoint_come_back() {
+    let mut it = Scene::new();
+    let own = it.core.peer_at(place(1)).expect("a peer");
+    it.send(own, 1);
+    assert_eq!((&it.acts.own[..], it.acts.dials.len()), (&[1][..], 0));
+    // another address of it
+    let alias = it.peer;
+    it.send(alias, 2);
+    it.send(alias, 3);
+    let (link, request) = it.acts.dials[0];
+    let private_data = request.encode();
+    it.core.requested((), &private_data, &mut it.acts);
+    let known = it.acts.rejects[0];
+    it.core.rejected(link, &known.encode(), &mut it.acts);
+    it.send(alias, 4);
+    assert_eq!(it.acts.own, [1, 2, 3, 4]);
+    assert_eq!((it.acts.dials.len(), it.core.deadline()), (1, None));
+    // a program that states this address is not this endpoint
+    it.request(1, None);
+    assert_eq!(it.acts.accepts.len(), 1);
+    it.send(alias, 5);
+    assert_eq!(it.acts.own.len(), 5);
+}
+
+#[test]
+fn an_answer_does_not_reach_another_session() {
+    let mut it = Scene::new();
+    it.send(it.peer, 1);
+    let own = it.reply();
+    it.core.sent(own, Number::new(0), &mut it.acts);
+    let from = Origin {
+        peer: it.peer,
+        session: 0,
+    };
+    assert_eq!(it.core.answer(from, 2, &mut it.acts), Ok(()));
+    let (_, request) = it.acts.dials[0];
+    it.request(1, Some(request.gives));
+    let accepted = it.hello(1, 1);
+    it.end(own);
+    it.other();
+    // the session ends with the accepted link
+    assert_eq!(it.acts.ends.last(), Some(&accepted));
+    let late = it.core.answer(from, 3, &mut it.acts);
+    assert_eq!(late, Err(FiErrno::ECONNABORTED));
+    it.end(accepted);
+    let late = it.core.answer(from, 4, &mut it.acts);
+    assert_eq!(late, Err(FiErrno::ECONNABORTED));
+    let from = Origin { session: 1, ..from };
+    assert_eq!(it.core.answer(from, 5, &mut it.acts), Ok(()));
+}
