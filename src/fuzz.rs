@@ -1,13 +1,13 @@
 //! Models of data structures, and decoders of untrusted data, driven by bytes: property tests in
 //! `cargo test`, fuzz targets in `make fuzz`. `crates/softverbs/src/fuzz` has those of the device.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 
 use crate::errno::{FiErrno, Result};
 use crate::mr::key_cache::{KeyCache, There};
 use crate::mr::lookup::{Lookup, Map, Outcome, READ_WORDS, Resolved};
 use crate::queue::slots::{Slot, SlotRing};
-use crate::rdm::{Config, Core, Failure, Form, Io, LinkKey, Origin, PeerKey, Send, Uses};
+use crate::rdm::{Config, Core, Failure, Form, Io, LinkKey, Origin, PeerKey, Random, Send, Uses};
 use crate::verbs::{RemoteAddr, Rkey};
 use crate::wire::cm_data::{CM_DATA_SIZE, CmData, MAX_CM_DATA};
 use crate::wire::rdm::packet::{HEADER_SIZE, MAX_HEAD, Message, Payload};
@@ -84,6 +84,14 @@ fn rdm_packet(data: &[u8], total: usize) {
     );
 }
 
+/// Numbers that follow from `seed`, as a source of tokens.
+fn random(mut seed: u64) -> Random {
+    Box::new(move || {
+        seed = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        Ok(seed.wrapping_mul(0xbf58_476d_1ce4_e5b9))
+    })
+}
+
 /// What an endpoint asks for, while hostile peers send to it.
 #[derive(Default)]
 struct Hands {
@@ -96,6 +104,8 @@ struct Hands {
     posted: Vec<(LinkKey, Number)>,
     completed: usize,
     delivered: Vec<Origin>,
+    /// Links for posts.
+    up: HashMap<u32, LinkKey>,
 }
 
 impl Io for Hands {
@@ -143,6 +153,18 @@ impl Io for Hands {
 
     fn failed(&mut self, _: PeerKey, _: FiErrno) {}
 
+    fn block(&mut self, _: PeerKey, _: LinkKey) -> (RemoteAddr, Rkey) {
+        (RemoteAddr::NULL, Rkey::new(0))
+    }
+
+    fn up(&mut self, _: PeerKey, link: LinkKey, _: &Terms) {
+        assert_eq!(self.up.insert(link.number(), link), None);
+    }
+
+    fn down(&mut self, _: PeerKey, link: LinkKey) {
+        assert_eq!(self.up.remove(&link.number()), Some(link));
+    }
+
     fn loop_back(&mut self, (): ()) {}
 
     fn alias(&mut self, _: PeerKey, _: Option<PeerKey>) {}
@@ -161,7 +183,9 @@ pub fn rdm_peer(data: &[u8]) {
         id: id(1),
         listener: place(1),
         auth: 0,
-        seed: numbers.word(),
+        further: Vec::new(),
+        application_keys: false,
+        random: random(numbers.word()),
         eager: 8192,
         dials: 2,
         peers: 8,

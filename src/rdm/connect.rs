@@ -15,6 +15,8 @@ use crate::wire::rdm::{
 const MS: u64 = 1_000_000;
 /// The first interval between dials, and the longest.
 const BACKOFF: (u64, u64) = (MS, 250 * MS);
+/// Peers can state so many addresses each, on average.
+const ADDRESSES: usize = 8;
 /// How long the acceptor of a broken link waits for a request.
 pub(super) const PATIENCE: u64 = 20 * MS;
 
@@ -45,7 +47,10 @@ impl<I: Io> Core<I> {
             return;
         }
         let (epoch, outs) = (self.epoch, peer.outs);
-        let (gives, shows) = (peer.gives, peer.shows);
+        let shows = peer.shows;
+        let Ok(gives) = self.token(key) else {
+            return self.plan(key, false);
+        };
         let ended = self.ended_of_peer(key);
         let link = Link::new(key, Role::Own, epoch, Some(outs));
         let Some(link) = self.links.insert(link) else {
@@ -375,31 +380,54 @@ impl<I: Io> Core<I> {
     fn newcomer(&mut self, request: &Request) -> Result<PeerKey, Reason> {
         let at = self.addresses.get(&request.listener);
         let at = at.map(|at| self.resolve(*at));
-        if let Some(at) = at
-            && let Some(peer) = self.peers.get(at)
-        {
+        if let Some(at) = at {
             if self.is_new(at) {
                 self.name(at, request.id);
                 return Ok(at);
             }
-            // perhaps a restarted process. Only a dial shows which endpoint has the address
-            if !peer.itself
-                && let Some(peer) = self.peers.get_mut(at)
-            {
-                peer.probe = true;
-                self.changed.push(at);
-            }
+            self.doubt(at);
         }
         if self.peers.len() >= self.config.peers {
             return Err(Reason::Busy);
         }
         let address = Some(request.listener);
         let key = self.add_peer(address, None).map_err(|_| Reason::Busy)?;
-        if at.is_none() {
+        if at.is_none() && !self.is_own(request.listener) {
             self.addresses.insert(request.listener, key);
         }
         self.name(key, request.id);
         Ok(key)
+    }
+
+    /// Another endpoint states the address of this peer: perhaps a restarted process. Only a dial
+    /// shows which endpoint has the address.
+    fn doubt(&mut self, key: PeerKey) {
+        if let Some(peer) = self.peers.get_mut(key)
+            && !peer.itself
+        {
+            peer.probe = true;
+            self.changed.push(key);
+        }
+    }
+
+    /// A further address of a peer, which HELLO states.
+    pub(super) fn further(&mut self, key: PeerKey, address: Listener, io: &mut I) {
+        let Some(at) = self.addresses.get(&address).copied() else {
+            if self.addresses.len() < ADDRESSES * self.config.peers && !self.is_own(address) {
+                self.addresses.insert(address, key);
+            }
+            return;
+        };
+        let at = self.resolve(at);
+        if at == key {
+            return;
+        }
+        if !self.is_new(at) {
+            return self.doubt(at);
+        }
+        // perhaps it is being dialled; nothing was posted to it
+        self.end_links(at, io);
+        self.merge(at, key, io);
     }
 
     fn name(&mut self, key: PeerKey, id: EndpointId) {
@@ -428,12 +456,15 @@ impl<I: Io> Core<I> {
         if peer.accepted.is_some() || own.is_some() {
             return;
         }
-        let (mark, gives) = (peer.out.is_none().then_some(peer.outs), peer.gives);
+        let mark = peer.out.is_none().then_some(peer.outs);
         let ended = match peer.own.and_then(|own| self.links.get(own)) {
             Some(own) => own.epoch,
             None => self.epoch,
         };
         let link = Link::new(key, Role::Accepted, request.epoch, mark);
+        let Ok(gives) = self.token(key) else {
+            return self.reject_held(key, Reason::Busy, None, io);
+        };
         let Some(link) = self.links.insert(link) else {
             return self.reject_held(key, Reason::Busy, None, io);
         };
@@ -447,14 +478,15 @@ impl<I: Io> Core<I> {
             auth: self.config.auth,
             gives,
             ended: Some(ended),
-            terms: self.terms(key, link),
+            terms: self.terms(key, link, io),
         };
         io.accept(link, held, &reply);
     }
 
     /// The terms of this side, as a grant on a link.
-    fn terms(&mut self, key: PeerKey, link: LinkKey) -> Terms {
-        let eager = self.config.eager;
+    fn terms(&mut self, key: PeerKey, link: LinkKey, io: &mut I) -> Terms {
+        let (eager, application_keys) = (self.config.eager, self.config.application_keys);
+        let (block_addr, block_rkey) = io.block(key, link);
         let pool = &mut self.pool;
         let Some(peer) = self.peers.get_mut(key) else {
             return Terms::default();
@@ -472,9 +504,11 @@ impl<I: Io> Core<I> {
             used,
             grant,
             index: PeerIndex::new(key.number()),
+            application_keys,
+            block_addr,
+            block_rkey,
             eager,
             data: MAX_DATA,
-            ..Terms::default()
         };
         if short {
             self.recall_one(key);
@@ -566,8 +600,9 @@ impl<I: Io> Core<I> {
         let Some(epoch) = self.links.get(own).map(|link| link.epoch) else {
             return;
         };
-        let terms = self.terms(key, own);
-        let body = Body::Hello(Hello::new(epoch, terms, std::iter::empty::<Listener>()));
+        let terms = self.terms(key, own, io);
+        let further = self.config.further.iter().copied();
+        let body = Body::Hello(Hello::new(epoch, terms, further));
         let Some(header) = self.header(key) else {
             return;
         };

@@ -8,9 +8,13 @@ use super::ops::{Entry, Form, Table, Uses};
 use super::peer::{Peer, PeerKey, PeerMark};
 use super::slab::Slab;
 use crate::errno::{FiErrno, Result};
+use crate::verbs::{RemoteAddr, Rkey};
 use crate::wire::rdm::{
-    Credit, EndpointId, Epoch, Header, Listener, Packet, Rejection, Reply, Request, Secret,
+    Credit, EndpointId, Epoch, Header, Listener, Packet, Rejection, Reply, Request, Secret, Terms,
 };
+
+/// Draws of a token until one is neither 0 nor in use. With 2^24 peers, one draw of 256 fails.
+const DRAWS: u32 = 16;
 
 /// What an endpoint does for its [`Core`].
 pub trait Io {
@@ -59,6 +63,18 @@ pub trait Io {
     /// caller completes the others, which the peer was held for, and releases none of them.
     fn failed(&mut self, peer: PeerKey, error: FiErrno);
 
+    /// The connection block of this side for a link, which may not exist yet: an address that is a
+    /// multiple of 8, and its rkey. [`RemoteAddr::NULL`]: none.
+    fn block(&mut self, peer: PeerKey, link: LinkKey) -> (RemoteAddr, Rkey);
+
+    /// Requests to the peer can be posted to this link, RMA included, until [`Self::down`]. `terms`
+    /// are the peer's for this link. Called before the first packet is posted.
+    fn up(&mut self, peer: PeerKey, link: LinkKey, terms: &Terms);
+
+    /// Nothing can be posted to the link any more: it ends, or its eviction has begun. If the
+    /// peer refuses the eviction, [`Self::up`] follows with the same link.
+    fn down(&mut self, peer: PeerKey, link: LinkKey);
+
     /// An operation was sent to an address of this endpoint itself. The caller delivers it.
     fn loop_back(&mut self, op: Self::Op);
 
@@ -67,17 +83,23 @@ pub trait Io {
     fn alias(&mut self, peer: PeerKey, of: Option<PeerKey>);
 }
 
+/// A source of random bits that an attacker cannot predict. Its errors are those of the system.
+pub type Random = Box<dyn FnMut() -> Result<u64> + std::marker::Send>;
+
 /// Parameters of an endpoint.
-#[derive(Clone, Copy, Debug)]
 pub struct Config {
     /// The endpoint's id: random.
     pub id: EndpointId,
     /// Where it listens.
     pub listener: Listener,
+    /// Further addresses at which it listens. Peers learn the first 8.
+    pub further: Vec<Listener>,
     /// Tag of its authorization key; 0: none.
     pub auth: u64,
     /// Random bits, for tokens.
-    pub seed: u64,
+    pub random: Random,
+    /// Whether the application chooses all keys of this side.
+    pub application_keys: bool,
     /// The largest payload of EAGER that this endpoint sends or takes, in bytes.
     pub eager: u32,
     /// Dials that can be under way.
@@ -155,6 +177,7 @@ impl<I: Io> Core<I> {
     /// An endpoint without peers.
     pub fn new(config: Config) -> Self {
         Self {
+            pool: Pool::new(config.pool),
             config,
             now: 0,
             epoch: Epoch::FIRST,
@@ -163,7 +186,6 @@ impl<I: Io> Core<I> {
             ops: Table::new(),
             ids: HashMap::new(),
             addresses: HashMap::new(),
-            pool: Pool::new(config.pool),
             held: Vec::new(),
             dials: 0,
             queue: VecDeque::new(),
@@ -190,12 +212,18 @@ impl<I: Io> Core<I> {
         if let Some(peer) = self.addresses.get(&address) {
             return Ok(*peer);
         }
+        let itself = self.is_own(address);
         let key = self.add_peer(Some(address), None)?;
         if let Some(peer) = self.peers.get_mut(key) {
-            peer.itself = address == self.config.listener;
+            peer.itself = itself;
         }
         self.addresses.insert(address, key);
         Ok(key)
+    }
+
+    /// Whether this endpoint listens at the address.
+    pub(super) fn is_own(&self, address: Listener) -> bool {
+        address == self.config.listener || self.config.further.contains(&address)
     }
 
     pub(super) fn add_peer(
@@ -203,24 +231,31 @@ impl<I: Io> Core<I> {
         address: Option<Listener>,
         id: Option<EndpointId>,
     ) -> Result<PeerKey> {
-        let secret = self.secret();
-        let peer = Peer::new(address, id, secret);
-        let key = self.peers.insert(peer).ok_or(FiErrno::ENOMEM)?;
-        self.secrets.insert(secret, key);
-        Ok(key)
+        self.peers
+            .insert(Peer::new(address, id))
+            .ok_or(FiErrno::ENOMEM)
     }
 
-    /// A new token.
-    pub(super) fn secret(&mut self) -> Secret {
-        loop {
-            self.config.seed = self.config.seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            let word = crate::wire::records::checksum(&[self.config.seed, self.config.id.get()]);
-            if let Some(secret) = Secret::new((word >> 32) as u32)
-                && !self.secrets.contains_key(&secret)
+    /// The token that this side gives to a peer, drawn when the first request or reply needs it.
+    ///
+    /// # Errors
+    /// Those of the source of random bits. `EAGAIN`: it returns the same bits again and again.
+    pub(super) fn token(&mut self, key: PeerKey) -> Result<Secret> {
+        let peer = self.peers.get_mut(key).ok_or(FiErrno::EINVAL)?;
+        if let Some(token) = peer.gives {
+            return Ok(token);
+        }
+        for _ in 0..DRAWS {
+            let bits = (self.config.random)()?;
+            if let Some(token) = Secret::new((bits >> 32) as u32)
+                && !self.secrets.contains_key(&token)
             {
-                return secret;
+                self.secrets.insert(token, key);
+                peer.gives = Some(token);
+                return Ok(token);
             }
         }
+        Err(FiErrno::EAGAIN)
     }
 
     /// The peer itself, or the one that it is an address of.
@@ -407,6 +442,15 @@ impl<I: Io> Core<I> {
         let first = self.peers.at_or_behind(0);
         let all = std::iter::successors(first, |key| self.peers.after(*key));
         all.filter(|key| self.resolve(*key) == *key)
+    }
+
+    pub(super) fn set_random(&mut self, random: Random) {
+        self.config.random = random;
+    }
+
+    /// No peer has a token.
+    pub(super) fn random_is_unused(&self) -> bool {
+        self.secrets.is_empty()
     }
 
     pub(super) fn audit(&self, key: PeerKey) -> Option<Audit> {

@@ -24,6 +24,7 @@
 //! - Sends to the own endpoint come back by [`Io::loop_back`].
 //! - A message that was posted as [`Form::Rts`] is held until the caller calls [`Core::release`],
 //!   when FIN has arrived. For RMA and other operations with an answer, call [`Core::hold`] first.
+//! - RMA is posted to the link of the last [`Io::up`] only, and not after its [`Io::down`].
 //! - Answers to packets go by [`Core::answer`], never to another session than that of the packet.
 //!
 //! [`Core`] decides what is posted where and when, and which operations are complete. It does not
@@ -42,7 +43,7 @@ mod slab;
 mod tests;
 mod traffic;
 
-pub use self::core::{Config, Core, Failure, Io, Origin, Send};
+pub use self::core::{Config, Core, Failure, Io, Origin, Random, Send};
 pub use credit::{FIRST, Pool, SMALLEST};
 pub use link::{LinkKey, LinkMark};
 pub use ops::{Form, Uses};

@@ -35,7 +35,7 @@ pub(super) struct Peer {
     /// This peer is an address of that one.
     pub(super) alias: Option<PeerKey>,
     /// The token that this side gives, and the one that it got.
-    pub(super) gives: Secret,
+    pub(super) gives: Option<Secret>,
     pub(super) shows: Option<Secret>,
     /// `to` of packets to the peer.
     pub(super) to: PeerIndex,
@@ -117,12 +117,12 @@ pub(super) struct Peer {
 }
 
 impl Peer {
-    pub(super) fn new(address: Option<Listener>, id: Option<EndpointId>, gives: Secret) -> Self {
+    pub(super) fn new(address: Option<Listener>, id: Option<EndpointId>) -> Self {
         Self {
             address,
             id,
             alias: None,
-            gives,
+            gives: None,
             shows: None,
             to: PeerIndex::default(),
             newest: None,
@@ -169,11 +169,11 @@ impl Peer {
     }
 
     /// Ends the session: what remains is the address and the operations that wait.
-    pub(super) fn forget(&mut self, pool: &mut Pool, gives: Secret) {
+    pub(super) fn forget(&mut self, pool: &mut Pool) {
         if let Some(inbound) = self.inbound.take() {
             inbound.release(pool);
         }
-        let fresh = Self::new(self.address, None, gives);
+        let fresh = Self::new(self.address, None);
         *self = Self {
             answers: self.answers,
             waiting: self.waiting,

@@ -2,7 +2,7 @@
 
 use super::connect::PATIENCE;
 use super::core::{Core, Io};
-use super::link::{Link, LinkKey, Role, State};
+use super::link::{Closing, Link, LinkKey, Role, State};
 use super::ops::List;
 use super::peer::{Dial, PeerKey};
 use crate::errno::FiErrno;
@@ -53,6 +53,9 @@ impl<I: Io> Core<I> {
             peer.out = None;
             peer.close_at = None;
             ending.was_out = true;
+            if ending.closing == Closing::No {
+                io.down(key, link);
+            }
         }
         if state == State::Dialling {
             self.dialled();
@@ -120,15 +123,15 @@ impl<I: Io> Core<I> {
         if !peer.is_some_and(|it| it.ends && it.own.is_none() && it.accepted.is_none()) {
             return;
         }
-        let secret = self.secret();
         if let Some(peer) = self.peers.get_mut(key) {
             if let Some(id) = peer.id {
                 self.ids.remove(&id);
             }
             debug_assert!(peer.posted.is_empty());
-            self.secrets.remove(&peer.gives);
-            self.secrets.insert(secret, key);
-            peer.forget(&mut self.pool, secret);
+            if let Some(token) = peer.gives {
+                self.secrets.remove(&token);
+            }
+            peer.forget(&mut self.pool);
         }
     }
 
@@ -268,6 +271,9 @@ impl<I: Io> Core<I> {
         };
         let expected = terms.expected;
         let damaged = expected.is_before(peer.completed) || peer.next.is_before(expected);
+        if damaged {
+            return self.fail(key, FiErrno::ECONNABORTED, io);
+        }
         peer.out = Some(link);
         peer.outs = peer.outs.wrapping_add(1);
         peer.restate |= peer.stated.is_some_and(|stated| stated != link);
@@ -276,10 +282,8 @@ impl<I: Io> Core<I> {
             ..Dial::default()
         };
         (peer.failed, peer.probe, peer.confirm) = (false, false, true);
-        if damaged {
-            return self.fail(key, FiErrno::ECONNABORTED, io);
-        }
         self.resume(key, &terms, io);
+        io.up(key, link, &terms);
     }
 
     fn resume(&mut self, key: PeerKey, terms: &Terms, io: &mut I) {

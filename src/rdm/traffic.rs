@@ -9,8 +9,6 @@ use crate::wire::rdm::packet::{RTS_CREDIT, eager_credit};
 use crate::wire::rdm::{Body, Close, Credit, Grant, Header, Number, Packet, PeerIndex};
 
 const SECOND: u64 = 1_000_000_000;
-/// Peers can state so many addresses each, on average.
-const ADDRESSES: usize = 8;
 /// How many peers one search for credit to recall examines.
 const SEARCH: usize = 64;
 
@@ -335,9 +333,7 @@ impl<I: Io> Core<I> {
                 let first = first.is_some_and(|peer| !std::mem::replace(&mut peer.begun, true));
                 self.take_terms(key, &hello.terms, first);
                 for listener in hello.listeners() {
-                    if self.addresses.len() < ADDRESSES * self.config.peers {
-                        self.addresses.entry(listener).or_insert(key);
-                    }
+                    self.further(key, listener, io);
                 }
                 self.advance(key, io);
             }
@@ -479,6 +475,7 @@ impl<I: Io> Core<I> {
             return false;
         }
         self.posted(key);
+        io.down(key, out);
         if let Some(link) = self.links.get_mut(out) {
             link.closing = Closing::Asked;
         }
@@ -510,11 +507,14 @@ impl<I: Io> Core<I> {
                 self.end_link(link, io);
             }
             (Close::Refuse, Closing::Asked) => {
-                if let Some(link) = self.links.get_mut(link) {
-                    link.closing = Closing::No;
+                if let Some(from) = self.links.get_mut(link) {
+                    from.closing = Closing::No;
                 }
                 if let Some(peer) = self.peers.get_mut(key) {
                     peer.close_at = None;
+                }
+                if let Some(terms) = from.terms {
+                    io.up(key, link, &terms);
                 }
                 self.pump(key, io);
             }
@@ -526,6 +526,7 @@ impl<I: Io> Core<I> {
                     header.is_some_and(|header| io.control(link, &Packet { header, body }));
                 if posted {
                     self.posted(key);
+                    io.down(key, link);
                 }
                 if let Some(link) = self.links.get_mut(link) {
                     if posted {

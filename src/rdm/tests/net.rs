@@ -16,6 +16,7 @@ use crate::verbs::{RemoteAddr, Rkey};
 use crate::wire::rdm::packet::{MAX_HEAD, Message, Payload};
 use crate::wire::rdm::{
     Body, Credit, EndpointId, Header, Listener, Number, OpId, Packet, Rejection, Reply, Request,
+    Terms,
 };
 
 const US: u64 = 1_000;
@@ -89,6 +90,8 @@ pub(super) struct Hands {
     posted: HashMap<u32, u32>,
     sq: u32,
     chaos: bool,
+    /// The link for posts to each peer.
+    up: HashMap<u32, LinkKey>,
 }
 
 impl Io for Hands {
@@ -116,6 +119,10 @@ impl Io for Hands {
     }
 
     fn post(&mut self, link: LinkKey, header: Header, op: Op, form: Form) -> bool {
+        assert!(
+            self.up.values().any(|up| *up == link),
+            "a post to a link that is not up"
+        );
         let posted = self.posted.entry(link.number()).or_default();
         if *posted >= self.sq {
             return false;
@@ -194,6 +201,20 @@ impl Io for Hands {
 
     fn failed(&mut self, peer: PeerKey, _: FiErrno) {
         self.actions.push(Action::Failed(peer));
+    }
+
+    fn block(&mut self, _: PeerKey, _: LinkKey) -> (RemoteAddr, Rkey) {
+        (RemoteAddr::NULL, Rkey::default())
+    }
+
+    fn up(&mut self, peer: PeerKey, link: LinkKey, _: &Terms) {
+        let was = self.up.insert(peer.number(), link);
+        assert_eq!(was, None, "two links for posts");
+    }
+
+    fn down(&mut self, peer: PeerKey, link: LinkKey) {
+        let was = self.up.remove(&peer.number());
+        assert_eq!(was, Some(link), "a link that was not up");
     }
 
     fn loop_back(&mut self, op: Op) {
@@ -349,7 +370,15 @@ impl World {
             id,
             listener,
             auth: 0,
-            seed: self.random.next(),
+            further: match self.plan.aliases {
+                true => vec![other_address(listener)],
+                false => Vec::new(),
+            },
+            application_keys: false,
+            random: Box::new({
+                let mut random = Random(self.random.next());
+                move || Ok(random.next())
+            }),
             eager: 8192,
             dials: 1 + self.random.below(3) as usize,
             peers: 64,
@@ -362,6 +391,7 @@ impl World {
             posted: HashMap::new(),
             sq: 1 + self.random.below(8) as u32,
             chaos: self.chaos,
+            up: HashMap::new(),
         };
         self.at.insert(listener, self.nodes.len());
         self.at.insert(other_address(listener), self.nodes.len());

@@ -4,12 +4,14 @@ use super::super::core::{Config, Core, Failure, Io, Origin, Send};
 use super::super::link::LinkKey;
 use super::super::ops::{Form, Uses};
 use super::super::peer::PeerKey;
+use super::Random;
 use crate::errno::{FiErrno, Result};
+use crate::verbs::{RemoteAddr, Rkey};
 use crate::wire::rdm::cm::VERSION;
 use crate::wire::rdm::packet::{Message, Payload};
 use crate::wire::rdm::{
-    Body, Credit, EndpointId, Epoch, Grant, GrantNumber, Header, Hello, Listener, Number, Packet,
-    PeerIndex, Reason, Rejection, Reply, Request, Secret, Terms,
+    Body, Close, Credit, EndpointId, Epoch, Grant, GrantNumber, Header, Hello, Listener, Number,
+    Packet, PeerIndex, Reason, Rejection, Reply, Request, Secret, Terms,
 };
 
 /// The acts of the endpoint.
@@ -23,6 +25,9 @@ struct Acts {
     completed: Vec<(u32, Result<()>)>,
     own: Vec<u32>,
     failed: Vec<FiErrno>,
+    ups: Vec<(LinkKey, Terms)>,
+    downs: Vec<LinkKey>,
+    posts: usize,
 }
 
 impl Io for Acts {
@@ -47,6 +52,7 @@ impl Io for Acts {
     }
 
     fn post(&mut self, _: LinkKey, _: Header, _: u32, _: Form) -> bool {
+        self.posts += 1;
         true
     }
 
@@ -69,6 +75,18 @@ impl Io for Acts {
 
     fn failed(&mut self, _: PeerKey, error: FiErrno) {
         self.failed.push(error);
+    }
+
+    fn block(&mut self, _: PeerKey, _: LinkKey) -> (RemoteAddr, Rkey) {
+        (RemoteAddr::new(4096), Rkey::new(3))
+    }
+
+    fn up(&mut self, _: PeerKey, link: LinkKey, terms: &Terms) {
+        self.ups.push((link, *terms));
+    }
+
+    fn down(&mut self, _: PeerKey, link: LinkKey) {
+        self.downs.push(link);
     }
 
     fn loop_back(&mut self, op: u32) {
@@ -104,7 +122,12 @@ impl Scene {
             id: id(1),
             listener: place(1),
             auth: 0,
-            seed: 5,
+            further: vec![place(11), place(12)],
+            application_keys: true,
+            random: Box::new({
+                let mut random = Random(5);
+                move || Ok(random.next())
+            }),
             eager: 8192,
             dials: 32,
             peers: 8,
@@ -143,6 +166,7 @@ impl Scene {
             grant: self.grant(),
             index: PeerIndex::new(9),
             eager: 8192,
+            block_rkey: Rkey::new(77),
             ..Terms::default()
         }
     }
@@ -397,4 +421,131 @@ fn an_answer_does_not_reach_another_session() {
     assert_eq!(late, Err(FiErrno::ECONNABORTED));
     let from = Origin { session: 1, ..from };
     assert_eq!(it.core.answer(from, 5, &mut it.acts), Ok(()));
+}
+
+#[test]
+fn tokens_are_bits_of_the_source() {
+    let mut it = Scene::new();
+    let mut source = Random(5);
+    assert!(it.core.random_is_unused(), "a known peer has no token");
+    it.send(it.peer, 1);
+    let (_, request) = it.acts.dials[0];
+    let bits = (source.next() >> 32) as u32;
+    assert_eq!(request.gives, Secret::new(bits).expect("not 0"));
+    // each message to the peer has the same token
+    it.request(1, None);
+    let (_, reply) = it.acts.accepts[0];
+    assert_eq!(reply.gives, request.gives);
+    // without a source, nothing is sent
+    let mut it = Scene::new();
+    it.core.set_random(Box::new(|| Err(FiErrno::EIO)));
+    it.send(it.peer, 1);
+    it.request(1, None);
+    let reasons: Vec<_> = it.acts.rejects.iter().map(|it| it.reason).collect();
+    assert_eq!((it.acts.dials.len(), reasons), (0, vec![Reason::Busy]));
+    // the dial is repeated after the backoff
+    it.core.set_random(Box::new(move || Ok(source.next())));
+    it.core.set_now(1_000_000);
+    it.core.tick(&mut it.acts);
+    assert_eq!(it.acts.dials.len(), 1);
+}
+
+#[test]
+fn terms_state_the_block_of_the_link() {
+    let mut it = Scene::new();
+    it.send(it.peer, 1);
+    let link = it.reply();
+    let (_, packet) = it.acts.packets[0];
+    let Body::Hello(hello) = packet.body else {
+        panic!("{packet:?}");
+    };
+    let block = (hello.terms.block_addr, hello.terms.block_rkey);
+    assert_eq!(block, (RemoteAddr::new(4096), Rkey::new(3)));
+    assert!(hello.terms.application_keys);
+    assert_eq!(
+        hello.listeners().collect::<Vec<_>>(),
+        [place(11), place(12)]
+    );
+    let (up, terms) = it.acts.ups[0];
+    assert_eq!((up, terms.block_rkey), (link, Rkey::new(77)));
+    it.request(1, Some(hello_token(&it)));
+    let (_, reply) = it.acts.accepts[0];
+    assert_eq!(reply.terms.block_addr, RemoteAddr::new(4096));
+    it.hello(1, 1);
+    assert_eq!((it.acts.ups.len(), it.acts.downs.len()), (1, 0));
+    it.end(link);
+    assert_eq!((it.acts.ups.len(), &it.acts.downs[..]), (1, &[link][..]));
+}
+
+fn hello_token(it: &Scene) -> Secret {
+    it.acts.dials[0].1.gives
+}
+
+#[test]
+fn hello_merges_further_addresses() {
+    let mut it = Scene::new();
+    // an address that is being dialled
+    let other = it.core.peer_at(place(3)).expect("a peer");
+    it.send(other, 1);
+    let (dialled, _) = it.acts.dials[0];
+    it.request(1, None);
+    let (link, _) = it.acts.accepts[0];
+    let terms = it.terms(0);
+    let further = [place(3), place(4), place(1)];
+    let hello = Hello::new(epoch(1), terms, further);
+    it.packet(link, 0, 1, Body::Hello(hello));
+    it.core.flush(&mut it.acts);
+    assert_eq!(it.core.resolve(other), it.peer);
+    assert_eq!(it.core.peer_at(place(4)), Ok(it.peer));
+    assert_eq!((&it.acts.ends[..], it.acts.posts), (&[dialled][..], 1));
+    // this endpoint's own address stays its own
+    let own = it.core.peer_at(place(1)).expect("a peer");
+    it.send(own, 2);
+    assert_eq!(it.acts.own, [2]);
+    // an address of another endpoint is dialled when that one has no link
+    let mut it = Scene::new();
+    it.send(it.peer, 1);
+    let own = it.reply();
+    it.core.sent(own, Number::new(0), &mut it.acts);
+    let request = Request {
+        listener: place(5),
+        id: id(5),
+        auth: 0,
+        epoch: epoch(1),
+        ended: None,
+        gives: Secret::new(9).expect("not 0"),
+        shows: None,
+    };
+    it.core.requested((), &request.encode(), &mut it.acts);
+    let (link, reply) = it.acts.accepts[0];
+    let hello = Hello::new(epoch(1), it.terms(0), [place(2)]);
+    let header = Header {
+        to: reply.terms.index,
+        ..Header::default()
+    };
+    let body = Body::Hello(hello);
+    it.core
+        .arrived(link, &Packet { header, body }, (), &mut it.acts);
+    assert_eq!(it.core.peer_at(place(2)), Ok(it.peer));
+    it.end(own);
+    assert_eq!(it.acts.dials.len(), 2);
+}
+
+#[test]
+fn a_link_is_down_while_its_eviction_is_asked() {
+    let mut it = Scene::new();
+    it.send(it.peer, 1);
+    let link = it.reply();
+    it.core.sent(link, Number::new(0), &mut it.acts);
+    it.settle(link);
+    assert!(it.core.evict(it.peer, &mut it.acts));
+    assert_eq!((it.acts.ups.len(), &it.acts.downs[..]), (1, &[link][..]));
+    it.packet(link, 0, 99, Body::Close(Close::Refuse));
+    let (up, terms) = it.acts.ups[1];
+    assert_eq!((up, terms.block_rkey), (link, Rkey::new(77)));
+    // the peer asks too
+    it.packet(link, 0, 99, Body::Close(Close::Ask));
+    assert_eq!(it.acts.downs, [link, link]);
+    it.end(link);
+    assert_eq!((it.acts.ups.len(), it.acts.downs.len()), (2, 2));
 }
