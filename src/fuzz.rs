@@ -201,6 +201,7 @@ pub fn rdm_peer(data: &[u8]) {
         ended: None,
         gives: Secret::new(7).expect("not 0"),
         shows: None,
+        fresh: false,
     };
     core.requested((), &honest.encode(), &mut hands);
     let (link, reply) = hands.accepted.pop().expect("an accepted link");
@@ -233,6 +234,7 @@ pub fn rdm_peer(data: &[u8]) {
                     epoch: Epoch::new(1 + u32::from(numbers.byte())).expect("not 0"),
                     ended: Epoch::new(numbers.byte().into()),
                     shows: Secret::new(numbers.byte().into()),
+                    fresh: numbers.byte().is_multiple_of(4),
                     ..honest
                 };
                 core.requested((), &request.encode(), &mut hands);

@@ -47,12 +47,16 @@ impl<I: Io> Core<I> {
             return;
         }
         let (epoch, outs) = (self.epoch, peer.outs);
-        let shows = peer.shows;
+        let (shows, former) = (peer.shows, peer.former);
         let Ok(gives) = self.token(key) else {
             return self.plan(key, false);
         };
         let ended = self.ended_of_peer(key);
-        let link = Link::new(key, Role::Own, epoch, Some(outs));
+        let shown = shows.or(former);
+        let link = Link {
+            shown,
+            ..Link::new(key, Role::Own, epoch, Some(outs))
+        };
         let Some(link) = self.links.insert(link) else {
             return;
         };
@@ -68,7 +72,8 @@ impl<I: Io> Core<I> {
             epoch,
             ended,
             gives,
-            shows,
+            shows: shown,
+            fresh: shows.is_none() && former.is_some(),
         };
         io.dial(link, address, &request);
     }
@@ -133,7 +138,7 @@ impl<I: Io> Core<I> {
             return;
         };
         // the process of the peer has ended, unless it has a link to this side
-        if failure == Failure::Refused && peer.begun && !peer.failed && peer.accepted.is_none() {
+        if failure == Failure::Refused && peer.begun && !peer.ends && peer.accepted.is_none() {
             self.fail(key, FiErrno::ECONNABORTED, io);
         }
     }
@@ -144,6 +149,7 @@ impl<I: Io> Core<I> {
             state: State::Dialling,
             peer: key,
             epoch,
+            shown,
             ..
         }) = self.links.get(link).copied()
         else {
@@ -154,22 +160,19 @@ impl<I: Io> Core<I> {
         let Some(rejection) = rejection.filter(fits) else {
             return self.failed(link, Failure::Refused, io);
         };
-        let again = matches!(rejection.reason, Reason::Other | Reason::Stale);
-        self.dial_failed(link, again);
+        // OTHER is about the token that was shown. The peer may have given another one since, and
+        // OTHER to a request without a token violates the protocol
+        let peer = self.peers.get(key);
+        let token = peer.and_then(|peer| peer.shows.or(peer.former));
+        let other = rejection.reason == Reason::Other && shown.is_some() && shown == token;
+        self.dial_failed(link, other);
         match rejection.reason {
             Reason::Foreign | Reason::Version => self.fail(key, FiErrno::ECONNREFUSED, io),
             Reason::Auth => self.fail(key, FiErrno::EACCES, io),
-            Reason::Other => self.replaced(key, io),
+            Reason::Other if other => self.replaced(key, rejection.id, io),
             Reason::Known => self.known(key, rejection.id, io),
-            Reason::Stale => {
-                let newest = rejection.newest;
-                if let Some(newest) = newest.filter(|newest| !newest.is_before(self.epoch)) {
-                    self.epoch = newest.next();
-                }
-                // a hostile peer would be dialled without pause
-                self.plan(key, false);
-            }
-            Reason::Busy => {}
+            // epochs of this endpoint are all before its next one, whatever the peer states
+            Reason::Other | Reason::Stale | Reason::Busy => {}
         }
         self.advance(key, io);
         self.settle(io);
@@ -220,6 +223,11 @@ impl<I: Io> Core<I> {
 
     /// Makes `key`, a peer without session and links, an alias of `of`.
     fn merge(&mut self, key: PeerKey, of: PeerKey, io: &mut I) {
+        let into = self.peers.get(of).and_then(|of| of.id);
+        let meant = self.peers.get_mut(key).and_then(|it| it.meant.take());
+        if meant.is_some() && meant != into {
+            self.fail_ops(key, FiErrno::ECONNABORTED, true, io);
+        }
         let Some(peer) = self.peers.get_mut(key) else {
             return;
         };
@@ -232,28 +240,28 @@ impl<I: Io> Core<I> {
             into.answers.append(&mut self.ops, &mut answers);
             into.waiting.append(&mut self.ops, &mut waiting);
             into.holds += holds;
+            into.aliased = true;
         }
         io.alias(key, Some(of));
         self.changed.push(of);
     }
 
-    /// Another endpoint listens at the peer's address.
-    fn replaced(&mut self, key: PeerKey, io: &mut I) {
+    /// The peer has no session any more, or another endpoint listens at its address.
+    fn replaced(&mut self, key: PeerKey, by: EndpointId, io: &mut I) {
         let Some(peer) = self.peers.get_mut(key) else {
             return;
         };
-        peer.ends = true;
-        if !peer.failed && peer.begun {
-            self.fail(key, FiErrno::ECONNABORTED, io);
-        } else {
-            // answers to packets of the old one
-            while let Some(op) = peer.answers.pop(&self.ops) {
-                if let Some(entry) = self.ops.remove(op) {
-                    io.complete(entry.op, Err(FiErrno::ECONNABORTED));
-                }
+        let ends = std::mem::replace(&mut peer.ends, true);
+        (peer.former, peer.shows) = (None, None);
+        // operations that were posted after a failure are kept
+        if peer.begun && !ends {
+            let same = peer.id == Some(by);
+            if same && !peer.waiting.is_empty() {
+                peer.meant = peer.id;
             }
-            self.end_links(key, io);
+            self.fail_ops(key, FiErrno::ECONNABORTED, !same, io);
         }
+        self.end_links(key, io);
         // a request of the old one
         self.reject_held(key, Reason::Busy, None, io);
         self.end_session(key);
@@ -291,7 +299,7 @@ impl<I: Io> Core<I> {
             return;
         };
         peer.newest = Some(request.epoch);
-        peer.shows = Some(request.gives);
+        (peer.shows, peer.former) = (Some(request.gives), None);
         let (own, accepted) = (peer.own, peer.accepted);
         self.held.push((key, held, request));
         if let Some(accepted) = accepted {
@@ -344,23 +352,62 @@ impl<I: Io> Core<I> {
         let named = self.ids.get(&request.id).copied();
         let given = request.shows.and_then(|token| self.secrets.get(&token));
         let given = given.map(|peer| self.resolve(*peer));
+        if request.fresh {
+            return self.examine_fresh(request, named, given, io);
+        }
         // the token of a request whose reply is under way belongs to a peer without endpoint id
         let new = |key: PeerKey| self.is_new(key);
         let found = match (named, given) {
             (named, None) if request.shows.is_none() => named,
             (Some(named), Some(given)) if named == given || new(given) => Some(named),
             (None, Some(given)) if new(given) => {
-                self.name(given, request.id);
+                self.name(given, request.id, io);
                 Some(given)
             }
             _ => return Err(Reason::Other),
         };
         let Some(key) = found else {
-            if !io.can_accept() {
+            return self.newcomer(request, io);
+        };
+        self.examine_peer(request, key, io)
+    }
+
+    /// As [`Self::examine`]: the dialler has ended the session of the token that it shows. A token
+    /// of no session is no token, because the dialler cannot know whether this side has ended the
+    /// session too.
+    fn examine_fresh(
+        &mut self,
+        request: &Request,
+        named: Option<PeerKey>,
+        given: Option<PeerKey>,
+        io: &mut I,
+    ) -> Result<PeerKey, Reason> {
+        let Some(key) = named else {
+            return self.newcomer(request, io);
+        };
+        let begun = self.peers.get(key).is_some_and(|peer| peer.begun);
+        if begun && given != named {
+            return Err(Reason::Known);
+        }
+        let found = self.examine_peer(request, key, io)?;
+        if begun {
+            self.replaced(key, request.id, io);
+            if self.ids.contains_key(&request.id) {
+                // when its links have ended
                 return Err(Reason::Busy);
             }
-            return self.newcomer(request);
-        };
+            self.name(key, request.id, io);
+        }
+        Ok(found)
+    }
+
+    /// Whether a request of this peer can be accepted.
+    fn examine_peer(
+        &mut self,
+        request: &Request,
+        key: PeerKey,
+        io: &mut I,
+    ) -> Result<PeerKey, Reason> {
         let peer = self.peers.get(key).ok_or(Reason::Busy)?;
         if peer.begun && request.shows.is_none() {
             return Err(Reason::Known);
@@ -377,12 +424,15 @@ impl<I: Io> Core<I> {
     }
 
     /// The peer of an unknown endpoint id.
-    fn newcomer(&mut self, request: &Request) -> Result<PeerKey, Reason> {
+    fn newcomer(&mut self, request: &Request, io: &mut I) -> Result<PeerKey, Reason> {
+        if !io.can_accept() {
+            return Err(Reason::Busy);
+        }
         let at = self.addresses.get(&request.listener);
         let at = at.map(|at| self.resolve(*at));
         if let Some(at) = at {
             if self.is_new(at) {
-                self.name(at, request.id);
+                self.name(at, request.id, io);
                 return Ok(at);
             }
             self.doubt(at);
@@ -395,7 +445,7 @@ impl<I: Io> Core<I> {
         if at.is_none() && !self.is_own(request.listener) {
             self.addresses.insert(request.listener, key);
         }
-        self.name(key, request.id);
+        self.name(key, request.id, io);
         Ok(key)
     }
 
@@ -430,10 +480,14 @@ impl<I: Io> Core<I> {
         self.merge(at, key, io);
     }
 
-    fn name(&mut self, key: PeerKey, id: EndpointId) {
+    /// A peer turned out to be this endpoint.
+    fn name(&mut self, key: PeerKey, id: EndpointId, io: &mut I) {
         if let Some(peer) = self.peers.get_mut(key) {
             peer.id = Some(id);
             self.ids.insert(id, key);
+            if peer.meant.take().is_some_and(|meant| meant != id) {
+                self.fail_ops(key, FiErrno::ECONNABORTED, true, io);
+            }
         }
     }
 
@@ -550,7 +604,7 @@ impl<I: Io> Core<I> {
             self.merge(key, of, io);
             return self.settle(io);
         }
-        self.name(key, reply.id);
+        self.name(key, reply.id, io);
         self.dialled();
         if let Some(link) = self.links.get_mut(link) {
             *link = Link {
@@ -564,7 +618,7 @@ impl<I: Io> Core<I> {
         };
         let first = !peer.begun;
         peer.begun = true;
-        peer.shows = Some(reply.gives);
+        (peer.shows, peer.former) = (Some(reply.gives), None);
         let accepted = peer.accepted;
         self.take_terms(key, &reply.terms, first);
         self.end_before(accepted, reply.ended, io);

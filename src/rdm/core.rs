@@ -61,6 +61,10 @@ pub trait Io {
 
     /// All operations of a peer fail. Those that the core has are passed to [`Self::complete`]; the
     /// caller completes the others, which the peer was held for, and releases none of them.
+    ///
+    /// If the peer had a session, it has ended: messages of the peer that were delivered as RTS and
+    /// are not complete are void. Their data must not be read any more, [`Core::answer`] refuses
+    /// answers, and the credit of stored ones is not given back.
     fn failed(&mut self, peer: PeerKey, error: FiErrno);
 
     /// The connection block of this side for a link, which may not exist yet: an address that is a
@@ -267,10 +271,10 @@ impl<I: Io> Core<I> {
         peer
     }
 
-    /// The endpoint with which the peer has a session that has not failed.
+    /// The endpoint with which the peer has a session that does not end.
     pub fn session(&self, peer: PeerKey) -> Option<EndpointId> {
         let peer = self.peers.get(self.resolve(peer))?;
-        if peer.begun && !peer.failed {
+        if peer.begun && !peer.ends {
             peer.id
         } else {
             None
@@ -281,8 +285,8 @@ impl<I: Io> Core<I> {
     /// perhaps during this call.
     ///
     /// # Errors
-    /// `EINVAL`: no such peer. `EAGAIN`: the table of operations has 2^24 entries; the caller's limit
-    /// is smaller.
+    /// `EINVAL`: no such peer. `EAGAIN`: the table of operations has 2^24 entries; the caller's
+    /// limit is smaller.
     pub fn send(&mut self, peer: PeerKey, send: Send<I::Op>, io: &mut I) -> Result<()> {
         let key = self.resolve(peer);
         let peer = self.peers.get_mut(key).ok_or(FiErrno::EINVAL)?;

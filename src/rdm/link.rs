@@ -2,7 +2,7 @@
 
 use super::peer::PeerKey;
 use super::slab::Key;
-use crate::wire::rdm::{Epoch, Terms};
+use crate::wire::rdm::{Epoch, Secret, Terms};
 
 /// Marks keys of links.
 pub enum LinkMark {}
@@ -52,6 +52,8 @@ pub(super) struct Link {
     /// The count of the peer's out-links when this side sent the request or the reply; `None`: it
     /// had one.
     pub(super) mark: Option<u32>,
+    /// The token that the request of this side has shown.
+    pub(super) shown: Option<Secret>,
     /// The terms that were received with the link.
     pub(super) terms: Option<Terms>,
     /// HELLO was sent or has arrived.
@@ -74,6 +76,7 @@ impl Link {
                 Role::Accepted => State::Replied,
             },
             mark,
+            shown: None,
             terms: None,
             greeted: false,
             was_out: false,

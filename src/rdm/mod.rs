@@ -14,18 +14,25 @@
 //!   call, and [`Core::tick`] when [`Core::deadline`] has passed.
 //! - [`LinkKey`] fits into 32 bits and names one queue pair; use its number in `wr_id`. Events of a
 //!   link that has ended are ignored, so a late completion does no harm.
-//! - Events of one link have to be passed in their order: each SEND's completion, each packet. After
-//!   [`Io::end`], all of them are passed, and [`Core::ended`] last.
-//! - A packet is decoded by [`Packet::decode`](crate::wire::rdm::Packet::decode) from memory that the
-//!   peer cannot write any more, and passed to [`Core::arrived`]; one that is refused to
+//! - Events of one link have to be passed in their order: each SEND's completion, each packet.
+//!   After [`Io::end`], all of them are passed, and [`Core::ended`] last.
+//! - A packet is decoded by [`Packet::decode`](crate::wire::rdm::Packet::decode) from memory that
+//!   the peer cannot write any more, and passed to [`Core::arrived`]; one that is refused to
 //!   [`Core::violated`].
-//! - Credit of a delivered packet is given back by [`Core::give_back`]: its slot when the receive was
-//!   posted again, its blocks when the message was matched.
+//! - Credit of a delivered packet is given back by [`Core::give_back`]: its slot when the receive
+//!   was posted again, its blocks when the message was matched.
 //! - Sends to the own endpoint come back by [`Io::loop_back`].
 //! - A message that was posted as [`Form::Rts`] is held until the caller calls [`Core::release`],
 //!   when FIN has arrived. For RMA and other operations with an answer, call [`Core::hold`] first.
 //! - RMA is posted to the link of the last [`Io::up`] only, and not after its [`Io::down`].
 //! - Answers to packets go by [`Core::answer`], never to another session than that of the packet.
+//! - CTS, DATA, FIN and RESULT with the name of an operation that does not exist are ignored, and
+//!   their slot is given back as usual: the operation has failed ([`Io::failed`]) or was cancelled,
+//!   and the peer could not know. So the name of an operation has to contain a generation. An RTS or
+//!   ATOMIC always begins something new. A packet whose content is impossible (DATA beyond the
+//!   message, an operator that does not exist) is a violation: [`Core::refused`].
+//! - [`Io::failed`] ends the session at both sides: the caller drops the stored RTS of the peer and
+//!   stops READs of matched ones before it returns to the application.
 //!
 //! [`Core`] decides what is posted where and when, and which operations are complete. It does not
 //! know payloads, matching, keys or rendezvous: RTS, CTS, FIN and the other numbered packets are

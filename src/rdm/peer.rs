@@ -45,9 +45,12 @@ pub(super) struct Peer {
     pub(super) session: u32,
     /// The session has begun.
     pub(super) begun: bool,
-    /// The operations of the session have failed, and no link has been adopted since.
-    pub(super) failed: bool,
-    /// The session ends with the last link.
+    /// The token of a session that this side has ended. The next request shows it, so that the
+    /// peer ends the session too.
+    pub(super) former: Option<Secret>,
+    /// Operations that wait are meant for this endpoint, which has ended the session.
+    pub(super) meant: Option<EndpointId>,
+    /// The operations of the session have failed. It ends with the last link.
     pub(super) ends: bool,
     /// The address is one of this endpoint itself.
     pub(super) itself: bool,
@@ -62,6 +65,8 @@ pub(super) struct Peer {
     /// The count of out-links.
     pub(super) outs: u32,
     pub(super) dial: Dial,
+    /// Another peer is an alias of this one.
+    pub(super) aliased: bool,
     /// In the list of timers.
     pub(super) timed: bool,
     /// When a CLOSE without answer ends its link.
@@ -128,7 +133,8 @@ impl Peer {
             newest: None,
             session: 0,
             begun: false,
-            failed: false,
+            former: None,
+            meant: None,
             ends: false,
             itself: false,
             probe: false,
@@ -138,6 +144,7 @@ impl Peer {
             out: None,
             outs: 0,
             dial: Dial::default(),
+            aliased: false,
             timed: false,
             close_at: None,
             posted: List::default(),
@@ -180,6 +187,9 @@ impl Peer {
             holds: self.holds,
             outs: self.outs,
             session: self.session.wrapping_add(1),
+            former: self.former,
+            meant: self.meant,
+            aliased: self.aliased,
             timed: self.timed,
             listed: self.listed,
             ..fresh

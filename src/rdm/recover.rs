@@ -79,7 +79,9 @@ impl<I: Io> Core<I> {
         };
         let key = ended.peer;
         self.unlink(key, link);
+        // an evicted link is not replaced by the dialler, and a session that ends has failed
         let patient = ended.was_out && ended.role == Role::Accepted;
+        let patient = patient && ended.closing == Closing::No;
         if patient && let Some(peer) = self.peers.get_mut(key) {
             // normally the dialler replaces the link
             peer.dial.not_before = Some(self.now + PATIENCE);
@@ -131,16 +133,49 @@ impl<I: Io> Core<I> {
             if let Some(token) = peer.gives {
                 self.secrets.remove(&token);
             }
+            let aliased = peer.aliased;
             peer.forget(&mut self.pool);
+            if aliased {
+                self.forget_tokens(key);
+            }
         }
     }
 
-    /// Completes all operations of a peer in error, and ends its links. The session stays.
+    /// Forgets the tokens that were given by the other addresses of a peer.
+    fn forget_tokens(&mut self, key: PeerKey) {
+        let given = self.secrets.iter();
+        let given = given.filter(|(_, at)| self.resolve(**at) == key);
+        let given: Vec<_> = given.map(|(token, at)| (*token, *at)).collect();
+        for (token, at) in given {
+            self.secrets.remove(&token);
+            if let Some(peer) = self.peers.get_mut(at) {
+                peer.gives = None;
+            }
+        }
+    }
+
+    /// Completes all operations of a peer in error, and ends its links and the session. The next
+    /// request informs the peer.
     pub(super) fn fail(&mut self, key: PeerKey, error: FiErrno, io: &mut I) {
+        self.fail_ops(key, error, true, io);
+        if let Some(peer) = self.peers.get_mut(key)
+            && peer.begun
+        {
+            peer.former = peer.shows;
+            peer.ends = true;
+        }
+        self.end_links(key, io);
+        self.end_session(key);
+    }
+
+    /// Completes the operations of a peer in error; those that were never posted, if `waiting`.
+    pub(super) fn fail_ops(&mut self, key: PeerKey, error: FiErrno, waiting: bool, io: &mut I) {
         let Some(peer) = self.peers.get_mut(key) else {
             return;
         };
-        peer.failed = true;
+        if waiting {
+            peer.meant = None;
+        }
         peer.probe = false;
         (peer.acks, peer.holds) = (0, 0);
         (peer.repost, peer.unsent) = (None, None);
@@ -148,7 +183,8 @@ impl<I: Io> Core<I> {
             queued: peer.dial.queued,
             ..Dial::default()
         };
-        for list in [&mut peer.posted, &mut peer.answers, &mut peer.waiting] {
+        let lists = [&mut peer.posted, &mut peer.answers, &mut peer.waiting];
+        for list in lists.into_iter().take(if waiting { 3 } else { 2 }) {
             while let Some(op) = list.pop(&self.ops) {
                 if let Some(entry) = self.ops.remove(op)
                     && !entry.done
@@ -158,7 +194,6 @@ impl<I: Io> Core<I> {
             }
         }
         io.failed(key, error);
-        self.end_links(key, io);
     }
 
     /// Whether the peer needs an out-link.
@@ -281,7 +316,7 @@ impl<I: Io> Core<I> {
             queued: peer.dial.queued,
             ..Dial::default()
         };
-        (peer.failed, peer.probe, peer.confirm) = (false, false, true);
+        (peer.probe, peer.confirm) = (false, true);
         self.resume(key, &terms, io);
         io.up(key, link, &terms);
     }

@@ -203,6 +203,14 @@ impl<I: Io> Core<I> {
         self.violation(link, io);
     }
 
+    /// A packet that was delivered violates the protocol in what the core does not examine. The
+    /// caller has handled it otherwise. Packets with the name of an operation that does not exist
+    /// are no violation: see the head of [`crate::rdm`].
+    pub fn refused(&mut self, link: LinkKey, io: &mut I) {
+        self.violation(link, io);
+        self.settle(io);
+    }
+
     /// A packet has arrived on a link.
     pub fn arrived(&mut self, link: LinkKey, packet: &Packet, slot: I::Slot, io: &mut I) {
         let Some(from) = self.links.get(link).copied() else {
@@ -266,6 +274,7 @@ impl<I: Io> Core<I> {
         }
         peer.expected = number.next();
         peer.strikes = 0;
+        let ends = peer.ends;
         let origin = Origin {
             peer: key,
             session: peer.session,
@@ -279,6 +288,10 @@ impl<I: Io> Core<I> {
             self.grow(key);
         }
         self.list(key);
+        if ends && matches!(packet.body, Body::Rts { .. }) {
+            // it cannot be answered
+            return io.discard(slot);
+        }
         io.deliver(origin, packet, slot);
     }
 

@@ -87,8 +87,33 @@ fn a_broken_network_loses_and_repeats_nothing() {
             },
             one_way: random.one_in(5),
             late: random.one_in(6),
+            walls: false,
         };
         try_seed("a_broken_network", seed, plan);
+    }
+}
+
+#[test]
+fn a_peer_that_cannot_be_reached_fails_and_returns() {
+    for seed in seeds(1000) {
+        let mut random = Random(!seed);
+        let plan = Plan {
+            nodes: 2 + random.below(2) as usize,
+            sends: 10 + random.below(60) as usize,
+            chaos: 1 + random.below(14) as usize,
+            restarts: random.one_in(4),
+            losses: [0, 4, 10, 30][random.below(4) as usize],
+            aliases: random.one_in(3),
+            evictions: random.one_in(2),
+            pool: match random.below(2) {
+                0 => Credit::new(100, 5),
+                _ => LARGE,
+            },
+            one_way: random.one_in(5),
+            late: random.one_in(4),
+            walls: true,
+        };
+        try_seed("a_peer_that_cannot", seed, plan);
     }
 }
 
@@ -104,6 +129,7 @@ const CALM: Plan = Plan {
     pool: LARGE,
     one_way: false,
     late: false,
+    walls: false,
 };
 
 #[test]

@@ -46,6 +46,8 @@ struct Sent {
     meant_for: Option<EndpointId>,
     result: Option<bool>,
     delivered: Option<usize>,
+    /// It was sent when nothing disturbed the network any more.
+    must: bool,
     peer: PeerKey,
     /// Posted as RTS: whether FIN has arrived, or the operations of the peer have failed.
     fin: Option<bool>,
@@ -245,6 +247,7 @@ pub(super) struct Node {
     pub(super) core: Core<Hands>,
     hands: Hands,
     id: EndpointId,
+    listener: Listener,
     alive: bool,
     /// Connection and side of each link.
     links: HashMap<u32, (usize, usize)>,
@@ -310,6 +313,8 @@ pub(super) struct Plan {
     pub(super) one_way: bool,
     /// Receives are posted only when all is sent.
     pub(super) late: bool,
+    /// No request passes from one endpoint to another one for longer than the connect timeout.
+    pub(super) walls: bool,
 }
 
 pub(super) struct World {
@@ -326,6 +331,10 @@ pub(super) struct World {
     sent: Vec<Sent>,
     restarted: Vec<Listener>,
     chaos: bool,
+    /// Listeners of dialler and acceptor, and when requests pass again.
+    walls: Vec<(Listener, Listener, u64)>,
+    /// All have come to rest, and each endpoint has sent to each other one again.
+    again: bool,
     /// Events and actions are printed.
     trace: bool,
 }
@@ -356,6 +365,8 @@ impl World {
             sent: Vec::new(),
             restarted: Vec::new(),
             chaos: plan.chaos > 0,
+            walls: Vec::new(),
+            again: false,
             trace: std::env::var_os("WEFT_RDM_TRACE").is_some(),
         };
         for number in 0..plan.nodes {
@@ -399,6 +410,7 @@ impl World {
             core: Core::new(config),
             hands,
             id,
+            listener,
             alive: true,
             links: HashMap::new(),
             inbox: HashMap::new(),
@@ -475,6 +487,10 @@ impl World {
                     request,
                 });
                 self.nodes[node].links.insert(link.number(), (conn, 0));
+                if self.is_walled(node, to) {
+                    let time = self.now + 500 * MS + self.random.below(2_000 * MS);
+                    return self.at(time, Event::DialFailed(conn, Failure::Silent));
+                }
                 self.message(conn, Event::Request(conn, to));
             }
             Action::Accept(link, conn, reply) => {
@@ -555,6 +571,16 @@ impl World {
                 self.sent[id].result = Some(true);
             }
         }
+    }
+
+    /// Whether no request passes from an endpoint to an address.
+    fn is_walled(&self, node: usize, to: Listener) -> bool {
+        let from = self.nodes[node].listener;
+        let now = self.now;
+        let walls = &self.walls;
+        walls.iter().any(|(dialler, acceptor, until)| {
+            *dialler == from && [*acceptor, other_address(*acceptor)].contains(&to) && *until > now
+        })
     }
 
     /// A message of the connection manager, which may get lost.
@@ -770,6 +796,7 @@ impl World {
             meant_for: self.nodes[from].core.session(peer),
             result: None,
             delivered: None,
+            must: self.again,
             peer,
             fin: None,
         });
@@ -798,6 +825,9 @@ impl World {
             }
             return;
         }
+        if choice < 6 && self.plan.walls {
+            return self.wall();
+        }
         // one of the newest connections
         let newest = self.conns.len().min(4) as u64;
         if newest == 0 {
@@ -805,6 +835,25 @@ impl World {
         }
         let conn = self.conns.len() - 1 - self.random.below(newest) as usize;
         self.cut(conn);
+    }
+
+    /// Requests from one endpoint to another one get lost, and their links break.
+    fn wall(&mut self) {
+        let nodes = self.plan.nodes as u64;
+        let from = self.random.below(nodes) as usize;
+        let to = (from + 1 + self.random.below(nodes - 1) as usize) % self.plan.nodes;
+        let until = self.now + self.random.below(30_000 * MS);
+        let ends = [address(from), address(to)];
+        self.walls.push((ends[0], ends[1], until));
+        for conn in 0..self.conns.len() {
+            let sides = self.conns[conn].sides;
+            let on = |side: Option<(usize, LinkKey)>| {
+                side.is_some_and(|(node, _)| ends.contains(&self.nodes[node].listener))
+            };
+            if on(sides[0]) && (on(sides[1]) || sides[1].is_none()) {
+                self.cut(conn);
+            }
+        }
     }
 
     /// Breaks a link: what is in flight is lost, and each side notices at another time.
@@ -867,7 +916,23 @@ impl World {
             let time = self.random.below(busy + 100 * MS);
             self.at(time, Event::Chaos);
         }
-        let calm = busy + 100 * MS;
+        self.rest(busy + 100 * MS);
+        if plan.walls {
+            // each side may have given up; now nothing hinders them
+            self.again = true;
+            self.now += 60_000 * MS;
+            for from in 0..plan.nodes {
+                for to in (0..plan.nodes).filter(|to| *to != from) {
+                    self.later(Event::Send(from, to));
+                }
+            }
+            self.rest(0);
+        }
+        self.check();
+    }
+
+    /// Runs until nothing happens any more, undisturbed after the time `calm`.
+    fn rest(&mut self, calm: u64) {
         let mut steps = 0;
         while let Some(Reverse((time, _, place))) = self.events.pop() {
             self.now = time;
@@ -893,7 +958,6 @@ impl World {
                 }
             }
         }
-        self.check();
     }
 
     fn check(&self) {
@@ -909,7 +973,12 @@ impl World {
                 panic!("{id}: {message:?} does not complete");
             };
             let original = address(usize::from(message.to.port()) - 1000);
-            let may_fail = !self.restarted.is_empty();
+            let may_fail = !self.restarted.is_empty() || self.plan.walls;
+            // a session with a process that has ended fails when its end is noticed; answers end
+            // with their session
+            let lives = |id| self.nodes.iter().any(|node| node.alive && node.id == id);
+            let must = message.must && !message.answer && message.meant_for.is_none_or(lives);
+            assert!(ok || !must, "{id}: {message:?} fails at the end");
             if ok && !self.restarted.contains(&original) {
                 assert!(message.delivered.is_some(), "{id}: {message:?} is lost");
             }

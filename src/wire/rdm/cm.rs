@@ -20,6 +20,9 @@ const REQUEST: u8 = 0x81;
 const REPLY: u8 = 0x82;
 const REJECTION: u8 = 0x83;
 
+/// Flag of a request.
+const FRESH: u16 = 1;
+
 /// Offset of the terms in a reply.
 const TERMS: usize = 40;
 
@@ -79,12 +82,15 @@ pub struct Request {
     pub gives: Secret,
     /// The token that the acceptor has given to the dialler; `None`: the first contact.
     pub shows: Option<Secret>,
+    /// The dialler has ended the session of this token.
+    pub fresh: bool,
 }
 
 impl Request {
     /// The private data.
     pub fn encode(&self) -> [u8; REQUEST_SIZE] {
         let mut out = [0; REQUEST_SIZE];
+        put(&mut out, 4, u16::from(self.fresh).to_le_bytes());
         put(&mut out, 6, self.listener.port().to_le_bytes());
         put(&mut out, 8, self.listener.octets());
         put(&mut out, 24, self.id.get().to_le_bytes());
@@ -107,7 +113,13 @@ impl Request {
     /// See [`Bad`].
     pub fn decode(private_data: &[u8]) -> Result<Self, Bad> {
         let from = opened::<REQUEST_SIZE>(private_data, REQUEST)?;
-        reserved(get16(&from, 4)?)?;
+        let flags = get16(&from, 4)?;
+        reserved(flags & !FRESH)?;
+        let shows = Secret::new(get32(&from, 52)?);
+        let fresh = flags & FRESH != 0;
+        if fresh && shows.is_none() {
+            return Err(Bad::Value);
+        }
         Ok(Self {
             listener: Listener::of(bytes(&from, 8)?, get16(&from, 6)?).ok_or(Bad::Value)?,
             id: EndpointId::new(get64(&from, 24)?).ok_or(Bad::Value)?,
@@ -115,7 +127,8 @@ impl Request {
             epoch: Epoch::new(get32(&from, 40)?).ok_or(Bad::Value)?,
             ended: Epoch::new(get32(&from, 44)?),
             gives: Secret::new(get32(&from, 48)?).ok_or(Bad::Value)?,
-            shows: Secret::new(get32(&from, 52)?),
+            shows,
+            fresh,
         })
     }
 }

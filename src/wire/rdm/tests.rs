@@ -64,7 +64,8 @@ fn terms() -> impl Strategy<Value = Terms> {
 }
 
 fn request() -> impl Strategy<Value = Request> {
-    let options = (prop::option::of(epoch()), prop::option::of(secret()));
+    let shows = prop::option::of((secret(), any::<bool>()));
+    let options = (prop::option::of(epoch()), shows);
     (listener(), id(), any::<u64>(), epoch(), secret(), options).prop_map(
         |(listener, id, auth, epoch, gives, (ended, shows))| Request {
             listener,
@@ -73,7 +74,8 @@ fn request() -> impl Strategy<Value = Request> {
             epoch,
             ended,
             gives,
-            shows,
+            shows: shows.map(|(token, _)| token),
+            fresh: shows.is_some_and(|(_, fresh)| fresh),
         },
     )
 }
@@ -359,6 +361,7 @@ fn foreign_requests_are_refused() {
         ended: None,
         gives: Secret::new(1).unwrap(),
         shows: None,
+        fresh: false,
     }
     .encode();
     super::cm::seal(&mut bytes, 0x81, 2);
