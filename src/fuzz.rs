@@ -165,6 +165,10 @@ impl Io for Hands {
         assert_eq!(self.up.remove(&link.number()), Some(link));
     }
 
+    fn probe(&mut self, link: LinkKey) {
+        assert_eq!(self.up.get(&link.number()), Some(&link));
+    }
+
     fn loop_back(&mut self, (): ()) {}
 
     fn alias(&mut self, _: PeerKey, _: Option<PeerKey>) {}
@@ -190,6 +194,7 @@ pub fn rdm_peer(data: &[u8]) {
         dials: 2,
         peers: 8,
         timeout: 1_000_000_000,
+        beat: Some(750_000_000),
         pool: Credit::new(300, 20),
     });
     let mut hands = Hands::default();

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use super::credit::Pool;
-use super::link::{Link, LinkKey, LinkMark};
+use super::link::{Link, LinkKey, LinkMark, State};
 use super::ops::{Entry, Form, Table, Uses};
 use super::peer::{Peer, PeerKey, PeerMark};
 use super::slab::Slab;
@@ -79,6 +79,10 @@ pub trait Io {
     /// peer refuses the eviction, [`Self::up`] follows with the same link.
     fn down(&mut self, peer: PeerKey, link: LinkKey);
 
+    /// Posts a request that has no effect, a WRITE of 0 bytes, unless an earlier one is under way.
+    /// If the peer does not acknowledge it, the link breaks ([`Core::broken`]).
+    fn probe(&mut self, link: LinkKey);
+
     /// An operation was sent to an address of this endpoint itself. The caller delivers it.
     fn loop_back(&mut self, op: Self::Op);
 
@@ -112,6 +116,9 @@ pub struct Config {
     pub peers: usize,
     /// How long an address is dialled, in ns.
     pub timeout: u64,
+    /// The period in which a silent peer is probed while something is awaited from it, in ns.
+    /// `None`: never, because the device reports by itself that a peer has ended.
+    pub beat: Option<u64>,
     /// The credit of the process beyond the smallest windows.
     pub pool: Credit,
 }
@@ -166,6 +173,11 @@ pub struct Core<I: Io> {
     pub(super) reports: Vec<PeerKey>,
     /// Peers with a time in [`super::peer::Dial`] or `close_at`.
     pub(super) timers: Vec<PeerKey>,
+    /// The earliest of these times, unless a time has changed since it was computed.
+    earliest: Option<u64>,
+    pub(super) retimed: bool,
+    /// When silent peers are probed.
+    beat: Option<u64>,
     /// The peer to which a token was given.
     pub(super) secrets: HashMap<Secret, PeerKey>,
     /// Where the next search for a peer to recall credit from begins.
@@ -195,6 +207,9 @@ impl<I: Io> Core<I> {
             queue: VecDeque::new(),
             reports: Vec::new(),
             timers: Vec::new(),
+            earliest: None,
+            retimed: false,
+            beat: None,
             secrets: HashMap::new(),
             recall_from: 0,
             changed: Vec::new(),
@@ -334,6 +349,8 @@ impl<I: Io> Core<I> {
             if peer.out.is_none() {
                 self.advance(key, io);
                 self.settle(io);
+            } else {
+                self.await_answer();
             }
         }
     }
@@ -352,20 +369,78 @@ impl<I: Io> Core<I> {
         }
     }
 
-    /// The time at which [`Self::tick`] has something to do.
-    pub fn deadline(&self) -> Option<u64> {
-        let times = self.timers.iter().filter_map(|peer| self.time_of(*peer));
-        times.min()
+    /// The time at which [`Self::tick`] has something to do. `None`, and no work, while all links
+    /// are up and nothing is awaited. A post can make it earlier; it is then at least a beat ahead.
+    pub fn deadline(&mut self) -> Option<u64> {
+        if self.retimed {
+            self.retimed = false;
+            let mut timers = std::mem::take(&mut self.timers);
+            let mut earliest = self.beat;
+            timers.retain(|key| {
+                let time = self.time_of(*key);
+                earliest = earliest.into_iter().chain(time).min();
+                if time.is_none()
+                    && let Some(peer) = self.peers.get_mut(*key)
+                {
+                    peer.timed = false;
+                }
+                time.is_some()
+            });
+            (self.timers, self.earliest) = (timers, earliest);
+        }
+        self.earliest
     }
 
-    fn time_of(&self, peer: PeerKey) -> Option<u64> {
-        let peer = self.peers.get(peer)?;
+    /// Something is awaited from a peer to which a link is up.
+    #[inline]
+    pub(super) fn await_answer(&mut self) {
+        if self.beat.is_none()
+            && let Some(beat) = self.config.beat
+        {
+            self.beat = Some(self.now + beat);
+            self.retimed = true;
+        }
+    }
+
+    /// Probes the peers that were silent since the last beat and from which something is awaited.
+    /// The device detects by itself that a packet is not acknowledged, but not that no answer
+    /// comes: the peer may have ended the link, and its disconnect request may be lost.
+    fn beat(&mut self, io: &mut I) {
+        let mut awaits = false;
+        let mut next = self.peers.at_or_behind(0);
+        while let Some(key) = next {
+            next = self.peers.after(key);
+            let open = self.open_link(key);
+            if let Some(peer) = self.peers.get_mut(key)
+                && let Some(out) = open
+                && peer.awaits()
+            {
+                awaits = true;
+                if !std::mem::replace(&mut peer.heard, false) {
+                    io.probe(out);
+                }
+            }
+        }
+        if awaits {
+            self.await_answer();
+        }
+    }
+
+    fn time_of(&self, key: PeerKey) -> Option<u64> {
+        let peer = self.peers.get(key)?;
         let end = peer.dial.since.map(|since| since + self.config.timeout);
-        let times = [end, peer.dial.not_before, peer.close_at];
+        let times = [end, peer.dial.not_before, peer.close_at, self.hello_by(key)];
         times.into_iter().flatten().min()
     }
 
+    /// When HELLO has to have arrived on the accepted link of a peer.
+    fn hello_by(&self, key: PeerKey) -> Option<u64> {
+        let link = self.links.get(self.peers.get(key)?.accepted?)?;
+        (link.state == State::Replied).then_some(link.hello_by)
+    }
+
     pub(super) fn set_timer(&mut self, key: PeerKey) {
+        self.retimed = true;
         if let Some(peer) = self.peers.get_mut(key)
             && !peer.timed
         {
@@ -376,6 +451,11 @@ impl<I: Io> Core<I> {
 
     /// Does what is due at the present time.
     pub fn tick(&mut self, io: &mut I) {
+        self.retimed = true;
+        if self.beat.is_some_and(|time| time <= self.now) {
+            self.beat = None;
+            self.beat(io);
+        }
         let mut at = 0;
         while let Some(key) = self.timers.get(at).copied() {
             match self.time_of(key) {
@@ -401,14 +481,21 @@ impl<I: Io> Core<I> {
         if peer.dial.not_before.is_some_and(|time| time <= self.now) {
             peer.dial.not_before = None;
         }
-        let expired = |time: Option<u64>, more| time.is_some_and(|time| time + more <= self.now);
+        let now = self.now;
+        let expired = |time: Option<u64>, more| time.is_some_and(|time| time + more <= now);
         let closes = expired(peer.close_at, 0);
         if closes {
             peer.close_at = None;
         }
-        if expired(peer.dial.since, self.config.timeout) {
+        let (since, out, accepted) = (peer.dial.since, peer.out, peer.accepted);
+        let greeted = !expired(self.hello_by(key), 0);
+        if let Some(accepted) = accepted.filter(|_| !greeted) {
+            // its dialler has ended it, and the disconnect request was lost
+            self.end_link(accepted, io);
+        }
+        if expired(since, self.config.timeout) {
             self.fail(key, FiErrno::EHOSTUNREACH, io);
-        } else if closes && let Some(out) = peer.out {
+        } else if closes && let Some(out) = out {
             self.end_link(out, io);
         }
         self.advance(key, io);

@@ -54,6 +54,8 @@ pub(super) struct Link {
     pub(super) mark: Option<u32>,
     /// The token that the request of this side has shown.
     pub(super) shown: Option<Secret>,
+    /// Accepted: when the link is ended if HELLO has not arrived.
+    pub(super) hello_by: u64,
     /// The terms that were received with the link.
     pub(super) terms: Option<Terms>,
     /// HELLO was sent or has arrived.
@@ -77,6 +79,7 @@ impl Link {
             },
             mark,
             shown: None,
+            hello_by: u64::MAX,
             terms: None,
             greeted: false,
             was_out: false,

@@ -117,6 +117,8 @@ pub(super) struct Peer {
     pub(super) recalling: Option<(LinkKey, GrantNumber)>,
     /// A packet has arrived since the last search for a peer to recall credit from.
     pub(super) busy: bool,
+    /// A packet has arrived, or a SEND has completed, since the last beat.
+    pub(super) heard: bool,
     /// In the list of peers that may have something to report.
     pub(super) listed: bool,
 }
@@ -171,6 +173,7 @@ impl Peer {
             recall: false,
             recalling: None,
             busy: false,
+            heard: false,
             listed: false,
         }
     }
@@ -200,6 +203,11 @@ impl Peer {
     pub(super) fn has_ops(&self) -> bool {
         let idle = self.posted.is_empty() && self.answers.is_empty() && self.waiting.is_empty();
         !idle || self.holds > 0
+    }
+
+    /// Whether the peer has to send something: an answer, credit, or *processed*.
+    pub(super) fn awaits(&self) -> bool {
+        self.holds > 0 || self.acks > 0 || !self.waiting.is_empty()
     }
 
     /// A newer grant has replaced the last one.

@@ -52,6 +52,7 @@ impl<I: Io> Core<I> {
         {
             peer.out = None;
             peer.close_at = None;
+            self.retimed = true;
             ending.was_out = true;
             if ending.closing == Closing::No {
                 io.down(key, link);
@@ -177,6 +178,7 @@ impl<I: Io> Core<I> {
             peer.meant = None;
         }
         peer.probe = false;
+        self.retimed = true;
         (peer.acks, peer.holds) = (0, 0);
         (peer.repost, peer.unsent) = (None, None);
         peer.dial = Dial {
@@ -316,7 +318,8 @@ impl<I: Io> Core<I> {
             queued: peer.dial.queued,
             ..Dial::default()
         };
-        (peer.probe, peer.confirm) = (false, true);
+        (peer.probe, peer.confirm, peer.heard) = (false, true, true);
+        self.retimed = true;
         self.resume(key, &terms, io);
         io.up(key, link, &terms);
     }

@@ -4,7 +4,7 @@ use super::core::{Core, Io, Origin};
 use super::credit::Inbound;
 use super::link::{Closing, Link, LinkKey, Role, State};
 use super::ops::{Form, List, Uses};
-use super::peer::PeerKey;
+use super::peer::{Peer, PeerKey};
 use crate::wire::rdm::packet::{RTS_CREDIT, eager_credit};
 use crate::wire::rdm::{Body, Close, Credit, Grant, Header, Number, Packet, PeerIndex};
 
@@ -40,11 +40,14 @@ impl<I: Io> Core<I> {
             return;
         };
         while self.post_next(key, out, io) {}
+        if self.peers.get(key).is_some_and(Peer::awaits) {
+            self.await_answer();
+        }
         self.list(key);
     }
 
     /// The out-link, if packets may be posted to it.
-    fn open_link(&self, key: PeerKey) -> Option<LinkKey> {
+    pub(super) fn open_link(&self, key: PeerKey) -> Option<LinkKey> {
         let out = self.peers.get(key)?.out?;
         self.links.get(out)?.is_open().then_some(out)
     }
@@ -120,6 +123,7 @@ impl<I: Io> Core<I> {
         let Some(peer) = self.peers.get_mut(key) else {
             return;
         };
+        peer.heard = true;
         let behind = number.next();
         if peer.completed.is_before(behind) {
             peer.completed = behind;
@@ -231,7 +235,7 @@ impl<I: Io> Core<I> {
             io.discard(slot);
             return self.violation(link, io);
         }
-        peer.busy = true;
+        (peer.busy, peer.heard) = (true, true);
         if let Some((_, number)) = peer.unseen
             && !packet.header.seen.is_before(number)
         {
@@ -525,6 +529,7 @@ impl<I: Io> Core<I> {
                 }
                 if let Some(peer) = self.peers.get_mut(key) {
                     peer.close_at = None;
+                    self.retimed = true;
                 }
                 if let Some(terms) = from.terms {
                     io.up(key, link, &terms);
@@ -540,6 +545,11 @@ impl<I: Io> Core<I> {
                 if posted {
                     self.posted(key);
                     io.down(key, link);
+                    // the disconnect request of the peer may be lost
+                    if let Some(peer) = self.peers.get_mut(key) {
+                        peer.close_at = Some(self.now + SECOND);
+                    }
+                    self.set_timer(key);
                 }
                 if let Some(link) = self.links.get_mut(link) {
                     if posted {

@@ -88,6 +88,7 @@ fn a_broken_network_loses_and_repeats_nothing() {
             one_way: random.one_in(5),
             late: random.one_in(6),
             walls: false,
+            halves: false,
         };
         try_seed("a_broken_network", seed, plan);
     }
@@ -112,8 +113,35 @@ fn a_peer_that_cannot_be_reached_fails_and_returns() {
             one_way: random.one_in(5),
             late: random.one_in(4),
             walls: true,
+            halves: random.one_in(3),
         };
         try_seed("a_peer_that_cannot", seed, plan);
+    }
+}
+
+#[test]
+fn a_broken_link_is_noticed_while_something_is_awaited() {
+    for seed in seeds(1000) {
+        let mut random = Random(!seed);
+        let plan = Plan {
+            nodes: 2 + random.below(3) as usize,
+            sends: 10 + random.below(60) as usize,
+            chaos: 1 + random.below(14) as usize,
+            restarts: false,
+            losses: [0, 4, 10, 30][random.below(4) as usize],
+            aliases: random.one_in(3),
+            evictions: random.one_in(2),
+            pool: match random.below(3) {
+                0 => Credit::new(0, 0),
+                1 => Credit::new(100, 5),
+                _ => LARGE,
+            },
+            one_way: random.one_in(3),
+            late: random.one_in(4),
+            walls: false,
+            halves: true,
+        };
+        try_seed("a_broken_link_is_noticed", seed, plan);
     }
 }
 
@@ -130,6 +158,7 @@ const CALM: Plan = Plan {
     one_way: false,
     late: false,
     walls: false,
+    halves: false,
 };
 
 #[test]

@@ -59,6 +59,7 @@ enum Action {
     Accept(LinkKey, usize, Vec<u8>),
     Reject(usize, Vec<u8>),
     Post(LinkKey, Wire),
+    Probe(LinkKey),
     NoRoom(LinkKey),
     End(LinkKey),
     Complete(usize, bool),
@@ -219,6 +220,10 @@ impl Io for Hands {
         assert_eq!(was, Some(link), "a link that was not up");
     }
 
+    fn probe(&mut self, link: LinkKey) {
+        self.actions.push(Action::Probe(link));
+    }
+
     fn loop_back(&mut self, op: Op) {
         self.actions.push(Action::LoopBack(op.id));
     }
@@ -315,6 +320,8 @@ pub(super) struct Plan {
     pub(super) late: bool,
     /// No request passes from one endpoint to another one for longer than the connect timeout.
     pub(super) walls: bool,
+    /// One side may not notice that a link has broken.
+    pub(super) halves: bool,
 }
 
 pub(super) struct World {
@@ -394,6 +401,7 @@ impl World {
             dials: 1 + self.random.below(3) as usize,
             peers: 64,
             timeout: 10_000 * MS,
+            beat: Some(750 * MS),
             pool: self.plan.pool,
         };
         let hands = Hands {
@@ -511,12 +519,16 @@ impl World {
                 it.last[side] = time;
                 self.at(time, Event::Arrive(conn, side));
             }
+            Action::Probe(link) => self.probe(node, link),
             Action::NoRoom(link) => self.later(Event::Room(node, link)),
             Action::End(link) => {
                 let (conn, side) = self.nodes[node].links[&link.number()];
                 self.conns[conn].err[side] = true;
                 self.later(Event::Ended(node, link));
-                if let Some((other, link)) = self.conns[conn].sides[1 - side] {
+                let lost = self.plan.halves && self.random.one_in(3);
+                if let Some((other, link)) = self.conns[conn].sides[1 - side]
+                    && !lost
+                {
                     self.later(Event::Broken(other, link));
                 }
             }
@@ -668,6 +680,8 @@ impl World {
                 let it = &self.conns[conn];
                 if !it.cut && !it.err[side] {
                     self.complete(conn, side, Completion::Sent(number));
+                } else {
+                    self.unacknowledged(conn, side);
                 }
             }
             Event::Poll(node, link) => self.poll(node, link),
@@ -726,7 +740,7 @@ impl World {
             return;
         };
         if it.cut || it.err[1 - from] || it.sides[1 - from].is_none() {
-            return;
+            return self.unacknowledged(conn, from);
         }
         if let Some(number) = wire.number {
             let time = (self.now + self.random.delay()).max(it.acked[from]);
@@ -734,6 +748,24 @@ impl World {
             self.at(time, Event::Ack(conn, from, number));
         }
         self.complete(conn, 1 - from, Completion::Packet(wire));
+    }
+
+    /// A request of one side has reached nothing: its device gives up.
+    fn unacknowledged(&mut self, conn: usize, from: usize) {
+        if self.plan.halves
+            && let Some((node, link)) = self.conns[conn].sides[from]
+        {
+            let delay = 100 * MS + self.random.below(900 * MS);
+            self.at(self.now + delay, Event::Broken(node, link));
+        }
+    }
+
+    fn probe(&mut self, node: usize, link: LinkKey) {
+        let (conn, side) = self.nodes[node].links[&link.number()];
+        let it = &self.conns[conn];
+        if it.cut || it.err[1 - side] || it.sides[1 - side].is_none() {
+            self.unacknowledged(conn, side);
+        }
     }
 
     fn complete(&mut self, conn: usize, side: usize, completion: Completion) {
@@ -863,7 +895,11 @@ impl World {
         if dialled {
             return self.later(Event::DialFailed(conn, Failure::Silent));
         }
-        for side in 0..2 {
+        let unaware = match self.plan.halves {
+            true => self.random.below(4) as usize,
+            false => 2,
+        };
+        for side in (0..2).filter(|side| *side != unaware) {
             if let Some((node, link)) = self.conns[conn].sides[side] {
                 self.later(Event::Broken(node, link));
             }
@@ -949,7 +985,10 @@ impl World {
                 eprintln!("{:9} us {event:?}", time / US);
             }
             self.step(event);
-            if self.events.is_empty() {
+            let ticks = |it: &Reverse<(u64, u64, usize)>| {
+                matches!(self.bodies[it.0.2], Some(Event::Tick(_)))
+            };
+            if self.events.iter().all(ticks) {
                 // late receives
                 for node in 0..self.nodes.len() {
                     for _ in 0..self.nodes[node].unexpected.len().min(3) {
@@ -975,9 +1014,10 @@ impl World {
             let original = address(usize::from(message.to.port()) - 1000);
             let may_fail = !self.restarted.is_empty() || self.plan.walls;
             // a session with a process that has ended fails when its end is noticed; answers end
-            // with their session
+            // with their session, and so do packets that were posted to a link that is broken
             let lives = |id| self.nodes.iter().any(|node| node.alive && node.id == id);
-            let must = message.must && !message.answer && message.meant_for.is_none_or(lives);
+            let may_fail_late = message.answer || self.plan.halves;
+            let must = message.must && !may_fail_late && message.meant_for.is_none_or(lives);
             assert!(ok || !must, "{id}: {message:?} fails at the end");
             if ok && !self.restarted.contains(&original) {
                 assert!(message.delivered.is_some(), "{id}: {message:?} is lost");

@@ -27,6 +27,7 @@ struct Acts {
     failed: Vec<FiErrno>,
     ups: Vec<(LinkKey, Terms)>,
     downs: Vec<LinkKey>,
+    probes: Vec<LinkKey>,
     posts: usize,
     delivered: usize,
     discarded: usize,
@@ -95,12 +96,19 @@ impl Io for Acts {
         self.downs.push(link);
     }
 
+    fn probe(&mut self, link: LinkKey) {
+        self.probes.push(link);
+    }
+
     fn loop_back(&mut self, op: u32) {
         self.own.push(op);
     }
 
     fn alias(&mut self, _: PeerKey, _: Option<PeerKey>) {}
 }
+
+/// The period of probes.
+const BEAT: u64 = 750_000_000;
 
 fn id(number: u64) -> EndpointId {
     EndpointId::new(number).expect("not 0")
@@ -138,6 +146,7 @@ impl Scene {
             dials: 32,
             peers: 8,
             timeout: 10_000_000_000,
+            beat: Some(BEAT),
             pool: Credit::new(1 << 20, 1 << 16),
         });
         let peer = core.peer_at(place(2)).expect("a peer");
@@ -575,6 +584,10 @@ fn a_link_is_down_while_its_eviction_is_asked() {
     // the peer asks too
     it.packet(link, 0, 99, Body::Close(Close::Ask));
     assert_eq!(it.acts.downs, [link, link]);
+    // its disconnect request is lost
+    it.core.set_now(1_000_000_000);
+    it.core.tick(&mut it.acts);
+    assert_eq!(it.acts.ends, [link]);
     it.end(link);
     assert_eq!((it.acts.ups.len(), it.acts.downs.len()), (2, 2));
 }
@@ -796,4 +809,43 @@ fn an_rts_of_an_ended_session_is_not_delivered() {
     };
     it.packet(own, 1, 1, rts);
     assert_eq!((it.acts.delivered, it.acts.discarded), (1, 1));
+}
+
+#[test]
+fn silent_peers_are_probed_while_something_is_awaited() {
+    let mut it = Scene::new();
+    it.send(it.peer, 1);
+    let link = it.reply();
+    it.core.sent(link, Number::new(0), &mut it.acts);
+    it.settle(link);
+    let beat = |it: &mut Scene, count| {
+        for _ in 0..count {
+            let time = it.core.deadline().expect("a beat");
+            it.core.set_now(time);
+            it.core.tick(&mut it.acts);
+        }
+    };
+    // nothing is awaited: no thread wakes
+    assert_eq!(it.core.deadline(), None);
+    it.core.hold(it.peer, &mut it.acts);
+    assert_eq!(it.core.deadline(), Some(BEAT));
+    beat(&mut it, 1);
+    assert!(
+        it.acts.probes.is_empty(),
+        "it was heard since the last beat"
+    );
+    beat(&mut it, 2);
+    assert_eq!(it.acts.probes, [link, link]);
+    it.settle(link);
+    beat(&mut it, 1);
+    assert_eq!(it.acts.probes.len(), 2);
+    it.core.release(it.peer, &mut it.acts);
+    beat(&mut it, 1);
+    assert_eq!((it.acts.probes.len(), it.core.deadline()), (2, None));
+    // an operation that waits for credit
+    for op in 2..40 {
+        it.send(it.peer, op);
+    }
+    beat(&mut it, 3);
+    assert_eq!(it.acts.probes.len(), 5);
 }
