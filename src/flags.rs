@@ -33,6 +33,8 @@ bitflags! {
         const REMOTE_CQ_DATA = 1 << 17;
         /// `FI_MORE`
         const MORE = 1 << 18;
+        /// `FI_PEEK`
+        const PEEK = 1 << 19;
         /// `FI_FENCE`
         const FENCE = 1 << 21;
         /// `FI_COMPLETION`
@@ -49,7 +51,11 @@ bitflags! {
         const COMMIT_COMPLETE = 1 << 30;
         /// `FI_MATCH_COMPLETE`
         const MATCH_COMPLETE = 1 << 31;
-        /// `FI_SELECTIVE_COMPLETION`: a flag of bindings only
+        /// `FI_DISCARD`
+        const DISCARD = 1 << 58;
+        /// `FI_CLAIM`: a flag of receives only
+        const CLAIM = 1 << 59;
+        /// `FI_SELECTIVE_COMPLETION`: a flag of bindings only, with the value of [`Self::CLAIM`]
         const SELECTIVE_COMPLETION = 1 << 59;
 
         const _ = !0;

@@ -216,7 +216,7 @@ impl AsyncListener for Core {
                     let _ = id.notify_established();
                 }
             }
-            AsyncEvent::CqError | AsyncEvent::Other(_) => {}
+            AsyncEvent::CqError | AsyncEvent::QpLastReceive | AsyncEvent::Other(_) => {}
         }
     }
 }

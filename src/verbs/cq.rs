@@ -225,6 +225,16 @@ impl Cq {
         FiErrno::from_verb(unsafe { sys::ibv_req_notify_cq(self.raw, 0) })
     }
 
+    /// As [`Self::arm`], but only a receive of a send with the solicited flag, and a failed
+    /// completion, make the channel readable.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn arm_solicited(&self) -> Result<()> {
+        // SAFETY: the queue is live.
+        FiErrno::from_verb(unsafe { sys::ibv_req_notify_cq(self.raw, 1) })
+    }
+
     /// Consumes the events that make the channel readable. No other queue may use the channel.
     /// Never blocks. The caller ensures that one thread at a time calls this.
     pub fn drain_channel(&self) {

@@ -64,6 +64,8 @@ pub enum AsyncEvent {
     /// The peer's first packet has arrived before the last message of the connection manager's
     /// handshake.
     QpEstablished,
+    /// The queue pair has failed and consumes no more receives of its shared receive queue.
+    QpLastReceive,
     /// The completion queue has overrun or failed.
     CqError,
     /// The device has failed or was removed.
@@ -506,6 +508,7 @@ fn classify(event: sys::ibv_event_type) -> AsyncEvent {
             AsyncEvent::QpError
         }
         sys::IBV_EVENT_COMM_EST => AsyncEvent::QpEstablished,
+        sys::IBV_EVENT_QP_LAST_WQE_REACHED => AsyncEvent::QpLastReceive,
         sys::IBV_EVENT_CQ_ERR => AsyncEvent::CqError,
         sys::IBV_EVENT_DEVICE_FATAL => AsyncEvent::DeviceFatal,
         other => AsyncEvent::Other(other),

@@ -139,6 +139,13 @@ impl<'a> SendRequest<'a> {
         self.flag(sys::IBV_SEND_SIGNALED, signaled)
     }
 
+    /// With `solicited` the receive of a send raises the event of a completion queue that is armed
+    /// for solicited completions alone ([`Cq::arm_solicited`](super::Cq::arm_solicited)).
+    #[inline(always)]
+    pub fn solicited(&mut self, solicited: bool) -> &mut Self {
+        self.flag(sys::IBV_SEND_SOLICITED, solicited)
+    }
+
     /// With `fence` the request starts only after all earlier reads and atomics are complete.
     #[inline(always)]
     pub fn fence(&mut self, fence: bool) -> &mut Self {
