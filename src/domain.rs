@@ -3,7 +3,9 @@
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-use crate::conn::Tuning;
+use parking_lot::Mutex;
+
+use crate::conn::{Driver, Tuning};
 use crate::eq::EventQueue;
 use crate::errno::{FiErrno, Result};
 use crate::log::{self, Level, Subsystem, info_log};
@@ -35,6 +37,8 @@ pub struct Domain {
     /// Weak, because unread events may hold objects that hold the domain.
     eq: OnceLock<Weak<EventQueue>>,
     shared: SharedIds,
+    /// Serves the connections of endpoints without event queue; started by the first of them.
+    driver: Mutex<Option<Arc<Driver>>>,
 }
 
 impl Domain {
@@ -58,6 +62,7 @@ impl Domain {
             tuning: config.tuning,
             eq: OnceLock::new(),
             shared: SharedIds::default(),
+            driver: Mutex::default(),
         }))
     }
 
@@ -99,6 +104,19 @@ impl Domain {
     /// The part that completion queues and counters use.
     pub fn queues(&self) -> &Arc<QueueDomain> {
         &self.queues
+    }
+
+    /// The thread that serves the connections of endpoints without event queue.
+    ///
+    /// # Errors
+    /// `EMFILE`, `ENOMEM`, `EAGAIN`: the thread could not be started.
+    pub(crate) fn driver(&self) -> Result<Arc<Driver>> {
+        let mut driver = self.driver.lock();
+        if let Some(driver) = &*driver {
+            return Ok(Arc::clone(driver));
+        }
+        let started = Arc::new(Driver::start()?);
+        Ok(Arc::clone(driver.insert(started)))
     }
 
     /// The identities of the domain's shared receive contexts.

@@ -18,6 +18,7 @@ mod accept;
 mod connection;
 mod dial;
 mod dispatcher;
+mod driver;
 pub(crate) mod introduction;
 mod listen;
 mod notifier;
@@ -32,6 +33,7 @@ mod tuning;
 
 pub(crate) use connection::{Connection, Owner, Side};
 pub(crate) use dispatcher::{CmTarget, Dispatcher, Registry};
+pub(crate) use driver::{Driven, Driver};
 pub(crate) use listen::Listener;
 pub(crate) use notifier::RevocationNotifier;
 pub use request::ConnectRequest;

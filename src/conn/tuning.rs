@@ -55,7 +55,7 @@ impl Tuning {
     }
 
     /// Sets the traffic class, before the route is resolved or the reply is sent.
-    pub(super) fn set_traffic_class(&self, id: &CmId) {
+    pub(crate) fn set_traffic_class(&self, id: &CmId) {
         if let Some(class) = self.traffic_class
             && let Err(error) = id.set_type_of_service(class)
         {
@@ -67,7 +67,7 @@ impl Tuning {
     }
 
     /// Sets the acknowledgement timeout, before the request or the reply is sent.
-    pub(super) fn set_ack_timeout(&self, id: &CmId) {
+    pub(crate) fn set_ack_timeout(&self, id: &CmId) {
         if let Err(error) = id.set_ack_timeout(self.ack_timeout) {
             info_log!(
                 EpCtrl,
@@ -79,7 +79,7 @@ impl Tuning {
     }
 
     /// The parameters of a request or a reply.
-    pub(super) fn conn_param<'a>(&self, private_data: &'a [u8]) -> ConnParam<'a> {
+    pub(crate) fn conn_param<'a>(&self, private_data: &'a [u8]) -> ConnParam<'a> {
         ConnParam {
             private_data,
             retry_count: self.retry_count,
@@ -88,7 +88,7 @@ impl Tuning {
     }
 
     /// Sets the RNR timer of a connected queue pair. iWARP has no RNR timer.
-    pub(super) fn set_rnr_timer(&self, qp: &Qp, device: &Device) {
+    pub(crate) fn set_rnr_timer(&self, qp: &Qp, device: &Device) {
         if !device.attr().iwarp
             && let Err(error) = qp.set_min_rnr_timer(self.min_rnr_timer)
         {
