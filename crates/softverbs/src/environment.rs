@@ -58,6 +58,11 @@ pub(crate) static NODE: Variable = Variable::new(
     "SOFTVERBS_NODE",
     "For tests: number of the emulated node of this process, 0 to 4095 (default: 0)",
 );
+/// Shared receive queues: [`crate::srq`].
+pub(crate) static SRQ: Variable = Variable::new(
+    "SOFTVERBS_SRQ",
+    "For tests: 0 is a device without shared receive queues, as some are (default: 1)",
+);
 /// Key reuse: [`crate::region`].
 pub(crate) static REUSE_KEYS: Variable = Variable::new(
     "SOFTVERBS_REUSE_KEYS",
@@ -83,12 +88,13 @@ pub(crate) static RUNTIME_DIR: Variable = Variable::new(
 mod tests {
     use super::*;
 
-    static ALL: [&Variable; 9] = [
+    static ALL: [&Variable; 10] = [
         &ODP,
         &AGENT,
         &PTRACER,
         &CM_TIMEOUT_MS,
         &NODE,
+        &SRQ,
         &REUSE_KEYS,
         &MEMLOCK,
         &NO_MEMBARRIER,

@@ -12,6 +12,7 @@ use crate::limits::{MAX_MESSAGE, MAX_RD_ATOMIC, MAX_SGE, MAX_WR};
 use crate::object::{Context, MAX_DM};
 use crate::region::odp;
 use crate::segment::layout::{MAX_CQS, MAX_QPS, MAX_REGIONS, MAX_SRQS};
+use crate::srq;
 use crate::sys::{self, Errno, Res};
 
 /// Capabilities for which only `device_cap_flags_ex` has enough bits; values of the kernel's
@@ -62,9 +63,13 @@ fn device_attr(context: &Context) -> ibv_device_attr {
     attr.max_res_rd_atom = c_int::from(MAX_RD_ATOMIC) * MAX_QPS as c_int;
     attr.max_qp_init_rd_atom = MAX_RD_ATOMIC.into();
     attr.atomic_cap = IBV_ATOMIC_HCA;
-    attr.max_srq = MAX_SRQS as c_int;
-    attr.max_srq_wr = MAX_WR.cast_signed();
-    attr.max_srq_sge = MAX_SGE.cast_signed();
+    if srq::enabled() {
+        attr.max_srq = MAX_SRQS as c_int;
+        attr.max_srq_wr = MAX_WR.cast_signed();
+        attr.max_srq_sge = MAX_SGE.cast_signed();
+    } else {
+        attr.device_cap_flags &= !IBV_DEVICE_XRC; // its receives are of shared queues
+    }
     attr.max_pkeys = 1;
     attr.local_ca_ack_delay = 0;
     attr.phys_port_cnt = 1;

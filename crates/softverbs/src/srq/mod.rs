@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering, fence};
 
 use rdma_core_sys::{IBV_EVENT_SRQ_LIMIT_REACHED, ibv_event_type, ibv_recv_wr, ibv_sge, ibv_srq};
 
-pub(crate) use object::{SrqInit, create, destroy, modify, query};
+pub(crate) use object::{SrqInit, create, destroy, enabled, modify, query};
 pub(crate) use order::Order;
 #[cfg(any(test, fuzzing))]
 pub(crate) use shared::Claim;

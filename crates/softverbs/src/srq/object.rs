@@ -2,6 +2,7 @@
 
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 
 use rdma_core_sys::{
@@ -9,6 +10,7 @@ use rdma_core_sys::{
 };
 
 use super::{Posted, Queue, Srq, XrcInit};
+use crate::environment;
 use crate::events::Element;
 use crate::limits::{MAX_SGE, MAX_WR};
 use crate::object::{Context, Pd};
@@ -38,6 +40,12 @@ fn blank(index: u32) -> Srq {
     }
 }
 
+/// Whether the device has shared receive queues in this process.
+pub(crate) fn enabled() -> bool {
+    static ENABLED: OnceLock<bool> = OnceLock::new();
+    *ENABLED.get_or_init(|| environment::SRQ.value().is_none_or(|value| value != "0"))
+}
+
 /// Attributes of a new queue.
 pub(crate) struct SrqInit {
     pub(crate) pd: *mut ibv_pd,
@@ -50,11 +58,14 @@ pub(crate) struct SrqInit {
 ///
 /// # Errors
 /// `EINVAL`: a size is 0 or above the device's limit. `ENOMEM`: no memory, index or room in the
-/// segment.
+/// segment. `EOPNOTSUPP`: the device has no shared receive queues.
 ///
 /// # Safety
 /// The protection domain, the XRC domain and the completion queue must be live.
 pub(crate) unsafe fn create(all: &SrqInit) -> Res<&'static Srq> {
+    if !enabled() {
+        return Err(Errno(libc::EOPNOTSUPP));
+    }
     let (pd, init) = (all.pd, &all.basic);
     let attr = &init.attr;
     if attr.max_wr == 0 || attr.max_wr > MAX_WR || attr.max_sge > MAX_SGE {
