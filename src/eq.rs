@@ -104,6 +104,8 @@ pub struct EqError {
     pub data: CmData,
     /// `data` of `fi_eq_err_entry`: for operations of the provider.
     pub context: usize,
+    /// `context` of `fi_eq_err_entry`; `None`: that of the object.
+    pub operation: Option<usize>,
 }
 
 enum Item {
@@ -330,6 +332,20 @@ impl EventQueue {
             prov_errno: 0,
             data: CmData::EMPTY,
             context: 0,
+            operation: None,
+        });
+    }
+
+    /// As [`Self::write_error`], for one of several operations on the object: with the context that
+    /// the application gave this operation, and `data` of `fi_eq_err_entry`.
+    pub fn write_operation_error(&self, owner: Token, err: FiErrno, operation: usize, data: usize) {
+        self.push_error(EqError {
+            owner,
+            err,
+            prov_errno: 0,
+            data: CmData::EMPTY,
+            context: data,
+            operation: Some(operation),
         });
     }
 
@@ -440,6 +456,7 @@ impl CmSink for EventQueue {
                 prov_errno: status,
                 data: decode(&private_data),
                 context: 0,
+                operation: None,
             }),
             Outcome::Ended(target) => Item::Event(Event::Shutdown { ep: owner }, Some(target)),
         });
@@ -491,6 +508,7 @@ mod tests {
             prov_errno: 28,
             data: CmData::EMPTY,
             context: 0,
+            operation: None,
         });
         eq.write(1, b"", Token(1));
         assert_eq!(number(&eq, false), Err(FiErrno::EAVAIL));

@@ -16,7 +16,7 @@
 //!   side, for any endpoint type;
 //! - [`eq`]: event queues;
 //! - [`domain`]: devices opened for use;
-//! - [`msg`]: connected endpoints; [`rdm`]: state of reliable datagram endpoints.
+//! - [`msg`]: connected endpoints; [`rdm`]: endpoints with many peers.
 //!
 //! The lock order is in `docs/locking.md`, the wire protocol in `docs/protocol.md`.
 

@@ -417,7 +417,9 @@ unsafe extern "C" fn readerr(cq: *mut fid_cq, buf: *mut fi_cq_err_entry, flags: 
         }
         let error = cq.engine.read_error()?;
         let done = error.completion;
-        cq.vendor_err.store(error.vendor_err, Ordering::Relaxed);
+        if let Some(vendor_err) = error.vendor_err {
+            cq.vendor_err.store(vendor_err, Ordering::Relaxed);
+        }
         // SAFETY: not NULL; each field is written only where the application's version has it, and
         // `err_data` has the application's `err_data_size` bytes (from 1.5 on).
         unsafe {
@@ -430,9 +432,11 @@ unsafe extern "C" fn readerr(cq: *mut fid_cq, buf: *mut fi_cq_err_entry, flags: 
             (*buf).olen = error.olen;
             (*buf).err = error.err.code();
             (*buf).prov_errno = error.prov_errno;
-            let vendor = error.vendor_err.to_ne_bytes();
+            let vendor = error.vendor_err.map(u32::to_ne_bytes);
             let sized = cq.api_version >= fi_version(1, 5);
-            if sized && (*buf).err_data_size != 0 {
+            if let (true, None) = (sized, vendor) {
+                (*buf).err_data_size = 0;
+            } else if let (true, Some(vendor), 1..) = (sized, vendor, (*buf).err_data_size) {
                 let count = (*buf).err_data_size.min(vendor.len());
                 if !(*buf).err_data.is_null() {
                     std::ptr::copy_nonoverlapping(vendor.as_ptr(), (*buf).err_data.cast(), count);

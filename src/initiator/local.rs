@@ -107,7 +107,7 @@ impl<'a> LocalIov<'a> {
     }
 
     #[inline]
-    fn iov(&self) -> &'a [iovec] {
+    pub(crate) fn iov(&self) -> &'a [iovec] {
         if self.count == 0 {
             return &[];
         }

@@ -4,8 +4,6 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use bitflags::bitflags;
-
 use super::core::{Core, CqBinding};
 use super::enable::ENGINE_REQUESTS;
 use crate::Token;
@@ -18,23 +16,10 @@ use crate::flags::Flags;
 use crate::initiator::local::MAX_IOV;
 use crate::mr::{Mode, Scope};
 use crate::msg::{LengthOption, SharedRx};
+pub use crate::queue::BindFlags;
 use crate::queue::event_cell::Event;
 use crate::queue::{CompletionQueue, Counter, Counters};
 use crate::verbs::{Device, Pd};
-
-bitflags! {
-    /// The directions for which a completion queue is bound (`fi_ep_bind(3)`); values as in
-    /// libfabric.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub struct BindFlags: u64 {
-        /// `FI_RECV`
-        const RECV = 1 << 10;
-        /// `FI_TRANSMIT`
-        const TRANSMIT = 1 << 11;
-        /// `FI_SELECTIVE_COMPLETION`
-        const SELECTIVE_COMPLETION = 1 << 59;
-    }
-}
 
 /// Attributes of a new endpoint (`fi_endpoint(3)`). Sizes are clipped to the device's limits.
 #[derive(Clone, Debug)]

@@ -110,7 +110,7 @@ pub(super) fn failure(slot: &Slot, status: u32, vendor_err: u32) -> CompletionEr
         olen: 0,
         err: status_errno(status, slot.flags.contains(Flags::RECV)),
         prov_errno: status as i32,
-        vendor_err,
+        vendor_err: Some(vendor_err),
     }
 }
 

@@ -32,7 +32,7 @@ impl Completion {
 
     /// A completion without data or source.
     #[inline(always)]
-    pub(super) fn new(context: usize, flags: Flags) -> Self {
+    pub(crate) fn new(context: usize, flags: Flags) -> Self {
         Self {
             context,
             flags,
@@ -54,10 +54,12 @@ pub struct CompletionError {
     pub olen: usize,
     /// The reason as libfabric's errno.
     pub err: FiErrno,
-    /// The reason as the device's status, `ibv_wc_status`. `CompletionQueue::strerror` names it.
+    /// The reason as the device's status, `ibv_wc_status`; in a queue that has only sources, the
+    /// errno again. `CompletionQueue::strerror` names it.
     pub prov_errno: i32,
-    /// The device's own code (`vendor_err` of `ibv_poll_cq(3)`): the entry's `err_data`.
-    pub vendor_err: u32,
+    /// The device's own code (`vendor_err` of `ibv_poll_cq(3)`): the entry's `err_data`. `None`: no
+    /// work completion is the reason.
+    pub vendor_err: Option<u32>,
 }
 
 /// Destination of completions. Each format of entries has an implementation, which writes directly

@@ -164,6 +164,11 @@ impl CompletionQueue {
         Ok(this)
     }
 
+    /// Whether the queue has a wait object, so that its sources need a descriptor.
+    pub(crate) fn waits(&self) -> bool {
+        self.wait.is_some()
+    }
+
     /// Adds a source. Later reads of the queue run it, and it wakes threads that wait on the queue.
     /// A source whose operations move a counter is added before the counter is bound.
     ///
@@ -442,7 +447,10 @@ impl CompletionQueue {
 
     /// The text of a [`CompletionError::prov_errno`].
     pub fn strerror(&self, prov_errno: i32) -> &'static CStr {
-        self.domain.device().status_str(prov_errno)
+        match self.device {
+            Some(_) => self.domain.device().status_str(prov_errno),
+            None => reason(FiErrno::new(prov_errno)),
+        }
     }
 
     /// The part of the domain that the queue belongs to.
@@ -484,6 +492,21 @@ impl Drop for CompletionQueue {
     }
 }
 
+/// The text of an error of a source's operation.
+fn reason(error: FiErrno) -> &'static CStr {
+    match error {
+        FiErrno::ENOMSG => c"no message matches",
+        FiErrno::ECANCELED => c"the operation was cancelled",
+        FiErrno::ETRUNC => c"the message is longer than the receive",
+        FiErrno::EHOSTUNREACH => c"the peer cannot be reached",
+        FiErrno::ECONNREFUSED => c"the peer has refused the connection",
+        FiErrno::ECONNABORTED => c"the peer has ended, or the connection to it was lost",
+        FiErrno::EACCES => c"the peer has another authorization key",
+        FiErrno::ENOMEM => c"no memory",
+        _ => c"the operation has failed",
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
@@ -513,7 +536,7 @@ mod tests {
             olen: 0,
             err: FiErrno::EIO,
             prov_errno: 0,
-            vendor_err: 0,
+            vendor_err: Some(0),
         })
     }
 

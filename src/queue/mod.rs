@@ -1,6 +1,7 @@
 //! Completion queues and counters, their wait objects, and the domain's keepalive and helper
 //! thread.
 
+mod bind_flags;
 mod cntr;
 mod complete;
 mod completion;
@@ -19,6 +20,7 @@ pub(crate) mod srx_slots;
 mod wait;
 mod wr_id;
 
+pub use bind_flags::BindFlags;
 pub use cntr::Counter;
 pub(crate) use cntr::Counters;
 pub use completion::{Completion, CompletionError, EntryWriter};

@@ -282,7 +282,7 @@ mod tests {
             olen: 0,
             err: FiErrno::EIO,
             prov_errno: 0,
-            vendor_err: 0,
+            vendor_err: None,
         })
     }
 

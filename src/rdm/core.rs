@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use super::credit::Pool;
+use super::credit::{Pool, SMALLEST};
 use super::link::{Link, LinkKey, LinkMark, State};
 use super::ops::{Entry, Form, Table, Uses};
 use super::peer::{Peer, PeerKey, PeerMark};
@@ -15,6 +15,9 @@ use crate::wire::rdm::{
 
 /// Draws of a token until one is neither 0 nor in use. With 2^24 peers, one draw of 256 fails.
 const DRAWS: u32 = 16;
+
+/// Operations whose answers have receives of their own; further ones may find none at once.
+const ANSWERS: usize = 64;
 
 /// What an endpoint does for its [`Core`].
 pub trait Io {
@@ -284,6 +287,33 @@ impl<I: Io> Core<I> {
             peer = of;
         }
         peer
+    }
+
+    /// Whether packets to the peer can be posted: a dial is not needed.
+    #[inline]
+    pub fn is_up(&self, peer: PeerKey) -> bool {
+        self.peers.get(peer).is_some_and(|peer| peer.out.is_some())
+    }
+
+    /// The address at which a peer is dialled.
+    pub fn address(&self, peer: PeerKey) -> Option<std::net::SocketAddr> {
+        let address = self.peers.get(peer)?.address?;
+        Some(address.socket_addr())
+    }
+
+    /// All addresses of a peer. Reads those of all peers.
+    pub fn addresses(&self, peer: PeerKey) -> Vec<std::net::SocketAddr> {
+        let all = self.addresses.iter();
+        let of_peer = all.filter(|(_, of)| self.resolve(**of) == peer);
+        of_peer.map(|(address, _)| address.socket_addr()).collect()
+    }
+
+    /// Number of receives that must be posted, so that each packet that the peers may send finds
+    /// one: the windows, five for the packets without number of each link, and two for the answers
+    /// to each operation.
+    pub fn receives_needed(&self) -> usize {
+        let windows = self.pool.taken().slots as usize + SMALLEST.slots as usize * self.peers.len();
+        windows + 5 * self.links.len() + 2 * self.ops.len().min(ANSWERS)
     }
 
     /// The endpoint with which the peer has a session that does not end.

@@ -44,10 +44,14 @@ impl Pool {
         self.taken = self.taken.sub(amount);
     }
 
+    /// Whether the blocks of windows may grow.
+    const fn has_half_of_blocks(&self) -> bool {
+        self.taken.blocks < self.size.blocks.div_ceil(2)
+    }
+
     /// Whether windows may grow.
     const fn is_half_free(&self) -> bool {
-        self.taken.blocks < self.size.blocks.div_ceil(2)
-            && self.taken.slots < self.size.slots.div_ceil(2)
+        self.has_half_of_blocks() && self.taken.slots < self.size.slots.div_ceil(2)
     }
 }
 
@@ -150,6 +154,22 @@ impl Inbound {
             self.shrinks = false;
         }
         grows
+    }
+
+    /// Whether messages that no receive has matched hold three quarters of the blocks.
+    #[inline]
+    pub(super) fn is_short(&self) -> bool {
+        let stored = self.used.sub(self.returned).blocks;
+        stored > self.window.blocks - self.window.blocks / 4
+    }
+
+    /// Doubles the blocks of the window, if the pool permits it.
+    pub(super) fn grow_blocks(&mut self, pool: &mut Pool) {
+        let more = Credit::new(self.window.blocks, 0);
+        if self.window.blocks < MAX_WINDOW && pool.has_half_of_blocks() && pool.take(more) {
+            self.window = self.window.add(more);
+            self.shrinks = false;
+        }
     }
 
     /// The positions that the next grant has.

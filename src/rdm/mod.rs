@@ -38,21 +38,37 @@
 //! know payloads, matching, keys or rendezvous: RTS, CTS, FIN and the other numbered packets are
 //! delivered as they are.
 
+mod completions;
 mod connect;
 mod core;
 mod credit;
+mod endpoint;
+mod executor;
+mod iov;
+mod limits;
 mod link;
+mod link_cm;
+mod links;
+mod operations;
 mod ops;
+mod packet_memory;
 mod peer;
+mod receives;
 mod recover;
+mod shared;
 mod slab;
 #[cfg(test)]
 mod tests;
 mod traffic;
+mod vector;
 
 pub use self::core::{Config, Core, Failure, Io, Origin, Random, Send};
+pub use crate::initiator::LocalIov;
 pub use credit::{FIRST, Pool, SMALLEST};
+pub use endpoint::{Endpoint, EndpointConfig, linger_all};
+pub use limits::Limits;
 pub use link::{LinkKey, LinkMark};
 pub use ops::{Form, Uses};
 pub use peer::{PeerKey, PeerMark};
 pub use slab::Key;
+pub use vector::{AddressVector, VectorUser};

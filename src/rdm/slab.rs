@@ -131,6 +131,27 @@ impl<M, T> Slab<M, T> {
         }
     }
 
+    /// The keys of the entries that fulfil a condition; examines all.
+    pub(super) fn keys_where(&self, is: impl Fn(&T) -> bool) -> Vec<Key<M>> {
+        let places = self.places.iter().enumerate();
+        let keys = places.filter_map(|(place, (generation, at))| match at {
+            // a place fits into its bits
+            Place::Used(value) if is(value) => {
+                Some(Key::from_number(place as u32 | *generation << PLACE))
+            }
+            _ => None,
+        });
+        keys.collect()
+    }
+
+    /// Whether an entry fulfils a condition; examines all.
+    pub(super) fn any(&self, is: impl Fn(&T) -> bool) -> bool {
+        self.places.iter().any(|(_, at)| match at {
+            Place::Used(value) => is(value),
+            Place::Free(_) => false,
+        })
+    }
+
     #[inline]
     pub(super) fn get_mut(&mut self, key: Key<M>) -> Option<&mut T> {
         match self.places.get_mut(key.place()) {

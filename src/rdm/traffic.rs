@@ -425,9 +425,14 @@ impl<I: Io> Core<I> {
     /// without out-link is dialled if the report is a reason.
     fn report(&mut self, key: PeerKey, io: &mut I) {
         self.refuse(key, io);
-        let Some(peer) = self.peers.get(key) else {
+        let Some(peer) = self.peers.get_mut(key) else {
             return;
         };
+        if let Some(inbound) = &mut peer.inbound
+            && inbound.is_short()
+        {
+            inbound.grow_blocks(&mut self.pool);
+        }
         if peer.out.is_none() && (peer.has_report() || peer.has_return()) {
             return self.advance(key, io);
         }

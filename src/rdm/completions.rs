@@ -1,0 +1,107 @@
+//! Completions of an endpoint that no completion queue has taken yet, and its counters.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use super::peer::PeerKey;
+use crate::errno::FiErrno;
+use crate::flags::Flags;
+use crate::queue::{Completion, CompletionError, Counters};
+
+/// The direction of an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Side {
+    /// Sends.
+    Tx,
+    /// Receives.
+    Rx,
+}
+
+/// An entry for the application.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Entry {
+    /// A success, and the sender of a message.
+    Done(Completion, Option<PeerKey>),
+    /// A failure.
+    Failed(CompletionError),
+}
+
+/// See the module. An operation keeps its place in the transmit or receive size until its entry is
+/// taken, so the lists are bounded.
+#[derive(Debug, Default)]
+pub(super) struct Completions {
+    tx: VecDeque<Entry>,
+    rx: VecDeque<Entry>,
+    counters: Arc<Counters>,
+}
+
+impl Completions {
+    pub(super) fn new(counters: &Arc<Counters>) -> Self {
+        Self {
+            counters: Arc::clone(counters),
+            ..Self::default()
+        }
+    }
+
+    /// The entries of a direction.
+    #[inline]
+    pub(super) fn of(&mut self, side: Side) -> &mut VecDeque<Entry> {
+        match side {
+            Side::Tx => &mut self.tx,
+            Side::Rx => &mut self.rx,
+        }
+    }
+
+    /// Number of entries of a direction.
+    #[inline]
+    pub(super) fn len(&self, side: Side) -> usize {
+        match side {
+            Side::Tx => self.tx.len(),
+            Side::Rx => self.rx.len(),
+        }
+    }
+
+    /// An operation has succeeded; `wanted`: its entry is for the application.
+    #[inline]
+    pub(super) fn done(&mut self, completion: Completion, from: Option<PeerKey>, wanted: bool) {
+        let side = side_of(completion.flags);
+        self.counters.count(kind(side), true);
+        if wanted {
+            self.of(side).push_back(Entry::Done(completion, from));
+        }
+    }
+
+    /// A peek has found a message. No operation has completed, so no counter counts it.
+    pub(super) fn peeked(&mut self, completion: Completion, from: Option<PeerKey>) {
+        self.rx.push_back(Entry::Done(completion, from));
+    }
+
+    /// An operation has failed.
+    #[cold]
+    pub(super) fn failed(&mut self, completion: Completion, olen: usize, err: FiErrno) {
+        let side = side_of(completion.flags);
+        self.counters.count(kind(side), false);
+        self.of(side).push_back(Entry::Failed(CompletionError {
+            completion,
+            olen,
+            err,
+            prov_errno: err.code(),
+            vendor_err: None,
+        }));
+    }
+}
+
+fn side_of(flags: Flags) -> Side {
+    if flags.contains(Flags::RECV) {
+        Side::Rx
+    } else {
+        Side::Tx
+    }
+}
+
+const fn kind(side: Side) -> Flags {
+    match side {
+        Side::Tx => Flags::SEND,
+        Side::Rx => Flags::RECV,
+    }
+}

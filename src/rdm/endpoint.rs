@@ -1,0 +1,880 @@
+//! Endpoints with many peers, `fi_endpoint(3)`: creation, binding, enabling, operations and close.
+
+#![allow(unsafe_code, reason = "takes buffers and descriptors as C passes them")]
+
+use std::ffi::c_void;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use super::completions::{Completions, Side};
+use super::core::{Config, Core, Send};
+use super::executor::{Executor, Objects, Sizes};
+use super::iov::Iov;
+use super::limits::Limits;
+use super::operations::{Kind, Operation};
+use super::ops::Uses;
+use super::packet_memory::PacketMemory;
+use super::receives::{Receive, completion_of};
+use super::shared::{CqSource, RequestSink, Shared, State};
+use super::vector::{AddressVector, VectorUser};
+use crate::Token;
+use crate::auth::AuthKey;
+use crate::av::FiAddr;
+use crate::conn::{CmSink, Driven, Listener};
+use crate::domain::Domain;
+use crate::eq::EventQueue;
+use crate::errno::{FiErrno, Result};
+use crate::flags::Flags;
+use crate::initiator::LocalIov;
+use crate::log::info_log;
+use crate::matching::{Claim, Want};
+use crate::mr::random;
+use crate::queue::keepalive::PERIOD;
+use crate::queue::source::Source;
+use crate::queue::{BindFlags, CompletionQueue, Counter, Counters, CqConfig, WaitKind};
+use crate::verbs::{CompChannel, Cq, Srq};
+use crate::wire::rdm::packet::Message;
+use crate::wire::rdm::terms::MAX_EAGER;
+use crate::wire::rdm::{self, Credit, EndpointId};
+
+/// Receives of the shared receive queue.
+const RECEIVES: usize = 4096;
+/// Credit of all peers together beyond their smallest windows: 16 MiB of unexpected messages.
+const POOL: Credit = Credit::new(1 << 18, 2048);
+/// Dials under way, and peers.
+const DIALS: usize = 32;
+const PEERS: usize = 1 << 20;
+/// How long an unreachable address is dialled.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a close waits until the peers have received what was sent.
+const LINGER: Duration = Duration::from_secs(10);
+/// Unanswered connection requests.
+const BACKLOG: usize = 1024;
+/// Default of `FI_OPT_MIN_MULTI_RECV`.
+const MIN_MULTI_RECV: usize = 64;
+
+/// Attributes of a new endpoint (`fi_endpoint(3)`).
+#[derive(Clone, Debug)]
+pub struct EndpointConfig {
+    /// Identifies the endpoint in events.
+    pub token: Token,
+    /// Maximum number of transmit operations under way.
+    pub tx_size: usize,
+    /// Maximum number of posted receives.
+    pub rx_size: usize,
+    /// Maximum length of injected data, in bytes.
+    pub inject_size: usize,
+    /// Default flags of transmit operations (`tx_attr->op_flags`).
+    pub tx_op_flags: Flags,
+    /// Default flags of receives (`rx_attr->op_flags`).
+    pub rx_op_flags: Flags,
+    /// Whether the capabilities include sending.
+    pub needs_tx: bool,
+    /// Whether the capabilities include receiving.
+    pub needs_rx: bool,
+    /// Whether receives compare the source (`FI_DIRECTED_RECV`).
+    pub directed: bool,
+    /// Whether completions have the source (`FI_SOURCE`).
+    pub source: bool,
+    /// Whether data progresses without calls of the application (`FI_PROGRESS_AUTO`).
+    pub auto: bool,
+    /// Authorization key, if it is not the domain's.
+    pub auth: Option<AuthKey>,
+    /// Local address, if the application has set one; port 0: any.
+    pub src: Option<SocketAddr>,
+}
+
+/// A bound completion queue.
+#[derive(Clone, Debug)]
+struct CqBinding {
+    cq: Arc<CompletionQueue>,
+    selective: bool,
+}
+
+/// Objects that are bound before enabling.
+#[derive(Debug, Default)]
+struct Control {
+    tx: Option<CqBinding>,
+    rx: Option<CqBinding>,
+    /// The queue of an endpoint that has only counters.
+    own: Option<Arc<CompletionQueue>>,
+    vector: Option<Arc<AddressVector>>,
+    src: Option<SocketAddr>,
+    enabled: bool,
+    closed: bool,
+    /// The endpoint as a source of its queues.
+    sources: Vec<(Arc<CompletionQueue>, Arc<dyn Source>)>,
+}
+
+/// The parts that aliases share.
+#[derive(Debug)]
+struct Common {
+    shared: Arc<Shared>,
+    control: Mutex<Control>,
+    min_multi_recv: AtomicUsize,
+    /// Whether every success has an entry (no `FI_SELECTIVE_COMPLETION`), by direction.
+    tx_all: std::sync::atomic::AtomicBool,
+    rx_all: std::sync::atomic::AtomicBool,
+}
+
+/// An endpoint of type `FI_EP_RDM`, or an alias of one. Thread safe. Dropping an endpoint closes
+/// it; dropping an alias closes nothing.
+#[derive(Debug)]
+pub struct Endpoint {
+    common: Arc<Common>,
+    alias: bool,
+    tx_op_flags: AtomicU64,
+    rx_op_flags: AtomicU64,
+}
+
+/// Flags of sends that the engine knows; `FI_MORE` and `FI_FENCE` have no effect, because messages
+/// to a peer are posted at once and processed in order.
+const SEND_FLAGS: Flags = Flags::COMPLETION
+    .union(Flags::INJECT)
+    .union(Flags::INJECT_COMPLETE)
+    .union(Flags::TRANSMIT_COMPLETE)
+    .union(Flags::DELIVERY_COMPLETE)
+    .union(Flags::REMOTE_CQ_DATA)
+    .union(Flags::MORE)
+    .union(Flags::FENCE);
+/// Flags of receives.
+const RECV_FLAGS: Flags = Flags::COMPLETION
+    .union(Flags::MORE)
+    .union(Flags::MULTI_RECV)
+    .union(Flags::PEEK)
+    .union(Flags::CLAIM)
+    .union(Flags::DISCARD);
+
+impl Endpoint {
+    /// Makes an endpoint.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP`: the device has no [`Limits`]. `ENOMEM`, `EMFILE`: resources of the process or
+    /// the device.
+    pub fn new(domain: &Arc<Domain>, mut config: EndpointConfig) -> Result<Arc<Self>> {
+        let limits = Limits::of(domain.device()).ok_or(FiErrno::EOPNOTSUPP)?;
+        config.tx_size = config.tx_size.clamp(1, limits.tx_size);
+        config.rx_size = config.rx_size.clamp(1, limits.rx_size);
+        config.inject_size = config.inject_size.min(limits.inject_size);
+        let pd = domain.mr().pd_of(config.auth.as_ref())?;
+        let control = Control {
+            src: config.src,
+            ..Control::default()
+        };
+        let flags = (config.tx_op_flags, config.rx_op_flags);
+        let common = Arc::new(Common {
+            shared: Shared::new(domain, pd, config)?,
+            control: Mutex::new(control),
+            min_multi_recv: AtomicUsize::new(MIN_MULTI_RECV),
+            tx_all: true.into(),
+            rx_all: true.into(),
+        });
+        Ok(Self::with(common, false, flags.0, flags.1))
+    }
+
+    fn with(common: Arc<Common>, alias: bool, tx: Flags, rx: Flags) -> Arc<Self> {
+        Arc::new(Self {
+            common,
+            alias,
+            tx_op_flags: AtomicU64::new(tx.bits()),
+            rx_op_flags: AtomicU64::new(rx.bits()),
+        })
+    }
+
+    /// An alias with its own default flags (`fi_ep_alias(3)`), which must not outlive the endpoint.
+    ///
+    /// # Errors
+    /// None.
+    pub fn alias(self: &Arc<Self>, tx: Flags, rx: Flags) -> Result<Arc<Self>> {
+        Ok(Self::with(Arc::clone(&self.common), true, tx, rx))
+    }
+
+    fn shared(&self) -> &Arc<Shared> {
+        &self.common.shared
+    }
+
+    /// The control state of an endpoint that is not enabled.
+    ///
+    /// # Errors
+    /// `EOPBADSTATE`: enabled or closed.
+    fn idle(&self) -> Result<parking_lot::MutexGuard<'_, Control>> {
+        let control = self.common.control.lock();
+        if control.enabled || control.closed {
+            Err(FiErrno::EOPBADSTATE)
+        } else {
+            Ok(control)
+        }
+    }
+
+    /// Binds the address vector (`fi_ep_bind(3)`).
+    ///
+    /// # Errors
+    /// `EINVAL`: one is bound. `EOPBADSTATE`: enabled already.
+    pub fn bind_vector(self: &Arc<Self>, av: &Arc<AddressVector>) -> Result<()> {
+        let mut control = self.idle()?;
+        if control.vector.is_some() {
+            return Err(FiErrno::EINVAL);
+        }
+        control.vector = Some(Arc::clone(av));
+        let user: Weak<dyn VectorUser> = self.shared().weak();
+        av.attach(user);
+        Ok(())
+    }
+
+    /// Binds a completion queue for one direction or both (`fi_ep_bind(3)`).
+    ///
+    /// # Errors
+    /// - `EINVAL`: no direction, or one that has a queue already.
+    /// - `EDOMAIN`: a queue of another domain.
+    /// - `EOPBADSTATE`: enabled already.
+    pub fn bind_cq(self: &Arc<Self>, cq: &Arc<CompletionQueue>, flags: BindFlags) -> Result<()> {
+        if !Arc::ptr_eq(cq.domain(), self.shared().domain.queues()) {
+            return Err(FiErrno::EDOMAIN);
+        }
+        let mut control = self.idle()?;
+        let tx = flags.contains(BindFlags::TRANSMIT);
+        let rx = flags.contains(BindFlags::RECV);
+        if (!tx && !rx) || (tx && control.tx.is_some()) || (rx && control.rx.is_some()) {
+            return Err(FiErrno::EINVAL);
+        }
+        let binding = CqBinding {
+            cq: Arc::clone(cq),
+            selective: flags.contains(BindFlags::SELECTIVE_COMPLETION),
+        };
+        if tx {
+            self.common
+                .tx_all
+                .store(!binding.selective, Ordering::Relaxed);
+            control.tx = Some(binding.clone());
+        }
+        if rx {
+            self.common
+                .rx_all
+                .store(!binding.selective, Ordering::Relaxed);
+            control.rx = Some(binding);
+        }
+        Ok(())
+    }
+
+    /// Makes a counter count completed operations of these kinds: `SEND` and `RECV`. Empty `kinds`
+    /// bind nothing.
+    ///
+    /// # Errors
+    /// - `EINVAL`: a kind has a counter already.
+    /// - `EOPNOTSUPP`: a kind of RMA, which the endpoint does not have.
+    /// - `EBADFLAGS`: any other flag.
+    /// - `EDOMAIN`: a counter of another domain.
+    /// - `EOPBADSTATE`: enabled already.
+    pub fn bind_counter(self: &Arc<Self>, counter: &Arc<Counter>, kinds: Flags) -> Result<()> {
+        if !Arc::ptr_eq(counter.domain(), self.shared().domain.queues()) {
+            return Err(FiErrno::EDOMAIN);
+        }
+        let remote = Flags::REMOTE_READ | Flags::REMOTE_WRITE;
+        if kinds.intersects((Counters::KINDS | remote).complement()) {
+            return Err(FiErrno::EBADFLAGS);
+        }
+        if kinds.intersects(remote) {
+            return Err(FiErrno::EOPNOTSUPP);
+        }
+        let _control = self.idle()?;
+        self.shared().counters.bind(counter, kinds)
+    }
+
+    /// Binds an event queue, to which an RDM endpoint reports nothing (`fi_ep_bind(3)`).
+    ///
+    /// # Errors
+    /// `EOPBADSTATE`: enabled already.
+    pub fn bind_eq(&self, _: &Arc<EventQueue>) -> Result<()> {
+        self.idle().map(drop)
+    }
+
+    /// Changes the local address (`fi_setname(3)`).
+    ///
+    /// # Errors
+    /// `EOPBADSTATE`: enabled already.
+    pub fn set_name(&self, addr: SocketAddr) -> Result<()> {
+        self.idle()?.src = Some(addr);
+        Ok(())
+    }
+
+    /// The local address, with the actual port (`fi_getname(3)`).
+    ///
+    /// # Errors
+    /// `EOPBADSTATE`: not enabled, or closed.
+    pub fn name(&self) -> Result<SocketAddr> {
+        let listener = self.shared().listener.get();
+        listener.ok_or(FiErrno::EOPBADSTATE)?.local_addr()
+    }
+
+    /// Enables the endpoint (`fi_enable(3)`): it listens, and operations can be posted.
+    ///
+    /// # Errors
+    /// - `ENOCQ`: a required completion queue is not bound, and no counter is.
+    /// - `ENOAV`: no address vector is bound.
+    /// - `EOPBADSTATE`: closed.
+    /// - `EADDRNOTAVAIL`, `EADDRINUSE`: the local address cannot be used.
+    /// - `ENOMEM`, `EMFILE`: resources of the process or the device.
+    pub fn enable(self: &Arc<Self>) -> Result<()> {
+        let shared = self.shared();
+        let mut control = self.common.control.lock();
+        if control.closed {
+            return Err(FiErrno::EOPBADSTATE);
+        }
+        if control.enabled {
+            return Ok(());
+        }
+        self.check_queues(&control)?;
+        if control.vector.is_none() {
+            return Err(FiErrno::ENOAV);
+        }
+        let listener = self.listen(&control)?;
+        let state = self.open_state(&listener, control.vector.clone())?;
+        *shared.lock() = Some(state);
+        self.attach(&mut control)?;
+        let sink: Arc<dyn CmSink> = RequestSink::new(shared);
+        listener.bind(&sink)?;
+        listener.listen()?;
+        // set once: the endpoint is enabled once
+        let _ = shared.listener.set(listener);
+        let driven: Weak<dyn Driven> = shared.weak();
+        let fd = shared.channel.get().map(|channel| channel.fd());
+        shared.driver().add(driven, fd)?;
+        control.enabled = true;
+        Ok(())
+    }
+
+    /// # Errors
+    /// `ENOCQ`, as [`Self::enable`].
+    fn check_queues(&self, control: &Control) -> Result<()> {
+        let config = &self.shared().config;
+        let counters = &self.shared().counters;
+        let has_tx = control.tx.is_some() || counters.tx().next().is_some();
+        let has_rx = control.rx.is_some() || counters.rx().is_some();
+        let lacks = config.needs_tx && !has_tx || config.needs_rx && !has_rx;
+        if lacks || !has_tx && !has_rx {
+            Err(FiErrno::ENOCQ)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Binds the listener to the endpoint's address, or to the first one of the device.
+    fn listen(&self, control: &Control) -> Result<Arc<Listener>> {
+        let shared = self.shared();
+        let device = shared.domain.device();
+        let mut addr = match control.src {
+            Some(src) if !src.ip().is_unspecified() => src,
+            src => {
+                let addresses = device.addresses();
+                let family =
+                    |addr: &SocketAddr| src.is_none_or(|src| src.is_ipv4() == addr.is_ipv4());
+                let mut found = addresses.iter().map(|address| address.addr);
+                let mut addr = found.find(family).ok_or(FiErrno::EADDRNOTAVAIL)?;
+                addr.set_port(src.map_or(0, |src| src.port()));
+                addr
+            }
+        };
+        let open = |addr| Listener::open(device, Some(addr), BACKLOG, shared.config.token, &[]);
+        match open(addr) {
+            Err(FiErrno::EADDRINUSE) if addr.port() != 0 => {
+                info_log!(EpCtrl, "{addr} is in use; the endpoint gets a free port");
+                addr.set_port(0);
+                open(addr)
+            }
+            result => result,
+        }
+    }
+
+    fn open_state(&self, listener: &Listener, vector: Option<Arc<AddressVector>>) -> Result<State> {
+        let shared = self.shared();
+        let domain = &shared.domain;
+        let device = domain.device();
+        let addr = listener.local_addr()?;
+        let address = rdm::Listener::new(addr.ip(), addr.port()).ok_or(FiErrno::EADDRNOTAVAIL)?;
+        let receives = RECEIVES.min(device.attr().max_srq_wr);
+        let srq = Arc::new(Srq::create(shared.pd(), receives, 1)?);
+        let channel = Arc::new(CompChannel::create(device)?);
+        let entries = (receives * 2).min(device.attr().max_cqe);
+        let cq = Arc::new(Cq::create(device, entries, Some(Arc::clone(&channel)), 0)?);
+        // set once: the endpoint is enabled once
+        let _ = shared.channel.set(channel);
+        let sizes = Sizes {
+            max_receives: receives,
+            max_inline: device.max_inline(),
+            // the rest is for other endpoints
+            max_links: device.attr().max_qp / 4 * 3,
+        };
+        let mut io = Executor::new(
+            &shared.weak(),
+            Objects { srq, cq },
+            PacketMemory::new(shared.pd()),
+            Completions::new(&shared.counters),
+            random()?,
+            sizes,
+        );
+        io.post_receives(64)?;
+        let id = loop {
+            if let Some(id) = EndpointId::new(random()?) {
+                break id;
+            }
+        };
+        let auth = shared.config.auth.as_ref();
+        let core = Core::new(Config {
+            id,
+            listener: address,
+            further: Vec::new(),
+            auth: auth.map_or(0, AuthKey::tag),
+            random: Box::new(random),
+            application_keys: false,
+            eager: MAX_EAGER,
+            dials: DIALS,
+            peers: PEERS,
+            // 10 s
+            timeout: TIMEOUT.as_nanos() as u64,
+            pool: POOL,
+            // 750 ms
+            beat: device.needs_keepalive().then_some(PERIOD.as_nanos() as u64),
+        });
+        Ok(State::new(core, io, vector))
+    }
+
+    /// Makes the endpoint a source of its completion queues.
+    fn attach(&self, control: &mut Control) -> Result<()> {
+        let shared = self.shared();
+        let (tx, rx) = (control.tx.clone(), control.rx.clone());
+        let mut queues: Vec<(Arc<CompletionQueue>, Vec<Side>, bool)> = Vec::new();
+        for (binding, side) in [(tx, Side::Tx), (rx, Side::Rx)] {
+            let Some(binding) = binding else {
+                continue;
+            };
+            match queues
+                .iter_mut()
+                .find(|(cq, ..)| Arc::ptr_eq(cq, &binding.cq))
+            {
+                Some((_, sides, _)) => sides.push(side),
+                None => queues.push((binding.cq, vec![side], false)),
+            }
+        }
+        let unbound: Vec<Side> = [(&control.tx, Side::Tx), (&control.rx, Side::Rx)]
+            .into_iter()
+            .filter_map(|(binding, side)| binding.is_none().then_some(side))
+            .collect();
+        if !unbound.is_empty() {
+            // a counter is read instead
+            let config = CqConfig {
+                wait: WaitKind::None,
+                sources_only: true,
+                ..CqConfig::default()
+            };
+            let own = CompletionQueue::open(shared.domain.queues(), config)?;
+            control.own = Some(Arc::clone(&own));
+            queues.push((own, unbound, true));
+        }
+        for (cq, sides, drops) in queues {
+            let source = CqSource::new(shared, sides, cq.waits(), drops)?;
+            let object: Arc<dyn Source> = Arc::clone(&source) as _;
+            cq.add_source(Arc::clone(&object))?;
+            shared.sources.lock().push(source);
+            let counters = &shared.counters;
+            for counter in counters.tx().chain(counters.rx()) {
+                counter.watch(&cq);
+            }
+            control.sources.push((cq, object));
+        }
+        Ok(())
+    }
+
+    /// Ends the endpoint (`fi_close(3)`): delivers what was sent from copies (`fi_inject(3)`),
+    /// disconnects, and releases the device's resources. Later operations fail. Idempotent.
+    pub fn close(&self) {
+        let shared = self.shared();
+        let mut control = self.common.control.lock();
+        if std::mem::replace(&mut control.closed, true) || !control.enabled {
+            return;
+        }
+        shared.linger(Instant::now() + LINGER);
+        if let Some(listener) = shared.listener.get() {
+            listener.close();
+        }
+        for (cq, source) in control.sources.drain(..) {
+            // keeps the entries that the application has not read
+            let _ = cq.progress();
+            cq.remove_source(&source);
+        }
+        control.own = None;
+        shared.sources.lock().clear();
+        let driven: Weak<dyn Driven> = shared.weak();
+        let fd = shared.channel.get().map(|channel| channel.fd());
+        shared.driver().remove(&driven, fd);
+        let state = shared.lock().take();
+        drop(control);
+        if let Some(state) = state {
+            state.io.close(shared);
+        }
+    }
+
+    /// Default flags of transmit operations.
+    #[inline]
+    pub fn tx_op_flags(&self) -> Flags {
+        Flags::from_bits_retain(self.tx_op_flags.load(Ordering::Relaxed))
+    }
+
+    /// Changes the default flags of transmit operations (`FI_SETOPSFLAG`, `fi_endpoint(3)`).
+    pub fn set_tx_op_flags(&self, flags: Flags) {
+        self.tx_op_flags.store(flags.bits(), Ordering::Relaxed);
+    }
+
+    /// Default flags of receives.
+    #[inline]
+    pub fn rx_op_flags(&self) -> Flags {
+        Flags::from_bits_retain(self.rx_op_flags.load(Ordering::Relaxed))
+    }
+
+    /// Changes the default flags of receives (`FI_SETOPSFLAG`, `fi_endpoint(3)`).
+    pub fn set_rx_op_flags(&self, flags: Flags) {
+        self.rx_op_flags.store(flags.bits(), Ordering::Relaxed);
+    }
+
+    /// Minimum free space of a multi-receive buffer in bytes (`FI_OPT_MIN_MULTI_RECV`).
+    pub fn min_multi_recv(&self) -> usize {
+        self.common.min_multi_recv.load(Ordering::Relaxed)
+    }
+
+    /// Changes what [`Self::min_multi_recv`] returns, for buffers that are posted later.
+    pub fn set_min_multi_recv(&self, bytes: usize) {
+        self.common.min_multi_recv.store(bytes, Ordering::Relaxed);
+    }
+
+    /// `fi_send`, `fi_tsend` and their forms with vectors and data. `tag`: `None` for an untagged
+    /// message. `flags`: `None` for the default flags.
+    ///
+    /// # Errors
+    /// - `EAGAIN`: `tx_size` operations are under way.
+    /// - `EINVAL`: more buffers than [`Limits::iov_limit`], or the address is not in the address
+    ///   vector.
+    /// - `EMSGSIZE`: longer than the maximum, or injected and longer than the inject size.
+    /// - `EBADFLAGS`: a flag that the operation does not accept.
+    /// - `EOPBADSTATE`: not enabled, or closed.
+    ///
+    /// # Safety
+    /// The buffers stay valid until the operation completes; injected ones during the call.
+    #[inline]
+    pub unsafe fn send(
+        &self,
+        to: FiAddr,
+        tag: Option<u64>,
+        local: LocalIov<'_>,
+        data: Option<u64>,
+        context: usize,
+        flags: Option<Flags>,
+    ) -> Result<()> {
+        let (flags, selected) = match flags {
+            Some(flags) if flags.intersects(SEND_FLAGS.complement()) => {
+                return Err(FiErrno::EBADFLAGS);
+            }
+            Some(flags) => (flags, flags.contains(Flags::COMPLETION)),
+            None => {
+                let flags = self.tx_op_flags();
+                (flags, flags.contains(Flags::COMPLETION))
+            }
+        };
+        let wanted = selected || self.common.tx_all.load(Ordering::Relaxed);
+        let message = Message {
+            tag,
+            data,
+            ack: flags.contains(Flags::DELIVERY_COMPLETE),
+        };
+        let inject = flags.contains(Flags::INJECT);
+        // SAFETY: the caller keeps the contract of this function.
+        unsafe { self.post(to, message, Iov::new(&local)?, inject, context, wanted) }
+    }
+
+    /// `fi_inject`, `fi_tinject` and their forms with data: no entry in the completion queue.
+    ///
+    /// # Errors
+    /// As [`Self::send`].
+    ///
+    /// # Safety
+    /// The buffer is readable during the call.
+    #[inline]
+    pub unsafe fn inject(
+        &self,
+        to: FiAddr,
+        tag: Option<u64>,
+        buf: *const c_void,
+        len: usize,
+        data: Option<u64>,
+    ) -> Result<()> {
+        let iov = libc::iovec {
+            iov_base: buf.cast_mut(),
+            iov_len: len,
+        };
+        let local = LocalIov::single(&iov, &crate::mr::Desc::NULL);
+        let message = Message {
+            tag,
+            data,
+            ack: false,
+        };
+        // SAFETY: the caller keeps the contract of this function.
+        unsafe { self.post(to, message, Iov::new(&local)?, true, 0, false) }
+    }
+
+    #[inline]
+    unsafe fn post(
+        &self,
+        to: FiAddr,
+        message: Message,
+        iov: Iov,
+        inject: bool,
+        context: usize,
+        wanted: bool,
+    ) -> Result<()> {
+        let shared = self.shared();
+        let config = &shared.config;
+        let most = if inject { config.inject_size } else { 1 << 47 };
+        if iov.len() > most {
+            return Err(FiErrno::EMSGSIZE);
+        }
+        let mut guard = shared.lock();
+        let state = guard.as_mut().ok_or(FiErrno::EOPBADSTATE)?;
+        if state.io.outstanding() >= config.tx_size {
+            // a post that is refused makes progress
+            let polled = state.poll();
+            shared.after(state);
+            polled?;
+            if state.io.outstanding() >= config.tx_size {
+                return Err(FiErrno::EAGAIN);
+            }
+        }
+        let peer = state.peer_of(to)?;
+        let peer = state.core.resolve(peer);
+        let mut op = Operation::new(Kind::Message, peer);
+        (op.context, op.wanted, op.message) = (context, wanted, message);
+        (op.iov, op.len) = (iov, iov.len());
+        if inject {
+            // SAFETY: the caller keeps the contract of this function.
+            unsafe { state.io.copy_payload(&mut op) }?;
+        }
+        if !state.core.is_up(peer) {
+            state.core.set_now(shared.now());
+        }
+        let key = state.io.begin(op)?;
+        let send = Send {
+            op: key,
+            uses: Uses::Message(iov.len() as u64),
+            ack: message.ack,
+        };
+        if let Err(error) = state.core.send(peer, send, &mut state.io) {
+            state.io.abandon(key);
+            return Err(error);
+        }
+        state.settle();
+        shared.after(state);
+        Ok(())
+    }
+
+    /// `fi_recv`, `fi_trecv` and their forms with vectors. `tag`: `None` for an untagged message,
+    /// otherwise the tag and the ignored bits. `flags`: `None` for the default flags. With
+    /// `FI_CLAIM`, `context` is the address of a `struct fi_context`, which a peek writes and the
+    /// receive of the message reads.
+    ///
+    /// # Errors
+    /// - `EAGAIN`: `rx_size` receives are posted.
+    /// - `EINVAL`: more buffers than [`Limits::iov_limit`]; a directed receive from an address that
+    ///   is not in the address vector; a claim of no message.
+    /// - `EBADFLAGS`: a flag that the operation does not accept.
+    /// - `EOPBADSTATE`: not enabled, or closed.
+    ///
+    /// # Safety
+    /// The buffers stay valid until the operation completes.
+    #[inline]
+    pub unsafe fn recv(
+        &self,
+        from: FiAddr,
+        tag: Option<(u64, u64)>,
+        local: LocalIov<'_>,
+        context: usize,
+        flags: Option<Flags>,
+    ) -> Result<()> {
+        let flags = match flags {
+            Some(flags) if flags.intersects(RECV_FLAGS.complement()) => {
+                return Err(FiErrno::EBADFLAGS);
+            }
+            Some(flags) => flags,
+            None => self.rx_op_flags(),
+        };
+        let selected = flags.contains(Flags::COMPLETION);
+        let receive = Receive {
+            iov: Iov::new(&local)?,
+            context,
+            tagged: tag.is_some(),
+            wanted: selected || self.common.rx_all.load(Ordering::Relaxed),
+        };
+        let shared = self.shared();
+        let mut guard = shared.lock();
+        let state = guard.as_mut().ok_or(FiErrno::EOPBADSTATE)?;
+        let from = match shared.config.directed && from.0 != u64::MAX {
+            true => {
+                let peer = state.peer_of(from)?;
+                Some(super::receives::index_of(state.core.resolve(peer)))
+            }
+            false => None,
+        };
+        let want = match tag {
+            Some((tag, ignore)) => Want::tagged(tag, ignore, from),
+            None => Want::untagged(from),
+        };
+        let special = Flags::PEEK | Flags::CLAIM | Flags::DISCARD;
+        let result = if flags.intersects(special) {
+            // SAFETY: the caller passes the address of a `struct fi_context` with `FI_CLAIM`.
+            unsafe { Self::peek(state, &want, receive, flags) }
+        } else {
+            self.post_receive(state, &want, receive, flags.contains(Flags::MULTI_RECV))
+        };
+        state.settle();
+        shared.after(state);
+        result
+    }
+
+    #[inline]
+    fn post_receive(
+        &self,
+        state: &mut State,
+        want: &Want,
+        receive: Receive,
+        multi: bool,
+    ) -> Result<()> {
+        let posted = state.io.rx.len() + state.io.completions.len(Side::Rx);
+        if posted >= self.shared().config.rx_size {
+            state.poll()?;
+            let posted = state.io.rx.len() + state.io.completions.len(Side::Rx);
+            if posted >= self.shared().config.rx_size {
+                return Err(FiErrno::EAGAIN);
+            }
+        }
+        if multi {
+            let min = self.min_multi_recv();
+            let taken = state.io.rx.post_multi(want, receive, min);
+            for (stored, target) in taken.map_err(|()| FiErrno::EAGAIN)? {
+                state.io.deliver_stored(stored, target);
+            }
+        } else {
+            let stored = state.io.rx.post(want, receive);
+            if let Some(stored) = stored.map_err(|()| FiErrno::EAGAIN)? {
+                let target = super::receives::Target {
+                    receive,
+                    multi: None,
+                };
+                state.io.deliver_stored(stored, target);
+            }
+        }
+        Ok(())
+    }
+
+    /// `FI_PEEK`, `FI_CLAIM`, `FI_DISCARD` (`fi_msg(3)`, `fi_tagged(3)`).
+    ///
+    /// # Safety
+    /// With `FI_CLAIM`, the context of the receive is the address of a `struct fi_context`.
+    unsafe fn peek(state: &mut State, want: &Want, receive: Receive, flags: Flags) -> Result<()> {
+        let context = std::ptr::with_exposed_provenance_mut::<u64>(receive.context);
+        let claims = flags.contains(Flags::CLAIM);
+        if claims && context.is_null() {
+            return Err(FiErrno::EINVAL);
+        }
+        if !flags.contains(Flags::PEEK) {
+            if !claims {
+                return Err(FiErrno::EBADFLAGS);
+            }
+            // SAFETY: the caller promises the structure, which has room for a pointer.
+            let claim = Claim::from_bits(unsafe { context.read_unaligned() });
+            let messages = state.io.rx.messages(receive.tagged);
+            let message = messages.redeem(claim).ok_or(FiErrno::EINVAL)?;
+            if flags.contains(Flags::DISCARD) {
+                let mut completion = completion_of(&receive);
+                completion.tag = message.tag;
+                state.io.discard_stored(message.payload);
+                state.io.completions.done(completion, None, receive.wanted);
+            } else {
+                let target = super::receives::Target {
+                    receive,
+                    multi: None,
+                };
+                state.io.deliver_stored(message.payload, target);
+            }
+            return Ok(());
+        }
+        state.poll()?;
+        let messages = state.io.rx.messages(receive.tagged);
+        let message = if claims {
+            messages.claim(want).map(|(claim, message)| {
+                // SAFETY: the caller promises the structure, which has room for a pointer.
+                unsafe { context.write_unaligned(claim.to_bits()) };
+                message
+            })
+        } else if flags.contains(Flags::DISCARD) {
+            messages.discard(want)
+        } else {
+            messages.peek(want)
+        };
+        let mut completion = completion_of(&receive);
+        let Some(message) = message else {
+            completion.tag = want.tag;
+            state.io.completions.failed(completion, 0, FiErrno::ENOMSG);
+            return Ok(());
+        };
+        completion.tag = message.tag;
+        // a message is in memory
+        completion.len = message.len as usize;
+        let stored = state.io.rx.stored(message.payload);
+        let envelope = stored.map(|stored| stored.envelope);
+        if let Some(data) = envelope.and_then(|envelope| envelope.data) {
+            completion.data = data;
+            completion.flags |= Flags::REMOTE_CQ_DATA;
+        }
+        let peer = envelope.map(|envelope| envelope.peer);
+        if flags.contains(Flags::DISCARD) {
+            state.io.discard_stored(message.payload);
+        }
+        state.io.completions.peeked(completion, peer);
+        Ok(())
+    }
+
+    /// `fi_cancel(3)`: the receive with this context completes with `ECANCELED`, if it is posted
+    /// and has no message yet.
+    ///
+    /// # Errors
+    /// `ENOENT`: no such receive. `EOPBADSTATE`: not enabled, or closed.
+    pub fn cancel(&self, context: usize) -> Result<()> {
+        let shared = self.shared();
+        let mut guard = shared.lock();
+        let state = guard.as_mut().ok_or(FiErrno::EOPBADSTATE)?;
+        let completion = state.io.rx.cancel(context).ok_or(FiErrno::ENOENT)?;
+        state
+            .io
+            .completions
+            .failed(completion, 0, FiErrno::ECANCELED);
+        shared.after(state);
+        Ok(())
+    }
+}
+
+/// Waits until the peers of all endpoints of the process have received what was injected, at most
+/// 10 s. Called when the process ends: endpoints that were not closed lose nothing.
+pub fn linger_all() {
+    let limit = Instant::now() + LINGER;
+    for shared in Shared::all() {
+        shared.linger(limit);
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        if !self.alias {
+            self.close();
+        }
+    }
+}

@@ -1,0 +1,922 @@
+//! What an endpoint does for its [`Core`]: packets on queue pairs, matching, the results of
+//! operations, and the steps of connections, which the driver executes later.
+//!
+//! A call of the core must not lead to another one ([`Io`]), so what follows from a call is listed
+//! in [`Executor::todo`], and done after it (`shared.rs`).
+
+#![allow(
+    unsafe_code,
+    reason = "copies from and to buffers of the application, posts receives"
+)]
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Weak};
+
+use super::completions::{Completions, Side};
+use super::core::{Core, Io, Origin, Send};
+use super::iov::Iov;
+use super::link::LinkKey;
+use super::link_cm::{LinkCm, Step};
+use super::links::{Links, Posted, WrId};
+use super::operations::{Kind, Operation, PARTS, PAYLOAD, TxKey, TxMark};
+use super::ops::{Form, Uses};
+use super::packet_memory::{PacketMemory, Slot};
+use super::peer::PeerKey;
+use super::receives::{
+    Arrival, ArrivalKey, Envelope, Payload, Receives, StoredKey, Target, completion_of,
+};
+use super::shared::Shared;
+use super::slab::Slab;
+use crate::conn::ConnectRequest;
+use crate::errno::{FiErrno, Result};
+use crate::flags::Flags;
+use crate::log::warn_log;
+use crate::matching::Release;
+use crate::verbs::{Cq, Lkey, RecvRequest, RemoteAddr, Rkey, Sge, Srq, Wc};
+use crate::wire::rdm::packet::{MAX_HEAD, SLOT_SIZE, eager_credit};
+use crate::wire::rdm::terms::MAX_EAGER;
+use crate::wire::rdm::{
+    Body, Credit, Header, Listener, OpId, Packet, Rejection, Reply, Request, Terms,
+};
+
+/// Largest number of bytes that are sent inline.
+const MAX_INLINE: usize = 512;
+
+/// What follows from a call of the core.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Todo {
+    GiveBack(Origin, Credit),
+    Send(PeerKey, Send<TxKey>),
+    Answer(Origin, TxKey),
+    Hold(PeerKey),
+    Release(PeerKey),
+    LoopBack(TxKey),
+    Broken(LinkKey),
+}
+
+/// Objects of the device that the endpoint owns. The queue pairs are in [`Links`].
+#[derive(Debug)]
+pub(super) struct Objects {
+    pub(super) srq: Arc<Srq>,
+    pub(super) cq: Arc<Cq>,
+}
+
+/// See the module. Fields are dropped in their order: queue pairs before the memory of their
+/// packets.
+pub(super) struct Executor {
+    shared: Weak<Shared>,
+    pub(super) links: Links,
+    pub(super) objects: Objects,
+    memory: PacketMemory,
+    /// Number of posted receives, and the largest number.
+    receives_posted: usize,
+    max_receives: usize,
+    max_inline: usize,
+    max_links: usize,
+    pub(super) tx: Slab<TxMark, Operation>,
+    pub(super) rx: Receives,
+    pub(super) completions: Completions,
+    pub(super) todo: VecDeque<Todo>,
+    pub(super) steps: Vec<Step>,
+    /// The link of the packet that is being processed.
+    arriving: Option<LinkKey>,
+    /// Number of messages of the application in `tx`.
+    messages: usize,
+}
+
+impl std::fmt::Debug for Executor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Executor").finish_non_exhaustive()
+    }
+}
+
+/// Sizes of an executor's queues.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sizes {
+    pub(super) max_receives: usize,
+    pub(super) max_inline: usize,
+    pub(super) max_links: usize,
+}
+
+impl Executor {
+    pub(super) fn new(
+        shared: &Weak<Shared>,
+        objects: Objects,
+        memory: PacketMemory,
+        completions: Completions,
+        seed: u64,
+        sizes: Sizes,
+    ) -> Self {
+        Self {
+            shared: Weak::clone(shared),
+            links: Links::default(),
+            objects,
+            memory,
+            receives_posted: 0,
+            max_receives: sizes.max_receives,
+            max_inline: sizes.max_inline.min(MAX_INLINE),
+            max_links: sizes.max_links,
+            tx: Slab::new(),
+            rx: Receives::new(seed),
+            completions,
+            todo: VecDeque::new(),
+            steps: Vec::new(),
+            arriving: None,
+            messages: 0,
+        }
+    }
+
+    /// Posts receives until so many are posted, or as many as the queue takes.
+    ///
+    /// # Errors
+    /// `ENOMEM`: no memory for packets.
+    pub(super) fn post_receives(&mut self, wanted: usize) -> Result<()> {
+        while self.receives_posted < wanted.min(self.max_receives) {
+            let slot = self.memory.take()?;
+            if !self.post_receive(slot) {
+                return Err(FiErrno::ENOMEM);
+            }
+        }
+        Ok(())
+    }
+
+    /// Posts the receive of a packet.
+    #[inline]
+    fn post_receive(&mut self, slot: Slot) -> bool {
+        let sges = [self.memory.sge(&slot, 0, SLOT_SIZE)];
+        let request = RecvRequest {
+            wr_id: slot.number().into(),
+            sges: &sges,
+        };
+        // SAFETY: the slot lives until the shared receive queue is destroyed, and nobody uses it
+        // before the receive has completed.
+        let posted = unsafe { self.objects.srq.post_recv(&request) };
+        match posted {
+            Ok(()) => self.receives_posted += 1,
+            Err(error) => {
+                warn_log!(EpData, "ibv_post_srq_recv: {error}");
+                self.memory.give_back(slot);
+            }
+        }
+        posted.is_ok()
+    }
+
+    /// Adds a link, which may have the place of one that the core has just removed.
+    fn add_link(&mut self, link: LinkKey, cm: &Arc<LinkCm>) {
+        if let Some(old) = self.links.occupant(link) {
+            self.remove_link(old);
+        }
+        self.links.add(link, Arc::clone(cm));
+    }
+
+    /// Removes a link that the core does not have any more; its objects are destroyed by a step.
+    pub(super) fn remove_link(&mut self, key: LinkKey) {
+        if let Some(mut link) = self.links.remove(key) {
+            for slot in link.take_slots() {
+                self.memory.give_back(slot);
+            }
+            let step = Step::Destroy(Arc::clone(&link.cm), link.qp.take());
+            self.steps.push(step);
+        }
+    }
+
+    /// Processes a work completion.
+    #[inline]
+    pub(super) fn completed(&mut self, core: &mut Core<Self>, wc: &Wc) {
+        match WrId::of(wc.wr_id()) {
+            WrId::Receive(number) => self.received(core, Slot::of_completed_receive(number), wc),
+            WrId::Send(link, position) => self.sent(core, link, position, wc.status() == 0),
+        }
+    }
+
+    #[inline]
+    fn received(&mut self, core: &mut Core<Self>, slot: Slot, wc: &Wc) {
+        self.receives_posted -= 1;
+        let link = self.links.of_qp(wc.qp_num());
+        let (Some(link), 0) = (link, wc.status()) else {
+            self.post_receive(slot);
+            if let Some(link) = link {
+                core.broken(link, self);
+            }
+            return;
+        };
+        self.arriving = Some(link);
+        let total = wc.byte_len();
+        let bytes = self.memory.bytes(&slot);
+        match Packet::decode(&bytes[..total.min(SLOT_SIZE)], total) {
+            Ok(packet) => core.arrived(link, &packet, slot, self),
+            Err(_) => core.violated(link, slot, self),
+        }
+    }
+
+    #[inline]
+    fn sent(&mut self, core: &mut Core<Self>, link: LinkKey, position: u16, success: bool) {
+        let memory = &mut self.memory;
+        let completed = self
+            .links
+            .completed(link, position, |slot| memory.give_back(slot));
+        if !success {
+            return core.broken(link, self);
+        }
+        if let Some(number) = completed.number {
+            core.sent(link, number, self);
+        }
+        if completed.room {
+            core.has_room(link, self);
+        }
+    }
+
+    /// Copies the payload of an operation to a slot, so that its buffers can be reused.
+    ///
+    /// # Errors
+    /// `ENOMEM`: no memory for packets.
+    ///
+    /// # Safety
+    /// The operation's buffers are readable.
+    pub(super) unsafe fn copy_payload(&mut self, op: &mut Operation) -> Result<()> {
+        if op.len == 0 {
+            return Ok(());
+        }
+        let slot = self.memory.take()?;
+        let to = &mut self.memory.bytes_mut(&slot)[PAYLOAD..PAYLOAD + op.len];
+        // SAFETY: the caller promises the buffers.
+        unsafe { op.iov.read(0, to) };
+        (op.slot, op.copied, op.iov) = (Some(slot), true, Iov::default());
+        Ok(())
+    }
+
+    /// Releases an operation that was not begun.
+    pub(super) fn release(&mut self, op: Operation) {
+        if let Some(slot) = op.slot {
+            self.memory.give_back(slot);
+        }
+    }
+
+    /// Ends an operation: removes it, and reports the result of a message.
+    fn finish(&mut self, key: TxKey, result: Result<()>) {
+        let Some(op) = self.tx.remove(key) else {
+            return;
+        };
+        if let Kind::Message = op.kind {
+            self.messages -= 1;
+            match result {
+                Ok(()) => self.completions.done(op.completion(), None, op.wanted),
+                Err(error) => self.completions.failed(op.completion(), 0, error),
+            }
+        }
+        self.release(op);
+    }
+
+    /// Ends a message that was not sent as EAGER, if all about it is known.
+    fn finish_if_over(&mut self, key: TxKey) {
+        let Some(op) = self.tx.get(key).filter(|op| op.is_over()) else {
+            return;
+        };
+        let result = match op.fin {
+            None | Some(0) => Ok(()),
+            Some(status) => Err(FiErrno::new(status.into())),
+        };
+        self.finish(key, result);
+    }
+
+    /// Posts a numbered packet. `None`: no room.
+    fn post_packet(&mut self, link: LinkKey, header: Header, key: TxKey, form: Form) -> Option<()> {
+        let link = self.links.get_mut(link)?;
+        if !link.has_room(true) {
+            return None;
+        }
+        let op = self.tx.get_mut(key)?;
+        op.form = form;
+        let packet = Packet {
+            header,
+            body: op.body(key, form),
+        };
+        let mut bytes = [0; MAX_INLINE];
+        // the array is longer
+        let size = bytes
+            .first_chunk_mut()
+            .map_or(0, |head| packet.encode(head));
+        let len = if op.has_payload(form) { op.len } else { 0 };
+        // a message without entry is reused when a later one completes
+        let posted = Posted::Numbered(header.number, true);
+        if size + len <= self.max_inline {
+            let payload = &mut bytes[size..size + len];
+            match &op.slot {
+                Some(slot) if op.copied => {
+                    let copied = &self.memory.bytes(slot)[PAYLOAD..PAYLOAD + len];
+                    payload.copy_from_slice(copied);
+                }
+                // SAFETY: the application keeps the buffers until the operation completes.
+                _ => unsafe { op.iov.read(0, payload) },
+            }
+            let sge = Sge {
+                addr: bytes.as_ptr() as u64,
+                length: (size + len) as u32,
+                lkey: Lkey::default(),
+            };
+            return link.post(sge, true, false, posted).ok();
+        }
+        if op.slot.is_none() {
+            op.slot = Some(self.memory.take().ok()?);
+        }
+        let slot = op.slot.as_ref()?;
+        let packet = self.memory.bytes_mut(slot);
+        let begin = PAYLOAD - size;
+        packet[begin..PAYLOAD].copy_from_slice(&bytes[..size]);
+        if !op.copied {
+            // SAFETY: the application keeps the buffers until the operation completes.
+            unsafe { op.iov.read(0, &mut packet[PAYLOAD..PAYLOAD + len]) };
+        }
+        let sge = self.memory.sge(slot, begin, size + len);
+        link.post(sge, false, false, posted).ok()
+    }
+
+    /// Posts a packet without number. `None`: no room.
+    fn post_control(&mut self, link: LinkKey, packet: &Packet) -> Option<()> {
+        let link = self.links.get_mut(link)?;
+        if !link.has_room(false) {
+            return None;
+        }
+        let mut head = [0; MAX_HEAD];
+        let size = packet.encode(&mut head);
+        let solicited = matches!(packet.body, Body::Hello(_) | Body::Close(_))
+            || matches!(packet.body, Body::Credit { recall: true, .. });
+        if size <= self.max_inline {
+            let sge = Sge {
+                addr: head.as_ptr() as u64,
+                length: size as u32,
+                lkey: Lkey::default(),
+            };
+            return link.post(sge, true, solicited, Posted::Control(None)).ok();
+        }
+        let slot = self.memory.take().ok()?;
+        self.memory.bytes_mut(&slot)[..size].copy_from_slice(&head[..size]);
+        let sge = self.memory.sge(&slot, 0, size);
+        link.post(sge, false, solicited, Posted::Control(Some(slot)))
+            .ok()
+    }
+
+    /// A message that arrives as EAGER. Returns the credit that it does not use any more.
+    #[inline]
+    fn eager(&mut self, origin: Origin, envelope: &Envelope, slot: &Slot, at: usize) -> Credit {
+        let len = envelope.len as usize;
+        match self.rx.arrive(envelope) {
+            Some(target) => {
+                let payload = &self.memory.bytes(slot)[at..at + len];
+                // SAFETY: the application keeps the buffers until the receive completes.
+                unsafe { target.receive.iov.write(0, payload) };
+                self.arrived(&target, envelope);
+                // at most 8 KiB
+                eager_credit(len as u32)
+            }
+            None => {
+                let payload = self.rx.copy(&self.memory.bytes(slot)[at..at + len]);
+                if self
+                    .rx
+                    .store(*envelope, Payload::Bytes(origin, payload))
+                    .is_none()
+                {
+                    self.todo.extend(self.arriving.map(Todo::Broken));
+                }
+                Credit::new(0, 1)
+            }
+        }
+    }
+
+    /// A message is complete in its receive.
+    #[inline]
+    fn arrived(&mut self, target: &Target, envelope: &Envelope) {
+        let len = (target.receive.iov.len() as u64).min(envelope.len);
+        let beyond = envelope.len - len;
+        let result = if beyond == 0 {
+            Ok(())
+        } else {
+            Err((FiErrno::ETRUNC, beyond as usize))
+        };
+        self.received_message(target, envelope, len as usize, result);
+    }
+
+    /// Reports the result of a receive: with an error, the number of bytes beyond the buffer too.
+    fn received_message(
+        &mut self,
+        target: &Target,
+        envelope: &Envelope,
+        len: usize,
+        result: std::result::Result<(), (FiErrno, usize)>,
+    ) {
+        let receive = &target.receive;
+        let mut completion = completion_of(receive);
+        completion.len = len;
+        completion.tag = envelope.tag.unwrap_or_default();
+        if let Some(data) = envelope.data {
+            completion.data = data;
+            completion.flags |= Flags::REMOTE_CQ_DATA;
+        }
+        let mut cancelled = None;
+        if let Some(multi) = target.multi {
+            completion.buf = receive.iov.addr();
+            match self.rx.finished(receive.tagged, multi) {
+                Release::Held => {}
+                Release::Last => completion.flags |= Flags::MULTI_RECV,
+                Release::Cancelled => cancelled = Some(completion_of(receive)),
+            }
+        }
+        match result {
+            Ok(()) => {
+                let released = completion.flags.contains(Flags::MULTI_RECV);
+                let wanted = receive.wanted || released;
+                self.completions
+                    .done(completion, Some(envelope.peer), wanted);
+            }
+            Err((error, olen)) => self.completions.failed(completion, olen, error),
+        }
+        if let Some(mut completion) = cancelled {
+            completion.flags |= Flags::MULTI_RECV;
+            self.completions.failed(completion, 0, FiErrno::ECANCELED);
+        }
+    }
+
+    /// A stored message has got its receive.
+    pub(super) fn deliver_stored(&mut self, key: StoredKey, target: Target) {
+        let Some(stored) = self.rx.take(key) else {
+            return;
+        };
+        let envelope = stored.envelope;
+        match stored.payload {
+            Payload::Bytes(origin, bytes) => {
+                // SAFETY: the application keeps the buffers until the receive completes.
+                unsafe { target.receive.iov.write(0, &bytes) };
+                self.arrived(&target, &envelope);
+                self.forget_bytes(origin, bytes);
+            }
+            Payload::AtSender(origin, op) => self.begin_arrival(origin, op, envelope, target),
+            Payload::Own(op) => self.deliver_own(op, &envelope, &target),
+        }
+    }
+
+    /// Releases the memory of a stored message, and gives its blocks back.
+    fn forget_bytes(&mut self, origin: Origin, bytes: Vec<u8>) {
+        let blocks = Credit::new(eager_credit(bytes.len() as u32).blocks, 0);
+        self.todo.push_back(Todo::GiveBack(origin, blocks));
+        self.rx.recycle(bytes);
+    }
+
+    /// Drops a stored message without a receive (`FI_DISCARD`, close).
+    pub(super) fn discard_stored(&mut self, key: StoredKey) {
+        let Some(stored) = self.rx.take(key) else {
+            return;
+        };
+        match stored.payload {
+            Payload::Bytes(origin, bytes) => self.forget_bytes(origin, bytes),
+            Payload::AtSender(origin, op) => {
+                self.todo
+                    .push_back(Todo::GiveBack(origin, Credit::new(2, 0)));
+                self.answer(origin, Kind::Fin { op, status: 0 });
+            }
+            Payload::Own(op) => {
+                if let Some(op) = self.tx.get_mut(op) {
+                    (op.in_core, op.form) = (false, Form::Whole);
+                }
+                self.finish_if_over(op);
+            }
+        }
+    }
+
+    /// Asks for the parts of a message.
+    fn begin_arrival(&mut self, origin: Origin, op: OpId, envelope: Envelope, target: Target) {
+        self.todo
+            .push_back(Todo::GiveBack(origin, Credit::new(2, 0)));
+        if envelope.len == 0 {
+            self.arrived(&target, &envelope);
+            return self.answer(origin, Kind::Fin { op, status: 0 });
+        }
+        let arrival = Arrival {
+            target,
+            envelope,
+            origin,
+            op,
+            arrived: 0,
+        };
+        match self.rx.arrivals.insert(arrival) {
+            Some(key) => {
+                let receiver = OpId::new(key.number());
+                self.todo.push_back(Todo::Hold(origin.peer));
+                self.answer(origin, Kind::Cts { op, receiver });
+            }
+            None => {
+                let result = Err((FiErrno::ENOMEM, 0));
+                self.received_message(&target, &envelope, 0, result);
+                let status = FiErrno::ENOMEM.code() as u16;
+                self.answer(origin, Kind::Fin { op, status });
+            }
+        }
+    }
+
+    /// Answers a packet.
+    fn answer(&mut self, origin: Origin, kind: Kind) {
+        if let Some(key) = self.tx.insert(Operation::new(kind, origin.peer)) {
+            self.todo.push_back(Todo::Answer(origin, key));
+        } else {
+            self.todo.extend(self.arriving.map(Todo::Broken));
+        }
+    }
+
+    /// An answer could not be sent, because the session of its packet has ended.
+    pub(super) fn answer_failed(&mut self, key: TxKey) {
+        let kind = self.tx.get(key).map(|op| op.kind);
+        self.finish(key, Err(FiErrno::ECONNABORTED));
+        if let Some(Kind::Cts { receiver, .. }) = kind {
+            self.fail_arrival(ArrivalKey::from_number(receiver.get()), true);
+        }
+    }
+
+    /// Ends an arrival in error. `held`: its peer is held.
+    fn fail_arrival(&mut self, key: ArrivalKey, held: bool) {
+        if let Some(arrival) = self.rx.arrivals.remove(key) {
+            let result = Err((FiErrno::ECONNABORTED, 0));
+            let len = arrival.arrived as usize;
+            self.received_message(&arrival.target, &arrival.envelope, len, result);
+            if held {
+                self.todo.push_back(Todo::Release(arrival.origin.peer));
+            }
+        }
+    }
+
+    /// A part of a message.
+    fn data(&mut self, origin: Origin, op: OpId, offset: u64, slot: &Slot, place: (usize, usize)) {
+        let key = ArrivalKey::from_number(op.get());
+        let (at, len) = place;
+        let Some(arrival) = self.rx.arrivals.get_mut(key) else {
+            // the receive has failed meanwhile
+            return;
+        };
+        let left = arrival.envelope.len - arrival.arrived;
+        if arrival.origin != origin || offset != arrival.arrived || len as u64 > left {
+            return self.todo.extend(self.arriving.map(Todo::Broken));
+        }
+        let payload = &self.memory.bytes(slot)[at..at + len];
+        // SAFETY: the application keeps the buffers until the receive completes.
+        unsafe { arrival.target.receive.iov.write(offset as usize, payload) };
+        arrival.arrived += len as u64;
+        if arrival.arrived == arrival.envelope.len
+            && let Some(arrival) = self.rx.arrivals.remove(key)
+        {
+            self.arrived(&arrival.target, &arrival.envelope);
+            self.todo.push_back(Todo::Release(origin.peer));
+            let op = arrival.op;
+            self.answer(origin, Kind::Fin { op, status: 0 });
+        }
+    }
+
+    /// The receiver asks for the parts of a message. `None`: it has no such message, whose
+    /// operation may have failed.
+    fn cts(&mut self, origin: Origin, key: TxKey, receiver: OpId) -> Option<()> {
+        let op = self.tx.get_mut(key)?;
+        if !matches!(op.kind, Kind::Message) || op.peer != origin.peer || op.receiver.is_some() {
+            return None;
+        }
+        op.receiver = Some(receiver);
+        self.send_parts(key);
+        Some(())
+    }
+
+    /// Sends further parts of a message.
+    fn send_parts(&mut self, key: TxKey) {
+        while let Some(op) = self.tx.get_mut(key)
+            && let Some(receiver) = op.receiver
+            && op.fin.is_none()
+            && op.parts < PARTS
+            && op.next < op.len
+        {
+            let offset = op.next;
+            let len = (op.len - offset).min(MAX_EAGER as usize);
+            let peer = op.peer;
+            let (iov, copied) = (op.iov, op.copied);
+            let mut part = Operation::new(
+                Kind::Data {
+                    of: key,
+                    offset: offset as u64,
+                },
+                peer,
+            );
+            (part.receiver, part.len) = (Some(receiver), len);
+            part.iov = iov.part(offset, len);
+            if copied && self.copy_part(key, &mut part, offset).is_err() {
+                return;
+            }
+            let Some(part) = self.tx.insert(part) else {
+                return;
+            };
+            if let Some(op) = self.tx.get_mut(key) {
+                op.next += len;
+                op.parts += 1;
+            }
+            let send = Send {
+                op: part,
+                uses: Uses::Fixed(Credit::new(0, 1)),
+                ack: false,
+            };
+            self.todo.push_back(Todo::Send(peer, send));
+        }
+    }
+
+    /// Copies a part of a payload that was copied, which is at most one packet long.
+    fn copy_part(&mut self, of: TxKey, part: &mut Operation, offset: usize) -> Result<()> {
+        let slot = self.memory.take()?;
+        let from = self.tx.get(of).and_then(|op| op.slot.as_ref());
+        let begin = PAYLOAD + offset;
+        let bytes = from.map(|from| self.memory.bytes(from)[begin..begin + part.len].to_vec());
+        let to = &mut self.memory.bytes_mut(&slot)[PAYLOAD..PAYLOAD + part.len];
+        to.copy_from_slice(&bytes.unwrap_or_default());
+        (part.slot, part.copied) = (Some(slot), true);
+        Ok(())
+    }
+
+    fn fin(&mut self, origin: Origin, key: TxKey, status: u16) {
+        let Some(op) = self.tx.get_mut(key) else {
+            return;
+        };
+        let announced = matches!(op.kind, Kind::Message) && op.form == Form::Rts;
+        if !announced || op.peer != origin.peer || op.fin.is_some() {
+            return;
+        }
+        op.fin = Some(status);
+        self.todo.push_back(Todo::Release(origin.peer));
+        self.finish_if_over(key);
+    }
+
+    /// Delivers a message to this endpoint itself.
+    pub(super) fn loop_back(&mut self, key: TxKey) {
+        let Some(op) = self.tx.get(key) else {
+            return;
+        };
+        let envelope = Envelope {
+            peer: op.peer,
+            tag: op.message.tag,
+            data: op.message.data,
+            len: op.len as u64,
+        };
+        match self.rx.arrive(&envelope) {
+            Some(target) => self.deliver_own(key, &envelope, &target),
+            None => {
+                if self.rx.store(envelope, Payload::Own(key)).is_none() {
+                    self.finish(key, Err(FiErrno::ENOMEM));
+                }
+            }
+        }
+    }
+
+    fn deliver_own(&mut self, key: TxKey, envelope: &Envelope, target: &Target) {
+        if let Some(op) = self.tx.get(key) {
+            let to = &target.receive.iov;
+            match &op.slot {
+                Some(slot) if op.copied => {
+                    let payload = &self.memory.bytes(slot)[PAYLOAD..PAYLOAD + op.len];
+                    // SAFETY: the application keeps the buffers until the receive completes.
+                    unsafe { to.write(0, payload) };
+                }
+                // SAFETY: the application keeps the buffers until both operations complete.
+                _ => unsafe {
+                    to.copy_from(&op.iov);
+                },
+            }
+        }
+        self.arrived(target, envelope);
+        self.finish(key, Ok(()));
+    }
+
+    /// Begins a message of the application.
+    ///
+    /// # Errors
+    /// `EAGAIN`: 2^24 operations are under way.
+    pub(super) fn begin(&mut self, op: Operation) -> Result<TxKey> {
+        let key = self.tx.insert(op).ok_or(FiErrno::EAGAIN)?;
+        self.messages += 1;
+        Ok(key)
+    }
+
+    /// Reverts [`Self::begin`]: the operation was refused.
+    pub(super) fn abandon(&mut self, key: TxKey) {
+        if let Some(op) = self.tx.remove(key) {
+            self.messages -= 1;
+            self.release(op);
+        }
+    }
+
+    /// A part of a message could not be passed to the core, which happens only without memory.
+    pub(super) fn refused(&mut self, key: TxKey) {
+        self.complete(key, Err(FiErrno::ENOMEM));
+    }
+
+    /// Number of messages that are under way, or whose entry was not taken.
+    #[inline]
+    pub(super) fn outstanding(&self) -> usize {
+        self.messages + self.completions.len(Side::Tx)
+    }
+
+    /// Largest number of posted receives.
+    pub(super) fn max_receives(&self) -> usize {
+        self.max_receives
+    }
+
+    /// Whether packets wait to be sent whose data the application cannot repeat: copies, and
+    /// answers.
+    pub(super) fn owes(&self) -> bool {
+        self.tx
+            .any(|op| op.in_core && (op.copied || !matches!(op.kind, Kind::Message)))
+    }
+
+    /// Disconnects all links and releases the objects of the device. The receives and the
+    /// operations under way end without entries: nobody could read them.
+    pub(super) fn close(mut self, shared: &Shared) {
+        let keys: Vec<LinkKey> = self.links.keys().collect();
+        let mut steps = std::mem::take(&mut self.steps);
+        // dials and acceptances that were not begun
+        steps.retain(|step| matches!(step, Step::Reject(..) | Step::Destroy(..)));
+        for key in keys {
+            if let Some(link) = self.links.get_mut(key) {
+                steps.push(Step::End(Arc::clone(&link.cm), link.qp.clone()));
+            }
+            self.remove_link(key);
+        }
+        for step in steps.into_iter().chain(std::mem::take(&mut self.steps)) {
+            step.execute(shared);
+        }
+        self.objects.cq.drain_channel();
+    }
+}
+
+impl Io for Executor {
+    type Op = TxKey;
+    type Held = ConnectRequest;
+    type Slot = Slot;
+
+    fn dial(&mut self, link: LinkKey, to: Listener, request: &Request) {
+        let cm = LinkCm::new(&self.shared, link, Some(request.encode()));
+        self.add_link(link, &cm);
+        self.steps.push(Step::Dial(cm, to.socket_addr()));
+    }
+
+    fn can_accept(&mut self) -> bool {
+        self.links.len() < self.max_links
+    }
+
+    fn accept(&mut self, link: LinkKey, held: ConnectRequest, reply: &Reply) {
+        let cm = LinkCm::new(&self.shared, link, None);
+        self.add_link(link, &cm);
+        self.steps.push(Step::Accept(cm, held, reply.encode()));
+    }
+
+    fn reject(&mut self, held: ConnectRequest, rejection: &Rejection) {
+        let private_data = rejection.encode().to_vec();
+        self.steps.push(Step::Reject(held, private_data));
+    }
+
+    #[inline]
+    fn post(&mut self, link: LinkKey, header: Header, op: TxKey, form: Form) -> bool {
+        self.post_packet(link, header, op, form).is_some()
+    }
+
+    fn control(&mut self, link: LinkKey, packet: &Packet) -> bool {
+        self.post_control(link, packet).is_some()
+    }
+
+    fn end(&mut self, link: LinkKey) {
+        if let Some((cm, qp)) = self.links.begin_end(link) {
+            self.steps.push(Step::End(cm, qp));
+        }
+    }
+
+    #[inline]
+    fn complete(&mut self, key: TxKey, result: Result<()>) {
+        let Some(op) = self.tx.get_mut(key) else {
+            return;
+        };
+        op.in_core = false;
+        match op.kind {
+            Kind::Message => match result {
+                Ok(()) => self.finish_if_over(key),
+                Err(error) => self.finish(key, Err(error)),
+            },
+            Kind::Data { of, .. } => {
+                self.finish(key, result);
+                if let Some(op) = self.tx.get_mut(of) {
+                    op.parts -= 1;
+                }
+                self.finish_if_over(of);
+                if result.is_ok() {
+                    self.send_parts(of);
+                }
+            }
+            Kind::Cts { .. } | Kind::Fin { .. } => self.finish(key, result),
+        }
+    }
+
+    #[inline]
+    fn deliver(&mut self, origin: Origin, packet: &Packet, slot: Slot) {
+        let mut credit = Credit::new(0, 1);
+        let envelope = |message: &crate::wire::rdm::packet::Message, len| Envelope {
+            peer: origin.peer,
+            tag: message.tag,
+            data: message.data,
+            len,
+        };
+        match &packet.body {
+            Body::Eager { message, payload } => {
+                let envelope = envelope(message, payload.len.into());
+                credit = self.eager(origin, &envelope, &slot, payload.offset);
+            }
+            Body::Rts {
+                message, op, len, ..
+            } => {
+                let envelope = envelope(message, *len);
+                match self.rx.arrive(&envelope) {
+                    Some(target) => self.begin_arrival(origin, *op, envelope, target),
+                    None => {
+                        let payload = Payload::AtSender(origin, *op);
+                        if self.rx.store(envelope, payload).is_none() {
+                            self.todo.extend(self.arriving.map(Todo::Broken));
+                        }
+                    }
+                }
+            }
+            Body::Data {
+                op,
+                offset,
+                payload,
+            } => {
+                let place = (payload.offset, payload.len as usize);
+                self.data(origin, *op, *offset, &slot, place);
+            }
+            Body::Cts { op, receiver } => {
+                credit = Credit::ZERO;
+                // an unknown operation may have failed before the answer arrived
+                let _ = self.cts(origin, TxKey::from_number(op.get()), *receiver);
+            }
+            Body::Fin { op, status } => {
+                credit = Credit::ZERO;
+                self.fin(origin, TxKey::from_number(op.get()), *status);
+            }
+            // RMA and atomics are not built yet
+            _ => self.todo.extend(self.arriving.map(Todo::Broken)),
+        }
+        self.post_receive(slot);
+        if credit != Credit::ZERO {
+            self.todo.push_back(Todo::GiveBack(origin, credit));
+        }
+    }
+
+    #[inline]
+    fn discard(&mut self, slot: Slot) {
+        self.post_receive(slot);
+    }
+
+    fn failed(&mut self, peer: PeerKey, error: FiErrno) {
+        let of_peer = |op: &Operation| op.peer == peer && !op.in_core;
+        let messages = |op: &Operation| matches!(op.kind, Kind::Message) && of_peer(op);
+        for key in self.tx.keys_where(messages) {
+            self.finish(key, Err(error));
+        }
+        for key in self.rx.arrivals.keys_where(|it| it.origin.peer == peer) {
+            self.fail_arrival(key, false);
+        }
+        self.rx.drop_absent(peer);
+    }
+
+    fn block(&mut self, _: PeerKey, _: LinkKey) -> (RemoteAddr, Rkey) {
+        // RMA is not built yet
+        (RemoteAddr::NULL, Rkey::default())
+    }
+
+    fn up(&mut self, _: PeerKey, _: LinkKey, _: &Terms) {}
+
+    fn down(&mut self, _: PeerKey, _: LinkKey) {}
+
+    fn probe(&mut self, link: LinkKey) {
+        if let Some(link) = self.links.get_mut(link) {
+            link.probe();
+        }
+    }
+
+    fn loop_back(&mut self, op: TxKey) {
+        if let Some(op) = self.tx.get_mut(op) {
+            // the core has it no more
+            op.in_core = false;
+        }
+        self.todo.push_back(Todo::LoopBack(op));
+    }
+
+    fn alias(&mut self, peer: PeerKey, of: Option<PeerKey>) {
+        let Some(of) = of else {
+            return;
+        };
+        for key in self.tx.keys_where(|op| op.peer == peer) {
+            if let Some(op) = self.tx.get_mut(key) {
+                op.peer = of;
+            }
+        }
+        for (stored, target) in self.rx.merge(peer, of) {
+            self.deliver_stored(stored, target);
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! The buffers of an operation that the processor copies from or to.
+
+#![allow(unsafe_code, reason = "copies from and to buffers of the application")]
+
+use crate::errno::{FiErrno, Result};
+use crate::initiator::LocalIov;
+
+/// Maximum number of buffers of an operation.
+pub(super) const MAX_IOV: usize = 4;
+
+/// A buffer of the application.
+#[derive(Clone, Copy, Debug, Default)]
+struct Buffer {
+    addr: usize,
+    len: usize,
+}
+
+/// The buffers of one operation. The application keeps them valid until the operation completes,
+/// and does not change the buffers of a receive before.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Iov {
+    buffers: [Buffer; MAX_IOV],
+    len: usize,
+}
+
+impl Iov {
+    /// # Errors
+    /// `EINVAL`: more than [`MAX_IOV`] buffers.
+    pub(super) fn new(local: &LocalIov<'_>) -> Result<Self> {
+        let mut this = Self::default();
+        if local.count() > MAX_IOV {
+            return Err(FiErrno::EINVAL);
+        }
+        for (buffer, iov) in this.buffers.iter_mut().zip(local.iov()) {
+            *buffer = Buffer {
+                addr: iov.iov_base.expose_provenance(),
+                len: if iov.iov_base.is_null() {
+                    0
+                } else {
+                    iov.iov_len
+                },
+            };
+            this.len = this.len.saturating_add(buffer.len);
+        }
+        Ok(this)
+    }
+
+    /// Total length in bytes.
+    pub(super) const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The address of the first byte.
+    pub(super) const fn addr(&self) -> usize {
+        self.buffers[0].addr
+    }
+
+    /// The part of `len` bytes from `offset` on.
+    pub(super) fn part(&self, offset: usize, len: usize) -> Self {
+        let mut part = Self::default();
+        let (mut skip, mut left) = (offset, len);
+        for (to, from) in part.buffers.iter_mut().zip(&self.buffers) {
+            let skipped = skip.min(from.len);
+            skip -= skipped;
+            to.addr = from.addr + skipped;
+            to.len = (from.len - skipped).min(left);
+            left -= to.len;
+        }
+        part.len = len - left;
+        part
+    }
+
+    /// Calls `each` with the buffers of the bytes from `offset` on, at most `len`, and with the
+    /// place of each in this range.
+    #[inline]
+    fn range(&self, offset: usize, len: usize, mut each: impl FnMut(usize, usize, usize)) {
+        let (mut skip, mut done) = (offset, 0);
+        for buffer in &self.buffers {
+            let skipped = skip.min(buffer.len);
+            skip -= skipped;
+            let part = (buffer.len - skipped).min(len - done);
+            if part != 0 {
+                each(buffer.addr + skipped, done, part);
+            }
+            done += part;
+            if done == len {
+                return;
+            }
+        }
+    }
+
+    /// Copies the bytes from `offset` on to `to`; the operation has at least so many.
+    ///
+    /// # Safety
+    /// The application's buffers are readable.
+    #[inline]
+    pub(super) unsafe fn read(&self, offset: usize, to: &mut [u8]) {
+        debug_assert!(offset + to.len() <= self.len);
+        let at = to.as_mut_ptr();
+        self.range(offset, to.len(), |addr, place, len| {
+            let from = std::ptr::with_exposed_provenance::<u8>(addr);
+            // SAFETY: the caller promises the buffer; `range` stays within `to`, which is the
+            // engine's own memory.
+            unsafe { std::ptr::copy_nonoverlapping(from, at.add(place), len) };
+        });
+    }
+
+    /// Copies `from` to the bytes from `offset` on, as far as the buffers reach. Returns the number
+    /// of copied bytes.
+    ///
+    /// # Safety
+    /// The application's buffers are writable.
+    #[inline]
+    pub(super) unsafe fn write(&self, offset: usize, from: &[u8]) -> usize {
+        let len = from.len().min(self.len.saturating_sub(offset));
+        let bytes = from.as_ptr();
+        self.range(offset, len, |addr, place, len| {
+            let to = std::ptr::with_exposed_provenance_mut::<u8>(addr);
+            // SAFETY: the caller promises the buffer; `range` stays within `from`, which is the
+            // engine's own memory.
+            unsafe { std::ptr::copy_nonoverlapping(bytes.add(place), to, len) };
+        });
+        len
+    }
+
+    /// Copies the bytes of `from` to these buffers, as far as both reach; they may overlap.
+    /// Returns the number of copied bytes.
+    ///
+    /// # Safety
+    /// The application's buffers are readable and writable.
+    pub(super) unsafe fn copy_from(&self, from: &Self) -> usize {
+        let len = self.len.min(from.len);
+        from.range(0, len, |addr, place, part| {
+            let source = std::ptr::with_exposed_provenance::<u8>(addr);
+            self.range(place, part, |to, offset, len| {
+                let to = std::ptr::with_exposed_provenance_mut::<u8>(to);
+                // SAFETY: the caller promises the buffers of both.
+                unsafe { std::ptr::copy(source.add(offset), to, len) };
+            });
+        });
+        len
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn iov(buffers: &[&mut [u8]]) -> Iov {
+        let mut this = Iov::default();
+        for (to, from) in this.buffers.iter_mut().zip(buffers) {
+            *to = Buffer {
+                addr: from.as_ptr().expose_provenance(),
+                len: from.len(),
+            };
+            this.len += from.len();
+        }
+        this
+    }
+
+    #[test]
+    fn parts_of_several_buffers() {
+        let mut buffers = [vec![1, 2, 3], vec![], vec![4, 5], vec![6, 7, 8]];
+        let mut slices: Vec<&mut [u8]> = buffers.iter_mut().map(Vec::as_mut_slice).collect();
+        let all = iov(&slices);
+        assert_eq!(all.len(), 8);
+        for offset in 0..=8 {
+            for len in 0..=8 - offset {
+                let mut bytes = vec![0; len];
+                // SAFETY: the buffers live through the test.
+                unsafe { all.read(offset, &mut bytes) };
+                let want: Vec<u8> = (offset as u8 + 1..).take(len).collect();
+                assert_eq!(bytes, want);
+                let part = all.part(offset, len);
+                assert_eq!(part.len(), len);
+                // SAFETY: as above.
+                unsafe { part.read(0, &mut bytes) };
+                assert_eq!(bytes, want);
+            }
+        }
+        // SAFETY: as above.
+        assert_eq!(unsafe { all.write(6, &[9, 9, 9, 9]) }, 2);
+        assert_eq!(slices[3], [6, 9, 9]);
+        let (mut one, mut two) = ([0; 4], [0; 9]);
+        let to = iov(&[&mut one[..], &mut two[..]]);
+        // SAFETY: as above.
+        assert_eq!(unsafe { to.copy_from(&all) }, 8);
+        assert_eq!((one, &two[..5]), ([1, 2, 3, 4], &[5, 6, 9, 9, 0][..]));
+        slices.clear();
+    }
+}

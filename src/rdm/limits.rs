@@ -1,0 +1,34 @@
+//! The limits of endpoints with many peers.
+
+use crate::verbs::Device;
+
+/// Upper limits of an endpoint's attributes on a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Transmit operations under way.
+    pub tx_size: usize,
+    /// Receives posted.
+    pub rx_size: usize,
+    /// Buffers per operation.
+    pub iov_limit: usize,
+    /// Bytes of injected data.
+    pub inject_size: usize,
+    /// Bytes of a message.
+    pub max_msg_size: u64,
+}
+
+impl Limits {
+    /// The limits of a device. `None`: it has no shared receive queues or no 8-byte atomics, which
+    /// endpoints with many peers need.
+    #[must_use]
+    pub fn of(device: &Device) -> Option<Self> {
+        let attr = device.attr();
+        (attr.max_srq != 0 && attr.atomic_cap != 0).then_some(Self {
+            tx_size: 1 << 20,
+            rx_size: 1 << 20,
+            iov_limit: 4,
+            inject_size: 4096,
+            max_msg_size: 1 << 47,
+        })
+    }
+}

@@ -1,0 +1,256 @@
+//! The connection of one link: the steps of the connection manager, which the domain's driver
+//! thread executes, and its events. No step holds the endpoint's lock.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+
+use super::core::Failure;
+use super::link::LinkKey;
+use super::shared::Shared;
+use crate::conn::{CmTarget, ConnectRequest};
+use crate::errno::{FiErrno, Result};
+use crate::log::info_log;
+use crate::verbs::{AsyncEvent, AsyncListener, CmEvent, CmEventKind, CmId, Qp};
+use crate::wire::rdm::cm::{REPLY_SIZE, REQUEST_SIZE};
+
+/// A step that the driver executes.
+#[derive(Debug)]
+pub(super) enum Step {
+    /// Dial.
+    Dial(Arc<LinkCm>, SocketAddr),
+    /// Accept a request.
+    Accept(Arc<LinkCm>, ConnectRequest, [u8; REPLY_SIZE]),
+    /// Reject a request, with this private data.
+    Reject(ConnectRequest, Vec<u8>),
+    /// Disconnect, and move the queue pair to its error state.
+    End(Arc<LinkCm>, Option<Arc<Qp>>),
+    /// Destroy the queue pair and the identifier of a link that has ended.
+    Destroy(Arc<LinkCm>, Option<Arc<Qp>>),
+}
+
+/// The connection of a link. Its identifier is created by the first step.
+pub(super) struct LinkCm {
+    shared: Weak<Shared>,
+    link: LinkKey,
+    /// Private data of the request, on the side that dials.
+    request: Option<[u8; REQUEST_SIZE]>,
+    id: Mutex<Option<Arc<CmId>>>,
+}
+
+impl std::fmt::Debug for LinkCm {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "LinkCm({:?})", self.link)
+    }
+}
+
+impl LinkCm {
+    pub(super) fn new(
+        shared: &Weak<Shared>,
+        link: LinkKey,
+        request: Option<[u8; REQUEST_SIZE]>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            shared: Weak::clone(shared),
+            link,
+            request,
+            id: Mutex::new(None),
+        })
+    }
+
+    fn id(&self) -> Result<Arc<CmId>> {
+        self.id.lock().clone().ok_or(FiErrno::EOPBADSTATE)
+    }
+
+    fn target(self: &Arc<Self>) -> Weak<dyn CmTarget> {
+        let target: Weak<Self> = Arc::downgrade(self);
+        target
+    }
+
+    /// Creates the identifier and resolves the peer's address.
+    fn dial(self: &Arc<Self>, shared: &Shared, to: SocketAddr) -> Result<()> {
+        let id = {
+            let mut registry = shared.driver().dispatcher().registry();
+            let id = Arc::new(registry.channel(shared.domain.device())?.create_id()?);
+            registry.insert(id.object(), self.target());
+            id
+        };
+        *self.id.lock() = Some(Arc::clone(&id));
+        shared.domain.tuning().set_traffic_class(&id);
+        let from = shared.ip().map(|ip| SocketAddr::new(ip, 0));
+        id.resolve_addr(from.filter(|from| from.is_ipv4() == to.is_ipv4()), to)
+    }
+
+    /// Creates the queue pair on the identifier of a request, and replies.
+    fn accept(
+        self: &Arc<Self>,
+        shared: &Shared,
+        request: ConnectRequest,
+        reply: &[u8],
+    ) -> Result<()> {
+        let (id, _) = request.take().ok_or(FiErrno::EINVAL)?;
+        let id = Arc::new(id);
+        let mut registry = shared.driver().dispatcher().registry();
+        registry.insert(id.object(), self.target());
+        drop(registry);
+        *self.id.lock() = Some(Arc::clone(&id));
+        let tuning = shared.domain.tuning();
+        self.create_qp(shared, &id)?;
+        tuning.set_traffic_class(&id);
+        tuning.set_ack_timeout(&id);
+        // the peer's first packet may arrive before the call returns
+        let qp = shared.connected(self.link).ok_or(FiErrno::ECANCELED)?;
+        id.accept(&tuning.conn_param(reply))?;
+        tuning.set_rnr_timer(&qp, shared.domain.device());
+        Ok(())
+    }
+
+    fn create_qp(self: &Arc<Self>, shared: &Shared, id: &Arc<CmId>) -> Result<()> {
+        let qp = Arc::new(shared.create_qp(id)?);
+        let listener: Weak<Self> = Arc::downgrade(self);
+        shared.domain.device().listen(qp.object(), listener);
+        if shared.set_qp(self.link, &qp) {
+            Ok(())
+        } else {
+            // the link was ended meanwhile
+            shared.domain.device().unlisten(qp.object());
+            Err(FiErrno::ECANCELED)
+        }
+    }
+
+    /// The dial has failed without a message of the peer.
+    fn failed(&self, shared: &Shared, failure: Failure) {
+        shared.change(|core, io| {
+            core.failed(self.link, failure, io);
+            io.remove_link(self.link);
+        });
+    }
+}
+
+impl Step {
+    /// Executes the step.
+    pub(super) fn execute(self, shared: &Shared) {
+        match self {
+            Self::Dial(cm, to) => {
+                if let Err(error) = cm.dial(shared, to) {
+                    info_log!(EpCtrl, "{to} cannot be dialled: {error}");
+                    cm.failed(shared, Failure::Silent);
+                }
+            }
+            Self::Accept(cm, request, reply) => {
+                if let Err(error) = cm.accept(shared, request, &reply) {
+                    info_log!(EpCtrl, "a connection could not be accepted: {error}");
+                    shared.change(|core, io| core.broken(cm.link, io));
+                }
+            }
+            Self::Reject(request, private_data) => {
+                if let Err(error) = request.reject(&private_data) {
+                    info_log!(EpCtrl, "a connection could not be rejected: {error}");
+                }
+            }
+            Self::End(cm, qp) => {
+                if let Some(qp) = &qp {
+                    // an error is that of a queue pair that is in this state already
+                    let _ = qp.set_error();
+                }
+                if let Ok(id) = cm.id() {
+                    // an error is that of a connection that does not exist any more
+                    let _ = id.disconnect();
+                }
+                shared.begin_drain(cm.link);
+            }
+            Self::Destroy(cm, qp) => {
+                if let Some(qp) = &qp {
+                    shared.domain.device().unlisten(qp.object());
+                }
+                if let Some(id) = cm.id.lock().take() {
+                    shared.driver().dispatcher().registry().remove(id.object());
+                }
+            }
+        }
+    }
+}
+
+impl CmTarget for LinkCm {
+    fn cm_event(&self, event: CmEvent) {
+        let Some(shared) = self.shared.upgrade() else {
+            return;
+        };
+        let link = self.link;
+        let step = match event.kind {
+            CmEventKind::AddrResolved => self.addr_resolved(&shared),
+            CmEventKind::RouteResolved => self.route_resolved(&shared),
+            CmEventKind::Established => {
+                if self.request.is_some() {
+                    if let Some(qp) = shared.connected(link) {
+                        let tuning = shared.domain.tuning();
+                        tuning.set_rnr_timer(&qp, shared.domain.device());
+                    }
+                    let reply = event.private_data.bytes();
+                    shared.change(|core, io| core.replied(link, reply, io));
+                }
+                Ok(())
+            }
+            CmEventKind::Rejected => {
+                let rejection = event.private_data.bytes();
+                shared.change(|core, io| {
+                    core.rejected(link, rejection, io);
+                    io.remove_link(link);
+                });
+                Ok(())
+            }
+            CmEventKind::Unreachable => Err(FiErrno::new(event.status)),
+            CmEventKind::Disconnected | CmEventKind::DeviceRemoval => {
+                shared.change(|core, io| core.broken(link, io));
+                Ok(())
+            }
+            CmEventKind::AddrChange | CmEventKind::ConnectRequest | CmEventKind::Other => Ok(()),
+        };
+        if let Err(error) = step {
+            info_log!(EpCtrl, "{link:?} could not be connected: {error}");
+            if self.request.is_some() {
+                self.failed(&shared, Failure::Silent);
+            } else {
+                shared.change(|core, io| core.broken(link, io));
+            }
+        }
+    }
+}
+
+impl LinkCm {
+    fn addr_resolved(&self, shared: &Shared) -> Result<()> {
+        let id = self.id()?;
+        let this = shared.cm_of(self.link).ok_or(FiErrno::ECANCELED)?;
+        this.create_qp(shared, &id)?;
+        id.resolve_route()
+    }
+
+    fn route_resolved(&self, shared: &Shared) -> Result<()> {
+        let id = self.id()?;
+        let request = self.request.ok_or(FiErrno::EINVAL)?;
+        let tuning = shared.domain.tuning();
+        tuning.set_ack_timeout(&id);
+        id.connect(&tuning.conn_param(&request))
+    }
+}
+
+impl AsyncListener for LinkCm {
+    fn async_event(&self, event: AsyncEvent) {
+        let Some(shared) = self.shared.upgrade() else {
+            return;
+        };
+        match event {
+            AsyncEvent::QpError | AsyncEvent::DeviceFatal => {
+                shared.change(|core, io| core.broken(self.link, io));
+            }
+            AsyncEvent::QpLastReceive => shared.last_receive(self.link),
+            AsyncEvent::QpEstablished => {
+                if let Ok(id) = self.id() {
+                    let _ = id.notify_established();
+                }
+            }
+            AsyncEvent::CqError | AsyncEvent::Other(_) => {}
+        }
+    }
+}

@@ -1,0 +1,389 @@
+//! The queue pairs of an endpoint's links, and the requests that are posted to each.
+
+#![allow(unsafe_code, reason = "posts requests")]
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::link::LinkKey;
+use super::link_cm::LinkCm;
+use super::packet_memory::Slot;
+use crate::errno::{FiErrno, Result};
+use crate::verbs::{Qp, SendOpcode, SendRequest, Sge};
+use crate::wire::rdm::Number;
+
+/// Size of a send queue.
+pub(super) const DEPTH: usize = 64;
+/// Requests of it that numbered packets do not use: packets without number, and the marker.
+const RESERVED: usize = 8;
+/// Maximum number of consecutive requests without completion.
+const UNSIGNALED: usize = 16;
+/// Time after which a queue pair is destroyed although the device has not reported that its
+/// receives have ended.
+const DRAIN: Duration = Duration::from_secs(1);
+
+/// `wr_id` of sends: this bit, the link's key (32 bits), the position in its send queue (16 bits).
+/// That of receives is the number of a slot.
+const SEND: u64 = 1 << 63;
+
+/// The request of a work completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum WrId {
+    /// A receive into this slot.
+    Receive(u32),
+    /// A send of a link, with its position.
+    Send(LinkKey, u16),
+}
+
+impl WrId {
+    pub(super) fn of(wr_id: u64) -> Self {
+        if wr_id & SEND == 0 {
+            Self::Receive(wr_id as u32)
+        } else {
+            Self::Send(LinkKey::from_number((wr_id >> 16) as u32), wr_id as u16)
+        }
+    }
+
+    const fn send(link: LinkKey, position: u16) -> u64 {
+        SEND | (link.number() as u64) << 16 | position as u64
+    }
+}
+
+/// A request that has not completed.
+#[derive(Debug)]
+enum Sent {
+    /// A numbered packet.
+    Numbered(Number),
+    /// A packet without number, with its memory if it was not sent inline.
+    Control(Option<Slot>),
+    /// A WRITE of 0 bytes, which the peer's device acknowledges (`conn/silence.rs`).
+    Probe,
+    /// The last request of a queue pair in its error state.
+    Marker,
+}
+
+/// The end of a link.
+#[derive(Debug, Default)]
+struct Ending {
+    /// When the wait for the completions began; `None`: the queue pair may still be in use.
+    since: Option<Instant>,
+    /// All requests of the send queue have completed.
+    sends: bool,
+    /// No receive is consumed any more.
+    receives: bool,
+}
+
+/// The queue pair of a link.
+#[derive(Debug)]
+pub(super) struct LinkQp {
+    key: LinkKey,
+    pub(super) cm: Arc<LinkCm>,
+    pub(super) qp: Option<Arc<Qp>>,
+    pub(super) connected: bool,
+    /// Requests that have not completed, oldest first.
+    sent: VecDeque<Sent>,
+    /// Position of the first of them.
+    first: u16,
+    /// Requests since the last one with a completion.
+    unsignaled: usize,
+    /// A post was refused for lack of room.
+    starved: bool,
+    ending: Option<Ending>,
+    /// A probe has not completed.
+    probing: bool,
+}
+
+/// What is posted.
+pub(super) enum Posted {
+    /// A numbered packet, and whether its completion is awaited.
+    Numbered(Number, bool),
+    /// A packet without number.
+    Control(Option<Slot>),
+}
+
+impl LinkQp {
+    fn new(key: LinkKey, cm: Arc<LinkCm>) -> Self {
+        Self {
+            key,
+            cm,
+            qp: None,
+            connected: false,
+            sent: VecDeque::with_capacity(DEPTH),
+            first: 0,
+            unsignaled: 0,
+            starved: false,
+            ending: None,
+            probing: false,
+        }
+    }
+
+    /// Whether a packet can be posted. If not, [`Links::completed`] reports when it can.
+    pub(super) fn has_room(&mut self, numbered: bool) -> bool {
+        let depth = DEPTH - if numbered { RESERVED } else { 1 };
+        let room = self.sent.len() < depth && self.qp.is_some() && self.ending.is_none();
+        self.starved |= !room;
+        room
+    }
+
+    /// Posts a packet: `inline` bytes, or the memory of a slot.
+    ///
+    /// # Errors
+    /// The device's.
+    #[inline]
+    pub(super) fn post(
+        &mut self,
+        sge: Sge,
+        inline: bool,
+        solicited: bool,
+        posted: Posted,
+    ) -> Result<()> {
+        let qp = self.qp.as_ref().ok_or(FiErrno::ENOTCONN)?;
+        let position = self.first.wrapping_add(self.sent.len() as u16);
+        let awaited = matches!(posted, Posted::Numbered(_, true));
+        let signaled = awaited || self.unsignaled + 1 >= UNSIGNALED;
+        let sges = [sge];
+        let mut request = SendRequest::new(SendOpcode::Send, &sges);
+        request
+            .wr_id(WrId::send(self.key, position))
+            .inline(inline)
+            .signaled(signaled)
+            .solicited(solicited);
+        // SAFETY: inline data is copied by the call; otherwise the sge is of a slot, which is kept
+        // until the request has completed or the queue pair is destroyed.
+        unsafe { qp.post_send(&mut request) }?;
+        self.unsignaled = if signaled { 0 } else { self.unsignaled + 1 };
+        self.sent.push_back(match posted {
+            Posted::Numbered(number, _) => Sent::Numbered(number),
+            Posted::Control(slot) => Sent::Control(slot),
+        });
+        Ok(())
+    }
+
+    /// The slots of the requests that have not completed, of a link that is removed.
+    pub(super) fn take_slots(&mut self) -> impl Iterator<Item = Slot> + '_ {
+        self.sent.drain(..).filter_map(|sent| match sent {
+            Sent::Control(slot) => slot,
+            Sent::Numbered(_) | Sent::Probe | Sent::Marker => None,
+        })
+    }
+
+    /// Posts a request without data. An error has no effect: a time limit ends the wait for a
+    /// marker, and the next probe follows.
+    fn post_empty(&mut self, opcode: SendOpcode, posted: Sent) -> Option<()> {
+        let qp = self.qp.as_ref()?;
+        let position = self.first.wrapping_add(self.sent.len() as u16);
+        let mut request = SendRequest::new(opcode, &[]);
+        request.wr_id(WrId::send(self.key, position)).signaled(true);
+        // SAFETY: no buffers.
+        unsafe { qp.post_send(&mut request) }.ok()?;
+        self.sent.push_back(posted);
+        Some(())
+    }
+
+    /// Posts the last request, which completes behind all others.
+    fn post_marker(&mut self) {
+        let _ = self.post_empty(SendOpcode::Send, Sent::Marker);
+    }
+
+    /// Posts a probe, unless one is under way.
+    pub(super) fn probe(&mut self) {
+        if !self.probing && self.has_room(false) {
+            let posted = self.post_empty(SendOpcode::Write, Sent::Probe);
+            self.probing = posted.is_some();
+        }
+    }
+}
+
+/// The requests that a completion has ended.
+#[derive(Debug, Default)]
+pub(super) struct Completed {
+    /// The last numbered packet of them.
+    pub(super) number: Option<Number>,
+    /// A refused post can be repeated.
+    pub(super) room: bool,
+}
+
+/// The queue pairs by link.
+#[derive(Debug, Default)]
+pub(super) struct Links {
+    places: Vec<Option<LinkQp>>,
+    /// Links by the number of their queue pair, and the last one that was found.
+    numbers: HashMap<u32, LinkKey>,
+    last: Option<(u32, LinkKey)>,
+    /// Links that are being ended.
+    ending: Vec<LinkKey>,
+    count: usize,
+}
+
+impl Links {
+    pub(super) fn len(&self) -> usize {
+        self.count
+    }
+
+    pub(super) fn add(&mut self, key: LinkKey, cm: Arc<LinkCm>) {
+        if self.places.len() <= key.place() {
+            self.places.resize_with(key.place() + 1, || None);
+        }
+        if let Some(place) = self.places.get_mut(key.place()) {
+            debug_assert!(place.is_none());
+            *place = Some(LinkQp::new(key, cm));
+            self.count += 1;
+        }
+    }
+
+    /// The link that has the place of a new one.
+    pub(super) fn occupant(&self, new: LinkKey) -> Option<LinkKey> {
+        let link = self.places.get(new.place())?.as_ref()?;
+        Some(link.key)
+    }
+
+    #[inline]
+    pub(super) fn get_mut(&mut self, key: LinkKey) -> Option<&mut LinkQp> {
+        let link = self.places.get_mut(key.place())?.as_mut()?;
+        (link.key == key).then_some(link)
+    }
+
+    pub(super) fn keys(&self) -> impl Iterator<Item = LinkKey> + '_ {
+        self.places.iter().flatten().map(|link| link.key)
+    }
+
+    /// The link of a queue pair.
+    #[inline]
+    pub(super) fn of_qp(&mut self, number: u32) -> Option<LinkKey> {
+        match self.last {
+            Some((last, key)) if last == number => Some(key),
+            _ => {
+                let key = *self.numbers.get(&number)?;
+                self.last = Some((number, key));
+                Some(key)
+            }
+        }
+    }
+
+    /// Sets the queue pair. `false`: the link has ended, or is being ended.
+    pub(super) fn set_qp(&mut self, key: LinkKey, qp: &Arc<Qp>) -> bool {
+        let Some(link) = self.get_mut(key).filter(|link| link.ending.is_none()) else {
+            return false;
+        };
+        link.qp = Some(Arc::clone(qp));
+        self.numbers.insert(qp.number(), key);
+        true
+    }
+
+    /// Removes a link.
+    pub(super) fn remove(&mut self, key: LinkKey) -> Option<LinkQp> {
+        self.get_mut(key)?;
+        let link = self.places.get_mut(key.place())?.take()?;
+        self.count -= 1;
+        self.ending.retain(|ending| *ending != key);
+        if let Some(qp) = &link.qp {
+            self.numbers.remove(&qp.number());
+            self.last = None;
+        }
+        Some(link)
+    }
+
+    /// A send has completed, and all before it. Calls `free` with the slots of these requests.
+    #[inline]
+    pub(super) fn completed(
+        &mut self,
+        key: LinkKey,
+        position: u16,
+        mut free: impl FnMut(Slot),
+    ) -> Completed {
+        let mut completed = Completed::default();
+        let Some(link) = self.get_mut(key) else {
+            return completed;
+        };
+        let count = usize::from(position.wrapping_sub(link.first)) + 1;
+        if count > link.sent.len() {
+            return completed;
+        }
+        for _ in 0..count {
+            match link.sent.pop_front() {
+                Some(Sent::Numbered(number)) => completed.number = Some(number),
+                Some(Sent::Control(Some(slot))) => free(slot),
+                Some(Sent::Marker) => {
+                    if let Some(ending) = &mut link.ending {
+                        ending.sends = true;
+                    }
+                }
+                Some(Sent::Probe) => link.probing = false,
+                Some(Sent::Control(None)) | None => {}
+            }
+        }
+        link.first = position.wrapping_add(1);
+        completed.room = std::mem::take(&mut link.starved);
+        completed
+    }
+
+    /// Begins to end a link: nothing is posted any more.
+    pub(super) fn begin_end(&mut self, key: LinkKey) -> Option<(Arc<LinkCm>, Option<Arc<Qp>>)> {
+        let link = self.get_mut(key)?;
+        let unconnected = !link.connected;
+        link.ending = Some(Ending {
+            receives: unconnected,
+            ..Ending::default()
+        });
+        let parts = (Arc::clone(&link.cm), link.qp.clone());
+        self.ending.push(key);
+        Some(parts)
+    }
+
+    /// The queue pair of an ending link is in its error state.
+    pub(super) fn begin_drain(&mut self, key: LinkKey) {
+        let Some(link) = self.get_mut(key) else {
+            return;
+        };
+        if link.qp.is_some() && link.connected {
+            link.post_marker();
+        }
+        if let Some(ending) = &mut link.ending {
+            ending.since = Some(Instant::now());
+            ending.sends = !link.connected || link.qp.is_none();
+        }
+    }
+
+    /// The queue pair consumes no receive any more.
+    pub(super) fn last_receive(&mut self, key: LinkKey) {
+        if let Some(link) = self.get_mut(key)
+            && let Some(ending) = &mut link.ending
+        {
+            ending.receives = true;
+        }
+    }
+
+    /// Whether links are being ended.
+    pub(super) fn is_ending(&self) -> bool {
+        !self.ending.is_empty()
+    }
+
+    /// The links whose completions have all been polled if the completion queue is empty now, and
+    /// the time at which another one is to be examined.
+    pub(super) fn drained(&mut self, now: Instant) -> (Vec<LinkKey>, Option<Instant>) {
+        let mut drained = Vec::new();
+        let mut next = None;
+        for index in 0..self.ending.len() {
+            let key = self.ending[index];
+            let Some(link) = self.get_mut(key) else {
+                continue;
+            };
+            let Some(Ending {
+                since: Some(since),
+                sends,
+                receives,
+            }) = link.ending
+            else {
+                continue;
+            };
+            let limit = since + DRAIN;
+            if sends && receives || limit <= now {
+                drained.push(key);
+            } else {
+                next = Some(next.map_or(limit, |next: Instant| next.min(limit)));
+            }
+        }
+        (drained, next)
+    }
+}

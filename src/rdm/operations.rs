@@ -1,0 +1,161 @@
+//! Operations of the send side, from the call of the application to the completion, and the
+//! packets that the engine sends for them.
+
+use super::iov::Iov;
+use super::ops::Form;
+use super::packet_memory::Slot;
+use super::peer::PeerKey;
+use super::slab::Key;
+use crate::flags::Flags;
+use crate::queue::Completion;
+use crate::verbs::{RemoteAddr, Rkey};
+use crate::wire::rdm::packet::{Message, Payload};
+use crate::wire::rdm::{Body, OpId};
+
+/// Marks keys of operations.
+pub(super) enum TxMark {}
+pub(super) type TxKey = Key<TxMark>;
+
+/// Offset of the payload in a slot: the longest header with its body ends there.
+pub(super) const PAYLOAD: usize = 64;
+
+/// DATA packets of one message that are under way.
+pub(super) const PARTS: u32 = 8;
+
+/// What an operation sends.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Kind {
+    /// A message of the application.
+    Message,
+    /// A part of a message.
+    Data {
+        /// The message.
+        of: TxKey,
+        offset: u64,
+    },
+    /// The request for the parts of a message.
+    Cts {
+        /// The sender's operation.
+        op: OpId,
+        /// The arrival at this side.
+        receiver: OpId,
+    },
+    /// The end of a message that was not sent as EAGER.
+    Fin {
+        /// The sender's operation.
+        op: OpId,
+        status: u16,
+    },
+}
+
+/// An operation.
+#[derive(Debug)]
+pub(super) struct Operation {
+    pub(super) kind: Kind,
+    /// The peer; another address of its endpoint until that is known.
+    pub(super) peer: PeerKey,
+    pub(super) context: usize,
+    /// Whether success has an entry for the application.
+    pub(super) wanted: bool,
+    pub(super) message: Message,
+    /// The buffers; empty if the payload was copied to `slot`.
+    pub(super) iov: Iov,
+    /// Length of the payload in bytes.
+    pub(super) len: usize,
+    /// The packet, or the copied payload from [`PAYLOAD`] on.
+    pub(super) slot: Option<Slot>,
+    /// The payload is in `slot`.
+    pub(super) copied: bool,
+    /// How the packet was posted last.
+    pub(super) form: Form,
+    /// The core has the operation: its packet is not complete.
+    pub(super) in_core: bool,
+    /// The receiver's name of a message that is sent in parts.
+    pub(super) receiver: Option<OpId>,
+    /// Offset of the next part.
+    pub(super) next: usize,
+    /// Number of parts under way.
+    pub(super) parts: u32,
+    /// The status in FIN.
+    pub(super) fin: Option<u16>,
+}
+
+impl Operation {
+    pub(super) fn new(kind: Kind, peer: PeerKey) -> Self {
+        Self {
+            kind,
+            peer,
+            context: 0,
+            wanted: false,
+            message: Message::default(),
+            iov: Iov::default(),
+            len: 0,
+            slot: None,
+            copied: false,
+            form: Form::Whole,
+            in_core: true,
+            receiver: None,
+            next: 0,
+            parts: 0,
+            fin: None,
+        }
+    }
+
+    /// The contents of the packet. `key`: the operation's own.
+    pub(super) fn body(&self, key: TxKey, form: Form) -> Body {
+        match self.kind {
+            Kind::Message if form == Form::Whole => Body::Eager {
+                message: self.message,
+                payload: payload(self.len),
+            },
+            Kind::Message => Body::Rts {
+                message: self.message,
+                op: OpId::new(key.number()),
+                addr: RemoteAddr::NULL,
+                len: self.len as u64,
+                rkey: Rkey::default(),
+            },
+            Kind::Data { offset, .. } => Body::Data {
+                op: self.receiver.unwrap_or_default(),
+                offset,
+                payload: payload(self.len),
+            },
+            Kind::Cts { op, receiver } => Body::Cts { op, receiver },
+            Kind::Fin { op, status } => Body::Fin { op, status },
+        }
+    }
+
+    /// Whether the packet has a payload.
+    pub(super) fn has_payload(&self, form: Form) -> bool {
+        match self.kind {
+            Kind::Message => form == Form::Whole && self.len != 0,
+            Kind::Data { .. } => true,
+            Kind::Cts { .. } | Kind::Fin { .. } => false,
+        }
+    }
+
+    /// The entry of a message.
+    pub(super) fn completion(&self) -> Completion {
+        let kind = match self.message.tag {
+            Some(_) => Flags::TAGGED,
+            None => Flags::MSG,
+        };
+        Completion::new(self.context, Flags::SEND | kind)
+    }
+
+    /// Whether the result of a message is known: FIN of one that was announced by RTS, or the
+    /// completion of EAGER.
+    pub(super) fn is_over(&self) -> bool {
+        let answered = self.form == Form::Whole || self.fin.is_some();
+        !self.in_core && self.parts == 0 && answered
+    }
+}
+
+/// The offset is not sent: the payload follows the body.
+fn payload(len: usize) -> Payload {
+    Payload {
+        offset: 0,
+        // a payload has at most 16 KiB
+        len: len as u32,
+    }
+}

@@ -1,0 +1,146 @@
+//! Registered memory of packets: slots of one size, of which each receives or sends one packet.
+
+#![allow(unsafe_code, reason = "memory that the device writes")]
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use rdma_core_sys as sys;
+
+use crate::errno::{FiErrno, Result};
+use crate::verbs::{Mr, Pd, Sge};
+use crate::wire::rdm::packet::SLOT_SIZE;
+
+/// Number of slots that are allocated and registered at once: 516 KiB.
+const CHUNK: usize = 64;
+const PAGE: usize = 4096;
+
+/// A slot. Not `Copy`: the holder alone may read, write or post the slot's memory.
+#[derive(Debug)]
+pub(super) struct Slot(u32);
+
+impl Slot {
+    /// The number, for the `wr_id` of a posted receive.
+    pub(super) const fn number(&self) -> u32 {
+        self.0
+    }
+
+    /// The slot of a receive that has completed, from the number in its `wr_id`.
+    pub(super) const fn of_completed_receive(number: u32) -> Self {
+        Self(number)
+    }
+}
+
+/// The memory of [`CHUNK`] slots.
+#[derive(Debug)]
+struct Chunk {
+    memory: NonNull<u8>,
+    /// `None` only while the chunk is dropped: the registration ends before the memory.
+    mr: Option<Mr>,
+}
+
+// SAFETY: the chunk owns its memory.
+unsafe impl Send for Chunk {}
+
+impl Chunk {
+    const LAYOUT: Layout = match Layout::from_size_align(CHUNK * SLOT_SIZE, PAGE) {
+        Ok(layout) => layout,
+        Err(_) => panic!("the size does not overflow, the alignment is a power of two"),
+    };
+
+    fn new(pd: &Arc<Pd>) -> Result<Self> {
+        // SAFETY: the size of the layout is not 0.
+        let memory = NonNull::new(unsafe { alloc_zeroed(Self::LAYOUT) }).ok_or(FiErrno::ENOMEM)?;
+        let mut chunk = Self { memory, mr: None };
+        let (addr, len) = (memory.as_ptr().cast(), Self::LAYOUT.size());
+        // SAFETY: the chunk owns the memory and drops the registration first.
+        let mr = unsafe { Mr::register(pd, addr, len, sys::IBV_ACCESS_LOCAL_WRITE) }?;
+        chunk.mr = Some(mr);
+        Ok(chunk)
+    }
+}
+
+impl Drop for Chunk {
+    fn drop(&mut self) {
+        self.mr = None;
+        // SAFETY: allocated by `new` with this layout; the device has no access to it any more.
+        unsafe { dealloc(self.memory.as_ptr(), Self::LAYOUT) }
+    }
+}
+
+/// All slots of an endpoint. The owner drops its queue pairs and its shared receive queue first.
+#[derive(Debug)]
+pub(super) struct PacketMemory {
+    pd: Arc<Pd>,
+    chunks: Vec<Chunk>,
+    free: Vec<u32>,
+}
+
+impl PacketMemory {
+    pub(super) fn new(pd: &Arc<Pd>) -> Self {
+        Self {
+            pd: Arc::clone(pd),
+            chunks: Vec::new(),
+            free: Vec::new(),
+        }
+    }
+
+    /// A slot; allocates and registers [`CHUNK`] slots if none is free.
+    ///
+    /// # Errors
+    /// `ENOMEM`, and others of a registration.
+    pub(super) fn take(&mut self) -> Result<Slot> {
+        if let Some(number) = self.free.pop() {
+            return Ok(Slot(number));
+        }
+        self.grow()
+    }
+
+    #[cold]
+    fn grow(&mut self) -> Result<Slot> {
+        let first = (self.chunks.len() * CHUNK) as u32;
+        self.chunks.push(Chunk::new(&self.pd)?);
+        // the lowest numbers are used first
+        self.free.extend((first + 1..first + CHUNK as u32).rev());
+        Ok(Slot(first))
+    }
+
+    /// Makes a slot available that neither the device nor a caller uses any more.
+    pub(super) fn give_back(&mut self, Slot(number): Slot) {
+        self.free.push(number);
+    }
+
+    fn address(&self, slot: &Slot) -> (NonNull<u8>, &Chunk) {
+        let chunk = &self.chunks[slot.0 as usize / CHUNK];
+        let offset = slot.0 as usize % CHUNK * SLOT_SIZE;
+        // SAFETY: the offset is within the chunk.
+        (unsafe { chunk.memory.add(offset) }, chunk)
+    }
+
+    /// The sge of a part of the slot.
+    pub(super) fn sge(&self, slot: &Slot, offset: usize, len: usize) -> Sge {
+        debug_assert!(offset + len <= SLOT_SIZE);
+        let (at, chunk) = self.address(slot);
+        Sge {
+            addr: at.as_ptr() as u64 + offset as u64,
+            length: len as u32,
+            lkey: chunk.mr.as_ref().map(Mr::lkey).unwrap_or_default(),
+        }
+    }
+
+    /// The bytes of a slot that is not posted.
+    pub(super) fn bytes(&self, slot: &Slot) -> &[u8] {
+        let (at, _) = self.address(slot);
+        // SAFETY: the slot lies in the chunk. Its holder has not posted it, so the device does not
+        // write it.
+        unsafe { std::slice::from_raw_parts(at.as_ptr(), SLOT_SIZE) }
+    }
+
+    /// As [`Self::bytes`], to write.
+    pub(super) fn bytes_mut(&mut self, slot: &Slot) -> &mut [u8] {
+        let (at, _) = self.address(slot);
+        // SAFETY: as in `bytes`; the slot's holder is the only one that uses its memory.
+        unsafe { std::slice::from_raw_parts_mut(at.as_ptr(), SLOT_SIZE) }
+    }
+}

@@ -1,0 +1,638 @@
+//! The state that an endpoint shares with the driver thread and with its completion queues, and the
+//! way of work completions to the core.
+
+use std::mem::MaybeUninit;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Mutex, MutexGuard};
+
+use super::completions::{Entry, Side};
+use super::core::Core;
+use super::endpoint::EndpointConfig;
+use super::executor::{Executor, Todo};
+use super::link::LinkKey;
+use super::link_cm::LinkCm;
+use super::links::DEPTH;
+use super::peer::PeerKey;
+use super::vector::{AddressVector, VectorUser};
+use crate::av::FiAddr;
+use crate::conn::{CmSink, ConnectRequest, Dispatcher, Driven, Driver, Outcome};
+use crate::domain::Domain;
+use crate::errno::{FiErrno, Result};
+use crate::queue::source::{Sink, Source};
+use crate::queue::{Completion, Counters, WaitSet};
+use crate::verbs::{CmId, CompChannel, Pd, Qp, QpConfig, Transport, Wc};
+use crate::wire::rdm::Listener;
+use crate::{Token, log::warn_log};
+
+/// Maximum number of work completions per poll, and of polls per progress call.
+const BATCH: usize = 16;
+const POLLS: usize = 4;
+/// Period at which the driver polls while it ends links, and at which it examines whether an
+/// application with automatic progress polls.
+const PERIOD: Duration = Duration::from_millis(1);
+
+/// Period of the polls of an endpoint that is being closed.
+const LINGER_PERIOD: Duration = Duration::from_micros(50);
+
+/// The endpoints of the process that are not dropped.
+static ALL: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
+
+/// The state under the endpoint's lock.
+pub(super) struct State {
+    pub(super) core: Core<Executor>,
+    pub(super) io: Executor,
+    vector: Option<Arc<AddressVector>>,
+    /// Peers by `fi_addr_t`, as they were found in the address vector.
+    peers: Vec<Option<PeerKey>>,
+    /// Addresses of peers for `fi_cq_readfrom`, by the peer's place, each with the generation of
+    /// the address vector in which it was found.
+    sources: Vec<(u64, u64)>,
+    /// Number of calls of the application that have made progress; wraps.
+    calls: u32,
+    /// The same when the driver was called last.
+    calls_seen: u32,
+    failed: bool,
+}
+
+impl std::fmt::Debug for State {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("State").finish_non_exhaustive()
+    }
+}
+
+/// See the module.
+pub(super) struct Shared {
+    this: Weak<Self>,
+    pub(super) domain: Arc<Domain>,
+    pd: Arc<Pd>,
+    pub(super) config: EndpointConfig,
+    pub(super) counters: Arc<Counters>,
+    driver: Arc<Driver>,
+    /// The process that has opened the endpoint; a child of it has no use of the objects.
+    process: u32,
+    /// Time 0 of the core.
+    begin: Instant,
+    pub(super) channel: OnceLock<Arc<CompChannel>>,
+    pub(super) listener: OnceLock<Arc<crate::conn::Listener>>,
+    /// `None` before enabling and after closing.
+    state: Mutex<Option<State>>,
+    /// The sources of the endpoint's completion queues.
+    pub(super) sources: Mutex<Vec<Arc<CqSource>>>,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    pub(super) fn new(
+        domain: &Arc<Domain>,
+        pd: Arc<Pd>,
+        config: EndpointConfig,
+    ) -> Result<Arc<Self>> {
+        let driver = domain.driver()?;
+        let this = Arc::new_cyclic(|this| Self {
+            this: Weak::clone(this),
+            domain: Arc::clone(domain),
+            pd,
+            config,
+            counters: Arc::default(),
+            driver,
+            process: std::process::id(),
+            begin: Instant::now(),
+            channel: OnceLock::new(),
+            listener: OnceLock::new(),
+            state: Mutex::new(None),
+            sources: Mutex::default(),
+        });
+        let mut all = ALL.lock();
+        all.retain(|shared| shared.strong_count() != 0);
+        all.push(this.weak());
+        drop(all);
+        Ok(this)
+    }
+
+    pub(super) fn weak(&self) -> Weak<Self> {
+        Weak::clone(&self.this)
+    }
+
+    pub(super) fn pd(&self) -> &Arc<Pd> {
+        &self.pd
+    }
+
+    pub(super) fn driver(&self) -> &Driver {
+        &self.driver
+    }
+
+    /// The state; `None` in the mutex: the endpoint is not enabled, or closed.
+    #[inline]
+    pub(super) fn lock(&self) -> MutexGuard<'_, Option<State>> {
+        self.state.lock()
+    }
+
+    /// The local IP address.
+    pub(super) fn ip(&self) -> Option<IpAddr> {
+        let addr = self.listener.get()?.local_addr().ok()?;
+        Some(addr.ip())
+    }
+
+    /// Nanoseconds since time 0 of the core.
+    pub(super) fn now(&self) -> u64 {
+        // 2^64 ns are 584 years
+        self.begin.elapsed().as_nanos() as u64
+    }
+
+    /// Changes the state by an event: not on the fast path.
+    pub(super) fn change(&self, change: impl FnOnce(&mut Core<Executor>, &mut Executor)) {
+        let mut guard = self.lock();
+        if let Some(state) = guard.as_mut() {
+            state.core.set_now(self.now());
+            change(&mut state.core, &mut state.io);
+            state.settle();
+            state.post_receives();
+            self.after(state);
+        }
+    }
+
+    /// Follows a change of the state: wakes the driver if it has steps to execute, and the threads
+    /// that wait for completions.
+    #[inline]
+    pub(super) fn after(&self, state: &mut State) {
+        if !state.io.steps.is_empty() {
+            self.driver.wake();
+        }
+        let waits = state.io.completions.len(Side::Tx) + state.io.completions.len(Side::Rx) != 0;
+        if waits {
+            self.wake_sources(state);
+        }
+    }
+
+    fn wake_sources(&self, state: &State) {
+        for source in &*self.sources.lock() {
+            if source.armed.load(Ordering::Relaxed) && source.has(state) {
+                source.wake();
+            }
+        }
+    }
+
+    /// Creates the queue pair of a link.
+    pub(super) fn create_qp(&self, id: &Arc<CmId>) -> Result<Qp> {
+        let (cq, srq) = {
+            let guard = self.lock();
+            let state = guard.as_ref().ok_or(FiErrno::EOPBADSTATE)?;
+            let objects = &state.io.objects;
+            let needed = (state.io.links.len() + 1) * DEPTH + state.io.max_receives();
+            if needed > objects.cq.cqe() {
+                objects.cq.resize(needed.next_power_of_two())?;
+            }
+            (Arc::clone(&objects.cq), Arc::clone(&objects.srq))
+        };
+        let transport = Transport::Rc {
+            send_cq: &cq,
+            recv_cq: &cq,
+            srq: Some(&srq),
+        };
+        let config = QpConfig {
+            max_send_wr: DEPTH,
+            max_recv_wr: 0,
+            max_send_sge: 1,
+            max_recv_sge: 0,
+            max_inline: self.domain.device().max_inline(),
+            flush: false,
+        };
+        Qp::create(id, &self.pd, transport, &config)
+    }
+
+    /// Sets the queue pair of a link. `false`: the link has ended, or is being ended.
+    pub(super) fn set_qp(&self, link: LinkKey, qp: &Arc<Qp>) -> bool {
+        let mut guard = self.lock();
+        guard
+            .as_mut()
+            .is_some_and(|state| state.io.links.set_qp(link, qp))
+    }
+
+    /// The queue pair of a link can send. Returns the queue pair.
+    pub(super) fn connected(&self, link: LinkKey) -> Option<Arc<Qp>> {
+        let mut guard = self.lock();
+        let link = guard.as_mut()?.io.links.get_mut(link)?;
+        link.connected = true;
+        link.qp.clone()
+    }
+
+    /// The connection of a link.
+    pub(super) fn cm_of(&self, link: LinkKey) -> Option<Arc<LinkCm>> {
+        let mut guard = self.lock();
+        let link = guard.as_mut()?.io.links.get_mut(link)?;
+        Some(Arc::clone(&link.cm))
+    }
+
+    /// The queue pair of a link is in its error state.
+    pub(super) fn begin_drain(&self, link: LinkKey) {
+        if let Some(state) = self.lock().as_mut() {
+            state.io.links.begin_drain(link);
+        }
+        self.driver.wake();
+    }
+
+    /// The queue pair of a link consumes no receive any more.
+    pub(super) fn last_receive(&self, link: LinkKey) {
+        if let Some(state) = self.lock().as_mut() {
+            state.io.links.last_receive(link);
+        }
+        self.driver.wake();
+    }
+
+    /// Waits until the peers have received what the application cannot repeat: copied messages and
+    /// answers.
+    pub(super) fn linger(&self, limit: Instant) {
+        loop {
+            {
+                let mut guard = self.lock();
+                let Some(state) = guard.as_mut() else {
+                    return;
+                };
+                let polled = state.poll();
+                self.after(state);
+                if polled.is_err() || !state.io.owes() || Instant::now() >= limit {
+                    return;
+                }
+            }
+            std::thread::sleep(LINGER_PERIOD);
+        }
+    }
+
+    /// All endpoints that this process has opened.
+    pub(super) fn all() -> Vec<Arc<Self>> {
+        let all = ALL.lock();
+        let open = all.iter().filter_map(Weak::upgrade);
+        open.filter(|shared| shared.process == std::process::id())
+            .collect()
+    }
+
+    /// A connection request has arrived.
+    fn requested(&self, request: ConnectRequest) {
+        let private_data = *request.private_data();
+        self.change(|core, io| core.requested(request, private_data.bytes(), io));
+    }
+}
+
+impl State {
+    pub(super) fn new(
+        core: Core<Executor>,
+        io: Executor,
+        vector: Option<Arc<AddressVector>>,
+    ) -> Self {
+        Self {
+            core,
+            io,
+            vector,
+            peers: Vec::new(),
+            sources: Vec::new(),
+            calls: 0,
+            calls_seen: 0,
+            failed: false,
+        }
+    }
+
+    /// Does what follows from calls of the core.
+    #[inline]
+    pub(super) fn settle(&mut self) {
+        while let Some(todo) = self.io.todo.pop_front() {
+            self.perform(todo);
+        }
+    }
+
+    fn perform(&mut self, todo: Todo) {
+        let (core, io) = (&mut self.core, &mut self.io);
+        match todo {
+            Todo::GiveBack(origin, credit) => core.give_back(origin, credit),
+            Todo::Send(peer, send) => {
+                if core.send(peer, send, io).is_err() {
+                    io.refused(send.op);
+                }
+            }
+            Todo::Answer(origin, op) => {
+                if core.answer(origin, op, io).is_err() {
+                    io.answer_failed(op);
+                }
+            }
+            Todo::Hold(peer) => core.hold(peer, io),
+            Todo::Release(peer) => core.release(peer, io),
+            Todo::LoopBack(op) => io.loop_back(op),
+            Todo::Broken(link) => core.broken(link, io),
+        }
+    }
+
+    /// Posts as many receives as the peers may use.
+    pub(super) fn post_receives(&mut self) {
+        let needed = self.core.receives_needed();
+        if let Err(error) = self.io.post_receives(needed) {
+            warn_log!(EpData, "no memory for packets of further peers: {error}");
+        }
+    }
+
+    /// Processes work completions, at most [`POLLS`] times [`BATCH`]. Returns whether the device
+    /// queue was empty at the end.
+    ///
+    /// # Errors
+    /// `EOVERRUN`: the device has lost completions.
+    #[inline]
+    pub(super) fn poll(&mut self) -> Result<bool> {
+        let mut buffer = [const { MaybeUninit::<Wc>::uninit() }; BATCH];
+        let mut empty = false;
+        for _ in 0..POLLS {
+            let Ok(wcs) = self.io.objects.cq.poll(&mut buffer, BATCH) else {
+                self.failed = true;
+                return Err(FiErrno::EOVERRUN);
+            };
+            for wc in wcs {
+                self.io.completed(&mut self.core, wc);
+                self.settle();
+            }
+            empty = wcs.len() < BATCH;
+            if empty {
+                break;
+            }
+        }
+        self.core.flush(&mut self.io);
+        self.settle();
+        Ok(empty)
+    }
+
+    /// The peer of an address.
+    ///
+    /// # Errors
+    /// `EINVAL`: the address is not in the address vector. `ENOMEM`.
+    #[inline]
+    pub(super) fn peer_of(&mut self, addr: FiAddr) -> Result<PeerKey> {
+        let known = usize::try_from(addr.0)
+            .ok()
+            .and_then(|at| self.peers.get(at));
+        match known {
+            Some(Some(peer)) => Ok(*peer),
+            _ => self.find_peer(addr),
+        }
+    }
+
+    #[cold]
+    fn find_peer(&mut self, addr: FiAddr) -> Result<PeerKey> {
+        let vector = self.vector.as_ref().ok_or(FiErrno::EINVAL)?;
+        let address = vector.lookup(addr)?;
+        let listener = Listener::new(address.ip(), address.port()).ok_or(FiErrno::EINVAL)?;
+        let peer = self.core.peer_at(listener)?;
+        // the vector has assigned the index, so there are as many addresses
+        let at = addr.0 as usize;
+        if self.peers.len() <= at {
+            self.peers.resize(at + 1, None);
+        }
+        self.peers[at] = Some(peer);
+        Ok(peer)
+    }
+
+    /// The `fi_addr_t` of a peer.
+    fn source_of(&mut self, peer: PeerKey) -> u64 {
+        let Some(vector) = &self.vector else {
+            return Completion::NO_ADDR;
+        };
+        let generation = vector.generation();
+        let place = peer.place();
+        if let Some((seen, addr)) = self.sources.get(place)
+            && *seen == generation
+        {
+            return *addr;
+        }
+        let first = self.core.address(peer);
+        let found = first.and_then(|first| vector.source(&[first]));
+        let found = found.or_else(|| vector.source(&self.core.addresses(peer)));
+        let addr = found.map_or(Completion::NO_ADDR, |addr| addr.0);
+        if self.sources.len() <= place {
+            self.sources.resize(place + 1, (u64::MAX, 0));
+        }
+        self.sources[place] = (generation, addr);
+        addr
+    }
+
+    /// Passes on at most `max` entries of a direction. Returns their number.
+    #[inline]
+    fn pass(&mut self, side: Side, sources: bool, sink: &mut Sink<'_>, max: usize) -> usize {
+        let mut count = 0;
+        while count < max
+            && let Some(entry) = self.io.completions.of(side).pop_front()
+        {
+            match entry {
+                Entry::Done(mut completion, peer) => {
+                    if let Some(peer) = peer.filter(|_| sources) {
+                        completion.src_addr = self.source_of(peer);
+                    }
+                    sink.complete(&completion);
+                }
+                Entry::Failed(error) => sink.fail(error),
+            }
+            count += 1;
+        }
+        count
+    }
+}
+
+impl VectorUser for Shared {
+    fn removed(&self, addr: FiAddr) {
+        if let Some(state) = self.lock().as_mut()
+            && let Some(place) = state.peers.get_mut(addr.0 as usize)
+        {
+            *place = None;
+        }
+    }
+}
+
+impl Driven for Shared {
+    fn drive(&self) -> Option<Instant> {
+        let mut guard = self.lock();
+        let state = guard.as_mut()?;
+        state.core.set_now(self.now());
+        let polls = state.calls != state.calls_seen;
+        state.calls_seen = state.calls;
+        let auto = self.config.auto;
+        let cq = Arc::clone(&state.io.objects.cq);
+        cq.drain_channel();
+        let armed = match auto {
+            true if polls => Ok(()),
+            true => cq.arm(),
+            false => cq.arm_solicited(),
+        };
+        if let Err(error) = armed {
+            warn_log!(EpData, "ibv_req_notify_cq: {error}");
+        }
+        while let Ok(false) = state.poll() {}
+        let (drained, mut next) = state.io.links.drained(Instant::now());
+        if !drained.is_empty() {
+            while let Ok(false) = state.poll() {}
+            for link in drained {
+                state.core.ended(link, &mut state.io);
+                state.io.remove_link(link);
+            }
+        }
+        state.core.tick(&mut state.io);
+        state.settle();
+        state.post_receives();
+        self.after(state);
+        let steps = std::mem::take(&mut state.io.steps);
+        let deadline = state.core.deadline();
+        let again = state.io.links.is_ending() || auto && polls || !steps.is_empty();
+        drop(guard);
+        for step in steps {
+            step.execute(self);
+        }
+        if again {
+            let soon = Instant::now() + PERIOD;
+            next = Some(next.map_or(soon, |next| next.min(soon)));
+        }
+        let deadline = deadline.map(|time| self.begin + Duration::from_nanos(time));
+        [next, deadline].into_iter().flatten().min()
+    }
+}
+
+/// Receives the connection requests of an endpoint's listener.
+#[derive(Debug)]
+pub(super) struct RequestSink {
+    shared: Weak<Shared>,
+    driver: Arc<Driver>,
+}
+
+impl RequestSink {
+    pub(super) fn new(shared: &Shared) -> Arc<Self> {
+        Arc::new(Self {
+            shared: shared.weak(),
+            driver: Arc::clone(&shared.driver),
+        })
+    }
+}
+
+impl CmSink for RequestSink {
+    fn dispatcher(&self) -> &Dispatcher {
+        self.driver.dispatcher()
+    }
+
+    fn report(&self, _: Token, outcome: Outcome) {
+        if let (Outcome::Requested(request), Some(shared)) = (outcome, self.shared.upgrade()) {
+            shared.requested(request);
+        }
+    }
+
+    fn forget(&self, _: Token) {}
+}
+
+/// An endpoint as a source of one completion queue.
+pub(super) struct CqSource {
+    shared: Weak<Shared>,
+    /// The directions whose completions the queue gets.
+    sides: Vec<Side>,
+    wait: Option<WaitSet>,
+    /// A thread sleeps on the queue, or is about to.
+    armed: AtomicBool,
+    /// Entries are dropped: the endpoint has counters and no queue of the application.
+    drops: bool,
+}
+
+impl std::fmt::Debug for CqSource {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CqSource").finish_non_exhaustive()
+    }
+}
+
+impl CqSource {
+    /// `waits`: the queue has a wait object.
+    ///
+    /// # Errors
+    /// `EMFILE`, `ENOMEM`: resources of the process.
+    pub(super) fn new(
+        shared: &Shared,
+        sides: Vec<Side>,
+        waits: bool,
+        drops: bool,
+    ) -> Result<Arc<Self>> {
+        let wait = match waits {
+            true => Some(WaitSet::new()?),
+            false => None,
+        };
+        if let (Some(wait), Some(channel)) = (&wait, shared.channel.get()) {
+            wait.add(channel.fd())?;
+        }
+        Ok(Arc::new(Self {
+            shared: shared.weak(),
+            sides,
+            wait,
+            armed: AtomicBool::new(false),
+            drops,
+        }))
+    }
+
+    fn has(&self, state: &State) -> bool {
+        let mut sides = self.sides.iter();
+        sides.any(|side| state.io.completions.len(*side) != 0)
+    }
+
+    fn wake(&self) {
+        self.armed.store(false, Ordering::Relaxed);
+        if let Some(wait) = &self.wait {
+            wait.wake();
+        }
+    }
+}
+
+impl Source for CqSource {
+    fn progress(&self, sink: &mut Sink<'_>, max: usize) -> Result<()> {
+        let Some(shared) = self.shared.upgrade() else {
+            return Ok(());
+        };
+        let mut guard = shared.lock();
+        let Some(state) = guard.as_mut() else {
+            return Ok(());
+        };
+        state.calls = state.calls.wrapping_add(1);
+        let sources = shared.config.source;
+        let mut left = max;
+        for round in 0..2 {
+            for side in &self.sides {
+                if self.drops {
+                    state.io.completions.of(*side).clear();
+                } else {
+                    left -= state.pass(*side, sources, sink, left);
+                }
+            }
+            if round == 0 && (left != 0 || max == 0) {
+                state.poll()?;
+            } else {
+                break;
+            }
+        }
+        shared.after(state);
+        if state.failed && left == max {
+            return Err(FiErrno::EOVERRUN);
+        }
+        Ok(())
+    }
+
+    fn arm(&self) -> Result<()> {
+        let shared = self.shared.upgrade().ok_or(FiErrno::EOPBADSTATE)?;
+        let mut guard = shared.lock();
+        let Some(state) = guard.as_mut() else {
+            return Ok(());
+        };
+        if let Some(wait) = &self.wait {
+            wait.clear();
+        }
+        self.armed.store(true, Ordering::Relaxed);
+        state.io.objects.cq.drain_channel();
+        state.io.objects.cq.arm()
+    }
+
+    fn fd(&self) -> Option<std::os::fd::RawFd> {
+        self.wait.as_ref().map(WaitSet::fd)
+    }
+}

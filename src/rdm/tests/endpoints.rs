@@ -1,0 +1,338 @@
+//! Endpoints on the embedded device, in one process.
+
+#![allow(unsafe_code, reason = "passes buffers as C does")]
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::Token;
+use crate::av::FiAddr;
+use crate::domain::{Domain, DomainConfig};
+use crate::errno::FiErrno;
+use crate::flags::Flags;
+use crate::mr::Desc;
+use crate::queue::{BindFlags, Completion, CompletionQueue, CqConfig, WaitKind};
+use crate::rdm::{AddressVector, Endpoint, EndpointConfig, LocalIov};
+
+/// An endpoint with its own queue.
+struct End {
+    ep: Arc<Endpoint>,
+    cq: Arc<CompletionQueue>,
+    av: Arc<AddressVector>,
+}
+
+fn domain() -> Arc<Domain> {
+    let device = crate::verbs::devices(&[softverbs::backend()], false).remove(0);
+    Domain::open(&device, DomainConfig::default()).unwrap()
+}
+
+fn config() -> EndpointConfig {
+    EndpointConfig {
+        token: Token(0),
+        tx_size: 64,
+        rx_size: 256,
+        inject_size: 4096,
+        tx_op_flags: Flags::empty(),
+        rx_op_flags: Flags::empty(),
+        needs_tx: true,
+        needs_rx: true,
+        directed: true,
+        source: true,
+        auto: false,
+        auth: None,
+        src: Some("127.0.0.1:0".parse().unwrap()),
+    }
+}
+
+impl End {
+    fn open(domain: &Arc<Domain>) -> Self {
+        let ep = Endpoint::new(domain, config()).unwrap();
+        let config = CqConfig {
+            wait: WaitKind::Unspec,
+            sources_only: true,
+            ..CqConfig::default()
+        };
+        let cq = CompletionQueue::open(domain.queues(), config).unwrap();
+        let av = AddressVector::open(4).unwrap();
+        ep.bind_vector(&av).unwrap();
+        ep.bind_cq(&cq, BindFlags::TRANSMIT | BindFlags::RECV)
+            .unwrap();
+        ep.enable().unwrap();
+        Self { ep, cq, av }
+    }
+
+    fn knows(&self, other: &Self) -> FiAddr {
+        let mut found = None;
+        let addr = other.ep.name().unwrap();
+        self.av.insert_all([Ok(addr)], |_, addr| found = addr.ok());
+        found.unwrap()
+    }
+
+    fn send(&self, to: FiAddr, tag: Option<u64>, bytes: &[u8], context: usize) {
+        let iov = libc::iovec {
+            iov_base: bytes.as_ptr().cast_mut().cast(),
+            iov_len: bytes.len(),
+        };
+        let local = LocalIov::single(&iov, &Desc::NULL);
+        // SAFETY: the callers keep the buffer until the completion.
+        unsafe { self.ep.send(to, tag, local, None, context, None) }.unwrap();
+    }
+
+    fn recv(&self, tag: Option<(u64, u64)>, bytes: &mut [u8], context: usize) {
+        let iov = libc::iovec {
+            iov_base: bytes.as_mut_ptr().cast(),
+            iov_len: bytes.len(),
+        };
+        let local = LocalIov::single(&iov, &Desc::NULL);
+        let any = FiAddr(u64::MAX);
+        // SAFETY: the callers keep the buffer until the completion.
+        unsafe { self.ep.recv(any, tag, local, context, None) }.unwrap();
+    }
+
+    fn poll(&self) -> Option<Completion> {
+        let mut found = None;
+        match self
+            .cq
+            .read(1, &mut |completion: &Completion| found = Some(*completion))
+        {
+            Ok(_) => found,
+            Err(FiErrno::EAGAIN) => None,
+            Err(error) => panic!("{error}: {:?}", self.cq.read_error()),
+        }
+    }
+}
+
+/// Polls an end until it has so many completions.
+fn wait_for(end: &End, count: usize) -> Vec<Completion> {
+    let limit = Instant::now() + Duration::from_secs(20);
+    let mut all = Vec::new();
+    while all.len() < count {
+        all.extend(end.poll());
+        assert!(Instant::now() < limit, "{all:?}");
+    }
+    all
+}
+
+/// Polls both ends until each has so many completions.
+fn wait(ends: [&End; 2], counts: [usize; 2]) -> [Vec<Completion>; 2] {
+    let limit = Instant::now() + Duration::from_secs(20);
+    let mut all = [Vec::new(), Vec::new()];
+    while all[0].len() < counts[0] || all[1].len() < counts[1] {
+        for (end, found) in ends.iter().zip(&mut all) {
+            found.extend(end.poll());
+        }
+        assert!(Instant::now() < limit, "{all:?}");
+    }
+    all
+}
+
+#[test]
+fn messages_of_every_length() {
+    let domain = domain();
+    let (a, b) = (End::open(&domain), End::open(&domain));
+    let to_b = a.knows(&b);
+    let from_a = b.knows(&a);
+    for (number, len) in [0, 1, 100, 500, 5_000, 8_192, 8_193, 100_000, 3 << 20]
+        .into_iter()
+        .enumerate()
+    {
+        for early in [true, false] {
+            for tagged in [true, false] {
+                let bytes: Vec<u8> = (0..len).map(|i: usize| (i * 7 + number) as u8).collect();
+                let mut target = vec![0; len + 3];
+                let tag = tagged.then_some(5);
+                let want = tagged.then_some((4, 1));
+                if early {
+                    b.recv(want, &mut target, 2);
+                }
+                a.send(to_b, tag, &bytes, 1);
+                if !early {
+                    for _ in 0..100 {
+                        assert_eq!(b.poll(), None);
+                    }
+                    b.recv(want, &mut target, 2);
+                }
+                let [sent, got] = wait([&a, &b], [1, 1]);
+                assert_eq!((sent[0].context, got[0].context), (1, 2));
+                assert_eq!((got[0].len, got[0].tag), (len, tag.unwrap_or(0)));
+                assert_eq!(got[0].src_addr, from_a.0);
+                assert!(target[..len] == bytes && target[len..] == [0; 3], "{len}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_message_to_itself() {
+    let domain = domain();
+    let a = End::open(&domain);
+    let to_a = a.knows(&a);
+    for len in [0, 10, 5_000, 100_000] {
+        for early in [true, false] {
+            let bytes: Vec<u8> = (0..len).map(|i: usize| i as u8).collect();
+            let mut target = vec![0; len];
+            if early {
+                a.recv(Some((1, 0)), &mut target, 2);
+            }
+            a.send(to_a, Some(1), &bytes, 1);
+            if !early {
+                a.recv(Some((1, 0)), &mut target, 2);
+            }
+            let found = wait_for(&a, 2);
+            let mut contexts = [found[0].context, found[1].context];
+            contexts.sort_unstable();
+            assert_eq!(contexts, [1, 2]);
+            assert!(target == bytes);
+        }
+    }
+}
+
+/// Both sides send first at the same time, so that both may dial.
+#[test]
+fn both_dial_at_once() {
+    let domain = domain();
+    for _ in 0..30 {
+        let (a, b) = (End::open(&domain), End::open(&domain));
+        let (to_b, to_a) = (a.knows(&b), b.knows(&a));
+        let (mut at_a, mut at_b) = ([0; 8], [0; 8]);
+        a.recv(None, &mut at_a, 2);
+        b.recv(None, &mut at_b, 2);
+        let (from_a, from_b) = ([7; 8], [9; 8]);
+        a.send(to_b, None, &from_a, 1);
+        b.send(to_a, None, &from_b, 1);
+        wait([&a, &b], [2, 2]);
+        assert_eq!((at_a, at_b), (from_b, from_a));
+    }
+}
+
+/// Messages that nobody receives yet are bounded at both sides and arrive in order later.
+#[test]
+fn a_flood_waits_for_its_receives() {
+    // half of the pool has 2^17 blocks, of which a message uses 2
+    const COUNT: usize = 80_000;
+    let domain = domain();
+    let (a, b) = (End::open(&domain), End::open(&domain));
+    let to_b = a.knows(&b);
+    let mut sent = 0;
+    let mut taken = 0;
+    let mut refused = 0;
+    while refused < 2_000 {
+        let bytes = (sent as u64).to_ne_bytes();
+        // SAFETY: injected.
+        let posted = unsafe { a.ep.inject(to_b, None, bytes.as_ptr().cast(), 8, None) };
+        match posted {
+            Ok(()) => sent += 1,
+            Err(error) => {
+                assert_eq!(error, FiErrno::EAGAIN);
+                refused += 1;
+                std::thread::sleep(Duration::from_micros(10));
+            }
+        }
+        assert_eq!(b.poll(), None);
+        assert!(sent < COUNT, "not bounded");
+    }
+    while taken < COUNT {
+        let mut bytes = [0; 8];
+        b.recv(None, &mut bytes, 0);
+        while b.poll().is_none() {
+            assert_eq!(a.poll(), None);
+        }
+        assert_eq!(u64::from_ne_bytes(bytes), taken as u64);
+        taken += 1;
+        if sent < COUNT {
+            let bytes = (sent as u64).to_ne_bytes();
+            // SAFETY: injected.
+            let posted = unsafe { a.ep.inject(to_b, None, bytes.as_ptr().cast(), 8, None) };
+            sent += usize::from(posted.is_ok());
+        }
+    }
+}
+
+/// An endpoint that is closed right after an inject, before any connection.
+#[test]
+fn a_close_after_an_inject_loses_nothing() {
+    let domain = domain();
+    let b = End::open(&domain);
+    for count in 0..10_u64 {
+        let a = End::open(&domain);
+        let to_b = a.knows(&b);
+        let mut bytes = [0; 8];
+        b.recv(None, &mut bytes, 0);
+        let number = count.to_ne_bytes();
+        // SAFETY: injected.
+        unsafe { a.ep.inject(to_b, None, number.as_ptr().cast(), 8, None) }.unwrap();
+        drop(a);
+        wait_for(&b, 1);
+        assert_eq!(bytes, number);
+    }
+}
+
+/// Nothing listens at the address: the operation fails, and others go on.
+#[test]
+fn a_dead_address_fails_alone() {
+    let domain = domain();
+    let (a, b) = (End::open(&domain), End::open(&domain));
+    let gone = End::open(&domain);
+    let to_gone = a.knows(&gone);
+    drop(gone);
+    let to_b = a.knows(&b);
+    a.send(to_gone, None, &[1; 8], 77);
+    let mut bytes = [0; 8];
+    b.recv(None, &mut bytes, 2);
+    a.send(to_b, None, &[5; 8], 1);
+    let [sent, _] = wait([&a, &b], [1, 1]);
+    assert_eq!((sent[0].context, bytes), (1, [5; 8]));
+    let limit = Instant::now() + Duration::from_secs(15);
+    loop {
+        match a.cq.read(1, &mut |_: &Completion| {}) {
+            Err(FiErrno::EAGAIN) => assert!(Instant::now() < limit),
+            Err(FiErrno::EAVAIL) => break,
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(a.cq.read_error().unwrap().completion.context, 77);
+}
+
+/// A thread that sleeps on the completion queue wakes for a message, which no other thread polls.
+#[test]
+fn a_sleeping_reader_wakes() {
+    let domain = domain();
+    let (a, b) = (End::open(&domain), End::open(&domain));
+    let to_b = a.knows(&b);
+    for round in 0..20_u64 {
+        let mut bytes = [0; 8];
+        b.recv(None, &mut bytes, 2);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut found = 0;
+                let limit = Some(Duration::from_secs(10));
+                let count = b.cq.sread(1, 1, limit, &mut |_: &Completion| found += 1);
+                assert_eq!((count, found), (Ok(1), 1));
+            });
+            std::thread::sleep(Duration::from_millis(5));
+            a.send(to_b, None, &round.to_ne_bytes(), 1);
+            wait_for(&a, 1);
+        });
+        assert_eq!(u64::from_ne_bytes(bytes), round);
+    }
+}
+
+/// Prints the time of one message between two endpoints of one thread: `--run-ignored all`.
+#[test]
+#[ignore = "a measurement"]
+fn time_of_a_message() {
+    let domain = domain();
+    let (a, b) = (End::open(&domain), End::open(&domain));
+    let to_b = a.knows(&b);
+    let mut bytes = [0; 8];
+    for count in [1_000, 200_000] {
+        let begin = Instant::now();
+        for _ in 0..count {
+            b.recv(Some((1, 2)), &mut bytes, 2);
+            a.send(to_b, Some(1), &[1; 8], 1);
+            wait_for(&b, 1);
+            wait_for(&a, 1);
+        }
+        println!("{:?}", begin.elapsed() / count);
+    }
+}
