@@ -25,6 +25,9 @@ pub(crate) struct Cq {
     /// The device's code of the last error: `err_data` points to it if the application passes no
     /// buffer of its own. Valid until the next error is read (fi_cq(3)).
     vendor_err: AtomicU32,
+    /// Whether the queue is one of endpoints with many peers, so that no connected endpoint can be
+    /// bound to it.
+    pub(crate) rdm: bool,
     _domain: User,
 }
 
@@ -142,7 +145,7 @@ pub(crate) unsafe extern "C" fn open(
             } else {
                 0
             },
-            sources_only: false,
+            sources_only: domain.rdm,
         };
         let user = domain.users.add()?;
         let engine = CompletionQueue::open(domain.engine.queues(), config)?;
@@ -157,6 +160,7 @@ pub(crate) unsafe extern "C" fn open(
                 threshold: attr.wait_cond == FI_CQ_COND_THRESHOLD,
                 api_version: domain.api_version,
                 vendor_err: AtomicU32::new(0),
+                rdm: domain.rdm,
                 _domain: user,
             },
         );

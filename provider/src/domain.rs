@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 use weft::domain::Domain as Engine;
 use weft::eq::EventQueue;
 
+use crate::addr::Format;
 use crate::ffi::fid::User;
 
 /// An open domain.
@@ -12,6 +13,10 @@ pub(crate) struct Domain {
     pub(crate) engine: Arc<Engine>,
     /// The API version of the application.
     pub(crate) api_version: u32,
+    /// Whether it was opened with an info of an endpoint with many peers (`FI_EP_RDM`).
+    pub(crate) rdm: bool,
+    /// The format of addresses in address vectors.
+    pub(crate) format: Format,
     pub(crate) events: OnceLock<Bound>,
     pub(crate) _fabric: User,
 }

@@ -36,8 +36,7 @@ static OPS: WithMainSlot<fi_ops_domain> = stub::domain::<FI_ENOSYS>(fi_ops_domai
     srx_ctx: Some(srx::open),
     poll_open: Some(poll::open),
     query_atomic: Some(atomic_family::query),
-    // Connected endpoints use neither address vectors nor scalable endpoints; shared transmit
-    // contexts are not offered by getinfo either.
+    // scalable endpoints and shared transmit contexts are not offered by getinfo
     ..stub::domain_base::<FI_ENOSYS>()
 });
 
@@ -147,6 +146,8 @@ unsafe fn open_body(
         Domain {
             engine,
             api_version: fabric.api_version,
+            rdm: terms.rdm,
+            format: terms.format,
             events: OnceLock::new(),
             _fabric: user,
         },

@@ -20,6 +20,7 @@ use crate::ep::Ep;
 use crate::eq::Eq;
 use crate::ffi::fid::{Kind, Object, close, header, object, on};
 use crate::ffi::info::View;
+use crate::ffi::log::refused;
 use crate::ffi::stub;
 use crate::pep::Pep;
 use crate::srx::Srx;
@@ -291,6 +292,10 @@ unsafe extern "C" fn bind(handle: *mut fid, other: *mut fid, flags: u64) -> c_in
                 // SAFETY: not NULL, and a fid by the contract of fi_ep_bind(3).
                 let cq = unsafe { object::<Cq>(other)? };
                 let flags = BindFlags::from_bits(flags).ok_or(FiErrno::EBADFLAGS)?;
+                if cq.rdm {
+                    let reason = "the domain of the completion queue was opened for FI_EP_RDM";
+                    return Err(refused!(FI_LOG_EP_CTRL, EINVAL, "{reason}"));
+                }
                 let user = cq.users.add()?;
                 ep.engine.bind_cq(&cq.engine, flags)?;
                 ep.bound.lock().push(user);
@@ -370,11 +375,11 @@ unsafe fn get_op_flags(ep: &Object<Ep>, arg: *mut u64) -> Result<()> {
 /// `EBADFLAGS`: a flag that cannot be a default flag.
 fn check_op_flags(ep: &Ep, flags: u64, transmit: bool) -> Result<()> {
     let allowed = if transmit && ep.engine.is_durable() {
-        getinfo::TX_OP_FLAGS | FI_COMMIT_COMPLETE
+        getinfo::MSG.tx_op_flags | FI_COMMIT_COMPLETE
     } else if transmit {
-        getinfo::TX_OP_FLAGS
+        getinfo::MSG.tx_op_flags
     } else {
-        getinfo::RX_OP_FLAGS
+        getinfo::MSG.rx_op_flags
     };
     if flags & !allowed != 0 {
         return Err(FiErrno::EBADFLAGS);

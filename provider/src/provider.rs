@@ -27,6 +27,19 @@ static PROVIDER: Registered = Registered(UnsafeCell::new(fi_provider {
     cleanup: Some(cleanup),
 }));
 
+/// The `context` of a provider that lower-level providers must not be layered over without being
+/// named, because it has endpoints with many peers itself. libfabric stores a `struct
+/// ofi_prov_context` there (include/ofi.h, the same in the releases from 1.17 on): the type of the provider in
+/// an `int`, which it sets, and two `bool` behind it, which a provider may set: `disable_logging`
+/// and `disable_layering`.
+const OWN_RDM: fi_context = {
+    let mut bytes = [0_u8; size_of::<usize>()];
+    bytes[5] = 1;
+    let mut internal = [std::ptr::null_mut(); 4];
+    internal[0] = std::ptr::without_provenance_mut(usize::from_ne_bytes(bytes));
+    fi_context { internal }
+};
+
 /// Finds the host by the return address of `fi_prov_ini` and prepares everything that its
 /// registration needs. NULL if there is no libfabric, or the caller is a second one in the process.
 pub(crate) extern "C" fn init(caller: *const c_void) -> *mut fi_provider {
@@ -45,6 +58,10 @@ pub(crate) extern "C" fn init(caller: *const c_void) -> *mut fi_provider {
             weft::log::set_sink(&HostLog);
             softverbs::set_log(|line| log::warning!(FI_LOG_CORE, "{line}"));
             param::init();
+            if param::values().rdm {
+                // SAFETY: as above.
+                unsafe { (*PROVIDER.0.get()).context = OWN_RDM };
+            }
         });
         PROVIDER.0.get()
     };

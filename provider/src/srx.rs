@@ -94,12 +94,15 @@ pub(crate) unsafe extern "C" fn open(
 /// # Errors
 /// `EINVAL`: unsupported flags or orders. `ENOSYS`: the device has no shared receive queues.
 fn wish(domain: &Domain, attr: Option<&fi_rx_attr>) -> Result<SharedRxConfig> {
+    if domain.rdm {
+        return Err(FiErrno::ENOSYS); // not for endpoints with many peers yet
+    }
     let limits = getinfo::RxLimits::shared(domain.engine.device()).ok_or(FiErrno::ENOSYS)?;
     let (size, iov_limit, op_flags) = match attr {
         None => (0, 0, 0),
         Some(attr) => {
-            if attr.op_flags & !getinfo::RX_OP_FLAGS != 0
-                || attr.msg_order & !getinfo::MSG_ORDER != 0
+            if attr.op_flags & !getinfo::MSG.rx_op_flags != 0
+                || attr.msg_order & !getinfo::MSG.msg_order != 0
             {
                 return Err(FiErrno::EINVAL);
             }

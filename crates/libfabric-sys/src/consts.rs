@@ -41,6 +41,9 @@ pub const FI_LOCAL_MR: u64 = 1 << 55;
 /// Flag of an event queue binding to a domain: registration completes through the queue.
 pub const FI_REG_MR: u64 = 1 << 59;
 
+/// `mem_tag_format`: any mask (fi_endpoint(3)).
+pub const FI_TAG_GENERIC: u64 = 0xaaaa_aaaa_aaaa_aaaa;
+
 /// `FI_ORDER_NONE`.
 pub const FI_ORDER_NONE: u64 = 0;
 /// Every order between messages, RMA and atomics.

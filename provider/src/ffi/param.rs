@@ -96,6 +96,11 @@ const PARAMS: &[Param] = &[
         help: c"Ask the kernel before each use of a cached registration whether another thread is changing its memory's mapping; if off, no thread may map memory while another unmaps memory (default: yes)",
     },
     Param {
+        name: c"rdm",
+        kind: FI_PARAM_BOOL,
+        help: c"Preview: offer reliable datagram endpoints (FI_EP_RDM) for messages, and offer weft;ofi_rxm only if it is named (default: no)",
+    },
+    Param {
         name: c"fault",
         kind: FI_PARAM_STRING,
         help: c"For tests of error handling: panic in the named call, one of domain, mr_reg and cq_open (default: none)",
@@ -116,6 +121,8 @@ pub(crate) struct Values {
     tuning: [Option<u8>; 5],
     pub(crate) mr_mode: Option<Mode>,
     cache: Option<CacheConfig>,
+    /// Whether endpoints with many peers are offered.
+    pub(crate) rdm: bool,
     fault: Option<String>,
 }
 
@@ -135,6 +142,7 @@ pub(crate) fn values() -> &'static Values {
         tuning: [None; 5],
         mr_mode: None,
         cache: None,
+        rdm: false,
         fault: None,
     };
     VALUES.get().unwrap_or(&UNSET)
@@ -273,6 +281,7 @@ pub(crate) fn init() {
             mode
         }),
         cache: Some(cache()),
+        rdm: get::<c_int>(c"rdm", 0).is_some_and(|on| on != 0),
         fault: text(c"fault"),
     });
 }

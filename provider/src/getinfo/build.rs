@@ -3,8 +3,9 @@
 use libfabric_sys::*;
 use weft::errno::{FiErrno, Result};
 
+use super::ep_type::DOMAIN_CAPS;
 use super::hints::Hints;
-use super::negotiate::{PROTOCOL_VERSION, Terms};
+use super::negotiate::Terms;
 use super::offer::{self, Offer};
 use super::resolve::Path;
 use crate::addr::Format;
@@ -54,29 +55,30 @@ pub(crate) fn info(
     info.set_tx(|tx| {
         tx.caps = terms.tx_caps;
         tx.op_flags = terms.tx_op_flags;
-        tx.msg_order = offer::MSG_ORDER;
-        tx.comp_order = offer::COMP_ORDER;
+        tx.msg_order = offer.ep.msg_order;
+        tx.comp_order = offer.ep.comp_order;
         tx.inject_size = terms.inject_size;
         tx.size = terms.tx_size;
         tx.iov_limit = terms.tx_iov_limit;
-        tx.rma_iov_limit = 1;
+        tx.rma_iov_limit = offer.ep.rma_iov_limit;
     });
     info.set_rx(|rx| {
         rx.caps = terms.rx_caps;
         rx.mode = terms.rx_mode;
         rx.op_flags = terms.rx_op_flags;
-        rx.msg_order = offer::MSG_ORDER;
-        rx.comp_order = offer::COMP_ORDER;
+        rx.msg_order = offer.ep.msg_order;
+        rx.comp_order = offer.ep.comp_order;
         rx.size = terms.rx_size;
         rx.iov_limit = terms.rx_iov_limit;
     });
     info.set_ep(|ep| {
-        ep.type_ = FI_EP_MSG;
+        ep.type_ = offer.ep.number;
         ep.protocol = offer.protocol;
-        ep.protocol_version = PROTOCOL_VERSION;
+        ep.protocol_version = offer.ep.protocol_version;
         ep.max_msg_size = offer.max_msg_size;
-        ep.max_order_raw_size = offer.max_msg_size;
-        ep.max_order_waw_size = offer.max_msg_size;
+        ep.max_order_raw_size = offer.max_order_size;
+        ep.max_order_waw_size = offer.max_order_size;
+        ep.mem_tag_format = terms.tag_format;
         ep.tx_ctx_cnt = 1;
         ep.rx_ctx_cnt = if terms.shared_rx {
             FI_SHARED_CONTEXT
@@ -103,6 +105,7 @@ fn set_domain(info: &mut Info, hints: &Hints, offer: &Offer, terms: &Terms) -> R
         domain.control_progress = terms.control_progress;
         domain.__bindgen_anon_1.data_progress = terms.data_progress;
         domain.resource_mgmt = FI_RM_ENABLED;
+        domain.av_type = terms.av_type;
         domain.mr_mode = terms.mr.bits;
         domain.mr_key_size = terms.mr.key_size();
         domain.cq_data_size = terms.cq_data_size;
@@ -115,7 +118,7 @@ fn set_domain(info: &mut Info, hints: &Hints, offer: &Offer, terms: &Terms) -> R
         domain.max_ep_rx_ctx = 1;
         domain.max_ep_srx_ctx = offer.shared_rx.iter().count();
         domain.mr_iov_limit = offer::MR_IOV_LIMIT;
-        domain.caps = offer::DOMAIN_CAPS;
+        domain.caps = DOMAIN_CAPS;
         domain.max_err_data = offer::MAX_ERR_DATA;
         domain.mr_cnt = offer.mr_cnt;
     });

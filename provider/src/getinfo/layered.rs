@@ -19,6 +19,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use libfabric_sys::FI_SHARED_CONTEXT;
 
 use super::hints::Hints;
+use crate::ffi::param;
 
 /// libfabric's `OFI_CORE_PROV_ONLY` (include/ofi.h), the same in all releases from 1.17 to 2.6.
 const CORE_PROV_ONLY: u64 = 1 << 59;
@@ -26,6 +27,14 @@ const CORE_PROV_ONLY: u64 = 1 << 59;
 /// Whether the query comes from a layered provider, and not from the application itself.
 pub(crate) fn is_layered(flags: u64) -> bool {
     flags & CORE_PROV_ONLY != 0
+}
+
+/// Whether the query comes from a layered provider that names no provider, while this provider has
+/// endpoints with many peers itself: the layered ones, which are listed before those of an external
+/// provider, must not be preferred to them. libfabric's `disable_layering` has the same effect
+/// unless the application names a provider.
+pub(crate) fn is_unnamed(flags: u64, hints: &Hints) -> bool {
+    param::values().rdm && is_layered(flags) && !hints.names_weft
 }
 
 /// Whether entries for this query would repeat those that this thread's call of `fi_getinfo` has

@@ -2,6 +2,7 @@
 
 mod addresses;
 mod build;
+mod ep_type;
 mod hints;
 mod layered;
 pub(crate) mod mr_mode;
@@ -14,7 +15,7 @@ use std::ffi::{c_char, c_int};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use libfabric_sys::{FI_PROV_ATTR_ONLY, FI_RESCAN, FI_RMA_PMEM, fi_info};
+use libfabric_sys::{FI_EP_RDM, FI_EP_UNSPEC, FI_PROV_ATTR_ONLY, FI_RESCAN, FI_RMA_PMEM, fi_info};
 use weft::auth::AuthKey;
 use weft::errno::{FiErrno, Result};
 use weft::mr::Form;
@@ -27,7 +28,6 @@ use crate::ffi::info::{Info, View};
 use crate::ffi::log::info;
 use crate::ffi::param;
 use hints::Hints;
-use mr_mode::Able;
 use negotiate::all_terms;
 use offer::Offer;
 
@@ -48,7 +48,9 @@ pub(crate) unsafe extern "C" fn getinfo(
         let hints = Hints::read(version, unsafe { View::new(hints) })?;
         // SAFETY: NULL or C strings, by the contract of fi_getinfo(3).
         let (node, service) = unsafe { (resolve::argument(node), resolve::argument(service)) };
-        if layered::is_repeated(version, node, service, flags, &hints) {
+        if layered::is_unnamed(flags, &hints)
+            || layered::is_repeated(version, node, service, flags, &hints)
+        {
             return Err(FiErrno::ENODATA);
         }
         let list = find(version, node, service, flags, &hints)?;
@@ -71,30 +73,39 @@ fn find(
     let paths = resolve::paths(node, service, flags, hints)?;
     let forced = param::values().mr_mode;
     let mut list = Vec::new();
-    let mut offers = Vec::new();
-    for device in devices::list(flags & FI_RESCAN != 0) {
-        let offer = match Offer::of(&device) {
-            Ok(offer) => offer,
-            Err(errno) => {
-                info!(FI_LOG_FABRIC, "{} is not offered: {errno}", device.name());
-                continue;
-            }
-        };
+    let offers = offers(&devices::list(flags & FI_RESCAN != 0));
+    for offer in &offers {
         let own = offer.addresses();
-        for terms in all_terms(version, hints, &offer, forced) {
+        for terms in all_terms(version, hints, offer, forced) {
             for path in &paths {
                 for path in resolve::of_device(&own, offer.host_only, path, hints.format) {
-                    list.push(build::info(version, hints, &offer, &terms, &path)?);
+                    list.push(build::info(version, hints, offer, &terms, &path)?);
                 }
             }
         }
-        offers.push(offer);
     }
     if list.is_empty() {
         refusal::report(version, flags, hints, &offers, &paths);
         return Err(FiErrno::ENODATA);
     }
     Ok(list)
+}
+
+/// The offers of all devices, those of the first endpoint type before those of the next one.
+fn offers(devices: &[Arc<Device>]) -> Vec<Offer> {
+    let mut offers = Vec::new();
+    for ep in ep_type::offered() {
+        for device in devices {
+            match Offer::of(device, ep) {
+                Ok(offer) => offers.push(offer),
+                Err(errno) => {
+                    let (device, name) = (device.name(), ep.name);
+                    info!(FI_LOG_FABRIC, "{device} is not offered as {name}: {errno}");
+                }
+            }
+        }
+    }
+    offers
 }
 
 /// The terms for an object that is opened with `hints`, an info that may come from `fi_getinfo`.
@@ -127,7 +138,7 @@ pub(crate) fn for_request(
     hints.fabric_name = None;
     hints.nic_name = None;
     hints.format = hints.format.or(Some(Format::native(&local)));
-    let offer = Offer::of(device)?;
+    let offer = Offer::of(device, &ep_type::MSG)?;
     let terms = exact_terms(version, &mut hints, &offer)?;
     let path = resolve::Path {
         src: Some(local),
@@ -150,6 +161,10 @@ pub(crate) struct DomainTerms {
     pub(crate) auth: Option<AuthKey>,
     /// Whether its regions may be persistent.
     pub(crate) durable: bool,
+    /// Whether the info is one of an endpoint with many peers.
+    pub(crate) rdm: bool,
+    /// The format of addresses.
+    pub(crate) format: Format,
 }
 
 /// The terms of a domain that is opened with `info`.
@@ -165,9 +180,10 @@ pub(crate) fn domain_terms(
     let open = |_| FiErrno::EINVAL;
     let mut hints = Hints::read(version, Some(info)).map_err(open)?;
     hints.exact = true;
-    let offer = Offer::of(device)?;
-    let able = || Able::of(&offer);
-    let forms = mr_mode::forms(version, &hints, able, None).map_err(open)?;
+    let number = hints.ep.as_ref().map_or(FI_EP_UNSPEC, |ep| ep.kind);
+    let ep = ep_type::of(number).unwrap_or(&ep_type::MSG);
+    let offer = Offer::of(device, ep)?;
+    let forms = mr_mode::of_offer(version, &hints, &offer, None).map_err(open)?;
     forms
         .first()
         .map(|mr| DomainTerms {
@@ -175,6 +191,8 @@ pub(crate) fn domain_terms(
             events: mr_mode::counts(&hints),
             auth: hints.domain.as_ref().and_then(|domain| domain.auth.clone()),
             durable: hints.caps & FI_RMA_PMEM != 0,
+            rdm: ep.number == FI_EP_RDM,
+            format: hints.format.unwrap_or(Format::Sockaddr),
         })
         .ok_or(FiErrno::EINVAL)
 }
@@ -183,7 +201,7 @@ pub(crate) fn domain_terms(
 pub(crate) fn is_fabric(name: &str) -> bool {
     devices::list(false)
         .iter()
-        .any(|device| Offer::of(device).is_ok_and(|offer| offer.fabric_name == name))
+        .any(|device| Offer::of(device, &ep_type::MSG).is_ok_and(|offer| offer.fabric_name == name))
 }
 
 /// The authorization keys that an info of an application of API `version` names: the domain's, and
@@ -202,8 +220,9 @@ pub(crate) fn auth_keys(
     ))
 }
 
+pub(crate) use ep_type::MSG;
 pub(crate) use negotiate::Terms;
-pub(crate) use offer::{MSG_ORDER, RX_OP_FLAGS, RxLimits, TX_OP_FLAGS};
+pub(crate) use offer::RxLimits;
 
 /// The terms of an endpoint opened with `info`, which may come from `fi_getinfo` or from the
 /// application.
@@ -214,7 +233,8 @@ pub(crate) fn check(version: u32, info: View<'_, fi_info>, device: &Arc<Device>)
     let open = |_| FiErrno::EINVAL;
     let mut hints = Hints::read(version, Some(info)).map_err(open)?;
     hints.fabric_name = None;
-    let offer = Offer::of(device)?;
+    let number = hints.ep.as_ref().map_or(FI_EP_UNSPEC, |ep| ep.kind);
+    let offer = Offer::of(device, ep_type::of(number).ok_or(FiErrno::EINVAL)?)?;
     // The modes of an info are the negotiated ones, which the application has accepted.
     let terms = exact_terms(version, &mut hints, &offer).map_err(open)?;
     Ok(terms)

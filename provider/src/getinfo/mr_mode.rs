@@ -130,6 +130,48 @@ pub(crate) fn forms(
     Ok(forms)
 }
 
+/// As [`forms`], for endpoints whose peers access no region: the form without bits, unless the
+/// application offered a value from before API 1.5. Regions are for local use only, so every device
+/// supports it.
+///
+/// # Errors
+/// As [`forms`].
+pub(crate) fn local_forms(
+    version: u32,
+    hints: &Hints,
+    forced: Option<Mode>,
+) -> Result<Vec<MrMode>> {
+    let mut hints = hints.clone();
+    hints.mode = Some(hints.mode.unwrap_or(0) & !FI_LOCAL_MR);
+    let domain = hints.domain.get_or_insert_default();
+    let old = FI_MR_BASIC | FI_MR_SCALABLE;
+    if version >= fi_version(1, 5) && domain.mr_mode & old == 0 && !hints.exact && forced.is_none()
+    {
+        domain.mr_mode = 0;
+    }
+    let able = || Able {
+        on_demand: true,
+        events: true,
+    };
+    forms(version, &hints, able, forced)
+}
+
+/// The forms of regions of an offer, best first.
+///
+/// # Errors
+/// As [`forms`].
+pub(crate) fn of_offer(
+    version: u32,
+    hints: &Hints,
+    offer: &Offer,
+    forced: Option<Mode>,
+) -> Result<Vec<MrMode>> {
+    if offer.ep.is_local() {
+        return local_forms(version, hints, forced);
+    }
+    forms(version, hints, || Able::of(offer), forced)
+}
+
 /// Whether peers' operations on regions are to be counted.
 pub(crate) fn counts(hints: &Hints) -> bool {
     (hints.caps | hints.rx.map_or(0, |rx| rx.caps)) & FI_RMA_EVENT != 0

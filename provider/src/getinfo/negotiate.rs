@@ -7,8 +7,9 @@ use weft::mr::Mode;
 use crate::ffi::log::info;
 use crate::identity;
 
+use super::ep_type::{DOMAIN_CAPS, EpType};
 use super::hints::{DomainHints, EpHints, Hints, Side};
-use super::mr_mode::{self, Able, MrMode};
+use super::mr_mode::{self, MrMode};
 use super::offer::{self, Offer, RxLimits};
 
 /// The outcome, as far as it depends on the hints.
@@ -33,6 +34,8 @@ pub(crate) struct Terms {
     pub(crate) control_progress: u32,
     pub(crate) data_progress: u32,
     pub(crate) cq_data_size: usize,
+    pub(crate) tag_format: u64,
+    pub(crate) av_type: u32,
 }
 
 /// `Err(ENODATA)` unless `condition`: the hints request more of the attribute `what` than the
@@ -62,7 +65,7 @@ pub(crate) fn all_terms(
     offer: &Offer,
     forced: Option<Mode>,
 ) -> Vec<Terms> {
-    let forms = mr_mode::forms(version, hints, || Able::of(offer), forced).inspect_err(|_| {
+    let forms = mr_mode::of_offer(version, hints, offer, forced).inspect_err(|_| {
         let device = offer.device.name();
         let offered = hints.domain.as_ref().map_or(0, |domain| domain.mr_mode);
         info!(
@@ -95,10 +98,16 @@ fn negotiate(hints: &Hints, offer: &Offer, mr: MrMode) -> Result<Terms> {
     } else {
         0
     };
-    let caps = capabilities(offer.primary_caps, hints.caps | counts, tx.caps, rx.caps)?;
+    let caps = capabilities(
+        offer.ep,
+        offer.primary_caps,
+        hints.caps | counts,
+        tx.caps,
+        rx.caps,
+    )?;
     check_durable(caps.0, offer)?;
     need(domain.mr_key_size <= mr.key_size(), "mr_key_size")?;
-    let cq_data = CqData::of(hints, &rx, caps.0);
+    let cq_data = CqData::of(hints, &rx, caps.0, offer.ep);
     need(
         domain.cq_data_size <= cq_data.size,
         "cq_data_size (with FI_RMA it requires mode FI_RX_CQ_DATA)",
@@ -107,8 +116,8 @@ fn negotiate(hints: &Hints, offer: &Offer, mr: MrMode) -> Result<Terms> {
         0 => 0,
         _ => FI_COMMIT_COMPLETE,
     };
-    check_side(&tx, offer::TX_OP_FLAGS | committed, "tx_attr")?;
-    check_side(&rx, offer::RX_OP_FLAGS, "rx_attr")?;
+    check_side(offer.ep, &tx, offer.ep.tx_op_flags | committed, "tx_attr")?;
+    check_side(offer.ep, &rx, offer.ep.rx_op_flags, "rx_attr")?;
     let shared_rx = ep.rx_ctx_cnt == FI_SHARED_CONTEXT;
     let rx_limits = offer.rx_limits(shared_rx);
     check_sizes(&tx, &rx, offer, rx_limits)?;
@@ -133,9 +142,19 @@ fn negotiate(hints: &Hints, offer: &Offer, mr: MrMode) -> Result<Terms> {
         } else {
             domain.threading // objects are thread safe, so any model works
         },
-        control_progress: progress(domain.control_progress),
-        data_progress: progress(domain.data_progress),
+        control_progress: progress(domain.control_progress, FI_PROGRESS_AUTO),
+        data_progress: progress(domain.data_progress, offer.ep.data_progress),
         cq_data_size: cq_data.size,
+        tag_format: match ep.mem_tag_format {
+            // a format promises only that masks are regular, and any mask is accepted
+            format if offer.ep.tag_format != 0 && format != 0 => format,
+            _ => offer.ep.tag_format,
+        },
+        // both types of address vectors work; connected endpoints use none
+        av_type: match offer.ep.number {
+            FI_EP_RDM => domain.av_type,
+            _ => FI_AV_UNSPEC,
+        },
     })
 }
 
@@ -150,15 +169,15 @@ struct CqData {
 impl CqData {
     /// Remote CQ data of an RMA write consumes a receive (`FI_RX_CQ_DATA`), so an application must
     /// support that mode to have both. Without the mode the answer has no remote CQ data.
-    fn of(hints: &Hints, rx: &Side, caps: u64) -> Self {
+    fn of(hints: &Hints, rx: &Side, caps: u64, ep: &EpType) -> Self {
         let offered_mode = hints.mode.unwrap_or(!0);
         let rx_offered = rx.mode.unwrap_or(offered_mode);
         let wants_mode = caps & FI_RMA != 0;
         let has_mode = offered_mode & rx_offered & FI_RX_CQ_DATA != 0;
         let (size, rx_mode) = match (wants_mode, has_mode) {
-            (true, true) => (offer::CQ_DATA_SIZE, FI_RX_CQ_DATA),
+            (true, true) => (ep.cq_data_size, FI_RX_CQ_DATA),
             (true, false) => (0, 0),
-            (false, _) => (offer::CQ_DATA_SIZE, 0),
+            (false, _) => (ep.cq_data_size, 0),
         };
         Self { size, rx_mode }
     }
@@ -169,10 +188,10 @@ fn chosen(asked: usize, default: usize) -> usize {
     if asked == 0 { default } else { asked }
 }
 
-/// The device makes progress by itself; manual progress is the answer only if it is requested.
-fn progress(asked: u32) -> u32 {
+/// The requested progress, or the default.
+fn progress(asked: u32, default: u32) -> u32 {
     match asked {
-        FI_PROGRESS_UNSPEC => FI_PROGRESS_AUTO,
+        FI_PROGRESS_UNSPEC => default,
         asked => asked,
     }
 }
@@ -182,42 +201,53 @@ fn progress(asked: u32) -> u32 {
 /// Primary capabilities are in the answer only if they are requested (all of them, if none is
 /// requested). Without a modifier each primary capability has all of its modifiers; with modifiers,
 /// only these (fi_getinfo(3)).
-fn capabilities(offered: u64, asked: u64, tx: u64, rx: u64) -> Result<(u64, u64, u64)> {
-    let all = offered | (offer::CAPS & !offer::PRIMARY_CAPS);
+///
+/// `offered`: the primary capabilities of the device.
+fn capabilities(
+    ep: &EpType,
+    offered: u64,
+    asked: u64,
+    tx: u64,
+    rx: u64,
+) -> Result<(u64, u64, u64)> {
+    let all = offered | (ep.caps() & !ep.primary_caps);
     subset(asked | tx | rx, all, "caps")?;
     subset(
         tx,
-        offer::PRIMARY_CAPS | offer::TX_MODIFIERS | offer::TX_SECONDARY | offer::DOMAIN_CAPS,
+        ep.primary_caps | ep.tx_modifiers | ep.tx_secondary | DOMAIN_CAPS,
         "tx_attr->caps",
     )?;
     subset(
         rx,
-        offer::PRIMARY_CAPS | offer::RX_MODIFIERS | offer::RX_SECONDARY | offer::DOMAIN_CAPS,
+        ep.primary_caps | ep.rx_modifiers | ep.rx_secondary | DOMAIN_CAPS,
         "rx_attr->caps",
     )?;
     // A capability that one side requests counts as requested. (With caps 0, all are.)
-    let primary = match asked & offer::PRIMARY_CAPS {
-        0 if (tx | rx) & offer::PRIMARY_CAPS != 0 => (tx | rx) & offer::PRIMARY_CAPS,
+    let primary = match asked & ep.primary_caps {
+        0 if (tx | rx) & ep.primary_caps != 0 => (tx | rx) & ep.primary_caps,
         0 => offered,
         some => some,
     };
-    subset((tx | rx) & offer::PRIMARY_CAPS, primary, "caps of one side")?;
+    subset((tx | rx) & ep.primary_caps, primary, "caps of one side")?;
     let belonging = |kind: u64, modifiers: u64| if primary & kind != 0 { modifiers } else { 0 };
-    let message = belonging(FI_MSG, FI_SEND | FI_RECV);
+    let message = belonging(FI_MSG | FI_TAGGED, FI_SEND | FI_RECV);
     let rma = belonging(
         FI_RMA | FI_ATOMIC,
         FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE,
     );
-    let given = asked & (offer::TX_MODIFIERS | offer::RX_MODIFIERS);
+    let given = asked & (ep.tx_modifiers | ep.rx_modifiers);
     // A modifier of an absent capability has no meaning.
     let narrowed = |all: u64| if given & all == 0 { all } else { given & all };
     let modifiers = narrowed(message) | narrowed(rma);
-    let secondary =
-        offer::DOMAIN_CAPS | ((asked | tx | rx) & (offer::TX_SECONDARY | offer::RX_SECONDARY));
+    let free = match asked | tx | rx {
+        0 => ep.default_secondary,
+        _ => 0,
+    };
+    let secondary = DOMAIN_CAPS | free | ((asked | tx | rx) & (ep.tx_secondary | ep.rx_secondary));
     let side = |wanted: u64, modifiers_of_side: u64, secondary_of_side: u64| {
         let all = primary | (modifiers & modifiers_of_side) | (secondary & secondary_of_side);
         let side_modifiers = wanted & modifiers_of_side;
-        if wanted & offer::PRIMARY_CAPS == 0 {
+        if wanted & ep.primary_caps == 0 {
             all
         } else if side_modifiers == 0 {
             all & (wanted | modifiers_of_side)
@@ -227,8 +257,8 @@ fn capabilities(offered: u64, asked: u64, tx: u64, rx: u64) -> Result<(u64, u64,
     };
     Ok((
         primary | modifiers | secondary,
-        side(tx, offer::TX_MODIFIERS, offer::TX_SECONDARY),
-        side(rx, offer::RX_MODIFIERS, offer::RX_SECONDARY),
+        side(tx, ep.tx_modifiers, ep.tx_secondary),
+        side(rx, ep.rx_modifiers, ep.rx_secondary),
     ))
 }
 
@@ -268,34 +298,36 @@ fn check_sizes(tx: &Side, rx: &Side, offer: &Offer, rx_limits: RxLimits) -> Resu
         tx.iov_limit <= offer.tx_iov_limit && rx.iov_limit <= rx_limits.iov_limit,
         "iov_limit",
     )?;
-    need(tx.rma_iov_limit <= 1, "rma_iov_limit")
+    need(tx.rma_iov_limit <= offer.ep.rma_iov_limit, "rma_iov_limit")
 }
 
-fn check_side(side: &Side, op_flags: u64, name: &str) -> Result<()> {
+fn check_side(ep: &EpType, side: &Side, op_flags: u64, name: &str) -> Result<()> {
     subset(side.op_flags, op_flags, &format!("{name}->op_flags"))?;
-    subset(
-        side.msg_order,
-        offer::MSG_ORDER,
-        &format!("{name}->msg_order"),
-    )?;
+    subset(side.msg_order, ep.msg_order, &format!("{name}->msg_order"))?;
     subset(
         side.comp_order,
-        offer::COMP_ORDER,
+        ep.comp_order,
         &format!("{name}->comp_order"),
     )
 }
 
 fn check_ep(ep: &EpHints, offer: &Offer) -> Result<()> {
-    need(matches!(ep.kind, FI_EP_UNSPEC | FI_EP_MSG), "ep_attr->type")?;
+    need(
+        ep.kind == FI_EP_UNSPEC || ep.kind == offer.ep.number,
+        "ep_attr->type",
+    )?;
     need(
         ep.protocol == FI_PROTO_UNSPEC || ep.protocol == offer.protocol,
         "protocol",
     )?;
-    need(ep.protocol_version <= PROTOCOL_VERSION, "protocol_version")?;
+    need(
+        ep.protocol_version <= offer.ep.protocol_version,
+        "protocol_version",
+    )?;
     need(ep.max_msg_size <= offer.max_msg_size, "max_msg_size")?;
     need(ep.msg_prefix_size == 0, "msg_prefix_size")?;
     need(
-        ep.max_order_raw <= offer.max_msg_size && ep.max_order_waw <= offer.max_msg_size,
+        ep.max_order_raw <= offer.max_order_size && ep.max_order_waw <= offer.max_order_size,
         "max_order_raw_size, max_order_waw_size",
     )?;
     need(ep.max_order_war == 0, "max_order_war_size")?;
@@ -306,9 +338,6 @@ fn check_ep(ep: &EpHints, offer: &Offer) -> Result<()> {
         "rx_ctx_cnt",
     )
 }
-
-/// Version of the format of connection data, as in `docs/protocol.md`.
-pub(crate) const PROTOCOL_VERSION: u32 = 1;
 
 fn check_domain(domain: &DomainHints, offer: &Offer) -> Result<()> {
     need(
@@ -325,8 +354,8 @@ fn check_domain(domain: &DomainHints, offer: &Offer) -> Result<()> {
     )?;
     need(domain.data_progress <= FI_PROGRESS_MANUAL, "data_progress")?;
     need(domain.resource_mgmt <= FI_RM_ENABLED, "resource_mgmt")?;
-    need(domain.av_type <= FI_AV_TABLE, "av_type")?; // connected endpoints use no vector at all
-    subset(domain.caps, offer::DOMAIN_CAPS, "domain_attr->caps")?;
+    need(domain.av_type <= FI_AV_TABLE, "av_type")?;
+    subset(domain.caps, DOMAIN_CAPS, "domain_attr->caps")?;
     need(
         domain.cq_cnt <= offer.cq_cnt && domain.ep_cnt <= offer.ep_cnt,
         "cq_cnt, ep_cnt",
@@ -350,8 +379,13 @@ fn check_domain(domain: &DomainHints, offer: &Offer) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::getinfo::ep_type::{MSG, RDM};
 
-    const ALL: u64 = offer::PRIMARY_CAPS;
+    const ALL: u64 = MSG.primary_caps;
+
+    fn of_msg(offered: u64, asked: u64, tx: u64, rx: u64) -> Result<(u64, u64, u64)> {
+        capabilities(&MSG, offered, asked, tx, rx)
+    }
 
     #[test]
     fn every_subset_of_capabilities_comes_back_whole_and_without_more_primaries() {
@@ -366,20 +400,20 @@ mod tests {
             FI_MSG | FI_ATOMIC | FI_READ,
             FI_MSG | FI_RMA | FI_FENCE,
         ] {
-            let (caps, tx, rx) = capabilities(offer::PRIMARY_CAPS, asked, 0, 0).unwrap();
+            let (caps, tx, rx) = of_msg(ALL, asked, 0, 0).unwrap();
             assert_eq!(caps & asked, asked);
             if asked != 0 {
-                assert_eq!(caps & offer::PRIMARY_CAPS, asked & offer::PRIMARY_CAPS);
+                assert_eq!(caps & ALL, asked & ALL);
             }
             assert_eq!((tx | rx) & !caps, 0);
-            assert_eq!(tx & offer::RX_MODIFIERS, 0);
-            assert_eq!(rx & offer::TX_MODIFIERS, 0);
+            assert_eq!(tx & MSG.rx_modifiers, 0);
+            assert_eq!(rx & MSG.tx_modifiers, 0);
         }
     }
 
     #[test]
     fn modifiers_narrow_only_their_own_capability() {
-        let (caps, tx, rx) = capabilities(ALL, FI_MSG | FI_RMA | FI_SEND, 0, 0).unwrap();
+        let (caps, tx, rx) = of_msg(ALL, FI_MSG | FI_RMA | FI_SEND, 0, 0).unwrap();
         assert_eq!(caps & FI_RECV, 0);
         assert_eq!(
             tx & (FI_SEND | FI_READ | FI_WRITE),
@@ -391,14 +425,36 @@ mod tests {
     #[test]
     fn what_is_not_there_is_refused() {
         for asked in [FI_TAGGED, FI_MULTICAST, FI_HMEM, 1 << 62] {
-            assert_eq!(capabilities(ALL, asked, 0, 0), Err(FiErrno::ENODATA));
+            assert_eq!(of_msg(ALL, asked, 0, 0), Err(FiErrno::ENODATA));
         }
         let without = ALL & !FI_ATOMIC;
-        let refused = capabilities(without, FI_ATOMIC, 0, 0);
+        let refused = of_msg(without, FI_ATOMIC, 0, 0);
         assert_eq!(refused, Err(FiErrno::ENODATA));
-        assert_eq!(capabilities(without, 0, 0, 0).unwrap().0 & FI_ATOMIC, 0);
-        assert_ne!(capabilities(ALL, 0, 0, 0).unwrap().0 & FI_ATOMIC, 0);
-        assert_eq!(capabilities(ALL, FI_MSG, FI_RMA, 0), Err(FiErrno::ENODATA));
-        assert_eq!(capabilities(ALL, 0, FI_RECV, 0), Err(FiErrno::ENODATA));
+        assert_eq!(of_msg(without, 0, 0, 0).unwrap().0 & FI_ATOMIC, 0);
+        assert_ne!(of_msg(ALL, 0, 0, 0).unwrap().0 & FI_ATOMIC, 0);
+        assert_eq!(of_msg(ALL, FI_MSG, FI_RMA, 0), Err(FiErrno::ENODATA));
+        assert_eq!(of_msg(ALL, 0, FI_RECV, 0), Err(FiErrno::ENODATA));
+    }
+
+    #[test]
+    fn endpoints_with_many_peers_have_messages_only() {
+        let of_rdm = |asked, tx, rx| capabilities(&RDM, RDM.primary_caps, asked, tx, rx);
+        let (caps, tx, rx) = of_rdm(0, 0, 0).unwrap();
+        assert_eq!(caps, RDM.caps());
+        assert_eq!(tx & RDM.rx_secondary, 0);
+        assert_eq!(rx & RDM.rx_secondary, RDM.rx_secondary);
+        // what costs something is there on request
+        let (caps, _, rx) = of_rdm(FI_TAGGED | FI_SOURCE, 0, 0).unwrap();
+        let expected = FI_TAGGED | FI_SOURCE | FI_SEND | FI_RECV | DOMAIN_CAPS;
+        assert_eq!(caps, expected);
+        assert_eq!(rx, expected & !FI_SEND & !DOMAIN_CAPS);
+        let (caps, tx, rx) = of_rdm(FI_MSG | FI_TAGGED, FI_TAGGED, FI_MSG | FI_MULTI_RECV).unwrap();
+        assert_eq!(caps & FI_MULTI_RECV, FI_MULTI_RECV);
+        assert_eq!(tx, FI_TAGGED | FI_SEND);
+        assert_eq!(rx, FI_MSG | FI_RECV | FI_MULTI_RECV);
+        for asked in [FI_RMA, FI_MSG | FI_ATOMIC, FI_MSG | FI_READ, FI_FENCE] {
+            assert_eq!(of_rdm(asked, 0, 0), Err(FiErrno::ENODATA), "{asked:#x}");
+        }
+        assert_eq!(of_rdm(FI_MSG, FI_SOURCE, 0), Err(FiErrno::ENODATA));
     }
 }

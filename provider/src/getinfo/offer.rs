@@ -3,56 +3,15 @@
 use std::sync::Arc;
 
 use libfabric_sys::*;
-use weft::errno::Result;
+use weft::errno::{FiErrno, Result};
 use weft::msg::Limits;
+use weft::rdm;
 use weft::verbs::{Device, LinkLayer, Port};
 
 use super::addresses::{self, OwnAddresses};
+use super::ep_type::{self, EpType};
 use crate::ffi::nic::Nic;
 use crate::ffi::param;
-
-/// Primary capabilities of endpoints; a device may lack atomics.
-pub(crate) const PRIMARY_CAPS: u64 = FI_MSG | FI_RMA | FI_ATOMIC;
-/// Directions in which the primary capabilities may be used.
-pub(crate) const TX_MODIFIERS: u64 = FI_SEND | FI_READ | FI_WRITE;
-pub(crate) const RX_MODIFIERS: u64 = FI_RECV | FI_REMOTE_READ | FI_REMOTE_WRITE;
-/// Offered without a request, because they have no cost. The embedded device reaches the emulated
-/// remote nodes of its host, so every device has both local and remote peers.
-pub(crate) const DOMAIN_CAPS: u64 = FI_LOCAL_COMM | FI_REMOTE_COMM;
-/// Secondary capabilities of the transmit side: verbs has a fence bit, and a device may have
-/// flushes.
-pub(crate) const TX_SECONDARY: u64 = FI_FENCE | FI_RMA_PMEM;
-/// Secondary capabilities of the receive side: counting peers' operations on regions, and regions
-/// that peers may flush.
-pub(crate) const RX_SECONDARY: u64 = FI_RMA_EVENT | FI_RMA_PMEM;
-/// Every capability that hints may request.
-pub(crate) const CAPS: u64 =
-    PRIMARY_CAPS | TX_MODIFIERS | RX_MODIFIERS | DOMAIN_CAPS | TX_SECONDARY | RX_SECONDARY;
-
-/// Operation flags that may be made a default. A verbs send completes when the peer's device has
-/// acknowledged it, which covers each of the three levels below it.
-pub(crate) const TX_OP_FLAGS: u64 =
-    FI_COMPLETION | FI_INJECT | FI_INJECT_COMPLETE | FI_TRANSMIT_COMPLETE | FI_DELIVERY_COMPLETE;
-pub(crate) const RX_OP_FLAGS: u64 = FI_COMPLETION;
-
-/// Orderings of a reliable connection (IB specification, table of ordering rules): all except that
-/// of operations after an RDMA read, which may still be outstanding.
-pub(crate) const MSG_ORDER: u64 = FI_ORDER_RAR
-    | FI_ORDER_RAW
-    | FI_ORDER_RAS
-    | FI_ORDER_WAW
-    | FI_ORDER_WAS
-    | FI_ORDER_SAW
-    | FI_ORDER_SAS
-    | FI_ORDER_RMA_RAR
-    | FI_ORDER_RMA_RAW
-    | FI_ORDER_RMA_WAW
-    | FI_ORDER_ATOMIC_RAR
-    | FI_ORDER_ATOMIC_RAW
-    | FI_ORDER_ATOMIC_WAR
-    | FI_ORDER_ATOMIC_WAW;
-/// Each queue completes in the order of its posts.
-pub(crate) const COMP_ORDER: u64 = FI_ORDER_STRICT;
 
 /// Bytes of a key: an rkey has 4, a handle or an application's key 8.
 pub(crate) const MR_KEY_SIZE: usize = 8;
@@ -60,12 +19,10 @@ pub(crate) const MR_KEY_SIZE: usize = 8;
 pub(crate) const MR_IOV_LIMIT: usize = weft::wire::records::MAX_SEGMENTS;
 /// Counters of a domain: no device sets a limit, memory does.
 pub(crate) const CNTR_CNT: usize = 65_536;
-/// Bytes of verbs' immediate data.
-pub(crate) const CQ_DATA_SIZE: usize = 4;
-
-/// A device and its limits.
+/// A device and its limits, for one endpoint type.
 #[derive(Clone, Debug)]
 pub(crate) struct Offer {
+    pub(crate) ep: &'static EpType,
     pub(crate) device: Arc<Device>,
     /// Whether the device reaches only addresses of this host.
     pub(crate) host_only: bool,
@@ -74,19 +31,21 @@ pub(crate) struct Offer {
     has_ip_gids: bool,
     pub(crate) fabric_name: String,
     pub(crate) protocol: u32,
-    /// The [`PRIMARY_CAPS`] that the device has.
+    /// The endpoint type's primary capabilities that the device has.
     pub(crate) primary_caps: u64,
     /// Whether peers can count their operations: the device's atomics are atomic among all of its
     /// queue pairs.
     pub(crate) events: bool,
     pub(crate) max_msg_size: usize,
+    /// Length up to which RMA operations are ordered (`max_order_raw_size`, `max_order_waw_size`).
+    pub(crate) max_order_size: usize,
     /// Greatest and default depth of the transmit queue.
     pub(crate) tx_size: (usize, usize),
     /// Greatest and default inject size.
     pub(crate) inject: (usize, usize),
     pub(crate) tx_iov_limit: usize,
     pub(crate) rx: RxLimits,
-    /// The limits of shared receive contexts; `None` if the device has no shared receive queues.
+    /// The limits of shared receive contexts; `None` if there are none.
     pub(crate) shared_rx: Option<RxLimits>,
     pub(crate) cq_cnt: usize,
     pub(crate) ep_cnt: usize,
@@ -121,6 +80,8 @@ fn depth(greatest: usize, wanted: Option<usize>) -> (usize, usize) {
 /// Depth of a queue and inject size unless hints or parameters set others.
 const DEFAULT_DEPTH: usize = 384;
 const DEFAULT_INJECT: usize = 64;
+/// The same of endpoints with many peers.
+const RDM_DEPTH: usize = 1024;
 /// Bytes of `ibv_wc.vendor_err`, and the most private data that a rejection carries.
 pub(crate) const MAX_ERR_DATA: usize = weft::wire::cm_data::MAX_CM_DATA;
 
@@ -128,8 +89,19 @@ impl Offer {
     /// Queries the current limits of a device.
     ///
     /// # Errors
-    /// The device's errno, if the device is gone.
-    pub(crate) fn of(device: &Arc<Device>) -> Result<Self> {
+    /// The device's errno, if the device is gone. `ENOSYS`: the device has no endpoints of this
+    /// type.
+    pub(crate) fn of(device: &Arc<Device>, ep: &'static EpType) -> Result<Self> {
+        if ep.number == FI_EP_RDM {
+            let limits = rdm::Limits::of(device).ok_or(FiErrno::ENOSYS)?;
+            return Ok(Self::connected(device)?.with_many_peers(ep, &limits));
+        }
+        Self::connected(device)
+    }
+
+    /// Of connected endpoints.
+    fn connected(device: &Arc<Device>) -> Result<Self> {
+        let ep = &ep_type::MSG;
         let attr = device.attr();
         let ports = (1..=attr.phys_port_cnt.max(1))
             .filter_map(|number| device.port(number).ok())
@@ -152,11 +124,12 @@ impl Offer {
                 FI_PROTO_RDMA_CM_IB_RC
             },
             primary_caps: match attr.atomic_cap {
-                0 => PRIMARY_CAPS & !FI_ATOMIC,
-                _ => PRIMARY_CAPS,
+                0 => ep.primary_caps & !FI_ATOMIC,
+                _ => ep.primary_caps,
             },
             events: attr.atomic_cap != 0,
             max_msg_size: port.max_msg_size,
+            max_order_size: port.max_msg_size,
             tx_size: depth(limits.tx_size, params.tx_size),
             inject: (
                 max_inline,
@@ -174,7 +147,28 @@ impl Offer {
             nic: nic_of(device, &port, host_only),
             device: Arc::clone(device),
             host_only,
+            ep,
         })
+    }
+
+    /// The offer of the same device for an endpoint type with many peers.
+    fn with_many_peers(mut self, ep: &'static EpType, limits: &rdm::Limits) -> Self {
+        let params = param::values();
+        self.ep = ep;
+        self.protocol = FI_PROTO_IB_RDM;
+        self.primary_caps = ep.primary_caps;
+        self.max_msg_size = usize::try_from(limits.max_msg_size).unwrap_or(usize::MAX);
+        self.max_order_size = 0; // there is no RMA yet
+        let depth = |greatest, wanted: Option<usize>| depth(greatest, wanted.or(Some(RDM_DEPTH)));
+        self.tx_size = depth(limits.tx_size, params.tx_size);
+        self.rx = RxLimits {
+            size: depth(limits.rx_size, params.rx_size),
+            iov_limit: limits.iov_limit,
+        };
+        self.inject = (limits.inject_size, limits.inject_size);
+        self.tx_iov_limit = limits.iov_limit;
+        self.shared_rx = None;
+        self
     }
 }
 

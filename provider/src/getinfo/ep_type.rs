@@ -1,0 +1,145 @@
+//! The endpoint types, and what is the same on all devices for each of them.
+
+use libfabric_sys::*;
+
+use crate::ffi::param;
+
+/// An endpoint type (`ep_attr->type`) and its attributes that do not depend on the device.
+#[derive(Debug)]
+pub(crate) struct EpType {
+    /// `FI_EP_*`
+    pub(crate) number: u32,
+    /// For the log.
+    pub(crate) name: &'static str,
+    /// Primary capabilities; a device may lack atomics.
+    pub(crate) primary_caps: u64,
+    /// Directions in which the primary capabilities may be used.
+    pub(crate) tx_modifiers: u64,
+    pub(crate) rx_modifiers: u64,
+    /// Further capabilities of the transmit side and of the receive side, which the answer has only
+    /// if they are requested.
+    pub(crate) tx_secondary: u64,
+    pub(crate) rx_secondary: u64,
+    /// Those of the secondary capabilities that are also in the answer to hints without
+    /// capabilities.
+    pub(crate) default_secondary: u64,
+    /// Operation flags that may be made a default.
+    pub(crate) tx_op_flags: u64,
+    pub(crate) rx_op_flags: u64,
+    pub(crate) msg_order: u64,
+    pub(crate) comp_order: u64,
+    /// Bytes of remote CQ data.
+    pub(crate) cq_data_size: usize,
+    pub(crate) rma_iov_limit: usize,
+    /// Version of the format of connection data and packets.
+    pub(crate) protocol_version: u32,
+    /// `mem_tag_format`; 0 without `FI_TAGGED`.
+    pub(crate) tag_format: u64,
+    /// Data progress unless hints request one: by the device, or by the application's calls.
+    pub(crate) data_progress: u32,
+}
+
+/// Offered without a request, because they have no cost. The embedded device reaches the emulated
+/// remote nodes of its host, so every device has both local and remote peers.
+pub(crate) const DOMAIN_CAPS: u64 = FI_LOCAL_COMM | FI_REMOTE_COMM;
+
+/// A verbs send completes when the peer's device has acknowledged it, which covers each of the
+/// three completion levels.
+const TX_OP_FLAGS: u64 =
+    FI_COMPLETION | FI_INJECT | FI_INJECT_COMPLETE | FI_TRANSMIT_COMPLETE | FI_DELIVERY_COMPLETE;
+
+/// Connected endpoints.
+pub(crate) static MSG: EpType = EpType {
+    number: FI_EP_MSG,
+    name: "FI_EP_MSG",
+    primary_caps: FI_MSG | FI_RMA | FI_ATOMIC,
+    tx_modifiers: FI_SEND | FI_READ | FI_WRITE,
+    rx_modifiers: FI_RECV | FI_REMOTE_READ | FI_REMOTE_WRITE,
+    // verbs has a fence bit, and a device may have flushes
+    tx_secondary: FI_FENCE | FI_RMA_PMEM,
+    // counting peers' operations on regions, and regions that peers may flush
+    rx_secondary: FI_RMA_EVENT | FI_RMA_PMEM,
+    default_secondary: 0,
+    tx_op_flags: TX_OP_FLAGS,
+    rx_op_flags: FI_COMPLETION,
+    // Orderings of a reliable connection (IB specification, table of ordering rules): all except
+    // that of operations after an RDMA read, which may still be outstanding.
+    msg_order: FI_ORDER_RAR
+        | FI_ORDER_RAW
+        | FI_ORDER_RAS
+        | FI_ORDER_WAW
+        | FI_ORDER_WAS
+        | FI_ORDER_SAW
+        | FI_ORDER_SAS
+        | FI_ORDER_RMA_RAR
+        | FI_ORDER_RMA_RAW
+        | FI_ORDER_RMA_WAW
+        | FI_ORDER_ATOMIC_RAR
+        | FI_ORDER_ATOMIC_RAW
+        | FI_ORDER_ATOMIC_WAR
+        | FI_ORDER_ATOMIC_WAW,
+    // each queue completes in the order of its posts
+    comp_order: FI_ORDER_STRICT,
+    cq_data_size: 4, // verbs' immediate data
+    rma_iov_limit: 1,
+    protocol_version: 1, // docs/protocol.md
+    tag_format: 0,
+    data_progress: FI_PROGRESS_AUTO,
+};
+
+/// Endpoints with many peers.
+pub(crate) static RDM: EpType = EpType {
+    number: FI_EP_RDM,
+    name: "FI_EP_RDM",
+    primary_caps: FI_MSG | FI_TAGGED,
+    tx_modifiers: FI_SEND,
+    rx_modifiers: FI_RECV,
+    tx_secondary: 0,
+    rx_secondary: FI_MULTI_RECV | FI_DIRECTED_RECV | FI_SOURCE,
+    default_secondary: FI_MULTI_RECV | FI_DIRECTED_RECV | FI_SOURCE,
+    tx_op_flags: TX_OP_FLAGS,
+    rx_op_flags: FI_COMPLETION | FI_MULTI_RECV,
+    msg_order: FI_ORDER_SAS,
+    // a long message completes after later short ones
+    comp_order: FI_ORDER_NONE,
+    cq_data_size: 8,
+    rma_iov_limit: 0,
+    protocol_version: 1, // docs/protocol-rdm.md
+    tag_format: FI_TAG_GENERIC,
+    data_progress: FI_PROGRESS_MANUAL,
+};
+
+impl EpType {
+    /// Every capability that hints may request, if the device has all primary ones.
+    pub(crate) fn caps(&self) -> u64 {
+        self.primary_caps
+            | self.tx_modifiers
+            | self.rx_modifiers
+            | self.tx_secondary
+            | self.rx_secondary
+            | DOMAIN_CAPS
+    }
+
+    /// Whether peers access no region, so that regions are for local use only.
+    pub(crate) fn is_local(&self) -> bool {
+        self.primary_caps & (FI_RMA | FI_ATOMIC) == 0
+    }
+}
+
+/// The types that are offered, in the order of the answers.
+pub(crate) fn offered() -> &'static [&'static EpType] {
+    static TYPES: [&EpType; 2] = [&RDM, &MSG];
+    if param::values().rdm {
+        &TYPES
+    } else {
+        &TYPES[1..]
+    }
+}
+
+/// The offered type with this number; `FI_EP_UNSPEC` is [`MSG`].
+pub(crate) fn of(number: u32) -> Option<&'static EpType> {
+    if number == FI_EP_UNSPEC {
+        return Some(&MSG);
+    }
+    offered().iter().copied().find(|ep| ep.number == number)
+}

@@ -1,0 +1,281 @@
+/* fi_getinfo for endpoints with many peers, with FI_WEFT_RDM=1:
+ *
+ *   offered attributes PROV NODE  the attributes of the answer to hints that request only the type
+ *   offered hints PROV NODE       what hints may request, and what they may not
+ *   offered order PROV NODE       without hints: entries of this type precede those of connected endpoints
+ *   offered objects PROV NODE     what a domain and an endpoint may be opened with
+ *   offered none PROV NODE        there is no such entry of this provider
+ *
+ * Each entry's provider has to be PROV, with nothing layered over it. Ends with 0, or says what went wrong.
+ * Plain libfabric 1.17. */
+#include "end.h"
+
+#define CAPS (FI_MSG | FI_TAGGED | FI_SEND | FI_RECV | FI_MULTI_RECV | FI_DIRECTED_RECV | FI_SOURCE | FI_LOCAL_COMM | FI_REMOTE_COMM)
+
+#define IS(condition)                                                                                                \
+	do {                                                                                                         \
+		if (!(condition))                                                                                    \
+			die("line %d: not so: %s", __LINE__, #condition);                                            \
+	} while (0)
+
+static struct fi_info *hints_of(enum fi_ep_type type)
+{
+	struct fi_info *hints = fi_allocinfo();
+
+	hints->ep_attr->type = type;
+	hints->fabric_attr->prov_name = strdup(provider);
+	return hints;
+}
+
+/* Each entry is of the provider itself. */
+static void must_be_ours(const struct fi_info *list)
+{
+	for (; list; list = list->next)
+		if (strcmp(list->fabric_attr->prov_name, provider))
+			die("an entry of %s", list->fabric_attr->prov_name);
+}
+
+static struct fi_info *answer(uint32_t version, struct fi_info *hints)
+{
+	struct fi_info *info = NULL;
+
+	MUST(fi_getinfo(version, node, NULL, FI_SOURCE, hints, &info));
+	must_be_ours(info);
+	IS(info->ep_attr->type == FI_EP_RDM);
+	return info;
+}
+
+static void check_attributes(void)
+{
+	struct fi_info *hints = hints_of(FI_EP_RDM), *info = answer(FI_VERSION(1, 17), hints);
+
+	IS(info->caps == CAPS);
+	IS(info->tx_attr->caps == (FI_MSG | FI_TAGGED | FI_SEND));
+	IS(info->rx_attr->caps == (FI_MSG | FI_TAGGED | FI_RECV | FI_MULTI_RECV | FI_DIRECTED_RECV | FI_SOURCE));
+	IS(info->mode == 0 && info->tx_attr->mode == 0 && info->rx_attr->mode == 0);
+	IS(info->addr_format == FI_SOCKADDR_IN && info->src_addr && !info->dest_addr);
+	IS(info->tx_attr->size == 1024 && info->rx_attr->size == 1024);
+	IS(info->tx_attr->iov_limit == 4 && info->rx_attr->iov_limit == 4);
+	IS(info->tx_attr->inject_size == 4096);
+	IS(info->tx_attr->msg_order == FI_ORDER_SAS && info->rx_attr->msg_order == FI_ORDER_SAS);
+	IS(info->tx_attr->comp_order == FI_ORDER_NONE && info->rx_attr->comp_order == FI_ORDER_NONE);
+	IS(info->ep_attr->protocol == FI_PROTO_IB_RDM && info->ep_attr->protocol_version == 1);
+	IS(info->ep_attr->max_msg_size >= 1UL << 47);
+	IS(info->ep_attr->mem_tag_format == 0xaaaaaaaaaaaaaaaaULL);
+	IS(info->ep_attr->tx_ctx_cnt == 1 && info->ep_attr->rx_ctx_cnt == 1);
+	IS(info->domain_attr->mr_mode == 0 && info->domain_attr->cq_data_size == 8);
+	IS(info->domain_attr->resource_mgmt == FI_RM_ENABLED);
+	IS(info->domain_attr->control_progress == FI_PROGRESS_AUTO);
+	IS(info->domain_attr->data_progress == FI_PROGRESS_MANUAL);
+	IS(info->domain_attr->av_type == FI_AV_UNSPEC);
+	IS(info->domain_attr->max_ep_srx_ctx == 0 && info->domain_attr->max_ep_stx_ctx == 0);
+	fi_freeinfo(info);
+	fi_freeinfo(hints);
+}
+
+/* Hints with one change, given by the fields that it sets. */
+#define WITH(statement, version, expected)                                                                           \
+	do {                                                                                                         \
+		struct fi_info *hints = hints_of(FI_EP_RDM), *info = NULL;                                           \
+		statement;                                                                                           \
+		int returned = fi_getinfo(version, node, NULL, FI_SOURCE, hints, &info);                             \
+		if (expected ? returned : returned != -FI_ENODATA)                                                   \
+			die("line %d: %s: %d", __LINE__, #statement, returned);                                      \
+		must_be_ours(info);                                                                                  \
+		fi_freeinfo(info);                                                                                   \
+		fi_freeinfo(hints);                                                                                  \
+	} while (0)
+#define CAN(statement) WITH(statement, FI_VERSION(1, 17), 1)
+#define CANNOT(statement) WITH(statement, FI_VERSION(1, 17), 0)
+
+static void check_hints(void)
+{
+	/* capabilities: primary ones only if they are requested */
+	static const struct {
+		uint64_t asked, got;
+	} caps[] = {
+		{ FI_MSG, FI_MSG | FI_SEND | FI_RECV },
+		{ FI_TAGGED, FI_TAGGED | FI_SEND | FI_RECV },
+		{ FI_TAGGED | FI_RECV, FI_TAGGED | FI_RECV },
+		{ FI_MSG | FI_TAGGED | FI_SOURCE, FI_MSG | FI_TAGGED | FI_SEND | FI_RECV | FI_SOURCE },
+		{ FI_MSG | FI_MULTI_RECV | FI_DIRECTED_RECV, FI_MSG | FI_SEND | FI_RECV | FI_MULTI_RECV | FI_DIRECTED_RECV },
+	};
+	for (size_t i = 0; i < sizeof caps / sizeof *caps; i++) {
+		struct fi_info *hints = hints_of(FI_EP_RDM);
+		hints->caps = caps[i].asked;
+		struct fi_info *info = answer(FI_VERSION(1, 17), hints);
+		if (info->caps != (caps[i].got | FI_LOCAL_COMM | FI_REMOTE_COMM))
+			die("caps %#llx for %#llx", (unsigned long long)info->caps, (unsigned long long)caps[i].asked);
+		fi_freeinfo(info);
+		fi_freeinfo(hints);
+	}
+	static const uint64_t none[] = { FI_RMA, FI_ATOMIC, FI_MSG | FI_RMA, FI_TAGGED | FI_ATOMIC, FI_MSG | FI_FENCE, FI_COLLECTIVE, FI_MULTICAST };
+	for (size_t i = 0; i < sizeof none / sizeof *none; i++)
+		CANNOT(hints->caps = none[i]);
+
+	/* an application of API 1.0, which has no mr_mode bits, and others */
+	WITH(hints->caps = FI_MSG, FI_VERSION(1, 0), 1);
+	WITH(hints->domain_attr->mr_mode = FI_MR_BASIC, FI_VERSION(1, 0), 1);
+	WITH(hints->domain_attr->mr_mode = FI_MR_SCALABLE, FI_VERSION(1, 4), 1);
+	CAN(hints->domain_attr->mr_mode = FI_MR_BASIC);
+	CAN(hints->domain_attr->mr_mode = FI_MR_SCALABLE);
+	CAN(hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY);
+	CAN(hints->mode = ~0ULL);
+
+	/* tags */
+	CAN(hints->ep_attr->mem_tag_format = 0xaaaaaaaaaaaaaaaaULL);
+	CAN(hints->ep_attr->mem_tag_format = 0xffULL);
+
+	/* sizes */
+	CAN(hints->tx_attr->size = 1 << 20);
+	CANNOT(hints->tx_attr->size = (1 << 20) + 1);
+	CAN(hints->rx_attr->size = 1 << 20);
+	CANNOT(hints->rx_attr->size = (1 << 20) + 1);
+	CAN(hints->tx_attr->inject_size = 4096);
+	CANNOT(hints->tx_attr->inject_size = 4097);
+	CAN((hints->tx_attr->iov_limit = 4, hints->rx_attr->iov_limit = 4));
+	CANNOT(hints->tx_attr->iov_limit = 5);
+	CANNOT(hints->rx_attr->iov_limit = 5);
+	CAN(hints->ep_attr->max_msg_size = 1UL << 40);
+	CAN(hints->domain_attr->cq_data_size = 8);
+	CANNOT(hints->domain_attr->cq_data_size = 9);
+
+	/* orders, flags, contexts */
+	CAN(hints->tx_attr->msg_order = FI_ORDER_SAS);
+	CANNOT(hints->tx_attr->msg_order = FI_ORDER_SAR);
+	CANNOT(hints->tx_attr->comp_order = FI_ORDER_STRICT);
+	CAN(hints->tx_attr->op_flags = FI_DELIVERY_COMPLETE | FI_COMPLETION);
+	CANNOT(hints->tx_attr->op_flags = FI_MATCH_COMPLETE);
+	CAN(hints->rx_attr->op_flags = FI_MULTI_RECV);
+	CANNOT(hints->ep_attr->rx_ctx_cnt = FI_SHARED_CONTEXT);
+	CANNOT(hints->ep_attr->tx_ctx_cnt = FI_SHARED_CONTEXT);
+	CANNOT(hints->ep_attr->tx_ctx_cnt = 2);
+	CANNOT(hints->ep_attr->protocol = FI_PROTO_RDMA_CM_IB_RC);
+	CAN(hints->ep_attr->protocol = FI_PROTO_IB_RDM);
+
+	/* what is returned as requested */
+	for (uint32_t type = FI_AV_UNSPEC; type <= FI_AV_TABLE; type++)
+		for (uint32_t progress = FI_PROGRESS_AUTO; progress <= FI_PROGRESS_MANUAL; progress++)
+			for (uint32_t threading = FI_THREAD_SAFE; threading <= FI_THREAD_ENDPOINT; threading++) {
+				struct fi_info *hints = hints_of(FI_EP_RDM);
+				hints->domain_attr->av_type = type;
+				hints->domain_attr->data_progress = progress;
+				hints->domain_attr->control_progress = progress;
+				hints->domain_attr->threading = threading;
+				struct fi_info *info = answer(FI_VERSION(1, 17), hints);
+				IS(info->domain_attr->av_type == type);
+				IS(info->domain_attr->data_progress == progress);
+				IS(info->domain_attr->control_progress == progress);
+				IS(info->domain_attr->threading == threading);
+				fi_freeinfo(info);
+				fi_freeinfo(hints);
+			}
+}
+
+static void check_order(void)
+{
+	struct fi_info *hints = hints_of(FI_EP_UNSPEC), *list;
+	int rdm = 0, msg = 0;
+
+	MUST(fi_getinfo(FI_VERSION(1, 17), NULL, NULL, 0, hints, &list));
+	must_be_ours(list);
+	for (struct fi_info *info = list; info; info = info->next)
+		if (info->ep_attr->type == FI_EP_RDM) {
+			IS(!msg);
+			rdm++;
+		} else {
+			IS(info->ep_attr->type == FI_EP_MSG);
+			msg++;
+		}
+	IS(rdm && msg);
+	fi_freeinfo(list);
+	fi_freeinfo(hints);
+	/* the same without any hints, among the entries of other providers */
+	rdm = msg = 0;
+	MUST(fi_getinfo(FI_VERSION(1, 17), NULL, NULL, 0, NULL, &list));
+	for (struct fi_info *info = list; info; info = info->next) {
+		if (strncmp(info->fabric_attr->prov_name, provider, strlen(provider)))
+			continue;
+		IS(!strcmp(info->fabric_attr->prov_name, provider));
+		rdm += info->ep_attr->type == FI_EP_RDM;
+		msg += info->ep_attr->type == FI_EP_MSG;
+		IS(info->ep_attr->type != FI_EP_RDM || !msg);
+	}
+	IS(rdm && msg);
+	fi_freeinfo(list);
+}
+
+static void check_objects(void)
+{
+	struct fi_cq_attr cq_attr = { .format = FI_CQ_FORMAT_TAGGED };
+	struct fi_info *hints = hints_of(FI_EP_RDM), *info = answer(FI_VERSION(1, 17), hints);
+	struct fid_fabric *fabric;
+	struct fid_domain *domain;
+	struct fid_pep *pep;
+	struct fid_ep *ep;
+	struct fid_cq *cq;
+
+	MUST(fi_fabric(info->fabric_attr, &fabric, NULL));
+	IS(fi_passive_ep(fabric, info, &pep, NULL) == -FI_EINVAL);
+	MUST(fi_domain(fabric, info, &domain, NULL));
+	IS(fi_srx_context(domain, NULL, &ep, NULL) == -FI_ENOSYS);
+	IS(fi_stx_context(domain, NULL, NULL, NULL) == -FI_ENOSYS);
+	IS(fi_scalable_ep(domain, info, &ep, NULL) == -FI_ENOSYS);
+	/* a completion queue here is not one for connected endpoints */
+	MUST(fi_cq_open(domain, &cq_attr, &cq, NULL));
+	info->ep_attr->type = FI_EP_MSG;
+	info->ep_attr->protocol = info->ep_attr->mem_tag_format = 0;
+	info->ep_attr->max_msg_size = 0;
+	info->caps = info->tx_attr->caps = info->rx_attr->caps = FI_MSG;
+	info->tx_attr->inject_size = info->tx_attr->size = info->rx_attr->size = 0;
+	info->domain_attr->cq_data_size = 0;
+	MUST(fi_endpoint(domain, info, &ep, NULL));
+	IS(fi_ep_bind(ep, &cq->fid, FI_TRANSMIT | FI_RECV) == -FI_EINVAL);
+	MUST(fi_close(&ep->fid));
+	MUST(fi_close(&cq->fid));
+	/* more than was offered */
+	info->ep_attr->type = FI_EP_RDM;
+	info->caps = FI_MSG | FI_RMA;
+	IS(fi_endpoint(domain, info, &ep, NULL) == -FI_EINVAL);
+	info->ep_attr->type = FI_EP_DGRAM;
+	info->caps = FI_MSG;
+	IS(fi_endpoint(domain, info, &ep, NULL) == -FI_EINVAL);
+	MUST(fi_close(&domain->fid));
+	MUST(fi_close(&fabric->fid));
+	fi_freeinfo(info);
+	fi_freeinfo(hints);
+}
+
+static void check_none(void)
+{
+	struct fi_info *list = NULL;
+	int ret = fi_getinfo(FI_VERSION(1, 17), NULL, NULL, 0, NULL, &list);
+
+	IS(!ret);
+	for (struct fi_info *info = list; info; info = info->next)
+		IS(strcmp(info->fabric_attr->prov_name, provider) || info->ep_attr->type == FI_EP_MSG);
+	fi_freeinfo(list);
+}
+
+int main(int argc, char **argv)
+{
+	static const struct {
+		const char *name;
+		void (*check)(void);
+	} modes[] = {
+		{ "attributes", check_attributes }, { "hints", check_hints }, { "order", check_order },
+		{ "objects", check_objects },       { "none", check_none },
+	};
+
+	if (argc != 4)
+		die("usage: offered MODE PROV NODE");
+	role = argv[1];
+	provider = argv[2];
+	node = argv[3];
+	for (size_t i = 0; i < sizeof modes / sizeof *modes; i++)
+		if (!strcmp(argv[1], modes[i].name)) {
+			modes[i].check();
+			return 0;
+		}
+	die("no such mode");
+}

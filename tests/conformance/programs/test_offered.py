@@ -1,0 +1,78 @@
+"""What fi_getinfo lists with FI_WEFT_RDM=1: tests/conformance/c/offered.c, and fi_info."""
+
+import unittest
+
+from lib import programs
+
+from . import common
+
+LAYERED = "weft;ofi_rxm"
+
+
+class Offered(common.CProgram):
+    SOURCE = "offered"
+
+    def succeeds(self, libfabric, mode, **more):
+        return super().succeeds(libfabric, mode, **{"FI_WEFT_RDM": "1", **more})
+
+    @common.per_release
+    def test_attributes(self, libfabric):
+        self.succeeds(libfabric, "attributes")
+
+    @common.per_release
+    def test_hints(self, libfabric):
+        self.succeeds(libfabric, "hints")
+
+    @common.per_release
+    def test_order(self, libfabric):
+        self.succeeds(libfabric, "order")
+
+    @common.per_release
+    def test_objects(self, libfabric):
+        self.succeeds(libfabric, "objects")
+
+    @common.per_release
+    def test_none_without_the_parameter(self, libfabric):
+        self.succeeds(libfabric, "none", FI_WEFT_RDM="0", FI_WEFT_DEVICE="soft0")
+
+    @common.per_release
+    def test_none_of_a_device_without_shared_receive_queues(self, libfabric):
+        self.succeeds(libfabric, "none", SOFTVERBS_SRQ="0", FI_WEFT_DEVICE="soft0")
+
+
+class Layers(unittest.TestCase):
+    """Endpoints of this provider come first, and layered ones only if they are named."""
+
+    def listed(self, libfabric, *options, **env):
+        """The providers and types of the entries, in their order, each once."""
+        shown = programs.run([libfabric.program("fi_info"), *options], libfabric.env(**env))
+        self.assertEqual(shown.status, 0, shown)
+        return list(dict.fromkeys((entry["provider"], entry["type"]) for entry in common.infos(shown.out)))
+
+    @common.per_release
+    def test_native_endpoints_come_alone(self, libfabric):
+        ours = [("weft", "FI_EP_RDM"), ("weft", "FI_EP_MSG")]
+        for env in ({}, {"FI_PROVIDER": "weft"}):
+            env["FI_WEFT_RDM"] = "1"
+            self.assertEqual(self.listed(libfabric, "-p", "weft", **env), ours)
+            self.assertEqual(self.listed(libfabric, "-p", "weft", "-t", "FI_EP_RDM", **env), ours[:1])
+            self.assertEqual(self.listed(libfabric, "-p", LAYERED, **env), [(LAYERED, "FI_EP_RDM")])
+        env = {"FI_PROVIDER": "weft", "FI_WEFT_RDM": "1"}
+        self.assertEqual(self.listed(libfabric, **env), ours)
+        self.assertEqual(self.listed(libfabric, "-t", "FI_EP_RDM", **env), ours[:1])
+
+    @common.per_release
+    def test_among_all_providers_nothing_is_layered_over_it(self, libfabric):
+        listed = self.listed(libfabric, "-t", "FI_EP_RDM", FI_WEFT_RDM="1")
+        self.assertEqual([name for name, _ in listed if "weft" in name], ["weft"])
+
+    @common.per_release
+    def test_without_the_parameter_they_are_layered(self, libfabric):
+        for env in ({}, {"FI_WEFT_RDM": "0"}):
+            self.assertEqual(self.listed(libfabric, "-p", "weft", "-t", "FI_EP_RDM", **env), [(LAYERED, "FI_EP_RDM")])
+
+    @common.per_release
+    def test_without_shared_receive_queues_the_layer_must_be_named(self, libfabric):
+        env = {"FI_WEFT_RDM": "1", "SOFTVERBS_SRQ": "0", "FI_WEFT_DEVICE": "soft0"}
+        self.assertEqual(self.listed(libfabric, "-p", "weft", **env), [("weft", "FI_EP_MSG")])
+        self.assertEqual(self.listed(libfabric, "-p", LAYERED, **env), [(LAYERED, "FI_EP_RDM")])
