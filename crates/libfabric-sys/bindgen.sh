@@ -19,6 +19,7 @@ sed -E -i \
   -e '/^pub const FI_OPT_[A-Z0-9_]+: _bindgen_ty_[0-9]+ = -/d' \
   -e 's/^pub const (FI_(SUCCESS|E[A-Z0-9]+)): [a-z0-9_]+ =/pub const \1: i32 =/' \
   -e 's/^pub const FI_ENABLE: i32 =/pub const FI_ENABLE: u32 =/' \
+  -e 's/^pub const FI_EVENT: i32 =/pub const FI_EVENT: u64 =/' \
   -e 's/^pub const (FI_MR_[A-Z_]+): u32 =/pub const \1: i32 =/' \
   -e 's/^pub const (FI_(NAME_MAX|CLASS_[A-Z_]+)): [a-z0-9_]+ =/pub const \1: usize =/' \
   -e 's/^pub const (FI_[A-Z0-9_]+_VERSION): u32 =/pub const \1: u32 =/;t' \

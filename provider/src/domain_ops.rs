@@ -18,7 +18,7 @@ use crate::ffi::info::View;
 use crate::ffi::log::{info, refused};
 use crate::ffi::param::{self, fault_point};
 use crate::ffi::{guard, log, stub};
-use crate::{atomic_family, cntr, cq, devices, ep_ops, getinfo, mr, poll, srx, weft_mr_ops};
+use crate::{atomic_family, av, cntr, cq, devices, ep_ops, getinfo, mr, poll, srx, weft_mr_ops};
 
 static FID_OPS: fi_ops = fi_ops {
     close: Some(close::<Domain>),
@@ -29,6 +29,7 @@ static FID_OPS: fi_ops = fi_ops {
 };
 
 static OPS: WithMainSlot<fi_ops_domain> = stub::domain::<FI_ENOSYS>(fi_ops_domain {
+    av_open: Some(av::open),
     cq_open: Some(cq::open),
     cntr_open: Some(cntr::open),
     endpoint: Some(ep_ops::open),

@@ -310,6 +310,17 @@ impl Object<Eq> {
     }
 }
 
+/// The bytes of a `fi_eq_entry` (fi_eq(3)).
+pub(crate) fn entry(owner: Token, context: usize, data: u64) -> [u8; size_of::<fi_eq_entry>()] {
+    let entry = fi_eq_entry {
+        fid: std::ptr::with_exposed_provenance_mut(owner.0),
+        context: std::ptr::with_exposed_provenance_mut(context),
+        data,
+    };
+    // SAFETY: two pointers and a word, without gaps.
+    unsafe { std::mem::transmute(entry) }
+}
+
 unsafe extern "C" fn read(
     eq: *mut fid_eq,
     event: *mut u32,
@@ -362,10 +373,10 @@ unsafe extern "C" fn readerr(eq: *mut fid_eq, buf: *mut fi_eq_err_entry, flags: 
         unsafe {
             let owner: *mut fid = std::ptr::with_exposed_provenance_mut(error.owner.0);
             (*buf).fid = owner;
-            (*buf).context = if owner.is_null() {
-                std::ptr::null_mut()
-            } else {
-                (*owner).context
+            (*buf).context = match error.operation {
+                Some(context) => std::ptr::with_exposed_provenance_mut(context),
+                None if owner.is_null() => std::ptr::null_mut(),
+                None => (*owner).context,
             };
             (*buf).data = error.context as u64;
             (*buf).err = error.err.code();

@@ -19,6 +19,7 @@ mod addr;
 mod atomic;
 mod atomic_family;
 mod atomic_operand;
+mod av;
 mod cm;
 mod cntr;
 mod connreq;

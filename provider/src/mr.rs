@@ -16,6 +16,7 @@ use weft::mr::{Buffer, Region, RegionConfig};
 use crate::cntr::Cntr;
 use crate::domain::Domain;
 use crate::ep::Ep;
+use crate::eq;
 use crate::ffi::alloc::auth_key;
 use crate::ffi::fid::{Kind, Object, User, close, header, object, on};
 use crate::ffi::log::{info, refused};
@@ -165,15 +166,7 @@ fn tell(events: &EventQueue, owner: Token, context: usize, result: Result<()>) {
         events.write_error(owner, error);
         return;
     }
-    let entry = fi_eq_entry {
-        fid: std::ptr::with_exposed_provenance_mut(owner.0),
-        context: std::ptr::with_exposed_provenance_mut(context),
-        data: 0,
-    };
-    const LEN: usize = size_of::<fi_eq_entry>();
-    // SAFETY: two pointers and a word, without gaps.
-    let bytes = unsafe { std::mem::transmute::<fi_eq_entry, [u8; LEN]>(entry) };
-    events.write(FI_MR_COMPLETE, &bytes, owner);
+    events.write(FI_MR_COMPLETE, &eq::entry(owner, context, 0), owner);
 }
 
 /// Sets the key that `fi_mr_key`, an inline function, reads. The caller holds the lock of the

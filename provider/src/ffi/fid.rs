@@ -236,6 +236,7 @@ fn class_name(class: usize) -> &'static str {
         FI_CLASS_CQ => "FI_CLASS_CQ",
         FI_CLASS_CNTR => "FI_CLASS_CNTR",
         FI_CLASS_MR => "FI_CLASS_MR",
+        FI_CLASS_AV => "FI_CLASS_AV",
         FI_CLASS_POLL => "FI_CLASS_POLL",
         FI_CLASS_CONNREQ => "FI_CLASS_CONNREQ",
         _ => "an internal class",

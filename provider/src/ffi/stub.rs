@@ -92,6 +92,10 @@ tables! {
     fabric: fi_ops_fabric { domain passive_ep eq_open wait_open trywait domain2 }
     eq: fi_ops_eq { read readerr write sread strerror }
     mr: fi_ops_mr { reg regv regattr }
+    av: fi_ops_av {
+        insert insertsvc insertsym remove lookup straddr av_set insert_auth_key lookup_auth_key
+        set_user_id
+    }
     poll: fi_ops_poll { poll poll_add poll_del }
     msg: fi_ops_msg { recv recvv recvmsg send sendv sendmsg inject senddata injectdata }
     cm: fi_ops_cm { setname getname getpeer connect listen accept reject shutdown join }
@@ -148,6 +152,7 @@ pub(crate) mod closed {
     pub(crate) static FABRIC: fi_ops_fabric = super::fabric::<E>();
     pub(crate) static DOMAIN: WithMainSlot<fi_ops_domain> = super::domain::<E>(domain_base::<E>());
     pub(crate) static MR: fi_ops_mr = super::mr::<E>();
+    pub(crate) static AV: fi_ops_av = super::av::<E>();
     pub(crate) static POLL: fi_ops_poll = super::poll::<E>();
     pub(crate) static EQ: fi_ops_eq = super::eq::<E>();
     pub(crate) static CQ: WithMainSlot<fi_ops_cq> = super::cq::<E>(cq_base::<E>());

@@ -223,6 +223,7 @@ pub(crate) fn auth_keys(
 pub(crate) use ep_type::MSG;
 pub(crate) use negotiate::Terms;
 pub(crate) use offer::RxLimits;
+pub(crate) use resolve::name as resolve_name;
 
 /// The terms of an endpoint opened with `info`, which may come from `fi_getinfo` or from the
 /// application.

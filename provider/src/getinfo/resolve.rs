@@ -1,6 +1,6 @@
 //! Source and destination addresses: node, service and address hints as pairs of addresses.
 
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, CString, c_char};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
 use libfabric_sys::{FI_NUMERICHOST, FI_SOURCE};
@@ -60,6 +60,18 @@ pub(crate) fn paths(
             dst: hints.dst,
         }],
     })
+}
+
+/// The first address of a node and a service that has the format.
+///
+/// # Errors
+/// `ENODATA`: the names do not resolve to such an address. `EINVAL`: a name with a NUL.
+pub(crate) fn name(node: &str, service: &str, format: Format) -> Result<SocketAddr> {
+    let text = |text| CString::new(text).map_err(|_| FiErrno::EINVAL);
+    let (node, service) = (text(node)?, text(service)?);
+    let found = lookup(Some(&node), Some(&service), 0, Some(format))?;
+    let mut fits = found.into_iter().filter(|addr| format.fits(addr));
+    fits.next().ok_or(FiErrno::ENODATA)
 }
 
 fn lookup(
