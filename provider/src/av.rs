@@ -28,6 +28,7 @@ use crate::getinfo;
 /// An open address vector.
 pub(crate) struct Av {
     pub(crate) engine: Arc<AddressVector>,
+    pub(crate) domain: Arc<weft::domain::Domain>,
     format: Format,
     /// Whether insertions report to an event queue (`FI_EVENT`).
     events: bool,
@@ -92,6 +93,7 @@ pub(crate) unsafe extern "C" fn open(
         let user = domain.users.add()?;
         let av = Av {
             engine: AddressVector::open(wish.count)?,
+            domain: Arc::clone(&domain.engine),
             format: domain.format,
             events: wish.flags & FI_EVENT != 0,
             bound: OnceLock::new(),

@@ -4,15 +4,16 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use libfabric_sys::fi_addr_t;
+use libfabric_sys::{FI_COMMIT_COMPLETE, FI_MATCH_COMPLETE, fi_addr_t};
 use parking_lot::Mutex;
 use weft::errno::Result;
 use weft::flags::Flags;
 use weft::msg::{AtomicKind, AtomicOp, Endpoint, LocalIov, RemoteIov};
 
 use crate::addr::Format;
-use crate::ep_traits::{Atomics, Receives, Rma, Sends};
+use crate::ep_traits::{Atomics, OpFlags, Receives, Rma, Sends, TX_FLAGS};
 use crate::ffi::fid::User;
+use crate::getinfo;
 
 /// An open endpoint.
 pub(crate) struct Ep {
@@ -25,6 +26,30 @@ pub(crate) struct Ep {
     /// Of an alias: the use of the original endpoint, which holds the use of the domain.
     pub(crate) parent: Option<User>,
     pub(crate) _domain: Option<User>,
+}
+
+impl OpFlags for Ep {
+    fn op_flags(&self, transmit: bool) -> Flags {
+        match transmit {
+            true => self.engine.tx_op_flags(),
+            false => self.engine.rx_op_flags(),
+        }
+    }
+
+    fn set_op_flags(&self, transmit: bool, flags: Flags) {
+        match transmit {
+            true => self.engine.set_tx_op_flags(flags),
+            false => self.engine.set_rx_op_flags(flags),
+        }
+    }
+
+    fn allowed_op_flags(&self, transmit: bool) -> u64 {
+        match transmit {
+            true if self.engine.is_durable() => getinfo::MSG.tx_op_flags | FI_COMMIT_COMPLETE,
+            true => getinfo::MSG.tx_op_flags,
+            false => getinfo::MSG.rx_op_flags,
+        }
+    }
 }
 
 impl Receives for Ep {
@@ -48,6 +73,10 @@ impl Receives for Ep {
 }
 
 impl Sends for Ep {
+    // A reliable send is acknowledged when it has consumed a receive, so it has been matched with a
+    // buffer of the application then.
+    const TX_FLAGS: u64 = TX_FLAGS | FI_MATCH_COMPLETE;
+
     #[inline(always)]
     unsafe fn send(&self, _: fi_addr_t, local: LocalIov<'_>, context: usize) -> Result<()> {
         // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.

@@ -24,7 +24,7 @@ use crate::ffi::log::refused;
 use crate::ffi::stub;
 use crate::pep::Pep;
 use crate::srx::Srx;
-use crate::{atomic, cm, connreq, getinfo, msg, option, rma};
+use crate::{atomic, cm, connreq, getinfo, msg, op_flags, option, rdm_ep_ops, rma};
 
 static FID_OPS: fi_ops = fi_ops {
     close: Some(close::<Ep>),
@@ -92,7 +92,10 @@ pub(crate) unsafe extern "C" fn open2(
         if flags != 0 {
             return Err(FiErrno::EBADFLAGS); // FI_PEER_TRANSFER: there is no peer provider
         }
-        let object = EndpointRequest::read(domain, info)?.open(domain, context)?;
+        let object = match info.ep().map_or(FI_EP_UNSPEC, |ep| ep.type_) {
+            FI_EP_RDM => rdm_ep_ops::open(domain, info, context)?,
+            _ => EndpointRequest::read(domain, info)?.open(domain, context)?,
+        };
         // SAFETY: not NULL; the object starts with its fid.
         unsafe { *out = object.cast() };
         Ok(0)
@@ -241,10 +244,9 @@ unsafe fn alias(handle: *mut fid, ep: &Object<Ep>, arg: *mut fi_alias) -> Result
     if arg.fid.is_null() {
         return Err(FiErrno::EINVAL);
     }
-    let (flags, transmit) = direction(arg.flags)?;
-    check_op_flags(ep, flags, transmit)?;
+    let (flags, transmit) = op_flags::direction(arg.flags)?;
+    let flags = op_flags::check(&**ep, flags, transmit)?;
     let engine = ep.engine.alias();
-    let flags = Flags::from_bits_retain(flags);
     if transmit {
         engine.set_tx_op_flags(flags);
     } else {
@@ -333,74 +335,15 @@ unsafe extern "C" fn control(handle: *mut fid, command: c_int, arg: *mut c_void)
         match command.cast_unsigned() {
             FI_ENABLE => ep.engine.enable()?,
             // SAFETY: the argument of both is a pointer to 64-bit flags, or NULL.
-            FI_GETOPSFLAG => unsafe { get_op_flags(ep, arg.cast())? },
+            FI_GETOPSFLAG => unsafe { op_flags::get(&**ep, arg.cast())? },
             // SAFETY: the argument is a pointer to 64-bit flags, or NULL.
-            FI_SETOPSFLAG => unsafe { set_op_flags(ep, arg.cast())? },
+            FI_SETOPSFLAG => unsafe { op_flags::set(&**ep, arg.cast())? },
             // SAFETY: the argument of fi_ep_alias(3), by its contract.
             FI_ALIAS => unsafe { alias(handle, ep, arg.cast())? },
             _ => return Err(FiErrno::ENOSYS), // commands of other fids
         }
         Ok(0)
     })
-}
-
-/// The flags without the direction, and whether the direction is transmit. The flags contain
-/// exactly one of `FI_TRANSMIT` and `FI_RECV` (fi_endpoint(3)).
-///
-/// # Errors
-/// `EINVAL`: both directions, or none.
-fn direction(flags: u64) -> Result<(u64, bool)> {
-    match flags & (FI_TRANSMIT | FI_RECV) {
-        FI_TRANSMIT => Ok((flags & !FI_TRANSMIT, true)),
-        FI_RECV => Ok((flags & !FI_RECV, false)),
-        _ => Err(FiErrno::EINVAL),
-    }
-}
-
-/// # Safety
-/// `arg` is NULL or points to flags.
-unsafe fn get_op_flags(ep: &Object<Ep>, arg: *mut u64) -> Result<()> {
-    // SAFETY: the caller passes NULL or a pointer to flags.
-    let arg = unsafe { arg.as_mut() }.ok_or(FiErrno::EINVAL)?;
-    let (_, transmit) = direction(*arg)?;
-    *arg = if transmit {
-        ep.engine.tx_op_flags().bits()
-    } else {
-        ep.engine.rx_op_flags().bits()
-    };
-    Ok(())
-}
-
-/// # Errors
-/// `EBADFLAGS`: a flag that cannot be a default flag.
-fn check_op_flags(ep: &Ep, flags: u64, transmit: bool) -> Result<()> {
-    let allowed = if transmit && ep.engine.is_durable() {
-        getinfo::MSG.tx_op_flags | FI_COMMIT_COMPLETE
-    } else if transmit {
-        getinfo::MSG.tx_op_flags
-    } else {
-        getinfo::MSG.rx_op_flags
-    };
-    if flags & !allowed != 0 {
-        return Err(FiErrno::EBADFLAGS);
-    }
-    Ok(())
-}
-
-/// # Safety
-/// As [`get_op_flags`].
-unsafe fn set_op_flags(ep: &Object<Ep>, arg: *mut u64) -> Result<()> {
-    // SAFETY: the caller passes NULL or a pointer to flags.
-    let arg = unsafe { arg.as_ref() }.ok_or(FiErrno::EINVAL)?;
-    let (flags, transmit) = direction(*arg)?;
-    check_op_flags(ep, flags, transmit)?;
-    let flags = Flags::from_bits_retain(flags);
-    if transmit {
-        ep.engine.set_tx_op_flags(flags);
-    } else {
-        ep.engine.set_rx_op_flags(flags);
-    }
-    Ok(())
 }
 
 unsafe extern "C" fn cancel(handle: *mut fid, context: *mut c_void) -> isize {

@@ -1,7 +1,7 @@
-//! The traits that an endpoint kind implements for `fi_msg(3)`, `fi_rma(3)` and `fi_atomic(3)`, and
-//! the steps that all of these calls share.
+//! The traits that an endpoint kind implements for `fi_msg(3)`, `fi_tagged(3)`, `fi_rma(3)` and
+//! `fi_atomic(3)`, and the steps that all of these calls share.
 //!
-//! The entry points in `msg`, `rma` and `atomic` are generic over the kind: each kind has ops
+//! The entry points in `msg`, `tagged`, `rma` and `atomic` are generic over the kind: each kind has ops
 //! tables of its own, and no call is dispatched at run time. They do not check the handle, as in
 //! libfabric's own providers: only endpoints of this kind have the table of the call.
 //!
@@ -25,6 +25,9 @@ use crate::ffi::log::refused;
     reason = "`Receives::recv` documents it for all methods"
 )]
 pub(crate) trait Receives: Kind<C = fid_ep> {
+    /// Flags that `fi_recvmsg` may carry.
+    const RX_FLAGS: u64 = RX_FLAGS;
+
     /// `fi_recv`, `fi_recvv`
     ///
     /// # Safety
@@ -48,6 +51,9 @@ pub(crate) trait Receives: Kind<C = fid_ep> {
     reason = "`Receives::recv` documents it for all methods"
 )]
 pub(crate) trait Sends: Kind<C = fid_ep> {
+    /// Flags that `fi_sendmsg` may carry.
+    const TX_FLAGS: u64;
+
     /// `fi_send`, `fi_sendv`
     unsafe fn send(&self, to: fi_addr_t, local: LocalIov<'_>, context: usize) -> Result<()>;
 
@@ -81,6 +87,62 @@ pub(crate) trait Sends: Kind<C = fid_ep> {
         len: usize,
         data: u64,
     ) -> Result<()>;
+}
+
+/// The tag of a receive: a message matches if its tag is equal in all bits that are not ignored.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tag {
+    pub(crate) tag: u64,
+    pub(crate) ignore: u64,
+}
+
+/// Tagged messages. `flags` is `None` for calls that use the default flags.
+#[allow(
+    clippy::missing_safety_doc,
+    reason = "`Receives::recv` documents it for all methods"
+)]
+pub(crate) trait Tagged: Kind<C = fid_ep> {
+    /// `fi_trecv`, `fi_trecvv`, `fi_trecvmsg`
+    ///
+    /// # Safety
+    /// As [`Receives::recv`]. With `FI_CLAIM`, `context` is the address of a `struct fi_context`.
+    unsafe fn trecv(
+        &self,
+        from: fi_addr_t,
+        tag: Tag,
+        local: LocalIov<'_>,
+        context: usize,
+        flags: Option<Flags>,
+    ) -> Result<()>;
+
+    /// `fi_tsend`, `fi_tsendv`, `fi_tsendmsg`, `fi_tsenddata`
+    unsafe fn tsend(
+        &self,
+        to: fi_addr_t,
+        tag: u64,
+        local: LocalIov<'_>,
+        data: Option<u64>,
+        context: usize,
+        flags: Option<Flags>,
+    ) -> Result<()>;
+
+    /// `fi_tinject`, `fi_tinjectdata`
+    unsafe fn tinject(
+        &self,
+        to: fi_addr_t,
+        tag: u64,
+        buf: *const c_void,
+        len: usize,
+        data: Option<u64>,
+    ) -> Result<()>;
+}
+
+/// The default flags of transmit operations, or of receives.
+pub(crate) trait OpFlags {
+    fn op_flags(&self, transmit: bool) -> Flags;
+    fn set_op_flags(&self, transmit: bool, flags: Flags);
+    /// The flags that can be default flags.
+    fn allowed_op_flags(&self, transmit: bool) -> u64;
 }
 
 /// Remote reads and writes.
@@ -192,6 +254,9 @@ pub(crate) trait Atomics: Kind<C = fid_ep> {
     /// `fi_inject_atomic`
     fn inject_atomic(&self, to: fi_addr_t, op: AtomicOp, target: (u64, u64)) -> Result<()>;
 }
+
+/// Flags that a receive may carry.
+pub(crate) const RX_FLAGS: u64 = FI_COMPLETION | FI_MORE | FI_TRANSMIT_COMPLETE;
 
 /// Flags that a transmit operation may carry.
 pub(crate) const TX_FLAGS: u64 = FI_COMPLETION

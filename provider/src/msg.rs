@@ -7,7 +7,7 @@ use libfabric_sys::*;
 use weft::mr::Desc;
 use weft::msg::LocalIov;
 
-use crate::ep_traits::{Receives, Sends, TX_FLAGS, buffer, flags_of, message, post, token};
+use crate::ep_traits::{Receives, Sends, buffer, flags_of, message, post, token};
 
 /// The table of an endpoint kind.
 pub(crate) const fn ops<E: Receives + Sends>() -> fi_ops_msg {
@@ -34,13 +34,6 @@ pub(crate) const fn receive_ops<E: Receives>(rest: fi_ops_msg) -> fi_ops_msg {
         ..rest
     }
 }
-
-/// Flags that `fi_sendmsg` may carry. A reliable send is acknowledged when it has consumed a
-/// receive, so it has been matched with a buffer of the application then.
-const SEND_FLAGS: u64 = TX_FLAGS | FI_MATCH_COMPLETE;
-
-/// Flags that `fi_recvmsg` may carry.
-const RX_FLAGS: u64 = FI_COMPLETION | FI_MORE | FI_TRANSMIT_COMPLETE;
 
 unsafe extern "C" fn recv<E: Receives>(
     ep: *mut fid_ep,
@@ -83,7 +76,7 @@ unsafe extern "C" fn recvmsg<E: Receives>(
         post::<E>(ep, |ep| {
             let msg = message(msg)?;
             let local = LocalIov::from_raw(msg.msg_iov, msg.desc, msg.iov_count)?;
-            let flags = flags_of(flags, RX_FLAGS)?;
+            let flags = flags_of(flags, E::RX_FLAGS)?;
             ep.recv_msg(msg.addr, local, token(msg.context), flags)
         })
     }
@@ -126,7 +119,7 @@ unsafe extern "C" fn sendmsg<E: Sends>(ep: *mut fid_ep, msg: *const fi_msg, flag
         post::<E>(ep, |ep| {
             let msg = message(msg)?;
             let local = LocalIov::from_raw(msg.msg_iov, msg.desc, msg.iov_count)?;
-            let flags = flags_of(flags, SEND_FLAGS)?;
+            let flags = flags_of(flags, E::TX_FLAGS)?;
             ep.send_msg(msg.addr, local, msg.data, token(msg.context), flags)
         })
     }

@@ -10,6 +10,7 @@ use crate::ep::Ep;
 use crate::ffi::fid::{object, on};
 use crate::ffi::guard;
 use crate::pep::Pep;
+use crate::rdm_ep::RdmEp;
 
 /// Stores a `size_t` in the buffer, and its size in `*len`.
 ///
@@ -90,6 +91,103 @@ pub(crate) unsafe extern "C" fn getopt(
     })
 }
 
+/// `fi_getopt(3)` of endpoints with many peers.
+pub(crate) unsafe extern "C" fn getopt_rdm(
+    handle: *mut fid,
+    level: c_int,
+    name: c_int,
+    buf: *mut c_void,
+    len: *mut usize,
+) -> c_int {
+    // SAFETY: an endpoint by the contract of fi_getopt(3).
+    let ep = unsafe { object::<RdmEp>(handle) };
+    on(ep, |ep| {
+        if level.cast_unsigned() != FI_OPT_ENDPOINT {
+            return Err(FiErrno::ENOPROTOOPT);
+        }
+        let value = match name.cast_unsigned() {
+            FI_OPT_MIN_MULTI_RECV => ep.engine.min_multi_recv(),
+            FI_OPT_MAX_MSG_SIZE | FI_OPT_MAX_TAGGED_SIZE => ep.max_msg_size,
+            FI_OPT_INJECT_MSG_SIZE | FI_OPT_INJECT_TAGGED_SIZE => ep.inject_size,
+            _ => return Err(FiErrno::ENOPROTOOPT),
+        };
+        // SAFETY: a buffer and its length by the contract of fi_getopt(3).
+        unsafe { answer(value, buf, len) }
+    })
+}
+
+/// `fi_setopt(3)` of endpoints with many peers. The sizes are read only.
+pub(crate) unsafe extern "C" fn setopt_rdm(
+    handle: *mut fid,
+    level: c_int,
+    name: c_int,
+    buf: *const c_void,
+    len: usize,
+) -> c_int {
+    // SAFETY: an endpoint by the contract of fi_setopt(3).
+    let ep = unsafe { object::<RdmEp>(handle) };
+    on(ep, |ep| {
+        if level.cast_unsigned() != FI_OPT_ENDPOINT {
+            return Err(FiErrno::ENOPROTOOPT);
+        }
+        // SAFETY: a buffer and its length by the contract of fi_setopt(3).
+        unsafe {
+            match name.cast_unsigned() {
+                FI_OPT_MIN_MULTI_RECV => {
+                    ep.engine.set_min_multi_recv(size_in(buf, len)?);
+                    Ok(0)
+                }
+                name => permit(name, buf, len).unwrap_or(Err(FiErrno::ENOPROTOOPT)),
+            }
+        }
+    })
+}
+
+/// The `size_t` in the buffer of `fi_setopt(3)`.
+///
+/// # Errors
+/// `EINVAL`: not the length of a `size_t`, or NULL.
+///
+/// # Safety
+/// `buf` is NULL or has `len` bytes.
+unsafe fn size_in(buf: *const c_void, len: usize) -> Result<usize> {
+    if len != size_of::<usize>() || buf.is_null() {
+        return Err(FiErrno::EINVAL);
+    }
+    // SAFETY: not NULL, of that size by the caller's promise.
+    Ok(unsafe { buf.cast::<usize>().read_unaligned() })
+}
+
+/// `fi_setopt(3)` of the options by which an application permits or forbids something that is not
+/// used; `None`: another option.
+///
+/// # Safety
+/// `buf` is NULL or has `len` bytes.
+unsafe fn permit(name: u32, buf: *const c_void, len: usize) -> Option<Result<c_int>> {
+    Some(match name {
+        // FI_HMEM is not offered, so no device memory is passed: every value is satisfied except
+        // FI_HMEM_P2P_REQUIRED.
+        FI_OPT_FI_HMEM_P2P if len == size_of::<c_int>() && !buf.is_null() => {
+            // SAFETY: not NULL, of that size by the caller's promise.
+            let wish = unsafe { buf.cast::<c_int>().read_unaligned() };
+            if wish.cast_unsigned() == FI_HMEM_P2P_REQUIRED {
+                Err(FiErrno::EOPNOTSUPP)
+            } else {
+                Ok(0)
+            }
+        }
+        FI_OPT_CUDA_API_PERMITTED | FI_OPT_SHARED_MEMORY_PERMITTED
+            if len == size_of::<bool>() && !buf.is_null() =>
+        {
+            Ok(0) // neither is used, permitted or not
+        }
+        FI_OPT_FI_HMEM_P2P | FI_OPT_CUDA_API_PERMITTED | FI_OPT_SHARED_MEMORY_PERMITTED => {
+            Err(FiErrno::EINVAL)
+        }
+        _ => return None,
+    })
+}
+
 /// `fi_setopt(3)`. Lengths can be reduced before the endpoint is enabled.
 pub(crate) unsafe extern "C" fn setopt(
     handle: *mut fid,
@@ -104,37 +202,18 @@ pub(crate) unsafe extern "C" fn setopt(
         if level.cast_unsigned() != FI_OPT_ENDPOINT {
             return Err(FiErrno::ENOPROTOOPT);
         }
-        match name.cast_unsigned() {
-            // FI_HMEM is not offered, so no device memory is passed: every value is satisfied
-            // except FI_HMEM_P2P_REQUIRED.
-            FI_OPT_FI_HMEM_P2P if len == size_of::<c_int>() && !buf.is_null() => {
-                // SAFETY: not NULL, of that size.
-                let wish = unsafe { buf.cast::<c_int>().read_unaligned() };
-                if wish.cast_unsigned() == FI_HMEM_P2P_REQUIRED {
-                    Err(FiErrno::EOPNOTSUPP)
-                } else {
-                    Ok(0)
-                }
-            }
-            FI_OPT_CUDA_API_PERMITTED | FI_OPT_SHARED_MEMORY_PERMITTED
-                if len == size_of::<bool>() && !buf.is_null() =>
-            {
-                Ok(0) // neither is used, permitted or not
-            }
-            FI_OPT_FI_HMEM_P2P | FI_OPT_CUDA_API_PERMITTED | FI_OPT_SHARED_MEMORY_PERMITTED => {
-                Err(FiErrno::EINVAL)
-            }
-            FI_OPT_CM_DATA_SIZE => Err(FiErrno::ENOPROTOOPT), // read only
-            name => {
-                let option = length(name)?;
-                if len != size_of::<usize>() || buf.is_null() {
-                    return Err(FiErrno::EINVAL);
-                }
-                // SAFETY: not NULL, of that size.
-                let value = unsafe { buf.cast::<usize>().read_unaligned() };
-                ep.engine.set_length(option, value)?;
-                Ok(0)
-            }
+        let name = name.cast_unsigned();
+        // SAFETY: a buffer and its length by the contract of fi_setopt(3).
+        if let Some(result) = unsafe { permit(name, buf, len) } {
+            return result;
         }
+        if name == FI_OPT_CM_DATA_SIZE {
+            return Err(FiErrno::ENOPROTOOPT); // read only
+        }
+        let option = length(name)?;
+        // SAFETY: a buffer and its length by the contract of fi_setopt(3).
+        let value = unsafe { size_in(buf, len)? };
+        ep.engine.set_length(option, value)?;
+        Ok(0)
     })
 }

@@ -34,6 +34,7 @@ pub(crate) struct Terms {
     pub(crate) control_progress: u32,
     pub(crate) data_progress: u32,
     pub(crate) cq_data_size: usize,
+    pub(crate) max_msg_size: usize,
     pub(crate) tag_format: u64,
     pub(crate) av_type: u32,
 }
@@ -145,6 +146,7 @@ fn negotiate(hints: &Hints, offer: &Offer, mr: MrMode) -> Result<Terms> {
         control_progress: progress(domain.control_progress, FI_PROGRESS_AUTO),
         data_progress: progress(domain.data_progress, offer.ep.data_progress),
         cq_data_size: cq_data.size,
+        max_msg_size: offer.max_msg_size,
         tag_format: match ep.mem_tag_format {
             // a format promises only that masks are regular, and any mask is accepted
             format if offer.ep.tag_format != 0 && format != 0 => format,

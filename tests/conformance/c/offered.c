@@ -210,7 +210,7 @@ static void check_objects(void)
 	struct fi_cq_attr cq_attr = { .format = FI_CQ_FORMAT_TAGGED };
 	struct fi_info *hints = hints_of(FI_EP_RDM), *info = answer(FI_VERSION(1, 17), hints);
 	struct fid_fabric *fabric;
-	struct fid_domain *domain;
+	struct fid_domain *domain, *other;
 	struct fid_pep *pep;
 	struct fid_ep *ep;
 	struct fid_cq *cq;
@@ -229,6 +229,7 @@ static void check_objects(void)
 	info->caps = info->tx_attr->caps = info->rx_attr->caps = FI_MSG;
 	info->tx_attr->inject_size = info->tx_attr->size = info->rx_attr->size = 0;
 	info->domain_attr->cq_data_size = 0;
+	MUST(fi_domain(fabric, info, &other, NULL));
 	MUST(fi_endpoint(domain, info, &ep, NULL));
 	IS(fi_ep_bind(ep, &cq->fid, FI_TRANSMIT | FI_RECV) == -FI_EINVAL);
 	MUST(fi_close(&ep->fid));
@@ -240,6 +241,10 @@ static void check_objects(void)
 	info->ep_attr->type = FI_EP_DGRAM;
 	info->caps = FI_MSG;
 	IS(fi_endpoint(domain, info, &ep, NULL) == -FI_EINVAL);
+	/* a domain of connected endpoints has no others */
+	info->ep_attr->type = FI_EP_RDM;
+	IS(fi_endpoint(other, info, &ep, NULL) == -FI_EINVAL);
+	MUST(fi_close(&other->fid));
 	MUST(fi_close(&domain->fid));
 	MUST(fi_close(&fabric->fid));
 	fi_freeinfo(info);

@@ -1,0 +1,180 @@
+//! `fid_ep`: endpoints with many peers (`FI_EP_RDM`), and their operations.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use libfabric_sys::{FI_MULTI_RECV, FI_REMOTE_CQ_DATA, fi_addr_t};
+use parking_lot::Mutex;
+use weft::av::FiAddr;
+use weft::errno::Result;
+use weft::flags::Flags;
+use weft::rdm::{Endpoint, LocalIov};
+
+use crate::addr::Format;
+use crate::ep_traits::{OpFlags, Receives, Sends, TX_FLAGS, Tag, Tagged};
+use crate::ffi::fid::User;
+use crate::getinfo;
+
+/// An open endpoint.
+pub(crate) struct RdmEp {
+    pub(crate) engine: Arc<Endpoint>,
+    pub(crate) format: Format,
+    /// Maximum length of injected data and of a message, in bytes.
+    pub(crate) inject_size: usize,
+    pub(crate) max_msg_size: usize,
+    /// The uses of the objects to which the endpoint is bound.
+    pub(crate) bound: Mutex<Vec<User>>,
+    /// Of an alias: the use of the original endpoint, which holds the use of the domain.
+    pub(crate) parent: Option<User>,
+    pub(crate) domain: Arc<weft::domain::Domain>,
+    pub(crate) _domain: Option<User>,
+}
+
+impl OpFlags for RdmEp {
+    fn op_flags(&self, transmit: bool) -> Flags {
+        match transmit {
+            true => self.engine.tx_op_flags(),
+            false => self.engine.rx_op_flags(),
+        }
+    }
+
+    fn set_op_flags(&self, transmit: bool, flags: Flags) {
+        match transmit {
+            true => self.engine.set_tx_op_flags(flags),
+            false => self.engine.set_rx_op_flags(flags),
+        }
+    }
+
+    fn allowed_op_flags(&self, transmit: bool) -> u64 {
+        match transmit {
+            true => getinfo::RDM.tx_op_flags,
+            false => getinfo::RDM.rx_op_flags,
+        }
+    }
+}
+
+impl Receives for RdmEp {
+    const RX_FLAGS: u64 = crate::ep_traits::RX_FLAGS | FI_MULTI_RECV;
+
+    #[inline(always)]
+    unsafe fn recv(&self, from: fi_addr_t, local: LocalIov<'_>, context: usize) -> Result<()> {
+        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
+        unsafe { self.engine.recv(FiAddr(from), None, local, context, None) }
+    }
+
+    #[inline(always)]
+    unsafe fn recv_msg(
+        &self,
+        from: fi_addr_t,
+        local: LocalIov<'_>,
+        context: usize,
+        flags: Flags,
+    ) -> Result<()> {
+        let from = FiAddr(from);
+        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
+        unsafe { self.engine.recv(from, None, local, context, Some(flags)) }
+    }
+}
+
+impl Sends for RdmEp {
+    const TX_FLAGS: u64 = TX_FLAGS;
+
+    #[inline(always)]
+    unsafe fn send(&self, to: fi_addr_t, local: LocalIov<'_>, context: usize) -> Result<()> {
+        let to = FiAddr(to);
+        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
+        unsafe { self.engine.send(to, None, local, None, context, None) }
+    }
+
+    #[inline(always)]
+    unsafe fn send_data(
+        &self,
+        to: fi_addr_t,
+        local: LocalIov<'_>,
+        data: u64,
+        context: usize,
+    ) -> Result<()> {
+        let (to, data) = (FiAddr(to), Some(data));
+        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
+        unsafe { self.engine.send(to, None, local, data, context, None) }
+    }
+
+    #[inline(always)]
+    unsafe fn send_msg(
+        &self,
+        to: fi_addr_t,
+        local: LocalIov<'_>,
+        data: u64,
+        context: usize,
+        flags: Flags,
+    ) -> Result<()> {
+        let to = FiAddr(to);
+        let data = (flags.bits() & FI_REMOTE_CQ_DATA != 0).then_some(data);
+        let flags = Some(flags);
+        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
+        unsafe { self.engine.send(to, None, local, data, context, flags) }
+    }
+
+    #[inline(always)]
+    unsafe fn inject(&self, to: fi_addr_t, buf: *const c_void, len: usize) -> Result<()> {
+        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
+        unsafe { self.engine.inject(FiAddr(to), None, buf, len, None) }
+    }
+
+    #[inline(always)]
+    unsafe fn inject_data(
+        &self,
+        to: fi_addr_t,
+        buf: *const c_void,
+        len: usize,
+        data: u64,
+    ) -> Result<()> {
+        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
+        unsafe { self.engine.inject(FiAddr(to), None, buf, len, Some(data)) }
+    }
+}
+
+impl Tagged for RdmEp {
+    #[inline(always)]
+    unsafe fn trecv(
+        &self,
+        from: fi_addr_t,
+        tag: Tag,
+        local: LocalIov<'_>,
+        context: usize,
+        flags: Option<Flags>,
+    ) -> Result<()> {
+        let tag = Some((tag.tag, tag.ignore));
+        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors;
+        // and that of `Tagged::trecv`.
+        unsafe { self.engine.recv(FiAddr(from), tag, local, context, flags) }
+    }
+
+    #[inline(always)]
+    unsafe fn tsend(
+        &self,
+        to: fi_addr_t,
+        tag: u64,
+        local: LocalIov<'_>,
+        data: Option<u64>,
+        context: usize,
+        flags: Option<Flags>,
+    ) -> Result<()> {
+        let (to, tag) = (FiAddr(to), Some(tag));
+        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
+        unsafe { self.engine.send(to, tag, local, data, context, flags) }
+    }
+
+    #[inline(always)]
+    unsafe fn tinject(
+        &self,
+        to: fi_addr_t,
+        tag: u64,
+        buf: *const c_void,
+        len: usize,
+        data: Option<u64>,
+    ) -> Result<()> {
+        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
+        unsafe { self.engine.inject(FiAddr(to), Some(tag), buf, len, data) }
+    }
+}

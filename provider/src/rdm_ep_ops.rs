@@ -1,0 +1,279 @@
+//! The calls of endpoints with many peers, `fi_endpoint(3)` and `fi_cm(3)`, except for those that
+//! transfer data.
+
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+
+use libfabric_sys::layout::WithMainSlot;
+use libfabric_sys::*;
+use parking_lot::Mutex;
+use weft::Token;
+use weft::errno::{FiErrno, Result};
+use weft::flags::Flags;
+use weft::queue::BindFlags;
+use weft::rdm::{Endpoint, EndpointConfig};
+
+use crate::addr::Format;
+use crate::av::Av;
+use crate::cntr::Cntr;
+use crate::cq::Cq;
+use crate::domain::Domain;
+use crate::eq::Eq;
+use crate::ffi::fid::{Kind, Object, close, header, object, on};
+use crate::ffi::info::View;
+use crate::ffi::log::refused;
+use crate::ffi::stub;
+use crate::rdm_ep::RdmEp;
+use crate::{getinfo, msg, op_flags, option, tagged};
+
+static FID_OPS: fi_ops = fi_ops {
+    close: Some(close::<RdmEp>),
+    bind: Some(bind),
+    control: Some(control),
+    ..stub::fid::<FI_ENOSYS>()
+};
+
+static OPS: WithMainSlot<fi_ops_ep> = stub::ep::<FI_ENOSYS>(fi_ops_ep {
+    cancel: Some(cancel),
+    getopt: Some(option::getopt_rdm),
+    setopt: Some(option::setopt_rdm),
+    ..stub::ep_base::<FI_ENOSYS>() // contexts: scalable endpoints only; the two counts: deprecated
+});
+
+static CM: fi_ops_cm = fi_ops_cm {
+    setname: Some(setname),
+    getname: Some(getname),
+    ..stub::cm::<FI_ENOSYS>() // there are no connections that the application sees
+};
+
+static MSG: fi_ops_msg = msg::ops::<RdmEp>();
+static TAGGED: fi_ops_tagged = tagged::ops::<RdmEp>();
+static RMA: fi_ops_rma = stub::rma::<FI_ENOSYS>(); // FI_RMA is not offered yet
+static ATOMIC: fi_ops_atomic = stub::atomic::<FI_ENOSYS>(); // nor is FI_ATOMIC
+static COLLECTIVE: fi_ops_collective = stub::collective::<FI_ENOSYS>();
+
+// SAFETY: `fid_ep` begins with its `fid`; `FID_OPS` is a static that only this kind uses.
+unsafe impl Kind for RdmEp {
+    type C = fid_ep;
+    const CLASS: usize = FI_CLASS_EP;
+    fn ops() -> &'static fi_ops {
+        &FID_OPS
+    }
+    fn retire(c: &mut fid_ep) {
+        stub::closed::retire_ep(c);
+    }
+    fn finish(ep: &Object<Self>) -> Result<()> {
+        if ep.parent.is_none() {
+            ep.engine.close();
+        }
+        Ok(())
+    }
+}
+
+/// Opens an endpoint (`fi_endpoint(3)`).
+///
+/// # Errors
+/// `EINVAL`: `info` requests more than the device has, or has a handle; or the domain was opened
+/// for connected endpoints.
+pub(crate) fn open(
+    domain: &Object<Domain>,
+    info: View<'_, fi_info>,
+    context: *mut c_void,
+) -> Result<*mut fid> {
+    if !domain.rdm {
+        let reason = "the domain was not opened for FI_EP_RDM";
+        return Err(refused!(FI_LOG_EP_CTRL, EINVAL, "{reason}"));
+    }
+    if !info.handle.is_null() {
+        return Err(FiErrno::EINVAL); // of connection requests and passive endpoints
+    }
+    let terms = getinfo::check(domain.api_version, info, domain.engine.device())?;
+    let (_, auth) = getinfo::auth_keys(domain.api_version, info)?;
+    let format = Format::of(info.addr_format)?.unwrap_or(Format::Sockaddr);
+    let mut config = EndpointConfig {
+        token: Token(0),
+        tx_size: terms.tx_size,
+        rx_size: terms.rx_size,
+        inject_size: terms.inject_size,
+        tx_op_flags: Flags::from_bits_retain(terms.tx_op_flags),
+        rx_op_flags: Flags::from_bits_retain(terms.rx_op_flags),
+        needs_tx: terms.tx_caps & FI_SEND != 0,
+        needs_rx: terms.rx_caps & FI_RECV != 0,
+        directed: terms.caps & FI_DIRECTED_RECV != 0,
+        source: terms.caps & FI_SOURCE != 0,
+        auto: terms.data_progress == FI_PROGRESS_AUTO,
+        auth,
+        src: info.src(format)?,
+    };
+    let user = domain.users.add()?;
+    let object = Object::open_with(|handle| {
+        config.token = Token(handle.expose_provenance());
+        let body = RdmEp {
+            engine: Endpoint::new(&domain.engine, config)?,
+            format,
+            inject_size: terms.inject_size,
+            max_msg_size: terms.max_msg_size,
+            bound: Mutex::new(Vec::new()),
+            parent: None,
+            domain: Arc::clone(&domain.engine),
+            _domain: Some(user),
+        };
+        Ok::<_, FiErrno>((c_part(context), body))
+    })?;
+    Ok(object.as_ptr().cast())
+}
+
+/// The C structure of an endpoint.
+fn c_part(context: *mut c_void) -> fid_ep {
+    fid_ep {
+        fid: header::<RdmEp>(context),
+        ops: (&raw const OPS.base).cast_mut(),
+        cm: (&raw const CM).cast_mut(),
+        msg: (&raw const MSG).cast_mut(),
+        rma: (&raw const RMA).cast_mut(),
+        tagged: (&raw const TAGGED).cast_mut(),
+        atomic: (&raw const ATOMIC).cast_mut(),
+        collective: (&raw const COLLECTIVE).cast_mut(),
+    }
+}
+
+/// `fi_ep_alias(3)`: another handle of the endpoint, with default flags of its own. The endpoint
+/// can't be closed before the alias.
+///
+/// # Safety
+/// `handle` is that of `ep`; `arg` is NULL or valid.
+unsafe fn alias(handle: *mut fid, ep: &Object<RdmEp>, arg: *mut fi_alias) -> Result<()> {
+    // SAFETY: the caller passes NULL or a valid argument of fi_ep_alias(3).
+    let arg = unsafe { arg.as_ref() }.ok_or(FiErrno::EINVAL)?;
+    if arg.fid.is_null() {
+        return Err(FiErrno::EINVAL);
+    }
+    let (flags, transmit) = op_flags::direction(arg.flags)?;
+    let flags = op_flags::check(&**ep, flags, transmit)?;
+    let engine = match transmit {
+        true => ep.engine.alias(flags, ep.engine.rx_op_flags())?,
+        false => ep.engine.alias(ep.engine.tx_op_flags(), flags)?,
+    };
+    // SAFETY: the caller passes the handle of the open endpoint `ep`.
+    let context = unsafe { (*handle).context };
+    let body = RdmEp {
+        engine,
+        format: ep.format,
+        inject_size: ep.inject_size,
+        max_msg_size: ep.max_msg_size,
+        bound: Mutex::new(Vec::new()),
+        parent: Some(ep.users.add()?),
+        domain: Arc::clone(&ep.domain),
+        _domain: None,
+    };
+    let object = Object::open(c_part(context), body);
+    // SAFETY: not NULL; the object starts with its fid.
+    unsafe { *arg.fid = object.as_ptr().cast() };
+    Ok(())
+}
+
+unsafe extern "C" fn bind(handle: *mut fid, other: *mut fid, flags: u64) -> c_int {
+    // SAFETY: fids by the contract of fi_ep_bind(3).
+    let ep = unsafe { object::<RdmEp>(handle) };
+    on(ep, |ep| {
+        if other.is_null() {
+            return Err(FiErrno::EINVAL);
+        }
+        // SAFETY: not NULL, a fid.
+        let class = unsafe { (*other).fclass };
+        let none = || match flags {
+            0 => Ok(()),
+            _ => Err(FiErrno::EBADFLAGS),
+        };
+        let user = match class {
+            FI_CLASS_AV => {
+                // SAFETY: not NULL, and a fid by the contract of fi_ep_bind(3).
+                let av = unsafe { object::<Av>(other)? };
+                none()?;
+                if !Arc::ptr_eq(&av.domain, &ep.domain) {
+                    return Err(FiErrno::EDOMAIN);
+                }
+                let user = av.users.add()?;
+                ep.engine.bind_vector(&av.engine)?;
+                user
+            }
+            FI_CLASS_CQ => {
+                // SAFETY: not NULL, and a fid by the contract of fi_ep_bind(3).
+                let cq = unsafe { object::<Cq>(other)? };
+                let flags = BindFlags::from_bits(flags).ok_or(FiErrno::EBADFLAGS)?;
+                let user = cq.users.add()?;
+                ep.engine.bind_cq(&cq.engine, flags)?;
+                user
+            }
+            FI_CLASS_CNTR => {
+                // SAFETY: not NULL, and a fid by the contract of fi_ep_bind(3).
+                let cntr = unsafe { object::<Cntr>(other)? };
+                let user = cntr.users.add()?;
+                let kinds = Flags::from_bits_retain(flags);
+                ep.engine.bind_counter(&cntr.engine, kinds)?;
+                user
+            }
+            FI_CLASS_EQ => {
+                // SAFETY: not NULL, and a fid by the contract of fi_ep_bind(3).
+                let eq = unsafe { object::<Eq>(other)? };
+                none()?;
+                let user = eq.users.add()?;
+                ep.engine.bind_eq(&eq.engine)?;
+                user
+            }
+            // not offered
+            FI_CLASS_SRX_CTX | FI_CLASS_STX_CTX => return Err(FiErrno::ENOSYS),
+            _ => return Err(FiErrno::EINVAL),
+        };
+        ep.bound.lock().push(user);
+        Ok(0)
+    })
+}
+
+unsafe extern "C" fn control(handle: *mut fid, command: c_int, arg: *mut c_void) -> c_int {
+    // SAFETY: a fid by the contract of fi_control(3).
+    let ep = unsafe { object::<RdmEp>(handle) };
+    on(ep, |ep| {
+        match command.cast_unsigned() {
+            FI_ENABLE => ep.engine.enable()?,
+            // SAFETY: the argument of both is a pointer to 64-bit flags, or NULL.
+            FI_GETOPSFLAG => unsafe { op_flags::get(&**ep, arg.cast())? },
+            // SAFETY: the argument is a pointer to 64-bit flags, or NULL.
+            FI_SETOPSFLAG => unsafe { op_flags::set(&**ep, arg.cast())? },
+            // SAFETY: the argument of fi_ep_alias(3), by its contract.
+            FI_ALIAS => unsafe { alias(handle, ep, arg.cast())? },
+            _ => return Err(FiErrno::ENOSYS), // commands of other fids
+        }
+        Ok(0)
+    })
+}
+
+unsafe extern "C" fn cancel(handle: *mut fid, context: *mut c_void) -> isize {
+    // SAFETY: a fid by the contract of fi_cancel(3).
+    let ep = unsafe { object::<RdmEp>(handle) };
+    on(ep, |ep| {
+        ep.engine.cancel(context.expose_provenance()).map(|()| 0)
+    })
+}
+
+unsafe extern "C" fn setname(handle: *mut fid, addr: *mut c_void, len: usize) -> c_int {
+    // SAFETY: a fid by the contract of fi_setname(3).
+    let ep = unsafe { object::<RdmEp>(handle) };
+    on(ep, |ep| {
+        // SAFETY: an address of `len` bytes by the contract of fi_setname(3).
+        let addr = unsafe { ep.format.read(addr, Some(len))? };
+        ep.engine.set_name(addr)?;
+        Ok(0)
+    })
+}
+
+unsafe extern "C" fn getname(handle: *mut fid, addr: *mut c_void, len: *mut usize) -> c_int {
+    // SAFETY: a fid by the contract of fi_getname(3).
+    let ep = unsafe { object::<RdmEp>(handle) };
+    on(ep, |ep| {
+        let name = ep.engine.name()?;
+        // SAFETY: a buffer and its length by the contract of fi_getname(3).
+        unsafe { ep.format.answer(&name, addr, len)? };
+        Ok(0)
+    })
+}

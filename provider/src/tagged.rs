@@ -1,0 +1,215 @@
+//! Tagged messages, `fi_tagged(3)`, on endpoints of any kind that has them.
+
+use std::ffi::c_void;
+
+use libc::iovec;
+use libfabric_sys::*;
+use weft::errno::Result;
+use weft::mr::Desc;
+use weft::rdm::LocalIov;
+
+use crate::ep_traits::{TX_FLAGS, Tag, Tagged, buffer, flags_of, message, post, token};
+use crate::ffi::log::refused;
+
+/// The table of an endpoint kind.
+pub(crate) const fn ops<E: Tagged>() -> fi_ops_tagged {
+    fi_ops_tagged {
+        size: size_of::<fi_ops_tagged>(),
+        recv: Some(recv::<E>),
+        recvv: Some(recvv::<E>),
+        recvmsg: Some(recvmsg::<E>),
+        send: Some(send::<E>),
+        sendv: Some(sendv::<E>),
+        sendmsg: Some(sendmsg::<E>),
+        inject: Some(inject::<E>),
+        senddata: Some(senddata::<E>),
+        injectdata: Some(injectdata::<E>),
+    }
+}
+
+/// Flags that `fi_trecvmsg` may carry.
+const RX_FLAGS: u64 = FI_COMPLETION | FI_MORE | FI_TRANSMIT_COMPLETE | SEARCH_FLAGS;
+
+/// Flags of `fi_trecvmsg` that search for a message, and post no receive.
+const SEARCH_FLAGS: u64 = FI_PEEK | FI_CLAIM | FI_DISCARD;
+
+/// Checks flags of `fi_trecvmsg` against each other.
+///
+/// # Errors
+/// `EINVAL`: `FI_DISCARD` alone, or `FI_CLAIM` without a context, which stores the claim.
+#[inline(always)]
+fn check_search(flags: u64, context: *mut c_void) -> Result<()> {
+    if flags & SEARCH_FLAGS == FI_DISCARD {
+        let reason = "FI_DISCARD without FI_PEEK or FI_CLAIM";
+        return Err(refused!(FI_LOG_EP_DATA, EINVAL, "{reason}"));
+    }
+    if flags & FI_CLAIM != 0 && context.is_null() {
+        let reason = "FI_CLAIM without a struct fi_context";
+        return Err(refused!(FI_LOG_EP_DATA, EINVAL, "{reason}"));
+    }
+    Ok(())
+}
+
+unsafe extern "C" fn recv<E: Tagged>(
+    ep: *mut fid_ep,
+    buf: *mut c_void,
+    len: usize,
+    desc: *mut c_void,
+    src_addr: fi_addr_t,
+    tag: u64,
+    ignore: u64,
+    context: *mut c_void,
+) -> isize {
+    let (iov, desc) = (buffer(buf, len), Desc(desc));
+    let local = LocalIov::single(&iov, &desc);
+    let tag = Tag { tag, ignore };
+    // SAFETY: the contract of fi_trecv(3).
+    unsafe {
+        post::<E>(ep, |ep| {
+            ep.trecv(src_addr, tag, local, token(context), None)
+        })
+    }
+}
+
+unsafe extern "C" fn recvv<E: Tagged>(
+    ep: *mut fid_ep,
+    iov: *const iovec,
+    desc: *mut *mut c_void,
+    count: usize,
+    src_addr: fi_addr_t,
+    tag: u64,
+    ignore: u64,
+    context: *mut c_void,
+) -> isize {
+    // SAFETY: the contract of fi_trecvv(3).
+    unsafe {
+        post::<E>(ep, |ep| {
+            let local = LocalIov::from_raw(iov, desc, count)?;
+            let tag = Tag { tag, ignore };
+            ep.trecv(src_addr, tag, local, token(context), None)
+        })
+    }
+}
+
+unsafe extern "C" fn recvmsg<E: Tagged>(
+    ep: *mut fid_ep,
+    msg: *const fi_msg_tagged,
+    flags: u64,
+) -> isize {
+    // SAFETY: the contract of fi_trecvmsg(3).
+    unsafe {
+        post::<E>(ep, |ep| {
+            let msg = message(msg)?;
+            let local = LocalIov::from_raw(msg.msg_iov, msg.desc, msg.iov_count)?;
+            check_search(flags, msg.context)?;
+            let flags = flags_of(flags, RX_FLAGS)?;
+            let (tag, ignore) = (msg.tag, msg.ignore);
+            let tag = Tag { tag, ignore };
+            ep.trecv(msg.addr, tag, local, token(msg.context), Some(flags))
+        })
+    }
+}
+
+unsafe extern "C" fn send<E: Tagged>(
+    ep: *mut fid_ep,
+    buf: *const c_void,
+    len: usize,
+    desc: *mut c_void,
+    dest_addr: fi_addr_t,
+    tag: u64,
+    context: *mut c_void,
+) -> isize {
+    let (iov, desc) = (buffer(buf, len), Desc(desc));
+    let local = LocalIov::single(&iov, &desc);
+    // SAFETY: the contract of fi_tsend(3).
+    unsafe {
+        post::<E>(ep, |ep| {
+            ep.tsend(dest_addr, tag, local, None, token(context), None)
+        })
+    }
+}
+
+unsafe extern "C" fn sendv<E: Tagged>(
+    ep: *mut fid_ep,
+    iov: *const iovec,
+    desc: *mut *mut c_void,
+    count: usize,
+    dest_addr: fi_addr_t,
+    tag: u64,
+    context: *mut c_void,
+) -> isize {
+    // SAFETY: the contract of fi_tsendv(3).
+    unsafe {
+        post::<E>(ep, |ep| {
+            let local = LocalIov::from_raw(iov, desc, count)?;
+            ep.tsend(dest_addr, tag, local, None, token(context), None)
+        })
+    }
+}
+
+unsafe extern "C" fn sendmsg<E: Tagged>(
+    ep: *mut fid_ep,
+    msg: *const fi_msg_tagged,
+    flags: u64,
+) -> isize {
+    // SAFETY: the contract of fi_tsendmsg(3).
+    unsafe {
+        post::<E>(ep, |ep| {
+            let msg = message(msg)?;
+            let local = LocalIov::from_raw(msg.msg_iov, msg.desc, msg.iov_count)?;
+            let data = (flags & FI_REMOTE_CQ_DATA != 0).then_some(msg.data);
+            let flags = flags_of(flags, TX_FLAGS)?;
+            ep.tsend(
+                msg.addr,
+                msg.tag,
+                local,
+                data,
+                token(msg.context),
+                Some(flags),
+            )
+        })
+    }
+}
+
+unsafe extern "C" fn inject<E: Tagged>(
+    ep: *mut fid_ep,
+    buf: *const c_void,
+    len: usize,
+    dest_addr: fi_addr_t,
+    tag: u64,
+) -> isize {
+    // SAFETY: the contract of fi_tinject(3).
+    unsafe { post::<E>(ep, |ep| ep.tinject(dest_addr, tag, buf, len, None)) }
+}
+
+unsafe extern "C" fn senddata<E: Tagged>(
+    ep: *mut fid_ep,
+    buf: *const c_void,
+    len: usize,
+    desc: *mut c_void,
+    data: u64,
+    dest_addr: fi_addr_t,
+    tag: u64,
+    context: *mut c_void,
+) -> isize {
+    let (iov, desc) = (buffer(buf, len), Desc(desc));
+    let local = LocalIov::single(&iov, &desc);
+    // SAFETY: the contract of fi_tsenddata(3).
+    unsafe {
+        post::<E>(ep, |ep| {
+            ep.tsend(dest_addr, tag, local, Some(data), token(context), None)
+        })
+    }
+}
+
+unsafe extern "C" fn injectdata<E: Tagged>(
+    ep: *mut fid_ep,
+    buf: *const c_void,
+    len: usize,
+    data: u64,
+    dest_addr: fi_addr_t,
+    tag: u64,
+) -> isize {
+    // SAFETY: the contract of fi_tinjectdata(3).
+    unsafe { post::<E>(ep, |ep| ep.tinject(dest_addr, tag, buf, len, Some(data))) }
+}
