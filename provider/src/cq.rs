@@ -419,7 +419,11 @@ unsafe extern "C" fn readerr(cq: *mut fid_cq, buf: *mut fi_cq_err_entry, flags: 
         if flags != 0 {
             return Err(FiErrno::EBADFLAGS);
         }
-        let error = cq.engine.read_error()?;
+        let error = match cq.engine.read_error() {
+            // this may be the application's only call (endpoints without a device's progress)
+            Err(FiErrno::EAGAIN) if cq.rdm && cq.engine.poll_ready() => cq.engine.read_error()?,
+            error => error?,
+        };
         let done = error.completion;
         if let Some(vendor_err) = error.vendor_err {
             cq.vendor_err.store(vendor_err, Ordering::Relaxed);

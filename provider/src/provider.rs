@@ -69,7 +69,9 @@ pub(crate) extern "C" fn init(caller: *const c_void) -> *mut fi_provider {
 }
 
 unsafe extern "C" fn cleanup() {
-    // Nothing is freed: threads belong to open objects, and the library stays mapped (-z nodelete).
+    // Messages that were accepted are not lost if the process ends now. Nothing is freed: threads
+    // belong to open objects, and the library stays mapped (-z nodelete).
+    let _ = std::panic::catch_unwind(weft::rdm::linger_all);
 }
 
 struct HostLog;
