@@ -1,0 +1,79 @@
+"""Endpoints with many peers: tests/conformance/c/rdm.c."""
+
+from lib import programs
+
+from . import common
+
+
+class Rdm(common.CProgram):
+    SOURCE = "rdm"
+
+    def succeeds(self, libfabric, mode):
+        for progress in ("manual", "auto"):
+            with self.subTest(progress=progress):
+                super().succeeds(libfabric, mode, progress, FI_WEFT_RDM="1")
+
+    @common.per_release
+    def test_each_call(self, libfabric):
+        self.succeeds(libfabric, "variants")
+
+    def test_inject(self):
+        self.succeeds(programs.SYSTEM, "inject")
+
+    def test_messages_that_arrive_before_their_receives(self):
+        self.succeeds(programs.SYSTEM, "unexpected")
+
+    def test_tags(self):
+        self.succeeds(programs.SYSTEM, "tags")
+
+    def test_directed_receives(self):
+        self.succeeds(programs.SYSTEM, "directed")
+
+    def test_sources(self):
+        self.succeeds(programs.SYSTEM, "source")
+
+    def test_multi_receive_buffers(self):
+        self.succeeds(programs.SYSTEM, "multi")
+
+    def test_peek_claim_and_discard(self):
+        self.succeeds(programs.SYSTEM, "search")
+
+    def test_cancel(self):
+        self.succeeds(programs.SYSTEM, "cancel")
+
+    def test_truncated_messages(self):
+        self.succeeds(programs.SYSTEM, "truncated")
+
+    def test_selective_completion(self):
+        self.succeeds(programs.SYSTEM, "selective")
+
+    def test_counters_alone(self):
+        self.succeeds(programs.SYSTEM, "counters")
+
+    def test_readerr_alone_drives_progress(self):
+        self.succeeds(programs.SYSTEM, "readerr")
+
+    def test_completion_levels(self):
+        self.succeeds(programs.SYSTEM, "levels")
+
+    def test_buffers_in_regions(self):
+        self.succeeds(programs.SYSTEM, "regions")
+
+    def test_messages_to_the_endpoint_itself(self):
+        self.succeeds(programs.SYSTEM, "self")
+
+    def test_both_sides_send_at_once(self):
+        self.succeeds(programs.SYSTEM, "both")
+
+    def test_an_address_at_which_nothing_listens(self):
+        self.succeeds(programs.SYSTEM, "dead")
+
+    def test_removed_addresses(self):
+        self.succeeds(programs.SYSTEM, "removed")
+
+    @common.per_release
+    def test_objects(self, libfabric):
+        self.succeeds(libfabric, "objects")
+
+    def test_a_receiver_that_posts_late(self):
+        self.succeeds(programs.SYSTEM, "flood")
