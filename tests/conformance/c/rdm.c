@@ -236,9 +236,9 @@ static struct fi_cq_tagged_entry next_from(struct side *side, struct fid_cq *cq,
 
 static struct fi_cq_tagged_entry next(struct side *side, struct fid_cq *cq) { return next_from(side, cq, NULL); }
 
-static struct fi_cq_err_entry next_error(struct side *side, struct fid_cq *cq)
+/* The next completion, which is an error, in an entry that the caller has initialized. */
+static struct fi_cq_err_entry next_error_in(struct side *side, struct fid_cq *cq, struct fi_cq_err_entry error)
 {
-	struct fi_cq_err_entry error = { 0 };
 	struct fi_cq_tagged_entry entry;
 	double limit = now() + SECONDS;
 
@@ -255,6 +255,11 @@ static struct fi_cq_err_entry next_error(struct side *side, struct fid_cq *cq)
 		if (now() > limit)
 			die("no error within %d s", SECONDS);
 	}
+}
+
+static struct fi_cq_err_entry next_error(struct side *side, struct fid_cq *cq)
+{
+	return next_error_in(side, cq, (struct fi_cq_err_entry){ 0 });
 }
 
 static void must_be_empty(struct fid_cq *cq)
@@ -759,10 +764,13 @@ static struct fi_cq_tagged_entry find(struct side *side, uint64_t flags, uint64_
 
 static void must_find_nothing(struct side *side, uint64_t flags, uint64_t tag)
 {
+	struct fi_cq_err_entry error;
 	struct fi_context context;
 
+	/* an entry that the application has not initialized: a search that fails has no error data */
+	memset(&error, 0x55, sizeof error);
 	search(side, flags, tag, 0, NULL, 0, &context);
-	struct fi_cq_err_entry error = next_error(side, side->rx);
+	error = next_error_in(side, side->rx, error);
 	IS(error.err == FI_ENOMSG && error.op_context == &context);
 }
 
