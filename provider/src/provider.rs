@@ -27,11 +27,11 @@ static PROVIDER: Registered = Registered(UnsafeCell::new(fi_provider {
     cleanup: Some(cleanup),
 }));
 
-/// The `context` of a provider that lower-level providers must not be layered over without being
-/// named, because it has endpoints with many peers itself. libfabric stores a `struct
-/// ofi_prov_context` there (include/ofi.h, the same in the releases from 1.17 on): the type of the provider in
-/// an `int`, which it sets, and two `bool` behind it, which a provider may set: `disable_logging`
-/// and `disable_layering`.
+/// The `context` of a provider over which libfabric layers others only if the application names
+/// that combination, because the provider has endpoints with many peers itself. libfabric keeps a
+/// `struct ofi_prov_context` there (include/ofi.h, the same in the releases from 1.17 on): the type
+/// of the provider, an `int`, and two `bool`, `disable_logging` and `disable_layering`. It sets the
+/// type, and clears neither `bool`.
 const OWN_RDM: fi_context = {
     let mut bytes = [0_u8; size_of::<usize>()];
     bytes[5] = 1;

@@ -29,10 +29,11 @@ pub(crate) fn is_layered(flags: u64) -> bool {
     flags & CORE_PROV_ONLY != 0
 }
 
-/// Whether the query comes from a layered provider that names no provider, while this provider has
-/// endpoints with many peers itself: the layered ones, which are listed before those of an external
-/// provider, must not be preferred to them. libfabric's `disable_layering` has the same effect
-/// unless the application names a provider.
+/// Whether the query comes from a layered provider and names no provider, while this provider
+/// offers endpoints with many peers itself. libfabric lists the entries of layered providers before
+/// those of an external provider, so an answer would be preferred to these endpoints. libfabric
+/// does not pass such queries to a provider with `disable_layering` (`provider.rs`); this check does
+/// not depend on the place of that flag.
 pub(crate) fn is_unnamed(flags: u64, hints: &Hints) -> bool {
     param::values().rdm && is_layered(flags) && !hints.names_weft
 }
