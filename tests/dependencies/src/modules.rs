@@ -164,7 +164,7 @@ const GETINFO: &str = "provider/src/getinfo/";
 
 /// The layers of `fi_getinfo`, as [`ENGINE_LAYERS`].
 const GETINFO_LAYERS: &[&[&str]] = &[
-    &["addresses", "hints"],
+    &["addresses", "ep_type", "hints"],
     &["layered", "offer", "resolve"],
     &["mr_mode"],
     &["negotiate"],
