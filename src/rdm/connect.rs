@@ -58,6 +58,7 @@ impl<I: Io> Core<I> {
         let shown = shows.or(former);
         let link = Link {
             shown,
+            fresh: former.is_some(),
             ..Link::new(key, Role::Own, epoch, Some(outs))
         };
         let Some(link) = self.links.insert(link) else {
@@ -76,7 +77,7 @@ impl<I: Io> Core<I> {
             ended,
             gives,
             shows: shown,
-            fresh: shows.is_none() && former.is_some(),
+            fresh: former.is_some(),
         };
         io.dial(link, address, &request);
     }
@@ -204,10 +205,16 @@ impl<I: Io> Core<I> {
         }
     }
 
-    /// Whether a peer is an address whose endpoint is not known.
+    /// Whether a peer is an address whose endpoint is not certain: it is not known, or nothing has
+    /// been heard of it since its request or since this side has ended the session, and it may have
+    /// restarted.
     fn is_new(&self, key: PeerKey) -> bool {
+        let held = || self.held.iter().any(|(of, ..)| *of == key);
         let peer = self.peers.get(key);
-        peer.is_some_and(|peer| peer.id.is_none() && !peer.itself)
+        peer.is_some_and(|peer| match peer.id {
+            None => !peer.itself,
+            Some(_) => !peer.begun && peer.accepted.is_none() && !held(),
+        })
     }
 
     /// Passes the operations to an address of this endpoint to the caller.
@@ -235,6 +242,12 @@ impl<I: Io> Core<I> {
             return;
         };
         peer.alias = Some(of);
+        let former = peer.former.take();
+        if let Some(id) = peer.id.take()
+            && self.ids.get(&id) == Some(&key)
+        {
+            self.ids.remove(&id);
+        }
         peer.dial = Dial::default();
         let holds = std::mem::take(&mut peer.holds);
         let (mut answers, mut waiting) = (peer.answers, peer.waiting);
@@ -243,6 +256,9 @@ impl<I: Io> Core<I> {
             into.answers.append(&mut self.ops, &mut answers);
             into.waiting.append(&mut self.ops, &mut waiting);
             into.holds += holds;
+            if !into.begun {
+                into.former = into.former.or(former);
+            }
             into.aliased = true;
         }
         io.alias(key, Some(of));
@@ -302,9 +318,18 @@ impl<I: Io> Core<I> {
             return;
         };
         peer.newest = Some(request.epoch);
-        (peer.shows, peer.former) = (Some(request.gives), None);
+        peer.shows = Some(request.gives);
         let (own, accepted) = (peer.own, peer.accepted);
         self.held.push((key, held, request));
+        if let Some(own) = own
+            && self
+                .links
+                .get(own)
+                .is_some_and(|own| own.fresh && own.state == State::Dialling)
+        {
+            // it would end the session that begins now
+            self.end_link(own, io);
+        }
         if let Some(accepted) = accepted {
             self.end_link(accepted, io);
         }
@@ -357,6 +382,15 @@ impl<I: Io> Core<I> {
         let given = given.map(|peer| self.resolve(*peer));
         if request.fresh {
             return self.examine_fresh(request, named, given, io);
+        }
+        // any token is of the session that this side has ended, perhaps by another address
+        let ended = |key| {
+            self.peers
+                .get(key)
+                .is_some_and(|peer| peer.former.is_some())
+        };
+        if request.shows.is_some() && named.is_some_and(ended) {
+            return Err(Reason::Other);
         }
         // the token of a request whose reply is under way belongs to a peer without endpoint id
         let new = |key: PeerKey| self.is_new(key);
@@ -416,7 +450,8 @@ impl<I: Io> Core<I> {
             return Err(Reason::Known);
         }
         let is_late = |newest: Epoch| !newest.is_before(request.epoch);
-        if peer.newest.is_some_and(is_late) {
+        let is_void = |void: Epoch| request.epoch.is_before(void);
+        if peer.newest.is_some_and(is_late) || peer.void.is_some_and(is_void) {
             return Err(Reason::Stale);
         }
         // the old session is being dropped
@@ -486,7 +521,11 @@ impl<I: Io> Core<I> {
     /// A peer turned out to be this endpoint.
     fn name(&mut self, key: PeerKey, id: EndpointId, io: &mut I) {
         if let Some(peer) = self.peers.get_mut(key) {
-            peer.id = Some(id);
+            if let Some(old) = peer.id.replace(id)
+                && self.ids.get(&old) == Some(&key)
+            {
+                self.ids.remove(&old);
+            }
             self.ids.insert(id, key);
             if peer.meant.take().is_some_and(|meant| meant != id) {
                 self.fail_ops(key, FiErrno::ECONNABORTED, true, io);
@@ -597,7 +636,7 @@ impl<I: Io> Core<I> {
                 && self
                     .peers
                     .get(key)
-                    .is_some_and(|peer| peer.id.is_none_or(|id| id == reply.id))
+                    .is_some_and(|peer| peer.id.is_none_or(|id| id == reply.id) || self.is_new(key))
         });
         let Some(reply) = reply else {
             self.end_link(link, io);
@@ -626,6 +665,7 @@ impl<I: Io> Core<I> {
         let first = !peer.begun;
         peer.begun = true;
         (peer.shows, peer.former) = (Some(reply.gives), None);
+        peer.void = reply.ended.or(peer.void);
         let accepted = peer.accepted;
         self.take_terms(key, &reply.terms, first);
         self.end_before(accepted, reply.ended, io);

@@ -54,6 +54,8 @@ pub(super) struct Link {
     pub(super) mark: Option<u32>,
     /// The token that the request of this side has shown.
     pub(super) shown: Option<Secret>,
+    /// The request has NEW.
+    pub(super) fresh: bool,
     /// Accepted: when the link is ended if HELLO has not arrived.
     pub(super) hello_by: u64,
     /// The terms that were received with the link.
@@ -79,6 +81,7 @@ impl Link {
             },
             mark,
             shown: None,
+            fresh: false,
             hello_by: u64::MAX,
             terms: None,
             greeted: false,

@@ -41,6 +41,8 @@ pub(super) struct Peer {
     pub(super) to: PeerIndex,
     /// The newest accepted epoch.
     pub(super) newest: Option<Epoch>,
+    /// Requests with an epoch before this one are given up: *ended* of the last reply.
+    pub(super) void: Option<Epoch>,
     /// Count of sessions.
     pub(super) session: u32,
     /// The session has begun.
@@ -133,6 +135,7 @@ impl Peer {
             shows: None,
             to: PeerIndex::default(),
             newest: None,
+            void: None,
             session: 0,
             begun: false,
             former: None,
@@ -183,7 +186,9 @@ impl Peer {
         if let Some(inbound) = self.inbound.take() {
             inbound.release(pool);
         }
-        let fresh = Self::new(self.address, None);
+        // the endpoint of a session that this side has ended is the same, unless it restarts
+        let id = self.id.filter(|_| self.former.is_some());
+        let fresh = Self::new(self.address, id);
         *self = Self {
             answers: self.answers,
             waiting: self.waiting,

@@ -127,7 +127,9 @@ impl<I: Io> Core<I> {
             return;
         }
         if let Some(peer) = self.peers.get_mut(key) {
-            if let Some(id) = peer.id {
+            if peer.former.is_none()
+                && let Some(id) = peer.id
+            {
                 self.ids.remove(&id);
             }
             debug_assert!(peer.posted.is_empty());

@@ -347,7 +347,10 @@ impl<I: Io> Core<I> {
                     from.state = State::Up;
                 }
                 let first = self.peers.get_mut(key);
-                let first = first.is_some_and(|peer| !std::mem::replace(&mut peer.begun, true));
+                let first = first.is_some_and(|peer| {
+                    peer.former = None;
+                    !std::mem::replace(&mut peer.begun, true)
+                });
                 self.take_terms(key, &hello.terms, first);
                 for listener in hello.listeners() {
                     self.further(key, listener, io);
