@@ -92,6 +92,7 @@ pub(crate) fn open(
     let format = Format::of(info.addr_format)?.unwrap_or(Format::Sockaddr);
     let mut config = EndpointConfig {
         token: Token(0),
+        context: context.expose_provenance(),
         tx_size: terms.tx_size,
         rx_size: terms.rx_size,
         inject_size: terms.inject_size,

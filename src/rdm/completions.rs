@@ -33,12 +33,16 @@ pub(super) struct Completions {
     tx: VecDeque<Entry>,
     rx: VecDeque<Entry>,
     counters: Arc<Counters>,
+    /// Whether a completion queue takes the entries of a direction: transmit, receive. Otherwise
+    /// only counters show its operations.
+    pub(super) bound: [bool; 2],
 }
 
 impl Completions {
     pub(super) fn new(counters: &Arc<Counters>) -> Self {
         Self {
             counters: Arc::clone(counters),
+            bound: [true; 2],
             ..Self::default()
         }
     }
@@ -66,14 +70,23 @@ impl Completions {
     pub(super) fn done(&mut self, completion: Completion, from: Option<PeerKey>, wanted: bool) {
         let side = side_of(completion.flags);
         self.counters.count(kind(side), true);
-        if wanted {
+        if wanted && self.bound[side as usize] {
             self.of(side).push_back(Entry::Done(completion, from));
         }
     }
 
     /// A peek has found a message. No operation has completed, so no counter counts it.
     pub(super) fn peeked(&mut self, completion: Completion, from: Option<PeerKey>) {
-        self.rx.push_back(Entry::Done(completion, from));
+        if self.bound[Side::Rx as usize] {
+            self.rx.push_back(Entry::Done(completion, from));
+        }
+    }
+
+    /// A peek has found no message.
+    pub(super) fn not_found(&mut self, completion: Completion) {
+        if self.bound[Side::Rx as usize] {
+            self.rx.push_back(failure(completion, 0, FiErrno::ENOMSG));
+        }
     }
 
     /// An operation has failed.
@@ -81,14 +94,21 @@ impl Completions {
     pub(super) fn failed(&mut self, completion: Completion, olen: usize, err: FiErrno) {
         let side = side_of(completion.flags);
         self.counters.count(kind(side), false);
-        self.of(side).push_back(Entry::Failed(CompletionError {
-            completion,
-            olen,
-            err,
-            prov_errno: err.code(),
-            vendor_err: None,
-        }));
+        if !self.bound[side as usize] {
+            return;
+        }
+        self.of(side).push_back(failure(completion, olen, err));
     }
+}
+
+fn failure(completion: Completion, olen: usize, err: FiErrno) -> Entry {
+    Entry::Failed(CompletionError {
+        completion,
+        olen,
+        err,
+        prov_errno: err.code(),
+        vendor_err: None,
+    })
 }
 
 fn side_of(flags: Flags) -> Side {

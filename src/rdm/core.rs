@@ -289,6 +289,12 @@ impl<I: Io> Core<I> {
         peer
     }
 
+    /// Whether a time has changed since the last [`Self::deadline`].
+    #[inline]
+    pub const fn is_retimed(&self) -> bool {
+        self.retimed
+    }
+
     /// Whether packets to the peer can be posted: a dial is not needed.
     #[inline]
     pub fn is_up(&self, peer: PeerKey) -> bool {

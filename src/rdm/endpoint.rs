@@ -62,6 +62,9 @@ const MIN_MULTI_RECV: usize = 64;
 pub struct EndpointConfig {
     /// Identifies the endpoint in events.
     pub token: Token,
+    /// The context with which the application has opened the endpoint: that of the errors of
+    /// operations without a context of their own.
+    pub context: usize,
     /// Maximum number of transmit operations under way.
     pub tx_size: usize,
     /// Maximum number of posted receives.
@@ -104,6 +107,8 @@ struct Control {
     own: Option<Arc<CompletionQueue>>,
     vector: Option<Arc<AddressVector>>,
     src: Option<SocketAddr>,
+    /// The application has set the address by `fi_setname(3)`, and gets no other one.
+    named: bool,
     enabled: bool,
     closed: bool,
     /// The endpoint as a source of its queues.
@@ -141,8 +146,11 @@ const SEND_FLAGS: Flags = Flags::COMPLETION
     .union(Flags::REMOTE_CQ_DATA)
     .union(Flags::MORE)
     .union(Flags::FENCE);
+/// Flags of receives that search the stored messages; not all of them at once.
+const SEARCHES: Flags = Flags::PEEK.union(Flags::CLAIM).union(Flags::DISCARD);
 /// Flags of receives.
 const RECV_FLAGS: Flags = Flags::COMPLETION
+    .union(Flags::TRANSMIT_COMPLETE)
     .union(Flags::MORE)
     .union(Flags::MULTI_RECV)
     .union(Flags::PEEK)
@@ -297,7 +305,8 @@ impl Endpoint {
     /// # Errors
     /// `EOPBADSTATE`: enabled already.
     pub fn set_name(&self, addr: SocketAddr) -> Result<()> {
-        self.idle()?.src = Some(addr);
+        let mut control = self.idle()?;
+        (control.src, control.named) = (Some(addr), true);
         Ok(())
     }
 
@@ -332,19 +341,48 @@ impl Endpoint {
             return Err(FiErrno::ENOAV);
         }
         let listener = self.listen(&control)?;
-        let state = self.open_state(&listener, control.vector.clone())?;
+        if let Err(error) = self.open(&mut control, &listener) {
+            listener.close();
+            self.release(&mut control);
+            return Err(error);
+        }
+        // set once: the endpoint is enabled once
+        let _ = shared.listener.set(listener);
+        control.enabled = true;
+        Ok(())
+    }
+
+    /// Creates the objects of an enabled endpoint. After an error the caller releases them.
+    fn open(&self, control: &mut Control, listener: &Arc<Listener>) -> Result<()> {
+        let shared = self.shared();
+        let state = self.open_state(listener, control.vector.clone())?;
         *shared.lock() = Some(state);
-        self.attach(&mut control)?;
+        self.attach(control)?;
         let sink: Arc<dyn CmSink> = RequestSink::new(shared);
         listener.bind(&sink)?;
         listener.listen()?;
-        // set once: the endpoint is enabled once
-        let _ = shared.listener.set(listener);
         let driven: Weak<dyn Driven> = shared.weak();
         let fd = shared.channel.get().map(|channel| channel.fd());
-        shared.driver().add(driven, fd)?;
-        control.enabled = true;
-        Ok(())
+        shared.driver().add(driven, fd)
+    }
+
+    /// Releases what [`Self::open`] has created.
+    fn release(&self, control: &mut Control) {
+        let shared = self.shared();
+        for (cq, source) in control.sources.drain(..) {
+            // keeps the entries that the application has not read
+            let _ = cq.progress();
+            cq.remove_source(&source);
+        }
+        control.own = None;
+        shared.sources.lock().clear();
+        let driven: Weak<dyn Driven> = shared.weak();
+        let fd = shared.channel.get().map(|channel| channel.fd());
+        shared.driver().remove(&driven, fd);
+        let state = shared.lock().take();
+        if let Some(state) = state {
+            state.io.close(shared);
+        }
     }
 
     /// # Errors
@@ -380,7 +418,7 @@ impl Endpoint {
         };
         let open = |addr| Listener::open(device, Some(addr), BACKLOG, shared.config.token, &[]);
         match open(addr) {
-            Err(FiErrno::EADDRINUSE) if addr.port() != 0 => {
+            Err(FiErrno::EADDRINUSE) if addr.port() != 0 && !control.named => {
                 info_log!(EpCtrl, "{addr} is in use; the endpoint gets a free port");
                 addr.set_port(0);
                 open(addr)
@@ -397,7 +435,11 @@ impl Endpoint {
         let address = rdm::Listener::new(addr.ip(), addr.port()).ok_or(FiErrno::EADDRNOTAVAIL)?;
         let receives = RECEIVES.min(device.attr().max_srq_wr);
         let srq = Arc::new(Srq::create(shared.pd(), receives, 1)?);
-        let channel = Arc::new(CompChannel::create(device)?);
+        // an earlier attempt to enable may have created it
+        let channel = match shared.channel.get() {
+            Some(channel) => Arc::clone(channel),
+            None => Arc::new(CompChannel::create(device)?),
+        };
         let entries = (receives * 2).min(device.attr().max_cqe);
         let cq = Arc::new(Cq::create(device, entries, Some(Arc::clone(&channel)), 0)?);
         // set once: the endpoint is enabled once
@@ -446,25 +488,24 @@ impl Endpoint {
     fn attach(&self, control: &mut Control) -> Result<()> {
         let shared = self.shared();
         let (tx, rx) = (control.tx.clone(), control.rx.clone());
-        let mut queues: Vec<(Arc<CompletionQueue>, Vec<Side>, bool)> = Vec::new();
+        if let Some(state) = shared.lock().as_mut() {
+            state.io.completions.bound = [tx.is_some(), rx.is_some()];
+        }
+        let mut queues: Vec<(Arc<CompletionQueue>, Vec<Side>)> = Vec::new();
         for (binding, side) in [(tx, Side::Tx), (rx, Side::Rx)] {
             let Some(binding) = binding else {
                 continue;
             };
             match queues
                 .iter_mut()
-                .find(|(cq, ..)| Arc::ptr_eq(cq, &binding.cq))
+                .find(|(cq, _)| Arc::ptr_eq(cq, &binding.cq))
             {
-                Some((_, sides, _)) => sides.push(side),
-                None => queues.push((binding.cq, vec![side], false)),
+                Some((_, sides)) => sides.push(side),
+                None => queues.push((binding.cq, vec![side])),
             }
         }
-        let unbound: Vec<Side> = [(&control.tx, Side::Tx), (&control.rx, Side::Rx)]
-            .into_iter()
-            .filter_map(|(binding, side)| binding.is_none().then_some(side))
-            .collect();
-        if !unbound.is_empty() {
-            // a counter is read instead
+        if queues.is_empty() {
+            // reading a counter polls this queue
             let config = CqConfig {
                 wait: WaitKind::None,
                 sources_only: true,
@@ -472,10 +513,10 @@ impl Endpoint {
             };
             let own = CompletionQueue::open(shared.domain.queues(), config)?;
             control.own = Some(Arc::clone(&own));
-            queues.push((own, unbound, true));
+            queues.push((own, Vec::new()));
         }
-        for (cq, sides, drops) in queues {
-            let source = CqSource::new(shared, sides, cq.waits(), drops)?;
+        for (cq, sides) in queues {
+            let source = CqSource::new(shared, sides, cq.waits())?;
             let object: Arc<dyn Source> = Arc::clone(&source) as _;
             cq.add_source(Arc::clone(&object))?;
             shared.sources.lock().push(source);
@@ -500,21 +541,7 @@ impl Endpoint {
         if let Some(listener) = shared.listener.get() {
             listener.close();
         }
-        for (cq, source) in control.sources.drain(..) {
-            // keeps the entries that the application has not read
-            let _ = cq.progress();
-            cq.remove_source(&source);
-        }
-        control.own = None;
-        shared.sources.lock().clear();
-        let driven: Weak<dyn Driven> = shared.weak();
-        let fd = shared.channel.get().map(|channel| channel.fd());
-        shared.driver().remove(&driven, fd);
-        let state = shared.lock().take();
-        drop(control);
-        if let Some(state) = state {
-            state.io.close(shared);
-        }
+        self.release(&mut control);
     }
 
     /// Default flags of transmit operations.
@@ -609,6 +636,8 @@ impl Endpoint {
         len: usize,
         data: Option<u64>,
     ) -> Result<()> {
+        // fi_endpoint(3): an error without an operation's context has that of the endpoint
+        let context = self.shared().config.context;
         let iov = libc::iovec {
             iov_base: buf.cast_mut(),
             iov_len: len,
@@ -620,7 +649,7 @@ impl Endpoint {
             ack: false,
         };
         // SAFETY: the caller keeps the contract of this function.
-        unsafe { self.post(to, message, Iov::new(&local)?, true, 0, false) }
+        unsafe { self.post(to, message, Iov::new(&local)?, true, context, false) }
     }
 
     #[inline]
@@ -728,12 +757,13 @@ impl Endpoint {
             Some((tag, ignore)) => Want::tagged(tag, ignore, from),
             None => Want::untagged(from),
         };
-        let special = Flags::PEEK | Flags::CLAIM | Flags::DISCARD;
-        let result = if flags.intersects(special) {
+        let result = if flags.intersects(SEARCHES) {
             // SAFETY: the caller passes the address of a `struct fi_context` with `FI_CLAIM`.
             unsafe { Self::peek(state, &want, receive, flags) }
         } else {
-            self.post_receive(state, &want, receive, flags.contains(Flags::MULTI_RECV))
+            // tagged receives have no such flag; it may be a default of all receives
+            let multi = tag.is_none() && flags.contains(Flags::MULTI_RECV);
+            self.post_receive(state, &want, receive, multi)
         };
         state.settle();
         shared.after(state);
@@ -782,7 +812,7 @@ impl Endpoint {
     unsafe fn peek(state: &mut State, want: &Want, receive: Receive, flags: Flags) -> Result<()> {
         let context = std::ptr::with_exposed_provenance_mut::<u64>(receive.context);
         let claims = flags.contains(Flags::CLAIM);
-        if claims && context.is_null() {
+        if claims && context.is_null() || flags.contains(SEARCHES) {
             return Err(FiErrno::EINVAL);
         }
         if !flags.contains(Flags::PEEK) {
@@ -823,7 +853,7 @@ impl Endpoint {
         let mut completion = completion_of(&receive);
         let Some(message) = message else {
             completion.tag = want.tag;
-            state.io.completions.failed(completion, 0, FiErrno::ENOMSG);
+            state.io.completions.not_found(completion);
             return Ok(());
         };
         completion.tag = message.tag;
@@ -852,11 +882,13 @@ impl Endpoint {
         let shared = self.shared();
         let mut guard = shared.lock();
         let state = guard.as_mut().ok_or(FiErrno::EOPBADSTATE)?;
-        let completion = state.io.rx.cancel(context).ok_or(FiErrno::ENOENT)?;
-        state
-            .io
-            .completions
-            .failed(completion, 0, FiErrno::ECANCELED);
+        // without an entry: it follows when the messages in a multi-receive buffer are complete
+        if let Some(completion) = state.io.rx.cancel(context).ok_or(FiErrno::ENOENT)? {
+            state
+                .io
+                .completions
+                .failed(completion, 0, FiErrno::ECANCELED);
+        }
         shared.after(state);
         Ok(())
     }

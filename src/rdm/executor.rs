@@ -51,7 +51,8 @@ pub(super) enum Todo {
     Hold(PeerKey),
     Release(PeerKey),
     LoopBack(TxKey),
-    Broken(LinkKey),
+    /// The content of a delivered packet violates the protocol.
+    Refused(LinkKey),
 }
 
 /// Objects of the device that the endpoint owns. The queue pairs are in [`Links`].
@@ -130,6 +131,7 @@ impl Executor {
     ///
     /// # Errors
     /// `ENOMEM`: no memory for packets.
+    #[inline]
     pub(super) fn post_receives(&mut self, wanted: usize) -> Result<()> {
         while self.receives_posted < wanted.min(self.max_receives) {
             let slot = self.memory.take()?;
@@ -169,6 +171,13 @@ impl Executor {
         self.links.add(link, Arc::clone(cm));
     }
 
+    /// Removes a link whose dial has failed. A link that is being ended stays until it has ended.
+    pub(super) fn remove_dialled(&mut self, key: LinkKey) {
+        if !self.links.ends(key) {
+            self.remove_link(key);
+        }
+    }
+
     /// Removes a link that the core does not have any more; its objects are destroyed by a step.
     pub(super) fn remove_link(&mut self, key: LinkKey) {
         if let Some(mut link) = self.links.remove(key) {
@@ -196,17 +205,29 @@ impl Executor {
         let (Some(link), 0) = (link, wc.status()) else {
             self.post_receive(slot);
             if let Some(link) = link {
-                core.broken(link, self);
+                self.broken(core, link);
             }
             return;
         };
         self.arriving = Some(link);
         let total = wc.byte_len();
-        let bytes = self.memory.bytes(&slot);
-        match Packet::decode(&bytes[..total.min(SLOT_SIZE)], total) {
-            Ok(packet) => core.arrived(link, &packet, slot, self),
-            Err(_) => core.violated(link, slot, self),
+        let packet = match wc.is_recv_rdma() || total > SLOT_SIZE {
+            true => None,
+            false => Packet::decode(&self.memory.bytes(&slot)[..total], total).ok(),
+        };
+        match packet {
+            Some(packet) => core.arrived(link, &packet, slot, self),
+            None => core.violated(link, slot, self),
         }
+    }
+
+    /// A request of a link has failed. The core's time is set, because it begins to dial.
+    #[cold]
+    fn broken(&mut self, core: &mut Core<Self>, link: LinkKey) {
+        if let Some(shared) = self.shared.upgrade() {
+            core.set_now(shared.now());
+        }
+        core.broken(link, self);
     }
 
     #[inline]
@@ -216,7 +237,7 @@ impl Executor {
             .links
             .completed(link, position, |slot| memory.give_back(slot));
         if !success {
-            return core.broken(link, self);
+            return self.broken(core, link);
         }
         if let Some(number) = completed.number {
             core.sent(link, number, self);
@@ -254,7 +275,7 @@ impl Executor {
 
     /// Ends an operation: removes it, and reports the result of a message.
     fn finish(&mut self, key: TxKey, result: Result<()>) {
-        let Some(op) = self.tx.remove(key) else {
+        let Some(mut op) = self.tx.remove(key) else {
             return;
         };
         if let Kind::Message = op.kind {
@@ -263,6 +284,13 @@ impl Executor {
                 Ok(()) => self.completions.done(op.completion(), None, op.wanted),
                 Err(error) => self.completions.failed(op.completion(), 0, error),
             }
+        }
+        if result.is_err()
+            && let Some(link) = op.posted_on.and_then(|link| self.links.get_mut(link))
+            && let Some(slot) = op.slot.take()
+        {
+            // the device may still send it
+            link.keep_until_removed(slot);
         }
         self.release(op);
     }
@@ -328,7 +356,9 @@ impl Executor {
             unsafe { op.iov.read(0, &mut packet[PAYLOAD..PAYLOAD + len]) };
         }
         let sge = self.memory.sge(slot, begin, size + len);
-        link.post(sge, false, false, posted).ok()
+        link.post(sge, false, false, posted).ok()?;
+        op.posted_on = Some(link.key());
+        Some(())
     }
 
     /// Posts a packet without number. `None`: no room.
@@ -376,7 +406,7 @@ impl Executor {
                     .store(*envelope, Payload::Bytes(origin, payload))
                     .is_none()
                 {
-                    self.todo.extend(self.arriving.map(Todo::Broken));
+                    self.todo.extend(self.arriving.map(Todo::Refused));
                 }
                 Credit::new(0, 1)
             }
@@ -517,7 +547,7 @@ impl Executor {
         if let Some(key) = self.tx.insert(Operation::new(kind, origin.peer)) {
             self.todo.push_back(Todo::Answer(origin, key));
         } else {
-            self.todo.extend(self.arriving.map(Todo::Broken));
+            self.todo.extend(self.arriving.map(Todo::Refused));
         }
     }
 
@@ -552,7 +582,7 @@ impl Executor {
         };
         let left = arrival.envelope.len - arrival.arrived;
         if arrival.origin != origin || offset != arrival.arrived || len as u64 > left {
-            return self.todo.extend(self.arriving.map(Todo::Broken));
+            return self.todo.extend(self.arriving.map(Todo::Refused));
         }
         let payload = &self.memory.bytes(slot)[at..at + len];
         // SAFETY: the application keeps the buffers until the receive completes.
@@ -572,7 +602,8 @@ impl Executor {
     /// operation may have failed.
     fn cts(&mut self, origin: Origin, key: TxKey, receiver: OpId) -> Option<()> {
         let op = self.tx.get_mut(key)?;
-        if !matches!(op.kind, Kind::Message) || op.peer != origin.peer || op.receiver.is_some() {
+        let announced = matches!(op.kind, Kind::Message) && op.form == Form::Rts;
+        if !announced || op.peer != origin.peer || op.receiver.is_some() {
             return None;
         }
         op.receiver = Some(receiver);
@@ -708,6 +739,12 @@ impl Executor {
         self.complete(key, Err(FiErrno::ENOMEM));
     }
 
+    /// Whether the message of a part is still under way.
+    pub(super) fn is_part_of_open_message(&self, part: TxKey) -> bool {
+        let kind = self.tx.get(part).map(|part| part.kind);
+        matches!(kind, Some(Kind::Data { of, .. }) if self.tx.get(of).is_some())
+    }
+
     /// Number of messages that are under way, or whose entry was not taken.
     #[inline]
     pub(super) fn outstanding(&self) -> usize {
@@ -722,8 +759,11 @@ impl Executor {
     /// Whether packets wait to be sent whose data the application cannot repeat: copies, and
     /// answers.
     pub(super) fn owes(&self) -> bool {
-        self.tx
-            .any(|op| op.in_core && (op.copied || !matches!(op.kind, Kind::Message)))
+        self.tx.any(|op| match op.kind {
+            // a message that was announced is at this side until it is answered
+            Kind::Message => op.copied && !op.is_over(),
+            _ => op.in_core,
+        })
     }
 
     /// Disconnects all links and releases the objects of the device. The receives and the
@@ -835,7 +875,7 @@ impl Io for Executor {
                     None => {
                         let payload = Payload::AtSender(origin, *op);
                         if self.rx.store(envelope, payload).is_none() {
-                            self.todo.extend(self.arriving.map(Todo::Broken));
+                            self.todo.extend(self.arriving.map(Todo::Refused));
                         }
                     }
                 }
@@ -858,7 +898,7 @@ impl Io for Executor {
                 self.fin(origin, TxKey::from_number(op.get()), *status);
             }
             // RMA and atomics are not built yet
-            _ => self.todo.extend(self.arriving.map(Todo::Broken)),
+            _ => self.todo.extend(self.arriving.map(Todo::Refused)),
         }
         self.post_receive(slot);
         if credit != Credit::ZERO {

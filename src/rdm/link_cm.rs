@@ -123,7 +123,7 @@ impl LinkCm {
     fn failed(&self, shared: &Shared, failure: Failure) {
         shared.change(|core, io| {
             core.failed(self.link, failure, io);
-            io.remove_link(self.link);
+            io.remove_dialled(self.link);
         });
     }
 }
@@ -196,7 +196,7 @@ impl CmTarget for LinkCm {
                 let rejection = event.private_data.bytes();
                 shared.change(|core, io| {
                     core.rejected(link, rejection, io);
-                    io.remove_link(link);
+                    io.remove_dialled(link);
                 });
                 Ok(())
             }

@@ -92,6 +92,8 @@ pub(super) struct LinkQp {
     ending: Option<Ending>,
     /// A probe has not completed.
     probing: bool,
+    /// Slots of operations that have failed, whose requests have not completed.
+    kept: Vec<Slot>,
 }
 
 /// What is posted.
@@ -115,7 +117,17 @@ impl LinkQp {
             starved: false,
             ending: None,
             probing: false,
+            kept: Vec::new(),
         }
+    }
+
+    pub(super) const fn key(&self) -> LinkKey {
+        self.key
+    }
+
+    /// Keeps a slot until the queue pair has ended.
+    pub(super) fn keep_until_removed(&mut self, slot: Slot) {
+        self.kept.push(slot);
     }
 
     /// Whether a packet can be posted. If not, [`Links::completed`] reports when it can.
@@ -162,10 +174,11 @@ impl LinkQp {
 
     /// The slots of the requests that have not completed, of a link that is removed.
     pub(super) fn take_slots(&mut self) -> impl Iterator<Item = Slot> + '_ {
-        self.sent.drain(..).filter_map(|sent| match sent {
+        let sent = self.sent.drain(..).filter_map(|sent| match sent {
             Sent::Control(slot) => slot,
             Sent::Numbered(_) | Sent::Probe | Sent::Marker => None,
-        })
+        });
+        sent.chain(self.kept.drain(..))
     }
 
     /// Posts a request without data. An error has no effect: a time limit ends the wait for a
@@ -352,6 +365,11 @@ impl Links {
         {
             ending.receives = true;
         }
+    }
+
+    /// Whether a link is being ended.
+    pub(super) fn ends(&self, key: LinkKey) -> bool {
+        self.ending.contains(&key)
     }
 
     /// Whether links are being ended.

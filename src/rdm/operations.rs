@@ -2,6 +2,7 @@
 //! packets that the engine sends for them.
 
 use super::iov::Iov;
+use super::link::LinkKey;
 use super::ops::Form;
 use super::packet_memory::Slot;
 use super::peer::PeerKey;
@@ -66,6 +67,8 @@ pub(super) struct Operation {
     pub(super) slot: Option<Slot>,
     /// The payload is in `slot`.
     pub(super) copied: bool,
+    /// The link on which a packet in `slot` was posted last.
+    pub(super) posted_on: Option<LinkKey>,
     /// How the packet was posted last.
     pub(super) form: Form,
     /// The core has the operation: its packet is not complete.
@@ -92,6 +95,7 @@ impl Operation {
             len: 0,
             slot: None,
             copied: false,
+            posted_on: None,
             form: Form::Whole,
             in_core: true,
             receiver: None,

@@ -245,17 +245,16 @@ impl Receives {
         release
     }
 
-    /// Cancels a posted receive: its entry, or `None` if none is posted, or if its buffer is still
-    /// being received into.
-    pub(super) fn cancel(&mut self, context: usize) -> Option<Completion> {
+    /// Cancels a posted receive. `None`: none is posted. `Some(None)`: messages are being received
+    /// into its buffer; the last of them reports the end ([`Release::Cancelled`]).
+    pub(super) fn cancel(&mut self, context: usize) -> Option<Option<Completion>> {
         for tagged in [true, false] {
             if let Some(cancelled) = self.messages(tagged).cancel(context) {
-                let receive = self.posted.get(cancelled.receive).copied()?;
                 if !cancelled.released {
-                    return None;
+                    return Some(None);
                 }
-                self.posted.remove(cancelled.receive);
-                return Some(completion_of(&receive));
+                let receive = self.posted.remove(cancelled.receive)?;
+                return Some(Some(completion_of(&receive)));
             }
         }
         None

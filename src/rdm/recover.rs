@@ -3,7 +3,7 @@
 use super::connect::PATIENCE;
 use super::core::{Core, Io};
 use super::link::{Closing, Link, LinkKey, Role, State};
-use super::ops::List;
+use super::ops::{Entry, List, Uses};
 use super::peer::{Dial, PeerKey};
 use crate::errno::FiErrno;
 use crate::wire::rdm::{Number, Terms};
@@ -187,9 +187,16 @@ impl<I: Io> Core<I> {
             queued: peer.dial.queued,
             ..Dial::default()
         };
+        let mut kept = List::default();
         let lists = [&mut peer.posted, &mut peer.answers, &mut peer.waiting];
-        for list in lists.into_iter().take(if waiting { 3 } else { 2 }) {
+        for (number, list) in lists.into_iter().enumerate() {
             while let Some(op) = list.pop(&self.ops) {
+                // parts of a message belong to an operation of the session that has failed
+                let whole = |entry: &Entry<I::Op>| !matches!(entry.uses, Uses::Fixed(_));
+                if !waiting && number == 2 && self.ops.get(op).is_some_and(whole) {
+                    kept.push(&mut self.ops, op);
+                    continue;
+                }
                 if let Some(entry) = self.ops.remove(op)
                     && !entry.done
                 {
@@ -197,6 +204,7 @@ impl<I: Io> Core<I> {
                 }
             }
         }
+        peer.waiting = kept;
         io.failed(key, error);
     }
 

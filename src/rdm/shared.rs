@@ -3,7 +3,7 @@
 
 use std::mem::MaybeUninit;
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -31,10 +31,14 @@ use crate::{Token, log::warn_log};
 /// Maximum number of work completions per poll, and of polls per progress call.
 const BATCH: usize = 16;
 const POLLS: usize = 4;
+/// Maximum number of consecutive polls of the driver, which holds the endpoint's lock.
+const ROUNDS: usize = 16;
 /// Period at which the driver polls while it ends links, and at which it examines whether an
 /// application with automatic progress polls.
 const PERIOD: Duration = Duration::from_millis(1);
 
+/// Number of progress calls after which a queue was polled, not slept on.
+const ARMED: u32 = 64;
 /// Period of the polls of an endpoint that is being closed.
 const LINGER_PERIOD: Duration = Duration::from_micros(50);
 
@@ -56,6 +60,8 @@ pub(super) struct State {
     /// The same when the driver was called last.
     calls_seen: u32,
     failed: bool,
+    /// The driver was woken, and has not called [`Driven::drive`] since.
+    woken: bool,
 }
 
 impl std::fmt::Debug for State {
@@ -164,9 +170,17 @@ impl Shared {
     /// that wait for completions.
     #[inline]
     pub(super) fn after(&self, state: &mut State) {
-        if !state.io.steps.is_empty() {
+        let due = !state.io.steps.is_empty() || state.core.is_retimed();
+        if due && !state.woken {
+            state.woken = true;
             self.driver.wake();
         }
+        self.wake_readers(state);
+    }
+
+    /// Wakes the threads that sleep on a completion queue for which there is an entry.
+    #[inline]
+    fn wake_readers(&self, state: &State) {
         let waits = state.io.completions.len(Side::Tx) + state.io.completions.len(Side::Rx) != 0;
         if waits {
             self.wake_sources(state);
@@ -175,7 +189,7 @@ impl Shared {
 
     fn wake_sources(&self, state: &State) {
         for source in &*self.sources.lock() {
-            if source.armed.load(Ordering::Relaxed) && source.has(state) {
+            if source.is_armed() && source.has(state) {
                 source.wake();
             }
         }
@@ -189,7 +203,10 @@ impl Shared {
             let objects = &state.io.objects;
             let needed = (state.io.links.len() + 1) * DEPTH + state.io.max_receives();
             if needed > objects.cq.cqe() {
-                objects.cq.resize(needed.next_power_of_two())?;
+                let most = self.domain.device().attr().max_cqe;
+                objects
+                    .cq
+                    .resize(needed.next_power_of_two().min(most).max(needed))?;
             }
             (Arc::clone(&objects.cq), Arc::clone(&objects.srq))
         };
@@ -269,7 +286,10 @@ impl Shared {
 
     /// All endpoints that this process has opened.
     pub(super) fn all() -> Vec<Arc<Self>> {
-        let all = ALL.lock();
+        // in a child of the process the lock may be held for ever
+        let Some(all) = ALL.try_lock() else {
+            return Vec::new();
+        };
         let open = all.iter().filter_map(Weak::upgrade);
         open.filter(|shared| shared.process == std::process::id())
             .collect()
@@ -297,6 +317,7 @@ impl State {
             calls: 0,
             calls_seen: 0,
             failed: false,
+            woken: false,
         }
     }
 
@@ -313,7 +334,8 @@ impl State {
         match todo {
             Todo::GiveBack(origin, credit) => core.give_back(origin, credit),
             Todo::Send(peer, send) => {
-                if core.send(peer, send, io).is_err() {
+                let open = io.is_part_of_open_message(send.op);
+                if !open || core.send(peer, send, io).is_err() {
                     io.refused(send.op);
                 }
             }
@@ -325,7 +347,7 @@ impl State {
             Todo::Hold(peer) => core.hold(peer, io),
             Todo::Release(peer) => core.release(peer, io),
             Todo::LoopBack(op) => io.loop_back(op),
-            Todo::Broken(link) => core.broken(link, io),
+            Todo::Refused(link) => core.refused(link, io),
         }
     }
 
@@ -362,7 +384,14 @@ impl State {
         }
         self.core.flush(&mut self.io);
         self.settle();
+        self.post_receives();
         Ok(empty)
+    }
+
+    /// Polls until the device queue is empty, at most [`ROUNDS`] times. Returns whether it is; a
+    /// failed queue is empty.
+    fn poll_all(&mut self) -> bool {
+        (0..ROUNDS).any(|_| !matches!(self.poll(), Ok(false)))
     }
 
     /// The peer of an address.
@@ -454,13 +483,18 @@ impl Driven for Shared {
     fn drive(&self) -> Option<Instant> {
         let mut guard = self.lock();
         let state = guard.as_mut()?;
+        state.woken = false;
         state.core.set_now(self.now());
         let polls = state.calls != state.calls_seen;
         state.calls_seen = state.calls;
         let auto = self.config.auto;
         let cq = Arc::clone(&state.io.objects.cq);
         cq.drain_channel();
+        // The events that were drained may be those of a sleeping reader, whose completion does
+        // not have to be among those that are polled below.
+        let sleeper = self.sources.lock().iter().any(|source| source.is_armed());
         let armed = match auto {
+            _ if sleeper => cq.arm(),
             true if polls => Ok(()),
             true => cq.arm(),
             false => cq.arm_solicited(),
@@ -468,10 +502,12 @@ impl Driven for Shared {
         if let Err(error) = armed {
             warn_log!(EpData, "ibv_req_notify_cq: {error}");
         }
-        while let Ok(false) = state.poll() {}
+        let mut empty = state.poll_all();
         let (drained, mut next) = state.io.links.drained(Instant::now());
-        if !drained.is_empty() {
-            while let Ok(false) = state.poll() {}
+        if !drained.is_empty() && empty {
+            empty = state.poll_all();
+        }
+        if empty {
             for link in drained {
                 state.core.ended(link, &mut state.io);
                 state.io.remove_link(link);
@@ -480,10 +516,11 @@ impl Driven for Shared {
         state.core.tick(&mut state.io);
         state.settle();
         state.post_receives();
-        self.after(state);
+        // this thread sees its own changes of times and steps below
+        self.wake_readers(state);
         let steps = std::mem::take(&mut state.io.steps);
         let deadline = state.core.deadline();
-        let again = state.io.links.is_ending() || auto && polls || !steps.is_empty();
+        let again = state.io.links.is_ending() || auto && polls || !steps.is_empty() || !empty;
         drop(guard);
         for step in steps {
             step.execute(self);
@@ -533,10 +570,10 @@ pub(super) struct CqSource {
     /// The directions whose completions the queue gets.
     sides: Vec<Side>,
     wait: Option<WaitSet>,
-    /// A thread sleeps on the queue, or is about to.
-    armed: AtomicBool,
-    /// Entries are dropped: the endpoint has counters and no queue of the application.
-    drops: bool,
+    /// Not 0: a thread sleeps on the queue, or is about to. Set to [`ARMED`] by such a thread, and
+    /// decremented by each progress call, so that a queue that is polled again is not armed any
+    /// more.
+    armed: AtomicU32,
 }
 
 impl std::fmt::Debug for CqSource {
@@ -550,12 +587,7 @@ impl CqSource {
     ///
     /// # Errors
     /// `EMFILE`, `ENOMEM`: resources of the process.
-    pub(super) fn new(
-        shared: &Shared,
-        sides: Vec<Side>,
-        waits: bool,
-        drops: bool,
-    ) -> Result<Arc<Self>> {
+    pub(super) fn new(shared: &Shared, sides: Vec<Side>, waits: bool) -> Result<Arc<Self>> {
         let wait = match waits {
             true => Some(WaitSet::new()?),
             false => None,
@@ -567,8 +599,7 @@ impl CqSource {
             shared: shared.weak(),
             sides,
             wait,
-            armed: AtomicBool::new(false),
-            drops,
+            armed: AtomicU32::new(0),
         }))
     }
 
@@ -577,8 +608,12 @@ impl CqSource {
         sides.any(|side| state.io.completions.len(*side) != 0)
     }
 
+    fn is_armed(&self) -> bool {
+        self.armed.load(Ordering::Relaxed) != 0
+    }
+
     fn wake(&self) {
-        self.armed.store(false, Ordering::Relaxed);
+        self.armed.store(0, Ordering::Relaxed);
         if let Some(wait) = &self.wait {
             wait.wake();
         }
@@ -595,21 +630,24 @@ impl Source for CqSource {
             return Ok(());
         };
         state.calls = state.calls.wrapping_add(1);
+        // under the endpoint's lock, as all changes of it
+        let armed = self.armed.load(Ordering::Relaxed);
+        self.armed.store(armed.saturating_sub(1), Ordering::Relaxed);
         let sources = shared.config.source;
         let mut left = max;
         for round in 0..2 {
             for side in &self.sides {
-                if self.drops {
-                    state.io.completions.of(*side).clear();
-                } else {
-                    left -= state.pass(*side, sources, sink, left);
-                }
+                left -= state.pass(*side, sources, sink, left);
             }
             if round == 0 && (left != 0 || max == 0) {
                 state.poll()?;
             } else {
                 break;
             }
+        }
+        if left != max && self.is_armed() {
+            // this thread may leave the entries in the queue, and another one sleeps
+            self.wake();
         }
         shared.after(state);
         if state.failed && left == max {
@@ -627,7 +665,7 @@ impl Source for CqSource {
         if let Some(wait) = &self.wait {
             wait.clear();
         }
-        self.armed.store(true, Ordering::Relaxed);
+        self.armed.store(ARMED, Ordering::Relaxed);
         state.io.objects.cq.drain_channel();
         state.io.objects.cq.arm()
     }

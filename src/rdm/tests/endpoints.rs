@@ -29,6 +29,7 @@ fn domain() -> Arc<Domain> {
 fn config() -> EndpointConfig {
     EndpointConfig {
         token: Token(0),
+        context: 0,
         tx_size: 64,
         rx_size: 256,
         inject_size: 4096,
@@ -208,8 +209,8 @@ fn both_dial_at_once() {
 /// Messages that nobody receives yet are bounded at both sides and arrive in order later.
 #[test]
 fn a_flood_waits_for_its_receives() {
-    // half of the pool has 2^17 blocks, of which a message uses 2
-    const COUNT: usize = 80_000;
+    // the pool has 2^18 blocks, of which a message uses 2
+    const COUNT: usize = 140_000;
     let domain = domain();
     let (a, b) = (End::open(&domain), End::open(&domain));
     let to_b = a.knows(&b);
@@ -264,6 +265,28 @@ fn a_close_after_an_inject_loses_nothing() {
         drop(a);
         wait_for(&b, 1);
         assert_eq!(bytes, number);
+    }
+}
+
+/// As above, for a message that is too long for the credit of a new peer: it is announced first, and
+/// then sent in parts from its copy.
+#[test]
+fn a_close_after_a_long_inject_loses_nothing() {
+    let domain = domain();
+    let b = End::open(&domain);
+    for _ in 0..5 {
+        let a = End::open(&domain);
+        let to_b = a.knows(&b);
+        let bytes: Vec<u8> = (0..4096).map(|i: usize| (i * 3) as u8).collect();
+        let mut target = vec![0; 4096];
+        b.recv(None, &mut target, 0);
+        // SAFETY: injected.
+        unsafe { a.ep.inject(to_b, None, bytes.as_ptr().cast(), 4096, None) }.unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(move || drop(a));
+            wait_for(&b, 1);
+        });
+        assert!(target == bytes);
     }
 }
 
