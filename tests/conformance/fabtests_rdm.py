@@ -1,0 +1,57 @@
+"""The fabtests of native FI_EP_RDM endpoints that need messages alone."""
+
+from fabtests_msg import Test
+
+# No ofi_rxm: an RDM endpoint is weft's own, or the test fails.
+NATIVE = (("FI_PROVIDER", "^ofi_rxm"), ("FI_WEFT_RDM", "1"))
+
+
+def unit(*commands):
+    return [Test(command, "unit", NATIVE) for command in commands]
+
+
+def pair(*commands):
+    return [Test(command, "pair", NATIVE) for command in commands]
+
+
+# ADDRESS is replaced by the address of the run.
+TESTS = [
+    *unit(
+        "fi_getinfo_test -s ADDRESS ADDRESS",
+        "fi_av_test -g ADDRESS -n 1 -s ADDRESS",
+        "fi_dom_test -n 2",
+        "fi_eq_test",
+        "fi_cq_test",
+        "fi_cntr_test",
+    ),
+    *pair(
+        "fi_rdm",
+        "fi_rdm -U",
+        "fi_av_xfer -e rdm",
+        "fi_cq_data -e rdm -o senddata",
+        "fi_rdm_tagged_peek",
+        "fi_recv_cancel -e rdm -V",
+        "fi_unexpected_msg -e rdm -I 10 -v",
+        "fi_inject_test -A inject -v",
+        "fi_inject_test -N -A inject -v",
+        "fi_inject_test -A inj_complete -v",
+        "fi_inject_test -N -A inj_complete -v",
+        "fi_flood -e rdm -v -T 1",
+        "fi_flood -e rdm -v -T 1 -U",
+        "fi_resmgmt_test -e rdm",
+        "fi_rdm_multi_client -C 10 -I 5",
+        "fi_rdm_multi_client -C 10 -I 5 -U",
+        # a thread that sleeps on a counter polls each millisecond, so the default of 1,000 messages
+        # of each length takes minutes
+        "fi_rdm_cntr_pingpong -I 5",
+        "fi_multi_recv -e rdm",
+    ),
+    *pair(
+        *[
+            f"fi_rdm_{test} -I 5{flags}"
+            for test in ("pingpong", "tagged_pingpong", "tagged_bw")
+            for flags in ("", " -U", " -v", " -v -U")
+        ]
+    ),
+    *pair("fi_rdm_pingpong -v", "fi_rdm_tagged_pingpong -v", "fi_rdm_tagged_bw -v"),
+]
