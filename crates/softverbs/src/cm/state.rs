@@ -130,8 +130,8 @@ impl State {
         });
     }
 
-    /// Reports the end of the connection to the application. The device has no delayed packets, so the
-    /// time for which a real device reserves the queue pair number (TimeWait) is over at once.
+    /// Reports the end of the connection to the application. The device has no delayed packets, so
+    /// the time for which a real device reserves the queue pair number (TimeWait) is over at once.
     pub(super) fn announce_disconnect(&self, id: &Arc<Shared>, why: Option<Errno>) {
         self.push(id, Kind::Disconnected(why.map_or(0, |Errno(errno)| -errno)));
         self.push(id, Kind::TimewaitExit);
