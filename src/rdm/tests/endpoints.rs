@@ -325,6 +325,7 @@ fn a_sleeping_reader_wakes() {
     let to_b = a.knows(&b);
     for round in 0..20_u64 {
         let mut bytes = [0; 8];
+        let sent = round.to_ne_bytes();
         b.recv(None, &mut bytes, 2);
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -334,7 +335,7 @@ fn a_sleeping_reader_wakes() {
                 assert_eq!((count, found), (Ok(1), 1));
             });
             std::thread::sleep(Duration::from_millis(5));
-            a.send(to_b, None, &round.to_ne_bytes(), 1);
+            a.send(to_b, None, &sent, 1);
             wait_for(&a, 1);
         });
         assert_eq!(u64::from_ne_bytes(bytes), round);
