@@ -592,7 +592,7 @@ mod tests {
             (owner, rings, id)
         };
         let endpoints: Vec<_> = (0..ENDPOINTS).map(endpoint).collect();
-        // reads after a completion of each of these; returns the visits, and who was resumed
+        // reads after a completion of each of these; returns the visits, and the resumed endpoints
         let completed = |of: &[usize]| {
             for &index in of {
                 cq.inner

@@ -2,11 +2,11 @@
 //! names the ranges that have changed. Used for pinned forms with `FI_MR_MMU_NOTIFY`, and, on
 //! devices without on-demand paging, for memory that may be absent.
 //!
-//! New pages get a new registration; a segment whose pages are unchanged keeps its registration. Only
-//! memory and the device limit the number of segments. A local operation that covers several adjacent
-//! segments registers the whole contiguous run of segments as one; the previous registrations stay until
-//! the region is closed, because outstanding operations may use them. A registration whose pages
-//! have all changed ends as soon as no peer can use it.
+//! New pages get a new registration; a segment whose pages are unchanged keeps its registration.
+//! Only memory and the device limit the number of segments. A local operation that covers several
+//! adjacent segments registers the whole contiguous run of segments as one; the previous
+//! registrations stay until the region is closed, because outstanding operations may use them. A
+//! registration whose pages have all changed ends as soon as no peer can use it.
 //!
 //! A change of k of n segments takes O(k log n) steps.
 
