@@ -1,8 +1,8 @@
-//! Endpoints with many peers, `fi_endpoint(3)`: creation, binding, enabling, operations and close.
+//! Endpoints with many peers, `fi_endpoint(3)`: creation, binding, enabling and close.
+//! `calls.rs` has the operations.
 
-#![allow(unsafe_code, reason = "takes buffers and descriptors as C passes them")]
+mod calls;
 
-use std::ffi::c_void;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -11,33 +11,25 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::completions::{Completions, Side};
-use super::core::{Config, Core, Send};
+use super::core::{Config, Core};
 use super::executor::{Executor, Objects, Sizes};
-use super::iov::Iov;
 use super::limits::Limits;
-use super::operations::{Kind, Operation};
-use super::ops::Uses;
 use super::packet_memory::PacketMemory;
-use super::receives::{Receive, completion_of};
 use super::shared::{CqSource, RequestSink, Shared, State};
 use super::vector::{AddressVector, VectorUser};
 use crate::Token;
 use crate::auth::AuthKey;
-use crate::av::FiAddr;
 use crate::conn::{CmSink, Driven, Listener};
 use crate::domain::Domain;
 use crate::eq::EventQueue;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
-use crate::initiator::LocalIov;
 use crate::log::info_log;
-use crate::matching::{Claim, Want};
 use crate::mr::random;
 use crate::queue::keepalive::PERIOD;
 use crate::queue::source::Source;
 use crate::queue::{BindFlags, CompletionQueue, Counter, Counters, CqConfig, WaitKind};
 use crate::verbs::{CompChannel, Cq, Srq};
-use crate::wire::rdm::packet::Message;
 use crate::wire::rdm::terms::MAX_EAGER;
 use crate::wire::rdm::{self, Credit, EndpointId};
 
@@ -135,27 +127,6 @@ pub struct Endpoint {
     tx_op_flags: AtomicU64,
     rx_op_flags: AtomicU64,
 }
-
-/// Flags of sends that the engine knows; `FI_MORE` and `FI_FENCE` have no effect, because messages
-/// to a peer are posted at once and processed in order.
-const SEND_FLAGS: Flags = Flags::COMPLETION
-    .union(Flags::INJECT)
-    .union(Flags::INJECT_COMPLETE)
-    .union(Flags::TRANSMIT_COMPLETE)
-    .union(Flags::DELIVERY_COMPLETE)
-    .union(Flags::REMOTE_CQ_DATA)
-    .union(Flags::MORE)
-    .union(Flags::FENCE);
-/// Flags of receives that search the stored messages; not all of them at once.
-const SEARCHES: Flags = Flags::PEEK.union(Flags::CLAIM).union(Flags::DISCARD);
-/// Flags of receives.
-const RECV_FLAGS: Flags = Flags::COMPLETION
-    .union(Flags::TRANSMIT_COMPLETE)
-    .union(Flags::MORE)
-    .union(Flags::MULTI_RECV)
-    .union(Flags::PEEK)
-    .union(Flags::CLAIM)
-    .union(Flags::DISCARD);
 
 impl Endpoint {
     /// Makes an endpoint.
@@ -574,323 +545,6 @@ impl Endpoint {
     /// Changes what [`Self::min_multi_recv`] returns, for buffers that are posted later.
     pub fn set_min_multi_recv(&self, bytes: usize) {
         self.common.min_multi_recv.store(bytes, Ordering::Relaxed);
-    }
-
-    /// `fi_send`, `fi_tsend` and their forms with vectors and data. `tag`: `None` for an untagged
-    /// message. `flags`: `None` for the default flags.
-    ///
-    /// # Errors
-    /// - `EAGAIN`: `tx_size` operations are under way.
-    /// - `EINVAL`: more buffers than [`Limits::iov_limit`], or the address is not in the address
-    ///   vector.
-    /// - `EMSGSIZE`: longer than the maximum, or injected and longer than the inject size.
-    /// - `EBADFLAGS`: a flag that the operation does not accept.
-    /// - `EOPBADSTATE`: not enabled, or closed.
-    ///
-    /// # Safety
-    /// The buffers stay valid until the operation completes; injected ones during the call.
-    #[inline]
-    pub unsafe fn send(
-        &self,
-        to: FiAddr,
-        tag: Option<u64>,
-        local: LocalIov<'_>,
-        data: Option<u64>,
-        context: usize,
-        flags: Option<Flags>,
-    ) -> Result<()> {
-        let (flags, selected) = match flags {
-            Some(flags) if flags.intersects(SEND_FLAGS.complement()) => {
-                return Err(FiErrno::EBADFLAGS);
-            }
-            Some(flags) => (flags, flags.contains(Flags::COMPLETION)),
-            None => {
-                let flags = self.tx_op_flags();
-                (flags, flags.contains(Flags::COMPLETION))
-            }
-        };
-        let wanted = selected || self.common.tx_all.load(Ordering::Relaxed);
-        let message = Message {
-            tag,
-            data,
-            ack: flags.contains(Flags::DELIVERY_COMPLETE),
-        };
-        let inject = flags.contains(Flags::INJECT);
-        // SAFETY: the caller keeps the contract of this function.
-        unsafe { self.post(to, message, Iov::new(&local)?, inject, context, wanted) }
-    }
-
-    /// `fi_inject`, `fi_tinject` and their forms with data: no entry in the completion queue.
-    ///
-    /// # Errors
-    /// As [`Self::send`].
-    ///
-    /// # Safety
-    /// The buffer is readable during the call.
-    #[inline]
-    pub unsafe fn inject(
-        &self,
-        to: FiAddr,
-        tag: Option<u64>,
-        buf: *const c_void,
-        len: usize,
-        data: Option<u64>,
-    ) -> Result<()> {
-        // fi_endpoint(3): an error without an operation's context has that of the endpoint
-        let context = self.shared().config.context;
-        let iov = libc::iovec {
-            iov_base: buf.cast_mut(),
-            iov_len: len,
-        };
-        let local = LocalIov::single(&iov, &crate::mr::Desc::NULL);
-        let message = Message {
-            tag,
-            data,
-            ack: false,
-        };
-        // SAFETY: the caller keeps the contract of this function.
-        unsafe { self.post(to, message, Iov::new(&local)?, true, context, false) }
-    }
-
-    #[inline]
-    unsafe fn post(
-        &self,
-        to: FiAddr,
-        message: Message,
-        iov: Iov,
-        inject: bool,
-        context: usize,
-        wanted: bool,
-    ) -> Result<()> {
-        let shared = self.shared();
-        let config = &shared.config;
-        let most = if inject { config.inject_size } else { 1 << 47 };
-        if iov.len() > most {
-            return Err(FiErrno::EMSGSIZE);
-        }
-        let mut guard = shared.lock();
-        let state = guard.as_mut().ok_or(FiErrno::EOPBADSTATE)?;
-        if state.io.outstanding() >= config.tx_size {
-            // a post that is refused makes progress
-            let polled = state.poll();
-            shared.after(state);
-            polled?;
-            if state.io.outstanding() >= config.tx_size {
-                return Err(FiErrno::EAGAIN);
-            }
-        }
-        let peer = state.peer_of(to)?;
-        let peer = state.core.resolve(peer);
-        let mut op = Operation::new(Kind::Message, peer);
-        (op.context, op.wanted, op.message) = (context, wanted, message);
-        (op.iov, op.len) = (iov, iov.len());
-        if inject {
-            // SAFETY: the caller keeps the contract of this function.
-            unsafe { state.io.copy_payload(&mut op) }?;
-        }
-        if !state.core.is_up(peer) {
-            state.core.set_now(shared.now());
-        }
-        let key = state.io.begin(op)?;
-        let send = Send {
-            op: key,
-            uses: Uses::Message(iov.len() as u64),
-            ack: message.ack,
-        };
-        if let Err(error) = state.core.send(peer, send, &mut state.io) {
-            state.io.abandon(key);
-            return Err(error);
-        }
-        state.settle();
-        shared.after(state);
-        Ok(())
-    }
-
-    /// `fi_recv`, `fi_trecv` and their forms with vectors. `tag`: `None` for an untagged message,
-    /// otherwise the tag and the ignored bits. `flags`: `None` for the default flags. With
-    /// `FI_CLAIM`, `context` is the address of a `struct fi_context`, which a peek writes and the
-    /// receive of the message reads.
-    ///
-    /// # Errors
-    /// - `EAGAIN`: `rx_size` receives are posted.
-    /// - `EINVAL`: more buffers than [`Limits::iov_limit`]; a directed receive from an address that
-    ///   is not in the address vector; a claim of no message.
-    /// - `EBADFLAGS`: a flag that the operation does not accept.
-    /// - `EOPBADSTATE`: not enabled, or closed.
-    ///
-    /// # Safety
-    /// The buffers stay valid until the operation completes.
-    #[inline]
-    pub unsafe fn recv(
-        &self,
-        from: FiAddr,
-        tag: Option<(u64, u64)>,
-        local: LocalIov<'_>,
-        context: usize,
-        flags: Option<Flags>,
-    ) -> Result<()> {
-        let flags = match flags {
-            Some(flags) if flags.intersects(RECV_FLAGS.complement()) => {
-                return Err(FiErrno::EBADFLAGS);
-            }
-            Some(flags) => flags,
-            None => self.rx_op_flags(),
-        };
-        let selected = flags.contains(Flags::COMPLETION);
-        let receive = Receive {
-            iov: Iov::new(&local)?,
-            context,
-            tagged: tag.is_some(),
-            wanted: selected || self.common.rx_all.load(Ordering::Relaxed),
-        };
-        let shared = self.shared();
-        let mut guard = shared.lock();
-        let state = guard.as_mut().ok_or(FiErrno::EOPBADSTATE)?;
-        let from = match shared.config.directed && from.0 != u64::MAX {
-            true => {
-                let peer = state.peer_of(from)?;
-                Some(super::receives::index_of(state.core.resolve(peer)))
-            }
-            false => None,
-        };
-        let want = match tag {
-            Some((tag, ignore)) => Want::tagged(tag, ignore, from),
-            None => Want::untagged(from),
-        };
-        let result = if flags.intersects(SEARCHES) {
-            // SAFETY: the caller passes the address of a `struct fi_context` with `FI_CLAIM`.
-            unsafe { Self::peek(state, &want, receive, flags) }
-        } else {
-            // tagged receives have no such flag; it may be a default of all receives
-            let multi = tag.is_none() && flags.contains(Flags::MULTI_RECV);
-            self.post_receive(state, &want, receive, multi)
-        };
-        state.settle();
-        shared.after(state);
-        result
-    }
-
-    #[inline]
-    fn post_receive(
-        &self,
-        state: &mut State,
-        want: &Want,
-        receive: Receive,
-        multi: bool,
-    ) -> Result<()> {
-        let posted = state.io.rx.len() + state.io.completions.len(Side::Rx);
-        if posted >= self.shared().config.rx_size {
-            state.poll()?;
-            let posted = state.io.rx.len() + state.io.completions.len(Side::Rx);
-            if posted >= self.shared().config.rx_size {
-                return Err(FiErrno::EAGAIN);
-            }
-        }
-        if multi {
-            let min = self.min_multi_recv();
-            let taken = state.io.rx.post_multi(want, receive, min);
-            for (stored, target) in taken.map_err(|()| FiErrno::EAGAIN)? {
-                state.io.deliver_stored(stored, target);
-            }
-        } else {
-            let stored = state.io.rx.post(want, receive);
-            if let Some(stored) = stored.map_err(|()| FiErrno::EAGAIN)? {
-                let target = super::receives::Target {
-                    receive,
-                    multi: None,
-                };
-                state.io.deliver_stored(stored, target);
-            }
-        }
-        Ok(())
-    }
-
-    /// `FI_PEEK`, `FI_CLAIM`, `FI_DISCARD` (`fi_msg(3)`, `fi_tagged(3)`).
-    ///
-    /// # Safety
-    /// With `FI_CLAIM`, the context of the receive is the address of a `struct fi_context`.
-    unsafe fn peek(state: &mut State, want: &Want, receive: Receive, flags: Flags) -> Result<()> {
-        let context = std::ptr::with_exposed_provenance_mut::<u64>(receive.context);
-        let claims = flags.contains(Flags::CLAIM);
-        if claims && context.is_null() || flags.contains(SEARCHES) {
-            return Err(FiErrno::EINVAL);
-        }
-        if !flags.contains(Flags::PEEK) {
-            if !claims {
-                return Err(FiErrno::EBADFLAGS);
-            }
-            // SAFETY: the caller promises the structure, which has room for a pointer.
-            let claim = Claim::from_bits(unsafe { context.read_unaligned() });
-            let messages = state.io.rx.messages(receive.tagged);
-            let message = messages.redeem(claim).ok_or(FiErrno::EINVAL)?;
-            if flags.contains(Flags::DISCARD) {
-                let mut completion = completion_of(&receive);
-                completion.tag = message.tag;
-                state.io.discard_stored(message.payload);
-                state.io.completions.done(completion, None, receive.wanted);
-            } else {
-                let target = super::receives::Target {
-                    receive,
-                    multi: None,
-                };
-                state.io.deliver_stored(message.payload, target);
-            }
-            return Ok(());
-        }
-        state.poll()?;
-        let messages = state.io.rx.messages(receive.tagged);
-        let message = if claims {
-            messages.claim(want).map(|(claim, message)| {
-                // SAFETY: the caller promises the structure, which has room for a pointer.
-                unsafe { context.write_unaligned(claim.to_bits()) };
-                message
-            })
-        } else if flags.contains(Flags::DISCARD) {
-            messages.discard(want)
-        } else {
-            messages.peek(want)
-        };
-        let mut completion = completion_of(&receive);
-        let Some(message) = message else {
-            completion.tag = want.tag;
-            state.io.completions.not_found(completion);
-            return Ok(());
-        };
-        completion.tag = message.tag;
-        // a message is in memory
-        completion.len = message.len as usize;
-        let stored = state.io.rx.stored(message.payload);
-        let envelope = stored.map(|stored| stored.envelope);
-        if let Some(data) = envelope.and_then(|envelope| envelope.data) {
-            completion.data = data;
-            completion.flags |= Flags::REMOTE_CQ_DATA;
-        }
-        let peer = envelope.map(|envelope| envelope.peer);
-        if flags.contains(Flags::DISCARD) {
-            state.io.discard_stored(message.payload);
-        }
-        state.io.completions.peeked(completion, peer);
-        Ok(())
-    }
-
-    /// `fi_cancel(3)`: the receive with this context completes with `ECANCELED`, if it is posted
-    /// and has no message yet.
-    ///
-    /// # Errors
-    /// `ENOENT`: no such receive. `EOPBADSTATE`: not enabled, or closed.
-    pub fn cancel(&self, context: usize) -> Result<()> {
-        let shared = self.shared();
-        let mut guard = shared.lock();
-        let state = guard.as_mut().ok_or(FiErrno::EOPBADSTATE)?;
-        // without an entry: it follows when the messages in a multi-receive buffer are complete
-        if let Some(completion) = state.io.rx.cancel(context).ok_or(FiErrno::ENOENT)? {
-            state
-                .io
-                .completions
-                .failed(completion, 0, FiErrno::ECANCELED);
-        }
-        shared.after(state);
-        Ok(())
     }
 }
 

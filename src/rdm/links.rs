@@ -98,8 +98,8 @@ pub(super) struct LinkQp {
 
 /// What is posted.
 pub(super) enum Posted {
-    /// A numbered packet, and whether its completion is awaited.
-    Numbered(Number, bool),
+    /// A numbered packet. Each of them completes, because an operation ends with it.
+    Numbered(Number),
     /// A packet without number.
     Control(Option<Slot>),
 }
@@ -152,8 +152,8 @@ impl LinkQp {
     ) -> Result<()> {
         let qp = self.qp.as_ref().ok_or(FiErrno::ENOTCONN)?;
         let position = self.first.wrapping_add(self.sent.len() as u16);
-        let awaited = matches!(posted, Posted::Numbered(_, true));
-        let signaled = awaited || self.unsignaled + 1 >= UNSIGNALED;
+        let numbered = matches!(posted, Posted::Numbered(_));
+        let signaled = numbered || self.unsignaled + 1 >= UNSIGNALED;
         let sges = [sge];
         let mut request = SendRequest::new(SendOpcode::Send, &sges);
         request
@@ -166,7 +166,7 @@ impl LinkQp {
         unsafe { qp.post_send(&mut request) }?;
         self.unsignaled = if signaled { 0 } else { self.unsignaled + 1 };
         self.sent.push_back(match posted {
-            Posted::Numbered(number, _) => Sent::Numbered(number),
+            Posted::Numbered(number) => Sent::Numbered(number),
             Posted::Control(slot) => Sent::Control(slot),
         });
         Ok(())

@@ -2,6 +2,8 @@
 //! connection manager, breaks links at any packet in either direction, delivers packets of a queue
 //! pair after its sender has ended it, loses requests and replies, restarts endpoints, and refuses
 //! queue pairs and credit. A model compares what was sent with what was delivered.
+//!
+//! One file, because the events, the faults and the model change the same state.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};

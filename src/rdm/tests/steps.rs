@@ -1,4 +1,6 @@
 //! Tests of one endpoint step by step: the messages of its peer are written by the test.
+//!
+//! One file: all tests share the recorder of actions at its begin.
 
 use super::super::core::{Config, Core, Failure, Io, Origin, Send};
 use super::super::link::LinkKey;

@@ -1,0 +1,367 @@
+//! Messages between packets and receives: matching, storing, the parts of long messages, and
+//! messages to the endpoint itself.
+
+use super::super::core::{Origin, Send};
+use super::super::operations::{Kind, Operation, PARTS, PAYLOAD, TxKey};
+use super::super::ops::{Form, Uses};
+use super::super::receives::{
+    Arrival, ArrivalKey, Envelope, Payload, StoredKey, Target, completion_of,
+};
+use super::{Executor, Slot, Todo};
+use crate::errno::{FiErrno, Result};
+use crate::flags::Flags;
+use crate::matching::Release;
+use crate::wire::rdm::packet::eager_credit;
+use crate::wire::rdm::terms::MAX_EAGER;
+use crate::wire::rdm::{Credit, OpId};
+
+impl Executor {
+    /// A message that arrives as EAGER. Returns the credit that it does not use any more.
+    #[inline]
+    pub(super) fn eager(
+        &mut self,
+        origin: Origin,
+        envelope: &Envelope,
+        slot: &Slot,
+        at: usize,
+    ) -> Credit {
+        let len = envelope.len as usize;
+        match self.rx.arrive(envelope) {
+            Some(target) => {
+                let payload = &self.memory.bytes(slot)[at..at + len];
+                // SAFETY: the application keeps the buffers until the receive completes.
+                unsafe { target.receive.iov.write(0, payload) };
+                self.arrived(&target, envelope);
+                // at most 8 KiB
+                eager_credit(len as u32)
+            }
+            None => {
+                let payload = self.rx.copy(&self.memory.bytes(slot)[at..at + len]);
+                if self
+                    .rx
+                    .store(*envelope, Payload::Bytes(origin, payload))
+                    .is_none()
+                {
+                    self.todo.extend(self.arriving.map(Todo::Refused));
+                }
+                Credit::new(0, 1)
+            }
+        }
+    }
+
+    /// A message is complete in its receive.
+    #[inline]
+    fn arrived(&mut self, target: &Target, envelope: &Envelope) {
+        let len = (target.receive.iov.len() as u64).min(envelope.len);
+        let beyond = envelope.len - len;
+        let result = if beyond == 0 {
+            Ok(())
+        } else {
+            Err((FiErrno::ETRUNC, beyond as usize))
+        };
+        self.received_message(target, envelope, len as usize, result);
+    }
+
+    /// Reports the result of a receive: with an error, the number of bytes beyond the buffer too.
+    fn received_message(
+        &mut self,
+        target: &Target,
+        envelope: &Envelope,
+        len: usize,
+        result: std::result::Result<(), (FiErrno, usize)>,
+    ) {
+        let receive = &target.receive;
+        let mut completion = completion_of(receive);
+        completion.len = len;
+        completion.tag = envelope.tag.unwrap_or_default();
+        if let Some(data) = envelope.data {
+            completion.data = data;
+            completion.flags |= Flags::REMOTE_CQ_DATA;
+        }
+        let mut cancelled = None;
+        if let Some(multi) = target.multi {
+            completion.buf = receive.iov.addr();
+            match self.rx.finished(receive.tagged, multi) {
+                Release::Held => {}
+                Release::Last => completion.flags |= Flags::MULTI_RECV,
+                Release::Cancelled => cancelled = Some(completion_of(receive)),
+            }
+        }
+        match result {
+            Ok(()) => {
+                let released = completion.flags.contains(Flags::MULTI_RECV);
+                let wanted = receive.wanted || released;
+                self.completions
+                    .done(completion, Some(envelope.peer), wanted);
+            }
+            Err((error, olen)) => self.completions.failed(completion, olen, error),
+        }
+        if let Some(mut completion) = cancelled {
+            completion.flags |= Flags::MULTI_RECV;
+            self.completions.failed(completion, 0, FiErrno::ECANCELED);
+        }
+    }
+
+    /// A stored message has got its receive.
+    pub(in crate::rdm) fn deliver_stored(&mut self, key: StoredKey, target: Target) {
+        let Some(stored) = self.rx.take(key) else {
+            return;
+        };
+        let envelope = stored.envelope;
+        match stored.payload {
+            Payload::Bytes(origin, bytes) => {
+                // SAFETY: the application keeps the buffers until the receive completes.
+                unsafe { target.receive.iov.write(0, &bytes) };
+                self.arrived(&target, &envelope);
+                self.forget_bytes(origin, bytes);
+            }
+            Payload::AtSender(origin, op) => self.begin_arrival(origin, op, envelope, target),
+            Payload::Own(op) => self.deliver_own(op, &envelope, &target),
+        }
+    }
+
+    /// Releases the memory of a stored message, and gives its blocks back.
+    fn forget_bytes(&mut self, origin: Origin, bytes: Vec<u8>) {
+        let blocks = Credit::new(eager_credit(bytes.len() as u32).blocks, 0);
+        self.todo.push_back(Todo::GiveBack(origin, blocks));
+        self.rx.recycle(bytes);
+    }
+
+    /// Drops a stored message without a receive (`FI_DISCARD`, close).
+    pub(in crate::rdm) fn discard_stored(&mut self, key: StoredKey) {
+        let Some(stored) = self.rx.take(key) else {
+            return;
+        };
+        match stored.payload {
+            Payload::Bytes(origin, bytes) => self.forget_bytes(origin, bytes),
+            Payload::AtSender(origin, op) => {
+                self.todo
+                    .push_back(Todo::GiveBack(origin, Credit::new(2, 0)));
+                self.answer(origin, Kind::Fin { op, status: 0 });
+            }
+            Payload::Own(op) => {
+                if let Some(op) = self.tx.get_mut(op) {
+                    (op.in_core, op.form) = (false, Form::Whole);
+                }
+                self.finish_if_over(op);
+            }
+        }
+    }
+
+    /// Asks for the parts of a message.
+    pub(super) fn begin_arrival(
+        &mut self,
+        origin: Origin,
+        op: OpId,
+        envelope: Envelope,
+        target: Target,
+    ) {
+        self.todo
+            .push_back(Todo::GiveBack(origin, Credit::new(2, 0)));
+        if envelope.len == 0 {
+            self.arrived(&target, &envelope);
+            return self.answer(origin, Kind::Fin { op, status: 0 });
+        }
+        let arrival = Arrival {
+            target,
+            envelope,
+            origin,
+            op,
+            arrived: 0,
+        };
+        match self.rx.arrivals.insert(arrival) {
+            Some(key) => {
+                let receiver = OpId::new(key.number());
+                self.todo.push_back(Todo::Hold(origin.peer));
+                self.answer(origin, Kind::Cts { op, receiver });
+            }
+            None => {
+                let result = Err((FiErrno::ENOMEM, 0));
+                self.received_message(&target, &envelope, 0, result);
+                let status = FiErrno::ENOMEM.code() as u16;
+                self.answer(origin, Kind::Fin { op, status });
+            }
+        }
+    }
+
+    /// Answers a packet.
+    fn answer(&mut self, origin: Origin, kind: Kind) {
+        if let Some(key) = self.tx.insert(Operation::new(kind, origin.peer)) {
+            self.todo.push_back(Todo::Answer(origin, key));
+        } else {
+            self.todo.extend(self.arriving.map(Todo::Refused));
+        }
+    }
+
+    /// An answer could not be sent, because the session of its packet has ended.
+    pub(in crate::rdm) fn answer_failed(&mut self, key: TxKey) {
+        let kind = self.tx.get(key).map(|op| op.kind);
+        self.finish(key, Err(FiErrno::ECONNABORTED));
+        if let Some(Kind::Cts { receiver, .. }) = kind {
+            self.fail_arrival(ArrivalKey::from_number(receiver.get()), true);
+        }
+    }
+
+    /// Ends an arrival in error. `held`: its peer is held.
+    pub(super) fn fail_arrival(&mut self, key: ArrivalKey, held: bool) {
+        if let Some(arrival) = self.rx.arrivals.remove(key) {
+            let result = Err((FiErrno::ECONNABORTED, 0));
+            let len = arrival.arrived as usize;
+            self.received_message(&arrival.target, &arrival.envelope, len, result);
+            if held {
+                self.todo.push_back(Todo::Release(arrival.origin.peer));
+            }
+        }
+    }
+
+    /// A part of a message.
+    pub(super) fn data(
+        &mut self,
+        origin: Origin,
+        op: OpId,
+        offset: u64,
+        slot: &Slot,
+        place: (usize, usize),
+    ) {
+        let key = ArrivalKey::from_number(op.get());
+        let (at, len) = place;
+        let Some(arrival) = self.rx.arrivals.get_mut(key) else {
+            // the receive has failed meanwhile
+            return;
+        };
+        let left = arrival.envelope.len - arrival.arrived;
+        if arrival.origin != origin || offset != arrival.arrived || len as u64 > left {
+            return self.todo.extend(self.arriving.map(Todo::Refused));
+        }
+        let payload = &self.memory.bytes(slot)[at..at + len];
+        // SAFETY: the application keeps the buffers until the receive completes.
+        unsafe { arrival.target.receive.iov.write(offset as usize, payload) };
+        arrival.arrived += len as u64;
+        if arrival.arrived == arrival.envelope.len
+            && let Some(arrival) = self.rx.arrivals.remove(key)
+        {
+            self.arrived(&arrival.target, &arrival.envelope);
+            self.todo.push_back(Todo::Release(origin.peer));
+            let op = arrival.op;
+            self.answer(origin, Kind::Fin { op, status: 0 });
+        }
+    }
+
+    /// The receiver asks for the parts of a message. `None`: it has no such message, whose
+    /// operation may have failed.
+    pub(super) fn cts(&mut self, origin: Origin, key: TxKey, receiver: OpId) -> Option<()> {
+        let op = self.tx.get_mut(key)?;
+        let announced = matches!(op.kind, Kind::Message) && op.form == Form::Rts;
+        if !announced || op.peer != origin.peer || op.receiver.is_some() {
+            return None;
+        }
+        op.receiver = Some(receiver);
+        self.send_parts(key);
+        Some(())
+    }
+
+    /// Sends further parts of a message.
+    pub(super) fn send_parts(&mut self, key: TxKey) {
+        while let Some(op) = self.tx.get_mut(key)
+            && let Some(receiver) = op.receiver
+            && op.fin.is_none()
+            && op.parts < PARTS
+            && op.next < op.len
+        {
+            let offset = op.next;
+            let len = (op.len - offset).min(MAX_EAGER as usize);
+            let peer = op.peer;
+            let (iov, copied) = (op.iov, op.copied);
+            let mut part = Operation::new(
+                Kind::Data {
+                    of: key,
+                    offset: offset as u64,
+                },
+                peer,
+            );
+            (part.receiver, part.len) = (Some(receiver), len);
+            part.iov = iov.part(offset, len);
+            if copied && self.copy_part(key, &mut part, offset).is_err() {
+                return;
+            }
+            let Some(part) = self.tx.insert(part) else {
+                return;
+            };
+            if let Some(op) = self.tx.get_mut(key) {
+                op.next += len;
+                op.parts += 1;
+            }
+            let send = Send {
+                op: part,
+                uses: Uses::Fixed(Credit::new(0, 1)),
+                ack: false,
+            };
+            self.todo.push_back(Todo::Send(peer, send));
+        }
+    }
+
+    /// Copies a part of a payload that was copied, which is at most one packet long.
+    fn copy_part(&mut self, of: TxKey, part: &mut Operation, offset: usize) -> Result<()> {
+        let slot = self.memory.take()?;
+        let from = self.tx.get(of).and_then(|op| op.slot.as_ref());
+        let begin = PAYLOAD + offset;
+        let bytes = from.map(|from| self.memory.bytes(from)[begin..begin + part.len].to_vec());
+        let to = &mut self.memory.bytes_mut(&slot)[PAYLOAD..PAYLOAD + part.len];
+        to.copy_from_slice(&bytes.unwrap_or_default());
+        (part.slot, part.copied) = (Some(slot), true);
+        Ok(())
+    }
+
+    pub(super) fn fin(&mut self, origin: Origin, key: TxKey, status: u16) {
+        let Some(op) = self.tx.get_mut(key) else {
+            return;
+        };
+        let announced = matches!(op.kind, Kind::Message) && op.form == Form::Rts;
+        if !announced || op.peer != origin.peer || op.fin.is_some() {
+            return;
+        }
+        op.fin = Some(status);
+        self.todo.push_back(Todo::Release(origin.peer));
+        self.finish_if_over(key);
+    }
+
+    /// Delivers a message to this endpoint itself.
+    pub(in crate::rdm) fn loop_back(&mut self, key: TxKey) {
+        let Some(op) = self.tx.get(key) else {
+            return;
+        };
+        let envelope = Envelope {
+            peer: op.peer,
+            tag: op.message.tag,
+            data: op.message.data,
+            len: op.len as u64,
+        };
+        match self.rx.arrive(&envelope) {
+            Some(target) => self.deliver_own(key, &envelope, &target),
+            None => {
+                if self.rx.store(envelope, Payload::Own(key)).is_none() {
+                    self.finish(key, Err(FiErrno::ENOMEM));
+                }
+            }
+        }
+    }
+
+    fn deliver_own(&mut self, key: TxKey, envelope: &Envelope, target: &Target) {
+        if let Some(op) = self.tx.get(key) {
+            let to = &target.receive.iov;
+            match &op.slot {
+                Some(slot) if op.copied => {
+                    let payload = &self.memory.bytes(slot)[PAYLOAD..PAYLOAD + op.len];
+                    // SAFETY: the application keeps the buffers until the receive completes.
+                    unsafe { to.write(0, payload) };
+                }
+                // SAFETY: the application keeps the buffers until both operations complete.
+                _ => unsafe {
+                    to.copy_from(&op.iov);
+                },
+            }
+        }
+        self.arrived(target, envelope);
+        self.finish(key, Ok(()));
+    }
+}
