@@ -392,15 +392,25 @@ impl Regions {
     pub(crate) fn kill(&self, segment: &OwnSegment, key: Key) {
         // A key that was deregistered before may have left its index to another key.
         let clear = |word: &AtomicU32| {
-            let _ = word.compare_exchange(key.0, 0, Ordering::Relaxed, Ordering::Relaxed);
+            word.load(Ordering::Relaxed) == key.0
+                && word
+                    .compare_exchange(key.0, 0, Ordering::Relaxed, Ordering::Relaxed)
+                    .is_ok()
         };
-        if let Some(entry) = self.entry(key.index()) {
-            clear(&entry.key);
-            clear(&entry.null);
-        }
+        let shared = segment.map.u32(shared_at(key.index()) + region::KEY);
+        let entry = self.entry(key.index());
+        let cleared = entry.is_some_and(|entry| clear(&entry.key));
         self.changes.fetch_add(1, Ordering::Release);
-        let at = shared_at(key.index());
-        clear(segment.map.u32(at + region::KEY));
+        if cleared {
+            // only one caller has cleared the entry, and the index is not released before
+            shared.store(0, Ordering::Relaxed);
+        } else {
+            // a null region, a memory window, or a key that is invalid already
+            if let Some(entry) = entry {
+                clear(&entry.null);
+            }
+            clear(shared);
+        }
         fence(Ordering::SeqCst);
     }
 
