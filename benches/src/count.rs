@@ -79,6 +79,31 @@ counted!(count_fi_cq_read_miss, Fabric, |f: &mut Fabric| assert_eq!(
     0
 ));
 
+counted!(count_fi_trecv, Fabric, |f: &mut Fabric| {
+    std::hint::black_box("rdm");
+    f.post_recv();
+});
+counted!(count_fi_tinject, Fabric, |f: &mut Fabric| {
+    std::hint::black_box("rdm");
+    assert!(f.post_inject(8));
+});
+counted!(count_fi_tsend, Fabric, |f: &mut Fabric| {
+    std::hint::black_box("rdm");
+    assert!(f.post_send(8));
+});
+counted!(count_fi_cq_read_rdm_hit, Fabric, |f: &mut Fabric| {
+    std::hint::black_box("rdm");
+    assert_eq!(f.poll(f.rx(), 1), 1);
+});
+counted!(count_fi_cq_read_rdm_tx_hit, Fabric, |f: &mut Fabric| {
+    std::hint::black_box("rdm");
+    assert_eq!(f.poll(f.tx(), 1), 1);
+});
+counted!(count_fi_cq_read_rdm_miss, Fabric, |f: &mut Fabric| {
+    std::hint::black_box("rdm");
+    assert_eq!(f.poll(f.rx(), 1), 0);
+});
+
 fn connected(open: fn(Side) -> Device) -> (Device, Device) {
     let (mut first, mut second) = (open(Side::First), open(Side::Second));
     let (a, b) = (first.address(), second.address());
@@ -151,10 +176,55 @@ fn msg() {
     }
 }
 
+/// Tagged messages between two reliable datagram endpoints.
+fn rdm() {
+    let open = |side| Fabric::open("weft", fabric::Endpoint::Tagged, side);
+    let (mut second, mut first) = (open(Side::Second), open(Side::First));
+    let (a, b) = (first.address(), second.address());
+    first.connect(&b);
+    second.connect(&a);
+    // the first message connects, and the windows of both directions grow
+    for _ in 0..100 {
+        for (from, to) in [(0, 1), (1, 0)] {
+            let ends = [&mut first, &mut second];
+            assert!(ends[from].post_inject(8));
+            while ends[to].poll(ends[to].rx(), 1) == 0 {
+                ends[from].poll(ends[from].tx(), 1);
+            }
+            ends[to].post_recv();
+        }
+    }
+    // The completions of sends without entries, and the messages of credit, are read outside the
+    // counted calls.
+    let settle = |first: &mut Fabric, second: &mut Fabric| {
+        for _ in 0..4 {
+            assert_eq!(first.poll(first.tx(), 1) + second.poll(second.tx(), 1), 0);
+        }
+    };
+    for _ in 0..CALLS {
+        settle(&mut first, &mut second);
+        count_fi_cq_read_rdm_miss(&mut second);
+        count_fi_tinject(&mut first);
+        count_fi_cq_read_rdm_hit(&mut second);
+        count_fi_trecv(&mut second);
+        settle(&mut first, &mut second);
+        count_fi_tsend(&mut first);
+        count_fi_cq_read_rdm_tx_hit(&mut first);
+        assert_eq!(second.poll(second.rx(), 1), 1);
+        second.post_recv();
+        // the answer of a ping-pong
+        settle(&mut first, &mut second);
+        assert!(second.post_inject(8));
+        assert_eq!(first.poll(first.rx(), 1), 1);
+        first.post_recv();
+    }
+}
+
 /// `weft-bench count`: the program that `bench count` runs under callgrind.
 pub(crate) fn main() {
     device();
     xrc();
     msg();
+    rdm();
     println!("calls {CALLS}");
 }

@@ -170,9 +170,32 @@ fn msg() -> Vec<Case> {
     cases
 }
 
+/// Reliable datagram endpoints on `soft0`: tagged messages, compared with `shm`.
+fn rdm() -> Vec<Case> {
+    use Kind::{ShmTagged, WeftTagged};
+    let mut cases = Vec::new();
+    for len in [8, 64, 512, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20] {
+        for op in [Op::Pingpong, Op::PingpongSend, Op::Stream] {
+            let wanted = match (op, len) {
+                (Op::PingpongSend, _) => None,
+                // at least 1.2 times the rate
+                (Op::Stream, 8) => Some(1.0 / 1.2),
+                (_, 8) => Some(0.8),
+                // at least 1.33 times the bandwidth
+                (_, len) if len >= 1 << 20 => Some(0.75),
+                _ => Some(1.0),
+            };
+            let peers = vec![peer(ShmTagged, op, wanted)];
+            cases.push(case("rdm", WeftTagged, op, len, peers));
+        }
+    }
+    cases.push(idle("rdm", WeftTagged));
+    cases
+}
+
 /// All cases, in the order in which they run.
 pub(crate) fn cases() -> Vec<Case> {
-    [device(), msg()].concat()
+    [device(), msg(), rdm()].concat()
 }
 
 #[cfg(test)]

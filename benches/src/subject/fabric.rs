@@ -33,9 +33,17 @@ const KEY: u64 = 0x77;
 /// The type of endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Endpoint {
+    /// Message endpoints.
     Msg,
+    /// Reliable datagrams, untagged messages and RMA.
     Rdm,
+    /// Reliable datagrams, tagged messages alone.
+    Tagged,
 }
+
+/// The tag of all messages, and the ignored bits of the receives, as MPI posts them.
+const TAG: u64 = 0x1234_5678;
+const IGNORED: u64 = 0x00ff_0000_0000_0000;
 
 /// One process's end.
 pub(crate) struct Fabric {
@@ -84,11 +92,15 @@ fn info(lib: &Lib, provider: &str, kind: Endpoint, side: Side, more_caps: u64) -
     unsafe {
         let info = hints.first();
         (*info).mode = FI_CONTEXT | FI_CONTEXT2;
-        (*info).caps = FI_MSG | FI_RMA | more_caps;
+        (*info).caps = more_caps
+            | match kind {
+                Endpoint::Msg | Endpoint::Rdm => FI_MSG | FI_RMA,
+                Endpoint::Tagged => FI_TAGGED,
+            };
         (*(*info).domain_attr).threading = FI_THREAD_DOMAIN;
         (*(*info).ep_attr).type_ = match kind {
             Endpoint::Msg => FI_EP_MSG,
-            Endpoint::Rdm => FI_EP_RDM,
+            Endpoint::Rdm | Endpoint::Tagged => FI_EP_RDM,
         };
         libc::free((*(*info).fabric_attr).prov_name.cast());
         let name = std::ffi::CString::new(provider).expect("no NUL");
@@ -99,10 +111,14 @@ fn info(lib: &Lib, provider: &str, kind: Endpoint, side: Side, more_caps: u64) -
     let (node, service, flags) = match (kind, side) {
         (Endpoint::Msg, Side::First) => (Some("127.0.0.1"), Some("1"), 0),
         (Endpoint::Msg, Side::Second) => (Some("127.0.0.1"), Some("0"), FI_SOURCE),
-        (Endpoint::Rdm, _) => (None, None, 0),
+        (Endpoint::Rdm | Endpoint::Tagged, _) => (None, None, 0),
     };
-    getinfo(lib, version, node, service, flags, Some(&hints))
-        .unwrap_or_else(|error| panic!("fi_getinfo for {provider}: {error}"))
+    let info = getinfo(lib, version, node, service, flags, Some(&hints))
+        .unwrap_or_else(|error| panic!("fi_getinfo for {provider}: {error}"));
+    // SAFETY: a whole fi_info, whose name is a string.
+    let name = unsafe { std::ffi::CStr::from_ptr((*(*info.first()).fabric_attr).prov_name) };
+    assert_eq!(name.to_bytes(), provider.as_bytes(), "the provider");
+    info
 }
 
 impl Fabric {
@@ -179,7 +195,7 @@ impl Fabric {
                         this.listen(fabric);
                     }
                 }
-                Endpoint::Rdm => {
+                Endpoint::Rdm | Endpoint::Tagged => {
                     let mut attr: fi_av_attr = std::mem::zeroed();
                     attr.type_ = FI_AV_TABLE;
                     let mut av = null_mut();
@@ -313,22 +329,29 @@ impl Fabric {
     #[inline]
     pub(crate) fn post_recv(&mut self) {
         let context = self.context();
-        let ep = self.ep;
+        let (ep, from) = (self.ep, FI_ADDR_UNSPEC);
         // SAFETY: a live endpoint, a registered buffer.
         unsafe {
             let desc = (*self.in_mr).mem_desc;
             let at = self.inbox.at.cast();
             loop {
-                let ret = call!(
-                    (*ep).msg,
-                    recv,
-                    ep,
-                    at,
-                    BUFFER,
-                    desc,
-                    FI_ADDR_UNSPEC,
-                    context
-                );
+                let ret = if self.kind == Endpoint::Tagged {
+                    let (tag, ignored) = (TAG, IGNORED);
+                    call!(
+                        (*ep).tagged,
+                        recv,
+                        ep,
+                        at,
+                        BUFFER,
+                        desc,
+                        from,
+                        tag,
+                        ignored,
+                        context
+                    )
+                } else {
+                    call!((*ep).msg, recv, ep, at, BUFFER, desc, from, context)
+                };
                 if ret == 0 {
                     return;
                 }
@@ -342,18 +365,14 @@ impl Fabric {
     pub(crate) fn post_send(&mut self, len: usize) -> bool {
         let context = self.context();
         let (ep, at) = (self.ep, self.outbox.at.cast());
+        let (desc, to) = (self.out_desc, self.peer);
         // SAFETY: a live endpoint, a registered buffer.
         let ret = unsafe {
-            call!(
-                (*ep).msg,
-                send,
-                ep,
-                at,
-                len,
-                self.out_desc,
-                self.peer,
-                context
-            )
+            if self.kind == Endpoint::Tagged {
+                call!((*ep).tagged, send, ep, at, len, desc, to, TAG, context)
+            } else {
+                call!((*ep).msg, send, ep, at, len, desc, to, context)
+            }
         };
         posted(ret, "fi_send")
     }
@@ -362,7 +381,13 @@ impl Fabric {
     pub(crate) fn post_inject(&mut self, len: usize) -> bool {
         let (ep, at) = (self.ep, self.outbox.at.cast());
         // SAFETY: a live endpoint, a readable buffer.
-        let ret = unsafe { call!((*ep).msg, inject, ep, at, len, self.peer) };
+        let ret = unsafe {
+            if self.kind == Endpoint::Tagged {
+                call!((*ep).tagged, inject, ep, at, len, self.peer, TAG)
+            } else {
+                call!((*ep).msg, inject, ep, at, len, self.peer)
+            }
+        };
         posted(ret, "fi_inject")
     }
 
@@ -691,7 +716,7 @@ impl Subject for Fabric {
         unsafe {
             let name = name.as_ptr().cast();
             match (self.kind, self.side) {
-                (Endpoint::Rdm, _) => {
+                (Endpoint::Rdm | Endpoint::Tagged, _) => {
                     let (av, peer) = (self.av, &raw mut self.peer);
                     let ret = call!((*av).ops, insert, av, name, 1, peer, 0, null_mut());
                     assert_eq!(ret, 1, "fi_av_insert");

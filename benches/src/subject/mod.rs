@@ -56,9 +56,13 @@ pub(crate) enum Kind {
     Tcp,
     /// libfabric's `shm`, reliable datagrams, untagged.
     Shm,
+    /// weft's reliable datagram endpoints on `soft0`, tagged messages.
+    WeftTagged,
+    /// `shm`, tagged messages.
+    ShmTagged,
 }
 
-const NAMES: [(Kind, &str); 8] = [
+const NAMES: [(Kind, &str); 10] = [
     (Kind::Machine, "machine"),
     (Kind::Device, "softverbs"),
     (Kind::DeviceBuffer, "softverbs-buffer"),
@@ -67,6 +71,8 @@ const NAMES: [(Kind, &str); 8] = [
     (Kind::WeftMsg, "weft"),
     (Kind::Tcp, "tcp"),
     (Kind::Shm, "shm"),
+    (Kind::WeftTagged, "weft-tagged"),
+    (Kind::ShmTagged, "shm-tagged"),
 ];
 
 impl fmt::Display for Kind {
@@ -99,6 +105,8 @@ impl Kind {
             Self::WeftMsg => Box::new(Fabric::open("weft", fabric::Endpoint::Msg, side)),
             Self::Tcp => Box::new(Fabric::open("tcp", fabric::Endpoint::Msg, side)),
             Self::Shm => Box::new(Fabric::open("shm", fabric::Endpoint::Rdm, side)),
+            Self::WeftTagged => Box::new(Fabric::open("weft", fabric::Endpoint::Tagged, side)),
+            Self::ShmTagged => Box::new(Fabric::open("shm", fabric::Endpoint::Tagged, side)),
         }
     }
 }
