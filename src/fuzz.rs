@@ -145,8 +145,9 @@ impl Io for Hands {
         self.completed += 1;
     }
 
-    fn deliver(&mut self, from: Origin, _: &Packet, (): ()) {
+    fn deliver(&mut self, from: Origin, _: &Packet, (): ()) -> Credit {
         self.delivered.push(from);
+        Credit::ZERO
     }
 
     fn discard(&mut self, (): ()) {}
@@ -222,7 +223,7 @@ pub fn rdm_peer(data: &[u8]) {
         eager: 8192,
         ..Terms::default()
     };
-    let body = Body::Hello(Hello::new(Epoch::FIRST, terms, []));
+    let body = Body::Hello(Box::new(Hello::new(Epoch::FIRST, terms, [])));
     core.arrived(link, &Packet { header, body }, (), &mut hands);
     let peer = core.peer_at(place(2)).expect("a peer");
     let mut now = 0;
@@ -331,7 +332,7 @@ fn hostile_packet(numbers: &mut Numbers<'_>, reply: &Reply) -> Packet {
     let body = match numbers.byte() % 8 {
         0 | 1 => {
             let epoch = reply.epoch;
-            Body::Hello(Hello::new(epoch, hostile_terms(numbers), []))
+            Body::Hello(Box::new(Hello::new(epoch, hostile_terms(numbers), [])))
         }
         2 => Body::Eager {
             message: Message {

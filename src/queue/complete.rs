@@ -19,6 +19,8 @@ use crate::verbs::Wc;
 const RESUME: u8 = 1;
 /// Set if the queue has sources besides the device queue.
 pub(super) const SOURCES: u8 = 2;
+/// Set if the queue has sources, and its device queue has never had an endpoint.
+pub(super) const ONLY_SOURCES: u8 = 4;
 
 /// The endpoints whose requests complete in a device queue.
 #[derive(Debug, Default)]
@@ -32,7 +34,8 @@ pub(super) struct EndpointTable {
     /// Queue pairs that consume receives of `shared`, sorted by number, each with its endpoint's
     /// index.
     pub(super) sharing: Vec<(u32, u16)>,
-    /// Work of a read besides polling the device queue: [`RESUME`], [`SOURCES`].
+    /// Work of a read besides polling the device queue: [`RESUME`], [`SOURCES`],
+    /// [`ONLY_SOURCES`].
     pub(super) more: Cell<u8>,
     /// Indices of the endpoints that completions have found with deferred operations.
     waiting: RefCell<Vec<u16>>,

@@ -13,7 +13,7 @@ use std::sync::{Arc, Weak};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::errno::{FiErrno, Result};
-use crate::queue::complete::{EndpointTable, SOURCES};
+use crate::queue::complete::{EndpointTable, ONLY_SOURCES, SOURCES};
 use crate::queue::cq_wait::Signals;
 use crate::queue::device_queue::DeviceQueue;
 use crate::queue::slots::Rings;
@@ -181,6 +181,8 @@ impl CompletionQueue {
         }
         inner.sources.push(source);
         inner.table.set_more(SOURCES, true);
+        let only = inner.table.endpoints.is_empty();
+        inner.table.set_more(ONLY_SOURCES, only);
         Ok(())
     }
 
@@ -190,7 +192,9 @@ impl CompletionQueue {
             let mut inner = self.inner.lock();
             let at = inner.sources.iter().position(|s| Arc::ptr_eq(s, source));
             let removed = at.map(|at| inner.sources.swap_remove(at));
-            inner.table.set_more(SOURCES, !inner.sources.is_empty());
+            if inner.sources.is_empty() {
+                inner.table.set_more(SOURCES | ONLY_SOURCES, false);
+            }
             removed
         };
         if let (Some(wait), Some(fd)) = (&self.wait, removed.and_then(|source| source.fd())) {
@@ -209,6 +213,9 @@ impl CompletionQueue {
     pub fn read<W: EntryWriter>(&self, max: usize, writer: &mut W) -> Result<usize> {
         let mut guard = self.inner.lock();
         let inner = &mut *guard;
+        if inner.table.more.get() & ONLY_SOURCES != 0 && max != 0 {
+            return self.read_sources(guard, max, writer);
+        }
         let mut count = 0;
         if !inner.backlog.is_empty() {
             count = take(&mut inner.backlog, max, writer);
@@ -239,6 +246,31 @@ impl CompletionQueue {
             if guard.empty_reads.is_multiple_of(EMPTY_READS) {
                 self.after_empty_reads(guard);
             }
+            Err(FiErrno::EAGAIN)
+        } else {
+            Err(FiErrno::EAVAIL)
+        }
+    }
+
+    /// As [`Self::read`], of a queue whose device queue has no endpoint: it is not polled, and no
+    /// endpoint is resumed.
+    #[inline(never)]
+    fn read_sources<W: EntryWriter>(
+        &self,
+        mut guard: MutexGuard<'_, Inner>,
+        max: usize,
+        writer: &mut W,
+    ) -> Result<usize> {
+        let mut count = 0;
+        if !guard.backlog.is_empty() {
+            count = take(&mut guard.backlog, max, writer);
+        }
+        let (result, count) = guard.run_sources(max, count, writer);
+        if count > 0 {
+            return Ok(count);
+        }
+        result?;
+        if guard.backlog.is_empty() {
             Err(FiErrno::EAGAIN)
         } else {
             Err(FiErrno::EAVAIL)

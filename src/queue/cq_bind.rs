@@ -8,7 +8,7 @@ use rdma_core_sys as sys;
 
 use crate::errno::{FiErrno, Result};
 use crate::log::info_log;
-use crate::queue::complete::{Attachment, Sharer, failure};
+use crate::queue::complete::{Attachment, ONLY_SOURCES, Sharer, failure};
 use crate::queue::cq::{CompletionQueue, Inner};
 use crate::queue::slots::Rings;
 use crate::queue::source::Entry;
@@ -22,6 +22,7 @@ impl CompletionQueue {
     /// `ENOSPC`: 65,536 endpoints are bound.
     pub(crate) fn attach(&self, rings: &Arc<Rings>, completions: usize) -> Result<WrId> {
         let mut inner = self.inner.lock();
+        inner.table.set_more(ONLY_SOURCES, false);
         let index = match inner.table.free.pop() {
             Some(index) => index,
             None => {

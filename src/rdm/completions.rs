@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use super::operations::Operation;
 use super::peer::PeerKey;
 use crate::errno::FiErrno;
 use crate::flags::Flags;
@@ -72,6 +73,15 @@ impl Completions {
         self.counters.count(kind(side), true);
         if wanted && self.bound[side as usize] {
             self.of(side).push_back(Entry::Done(completion, from));
+        }
+    }
+
+    /// A message has been sent.
+    #[inline]
+    pub(super) fn sent(&mut self, op: &Operation) {
+        self.counters.count(kind(Side::Tx), true);
+        if op.wanted && self.bound[Side::Tx as usize] {
+            self.tx.push_back(Entry::Done(op.completion(), None));
         }
     }
 

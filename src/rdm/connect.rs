@@ -703,7 +703,7 @@ impl<I: Io> Core<I> {
         };
         let terms = self.terms(key, own, io);
         let further = self.config.further.iter().copied();
-        let body = Body::Hello(Hello::new(epoch, terms, further));
+        let body = Body::Hello(Box::new(Hello::new(epoch, terms, further)));
         let Some(header) = self.header(key) else {
             return;
         };

@@ -55,8 +55,9 @@ pub trait Io {
     /// An operation is complete. With an error its packet may have arrived or not.
     fn complete(&mut self, op: Self::Op, result: Result<()>);
 
-    /// A numbered packet, each once and in the order of the peer.
-    fn deliver(&mut self, from: Origin, packet: &Packet, slot: Self::Slot);
+    /// A numbered packet, each once and in the order of the peer. Returns the credit of it that is
+    /// free at once; the rest is given back by [`Core::give_back`].
+    fn deliver(&mut self, from: Origin, packet: &Packet, slot: Self::Slot) -> Credit;
 
     /// A packet has been handled; its memory can be posted again. Its credit is not given back by
     /// the caller: it used none.
@@ -295,6 +296,12 @@ impl<I: Io> Core<I> {
         self.retimed
     }
 
+    /// Whether [`Self::flush`] may have something to report.
+    #[inline]
+    pub fn has_reports(&self) -> bool {
+        !self.reports.is_empty()
+    }
+
     /// Whether packets to the peer can be posted: a dial is not needed.
     #[inline]
     pub fn is_up(&self, peer: PeerKey) -> bool {
@@ -343,6 +350,18 @@ impl<I: Io> Core<I> {
         let peer = self.peers.get_mut(key).ok_or(FiErrno::EINVAL)?;
         let entry = Entry::new(send.op, send.uses, send.ack);
         let op = self.ops.insert(entry).ok_or(FiErrno::EAGAIN)?;
+        let first = peer.is_next(send.uses);
+        if let Some(out) = peer.out
+            && first
+            && self.is_open(out)
+            && self.post_new(key, out, op, io)
+        {
+            self.posted_one(key);
+            return Ok(());
+        }
+        let Some(peer) = self.peers.get_mut(key) else {
+            return Ok(());
+        };
         let list = match send.uses {
             Uses::Answer => &mut peer.answers,
             _ => &mut peer.waiting,

@@ -7,6 +7,8 @@ use crate::wire::rdm::{Credit, Grant, GrantNumber};
 pub const SMALLEST: Credit = Credit::new(4, 2);
 /// The window of a new peer while the pool has room.
 pub const FIRST: Credit = Credit::new(64, 4);
+/// The slots of the window of a peer that sends continually.
+const BUSY: u32 = 32;
 
 /// Positions are valid up to this distance.
 const MAX_WINDOW: u32 = 1 << 30;
@@ -49,9 +51,14 @@ impl Pool {
         self.taken.blocks < self.size.blocks.div_ceil(2)
     }
 
+    /// Whether the slots of windows may grow.
+    const fn has_half_of_slots(&self) -> bool {
+        self.taken.slots < self.size.slots.div_ceil(2)
+    }
+
     /// Whether windows may grow.
     const fn is_half_free(&self) -> bool {
-        self.has_half_of_blocks() && self.taken.slots < self.size.slots.div_ceil(2)
+        self.has_half_of_blocks() && self.has_half_of_slots()
     }
 }
 
@@ -169,6 +176,21 @@ impl Inbound {
         if self.window.blocks < MAX_WINDOW && pool.has_half_of_blocks() && pool.take(more) {
             self.window = self.window.add(more);
             self.shrinks = false;
+        }
+    }
+
+    /// Before a grant: doubles the slots of a window of which the peer has used more than half
+    /// since the last one, up to [`BUSY`], if the pool permits it. So a peer that sends many
+    /// messages gets fewer grants.
+    #[inline]
+    pub(super) fn grow_slots(&mut self, pool: &mut Pool) {
+        let unused = self.grant.limit.sub(self.used).slots;
+        if self.window.slots < BUSY && unused < self.window.slots.div_ceil(2) {
+            let more = Credit::new(0, self.window.slots);
+            if pool.has_half_of_slots() && pool.take(more) {
+                self.window = self.window.add(more);
+                self.shrinks = false;
+            }
         }
     }
 
@@ -346,6 +368,7 @@ mod tests {
                         inbound.give_back(back, &mut pool);
                         (blocks, slots) = (blocks - back.blocks, 0);
                     }
+                    3 if amount % 2 == 0 => inbound.grow_slots(&mut pool),
                     3 => { inbound.grow(&mut pool); }
                     4 if inbound.is_recallable() => {
                         let grant = inbound.renew();

@@ -270,24 +270,26 @@ impl Executor {
 
     /// Ends an operation: removes it, and reports the result of a message.
     fn finish(&mut self, key: TxKey, result: Result<()>) {
-        let Some(mut op) = self.tx.remove(key) else {
+        let Some(op) = self.tx.get_mut(key) else {
             return;
         };
         if let Kind::Message = op.kind {
             self.messages -= 1;
             match result {
-                Ok(()) => self.completions.done(op.completion(), None, op.wanted),
+                Ok(()) => self.completions.sent(op),
                 Err(error) => self.completions.failed(op.completion(), 0, error),
             }
         }
-        if result.is_err()
-            && let Some(link) = op.posted_on.and_then(|link| self.links.get_mut(link))
-            && let Some(slot) = op.slot.take()
-        {
+        let (slot, posted_on) = (op.slot.take(), op.posted_on);
+        self.tx.free(key);
+        let Some(slot) = slot else {
+            return;
+        };
+        match posted_on.and_then(|link| self.links.get_mut(link)) {
             // the device may still send it
-            link.keep_until_removed(slot);
+            Some(link) if result.is_err() => link.keep_until_removed(slot),
+            _ => self.memory.give_back(slot),
         }
-        self.release(op);
     }
 
     /// Ends a message that was not sent as EAGER, if all about it is known.
@@ -500,6 +502,7 @@ impl Io for Executor {
         op.in_core = false;
         match op.kind {
             Kind::Message => match result {
+                Ok(()) if op.form == Form::Whole && op.parts == 0 => self.finish(key, Ok(())),
                 Ok(()) => self.finish_if_over(key),
                 Err(error) => self.finish(key, Err(error)),
             },
@@ -518,7 +521,7 @@ impl Io for Executor {
     }
 
     #[inline]
-    fn deliver(&mut self, origin: Origin, packet: &Packet, slot: Slot) {
+    fn deliver(&mut self, origin: Origin, packet: &Packet, slot: Slot) -> Credit {
         let mut credit = Credit::new(0, 1);
         let envelope = |message: &crate::wire::rdm::packet::Message, len| Envelope {
             peer: origin.peer,
@@ -566,9 +569,7 @@ impl Io for Executor {
             _ => self.todo.extend(self.arriving.map(Todo::Refused)),
         }
         self.post_receive(slot);
-        if credit != Credit::ZERO {
-            self.todo.push_back(Todo::GiveBack(origin, credit));
-        }
+        credit
     }
 
     #[inline]

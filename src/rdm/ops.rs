@@ -99,6 +99,16 @@ impl List {
         });
     }
 
+    /// Puts one back that was the first.
+    pub(super) fn push_front<O>(&mut self, table: &mut Table<O>, key: OpKey) {
+        let first = self.first();
+        if let Some(entry) = table.get_mut(key) {
+            entry.next = first;
+        }
+        let last = self.ends.map_or(key, |(_, last)| last);
+        self.ends = Some((key, last));
+    }
+
     /// Takes the first one out of the list; it stays in the table.
     pub(super) fn pop<O>(&mut self, table: &Table<O>) -> Option<OpKey> {
         let (first, last) = self.ends?;

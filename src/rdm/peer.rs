@@ -3,9 +3,11 @@
 
 use super::credit::{Inbound, Outbound, Pool};
 use super::link::LinkKey;
-use super::ops::{List, OpKey};
+use super::ops::{List, OpKey, Uses};
 use super::slab::Key;
-use crate::wire::rdm::{EndpointId, Epoch, GrantNumber, Listener, Number, PeerIndex, Secret};
+use crate::wire::rdm::{
+    EndpointId, Epoch, GrantNumber, Header, Listener, Number, PeerIndex, Secret,
+};
 
 /// Marks keys of peers.
 pub enum PeerMark {}
@@ -123,6 +125,8 @@ pub(super) struct Peer {
     pub(super) heard: bool,
     /// In the list of peers that may have something to report.
     pub(super) listed: bool,
+    /// An answer to CLOSE may wait for room.
+    pub(super) refuses: bool,
 }
 
 impl Peer {
@@ -178,6 +182,7 @@ impl Peer {
             busy: false,
             heard: false,
             listed: false,
+            refuses: false,
         }
     }
 
@@ -202,6 +207,31 @@ impl Peer {
             listed: self.listed,
             ..fresh
         };
+    }
+
+    /// The header of a packet to the peer.
+    #[inline]
+    pub(super) fn header(&self, number: Number) -> Header {
+        Header {
+            number,
+            processed: self.expected,
+            seen: self.outbound.grant().number,
+            to: self.to,
+        }
+    }
+
+    /// A packet with such a header was posted.
+    #[inline]
+    pub(super) fn mark_told(&mut self) {
+        self.told = self.expected;
+        self.confirm = false;
+    }
+
+    /// Whether a new operation can be posted now as far as earlier ones are concerned: no packet is
+    /// to be repeated, no answer waits, and no operation waits unless the new one is an answer.
+    pub(super) fn is_next(&self, uses: Uses) -> bool {
+        let none = self.repost.is_none() && self.answers.is_empty();
+        none && (uses == Uses::Answer || self.waiting.is_empty())
     }
 
     /// Whether operations are to be posted or completed.

@@ -352,6 +352,7 @@ impl State {
     }
 
     /// Posts as many receives as the peers may use.
+    #[inline]
     pub(super) fn post_receives(&mut self) {
         let needed = self.core.receives_needed();
         if let Err(error) = self.io.post_receives(needed) {
@@ -368,11 +369,16 @@ impl State {
     pub(super) fn poll(&mut self) -> Result<bool> {
         let mut buffer = [const { MaybeUninit::<Wc>::uninit() }; BATCH];
         let mut empty = false;
-        for _ in 0..POLLS {
+        for round in 0..POLLS {
             let Ok(wcs) = self.io.objects.cq.poll(&mut buffer, BATCH) else {
                 self.failed = true;
                 return Err(FiErrno::EOVERRUN);
             };
+            if round == 0 && wcs.is_empty() && !self.core.has_reports() {
+                // nothing has arrived, and nothing is to be reported
+                self.post_receives();
+                return Ok(true);
+            }
             for wc in wcs {
                 self.io.completed(&mut self.core, wc);
                 self.settle();
@@ -566,7 +572,8 @@ impl CmSink for RequestSink {
 
 /// An endpoint as a source of one completion queue.
 pub(super) struct CqSource {
-    shared: Weak<Shared>,
+    /// The endpoint, whose close removes the source from the queue and from `Shared::sources`.
+    shared: Arc<Shared>,
     /// The directions whose completions the queue gets.
     sides: Vec<Side>,
     wait: Option<WaitSet>,
@@ -587,7 +594,7 @@ impl CqSource {
     ///
     /// # Errors
     /// `EMFILE`, `ENOMEM`: resources of the process.
-    pub(super) fn new(shared: &Shared, sides: Vec<Side>, waits: bool) -> Result<Arc<Self>> {
+    pub(super) fn new(shared: &Arc<Shared>, sides: Vec<Side>, waits: bool) -> Result<Arc<Self>> {
         let wait = match waits {
             true => Some(WaitSet::new()?),
             false => None,
@@ -596,7 +603,7 @@ impl CqSource {
             wait.add(channel.fd())?;
         }
         Ok(Arc::new(Self {
-            shared: shared.weak(),
+            shared: Arc::clone(shared),
             sides,
             wait,
             armed: AtomicU32::new(0),
@@ -622,9 +629,7 @@ impl CqSource {
 
 impl Source for CqSource {
     fn progress(&self, sink: &mut Sink<'_>, max: usize) -> Result<()> {
-        let Some(shared) = self.shared.upgrade() else {
-            return Ok(());
-        };
+        let shared = &*self.shared;
         let mut guard = shared.lock();
         let Some(state) = guard.as_mut() else {
             return Ok(());
@@ -632,7 +637,9 @@ impl Source for CqSource {
         state.calls = state.calls.wrapping_add(1);
         // under the endpoint's lock, as all changes of it
         let armed = self.armed.load(Ordering::Relaxed);
-        self.armed.store(armed.saturating_sub(1), Ordering::Relaxed);
+        if armed != 0 {
+            self.armed.store(armed - 1, Ordering::Relaxed);
+        }
         let sources = shared.config.source;
         let mut left = max;
         for round in 0..2 {
@@ -657,8 +664,7 @@ impl Source for CqSource {
     }
 
     fn arm(&self) -> Result<()> {
-        let shared = self.shared.upgrade().ok_or(FiErrno::EOPBADSTATE)?;
-        let mut guard = shared.lock();
+        let mut guard = self.shared.lock();
         let Some(state) = guard.as_mut() else {
             return Ok(());
         };

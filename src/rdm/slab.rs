@@ -121,6 +121,19 @@ impl<M, T> Slab<M, T> {
         }
     }
 
+    /// As [`Self::remove`], without moving the entry.
+    #[inline]
+    pub(super) fn free(&mut self, key: Key<M>) {
+        if self.get(key).is_none() {
+            return;
+        }
+        let (generation, at) = &mut self.places[key.place()];
+        *generation = generation.wrapping_add(1) & (u32::MAX >> PLACE);
+        *at = Place::Free(self.free);
+        self.free = Some(key.place() as u32);
+        self.len -= 1;
+    }
+
     #[inline]
     pub(super) fn get(&self, key: Key<M>) -> Option<&T> {
         match self.places.get(key.place()) {

@@ -3,8 +3,8 @@
 use super::core::{Core, Io, Origin};
 use super::credit::Inbound;
 use super::link::{Closing, Link, LinkKey, Role, State};
-use super::ops::{Form, List, Uses};
-use super::peer::{Peer, PeerKey};
+use super::ops::{Form, List, OpKey, Uses};
+use super::peer::PeerKey;
 use crate::wire::rdm::packet::{RTS_CREDIT, eager_credit};
 use crate::wire::rdm::{Body, Close, Credit, Grant, Header, Number, Packet, PeerIndex};
 
@@ -16,21 +16,14 @@ impl<I: Io> Core<I> {
     /// The header of a packet without number.
     #[inline]
     pub(super) fn header(&self, key: PeerKey) -> Option<Header> {
-        let peer = self.peers.get(key)?;
-        Some(Header {
-            number: Number::default(),
-            processed: peer.expected,
-            seen: peer.outbound.grant().number,
-            to: peer.to,
-        })
+        Some(self.peers.get(key)?.header(Number::default()))
     }
 
     /// A packet with such a header was posted.
     #[inline]
     pub(super) fn posted(&mut self, key: PeerKey) {
         if let Some(peer) = self.peers.get_mut(key) {
-            peer.told = peer.expected;
-            peer.confirm = false;
+            peer.mark_told();
         }
     }
 
@@ -40,24 +33,38 @@ impl<I: Io> Core<I> {
             return;
         };
         while self.post_next(key, out, io) {}
-        if self.peers.get(key).is_some_and(Peer::awaits) {
+        self.posted_one(key);
+    }
+
+    /// Follows posts to a peer.
+    #[inline]
+    pub(super) fn posted_one(&mut self, key: PeerKey) {
+        let Some(peer) = self.peers.get_mut(key) else {
+            return;
+        };
+        let awaits = peer.awaits();
+        if !std::mem::replace(&mut peer.listed, true) {
+            self.reports.push(key);
+        }
+        if awaits {
             self.await_answer();
         }
-        self.list(key);
+    }
+
+    /// Whether packets may be posted to an out-link.
+    #[inline]
+    pub(super) fn is_open(&self, out: LinkKey) -> bool {
+        self.links.get(out).is_some_and(Link::is_open)
     }
 
     /// The out-link, if packets may be posted to it.
     pub(super) fn open_link(&self, key: PeerKey) -> Option<LinkKey> {
         let out = self.peers.get(key)?.out?;
-        self.links.get(out)?.is_open().then_some(out)
+        self.is_open(out).then_some(out)
     }
 
     /// Posts one packet. `false`: none can be posted now.
-    #[inline]
     fn post_next(&mut self, key: PeerKey, out: LinkKey, io: &mut I) -> bool {
-        let Some(mut header) = self.header(key) else {
-            return false;
-        };
         let Some(peer) = self.peers.get_mut(key) else {
             return false;
         };
@@ -65,12 +72,12 @@ impl<I: Io> Core<I> {
             let Some(entry) = self.ops.get(op) else {
                 return false;
             };
-            header.number = entry.number;
+            let header = peer.header(entry.number);
             if !io.post(out, header, entry.op, entry.form) {
                 return false;
             }
             peer.repost = List::next(&self.ops, op);
-            self.posted(key);
+            peer.mark_told();
             return true;
         }
         let answers = !peer.answers.is_empty();
@@ -79,7 +86,27 @@ impl<I: Io> Core<I> {
         } else {
             &mut peer.waiting
         };
-        let Some(op) = list.first() else {
+        // post_new appends it to another list
+        let Some(op) = list.pop(&self.ops) else {
+            return false;
+        };
+        let posted = self.post_new(key, out, op, io);
+        if !posted && let Some(peer) = self.peers.get_mut(key) {
+            let list = if answers {
+                &mut peer.answers
+            } else {
+                &mut peer.waiting
+            };
+            list.push_front(&mut self.ops, op);
+        }
+        posted
+    }
+
+    /// Posts the packet of an operation that is in no list, if the credit and the send queue permit
+    /// it, and appends it to the posted ones.
+    #[inline]
+    pub(super) fn post_new(&mut self, key: PeerKey, out: LinkKey, op: OpKey, io: &mut I) -> bool {
+        let Some(peer) = self.peers.get_mut(key) else {
             return false;
         };
         let Some(entry) = self.ops.get_mut(op) else {
@@ -98,8 +125,7 @@ impl<I: Io> Core<I> {
         if !peer.outbound.spend(uses) {
             return false;
         }
-        header.number = peer.next;
-        if !io.post(out, header, entry.op, form) {
+        if !io.post(out, peer.header(peer.next), entry.op, form) {
             peer.outbound.unspend(uses);
             return false;
         }
@@ -108,10 +134,9 @@ impl<I: Io> Core<I> {
         peer.holds += u32::from(form == Form::Rts);
         peer.acks += u32::from(entry.ack);
         peer.next = peer.next.next();
-        list.pop(&self.ops);
-        peer.posted.push(&mut self.ops, op);
+        peer.mark_told();
         peer.unsent = peer.unsent.or(Some(op));
-        self.posted(key);
+        peer.posted.push(&mut self.ops, op);
         true
     }
 
@@ -171,7 +196,7 @@ impl<I: Io> Core<I> {
                 peer.repost = List::next(&self.ops, op);
             }
             peer.posted.pop(&self.ops);
-            self.ops.remove(op);
+            self.ops.free(op);
         }
     }
 
@@ -217,7 +242,7 @@ impl<I: Io> Core<I> {
 
     /// A packet has arrived on a link.
     pub fn arrived(&mut self, link: LinkKey, packet: &Packet, slot: I::Slot, io: &mut I) {
-        let Some(from) = self.links.get(link).copied() else {
+        let Some(from) = self.links.get(link) else {
             return io.discard(slot);
         };
         let key = from.peer;
@@ -236,6 +261,7 @@ impl<I: Io> Core<I> {
             return self.violation(link, io);
         }
         (peer.busy, peer.heard) = (true, true);
+        let acks = peer.acks > 0;
         if let Some((_, number)) = peer.unseen
             && !packet.header.seen.is_before(number)
         {
@@ -245,7 +271,7 @@ impl<I: Io> Core<I> {
             peer.recalling.take_if(|(_, of)| of.is_before(seen));
             self.list(key);
         }
-        if self.peers.get(key).is_some_and(|peer| peer.acks > 0) {
+        if acks {
             self.processed(key, packet.header.processed, io);
         }
         if packet.body.kind().is_numbered() {
@@ -291,12 +317,13 @@ impl<I: Io> Core<I> {
         {
             self.grow(key);
         }
-        self.list(key);
         if ends && matches!(packet.body, Body::Rts { .. }) {
             // it cannot be answered
+            self.list(key);
             return io.discard(slot);
         }
-        io.deliver(origin, packet, slot);
+        let credit = io.deliver(origin, packet, slot);
+        self.give_back(origin, credit);
     }
 
     /// A message did not fit into the window.
@@ -398,7 +425,9 @@ impl<I: Io> Core<I> {
             && let Some(inbound) = &mut peer.inbound
         {
             inbound.give_back(credit, &mut self.pool);
-            self.list(from.peer);
+            if !std::mem::replace(&mut peer.listed, true) {
+                self.reports.push(from.peer);
+            }
         }
     }
 
@@ -427,7 +456,6 @@ impl<I: Io> Core<I> {
     /// Posts RETURN, CREDIT and the answer to CLOSE, if they are due and a link is open. A peer
     /// without out-link is dialled if the report is a reason.
     fn report(&mut self, key: PeerKey, io: &mut I) {
-        self.refuse(key, io);
         let Some(peer) = self.peers.get_mut(key) else {
             return;
         };
@@ -436,6 +464,13 @@ impl<I: Io> Core<I> {
         {
             inbound.grow_blocks(&mut self.pool);
         }
+        if !peer.has_report() && !peer.has_return() && !peer.refuses {
+            return;
+        }
+        self.refuse(key, io);
+        let Some(peer) = self.peers.get_mut(key) else {
+            return;
+        };
         if peer.out.is_none() && (peer.has_report() || peer.has_return()) {
             return self.advance(key, io);
         }
@@ -470,6 +505,7 @@ impl<I: Io> Core<I> {
         let Some(inbound) = &mut peer.inbound else {
             return;
         };
+        inbound.grow_slots(&mut self.pool);
         let before = *inbound;
         let grant = inbound.renew();
         let body = Body::Credit { grant, recall };
@@ -566,6 +602,9 @@ impl<I: Io> Core<I> {
                         link.refuses = true;
                     }
                 }
+                if let Some(peer) = self.peers.get_mut(key) {
+                    peer.refuses = !posted;
+                }
                 self.refuse(key, io);
             }
             _ => self.violation(link, io),
@@ -587,6 +626,9 @@ impl<I: Io> Core<I> {
             self.posted(key);
             if let Some(link) = self.links.get_mut(out) {
                 link.refuses = false;
+            }
+            if let Some(peer) = self.peers.get_mut(key) {
+                peer.refuses = false;
             }
         }
     }

@@ -188,11 +188,12 @@ impl Io for Hands {
         }
     }
 
-    fn deliver(&mut self, from: Origin, packet: &Packet, (): ()) {
+    fn deliver(&mut self, from: Origin, packet: &Packet, (): ()) -> Credit {
         let id = match packet.body {
             Body::Eager { message, .. } | Body::Rts { message, .. } => message.tag.unwrap(),
             Body::Fin { op, .. } if op.get() & FIN != 0 => {
-                return self.actions.push(Action::Fin((op.get() & !FIN) as usize));
+                self.actions.push(Action::Fin((op.get() & !FIN) as usize));
+                return Credit::ZERO;
             }
             Body::Fin { op, .. } => op.get().into(),
             _ => panic!("{packet:?}"),
@@ -200,6 +201,7 @@ impl Io for Hands {
         let rts = matches!(packet.body, Body::Rts { .. });
         let deliver = Action::Deliver(from, id as usize, packet.body.uses(), rts);
         self.actions.push(deliver);
+        Credit::ZERO
     }
 
     fn discard(&mut self, (): ()) {}

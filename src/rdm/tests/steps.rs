@@ -62,7 +62,7 @@ impl Io for Acts {
     }
 
     fn control(&mut self, link: LinkKey, packet: &Packet) -> bool {
-        self.packets.push((link, *packet));
+        self.packets.push((link, packet.clone()));
         true
     }
 
@@ -74,8 +74,9 @@ impl Io for Acts {
         self.completed.push((op, result));
     }
 
-    fn deliver(&mut self, _: Origin, _: &Packet, (): ()) {
+    fn deliver(&mut self, _: Origin, _: &Packet, (): ()) -> Credit {
         self.delivered += 1;
+        Credit::ZERO
     }
 
     fn discard(&mut self, (): ()) {
@@ -252,7 +253,7 @@ impl Scene {
             link,
             0,
             1,
-            Body::Hello(Hello::new(epoch(number), terms, [])),
+            Body::Hello(Box::new(Hello::new(epoch(number), terms, []))),
         );
         link
     }
@@ -315,9 +316,9 @@ fn a_lost_return_is_repeated() {
     );
     it.acts.packets.clear();
     it.core.flush(&mut it.acts);
-    let (link, packet) = it.acts.packets[0];
+    let (link, packet) = &it.acts.packets[0];
     assert!(matches!(packet.body, Body::Return(_)));
-    assert_eq!((link, packet.header.processed), (own, Number::new(1)));
+    assert_eq!((*link, packet.header.processed), (own, Number::new(1)));
     assert_eq!(it.acts.packets.len(), 1);
     // the link of RETURN is lost. The peer still has its own, and waits for *processed*
     it.end(own);
@@ -494,8 +495,8 @@ fn terms_state_the_block_of_the_link() {
     let mut it = Scene::new();
     it.send(it.peer, 1);
     let link = it.reply();
-    let (_, packet) = it.acts.packets[0];
-    let Body::Hello(hello) = packet.body else {
+    let (_, packet) = &it.acts.packets[0];
+    let Body::Hello(hello) = &packet.body else {
         panic!("{packet:?}");
     };
     let block = (hello.terms.block_addr, hello.terms.block_rkey);
@@ -532,7 +533,7 @@ fn hello_merges_further_addresses() {
     let terms = it.terms(0);
     let further = [place(3), place(4), place(1)];
     let hello = Hello::new(epoch(1), terms, further);
-    it.packet(link, 0, 1, Body::Hello(hello));
+    it.packet(link, 0, 1, Body::Hello(Box::new(hello)));
     it.core.flush(&mut it.acts);
     assert_eq!(it.core.resolve(other), it.peer);
     assert_eq!(it.core.peer_at(place(4)), Ok(it.peer));
@@ -563,7 +564,7 @@ fn hello_merges_further_addresses() {
         to: reply.terms.index,
         ..Header::default()
     };
-    let body = Body::Hello(hello);
+    let body = Body::Hello(Box::new(hello));
     it.core
         .arrived(link, &Packet { header, body }, (), &mut it.acts);
     assert_eq!(it.core.peer_at(place(2)), Ok(it.peer));

@@ -175,7 +175,7 @@ pub enum Close {
 }
 
 /// The contents of a packet, by kind.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Body {
     /// See [`Kind::Eager`].
     Eager {
@@ -265,8 +265,8 @@ pub enum Body {
     Return(Grant),
     /// See [`Kind::Close`].
     Close(Close),
-    /// See [`Kind::Hello`].
-    Hello(Hello),
+    /// See [`Kind::Hello`]. Boxed: the other packets are copied on the fast path.
+    Hello(Box<Hello>),
     /// See [`Kind::Switch`].
     Switch,
 }
@@ -324,7 +324,7 @@ pub const fn eager_credit(len: u32) -> Credit {
 }
 
 /// A packet without the bytes of its payload.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Packet {
     /// Common part.
     pub header: Header,
@@ -611,7 +611,7 @@ impl Source<'_> {
                 if body.len() != self.length as usize {
                     return Err(Bad::Length);
                 }
-                Body::Hello(Hello::decode(self.a, body)?)
+                Body::Hello(Box::new(Hello::decode(self.a, body)?))
             }
             Kind::Switch => {
                 self.bare()?;
