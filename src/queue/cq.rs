@@ -92,7 +92,11 @@ impl Inner {
         let mut sink = Sink::new(writer, max - count, &mut self.backlog);
         let mut result = Ok(());
         for (i, source) in self.sources.iter().enumerate() {
-            let part = sink.room().div_ceil(self.sources.len() - i);
+            // without a division for the last one, which is often the only one
+            let part = match self.sources.len() - i {
+                1 => sink.room(),
+                left => sink.room().div_ceil(left),
+            };
             let most = part.max(max.min(BATCH));
             result = result.and(sink.run(&**source, &mut self.batch, most));
         }

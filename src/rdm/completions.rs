@@ -57,6 +57,12 @@ impl Completions {
         }
     }
 
+    /// Whether there is no entry of either direction.
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.tx.is_empty() && self.rx.is_empty()
+    }
+
     /// Number of entries of a direction.
     #[inline]
     pub(super) fn len(&self, side: Side) -> usize {

@@ -181,8 +181,7 @@ impl Shared {
     /// Wakes the threads that sleep on a completion queue for which there is an entry.
     #[inline]
     fn wake_readers(&self, state: &State) {
-        let waits = state.io.completions.len(Side::Tx) + state.io.completions.len(Side::Rx) != 0;
-        if waits {
+        if !state.io.completions.is_empty() {
             self.wake_sources(state);
         }
     }
@@ -615,6 +614,19 @@ impl CqSource {
         sides.any(|side| state.io.completions.len(*side) != 0)
     }
 
+    /// Passes on at most `max` entries of the queue's directions. Returns their number.
+    #[inline]
+    fn pass(&self, state: &mut State, sources: bool, sink: &mut Sink<'_>, max: usize) -> usize {
+        let mut count = 0;
+        if state.io.completions.is_empty() {
+            return count;
+        }
+        for side in &self.sides {
+            count += state.pass(*side, sources, sink, max - count);
+        }
+        count
+    }
+
     fn is_armed(&self) -> bool {
         self.armed.load(Ordering::Relaxed) != 0
     }
@@ -641,16 +653,10 @@ impl Source for CqSource {
             self.armed.store(armed - 1, Ordering::Relaxed);
         }
         let sources = shared.config.source;
-        let mut left = max;
-        for round in 0..2 {
-            for side in &self.sides {
-                left -= state.pass(*side, sources, sink, left);
-            }
-            if round == 0 && (left != 0 || max == 0) {
-                state.poll()?;
-            } else {
-                break;
-            }
+        let mut left = max - self.pass(state, sources, sink, max);
+        if left != 0 || max == 0 {
+            state.poll()?;
+            left -= self.pass(state, sources, sink, left);
         }
         if left != max && self.is_armed() {
             // this thread may leave the entries in the queue, and another one sleeps

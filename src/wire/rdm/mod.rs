@@ -32,24 +32,29 @@ pub enum Bad {
 }
 
 /// The `N` bytes from `at` on.
+#[inline(always)]
 fn bytes<const N: usize>(from: &[u8], at: usize) -> Result<[u8; N], Bad> {
     let found = from.get(at..).and_then(<[u8]>::first_chunk);
     found.copied().ok_or(Bad::Length)
 }
 
+#[inline(always)]
 fn get16(from: &[u8], at: usize) -> Result<u16, Bad> {
     bytes(from, at).map(u16::from_le_bytes)
 }
 
+#[inline(always)]
 fn get32(from: &[u8], at: usize) -> Result<u32, Bad> {
     bytes(from, at).map(u32::from_le_bytes)
 }
 
+#[inline(always)]
 fn get64(from: &[u8], at: usize) -> Result<u64, Bad> {
     bytes(from, at).map(u64::from_le_bytes)
 }
 
 /// Refuses reserved bits that are set.
+#[inline(always)]
 fn reserved(bits: impl Into<u64>) -> Result<(), Bad> {
     if bits.into() == 0 {
         Ok(())

@@ -4,7 +4,7 @@
 use super::hello::{Hello, MAX_HELLO};
 use super::terms::{Grant, MAX_DATA, MAX_EAGER};
 use super::values::{Credit, GrantNumber, Number, OpId, PeerIndex};
-use super::{Bad, bytes, get32, get64, put, reserved};
+use super::{Bad, bytes, get16, get32, get64, put, reserved};
 use crate::verbs::{RemoteAddr, Rkey};
 
 /// Size of the header in bytes.
@@ -495,30 +495,31 @@ impl Packet {
     /// See [`Bad`]. The link has to be ended.
     #[inline]
     pub fn decode(head: &[u8], total: usize) -> Result<Self, Bad> {
-        let kind = *head.get(8).ok_or(Bad::Length)?;
-        let flags = *head.get(9).ok_or(Bad::Length)?;
-        let kind = Kind::of(kind).ok_or(Bad::Value)?;
+        // an array: its constant offsets need no checks
+        let fixed: &[u8; HEADER_SIZE] = head.first_chunk().ok_or(Bad::Length)?;
+        let kind = Kind::of(fixed[8]).ok_or(Bad::Value)?;
+        let flags = fixed[9];
         reserved(flags & !kind.flags())?;
-        let length = get32(head, 16)?;
+        let length = get32(fixed, 16)?;
         if total.checked_sub(HEADER_SIZE) != usize::try_from(length).ok() {
             return Err(Bad::Length);
         }
-        let number = get32(head, 0)?;
+        let number = get32(fixed, 0)?;
         if !kind.is_numbered() {
             reserved(number)?;
         }
         let header = Header {
             number: Number::new(number),
-            processed: Number::new(get32(head, 4)?),
-            seen: GrantNumber::new(u16::from_le_bytes(bytes(head, 10)?)),
-            to: PeerIndex::new(get32(head, 12)?),
+            processed: Number::new(get32(fixed, 4)?),
+            seen: GrantNumber::new(get16(fixed, 10)?),
+            to: PeerIndex::new(get32(fixed, 12)?),
         };
         let from = Source {
             head: head.get(..total).unwrap_or(head),
             flags,
             length,
-            a: get32(head, 20)?,
-            b: get64(head, 24)?,
+            a: get32(fixed, 20)?,
+            b: get64(fixed, 24)?,
         };
         let body = from.body(kind)?;
         Ok(Self { header, body })
