@@ -21,6 +21,8 @@ pub mod inline;
     reason = "names and meaning are the kernel's"
 )]
 pub mod scalars;
+#[allow(non_camel_case_types, reason = "names as in a C header")]
+pub mod softdv;
 #[allow(unsafe_code, reason = "loads C libraries")]
 pub mod system;
 #[allow(unsafe_code, reason = "turns symbols into function pointers")]
@@ -28,4 +30,5 @@ pub mod table;
 
 pub use bindings::*;
 pub use inline::*;
+pub use softdv::*;
 pub use table::{Backend, CmFns, VerbsFns};

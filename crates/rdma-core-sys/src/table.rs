@@ -8,10 +8,11 @@
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
 
-use libc::sockaddr;
+use libc::{iovec, sockaddr};
 
 use crate::bindings::*;
 use crate::scalars::{__be16, __be64};
+use crate::softdv::{softdv_ring, softdv_ring_attr, softdv_ring_info, softdv_ring_message};
 
 macro_rules! function_table {
     (
@@ -145,6 +146,17 @@ function_table! {
         softdv_adopt_buf: fn(context: *mut ibv_context, fd: c_int, addr: *mut c_void, length: usize) -> *mut c_void;
         softdv_release_buf: fn(adopted: *mut c_void);
         softdv_page_prefetch: fn(mr: *mut ibv_mr, pages: *mut u64) -> c_int;
+        softdv_ring_create: fn(qp: *mut ibv_qp, attr: *const softdv_ring_attr) -> *mut softdv_ring;
+        softdv_ring_attach: fn(ring: *mut softdv_ring, info: *mut softdv_ring_info) -> c_int;
+        softdv_ring_post: fn(ring: *mut softdv_ring, w1: u64, w2: u64, w3: u64, addr: *const c_void, length: u32, flags: u32) -> c_int;
+        softdv_ring_postv: fn(ring: *mut softdv_ring, words: *const u64, iov: *const iovec, count: c_int, flags: u32) -> c_int;
+        softdv_ring_poll: fn(ring: *mut softdv_ring, message: *mut softdv_ring_message) -> c_int;
+        softdv_ring_consume: fn(ring: *mut softdv_ring) -> c_int;
+        softdv_ring_sent: fn(ring: *mut softdv_ring) -> u32;
+        softdv_ring_delivered: fn(ring: *mut softdv_ring) -> u32;
+        softdv_ring_await: fn(ring: *mut softdv_ring) -> c_int;
+        softdv_ring_set_hot: fn(ring: *mut softdv_ring, hot: c_int) -> c_int;
+        softdv_ring_arrivals: fn(cq: *mut ibv_cq, cookies: *mut u64, count: c_int) -> c_int;
     }
 }
 

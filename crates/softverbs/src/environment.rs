@@ -63,6 +63,11 @@ pub(crate) static SRQ: Variable = Variable::new(
     "SOFTVERBS_SRQ",
     "For tests: 0 is a device without shared receive queues, as some are (default: 1)",
 );
+/// Receive rings: [`crate::receive_ring`].
+pub(crate) static RING: Variable = Variable::new(
+    "SOFTVERBS_RING",
+    "For tests: 0 is a device without receive rings, as all others are (default: 1)",
+);
 /// Key reuse: [`crate::region`].
 pub(crate) static REUSE_KEYS: Variable = Variable::new(
     "SOFTVERBS_REUSE_KEYS",
@@ -88,13 +93,14 @@ pub(crate) static RUNTIME_DIR: Variable = Variable::new(
 mod tests {
     use super::*;
 
-    static ALL: [&Variable; 10] = [
+    static ALL: [&Variable; 11] = [
         &ODP,
         &AGENT,
         &PTRACER,
         &CM_TIMEOUT_MS,
         &NODE,
         &SRQ,
+        &RING,
         &REUSE_KEYS,
         &MEMLOCK,
         &NO_MEMBARRIER,

@@ -59,6 +59,8 @@ mod peer;
 mod process;
 #[allow(unsafe_code, reason = "queue pairs are C objects")]
 mod qp;
+#[cfg_attr(test, allow(unsafe_code, reason = "payload is raw memory"))]
+mod receive_ring;
 #[allow(unsafe_code, reason = "memory regions are raw memory")]
 mod region;
 mod registry;

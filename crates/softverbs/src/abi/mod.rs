@@ -21,6 +21,7 @@ mod pd;
 mod qp;
 mod query;
 mod rereg;
+mod ring;
 mod softdv;
 mod srq;
 mod td;
@@ -104,5 +105,16 @@ pub fn verbs() -> &'static VerbsFns {
         softdv_adopt_buf: Some(softdv::adopt_buf),
         softdv_release_buf: Some(softdv::release_buf),
         softdv_page_prefetch: Some(softdv::page_prefetch),
+        softdv_ring_create: Some(ring::create),
+        softdv_ring_attach: Some(ring::attach),
+        softdv_ring_post: Some(ring::post),
+        softdv_ring_postv: Some(ring::postv),
+        softdv_ring_poll: Some(ring::poll),
+        softdv_ring_consume: Some(ring::consume),
+        softdv_ring_sent: Some(ring::sent),
+        softdv_ring_delivered: Some(ring::delivered),
+        softdv_ring_await: Some(ring::await_consume),
+        softdv_ring_set_hot: Some(ring::set_hot),
+        softdv_ring_arrivals: Some(ring::arrivals),
     })
 }

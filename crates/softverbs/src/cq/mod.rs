@@ -1,5 +1,6 @@
 //! Completion queues: private memory that only this process fills.
 
+mod arrivals;
 mod channel;
 pub(crate) mod extended;
 mod moderation;
@@ -13,7 +14,7 @@ pub(crate) use poll::{Poll, poll_cq, req_notify};
 
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
 use rdma_core_sys::{
     IBV_EVENT_CQ_ERR, IBV_WC_SUCCESS, ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex,
@@ -94,6 +95,8 @@ pub(crate) struct Cq {
     /// then.
     polled: AtomicBool,
     current: UnsafeCell<Cqe>,
+    /// Offset in the segment of the arrivals of receive rings, 0 if there are none.
+    arrivals: AtomicUsize,
 }
 
 // SAFETY: the C object is written by this crate only at creation, under its own mutex, or by the
@@ -396,6 +399,7 @@ pub(crate) unsafe fn create(init: &CqInit) -> Res<&'static Cq> {
         moderation: Lock::default(),
         polled: AtomicBool::new(false),
         current: UnsafeCell::new(Cqe::default()),
+        arrivals: AtomicUsize::new(0),
     })?;
     let at = layout::AT + layout::STRIDE * cq.index as usize;
     // SAFETY: the caller promises NULL or a live channel.
@@ -482,6 +486,7 @@ pub(crate) unsafe fn destroy(cq: *mut ibv_cq) -> Res<()> {
         libc::pthread_cond_destroy(&raw mut (*cq).cond);
     }
     *this.ring.lock() = Ring::none();
+    this.free_arrivals();
     this.armed.store(ARMED_NOT, Ordering::Relaxed);
     // From here on no peer rings this queue: its descriptor may later be another pipe.
     this.publish_armed(ARMED_NOT);

@@ -14,6 +14,7 @@ mod buffers;
 mod closing;
 mod lock;
 mod pending;
+mod receive_ring;
 mod region;
 mod ring;
 mod signal;

@@ -351,6 +351,7 @@ impl Qp {
         rq.head = 0;
         rq.next = 0;
         rq.least = u32::MAX;
+        self.close_ring(&rq);
         let slot = sender_slot(&rq);
         let sender = rq.peer.take();
         rq.dest = 0;
@@ -373,14 +374,15 @@ impl Qp {
         }
     }
 
-    /// Waits until no sender writes into receives of the previous incarnation. Only after
+    /// Waits until no sender writes into receives or the ring of the previous incarnation. Only after
     /// [`Self::reset`].
     ///
     /// # Errors
     /// `EBUSY`: a sender still writes after the timeout. The call can be repeated.
     pub(super) fn await_writers(&self) -> Res<()> {
         let process = self.process();
-        await_receive(&process.segment, self.index, |slot| process.lives(slot))
+        await_receive(&process.segment, self.index, |slot| process.lives(slot))?;
+        self.reopen_ring()
     }
 
     pub(super) fn set_state(&self, state: u32) {

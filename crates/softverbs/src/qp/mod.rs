@@ -16,6 +16,7 @@ mod fail;
 mod fast_path;
 mod modify;
 mod object;
+mod own_ring;
 mod pending;
 pub(crate) mod pending_word;
 mod pull;
@@ -34,6 +35,7 @@ pub(crate) use datagram::notify as notify_datagram;
 pub(crate) use fast_path::deliver_fast;
 pub(crate) use modify::{address_good, modify, query};
 pub(crate) use object::{QpInit, abandon, create, destroy};
+pub(crate) use own_ring::{OutgoingMessage, OwnRing};
 #[cfg(any(test, fuzzing))]
 pub(crate) use pending::PendingView;
 pub(crate) use recv::{deliver, post_recv};
@@ -85,6 +87,9 @@ pub(crate) struct Qp {
     /// The XRC target that this object is a handle on, if it is one.
     target: Mutex<Option<xrc_target::Handle>>,
     batch: extended::Batch,
+    /// The receive ring, or NULL, and the value by which its user identifies it.
+    ring: AtomicPtr<own_ring::OwnRing>,
+    ring_cookie: AtomicU64,
 }
 
 /// A state that no queue pair of the application is in.

@@ -197,6 +197,8 @@ pub(super) fn blank(index: u32) -> Qp {
         attr: Mutex::new(Attributes { attr, init }),
         target: Mutex::new(None),
         batch: extended::Batch::default(),
+        ring: AtomicPtr::new(std::ptr::null_mut()),
+        ring_cookie: AtomicU64::new(0),
     }
 }
 
@@ -408,6 +410,7 @@ pub(crate) unsafe fn destroy(qp: *mut ibv_qp) -> Res<()> {
     }
     this.reset();
     this.await_writers()?;
+    this.free_ring();
     let (desc_at, desc_len, send_cq, recv_cq, srq) = {
         let mut sq = this.sq.lock();
         if let Some((at, len)) = sq.pending.take_place() {

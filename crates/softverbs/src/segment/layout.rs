@@ -34,7 +34,7 @@ pub(crate) const MAX_BUFFERS: usize = 1 << 12;
 pub(crate) const MAX_PDS: usize = 1 << 14;
 
 /// Offset of the owner's tables, and distance between the two halves of an entry.
-pub(crate) const OWNED: usize = order::END.next_multiple_of(1 << 16);
+pub(crate) const OWNED: usize = receive_rings::END.next_multiple_of(1 << 16);
 
 /// Header: one page of either file.
 pub(crate) mod header {
@@ -105,6 +105,8 @@ pub(crate) mod cq {
     /// u32, u64: the channel's doorbell.
     pub(crate) const DOORBELL: usize = OWNED + 4;
     pub(crate) const DOORBELL_INODE: usize = OWNED + 8;
+    /// u64: offset of the arrivals of the receive rings of this queue, 0 if there are none.
+    pub(crate) const ARRIVALS_AT: usize = OWNED + 16;
     pub(crate) const END: usize = AT + STRIDE * super::MAX_CQS;
 }
 
@@ -150,6 +152,12 @@ pub(crate) mod qp {
     /// u64, stored when the queue pair stops accepting messages: number of accepted messages (32
     /// bits), incarnation (24 bits).
     pub(crate) const TAKEN: usize = OWNED + 96;
+    /// u64, u32: receive ring: offset in the segment, 0 if there is none; number of slots.
+    pub(crate) const RING_AT: usize = OWNED + 104;
+    pub(crate) const RING_SLOTS: usize = OWNED + 112;
+    /// u64: state word of the queue pair into whose receive ring this one writes at the moment, or
+    /// 0.
+    pub(crate) const RING_USE: usize = OWNED + 120;
     pub(crate) const END: usize = AT + STRIDE * super::MAX_QPS;
 }
 
@@ -193,6 +201,14 @@ pub(crate) mod stripe {
 /// Words of shared receive queues' orders, which claimants change; see [`crate::srq`].
 pub(crate) mod order {
     pub(crate) const AT: usize = super::stripe::END.next_multiple_of(4096);
+    pub(crate) const LEN: usize = 64 << 20;
+    pub(crate) const END: usize = AT + LEN;
+}
+
+/// Receive rings of queue pairs, and the arrivals of completion queues; see
+/// [`crate::receive_ring`].
+pub(crate) mod receive_rings {
+    pub(crate) const AT: usize = super::order::END.next_multiple_of(4096);
     pub(crate) const LEN: usize = 64 << 20;
     pub(crate) const END: usize = AT + LEN;
 }
@@ -658,6 +674,7 @@ mod tests {
             srq::AT,
             stripe::AT,
             order::AT,
+            receive_rings::AT,
             OWNED,
             buffer::AT,
             domain::AT,

@@ -27,6 +27,7 @@ pub(crate) struct OwnSegment {
 struct Room {
     arena: Arena,
     order: Arena,
+    rings: Arena,
     /// One bit for each [`STEP`] bytes; set if the range has pages.
     backed: Box<[u64]>,
 }
@@ -51,6 +52,7 @@ impl OwnSegment {
             room: Mutex::new(Room {
                 arena: Arena::new(layout::arena::AT, layout::arena::LEN)?,
                 order: Arena::new(layout::order::AT, layout::order::LEN)?,
+                rings: Arena::new(layout::receive_rings::AT, layout::receive_rings::LEN)?,
                 backed: zeroed(SEGMENT_SIZE / STEP / 64 + 1)?,
             }),
         };
@@ -156,6 +158,20 @@ impl OwnSegment {
     /// Releases a range that [`Self::take_order`] returned for this length.
     pub(crate) fn give_order(&self, at: usize, len: usize) {
         self.lock().order.give(at, len);
+    }
+
+    /// Allocates a range for a receive ring or for arrivals, in the file that peers write, and backs
+    /// it with pages.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub(crate) fn take_ring(&self, len: usize) -> Res<usize> {
+        self.take_from(|room| &mut room.rings, len)
+    }
+
+    /// Releases a range that [`Self::take_ring`] returned for this length.
+    pub(crate) fn give_ring(&self, at: usize, len: usize) {
+        self.lock().rings.give(at, len);
     }
 
     fn take_from(&self, which: impl Fn(&mut Room) -> &mut Arena, len: usize) -> Res<usize> {

@@ -1,0 +1,646 @@
+//! The receive ring of a queue pair, and its sends through the ring of the other one
+//! (`docs/softverbs-ring.md`).
+//!
+//! The sends of one ring are serialized by the caller, and so are its polls; the two may run at the
+//! same time. Creating, attaching, RESET and destruction exclude all other calls. So the two sides
+//! are accessed through raw pointers without a lock, and never both through one reference.
+//!
+//! While a queue pair writes into a ring, it names the receiver in its own word ([`Usage`]). A
+//! receiver that stops to receive changes its state word, runs a heavy fence and reads that word. It
+//! neither ends the ring nor uses its memory again while the sender writes.
+
+use std::ptr::{addr_of, addr_of_mut};
+use std::sync::OnceLock;
+use std::sync::atomic::Ordering;
+
+use rdma_core_sys::{
+    IBV_EVENT_QP_REQ_ERR, IBV_QPS_ERR, IBV_QPS_INIT, IBV_QPS_RESET, IBV_QPS_RTS, IBV_QPS_SQD,
+    IBV_QPT_RC, softdv_ring, softdv_ring_info,
+};
+
+use super::remote_qp::Unreachable;
+use super::{Qp, RecvQueue, entry_at};
+use crate::cq::Cq;
+use crate::delivery::receives;
+use crate::environment;
+use crate::peer::Peer;
+use crate::receive_ring::{
+    ARRIVALS_LEN, Message, Receiver, Sender, Usage, is_valid, is_writing, max_payload,
+    note_arrival, ring_len, state,
+};
+use crate::segment::Mapping;
+use crate::segment::layout::{
+    MAX_CQS, StateWord, cq, fits, qp as layout, receive_rings, split_qp_num,
+};
+use crate::sync::{Arc, heavy_fence, light_fence, pause};
+use crate::sys::{self, Errno, Res, try_box};
+
+/// Longest wait for a sender that writes into the ring, in nanoseconds.
+const PATIENCE_NS: u64 = 5_000_000_000;
+
+/// The receive ring of a queue pair. The C structure is the first field, so a pointer to it is also
+/// a pointer to this. Freed with the queue pair.
+#[repr(C)]
+pub(crate) struct OwnRing {
+    face: softdv_ring,
+    qp: &'static Qp,
+    at: usize,
+    slots: u32,
+    inbound: Inbound,
+    outbound: Option<Outbound>,
+}
+
+/// The receiving side.
+struct Inbound {
+    receiver: Receiver,
+    /// Slots of the message that the last poll returned, 0 if it is consumed.
+    polled: u32,
+    phase: Phase,
+    /// The process of the other queue pair, if it is attached.
+    peer: Option<Arc<Peer>>,
+    /// The last connection, until no sender of it writes any more.
+    former: Option<Former>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Open,
+    /// The queue pair is in ERR, and the sender may be writing until this time, in nanoseconds of
+    /// the monotonic clock.
+    Ending(u64),
+    /// No sender writes any more; the rest of the ring is delivered.
+    Last,
+    /// The queue pair was reset. The ring is not read.
+    Closed,
+    /// The sender has written an invalid header. The ring is not read.
+    Broken,
+}
+
+/// A connection that has ended.
+struct Former {
+    peer: Option<Arc<Peer>>,
+    /// Number of the other queue pair.
+    dest: u32,
+    incarnation: u32,
+}
+
+/// The sending side.
+struct Outbound {
+    sender: Sender,
+    peer: Arc<Peer>,
+    /// The receiver's state word.
+    word: StateWord,
+    /// Offset of the receiver's entry in its process's segment, and its index.
+    at: usize,
+    index: u32,
+    recv_cq: u32,
+    arrivals_at: usize,
+}
+
+/// A message to send.
+pub(crate) struct OutgoingMessage<F> {
+    pub(crate) words: [u64; 3],
+    pub(crate) len: usize,
+    pub(crate) solicited: bool,
+    /// Receives the place of the payload.
+    pub(crate) fill: F,
+}
+
+fn enabled() -> bool {
+    static ENABLED: OnceLock<bool> = OnceLock::new();
+    *ENABLED.get_or_init(|| environment::RING.value().is_none_or(|value| value != "0"))
+}
+
+/// A range that a peer's tables name, if it lies in the part for rings.
+fn checked(at: u64, len: usize) -> Option<usize> {
+    let at = usize::try_from(at).ok()?;
+    let part = receive_rings::AT..receive_rings::END;
+    (at.is_multiple_of(64) && fits(part, at, 1, len)).then_some(at)
+}
+
+/// Whether the queue pair `dest` of `peer` writes into the ring of a queue pair of this incarnation,
+/// which does not receive since before the last heavy fence.
+fn writes(peer: &Peer, dest: u32, incarnation: u32) -> bool {
+    let (_, index) = split_qp_num(dest);
+    is_writing(&peer.map, entry_at(index), incarnation) && !peer.has_ended()
+}
+
+impl Qp {
+    /// Gives the queue pair a receive ring.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP`: not RC, or the device has no rings. `EINVAL`: neither in RESET nor in INIT, or
+    /// a wrong number of slots. `EEXIST`: it has one. `ENOMEM`.
+    pub(crate) fn create_ring(&'static self, slots: u32, cookie: u64) -> Res<*mut OwnRing> {
+        if !enabled() || self.sq.lock().kind != IBV_QPT_RC {
+            return Err(Errno(libc::EOPNOTSUPP));
+        }
+        if !is_valid(slots) || !matches!(self.state(), IBV_QPS_RESET | IBV_QPS_INIT) {
+            return Err(Errno(libc::EINVAL));
+        }
+        if !self.ring.load(Ordering::Acquire).is_null() {
+            return Err(Errno(libc::EEXIST));
+        }
+        let process = self.process();
+        let cq = self.rq.lock().cq;
+        // SAFETY: a queue pair in use holds a reference to its completion queues.
+        unsafe { &*cq }.make_arrivals()?;
+        let at = process.segment.take_ring(ring_len(slots))?;
+        let map = Arc::clone(&process.segment.map);
+        let ring = OwnRing {
+            face: softdv_ring {
+                next: std::ptr::null(),
+                expected: 0,
+            },
+            qp: self,
+            at,
+            slots,
+            inbound: Inbound {
+                receiver: Receiver::new(map, at, slots),
+                polled: 0,
+                phase: Phase::Open,
+                peer: None,
+                former: None,
+            },
+            outbound: None,
+        };
+        let ring = try_box(ring)
+            .map(Box::into_raw)
+            .inspect_err(|_| process.segment.give_ring(at, ring_len(slots)))?;
+        // SAFETY: just allocated; no other thread has it.
+        unsafe { OwnRing::show_next(ring) };
+        let map = self.map();
+        map.u32(self.at() + layout::RING_SLOTS)
+            .store(slots, Ordering::Relaxed);
+        map.u64(self.at() + layout::RING_AT)
+            .store(at as u64, Ordering::Release);
+        self.ring_cookie.store(cookie, Ordering::Relaxed);
+        self.ring.store(ring, Ordering::Release);
+        Ok(ring)
+    }
+
+    /// The cookie of the queue pair's ring, if its messages are noted at `cq`.
+    pub(crate) fn cookie_of_ring(&self, cq: &Cq) -> Option<u64> {
+        let exists = !self.ring.load(Ordering::Acquire).is_null();
+        let here = std::ptr::eq(self.rq.lock().cq, cq);
+        (exists && here).then(|| self.ring_cookie.load(Ordering::Relaxed))
+    }
+
+    /// Ends the connection of the ring: part of a reset, under the locks of both queues.
+    pub(super) fn close_ring(&self, rq: &RecvQueue) {
+        let ring = self.ring.load(Ordering::Acquire);
+        if ring.is_null() {
+            return;
+        }
+        // SAFETY: a ring is freed only when its queue pair is destroyed, and the caller of a reset
+        // excludes all other calls on the ring.
+        let ring = unsafe { &mut *ring };
+        ring.outbound = None;
+        ring.inbound.peer = None;
+        ring.inbound.phase = Phase::Closed;
+        if rq.dest != 0 {
+            ring.inbound.former = Some(Former {
+                peer: rq.peer.clone(),
+                dest: rq.dest,
+                incarnation: rq.incarnation,
+            });
+        }
+    }
+
+    /// Empties the ring for the next connection when no sender of the last one writes any more.
+    ///
+    /// # Errors
+    /// `EBUSY`: a sender writes for longer than 5 s. The call can be repeated.
+    pub(super) fn reopen_ring(&self) -> Res<()> {
+        let ring = self.ring.load(Ordering::Acquire);
+        if ring.is_null() {
+            return Ok(());
+        }
+        // SAFETY: as in `close_ring`.
+        let ring = unsafe { &mut *ring };
+        let inbound = &mut ring.inbound;
+        if let Some(former) = &inbound.former {
+            heavy_fence();
+            let peer = match &former.peer {
+                Some(peer) => Some(Arc::clone(peer)),
+                None => self.process().peer(split_qp_num(former.dest).0).ok(),
+            };
+            if let Some(peer) = peer {
+                await_writer(|| writes(&peer, former.dest, former.incarnation))?;
+            }
+        }
+        inbound.former = None;
+        inbound.polled = 0;
+        inbound.receiver.clear();
+        inbound.phase = Phase::Open;
+        // SAFETY: as above.
+        unsafe { OwnRing::show_next(ring) };
+        Ok(())
+    }
+
+    /// Frees the ring of a queue pair that is being destroyed, after [`Self::reopen_ring`].
+    pub(super) fn free_ring(&self) {
+        let ring = self.ring.swap(std::ptr::null_mut(), Ordering::AcqRel);
+        if ring.is_null() {
+            return;
+        }
+        self.map()
+            .u64(self.at() + layout::RING_AT)
+            .store(0, Ordering::Release);
+        // SAFETY: made by `Box::into_raw` in `create_ring`, and nothing else refers to it.
+        let ring = unsafe { Box::from_raw(ring) };
+        let segment = &self.process().segment;
+        segment.give_ring(ring.at, ring_len(ring.slots));
+    }
+}
+
+/// # Errors
+/// `EBUSY`: `writes` is true for longer than 5 s.
+fn await_writer(writes: impl Fn() -> bool) -> Res<()> {
+    let begin = sys::now_ns();
+    let mut round = 0;
+    while writes() {
+        if sys::now_ns() - begin > PATIENCE_NS {
+            return Err(Errno(libc::EBUSY));
+        }
+        pause(round);
+        round = round.saturating_add(1);
+    }
+    Ok(())
+}
+
+impl OwnRing {
+    /// The ring of a C object, which comes from [`Qp::create_ring`].
+    #[inline(always)]
+    pub(crate) fn from_ptr(ring: *mut softdv_ring) -> *mut Self {
+        ring.cast()
+    }
+
+    /// The queue pair of the ring.
+    ///
+    /// # Safety
+    /// `ring` must be live.
+    #[inline(always)]
+    pub(crate) unsafe fn qp(ring: *mut Self) -> &'static Qp {
+        // SAFETY: the caller promises a live ring; the field never changes.
+        unsafe { *addr_of!((*ring).qp) }
+    }
+
+    /// # Safety
+    /// `ring` must be live; the caller serializes this call with other calls of the receiving side.
+    #[inline(always)]
+    unsafe fn inbound<'a>(ring: *mut Self) -> &'a mut Inbound {
+        // SAFETY: the caller promises exclusive access to this field.
+        unsafe { &mut *addr_of_mut!((*ring).inbound) }
+    }
+
+    /// # Safety
+    /// `ring` must be live; the caller serializes this call with other calls of the sending side.
+    #[inline(always)]
+    unsafe fn outbound<'a>(ring: *mut Self) -> Option<&'a mut Outbound> {
+        // SAFETY: the caller promises exclusive access to this field.
+        unsafe { (*addr_of_mut!((*ring).outbound)).as_mut() }
+    }
+
+    /// Publishes the place of the next message to the ring's user.
+    ///
+    /// # Safety
+    /// As [`Self::inbound`].
+    #[inline(always)]
+    unsafe fn show_next(ring: *mut Self) {
+        // SAFETY: the caller promises exclusive access to the receiving side, of which `face` is a
+        // part.
+        unsafe {
+            let receiver = &(*addr_of!((*ring).inbound)).receiver;
+            let (next, expected) = (receiver.next(), receiver.expected());
+            let face = addr_of_mut!((*ring).face);
+            (*face).next = next;
+            (*face).expected = expected;
+        }
+    }
+
+    /// Finds the other queue pair's ring.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP`: it has none. `EAGAIN`: it is not connected yet. `ENOTCONN`: it never will be.
+    /// `ENOMEM`.
+    ///
+    /// # Safety
+    /// `ring` must be live, and the caller excludes all other calls on it.
+    pub(crate) unsafe fn attach(ring: *mut Self) -> Res<softdv_ring_info> {
+        // SAFETY: the caller's promise.
+        let (this, qp) = unsafe { (&mut *ring, Self::qp(ring)) };
+        match qp.state() {
+            now if receives(now) => {}
+            IBV_QPS_RESET | IBV_QPS_INIT => return Err(Errno(libc::EAGAIN)),
+            _ => return Err(Errno(libc::ENOTCONN)),
+        }
+        let mut sq = qp.sq.lock();
+        qp.reach(&mut sq).map_err(|unreachable| {
+            Errno(match unreachable {
+                Unreachable::Yet => libc::EAGAIN,
+                Unreachable::Gone | Unreachable::Invalid => libc::ENOTCONN,
+            })
+        })?;
+        let conn = sq.conn.as_ref().ok_or(Errno(libc::EAGAIN))?;
+        let again = this
+            .outbound
+            .as_ref()
+            .is_some_and(|out| out.word.incarnation() == conn.word.incarnation());
+        if !again {
+            this.outbound = Some(Outbound::find(conn)?);
+            this.inbound.peer = Some(Arc::clone(&conn.peer));
+        }
+        let max_send = this
+            .outbound
+            .as_ref()
+            .map_or(0, |out| out.sender.max_payload());
+        Ok(softdv_ring_info {
+            max_send: max_send as u32,
+            max_recv: max_payload(this.slots) as u32,
+        })
+    }
+
+    /// Sends a message. Returns 0 or an errno: `EAGAIN`, `ENOTCONN`, `EMSGSIZE`.
+    ///
+    /// # Safety
+    /// As [`Self::outbound`]; `fill` must be sound for `len` bytes.
+    #[inline(always)]
+    pub(crate) unsafe fn post<F: FnOnce(*mut u8)>(
+        ring: *mut Self,
+        message: OutgoingMessage<F>,
+    ) -> i32 {
+        // SAFETY: the caller's promise.
+        let (qp, outbound) = unsafe { (Self::qp(ring), Self::outbound(ring)) };
+        match outbound {
+            Some(outbound) => outbound.post(qp, message),
+            None => libc::ENOTCONN,
+        }
+    }
+
+    /// Position behind the last message sent.
+    ///
+    /// # Safety
+    /// As [`Self::outbound`].
+    pub(crate) unsafe fn sent(ring: *mut Self) -> u32 {
+        // SAFETY: the caller's promise.
+        unsafe { Self::outbound(ring) }.map_or(0, |out| out.sender.sent())
+    }
+
+    /// Position behind the last message that the receiver has consumed.
+    ///
+    /// # Safety
+    /// As [`Self::outbound`].
+    pub(crate) unsafe fn delivered(ring: *mut Self) -> u32 {
+        // SAFETY: the caller's promise.
+        let (qp, outbound) = unsafe { (Self::qp(ring), Self::outbound(ring)) };
+        outbound.map_or(0, |out| out.delivered(qp))
+    }
+
+    /// Asks the receiver to ring when it consumes. Returns 0, or `ENOTCONN`.
+    ///
+    /// # Safety
+    /// As [`Self::outbound`].
+    pub(crate) unsafe fn wait(ring: *mut Self) -> i32 {
+        // SAFETY: the caller's promise.
+        let (qp, outbound) = unsafe { (Self::qp(ring), Self::outbound(ring)) };
+        outbound.map_or(libc::ENOTCONN, |out| out.wait(qp))
+    }
+
+    /// The next message; `None` if there is none.
+    ///
+    /// # Errors
+    /// `ENOTCONN`: there will be none. `EPROTO`: the sender has written an invalid header.
+    ///
+    /// # Safety
+    /// As [`Self::inbound`].
+    #[inline(always)]
+    pub(crate) unsafe fn poll(ring: *mut Self) -> Res<Option<Message>> {
+        // SAFETY: the caller's promise.
+        let (qp, inbound) = unsafe { (Self::qp(ring), Self::inbound(ring)) };
+        inbound.poll(qp)
+    }
+
+    /// Consumes the message of the last poll.
+    ///
+    /// # Errors
+    /// `EINVAL`: there is none.
+    ///
+    /// # Safety
+    /// As [`Self::inbound`].
+    #[inline(always)]
+    pub(crate) unsafe fn consume(ring: *mut Self) -> Res<()> {
+        // SAFETY: the caller's promise.
+        let (qp, inbound) = unsafe { (Self::qp(ring), Self::inbound(ring)) };
+        let slots = std::mem::take(&mut inbound.polled);
+        if slots == 0 {
+            return Err(Errno(libc::EINVAL));
+        }
+        inbound.receiver.advance_by(slots);
+        // SAFETY: the caller's promise.
+        unsafe { Self::show_next(ring) };
+        light_fence(inbound.peer.as_ref().is_some_and(|peer| peer.barriers));
+        if inbound.receiver.sender_waits() {
+            inbound.wake_sender(qp);
+        }
+        Ok(())
+    }
+
+    /// Publishes whether the ring is examined without a noted arrival. Returns whether it may hold a
+    /// message.
+    ///
+    /// # Safety
+    /// As [`Self::inbound`].
+    pub(crate) unsafe fn set_hot(ring: *mut Self, hot: bool) -> bool {
+        // SAFETY: the caller's promise.
+        unsafe { Self::inbound(ring) }.receiver.set_hot(hot)
+    }
+}
+
+impl Inbound {
+    #[inline(always)]
+    fn poll(&mut self, qp: &Qp) -> Res<Option<Message>> {
+        if matches!(self.phase, Phase::Closed | Phase::Broken) {
+            return Err(self.ended());
+        }
+        match self.receiver.peek() {
+            Ok(Some(message)) => {
+                self.polled = message.slots();
+                Ok(Some(message))
+            }
+            Ok(None) if receives(qp.state()) => Ok(None),
+            Ok(None) => self.end(qp),
+            Err(_) => {
+                self.phase = Phase::Broken;
+                qp.fail_asynchronously(IBV_EVENT_QP_REQ_ERR);
+                Err(self.ended())
+            }
+        }
+    }
+
+    #[cold]
+    fn ended(&self) -> Errno {
+        Errno(match self.phase {
+            Phase::Broken => libc::EPROTO,
+            _ => libc::ENOTCONN,
+        })
+    }
+
+    /// The ring of a queue pair that does not receive is empty: finds out whether a sender may still
+    /// publish a message.
+    #[cold]
+    fn end(&mut self, qp: &Qp) -> Res<Option<Message>> {
+        let word = state(qp.map(), qp.at());
+        match qp.state() {
+            IBV_QPS_INIT => return Ok(None),
+            // Another thread moves the queue pair to ERR: its state word follows.
+            IBV_QPS_ERR if receives(word.state()) => return Ok(None),
+            IBV_QPS_ERR => {}
+            _ => return Err(Errno(libc::ENOTCONN)),
+        }
+        if self.phase == Phase::Open {
+            heavy_fence();
+            self.phase = Phase::Ending(sys::now_ns() + PATIENCE_NS);
+        }
+        if let Phase::Ending(until) = self.phase {
+            if self.is_written(qp) && sys::now_ns() < until {
+                return Ok(None);
+            }
+            self.phase = Phase::Last;
+            return self.poll(qp);
+        }
+        Err(Errno(libc::ENOTCONN))
+    }
+
+    fn is_written(&self, qp: &Qp) -> bool {
+        let (peer, dest, incarnation) = {
+            let rq = qp.rq.lock();
+            let peer = self.peer.as_ref().or(rq.peer.as_ref());
+            (peer.cloned(), rq.dest, rq.incarnation)
+        };
+        if dest == 0 {
+            return false;
+        }
+        let peer = peer.or_else(|| qp.process().peer(split_qp_num(dest).0).ok());
+        peer.is_some_and(|peer| writes(&peer, dest, incarnation))
+    }
+
+    #[cold]
+    fn wake_sender(&self, qp: &Qp) {
+        let peer = match &self.peer {
+            Some(peer) => Some(Arc::clone(peer)),
+            None => qp.rq.lock().peer.clone(),
+        };
+        if let Some(peer) = peer {
+            peer.ring_process();
+        }
+    }
+}
+
+impl Outbound {
+    /// Finds the ring of the other end.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP`: it has none. `ENOTCONN`: its tables are invalid. `ENOMEM`.
+    fn find(conn: &super::remote_qp::Connection) -> Res<Self> {
+        const INVALID: Errno = Errno(libc::ENOTCONN);
+        let map: &Arc<Mapping> = &conn.peer.map;
+        let at = map.u64(conn.at + layout::RING_AT).load(Ordering::Acquire);
+        if at == 0 {
+            return Err(Errno(libc::EOPNOTSUPP));
+        }
+        let slots = map.u32(conn.at + layout::RING_SLOTS);
+        let slots = slots.load(Ordering::Relaxed);
+        if !is_valid(slots) {
+            return Err(INVALID);
+        }
+        let at = checked(at, ring_len(slots)).ok_or(INVALID)?;
+        let recv_cq = conn.recv_cq % MAX_CQS as u32;
+        let arrivals = map.u64(cq::AT + cq::STRIDE * recv_cq as usize + cq::ARRIVALS_AT);
+        let arrivals = arrivals.load(Ordering::Acquire);
+        Ok(Self {
+            sender: Sender::new(Arc::clone(map), at, slots)?,
+            peer: Arc::clone(&conn.peer),
+            word: conn.word,
+            at: conn.at,
+            index: conn.index,
+            recv_cq,
+            arrivals_at: checked(arrivals, ARRIVALS_LEN).ok_or(INVALID)?,
+        })
+    }
+
+    #[inline(always)]
+    fn post<F: FnOnce(*mut u8)>(&mut self, qp: &Qp, message: OutgoingMessage<F>) -> i32 {
+        if message.len > self.sender.max_payload() {
+            return libc::EMSGSIZE;
+        }
+        if qp.state() != IBV_QPS_RTS {
+            return if qp.state() == IBV_QPS_SQD {
+                libc::EAGAIN
+            } else {
+                libc::ENOTCONN
+            };
+        }
+        let Some(usage) = self.begin(qp) else {
+            return libc::ENOTCONN;
+        };
+        if !self.sender.push(message.words, message.len, message.fill) {
+            return libc::EAGAIN;
+        }
+        light_fence(self.peer.barriers);
+        if self.sender.is_cold() {
+            note_arrival(&self.peer.map, self.arrivals_at, self.index);
+        }
+        if !self.is_connected(qp) {
+            return libc::ENOTCONN;
+        }
+        drop(usage);
+        self.peer.notify_cq(self.recv_cq, message.solicited);
+        0
+    }
+
+    /// Publishes that this queue pair writes into the ring; `None` if the connection has ended.
+    #[inline(always)]
+    fn begin<'a>(&mut self, qp: &'a Qp) -> Option<Usage<'a>> {
+        let usage = Usage::begin(qp.map(), qp.at(), self.word, self.peer.barriers);
+        self.is_connected(qp).then_some(usage)
+    }
+
+    /// Whether the receiver is still the connected one and takes messages.
+    #[inline(always)]
+    fn is_connected(&mut self, qp: &Qp) -> bool {
+        let word = state(&self.peer.map, self.at);
+        word == self.word || self.is_still_connected(qp, word)
+    }
+
+    #[cold]
+    fn is_still_connected(&mut self, qp: &Qp, word: StateWord) -> bool {
+        let still = word.incarnation() == self.word.incarnation()
+            && word.dest() == qp.number()
+            && receives(word.state());
+        if still {
+            self.word = word;
+        }
+        still
+    }
+
+    fn delivered(&mut self, qp: &Qp) -> u32 {
+        let usage = self.begin(qp);
+        if usage.is_some() {
+            self.sender.delivered()
+        } else {
+            self.sender.last_delivered()
+        }
+    }
+
+    fn wait(&mut self, qp: &Qp) -> i32 {
+        let Some(usage) = self.begin(qp) else {
+            return libc::ENOTCONN;
+        };
+        self.sender.ask();
+        drop(usage);
+        qp.process().will_sleep();
+        heavy_fence();
+        0
+    }
+}

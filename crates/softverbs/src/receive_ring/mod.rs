@@ -1,0 +1,258 @@
+//! The receive ring of one queue pair (`docs/softverbs-ring.md`).
+//!
+//! A ring lies in the receiver's segment. It begins with words of 128 bytes distance, each written
+//! by one side, and continues with slots of 64 bytes. A message is a header of 32 bytes and its
+//! payload in adjacent slots. The sender publishes it by storing the position in the first word of
+//! its first slot. The receiver polls that word and reads the payload in place.
+//!
+//! Neither side trusts the other side's words: each side keeps its position in private memory, and
+//! the receiver copies a header once before it checks it. The caller of [`Sender`] ensures that the
+//! memory is still that ring ([`crate::qp`]).
+
+mod arrivals;
+mod receiver;
+mod sender;
+mod usage;
+
+pub(crate) use arrivals::{ARRIVALS_LEN, Arrivals, note_arrival};
+pub(crate) use receiver::{Message, Receiver};
+pub(crate) use sender::Sender;
+pub(crate) use usage::{Usage, is_writing, state};
+
+/// Bytes of a slot.
+pub(crate) const SLOT: usize = 64;
+/// Bytes of a header.
+pub(crate) const HEADER: usize = 32;
+/// Longest payload of a message of one slot.
+pub(crate) const SHORT: usize = SLOT - HEADER;
+/// Limits of the number of slots, a power of two.
+pub(crate) const MIN_SLOTS: u32 = if cfg!(all(test, loom)) { 4 } else { 64 };
+pub(crate) const MAX_SLOTS: u32 = 4096;
+
+/// u32, by the receiver: slots that it has consumed, wrapping.
+pub(crate) const CONSUMED_AT: usize = 0;
+/// u32, by the receiver: it examines the ring although no arrival is noted.
+pub(crate) const HOT_AT: usize = 128;
+/// u32, by both: the sender waits for the next change of `CONSUMED_AT`.
+pub(crate) const WAITING_AT: usize = 256;
+pub(crate) const SLOTS_AT: usize = 512;
+
+/// Length of padding in a header.
+const PAD: u32 = u32::MAX;
+
+/// Bytes of a ring.
+pub(crate) fn ring_len(slots: u32) -> usize {
+    SLOTS_AT + SLOT * slots as usize
+}
+
+/// Whether a ring may have this number of slots.
+pub(crate) fn is_valid(slots: u32) -> bool {
+    slots.is_power_of_two() && (MIN_SLOTS..=MAX_SLOTS).contains(&slots)
+}
+
+/// Longest payload of a message. Padding of one slot less than the message, the message, and a slot
+/// behind it fit into an empty ring.
+pub(crate) fn max_payload(slots: u32) -> usize {
+    SLOT * (slots / 2) as usize - HEADER
+}
+
+/// Number of slots of a message with `len` bytes of payload.
+#[inline(always)]
+fn slots_for(len: usize) -> u32 {
+    (HEADER + len).div_ceil(SLOT) as u32
+}
+
+/// The lower half of the first word of the message at `position`; never 0.
+#[inline(always)]
+fn sequence(position: u32) -> u32 {
+    position << 1 | 1
+}
+
+/// Offset in a ring of the slot at `position`.
+#[inline(always)]
+fn slot_at(position: u32, slots: u32) -> usize {
+    SLOTS_AT + SLOT * (position & (slots - 1)) as usize
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::collections::VecDeque;
+    use std::os::fd::AsRawFd;
+    use std::sync::atomic::Ordering;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::segment::Mapping;
+    use crate::sync::Arc;
+    use crate::sys::{fallocate, memfd_create};
+
+    /// Offset of the ring in its mapping; the bytes before it must stay 0.
+    const AT: usize = 4096;
+
+    fn pair(slots: u32) -> (Arc<Mapping>, Sender, Receiver) {
+        let len = AT + ring_len(slots) + 4096;
+        let file = memfd_create(c"ring", len).unwrap();
+        fallocate(file.as_raw_fd(), 0, len).unwrap();
+        let map = Arc::try_new(Mapping::new(&file, len).unwrap()).unwrap();
+        let sender = Sender::new(Arc::clone(&map), AT, slots).unwrap();
+        let receiver = Receiver::new(Arc::clone(&map), AT, slots);
+        (map, sender, receiver)
+    }
+
+    fn send(sender: &mut Sender, words: [u64; 3], payload: &[u8]) -> bool {
+        // SAFETY: the ring has room for the payload.
+        sender.push(words, payload.len(), |to| unsafe {
+            to.copy_from_nonoverlapping(payload.as_ptr(), payload.len());
+        })
+    }
+
+    fn payload_of(message: &Message) -> Vec<u8> {
+        let mut got = vec![0; message.len];
+        // SAFETY: the message has that many bytes.
+        unsafe {
+            message
+                .payload
+                .copy_to_nonoverlapping(got.as_mut_ptr(), got.len());
+        }
+        got
+    }
+
+    fn outside_is_zero(map: &Mapping, slots: u32) -> bool {
+        let end = AT + ring_len(slots);
+        (0..AT)
+            .chain(end..end + 4096)
+            .step_by(8)
+            .all(|at| map.u64(at).load(Ordering::Relaxed) == 0)
+    }
+
+    #[test]
+    fn the_longest_message_fits_at_each_position() {
+        for slots in [64, 128, 4096] {
+            let (map, mut sender, mut receiver) = pair(slots);
+            let long = vec![7; max_payload(slots)];
+            for _ in 0..2 * slots {
+                assert!(send(&mut sender, [1, 2, 3], &long));
+                let message = receiver.peek().unwrap().unwrap();
+                assert_eq!(payload_of(&message), long);
+                receiver.advance(&message);
+                assert!(send(&mut sender, [4, 5, 6], &[]));
+                let message = receiver.peek().unwrap().unwrap();
+                assert_eq!((message.words, message.len), ([4, 5, 6], 0));
+                receiver.advance(&message);
+                assert!(receiver.peek().unwrap().is_none());
+            }
+            assert!(outside_is_zero(&map, slots));
+        }
+    }
+
+    #[test]
+    fn a_full_ring_takes_no_message_until_one_is_consumed() {
+        let (_, mut sender, mut receiver) = pair(64);
+        let mut count = 0u64;
+        while send(&mut sender, [count, 0, 0], &[1; SHORT]) {
+            count += 1;
+        }
+        assert_eq!(count, 63);
+        for number in 0..1000 {
+            let message = receiver.peek().unwrap().unwrap();
+            assert_eq!(message.words[0], number);
+            assert!(!send(&mut sender, [0; 3], &[]));
+            receiver.advance(&message);
+            assert!(send(&mut sender, [count, 0, 0], &[]));
+            count += 1;
+        }
+        assert_eq!(sender.sent().wrapping_sub(sender.delivered()), 63);
+    }
+
+    proptest! {
+        /// Messages of any lengths arrive whole and in order, with payload that looks like the
+        /// first word of a later message. A push fails only for lack of room.
+        #[test]
+        fn messages_arrive_whole_and_in_order(
+            steps in prop::collection::vec((any::<bool>(), 0..2100usize, 0..300u32), 1..600),
+        ) {
+            let (map, mut sender, mut receiver) = pair(64);
+            let mut sent = VecDeque::new();
+            let mut number = 0u64;
+            for (sends, len, ahead) in steps {
+                if sends {
+                    let len = if len % 3 == 0 { len % 33 } else { len.min(max_payload(64)) };
+                    let word = u64::from(sequence(sender.sent() + ahead)).to_ne_bytes();
+                    let payload: Vec<u8> = word.into_iter().cycle().take(len).collect();
+                    let done = send(&mut sender, [number, !number, 0], &payload);
+                    prop_assert!(done || !sent.is_empty());
+                    if done {
+                        sent.push_back((number, payload));
+                        number += 1;
+                    }
+                } else {
+                    for _ in 0..ahead % 20 {
+                        let Some(message) = receiver.peek().unwrap() else {
+                            prop_assert!(sent.is_empty());
+                            break;
+                        };
+                        let (number, payload) = sent.pop_front().unwrap();
+                        prop_assert_eq!(message.words, [number, !number, 0]);
+                        prop_assert_eq!(payload_of(&message), payload);
+                        receiver.advance(&message);
+                    }
+                }
+            }
+            prop_assert!(outside_is_zero(&map, 64));
+        }
+
+        /// For any words in a ring, the receiver reads only inside it, and the sender writes only
+        /// inside it.
+        #[test]
+        fn rubbish_leads_nowhere(
+            steps in prop::collection::vec((0..4u8, any::<u64>(), any::<u32>()), 1..400),
+        ) {
+            let (map, mut sender, mut receiver) = pair(64);
+            for (kind, word, place) in steps {
+                match kind {
+                    0 => {
+                        let at = place as usize % (ring_len(64) / 8) * 8;
+                        map.u64(AT + at).store(word, Ordering::Relaxed);
+                    }
+                    1 => {
+                        let len = if place % 2 == 0 { word % 5000 } else { word >> 32 };
+                        let first = u64::from(receiver.expected()) | len << 32;
+                        map.u64(receiver.next_at()).store(first, Ordering::Relaxed);
+                    }
+                    2 => {
+                        let len = place as usize % (max_payload(64) + 1);
+                        send(&mut sender, [word; 3], &vec![0xa5; len]);
+                    }
+                    _ => {
+                        let Ok(message) = receiver.peek() else { break };
+                        let Some(message) = message else { continue };
+                        let from = map.bytes(AT, ring_len(64)).addr() + SLOTS_AT;
+                        let at = message.payload.addr();
+                        prop_assert!(at >= from + HEADER);
+                        prop_assert!(at + message.len <= from + 64 * SLOT);
+                        receiver.advance(&message);
+                    }
+                }
+            }
+            prop_assert!(outside_is_zero(&map, 64));
+        }
+    }
+
+    #[test]
+    fn a_ring_starts_again_empty() {
+        let (map, mut sender, mut receiver) = pair(64);
+        for _ in 0..40 {
+            send(&mut sender, [1; 3], &[1; 60]);
+        }
+        receiver.clear();
+        let mut sender = Sender::new(map, AT, 64).unwrap();
+        assert!(receiver.peek().unwrap().is_none());
+        for number in 0..200 {
+            assert!(send(&mut sender, [number; 3], &[2; 100]));
+            let message = receiver.peek().unwrap().unwrap();
+            assert_eq!(message.words, [number; 3]);
+            receiver.advance(&message);
+        }
+    }
+}

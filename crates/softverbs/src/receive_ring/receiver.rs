@@ -1,0 +1,187 @@
+//! The receiver's side of a receive ring.
+
+use std::sync::atomic::Ordering;
+
+use super::{
+    CONSUMED_AT, HEADER, HOT_AT, PAD, WAITING_AT, max_payload, sequence, slot_at, slots_for,
+};
+use crate::segment::Mapping;
+use crate::sync::{Arc, heavy_fence};
+
+/// The receiver's state of one ring.
+#[derive(Debug)]
+pub(crate) struct Receiver {
+    map: Arc<Mapping>,
+    /// Offset of the ring in `map`.
+    at: usize,
+    slots: u32,
+    /// Slots consumed so far, wrapping.
+    tail: u32,
+}
+
+/// A message. Its header was copied out of the ring; its payload is still there.
+#[derive(Debug)]
+pub(crate) struct Message {
+    pub(crate) words: [u64; 3],
+    pub(crate) payload: *const u8,
+    /// Bytes of the payload.
+    pub(crate) len: usize,
+    slots: u32,
+}
+
+/// The ring holds a header that no correct sender writes.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Broken;
+
+impl Receiver {
+    /// The receiver of the ring at `at`, which it empties. No sender knows the ring yet.
+    pub(crate) fn new(map: Arc<Mapping>, at: usize, slots: u32) -> Self {
+        let mut this = Self {
+            map,
+            at,
+            slots,
+            tail: 0,
+        };
+        this.clear();
+        this
+    }
+
+    /// Empties the ring for another sender. No sender writes into it any more.
+    pub(crate) fn clear(&mut self) {
+        self.tail = 0;
+        for position in 0..self.slots {
+            let at = self.at + slot_at(position, self.slots);
+            self.map.u64(at).store(0, Ordering::Relaxed);
+        }
+        for word in [CONSUMED_AT, HOT_AT, WAITING_AT] {
+            self.map.u32(self.at + word).store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Offset in the mapping of the word that [`Self::peek`] reads.
+    #[inline(always)]
+    pub(crate) fn next_at(&self) -> usize {
+        self.at + slot_at(self.tail, self.slots)
+    }
+
+    /// The address of that word.
+    #[inline(always)]
+    pub(crate) fn next(&self) -> *const u32 {
+        self.map.bytes(self.next_at(), 4).cast()
+    }
+
+    /// The lower half of that word, if the ring is not empty.
+    #[inline(always)]
+    pub(crate) fn expected(&self) -> u32 {
+        sequence(self.tail)
+    }
+
+    /// Whether the ring holds a message or padding.
+    #[inline(always)]
+    pub(crate) fn ready(&self) -> bool {
+        let first = self.map.u64(self.next_at()).load(Ordering::Acquire);
+        first as u32 == self.expected()
+    }
+
+    /// The next message, if one is published. It stays in the ring until [`Self::advance`].
+    ///
+    /// # Errors
+    /// [`Broken`]: an invalid header. The caller must not read from this ring again.
+    #[inline(always)]
+    pub(crate) fn peek(&mut self) -> Result<Option<Message>, Broken> {
+        let at = self.next_at();
+        let first = self.map.u64(at).load(Ordering::Acquire);
+        if first as u32 != self.expected() {
+            return Ok(None);
+        }
+        let len = (first >> 32) as usize;
+        if len > max_payload(self.slots) {
+            return self.skip(first);
+        }
+        self.message(at, len).map(Some)
+    }
+
+    #[inline(always)]
+    fn message(&self, at: usize, len: usize) -> Result<Message, Broken> {
+        let [_, second, third, fourth] = self.map.words::<4>(at);
+        let slots = slots_for(len);
+        if slots > self.to_end() {
+            return Err(Broken);
+        }
+        Ok(Message {
+            words: [second, third, fourth].map(|word| word.load(Ordering::Relaxed)),
+            payload: self.map.bytes(at + HEADER, len),
+            len,
+            slots,
+        })
+    }
+
+    /// Skips padding, which is shorter than the ring and comes before a message: a sender publishes
+    /// the two one after the other, and may end in between.
+    #[cold]
+    fn skip(&mut self, first: u64) -> Result<Option<Message>, Broken> {
+        let pad = self.to_end();
+        // no correct sender needs more padding than the longest message has slots
+        if (first >> 32) as u32 != PAD || pad >= self.slots / 2 {
+            return Err(Broken);
+        }
+        let position = self.tail.wrapping_add(pad);
+        let at = self.at + slot_at(position, self.slots);
+        let first = self.map.u64(at).load(Ordering::Acquire);
+        if first as u32 != sequence(position) {
+            return Ok(None);
+        }
+        let len = (first >> 32) as usize;
+        if len > max_payload(self.slots) {
+            return Err(Broken);
+        }
+        self.tail = position;
+        self.message(at, len).map(Some)
+    }
+
+    #[inline(always)]
+    fn to_end(&self) -> u32 {
+        self.slots - (self.tail & (self.slots - 1))
+    }
+
+    /// Consumes the message that [`Self::peek`] returned.
+    #[cfg(test)]
+    pub(crate) fn advance(&mut self, message: &Message) {
+        self.advance_by(message.slots);
+    }
+
+    /// Consumes a message of this number of slots and publishes the position. The caller runs a
+    /// light fence and then checks [`Self::sender_waits`].
+    #[inline(always)]
+    pub(crate) fn advance_by(&mut self, slots: u32) {
+        self.tail = self.tail.wrapping_add(slots);
+        let consumed = self.map.u32(self.at + CONSUMED_AT);
+        consumed.store(self.tail, Ordering::Release);
+    }
+
+    /// Whether the sender has asked to be rung since the last call.
+    #[inline(always)]
+    pub(crate) fn sender_waits(&self) -> bool {
+        let waiting = self.map.u32(self.at + WAITING_AT);
+        waiting.load(Ordering::Relaxed) != 0 && waiting.swap(0, Ordering::AcqRel) != 0
+    }
+
+    /// Publishes whether the receiver examines the ring without a noted arrival. Returns whether the
+    /// ring holds a message; after a call with false, arrivals of all later messages are noted.
+    pub(crate) fn set_hot(&self, hot: bool) -> bool {
+        let word = self.map.u32(self.at + HOT_AT);
+        word.store(u32::from(hot), Ordering::Relaxed);
+        if !hot {
+            heavy_fence();
+        }
+        self.ready()
+    }
+}
+
+impl Message {
+    /// Number of slots of the message.
+    #[inline(always)]
+    pub(crate) fn slots(&self) -> u32 {
+        self.slots
+    }
+}

@@ -1,0 +1,187 @@
+//! The sender's side of a receive ring.
+
+use std::sync::atomic::Ordering;
+
+use super::{
+    CONSUMED_AT, HEADER, HOT_AT, PAD, SHORT, WAITING_AT, max_payload, sequence, slot_at, slots_for,
+};
+use crate::segment::Mapping;
+use crate::signal;
+use crate::sync::Arc;
+use crate::sys::{Res, zeroed};
+
+/// The sender's state of one ring.
+#[derive(Debug)]
+pub(crate) struct Sender {
+    map: Arc<Mapping>,
+    /// Offset of the ring in `map`.
+    at: usize,
+    slots: u32,
+    /// Slots written so far, wrapping.
+    head: u32,
+    /// Slots that the receiver has consumed, as last read.
+    consumed: u32,
+    /// One bit for each slot whose first word was covered by payload or padding, or belongs to an
+    /// earlier round in which it was not the first slot of a message.
+    stale: Box<[u64]>,
+}
+
+impl Sender {
+    /// The sender of an empty ring, which lies at `at`; the caller has checked the bounds.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub(crate) fn new(map: Arc<Mapping>, at: usize, slots: u32) -> Res<Self> {
+        Ok(Self {
+            map,
+            at,
+            slots,
+            head: 0,
+            consumed: 0,
+            stale: zeroed(slots.div_ceil(64) as usize)?,
+        })
+    }
+
+    /// Longest payload of a message, in bytes.
+    #[inline]
+    pub(crate) fn max_payload(&self) -> usize {
+        max_payload(self.slots)
+    }
+
+    /// Position behind the last message, in slots, wrapping.
+    #[inline]
+    pub(crate) fn sent(&self) -> u32 {
+        self.head
+    }
+
+    /// Reads the position behind the last message that the receiver has consumed.
+    #[inline]
+    pub(crate) fn delivered(&mut self) -> u32 {
+        self.look();
+        self.consumed
+    }
+
+    /// The position that was read last.
+    pub(crate) fn last_delivered(&self) -> u32 {
+        self.consumed
+    }
+
+    /// Publishes a message with `len` bytes of payload, at most [`Self::max_payload`]. `fill`
+    /// receives the address of the payload. Returns false, with nothing published, if there is no
+    /// room.
+    #[inline(always)]
+    pub(crate) fn push(&mut self, words: [u64; 3], len: usize, fill: impl FnOnce(*mut u8)) -> bool {
+        if len <= SHORT {
+            if !self.room(2) {
+                return false;
+            }
+            self.put(words, len, 1, fill);
+            return true;
+        }
+        self.push_many(words, len, fill)
+    }
+
+    #[inline(never)]
+    fn push_many(&mut self, words: [u64; 3], len: usize, fill: impl FnOnce(*mut u8)) -> bool {
+        let slots = slots_for(len);
+        let to_end = self.slots - (self.head & (self.slots - 1));
+        let pad = if slots > to_end { to_end } else { 0 };
+        // One more slot must be free: its first word, behind the message, may have to be cleared.
+        if len > self.max_payload() || !self.room(pad + slots + 1) {
+            return false;
+        }
+        if pad > 0 {
+            self.clear(self.head.wrapping_add(pad));
+            let first = u64::from(sequence(self.head)) | u64::from(PAD) << 32;
+            self.publish(first, pad);
+        }
+        self.put(words, len, slots, fill);
+        true
+    }
+
+    /// Writes and publishes a message for which there is room.
+    #[inline(always)]
+    fn put(&mut self, words: [u64; 3], len: usize, slots: u32, fill: impl FnOnce(*mut u8)) {
+        let at = self.place(self.head);
+        if len > 0 {
+            fill(self.map.bytes(at + HEADER, len));
+        }
+        let [_, rest @ ..] = self.map.words::<4>(at);
+        let [second, third, fourth] = rest;
+        second.store(words[0], Ordering::Relaxed);
+        third.store(words[1], Ordering::Relaxed);
+        fourth.store(words[2], Ordering::Relaxed);
+        self.clear(self.head.wrapping_add(slots));
+        let first = u64::from(sequence(self.head)) | (len as u64) << 32;
+        self.publish(first, slots);
+    }
+
+    #[inline(always)]
+    fn publish(&mut self, first: u64, slots: u32) {
+        let at = self.place(self.head);
+        self.map.u64(at).store(first, Ordering::Release);
+        for slot in 1..slots {
+            let (word, bit) = self.stale_bit(self.head.wrapping_add(slot));
+            self.stale[word] |= bit;
+        }
+        self.head = self.head.wrapping_add(slots);
+    }
+
+    /// Clears the first word of the slot at `position`, which may hold payload of an earlier round.
+    #[inline(always)]
+    fn clear(&mut self, position: u32) {
+        let (word, bit) = self.stale_bit(position);
+        if self.stale[word] & bit != 0 {
+            self.stale[word] &= !bit;
+            let at = self.place(position);
+            self.map.u64(at).store(0, Ordering::Relaxed);
+        }
+    }
+
+    #[inline(always)]
+    fn stale_bit(&self, position: u32) -> (usize, u64) {
+        let slot = position & (self.slots - 1);
+        (slot as usize / 64, 1 << (slot % 64))
+    }
+
+    #[inline(always)]
+    fn place(&self, position: u32) -> usize {
+        self.at + slot_at(position, self.slots)
+    }
+
+    #[inline(always)]
+    fn room(&mut self, slots: u32) -> bool {
+        if self.used().saturating_add(slots) <= self.slots {
+            return true;
+        }
+        self.look();
+        self.used().saturating_add(slots) <= self.slots
+    }
+
+    /// Slots in use. If the receiver publishes a position ahead of `head`, the difference wraps to
+    /// a large value and the ring counts as full.
+    #[inline(always)]
+    fn used(&self) -> u32 {
+        self.head.wrapping_sub(self.consumed)
+    }
+
+    #[inline(always)]
+    fn look(&mut self) {
+        let consumed = self.map.u32(self.at + CONSUMED_AT);
+        self.consumed = consumed.load(Ordering::Acquire);
+    }
+
+    /// Whether the receiver does not examine the ring. The caller runs a light fence between the
+    /// last message and this call.
+    #[inline(always)]
+    pub(crate) fn is_cold(&self) -> bool {
+        let hot = self.map.u32(self.at + HOT_AT);
+        hot.load(Ordering::Relaxed) == 0
+    }
+
+    /// Asks the receiver to ring when it consumes. The caller then runs a heavy fence and looks for
+    /// room or delivery once more.
+    pub(crate) fn ask(&self) {
+        signal::ask(&self.map, self.at + WAITING_AT, signal::ANYBODY);
+    }
+}
