@@ -14,6 +14,7 @@ mod datagrams;
 mod end;
 mod link;
 pub mod refuse;
+mod ring;
 pub mod suites;
 mod traffic;
 
@@ -23,6 +24,7 @@ pub use buffer::Buffer;
 pub use datagrams::*;
 pub use end::{Address, End, open, verbs};
 pub use link::Link;
+pub use ring::{Received, Ring};
 pub use traffic::{Wc, post_srq};
 
 const CASE: &str = "SOFTVERBS_TEST_CASE";

@@ -1,0 +1,214 @@
+//! Receive rings through the table of functions.
+
+use std::ffi::c_int;
+use std::time::{Duration, Instant};
+
+use rdma_core_sys::*;
+
+use super::{End, verbs};
+
+/// The receive ring of a queue pair.
+#[derive(Clone, Copy)]
+pub struct Ring(pub *mut softdv_ring);
+
+/// A message, copied.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Received {
+    pub words: [u64; 3],
+    pub payload: Vec<u8>,
+}
+
+impl Ring {
+    /// `softdv_ring_create`, or its errno.
+    pub fn try_create(end: &End, slots: u32, cookie: u64) -> Result<Self, i32> {
+        let attr = softdv_ring_attr {
+            slots,
+            reserved: 0,
+            cookie,
+        };
+        let create = verbs().softdv_ring_create.expect("the device has it");
+        // SAFETY: live queue pair.
+        let ring = unsafe { create(end.qp, &raw const attr) };
+        if ring.is_null() {
+            return Err(std::io::Error::last_os_error().raw_os_error().unwrap());
+        }
+        Ok(Self(ring))
+    }
+
+    pub fn create(end: &End, slots: u32) -> Self {
+        Self::try_create(end, slots, 0).unwrap()
+    }
+
+    /// `softdv_ring_attach`: 0 or its errno, and the limits.
+    pub fn attach(self) -> (c_int, softdv_ring_info) {
+        let mut info = softdv_ring_info::default();
+        // SAFETY: live ring.
+        let ret = unsafe { (verbs().softdv_ring_attach.unwrap())(self.0, &raw mut info) };
+        (ret, info)
+    }
+
+    /// Attaches a ring to a connected one.
+    pub fn join(self) -> softdv_ring_info {
+        let (ret, info) = self.attach();
+        assert_eq!(ret, 0, "{}", std::io::Error::from_raw_os_error(ret));
+        info
+    }
+
+    #[inline]
+    pub fn post(self, words: [u64; 3], payload: &[u8], flags: u32) -> c_int {
+        let [w1, w2, w3] = words;
+        let (addr, len) = (payload.as_ptr().cast(), payload.len() as u32);
+        // SAFETY: live ring; the payload is readable.
+        unsafe { (verbs().softdv_ring_post.unwrap())(self.0, w1, w2, w3, addr, len, flags) }
+    }
+
+    pub fn post_pieces(self, words: [u64; 3], pieces: &[&[u8]]) -> c_int {
+        let iov: Vec<_> = pieces
+            .iter()
+            .map(|piece| libc::iovec {
+                iov_base: piece.as_ptr().cast_mut().cast(),
+                iov_len: piece.len(),
+            })
+            .collect();
+        let count = iov.len() as c_int;
+        let postv = verbs().softdv_ring_postv.unwrap();
+        // SAFETY: live ring; the pieces are readable.
+        unsafe { postv(self.0, words.as_ptr(), iov.as_ptr(), count, 0) }
+    }
+
+    /// The next message, without consuming it; or the negative errno.
+    pub fn peek(self) -> Result<Option<Received>, c_int> {
+        let mut message = std::mem::MaybeUninit::<softdv_ring_message>::uninit();
+        // SAFETY: live ring; a message's payload is readable until it is consumed.
+        unsafe {
+            match (verbs().softdv_ring_poll.unwrap())(self.0, message.as_mut_ptr()) {
+                0 => Ok(None),
+                1 => {
+                    let message = message.assume_init();
+                    let mut payload = vec![0; message.length as usize];
+                    let from = message.payload.cast::<u8>();
+                    from.copy_to_nonoverlapping(payload.as_mut_ptr(), payload.len());
+                    let words = message.words;
+                    Ok(Some(Received { words, payload }))
+                }
+                error => Err(error),
+            }
+        }
+    }
+
+    #[inline]
+    pub fn consume(self) -> c_int {
+        // SAFETY: live ring.
+        unsafe { (verbs().softdv_ring_consume.unwrap())(self.0) }
+    }
+
+    /// Takes the next message.
+    pub fn poll(self) -> Result<Option<Received>, c_int> {
+        let message = self.peek()?;
+        if message.is_some() {
+            assert_eq!(self.consume(), 0);
+        }
+        Ok(message)
+    }
+
+    /// Whether the ring has something to poll, by its words alone.
+    pub fn is_ready(self) -> bool {
+        // SAFETY: live ring, whose next word is mapped.
+        unsafe {
+            let ring = &*self.0;
+            let next = std::sync::atomic::AtomicU32::from_ptr(ring.next.cast_mut());
+            next.load(std::sync::atomic::Ordering::Acquire) == ring.expected
+        }
+    }
+
+    /// Waits for the next message by polling.
+    pub fn wait(self, limit: Duration) -> Received {
+        let begin = Instant::now();
+        loop {
+            if let Some(message) = self.poll().unwrap() {
+                return message;
+            }
+            assert!(begin.elapsed() < limit, "no message");
+            std::hint::spin_loop();
+        }
+    }
+
+    /// Waits for the end of the ring, with progress by polls of the completion queue. Returns the
+    /// messages before it, and the result of the last poll.
+    pub fn wait_end(self, end: &mut End, limit: Duration) -> (Vec<Received>, c_int) {
+        let begin = Instant::now();
+        let mut rest = Vec::new();
+        loop {
+            match self.poll() {
+                Ok(Some(message)) => rest.push(message),
+                Ok(None) => drop(end.poll()),
+                Err(error) => return (rest, error),
+            }
+            assert!(begin.elapsed() < limit, "no end");
+        }
+    }
+
+    pub fn sent(self) -> u32 {
+        // SAFETY: live ring.
+        unsafe { (verbs().softdv_ring_sent.unwrap())(self.0) }
+    }
+
+    pub fn delivered(self) -> u32 {
+        // SAFETY: live ring.
+        unsafe { (verbs().softdv_ring_delivered.unwrap())(self.0) }
+    }
+
+    /// Asks to be rung at the next consume.
+    pub fn await_consume(self) -> c_int {
+        // SAFETY: live ring.
+        unsafe { (verbs().softdv_ring_await.unwrap())(self.0) }
+    }
+
+    pub fn set_hot(self, hot: bool) -> bool {
+        // SAFETY: live ring.
+        let ret = unsafe { (verbs().softdv_ring_set_hot.unwrap())(self.0, hot.into()) };
+        assert!((0..=1).contains(&ret));
+        ret == 1
+    }
+}
+
+impl End {
+    /// The cookies of cold rings with messages, at most `count`.
+    pub fn arrivals(&self, count: usize) -> Vec<u64> {
+        let mut cookies = vec![0; count];
+        let arrivals = verbs().softdv_ring_arrivals.unwrap();
+        // SAFETY: live queue, room for the cookies.
+        let found = unsafe { arrivals(self.cq, cookies.as_mut_ptr(), count as c_int) };
+        cookies.truncate(usize::try_from(found).unwrap());
+        cookies
+    }
+
+    /// Arms the completion queue for ring messages.
+    pub fn arm(&self, solicited: bool) {
+        // SAFETY: live queue.
+        assert_eq!(unsafe { ibv_req_notify_cq(self.cq, solicited.into()) }, 0);
+    }
+
+    /// Whether the channel becomes readable within this time; then takes the event, if there is one.
+    pub fn sleep_on_channel(&self, limit: Duration) -> bool {
+        // SAFETY: live objects.
+        unsafe {
+            let fd = (*self.channel).fd;
+            let flags = libc::fcntl(fd, libc::F_GETFL);
+            libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK);
+            let mut poll = libc::pollfd {
+                fd,
+                events: libc::POLLIN,
+                revents: 0,
+            };
+            if libc::poll(&raw mut poll, 1, limit.as_millis() as c_int) == 0 {
+                return false;
+            }
+            let (mut cq, mut context) = (std::ptr::null_mut(), std::ptr::null_mut());
+            if (verbs().ibv_get_cq_event)(self.channel, &raw mut cq, &raw mut context) == 0 {
+                (verbs().ibv_ack_cq_events)(cq, 1);
+            }
+            true
+        }
+    }
+}
