@@ -1,0 +1,561 @@
+//! Receive rings of queue pairs: messages without receives and completions (`softdv_ring_*`,
+//! `docs/softverbs-ring.md`), which only softverbs has.
+//!
+//! Use by the owner of a connection, which serializes all calls on a [`Ring`]:
+//!
+//! | Moment | Call |
+//! | --- | --- |
+//! | queue pair created, before the request or its acceptance | [`Ring::create`] |
+//! | connection established | [`Ring::attach`]; [`Attached::Absent`] on both sides or on none |
+//! | send | [`Ring::post`]; after [`Posted::Full`] the caller posts again after a poll or wake-up |
+//! | progress | [`Ring::is_ready`], then [`Ring::poll`] and [`Message::consume`] of each hot ring; [`Cq::ring_arrivals`] for the cold ones |
+//! | before sleeping | [`Cq::req_notify`](super::Cq::req_notify), one more round of progress, [`Ring::await_consume`] for each ring with waiting sends and one more post; then the channel's descriptor |
+//! | link end (event of the queue pair, disconnect, [`Posted::Ended`]) | [`Qp::set_error`], then [`Ring::poll`] until [`Polled::Ended`] |
+
+#![allow(unsafe_code, reason = "calls verbs")]
+
+use std::ffi::c_int;
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use rdma_core_sys as sys;
+
+use super::{Cq, Qp};
+use crate::errno::{FiErrno, Result};
+
+type PostCall = unsafe extern "C" fn(
+    *mut sys::softdv_ring,
+    u64,
+    u64,
+    u64,
+    *const std::ffi::c_void,
+    u32,
+    u32,
+) -> c_int;
+type PostvCall = unsafe extern "C" fn(
+    *mut sys::softdv_ring,
+    *const u64,
+    *const libc::iovec,
+    c_int,
+    u32,
+) -> c_int;
+type PollCall = unsafe extern "C" fn(*mut sys::softdv_ring, *mut sys::softdv_ring_message) -> c_int;
+type RingCall = unsafe extern "C" fn(*mut sys::softdv_ring) -> c_int;
+type PositionCall = unsafe extern "C" fn(*mut sys::softdv_ring) -> u32;
+
+/// The device's functions, all or none of which it has.
+#[derive(Clone, Copy, Debug)]
+struct Calls {
+    post: PostCall,
+    postv: PostvCall,
+    poll: PollCall,
+    consume: RingCall,
+    sent: PositionCall,
+    delivered: PositionCall,
+    await_consume: RingCall,
+    set_hot: unsafe extern "C" fn(*mut sys::softdv_ring, c_int) -> c_int,
+    attach: unsafe extern "C" fn(*mut sys::softdv_ring, *mut sys::softdv_ring_info) -> c_int,
+}
+
+impl Calls {
+    fn of(verbs: &sys::VerbsFns) -> Option<Self> {
+        Some(Self {
+            post: verbs.softdv_ring_post?,
+            postv: verbs.softdv_ring_postv?,
+            poll: verbs.softdv_ring_poll?,
+            consume: verbs.softdv_ring_consume?,
+            sent: verbs.softdv_ring_sent?,
+            delivered: verbs.softdv_ring_delivered?,
+            await_consume: verbs.softdv_ring_await?,
+            set_hot: verbs.softdv_ring_set_hot?,
+            attach: verbs.softdv_ring_attach?,
+        })
+    }
+}
+
+/// The receive ring of a queue pair, and the way into the ring of the connected one.
+///
+/// May move between threads, but the calls on one ring are serialized. The queue pair must not be
+/// moved to RESET by other means.
+#[derive(Debug)]
+pub struct Ring {
+    raw: NonNull<sys::softdv_ring>,
+    calls: Calls,
+    /// The ring is freed with its queue pair.
+    qp: Arc<Qp>,
+}
+
+// SAFETY: rings may be used by any thread (docs/softverbs-ring.md, "Interface"); the methods that
+// exclude each other take `&mut self`.
+unsafe impl Send for Ring {}
+// SAFETY: the methods with `&self` only read memory that changes in methods with `&mut self`, and
+// the word of the next message, which is atomic.
+unsafe impl Sync for Ring {}
+
+/// Result of [`Ring::attach`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Attached {
+    /// Both queue pairs have a ring.
+    Ready(RingLimits),
+    /// The other queue pair has no ring. It gets the same result, and both send by
+    /// [`Qp::post_send`].
+    Absent,
+    /// The queue pairs are not connected yet.
+    NotYet,
+}
+
+/// Limits of the messages of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RingLimits {
+    /// Longest payload that can be sent, in bytes.
+    pub max_send: usize,
+    /// Longest payload that can arrive, in bytes.
+    pub max_recv: usize,
+}
+
+/// Result of a post.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Posted {
+    /// The message is delivered, even if this process ends, unless the receiver's process ends or
+    /// resets its queue pair. The payload may be reused.
+    Sent,
+    /// There is no room. Nothing was sent.
+    Full,
+    /// The connection has ended. If it ended during the call, the message may have arrived.
+    Ended,
+    /// The payload is longer than [`RingLimits::max_send`].
+    TooLong,
+}
+
+/// Result of a poll.
+#[derive(Debug)]
+#[must_use]
+pub enum Polled<'a> {
+    /// The next message.
+    Message(Message<'a>),
+    /// No message.
+    Empty,
+    /// No message, and none will arrive.
+    Ended,
+    /// The sender has written an invalid header: the queue pair is in its error state, and the ring
+    /// must not be polled for further messages.
+    Broken,
+}
+
+/// A message in a ring. It stays the next message until it is consumed.
+#[derive(Debug)]
+pub struct Message<'a> {
+    raw: sys::softdv_ring_message,
+    ring: NonNull<sys::softdv_ring>,
+    consume: RingCall,
+    _ring: PhantomData<&'a mut Ring>,
+}
+
+impl Ring {
+    /// Gives a reliable connection that is not connected yet a ring of `slots` slots of 64 bytes, a
+    /// power of two from 64 to 4,096. The longest payload is 32 `slots` - 32 bytes. `cookie`
+    /// identifies the ring in [`Cq::ring_arrivals`]. `None`: the device has no rings.
+    ///
+    /// # Errors
+    /// `EINVAL`: the state of the queue pair, or `slots`. `EEXIST`: the queue pair has a ring.
+    /// `ENOMEM`.
+    pub fn create(qp: &Arc<Qp>, slots: u32, cookie: u64) -> Result<Option<Self>> {
+        let verbs = &qp.pd().device().backend().verbs;
+        let (Some(create), Some(calls)) = (verbs.softdv_ring_create, Calls::of(verbs)) else {
+            return Ok(None);
+        };
+        let attr = sys::softdv_ring_attr {
+            slots,
+            reserved: 0,
+            cookie,
+        };
+        // SAFETY: the queue pair is live and of this backend.
+        let raw = unsafe { create(qp.raw, &raw const attr) };
+        match NonNull::new(raw) {
+            Some(raw) => Ok(Some(Self {
+                raw,
+                calls,
+                qp: Arc::clone(qp),
+            })),
+            None => match FiErrno::last() {
+                FiErrno::EOPNOTSUPP => Ok(None),
+                error => Err(error),
+            },
+        }
+    }
+
+    /// The queue pair.
+    pub fn qp(&self) -> &Arc<Qp> {
+        &self.qp
+    }
+
+    /// Finds the ring of the connected queue pair. Called when the connection is established.
+    ///
+    /// # Errors
+    /// `ENOTCONN`: the connection has ended. `ENOMEM`.
+    pub fn attach(&mut self) -> Result<Attached> {
+        let mut info = sys::softdv_ring_info::default();
+        // SAFETY: live; `&mut self` excludes other calls.
+        let ret = unsafe { (self.calls.attach)(self.raw.as_ptr(), &raw mut info) };
+        match FiErrno::from_verb(ret) {
+            Ok(()) => Ok(Attached::Ready(RingLimits {
+                max_send: info.max_send as usize,
+                max_recv: info.max_recv as usize,
+            })),
+            Err(FiErrno::EOPNOTSUPP) => Ok(Attached::Absent),
+            Err(FiErrno::EAGAIN) => Ok(Attached::NotYet),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Sends a message with `len` bytes of payload at `addr`, at most [`RingLimits::max_send`].
+    /// `solicited` wakes a queue that is armed for solicited events. Neither blocks nor allocates; a
+    /// system call wakes a sleeping receiver.
+    ///
+    /// # Safety
+    /// `addr` must be readable for `len` bytes.
+    #[inline]
+    pub unsafe fn post(
+        &mut self,
+        words: [u64; 3],
+        addr: *const u8,
+        len: usize,
+        solicited: bool,
+    ) -> Posted {
+        let (ring, [w1, w2, w3]) = (self.raw.as_ptr(), words);
+        let flags = if solicited {
+            sys::SOFTDV_RING_SOLICITED
+        } else {
+            0
+        };
+        // SAFETY: live; the caller promises the payload. A length above 32 bits exceeds every limit.
+        let ret = unsafe {
+            let len = u32::try_from(len).unwrap_or(u32::MAX);
+            (self.calls.post)(ring, w1, w2, w3, addr.cast(), len, flags)
+        };
+        posted(ret)
+    }
+
+    /// As [`Self::post`], with the payload in several pieces.
+    ///
+    /// # Safety
+    /// Each piece must be readable.
+    #[inline]
+    pub unsafe fn post_pieces(
+        &mut self,
+        words: [u64; 3],
+        pieces: &[libc::iovec],
+        solicited: bool,
+    ) -> Posted {
+        let flags = if solicited {
+            sys::SOFTDV_RING_SOLICITED
+        } else {
+            0
+        };
+        let count = c_int::try_from(pieces.len()).unwrap_or(-1);
+        // SAFETY: live; the caller promises the pieces.
+        let ret = unsafe {
+            (self.calls.postv)(
+                self.raw.as_ptr(),
+                words.as_ptr(),
+                pieces.as_ptr(),
+                count,
+                flags,
+            )
+        };
+        posted(ret)
+    }
+
+    /// Position behind the last message sent, in slots, wrapping.
+    #[inline]
+    pub fn sent(&mut self) -> u32 {
+        // SAFETY: live.
+        unsafe { (self.calls.sent)(self.raw.as_ptr()) }
+    }
+
+    /// Reads the position behind the last message that the receiver has consumed. A message is
+    /// consumed if `delivered - position` is not negative as a signed number, where `position` is
+    /// [`Self::sent`] after its post.
+    #[inline]
+    pub fn delivered(&mut self) -> u32 {
+        // SAFETY: live.
+        unsafe { (self.calls.delivered)(self.raw.as_ptr()) }
+    }
+
+    /// Asks the receiver to wake this process when it consumes. The caller then posts, or compares
+    /// positions, once more before it sleeps. A system call.
+    pub fn await_consume(&mut self) -> Posted {
+        // SAFETY: live.
+        posted(unsafe { (self.calls.await_consume)(self.raw.as_ptr()) })
+    }
+
+    /// Whether the ring has something to poll. The end of a ring does not count. Not for a forked
+    /// child, in which the ring is not mapped.
+    #[inline(always)]
+    pub fn is_ready(&self) -> bool {
+        // SAFETY: live; its fields change only in methods with `&mut self`. The next word is mapped
+        // as long as the ring lives, and accessed by atomics only.
+        unsafe {
+            let ring = self.raw.as_ref();
+            AtomicU32::from_ptr(ring.next.cast_mut()).load(Ordering::Acquire) == ring.expected
+        }
+    }
+
+    /// The next message.
+    #[inline]
+    pub fn poll(&mut self) -> Polled<'_> {
+        let mut raw = MaybeUninit::uninit();
+        // SAFETY: live; `raw` is writable.
+        match unsafe { (self.calls.poll)(self.raw.as_ptr(), raw.as_mut_ptr()) } {
+            1 => Polled::Message(Message {
+                // SAFETY: written by the call.
+                raw: unsafe { raw.assume_init() },
+                ring: self.raw,
+                consume: self.calls.consume,
+                _ring: PhantomData,
+            }),
+            0 => Polled::Empty,
+            error if error == -libc::EPROTO => Polled::Broken,
+            _ => Polled::Ended,
+        }
+    }
+
+    /// Publishes whether this process examines the ring in each progress call. Messages in a cold
+    /// ring, as each ring is at first, are noted for [`Cq::ring_arrivals`]. Returns whether the ring
+    /// may hold a message. Making a ring cold is a system call.
+    pub fn set_hot(&mut self, hot: bool) -> bool {
+        // SAFETY: live.
+        unsafe { (self.calls.set_hot)(self.raw.as_ptr(), c_int::from(hot)) == 1 }
+    }
+}
+
+#[inline(always)]
+fn posted(ret: c_int) -> Posted {
+    match ret {
+        0 => Posted::Sent,
+        libc::EAGAIN => Posted::Full,
+        libc::EMSGSIZE => Posted::TooLong,
+        _ => Posted::Ended,
+    }
+}
+
+impl Message<'_> {
+    /// The sender's words.
+    #[inline]
+    pub fn words(&self) -> [u64; 3] {
+        self.raw.words
+    }
+
+    /// Bytes of the payload.
+    #[inline]
+    #[allow(clippy::len_without_is_empty, reason = "a message is not a collection")]
+    pub fn len(&self) -> usize {
+        self.raw.length as usize
+    }
+
+    /// Copies at most `len` bytes of the payload, from `offset` on. Returns the number of bytes
+    /// copied. A hostile sender may change the payload at any time, so its content is checked in the
+    /// copy.
+    ///
+    /// # Safety
+    /// `to` must be writable for `len` bytes and not lie in the ring.
+    #[inline]
+    pub unsafe fn copy_to(&self, offset: usize, to: *mut u8, len: usize) -> usize {
+        let offset = offset.min(self.len());
+        let len = len.min(self.len() - offset);
+        // SAFETY: the ring holds the payload until it is consumed; the caller promises the
+        // destination.
+        unsafe {
+            let from = self.raw.payload.cast::<u8>().add(offset);
+            from.copy_to_nonoverlapping(to, len);
+        }
+        len
+    }
+
+    /// Gives the room of the message back to the sender.
+    #[inline]
+    pub fn consume(self) {
+        // SAFETY: live, because this borrows the ring.
+        unsafe { (self.consume)(self.ring.as_ptr()) };
+    }
+}
+
+impl Cq {
+    /// Writes the cookies of cold rings in which messages have arrived since the last call to
+    /// `cookies`, and returns their number; the rest is returned by the next call. The rings are
+    /// those of queue pairs that receive through this queue.
+    #[inline]
+    pub fn ring_arrivals(&self, cookies: &mut [u64]) -> usize {
+        let Some(arrivals) = self.device().backend().verbs.softdv_ring_arrivals else {
+            return 0;
+        };
+        let room = c_int::try_from(cookies.len()).unwrap_or(c_int::MAX);
+        // SAFETY: live and of this backend; the array is writable.
+        let found = unsafe { arrivals(self.raw(), cookies.as_mut_ptr(), room) };
+        usize::try_from(found).unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, SocketAddr};
+    use std::time::{Duration, Instant};
+
+    use super::super::{
+        CmEventKind, CmId, ConnParam, EventChannel, Pd, QpConfig, Transport, devices,
+    };
+    use super::*;
+
+    /// A queue pair of an identifier, with a ring or without.
+    fn queue_pair(id: &Arc<CmId>, pd: &Arc<Pd>, cq: &Arc<Cq>) -> Arc<Qp> {
+        let config = QpConfig {
+            max_send_wr: 4,
+            max_recv_wr: 4,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline: 0,
+            flush: false,
+        };
+        let transport = Transport::Rc {
+            send_cq: cq,
+            recv_cq: cq,
+            srq: None,
+        };
+        Arc::new(Qp::create(id, pd, transport, &config).unwrap())
+    }
+
+    struct End {
+        _id: Arc<CmId>,
+        qp: Arc<Qp>,
+        ring: Option<Ring>,
+        cq: Arc<Cq>,
+    }
+
+    /// Two connected ends of this process.
+    fn connect(rings: [bool; 2]) -> [End; 2] {
+        let backend = softverbs::backend();
+        let device = devices(&[backend], false).remove(0);
+        let channel = EventChannel::create(backend).unwrap();
+        let pd = Arc::new(Pd::alloc(&device).unwrap());
+        let next = || {
+            let begin = Instant::now();
+            loop {
+                match channel.next_event() {
+                    Ok(event) => return event,
+                    Err(error) => assert_eq!(error, FiErrno::EAGAIN),
+                }
+                assert!(begin.elapsed() < Duration::from_secs(20), "no event");
+                std::thread::yield_now();
+            }
+        };
+        let listener = Arc::new(channel.create_id().unwrap());
+        let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        listener.bind_addr(any).unwrap();
+        listener.listen(4).unwrap();
+        let dialler = Arc::new(channel.create_id().unwrap());
+        dialler
+            .resolve_addr(None, listener.local_addr().unwrap())
+            .unwrap();
+        assert_eq!(next().kind, CmEventKind::AddrResolved);
+        let end = |id: &Arc<CmId>, has_ring: bool, cookie| {
+            let cq = Arc::new(Cq::create(&device, 16, None, 0).unwrap());
+            let qp = queue_pair(id, &pd, &cq);
+            let ring = has_ring.then(|| Ring::create(&qp, 64, cookie).unwrap().unwrap());
+            End {
+                _id: Arc::clone(id),
+                qp,
+                ring,
+                cq,
+            }
+        };
+        dialler.resolve_route().unwrap();
+        let first = end(&dialler, rings[0], 1);
+        assert_eq!(next().kind, CmEventKind::RouteResolved);
+        let param = ConnParam {
+            private_data: &[],
+            retry_count: 7,
+            rnr_retry_count: 7,
+        };
+        dialler.connect(&param).unwrap();
+        let request = next();
+        assert_eq!(request.kind, CmEventKind::ConnectRequest);
+        let id = Arc::new(request.new_id.unwrap());
+        let second = end(&id, rings[1], 2);
+        id.accept(&param).unwrap();
+        for _ in 0..2 {
+            assert_eq!(next().kind, CmEventKind::Established);
+        }
+        [first, second]
+    }
+
+    fn attach(end: &mut End) -> Attached {
+        end.ring.as_mut().unwrap().attach().unwrap()
+    }
+
+    /// Sends a message, whose receiver has this cookie.
+    fn exchange(from: &mut End, to: &mut End, cookie: u64) {
+        let payload: Vec<u8> = (0..100).collect();
+        let sender = from.ring.as_mut().unwrap();
+        // SAFETY: the payload is readable.
+        let sent = unsafe { sender.post([1, 2, 3], payload.as_ptr(), payload.len(), false) };
+        assert_eq!(sent, Posted::Sent);
+        let position = sender.sent();
+        assert_ne!(sender.delivered(), position);
+        let mut cookies = [0; 4];
+        assert_eq!(to.cq.ring_arrivals(&mut cookies), 1);
+        assert_eq!(cookies[0], cookie);
+        let receiver = to.ring.as_mut().unwrap();
+        assert!(receiver.is_ready());
+        let Polled::Message(message) = receiver.poll() else {
+            panic!("no message");
+        };
+        assert_eq!((message.words(), message.len()), ([1, 2, 3], 100));
+        let mut got = [0; 60];
+        // SAFETY: the array has that room.
+        assert_eq!(unsafe { message.copy_to(50, got.as_mut_ptr(), 60) }, 50);
+        assert_eq!(got[..50], payload[50..]);
+        message.consume();
+        assert!(!receiver.is_ready());
+        assert!(matches!(receiver.poll(), Polled::Empty));
+        assert_eq!(from.ring.as_mut().unwrap().delivered(), position);
+    }
+
+    #[test]
+    fn messages_of_both_directions_and_the_end() {
+        let [mut a, mut b] = connect([true, true]);
+        for end in [&mut a, &mut b] {
+            let limits = RingLimits {
+                max_send: 2016,
+                max_recv: 2016,
+            };
+            assert_eq!(attach(end), Attached::Ready(limits));
+        }
+        exchange(&mut a, &mut b, 2);
+        exchange(&mut b, &mut a, 1);
+        let sender = a.ring.as_mut().unwrap();
+        // SAFETY: no payload.
+        let sent = unsafe { sender.post([4; 3], std::ptr::null(), 0, false) };
+        assert_eq!(sent, Posted::Sent);
+        b.qp.set_error().unwrap();
+        // SAFETY: no payload.
+        let sent = unsafe { sender.post([5; 3], std::ptr::null(), 0, false) };
+        assert_eq!(sent, Posted::Ended);
+        let receiver = b.ring.as_mut().unwrap();
+        let Polled::Message(message) = receiver.poll() else {
+            panic!("the message before the end is lost");
+        };
+        message.consume();
+        assert!(matches!(receiver.poll(), Polled::Ended));
+    }
+
+    #[test]
+    fn a_ring_on_one_side_is_not_used() {
+        let [mut a, b] = connect([true, false]);
+        assert_eq!(attach(&mut a), Attached::Absent);
+        drop(b);
+    }
+}
