@@ -16,6 +16,7 @@ class Bug(NamedTuple):
 
 
 S = "crates/softverbs/src/"
+R = S + "receive_ring/"
 
 RING = "ring::messages_arrive_whole_in_order_and_their_slots_are_used_again"
 ROOM = "ring::a_sender_that_waits_for_room_finds_it_or_is_rung"
@@ -42,6 +43,11 @@ LATER = "pending::a_message_of_an_earlier_time_is_not_taken_for_a_later_one"
 HELD = "pending::the_receive_of_a_held_message_is_written_by_its_holder_alone"
 TAKEN_OVER = "lock::the_lock_of_one_that_has_ended_is_taken_over_once"
 BUFFERS = "buffers::an_entry_is_of_one_buffer"
+OWN_RING = "receive_ring::messages_arrive_whole_in_order_and_their_slots_are_used_again"
+OWN_ROOM = "receive_ring::a_sender_that_waits_for_room_finds_it_or_is_rung"
+COLD = "receive_ring::a_ring_that_becomes_cold_has_its_message_or_an_arrival"
+ARRIVAL = "receive_ring::no_arrival_is_lost_while_others_are_taken"
+ENDING = "receive_ring::a_ring_ends_behind_its_last_message"
 LAST_STATE = "closing::who_finds_the_state_unchanged_was_heard"
 LAST_STAMP = "closing::who_finds_the_stamp_unchanged_was_heard"
 
@@ -144,6 +150,21 @@ WEAKENED = [
     Bug(BUFFERS, "no fence before the second look", S + "dm/mod.rs", "        fence(Ordering::Acquire);\n", ""),
     Bug(BUFFERS, "no fence behind the old stamp", S + "dm/mod.rs", "        fence(Ordering::Release);\n", ""),
     Bug(BUFFERS, "the stamp stored with Relaxed", S + "dm/mod.rs", "store(stamp, Ordering::Release)", "store(stamp, Ordering::Relaxed)"),
+    Bug(OWN_RING, "a message published with Relaxed", R + "sender.rs", "store(first, Ordering::Release)", "store(first, Ordering::Relaxed)"),
+    Bug(OWN_RING, "a message polled with Relaxed", R + "receiver.rs", "        let at = self.next_at();\n        let first = self.map.u64(at).load(Ordering::Acquire);", "        let at = self.next_at();\n        let first = self.map.u64(at).load(Ordering::Relaxed);"),
+    Bug(OWN_RING, "the position stored with Relaxed", R + "receiver.rs", "store(self.tail, Ordering::Release)", "store(self.tail, Ordering::Relaxed)"),
+    Bug(OWN_RING, "the position read with Relaxed", R + "sender.rs", "consumed.load(Ordering::Acquire)", "consumed.load(Ordering::Relaxed)"),
+    Bug(OWN_ROOM, "no light fence", S + "sync.rs", *NO_LIGHT),
+    Bug(OWN_ROOM, "no heavy fence", S + "sync.rs", *NO_HEAVY),
+    Bug(COLD, "no light fence", S + "sync.rs", *NO_LIGHT),
+    Bug(COLD, "no heavy fence", S + "sync.rs", *NO_HEAVY),
+    Bug(ARRIVAL, "the summary bit before the bit", R + "arrivals.rs", "    map.u64(at + WORDS_AT + 8 * word)\n        .fetch_or(1 << (index % 64), Ordering::AcqRel);\n    map.u64(at + 8 * (word / 64))\n        .fetch_or(1 << (word % 64), Ordering::AcqRel);", "    map.u64(at + 8 * (word / 64))\n        .fetch_or(1 << (word % 64), Ordering::AcqRel);\n    map.u64(at + WORDS_AT + 8 * word)\n        .fetch_or(1 << (index % 64), Ordering::AcqRel);"),
+    Bug(ARRIVAL, "a summary word cleared without an exchange", R + "arrivals.rs", "let mut words = summary.swap(0, Ordering::AcqRel);", "let mut words = summary.load(Ordering::Acquire); summary.store(0, Ordering::Release);"),
+    Bug(ARRIVAL, "bits cleared without an exchange", R + "arrivals.rs", "let mut left = bits.swap(0, Ordering::AcqRel);", "let mut left = bits.load(Ordering::Acquire); bits.store(0, Ordering::Release);"),
+    Bug(ENDING, "no light fence", R + "usage.rs", "        light_fence(barriers);\n", "        let _ = (barriers, light_fence);\n"),
+    Bug(ENDING, "no heavy fence", S + "sync.rs", *NO_HEAVY),
+    Bug(ENDING, "the usage ended with Relaxed", R + "usage.rs", "store(0, Ordering::Release)", "store(0, Ordering::Relaxed)"),
+    Bug(ENDING, "the usage read with Relaxed", R + "usage.rs", "StateWord(map.u64(at + layout::RING_USE).load(Ordering::Acquire))", "StateWord(map.u64(at + layout::RING_USE).load(Ordering::Relaxed))"),
     Bug(LAST_STATE, "no light fence", S + "sync.rs", *NO_LIGHT),
     Bug(LAST_STATE, "no heavy fence", S + "sync.rs", *NO_HEAVY),
     Bug(LAST_STAMP, "no light fence", S + "sync.rs", *NO_LIGHT),

@@ -179,6 +179,8 @@ fn vandal(victims: &str) -> ! {
     }
 }
 
+/// Set after the first round, which is undisturbed.
+static DISTURBED: AtomicBool = AtomicBool::new(false);
 /// Set by a panic inside the device: panics are caught, and are failures nevertheless.
 static PANICKED: AtomicBool = AtomicBool::new(false);
 /// Start of the current round in milliseconds since the start of the test; for the watchdog.
@@ -220,6 +222,7 @@ fn survivor_parent(link: &mut Link) {
         rounds += 1;
         // the first round is undisturbed, and shows that all operations work
         if vandal.is_none() {
+            DISTURBED.store(true, Ordering::Relaxed);
             assert_eq!(good, OPERATIONS, "without a hostile neighbour");
             let own = std::env::current_exe().unwrap();
             let mut command = Command::new(own);
@@ -251,6 +254,7 @@ fn survivor_child(link: &mut Link) {
         ROUND.store(begin.elapsed().as_millis() as u64, Ordering::Relaxed);
         round(link, &device, rounds);
         rounds += 1;
+        DISTURBED.store(true, Ordering::Relaxed);
     }
     assert!(!PANICKED.load(Ordering::Relaxed), "the device panicked");
     link.say("whole");
@@ -411,6 +415,7 @@ fn round(link: &mut Link, device: &Device, seed: u64) -> u64 {
                 ibv_post_srq_recv(init.srq, &raw mut wr, &raw mut bad);
             }
         }
+        let ring = ring_of(qp);
         link.say_numbers((*qp).qp_num.into(), (*mr).rkey.into());
         let (qpn, rkey) = link.numbers();
         link.say_numbers(memory as u64, 0);
@@ -418,6 +423,10 @@ fn round(link: &mut Link, device: &Device, seed: u64) -> u64 {
         connect(device, qp, qpn as u32);
         link.say("connected");
         link.expect("connected");
+        let arrived = exchange(device, ring, memory.cast::<u8>().add(SOURCE), &mut random);
+        if !DISTURBED.load(Ordering::Relaxed) {
+            assert_eq!(arrived, MESSAGES, "without a hostile neighbour");
+        }
         let mut posted = 0;
         for _ in 0..OPERATIONS {
             let opcode = [
@@ -477,6 +486,92 @@ fn round(link: &mut Link, device: &Device, seed: u64) -> u64 {
         }
         good
     }
+}
+
+/// Messages of a round through the receive ring.
+const MESSAGES: u64 = 200;
+
+/// Gives the queue pair a receive ring.
+///
+/// # Safety
+/// `qp` must be live.
+unsafe fn ring_of(qp: *mut ibv_qp) -> *mut softdv_ring {
+    let attr = softdv_ring_attr {
+        slots: 64,
+        reserved: 0,
+        cookie: 7,
+    };
+    // SAFETY: the caller promises that.
+    let ring = unsafe { (verbs().softdv_ring_create.unwrap())(qp, &raw const attr) };
+    assert!(!ring.is_null(), "{}", std::io::Error::last_os_error());
+    ring
+}
+
+/// Sends messages from `source` through the ring of the other end, and takes those of the other
+/// end, for a limited time. Returns the number of messages that arrived whole.
+///
+/// # Safety
+/// All must be live.
+unsafe fn exchange(
+    device: &Device,
+    ring: *mut softdv_ring,
+    source: *const u8,
+    random: &mut Random,
+) -> u64 {
+    let (post, poll) = (verbs().softdv_ring_post, verbs().softdv_ring_poll);
+    let (post, poll) = (post.unwrap(), poll.unwrap());
+    let limit = if DISTURBED.load(Ordering::Relaxed) {
+        Duration::from_millis(20)
+    } else {
+        Duration::from_secs(20)
+    };
+    let begin = Instant::now();
+    let (mut sent, mut taken, mut whole) = (0, 0, 0);
+    // SAFETY: the caller promises live objects; a message is readable until it is consumed.
+    unsafe {
+        let mut info = softdv_ring_info::default();
+        (verbs().softdv_ring_attach.unwrap())(ring, &raw mut info);
+        assert!(info.max_send <= 2016 && info.max_recv <= 2016);
+        while (sent < MESSAGES || taken < MESSAGES) && begin.elapsed() < limit {
+            let len = random.below(u64::from(info.max_send) + 1) as u32;
+            if sent < MESSAGES {
+                let ret = post(ring, sent, 1, 2, source.cast(), len, 0);
+                assert!([0, libc::EAGAIN, libc::ENOTCONN].contains(&ret), "{ret}");
+                sent += u64::from(ret == 0);
+            }
+            let mut message = std::mem::MaybeUninit::<softdv_ring_message>::uninit();
+            match poll(ring, message.as_mut_ptr()) {
+                0 => {}
+                1 => {
+                    let message = message.assume_init();
+                    assert!(message.length <= info.max_recv || info.max_recv == 0);
+                    let payload = message.payload.cast::<u8>();
+                    let good = (0..message.length as usize)
+                        .all(|at| payload.add(at).read_volatile() == PATTERN);
+                    whole += u64::from(good && message.words == [taken, 1, 2]);
+                    assert_eq!((verbs().softdv_ring_consume.unwrap())(ring), 0);
+                    taken += 1;
+                }
+                error => assert!([-libc::ENOTCONN, -libc::EPROTO].contains(&error), "{error}"),
+            }
+            match random.below(16) {
+                0 => {
+                    (verbs().softdv_ring_set_hot.unwrap())(ring, (len & 1).cast_signed());
+                }
+                1 => {
+                    (verbs().softdv_ring_await.unwrap())(ring);
+                }
+                2 => {
+                    let mut cookies = [0; 4];
+                    let arrivals = verbs().softdv_ring_arrivals.unwrap();
+                    let found = arrivals(device.cq, cookies.as_mut_ptr(), 4);
+                    assert!((0..=4).contains(&found), "{found}");
+                }
+                _ => {}
+            }
+        }
+    }
+    whole
 }
 
 /// # Safety
