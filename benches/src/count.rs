@@ -6,7 +6,7 @@
 
 use libfabric_sys::FI_ATOMIC;
 
-use crate::subject::{Device, Fabric, Side, Subject as _, fabric};
+use crate::subject::{Device, Fabric, Ring, Side, Subject as _, fabric};
 
 /// Calls of each kind.
 const CALLS: u64 = 1000;
@@ -50,6 +50,12 @@ counted!(count_ibv_poll_cq_xrc_hit, Device, |d: &mut Device| {
     std::hint::black_box("xrc");
     assert_eq!(d.poll(), Some(true));
 });
+
+counted!(count_ring_post, Ring, |r: &mut Ring| r.post(8));
+counted!(count_ring_poll_hit, Ring, |r: &mut Ring| assert!(r.poll()));
+counted!(count_ring_poll_miss, Ring, |r: &mut Ring| assert!(
+    !r.poll()
+));
 
 counted!(count_fi_recv, Fabric, |f: &mut Fabric| f.post_recv());
 counted!(count_fi_inject, Fabric, |f: &mut Fabric| assert!(
@@ -147,6 +153,20 @@ fn xrc() {
     }
 }
 
+fn ring() {
+    let (mut first, mut second) = (Ring::open(Side::First), Ring::open(Side::Second));
+    let (a, b) = (first.address(), second.address());
+    first.enter_rts(&b);
+    second.enter_rts(&a);
+    first.attach();
+    second.attach();
+    for _ in 0..CALLS {
+        count_ring_poll_miss(&mut second);
+        count_ring_post(&mut first);
+        count_ring_poll_hit(&mut second);
+    }
+}
+
 fn msg() {
     let open = |side| Fabric::with_caps("weft", fabric::Endpoint::Msg, side, FI_ATOMIC);
     let (mut second, mut first) = (open(Side::Second), open(Side::First));
@@ -224,6 +244,7 @@ fn rdm() {
 pub(crate) fn main() {
     device();
     xrc();
+    ring();
     msg();
     rdm();
     println!("calls {CALLS}");

@@ -97,6 +97,23 @@ fn device() -> Vec<Case> {
     cases.push(idle("verbs", Device));
     cases.extend(direct());
     cases.extend(shared());
+    cases.extend(ring());
+    cases
+}
+
+/// Receive rings, compared with posted receives and with the machine.
+fn ring() -> Vec<Case> {
+    use Kind::{Device, DeviceRing, Machine};
+    let mut cases = Vec::new();
+    for len in [8, 64, 512, 4 << 10] {
+        let peers = vec![
+            peer(Device, Op::Pingpong, 1.0),
+            peer(Machine, Op::Handover, None),
+        ];
+        cases.push(case("ring", DeviceRing, Op::Pingpong, len, peers));
+    }
+    let peers = vec![peer(Device, Op::Stream, 1.0)];
+    cases.push(case("ring", DeviceRing, Op::Stream, 8, peers));
     cases
 }
 

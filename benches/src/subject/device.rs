@@ -2,6 +2,7 @@
 
 #[path = "../../../crates/softverbs/tests/common/mod.rs"]
 mod common;
+mod ring;
 mod shared;
 
 use std::ffi::c_int;
@@ -12,6 +13,7 @@ use rdma_core_sys::*;
 
 pub(crate) use self::common::verbs;
 use self::common::{Address, End};
+pub(crate) use self::ring::Ring;
 use self::shared::Shared;
 use super::{Patience, Side, Subject, idle};
 use crate::memory::Memory;

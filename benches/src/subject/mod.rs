@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::op::Op;
 
-pub(crate) use device::{Device, verbs};
+pub(crate) use device::{Device, Ring, verbs};
 pub(crate) use fabric::Fabric;
 
 /// The first process measures; the second one is its peer.
@@ -50,6 +50,8 @@ pub(crate) enum Kind {
     DeviceShared,
     /// The same, with XRC.
     DeviceXrc,
+    /// Receive rings of softverbs.
+    DeviceRing,
     /// weft's message endpoints on `soft0`.
     WeftMsg,
     /// libfabric's `tcp`, message endpoints.
@@ -62,12 +64,13 @@ pub(crate) enum Kind {
     ShmTagged,
 }
 
-const NAMES: [(Kind, &str); 10] = [
+const NAMES: [(Kind, &str); 11] = [
     (Kind::Machine, "machine"),
     (Kind::Device, "softverbs"),
     (Kind::DeviceBuffer, "softverbs-buffer"),
     (Kind::DeviceShared, "softverbs-srq"),
     (Kind::DeviceXrc, "softverbs-xrc"),
+    (Kind::DeviceRing, "softverbs-ring"),
     (Kind::WeftMsg, "weft"),
     (Kind::Tcp, "tcp"),
     (Kind::Shm, "shm"),
@@ -102,6 +105,7 @@ impl Kind {
             Self::DeviceBuffer => Box::new(Device::open_with_buffer(side)),
             Self::DeviceShared => Box::new(Device::open_shared(side)),
             Self::DeviceXrc => Box::new(Device::open_xrc(side)),
+            Self::DeviceRing => Box::new(Ring::open(side)),
             Self::WeftMsg => Box::new(Fabric::open("weft", fabric::Endpoint::Msg, side)),
             Self::Tcp => Box::new(Fabric::open("tcp", fabric::Endpoint::Msg, side)),
             Self::Shm => Box::new(Fabric::open("shm", fabric::Endpoint::Rdm, side)),
