@@ -44,6 +44,7 @@ errnos! {
     EACCES = libc::EACCES;
     EFAULT = libc::EFAULT;
     EBUSY = libc::EBUSY;
+    EEXIST = libc::EEXIST;
     ENODEV = libc::ENODEV;
     EINVAL = libc::EINVAL;
     EMFILE = libc::EMFILE;

@@ -4,12 +4,13 @@
 //! counter, or waiting for it, polls these queues; completions for the application are queued in
 //! their backlogs.
 //!
-//! A thread that sleeps on a counter is woken by the channels of those queues, and by each change
-//! of the counter that a poller of the queues or the application makes. A queue without a wait
-//! object has no channel (the kernel limits the channels of a process to a few hundred). For such a
-//! queue, for a queue with further sources, and for the event cells of regions (`event_cell.rs`),
-//! which peers change without a notification, the sleeping thread wakes every millisecond; also for
-//! a queue whose channel cannot be added to the counter's wait object.
+//! A thread that sleeps on a counter is woken by the channels of those queues and the descriptors
+//! of their sources, and by each change of the counter that a poller of the queues or the
+//! application makes. The device queue of a queue without a wait object has no channel (the kernel
+//! limits the channels of a process to a few hundred). For such a queue, and for the event cells of
+//! regions (`event_cell.rs`), which peers change without a notification, the sleeping thread wakes
+//! every millisecond; also for a queue with a source without a descriptor, and for one with a
+//! descriptor that cannot be added to the counter's wait object.
 //!
 //! Several threads may sleep on one counter. A thread that wakes clears the wake-up unless a change
 //! has met the condition of another one ([`Goal`]), which may not have been scheduled yet: that
@@ -361,15 +362,15 @@ impl Counter {
         &self.domain
     }
 
-    /// Adds a queue, whose polling advances the counter.
+    /// Adds a queue, whose polling advances the counter. Called again for each source that the
+    /// queue gets later and whose operations the counter counts.
     pub(crate) fn watch(&self, queue: &Arc<CompletionQueue>) {
         let new = Arc::downgrade(queue);
         {
             let mut queues = self.queues.lock();
-            if queues.iter().any(|other| other.ptr_eq(&new)) {
-                return;
+            if !queues.iter().any(|other| other.ptr_eq(&new)) {
+                queues.push(new);
             }
-            queues.push(new);
         }
         if let Some(wait) = &self.wait {
             if !Self::is_woken_by(wait, queue) {
@@ -380,22 +381,21 @@ impl Counter {
         }
     }
 
-    /// Adds the channel of a queue to the wait object. Returns whether each completion of the queue
-    /// makes the channel readable.
+    /// Adds the descriptors of a queue to the wait object. Returns whether each completion of the
+    /// queue makes one of them readable.
     fn is_woken_by(wait: &WaitSet, queue: &CompletionQueue) -> bool {
-        let Some(fd) = queue.channel_fd() else {
-            return false;
-        };
-        match wait.add(fd) {
-            Ok(()) => !queue.has_sources(),
-            Err(error) => {
+        let mut woken = true;
+        queue.for_wake_fds(|fd| {
+            let added = fd.map_or(Err(FiErrno::EINVAL), |fd| wait.add_again(fd));
+            if let (Some(_), Err(error)) = (fd, &added) {
                 info_log!(
                     Cq,
                     "the channel of a queue cannot wake threads in fi_cntr_wait: {error}"
                 );
-                false
             }
-        }
+            woken &= added.is_ok();
+        });
+        woken
     }
 
     /// Adds a word of an event cell, whose changes the counter adds to its value.

@@ -7,7 +7,6 @@ use parking_lot::Mutex;
 
 use crate::errno::{FiErrno, Result};
 use crate::queue::cq::CompletionQueue;
-use crate::queue::device_queue::DeviceQueue;
 use crate::queue::wait::{WaitSet, deadline, pause};
 use crate::queue::{EntryWriter, WaitKind};
 
@@ -215,19 +214,24 @@ impl CompletionQueue {
         }
     }
 
-    /// For a thread that waits for a counter: arms the queue's channel, if any, for the next
-    /// completion, polls the earlier ones, and resumes their endpoints. Because consuming the
-    /// channel's event could lose the wake-up of a thread that waits on the queue itself, wakes
-    /// that thread too.
+    /// For a thread that waits for a counter: arms the queue's channel, if any, and the sources for
+    /// the next completion, polls the earlier ones, and resumes their endpoints. Because consuming
+    /// the event of a descriptor could lose the wake-up of a thread that waits on the queue itself,
+    /// wakes that thread too.
     ///
     /// # Errors
     /// The device has lost completions, or cannot make the channel readable.
     pub(crate) fn arm_for_counter(&self) -> Result<()> {
         let mut inner = self.inner.lock();
-        let armed = match &self.device {
+        let mut armed = match &self.device {
             Some(device) if device.fd().is_some() => device.arm(),
             _ => Ok(()),
         };
+        for source in &inner.sources {
+            if source.fd().is_some() {
+                armed = armed.and(source.arm());
+            }
+        }
         let polled = self.progress_locked(&mut inner);
         let something = self.resume_after(inner, polled);
         if let Some(wait) = &self.wait
@@ -238,15 +242,16 @@ impl CompletionQueue {
         something.and(armed)
     }
 
-    /// The descriptor of the device queue's channel, readable when a completion arrives after the
-    /// channel was armed.
-    pub(crate) fn channel_fd(&self) -> Option<RawFd> {
-        self.device.as_ref().and_then(DeviceQueue::fd)
-    }
-
-    /// Whether the queue has sources besides its device queue.
-    pub(crate) fn has_sources(&self) -> bool {
-        !self.inner.lock().sources.is_empty()
+    /// Passes on the descriptor of the device queue's channel, if the queue has a device queue, and
+    /// those of the sources. A descriptor becomes readable when a completion arrives after
+    /// [`Self::arm_for_counter`]; `None`: one of them has no descriptor.
+    pub(crate) fn for_wake_fds(&self, mut each: impl FnMut(Option<RawFd>)) {
+        if let Some(device) = &self.device {
+            each(device.fd());
+        }
+        for source in &self.inner.lock().sources {
+            each(source.fd());
+        }
     }
 
     /// Makes progress, and returns whether the queue has an entry or an error (`fi_poll(3)`).

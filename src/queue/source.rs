@@ -40,7 +40,8 @@ pub trait Source: std::fmt::Debug + Send + Sync {
     fn arm(&self) -> Result<()>;
 
     /// The descriptor that becomes readable after [`Self::arm`], if the source has one. Always the
-    /// same; the source keeps it open.
+    /// same; the source keeps it open. Several threads may wait for it, on the queue and on
+    /// counters: one that has armed the source calls [`Self::progress`] and wakes the others.
     fn fd(&self) -> Option<RawFd>;
 }
 
@@ -482,6 +483,7 @@ mod tests {
                 let waits = [(); 2].map(|()| scope.spawn(|| counter.wait(1, limit)));
                 std::thread::sleep(Duration::from_millis(20));
                 source.fails.store(true, Ordering::Relaxed);
+                source.put([]);
                 for wait in waits {
                     assert_eq!(wait.join().unwrap(), Err(FiErrno::EOVERRUN));
                 }

@@ -55,6 +55,14 @@ impl WaitSet {
         })
     }
 
+    /// As [`Self::add`], for a descriptor that may be in the set already.
+    pub(crate) fn add_again(&self, fd: RawFd) -> Result<()> {
+        match self.add(fd) {
+            Err(FiErrno::EEXIST) => Ok(()),
+            result => result,
+        }
+    }
+
     /// Reverts [`Self::add`].
     pub(crate) fn remove(&self, fd: RawFd) {
         let epoll = self.epoll.as_raw_fd();

@@ -486,13 +486,15 @@ impl Endpoint {
             control.own = Some(Arc::clone(&own));
             queues.push((own, Vec::new()));
         }
+        let counters = &shared.counters;
+        let counters = || counters.tx().chain(counters.rx());
+        let counts = counters().any(|counter| counter.fd().is_some());
         for (cq, sides) in queues {
-            let source = CqSource::new(shared, sides, cq.waits())?;
+            let source = CqSource::new(shared, sides, counts || cq.waits())?;
             let object: Arc<dyn Source> = Arc::clone(&source) as _;
             cq.add_source(Arc::clone(&object))?;
             shared.sources.lock().push(source);
-            let counters = &shared.counters;
-            for counter in counters.tx().chain(counters.rx()) {
+            for counter in counters() {
                 counter.watch(&cq);
             }
             control.sources.push((cq, object));

@@ -589,7 +589,7 @@ impl std::fmt::Debug for CqSource {
 }
 
 impl CqSource {
-    /// `waits`: the queue has a wait object.
+    /// `waits`: threads sleep on the queue, or on a counter of the endpoint.
     ///
     /// # Errors
     /// `EMFILE`, `ENOMEM`: resources of the process.

@@ -13,6 +13,7 @@
  *   rdm truncated PROV NODE    a message that is longer than its receive
  *   rdm selective PROV NODE    FI_SELECTIVE_COMPLETION
  *   rdm counters PROV NODE     an endpoint with counters alone
+ *   rdm asleep PROV NODE       fi_cntr_wait sleeps until a message arrives, without and with completion queues
  *   rdm readerr PROV NODE      an application that calls fi_cq_readerr alone
  *   rdm levels PROV NODE       completion levels, FI_FENCE, FI_MORE
  *   rdm regions PROV NODE      buffers with descriptors of regions, and more buffers than iov_limit
@@ -24,11 +25,13 @@
  *   rdm flood PROV NODE        more messages than fit, to a receiver that posts late
  *
  * A further argument `auto` requests FI_PROGRESS_AUTO. Ends with 0, or says what went wrong. Plain libfabric 1.17. */
+#define _GNU_SOURCE
 #include "end.h"
 
 #include <poll.h>
 #include <rdma/fi_tagged.h>
 #include <stdbool.h>
+#include <sys/resource.h>
 
 #define SECONDS 30
 #define LARGEST (1UL << 20)
@@ -106,14 +109,16 @@ static struct fid_cq *queue(struct side *side, size_t size)
 	return cq;
 }
 
-static struct fid_cntr *counter(struct side *side)
+static struct fid_cntr *counter_of(struct side *side, enum fi_wait_obj wait)
 {
-	struct fi_cntr_attr attr = { .events = FI_CNTR_EVENTS_COMP, .wait_obj = FI_WAIT_NONE };
+	struct fi_cntr_attr attr = { .events = FI_CNTR_EVENTS_COMP, .wait_obj = wait };
 	struct fid_cntr *cntr;
 
 	MUST(fi_cntr_open(side->domain, &attr, &cntr, NULL));
 	return cntr;
 }
+
+static struct fid_cntr *counter(struct side *side) { return counter_of(side, FI_WAIT_NONE); }
 
 /* An enabled endpoint with its own queues. `selective`: FI_SELECTIVE_COMPLETION or 0. */
 static void open_ep(struct side *side, uint64_t selective)
@@ -1034,6 +1039,74 @@ static void check_counters(void)
 	close_side(&side);
 }
 
+/* Sends or receives one message; the thread sleeps until the counter shows it. */
+static void pass_asleep(struct side *side, bool sends, size_t len, unsigned seed)
+{
+	struct fid_cntr *counter = sends ? side->sent : side->received;
+	uint64_t before = fi_cntr_read(counter);
+
+	if (sends) {
+		fill(out, len, seed);
+		POST(side, transmit(side, 1, SEND, out, len, seed, 0, NULL));
+	} else {
+		POST(side, receive(side, 1, RECV, in, len, seed, 0, NULL));
+	}
+	RETURNS(fi_cntr_wait(counter, before + 1, SECONDS * 1000), 0);
+	if (!sends)
+		must_be(in, len, seed);
+}
+
+static long sleeps(void)
+{
+	struct rusage usage;
+
+	RETURNS(getrusage(RUSAGE_THREAD, &usage), 0);
+	return usage.ru_nvcsw;
+}
+
+static void check_asleep(void)
+{
+	enum { ROUNDS = 60, IDLE_MS = 300 };
+
+	for (int queues = 0; queues < 2; queues++) {
+		struct side side;
+
+		open_domain_of(&side, CAPS);
+		side.sent = counter_of(&side, FI_WAIT_UNSPEC);
+		side.received = counter_of(&side, FI_WAIT_UNSPEC);
+		MUST(fi_endpoint(side.domain, side.info, &side.ep, NULL));
+		MUST(fi_ep_bind(side.ep, &side.av->fid, 0));
+		if (queues) {
+			side.tx = queue(&side, 0);
+			side.rx = queue(&side, 0);
+			MUST(fi_ep_bind(side.ep, &side.tx->fid, FI_TRANSMIT | FI_SELECTIVE_COMPLETION));
+			MUST(fi_ep_bind(side.ep, &side.rx->fid, FI_RECV | FI_SELECTIVE_COMPLETION));
+		}
+		MUST(fi_ep_bind(side.ep, &side.sent->fid, FI_SEND));
+		MUST(fi_ep_bind(side.ep, &side.received->fid, FI_RECV));
+		MUST(fi_enable(side.ep));
+		struct name own = name_of(side.ep), other = exchange(&own);
+		char byte = 0;
+
+		side.peer = insert(&side, &other);
+		for (unsigned i = 0; i < ROUNDS; i++)
+			pass_asleep(&side, first == (int)(i % 2), i % 3 == 2 ? 300000 : 8, i);
+		barrier(&side);
+		if (first) {
+			long before = sleeps();
+
+			RETURNS(fi_cntr_wait(side.received, ROUNDS, IDLE_MS), -FI_ETIMEDOUT);
+			if (sleeps() - before > IDLE_MS / 10)
+				die("the thread woke %ld times within %d ms", sleeps() - before, IDLE_MS);
+			tell(to_other[1], &byte, 1);
+		} else {
+			hear(to_this[0], &byte, 1);
+		}
+		barrier(&side);
+		close_side(&side);
+	}
+}
+
 static void check_readerr(void)
 {
 	struct side side;
@@ -1504,6 +1577,7 @@ int main(int argc, char **argv)
 		{ "truncated", check_truncated, 0 },
 		{ "selective", check_selective, 0 },
 		{ "counters", check_counters, 0 },
+		{ "asleep", check_asleep, 0 },
 		{ "readerr", check_readerr, 0 },
 		{ "levels", check_levels, 0 },
 		{ "regions", check_regions, 0 },

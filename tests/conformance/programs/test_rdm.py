@@ -50,6 +50,9 @@ class Rdm(common.CProgram):
     def test_counters_alone(self):
         self.succeeds(programs.SYSTEM, "counters")
 
+    def test_a_thread_that_waits_for_a_counter_sleeps(self):
+        self.succeeds(programs.SYSTEM, "asleep")
+
     def test_readerr_alone_drives_progress(self):
         self.succeeds(programs.SYSTEM, "readerr")
 
