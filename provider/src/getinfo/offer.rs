@@ -80,8 +80,11 @@ fn depth(greatest: usize, wanted: Option<usize>) -> (usize, usize) {
 /// Depth of a queue and inject size unless hints or parameters set others.
 const DEFAULT_DEPTH: usize = 384;
 const DEFAULT_INJECT: usize = 64;
-/// The same of endpoints with many peers.
-const RDM_DEPTH: usize = 1024;
+/// The depths of endpoints with many peers. MPI implementations repeat a receive that returns
+/// `-FI_EAGAIN` before they post their sends, so two processes that both reach the limit wait for
+/// each other. A copied message (`fi_inject(3)`) may take 8 KiB until its peer accepts it.
+const RDM_TX_DEPTH: usize = 1 << 14;
+const RDM_RX_DEPTH: usize = 1 << 16;
 /// Bytes of `ibv_wc.vendor_err`, and the most private data that a rejection carries.
 pub(crate) const MAX_ERR_DATA: usize = weft::wire::cm_data::MAX_CM_DATA;
 
@@ -159,10 +162,9 @@ impl Offer {
         self.primary_caps = ep.primary_caps;
         self.max_msg_size = usize::try_from(limits.max_msg_size).unwrap_or(usize::MAX);
         self.max_order_size = 0; // there is no RMA yet
-        let depth = |greatest, wanted: Option<usize>| depth(greatest, wanted.or(Some(RDM_DEPTH)));
-        self.tx_size = depth(limits.tx_size, params.tx_size);
+        self.tx_size = depth(limits.tx_size, params.tx_size.or(Some(RDM_TX_DEPTH)));
         self.rx = RxLimits {
-            size: depth(limits.rx_size, params.rx_size),
+            size: depth(limits.rx_size, params.rx_size.or(Some(RDM_RX_DEPTH))),
             iov_limit: limits.iov_limit,
         };
         self.inject = (limits.inject_size, limits.inject_size);

@@ -19,6 +19,7 @@
  *   rdm regions PROV NODE      buffers with descriptors of regions, and more buffers than iov_limit
  *   rdm self PROV NODE         messages to the endpoint itself
  *   rdm both PROV NODE         both sides send at once, before either knows of the other
+ *   rdm many PROV NODE         both sides post 20,000 receives, then as many sends
  *   rdm dead PROV NODE         an address at which nothing listens, while another peer is used
  *   rdm removed PROV NODE      fi_av_remove
  *   rdm objects PROV NODE      binding, enabling, names, options, default flags, aliases, closing
@@ -1292,6 +1293,44 @@ static void check_both(void)
 	close_side(&side);
 }
 
+static void check_many(void)
+{
+	enum { COUNT = 20000, LEN = 16 };
+	struct side side;
+
+	open_pair(&side, CAPS, 0);
+	/* no receive may wait for a message: MPI_Irecv returns before the peer sends */
+	for (unsigned i = 0; i < COUNT; i++)
+		RETURNS(fi_trecv(side.ep, in + i * LEN, LEN, NULL, FI_ADDR_UNSPEC, i % 100, 1ULL << 63, in + i * LEN), 0);
+	barrier(&side);
+	unsigned sent = 0, received = 0, posted = 0;
+	double limit = now() + SECONDS;
+
+	while (sent < COUNT || received < COUNT) {
+		struct fi_cq_tagged_entry entry;
+
+		if (posted < COUNT) {
+			fill(out + posted * LEN, LEN, posted);
+			ssize_t ret = fi_tsend(side.ep, out + posted * LEN, LEN, NULL, side.peer, posted % 100, out + posted * LEN);
+
+			if (!ret)
+				posted++;
+			else if (ret != -FI_EAGAIN)
+				MUST(ret);
+		}
+		sent += fi_cq_read(side.tx, &entry, 1) == 1;
+		received += fi_cq_read(side.rx, &entry, 1) == 1;
+		if (now() > limit)
+			die("%u sent, %u received", sent, received);
+	}
+	for (unsigned i = 0; i < COUNT; i++)
+		must_be(in + i * LEN, LEN, i);
+	must_be_empty(side.rx);
+	must_be_empty(side.tx);
+	barrier(&side);
+	close_side(&side);
+}
+
 static void check_dead(void)
 {
 	struct side side;
@@ -1583,6 +1622,7 @@ int main(int argc, char **argv)
 		{ "regions", check_regions, 0 },
 		{ "self", check_self, 0 },
 		{ "both", check_both, 0 },
+		{ "many", check_many, 0 },
 		{ "dead", check_dead, 0 },
 		{ "removed", check_removed, 0 },
 		{ "objects", check_objects, 1 },

@@ -68,6 +68,9 @@ class Rdm(common.CProgram):
     def test_both_sides_send_at_once(self):
         self.succeeds(programs.SYSTEM, "both")
 
+    def test_as_many_receives_as_mpi_posts(self):
+        self.succeeds(programs.SYSTEM, "many")
+
     def test_an_address_at_which_nothing_listens(self):
         self.succeeds(programs.SYSTEM, "dead")
 
