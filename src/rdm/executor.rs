@@ -423,14 +423,16 @@ impl Executor {
         self.max_receives
     }
 
-    /// Whether packets wait to be sent whose data the application cannot repeat: copies, and
-    /// answers.
-    pub(super) fn owes(&self) -> bool {
-        self.tx.any(|op| match op.kind {
+    /// Whether packets have not reached their peers that the application cannot repeat: copies,
+    /// answers, and packets without number, which may be the last *processed*.
+    pub(super) fn owes(&mut self) -> bool {
+        let sends = self.tx.any(|op| match op.kind {
             // a message that was announced is at this side until it is answered
             Kind::Message => op.copied && !op.is_over(),
             _ => op.in_core,
-        })
+        });
+        // posts probes, so it is called in any case
+        self.links.sends_control() || sends
     }
 
     /// Disconnects all links and releases the objects of the device. The receives and the

@@ -367,6 +367,20 @@ impl Links {
         }
     }
 
+    /// Whether packets without number may not have reached their peers. Only one of [`UNSIGNALED`]
+    /// completes, so a probe follows them.
+    pub(super) fn sends_control(&mut self) -> bool {
+        let mut sends = false;
+        for link in self.places.iter_mut().flatten() {
+            let control = |sent: &Sent| matches!(sent, Sent::Control(_));
+            if link.connected && link.ending.is_none() && link.sent.iter().any(control) {
+                sends = true;
+                link.probe();
+            }
+        }
+        sends
+    }
+
     /// Whether a link is being ended.
     pub(super) fn ends(&self, key: LinkKey) -> bool {
         self.ending.contains(&key)

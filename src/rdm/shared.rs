@@ -264,8 +264,8 @@ impl Shared {
         self.driver.wake();
     }
 
-    /// Waits until the peers have received what the application cannot repeat: copied messages and
-    /// answers.
+    /// Waits until the peers have received what the application cannot repeat: copied messages,
+    /// answers, and *processed* of the messages that have arrived.
     pub(super) fn linger(&self, limit: Instant) {
         loop {
             {
@@ -275,7 +275,8 @@ impl Shared {
                 };
                 let polled = state.poll();
                 self.after(state);
-                if polled.is_err() || !state.io.owes() || Instant::now() >= limit {
+                let owes = state.io.owes() || state.core.owes();
+                if polled.is_err() || !owes || Instant::now() >= limit {
                     return;
                 }
             }

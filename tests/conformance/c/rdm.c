@@ -16,10 +16,11 @@
  *   rdm asleep PROV NODE       fi_cntr_wait sleeps until a message arrives, without and with completion queues
  *   rdm readerr PROV NODE      an application that calls fi_cq_readerr alone
  *   rdm levels PROV NODE       completion levels, FI_FENCE, FI_MORE
+ *   rdm parting PROV NODE      a receiver closes its endpoint after the last FI_DELIVERY_COMPLETE message
  *   rdm regions PROV NODE      buffers with descriptors of regions, and more buffers than iov_limit
  *   rdm self PROV NODE         messages to the endpoint itself
  *   rdm both PROV NODE         both sides send at once, before either knows of the other
- *   rdm many PROV NODE         both sides post 20,000 receives, then as many sends
+ *   rdm many PROV NODE         both sides post 5,000 receives, then as many sends
  *   rdm dead PROV NODE         an address at which nothing listens, while another peer is used
  *   rdm removed PROV NODE      fi_av_remove
  *   rdm objects PROV NODE      binding, enabling, names, options, default flags, aliases, closing
@@ -1293,9 +1294,42 @@ static void check_both(void)
 	close_side(&side);
 }
 
+static void check_parting(void)
+{
+	enum { ROUNDS = 20 };
+
+	for (unsigned round = 0; round < ROUNDS; round++) {
+		struct side side;
+		char byte = 0;
+
+		open_pair(&side, CAPS, 0);
+		if (first) {
+			struct iovec iov = { out, 64 };
+			struct fi_msg msg = { .msg_iov = &iov, .iov_count = 1, .addr = side.peer, .context = out };
+
+			fill(out, 64, round);
+			/* the receiver's answer to the first message is not read when the second one is posted */
+			for (int i = 0; i < 2; i++) {
+				POST(&side, fi_sendmsg(side.ep, &msg, FI_COMPLETION | FI_DELIVERY_COMPLETE));
+				hear(to_this[0], &byte, 1);
+			}
+			for (int i = 0; i < 2; i++)
+				check_sent(next(&side, side.tx), 0, out);
+		} else {
+			for (int i = 0; i < 2; i++) {
+				POST(&side, fi_recv(side.ep, in, 64, NULL, FI_ADDR_UNSPEC, in));
+				check_received(next(&side, side.rx), 0, 64, 0, in);
+				must_be(in, 64, round);
+				tell(to_other[1], &byte, 1);
+			}
+		}
+		close_side(&side);
+	}
+}
+
 static void check_many(void)
 {
-	enum { COUNT = 20000, LEN = 16 };
+	enum { COUNT = 5000, LEN = 16 };
 	struct side side;
 
 	open_pair(&side, CAPS, 0);
@@ -1622,6 +1656,7 @@ int main(int argc, char **argv)
 		{ "regions", check_regions, 0 },
 		{ "self", check_self, 0 },
 		{ "both", check_both, 0 },
+		{ "parting", check_parting, 0 },
 		{ "many", check_many, 0 },
 		{ "dead", check_dead, 0 },
 		{ "removed", check_removed, 0 },

@@ -68,6 +68,9 @@ class Rdm(common.CProgram):
     def test_both_sides_send_at_once(self):
         self.succeeds(programs.SYSTEM, "both")
 
+    def test_a_receiver_that_closes_after_the_last_message(self):
+        self.succeeds(programs.SYSTEM, "parting")
+
     def test_as_many_receives_as_mpi_posts(self):
         self.succeeds(programs.SYSTEM, "many")
 
