@@ -9,6 +9,6 @@
 # (ENOMEM, and a warning in the kernel's log). Tests that repeat others with more iterations run on
 # soft0 only.
 run() {
-	fabtests '_test|g00n13s|^fi_msg$|epoll|sockets|cm_data|cq_data|shared_ctx|multi_ep|flood| -I 5' \
+	fabtests msg '_test|g00n13s|^fi_msg$|epoll|sockets|cm_data|cq_data|shared_ctx|multi_ep|flood| -I 5' \
 		--more '^fi_cq_test=-L 1024' --more 'msg_bw|msg_pingpong|rma_bw=-W 8' --more 'multi_ep=-S 256'
 }

@@ -212,11 +212,12 @@ survivor() {
 	return $survivor_status
 }
 
-# The fabtests of message endpoints whose command matches, on rxe0. fabtests PATTERN [OPTION...]
+# The fabtests of a suite (msg, rdm) whose command matches, on rxe0. fabtests SUITE PATTERN [OPTION...]
 fabtests() {
 	folder=$WEFT_PROJECT/build/vm/fabtests
-	only=$1
-	shift
-	WEFT_PROVIDER=$WEFT_DIR/libweft-fi.so python3 "$WEFT_PROJECT/tests/conformance/check-fabtests" --suite msg --prov weft \
+	suite=$1
+	only=$2
+	shift 2
+	WEFT_PROVIDER=$WEFT_DIR/libweft-fi.so python3 "$WEFT_PROJECT/tests/conformance/check-fabtests" --suite "$suite" --prov weft \
 		--node "$(rxe_addr4)" --fabtests "$folder" --env FI_WEFT_DEVICE=rxe0 --here --only "$only" "$@"
 }
