@@ -3,12 +3,14 @@
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
 use std::fmt::Arguments;
+use std::sync::Arc;
 
 use libfabric_sys::*;
 use weft::log::{Level, Place, Sink, Subsystem};
+use weft::verbs::Device;
 
 use crate::ffi::{guard, host, log, param};
-use crate::{fabric_ops, getinfo, identity};
+use crate::{devices, fabric_ops, getinfo, identity};
 
 struct Registered(UnsafeCell<fi_provider>);
 
@@ -28,7 +30,7 @@ static PROVIDER: Registered = Registered(UnsafeCell::new(fi_provider {
 }));
 
 /// The `context` of a provider over which libfabric layers others only if the application names
-/// that combination, because the provider has endpoints with many peers itself. libfabric keeps a
+/// that combination, because all its devices have endpoints with many peers. libfabric keeps a
 /// `struct ofi_prov_context` there (include/ofi.h, the same in the releases from 1.17 on): the type
 /// of the provider, an `int`, and two `bool`, `disable_logging` and `disable_layering`. It sets the
 /// type, and clears neither `bool`.
@@ -58,7 +60,8 @@ pub(crate) extern "C" fn init(caller: *const c_void) -> *mut fi_provider {
             weft::log::set_sink(&HostLog);
             softverbs::set_log(|line| log::warning!(FI_LOG_CORE, "{line}"));
             param::init();
-            if param::values().rdm {
+            let lists_rdm = |device: &Arc<Device>| getinfo::layered::lists_rdm(device);
+            if param::values().rdm && devices::list(false).iter().all(lists_rdm) {
                 // SAFETY: as above.
                 unsafe { (*PROVIDER.0.get()).context = OWN_RDM };
             }

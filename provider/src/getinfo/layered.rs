@@ -17,6 +17,8 @@ use std::ffi::CStr;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use libfabric_sys::FI_SHARED_CONTEXT;
+use weft::rdm;
+use weft::verbs::Device;
 
 use super::hints::Hints;
 use crate::ffi::param;
@@ -29,13 +31,19 @@ pub(crate) fn is_layered(flags: u64) -> bool {
     flags & CORE_PROV_ONLY != 0
 }
 
-/// Whether the query comes from a layered provider and names no provider, while this provider
-/// offers endpoints with many peers itself. libfabric lists the entries of layered providers before
-/// those of an external provider, so an answer would be preferred to these endpoints. libfabric
-/// does not pass such queries to a provider with `disable_layering` (`provider.rs`); this check does
-/// not depend on the place of that flag.
-pub(crate) fn is_unnamed(flags: u64, hints: &Hints) -> bool {
-    param::values().rdm && is_layered(flags) && !hints.names_weft
+/// Whether endpoints with many peers are listed for a device.
+pub(crate) fn lists_rdm(device: &Device) -> bool {
+    param::values().rdm && rdm::Limits::of(device).is_some()
+}
+
+/// Whether a device is left out of the answer to this query: the query comes from a layered provider
+/// and names no provider, and the device has endpoints with many peers itself. libfabric lists the
+/// entries of layered providers before those of an external provider, so an answer would be
+/// preferred to these endpoints. If all devices have such endpoints, libfabric passes no such query
+/// (`disable_layering`, `provider.rs`), also if the application names weft alone. With a device
+/// that has none, the two queries that name weft cannot be distinguished, and both are answered.
+pub(crate) fn leaves_out(device: &Device, flags: u64, hints: &Hints) -> bool {
+    is_layered(flags) && !hints.names_weft && lists_rdm(device)
 }
 
 /// Whether entries for this query would repeat those that this thread's call of `fi_getinfo` has

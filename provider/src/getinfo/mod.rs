@@ -4,7 +4,7 @@ mod addresses;
 mod build;
 mod ep_type;
 mod hints;
-mod layered;
+pub(crate) mod layered;
 pub(crate) mod mr_mode;
 mod negotiate;
 mod offer;
@@ -48,9 +48,7 @@ pub(crate) unsafe extern "C" fn getinfo(
         let hints = Hints::read(version, unsafe { View::new(hints) })?;
         // SAFETY: NULL or C strings, by the contract of fi_getinfo(3).
         let (node, service) = unsafe { (resolve::argument(node), resolve::argument(service)) };
-        if layered::is_unnamed(flags, &hints)
-            || layered::is_repeated(version, node, service, flags, &hints)
-        {
+        if layered::is_repeated(version, node, service, flags, &hints) {
             return Err(FiErrno::ENODATA);
         }
         let list = find(version, node, service, flags, &hints)?;
@@ -70,10 +68,15 @@ fn find(
     if flags & FI_PROV_ATTR_ONLY != 0 {
         return Ok(vec![build::attributes_only()?]);
     }
+    let mut devices = devices::list(flags & FI_RESCAN != 0);
+    devices.retain(|device| !layered::leaves_out(device, flags, hints));
+    if devices.is_empty() && layered::is_layered(flags) {
+        return Err(FiErrno::ENODATA);
+    }
     let paths = resolve::paths(node, service, flags, hints)?;
     let forced = param::values().mr_mode;
     let mut list = Vec::new();
-    let offers = offers(&devices::list(flags & FI_RESCAN != 0));
+    let offers = offers(&devices);
     for offer in &offers {
         let own = offer.addresses();
         for terms in all_terms(version, hints, offer, forced) {

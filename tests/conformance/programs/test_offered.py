@@ -50,6 +50,15 @@ class Layers(unittest.TestCase):
         return list(dict.fromkeys((entry["provider"], entry["type"]) for entry in common.infos(shown.out)))
 
     @common.per_release
+    def test_a_device_without_native_endpoints_has_layered_ones(self, libfabric):
+        env = {"FI_WEFT_DEVICE": "soft0", "SOFTVERBS_SRQ": "0"}
+        layered = self.listed(libfabric, "-p", "weft", FI_WEFT_RDM="0", **env)
+        self.assertIn((LAYERED, "FI_EP_RDM"), layered)
+        self.assertEqual(self.listed(libfabric, "-p", "weft", FI_WEFT_RDM="1", **env), layered)
+        named = self.listed(libfabric, "-p", LAYERED, FI_WEFT_RDM="1", **env)
+        self.assertEqual(named, [(LAYERED, "FI_EP_RDM")])
+
+    @common.per_release
     def test_native_endpoints_come_alone(self, libfabric):
         ours = [("weft", "FI_EP_RDM"), ("weft", "FI_EP_MSG")]
         for env in ({}, {"FI_PROVIDER": "weft"}):
@@ -70,9 +79,3 @@ class Layers(unittest.TestCase):
     def test_without_the_parameter_they_are_layered(self, libfabric):
         for env in ({}, {"FI_WEFT_RDM": "0"}):
             self.assertEqual(self.listed(libfabric, "-p", "weft", "-t", "FI_EP_RDM", **env), [(LAYERED, "FI_EP_RDM")])
-
-    @common.per_release
-    def test_without_shared_receive_queues_the_layer_must_be_named(self, libfabric):
-        env = {"FI_WEFT_RDM": "1", "SOFTVERBS_SRQ": "0", "FI_WEFT_DEVICE": "soft0"}
-        self.assertEqual(self.listed(libfabric, "-p", "weft", **env), [("weft", "FI_EP_MSG")])
-        self.assertEqual(self.listed(libfabric, "-p", LAYERED, **env), [(LAYERED, "FI_EP_RDM")])
