@@ -38,11 +38,9 @@ TESTS = [
         "fi_inject_test -N -A inj_complete -v",
         "fi_flood -e rdm -v -T 1",
         "fi_flood -e rdm -v -T 1 -U",
-        "fi_resmgmt_test -e rdm",
+        *[f"fi_resmgmt_test -e rdm{form}" for form in ("", " -t", " -j", " -A", " -t -j -A", " -t -d", " -t -l 20000")],
         "fi_rdm_multi_client -C 10 -I 5",
         "fi_rdm_multi_client -C 10 -I 5 -U",
-        # a thread that sleeps on a counter polls each millisecond, so the default of 1,000 messages
-        # of each length takes minutes
         "fi_rdm_cntr_pingpong -I 5",
         "fi_multi_recv -e rdm",
     ),
@@ -53,5 +51,6 @@ TESTS = [
             for flags in ("", " -U", " -v", " -v -U")
         ]
     ),
-    *pair("fi_rdm_pingpong -v", "fi_rdm_tagged_pingpong -v", "fi_rdm_tagged_bw -v"),
+    # the default number of messages
+    *pair("fi_rdm_pingpong -v", "fi_rdm_tagged_pingpong -v", "fi_rdm_tagged_bw -v", "fi_rdm_cntr_pingpong"),
 ]
