@@ -278,7 +278,8 @@ impl<I: Io> Core<I> {
             if same && !peer.waiting.is_empty() {
                 peer.meant = peer.id;
             }
-            self.fail_ops(key, FiErrno::ECONNABORTED, !same, io);
+            let waiting = !same && !peer.doubted;
+            self.fail_ops(key, FiErrno::ECONNABORTED, waiting, io);
         }
         self.end_links(key, io);
         // a request of the old one
@@ -494,6 +495,7 @@ impl<I: Io> Core<I> {
             && !peer.itself
         {
             peer.probe = true;
+            peer.doubt();
             self.changed.push(key);
         }
     }

@@ -90,6 +90,9 @@ pub(super) struct LinkQp {
     /// A post was refused for lack of room.
     starved: bool,
     ending: Option<Ending>,
+    /// The queue pair consumes no receive any more. The device can report this before it reports
+    /// that the queue pair has failed.
+    last_receive: bool,
     /// A probe has not completed.
     probing: bool,
     /// Slots of operations that have failed, whose requests have not completed.
@@ -116,6 +119,7 @@ impl LinkQp {
             unsignaled: 0,
             starved: false,
             ending: None,
+            last_receive: false,
             probing: false,
             kept: Vec::new(),
         }
@@ -334,9 +338,8 @@ impl Links {
     /// Begins to end a link: nothing is posted any more.
     pub(super) fn begin_end(&mut self, key: LinkKey) -> Option<(Arc<LinkCm>, Option<Arc<Qp>>)> {
         let link = self.get_mut(key)?;
-        let unconnected = !link.connected;
         link.ending = Some(Ending {
-            receives: unconnected,
+            receives: link.last_receive || !link.connected,
             ..Ending::default()
         });
         let parts = (Arc::clone(&link.cm), link.qp.clone());
@@ -360,9 +363,11 @@ impl Links {
 
     /// The queue pair consumes no receive any more.
     pub(super) fn last_receive(&mut self, key: LinkKey) {
-        if let Some(link) = self.get_mut(key)
-            && let Some(ending) = &mut link.ending
-        {
+        let Some(link) = self.get_mut(key) else {
+            return;
+        };
+        link.last_receive = true;
+        if let Some(ending) = &mut link.ending {
             ending.receives = true;
         }
     }

@@ -256,11 +256,12 @@ impl Shared {
         self.driver.wake();
     }
 
-    /// The queue pair of a link consumes no receive any more.
+    /// The queue pair of a link consumes no receive any more: it is in its error state.
     pub(super) fn last_receive(&self, link: LinkKey) {
-        if let Some(state) = self.lock().as_mut() {
-            state.io.links.last_receive(link);
-        }
+        self.change(|core, io| {
+            io.links.last_receive(link);
+            core.broken(link, io);
+        });
         self.driver.wake();
     }
 
