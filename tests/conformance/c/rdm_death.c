@@ -288,7 +288,7 @@ static void check_killed(void)
 		pid_t middle = start("middle", killed_middle, wants_auto && turn == 1), dies = start("victim", victim, 0), other = start("third", third, 0);
 
 		UNTIL(told(STAGE) > 10 && told(RUN) > 50, pause_ms(1));
-		pause_ms((unsigned)(turn * 17 % 100));
+		usleep(mixed((uint64_t)getpid() << 32 | turn) % 50000);
 		put(KILLED_AT, nanoseconds());
 		kill(dies, SIGKILL);
 		waitpid(dies, NULL, 0);
