@@ -150,7 +150,7 @@ WEAKENED = [
     Bug(BUFFERS, "no fence before the second look", S + "dm/mod.rs", "        fence(Ordering::Acquire);\n", ""),
     Bug(BUFFERS, "no fence behind the old stamp", S + "dm/mod.rs", "        fence(Ordering::Release);\n", ""),
     Bug(BUFFERS, "the stamp stored with Relaxed", S + "dm/mod.rs", "store(stamp, Ordering::Release)", "store(stamp, Ordering::Relaxed)"),
-    Bug(OWN_RING, "a message published with Relaxed", R + "sender.rs", "store(first, Ordering::Release)", "store(first, Ordering::Relaxed)"),
+    Bug(OWN_RING, "a message published with Relaxed", R + "sender.rs", "word.store(first, Ordering::Release);\n        self.pass(slots);\n    }\n\n    /// Publishes padding", "word.store(first, Ordering::Relaxed);\n        self.pass(slots);\n    }\n\n    /// Publishes padding"),
     Bug(OWN_RING, "a message polled with Relaxed", R + "receiver.rs", "        let at = self.next_at();\n        let first = self.map.u64(at).load(Ordering::Acquire);", "        let at = self.next_at();\n        let first = self.map.u64(at).load(Ordering::Relaxed);"),
     Bug(OWN_RING, "the position stored with Relaxed", R + "receiver.rs", "store(self.tail, Ordering::Release)", "store(self.tail, Ordering::Relaxed)"),
     Bug(OWN_RING, "the position read with Relaxed", R + "sender.rs", "consumed.load(Ordering::Acquire)", "consumed.load(Ordering::Relaxed)"),

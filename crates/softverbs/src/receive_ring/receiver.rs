@@ -15,6 +15,8 @@ pub(crate) struct Receiver {
     /// Offset of the ring in `map`.
     at: usize,
     slots: u32,
+    /// Longest payload.
+    longest: usize,
     /// Slots consumed so far, wrapping.
     tail: u32,
 }
@@ -40,6 +42,7 @@ impl Receiver {
             map,
             at,
             slots,
+            longest: max_payload(slots),
             tail: 0,
         };
         this.clear();
@@ -83,7 +86,7 @@ impl Receiver {
         first as u32 == self.expected()
     }
 
-    /// The next message, if one is published. It stays in the ring until [`Self::advance`].
+    /// The next message, if one is published. It stays in the ring until [`Self::advance_by`].
     ///
     /// # Errors
     /// [`Broken`]: an invalid header. The caller must not read from this ring again.
@@ -95,19 +98,20 @@ impl Receiver {
             return Ok(None);
         }
         let len = (first >> 32) as usize;
-        if len > max_payload(self.slots) {
+        if len > self.longest {
             return self.skip(first);
         }
         self.message(at, len).map(Some)
     }
 
+    /// The message at `at`, whose length is at most the longest.
     #[inline(always)]
     fn message(&self, at: usize, len: usize) -> Result<Message, Broken> {
-        let [_, second, third, fourth] = self.map.words::<4>(at);
         let slots = slots_for(len);
         if slots > self.to_end() {
             return Err(Broken);
         }
+        let [_, second, third, fourth] = self.map.words::<4>(at);
         Ok(Message {
             words: [second, third, fourth].map(|word| word.load(Ordering::Relaxed)),
             payload: self.map.bytes(at + HEADER, len),
@@ -132,7 +136,7 @@ impl Receiver {
             return Ok(None);
         }
         let len = (first >> 32) as usize;
-        if len > max_payload(self.slots) {
+        if len > self.longest {
             return Err(Broken);
         }
         self.tail = position;

@@ -17,6 +17,8 @@ pub(crate) struct Sender {
     /// Offset of the ring in `map`.
     at: usize,
     slots: u32,
+    /// Longest payload.
+    longest: usize,
     /// Slots written so far, wrapping.
     head: u32,
     /// Slots that the receiver has consumed, as last read.
@@ -36,6 +38,7 @@ impl Sender {
             map,
             at,
             slots,
+            longest: max_payload(slots),
             head: 0,
             consumed: 0,
             stale: zeroed(slots.div_ceil(64) as usize)?,
@@ -45,7 +48,7 @@ impl Sender {
     /// Longest payload of a message, in bytes.
     #[inline]
     pub(crate) fn max_payload(&self) -> usize {
-        max_payload(self.slots)
+        self.longest
     }
 
     /// Position behind the last message, in slots, wrapping.
@@ -91,9 +94,7 @@ impl Sender {
             return false;
         }
         if pad > 0 {
-            self.clear(self.head.wrapping_add(pad));
-            let first = u64::from(sequence(self.head)) | u64::from(PAD) << 32;
-            self.publish(first, pad);
+            self.pad(pad);
         }
         self.put(words, len, slots, fill);
         true
@@ -102,24 +103,32 @@ impl Sender {
     /// Writes and publishes a message for which there is room.
     #[inline(always)]
     fn put(&mut self, words: [u64; 3], len: usize, slots: u32, fill: impl FnOnce(*mut u8)) {
+        self.clear(self.head.wrapping_add(slots));
         let at = self.place(self.head);
         if len > 0 {
             fill(self.map.bytes(at + HEADER, len));
         }
-        let [_, rest @ ..] = self.map.words::<4>(at);
-        let [second, third, fourth] = rest;
+        let [word, second, third, fourth] = self.map.words::<4>(at);
         second.store(words[0], Ordering::Relaxed);
         third.store(words[1], Ordering::Relaxed);
         fourth.store(words[2], Ordering::Relaxed);
-        self.clear(self.head.wrapping_add(slots));
         let first = u64::from(sequence(self.head)) | (len as u64) << 32;
-        self.publish(first, slots);
+        word.store(first, Ordering::Release);
+        self.pass(slots);
     }
 
+    /// Publishes padding of this number of slots.
+    fn pad(&mut self, slots: u32) {
+        self.clear(self.head.wrapping_add(slots));
+        let first = u64::from(sequence(self.head)) | u64::from(PAD) << 32;
+        let word = self.map.u64(self.place(self.head));
+        word.store(first, Ordering::Release);
+        self.pass(slots);
+    }
+
+    /// Goes behind a message or padding.
     #[inline(always)]
-    fn publish(&mut self, first: u64, slots: u32) {
-        let at = self.place(self.head);
-        self.map.u64(at).store(first, Ordering::Release);
+    fn pass(&mut self, slots: u32) {
         for slot in 1..slots {
             let (word, bit) = self.stale_bit(self.head.wrapping_add(slot));
             self.stale[word] |= bit;
