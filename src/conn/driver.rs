@@ -26,6 +26,8 @@ pub(crate) trait Driven: Send + Sync {
 pub(crate) struct Driver {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
+    /// The process that has the thread; a forked child does not.
+    process: u32,
 }
 
 struct Shared {
@@ -58,6 +60,7 @@ impl Driver {
         Ok(Self {
             shared,
             thread: Some(thread),
+            process: std::process::id(),
         })
     }
 
@@ -98,10 +101,13 @@ impl Driver {
 
 impl Shared {
     fn run(&self) {
-        while !self.stopped.load(Ordering::Acquire) {
-            let wait = self.dispatcher.wait();
-            // a later wake-up ends the wait below
+        let wait = self.dispatcher.wait();
+        loop {
+            // a later wake-up ends the wait below; an earlier one is seen by what follows
             wait.clear();
+            if self.stopped.load(Ordering::Acquire) {
+                return;
+            }
             self.dispatcher.progress(|| false);
             let driven = self.driven.lock().clone();
             let due = driven.iter().filter_map(Weak::upgrade);
@@ -117,6 +123,9 @@ impl Shared {
 
 impl Drop for Driver {
     fn drop(&mut self) {
+        if self.process != std::process::id() {
+            return;
+        }
         self.shared.stopped.store(true, Ordering::Release);
         self.wake();
         if let Some(thread) = self.thread.take()
@@ -124,6 +133,43 @@ impl Drop for Driver {
         {
             // the thread has no result
             let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use super::*;
+
+    /// Each call asks for the next one at once, so that the thread is seldom asleep.
+    struct Busy;
+
+    impl Driven for Busy {
+        fn drive(&self) -> Option<Instant> {
+            Some(Instant::now())
+        }
+    }
+
+    /// The end of a driver is not lost among other wake-ups.
+    #[test]
+    fn a_busy_driver_ends() {
+        let (done, ended) = mpsc::channel();
+        std::thread::spawn(move || {
+            let busy: Arc<dyn Driven> = Arc::new(Busy);
+            for _ in 0..3_000 {
+                let driver = Driver::start().unwrap();
+                driver.add(Arc::downgrade(&busy), None).unwrap();
+                drop(driver);
+                // the test waits for each one
+                let _ = done.send(());
+            }
+        });
+        for count in 0..3_000 {
+            let limit = Duration::from_secs(20);
+            assert_eq!(ended.recv_timeout(limit), Ok(()), "after {count}");
         }
     }
 }
