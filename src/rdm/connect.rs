@@ -17,8 +17,8 @@ const MS: u64 = 1_000_000;
 const BACKOFF: (u64, u64) = (MS, 250 * MS);
 /// Peers can state so many addresses each, on average.
 const ADDRESSES: usize = 8;
-/// How long an acceptor waits for HELLO. The dialler posts it as soon as its device has ended the
-/// link that this one replaces, at most 1 s.
+/// How long an acceptor waits for HELLO after it has sent the reply. The dialler posts it as soon as
+/// its device has ended the link that this one replaces, at most 1 s.
 const GREETING: u64 = 2_000 * MS;
 /// How long the acceptor of a broken link waits for a request.
 pub(super) const PATIENCE: u64 = 20 * MS;
@@ -559,10 +559,7 @@ impl<I: Io> Core<I> {
             Some(own) => own.epoch,
             None => self.epoch,
         };
-        let link = Link {
-            hello_by: self.now + GREETING,
-            ..Link::new(key, Role::Accepted, request.epoch, mark)
-        };
+        let link = Link::new(key, Role::Accepted, request.epoch, mark);
         let Ok(gives) = self.token(key) else {
             return self.reject_held(key, Reason::Busy, None, io);
         };
@@ -573,7 +570,6 @@ impl<I: Io> Core<I> {
         if let Some(peer) = self.peers.get_mut(key) {
             peer.accepted = Some(link);
         }
-        self.set_timer(key);
         let reply = Reply {
             epoch: request.epoch,
             id: self.config.id,
@@ -583,6 +579,16 @@ impl<I: Io> Core<I> {
             terms: self.terms(key, link, io),
         };
         io.accept(link, held, &reply);
+    }
+
+    /// The reply of [`Io::accept`] was sent: HELLO is awaited from now on.
+    pub fn accepted(&mut self, link: LinkKey) {
+        let hello_by = self.now + GREETING;
+        if let Some(link) = self.links.get_mut(link) {
+            link.hello_by = Some(hello_by);
+            let key = link.peer;
+            self.set_timer(key);
+        }
     }
 
     /// The terms of this side, as a grant on a link.

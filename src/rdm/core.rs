@@ -35,7 +35,7 @@ pub trait Io {
     /// Whether a queue pair for one more accepted link can be had.
     fn can_accept(&mut self) -> bool;
 
-    /// Accepts a request.
+    /// Accepts a request. [`Core::accepted`] follows when the reply was sent, not during this call.
     fn accept(&mut self, link: LinkKey, held: Self::Held, reply: &Reply);
 
     /// Rejects a request.
@@ -504,7 +504,7 @@ impl<I: Io> Core<I> {
     /// When HELLO has to have arrived on the accepted link of a peer.
     fn hello_by(&self, key: PeerKey) -> Option<u64> {
         let link = self.links.get(self.peers.get(key)?.accepted?)?;
-        (link.state == State::Replied).then_some(link.hello_by)
+        link.hello_by.filter(|_| link.state == State::Replied)
     }
 
     pub(super) fn set_timer(&mut self, key: PeerKey) {

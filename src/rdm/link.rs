@@ -56,8 +56,8 @@ pub(super) struct Link {
     pub(super) shown: Option<Secret>,
     /// The request has NEW.
     pub(super) fresh: bool,
-    /// Accepted: when the link is ended if HELLO has not arrived.
-    pub(super) hello_by: u64,
+    /// Accepted: when the link is ended if HELLO has not arrived; `None`: the reply was not sent.
+    pub(super) hello_by: Option<u64>,
     /// The terms that were received with the link.
     pub(super) terms: Option<Terms>,
     /// HELLO was sent or has arrived.
@@ -82,7 +82,7 @@ impl Link {
             mark,
             shown: None,
             fresh: false,
-            hello_by: u64::MAX,
+            hello_by: None,
             terms: None,
             greeted: false,
             was_out: false,

@@ -138,12 +138,13 @@ impl Step {
                     cm.failed(shared, Failure::Silent);
                 }
             }
-            Self::Accept(cm, request, reply) => {
-                if let Err(error) = cm.accept(shared, request, &reply) {
+            Self::Accept(cm, request, reply) => match cm.accept(shared, request, &reply) {
+                Ok(()) => shared.accepted(cm.link),
+                Err(error) => {
                     info_log!(EpCtrl, "a connection could not be accepted: {error}");
                     shared.change(|core, io| core.broken(cm.link, io));
                 }
-            }
+            },
             Self::Reject(request, private_data) => {
                 if let Err(error) = request.reject(&private_data) {
                     info_log!(EpCtrl, "a connection could not be rejected: {error}");

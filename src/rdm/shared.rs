@@ -241,6 +241,15 @@ impl Shared {
         link.qp.clone()
     }
 
+    /// The reply to the request of a link was sent. Called by the driver, which examines the times
+    /// after its steps.
+    pub(super) fn accepted(&self, link: LinkKey) {
+        if let Some(state) = self.lock().as_mut() {
+            state.core.set_now(self.now());
+            state.core.accepted(link);
+        }
+    }
+
     /// The connection of a link.
     pub(super) fn cm_of(&self, link: LinkKey) -> Option<Arc<LinkCm>> {
         let mut guard = self.lock();

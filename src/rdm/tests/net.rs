@@ -509,6 +509,7 @@ impl World {
                 self.conns[conn].sides[1] = Some((node, link));
                 self.nodes[node].links.insert(link.number(), (conn, 1));
                 self.message(conn, Event::Reply(conn, reply));
+                self.nodes[node].core.accepted(link);
             }
             Action::Reject(conn, rejection) => {
                 self.message(conn, Event::Reject(conn, rejection));

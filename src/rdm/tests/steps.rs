@@ -852,3 +852,30 @@ fn silent_peers_are_probed_while_something_is_awaited() {
     beat(&mut it, 3);
     assert_eq!(it.acts.probes.len(), 5);
 }
+
+/// The thread that sends replies may be late, for instance when many processes connect at once.
+#[test]
+fn hello_is_awaited_from_the_reply_on() {
+    const S: u64 = 1_000_000_000;
+    let mut it = Scene::new();
+    it.request(1, None);
+    let (link, _) = it.acts.accepts[0];
+    assert_eq!(it.core.deadline(), None);
+    it.core.set_now(5 * S);
+    it.core.tick(&mut it.acts);
+    assert!(it.acts.ends.is_empty());
+    it.core.accepted(link);
+    assert_eq!(it.core.deadline(), Some(7 * S));
+    it.core.set_now(7 * S);
+    it.core.tick(&mut it.acts);
+    assert_eq!(it.acts.ends, [link]);
+    // HELLO may arrive before the thread says that it has replied
+    let mut it = Scene::new();
+    it.request(1, None);
+    let link = it.hello(1, 0);
+    it.core.accepted(link);
+    it.core.set_now(100 * S);
+    it.core.tick(&mut it.acts);
+    assert!(it.acts.ends.is_empty());
+    assert_eq!(it.core.deadline(), None);
+}
