@@ -117,7 +117,7 @@ impl Io for Hands {
         self.dialled.push(link);
     }
 
-    fn can_accept(&mut self) -> bool {
+    fn has_place(&mut self) -> bool {
         true
     }
 

@@ -67,6 +67,15 @@ impl Format {
         }
     }
 
+    /// Whether the addresses of this format are IPv4 addresses; `None`: they can have either family.
+    pub(crate) fn is_ipv4(self) -> Option<bool> {
+        match self {
+            Self::In => Some(true),
+            Self::In6 => Some(false),
+            Self::Sockaddr | Self::Ip | Self::Str => None,
+        }
+    }
+
     /// Reads an address of this format.
     ///
     /// # Errors

@@ -22,6 +22,7 @@ use crate::eq::Eq;
 use crate::ffi::fid::{Kind, Object, close, header, object, on};
 use crate::ffi::info::View;
 use crate::ffi::log::refused;
+use crate::ffi::param;
 use crate::ffi::stub;
 use crate::rdm_ep::RdmEp;
 use crate::{getinfo, msg, op_flags, option, tagged};
@@ -105,6 +106,12 @@ pub(crate) fn open(
         auto: terms.data_progress == FI_PROGRESS_AUTO,
         auth,
         src: info.src(format)?,
+        max_links: param::values().max_links,
+        connect_timeout: param::values().connect_timeout,
+        ipv4: match info.dst(format)? {
+            Some(dst) => Some(dst.is_ipv4()),
+            None => format.is_ipv4(),
+        },
     };
     let user = domain.users.add()?;
     let object = Object::open_with(|handle| {

@@ -49,6 +49,13 @@ impl<I: Io> Core<I> {
             self.queue.push_back(key);
             return;
         }
+        if !io.has_place() {
+            self.make_room(io);
+            return self.plan(key, false);
+        }
+        let Some(peer) = self.peers.get(key) else {
+            return;
+        };
         let (epoch, outs) = (self.epoch, peer.outs);
         let (shows, former) = (peer.shows, peer.former);
         let Ok(gives) = self.token(key) else {
@@ -455,8 +462,12 @@ impl<I: Io> Core<I> {
         if peer.newest.is_some_and(is_late) || peer.void.is_some_and(is_void) {
             return Err(Reason::Stale);
         }
-        // the old session is being dropped
-        if peer.ends || peer.accepted.is_none() && !io.can_accept() {
+        if peer.ends {
+            // the old session is being dropped
+            return Err(Reason::Busy);
+        }
+        if peer.accepted.is_none() && !io.has_place() {
+            self.make_room(io);
             return Err(Reason::Busy);
         }
         Ok(key)
@@ -464,7 +475,8 @@ impl<I: Io> Core<I> {
 
     /// The peer of an unknown endpoint id.
     fn newcomer(&mut self, request: &Request, io: &mut I) -> Result<PeerKey, Reason> {
-        if !io.can_accept() {
+        if !io.has_place() {
+            self.make_room(io);
             return Err(Reason::Busy);
         }
         let at = self.addresses.get(&request.listener);

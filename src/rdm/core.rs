@@ -32,8 +32,8 @@ pub trait Io {
     /// [`Core::failed`].
     fn dial(&mut self, link: LinkKey, to: Listener, request: &Request);
 
-    /// Whether a queue pair for one more accepted link can be had.
-    fn can_accept(&mut self) -> bool;
+    /// Whether a queue pair for one more link can be had. If not, [`Core`] evicts an idle link.
+    fn has_place(&mut self) -> bool;
 
     /// Accepts a request. [`Core::accepted`] follows when the reply was sent, not during this call.
     fn accept(&mut self, link: LinkKey, held: Self::Held, reply: &Reply);

@@ -13,18 +13,19 @@ use parking_lot::Mutex;
 use super::completions::{Completions, Side};
 use super::core::{Config, Core};
 use super::executor::{Executor, Objects, Sizes};
-use super::limits::Limits;
+use super::limits::{Limits, max_descriptors};
+use super::links::DEPTH;
+use super::listening::Listening;
 use super::packet_memory::PacketMemory;
 use super::shared::{CqSource, RequestSink, Shared, State};
 use super::vector::{AddressVector, VectorUser};
 use crate::Token;
 use crate::auth::AuthKey;
-use crate::conn::{CmSink, Driven, Listener};
+use crate::conn::{CmSink, Driven};
 use crate::domain::Domain;
 use crate::eq::EventQueue;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
-use crate::log::info_log;
 use crate::mr::random;
 use crate::queue::keepalive::PERIOD;
 use crate::queue::source::Source;
@@ -44,8 +45,6 @@ const PEERS: usize = 1 << 20;
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a close waits until the peers have received what was sent.
 const LINGER: Duration = Duration::from_secs(10);
-/// Unanswered connection requests.
-const BACKLOG: usize = 1024;
 /// Default of `FI_OPT_MIN_MULTI_RECV`.
 const MIN_MULTI_RECV: usize = 64;
 
@@ -79,8 +78,16 @@ pub struct EndpointConfig {
     pub auto: bool,
     /// Authorization key, if it is not the domain's.
     pub auth: Option<AuthKey>,
-    /// Local address, if the application has set one; port 0: any.
+    /// Local address, if the application has set one; port 0: any. Without a specific address the
+    /// endpoint listens at all addresses of the device, or at those of the wildcard's family.
     pub src: Option<SocketAddr>,
+    /// Maximum number of links; `None`: 3/4 of the device's queue pairs or of the process's
+    /// descriptors, whichever is less. Idle links are evicted for further ones.
+    pub max_links: Option<usize>,
+    /// How long an unreachable address is dialled; `None`: 10 s.
+    pub connect_timeout: Option<Duration>,
+    /// Without `src`: whether the endpoint's name is an IPv4 address; `None`: of either family.
+    pub ipv4: Option<bool>,
 }
 
 /// A bound completion queue.
@@ -286,8 +293,8 @@ impl Endpoint {
     /// # Errors
     /// `EOPBADSTATE`: not enabled, or closed.
     pub fn name(&self) -> Result<SocketAddr> {
-        let listener = self.shared().listener.get();
-        listener.ok_or(FiErrno::EOPBADSTATE)?.local_addr()
+        let listening = self.shared().listening.get();
+        listening.ok_or(FiErrno::EOPBADSTATE)?.name()
     }
 
     /// Enables the endpoint (`fi_enable(3)`): it listens, and operations can be posted.
@@ -311,27 +318,28 @@ impl Endpoint {
         if control.vector.is_none() {
             return Err(FiErrno::ENOAV);
         }
-        let listener = self.listen(&control)?;
-        if let Err(error) = self.open(&mut control, &listener) {
-            listener.close();
+        let device = shared.domain.device();
+        let (src, ipv4, token) = (control.src, shared.config.ipv4, shared.config.token);
+        let listening = Listening::open(device, src, ipv4, control.named, token)?;
+        if let Err(error) = self.open(&mut control, &listening) {
+            listening.close();
             self.release(&mut control);
             return Err(error);
         }
         // set once: the endpoint is enabled once
-        let _ = shared.listener.set(listener);
+        let _ = shared.listening.set(listening);
         control.enabled = true;
         Ok(())
     }
 
     /// Creates the objects of an enabled endpoint. After an error the caller releases them.
-    fn open(&self, control: &mut Control, listener: &Arc<Listener>) -> Result<()> {
+    fn open(&self, control: &mut Control, listening: &Listening) -> Result<()> {
         let shared = self.shared();
-        let state = self.open_state(listener, control.vector.clone())?;
+        let state = self.open_state(listening, control.vector.clone())?;
         *shared.lock() = Some(state);
         self.attach(control)?;
         let sink: Arc<dyn CmSink> = RequestSink::new(shared);
-        listener.bind(&sink)?;
-        listener.listen()?;
+        listening.listen(&sink)?;
         let driven: Weak<dyn Driven> = shared.weak();
         let fd = shared.channel.get().map(|channel| channel.fd());
         shared.driver().add(driven, fd)
@@ -371,39 +379,18 @@ impl Endpoint {
         }
     }
 
-    /// Binds the listener to the endpoint's address, or to the first one of the device.
-    fn listen(&self, control: &Control) -> Result<Arc<Listener>> {
-        let shared = self.shared();
-        let device = shared.domain.device();
-        let mut addr = match control.src {
-            Some(src) if !src.ip().is_unspecified() => src,
-            src => {
-                let addresses = device.addresses();
-                let family =
-                    |addr: &SocketAddr| src.is_none_or(|src| src.is_ipv4() == addr.is_ipv4());
-                let mut found = addresses.iter().map(|address| address.addr);
-                let mut addr = found.find(family).ok_or(FiErrno::EADDRNOTAVAIL)?;
-                addr.set_port(src.map_or(0, |src| src.port()));
-                addr
-            }
-        };
-        let open = |addr| Listener::open(device, Some(addr), BACKLOG, shared.config.token, &[]);
-        match open(addr) {
-            Err(FiErrno::EADDRINUSE) if addr.port() != 0 && !control.named => {
-                info_log!(EpCtrl, "{addr} is in use; the endpoint gets a free port");
-                addr.set_port(0);
-                open(addr)
-            }
-            result => result,
-        }
-    }
-
-    fn open_state(&self, listener: &Listener, vector: Option<Arc<AddressVector>>) -> Result<State> {
+    fn open_state(
+        &self,
+        listening: &Listening,
+        vector: Option<Arc<AddressVector>>,
+    ) -> Result<State> {
         let shared = self.shared();
         let domain = &shared.domain;
         let device = domain.device();
-        let addr = listener.local_addr()?;
-        let address = rdm::Listener::new(addr.ip(), addr.port()).ok_or(FiErrno::EADDRNOTAVAIL)?;
+        let addresses = listening.addresses();
+        let mut addresses = addresses.filter_map(|addr| rdm::Listener::new(addr.ip(), addr.port()));
+        let address = addresses.next().ok_or(FiErrno::EADDRNOTAVAIL)?;
+        let further = addresses.collect();
         let receives = RECEIVES.min(device.attr().max_srq_wr);
         let srq = Arc::new(Srq::create(shared.pd(), receives, 1)?);
         // an earlier attempt to enable may have created it
@@ -418,8 +405,7 @@ impl Endpoint {
         let sizes = Sizes {
             max_receives: receives,
             max_inline: device.max_inline(),
-            // the rest is for other endpoints
-            max_links: device.attr().max_qp / 4 * 3,
+            max_links: self.max_links(receives),
         };
         let mut io = Executor::new(
             &shared.weak(),
@@ -439,20 +425,32 @@ impl Endpoint {
         let core = Core::new(Config {
             id,
             listener: address,
-            further: Vec::new(),
+            further,
             auth: auth.map_or(0, AuthKey::tag),
             random: Box::new(random),
             application_keys: false,
             eager: MAX_EAGER,
             dials: DIALS,
             peers: PEERS,
-            // 10 s
-            timeout: TIMEOUT.as_nanos() as u64,
+            // less than 2^32 s
+            timeout: shared.config.connect_timeout.unwrap_or(TIMEOUT).as_nanos() as u64,
             pool: POOL,
             // 750 ms
             beat: device.needs_keepalive().then_some(PERIOD.as_nanos() as u64),
         });
-        Ok(State::new(core, io, vector))
+        Ok(State::new(core, io, vector, listening.scope()))
+    }
+
+    /// Maximum number of links of an endpoint that posts so many receives: 3/4 of what the device
+    /// and the process have, because others need some too, and as many as the completion queue has
+    /// room for.
+    fn max_links(&self, receives: usize) -> usize {
+        let shared = self.shared();
+        let attr = shared.domain.device().attr();
+        let entries = attr.max_cqe.saturating_sub(receives) / DEPTH;
+        let default = attr.max_qp.min(max_descriptors()) / 4 * 3;
+        let wanted = shared.config.max_links.unwrap_or(default);
+        wanted.min(attr.max_qp).min(entries).max(1)
     }
 
     /// Makes the endpoint a source of its completion queues.
@@ -511,8 +509,8 @@ impl Endpoint {
             return;
         }
         shared.linger(Instant::now() + LINGER);
-        if let Some(listener) = shared.listener.get() {
-            listener.close();
+        if let Some(listening) = shared.listening.get() {
+            listening.close();
         }
         self.release(&mut control);
     }

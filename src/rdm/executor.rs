@@ -466,7 +466,7 @@ impl Io for Executor {
         self.steps.push(Step::Dial(cm, to.socket_addr()));
     }
 
-    fn can_accept(&mut self) -> bool {
+    fn has_place(&mut self) -> bool {
         self.links.len() < self.max_links
     }
 

@@ -1,6 +1,22 @@
 //! The limits of endpoints with many peers.
 
+#![allow(unsafe_code, reason = "getrlimit(2)")]
+
 use crate::verbs::Device;
+
+/// The limit of the process's descriptors (`RLIMIT_NOFILE`), of which a device may use one for each
+/// connection.
+pub(super) fn max_descriptors() -> usize {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: the structure is writable.
+    match unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } {
+        0 => usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX),
+        _ => usize::MAX,
+    }
+}
 
 /// Upper limits of an endpoint's attributes on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use super::peer::PeerKey;
 use super::slab::Key;
-use crate::wire::rdm::{Epoch, Secret, Terms};
+use crate::wire::rdm::{Epoch, Number, Secret, Terms};
 
 /// Marks keys of links.
 pub enum LinkMark {}
@@ -67,6 +67,10 @@ pub(super) struct Link {
     pub(super) closing: Closing,
     /// An answer to CLOSE that waits for room.
     pub(super) refuses: bool,
+    /// The numbers of the next packets in both directions at the last search for an idle link, and
+    /// the time of the first search that found them, in ns.
+    pub(super) numbers: Option<(Number, Number)>,
+    pub(super) used: u64,
 }
 
 impl Link {
@@ -88,6 +92,8 @@ impl Link {
             was_out: false,
             closing: Closing::No,
             refuses: false,
+            numbers: None,
+            used: 0,
         }
     }
 

@@ -78,8 +78,8 @@ impl LinkCm {
         };
         *self.id.lock() = Some(Arc::clone(&id));
         shared.domain.tuning().set_traffic_class(&id);
-        let from = shared.ip().map(|ip| SocketAddr::new(ip, 0));
-        id.resolve_addr(from.filter(|from| from.is_ipv4() == to.is_ipv4()), to)
+        let (from, to) = shared.path(to);
+        id.resolve_addr(from, to)
     }
 
     /// Creates the queue pair on the identifier of a request, and replies.

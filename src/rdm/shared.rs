@@ -2,7 +2,7 @@
 //! way of work completions to the core.
 
 use std::mem::MaybeUninit;
-use std::net::IpAddr;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
@@ -16,6 +16,7 @@ use super::executor::{Executor, Todo};
 use super::link::LinkKey;
 use super::link_cm::LinkCm;
 use super::links::DEPTH;
+use super::listening::{Listening, scoped};
 use super::peer::PeerKey;
 use super::vector::{AddressVector, VectorUser};
 use crate::av::FiAddr;
@@ -55,6 +56,8 @@ pub(super) struct State {
     /// Addresses of peers for `fi_cq_readfrom`, by the peer's place, each with the generation of
     /// the address vector in which it was found.
     sources: Vec<(u64, u64)>,
+    /// The scope of link-local addresses of peers.
+    scope: u32,
     /// Number of calls of the application that have made progress; wraps.
     calls: u32,
     /// The same when the driver was called last.
@@ -83,7 +86,7 @@ pub(super) struct Shared {
     /// Time 0 of the core.
     begin: Instant,
     pub(super) channel: OnceLock<Arc<CompChannel>>,
-    pub(super) listener: OnceLock<Arc<crate::conn::Listener>>,
+    pub(super) listening: OnceLock<Listening>,
     /// `None` before enabling and after closing.
     state: Mutex<Option<State>>,
     /// The sources of the endpoint's completion queues.
@@ -113,7 +116,7 @@ impl Shared {
             process: std::process::id(),
             begin: Instant::now(),
             channel: OnceLock::new(),
-            listener: OnceLock::new(),
+            listening: OnceLock::new(),
             state: Mutex::new(None),
             sources: Mutex::default(),
         });
@@ -142,10 +145,16 @@ impl Shared {
         self.state.lock()
     }
 
-    /// The local IP address.
-    pub(super) fn ip(&self) -> Option<IpAddr> {
-        let addr = self.listener.get()?.local_addr().ok()?;
-        Some(addr.ip())
+    /// The addresses from which and to which a peer is dialled.
+    pub(super) fn path(&self, to: SocketAddr) -> (Option<SocketAddr>, SocketAddr) {
+        let listening = self.listening.get();
+        listening.map_or((None, to), |listening| listening.path(to))
+    }
+
+    /// Whether the calling process has opened the endpoint. A forked child has copies of the
+    /// descriptors and of the memory, but none of the threads.
+    pub(super) fn is_of_this_process(&self) -> bool {
+        self.process == std::process::id()
     }
 
     /// Nanoseconds since time 0 of the core.
@@ -301,8 +310,7 @@ impl Shared {
             return Vec::new();
         };
         let open = all.iter().filter_map(Weak::upgrade);
-        open.filter(|shared| shared.process == std::process::id())
-            .collect()
+        open.filter(|shared| shared.is_of_this_process()).collect()
     }
 
     /// A connection request has arrived.
@@ -317,6 +325,7 @@ impl State {
         core: Core<Executor>,
         io: Executor,
         vector: Option<Arc<AddressVector>>,
+        scope: u32,
     ) -> Self {
         Self {
             core,
@@ -324,6 +333,7 @@ impl State {
             vector,
             peers: Vec::new(),
             sources: Vec::new(),
+            scope,
             calls: 0,
             calls_seen: 0,
             failed: false,
@@ -453,8 +463,12 @@ impl State {
             return *addr;
         }
         let first = self.core.address(peer);
-        let found = first.and_then(|first| vector.source(&[first]));
-        let found = found.or_else(|| vector.source(&self.core.addresses(peer)));
+        let found = first.and_then(|first| vector.source(&[scoped(first, self.scope)]));
+        let found = found.or_else(|| {
+            let all = self.core.addresses(peer).into_iter();
+            let all: Vec<_> = all.map(|addr| scoped(addr, self.scope)).collect();
+            vector.source(&all)
+        });
         let addr = found.map_or(Completion::NO_ADDR, |addr| addr.0);
         if self.sources.len() <= place {
             self.sources.resize(place + 1, (u64::MAX, 0));

@@ -547,7 +547,7 @@ impl<I: Io> Core<I> {
         true
     }
 
-    fn is_idle(&self, key: PeerKey) -> bool {
+    pub(super) fn is_idle(&self, key: PeerKey) -> bool {
         let Some(peer) = self.peers.get(key) else {
             return false;
         };

@@ -3,6 +3,7 @@
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use libfabric_sys::{FI_PARAM_BOOL, FI_PARAM_INT, FI_PARAM_SIZE_T, FI_PARAM_STRING, fi_param_type};
 
@@ -101,6 +102,16 @@ const PARAMS: &[Param] = &[
         help: c"Preview: offer reliable datagram endpoints (FI_EP_RDM) for messages, and offer weft;ofi_rxm only if it is named (default: no)",
     },
     Param {
+        name: c"max_links",
+        kind: FI_PARAM_SIZE_T,
+        help: c"Connections of a reliable datagram endpoint, beyond which idle ones are closed (default: 3/4 of the device's queue pairs or of the limit of open files, whichever is less)",
+    },
+    Param {
+        name: c"connect_timeout",
+        kind: FI_PARAM_INT,
+        help: c"Seconds for which a reliable datagram endpoint tries to connect to a peer, 1 to 3600 (default: 10)",
+    },
+    Param {
         name: c"fault",
         kind: FI_PARAM_STRING,
         help: c"For tests of error handling: panic in the named call, one of domain, mr_reg and cq_open (default: none)",
@@ -123,6 +134,9 @@ pub(crate) struct Values {
     cache: Option<CacheConfig>,
     /// Whether endpoints with many peers are offered.
     pub(crate) rdm: bool,
+    /// Of endpoints with many peers.
+    pub(crate) max_links: Option<usize>,
+    pub(crate) connect_timeout: Option<Duration>,
     fault: Option<String>,
 }
 
@@ -143,6 +157,8 @@ pub(crate) fn values() -> &'static Values {
         mr_mode: None,
         cache: None,
         rdm: false,
+        max_links: None,
+        connect_timeout: None,
         fault: None,
     };
     VALUES.get().unwrap_or(&UNSET)
@@ -282,6 +298,8 @@ pub(crate) fn init() {
         }),
         cache: Some(cache()),
         rdm: get::<c_int>(c"rdm", 0).is_some_and(|on| on != 0),
+        max_links: get(c"max_links", 0).filter(|max| *max != 0),
+        connect_timeout: connect_timeout(),
         fault: text(c"fault"),
     });
 }
@@ -312,6 +330,19 @@ fn small(name: &CStr, most: u8) -> Option<u8> {
         );
     }
     taken
+}
+
+fn connect_timeout() -> Option<Duration> {
+    let value = get::<c_int>(c"connect_timeout", 0)?;
+    let seconds = u64::try_from(value).ok();
+    let seconds = seconds.filter(|seconds| (1..=3600).contains(seconds));
+    if seconds.is_none() {
+        warning!(
+            FI_LOG_FABRIC,
+            "FI_WEFT_CONNECT_TIMEOUT={value} is not between 1 and 3600; it is ignored"
+        );
+    }
+    seconds.map(Duration::from_secs)
 }
 
 fn names(name: &CStr) -> Option<Vec<String>> {

@@ -42,6 +42,9 @@ fn config() -> EndpointConfig {
         auto: false,
         auth: None,
         src: Some("127.0.0.1:0".parse().unwrap()),
+        max_links: None,
+        connect_timeout: None,
+        ipv4: None,
     }
 }
 

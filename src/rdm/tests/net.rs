@@ -109,7 +109,7 @@ impl Io for Hands {
         self.actions.push(Action::Dial(link, to, bytes));
     }
 
-    fn can_accept(&mut self) -> bool {
+    fn has_place(&mut self) -> bool {
         !(self.chaos && self.random.one_in(10))
     }
 

@@ -44,7 +44,7 @@ impl Io for Acts {
         self.dials.push((link, *request));
     }
 
-    fn can_accept(&mut self) -> bool {
+    fn has_place(&mut self) -> bool {
         true
     }
 
