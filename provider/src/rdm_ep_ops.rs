@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use libfabric_sys::layout::WithMainSlot;
 use libfabric_sys::*;
-use parking_lot::Mutex;
 use weft::Token;
 use weft::errno::{FiErrno, Result};
 use weft::flags::Flags;
@@ -121,7 +120,7 @@ pub(crate) fn open(
             format,
             inject_size: terms.inject_size,
             max_msg_size: terms.max_msg_size,
-            bound: Mutex::new(Vec::new()),
+            bound: Arc::default(),
             parent: None,
             domain: Arc::clone(&domain.engine),
             _domain: Some(user),
@@ -169,7 +168,7 @@ unsafe fn alias(handle: *mut fid, ep: &Object<RdmEp>, arg: *mut fi_alias) -> Res
         format: ep.format,
         inject_size: ep.inject_size,
         max_msg_size: ep.max_msg_size,
-        bound: Mutex::new(Vec::new()),
+        bound: Arc::clone(&ep.bound),
         parent: Some(ep.users.add()?),
         domain: Arc::clone(&ep.domain),
         _domain: None,

@@ -504,6 +504,12 @@ impl Endpoint {
     /// disconnects, and releases the device's resources. Later operations fail. Idempotent.
     pub fn close(&self) {
         let shared = self.shared();
+        if !shared.is_of_this_process() {
+            // Destroying the objects would act on those of the parent, whose locks may be held for
+            // ever here: they stay until the child ends.
+            std::mem::forget(Arc::clone(&self.common));
+            return;
+        }
         let mut control = self.common.control.lock();
         if std::mem::replace(&mut control.closed, true) || !control.enabled {
             return;
