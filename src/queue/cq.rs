@@ -206,6 +206,23 @@ impl CompletionQueue {
         }
     }
 
+    /// Runs a source that ends for all its completions, whatever the size of the queue, and removes
+    /// it. Wakes the threads that wait on the queue, if it has an entry.
+    pub(crate) fn finish_source(&self, source: &Arc<dyn Source>) {
+        let has_entry = {
+            let mut guard = self.inner.lock();
+            let inner = &mut *guard;
+            let mut sink = Sink::new(&mut inner.batch, 0, &mut inner.backlog);
+            // a failure is that of the source, which ends
+            let _ = source.progress(&mut sink, usize::MAX);
+            !inner.backlog.is_empty()
+        };
+        self.remove_source(source);
+        if let Some(wait) = self.wait.as_ref().filter(|_| has_entry) {
+            wait.wake();
+        }
+    }
+
     /// Reads up to `max` completions into `writer`. Returns their number, at least 1. Never blocks.
     ///
     /// # Errors

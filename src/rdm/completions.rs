@@ -3,11 +3,13 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use super::core::Origin;
 use super::operations::Operation;
 use super::peer::PeerKey;
 use crate::errno::FiErrno;
 use crate::flags::Flags;
 use crate::queue::{Completion, CompletionError, Counters};
+use crate::wire::rdm::Credit;
 
 /// The direction of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,12 +25,15 @@ pub(super) enum Side {
 pub(super) enum Entry {
     /// A success, and the sender of a message.
     Done(Completion, Option<PeerKey>),
+    /// A success in a multi-receive buffer. Such a receive has any number of entries, so the message
+    /// keeps its credit until the entry is taken.
+    Held(Completion, Option<PeerKey>, Origin, Credit),
     /// A failure.
     Failed(CompletionError),
 }
 
 /// See the module. An operation keeps its place in the transmit or receive size until its entry is
-/// taken, so the lists are bounded.
+/// taken, and a message in a multi-receive buffer its credit, so the lists are bounded.
 #[derive(Debug, Default)]
 pub(super) struct Completions {
     tx: VecDeque<Entry>,
@@ -89,6 +94,23 @@ impl Completions {
         if op.wanted && self.bound[Side::Tx as usize] {
             self.tx.push_back(Entry::Done(op.completion(), None));
         }
+    }
+
+    /// A message is complete in a multi-receive buffer. Returns whether its entry keeps the credit.
+    pub(super) fn held(
+        &mut self,
+        completion: Completion,
+        from: PeerKey,
+        wanted: bool,
+        (origin, credit): (Origin, Credit),
+    ) -> bool {
+        self.counters.count(Flags::RECV, true);
+        let kept = wanted && self.bound[Side::Rx as usize];
+        if kept {
+            let entry = Entry::Held(completion, Some(from), origin, credit);
+            self.rx.push_back(entry);
+        }
+        kept
     }
 
     /// A peek has found a message. No operation has completed, so no counter counts it.

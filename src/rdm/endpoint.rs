@@ -179,7 +179,7 @@ impl Endpoint {
         Ok(Self::with(Arc::clone(&self.common), true, tx, rx))
     }
 
-    fn shared(&self) -> &Arc<Shared> {
+    pub(super) fn shared(&self) -> &Arc<Shared> {
         &self.common.shared
     }
 
@@ -350,8 +350,7 @@ impl Endpoint {
         let shared = self.shared();
         for (cq, source) in control.sources.drain(..) {
             // keeps the entries that the application has not read
-            let _ = cq.progress();
-            cq.remove_source(&source);
+            cq.finish_source(&source);
         }
         control.own = None;
         shared.sources.lock().clear();

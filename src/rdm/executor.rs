@@ -48,6 +48,10 @@ pub(super) enum Todo {
     LoopBack(TxKey),
     /// The content of a delivered packet violates the protocol.
     Refused(LinkKey),
+    /// There is memory for the packets of a link again.
+    Room(LinkKey),
+    /// There is no memory for the next packet of a link, and no packet under way frees any.
+    NoMemory(LinkKey),
 }
 
 /// Objects of the device that the endpoint owns. The queue pairs are in [`Links`].
@@ -63,7 +67,7 @@ pub(super) struct Executor {
     shared: Weak<Shared>,
     pub(super) links: Links,
     pub(super) objects: Objects,
-    memory: PacketMemory,
+    pub(super) memory: PacketMemory,
     /// Number of posted receives, and the largest number.
     receives_posted: usize,
     max_receives: usize,
@@ -78,6 +82,8 @@ pub(super) struct Executor {
     arriving: Option<LinkKey>,
     /// Number of messages of the application in `tx`.
     messages: usize,
+    /// Links whose next packet waits for memory.
+    short: Vec<LinkKey>,
 }
 
 impl std::fmt::Debug for Executor {
@@ -119,6 +125,7 @@ impl Executor {
             steps: Vec::new(),
             arriving: None,
             messages: 0,
+            short: Vec::new(),
         }
     }
 
@@ -179,6 +186,7 @@ impl Executor {
             for slot in link.take_slots() {
                 self.memory.give_back(slot);
             }
+            self.has_memory();
             let step = Step::Destroy(Arc::clone(&link.cm), link.qp.take());
             self.steps.push(step);
         }
@@ -227,10 +235,12 @@ impl Executor {
 
     #[inline]
     fn sent(&mut self, core: &mut Core<Self>, link: LinkKey, position: u16, success: bool) {
-        let memory = &mut self.memory;
-        let completed = self
-            .links
-            .completed(link, position, |slot| memory.give_back(slot));
+        let (memory, short) = (&mut self.memory, &mut self.short);
+        let todo = &mut self.todo;
+        let completed = self.links.completed(link, position, |slot| {
+            memory.give_back(slot);
+            todo.extend(short.drain(..).map(Todo::Room));
+        });
         if !success {
             return self.broken(core, link);
         }
@@ -245,7 +255,7 @@ impl Executor {
     /// Copies the payload of an operation to a slot, so that its buffers can be reused.
     ///
     /// # Errors
-    /// `ENOMEM`: no memory for packets.
+    /// No memory for packets: `EAGAIN`: packets under way free some; otherwise `ENOMEM`.
     ///
     /// # Safety
     /// The operation's buffers are readable.
@@ -253,7 +263,13 @@ impl Executor {
         if op.len == 0 {
             return Ok(());
         }
-        let slot = self.memory.take()?;
+        let slot = self
+            .memory
+            .take()
+            .map_err(|error| match self.frees_memory() {
+                true => FiErrno::EAGAIN,
+                false => error,
+            })?;
         let to = &mut self.memory.bytes_mut(&slot)[PAYLOAD..PAYLOAD + op.len];
         // SAFETY: the caller promises the buffers.
         unsafe { op.iov.read(0, to) };
@@ -265,6 +281,38 @@ impl Executor {
     pub(super) fn release(&mut self, op: Operation) {
         if let Some(slot) = op.slot {
             self.memory.give_back(slot);
+            self.has_memory();
+        }
+    }
+
+    /// A slot was given back: the links that wait for one continue.
+    #[inline]
+    fn has_memory(&mut self) {
+        if !self.short.is_empty() {
+            self.todo.extend(self.short.drain(..).map(Todo::Room));
+        }
+    }
+
+    /// Whether operations with memory were posted, which give it back when they complete.
+    #[cold]
+    fn frees_memory(&self) -> bool {
+        let posted = |op: &Operation| op.posted_on.is_some() || op.form == Form::Rts;
+        self.tx.any(|op| op.slot.is_some() && posted(op))
+    }
+
+    /// The next packet of a link has no memory: it waits until packets under way have given theirs
+    /// back; if there are none, its operation fails.
+    #[cold]
+    fn wait_for_memory(&mut self, link: LinkKey) {
+        if self.frees_memory() {
+            if !self.short.contains(&link) {
+                self.short.push(link);
+            }
+        } else {
+            let is_listed = |todo: &Todo| matches!(todo, Todo::NoMemory(of) if *of == link);
+            if !self.todo.iter().any(is_listed) {
+                self.todo.push_back(Todo::NoMemory(link));
+            }
         }
     }
 
@@ -290,6 +338,7 @@ impl Executor {
             Some(link) if result.is_err() => link.keep_until_removed(slot),
             _ => self.memory.give_back(slot),
         }
+        self.has_memory();
     }
 
     /// Ends a message that was not sent as EAGER, if all about it is known.
@@ -304,9 +353,9 @@ impl Executor {
         self.finish(key, result);
     }
 
-    /// Posts a numbered packet. `None`: no room.
-    fn post_packet(&mut self, link: LinkKey, header: Header, key: TxKey, form: Form) -> Option<()> {
-        let link = self.links.get_mut(link)?;
+    /// Posts a numbered packet. `None`: no room, or no memory.
+    fn post_packet(&mut self, on: LinkKey, header: Header, key: TxKey, form: Form) -> Option<()> {
+        let link = self.links.get_mut(on)?;
         if !link.has_room(true) {
             return None;
         }
@@ -342,7 +391,11 @@ impl Executor {
             return Some(());
         }
         if op.slot.is_none() {
-            op.slot = Some(self.memory.take().ok()?);
+            let Ok(slot) = self.memory.take() else {
+                self.wait_for_memory(on);
+                return None;
+            };
+            op.slot = Some(slot);
         }
         let slot = op.slot.as_ref()?;
         let packet = self.memory.bytes_mut(slot);

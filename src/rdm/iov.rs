@@ -45,6 +45,15 @@ impl Iov {
         Ok(this)
     }
 
+    /// One buffer.
+    pub(super) fn of_memory(memory: &[u8]) -> Self {
+        let mut this = Self::default();
+        let (addr, len) = (memory.as_ptr().expose_provenance(), memory.len());
+        this.buffers[0] = Buffer { addr, len };
+        this.len = len;
+        this
+    }
+
     /// Total length in bytes.
     pub(super) const fn len(&self) -> usize {
         self.len

@@ -75,6 +75,9 @@ pub(super) struct PacketMemory {
     pd: Arc<Pd>,
     chunks: Vec<Chunk>,
     free: Vec<u32>,
+    /// No further memory can be registered.
+    #[cfg(test)]
+    exhausted: bool,
 }
 
 impl PacketMemory {
@@ -83,6 +86,8 @@ impl PacketMemory {
             pd: Arc::clone(pd),
             chunks: Vec::new(),
             free: Vec::new(),
+            #[cfg(test)]
+            exhausted: false,
         }
     }
 
@@ -99,11 +104,31 @@ impl PacketMemory {
 
     #[cold]
     fn grow(&mut self) -> Result<Slot> {
+        #[cfg(test)]
+        if self.exhausted {
+            return Err(FiErrno::ENOMEM);
+        }
         let first = (self.chunks.len() * CHUNK) as u32;
         self.chunks.push(Chunk::new(&self.pd)?);
         // the lowest numbers are used first
         self.free.extend((first + 1..first + CHUNK as u32).rev());
         Ok(Slot(first))
+    }
+
+    #[cfg(test)]
+    pub(super) fn free_slots(&self) -> usize {
+        self.free.len()
+    }
+
+    /// From now on, at most so many slots are free, and no further memory can be registered.
+    #[cfg(test)]
+    pub(super) fn exhaust(&mut self, left: usize) {
+        while self.free.len() < left {
+            let slot = self.grow().expect("memory");
+            self.free.push(slot.0);
+        }
+        self.free.truncate(left);
+        self.exhausted = true;
     }
 
     /// Makes a slot available that neither the device nor a caller uses any more.

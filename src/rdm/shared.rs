@@ -63,6 +63,11 @@ pub(super) struct State {
     /// The same when the driver was called last.
     calls_seen: u32,
     failed: bool,
+    /// There was no memory for a receive, which was logged.
+    short: bool,
+    /// Number of calls of [`Driven::drive`].
+    #[cfg(test)]
+    pub(super) drives: usize,
     /// The driver was woken, and has not called [`Driven::drive`] since.
     woken: bool,
 }
@@ -337,6 +342,9 @@ impl State {
             calls: 0,
             calls_seen: 0,
             failed: false,
+            short: false,
+            #[cfg(test)]
+            drives: 0,
             woken: false,
         }
     }
@@ -368,6 +376,8 @@ impl State {
             Todo::Release(peer) => core.release(peer, io),
             Todo::LoopBack(op) => io.loop_back(op),
             Todo::Refused(link) => core.refused(link, io),
+            Todo::Room(link) => core.has_room(link, io),
+            Todo::NoMemory(link) => core.no_memory(link, io),
         }
     }
 
@@ -375,7 +385,9 @@ impl State {
     #[inline]
     pub(super) fn post_receives(&mut self) {
         let needed = self.core.receives_needed();
-        if let Err(error) = self.io.post_receives(needed) {
+        if let Err(error) = self.io.post_receives(needed)
+            && !std::mem::replace(&mut self.short, true)
+        {
             warn_log!(EpData, "no memory for packets of further peers: {error}");
         }
     }
@@ -485,7 +497,10 @@ impl State {
             && let Some(entry) = self.io.completions.of(side).pop_front()
         {
             match entry {
-                Entry::Done(mut completion, peer) => {
+                Entry::Done(mut completion, peer) | Entry::Held(mut completion, peer, ..) => {
+                    if let Entry::Held(.., origin, credit) = entry {
+                        self.core.give_back(origin, credit);
+                    }
                     if let Some(peer) = peer.filter(|_| sources) {
                         completion.src_addr = self.source_of(peer);
                     }
@@ -514,6 +529,10 @@ impl Driven for Shared {
         let mut guard = self.lock();
         let state = guard.as_mut()?;
         state.woken = false;
+        #[cfg(test)]
+        {
+            state.drives += 1;
+        }
         state.core.set_now(self.now());
         let polls = state.calls != state.calls_seen;
         state.calls_seen = state.calls;
@@ -680,7 +699,11 @@ impl Source for CqSource {
         let sources = shared.config.source;
         let mut left = max - self.pass(state, sources, sink, max);
         if left != 0 || max == 0 {
-            state.poll()?;
+            let empty = state.poll()?;
+            if !empty && self.is_armed() {
+                // the caller may sleep, and the completions that are left make no event
+                self.wake();
+            }
             left -= self.pass(state, sources, sink, left);
         }
         if left != max && self.is_armed() {

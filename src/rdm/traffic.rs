@@ -5,6 +5,7 @@ use super::credit::Inbound;
 use super::link::{Closing, Link, LinkKey, Role, State};
 use super::ops::{Form, List, OpKey, Uses};
 use super::peer::PeerKey;
+use crate::errno::FiErrno;
 use crate::wire::rdm::packet::{RTS_CREDIT, eager_credit};
 use crate::wire::rdm::{Body, Close, Credit, Grant, Header, Number, Packet, PeerIndex};
 
@@ -181,6 +182,34 @@ impl<I: Io> Core<I> {
         }
         self.pump(link.peer, io);
         self.report(link.peer, io);
+    }
+
+    /// The next packet of a link cannot be posted for lack of memory: its operation fails. If the
+    /// peer has parts of the message already or waits for the packet, all its operations fail.
+    pub fn no_memory(&mut self, link: LinkKey, io: &mut I) {
+        let Some(key) = self.links.get(link).map(|link| link.peer) else {
+            return;
+        };
+        let Some(peer) = self
+            .peers
+            .get_mut(key)
+            .filter(|peer| peer.out == Some(link))
+        else {
+            return;
+        };
+        let first = peer.waiting.first().and_then(|op| self.ops.get(op));
+        let waits = peer.repost.is_some() || !peer.answers.is_empty();
+        if !waits && first.is_some_and(|entry| matches!(entry.uses, Uses::Message(_))) {
+            if let Some(op) = peer.waiting.pop(&self.ops)
+                && let Some(entry) = self.ops.remove(op)
+            {
+                io.complete(entry.op, Err(FiErrno::ENOMEM));
+            }
+            self.pump(key, io);
+        } else if waits || first.is_some() {
+            self.fail(key, FiErrno::ENOMEM, io);
+        }
+        self.settle(io);
     }
 
     /// Removes completed operations from the begin of the list.

@@ -179,8 +179,8 @@ impl Endpoint {
     ///
     /// # Errors
     /// - `EAGAIN`: `rx_size` receives are posted.
-    /// - `EINVAL`: more buffers than [`Limits::iov_limit`]; a directed receive from an address that
-    ///   is not in the address vector; a claim of no message.
+    /// - `EINVAL`: more buffers than [`Limits::iov_limit`], or several with `FI_MULTI_RECV`; a
+    ///   directed receive from an address that is not in the address vector; a claim of no message.
     /// - `EBADFLAGS`: a flag that the operation does not accept.
     /// - `EOPBADSTATE`: not enabled, or closed.
     ///
@@ -229,6 +229,9 @@ impl Endpoint {
         } else {
             // tagged receives have no such flag; it may be a default of all receives
             let multi = tag.is_none() && flags.contains(Flags::MULTI_RECV);
+            if multi && local.count() > 1 {
+                return Err(FiErrno::EINVAL);
+            }
             self.post_receive(state, &want, receive, multi)
         };
         state.settle();

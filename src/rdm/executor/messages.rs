@@ -2,13 +2,14 @@
 //! messages to the endpoint itself.
 
 use super::super::core::{Origin, Send};
+use super::super::iov::Iov;
 use super::super::operations::{Kind, Operation, PARTS, PAYLOAD, TxKey};
 use super::super::ops::{Form, Uses};
 use super::super::receives::{
     Arrival, ArrivalKey, Envelope, Payload, StoredKey, Target, completion_of,
 };
 use super::{Executor, Slot, Todo};
-use crate::errno::{FiErrno, Result};
+use crate::errno::FiErrno;
 use crate::flags::Flags;
 use crate::matching::Release;
 use crate::wire::rdm::packet::eager_credit;
@@ -31,9 +32,14 @@ impl Executor {
                 let payload = &self.memory.bytes(slot)[at..at + len];
                 // SAFETY: the application keeps the buffers until the receive completes.
                 unsafe { target.receive.iov.write(0, payload) };
-                self.arrived(&target, envelope);
                 // at most 8 KiB
-                eager_credit(len as u32)
+                let credit = eager_credit(len as u32);
+                let blocks = Credit::new(credit.blocks, 0);
+                if self.arrived(&target, envelope, Some((origin, blocks))) {
+                    Credit::new(0, 1)
+                } else {
+                    credit
+                }
             }
             None => {
                 let payload = self.rx.copy(&self.memory.bytes(slot)[at..at + len]);
@@ -49,9 +55,15 @@ impl Executor {
         }
     }
 
-    /// A message is complete in its receive.
+    /// A message is complete in its receive. `blocks`: the credit that it uses. Returns whether its
+    /// entry keeps this credit; otherwise the caller gives it back.
     #[inline]
-    fn arrived(&mut self, target: &Target, envelope: &Envelope) {
+    fn arrived(
+        &mut self,
+        target: &Target,
+        envelope: &Envelope,
+        blocks: Option<(Origin, Credit)>,
+    ) -> bool {
         let len = (target.receive.iov.len() as u64).min(envelope.len);
         let beyond = envelope.len - len;
         let result = if beyond == 0 {
@@ -59,17 +71,20 @@ impl Executor {
         } else {
             Err((FiErrno::ETRUNC, beyond as usize))
         };
-        self.received_message(target, envelope, len as usize, result);
+        self.received_message(target, envelope, len as usize, result, blocks)
     }
 
     /// Reports the result of a receive: with an error, the number of bytes beyond the buffer too.
+    /// `blocks` and the result: see [`Self::arrived`].
     fn received_message(
         &mut self,
         target: &Target,
         envelope: &Envelope,
         len: usize,
         result: std::result::Result<(), (FiErrno, usize)>,
-    ) {
+        blocks: Option<(Origin, Credit)>,
+    ) -> bool {
+        let mut kept = false;
         let receive = &target.receive;
         let mut completion = completion_of(receive);
         completion.len = len;
@@ -91,8 +106,13 @@ impl Executor {
             Ok(()) => {
                 let released = completion.flags.contains(Flags::MULTI_RECV);
                 let wanted = receive.wanted || released;
-                self.completions
-                    .done(completion, Some(envelope.peer), wanted);
+                let from = envelope.peer;
+                match blocks.filter(|_| target.multi.is_some()) {
+                    Some(blocks) => {
+                        kept = self.completions.held(completion, from, wanted, blocks);
+                    }
+                    None => self.completions.done(completion, Some(from), wanted),
+                }
             }
             Err((error, olen)) => self.completions.failed(completion, olen, error),
         }
@@ -100,6 +120,7 @@ impl Executor {
             completion.flags |= Flags::MULTI_RECV;
             self.completions.failed(completion, 0, FiErrno::ECANCELED);
         }
+        kept
     }
 
     /// A stored message has got its receive.
@@ -112,8 +133,11 @@ impl Executor {
             Payload::Bytes(origin, bytes) => {
                 // SAFETY: the application keeps the buffers until the receive completes.
                 unsafe { target.receive.iov.write(0, &bytes) };
-                self.arrived(&target, &envelope);
-                self.forget_bytes(origin, bytes);
+                let blocks = Credit::new(eager_credit(bytes.len() as u32).blocks, 0);
+                if !self.arrived(&target, &envelope, Some((origin, blocks))) {
+                    self.todo.push_back(Todo::GiveBack(origin, blocks));
+                }
+                self.rx.recycle(bytes);
             }
             Payload::AtSender(origin, op) => self.begin_arrival(origin, op, envelope, target),
             Payload::Own(op) => self.deliver_own(op, &envelope, &target),
@@ -156,12 +180,15 @@ impl Executor {
         envelope: Envelope,
         target: Target,
     ) {
-        self.todo
-            .push_back(Todo::GiveBack(origin, Credit::new(2, 0)));
+        let blocks = Credit::new(2, 0);
         if envelope.len == 0 {
-            self.arrived(&target, &envelope);
+            if !self.arrived(&target, &envelope, Some((origin, blocks))) {
+                self.todo.push_back(Todo::GiveBack(origin, blocks));
+            }
             return self.answer(origin, Kind::Fin { op, status: 0 });
         }
+        // the entries of such messages in a multi-receive buffer are bounded by its length
+        self.todo.push_back(Todo::GiveBack(origin, blocks));
         let arrival = Arrival {
             target,
             envelope,
@@ -177,7 +204,7 @@ impl Executor {
             }
             None => {
                 let result = Err((FiErrno::ENOMEM, 0));
-                self.received_message(&target, &envelope, 0, result);
+                self.received_message(&target, &envelope, 0, result, None);
                 let status = FiErrno::ENOMEM.code() as u16;
                 self.answer(origin, Kind::Fin { op, status });
             }
@@ -207,7 +234,7 @@ impl Executor {
         if let Some(arrival) = self.rx.arrivals.remove(key) {
             let result = Err((FiErrno::ECONNABORTED, 0));
             let len = arrival.arrived as usize;
-            self.received_message(&arrival.target, &arrival.envelope, len, result);
+            self.received_message(&arrival.target, &arrival.envelope, len, result, None);
             if held {
                 self.todo.push_back(Todo::Release(arrival.origin.peer));
             }
@@ -240,7 +267,7 @@ impl Executor {
         if arrival.arrived == arrival.envelope.len
             && let Some(arrival) = self.rx.arrivals.remove(key)
         {
-            self.arrived(&arrival.target, &arrival.envelope);
+            self.arrived(&arrival.target, &arrival.envelope, None);
             self.todo.push_back(Todo::Release(origin.peer));
             let op = arrival.op;
             self.answer(origin, Kind::Fin { op, status: 0 });
@@ -271,7 +298,13 @@ impl Executor {
             let offset = op.next;
             let len = (op.len - offset).min(MAX_EAGER as usize);
             let peer = op.peer;
-            let (iov, copied) = (op.iov, op.copied);
+            // the message keeps its slot until all parts are complete
+            let iov = match &op.slot {
+                Some(slot) if op.copied => {
+                    Iov::of_memory(&self.memory.bytes(slot)[PAYLOAD..PAYLOAD + op.len])
+                }
+                _ => op.iov,
+            };
             let mut part = Operation::new(
                 Kind::Data {
                     of: key,
@@ -281,9 +314,6 @@ impl Executor {
             );
             (part.receiver, part.len) = (Some(receiver), len);
             part.iov = iov.part(offset, len);
-            if copied && self.copy_part(key, &mut part, offset).is_err() {
-                return;
-            }
             let Some(part) = self.tx.insert(part) else {
                 return;
             };
@@ -298,18 +328,6 @@ impl Executor {
             };
             self.todo.push_back(Todo::Send(peer, send));
         }
-    }
-
-    /// Copies a part of a payload that was copied, which is at most one packet long.
-    fn copy_part(&mut self, of: TxKey, part: &mut Operation, offset: usize) -> Result<()> {
-        let slot = self.memory.take()?;
-        let from = self.tx.get(of).and_then(|op| op.slot.as_ref());
-        let begin = PAYLOAD + offset;
-        let bytes = from.map(|from| self.memory.bytes(from)[begin..begin + part.len].to_vec());
-        let to = &mut self.memory.bytes_mut(&slot)[PAYLOAD..PAYLOAD + part.len];
-        to.copy_from_slice(&bytes.unwrap_or_default());
-        (part.slot, part.copied) = (Some(slot), true);
-        Ok(())
     }
 
     pub(super) fn fin(&mut self, origin: Origin, key: TxKey, status: u16) {
@@ -361,7 +379,7 @@ impl Executor {
                 },
             }
         }
-        self.arrived(target, envelope);
+        self.arrived(target, envelope, None);
         self.finish(key, Ok(()));
     }
 }

@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code, reason = "passes buffers as C does")]
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,18 +16,18 @@ use crate::queue::{BindFlags, Completion, CompletionQueue, CqConfig, WaitKind};
 use crate::rdm::{AddressVector, Endpoint, EndpointConfig, LocalIov};
 
 /// An endpoint with its own queue.
-struct End {
-    ep: Arc<Endpoint>,
-    cq: Arc<CompletionQueue>,
-    av: Arc<AddressVector>,
+pub(super) struct End {
+    pub(super) ep: Arc<Endpoint>,
+    pub(super) cq: Arc<CompletionQueue>,
+    pub(super) av: Arc<AddressVector>,
 }
 
-fn domain() -> Arc<Domain> {
+pub(super) fn domain() -> Arc<Domain> {
     let device = crate::verbs::devices(&[softverbs::backend()], false).remove(0);
     Domain::open(&device, DomainConfig::default()).unwrap()
 }
 
-fn config() -> EndpointConfig {
+pub(super) fn config() -> EndpointConfig {
     EndpointConfig {
         token: Token(0),
         context: 0,
@@ -48,15 +49,26 @@ fn config() -> EndpointConfig {
     }
 }
 
+/// A completion queue with a wait object.
+pub(super) fn queue(domain: &Arc<Domain>, size: usize) -> Arc<CompletionQueue> {
+    let config = CqConfig {
+        size,
+        wait: WaitKind::Unspec,
+        sources_only: true,
+        ..CqConfig::default()
+    };
+    CompletionQueue::open(domain.queues(), config).unwrap()
+}
+
 impl End {
-    fn open(domain: &Arc<Domain>) -> Self {
-        let ep = Endpoint::new(domain, config()).unwrap();
-        let config = CqConfig {
-            wait: WaitKind::Unspec,
-            sources_only: true,
-            ..CqConfig::default()
-        };
-        let cq = CompletionQueue::open(domain.queues(), config).unwrap();
+    pub(super) fn open(domain: &Arc<Domain>) -> Self {
+        Self::with(domain, config(), 0)
+    }
+
+    /// With these attributes and a completion queue of this size.
+    pub(super) fn with(domain: &Arc<Domain>, config: EndpointConfig, size: usize) -> Self {
+        let ep = Endpoint::new(domain, config).unwrap();
+        let cq = queue(domain, size);
         let av = AddressVector::open(4).unwrap();
         ep.bind_vector(&av).unwrap();
         ep.bind_cq(&cq, BindFlags::TRANSMIT | BindFlags::RECV)
@@ -65,14 +77,17 @@ impl End {
         Self { ep, cq, av }
     }
 
-    fn knows(&self, other: &Self) -> FiAddr {
+    pub(super) fn knows(&self, other: &Self) -> FiAddr {
+        self.knows_at(other.ep.name().unwrap())
+    }
+
+    pub(super) fn knows_at(&self, addr: SocketAddr) -> FiAddr {
         let mut found = None;
-        let addr = other.ep.name().unwrap();
         self.av.insert_all([Ok(addr)], |_, addr| found = addr.ok());
         found.unwrap()
     }
 
-    fn send(&self, to: FiAddr, tag: Option<u64>, bytes: &[u8], context: usize) {
+    pub(super) fn send(&self, to: FiAddr, tag: Option<u64>, bytes: &[u8], context: usize) {
         let iov = libc::iovec {
             iov_base: bytes.as_ptr().cast_mut().cast(),
             iov_len: bytes.len(),
@@ -82,7 +97,7 @@ impl End {
         unsafe { self.ep.send(to, tag, local, None, context, None) }.unwrap();
     }
 
-    fn recv(&self, tag: Option<(u64, u64)>, bytes: &mut [u8], context: usize) {
+    pub(super) fn recv(&self, tag: Option<(u64, u64)>, bytes: &mut [u8], context: usize) {
         let iov = libc::iovec {
             iov_base: bytes.as_mut_ptr().cast(),
             iov_len: bytes.len(),
@@ -93,7 +108,7 @@ impl End {
         unsafe { self.ep.recv(any, tag, local, context, None) }.unwrap();
     }
 
-    fn poll(&self) -> Option<Completion> {
+    pub(super) fn poll(&self) -> Option<Completion> {
         let mut found = None;
         match self
             .cq
@@ -107,7 +122,7 @@ impl End {
 }
 
 /// Polls an end until it has so many completions.
-fn wait_for(end: &End, count: usize) -> Vec<Completion> {
+pub(super) fn wait_for(end: &End, count: usize) -> Vec<Completion> {
     let limit = Instant::now() + Duration::from_secs(20);
     let mut all = Vec::new();
     while all.len() < count {
@@ -118,7 +133,7 @@ fn wait_for(end: &End, count: usize) -> Vec<Completion> {
 }
 
 /// Polls both ends until each has so many completions.
-fn wait(ends: [&End; 2], counts: [usize; 2]) -> [Vec<Completion>; 2] {
+pub(super) fn wait(ends: [&End; 2], counts: [usize; 2]) -> [Vec<Completion>; 2] {
     let limit = Instant::now() + Duration::from_secs(20);
     let mut all = [Vec::new(), Vec::new()];
     while all[0].len() < counts[0] || all[1].len() < counts[1] {

@@ -4,6 +4,7 @@
 //! `WEFT_RDM_SEED=N` runs one, and `WEFT_RDM_TRACE=1` prints its events, packets and actions.
 
 mod endpoints;
+mod links;
 mod net;
 mod steps;
 
