@@ -285,8 +285,7 @@ impl<I: Io> Core<I> {
             if same && !peer.waiting.is_empty() {
                 peer.meant = peer.id;
             }
-            let waiting = !same && !peer.doubted;
-            self.fail_ops(key, FiErrno::ECONNABORTED, waiting, io);
+            self.fail_ops(key, FiErrno::ECONNABORTED, !same, io);
         }
         self.end_links(key, io);
         // a request of the old one
@@ -507,7 +506,6 @@ impl<I: Io> Core<I> {
             && !peer.itself
         {
             peer.probe = true;
-            peer.doubt();
             self.changed.push(key);
         }
     }

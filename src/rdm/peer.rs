@@ -60,9 +60,6 @@ pub(super) struct Peer {
     pub(super) itself: bool,
     /// Another endpoint states the address of this peer: it is dialled.
     pub(super) probe: bool,
-    /// When this was so, the peer had neither links nor operations: those that follow are meant for
-    /// the endpoint that has the address now.
-    pub(super) doubted: bool,
     /// Links ended because of the peer's packets, since the last packet that was processed.
     pub(super) strikes: u32,
 
@@ -150,7 +147,6 @@ impl Peer {
             ends: false,
             itself: false,
             probe: false,
-            doubted: false,
             strikes: 0,
             own: None,
             accepted: None,
@@ -211,12 +207,6 @@ impl Peer {
             listed: self.listed,
             ..fresh
         };
-    }
-
-    /// Another endpoint states the address: later operations may be for that one.
-    pub(super) fn doubt(&mut self) {
-        let linked = self.own.is_some() || self.accepted.is_some();
-        self.doubted |= self.probe && !linked && !self.has_ops();
     }
 
     /// The header of a packet to the peer.

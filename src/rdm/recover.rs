@@ -117,7 +117,6 @@ impl<I: Io> Core<I> {
             // it may be lost, and with it the newest *processed*
             (peer.returned, peer.recalled) = (None, true);
         }
-        peer.doubt();
         self.end_session(key);
     }
 
@@ -329,8 +328,7 @@ impl<I: Io> Core<I> {
             queued: peer.dial.queued,
             ..Dial::default()
         };
-        (peer.probe, peer.doubted) = (false, false);
-        (peer.confirm, peer.heard) = (true, true);
+        (peer.probe, peer.confirm, peer.heard) = (false, true, true);
         self.retimed = true;
         self.resume(key, &terms, io);
         io.up(key, link, &terms);
