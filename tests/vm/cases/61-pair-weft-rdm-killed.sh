@@ -10,11 +10,11 @@ native() {
 }
 b() {
 	signal listening
-	(native fi_rdm_tagged_bw -p weft -I 100000000 -S 4096 -s "$(rxe_addr4)")
+	(native fi_rdm_tagged_bw -p weft -U -I 100000000 -S 4096 -s "$(rxe_addr4)")
 }
 a() {
 	await listening 60 && sleep 5
-	(native fi_rdm_tagged_bw -p weft -I 100000000 -S 4096 -s "$(rxe_addr4)" "$(peer_addr4)") >/tmp/survivor 2>&1 &
+	(native fi_rdm_tagged_bw -p weft -U -I 100000000 -S 4096 -s "$(rxe_addr4)" "$(peer_addr4)") >/tmp/survivor 2>&1 &
 	sleep 5
 	kill -0 $! || { cat /tmp/survivor; return 1; }
 	signal running
