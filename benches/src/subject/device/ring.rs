@@ -114,8 +114,14 @@ impl Ring {
     #[inline]
     fn receive(&mut self) {
         let mut patience = Patience::default();
+        let mut in_vain = 0u32;
         while !self.poll() {
             patience.wait();
+            in_vain += 1;
+            // as polls of a completion queue: a spinning process leaves a busy processor to its peer
+            if in_vain > 4096 && in_vain.is_multiple_of(64) {
+                std::thread::yield_now();
+            }
         }
     }
 
