@@ -193,6 +193,11 @@ impl CmTarget for LinkCm {
                 }
                 Ok(())
             }
+            // the dialler has given up before it was connected
+            CmEventKind::Rejected if self.request.is_none() => {
+                shared.change(|core, io| core.broken(link, io));
+                Ok(())
+            }
             CmEventKind::Rejected => {
                 let rejection = event.private_data.bytes();
                 shared.change(|core, io| {
