@@ -98,7 +98,7 @@ class Death(Load):
     SOURCE = "rdm_death"
 
     def test_killed_processes(self):
-        self.succeeds("killed", 3, long=100)
+        self.succeeds("killed", 1, long=100)
 
     def test_a_stopped_process(self):
         self.succeeds("stopped", 1500, long=15000)
