@@ -79,7 +79,7 @@ const SOFTVERBS_LAYERS: &[&[&str]] = &[
     // the shared memory of a process, and how another process asks for files of it
     &["agent", "segment"],
     &["dm", "key", "registry", "signal"],
-    &["hazard", "ring"],
+    &["hazard", "receive_ring", "ring"],
     &["peer"],
     // memory of this process, and access to that of a peer
     &["region"],
@@ -152,7 +152,7 @@ const QP_LAYERS: &[&[&str]] = &[
         "state",
     ],
     &["copies", "modify", "remote_qp"],
-    &["fail", "push", "waiting", "xrc_send"],
+    &["fail", "own_ring", "push", "waiting", "xrc_send"],
     &["datagram", "pending", "send", "window"],
     &["extended", "fast_path", "pull"],
     &["object"],
