@@ -44,12 +44,12 @@ const PARAMS: &[Param] = &[
     Param {
         name: c"tx_size",
         kind: FI_PARAM_SIZE_T,
-        help: c"Default depth of a transmit queue in operations (default: 384, or the device's maximum if that is less)",
+        help: c"Default depth of a transmit queue in operations (default: 384, or the device's maximum if that is less; 1,024 for FI_EP_RDM endpoints)",
     },
     Param {
         name: c"rx_size",
         kind: FI_PARAM_SIZE_T,
-        help: c"Default depth of a receive queue in operations (default: 384, or the device's maximum if that is less)",
+        help: c"Default depth of a receive queue in operations (default: 384, or the device's maximum if that is less; 65,536 for FI_EP_RDM endpoints)",
     },
     Param {
         name: c"inline_size",

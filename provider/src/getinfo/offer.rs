@@ -82,8 +82,9 @@ const DEFAULT_DEPTH: usize = 384;
 const DEFAULT_INJECT: usize = 64;
 /// The depths of endpoints with many peers. MPI implementations repeat a receive that returns
 /// `-FI_EAGAIN` before they post their sends, so two processes that both reach the limit wait for
-/// each other. A copied message (`fi_inject(3)`) may take 8 KiB until its peer accepts it.
-const RDM_TX_DEPTH: usize = 1 << 14;
+/// each other. A copied message (`fi_inject(3)`) takes 8 KiB until its peer accepts it, so a sender
+/// to a process that takes nothing uses 8 MiB.
+const RDM_TX_DEPTH: usize = 1 << 10;
 const RDM_RX_DEPTH: usize = 1 << 16;
 /// Bytes of `ibv_wc.vendor_err`, and the most private data that a rejection carries.
 pub(crate) const MAX_ERR_DATA: usize = weft::wire::cm_data::MAX_CM_DATA;

@@ -54,7 +54,7 @@ static void check_attributes(void)
 	IS(info->rx_attr->caps == (FI_MSG | FI_TAGGED | FI_RECV | FI_MULTI_RECV | FI_DIRECTED_RECV | FI_SOURCE));
 	IS(info->mode == 0 && info->tx_attr->mode == 0 && info->rx_attr->mode == 0);
 	IS(info->addr_format == FI_SOCKADDR_IN && info->src_addr && !info->dest_addr);
-	IS(info->tx_attr->size == 16384 && info->rx_attr->size == 65536);
+	IS(info->tx_attr->size == 1024 && info->rx_attr->size == 65536);
 	IS(info->tx_attr->iov_limit == 4 && info->rx_attr->iov_limit == 4);
 	IS(info->tx_attr->inject_size == 4096);
 	IS(info->tx_attr->msg_order == FI_ORDER_SAS && info->rx_attr->msg_order == FI_ORDER_SAS);

@@ -14,6 +14,7 @@
 
 #include <dirent.h>
 #include <pthread.h>
+#include <sys/syscall.h>
 
 #define LARGE (1UL << 20)
 
@@ -181,7 +182,7 @@ static uint64_t wakes(int print)
 		char path[300], line[200], name[64] = "?";
 		unsigned long value = 0;
 
-		if (atoi(entry->d_name) == 0 || atoi(entry->d_name) == (int)gettid())
+		if (atoi(entry->d_name) == 0 || atoi(entry->d_name) == (int)syscall(SYS_gettid))
 			continue;
 		snprintf(path, sizeof path, "/proc/self/task/%s/status", entry->d_name);
 		FILE *file = fopen(path, "r");
