@@ -99,7 +99,7 @@ const PARAMS: &[Param] = &[
     Param {
         name: c"rdm",
         kind: FI_PARAM_BOOL,
-        help: c"Preview: offer reliable datagram endpoints (FI_EP_RDM) for messages, and offer weft;ofi_rxm only if it is named (default: no)",
+        help: c"Preview: offer reliable datagram endpoints (FI_EP_RDM) for messages, and offer weft;ofi_rxm over the devices that have them only if it is named (default: no)",
     },
     Param {
         name: c"max_links",
