@@ -76,6 +76,8 @@ class Overload(Load):
         self.succeeds("threads", 5000, long=10**6)
 
 
+# docs/rdm.md, "Known faults"
+@unittest.skipUnless(LONG, "on a busy machine a connection of several ranks can fail or stall")
 class Progress(Load):
     SOURCE = "rdm_progress"
 
