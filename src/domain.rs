@@ -116,6 +116,8 @@ impl Domain {
             return Ok(Arc::clone(driver));
         }
         let started = Arc::new(Driver::start()?);
+        let assisted: Weak<Driver> = Arc::downgrade(&started);
+        self.queues.set_assisted(assisted);
         Ok(Arc::clone(driver.insert(started)))
     }
 

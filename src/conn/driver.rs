@@ -1,24 +1,36 @@
 //! The thread that serves the connections of endpoints which have no event queue: it takes the
 //! events of the connection manager and does what is due at a time. It sleeps without a timeout
-//! when nothing is due.
+//! when nothing is due. A thread of the application that polls does this work when it finds it
+//! undone, because spinning threads can keep the driver from a processor for seconds.
 
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
 use super::Dispatcher;
 use crate::errno::Result;
 use crate::log::warn_log;
+use crate::queue::Assisted;
+
+/// The least time between two looks of polling threads at what the driver has to do.
+const LOOK: Duration = Duration::from_micros(200);
+/// The driver is woken to sleep again, if it would wake for nothing so long before it is needed: soon
+/// after a process ceases to poll, no thread of it wakes.
+const EARLY: Duration = Duration::from_millis(100);
+/// How long a polling thread waits for the driver, which may need a lock that the thread acquires
+/// again and again, and for the processor of the thread.
+const PATIENCE: Duration = Duration::from_millis(1);
 
 /// An object that a [`Driver`] serves.
 pub(crate) trait Driven: Send + Sync {
     /// Does what is due, and returns the time of the next call; `None`: after the next event or
-    /// [`Driver::wake`]. Called by the driver's thread without a lock.
-    fn drive(&self) -> Option<Instant>;
+    /// [`Driver::wake`]. Called without a lock, by one thread at a time: the driver's, or one that
+    /// polls (`polls`).
+    fn drive(&self, polls: bool) -> Option<Instant>;
 }
 
 /// The thread and its dispatcher. Thread safe. Dropping it ends the thread.
@@ -34,6 +46,14 @@ struct Shared {
     dispatcher: Dispatcher,
     driven: Mutex<Vec<Weak<dyn Driven>>>,
     stopped: AtomicBool,
+    /// Held while events are taken and what is due is done.
+    serving: Mutex<()>,
+    begin: Instant,
+    /// When the thread calls [`Driven::drive`] next, unless it is woken before, in ns since
+    /// `begin`; the maximum: no time. Changed under `serving`.
+    due: AtomicU64,
+    /// When polling threads look next, in the same unit.
+    look: AtomicU64,
 }
 
 impl std::fmt::Debug for Shared {
@@ -48,18 +68,28 @@ impl Driver {
     /// # Errors
     /// `EMFILE`, `ENOMEM`, `EAGAIN`: resources of the process.
     pub(crate) fn start() -> Result<Self> {
+        let mut driver = Self::without_thread()?;
+        let of_thread = Arc::clone(&driver.shared);
+        let thread = std::thread::Builder::new()
+            .name("weft-driver".to_owned())
+            .spawn(move || of_thread.run())?;
+        driver.thread = Some(thread);
+        Ok(driver)
+    }
+
+    fn without_thread() -> Result<Self> {
         let shared = Arc::new(Shared {
             dispatcher: Dispatcher::new()?,
             driven: Mutex::default(),
             stopped: AtomicBool::new(false),
+            serving: Mutex::default(),
+            begin: Instant::now(),
+            due: AtomicU64::new(u64::MAX),
+            look: AtomicU64::new(0),
         });
-        let of_thread = Arc::clone(&shared);
-        let thread = std::thread::Builder::new()
-            .name("weft-driver".to_owned())
-            .spawn(move || of_thread.run())?;
         Ok(Self {
             shared,
-            thread: Some(thread),
+            thread: None,
             process: std::process::id(),
         })
     }
@@ -108,15 +138,63 @@ impl Shared {
             if self.stopped.load(Ordering::Acquire) {
                 return;
             }
-            self.dispatcher.progress(|| false);
-            let driven = self.driven.lock().clone();
-            let due = driven.iter().filter_map(Weak::upgrade);
-            let due = due.filter_map(|driven| driven.drive()).min();
+            let due = {
+                let _serving = self.serving.lock();
+                let due = self.serve(false);
+                self.due.store(self.time(due), Ordering::Relaxed);
+                due
+            };
             if let Err(error) = wait.wait(due)
                 && error != crate::errno::FiErrno::EINTR
             {
                 warn_log!(EpCtrl, "epoll_wait: {error}");
             }
+        }
+    }
+}
+
+impl Shared {
+    /// Takes events, and does what is due. Returns the time of the next call.
+    fn serve(&self, polls: bool) -> Option<Instant> {
+        self.dispatcher.progress(|| false);
+        let driven = self.driven.lock().clone();
+        let due = driven.iter().filter_map(Weak::upgrade);
+        due.filter_map(|driven| driven.drive(polls)).min()
+    }
+
+    /// A time in ns since `begin`; the maximum for none.
+    fn time(&self, of: Option<Instant>) -> u64 {
+        // 2^64 ns are 584 years
+        of.map_or(u64::MAX, |of| (of - self.begin).as_nanos() as u64)
+    }
+}
+
+impl Assisted for Driver {
+    fn assist(&self) {
+        let shared = &*self.shared;
+        let now = shared.time(Some(Instant::now()));
+        if now < shared.look.load(Ordering::Relaxed) || self.process != std::process::id() {
+            return;
+        }
+        // two threads that look at the same time do no harm
+        let next = now + LOOK.as_nanos() as u64;
+        shared.look.store(next, Ordering::Relaxed);
+        let wait = shared.dispatcher.wait();
+        let overdue = shared.due.load(Ordering::Relaxed) <= now;
+        if !overdue && !shared.serving.is_locked() && !wait.is_ready() {
+            return;
+        }
+        let Some(_serving) = shared.serving.try_lock_for(PATIENCE) else {
+            return;
+        };
+        wait.clear();
+        let due = shared.time(shared.serve(true));
+        let sleeps_until = shared.due.load(Ordering::Relaxed);
+        if overdue {
+            // the thread is about to wake
+            shared.due.store(due, Ordering::Relaxed);
+        } else if due < sleeps_until || due - sleeps_until > EARLY.as_nanos() as u64 {
+            self.wake();
         }
     }
 }
@@ -148,9 +226,66 @@ mod tests {
     struct Busy;
 
     impl Driven for Busy {
-        fn drive(&self) -> Option<Instant> {
+        fn drive(&self, _: bool) -> Option<Instant> {
             Some(Instant::now())
         }
+    }
+
+    /// Counts its calls, and asks for the next one after a time.
+    struct Counting(AtomicU64, Duration);
+
+    impl Driven for Counting {
+        fn drive(&self, polls: bool) -> Option<Instant> {
+            assert!(polls);
+            self.0.fetch_add(1, Ordering::Relaxed);
+            Some(Instant::now() + self.1)
+        }
+    }
+
+    /// A thread that polls does what the driver's thread, which never gets a processor here, has to
+    /// do: after a wake-up, and when the time has come.
+    #[test]
+    fn a_polling_thread_does_the_work_of_a_thread_without_processor() {
+        let driver = Driver::without_thread().unwrap();
+        let counting = Arc::new(Counting(AtomicU64::new(0), Duration::from_secs(3600)));
+        let driven: Arc<dyn Driven> = Arc::clone(&counting) as _;
+        driver.add(Arc::downgrade(&driven), None).unwrap();
+        driver.shared.dispatcher.wait().clear();
+        let calls = || counting.0.load(Ordering::Relaxed);
+        let look = || {
+            std::thread::sleep(LOOK);
+            driver.assist();
+        };
+        look();
+        assert_eq!(calls(), 0, "there is nothing to do");
+        driver.wake();
+        look();
+        assert_eq!(calls(), 1);
+        // the thread, which sleeps without a limit, is told to sleep until the time
+        assert!(driver.shared.dispatcher.wait().is_ready());
+        driver.shared.dispatcher.wait().clear();
+        look();
+        assert_eq!(calls(), 1);
+        // the time for which the thread sleeps has passed
+        driver.shared.due.store(0, Ordering::Relaxed);
+        look();
+        assert_eq!(calls(), 2);
+        let next = driver.shared.due.load(Ordering::Relaxed);
+        assert!(next > Duration::from_secs(3000).as_nanos() as u64);
+        look();
+        assert_eq!(calls(), 2);
+        // another thread does the work
+        driver.wake();
+        let serving = driver.shared.serving.lock();
+        look();
+        drop(serving);
+        assert_eq!(calls(), 2);
+        look();
+        assert_eq!(calls(), 3);
+        // looks that follow at once do nothing
+        driver.wake();
+        driver.assist();
+        assert_eq!(calls(), 3);
     }
 
     /// The end of a driver is not lost among other wake-ups.

@@ -448,13 +448,9 @@ impl Counter {
     fn progress(&self) -> Result<()> {
         let result = self.for_queues(|queue| queue.progress().map(drop));
         self.take_events();
-        if let Some(keepalive) = self.domain.keepalive()
-            && self
-                .reads
-                .fetch_add(1, Ordering::Relaxed)
-                .is_multiple_of(READS)
-        {
-            keepalive.poll();
+        let reads = self.reads.fetch_add(1, Ordering::Relaxed);
+        if reads.is_multiple_of(READS) {
+            self.domain.polled();
         }
         result
     }

@@ -24,7 +24,8 @@ use crate::verbs::{AsyncEvent, AsyncListener, Cq};
 
 /// Size of a queue in completions if the application gives none.
 const DEFAULT_SIZE: usize = 1024;
-/// Number of empty reads between two checks of the keepalive clock.
+/// Number of empty reads, or of reads of a queue that has only sources, between two calls of
+/// [`QueueDomain::polled`].
 const EMPTY_READS: u32 = 32;
 /// Number of endpoints that each such check examines for revoked keys.
 const HOLDERS: usize = 4;
@@ -57,7 +58,7 @@ pub(super) struct Inner {
     next_turn: usize,
     /// Maximum number of outstanding completions of the bound endpoints.
     pub(super) reserved: usize,
-    /// Number of empty reads; wraps.
+    /// Number of empty reads, or of all reads of a queue that has only sources; wraps.
     empty_reads: u32,
     /// Number of reads that were full before the sources could run; wraps (`run_sources`).
     full_reads: u32,
@@ -253,6 +254,11 @@ impl CompletionQueue {
             _ if max == 0 => {
                 // a read of 0 completions only makes progress
                 self.progress_locked(&mut guard)?;
+                guard.empty_reads = guard.empty_reads.wrapping_add(1);
+                if guard.empty_reads.is_multiple_of(EMPTY_READS) {
+                    drop(guard);
+                    self.domain.polled();
+                }
                 return Err(FiErrno::EAGAIN);
             }
             _ => {}
@@ -287,15 +293,21 @@ impl CompletionQueue {
             count = take(&mut guard.backlog, max, writer);
         }
         let (result, count) = guard.run_sources(max, count, writer);
+        let backlog = !guard.backlog.is_empty();
+        guard.empty_reads = guard.empty_reads.wrapping_add(1);
+        if guard.empty_reads.is_multiple_of(EMPTY_READS) {
+            drop(guard);
+            self.domain.polled();
+        }
         if count > 0 {
             return Ok(count);
         }
         result?;
-        if guard.backlog.is_empty() {
-            Err(FiErrno::EAGAIN)
+        Err(if backlog {
+            FiErrno::EAVAIL
         } else {
-            Err(FiErrno::EAVAIL)
-        }
+            FiErrno::EAGAIN
+        })
     }
 
     /// Ends a read that found the device queue failed after `count` completions: returns them, and
@@ -367,7 +379,7 @@ impl CompletionQueue {
         } else {
             drop(inner);
         }
-        self.keep_alive();
+        self.domain.polled();
     }
 
     /// Of the next [`HOLDERS`] endpoints, those that hold keys of their peers.
@@ -380,13 +392,6 @@ impl CompletionQueue {
             let rings = place.filter(|_| i < count)?.rings.as_ref();
             rings.filter(|rings| rings.holds_keys()).cloned()
         })
-    }
-
-    /// Probes silent peers if the keepalive period has passed. The caller holds no lock.
-    fn keep_alive(&self) {
-        if let Some(keepalive) = self.domain.keepalive() {
-            keepalive.poll();
-        }
     }
 
     /// Polls the device queue, until the backlog has as many entries as the queue's size, and runs

@@ -25,6 +25,7 @@ pub use cntr::Counter;
 pub(crate) use cntr::Counters;
 pub use completion::{Completion, CompletionError, EntryWriter};
 pub use cq::{CompletionQueue, CqConfig};
+pub(crate) use domain::Assisted;
 pub use domain::QueueDomain;
 pub(crate) use engine_link::EngineLink;
 pub use wait::WaitKind;

@@ -525,7 +525,7 @@ impl VectorUser for Shared {
 }
 
 impl Driven for Shared {
-    fn drive(&self) -> Option<Instant> {
+    fn drive(&self, polls: bool) -> Option<Instant> {
         let mut guard = self.lock();
         let state = guard.as_mut()?;
         state.woken = false;
@@ -534,8 +534,7 @@ impl Driven for Shared {
             state.drives += 1;
         }
         state.core.set_now(self.now());
-        let polls = state.calls != state.calls_seen;
-        state.calls_seen = state.calls;
+        let polls = polls || state.calls != std::mem::replace(&mut state.calls_seen, state.calls);
         let auto = self.config.auto;
         let cq = Arc::clone(&state.io.objects.cq);
         cq.drain_channel();

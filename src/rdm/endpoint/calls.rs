@@ -142,6 +142,8 @@ impl Endpoint {
             shared.after(state);
             polled?;
             if state.io.outstanding() >= config.tx_size {
+                drop(guard);
+                shared.domain.queues().polled();
                 return Err(FiErrno::EAGAIN);
             }
         }
