@@ -4,7 +4,10 @@ tests/conformance/c/rdm_overload.c, rdm_progress.c and rdm_death.c.
 With WEFT_RDM_LONG=1 the counts are those of `make check-long`.
 """
 
+import contextlib
 import os
+import subprocess
+import sys
 import unittest
 
 from lib import programs
@@ -76,10 +79,26 @@ class Overload(Load):
         self.succeeds("threads", 5000, long=10**6)
 
 
-# docs/rdm.md, "Known faults"
-@unittest.skipUnless(LONG, "on a busy machine a connection of several ranks can fail or stall")
+@contextlib.contextmanager
+def busy_processors():
+    """Two processes for each processor that run all the time."""
+    count = 2 * len(os.sched_getaffinity(0))
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+
+
 class Progress(Load):
     SOURCE = "rdm_progress"
+
+    def test_connecting_on_a_busy_machine(self):
+        # processes that spin kept the threads that connect them from the processors for seconds
+        with busy_processors():
+            self.succeeds("computes", 4000)
 
     def test_a_process_that_calls_nothing(self):
         self.succeeds("computes", long=5000)
