@@ -119,8 +119,6 @@ class Progress(Load):
 class Death(Load):
     SOURCE = "rdm_death"
 
-    # one kill in about 300: docs/rdm.md, "Known faults"
-    @unittest.skipUnless(LONG, "a send can fail before the kill")
     def test_killed_processes(self):
         self.succeeds("killed", 1, long=100)
 
