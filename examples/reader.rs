@@ -114,9 +114,9 @@ fn read(setup: &Setup, ops: &weft_mr_ops, handle: &str) {
     };
     let (addr, len, mr) = import(READING).expect("mr_import");
     let words = addr.cast::<u64>();
-    // SAFETY: the memory is mapped and has this length; other processes may write to it at any
-    // time, so no reference covers it.
     let sum: u64 = (0..len / 8)
+        // SAFETY: the memory is mapped and has this length; other processes may write to it at any
+        // time, so no reference covers it.
         .map(|i| unsafe { words.add(i).read_volatile() })
         .sum();
     assert_eq!(sum, (0..COUNT as u64).sum());

@@ -133,8 +133,8 @@ fn registration(lib: &Lib) {
             let mut figures = [const { Vec::new() }; 4];
             for _ in 0..ROUNDS {
                 let start = Instant::now();
-                // SAFETY: the memory is never freed.
                 let mrs: Vec<_> = (0..count)
+                    // SAFETY: the memory is never freed.
                     .map(|_| unsafe { register(&setup, memory, len, FI_SEND | FI_REMOTE_READ, 0) })
                     .collect();
                 figures[0].push(start.elapsed().as_nanos() as f64 / count as f64);

@@ -310,8 +310,8 @@ fn buffers_parent(link: &mut Link) {
     end.join(link);
     link.say_numbers(addr as u64 + 20, u64::from(keys(mr).1));
     link.expect("written");
-    // SAFETY: inside the buffer.
     let found: Vec<u8> = (0..len)
+        // SAFETY: inside the buffer.
         .map(|i| unsafe { addr.add(i).read_volatile() })
         .collect();
     assert!(found[..20].iter().all(|&byte| byte == 0));
@@ -559,8 +559,8 @@ fn atomic_write_child(link: &mut Link) {
         let ordinary = unsafe { ibv_reg_mr(verbs(), end.pd, words.cast(), 16, access) };
         let dm = alloc_dm(end.context, 16);
         let direct = reg_dm(end.pd, dm, 0, 16, access | ZERO);
-        // SAFETY: live domain; the words are never freed.
         let read_only =
+            // SAFETY: live domain; the words are never freed.
             unsafe { ibv_reg_mr(verbs(), end.pd, words.cast(), 16, IBV_ACCESS_REMOTE_READ) };
         end.join(link);
         link.say_numbers(words as u64, keys(ordinary).1.into());

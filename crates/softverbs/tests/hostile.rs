@@ -330,8 +330,8 @@ impl Field {
             whole.extend([(LEN + TARGET, LEN + COUNTER), (LEN + REST, 2 * LEN)]);
         }
         for (from, to) in whole {
-            // SAFETY: mapped; others may write there, as is to be seen.
             let changed =
+                // SAFETY: mapped; others may write there, as is to be seen.
                 (from..to).find(|&at| unsafe { self.0.add(at).read_volatile() } != PATTERN);
             assert_eq!(changed, None, "written at this place of {from}..{to}");
         }

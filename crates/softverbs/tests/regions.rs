@@ -66,8 +66,8 @@ impl Pages {
 
     fn resident(&self, from: usize, len: usize) -> usize {
         let mut pages = vec![0u8; len / PAGE];
-        // SAFETY: inside the mapping; one byte for each page.
         let ret =
+            // SAFETY: inside the mapping; one byte for each page.
             unsafe { libc::mincore(self.addr.add(from).cast(), len, pages.as_mut_ptr().cast()) };
         assert_eq!(ret, 0);
         pages.iter().filter(|&&page| page & 1 != 0).count()

@@ -72,8 +72,8 @@ impl Window {
                 send_flags: IBV_SEND_SIGNALED,
                 bind_info: info,
             };
-            // SAFETY: live objects of this device.
             let code =
+                // SAFETY: live objects of this device.
                 unsafe { (*end.context).ops.bind_mw.unwrap()(end.qp, self.mw, &raw mut bind) };
             assert_eq!(code, 0);
             (self.rkey(), end.wait(LIMIT).status)
@@ -170,8 +170,8 @@ fn bounds_child(link: &mut Link) {
             assert_eq!(window.dereg(), libc::EBUSY);
             link.say_numbers(start as u64 + FROM as u64, u64::from(rkey));
             link.expect("done");
-            // SAFETY: the memory is never freed.
             let written: Vec<u8> = (0..LEN)
+                // SAFETY: the memory is never freed.
                 .map(|i| unsafe { start.add(i).read_volatile() })
                 .collect();
             let mut expected = vec![0; LEN];

@@ -175,8 +175,8 @@ impl Actor {
 
     fn read(&self, number: u64, len: usize) -> Vec<u8> {
         let at: *const u8 = std::ptr::without_provenance(self.place(number) as usize);
-        // SAFETY: inside the memory; another process may write it.
         (0..len)
+            // SAFETY: inside the memory; another process may write it.
             .map(|i| unsafe { at.add(i).read_volatile() })
             .collect()
     }

@@ -38,8 +38,8 @@ impl Target {
     }
 
     pub(super) fn bytes(&self, at: usize, len: usize) -> Vec<u8> {
-        // SAFETY: mapped memory that the device may write to.
         (at..at + len)
+            // SAFETY: mapped memory that the device may write to.
             .map(|at| unsafe { self.byte(at).read_volatile() })
             .collect()
     }

@@ -130,8 +130,8 @@ pub(crate) fn storer(lib: &Lib, handle: &str) {
 /// Imports as another user, `nobody`.
 pub(crate) fn stranger(lib: &Lib, handle: &str) {
     let world = World::new(lib, MODE);
-    // SAFETY: numbers.
     let became =
+        // SAFETY: numbers.
         unsafe { libc::setresgid(65534, 65534, 65534) | libc::setresuid(65534, 65534, 65534) };
     assert_eq!(became, 0);
     let refused = world
