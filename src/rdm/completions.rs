@@ -25,8 +25,8 @@ pub(super) enum Side {
 pub(super) enum Entry {
     /// A success, and the sender of a message.
     Done(Completion, Option<PeerKey>),
-    /// A success in a multi-receive buffer. Such a receive has any number of entries, so the message
-    /// keeps its credit until the entry is taken.
+    /// A success in a multi-receive buffer. Such a receive has any number of entries, so the
+    /// message keeps its credit until the entry is taken.
     Held(Completion, Option<PeerKey>, Origin, Credit),
     /// A failure.
     Failed(CompletionError),

@@ -17,8 +17,8 @@ const MS: u64 = 1_000_000;
 const BACKOFF: (u64, u64) = (MS, 250 * MS);
 /// Peers can state so many addresses each, on average.
 const ADDRESSES: usize = 8;
-/// How long an acceptor waits for HELLO after it has sent the reply. The dialler posts it as soon as
-/// its device has ended the link that this one replaces, at most 1 s.
+/// How long an acceptor waits for HELLO after it has sent the reply. The dialler posts it as soon
+/// as its device has ended the link that this one replaces, at most 1 s.
 const GREETING: u64 = 2_000 * MS;
 /// How long the acceptor of a broken link waits for a request.
 pub(super) const PATIENCE: u64 = 20 * MS;

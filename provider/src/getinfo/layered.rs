@@ -36,12 +36,13 @@ pub(crate) fn lists_rdm(device: &Device) -> bool {
     param::values().rdm && rdm::Limits::of(device).is_some()
 }
 
-/// Whether a device is left out of the answer to this query: the query comes from a layered provider
-/// and names no provider, and the device has endpoints with many peers itself. libfabric lists the
-/// entries of layered providers before those of an external provider, so an answer would be
-/// preferred to these endpoints. If all devices have such endpoints, libfabric passes no such query
-/// (`disable_layering`, `provider.rs`), also if the application names weft alone. With a device
-/// that has none, the two queries that name weft cannot be distinguished, and both are answered.
+/// Whether a device is left out of the answer to this query: the query comes from a layered
+/// provider and names no provider, and the device has endpoints with many peers itself. libfabric
+/// lists the entries of layered providers before those of an external provider, so an answer would
+/// be preferred to these endpoints. If all devices have such endpoints, libfabric passes no such
+/// query (`disable_layering`, `provider.rs`), also if the application names weft alone. With a
+/// device that has none, the two queries that name weft cannot be distinguished, and both are
+/// answered.
 pub(crate) fn leaves_out(device: &Device, flags: u64, hints: &Hints) -> bool {
     is_layered(flags) && !hints.names_weft && lists_rdm(device)
 }

@@ -286,8 +286,8 @@ fn a_close_after_an_inject_loses_nothing() {
     }
 }
 
-/// As above, for a message that is too long for the credit of a new peer: it is announced first, and
-/// then sent in parts from its copy.
+/// As above, for a message that is too long for the credit of a new peer: it is announced first,
+/// and then sent in parts from its copy.
 #[test]
 fn a_close_after_a_long_inject_loses_nothing() {
     let domain = domain();

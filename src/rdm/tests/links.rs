@@ -162,8 +162,8 @@ fn the_reader_of_one_queue_wakes_that_of_the_other() {
     }
 }
 
-/// More completions wait than the two progress calls of a thread poll before it sleeps, and those in
-/// front have no entry for it.
+/// More completions wait than the two progress calls of a thread poll before it sleeps, and those
+/// in front have no entry for it.
 #[test]
 fn a_long_device_queue_does_not_delay_a_sleeping_reader() {
     let domain = domain();
@@ -265,7 +265,8 @@ fn the_slot_of_a_failed_send_is_not_reused_before_its_link_has_ended() {
     until("kept for ever", || a.state(free));
 }
 
-/// A link is ended while its dial is under way, whose result comes later. The peer is dialled again.
+/// A link is ended while its dial is under way, whose result comes later. The peer is dialled
+/// again.
 #[test]
 fn a_link_that_ends_during_its_dial_is_replaced() {
     let domain = domain();

@@ -118,7 +118,8 @@ impl Ring {
         while !self.poll() {
             patience.wait();
             in_vain += 1;
-            // as polls of a completion queue: a spinning process leaves a busy processor to its peer
+            // as polls of a completion queue: a spinning process leaves a busy processor to its
+            // peer
             if in_vain > 4096 && in_vain.is_multiple_of(64) {
                 std::thread::yield_now();
             }

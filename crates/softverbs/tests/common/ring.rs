@@ -189,7 +189,8 @@ impl End {
         assert_eq!(unsafe { ibv_req_notify_cq(self.cq, solicited.into()) }, 0);
     }
 
-    /// Whether the channel becomes readable within this time; then takes the event, if there is one.
+    /// Whether the channel becomes readable within this time; then takes the event, if there is
+    /// one.
     pub fn sleep_on_channel(&self, limit: Duration) -> bool {
         // SAFETY: live objects.
         unsafe {
