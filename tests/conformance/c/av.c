@@ -1,16 +1,20 @@
 /* Address vectors, from fi_av(3), with FI_WEFT_RDM=1:
  *
  *   av open PROV NODE        attributes: types, hints, and those that are refused
- *   av indices PROV NODE     the lowest unused index is assigned, in both types, with and without an array of results
+ *   av indices PROV NODE     the lowest unused index is assigned, in both types, with and without
+ *                            an array of results
  *   av formats PROV NODE     each addr_format: insertion, fi_av_lookup, fi_av_straddr
  *   av service PROV NODE     fi_av_insertsvc: numbers, names, address strings, and what is refused
  *   av symmetric PROV NODE   fi_av_insertsym: services before nodes, and ranges that do not exist
- *   av failed PROV NODE      addresses that fail: FI_ADDR_NOTAVAIL, FI_SYNC_ERR, the returned number
+ *   av failed PROV NODE      addresses that fail: FI_ADDR_NOTAVAIL, FI_SYNC_ERR, the returned
+ *                            number
  *   av events PROV NODE      FI_EVENT: -FI_ENOEQ, one error for each address, then one event
  *   av duplicates PROV NODE  one address twice: two indices, removed one by one
  *   av lengths PROV NODE     buffers that are too short: a part, and the length of the whole
- *   av removed PROV NODE     removed addresses are in no vector, and their indices are assigned again
- *   av closed PROV NODE      closing: the domain after its vectors, the event queue after those bound to it
+ *   av removed PROV NODE     removed addresses are in no vector, and their indices are assigned
+ *                            again
+ *   av closed PROV NODE      closing: the domain after its vectors, the event queue after those
+ *                            bound to it
  *   av connected PROV NODE   a domain of connected endpoints has no address vectors
  *
  * Ends with 0, or says what went wrong. Plain libfabric 1.17. */
@@ -338,7 +342,8 @@ static void check_failed(void)
 		else
 			EQUAL(results[i], FI_ADDR_NOTAVAIL);
 	MUST(fi_close(&av->fid));
-	/* without: the failed ones are those that the vector has not, at the indices that they would have had */
+	/* without: the failed ones are those that the vector has not, at the indices that they
+	 * would have had */
 	av = vector(&all, FI_AV_TABLE, 0);
 	EQUAL(fi_av_insert(av, addrs, 5, NULL, 0, NULL), 2);
 	for (int i = 0; i < 5; i++)

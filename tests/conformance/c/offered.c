@@ -2,12 +2,13 @@
  *
  *   offered attributes PROV NODE  the attributes of the answer to hints that request only the type
  *   offered hints PROV NODE       what hints may request, and what they may not
- *   offered order PROV NODE       without hints: entries of this type precede those of connected endpoints
+ *   offered order PROV NODE       without hints: entries of this type precede those of connected
+ *                                 endpoints
  *   offered objects PROV NODE     what a domain and an endpoint may be opened with
  *   offered none PROV NODE        there is no such entry of this provider
  *
- * Each entry's provider has to be PROV, with nothing layered over it. Ends with 0, or says what went wrong.
- * Plain libfabric 1.17. */
+ * Each entry's provider has to be PROV, with nothing layered over it. Ends with 0, or says what
+ * went wrong. Plain libfabric 1.17. */
 #include "end.h"
 
 #define CAPS (FI_MSG | FI_TAGGED | FI_SEND | FI_RECV | FI_MULTI_RECV | FI_DIRECTED_RECV | FI_SOURCE | FI_LOCAL_COMM | FI_REMOTE_COMM)

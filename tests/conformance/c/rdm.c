@@ -1,22 +1,28 @@
-/* Messages of endpoints with many peers, from fi_msg(3), fi_tagged(3), fi_cq(3) and fi_endpoint(3), between two processes,
- * with FI_WEFT_RDM=1:
+/* Messages of endpoints with many peers, from fi_msg(3), fi_tagged(3), fi_cq(3) and fi_endpoint(3),
+ * between two processes, with FI_WEFT_RDM=1:
  *
- *   rdm variants PROV NODE     each call that sends and each that receives, untagged and tagged, with lengths up to 1 MiB
+ *   rdm variants PROV NODE     each call that sends and each that receives, untagged and tagged,
+ *                              with lengths up to 1 MiB
  *   rdm inject PROV NODE       injected buffers can be reused at once; lengths up to inject_size
- *   rdm unexpected PROV NODE   messages that arrive before their receives, in their order, and by tag
- *   rdm tags PROV NODE         ignored bits; the first receive that matches, the first message that matches
+ *   rdm unexpected PROV NODE   messages that arrive before their receives, in their order, and by
+ *                              tag
+ *   rdm tags PROV NODE         ignored bits; the first receive that matches, the first message that
+ *                              matches
  *   rdm directed PROV NODE     receives from one of two endpoints
  *   rdm source PROV NODE       fi_cq_readfrom: the sender's fi_addr_t, or FI_ADDR_NOTAVAIL
- *   rdm multi PROV NODE        a multi-receive buffer, until less than FI_OPT_MIN_MULTI_RECV is left
+ *   rdm multi PROV NODE        a multi-receive buffer, until less than FI_OPT_MIN_MULTI_RECV is
+ *                              left
  *   rdm search PROV NODE       FI_PEEK, FI_CLAIM, FI_DISCARD
  *   rdm cancel PROV NODE       fi_cancel of receives
  *   rdm truncated PROV NODE    a message that is longer than its receive
  *   rdm selective PROV NODE    FI_SELECTIVE_COMPLETION
  *   rdm counters PROV NODE     an endpoint with counters alone
- *   rdm asleep PROV NODE       fi_cntr_wait sleeps until a message arrives, without and with completion queues
+ *   rdm asleep PROV NODE       fi_cntr_wait sleeps until a message arrives, without and with
+ *                              completion queues
  *   rdm readerr PROV NODE      an application that calls fi_cq_readerr alone
  *   rdm levels PROV NODE       completion levels, FI_FENCE, FI_MORE
- *   rdm parting PROV NODE      a receiver closes its endpoint after the last FI_DELIVERY_COMPLETE message
+ *   rdm parting PROV NODE      a receiver closes its endpoint after the last FI_DELIVERY_COMPLETE
+ *                              message
  *   rdm regions PROV NODE      buffers with descriptors of regions, and more buffers than iov_limit
  *   rdm self PROV NODE         messages to the endpoint itself
  *   rdm both PROV NODE         both sides send at once, before either knows of the other
@@ -26,98 +32,26 @@
  *   rdm objects PROV NODE      binding, enabling, names, options, default flags, aliases, closing
  *   rdm flood PROV NODE        more messages than fit, to a receiver that posts late
  *
- * A further argument `auto` requests FI_PROGRESS_AUTO. Ends with 0, or says what went wrong. Plain libfabric 1.17. */
+ * A further argument `auto` requests FI_PROGRESS_AUTO. Ends with 0, or says what went wrong.
+ * Plain libfabric 1.17. */
 #define _GNU_SOURCE
-#include "end.h"
+#include "rdm_side.h"
 
 #include <poll.h>
-#include <rdma/fi_tagged.h>
-#include <stdbool.h>
 #include <sys/resource.h>
 
-#define SECONDS 30
 #define LARGEST (1UL << 20)
-#define CAPS (FI_MSG | FI_TAGGED)
 
-#define IS(condition)                                                                                                \
-	do {                                                                                                         \
-		if (!(condition))                                                                                    \
-			die("line %d: not so: %s", __LINE__, #condition);                                            \
-	} while (0)
-
-#define RETURNS(call, value)                                                                                         \
-	do {                                                                                                         \
-		long returned = (long)(call);                                                                        \
-		if (returned != (value))                                                                             \
-			die("line %d: %s: %ld", __LINE__, #call, returned);                                          \
-	} while (0)
-
-/* One endpoint and what it uses. */
-struct side {
-	struct fi_info *info;
-	struct fid_fabric *fabric;
-	struct fid_domain *domain;
-	struct fid_av *av;
-	struct fid_cq *tx, *rx;
-	struct fid_cntr *sent, *received;
-	struct fid_ep *ep;
-	fi_addr_t peer;
-};
-
-struct name {
-	size_t len;
-	uint8_t bytes[64];
-};
-
-static int wants_auto;
 static int first;			/* whether this is the first of the two processes */
 static int to_other[2], to_this[2];	/* pipes to and from the other process */
 static uint8_t *out, *in;		/* LARGEST bytes each */
 
 /* ---- objects ---- */
 
-static struct fi_info *offered(uint64_t caps)
+static void open_domain_for(struct side *side, uint64_t caps)
 {
-	struct fi_info *hints = fi_allocinfo(), *info;
-
-	hints->caps = caps;
-	hints->ep_attr->type = FI_EP_RDM;
-	hints->domain_attr->data_progress = wants_auto ? FI_PROGRESS_AUTO : FI_PROGRESS_UNSPEC;
-	hints->fabric_attr->prov_name = strdup(provider);
-	MUST(fi_getinfo(FI_VERSION(1, 17), node, NULL, FI_SOURCE, hints, &info));
-	fi_freeinfo(hints);
-	if (strcmp(info->fabric_attr->prov_name, provider))
-		die("the provider is %s", info->fabric_attr->prov_name);
-	return info;
-}
-
-static void open_domain_of(struct side *side, uint64_t caps)
-{
-	struct fi_av_attr attr = { .type = FI_AV_TABLE };
-
-	memset(side, 0, sizeof *side);
-	side->info = offered(caps);
-	MUST(fi_fabric(side->info->fabric_attr, &side->fabric, NULL));
-	MUST(fi_domain(side->fabric, side->info, &side->domain, NULL));
-	MUST(fi_av_open(side->domain, &attr, &side->av, NULL));
-}
-
-static struct fid_cq *queue(struct side *side, size_t size)
-{
-	struct fi_cq_attr attr = { .format = FI_CQ_FORMAT_TAGGED, .wait_obj = FI_WAIT_NONE, .size = size };
-	struct fid_cq *cq;
-
-	MUST(fi_cq_open(side->domain, &attr, &cq, NULL));
-	return cq;
-}
-
-static struct fid_cntr *counter_of(struct side *side, enum fi_wait_obj wait)
-{
-	struct fi_cntr_attr attr = { .events = FI_CNTR_EVENTS_COMP, .wait_obj = wait };
-	struct fid_cntr *cntr;
-
-	MUST(fi_cntr_open(side->domain, &attr, &cntr, NULL));
-	return cntr;
+	wanted.caps = caps;
+	open_domain_of(side);
 }
 
 static struct fid_cntr *counter(struct side *side) { return counter_of(side, FI_WAIT_NONE); }
@@ -127,45 +61,7 @@ static void open_ep(struct side *side, uint64_t selective)
 {
 	side->tx = queue(side, 0);
 	side->rx = queue(side, 0);
-	MUST(fi_endpoint(side->domain, side->info, &side->ep, NULL));
-	MUST(fi_ep_bind(side->ep, &side->av->fid, 0));
-	MUST(fi_ep_bind(side->ep, &side->tx->fid, FI_TRANSMIT | selective));
-	MUST(fi_ep_bind(side->ep, &side->rx->fid, FI_RECV | selective));
-	MUST(fi_enable(side->ep));
-}
-
-static void close_side(struct side *side)
-{
-	MUST(fi_close(&side->ep->fid));
-	for (int i = 0; i < 2; i++) {
-		struct fid_cq *cq = i ? side->tx : side->rx;
-		struct fid_cntr *cntr = i ? side->sent : side->received;
-
-		if (cq)
-			MUST(fi_close(&cq->fid));
-		if (cntr)
-			MUST(fi_close(&cntr->fid));
-	}
-	MUST(fi_close(&side->av->fid));
-	MUST(fi_close(&side->domain->fid));
-	MUST(fi_close(&side->fabric->fid));
-	fi_freeinfo(side->info);
-}
-
-static struct name name_of(struct fid_ep *ep)
-{
-	struct name name = { .len = sizeof name.bytes };
-
-	MUST(fi_getname(&ep->fid, name.bytes, &name.len));
-	return name;
-}
-
-static fi_addr_t insert(struct side *side, const struct name *name)
-{
-	fi_addr_t addr = FI_ADDR_NOTAVAIL;
-
-	RETURNS(fi_av_insert(side->av, name->bytes, 1, &addr, 0, NULL), 1);
-	return addr;
+	side->ep = endpoint_on(side, selective);
 }
 
 static struct name exchange(const struct name *own)
@@ -179,7 +75,7 @@ static struct name exchange(const struct name *own)
 
 static void open_pair(struct side *side, uint64_t caps, uint64_t selective)
 {
-	open_domain_of(side, caps);
+	open_domain_for(side, caps);
 	open_ep(side, selective);
 	struct name own = name_of(side->ep), other = exchange(&own);
 	side->peer = insert(side, &other);
@@ -276,20 +172,6 @@ static void must_be_empty(struct fid_cq *cq)
 	for (int i = 0; i < 100; i++)
 		RETURNS(fi_cq_read(cq, &entry, 1), -FI_EAGAIN);
 }
-
-/* Repeats a post until it is not -FI_EAGAIN. */
-#define POST(side, call)                                                                                             \
-	do {                                                                                                         \
-		double until = now() + SECONDS;                                                                      \
-		long posted;                                                                                         \
-		while ((posted = (long)(call)) == -FI_EAGAIN) {                                                      \
-			progress(side);                                                                              \
-			if (now() > until)                                                                           \
-				die("line %d: %s: not possible within %d s", __LINE__, #call, SECONDS);              \
-		}                                                                                                    \
-		if (posted)                                                                                          \
-			die("line %d: %s: %ld (%s)", __LINE__, #call, posted, fi_strerror((int)-posted));            \
-	} while (0)
 
 static void fill(uint8_t *bytes, size_t len, unsigned seed)
 {
@@ -643,7 +525,7 @@ static void check_source(void)
 {
 	struct side side;
 
-	open_domain_of(&side, CAPS | FI_SOURCE);
+	open_domain_for(&side, CAPS | FI_SOURCE);
 	open_ep(&side, 0);
 	struct name own = name_of(side.ep), other = exchange(&own);
 	fi_addr_t from = 7;
@@ -702,7 +584,8 @@ static void check_multi(void)
 		for (unsigned i = 0; i < 20; i++)
 			next(&side, side.tx);
 	} else {
-		/* two buffers: of 1,000 bytes 900 are used, because after nine messages less than 150 are left */
+		/* two buffers: of 1,000 bytes 900 are used, because after nine messages less
+		 * than 150 are left */
 		MUST(fi_setopt(&side.ep->fid, FI_OPT_ENDPOINT, FI_OPT_MIN_MULTI_RECV, &least, sizeof least));
 		for (int i = 0; i < 3; i++) {
 			struct iovec iov = { in + i * ROOM, ROOM };
@@ -774,7 +657,8 @@ static void must_find_nothing(struct side *side, uint64_t flags, uint64_t tag)
 	struct fi_cq_err_entry error;
 	struct fi_context context;
 
-	/* an entry that the application has not initialized: a search that fails has no error data */
+	/* an entry that the application has not initialized: a search that fails has no error
+	 * data */
 	memset(&error, 0x55, sizeof error);
 	search(side, flags, tag, 0, NULL, 0, &context);
 	error = next_error_in(side, side->rx, error);
@@ -1005,14 +889,10 @@ static void check_counters(void)
 	enum { ROUNDS = 30 };
 	struct side side;
 
-	open_domain_of(&side, CAPS);
+	open_domain_for(&side, CAPS);
 	side.sent = counter(&side);
 	side.received = counter(&side);
-	MUST(fi_endpoint(side.domain, side.info, &side.ep, NULL));
-	MUST(fi_ep_bind(side.ep, &side.av->fid, 0));
-	MUST(fi_ep_bind(side.ep, &side.sent->fid, FI_SEND));
-	MUST(fi_ep_bind(side.ep, &side.received->fid, FI_RECV));
-	MUST(fi_enable(side.ep));
+	side.ep = endpoint_on(&side, 0);
 	struct name own = name_of(side.ep), other = exchange(&own);
 	side.peer = insert(&side, &other);
 	for (unsigned i = 0; i < ROUNDS; i++) {
@@ -1073,20 +953,14 @@ static void check_asleep(void)
 	for (int queues = 0; queues < 2; queues++) {
 		struct side side;
 
-		open_domain_of(&side, CAPS);
+		open_domain_for(&side, CAPS);
 		side.sent = counter_of(&side, FI_WAIT_UNSPEC);
 		side.received = counter_of(&side, FI_WAIT_UNSPEC);
-		MUST(fi_endpoint(side.domain, side.info, &side.ep, NULL));
-		MUST(fi_ep_bind(side.ep, &side.av->fid, 0));
 		if (queues) {
 			side.tx = queue(&side, 0);
 			side.rx = queue(&side, 0);
-			MUST(fi_ep_bind(side.ep, &side.tx->fid, FI_TRANSMIT | FI_SELECTIVE_COMPLETION));
-			MUST(fi_ep_bind(side.ep, &side.rx->fid, FI_RECV | FI_SELECTIVE_COMPLETION));
 		}
-		MUST(fi_ep_bind(side.ep, &side.sent->fid, FI_SEND));
-		MUST(fi_ep_bind(side.ep, &side.received->fid, FI_RECV));
-		MUST(fi_enable(side.ep));
+		side.ep = endpoint_on(&side, FI_SELECTIVE_COMPLETION);
 		struct name own = name_of(side.ep), other = exchange(&own);
 		char byte = 0;
 
@@ -1130,7 +1004,8 @@ static void check_readerr(void)
 		struct fi_cq_err_entry error;
 		uint8_t want;
 
-		/* of each message 200,000 bytes: the receive fails, which is what the loop waits for */
+		/* of each message 200,000 bytes: the receive fails, which is what the loop waits
+		 * for */
 		for (unsigned i = 0; i < 5; i++)
 			POST(&side, fi_recv(side.ep, in + i * 200000, 200000, NULL, FI_ADDR_UNSPEC, in));
 		for (unsigned i = 0; i < 5;) {
@@ -1241,7 +1116,7 @@ static void check_self(void)
 	static const size_t lengths[] = { 0, 8, 4096, 5000, LARGEST };
 	struct side side;
 
-	open_domain_of(&side, CAPS | FI_SOURCE);
+	open_domain_for(&side, CAPS | FI_SOURCE);
 	open_ep(&side, 0);
 	struct name own = name_of(side.ep);
 	side.peer = insert(&side, &own);
@@ -1308,7 +1183,8 @@ static void check_parting(void)
 			struct fi_msg msg = { .msg_iov = &iov, .iov_count = 1, .addr = side.peer, .context = out };
 
 			fill(out, 64, round);
-			/* the receiver's answer to the first message is not read when the second one is posted */
+			/* the receiver's answer to the first message is not read when the second
+			 * one is posted */
 			for (int i = 0; i < 2; i++) {
 				POST(&side, fi_sendmsg(side.ep, &msg, FI_COMPLETION | FI_DELIVERY_COMPLETE));
 				hear(to_this[0], &byte, 1);
@@ -1455,8 +1331,8 @@ static void check_objects(void)
 	uint64_t flags;
 	bool no = false;
 
-	open_domain_of(&side, CAPS);
-	open_domain_of(&other, CAPS);
+	open_domain_for(&side, CAPS);
+	open_domain_for(&other, CAPS);
 	side.tx = queue(&side, 0);
 	side.rx = queue(&side, 0);
 	MUST(fi_eq_open(side.fabric, &eq_attr, &eq, NULL));

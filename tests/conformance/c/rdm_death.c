@@ -13,7 +13,7 @@
  * The next argument is `auto` for FI_PROGRESS_AUTO, or `manual`. A last argument is the time of a
  * stop in milliseconds, or the number of repetitions. Ends with 0, or says what went wrong. Plain
  * libfabric 1.17. */
-#include "many.h"
+#include "rdm_processes.h"
 
 static uint64_t wanted_number;
 
@@ -204,8 +204,8 @@ static void killed_middle(int posts_on)
 			for (int i = 0; i < DEPTH; i++)
 				before[i] = stream.sending[i];
 		}
-		/* in one turn with automatic progress sends are posted for a while after the death too: to
-		 * an address at which nothing listens */
+		/* in one turn with automatic progress sends are posted for a while after the
+		 * death too: to an address at which nothing listens */
 		if (!at || (posts_on && nanoseconds() < at + 100000000))
 			post(&side, &stream, to, ~0ULL);
 		arm(&side, &answers);
@@ -252,7 +252,8 @@ static void killed_middle(int posts_on)
 	fprintf(stderr, "%llu sent, %llu errors, %llu receives in error; the last error of sends before the death after %.3f s, of later ones %.3f s\n",
 		(unsigned long long)stream.sent, (unsigned long long)errors, (unsigned long long)lost, (double)last * 1e-9, (double)later * 1e-9);
 	IS(last < 1000000000 && later < 11000000000);
-	/* each receive that waits for a message of the dead peer can be cancelled, or has completed */
+	/* each receive that waits for a message of the dead peer can be cancelled, or has
+	 * completed */
 	for (int i = 0; i < DEPTH; i++)
 		if (stream.receiving[i]) {
 			int ret = fi_cancel(&side.ep->fid, &stream.receiving[i]);
@@ -469,7 +470,8 @@ static void again_middle(int lives)
 		}
 		UNTIL(told(RESULT) == (uint64_t)life, (void)fi_cq_read(side.tx, NULL, 0));
 		if (life % 2 == 0) {
-			/* whole, or an error, or still waiting; in no case bytes of the next life */
+			/* whole, or an error, or still waiting; in no case bytes of the next
+			 * life */
 			int over = 0;
 
 			UNTIL_WITHIN(3, over, {
@@ -635,8 +637,8 @@ static void check_exits(void)
 
 /* ---- closing ---- */
 
-/* Closes an endpoint with sends and receives under way, again and again, next to another one that is
- * in use. */
+/* Closes an endpoint with sends and receives under way, again and again, next to another one
+ * that is in use. */
 static void closer(int runs)
 {
 	static uint8_t out[LARGE], in[8][LARGE];
@@ -670,8 +672,8 @@ static void closer(int runs)
 		MUST(fi_close(&ep->fid));
 		atomic_store(&board->named[10], 0);
 		put(RESULT, (uint64_t)run);
-		/* completions of the closed endpoint may be left: they are read. An endpoint that was closed
-		 * writes no memory afterwards. */
+		/* completions of the closed endpoint may be left: they are read. An endpoint
+		 * that was closed writes no memory afterwards. */
 		memset(in, 0x5a, sizeof in);
 		UNTIL(told(DONE) == (uint64_t)run, {
 			struct fi_cq_err_entry error = { 0 };

@@ -1,8 +1,8 @@
-/* Endpoints with many peers under more load than fits, from fi_endpoint(3), fi_msg(3), fi_tagged(3),
- * fi_cq(3), fi_cntr(3) and fi_poll(3), between processes, with FI_WEFT_RDM=1:
+/* Endpoints with many peers under more load than fits, from fi_endpoint(3), fi_msg(3),
+ * fi_tagged(3), fi_cq(3), fi_cntr(3) and fi_poll(3), between processes, with FI_WEFT_RDM=1:
  *
- *   rdm_overload unread PROV NODE      messages to a receiver that posts nothing: memory is bounded,
- *                                      and all of them come later, in their order
+ *   rdm_overload unread PROV NODE      messages to a receiver that posts nothing: memory is
+ *                                      bounded, and all of them come later, in their order
  *   rdm_overload deaf PROV NODE        the same, and the receiver calls nothing
  *   rdm_overload mutual PROV NODE      two processes do that to each other, until one posts
  *   rdm_overload full PROV NODE        each waits for its sends while its receive queue is full
@@ -17,10 +17,10 @@
  *   rdm_overload shared PROV NODE      16 endpoints with one completion queue
  *   rdm_overload threads PROV NODE     four threads with one endpoint
  *
- * The next argument is `auto` for FI_PROGRESS_AUTO, or `manual`. A last argument is the number of
- * messages, or of repetitions. Ends with 0, or says what went wrong. Plain libfabric 1.17; link
- * with -pthread. */
-#include "many.h"
+ * The next argument is `auto` for FI_PROGRESS_AUTO, or `manual`. A last argument is the number
+ * of messages, or of repetitions. Ends with 0, or says what went wrong. Plain libfabric 1.17;
+ * link with -pthread. */
+#include "rdm_processes.h"
 
 #include <pthread.h>
 
@@ -281,7 +281,8 @@ static void two(void (*one)(int), int first, void (*other)(int), int second)
 static void check_unread(void) { two(unread_sender, 0, unread_receiver, 0); }
 static void check_deaf(void) { two(unread_sender, 0, unread_receiver, 1); }
 
-/* Process 0 posts receives when neither can send more, process 1 when all its sends are complete. */
+/* Process 0 posts receives when neither can send more, process 1 when all its sends are
+ * complete. */
 static void mutual(int this)
 {
 	struct outgoing out;
@@ -345,7 +346,8 @@ static void full(int this)
 		add(STAGE);
 		UNTIL(told(STAGE) >= (uint64_t)(2 * i + 1) * 2, (void)0);
 		fill(out, len, (uint64_t)i);
-		/* only the transmit queue is read, although the other one has 8 entries for 64 messages */
+		/* only the transmit queue is read, although the other one has 8 entries for 64
+		 * messages */
 		unsigned posted = 0, done = 0;
 		UNTIL(done == COUNT, {
 			if (posted < COUNT) {
@@ -559,8 +561,8 @@ static void waiting(int this)
 				waits(&side, side.rx, &entry);
 			fill(out, len, round * 2 + (uint64_t)this);
 			MUST(fi_tsend(side.ep, out, len, NULL, to, round, out));
-			/* the peer's receive exists only when its own send is complete, which may be when this
-			 * process has taken it */
+			/* the peer's receive exists only when its own send is complete, which
+			 * may be when this process has taken it */
 			if (late)
 				MUST(fi_trecv(side.ep, in, len, NULL, FI_ADDR_UNSPEC, round, 0, in));
 			waits(&side, side.tx, &entry);

@@ -8,9 +8,9 @@
  *   rdm_progress sread PROV NODE       the same, with a thread in fi_cq_sread
  *
  * The next argument is `auto` for FI_PROGRESS_AUTO, or `manual`. A last argument is the time of
- * computing or sleeping in milliseconds. Ends with 0, or says what went wrong. Plain libfabric 1.17;
- * link with -pthread. */
-#include "many.h"
+ * computing or sleeping in milliseconds. Ends with 0, or says what went wrong. Plain libfabric
+ * 1.17; link with -pthread. */
+#include "rdm_processes.h"
 
 #include <dirent.h>
 #include <pthread.h>
