@@ -1,0 +1,229 @@
+//! Sessions step by step: how one ends, and which operations and tokens of it are valid afterwards.
+
+use super::*;
+
+impl Scene {
+    /// A session whose link has ended, and in which nothing is under way.
+    fn with_session() -> Self {
+        let mut it = Self::new();
+        it.send(it.peer, 1);
+        let own = it.reply();
+        it.core.sent(own, Number::new(0), &mut it.acts);
+        it.settle(own);
+        it.end(own);
+        it
+    }
+
+    /// The next dials fail until the operations do.
+    fn time_out(&mut self) {
+        for time in 1..200 {
+            self.core.set_now(time * 100_000_000);
+            self.core.tick(&mut self.acts);
+            let (link, _) = *self.acts.dials.last().expect("a dial");
+            self.core.failed(link, Failure::Silent, &mut self.acts);
+        }
+    }
+}
+
+#[test]
+fn a_session_ends_with_the_operations() {
+    let mut it = Scene::with_session();
+    it.send(it.peer, 2);
+    let (_, request) = it.acts.dials[1];
+    assert!(request.shows.is_some() && !request.fresh);
+    it.time_out();
+    assert_eq!(it.acts.failed, [FiErrno::EHOSTUNREACH]);
+    assert_eq!((it.core.session(it.peer), it.core.deadline()), (None, None));
+    // the next request informs the peer, with a new token
+    it.send(it.peer, 3);
+    let (link, next) = *it.acts.dials.last().expect("a dial");
+    assert_eq!((next.shows, next.fresh), (request.shows, true));
+    assert_ne!(next.gives, request.gives);
+    // the former token is not this side's any more
+    it.request(1, Some(request.gives));
+    assert_eq!(it.acts.rejects[0].reason, Reason::Other);
+    // a reply to it begins another session, from 0
+    it.reply();
+    assert_eq!(it.acts.ups.last().expect("a link").0, link);
+    assert_eq!(it.core.session(it.peer), Some(id(2)));
+}
+
+#[test]
+fn a_peer_that_has_ended_the_session_ends_it_here() {
+    let mut it = Scene::new();
+    it.send(it.peer, 1);
+    let own = it.reply();
+    it.core.sent(own, Number::new(0), &mut it.acts);
+    // an operation that waits for an answer, and one without credit
+    it.core.hold(it.peer, &mut it.acts);
+    for op in 2..40 {
+        it.send(it.peer, op);
+    }
+    let posts = it.acts.posts;
+    let (_, request) = it.acts.dials[0];
+    // not by a program that does not have the token
+    it.fresh_request(1, Secret::new(99).expect("not 0"));
+    assert_eq!(it.acts.rejects[0].reason, Reason::Known);
+    it.fresh_request(1, request.gives);
+    assert_eq!(it.acts.rejects[1].reason, Reason::Busy);
+    assert_eq!((&it.acts.ends[..], it.acts.failed.len()), (&[own][..], 1));
+    // posted operations have an unknown outcome; the others wait for the next session
+    assert_eq!(it.acts.completed.len(), posts);
+    it.end(own);
+    it.fresh_request(2, request.gives);
+    let (accepted, reply) = it.acts.accepts[0];
+    assert_eq!(reply.terms.expected, Number::new(0));
+    assert_ne!(reply.gives, request.gives);
+    it.hello(2, 0);
+    assert_eq!((it.acts.posts, it.acts.ups[1].0), (2 * posts, accepted));
+}
+
+#[test]
+fn operations_for_an_endpoint_do_not_reach_another_one() {
+    let mut it = Scene::with_session();
+    it.send(it.peer, 2);
+    // the same endpoint rejects the token: its session has ended, and the operation waits
+    let (link, request) = it.acts.dials[1];
+    let other = Rejection {
+        version: VERSION,
+        epoch: Some(request.epoch),
+        id: id(2),
+        newest: None,
+        reason: Reason::Other,
+    };
+    it.core.rejected(link, &other.encode(), &mut it.acts);
+    assert_eq!(it.acts.completed.len(), 1);
+    let (link, request) = it.acts.dials[2];
+    assert_eq!((request.shows, request.fresh), (None, false));
+    // it restarts before the next dial arrives
+    let reply = Reply {
+        epoch: request.epoch,
+        id: id(3),
+        auth: 0,
+        gives: Secret::new(8).expect("not 0"),
+        ended: None,
+        terms: it.terms(0),
+    };
+    it.core.replied(link, &reply.encode(), &mut it.acts);
+    let lost = (2, Err(FiErrno::ECONNABORTED));
+    assert_eq!((it.acts.completed[1], it.acts.posts), (lost, 1));
+}
+
+#[test]
+fn a_damaged_session_does_not_last() {
+    let mut it = Scene::with_session();
+    it.send(it.peer, 2);
+    // the peer has processed a packet that this side has not sent
+    let (link, request) = it.acts.dials[1];
+    let reply = Reply {
+        epoch: request.epoch,
+        id: id(2),
+        auth: 0,
+        gives: Secret::new(7).expect("not 0"),
+        ended: None,
+        terms: it.terms(5),
+    };
+    it.core.replied(link, &reply.encode(), &mut it.acts);
+    assert_eq!(it.acts.failed, [FiErrno::ECONNABORTED]);
+    it.end(link);
+    it.send(it.peer, 3);
+    let (_, next) = it.acts.dials[2];
+    assert_eq!((next.shows, next.fresh), (request.shows, true));
+    it.reply();
+    assert_eq!((it.acts.ups.len(), it.acts.posts), (2, 2));
+}
+
+#[test]
+fn packets_that_are_refused_again_and_again_end_the_session() {
+    let mut it = Scene::new();
+    it.send(it.peer, 1);
+    let mut link = it.reply();
+    it.core.sent(link, Number::new(0), &mut it.acts);
+    for strike in 0..=16 {
+        assert!(it.acts.failed.is_empty(), "after {strike}");
+        it.core.hold(it.peer, &mut it.acts);
+        it.core.refused(link, &mut it.acts);
+        it.core.ended(link, &mut it.acts);
+        if strike < 16 {
+            link = it.reply_with(1);
+            it.core.release(it.peer, &mut it.acts);
+        }
+    }
+    assert_eq!(it.acts.failed, [FiErrno::ECONNABORTED]);
+    it.send(it.peer, 2);
+    assert!(it.acts.dials.last().expect("a dial").1.fresh);
+}
+
+#[test]
+fn a_peer_does_not_move_the_epoch() {
+    let mut it = Scene::new();
+    it.send(it.peer, 1);
+    let (link, request) = it.acts.dials[0];
+    let stale = Rejection {
+        version: VERSION,
+        epoch: Some(request.epoch),
+        id: id(2),
+        newest: Some(epoch(1 << 30)),
+        reason: Reason::Stale,
+    };
+    it.core.rejected(link, &stale.encode(), &mut it.acts);
+    assert_eq!(it.acts.dials.len(), 1, "without pause");
+    it.core.set_now(1_000_000);
+    it.core.tick(&mut it.acts);
+    assert_eq!(it.acts.dials[1].1.epoch, epoch(2));
+    // OTHER without a token is a failed dial
+    it.other();
+    assert_eq!(it.acts.dials.len(), 2, "without pause");
+    it.time_out();
+    assert_eq!(it.acts.completed, [(1, Err(FiErrno::EHOSTUNREACH))]);
+}
+
+#[test]
+fn an_answer_does_not_reach_another_session() {
+    let mut it = Scene::new();
+    it.send(it.peer, 1);
+    let own = it.reply();
+    it.core.sent(own, Number::new(0), &mut it.acts);
+    let from = Origin {
+        peer: it.peer,
+        session: 0,
+    };
+    assert_eq!(it.core.answer(from, 2, &mut it.acts), Ok(()));
+    let (_, request) = it.acts.dials[0];
+    it.request(1, Some(request.gives));
+    let accepted = it.hello(1, 1);
+    it.end(own);
+    it.other();
+    // the session ends with the accepted link
+    assert_eq!(it.acts.ends.last(), Some(&accepted));
+    let late = it.core.answer(from, 3, &mut it.acts);
+    assert_eq!(late, Err(FiErrno::ECONNABORTED));
+    it.end(accepted);
+    let late = it.core.answer(from, 4, &mut it.acts);
+    assert_eq!(late, Err(FiErrno::ECONNABORTED));
+    let from = Origin { session: 1, ..from };
+    assert_eq!(it.core.answer(from, 5, &mut it.acts), Ok(()));
+}
+
+#[test]
+fn an_rts_of_an_ended_session_is_not_delivered() {
+    let mut it = Scene::new();
+    it.send(it.peer, 1);
+    let own = it.reply();
+    it.core.sent(own, Number::new(0), &mut it.acts);
+    let (_, request) = it.acts.dials[0];
+    it.fresh_request(1, request.gives);
+    // what had arrived is processed
+    let message = Message::default();
+    let payload = Payload { offset: 32, len: 8 };
+    it.packet(own, 0, 1, Body::Eager { message, payload });
+    let rts = Body::Rts {
+        message,
+        op: OpId::new(1),
+        addr: RemoteAddr::NULL,
+        len: 9000,
+        rkey: Rkey::new(1),
+    };
+    it.packet(own, 1, 1, rts);
+    assert_eq!((it.acts.delivered, it.acts.discarded), (1, 1));
+}
