@@ -10,7 +10,7 @@ use crate::Token;
 use crate::conn::{CmSink, Listener};
 use crate::errno::{FiErrno, Result};
 use crate::log::info_log;
-use crate::verbs::{Device, DeviceAddress};
+use crate::verbs::{Device, DeviceAddress, address_rank};
 
 /// Unanswered connection requests at each address.
 const BACKLOG: usize = 1024;
@@ -33,17 +33,6 @@ fn scope_of(addr: &SocketAddr) -> u32 {
     match addr {
         SocketAddr::V6(v6) if v6.ip().is_unicast_link_local() => v6.scope_id(),
         _ => 0,
-    }
-}
-
-/// Sort key: an address that most peers can use comes first.
-fn rank(addr: &SocketAddr) -> u8 {
-    match addr.ip() {
-        IpAddr::V4(ip) if ip.is_loopback() => 2,
-        IpAddr::V4(_) => 0,
-        IpAddr::V6(ip) if ip.is_loopback() => 3,
-        IpAddr::V6(ip) if ip.is_unicast_link_local() => 4,
-        IpAddr::V6(_) => 1,
     }
 }
 
@@ -74,7 +63,7 @@ fn choose(
         chosen.retain(|own| own.addr.is_ipv4() == src.is_ipv4());
     }
     let other = |own: &DeviceAddress| ipv4.is_some_and(|ipv4| ipv4 != own.addr.is_ipv4());
-    chosen.sort_by_key(|own| (other(own), rank(&own.addr)));
+    chosen.sort_by_key(|own| (other(own), address_rank(&own.addr)));
     if chosen.first().is_none_or(other) {
         // there is no address for the name
         chosen.clear();
@@ -106,7 +95,7 @@ fn source(own: &[DeviceAddress], to: SocketAddr) -> Option<SocketAddr> {
     };
     let found = family().find(same).or_else(|| family().find(network));
     // the first one: a loopback or link-local address does not reach other networks
-    let found = found.or_else(|| family().find(|own| rank(&own.addr) < 2));
+    let found = found.or_else(|| family().find(|own| address_rank(&own.addr) < 2));
     let mut found = found
         .or_else(|| family().next().filter(|_| own.len() == 1))?
         .addr;

@@ -56,6 +56,18 @@ pub struct DeviceAddress {
     pub loopback: bool,
 }
 
+/// Sort key of addresses: one that more peers can use comes first. Addresses below 2 reach other
+/// networks.
+pub fn address_rank(addr: &SocketAddr) -> u8 {
+    match addr.ip() {
+        IpAddr::V4(ip) if ip.is_loopback() => 2,
+        IpAddr::V4(_) => 0,
+        IpAddr::V6(ip) if ip.is_loopback() => 3,
+        IpAddr::V6(ip) if ip.is_unicast_link_local() => 4,
+        IpAddr::V6(_) => 1,
+    }
+}
+
 /// An asynchronous event of an object (`ibv_get_async_event(3)`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AsyncEvent {

@@ -30,7 +30,7 @@ pub use attr::{DeviceAttr, LinkLayer, PciAddress, Port};
 pub(crate) use buf::Buf;
 pub use cm::{CmEvent, CmEventKind, CmId, ConnParam, EventChannel, PrivateData};
 pub use cq::{CompChannel, Cq, Wc};
-pub use device::{AsyncEvent, Device, DeviceAddress, devices};
+pub use device::{AsyncEvent, Device, DeviceAddress, address_rank, devices};
 pub(crate) use device::{AsyncListener, known_device};
 pub use keys::{Lkey, RemoteAddr, Rkey};
 pub use mr::Mr;

@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
 use libfabric_sys::{FI_NUMERICHOST, FI_SOURCE};
 use weft::errno::{FiErrno, Result};
+use weft::verbs::address_rank;
 
 use super::addresses::OwnAddresses;
 use super::hints::Hints;
@@ -192,7 +193,7 @@ pub(crate) fn of_device(
                 .iter()
                 .filter(|addr| format.is_none_or(|format| format.fits(addr)))
                 .collect::<Vec<_>>();
-            own.sort_by_key(rank);
+            own.sort_by_key(address_rank);
             own.into_iter().map(from).collect()
         }
     }
@@ -203,17 +204,6 @@ fn from(src: SocketAddr) -> Path {
     Path {
         src: Some(src),
         dst: None,
-    }
-}
-
-/// Sort key: addresses that most peers can use come first.
-fn rank(addr: &SocketAddr) -> u8 {
-    match addr.ip() {
-        IpAddr::V4(ip) if ip.is_loopback() => 2,
-        IpAddr::V4(_) => 0,
-        IpAddr::V6(ip) if ip.is_loopback() => 3,
-        IpAddr::V6(ip) if ip.is_unicast_link_local() => 4,
-        IpAddr::V6(_) => 1,
     }
 }
 
