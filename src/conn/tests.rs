@@ -113,21 +113,13 @@ impl Link {
     }
 
     fn create_qp(&self, side: &Side) {
-        let config = QpConfig {
-            max_send_wr: 4,
-            max_recv_wr: 4,
-            max_send_sge: 1,
-            max_recv_sge: 1,
-            max_inline: 0,
-            flush: false,
-        };
         let id = side.id().unwrap();
         let transport = Transport::Rc {
             send_cq: &self.cq,
             recv_cq: &self.cq,
             srq: None,
         };
-        let qp = Qp::create(id, &self.pd, transport, &config);
+        let qp = Qp::create(id, &self.pd, transport, &QpConfig::SMALL);
         *self.qp.lock() = Some(qp.unwrap());
     }
 

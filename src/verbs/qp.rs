@@ -29,6 +29,19 @@ pub struct QpConfig {
     pub flush: bool,
 }
 
+#[cfg(test)]
+impl QpConfig {
+    /// A small queue pair.
+    pub(crate) const SMALL: Self = Self {
+        max_send_wr: 4,
+        max_recv_wr: 4,
+        max_send_sge: 1,
+        max_recv_sge: 1,
+        max_inline: 0,
+        flush: false,
+    };
+}
+
 /// Actual sizes of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpLimits {

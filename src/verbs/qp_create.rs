@@ -320,14 +320,7 @@ mod tests {
     use super::*;
     use crate::verbs::{EventChannel, devices};
 
-    const CONFIG: QpConfig = QpConfig {
-        max_send_wr: 4,
-        max_recv_wr: 4,
-        max_send_sge: 1,
-        max_recv_sge: 1,
-        max_inline: 0,
-        flush: false,
-    };
+    const CONFIG: QpConfig = QpConfig::SMALL;
 
     fn device() -> Arc<Device> {
         devices(&[softverbs::backend()], false).remove(0)

@@ -412,20 +412,12 @@ mod tests {
 
     /// A queue pair of an identifier, with a ring or without.
     fn queue_pair(id: &Arc<CmId>, pd: &Arc<Pd>, cq: &Arc<Cq>) -> Arc<Qp> {
-        let config = QpConfig {
-            max_send_wr: 4,
-            max_recv_wr: 4,
-            max_send_sge: 1,
-            max_recv_sge: 1,
-            max_inline: 0,
-            flush: false,
-        };
         let transport = Transport::Rc {
             send_cq: cq,
             recv_cq: cq,
             srq: None,
         };
-        Arc::new(Qp::create(id, pd, transport, &config).unwrap())
+        Arc::new(Qp::create(id, pd, transport, &QpConfig::SMALL).unwrap())
     }
 
     struct End {
