@@ -49,7 +49,7 @@ fuzz: deps ## one fuzz target, TARGET=stranger, for SECONDS=60
 	@test -n "$(TARGET)" || { echo "weft: say which: make fuzz TARGET=NAME SECONDS=60"; exit 2; }
 	@tests/fuzz/check --target '$(TARGET)' --seconds '$(or $(SECONDS),60)'
 
-check-sanitize: all deps ## the loaded object under AddressSanitizer and Valgrind, and planted bugs; OPTIONS=--long
+check-sanitize: all deps ## the loaded object under AddressSanitizer and Valgrind; OPTIONS=--long, with planted bugs too
 	@tests/sanitize/check $(OPTIONS)
 
 check-abi: all deps ## the shared object as three releases of libfabric load it, and bad input
@@ -87,7 +87,7 @@ bench-count: all deps ## instructions of each call, by callgrind
 bench-vm: all ## weft beside libfabric's verbs provider in that virtual machine, as ratios; OPTIONS='--test local'
 	@tests/vm/bench $(OPTIONS)
 
-check-long: all deps ## what takes longer, about 53 minutes: docs/testing.md; OPTIONS='--step fuzz' for one step
+check-long: all deps ## what takes longer, about 67 minutes: docs/testing.md; OPTIONS='--step fuzz' for one step
 	@tests/tools/long $(OPTIONS)
 
 SUITE ?= msg

@@ -179,12 +179,13 @@ class Sanitize(unittest.TestCase):
             mock.patch.object(self.check, "over", lambda name, *_: ran.append(name) or total.Total()),
             mock.patch.object(self.check, "plants", lambda *_: ran.append("planted") or total.Total()),
             mock.patch.object(self.check, "unit_tests", lambda: ran.append("units") or total.Total()),
+            mock.patch.object(self.check, "repeated_tests", lambda: ran.append("undumpable") or total.Total()),
             mock.patch.object(self.check.install, "ensure"),
             mock.patch("builtins.print"),
         ):
             for argv, want in [
-                ([], ["asan", "valgrind", "units", "planted"]),
-                (["--long"], ["asan", "fabtests", "valgrind", "units", "planted"]),
+                ([], ["asan", "valgrind", "units"]),
+                (["--long"], ["asan", "fabtests", "valgrind", "units", "undumpable", "planted"]),
                 (["--planted"], ["planted"]),
                 (["--long", "--part", "fabtests", "--part", "valgrind"], ["fabtests", "valgrind"]),
             ]:

@@ -1,9 +1,14 @@
 # guest: large
 # needs: weft fabtests
 # seconds: 1200
+# long: 42 tests; otherwise one of each kind, because the library's part of the others runs on soft0
 # libfabric's fabtests of endpoints with many peers on rxe0. fi_cq_test opens 32,768 queues, which
 # take more than 6 GB of the kernel's memory with MSG endpoints; it gets the same limit here. Tests
 # that repeat others with more iterations run on soft0 only.
 run() {
-	fabtests rdm '^(?!.*pingpong( -v)?$|.*_bw -v$)' --more '^fi_cq_test=-L 1024'
+	only='^(fi_(getinfo_test|av_test|cq_test|rdm$|av_xfer|cq_data|rdm_tagged_peek|unexpected_msg)'
+	only="$only|fi_inject_test -A inject|fi_flood -e rdm -v -T 1$|fi_resmgmt_test -e rdm -t -j -A"
+	only="$only|fi_rdm_multi_client -C 10 -I 5$|fi_multi_recv|fi_rdm_tagged_(pingpong|bw) -I 5 -v$)"
+	[ -n "$WEFT_VM_LONG" ] && only='^(?!.*pingpong( -v)?$|.*_bw -v$)'
+	fabtests rdm "$only" --more '^fi_cq_test=-L 1024'
 }

@@ -1,5 +1,5 @@
-"""The test cases: small shell files with header comments (guest, needs, seconds, kill-b), and an
-order that needs few boots.
+"""The test cases: small shell files with header comments (guest, needs, seconds, long, kill-b), and
+an order that needs few boots.
 """
 
 import dataclasses
@@ -30,6 +30,8 @@ class Case:
     guest: str = "one"
     needs: str = ""
     seconds: int = 60
+    # what it runs only with WEFT_VM_LONG; empty if it has one form
+    long: str = ""
     # seconds after a's `signal running`; the pair is booted for this case alone
     kill_b: float | None = None
 
@@ -47,7 +49,7 @@ class Case:
 
 def read(path):
     case = Case(path, path.stem)
-    for key, value in re.findall(r"^# (guest|needs|seconds|kill-b): *(.+?) *$", path.read_text(), re.M):
+    for key, value in re.findall(r"^# (guest|needs|seconds|long|kill-b): *(.+?) *$", path.read_text(), re.M):
         if key == "guest":
             if value not in GUESTS:
                 raise ValueError(f"{path}: guest {value}")
@@ -56,6 +58,8 @@ def read(path):
             case.needs = value
         elif key == "seconds":
             case.seconds = int(value)
+        elif key == "long":
+            case.long = value
         else:
             case.kill_b = float(value)
     text = path.read_text()
@@ -65,8 +69,9 @@ def read(path):
     return case
 
 
-def select(names):
-    found = [read(path) for path in sorted(CASES.glob("*.sh"))]
+def select(names, long=False):
+    """The cases with these names, by default all; `long`: only those with a longer form."""
+    found = [case for case in map(read, sorted(CASES.glob("*.sh"))) if case.long or not long]
     if names:
         unknown = set(names) - {case.name for case in found}
         if unknown:
