@@ -4,6 +4,7 @@ use super::core::{Core, Failure, Io};
 use super::credit::Inbound;
 use super::link::{Link, LinkKey, Role, State};
 use super::peer::{Dial, PeerKey};
+use super::recover::Waiting;
 use crate::errno::FiErrno;
 use crate::wire::rdm::cm::VERSION;
 use crate::wire::rdm::terms::MAX_DATA;
@@ -243,7 +244,7 @@ impl<I: Io> Core<I> {
         let into = self.peers.get(of).and_then(|of| of.id);
         let meant = self.peers.get_mut(key).and_then(|it| it.meant.take());
         if meant.is_some() && meant != into {
-            self.fail_ops(key, FiErrno::ECONNABORTED, true, io);
+            self.fail_ops(key, FiErrno::ECONNABORTED, Waiting::Failed, io);
         }
         let Some(peer) = self.peers.get_mut(key) else {
             return;
@@ -285,7 +286,12 @@ impl<I: Io> Core<I> {
             if same && !peer.waiting.is_empty() {
                 peer.meant = peer.id;
             }
-            self.fail_ops(key, FiErrno::ECONNABORTED, !same, io);
+            let fails = match (same, peer.probe) {
+                (true, _) => Waiting::Kept,
+                (false, true) => Waiting::KeptSince(peer.doubts),
+                (false, false) => Waiting::Failed,
+            };
+            self.fail_ops(key, FiErrno::ECONNABORTED, fails, io);
         }
         self.end_links(key, io);
         // a request of the old one
@@ -506,6 +512,7 @@ impl<I: Io> Core<I> {
             && !peer.itself
         {
             peer.probe = true;
+            peer.doubts = peer.doubts.wrapping_add(1);
             self.changed.push(key);
         }
     }
@@ -540,7 +547,7 @@ impl<I: Io> Core<I> {
             }
             self.ids.insert(id, key);
             if peer.meant.take().is_some_and(|meant| meant != id) {
-                self.fail_ops(key, FiErrno::ECONNABORTED, true, io);
+                self.fail_ops(key, FiErrno::ECONNABORTED, Waiting::Failed, io);
             }
         }
     }

@@ -329,10 +329,11 @@ impl<I: Io> Core<I> {
         windows + 5 * self.links.len() + 2 * self.ops.len().min(ANSWERS)
     }
 
-    /// The endpoint with which the peer has a session that does not end.
+    /// The endpoint for which operations are meant: that of the session, unless the session ends or
+    /// the peer's address is in doubt.
     pub fn session(&self, peer: PeerKey) -> Option<EndpointId> {
         let peer = self.peers.get(self.resolve(peer))?;
-        if peer.begun && !peer.ends {
+        if peer.begun && !peer.ends && !peer.probe {
             peer.id
         } else {
             None
@@ -367,6 +368,9 @@ impl<I: Io> Core<I> {
             _ => &mut peer.waiting,
         };
         list.push(&mut self.ops, op);
+        if let Some(entry) = self.ops.get_mut(op) {
+            entry.doubts = peer.doubts;
+        }
         if peer.out.is_some() {
             self.pump(key, io);
         } else {

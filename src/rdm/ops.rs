@@ -46,6 +46,8 @@ pub(super) struct Entry<O> {
     pub(super) acked: bool,
     /// It was completed.
     pub(super) done: bool,
+    /// If it waits: the count of doubts about the peer's address when it was posted.
+    pub(super) doubts: u32,
     next: Option<OpKey>,
 }
 
@@ -61,6 +63,7 @@ impl<O> Entry<O> {
             sent: false,
             acked: !ack,
             done: false,
+            doubts: 0,
             next: None,
         }
     }

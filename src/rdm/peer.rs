@@ -60,6 +60,9 @@ pub(super) struct Peer {
     pub(super) itself: bool,
     /// Another endpoint states the address of this peer: it is dialled.
     pub(super) probe: bool,
+    /// How often another endpoint has stated the address of this peer; wraps. While this is in doubt
+    /// ([`Self::probe`]), later operations are meant for the endpoint that has the address.
+    pub(super) doubts: u32,
     /// Links ended because of the peer's packets, since the last packet that was processed.
     pub(super) strikes: u32,
 
@@ -147,6 +150,7 @@ impl Peer {
             ends: false,
             itself: false,
             probe: false,
+            doubts: 0,
             strikes: 0,
             own: None,
             accepted: None,
@@ -199,6 +203,7 @@ impl Peer {
             waiting: self.waiting,
             holds: self.holds,
             outs: self.outs,
+            doubts: self.doubts,
             session: self.session.wrapping_add(1),
             former: self.former,
             meant: self.meant,

@@ -11,6 +11,16 @@ use crate::wire::rdm::{Number, Terms};
 /// Links that may end because of a peer's packets before its operations fail.
 const STRIKES: u32 = 16;
 
+/// What becomes of the operations that were never posted, when those of a session fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Waiting {
+    Failed,
+    Kept,
+    /// Those are kept that were posted since the peer's address is in doubt, for the time with this
+    /// number.
+    KeptSince(u32),
+}
+
 impl<I: Io> Core<I> {
     /// A link has broken: an error completion, an event of the queue pair, a disconnect.
     pub fn broken(&mut self, link: LinkKey, io: &mut I) {
@@ -160,7 +170,7 @@ impl<I: Io> Core<I> {
     /// Completes all operations of a peer in error, and ends its links and the session. The next
     /// request informs the peer.
     pub(super) fn fail(&mut self, key: PeerKey, error: FiErrno, io: &mut I) {
-        self.fail_ops(key, error, true, io);
+        self.fail_ops(key, error, Waiting::Failed, io);
         if let Some(peer) = self.peers.get_mut(key)
             && peer.begun
         {
@@ -171,12 +181,12 @@ impl<I: Io> Core<I> {
         self.end_session(key);
     }
 
-    /// Completes the operations of a peer in error; those that were never posted, if `waiting`.
-    pub(super) fn fail_ops(&mut self, key: PeerKey, error: FiErrno, waiting: bool, io: &mut I) {
+    /// Completes the operations of a peer in error.
+    pub(super) fn fail_ops(&mut self, key: PeerKey, error: FiErrno, waiting: Waiting, io: &mut I) {
         let Some(peer) = self.peers.get_mut(key) else {
             return;
         };
-        if waiting {
+        if waiting != Waiting::Kept {
             peer.meant = None;
         }
         peer.probe = false;
@@ -193,7 +203,12 @@ impl<I: Io> Core<I> {
             while let Some(op) = list.pop(&self.ops) {
                 // parts of a message belong to an operation of the session that has failed
                 let whole = |entry: &Entry<I::Op>| !matches!(entry.uses, Uses::Fixed(_));
-                if !waiting && number == 2 && self.ops.get(op).is_some_and(whole) {
+                let keeps = |entry: &Entry<I::Op>| match waiting {
+                    Waiting::Failed => false,
+                    Waiting::Kept => whole(entry),
+                    Waiting::KeptSince(doubts) => whole(entry) && entry.doubts == doubts,
+                };
+                if number == 2 && self.ops.get(op).is_some_and(keeps) {
                     kept.push(&mut self.ops, op);
                     continue;
                 }

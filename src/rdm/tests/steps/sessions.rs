@@ -109,6 +109,43 @@ fn operations_for_an_endpoint_do_not_reach_another_one() {
     assert_eq!((it.acts.completed[1], it.acts.posts), (lost, 1));
 }
 
+/// A process starts at the address of one that has died, and is heard of before an operation to the
+/// address is posted: this operation is meant for it, an earlier one is not.
+#[test]
+fn an_operation_follows_an_address_that_is_in_doubt() {
+    let mut it = Scene::with_session();
+    it.send(it.peer, 2);
+    let dials = it.acts.dials.len();
+    // another endpoint states the address
+    let request = Request {
+        listener: place(2),
+        id: id(3),
+        auth: 0,
+        epoch: epoch(1),
+        ended: None,
+        gives: Secret::new(8).expect("not 0"),
+        shows: None,
+        fresh: false,
+    };
+    it.core.requested((), &request.encode(), &mut it.acts);
+    it.send(it.peer, 3);
+    assert_eq!(it.acts.dials.len(), dials, "a dial is under way");
+    it.other();
+    assert_eq!(it.acts.completed[1..], [(2, Err(FiErrno::ECONNABORTED))]);
+    // the kept operation dials without a token
+    let (_, request) = *it.acts.dials.last().expect("a dial");
+    assert_eq!((it.acts.dials.len(), request.shows), (dials + 1, None));
+    // an endpoint that replies ends the doubt, and that it was in doubt once changes nothing later
+    let link = it.reply();
+    it.core.sent(link, Number::new(0), &mut it.acts);
+    it.settle(link);
+    it.end(link);
+    it.send(it.peer, 4);
+    it.acts.completed.clear();
+    it.other();
+    assert_eq!(it.acts.completed, [(4, Err(FiErrno::ECONNABORTED))]);
+}
+
 #[test]
 fn a_damaged_session_does_not_last() {
     let mut it = Scene::with_session();
