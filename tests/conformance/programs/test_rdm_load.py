@@ -125,17 +125,12 @@ class Death(Load):
     def test_a_stopped_process(self):
         self.succeeds("stopped", 1500, long=15000)
 
-    # docs/rdm.md, "Known faults"
-    @unittest.skipUnless(LONG, "the first answer to the new process can fail")
     def test_a_process_at_the_address_of_another(self):
-        # with automatic progress the first answer to the new process fails with the old session
-        self.succeeds("again", 4, progress=["manual"], long=100)
+        self.succeeds("again", 4, long=100)
 
     def test_processes_that_end_after_an_inject(self):
         self.succeeds("exits")
 
-    # docs/rdm.md, "Known faults"
-    @unittest.skipUnless(LONG, "sends to an endpoint that closes can remain without an entry")
     def test_closing_with_operations_under_way(self):
         self.succeeds("closes", 15, long=1000)
 
