@@ -52,6 +52,8 @@ fn load() -> Result<Backend, LoadError> {
         verbs: verbs.map_err(LoadError::Symbol)?,
         cm: cm.map_err(LoadError::Symbol)?,
         notices_dead_peers: false,
+        registers_without_kernel: false,
+        executes_in_post: false,
     })
 }
 

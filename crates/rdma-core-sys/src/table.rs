@@ -146,6 +146,7 @@ function_table! {
         softdv_adopt_buf: fn(context: *mut ibv_context, fd: c_int, addr: *mut c_void, length: usize) -> *mut c_void;
         softdv_release_buf: fn(adopted: *mut c_void);
         softdv_page_prefetch: fn(mr: *mut ibv_mr, pages: *mut u64) -> c_int;
+        softdv_dereg_mr_now: fn(mr: *mut ibv_mr) -> c_int;
         softdv_ring_create: fn(qp: *mut ibv_qp, attr: *const softdv_ring_attr) -> *mut softdv_ring;
         softdv_ring_attach: fn(ring: *mut softdv_ring, info: *mut softdv_ring_info) -> c_int;
         softdv_ring_post: fn(ring: *mut softdv_ring, w1: u64, w2: u64, w3: u64, addr: *const c_void, length: u32, flags: u32) -> c_int;
@@ -210,4 +211,10 @@ pub struct Backend {
     /// Whether an idle queue pair enters its error state when the peer's process or machine dies.
     /// False for devices on a network: there only an unacknowledged request fails.
     pub notices_dead_peers: bool,
+    /// Whether registering and deregistering memory on demand (`IBV_ACCESS_ON_DEMAND`) makes no
+    /// system call, and takes the same time for any length.
+    pub registers_without_kernel: bool,
+    /// Whether `ibv_post_send` normally executes a request before it returns: the calling thread
+    /// copies the data.
+    pub executes_in_post: bool,
 }

@@ -345,6 +345,13 @@ mod tests {
         regions.deregister(&segment, key, |slot| slot != 3).unwrap();
         let key = register();
         visit(key);
+        let now = |lives| regions.deregister_now(&segment, key, |_| lives);
+        assert_eq!(now(true), Err(Errno(libc::EBUSY)));
+        assert_eq!(now(true), Err(Errno(libc::EBUSY)));
+        now(false).unwrap();
+        assert_eq!(now(false), Err(Errno(libc::EINVAL)));
+        let key = register();
+        visit(key);
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| regions.deregister(&segment, key, |_| true));
             std::thread::sleep(Duration::from_millis(100));

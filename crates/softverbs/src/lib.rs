@@ -97,5 +97,7 @@ pub fn backend() -> &'static Backend {
         verbs: *abi::verbs(),
         cm: cm::table(),
         notices_dead_peers: true,
+        registers_without_kernel: true,
+        executes_in_post: true,
     })
 }

@@ -105,6 +105,7 @@ pub fn verbs() -> &'static VerbsFns {
         softdv_adopt_buf: Some(softdv::adopt_buf),
         softdv_release_buf: Some(softdv::release_buf),
         softdv_page_prefetch: Some(softdv::page_prefetch),
+        softdv_dereg_mr_now: Some(mr::dereg_mr_now),
         softdv_ring_create: Some(ring::create),
         softdv_ring_attach: Some(ring::attach),
         softdv_ring_post: Some(ring::post),

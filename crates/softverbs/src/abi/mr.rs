@@ -8,6 +8,7 @@ use rdma_core_sys::*;
 use crate::entry::{non_null, pointer, status};
 use crate::key::Key;
 use crate::object::{Buf, Context, Pd, region_object};
+use crate::process::Process;
 use crate::region::{self, Range, access, odp};
 use crate::sys::{Errno, Res, room};
 
@@ -143,6 +144,20 @@ pub(super) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
 }
 
 pub(super) unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr) -> c_int {
+    // SAFETY: as this function.
+    unsafe { deregister(mr, Process::end_region) }
+}
+
+/// `softdv_dereg_mr_now`: as `ibv_dereg_mr(3)`, without a wait. `EBUSY`: a peer executes a request
+/// with the key, which is invalid; the caller can repeat the call, or call `ibv_dereg_mr(3)`.
+pub(super) unsafe extern "C" fn dereg_mr_now(mr: *mut ibv_mr) -> c_int {
+    // SAFETY: as this function.
+    unsafe { deregister(mr, Process::end_region_now) }
+}
+
+/// # Safety
+/// The region is live.
+unsafe fn deregister(mr: *mut ibv_mr, end: impl FnOnce(&Process, Key) -> Res<()>) -> c_int {
     status(|| {
         // SAFETY: the caller promises a live region, whose domain and context are live.
         let (domain, context, key) = unsafe {
@@ -153,7 +168,7 @@ pub(super) unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr) -> c_int {
             )
         };
         let process = context.live()?;
-        process.end_region(key)?;
+        end(process, key)?;
         domain.children.fetch_sub(1, Ordering::Relaxed);
         // SAFETY: made by `Box::into_raw` in `register`.
         drop(unsafe { Box::from_raw(mr) });

@@ -466,10 +466,25 @@ impl Process {
     /// second case its key is already invalid, and the call can be repeated.
     pub(crate) fn end_region(&self, key: Key) -> Res<()> {
         let (regions, segment) = (&self.regions, &self.segment);
+        self.end_region_by(key, || {
+            regions.deregister(segment, key, |slot| self.lives(slot))
+        })
+    }
+
+    /// As [`Self::end_region`], without a wait.
+    pub(crate) fn end_region_now(&self, key: Key) -> Res<()> {
+        let (regions, segment) = (&self.regions, &self.segment);
+        self.end_region_by(key, || {
+            regions.deregister_now(segment, key, |slot| self.lives(slot))
+        })
+    }
+
+    fn end_region_by(&self, key: Key, deregister: impl FnOnce() -> Res<()>) -> Res<()> {
+        let (regions, segment) = (&self.regions, &self.segment);
         self.windows
             .unless_bound(key, || regions.kill(segment, key))?;
         let stamp = regions.stamp_of(key);
-        regions.deregister(segment, key, |slot| self.lives(slot))?;
+        deregister()?;
         self.buffers.uncover(segment, stamp);
         self.files().remove(&key.0);
         Ok(())

@@ -474,6 +474,28 @@ impl Regions {
     ) -> Res<()> {
         self.kill(segment, key);
         hazard::wait(segment, key, lives)?;
+        self.release(key)
+    }
+
+    /// As [`Self::deregister`], without a wait.
+    ///
+    /// # Errors
+    /// As [`Self::deregister`]. `EBUSY`: at the time of the call.
+    pub(crate) fn deregister_now(
+        &self,
+        segment: &OwnSegment,
+        key: Key,
+        lives: impl Fn(u32) -> bool,
+    ) -> Res<()> {
+        self.kill(segment, key);
+        if hazard::is_used(segment, key, lives) {
+            return Err(Errno(libc::EBUSY));
+        }
+        self.release(key)
+    }
+
+    /// Releases the index of a key that is invalid and not used.
+    fn release(&self, key: Key) -> Res<()> {
         // Either object of an imported region may deregister it, but only once.
         let holder = self.entry(key.index()).map(|entry| &entry.holder);
         let mine = holder.is_some_and(|holder| {
