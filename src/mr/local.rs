@@ -148,7 +148,7 @@ impl LocalKeys {
                 } else {
                     self.taken.push(Kept::Cached(found));
                 }
-                return Ok(found.lkey);
+                return Ok(found.key);
             }
         }
         // SAFETY: as this function.
@@ -162,7 +162,7 @@ impl LocalKeys {
             // SAFETY: the caller keeps the buffer valid; `LocalKeys` holds the registration until
             // the operation is complete.
             match unsafe { cache.get(addr, len, to == Use::Sink) }? {
-                Got::Kept(held) => (Kept::Cached(held), held.lkey),
+                Got::Kept(held) => (Kept::Cached(held), held.key),
                 Got::Once(mr, lkey) => (Kept::Once { _mr: mr }, lkey),
             }
         } else {

@@ -63,6 +63,7 @@ pub(crate) type LocalCache = Cache<Pinned>;
 
 impl Registrar for Pinned {
     type Mr = Mr;
+    type Key = Lkey;
 
     unsafe fn register(&self, start: u64, len: u64, writable: bool) -> Result<(Mr, Lkey)> {
         let rights = if writable {

@@ -8,7 +8,6 @@ use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
 
 use crate::sync::{AtomicU32, AtomicU64, Mutex};
-use crate::verbs::Lkey;
 
 /// Entries per block, and number of blocks.
 const BLOCK: usize = if cfg!(all(test, loom)) { 2 } else { 1 << 12 };
@@ -49,7 +48,7 @@ pub(super) struct Entry {
     state: AtomicU64,
     /// The cache's clock at the last use.
     stamp: AtomicU32,
-    lkey: AtomicU32,
+    key: AtomicU32,
     start: AtomicU64,
     end: AtomicU64,
     /// Link in the list of zombies, or in the free list.
@@ -67,7 +66,7 @@ impl Entry {
         Self {
             state: AtomicU64::new(QUEUED | DEAD),
             stamp: AtomicU32::new(0),
-            lkey: AtomicU32::new(0),
+            key: AtomicU32::new(0),
             start: AtomicU64::new(0),
             end: AtomicU64::new(0),
             next: AtomicU32::new(NONE),
@@ -85,12 +84,12 @@ impl Entry {
         index: u32,
         (start, end): (u64, u64),
         writable: bool,
-        lkey: Lkey,
+        key: u32,
         clock: u32,
     ) -> Word {
         self.start.store(start, Ordering::Relaxed);
         self.end.store(end, Ordering::Relaxed);
-        self.lkey.store(lkey.get(), Ordering::Relaxed);
+        self.key.store(key, Ordering::Relaxed);
         self.writable.store(u32::from(writable), Ordering::Relaxed);
         self.stamp.store(clock, Ordering::Relaxed);
         self.seen.store(clock, Ordering::Relaxed);
@@ -142,8 +141,8 @@ impl Entry {
     }
 
     #[inline]
-    pub(super) fn lkey(&self) -> Lkey {
-        Lkey::new(self.lkey.load(Ordering::Relaxed))
+    pub(super) fn key(&self) -> u32 {
+        self.key.load(Ordering::Relaxed)
     }
 
     pub(super) fn range(&self) -> (u64, u64) {
@@ -240,7 +239,7 @@ mod tests {
 
     fn begun() -> (Entry, Word) {
         let entry = Entry::new();
-        let word = entry.begin(5, (0, 4096), true, Lkey::new(77), 1);
+        let word = entry.begin(5, (0, 4096), true, 77, 1);
         (entry, word)
     }
 
@@ -265,7 +264,7 @@ mod tests {
         assert!(entry.kill());
         // a reader with the old word, while the entry is reused
         assert!(!entry.acquire(word));
-        let next = entry.begin(5, (0, 8192), false, Lkey::new(78), 2);
+        let next = entry.begin(5, (0, 8192), false, 78, 2);
         assert_ne!(word, next);
         assert!(!entry.acquire(word));
         assert!(!entry.release());

@@ -29,7 +29,7 @@ use tree::{Kind, Tree};
 
 use crate::errno::{FiErrno, Result};
 use crate::sync::{AtomicU32, Mutex, MutexGuard};
-use crate::verbs::Lkey;
+use crate::verbs::{Lkey, Rkey};
 
 /// Maximum length in bytes of a joined registration without [`Bounds::merge`]; [`TIMES`] the
 /// requested length if that is more.
@@ -38,21 +38,60 @@ const TIMES: u64 = 8;
 /// Maximum number of evictions for one new registration.
 const EVICTIONS: usize = 1024;
 
+/// A key of a registration, which the cache stores as a number.
+pub(crate) trait Key: Copy + Debug + PartialEq + Send {
+    fn of(number: u32) -> Self;
+    fn number(self) -> u32;
+}
+
+impl Key for Lkey {
+    #[inline]
+    fn of(number: u32) -> Self {
+        Self::new(number)
+    }
+
+    #[inline]
+    fn number(self) -> u32 {
+        self.get()
+    }
+}
+
+impl Key for Rkey {
+    #[inline]
+    fn of(number: u32) -> Self {
+        Self::new(number)
+    }
+
+    #[inline]
+    fn number(self) -> u32 {
+        self.get()
+    }
+}
+
 /// Registers memory on behalf of the cache.
 pub(crate) trait Registrar: Debug + Send + Sync {
     /// A registration; dropping it deregisters the memory.
     type Mr: Debug + Send;
+    /// The key that operations use.
+    type Key: Key;
 
-    /// Registers a range of whole pages for local use, and returns the lkey too. May block and
-    /// allocate.
+    /// Registers a range of whole pages, and returns the key too. May block and allocate.
     ///
     /// # Errors
     /// The device's.
     ///
     /// # Safety
     /// The caller uses the registration only for operations whose callers keep the memory valid.
-    unsafe fn register(&self, start: u64, len: u64, writable: bool) -> Result<(Self::Mr, Lkey)>;
+    unsafe fn register(
+        &self,
+        start: u64,
+        len: u64,
+        writable: bool,
+    ) -> Result<(Self::Mr, Self::Key)>;
 }
+
+/// A registration and its key.
+type Made<R> = (<R as Registrar>::Mr, <R as Registrar>::Key);
 
 /// Monitors memory and calls [`Index::kill`] when it changes.
 pub(crate) trait Watch: Debug + Send + Sync {
@@ -97,20 +136,20 @@ pub(crate) struct Bounds {
 /// A reference to a registration. It must be released by [`Cache::release`]; otherwise the
 /// registration is never deregistered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Held {
+pub(crate) struct Held<K = Lkey> {
     word: Word,
     start: u64,
     end: u64,
-    pub(crate) lkey: Lkey,
+    pub(crate) key: K,
 }
 
 /// The result of [`Cache::get`]: the registration that an operation uses.
 #[derive(Debug)]
-pub(crate) enum Got<M> {
+pub(crate) enum Got<M, K = Lkey> {
     /// A cached registration.
-    Kept(Held),
-    /// A registration for this operation only, and its lkey.
-    Once(M, Lkey),
+    Kept(Held<K>),
+    /// A registration for this operation only, and its key.
+    Once(M, K),
 }
 
 /// The cache's interface for the monitor, independent of the registrar. Thread safe; no call
@@ -285,7 +324,7 @@ impl<R: Registrar> Cache<R> {
 
     /// The registration of a reference.
     #[cfg(test)]
-    pub(crate) fn owned(&self, held: &Held) -> Option<R::Mr>
+    pub(crate) fn owned(&self, held: &Held<R::Key>) -> Option<R::Mr>
     where
         R::Mr: Clone,
     {
@@ -301,8 +340,8 @@ impl<R: Registrar> Cache<R> {
         start: u64,
         end: u64,
         writable: bool,
-        known: Option<&Held>,
-    ) -> Option<Held> {
+        known: Option<&Held<R::Key>>,
+    ) -> Option<Held<R::Key>> {
         if self.whole {
             return self.find_whole(start, end, writable, known);
         }
@@ -329,8 +368,8 @@ impl<R: Registrar> Cache<R> {
         start: u64,
         end: u64,
         writable: bool,
-        known: Option<&Held>,
-    ) -> Option<Held> {
+        known: Option<&Held<R::Key>>,
+    ) -> Option<Held<R::Key>> {
         let held = self.look(start, end, writable, known)?;
         let page = start >> self.shift;
         let stays = |kind| self.inner.tree.get(page, kind) == held.word.0;
@@ -345,7 +384,13 @@ impl<R: Registrar> Cache<R> {
 
     /// Searches the tree for a registration that covers the range.
     #[inline]
-    fn look(&self, start: u64, end: u64, writable: bool, known: Option<&Held>) -> Option<Held> {
+    fn look(
+        &self,
+        start: u64,
+        end: u64,
+        writable: bool,
+        known: Option<&Held<R::Key>>,
+    ) -> Option<Held<R::Key>> {
         let page = start >> self.shift;
         let kinds: &[Kind] = if writable {
             &[Kind::Write]
@@ -372,7 +417,7 @@ impl<R: Registrar> Cache<R> {
                     word,
                     start: first,
                     end: behind,
-                    lkey: entry.lkey(),
+                    key: R::Key::of(entry.key()),
                 });
             }
             self.give_back(word);
@@ -382,7 +427,7 @@ impl<R: Registrar> Cache<R> {
 
     /// Releases a reference.
     #[inline]
-    pub(crate) fn release(&self, held: &Held) {
+    pub(crate) fn release(&self, held: &Held<R::Key>) {
         self.give_back(held.word);
     }
 
@@ -433,7 +478,12 @@ impl<R: Registrar> Cache<R> {
     ///
     /// # Safety
     /// As [`Registrar::register`].
-    pub(crate) unsafe fn get(&self, addr: u64, len: u64, writable: bool) -> Result<Got<R::Mr>> {
+    pub(crate) unsafe fn get(
+        &self,
+        addr: u64,
+        len: u64,
+        writable: bool,
+    ) -> Result<Got<R::Mr, R::Key>> {
         let end = addr.checked_add(len).ok_or(FiErrno::EFAULT)?;
         // a notification is processed in a few microseconds
         for _ in 0..64 {
@@ -459,11 +509,11 @@ impl<R: Registrar> Cache<R> {
         }
         // SAFETY: the caller uses the registration only while the memory is valid.
         let made = unsafe { self.register(addr, len, writable) };
-        made.map(|(mr, lkey)| Got::Once(mr, lkey))
+        made.map(|(mr, key)| Got::Once(mr, key))
     }
 
     /// Registers a range. On `ENOMEM`, evicts half of the cached registrations and retries once.
-    unsafe fn register(&self, start: u64, len: u64, writable: bool) -> Result<(R::Mr, Lkey)> {
+    unsafe fn register(&self, start: u64, len: u64, writable: bool) -> Result<(R::Mr, R::Key)> {
         // SAFETY: the caller uses the registration only while the memory is valid.
         match unsafe { self.registrar.register(start, len, writable) } {
             Err(FiErrno::ENOMEM) if self.make_room() => {
@@ -491,7 +541,7 @@ impl<R: Registrar> Cache<R> {
 
     /// Registers the pages of a range, and caches the registration if possible. `None`: registering
     /// was not attempted, or failed.
-    unsafe fn make(&self, addr: u64, end: u64, writable: bool) -> Option<Got<R::Mr>> {
+    unsafe fn make(&self, addr: u64, end: u64, writable: bool) -> Option<Got<R::Mr, R::Key>> {
         let page = 1_u64 << self.shift;
         let start = addr & !(page - 1);
         let end = end.checked_add(page - 1)? & !(page - 1);
@@ -529,9 +579,9 @@ impl<R: Registrar> Cache<R> {
                 Err(made)
             };
             return Some(published.map_or_else(
-                |(mr, lkey)| {
+                |(mr, key)| {
                     self.watch.unwatch(range.0, range.1);
-                    Got::Once(mr, lkey)
+                    Got::Once(mr, key)
                 },
                 Got::Kept,
             ));
@@ -555,11 +605,7 @@ impl<R: Registrar> Cache<R> {
     }
 
     /// Watches and registers a range. The boolean: whether the registration may be cached.
-    unsafe fn watched(
-        &self,
-        (start, end): (u64, u64),
-        writable: bool,
-    ) -> Option<((R::Mr, Lkey), bool)> {
+    unsafe fn watched(&self, (start, end): (u64, u64), writable: bool) -> Option<(Made<R>, bool)> {
         self.watch.watch(start, end).ok()?;
         // SAFETY: the caller uses the registration only while the memory is valid.
         match unsafe { self.register(start, end - start, writable) } {
@@ -607,9 +653,9 @@ impl<R: Registrar> Cache<R> {
         making: usize,
         range: (u64, u64),
         kind: Kind,
-        (mr, lkey): (R::Mr, Lkey),
+        (mr, key): Made<R>,
         clock: u32,
-    ) -> std::result::Result<Held, (R::Mr, Lkey)> {
+    ) -> std::result::Result<Held<R::Key>, Made<R>> {
         let (inner, bounds) = (&self.inner, &self.bounds);
         let (first, behind) = (range.0 >> self.shift, range.1 >> self.shift);
         let len = range.1 - range.0;
@@ -632,14 +678,14 @@ impl<R: Registrar> Cache<R> {
                 self.drain();
             } else if !inner.pool.prepare(next) {
                 inner.slow().finish(making);
-                return Err((mr, lkey));
+                return Err((mr, key));
             }
             slow = inner.slow();
         }
         let full = slow.count >= bounds.count || slow.bytes.saturating_add(len) > bounds.size;
         // `finish` first, because it must be called in either case
         if !slow.finish(making) || full {
-            return Err((mr, lkey));
+            return Err((mr, key));
         }
         // the lock was released above: other registrations may overlap now
         let displaced = |word| inner.retire(&mut slow, Word(word));
@@ -648,14 +694,14 @@ impl<R: Registrar> Cache<R> {
             .take(&inner.pool)
             .and_then(|index| Some((index, inner.pool.get(index)?)))
         else {
-            return Err((mr, lkey));
+            return Err((mr, key));
         };
         let was = inner.pool.replace(index, Some(mr));
         debug_assert!(
             was.is_none(),
             "an entry of the free list has a registration"
         );
-        let word = entry.begin(index, range, kind == Kind::Write, lkey, clock);
+        let word = entry.begin(index, range, kind == Kind::Write, key.number(), clock);
         slow.append(&inner.pool, index, entry);
         slow.live += 1;
         slow.count += 1;
@@ -665,7 +711,7 @@ impl<R: Registrar> Cache<R> {
             word,
             start: range.0,
             end: range.1,
-            lkey,
+            key,
         })
     }
 }

@@ -41,6 +41,7 @@ unsafe impl Sync for Device {}
 
 impl Registrar for Device {
     type Mr = Mr;
+    type Key = Lkey;
     unsafe fn register(&self, _: u64, _: u64, _: bool) -> Result<(Mr, Lkey)> {
         let lkey = self.next.fetch_add(1, Ordering::Relaxed);
         // SAFETY: as above.
@@ -70,7 +71,7 @@ fn keep(cache: &Modelled, page: u64, writable: bool) -> u32 {
     match unsafe { cache.get(page * PAGE, 1, writable) } {
         Ok(Got::Kept(held)) => {
             cache.release(&held);
-            held.lkey.get()
+            held.key.get()
         }
         other => panic!("{other:?}"),
     }
@@ -81,10 +82,10 @@ fn hit(cache: &Modelled, page: u64, writable: bool) -> Option<u32> {
     let held = cache.find(page * PAGE, page * PAGE + 1, writable, None)?;
     // SAFETY: as for `Device`.
     let there = |there: *const bool| unsafe { *there };
-    assert!(cache.registrar.registered[held.lkey.get() as usize].with(there));
+    assert!(cache.registrar.registered[held.key.get() as usize].with(there));
     assert_eq!((held.start, held.end), (page * PAGE, (page + 1) * PAGE));
     cache.release(&held);
-    Some(held.lkey.get())
+    Some(held.key.get())
 }
 
 fn with(cache: &Modelled, run: impl FnOnce(&Modelled) + 'static) -> JoinHandle<()> {

@@ -26,6 +26,7 @@ impl Drop for Registered {
 
 impl Registrar for Fake {
     type Mr = Registered;
+    type Key = Lkey;
     unsafe fn register(&self, start: u64, len: u64, _: bool) -> Result<(Registered, Lkey)> {
         if self.most != 0 && self.live.load(Ordering::Relaxed) >= self.most {
             return Err(FiErrno::ENOMEM);
@@ -142,7 +143,7 @@ impl Cache<Fake> {
     fn used(&self, addr: u64, len: u64, writable: bool) -> Lkey {
         let held = self.kept(addr, len, writable);
         self.release(&held);
-        held.lkey
+        held.key
     }
 
     /// As [`Self::used`], for a full cache, which caches a buffer on its second miss.
@@ -193,7 +194,7 @@ fn what_is_killed_is_not_used_and_goes_behind_its_operations() {
     cache.release(&held);
     assert_eq!(cache.live(), 1);
     assert_eq!(cache.used(7 * PAGE, PAGE, true), other);
-    assert_ne!(cache.used(2 * PAGE, PAGE, true), held.lkey);
+    assert_ne!(cache.used(2 * PAGE, PAGE, true), held.key);
     cache.inner.kill_all();
     assert_eq!(cache.live(), 0);
 }
@@ -367,6 +368,7 @@ struct Late(Mutex<Option<Arc<Inner<()>>>>);
 
 impl Registrar for Late {
     type Mr = ();
+    type Key = Lkey;
     unsafe fn register(&self, start: u64, _: u64, _: bool) -> Result<((), Lkey)> {
         if let Some(index) = &*self.0.lock().unwrap() {
             index.kill(start, start + 1);

@@ -81,6 +81,7 @@ pub(super) struct Pipes;
 
 impl Registrar for Pipes {
     type Mr = Arc<Pipe>;
+    type Key = Lkey;
     unsafe fn register(&self, start: u64, len: u64, _: bool) -> Result<(Arc<Pipe>, Lkey)> {
         if len as usize > MOST - 2 * PAGE {
             return Err(FiErrno::ENOMEM);
