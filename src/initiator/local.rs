@@ -115,6 +115,19 @@ impl<'a> LocalIov<'a> {
         unsafe { std::slice::from_raw_parts(self.iov, self.count) }
     }
 
+    /// The descriptor that all buffers have, or NULL. `None`: they have several.
+    #[inline]
+    pub(crate) fn common_desc(&self) -> Option<Desc> {
+        if self.desc.is_null() || self.count == 0 {
+            return Some(Desc::NULL);
+        }
+        // SAFETY: the constructor's caller promised as many descriptors as buffers, for `'a`.
+        let all = unsafe { std::slice::from_raw_parts(self.desc, self.count) };
+        let first = all[0];
+        let same = self.count == 1 || all.iter().all(|desc| desc.0 == first.0);
+        same.then_some(first)
+    }
+
     /// The descriptor of the buffer at `index`, which must be less than the count.
     fn desc(&self, index: usize) -> Desc {
         if self.desc.is_null() {

@@ -21,7 +21,8 @@ pub(super) const DEAD: u32 = 0xdead_6672;
 #[repr(transparent)]
 pub struct Desc(pub *mut c_void);
 
-// SAFETY: the pointer is only dereferenced in `lkey`, and a region may be used by any thread.
+// SAFETY: the pointer is only dereferenced in `lkey`, whose callers promise that the region is open
+// until then; a region may be used by any thread.
 unsafe impl Send for Desc {}
 
 /// The protection domain and domain of an endpoint, which its descriptors must match.

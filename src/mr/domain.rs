@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use super::elsewhere::Visited;
 use super::{
     CacheConfig, DescRule, Directory, Form, LocalCache, LocalMemory, Mapped, Mode, Monitor, Paging,
-    Workers, implicit_region,
+    SourceCache, Workers, implicit_region,
 };
 use crate::auth::AuthKey;
 use crate::errno::{FiErrno, Result};
@@ -58,6 +58,8 @@ pub struct MrDomain {
     /// Cached registrations of local buffers without a descriptor, if [`Self::implicit`] is `None`.
     /// Opened by the first use.
     cache: OnceLock<Option<Arc<LocalCache>>>,
+    /// Cached registrations of sources that peers read. Opened by the first use.
+    sources: OnceLock<Option<Arc<SourceCache>>>,
     workers: Workers,
 }
 
@@ -97,6 +99,7 @@ impl MrDomain {
             visited: Visited::default(),
             implicit,
             cache: OnceLock::new(),
+            sources: OnceLock::new(),
             workers: Workers::default(),
         })
     }
@@ -225,6 +228,20 @@ impl MrDomain {
         }
         let open = || LocalCache::open(&self.pd, &self.config.cache);
         self.cache.get_or_init(open).clone()
+    }
+
+    /// The cache of registrations in `pd` of sources that peers read. The first call opens it,
+    /// which may start the monitor's thread. `None`: `pd` is not the domain's own; the
+    /// configuration disables the cache; the application has a monitor, which serves one cache; or
+    /// the kernel refuses `userfaultfd(2)`.
+    pub(crate) fn source_cache(&self, pd: &Arc<Pd>) -> Option<Arc<SourceCache>> {
+        let foreign = self.cache.get().and_then(Option::as_ref);
+        let foreign = foreign.is_some_and(|cache| cache.is_foreign());
+        if foreign || !Arc::ptr_eq(pd, &self.pd) || self.config.local == LocalMemory::Each {
+            return None;
+        }
+        let open = || SourceCache::open(&self.pd, &self.config.cache);
+        self.sources.get_or_init(open).clone()
     }
 
     fn caches(&self) -> bool {

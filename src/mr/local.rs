@@ -117,7 +117,7 @@ impl LocalKeys {
     /// # Safety
     /// Where the domain's rule reads `desc`, it is NULL or the descriptor of an open region. The
     /// caller does not free the buffer before the operation is complete.
-    #[inline]
+    #[inline(always)]
     pub(crate) unsafe fn lkey(&mut self, desc: Desc, iov: &libc::iovec, to: Use) -> Result<Lkey> {
         match self.rule {
             // SAFETY: as this function.

@@ -1,5 +1,5 @@
-//! The registration cache of a domain: its configuration, its registrar, and the monitor of memory
-//! changes.
+//! The registration caches of a domain: their configuration, their registrars, and the monitor of
+//! memory changes.
 
 #![allow(unsafe_code, reason = "registers memory")]
 
@@ -11,7 +11,7 @@ use super::cache::{Bounds, Cache, Registrar, Watch};
 use super::monitor::{Foreign, Monitor, Watching, refused};
 use crate::errno::Result;
 use crate::log::info_log;
-use crate::verbs::{Lkey, Mr, Pd};
+use crate::verbs::{Lkey, Mr, Pd, Rkey};
 
 /// How local buffers without descriptors get an lkey (`FI_MR_LOCAL` off, `fi_mr(3)`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -79,6 +79,32 @@ impl Registrar for Pinned {
     }
 }
 
+/// Registers memory in a protection domain, for remote read alone.
+#[derive(Debug)]
+pub(crate) struct Readable(Arc<Pd>);
+
+pub(crate) type SourceCache = Cache<Readable>;
+
+impl Registrar for Readable {
+    type Mr = Mr;
+    type Key = Rkey;
+
+    unsafe fn register(&self, start: u64, len: u64, _: bool) -> Result<(Mr, Rkey)> {
+        let addr = std::ptr::without_provenance(start as usize);
+        // SAFETY: the caller of `register` promises the memory.
+        let mr = unsafe { Mr::register(&self.0, addr, len as usize, sys::IBV_ACCESS_REMOTE_READ) }?;
+        let rkey = mr.rkey();
+        Ok((mr, rkey))
+    }
+}
+
+impl SourceCache {
+    /// As [`LocalCache::open`].
+    pub(crate) fn open(pd: &Arc<Pd>, config: &CacheConfig) -> Option<Arc<Self>> {
+        open(Readable(Arc::clone(pd)), config)
+    }
+}
+
 fn all_memory() -> u64 {
     // SAFETY: `sysconf` has no preconditions.
     let numbers = unsafe {
@@ -93,25 +119,33 @@ fn all_memory() -> u64 {
     pages.saturating_mul(size) / processors / 2
 }
 
+/// A cache with `userfaultfd(2)` as its monitor. `None`: as [`LocalCache::open`].
+fn open<R: Registrar<Mr: 'static> + 'static>(
+    registrar: R,
+    config: &CacheConfig,
+) -> Option<Arc<Cache<R>>> {
+    if config.max_count == 0 || !config.userfaultfd {
+        return None;
+    }
+    let cache = Cache::new(registrar, config.bounds(), |index| {
+        let index = Arc::clone(index);
+        let watching: Box<dyn Watch> = Box::new(Watching::new(index, config.check)?);
+        Ok(watching)
+    });
+    match cache {
+        Ok(cache) => Some(Arc::new(cache)),
+        Err(error) => {
+            refused(error);
+            None
+        }
+    }
+}
+
 impl LocalCache {
     /// The cache of a protection domain, with `userfaultfd(2)` as its monitor. `None`: the
     /// configuration disables the cache, or the kernel refuses `userfaultfd`, which is logged once.
     pub(crate) fn open(pd: &Arc<Pd>, config: &CacheConfig) -> Option<Arc<Self>> {
-        if config.max_count == 0 || !config.userfaultfd {
-            return None;
-        }
-        let cache = Self::new(Pinned(Arc::clone(pd)), config.bounds(), |index| {
-            let index = Arc::clone(index);
-            let watching: Box<dyn Watch> = Box::new(Watching::new(index, config.check)?);
-            Ok(watching)
-        });
-        match cache {
-            Ok(cache) => Some(Arc::new(cache)),
-            Err(error) => {
-                refused(error);
-                None
-            }
-        }
+        open(Pinned(Arc::clone(pd)), config)
     }
 
     /// The cache of a protection domain with a monitor of the application.

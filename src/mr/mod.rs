@@ -26,6 +26,7 @@ mod refresh;
 mod region;
 mod registration;
 mod revocation;
+mod source;
 
 pub use access::Access;
 #[cfg(test)]
@@ -37,8 +38,8 @@ pub(crate) use directory::{ConnectionBlock, Directory, Look, Peer};
 pub(crate) use domain::random;
 pub use domain::{MrConfig, MrDomain, Scope};
 pub(crate) use local::{COPIED, Kept, LocalKeys, Use, implicit_region};
-pub(crate) use local_cache::LocalCache;
 pub use local_cache::{CacheConfig, LocalMemory};
+pub(crate) use local_cache::{LocalCache, SourceCache};
 pub(crate) use mapped_keys::Mapped;
 pub(crate) use mode::Paging;
 pub use mode::{DescRule, Form, Mode};
@@ -46,3 +47,4 @@ pub use monitor::{Monitor, memory_changed};
 pub use ops::{AdvisedRange, HANDLE_SIZE, Hint, SharedMemory};
 pub(crate) use pending::Workers;
 pub use region::{Dmabuf, Region, RegionConfig};
+pub(crate) use source::{Source, SourceKeys, Withdrawn};

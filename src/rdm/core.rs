@@ -308,6 +308,11 @@ impl<I: Io> Core<I> {
         self.peers.get(peer).is_some_and(|peer| peer.out.is_some())
     }
 
+    /// The peer of a link.
+    pub fn peer_of(&self, link: LinkKey) -> Option<PeerKey> {
+        Some(self.links.get(link)?.peer)
+    }
+
     /// The address at which a peer is dialled.
     pub fn address(&self, peer: PeerKey) -> Option<std::net::SocketAddr> {
         let address = self.peers.get(peer)?.address?;

@@ -17,6 +17,7 @@ use super::limits::{Limits, max_descriptors};
 use super::links::DEPTH;
 use super::listening::Listening;
 use super::packet_memory::PacketMemory;
+use super::pulls::Pulls;
 use super::shared::{CqSource, RequestSink, Shared, State};
 use super::vector::{AddressVector, VectorUser};
 use crate::Token;
@@ -26,7 +27,7 @@ use crate::domain::Domain;
 use crate::eq::EventQueue;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
-use crate::mr::random;
+use crate::mr::{SourceKeys, random};
 use crate::queue::keepalive::PERIOD;
 use crate::queue::source::Source;
 use crate::queue::{BindFlags, CompletionQueue, Counter, Counters, CqConfig, WaitKind};
@@ -410,6 +411,10 @@ impl Endpoint {
             &shared.weak(),
             Objects { srq, cq },
             PacketMemory::new(shared.pd()),
+            (
+                SourceKeys::new(domain.mr(), shared.pd()),
+                Pulls::new(domain.mr(), shared.pd()),
+            ),
             Completions::new(&shared.counters),
             random()?,
             sizes,

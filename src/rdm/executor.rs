@@ -10,32 +10,40 @@
 )]
 
 mod messages;
+mod pull;
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 use super::completions::{Completions, Side};
 use super::core::{Core, Io, Origin, Send};
 use super::iov::Iov;
 use super::link::LinkKey;
 use super::link_cm::{LinkCm, Step};
-use super::links::{Links, Posted, WrId};
+use super::links::{Links, Posted, Sent, WrId};
 use super::operations::{Kind, Operation, PAYLOAD, TxKey, TxMark};
 use super::ops::Form;
 use super::packet_memory::{PacketMemory, Slot};
 use super::peer::PeerKey;
-use super::receives::{Envelope, Payload, Receives};
+use super::pulls::Pulls;
+use super::receives::{AtSender, Envelope, Payload, Receives};
 use super::shared::Shared;
 use super::slab::Slab;
 use crate::conn::ConnectRequest;
 use crate::errno::{FiErrno, Result};
 use crate::log::warn_log;
+use crate::mr::SourceKeys;
 use crate::verbs::{Cq, Lkey, RecvRequest, RemoteAddr, Rkey, Sge, Srq, Wc};
 use crate::wire::rdm::packet::{MAX_HEAD, SLOT_SIZE};
 use crate::wire::rdm::{Body, Credit, Header, Listener, Packet, Rejection, Reply, Request, Terms};
 
 /// Largest number of bytes that are sent inline.
 const MAX_INLINE: usize = 512;
+/// How long a close waits for READs of its sources that are being executed (softverbs), and the
+/// period of its attempts.
+const WITHDRAWAL: Duration = Duration::from_secs(5);
+const WITHDRAWAL_PERIOD: Duration = Duration::from_millis(1);
 
 /// What follows from a call of the core.
 #[derive(Clone, Copy, Debug)]
@@ -46,6 +54,10 @@ pub(super) enum Todo {
     Hold(PeerKey),
     Release(PeerKey),
     LoopBack(TxKey),
+    /// READs of the peer's messages can be posted.
+    Pull(PeerKey),
+    /// A post to the link has failed.
+    Broken(LinkKey),
     /// The content of a delivered packet violates the protocol.
     Refused(LinkKey),
     /// There is memory for the packets of a link again.
@@ -75,9 +87,23 @@ pub(super) struct Executor {
     max_links: usize,
     pub(super) tx: Slab<TxMark, Operation>,
     pub(super) rx: Receives,
+    sources: SourceKeys,
+    pulls: Pulls,
+    /// Bytes of READs that the device has copied in their posts since the last poll.
+    pub(super) bytes_read: u64,
+    /// Completions of such READs have not been polled.
+    pub(super) reads_wait: bool,
+    /// READs that were repeated, and messages that were asked for in parts after a READ.
+    #[cfg(test)]
+    pub(super) pull_failures: (u32, u32),
+    /// With what the posts of READs fail.
+    #[cfg(test)]
+    pub(super) refuse_reads: Option<FiErrno>,
     pub(super) completions: Completions,
     pub(super) todo: VecDeque<Todo>,
     pub(super) steps: Vec<Step>,
+    /// Steps that are repeated until no peer reads their source any more.
+    pub(super) withdrawing: Vec<Step>,
     /// The link of the packet that is being processed.
     arriving: Option<LinkKey>,
     /// Number of messages of the application in `tx`.
@@ -105,6 +131,7 @@ impl Executor {
         shared: &Weak<Shared>,
         objects: Objects,
         memory: PacketMemory,
+        keys: (SourceKeys, Pulls),
         completions: Completions,
         seed: u64,
         sizes: Sizes,
@@ -120,9 +147,18 @@ impl Executor {
             max_links: sizes.max_links,
             tx: Slab::new(),
             rx: Receives::new(seed),
+            sources: keys.0,
+            pulls: keys.1,
+            bytes_read: 0,
+            reads_wait: false,
+            #[cfg(test)]
+            pull_failures: (0, 0),
+            #[cfg(test)]
+            refuse_reads: None,
             completions,
             todo: VecDeque::new(),
             steps: Vec::new(),
+            withdrawing: Vec::new(),
             arriving: None,
             messages: 0,
             short: Vec::new(),
@@ -183,11 +219,16 @@ impl Executor {
     /// Removes a link that the core does not have any more; its objects are destroyed by a step.
     pub(super) fn remove_link(&mut self, key: LinkKey) {
         if let Some(mut link) = self.links.remove(key) {
-            for slot in link.take_slots() {
-                self.memory.give_back(slot);
+            let mut reads = Vec::new();
+            for sent in link.take_sent() {
+                match sent {
+                    Sent::Control(Some(slot)) => self.memory.give_back(slot),
+                    Sent::Read(read) => reads.push(read),
+                    _ => {}
+                }
             }
             self.has_memory();
-            let step = Step::Destroy(Arc::clone(&link.cm), link.qp.take());
+            let step = Step::Destroy(Arc::clone(&link.cm), link.qp.take(), reads);
             self.steps.push(step);
         }
     }
@@ -197,7 +238,7 @@ impl Executor {
     pub(super) fn completed(&mut self, core: &mut Core<Self>, wc: &Wc) {
         match WrId::of(wc.wr_id()) {
             WrId::Receive(number) => self.received(core, Slot::of_completed_receive(number), wc),
-            WrId::Send(link, position) => self.sent(core, link, position, wc.status() == 0),
+            WrId::Send(link, position) => self.sent(core, link, position, wc.status()),
         }
     }
 
@@ -226,7 +267,7 @@ impl Executor {
 
     /// A request of a link has failed. The core's time is set, because it begins to dial.
     #[cold]
-    fn broken(&mut self, core: &mut Core<Self>, link: LinkKey) {
+    pub(super) fn broken(&mut self, core: &mut Core<Self>, link: LinkKey) {
         if let Some(shared) = self.shared.upgrade() {
             core.set_now(shared.now());
         }
@@ -234,14 +275,17 @@ impl Executor {
     }
 
     #[inline]
-    fn sent(&mut self, core: &mut Core<Self>, link: LinkKey, position: u16, success: bool) {
+    fn sent(&mut self, core: &mut Core<Self>, link: LinkKey, position: u16, status: u32) {
         let (memory, short) = (&mut self.memory, &mut self.short);
         let todo = &mut self.todo;
         let completed = self.links.completed(link, position, |slot| {
             memory.give_back(slot);
             todo.extend(short.drain(..).map(Todo::Room));
         });
-        if !success {
+        if let Some(read) = completed.read {
+            self.read_ended(read, link, Some(status));
+        }
+        if status != 0 {
             return self.broken(core, link);
         }
         if let Some(number) = completed.number {
@@ -249,6 +293,10 @@ impl Executor {
         }
         if completed.room {
             core.has_room(link, self);
+            let peer = core.peer_of(link);
+            if let Some(peer) = peer.filter(|peer| self.pulls.has_waiting(*peer)) {
+                self.todo.push_back(Todo::Pull(peer));
+            }
         }
     }
 
@@ -283,6 +331,9 @@ impl Executor {
             self.memory.give_back(slot);
             self.has_memory();
         }
+        if let Some(source) = op.source {
+            self.release_source(*source);
+        }
     }
 
     /// A slot was given back: the links that wait for one continue.
@@ -316,20 +367,36 @@ impl Executor {
         }
     }
 
-    /// Ends an operation: removes it, and reports the result of a message.
+    /// Ends an operation: removes it, and reports the result of a message. The peer of one that has
+    /// failed may be reading its source: the driver reports it when that has ended.
     fn finish(&mut self, key: TxKey, result: Result<()>) {
         let Some(op) = self.tx.get_mut(key) else {
             return;
         };
+        let mut source = op.source.take();
         if let Kind::Message = op.kind {
-            self.messages -= 1;
-            match result {
-                Ok(()) => self.completions.sent(op),
-                Err(error) => self.completions.failed(op.completion(), 0, error),
+            match (result, source.take_if(|_| op.fin.is_none())) {
+                (Err(error), Some(source)) => {
+                    let source = self.sources.withdraw(*source);
+                    let failed = Some((op.completion(), error));
+                    self.steps.push(Step::Withdraw(source, failed));
+                }
+                (Err(error), None) => {
+                    self.messages -= 1;
+                    self.completions.failed(op.completion(), 0, error);
+                }
+                (Ok(()), unread) => {
+                    source = source.or(unread);
+                    self.messages -= 1;
+                    self.completions.sent(op);
+                }
             }
         }
         let (slot, posted_on) = (op.slot.take(), op.posted_on);
         self.tx.free(key);
+        if let Some(source) = source {
+            self.release_source(*source);
+        }
         let Some(slot) = slot else {
             return;
         };
@@ -355,6 +422,9 @@ impl Executor {
 
     /// Posts a numbered packet. `None`: no room, or no memory.
     fn post_packet(&mut self, on: LinkKey, header: Header, key: TxKey, form: Form) -> Option<()> {
+        if form == Form::Rts && self.links.get_mut(on)?.has_room(true) {
+            self.register_source(key);
+        }
         let link = self.links.get_mut(on)?;
         if !link.has_room(true) {
             return None;
@@ -494,16 +564,42 @@ impl Executor {
         let keys: Vec<LinkKey> = self.links.keys().collect();
         let mut steps = std::mem::take(&mut self.steps);
         // dials and acceptances that were not begun
-        steps.retain(|step| matches!(step, Step::Reject(..) | Step::Destroy(..)));
+        steps.retain(|step| !matches!(step, Step::Dial(..) | Step::Accept(..)));
+        steps.append(&mut self.withdrawing);
         for key in keys {
             if let Some(link) = self.links.get_mut(key) {
                 steps.push(Step::End(Arc::clone(&link.cm), link.qp.clone()));
             }
             self.remove_link(key);
         }
-        for step in steps.into_iter().chain(std::mem::take(&mut self.steps)) {
-            step.execute(shared);
+        for key in self.tx.keys_where(|op| op.source.is_some()) {
+            if let Some(source) = self.tx.get_mut(key).and_then(|op| op.source.take()) {
+                let source = self.sources.withdraw(*source);
+                self.steps.push(Step::Withdraw(source, None));
+            }
         }
+        steps.append(&mut self.steps);
+        steps.sort_by_key(Step::is_last);
+        let limit = Instant::now() + WITHDRAWAL;
+        while !steps.is_empty() {
+            steps = steps
+                .into_iter()
+                .filter_map(|step| step.execute(shared))
+                .collect();
+            if Instant::now() >= limit {
+                break;
+            }
+            if !steps.is_empty() {
+                std::thread::sleep(WITHDRAWAL_PERIOD);
+            }
+        }
+        for step in steps {
+            if let Step::Withdraw(Some(source), _) = step {
+                source.abandon();
+            }
+        }
+        // the queue pairs are destroyed
+        self.pulls.end_all();
         self.objects.cq.drain_channel();
     }
 }
@@ -590,13 +686,22 @@ impl Io for Executor {
                 credit = self.eager(origin, &envelope, &slot, payload.offset);
             }
             Body::Rts {
-                message, op, len, ..
+                message,
+                op,
+                addr,
+                len,
+                rkey,
             } => {
                 let envelope = envelope(message, *len);
+                let at = AtSender {
+                    op: *op,
+                    addr: *addr,
+                    rkey: *rkey,
+                };
                 match self.rx.arrive(&envelope) {
-                    Some(target) => self.begin_arrival(origin, *op, envelope, target),
+                    Some(target) => self.begin_arrival(origin, at, envelope, target),
                     None => {
-                        let payload = Payload::AtSender(origin, *op);
+                        let payload = Payload::AtSender(origin, at);
                         if self.rx.store(envelope, payload).is_none() {
                             self.todo.extend(self.arriving.map(Todo::Refused));
                         }
@@ -638,8 +743,11 @@ impl Io for Executor {
         for key in self.tx.keys_where(messages) {
             self.finish(key, Err(error));
         }
+        self.pulls.forget_peer(peer);
         for key in self.rx.arrivals.keys_where(|it| it.origin.peer == peer) {
-            self.fail_arrival(key, false);
+            if self.end_pull(key) {
+                self.fail_arrival(key, false);
+            }
         }
         self.rx.drop_absent(peer);
     }
@@ -649,7 +757,11 @@ impl Io for Executor {
         (RemoteAddr::NULL, Rkey::default())
     }
 
-    fn up(&mut self, _: PeerKey, _: LinkKey, _: &Terms) {}
+    fn up(&mut self, peer: PeerKey, _: LinkKey, _: &Terms) {
+        if self.pulls.has_waiting(peer) {
+            self.todo.push_back(Todo::Pull(peer));
+        }
+    }
 
     fn down(&mut self, _: PeerKey, _: LinkKey) {}
 

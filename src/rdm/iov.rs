@@ -1,18 +1,44 @@
-//! The buffers of an operation that the processor copies from or to.
+//! The buffers of an operation, which the processor copies from or to, or a READ reads.
 
 #![allow(unsafe_code, reason = "copies from and to buffers of the application")]
 
 use crate::errno::{FiErrno, Result};
 use crate::initiator::LocalIov;
+use crate::verbs::RemoteAddr;
 
 /// Maximum number of buffers of an operation.
 pub(super) const MAX_IOV: usize = 4;
 
 /// A buffer of the application.
 #[derive(Clone, Copy, Debug, Default)]
-struct Buffer {
+pub(super) struct Buffer {
     addr: usize,
     len: usize,
+}
+
+impl Buffer {
+    fn of(iov: &libc::iovec) -> Self {
+        Self {
+            addr: iov.iov_base.expose_provenance(),
+            len: if iov.iov_base.is_null() {
+                0
+            } else {
+                iov.iov_len
+            },
+        }
+    }
+
+    pub(super) fn iovec(&self) -> libc::iovec {
+        libc::iovec {
+            iov_base: std::ptr::with_exposed_provenance_mut(self.addr),
+            iov_len: self.len,
+        }
+    }
+
+    /// The address in a registration of the buffer, for the peer.
+    pub(super) const fn remote_addr(&self) -> RemoteAddr {
+        RemoteAddr::new(self.addr as u64)
+    }
 }
 
 /// The buffers of one operation. The application keeps them valid until the operation completes,
@@ -28,18 +54,16 @@ impl Iov {
     /// `EINVAL`: more than [`MAX_IOV`] buffers.
     pub(super) fn new(local: &LocalIov<'_>) -> Result<Self> {
         let mut this = Self::default();
+        if let [only] = local.iov() {
+            this.buffers[0] = Buffer::of(only);
+            this.len = this.buffers[0].len;
+            return Ok(this);
+        }
         if local.count() > MAX_IOV {
             return Err(FiErrno::EINVAL);
         }
         for (buffer, iov) in this.buffers.iter_mut().zip(local.iov()) {
-            *buffer = Buffer {
-                addr: iov.iov_base.expose_provenance(),
-                len: if iov.iov_base.is_null() {
-                    0
-                } else {
-                    iov.iov_len
-                },
-            };
+            *buffer = Buffer::of(iov);
             this.len = this.len.saturating_add(buffer.len);
         }
         Ok(this)
@@ -77,6 +101,28 @@ impl Iov {
         }
         part.len = len - left;
         part
+    }
+
+    /// The only buffer that is not empty. `None`: there are several, or none.
+    pub(super) fn single(&self) -> Option<&Buffer> {
+        let mut buffers = self.buffers.iter().filter(|buffer| buffer.len != 0);
+        let first = buffers.next()?;
+        buffers.next().is_none().then_some(first)
+    }
+
+    /// The bytes from `offset` on that lie in one buffer, at most `len`. `None`: there are none.
+    pub(super) fn piece(&self, offset: usize, len: usize) -> Option<Buffer> {
+        let mut skip = offset;
+        for buffer in &self.buffers {
+            if skip < buffer.len {
+                return Some(Buffer {
+                    addr: buffer.addr + skip,
+                    len: (buffer.len - skip).min(len),
+                });
+            }
+            skip -= buffer.len;
+        }
+        None
     }
 
     /// Calls `each` with the buffers of the bytes from `offset` on, at most `len`, and with the
@@ -185,8 +231,25 @@ mod tests {
                 // SAFETY: as above.
                 unsafe { part.read(0, &mut bytes) };
                 assert_eq!(bytes, want);
+                // pieces of one buffer each
+                let mut found = Vec::new();
+                while found.len() < len
+                    && let Some(piece) = all.piece(offset + found.len(), len - found.len())
+                {
+                    assert!(piece.len != 0);
+                    // SAFETY: as above.
+                    let bytes = unsafe {
+                        let at = std::ptr::with_exposed_provenance::<u8>(piece.addr);
+                        std::slice::from_raw_parts(at, piece.len)
+                    };
+                    found.extend_from_slice(bytes);
+                }
+                assert_eq!(found, want);
+                let parts = part.buffers.iter().filter(|buffer| buffer.len != 0);
+                assert_eq!(part.single().is_some(), parts.count() == 1);
             }
         }
+        assert!(all.piece(8, 1).is_none());
         // SAFETY: as above.
         assert_eq!(unsafe { all.write(6, &[9, 9, 9, 9]) }, 2);
         assert_eq!(slices[3], [6, 9, 9]);

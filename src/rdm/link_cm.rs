@@ -8,10 +8,13 @@ use parking_lot::Mutex;
 
 use super::core::Failure;
 use super::link::LinkKey;
+use super::pulls::ReadKey;
 use super::shared::Shared;
 use crate::conn::{CmTarget, ConnectRequest};
 use crate::errno::{FiErrno, Result};
 use crate::log::info_log;
+use crate::mr::Withdrawn;
+use crate::queue::Completion;
 use crate::verbs::{AsyncEvent, AsyncListener, CmEvent, CmEventKind, CmId, Qp};
 use crate::wire::rdm::cm::{REPLY_SIZE, REQUEST_SIZE};
 
@@ -26,8 +29,12 @@ pub(super) enum Step {
     Reject(ConnectRequest, Vec<u8>),
     /// Disconnect, and move the queue pair to its error state.
     End(Arc<LinkCm>, Option<Arc<Qp>>),
-    /// Destroy the queue pair and the identifier of a link that has ended.
-    Destroy(Arc<LinkCm>, Option<Arc<Qp>>),
+    /// Destroy the queue pair and the identifier of a link that has ended. Its READs without
+    /// completion end with the queue pair.
+    Destroy(Arc<LinkCm>, Option<Arc<Qp>>, Vec<ReadKey>),
+    /// Deregister the source of an operation, then report the operation if it has failed. Follows
+    /// all other steps of its time: those that end the peer's queue pairs.
+    Withdraw(Option<Withdrawn>, Option<(Completion, FiErrno)>),
 }
 
 /// The connection of a link. Its identifier is created by the first step.
@@ -129,8 +136,14 @@ impl LinkCm {
 }
 
 impl Step {
-    /// Executes the step.
-    pub(super) fn execute(self, shared: &Shared) {
+    /// Whether the step follows the others of its time.
+    pub(super) fn is_last(&self) -> bool {
+        matches!(self, Self::Withdraw(..))
+    }
+
+    /// Executes the step. `Some`: it is to be executed again later.
+    #[must_use]
+    pub(super) fn execute(self, shared: &Shared) -> Option<Self> {
         match self {
             Self::Dial(cm, to) => {
                 if let Err(error) = cm.dial(shared, to) {
@@ -161,15 +174,28 @@ impl Step {
                 }
                 shared.begin_drain(cm.link);
             }
-            Self::Destroy(cm, qp) => {
+            Self::Withdraw(source, failed) => {
+                if let Some(Err(source)) = source.map(Withdrawn::end) {
+                    return Some(Self::Withdraw(Some(source), failed));
+                }
+                if let Some((completion, error)) = failed {
+                    shared.change(|_, io| io.withdrawn(completion, error));
+                }
+            }
+            Self::Destroy(cm, qp, reads) => {
                 if let Some(qp) = &qp {
                     shared.domain.device().unlisten(qp.object());
                 }
                 if let Some(id) = cm.id.lock().take() {
                     shared.driver().dispatcher().registry().remove(id.object());
                 }
+                drop(qp);
+                if !reads.is_empty() {
+                    shared.change(|_, io| io.reads_ended(cm.link, reads));
+                }
             }
         }
+        None
     }
 }
 

@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 use super::link::LinkKey;
 use super::link_cm::LinkCm;
 use super::packet_memory::Slot;
+use super::pulls::ReadKey;
 use crate::errno::{FiErrno, Result};
-use crate::verbs::{Qp, SendOpcode, SendRequest, Sge};
+use crate::verbs::{Qp, RemoteAddr, Rkey, SendOpcode, SendRequest, Sge};
 use crate::wire::rdm::Number;
 
 /// Size of a send queue.
@@ -52,11 +53,13 @@ impl WrId {
 
 /// A request that has not completed.
 #[derive(Debug)]
-enum Sent {
+pub(super) enum Sent {
     /// A numbered packet.
     Numbered(Number),
     /// A packet without number, with its memory if it was not sent inline.
     Control(Option<Slot>),
+    /// A READ of a piece of a message. Each of them completes.
+    Read(ReadKey),
     /// A WRITE of 0 bytes, which the peer's device acknowledges (`conn/silence.rs`).
     Probe,
     /// The last request of a queue pair in its error state.
@@ -97,6 +100,8 @@ pub(super) struct LinkQp {
     probing: bool,
     /// Slots of operations that have failed, whose requests have not completed.
     kept: Vec<Slot>,
+    /// Number of READs that have not completed.
+    reads: usize,
 }
 
 /// What is posted.
@@ -122,6 +127,7 @@ impl LinkQp {
             last_receive: false,
             probing: false,
             kept: Vec::new(),
+            reads: 0,
         }
     }
 
@@ -176,13 +182,46 @@ impl LinkQp {
         Ok(())
     }
 
-    /// The slots of the requests that have not completed, of a link that is removed.
-    pub(super) fn take_slots(&mut self) -> impl Iterator<Item = Slot> + '_ {
-        let sent = self.sent.drain(..).filter_map(|sent| match sent {
-            Sent::Control(slot) => slot,
-            Sent::Numbered(_) | Sent::Probe | Sent::Marker => None,
-        });
-        sent.chain(self.kept.drain(..))
+    /// Whether a READ can be posted. If not, the completion of a READ or
+    /// [`Completed::room`] reports when it can.
+    /// At most `most` READs are under way.
+    pub(super) fn has_room_for_read(&mut self, most: usize) -> bool {
+        self.reads < most && self.has_room(true)
+    }
+
+    /// Posts a READ of `from` to `sge`.
+    ///
+    /// # Errors
+    /// The device's.
+    ///
+    /// # Safety
+    /// The sge is writable until the READ has completed or the queue pair is destroyed.
+    pub(super) unsafe fn post_read(
+        &mut self,
+        sge: Sge,
+        from: (RemoteAddr, Rkey),
+        read: ReadKey,
+    ) -> Result<()> {
+        let qp = self.qp.as_ref().ok_or(FiErrno::ENOTCONN)?;
+        let position = self.first.wrapping_add(self.sent.len() as u16);
+        let sges = [sge];
+        let mut request = SendRequest::new(SendOpcode::Read, &sges);
+        request
+            .wr_id(WrId::send(self.key, position))
+            .rdma(from)
+            .signaled(true);
+        // SAFETY: the caller keeps the memory.
+        unsafe { qp.post_send(&mut request) }?;
+        self.unsignaled = 0;
+        self.reads += 1;
+        self.sent.push_back(Sent::Read(read));
+        Ok(())
+    }
+
+    /// The requests that have not completed, of a link that is removed.
+    pub(super) fn take_sent(&mut self) -> impl Iterator<Item = Sent> + '_ {
+        let kept = self.kept.drain(..).map(|slot| Sent::Control(Some(slot)));
+        self.sent.drain(..).chain(kept)
     }
 
     /// Posts a request without data. An error has no effect: a time limit ends the wait for a
@@ -219,6 +258,8 @@ pub(super) struct Completed {
     pub(super) number: Option<Number>,
     /// A refused post can be repeated.
     pub(super) room: bool,
+    /// The READ of them. Each READ has a completion of its own.
+    pub(super) read: Option<ReadKey>,
 }
 
 /// The queue pairs by link.
@@ -325,6 +366,10 @@ impl Links {
                     if let Some(ending) = &mut link.ending {
                         ending.sends = true;
                     }
+                }
+                Some(Sent::Read(read)) => {
+                    link.reads -= 1;
+                    completed.read = Some(read);
                 }
                 Some(Sent::Probe) => link.probing = false,
                 Some(Sent::Control(None)) | None => {}

@@ -55,6 +55,7 @@ mod operations;
 mod ops;
 mod packet_memory;
 mod peer;
+mod pulls;
 mod receives;
 mod recover;
 mod shared;

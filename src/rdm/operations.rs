@@ -8,6 +8,7 @@ use super::packet_memory::Slot;
 use super::peer::PeerKey;
 use super::slab::Key;
 use crate::flags::Flags;
+use crate::mr::Source;
 use crate::queue::Completion;
 use crate::verbs::{RemoteAddr, Rkey};
 use crate::wire::rdm::packet::{Message, Payload};
@@ -75,6 +76,8 @@ pub(super) struct Operation {
     pub(super) in_core: bool,
     /// The receiver's name of a message that is sent in parts.
     pub(super) receiver: Option<OpId>,
+    /// The registration by which the receiver of a message reads it.
+    pub(super) source: Option<Box<Source>>,
     /// Offset of the next part.
     pub(super) next: usize,
     /// Number of parts under way.
@@ -99,6 +102,7 @@ impl Operation {
             form: Form::Whole,
             in_core: true,
             receiver: None,
+            source: None,
             next: 0,
             parts: 0,
             fin: None,
@@ -112,13 +116,20 @@ impl Operation {
                 message: self.message,
                 payload: payload(self.len),
             },
-            Kind::Message => Body::Rts {
-                message: self.message,
-                op: OpId::new(key.number()),
-                addr: RemoteAddr::NULL,
-                len: self.len as u64,
-                rkey: Rkey::default(),
-            },
+            Kind::Message => {
+                let source = self.source.as_ref().zip(self.iov.single());
+                let (addr, rkey) = source
+                    .map_or((RemoteAddr::NULL, Rkey::default()), |(source, buffer)| {
+                        (buffer.remote_addr(), source.rkey())
+                    });
+                Body::Rts {
+                    message: self.message,
+                    op: OpId::new(key.number()),
+                    addr,
+                    len: self.len as u64,
+                    rkey,
+                }
+            }
             Kind::Data { offset, .. } => Body::Data {
                 op: self.receiver.unwrap_or_default(),
                 offset,

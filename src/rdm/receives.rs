@@ -2,13 +2,16 @@
 
 use super::core::Origin;
 use super::iov::Iov;
+use super::link::LinkKey;
 use super::operations::TxKey;
 use super::peer::{PeerKey, PeerMark};
 use super::slab::{Key, Slab};
 use crate::PeerIndex;
 use crate::flags::Flags;
 use crate::matching::{Matched, Matching, MultiId, Release, Want};
+use crate::mr::Desc;
 use crate::queue::Completion;
+use crate::verbs::{RemoteAddr, Rkey};
 use crate::wire::rdm::OpId;
 
 /// Marks keys of receives.
@@ -28,6 +31,9 @@ pub(super) type ArrivalKey = Key<ArrivalMark>;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Receive {
     pub(super) iov: Iov,
+    /// The descriptor of all buffers, or NULL; `several`: they have several.
+    pub(super) desc: Desc,
+    pub(super) several: bool,
     pub(super) context: usize,
     pub(super) tagged: bool,
     /// Whether success has an entry for the application.
@@ -52,13 +58,22 @@ pub(super) struct Envelope {
     pub(super) len: u64,
 }
 
+/// A message that was announced: the sender's operation, and its source.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct AtSender {
+    pub(super) op: OpId,
+    /// NULL: the source cannot be read.
+    pub(super) addr: RemoteAddr,
+    pub(super) rkey: Rkey,
+}
+
 /// The payload of a stored message.
 #[derive(Debug)]
 pub(super) enum Payload {
     /// Complete.
     Bytes(Origin, Vec<u8>),
     /// At the sender, until its operation is answered.
-    AtSender(Origin, OpId),
+    AtSender(Origin, AtSender),
     /// In the memory of an operation of this endpoint.
     Own(TxKey),
 }
@@ -70,7 +85,7 @@ pub(super) struct Stored {
     pub(super) payload: Payload,
 }
 
-/// A message that arrives in parts.
+/// A message that arrives after its receive was found: by READs, or in parts.
 #[derive(Debug)]
 pub(super) struct Arrival {
     pub(super) target: Target,
@@ -80,6 +95,36 @@ pub(super) struct Arrival {
     pub(super) op: OpId,
     /// Number of bytes that have arrived.
     pub(super) arrived: u64,
+    /// How it is read; `None`: it arrives in parts.
+    pub(super) pull: Option<Pull>,
+}
+
+/// A message that is read from the memory of its sender.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pull {
+    pub(super) from: (RemoteAddr, Rkey),
+    /// Number of bytes to be read: those that fit into the receive.
+    pub(super) len: u64,
+    /// Offset of the next piece.
+    pub(super) next: u64,
+    /// Number of READs that have not completed.
+    pub(super) reads: u32,
+    /// Number of links that have broken since the last READ that has succeeded, and the last one.
+    pub(super) breaks: u32,
+    pub(super) broken: Option<LinkKey>,
+    /// The device has refused the post of a READ.
+    pub(super) refused: bool,
+    pub(super) state: PullState,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PullState {
+    /// READs are posted.
+    Reads,
+    /// The message cannot be read; when the READs have completed, it is asked for in parts.
+    Refused,
+    /// The session has ended; when the READs have completed, the receive fails.
+    Failed,
 }
 
 type Messages = Matching<RxKey, StoredKey>;
@@ -202,6 +247,23 @@ impl Receives {
 
     pub(super) fn stored(&self, key: StoredKey) -> Option<&Stored> {
         self.stored.get(key)
+    }
+
+    /// Changes where the stored messages are at their senders, as if RTS had been wrong.
+    #[cfg(test)]
+    pub(super) fn move_sources(&mut self, change: impl Fn(&mut AtSender)) {
+        for key in self.stored.keys_where(|_| true) {
+            let payload = self.stored.get_mut(key).map(|stored| &mut stored.payload);
+            if let Some(Payload::AtSender(_, at)) = payload {
+                change(at);
+            }
+        }
+    }
+
+    /// Number of stored messages.
+    #[cfg(test)]
+    pub(super) fn stored_len(&self) -> usize {
+        self.stored.len()
     }
 
     /// Posts a receive, or returns the stored message that it matches.

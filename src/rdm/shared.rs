@@ -14,7 +14,7 @@ use super::core::Core;
 use super::endpoint::EndpointConfig;
 use super::executor::{Executor, Todo};
 use super::link::LinkKey;
-use super::link_cm::LinkCm;
+use super::link_cm::{LinkCm, Step};
 use super::links::DEPTH;
 use super::listening::{Listening, scoped};
 use super::peer::PeerKey;
@@ -32,6 +32,9 @@ use crate::{Token, log::warn_log};
 /// Maximum number of work completions per poll, and of polls per progress call.
 const BATCH: usize = 16;
 const POLLS: usize = 4;
+/// Bytes of READs per poll on a device that copies them in the post, after which other threads get
+/// the endpoint's lock, and the caller the entries.
+const READ_BYTES: u64 = 1 << 20;
 /// Maximum number of consecutive polls of the driver, which holds the endpoint's lock.
 const ROUNDS: usize = 16;
 /// Period at which the driver polls while it ends links, and at which it examines whether an
@@ -375,9 +378,15 @@ impl State {
             Todo::Hold(peer) => core.hold(peer, io),
             Todo::Release(peer) => core.release(peer, io),
             Todo::LoopBack(op) => io.loop_back(op),
+            Todo::Pull(peer) => {
+                if let Some(link) = core.open_link(peer) {
+                    io.pull(peer, link);
+                }
+            }
             Todo::Refused(link) => core.refused(link, io),
             Todo::Room(link) => core.has_room(link, io),
             Todo::NoMemory(link) => core.no_memory(link, io),
+            Todo::Broken(link) => io.broken(core, link),
         }
     }
 
@@ -392,8 +401,9 @@ impl State {
         }
     }
 
-    /// Processes work completions, at most [`POLLS`] times [`BATCH`]. Returns whether the device
-    /// queue was empty at the end.
+    /// Processes work completions, at most [`POLLS`] times [`BATCH`], and those of READs that the
+    /// device has executed in their post. Returns whether the device queue was empty at the end,
+    /// apart from completions of further such READs (`Executor::reads_wait`).
     ///
     /// # Errors
     /// `EOVERRUN`: the device has lost completions.
@@ -401,6 +411,7 @@ impl State {
     pub(super) fn poll(&mut self) -> Result<bool> {
         let mut buffer = [const { MaybeUninit::<Wc>::uninit() }; BATCH];
         let mut empty = false;
+        (self.io.bytes_read, self.io.reads_wait) = (0, false);
         for round in 0..POLLS {
             let Ok(wcs) = self.io.objects.cq.poll(&mut buffer, BATCH) else {
                 self.failed = true;
@@ -411,12 +422,16 @@ impl State {
                 self.post_receives();
                 return Ok(true);
             }
+            let before = self.io.bytes_read;
             for wc in wcs {
                 self.io.completed(&mut self.core, wc);
                 self.settle();
             }
+            let reads = self.io.bytes_read != before;
             empty = wcs.len() < BATCH;
-            if empty {
+            self.io.reads_wait = reads;
+            let pause = !self.io.completions.is_empty() || self.io.bytes_read >= READ_BYTES;
+            if empty && !reads || reads && pause {
                 break;
             }
         }
@@ -426,10 +441,18 @@ impl State {
         Ok(empty)
     }
 
-    /// Polls until the device queue is empty, at most [`ROUNDS`] times. Returns whether it is; a
-    /// failed queue is empty.
+    /// Polls until the device queue is empty or [`READ_BYTES`] were read, at most [`ROUNDS`] times.
+    /// Returns whether it is empty; a failed queue is.
     fn poll_all(&mut self) -> bool {
-        (0..ROUNDS).any(|_| !matches!(self.poll(), Ok(false)))
+        for _ in 0..ROUNDS {
+            if !matches!(self.poll(), Ok(false)) {
+                return true;
+            }
+            if self.io.bytes_read >= READ_BYTES {
+                return false;
+            }
+        }
+        false
     }
 
     /// The peer of an address.
@@ -566,15 +589,26 @@ impl Driven for Shared {
         state.post_receives();
         // this thread sees its own changes of times and steps below
         self.wake_readers(state);
-        let steps = std::mem::take(&mut state.io.steps);
+        let mut steps = std::mem::take(&mut state.io.steps);
+        steps.append(&mut state.io.withdrawing);
+        steps.sort_by_key(Step::is_last);
+        let reads = state.io.reads_wait;
         let deadline = state.core.deadline();
-        let again = state.io.links.is_ending() || auto && polls || !steps.is_empty() || !empty;
+        let again =
+            state.io.links.is_ending() || auto && polls || !steps.is_empty() || !empty || reads;
         drop(guard);
-        for step in steps {
-            step.execute(self);
+        let mut left: Vec<Step> = steps
+            .into_iter()
+            .filter_map(|step| step.execute(self))
+            .collect();
+        if !left.is_empty()
+            && let Some(state) = self.lock().as_mut()
+        {
+            state.io.withdrawing.append(&mut left);
         }
         if again {
-            let soon = Instant::now() + PERIOD;
+            let pause = if reads { Duration::ZERO } else { PERIOD };
+            let soon = Instant::now() + pause;
             next = Some(next.map_or(soon, |next| next.min(soon)));
         }
         let deadline = deadline.map(|time| self.begin + Duration::from_nanos(time));
@@ -699,7 +733,7 @@ impl Source for CqSource {
         let mut left = max - self.pass(state, sources, sink, max);
         if left != 0 || max == 0 {
             let empty = state.poll()?;
-            if !empty && self.is_armed() {
+            if (!empty || state.io.reads_wait) && self.is_armed() {
                 // the caller may sleep, and the completions that are left make no event
                 self.wake();
             }

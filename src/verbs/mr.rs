@@ -246,6 +246,26 @@ impl Mr {
         }
     }
 
+    /// As [`Self::deregister`], without waiting for a request of a peer that is being executed, if
+    /// the device can (`softdv_dereg_mr_now`).
+    ///
+    /// # Errors
+    /// As [`Self::deregister`].
+    pub(crate) fn deregister_now(mut self) -> std::result::Result<(), Self> {
+        let Some(deregister) = self.pd.device().backend().verbs.softdv_dereg_mr_now else {
+            return self.deregister();
+        };
+        // SAFETY: created by this backend; not used after the call has succeeded.
+        match FiErrno::from_verb(unsafe { deregister(self.raw) }) {
+            Err(FiErrno::EBUSY) => Err(self),
+            result => {
+                self.raw = std::ptr::null_mut();
+                tell(result);
+                Ok(())
+            }
+        }
+    }
+
     fn end(&mut self) -> Result<()> {
         // SAFETY: created by this backend; not used after the call has succeeded.
         FiErrno::from_verb(unsafe { (self.pd.device().backend().verbs.ibv_dereg_mr)(self.raw) })

@@ -441,6 +441,17 @@ impl<R: Registrar> Cache<R> {
         }
     }
 
+    /// Retires the registrations of a reference's range, and releases the reference. Deregisters
+    /// what no other operation uses, which blocks.
+    #[cold]
+    pub(crate) fn retire(&self, held: Held<R::Key>) {
+        if !self.watch.is_forked() {
+            self.inner.kill(held.start, held.end);
+            self.release(&held);
+            self.drain();
+        }
+    }
+
     /// Whether registrations wait for [`Self::drain`].
     #[inline]
     pub(crate) fn has_zombies(&self) -> bool {

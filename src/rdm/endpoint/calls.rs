@@ -18,6 +18,7 @@ use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
 use crate::initiator::LocalIov;
 use crate::matching::{Claim, Want};
+use crate::mr::Desc;
 use crate::wire::rdm::packet::Message;
 
 /// Flags of sends that the engine knows; `FI_MORE` and `FI_FENCE` have no effect, because messages
@@ -108,7 +109,7 @@ impl Endpoint {
             iov_base: buf.cast_mut(),
             iov_len: len,
         };
-        let local = LocalIov::single(&iov, &crate::mr::Desc::NULL);
+        let local = LocalIov::single(&iov, &Desc::NULL);
         let message = Message {
             tag,
             data,
@@ -205,8 +206,11 @@ impl Endpoint {
             None => self.rx_op_flags(),
         };
         let selected = flags.contains(Flags::COMPLETION);
+        let desc = local.common_desc();
         let receive = Receive {
             iov: Iov::new(&local)?,
+            desc: desc.unwrap_or(Desc::NULL),
+            several: desc.is_none(),
             context,
             tagged: tag.is_some(),
             wanted: selected || self.common.rx_all.load(Ordering::Relaxed),

@@ -6,7 +6,7 @@ use super::super::iov::Iov;
 use super::super::operations::{Kind, Operation, PARTS, PAYLOAD, TxKey};
 use super::super::ops::{Form, Uses};
 use super::super::receives::{
-    Arrival, ArrivalKey, Envelope, Payload, StoredKey, Target, completion_of,
+    Arrival, ArrivalKey, AtSender, Envelope, Payload, StoredKey, Target, completion_of,
 };
 use super::{Executor, Slot, Todo};
 use crate::errno::FiErrno;
@@ -139,7 +139,7 @@ impl Executor {
                 }
                 self.rx.recycle(bytes);
             }
-            Payload::AtSender(origin, op) => self.begin_arrival(origin, op, envelope, target),
+            Payload::AtSender(origin, at) => self.begin_arrival(origin, at, envelope, target),
             Payload::Own(op) => self.deliver_own(op, &envelope, &target),
         }
     }
@@ -158,7 +158,7 @@ impl Executor {
         };
         match stored.payload {
             Payload::Bytes(origin, bytes) => self.forget_bytes(origin, bytes),
-            Payload::AtSender(origin, op) => {
+            Payload::AtSender(origin, AtSender { op, .. }) => {
                 self.todo
                     .push_back(Todo::GiveBack(origin, Credit::new(2, 0)));
                 self.answer(origin, Kind::Fin { op, status: 0 });
@@ -172,16 +172,19 @@ impl Executor {
         }
     }
 
-    /// Asks for the parts of a message.
+    /// Begins to read a message from its sender, or asks for its parts.
     pub(super) fn begin_arrival(
         &mut self,
         origin: Origin,
-        op: OpId,
+        at: AtSender,
         envelope: Envelope,
         target: Target,
     ) {
         let blocks = Credit::new(2, 0);
-        if envelope.len == 0 {
+        let op = at.op;
+        let room = (target.receive.iov.len() as u64).min(envelope.len);
+        let pull = self.pull_of(origin.peer, &at, room);
+        if envelope.len == 0 || pull.is_some() && room == 0 {
             if !self.arrived(&target, &envelope, Some((origin, blocks))) {
                 self.todo.push_back(Todo::GiveBack(origin, blocks));
             }
@@ -195,12 +198,16 @@ impl Executor {
             origin,
             op,
             arrived: 0,
+            pull,
         };
         match self.rx.arrivals.insert(arrival) {
             Some(key) => {
                 let receiver = OpId::new(key.number());
                 self.todo.push_back(Todo::Hold(origin.peer));
-                self.answer(origin, Kind::Cts { op, receiver });
+                match pull {
+                    Some(_) => self.begin_pull(origin.peer, key),
+                    None => self.answer(origin, Kind::Cts { op, receiver }),
+                }
             }
             None => {
                 let result = Err((FiErrno::ENOMEM, 0));
@@ -212,7 +219,7 @@ impl Executor {
     }
 
     /// Answers a packet.
-    fn answer(&mut self, origin: Origin, kind: Kind) {
+    pub(super) fn answer(&mut self, origin: Origin, kind: Kind) {
         if let Some(key) = self.tx.insert(Operation::new(kind, origin.peer)) {
             self.todo.push_back(Todo::Answer(origin, key));
         } else {
@@ -257,19 +264,25 @@ impl Executor {
             return;
         };
         let left = arrival.envelope.len - arrival.arrived;
-        if arrival.origin != origin || offset != arrival.arrived || len as u64 > left {
+        let asked = arrival.origin == origin && arrival.pull.is_none();
+        if !asked || offset != arrival.arrived || len as u64 > left {
             return self.todo.extend(self.arriving.map(Todo::Refused));
         }
         let payload = &self.memory.bytes(slot)[at..at + len];
         // SAFETY: the application keeps the buffers until the receive completes.
         unsafe { arrival.target.receive.iov.write(offset as usize, payload) };
         arrival.arrived += len as u64;
-        if arrival.arrived == arrival.envelope.len
-            && let Some(arrival) = self.rx.arrivals.remove(key)
-        {
+        if arrival.arrived == arrival.envelope.len {
+            self.arrival_complete(key);
+        }
+    }
+
+    /// All of a message has arrived: reports it, and ends the operation of the sender.
+    pub(super) fn arrival_complete(&mut self, key: ArrivalKey) {
+        if let Some(arrival) = self.rx.arrivals.remove(key) {
+            let (origin, op) = (arrival.origin, arrival.op);
             self.arrived(&arrival.target, &arrival.envelope, None);
             self.todo.push_back(Todo::Release(origin.peer));
-            let op = arrival.op;
             self.answer(origin, Kind::Fin { op, status: 0 });
         }
     }

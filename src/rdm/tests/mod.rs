@@ -6,6 +6,7 @@
 mod endpoints;
 mod links;
 mod net;
+mod pull;
 mod steps;
 
 use crate::wire::rdm::Credit;

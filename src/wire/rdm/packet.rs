@@ -190,11 +190,11 @@ pub enum Body {
         message: Message,
         /// The sender's operation.
         op: OpId,
-        /// Address of the source.
+        /// Address of the source; NULL: it cannot be read.
         addr: RemoteAddr,
         /// Its length in bytes; address plus length do not overflow.
         len: u64,
-        /// Its rkey.
+        /// Its rkey; 0 with address NULL.
         rkey: Rkey,
     },
     /// See [`Kind::Data`].
@@ -688,7 +688,9 @@ impl Source<'_> {
         let at = HEADER_SIZE + size;
         let addr = RemoteAddr::new(get64(self.head, at)?);
         let len = get64(self.head, at + 8)?;
-        if addr.checked_add(len).is_none() || i64::try_from(len).is_err() {
+        let rkey = get32(self.head, at + 16)?;
+        let unnamed = addr == RemoteAddr::NULL && rkey != 0;
+        if addr.checked_add(len).is_none() || i64::try_from(len).is_err() || unnamed {
             return Err(Bad::Value);
         }
         Ok(Body::Rts {
@@ -696,7 +698,7 @@ impl Source<'_> {
             op: OpId::new(get32(self.head, at + 20)?),
             addr,
             len,
-            rkey: Rkey::new(get32(self.head, at + 16)?),
+            rkey: Rkey::new(rkey),
         })
     }
 

@@ -154,7 +154,7 @@ fn body() -> impl Strategy<Value = Body> {
                 op,
                 addr: RemoteAddr::new(addr),
                 len: len >> 1 & !addr,
-                rkey: Rkey::new(rkey),
+                rkey: Rkey::new(if addr == 0 { 0 } else { rkey }),
             }
         ),
         (

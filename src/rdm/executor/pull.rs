@@ -1,0 +1,329 @@
+//! The pull of long messages: READs from the memory of the sender. `docs/protocol-rdm.md`, "Long
+//! messages".
+
+#![allow(
+    unsafe_code,
+    reason = "posts requests that write to the application's buffers"
+)]
+
+use rdma_core_sys as sys;
+
+use super::super::link::LinkKey;
+use super::super::operations::{Kind, TxKey};
+use super::super::peer::PeerKey;
+use super::super::pulls::{ReadKey, Waiting};
+use super::super::receives::{Arrival, ArrivalKey, AtSender, Pull, PullState};
+use super::{Executor, Step, Todo};
+use crate::errno::FiErrno;
+use crate::log::info_log;
+use crate::mr::Source;
+use crate::queue::Completion;
+use crate::wire::rdm::OpId;
+
+/// Breaks of links without a READ that succeeds between, after which a message is asked for in
+/// parts.
+const BREAKS: u32 = 16;
+
+/// Whether a READ with this status would fail on each link. Others break with their link.
+fn is_refusal(status: u32) -> bool {
+    matches!(
+        status,
+        sys::IBV_WC_LOC_LEN_ERR
+            | sys::IBV_WC_LOC_QP_OP_ERR
+            | sys::IBV_WC_LOC_PROT_ERR
+            | sys::IBV_WC_LOC_ACCESS_ERR
+            | sys::IBV_WC_REM_ACCESS_ERR
+            | sys::IBV_WC_REM_INV_REQ_ERR
+            | sys::IBV_WC_REM_OP_ERR
+            | sys::IBV_WC_BAD_RESP_ERR
+    )
+}
+
+impl Pull {
+    /// A READ could not be executed on a link, which has broken. `false`: the message is not read
+    /// any more.
+    fn continues_after(&mut self, link: LinkKey) -> bool {
+        if self.broken.replace(link) != Some(link) {
+            self.breaks += 1;
+        }
+        if self.breaks > BREAKS {
+            self.state = PullState::Refused;
+        }
+        self.state == PullState::Reads
+    }
+}
+
+impl Executor {
+    /// Registers the source of a message that is announced. Without a registration the receiver
+    /// asks for the message in parts.
+    pub(super) fn register_source(&mut self, key: TxKey) {
+        let Some(op) = self.tx.get_mut(key) else {
+            return;
+        };
+        let Kind::Message = op.kind else {
+            return;
+        };
+        if op.copied || op.source.is_some() {
+            return;
+        }
+        if let Some(buffer) = op.iov.single() {
+            // SAFETY: the application keeps the buffer until the operation is reported. Before that
+            // the source is released: at success, before the entry can be read, and at a failure by
+            // the step that reports it.
+            let source = unsafe { self.sources.register(&buffer.iovec()) };
+            op.source = source.ok().map(Box::new);
+        }
+    }
+
+    /// How a message of a peer is read, if it can be.
+    pub(super) fn pull_of(&self, peer: PeerKey, from: &AtSender, len: u64) -> Option<Pull> {
+        let reads = !from.addr.is_null() && self.pulls.reads_from(peer);
+        reads.then_some(Pull {
+            from: (from.addr, from.rkey),
+            len,
+            next: 0,
+            reads: 0,
+            breaks: 0,
+            broken: None,
+            refused: false,
+            state: PullState::Reads,
+        })
+    }
+
+    /// Lists the pieces of a message to be read.
+    pub(super) fn begin_pull(&mut self, peer: PeerKey, key: ArrivalKey) {
+        self.pulls.wait(peer, Waiting::Pieces(key));
+        self.todo.push_back(Todo::Pull(peer));
+    }
+
+    /// Posts READs to the out-link of a peer, as many as have room.
+    pub(in crate::rdm) fn pull(&mut self, peer: PeerKey, link: LinkKey) {
+        let most = self.pulls.most;
+        while let Some(waiting) = self.pulls.first(peer) {
+            let room = self.links.get_mut(link);
+            if !room.is_some_and(|link| link.has_room_for_read(most)) {
+                return;
+            }
+            let (read, last) = match waiting {
+                Waiting::Again(read) => (Some(read), true),
+                Waiting::Pieces(key) => match self.next_piece(peer, key) {
+                    Some((read, last)) => (Some(read), last),
+                    None => (None, true),
+                },
+            };
+            if last {
+                self.pulls.pop(peer, waiting);
+            }
+            if let Some(read) = read
+                && !self.post_read(peer, link, read)
+            {
+                return;
+            }
+        }
+    }
+
+    /// The READ of the next piece of a peer's message, and whether it is the last one. `None`:
+    /// there is none, or its buffer cannot be registered.
+    fn next_piece(&mut self, peer: PeerKey, key: ArrivalKey) -> Option<(ReadKey, bool)> {
+        let arrivals = &mut self.rx.arrivals;
+        let arrival = arrivals.get_mut(key).filter(|it| it.origin.peer == peer)?;
+        let pull = arrival.pull.as_mut()?;
+        if pull.state != PullState::Reads || pull.next == pull.len {
+            return None;
+        }
+        let (offset, len) = (pull.next, self.pulls.piece.min(pull.len - pull.next));
+        // both are within the receive, whose length is a usize
+        let receive = &arrival.target.receive;
+        let to = receive.iov.piece(offset as usize, len as usize)?;
+        // SAFETY: the application keeps the buffer, and the region of its descriptor, until the
+        // receive completes, which follows the end of all its READs.
+        match unsafe { self.pulls.begin(key, offset, receive, &to) } {
+            Ok(read) => {
+                pull.next += to.iovec().iov_len as u64;
+                Some((read, pull.next == pull.len))
+            }
+            Err(error) => {
+                info_log!(EpData, "a receive is not read into: {error}");
+                pull.state = PullState::Refused;
+                self.pull_ended(key);
+                None
+            }
+        }
+    }
+
+    /// Posts a READ. `false`: the link has broken.
+    fn post_read(&mut self, peer: PeerKey, at: LinkKey, key: ReadKey) -> bool {
+        let Some(read) = self.pulls.get(key) else {
+            return true;
+        };
+        let (of, offset, sge) = (read.of, read.offset, read.sge);
+        let pull = self.rx.arrivals.get_mut(of).and_then(|it| it.pull.as_mut());
+        let pull = pull.filter(|pull| pull.state == PullState::Reads);
+        let (Some(link), Some(pull)) = (self.links.get_mut(at), pull) else {
+            self.pulls.end(key);
+            return true;
+        };
+        let from = (pull.from.0.wrapping_add(offset), pull.from.1);
+        #[cfg(test)]
+        let refusal = self.refuse_reads;
+        #[cfg(not(test))]
+        let refusal = None;
+        let posted = match refusal {
+            // SAFETY: the memory is part of a receive that is reported only after the end of the
+            // READ.
+            None => unsafe { link.post_read(sge, from, key) },
+            Some(error) => Err(error),
+        };
+        let Err(error) = posted else {
+            pull.reads += 1;
+            if self.pulls.copies {
+                self.bytes_read += u64::from(sge.length);
+            }
+            return true;
+        };
+        info_log!(EpData, "ibv_post_send of a READ: {error}");
+        if error != FiErrno::ENOMEM && std::mem::replace(&mut pull.refused, true) {
+            // on a second link too
+            pull.state = PullState::Refused;
+            self.pulls.refused(peer);
+            self.pulls.end(key);
+            self.pull_ended(of);
+            return true;
+        }
+        if pull.continues_after(at) {
+            self.pulls.wait(peer, Waiting::Again(key));
+        } else {
+            self.pulls.end(key);
+            self.pull_ended(of);
+        }
+        self.todo.push_back(Todo::Broken(at));
+        false
+    }
+
+    /// The queue pair of a link is destroyed, and with it these READs.
+    pub(in crate::rdm) fn reads_ended(&mut self, link: LinkKey, reads: Vec<ReadKey>) {
+        for read in reads {
+            self.read_ended(read, link, None);
+        }
+    }
+
+    /// A READ has completed, or its queue pair is destroyed (`None`).
+    pub(super) fn read_ended(&mut self, key: ReadKey, link: LinkKey, status: Option<u32>) {
+        let Some(read) = self.pulls.get(key) else {
+            return;
+        };
+        let (of, len) = (read.of, u64::from(read.sge.length));
+        let Some(Arrival {
+            pull: Some(pull),
+            arrived,
+            origin,
+            ..
+        }) = self.rx.arrivals.get_mut(of)
+        else {
+            return self.pulls.end(key);
+        };
+        let peer = origin.peer;
+        pull.reads -= 1;
+        let mut again = false;
+        match status {
+            Some(sys::IBV_WC_SUCCESS) => {
+                *arrived += len;
+                pull.breaks = 0;
+                self.pulls.succeeded(peer);
+            }
+            _ if pull.state != PullState::Reads => {}
+            Some(status) if is_refusal(status) => {
+                info_log!(
+                    EpData,
+                    "a READ of a message has failed with status {status}"
+                );
+                pull.state = PullState::Refused;
+                self.pulls.refused(peer);
+            }
+            _ => again = pull.continues_after(link),
+        }
+        if again {
+            #[cfg(test)]
+            {
+                self.pull_failures.0 += 1;
+            }
+            self.pulls.wait(peer, Waiting::Again(key));
+        } else {
+            self.pulls.end(key);
+            self.pull_ended(of);
+        }
+        if self.pulls.has_waiting(peer) {
+            self.todo.push_back(Todo::Pull(peer));
+        }
+    }
+
+    /// A READ of a message has ended: all of it is read, or the rest is not read any more.
+    fn pull_ended(&mut self, key: ArrivalKey) {
+        let Some(arrival) = self.rx.arrivals.get_mut(key) else {
+            return;
+        };
+        let Some(pull) = arrival.pull.filter(|pull| pull.reads == 0) else {
+            return;
+        };
+        match pull.state {
+            PullState::Reads if arrival.arrived == pull.len => self.arrival_complete(key),
+            PullState::Reads => {}
+            PullState::Failed => self.fail_arrival(key, false),
+            PullState::Refused => {
+                #[cfg(test)]
+                {
+                    self.pull_failures.1 += 1;
+                }
+                let (origin, op) = (arrival.origin, arrival.op);
+                (arrival.pull, arrival.arrived) = (None, 0);
+                self.pulls.forget(origin.peer, key);
+                let receiver = OpId::new(key.number());
+                self.answer(origin, Kind::Cts { op, receiver });
+            }
+        }
+    }
+
+    /// The session of a message has ended, and nothing of it waits for a link. `false`: READs are
+    /// under way, whose end fails it.
+    pub(super) fn end_pull(&mut self, key: ArrivalKey) -> bool {
+        let Some(arrival) = self.rx.arrivals.get_mut(key) else {
+            return true;
+        };
+        let Some(pull) = &mut arrival.pull else {
+            return true;
+        };
+        pull.state = PullState::Failed;
+        pull.reads == 0
+    }
+
+    /// Whether READs are under way, and whether further ones wait for a link of the peer.
+    #[cfg(test)]
+    pub(in crate::rdm) fn is_reading(&self, peer: PeerKey) -> (bool, bool) {
+        let reads = |arrival: &Arrival| arrival.pull.is_some_and(|pull| pull.reads != 0);
+        (self.rx.arrivals.any(reads), self.pulls.has_waiting(peer))
+    }
+
+    /// Ends the registrations of all sources, as if the rkeys in RTS were wrong.
+    #[cfg(test)]
+    pub(in crate::rdm) fn revoke_sources(&mut self) {
+        for key in self.tx.keys_where(|op| op.source.is_some()) {
+            if let Some(source) = self.tx.get_mut(key).and_then(|op| op.source.take()) {
+                self.release_source(*source);
+            }
+        }
+    }
+
+    /// Ends the registration of the source of a message that the receiver has ended. If the
+    /// receiver reads it nevertheless, the driver waits for that.
+    pub(super) fn release_source(&mut self, source: Source) {
+        let busy = self.sources.release(source);
+        let step = busy.map(|source| Step::Withdraw(Some(source), None));
+        self.steps.extend(step);
+    }
+
+    /// No peer can read the source of a failed operation any more.
+    pub(in crate::rdm) fn withdrawn(&mut self, completion: Completion, error: FiErrno) {
+        self.messages -= 1;
+        self.completions.failed(completion, 0, error);
+    }
+}

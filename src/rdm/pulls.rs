@@ -1,0 +1,256 @@
+//! READs of messages from the memory of their senders: those that are under way, and those that
+//! wait for room on the link of their peer.
+
+#![allow(unsafe_code, reason = "registers buffers of the application")]
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use super::iov::Buffer;
+use super::peer::PeerKey;
+use super::receives::{ArrivalKey, Receive};
+use super::slab::{Key, Slab};
+use crate::errno::{FiErrno, Result};
+use crate::mr::{DescRule, Kept, LocalKeys, MrDomain, Paging, Use};
+use crate::verbs::{Pd, Sge};
+
+/// Largest piece of a message in bytes: the next one is registered while it is read.
+const PIECE: u64 = 1 << 20;
+/// READs of a link that are under way; further ones wait. More would delay the packets behind them.
+const READS: usize = 4;
+/// The same on a device that copies in the post, which is under the endpoint's lock; there one READ
+/// of a link is under way.
+const COPY: u64 = 1 << 18;
+/// Consecutive messages of a peer that could not be read, each of which has broken a link, until
+/// the next ones of the session are asked for in parts.
+const REFUSALS: u32 = 2;
+
+/// Marks keys of READs.
+#[derive(Debug)]
+pub(super) enum ReadMark {}
+pub(super) type ReadKey = Key<ReadMark>;
+
+/// A piece of a message that is being read, or read again on the next link.
+#[derive(Debug)]
+pub(super) struct Read {
+    /// The message.
+    pub(super) of: ArrivalKey,
+    /// Offset in the message.
+    pub(super) offset: u64,
+    /// Where the piece is written.
+    pub(super) sge: Sge,
+    /// The registration of that memory.
+    kept: Vec<Kept>,
+}
+
+/// What waits for room on a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Waiting {
+    /// A READ whose link has broken.
+    Again(ReadKey),
+    /// The further pieces of a message.
+    Pieces(ArrivalKey),
+}
+
+/// See the module.
+pub(super) struct Pulls {
+    /// The lkeys of receives.
+    keys: LocalKeys,
+    /// Largest piece in bytes, and number of READs of one link under way.
+    pub(super) piece: u64,
+    pub(super) most: usize,
+    /// Descriptors are read, and are of regions whose pages may change. The key of a part of such a
+    /// region is found under a lock that is held while the region is refreshed
+    /// (`docs/locking.md`), so the engine copies into them.
+    described: bool,
+    refreshed: bool,
+    /// The device copies in the post.
+    pub(super) copies: bool,
+    /// Number of consecutive messages that a peer has announced and that could not be read.
+    refusals: HashMap<u32, u32>,
+    reads: Slab<ReadMark, Read>,
+    /// By the number of the peer.
+    waiting: HashMap<u32, VecDeque<Waiting>>,
+    /// Empty lists for reuse.
+    spare: Vec<Vec<Kept>>,
+}
+
+impl std::fmt::Debug for Pulls {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pulls").finish_non_exhaustive()
+    }
+}
+
+impl Pulls {
+    /// May open the domain's registration cache, which starts the monitor's thread.
+    pub(super) fn new(domain: &MrDomain, pd: &Arc<Pd>) -> Self {
+        let copies = domain.device().backend().executes_in_post;
+        Self {
+            keys: LocalKeys::new(domain, pd),
+            piece: if copies { COPY } else { PIECE },
+            most: if copies { 1 } else { READS },
+            described: domain.config().form.desc != DescRule::Ignored,
+            refreshed: matches!(domain.paging(), Paging::Refreshed { .. }),
+            copies,
+            refusals: HashMap::new(),
+            reads: Slab::new(),
+            waiting: HashMap::new(),
+            spare: Vec::new(),
+        }
+    }
+
+    /// Begins the READ of a piece of a receive: registers the memory that it is written to.
+    ///
+    /// # Errors
+    /// `EINVAL`: the buffer has no valid descriptor where one is required. `EOPNOTSUPP`: it is in a
+    /// region whose pages may change, or the buffers are in several. Those of registering.
+    /// `ENOMEM`: 2^24 READs are under way.
+    ///
+    /// # Safety
+    /// As [`LocalKeys::lkey`]; the caller calls [`Self::end`] before the buffer is given back.
+    pub(super) unsafe fn begin(
+        &mut self,
+        of: ArrivalKey,
+        offset: u64,
+        receive: &Receive,
+        to: &Buffer,
+    ) -> Result<ReadKey> {
+        let refreshed = self.refreshed && !receive.desc.0.is_null();
+        if self.described && (refreshed || receive.several) {
+            return Err(FiErrno::EOPNOTSUPP);
+        }
+        let keys = &mut self.keys;
+        let iov = to.iovec();
+        // SAFETY: as this function.
+        let lkey = match unsafe { keys.lkey(receive.desc, &iov, Use::Sink) } {
+            Ok(lkey) => lkey,
+            Err(error) => {
+                keys.refused();
+                return Err(error);
+            }
+        };
+        let sge = Sge {
+            addr: iov.iov_base as u64,
+            // a piece has at most 1 MiB
+            length: iov.iov_len as u32,
+            lkey,
+        };
+        let read = Read {
+            of,
+            offset,
+            sge,
+            kept: self.spare.pop().unwrap_or_default(),
+        };
+        let key = self.reads.insert(read);
+        match key.and_then(|key| Some((key, self.reads.get_mut(key)?))) {
+            Some((key, read)) => {
+                keys.exchange(&mut read.kept);
+                Ok(key)
+            }
+            None => {
+                keys.refused();
+                Err(FiErrno::ENOMEM)
+            }
+        }
+    }
+
+    pub(super) fn get(&self, key: ReadKey) -> Option<&Read> {
+        self.reads.get(key)
+    }
+
+    /// Ends a READ: releases the registration.
+    pub(super) fn end(&mut self, key: ReadKey) {
+        if let Some(Read { mut kept, .. }) = self.reads.remove(key) {
+            self.keys.exchange(&mut kept);
+            self.spare.push(kept);
+        }
+    }
+
+    /// Ends all READs; the queue pairs are destroyed.
+    pub(super) fn end_all(&mut self) {
+        for key in self.reads.keys_where(|_| true) {
+            self.end(key);
+        }
+        self.waiting.clear();
+    }
+
+    /// Adds to what waits for a link of a peer: READs of a broken link first.
+    pub(super) fn wait(&mut self, peer: PeerKey, what: Waiting) {
+        let list = self.waiting.entry(peer.number()).or_default();
+        match what {
+            Waiting::Again(_) => list.push_front(what),
+            Waiting::Pieces(_) => list.push_back(what),
+        }
+    }
+
+    /// What is posted next to a peer.
+    pub(super) fn first(&self, peer: PeerKey) -> Option<Waiting> {
+        self.waiting.get(&peer.number())?.front().copied()
+    }
+
+    /// Removes the first, if it is this one.
+    pub(super) fn pop(&mut self, peer: PeerKey, first: Waiting) {
+        if let Some(list) = self.waiting.get_mut(&peer.number()) {
+            list.pop_front_if(|it| *it == first);
+        }
+    }
+
+    /// Removes all that waits for a message.
+    pub(super) fn forget(&mut self, peer: PeerKey, message: ArrivalKey) {
+        let Some(mut list) = self.waiting.remove(&peer.number()) else {
+            return;
+        };
+        list.retain(|waiting| {
+            let of = match *waiting {
+                Waiting::Pieces(of) => Some(of),
+                Waiting::Again(key) => self.reads.get(key).map(|read| read.of),
+            };
+            if let Waiting::Again(key) = *waiting
+                && of == Some(message)
+            {
+                self.end(key);
+            }
+            of != Some(message)
+        });
+        if !list.is_empty() {
+            self.waiting.insert(peer.number(), list);
+        }
+    }
+
+    /// The session of a peer has ended: removes all that waits for its links.
+    pub(super) fn forget_peer(&mut self, peer: PeerKey) {
+        self.refusals.remove(&peer.number());
+        for waiting in self.waiting.remove(&peer.number()).into_iter().flatten() {
+            if let Waiting::Again(key) = waiting {
+                self.end(key);
+            }
+        }
+    }
+
+    /// A message of a peer could not be read, although it has a source.
+    pub(super) fn refused(&mut self, peer: PeerKey) {
+        let count = self.refusals.entry(peer.number()).or_default();
+        *count = count.saturating_add(1);
+    }
+
+    /// A READ of a message of a peer has succeeded.
+    #[inline]
+    pub(super) fn succeeded(&mut self, peer: PeerKey) {
+        if !self.refusals.is_empty() {
+            self.refusals.remove(&peer.number());
+        }
+    }
+
+    /// Whether messages of a peer are read, not asked for in parts.
+    #[inline]
+    pub(super) fn reads_from(&self, peer: PeerKey) -> bool {
+        let count = self.refusals.get(&peer.number());
+        self.refusals.is_empty() || count.is_none_or(|count| *count < REFUSALS)
+    }
+
+    /// Whether anything waits for a link of a peer.
+    #[inline]
+    pub(super) fn has_waiting(&self, peer: PeerKey) -> bool {
+        !self.waiting.is_empty() && self.first(peer).is_some()
+    }
+}
