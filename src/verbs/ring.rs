@@ -8,14 +8,26 @@
 //! | queue pair created, before the request or its acceptance | [`Ring::create`] |
 //! | connection established | [`Ring::attach`]; [`Attached::Absent`] on both sides or on none |
 //! | send | [`Ring::post`]; after [`Posted::Full`] the caller posts again after a poll or wake-up |
-//! | progress | [`Ring::is_ready`], then [`Ring::poll`] and [`Message::consume`] of each hot ring; [`Cq::ring_arrivals`] for the cold ones |
-//! | before sleeping | [`Cq::req_notify`](super::Cq::req_notify), one more round of progress, [`Ring::await_consume`] for each ring with waiting sends and one more post; then the channel's descriptor |
+//! | progress | [`Ring::is_ready`], then [`Ring::poll`] and [`Ring::consume`] of each hot ring; [`Cq::ring_arrivals`] for the cold ones; a poll of the completion queue |
+//! | before sleeping | [`Cq::req_notify`](super::Cq::req_notify) of the receive queue, one more round of progress, [`Ring::await_consume`] for each ring with waiting sends, and one more post; then the channel's descriptor |
 //! | link end (event of the queue pair, disconnect, [`Posted::Ended`]) | [`Qp::set_error`], then [`Ring::poll`] until [`Polled::Ended`] |
+//!
+//! Duties of the caller (`docs/softverbs-ring.md`, "Duties of the caller"):
+//!
+//! - The steps before sleeping are done in this order before *each* sleep, also after a call of
+//!   [`Cq::drain_channel`](super::Cq::drain_channel), which arms the queue again instead of
+//!   [`Cq::req_notify`](super::Cq::req_notify). A wake-up that an earlier step could have
+//!   missed is found by the last post.
+//! - The calls on rings make no progress of the device. Only polls of a completion queue, arming and
+//!   the channel's descriptor detect the end of a peer.
+//! - A cookie from [`Cq::ring_arrivals`], and true from [`Ring::set_hot`], are returned once: the
+//!   caller polls that ring until it is empty, in this or a later call of its own.
+//! - The end of a ring makes no completion. The thread that gets the event of the queue pair wakes
+//!   the others.
 
 #![allow(unsafe_code, reason = "calls verbs")]
 
 use std::ffi::c_int;
-use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -44,7 +56,12 @@ type PostvCall = unsafe extern "C" fn(
 ) -> c_int;
 type PollCall = unsafe extern "C" fn(*mut sys::softdv_ring, *mut sys::softdv_ring_message) -> c_int;
 type RingCall = unsafe extern "C" fn(*mut sys::softdv_ring) -> c_int;
-type PositionCall = unsafe extern "C" fn(*mut sys::softdv_ring) -> u32;
+type PositionCall = unsafe extern "C" fn(*mut sys::softdv_ring, *mut u32) -> c_int;
+
+/// Results of the device's poll besides 0 and 1.
+const ENDED: c_int = -libc::ENOTCONN;
+const ENDING: c_int = -libc::EAGAIN;
+const BROKEN: c_int = -libc::EPROTO;
 
 /// The device's functions, all or none of which it has.
 #[derive(Clone, Copy, Debug)]
@@ -103,7 +120,8 @@ pub enum Attached {
     /// The other queue pair has no ring. It gets the same result, and both send by
     /// [`Qp::post_send`].
     Absent,
-    /// The queue pairs are not connected yet.
+    /// The queue pairs are not connected yet. If the other queue pair has been reset or destroyed
+    /// since, the result stays the same: the connection manager reports that end.
     NotYet,
 }
 
@@ -125,20 +143,26 @@ pub enum Posted {
     Sent,
     /// There is no room. Nothing was sent.
     Full,
-    /// The connection has ended. If it ended during the call, the message may have arrived.
+    /// The queue pair is not connected, or the connection has ended. If it ended during the call,
+    /// the message may have arrived.
     Ended,
     /// The payload is longer than [`RingLimits::max_send`].
     TooLong,
 }
 
 /// Result of a poll.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 #[must_use]
-pub enum Polled<'a> {
+pub enum Polled {
     /// The next message.
-    Message(Message<'a>),
+    Message(Message),
     /// No message.
     Empty,
+    /// No message, but the queue pair is in its error state and the sender in the middle of a
+    /// message. The channel of the receive queue becomes readable when the sender has finished or
+    /// ended, if the queue was armed before this poll. If the sender is stopped, a poll 5 s after
+    /// the first one returns [`Self::Ended`], without a wake-up.
+    Ending,
     /// No message, and none will arrive.
     Ended,
     /// The sender has written an invalid header: the queue pair is in its error state, and the ring
@@ -146,13 +170,11 @@ pub enum Polled<'a> {
     Broken,
 }
 
-/// A message in a ring. It stays the next message until it is consumed.
-#[derive(Debug)]
-pub struct Message<'a> {
+/// A message in a ring. It stays the next message, and its payload stays where it is, until
+/// [`Ring::consume`]. It does not borrow the ring, so that the caller can send while it reads.
+#[derive(Clone, Copy, Debug)]
+pub struct Message {
     raw: sys::softdv_ring_message,
-    ring: NonNull<sys::softdv_ring>,
-    consume: RingCall,
-    _ring: PhantomData<&'a mut Ring>,
 }
 
 impl Ring {
@@ -216,6 +238,9 @@ impl Ring {
     /// `solicited` wakes a queue that is armed for solicited events. Neither blocks nor allocates; a
     /// system call wakes a sleeping receiver.
     ///
+    /// # Errors
+    /// `EBUSY`: the queue pair is in SQD. `EIO`: in a forked child.
+    ///
     /// # Safety
     /// `addr` must be readable for `len` bytes.
     #[inline]
@@ -225,7 +250,7 @@ impl Ring {
         addr: *const u8,
         len: usize,
         solicited: bool,
-    ) -> Posted {
+    ) -> Result<Posted> {
         let (ring, [w1, w2, w3]) = (self.raw.as_ptr(), words);
         let flags = if solicited {
             sys::SOFTDV_RING_SOLICITED
@@ -242,6 +267,9 @@ impl Ring {
 
     /// As [`Self::post`], with the payload in several pieces.
     ///
+    /// # Errors
+    /// As [`Self::post`].
+    ///
     /// # Safety
     /// Each piece must be readable.
     #[inline]
@@ -250,7 +278,7 @@ impl Ring {
         words: [u64; 3],
         pieces: &[libc::iovec],
         solicited: bool,
-    ) -> Posted {
+    ) -> Result<Posted> {
         let flags = if solicited {
             sys::SOFTDV_RING_SOLICITED
         } else {
@@ -271,34 +299,54 @@ impl Ring {
     }
 
     /// Position behind the last message sent, in slots, wrapping.
+    ///
+    /// # Errors
+    /// `EIO`: in a forked child.
     #[inline]
-    pub fn sent(&mut self) -> u32 {
-        // SAFETY: live.
-        unsafe { (self.calls.sent)(self.raw.as_ptr()) }
+    pub fn sent(&mut self) -> Result<u32> {
+        self.position(self.calls.sent)
     }
 
     /// Reads the position behind the last message that the receiver has consumed. A message is
     /// consumed if `delivered - position` is not negative as a signed number, where `position` is
-    /// [`Self::sent`] after its post.
+    /// [`Self::sent`] after its post. After the end of the connection the position stays:
+    /// [`Self::await_consume`] reports the end.
+    ///
+    /// # Errors
+    /// `EIO`: in a forked child.
     #[inline]
-    pub fn delivered(&mut self) -> u32 {
-        // SAFETY: live.
-        unsafe { (self.calls.delivered)(self.raw.as_ptr()) }
+    pub fn delivered(&mut self) -> Result<u32> {
+        self.position(self.calls.delivered)
     }
 
-    /// Asks the receiver to wake this process when it consumes. The caller then posts, or compares
-    /// positions, once more before it sleeps. A system call.
-    pub fn await_consume(&mut self) -> Posted {
-        // SAFETY: live.
-        posted(unsafe { (self.calls.await_consume)(self.raw.as_ptr()) })
+    #[inline]
+    fn position(&mut self, call: PositionCall) -> Result<u32> {
+        let mut position = 0;
+        // SAFETY: live; `position` is writable.
+        FiErrno::from_verb(unsafe { call(self.raw.as_ptr(), &raw mut position) })?;
+        Ok(position)
     }
 
-    /// Whether the ring has something to poll. The end of a ring does not count. Not for a forked
-    /// child, in which the ring is not mapped.
+    /// Asks for a wake-up at the next consume, or at the end of the connection: the channel of the
+    /// receive queue becomes readable, if that queue was armed before this call. The caller then
+    /// posts, or compares positions, once more before it sleeps. A system call.
+    ///
+    /// # Errors
+    /// `ENOTCONN`: the connection has ended. `EIO`: in a forked child.
+    pub fn await_consume(&mut self) -> Result<()> {
+        // SAFETY: live.
+        FiErrno::from_verb(unsafe { (self.calls.await_consume)(self.raw.as_ptr()) })
+    }
+
+    /// Whether the ring has something to poll: a hint, which a hostile neighbour can make false or
+    /// true. The end of a ring does not count.
+    ///
+    /// # Safety
+    /// Not in a forked child of the process that created the ring: the ring is not mapped there.
     #[inline(always)]
-    pub fn is_ready(&self) -> bool {
+    pub unsafe fn is_ready(&self) -> bool {
         // SAFETY: live; its fields change only in methods with `&mut self`. The next word is mapped
-        // as long as the ring lives, and accessed by atomics only.
+        // in this process as long as the ring lives, and accessed by atomics only.
         unsafe {
             let ring = self.raw.as_ref();
             AtomicU32::from_ptr(ring.next.cast_mut()).load(Ordering::Acquire) == ring.expected
@@ -306,44 +354,68 @@ impl Ring {
     }
 
     /// The next message.
+    ///
+    /// # Errors
+    /// `EIO`: in a forked child.
     #[inline]
-    pub fn poll(&mut self) -> Polled<'_> {
+    pub fn poll(&mut self) -> Result<Polled> {
         let mut raw = MaybeUninit::uninit();
         // SAFETY: live; `raw` is writable.
-        match unsafe { (self.calls.poll)(self.raw.as_ptr(), raw.as_mut_ptr()) } {
-            1 => Polled::Message(Message {
-                // SAFETY: written by the call.
-                raw: unsafe { raw.assume_init() },
-                ring: self.raw,
-                consume: self.calls.consume,
-                _ring: PhantomData,
-            }),
-            0 => Polled::Empty,
-            error if error == -libc::EPROTO => Polled::Broken,
-            _ => Polled::Ended,
-        }
+        Ok(
+            match unsafe { (self.calls.poll)(self.raw.as_ptr(), raw.as_mut_ptr()) } {
+                1 => Polled::Message(Message {
+                    // SAFETY: written by the call.
+                    raw: unsafe { raw.assume_init() },
+                }),
+                0 => Polled::Empty,
+                ENDED => Polled::Ended,
+                ENDING => Polled::Ending,
+                BROKEN => Polled::Broken,
+                error => return Err(FiErrno::new(-error)),
+            },
+        )
+    }
+
+    /// Gives the room of the message that the last poll returned back to the sender. A system call
+    /// wakes a sender that waits.
+    ///
+    /// # Errors
+    /// `EINVAL`: the last poll returned no message, or it is consumed. `EIO`: in a forked child.
+    #[inline]
+    pub fn consume(&mut self) -> Result<()> {
+        // SAFETY: live.
+        FiErrno::from_verb(unsafe { (self.calls.consume)(self.raw.as_ptr()) })
     }
 
     /// Publishes whether this process examines the ring in each progress call. Messages in a cold
     /// ring, as each ring is at first, are noted for [`Cq::ring_arrivals`]. Returns whether the ring
-    /// may hold a message. Making a ring cold is a system call.
-    pub fn set_hot(&mut self, hot: bool) -> bool {
+    /// may hold a message; the caller then polls it until it is empty. Making a ring cold is a system
+    /// call.
+    ///
+    /// # Errors
+    /// `EIO`: in a forked child.
+    pub fn set_hot(&mut self, hot: bool) -> Result<bool> {
         // SAFETY: live.
-        unsafe { (self.calls.set_hot)(self.raw.as_ptr(), c_int::from(hot)) == 1 }
+        match unsafe { (self.calls.set_hot)(self.raw.as_ptr(), c_int::from(hot)) } {
+            0 => Ok(false),
+            1 => Ok(true),
+            error => Err(FiErrno::new(-error)),
+        }
     }
 }
 
 #[inline(always)]
-fn posted(ret: c_int) -> Posted {
+fn posted(ret: c_int) -> Result<Posted> {
     match ret {
-        0 => Posted::Sent,
-        libc::EAGAIN => Posted::Full,
-        libc::EMSGSIZE => Posted::TooLong,
-        _ => Posted::Ended,
+        0 => Ok(Posted::Sent),
+        libc::EAGAIN => Ok(Posted::Full),
+        libc::EMSGSIZE => Ok(Posted::TooLong),
+        libc::ENOTCONN => Ok(Posted::Ended),
+        error => Err(FiErrno::new(error)),
     }
 }
 
-impl Message<'_> {
+impl Message {
     /// The sender's words.
     #[inline]
     pub fn words(&self) -> [u64; 3] {
@@ -357,12 +429,19 @@ impl Message<'_> {
         self.raw.length as usize
     }
 
+    /// The first byte of the payload. A hostile sender may change the bytes at any time.
+    #[inline]
+    pub fn payload(&self) -> *const u8 {
+        self.raw.payload.cast()
+    }
+
     /// Copies at most `len` bytes of the payload, from `offset` on. Returns the number of bytes
     /// copied. A hostile sender may change the payload at any time, so its content is checked in the
     /// copy.
     ///
     /// # Safety
-    /// `to` must be writable for `len` bytes and not lie in the ring.
+    /// The message must not be consumed, and its [`Ring`] must live. `to` must be writable for `len`
+    /// bytes and not lie in the ring. Not in a forked child.
     #[inline]
     pub unsafe fn copy_to(&self, offset: usize, to: *mut u8, len: usize) -> usize {
         let offset = offset.min(self.len());
@@ -370,17 +449,10 @@ impl Message<'_> {
         // SAFETY: the ring holds the payload until it is consumed; the caller promises the
         // destination.
         unsafe {
-            let from = self.raw.payload.cast::<u8>().add(offset);
+            let from = self.payload().add(offset);
             from.copy_to_nonoverlapping(to, len);
         }
         len
-    }
-
-    /// Gives the room of the message back to the sender.
-    #[inline]
-    pub fn consume(self) {
-        // SAFETY: live, because this borrows the ring.
-        unsafe { (self.consume)(self.ring.as_ptr()) };
     }
 }
 
@@ -388,15 +460,22 @@ impl Cq {
     /// Writes the cookies of cold rings in which messages have arrived since the last call to
     /// `cookies`, and returns their number; the rest is returned by the next call. The rings are
     /// those of queue pairs that receive through this queue.
+    ///
+    /// Another thread may destroy a queue pair between this call and the use of its cookie, so a
+    /// cookie is a key of a table, not a pointer. Neighbours can note arrivals as fast as they are
+    /// returned, so a progress call makes a bounded number of these calls.
+    ///
+    /// # Errors
+    /// `EIO`: in a forked child.
     #[inline]
-    pub fn ring_arrivals(&self, cookies: &mut [u64]) -> usize {
+    pub fn ring_arrivals(&self, cookies: &mut [u64]) -> Result<usize> {
         let Some(arrivals) = self.device().backend().verbs.softdv_ring_arrivals else {
-            return 0;
+            return Ok(0);
         };
         let room = c_int::try_from(cookies.len()).unwrap_or(c_int::MAX);
         // SAFETY: live and of this backend; the array is writable.
         let found = unsafe { arrivals(self.raw(), cookies.as_mut_ptr(), room) };
-        usize::try_from(found).unwrap_or(0)
+        usize::try_from(found).map_err(|_| FiErrno::new(-found))
     }
 }
 
@@ -488,32 +567,48 @@ mod tests {
         end.ring.as_mut().unwrap().attach().unwrap()
     }
 
-    /// Sends a message, whose receiver has this cookie.
+    fn is_ready(ring: &Ring) -> bool {
+        // SAFETY: not in a forked child.
+        unsafe { ring.is_ready() }
+    }
+
+    /// Sends a message, whose receiver has this cookie, and an answer.
     fn exchange(from: &mut End, to: &mut End, cookie: u64) {
         let payload: Vec<u8> = (0..100).collect();
         let sender = from.ring.as_mut().unwrap();
         // SAFETY: the payload is readable.
         let sent = unsafe { sender.post([1, 2, 3], payload.as_ptr(), payload.len(), false) };
-        assert_eq!(sent, Posted::Sent);
+        assert_eq!(sent, Ok(Posted::Sent));
         let position = sender.sent();
         assert_ne!(sender.delivered(), position);
         let mut cookies = [0; 4];
-        assert_eq!(to.cq.ring_arrivals(&mut cookies), 1);
+        assert_eq!(to.cq.ring_arrivals(&mut cookies), Ok(1));
         assert_eq!(cookies[0], cookie);
         let receiver = to.ring.as_mut().unwrap();
-        assert!(receiver.is_ready());
-        let Polled::Message(message) = receiver.poll() else {
+        assert!(is_ready(receiver));
+        let Ok(Polled::Message(message)) = receiver.poll() else {
             panic!("no message");
         };
+        // a message does not prevent the receiver from sending
+        // SAFETY: no payload.
+        let sent = unsafe { receiver.post([7; 3], std::ptr::null(), 0, false) };
+        assert_eq!(sent, Ok(Posted::Sent));
         assert_eq!((message.words(), message.len()), ([1, 2, 3], 100));
         let mut got = [0; 60];
         // SAFETY: the array has that room.
         assert_eq!(unsafe { message.copy_to(50, got.as_mut_ptr(), 60) }, 50);
         assert_eq!(got[..50], payload[50..]);
-        message.consume();
-        assert!(!receiver.is_ready());
-        assert!(matches!(receiver.poll(), Polled::Empty));
-        assert_eq!(from.ring.as_mut().unwrap().delivered(), position);
+        receiver.consume().unwrap();
+        assert_eq!(receiver.consume(), Err(FiErrno::EINVAL));
+        assert!(!is_ready(receiver));
+        assert!(matches!(receiver.poll(), Ok(Polled::Empty)));
+        let sender = from.ring.as_mut().unwrap();
+        assert_eq!(sender.delivered(), position);
+        let answer = sender.poll();
+        assert!(matches!(answer, Ok(Polled::Message(message)) if message.words() == [7; 3]));
+        sender.consume().unwrap();
+        let mut cookies = [0; 4];
+        assert_eq!(from.cq.ring_arrivals(&mut cookies), Ok(1));
     }
 
     #[test]
@@ -531,17 +626,20 @@ mod tests {
         let sender = a.ring.as_mut().unwrap();
         // SAFETY: no payload.
         let sent = unsafe { sender.post([4; 3], std::ptr::null(), 0, false) };
-        assert_eq!(sent, Posted::Sent);
+        assert_eq!(sent, Ok(Posted::Sent));
         b.qp.set_error().unwrap();
         // SAFETY: no payload.
         let sent = unsafe { sender.post([5; 3], std::ptr::null(), 0, false) };
-        assert_eq!(sent, Posted::Ended);
+        assert_eq!(sent, Ok(Posted::Ended));
         let receiver = b.ring.as_mut().unwrap();
-        let Polled::Message(message) = receiver.poll() else {
+        let Ok(Polled::Message(_)) = receiver.poll() else {
             panic!("the message before the end is lost");
         };
-        message.consume();
-        assert!(matches!(receiver.poll(), Polled::Ended));
+        receiver.consume().unwrap();
+        assert!(matches!(receiver.poll(), Ok(Polled::Ended)));
+        assert!(!is_ready(receiver));
+        let sender = a.ring.as_mut().unwrap();
+        assert_eq!(sender.await_consume(), Err(FiErrno::new(libc::ENOTCONN)));
     }
 
     #[test]

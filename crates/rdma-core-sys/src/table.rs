@@ -153,8 +153,8 @@ function_table! {
         softdv_ring_postv: fn(ring: *mut softdv_ring, words: *const u64, iov: *const iovec, count: c_int, flags: u32) -> c_int;
         softdv_ring_poll: fn(ring: *mut softdv_ring, message: *mut softdv_ring_message) -> c_int;
         softdv_ring_consume: fn(ring: *mut softdv_ring) -> c_int;
-        softdv_ring_sent: fn(ring: *mut softdv_ring) -> u32;
-        softdv_ring_delivered: fn(ring: *mut softdv_ring) -> u32;
+        softdv_ring_sent: fn(ring: *mut softdv_ring, position: *mut u32) -> c_int;
+        softdv_ring_delivered: fn(ring: *mut softdv_ring, position: *mut u32) -> c_int;
         softdv_ring_await: fn(ring: *mut softdv_ring) -> c_int;
         softdv_ring_set_hot: fn(ring: *mut softdv_ring, hot: c_int) -> c_int;
         softdv_ring_arrivals: fn(cq: *mut ibv_cq, cookies: *mut u64, count: c_int) -> c_int;

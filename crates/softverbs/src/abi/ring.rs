@@ -165,15 +165,33 @@ pub(super) unsafe extern "C" fn consume(ring: *mut softdv_ring) -> c_int {
 }
 
 /// `softdv_ring_sent`.
-pub(super) unsafe extern "C" fn sent(ring: *mut softdv_ring) -> u32 {
+pub(super) unsafe extern "C" fn sent(ring: *mut softdv_ring, position: *mut u32) -> c_int {
     // SAFETY: the caller promises a live ring and serializes its sends.
-    guard(|| Ok(unsafe { OwnRing::sent(live(ring)?) })).unwrap_or(0)
+    unsafe { position_of(ring, position, |ring| OwnRing::sent(ring)) }
 }
 
 /// `softdv_ring_delivered`.
-pub(super) unsafe extern "C" fn delivered(ring: *mut softdv_ring) -> u32 {
+pub(super) unsafe extern "C" fn delivered(ring: *mut softdv_ring, position: *mut u32) -> c_int {
     // SAFETY: the caller promises a live ring and serializes its sends.
-    guard(|| Ok(unsafe { OwnRing::delivered(live(ring)?) })).unwrap_or(0)
+    unsafe { position_of(ring, position, |ring| OwnRing::delivered(ring)) }
+}
+
+/// Writes the position that `read` finds; returns 0 or an errno.
+///
+/// # Safety
+/// `ring` must be NULL or live, and `position` NULL or writable.
+unsafe fn position_of(
+    ring: *mut softdv_ring,
+    position: *mut u32,
+    read: impl FnOnce(*mut OwnRing) -> u32,
+) -> c_int {
+    let done = guard(|| {
+        non_null(position)?;
+        // SAFETY: the caller's promise.
+        unsafe { position.write(read(live(ring)?)) };
+        Ok(())
+    });
+    done.map_or_else(|error| error.0, |()| 0)
 }
 
 /// `softdv_ring_await`.

@@ -142,6 +142,8 @@ impl Ring {
             match self.poll() {
                 Ok(Some(message)) => rest.push(message),
                 Ok(None) => drop(end.poll()),
+                // the sender is in the middle of a message
+                Err(error) if error == -libc::EAGAIN => drop(end.poll()),
                 Err(error) => return (rest, error),
             }
             assert!(begin.elapsed() < limit, "no end");
@@ -149,13 +151,19 @@ impl Ring {
     }
 
     pub fn sent(self) -> u32 {
-        // SAFETY: live ring.
-        unsafe { (verbs().softdv_ring_sent.unwrap())(self.0) }
+        let mut position = 0;
+        // SAFETY: live ring, writable position.
+        let ret = unsafe { (verbs().softdv_ring_sent.unwrap())(self.0, &raw mut position) };
+        assert_eq!(ret, 0);
+        position
     }
 
     pub fn delivered(self) -> u32 {
-        // SAFETY: live ring.
-        unsafe { (verbs().softdv_ring_delivered.unwrap())(self.0) }
+        let mut position = 0;
+        // SAFETY: live ring, writable position.
+        let ret = unsafe { (verbs().softdv_ring_delivered.unwrap())(self.0, &raw mut position) };
+        assert_eq!(ret, 0);
+        position
     }
 
     /// Asks to be rung at the next consume.
