@@ -72,13 +72,13 @@ impl Entry {
         })
     }
 
-    /// Whether the process runs and still executes the program that made the entry.
+    /// Whether the process runs and still executes the program that made the entry, or that cannot
+    /// be found out now.
     fn lives(&self) -> bool {
         let Identity {
             pid, start_time, ..
         } = self.identity;
-        sys::start_time(pid) == Some(start_time)
-            && sys::has_open(pid, self.segment_fd, self.segment_inode)
+        sys::may_run(pid, start_time) && sys::has_open(pid, self.segment_fd, self.segment_inode)
     }
 }
 

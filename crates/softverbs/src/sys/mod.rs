@@ -22,8 +22,8 @@ pub(crate) use memfd::{
 };
 pub(crate) use memory::{Grow, list, room, try_box, with_room, zeroed};
 pub(crate) use proc::{
-    Identity, OpenFile, PidFd, has_open, hash, is_stopped, machine_id, namespace, open_fd_of,
-    own_start_time, start_time,
+    Identity, OpenFile, PidFd, has_open, hash, is_stopped, machine_id, may_run, namespace,
+    open_fd_of, own_start_time, start_time,
 };
 pub(crate) use reach::{allow_tracers, block_signals, dumpable, restore_signals, yama_restricts};
 pub(crate) use seqpacket::{Credentials, Line, Listener};

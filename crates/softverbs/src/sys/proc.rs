@@ -128,6 +128,15 @@ pub(crate) fn start_time(pid: u32) -> Option<u64> {
     parse_start_time(Start::of_stat(pid).ok()?.as_bytes())
 }
 
+/// Whether a process has this start time. Returns true if a lack of descriptors or memory prevents
+/// the look.
+pub(crate) fn may_run(pid: u32, start_time: u64) -> bool {
+    match Start::of_stat(pid) {
+        Ok(stat) => parse_start_time(stat.as_bytes()) == Some(start_time),
+        Err(error) => matches!(error.0, libc::EMFILE | libc::ENFILE | libc::ENOMEM),
+    }
+}
+
 /// The start time of this process.
 pub(crate) fn own_start_time() -> Option<u64> {
     let stat = Start::of_file(Path::new("/proc/self/stat")).ok()?;
