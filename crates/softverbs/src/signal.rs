@@ -27,10 +27,16 @@ pub(crate) fn must_ring(map: &Mapping) -> bool {
     take(map.u32(header::SLEEPS))
 }
 
-/// Publishes in the caller's own CQ entry, at `at`, which messages must wake the owner. The caller
-/// then runs a heavy fence and checks the CQ once more.
+/// Publishes in the caller's own CQ entry, at `at`, which messages must wake the owner, unless a
+/// stronger request is published. The caller then runs a heavy fence and checks the CQ once more.
 pub(crate) fn arm(own: &Mapping, at: usize, armed: u32) {
-    own.u32(at + cq::ARMED).store(armed, Ordering::SeqCst);
+    // One step: a thread that is late with a weaker request must not replace a stronger one.
+    own.u32(at + cq::ARMED).fetch_max(armed, Ordering::SeqCst);
+}
+
+/// Publishes in the caller's own CQ entry that no message must wake the owner.
+pub(crate) fn disarm(own: &Mapping, at: usize) {
+    own.u32(at + cq::ARMED).store(ARMED_NOT, Ordering::SeqCst);
 }
 
 /// Whether the caller has to wake the owner of the CQ whose entry is at `at`, for a message that
@@ -39,9 +45,17 @@ pub(crate) fn arm(own: &Mapping, at: usize, armed: u32) {
 #[inline(always)]
 pub(crate) fn must_notify(map: &Mapping, at: usize, solicited: bool, barriers: bool) -> bool {
     light_fence(barriers);
+    takes_notice(map, at, solicited)
+}
+
+/// As [`must_notify`], for a caller that has run the light fence.
+#[inline(always)]
+pub(crate) fn takes_notice(map: &Mapping, at: usize, solicited: bool) -> bool {
     let word = map.u32(at + cq::ARMED);
     let armed = word.load(Ordering::Relaxed);
-    (armed == ARMED_ANY || armed == ARMED_SOLICITED && solicited)
+    // An invalid value, which a hostile neighbour has stored, counts as the strongest request:
+    // [`arm`] does not replace it.
+    (armed >= ARMED_ANY || armed == ARMED_SOLICITED && solicited)
         && word.swap(ARMED_NOT, Ordering::AcqRel) != ARMED_NOT
 }
 
@@ -155,6 +169,25 @@ impl Attention {
 mod tests {
     use super::*;
     use crate::segment::OwnSegment;
+
+    #[test]
+    fn a_weaker_request_replaces_no_stronger_one() {
+        let segment = OwnSegment::create(1, 0, true).unwrap();
+        let (map, at) = (&segment.map, cq::AT);
+        arm(map, at, ARMED_ANY);
+        arm(map, at, ARMED_SOLICITED);
+        assert!(must_notify(map, at, false, true));
+        arm(map, at, ARMED_SOLICITED);
+        assert!(!must_notify(map, at, false, true));
+        assert!(must_notify(map, at, true, true));
+        // a value that a neighbour has stored
+        map.u32(at + cq::ARMED).store(u32::MAX, Ordering::Relaxed);
+        arm(map, at, ARMED_ANY);
+        assert!(must_notify(map, at, false, true));
+        arm(map, at, ARMED_ANY);
+        disarm(map, at);
+        assert!(!must_notify(map, at, true, true));
+    }
 
     #[test]
     fn nobody_takes_back_what_somebody_else_asks() {

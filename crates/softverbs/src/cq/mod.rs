@@ -189,10 +189,20 @@ impl Cq {
         unsafe { Context::from_ptr((*self.as_ptr()).context) }
     }
 
-    /// Publishes to peers the event that the application waits for.
+    /// Publishes to peers the event that the application waits for, or a stronger one that is
+    /// published already.
     fn publish_armed(&self, armed: u32) {
-        let at = layout::AT + layout::STRIDE * self.index as usize;
-        signal::arm(&self.process().segment.map, at, armed);
+        signal::arm(&self.process().segment.map, self.at(), armed);
+    }
+
+    /// Publishes to peers that the application waits for no event.
+    fn publish_disarmed(&self) {
+        signal::disarm(&self.process().segment.map, self.at());
+    }
+
+    /// Offset of its entry in a segment.
+    fn at(&self) -> usize {
+        layout::AT + layout::STRIDE * self.index as usize
     }
 
     /// Adds a completion. `solicited` is the flag of the message; errors always count as solicited.
@@ -258,7 +268,7 @@ impl Cq {
     /// Raises the requested event, unless another thread has raised it.
     fn raise(&self) {
         if self.armed.swap(ARMED_NOT, Ordering::AcqRel) != ARMED_NOT {
-            self.publish_armed(ARMED_NOT);
+            self.publish_disarmed();
             if let Some(channel) = self.channel() {
                 channel.push(self.index);
             }
@@ -489,7 +499,7 @@ pub(crate) unsafe fn destroy(cq: *mut ibv_cq) -> Res<()> {
     this.free_arrivals();
     this.armed.store(ARMED_NOT, Ordering::Relaxed);
     // From here on no peer rings this queue: its descriptor may later be another pipe.
-    this.publish_armed(ARMED_NOT);
+    this.publish_disarmed();
     let map = &this.process().segment.map;
     let at = layout::AT + layout::STRIDE * this.index as usize;
     map.u32(at + layout::DOORBELL)

@@ -6,7 +6,9 @@ use rdma_core_sys::{IBV_QPS_ERR, IBV_QPS_RTR, IBV_QPS_RTS};
 
 use super::check;
 use crate::segment::Mapping;
-use crate::segment::layout::{ARMED_ANY, Credit, SEGMENT_SIZE, StateWord, arena, cq, header, qp};
+use crate::segment::layout::{
+    ARMED_ANY, ARMED_SOLICITED, Credit, SEGMENT_SIZE, StateWord, arena, cq, header, qp,
+};
 use crate::signal::{self, Attention};
 use crate::sync::atomic::Ordering;
 use crate::sync::{heavy_fence, light_fence};
@@ -71,6 +73,17 @@ fn an_armed_queue_has_its_message_or_is_rung() {
         heavy_fence();
         let found = own.u32(WORK).load(Ordering::Acquire) == 1;
         assert!(sender.join().unwrap() || found);
+    });
+}
+
+#[test]
+fn a_late_weaker_request_replaces_no_stronger_one() {
+    check(|| {
+        let (own, map) = maps();
+        let late = thread::spawn(move || signal::arm(&map, cq::AT, ARMED_SOLICITED));
+        signal::arm(&own, cq::AT, ARMED_ANY);
+        late.join().unwrap();
+        assert!(signal::must_notify(&own, cq::AT, false, true));
     });
 }
 
