@@ -54,6 +54,11 @@ OWN_ROOM = "receive_ring::a_sender_that_waits_for_room_finds_it_or_is_rung"
 COLD = "receive_ring::a_ring_that_becomes_cold_has_its_message_or_an_arrival"
 ARRIVAL = "receive_ring::no_arrival_is_lost_while_others_are_taken"
 ENDING = "receive_ring::a_ring_ends_behind_its_last_message"
+ENDING_SLEEP = "receive_ring::the_end_of_the_last_message_is_found_or_rung"
+ENDING_FULL = "receive_ring::the_end_of_a_post_without_room_is_found_or_rung"
+FORSAKEN = "receive_ring::a_sender_that_waits_for_room_finds_the_end_or_is_rung"
+PADDING = "receive_ring::padding_is_never_found_alone"
+STRONGER = "signal::a_late_weaker_request_replaces_no_stronger_one"
 LAST_STATE = "closing::who_finds_the_state_unchanged_was_heard"
 LAST_STAMP = "closing::who_finds_the_stamp_unchanged_was_heard"
 
@@ -159,19 +164,29 @@ WEAKENED = [
     Bug(BUFFERS, "no fence before the second look", S + "dm/mod.rs", "        fence(Ordering::Acquire);\n", ""),
     Bug(BUFFERS, "no fence behind the old stamp", S + "dm/mod.rs", "        fence(Ordering::Release);\n", ""),
     relaxed(BUFFERS, "the stamp stored with Relaxed", S + "dm/mod.rs", "store(stamp, Ordering::Release)"),
-    relaxed(OWN_RING, "a message published with Relaxed", R + "sender.rs", "word.store(first, Ordering::Release);\n        self.pass(slots);\n    }\n\n    /// Publishes padding"),
+    relaxed(OWN_RING, "a message published with Relaxed", R + "sender.rs", "word.store(first, Ordering::Release);\n        self.pass(slots);\n    }\n\n    /// Goes behind"),
     relaxed(OWN_RING, "a message polled with Relaxed", R + "receiver.rs", "        let at = self.next_at();\n        let first = self.map.u64(at).load(Ordering::Acquire);"),
     relaxed(OWN_RING, "the position stored with Relaxed", R + "receiver.rs", "store(self.tail, Ordering::Release)"),
     relaxed(OWN_RING, "the position read with Relaxed", R + "sender.rs", "consumed.load(Ordering::Acquire)"),
     *no_fences(OWN_ROOM),
     *no_fences(COLD),
     Bug(ARRIVAL, "the summary bit before the bit", R + "arrivals.rs", "    map.u64(at + WORDS_AT + 8 * word)\n        .fetch_or(1 << (index % 64), Ordering::AcqRel);\n    map.u64(at + 8 * (word / 64))\n        .fetch_or(1 << (word % 64), Ordering::AcqRel);", "    map.u64(at + 8 * (word / 64))\n        .fetch_or(1 << (word % 64), Ordering::AcqRel);\n    map.u64(at + WORDS_AT + 8 * word)\n        .fetch_or(1 << (index % 64), Ordering::AcqRel);"),
-    Bug(ARRIVAL, "a summary word cleared without an exchange", R + "arrivals.rs", "let mut words = summary.swap(0, Ordering::AcqRel);", "let mut words = summary.load(Ordering::Acquire); summary.store(0, Ordering::Release);"),
-    Bug(ARRIVAL, "bits cleared without an exchange", R + "arrivals.rs", "let mut left = bits.swap(0, Ordering::AcqRel);", "let mut left = bits.load(Ordering::Acquire); bits.store(0, Ordering::Release);"),
-    Bug(ENDING, "no light fence", R + "usage.rs", "        light_fence(barriers);\n", "        let _ = (barriers, light_fence);\n"),
+    Bug(ARRIVAL, "a summary word cleared without an exchange", R + "arrivals.rs", "let mut words = summary.fetch_and(!mask, Ordering::AcqRel) & mask;", "let old = summary.load(Ordering::Acquire); summary.store(old & !mask, Ordering::Release); let mut words = old & mask;"),
+    Bug(ARRIVAL, "bits cleared without an exchange", R + "arrivals.rs", "let found = bits.fetch_and(!mask, Ordering::AcqRel);", "let found = bits.load(Ordering::Acquire); bits.store(found & !mask, Ordering::Release);"),
+    Bug(ARRIVAL, "bits that stay have no summary bit", R + "arrivals.rs", "refused.is_break() || found & !mask != 0", "refused.is_break()"),
+    Bug(ENDING, "no light fence", R + "usage.rs", "light_fence(self.barriers);\n        let usage", "let usage"),
     Bug(ENDING, "no heavy fence", S + "sync.rs", *NO_HEAVY),
     relaxed(ENDING, "the usage ended with Relaxed", R + "usage.rs", "store(0, Ordering::Release)"),
-    relaxed(ENDING, "the usage read with Relaxed", R + "usage.rs", "StateWord(map.u64(at + layout::RING_USE).load(Ordering::Acquire))"),
+    relaxed(ENDING, "the usage read with Relaxed", R + "usage.rs", "map.u64(at + layout::RING_USE).load(Ordering::Acquire)"),
+    Bug(ENDING_SLEEP, "no light fence behind the usage", R + "usage.rs", "        drop(usage);\n        light_fence(self.barriers);\n        let connected = self.is_connected();\n        if signal", "        drop(usage);\n        let connected = self.is_connected();\n        if signal"),
+    Bug(ENDING_SLEEP, "a message that is not solicited wakes no receiver", R + "usage.rs", "solicited || !connected", "solicited"),
+    Bug(ENDING_SLEEP, "a usage in vain wakes no receiver", R + "usage.rs", "        self.release(usage, ring);\n        None", "        drop((usage, ring));\n        None"),
+    Bug(ENDING_FULL, "no light fence behind the usage", R + "usage.rs", "        drop(usage);\n        light_fence(self.barriers);\n        let connected = self.is_connected();\n        // The", "        drop(usage);\n        let connected = self.is_connected();\n        // The"),
+    Bug(ENDING_FULL, "no wake-up without a message", R + "usage.rs", "!connected && signal", "false && signal"),
+    Bug(FORSAKEN, "no light fence", S + "sync.rs", *NO_LIGHT),
+    Bug(FORSAKEN, "no look at the state behind the request", R + "usage.rs", "        heavy_fence();\n        self.release(usage, ring)\n", "        heavy_fence();\n        drop((usage, ring));\n        true\n"),
+    Bug(PADDING, "padding before its message", R + "sender.rs", "        self.pass(pad);\n        self.put(words, len, slots, fill);", "        let early = u64::from(sequence(pads)) | u64::from(PAD) << 32;\n        if pad > 0 {\n            self.map.u64(self.place(pads)).store(early, Ordering::Release);\n        }\n        self.pass(pad);\n        self.put(words, len, slots, fill);"),
+    Bug(STRONGER, "the request stored", S + "signal.rs", "fetch_max(armed, Ordering::SeqCst)", "store(armed, Ordering::SeqCst)"),
     *no_fences(LAST_STATE),
     *no_fences(LAST_STAMP),
 ]

@@ -6,12 +6,7 @@ use rdma_core_sys::*;
 use crate::cq::{Cq, Cqe, Retires};
 use crate::process::Process;
 use crate::ring::{Consumer, Header, Message, flag, op};
-
-/// Whether a queue pair in this state takes messages.
-#[inline]
-pub(crate) fn receives(state: u32) -> bool {
-    matches!(state, IBV_QPS_RTR | IBV_QPS_RTS | IBV_QPS_SQD | IBV_QPS_SQE)
-}
+pub(crate) use crate::segment::layout::receives;
 
 /// The receive into which a message is delivered.
 pub(crate) struct Receive<'a> {

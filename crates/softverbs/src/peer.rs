@@ -12,7 +12,7 @@ use crate::registry::Entry;
 use crate::ring::{Header, Producer, Pushed, RING_SIZE};
 use crate::segment::Mapping;
 use crate::segment::layout::{
-    self, OWNED, SEGMENT_SIZE, SHARED_SIZE, TABLES_SIZE, announce, cq, header,
+    self, OWNED, SEGMENT_SIZE, SHARED_SIZE, TABLES_SIZE, announce, cq, header, qp,
 };
 use crate::signal;
 use crate::sync::{Arc, Lock};
@@ -524,8 +524,19 @@ impl Peer {
         }
     }
 
+    /// Wakes the threads that sleep on the completion queue to which the peer's queue pair with this
+    /// number receives.
     #[cold]
-    fn ring_cq(&self, at: usize) {
+    pub(crate) fn notify_cq_of(&self, qp_num: u32) {
+        let (_, index) = layout::split_qp_num(qp_num);
+        let at = qp::AT + qp::STRIDE * index as usize;
+        let cq = self.map.u32(at + qp::RECV_CQ).load(Ordering::Relaxed);
+        self.notify_cq(cq, true);
+    }
+
+    /// Rings the doorbell of the completion queue whose entry is at `at`.
+    #[cold]
+    pub(crate) fn ring_cq(&self, at: usize) {
         let fd = self.map.u32(at + cq::DOORBELL).load(Ordering::Relaxed);
         let inode = self
             .map

@@ -24,12 +24,17 @@ fn main() {
         ("is_pulled_from", pulled_parent, pulled_child),
         ("has_ended", ended_parent, ended_child),
         ("is_open_already", open_parent, open_child),
+        ("waits_for_room_in_a_ring", full_parent, full_child),
+        ("writes_into_a_ring", writing_parent, writing_child),
     ]);
 }
 
 /// The receiving end, in RTR before a process exists with the number that it is connected to.
 fn early(link: &mut Link) -> End {
-    let mut end = End::with(4, 4, 1);
+    early_of(link, End::with(4, 4, 1))
+}
+
+fn early_of(link: &mut Link, mut end: End) -> End {
     let mut first = opened(link);
     for _ in 0..TRIES {
         link.say("execute");
@@ -56,6 +61,11 @@ fn opened(link: &mut Link) -> Address {
 /// The other end, in a process that replaces one with the same number. The process executes itself:
 /// it keeps its pid, which determines the slot, and for all others the old process has ended.
 fn late(link: &mut Link) -> End {
+    late_with(link, |_| ()).0
+}
+
+/// As [`late`]; `prepare` gets the end before it is connected.
+fn late_with<T>(link: &mut Link, prepare: impl FnOnce(&End) -> T) -> (End, T) {
     if std::env::var_os(AGAIN).is_some() {
         link.say("new");
     }
@@ -69,10 +79,11 @@ fn late(link: &mut Link) -> End {
             .exec();
         panic!("{error}");
     }
+    let prepared = prepare(&end);
     end.enter_rtr(Address::parse(&line));
     end.enter_rts();
     link.say("connected");
-    end
+    (end, prepared)
 }
 
 /// The sender waits for a receive, and sleeps on its channel. The receiver cannot pull its message,
@@ -169,4 +180,76 @@ fn open_child(link: &mut Link) {
     let mut other = End::with(4, 4, 1);
     other.join(link);
     link.wait_end();
+}
+
+/// The receiving end, with a ring to which the sender attaches. This process does not attach, which
+/// would open the sender's.
+fn early_ring(link: &mut Link) -> (End, Ring) {
+    let end = End::with(4, 4, 1);
+    let ring = Ring::create(&end, 64);
+    (early_of(link, end), ring)
+}
+
+fn late_ring(link: &mut Link) -> (End, Ring) {
+    let (end, ring) = late_with(link, |end| Ring::create(end, 64));
+    ring.join();
+    (end, ring)
+}
+
+fn full_parent(link: &mut Link) {
+    let (_end, ring) = early_ring(link);
+    link.expect("full");
+    assert_eq!(ring.wait(LIMIT).words[0], 0);
+    link.expect("woken");
+}
+
+fn full_child(link: &mut Link) {
+    let (end, ring) = late_ring(link);
+    let mut sent = 0;
+    while ring.post([sent, 0, 0], &[], 0) == 0 {
+        sent += 1;
+    }
+    end.arm(false);
+    assert_eq!(ring.await_consume(), 0);
+    assert_eq!(ring.post([sent, 0, 0], &[], 0), libc::EAGAIN);
+    link.say("full");
+    assert!(end.sleep_on_channel(Duration::from_secs(20)), "nobody rang");
+    assert_eq!(ring.post([sent, 0, 0], &[], 0), 0);
+    link.say("woken");
+}
+
+/// Sets the number of descriptors that this process may have. Returns the earlier one.
+fn limit_descriptors(count: libc::rlim_t) -> libc::rlim_t {
+    // SAFETY: plain structures.
+    unsafe {
+        let mut limit: libc::rlimit = std::mem::zeroed();
+        assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit), 0);
+        let before = std::mem::replace(&mut limit.rlim_cur, count);
+        assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit), 0);
+        before
+    }
+}
+
+/// The sender is in the middle of a message, and its process cannot be opened to find that out.
+fn writing_parent(link: &mut Link) {
+    let (mut end, ring) = early_ring(link);
+    link.expect("writing");
+    let limit = limit_descriptors(0);
+    // SAFETY: all zeros is a value of it.
+    let mut attr: ibv_qp_attr = unsafe { std::mem::zeroed() };
+    attr.qp_state = IBV_QPS_ERR;
+    end.modify(&mut attr, IBV_QP_STATE);
+    assert_eq!(ring.poll(), Err(-libc::EAGAIN));
+    limit_descriptors(limit);
+    assert_eq!(ring.poll(), Err(-libc::EAGAIN));
+    link.say("go");
+    link.expect("posted");
+    let (rest, error) = ring.wait_end(&mut end, LIMIT);
+    assert_eq!((rest.len(), error), (1, -libc::ENOTCONN));
+}
+
+fn writing_child(link: &mut Link) {
+    let (_end, ring) = late_ring(link);
+    assert_eq!(ring.post_slowly([1, 0, 0]), libc::ENOTCONN);
+    link.say("posted");
 }

@@ -33,6 +33,34 @@ pub(crate) fn main() {
         ("rubbish_in_a_ring", rubbish_parent, rubbish_child),
         ("a_forked_child", forked_parent, idle),
         ("rings_and_sends_together", mixed_parent, mixed_child),
+        (
+            "a_waiting_sender_arms_another_queue",
+            other_queue_parent,
+            other_queue_child,
+        ),
+        (
+            "a_waiting_sender_beside_other_threads",
+            beside_parent,
+            full_child,
+        ),
+        (
+            "a_waiting_sender_learns_of_the_end",
+            forsaken_parent,
+            forsaken_child,
+        ),
+        (
+            "an_ending_ring_wakes_its_receiver",
+            ending_parent,
+            slow_child,
+        ),
+        ("a_message_behind_the_end", late_parent, slow_child),
+        (
+            "a_reset_is_finished_before_the_next_connection",
+            busy_parent,
+            busy_child,
+        ),
+        ("a_state_word_that_a_neighbour_restores", restored, idle_end),
+        ("rings_that_are_created_at_once", create_at_once, idle),
     ]);
 }
 
@@ -526,6 +554,9 @@ fn rubbish_parent(link: &mut Link) {
     assert!(ring.is_ready());
     assert_eq!(ring.poll(), Err(-libc::EPROTO));
     assert_eq!(ring.poll(), Err(-libc::EPROTO));
+    // its content is no message
+    assert!(!ring.is_ready());
+    assert!(!ring.set_hot(false));
     assert_eq!(end.async_event(), IBV_EVENT_QP_REQ_ERR);
     assert_eq!(end.state(), IBV_QPS_ERR);
     link.say("broken");
@@ -580,5 +611,272 @@ fn mixed_child(link: &mut Link) {
         post(ring, [0; 3], &[4; 16]);
         end.send(&mut message, 8, None, IBV_SEND_SIGNALED, 2);
         assert_eq!(end.wait(LONG).wr_id, 2);
+    }
+}
+
+/// Sends until the ring is full.
+fn fill(ring: Ring) -> u64 {
+    let mut sent = 0;
+    while ring.post([sent, 0, 0], &[], 0) == 0 {
+        sent += 1;
+    }
+    sent
+}
+
+/// Whether the sender of a full ring finds no room after it has asked for a wake-up.
+fn waits(end: &End, ring: Ring, number: u64) -> bool {
+    end.arm(false);
+    assert_eq!(ring.await_consume(), 0);
+    ring.post([number, 0, 0], &[], 0) == libc::EAGAIN
+}
+
+fn other_queue_parent(link: &mut Link) {
+    let (end, ring, _) = connected(link, 64);
+    let other = End::with(4, 4, 1);
+    let sent = fill(ring);
+    for number in sent..sent + 20 {
+        assert!(waits(&end, ring, number));
+        link.say("consume");
+        link.expect("consumed");
+        other.arm(false);
+        assert!(end.sleep_on_channel(LONG), "nobody rang");
+        assert_eq!(ring.post([number, 0, 0], &[], 0), 0);
+    }
+    link.say("end");
+}
+
+fn other_queue_child(link: &mut Link) {
+    let (_end, ring, _) = connected(link, 64);
+    let mut number = 0;
+    while link.hear() == "consume" {
+        assert_eq!(ring.wait(LONG).words[0], number);
+        number += 1;
+        link.say("consumed");
+    }
+}
+
+/// Other threads take the rings of the process's doorbell while the sender sleeps.
+fn beside_parent(link: &mut Link) {
+    static DONE: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
+    let thread = std::thread::spawn(|| {
+        let other = End::with(4, 4, 1);
+        while !DONE.load(std::sync::atomic::Ordering::Relaxed) {
+            other.arm(false);
+            let _ = other.sleep_on_channel(Duration::from_millis(1));
+        }
+    });
+    full_parent(link);
+    DONE.store(true, std::sync::atomic::Ordering::Relaxed);
+    thread.join().unwrap();
+}
+
+const ENDS: [&str; 3] = ["ERR", "RESET", "destroyed"];
+
+fn forsaken_parent(link: &mut Link) {
+    for end_by in ENDS {
+        for delivery in [false, true] {
+            let (end, ring, _) = connected(link, 64);
+            let number = if delivery { 1 } else { fill(ring) };
+            if delivery {
+                post(ring, [0; 3], &[]);
+            }
+            link.say(end_by);
+            link.expect("ready");
+            end.arm(false);
+            assert_eq!(ring.await_consume(), 0);
+            if delivery {
+                assert_ne!(ring.delivered(), ring.sent());
+            } else {
+                assert_eq!(ring.post([number, 0, 0], &[], 0), libc::EAGAIN);
+            }
+            link.say("end");
+            assert!(end.sleep_on_channel(LONG), "nobody rang: {end_by}");
+            assert_eq!(ring.await_consume(), libc::ENOTCONN);
+            assert_eq!(ring.post([number, 0, 0], &[], 0), libc::ENOTCONN);
+            link.say("next");
+            link.expect("next");
+        }
+    }
+}
+
+fn forsaken_child(link: &mut Link) {
+    for _ in 0..2 * ENDS.len() {
+        let (mut end, _ring, _) = connected(link, 64);
+        let end_by = link.hear();
+        link.say("ready");
+        link.expect("end");
+        match end_by.as_str() {
+            "ERR" => fail(&mut end),
+            "RESET" => end.reset(),
+            // SAFETY: live, and not used again.
+            _ => assert_eq!(unsafe { (verbs().ibv_destroy_qp)(end.qp) }, 0),
+        }
+        link.expect("next");
+        link.say("next");
+    }
+}
+
+fn slow_child(link: &mut Link) {
+    let (_end, ring, _) = connected(link, 64);
+    assert_eq!(ring.post([1, 0, 0], &[], 0), 0);
+    let ret = ring.post_slowly([2, 0, 0]);
+    assert_eq!(ret, libc::ENOTCONN);
+    link.say("posted");
+    link.expect("end");
+}
+
+/// A receiver that sleeps although its sender is in the middle of a message.
+fn ending_parent(link: &mut Link) {
+    let (mut end, ring, _) = connected(link, 64);
+    link.expect("writing");
+    fail(&mut end);
+    assert_eq!(ring.wait(LONG).words[0], 1);
+    assert_eq!(ring.poll(), Err(-libc::EAGAIN));
+    end.arm(true);
+    let _ = end.sleep_on_channel(Duration::ZERO);
+    assert_eq!(ring.poll(), Err(-libc::EAGAIN));
+    assert!(!end.sleep_on_channel(SHORT));
+    link.say("go");
+    assert!(end.sleep_on_channel(LONG), "nobody rang");
+    assert_eq!(ring.poll().unwrap().unwrap().words[0], 2);
+    assert_eq!(ring.poll(), Err(-libc::ENOTCONN));
+    link.expect("posted");
+    link.say("end");
+}
+
+/// A sender that is stopped in the middle of a message for longer than the receiver waits.
+fn late_parent(link: &mut Link) {
+    let (mut end, ring, _) = connected(link, 64);
+    link.expect("writing");
+    fail(&mut end);
+    let (rest, error) = ring.wait_end(&mut end, LONG);
+    assert_eq!((rest.len(), error), (1, -libc::ENOTCONN));
+    link.say("go");
+    link.expect("posted");
+    assert!(!ring.is_ready());
+    assert_eq!(ring.poll(), Err(-libc::ENOTCONN));
+    link.say("end");
+}
+
+fn try_init(end: &End) -> libc::c_int {
+    // SAFETY: all zeros is a value of it; live queue pair.
+    unsafe {
+        let mut attr: ibv_qp_attr = std::mem::zeroed();
+        attr.qp_state = IBV_QPS_INIT;
+        attr.port_num = 1;
+        let mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
+        (verbs().ibv_modify_qp)(end.qp, &raw mut attr, mask.cast_signed())
+    }
+}
+
+/// A queue pair that enters INIT although its RESET has returned `EBUSY`.
+fn busy_parent(link: &mut Link) {
+    let (mut end, ring, _) = connected(link, 64);
+    link.expect("writing");
+    // SAFETY: all zeros is a value of it, and RESET; live queue pair.
+    let ret = unsafe {
+        let mut attr: ibv_qp_attr = std::mem::zeroed();
+        (verbs().ibv_modify_qp)(end.qp, &raw mut attr, IBV_QP_STATE.cast_signed())
+    };
+    assert_eq!(ret, libc::EBUSY);
+    assert_eq!(try_init(&end), libc::EBUSY);
+    assert_eq!(end.state(), IBV_QPS_RESET);
+    link.say("go");
+    link.expect("posted");
+    assert_eq!(try_init(&end), 0);
+    end.join(link);
+    ring.join();
+    assert_eq!(ring.wait(LONG).words[0], 3);
+    post(ring, [4, 0, 0], &[]);
+    link.expect("end");
+}
+
+fn busy_child(link: &mut Link) {
+    let (mut end, ring, _) = connected(link, 64);
+    assert_eq!(ring.post_slowly([2, 0, 0]), libc::ENOTCONN);
+    link.say("posted");
+    end.reset();
+    end.enter_init();
+    end.join(link);
+    ring.join();
+    post(ring, [3, 0, 0], &[]);
+    assert_eq!(ring.wait(LONG).words[0], 4);
+    link.say("end");
+}
+
+fn idle_end(link: &mut Link) {
+    let (_end, _ring, _) = connected(link, 64);
+    link.wait_end();
+}
+
+/// The first bytes of the file that the ring is in, which neighbours can write too.
+fn shared_words(ring: Ring) -> &'static [std::sync::atomic::AtomicU64] {
+    // SAFETY: live ring.
+    let next = unsafe { (*ring.0).next } as usize;
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let ranges = maps.lines().map(|line| {
+        let (from, rest) = line.split_once('-').unwrap();
+        let to = rest.split_once(' ').unwrap().0;
+        let number = |text| usize::from_str_radix(text, 16).unwrap();
+        number(from)..number(to)
+    });
+    let range = ranges
+        .into_iter()
+        .find(|range| range.contains(&next))
+        .unwrap();
+    // the queue pairs come before the 8th MB
+    let len = range.len().min(8 << 20);
+    // SAFETY: mapped for reading and writing, and accessed by atomics only.
+    unsafe { std::slice::from_raw_parts(range.start as *const _, len / 8) }
+}
+
+/// A neighbour stores the state word that a failed queue pair had before.
+fn restored(link: &mut Link) {
+    let (mut end, ring, _) = connected(link, 64);
+    let words = shared_words(ring);
+    let read = || -> Vec<u64> {
+        let words = words.iter();
+        words
+            .map(|word| word.load(std::sync::atomic::Ordering::Relaxed))
+            .collect()
+    };
+    let before = read();
+    fail(&mut end);
+    let change = u64::from(IBV_QPS_RTS ^ IBV_QPS_ERR);
+    let after = read();
+    let moved: Vec<usize> = (0..before.len())
+        .filter(|&at| {
+            let changed = before[at] ^ after[at];
+            changed != 0 && changed >> changed.trailing_zeros() == change
+        })
+        .collect();
+    assert_eq!(moved.len(), 1, "{moved:?}");
+    words[moved[0]].store(before[moved[0]], std::sync::atomic::Ordering::Relaxed);
+    assert_eq!(ring.wait_end(&mut end, LONG).1, -libc::ENOTCONN);
+}
+
+fn create_at_once(link: &mut Link) {
+    for _ in 0..100 {
+        let end = End::create(link, 1, 1, 1);
+        // the address of a live queue pair, which any thread may use
+        let qp = end.qp as usize;
+        let create = verbs().softdv_ring_create.unwrap();
+        let barrier = std::sync::Barrier::new(2);
+        let create_one = || {
+            let attr = softdv_ring_attr {
+                slots: 64,
+                ..softdv_ring_attr::default()
+            };
+            barrier.wait();
+            // SAFETY: live queue pair.
+            !unsafe { create(qp as *mut ibv_qp, &raw const attr) }.is_null()
+        };
+        let created = std::thread::scope(|scope| {
+            let other = scope.spawn(create_one);
+            [create_one(), other.join().unwrap()]
+        });
+        assert_ne!(created[0], created[1]);
+        // SAFETY: live, and not used again.
+        assert_eq!(unsafe { (verbs().ibv_destroy_qp)(end.qp) }, 0);
     }
 }

@@ -97,6 +97,8 @@ pub(crate) struct Cq {
     current: UnsafeCell<Cqe>,
     /// Offset in the segment of the arrivals of receive rings, 0 if there are none.
     arrivals: AtomicUsize,
+    /// Index of the queue pair with which the next search for arrivals begins.
+    first_arrival: AtomicU32,
 }
 
 // SAFETY: the C object is written by this crate only at creation, under its own mutex, or by the
@@ -410,6 +412,7 @@ pub(crate) unsafe fn create(init: &CqInit) -> Res<&'static Cq> {
         polled: AtomicBool::new(false),
         current: UnsafeCell::new(Cqe::default()),
         arrivals: AtomicUsize::new(0),
+        first_arrival: AtomicU32::new(0),
     })?;
     let at = layout::AT + layout::STRIDE * cq.index as usize;
     // SAFETY: the caller promises NULL or a live channel.

@@ -5,11 +5,11 @@ use rdma_core_sys::{IBV_QPS_ERR, IBV_QPS_RTS};
 
 use super::{Memory, check};
 use crate::receive_ring::{
-    ARRIVALS_LEN, Arrivals, CONSUMED_AT, HOT_AT, MIN_SLOTS, Receiver, SLOTS_AT, Sender, Usage,
-    WAITING_AT, is_writing, note_arrival, ring_len, state,
+    ARRIVALS_LEN, Arrivals, CONSUMED_AT, Destination, HOT_AT, MIN_SLOTS, Receiver, SLOTS_AT,
+    Sender, UseWord, WAITING_AT, is_awaited, is_writing, note_arrival, ring_len,
 };
 use crate::segment::Mapping;
-use crate::segment::layout::{SEGMENT_SIZE, StateWord, qp};
+use crate::segment::layout::{ARMED_ANY, ARMED_SOLICITED, SEGMENT_SIZE, StateWord, cq, qp};
 use crate::signal;
 use crate::sync::atomic::Ordering;
 use crate::sync::{Arc, heavy_fence, light_fence, pause};
@@ -17,8 +17,9 @@ use crate::sync::{Arc, heavy_fence, light_fence, pause};
 /// A ring, and arrivals behind it.
 const ARRIVALS: usize = 4096;
 const QP: usize = 70;
-/// Queue pairs with arrivals in one word, and in another one of the same summary word.
-const INDICES: [u32; 3] = [QP as u32, QP as u32 + 1, 2 * QP as u32];
+/// Queue pairs with arrivals in one word, and before them one in another word of the same summary
+/// word.
+const INDICES: [u32; 3] = [2 * QP as u32, QP as u32, QP as u32 + 1];
 
 fn ring() -> (Arc<Mapping>, Sender, Receiver) {
     let map = Mapping::model(ARRIVALS + ARRIVALS_LEN);
@@ -73,21 +74,54 @@ fn messages_arrive_whole_in_order_and_their_slots_are_used_again() {
     });
 }
 
+/// Padding is published behind the message that follows it.
+#[test]
+fn padding_is_never_found_alone() {
+    check(|| {
+        let (_, mut sender, mut receiver) = ring();
+        for _ in 1..MIN_SLOTS {
+            assert!(sender.push([0; 3], 0, |_| {}));
+            let message = receiver.peek().unwrap().unwrap();
+            receiver.advance(&message);
+        }
+        let payload = Memory::new(0);
+        let theirs = payload.clone();
+        let thread = thread::spawn(move || {
+            assert!(sender.push([7; 3], 40, |_| theirs.write(1)));
+        });
+        let message = loop {
+            match receiver.peek().unwrap() {
+                Some(message) => break message,
+                None => pause(0),
+            }
+        };
+        assert_eq!((message.words, message.len), ([7; 3], 40));
+        assert_eq!(payload.read(), 1);
+        thread.join().unwrap();
+    });
+}
+
+/// The sender has armed its completion queue, which a message to it may wake first.
 #[test]
 fn a_sender_that_waits_for_room_finds_it_or_is_rung() {
     check(|| {
+        let (own, ..) = ends();
         let (_, mut sender, mut receiver) = ring();
         while sender.push([0; 3], 0, |_| {}) {}
+        let (map, other) = (own.again(), own.again());
         let thread = thread::spawn(move || {
             let message = receiver.peek().unwrap().unwrap();
             receiver.advance(&message);
             light_fence(true);
-            receiver.sender_waits()
+            receiver.sender_waits() && signal::must_notify(&map, SENDER_CQ, true, true)
         });
+        let another = thread::spawn(move || signal::must_notify(&other, SENDER_CQ, false, true));
+        signal::arm(&own, SENDER_CQ, ARMED_ANY);
+        heavy_fence();
         sender.ask();
         heavy_fence();
         let found = sender.push([0; 3], 0, |_| {});
-        let rung = thread.join().unwrap();
+        let rung = thread.join().unwrap() | another.join().unwrap();
         assert!(found || rung);
     });
 }
@@ -104,7 +138,7 @@ fn note(map: &Mapping, sender: &Sender) -> bool {
 
 fn arrivals(map: &Mapping) -> u32 {
     let mut found = 0;
-    Arrivals::at(map, ARRIVALS).drain(|index| {
+    Arrivals::at(map, ARRIVALS).drain(0, |index| {
         assert_eq!(index as usize, QP);
         found += 1;
         true
@@ -142,7 +176,8 @@ fn no_arrival_is_lost_while_others_are_taken() {
         });
         let mut found = INDICES.map(|_| 0);
         let mut take = || {
-            Arrivals::at(&map, ARRIVALS).drain(|index| {
+            // begins in the middle of a word
+            Arrivals::at(&map, ARRIVALS).drain(INDICES[2], |index| {
                 let which = INDICES.iter().position(|&other| other == index).unwrap();
                 assert_eq!(messages[which].read(), 1);
                 found[which] += 1;
@@ -156,41 +191,120 @@ fn no_arrival_is_lost_while_others_are_taken() {
     });
 }
 
+const INCARNATION: u32 = 9;
+const SENDER: usize = qp::AT + qp::STRIDE;
+const RECEIVER: usize = qp::AT + 2 * qp::STRIDE;
+const RECEIVED_BY: UseWord = UseWord::new(2, INCARNATION);
+const SENDER_CQ: usize = cq::AT + cq::STRIDE;
+const RECEIVER_CQ: usize = cq::AT + 2 * cq::STRIDE;
+
+/// A segment with both queue pairs, the receiver's state word, and the receiver from the sender's
+/// side.
+fn ends() -> (Mapping, StateWord, Destination) {
+    let segment = Mapping::model(SEGMENT_SIZE);
+    segment.prepare(
+        [SENDER_CQ + cq::ARMED, RECEIVER_CQ + cq::ARMED],
+        [RECEIVER + qp::STATE, SENDER + qp::RING_USE],
+    );
+    let word = StateWord::new(IBV_QPS_RTS, 1, 0, INCARNATION);
+    let state = segment.u64(RECEIVER + qp::STATE);
+    state.store(word.0, Ordering::Relaxed);
+    let destination = Destination {
+        map: Arc::try_new(segment.again()).unwrap(),
+        at: RECEIVER,
+        word,
+        used: RECEIVED_BY,
+        cq_at: RECEIVER_CQ,
+        barriers: true,
+    };
+    (segment, word, destination)
+}
+
+fn fail(segment: &Mapping, word: StateWord) {
+    let new = word.with_state(IBV_QPS_ERR);
+    assert!(signal::move_state(segment, RECEIVER, word, new));
+}
+
 /// A sender writes a message while the receiver stops to receive. A sender that finds the state
 /// unchanged was heard, and after the end the memory belongs to the receiver.
 #[test]
 fn a_ring_ends_behind_its_last_message() {
     check(|| {
-        const INCARNATION: u32 = 9;
-        const SENDER: usize = qp::AT + qp::STRIDE;
-        const RECEIVER: usize = qp::AT + 2 * qp::STRIDE;
-        let segment = Mapping::model(SEGMENT_SIZE);
-        segment.prepare([], [RECEIVER + qp::STATE, SENDER + qp::RING_USE]);
-        let word = StateWord::new(IBV_QPS_RTS, 5, 0, INCARNATION);
-        let theirs = segment.u64(RECEIVER + qp::STATE);
-        theirs.store(word.0, Ordering::Relaxed);
+        let (segment, word, mut destination) = ends();
         let (_, mut sender, mut receiver) = ring();
         let payload = Memory::new(0);
         let (map, cell) = (segment.again(), payload.clone());
         let thread = thread::spawn(move || {
-            let usage = Usage::begin(&map, SENDER, word, true);
-            if state(&map, RECEIVER) != word {
+            let Some(usage) = destination.begin(&map, SENDER, |_| {}) else {
                 return false;
-            }
+            };
             assert!(sender.push([0; 3], 8, |_| cell.write(1)));
-            let relies = state(&map, RECEIVER) == word;
-            drop(usage);
-            relies
+            destination.end(usage, false, |_| {})
         });
-        let new = word.with_state(IBV_QPS_ERR);
-        assert!(signal::move_state(&segment, RECEIVER, word, new));
+        fail(&segment, word);
         heavy_fence();
-        while is_writing(&segment, SENDER, INCARNATION) {
+        while is_writing(&segment, SENDER, RECEIVED_BY) {
             pause(0);
         }
         let found = receiver.peek().unwrap().is_some();
         // Loom detects a race with the sender.
         payload.write(2);
         assert!(found || !thread.join().unwrap());
+    });
+}
+
+/// A receiver that stops to receive sleeps while the sender is in the middle of a message, or of a
+/// post without room. It is woken although it has armed its queue for solicited messages alone.
+fn the_end_of_a_usage_is_found(posts: bool) {
+    let (segment, word, mut destination) = ends();
+    let map = segment.again();
+    let thread = thread::spawn(move || {
+        let mut rings = false;
+        let mut ring = |at| {
+            assert_eq!(at, RECEIVER_CQ);
+            rings = true;
+        };
+        if let Some(usage) = destination.begin(&map, SENDER, &mut ring) {
+            if posts {
+                destination.end(usage, false, &mut ring);
+            } else {
+                destination.release(usage, &mut ring);
+            }
+        }
+        rings
+    });
+    fail(&segment, word);
+    heavy_fence();
+    signal::arm(&segment, RECEIVER_CQ, ARMED_SOLICITED);
+    heavy_fence();
+    let sleeps = is_writing(&segment, SENDER, RECEIVED_BY);
+    assert!(thread.join().unwrap() || !sleeps);
+}
+
+#[test]
+fn the_end_of_the_last_message_is_found_or_rung() {
+    check(|| the_end_of_a_usage_is_found(true));
+}
+
+#[test]
+fn the_end_of_a_post_without_room_is_found_or_rung() {
+    check(|| the_end_of_a_usage_is_found(false));
+}
+
+#[test]
+fn a_sender_that_waits_for_room_finds_the_end_or_is_rung() {
+    check(|| {
+        let (segment, word, mut destination) = ends();
+        let (ring, sender, _) = ring();
+        let map = segment.again();
+        let thread = thread::spawn(move || {
+            fail(&map, word);
+            light_fence(true);
+            is_awaited(&ring, WAITING_AT) && signal::must_notify(&map, SENDER_CQ, true, true)
+        });
+        signal::arm(&segment, SENDER_CQ, ARMED_ANY);
+        heavy_fence();
+        let sleeps = destination.ask(&segment, SENDER, &sender, |_| {});
+        assert!(thread.join().unwrap() || !sleeps);
     });
 }

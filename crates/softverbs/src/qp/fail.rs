@@ -1,6 +1,6 @@
 //! Queue pairs in ERR and RESET: flushing, and reacting to failures that peers caused.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 
 use rdma_core_sys::*;
 
@@ -47,8 +47,9 @@ impl Qp {
             rq.flow = Flow::Closing;
             self.process().request_flush();
         }
-        // Rings the other end, if it waits for this queue pair.
+        // Wakes the other end, if it waits for this queue pair or its ring.
         self.wake_sender(rq);
+        self.wake_ring_sender(rq);
     }
 
     /// Delivers the messages that were in the ring before the queue pair failed, and flushes its
@@ -352,7 +353,7 @@ impl Qp {
         rq.next = 0;
         rq.least = u32::MAX;
         self.close_ring(&rq);
-        let slot = sender_slot(&rq);
+        let (slot, dest) = (sender_slot(&rq), rq.dest);
         let sender = rq.peer.take();
         rq.dest = 0;
         rq.incarnation = word.incarnation();
@@ -367,10 +368,18 @@ impl Qp {
                 cq.purge(self.number());
             }
         }
-        if map.u32(at + layout::WAITING).swap(0, Ordering::SeqCst) != 0
+        let waits = map.u32(at + layout::WAITING).swap(0, Ordering::SeqCst) != 0;
+        fence(Ordering::SeqCst);
+        let waits_for_ring = self.ring_is_awaited();
+        if (waits || waits_for_ring)
             && let Some(sender) = sender.or_else(|| self.process().peer(slot?).ok())
         {
-            sender.ring_process();
+            if waits {
+                sender.ring_process();
+            }
+            if waits_for_ring {
+                sender.notify_cq_of(dest);
+            }
         }
     }
 

@@ -90,6 +90,8 @@ pub(crate) struct Qp {
     /// The receive ring, or NULL, and the value by which its user identifies it.
     ring: AtomicPtr<own_ring::OwnRing>,
     ring_cookie: AtomicU64,
+    /// The completion queue at which its messages are noted; NULL without a ring.
+    ring_cq: AtomicPtr<Cq>,
 }
 
 /// A state that no queue pair of the application is in.

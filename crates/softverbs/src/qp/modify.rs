@@ -159,7 +159,8 @@ impl Qp {
     }
 
     /// # Errors
-    /// `EINVAL`: the queue pair is not in `from` any more. `EMFILE`, `ENFILE`, `ENOMEM`, `ENOSPC`:
+    /// `EINVAL`: the queue pair is not in `from` any more. `EBUSY`: a stopped process may still write
+    /// into the ring. `EMFILE`, `ENFILE`, `ENOMEM`, `ENOSPC`:
     /// a local shortage prevents opening the other end's process.
     fn apply(
         &self,
@@ -168,6 +169,10 @@ impl Qp {
         from: ibv_qp_state,
         to: ibv_qp_state,
     ) -> Res<()> {
+        if from == IBV_QPS_RESET {
+            // The RESET may have returned `EBUSY`.
+            self.reopen_ring()?;
+        }
         // Before any lock is taken, as the call may open a process.
         let peer = self.open_peer(attr, mask)?;
         let mut sq = self.sq.lock();

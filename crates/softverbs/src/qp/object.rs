@@ -199,6 +199,7 @@ pub(super) fn blank(index: u32) -> Qp {
         batch: extended::Batch::default(),
         ring: AtomicPtr::new(std::ptr::null_mut()),
         ring_cookie: AtomicU64::new(0),
+        ring_cq: AtomicPtr::new(std::ptr::null_mut()),
     }
 }
 

@@ -5,33 +5,35 @@
 //! same time. Creating, attaching, RESET and destruction exclude all other calls. So the two sides
 //! are accessed through raw pointers without a lock, and never both through one reference.
 //!
-//! While a queue pair writes into a ring, it names the receiver in its own word ([`Usage`]). A
+//! While a queue pair writes into a ring, it names the receiver in its own word ([`Destination`]). A
 //! receiver that stops to receive changes its state word, runs a heavy fence and reads that word. It
 //! neither ends the ring nor uses its memory again while the sender writes.
+//!
+//! Threads sleep on the channel of the completion queue to which a queue pair receives, also for
+//! room and for the end of a ring: only a call for that channel takes its rings of the doorbell.
 
 use std::ptr::{addr_of, addr_of_mut};
 use std::sync::OnceLock;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use rdma_core_sys::{
     IBV_EVENT_QP_REQ_ERR, IBV_QPS_ERR, IBV_QPS_INIT, IBV_QPS_RESET, IBV_QPS_RTS, IBV_QPS_SQD,
     IBV_QPT_RC, softdv_ring, softdv_ring_info,
 };
 
-use super::remote_qp::Unreachable;
+use super::remote_qp::{Connection, Unreachable};
 use super::{Qp, RecvQueue, entry_at};
 use crate::cq::Cq;
 use crate::delivery::receives;
 use crate::environment;
 use crate::peer::Peer;
+use crate::process::Process;
 use crate::receive_ring::{
-    ARRIVALS_LEN, Message, Receiver, Sender, Usage, is_valid, is_writing, max_payload,
-    note_arrival, ring_len, state,
+    ARRIVALS_LEN, Destination, Message, Receiver, Sender, UseWord, WAITING_AT, is_awaited,
+    is_valid, is_writing, max_payload, note_arrival, ring_len,
 };
 use crate::segment::Mapping;
-use crate::segment::layout::{
-    MAX_CQS, StateWord, cq, fits, qp as layout, receive_rings, split_qp_num,
-};
+use crate::segment::layout::{MAX_CQS, cq, fits, qp as layout, receive_rings, split_qp_num};
 use crate::sync::{Arc, heavy_fence, light_fence, pause};
 use crate::sys::{self, Errno, Res, try_box};
 
@@ -70,7 +72,7 @@ enum Phase {
     Ending(u64),
     /// No sender writes any more; the rest of the ring is delivered.
     Last,
-    /// The queue pair was reset. The ring is not read.
+    /// The end was reported, or the queue pair was reset. The ring is not read.
     Closed,
     /// The sender has written an invalid header. The ring is not read.
     Broken,
@@ -81,19 +83,17 @@ struct Former {
     peer: Option<Arc<Peer>>,
     /// Number of the other queue pair.
     dest: u32,
-    incarnation: u32,
+    /// This queue pair in that connection.
+    used: UseWord,
 }
 
 /// The sending side.
 struct Outbound {
     sender: Sender,
     peer: Arc<Peer>,
-    /// The receiver's state word.
-    word: StateWord,
-    /// Offset of the receiver's entry in its process's segment, and its index.
-    at: usize,
+    destination: Destination,
+    /// Index of the receiver.
     index: u32,
-    recv_cq: u32,
     arrivals_at: usize,
 }
 
@@ -118,11 +118,29 @@ fn checked(at: u64, len: usize) -> Option<usize> {
     (at.is_multiple_of(64) && fits(part, at, 1, len)).then_some(at)
 }
 
-/// Whether the queue pair `dest` of `peer` writes into the ring of a queue pair of this incarnation,
-/// which does not receive since before the last heavy fence.
-fn writes(peer: &Peer, dest: u32, incarnation: u32) -> bool {
+/// A word that is never `expected`: a ring that is not read has no message.
+static NEVER: AtomicU32 = AtomicU32::new(0);
+
+/// Whether the queue pair `dest` of `peer` writes into the ring of this receiver, which does not
+/// receive since before the last heavy fence.
+fn writes(peer: &Peer, dest: u32, receiver: UseWord) -> bool {
     let (_, index) = split_qp_num(dest);
-    is_writing(&peer.map, entry_at(index), incarnation) && !peer.has_ended()
+    is_writing(&peer.map, entry_at(index), receiver) && !peer.has_ended()
+}
+
+/// The process of the queue pair `dest`, which may write into a ring; `None`: it has ended.
+///
+/// # Errors
+/// The process may run, but cannot be opened: a lack of descriptors or memory, or its agent does
+/// not answer.
+fn writer_of(process: &Process, dest: u32) -> Res<Option<Arc<Peer>>> {
+    match process.peer(split_qp_num(dest).0) {
+        Ok(peer) => Ok(Some(peer)),
+        // A process that cannot be opened for one of the last two reasons is not the one that the
+        // queue pair was connected to.
+        Err(Errno(libc::ESRCH | libc::ENOENT | libc::EPERM | libc::EPROTO)) => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 impl Qp {
@@ -142,7 +160,7 @@ impl Qp {
             return Err(Errno(libc::EEXIST));
         }
         let process = self.process();
-        let cq = self.rq.lock().cq;
+        let cq = self.rq.lock().cq.cast_mut();
         // SAFETY: a queue pair in use holds a reference to its completion queues.
         unsafe { &*cq }.make_arrivals()?;
         let at = process.segment.take_ring(ring_len(slots))?;
@@ -169,21 +187,59 @@ impl Qp {
             .inspect_err(|_| process.segment.give_ring(at, ring_len(slots)))?;
         // SAFETY: just allocated; no other thread has it.
         unsafe { OwnRing::show_next(ring) };
+        let null = std::ptr::null_mut();
+        let first = self
+            .ring
+            .compare_exchange(null, ring, Ordering::AcqRel, Ordering::Relaxed);
+        if first.is_err() {
+            // another thread has created one
+            // SAFETY: made by `Box::into_raw` above, and nothing else refers to it.
+            drop(unsafe { Box::from_raw(ring) });
+            process.segment.give_ring(at, ring_len(slots));
+            return Err(Errno(libc::EEXIST));
+        }
         let map = self.map();
         map.u32(self.at() + layout::RING_SLOTS)
             .store(slots, Ordering::Relaxed);
         map.u64(self.at() + layout::RING_AT)
             .store(at as u64, Ordering::Release);
         self.ring_cookie.store(cookie, Ordering::Relaxed);
-        self.ring.store(ring, Ordering::Release);
+        self.ring_cq.store(cq, Ordering::Release);
         Ok(ring)
     }
 
-    /// The cookie of the queue pair's ring, if its messages are noted at `cq`.
+    /// The cookie of the queue pair's ring, if its messages are noted at `cq`. Takes no lock.
     pub(crate) fn cookie_of_ring(&self, cq: &Cq) -> Option<u64> {
-        let exists = !self.ring.load(Ordering::Acquire).is_null();
-        let here = std::ptr::eq(self.rq.lock().cq, cq);
-        (exists && here).then(|| self.ring_cookie.load(Ordering::Relaxed))
+        let here = std::ptr::eq(self.ring_cq.load(Ordering::Acquire), cq);
+        here.then(|| self.ring_cookie.load(Ordering::Relaxed))
+    }
+
+    /// Whether a sender waits for a change of the ring; withdraws its request. The caller has
+    /// changed the state word and run a fence, and holds the lock of the receive queue.
+    pub(super) fn ring_is_awaited(&self) -> bool {
+        if self.ring.load(Ordering::Acquire).is_null() {
+            return false;
+        }
+        // Only this process writes the place, and it clears it before it gives the memory back.
+        let at = self.map().u64(self.at() + layout::RING_AT);
+        let at = at.load(Ordering::Relaxed) as usize;
+        at != 0 && is_awaited(self.map(), at + WAITING_AT)
+    }
+
+    /// Wakes the sender, if it waits for a change of the ring, after the queue pair went to ERR. The
+    /// caller has run a light fence.
+    pub(super) fn wake_ring_sender(&self, rq: &mut RecvQueue) {
+        if self.ring_is_awaited() {
+            self.notify_ring_sender(rq);
+        }
+    }
+
+    /// Wakes the sender into the ring.
+    fn notify_ring_sender(&self, rq: &mut RecvQueue) {
+        let dest = rq.dest;
+        if let Some(peer) = self.sender(rq) {
+            peer.notify_cq_of(dest);
+        }
     }
 
     /// Ends the connection of the ring: part of a reset, under the locks of both queues.
@@ -196,21 +252,26 @@ impl Qp {
         // excludes all other calls on the ring.
         let ring = unsafe { &mut *ring };
         ring.outbound = None;
-        ring.inbound.peer = None;
+        let peer = ring.inbound.peer.take().or_else(|| rq.peer.clone());
         ring.inbound.phase = Phase::Closed;
+        ring.inbound.polled = 0;
         if rq.dest != 0 {
             ring.inbound.former = Some(Former {
-                peer: rq.peer.clone(),
+                peer,
                 dest: rq.dest,
-                incarnation: rq.incarnation,
+                used: UseWord::new(self.number(), rq.incarnation),
             });
         }
+        // SAFETY: the caller of a reset excludes all other calls on the ring.
+        unsafe { OwnRing::hide_next(ring) };
     }
 
-    /// Empties the ring for the next connection when no sender of the last one writes any more.
+    /// Empties the ring for the next connection when no sender of the last one writes any more. A
+    /// ring that is open already is left as it is.
     ///
     /// # Errors
-    /// `EBUSY`: a sender writes for longer than 5 s. The call can be repeated.
+    /// `EBUSY`: a sender writes for longer than 5 s, or its process cannot be opened to find that
+    /// out. The call can be repeated.
     pub(super) fn reopen_ring(&self) -> Res<()> {
         let ring = self.ring.load(Ordering::Acquire);
         if ring.is_null() {
@@ -219,14 +280,17 @@ impl Qp {
         // SAFETY: as in `close_ring`.
         let ring = unsafe { &mut *ring };
         let inbound = &mut ring.inbound;
+        if inbound.phase != Phase::Closed {
+            return Ok(());
+        }
         if let Some(former) = &inbound.former {
             heavy_fence();
             let peer = match &former.peer {
                 Some(peer) => Some(Arc::clone(peer)),
-                None => self.process().peer(split_qp_num(former.dest).0).ok(),
+                None => writer_of(self.process(), former.dest).map_err(|_| Errno(libc::EBUSY))?,
             };
             if let Some(peer) = peer {
-                await_writer(|| writes(&peer, former.dest, former.incarnation))?;
+                await_writer(|| writes(&peer, former.dest, former.used))?;
             }
         }
         inbound.former = None;
@@ -244,6 +308,8 @@ impl Qp {
         if ring.is_null() {
             return;
         }
+        let null = std::ptr::null_mut();
+        self.ring_cq.store(null, Ordering::Relaxed);
         self.map()
             .u64(self.at() + layout::RING_AT)
             .store(0, Ordering::Release);
@@ -319,11 +385,25 @@ impl OwnRing {
         }
     }
 
+    /// Tells the ring's user that there is no message.
+    ///
+    /// # Safety
+    /// As [`Self::inbound`].
+    #[cold]
+    unsafe fn hide_next(ring: *mut Self) {
+        // SAFETY: as in `show_next`.
+        unsafe {
+            let face = addr_of_mut!((*ring).face);
+            (*face).next = NEVER.as_ptr();
+            (*face).expected = 1;
+        }
+    }
+
     /// Finds the other queue pair's ring.
     ///
     /// # Errors
-    /// `EOPNOTSUPP`: it has none. `EAGAIN`: it is not connected yet. `ENOTCONN`: it never will be.
-    /// `ENOMEM`.
+    /// `EOPNOTSUPP`: it has none. `EAGAIN`: it is not connected yet, or was reset. `ENOTCONN`: it
+    /// never will be. `ENOMEM`.
     ///
     /// # Safety
     /// `ring` must be live, and the caller excludes all other calls on it.
@@ -343,12 +423,12 @@ impl OwnRing {
             })
         })?;
         let conn = sq.conn.as_ref().ok_or(Errno(libc::EAGAIN))?;
-        let again = this
-            .outbound
-            .as_ref()
-            .is_some_and(|out| out.word.incarnation() == conn.word.incarnation());
+        let again = this.outbound.as_ref().is_some_and(|out| {
+            Arc::ptr_eq(&out.peer, &conn.peer)
+                && out.destination.word.incarnation() == conn.word.incarnation()
+        });
         if !again {
-            this.outbound = Some(Outbound::find(conn)?);
+            this.outbound = Some(Outbound::find(conn, sq.dest)?);
             this.inbound.peer = Some(Arc::clone(&conn.peer));
         }
         let max_send = this
@@ -361,7 +441,7 @@ impl OwnRing {
         })
     }
 
-    /// Sends a message. Returns 0 or an errno: `EAGAIN`, `ENOTCONN`, `EMSGSIZE`.
+    /// Sends a message. Returns 0 or an errno: `EAGAIN`, `EBUSY`, `ENOTCONN`, `EMSGSIZE`.
     ///
     /// # Safety
     /// As [`Self::outbound`]; `fill` must be sound for `len` bytes.
@@ -393,11 +473,10 @@ impl OwnRing {
     /// As [`Self::outbound`].
     pub(crate) unsafe fn delivered(ring: *mut Self) -> u32 {
         // SAFETY: the caller's promise.
-        let (qp, outbound) = unsafe { (Self::qp(ring), Self::outbound(ring)) };
-        outbound.map_or(0, |out| out.delivered(qp))
+        unsafe { Self::outbound(ring) }.map_or(0, Outbound::delivered)
     }
 
-    /// Asks the receiver to ring when it consumes. Returns 0, or `ENOTCONN`.
+    /// Asks the receiver for a wake-up when it consumes. Returns 0, or `ENOTCONN`.
     ///
     /// # Safety
     /// As [`Self::outbound`].
@@ -410,6 +489,7 @@ impl OwnRing {
     /// The next message; `None` if there is none.
     ///
     /// # Errors
+    /// `EAGAIN`: the connection has ended, and the sender is in the middle of a message.
     /// `ENOTCONN`: there will be none. `EPROTO`: the sender has written an invalid header.
     ///
     /// # Safety
@@ -418,7 +498,13 @@ impl OwnRing {
     pub(crate) unsafe fn poll(ring: *mut Self) -> Res<Option<Message>> {
         // SAFETY: the caller's promise.
         let (qp, inbound) = unsafe { (Self::qp(ring), Self::inbound(ring)) };
-        inbound.poll(qp)
+        let polled = inbound.poll(qp);
+        if polled.is_err() && !inbound.is_read() {
+            inbound.polled = 0;
+            // SAFETY: the caller's promise.
+            unsafe { Self::hide_next(ring) };
+        }
+        polled
     }
 
     /// Consumes the message of the last poll.
@@ -441,7 +527,7 @@ impl OwnRing {
         unsafe { Self::show_next(ring) };
         light_fence(inbound.peer.as_ref().is_some_and(|peer| peer.barriers));
         if inbound.receiver.sender_waits() {
-            inbound.wake_sender(qp);
+            wake_sender(qp);
         }
         Ok(())
     }
@@ -453,14 +539,27 @@ impl OwnRing {
     /// As [`Self::inbound`].
     pub(crate) unsafe fn set_hot(ring: *mut Self, hot: bool) -> bool {
         // SAFETY: the caller's promise.
-        unsafe { Self::inbound(ring) }.receiver.set_hot(hot)
+        let inbound = unsafe { Self::inbound(ring) };
+        inbound.receiver.set_hot(hot) && inbound.is_read()
     }
 }
 
+/// A message was consumed for which the sender waits.
+#[cold]
+fn wake_sender(qp: &Qp) {
+    qp.notify_ring_sender(&mut qp.rq.lock());
+}
+
 impl Inbound {
+    /// Whether the ring may still be read.
+    #[inline(always)]
+    fn is_read(&self) -> bool {
+        !matches!(self.phase, Phase::Closed | Phase::Broken)
+    }
+
     #[inline(always)]
     fn poll(&mut self, qp: &Qp) -> Res<Option<Message>> {
-        if matches!(self.phase, Phase::Closed | Phase::Broken) {
+        if !self.is_read() {
             return Err(self.ended());
         }
         match self.receiver.peek() {
@@ -490,50 +589,43 @@ impl Inbound {
     /// publish a message.
     #[cold]
     fn end(&mut self, qp: &Qp) -> Res<Option<Message>> {
-        let word = state(qp.map(), qp.at());
+        let rq = qp.rq.lock();
         match qp.state() {
-            IBV_QPS_INIT => return Ok(None),
-            // Another thread moves the queue pair to ERR: its state word follows.
-            IBV_QPS_ERR if receives(word.state()) => return Ok(None),
+            state if receives(state) || state == IBV_QPS_INIT => return Ok(None),
+            // Under the lock: the thread that has moved the queue pair to ERR has stored the state
+            // word, which neighbours can change since.
             IBV_QPS_ERR => {}
             _ => return Err(Errno(libc::ENOTCONN)),
         }
+        let peer = self.peer.clone().or_else(|| rq.peer.clone());
+        let (dest, incarnation) = (rq.dest, rq.incarnation);
+        drop(rq);
         if self.phase == Phase::Open {
             heavy_fence();
             self.phase = Phase::Ending(sys::now_ns() + PATIENCE_NS);
         }
         if let Phase::Ending(until) = self.phase {
-            if self.is_written(qp) && sys::now_ns() < until {
-                return Ok(None);
+            let used = UseWord::new(qp.number(), incarnation);
+            if is_written(qp.process(), peer, dest, used) && sys::now_ns() < until {
+                return Err(Errno(libc::EAGAIN));
             }
             self.phase = Phase::Last;
             return self.poll(qp);
         }
+        self.phase = Phase::Closed;
         Err(Errno(libc::ENOTCONN))
     }
+}
 
-    fn is_written(&self, qp: &Qp) -> bool {
-        let (peer, dest, incarnation) = {
-            let rq = qp.rq.lock();
-            let peer = self.peer.as_ref().or(rq.peer.as_ref());
-            (peer.cloned(), rq.dest, rq.incarnation)
-        };
-        if dest == 0 {
-            return false;
-        }
-        let peer = peer.or_else(|| qp.process().peer(split_qp_num(dest).0).ok());
-        peer.is_some_and(|peer| writes(&peer, dest, incarnation))
+/// Whether the queue pair `dest` may be writing into the ring of this receiver.
+fn is_written(process: &Process, peer: Option<Arc<Peer>>, dest: u32, receiver: UseWord) -> bool {
+    if dest == 0 {
+        return false;
     }
-
-    #[cold]
-    fn wake_sender(&self, qp: &Qp) {
-        let peer = match &self.peer {
-            Some(peer) => Some(Arc::clone(peer)),
-            None => qp.rq.lock().peer.clone(),
-        };
-        if let Some(peer) = peer {
-            peer.ring_process();
-        }
+    match peer.map_or_else(|| writer_of(process, dest), |peer| Ok(Some(peer))) {
+        Ok(Some(peer)) => writes(&peer, dest, receiver),
+        Ok(None) => false,
+        Err(_) => true,
     }
 }
 
@@ -542,7 +634,7 @@ impl Outbound {
     ///
     /// # Errors
     /// `EOPNOTSUPP`: it has none. `ENOTCONN`: its tables are invalid. `ENOMEM`.
-    fn find(conn: &super::remote_qp::Connection) -> Res<Self> {
+    fn find(conn: &Connection, dest: u32) -> Res<Self> {
         const INVALID: Errno = Errno(libc::ENOTCONN);
         let map: &Arc<Mapping> = &conn.peer.map;
         let at = map.u64(conn.at + layout::RING_AT).load(Ordering::Acquire);
@@ -556,15 +648,20 @@ impl Outbound {
         }
         let at = checked(at, ring_len(slots)).ok_or(INVALID)?;
         let recv_cq = conn.recv_cq % MAX_CQS as u32;
-        let arrivals = map.u64(cq::AT + cq::STRIDE * recv_cq as usize + cq::ARRIVALS_AT);
-        let arrivals = arrivals.load(Ordering::Acquire);
+        let cq_at = cq::AT + cq::STRIDE * recv_cq as usize;
+        let arrivals = map.u64(cq_at + cq::ARRIVALS_AT).load(Ordering::Acquire);
         Ok(Self {
             sender: Sender::new(Arc::clone(map), at, slots)?,
             peer: Arc::clone(&conn.peer),
-            word: conn.word,
-            at: conn.at,
+            destination: Destination {
+                map: Arc::clone(map),
+                at: conn.at,
+                word: conn.word,
+                used: UseWord::new(dest, conn.word.incarnation()),
+                cq_at,
+                barriers: conn.peer.barriers,
+            },
             index: conn.index,
-            recv_cq,
             arrivals_at: checked(arrivals, ARRIVALS_LEN).ok_or(INVALID)?,
         })
     }
@@ -576,71 +673,43 @@ impl Outbound {
         }
         if qp.state() != IBV_QPS_RTS {
             return if qp.state() == IBV_QPS_SQD {
-                libc::EAGAIN
+                libc::EBUSY
             } else {
                 libc::ENOTCONN
             };
         }
-        let Some(usage) = self.begin(qp) else {
+        let (peer, destination) = (&self.peer, &mut self.destination);
+        let ring = |at| peer.ring_cq(at);
+        let Some(usage) = destination.begin(qp.map(), qp.at(), ring) else {
             return libc::ENOTCONN;
         };
         if !self.sender.push(message.words, message.len, message.fill) {
-            return libc::EAGAIN;
+            return match destination.release(usage, ring) {
+                true => libc::EAGAIN,
+                false => libc::ENOTCONN,
+            };
         }
-        light_fence(self.peer.barriers);
+        light_fence(destination.barriers);
         if self.sender.is_cold() {
-            note_arrival(&self.peer.map, self.arrivals_at, self.index);
+            note_arrival(&peer.map, self.arrivals_at, self.index);
         }
-        if !self.is_connected(qp) {
-            return libc::ENOTCONN;
+        match destination.end(usage, message.solicited, ring) {
+            true => 0,
+            false => libc::ENOTCONN,
         }
-        drop(usage);
-        self.peer.notify_cq(self.recv_cq, message.solicited);
-        0
     }
 
-    /// Publishes that this queue pair writes into the ring; `None` if the connection has ended.
-    #[inline(always)]
-    fn begin<'a>(&mut self, qp: &'a Qp) -> Option<Usage<'a>> {
-        let usage = Usage::begin(qp.map(), qp.at(), self.word, self.peer.barriers);
-        self.is_connected(qp).then_some(usage)
-    }
-
-    /// Whether the receiver is still the connected one and takes messages.
-    #[inline(always)]
-    fn is_connected(&mut self, qp: &Qp) -> bool {
-        let word = state(&self.peer.map, self.at);
-        word == self.word || self.is_still_connected(qp, word)
-    }
-
-    #[cold]
-    fn is_still_connected(&mut self, qp: &Qp, word: StateWord) -> bool {
-        let still = word.incarnation() == self.word.incarnation()
-            && word.dest() == qp.number()
-            && receives(word.state());
-        if still {
-            self.word = word;
-        }
-        still
-    }
-
-    fn delivered(&mut self, qp: &Qp) -> u32 {
-        let usage = self.begin(qp);
-        if usage.is_some() {
-            self.sender.delivered()
-        } else {
-            self.sender.last_delivered()
-        }
+    fn delivered(&mut self) -> u32 {
+        let destination = &mut self.destination;
+        self.sender.delivered(|| destination.was_connected())
     }
 
     fn wait(&mut self, qp: &Qp) -> i32 {
-        let Some(usage) = self.begin(qp) else {
-            return libc::ENOTCONN;
-        };
-        self.sender.ask();
-        drop(usage);
-        qp.process().will_sleep();
-        heavy_fence();
-        0
+        let (peer, destination) = (&self.peer, &mut self.destination);
+        let ring = |at| peer.ring_cq(at);
+        match destination.ask(qp.map(), qp.at(), &self.sender, ring) {
+            true => 0,
+            false => libc::ENOTCONN,
+        }
     }
 }

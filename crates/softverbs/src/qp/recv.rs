@@ -86,7 +86,7 @@ impl Qp {
 
     /// The process of the other end, which asked to be rung. Opens it if it did not exist when the
     /// queue pair was connected.
-    fn sender<'a>(&self, rq: &'a mut RecvQueue) -> Option<&'a Arc<Peer>> {
+    pub(super) fn sender<'a>(&self, rq: &'a mut RecvQueue) -> Option<&'a Arc<Peer>> {
         if rq.peer.is_none() {
             rq.peer = sender_slot(rq).and_then(|slot| self.process().peer(slot).ok());
         }

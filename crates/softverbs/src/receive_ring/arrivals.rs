@@ -4,6 +4,7 @@
 //! each word. A sender sets the bit first and the summary bit second. The owner clears the summary
 //! bit first and the bit second, so that no bit stays behind a cleared summary bit.
 
+use std::ops::ControlFlow;
 use std::sync::atomic::Ordering;
 
 use crate::segment::Mapping;
@@ -47,37 +48,102 @@ impl<'a> Arrivals<'a> {
         }
     }
 
-    /// Clears the bits and calls `take` with the index of each. If `take` returns false, that bit
-    /// and all others stay.
+    /// Clears the bits and calls `take` with the index of each, from index `first` on and then from
+    /// 0. If `take` returns false, that bit and all others stay, and the result is its index: a call
+    /// that begins with it gives each index its turn, although others are noted all the time.
     #[inline]
-    pub(crate) fn drain(&self, mut take: impl FnMut(u32) -> bool) {
+    pub(crate) fn drain(&self, first: u32, mut take: impl FnMut(u32) -> bool) -> Option<u32> {
         let summaries = self.map.words::<SUMMARIES>(self.at);
-        for (number, summary) in summaries.into_iter().enumerate() {
-            if summary.load(Ordering::Relaxed) != 0 && !self.drain_summary(number, &mut take) {
-                return;
-            }
+        let any = summaries
+            .into_iter()
+            .any(|summary| summary.load(Ordering::Relaxed) != 0);
+        if !any {
+            return None;
         }
+        self.drain_from(first as usize % MAX_QPS, &mut take)
+            .break_value()
     }
 
     #[cold]
-    fn drain_summary(&self, number: usize, take: &mut impl FnMut(u32) -> bool) -> bool {
+    fn drain_from(&self, first: usize, take: &mut impl FnMut(u32) -> bool) -> ControlFlow<u32> {
+        let (word, bit) = (first / 64, first % 64);
+        let (number, at) = (word / 64, word % 64);
+        // The word of `first`, and its summary word, are examined in two parts.
+        let (ahead, later) = (u64::MAX << bit, u64::MAX << at << 1);
+        self.drain_word(word, ahead, take)?;
+        self.drain_summary(number, later, take)?;
+        for other in (number + 1..SUMMARIES).chain(0..number) {
+            self.drain_summary(other, u64::MAX, take)?;
+        }
+        self.drain_summary(number, !(later | 1 << at), take)?;
+        self.drain_word(word, !ahead, take)
+    }
+
+    /// Drains the words of a summary word whose bits are in `mask`.
+    fn drain_summary(
+        &self,
+        number: usize,
+        mask: u64,
+        take: &mut impl FnMut(u32) -> bool,
+    ) -> ControlFlow<u32> {
         let summary = self.map.u64(self.at + 8 * number);
-        let mut words = summary.swap(0, Ordering::AcqRel);
+        if summary.load(Ordering::Relaxed) & mask == 0 {
+            return ControlFlow::Continue(());
+        }
+        let mut words = summary.fetch_and(!mask, Ordering::AcqRel) & mask;
         while words != 0 {
             let word = 64 * number + words.trailing_zeros() as usize;
-            let bits = self.map.u64(self.at + WORDS_AT + 8 * word);
-            let mut left = bits.swap(0, Ordering::AcqRel);
-            while left != 0 {
-                if !take(64 * word as u32 + left.trailing_zeros()) {
-                    bits.fetch_or(left, Ordering::AcqRel);
-                    summary.fetch_or(words, Ordering::AcqRel);
-                    return false;
-                }
-                left &= left - 1;
-            }
             words &= words - 1;
+            let taken = self.take_bits(word, u64::MAX, take);
+            if taken.is_break() {
+                summary.fetch_or(words, Ordering::AcqRel);
+                return taken;
+            }
         }
-        true
+        ControlFlow::Continue(())
+    }
+
+    /// Drains those bits of a word that are in `mask`.
+    fn drain_word(
+        &self,
+        word: usize,
+        mask: u64,
+        take: &mut impl FnMut(u32) -> bool,
+    ) -> ControlFlow<u32> {
+        let summary = self.map.u64(self.at + 8 * (word / 64));
+        let flag = 1 << (word % 64);
+        if summary.load(Ordering::Relaxed) & flag == 0 {
+            return ControlFlow::Continue(());
+        }
+        summary.fetch_and(!flag, Ordering::AcqRel);
+        self.take_bits(word, mask, take)
+    }
+
+    /// As [`Self::drain_word`], for a word whose summary bit is cleared. Sets that bit if bits stay.
+    fn take_bits(
+        &self,
+        word: usize,
+        mask: u64,
+        take: &mut impl FnMut(u32) -> bool,
+    ) -> ControlFlow<u32> {
+        let bits = self.map.u64(self.at + WORDS_AT + 8 * word);
+        let found = bits.fetch_and(!mask, Ordering::AcqRel);
+        let mut left = found & mask;
+        let mut refused = ControlFlow::Continue(());
+        while left != 0 {
+            let index = 64 * word as u32 + left.trailing_zeros();
+            if !take(index) {
+                bits.fetch_or(left, Ordering::AcqRel);
+                refused = ControlFlow::Break(index);
+                break;
+            }
+            left &= left - 1;
+        }
+        if refused.is_break() || found & !mask != 0 {
+            let summary = self.map.u64(self.at + 8 * (word / 64));
+            summary.fetch_or(1 << (word % 64), Ordering::AcqRel);
+        }
+        refused
     }
 }
 
@@ -87,12 +153,49 @@ mod tests {
     use crate::sys::{fallocate, memfd_create};
     use std::os::fd::AsRawFd;
 
-    #[test]
-    fn each_arrival_is_found_once_in_parts_of_any_size() {
+    fn mapping() -> Mapping {
         let len = ARRIVALS_LEN.next_multiple_of(4096);
         let file = memfd_create(c"arrivals", len).unwrap();
         fallocate(file.as_raw_fd(), 0, len).unwrap();
-        let map = Mapping::new(&file, len).unwrap();
+        Mapping::new(&file, len).unwrap()
+    }
+
+    /// A neighbour notes arrivals as fast as they are taken, `room` at a time.
+    #[test]
+    fn no_index_waits_for_the_others_for_more_than_one_round() {
+        for room in [1, 3, 64] {
+            let map = mapping();
+            let arrivals = Arrivals::at(&map, 0);
+            let all = [0, 5, 63, 64, 70, 4095, 4096, 9000, MAX_QPS as u32 - 1];
+            let mut calls = [0; 9];
+            let mut first = 0;
+            for _ in 0..900 {
+                for index in all {
+                    note_arrival(&map, 0, index);
+                }
+                let mut left = room;
+                let refused = arrivals.drain(first, |index| {
+                    if left == 0 {
+                        return false;
+                    }
+                    left -= 1;
+                    let which = all.iter().position(|&other| other == index);
+                    calls[which.unwrap()] += 1;
+                    true
+                });
+                first = refused.unwrap_or(first);
+            }
+            let (least, most) = (calls.iter().min().unwrap(), calls.iter().max().unwrap());
+            assert!(
+                *least >= 100.min(900 * room / 9) && most - least <= 1,
+                "{calls:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn each_arrival_is_found_once_in_parts_of_any_size() {
+        let map = mapping();
         let arrivals = Arrivals::at(&map, 0);
         let all: Vec<u32> = (0..MAX_QPS as u32).step_by(61).collect();
         for part in [1, 2, 64, 1000] {
@@ -101,15 +204,17 @@ mod tests {
                 note_arrival(&map, 0, index);
             }
             let mut found = Vec::new();
+            let mut first = 77;
             loop {
                 let before = found.len();
-                arrivals.drain(|index| {
+                let refused = arrivals.drain(first, |index| {
                     let room = found.len() < before + part;
                     if room {
                         found.push(index);
                     }
                     room
                 });
+                first = refused.unwrap_or(first);
                 if found.len() == before {
                     break;
                 }

@@ -15,9 +15,9 @@ mod sender;
 mod usage;
 
 pub(crate) use arrivals::{ARRIVALS_LEN, Arrivals, note_arrival};
-pub(crate) use receiver::{Message, Receiver};
+pub(crate) use receiver::{Message, Receiver, is_awaited};
 pub(crate) use sender::Sender;
-pub(crate) use usage::{Usage, is_writing, state};
+pub(crate) use usage::{Destination, UseWord, is_writing};
 
 /// Bytes of a slot.
 pub(crate) const SLOT: usize = 64;
@@ -162,7 +162,7 @@ mod tests {
             assert!(send(&mut sender, [count, 0, 0], &[]));
             count += 1;
         }
-        assert_eq!(sender.sent().wrapping_sub(sender.delivered()), 63);
+        assert_eq!(sender.sent().wrapping_sub(sender.delivered(|| true)), 63);
     }
 
     proptest! {
@@ -236,6 +236,21 @@ mod tests {
                 }
             }
             prop_assert!(outside_is_zero(&map, 64));
+        }
+    }
+
+    #[test]
+    fn padding_alone_is_invalid() {
+        let (map, _, mut receiver) = pair(64);
+        let padding = u64::from(sequence(0)) | u64::from(PAD) << 32;
+        for slots in [40, 60] {
+            for _ in 0..slots {
+                receiver.advance_by(1);
+            }
+            let first = padding | u64::from(receiver.expected());
+            map.u64(receiver.next_at()).store(first, Ordering::Relaxed);
+            assert!(receiver.peek().is_err());
+            receiver.clear();
         }
     }
 

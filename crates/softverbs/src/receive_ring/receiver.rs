@@ -1,11 +1,10 @@
 //! The receiver's side of a receive ring.
 
-use std::sync::atomic::Ordering;
-
 use super::{
     CONSUMED_AT, HEADER, HOT_AT, PAD, WAITING_AT, max_payload, sequence, slot_at, slots_for,
 };
 use crate::segment::Mapping;
+use crate::sync::atomic::{Ordering, fence};
 use crate::sync::{Arc, heavy_fence};
 
 /// The receiver's state of one ring.
@@ -52,6 +51,9 @@ impl Receiver {
     /// Empties the ring for another sender. No sender writes into it any more.
     pub(crate) fn clear(&mut self) {
         self.tail = 0;
+        // A sender of an earlier ring in this memory reads `CONSUMED`, and then finds that its
+        // connection has ended.
+        fence(Ordering::Release);
         for position in 0..self.slots {
             let at = self.at + slot_at(position, self.slots);
             self.map.u64(at).store(0, Ordering::Relaxed);
@@ -120,8 +122,8 @@ impl Receiver {
         })
     }
 
-    /// Skips padding, which is shorter than the ring and comes before a message: a sender publishes
-    /// the two one after the other, and may end in between.
+    /// Skips padding, which is shorter than the ring. The sender publishes the message behind it
+    /// first.
     #[cold]
     fn skip(&mut self, first: u64) -> Result<Option<Message>, Broken> {
         let pad = self.to_end();
@@ -133,7 +135,7 @@ impl Receiver {
         let at = self.at + slot_at(position, self.slots);
         let first = self.map.u64(at).load(Ordering::Acquire);
         if first as u32 != sequence(position) {
-            return Ok(None);
+            return Err(Broken);
         }
         let len = (first >> 32) as usize;
         if len > self.longest {
@@ -163,11 +165,10 @@ impl Receiver {
         consumed.store(self.tail, Ordering::Release);
     }
 
-    /// Whether the sender has asked to be rung since the last call.
+    /// As [`is_awaited`], after a consume.
     #[inline(always)]
     pub(crate) fn sender_waits(&self) -> bool {
-        let waiting = self.map.u32(self.at + WAITING_AT);
-        waiting.load(Ordering::Relaxed) != 0 && waiting.swap(0, Ordering::AcqRel) != 0
+        is_awaited(&self.map, self.at + WAITING_AT)
     }
 
     /// Publishes whether the receiver examines the ring without a noted arrival. Returns whether the
@@ -180,6 +181,14 @@ impl Receiver {
         }
         self.ready()
     }
+}
+
+/// Whether the sender into a ring waits for a change since the last call; the word for that is at
+/// `at`. The caller runs a light fence between the change and this call, and then wakes the sender.
+#[inline(always)]
+pub(crate) fn is_awaited(map: &Mapping, at: usize) -> bool {
+    let waiting = map.u32(at);
+    waiting.load(Ordering::Relaxed) != 0 && waiting.swap(0, Ordering::AcqRel) != 0
 }
 
 impl Message {

@@ -57,15 +57,16 @@ impl Sender {
         self.head
     }
 
-    /// Reads the position behind the last message that the receiver has consumed.
+    /// Reads the position behind the last message that the receiver has consumed. `is_valid` checks
+    /// after the read that the memory is still that of the ring; otherwise the result is the
+    /// position that was read last.
     #[inline]
-    pub(crate) fn delivered(&mut self) -> u32 {
+    pub(crate) fn delivered(&mut self, is_valid: impl FnOnce() -> bool) -> u32 {
+        let last = self.consumed;
         self.look();
-        self.consumed
-    }
-
-    /// The position that was read last.
-    pub(crate) fn last_delivered(&self) -> u32 {
+        if !is_valid() {
+            self.consumed = last;
+        }
         self.consumed
     }
 
@@ -93,10 +94,16 @@ impl Sender {
         if len > self.max_payload() || !self.room(pad + slots + 1) {
             return false;
         }
-        if pad > 0 {
-            self.pad(pad);
-        }
+        let pads = self.head;
+        self.pass(pad);
         self.put(words, len, slots, fill);
+        // The receiver examines the message only behind the padding, so it never finds padding alone.
+        if pad > 0 {
+            let first = u64::from(sequence(pads)) | u64::from(PAD) << 32;
+            self.map
+                .u64(self.place(pads))
+                .store(first, Ordering::Release);
+        }
         true
     }
 
@@ -113,15 +120,6 @@ impl Sender {
         third.store(words[1], Ordering::Relaxed);
         fourth.store(words[2], Ordering::Relaxed);
         let first = u64::from(sequence(self.head)) | (len as u64) << 32;
-        word.store(first, Ordering::Release);
-        self.pass(slots);
-    }
-
-    /// Publishes padding of this number of slots.
-    fn pad(&mut self, slots: u32) {
-        self.clear(self.head.wrapping_add(slots));
-        let first = u64::from(sequence(self.head)) | u64::from(PAD) << 32;
-        let word = self.map.u64(self.place(self.head));
         word.store(first, Ordering::Release);
         self.pass(slots);
     }

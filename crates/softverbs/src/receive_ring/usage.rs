@@ -1,32 +1,40 @@
-//! The word in which a sending queue pair names the receiver into whose ring it writes.
+//! Proof that a sender writes only into the ring of the connected receiver, and the wake-up of the
+//! receiver.
 //!
-//! The sender stores the word, runs a light fence, and checks the receiver's state word. The
-//! receiver changes its state word, runs a heavy fence, and reads the sender's word. So the receiver
-//! finds each sender that may still write, or the sender finds the changed state.
+//! A sender names the receiver in a word of its own queue pair ([`Usage`]), runs a light fence, and
+//! checks the receiver's state word. A receiver that stops to receive changes its state word, runs a
+//! heavy fence, and reads the sender's word. So the receiver finds each sender that may still write,
+//! or the sender finds the changed state.
+//!
+//! When the sender has cleared its word, it runs a light fence and reads the receiver's state word
+//! and `ARMED` once more. A receiver that waits for the word to be cleared arms its completion
+//! queue, runs a heavy fence, and reads the word again before it sleeps. So the receiver finds the
+//! word cleared, or the sender wakes it.
 
-use std::sync::atomic::Ordering;
-
+use super::Sender;
 use crate::segment::Mapping;
-use crate::segment::layout::{StateWord, qp as layout};
-use crate::sync::light_fence;
+use crate::segment::layout::{StateWord, qp as layout, receives};
+use crate::signal;
+use crate::sync::atomic::{Ordering, fence};
+use crate::sync::{Arc, heavy_fence, light_fence};
+
+/// The value by which a sender names a receiver: the number of its queue pair (24 bits) and the
+/// incarnation (24 bits). Never 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct UseWord(u64);
+
+impl UseWord {
+    /// The receiver with this number, in this incarnation.
+    pub(crate) const fn new(receiver: u32, incarnation: u32) -> Self {
+        Self(1 << 63 | (receiver as u64) << 32 | incarnation as u64)
+    }
+}
 
 /// The word of a sending queue pair, which names a receiver until this is dropped.
+#[derive(Debug)]
 pub(crate) struct Usage<'a> {
     own: &'a Mapping,
     at: usize,
-}
-
-impl<'a> Usage<'a> {
-    /// Names the receiver with this state word in the own queue pair's entry at `at`. The caller
-    /// then checks that the receiver's state word is unchanged. `barriers`: the receiver's process
-    /// runs barriers.
-    #[inline(always)]
-    pub(crate) fn begin(own: &'a Mapping, at: usize, word: StateWord, barriers: bool) -> Self {
-        let at = at + layout::RING_USE;
-        own.u64(at).store(word.0, Ordering::Relaxed);
-        light_fence(barriers);
-        Self { own, at }
-    }
 }
 
 impl Drop for Usage<'_> {
@@ -36,15 +44,126 @@ impl Drop for Usage<'_> {
     }
 }
 
-/// Whether the queue pair whose entry is at `at` writes into the ring of a receiver of this
-/// incarnation. The receiver has changed its state word and run a heavy fence.
-pub(crate) fn is_writing(map: &Mapping, at: usize, incarnation: u32) -> bool {
-    let word = StateWord(map.u64(at + layout::RING_USE).load(Ordering::Acquire));
-    word.0 != 0 && word.incarnation() == incarnation
+/// The receiver of a ring, from the sender's side.
+#[derive(Debug)]
+pub(crate) struct Destination {
+    pub(crate) map: Arc<Mapping>,
+    /// Offset of the queue pair's entry.
+    pub(crate) at: usize,
+    /// Its state word when it was last read.
+    pub(crate) word: StateWord,
+    pub(crate) used: UseWord,
+    /// Offset of the entry of its completion queue for messages.
+    pub(crate) cq_at: usize,
+    /// Its process runs barriers.
+    pub(crate) barriers: bool,
 }
 
-/// The receiver's state word, whose entry is at `at`.
+impl Destination {
+    /// Names the receiver in the queue pair whose entry in `own` is at `own_at`. `None`: the
+    /// connection has ended. `ring` rings the doorbell of the completion queue whose entry is at the
+    /// offset.
+    #[inline(always)]
+    pub(crate) fn begin<'a>(
+        &mut self,
+        own: &'a Mapping,
+        own_at: usize,
+        ring: impl FnOnce(usize),
+    ) -> Option<Usage<'a>> {
+        let at = own_at + layout::RING_USE;
+        own.u64(at).store(self.used.0, Ordering::Relaxed);
+        light_fence(self.barriers);
+        let usage = Usage { own, at };
+        if self.is_connected() {
+            return Some(usage);
+        }
+        self.release(usage, ring);
+        None
+    }
+
+    /// Ends the usage after a message, and wakes the receiver if it waits. Returns false if the
+    /// connection has ended: then the receiver may have taken the message or not.
+    #[inline(always)]
+    pub(crate) fn end(
+        &mut self,
+        usage: Usage<'_>,
+        solicited: bool,
+        ring: impl FnOnce(usize),
+    ) -> bool {
+        drop(usage);
+        light_fence(self.barriers);
+        let connected = self.is_connected();
+        if signal::takes_notice(&self.map, self.cq_at, solicited || !connected) {
+            ring(self.cq_at);
+        }
+        connected
+    }
+
+    /// Ends the usage without a message. Returns false if the connection has ended.
+    #[inline(always)]
+    pub(crate) fn release(&mut self, usage: Usage<'_>, ring: impl FnOnce(usize)) -> bool {
+        drop(usage);
+        light_fence(self.barriers);
+        let connected = self.is_connected();
+        // The receiver may wait for the end of the usage.
+        if !connected && signal::takes_notice(&self.map, self.cq_at, true) {
+            ring(self.cq_at);
+        }
+        connected
+    }
+
+    /// Asks the receiver for a wake-up at its next consume. Returns false if the connection has
+    /// ended. Otherwise the caller looks for room or delivery once more.
+    pub(crate) fn ask(
+        &mut self,
+        own: &Mapping,
+        own_at: usize,
+        sender: &Sender,
+        ring: impl Fn(usize),
+    ) -> bool {
+        let Some(usage) = self.begin(own, own_at, &ring) else {
+            return false;
+        };
+        sender.ask();
+        // The receiver finds the request, or `release` finds that the connection has ended.
+        heavy_fence();
+        self.release(usage, ring)
+    }
+
+    /// Whether words that the caller has read from the ring were words of this ring: the memory of a
+    /// ring is used again only after the state word has changed.
+    pub(crate) fn was_connected(&mut self) -> bool {
+        fence(Ordering::Acquire);
+        self.is_connected()
+    }
+
+    /// Whether the receiver is still the connected one and takes messages.
+    #[inline(always)]
+    fn is_connected(&mut self) -> bool {
+        let word = state(&self.map, self.at);
+        word == self.word || self.is_still_connected(word)
+    }
+
+    #[cold]
+    fn is_still_connected(&mut self, word: StateWord) -> bool {
+        let still = word.incarnation() == self.word.incarnation()
+            && word.dest() == self.word.dest()
+            && receives(word.state());
+        if still {
+            self.word = word;
+        }
+        still
+    }
+}
+
+/// Whether the queue pair whose entry is at `at` names this receiver. The receiver has changed its
+/// state word and run a heavy fence.
+pub(crate) fn is_writing(map: &Mapping, at: usize, receiver: UseWord) -> bool {
+    map.u64(at + layout::RING_USE).load(Ordering::Acquire) == receiver.0
+}
+
+/// The state word of the queue pair whose entry is at `at`.
 #[inline(always)]
-pub(crate) fn state(map: &Mapping, at: usize) -> StateWord {
+fn state(map: &Mapping, at: usize) -> StateWord {
     StateWord(map.u64(at + layout::STATE).load(Ordering::Acquire))
 }

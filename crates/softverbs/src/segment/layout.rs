@@ -155,8 +155,8 @@ pub(crate) mod qp {
     /// u64, u32: receive ring: offset in the segment, 0 if there is none; number of slots.
     pub(crate) const RING_AT: usize = OWNED + 104;
     pub(crate) const RING_SLOTS: usize = OWNED + 112;
-    /// u64: state word of the queue pair into whose receive ring this one writes at the moment, or
-    /// 0.
+    /// u64: the queue pair into whose receive ring this one writes at the moment (see
+    /// [`crate::receive_ring::UseWord`]), or 0.
     pub(crate) const RING_USE: usize = OWNED + 120;
     pub(crate) const END: usize = AT + STRIDE * super::MAX_QPS;
 }
@@ -499,6 +499,13 @@ pub(crate) enum Fault {
 /// A queue pair's state word, as seen by peers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StateWord(pub(crate) u64);
+
+/// Whether a queue pair in this state takes messages.
+#[inline]
+pub(crate) fn receives(state: u32) -> bool {
+    use rdma_core_sys::{IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPS_SQD, IBV_QPS_SQE};
+    matches!(state, IBV_QPS_RTR | IBV_QPS_RTS | IBV_QPS_SQD | IBV_QPS_SQE)
+}
 
 impl StateWord {
     /// `dest` is the number of the connected queue pair, `access` the access rights of that queue

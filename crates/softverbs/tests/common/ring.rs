@@ -7,6 +7,22 @@ use rdma_core_sys::*;
 
 use super::{End, verbs};
 
+/// The page whose first access stops this process until the other one sends a line.
+static GATE: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
+
+extern "C" fn open_gate(_: libc::c_int) {
+    let mut byte = 0u8;
+    // SAFETY: only functions that may be called by a signal handler; the page is mapped.
+    unsafe {
+        libc::write(1, c"writing\n".as_ptr().cast(), 8);
+        while libc::read(0, (&raw mut byte).cast(), 1) == 1 && byte != b'\n' {}
+        let page = GATE.load(std::sync::atomic::Ordering::Relaxed) as *mut libc::c_void;
+        if libc::mprotect(page, 4096, libc::PROT_READ) != 0 {
+            libc::_exit(3);
+        }
+    }
+}
+
 /// The receive ring of a queue pair.
 #[derive(Clone, Copy)]
 pub struct Ring(pub *mut softdv_ring);
@@ -74,6 +90,28 @@ impl Ring {
         let postv = verbs().softdv_ring_postv.unwrap();
         // SAFETY: live ring; the pieces are readable.
         unsafe { postv(self.0, words.as_ptr(), iov.as_ptr(), count, 0) }
+    }
+
+    /// Posts a message with 40 bytes of payload. In the middle of the call it says "writing" and waits
+    /// for a line.
+    pub fn post_slowly(self, words: [u64; 3]) -> c_int {
+        // SAFETY: a new mapping, whose address the handler gets before it is accessed; live ring.
+        unsafe {
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            let page = libc::mmap(std::ptr::null_mut(), 4096, libc::PROT_NONE, flags, -1, 0);
+            assert_ne!(page, libc::MAP_FAILED);
+            GATE.store(page as usize, std::sync::atomic::Ordering::Relaxed);
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = open_gate as extern "C" fn(libc::c_int) as usize;
+            assert_eq!(
+                libc::sigaction(libc::SIGSEGV, &raw const action, std::ptr::null_mut()),
+                0
+            );
+            let [w1, w2, w3] = words;
+            let ret = (verbs().softdv_ring_post.unwrap())(self.0, w1, w2, w3, page, 40, 0);
+            libc::munmap(page, 4096);
+            ret
+        }
     }
 
     /// The next message, without consuming it; or the negative errno.
