@@ -2,8 +2,13 @@
 //! events of the connection manager and does what is due at a time. It sleeps without a timeout
 //! when nothing is due. A thread of the application that polls does this work when it finds it
 //! undone, because spinning threads can keep the driver from a processor for seconds.
+//!
+//! The completion queues of all its endpoints use one completion channel. With a channel for each
+//! endpoint, a process could have about 95 endpoints: the kernel limits the paths by which one
+//! descriptor wakes nested epoll descriptors, and each channel of the embedded device contains the
+//! descriptor that peers make readable.
 
-use std::os::fd::RawFd;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
@@ -15,6 +20,7 @@ use super::Dispatcher;
 use crate::errno::Result;
 use crate::log::warn_log;
 use crate::queue::Assisted;
+use crate::verbs::{CompChannel, Cq, Device};
 
 /// The least time between two looks of polling threads at what the driver has to do.
 const LOOK: Duration = Duration::from_micros(200);
@@ -27,10 +33,36 @@ const PATIENCE: Duration = Duration::from_millis(1);
 
 /// An object that a [`Driver`] serves.
 pub(crate) trait Driven: Send + Sync {
-    /// Does what is due, and returns the time of the next call; `None`: after the next event or
-    /// [`Driver::wake`]. Called without a lock, by one thread at a time: the driver's, or one that
-    /// polls (`polls`).
+    /// Does what is due, and returns the time of the next call; `None`: after the next event of
+    /// its completion queue or [`Driver::wake`]. Called without a lock, by one thread at a time:
+    /// the driver's, or one that polls (`polls`).
     fn drive(&self, polls: bool) -> Option<Instant>;
+}
+
+/// When an object is to be driven.
+#[derive(Debug, Default)]
+pub(crate) struct Turn {
+    /// At once.
+    called: AtomicBool,
+    due: Mutex<Option<Instant>>,
+}
+
+impl Turn {
+    fn call(&self) {
+        self.called.store(true, Ordering::Release);
+    }
+
+    fn is_due(&self, now: Instant) -> bool {
+        self.called.load(Ordering::Acquire) || self.due.lock().is_some_and(|due| due <= now)
+    }
+}
+
+/// The objects that a thread drives.
+#[derive(Default)]
+struct Driving {
+    all: Vec<(Arc<Turn>, Weak<dyn Driven>)>,
+    /// The turns of the objects by the identity of their completion queues.
+    queues: HashMap<usize, Arc<Turn>>,
 }
 
 /// The thread and its dispatcher. Thread safe. Dropping it ends the thread.
@@ -44,7 +76,9 @@ pub(crate) struct Driver {
 
 struct Shared {
     dispatcher: Dispatcher,
-    driven: Mutex<Vec<Weak<dyn Driven>>>,
+    driven: Mutex<Driving>,
+    /// Created with the first completion queue.
+    channel: Mutex<Option<Arc<CompChannel>>>,
     stopped: AtomicBool,
     /// Held while events are taken and what is due is done.
     serving: Mutex<()>,
@@ -81,6 +115,7 @@ impl Driver {
         let shared = Arc::new(Shared {
             dispatcher: Dispatcher::new()?,
             driven: Mutex::default(),
+            channel: Mutex::default(),
             stopped: AtomicBool::new(false),
             serving: Mutex::default(),
             begin: Instant::now(),
@@ -99,32 +134,43 @@ impl Driver {
         &self.shared.dispatcher
     }
 
-    /// Adds an object, and a descriptor that wakes the thread while it is readable.
+    /// The channel of the completion queues of the driver's objects. Its events wake the thread,
+    /// which alone takes them.
     ///
     /// # Errors
-    /// `ENOMEM`, `ENOSPC`.
-    pub(crate) fn add(&self, driven: Weak<dyn Driven>, fd: Option<RawFd>) -> Result<()> {
-        if let Some(fd) = fd {
-            self.shared.dispatcher.wait().add(fd)?;
+    /// `EMFILE`, `ENOMEM`, `ENOSPC`.
+    pub(crate) fn channel(&self, device: &Arc<Device>) -> Result<Arc<CompChannel>> {
+        let mut channel = self.shared.channel.lock();
+        if let Some(channel) = &*channel {
+            return Ok(Arc::clone(channel));
         }
-        self.shared.driven.lock().push(driven);
-        self.wake();
-        Ok(())
+        let created = Arc::new(CompChannel::create(device)?);
+        self.shared.dispatcher.wait().add(created.fd())?;
+        Ok(Arc::clone(channel.insert(created)))
+    }
+
+    /// Adds an object, which is driven at once, then in its turns and after the events of its
+    /// completion queue.
+    pub(crate) fn add(&self, driven: Weak<dyn Driven>, turn: &Arc<Turn>, cq: Option<&Cq>) {
+        let mut driving = self.shared.driven.lock();
+        driving.all.push((Arc::clone(turn), driven));
+        if let Some(cq) = cq {
+            driving.queues.insert(cq.object(), Arc::clone(turn));
+        }
+        drop(driving);
+        self.wake(turn);
     }
 
     /// Reverts [`Self::add`]. A call of [`Driven::drive`] may still be under way.
-    pub(crate) fn remove(&self, driven: &Weak<dyn Driven>, fd: Option<RawFd>) {
-        self.shared
-            .driven
-            .lock()
-            .retain(|known| !known.ptr_eq(driven));
-        if let Some(fd) = fd {
-            self.shared.dispatcher.wait().remove(fd);
-        }
+    pub(crate) fn remove(&self, turn: &Arc<Turn>) {
+        let mut driving = self.shared.driven.lock();
+        driving.all.retain(|(known, _)| !Arc::ptr_eq(known, turn));
+        driving.queues.retain(|_, known| !Arc::ptr_eq(known, turn));
     }
 
-    /// Wakes the thread: it calls each [`Driven::drive`]. A system call.
-    pub(crate) fn wake(&self) {
+    /// Wakes the thread, which drives the object with this turn. A system call.
+    pub(crate) fn wake(&self, turn: &Turn) {
+        turn.call();
         self.shared.dispatcher.wait().wake();
     }
 }
@@ -151,15 +197,45 @@ impl Shared {
             }
         }
     }
+
+    /// Takes the events of the completion queues, and calls their objects.
+    fn take_events(&self) {
+        let channel = self.channel.lock().clone();
+        if let Some(channel) = channel {
+            channel.drain(|cq| {
+                // the event of a queue whose object was removed has no effect
+                if let Some(turn) = self.driven.lock().queues.get(&cq) {
+                    turn.call();
+                }
+            });
+        }
+    }
+
+    /// Drives the objects whose turn it is. Returns the time of the next turn.
+    fn drive(&self, polls: bool) -> Option<Instant> {
+        let now = Instant::now();
+        let driving = self.driven.lock();
+        let due = driving.all.iter().filter(|(turn, _)| turn.is_due(now));
+        let due: Vec<_> = due.cloned().collect();
+        drop(driving);
+        for (turn, driven) in due {
+            // a later call leads to another turn; the object sees what preceded the earlier ones
+            turn.called.swap(false, Ordering::AcqRel);
+            let next = driven.upgrade().and_then(|driven| driven.drive(polls));
+            *turn.due.lock() = next;
+        }
+        let driving = self.driven.lock();
+        let times = driving.all.iter().filter_map(|(turn, _)| *turn.due.lock());
+        times.min()
+    }
 }
 
 impl Shared {
     /// Takes events, and does what is due. Returns the time of the next call.
     fn serve(&self, polls: bool) -> Option<Instant> {
         self.dispatcher.progress(|| false);
-        let driven = self.driven.lock().clone();
-        let due = driven.iter().filter_map(Weak::upgrade);
-        due.filter_map(|driven| driven.drive(polls)).min()
+        self.take_events();
+        self.drive(polls)
     }
 
     /// A time in ns since `begin`; the maximum for none.
@@ -194,7 +270,7 @@ impl Assisted for Driver {
             // the thread is about to wake
             shared.due.store(due, Ordering::Relaxed);
         } else if due < sleeps_until || due - sleeps_until > EARLY.as_nanos() as u64 {
-            self.wake();
+            wait.wake();
         }
     }
 }
@@ -205,7 +281,7 @@ impl Drop for Driver {
             return;
         }
         self.shared.stopped.store(true, Ordering::Release);
-        self.wake();
+        self.shared.dispatcher.wait().wake();
         if let Some(thread) = self.thread.take()
             && thread.thread().id() != std::thread::current().id()
         {
@@ -249,7 +325,8 @@ mod tests {
         let driver = Driver::without_thread().unwrap();
         let counting = Arc::new(Counting(AtomicU64::new(0), Duration::from_secs(3600)));
         let driven: Arc<dyn Driven> = Arc::clone(&counting) as _;
-        driver.add(Arc::downgrade(&driven), None).unwrap();
+        let turn = Arc::default();
+        driver.add(Arc::downgrade(&driven), &turn, None);
         driver.shared.dispatcher.wait().clear();
         let calls = || counting.0.load(Ordering::Relaxed);
         let look = || {
@@ -258,7 +335,7 @@ mod tests {
         };
         look();
         assert_eq!(calls(), 0, "there is nothing to do");
-        driver.wake();
+        driver.wake(&turn);
         look();
         assert_eq!(calls(), 1);
         // the thread, which sleeps without a limit, is told to sleep until the time
@@ -268,6 +345,7 @@ mod tests {
         assert_eq!(calls(), 1);
         // the time for which the thread sleeps has passed
         driver.shared.due.store(0, Ordering::Relaxed);
+        *turn.due.lock() = Some(Instant::now());
         look();
         assert_eq!(calls(), 2);
         let next = driver.shared.due.load(Ordering::Relaxed);
@@ -275,7 +353,7 @@ mod tests {
         look();
         assert_eq!(calls(), 2);
         // another thread does the work
-        driver.wake();
+        driver.wake(&turn);
         let serving = driver.shared.serving.lock();
         look();
         drop(serving);
@@ -283,7 +361,7 @@ mod tests {
         look();
         assert_eq!(calls(), 3);
         // looks that follow at once do nothing
-        driver.wake();
+        driver.wake(&turn);
         driver.assist();
         assert_eq!(calls(), 3);
     }
@@ -296,7 +374,7 @@ mod tests {
             let busy: Arc<dyn Driven> = Arc::new(Busy);
             for _ in 0..3_000 {
                 let driver = Driver::start().unwrap();
-                driver.add(Arc::downgrade(&busy), None).unwrap();
+                driver.add(Arc::downgrade(&busy), &Arc::default(), None);
                 drop(driver);
                 // the test waits for each one
                 let _ = done.send(());

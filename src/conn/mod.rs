@@ -33,7 +33,7 @@ mod tuning;
 
 pub(crate) use connection::{Connection, Owner, Side};
 pub(crate) use dispatcher::{CmTarget, Dispatcher, Registry};
-pub(crate) use driver::{Driven, Driver};
+pub(crate) use driver::{Driven, Driver, Turn};
 pub(crate) use listen::Listener;
 pub(crate) use notifier::RevocationNotifier;
 pub use request::ConnectRequest;

@@ -29,5 +29,5 @@ pub(crate) use domain::Assisted;
 pub use domain::QueueDomain;
 pub(crate) use engine_link::EngineLink;
 pub use wait::WaitKind;
-pub(crate) use wait::{WaitSet, deadline};
+pub(crate) use wait::{WaitSet, WakeEvent, deadline};
 pub(crate) use wr_id::WrId;

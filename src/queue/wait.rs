@@ -24,17 +24,16 @@ pub enum WaitKind {
 #[derive(Debug)]
 pub(crate) struct WaitSet {
     epoll: OwnedFd,
-    event: OwnedFd,
+    event: WakeEvent,
 }
 
 impl WaitSet {
     pub(crate) fn new() -> Result<Self> {
         // SAFETY: no pointers; the descriptor that it returns is new.
         let epoll = unsafe { own(libc::epoll_create1(libc::EPOLL_CLOEXEC)) }?;
-        // SAFETY: no pointers; the descriptor that it returns is new.
-        let event = unsafe { own(libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK)) }?;
+        let event = WakeEvent::new()?;
         let this = Self { epoll, event };
-        this.add(this.event.as_raw_fd())?;
+        this.add(this.event.fd())?;
         Ok(this)
     }
 
@@ -77,18 +76,12 @@ impl WaitSet {
 
     /// Makes the descriptor readable until [`Self::clear`].
     pub(crate) fn wake(&self) {
-        let one = 1_u64;
-        // SAFETY: eight bytes are passed. The call fails only if the counter is at its maximum, and
-        // then the descriptor is readable.
-        unsafe { libc::write(self.event.as_raw_fd(), (&raw const one).cast(), 8) };
+        self.event.wake();
     }
 
     /// Reverts [`Self::wake`].
     pub(crate) fn clear(&self) {
-        let mut count = 0_u64;
-        // SAFETY: eight bytes are writable. The call fails if `wake` was not called before, which
-        // is harmless.
-        unsafe { libc::read(self.event.as_raw_fd(), (&raw mut count).cast(), 8) };
+        self.event.clear();
     }
 
     /// Whether the descriptor is readable now.
@@ -122,6 +115,37 @@ impl WaitSet {
         let ret = unsafe { libc::epoll_wait(self.epoll.as_raw_fd(), &raw mut event, 1, millis) };
         FiErrno::from_call(ret)?;
         Ok(ret > 0)
+    }
+}
+
+/// A descriptor that is readable after [`Self::wake`].
+#[derive(Debug)]
+pub(crate) struct WakeEvent(OwnedFd);
+
+impl WakeEvent {
+    pub(crate) fn new() -> Result<Self> {
+        // SAFETY: no pointers; the descriptor that it returns is new.
+        unsafe { own(libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK)) }.map(Self)
+    }
+
+    pub(crate) fn fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+
+    /// Makes the descriptor readable until [`Self::clear`].
+    pub(crate) fn wake(&self) {
+        let one = 1_u64;
+        // SAFETY: eight bytes are passed. The call fails only if the counter is at its maximum, and
+        // then the descriptor is readable.
+        unsafe { libc::write(self.fd(), (&raw const one).cast(), 8) };
+    }
+
+    /// Reverts [`Self::wake`].
+    pub(crate) fn clear(&self) {
+        let mut count = 0_u64;
+        // SAFETY: eight bytes are writable. The call fails if `wake` was not called before, which
+        // is harmless.
+        unsafe { libc::read(self.fd(), (&raw mut count).cast(), 8) };
     }
 }
 

@@ -31,7 +31,7 @@ use crate::mr::{SourceKeys, random};
 use crate::queue::keepalive::PERIOD;
 use crate::queue::source::Source;
 use crate::queue::{BindFlags, CompletionQueue, Counter, Counters, CqConfig, WaitKind};
-use crate::verbs::{CompChannel, Cq, Srq};
+use crate::verbs::{Cq, Srq};
 use crate::wire::rdm::terms::MAX_EAGER;
 use crate::wire::rdm::{self, Credit, EndpointId};
 
@@ -342,8 +342,9 @@ impl Endpoint {
         let sink: Arc<dyn CmSink> = RequestSink::new(shared);
         listening.listen(&sink)?;
         let driven: Weak<dyn Driven> = shared.weak();
-        let fd = shared.channel.get().map(|channel| channel.fd());
-        shared.driver().add(driven, fd)
+        let cq = shared.lock().as_ref().map(State::device_queue);
+        shared.driver().add(driven, &shared.turn, cq.as_deref());
+        Ok(())
     }
 
     /// Releases what [`Self::open`] has created.
@@ -355,9 +356,7 @@ impl Endpoint {
         }
         control.own = None;
         shared.sources.lock().clear();
-        let driven: Weak<dyn Driven> = shared.weak();
-        let fd = shared.channel.get().map(|channel| channel.fd());
-        shared.driver().remove(&driven, fd);
+        shared.driver().remove(&shared.turn);
         let state = shared.lock().take();
         if let Some(state) = state {
             state.io.close(shared);
@@ -393,15 +392,9 @@ impl Endpoint {
         let further = addresses.collect();
         let receives = RECEIVES.min(device.attr().max_srq_wr);
         let srq = Arc::new(Srq::create(shared.pd(), receives, 1)?);
-        // an earlier attempt to enable may have created it
-        let channel = match shared.channel.get() {
-            Some(channel) => Arc::clone(channel),
-            None => Arc::new(CompChannel::create(device)?),
-        };
+        let channel = shared.driver().channel(device)?;
         let entries = (receives * 2).min(device.attr().max_cqe);
-        let cq = Arc::new(Cq::create(device, entries, Some(Arc::clone(&channel)), 0)?);
-        // set once: the endpoint is enabled once
-        let _ = shared.channel.set(channel);
+        let cq = Arc::new(Cq::create(device, entries, Some(channel), 0)?);
         let sizes = Sizes {
             max_receives: receives,
             max_inline: device.max_inline(),

@@ -600,7 +600,6 @@ impl Executor {
         }
         // the queue pairs are destroyed
         self.pulls.end_all();
-        self.objects.cq.drain_channel();
     }
 }
 

@@ -20,12 +20,12 @@ use super::listening::{Listening, scoped};
 use super::peer::PeerKey;
 use super::vector::{AddressVector, VectorUser};
 use crate::av::FiAddr;
-use crate::conn::{CmSink, ConnectRequest, Dispatcher, Driven, Driver, Outcome};
+use crate::conn::{CmSink, ConnectRequest, Dispatcher, Driven, Driver, Outcome, Turn};
 use crate::domain::Domain;
 use crate::errno::{FiErrno, Result};
 use crate::queue::source::{Sink, Source};
-use crate::queue::{Completion, Counters, WaitSet};
-use crate::verbs::{CmId, CompChannel, Pd, Qp, QpConfig, Transport, Wc};
+use crate::queue::{Completion, Counters, WakeEvent};
+use crate::verbs::{CmId, Cq, Pd, Qp, QpConfig, Transport, Wc};
 use crate::wire::rdm::Listener;
 use crate::{Token, log::warn_log};
 
@@ -41,8 +41,9 @@ const ROUNDS: usize = 16;
 /// application with automatic progress polls.
 const PERIOD: Duration = Duration::from_millis(1);
 
-/// Number of progress calls after which a queue was polled, not slept on.
-const ARMED: u32 = 64;
+/// Number of progress calls after which a queue counts as polled, not as slept on: it is not armed
+/// again, and a thread that sleeps nevertheless is woken once.
+const ARMED: u32 = 4096;
 /// Period of the polls of an endpoint that is being closed.
 const LINGER_PERIOD: Duration = Duration::from_micros(50);
 
@@ -89,11 +90,11 @@ pub(super) struct Shared {
     pub(super) config: EndpointConfig,
     pub(super) counters: Arc<Counters>,
     driver: Arc<Driver>,
+    pub(super) turn: Arc<Turn>,
     /// The process that has opened the endpoint; a child of it has no use of the objects.
     process: u32,
     /// Time 0 of the core.
     begin: Instant,
-    pub(super) channel: OnceLock<Arc<CompChannel>>,
     pub(super) listening: OnceLock<Listening>,
     /// `None` before enabling and after closing.
     state: Mutex<Option<State>>,
@@ -121,9 +122,9 @@ impl Shared {
             config,
             counters: Arc::default(),
             driver,
+            turn: Arc::default(),
             process: std::process::id(),
             begin: Instant::now(),
-            channel: OnceLock::new(),
             listening: OnceLock::new(),
             state: Mutex::new(None),
             sources: Mutex::default(),
@@ -190,7 +191,7 @@ impl Shared {
         let due = !state.io.steps.is_empty() || state.core.is_retimed();
         if due && !state.woken {
             state.woken = true;
-            self.driver.wake();
+            self.driver.wake(&self.turn);
         }
         self.wake_readers(state);
     }
@@ -279,7 +280,7 @@ impl Shared {
         if let Some(state) = self.lock().as_mut() {
             state.io.links.begin_drain(link);
         }
-        self.driver.wake();
+        self.driver.wake(&self.turn);
     }
 
     /// The queue pair of a link consumes no receive any more: it is in its error state.
@@ -288,7 +289,7 @@ impl Shared {
             io.links.last_receive(link);
             core.broken(link, io);
         });
-        self.driver.wake();
+        self.driver.wake(&self.turn);
     }
 
     /// Waits until the peers have received what the application cannot repeat: copied messages,
@@ -350,6 +351,11 @@ impl State {
             drives: 0,
             woken: false,
         }
+    }
+
+    /// The device queue in which all requests complete.
+    pub(super) fn device_queue(&self) -> Arc<Cq> {
+        Arc::clone(&self.io.objects.cq)
     }
 
     /// Does what follows from calls of the core.
@@ -559,10 +565,9 @@ impl Driven for Shared {
         state.core.set_now(self.now());
         let polls = polls || state.calls != std::mem::replace(&mut state.calls_seen, state.calls);
         let auto = self.config.auto;
-        let cq = Arc::clone(&state.io.objects.cq);
-        cq.drain_channel();
-        // The events that were drained may be those of a sleeping reader, whose completion does
-        // not have to be among those that are polled below.
+        let cq = state.device_queue();
+        // The event that the driver has taken may be that for which a reader has armed the queue,
+        // and the reader's completion may come later than those that are polled below.
         let sleeper = self.sources.lock().iter().any(|source| source.is_armed());
         let armed = match auto {
             _ if sleeper => cq.arm(),
@@ -652,10 +657,10 @@ pub(super) struct CqSource {
     shared: Arc<Shared>,
     /// The directions whose completions the queue gets.
     sides: Vec<Side>,
-    wait: Option<WaitSet>,
+    wait: Option<WakeEvent>,
     /// Not 0: a thread sleeps on the queue, or is about to. Set to [`ARMED`] by such a thread, and
     /// decremented by each progress call, so that a queue that is polled again is not armed any
-    /// more.
+    /// more. When it becomes 0, the thread has been woken.
     armed: AtomicU32,
 }
 
@@ -672,12 +677,9 @@ impl CqSource {
     /// `EMFILE`, `ENOMEM`: resources of the process.
     pub(super) fn new(shared: &Arc<Shared>, sides: Vec<Side>, waits: bool) -> Result<Arc<Self>> {
         let wait = match waits {
-            true => Some(WaitSet::new()?),
+            true => Some(WakeEvent::new()?),
             false => None,
         };
-        if let (Some(wait), Some(channel)) = (&wait, shared.channel.get()) {
-            wait.add(channel.fd())?;
-        }
         Ok(Arc::new(Self {
             shared: Arc::clone(shared),
             sides,
@@ -725,9 +727,11 @@ impl Source for CqSource {
         };
         state.calls = state.calls.wrapping_add(1);
         // under the endpoint's lock, as all changes of it
-        let armed = self.armed.load(Ordering::Relaxed);
-        if armed != 0 {
-            self.armed.store(armed - 1, Ordering::Relaxed);
+        match self.armed.load(Ordering::Relaxed) {
+            0 => {}
+            // another thread polls, and may stop: the sleeping one arms the queue again
+            1 => self.wake(),
+            armed => self.armed.store(armed - 1, Ordering::Relaxed),
         }
         let sources = shared.config.source;
         let mut left = max - self.pass(state, sources, sink, max);
@@ -759,11 +763,11 @@ impl Source for CqSource {
             wait.clear();
         }
         self.armed.store(ARMED, Ordering::Relaxed);
-        state.io.objects.cq.drain_channel();
+        // the driver takes the event
         state.io.objects.cq.arm()
     }
 
     fn fd(&self) -> Option<std::os::fd::RawFd> {
-        self.wait.as_ref().map(WaitSet::fd)
+        self.wait.as_ref().map(WakeEvent::fd)
     }
 }

@@ -50,6 +50,28 @@ impl CompChannel {
         // SAFETY: live until dropped.
         unsafe { (*self.raw).fd }
     }
+
+    /// Consumes the events that make the channel readable, and calls `each` with the
+    /// [identity](Cq::object) of their queues, which may have been destroyed meanwhile. Never
+    /// blocks. The caller ensures that one thread at a time calls this.
+    pub(crate) fn drain(&self, mut each: impl FnMut(usize)) {
+        let verbs = &self.device.backend().verbs;
+        loop {
+            let mut cq = std::ptr::null_mut();
+            let mut context = std::ptr::null_mut();
+            let ret =
+                // SAFETY: the channel is live and non-blocking.
+                unsafe { (verbs.ibv_get_cq_event)(self.raw, &raw mut cq, &raw mut context) };
+            if ret != 0 {
+                return;
+            }
+            let object = cq as usize;
+            // SAFETY: the event was read above and is acknowledged once; until then the queue is
+            // not destroyed.
+            unsafe { (verbs.ibv_ack_cq_events)(cq, 1) };
+            each(object);
+        }
+    }
 }
 
 impl Drop for CompChannel {
@@ -238,21 +260,8 @@ impl Cq {
     /// Consumes the events that make the channel readable. No other queue may use the channel.
     /// Never blocks. The caller ensures that one thread at a time calls this.
     pub fn drain_channel(&self) {
-        let Some(channel) = &self.channel else {
-            return;
-        };
-        let verbs = &self.device.backend().verbs;
-        loop {
-            let mut cq = std::ptr::null_mut();
-            let mut context = std::ptr::null_mut();
-            let ret =
-                // SAFETY: the channel is live and non-blocking.
-                unsafe { (verbs.ibv_get_cq_event)(channel.raw, &raw mut cq, &raw mut context) };
-            if ret != 0 {
-                return;
-            }
-            // SAFETY: the event of this queue was read above and is acknowledged once.
-            unsafe { (verbs.ibv_ack_cq_events)(cq, 1) };
+        if let Some(channel) = &self.channel {
+            channel.drain(|_| {});
         }
     }
 }
@@ -260,7 +269,8 @@ impl Cq {
 impl Drop for Cq {
     fn drop(&mut self) {
         // SAFETY: created by this backend. Each queue pair on the queue holds a reference to it, so
-        // no such queue pair exists any more. All events of the queue were acknowledged.
+        // no such queue pair exists any more. Each event of the queue is acknowledged when it is
+        // read (`CompChannel::drain`).
         let ret = unsafe { (self.device.backend().verbs.ibv_destroy_cq)(self.raw) };
         if let Err(error) = FiErrno::from_verb(ret) {
             warn_log!(Cq, "ibv_destroy_cq: {error}");
