@@ -18,7 +18,9 @@ use crate::ffi::info::View;
 use crate::ffi::log::{info, refused};
 use crate::ffi::param::{self, fault_point};
 use crate::ffi::{guard, log, stub};
-use crate::{atomic_family, av, cntr, cq, devices, ep_ops, getinfo, mr, poll, srx, weft_mr_ops};
+use crate::{
+    atomic_family, av, cntr, cq, devices, ep_ops, getinfo, mr, poll, rdm_srx_ops, srx, weft_mr_ops,
+};
 
 static FID_OPS: fi_ops = fi_ops {
     close: Some(close::<Domain>),
@@ -34,7 +36,7 @@ static OPS: WithMainSlot<fi_ops_domain> = stub::domain::<FI_ENOSYS>(fi_ops_domai
     cntr_open: Some(cntr::open),
     endpoint: Some(ep_ops::open),
     endpoint2: Some(ep_ops::open2),
-    srx_ctx: Some(srx::open),
+    srx_ctx: Some(srx_ctx),
     poll_open: Some(poll::open),
     query_atomic: Some(atomic_family::query),
     // scalable endpoints and shared transmit contexts are not offered by getinfo
@@ -66,6 +68,20 @@ unsafe impl Kind for Domain {
         }
         Ok(())
     }
+}
+
+/// `fi_srx_context(3)`: for endpoints of the domain's type.
+unsafe extern "C" fn srx_ctx(
+    domain: *mut fid_domain,
+    attr: *mut fi_rx_attr,
+    out: *mut *mut fid_ep,
+    context: *mut c_void,
+) -> c_int {
+    // SAFETY: a domain by the contract of fi_srx_context(3).
+    let is_rdm = unsafe { object::<Domain>(domain) }.is_ok_and(|domain| domain.rdm);
+    let open = if is_rdm { rdm_srx_ops::open } else { srx::open };
+    // SAFETY: the arguments of fi_srx_context(3).
+    unsafe { open(domain, attr, out, context) }
 }
 
 /// `fi_domain(3)`

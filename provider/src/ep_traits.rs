@@ -96,12 +96,8 @@ pub(crate) struct Tag {
     pub(crate) ignore: u64,
 }
 
-/// Tagged messages. `flags` is `None` for calls that use the default flags.
-#[allow(
-    clippy::missing_safety_doc,
-    reason = "`Receives::recv` documents it for all methods"
-)]
-pub(crate) trait Tagged: Kind<C = fid_ep> {
+/// Tagged receives. `flags` is `None` for calls that use the default flags.
+pub(crate) trait TaggedReceives: Kind<C = fid_ep> {
     /// `fi_trecv`, `fi_trecvv`, `fi_trecvmsg`
     ///
     /// # Safety
@@ -114,7 +110,14 @@ pub(crate) trait Tagged: Kind<C = fid_ep> {
         context: usize,
         flags: Option<Flags>,
     ) -> Result<()>;
+}
 
+/// Tagged messages. `flags` is `None` for calls that use the default flags.
+#[allow(
+    clippy::missing_safety_doc,
+    reason = "`Receives::recv` documents it for all methods"
+)]
+pub(crate) trait Tagged: TaggedReceives {
     /// `fi_tsend`, `fi_tsendv`, `fi_tsendmsg`, `fi_tsenddata`
     unsafe fn tsend(
         &self,

@@ -49,6 +49,8 @@ mod poll;
 mod provider;
 mod rdm_ep;
 mod rdm_ep_ops;
+mod rdm_srx;
+mod rdm_srx_ops;
 mod rma;
 mod srx;
 mod tagged;

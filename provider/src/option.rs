@@ -11,6 +11,7 @@ use crate::ffi::fid::{object, on};
 use crate::ffi::guard;
 use crate::pep::Pep;
 use crate::rdm_ep::RdmEp;
+use crate::rdm_srx::RdmSrx;
 
 /// Stores a `size_t` in the buffer, and its size in `*len`.
 ///
@@ -141,6 +142,51 @@ pub(crate) unsafe extern "C" fn setopt_rdm(
             }
         }
     })
+}
+
+/// `fi_getopt(3)` of shared receive contexts of endpoints with many peers.
+pub(crate) unsafe extern "C" fn getopt_rdm_srx(
+    handle: *mut fid,
+    level: c_int,
+    name: c_int,
+    buf: *mut c_void,
+    len: *mut usize,
+) -> c_int {
+    // SAFETY: a context by the contract of fi_getopt(3).
+    let srx = unsafe { object::<RdmSrx>(handle) };
+    on(srx, |srx| {
+        is_min_multi_recv(level, name)?;
+        // SAFETY: a buffer and its length by the contract of fi_getopt(3).
+        unsafe { answer(srx.engine.min_multi_recv(), buf, len) }
+    })
+}
+
+/// `fi_setopt(3)` of shared receive contexts of endpoints with many peers.
+pub(crate) unsafe extern "C" fn setopt_rdm_srx(
+    handle: *mut fid,
+    level: c_int,
+    name: c_int,
+    buf: *const c_void,
+    len: usize,
+) -> c_int {
+    // SAFETY: a context by the contract of fi_setopt(3).
+    let srx = unsafe { object::<RdmSrx>(handle) };
+    on(srx, |srx| {
+        is_min_multi_recv(level, name)?;
+        // SAFETY: a buffer and its length by the contract of fi_setopt(3).
+        srx.engine.set_min_multi_recv(unsafe { size_in(buf, len) }?);
+        Ok(0)
+    })
+}
+
+/// # Errors
+/// `ENOPROTOOPT`: another option.
+fn is_min_multi_recv(level: c_int, name: c_int) -> Result<()> {
+    let option = (level.cast_unsigned(), name.cast_unsigned());
+    match option == (FI_OPT_ENDPOINT, FI_OPT_MIN_MULTI_RECV) {
+        true => Ok(()),
+        false => Err(FiErrno::ENOPROTOOPT),
+    }
 }
 
 /// The `size_t` in the buffer of `fi_setopt(3)`.

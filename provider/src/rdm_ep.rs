@@ -11,7 +11,7 @@ use weft::flags::Flags;
 use weft::rdm::{Endpoint, LocalIov};
 
 use crate::addr::Format;
-use crate::ep_traits::{OpFlags, Receives, Sends, TX_FLAGS, Tag, Tagged};
+use crate::ep_traits::{OpFlags, Receives, Sends, TX_FLAGS, Tag, Tagged, TaggedReceives};
 use crate::ffi::fid::User;
 use crate::getinfo;
 
@@ -134,7 +134,7 @@ impl Sends for RdmEp {
     }
 }
 
-impl Tagged for RdmEp {
+impl TaggedReceives for RdmEp {
     #[inline(always)]
     unsafe fn trecv(
         &self,
@@ -149,7 +149,9 @@ impl Tagged for RdmEp {
         // and that of `Tagged::trecv`.
         unsafe { self.engine.recv(FiAddr(from), tag, local, context, flags) }
     }
+}
 
+impl Tagged for RdmEp {
     #[inline(always)]
     unsafe fn tsend(
         &self,

@@ -24,6 +24,7 @@ use crate::ffi::log::refused;
 use crate::ffi::param;
 use crate::ffi::stub;
 use crate::rdm_ep::RdmEp;
+use crate::rdm_srx::RdmSrx;
 use crate::{getinfo, msg, op_flags, option, tagged};
 
 static FID_OPS: fi_ops = fi_ops {
@@ -100,6 +101,7 @@ pub(crate) fn open(
         rx_op_flags: Flags::from_bits_retain(terms.rx_op_flags),
         needs_tx: terms.tx_caps & FI_SEND != 0,
         needs_rx: terms.rx_caps & FI_RECV != 0,
+        shared_rx: terms.shared_rx,
         directed: terms.caps & FI_DIRECTED_RECV != 0,
         source: terms.caps & FI_SOURCE != 0,
         auto: terms.data_progress == FI_PROGRESS_AUTO,
@@ -228,8 +230,15 @@ unsafe extern "C" fn bind(handle: *mut fid, other: *mut fid, flags: u64) -> c_in
                 ep.engine.bind_eq(&eq.engine)?;
                 user
             }
-            // not offered
-            FI_CLASS_SRX_CTX | FI_CLASS_STX_CTX => return Err(FiErrno::ENOSYS),
+            FI_CLASS_SRX_CTX => {
+                // SAFETY: not NULL, and a fid by the contract of fi_ep_bind(3).
+                let srx = unsafe { object::<RdmSrx>(other)? };
+                none()?;
+                let user = srx.users.add()?;
+                ep.engine.bind_shared_rx(&srx.engine)?;
+                user
+            }
+            FI_CLASS_STX_CTX => return Err(FiErrno::ENOSYS), // not offered
             _ => return Err(FiErrno::EINVAL),
         };
         ep.bound.lock().push(user);

@@ -1,4 +1,4 @@
-//! Shared receive contexts, `fi_srx_context(3)`: a `fid_ep` that only receives can be posted to.
+//! Shared receive contexts of connected endpoints, `fi_srx_context(3)`: a `fid_ep` that only receives can be posted to.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -94,9 +94,6 @@ pub(crate) unsafe extern "C" fn open(
 /// # Errors
 /// `EINVAL`: unsupported flags or orders. `ENOSYS`: the device has no shared receive queues.
 fn wish(domain: &Domain, attr: Option<&fi_rx_attr>) -> Result<SharedRxConfig> {
-    if domain.rdm {
-        return Err(FiErrno::ENOSYS); // not for endpoints with many peers yet
-    }
     let limits = getinfo::RxLimits::shared(domain.engine.device()).ok_or(FiErrno::ENOSYS)?;
     let (size, iov_limit, op_flags) = match attr {
         None => (0, 0, 0),

@@ -8,7 +8,9 @@ use weft::errno::Result;
 use weft::mr::Desc;
 use weft::rdm::LocalIov;
 
-use crate::ep_traits::{TX_FLAGS, Tag, Tagged, buffer, flags_of, message, post, token};
+use crate::ep_traits::{
+    TX_FLAGS, Tag, Tagged, TaggedReceives, buffer, flags_of, message, post, token,
+};
 use crate::ffi::log::refused;
 
 /// The table of an endpoint kind.
@@ -24,6 +26,16 @@ pub(crate) const fn ops<E: Tagged>() -> fi_ops_tagged {
         inject: Some(inject::<E>),
         senddata: Some(senddata::<E>),
         injectdata: Some(injectdata::<E>),
+    }
+}
+
+/// The table of a kind that only receives; its other calls are those of `rest`.
+pub(crate) const fn receive_ops<E: TaggedReceives>(rest: fi_ops_tagged) -> fi_ops_tagged {
+    fi_ops_tagged {
+        recv: Some(recv::<E>),
+        recvv: Some(recvv::<E>),
+        recvmsg: Some(recvmsg::<E>),
+        ..rest
     }
 }
 
@@ -50,7 +62,7 @@ fn check_search(flags: u64, context: *mut c_void) -> Result<()> {
     Ok(())
 }
 
-unsafe extern "C" fn recv<E: Tagged>(
+unsafe extern "C" fn recv<E: TaggedReceives>(
     ep: *mut fid_ep,
     buf: *mut c_void,
     len: usize,
@@ -71,7 +83,7 @@ unsafe extern "C" fn recv<E: Tagged>(
     }
 }
 
-unsafe extern "C" fn recvv<E: Tagged>(
+unsafe extern "C" fn recvv<E: TaggedReceives>(
     ep: *mut fid_ep,
     iov: *const iovec,
     desc: *mut *mut c_void,
@@ -91,7 +103,7 @@ unsafe extern "C" fn recvv<E: Tagged>(
     }
 }
 
-unsafe extern "C" fn recvmsg<E: Tagged>(
+unsafe extern "C" fn recvmsg<E: TaggedReceives>(
     ep: *mut fid_ep,
     msg: *const fi_msg_tagged,
     flags: u64,

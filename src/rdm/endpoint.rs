@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::completions::{Completions, Side};
+use super::context::{SharedRx, SharedRxConfig};
 use super::core::{Config, Core};
 use super::executor::{Executor, Objects, Sizes};
 use super::limits::{Limits, max_descriptors};
@@ -18,6 +19,7 @@ use super::links::DEPTH;
 use super::listening::Listening;
 use super::packet_memory::PacketMemory;
 use super::pulls::Pulls;
+use super::receives::Receives;
 use super::shared::{CqSource, RequestSink, Shared, State};
 use super::vector::{AddressVector, VectorUser};
 use crate::Token;
@@ -71,6 +73,9 @@ pub struct EndpointConfig {
     pub needs_tx: bool,
     /// Whether the capabilities include receiving.
     pub needs_rx: bool,
+    /// Whether receives are posted to a shared receive context, which is bound before enabling
+    /// (`ep_attr->rx_ctx_cnt` of `FI_SHARED_CONTEXT`).
+    pub shared_rx: bool,
     /// Whether receives compare the source (`FI_DIRECTED_RECV`).
     pub directed: bool,
     /// Whether completions have the source (`FI_SOURCE`).
@@ -106,6 +111,7 @@ struct Control {
     /// The queue of an endpoint that has only counters.
     own: Option<Arc<CompletionQueue>>,
     vector: Option<Arc<AddressVector>>,
+    context: Option<Arc<SharedRx>>,
     src: Option<SocketAddr>,
     /// The application has set the address by `fi_setname(3)`, and gets no other one.
     named: bool,
@@ -212,6 +218,25 @@ impl Endpoint {
         Ok(())
     }
 
+    /// Binds a shared receive context (`fi_ep_bind(3)`).
+    ///
+    /// # Errors
+    /// - `EINVAL`: one is bound, or the endpoint was opened without
+    ///   [`EndpointConfig::shared_rx`].
+    /// - `EDOMAIN`: a context of another domain.
+    /// - `EOPBADSTATE`: enabled already.
+    pub fn bind_shared_rx(&self, context: &Arc<SharedRx>) -> Result<()> {
+        if !Arc::ptr_eq(context.domain(), &self.shared().domain) {
+            return Err(FiErrno::EDOMAIN);
+        }
+        let mut control = self.idle()?;
+        if !self.shared().config.shared_rx || control.context.is_some() {
+            return Err(FiErrno::EINVAL);
+        }
+        control.context = Some(Arc::clone(context));
+        Ok(())
+    }
+
     /// Binds a completion queue for one direction or both (`fi_ep_bind(3)`).
     ///
     /// # Errors
@@ -303,7 +328,8 @@ impl Endpoint {
     /// # Errors
     /// - `ENOCQ`: a required completion queue is not bound, and no counter is.
     /// - `ENOAV`: no address vector is bound.
-    /// - `EOPBADSTATE`: closed.
+    /// - `EINVAL`: another endpoint of the shared receive context has another address vector.
+    /// - `EOPBADSTATE`: closed, or the shared receive context is not bound.
     /// - `EADDRNOTAVAIL`, `EADDRINUSE`: the local address cannot be used.
     /// - `ENOMEM`, `EMFILE`: resources of the process or the device.
     pub fn enable(self: &Arc<Self>) -> Result<()> {
@@ -316,8 +342,11 @@ impl Endpoint {
             return Ok(());
         }
         self.check_queues(&control)?;
-        if control.vector.is_none() {
-            return Err(FiErrno::ENOAV);
+        let vector = control.vector.as_ref().ok_or(FiErrno::ENOAV)?;
+        match &control.context {
+            Some(context) => context.check_vector(vector)?,
+            None if shared.config.shared_rx => return Err(FiErrno::EOPBADSTATE),
+            None => {}
         }
         let device = shared.domain.device();
         let (src, ipv4, token) = (control.src, shared.config.ipv4, shared.config.token);
@@ -336,9 +365,23 @@ impl Endpoint {
     /// Creates the objects of an enabled endpoint. After an error the caller releases them.
     fn open(&self, control: &mut Control, listening: &Listening) -> Result<()> {
         let shared = self.shared();
-        let state = self.open_state(listening, control.vector.clone())?;
+        let (rx, owner) = match &control.context {
+            None => (Receives::new(random()?), 0),
+            Some(context) => {
+                let all = self.common.rx_all.load(Ordering::Relaxed);
+                let membership = context.membership(all);
+                let owner = membership.owner();
+                (Receives::of_context(membership), owner)
+            }
+        };
+        let state = self.open_state(listening, control.vector.clone(), rx)?;
         *shared.lock() = Some(state);
         self.attach(control)?;
+        if let Some(context) = &control.context {
+            // set once, unless an earlier attempt to enable has failed
+            let _ = shared.context.set(Arc::clone(context));
+            context.join(owner, shared);
+        }
         let sink: Arc<dyn CmSink> = RequestSink::new(shared);
         listening.listen(&sink)?;
         let driven: Weak<dyn Driven> = shared.weak();
@@ -359,7 +402,12 @@ impl Endpoint {
         shared.driver().remove(&shared.turn);
         let state = shared.lock().take();
         if let Some(state) = state {
+            let entries = state.kept_places();
             state.io.close(shared);
+            if let Some(context) = &control.context {
+                context.leave(shared);
+                context.free(entries);
+            }
         }
     }
 
@@ -382,6 +430,7 @@ impl Endpoint {
         &self,
         listening: &Listening,
         vector: Option<Arc<AddressVector>>,
+        rx: Receives,
     ) -> Result<State> {
         let shared = self.shared();
         let domain = &shared.domain;
@@ -409,7 +458,7 @@ impl Endpoint {
                 Pulls::new(domain.mr(), shared.pd()),
             ),
             Completions::new(&shared.counters),
-            random()?,
+            rx,
             sizes,
         );
         io.post_receives(64)?;
@@ -548,6 +597,18 @@ impl Endpoint {
     /// Changes what [`Self::min_multi_recv`] returns, for buffers that are posted later.
     pub fn set_min_multi_recv(&self, bytes: usize) {
         self.common.min_multi_recv.store(bytes, Ordering::Relaxed);
+    }
+}
+
+impl SharedRx {
+    /// Opens a shared receive context (`fi_srx_context(3)`).
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP`: the device has no [`Limits`]. Those of getrandom(2).
+    pub fn open(domain: &Arc<Domain>, mut config: SharedRxConfig) -> Result<Arc<Self>> {
+        let limits = Limits::of(domain.device()).ok_or(FiErrno::EOPNOTSUPP)?;
+        config.size = config.size.clamp(1, limits.rx_size);
+        Self::with(domain, config, MIN_MULTI_RECV)
     }
 }
 

@@ -110,6 +110,9 @@ pub(super) struct Executor {
     messages: usize,
     /// Links whose next packet waits for memory.
     short: Vec<LinkKey>,
+    /// Messages of other endpoints of the shared receive context have got a receive
+    /// ([`Receives::take_pending`]).
+    pub(super) found_for_others: bool,
 }
 
 impl std::fmt::Debug for Executor {
@@ -133,7 +136,7 @@ impl Executor {
         memory: PacketMemory,
         keys: (SourceKeys, Pulls),
         completions: Completions,
-        seed: u64,
+        rx: Receives,
         sizes: Sizes,
     ) -> Self {
         Self {
@@ -146,7 +149,7 @@ impl Executor {
             max_inline: sizes.max_inline.min(MAX_INLINE),
             max_links: sizes.max_links,
             tx: Slab::new(),
-            rx: Receives::new(seed),
+            rx,
             sources: keys.0,
             pulls: keys.1,
             bytes_read: 0,
@@ -162,6 +165,7 @@ impl Executor {
             arriving: None,
             messages: 0,
             short: Vec::new(),
+            found_for_others: false,
         }
     }
 
@@ -600,6 +604,7 @@ impl Executor {
         }
         // the queue pairs are destroyed
         self.pulls.end_all();
+        self.rx.leave();
     }
 }
 
@@ -701,7 +706,7 @@ impl Io for Executor {
                     Some(target) => self.begin_arrival(origin, at, envelope, target),
                     None => {
                         let payload = Payload::AtSender(origin, at);
-                        if self.rx.store(envelope, payload).is_none() {
+                        if !self.store(&envelope, payload) {
                             self.todo.extend(self.arriving.map(Todo::Refused));
                         }
                     }
@@ -787,8 +792,10 @@ impl Io for Executor {
                 op.peer = of;
             }
         }
-        for (stored, target) in self.rx.merge(peer, of) {
+        let (own, others) = self.rx.merge(peer, of);
+        for (stored, target) in own {
             self.deliver_stored(stored, target);
         }
+        self.found_for_others |= others;
     }
 }

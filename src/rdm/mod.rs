@@ -40,6 +40,7 @@
 
 mod completions;
 mod connect;
+mod context;
 mod core;
 mod credit;
 mod endpoint;
@@ -58,6 +59,8 @@ mod peer;
 mod pulls;
 mod receives;
 mod recover;
+mod recv;
+mod search;
 mod shared;
 mod slab;
 #[cfg(test)]
@@ -67,6 +70,7 @@ mod vector;
 
 pub use self::core::{Config, Core, Failure, Io, Origin, Random, Send};
 pub use crate::initiator::LocalIov;
+pub use context::{SharedRx, SharedRxConfig};
 pub use credit::{FIRST, Pool, SMALLEST};
 pub use endpoint::{Endpoint, EndpointConfig, linger_all};
 pub use limits::Limits;

@@ -1,4 +1,11 @@
 //! Posted receives, messages that no receive has matched, and messages that arrive in parts.
+//!
+//! The first two are in a [`Store`], which belongs to one endpoint, or to all endpoints of a shared
+//! receive context ([`SharedStore`]).
+
+use std::sync::Arc;
+
+use parking_lot::{Mutex, MutexGuard};
 
 use super::core::Origin;
 use super::iov::Iov;
@@ -78,9 +85,14 @@ pub(super) enum Payload {
     Own(TxKey),
 }
 
+/// The number of an endpoint of a shared receive context; 0 without context.
+pub(super) type Owner = u32;
+
 /// A message without receive.
 #[derive(Debug)]
 pub(super) struct Stored {
+    /// The endpoint at which it has arrived.
+    pub(super) owner: Owner,
     pub(super) envelope: Envelope,
     pub(super) payload: Payload,
 }
@@ -132,22 +144,6 @@ type Messages = Matching<RxKey, StoredKey>;
 /// Memory of stored payloads that is kept for reuse.
 const KEPT: usize = 256;
 
-/// See the module.
-pub(super) struct Receives {
-    tagged: Messages,
-    untagged: Messages,
-    posted: Slab<RxMark, Receive>,
-    stored: Slab<StoredMark, Stored>,
-    pub(super) arrivals: Slab<ArrivalMark, Arrival>,
-    spare: Vec<Vec<u8>>,
-}
-
-impl std::fmt::Debug for Receives {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Receives").finish_non_exhaustive()
-    }
-}
-
 /// The index of a peer in matching.
 #[inline]
 pub(super) fn index_of(peer: Key<PeerMark>) -> PeerIndex {
@@ -155,7 +151,15 @@ pub(super) fn index_of(peer: Key<PeerMark>) -> PeerIndex {
     PeerIndex(peer.place() as u32)
 }
 
-impl Receives {
+/// The posted receives and the stored messages of one endpoint, or of a shared receive context.
+pub(super) struct Store {
+    tagged: Messages,
+    untagged: Messages,
+    posted: Slab<RxMark, Receive>,
+    stored: Slab<StoredMark, Stored>,
+}
+
+impl Store {
     /// `seed` is secret and random.
     pub(super) fn new(seed: u64) -> Self {
         Self {
@@ -163,8 +167,6 @@ impl Receives {
             untagged: Matching::new(!seed, 0, 0),
             posted: Slab::new(),
             stored: Slab::new(),
-            arrivals: Slab::new(),
-            spare: Vec::new(),
         }
     }
 
@@ -176,16 +178,15 @@ impl Receives {
         }
     }
 
-    /// Number of receives that are posted, or whose message is arriving.
-    pub(super) fn len(&self) -> usize {
-        self.posted.len() + self.arrivals.len()
+    /// Number of posted receives.
+    pub(super) fn posted(&self) -> usize {
+        self.posted.len()
     }
 
     /// The receive of a message that arrives; `None`: it must be [stored](Self::store).
     #[inline]
-    pub(super) fn arrive(&mut self, envelope: &Envelope) -> Option<Target> {
+    fn arrive(&mut self, envelope: &Envelope, peer: PeerIndex) -> Option<Target> {
         let tag = envelope.tag.unwrap_or_default();
-        let peer = index_of(envelope.peer);
         let tagged = envelope.tag.is_some();
         let matched = self.messages(tagged).arrive(tag, peer, envelope.len)?;
         self.target(&matched)
@@ -216,28 +217,13 @@ impl Receives {
     }
 
     /// Stores a message that no receive matches. `None`: 2^24 messages are stored.
-    pub(super) fn store(&mut self, envelope: Envelope, payload: Payload) -> Option<()> {
-        let stored = Stored { envelope, payload };
+    fn store(&mut self, stored: Stored, peer: PeerIndex) -> Option<()> {
+        let envelope = stored.envelope;
         let key = self.stored.insert(stored)?;
         let tag = envelope.tag.unwrap_or_default();
-        let peer = index_of(envelope.peer);
         let tagged = envelope.tag.is_some();
         self.messages(tagged).store(tag, peer, envelope.len, key);
         Some(())
-    }
-
-    /// A copy of a payload, in memory that [`Self::recycle`] takes back.
-    pub(super) fn copy(&mut self, payload: &[u8]) -> Vec<u8> {
-        let mut bytes = self.spare.pop().unwrap_or_default();
-        bytes.clear();
-        bytes.extend_from_slice(payload);
-        bytes
-    }
-
-    pub(super) fn recycle(&mut self, bytes: Vec<u8>) {
-        if self.spare.len() < KEPT {
-            self.spare.push(bytes);
-        }
     }
 
     /// A stored message, which leaves the store.
@@ -322,34 +308,394 @@ impl Receives {
         None
     }
 
-    /// Drops the stored messages of a peer whose payload is at the peer: it cannot be fetched any
-    /// more.
-    pub(super) fn drop_absent(&mut self, peer: PeerKey) {
+    /// Drops the stored messages that fulfil a condition.
+    fn drop_where(&mut self, is: impl Fn(&Stored) -> bool) {
         let stored = &mut self.stored;
         for messages in [&mut self.tagged, &mut self.untagged] {
             messages.retain(|message, _| {
-                let payload = stored.get(message.payload).map(|stored| &stored.payload);
-                let absent =
-                    matches!(payload, Some(Payload::AtSender(origin, _)) if origin.peer == peer);
-                if absent {
+                let drops = stored.get(message.payload).is_some_and(&is);
+                if drops {
                     stored.remove(message.payload);
                 }
-                !absent
+                !drops
             });
         }
     }
 
     /// Messages of `from` become messages of `into`. Returns the pairs that match now.
-    pub(super) fn merge(&mut self, from: PeerKey, into: PeerKey) -> Vec<(StoredKey, Target)> {
+    fn merge(&mut self, from: PeerIndex, into: PeerIndex) -> Vec<(StoredKey, Target)> {
         let mut pairs = Vec::new();
         for tagged in [true, false] {
-            let (from, into) = (index_of(from), index_of(into));
             self.messages(tagged).merge(from, into, |message, matched| {
                 pairs.push((message.payload, matched));
             });
         }
         let target = |(stored, matched)| Some((stored, self.target(&matched)?));
         pairs.into_iter().filter_map(target).collect()
+    }
+}
+
+/// A stored message that has got a receive.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Delivery {
+    pub(super) owner: Owner,
+    pub(super) key: StoredKey,
+    pub(super) target: Target,
+}
+
+/// The store of a shared receive context, and the peers of its endpoints. The endpoints have keys
+/// of their own for one peer, so a store has indices of its own.
+pub(super) struct SharedState {
+    pub(super) store: Store,
+    /// The index that has replaced another one, or the index itself.
+    indices: Vec<u32>,
+    /// For endpoints whose lock the thread that has found them does not hold.
+    pending: Vec<Delivery>,
+}
+
+impl SharedState {
+    /// An index for a peer.
+    pub(super) fn add_peer(&mut self) -> PeerIndex {
+        // at most 2^20 peers of each endpoint
+        let index = self.indices.len() as u32;
+        self.indices.push(index);
+        PeerIndex(index)
+    }
+
+    /// The index by which this one was replaced.
+    pub(super) fn find(&self, peer: PeerIndex) -> PeerIndex {
+        let mut index = peer.0;
+        while let Some(next) = self.indices.get(index as usize)
+            && *next != index
+        {
+            index = *next;
+        }
+        PeerIndex(index)
+    }
+
+    /// The two are one peer. Returns the pairs that match now.
+    pub(super) fn merge(&mut self, from: PeerIndex, into: PeerIndex) -> Vec<Delivery> {
+        let (from, into) = (self.find(from), self.find(into));
+        if from == into {
+            return Vec::new();
+        }
+        if let Some(replaced) = self.indices.get_mut(from.0 as usize) {
+            *replaced = into.0;
+        }
+        let pairs = self.store.merge(from, into);
+        let delivery = |(key, target)| {
+            let owner = self.store.stored(key)?.owner;
+            Some(Delivery { owner, key, target })
+        };
+        pairs.into_iter().filter_map(delivery).collect()
+    }
+
+    /// Whether deliveries wait for the drivers of their endpoints.
+    pub(super) fn has_pending(&self) -> bool {
+        !self.pending.is_empty()
+    }
+}
+
+/// [`SharedState`] and its lock, which is acquired under that of an endpoint.
+pub(super) struct SharedStore(Mutex<SharedState>);
+
+impl SharedStore {
+    /// `seed` is secret and random.
+    pub(super) fn new(seed: u64) -> Self {
+        Self(Mutex::new(SharedState {
+            store: Store::new(seed),
+            indices: Vec::new(),
+            pending: Vec::new(),
+        }))
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, SharedState> {
+        self.0.lock()
+    }
+}
+
+/// An endpoint of a shared receive context.
+pub(super) struct Membership {
+    shared: Arc<SharedStore>,
+    /// Not 0.
+    owner: Owner,
+    /// Whether each success has an entry for the application.
+    all: bool,
+    /// The indices of the endpoint's peers, by place.
+    indices: Vec<Option<(PeerKey, PeerIndex)>>,
+}
+
+impl Membership {
+    pub(super) fn new(shared: &Arc<SharedStore>, owner: Owner, all: bool) -> Self {
+        Self {
+            shared: Arc::clone(shared),
+            owner,
+            all,
+            indices: Vec::new(),
+        }
+    }
+
+    pub(super) fn owner(&self) -> Owner {
+        self.owner
+    }
+
+    /// The index of a peer.
+    fn index(
+        indices: &mut Vec<Option<(PeerKey, PeerIndex)>>,
+        state: &mut SharedState,
+        peer: PeerKey,
+    ) -> PeerIndex {
+        let place = peer.place();
+        if indices.len() <= place {
+            indices.resize(place + 1, None);
+        }
+        match &mut indices[place] {
+            Some((known, index)) if *known == peer => {
+                *index = state.find(*index);
+                *index
+            }
+            other => {
+                let index = state.add_peer();
+                *other = Some((peer, index));
+                index
+            }
+        }
+    }
+}
+
+/// Where the receives of an endpoint are posted.
+#[allow(
+    clippy::large_enum_variant,
+    reason = "one per endpoint; each arrival uses the store"
+)]
+enum Home {
+    Own(Store),
+    Shared(Box<Membership>),
+}
+
+/// See the module.
+pub(super) struct Receives {
+    home: Home,
+    pub(super) arrivals: Slab<ArrivalMark, Arrival>,
+    spare: Vec<Vec<u8>>,
+}
+
+impl std::fmt::Debug for Receives {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Receives").finish_non_exhaustive()
+    }
+}
+
+impl Receives {
+    fn with_home(home: Home) -> Self {
+        Self {
+            home,
+            arrivals: Slab::new(),
+            spare: Vec::new(),
+        }
+    }
+
+    /// `seed` is secret and random.
+    pub(super) fn new(seed: u64) -> Self {
+        Self::with_home(Home::Own(Store::new(seed)))
+    }
+
+    /// Of an endpoint of a shared receive context.
+    pub(super) fn of_context(membership: Membership) -> Self {
+        Self::with_home(Home::Shared(Box::new(membership)))
+    }
+
+    /// The endpoint's own store; `None`: receives are posted to a shared receive context.
+    #[inline]
+    pub(super) fn own(&mut self) -> Option<&mut Store> {
+        match &mut self.home {
+            Home::Own(store) => Some(store),
+            Home::Shared(_) => None,
+        }
+    }
+
+    /// Whether success of a receive has an entry although its flags do not ask for it: receives of
+    /// a context are posted without knowledge of the endpoint.
+    #[inline]
+    pub(super) fn reports_all(&self) -> bool {
+        matches!(&self.home, Home::Shared(member) if member.all)
+    }
+
+    #[inline]
+    fn with<T>(&mut self, act: impl FnOnce(&mut Store) -> T) -> T {
+        match &mut self.home {
+            Home::Own(store) => act(store),
+            Home::Shared(member) => act(&mut member.shared.lock().store),
+        }
+    }
+
+    /// Number of receives of the endpoint's own that are posted, and of messages that are arriving.
+    pub(super) fn len(&self) -> usize {
+        let posted = match &self.home {
+            Home::Own(store) => store.posted(),
+            Home::Shared(_) => 0,
+        };
+        posted + self.arrivals.len()
+    }
+
+    /// The receive of a message that arrives; `None`: it must be [stored](Self::store).
+    #[inline]
+    pub(super) fn arrive(&mut self, envelope: &Envelope) -> Option<Target> {
+        match &mut self.home {
+            Home::Own(store) => store.arrive(envelope, index_of(envelope.peer)),
+            Home::Shared(member) => {
+                let state = &mut *member.shared.lock();
+                let peer = Membership::index(&mut member.indices, state, envelope.peer);
+                state.store.arrive(envelope, peer)
+            }
+        }
+    }
+
+    /// Stores a message for which [`Self::arrive`] has just returned `None`, or returns it with its
+    /// receive, which another thread has posted to the shared receive context meanwhile.
+    ///
+    /// `Err`: 2^24 messages are stored.
+    pub(super) fn store(
+        &mut self,
+        envelope: Envelope,
+        payload: Payload,
+    ) -> Result<Option<(Stored, Target)>, ()> {
+        let mut stored = Stored {
+            owner: 0,
+            envelope,
+            payload,
+        };
+        match &mut self.home {
+            Home::Own(store) => store
+                .store(stored, index_of(envelope.peer))
+                .map(|()| None)
+                .ok_or(()),
+            Home::Shared(member) => {
+                stored.owner = member.owner;
+                let state = &mut *member.shared.lock();
+                let peer = Membership::index(&mut member.indices, state, envelope.peer);
+                match state.store.arrive(&envelope, peer) {
+                    Some(target) => Ok(Some((stored, target))),
+                    None => state.store.store(stored, peer).map(|()| None).ok_or(()),
+                }
+            }
+        }
+    }
+
+    /// The index of a peer in the shared receive context.
+    pub(super) fn shared_index(&mut self, peer: PeerKey) -> Option<PeerIndex> {
+        match &mut self.home {
+            Home::Own(_) => None,
+            Home::Shared(member) => {
+                let state = &mut *member.shared.lock();
+                Some(Membership::index(&mut member.indices, state, peer))
+            }
+        }
+    }
+
+    /// A copy of a payload, in memory that [`Self::recycle`] takes back.
+    pub(super) fn copy(&mut self, payload: &[u8]) -> Vec<u8> {
+        let mut bytes = self.spare.pop().unwrap_or_default();
+        bytes.clear();
+        bytes.extend_from_slice(payload);
+        bytes
+    }
+
+    pub(super) fn recycle(&mut self, bytes: Vec<u8>) {
+        if self.spare.len() < KEPT {
+            self.spare.push(bytes);
+        }
+    }
+
+    /// A stored message, which leaves the store.
+    pub(super) fn take(&mut self, key: StoredKey) -> Option<Stored> {
+        self.with(|store| store.take(key))
+    }
+
+    /// A message in a multi-receive buffer is complete.
+    pub(super) fn finished(&mut self, tagged: bool, multi: (MultiId, RxKey)) -> Release {
+        self.with(|store| store.finished(tagged, multi))
+    }
+
+    /// Drops the stored messages of a peer whose payload is at the peer: it cannot be fetched any
+    /// more.
+    pub(super) fn drop_absent(&mut self, peer: PeerKey) {
+        let me = match &self.home {
+            Home::Own(_) => 0,
+            Home::Shared(member) => member.owner,
+        };
+        self.with(|store| {
+            store.drop_where(|stored| {
+                let at_peer =
+                    matches!(&stored.payload, Payload::AtSender(origin, _) if origin.peer == peer);
+                stored.owner == me && at_peer
+            });
+        });
+    }
+
+    /// Messages of `from` become messages of `into`. Returns the endpoint's messages that match
+    /// now, and whether messages of others do, which are [pending](Self::take_pending).
+    pub(super) fn merge(
+        &mut self,
+        from: PeerKey,
+        into: PeerKey,
+    ) -> (Vec<(StoredKey, Target)>, bool) {
+        let member = match &mut self.home {
+            Home::Own(store) => return (store.merge(index_of(from), index_of(into)), false),
+            Home::Shared(member) => member,
+        };
+        let state = &mut *member.shared.lock();
+        let from = Membership::index(&mut member.indices, state, from);
+        let into = Membership::index(&mut member.indices, state, into);
+        let (own, others): (Vec<_>, Vec<_>) = state
+            .merge(from, into)
+            .into_iter()
+            .partition(|delivery| delivery.owner == member.owner);
+        let found = !others.is_empty();
+        state.pending.extend(others);
+        let own = own.into_iter().map(|it| (it.key, it.target));
+        (own.collect(), found)
+    }
+
+    /// The endpoint's messages for which another endpoint has found a receive.
+    pub(super) fn take_pending(&mut self) -> Vec<(StoredKey, Target)> {
+        let Home::Shared(member) = &self.home else {
+            return Vec::new();
+        };
+        let mut own = Vec::new();
+        member.shared.lock().pending.retain(|it| {
+            let is_own = it.owner == member.owner;
+            if is_own {
+                own.push((it.key, it.target));
+            }
+            !is_own
+        });
+        own
+    }
+
+    /// The endpoint ends: it leaves no message in a shared receive context. Receives whose messages
+    /// are arriving end too.
+    pub(super) fn leave(&mut self) {
+        let Home::Shared(member) = &self.home else {
+            return;
+        };
+        let me = member.owner;
+        let pending = self.take_pending().into_iter().map(|(_, target)| target);
+        let arriving = self.arrivals.keys_where(|_| true).into_iter();
+        let arriving = arriving.filter_map(|key| Some(self.arrivals.get(key)?.target));
+        let targets: Vec<Target> = arriving.chain(pending).collect();
+        self.with(|store| {
+            for target in targets {
+                if let Some(multi) = target.multi {
+                    store.finished(target.receive.tagged, multi);
+                }
+            }
+            store.drop_where(|stored| stored.owner == me);
+            for key in store.stored.keys_where(|stored| stored.owner == me) {
+                // it has just got a receive, which is posted again
+                store.stored.remove(key);
+            }
+        });
     }
 }
 

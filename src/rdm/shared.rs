@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::completions::{Entry, Side};
+use super::context::SharedRx;
 use super::core::Core;
 use super::endpoint::EndpointConfig;
 use super::executor::{Executor, Todo};
@@ -67,6 +68,9 @@ pub(super) struct State {
     /// The same when the driver was called last.
     calls_seen: u32,
     failed: bool,
+    /// Number of receives of the shared receive context that are not posted any more and keep their
+    /// place in its size, as the context counts them.
+    places: usize,
     /// There was no memory for a receive, which was logged.
     short: bool,
     /// Number of calls of [`Driven::drive`].
@@ -96,6 +100,8 @@ pub(super) struct Shared {
     /// Time 0 of the core.
     begin: Instant,
     pub(super) listening: OnceLock<Listening>,
+    /// The shared receive context of an enabled endpoint.
+    pub(super) context: OnceLock<Arc<SharedRx>>,
     /// `None` before enabling and after closing.
     state: Mutex<Option<State>>,
     /// The sources of the endpoint's completion queues.
@@ -126,6 +132,7 @@ impl Shared {
             process: std::process::id(),
             begin: Instant::now(),
             listening: OnceLock::new(),
+            context: OnceLock::new(),
             state: Mutex::new(None),
             sources: Mutex::default(),
         });
@@ -194,6 +201,20 @@ impl Shared {
             self.driver.wake(&self.turn);
         }
         self.wake_readers(state);
+        self.follow(state);
+    }
+
+    /// Follows a change of the state at the shared receive context.
+    #[inline]
+    fn follow(&self, state: &mut State) {
+        if let Some(context) = self.context.get() {
+            let mut places = state.places;
+            context.follow(&mut places, state);
+            state.places = places;
+            if std::mem::take(&mut state.io.found_for_others) {
+                context.call_others();
+            }
+        }
     }
 
     /// Wakes the threads that sleep on a completion queue for which there is an entry.
@@ -346,11 +367,17 @@ impl State {
             calls: 0,
             calls_seen: 0,
             failed: false,
+            places: 0,
             short: false,
             #[cfg(test)]
             drives: 0,
             woken: false,
         }
+    }
+
+    /// Number of receives whose places the context counts.
+    pub(super) fn kept_places(&self) -> usize {
+        self.places
     }
 
     /// The device queue in which all requests complete.
@@ -550,6 +577,9 @@ impl VectorUser for Shared {
         {
             *place = None;
         }
+        if let Some(context) = self.context.get() {
+            context.forget(addr);
+        }
     }
 }
 
@@ -590,8 +620,12 @@ impl Driven for Shared {
             }
         }
         state.core.tick(&mut state.io);
+        for (stored, target) in state.io.rx.take_pending() {
+            state.io.deliver_stored(stored, target);
+        }
         state.settle();
         state.post_receives();
+        self.follow(state);
         // this thread sees its own changes of times and steps below
         self.wake_readers(state);
         let mut steps = std::mem::take(&mut state.io.steps);

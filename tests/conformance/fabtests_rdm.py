@@ -43,6 +43,7 @@ TESTS = [
         "fi_rdm_multi_client -C 10 -I 5 -U",
         "fi_rdm_cntr_pingpong -I 5",
         "fi_multi_recv -e rdm",
+        "fi_shared_ctx -e rdm --no-tx-shared-ctx",
     ),
     *pair(
         *[

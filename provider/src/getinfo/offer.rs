@@ -72,6 +72,25 @@ impl RxLimits {
     }
 }
 
+impl RxLimits {
+    /// Those of endpoints with many peers and of their shared receive contexts.
+    ///
+    /// # Errors
+    /// `ENOSYS`: the device has no such endpoints.
+    pub(crate) fn many_peers(device: &Device) -> Result<Self> {
+        let limits = rdm::Limits::of(device).ok_or(FiErrno::ENOSYS)?;
+        Ok(Self::of_many_peers(&limits))
+    }
+
+    fn of_many_peers(limits: &rdm::Limits) -> Self {
+        let wanted = param::values().rx_size.or(Some(RDM_RX_DEPTH));
+        Self {
+            size: depth(limits.rx_size, wanted),
+            iov_limit: limits.iov_limit,
+        }
+    }
+}
+
 /// Greatest and default depth of a queue.
 fn depth(greatest: usize, wanted: Option<usize>) -> (usize, usize) {
     (greatest, wanted.unwrap_or(DEFAULT_DEPTH).clamp(1, greatest))
@@ -164,13 +183,10 @@ impl Offer {
         self.max_msg_size = usize::try_from(limits.max_msg_size).unwrap_or(usize::MAX);
         self.max_order_size = 0; // there is no RMA yet
         self.tx_size = depth(limits.tx_size, params.tx_size.or(Some(RDM_TX_DEPTH)));
-        self.rx = RxLimits {
-            size: depth(limits.rx_size, params.rx_size.or(Some(RDM_RX_DEPTH))),
-            iov_limit: limits.iov_limit,
-        };
+        self.rx = RxLimits::of_many_peers(limits);
         self.inject = (limits.inject_size, limits.inject_size);
         self.tx_iov_limit = limits.iov_limit;
-        self.shared_rx = None;
+        self.shared_rx = Some(self.rx);
         self
     }
 }

@@ -10,14 +10,16 @@ use super::super::core::Send;
 use super::super::iov::Iov;
 use super::super::operations::{Kind, Operation};
 use super::super::ops::Uses;
-use super::super::receives::{Receive, Target, completion_of, index_of};
+use super::super::receives::{Receive, Target, index_of};
+use super::super::recv::{is_multi, receive_of, want_of};
+use super::super::search::{SEARCHES, Search};
 use super::super::shared::State;
 use super::Endpoint;
 use crate::av::FiAddr;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
 use crate::initiator::LocalIov;
-use crate::matching::{Claim, Want};
+use crate::matching::Want;
 use crate::mr::Desc;
 use crate::wire::rdm::packet::Message;
 
@@ -31,17 +33,6 @@ const SEND_FLAGS: Flags = Flags::COMPLETION
     .union(Flags::REMOTE_CQ_DATA)
     .union(Flags::MORE)
     .union(Flags::FENCE);
-/// Flags of receives that search the stored messages; not all of them at once.
-const SEARCHES: Flags = Flags::PEEK.union(Flags::CLAIM).union(Flags::DISCARD);
-/// Flags of receives.
-const RECV_FLAGS: Flags = Flags::COMPLETION
-    .union(Flags::TRANSMIT_COMPLETE)
-    .union(Flags::MORE)
-    .union(Flags::MULTI_RECV)
-    .union(Flags::PEEK)
-    .union(Flags::CLAIM)
-    .union(Flags::DISCARD);
-
 impl Endpoint {
     /// `fi_send`, `fi_tsend` and their forms with vectors and data. `tag`: `None` for an untagged
     /// message. `flags`: `None` for the default flags.
@@ -198,23 +189,9 @@ impl Endpoint {
         context: usize,
         flags: Option<Flags>,
     ) -> Result<()> {
-        let flags = match flags {
-            Some(flags) if flags.intersects(RECV_FLAGS.complement()) => {
-                return Err(FiErrno::EBADFLAGS);
-            }
-            Some(flags) => flags,
-            None => self.rx_op_flags(),
-        };
-        let selected = flags.contains(Flags::COMPLETION);
-        let desc = local.common_desc();
-        let receive = Receive {
-            iov: Iov::new(&local)?,
-            desc: desc.unwrap_or(Desc::NULL),
-            several: desc.is_none(),
-            context,
-            tagged: tag.is_some(),
-            wanted: selected || self.common.rx_all.load(Ordering::Relaxed),
-        };
+        let flags = flags.unwrap_or_else(|| self.rx_op_flags());
+        let mut receive = receive_of(tag.is_some(), &local, context, flags)?;
+        receive.wanted |= self.common.rx_all.load(Ordering::Relaxed);
         let shared = self.shared();
         let mut guard = shared.lock();
         let state = guard.as_mut().ok_or(FiErrno::EOPBADSTATE)?;
@@ -225,20 +202,12 @@ impl Endpoint {
             }
             false => None,
         };
-        let want = match tag {
-            Some((tag, ignore)) => Want::tagged(tag, ignore, from),
-            None => Want::untagged(from),
-        };
+        let want = want_of(tag, from);
         let result = if flags.intersects(SEARCHES) {
             // SAFETY: the caller passes the address of a `struct fi_context` with `FI_CLAIM`.
-            unsafe { Self::peek(state, &want, receive, flags) }
+            unsafe { Self::search(state, &want, receive, flags) }
         } else {
-            // tagged receives have no such flag; it may be a default of all receives
-            let multi = tag.is_none() && flags.contains(Flags::MULTI_RECV);
-            if multi && local.count() > 1 {
-                return Err(FiErrno::EINVAL);
-            }
-            self.post_receive(state, &want, receive, multi)
+            self.post_receive(state, &want, receive, is_multi(&receive, flags))
         };
         state.settle();
         shared.after(state);
@@ -261,14 +230,15 @@ impl Endpoint {
                 return Err(FiErrno::EAGAIN);
             }
         }
+        // receives are posted to a shared receive context
+        let store = state.io.rx.own().ok_or(FiErrno::EOPBADSTATE)?;
         if multi {
-            let min = self.min_multi_recv();
-            let taken = state.io.rx.post_multi(want, receive, min);
+            let taken = store.post_multi(want, receive, self.min_multi_recv());
             for (stored, target) in taken.map_err(|()| FiErrno::EAGAIN)? {
                 state.io.deliver_stored(stored, target);
             }
         } else {
-            let stored = state.io.rx.post(want, receive);
+            let stored = store.post(want, receive);
             if let Some(stored) = stored.map_err(|()| FiErrno::EAGAIN)? {
                 let target = Target {
                     receive,
@@ -284,68 +254,15 @@ impl Endpoint {
     ///
     /// # Safety
     /// With `FI_CLAIM`, the context of the receive is the address of a `struct fi_context`.
-    unsafe fn peek(state: &mut State, want: &Want, receive: Receive, flags: Flags) -> Result<()> {
-        let context = std::ptr::with_exposed_provenance_mut::<u64>(receive.context);
-        let claims = flags.contains(Flags::CLAIM);
-        if claims && context.is_null() || flags.contains(SEARCHES) {
-            return Err(FiErrno::EINVAL);
+    unsafe fn search(state: &mut State, want: &Want, receive: Receive, flags: Flags) -> Result<()> {
+        let search = Search::of(flags, receive.context)?;
+        if !search.is_of_claim() {
+            state.poll()?;
         }
-        if !flags.contains(Flags::PEEK) {
-            if !claims {
-                return Err(FiErrno::EBADFLAGS);
-            }
-            // SAFETY: the caller promises the structure, which has room for a pointer.
-            let claim = Claim::from_bits(unsafe { context.read_unaligned() });
-            let messages = state.io.rx.messages(receive.tagged);
-            let message = messages.redeem(claim).ok_or(FiErrno::EINVAL)?;
-            if flags.contains(Flags::DISCARD) {
-                let mut completion = completion_of(&receive);
-                completion.tag = message.tag;
-                state.io.discard_stored(message.payload);
-                state.io.completions.done(completion, None, receive.wanted);
-            } else {
-                let target = Target {
-                    receive,
-                    multi: None,
-                };
-                state.io.deliver_stored(message.payload, target);
-            }
-            return Ok(());
-        }
-        state.poll()?;
-        let messages = state.io.rx.messages(receive.tagged);
-        let message = if claims {
-            messages.claim(want).map(|(claim, message)| {
-                // SAFETY: the caller promises the structure, which has room for a pointer.
-                unsafe { context.write_unaligned(claim.to_bits()) };
-                message
-            })
-        } else if flags.contains(Flags::DISCARD) {
-            messages.discard(want)
-        } else {
-            messages.peek(want)
-        };
-        let mut completion = completion_of(&receive);
-        let Some(message) = message else {
-            completion.tag = want.tag;
-            state.io.completions.not_found(completion);
-            return Ok(());
-        };
-        completion.tag = message.tag;
-        // a message is in memory
-        completion.len = message.len as usize;
-        let stored = state.io.rx.stored(message.payload);
-        let envelope = stored.map(|stored| stored.envelope);
-        if let Some(data) = envelope.and_then(|envelope| envelope.data) {
-            completion.data = data;
-            completion.flags |= Flags::REMOTE_CQ_DATA;
-        }
-        let peer = envelope.map(|envelope| envelope.peer);
-        if flags.contains(Flags::DISCARD) {
-            state.io.discard_stored(message.payload);
-        }
-        state.io.completions.peeked(completion, peer);
-        Ok(())
+        let store = state.io.rx.own().ok_or(FiErrno::EOPBADSTATE)?;
+        // SAFETY: the caller keeps the contract of this function.
+        let found = unsafe { store.search(search, want, &receive) };
+        state.report(search, want, receive, found)
     }
 
     /// `fi_cancel(3)`: the receive with this context completes with `ECANCELED`, if it is posted
@@ -358,7 +275,8 @@ impl Endpoint {
         let mut guard = shared.lock();
         let state = guard.as_mut().ok_or(FiErrno::EOPBADSTATE)?;
         // without an entry: it follows when the messages in a multi-receive buffer are complete
-        if let Some(completion) = state.io.rx.cancel(context).ok_or(FiErrno::ENOENT)? {
+        let store = state.io.rx.own().ok_or(FiErrno::ENOENT)?;
+        if let Some(completion) = store.cancel(context).ok_or(FiErrno::ENOENT)? {
             state
                 .io
                 .completions

@@ -6,7 +6,7 @@ use super::super::iov::Iov;
 use super::super::operations::{Kind, Operation, PARTS, PAYLOAD, TxKey};
 use super::super::ops::{Form, Uses};
 use super::super::receives::{
-    Arrival, ArrivalKey, AtSender, Envelope, Payload, StoredKey, Target, completion_of,
+    Arrival, ArrivalKey, AtSender, Envelope, Payload, Stored, StoredKey, Target, completion_of,
 };
 use super::{Executor, Slot, Todo};
 use crate::errno::FiErrno;
@@ -43,15 +43,23 @@ impl Executor {
             }
             None => {
                 let payload = self.rx.copy(&self.memory.bytes(slot)[at..at + len]);
-                if self
-                    .rx
-                    .store(*envelope, Payload::Bytes(origin, payload))
-                    .is_none()
-                {
+                if !self.store(envelope, Payload::Bytes(origin, payload)) {
                     self.todo.extend(self.arriving.map(Todo::Refused));
                 }
                 Credit::new(0, 1)
             }
+        }
+    }
+
+    /// Stores a message that no receive has matched. `false`: 2^24 messages are stored.
+    pub(super) fn store(&mut self, envelope: &Envelope, payload: Payload) -> bool {
+        match self.rx.store(*envelope, payload) {
+            Ok(None) => true,
+            Ok(Some((stored, target))) => {
+                self.deliver_message(stored, target);
+                true
+            }
+            Err(()) => false,
         }
     }
 
@@ -105,7 +113,7 @@ impl Executor {
         match result {
             Ok(()) => {
                 let released = completion.flags.contains(Flags::MULTI_RECV);
-                let wanted = receive.wanted || released;
+                let wanted = receive.wanted || self.rx.reports_all() || released;
                 let from = envelope.peer;
                 match blocks.filter(|_| target.multi.is_some()) {
                     Some(blocks) => {
@@ -125,9 +133,12 @@ impl Executor {
 
     /// A stored message has got its receive.
     pub(in crate::rdm) fn deliver_stored(&mut self, key: StoredKey, target: Target) {
-        let Some(stored) = self.rx.take(key) else {
-            return;
-        };
+        if let Some(stored) = self.rx.take(key) {
+            self.deliver_message(stored, target);
+        }
+    }
+
+    fn deliver_message(&mut self, stored: Stored, target: Target) {
         let envelope = stored.envelope;
         match stored.payload {
             Payload::Bytes(origin, bytes) => {
@@ -370,7 +381,7 @@ impl Executor {
         match self.rx.arrive(&envelope) {
             Some(target) => self.deliver_own(key, &envelope, &target),
             None => {
-                if self.rx.store(envelope, Payload::Own(key)).is_none() {
+                if !self.store(&envelope, Payload::Own(key)) {
                     self.finish(key, Err(FiErrno::ENOMEM));
                 }
             }

@@ -38,6 +38,7 @@ pub(super) fn config() -> EndpointConfig {
         rx_op_flags: Flags::empty(),
         needs_tx: true,
         needs_rx: true,
+        shared_rx: false,
         directed: true,
         source: true,
         auto: false,

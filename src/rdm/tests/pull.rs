@@ -54,7 +54,11 @@ fn pull_failures(end: &End) -> (u32, u32) {
 
 /// Polls the receiver until RTS has arrived.
 fn wait_for_rts(a: &End, b: &End) {
-    let stored = || b.ep.shared().lock().as_ref().unwrap().io.rx.stored_len();
+    let stored = || {
+        let mut state = b.ep.shared().lock();
+        let rx = &mut state.as_mut().unwrap().io.rx;
+        rx.own().unwrap().stored_len()
+    };
     let before = stored();
     while stored() == before {
         assert_eq!((a.poll(), b.poll()), (None, None));
@@ -132,7 +136,7 @@ fn a_wrong_source_costs_a_link_and_no_message() {
         let mut target = vec![0; LEN];
         a.send(to_b, Some(1), &bytes, 1);
         wait_for_rts(&a, &b);
-        let change = |_: &mut _, io: &mut Executor| io.rx.move_sources(change);
+        let change = |_: &mut _, io: &mut Executor| io.rx.own().unwrap().move_sources(change);
         b.ep.shared().change(change);
         b.recv(Some((1, 0)), &mut target, 2);
         wait([&a, &b], [1, 1]);

@@ -69,7 +69,7 @@ static void check_attributes(void)
 	IS(info->domain_attr->control_progress == FI_PROGRESS_AUTO);
 	IS(info->domain_attr->data_progress == FI_PROGRESS_MANUAL);
 	IS(info->domain_attr->av_type == FI_AV_UNSPEC);
-	IS(info->domain_attr->max_ep_srx_ctx == 0 && info->domain_attr->max_ep_stx_ctx == 0);
+	IS(info->domain_attr->max_ep_srx_ctx == 1 && info->domain_attr->max_ep_stx_ctx == 0);
 	fi_freeinfo(info);
 	fi_freeinfo(hints);
 }
@@ -148,7 +148,7 @@ static void check_hints(void)
 	CAN(hints->tx_attr->op_flags = FI_DELIVERY_COMPLETE | FI_COMPLETION);
 	CANNOT(hints->tx_attr->op_flags = FI_MATCH_COMPLETE);
 	CAN(hints->rx_attr->op_flags = FI_MULTI_RECV);
-	CANNOT(hints->ep_attr->rx_ctx_cnt = FI_SHARED_CONTEXT);
+	CAN(hints->ep_attr->rx_ctx_cnt = FI_SHARED_CONTEXT);
 	CANNOT(hints->ep_attr->tx_ctx_cnt = FI_SHARED_CONTEXT);
 	CANNOT(hints->ep_attr->tx_ctx_cnt = 2);
 	CANNOT(hints->ep_attr->protocol = FI_PROTO_RDMA_CM_IB_RC);
@@ -219,7 +219,8 @@ static void check_objects(void)
 	MUST(fi_fabric(info->fabric_attr, &fabric, NULL));
 	IS(fi_passive_ep(fabric, info, &pep, NULL) == -FI_EINVAL);
 	MUST(fi_domain(fabric, info, &domain, NULL));
-	IS(fi_srx_context(domain, NULL, &ep, NULL) == -FI_ENOSYS);
+	MUST(fi_srx_context(domain, NULL, &ep, NULL));
+	MUST(fi_close(&ep->fid));
 	IS(fi_stx_context(domain, NULL, NULL, NULL) == -FI_ENOSYS);
 	IS(fi_scalable_ep(domain, info, &ep, NULL) == -FI_ENOSYS);
 	/* a completion queue here is not one for connected endpoints */

@@ -51,11 +51,11 @@ const PROVIDER_LAYERS: &[&[&str]] = &[
         "tagged",
     ],
     // objects that others refer to; their tables of calls are above all that the tables name
-    &["connreq", "domain", "ep", "fabric", "rdm_ep"],
+    &["connreq", "domain", "ep", "fabric", "rdm_ep", "rdm_srx"],
     &["atomic_family", "cq", "monitor", "pep", "srx", "xrcd"],
     &["atomic", "cntr", "eq"],
     &["av", "cm", "mr", "option", "poll"],
-    &["pep_ops", "rdm_ep_ops", "weft_mr_ops"],
+    &["pep_ops", "rdm_ep_ops", "rdm_srx_ops", "weft_mr_ops"],
     &["ep_ops"],
     &["domain_ops"],
     &["fabric_ops"],

@@ -1,0 +1,438 @@
+//! Shared receive contexts, `fi_srx_context(3)`: receives that all endpoints of a context consume.
+//!
+//! A context has the posted receives and the stored messages of its endpoints ([`SharedStore`]);
+//! everything else belongs to the endpoint at which a message arrives, also its entry in a
+//! completion queue. A thread that posts a receive finds the stored message under the store's lock,
+//! releases it, and delivers the message under the lock of the message's endpoint. If that endpoint
+//! was closed meanwhile, the receive is posted again.
+
+#![allow(unsafe_code, reason = "takes buffers and descriptors as C passes them")]
+
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+
+use super::completions::Side;
+use super::receives::{Membership, Owner, Receive, SharedStore, StoredKey, Target, completion_of};
+use super::recv::{is_multi, receive_of, want_of};
+use super::search::{SEARCHES, Search};
+use super::shared::{Shared, State};
+use super::vector::AddressVector;
+use crate::PeerIndex;
+use crate::av::FiAddr;
+use crate::domain::Domain;
+use crate::errno::{FiErrno, Result};
+use crate::flags::Flags;
+use crate::initiator::LocalIov;
+use crate::matching::{Release, Want};
+use crate::mr::random;
+
+/// Attributes of a new shared receive context (`fi_srx_context(3)`).
+#[derive(Clone, Copy, Debug)]
+pub struct SharedRxConfig {
+    /// Maximum number of posted receives.
+    pub size: usize,
+    /// Default flags of receives (`rx_attr->op_flags`).
+    pub op_flags: Flags,
+    /// Whether receives compare the source (`FI_DIRECTED_RECV`).
+    pub directed: bool,
+}
+
+/// An endpoint of a context.
+#[derive(Debug)]
+struct Member {
+    owner: Owner,
+    shared: Weak<Shared>,
+}
+
+/// A shared receive context. Thread safe. Receives that are posted when it is dropped end without
+/// an entry; by then it has no endpoint.
+pub struct SharedRx {
+    domain: Arc<Domain>,
+    config: SharedRxConfig,
+    store: Arc<SharedStore>,
+    members: Mutex<Vec<Member>>,
+    /// The address vector of all endpoints (`fi_endpoint(3)`, "Shared contexts"), by the first one.
+    vector: Mutex<Option<Weak<AddressVector>>>,
+    /// The peers of addresses from which receives were directed.
+    peers: Mutex<Vec<Option<PeerIndex>>>,
+    owners: AtomicU32,
+    /// Number of receives that are not posted any more, but keep their place: their message is
+    /// arriving, or their entry was not taken.
+    entries: AtomicUsize,
+    min_multi_recv: AtomicUsize,
+}
+
+impl std::fmt::Debug for SharedRx {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SharedRx").finish_non_exhaustive()
+    }
+}
+
+impl SharedRx {
+    /// Opens a context. `min_multi_recv`: the default of `FI_OPT_MIN_MULTI_RECV`.
+    pub(super) fn with(
+        domain: &Arc<Domain>,
+        config: SharedRxConfig,
+        min_multi_recv: usize,
+    ) -> Result<Arc<Self>> {
+        Ok(Arc::new(Self {
+            domain: Arc::clone(domain),
+            config,
+            store: Arc::new(SharedStore::new(random()?)),
+            members: Mutex::default(),
+            vector: Mutex::default(),
+            peers: Mutex::default(),
+            owners: AtomicU32::new(1),
+            entries: AtomicUsize::new(0),
+            min_multi_recv: AtomicUsize::new(min_multi_recv),
+        }))
+    }
+
+    /// The domain of the context.
+    pub fn domain(&self) -> &Arc<Domain> {
+        &self.domain
+    }
+
+    /// Minimum free space of a multi-receive buffer in bytes (`FI_OPT_MIN_MULTI_RECV`).
+    pub fn min_multi_recv(&self) -> usize {
+        self.min_multi_recv.load(Ordering::Relaxed)
+    }
+
+    /// Changes what [`Self::min_multi_recv`] returns, for buffers that are posted later.
+    pub fn set_min_multi_recv(&self, bytes: usize) {
+        self.min_multi_recv.store(bytes, Ordering::Relaxed);
+    }
+
+    // ---- endpoints ----
+
+    /// Checks that an endpoint has the address vector of the others.
+    ///
+    /// # Errors
+    /// `EINVAL`: it has not.
+    pub(super) fn check_vector(&self, vector: &Arc<AddressVector>) -> Result<()> {
+        let mut known = self.vector.lock();
+        match known.as_ref().and_then(Weak::upgrade) {
+            Some(known) if Arc::ptr_eq(&known, vector) => Ok(()),
+            Some(_) => Err(FiErrno::EINVAL),
+            None => {
+                *known = Some(Arc::downgrade(vector));
+                Ok(())
+            }
+        }
+    }
+
+    /// The place of a new endpoint. `all`: each success has an entry.
+    pub(super) fn membership(&self, all: bool) -> Membership {
+        let owner = self.owners.fetch_add(1, Ordering::Relaxed);
+        Membership::new(&self.store, owner, all)
+    }
+
+    /// Adds an endpoint, whose state has the membership with this number.
+    pub(super) fn join(&self, owner: Owner, shared: &Shared) {
+        self.members.lock().push(Member {
+            owner,
+            shared: shared.weak(),
+        });
+        // receives that are directed already match messages of this endpoint too
+        let peers = self.peers.lock().clone();
+        for (addr, index) in peers.iter().enumerate() {
+            if let Some(index) = index {
+                self.identify(shared, FiAddr(addr as u64), *index);
+            }
+        }
+    }
+
+    /// Removes an endpoint, whose state does not exist any more.
+    pub(super) fn leave(&self, shared: &Shared) {
+        let leaving = shared.weak();
+        self.members
+            .lock()
+            .retain(|member| !member.shared.ptr_eq(&leaving));
+    }
+
+    /// An address was removed from the vector.
+    pub(super) fn forget(&self, addr: FiAddr) {
+        if let Some(place) = self.peers.lock().get_mut(addr.0 as usize) {
+            *place = None;
+        }
+    }
+
+    /// Follows a change of an endpoint: `before` and now are the numbers of its receives that are
+    /// not posted but keep their place.
+    pub(super) fn follow(&self, before: &mut usize, state: &State) {
+        let now = state.io.rx.arrivals.len() + state.io.completions.len(Side::Rx);
+        let change = now.wrapping_sub(*before);
+        if change != 0 {
+            self.entries.fetch_add(change, Ordering::Relaxed);
+            *before = now;
+        }
+    }
+
+    /// An endpoint has ended with so many receives that kept their place.
+    pub(super) fn free(&self, entries: usize) {
+        self.entries.fetch_sub(entries, Ordering::Relaxed);
+    }
+
+    /// Wakes the drivers of all endpoints, if one of them has found a receive for a message of
+    /// another one.
+    pub(super) fn call_others(&self) {
+        if self.store.lock().has_pending() {
+            for member in self.enabled() {
+                member.driver().wake(&member.turn);
+            }
+        }
+    }
+
+    fn enabled(&self) -> Vec<Arc<Shared>> {
+        let members = self.members.lock();
+        let open = members.iter().filter_map(|member| member.shared.upgrade());
+        open.collect()
+    }
+
+    /// Calls `act` with the state of an endpoint. `None`: it is closed.
+    fn at<T>(&self, owner: Owner, act: impl FnOnce(&mut State) -> T) -> Option<T> {
+        let member = {
+            let members = self.members.lock();
+            let member = members.iter().find(|member| member.owner == owner)?;
+            member.shared.upgrade()?
+        };
+        Self::change(&member, act)
+    }
+
+    fn change<T>(member: &Shared, act: impl FnOnce(&mut State) -> T) -> Option<T> {
+        let mut guard = member.lock();
+        let state = guard.as_mut()?;
+        state.core.set_now(member.now());
+        let result = act(state);
+        state.settle();
+        member.after(state);
+        Some(result)
+    }
+
+    /// Calls `act` with the state of the endpoint that was bound first. `None`: there is none.
+    fn at_first<T>(&self, act: impl FnOnce(&mut State) -> T) -> Option<T> {
+        let first = self.enabled().into_iter().next()?;
+        Self::change(&first, act)
+    }
+
+    /// Makes progress at all endpoints.
+    fn progress(&self) -> Result<()> {
+        let mut result = Ok(());
+        for member in self.enabled() {
+            let polled = Self::change(&member, |state| state.poll().map(drop));
+            result = result.and(polled.unwrap_or(Ok(())));
+        }
+        result
+    }
+
+    // ---- peers ----
+
+    /// The peer of an address, at all endpoints.
+    ///
+    /// # Errors
+    /// `EINVAL`: the address is not in the address vector. `ENOMEM`.
+    fn peer_of(&self, addr: FiAddr) -> Result<PeerIndex> {
+        let vector = self.vector.lock().as_ref().and_then(Weak::upgrade);
+        if let Some(vector) = vector {
+            vector.lookup(addr)?;
+        }
+        let place = usize::try_from(addr.0).map_err(|_| FiErrno::EINVAL)?;
+        if let Some(Some(index)) = self.peers.lock().get(place) {
+            return Ok(self.store.lock().find(*index));
+        }
+        let index = self.store.lock().add_peer();
+        {
+            let mut peers = self.peers.lock();
+            if peers.len() <= place {
+                peers.resize(place + 1, None);
+            }
+            peers[place] = Some(index);
+        }
+        for member in self.enabled() {
+            self.identify(&member, addr, index);
+        }
+        Ok(self.store.lock().find(index))
+    }
+
+    /// The peer of an endpoint at this address is the one with this index.
+    fn identify(&self, member: &Shared, addr: FiAddr, index: PeerIndex) {
+        let own = Self::change(member, |state| {
+            let peer = state.peer_of(addr).ok()?;
+            let peer = state.core.resolve(peer);
+            state.io.rx.shared_index(peer)
+        });
+        let Some(own) = own.flatten() else {
+            return;
+        };
+        let pairs = self.store.lock().merge(own, index);
+        for pair in pairs {
+            self.deliver(pair.owner, pair.key, pair.target);
+        }
+    }
+
+    // ---- receives ----
+
+    /// `fi_recv`, `fi_trecv` and their forms, as [`Endpoint::recv`](super::Endpoint::recv).
+    ///
+    /// # Errors
+    /// - `EAGAIN`: the maximum number of receives is posted.
+    /// - `EINVAL`: too many buffers, or several with `FI_MULTI_RECV`; a directed receive from an
+    ///   address that is not in the address vector; a claim of no message.
+    /// - `EBADFLAGS`: a flag that the operation does not accept.
+    /// - `EOPBADSTATE`: a search, and the context has no endpoint that is enabled.
+    ///
+    /// # Safety
+    /// The buffers stay valid until the operation completes or the context is dropped. With
+    /// `FI_CLAIM`, `context` is the address of a `struct fi_context`.
+    pub unsafe fn recv(
+        &self,
+        from: FiAddr,
+        tag: Option<(u64, u64)>,
+        local: LocalIov<'_>,
+        context: usize,
+        flags: Option<Flags>,
+    ) -> Result<()> {
+        let flags = flags.unwrap_or(self.config.op_flags);
+        let receive = receive_of(tag.is_some(), &local, context, flags)?;
+        let from = match self.config.directed && from.0 != u64::MAX {
+            true => Some(self.peer_of(from)?),
+            false => None,
+        };
+        let want = want_of(tag, from);
+        if flags.intersects(SEARCHES) {
+            // SAFETY: the caller keeps the contract of this function.
+            return unsafe { self.search(&want, receive, flags) };
+        }
+        if self.is_full() {
+            self.progress()?;
+            if self.is_full() {
+                return Err(FiErrno::EAGAIN);
+            }
+        }
+        match is_multi(&receive, flags) {
+            true => self.post_multi(&want, receive),
+            false => self.post(&want, receive),
+        }
+    }
+
+    fn is_full(&self) -> bool {
+        let posted = self.store.lock().store.posted();
+        posted + self.entries.load(Ordering::Relaxed) >= self.config.size
+    }
+
+    /// The peer of a directed receive may have been merged since it was looked up.
+    fn current(state: &super::receives::SharedState, want: &Want) -> Want {
+        Want {
+            from: want.from.map(|from| state.find(from)),
+            ..*want
+        }
+    }
+
+    fn post(&self, want: &Want, receive: Receive) -> Result<()> {
+        let target = Target {
+            receive,
+            multi: None,
+        };
+        loop {
+            let stored = {
+                let mut state = self.store.lock();
+                let want = Self::current(&state, want);
+                let key = state.store.post(&want, receive);
+                let key = key.map_err(|()| FiErrno::EAGAIN)?;
+                key.and_then(|key| Some((state.store.stored(key)?.owner, key)))
+            };
+            match stored {
+                Some((owner, key)) if !self.deliver(owner, key, target) => {}
+                _ => return Ok(()),
+            }
+        }
+    }
+
+    fn post_multi(&self, want: &Want, receive: Receive) -> Result<()> {
+        let taken = {
+            let mut state = self.store.lock();
+            let want = Self::current(&state, want);
+            let taken = state
+                .store
+                .post_multi(&want, receive, self.min_multi_recv());
+            let taken = taken.map_err(|()| FiErrno::EAGAIN)?.into_iter();
+            let owner = |key| state.store.stored(key).map_or(0, |stored| stored.owner);
+            let taken = taken.map(|(key, target)| (owner(key), key, target));
+            taken.collect::<Vec<_>>()
+        };
+        for (owner, key, target) in taken {
+            if !self.deliver(owner, key, target)
+                && let Some(multi) = target.multi
+            {
+                let release = self.store.lock().store.finished(receive.tagged, multi);
+                if release != Release::Held {
+                    // no message reports that the buffer is released
+                    self.cancelled(&receive, Flags::MULTI_RECV);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Delivers a stored message. `false`: its endpoint was closed meanwhile, and the message with
+    /// it.
+    fn deliver(&self, owner: Owner, key: StoredKey, target: Target) -> bool {
+        let delivered = self.at(owner, |state| state.io.deliver_stored(key, target));
+        if delivered.is_none() {
+            self.store.lock().store.take(key);
+        }
+        delivered.is_some()
+    }
+
+    /// # Safety
+    /// As [`Self::recv`].
+    unsafe fn search(&self, want: &Want, receive: Receive, flags: Flags) -> Result<()> {
+        let search = Search::of(flags, receive.context)?;
+        if !search.is_of_claim() {
+            self.progress()?;
+        }
+        let found = {
+            let mut state = self.store.lock();
+            let want = Self::current(&state, want);
+            // SAFETY: the caller keeps the contract of this function.
+            unsafe { state.store.search(search, &want, &receive) }
+        };
+        let reported = found.and_then(|found| {
+            self.at(found.owner, |state| {
+                state.report(search, want, receive, Some(found))
+            })
+        });
+        let nothing = || self.at_first(|state| state.report(search, want, receive, None));
+        reported
+            .or_else(nothing)
+            .unwrap_or(Err(FiErrno::EOPBADSTATE))
+    }
+
+    /// `fi_cancel(3)`: the receive with this context completes with `ECANCELED`, if it is posted
+    /// and has no message yet. The entry is in the queue of the endpoint that was bound first.
+    ///
+    /// # Errors
+    /// `ENOENT`: no such receive.
+    pub fn cancel(&self, context: usize) -> Result<()> {
+        let cancelled = self.store.lock().store.cancel(context);
+        // without an entry: it follows when the messages in a multi-receive buffer are complete
+        if let Some(completion) = cancelled.ok_or(FiErrno::ENOENT)? {
+            self.at_first(|state| {
+                let completions = &mut state.io.completions;
+                completions.failed(completion, 0, FiErrno::ECANCELED);
+            });
+        }
+        Ok(())
+    }
+
+    fn cancelled(&self, receive: &Receive, flags: Flags) {
+        let mut completion = completion_of(receive);
+        completion.flags |= flags;
+        self.at_first(|state| {
+            let completions = &mut state.io.completions;
+            completions.failed(completion, 0, FiErrno::ECANCELED);
+        });
+    }
+}

@@ -1,0 +1,64 @@
+//! The arguments of receives, on an endpoint or on a shared receive context.
+
+use super::iov::Iov;
+use super::receives::Receive;
+use super::search::SEARCHES;
+use crate::PeerIndex;
+use crate::errno::{FiErrno, Result};
+use crate::flags::Flags;
+use crate::initiator::LocalIov;
+use crate::matching::Want;
+use crate::mr::Desc;
+
+/// Flags of receives.
+const RECV_FLAGS: Flags = Flags::COMPLETION
+    .union(Flags::TRANSMIT_COMPLETE)
+    .union(Flags::MORE)
+    .union(Flags::MULTI_RECV)
+    .union(SEARCHES);
+
+/// The receive that a call asks for.
+///
+/// # Errors
+/// `EINVAL`: too many buffers, or several with `FI_MULTI_RECV`. `EBADFLAGS`.
+#[inline]
+pub(super) fn receive_of(
+    tagged: bool,
+    local: &LocalIov<'_>,
+    context: usize,
+    flags: Flags,
+) -> Result<Receive> {
+    if flags.intersects(RECV_FLAGS.complement()) {
+        return Err(FiErrno::EBADFLAGS);
+    }
+    let desc = local.common_desc();
+    let receive = Receive {
+        iov: Iov::new(local)?,
+        desc: desc.unwrap_or(Desc::NULL),
+        several: desc.is_none(),
+        context,
+        tagged,
+        wanted: flags.contains(Flags::COMPLETION),
+    };
+    if is_multi(&receive, flags) && local.count() > 1 && !flags.intersects(SEARCHES) {
+        return Err(FiErrno::EINVAL);
+    }
+    Ok(receive)
+}
+
+/// Whether it is a multi-receive buffer. Tagged receives have no such flag; it may be a default of
+/// all receives.
+#[inline]
+pub(super) fn is_multi(receive: &Receive, flags: Flags) -> bool {
+    !receive.tagged && flags.contains(Flags::MULTI_RECV)
+}
+
+/// The messages that a receive asks for. `tag`: `None` for an untagged one, otherwise the tag and
+/// the ignored bits.
+#[inline]
+pub(super) fn want_of(tag: Option<(u64, u64)>, from: Option<PeerIndex>) -> Want {
+    match tag {
+        Some((tag, ignore)) => Want::tagged(tag, ignore, from),
+        None => Want::untagged(from),
+    }
+}
