@@ -29,6 +29,12 @@ class Transfer(unittest.TestCase):
         self.moved(*programs.pingpong(libfabric, "weft", "msg", "::1", ["-c", "-I", "100"]))
 
     @common.per_release
+    def test_rdm(self, libfabric):
+        # without ofi_rxm the endpoint is weft's own
+        env = libfabric.env(FI_WEFT_RDM="1", FI_PROVIDER="^ofi_rxm")
+        self.moved(*programs.pingpong(libfabric, "weft", "rdm", "127.0.0.1", ["-c", "-I", "100"], env))
+
+    @common.per_release
     def test_rdm_over_ofi_rxm(self, libfabric):
         self.moved(*programs.pingpong(libfabric, "weft;ofi_rxm", "rdm", "127.0.0.1", ["-c", "-I", "100"]))
 
