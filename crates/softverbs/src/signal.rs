@@ -6,7 +6,7 @@
 //! 0 has the duty to ring, so only one supplier rings.
 
 use crate::segment::Mapping;
-use crate::segment::layout::{ARMED_ANY, ARMED_NOT, ARMED_SOLICITED, StateWord, cq, header, qp};
+use crate::segment::layout::{ARMED_NOT, ARMED_SOLICITED, StateWord, cq, header, qp};
 use crate::sync::atomic::{AtomicU32, Ordering, fence};
 use crate::sync::light_fence;
 
@@ -53,10 +53,14 @@ pub(crate) fn must_notify(map: &Mapping, at: usize, solicited: bool, barriers: b
 pub(crate) fn takes_notice(map: &Mapping, at: usize, solicited: bool) -> bool {
     let word = map.u32(at + cq::ARMED);
     let armed = word.load(Ordering::Relaxed);
+    armed != ARMED_NOT && takes_armed(word, armed, solicited)
+}
+
+#[cold]
+fn takes_armed(word: &AtomicU32, armed: u32, solicited: bool) -> bool {
     // An invalid value, which a hostile neighbour has stored, counts as the strongest request:
     // [`arm`] does not replace it.
-    (armed >= ARMED_ANY || armed == ARMED_SOLICITED && solicited)
-        && word.swap(ARMED_NOT, Ordering::AcqRel) != ARMED_NOT
+    (armed != ARMED_SOLICITED || solicited) && word.swap(ARMED_NOT, Ordering::AcqRel) != ARMED_NOT
 }
 
 /// Publishes in the word at `at` that a process waits; many processes may use one word, and none of
@@ -169,6 +173,7 @@ impl Attention {
 mod tests {
     use super::*;
     use crate::segment::OwnSegment;
+    use crate::segment::layout::ARMED_ANY;
 
     #[test]
     fn a_weaker_request_replaces_no_stronger_one() {
