@@ -67,11 +67,11 @@ static void post(struct side *side, struct stream *stream, fi_addr_t to, uint64_
 		size_t len = LENGTHS[mixed(stream->sends) % 4];
 
 		fill(stream->out + (size_t)slot * LARGE, len, stream->sends);
-		stream->posted_at[slot] = nanoseconds();
 		ret = fi_tsend(side->ep, stream->out + (size_t)slot * LARGE, len, NULL, to, stream->sends, &stream->sending[slot]);
 		if (ret != -FI_EAGAIN) {
 			MUST(ret);
 			stream->sending[slot] = 1;
+			stream->posted_at[slot] = nanoseconds();
 			stream->sends++;
 		}
 	}
