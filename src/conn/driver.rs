@@ -35,8 +35,8 @@ const PATIENCE: Duration = Duration::from_millis(1);
 pub(crate) trait Driven: Send + Sync {
     /// Does what is due, and returns the time of the next call; `None`: after the next event of
     /// its completion queue or [`Driver::wake`]. Called without a lock, by one thread at a time:
-    /// the driver's, or one that polls (`polls`).
-    fn drive(&self, polls: bool) -> Option<Instant>;
+    /// the driver's, or one that polls.
+    fn drive(&self) -> Option<Instant>;
 }
 
 /// When an object is to be driven.
@@ -161,11 +161,14 @@ impl Driver {
         self.wake(turn);
     }
 
-    /// Reverts [`Self::add`]. A call of [`Driven::drive`] may still be under way.
+    /// Reverts [`Self::add`]. Waits for a call of [`Driven::drive`] that is under way, so it must
+    /// not be called by one.
     pub(crate) fn remove(&self, turn: &Arc<Turn>) {
         let mut driving = self.shared.driven.lock();
         driving.all.retain(|(known, _)| !Arc::ptr_eq(known, turn));
         driving.queues.retain(|_, known| !Arc::ptr_eq(known, turn));
+        drop(driving);
+        drop(self.shared.serving.lock());
     }
 
     /// Wakes the thread, which drives the object with this turn. A system call.
@@ -186,7 +189,7 @@ impl Shared {
             }
             let due = {
                 let _serving = self.serving.lock();
-                let due = self.serve(false);
+                let due = self.serve();
                 self.due.store(self.time(due), Ordering::Relaxed);
                 due
             };
@@ -212,7 +215,7 @@ impl Shared {
     }
 
     /// Drives the objects whose turn it is. Returns the time of the next turn.
-    fn drive(&self, polls: bool) -> Option<Instant> {
+    fn drive(&self) -> Option<Instant> {
         let now = Instant::now();
         let driving = self.driven.lock();
         let due = driving.all.iter().filter(|(turn, _)| turn.is_due(now));
@@ -221,7 +224,7 @@ impl Shared {
         for (turn, driven) in due {
             // a later call leads to another turn; the object sees what preceded the earlier ones
             turn.called.swap(false, Ordering::AcqRel);
-            let next = driven.upgrade().and_then(|driven| driven.drive(polls));
+            let next = driven.upgrade().and_then(|driven| driven.drive());
             *turn.due.lock() = next;
         }
         let driving = self.driven.lock();
@@ -232,10 +235,10 @@ impl Shared {
 
 impl Shared {
     /// Takes events, and does what is due. Returns the time of the next call.
-    fn serve(&self, polls: bool) -> Option<Instant> {
+    fn serve(&self) -> Option<Instant> {
         self.dispatcher.progress(|| false);
         self.take_events();
-        self.drive(polls)
+        self.drive()
     }
 
     /// A time in ns since `begin`; the maximum for none.
@@ -264,9 +267,9 @@ impl Assisted for Driver {
             return;
         };
         wait.clear();
-        let due = shared.time(shared.serve(true));
         let sleeps_until = shared.due.load(Ordering::Relaxed);
-        if overdue {
+        let due = shared.time(shared.serve());
+        if sleeps_until <= now {
             // the thread is about to wake
             shared.due.store(due, Ordering::Relaxed);
         } else if due < sleeps_until || due - sleeps_until > EARLY.as_nanos() as u64 {
@@ -302,7 +305,7 @@ mod tests {
     struct Busy;
 
     impl Driven for Busy {
-        fn drive(&self, _: bool) -> Option<Instant> {
+        fn drive(&self) -> Option<Instant> {
             Some(Instant::now())
         }
     }
@@ -311,8 +314,7 @@ mod tests {
     struct Counting(AtomicU64, Duration);
 
     impl Driven for Counting {
-        fn drive(&self, polls: bool) -> Option<Instant> {
-            assert!(polls);
+        fn drive(&self) -> Option<Instant> {
             self.0.fetch_add(1, Ordering::Relaxed);
             Some(Instant::now() + self.1)
         }

@@ -188,6 +188,10 @@ impl CompletionQueue {
         inner.table.set_more(SOURCES, true);
         let only = inner.table.endpoints.is_empty();
         inner.table.set_more(ONLY_SOURCES, only);
+        if let Some(wait) = &self.wait {
+            // a thread that sleeps has not armed the source
+            wait.wake();
+        }
         Ok(())
     }
 

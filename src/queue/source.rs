@@ -445,6 +445,19 @@ mod tests {
         assert_eq!(Arc::strong_count(&source), 1);
     }
 
+    /// A thread that sleeps when a source is added has not armed it.
+    #[test]
+    fn a_source_that_is_added_wakes_sleeping_readers() {
+        let cq = queue(&domain(), WaitKind::Unspec);
+        assert_eq!(cq.trywait(), Ok(()));
+        let wait = cq.wait.as_ref().unwrap();
+        assert!(!wait.is_ready());
+        cq.add_source(Scripted::new(true, None) as _).unwrap();
+        assert!(wait.is_ready());
+        assert_eq!(cq.trywait(), Ok(()));
+        assert!(!wait.is_ready());
+    }
+
     /// The queue has a channel, but the source's completions do not make it readable.
     #[test]
     fn a_source_wakes_those_who_wait_for_a_counter() {

@@ -385,13 +385,18 @@ impl<I: Io> Core<I> {
         Ok(())
     }
 
+    /// Whether the session of a packet exists, and does not end with its links.
+    pub fn is_current(&self, origin: Origin) -> bool {
+        let peer = self.peers.get(origin.peer);
+        peer.is_some_and(|peer| peer.session == origin.session && !peer.ends)
+    }
+
     /// Sends the answer to a packet, if the session of the packet exists.
     ///
     /// # Errors
     /// `ECONNABORTED`: the session has ended, or ends with its links. As [`Self::send`].
     pub fn answer(&mut self, to: Origin, op: I::Op, io: &mut I) -> Result<()> {
-        let peer = self.peers.get(to.peer);
-        if peer.is_none_or(|peer| peer.session != to.session || peer.ends) {
+        if !self.is_current(to) {
             return Err(FiErrno::ECONNABORTED);
         }
         let send = Send {

@@ -27,7 +27,7 @@ use super::ops::Form;
 use super::packet_memory::{PacketMemory, Slot};
 use super::peer::PeerKey;
 use super::pulls::Pulls;
-use super::receives::{AtSender, Envelope, Payload, Receives};
+use super::receives::{ArrivalKey, AtSender, Envelope, Payload, Receives};
 use super::shared::Shared;
 use super::slab::Slab;
 use crate::conn::ConnectRequest;
@@ -51,7 +51,8 @@ pub(super) enum Todo {
     GiveBack(Origin, Credit),
     Send(PeerKey, Send<TxKey>),
     Answer(Origin, TxKey),
-    Hold(PeerKey),
+    /// A message arrives by READs or in parts, if its session still exists.
+    Begin(Origin, ArrivalKey),
     Release(PeerKey),
     LoopBack(TxKey),
     /// READs of the peer's messages can be posted.

@@ -186,7 +186,9 @@ impl Step {
                 if let Some(qp) = &qp {
                     shared.domain.device().unlisten(qp.object());
                 }
-                if let Some(id) = cm.id.lock().take() {
+                // not under the lock: a thread that dispatches an event waits for it
+                let id = cm.id.lock().take();
+                if let Some(id) = id {
                     shared.driver().dispatcher().registry().remove(id.object());
                 }
                 drop(qp);

@@ -408,7 +408,13 @@ impl State {
                     io.answer_failed(op);
                 }
             }
-            Todo::Hold(peer) => core.hold(peer, io),
+            Todo::Begin(origin, key) => {
+                if core.is_current(origin) {
+                    core.hold(origin.peer, io);
+                } else {
+                    io.fail_arrival(key, false);
+                }
+            }
             Todo::Release(peer) => core.release(peer, io),
             Todo::LoopBack(op) => io.loop_back(op),
             Todo::Pull(peer) => {
@@ -584,7 +590,7 @@ impl VectorUser for Shared {
 }
 
 impl Driven for Shared {
-    fn drive(&self, polls: bool) -> Option<Instant> {
+    fn drive(&self) -> Option<Instant> {
         let mut guard = self.lock();
         let state = guard.as_mut()?;
         state.woken = false;
@@ -593,7 +599,7 @@ impl Driven for Shared {
             state.drives += 1;
         }
         state.core.set_now(self.now());
-        let polls = polls || state.calls != std::mem::replace(&mut state.calls_seen, state.calls);
+        let polls = state.calls != std::mem::replace(&mut state.calls_seen, state.calls);
         let auto = self.config.auto;
         let cq = state.device_queue();
         // The event that the driver has taken may be that for which a reader has armed the queue,

@@ -214,7 +214,7 @@ impl Executor {
         match self.rx.arrivals.insert(arrival) {
             Some(key) => {
                 let receiver = OpId::new(key.number());
-                self.todo.push_back(Todo::Hold(origin.peer));
+                self.todo.push_back(Todo::Begin(origin, key));
                 match pull {
                     Some(_) => self.begin_pull(origin.peer, key),
                     None => self.answer(origin, Kind::Cts { op, receiver }),
@@ -248,7 +248,7 @@ impl Executor {
     }
 
     /// Ends an arrival in error. `held`: its peer is held.
-    pub(super) fn fail_arrival(&mut self, key: ArrivalKey, held: bool) {
+    pub(in crate::rdm) fn fail_arrival(&mut self, key: ArrivalKey, held: bool) {
         if let Some(arrival) = self.rx.arrivals.remove(key) {
             let result = Err((FiErrno::ECONNABORTED, 0));
             let len = arrival.arrived as usize;
