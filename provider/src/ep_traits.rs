@@ -2,8 +2,8 @@
 //! `fi_atomic(3)`, and the steps that all of these calls share.
 //!
 //! The entry points in `msg`, `tagged`, `rma` and `atomic` are generic over the kind: each kind has
-//! ops tables of its own, and no call is dispatched at run time. They do not check the handle, as in
-//! libfabric's own providers: only endpoints of this kind have the table of the call.
+//! ops tables of its own, and no call is dispatched at run time. They do not check the handle, as
+//! in libfabric's own providers: only endpoints of this kind have the table of the call.
 //!
 //! Methods take the peer's `fi_addr_t` first; connected endpoints ignore it. Methods named `_msg`
 //! take the flags of the call, all others use the default flags of the endpoint.

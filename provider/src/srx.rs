@@ -1,4 +1,5 @@
-//! Shared receive contexts of connected endpoints, `fi_srx_context(3)`: a `fid_ep` that only receives can be posted to.
+//! Shared receive contexts of connected endpoints, `fi_srx_context(3)`: a `fid_ep` that only
+//! receives can be posted to.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;

@@ -12,8 +12,8 @@ use crate::verbs::{Device, Pd};
 /// threads than processors, a thread that polls can keep it from the processor, and from the locks
 /// that both need.
 pub(crate) trait Assisted: Send + Sync {
-    /// Does what the thread has to do now, unless another caller has looked a moment ago. The caller
-    /// holds no lock.
+    /// Does what the thread has to do now, unless another caller has looked a moment ago. The
+    /// caller holds no lock.
     fn assist(&self);
 }
 

@@ -60,8 +60,8 @@ pub(super) struct Peer {
     pub(super) itself: bool,
     /// Another endpoint states the address of this peer: it is dialled.
     pub(super) probe: bool,
-    /// How often another endpoint has stated the address of this peer; wraps. While this is in doubt
-    /// ([`Self::probe`]), later operations are meant for the endpoint that has the address.
+    /// How often another endpoint has stated the address of this peer; wraps. While this is in
+    /// doubt ([`Self::probe`]), later operations are meant for the endpoint that has the address.
     pub(super) doubts: u32,
     /// Links ended because of the peer's packets, since the last packet that was processed.
     pub(super) strikes: u32,

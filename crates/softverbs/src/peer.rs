@@ -524,8 +524,8 @@ impl Peer {
         }
     }
 
-    /// Wakes the threads that sleep on the completion queue to which the peer's queue pair with this
-    /// number receives.
+    /// Wakes the threads that sleep on the completion queue to which the peer's queue pair with
+    /// this number receives.
     #[cold]
     pub(crate) fn notify_cq_of(&self, qp_num: u32) {
         let (_, index) = layout::split_qp_num(qp_num);

@@ -13,8 +13,8 @@ impl Cq {
     /// `ENOMEM`.
     pub(crate) fn make_arrivals(&self) -> Res<()> {
         let segment = &self.process().segment;
-        // Each thread publishes the place: one that finds the arrivals may publish a ring before the
-        // thread that has allocated them runs again.
+        // Each thread publishes the place: one that finds the arrivals may publish a ring before
+        // the thread that has allocated them runs again.
         let publish = |at: usize| {
             let place = segment.map.u64(self.at() + layout::ARRIVALS_AT);
             place.store(at as u64, Ordering::Release);

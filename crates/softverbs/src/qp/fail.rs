@@ -383,8 +383,8 @@ impl Qp {
         }
     }
 
-    /// Waits until no sender writes into receives or the ring of the previous incarnation. Only after
-    /// [`Self::reset`].
+    /// Waits until no sender writes into receives or the ring of the previous incarnation. Only
+    /// after [`Self::reset`].
     ///
     /// # Errors
     /// `EBUSY`: a sender still writes after the timeout. The call can be repeated.

@@ -159,8 +159,8 @@ impl Qp {
     }
 
     /// # Errors
-    /// `EINVAL`: the queue pair is not in `from` any more. `EBUSY`: a stopped process may still write
-    /// into the ring. `EMFILE`, `ENFILE`, `ENOMEM`, `ENOSPC`:
+    /// `EINVAL`: the queue pair is not in `from` any more. `EBUSY`: a stopped process may still
+    /// write into the ring. `EMFILE`, `ENFILE`, `ENOMEM`, `ENOSPC`:
     /// a local shortage prevents opening the other end's process.
     fn apply(
         &self,

@@ -5,9 +5,9 @@
 //! same time. Creating, attaching, RESET and destruction exclude all other calls. So the two sides
 //! are accessed through raw pointers without a lock, and never both through one reference.
 //!
-//! While a queue pair writes into a ring, it names the receiver in its own word ([`Destination`]). A
-//! receiver that stops to receive changes its state word, runs a heavy fence and reads that word. It
-//! neither ends the ring nor uses its memory again while the sender writes.
+//! While a queue pair writes into a ring, it names the receiver in its own word ([`Destination`]).
+//! A receiver that stops to receive changes its state word, runs a heavy fence and reads that word.
+//! It neither ends the ring nor uses its memory again while the sender writes.
 //!
 //! Threads sleep on the channel of the completion queue to which a queue pair receives, also for
 //! room and for the end of a ring: only a call for that channel takes its rings of the doorbell.
@@ -226,8 +226,8 @@ impl Qp {
         at != 0 && is_awaited(self.map(), at + WAITING_AT)
     }
 
-    /// Wakes the sender, if it waits for a change of the ring, after the queue pair went to ERR. The
-    /// caller has run a light fence.
+    /// Wakes the sender, if it waits for a change of the ring, after the queue pair went to ERR.
+    /// The caller has run a light fence.
     pub(super) fn wake_ring_sender(&self, rq: &mut RecvQueue) {
         if self.ring_is_awaited() {
             self.notify_ring_sender(rq);
@@ -532,8 +532,8 @@ impl OwnRing {
         Ok(())
     }
 
-    /// Publishes whether the ring is examined without a noted arrival. Returns whether it may hold a
-    /// message.
+    /// Publishes whether the ring is examined without a noted arrival. Returns whether it may hold
+    /// a message.
     ///
     /// # Safety
     /// As [`Self::inbound`].
@@ -585,8 +585,8 @@ impl Inbound {
         })
     }
 
-    /// The ring of a queue pair that does not receive is empty: finds out whether a sender may still
-    /// publish a message.
+    /// The ring of a queue pair that does not receive is empty: finds out whether a sender may
+    /// still publish a message.
     #[cold]
     fn end(&mut self, qp: &Qp) -> Res<Option<Message>> {
         let rq = qp.rq.lock();

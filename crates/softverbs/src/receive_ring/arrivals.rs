@@ -49,8 +49,8 @@ impl<'a> Arrivals<'a> {
     }
 
     /// Clears the bits and calls `take` with the index of each, from index `first` on and then from
-    /// 0. If `take` returns false, that bit and all others stay, and the result is its index: a call
-    /// that begins with it gives each index its turn, although others are noted all the time.
+    /// 0. If `take` returns false, that bit and all others stay, and the result is its index: a
+    /// call that begins with it gives each index its turn, although others are noted all the time.
     #[inline]
     pub(crate) fn drain(&self, first: u32, mut take: impl FnMut(u32) -> bool) -> Option<u32> {
         let summaries = self.map.words::<SUMMARIES>(self.at);
@@ -119,7 +119,8 @@ impl<'a> Arrivals<'a> {
         self.take_bits(word, mask, take)
     }
 
-    /// As [`Self::drain_word`], for a word whose summary bit is cleared. Sets that bit if bits stay.
+    /// As [`Self::drain_word`], for a word whose summary bit is cleared. Sets that bit if bits
+    /// stay.
     fn take_bits(
         &self,
         word: usize,

@@ -171,8 +171,8 @@ impl Receiver {
         is_awaited(&self.map, self.at + WAITING_AT)
     }
 
-    /// Publishes whether the receiver examines the ring without a noted arrival. Returns whether the
-    /// ring holds a message; after a call with false, arrivals of all later messages are noted.
+    /// Publishes whether the receiver examines the ring without a noted arrival. Returns whether
+    /// the ring holds a message; after a call with false, arrivals of all later messages are noted.
     pub(crate) fn set_hot(&self, hot: bool) -> bool {
         let word = self.map.u32(self.at + HOT_AT);
         word.store(u32::from(hot), Ordering::Relaxed);

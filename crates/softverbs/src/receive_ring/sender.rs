@@ -97,7 +97,8 @@ impl Sender {
         let pads = self.head;
         self.pass(pad);
         self.put(words, len, slots, fill);
-        // The receiver examines the message only behind the padding, so it never finds padding alone.
+        // The receiver examines the message only behind the padding, so it never finds padding
+        // alone.
         if pad > 0 {
             let first = u64::from(sequence(pads)) | u64::from(PAD) << 32;
             self.map

@@ -2,9 +2,9 @@
 //! receiver.
 //!
 //! A sender names the receiver in a word of its own queue pair ([`Usage`]), runs a light fence, and
-//! checks the receiver's state word. A receiver that stops to receive changes its state word, runs a
-//! heavy fence, and reads the sender's word. So the receiver finds each sender that may still write,
-//! or the sender finds the changed state.
+//! checks the receiver's state word. A receiver that stops to receive changes its state word, runs
+//! a heavy fence, and reads the sender's word. So the receiver finds each sender that may still
+//! write, or the sender finds the changed state.
 //!
 //! When the sender has cleared its word, it runs a light fence and reads the receiver's state word
 //! and `ARMED` once more. A receiver that waits for the word to be cleared arms its completion
@@ -61,8 +61,8 @@ pub(crate) struct Destination {
 
 impl Destination {
     /// Names the receiver in the queue pair whose entry in `own` is at `own_at`. `None`: the
-    /// connection has ended. `ring` rings the doorbell of the completion queue whose entry is at the
-    /// offset.
+    /// connection has ended. `ring` rings the doorbell of the completion queue whose entry is at
+    /// the offset.
     #[inline(always)]
     pub(crate) fn begin<'a>(
         &mut self,
@@ -130,8 +130,8 @@ impl Destination {
         self.release(usage, ring)
     }
 
-    /// Whether words that the caller has read from the ring were words of this ring: the memory of a
-    /// ring is used again only after the state word has changed.
+    /// Whether words that the caller has read from the ring were words of this ring: the memory of
+    /// a ring is used again only after the state word has changed.
     pub(crate) fn was_connected(&mut self) -> bool {
         fence(Ordering::Acquire);
         self.is_connected()

@@ -92,8 +92,8 @@ impl Ring {
         unsafe { postv(self.0, words.as_ptr(), iov.as_ptr(), count, 0) }
     }
 
-    /// Posts a message with 40 bytes of payload. In the middle of the call it says "writing" and waits
-    /// for a line.
+    /// Posts a message with 40 bytes of payload. In the middle of the call it says "writing" and
+    /// waits for a line.
     pub fn post_slowly(self, words: [u64; 3]) -> c_int {
         // SAFETY: a new mapping, whose address the handler gets before it is accessed; live ring.
         unsafe {
