@@ -24,8 +24,8 @@ use crate::verbs::{CompChannel, Cq, Device};
 
 /// The least time between two looks of polling threads at what the driver has to do.
 const LOOK: Duration = Duration::from_micros(200);
-/// The driver is woken to sleep again, if it would wake for nothing so long before it is needed: soon
-/// after a process ceases to poll, no thread of it wakes.
+/// The driver is woken to sleep again, if it would wake for nothing so long before it is needed:
+/// soon after a process ceases to poll, no thread of it wakes.
 const EARLY: Duration = Duration::from_millis(100);
 /// How long a polling thread waits for the driver, which may need a lock that the thread acquires
 /// again and again, and for the processor of the thread.
@@ -134,8 +134,8 @@ impl Driver {
         &self.shared.dispatcher
     }
 
-    /// The channel of the completion queues of the driver's objects. Its events wake the thread,
-    /// which alone takes them.
+    /// The channel of the completion queues of the driver's objects. Its events wake the thread.
+    /// Only the thread takes them, or one that does its work.
     ///
     /// # Errors
     /// `EMFILE`, `ENOMEM`, `ENOSPC`.
@@ -231,9 +231,7 @@ impl Shared {
         let times = driving.all.iter().filter_map(|(turn, _)| *turn.due.lock());
         times.min()
     }
-}
 
-impl Shared {
     /// Takes events, and does what is due. Returns the time of the next call.
     fn serve(&self) -> Option<Instant> {
         self.dispatcher.progress(|| false);

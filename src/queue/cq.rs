@@ -67,6 +67,14 @@ pub(super) struct Inner {
 }
 
 impl Inner {
+    /// Counts a read that [`EMPTY_READS`] is about. Returns whether it is the last one of that
+    /// number.
+    #[inline]
+    fn counts_a_read(&mut self) -> bool {
+        self.empty_reads = self.empty_reads.wrapping_add(1);
+        self.empty_reads.is_multiple_of(EMPTY_READS)
+    }
+
     /// Runs the sources for a read of at most `max` completions that has `count` already. Returns
     /// the first error of a source, and the new count.
     ///
@@ -258,8 +266,7 @@ impl CompletionQueue {
             _ if max == 0 => {
                 // a read of 0 completions only makes progress
                 self.progress_locked(&mut guard)?;
-                guard.empty_reads = guard.empty_reads.wrapping_add(1);
-                if guard.empty_reads.is_multiple_of(EMPTY_READS) {
+                if guard.counts_a_read() {
                     drop(guard);
                     self.domain.polled();
                 }
@@ -273,8 +280,7 @@ impl CompletionQueue {
         if count > 0 {
             Ok(count)
         } else if guard.backlog.is_empty() {
-            guard.empty_reads = guard.empty_reads.wrapping_add(1);
-            if guard.empty_reads.is_multiple_of(EMPTY_READS) {
+            if guard.counts_a_read() {
                 self.after_empty_reads(guard);
             }
             Err(FiErrno::EAGAIN)
@@ -297,9 +303,8 @@ impl CompletionQueue {
             count = take(&mut guard.backlog, max, writer);
         }
         let (result, count) = guard.run_sources(max, count, writer);
-        let backlog = !guard.backlog.is_empty();
-        guard.empty_reads = guard.empty_reads.wrapping_add(1);
-        if guard.empty_reads.is_multiple_of(EMPTY_READS) {
+        let has_error = !guard.backlog.is_empty();
+        if guard.counts_a_read() {
             drop(guard);
             self.domain.polled();
         }
@@ -307,7 +312,7 @@ impl CompletionQueue {
             return Ok(count);
         }
         result?;
-        Err(if backlog {
+        Err(if has_error {
             FiErrno::EAVAIL
         } else {
             FiErrno::EAGAIN

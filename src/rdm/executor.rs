@@ -9,12 +9,12 @@
     reason = "copies from and to buffers of the application, posts receives"
 )]
 
+mod close;
 mod messages;
 mod pull;
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
 
 use super::completions::{Completions, Side};
 use super::core::{Core, Io, Origin, Send};
@@ -40,10 +40,6 @@ use crate::wire::rdm::{Body, Credit, Header, Listener, Packet, Rejection, Reply,
 
 /// Largest number of bytes that are sent inline.
 const MAX_INLINE: usize = 512;
-/// How long a close waits for READs of its sources that are being executed (softverbs), and the
-/// period of its attempts.
-const WITHDRAWAL: Duration = Duration::from_secs(5);
-const WITHDRAWAL_PERIOD: Duration = Duration::from_millis(1);
 
 /// What follows from a call of the core.
 #[derive(Clone, Copy, Debug)]
@@ -561,51 +557,6 @@ impl Executor {
         });
         // posts probes, so it is called in any case
         self.links.sends_control() || sends
-    }
-
-    /// Disconnects all links and releases the objects of the device. The receives and the
-    /// operations under way end without entries: nobody could read them.
-    pub(super) fn close(mut self, shared: &Shared) {
-        let keys: Vec<LinkKey> = self.links.keys().collect();
-        let mut steps = std::mem::take(&mut self.steps);
-        // dials and acceptances that were not begun
-        steps.retain(|step| !matches!(step, Step::Dial(..) | Step::Accept(..)));
-        steps.append(&mut self.withdrawing);
-        for key in keys {
-            if let Some(link) = self.links.get_mut(key) {
-                steps.push(Step::End(Arc::clone(&link.cm), link.qp.clone()));
-            }
-            self.remove_link(key);
-        }
-        for key in self.tx.keys_where(|op| op.source.is_some()) {
-            if let Some(source) = self.tx.get_mut(key).and_then(|op| op.source.take()) {
-                let source = self.sources.withdraw(*source);
-                self.steps.push(Step::Withdraw(source, None));
-            }
-        }
-        steps.append(&mut self.steps);
-        steps.sort_by_key(Step::is_last);
-        let limit = Instant::now() + WITHDRAWAL;
-        while !steps.is_empty() {
-            steps = steps
-                .into_iter()
-                .filter_map(|step| step.execute(shared))
-                .collect();
-            if Instant::now() >= limit {
-                break;
-            }
-            if !steps.is_empty() {
-                std::thread::sleep(WITHDRAWAL_PERIOD);
-            }
-        }
-        for step in steps {
-            if let Step::Withdraw(Some(source), _) = step {
-                source.abandon();
-            }
-        }
-        // the queue pairs are destroyed
-        self.pulls.end_all();
-        self.rx.leave();
     }
 }
 

@@ -42,6 +42,7 @@ mod completions;
 mod connect;
 mod context;
 mod core;
+mod cq_source;
 mod credit;
 mod endpoint;
 mod evict;

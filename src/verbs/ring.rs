@@ -18,8 +18,8 @@
 //!   [`Cq::drain_channel`](super::Cq::drain_channel), which arms the queue again instead of
 //!   [`Cq::req_notify`](super::Cq::req_notify). A wake-up that an earlier step could have
 //!   missed is found by the last post.
-//! - The calls on rings make no progress of the device. Only polls of a completion queue, arming and
-//!   the channel's descriptor detect the end of a peer.
+//! - The calls on rings make no progress of the device. Only polls of a completion queue, arming
+//!   and the channel's descriptor detect the end of a peer.
 //! - A cookie from [`Cq::ring_arrivals`], and true from [`Ring::set_hot`], are returned once: the
 //!   caller polls that ring until it is empty, in this or a later call of its own.
 //! - The end of a ring makes no completion. The thread that gets the event of the queue pair wakes
@@ -235,8 +235,8 @@ impl Ring {
     }
 
     /// Sends a message with `len` bytes of payload at `addr`, at most [`RingLimits::max_send`].
-    /// `solicited` wakes a queue that is armed for solicited events. Neither blocks nor allocates; a
-    /// system call wakes a sleeping receiver.
+    /// `solicited` wakes a queue that is armed for solicited events. Neither blocks nor allocates;
+    /// a system call wakes a sleeping receiver.
     ///
     /// # Errors
     /// `EBUSY`: the queue pair is in SQD. `EIO`: in a forked child.
@@ -257,7 +257,8 @@ impl Ring {
         } else {
             0
         };
-        // SAFETY: live; the caller promises the payload. A length above 32 bits exceeds every limit.
+        // SAFETY: live; the caller promises the payload. A length above 32 bits exceeds every
+        // limit.
         let ret = unsafe {
             let len = u32::try_from(len).unwrap_or(u32::MAX);
             (self.calls.post)(ring, w1, w2, w3, addr.cast(), len, flags)
@@ -361,19 +362,18 @@ impl Ring {
     pub fn poll(&mut self) -> Result<Polled> {
         let mut raw = MaybeUninit::uninit();
         // SAFETY: live; `raw` is writable.
-        Ok(
-            match unsafe { (self.calls.poll)(self.raw.as_ptr(), raw.as_mut_ptr()) } {
-                1 => Polled::Message(Message {
-                    // SAFETY: written by the call.
-                    raw: unsafe { raw.assume_init() },
-                }),
-                0 => Polled::Empty,
-                ENDED => Polled::Ended,
-                ENDING => Polled::Ending,
-                BROKEN => Polled::Broken,
-                error => return Err(FiErrno::new(-error)),
-            },
-        )
+        let polled = unsafe { (self.calls.poll)(self.raw.as_ptr(), raw.as_mut_ptr()) };
+        Ok(match polled {
+            1 => Polled::Message(Message {
+                // SAFETY: written by the call.
+                raw: unsafe { raw.assume_init() },
+            }),
+            0 => Polled::Empty,
+            ENDED => Polled::Ended,
+            ENDING => Polled::Ending,
+            BROKEN => Polled::Broken,
+            error => return Err(FiErrno::new(-error)),
+        })
     }
 
     /// Gives the room of the message that the last poll returned back to the sender. A system call
@@ -388,9 +388,9 @@ impl Ring {
     }
 
     /// Publishes whether this process examines the ring in each progress call. Messages in a cold
-    /// ring, as each ring is at first, are noted for [`Cq::ring_arrivals`]. Returns whether the ring
-    /// may hold a message; the caller then polls it until it is empty. Making a ring cold is a system
-    /// call.
+    /// ring, as each ring is at first, are noted for [`Cq::ring_arrivals`]. Returns whether the
+    /// ring may hold a message; the caller then polls it until it is empty. Making a ring cold is a
+    /// system call.
     ///
     /// # Errors
     /// `EIO`: in a forked child.
@@ -436,12 +436,12 @@ impl Message {
     }
 
     /// Copies at most `len` bytes of the payload, from `offset` on. Returns the number of bytes
-    /// copied. A hostile sender may change the payload at any time, so its content is checked in the
-    /// copy.
+    /// copied. A hostile sender may change the payload at any time, so its content is checked in
+    /// the copy.
     ///
     /// # Safety
-    /// The message must not be consumed, and its [`Ring`] must live. `to` must be writable for `len`
-    /// bytes and not lie in the ring. Not in a forked child.
+    /// The message must not be consumed, and its [`Ring`] must live. `to` must be writable for
+    /// `len` bytes and not lie in the ring. Not in a forked child.
     #[inline]
     pub unsafe fn copy_to(&self, offset: usize, to: *mut u8, len: usize) -> usize {
         let offset = offset.min(self.len());

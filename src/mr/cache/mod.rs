@@ -44,29 +44,23 @@ pub(crate) trait Key: Copy + Debug + PartialEq + Send {
     fn number(self) -> u32;
 }
 
-impl Key for Lkey {
-    #[inline]
-    fn of(number: u32) -> Self {
-        Self::new(number)
-    }
+macro_rules! keys {
+    ($($key:ty),*) => {$(
+        impl Key for $key {
+            #[inline]
+            fn of(number: u32) -> Self {
+                Self::new(number)
+            }
 
-    #[inline]
-    fn number(self) -> u32 {
-        self.get()
-    }
+            #[inline]
+            fn number(self) -> u32 {
+                self.get()
+            }
+        }
+    )*};
 }
 
-impl Key for Rkey {
-    #[inline]
-    fn of(number: u32) -> Self {
-        Self::new(number)
-    }
-
-    #[inline]
-    fn number(self) -> u32 {
-        self.get()
-    }
-}
+keys!(Lkey, Rkey);
 
 /// Registers memory on behalf of the cache.
 pub(crate) trait Registrar: Debug + Send + Sync {

@@ -1,0 +1,61 @@
+//! The end of an executor.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::Executor;
+use crate::rdm::link::LinkKey;
+use crate::rdm::link_cm::Step;
+use crate::rdm::shared::Shared;
+
+/// How long a close waits for READs of its sources that are being executed (softverbs), and the
+/// period of its attempts.
+const WITHDRAWAL: Duration = Duration::from_secs(5);
+const WITHDRAWAL_PERIOD: Duration = Duration::from_millis(1);
+
+impl Executor {
+    /// Disconnects all links and releases the objects of the device. The receives and the
+    /// operations under way end without entries: nobody could read them.
+    pub(in crate::rdm) fn close(mut self, shared: &Shared) {
+        let keys: Vec<LinkKey> = self.links.keys().collect();
+        let mut steps = std::mem::take(&mut self.steps);
+        // dials and acceptances that were not begun
+        steps.retain(|step| !matches!(step, Step::Dial(..) | Step::Accept(..)));
+        steps.append(&mut self.withdrawing);
+        for key in keys {
+            if let Some(link) = self.links.get_mut(key) {
+                steps.push(Step::End(Arc::clone(&link.cm), link.qp.clone()));
+            }
+            self.remove_link(key);
+        }
+        for key in self.tx.keys_where(|op| op.source.is_some()) {
+            if let Some(source) = self.tx.get_mut(key).and_then(|op| op.source.take()) {
+                let source = self.sources.withdraw(*source);
+                self.steps.push(Step::Withdraw(source, None));
+            }
+        }
+        steps.append(&mut self.steps);
+        steps.sort_by_key(Step::is_last);
+        let limit = Instant::now() + WITHDRAWAL;
+        while !steps.is_empty() {
+            steps = steps
+                .into_iter()
+                .filter_map(|step| step.execute(shared))
+                .collect();
+            if Instant::now() >= limit {
+                break;
+            }
+            if !steps.is_empty() {
+                std::thread::sleep(WITHDRAWAL_PERIOD);
+            }
+        }
+        for step in steps {
+            if let Step::Withdraw(Some(source), _) = step {
+                source.abandon();
+            }
+        }
+        // the queue pairs are destroyed
+        self.pulls.end_all();
+        self.rx.leave();
+    }
+}
