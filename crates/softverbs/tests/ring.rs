@@ -1,4 +1,6 @@
 //! Receive rings of queue pairs, between two processes (`docs/softverbs-ring.md`).
+//!
+//! One file, because the cases share the parts that the two processes play.
 
 #![allow(unsafe_code, reason = "verbs is a C interface")]
 

@@ -35,15 +35,12 @@
  * A further argument `auto` requests FI_PROGRESS_AUTO. Ends with 0, or says what went wrong.
  * Plain libfabric 1.17. */
 #define _GNU_SOURCE
-#include "rdm_side.h"
+#include "rdm_pair.h"
 
-#include <poll.h>
 #include <sys/resource.h>
 
 #define LARGEST (1UL << 20)
 
-static int first;			/* whether this is the first of the two processes */
-static int to_other[2], to_this[2];	/* pipes to and from the other process */
 static uint8_t *out, *in;		/* LARGEST bytes each */
 
 /* ---- objects ---- */
@@ -93,22 +90,6 @@ static void progress(struct side *side)
 		(void)fi_cntr_read(side->sent);
 	if (side->received)
 		(void)fi_cntr_read(side->received);
-}
-
-/* Both processes reach this point; each makes progress until the other one has. */
-static void barrier(struct side *side)
-{
-	struct pollfd ready = { .fd = to_this[0], .events = POLLIN };
-	double limit = now() + SECONDS;
-	char byte = 0;
-
-	tell(to_other[1], &byte, 1);
-	while (poll(&ready, 1, 0) == 0) {
-		progress(side);
-		if (now() > limit)
-			die("the other process does not come");
-	}
-	hear(to_this[0], &byte, 1);
 }
 
 /* The next completion; the source of a receive if `from` is not NULL. */

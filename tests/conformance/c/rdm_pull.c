@@ -1,10 +1,11 @@
-/* Messages that the receiver reads from the memory of the sender, from fi_msg(3), fi_tagged(3), fi_mr(3) and fi_cq(3),
- * between endpoints of two processes, with FI_WEFT_RDM=1:
+/* Messages that the receiver reads from the memory of the sender, from fi_msg(3), fi_tagged(3),
+ * fi_mr(3) and fi_cq(3), between endpoints of two processes, with FI_WEFT_RDM=1:
  *
- * In the modes with `stopped`, the receiver stops the process of the sender when a message has been announced, and
- * receives it meanwhile. Such a message is read: parts would need the sender.
+ * In the modes with `stopped`, the receiver stops the process of the sender when a message has been
+ * announced, and receives it meanwhile. Such a message is read: parts would need the sender.
  *
- *   rdm_pull computes PROV NODE   the sender calls nothing for 5 s after fi_tsend has returned; the receiver completes meanwhile
+ *   rdm_pull computes PROV NODE   the sender calls nothing for 5 s after fi_tsend has returned; the
+ *                                 receiver completes meanwhile
  *   rdm_pull lengths PROV NODE    lengths around each limit, with several buffers at both sides; stopped
  *   rdm_pull remapped PROV NODE   other memory at the same addresses between two messages; stopped
  *   rdm_pull unmapped PROV NODE   buffers are unmapped when their operation has completed; stopped
@@ -15,105 +16,34 @@
  *   rdm_pull discarded PROV NODE  FI_DISCARD, fi_cancel
  *   rdm_pull killed PROV NODE     the sender is killed while its messages are read
  *
- * A further argument `auto` requests FI_PROGRESS_AUTO. Ends with 0, or says what went wrong. Plain libfabric 1.17. */
+ * A further argument `auto` requests FI_PROGRESS_AUTO. Ends with 0, or says what went wrong.
+ * Plain libfabric 1.17. */
 #define _GNU_SOURCE /* process_vm_readv */
-#include "end.h"
+#include "rdm_pair.h"
 
-#include <poll.h>
-#include <rdma/fi_tagged.h>
 #include <sys/mman.h>
 #include <sys/uio.h>
 
-#define SECONDS 30
 #define MIB (1UL << 20)
 #define LARGEST (6 * MIB)
 
-#define IS(condition)                                                                                                \
-	do {                                                                                                         \
-		if (!(condition))                                                                                    \
-			die("line %d: not so: %s", __LINE__, #condition);                                            \
-	} while (0)
-
-struct side {
-	struct fi_info *info;
-	struct fid_fabric *fabric;
-	struct fid_domain *domain;
-	struct fid_av *av;
-	struct fid_cq *tx, *rx;
-	struct fid_ep *ep;
-	fi_addr_t peer;
-};
-
-struct name {
-	size_t len;
-	uint8_t bytes[64];
-};
-
-static int wants_auto, first;
 static pid_t second;
-static uint64_t mr_mode = FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
-static int to_other[2], to_this[2];
 static uint8_t *out, *in; /* LARGEST bytes each, and a page */
 
 static void open_side(struct side *side)
 {
-	struct fi_info *hints = fi_allocinfo();
-	struct fi_av_attr av = { .type = FI_AV_TABLE };
-	struct fi_cq_attr cq = { .format = FI_CQ_FORMAT_TAGGED, .wait_obj = FI_WAIT_NONE };
-
-	memset(side, 0, sizeof *side);
-	hints->caps = FI_MSG | FI_TAGGED | FI_MULTI_RECV;
-	hints->ep_attr->type = FI_EP_RDM;
-	hints->domain_attr->mr_mode = (int)mr_mode;
-	hints->domain_attr->data_progress = wants_auto ? FI_PROGRESS_AUTO : FI_PROGRESS_UNSPEC;
-	hints->fabric_attr->prov_name = strdup(provider);
-	MUST(fi_getinfo(FI_VERSION(1, 17), node, NULL, FI_SOURCE, hints, &side->info));
-	fi_freeinfo(hints);
-	if (strcmp(side->info->fabric_attr->prov_name, provider))
-		die("the provider is %s", side->info->fabric_attr->prov_name);
-	MUST(fi_fabric(side->info->fabric_attr, &side->fabric, NULL));
-	MUST(fi_domain(side->fabric, side->info, &side->domain, NULL));
-	MUST(fi_av_open(side->domain, &av, &side->av, NULL));
-	MUST(fi_cq_open(side->domain, &cq, &side->tx, NULL));
-	MUST(fi_cq_open(side->domain, &cq, &side->rx, NULL));
-	MUST(fi_endpoint(side->domain, side->info, &side->ep, NULL));
-	MUST(fi_ep_bind(side->ep, &side->av->fid, 0));
-	MUST(fi_ep_bind(side->ep, &side->tx->fid, FI_TRANSMIT));
-	MUST(fi_ep_bind(side->ep, &side->rx->fid, FI_RECV));
-	MUST(fi_enable(side->ep));
-}
-
-static void close_side(struct side *side)
-{
-	MUST(fi_close(&side->ep->fid));
-	MUST(fi_close(&side->tx->fid));
-	MUST(fi_close(&side->rx->fid));
-	MUST(fi_close(&side->av->fid));
-	MUST(fi_close(&side->domain->fid));
-	MUST(fi_close(&side->fabric->fid));
-	fi_freeinfo(side->info);
-}
-
-static struct name name_of(struct side *side)
-{
-	struct name name = { .len = sizeof name.bytes };
-
-	MUST(fi_getname(&side->ep->fid, name.bytes, &name.len));
-	return name;
-}
-
-static fi_addr_t insert(struct side *side, const struct name *name)
-{
-	fi_addr_t addr = FI_ADDR_NOTAVAIL;
-
-	IS(fi_av_insert(side->av, name->bytes, 1, &addr, 0, NULL) == 1);
-	return addr;
+	wanted.caps = FI_MSG | FI_TAGGED | FI_MULTI_RECV;
+	wanted.mr_mode |= FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
+	open_domain_of(side);
+	side->tx = queue(side, 0);
+	side->rx = queue(side, 0);
+	side->ep = endpoint_on(side, 0);
 }
 
 static void open_pair(struct side *side)
 {
 	open_side(side);
-	struct name own = name_of(side), other;
+	struct name own = name_of(side->ep), other;
 
 	tell(to_other[1], &own, sizeof own);
 	hear(to_this[0], &other, sizeof other);
@@ -124,22 +54,6 @@ static void progress(struct side *side)
 {
 	IS(fi_cq_read(side->tx, NULL, 0) == -FI_EAGAIN);
 	IS(fi_cq_read(side->rx, NULL, 0) == -FI_EAGAIN);
-}
-
-/* Both processes reach this point; each makes progress until the other one has. */
-static void barrier(struct side *side)
-{
-	struct pollfd ready = { .fd = to_this[0], .events = POLLIN };
-	double limit = now() + SECONDS;
-	char byte = 0;
-
-	tell(to_other[1], &byte, 1);
-	while (poll(&ready, 1, 0) == 0) {
-		progress(side);
-		if (now() > limit)
-			die("the other process does not come");
-	}
-	hear(to_this[0], &byte, 1);
 }
 
 /* The next entry of a queue: 0, or the error number in `error`. */
@@ -174,18 +88,6 @@ static void done(struct side *side, struct fid_cq *cq, void *context, size_t len
 	IS(entry.op_context == context);
 	IS(cq == side->tx || entry.len == len);
 }
-
-#define POST(side, call)                                                                                             \
-	do {                                                                                                         \
-		double until = now() + SECONDS;                                                                      \
-		long posted;                                                                                         \
-		while ((posted = (long)(call)) == -FI_EAGAIN) {                                                      \
-			progress(side);                                                                              \
-			IS(now() < until);                                                                           \
-		}                                                                                                    \
-		if (posted)                                                                                          \
-			die("line %d: %s: %ld (%s)", __LINE__, #call, posted, fi_strerror((int)-posted));            \
-	} while (0)
 
 static uint8_t byte_of(size_t i, unsigned seed) { return (uint8_t)(seed * 31 + i * 7 + (i >> 8) + (i >> 16)); }
 
@@ -443,7 +345,7 @@ static void regions(void)
 	struct side side;
 	struct fid_mr *mr[3];
 
-	mr_mode |= FI_MR_LOCAL;
+	wanted.mr_mode |= FI_MR_LOCAL;
 	setenv("FI_WEFT_MR_MODE", "LOCAL,VIRT_ADDR,ALLOCATED,PROV_KEY", 1);
 	open_pair(&side);
 	IS(side.info->domain_attr->mr_mode & FI_MR_LOCAL);
@@ -620,6 +522,8 @@ static void discarded(void)
 	for (unsigned i = 0; i < 6; i++) {
 		if (first) {
 			fill(out, len, i);
+			if (i % 3 == 2)
+				barrier(&side);
 			send_one(&side, out, len, NULL, i);
 			barrier(&side);
 			done(&side, side.tx, out, 0);
@@ -635,6 +539,8 @@ static void discarded(void)
 				post_one(&side, in, len, NULL, i);
 				MUST(fi_cancel(&side.ep->fid, in));
 				IS(entry_of(&side, side.rx, &entry, &error) == FI_ECANCELED);
+				/* the message is sent now: before, it could have matched */
+				barrier(&side);
 			}
 			barrier(&side);
 			if (i % 3 == 2) {
@@ -684,7 +590,7 @@ static void send_many(void)
 /* Introduces the receiver to the sender at the other end of the pipes. */
 static void introduce(struct side *side)
 {
-	struct name own = name_of(side), other;
+	struct name own = name_of(side->ep), other;
 
 	tell(to_other[1], &own, sizeof own);
 	hear(to_this[0], &other, sizeof other);
