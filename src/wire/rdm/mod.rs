@@ -9,6 +9,7 @@
 pub mod cm;
 pub mod hello;
 pub mod packet;
+pub mod ring;
 pub mod terms;
 pub mod values;
 

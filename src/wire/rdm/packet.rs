@@ -27,8 +27,8 @@ pub const MAX_OPERANDS: u32 = 1024;
 /// Largest status of an answer: error numbers are smaller.
 pub const MAX_STATUS: u64 = 4095;
 
-const TAGGED: u8 = 1;
-const DATA: u8 = 2;
+pub(super) const TAGGED: u8 = 1;
+pub(super) const DATA: u8 = 2;
 const WIDE: u8 = 4;
 const ACK: u8 = 8;
 const RECALL: u8 = 32;

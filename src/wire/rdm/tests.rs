@@ -250,6 +250,64 @@ proptest! {
     }
 
     #[test]
+    fn a_packet_in_a_ring_is_the_same(packet in packet()) {
+        let (bytes, total) = encoded(&packet);
+        let mut head = [0xee; MAX_HEAD];
+        let size = packet.encode(&mut head);
+        let (words, has_prefix) = ring::words(&head);
+        let mut payload = Vec::new();
+        if has_prefix {
+            payload.extend_from_slice(&head[16..16 + ring::PREFIX]);
+        }
+        payload.extend_from_slice(&head[HEADER_SIZE..size]);
+        payload.resize(payload.len() + total - size, 0xdd);
+        let copy = |at: usize, to: &mut [u8]| to.copy_from_slice(&payload[at..at + to.len()]);
+        let found = ring::head(&words, payload.len(), copy).unwrap();
+        prop_assert!(found.bytes().starts_with(&bytes) && found.total == total);
+        prop_assert_eq!(Packet::decode(found.bytes(), found.total), Ok(packet.clone()));
+        prop_assert_eq!(found.begin + payload.len(), total);
+        if has_prefix {
+            let short = ring::head(&words, ring::PREFIX - 1, |_, to| to.fill(0));
+            prop_assert_eq!(short.map(|_| ()), Err(Bad::Length));
+        }
+        let eager = ring::as_eager(&words, payload.len());
+        match packet.body {
+            Body::Eager { message: Message { tag, data: None, ack: false }, payload: place } => {
+                prop_assert_eq!(ring::eager(&packet.header, tag), words);
+                prop_assert_eq!(eager, Some((packet.header, tag)));
+                prop_assert_eq!(place.len as usize, payload.len());
+                let long = MAX_EAGER as usize + 1;
+                prop_assert_eq!(ring::as_eager(&words, long), None);
+            }
+            _ => prop_assert_eq!(eager, None),
+        }
+    }
+
+    /// Words that are accepted as EAGER are those of its encoding.
+    #[test]
+    fn eager_in_a_ring_has_one_encoding(words in any::<[u64; 3]>(), kind in 0_u64..3, flags in 0_u64..4) {
+        let words = [words[0], words[1] & !0xffff | kind | flags << 8, words[2]];
+        for tag in [words[2], 0] {
+            let words = [words[0], words[1], tag];
+            let head = ring::head(&words, 8, |_, to| to.fill(0)).unwrap();
+            let packet = Packet::decode(head.bytes(), head.total);
+            match ring::as_eager(&words, 8) {
+                Some((header, tag)) => {
+                    prop_assert_eq!(ring::eager(&header, tag), words);
+                    prop_assert_eq!(packet.unwrap().header, header);
+                }
+                None => {
+                    let body = packet.map(|packet| packet.body);
+                    let without = |data: Option<u64>| data.is_none();
+                    let eager = matches!(body, Ok(Body::Eager { message, .. })
+                        if without(message.data) && !message.ack);
+                    prop_assert!(!eager);
+                }
+            }
+        }
+    }
+
+    #[test]
     fn every_changed_byte_of_a_packet_is_seen(packet in packet(), bits in 1_u8..) {
         let (head, total) = encoded(&packet);
         for at in 0..head.len() {
