@@ -7,7 +7,9 @@ use crate::errno::{FiErrno, Result};
 use crate::mr::key_cache::{KeyCache, There};
 use crate::mr::lookup::{Lookup, Map, Outcome, READ_WORDS, Resolved};
 use crate::queue::slots::{Slot, SlotRing};
-use crate::rdm::{Config, Core, Failure, Form, Io, LinkKey, Origin, PeerKey, Random, Send, Uses};
+use crate::rdm::{
+    Config, Core, Failure, Form, Io, LinkKey, Origin, PeerKey, Post, Random, Send, Uses,
+};
 use crate::verbs::{RemoteAddr, Rkey};
 use crate::wire::cm_data::{CM_DATA_SIZE, CmData, MAX_CM_DATA};
 use crate::wire::rdm::packet::{HEADER_SIZE, MAX_HEAD, Message, Payload};
@@ -127,9 +129,9 @@ impl Io for Hands {
 
     fn reject(&mut self, (): (), _: &Rejection) {}
 
-    fn post(&mut self, link: LinkKey, header: PacketHeader, (): (), _: Form) -> bool {
+    fn post(&mut self, link: LinkKey, header: PacketHeader, (): (), _: Form) -> Post {
         self.posted.push((link, header.number));
-        true
+        Post::Posted
     }
 
     fn control(&mut self, _: LinkKey, _: &Packet) -> bool {

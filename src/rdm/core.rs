@@ -19,6 +19,18 @@ const DRAWS: u32 = 16;
 /// Operations whose answers have receives of their own; further ones may find none at once.
 const ANSWERS: usize = 64;
 
+/// The result of [`Io::post`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Post {
+    /// The send queue has no room, and nothing was posted; [`Core::has_room`] must follow.
+    Refused,
+    /// The packet was posted. [`Core::sent`] follows, or the end of the link.
+    Posted,
+    /// The packet, and all earlier numbered packets of the link, are in the memory of the peer,
+    /// which processes them although the link breaks. [`Core::sent`] does not follow.
+    Delivered,
+}
+
 /// What an endpoint does for its [`Core`].
 pub trait Io {
     /// The caller's name of an operation.
@@ -41,11 +53,10 @@ pub trait Io {
     /// Rejects a request.
     fn reject(&mut self, held: Self::Held, rejection: &Rejection);
 
-    /// Posts the numbered packet of an operation. `false`: the send queue has no room, and nothing
-    /// was posted; [`Core::has_room`] must follow.
-    fn post(&mut self, link: LinkKey, header: Header, op: Self::Op, form: Form) -> bool;
+    /// Posts the numbered packet of an operation.
+    fn post(&mut self, link: LinkKey, header: Header, op: Self::Op, form: Form) -> Post;
 
-    /// Posts a packet that has no number. `false`: as for [`Self::post`].
+    /// Posts a packet that has no number. `false`: as [`Post::Refused`].
     fn control(&mut self, link: LinkKey, packet: &Packet) -> bool;
 
     /// Ends a link in any state: moves its queue pair to ERR, and passes what has arrived and what

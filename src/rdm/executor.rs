@@ -17,7 +17,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 
 use super::completions::{Completions, Side};
-use super::core::{Core, Io, Origin, Send};
+use super::core::{Core, Io, Origin, Post, Send};
 use super::iov::Iov;
 use super::link::LinkKey;
 use super::link_cm::{LinkCm, Step};
@@ -587,8 +587,11 @@ impl Io for Executor {
     }
 
     #[inline]
-    fn post(&mut self, link: LinkKey, header: Header, op: TxKey, form: Form) -> bool {
-        self.post_packet(link, header, op, form).is_some()
+    fn post(&mut self, link: LinkKey, header: Header, op: TxKey, form: Form) -> Post {
+        match self.post_packet(link, header, op, form) {
+            Some(()) => Post::Posted,
+            None => Post::Refused,
+        }
     }
 
     fn control(&mut self, link: LinkKey, packet: &Packet) -> bool {

@@ -44,6 +44,7 @@ mod context;
 mod core;
 mod cq_source;
 mod credit;
+mod direct;
 mod endpoint;
 mod evict;
 mod executor;
@@ -69,7 +70,7 @@ mod tests;
 mod traffic;
 mod vector;
 
-pub use self::core::{Config, Core, Failure, Io, Origin, Random, Send};
+pub use self::core::{Config, Core, Failure, Io, Origin, Post, Random, Send};
 pub use crate::initiator::LocalIov;
 pub use context::{SharedRx, SharedRxConfig};
 pub use credit::{FIRST, Pool, SMALLEST};

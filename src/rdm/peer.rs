@@ -234,6 +234,7 @@ impl Peer {
 
     /// Whether a new operation can be posted now as far as earlier ones are concerned: no packet is
     /// to be repeated, no answer waits, and no operation waits unless the new one is an answer.
+    #[inline]
     pub(super) fn is_next(&self, uses: Uses) -> bool {
         let none = self.repost.is_none() && self.answers.is_empty();
         none && (uses == Uses::Answer || self.waiting.is_empty())
@@ -246,6 +247,7 @@ impl Peer {
     }
 
     /// Whether the peer has to send something: an answer, credit, or *processed*.
+    #[inline]
     pub(super) fn awaits(&self) -> bool {
         self.holds > 0 || self.acks > 0 || !self.waiting.is_empty()
     }
@@ -256,12 +258,21 @@ impl Peer {
     }
 
     /// Whether there is something to report to the peer: CREDIT.
+    #[inline]
     pub(super) fn has_report(&self) -> bool {
         let credit = self.inbound.as_ref().is_some_and(Inbound::is_due);
         credit || self.restate || self.recall || self.told.is_before(self.ack)
     }
 
+    /// Whether [`Core::flush`](super::core::Core::flush) has something to do for the peer.
+    #[inline]
+    pub(super) fn is_reporting(&self) -> bool {
+        let short = self.inbound.as_ref().is_some_and(Inbound::is_short);
+        short || self.has_report() || self.has_return() || self.refuses
+    }
+
     /// Whether the newest grant is to be answered: RETURN.
+    #[inline]
     pub(super) fn has_return(&self) -> bool {
         self.recalled || self.confirm && (self.acks > 0 || !self.waiting.is_empty())
     }

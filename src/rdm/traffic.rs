@@ -1,6 +1,6 @@
 //! Packets in both directions on links that are up.
 
-use super::core::{Core, Io, Origin};
+use super::core::{Core, Io, Origin, Post};
 use super::credit::Inbound;
 use super::link::{Closing, Link, LinkKey, Role, State};
 use super::ops::{Form, List, OpKey, Uses};
@@ -44,7 +44,8 @@ impl<I: Io> Core<I> {
             return;
         };
         let awaits = peer.awaits();
-        if !std::mem::replace(&mut peer.listed, true) {
+        if !peer.listed && peer.is_reporting() {
+            peer.listed = true;
             self.reports.push(key);
         }
         if awaits {
@@ -73,12 +74,16 @@ impl<I: Io> Core<I> {
             let Some(entry) = self.ops.get(op) else {
                 return false;
             };
-            let header = peer.header(entry.number);
-            if !io.post(out, header, entry.op, entry.form) {
+            let (header, number) = (peer.header(entry.number), entry.number);
+            let post = io.post(out, header, entry.op, entry.form);
+            if post == Post::Refused {
                 return false;
             }
             peer.repost = List::next(&self.ops, op);
             peer.mark_told();
+            if post == Post::Delivered {
+                self.delivered(key, number, io);
+            }
             return true;
         }
         let answers = !peer.answers.is_empty();
@@ -126,18 +131,23 @@ impl<I: Io> Core<I> {
         if !peer.outbound.spend(uses) {
             return false;
         }
-        if !io.post(out, peer.header(peer.next), entry.op, form) {
+        let number = peer.next;
+        let post = io.post(out, peer.header(number), entry.op, form);
+        if post == Post::Refused {
             peer.outbound.unspend(uses);
             return false;
         }
-        (entry.number, entry.form, entry.spent) = (peer.next, form, uses);
+        (entry.number, entry.form, entry.spent) = (number, form, uses);
         // FIN ends it
         peer.holds += u32::from(form == Form::Rts);
         peer.acks += u32::from(entry.ack);
-        peer.next = peer.next.next();
+        peer.next = number.next();
         peer.mark_told();
         peer.unsent = peer.unsent.or(Some(op));
         peer.posted.push(&mut self.ops, op);
+        if post == Post::Delivered {
+            self.delivered(key, number, io);
+        }
         true
     }
 
@@ -146,10 +156,18 @@ impl<I: Io> Core<I> {
         let Some(key) = self.links.get(link).map(|link| link.peer) else {
             return;
         };
+        if let Some(peer) = self.peers.get_mut(key) {
+            peer.heard = true;
+            self.delivered(key, number, io);
+            self.pump(key, io);
+        }
+    }
+
+    /// All numbered packets to a peer up to this number are in its memory.
+    fn delivered(&mut self, key: PeerKey, number: Number, io: &mut I) {
         let Some(peer) = self.peers.get_mut(key) else {
             return;
         };
-        peer.heard = true;
         let behind = number.next();
         if peer.completed.is_before(behind) {
             peer.completed = behind;
@@ -169,7 +187,6 @@ impl<I: Io> Core<I> {
             peer.unsent = List::next(&self.ops, op);
         }
         self.retire(key);
-        self.pump(key, io);
     }
 
     /// There is room in the send queue of a link again.
@@ -454,7 +471,8 @@ impl<I: Io> Core<I> {
             && let Some(inbound) = &mut peer.inbound
         {
             inbound.give_back(credit, &mut self.pool);
-            if !std::mem::replace(&mut peer.listed, true) {
+            if !peer.listed && peer.is_reporting() {
+                peer.listed = true;
                 self.reports.push(from.peer);
             }
         }
@@ -494,6 +512,7 @@ impl<I: Io> Core<I> {
             inbound.grow_blocks(&mut self.pool);
         }
         if !peer.has_report() && !peer.has_return() && !peer.refuses {
+            // the window has grown, which is no reason by itself
             return;
         }
         self.refuse(key, io);

@@ -92,6 +92,7 @@ fn a_broken_network_loses_and_repeats_nothing() {
             late: random.one_in(6),
             walls: false,
             halves: false,
+            rings: random.one_in(2),
         };
         try_seed("a_broken_network", seed, plan);
     }
@@ -117,6 +118,7 @@ fn a_peer_that_cannot_be_reached_fails_and_returns() {
             late: random.one_in(4),
             walls: true,
             halves: random.one_in(3),
+            rings: random.one_in(2),
         };
         try_seed("a_peer_that_cannot", seed, plan);
     }
@@ -143,6 +145,7 @@ fn a_broken_link_is_noticed_while_something_is_awaited() {
             late: random.one_in(4),
             walls: false,
             halves: true,
+            rings: random.one_in(2),
         };
         try_seed("a_broken_link_is_noticed", seed, plan);
     }
@@ -162,6 +165,7 @@ const CALM: Plan = Plan {
     late: false,
     walls: false,
     halves: false,
+    rings: false,
 };
 
 #[test]
@@ -184,7 +188,11 @@ fn one_link_if_one_side_dials() {
 fn both_sides_dial_at_once() {
     let mut pairs = 0;
     for seed in seeds(500) {
-        let world = try_seed("both_sides", seed, CALM);
+        let plan = Plan {
+            rings: seed % 2 == 1,
+            ..CALM
+        };
+        let world = try_seed("both_sides", seed, plan);
         assert!(world.conns.len() <= 2, "seed {seed}");
         for node in &world.nodes {
             let links = node.core.peer_keys().map(|peer| node.core.links_to(peer));

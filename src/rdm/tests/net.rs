@@ -6,9 +6,9 @@
 //! One file, because the events, the faults and the model change the same state.
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::collections::{BinaryHeap, HashMap, HashSet, VecDeque};
 
-use super::super::core::{Config, Core, Failure, Io, Origin, Send};
+use super::super::core::{Config, Core, Failure, Io, Origin, Post, Send};
 use super::super::link::LinkKey;
 use super::super::ops::{Form, Uses};
 use super::super::peer::PeerKey;
@@ -61,6 +61,7 @@ enum Action {
     Accept(LinkKey, usize, Vec<u8>),
     Reject(usize, Vec<u8>),
     Post(LinkKey, Wire),
+    Ring(LinkKey, Wire),
     Probe(LinkKey),
     NoRoom(LinkKey),
     End(LinkKey),
@@ -97,6 +98,8 @@ pub(super) struct Hands {
     chaos: bool,
     /// The link for posts to each peer.
     up: HashMap<u32, LinkKey>,
+    /// Links on which a packet can be written to the peer's memory.
+    rings: HashSet<u32>,
 }
 
 impl Io for Hands {
@@ -123,16 +126,17 @@ impl Io for Hands {
         self.actions.push(Action::Reject(held, bytes));
     }
 
-    fn post(&mut self, link: LinkKey, header: Header, op: Op, form: Form) -> bool {
+    fn post(&mut self, link: LinkKey, header: Header, op: Op, form: Form) -> Post {
         assert!(
             self.up.values().any(|up| *up == link),
             "a post to a link that is not up"
         );
+        let ring = self.rings.contains(&link.number()) && self.random.one_in(2);
         let posted = self.posted.entry(link.number()).or_default();
-        if *posted >= self.sq {
-            return false;
+        if *posted >= self.sq && !ring {
+            return Post::Refused;
         }
-        *posted += 1;
+        *posted += u32::from(!ring);
         let message = Message {
             tag: Some(op.id as u64),
             data: None,
@@ -165,8 +169,13 @@ impl Io for Hands {
                 }
             }
         };
-        self.put(link, &Packet { header, body }, Some(header.number));
-        true
+        let packet = Packet { header, body };
+        if ring {
+            self.actions.push(Action::Ring(link, wire(&packet, None)));
+            return Post::Delivered;
+        }
+        self.put(link, &packet, Some(header.number));
+        Post::Posted
     }
 
     fn control(&mut self, link: LinkKey, packet: &Packet) -> bool {
@@ -236,19 +245,54 @@ impl Io for Hands {
 }
 
 impl Hands {
+    /// Sends a message without an operation, if that is possible.
+    fn direct(&mut self, core: &mut Core<Self>, peer: PeerKey, op: Op) -> bool {
+        let sent = core.send_direct(peer, op.len as usize, |link, header| {
+            assert!(
+                self.up.values().any(|up| *up == link),
+                "a post to a link that is not up"
+            );
+            if !self.rings.contains(&link.number()) {
+                return false;
+            }
+            let message = Message {
+                tag: Some(op.id as u64),
+                data: None,
+                ack: false,
+            };
+            let payload = Payload {
+                offset: 32,
+                len: op.len,
+            };
+            let body = Body::Eager { message, payload };
+            let wire = wire(&Packet { header, body }, None);
+            self.actions.push(Action::Ring(link, wire));
+            true
+        });
+        if sent {
+            self.actions.push(Action::Complete(op.id, true));
+        }
+        sent
+    }
+
     fn put(&mut self, link: LinkKey, packet: &Packet, number: Option<Number>) {
-        let mut head = [0; MAX_HEAD];
-        let size = packet.encode(&mut head);
-        let payload = match packet.body {
-            Body::Eager { payload, .. } => payload.len as usize,
-            _ => 0,
-        };
-        let wire = Wire {
-            head: head[..size].to_vec(),
-            total: size + payload,
-            number,
-        };
-        self.actions.push(Action::Post(link, wire));
+        // a ring must not overtake it
+        self.rings.remove(&link.number());
+        self.actions.push(Action::Post(link, wire(packet, number)));
+    }
+}
+
+fn wire(packet: &Packet, number: Option<Number>) -> Wire {
+    let mut head = [0; MAX_HEAD];
+    let size = packet.encode(&mut head);
+    let payload = match packet.body {
+        Body::Eager { payload, .. } => payload.len as usize,
+        _ => 0,
+    };
+    Wire {
+        head: head[..size].to_vec(),
+        total: size + payload,
+        number,
     }
 }
 
@@ -326,6 +370,8 @@ pub(super) struct Plan {
     pub(super) walls: bool,
     /// One side may not notice that a link has broken.
     pub(super) halves: bool,
+    /// Packets can be written to the memory of the peer.
+    pub(super) rings: bool,
 }
 
 pub(super) struct World {
@@ -415,6 +461,7 @@ impl World {
             sq: 1 + self.random.below(8) as u32,
             chaos: self.chaos,
             up: HashMap::new(),
+            rings: HashSet::new(),
         };
         self.at.insert(listener, self.nodes.len());
         self.at.insert(other_address(listener), self.nodes.len());
@@ -452,6 +499,12 @@ impl World {
             return;
         }
         at.core.set_now(self.now);
+        let rings = match self.plan.rings {
+            true => self.rings_of(node),
+            false => HashSet::new(),
+        };
+        let at = &mut self.nodes[node];
+        at.hands.rings = rings;
         call(&mut at.core, &mut at.hands);
         loop {
             let at = &mut self.nodes[node];
@@ -475,10 +528,27 @@ impl World {
         }
     }
 
+    /// The links on which all that was sent has arrived, and that no side ends.
+    fn rings_of(&self, node: usize) -> HashSet<u32> {
+        let at = &self.nodes[node];
+        let usable = |(number, (conn, side)): (&u32, &(usize, usize))| {
+            let it = &self.conns[*conn];
+            let idle = at
+                .hands
+                .posted
+                .get(number)
+                .is_none_or(|posted| *posted == 0)
+                && it.flight[*side].is_empty();
+            let lives = self.side(*conn, 1 - *side).is_some() && !it.cut && it.err == [false; 2];
+            (idle && lives).then_some(*number)
+        };
+        at.links.iter().filter_map(usable).collect()
+    }
+
     fn act(&mut self, node: usize, action: Action) {
         if self.trace {
             match &action {
-                Action::Post(link, wire) => {
+                Action::Post(link, wire) | Action::Ring(link, wire) => {
                     let packet = Packet::decode(&wire.head, wire.total);
                     eprintln!("              {node}: {link:?} {packet:?}");
                 }
@@ -523,6 +593,10 @@ impl World {
                 let time = (now + delay).max(it.last[side]);
                 it.last[side] = time;
                 self.at(time, Event::Arrive(conn, side));
+            }
+            Action::Ring(link, wire) => {
+                let (conn, side) = self.nodes[node].links[&link.number()];
+                self.complete(conn, 1 - side, Completion::Packet(wire));
             }
             Action::Probe(link) => self.probe(node, link),
             Action::NoRoom(link) => self.later(Event::Room(node, link)),
@@ -786,7 +860,18 @@ impl World {
         match inbox.and_then(VecDeque::pop_front) {
             Some(Completion::Packet(wire)) => {
                 let packet = Packet::decode(&wire.head, wire.total).expect("a packet");
-                self.call(node, |core, hands| core.arrived(link, &packet, (), hands));
+                self.call(node, |core, hands| {
+                    if let Body::Eager { message, payload } = packet.body
+                        && !message.ack
+                        && hands.random.one_in(2)
+                        && let Some(from) = core.arrived_direct(link, &packet.header, payload.len)
+                    {
+                        let id = message.tag.unwrap() as usize;
+                        let deliver = Action::Deliver(from, id, packet.body.uses(), false);
+                        return hands.actions.push(deliver);
+                    }
+                    core.arrived(link, &packet, (), hands);
+                });
             }
             Some(Completion::Sent(number)) => {
                 if let Some(posted) = self.nodes[node].hands.posted.get_mut(&link.number()) {
@@ -842,7 +927,13 @@ impl World {
             uses,
             ack: op.ack,
         };
-        self.call(from, |core, hands| core.send(peer, send, hands).unwrap());
+        self.call(from, |core, hands| {
+            let peer = core.resolve(peer);
+            if !answer && !op.ack && hands.direct(core, peer, op) {
+                return;
+            }
+            core.send(peer, send, hands).unwrap();
+        });
     }
 
     fn disturb(&mut self) {

@@ -2,7 +2,7 @@
 
 mod sessions;
 
-use super::super::core::{Config, Core, Failure, Io, Origin, Send};
+use super::super::core::{Config, Core, Failure, Io, Origin, Post, Send};
 use super::super::link::LinkKey;
 use super::super::ops::{Form, Uses};
 use super::super::peer::PeerKey;
@@ -56,9 +56,9 @@ impl Io for Acts {
         self.rejects.push(*rejection);
     }
 
-    fn post(&mut self, _: LinkKey, _: Header, _: u32, _: Form) -> bool {
+    fn post(&mut self, _: LinkKey, _: Header, _: u32, _: Form) -> Post {
         self.posts += 1;
-        true
+        Post::Posted
     }
 
     fn control(&mut self, link: LinkKey, packet: &Packet) -> bool {

@@ -1,0 +1,91 @@
+//! Messages that are in the memory of the peer when they are posted ([`Post::Delivered`]): they need
+//! no operation in the tables. Such a message takes the same number and uses the same credit as any
+//! other, so these calls and the other ones can be mixed.
+//!
+//! [`Post::Delivered`]: super::core::Post::Delivered
+
+use super::core::{Core, Io, Origin};
+use super::link::LinkKey;
+use super::ops::Uses;
+use super::peer::PeerKey;
+use crate::wire::rdm::packet::eager_credit;
+use crate::wire::rdm::{Body, Header, Packet};
+
+impl<I: Io> Core<I> {
+    /// Sends a message with a payload of `len` bytes as EAGER, if nothing to the peer is before it
+    /// and `deliver` writes it to the memory of the peer. `deliver` gets the link and the header.
+    /// `false`: nothing has changed, and the caller uses [`Self::send`].
+    #[inline]
+    pub fn send_direct(
+        &mut self,
+        peer: PeerKey,
+        len: usize,
+        deliver: impl FnOnce(LinkKey, Header) -> bool,
+    ) -> bool {
+        let Some(peer) = self.peers.get_mut(peer) else {
+            return false;
+        };
+        let Some(out) = peer.out else {
+            return false;
+        };
+        let uses = match u32::try_from(len) {
+            Ok(len) if len <= peer.eager => eager_credit(len),
+            _ => return false,
+        };
+        // if earlier packets were not known to have arrived, neither would this one be
+        if peer.unsent.is_some() || !peer.is_next(Uses::Answer) || !peer.waiting.is_empty() {
+            return false;
+        }
+        if !self.links.get(out).is_some_and(|link| link.is_open()) || !peer.outbound.spend(uses) {
+            return false;
+        }
+        let number = peer.next;
+        if !deliver(out, peer.header(number)) {
+            peer.outbound.unspend(uses);
+            return false;
+        }
+        peer.next = number.next();
+        peer.completed = peer.next;
+        peer.mark_told();
+        true
+    }
+
+    /// The next message of a peer has arrived as EAGER without ACK. The caller delivers it to
+    /// matching, and then gives its credit back, as after [`Io::deliver`]. `None`: nothing has
+    /// changed, and the caller passes the packet to [`Self::arrived`].
+    #[inline]
+    pub fn arrived_direct(&mut self, link: LinkKey, header: &Header, len: u32) -> Option<Origin> {
+        let from = self.links.get(link)?;
+        let key = from.peer;
+        let peer = self.peers.get_mut(key)?;
+        let ordinary = from.greeted
+            && header.to.get() == key.number()
+            && header.number == peer.expected
+            && header.processed.until(peer.next) >= 0
+            && peer.acks == 0
+            && peer.unseen.is_none();
+        if !ordinary || !peer.inbound.as_mut()?.arrive(eager_credit(len)) {
+            return None;
+        }
+        peer.expected = header.number.next();
+        peer.strikes = 0;
+        (peer.busy, peer.heard) = (true, true);
+        Some(Origin {
+            peer: key,
+            session: peer.session,
+        })
+    }
+
+    /// Whether others of the peer have to be processed before a packet: it is behind the next
+    /// numbered one that is expected, or HELLO has not arrived.
+    pub fn is_early(&self, link: LinkKey, packet: &Packet) -> bool {
+        let Some(from) = self.links.get(link) else {
+            return false;
+        };
+        let hello = matches!(packet.body, Body::Hello(_));
+        let numbered = packet.body.kind().is_numbered();
+        let peer = self.peers.get(from.peer);
+        !from.greeted && !hello
+            || numbered && peer.is_some_and(|it| it.expected.is_before(packet.header.number))
+    }
+}
