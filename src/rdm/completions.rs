@@ -4,12 +4,13 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::core::Origin;
-use super::operations::Operation;
+use super::operations::completion;
 use super::peer::PeerKey;
 use crate::errno::FiErrno;
 use crate::flags::Flags;
 use crate::queue::{Completion, CompletionError, Counters};
 use crate::wire::rdm::Credit;
+use crate::wire::rdm::packet::Message;
 
 /// The direction of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,10 +90,11 @@ impl Completions {
 
     /// A message has been sent.
     #[inline]
-    pub(super) fn sent(&mut self, op: &Operation) {
+    pub(super) fn sent(&mut self, message: &Message, context: usize, wanted: bool) {
         self.counters.count(kind(Side::Tx), true);
-        if op.wanted && self.bound[Side::Tx as usize] {
-            self.tx.push_back(Entry::Done(op.completion(), None));
+        if wanted && self.bound[Side::Tx as usize] {
+            self.tx
+                .push_back(Entry::Done(completion(message, context), None));
         }
     }
 

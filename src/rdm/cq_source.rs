@@ -90,7 +90,8 @@ impl Source for CqSource {
         };
         state.calls = state.calls.wrapping_add(1);
         // under the endpoint's lock, as all changes of it
-        match self.armed.load(Ordering::Relaxed) {
+        let armed = self.armed.load(Ordering::Relaxed);
+        match armed {
             0 => {}
             // another thread polls, and may stop: the sleeping one arms the queue again
             1 => self.wake(),
@@ -99,12 +100,17 @@ impl Source for CqSource {
         let sources = shared.config.source;
         let mut left = max - self.pass(state, sources, sink, max);
         if left != 0 || max == 0 {
-            let empty = state.poll()?;
+            let empty = match armed {
+                0 => state.poll_hot()?,
+                _ => state.poll()?,
+            };
             if (!empty || state.io.reads_wait) && self.is_armed() {
                 // the caller may sleep, and the completions that are left make no event
                 self.wake();
             }
             left -= self.pass(state, sources, sink, left);
+        } else {
+            state.skip_poll();
         }
         if left != max && self.is_armed() {
             // this thread may leave the entries in the queue, and another one sleeps
@@ -126,6 +132,7 @@ impl Source for CqSource {
             wait.clear();
         }
         self.armed.store(ARMED, Ordering::Relaxed);
+        state.sleepers = true;
         // the driver takes the event
         state.io.objects.cq.arm()
     }

@@ -12,6 +12,7 @@
 mod close;
 mod messages;
 mod pull;
+mod rings;
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
@@ -21,6 +22,7 @@ use super::core::{Core, Io, Origin, Post, Send};
 use super::iov::Iov;
 use super::link::LinkKey;
 use super::link_cm::{LinkCm, Step};
+use super::link_ring::RingPacket;
 use super::links::{Links, Posted, Sent, WrId};
 use super::operations::{Kind, Operation, PAYLOAD, TxKey, TxMark};
 use super::ops::Form;
@@ -61,6 +63,15 @@ pub(super) enum Todo {
     Room(LinkKey),
     /// There is no memory for the next packet of a link, and no packet under way frees any.
     NoMemory(LinkKey),
+}
+
+/// The memory of a packet that has arrived.
+#[derive(Debug)]
+pub(super) enum Place {
+    /// A receive of the shared receive queue.
+    Slot(Slot),
+    /// A ring, until the call of the core returns.
+    Ring(RingPacket),
 }
 
 /// Objects of the device that the endpoint owns. The queue pairs are in [`Links`].
@@ -254,6 +265,7 @@ impl Executor {
             }
             return;
         };
+        self.read_earlier(core, link);
         self.arriving = Some(link);
         let total = wc.byte_len();
         let packet = match wc.is_recv_rdma() || total > SLOT_SIZE {
@@ -261,8 +273,8 @@ impl Executor {
             false => Packet::decode(&self.memory.bytes(&slot)[..total], total).ok(),
         };
         match packet {
-            Some(packet) => core.arrived(link, &packet, slot, self),
-            None => core.violated(link, slot, self),
+            Some(packet) => core.arrived(link, &packet, Place::Slot(slot), self),
+            None => core.violated(link, Place::Slot(slot), self),
         }
     }
 
@@ -389,7 +401,7 @@ impl Executor {
                 (Ok(()), unread) => {
                     source = source.or(unread);
                     self.messages -= 1;
-                    self.completions.sent(op);
+                    self.completions.sent(&op.message, op.context, op.wanted);
                 }
             }
         }
@@ -484,14 +496,17 @@ impl Executor {
 
     /// Posts a packet without number. `None`: no room.
     fn post_control(&mut self, link: LinkKey, packet: &Packet) -> Option<()> {
-        let link = self.links.get_mut(link)?;
-        if !link.has_room(false) {
-            return None;
-        }
         let mut head = [0; MAX_HEAD];
         let size = packet.encode(&mut head);
         let solicited = matches!(packet.body, Body::Hello(_) | Body::Close(_))
             || matches!(packet.body, Body::Credit { recall: true, .. });
+        if let Some(posted) = self.control_to_ring(link, (&head, size), solicited) {
+            return posted.then_some(());
+        }
+        let link = self.links.get_mut(link)?;
+        if !link.has_room(false) {
+            return None;
+        }
         if size <= self.max_inline {
             let sge = Sge {
                 addr: head.as_ptr() as u64,
@@ -563,7 +578,7 @@ impl Executor {
 impl Io for Executor {
     type Op = TxKey;
     type Held = ConnectRequest;
-    type Slot = Slot;
+    type Slot = Place;
 
     fn dial(&mut self, link: LinkKey, to: Listener, request: &Request) {
         let cm = LinkCm::new(&self.shared, link, Some(request.encode()));
@@ -588,6 +603,9 @@ impl Io for Executor {
 
     #[inline]
     fn post(&mut self, link: LinkKey, header: Header, op: TxKey, form: Form) -> Post {
+        if let Some(post) = self.post_to_ring(link, header, op, form) {
+            return post;
+        }
         match self.post_packet(link, header, op, form) {
             Some(()) => Post::Posted,
             None => Post::Refused,
@@ -631,7 +649,7 @@ impl Io for Executor {
     }
 
     #[inline]
-    fn deliver(&mut self, origin: Origin, packet: &Packet, slot: Slot) -> Credit {
+    fn deliver(&mut self, origin: Origin, packet: &Packet, slot: Place) -> Credit {
         let mut credit = Credit::new(0, 1);
         let envelope = |message: &crate::wire::rdm::packet::Message, len| Envelope {
             peer: origin.peer,
@@ -687,13 +705,13 @@ impl Io for Executor {
             // RMA and atomics are not built yet
             _ => self.todo.extend(self.arriving.map(Todo::Refused)),
         }
-        self.post_receive(slot);
+        self.free(slot);
         credit
     }
 
     #[inline]
-    fn discard(&mut self, slot: Slot) {
-        self.post_receive(slot);
+    fn discard(&mut self, slot: Place) {
+        self.free(slot);
     }
 
     fn failed(&mut self, peer: PeerKey, error: FiErrno) {

@@ -167,15 +167,49 @@ impl Iov {
     /// The application's buffers are writable.
     #[inline]
     pub(super) unsafe fn write(&self, offset: usize, from: &[u8]) -> usize {
-        let len = from.len().min(self.len.saturating_sub(offset));
-        let bytes = from.as_ptr();
+        // SAFETY: the caller promises the buffers; the slice is readable.
+        unsafe { self.write_from(offset, from.as_ptr(), from.len()) }
+    }
+
+    /// As [`Self::write`], from memory that a hostile process may change.
+    ///
+    /// # Safety
+    /// The application's buffers are writable, and `len` bytes at `from` are readable.
+    #[inline]
+    pub(super) unsafe fn write_from(&self, offset: usize, from: *const u8, len: usize) -> usize {
+        let len = len.min(self.len.saturating_sub(offset));
+        let bytes = from;
         self.range(offset, len, |addr, place, len| {
             let to = std::ptr::with_exposed_provenance_mut::<u8>(addr);
-            // SAFETY: the caller promises the buffer; `range` stays within `from`, which is the
-            // engine's own memory.
+            // SAFETY: the caller promises both; `range` stays within `len` bytes.
             unsafe { std::ptr::copy_nonoverlapping(bytes.add(place), to, len) };
         });
         len
+    }
+
+    /// The first byte and the length, if the bytes are in the first buffer.
+    #[inline]
+    pub(super) const fn in_one(&self) -> Option<(*const u8, usize)> {
+        let Buffer { addr, len, .. } = self.buffers[0];
+        if len == self.len {
+            Some((std::ptr::with_exposed_provenance(addr), len))
+        } else {
+            None
+        }
+    }
+
+    /// Writes the buffers that are not empty to a list. Returns their number.
+    pub(super) fn list(&self, to: &mut [libc::iovec]) -> usize {
+        let used = self.buffers.iter().filter(|buffer| buffer.len != 0);
+        let mut count = 0;
+        for (to, from) in to.iter_mut().zip(used) {
+            *to = libc::iovec {
+                iov_base: std::ptr::with_exposed_provenance_mut(from.addr),
+                iov_len: from.len,
+            };
+            count += 1;
+        }
+        count
     }
 
     /// Copies the bytes of `from` to these buffers, as far as both reach; they may overlap.

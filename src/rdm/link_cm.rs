@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 
 use super::core::Failure;
 use super::link::LinkKey;
+use super::link_ring::LinkRing;
 use super::pulls::ReadKey;
 use super::shared::Shared;
 use crate::conn::{CmTarget, ConnectRequest};
@@ -117,7 +118,8 @@ impl LinkCm {
         let qp = Arc::new(shared.create_qp(id)?);
         let listener: Weak<Self> = Arc::downgrade(self);
         shared.domain.device().listen(qp.object(), listener);
-        if shared.set_qp(self.link, &qp) {
+        let ring = LinkRing::create(&qp, self.link);
+        if shared.set_qp(self.link, &qp, ring) {
             Ok(())
         } else {
             // the link was ended meanwhile

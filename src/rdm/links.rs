@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::link::LinkKey;
 use super::link_cm::LinkCm;
+use super::link_ring::LinkRing;
 use super::packet_memory::Slot;
 use super::pulls::ReadKey;
 use crate::errno::{FiErrno, Result};
@@ -20,6 +21,8 @@ pub(super) const DEPTH: usize = 64;
 const RESERVED: usize = 8;
 /// Maximum number of consecutive requests without completion.
 const UNSIGNALED: usize = 16;
+/// Largest number of rings that each progress call examines.
+const HOT_RINGS: usize = 64;
 /// Time after which a queue pair is destroyed although the device has not reported that its
 /// receives have ended.
 const DRAIN: Duration = Duration::from_secs(1);
@@ -83,11 +86,15 @@ pub(super) struct LinkQp {
     key: LinkKey,
     pub(super) cm: Arc<LinkCm>,
     pub(super) qp: Option<Arc<Qp>>,
+    /// The rings of the queue pairs, if the device has them.
+    pub(super) ring: Option<LinkRing>,
     pub(super) connected: bool,
     /// Requests that have not completed, oldest first.
     sent: VecDeque<Sent>,
     /// Position of the first of them.
     first: u16,
+    /// Number of SENDs in `sent`.
+    packets: usize,
     /// Requests since the last one with a completion.
     unsignaled: usize,
     /// A post was refused for lack of room.
@@ -118,9 +125,11 @@ impl LinkQp {
             key,
             cm,
             qp: None,
+            ring: None,
             connected: false,
             sent: VecDeque::with_capacity(DEPTH),
             first: 0,
+            packets: 0,
             unsignaled: 0,
             starved: false,
             ending: None,
@@ -146,6 +155,16 @@ impl LinkQp {
         let room = self.sent.len() < depth && self.qp.is_some() && self.ending.is_none();
         self.starved |= !room;
         room
+    }
+
+    /// The ring, if the next packet can go there: all SENDs have completed, so the packets before it
+    /// have arrived.
+    #[inline]
+    pub(super) fn free_ring(&mut self) -> Option<&mut LinkRing> {
+        match self.packets == 0 && self.ending.is_none() {
+            true => self.ring.as_mut(),
+            false => None,
+        }
     }
 
     /// Posts a packet: `inline` bytes, or the memory of a slot.
@@ -179,6 +198,7 @@ impl LinkQp {
             Posted::Numbered(number) => Sent::Numbered(number),
             Posted::Control(slot) => Sent::Control(slot),
         });
+        self.packets += 1;
         Ok(())
     }
 
@@ -271,6 +291,9 @@ pub(super) struct Links {
     last: Option<(u32, LinkKey)>,
     /// Links that are being ended.
     ending: Vec<LinkKey>,
+    /// Links whose rings each progress call examines, and others in whose rings packets have arrived.
+    pub(super) hot: Vec<LinkKey>,
+    pub(super) cold: Vec<LinkKey>,
     count: usize,
 }
 
@@ -302,6 +325,36 @@ impl Links {
         (link.key == key).then_some(link)
     }
 
+    /// Whether the ring of a link may have a packet.
+    #[inline]
+    pub(super) fn ring_is_ready(&self, key: LinkKey) -> bool {
+        let link = self.places.get(key.place()).and_then(Option::as_ref);
+        link.is_some_and(|link| link.ring.as_ref().is_some_and(LinkRing::is_ready))
+    }
+
+    /// A packet has arrived in a ring that is not examined by each progress call. The first
+    /// [`HOT_RINGS`] of these are examined from now on.
+    pub(super) fn ring_arrival(&mut self, key: LinkKey) {
+        let heats = self.hot.len() < HOT_RINGS;
+        let Some(ring) = self.get_mut(key).and_then(|link| link.ring.as_mut()) else {
+            return;
+        };
+        if ring.hot {
+            return;
+        }
+        if heats {
+            ring.heat();
+            self.hot.push(key);
+        } else if !self.cold.contains(&key) {
+            self.cold.push(key);
+        }
+    }
+
+    /// The links that are being ended.
+    pub(super) fn ending(&self) -> &[LinkKey] {
+        &self.ending
+    }
+
     pub(super) fn keys(&self) -> impl Iterator<Item = LinkKey> + '_ {
         self.places.iter().flatten().map(|link| link.key)
     }
@@ -320,11 +373,11 @@ impl Links {
     }
 
     /// Sets the queue pair. `false`: the link has ended, or is being ended.
-    pub(super) fn set_qp(&mut self, key: LinkKey, qp: &Arc<Qp>) -> bool {
+    pub(super) fn set_qp(&mut self, key: LinkKey, qp: &Arc<Qp>, ring: Option<LinkRing>) -> bool {
         let Some(link) = self.get_mut(key).filter(|link| link.ending.is_none()) else {
             return false;
         };
-        link.qp = Some(Arc::clone(qp));
+        (link.qp, link.ring) = (Some(Arc::clone(qp)), ring);
         self.numbers.insert(qp.number(), key);
         true
     }
@@ -334,7 +387,9 @@ impl Links {
         self.get_mut(key)?;
         let link = self.places.get_mut(key.place())?.take()?;
         self.count -= 1;
-        self.ending.retain(|ending| *ending != key);
+        for list in [&mut self.ending, &mut self.hot, &mut self.cold] {
+            list.retain(|listed| *listed != key);
+        }
         if let Some(qp) = &link.qp {
             self.numbers.remove(&qp.number());
             self.last = None;
@@ -359,7 +414,10 @@ impl Links {
             return completed;
         }
         for _ in 0..count {
-            match link.sent.pop_front() {
+            let sent = link.sent.pop_front();
+            let packet = matches!(sent, Some(Sent::Numbered(_) | Sent::Control(_)));
+            link.packets -= usize::from(packet);
+            match sent {
                 Some(Sent::Numbered(number)) => completed.number = Some(number),
                 Some(Sent::Control(Some(slot))) => free(slot),
                 Some(Sent::Marker) => {
@@ -460,7 +518,9 @@ impl Links {
                 continue;
             };
             let limit = since + DRAIN;
-            if sends && receives || limit <= now {
+            // a link that was never connected receives nothing
+            let ring = !link.connected || link.ring.as_ref().is_none_or(|ring| ring.ended);
+            if sends && receives && ring || limit <= now {
                 drained.push(key);
             } else {
                 next = Some(next.map_or(limit, |next: Instant| next.min(limit)));

@@ -151,11 +151,7 @@ impl Operation {
 
     /// The entry of a message.
     pub(super) fn completion(&self) -> Completion {
-        let kind = match self.message.tag {
-            Some(_) => Flags::TAGGED,
-            None => Flags::MSG,
-        };
-        Completion::new(self.context, Flags::SEND | kind)
+        completion(&self.message, self.context)
     }
 
     /// Whether the result of a message is known: FIN of one that was announced by RTS, or the
@@ -164,6 +160,16 @@ impl Operation {
         let answered = self.form == Form::Whole || self.fin.is_some();
         !self.in_core && self.parts == 0 && answered
     }
+}
+
+/// The entry of a message.
+#[inline]
+pub(super) fn completion(message: &Message, context: usize) -> Completion {
+    let kind = match message.tag {
+        Some(_) => Flags::TAGGED,
+        None => Flags::MSG,
+    };
+    Completion::new(context, Flags::SEND | kind)
 }
 
 /// The offset is not sent: the payload follows the body.

@@ -3,6 +3,8 @@
 //! The first two are in a [`Store`], which belongs to one endpoint, or to all endpoints of a shared
 //! receive context ([`SharedStore`]).
 
+#![allow(unsafe_code, reason = "copies from a ring")]
+
 use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
@@ -186,14 +188,32 @@ impl Store {
     /// The receive of a message that arrives; `None`: it must be [stored](Self::store).
     #[inline]
     fn arrive(&mut self, envelope: &Envelope, peer: PeerIndex) -> Option<Target> {
-        let tag = envelope.tag.unwrap_or_default();
-        let tagged = envelope.tag.is_some();
-        let matched = self.messages(tagged).arrive(tag, peer, envelope.len)?;
+        let matched = self.find(envelope, peer)?;
         self.target(&matched)
     }
 
+    /// As [`Self::arrive`]; [`Self::target`] follows, or [`Self::release`] of a whole receive.
     #[inline]
-    fn target(&mut self, matched: &Matched<RxKey>) -> Option<Target> {
+    pub(super) fn find(&mut self, envelope: &Envelope, peer: PeerIndex) -> Option<Matched<RxKey>> {
+        let tag = envelope.tag.unwrap_or_default();
+        let tagged = envelope.tag.is_some();
+        self.messages(tagged).arrive(tag, peer, envelope.len)
+    }
+
+    /// A posted receive.
+    #[inline]
+    pub(super) fn receive(&self, key: RxKey) -> Option<&Receive> {
+        self.posted.get(key)
+    }
+
+    /// Removes a receive that has got its message.
+    #[inline]
+    pub(super) fn release(&mut self, key: RxKey) {
+        self.posted.free(key);
+    }
+
+    #[inline]
+    pub(super) fn target(&mut self, matched: &Matched<RxKey>) -> Option<Target> {
         let Some(piece) = matched.piece else {
             let receive = self.posted.remove(matched.receive)?;
             return Some(Target {
@@ -598,6 +618,22 @@ impl Receives {
         let mut bytes = self.spare.pop().unwrap_or_default();
         bytes.clear();
         bytes.extend_from_slice(payload);
+        bytes
+    }
+
+    /// As [`Self::copy`], from memory that a hostile process may change.
+    ///
+    /// # Safety
+    /// `len` bytes are readable.
+    pub(super) unsafe fn copy_from(&mut self, from: *const u8, len: usize) -> Vec<u8> {
+        let mut bytes = self.spare.pop().unwrap_or_default();
+        bytes.clear();
+        bytes.reserve(len);
+        // SAFETY: the vector has the room, and the caller promises the source.
+        unsafe {
+            std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), len);
+            bytes.set_len(len);
+        }
         bytes
     }
 

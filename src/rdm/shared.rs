@@ -16,6 +16,7 @@ use super::endpoint::EndpointConfig;
 use super::executor::{Executor, Todo};
 use super::link::LinkKey;
 use super::link_cm::{LinkCm, Step};
+use super::link_ring::LinkRing;
 use super::links::DEPTH;
 use super::listening::{Listening, scoped};
 use super::peer::PeerKey;
@@ -70,6 +71,10 @@ pub(super) struct State {
     places: usize,
     /// There was no memory for a receive, which was logged.
     short: bool,
+    /// Sources may be armed.
+    pub(super) sleepers: bool,
+    /// Counts the progress calls since the last poll of the device (`rings.rs`).
+    pub(super) turn: u32,
     /// Number of calls of [`Driven::drive`].
     #[cfg(test)]
     pub(super) drives: usize,
@@ -216,17 +221,20 @@ impl Shared {
 
     /// Wakes the threads that sleep on a completion queue for which there is an entry.
     #[inline]
-    fn wake_readers(&self, state: &State) {
-        if !state.io.completions.is_empty() {
+    fn wake_readers(&self, state: &mut State) {
+        if state.sleepers && !state.io.completions.is_empty() {
             self.wake_sources(state);
         }
     }
 
-    fn wake_sources(&self, state: &State) {
+    #[cold]
+    fn wake_sources(&self, state: &mut State) {
+        state.sleepers = false;
         for source in &*self.sources.lock() {
             if source.is_armed() && source.has(state) {
                 source.wake();
             }
+            state.sleepers |= source.is_armed();
         }
     }
 
@@ -262,11 +270,11 @@ impl Shared {
     }
 
     /// Sets the queue pair of a link. `false`: the link has ended, or is being ended.
-    pub(super) fn set_qp(&self, link: LinkKey, qp: &Arc<Qp>) -> bool {
+    pub(super) fn set_qp(&self, link: LinkKey, qp: &Arc<Qp>, ring: Option<LinkRing>) -> bool {
         let mut guard = self.lock();
         guard
             .as_mut()
-            .is_some_and(|state| state.io.links.set_qp(link, qp))
+            .is_some_and(|state| state.io.links.set_qp(link, qp, ring))
     }
 
     /// The queue pair of a link can send. Returns the queue pair.
@@ -366,6 +374,8 @@ impl State {
             failed: false,
             places: 0,
             short: false,
+            sleepers: false,
+            turn: 0,
             #[cfg(test)]
             drives: 0,
             woken: false,
@@ -453,19 +463,20 @@ impl State {
                 self.failed = true;
                 return Err(FiErrno::EOVERRUN);
             };
-            if round == 0 && wcs.is_empty() && !self.core.has_reports() {
-                // nothing has arrived, and nothing is to be reported
-                self.post_receives();
-                return Ok(true);
-            }
             let before = self.io.bytes_read;
             for wc in wcs {
                 self.io.completed(&mut self.core, wc);
                 self.settle();
             }
+            let all = self.poll_rings();
             let reads = self.io.bytes_read != before;
-            empty = wcs.len() < BATCH;
             self.io.reads_wait = reads;
+            empty = wcs.len() < BATCH && all;
+            if round == 0 && wcs.is_empty() && empty && !reads && !self.core.has_reports() {
+                // nothing is to be reported
+                self.post_receives();
+                return Ok(true);
+            }
             let pause = !self.io.completions.is_empty() || self.io.bytes_read >= READ_BYTES;
             if empty && !reads || reads && pause {
                 break;

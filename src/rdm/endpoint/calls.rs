@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 use super::super::completions::Side;
 use super::super::core::Send;
 use super::super::iov::Iov;
+use super::super::link_ring::RingPost;
 use super::super::operations::{Kind, Operation};
 use super::super::ops::Uses;
 use super::super::receives::{Receive, Target, index_of};
@@ -141,29 +142,49 @@ impl Endpoint {
         }
         let peer = state.peer_of(to)?;
         let peer = state.core.resolve(peer);
+        // SAFETY: the caller keeps the contract of this function.
+        let posted = unsafe { state.send_direct(peer, &message, &iov) };
+        if posted == RingPost::Sent {
+            state.io.completions.sent(&message, context, wanted);
+            shared.after(state);
+            return Ok(());
+        }
+        // progress may have found that it is another address of a peer
+        let peer = state.core.resolve(peer);
         let mut op = Operation::new(Kind::Message, peer);
         (op.context, op.wanted, op.message) = (context, wanted, message);
         (op.iov, op.len) = (iov, iov.len());
+        if !state.core.is_up(peer) {
+            state.core.set_now(shared.now());
+        }
+        // SAFETY: the caller keeps the contract of this function.
+        let result = unsafe { Self::begin(state, op, inject) };
+        if result.is_err() && posted == RingPost::Ended {
+            // the message may have arrived with a number that the next one would have
+            let (core, io) = (&mut state.core, &mut state.io);
+            core.fail(peer, FiErrno::ECONNABORTED, io);
+        }
+        state.settle();
+        shared.after(state);
+        result
+    }
+
+    /// Begins an operation.
+    ///
+    /// # Safety
+    /// As [`Self::send`].
+    #[inline]
+    unsafe fn begin(state: &mut State, mut op: Operation, inject: bool) -> Result<()> {
         if inject {
             // SAFETY: the caller keeps the contract of this function.
             unsafe { state.io.copy_payload(&mut op) }?;
         }
-        if !state.core.is_up(peer) {
-            state.core.set_now(shared.now());
-        }
-        let key = state.io.begin(op)?;
-        let send = Send {
-            op: key,
-            uses: Uses::Message(iov.len() as u64),
-            ack: message.ack,
-        };
-        if let Err(error) = state.core.send(peer, send, &mut state.io) {
-            state.io.abandon(key);
-            return Err(error);
-        }
-        state.settle();
-        shared.after(state);
-        Ok(())
+        let (peer, ack) = (op.peer, op.message.ack);
+        let uses = Uses::Message(op.len as u64);
+        let op = state.io.begin(op)?;
+        let send = Send { op, uses, ack };
+        let sent = state.core.send(peer, send, &mut state.io);
+        sent.inspect_err(|_| state.io.abandon(op))
     }
 
     /// `fi_recv`, `fi_trecv` and their forms with vectors. `tag`: `None` for an untagged message,

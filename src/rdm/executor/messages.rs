@@ -7,8 +7,9 @@ use super::super::operations::{Kind, Operation, PARTS, PAYLOAD, TxKey};
 use super::super::ops::{Form, Uses};
 use super::super::receives::{
     Arrival, ArrivalKey, AtSender, Envelope, Payload, Stored, StoredKey, Target, completion_of,
+    index_of,
 };
-use super::{Executor, Slot, Todo};
+use super::{Executor, Place, Todo};
 use crate::errno::FiErrno;
 use crate::flags::Flags;
 use crate::matching::Release;
@@ -23,15 +24,43 @@ impl Executor {
         &mut self,
         origin: Origin,
         envelope: &Envelope,
-        slot: &Slot,
+        place: &Place,
         at: usize,
     ) -> Credit {
         let len = envelope.len as usize;
-        match self.rx.arrive(envelope) {
+        let target = match self.rx.own() {
+            Some(store) => {
+                let matched = store.find(envelope, index_of(envelope.peer));
+                // fast path: a whole receive that is long enough
+                if let Some(matched) = &matched
+                    && matched.piece.is_none()
+                    && let Some(receive) = store.receive(matched.receive)
+                    && receive.iov.len() >= len
+                {
+                    // SAFETY: the application keeps the buffers until the receive completes; the
+                    // decoder has checked the length.
+                    unsafe { place.copy_to(&self.memory, (at, len), &receive.iov, 0) };
+                    let mut completion = completion_of(receive);
+                    (completion.len, completion.tag) = (len, envelope.tag.unwrap_or_default());
+                    if let Some(data) = envelope.data {
+                        completion.data = data;
+                        completion.flags |= Flags::REMOTE_CQ_DATA;
+                    }
+                    let (from, wanted) = (Some(envelope.peer), receive.wanted);
+                    self.completions.done(completion, from, wanted);
+                    store.release(matched.receive);
+                    return eager_credit(len as u32);
+                }
+                matched.and_then(|matched| store.target(&matched))
+            }
+            None => self.rx.arrive(envelope),
+        };
+        match target {
             Some(target) => {
-                let payload = &self.memory.bytes(slot)[at..at + len];
-                // SAFETY: the application keeps the buffers until the receive completes.
-                unsafe { target.receive.iov.write(0, payload) };
+                let to = &target.receive.iov;
+                // SAFETY: the application keeps the buffers until the receive completes; the
+                // decoder has checked the length.
+                unsafe { place.copy_to(&self.memory, (at, len), to, 0) };
                 // at most 8 KiB
                 let credit = eager_credit(len as u32);
                 let blocks = Credit::new(credit.blocks, 0);
@@ -42,7 +71,11 @@ impl Executor {
                 }
             }
             None => {
-                let payload = self.rx.copy(&self.memory.bytes(slot)[at..at + len]);
+                let payload = match place {
+                    Place::Slot(slot) => self.rx.copy(&self.memory.bytes(slot)[at..at + len]),
+                    // SAFETY: the decoder has checked the length, and the ring holds the packet.
+                    Place::Ring(packet) => unsafe { self.rx.copy_from(packet.at(at), len) },
+                };
                 if !self.store(envelope, Payload::Bytes(origin, payload)) {
                     self.todo.extend(self.arriving.map(Todo::Refused));
                 }
@@ -265,11 +298,10 @@ impl Executor {
         origin: Origin,
         op: OpId,
         offset: u64,
-        slot: &Slot,
-        place: (usize, usize),
+        from: &Place,
+        (at, len): (usize, usize),
     ) {
         let key = ArrivalKey::from_number(op.get());
-        let (at, len) = place;
         let Some(arrival) = self.rx.arrivals.get_mut(key) else {
             // the receive has failed meanwhile
             return;
@@ -279,9 +311,10 @@ impl Executor {
         if !asked || offset != arrival.arrived || len as u64 > left {
             return self.todo.extend(self.arriving.map(Todo::Refused));
         }
-        let payload = &self.memory.bytes(slot)[at..at + len];
-        // SAFETY: the application keeps the buffers until the receive completes.
-        unsafe { arrival.target.receive.iov.write(offset as usize, payload) };
+        let to = &arrival.target.receive.iov;
+        // SAFETY: the application keeps the buffers until the receive completes; the decoder has
+        // checked the length.
+        unsafe { from.copy_to(&self.memory, (at, len), to, offset as usize) };
         arrival.arrived += len as u64;
         if arrival.arrived == arrival.envelope.len {
             self.arrival_complete(key);

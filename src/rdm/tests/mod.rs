@@ -7,6 +7,7 @@ mod endpoints;
 mod links;
 mod net;
 mod pull;
+mod rings;
 mod steps;
 
 use crate::wire::rdm::Credit;

@@ -1,0 +1,215 @@
+//! Packets through the rings of links. `docs/rdm.md`, "Rings".
+
+use super::super::core::{Core, Post};
+use super::super::iov::Iov;
+use super::super::link::LinkKey;
+use super::super::link_ring::{Content, RingPacket, RingPost};
+use super::super::operations::{PAYLOAD, TxKey};
+use super::super::ops::Form;
+use super::super::packet_memory::PacketMemory;
+use super::super::peer::PeerKey;
+use super::super::receives::Envelope;
+use super::{Executor, Place, Todo};
+use crate::wire::rdm::packet::{HEADER_SIZE, MAX_HEAD, Message, SLOT_SIZE};
+use crate::wire::rdm::{Header, Packet, ring};
+
+/// Packets in a ring that are read before a packet of its shared receive queue: a ring has fewer.
+const ALL: usize = 256;
+
+impl Executor {
+    /// Sends a message through a ring without an operation. If the link has ended, the message may
+    /// have arrived, and has to be posted as an operation next: with the same number.
+    ///
+    /// # Safety
+    /// The buffers are readable.
+    #[inline]
+    pub(in crate::rdm) unsafe fn send_direct(
+        &mut self,
+        core: &mut Core<Self>,
+        peer: PeerKey,
+        message: &Message,
+        iov: &Iov,
+    ) -> RingPost {
+        let mut posted = RingPost::No;
+        if message.ack || message.data.is_some() {
+            return posted;
+        }
+        let links = &mut self.links;
+        core.send_direct(peer, iov.len(), |link, header| {
+            if let Some(ring) = links.get_mut(link).and_then(|link| link.free_ring()) {
+                let words = ring::eager(&header, message.tag);
+                // SAFETY: the caller promises the buffers.
+                posted = unsafe { ring.post_eager(words, iov) };
+            }
+            posted == RingPost::Sent
+        });
+        posted
+    }
+
+    /// Posts a numbered packet to the ring of a link. `None`: the packet goes through the queue pair.
+    pub(super) fn post_to_ring(
+        &mut self,
+        on: LinkKey,
+        header: Header,
+        key: TxKey,
+        form: Form,
+    ) -> Option<Post> {
+        self.links.get_mut(on)?.free_ring()?;
+        if form == Form::Rts {
+            self.register_source(key);
+        }
+        let ring = self.links.get_mut(on)?.free_ring()?;
+        let op = self.tx.get_mut(key)?;
+        let packet = Packet {
+            header,
+            body: op.body(key, form),
+        };
+        let mut head = [0; MAX_HEAD];
+        let size = packet.encode(&mut head);
+        let content = match &op.slot {
+            _ if !op.has_payload(form) => Content::None,
+            Some(slot) if op.copied => {
+                Content::Bytes(&self.memory.bytes(slot)[PAYLOAD..PAYLOAD + op.len])
+            }
+            _ => Content::Buffers(&op.iov),
+        };
+        // SAFETY: the application keeps the buffers until the operation completes.
+        let posted = unsafe { ring.post((&head, size), content, false) };
+        match posted {
+            RingPost::No => return None,
+            RingPost::Sent => {}
+            RingPost::Ended => self.todo.push_back(Todo::Broken(on)),
+        }
+        op.form = form;
+        Some(match posted {
+            RingPost::Sent => Post::Delivered,
+            // it is posted again on the next link
+            _ => Post::Posted,
+        })
+    }
+
+    /// Posts a packet without number to the ring of a link. `None`: it goes through the queue pair.
+    pub(super) fn control_to_ring(
+        &mut self,
+        on: LinkKey,
+        head: (&[u8; MAX_HEAD], usize),
+        solicited: bool,
+    ) -> Option<bool> {
+        let ring = self.links.get_mut(on)?.free_ring()?;
+        // SAFETY: no buffers of the application.
+        match unsafe { ring.post(head, Content::None, solicited) } {
+            RingPost::Sent => Some(true),
+            RingPost::No => None,
+            RingPost::Ended => {
+                self.todo.push_back(Todo::Broken(on));
+                Some(false)
+            }
+        }
+    }
+
+    /// Lists the rings in which packets have arrived, and that are not examined by each progress
+    /// call. Returns whether there are others than those listed.
+    pub(in crate::rdm) fn find_arrivals(&mut self) -> bool {
+        const COUNT: usize = 16;
+        let mut cookies = [0; COUNT];
+        // in a forked child nothing arrives
+        let found = self.objects.cq.ring_arrivals(&mut cookies).unwrap_or(0);
+        for cookie in cookies.iter().take(found) {
+            // the number of a link; one of a link that has ended is not found
+            self.links
+                .ring_arrival(LinkKey::from_number(*cookie as u32));
+        }
+        found == COUNT
+    }
+
+    /// Processes the next packet in the ring of a link. `false`: there is none, or it has to wait for
+    /// packets in the shared receive queue.
+    #[inline]
+    pub(in crate::rdm) fn read_ring(&mut self, core: &mut Core<Self>, key: LinkKey) -> bool {
+        let ring = self.links.get_mut(key).and_then(|link| link.ring.as_mut());
+        let Some(message) = ring.and_then(|ring| ring.next()) else {
+            return false;
+        };
+        self.arriving = Some(key);
+        let len = message.len();
+        if let Some((header, tag)) = ring::as_eager(&message.words(), len)
+            // at most 8 KiB
+            && let Some(origin) = core.arrived_direct(key, &header, len as u32)
+        {
+            let envelope = Envelope {
+                peer: origin.peer,
+                tag,
+                data: None,
+                len: len as u64,
+            };
+            let place = Place::Ring(RingPacket::eager(message));
+            let credit = self.eager(origin, &envelope, &place, HEADER_SIZE);
+            core.give_back(origin, credit);
+        } else {
+            let (place, head) = RingPacket::new(message);
+            let packet = match head {
+                Some(head) if head.total <= SLOT_SIZE => {
+                    Packet::decode(head.bytes(), head.total).ok()
+                }
+                _ => None,
+            };
+            match packet {
+                Some(packet) if core.is_early(key, &packet) => return false,
+                Some(packet) => core.arrived(key, &packet, Place::Ring(place), self),
+                None => core.violated(key, Place::Ring(place), self),
+            }
+        }
+        if let Some(ring) = self.links.get_mut(key).and_then(|link| link.ring.as_mut()) {
+            ring.consume();
+        }
+        true
+    }
+
+    /// Processes the packets of a link that were sent before one that has arrived in the shared
+    /// receive queue.
+    #[inline]
+    pub(super) fn read_earlier(&mut self, core: &mut Core<Self>, key: LinkKey) {
+        let ring = self.links.get_mut(key).and_then(|link| link.ring.as_ref());
+        if ring.is_some_and(|ring| ring.is_ready()) {
+            for _ in 0..ALL {
+                if !self.read_ring(core, key) {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Releases the memory of a packet.
+    #[inline]
+    pub(super) fn free(&mut self, place: Place) {
+        if let Place::Slot(slot) = place {
+            self.post_receive(slot);
+        }
+    }
+}
+
+impl Place {
+    /// Copies a part of the packet to buffers of the application.
+    ///
+    /// # Safety
+    /// The buffers are writable; the decoder has checked the part.
+    #[inline]
+    pub(super) unsafe fn copy_to(
+        &self,
+        memory: &PacketMemory,
+        (at, len): (usize, usize),
+        to: &Iov,
+        offset: usize,
+    ) {
+        match self {
+            // SAFETY: the caller promises the buffers.
+            Self::Slot(slot) => unsafe {
+                to.write(offset, &memory.bytes(slot)[at..at + len]);
+            },
+            // SAFETY: the caller promises the buffers, and the ring holds the packet.
+            Self::Ring(packet) => unsafe {
+                to.write_from(offset, packet.at(at), len);
+            },
+        }
+    }
+}

@@ -1,0 +1,259 @@
+//! The receive ring of a link (`verbs/ring.rs`), which only some devices have: `docs/rdm.md`,
+//! "Rings". `wire/rdm/ring.rs` has the form of packets.
+
+#![allow(
+    unsafe_code,
+    reason = "posts and reads memory of the application and of a ring"
+)]
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use super::iov::{Iov, MAX_IOV};
+use super::link::LinkKey;
+use crate::errno::Result;
+use crate::log::info_log;
+use crate::verbs::{Attached, Message, Polled, Posted, Qp, Ring};
+use crate::wire::rdm::packet::{HEADER_SIZE, MAX_HEAD};
+use crate::wire::rdm::ring::{Head, PREFIX, Words, head, words};
+
+/// Slots of a ring: the longest packet fits into half of them.
+const SLOTS: u32 = 128;
+
+/// The payload of a packet in memory of the application or the engine.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Content<'a> {
+    None,
+    Bytes(&'a [u8]),
+    Buffers(&'a Iov),
+}
+
+/// The result of a post.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub(super) enum RingPost {
+    /// The packet is in the peer's ring.
+    Sent,
+    /// Nothing was posted: the packet goes through the queue pair.
+    No,
+    /// The link has ended. The packet may be in the peer's ring.
+    Ended,
+}
+
+/// A packet in a ring, until [`LinkRing::consume`].
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RingPacket {
+    message: Message,
+    /// Offset in the packet of the first byte of the ring's payload.
+    begin: usize,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct LinkRing {
+    ring: Ring,
+    /// Whether the peer has a ring; `None`: not known yet.
+    pub(super) attached: Option<bool>,
+    /// Each progress call examines the ring.
+    pub(super) hot: bool,
+    /// Nothing will arrive any more.
+    pub(super) ended: bool,
+    /// [`FORKS`] in the process that has created the ring.
+    forks: u32,
+}
+
+/// The number of forks between the first ring of a process and this process, its descendant. The
+/// ring is not mapped there.
+static FORKS: AtomicU32 = AtomicU32::new(0);
+
+extern "C" fn forked() {
+    FORKS.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Whether forks are counted.
+fn counts_forks() -> bool {
+    static REGISTERED: OnceLock<bool> = OnceLock::new();
+    *REGISTERED.get_or_init(|| {
+        // SAFETY: the handler only changes an atomic. The provider's library is never unloaded.
+        unsafe { libc::pthread_atfork(None, None, Some(forked)) == 0 }
+    })
+}
+
+impl LinkRing {
+    /// Creates the ring of a queue pair that is not connected yet. `None`: the device has none, or no
+    /// memory for it.
+    pub(super) fn create(qp: &Arc<Qp>, link: LinkKey) -> Option<Self> {
+        if !counts_forks() {
+            return None;
+        }
+        let ring = Ring::create(qp, SLOTS, link.number().into());
+        let ring = ring.inspect_err(|error| info_log!(EpCtrl, "no ring for {link:?}: {error}"));
+        Some(Self {
+            ring: ring.ok()??,
+            attached: None,
+            hot: false,
+            ended: false,
+            forks: FORKS.load(Ordering::Relaxed),
+        })
+    }
+
+    /// Whether the peer has a ring.
+    #[inline]
+    fn is_attached(&mut self) -> bool {
+        self.attached.unwrap_or_else(|| self.attach())
+    }
+
+    #[cold]
+    fn attach(&mut self) -> bool {
+        self.attached = match self.ring.attach() {
+            Ok(Attached::Ready(_)) => Some(true),
+            Ok(Attached::Absent) => Some(false),
+            Ok(Attached::NotYet) | Err(_) => None,
+        };
+        self.attached == Some(true)
+    }
+
+    /// Posts EAGER with the words of [`crate::wire::rdm::ring::eager`].
+    ///
+    /// # Safety
+    /// The application's buffers are readable.
+    #[inline]
+    pub(super) unsafe fn post_eager(&mut self, words: Words, payload: &Iov) -> RingPost {
+        if !self.is_attached() {
+            return RingPost::No;
+        }
+        // SAFETY: the caller promises the buffers.
+        outcome(unsafe {
+            match payload.in_one() {
+                Some((addr, len)) => self.ring.post(words, addr, len, false),
+                None => {
+                    let mut pieces = [const { EMPTY }; MAX_IOV];
+                    let count = payload.list(&mut pieces);
+                    self.ring.post_pieces(words, &pieces[..count], false)
+                }
+            }
+        })
+    }
+
+    /// Posts a packet: `size` bytes of header and body, and the payload.
+    ///
+    /// # Safety
+    /// The application's buffers are readable.
+    pub(super) unsafe fn post(
+        &mut self,
+        (head, size): (&[u8; MAX_HEAD], usize),
+        content: Content<'_>,
+        solicited: bool,
+    ) -> RingPost {
+        if !self.is_attached() {
+            return RingPost::No;
+        }
+        let (words, has_prefix) = words(head);
+        let mut bytes = [0; PREFIX + MAX_HEAD];
+        let mut begin = 0;
+        if has_prefix {
+            bytes[..PREFIX].copy_from_slice(&head[16..16 + PREFIX]);
+            begin = PREFIX;
+        }
+        let body = &head[HEADER_SIZE..size];
+        bytes[begin..begin + body.len()].copy_from_slice(body);
+        begin += body.len();
+        let mut pieces = [const { EMPTY }; 1 + MAX_IOV];
+        pieces[0] = libc::iovec {
+            iov_base: bytes.as_mut_ptr().cast(),
+            iov_len: begin,
+        };
+        let count = match content {
+            Content::None => 1,
+            Content::Bytes(from) => {
+                pieces[1] = libc::iovec {
+                    iov_base: from.as_ptr().cast_mut().cast(),
+                    iov_len: from.len(),
+                };
+                2
+            }
+            Content::Buffers(iov) => 1 + iov.list(&mut pieces[1..]),
+        };
+        // SAFETY: the first part is on the stack, the others are the caller's.
+        outcome(unsafe { self.ring.post_pieces(words, &pieces[..count], solicited) })
+    }
+
+    /// Whether there may be a packet.
+    #[inline]
+    pub(super) fn is_ready(&self) -> bool {
+        // SAFETY: in the process that has created the ring.
+        self.forks == FORKS.load(Ordering::Relaxed) && unsafe { self.ring.is_ready() }
+    }
+
+    /// The next message. In a forked child none.
+    #[inline]
+    pub(super) fn next(&mut self) -> Option<Message> {
+        match self.ring.poll() {
+            Ok(Polled::Message(message)) => Some(message),
+            Ok(Polled::Empty | Polled::Ending) => None,
+            Ok(Polled::Ended | Polled::Broken) | Err(_) => {
+                self.ended = true;
+                None
+            }
+        }
+    }
+
+    /// Gives the memory of the last message back.
+    #[inline]
+    pub(super) fn consume(&mut self) {
+        // it was polled
+        let _ = self.ring.consume();
+    }
+
+    /// Makes the ring hot.
+    pub(super) fn heat(&mut self) {
+        if !std::mem::replace(&mut self.hot, true) {
+            // the caller reads the ring afterwards
+            let _ = self.ring.set_hot(true);
+        }
+    }
+}
+
+const EMPTY: libc::iovec = libc::iovec {
+    iov_base: std::ptr::null_mut(),
+    iov_len: 0,
+};
+
+#[inline]
+fn outcome(posted: Result<Posted>) -> RingPost {
+    match posted {
+        Ok(Posted::Sent) => RingPost::Sent,
+        // in a forked child the queue pair refuses the packet too
+        Ok(Posted::Full | Posted::TooLong) | Err(_) => RingPost::No,
+        Ok(Posted::Ended) => RingPost::Ended,
+    }
+}
+
+impl RingPacket {
+    /// EAGER without a prefix.
+    #[inline]
+    pub(super) const fn eager(message: Message) -> Self {
+        let begin = HEADER_SIZE;
+        Self { message, begin }
+    }
+
+    /// A packet and a copy of its begin; `None`: it is shorter than a header.
+    pub(super) fn new(message: Message) -> (Self, Option<Head>) {
+        let (payload, len) = (message.payload(), message.len());
+        let copy = |at: usize, to: &mut [u8]| {
+            debug_assert!(at + to.len() <= len);
+            // SAFETY: the ring holds the payload until it is consumed, and `head` copies bytes of
+            // it. A hostile peer may change them meanwhile: the copy is decoded.
+            unsafe { std::ptr::copy_nonoverlapping(payload.add(at), to.as_mut_ptr(), to.len()) };
+        };
+        let head = head(&message.words(), len, copy).ok();
+        let begin = head.map_or(HEADER_SIZE, |head| head.begin);
+        (Self { message, begin }, head)
+    }
+
+    /// The byte of the packet at `offset`, behind its header.
+    #[inline]
+    pub(super) fn at(&self, offset: usize) -> *const u8 {
+        self.message.payload().wrapping_add(offset - self.begin)
+    }
+}

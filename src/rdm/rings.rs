@@ -1,0 +1,129 @@
+//! Progress of the rings of an endpoint's links. `docs/rdm.md`, "Rings".
+
+#![allow(unsafe_code, reason = "passes buffers on")]
+
+use super::iov::Iov;
+use super::link::LinkKey;
+use super::link_ring::RingPost;
+use super::peer::PeerKey;
+use super::shared::State;
+use crate::errno::Result;
+use crate::wire::rdm::packet::Message;
+
+/// Maximum number of packets of one ring that one progress call processes.
+const BATCH: usize = 16;
+/// Of so many calls without a packet in a hot ring, one polls the device.
+const EMPTY: u32 = 4;
+/// Of so many calls with packets in hot rings, one polls the device.
+const BUSY: u32 = 16;
+
+impl State {
+    /// As [`Self::poll`]; most calls examine the hot rings alone, if there are any. Not for a caller
+    /// that may sleep afterwards.
+    #[inline]
+    pub(super) fn poll_hot(&mut self) -> Result<bool> {
+        let (found, all) = self.read_hot();
+        self.turn += if found { 1 } else { BUSY / EMPTY };
+        let reads = self.io.bytes_read != 0;
+        if self.turn >= BUSY || reads || self.io.links.hot.is_empty() {
+            self.turn = 0;
+            return self.poll();
+        }
+        if self.core.has_reports() {
+            self.flush_reports();
+        }
+        Ok(all)
+    }
+
+    #[cold]
+    fn flush_reports(&mut self) {
+        self.core.flush(&mut self.io);
+        self.settle();
+        self.post_receives();
+    }
+
+    /// As [`Executor::send_direct`](super::executor::Executor::send_direct), after progress if
+    /// something was in the way.
+    ///
+    /// # Safety
+    /// The buffers are readable.
+    #[inline]
+    pub(super) unsafe fn send_direct(
+        &mut self,
+        peer: PeerKey,
+        message: &Message,
+        iov: &Iov,
+    ) -> RingPost {
+        // SAFETY: the caller promises the buffers.
+        let posted = unsafe { self.io.send_direct(&mut self.core, peer, message, iov) };
+        if posted != RingPost::No {
+            return posted;
+        }
+        // the entries of such messages need no poll, so the credit may be in a ring
+        self.poll_rings();
+        // SAFETY: as above.
+        unsafe { self.io.send_direct(&mut self.core, peer, message, iov) }
+    }
+
+    /// Counts a progress call that had enough entries without a poll.
+    #[inline]
+    pub(super) fn skip_poll(&mut self) {
+        self.turn += 1;
+        if self.turn >= BUSY {
+            self.turn = 0;
+            // a call without entries reports a failure
+            let _ = self.poll();
+        }
+    }
+
+    /// Processes packets in all rings. Returns whether all were taken.
+    pub(super) fn poll_rings(&mut self) -> bool {
+        let mut all = !self.io.find_arrivals();
+        all &= self.read_hot().1;
+        for at in (0..self.io.links.cold.len()).rev() {
+            if let Some(link) = self.io.links.cold.get(at).copied() {
+                if self.read(link) {
+                    self.io.links.cold.swap_remove(at);
+                } else {
+                    all = false;
+                }
+            }
+        }
+        for at in 0..self.io.links.ending().len() {
+            if let Some(link) = self.io.links.ending().get(at).copied() {
+                // also finds the end of the ring
+                all &= self.read(link);
+            }
+        }
+        all
+    }
+
+    /// Processes packets in the hot rings. Returns whether there were any, and whether all were
+    /// taken.
+    #[inline]
+    fn read_hot(&mut self) -> (bool, bool) {
+        let (mut found, mut all) = (false, true);
+        for at in 0..self.io.links.hot.len() {
+            if let Some(link) = self.io.links.hot.get(at).copied()
+                && self.io.links.ring_is_ready(link)
+            {
+                found = true;
+                all &= self.read(link);
+            }
+        }
+        (found, all)
+    }
+
+    /// Processes packets in a ring. Returns whether all were taken.
+    #[inline]
+    fn read(&mut self, link: LinkKey) -> bool {
+        for _ in 0..BATCH {
+            let read = self.io.read_ring(&mut self.core, link);
+            self.settle();
+            if !read || !self.io.links.ring_is_ready(link) {
+                return true;
+            }
+        }
+        false
+    }
+}

@@ -1,0 +1,272 @@
+//! Packets through the rings of links, and beside them through the queue pairs, in one process.
+
+#![allow(unsafe_code, reason = "passes buffers as C does")]
+
+use std::time::{Duration, Instant};
+
+use super::Random;
+use super::endpoints::{End, domain, wait};
+use crate::av::FiAddr;
+use crate::errno::FiErrno;
+use crate::mr::Desc;
+use crate::queue::Completion;
+use crate::rdm::LocalIov;
+
+const LONGEST: usize = 20_000;
+
+/// The message of a number: its number, and bytes that depend on it.
+fn message(number: usize, len: usize) -> Vec<u8> {
+    let mut bytes: Vec<u8> = (0..len.max(8)).map(|at| (at * 3 + number) as u8).collect();
+    bytes[..8].copy_from_slice(&(number as u64).to_ne_bytes());
+    bytes
+}
+
+/// Sends a message; `false`: too many are under way.
+fn send(end: &End, to: FiAddr, bytes: &[u8]) -> bool {
+    let iov = libc::iovec {
+        iov_base: bytes.as_ptr().cast_mut().cast(),
+        iov_len: bytes.len(),
+    };
+    let local = LocalIov::single(&iov, &Desc::NULL);
+    // SAFETY: the callers keep the buffer until the completion.
+    let posted = unsafe { end.ep.send(to, None, local, None, 1, None) };
+    assert!(
+        matches!(posted, Ok(()) | Err(FiErrno::EAGAIN)),
+        "{posted:?}"
+    );
+    posted.is_ok()
+}
+
+fn inject(end: &End, to: FiAddr, bytes: &[u8]) -> bool {
+    // SAFETY: the buffer is readable during the call.
+    let posted = unsafe {
+        end.ep
+            .inject(to, None, bytes.as_ptr().cast(), bytes.len(), None)
+    };
+    assert!(
+        matches!(posted, Ok(()) | Err(FiErrno::EAGAIN)),
+        "{posted:?}"
+    );
+    posted.is_ok()
+}
+
+/// One direction of traffic.
+struct Stream<'a> {
+    from: &'a End,
+    to: &'a End,
+    addr: FiAddr,
+    lens: Vec<usize>,
+    posted: usize,
+    /// Messages of which the sender has the entry, or that have none.
+    complete: usize,
+    received: usize,
+    buffer: Vec<u8>,
+    waits: bool,
+    messages: Vec<Vec<u8>>,
+}
+
+impl<'a> Stream<'a> {
+    fn new(from: &'a End, to: &'a End, lens: Vec<usize>) -> Self {
+        let addr = from.knows(to);
+        let messages = lens
+            .iter()
+            .enumerate()
+            .map(|(number, len)| message(number, *len));
+        let messages = messages.collect();
+        Self {
+            from,
+            to,
+            addr,
+            lens,
+            posted: 0,
+            complete: 0,
+            received: 0,
+            buffer: vec![0; LONGEST],
+            waits: false,
+            messages,
+        }
+    }
+
+    /// Posts the next message, injected or not.
+    fn post(&mut self, random: &mut Random) {
+        let Some(bytes) = self.messages.get(self.posted) else {
+            return;
+        };
+        if bytes.len() <= 4096 && random.one_in(2) {
+            let posted = usize::from(inject(self.from, self.addr, bytes));
+            self.posted += posted;
+            self.complete += posted;
+        } else {
+            self.posted += usize::from(send(self.from, self.addr, bytes));
+        }
+    }
+
+    fn receive(&mut self) {
+        if !self.waits && self.received < self.lens.len() {
+            self.to.recv(None, &mut self.buffer, 2);
+            self.waits = true;
+        }
+    }
+
+    /// The entry of a receive.
+    fn arrived(&mut self, completion: &Completion) {
+        let want = &self.messages[self.received];
+        assert_eq!(completion.len, want.len(), "{}", self.received);
+        assert!(self.buffer[..want.len()] == want[..], "{}", self.received);
+        (self.received, self.waits) = (self.received + 1, false);
+    }
+}
+
+/// Both directions at once, with messages of both ways in any order. `disturb` is called between
+/// the steps.
+fn exchange(a: &End, b: &End, seed: u64, count: usize, mut disturb: impl FnMut(&mut Random)) {
+    let mut random = Random(seed);
+    let mut lens = || {
+        let len = |random: &mut Random| match random.below(8) {
+            0 => 4_000 + random.below(200) as usize,
+            1 => 8 + random.below(8_184) as usize,
+            2 => 8_000 + random.below(12_000) as usize,
+            _ => 8 + random.below(100) as usize,
+        };
+        (0..count).map(|_| len(&mut random)).collect()
+    };
+    let mut streams = [Stream::new(a, b, lens()), Stream::new(b, a, lens())];
+    let limit = Instant::now() + Duration::from_secs(60);
+    while streams
+        .iter()
+        .any(|it| it.received < count || it.complete < count)
+    {
+        for stream in &mut streams {
+            match random.below(3) {
+                0 => (0..random.below(40)).for_each(|_| stream.post(&mut random)),
+                1 => stream.receive(),
+                _ => {}
+            }
+        }
+        for end in [0, 1] {
+            let polls = random.below(4);
+            for _ in 0..polls {
+                let Some(completion) = [a, b][end].poll() else {
+                    continue;
+                };
+                match completion.context {
+                    1 => streams[end].complete += 1,
+                    _ => streams[1 - end].arrived(&completion),
+                }
+            }
+        }
+        disturb(&mut random);
+        let counts = streams
+            .each_ref()
+            .map(|it| (it.posted, it.complete, it.received));
+        assert!(Instant::now() < limit, "seed {seed}: {counts:?}");
+    }
+}
+
+#[test]
+fn rings_and_queue_pairs_keep_the_order() {
+    let domain = domain();
+    for seed in 0..6 {
+        let (a, b) = (End::open(&domain), End::open(&domain));
+        exchange(&a, &b, seed, 1_000, |_| {});
+        if std::env::var_os("SOFTVERBS_RING").is_none_or(|value| value != "0") {
+            for end in [&a, &b] {
+                let guard = end.ep.shared().lock();
+                let hot = guard.as_ref().unwrap().io.links.hot.len();
+                assert!(hot > 0, "no ring was used");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_break_of_a_link_with_rings_loses_and_repeats_nothing() {
+    let domain = domain();
+    for seed in 0..6 {
+        let (a, b) = (End::open(&domain), End::open(&domain));
+        let mut breaks = 0;
+        exchange(&a, &b, seed, 1_000, |random| {
+            if breaks == 20 || !random.one_in(200) {
+                return;
+            }
+            let end = if random.one_in(2) { &a } else { &b };
+            end.ep.shared().change(|core, io| {
+                let links: Vec<_> = io.links.keys().collect();
+                for link in links {
+                    breaks += 1;
+                    core.broken(link, io);
+                }
+            });
+        });
+        assert!(breaks > 3);
+    }
+}
+
+/// A receiver that takes nothing: its ring is full, then packets go through the queue pair, and then
+/// there is no credit.
+#[test]
+fn a_full_ring_is_no_end() {
+    const COUNT: usize = 60;
+    let domain = domain();
+    let (a, b) = (End::open(&domain), End::open(&domain));
+    let to_b = a.knows(&b);
+    let mut buffer = vec![0; 4_000];
+    for len in [8, 1_000, 4_000] {
+        // the link, and a window of the largest size
+        for number in 0..200 {
+            a.send(to_b, None, &message(number, len), 1);
+            b.recv(None, &mut buffer, 2);
+            wait([&a, &b], [1, 1]);
+        }
+        let messages: Vec<_> = (0..COUNT).map(|number| message(number, len)).collect();
+        for message in &messages {
+            a.send(to_b, None, message, 1);
+        }
+        let mut sent = 0;
+        for _ in 0..1_000 {
+            sent += usize::from(a.poll().is_some());
+        }
+        for message in &messages {
+            b.recv(None, &mut buffer, 2);
+            let [found, _] = wait([&a, &b], [0, 1]);
+            sent += found.len();
+            assert!(buffer[..len] == message[..]);
+        }
+        wait([&a, &b], [COUNT - sent, 0]);
+    }
+}
+
+/// Both sides sleep until the other one has answered.
+#[test]
+fn sleeping_readers_of_rings_wake() {
+    const ROUNDS: usize = 300;
+    let domain = domain();
+    let (a, b) = (End::open(&domain), End::open(&domain));
+    let (to_b, to_a) = (a.knows(&b), b.knows(&a));
+    let take = |end: &End| {
+        let limit = Some(Duration::from_secs(20));
+        let count = end.cq.sread(1, 1, limit, &mut |_: &Completion| {});
+        assert_eq!(count, Ok(1));
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut buffer = vec![0; 8_192];
+            for round in 0..ROUNDS {
+                b.recv(None, &mut buffer, 2);
+                take(&b);
+                let len = [8, 2_000, 8_000][round % 3];
+                assert!(buffer[..len] == message(round, len));
+                while !inject(&b, to_a, &message(round, 16)) {}
+            }
+        });
+        let mut buffer = vec![0; 8_192];
+        for round in 0..ROUNDS {
+            a.recv(None, &mut buffer, 2);
+            let bytes = message(round, [8, 2_000, 8_000][round % 3]);
+            a.send(to_b, None, &bytes, 1);
+            take(&a);
+            take(&a);
+            assert!(buffer[..16] == message(round, 16));
+        }
+    });
+}
