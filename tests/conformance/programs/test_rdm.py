@@ -9,9 +9,10 @@ class Rdm(common.CProgram):
     SOURCE = "rdm"
 
     def succeeds(self, libfabric, mode, **more):
-        for progress in ("manual", "auto"):
-            with self.subTest(progress=progress):
-                super().succeeds(libfabric, mode, progress, FI_WEFT_RDM="1", **more)
+        for progress, rings in (("manual", "1"), ("auto", "1"), ("manual", "0")):
+            with self.subTest(progress=progress, rings=rings):
+                env = {"FI_WEFT_RDM": "1", "SOFTVERBS_RING": rings, **more}
+                super().succeeds(libfabric, mode, progress, **env)
 
     @common.per_release
     def test_each_call(self, libfabric):

@@ -14,6 +14,9 @@ class RdmLinks(common.CProgram):
     def test_all_connect_to_all_at_once(self):
         self.succeeds("all")
 
+    def test_all_connect_without_rings(self):
+        self.succeeds("all", SOFTVERBS_RING="0")
+
     def test_idle_peers_keep_no_other_out(self):
         self.succeeds("idle", FI_WEFT_MAX_LINKS="4")
 

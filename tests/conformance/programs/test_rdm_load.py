@@ -20,7 +20,7 @@ LONG = os.environ.get("WEFT_RDM_LONG") == "1"
 class Load(common.CProgram):
     OPTIONS = ("-D_GNU_SOURCE", "-pthread")
 
-    def succeeds(self, mode, count=None, progress=("manual", "auto"), long=None):
+    def succeeds(self, mode, count=None, progress=("manual", "auto"), long=None, **more):
         """Runs a mode with manual and automatic progress; `long` is its count in the long form."""
         if LONG and long is not None:
             count = long
@@ -28,7 +28,7 @@ class Load(common.CProgram):
         for model in progress:
             with self.subTest(progress=model):
                 argv = [self.program, mode, "weft", "127.0.0.1", model, *counts]
-                env = programs.SYSTEM.env(FI_WEFT_RDM="1")
+                env = programs.SYSTEM.env(FI_WEFT_RDM="1", **more)
                 ended = programs.run(argv, env, seconds=1800 if LONG else 100)
                 self.assertEqual(ended.status, 0, ended)
 
@@ -41,6 +41,9 @@ class Overload(Load):
 
     def test_a_receiver_that_calls_nothing(self):
         self.succeeds("deaf", 20000, long=10**6)
+
+    def test_a_receiver_that_posts_nothing_without_rings(self):
+        self.succeeds("unread", 20000, long=10**7, SOFTVERBS_RING="0")
 
     def test_two_processes_that_post_nothing(self):
         self.succeeds("mutual", 20000, long=10**6)
