@@ -39,6 +39,11 @@ pub(crate) fn disarm(own: &Mapping, at: usize) {
     own.u32(at + cq::ARMED).store(ARMED_NOT, Ordering::SeqCst);
 }
 
+/// Whether a supplier has taken the request in the caller's own CQ entry, or there was none.
+pub(crate) fn is_disarmed(own: &Mapping, at: usize) -> bool {
+    own.u32(at + cq::ARMED).load(Ordering::Acquire) == ARMED_NOT
+}
+
 /// Whether the caller has to wake the owner of the CQ whose entry is at `at`, for a message that
 /// the caller has already published. `barriers`: the owner's segment states that the owner runs
 /// barriers.

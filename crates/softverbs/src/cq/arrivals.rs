@@ -39,6 +39,11 @@ impl Cq {
         Ok(())
     }
 
+    /// Whether queue pairs with receive rings complete here, or did.
+    pub(super) fn has_arrivals(&self) -> bool {
+        self.arrivals.load(Ordering::Relaxed) != 0
+    }
+
     /// Frees the arrivals of a queue without queue pairs: no sender writes into them any more.
     pub(super) fn free_arrivals(&self) {
         let at = self.arrivals.swap(0, Ordering::AcqRel);

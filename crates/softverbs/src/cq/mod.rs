@@ -197,6 +197,12 @@ impl Cq {
         signal::arm(&self.process().segment.map, self.at(), armed);
     }
 
+    /// Whether no event is published: a peer has withdrawn it, whose message it was, or a thread is
+    /// about to publish it.
+    fn is_withdrawn(&self) -> bool {
+        signal::is_disarmed(&self.process().segment.map, self.at())
+    }
+
     /// Publishes to peers that the application waits for no event.
     fn publish_disarmed(&self) {
         signal::disarm(&self.process().segment.map, self.at());
@@ -307,10 +313,17 @@ impl Cq {
         self.armed.load(Ordering::Relaxed) != ARMED_NOT
     }
 
-    /// Publishes again to peers the event that the application waits for.
+    /// Publishes again to peers the event that the application waits for. If a peer has withdrawn
+    /// it, raises the event instead where a message in a receive ring may be the reason: such a
+    /// message has no completion that would raise it.
     pub(crate) fn rearm(&self) {
         let armed = self.armed.load(Ordering::Relaxed);
-        if armed != ARMED_NOT {
+        if armed == ARMED_NOT {
+            return;
+        }
+        if self.has_arrivals() && self.is_withdrawn() {
+            self.raise();
+        } else {
             self.publish_armed(armed);
         }
     }
