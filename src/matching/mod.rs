@@ -213,19 +213,20 @@ impl<R: Copy + Debug, M: Copy + Debug> Matching<R, M> {
     /// [`Self::store`], or drops the message if it must not be kept. Does not allocate.
     #[inline]
     pub fn arrive(&mut self, tag: u64, peer: PeerIndex, len: u64) -> Option<Matched<R>> {
-        let index = self.posted.find(tag, peer)?;
+        let found = self.posted.find(tag, peer)?;
+        let (index, _) = found;
         let matched = Matched {
             receive: self.posted.receive(index),
             context: self.posted.context(index),
             piece: None,
         };
         let Some(buffer) = self.posted.multi(index) else {
-            self.posted.remove(index);
+            self.posted.remove_found(found);
             return Some(matched);
         };
         let (piece, full) = self.buffers.fill(buffer, len);
         if full {
-            self.posted.remove(index);
+            self.posted.remove_found(found);
         }
         Some(Matched {
             piece: Some(piece),

@@ -4,6 +4,7 @@
 use super::cost;
 use super::list::{Linked, List};
 use super::queues::{Entries, Key, Link, NIL, Queues, peer_key};
+use super::table::Place;
 use super::{MultiId, Want};
 use crate::PeerIndex;
 use crate::chunks::Chunks;
@@ -71,7 +72,7 @@ pub(super) struct Posted<R> {
     entries: Chunks<Entry<R>>,
     hasher: Hasher,
     /// First free entry.
-    free: u32,
+    first_free: u32,
     live: u32,
     classes: Vec<Class>,
     /// A bit for each class that has entries.
@@ -89,7 +90,7 @@ impl<R: Copy> Posted<R> {
         Self {
             entries: Chunks::with_capacity(capacity),
             hasher,
-            free: NIL,
+            first_free: NIL,
             live: 0,
             classes: Vec::with_capacity(CLASSES),
             occupied: 0,
@@ -144,12 +145,12 @@ impl<R: Copy> Posted<R> {
             class: class.map_or(LISTED, |class| class as u8),
             receive,
         };
-        let index = if self.free == NIL {
+        let index = if self.first_free == NIL {
             self.entries.push(entry)
         } else {
-            let index = self.free;
+            let index = self.first_free;
             let place = &mut self.entries[index];
-            self.free = place.link.next;
+            self.first_free = place.link.next;
             *place = entry;
             index
         };
@@ -179,15 +180,13 @@ impl<R: Copy> Posted<R> {
         }
         let of = &mut self.classes[usize::from(class)];
         of.queues.remove(&mut self.entries, index, self.hasher);
-        of.entries -= 1;
-        if of.entries == 0 {
-            self.occupied &= !(1 << class);
-        }
+        self.unlinked(class);
     }
 
-    /// The receive that was posted first of those that match a message.
+    /// The receive that was posted first of those that match a message. `Some` of a place: it is
+    /// the first of its FIFO, for [`Self::remove_found`].
     #[inline]
-    pub(super) fn find(&self, tag: u64, peer: PeerIndex) -> Option<u32> {
+    pub(super) fn find(&self, tag: u64, peer: PeerIndex) -> Option<(u32, Option<Place>)> {
         let peer = peer_key(Some(peer));
         let mut best = None;
         let mut number = u64::MAX;
@@ -199,11 +198,11 @@ impl<R: Copy> Posted<R> {
                 tag: tag & !class.ignore,
                 peer: if class.directed { peer } else { 0 },
             };
-            if let Some(index) = class.queues.first(&self.entries, key, self.hasher) {
+            if let Some((place, index)) = class.queues.find(&self.entries, key, self.hasher) {
                 let found = self.entries[index].number;
                 if found < number {
                     number = found;
-                    best = Some(index);
+                    best = Some((index, Some(place)));
                 }
             }
         }
@@ -215,7 +214,7 @@ impl<R: Copy> Posted<R> {
                 break;
             }
             if entry.tag == tag & !entry.ignore && (entry.peer == 0 || entry.peer == peer) {
-                return Some(index);
+                return Some((index, None));
             }
             index = entry.link.next;
         }
@@ -237,9 +236,39 @@ impl<R: Copy> Posted<R> {
 
     pub(super) fn remove(&mut self, index: u32) {
         self.unlink(index);
+        self.free(index);
+    }
+
+    /// As [`Self::remove`], of the last result of [`Self::find`], without a change since.
+    #[inline]
+    pub(super) fn remove_found(&mut self, (index, place): (u32, Option<Place>)) {
+        match place {
+            Some(place) => {
+                let class = self.entries[index].class;
+                let of = &mut self.classes[usize::from(class)];
+                of.queues.remove_first(&mut self.entries, index, place);
+                self.unlinked(class);
+            }
+            None => self.unlink(index),
+        }
+        self.free(index);
+    }
+
+    /// An entry has left the queues of its class.
+    #[inline]
+    fn unlinked(&mut self, class: u8) {
+        let of = &mut self.classes[usize::from(class)];
+        of.entries -= 1;
+        if of.entries == 0 {
+            self.occupied &= !(1 << class);
+        }
+    }
+
+    #[inline]
+    fn free(&mut self, index: u32) {
         let entry = &mut self.entries[index];
         entry.class = FREE;
-        entry.link.next = std::mem::replace(&mut self.free, index);
+        entry.link.next = std::mem::replace(&mut self.first_free, index);
         self.live -= 1;
     }
 

@@ -7,7 +7,7 @@
 //! slot.
 
 use super::cost;
-use super::table::{GROUP, Table};
+use super::table::{GROUP, Place, Table};
 use crate::hash::Hasher;
 
 /// No entry.
@@ -65,6 +65,17 @@ impl Queues {
     /// The first entry with this key.
     #[inline]
     pub(super) fn first(&self, entries: &impl Entries, key: Key, hasher: Hasher) -> Option<u32> {
+        self.find(entries, key, hasher).map(|(_, index)| index)
+    }
+
+    /// The first entry with this key, and its place for [`Self::remove_first`].
+    #[inline]
+    pub(super) fn find(
+        &self,
+        entries: &impl Entries,
+        key: Key,
+        hasher: Hasher,
+    ) -> Option<(Place, u32)> {
         self.table.find(hash(hasher, key), |index| {
             cost::entry();
             entries.key(index) == key
@@ -91,21 +102,32 @@ impl Queues {
         };
     }
 
+    /// Removes the first entry of a FIFO: the last result of [`Self::find`], without a change
+    /// since.
+    #[inline]
+    pub(super) fn remove_first(&mut self, entries: &mut impl Entries, index: u32, place: Place) {
+        cost::entry();
+        let Link { next, prev } = *entries.link(index);
+        if next == NIL {
+            self.table.remove(place);
+        } else {
+            self.table.replace(place, next);
+            cost::entry();
+            entries.link(next).prev = prev;
+        }
+    }
+
     /// Removes an entry from its FIFO.
     pub(super) fn remove(&mut self, entries: &mut impl Entries, index: u32, hasher: Hasher) {
-        cost::entry();
         let Link { next, prev } = *entries.link(index);
         if prev == index || entries.link(prev).next == NIL {
             let hash = hash(hasher, entries.key(index));
-            if next == NIL {
-                self.table.remove(hash, index);
-            } else {
-                self.table.replace(hash, index, next);
-                cost::entry();
-                entries.link(next).prev = prev;
+            if let Some(place) = self.table.place(hash, index) {
+                self.remove_first(entries, index, place);
             }
             return;
         }
+        cost::entry();
         entries.link(prev).next = next;
         if next != NIL {
             cost::entry();

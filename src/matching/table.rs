@@ -104,6 +104,14 @@ fn slot(hash: u32, entry: u32) -> u64 {
     u64::from(hash) << 32 | u64::from(entry + 1)
 }
 
+/// A slot of a table; valid until the table changes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    at: usize,
+    /// Whether it is a slot of the table that is being replaced.
+    old: bool,
+}
+
 /// The table. Hashes may repeat, entries must not. Not thread safe.
 #[derive(Debug)]
 pub(super) struct Table {
@@ -128,12 +136,12 @@ impl Table {
         }
     }
 
-    /// The entry with this hash that fulfils `is`.
+    /// The entry with this hash that fulfils `is`, and its place.
     #[inline]
-    pub(super) fn find(&self, hash: u32, is: impl Fn(u32) -> bool) -> Option<u32> {
-        let found = self.slots.find(hash, &is);
-        let found = found.or_else(|| self.old.find(hash, &is));
-        found.map(|(_, entry)| entry)
+    pub(super) fn find(&self, hash: u32, is: impl Fn(u32) -> bool) -> Option<(Place, u32)> {
+        let place = |old| move |(at, entry)| (Place { at, old }, entry);
+        let found = self.slots.find(hash, &is).map(place(false));
+        found.or_else(|| self.old.find(hash, &is).map(place(true)))
     }
 
     /// Adds an entry. Allocates a table of twice the size if this one is half full.
@@ -151,24 +159,33 @@ impl Table {
         self.slots.put(slot(hash, entry));
     }
 
-    /// Replaces an entry that is in the table by one with the same hash.
-    pub(super) fn replace(&mut self, hash: u32, entry: u32, by: u32) {
-        if let Some((at, _)) = self.slots.find(hash, |found| found == entry) {
-            self.slots.slots[at] = slot(hash, by);
-        } else if let Some((at, _)) = self.old.find(hash, |found| found == entry) {
-            self.old.slots[at] = slot(hash, by);
-        }
+    /// The place of an entry.
+    #[inline]
+    pub(super) fn place(&self, hash: u32, entry: u32) -> Option<Place> {
+        let found = self.find(hash, |found| found == entry);
+        debug_assert!(found.is_some(), "entry {entry} is not in the table");
+        found.map(|(place, _)| place)
     }
 
-    /// Removes an entry that is in the table.
-    pub(super) fn remove(&mut self, hash: u32, entry: u32) {
-        if let Some((at, _)) = self.slots.find(hash, |found| found == entry) {
-            self.slots.free(at);
-        } else if let Some((at, _)) = self.old.find(hash, |found| found == entry) {
-            self.old.slots[at] = GONE;
+    /// Replaces the entry at a place by one with the same hash.
+    #[inline]
+    pub(super) fn replace(&mut self, place: Place, by: u32) {
+        let slots = if place.old {
+            &mut self.old
         } else {
-            debug_assert!(false, "entry {entry} is not in the table");
-            return;
+            &mut self.slots
+        };
+        let found = &mut slots.slots[place.at];
+        *found = slot((*found >> 32) as u32, by);
+    }
+
+    /// Removes the entry at a place.
+    #[inline]
+    pub(super) fn remove(&mut self, place: Place) {
+        if place.old {
+            self.old.slots[place.at] = GONE;
+        } else {
+            self.slots.free(place.at);
         }
         self.used -= 1;
         self.step();
@@ -223,7 +240,8 @@ mod tests {
                 let present = map.contains_key(&entry);
                 if present && !(growing && state & 1 == 0) {
                     map.remove(&entry);
-                    table.remove(hash(entry), entry);
+                    let place = table.place(hash(entry), entry).unwrap();
+                    table.remove(place);
                 } else if !present {
                     map.insert(entry, hash(entry));
                     table.insert(hash(entry), entry);
@@ -234,10 +252,12 @@ mod tests {
             }
             assert_eq!(table.used, map.len());
             for (entry, hash) in &map {
-                assert_eq!(table.find(*hash, |found| found == *entry), Some(*entry));
+                let found = table.find(*hash, |found| found == *entry);
+                assert_eq!(found.map(|(_, entry)| entry), Some(*entry));
             }
             for (entry, hash) in map {
-                table.remove(hash, entry);
+                let place = table.place(hash, entry).unwrap();
+                table.remove(place);
             }
             assert_eq!(table.used, 0);
         }

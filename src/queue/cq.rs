@@ -17,7 +17,7 @@ use crate::queue::complete::{EndpointTable, ONLY_SOURCES, SOURCES};
 use crate::queue::cq_wait::Signals;
 use crate::queue::device_queue::DeviceQueue;
 use crate::queue::slots::Rings;
-use crate::queue::source::{BATCH, Batch, Entry, NoReader, Sink, Source, take};
+use crate::queue::source::{BATCH, Entry, NoReader, Sink, Source, take};
 use crate::queue::wait::WaitSet;
 use crate::queue::{CompletionError, EntryWriter, QueueDomain, WaitKind};
 use crate::verbs::{AsyncEvent, AsyncListener, Cq};
@@ -52,8 +52,6 @@ pub(super) struct Inner {
     /// The endpoints of the device queue.
     pub(super) table: EndpointTable,
     pub(super) sources: Vec<Arc<dyn Source>>,
-    /// Used during a read of a source.
-    batch: Batch,
     /// Which is first outside a read: 0: the device queue; otherwise 1 + the index of a source.
     next_turn: usize,
     /// Maximum number of outstanding completions of the bound endpoints.
@@ -107,7 +105,7 @@ impl Inner {
                 left => sink.room().div_ceil(left),
             };
             let most = part.max(max.min(BATCH));
-            result = result.and(sink.run(&**source, &mut self.batch, most));
+            result = result.and(sink.run(&**source, most));
         }
         (result, max - sink.room())
     }
@@ -225,7 +223,8 @@ impl CompletionQueue {
         let has_entry = {
             let mut guard = self.inner.lock();
             let inner = &mut *guard;
-            let mut sink = Sink::new(&mut inner.batch, 0, &mut inner.backlog);
+            let mut none = NoReader;
+            let mut sink = Sink::of_source(&mut none, &mut inner.backlog);
             // a failure is that of the source, which ends
             let _ = source.progress(&mut sink, usize::MAX);
             !inner.backlog.is_empty()
@@ -468,7 +467,8 @@ impl CompletionQueue {
                     self.drain_locked(inner, limit).map(|_| ())
                 }
                 Some(at) => {
-                    let mut sink = Sink::new(&mut inner.batch, 0, &mut inner.backlog);
+                    let mut none = NoReader;
+                    let mut sink = Sink::of_source(&mut none, &mut inner.backlog);
                     inner.sources[at].progress(&mut sink, part)
                 }
             };

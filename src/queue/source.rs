@@ -11,8 +11,8 @@ use std::os::fd::RawFd;
 use crate::errno::Result;
 use crate::queue::{Completion, CompletionError, EntryWriter};
 
-/// Maximum number of completions that one run of a source passes to a read directly, and that a
-/// source may pass to a read without room; further ones are queued in the backlog.
+/// Maximum number of completions that a source may pass to a read without room; they are queued in
+/// the backlog.
 pub(super) const BATCH: usize = 16;
 
 /// A source of completions with its own polling, added to a completion queue by
@@ -77,12 +77,19 @@ pub(super) fn take<W: EntryWriter>(
 
 /// Receives the completions of one read: stores them in the reader's buffer, or, after an error or
 /// when the buffer is full, in the queue's backlog.
-#[derive(Debug)]
-pub struct Sink<'a, W = Batch> {
+pub struct Sink<'a, W: EntryWriter + ?Sized = dyn EntryWriter + 'a> {
     writer: &'a mut W,
     /// Number of further completions that `writer` accepts.
     room: usize,
     backlog: &'a mut VecDeque<Entry>,
+}
+
+impl<W: EntryWriter + ?Sized> std::fmt::Debug for Sink<'_, W> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Sink")
+            .field("room", &self.room)
+            .finish_non_exhaustive()
+    }
 }
 
 impl<'a, W: EntryWriter> Sink<'a, W> {
@@ -95,6 +102,29 @@ impl<'a, W: EntryWriter> Sink<'a, W> {
         }
     }
 
+    /// Runs a source once, for at most `max` completions.
+    ///
+    /// # Errors
+    /// The source's.
+    #[inline]
+    pub(super) fn run(&mut self, source: &dyn Source, max: usize) -> Result<()> {
+        let room = if self.is_open() { self.room } else { 0 };
+        // a source is compiled for one type of writer
+        let mut sink: Sink<'_> = Sink {
+            writer: self.writer,
+            room,
+            backlog: self.backlog,
+        };
+        let result = source.progress(&mut sink, max);
+        self.room -= room - sink.room;
+        if !self.backlog.is_empty() {
+            self.room -= take(self.backlog, self.room, self.writer);
+        }
+        result
+    }
+}
+
+impl<W: EntryWriter + ?Sized> Sink<'_, W> {
     /// Passes on the next completion. Allocates if the reader's buffer is full.
     #[inline(always)]
     pub fn complete(&mut self, completion: &Completion) {
@@ -132,24 +162,16 @@ impl<'a, W: EntryWriter> Sink<'a, W> {
     pub(super) fn is_open(&self) -> bool {
         self.room != 0 && self.backlog.is_empty()
     }
+}
 
-    /// Runs a source once, for at most `max` completions. They are first stored in `batch`, so that
-    /// the source is compiled for one type of sink and calls no writer.
-    ///
-    /// # Errors
-    /// The source's.
-    #[inline(never)]
-    pub(super) fn run(&mut self, source: &dyn Source, batch: &mut Batch, max: usize) -> Result<()> {
-        let room = if self.is_open() { self.room } else { 0 };
-        batch.count = 0;
-        let mut sink = Sink::new(batch, room.min(BATCH), self.backlog);
-        let result = source.progress(&mut sink, max);
-        for completion in batch.completions.iter().take(batch.count) {
-            self.writer.write(completion);
+impl<'a> Sink<'a> {
+    /// As [`Sink::queueing`], for a source.
+    pub(super) fn of_source(none: &'a mut NoReader, backlog: &'a mut VecDeque<Entry>) -> Self {
+        Self {
+            writer: none,
+            room: 0,
+            backlog,
         }
-        self.room -= batch.count;
-        self.room -= take(self.backlog, self.room, self.writer);
-        result
     }
 }
 
@@ -171,24 +193,6 @@ pub(super) struct NoReader;
 
 impl EntryWriter for NoReader {
     fn write(&mut self, _: &Completion) {}
-}
-
-/// Completions of one call of [`Source::progress`], before they are copied to the reader's buffer.
-#[derive(Debug, Default)]
-pub struct Batch {
-    completions: [Completion; BATCH],
-    count: usize,
-}
-
-impl EntryWriter for Batch {
-    #[inline]
-    fn write(&mut self, completion: &Completion) {
-        // the sink's room is at most the length of the batch
-        if let Some(place) = self.completions.get_mut(self.count) {
-            *place = *completion;
-            self.count += 1;
-        }
-    }
 }
 
 #[cfg(test)]

@@ -82,10 +82,11 @@ impl State {
         all &= self.read_hot().1;
         for at in (0..self.io.links.cold.len()).rev() {
             if let Some(link) = self.io.links.cold.get(at).copied() {
-                if self.read(link) {
+                let read = self.read(link);
+                all &= read;
+                // a packet that has to wait for one of the shared receive queue stays
+                if read && !self.io.links.ring_is_ready(link) {
                     self.io.links.cold.swap_remove(at);
-                } else {
-                    all = false;
                 }
             }
         }

@@ -570,23 +570,36 @@ impl State {
     ) -> usize {
         let mut count = 0;
         while count < max
-            && let Some(entry) = self.io.completions.of(side).pop_front()
+            && let Some(entry) = self.io.completions.of(side).front()
         {
             match entry {
-                Entry::Done(mut completion, peer) | Entry::Held(mut completion, peer, ..) => {
-                    if let Entry::Held(.., origin, credit) = entry {
-                        self.core.give_back(origin, credit);
-                    }
-                    if let Some(peer) = peer.filter(|_| sources) {
-                        completion.src_addr = self.source_of(peer);
-                    }
-                    sink.complete(&completion);
+                Entry::Done(completion, None) => sink.complete(completion),
+                Entry::Done(completion, _) if !sources => sink.complete(completion),
+                _ => {
+                    let entry = *entry;
+                    self.pass_with_peer(&entry, sources, sink);
                 }
-                Entry::Failed(error) => sink.fail(error),
             }
+            self.io.completions.of(side).pop_front();
             count += 1;
         }
         count
+    }
+
+    /// Passes on an entry that has an effect on its peer, or whose source is wanted, or an error.
+    fn pass_with_peer(&mut self, entry: &Entry, sources: bool, sink: &mut Sink<'_>) {
+        match *entry {
+            Entry::Done(mut completion, peer) | Entry::Held(mut completion, peer, ..) => {
+                if let Entry::Held(.., origin, credit) = *entry {
+                    self.core.give_back(origin, credit);
+                }
+                if let Some(peer) = peer.filter(|_| sources) {
+                    completion.src_addr = self.source_of(peer);
+                }
+                sink.complete(&completion);
+            }
+            Entry::Failed(error) => sink.fail(error),
+        }
     }
 }
 
