@@ -64,7 +64,7 @@ check-conformance: all deps ## whole programs on the embedded device
 check-verbs: deps ## other people's verbs programs and rdma-core's tests on the embedded device; OPTIONS=--newer
 	@tests/verbs/check $(OPTIONS)
 
-check-fault: ## 2,500 processes killed at random, and at every instruction of each call: hours; OPTIONS="--seed N"
+check-fault: all deps ## 4,500 processes killed at random, and at every instruction of each call: hours; OPTIONS="--seed N"
 	@tests/fault/check --all $(OPTIONS)
 
 check-vm: all deps ## the same shared object on a real verbs device, in a virtual machine
