@@ -420,6 +420,7 @@ fn survivor(link: &mut Link) {
     assert_eq!(error, -libc::ENOTCONN);
     assert_eq!(ring.poll(), Err(-libc::ENOTCONN));
     assert_eq!(ring.post([0; 3], &[], 0), libc::ENOTCONN);
+    assert_eq!(ring.await_consume(), libc::ENOTCONN);
     assert_eq!(end.async_event(), IBV_EVENT_QP_FATAL);
     assert_eq!(end.state(), IBV_QPS_ERR);
     // the ring is there again for the next connection

@@ -1,12 +1,14 @@
 //! The device's objects for these programs. Each is destroyed by an explicit call, not by a drop:
 //! most of these processes are killed.
 
+mod ring;
 mod xrc;
 
 use std::ffi::c_int;
 
 use rdma_core_sys::*;
 
+pub(crate) use ring::{Received, Ring};
 pub(crate) use xrc::Domain;
 
 /// The access rights of regions and queue pairs.

@@ -18,6 +18,7 @@ mod random;
 #[path = "../../../crates/softverbs/tests/common/refuse.rs"]
 mod refuse;
 mod remains;
+mod rings;
 #[allow(unsafe_code, reason = "signals are system calls")]
 mod signals;
 #[allow(unsafe_code, reason = "ptrace is a system call")]
@@ -28,6 +29,7 @@ use options::Options;
 
 const USAGE: &str = "fault steps [--seed N] [--sample VICTIMS] [--path NAME]
 fault xrc [--seed N] [--sample VICTIMS] [--path NAME]
+fault rings [--seed N] [--sample VICTIMS] [--path NAME]
 fault kills [--seed N] [--kills N] [--minutes M] [--processes 2-8] [--refuse copies]";
 
 fn main() {
@@ -39,6 +41,7 @@ fn main() {
     match command.as_str() {
         "victim" => return steps::victim::run(rest),
         "xrc-victim" => return targets::victim::run(rest),
+        "ring-victim" => return rings::victim::run(rest),
         "worker" => {
             signals::be_nice();
             return kills::worker::run(rest);
@@ -57,6 +60,7 @@ fn main() {
     let good = match command.as_str() {
         "steps" => steps::run(&options),
         "xrc" => targets::run(&options),
+        "rings" => rings::run(&options),
         "kills" => kills::run(&options),
         _ => {
             eprintln!("{USAGE}");

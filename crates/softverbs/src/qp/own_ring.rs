@@ -707,7 +707,9 @@ impl Outbound {
     fn wait(&mut self, qp: &Qp) -> i32 {
         let (peer, destination) = (&self.peer, &mut self.destination);
         let ring = |at| peer.ring_cq(at);
-        match destination.ask(qp.map(), qp.at(), &self.sender, ring) {
+        let connected = destination.ask(qp.map(), qp.at(), &self.sender, ring);
+        // The state word of a dead receiver does not change: only the own state shows its end.
+        match connected && matches!(qp.state(), IBV_QPS_RTS | IBV_QPS_SQD) {
             true => 0,
             false => libc::ENOTCONN,
         }
