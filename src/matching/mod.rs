@@ -136,6 +136,8 @@ pub struct Cancelled<R> {
     /// buffer, and `FI_ECANCELED` is reported when [`Matching::finished`] returns
     /// [`Release::Cancelled`].
     pub released: bool,
+    /// Whether it is a multi-receive buffer.
+    pub multi: bool,
 }
 
 /// A claimed message: index and generation, 64 bits that the owner stores in the application's
@@ -339,6 +341,7 @@ impl<R: Copy + Debug, M: Copy + Debug> Matching<R, M> {
             receive: self.posted.receive(index),
             context: self.posted.context(index),
             released: buffer.is_none_or(|buffer| self.buffers.cancel(buffer)),
+            multi: buffer.is_some(),
         };
         self.posted.remove(index);
         cancelled

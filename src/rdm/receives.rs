@@ -322,7 +322,12 @@ impl Store {
                     return Some(None);
                 }
                 let receive = self.posted.remove(cancelled.receive)?;
-                return Some(Some(completion_of(&receive)));
+                let mut completion = completion_of(&receive);
+                if cancelled.multi {
+                    // this entry reports the release of the buffer
+                    completion.flags |= Flags::MULTI_RECV;
+                }
+                return Some(Some(completion));
             }
         }
         None
