@@ -126,7 +126,7 @@ class Death(Load):
         self.succeeds("killed", 1, long=100)
 
     def test_a_stopped_process(self):
-        self.succeeds("stopped", 1500, long=15000)
+        self.succeeds("stopped", 3000, long=15000)
 
     def test_a_process_at_the_address_of_another(self):
         self.succeeds("again", 4, long=100)
