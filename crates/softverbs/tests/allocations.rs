@@ -164,6 +164,7 @@ fn main() {
         ("imports", |link| link.expect("done"), imports),
         ("connecting", connecting, to_connect),
         ("working", |link| link.expect("done"), working),
+        ("waiting", |link| link.expect("done"), waiting),
     ];
     run(cases);
 }
@@ -264,7 +265,8 @@ fn objects(link: &mut Link) {
             let mut init = qp_init(&end, kind);
             let init = &raw mut init;
             let qp = || live((v.ibv_create_qp)(pd, init));
-            assert!(each("create_qp", SETTLED, qp, |qp| (v.ibv_destroy_qp)(qp)) > 3);
+            // the memory of waiting sends is allocated when the first one waits (`waiting`)
+            assert!(each("create_qp", SETTLED, qp, |qp| (v.ibv_destroy_qp)(qp)) > 1);
         }
         let to = end.address();
         let mut attr: ibv_ah_attr = std::mem::zeroed();
@@ -586,6 +588,62 @@ fn working(link: &mut Link) {
             }
             assert!(number > 4, "{number}");
         }
+    }
+    link.say("done");
+}
+
+/// A send that waits without memory fails; one that is posted behind a waiting one is refused, and
+/// can be posted again.
+fn waiting(link: &mut Link) {
+    let mut end = End::with(4, 4, 1);
+    let buffer = end.buffer(&[3; 64]);
+    let to = end.address();
+    let post = |end: &End, flags: u32| {
+        let mut sge = ibv_sge {
+            addr: buffer.addr(),
+            length: 8,
+            lkey: buffer.lkey(),
+        };
+        // SAFETY: all zeros is a request.
+        let mut send: ibv_send_wr = unsafe { std::mem::zeroed() };
+        send.sg_list = &raw mut sge;
+        send.num_sge = 1;
+        send.opcode = IBV_WR_SEND;
+        send.send_flags = IBV_SEND_SIGNALED | flags;
+        let mut bad = null_mut();
+        // SAFETY: a live queue pair, and a chain of one.
+        zero(unsafe { ibv_post_send(end.qp, &raw mut send, &raw mut bad) })
+    };
+    let mut failed = 0;
+    for number in 1.. {
+        end.enter_rtr(to);
+        end.enter_rts();
+        let (posted, asked) = refusing(number, || post(&end, 0));
+        assert_eq!(posted, Ok(()), "request {number}");
+        if end.state() == IBV_QPS_ERR {
+            assert_eq!(end.sleep(LIMIT).status, IBV_WC_LOC_QP_OP_ERR);
+            failed += 1;
+        }
+        end.reset();
+        end.enter_init();
+        if asked < number {
+            break;
+        }
+    }
+    assert_eq!(failed, 2, "the memory of requests, and of their sges");
+    end.enter_rtr(to);
+    end.enter_rts();
+    assert_eq!(post(&end, 0), Ok(()));
+    let (posted, asked) = refusing(1, || post(&end, IBV_SEND_INLINE));
+    assert_eq!((posted, asked), (Err(libc::ENOMEM), 1));
+    assert_eq!(post(&end, IBV_SEND_INLINE), Ok(()));
+    let (posted, asked) = refusing(1, || post(&end, IBV_SEND_INLINE));
+    assert_eq!((posted, asked), (Ok(()), 0));
+    for _ in 0..3 {
+        end.recv(&buffer, 1);
+    }
+    for _ in 0..6 {
+        assert_eq!(end.sleep(LIMIT).status, IBV_WC_SUCCESS);
     }
     link.say("done");
 }

@@ -60,10 +60,13 @@ pub(crate) struct Cqe {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Retires {
     #[default]
-    Nothing,
+    Nothing = 0,
     Send,
     Recv,
 }
+
+// SAFETY: integers, and an enumeration with a value 0.
+unsafe impl sys::Zero for Cqe {}
 
 /// A completion queue. The C object is the first field, so a pointer to the C object is also a
 /// pointer to the `Cq`. Destroying the queue does not free the memory: the next queue with the same
@@ -117,7 +120,8 @@ impl std::fmt::Debug for Cq {
 struct Ring {
     entries: Box<[Cqe]>,
     capacity: u32,
-    /// Wrapping counts.
+    /// Wrapping counts. They restart at 0 when a poll empties the ring, so that a long ring uses
+    /// only the memory of as many entries as were ever in it.
     head: u32,
     tail: u32,
     overrun: bool,

@@ -159,6 +159,7 @@ unsafe fn take(cq: &Cq, process: &Process, most: u32, wc: *mut ibv_wc) -> i32 {
         return -1;
     }
     if ring.len() == 0 && !ring.overrun {
+        (ring.head, ring.tail) = (0, 0);
         // Release: after the slots that the completions freed, for threads that read only this
         // flag.
         cq.filled.store(false, Ordering::Release);

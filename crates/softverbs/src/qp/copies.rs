@@ -40,7 +40,7 @@ impl Copies {
         len: usize,
     ) -> Res<()> {
         if self.slots.is_empty() {
-            let (slots, spare) = (sys::zeroed(count)?, sys::with_room(SPARE)?);
+            let (slots, spare) = (sys::list(count, |_| Vec::new())?, sys::with_room(SPARE)?);
             (self.slots, self.spare) = (slots, spare);
         }
         let mut copy = self.spare.pop().unwrap_or_default();

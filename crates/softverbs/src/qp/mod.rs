@@ -63,6 +63,7 @@ use crate::segment::layout::{Credit, StateWord, qp as layout, split_qp_num};
 use crate::signal;
 use crate::srq::Srq;
 use crate::sync::{Arc, Lock};
+use crate::sys::Zero;
 
 /// A queue pair. The C object is the first field, so a pointer to the C object is also a pointer to
 /// the `Qp`. Destroying the queue pair does not free the memory: the next queue pair with the same
@@ -135,6 +136,9 @@ struct SendQueue {
     executed: u32,
     /// Position behind the last request that has a completion.
     signaled: u32,
+    /// Requests that wait, their sges and their inline data. Empty until the first request waits,
+    /// and the inline data until the first request with such data does: on most queue pairs no
+    /// request ever waits (see [`Self::make_room`]).
     stored: Box<[Stored]>,
     sges: Box<[ibv_sge]>,
     inline: Box<[u8]>,
@@ -187,6 +191,9 @@ struct Stored {
     num_sge: u32,
     inline_len: u32,
 }
+
+// SAFETY: integers.
+unsafe impl Zero for Stored {}
 
 /// The operands of a request at the other end.
 #[derive(Clone, Copy, Default)]
@@ -262,6 +269,9 @@ struct Posted {
     total: u32,
     num_sge: u32,
 }
+
+// SAFETY: integers.
+unsafe impl Zero for Posted {}
 
 impl RecvQueue {
     #[inline]

@@ -14,7 +14,7 @@ use super::drain::Drain;
 use super::pending::PendingSends;
 use super::xrc_send::Route;
 use super::{
-    Attributes, DESTROYED, Flow, Posted, Qp, RecvQueue, SendQueue, Stored, TARGET, extended, state,
+    Attributes, DESTROYED, Flow, Posted, Qp, RecvQueue, SendQueue, TARGET, extended, state,
 };
 use crate::cq::Cq;
 use crate::limits::{MAX_INLINE, MAX_SGE, MAX_WR};
@@ -88,22 +88,42 @@ impl SendQueue {
         } else {
             None
         };
-        let count = cap.max_send_wr.max(1).next_power_of_two() as usize;
-        let max_sge = cap.max_send_sge.max(1);
         Ok(Self {
             max_wr: cap.max_send_wr,
-            max_sge,
+            max_sge: cap.max_send_sge.max(1),
             max_inline: cap.max_inline_data,
             signal_all: init.sq_sig_all != 0,
             kind: init.qp_type,
             pd,
             cq: init.send_cq.cast::<Cq>(),
-            stored: zeroed::<Stored>(count)?,
-            sges: zeroed::<ibv_sge>(count * max_sge as usize)?,
-            inline: zeroed::<u8>(count * cap.max_inline_data as usize)?,
             route,
             ..Self::unused()
         })
+    }
+
+    /// Allocates the memory of waiting requests, if this is the first one.
+    ///
+    /// # Errors
+    /// `ENOMEM`; nothing changes.
+    #[inline]
+    pub(super) fn make_room(&mut self, inline: bool) -> Res<()> {
+        if self.stored.is_empty() || inline && self.inline.is_empty() {
+            return self.allocate(inline);
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn allocate(&mut self, inline: bool) -> Res<()> {
+        let count = self.max_wr.max(1).next_power_of_two() as usize;
+        if inline && self.inline.is_empty() {
+            self.inline = zeroed(count * self.max_inline as usize)?;
+        }
+        if self.stored.is_empty() {
+            let sges = zeroed(count * self.max_sge as usize)?;
+            (self.stored, self.sges) = (zeroed(count)?, sges);
+        }
+        Ok(())
     }
 
     /// Continues the generation of the pending messages of `old`, so that a late receiver does not

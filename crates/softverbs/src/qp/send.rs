@@ -150,8 +150,7 @@ impl Qp {
         }
         let operands = operands(sq.kind, wr)?;
         if state != IBV_QPS_RTS || sq.executed != sq.head {
-            self.post_later(sq, wr, operands, sges, len, state);
-            return Ok(());
+            return self.post_later(sq, wr, operands, sges, len, state);
         }
         let mut list = IovecList::new();
         for sge in sges {
@@ -190,6 +189,19 @@ impl Qp {
             }
             Step::Wait(reason) => {
                 self.note_wait(sq, reason);
+                if sq.make_room(inline).is_err() {
+                    // The attempt may have begun the request, so the post cannot be refused.
+                    sq.head = sq.head.wrapping_add(1);
+                    self.finish(
+                        sq,
+                        wr.wr_id,
+                        wr.opcode,
+                        wr.send_flags,
+                        0,
+                        IBV_WC_LOC_QP_OP_ERR,
+                    );
+                    return Ok(());
+                }
                 self.store(sq, wr, operands, sges, len);
                 if let Some(status) = Self::give_up_at_once(sq) {
                     self.finish(sq, wr.wr_id, wr.opcode, wr.send_flags, 0, status);
@@ -219,20 +231,22 @@ impl Qp {
         sges: &[ibv_sge],
         len: u64,
         state: u32,
-    ) {
+    ) -> Res<()> {
         if matches!(state, IBV_QPS_ERR | IBV_QPS_SQE) {
             sq.head = sq.head.wrapping_add(1);
             sq.executed = sq.head;
             self.complete_send(sq, wr.wr_id, wr.opcode, IBV_WC_WR_FLUSH_ERR, 0);
         } else {
+            sq.make_room(wr.send_flags & IBV_SEND_INLINE != 0)?;
             self.store(sq, wr, operands, sges, len);
             if state == IBV_QPS_RTS {
                 self.publish_another_pending(sq);
             }
         }
+        Ok(())
     }
 
-    /// Stores a request that is executed later.
+    /// Stores a request that is executed later. The caller has made room for it.
     fn store(
         &self,
         sq: &mut SendQueue,

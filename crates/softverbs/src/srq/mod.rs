@@ -40,7 +40,7 @@ use crate::region::{LastRegion, Places};
 use crate::segment::layout::{desc, srq as layout};
 use crate::signal;
 use crate::sync::{Lock, heavy_fence, light_fence_towards_all};
-use crate::sys::{Errno, Res};
+use crate::sys::{Errno, Res, Zero};
 
 /// A shared receive queue. The C object is the first field, so a pointer to it is a pointer to this
 /// structure. The memory stays when the queue is destroyed, for the next queue with the same index.
@@ -83,15 +83,19 @@ struct Posted {
 }
 
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
+#[repr(u32)]
 enum State {
     #[default]
-    Free,
+    Free = 0,
     Posted,
     /// Claimed by the process in this slot.
     Claimed(u32),
     /// Claimed by a process that has ended.
     Lost,
 }
+
+// SAFETY: integers, and an enumeration with a value 0.
+unsafe impl Zero for Posted {}
 
 #[derive(Default)]
 struct Queue {

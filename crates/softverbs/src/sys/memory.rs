@@ -1,7 +1,7 @@
 //! Fallible allocation: out of memory is `ENOMEM` here. The standard library's allocating calls
 //! abort the process instead.
 
-use std::alloc::{Layout, alloc};
+use std::alloc::{Layout, alloc, alloc_zeroed};
 use std::collections::VecDeque;
 use std::mem::MaybeUninit;
 
@@ -41,14 +41,39 @@ pub(crate) fn list<T>(count: usize, make: impl FnMut(usize) -> T) -> Res<Box<[T]
     Ok(list.into_boxed_slice())
 }
 
-/// A list of `count` default values.
+/// Types of which all zeros is a value.
+///
+/// # Safety
+/// All zeros must be a valid value of the type, and the type has no `Drop`.
+pub(crate) unsafe trait Zero: Copy {}
+
+// SAFETY: an integer.
+unsafe impl Zero for u8 {}
+// SAFETY: an integer.
+unsafe impl Zero for u32 {}
+// SAFETY: an integer.
+unsafe impl Zero for u64 {}
+// SAFETY: integers.
+unsafe impl Zero for rdma_core_sys::ibv_sge {}
+
+/// A list of `count` zeros. A page of a long list uses memory from its first write on.
 ///
 /// # Errors
 /// `ENOMEM`.
-pub(crate) fn zeroed<T: Clone + Default>(count: usize) -> Res<Box<[T]>> {
-    let mut list = with_room(count)?;
-    list.resize(count, T::default());
-    Ok(list.into_boxed_slice())
+pub(crate) fn zeroed<T: Zero>(count: usize) -> Res<Box<[T]>> {
+    const { assert!(size_of::<T>() > 0) };
+    if count == 0 {
+        return Ok(Box::default());
+    }
+    let layout = Layout::array::<T>(count).map_err(|_| NONE)?;
+    // SAFETY: not of size 0.
+    let place = unsafe { alloc_zeroed(layout) };
+    if place.is_null() {
+        return Err(NONE);
+    }
+    let list = std::ptr::slice_from_raw_parts_mut(place.cast::<T>(), count);
+    // SAFETY: allocated just now, as a box of this type is; zeros are values of the type.
+    Ok(unsafe { Box::from_raw(list) })
 }
 
 /// An empty list with room for `count` values without a further allocation.

@@ -20,7 +20,7 @@ pub(crate) use memfd::{
     Tables, create as memfd_create, fallocate, inode_of, is_guarded, name_of, read_sealed,
     read_word, sealed_file, sealed_size,
 };
-pub(crate) use memory::{Grow, list, room, try_box, with_room, zeroed};
+pub(crate) use memory::{Grow, Zero, list, room, try_box, with_room, zeroed};
 pub(crate) use proc::{
     Identity, OpenFile, PidFd, has_open, hash, is_stopped, machine_id, may_run, namespace,
     open_fd_of, own_start_time, start_time,
