@@ -43,6 +43,9 @@ use crate::wire::rdm::{Body, Credit, Header, Listener, Packet, Rejection, Reply,
 /// Largest number of bytes that are sent inline.
 const MAX_INLINE: usize = 512;
 
+/// Limit of posted receives of a new endpoint (see [`Executor::is_behind`]).
+const FEWEST_RECEIVES: usize = 128;
+
 /// What follows from a call of the core.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Todo {
@@ -88,9 +91,13 @@ pub(super) struct Executor {
     pub(super) links: Links,
     pub(super) objects: Objects,
     pub(super) memory: PacketMemory,
-    /// Number of posted receives, and the largest number.
+    /// Number of posted receives, its present limit, and the largest limit. A packet without a
+    /// posted receive waits in the sender's queue, so 1,000 idle peers do not need 5,000 receives.
     receives_posted: usize,
+    receives_limit: usize,
     max_receives: usize,
+    /// Completions that were polled since a poll has emptied the device queue.
+    pub(super) backlog: usize,
     max_inline: usize,
     max_links: usize,
     pub(super) tx: Slab<TxMark, Operation>,
@@ -153,7 +160,9 @@ impl Executor {
             objects,
             memory,
             receives_posted: 0,
+            receives_limit: FEWEST_RECEIVES.min(sizes.max_receives),
             max_receives: sizes.max_receives,
+            backlog: 0,
             max_inline: sizes.max_inline.min(MAX_INLINE),
             max_links: sizes.max_links,
             tx: Slab::new(),
@@ -177,19 +186,35 @@ impl Executor {
         }
     }
 
-    /// Posts receives until so many are posted, or as many as the queue takes.
+    /// A poll has taken so many completions, and the device queue has more. Doubles the limit of
+    /// receives when such polls have taken as many: packets may wait for receives.
+    #[cold]
+    pub(super) fn is_behind(&mut self, completions: usize) {
+        self.backlog += completions;
+        if self.backlog >= self.receives_limit {
+            self.receives_limit = (self.receives_limit * 2).min(self.max_receives);
+            self.backlog = 0;
+        }
+    }
+
+    /// Posts receives until so many are posted, or as many as the limit allows.
     ///
     /// # Errors
     /// `ENOMEM`: no memory for packets.
     #[inline]
     pub(super) fn post_receives(&mut self, wanted: usize) -> Result<()> {
-        while self.receives_posted < wanted.min(self.max_receives) {
+        while self.receives_posted < wanted.min(self.receives_limit) {
             let slot = self.memory.take()?;
             if !self.post_receive(slot) {
                 return Err(FiErrno::ENOMEM);
             }
         }
         Ok(())
+    }
+
+    #[cfg(test)]
+    pub(super) fn receives_posted(&self) -> usize {
+        self.receives_posted
     }
 
     /// Posts the receive of a packet.

@@ -14,7 +14,9 @@ use crate::wire::rdm::packet::SLOT_SIZE;
 
 /// Number of slots that are allocated and registered at once: 516 KiB.
 const CHUNK: usize = 64;
+/// Alignment and size of a chunk: no other memory is in its pages, which are registered.
 const PAGE: usize = 4096;
+const _: () = assert!((CHUNK * SLOT_SIZE).is_multiple_of(PAGE));
 
 /// A slot. Not `Copy`: the holder alone may read, write or post the slot's memory.
 #[derive(Debug)]
@@ -35,6 +37,8 @@ impl Slot {
 /// The memory of [`CHUNK`] slots.
 #[derive(Debug)]
 struct Chunk {
+    /// As it was allocated, and the first slot in it.
+    allocated: NonNull<u8>,
     memory: NonNull<u8>,
     /// `None` only while the chunk is dropped: the registration ends before the memory.
     mr: Option<Mr>,
@@ -44,7 +48,10 @@ struct Chunk {
 unsafe impl Send for Chunk {}
 
 impl Chunk {
-    const LAYOUT: Layout = match Layout::from_size_align(CHUNK * SLOT_SIZE, PAGE) {
+    const LEN: usize = CHUNK * SLOT_SIZE;
+    /// With the alignment of `calloc`: memory of a larger alignment is zeroed by writing it, which
+    /// uses all of its pages.
+    const LAYOUT: Layout = match Layout::from_size_align(Self::LEN + PAGE, align_of::<usize>()) {
         Ok(layout) => layout,
         Err(_) => panic!("the size does not overflow, the alignment is a power of two"),
     };
@@ -52,10 +59,16 @@ impl Chunk {
     fn new(pd: &Arc<Pd>) -> Result<Self> {
         // SAFETY: the size of the layout is not 0.
         let memory = NonNull::new(unsafe { alloc_zeroed(Self::LAYOUT) }).ok_or(FiErrno::ENOMEM)?;
-        let mut chunk = Self { memory, mr: None };
-        let (addr, len) = (memory.as_ptr().cast(), Self::LAYOUT.size());
+        // SAFETY: less than PAGE, by which the allocation is longer than the slots.
+        let first = unsafe { memory.add(memory.align_offset(PAGE)) };
+        let mut chunk = Self {
+            allocated: memory,
+            memory: first,
+            mr: None,
+        };
+        let addr = first.as_ptr().cast();
         // SAFETY: the chunk owns the memory and drops the registration first.
-        let mr = unsafe { Mr::register(pd, addr, len, sys::IBV_ACCESS_LOCAL_WRITE) }?;
+        let mr = unsafe { Mr::register(pd, addr, Self::LEN, sys::IBV_ACCESS_LOCAL_WRITE) }?;
         chunk.mr = Some(mr);
         Ok(chunk)
     }
@@ -65,7 +78,7 @@ impl Drop for Chunk {
     fn drop(&mut self) {
         self.mr = None;
         // SAFETY: allocated by `new` with this layout; the device has no access to it any more.
-        unsafe { dealloc(self.memory.as_ptr(), Self::LAYOUT) }
+        unsafe { dealloc(self.allocated.as_ptr(), Self::LAYOUT) }
     }
 }
 

@@ -457,6 +457,7 @@ impl State {
     pub(super) fn poll(&mut self) -> Result<bool> {
         let mut buffer = [const { MaybeUninit::<Wc>::uninit() }; BATCH];
         let mut empty = false;
+        let mut polled = 0;
         (self.io.bytes_read, self.io.reads_wait) = (0, false);
         for round in 0..POLLS {
             let Ok(wcs) = self.io.objects.cq.poll(&mut buffer, BATCH) else {
@@ -471,6 +472,7 @@ impl State {
             let all = self.poll_rings();
             let reads = self.io.bytes_read != before;
             self.io.reads_wait = reads;
+            polled += wcs.len();
             empty = wcs.len() < BATCH && all;
             if round == 0 && wcs.is_empty() && empty && !reads && !self.core.has_reports() {
                 // nothing is to be reported
@@ -481,6 +483,11 @@ impl State {
             if empty && !reads || reads && pause {
                 break;
             }
+        }
+        if empty {
+            self.io.backlog = 0;
+        } else if polled != 0 {
+            self.io.is_behind(polled);
         }
         self.core.flush(&mut self.io);
         self.settle();

@@ -529,3 +529,26 @@ fn a_send_waits_for_memory_that_comes_back() {
         assert!((at_b, at_c) == (for_b, for_c));
     }
 }
+
+/// An endpoint with idle peers posts few receives; polls that find more completions than receives
+/// raise their number to that which the peers' credit needs.
+#[test]
+fn receives_follow_the_backlog() {
+    let domain = domain();
+    let end = End::open(&domain);
+    end.state(|state| {
+        let mut posted = |completions: &[usize]| {
+            for count in completions {
+                state.io.is_behind(*count);
+            }
+            state.io.post_receives(1000).unwrap();
+            state.io.receives_posted()
+        };
+        assert_eq!(posted(&[]), 128);
+        assert_eq!(posted(&[64]), 128);
+        assert_eq!(posted(&[64]), 256);
+        assert_eq!(posted(&[64; 3]), 256);
+        assert_eq!(posted(&[64]), 512);
+        assert_eq!(posted(&[64; 8]), 1000);
+    });
+}
