@@ -6,6 +6,7 @@
  *   rdm_progress receiver PROV NODE    messages to posted receives of a process that calls nothing
  *   rdm_progress asleep PROV NODE      connected processes that sleep: no thread of them ever wakes
  *   rdm_progress sread PROV NODE       the same, with a thread in fi_cq_sread
+ *   rdm_progress crowd PROV NODE       the same as asleep, of which one has 102 connected peers
  *
  * The next argument is `auto` for FI_PROGRESS_AUTO, or `manual`. A last argument is the time of
  * computing or sleeping in milliseconds. Ends with 0, or says what went wrong. Plain libfabric
@@ -215,6 +216,20 @@ static void *sleeps(void *argument)
 	return NULL;
 }
 
+/* No other thread of this process wakes within `time_wanted`. */
+static void stays_asleep(void)
+{
+	/* timers of connections that were made a moment ago may still run */
+	pause_ms(1500);
+	uint64_t before = wakes(0);
+	pause_ms((unsigned)time_wanted);
+	uint64_t after = wakes(0);
+	if (after != before) {
+		wakes(1);
+		die("%llu wakes in %llu ms", (unsigned long long)(after - before), (unsigned long long)time_wanted);
+	}
+}
+
 static int with_thread;
 
 static void asleep(int rank)
@@ -244,15 +259,7 @@ static void asleep(int rank)
 		if (pthread_create(&id, NULL, sleeps, &sleeper))
 			die("pthread_create");
 	}
-	/* timers of connections that were made a moment ago may still run */
-	pause_ms(1500);
-	uint64_t before = wakes(0);
-	pause_ms((unsigned)time_wanted);
-	uint64_t after = wakes(0);
-	if (after != before) {
-		wakes(1);
-		die("%llu wakes in %llu ms", (unsigned long long)(after - before), (unsigned long long)time_wanted);
-	}
+	stays_asleep();
 	add(READY);
 	UNTIL(told(READY) >= RANKS, pause_ms(1));
 	if (with_thread) {
@@ -266,6 +273,41 @@ static void asleep(int rank)
 
 static void check_asleep(void) { run_ranks(asleep, RANKS); }
 
+/* One endpoint of rank 0, and a part of its peers in each other rank. */
+static void crowd(int rank)
+{
+	enum { EACH = 34, PEERS = (RANKS - 1) * EACH };
+	struct fid_ep *eps[EACH];
+	uint64_t in[PEERS], out = 1;
+	struct side side;
+
+	if (rank == 0) {
+		open_side(&side, 0);
+		for (int i = 0; i < PEERS; i++)
+			POST(&side, fi_recv(side.ep, &in[i], 8, NULL, FI_ADDR_UNSPEC, &in[i]));
+		for (int i = 0; i < PEERS; i++)
+			next(&side, side.rx);
+	} else {
+		open_domain_of(&side);
+		side.tx = side.rx = queue(&side, 256);
+		fi_addr_t to = address(&side, 0);
+		for (int i = 0; i < EACH; i++) {
+			eps[i] = endpoint_on(&side, 0);
+			POST(&side, fi_inject(eps[i], &out, 8, to));
+		}
+	}
+	add(STAGE);
+	UNTIL(told(STAGE) >= RANKS, progress(&side));
+	stays_asleep();
+	add(READY);
+	UNTIL(told(READY) >= RANKS, pause_ms(1));
+	for (int i = 0; rank != 0 && i < EACH; i++)
+		MUST(fi_close(&eps[i]->fid));
+	finish(&side, RANKS);
+}
+
+static void check_crowd(void) { run_ranks(crowd, RANKS); }
+
 static void check_sread(void)
 {
 	with_thread = 1;
@@ -276,7 +318,7 @@ int main(int argc, char **argv)
 {
 	static const struct mode modes[] = {
 		{ "computes", check_computes }, { "sender", check_sender }, { "receiver", check_receiver },
-		{ "asleep", check_asleep },	{ "sread", check_sread },
+		{ "asleep", check_asleep },	{ "sread", check_sread },	  { "crowd", check_crowd },
 	};
 
 	if (argc > 5)

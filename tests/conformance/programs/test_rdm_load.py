@@ -115,6 +115,9 @@ class Progress(Load):
     def test_sleeping_processes(self):
         self.succeeds("asleep", long=10000)
 
+    def test_sleeping_processes_with_many_peers(self):
+        self.succeeds("crowd", 5000, long=10000)
+
     def test_processes_that_sleep_in_sread(self):
         self.succeeds("sread", long=10000)
 
