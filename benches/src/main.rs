@@ -8,12 +8,14 @@
 //! `weft-bench count` runs each call for callgrind ([`count`]), `weft-bench regions` measures
 //! registration and keys ([`regions`]), `weft-bench pages` new pages and shared memory ([`pages`]),
 //! `weft-bench cache` the registration cache ([`cache`]), `weft-bench matching` receives and
-//! messages by their tags ([`matching`]). `docs/performance.md` has the method and the results.
+//! messages by their tags ([`matching`]), `weft-bench polls` polls beside idle peers ([`idle_peers`]).
+//! `docs/performance.md` has the method and the results.
 
 #![allow(unsafe_code, reason = "calls C libraries as applications do")]
 
 mod cache;
 mod count;
+mod idle_peers;
 mod matching;
 mod memory;
 mod op;
@@ -48,6 +50,14 @@ fn main() -> ExitCode {
         }
         Some("matching") => {
             matching::main();
+            ExitCode::SUCCESS
+        }
+        Some("polls") => {
+            idle_peers::main();
+            ExitCode::SUCCESS
+        }
+        Some("idle-peers") => {
+            idle_peers::peers(&arguments[1..]);
             ExitCode::SUCCESS
         }
         Some("count") => {

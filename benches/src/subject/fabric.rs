@@ -391,6 +391,18 @@ impl Fabric {
         posted(ret, "fi_inject")
     }
 
+    /// Sends a message to the peer from a further endpoint. The earlier ones stay open.
+    pub(crate) fn send_from_another(&mut self) {
+        // SAFETY: a live domain, a whole fi_info, an endpoint with its objects.
+        unsafe {
+            self.ep = self.endpoint(self.domain, self.info.first());
+            assert_eq!(control(self.ep, FI_ENABLE, null_mut()), 0, "fi_enable");
+        }
+        while !self.post_inject(8) {
+            self.poll(self.tx, 1);
+        }
+    }
+
     /// Posts a read or write with a completion. False if the queue is full.
     #[inline]
     pub(crate) fn post_rma(&mut self, read: bool, len: usize) -> bool {
