@@ -30,7 +30,7 @@ demo: all deps ## build, list the provider, move data between two processes, pri
 	@tests/tools/demo
 
 # The tiers in the order in which they run. Each is an executable that prints `N passed, N failed, N skipped` last.
-TIERS := fast fuzz abi mr conformance verbs sanitize fault vm
+TIERS := fast fuzz abi mr conformance mpi verbs sanitize fault vm
 
 check: all deps ## every test of every tier; the last line is the total
 	@tests/tools/tiers $(TIERS)
@@ -60,6 +60,9 @@ check-mr: all deps ## the matrix of fi_mr(3), every pair of settings; OPTIONS=--
 
 check-conformance: all deps ## whole programs on the embedded device
 	@tests/tools/tiers conformance
+
+check-mpi: all deps ## mpi4py's tests on MPICH and Open MPI over RDM endpoints; OPTIONS=--whole for all modules
+	@tests/mpi/check $(OPTIONS)
 
 check-verbs: deps ## other people's verbs programs and rdma-core's tests on the embedded device; OPTIONS=--newer
 	@tests/verbs/check $(OPTIONS)
@@ -123,4 +126,4 @@ clean: ## remove everything that was built (downloads in the cache stay)
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.* ## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
 
-.PHONY: all demo check check-fast check-loom check-fuzz fuzz check-sanitize check-abi check-mr check-conformance check-verbs check-fault check-vm vm vm-shell bench bench-count bench-vm check-long check-fabtests install uninstall deps bindings header clean help
+.PHONY: all demo check check-fast check-loom check-fuzz fuzz check-sanitize check-abi check-mr check-conformance check-mpi check-verbs check-fault check-vm vm vm-shell bench bench-count bench-vm check-long check-fabtests install uninstall deps bindings header clean help

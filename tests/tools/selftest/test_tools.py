@@ -2,6 +2,7 @@
 
 import importlib.machinery
 import importlib.util
+import json
 import os
 import pathlib
 import stat
@@ -288,6 +289,67 @@ class Fabtests(unittest.TestCase):
         process = mock.Mock(stdout=["- name:   fi_msg\n", "  result: Pass\n"], returncode=137)
         with mock.patch("builtins.print"):
             self.assertEqual(self.check.follow(process), total.Total(1, 1, 0))
+
+
+class Mpi(unittest.TestCase):
+    """tests/mpi/check: what the ranks have not shown is a failure."""
+
+    def setUp(self):
+        self.mpi = script(TOOLS.parent / "mpi" / "check")
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.results = pathlib.Path(folder.name)
+
+    def read(self, *ranks, done=True):
+        for rank, outcomes in enumerate(ranks):
+            lines = [json.dumps({"test": test, "outcome": outcome, "seconds": 1, "text": "why"}) for test, outcome in outcomes]
+            (self.results / str(rank)).write_text("".join(line + "\n" for line in lines))
+            if done:
+                (self.results / f"{rank}.done").touch()
+        run = self.mpi.Run(len(ranks))
+        run.read(self.results)
+        return run
+
+    def total(self, run, *rules):
+        with mock.patch("builtins.print"):
+            return self.mpi.report("openmpi", run, self.mpi.rules("\n".join(rules)), mock.Mock(slow=0))
+
+    def test_a_test_counts_once(self):
+        one = [("a", "begun"), ("a", "passed"), ("b", "begun"), ("b", "skipped")]
+        self.assertEqual(self.total(self.read(one, one)), total.Total(1, 0, 1))
+
+    def test_a_test_that_fails_on_one_rank_fails(self):
+        run = self.read([("a", "passed"), ("b", "passed")], [("a", "failed"), ("b", "passed")])
+        self.assertEqual(self.total(run), total.Total(1, 1, 0))
+
+    def test_a_rank_that_does_not_end_fails_and_so_does_its_test(self):
+        run = self.read([("a", "passed"), ("b", "begun")], [("a", "passed"), ("b", "passed")], done=False)
+        self.assertIn("b", run.failed)
+        self.assertEqual(self.total(run), total.Total(1, 3, 0))
+
+    def test_no_rank_fails(self):
+        self.assertGreater(self.total(self.mpi.Run(2)).failed, 0)
+
+    def test_a_failure_is_excluded_by_name_and_mpi(self):
+        run = self.read([("m.C.a", "failed"), ("m.C.b", "passed")])
+        self.assertEqual(self.total(run, "fails openmpi m.*.a # x"), total.Total(1, 0, 1))
+        self.assertEqual(self.total(run, "fails mpich m.*.a # x"), total.Total(1, 1, 0))
+
+    def test_a_rule_has_a_reason(self):
+        for line in ("fails openmpi m.C.a", "fails lam m.C.a # x", "m.C.a # x"):
+            with self.assertRaises(self.mpi.BadList):
+                self.mpi.rules(line)
+        self.assertGreater(len(self.mpi.rules(self.mpi.EXCLUDED.read_text())), 0)
+
+    def test_the_provider_is_that_of_each_rank(self):
+        mpich, openmpi = self.mpi.MPIS["mpich"], self.mpi.MPIS["openmpi"]
+        one = "x.c:343: mtl:ofi:provider: {}\n"
+        self.assertIsNone(self.mpi.used(openmpi, one.format("weft") * 2, 2, "weft"))
+        self.assertIsNone(self.mpi.used(mpich, "libfabric provider: weft - softverbs\n", 2, "weft"))
+        for names in (["weft"], ["weft", "tcp"], ["weft;ofi_rxm"] * 2, []):
+            self.assertIsNotNone(self.mpi.used(openmpi, "".join(map(one.format, names)), 2, "weft"), names)
+        for name in ("weft;ofi_rxm", "tcp"):
+            self.assertIsNotNone(self.mpi.used(mpich, f"libfabric provider: {name} - x\n", 2, "weft"))
 
 
 class Programs(unittest.TestCase):
