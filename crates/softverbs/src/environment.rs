@@ -83,6 +83,11 @@ pub(crate) static NO_MEMBARRIER: Variable = Variable::new(
     "SOFTVERBS_NO_MEMBARRIER",
     "For tests: set to any value, replaces membarrier(2) by fences on the fast path (default: not set)",
 );
+/// Counts of requests: [`crate::qp`].
+pub(crate) static COUNTS: Variable = Variable::new(
+    "SOFTVERBS_COUNTS",
+    "For tests: file to which each queue pair appends a line with the number of its RDMA writes, RDMA reads and atomics when it is destroyed (default: none)",
+);
 /// A directory for the registry: [`crate::registry`].
 pub(crate) static RUNTIME_DIR: Variable = Variable::new(
     "XDG_RUNTIME_DIR",
@@ -93,7 +98,7 @@ pub(crate) static RUNTIME_DIR: Variable = Variable::new(
 mod tests {
     use super::*;
 
-    static ALL: [&Variable; 11] = [
+    static ALL: [&Variable; 12] = [
         &ODP,
         &AGENT,
         &PTRACER,
@@ -104,6 +109,7 @@ mod tests {
         &REUSE_KEYS,
         &MEMLOCK,
         &NO_MEMBARRIER,
+        &COUNTS,
         &RUNTIME_DIR,
     ];
 

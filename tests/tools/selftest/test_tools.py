@@ -335,6 +335,10 @@ class Mpi(unittest.TestCase):
         self.assertEqual(self.total(run, "fails openmpi m.*.a # x"), total.Total(1, 0, 1))
         self.assertEqual(self.total(run, "fails mpich m.*.a # x"), total.Total(1, 1, 0))
 
+    def test_the_requests_of_all_queue_pairs_are_added_up(self):
+        text = "writes 1 reads 0 atomics 2\nwrites 3 reads 4 atomics 0\n"
+        self.assertEqual(self.mpi.executed(text), {"writes": 4, "reads": 4, "atomics": 2})
+
     def test_a_rule_has_a_reason(self):
         for line in ("fails openmpi m.C.a", "fails lam m.C.a # x", "m.C.a # x"):
             with self.assertRaises(self.mpi.BadList):

@@ -9,6 +9,7 @@
 
 mod agent_request;
 mod copies;
+mod counts;
 mod datagram;
 mod drain;
 mod extended;
@@ -175,6 +176,7 @@ struct SendQueue {
     retry_cnt: u8,
     rnr_retry: u8,
     last_region: LastRegion,
+    counts: counts::Counts,
 }
 
 // SAFETY: the completion queue's memory is never freed.

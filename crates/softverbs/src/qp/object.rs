@@ -10,6 +10,7 @@ use rdma_core_sys::{
 };
 
 use super::copies::Copies;
+use super::counts::Counts;
 use super::drain::Drain;
 use super::pending::PendingSends;
 use super::xrc_send::Route;
@@ -78,6 +79,7 @@ impl SendQueue {
             retry_cnt: 0,
             rnr_retry: 0,
             last_region: LastRegion::default(),
+            counts: Counts::default(),
         }
     }
 
@@ -432,6 +434,7 @@ pub(crate) unsafe fn destroy(qp: *mut ibv_qp) -> Res<()> {
     this.reset();
     this.await_writers()?;
     this.free_ring();
+    let counts;
     let (desc_at, desc_len, send_cq, recv_cq, srq) = {
         let mut sq = this.sq.lock();
         if let Some((at, len)) = sq.pending.take_place() {
@@ -450,8 +453,10 @@ pub(crate) unsafe fn destroy(qp: *mut ibv_qp) -> Res<()> {
         rq.cq = std::ptr::null();
         let srq = rq.shared();
         rq.srq = std::ptr::null();
+        counts = std::mem::take(&mut sq.counts);
         (rq.desc_at, rq.desc_len, cqs.0, cqs.1, srq)
     };
+    counts.write();
     if let Some(srq) = srq {
         srq.users.fetch_sub(1, Ordering::Relaxed);
     }

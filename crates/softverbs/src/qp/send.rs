@@ -375,6 +375,10 @@ impl Qp {
         };
         match step {
             Step::Done(status) if unanswered(sq, status) => Step::Wait(Reason::Connection),
+            Step::Done(IBV_WC_SUCCESS) => {
+                sq.counts.add(request.opcode);
+                step
+            }
             step => step,
         }
     }
