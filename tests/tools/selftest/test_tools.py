@@ -339,6 +339,12 @@ class Mpi(unittest.TestCase):
         text = "writes 1 reads 0 atomics 2\nwrites 3 reads 4 atomics 0\n"
         self.assertEqual(self.mpi.executed(text), {"writes": 4, "reads": 4, "atomics": 2})
 
+    def test_the_provider_s_own_requests_are_no_rma(self):
+        few, many = {"writes": 16, "reads": 9, "atomics": 0}, {"writes": 900, "reads": 9, "atomics": 800}
+        self.assertIsNone(self.mpi.emulated(few, many))
+        for native in (few, many | {"atomics": 1}, many | {"writes": 20}):
+            self.assertIsNotNone(self.mpi.emulated(few, native))
+
     def test_a_rule_has_a_reason(self):
         for line in ("fails openmpi m.C.a", "fails lam m.C.a # x", "m.C.a # x"):
             with self.assertRaises(self.mpi.BadList):
