@@ -69,13 +69,13 @@ class Outcomes(unittest.TestResult):
 
 class Runner:
     def __init__(self, results, seconds):
-        self.results, self.seconds = results, seconds
+        self.results, self.seconds, self.done = results, seconds, False
 
     def run(self, tests):
         outcomes = Outcomes(self.results, self.seconds)
         tests.run(outcomes)
         with open(outcomes.file.name + ".done", "w"):
-            pass
+            self.done = True
         return outcomes
 
 
@@ -84,7 +84,13 @@ def run(tests, results, seconds, options):
     sys.dont_write_bytecode = True
     import main  # mpi4py's
 
-    main.main(module=None, argv=["main.py", "-q", *options], testRunner=Runner(pathlib.Path(results), seconds))
+    runner = Runner(pathlib.Path(results), seconds)
+    try:
+        main.main(module=None, argv=["main.py", "-q", *options], testRunner=runner)
+    except SystemExit:
+        # the files have the outcome of the tests: the status is that of the end of the MPI
+        if not runner.done:
+            raise
 
 
 if __name__ == "__main__":
