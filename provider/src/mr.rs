@@ -23,6 +23,7 @@ use crate::ffi::log::{info, refused};
 use crate::ffi::param::fault_point;
 use crate::ffi::{log, stub};
 use crate::mr_attr;
+use crate::rdm_ep::RdmEp;
 
 /// A registered region.
 pub(crate) struct Mr {
@@ -299,8 +300,6 @@ unsafe extern "C" fn bind(handle: *mut fid, other: *mut fid, flags: u64) -> c_in
                 user
             }
             FI_CLASS_EP => {
-                // SAFETY: not NULL, and a fid by the contract of fi_mr_bind(3).
-                let ep = unsafe { object::<Ep>(other)? };
                 if flags != 0 {
                     return Err(refused!(
                         FI_LOG_MR,
@@ -308,9 +307,20 @@ unsafe extern "C" fn bind(handle: *mut fid, other: *mut fid, flags: u64) -> c_in
                         "flags {flags:#x} must be 0 to bind an endpoint to a region"
                     ));
                 }
-                let user = ep.users.add()?;
-                mr.region.bind_endpoint(ep.engine.scope())?;
-                user
+                // SAFETY: not NULL, a fid.
+                if std::ptr::eq(unsafe { (*other).ops }, RdmEp::ops()) {
+                    // SAFETY: not NULL, and a fid by the contract of fi_mr_bind(3).
+                    let ep = unsafe { object::<RdmEp>(other)? };
+                    let user = ep.users.add()?;
+                    mr.region.bind_endpoint(ep.engine.scope())?;
+                    user
+                } else {
+                    // SAFETY: not NULL, and a fid by the contract of fi_mr_bind(3).
+                    let ep = unsafe { object::<Ep>(other)? };
+                    let user = ep.users.add()?;
+                    mr.region.bind_endpoint(ep.engine.scope())?;
+                    user
+                }
             }
             _ => {
                 let reason = "only a counter or an endpoint can be bound to a region";

@@ -8,10 +8,10 @@ use parking_lot::Mutex;
 use weft::av::FiAddr;
 use weft::errno::Result;
 use weft::flags::Flags;
-use weft::rdm::{Endpoint, LocalIov};
+use weft::rdm::{Endpoint, LocalIov, RemoteIov};
 
 use crate::addr::Format;
-use crate::ep_traits::{OpFlags, Receives, Sends, TX_FLAGS, Tag, Tagged, TaggedReceives};
+use crate::ep_traits::{OpFlags, Receives, Rma, Sends, TX_FLAGS, Tag, Tagged, TaggedReceives};
 use crate::ffi::fid::User;
 use crate::getinfo;
 
@@ -178,5 +178,126 @@ impl Tagged for RdmEp {
     ) -> Result<()> {
         // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
         unsafe { self.engine.inject(FiAddr(to), Some(tag), buf, len, data) }
+    }
+}
+
+/// One range of the peer's memory.
+#[inline(always)]
+fn range(addr: u64, len: usize, key: u64) -> [RemoteIov; 1] {
+    [RemoteIov { addr, len, key }]
+}
+
+impl Rma for RdmEp {
+    const RMA_IOV_LIMIT: usize = getinfo::RDM.rma_iov_limit;
+
+    fn writes_data(&self) -> bool {
+        true
+    }
+
+    #[inline(always)]
+    unsafe fn read(
+        &self,
+        from: fi_addr_t,
+        local: LocalIov<'_>,
+        addr: u64,
+        key: u64,
+        context: usize,
+    ) -> Result<()> {
+        let remote = range(addr, local.len(), key);
+        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
+        unsafe {
+            self.engine
+                .read(FiAddr(from), local, &remote, context, None)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn read_msg(
+        &self,
+        from: fi_addr_t,
+        local: LocalIov<'_>,
+        remote: &[RemoteIov],
+        context: usize,
+        flags: Flags,
+    ) -> Result<()> {
+        let from = FiAddr(from);
+        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
+        unsafe { self.engine.read(from, local, remote, context, Some(flags)) }
+    }
+
+    #[inline(always)]
+    unsafe fn write(
+        &self,
+        to: fi_addr_t,
+        local: LocalIov<'_>,
+        addr: u64,
+        key: u64,
+        context: usize,
+    ) -> Result<()> {
+        let remote = range(addr, local.len(), key);
+        let to = FiAddr(to);
+        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
+        unsafe { self.engine.write(to, local, &remote, None, context, None) }
+    }
+
+    #[inline(always)]
+    unsafe fn write_data(
+        &self,
+        to: fi_addr_t,
+        local: LocalIov<'_>,
+        data: u64,
+        addr: u64,
+        key: u64,
+        context: usize,
+    ) -> Result<()> {
+        let remote = range(addr, local.len(), key);
+        let (to, data) = (FiAddr(to), Some(data));
+        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
+        unsafe { self.engine.write(to, local, &remote, data, context, None) }
+    }
+
+    #[inline(always)]
+    unsafe fn write_msg(
+        &self,
+        to: fi_addr_t,
+        local: LocalIov<'_>,
+        remote: &[RemoteIov],
+        data: u64,
+        context: usize,
+        flags: Flags,
+    ) -> Result<()> {
+        let data = (flags.bits() & FI_REMOTE_CQ_DATA != 0).then_some(data);
+        let (to, flags) = (FiAddr(to), Some(flags));
+        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
+        unsafe { self.engine.write(to, local, remote, data, context, flags) }
+    }
+
+    #[inline(always)]
+    unsafe fn inject_write(
+        &self,
+        to: fi_addr_t,
+        buf: *const c_void,
+        len: usize,
+        addr: u64,
+        key: u64,
+    ) -> Result<()> {
+        let (to, from) = (FiAddr(to), (buf, len));
+        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
+        unsafe { self.engine.inject_write(to, from, (addr, key), None) }
+    }
+
+    #[inline(always)]
+    unsafe fn inject_write_data(
+        &self,
+        to: fi_addr_t,
+        buf: *const c_void,
+        len: usize,
+        data: u64,
+        addr: u64,
+        key: u64,
+    ) -> Result<()> {
+        let (to, from) = (FiAddr(to), (buf, len));
+        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
+        unsafe { self.engine.inject_write(to, from, (addr, key), Some(data)) }
     }
 }

@@ -25,7 +25,7 @@ use crate::ffi::param;
 use crate::ffi::stub;
 use crate::rdm_ep::RdmEp;
 use crate::rdm_srx::RdmSrx;
-use crate::{getinfo, msg, op_flags, option, tagged};
+use crate::{getinfo, msg, op_flags, option, rma, tagged};
 
 static FID_OPS: fi_ops = fi_ops {
     close: Some(close::<RdmEp>),
@@ -49,8 +49,8 @@ static CM: fi_ops_cm = fi_ops_cm {
 
 static MSG: fi_ops_msg = msg::ops::<RdmEp>();
 static TAGGED: fi_ops_tagged = tagged::ops::<RdmEp>();
-static RMA: fi_ops_rma = stub::rma::<FI_ENOSYS>(); // FI_RMA is not offered yet
-static ATOMIC: fi_ops_atomic = stub::atomic::<FI_ENOSYS>(); // nor is FI_ATOMIC
+static RMA: fi_ops_rma = rma::ops::<RdmEp>();
+static ATOMIC: fi_ops_atomic = stub::atomic::<FI_ENOSYS>(); // FI_ATOMIC is not offered yet
 static COLLECTIVE: fi_ops_collective = stub::collective::<FI_ENOSYS>();
 
 // SAFETY: `fid_ep` begins with its `fid`; `FID_OPS` is a static that only this kind uses.
@@ -99,8 +99,14 @@ pub(crate) fn open(
         inject_size: terms.inject_size,
         tx_op_flags: Flags::from_bits_retain(terms.tx_op_flags),
         rx_op_flags: Flags::from_bits_retain(terms.rx_op_flags),
-        needs_tx: terms.tx_caps & FI_SEND != 0,
+        needs_tx: terms.tx_caps & (FI_SEND | FI_READ | FI_WRITE) != 0,
         needs_rx: terms.rx_caps & FI_RECV != 0,
+        rma: terms.tx_caps & (FI_READ | FI_WRITE) != 0,
+        target: terms.rx_caps & (FI_REMOTE_READ | FI_REMOTE_WRITE) != 0,
+        durable: terms.caps & FI_RMA_PMEM != 0,
+        atomics: terms.caps & FI_ATOMIC != 0,
+        rma_after_sends: terms.msg_order & (FI_ORDER_RAS | FI_ORDER_WAS) != 0,
+        sends_after_rma: terms.msg_order & FI_ORDER_SAW != 0,
         shared_rx: terms.shared_rx,
         directed: terms.caps & FI_DIRECTED_RECV != 0,
         source: terms.caps & FI_SOURCE != 0,

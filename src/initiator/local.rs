@@ -128,6 +128,19 @@ impl<'a> LocalIov<'a> {
         same.then_some(first)
     }
 
+    /// The descriptors of the first `N` buffers.
+    #[inline]
+    pub(crate) fn descriptors<const N: usize>(&self) -> [Desc; N] {
+        let mut all = [Desc::NULL; N];
+        if !self.desc.is_null() {
+            for (index, desc) in all.iter_mut().enumerate().take(self.count) {
+                // SAFETY: the constructor's caller promised as many descriptors as buffers.
+                *desc = unsafe { *self.desc.add(index) };
+            }
+        }
+        all
+    }
+
     /// The descriptor of the buffer at `index`, which must be less than the count.
     fn desc(&self, index: usize) -> Desc {
         if self.desc.is_null() {
@@ -140,7 +153,7 @@ impl<'a> LocalIov<'a> {
 
     /// Total length in bytes.
     #[inline(always)]
-    pub(crate) fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         // valid lengths cannot overflow; invalid ones saturate and are refused as too long
         self.iov()
             .iter()

@@ -35,6 +35,7 @@ mod transmit;
 pub use atomic::{AtomicKind, AtomicOp};
 pub use lengths::LengthOption;
 pub(crate) use lengths::Lengths;
+pub(crate) use link::Link;
 pub use local::LocalIov;
 pub(crate) use post::{Initiator, InitiatorConfig};
 pub(crate) use qp_link::QpLink;

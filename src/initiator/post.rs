@@ -37,6 +37,8 @@ pub(crate) struct InitiatorConfig {
     pub(crate) inject_size: usize,
     /// Number of records of posted requests in the send queue.
     pub(crate) slots: usize,
+    /// Whether the slab is registered by the first operation that copies to it.
+    pub(crate) late_slab: bool,
     pub(crate) atomics: bool,
 }
 
@@ -51,6 +53,8 @@ pub(crate) struct Initiator<Q: Sq> {
     max_inject: [usize; 2],
     max_len: [usize; 2],
     slab: Option<Slab>,
+    /// Number and size of the buffers of a slab that is not registered yet.
+    late_slab: Option<(usize, usize)>,
     /// Bounce buffers for short sources that would otherwise need a registration.
     bounce: Option<Bounce>,
     local: LocalKeys,
@@ -80,10 +84,12 @@ impl<Q: Sq> Initiator<Q> {
         config: &InitiatorConfig,
     ) -> Result<Self> {
         let pd = sq.link().pd();
-        let slab = if config.max_inline < config.inject_size {
-            Some(Slab::new(pd, config.slots, config.inject_size)?)
-        } else {
-            None
+        let copies = config.max_inline < config.inject_size;
+        let sizes = (config.slots, config.inject_size);
+        let (slab, late_slab) = match (copies, config.late_slab) {
+            (false, _) => (None, None),
+            (true, true) => (None, Some(sizes)),
+            (true, false) => (Some(Slab::new(pd, sizes.0, sizes.1)?), None),
         };
         let local = LocalKeys::new(domain, pd);
         let bounce = if local.copies() {
@@ -99,6 +105,7 @@ impl<Q: Sq> Initiator<Q> {
                 .map(|option| lengths.get(option)),
             max_len: [LengthOption::MaxMsg, LengthOption::MaxRma].map(|option| lengths.get(option)),
             slab,
+            late_slab,
             bounce,
             local,
             scratch: match config.atomics {
@@ -207,6 +214,9 @@ impl<Q: Sq> Initiator<Q> {
         } else if op.opcode.sends_data()
             && (op.flags.contains(Flags::INJECT) || self.is_better_copied(op, len))
         {
+            if self.slab.is_none() {
+                self.open_slab()?;
+            }
             let slab = self.slab.as_mut().ok_or(FiErrno::EMSGSIZE)?;
             let (to, lkey) = slab.buffer(self.sq.next_index());
             // SAFETY: the buffer is free and holds `inject_size` bytes; buffers as this function.
@@ -239,10 +249,19 @@ impl<Q: Sq> Initiator<Q> {
         Ok((sges, inline))
     }
 
+    /// Registers the slab, if that was left to the first use.
+    #[cold]
+    fn open_slab(&mut self) -> Result<()> {
+        if let Some((count, size)) = self.late_slab {
+            self.slab = Some(Slab::new(self.sq.link().pd(), count, size)?);
+        }
+        Ok(())
+    }
+
     /// Whether a short source that would need a registration is copied to the inject slab instead.
     #[inline]
     fn is_better_copied(&self, op: &Transmit<'_>, len: usize) -> bool {
-        self.slab.is_some()
+        (self.slab.is_some() || self.late_slab.is_some())
             && !op.opcode.is_atomic()
             && len <= self.max_inject[usize::from(!op.opcode.is_send())]
             && self.local.must_register(op.local.has_descriptors())

@@ -24,7 +24,10 @@ unsafe impl Send for Slab {}
 
 impl Slab {
     pub(crate) fn new(pd: &Arc<Pd>, count: usize, size: usize) -> Result<Self> {
-        let memory: Box<[UnsafeCell<u8>]> = (0..count * size).map(|_| UnsafeCell::new(0)).collect();
+        // zeroed memory of the allocator, whose pages are used when they are written
+        let memory = Box::into_raw(vec![0_u8; count * size].into_boxed_slice());
+        // SAFETY: `UnsafeCell<u8>` has the layout of `u8`, and the box is not used otherwise.
+        let memory = unsafe { Box::from_raw(memory as *mut [UnsafeCell<u8>]) };
         // SAFETY: `Slab` drops the registration before the memory (field order). The device only
         // reads.
         let mr = unsafe { Mr::register(pd, memory.as_ptr().cast(), memory.len(), 0) }?;

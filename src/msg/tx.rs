@@ -25,6 +25,7 @@ impl Core {
             max_inline: qp.limits().max_inline,
             inject_size: self.config.inject_size,
             slots: self.rings.tx.capacity(),
+            late_slab: false,
             atomics: self.config.atomics,
         };
         Initiator::new(SlotSq::new(link), self.domain.mr(), &self.lengths, &config)

@@ -89,7 +89,7 @@ impl Attachment {
 }
 
 /// The errno for a failed work completion (`ibv_wc_status`).
-pub(super) fn status_errno(status: u32, recv: bool) -> FiErrno {
+pub(crate) fn status_errno(status: u32, recv: bool) -> FiErrno {
     match status {
         sys::IBV_WC_LOC_LEN_ERR if recv => FiErrno::ETRUNC,
         sys::IBV_WC_LOC_LEN_ERR => FiErrno::EMSGSIZE,

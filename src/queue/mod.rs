@@ -23,6 +23,7 @@ mod wr_id;
 pub use bind_flags::BindFlags;
 pub use cntr::Counter;
 pub(crate) use cntr::Counters;
+pub(crate) use complete::status_errno;
 pub use completion::{Completion, CompletionError, EntryWriter};
 pub use cq::{CompletionQueue, CqConfig};
 pub(crate) use domain::Assisted;

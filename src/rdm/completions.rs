@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::core::Origin;
 use super::operations::completion;
 use super::peer::PeerKey;
+use super::rma::Fault;
 use crate::errno::FiErrno;
 use crate::flags::Flags;
 use crate::queue::{Completion, CompletionError, Counters};
@@ -111,6 +112,50 @@ impl Completions {
         if kept {
             let entry = Entry::Held(completion, Some(from), origin, credit);
             self.rx.push_back(entry);
+        }
+        kept
+    }
+
+    /// An RMA operation has succeeded.
+    #[inline]
+    pub(super) fn rma_done(&mut self, completion: Completion, wanted: bool) {
+        self.counters.count(completion.flags, true);
+        if wanted && self.bound[Side::Tx as usize] {
+            self.tx.push_back(Entry::Done(completion, None));
+        }
+    }
+
+    /// An RMA operation has failed.
+    #[cold]
+    pub(super) fn rma_failed(&mut self, completion: Completion, fault: Fault) {
+        self.counters.count(completion.flags, false);
+        if !self.bound[Side::Tx as usize] {
+            return;
+        }
+        self.tx.push_back(Entry::Failed(CompletionError {
+            completion,
+            olen: 0,
+            err: fault.err,
+            prov_errno: match fault.status {
+                Some((status, _)) => status.cast_signed(),
+                None => fault.err.code(),
+            },
+            vendor_err: fault.status.map(|(_, vendor_err)| vendor_err),
+        }));
+    }
+
+    /// Remote CQ data of a peer's write has arrived. Returns whether its entry keeps the credit.
+    pub(super) fn noticed(&mut self, origin: Origin, data: u64, credit: Credit) -> bool {
+        let kept = self.bound[Side::Rx as usize];
+        if kept {
+            let flags = Flags::RMA | Flags::REMOTE_WRITE | Flags::REMOTE_CQ_DATA;
+            let completion = Completion {
+                data,
+                ..Completion::new(0, flags)
+            };
+            let from = Some(origin.peer);
+            self.rx
+                .push_back(Entry::Held(completion, from, origin, credit));
         }
         kept
     }

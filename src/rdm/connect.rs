@@ -692,6 +692,7 @@ impl<I: Io> Core<I> {
         (peer.shows, peer.former) = (Some(reply.gives), None);
         peer.void = reply.ended.or(peer.void);
         let accepted = peer.accepted;
+        io.introduced(link, &reply.terms);
         self.take_terms(key, &reply.terms, first);
         self.end_before(accepted, reply.ended, io);
         self.advance(key, io);

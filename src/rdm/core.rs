@@ -10,7 +10,8 @@ use super::slab::Slab;
 use crate::errno::{FiErrno, Result};
 use crate::verbs::{RemoteAddr, Rkey};
 use crate::wire::rdm::{
-    Credit, EndpointId, Epoch, Header, Listener, Packet, Rejection, Reply, Request, Secret, Terms,
+    Credit, EndpointId, Epoch, Header, Listener, Number, Packet, Rejection, Reply, Request, Secret,
+    Terms,
 };
 
 /// Draws of a token until one is neither 0 nor in use. With 2^24 peers, one draw of 256 fails.
@@ -89,6 +90,10 @@ pub trait Io {
     /// Requests to the peer can be posted to this link, RMA included, until [`Self::down`]. `terms`
     /// are the peer's for this link. Called before the first packet is posted.
     fn up(&mut self, peer: PeerKey, link: LinkKey, terms: &Terms);
+
+    /// The terms of the peer for a link have arrived. The peer can access the connection block of
+    /// this side, and this side that of the peer.
+    fn introduced(&mut self, _link: LinkKey, _terms: &Terms) {}
 
     /// Nothing can be posted to the link any more: it ends, or its eviction has begun. If the
     /// peer refuses the eviction, [`Self::up`] follows with the same link.
@@ -317,6 +322,26 @@ impl<I: Io> Core<I> {
     #[inline]
     pub fn is_up(&self, peer: PeerKey) -> bool {
         self.peers.get(peer).is_some_and(|peer| peer.out.is_some())
+    }
+
+    /// The number of the next new packet to a peer.
+    #[inline]
+    pub(super) fn next_number(&self, peer: PeerKey) -> Number {
+        self.peers
+            .get(peer)
+            .map_or(Number::default(), |peer| peer.next)
+    }
+
+    /// The first operation to a peer, except answers, whose packet is not posted to the out-link.
+    pub(super) fn first_unposted(&self, peer: PeerKey) -> Option<I::Op> {
+        let peer = self.peers.get(peer)?;
+        let first = peer.repost.or_else(|| peer.waiting.first())?;
+        Some(self.ops.get(first)?.op)
+    }
+
+    /// Whether the peer is an address of this endpoint.
+    pub(super) fn is_itself(&self, peer: PeerKey) -> bool {
+        self.peers.get(peer).is_some_and(|peer| peer.itself)
     }
 
     /// The peer of a link.

@@ -14,6 +14,9 @@ use crate::queue::source::{Sink, Source};
 /// again, and a thread that sleeps nevertheless is woken once.
 const ARMED: u32 = 4096;
 
+/// Number of progress calls between two looks at the revocations of peers.
+const LOOK: u32 = 32;
+
 /// An endpoint as a source of one completion queue.
 pub(super) struct CqSource {
     /// The endpoint, whose close removes the source from the queue and from `Shared::sources`.
@@ -96,6 +99,9 @@ impl Source for CqSource {
             // another thread polls, and may stop: the sleeping one arms the queue again
             1 => self.wake(),
             armed => self.armed.store(armed - 1, Ordering::Relaxed),
+        }
+        if state.calls.is_multiple_of(LOOK) && !state.io.rma.leases.is_empty() {
+            state.io.acknowledge_all();
         }
         let sources = shared.config.source;
         let mut left = max - self.pass(state, sources, sink, max);

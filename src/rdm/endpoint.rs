@@ -2,6 +2,7 @@
 //! `calls.rs` has the operations.
 
 mod calls;
+mod rma;
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -14,9 +15,8 @@ use super::completions::{Completions, Side};
 use super::context::{SharedRx, SharedRxConfig};
 use super::core::{Config, Core};
 use super::cq_source::CqSource;
-use super::executor::{Executor, Objects, Sizes};
+use super::executor::{Executor, Objects, RmaConfig, Sizes};
 use super::limits::{Limits, max_descriptors};
-use super::links::DEPTH;
 use super::listening::Listening;
 use super::packet_memory::PacketMemory;
 use super::pulls::Pulls;
@@ -30,11 +30,12 @@ use crate::domain::Domain;
 use crate::eq::EventQueue;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
-use crate::mr::{SourceKeys, random};
+use crate::mr::{Mode, Scope, SourceKeys, random};
+use crate::queue::event_cell::Event;
 use crate::queue::keepalive::PERIOD;
 use crate::queue::source::Source;
 use crate::queue::{BindFlags, CompletionQueue, Counter, Counters, CqConfig, WaitKind};
-use crate::verbs::{Cq, Srq};
+use crate::verbs::{Cq, Pd, Srq};
 use crate::wire::rdm::terms::MAX_EAGER;
 use crate::wire::rdm::{self, Credit, EndpointId};
 
@@ -74,6 +75,18 @@ pub struct EndpointConfig {
     pub needs_tx: bool,
     /// Whether the capabilities include receiving.
     pub needs_rx: bool,
+    /// Whether the capabilities include initiating RMA.
+    pub rma: bool,
+    /// Whether the capabilities include RMA of peers on regions of this side.
+    pub target: bool,
+    /// Whether writes can be made durable (`FI_RMA_PMEM`); requires a device with flush operations.
+    pub durable: bool,
+    /// Whether the endpoint has atomics; requires a device with atomics.
+    pub atomics: bool,
+    /// Whether RMA is processed behind earlier messages (`FI_ORDER_RAS`, `FI_ORDER_WAS`).
+    pub rma_after_sends: bool,
+    /// Whether messages are processed behind earlier RMA writes (`FI_ORDER_SAW`).
+    pub sends_after_rma: bool,
     /// Whether receives are posted to a shared receive context, which is bound before enabling
     /// (`ep_attr->rx_ctx_cnt` of `FI_SHARED_CONTEXT`).
     pub shared_rx: bool,
@@ -154,7 +167,11 @@ impl Endpoint {
         config.tx_size = config.tx_size.clamp(1, limits.tx_size);
         config.rx_size = config.rx_size.clamp(1, limits.rx_size);
         config.inject_size = config.inject_size.min(limits.inject_size);
-        let pd = domain.mr().pd_of(config.auth.as_ref())?;
+        // a region that is bound to the endpoint is not accessible through others
+        let pd = match domain.mr().config().form.mode.contains(Mode::ENDPOINT) {
+            true => Pd::alloc(domain.device())?,
+            false => domain.mr().pd_of(config.auth.as_ref())?,
+        };
         let control = Control {
             src: config.src,
             ..Control::default()
@@ -273,12 +290,13 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Makes a counter count completed operations of these kinds: `SEND` and `RECV`. Empty `kinds`
-    /// bind nothing.
+    /// Makes a counter count completed operations of these kinds: `SEND`, `RECV`, `READ`, `WRITE`,
+    /// and the peers' operations on regions of this side, `REMOTE_READ` and `REMOTE_WRITE`. Empty
+    /// `kinds` bind nothing.
     ///
     /// # Errors
     /// - `EINVAL`: a kind has a counter already.
-    /// - `EOPNOTSUPP`: a kind of RMA, which the endpoint does not have.
+    /// - `EOPNOTSUPP`: `REMOTE_READ` or `REMOTE_WRITE` in a domain without events.
     /// - `EBADFLAGS`: any other flag.
     /// - `EDOMAIN`: a counter of another domain.
     /// - `EOPBADSTATE`: enabled already.
@@ -290,11 +308,23 @@ impl Endpoint {
         if kinds.intersects((Counters::KINDS | remote).complement()) {
             return Err(FiErrno::EBADFLAGS);
         }
-        if kinds.intersects(remote) {
+        if kinds.intersects(remote) && !self.shared().domain.mr().counts() {
             return Err(FiErrno::EOPNOTSUPP);
         }
         let _control = self.idle()?;
-        self.shared().counters.bind(counter, kinds)
+        let mut bound = self.shared().remote_counters.lock();
+        let events = Event::of(kinds);
+        if bound
+            .iter()
+            .any(|(event, _)| events.clone().any(|new| new == *event))
+        {
+            return Err(FiErrno::EINVAL);
+        }
+        self.shared()
+            .counters
+            .bind(counter, kinds & Counters::KINDS)?;
+        bound.extend(events.map(|event| (event, Arc::clone(counter))));
+        Ok(())
     }
 
     /// Binds an event queue, to which an RDM endpoint reports nothing (`fi_ep_bind(3)`).
@@ -405,6 +435,17 @@ impl Endpoint {
         if let Some(state) = state {
             let entries = state.kept_places();
             state.io.close(shared);
+            if !Arc::ptr_eq(shared.pd(), shared.domain.pd())
+                && shared
+                    .domain
+                    .mr()
+                    .config()
+                    .form
+                    .mode
+                    .contains(Mode::ENDPOINT)
+            {
+                shared.domain.mr().forget(shared.pd());
+            }
             if let Some(context) = &control.context {
                 context.leave(shared);
                 context.free(entries);
@@ -450,6 +491,15 @@ impl Endpoint {
             max_inline: device.max_inline(),
             max_links: self.max_links(receives),
         };
+        let config = &shared.config;
+        let rma = RmaConfig {
+            inject_size: config.inject_size,
+            max_inline: device.max_inline(),
+            max_len: domain.max_msg_size(),
+            atomics: config.atomics,
+            after_sends: config.rma_after_sends,
+            before_sends: config.sends_after_rma,
+        };
         let mut io = Executor::new(
             &shared.weak(),
             Objects { srq, cq },
@@ -458,6 +508,7 @@ impl Endpoint {
                 SourceKeys::new(domain.mr(), shared.pd()),
                 Pulls::new(domain.mr(), shared.pd()),
             ),
+            (Arc::clone(domain.mr()), rma),
             Completions::new(&shared.counters),
             rx,
             sizes,
@@ -469,13 +520,14 @@ impl Endpoint {
             }
         };
         let auth = shared.config.auth.as_ref();
+        let mode = domain.mr().config().form.mode;
         let core = Core::new(Config {
             id,
             listener: address,
             further,
             auth: auth.map_or(0, AuthKey::tag),
             random: Box::new(random),
-            application_keys: false,
+            application_keys: shared.has_rma() && !mode.contains(Mode::PROV_KEY),
             eager: MAX_EAGER,
             dials: DIALS,
             peers: PEERS,
@@ -494,7 +546,7 @@ impl Endpoint {
     fn max_links(&self, receives: usize) -> usize {
         let shared = self.shared();
         let attr = shared.domain.device().attr();
-        let entries = attr.max_cqe.saturating_sub(receives) / DEPTH;
+        let entries = attr.max_cqe.saturating_sub(receives) / shared.depth();
         let default = attr.max_qp.min(max_descriptors()) / 4 * 3;
         let wanted = shared.config.max_links.unwrap_or(default);
         wanted.min(attr.max_qp).min(entries).max(1)
@@ -566,6 +618,22 @@ impl Endpoint {
             listening.close();
         }
         self.release(&mut control);
+    }
+
+    /// The registration scope of this endpoint (`FI_MR_ENDPOINT`, `fi_mr(3)`).
+    pub fn scope(&self) -> Scope<'_> {
+        let shared = self.shared();
+        let of_domain = shared.domain.mr().config().auth.as_ref();
+        Scope {
+            domain: shared.domain.mr(),
+            pd: shared.pd(),
+            auth: shared.config.auth.as_ref().or(of_domain),
+        }
+    }
+
+    /// Whether writes of this endpoint can be made durable.
+    pub fn is_durable(&self) -> bool {
+        self.shared().config.durable
     }
 
     /// Default flags of transmit operations.

@@ -13,6 +13,7 @@ mod close;
 mod messages;
 mod pull;
 mod rings;
+mod rma;
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
@@ -22,6 +23,7 @@ use super::core::{Core, Io, Origin, Post, Send};
 use super::iov::Iov;
 use super::link::LinkKey;
 use super::link_cm::{LinkCm, Step};
+use super::link_end::LinkEnd;
 use super::link_ring::RingPacket;
 use super::links::{Links, Posted, Sent, WrId};
 use super::operations::{Kind, Operation, PAYLOAD, TxKey, TxMark};
@@ -30,15 +32,20 @@ use super::packet_memory::{PacketMemory, Slot};
 use super::peer::PeerKey;
 use super::pulls::Pulls;
 use super::receives::{ArrivalKey, AtSender, Envelope, Payload, Receives};
+use super::rma::{Rma, RmaKey};
 use super::shared::Shared;
 use super::slab::Slab;
 use crate::conn::ConnectRequest;
 use crate::errno::{FiErrno, Result};
 use crate::log::warn_log;
-use crate::mr::SourceKeys;
+use crate::mr::{MrDomain, SourceKeys};
 use crate::verbs::{Cq, Lkey, RecvRequest, RemoteAddr, Rkey, Sge, Srq, Wc};
 use crate::wire::rdm::packet::{MAX_HEAD, SLOT_SIZE};
-use crate::wire::rdm::{Body, Credit, Header, Listener, Packet, Rejection, Reply, Request, Terms};
+use crate::wire::rdm::{
+    Body, Credit, Header, Listener, Number, Packet, Rejection, Reply, Request, Terms,
+};
+
+pub(super) use self::rma::RmaConfig;
 
 /// Largest number of bytes that are sent inline.
 const MAX_INLINE: usize = 512;
@@ -64,6 +71,12 @@ pub(super) enum Todo {
     Refused(LinkKey),
     /// There is memory for the packets of a link again.
     Room(LinkKey),
+    /// An operation may have ended.
+    SettleRma(RmaKey),
+    /// The peer has processed all packets before this number: outcomes are known.
+    DecideRma(PeerKey, Number),
+    /// Operations that wait can be posted.
+    RunRma,
     /// There is no memory for the next packet of a link, and no packet under way frees any.
     NoMemory(LinkKey),
 }
@@ -119,6 +132,9 @@ pub(super) struct Executor {
     pub(super) steps: Vec<Step>,
     /// Steps that are repeated until no peer reads their source any more.
     pub(super) withdrawing: Vec<Step>,
+    mr: Arc<MrDomain>,
+    pub(super) rma: Rma,
+    rma_config: RmaConfig,
     /// The link of the packet that is being processed.
     arriving: Option<LinkKey>,
     /// Number of messages of the application in `tx`.
@@ -150,6 +166,7 @@ impl Executor {
         objects: Objects,
         memory: PacketMemory,
         keys: (SourceKeys, Pulls),
+        rma: (Arc<MrDomain>, RmaConfig),
         completions: Completions,
         rx: Receives,
         sizes: Sizes,
@@ -179,6 +196,9 @@ impl Executor {
             todo: VecDeque::new(),
             steps: Vec::new(),
             withdrawing: Vec::new(),
+            mr: rma.0,
+            rma: Rma::new(),
+            rma_config: rma.1,
             arriving: None,
             messages: 0,
             short: Vec::new(),
@@ -255,6 +275,7 @@ impl Executor {
 
     /// Removes a link that the core does not have any more; its objects are destroyed by a step.
     pub(super) fn remove_link(&mut self, key: LinkKey) {
+        self.end_rma(key);
         if let Some(mut link) = self.links.remove(key) {
             let mut reads = Vec::new();
             for sent in link.take_sent() {
@@ -265,7 +286,8 @@ impl Executor {
                 }
             }
             self.has_memory();
-            let step = Step::Destroy(Arc::clone(&link.cm), link.qp.take(), reads);
+            let posts = (link.end.take(), link.initiator.take());
+            let step = Step::Destroy(Arc::clone(&link.cm), link.qp.take(), posts, reads);
             self.steps.push(step);
         }
     }
@@ -276,6 +298,10 @@ impl Executor {
         match WrId::of(wc.wr_id()) {
             WrId::Receive(number) => self.received(core, Slot::of_completed_receive(number), wc),
             WrId::Send(link, position) => self.sent(core, link, position, wc.status()),
+            WrId::Rma(link, number) => self.rma_completed(core, link, number, wc),
+            WrId::Engine(link, kind) => {
+                self.engine_request_completed(core, link, kind, wc.status());
+            }
         }
     }
 
@@ -324,6 +350,9 @@ impl Executor {
             self.read_ended(read, link, Some(status));
         }
         if status != 0 {
+            if let Some(link) = self.links.get_mut(link) {
+                link.refused |= pull::is_refusal(status);
+            }
             return self.broken(core, link);
         }
         if let Some(number) = completed.number {
@@ -579,7 +608,7 @@ impl Executor {
     /// Number of messages that are under way, or whose entry was not taken.
     #[inline]
     pub(super) fn outstanding(&self) -> usize {
-        self.messages + self.completions.len(Side::Tx)
+        self.messages + self.rma.ops.len() + self.completions.len(Side::Tx)
     }
 
     /// Largest number of posted receives.
@@ -596,7 +625,7 @@ impl Executor {
             _ => op.in_core,
         });
         // posts probes, so it is called in any case
-        self.links.sends_control() || sends
+        self.links.sends_control() || sends || self.owes_rma()
     }
 }
 
@@ -618,7 +647,7 @@ impl Io for Executor {
     fn accept(&mut self, link: LinkKey, held: ConnectRequest, reply: &Reply) {
         let cm = LinkCm::new(&self.shared, link, None);
         self.add_link(link, &cm);
-        self.steps.push(Step::Accept(cm, held, reply.encode()));
+        self.steps.push(Step::Accept(cm, held, *reply));
     }
 
     fn reject(&mut self, held: ConnectRequest, rejection: &Rejection) {
@@ -628,6 +657,9 @@ impl Io for Executor {
 
     #[inline]
     fn post(&mut self, link: LinkKey, header: Header, op: TxKey, form: Form) -> Post {
+        if self.waits_for_rma(link, op) {
+            return Post::Refused;
+        }
         if let Some(post) = self.post_to_ring(link, header, op, form) {
             return post;
         }
@@ -668,6 +700,10 @@ impl Io for Executor {
                 if result.is_ok() {
                     self.send_parts(of);
                 }
+            }
+            Kind::Notice { of, .. } => {
+                self.finish(key, result);
+                self.notice_ended(of, result);
             }
             Kind::Cts { .. } | Kind::Fin { .. } => self.finish(key, result),
         }
@@ -727,7 +763,8 @@ impl Io for Executor {
                 credit = Credit::ZERO;
                 self.fin(origin, TxKey::from_number(op.get()), *status);
             }
-            // RMA and atomics are not built yet
+            Body::Notice { data, .. } => credit = self.noticed(origin, *data),
+            // atomics are not built yet
             _ => self.todo.extend(self.arriving.map(Todo::Refused)),
         }
         self.free(slot);
@@ -752,14 +789,22 @@ impl Io for Executor {
             }
         }
         self.rx.drop_absent(peer);
+        self.rma_failed(peer, error);
     }
 
-    fn block(&mut self, _: PeerKey, _: LinkKey) -> (RemoteAddr, Rkey) {
-        // RMA is not built yet
-        (RemoteAddr::NULL, Rkey::default())
+    /// That of a link that is accepted is created with its queue pair, and added to the reply
+    /// (`link_cm.rs`).
+    fn block(&mut self, _: PeerKey, link: LinkKey) -> (RemoteAddr, Rkey) {
+        let link = self.links.get_mut(link).and_then(|link| link.end.as_ref());
+        link.map_or((RemoteAddr::NULL, Rkey::default()), LinkEnd::block)
     }
 
-    fn up(&mut self, peer: PeerKey, _: LinkKey, _: &Terms) {
+    fn introduced(&mut self, link: LinkKey, terms: &Terms) {
+        self.introduce(link, terms);
+    }
+
+    fn up(&mut self, peer: PeerKey, link: LinkKey, terms: &Terms) {
+        self.rma_up(peer, link, terms);
         if self.pulls.has_waiting(peer) {
             self.todo.push_back(Todo::Pull(peer));
         }
@@ -783,13 +828,14 @@ impl Io for Executor {
 
     fn alias(&mut self, peer: PeerKey, of: Option<PeerKey>) {
         let Some(of) = of else {
-            return;
+            return self.rma_failed(peer, FiErrno::EOPNOTSUPP);
         };
         for key in self.tx.keys_where(|op| op.peer == peer) {
             if let Some(op) = self.tx.get_mut(key) {
                 op.peer = of;
             }
         }
+        self.rma.merge(peer, of);
         let (own, others) = self.rx.merge(peer, of);
         for (stored, target) in own {
             self.deliver_stored(stored, target);

@@ -69,6 +69,12 @@ impl Iov {
         Ok(this)
     }
 
+    /// All buffers, in the form of C.
+    #[inline]
+    pub(super) fn iovecs(&self) -> [libc::iovec; MAX_IOV] {
+        self.buffers.map(|buffer| buffer.iovec())
+    }
+
     /// One buffer.
     pub(super) fn of_memory(memory: &[u8]) -> Self {
         let mut this = Self::default();

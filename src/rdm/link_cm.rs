@@ -8,16 +8,22 @@ use parking_lot::Mutex;
 
 use super::core::Failure;
 use super::link::LinkKey;
+use super::link_end::{LinkEnd, LinkSq};
 use super::link_ring::LinkRing;
 use super::pulls::ReadKey;
 use super::shared::Shared;
 use crate::conn::{CmTarget, ConnectRequest};
 use crate::errno::{FiErrno, Result};
+use crate::initiator::Initiator;
 use crate::log::info_log;
 use crate::mr::Withdrawn;
 use crate::queue::Completion;
 use crate::verbs::{AsyncEvent, AsyncListener, CmEvent, CmEventKind, CmId, Qp};
-use crate::wire::rdm::cm::{REPLY_SIZE, REQUEST_SIZE};
+use crate::wire::rdm::Reply;
+use crate::wire::rdm::cm::REQUEST_SIZE;
+
+/// This side of a link as peers access it, and what posts RMA to it.
+type Rma = (Option<LinkEnd>, Option<Box<Initiator<LinkSq>>>);
 
 /// A step that the driver executes.
 #[derive(Debug)]
@@ -25,14 +31,14 @@ pub(super) enum Step {
     /// Dial.
     Dial(Arc<LinkCm>, SocketAddr),
     /// Accept a request.
-    Accept(Arc<LinkCm>, ConnectRequest, [u8; REPLY_SIZE]),
+    Accept(Arc<LinkCm>, ConnectRequest, Reply),
     /// Reject a request, with this private data.
     Reject(ConnectRequest, Vec<u8>),
     /// Disconnect, and move the queue pair to its error state.
     End(Arc<LinkCm>, Option<Arc<Qp>>),
     /// Destroy the queue pair and the identifier of a link that has ended. Its READs without
     /// completion end with the queue pair.
-    Destroy(Arc<LinkCm>, Option<Arc<Qp>>, Vec<ReadKey>),
+    Destroy(Arc<LinkCm>, Option<Arc<Qp>>, Rma, Vec<ReadKey>),
     /// Deregister the source of an operation, then report the operation if it has failed. Follows
     /// all other steps of its time: those that end the peer's queue pairs.
     Withdraw(Option<Withdrawn>, Option<(Completion, FiErrno)>),
@@ -95,7 +101,7 @@ impl LinkCm {
         self: &Arc<Self>,
         shared: &Shared,
         request: ConnectRequest,
-        reply: &[u8],
+        mut reply: Reply,
     ) -> Result<()> {
         let (id, _) = request.take().ok_or(FiErrno::EINVAL)?;
         let id = Arc::new(id);
@@ -109,21 +115,27 @@ impl LinkCm {
         tuning.set_ack_timeout(&id);
         // the peer's first packet may arrive before the call returns
         let qp = shared.connected(self.link).ok_or(FiErrno::ECANCELED)?;
-        id.accept(&tuning.conn_param(reply))?;
+        let block = shared.block_of(self.link);
+        (reply.terms.block_addr, reply.terms.block_rkey) = block;
+        id.accept(&tuning.conn_param(&reply.encode()))?;
         tuning.set_rnr_timer(&qp, shared.domain.device());
         Ok(())
     }
 
     fn create_qp(self: &Arc<Self>, shared: &Shared, id: &Arc<CmId>) -> Result<()> {
         let qp = Arc::new(shared.create_qp(id)?);
+        let mut end = shared.create_end(self.link, &qp)?;
         let listener: Weak<Self> = Arc::downgrade(self);
         shared.domain.device().listen(qp.object(), listener);
         let ring = LinkRing::create(&qp, self.link);
-        if shared.set_qp(self.link, &qp, ring) {
+        if shared.set_qp(self.link, &qp, ring, &mut end) {
             Ok(())
         } else {
             // the link was ended meanwhile
             shared.domain.device().unlisten(qp.object());
+            let block = end.map(LinkEnd::leave);
+            drop(qp);
+            drop(block);
             Err(FiErrno::ECANCELED)
         }
     }
@@ -153,7 +165,7 @@ impl Step {
                     cm.failed(shared, Failure::Silent);
                 }
             }
-            Self::Accept(cm, request, reply) => match cm.accept(shared, request, &reply) {
+            Self::Accept(cm, request, reply) => match cm.accept(shared, request, reply) {
                 Ok(()) => shared.accepted(cm.link),
                 Err(error) => {
                     info_log!(EpCtrl, "a connection could not be accepted: {error}");
@@ -184,7 +196,7 @@ impl Step {
                     shared.change(|_, io| io.withdrawn(completion, error));
                 }
             }
-            Self::Destroy(cm, qp, reads) => {
+            Self::Destroy(cm, qp, (end, initiator), reads) => {
                 if let Some(qp) = &qp {
                     shared.domain.device().unlisten(qp.object());
                 }
@@ -193,7 +205,11 @@ impl Step {
                 if let Some(id) = id {
                     shared.driver().dispatcher().registry().remove(id.object());
                 }
+                // the block of the connection is behind the queue pair
+                let block = end.map(LinkEnd::leave);
+                drop(initiator);
                 drop(qp);
+                drop(block);
                 if !reads.is_empty() {
                     shared.change(|_, io| io.reads_ended(cm.link, reads));
                 }

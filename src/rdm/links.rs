@@ -8,11 +8,15 @@ use std::time::{Duration, Instant};
 
 use super::link::LinkKey;
 use super::link_cm::LinkCm;
+use super::link_end::{LinkEnd, LinkSq};
 use super::link_ring::LinkRing;
 use super::packet_memory::Slot;
 use super::pulls::ReadKey;
 use crate::errno::{FiErrno, Result};
+use crate::initiator::Initiator;
+use crate::queue::slots::EngineRequest;
 use crate::verbs::{Qp, RemoteAddr, Rkey, SendOpcode, SendRequest, Sge};
+use crate::wire::introduction::Introduction;
 use crate::wire::rdm::Number;
 
 /// Size of a send queue.
@@ -30,6 +34,10 @@ const DRAIN: Duration = Duration::from_secs(1);
 /// `wr_id` of sends: this bit, the link's key (32 bits), the position in its send queue (16 bits).
 /// That of receives is the number of a slot.
 const SEND: u64 = 1 << 63;
+/// Set besides [`SEND`] for requests that are not packets: operations, with the low bits of the
+/// request's number, and the engine's own requests, with their kind.
+const RMA: u64 = 1 << 62;
+const ENGINE: u64 = 1 << 61;
 
 /// The request of a work completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,15 +46,32 @@ pub(super) enum WrId {
     Receive(u32),
     /// A send of a link, with its position.
     Send(LinkKey, u16),
+    /// A request of RMA or an atomic, with the low bits of its number.
+    Rma(LinkKey, u16),
+    /// One of the engine's own requests, with its kind.
+    Engine(LinkKey, u16),
 }
 
 impl WrId {
     pub(super) fn of(wr_id: u64) -> Self {
+        let link = LinkKey::from_number((wr_id >> 16) as u32);
         if wr_id & SEND == 0 {
             Self::Receive(wr_id as u32)
+        } else if wr_id & (RMA | ENGINE) == 0 {
+            Self::Send(link, wr_id as u16)
+        } else if wr_id & RMA != 0 {
+            Self::Rma(link, wr_id as u16)
         } else {
-            Self::Send(LinkKey::from_number((wr_id >> 16) as u32), wr_id as u16)
+            Self::Engine(link, wr_id as u16)
         }
+    }
+
+    pub(super) const fn rma(link: LinkKey, number: u32) -> u64 {
+        SEND | RMA | (link.number() as u64) << 16 | number as u16 as u64
+    }
+
+    pub(super) const fn engine(link: LinkKey, kind: EngineRequest) -> u64 {
+        SEND | ENGINE | (link.number() as u64) << 16 | kind as u64
     }
 
     const fn send(link: LinkKey, position: u16) -> u64 {
@@ -109,6 +134,16 @@ pub(super) struct LinkQp {
     kept: Vec<Slot>,
     /// Number of READs that have not completed.
     reads: usize,
+    /// This side of the link as peers access it, if the endpoint has RMA.
+    pub(super) end: Option<LinkEnd>,
+    /// Posts RMA; made by the first operation on the link.
+    pub(super) initiator: Option<Box<Initiator<LinkSq>>>,
+    /// The peer's connection block and the form of its keys.
+    pub(super) introduction: Option<Introduction>,
+    /// *expected* of the terms with which the link became the out-link.
+    pub(super) adopted: Option<Number>,
+    /// A request was refused: the peer has executed none of those behind it.
+    pub(super) refused: bool,
 }
 
 /// What is posted.
@@ -137,6 +172,11 @@ impl LinkQp {
             probing: false,
             kept: Vec::new(),
             reads: 0,
+            end: None,
+            initiator: None,
+            introduction: None,
+            adopted: None,
+            refused: false,
         }
     }
 
@@ -372,12 +412,19 @@ impl Links {
         }
     }
 
-    /// Sets the queue pair. `false`: the link has ended, or is being ended.
-    pub(super) fn set_qp(&mut self, key: LinkKey, qp: &Arc<Qp>, ring: Option<LinkRing>) -> bool {
+    /// Sets the queue pair and this side of it. `false`: the link has ended, or is being ended.
+    pub(super) fn set_qp(
+        &mut self,
+        key: LinkKey,
+        qp: &Arc<Qp>,
+        ring: Option<LinkRing>,
+        end: &mut Option<LinkEnd>,
+    ) -> bool {
         let Some(link) = self.get_mut(key).filter(|link| link.ending.is_none()) else {
             return false;
         };
         (link.qp, link.ring) = (Some(Arc::clone(qp)), ring);
+        link.end = end.take();
         self.numbers.insert(qp.number(), key);
         true
     }
@@ -445,6 +492,9 @@ impl Links {
             receives: link.last_receive || !link.connected,
             ..Ending::default()
         });
+        if let Some(end) = &link.end {
+            end.rings.set_up(false);
+        }
         let parts = (Arc::clone(&link.cm), link.qp.clone());
         self.ending.push(key);
         Some(parts)

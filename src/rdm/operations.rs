@@ -6,6 +6,7 @@ use super::link::LinkKey;
 use super::ops::Form;
 use super::packet_memory::Slot;
 use super::peer::PeerKey;
+use super::rma::RmaKey;
 use super::slab::Key;
 use crate::flags::Flags;
 use crate::mr::Source;
@@ -42,6 +43,8 @@ pub(super) enum Kind {
         /// The arrival at this side.
         receiver: OpId,
     },
+    /// The remote CQ data of a write, behind the write.
+    Notice { of: RmaKey, data: u64 },
     /// The end of a message that was not sent as EAGER.
     Fin {
         /// The sender's operation.
@@ -56,6 +59,10 @@ pub(super) struct Operation {
     pub(super) kind: Kind,
     /// The peer; another address of its endpoint until that is known.
     pub(super) peer: PeerKey,
+    /// Place among all operations of the endpoint, in the order of the calls.
+    pub(super) order: u64,
+    /// A message waits until the operations before it are complete (`FI_FENCE`).
+    pub(super) fence: bool,
     pub(super) context: usize,
     /// Whether success has an entry for the application.
     pub(super) wanted: bool,
@@ -91,6 +98,8 @@ impl Operation {
         Self {
             kind,
             peer,
+            order: 0,
+            fence: false,
             context: 0,
             wanted: false,
             message: Message::default(),
@@ -136,6 +145,7 @@ impl Operation {
                 payload: payload(self.len),
             },
             Kind::Cts { op, receiver } => Body::Cts { op, receiver },
+            Kind::Notice { data, .. } => Body::Notice { data, ack: false },
             Kind::Fin { op, status } => Body::Fin { op, status },
         }
     }
@@ -145,7 +155,7 @@ impl Operation {
         match self.kind {
             Kind::Message => form == Form::Whole && self.len != 0,
             Kind::Data { .. } => true,
-            Kind::Cts { .. } | Kind::Fin { .. } => false,
+            Kind::Cts { .. } | Kind::Notice { .. } | Kind::Fin { .. } => false,
         }
     }
 

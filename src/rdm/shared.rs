@@ -14,8 +14,10 @@ use super::core::Core;
 use super::cq_source::CqSource;
 use super::endpoint::EndpointConfig;
 use super::executor::{Executor, Todo};
+use super::iov::MAX_IOV;
 use super::link::LinkKey;
 use super::link_cm::{LinkCm, Step};
+use super::link_end::{Call, LinkEnd, RMA_REQUESTS};
 use super::link_ring::LinkRing;
 use super::links::DEPTH;
 use super::listening::{Listening, scoped};
@@ -25,9 +27,10 @@ use crate::av::FiAddr;
 use crate::conn::{CmSink, ConnectRequest, Dispatcher, Driven, Driver, Outcome, Turn};
 use crate::domain::Domain;
 use crate::errno::{FiErrno, Result};
+use crate::queue::event_cell::{Cell, Event, Watch};
 use crate::queue::source::Sink;
-use crate::queue::{Completion, Counters};
-use crate::verbs::{CmId, Cq, Pd, Qp, QpConfig, Transport, Wc};
+use crate::queue::{Completion, Counter, Counters};
+use crate::verbs::{CmId, Cq, Pd, Qp, QpConfig, RemoteAddr, Rkey, Transport, Wc};
 use crate::wire::rdm::Listener;
 use crate::{Token, log::warn_log};
 
@@ -108,6 +111,12 @@ pub(super) struct Shared {
     state: Mutex<Option<State>>,
     /// The sources of the endpoint's completion queues.
     pub(super) sources: Mutex<Vec<Arc<CqSource>>>,
+    /// What links ask of the driver.
+    calls: Mutex<Vec<Call>>,
+    /// Counters of the peers' operations, bound before the endpoint is enabled, and the event cell
+    /// in which the peers count them.
+    pub(super) remote_counters: Mutex<Vec<(Event, Arc<Counter>)>>,
+    cell: OnceLock<Arc<Cell>>,
 }
 
 impl std::fmt::Debug for Shared {
@@ -137,6 +146,9 @@ impl Shared {
             context: OnceLock::new(),
             state: Mutex::new(None),
             sources: Mutex::default(),
+            calls: Mutex::default(),
+            remote_counters: Mutex::default(),
+            cell: OnceLock::new(),
         });
         let mut all = ALL.lock();
         all.retain(|shared| shared.strong_count() != 0);
@@ -197,7 +209,9 @@ impl Shared {
     /// that wait for completions.
     #[inline]
     pub(super) fn after(&self, state: &mut State) {
-        let due = !state.io.steps.is_empty() || state.core.is_retimed();
+        // the driver posts operations that wait
+        let waits = state.io.rma.waits() && !std::mem::replace(&mut state.io.rma.called, true);
+        let due = !state.io.steps.is_empty() || state.core.is_retimed() || waits;
         if due && !state.woken {
             state.woken = true;
             self.driver.wake(&self.turn);
@@ -238,13 +252,80 @@ impl Shared {
         }
     }
 
+    /// Whether the endpoint posts RMA, or peers access its regions.
+    pub(super) fn has_rma(&self) -> bool {
+        self.config.rma || self.config.target
+    }
+
+    /// Requests of the send queue of a link.
+    pub(super) fn depth(&self) -> usize {
+        if self.has_rma() {
+            DEPTH + RMA_REQUESTS
+        } else {
+            DEPTH
+        }
+    }
+
+    /// This side of a link as peers access it. Acquires the lock of the key directory, and registers
+    /// memory.
+    pub(super) fn create_end(&self, link: LinkKey, qp: &Arc<Qp>) -> Result<Option<LinkEnd>> {
+        if !self.has_rma() {
+            return Ok(None);
+        }
+        let directory = self.domain.mr().directory(&self.pd)?;
+        let counters = self.remote_counters.lock().clone();
+        if self.cell.get().is_none() && !counters.is_empty() {
+            let cell = directory.event_cell()?;
+            for (event, counter) in counters {
+                counter.follow(Watch::new(&cell, event));
+            }
+            // the driver alone creates links
+            let _ = self.cell.set(cell);
+        }
+        let block = directory.block(self.cell.get().cloned())?;
+        Ok(Some(LinkEnd::new(&self.this, link, qp, block)))
+    }
+
+    /// The connection block of a link.
+    pub(super) fn block_of(&self, link: LinkKey) -> (RemoteAddr, Rkey) {
+        let mut guard = self.lock();
+        let links = guard.as_mut().map(|state| &mut state.io.links);
+        let link = links.and_then(|links| links.get_mut(link)?.end.as_ref());
+        link.map_or((RemoteAddr::NULL, Rkey::default()), LinkEnd::block)
+    }
+
+    /// Asks the driver for something. Acquires leaf locks alone.
+    pub(super) fn call(&self, call: Call) {
+        self.calls.lock().push(call);
+        self.driver.wake(&self.turn);
+    }
+
+    /// Polls, unless another thread or the caller holds the endpoint's lock.
+    pub(super) fn try_poll(&self) {
+        if let Some(mut guard) = self.state.try_lock()
+            && let Some(state) = guard.as_mut()
+        {
+            let _ = state.poll();
+            self.after(state);
+        }
+    }
+
+    /// Acknowledges the revocations of a link's peer, unless the endpoint's lock is held.
+    pub(super) fn acknowledge(&self, link: LinkKey) {
+        if let Some(mut guard) = self.state.try_lock()
+            && let Some(state) = guard.as_mut()
+        {
+            state.io.acknowledge(link);
+        }
+    }
+
     /// Creates the queue pair of a link.
     pub(super) fn create_qp(&self, id: &Arc<CmId>) -> Result<Qp> {
         let (cq, srq) = {
             let guard = self.lock();
             let state = guard.as_ref().ok_or(FiErrno::EOPBADSTATE)?;
             let objects = &state.io.objects;
-            let needed = (state.io.links.len() + 1) * DEPTH + state.io.max_receives();
+            let needed = (state.io.links.len() + 1) * self.depth() + state.io.max_receives();
             if needed > objects.cq.cqe() {
                 let most = self.domain.device().attr().max_cqe;
                 objects
@@ -259,22 +340,29 @@ impl Shared {
             srq: Some(&srq),
         };
         let config = QpConfig {
-            max_send_wr: DEPTH,
+            max_send_wr: self.depth(),
             max_recv_wr: 0,
-            max_send_sge: 1,
+            max_send_sge: if self.config.rma { MAX_IOV } else { 1 },
             max_recv_sge: 0,
             max_inline: self.domain.device().max_inline(),
-            flush: false,
+            flush: self.config.durable,
         };
         Qp::create(id, &self.pd, transport, &config)
     }
 
-    /// Sets the queue pair of a link. `false`: the link has ended, or is being ended.
-    pub(super) fn set_qp(&self, link: LinkKey, qp: &Arc<Qp>, ring: Option<LinkRing>) -> bool {
+    /// Sets the queue pair of a link and this side of it. `false`: the link has ended, or is being
+    /// ended.
+    pub(super) fn set_qp(
+        &self,
+        link: LinkKey,
+        qp: &Arc<Qp>,
+        ring: Option<LinkRing>,
+        end: &mut Option<LinkEnd>,
+    ) -> bool {
         let mut guard = self.lock();
         guard
             .as_mut()
-            .is_some_and(|state| state.io.links.set_qp(link, qp, ring))
+            .is_some_and(|state| state.io.links.set_qp(link, qp, ring, end))
     }
 
     /// The queue pair of a link can send. Returns the queue pair.
@@ -424,6 +512,9 @@ impl State {
             }
             Todo::Release(peer) => core.release(peer, io),
             Todo::LoopBack(op) => io.loop_back(op),
+            Todo::SettleRma(op) => io.settle_rma(core, op),
+            Todo::DecideRma(peer, expected) => io.decide_all_rma(core, peer, expected),
+            Todo::RunRma => io.run_rma(core),
             Todo::Pull(peer) => {
                 if let Some(link) = core.open_link(peer) {
                     io.pull(peer, link);
@@ -474,7 +565,8 @@ impl State {
             self.io.reads_wait = reads;
             polled += wcs.len();
             empty = wcs.len() < BATCH && all;
-            if round == 0 && wcs.is_empty() && empty && !reads && !self.core.has_reports() {
+            let quiet = !self.core.has_reports() && !self.io.rma.waits();
+            if round == 0 && wcs.is_empty() && empty && !reads && quiet {
                 // nothing is to be reported
                 self.post_receives();
                 return Ok(true);
@@ -488,6 +580,10 @@ impl State {
             self.io.backlog = 0;
         } else if polled != 0 {
             self.io.is_behind(polled);
+        }
+        if self.io.rma.waits() {
+            self.io.run_rma(&mut self.core);
+            self.settle();
         }
         self.core.flush(&mut self.io);
         self.settle();
@@ -625,6 +721,7 @@ impl VectorUser for Shared {
 
 impl Driven for Shared {
     fn drive(&self) -> Option<Instant> {
+        let calls = std::mem::take(&mut *self.calls.lock());
         let mut guard = self.lock();
         let state = guard.as_mut()?;
         state.woken = false;
@@ -649,6 +746,11 @@ impl Driven for Shared {
             warn_log!(EpData, "ibv_req_notify_cq: {error}");
         }
         let mut empty = state.poll_all();
+        for call in calls {
+            state.io.answer_call(&mut state.core, call);
+            state.settle();
+        }
+        let lease = state.io.tend_leases(Instant::now());
         let (drained, mut next) = state.io.links.drained(Instant::now());
         if !drained.is_empty() && empty {
             empty = state.poll_all();
@@ -673,8 +775,16 @@ impl Driven for Shared {
         steps.sort_by_key(Step::is_last);
         let reads = state.io.reads_wait;
         let deadline = state.core.deadline();
-        let again =
-            state.io.links.is_ending() || auto && polls || !steps.is_empty() || !empty || reads;
+        // operations wait for the completion of look-ups, for room or for credit
+        let rma = state.io.rma.progresses(&state.core);
+        state.io.rma.called = state.io.rma.waits();
+        next = next.into_iter().chain(lease).min();
+        let again = rma
+            || state.io.links.is_ending()
+            || auto && polls
+            || !steps.is_empty()
+            || !empty
+            || reads;
         drop(guard);
         let mut left: Vec<Step> = steps
             .into_iter()

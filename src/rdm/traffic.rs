@@ -424,6 +424,7 @@ impl<I: Io> Core<I> {
                     peer.former = None;
                     !std::mem::replace(&mut peer.begun, true)
                 });
+                io.introduced(link, &hello.terms);
                 self.take_terms(key, &hello.terms, first);
                 for listener in hello.listeners() {
                     self.further(key, listener, io);

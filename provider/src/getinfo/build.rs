@@ -55,7 +55,7 @@ pub(crate) fn info(
     info.set_tx(|tx| {
         tx.caps = terms.tx_caps;
         tx.op_flags = terms.tx_op_flags;
-        tx.msg_order = offer.ep.msg_order;
+        tx.msg_order = terms.msg_order;
         tx.comp_order = offer.ep.comp_order;
         tx.inject_size = terms.inject_size;
         tx.size = terms.tx_size;
@@ -66,7 +66,7 @@ pub(crate) fn info(
         rx.caps = terms.rx_caps;
         rx.mode = terms.rx_mode;
         rx.op_flags = terms.rx_op_flags;
-        rx.msg_order = offer.ep.msg_order;
+        rx.msg_order = terms.msg_order;
         rx.comp_order = offer.ep.comp_order;
         rx.size = terms.rx_size;
         rx.iov_limit = terms.rx_iov_limit;

@@ -91,19 +91,29 @@ pub(crate) static MSG: EpType = EpType {
 pub(crate) static RDM: EpType = EpType {
     number: FI_EP_RDM,
     name: "FI_EP_RDM",
-    primary_caps: FI_MSG | FI_TAGGED,
-    tx_modifiers: FI_SEND,
-    rx_modifiers: FI_RECV,
-    tx_secondary: 0,
-    rx_secondary: FI_MULTI_RECV | FI_DIRECTED_RECV | FI_SOURCE,
+    primary_caps: FI_MSG | FI_TAGGED | FI_RMA,
+    tx_modifiers: FI_SEND | FI_READ | FI_WRITE,
+    rx_modifiers: FI_RECV | FI_REMOTE_READ | FI_REMOTE_WRITE,
+    tx_secondary: FI_FENCE | FI_RMA_PMEM,
+    rx_secondary: FI_MULTI_RECV | FI_DIRECTED_RECV | FI_SOURCE | FI_RMA_EVENT | FI_RMA_PMEM,
     default_secondary: FI_MULTI_RECV | FI_DIRECTED_RECV | FI_SOURCE,
     tx_op_flags: TX_OP_FLAGS,
     rx_op_flags: FI_COMPLETION | FI_MULTI_RECV,
-    msg_order: FI_ORDER_SAS,
+    // of a reliable connection, as above
+    msg_order: FI_ORDER_RAR
+        | FI_ORDER_RAW
+        | FI_ORDER_RAS
+        | FI_ORDER_WAW
+        | FI_ORDER_WAS
+        | FI_ORDER_SAW
+        | FI_ORDER_SAS
+        | FI_ORDER_RMA_RAR
+        | FI_ORDER_RMA_RAW
+        | FI_ORDER_RMA_WAW,
     // a long message completes after later short ones
     comp_order: FI_ORDER_NONE,
     cq_data_size: 8,
-    rma_iov_limit: 0,
+    rma_iov_limit: 4,
     protocol_version: 1, // docs/protocol-rdm.md
     tag_format: FI_TAG_GENERIC,
     data_progress: FI_PROGRESS_MANUAL,

@@ -37,6 +37,8 @@ pub(crate) struct Terms {
     pub(crate) max_msg_size: usize,
     pub(crate) tag_format: u64,
     pub(crate) av_type: u32,
+    /// Of both sides.
+    pub(crate) msg_order: u64,
 }
 
 /// `Err(ENODATA)` unless `condition`: the hints request more of the attribute `what` than the
@@ -157,6 +159,11 @@ fn negotiate(hints: &Hints, offer: &Offer, mr: MrMode) -> Result<Terms> {
             FI_EP_RDM => domain.av_type,
             _ => FI_AV_UNSPEC,
         },
+        // connected endpoints have all orders at no cost
+        msg_order: match tx.msg_order | rx.msg_order {
+            asked if asked != 0 && offer.ep.number == FI_EP_RDM => asked,
+            _ => offer.ep.msg_order,
+        },
     })
 }
 
@@ -176,6 +183,13 @@ impl CqData {
         let rx_offered = rx.mode.unwrap_or(offered_mode);
         let wants_mode = caps & FI_RMA != 0;
         let has_mode = offered_mode & rx_offered & FI_RX_CQ_DATA != 0;
+        if ep.number == FI_EP_RDM {
+            // it has a packet of its own
+            return Self {
+                size: ep.cq_data_size,
+                rx_mode: 0,
+            };
+        }
         let (size, rx_mode) = match (wants_mode, has_mode) {
             (true, true) => (ep.cq_data_size, FI_RX_CQ_DATA),
             (true, false) => (0, 0),

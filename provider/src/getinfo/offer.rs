@@ -181,7 +181,7 @@ impl Offer {
         self.protocol = FI_PROTO_IB_RDM;
         self.primary_caps = ep.primary_caps;
         self.max_msg_size = usize::try_from(limits.max_msg_size).unwrap_or(usize::MAX);
-        self.max_order_size = 0; // there is no RMA yet
+        self.max_order_size = self.max_msg_size;
         self.tx_size = depth(limits.tx_size, params.tx_size.or(Some(RDM_TX_DEPTH)));
         self.rx = RxLimits::of_many_peers(limits);
         self.inject = (limits.inject_size, limits.inject_size);

@@ -178,6 +178,33 @@ impl<Q: Sq> Initiator<Q> {
         }
     }
 
+    /// The context of the first deferred operation.
+    pub(crate) fn first_deferred(&self) -> Option<usize> {
+        self.deferred.front().map(|deferred| deferred.context)
+    }
+
+    /// Takes the deferred operations after the end of the connection: their contexts, and whether a
+    /// request of them was posted.
+    pub(crate) fn take_deferred(&mut self) -> Vec<(usize, bool)> {
+        let compares = self.has_compare_swap();
+        let taken = self.deferred.drain(..).enumerate();
+        let posted = |(at, deferred): (usize, Deferred)| {
+            (
+                deferred.context,
+                deferred.posted != 0 || compares && at == 0,
+            )
+        };
+        taken.map(posted).collect()
+    }
+
+    /// Acknowledges the revocations of the peer's keys.
+    pub(crate) fn acknowledge(&mut self) {
+        if let Some(peer) = &mut self.peer {
+            peer.catch_up();
+            peer.acknowledge();
+        }
+    }
+
     /// Fails the deferred operations with `ECANCELED` after the end of the connection, in order, as
     /// far as the send queue has room.
     pub(crate) fn cancel_deferred(&mut self) {

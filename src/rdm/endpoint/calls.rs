@@ -24,8 +24,8 @@ use crate::matching::Want;
 use crate::mr::Desc;
 use crate::wire::rdm::packet::Message;
 
-/// Flags of sends that the engine knows; `FI_MORE` and `FI_FENCE` have no effect, because messages
-/// to a peer are posted at once and processed in order.
+/// Flags of sends that the engine knows. `FI_MORE` has no effect, because messages to a peer are
+/// posted at once.
 const SEND_FLAGS: Flags = Flags::COMPLETION
     .union(Flags::INJECT)
     .union(Flags::INJECT_COMPLETE)
@@ -74,9 +74,8 @@ impl Endpoint {
             data,
             ack: flags.contains(Flags::DELIVERY_COMPLETE),
         };
-        let inject = flags.contains(Flags::INJECT);
         // SAFETY: the caller keeps the contract of this function.
-        unsafe { self.post(to, message, Iov::new(&local)?, inject, context, wanted) }
+        unsafe { self.post(to, message, Iov::new(&local)?, flags, context, wanted) }
     }
 
     /// `fi_inject`, `fi_tinject` and their forms with data: no entry in the completion queue.
@@ -108,7 +107,16 @@ impl Endpoint {
             ack: false,
         };
         // SAFETY: the caller keeps the contract of this function.
-        unsafe { self.post(to, message, Iov::new(&local)?, true, context, false) }
+        unsafe {
+            self.post(
+                to,
+                message,
+                Iov::new(&local)?,
+                Flags::INJECT,
+                context,
+                false,
+            )
+        }
     }
 
     #[inline]
@@ -117,12 +125,13 @@ impl Endpoint {
         to: FiAddr,
         message: Message,
         iov: Iov,
-        inject: bool,
+        flags: Flags,
         context: usize,
         wanted: bool,
     ) -> Result<()> {
         let shared = self.shared();
         let config = &shared.config;
+        let inject = flags.contains(Flags::INJECT);
         let most = if inject { config.inject_size } else { 1 << 47 };
         if iov.len() > most {
             return Err(FiErrno::EMSGSIZE);
@@ -153,6 +162,7 @@ impl Endpoint {
         let peer = state.core.resolve(peer);
         let mut op = Operation::new(Kind::Message, peer);
         (op.context, op.wanted, op.message) = (context, wanted, message);
+        (op.order, op.fence) = (state.io.rma.next_order(), flags.contains(Flags::FENCE));
         (op.iov, op.len) = (iov, iov.len());
         if !state.core.is_up(peer) {
             state.core.set_now(shared.now());

@@ -25,7 +25,7 @@ use crate::wire::rdm::OpId;
 const BREAKS: u32 = 16;
 
 /// Whether a READ with this status would fail on each link. Others break with their link.
-fn is_refusal(status: u32) -> bool {
+pub(super) fn is_refusal(status: u32) -> bool {
     matches!(
         status,
         sys::IBV_WC_LOC_LEN_ERR

@@ -31,7 +31,8 @@ impl Executor {
         iov: &Iov,
     ) -> RingPost {
         let mut posted = RingPost::No;
-        if message.ack || message.data.is_some() {
+        // a message may have to wait for RMA (`waits_for_rma`)
+        if message.ack || message.data.is_some() || self.rma.ops.len() != 0 {
             return posted;
         }
         let links = &mut self.links;

@@ -222,7 +222,8 @@ fn reads_end_with_their_queue_pair() {
             io.is_reading(peer).0,
             "a READ has ended before its queue pair"
         );
-        let reads = |step: &Step| matches!(step, Step::Destroy(_, _, reads) if !reads.is_empty());
+        let reads =
+            |step: &Step| matches!(step, Step::Destroy(_, _, _, reads) if !reads.is_empty());
         assert!(io.steps.iter().any(reads));
     });
 }

@@ -1,0 +1,734 @@
+//! RMA and atomics on links: posts, completions, and what follows from the end of a link.
+//! `docs/protocol-rdm.md`, "RMA" and "Recovery".
+
+#![allow(unsafe_code, reason = "posts buffers that the application keeps valid")]
+
+use std::time::{Duration, Instant};
+
+use super::pull::is_refusal;
+use super::{Executor, Todo};
+use crate::errno::{FiErrno, Result};
+use crate::flags::Flags;
+use crate::initiator::keys::PeerKeys;
+use crate::initiator::local::LocalRange;
+use crate::initiator::{Initiator, InitiatorConfig, Lengths, LocalIov, Transmit};
+use crate::log::info_log;
+use crate::queue::slots::{EngineRequest, Lease};
+use crate::queue::status_errno;
+use crate::rdm::core::{Core, Origin, Send};
+use crate::rdm::iov::{Iov, MAX_IOV};
+use crate::rdm::link::LinkKey;
+use crate::rdm::link_end::{Call, LinkSq};
+use crate::rdm::operations::{Kind, Operation, PAYLOAD, TxKey};
+use crate::rdm::ops::Uses;
+use crate::rdm::peer::PeerKey;
+use crate::rdm::rma::{Fault, Notice, RmaKey, RmaOp};
+use crate::verbs::Wc;
+use crate::wire::introduction::Introduction;
+use crate::wire::rdm::{Credit, Number, Terms};
+
+/// Time after which it is examined whether a link still uses its peer's keys, and the same if its
+/// last acknowledgement is under way. As the helper of connected endpoints (`queue/helper.rs`).
+const LEASE: Duration = Duration::from_millis(5);
+const AGAIN: Duration = Duration::from_micros(500);
+
+/// Largest part of an operation, in bytes.
+const PART: usize = 1 << 30;
+
+/// Parameters of the initiators of an endpoint.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::rdm) struct RmaConfig {
+    /// Maximum length of injected data in bytes.
+    pub(in crate::rdm) inject_size: usize,
+    /// Maximum length of inline data in bytes.
+    pub(in crate::rdm) max_inline: usize,
+    /// Largest request of the device in bytes.
+    pub(in crate::rdm) max_len: usize,
+    pub(in crate::rdm) atomics: bool,
+    /// Operations are posted behind earlier messages, and messages behind earlier operations.
+    pub(in crate::rdm) after_sends: bool,
+    pub(in crate::rdm) before_sends: bool,
+}
+
+impl Executor {
+    /// Whether messages or operations of the application of this order wait for each other.
+    ///
+    /// A message waits for the RMA operations before it that are not posted, if sends are ordered
+    /// behind writes; with a fence, for all that are not complete.
+    #[inline]
+    pub(super) fn waits_for_rma(&mut self, on: LinkKey, op: TxKey) -> bool {
+        self.rma.ops.len() != 0 && self.is_behind_rma(on, op)
+    }
+
+    #[cold]
+    fn is_behind_rma(&mut self, on: LinkKey, op: TxKey) -> bool {
+        let Some(op) = self.tx.get(op) else {
+            return false;
+        };
+        let Kind::Message = op.kind else {
+            return false;
+        };
+        let (peer, order, fence) = (op.peer, op.order, op.fence);
+        let waits = if fence {
+            self.rma
+                .ops
+                .any(|rma| rma.peer == peer && rma.order < order)
+        } else {
+            self.rma_config.before_sends
+                && self
+                    .first_unposted(on, peer)
+                    .is_some_and(|first| first < order)
+        };
+        if waits && !self.rma.blocked.contains(&on) {
+            self.rma.blocked.push(on);
+        }
+        waits
+    }
+
+    /// The order of the first RMA operation to a peer that is not completely posted.
+    fn first_unposted(&mut self, on: LinkKey, peer: PeerKey) -> Option<u64> {
+        let initiator = self.links.get_mut(on).and_then(|on| on.initiator.as_ref());
+        let deferred = initiator.and_then(|initiator| initiator.first_deferred());
+        // the context of a request is the key of its operation
+        let deferred = deferred.map(|number| RmaKey::from_number(number as u32));
+        let first = deferred.or_else(|| self.rma.first(peer))?;
+        Some(self.rma.ops.get(first)?.order)
+    }
+
+    /// Begins an operation: posts it, or lists it behind those that wait.
+    ///
+    /// # Errors
+    /// Those of the initiator; the operation is not begun.
+    ///
+    /// # Safety
+    /// The local buffers stay valid until the operation completes; those of injected data until
+    /// this call returns.
+    pub(in crate::rdm) unsafe fn begin_rma(
+        &mut self,
+        core: &mut Core<Self>,
+        op: RmaOp,
+    ) -> Result<()> {
+        let peer = op.peer;
+        let inject = op.request.flags.contains(Flags::INJECT);
+        let link = core.open_link(peer);
+        let at_once = link.filter(|_| self.rma.first(peer).is_none());
+        let at_once = at_once.filter(|_| !self.is_behind_sends(core, &op));
+        let key = self.rma.ops.insert(op).ok_or(FiErrno::EAGAIN)?;
+        let posted = match at_once {
+            Some(link) => self.post_rma(core, link, key),
+            None => Ok(false),
+        };
+        match posted {
+            Ok(true) => {}
+            // SAFETY: as this function.
+            Ok(false) => match unsafe { self.copy_rma(key, inject) } {
+                Ok(()) => self.rma.wait(key),
+                Err(error) => {
+                    // parts may be under way
+                    let begun = self.rma.ops.get(key).is_some_and(|op| op.link.is_some());
+                    if !begun {
+                        self.forget_rma(key);
+                        return Err(error);
+                    }
+                    self.fail_rma(core, key, Fault::of(error));
+                }
+            },
+            Err(error) => {
+                self.forget_rma(key);
+                return Err(error);
+            }
+        }
+        self.hold_rma(core, key);
+        Ok(())
+    }
+
+    /// Keeps the peer's link, or makes the core dial.
+    fn hold_rma(&mut self, core: &mut Core<Self>, key: RmaKey) {
+        if let Some(op) = self.rma.ops.get_mut(key) {
+            op.held = true;
+            let peer = op.peer;
+            core.hold(peer, self);
+        }
+    }
+
+    /// Copies injected data, which is not posted, to a slot.
+    ///
+    /// # Safety
+    /// The operation's buffers are readable.
+    unsafe fn copy_rma(&mut self, key: RmaKey, inject: bool) -> Result<()> {
+        let op = self.rma.ops.get_mut(key).filter(|_| inject);
+        let Some(op) = op.filter(|op| op.iov.len() != 0) else {
+            return Ok(());
+        };
+        let slot = self.memory.take()?;
+        let len = op.iov.len();
+        let to = &mut self.memory.bytes_mut(&slot)[PAYLOAD..PAYLOAD + len];
+        // SAFETY: the caller promises the buffers.
+        unsafe { op.iov.read(0, to) };
+        op.iov = Iov::of_memory(to);
+        (op.count, op.slot) = (1, Some(slot));
+        Ok(())
+    }
+
+    /// Whether an operation waits for earlier messages to the peer.
+    fn is_behind_sends(&self, core: &Core<Self>, op: &RmaOp) -> bool {
+        let fence = op.request.flags.contains(Flags::FENCE);
+        if fence {
+            let (peer, order) = (op.peer, op.order);
+            let rma = |other: &RmaOp| other.peer == peer && other.order < order;
+            let message = |other: &Operation| {
+                matches!(other.kind, Kind::Message) && other.peer == peer && other.order < order
+            };
+            return self.rma.ops.any(rma) || self.tx.any(message);
+        }
+        if !self.rma_config.after_sends {
+            return false;
+        }
+        let first = core.first_unposted(op.peer).and_then(|op| self.tx.get(op));
+        first.is_some_and(|first| matches!(first.kind, Kind::Message) && first.order < op.order)
+    }
+
+    /// The initiator of a link.
+    fn initiator(&mut self, link: LinkKey) -> Result<&mut Initiator<LinkSq>> {
+        let config = self.rma_config;
+        let link = self.links.get_mut(link).ok_or(FiErrno::ENOTCONN)?;
+        if link.initiator.is_none() {
+            let end = link.end.as_ref().ok_or(FiErrno::EOPNOTSUPP)?;
+            let sq = end.sq();
+            let lengths = Lengths::new(config.max_len, config.inject_size);
+            let slots = sq.capacity();
+            let config = InitiatorConfig {
+                selective: false,
+                iov_limit: MAX_IOV,
+                max_inline: config.max_inline,
+                inject_size: config.inject_size,
+                slots,
+                late_slab: true,
+                atomics: config.atomics,
+            };
+            let mut initiator = Initiator::new(sq, &self.mr, &lengths, &config)?;
+            if let Some(peer) = link.introduction {
+                let keys = PeerKeys::new(end.link(), peer, end.connection_block());
+                initiator.introduce(&peer, keys);
+            }
+            link.initiator = Some(Box::new(initiator));
+        }
+        link.initiator.as_deref_mut().ok_or(FiErrno::EOPNOTSUPP)
+    }
+
+    /// Posts what is not posted of an operation. `false`: the rest waits for room.
+    ///
+    /// # Errors
+    /// Those of the initiator; no part of the operation is under way.
+    fn post_rma(&mut self, core: &Core<Self>, link: LinkKey, key: RmaKey) -> Result<bool> {
+        let max_len = self.rma_config.max_len.min(PART);
+        self.initiator(link)?;
+        let Some(op) = self.rma.ops.get_mut(key) else {
+            return Ok(true);
+        };
+        let Some(on) = self.links.get_mut(link) else {
+            return Ok(false);
+        };
+        let Some(initiator) = on.initiator.as_deref_mut() else {
+            return Ok(false);
+        };
+        if op.link.is_none() {
+            op.link = Some(link);
+            op.before = on.ring.is_none().then(|| core.next_number(op.peer));
+        }
+        let iov = op.iov.iovecs();
+        let whole = LocalIov::borrowed(&iov[..op.count], &op.desc[..op.count]);
+        while !op.is_posted() {
+            let (index, offset) = op.next;
+            let remote = op.remote[index];
+            let len = (remote.len - offset).min(max_len);
+            let mut part = LocalRange::default();
+            let local = match op.ranges == 1 && remote.len == len {
+                true => whole,
+                false => {
+                    let before = op.remote[..index].iter().map(|range| range.len);
+                    part.of(&whole, before.sum::<usize>() + offset, len)
+                }
+            };
+            let request = &op.request;
+            let transmit = Transmit {
+                opcode: request.opcode,
+                local,
+                remote_addr: remote.addr.wrapping_add(offset as u64),
+                key: remote.key,
+                data: 0,
+                context: key.number() as usize,
+                flags: request.flags,
+                silent: false,
+                compare_add: request.compare_add,
+                swap: request.swap,
+                kind: request.kind,
+            };
+            // SAFETY: the application keeps the buffers until the operation completes; injected
+            // data is valid during the call of the application, or in a slot.
+            match unsafe { initiator.submit(&transmit) } {
+                Ok(()) => op.parts += 1,
+                Err(FiErrno::EAGAIN) => {
+                    if op.parts == 0 && op.next == (0, 0) {
+                        op.link = None;
+                    }
+                    return Ok(false);
+                }
+                Err(error) if op.parts == 0 && op.next == (0, 0) => return Err(error),
+                Err(error) => {
+                    op.fault = op.fault.or(Some(Fault::of(error)));
+                    op.next = (op.ranges, 0);
+                    break;
+                }
+            }
+            op.next = match offset + len == remote.len {
+                true => (index + 1, 0),
+                false => (index, offset + len),
+            };
+        }
+        if initiator.has_deferred() && !self.rma.deferring.contains(&link) {
+            self.rma.deferring.push(link);
+        }
+        Ok(true)
+    }
+
+    /// Posts the operations that wait and can be posted.
+    #[cold]
+    pub(in crate::rdm) fn run_rma(&mut self, core: &mut Core<Self>) {
+        for link in std::mem::take(&mut self.rma.deferring) {
+            let Some(on) = self.links.get_mut(link) else {
+                continue;
+            };
+            if let Some(initiator) = on.initiator.as_deref_mut() {
+                initiator.resume();
+                if initiator.has_deferred() {
+                    self.rma.deferring.push(link);
+                }
+            }
+        }
+        for peer in self.rma.peers() {
+            let Some(link) = core.open_link(peer) else {
+                continue;
+            };
+            while let Some(key) = self.rma.first(peer) {
+                let Some(op) = self.rma.ops.get(key) else {
+                    self.rma.pop(peer);
+                    continue;
+                };
+                let fenced = op.next == (0, 0) && self.is_behind_sends(core, op);
+                let elsewhere = op.link.is_some_and(|on| on != link);
+                if fenced || elsewhere {
+                    break;
+                }
+                match self.post_rma(core, link, key) {
+                    Ok(true) => self.rma.pop(peer),
+                    Ok(false) => break,
+                    Err(error) => {
+                        self.rma.pop(peer);
+                        self.fail_rma(core, key, Fault::of(error));
+                    }
+                }
+                self.settle_rma(core, key);
+            }
+        }
+        let blocked = std::mem::take(&mut self.rma.blocked);
+        self.todo.extend(blocked.into_iter().map(Todo::Room));
+    }
+
+    /// Fails an operation of which no part is under way.
+    fn fail_rma(&mut self, core: &mut Core<Self>, key: RmaKey, fault: Fault) {
+        if let Some(op) = self.rma.ops.get_mut(key) {
+            op.fault = op.fault.or(Some(fault));
+            op.next = (op.ranges, 0);
+            op.notice = Notice::No;
+        }
+        self.settle_rma(core, key);
+    }
+
+    /// A request of an operation has completed.
+    #[inline]
+    pub(super) fn rma_completed(
+        &mut self,
+        core: &mut Core<Self>,
+        link: LinkKey,
+        number: u16,
+        wc: &Wc,
+    ) {
+        let Some(on) = self.links.get_mut(link) else {
+            return;
+        };
+        let Some(slot) = on.end.as_ref().and_then(|end| end.rings.complete(number)) else {
+            return;
+        };
+        let (status, refused) = (wc.status(), on.refused);
+        // the context of a request is the key of its operation
+        let key = RmaKey::from_number(slot.context as u32);
+        if let Some(op) = self.rma.ops.get_mut(key) {
+            if status != 0 {
+                broken_part(op, status, wc.vendor_err(), refused);
+            } else if let Some(error) = slot.refused {
+                refused_part(op, error);
+            }
+            if !slot.more {
+                op.parts = op.parts.saturating_sub(1);
+            }
+        }
+        if status != 0 {
+            on.refused |= is_refusal(status);
+            self.broken(core, link);
+        }
+        if !slot.more {
+            self.settle_rma(core, key);
+        }
+    }
+
+    /// One of the engine's own requests has completed.
+    pub(super) fn engine_request_completed(
+        &mut self,
+        core: &mut Core<Self>,
+        link: LinkKey,
+        kind: u16,
+        status: u32,
+    ) {
+        let Some(on) = self.links.get_mut(link) else {
+            return;
+        };
+        let Some(kind) = EngineRequest::of(kind.into()) else {
+            return;
+        };
+        let again = on
+            .end
+            .as_ref()
+            .is_some_and(|end| end.rings.request_ended(kind, status == 0));
+        if again && let Some(shared) = self.shared.upgrade() {
+            shared.call(Call::Progress(link));
+        }
+        if status != 0 {
+            info_log!(EpData, "{kind:?} of {link:?} failed with status {status}");
+            self.broken(core, link);
+        }
+    }
+
+    /// Ends an operation of which nothing is under way any more, or repeats it.
+    #[inline]
+    pub(in crate::rdm) fn settle_rma(&mut self, core: &mut Core<Self>, key: RmaKey) {
+        let Some(op) = self.rma.ops.get_mut(key) else {
+            return;
+        };
+        let broken = op.again || op.uncertain || op.fault.is_some();
+        if op.parts != 0 || !op.is_posted() && !broken {
+            return;
+        }
+        if op.fault.is_none() && (op.again || op.uncertain) {
+            return self.recover_rma(core, key);
+        }
+        match (op.fault, op.notice) {
+            (None, Notice::Due(data)) => {
+                op.notice = Notice::Sent;
+                self.send_notice(core, key, data);
+            }
+            (None, Notice::Sent) => {}
+            (_, _) => self.finish_rma(core, key),
+        }
+    }
+
+    /// Sends the remote CQ data of a write.
+    fn send_notice(&mut self, core: &mut Core<Self>, of: RmaKey, data: u64) {
+        let Some(op) = self.rma.ops.get(of) else {
+            return;
+        };
+        let (peer, order) = (op.peer, op.order);
+        let mut notice = Operation::new(Kind::Notice { of, data }, peer);
+        notice.order = order;
+        let Some(key) = self.tx.insert(notice) else {
+            return self.notice_ended(of, Err(FiErrno::ENOMEM));
+        };
+        let send = Send {
+            op: key,
+            uses: Uses::Fixed(Credit::new(1, 1)),
+            ack: false,
+        };
+        if let Err(error) = core.send(peer, send, self) {
+            self.tx.free(key);
+            self.notice_ended(of, Err(error));
+        }
+    }
+
+    /// The packet with the remote CQ data of a write is complete. Called by the core, which is
+    /// called afterwards.
+    pub(super) fn notice_ended(&mut self, of: RmaKey, result: Result<()>) {
+        if let Some(op) = self.rma.ops.get_mut(of) {
+            op.notice = Notice::No;
+            if let Err(error) = result {
+                op.fault = op.fault.or(Some(Fault::of(error)));
+            }
+            self.todo.push_back(Todo::SettleRma(of));
+        }
+    }
+
+    /// Reports an operation.
+    fn finish_rma(&mut self, core: &mut Core<Self>, key: RmaKey) {
+        let Some(op) = self.rma.ops.get_mut(key) else {
+            return;
+        };
+        let completion = op.completion();
+        match op.fault {
+            None => self.completions.rma_done(completion, op.wanted),
+            Some(fault) => self.completions.rma_failed(completion, fault),
+        }
+        let (slot, held, peer) = (op.slot.take(), op.held, op.peer);
+        self.rma.ops.free(key);
+        if let Some(slot) = slot {
+            self.memory.give_back(slot);
+            self.has_memory();
+        }
+        if held {
+            core.release(peer, self);
+        }
+        if !self.rma.blocked.is_empty() {
+            let blocked = std::mem::take(&mut self.rma.blocked);
+            self.todo.extend(blocked.into_iter().map(Todo::Room));
+        }
+    }
+
+    /// Removes an operation that was refused.
+    fn forget_rma(&mut self, key: RmaKey) {
+        if let Some(op) = self.rma.ops.remove(key)
+            && let Some(slot) = op.slot
+        {
+            self.memory.give_back(slot);
+        }
+    }
+
+    /// An operation was not executed completely on a link that has broken.
+    #[cold]
+    fn recover_rma(&mut self, core: &mut Core<Self>, key: RmaKey) {
+        let Some(op) = self.rma.ops.get_mut(key) else {
+            return;
+        };
+        if op.is_repeatable() || !op.uncertain {
+            op.rewind();
+            self.rma.wait(key);
+            return;
+        }
+        let peer = op.peer;
+        let adopted = core.open_link(peer).filter(|link| op.link != Some(*link));
+        let adopted = adopted.and_then(|link| self.links.get_mut(link)?.adopted);
+        match adopted {
+            Some(expected) => self.decide_rma(core, key, expected),
+            None => self.rma.doubtful.push(key),
+        }
+    }
+
+    /// The peer has processed all packets before `expected`: so it has executed the requests that
+    /// were posted before one of them.
+    fn decide_rma(&mut self, core: &mut Core<Self>, key: RmaKey, expected: Number) {
+        let Some(op) = self.rma.ops.get_mut(key) else {
+            return;
+        };
+        (op.again, op.uncertain) = (false, false);
+        let executed = op.is_posted() && op.before.is_some_and(|it| it.is_before(expected));
+        if !executed {
+            op.fault = op.fault.or(Some(Fault::of(FiErrno::ECONNABORTED)));
+            op.next = (op.ranges, 0);
+            op.notice = Notice::No;
+        }
+        self.settle_rma(core, key);
+    }
+
+    /// A link to a peer is up: the outcome of operations becomes known.
+    pub(super) fn rma_up(&mut self, peer: PeerKey, link: LinkKey, terms: &Terms) {
+        if let Some(on) = self.links.get_mut(link) {
+            on.adopted = Some(terms.expected);
+        }
+        if !self.rma.doubtful.is_empty() {
+            self.todo.push_back(Todo::DecideRma(peer, terms.expected));
+        }
+        if self.rma.first(peer).is_some() {
+            self.todo.push_back(Todo::RunRma);
+        }
+    }
+
+    /// See [`Self::decide_rma`].
+    pub(in crate::rdm) fn decide_all_rma(
+        &mut self,
+        core: &mut Core<Self>,
+        peer: PeerKey,
+        expected: Number,
+    ) {
+        let of_peer = |key: &RmaKey| self.rma.ops.get(*key).is_some_and(|op| op.peer == peer);
+        let doubtful = std::mem::take(&mut self.rma.doubtful);
+        let (decided, others): (Vec<_>, Vec<_>) = doubtful.into_iter().partition(of_peer);
+        self.rma.doubtful = others;
+        for key in decided {
+            self.decide_rma(core, key, expected);
+        }
+    }
+
+    /// All operations of a peer fail. Parts that are under way end with their link.
+    pub(super) fn rma_failed(&mut self, peer: PeerKey, error: FiErrno) {
+        if self.rma.ops.len() == 0 {
+            return;
+        }
+        while self.rma.first(peer).is_some() {
+            self.rma.pop(peer);
+        }
+        let ops = &self.rma.ops;
+        let of_peer = |key: &RmaKey| ops.get(*key).is_some_and(|op| op.peer == peer);
+        self.rma.doubtful.retain(|key| !of_peer(key));
+        for key in self.rma.ops.keys_where(|op| op.peer == peer) {
+            if let Some(op) = self.rma.ops.get_mut(key) {
+                // the core has dropped its holds
+                op.held = false;
+                op.fault = op.fault.or(Some(Fault::of(error)));
+                op.next = (op.ranges, 0);
+                op.notice = Notice::No;
+                self.todo.push_back(Todo::SettleRma(key));
+            }
+        }
+    }
+
+    /// A link is removed: what it has not completed has an unknown outcome.
+    pub(super) fn end_rma(&mut self, link: LinkKey) {
+        self.rma.leases.retain(|(of, _)| *of != link);
+        self.rma.deferring.retain(|of| *of != link);
+        self.rma.blocked.retain(|of| *of != link);
+        let on = self.links.get_mut(link);
+        let initiator = on.and_then(|on| on.initiator.as_deref_mut());
+        for (context, posted) in initiator.map(Initiator::take_deferred).unwrap_or_default() {
+            if let Some(op) = self.rma.ops.get_mut(RmaKey::from_number(context as u32)) {
+                op.again = true;
+                op.uncertain |= posted;
+                op.parts = op.parts.saturating_sub(1);
+            }
+        }
+        if self.rma.ops.len() == 0 {
+            return;
+        }
+        for key in self.rma.ops.keys_where(|op| op.link == Some(link)) {
+            if let Some(op) = self.rma.ops.get_mut(key) {
+                op.uncertain |= op.parts != 0;
+                op.again |= !op.is_posted();
+                op.parts = 0;
+                self.todo.push_back(Todo::SettleRma(key));
+            }
+        }
+    }
+
+    /// The terms of a link have arrived: this side can report revocations to the peer.
+    pub(super) fn introduce(&mut self, link: LinkKey, terms: &Terms) {
+        let Some(on) = self.links.get_mut(link) else {
+            return;
+        };
+        let Some(end) = on.end.as_ref().filter(|_| !terms.block_addr.is_null()) else {
+            return;
+        };
+        let peer = Introduction {
+            application_keys: terms.application_keys,
+            block_addr: terms.block_addr,
+            block_rkey: terms.block_rkey,
+            auth: None,
+        };
+        end.rings.set_up(true);
+        end.notifier().introduce(peer);
+        on.introduction = Some(peer);
+    }
+
+    /// Remote CQ data of a peer's write has arrived.
+    pub(super) fn noticed(&mut self, origin: Origin, data: u64) -> Credit {
+        let blocks = Credit::new(1, 0);
+        match self.completions.noticed(origin, data, blocks) {
+            true => Credit::new(0, 1),
+            false => Credit::new(1, 1),
+        }
+    }
+
+    /// Acknowledges the revocations of a link's peer.
+    pub(in crate::rdm) fn acknowledge(&mut self, link: LinkKey) {
+        let on = self.links.get_mut(link);
+        if let Some(initiator) = on.and_then(|on| on.initiator.as_deref_mut()) {
+            initiator.acknowledge();
+        }
+    }
+
+    /// Acknowledges the revocations of all peers whose keys are held.
+    pub(in crate::rdm) fn acknowledge_all(&mut self) {
+        for at in 0..self.rma.leases.len() {
+            let (link, _) = self.rma.leases[at];
+            self.acknowledge(link);
+        }
+    }
+
+    /// Does what a link has asked the driver for.
+    pub(in crate::rdm) fn answer_call(&mut self, core: &mut Core<Self>, call: Call) {
+        match call {
+            Call::Progress(link) => {
+                let on = self.links.get_mut(link).and_then(|on| on.end.as_ref());
+                if let Some(end) = on.filter(|end| end.rings.take_call()) {
+                    end.notifier().notify_again();
+                }
+            }
+            Call::Lease(link) => {
+                if !self.rma.leases.iter().any(|(of, _)| *of == link) {
+                    self.rma.leases.push((link, Instant::now() + LEASE));
+                }
+            }
+            Call::Sever(link) => self.broken(core, link),
+        }
+    }
+
+    /// Handles expired leases. Returns when the next one expires.
+    pub(in crate::rdm) fn tend_leases(&mut self, now: Instant) -> Option<Instant> {
+        let mut leases = std::mem::take(&mut self.rma.leases);
+        leases.retain_mut(|(link, due)| {
+            if *due > now {
+                return true;
+            }
+            let on = self.links.get_mut(*link);
+            let initiator = on.and_then(|on| on.initiator.as_deref_mut());
+            let lease = initiator.map_or(Lease::Over, Initiator::lease_expired);
+            *due = now
+                + match lease {
+                    Lease::Busy => AGAIN,
+                    Lease::Held | Lease::Over => LEASE,
+                };
+            lease != Lease::Over
+        });
+        leases.append(&mut self.rma.leases);
+        self.rma.leases = leases;
+        self.rma.leases.iter().map(|(_, due)| *due).min()
+    }
+
+    /// Whether injected data, or remote CQ data, has not reached its peer.
+    pub(super) fn owes_rma(&self) -> bool {
+        self.rma
+            .ops
+            .any(|op| op.request.flags.contains(Flags::INJECT))
+    }
+}
+
+/// A request has failed with its link.
+#[cold]
+fn broken_part(op: &mut RmaOp, status: u32, vendor_err: u32, refused: bool) {
+    if is_refusal(status) {
+        let fault = Fault {
+            err: status_errno(status, false),
+            status: Some((status, vendor_err)),
+        };
+        op.fault = op.fault.or(Some(fault));
+    } else if refused {
+        op.again = true;
+    } else {
+        op.uncertain = true;
+    }
+}
+
+/// The engine has refused a part of an operation.
+#[cold]
+fn refused_part(op: &mut RmaOp, error: FiErrno) {
+    let fault = Fault {
+        err: error,
+        status: Some((rdma_core_sys::IBV_WC_REM_ACCESS_ERR, 0)),
+    };
+    op.fault = op.fault.or(Some(fault));
+}

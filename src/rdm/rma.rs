@@ -1,0 +1,276 @@
+//! RMA and atomics of an endpoint: the operations, from the call of the application to the
+//! completion, and those that wait to be posted. `executor/rma.rs` posts them.
+
+use std::collections::{HashMap, VecDeque};
+use std::time::Instant;
+
+use super::core::{Core, Io};
+use super::iov::{Iov, MAX_IOV};
+use super::link::LinkKey;
+use super::packet_memory::Slot;
+use super::peer::PeerKey;
+use super::slab::{Key, Slab};
+use crate::errno::FiErrno;
+use crate::flags::Flags;
+use crate::initiator::RemoteIov;
+use crate::mr::Desc;
+use crate::queue::Completion;
+use crate::verbs::SendOpcode;
+use crate::wire::rdm::Number;
+
+/// Marks keys of operations.
+pub(super) enum RmaMark {}
+pub(super) type RmaKey = Key<RmaMark>;
+
+/// Maximum number of remote ranges of an operation.
+pub(super) const MAX_RMA_IOV: usize = 4;
+
+/// The reason of a failure.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Fault {
+    pub(super) err: FiErrno,
+    /// The status of the work completion and the device's code, if one is the reason.
+    pub(super) status: Option<(u32, u32)>,
+}
+
+impl Fault {
+    pub(super) const fn of(err: FiErrno) -> Self {
+        Self { err, status: None }
+    }
+}
+
+/// Remote CQ data of a write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Notice {
+    /// None, or the packet is complete.
+    No,
+    /// The packet follows the completion of the write.
+    Due(u64),
+    /// The packet was passed to the core.
+    Sent,
+}
+
+/// What the requests of an operation are, apart from the memory.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Request {
+    pub(super) opcode: SendOpcode,
+    /// Flags of the call that the initiator examines: inject, fence, commit.
+    pub(super) flags: Flags,
+    /// Flags of the completion.
+    pub(super) kind: Flags,
+    /// Operands of an atomic.
+    pub(super) compare_add: u64,
+    pub(super) swap: u64,
+}
+
+/// An operation.
+#[derive(Debug)]
+pub(super) struct RmaOp {
+    pub(super) request: Request,
+    pub(super) peer: PeerKey,
+    /// Place among all operations of the endpoint, in the order of the calls.
+    pub(super) order: u64,
+    pub(super) context: usize,
+    /// Whether success has an entry for the application.
+    pub(super) wanted: bool,
+    /// The local buffers, and their descriptors.
+    pub(super) iov: Iov,
+    pub(super) desc: [Desc; MAX_IOV],
+    /// Number of local buffers.
+    pub(super) count: usize,
+    /// The remote ranges.
+    pub(super) remote: [RemoteIov; MAX_RMA_IOV],
+    pub(super) ranges: usize,
+    pub(super) notice: Notice,
+    /// A copy of injected data, to which `iov` refers.
+    pub(super) slot: Option<Slot>,
+    /// The core holds the peer for it.
+    pub(super) held: bool,
+    /// It is in [`Rma::waiting`].
+    pub(super) queued: bool,
+    /// The range, and the offset in it, from which on nothing is posted.
+    pub(super) next: (usize, usize),
+    /// Number of parts that are posted or deferred, and not complete.
+    pub(super) parts: u32,
+    /// The link to which they were posted.
+    pub(super) link: Option<LinkKey>,
+    /// The number of the first packet that was posted to the link behind the operation. `None`:
+    /// packets of the link are not ordered with its requests.
+    pub(super) before: Option<Number>,
+    /// The first failure.
+    pub(super) fault: Option<Fault>,
+    /// Parts were not executed, because their link has broken before.
+    pub(super) again: bool,
+    /// Parts may have been executed or not.
+    pub(super) uncertain: bool,
+}
+
+impl RmaOp {
+    pub(super) fn new(request: Request, peer: PeerKey, order: u64) -> Self {
+        Self {
+            request,
+            peer,
+            order,
+            context: 0,
+            wanted: false,
+            iov: Iov::default(),
+            desc: [Desc::NULL; MAX_IOV],
+            count: 0,
+            remote: [RemoteIov::default(); MAX_RMA_IOV],
+            ranges: 0,
+            notice: Notice::No,
+            slot: None,
+            held: false,
+            queued: false,
+            next: (0, 0),
+            parts: 0,
+            link: None,
+            before: None,
+            fault: None,
+            again: false,
+            uncertain: false,
+        }
+    }
+
+    /// The entry of the operation.
+    pub(super) fn completion(&self) -> Completion {
+        Completion::new(self.context, self.request.kind)
+    }
+
+    /// Whether all parts are posted.
+    pub(super) fn is_posted(&self) -> bool {
+        self.next.0 >= self.ranges
+    }
+
+    /// Whether a repetition has no effect besides the first execution.
+    pub(super) fn is_repeatable(&self) -> bool {
+        self.request.opcode == SendOpcode::Read
+    }
+
+    /// Begins it anew.
+    pub(super) fn rewind(&mut self) {
+        debug_assert_eq!(self.parts, 0);
+        (self.next, self.link) = ((0, 0), None);
+        (self.again, self.uncertain) = (false, false);
+    }
+}
+
+/// See the module.
+pub(super) struct Rma {
+    pub(super) ops: Slab<RmaMark, RmaOp>,
+    /// Operations that are not posted, or not completely, by the number of the peer; in order.
+    waiting: HashMap<u32, VecDeque<RmaKey>>,
+    /// Operations of unknown outcome, until a link to the peer shows it.
+    pub(super) doubtful: Vec<RmaKey>,
+    /// Links whose initiators have deferred operations.
+    pub(super) deferring: Vec<LinkKey>,
+    /// Links on which a message waits for RMA.
+    pub(super) blocked: Vec<LinkKey>,
+    /// Links that hold keys of their peers, and when their leases expire.
+    pub(super) leases: Vec<(LinkKey, Instant)>,
+    /// The order of the next operation, messages included.
+    next: u64,
+    /// The driver was called for what waits.
+    pub(super) called: bool,
+}
+
+impl Rma {
+    pub(super) fn new() -> Self {
+        Self {
+            ops: Slab::new(),
+            waiting: HashMap::new(),
+            doubtful: Vec::new(),
+            deferring: Vec::new(),
+            blocked: Vec::new(),
+            leases: Vec::new(),
+            next: 0,
+            called: false,
+        }
+    }
+
+    /// The order of a new operation.
+    #[inline]
+    pub(super) fn next_order(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    /// Whether an operation waits to be posted.
+    #[inline]
+    pub(super) fn waits(&self) -> bool {
+        !self.waiting.is_empty() || !self.deferring.is_empty()
+    }
+
+    /// Appends an operation to those of its peer that wait, or puts one back at its place.
+    pub(super) fn wait(&mut self, key: RmaKey) {
+        let Some(op) = self.ops.get_mut(key) else {
+            return;
+        };
+        if std::mem::replace(&mut op.queued, true) {
+            return;
+        }
+        let (peer, order) = (op.peer.number(), op.order);
+        let queue = self.waiting.entry(peer).or_default();
+        let ops = &self.ops;
+        let earlier = |key: &RmaKey| ops.get(*key).is_some_and(|op| op.order < order);
+        let at = match queue.back() {
+            Some(last) if !earlier(last) => queue.partition_point(earlier),
+            _ => queue.len(),
+        };
+        queue.insert(at, key);
+    }
+
+    /// The first operation of a peer that waits.
+    pub(super) fn first(&self, peer: PeerKey) -> Option<RmaKey> {
+        if self.waiting.is_empty() {
+            return None;
+        }
+        self.waiting.get(&peer.number())?.front().copied()
+    }
+
+    /// Removes the first operation of a peer that waits.
+    pub(super) fn pop(&mut self, peer: PeerKey) {
+        let Some(queue) = self.waiting.get_mut(&peer.number()) else {
+            return;
+        };
+        if let Some(key) = queue.pop_front()
+            && let Some(op) = self.ops.get_mut(key)
+        {
+            op.queued = false;
+        }
+        if queue.is_empty() {
+            self.waiting.remove(&peer.number());
+        }
+    }
+
+    /// Whether an operation waits although there is a link: for room, credit or a key.
+    pub(super) fn progresses<I: Io>(&self, core: &Core<I>) -> bool {
+        let up = |peer: PeerKey| core.is_up(peer);
+        !self.deferring.is_empty() || self.peers().into_iter().any(up)
+    }
+
+    /// The peers with operations that wait.
+    pub(super) fn peers(&self) -> Vec<PeerKey> {
+        let numbers = self.waiting.keys();
+        numbers
+            .map(|number| PeerKey::from_number(*number))
+            .collect()
+    }
+
+    /// A peer is another address of `of`: its operations are moved.
+    pub(super) fn merge(&mut self, peer: PeerKey, of: PeerKey) {
+        let mut moved = Vec::new();
+        while let Some(key) = self.first(peer) {
+            self.pop(peer);
+            moved.push(key);
+        }
+        for key in self.ops.keys_where(|op| op.peer == peer) {
+            if let Some(op) = self.ops.get_mut(key) {
+                op.peer = of;
+            }
+        }
+        for key in moved {
+            self.wait(key);
+        }
+    }
+}
