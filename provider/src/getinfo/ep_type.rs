@@ -129,11 +129,6 @@ impl EpType {
             | self.rx_secondary
             | DOMAIN_CAPS
     }
-
-    /// Whether peers access no region, so that regions are for local use only.
-    pub(crate) fn is_local(&self) -> bool {
-        self.primary_caps & (FI_RMA | FI_ATOMIC) == 0
-    }
 }
 
 /// The types that are offered, in the order of the answers.

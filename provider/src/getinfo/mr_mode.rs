@@ -130,7 +130,7 @@ pub(crate) fn forms(
     Ok(forms)
 }
 
-/// As [`forms`], for endpoints whose peers access no region: the form without bits, unless the
+/// As [`forms`], for endpoints with many peers that access no region: the form without bits, unless the
 /// application offered a value from before API 1.5. Regions are for local use only, so every device
 /// supports it.
 ///
@@ -166,10 +166,18 @@ pub(crate) fn of_offer(
     offer: &Offer,
     forced: Option<Mode>,
 ) -> Result<Vec<MrMode>> {
-    if offer.ep.is_local() {
+    if is_local(hints, offer) {
         return local_forms(version, hints, forced);
     }
     forms(version, hints, || Able::of(offer), forced)
+}
+
+/// Whether peers access no region of the endpoints that the hints request.
+fn is_local(hints: &Hints, offer: &Offer) -> bool {
+    let sides = hints.tx.map_or(0, |tx| tx.caps) | hints.rx.map_or(0, |rx| rx.caps);
+    let primary = (hints.caps | sides) & offer.ep.primary_caps;
+    // 0: all capabilities. Connected endpoints have one form for each answer.
+    offer.ep.number == FI_EP_RDM && primary != 0 && primary & (FI_RMA | FI_ATOMIC) == 0
 }
 
 /// Whether peers' operations on regions are to be counted.

@@ -453,12 +453,13 @@ mod tests {
     }
 
     #[test]
-    fn endpoints_with_many_peers_have_messages_only() {
+    fn endpoints_with_many_peers_have_messages_and_rma() {
         let of_rdm = |asked, tx, rx| capabilities(&RDM, RDM.primary_caps, asked, tx, rx);
         let (caps, tx, rx) = of_rdm(0, 0, 0).unwrap();
-        assert_eq!(caps, RDM.caps());
+        let costly = FI_FENCE | FI_RMA_PMEM | FI_RMA_EVENT;
+        assert_eq!(caps, RDM.caps() & !costly);
         assert_eq!(tx & RDM.rx_secondary, 0);
-        assert_eq!(rx & RDM.rx_secondary, RDM.rx_secondary);
+        assert_eq!(rx & RDM.rx_secondary, RDM.default_secondary);
         // what costs something is there on request
         let (caps, _, rx) = of_rdm(FI_TAGGED | FI_SOURCE, 0, 0).unwrap();
         let expected = FI_TAGGED | FI_SOURCE | FI_SEND | FI_RECV | DOMAIN_CAPS;
@@ -468,7 +469,11 @@ mod tests {
         assert_eq!(caps & FI_MULTI_RECV, FI_MULTI_RECV);
         assert_eq!(tx, FI_TAGGED | FI_SEND);
         assert_eq!(rx, FI_MSG | FI_RECV | FI_MULTI_RECV);
-        for asked in [FI_RMA, FI_MSG | FI_ATOMIC, FI_MSG | FI_READ, FI_FENCE] {
+        let (caps, tx, rx) = of_rdm(FI_RMA | FI_WRITE | FI_FENCE, 0, 0).unwrap();
+        assert_eq!(caps, FI_RMA | FI_WRITE | FI_FENCE | DOMAIN_CAPS);
+        assert_eq!(tx, FI_RMA | FI_WRITE | FI_FENCE);
+        assert_eq!(rx, FI_RMA);
+        for asked in [FI_ATOMIC, FI_MSG | FI_ATOMIC, FI_MULTICAST] {
             assert_eq!(of_rdm(asked, 0, 0), Err(FiErrno::ENODATA), "{asked:#x}");
         }
         assert_eq!(of_rdm(FI_MSG, FI_SOURCE, 0), Err(FiErrno::ENODATA));
