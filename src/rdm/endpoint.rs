@@ -486,11 +486,6 @@ impl Endpoint {
         let channel = shared.driver().channel(device)?;
         let entries = (receives * 2).min(device.attr().max_cqe);
         let cq = Arc::new(Cq::create(device, entries, Some(channel), 0)?);
-        let sizes = Sizes {
-            max_receives: receives,
-            max_inline: device.max_inline(),
-            max_links: self.max_links(receives),
-        };
         let config = &shared.config;
         let rma = RmaConfig {
             inject_size: config.inject_size,
@@ -500,6 +495,12 @@ impl Endpoint {
             after_sends: config.rma_after_sends,
             before_sends: config.sends_after_rma,
         };
+        let sizes = Sizes {
+            max_receives: receives,
+            max_inline: device.max_inline(),
+            max_links: self.max_links(receives),
+            rma,
+        };
         let mut io = Executor::new(
             &shared.weak(),
             Objects { srq, cq },
@@ -507,8 +508,8 @@ impl Endpoint {
             (
                 SourceKeys::new(domain.mr(), shared.pd()),
                 Pulls::new(domain.mr(), shared.pd()),
+                Arc::clone(domain.mr()),
             ),
-            (Arc::clone(domain.mr()), rma),
             Completions::new(&shared.counters),
             rx,
             sizes,

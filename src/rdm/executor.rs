@@ -152,12 +152,13 @@ impl std::fmt::Debug for Executor {
     }
 }
 
-/// Sizes of an executor's queues.
+/// Sizes of an executor's queues, and how it posts RMA.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sizes {
     pub(super) max_receives: usize,
     pub(super) max_inline: usize,
     pub(super) max_links: usize,
+    pub(super) rma: RmaConfig,
 }
 
 impl Executor {
@@ -165,8 +166,7 @@ impl Executor {
         shared: &Weak<Shared>,
         objects: Objects,
         memory: PacketMemory,
-        keys: (SourceKeys, Pulls),
-        rma: (Arc<MrDomain>, RmaConfig),
+        keys: (SourceKeys, Pulls, Arc<MrDomain>),
         completions: Completions,
         rx: Receives,
         sizes: Sizes,
@@ -196,9 +196,9 @@ impl Executor {
             todo: VecDeque::new(),
             steps: Vec::new(),
             withdrawing: Vec::new(),
-            mr: rma.0,
+            mr: keys.2,
             rma: Rma::new(),
-            rma_config: rma.1,
+            rma_config: sizes.rma,
             arriving: None,
             messages: 0,
             short: Vec::new(),

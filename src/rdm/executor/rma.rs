@@ -51,10 +51,8 @@ pub(in crate::rdm) struct RmaConfig {
 }
 
 impl Executor {
-    /// Whether messages or operations of the application of this order wait for each other.
-    ///
-    /// A message waits for the RMA operations before it that are not posted, if sends are ordered
-    /// behind writes; with a fence, for all that are not complete.
+    /// Whether a message waits for earlier RMA operations to the peer: for those that are not
+    /// posted, if sends are ordered behind writes; with a fence, for those that are not complete.
     #[inline]
     pub(super) fn waits_for_rma(&mut self, on: LinkKey, op: TxKey) -> bool {
         self.rma.ops.len() != 0 && self.is_behind_rma(on, op)
