@@ -145,12 +145,18 @@ impl Completions {
     }
 
     /// Remote CQ data of a peer's write has arrived. Returns whether its entry keeps the credit.
-    pub(super) fn noticed(&mut self, origin: Origin, data: u64, credit: Credit) -> bool {
+    pub(super) fn noticed(
+        &mut self,
+        origin: Origin,
+        (data, len): (u64, u32),
+        credit: Credit,
+    ) -> bool {
         let kept = self.bound[Side::Rx as usize];
         if kept {
             let flags = Flags::RMA | Flags::REMOTE_WRITE | Flags::REMOTE_CQ_DATA;
             let completion = Completion {
                 data,
+                len: len as usize,
                 ..Completion::new(0, flags)
             };
             let from = Some(origin.peer);

@@ -763,7 +763,7 @@ impl Io for Executor {
                 credit = Credit::ZERO;
                 self.fin(origin, TxKey::from_number(op.get()), *status);
             }
-            Body::Notice { data, .. } => credit = self.noticed(origin, *data),
+            Body::Notice { data, len, .. } => credit = self.noticed(origin, *data, *len),
             // atomics are not built yet
             _ => self.todo.extend(self.arriving.map(Todo::Refused)),
         }

@@ -44,7 +44,7 @@ pub(super) enum Kind {
         receiver: OpId,
     },
     /// The remote CQ data of a write, behind the write.
-    Notice { of: RmaKey, data: u64 },
+    Notice { of: RmaKey, data: u64, len: u32 },
     /// The end of a message that was not sent as EAGER.
     Fin {
         /// The sender's operation.
@@ -145,7 +145,11 @@ impl Operation {
                 payload: payload(self.len),
             },
             Kind::Cts { op, receiver } => Body::Cts { op, receiver },
-            Kind::Notice { data, .. } => Body::Notice { data, ack: false },
+            Kind::Notice { data, len, .. } => Body::Notice {
+                data,
+                len,
+                ack: false,
+            },
             Kind::Fin { op, status } => Body::Fin { op, status },
         }
     }

@@ -1,4 +1,4 @@
-"""The fabtests of native FI_EP_RDM endpoints that need messages alone."""
+"""The fabtests of native FI_EP_RDM endpoints."""
 
 from fabtests_msg import Test
 
@@ -51,6 +51,15 @@ TESTS = [
             for test in ("pingpong", "tagged_pingpong", "tagged_bw")
             for flags in ("", " -U", " -v", " -v -U")
         ]
+    ),
+    *pair(
+        *[f"fi_rma_bw -e rdm -I 20 -o {form}{flags}" for form in ("write", "read", "writedata") for flags in ("", " -v")],
+        "fi_rma_pingpong -e rdm -I 5",
+        "fi_rma_pingpong -e rdm -I 5 -o writedata",
+        "fi_cq_data -e rdm -o writedata",
+        "fi_multi_mr -e rdm -V",
+        "fi_multi_ep -e rdm",
+        "fi_rdm_rma_event",
     ),
     # the default number of messages
     *pair("fi_rdm_pingpong -v", "fi_rdm_tagged_pingpong -v", "fi_rdm_tagged_bw -v", "fi_rdm_cntr_pingpong"),

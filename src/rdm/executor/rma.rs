@@ -436,7 +436,9 @@ impl Executor {
             return;
         };
         let (peer, order) = (op.peer, op.order);
-        let mut notice = Operation::new(Kind::Notice { of, data }, peer);
+        let ranges = op.remote[..op.ranges].iter().map(|range| range.len);
+        let len = u32::try_from(ranges.sum::<usize>()).unwrap_or(u32::MAX);
+        let mut notice = Operation::new(Kind::Notice { of, data, len }, peer);
         notice.order = order;
         let Some(key) = self.tx.insert(notice) else {
             return self.notice_ended(of, Err(FiErrno::ENOMEM));
@@ -633,9 +635,9 @@ impl Executor {
     }
 
     /// Remote CQ data of a peer's write has arrived.
-    pub(super) fn noticed(&mut self, origin: Origin, data: u64) -> Credit {
+    pub(super) fn noticed(&mut self, origin: Origin, data: u64, len: u32) -> Credit {
         let blocks = Credit::new(1, 0);
-        match self.completions.noticed(origin, data, blocks) {
+        match self.completions.noticed(origin, (data, len), blocks) {
             true => Credit::new(0, 1),
             false => Credit::new(1, 1),
         }

@@ -210,6 +210,8 @@ pub enum Body {
     Notice {
         /// Remote CQ data.
         data: u64,
+        /// Length of the write in bytes, at most 2^32 - 1.
+        len: u32,
         /// Whether the sender waits until the packet is processed.
         ack: bool,
     },
@@ -417,9 +419,9 @@ impl Packet {
                 payload: payload.len,
                 ..Fields::plain(op.get(), *offset)
             },
-            Body::Notice { data, ack } => Fields {
+            Body::Notice { data, len, ack } => Fields {
                 flags: if *ack { ACK } else { 0 },
-                ..Fields::plain(0, *data)
+                ..Fields::plain(*len, *data)
             },
             Body::Atomic {
                 op, addr, operands, ..
@@ -566,9 +568,9 @@ impl Source<'_> {
             }
             Kind::Notice => {
                 self.bare()?;
-                reserved(self.a)?;
                 Body::Notice {
                     data: self.b,
+                    len: self.a,
                     ack: self.flags & ACK != 0,
                 }
             }

@@ -167,7 +167,7 @@ fn body() -> impl Strategy<Value = Body> {
                 offset,
                 payload
             }),
-        any::<(u64, bool)>().prop_map(|(data, ack)| Body::Notice { data, ack }),
+        any::<(u64, u32, bool)>().prop_map(|(data, len, ack)| Body::Notice { data, len, ack }),
         (
             (op(), payload(16, 0..=MAX_OPERANDS)),
             any::<(u64, u64, u8, u8)>(),

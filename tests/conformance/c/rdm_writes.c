@@ -74,7 +74,7 @@ static void be_target(int until_done)
 			struct fi_cq_tagged_entry entry = next(&side, side.rx);
 
 			IS(entry.flags == (FI_RMA | FI_REMOTE_WRITE | FI_REMOTE_CQ_DATA));
-			IS(entry.data == 0x123456789abcdef0 + i);
+			IS(entry.data == 0x123456789abcdef0 + i && entry.len == 8);
 			memcpy(&seen, memory + 8 * i, 8);
 			IS(seen == ~i);
 		}
