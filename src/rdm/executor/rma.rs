@@ -240,12 +240,13 @@ impl Executor {
             let (index, offset) = op.next;
             let remote = op.remote[index];
             let len = (remote.len - offset).min(max_len);
-            let mut part = LocalRange::default();
+            let mut part = None;
             let local = match op.ranges == 1 && remote.len == len {
                 true => whole,
                 false => {
                     let before = op.remote[..index].iter().map(|range| range.len);
-                    part.of(&whole, before.sum::<usize>() + offset, len)
+                    let start = before.sum::<usize>() + offset;
+                    part.insert(LocalRange::default()).of(&whole, start, len)
                 }
             };
             let request = &op.request;
