@@ -13,18 +13,30 @@ struct Allowed {
 const ALLOWED: &[Allowed] = &[
     Allowed {
         package: "weft-fi",
-        build: &["weft", "libfabric-sys", "rdma-core-sys", "softverbs"],
+        build: &[
+            "weft",
+            "atomic-ops",
+            "libfabric-sys",
+            "rdma-core-sys",
+            "softverbs",
+        ],
         dev: &[],
     },
     // the engine receives its backends from the caller; only its tests use softverbs
     Allowed {
         package: "weft",
-        build: &["rdma-core-sys"],
+        build: &["atomic-ops", "rdma-core-sys"],
         dev: &["softverbs"],
+    },
+    // the arithmetic, which engine and device share
+    Allowed {
+        package: "atomic-ops",
+        build: &[],
+        dev: &[],
     },
     Allowed {
         package: "softverbs",
-        build: &["rdma-core-sys"],
+        build: &["atomic-ops", "rdma-core-sys"],
         dev: &[],
     },
     // exports softverbs' table under rdma-core's names, so it uses the table's type
