@@ -229,6 +229,8 @@ pub enum Body {
         datatype: u8,
         /// Number of elements, not 0.
         count: u16,
+        /// Whether RESULT has the earlier values of the elements.
+        fetches: bool,
         /// At most [`MAX_OPERANDS`] bytes.
         operands: Payload,
     },
@@ -479,11 +481,13 @@ impl Packet {
                 operator,
                 datatype,
                 count,
+                fetches,
                 ..
             } => {
                 put(body, 0, key.to_le_bytes());
                 put(body, 8, [*operator, *datatype]);
                 put(body, 10, count.to_le_bytes());
+                put(body, 12, u32::from(*fetches).to_le_bytes());
             }
             Body::Hello(hello) => hello.encode(body),
             _ => {}
@@ -708,8 +712,8 @@ impl Source<'_> {
         let operands = self.payload(ATOMIC_SIZE, 0, MAX_OPERANDS)?;
         let [operator, datatype] = bytes(self.head, HEADER_SIZE + 8)?;
         let count = u16::from_le_bytes(bytes(self.head, HEADER_SIZE + 10)?);
-        reserved(get32(self.head, HEADER_SIZE + 12)?)?;
-        if count == 0 {
+        let fetches = get32(self.head, HEADER_SIZE + 12)?;
+        if count == 0 || fetches > 1 {
             return Err(Bad::Value);
         }
         Ok(Body::Atomic {
@@ -719,6 +723,7 @@ impl Source<'_> {
             operator,
             datatype,
             count,
+            fetches: fetches == 1,
             operands,
         })
     }

@@ -170,20 +170,23 @@ fn body() -> impl Strategy<Value = Body> {
         any::<(u64, u32, bool)>().prop_map(|(data, len, ack)| Body::Notice { data, len, ack }),
         (
             (op(), payload(16, 0..=MAX_OPERANDS)),
-            any::<(u64, u64, u8, u8)>(),
+            any::<(u64, u64, u8, u8, bool)>(),
             1..=u16::MAX
         )
-            .prop_map(|((op, operands), (addr, key, operator, datatype), count)| {
-                Body::Atomic {
-                    op,
-                    addr,
-                    key,
-                    operator,
-                    datatype,
-                    count,
-                    operands,
+            .prop_map(
+                |((op, operands), (addr, key, operator, datatype, fetches), count)| {
+                    Body::Atomic {
+                        op,
+                        addr,
+                        key,
+                        operator,
+                        datatype,
+                        count,
+                        fetches,
+                        operands,
+                    }
                 }
-            }),
+            ),
         (op(), op()).prop_map(|(op, receiver)| Body::Cts { op, receiver }),
         (op(), status()).prop_map(|(op, status)| Body::Fin { op, status }),
         (op(), status(), payload(0, 0..=MAX_OPERANDS))
