@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use super::elsewhere::Visited;
 use super::{
     CacheConfig, DescRule, Directory, Form, LocalCache, LocalMemory, Mapped, Mode, Monitor, Paging,
-    SourceCache, Workers, implicit_region,
+    SourceCache, Targets, Workers, implicit_region,
 };
 use crate::auth::AuthKey;
 use crate::errno::{FiErrno, Result};
@@ -61,6 +61,7 @@ pub struct MrDomain {
     /// Cached registrations of sources that peers read. Opened by the first use.
     sources: OnceLock<Option<Arc<SourceCache>>>,
     workers: Workers,
+    targets: Targets,
 }
 
 /// The endpoint to which a region is bound (`FI_MR_ENDPOINT`): peers have access through it alone.
@@ -101,6 +102,7 @@ impl MrDomain {
             cache: OnceLock::new(),
             sources: OnceLock::new(),
             workers: Workers::default(),
+            targets: Targets::default(),
         })
     }
 
@@ -270,6 +272,11 @@ impl MrDomain {
         }
         let cache = LocalCache::open_foreign(&self.pd, &self.config.cache, make)?;
         self.cache.set(Some(cache)).map_err(|_| FiErrno::EBUSY)
+    }
+
+    /// The regions on which this side executes atomics of peers.
+    pub(crate) fn targets(&self) -> &Targets {
+        &self.targets
     }
 
     /// Threads that register memory.

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
+use super::MrDomain;
 use super::key_cache::{Keyed, kind};
 use super::lookup::{Resolved, SegmentBlock};
 use crate::errno::{FiErrno, Result};
@@ -52,6 +53,19 @@ impl Keyed for Arc<MappedKey> {
     fn kept_as(&self) -> u64 {
         self.number
     }
+}
+
+/// The key by which the owner of a region has it: `key`, or the key that it stands for.
+///
+/// # Errors
+/// `EKEYREJECTED`: a mapped key that is not mapped any more.
+#[inline]
+pub(crate) fn mapped_key(domain: &MrDomain, key: u64) -> Result<u64> {
+    if key >> 48 != kind::MAPPED {
+        return Ok(key);
+    }
+    let mapped = domain.mapped().get(key).filter(|mapped| mapped.is_mapped());
+    mapped.map(|mapped| mapped.key).ok_or(FiErrno::EKEYREJECTED)
 }
 
 /// The mapped keys of one domain. Thread safe.

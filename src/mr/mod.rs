@@ -27,6 +27,7 @@ mod region;
 mod registration;
 mod revocation;
 mod source;
+mod targets;
 
 pub use access::Access;
 #[cfg(test)]
@@ -40,7 +41,7 @@ pub use domain::{MrConfig, MrDomain, Scope};
 pub(crate) use local::{COPIED, Kept, LocalKeys, Use, implicit_region};
 pub use local_cache::{CacheConfig, LocalMemory};
 pub(crate) use local_cache::{LocalCache, SourceCache};
-pub(crate) use mapped_keys::Mapped;
+pub(crate) use mapped_keys::{Mapped, mapped_key};
 pub(crate) use mode::Paging;
 pub use mode::{DescRule, Form, Mode};
 pub use monitor::{Monitor, memory_changed};
@@ -48,3 +49,4 @@ pub use ops::{AdvisedRange, HANDLE_SIZE, Hint, SharedMemory};
 pub(crate) use pending::Workers;
 pub use region::{Dmabuf, Region, RegionConfig};
 pub(crate) use source::{Source, SourceKeys, Withdrawn};
+pub(crate) use targets::{Change, Targets};

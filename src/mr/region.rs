@@ -14,6 +14,7 @@ use super::key_cache::kind;
 use super::ops::{Shared, SharedMemory};
 use super::pending::Pending;
 use super::registration::Registration;
+use super::targets::Target;
 use crate::auth::AuthKey;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
@@ -409,6 +410,10 @@ impl Region {
                 counter.follow(Watch::new(&cell, *event));
             }
             registration.count(&cell);
+            for event in &events {
+                let targets = self.domain.targets();
+                targets.count(registration.key(), *event, counter);
+            }
             bindings.cell = Some(cell);
         }
         for event in events {
@@ -501,6 +506,7 @@ impl Region {
         }
         match Registration::new(self, pd, cell) {
             Ok(registration) => {
+                self.add_target(&registration, &bindings.counters);
                 // cannot fail: the lock of the bindings has been held since the check
                 let _ = self.registration.set(registration);
                 Ok(())
@@ -531,6 +537,7 @@ impl Region {
         }
         let mut bindings = self.bindings.lock();
         bindings.closing = true;
+        self.remove_target();
         let ended = self.registration.get().map_or(Ok(()), Registration::end);
         ended.and(self.elsewhere.end())
     }
@@ -579,6 +586,32 @@ impl Region {
     /// The domain that the region belongs to.
     pub fn domain(&self) -> &Arc<MrDomain> {
         &self.domain
+    }
+
+    /// Whether this side can execute atomics of peers on the region. Memory behind a descriptor
+    /// need not be mapped; and a single use is claimed in the directory, which only peers do.
+    fn is_target(&self) -> bool {
+        self.access.contains(Access::REMOTE_WRITE) && self.dmabuf.is_none() && !self.once
+    }
+
+    fn add_target(&self, registration: &Registration, counters: &[(Event, Arc<Counter>)]) {
+        if self.is_target() {
+            let target = Target {
+                pd: Arc::clone(registration.pd()),
+                generation: registration.generation(),
+                first: self.first_address(),
+                buffers: self.buffers.clone(),
+                counters: counters.to_vec(),
+            };
+            self.domain.targets().insert(registration.key(), target);
+        }
+    }
+
+    fn remove_target(&self) {
+        if let Some(registration) = self.registration.get().filter(|_| self.is_target()) {
+            let (key, generation) = (registration.key(), registration.generation());
+            self.domain.targets().remove(key, generation);
+        }
     }
 
     /// Whether one buffer of this region, or several with contiguous addresses, cover `range`.
@@ -640,6 +673,7 @@ impl Region {
 impl Drop for Region {
     fn drop(&mut self) {
         self.magic = DEAD;
+        self.remove_target();
         // the key is revoked first, so that operations executed before are counted
         drop(self.registration.take());
         self.bindings.get_mut().leave();

@@ -83,7 +83,7 @@ impl Completions {
     #[inline]
     pub(super) fn done(&mut self, completion: Completion, from: Option<PeerKey>, wanted: bool) {
         let side = side_of(completion.flags);
-        self.counters.count(kind(side), true);
+        self.counters.count(completion.flags, true);
         if wanted && self.bound[side as usize] {
             self.of(side).push_back(Entry::Done(completion, from));
         }
@@ -184,7 +184,7 @@ impl Completions {
     #[cold]
     pub(super) fn failed(&mut self, completion: Completion, olen: usize, err: FiErrno) {
         let side = side_of(completion.flags);
-        self.counters.count(kind(side), false);
+        self.counters.count(completion.flags, false);
         if !self.bound[side as usize] {
             return;
         }

@@ -1,8 +1,11 @@
 //! Endpoints with many peers, `fi_endpoint(3)`: creation, binding, enabling and close.
 //! `calls.rs` has the operations.
 
+mod atomics;
 mod calls;
 mod rma;
+
+pub use self::atomics::{AtomicCall, MAX_ATOMIC_SIZE, max_atomic_count};
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -503,7 +506,12 @@ impl Endpoint {
         };
         let mut io = Executor::new(
             &shared.weak(),
-            Objects { srq, cq },
+            Objects {
+                srq,
+                cq,
+                pd: Arc::clone(shared.pd()),
+                mr: Arc::clone(domain.mr()),
+            },
             PacketMemory::new(shared.pd()),
             (
                 SourceKeys::new(domain.mr(), shared.pd()),

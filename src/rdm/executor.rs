@@ -9,6 +9,7 @@
     reason = "copies from and to buffers of the application, posts receives"
 )]
 
+mod atomic;
 mod close;
 mod messages;
 mod pull;
@@ -26,7 +27,7 @@ use super::link_cm::{LinkCm, Step};
 use super::link_end::LinkEnd;
 use super::link_ring::RingPacket;
 use super::links::{Links, Posted, Sent, WrId};
-use super::operations::{Kind, Operation, PAYLOAD, TxKey, TxMark};
+use super::operations::{Atomic, Kind, Operation, PAYLOAD, TxKey, TxMark};
 use super::ops::Form;
 use super::packet_memory::{PacketMemory, Slot};
 use super::peer::PeerKey;
@@ -39,7 +40,7 @@ use crate::conn::ConnectRequest;
 use crate::errno::{FiErrno, Result};
 use crate::log::warn_log;
 use crate::mr::{MrDomain, SourceKeys};
-use crate::verbs::{Cq, Lkey, RecvRequest, RemoteAddr, Rkey, Sge, Srq, Wc};
+use crate::verbs::{Cq, Lkey, Pd, RecvRequest, RemoteAddr, Rkey, Sge, Srq, Wc};
 use crate::wire::rdm::packet::{MAX_HEAD, SLOT_SIZE};
 use crate::wire::rdm::{
     Body, Credit, Header, Listener, Number, Packet, Rejection, Reply, Request, Terms,
@@ -95,6 +96,9 @@ pub(super) enum Place {
 pub(super) struct Objects {
     pub(super) srq: Arc<Srq>,
     pub(super) cq: Arc<Cq>,
+    pub(super) pd: Arc<Pd>,
+    /// The regions of the domain.
+    pub(super) mr: Arc<MrDomain>,
 }
 
 /// See the module. Fields are dropped in their order: queue pairs before the memory of their
@@ -392,6 +396,32 @@ impl Executor {
         Ok(())
     }
 
+    /// Copies the operands of an atomic to a slot, the second ones behind the first ones.
+    ///
+    /// # Errors
+    /// As [`Self::copy_payload`].
+    ///
+    /// # Safety
+    /// The operands are readable; both together have at most the bytes of a payload.
+    pub(super) unsafe fn copy_operands(
+        &mut self,
+        op: &mut Operation,
+        operands: &Iov,
+        compare: &Iov,
+    ) -> Result<()> {
+        let len = operands.len() + compare.len();
+        (op.iov, op.len) = (*operands, operands.len());
+        // SAFETY: the caller promises the buffers.
+        unsafe { self.copy_payload(op) }?;
+        if let Some(slot) = &op.slot {
+            let to = &mut self.memory.bytes_mut(slot)[PAYLOAD + op.len..PAYLOAD + len];
+            // SAFETY: the caller promises the buffers.
+            unsafe { compare.read(0, to) };
+        }
+        op.len = len;
+        Ok(())
+    }
+
     /// Releases an operation that was not begun.
     pub(super) fn release(&mut self, op: Operation) {
         if let Some(slot) = op.slot {
@@ -414,7 +444,10 @@ impl Executor {
     /// Whether operations with memory were posted, which give it back when they complete.
     #[cold]
     fn frees_memory(&self) -> bool {
-        let posted = |op: &Operation| op.posted_on.is_some() || op.form == Form::Rts;
+        let posted = |op: &Operation| {
+            let answered = op.form == Form::Rts || matches!(op.kind, Kind::Atomic(_));
+            op.posted_on.is_some() || answered
+        };
         self.tx.any(|op| op.slot.is_some() && posted(op))
     }
 
@@ -441,7 +474,7 @@ impl Executor {
             return;
         };
         let mut source = op.source.take();
-        if let Kind::Message = op.kind {
+        if op.is_of_application() {
             match (result, source.take_if(|_| op.fin.is_none())) {
                 (Err(error), Some(source)) => {
                     let source = self.sources.withdraw(*source);
@@ -455,11 +488,18 @@ impl Executor {
                 (Ok(()), unread) => {
                     source = source.or(unread);
                     self.messages -= 1;
-                    self.completions.sent(&op.message, op.context, op.wanted);
+                    match op.kind {
+                        Kind::Message => {
+                            self.completions.sent(&op.message, op.context, op.wanted);
+                        }
+                        _ => self.completions.done(op.completion(), None, op.wanted),
+                    }
                 }
             }
         }
         let (slot, posted_on) = (op.slot.take(), op.posted_on);
+        // an answered packet was sent
+        let answered = op.fin.is_some();
         self.tx.free(key);
         if let Some(source) = source {
             self.release_source(*source);
@@ -469,7 +509,7 @@ impl Executor {
         };
         match posted_on.and_then(|link| self.links.get_mut(link)) {
             // the device may still send it
-            Some(link) if result.is_err() => link.keep_until_removed(slot),
+            Some(link) if result.is_err() && !answered => link.keep_until_removed(slot),
             _ => self.memory.give_back(slot),
         }
         self.has_memory();
@@ -523,7 +563,7 @@ impl Executor {
                 length: (size + len) as u32,
                 lkey: Lkey::default(),
             };
-            link.post(sge, true, false, posted).ok()?;
+            link.post(sge, true, op.is_solicited(), posted).ok()?;
             op.form = form;
             return Some(());
         }
@@ -543,7 +583,7 @@ impl Executor {
             unsafe { op.iov.read(0, &mut packet[PAYLOAD..PAYLOAD + len]) };
         }
         let sge = self.memory.sge(slot, begin, size + len);
-        link.post(sge, false, false, posted).ok()?;
+        link.post(sge, false, op.is_solicited(), posted).ok()?;
         (op.form, op.posted_on) = (form, Some(link.key()));
         Some(())
     }
@@ -621,7 +661,7 @@ impl Executor {
     pub(super) fn owes(&mut self) -> bool {
         let sends = self.tx.any(|op| match op.kind {
             // a message that was announced is at this side until it is answered
-            Kind::Message => op.copied && !op.is_over(),
+            Kind::Message | Kind::Atomic(_) => op.copied && !op.is_over(),
             _ => op.in_core,
         });
         // posts probes, so it is called in any case
@@ -705,7 +745,11 @@ impl Io for Executor {
                 self.finish(key, result);
                 self.notice_ended(of, result);
             }
-            Kind::Cts { .. } | Kind::Fin { .. } => self.finish(key, result),
+            Kind::Atomic(_) => match result {
+                Ok(()) => self.finish_if_over(key),
+                Err(error) => self.finish(key, Err(error)),
+            },
+            Kind::Cts { .. } | Kind::Fin { .. } | Kind::Result { .. } => self.finish(key, result),
         }
     }
 
@@ -764,7 +808,31 @@ impl Io for Executor {
                 self.fin(origin, TxKey::from_number(op.get()), *status);
             }
             Body::Notice { data, len, .. } => credit = self.noticed(origin, *data, *len),
-            // atomics are not built yet
+            Body::Atomic {
+                op,
+                addr,
+                key,
+                operator,
+                datatype,
+                count,
+                fetches,
+                operands,
+            } => {
+                let atomic = Atomic {
+                    addr: *addr,
+                    key: *key,
+                    operator: *operator,
+                    datatype: *datatype,
+                    count: *count,
+                    fetches: *fetches,
+                };
+                self.atomic(origin, *op, &atomic, (&slot, *operands));
+            }
+            Body::Result { op, status, values } => {
+                credit = Credit::ZERO;
+                let key = TxKey::from_number(op.get());
+                self.result(origin, key, *status, (&slot, *values));
+            }
             _ => self.todo.extend(self.arriving.map(Todo::Refused)),
         }
         self.free(slot);
@@ -778,7 +846,7 @@ impl Io for Executor {
 
     fn failed(&mut self, peer: PeerKey, error: FiErrno) {
         let of_peer = |op: &Operation| op.peer == peer && !op.in_core;
-        let messages = |op: &Operation| matches!(op.kind, Kind::Message) && of_peer(op);
+        let messages = |op: &Operation| op.is_of_application() && of_peer(op);
         for key in self.tx.keys_where(messages) {
             self.finish(key, Err(error));
         }

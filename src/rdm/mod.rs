@@ -76,9 +76,12 @@ mod vector;
 
 pub use self::core::{Config, Core, Failure, Io, Origin, Post, Random, Send};
 pub use crate::initiator::{LocalIov, RemoteIov};
+pub use atomic_ops;
 pub use context::{SharedRx, SharedRxConfig};
 pub use credit::{FIRST, Pool, SMALLEST};
-pub use endpoint::{Endpoint, EndpointConfig, linger_all};
+pub use endpoint::{
+    AtomicCall, Endpoint, EndpointConfig, MAX_ATOMIC_SIZE, linger_all, max_atomic_count,
+};
 pub use limits::Limits;
 pub use link::{LinkKey, LinkMark};
 pub use ops::{Form, Uses};

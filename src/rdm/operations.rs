@@ -51,6 +51,29 @@ pub(super) enum Kind {
         op: OpId,
         status: u16,
     },
+    /// An atomic of the application that the target's processor executes.
+    Atomic(Atomic),
+    /// The answer to one.
+    Result {
+        /// The initiator's operation.
+        op: OpId,
+        status: u16,
+    },
+}
+
+/// The parameters of an atomic, without its operands.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Atomic {
+    /// Address and key, as the application has them.
+    pub(super) addr: u64,
+    pub(super) key: u64,
+    /// `enum fi_op` and `enum fi_datatype`.
+    pub(super) operator: u8,
+    pub(super) datatype: u8,
+    /// Number of elements.
+    pub(super) count: u16,
+    /// Whether the answer has the earlier values.
+    pub(super) fetches: bool,
 }
 
 /// An operation.
@@ -67,7 +90,8 @@ pub(super) struct Operation {
     /// Whether success has an entry for the application.
     pub(super) wanted: bool,
     pub(super) message: Message,
-    /// The buffers; empty if the payload was copied to `slot`.
+    /// The buffers; empty if the payload was copied to `slot`. Of an atomic, whose operands are
+    /// always copied: the buffers for the results.
     pub(super) iov: Iov,
     /// Length of the payload in bytes.
     pub(super) len: usize,
@@ -89,7 +113,7 @@ pub(super) struct Operation {
     pub(super) next: usize,
     /// Number of parts under way.
     pub(super) parts: u32,
-    /// The status in FIN.
+    /// The status in FIN or RESULT.
     pub(super) fin: Option<u16>,
 }
 
@@ -151,6 +175,21 @@ impl Operation {
                 ack: false,
             },
             Kind::Fin { op, status } => Body::Fin { op, status },
+            Kind::Atomic(atomic) => Body::Atomic {
+                op: OpId::new(key.number()),
+                addr: atomic.addr,
+                key: atomic.key,
+                operator: atomic.operator,
+                datatype: atomic.datatype,
+                count: atomic.count,
+                fetches: atomic.fetches,
+                operands: payload(self.len),
+            },
+            Kind::Result { op, status } => Body::Result {
+                op,
+                status,
+                values: payload(self.len),
+            },
         }
     }
 
@@ -159,19 +198,43 @@ impl Operation {
         match self.kind {
             Kind::Message => form == Form::Whole && self.len != 0,
             Kind::Data { .. } => true,
+            Kind::Atomic(_) | Kind::Result { .. } => self.len != 0,
             Kind::Cts { .. } | Kind::Notice { .. } | Kind::Fin { .. } => false,
         }
     }
 
-    /// The entry of a message.
+    /// Whether it is an operation of the application, which has an entry.
+    pub(super) const fn is_of_application(&self) -> bool {
+        matches!(self.kind, Kind::Message | Kind::Atomic(_))
+    }
+
+    /// Whether the packet wakes the target's driver: its processor has to execute it.
+    pub(super) const fn is_solicited(&self) -> bool {
+        matches!(self.kind, Kind::Atomic(_))
+    }
+
+    /// The counter that counts the operation.
+    pub(super) const fn counted_as(&self) -> Flags {
+        match self.kind {
+            Kind::Atomic(Atomic { fetches: true, .. }) => Flags::READ,
+            Kind::Atomic(_) => Flags::WRITE,
+            _ => Flags::SEND,
+        }
+    }
+
+    /// The entry of an operation of the application.
     pub(super) fn completion(&self) -> Completion {
+        if let Kind::Atomic(_) = self.kind {
+            return Completion::new(self.context, Flags::ATOMIC | self.counted_as());
+        }
         completion(&self.message, self.context)
     }
 
-    /// Whether the result of a message is known: FIN of one that was announced by RTS, or the
-    /// completion of EAGER.
+    /// Whether the result of an operation is known: FIN of a message that was announced by RTS, the
+    /// completion of EAGER, RESULT of an atomic.
     pub(super) fn is_over(&self) -> bool {
-        let answered = self.form == Form::Whole || self.fin.is_some();
+        let asks = self.form == Form::Rts || matches!(self.kind, Kind::Atomic(_));
+        let answered = !asks || self.fin.is_some();
         !self.in_core && self.parts == 0 && answered
     }
 }

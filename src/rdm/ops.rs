@@ -14,8 +14,11 @@ pub enum Uses {
     /// A message with a payload of so many bytes: EAGER, or RTS if the payload or the credit does
     /// not permit EAGER.
     Message(u64),
-    /// A packet that uses this amount: NOTICE, DATA, ATOMIC.
+    /// A packet that uses this amount: NOTICE, DATA.
     Fixed(Credit),
+    /// A packet that uses this amount and is answered: ATOMIC. The peer is held for it from the
+    /// first post of the packet on, as for an RTS.
+    Request(Credit),
     /// An answer, which uses none. It is posted before operations that wait for credit.
     Answer,
 }

@@ -120,7 +120,7 @@ impl<I: Io> Core<I> {
         };
         let (form, uses) = match entry.uses {
             Uses::Answer => (Form::Whole, Credit::ZERO),
-            Uses::Fixed(uses) => (Form::Whole, uses),
+            Uses::Fixed(uses) | Uses::Request(uses) => (Form::Whole, uses),
             Uses::Message(len) => match u32::try_from(len) {
                 Ok(len) if len <= peer.eager && peer.outbound.has(eager_credit(len)) => {
                     (Form::Whole, eager_credit(len))
@@ -138,8 +138,9 @@ impl<I: Io> Core<I> {
             return false;
         }
         (entry.number, entry.form, entry.spent) = (number, form, uses);
-        // FIN ends it
-        peer.holds += u32::from(form == Form::Rts);
+        // FIN or RESULT ends it
+        let answered = form == Form::Rts || matches!(entry.uses, Uses::Request(_));
+        peer.holds += u32::from(answered);
         peer.acks += u32::from(entry.ack);
         peer.next = number.next();
         peer.mark_told();

@@ -302,7 +302,7 @@ fn nearest(datatype: Datatype, a: u16, b: u16) -> std::result::Result<(), TestCa
         let result = error(magnitude);
         for other in [magnitude.saturating_sub(1), (magnitude + 1).min(last)] {
             let near = result < error(other)
-                || result == error(other) && (other == magnitude || magnitude % 2 == 0);
+                || result == error(other) && (other == magnitude || magnitude.is_multiple_of(2));
             prop_assert!(near, "{datatype:?} {op:?} {a:#x} {b:#x}: {got:#x}");
         }
     }

@@ -173,6 +173,11 @@ impl Registration {
         &self.pd
     }
 
+    /// The number of the registration, unique in the domain.
+    pub(super) fn generation(&self) -> u64 {
+        self.entry.generation
+    }
+
     pub(super) fn key(&self) -> u64 {
         self.entry.key
     }

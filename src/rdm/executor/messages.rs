@@ -264,7 +264,12 @@ impl Executor {
 
     /// Answers a packet.
     pub(super) fn answer(&mut self, origin: Origin, kind: Kind) {
-        if let Some(key) = self.tx.insert(Operation::new(kind, origin.peer)) {
+        self.answer_with(origin, Operation::new(kind, origin.peer));
+    }
+
+    /// As [`Self::answer`], with an operation that may have a payload.
+    pub(super) fn answer_with(&mut self, origin: Origin, answer: Operation) {
+        if let Some(key) = self.tx.insert(answer) {
             self.todo.push_back(Todo::Answer(origin, key));
         } else {
             self.todo.extend(self.arriving.map(Todo::Refused));
@@ -405,6 +410,9 @@ impl Executor {
         let Some(op) = self.tx.get(key) else {
             return;
         };
+        if let Kind::Atomic(atomic) = op.kind {
+            return self.own_atomic(key, &atomic);
+        }
         let envelope = Envelope {
             peer: op.peer,
             tag: op.message.tag,

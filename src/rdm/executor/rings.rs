@@ -75,7 +75,7 @@ impl Executor {
             _ => Content::Buffers(&op.iov),
         };
         // SAFETY: the application keeps the buffers until the operation completes.
-        let posted = unsafe { ring.post((&head, size), content, false) };
+        let posted = unsafe { ring.post((&head, size), content, op.is_solicited()) };
         match posted {
             RingPost::No => return None,
             RingPost::Sent => {}

@@ -1,0 +1,187 @@
+//! Atomics that the target's processor executes: packets ATOMIC and RESULT.
+//! `docs/protocol-rdm.md`, "Atomics".
+
+#![allow(
+    unsafe_code,
+    reason = "copies from rings and to buffers of the application"
+)]
+
+use super::super::core::Origin;
+use super::super::operations::{Atomic, Kind, Operation, PAYLOAD, TxKey};
+use super::{Executor, Place, Todo};
+use crate::errno::{FiErrno, Result};
+use crate::mr::Change;
+use crate::wire::rdm::OpId;
+use crate::wire::rdm::packet::{MAX_OPERANDS, Payload};
+use atomic_ops::{Datatype, Family, Op, Operation as Arithmetic};
+
+const BYTES: usize = MAX_OPERANDS as usize;
+
+/// The arithmetic of an operator and a datatype of a packet. `None`: this side does not have it.
+fn arithmetic(atomic: &Atomic) -> Option<Arithmetic> {
+    let op = Op::of(atomic.operator.into())?;
+    Arithmetic::new(op, Datatype::of(atomic.datatype.into())?)
+}
+
+/// Whether the operands, and the presence of results, are those of the operation.
+fn is_complete(atomic: &Atomic, arithmetic: Arithmetic, operands: usize) -> bool {
+    let len = usize::from(atomic.count) * arithmetic.datatype().size();
+    let op = arithmetic.op();
+    let sent = match op {
+        Op::Read => 0,
+        _ if op.compares() => 2 * len,
+        _ => len,
+    };
+    let fetches = atomic.fetches || op.is_of(Family::Base);
+    len <= BYTES && operands == sent && fetches
+}
+
+impl Executor {
+    /// ATOMIC: executes it and answers.
+    #[inline(never)]
+    pub(super) fn atomic(
+        &mut self,
+        origin: Origin,
+        op: OpId,
+        atomic: &Atomic,
+        (place, operands): (&Place, Payload),
+    ) {
+        let arithmetic = arithmetic(atomic);
+        if arithmetic.is_some_and(|it| !is_complete(atomic, it, operands.len as usize)) {
+            return self.todo.extend(self.arriving.map(Todo::Refused));
+        }
+        // the memory of the answer comes first: an operation that is executed has its answer
+        let answer = if atomic.fetches {
+            self.memory.take().map(Some)
+        } else {
+            Ok(None)
+        };
+        let mut earlier = [0; BYTES];
+        let (answer, result) = match (answer, arithmetic) {
+            (Err(error), _) => (None, Err(error)),
+            (Ok(answer), None) => (answer, Err(FiErrno::EOPNOTSUPP)),
+            (Ok(answer), Some(arithmetic)) => {
+                let mut bytes = [0; BYTES];
+                let operands = self.copy_of(place, operands, &mut bytes);
+                let result = self.change(atomic, arithmetic, operands, &mut earlier);
+                (answer, result)
+            }
+        };
+        let (status, len) = match result {
+            Ok(len) => (0, len),
+            // an error number of fi_errno(3) is less than 4096
+            Err(error) => (error.code() as u16, 0),
+        };
+        let mut result = Operation::new(Kind::Result { op, status }, origin.peer);
+        match answer {
+            Some(slot) if len != 0 => {
+                let to = &mut self.memory.bytes_mut(&slot)[PAYLOAD..PAYLOAD + len];
+                to.copy_from_slice(&earlier[..len]);
+                (result.slot, result.copied, result.len) = (Some(slot), true, len);
+            }
+            Some(slot) => self.memory.give_back(slot),
+            None => {}
+        }
+        self.answer_with(origin, result);
+    }
+
+    /// Copies a payload once: a peer can change a packet in a ring at any time.
+    fn copy_of<'a>(&self, place: &Place, payload: Payload, to: &'a mut [u8; BYTES]) -> &'a [u8] {
+        // the decoder has checked the length
+        let (from, len) = (payload.offset, payload.len as usize);
+        let to = to.get_mut(..len).unwrap_or_default();
+        match place {
+            Place::Slot(slot) => {
+                to.copy_from_slice(&self.memory.bytes(slot)[from..from + to.len()])
+            }
+            // SAFETY: the decoder has checked that the packet has these bytes, and a ring stays
+            // mapped while its packet is processed.
+            Place::Ring(packet) => unsafe {
+                to.as_mut_ptr()
+                    .copy_from_nonoverlapping(packet.at(from), to.len());
+            },
+        }
+        to
+    }
+
+    /// Executes an operation. Returns the size of the results in bytes.
+    fn change(
+        &self,
+        atomic: &Atomic,
+        operation: Arithmetic,
+        operands: &[u8],
+        earlier: &mut [u8; BYTES],
+    ) -> Result<usize> {
+        let change = Change {
+            operation,
+            addr: atomic.addr,
+            key: atomic.key,
+            count: atomic.count.into(),
+            operands,
+        };
+        let targets = self.objects.mr.targets();
+        targets.change(&self.objects.pd, &change, earlier)?;
+        Ok(if atomic.fetches { change.len() } else { 0 })
+    }
+
+    /// RESULT: ends the operation that it answers.
+    pub(super) fn result(
+        &mut self,
+        origin: Origin,
+        key: TxKey,
+        status: u16,
+        (place, values): (&Place, Payload),
+    ) {
+        let Some(op) = self.tx.get_mut(key) else {
+            return;
+        };
+        let Kind::Atomic(_) = op.kind else {
+            return;
+        };
+        if op.peer != origin.peer || op.fin.is_some() {
+            return;
+        }
+        let expected = if status == 0 { op.iov.len() } else { 0 };
+        if values.len as usize != expected {
+            return self.todo.extend(self.arriving.map(Todo::Refused));
+        }
+        let to = op.iov;
+        let mut bytes = [0; BYTES];
+        let values = self.copy_of(place, values, &mut bytes);
+        // SAFETY: the application keeps the buffers until the operation completes.
+        unsafe { to.write(0, values) };
+        let Some(op) = self.tx.get_mut(key) else {
+            return;
+        };
+        op.fin = Some(status);
+        self.todo.push_back(Todo::Release(origin.peer));
+        self.finish_if_over(key);
+    }
+
+    /// Executes an atomic of this endpoint on itself.
+    pub(super) fn own_atomic(&mut self, key: TxKey, atomic: &Atomic) {
+        let Some(op) = self.tx.get(key) else {
+            return;
+        };
+        let (len, to) = (op.len, op.iov);
+        let operands = op
+            .slot
+            .as_ref()
+            .map(|slot| &self.memory.bytes(slot)[PAYLOAD..PAYLOAD + len]);
+        let mut earlier = [0; BYTES];
+        let result = match arithmetic(atomic) {
+            Some(arithmetic) => self.change(
+                atomic,
+                arithmetic,
+                operands.unwrap_or_default(),
+                &mut earlier,
+            ),
+            None => Err(FiErrno::EOPNOTSUPP),
+        };
+        if let Ok(len) = result {
+            // SAFETY: the application keeps the buffers until the operation completes.
+            unsafe { to.write(0, &earlier[..len]) };
+        }
+        self.finish(key, result.map(|_| ()));
+    }
+}
