@@ -15,6 +15,7 @@ use crate::domain::Domain;
 use crate::ep_traits::Atomics;
 use crate::ffi::fid::{object, on};
 use crate::ffi::log::refused;
+use crate::rdm_atomic;
 
 /// A family of calls.
 pub(crate) trait Family {
@@ -134,6 +135,12 @@ pub(crate) unsafe extern "C" fn query(
     on(domain, |domain| {
         if attr.is_null() {
             return Err(FiErrno::EINVAL);
+        }
+        if domain.rdm {
+            let found = rdm_atomic::query(datatype, op, flags)?;
+            // SAFETY: not NULL; the structure never changed.
+            unsafe { *attr = found };
+            return Ok(0);
         }
         let supports = match flags & !FI_TAGGED {
             0 => Base::supports,

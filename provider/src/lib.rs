@@ -47,6 +47,7 @@ mod pep;
 mod pep_ops;
 mod poll;
 mod provider;
+mod rdm_atomic;
 mod rdm_ep;
 mod rdm_ep_ops;
 mod rdm_srx;

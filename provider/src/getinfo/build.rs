@@ -78,6 +78,7 @@ pub(crate) fn info(
         ep.max_msg_size = offer.max_msg_size;
         ep.max_order_raw_size = offer.max_order_size;
         ep.max_order_waw_size = offer.max_order_size;
+        ep.max_order_war_size = offer.max_order_war_size;
         ep.mem_tag_format = terms.tag_format;
         ep.tx_ctx_cnt = 1;
         ep.rx_ctx_cnt = if terms.shared_rx {

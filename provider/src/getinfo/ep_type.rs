@@ -27,6 +27,8 @@ pub(crate) struct EpType {
     pub(crate) tx_op_flags: u64,
     pub(crate) rx_op_flags: u64,
     pub(crate) msg_order: u64,
+    /// Those of the orders that endpoints with `FI_ATOMIC` do not keep.
+    pub(crate) order_without_atomics: u64,
     pub(crate) comp_order: u64,
     /// Bytes of remote CQ data.
     pub(crate) cq_data_size: usize,
@@ -78,6 +80,7 @@ pub(crate) static MSG: EpType = EpType {
         | FI_ORDER_ATOMIC_RAW
         | FI_ORDER_ATOMIC_WAR
         | FI_ORDER_ATOMIC_WAW,
+    order_without_atomics: 0,
     // each queue completes in the order of its posts
     comp_order: FI_ORDER_STRICT,
     cq_data_size: 4, // verbs' immediate data
@@ -91,7 +94,7 @@ pub(crate) static MSG: EpType = EpType {
 pub(crate) static RDM: EpType = EpType {
     number: FI_EP_RDM,
     name: "FI_EP_RDM",
-    primary_caps: FI_MSG | FI_TAGGED | FI_RMA,
+    primary_caps: FI_MSG | FI_TAGGED | FI_RMA | FI_ATOMIC,
     tx_modifiers: FI_SEND | FI_READ | FI_WRITE,
     rx_modifiers: FI_RECV | FI_REMOTE_READ | FI_REMOTE_WRITE,
     tx_secondary: FI_FENCE | FI_RMA_PMEM,
@@ -99,7 +102,8 @@ pub(crate) static RDM: EpType = EpType {
     default_secondary: FI_MULTI_RECV | FI_DIRECTED_RECV | FI_SOURCE,
     tx_op_flags: TX_OP_FLAGS,
     rx_op_flags: FI_COMPLETION | FI_MULTI_RECV,
-    // of a reliable connection, as above
+    // RMA of a reliable connection, as above; packets, those of atomics too, are processed in their
+    // order
     msg_order: FI_ORDER_RAR
         | FI_ORDER_RAW
         | FI_ORDER_RAS
@@ -109,7 +113,13 @@ pub(crate) static RDM: EpType = EpType {
         | FI_ORDER_SAS
         | FI_ORDER_RMA_RAR
         | FI_ORDER_RMA_RAW
-        | FI_ORDER_RMA_WAW,
+        | FI_ORDER_RMA_WAW
+        | FI_ORDER_ATOMIC_RAR
+        | FI_ORDER_ATOMIC_RAW
+        | FI_ORDER_ATOMIC_WAR
+        | FI_ORDER_ATOMIC_WAW,
+    // the device executes RMA, and the target's processor atomics
+    order_without_atomics: FI_ORDER_RAR | FI_ORDER_RAW | FI_ORDER_WAW,
     // a long message completes after later short ones
     comp_order: FI_ORDER_NONE,
     cq_data_size: 8,
@@ -128,6 +138,15 @@ impl EpType {
             | self.tx_secondary
             | self.rx_secondary
             | DOMAIN_CAPS
+    }
+
+    /// The orders that endpoints with these capabilities keep.
+    pub(crate) fn order(&self, caps: u64) -> u64 {
+        if caps & FI_ATOMIC == 0 {
+            self.msg_order
+        } else {
+            self.msg_order & !self.order_without_atomics
+        }
     }
 }
 

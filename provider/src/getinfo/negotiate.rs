@@ -119,8 +119,10 @@ fn negotiate(hints: &Hints, offer: &Offer, mr: MrMode) -> Result<Terms> {
         0 => 0,
         _ => FI_COMMIT_COMPLETE,
     };
-    check_side(offer.ep, &tx, offer.ep.tx_op_flags | committed, "tx_attr")?;
-    check_side(offer.ep, &rx, offer.ep.rx_op_flags, "rx_attr")?;
+    let order = offer.ep.order(caps.0);
+    let tx_op_flags = offer.ep.tx_op_flags | committed;
+    check_side(offer.ep, &tx, (tx_op_flags, order), "tx_attr")?;
+    check_side(offer.ep, &rx, (offer.ep.rx_op_flags, order), "rx_attr")?;
     let shared_rx = ep.rx_ctx_cnt == FI_SHARED_CONTEXT;
     let rx_limits = offer.rx_limits(shared_rx);
     check_sizes(&tx, &rx, offer, rx_limits)?;
@@ -162,7 +164,7 @@ fn negotiate(hints: &Hints, offer: &Offer, mr: MrMode) -> Result<Terms> {
         // connected endpoints have all orders at no cost
         msg_order: match tx.msg_order | rx.msg_order {
             asked if asked != 0 && offer.ep.number == FI_EP_RDM => asked,
-            _ => offer.ep.msg_order,
+            _ => order,
         },
     })
 }
@@ -317,9 +319,10 @@ fn check_sizes(tx: &Side, rx: &Side, offer: &Offer, rx_limits: RxLimits) -> Resu
     need(tx.rma_iov_limit <= offer.ep.rma_iov_limit, "rma_iov_limit")
 }
 
-fn check_side(ep: &EpType, side: &Side, op_flags: u64, name: &str) -> Result<()> {
+/// `op_flags`, `order`: what the side has at most.
+fn check_side(ep: &EpType, side: &Side, (op_flags, order): (u64, u64), name: &str) -> Result<()> {
     subset(side.op_flags, op_flags, &format!("{name}->op_flags"))?;
-    subset(side.msg_order, ep.msg_order, &format!("{name}->msg_order"))?;
+    subset(side.msg_order, order, &format!("{name}->msg_order"))?;
     subset(
         side.comp_order,
         ep.comp_order,
@@ -346,7 +349,10 @@ fn check_ep(ep: &EpHints, offer: &Offer) -> Result<()> {
         ep.max_order_raw <= offer.max_order_size && ep.max_order_waw <= offer.max_order_size,
         "max_order_raw_size, max_order_waw_size",
     )?;
-    need(ep.max_order_war == 0, "max_order_war_size")?;
+    need(
+        ep.max_order_war <= offer.max_order_war_size,
+        "max_order_war_size",
+    )?;
     // shared contexts are SIZE_MAX
     need(ep.tx_ctx_cnt <= 1, "tx_ctx_cnt")?;
     need(
@@ -453,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn endpoints_with_many_peers_have_messages_and_rma() {
+    fn endpoints_with_many_peers_have_messages_rma_and_atomics() {
         let of_rdm = |asked, tx, rx| capabilities(&RDM, RDM.primary_caps, asked, tx, rx);
         let (caps, tx, rx) = of_rdm(0, 0, 0).unwrap();
         let costly = FI_FENCE | FI_RMA_PMEM | FI_RMA_EVENT;
@@ -473,7 +479,11 @@ mod tests {
         assert_eq!(caps, FI_RMA | FI_WRITE | FI_FENCE | DOMAIN_CAPS);
         assert_eq!(tx, FI_RMA | FI_WRITE | FI_FENCE);
         assert_eq!(rx, FI_RMA);
-        for asked in [FI_ATOMIC, FI_MSG | FI_ATOMIC, FI_MULTICAST] {
+        let (caps, tx, rx) = of_rdm(FI_ATOMIC, 0, 0).unwrap();
+        assert_eq!(caps & (FI_MSG | FI_TAGGED | FI_SEND | FI_RECV), 0);
+        assert_eq!(tx & !DOMAIN_CAPS, FI_ATOMIC | FI_READ | FI_WRITE);
+        assert_eq!(rx, FI_ATOMIC | FI_REMOTE_READ | FI_REMOTE_WRITE);
+        for asked in [FI_MULTICAST, FI_HMEM] {
             assert_eq!(of_rdm(asked, 0, 0), Err(FiErrno::ENODATA), "{asked:#x}");
         }
         assert_eq!(of_rdm(FI_MSG, FI_SOURCE, 0), Err(FiErrno::ENODATA));

@@ -39,6 +39,9 @@ pub(crate) struct Offer {
     pub(crate) max_msg_size: usize,
     /// Length up to which RMA operations are ordered (`max_order_raw_size`, `max_order_waw_size`).
     pub(crate) max_order_size: usize,
+    /// Length up to which an atomic that writes is ordered after one that reads
+    /// (`max_order_war_size`).
+    pub(crate) max_order_war_size: usize,
     /// Greatest and default depth of the transmit queue.
     pub(crate) tx_size: (usize, usize),
     /// Greatest and default inject size.
@@ -153,6 +156,7 @@ impl Offer {
             events: attr.atomic_cap != 0,
             max_msg_size: port.max_msg_size,
             max_order_size: port.max_msg_size,
+            max_order_war_size: 0,
             tx_size: depth(limits.tx_size, params.tx_size),
             inject: (
                 max_inline,
@@ -182,6 +186,7 @@ impl Offer {
         self.primary_caps = ep.primary_caps;
         self.max_msg_size = usize::try_from(limits.max_msg_size).unwrap_or(usize::MAX);
         self.max_order_size = self.max_msg_size;
+        self.max_order_war_size = rdm::MAX_ATOMIC_SIZE;
         self.tx_size = depth(limits.tx_size, params.tx_size.or(Some(RDM_TX_DEPTH)));
         self.rx = RxLimits::of_many_peers(limits);
         self.inject = (limits.inject_size, limits.inject_size);

@@ -52,6 +52,7 @@ const PROVIDER_LAYERS: &[&[&str]] = &[
     ],
     // objects that others refer to; their tables of calls are above all that the tables name
     &["connreq", "domain", "ep", "fabric", "rdm_ep", "rdm_srx"],
+    &["rdm_atomic"],
     &["atomic_family", "cq", "monitor", "pep", "srx", "xrcd"],
     &["atomic", "cntr", "eq"],
     &["av", "cm", "mr", "option", "poll"],
