@@ -44,6 +44,7 @@ TESTS = [
         "fi_rdm_cntr_pingpong -I 5",
         "fi_multi_recv -e rdm",
         "fi_shared_ctx -e rdm --no-tx-shared-ctx",
+        *[f"fi_rdm_atomic -I 3 -o all{form}" for form in ("", " -v", " -U")],
     ),
     *pair(
         *[
