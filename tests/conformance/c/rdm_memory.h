@@ -258,7 +258,14 @@ static inline uint8_t *pages(size_t len)
 	return bytes;
 }
 
-static inline int mr_mode(const struct side *side) { return side->info->domain_attr->mr_mode; }
+/* The bits that the domain needs. "The behavior of basic registration is equivalent to requiring"
+ * three of them. */
+static inline int mr_mode(const struct side *side)
+{
+	int mode = side->info->domain_attr->mr_mode;
+
+	return mode == FI_MR_BASIC ? FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY : mode;
+}
 
 /* A region of the domain that needs no more steps. */
 static inline struct region finish_region(struct side *side, struct fid_mr *mr, void *bytes, size_t len)
@@ -349,9 +356,9 @@ static inline size_t differs(const uint8_t *bytes, size_t len, uint64_t seed)
 
 #define PAINTED(bytes, len, seed)                                                                                    \
 	do {                                                                                                         \
-		size_t at = differs(bytes, len, seed);                                                               \
-		if (at != (size_t)(len))                                                                             \
-			die("line %d: byte %zu of %zu differs, seed %llu", __LINE__, at, (size_t)(len),              \
+		size_t differing = differs(bytes, len, seed);                                                        \
+		if (differing != (size_t)(len))                                                                      \
+			die("line %d: byte %zu of %zu differs, seed %llu", __LINE__, differing, (size_t)(len),       \
 			    (unsigned long long)(seed));                                                             \
 	} while (0)
 

@@ -1,0 +1,67 @@
+"""Forms of memory registration as targets of RMA of endpoints with many peers:
+tests/conformance/c/rdm_mr.c.
+"""
+
+from lib import programs
+
+from . import common
+
+
+class RdmMr(common.CProgram):
+    SOURCE = "rdm_mr"
+
+    def succeeds(self, mode, libfabric=programs.SYSTEM):
+        for progress in ("manual", "auto"):
+            # without on-demand paging regions are pinned, and follow their pages in software
+            for paging in ("1", "0"):
+                with self.subTest(progress=progress, paging=paging):
+                    super().succeeds(libfabric, mode, progress, FI_WEFT_RDM="1", SOFTVERBS_ODP=paging)
+
+    @common.per_release
+    def test_keys_of_the_application(self, libfabric):
+        self.succeeds("scalable", libfabric)
+
+    def test_virtual_addresses(self):
+        self.succeeds("virtual")
+
+    def test_keys_of_the_provider(self):
+        self.succeeds("provider")
+
+    def test_basic(self):
+        self.succeeds("basic")
+
+    def test_raw_keys(self):
+        self.succeeds("raw")
+
+    def test_regions_of_endpoints(self):
+        self.succeeds("endpoint")
+
+    def test_local_buffers(self):
+        self.succeeds("local")
+
+    def test_counters_of_regions(self):
+        self.succeeds("event")
+
+    def test_pages_that_change(self):
+        self.succeeds("notify")
+
+    def test_several_buffers(self):
+        self.succeeds("several")
+
+    def test_the_address_space(self):
+        self.succeeds("space")
+
+    def test_a_page_that_does_not_exist(self):
+        self.succeeds("hole")
+
+    def test_authorization_keys(self):
+        self.succeeds("auth")
+
+    def test_asynchronous_registration(self):
+        self.succeeds("async")
+
+    def test_many_regions(self):
+        self.succeeds("many")
+
+    def test_regions_closed_while_accessed(self):
+        self.succeeds("inuse")
