@@ -1,6 +1,6 @@
 /* Processes with endpoints of type FI_EP_RDM that access the memory of each other, for the programs
- * rdm_rma.c, rdm_mr.c, rdm_atomic.c and rdm_shmem.c. Each process calls the function of the mode;
- * `me` is its number. Process 0 is the one that the user has started. A program defines _GNU_SOURCE
+ * rdm_rma.c, rdm_mr.c, rdm_atomic_forms.c and rdm_shmem.c. Each process calls the function of the
+ * mode; `me` is its number. Process 0 is the one that the user has started. A program defines _GNU_SOURCE
  * before it includes this file. */
 #ifndef RDM_MEMORY_H
 #define RDM_MEMORY_H
@@ -38,6 +38,7 @@ static struct {
 	size_t mr_key_size;
 	uint64_t op_flags, msg_order;
 	uint64_t selective; /* FI_SELECTIVE_COMPLETION or 0 */
+	uint64_t region_flags;
 } needed = { .mr_mode = FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY };
 
 /* ---- processes ---- */
@@ -281,7 +282,7 @@ static inline struct region region_of(struct side *side, void *bytes, size_t len
 {
 	struct fid_mr *mr;
 
-	MUST(fi_mr_reg(side->domain, bytes, len, access, 0, key, 0, &mr, NULL));
+	MUST(fi_mr_reg(side->domain, bytes, len, access, 0, key, needed.region_flags, &mr, NULL));
 	return finish_region(side, mr, bytes, len);
 }
 

@@ -19,8 +19,8 @@
  *   rdm_mr many PROV NODE       2,000 regions, some of which overlap
  *   rdm_mr inuse PROV NODE      a region is closed while it is accessed; its memory then stays
  *
- * A further argument `auto` requests FI_PROGRESS_AUTO; NODE `-` stands for none. Ends with 0, with 77
- * if fi_getinfo does not offer the form, or says what went wrong. Plain libfabric 1.17. */
+ * A further argument `auto` requests FI_PROGRESS_AUTO; NODE `-` stands for none. Ends with 0,
+ * with 77 if fi_getinfo does not offer the form, or says what went wrong. Plain libfabric 1.17. */
 #define _GNU_SOURCE
 #include "rdm_memory.h"
 

@@ -14,8 +14,8 @@
  *   rdm_rma first PROV NODE      each kind of call as the first one of an endpoint
  *   rdm_rma full PROV NODE       calls until -FI_EAGAIN, then their completions
  *
- * A further argument `auto` requests FI_PROGRESS_AUTO; NODE `-` stands for none. Ends with 0, with 77
- * if the mode is not offered, or says what went wrong. Plain libfabric 1.17. */
+ * A further argument `auto` requests FI_PROGRESS_AUTO; NODE `-` stands for none. Ends with 0,
+ * with 77 if the mode is not offered, or says what went wrong. Plain libfabric 1.17. */
 #define _GNU_SOURCE
 #include "rdm_rma.h"
 
@@ -119,6 +119,7 @@ static void level(uint64_t flags, uint64_t op_flags, const char *what)
 	bool delivered = (flags | op_flags) & (FI_DELIVERY_COMPLETE | FI_COMMIT_COMPLETE);
 
 	needed.op_flags = op_flags;
+	needed.region_flags = flags & FI_COMMIT_COMPLETE ? FI_RMA_PMEM : 0;
 	wanted.caps = CAPS_RMA | (flags & FI_COMMIT_COMPLETE ? FI_RMA_PMEM : 0);
 	if (!offers(what))
 		return;

@@ -17,11 +17,27 @@ static uint8_t *memory, *local;	    /* AREA bytes each; the peer has access to t
 static struct region regions[2];    /* both are `memory` */
 static struct shown there[2];	    /* those of the peer */
 
+static char file_name[] = "/var/tmp/rdm_rma.XXXXXX";
+static inline void remove_file(void) { unlink(file_name); }
+
+/* A shared mapping of a file on a disk, which can be made durable. Called once by a process. */
+static inline uint8_t *durable_pages(size_t len)
+{
+	int fd = mkstemp(file_name);
+	void *bytes;
+
+	IS(fd >= 0 && atexit(remove_file) == 0 && ftruncate(fd, (off_t)len) == 0);
+	bytes = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	IS(bytes != MAP_FAILED);
+	close(fd);
+	return bytes;
+}
+
 /* Opens endpoints and shows the regions to the peer. */
 static inline void begin(struct side *side, uint64_t caps)
 {
 	open_memory_pair(side, caps);
-	memory = pages(AREA);
+	memory = needed.region_flags & FI_RMA_PMEM ? durable_pages(AREA) : pages(AREA);
 	local = pages(AREA);
 	for (unsigned i = 0; i < 2; i++) {
 		regions[i] = region_of(side, memory, AREA, ALL_REMOTE, 100 + i);

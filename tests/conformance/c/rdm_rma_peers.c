@@ -13,8 +13,8 @@
  *   rdm_rma_peers self PROV NODE      the endpoint itself is the target
  *   rdm_rma_peers threads PROV NODE   four threads use one endpoint
  *
- * A further argument `auto` requests FI_PROGRESS_AUTO; NODE `-` stands for none. Ends with 0, or says
- * what went wrong. Plain libfabric 1.17. `idle`, `stopped` and `injected` need a provider whose
+ * A further argument `auto` requests FI_PROGRESS_AUTO; NODE `-` stands for none. Ends with 0, or
+ * says what went wrong. Plain libfabric 1.17. `idle`, `stopped` and `injected` need a provider whose
  * targets take no part in RMA, and the first one a provider that connects without their calls. */
 #define _GNU_SOURCE
 #include "rdm_rma.h"
@@ -391,7 +391,7 @@ static void two(void)
 {
 	enum { STRIPE = 200, STRIPES = 2000, ROUNDS = 400 };
 	struct side side;
-	struct region region;
+	struct region region = { 0 };
 
 	wanted.caps = CAPS_RMA;
 	needed.op_flags = FI_DELIVERY_COMPLETE;
