@@ -151,6 +151,12 @@ impl<'a> LocalIov<'a> {
         unsafe { *self.desc.add(index) }
     }
 
+    /// Whether the total length is 0.
+    #[inline(always)]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
     /// Total length in bytes.
     #[inline(always)]
     pub fn len(&self) -> usize {

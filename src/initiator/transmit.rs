@@ -158,7 +158,7 @@ impl<'a> Transmit<'a> {
     pub(crate) fn is_durable(&self) -> bool {
         self.flags.contains(Flags::COMMIT_COMPLETE)
             && matches!(self.opcode, SendOpcode::Write | SendOpcode::WriteImm)
-            && self.local.len() != 0
+            && !self.local.is_empty()
     }
 
     /// Checks and applies the flags of `fi_sendmsg` and similar calls.
