@@ -56,6 +56,8 @@ pub(super) struct LinkRing {
     pub(super) attached: Option<bool>,
     /// Each progress call examines the ring.
     pub(super) hot: bool,
+    /// A packet has arrived since [`Links::cool`](super::links::Links::cool) has examined the ring.
+    pub(super) used: bool,
     /// Nothing will arrive any more.
     pub(super) ended: bool,
     /// [`FORKS`] in the process that has created the ring.
@@ -92,6 +94,7 @@ impl LinkRing {
             ring: ring.ok()??,
             attached: None,
             hot: false,
+            used: false,
             ended: false,
             forks: FORKS.load(Ordering::Relaxed),
         })
@@ -201,6 +204,7 @@ impl LinkRing {
     /// Gives the memory of the last message back.
     #[inline]
     pub(super) fn consume(&mut self) {
+        self.used = true;
         // it was polled
         let _ = self.ring.consume();
     }
@@ -211,6 +215,14 @@ impl LinkRing {
             // the caller reads the ring afterwards
             let _ = self.ring.set_hot(true);
         }
+    }
+
+    /// Makes the ring cold, by a system call. Returns whether it may have a packet, of which the
+    /// device makes no note.
+    pub(super) fn cool(&mut self) -> bool {
+        self.hot = false;
+        // in a forked child nothing arrives
+        self.ring.set_hot(false).unwrap_or(false)
     }
 }
 

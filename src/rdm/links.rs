@@ -26,7 +26,11 @@ const RESERVED: usize = 8;
 /// Maximum number of consecutive requests without completion.
 const UNSIGNALED: usize = 16;
 /// Largest number of rings that each progress call examines.
-const HOT_RINGS: usize = 64;
+pub(super) const HOT_RINGS: usize = 64;
+/// Number of rings that stay hot although nothing arrives in them.
+pub(super) const IDLE_RINGS: usize = 8;
+/// Largest number of rings that one call makes cold.
+const COOLED: usize = 4;
 /// Time after which a queue pair is destroyed although the device has not reported that its
 /// receives have ended.
 const DRAIN: Duration = Duration::from_secs(1);
@@ -387,6 +391,32 @@ impl Links {
             self.hot.push(key);
         } else if !self.cold.contains(&key) {
             self.cold.push(key);
+        }
+    }
+
+    /// Makes some of the hot rings cold in which nothing has arrived since the last call. The caller
+    /// reads the cold rings afterwards.
+    #[cold]
+    pub(super) fn cool(&mut self) {
+        let mut left = COOLED;
+        for at in (0..self.hot.len()).rev() {
+            if left == 0 || self.hot.len() <= IDLE_RINGS {
+                break;
+            }
+            let key = self.hot[at];
+            let ring = self.get_mut(key).and_then(|link| link.ring.as_mut());
+            let Some(ring) = ring else {
+                continue;
+            };
+            if std::mem::take(&mut ring.used) {
+                continue;
+            }
+            let may_have_packet = ring.cool();
+            self.hot.swap_remove(at);
+            if may_have_packet {
+                self.cold.push(key);
+            }
+            left -= 1;
         }
     }
 

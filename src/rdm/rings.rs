@@ -16,6 +16,8 @@ const BATCH: usize = 16;
 const EMPTY: u32 = 4;
 /// Of so many calls with packets in hot rings, one polls the device.
 const BUSY: u32 = 16;
+/// Of so many polls of the device, one looks for hot rings that are not used.
+const COOLING: u32 = 1024;
 
 impl State {
     /// As [`Self::poll`]; most calls examine the hot rings alone, if there are any. Not for a caller
@@ -78,6 +80,10 @@ impl State {
 
     /// Processes packets in all rings. Returns whether all were taken.
     pub(super) fn poll_rings(&mut self) -> bool {
+        self.polls = self.polls.wrapping_add(1);
+        if self.polls.is_multiple_of(COOLING) {
+            self.io.links.cool();
+        }
         let mut all = !self.io.find_arrivals();
         all &= self.read_hot().1;
         for at in (0..self.io.links.cold.len()).rev() {

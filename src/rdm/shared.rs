@@ -78,6 +78,8 @@ pub(super) struct State {
     pub(super) sleepers: bool,
     /// Counts the progress calls since the last poll of the device (`rings.rs`).
     pub(super) turn: u32,
+    /// Number of polls of all rings; wraps.
+    pub(super) polls: u32,
     /// Number of calls of [`Driven::drive`].
     #[cfg(test)]
     pub(super) drives: usize,
@@ -464,6 +466,7 @@ impl State {
             short: false,
             sleepers: false,
             turn: 0,
+            polls: 0,
             #[cfg(test)]
             drives: 0,
             woken: false,

@@ -11,6 +11,7 @@ use crate::errno::FiErrno;
 use crate::mr::Desc;
 use crate::queue::Completion;
 use crate::rdm::LocalIov;
+use crate::rdm::links::IDLE_RINGS;
 
 const LONGEST: usize = 20_000;
 
@@ -269,4 +270,45 @@ fn sleeping_readers_of_rings_wake() {
             assert!(buffer[..16] == message(round, 16));
         }
     });
+}
+
+/// Rings in which nothing arrives become cold; messages in them arrive nevertheless.
+#[test]
+fn unused_rings_become_cold() {
+    const PEERS: usize = 14;
+    let domain = domain();
+    let a = End::open(&domain);
+    let peers: Vec<_> = (0..PEERS).map(|_| End::open(&domain)).collect();
+    let to_a: Vec<_> = peers.iter().map(|peer| peer.knows(&a)).collect();
+    let mut buffer = vec![0; 64];
+    let mut all_send = |round: usize| {
+        for (peer, addr) in peers.iter().zip(&to_a) {
+            let bytes = message(round, 16);
+            a.recv(None, &mut buffer, 2);
+            let limit = Instant::now() + Duration::from_secs(20);
+            while !inject(peer, *addr, &bytes) {
+                assert!(Instant::now() < limit);
+            }
+            wait([&a, peer], [1, 0]);
+            assert_eq!(buffer[..16], bytes);
+        }
+    };
+    let hot = || {
+        let guard = a.ep.shared().lock();
+        guard.as_ref().map_or(0, |state| state.io.links.hot.len())
+    };
+    // the first message of a peer goes through the queue pair, the second makes the ring hot
+    for round in 0..3 {
+        all_send(round);
+    }
+    assert_eq!(hot(), PEERS);
+    let limit = Instant::now() + Duration::from_secs(20);
+    while hot() > IDLE_RINGS {
+        assert_eq!(a.cq.read(1, &mut |_: &Completion| {}), Err(FiErrno::EAGAIN));
+        assert!(Instant::now() < limit, "{} are hot", hot());
+    }
+    for round in 3..6 {
+        all_send(round);
+    }
+    assert_eq!(hot(), PEERS);
 }
