@@ -591,7 +591,7 @@ impl Region {
     /// Whether this side can execute atomics of peers on the region. Memory behind a descriptor
     /// need not be mapped; and a single use is claimed in the directory, which only peers do.
     fn is_target(&self) -> bool {
-        self.access.contains(Access::REMOTE_WRITE) && self.dmabuf.is_none() && !self.once
+        self.access.is_remote() && self.dmabuf.is_none() && !self.once
     }
 
     fn add_target(&self, registration: &Registration, counters: &[(Event, Arc<Counter>)]) {
@@ -599,6 +599,7 @@ impl Region {
             let target = Target {
                 pd: Arc::clone(registration.pd()),
                 generation: registration.generation(),
+                access: self.access,
                 first: self.first_address(),
                 buffers: self.buffers.clone(),
                 counters: counters.to_vec(),

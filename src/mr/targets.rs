@@ -14,10 +14,10 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use atomic_ops::Operation;
+use atomic_ops::{Op, Operation};
 use parking_lot::Mutex;
 
-use super::Buffer;
+use super::{Access, Buffer};
 use crate::errno::{FiErrno, Result};
 use crate::queue::Counter;
 use crate::queue::event_cell::Event;
@@ -32,6 +32,8 @@ pub(super) struct Target {
     pub(super) pd: Arc<Pd>,
     /// The region's generation: a device can reuse the key of a closed region.
     pub(super) generation: u64,
+    /// Of the rights, those of peers count.
+    pub(super) access: Access,
     /// The address of the first byte for peers.
     pub(super) first: u64,
     pub(super) buffers: Box<[Buffer]>,
@@ -57,12 +59,23 @@ pub(crate) struct Change<'a> {
     /// One operand per element, and after these, for operations that compare, one more per element;
     /// empty if the operation reads only.
     pub(crate) operands: &'a [u8],
+    /// Whether the peer gets the earlier values.
+    pub(crate) fetches: bool,
 }
 
 impl Change<'_> {
     /// Size of the elements in bytes.
     pub(crate) fn len(&self) -> usize {
         self.count * self.operation.datatype().size()
+    }
+
+    /// The rights that it needs: "the target buffer of fetch-atomic operations must be enabled for
+    /// remote read access" (`fi_atomic(3)`).
+    fn access(&self) -> Access {
+        let mut access = Access::empty();
+        access.set(Access::REMOTE_READ, self.fetches);
+        access.set(Access::REMOTE_WRITE, self.operation.op().writes());
+        access
     }
 
     /// The operands of the element at this offset.
@@ -101,7 +114,9 @@ impl Targets {
     ///
     /// # Errors
     /// - `EKEYREJECTED`: no region of `pd` that permits atomics has the key.
-    /// - `EACCES`: the elements are not all inside the region, or in more than 8 of its buffers.
+    /// - `EACCES`: the region does not permit peers to read, for an operation that fetches, or to
+    ///   write, for one that can change the elements; the elements are not all inside the region,
+    ///   or in more than 8 of its buffers.
     /// - `EFAULT`: they are not all mapped, or not writable; some elements may have changed.
     /// - Others of `process_vm_readv(2)`.
     pub(crate) fn change(
@@ -116,12 +131,16 @@ impl Targets {
             let target = regions.get(&change.key);
             let target = target.filter(|target| Arc::ptr_eq(&target.pd, pd));
             let target = target.ok_or(FiErrno::EKEYREJECTED)?;
+            if !target.access.contains(change.access()) {
+                return Err(FiErrno::EACCES);
+            }
             let offset = change.addr.checked_sub(target.first);
             let pieces =
                 offset.and_then(|offset| Pieces::of(&target.buffers, offset, change.len()));
-            execute(&pieces.ok_or(FiErrno::EACCES)?, change, earlier)?;
+            let written = execute(&pieces.ok_or(FiErrno::EACCES)?, change, earlier)?;
+            let event = if written { Event::Write } else { Event::Read };
             let mut counters = target.counters.iter();
-            let found = counters.find(|(event, _)| *event == Event::Write);
+            let found = counters.find(|(of, _)| *of == event);
             counter = found.map(|(_, counter)| Arc::clone(counter));
         }
         if let Some(counter) = counter {
@@ -131,8 +150,9 @@ impl Targets {
     }
 }
 
-/// Executes an operation. If it fails with `EFAULT`, the elements before some may have changed.
-fn execute(pieces: &Pieces, change: &Change<'_>, earlier: &mut [u8; BYTES]) -> Result<()> {
+/// Executes an operation. Returns whether it counts as a write (`docs/mr-modes.md`). If it fails with `EFAULT`, the
+/// elements before some may have changed.
+fn execute(pieces: &Pieces, change: &Change<'_>, earlier: &mut [u8; BYTES]) -> Result<bool> {
     let (len, size) = (change.len(), change.operation.datatype().size());
     let values = earlier.get_mut(..len).ok_or(FiErrno::EINVAL)?;
     pieces.read(values)?;
@@ -151,7 +171,9 @@ fn execute(pieces: &Pieces, change: &Change<'_>, earlier: &mut [u8; BYTES]) -> R
             run.end = at + size;
         }
     }
-    pieces.write(&new[run.clone()], run.start)
+    pieces.write(&new[run.clone()], run.start)?;
+    // a write counts as one, whatever the memory has contained
+    Ok(change.operation.op() == Op::Write || earlier[..len] != new[..len])
 }
 
 /// The memory of the elements.
@@ -269,7 +291,7 @@ fn iovec(addr: u64, len: usize) -> libc::iovec {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use atomic_ops::{Datatype, Op};
+    use atomic_ops::Datatype;
 
     /// Executes an operation on the elements at `offset` of several buffers, of which each is as
     /// long as one member of `memory`. Returns the earlier values.
@@ -301,6 +323,7 @@ mod tests {
             key: 0,
             count,
             operands,
+            fetches: true,
         };
         let mut earlier = [0; BYTES];
         let pieces = Pieces::of(buffers, offset, change.len()).ok_or(FiErrno::EACCES)?;
@@ -326,6 +349,59 @@ mod tests {
         assert_eq!(memory, [[9, 7, 7, 5, 7, 9]]);
         let earlier = run(&mut memory, 0, (Op::Read, Datatype::Uint8, 6), &[]);
         assert_eq!(earlier, Ok(vec![9, 7, 7, 5, 7, 9]));
+    }
+
+    #[test]
+    fn changes_count_as_writes() {
+        let mut word = [5_u8];
+        let buffers = [Buffer {
+            addr: word.as_mut_ptr().cast_const().cast(),
+            len: 1,
+        }];
+        let cases = [
+            (Op::Read, &[][..], false),
+            (Op::Sum, &[0], false),
+            (Op::Sum, &[1], true),
+            (Op::SwapEq, &[9, 1], false),
+            (Op::SwapEq, &[9, 6], true),
+            (Op::Min, &[10], false),
+            (Op::Write, &[9], true),
+        ];
+        for (op, operands, written) in cases {
+            let change = change(op, operands, true);
+            let pieces = Pieces::of(&buffers, 0, 1).unwrap();
+            let result = execute(&pieces, &change, &mut [0; BYTES]);
+            assert_eq!(result, Ok(written), "{op:?} {operands:?}");
+        }
+    }
+
+    /// An operation on one byte.
+    fn change(op: Op, operands: &[u8], fetches: bool) -> Change<'_> {
+        Change {
+            operation: Operation::new(op, Datatype::Uint8).unwrap(),
+            addr: 0,
+            key: 0,
+            count: 1,
+            operands,
+            fetches,
+        }
+    }
+
+    #[test]
+    fn each_operation_needs_its_rights() {
+        let (read, write) = (Access::REMOTE_READ, Access::REMOTE_WRITE);
+        let cases = [
+            (change(Op::Read, &[], true), read),
+            (change(Op::Sum, &[1], false), write),
+            (change(Op::Write, &[1], false), write),
+            (change(Op::Sum, &[1], true), read | write),
+            (change(Op::Write, &[1], true), read | write),
+            (change(Op::SwapEq, &[1, 1], true), read | write),
+            (change(Op::MaskedSwap, &[1, 1], true), read | write),
+        ];
+        for (change, access) in cases {
+            assert_eq!(change.access(), access, "{change:?}");
+        }
     }
 
     #[test]

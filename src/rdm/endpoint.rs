@@ -522,6 +522,7 @@ impl Endpoint {
             rx,
             sizes,
         );
+        io.remote = shared.remote_counters.lock().clone();
         io.post_receives(64)?;
         let id = loop {
             if let Some(id) = EndpointId::new(random()?) {

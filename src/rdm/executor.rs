@@ -40,6 +40,8 @@ use crate::conn::ConnectRequest;
 use crate::errno::{FiErrno, Result};
 use crate::log::warn_log;
 use crate::mr::{MrDomain, SourceKeys};
+use crate::queue::Counter;
+use crate::queue::event_cell::Event;
 use crate::verbs::{Cq, Lkey, Pd, RecvRequest, RemoteAddr, Rkey, Sge, Srq, Wc};
 use crate::wire::rdm::packet::{MAX_HEAD, SLOT_SIZE};
 use crate::wire::rdm::{
@@ -139,6 +141,8 @@ pub(super) struct Executor {
     mr: Arc<MrDomain>,
     pub(super) rma: Rma,
     rma_config: RmaConfig,
+    /// The counters of the peers' operations, for those that this side executes.
+    pub(super) remote: Vec<(Event, Arc<Counter>)>,
     /// The link of the packet that is being processed.
     arriving: Option<LinkKey>,
     /// Number of messages of the application in `tx`.
@@ -203,6 +207,7 @@ impl Executor {
             mr: keys.2,
             rma: Rma::new(),
             rma_config: sizes.rma,
+            remote: Vec::new(),
             arriving: None,
             messages: 0,
             short: Vec::new(),

@@ -11,6 +11,7 @@ use super::super::operations::{Atomic, Kind, Operation, PAYLOAD, TxKey};
 use super::{Executor, Place, Todo};
 use crate::errno::{FiErrno, Result};
 use crate::mr::Change;
+use crate::queue::event_cell::Event;
 use crate::wire::rdm::OpId;
 use crate::wire::rdm::packet::{MAX_OPERANDS, Payload};
 use atomic_ops::{Datatype, Family, Op, Operation as Arithmetic};
@@ -118,9 +119,18 @@ impl Executor {
             key: atomic.key,
             count: atomic.count.into(),
             operands,
+            fetches: atomic.fetches,
         };
         let targets = self.objects.mr.targets();
         targets.change(&self.objects.pd, &change, earlier)?;
+        // as the peers of a key of the directory count (`docs/protocol.md`, "Counted events")
+        let event = match atomic.fetches {
+            true => Event::Read,
+            false => Event::Write,
+        };
+        for (_, counter) in self.remote.iter().filter(|(of, _)| *of == event) {
+            counter.add(1);
+        }
         Ok(if atomic.fetches { change.len() } else { 0 })
     }
 
