@@ -505,6 +505,9 @@ impl Executor {
         let (slot, posted_on) = (op.slot.take(), op.posted_on);
         // an answered packet was sent
         let answered = op.fin.is_some();
+        if self.rma.fences != 0 {
+            self.pass_fences(key);
+        }
         self.tx.free(key);
         if let Some(source) = source {
             self.release_source(*source);
@@ -626,7 +629,9 @@ impl Executor {
     /// # Errors
     /// `EAGAIN`: 2^24 operations are under way.
     pub(super) fn begin(&mut self, op: Operation) -> Result<TxKey> {
+        let fenced = op.is_fenced_atomic();
         let key = self.tx.insert(op).ok_or(FiErrno::EAGAIN)?;
+        self.rma.fences += u32::from(fenced);
         self.messages += 1;
         Ok(key)
     }
@@ -635,6 +640,7 @@ impl Executor {
     pub(super) fn abandon(&mut self, key: TxKey) {
         if let Some(op) = self.tx.remove(key) {
             self.messages -= 1;
+            self.rma.fences -= u32::from(op.is_fenced_atomic());
             self.release(op);
         }
     }

@@ -84,7 +84,7 @@ pub(super) struct Operation {
     pub(super) peer: PeerKey,
     /// Place among all operations of the endpoint, in the order of the calls.
     pub(super) order: u64,
-    /// A message waits until the operations before it are complete (`FI_FENCE`).
+    /// A message or an atomic waits until the operations before it are complete (`FI_FENCE`).
     pub(super) fence: bool,
     pub(super) context: usize,
     /// Whether success has an entry for the application.
@@ -206,6 +206,11 @@ impl Operation {
     /// Whether it is an operation of the application, which has an entry.
     pub(super) const fn is_of_application(&self) -> bool {
         matches!(self.kind, Kind::Message | Kind::Atomic(_))
+    }
+
+    /// Whether it is an atomic that waits for all earlier operations to the peer.
+    pub(super) const fn is_fenced_atomic(&self) -> bool {
+        self.fence && matches!(self.kind, Kind::Atomic(_))
     }
 
     /// Whether the packet wakes the target's driver: its processor has to execute it.

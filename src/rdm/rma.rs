@@ -168,6 +168,8 @@ pub(super) struct Rma {
     pub(super) blocked: Vec<LinkKey>,
     /// Links that hold keys of their peers, and when their leases expire.
     pub(super) leases: Vec<(LinkKey, Instant)>,
+    /// Number of atomics with a fence that are under way.
+    pub(super) fences: u32,
     /// The order of the next operation, messages included.
     next: u64,
     /// The driver was called for what waits.
@@ -183,6 +185,7 @@ impl Rma {
             deferring: Vec::new(),
             blocked: Vec::new(),
             leases: Vec::new(),
+            fences: 0,
             next: 0,
             called: false,
         }

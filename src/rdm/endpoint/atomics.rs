@@ -19,8 +19,7 @@ use crate::mr::mapped_key;
 use crate::wire::rdm::Credit;
 use crate::wire::rdm::packet::MAX_OPERANDS;
 
-/// Flags of atomics that the engine knows. `FI_MORE` and `FI_FENCE` have no effect on packets,
-/// which are posted at once and executed in order. Each entry follows the execution at the target,
+/// Flags of atomics that the engine knows. `FI_MORE` has no effect on packets. Each entry follows the execution at the target,
 /// which is beyond all completion levels.
 const FLAGS: Flags = Flags::COMPLETION
     .union(Flags::INJECT)
@@ -139,6 +138,7 @@ impl Endpoint {
         let peer = state.peer_of(to)?;
         let peer = state.core.resolve(peer);
         let mut op = Operation::new(Kind::Atomic(atomic), peer);
+        (op.order, op.fence) = (state.io.rma.next_order(), flags.contains(Flags::FENCE));
         op.context = if call.injected {
             // fi_endpoint(3): an error without an operation's context has that of the endpoint
             config.context

@@ -51,11 +51,14 @@ pub(in crate::rdm) struct RmaConfig {
 }
 
 impl Executor {
-    /// Whether a message waits for earlier RMA operations to the peer: for those that are not
-    /// posted, if sends are ordered behind writes; with a fence, for those that are not complete.
+    /// Whether a message or an atomic waits for earlier RMA operations to the peer: with a fence,
+    /// for those that are not complete; messages, if sends are ordered behind writes, for those
+    /// that are not posted; both, for those with a fence that are not posted. An atomic with a fence
+    /// also waits for earlier messages and atomics that are not complete.
     #[inline]
     pub(super) fn waits_for_rma(&mut self, on: LinkKey, op: TxKey) -> bool {
-        self.rma.ops.len() != 0 && self.is_behind_rma(on, op)
+        let any = self.rma.ops.len() != 0 || self.rma.fences != 0;
+        any && self.is_behind_rma(on, op)
     }
 
     #[cold]
@@ -63,24 +66,47 @@ impl Executor {
         let Some(op) = self.tx.get(op) else {
             return false;
         };
-        let Kind::Message = op.kind else {
+        if !op.is_of_application() {
             return false;
-        };
+        }
+        let message = matches!(op.kind, Kind::Message);
         let (peer, order, fence) = (op.peer, op.order, op.fence);
+        let earlier = |rma: &RmaOp| rma.peer == peer && rma.order < order;
         let waits = if fence {
-            self.rma
-                .ops
-                .any(|rma| rma.peer == peer && rma.order < order)
+            // packets are executed in their order, but long messages arrive later
+            let sent = |other: &Operation| {
+                other.is_of_application() && other.peer == peer && other.order < order
+            };
+            self.rma.ops.any(earlier) || !message && self.tx.any(sent)
         } else {
-            self.rma_config.before_sends
-                && self
-                    .first_unposted(on, peer)
-                    .is_some_and(|first| first < order)
+            let fenced = |rma: &RmaOp| {
+                earlier(rma) && !rma.is_posted() && rma.request.flags.contains(Flags::FENCE)
+            };
+            let behind_fence = self.rma.first(peer).is_some() && self.rma.ops.any(fenced);
+            let ordered = message && self.rma_config.before_sends;
+            let first = if ordered {
+                self.first_unposted(on, peer)
+            } else {
+                None
+            };
+            behind_fence || first.is_some_and(|first| first < order)
         };
         if waits && !self.rma.blocked.contains(&on) {
             self.rma.blocked.push(on);
         }
         waits
+    }
+
+    /// A message or an atomic ends: fenced atomics may be posted, and RMA behind the fence of one.
+    #[cold]
+    pub(super) fn pass_fences(&mut self, key: TxKey) {
+        let ended = self.tx.get(key).is_some_and(Operation::is_fenced_atomic);
+        self.rma.fences -= u32::from(ended);
+        let blocked = std::mem::take(&mut self.rma.blocked);
+        self.todo.extend(blocked.into_iter().map(Todo::Room));
+        if self.rma.waits() {
+            self.todo.push_back(Todo::RunRma);
+        }
     }
 
     /// The order of the first RMA operation to a peer that is not completely posted.
@@ -168,16 +194,22 @@ impl Executor {
         Ok(())
     }
 
-    /// Whether an operation waits for earlier messages to the peer.
+    /// Whether an operation waits for earlier messages and atomics to the peer.
     fn is_behind_sends(&self, core: &Core<Self>, op: &RmaOp) -> bool {
         let fence = op.request.flags.contains(Flags::FENCE);
         if fence {
             let (peer, order) = (op.peer, op.order);
             let rma = |other: &RmaOp| other.peer == peer && other.order < order;
             let message = |other: &Operation| {
-                matches!(other.kind, Kind::Message) && other.peer == peer && other.order < order
+                other.is_of_application() && other.peer == peer && other.order < order
             };
             return self.rma.ops.any(rma) || self.tx.any(message);
+        }
+        let fenced = |other: &Operation| {
+            other.is_fenced_atomic() && other.peer == op.peer && other.order < op.order
+        };
+        if self.rma.fences != 0 && self.tx.any(fenced) {
+            return true;
         }
         if !self.rma_config.after_sends {
             return false;

@@ -11,6 +11,7 @@
  *                                              and 4 bytes meanwhile: no increment is lost
  *   rdm_atomic refused PROV NODE [auto]        arguments, keys and bounds that are refused, and
  *                                              operations that succeed afterwards
+ *   rdm_atomic fence PROV NODE [auto]          FI_FENCE between atomics and RMA, both ways
  *
  * Ends with 0, or says what went wrong. Plain libfabric 1.17. */
 #include "rdm_processes.h"
@@ -607,9 +608,118 @@ static void ask(int place)
 
 static void refused(void) { with_target(ask, 1); }
 
+/* ---- fence ---- */
+
+enum { FENCED_LENGTH = 1 << 20, FENCED_KEY = 8, ROUNDS = 50, STEPS = 40 };
+
+static uint8_t *large; /* the target's second region */
+
+/* As `target`, with a region for RMA. */
+static void rma_target(int initiators)
+{
+	struct side side;
+	struct fid_mr *mr, *second;
+
+	wanted.caps = FI_MSG | FI_RMA | FI_ATOMIC | FI_FENCE;
+	open_domain_of(&side);
+	side.tx = queue(&side, 0);
+	side.rx = queue(&side, 0);
+	side.ep = endpoint_on(&side, 0);
+	MUST(fi_mr_reg(side.domain, memory, LENGTH, FI_REMOTE_READ | FI_REMOTE_WRITE, 0, KEY, 0, &mr, NULL));
+	MUST(fi_mr_reg(side.domain, large, FENCED_LENGTH, FI_REMOTE_READ | FI_REMOTE_WRITE, 0, FENCED_KEY, 0, &second, NULL));
+	publish(side.ep, TARGET);
+	UNTIL_WITHIN(100, told(DONE) == (uint64_t)initiators, progress(&side));
+	MUST(fi_close(&mr->fid));
+	MUST(fi_close(&second->fid));
+	close_side(&side);
+}
+
+static void take_all(struct side *side, size_t entries)
+{
+	struct fi_cq_tagged_entry entry[16];
+
+	while (entries) {
+		size_t got = 0;
+
+		UNTIL((got = take(side->tx, entry, 16)), (void)0);
+		IS(got <= entries);
+		entries -= got;
+	}
+}
+
+static void fences(int place)
+{
+	static uint8_t bytes[FENCED_LENGTH];
+	struct side side;
+	uint64_t got, one = 1, last = FENCED_LENGTH - 8;
+	fi_addr_t to;
+
+	wanted.caps = FI_MSG | FI_RMA | FI_ATOMIC | FI_FENCE;
+	open_side(&side, place);
+	to = address(&side, TARGET);
+	for (uint64_t round = 1; round <= ROUNDS; round++) {
+		struct fi_ioc operand = { &one, 1 }, result = { &got, 1 };
+		struct fi_rma_ioc there = { last, 1, FENCED_KEY };
+		struct fi_msg_atomic atomic = { .msg_iov = &operand, .iov_count = 1, .addr = to, .rma_iov = &there,
+						.rma_iov_count = 1, .datatype = FI_UINT64, .op = FI_ATOMIC_READ };
+		struct iovec from = { bytes, 8 };
+		struct fi_rma_iov word = { 0, 8, KEY };
+		struct fi_msg_rma rma = { .msg_iov = &from, .iov_count = 1, .addr = to, .rma_iov = &word, .rma_iov_count = 1 };
+		uint64_t value = round << 32;
+
+		/* an atomic sees the last word of an earlier write */
+		memcpy(bytes + last, &round, 8);
+		POST(&side, fi_write(side.ep, bytes, FENCED_LENGTH, NULL, to, 0, FENCED_KEY, NULL));
+		POST(&side, fi_fetch_atomicmsg(side.ep, &atomic, &result, NULL, 1, FI_FENCE | FI_COMPLETION));
+		take_all(&side, 2);
+		if (got != round)
+			die("round %llu: the fenced read is %llu", (unsigned long long)round, (unsigned long long)got);
+		/* one that changes it; operations behind the fence follow: a write, and an atomic */
+		memset(bytes + last, 0, 8);
+		POST(&side, fi_write(side.ep, bytes, FENCED_LENGTH, NULL, to, 0, FENCED_KEY, NULL));
+		atomic.op = FI_SUM;
+		POST(&side, fi_atomicmsg(side.ep, &atomic, FI_FENCE | FI_COMPLETION));
+		POST(&side, fi_read(side.ep, bytes + last, 8, NULL, to, last, FENCED_KEY, NULL));
+		POST(&side, fi_fetch_atomic(side.ep, &one, 1, NULL, &got, NULL, to, last, FENCED_KEY, FI_UINT64, FI_ATOMIC_READ, NULL));
+		take_all(&side, 4);
+		memcpy(&value, bytes + last, 8);
+		IS(value == 1 && got == 1);
+		/* a fenced write follows earlier atomics, and an atomic behind it follows the write */
+		value = round << 32;
+		memcpy(bytes, &value, 8);
+		for (int i = 0; i < STEPS; i++)
+			POST(&side, fi_atomic(side.ep, &one, 1, NULL, to, 0, KEY, FI_UINT64, FI_SUM, NULL));
+		POST(&side, fi_writemsg(side.ep, &rma, FI_FENCE | FI_COMPLETION));
+		take_all(&side, STEPS + 1);
+		memcpy(&got, memory, 8);
+		if (got != value)
+			die("round %llu: the word is %llx", (unsigned long long)round, (unsigned long long)got);
+		POST(&side, fi_atomic(side.ep, &one, 1, NULL, to, 0, KEY, FI_UINT64, FI_SUM, NULL));
+		POST(&side, fi_writemsg(side.ep, &rma, FI_FENCE | FI_COMPLETION));
+		there = (struct fi_rma_ioc){ 0, 1, KEY };
+		atomic.op = FI_ATOMIC_READ;
+		POST(&side, fi_fetch_atomicmsg(side.ep, &atomic, &result, NULL, 1, FI_FENCE | FI_COMPLETION));
+		take_all(&side, 3);
+		IS(got == value);
+	}
+	add(DONE);
+	close_side(&side);
+}
+
+static void fence(void)
+{
+	map_memory();
+	large = mmap(NULL, FENCED_LENGTH, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	IS(large != MAP_FAILED);
+	start("target", rma_target, 1);
+	start("initiator", fences, INITIATOR);
+	one_ends();
+	one_ends();
+}
+
 int main(int argc, char **argv)
 {
-	static const struct mode modes[] = { { "values", values }, { "forms", forms }, { "sums", sums }, { "neighbours", neighbours }, { "refused", refused } };
+	static const struct mode modes[] = { { "values", values }, { "forms", forms }, { "sums", sums }, { "neighbours", neighbours }, { "refused", refused }, { "fence", fence } };
 
 	alarm(300);
 	if (argc > 1)

@@ -34,3 +34,6 @@ class RdmAtomic(common.CProgram):
 
     def test_what_is_refused(self):
         self.succeeds("refused")
+
+    def test_fences(self):
+        self.succeeds("fence")
