@@ -100,15 +100,16 @@ impl Buffers {
     }
 }
 
-/// The address and the key of the target, and its number of elements.
+/// The address and the key of the target, and its number of elements, of `size` bytes each. Members
+/// of one region that follow each other in memory are one target.
 ///
 /// # Errors
-/// `EINVAL`: NULL, or not exactly one member with elements.
+/// `EINVAL`: NULL, no elements, or members in several places.
 ///
 /// # Safety
 /// The vector has `rma_iov_count` members, or is NULL.
 #[inline(always)]
-unsafe fn target(msg: &fi_msg_atomic) -> Result<((u64, u64), usize)> {
+unsafe fn target(msg: &fi_msg_atomic, size: usize) -> Result<((u64, u64), usize)> {
     let count = msg.rma_iov_count;
     if msg.rma_iov.is_null() || !(1..=MAX_VECTOR).contains(&count) {
         return Err(bad_vector(count));
@@ -116,10 +117,16 @@ unsafe fn target(msg: &fi_msg_atomic) -> Result<((u64, u64), usize)> {
     // SAFETY: not NULL; the caller passes a vector of `count` members.
     let vector = unsafe { std::slice::from_raw_parts(msg.rma_iov, count) };
     let mut members = vector.iter().filter(|member| member.count != 0);
-    match (members.next(), members.next()) {
-        (Some(only), None) => Ok(((only.addr, only.key), only.count)),
-        _ => Err(bad_vector(count)),
+    let first = members.next().ok_or_else(|| bad_vector(count))?;
+    let mut elements = first.count;
+    for member in members {
+        let len = elements.saturating_mul(size) as u64;
+        if member.key != first.key || first.addr.checked_add(len) != Some(member.addr) {
+            return Err(bad_vector(count));
+        }
+        elements = elements.saturating_add(member.count);
     }
+    Ok(((first.addr, first.key), elements))
 }
 
 /// Logs the refusal at `info`.
@@ -186,7 +193,7 @@ impl Call {
                 let flags = self.flags.map(|flags| flags_of(flags, FLAGS)).transpose()?;
                 let operation = operation(self.family, msg.datatype, msg.op)?;
                 let size = operation.datatype().size();
-                let (target, count) = target(msg)?;
+                let (target, count) = target(msg, size)?;
                 let operands = match operation.op() {
                     Op::Read => Buffers::new(NONE, size)?,
                     _ => Buffers::new((msg.msg_iov, msg.iov_count), size)?,

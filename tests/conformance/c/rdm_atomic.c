@@ -329,7 +329,7 @@ static void each_form(int place)
 	uint32_t operand[5] = { 1, 2, 3, 4, 5 }, compare[5] = { 0 }, result[5] = { 0 };
 	struct fi_ioc iov[2] = { { operand, 2 }, { operand + 2, 3 } }, into[3] = { { result, 1 }, { result + 1, 0 }, { result + 1, 4 } };
 	struct fi_ioc with[2] = { { compare, 4 }, { compare + 4, 1 } };
-	struct fi_rma_ioc there = { .addr = 4, .count = 5, .key = KEY };
+	struct fi_rma_ioc there = { .addr = 4, .count = 5, .key = KEY }, parts[3] = { { 4, 2, KEY }, { 0, 0, 0 }, { 12, 3, KEY } };
 	struct fi_msg_atomic msg = { .msg_iov = iov, .iov_count = 2, .rma_iov = &there, .rma_iov_count = 1,
 				     .datatype = FI_UINT32, .op = FI_SUM, .context = &msg };
 	struct fid_cntr *wrote, *read;
@@ -363,12 +363,17 @@ static void each_form(int place)
 	completes(&side, FI_READ, &msg);
 	for (uint32_t i = 0; i < 5; i++)
 		IS(result[i] == 2 * (i + 1) && words()[1 + i] == 3 * (i + 1));
+	/* ranges that follow each other */
+	msg.rma_iov = parts;
+	msg.rma_iov_count = 3;
 	POST(&side, fi_fetch_atomicmsg(side.ep, &msg, into, NULL, 3, 0));
 	completes(&side, FI_READ, &msg);
 	for (uint32_t i = 0; i < 5; i++)
 		IS(result[i] == 3 * (i + 1) && words()[1 + i] == 4 * (i + 1));
 	for (uint32_t i = 0; i < 5; i++)
 		compare[i] = i == 1 ? 99 : 4 * (i + 1);
+	msg.rma_iov = &there;
+	msg.rma_iov_count = 1;
 	POST(&side, fi_compare_atomicv(side.ep, iov, NULL, 2, with, NULL, 2, into, NULL, 3, msg.addr, 4, KEY, FI_UINT32, FI_CSWAP, &msg));
 	completes(&side, FI_READ, &msg);
 	for (uint32_t i = 0; i < 5; i++)

@@ -5,6 +5,7 @@ With WEFT_RDM_LONG=1 the initiators count to 1,000,000 each.
 """
 
 import os
+import unittest
 
 from lib import programs
 
@@ -42,6 +43,7 @@ class RdmAtomicForms(common.CProgram):
     def test_a_target_that_calls_nothing(self):
         self.succeeds("silent")
 
+    @unittest.skip("8-byte atomics need the target's processor: no mechanism of the device yet (issue 17)")
     def test_a_target_that_is_stopped(self):
         self.succeeds("stopped")
 
