@@ -11,6 +11,7 @@
  *                                              and 4 bytes meanwhile: no increment is lost
  *   rdm_atomic refused PROV NODE [auto]        arguments, keys and bounds that are refused, and
  *                                              operations that succeed afterwards
+ *   rdm_atomic counted PROV NODE [auto]        counters of the target's region
  *   rdm_atomic fence PROV NODE [auto]          FI_FENCE between atomics and RMA, both ways
  *
  * Ends with 0, or says what went wrong. Plain libfabric 1.17. */
@@ -613,6 +614,66 @@ static void ask(int place)
 
 static void refused(void) { with_target(ask, 1); }
 
+/* ---- counted ---- */
+
+/* Counters of the region: a write modifies it, a read does not. */
+static void counting_target(int initiators)
+{
+	struct side side;
+	struct fid_mr *mr;
+	struct fid_cntr *written, *read;
+
+	wanted.caps = FI_MSG | FI_ATOMIC | FI_RMA_EVENT;
+	open_domain_of(&side);
+	side.tx = queue(&side, 0);
+	side.rx = queue(&side, 0);
+	side.ep = endpoint_on(&side, 0);
+	written = counter(&side);
+	read = counter(&side);
+	MUST(fi_mr_reg(side.domain, memory, LENGTH, FI_REMOTE_READ | FI_REMOTE_WRITE, 0, KEY, 0, &mr, NULL));
+	MUST(fi_mr_bind(mr, &written->fid, FI_REMOTE_WRITE));
+	MUST(fi_mr_bind(mr, &read->fid, FI_REMOTE_READ));
+	publish(side.ep, TARGET);
+	UNTIL(told(DONE) == (uint64_t)initiators, progress(&side));
+	/* counted before the initiators have the results */
+	IS(fi_cntr_read(written) == 3 && fi_cntr_read(read) == 3);
+	MUST(fi_close(&mr->fid));
+	MUST(fi_close(&written->fid));
+	MUST(fi_close(&read->fid));
+	close_side(&side);
+}
+
+static void is_counted(int place)
+{
+	struct side side;
+	uint64_t operand = 1, zero = 0, result;
+	fi_addr_t to;
+
+	open_atomic(&side, place);
+	to = address(&side, TARGET);
+	POST(&side, fi_atomic(side.ep, &operand, 1, NULL, to, 0, KEY, FI_UINT64, FI_SUM, NULL));
+	POST(&side, fi_atomic(side.ep, &zero, 1, NULL, to, 0, KEY, FI_UINT64, FI_SUM, NULL));
+	POST(&side, fi_fetch_atomic(side.ep, &operand, 1, NULL, &result, NULL, to, 0, KEY, FI_UINT64, FI_SUM, NULL));
+	POST(&side, fi_fetch_atomic(side.ep, NULL, 1, NULL, &result, NULL, to, 0, KEY, FI_UINT64, FI_ATOMIC_READ, NULL));
+	POST(&side, fi_compare_atomic(side.ep, &operand, 1, NULL, &zero, NULL, &result, NULL, to, 0, KEY, FI_UINT64, FI_CSWAP, NULL));
+	operand = 2;
+	POST(&side, fi_atomic(side.ep, &operand, 1, NULL, to, 0, KEY, FI_UINT64, FI_ATOMIC_WRITE, NULL));
+	for (int done = 0; done < 6; done++)
+		next(&side, side.tx);
+	IS(result == 2);
+	add(DONE);
+	close_side(&side);
+}
+
+static void counted(void)
+{
+	map_memory();
+	start("target", counting_target, 1);
+	start("initiator", is_counted, INITIATOR);
+	one_ends();
+	one_ends();
+}
+
 /* ---- fence ---- */
 
 enum { FENCED_LENGTH = 1 << 20, FENCED_KEY = 8, ROUNDS = 50, STEPS = 40 };
@@ -724,7 +785,7 @@ static void fence(void)
 
 int main(int argc, char **argv)
 {
-	static const struct mode modes[] = { { "values", values }, { "forms", forms }, { "sums", sums }, { "neighbours", neighbours }, { "refused", refused }, { "fence", fence } };
+	static const struct mode modes[] = { { "values", values }, { "forms", forms }, { "sums", sums }, { "neighbours", neighbours }, { "refused", refused }, { "counted", counted }, { "fence", fence } };
 
 	alarm(300);
 	if (argc > 1)

@@ -35,5 +35,8 @@ class RdmAtomic(common.CProgram):
     def test_what_is_refused(self):
         self.succeeds("refused")
 
+    def test_counters_of_a_region(self):
+        self.succeeds("counted")
+
     def test_fences(self):
         self.succeeds("fence")
