@@ -580,11 +580,13 @@ impl Peer {
     }
 
     /// Moves one of the peer's queue pairs to ERR if its state word still is `word`, and notifies
-    /// the peer.
-    pub(crate) fn fail_qp(&self, at: usize, word: layout::StateWord, fault: layout::Fault) {
-        if signal::move_state(&self.map, at, word, word.failed(fault)) {
+    /// the peer. Returns whether it was moved.
+    pub(crate) fn fail_qp(&self, at: usize, word: layout::StateWord, fault: layout::Fault) -> bool {
+        let moved = signal::move_state(&self.map, at, word, word.failed(fault));
+        if moved {
             self.call_attention();
         }
+        moved
     }
 
     /// Requests that the peer checks the states of its queue pairs.

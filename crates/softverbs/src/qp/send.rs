@@ -183,7 +183,7 @@ impl Qp {
             len,
         };
         match self.run(sq, &request) {
-            Step::Done(status) => {
+            Step::Done(status) | Step::Refused(status) => {
                 sq.head = sq.head.wrapping_add(1);
                 self.finish(sq, wr.wr_id, wr.opcode, wr.send_flags, len, status);
             }
@@ -383,6 +383,24 @@ impl Qp {
         }
     }
 
+    /// The other end refuses a request: moves it to ERR. It can have been reset before, and then
+    /// the caller of the request repeats it.
+    #[cold]
+    pub(super) fn refused(&self, sq: &SendQueue, fault: Fault, status: ibv_wc_status) -> Step {
+        // The other end's process can reset the queue pair as soon as it is moved.
+        if self.fail_other_end(sq, fault) {
+            Step::Refused(status)
+        } else {
+            Step::Done(status)
+        }
+    }
+
+    /// As [`Self::refused`], for a key, range or right.
+    #[cold]
+    pub(super) fn refused_access(&self, sq: &SendQueue) -> Step {
+        self.refused(sq, Fault::Access, IBV_WC_REM_ACCESS_ERR)
+    }
+
     /// RDMA READ or WRITE: executed by this thread, without the other end.
     fn run_access(&self, sq: &mut SendQueue, request: &Request<'_>, way: Direction) -> Step {
         let Some(conn) = &sq.conn else {
@@ -419,10 +437,7 @@ impl Qp {
         let status = match result {
             Ok(()) => IBV_WC_SUCCESS,
             Err(AccessError::Remote | AccessError::Dead) if sq.kind == IBV_QPT_UC => IBV_WC_SUCCESS,
-            Err(AccessError::Remote) => {
-                self.fail_other_end(sq, Fault::Access);
-                IBV_WC_REM_ACCESS_ERR
-            }
+            Err(AccessError::Remote) => return self.refused_access(sq),
             Err(AccessError::Local) => IBV_WC_LOC_PROT_ERR,
             Err(AccessError::Dead) => IBV_WC_RETRY_EXC_ERR,
             Err(AccessError::Refused) => IBV_WC_LOC_QP_OP_ERR,
@@ -450,8 +465,7 @@ impl Qp {
             _ => Change::Swap(operands.compare_add, operands.swap),
         };
         let result = if !operands.remote_addr.is_multiple_of(8) {
-            self.fail_other_end(sq, Fault::Request);
-            return Step::Done(IBV_WC_REM_INV_REQ_ERR);
+            return self.refused(sq, Fault::Request, IBV_WC_REM_INV_REQ_ERR);
         } else if conn.word.access() & change.right() == 0 {
             Err(AccessError::Remote)
         } else {
@@ -479,10 +493,7 @@ impl Qp {
                 unsafe { request.scatter(&old.to_ne_bytes()) };
                 IBV_WC_SUCCESS
             }
-            Err(AccessError::Remote) => {
-                self.fail_other_end(sq, Fault::Access);
-                IBV_WC_REM_ACCESS_ERR
-            }
+            Err(AccessError::Remote) => return self.refused_access(sq),
             Err(AccessError::Local) => IBV_WC_LOC_PROT_ERR,
             Err(AccessError::Dead) => IBV_WC_RETRY_EXC_ERR,
             Err(AccessError::Refused) => IBV_WC_LOC_QP_OP_ERR,
@@ -517,10 +528,7 @@ impl Qp {
         };
         Step::Done(match result {
             Ok(()) => IBV_WC_SUCCESS,
-            Err(AccessError::Remote) => {
-                self.fail_other_end(sq, Fault::Access);
-                IBV_WC_REM_ACCESS_ERR
-            }
+            Err(AccessError::Remote) => return self.refused_access(sq),
             Err(AccessError::Local | AccessError::Refused) => IBV_WC_LOC_QP_OP_ERR,
             Err(AccessError::Dead) => IBV_WC_RETRY_EXC_ERR,
         })
@@ -690,7 +698,7 @@ impl Qp {
                 if sq.route.is_some() {
                     // A target has no owning process that would move it to ERR, so the initiator
                     // does.
-                    self.fail_other_end(sq, Fault::Request);
+                    return self.refused(sq, Fault::Request, status);
                 }
                 Step::Done(status)
             }

@@ -16,6 +16,9 @@ use crate::sys;
 /// Result of trying to execute a request.
 pub(super) enum Step {
     Done(ibv_wc_status),
+    /// The other end has refused the request, and was moved to ERR. The status is final, whatever
+    /// the other end does then.
+    Refused(ibv_wc_status),
     Wait(Reason),
 }
 
@@ -164,7 +167,7 @@ impl Qp {
                 continue;
             }
             let reason = match self.run_first(sq) {
-                Step::Done(status) => {
+                Step::Done(status) | Step::Refused(status) => {
                     self.finish_first(sq, status);
                     if sq.kind == IBV_QPT_UD {
                         left -= 1;

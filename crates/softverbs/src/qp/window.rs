@@ -10,7 +10,6 @@ use super::{Qp, SendQueue};
 use crate::key::Key;
 use crate::mw::Progress;
 use crate::region::{self, Target};
-use crate::segment::layout::Fault;
 
 /// `ibv_bind_mw`: a request that gives a window of type 1 its next key.
 ///
@@ -79,8 +78,7 @@ impl Qp {
         };
         // The window's owner checks its own list again when the message arrives.
         if !region::may_invalidate(&conn.peer.map, target) {
-            self.fail_other_end(sq, Fault::Access);
-            return Step::Done(IBV_WC_REM_ACCESS_ERR);
+            return self.refused_access(sq);
         }
         self.run_message(sq, request)
     }

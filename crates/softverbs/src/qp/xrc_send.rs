@@ -212,14 +212,14 @@ impl Qp {
         }
     }
 
-    /// Moves the other end to ERR.
+    /// Moves the other end to ERR. Returns false if its state has changed before.
     #[cold]
-    pub(super) fn fail_other_end(&self, sq: &SendQueue, fault: Fault) {
-        let Some(conn) = &sq.conn else { return };
+    pub(super) fn fail_other_end(&self, sq: &SendQueue, fault: Fault) -> bool {
+        let Some(conn) = &sq.conn else { return false };
         match sq.route.as_ref().map(|route| &route.target) {
             None => conn.peer.fail_qp(conn.at, conn.word, fault),
             Some(Some((domain, at))) => domain.fail_target(self.process(), *at, conn.word, fault),
-            Some(None) => {}
+            Some(None) => false,
         }
     }
 

@@ -68,13 +68,22 @@ impl Domain {
         holders(self, at).find(|&slot| slot == process.slot || lives(process, self, slot))
     }
 
-    /// Moves a target to ERR, if its state is still `word`, and notifies all holders.
+    /// Moves a target to ERR, if its state is still `word`, and notifies all holders. Returns
+    /// whether it was moved.
     #[cold]
-    pub(crate) fn fail_target(&self, process: &Process, at: usize, word: StateWord, fault: Fault) {
-        if signal::move_state(&self.map, at, word, word.failed(fault)) {
+    pub(crate) fn fail_target(
+        &self,
+        process: &Process,
+        at: usize,
+        word: StateWord,
+        fault: Fault,
+    ) -> bool {
+        let moved = signal::move_state(&self.map, at, word, word.failed(fault));
+        if moved {
             self.call_holders(process, at);
             self.wake_initiator(process, at);
         }
+        moved
     }
 
     /// Calls all holders of a target to check its state.
