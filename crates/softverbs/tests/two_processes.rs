@@ -32,6 +32,7 @@ pub(crate) fn main() {
             before_failure_child,
         ),
         ("stale_rkeys", stale_parent, stale_child),
+        ("refused_and_reset", refused_parent, refusing_child),
         ("too_long_for_the_receive", long_parent, long_child),
         ("events_wake_sleepers", events_parent, events_child),
         ("many_queue_pairs", many_parent, many_child),
@@ -422,6 +423,37 @@ fn before_failure_child(link: &mut Link) {
         link.expect("next");
     }
 }
+
+/// A request that the other end has refused completes as refused, although the other end is reset
+/// as soon as its process learns of it.
+fn refused_parent(link: &mut Link) {
+    for round in 0..ROUNDS {
+        let mut end = End::connect(link, 16, 16, 1);
+        let local = end.buffer(&[0x55; 64]);
+        let opcode = [IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ][round % 2];
+        link.expect("go");
+        end.rdma(opcode, &local, 8, 0x1000, 0x00de_ad00, None);
+        assert_eq!(
+            end.wait(LIMIT).status,
+            IBV_WC_REM_ACCESS_ERR,
+            "round {round}"
+        );
+        link.say("done");
+    }
+}
+
+fn refusing_child(link: &mut Link) {
+    for _ in 0..ROUNDS {
+        let mut end = End::connect(link, 16, 16, 1);
+        link.say("go");
+        assert_eq!(end.async_event(), IBV_EVENT_QP_ACCESS_ERR);
+        end.reset();
+        link.expect("done");
+    }
+}
+
+/// Repetitions of a case whose processes race.
+const ROUNDS: usize = 100;
 
 fn stale_parent(link: &mut Link) {
     for case in 0..5 {
