@@ -49,4 +49,4 @@ pub use ops::{AdvisedRange, HANDLE_SIZE, Hint, SharedMemory};
 pub(crate) use pending::Workers;
 pub use region::{Dmabuf, Region, RegionConfig};
 pub(crate) use source::{Source, SourceKeys, Withdrawn};
-pub(crate) use targets::{Change, Targets};
+pub(crate) use targets::{Change, Span, Targets};

@@ -588,7 +588,7 @@ impl Region {
         &self.domain
     }
 
-    /// Whether this side can execute atomics of peers on the region. Memory behind a descriptor
+    /// Whether this side can execute operations on the region. Memory behind a descriptor
     /// need not be mapped; and a single use is claimed in the directory, which only peers do.
     fn is_target(&self) -> bool {
         self.access.is_remote() && self.dmabuf.is_none() && !self.once

@@ -1,7 +1,7 @@
-//! Regions as targets of atomics that the processor of their owner executes
-//! (`docs/protocol-rdm.md`, "Atomics").
+//! Regions as targets of operations that the processor of their owner executes: atomics of peers
+//! (`docs/protocol-rdm.md`, "Atomics"), and RMA of an endpoint to itself (`docs/rdm.md`, "RMA").
 //!
-//! One lock per domain makes these operations atomic with each other. A close takes it before it
+//! One lock per domain makes atomics atomic with each other. A close takes it before it
 //! ends the region, so afterwards no operation accesses the memory. The memory is accessed by
 //! `process_vm_readv(2)` of this process, because a region can contain addresses that are not
 //! mapped: then the operation fails, and the process does not.
@@ -26,7 +26,7 @@ use crate::wire::rdm::packet::MAX_OPERANDS;
 
 const BYTES: usize = MAX_OPERANDS as usize;
 
-/// A region that permits atomics.
+/// A region that peers can access.
 #[derive(Debug)]
 pub(super) struct Target {
     pub(super) pd: Arc<Pd>,
@@ -45,6 +45,35 @@ pub(super) struct Target {
 #[derive(Debug, Default)]
 pub(crate) struct Targets {
     regions: Mutex<HashMap<u64, Target>>,
+}
+
+impl Target {
+    /// Whether `len` bytes from `offset` on are in the region.
+    fn contains(&self, offset: u64, len: usize) -> bool {
+        let whole: u64 = self.buffers.iter().map(|buffer| buffer.len as u64).sum();
+        let end = offset.checked_add(len as u64);
+        end.is_some_and(|end| end <= whole)
+    }
+
+    /// The counter of an event.
+    fn counter(&self, event: Event) -> Option<Arc<Counter>> {
+        let mut counters = self.counters.iter();
+        let found = counters.find(|(counted, _)| *counted == event);
+        found.map(|(_, counter)| Arc::clone(counter))
+    }
+}
+
+/// What is not copied yet of a range of a region.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Span {
+    /// Address and key, as the application has them.
+    pub(crate) addr: u64,
+    pub(crate) key: u64,
+    pub(crate) left: usize,
+    /// Whether the region is read or written.
+    pub(crate) event: Event,
+    /// The generation of the region, once it is known.
+    pub(crate) generation: Option<u64>,
 }
 
 /// An operation on the elements of a region.
@@ -138,10 +167,60 @@ impl Targets {
             let pieces =
                 offset.and_then(|offset| Pieces::of(&target.buffers, offset, change.len()));
             let written = execute(&pieces.ok_or(FiErrno::EACCES)?, change, earlier)?;
-            let event = if written { Event::Write } else { Event::Read };
-            let mut counters = target.counters.iter();
-            let found = counters.find(|(of, _)| *of == event);
-            counter = found.map(|(_, counter)| Arc::clone(counter));
+            counter = target.counter(if written { Event::Write } else { Event::Read });
+        }
+        if let Some(counter) = counter {
+            counter.add(1);
+        }
+        Ok(())
+    }
+
+    /// Copies the first bytes of a span, at most those of `local`: from the region to `local` if
+    /// the event is a read, otherwise from `local` to the region. Updates the span. Counts the
+    /// operation when nothing is left.
+    ///
+    /// # Errors
+    /// - `EKEYREJECTED`: no region of `pd` has the key, or another one than before has it.
+    /// - `EACCES`: the region does not permit the access, or the span is not inside it.
+    /// - `EFAULT`: some bytes are not mapped, or not writable; bytes before may have been copied.
+    /// - Others of `process_vm_readv(2)`.
+    ///
+    /// # Safety
+    /// For a read the buffers of `local` are writable memory of the application.
+    pub(crate) unsafe fn copy(
+        &self,
+        pd: &Arc<Pd>,
+        span: &mut Span,
+        local: &[libc::iovec],
+    ) -> Result<()> {
+        let counter;
+        {
+            let regions = self.regions.lock();
+            let known = |target: &&Target| {
+                let same = span.generation.is_none_or(|it| it == target.generation);
+                same && Arc::ptr_eq(&target.pd, pd)
+            };
+            let target = regions.get(&span.key).filter(known);
+            let target = target.ok_or(FiErrno::EKEYREJECTED)?;
+            let right = match span.event {
+                Event::Read => Access::REMOTE_READ,
+                Event::Write => Access::REMOTE_WRITE,
+            };
+            if !target.access.contains(right) {
+                return Err(FiErrno::EACCES);
+            }
+            let offset = span.addr.checked_sub(target.first);
+            let offset = offset.filter(|offset| target.contains(*offset, span.left));
+            let offset = offset.ok_or(FiErrno::EACCES)?;
+            if span.left != 0 {
+                let pieces = Pieces::first(&target.buffers, offset, span.left);
+                // SAFETY: the caller promises the buffers.
+                let moved = unsafe { pieces.exchange(local, span.event) }?;
+                span.addr += moved as u64;
+                span.left -= moved;
+            }
+            span.generation = Some(target.generation);
+            counter = target.counter(span.event).filter(|_| span.left == 0);
         }
         if let Some(counter) = counter {
             counter.add(1);
@@ -188,7 +267,14 @@ const PIECES: usize = 8;
 
 impl Pieces {
     /// `None`: some of the bytes are outside the region, or in more than [`PIECES`] buffers.
-    fn of(buffers: &[Buffer], mut offset: u64, mut left: usize) -> Option<Self> {
+    fn of(buffers: &[Buffer], offset: u64, len: usize) -> Option<Self> {
+        let this = Self::first(buffers, offset, len);
+        let covered: usize = this.list.iter().map(|(_, len)| len).sum();
+        (covered == len && len != 0).then_some(this)
+    }
+
+    /// The first [`PIECES`] pieces of the bytes, as far as they are in the region.
+    fn first(buffers: &[Buffer], mut offset: u64, mut left: usize) -> Self {
         let mut this = Self {
             list: [(0, 0); PIECES],
             count: 0,
@@ -201,13 +287,40 @@ impl Pieces {
             }
             // at most the rest of the elements
             let part = usize::try_from(len - offset).map_or(left, |rest| rest.min(left));
-            *this.list.get_mut(this.count)? = (buffer.start() + offset, part);
+            let Some(piece) = this.list.get_mut(this.count).filter(|_| left != 0) else {
+                break;
+            };
+            *piece = (buffer.start() + offset, part);
             (this.count, left, offset) = (this.count + 1, left - part, 0);
-            if left == 0 {
-                return Some(this);
-            }
         }
-        None
+        this
+    }
+
+    /// Copies to `local` or from it, as far as both reach. Returns the number of copied bytes, at
+    /// least 1.
+    ///
+    /// # Safety
+    /// For a read, the buffers of `local` are writable memory of the application.
+    unsafe fn exchange(&self, local: &[libc::iovec], event: Event) -> Result<usize> {
+        let mut remote = [iovec(0, 0); PIECES];
+        for (to, (addr, len)) in remote.iter_mut().zip(self.list) {
+            *to = iovec(addr, len);
+        }
+        let (own, theirs) = (local.len() as u64, self.count as u64);
+        let (local, remote) = (local.as_ptr(), remote.as_ptr());
+        // SAFETY: for a read the caller promises the local buffers; for a write the other addresses
+        // are in a region that peers may change. The kernel checks that all are mapped.
+        let moved = unsafe {
+            match event {
+                Event::Read => libc::process_vm_readv(own_pid(), local, own, remote, theirs, 0),
+                Event::Write => libc::process_vm_writev(own_pid(), local, own, remote, theirs, 0),
+            }
+        };
+        match usize::try_from(moved) {
+            Ok(0) => Err(FiErrno::EFAULT),
+            Ok(moved) => Ok(moved),
+            Err(_) => Err(FiErrno::last()),
+        }
     }
 
     /// Reads all bytes.

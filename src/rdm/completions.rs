@@ -166,6 +166,19 @@ impl Completions {
         kept
     }
 
+    /// A write of the endpoint to itself has remote CQ data.
+    pub(super) fn own_notice(&mut self, from: PeerKey, data: u64, len: usize) {
+        if self.bound[Side::Rx as usize] {
+            let flags = Flags::RMA | Flags::REMOTE_WRITE | Flags::REMOTE_CQ_DATA;
+            let completion = Completion {
+                data,
+                len,
+                ..Completion::new(0, flags)
+            };
+            self.rx.push_back(Entry::Done(completion, Some(from)));
+        }
+    }
+
     /// A peek has found a message. No operation has completed, so no counter counts it.
     pub(super) fn peeked(&mut self, completion: Completion, from: Option<PeerKey>) {
         if self.bound[Side::Rx as usize] {

@@ -12,6 +12,7 @@
 mod atomic;
 mod close;
 mod messages;
+mod own_rma;
 mod pull;
 mod rings;
 mod rma;
@@ -907,7 +908,7 @@ impl Io for Executor {
 
     fn alias(&mut self, peer: PeerKey, of: Option<PeerKey>) {
         let Some(of) = of else {
-            return self.rma_failed(peer, FiErrno::EOPNOTSUPP);
+            return self.todo.push_back(Todo::RunRma);
         };
         for key in self.tx.keys_where(|op| op.peer == peer) {
             if let Some(op) = self.tx.get_mut(key) {

@@ -248,7 +248,7 @@ impl Rma {
 
     /// Whether an operation waits although there is a link: for room, credit or a key.
     pub(super) fn progresses<I: Io>(&self, core: &Core<I>) -> bool {
-        let up = |peer: PeerKey| core.is_up(peer);
+        let up = |peer: PeerKey| core.is_up(peer) || core.is_itself(peer);
         !self.deferring.is_empty() || self.peers().into_iter().any(up)
     }
 

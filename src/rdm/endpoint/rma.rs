@@ -5,6 +5,7 @@
 use std::ffi::c_void;
 use std::sync::atomic::Ordering;
 
+use super::super::completions::Side;
 use super::super::iov::Iov;
 use super::super::rma::{MAX_RMA_IOV, Notice, Request, RmaOp};
 use super::Endpoint;
@@ -71,8 +72,7 @@ fn request(opcode: SendOpcode, flags: Flags) -> Request {
 /// - `EMSGSIZE`: injected and longer than the inject size.
 /// - `EBADFLAGS`: a flag that the operation does not accept.
 /// - `EKEYREJECTED`: the value cannot be a key of the peer.
-/// - `EOPBADSTATE`: not enabled, or closed. `EOPNOTSUPP`: opened without RMA, or to the endpoint
-///   itself.
+/// - `EOPBADSTATE`: not enabled, or closed. `EOPNOTSUPP`: opened without RMA.
 /// - Others: those of registering a local buffer.
 ///
 /// # Safety
@@ -211,8 +211,12 @@ impl Endpoint {
         }
         let peer = state.peer_of(call.to)?;
         let peer = state.core.resolve(peer);
-        if state.core.is_itself(peer) {
-            return Err(FiErrno::EOPNOTSUPP);
+        if call.data.is_some()
+            && state.core.is_itself(peer)
+            && state.io.completions.len(Side::Rx) >= 2 * config.rx_size.max(config.tx_size)
+        {
+            // on a link credit bounds the entries that no queue has taken
+            return Err(FiErrno::EAGAIN);
         }
         let mut op = RmaOp::new(call.request, peer, state.io.rma.next_order());
         op.context = call.context;

@@ -133,6 +133,10 @@ impl Executor {
         op: RmaOp,
     ) -> Result<()> {
         let peer = op.peer;
+        if core.is_itself(peer) {
+            // SAFETY: as this function.
+            return unsafe { self.begin_own_rma(core, op) };
+        }
         let inject = op.request.flags.contains(Flags::INJECT);
         let link = core.open_link(peer);
         let at_once = link.filter(|_| self.rma.first(peer).is_none());
@@ -179,7 +183,7 @@ impl Executor {
     ///
     /// # Safety
     /// The operation's buffers are readable.
-    unsafe fn copy_rma(&mut self, key: RmaKey, inject: bool) -> Result<()> {
+    pub(super) unsafe fn copy_rma(&mut self, key: RmaKey, inject: bool) -> Result<()> {
         let op = self.rma.ops.get_mut(key).filter(|_| inject);
         let Some(op) = op.filter(|op| op.iov.len() != 0) else {
             return Ok(());
@@ -195,7 +199,7 @@ impl Executor {
     }
 
     /// Whether an operation waits for earlier messages and atomics to the peer.
-    fn is_behind_sends(&self, core: &Core<Self>, op: &RmaOp) -> bool {
+    pub(super) fn is_behind_sends(&self, core: &Core<Self>, op: &RmaOp) -> bool {
         let fence = op.request.flags.contains(Flags::FENCE);
         if fence {
             let (peer, order) = (op.peer, op.order);
@@ -338,6 +342,10 @@ impl Executor {
             }
         }
         for peer in self.rma.peers() {
+            if core.is_itself(peer) {
+                self.run_own_rma(core, peer);
+                continue;
+            }
             let Some(link) = core.open_link(peer) else {
                 continue;
             };
@@ -525,7 +533,7 @@ impl Executor {
     }
 
     /// Removes an operation that was refused.
-    fn forget_rma(&mut self, key: RmaKey) {
+    pub(super) fn forget_rma(&mut self, key: RmaKey) {
         if let Some(op) = self.rma.ops.remove(key)
             && let Some(slot) = op.slot
         {
@@ -758,7 +766,7 @@ fn broken_part(op: &mut RmaOp, status: u32, vendor_err: u32, refused: bool) {
 
 /// The engine has refused a part of an operation.
 #[cold]
-fn refused_part(op: &mut RmaOp, error: FiErrno) {
+pub(super) fn refused_part(op: &mut RmaOp, error: FiErrno) {
     let fault = Fault {
         err: error,
         status: Some((rdma_core_sys::IBV_WC_REM_ACCESS_ERR, 0)),

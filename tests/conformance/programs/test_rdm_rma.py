@@ -1,4 +1,4 @@
-"""RMA of endpoints with many peers: tests/conformance/c/rdm_rma.c and rdm_rma_peers.c."""
+"""RMA of endpoints with many peers: tests/conformance/c/rdm_rma.c, rdm_rma_peers.c and rdm_own.c."""
 
 from lib import programs
 
@@ -83,3 +83,19 @@ class RdmRmaPeers(Rma):
 
     def test_threads(self):
         self.succeeds("threads")
+
+
+class RdmOwn(Rma):
+    SOURCE = "rdm_own"
+
+    def test_forms_of_regions(self):
+        self.succeeds("forms")
+
+    def test_rights_and_bounds(self):
+        self.succeeds("rights")
+
+    def test_counters(self):
+        self.succeeds("counters")
+
+    def test_fence_behind_a_message(self):
+        self.succeeds("fence")
