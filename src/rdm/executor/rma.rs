@@ -740,11 +740,12 @@ impl Executor {
         self.rma.leases.iter().map(|(_, due)| *due).min()
     }
 
-    /// Whether injected data, or remote CQ data, has not reached its peer.
+    /// Whether injected data, or remote CQ data, has not reached its peer. An operation without a
+    /// hold has failed, or its peer is this endpoint, which is being closed.
     pub(super) fn owes_rma(&self) -> bool {
         self.rma
             .ops
-            .any(|op| op.request.flags.contains(Flags::INJECT))
+            .any(|op| op.held && op.request.flags.contains(Flags::INJECT))
     }
 }
 
