@@ -215,7 +215,8 @@ fn a_full_ring_is_no_end() {
     for len in [8, 1_000, 4_000] {
         // the link, and a window of the largest size
         for number in 0..200 {
-            a.send(to_b, None, &message(number, len), 1);
+            let bytes = message(number, len);
+            a.send(to_b, None, &bytes, 1);
             b.recv(None, &mut buffer, 2);
             wait([&a, &b], [1, 1]);
         }
