@@ -11,6 +11,7 @@
 
 mod atomic;
 mod close;
+mod io;
 mod messages;
 mod own_rma;
 mod pull;
@@ -21,33 +22,29 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 
 use super::completions::{Completions, Side};
-use super::core::{Core, Io, Origin, Post, Send};
+use super::core::{Core, Io, Origin, Send};
 use super::iov::Iov;
 use super::link::LinkKey;
 use super::link_cm::{LinkCm, Step};
-use super::link_end::LinkEnd;
 use super::link_ring::RingPacket;
 use super::links::{Links, Posted, Sent, WrId};
-use super::operations::{Atomic, Kind, Operation, PAYLOAD, TxKey, TxMark};
+use super::operations::{Kind, Operation, PAYLOAD, TxKey, TxMark};
 use super::ops::Form;
 use super::packet_memory::{PacketMemory, Slot};
 use super::peer::PeerKey;
 use super::pulls::Pulls;
-use super::receives::{ArrivalKey, AtSender, Envelope, Payload, Receives};
+use super::receives::{ArrivalKey, Receives};
 use super::rma::{Rma, RmaKey};
 use super::shared::Shared;
 use super::slab::Slab;
-use crate::conn::ConnectRequest;
 use crate::errno::{FiErrno, Result};
 use crate::log::warn_log;
 use crate::mr::{MrDomain, SourceKeys};
 use crate::queue::Counter;
 use crate::queue::event_cell::Event;
-use crate::verbs::{Cq, Lkey, Pd, RecvRequest, RemoteAddr, Rkey, Sge, Srq, Wc};
+use crate::verbs::{Cq, Lkey, Pd, RecvRequest, Sge, Srq, Wc};
 use crate::wire::rdm::packet::{MAX_HEAD, SLOT_SIZE};
-use crate::wire::rdm::{
-    Body, Credit, Header, Listener, Number, Packet, Rejection, Reply, Request, Terms,
-};
+use crate::wire::rdm::{Body, Credit, Header, Number, Packet};
 
 pub(super) use self::rma::RmaConfig;
 
@@ -678,248 +675,5 @@ impl Executor {
         });
         // posts probes, so it is called in any case
         self.links.sends_control() || sends || self.owes_rma()
-    }
-}
-
-impl Io for Executor {
-    type Op = TxKey;
-    type Held = ConnectRequest;
-    type Slot = Place;
-
-    fn dial(&mut self, link: LinkKey, to: Listener, request: &Request) {
-        let cm = LinkCm::new(&self.shared, link, Some(request.encode()));
-        self.add_link(link, &cm);
-        self.steps.push(Step::Dial(cm, to.socket_addr()));
-    }
-
-    fn has_place(&mut self) -> bool {
-        self.links.len() < self.max_links
-    }
-
-    fn accept(&mut self, link: LinkKey, held: ConnectRequest, reply: &Reply) {
-        let cm = LinkCm::new(&self.shared, link, None);
-        self.add_link(link, &cm);
-        self.steps.push(Step::Accept(cm, held, *reply));
-    }
-
-    fn reject(&mut self, held: ConnectRequest, rejection: &Rejection) {
-        let private_data = rejection.encode().to_vec();
-        self.steps.push(Step::Reject(held, private_data));
-    }
-
-    #[inline]
-    fn post(&mut self, link: LinkKey, header: Header, op: TxKey, form: Form) -> Post {
-        if self.waits_for_rma(link, op) {
-            return Post::Refused;
-        }
-        if let Some(post) = self.post_to_ring(link, header, op, form) {
-            return post;
-        }
-        match self.post_packet(link, header, op, form) {
-            Some(()) => Post::Posted,
-            None => Post::Refused,
-        }
-    }
-
-    fn control(&mut self, link: LinkKey, packet: &Packet) -> bool {
-        self.post_control(link, packet).is_some()
-    }
-
-    fn end(&mut self, link: LinkKey) {
-        if let Some((cm, qp)) = self.links.begin_end(link) {
-            self.steps.push(Step::End(cm, qp));
-        }
-    }
-
-    #[inline]
-    fn complete(&mut self, key: TxKey, result: Result<()>) {
-        let Some(op) = self.tx.get_mut(key) else {
-            return;
-        };
-        op.in_core = false;
-        match op.kind {
-            Kind::Message => match result {
-                Ok(()) if op.form == Form::Whole && op.parts == 0 => self.finish(key, Ok(())),
-                Ok(()) => self.finish_if_over(key),
-                Err(error) => self.finish(key, Err(error)),
-            },
-            Kind::Data { of, .. } => {
-                self.finish(key, result);
-                if let Some(op) = self.tx.get_mut(of) {
-                    op.parts -= 1;
-                }
-                self.finish_if_over(of);
-                if result.is_ok() {
-                    self.send_parts(of);
-                }
-            }
-            Kind::Notice { of, .. } => {
-                self.finish(key, result);
-                self.notice_ended(of, result);
-            }
-            Kind::Atomic(_) => match result {
-                Ok(()) => self.finish_if_over(key),
-                Err(error) => self.finish(key, Err(error)),
-            },
-            Kind::Cts { .. } | Kind::Fin { .. } | Kind::Result { .. } => self.finish(key, result),
-        }
-    }
-
-    #[inline]
-    fn deliver(&mut self, origin: Origin, packet: &Packet, slot: Place) -> Credit {
-        let mut credit = Credit::new(0, 1);
-        let envelope = |message: &crate::wire::rdm::packet::Message, len| Envelope {
-            peer: origin.peer,
-            tag: message.tag,
-            data: message.data,
-            len,
-        };
-        match &packet.body {
-            Body::Eager { message, payload } => {
-                let envelope = envelope(message, payload.len.into());
-                credit = self.eager(origin, &envelope, &slot, payload.offset);
-            }
-            Body::Rts {
-                message,
-                op,
-                addr,
-                len,
-                rkey,
-            } => {
-                let envelope = envelope(message, *len);
-                let at = AtSender {
-                    op: *op,
-                    addr: *addr,
-                    rkey: *rkey,
-                };
-                match self.rx.arrive(&envelope) {
-                    Some(target) => self.begin_arrival(origin, at, envelope, target),
-                    None => {
-                        let payload = Payload::AtSender(origin, at);
-                        if !self.store(&envelope, payload) {
-                            self.todo.extend(self.arriving.map(Todo::Refused));
-                        }
-                    }
-                }
-            }
-            Body::Data {
-                op,
-                offset,
-                payload,
-            } => {
-                let place = (payload.offset, payload.len as usize);
-                self.data(origin, *op, *offset, &slot, place);
-            }
-            Body::Cts { op, receiver } => {
-                credit = Credit::ZERO;
-                // an unknown operation may have failed before the answer arrived
-                let _ = self.cts(origin, TxKey::from_number(op.get()), *receiver);
-            }
-            Body::Fin { op, status } => {
-                credit = Credit::ZERO;
-                self.fin(origin, TxKey::from_number(op.get()), *status);
-            }
-            Body::Notice { data, len, .. } => credit = self.noticed(origin, *data, *len),
-            Body::Atomic {
-                op,
-                addr,
-                key,
-                operator,
-                datatype,
-                count,
-                fetches,
-                operands,
-            } => {
-                let atomic = Atomic {
-                    addr: *addr,
-                    key: *key,
-                    operator: *operator,
-                    datatype: *datatype,
-                    count: *count,
-                    fetches: *fetches,
-                };
-                self.atomic(origin, *op, &atomic, (&slot, *operands));
-            }
-            Body::Result { op, status, values } => {
-                credit = Credit::ZERO;
-                let key = TxKey::from_number(op.get());
-                self.result(origin, key, *status, (&slot, *values));
-            }
-            _ => self.todo.extend(self.arriving.map(Todo::Refused)),
-        }
-        self.free(slot);
-        credit
-    }
-
-    #[inline]
-    fn discard(&mut self, slot: Place) {
-        self.free(slot);
-    }
-
-    fn failed(&mut self, peer: PeerKey, error: FiErrno) {
-        let of_peer = |op: &Operation| op.peer == peer && !op.in_core;
-        let messages = |op: &Operation| op.is_of_application() && of_peer(op);
-        for key in self.tx.keys_where(messages) {
-            self.finish(key, Err(error));
-        }
-        self.pulls.forget_peer(peer);
-        for key in self.rx.arrivals.keys_where(|it| it.origin.peer == peer) {
-            if self.end_pull(key) {
-                self.fail_arrival(key, false);
-            }
-        }
-        self.rx.drop_absent(peer);
-        self.rma_failed(peer, error);
-    }
-
-    /// That of a link that is accepted is created with its queue pair, and added to the reply
-    /// (`link_cm.rs`).
-    fn block(&mut self, _: PeerKey, link: LinkKey) -> (RemoteAddr, Rkey) {
-        let link = self.links.get_mut(link).and_then(|link| link.end.as_ref());
-        link.map_or((RemoteAddr::NULL, Rkey::default()), LinkEnd::block)
-    }
-
-    fn introduced(&mut self, link: LinkKey, terms: &Terms) {
-        self.introduce(link, terms);
-    }
-
-    fn up(&mut self, peer: PeerKey, link: LinkKey, terms: &Terms) {
-        self.rma_up(peer, link, terms);
-        if self.pulls.has_waiting(peer) {
-            self.todo.push_back(Todo::Pull(peer));
-        }
-    }
-
-    fn down(&mut self, _: PeerKey, _: LinkKey) {}
-
-    fn probe(&mut self, link: LinkKey) {
-        if let Some(link) = self.links.get_mut(link) {
-            link.probe();
-        }
-    }
-
-    fn loop_back(&mut self, op: TxKey) {
-        if let Some(op) = self.tx.get_mut(op) {
-            // the core has it no more
-            op.in_core = false;
-        }
-        self.todo.push_back(Todo::LoopBack(op));
-    }
-
-    fn alias(&mut self, peer: PeerKey, of: Option<PeerKey>) {
-        let Some(of) = of else {
-            return self.todo.push_back(Todo::RunRma);
-        };
-        for key in self.tx.keys_where(|op| op.peer == peer) {
-            if let Some(op) = self.tx.get_mut(key) {
-                op.peer = of;
-            }
-        }
-        self.rma.merge(peer, of);
-        let (own, others) = self.rx.merge(peer, of);
-        for (stored, target) in own {
-            self.deliver_stored(stored, target);
-        }
-        self.found_for_others |= others;
     }
 }

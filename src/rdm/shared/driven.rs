@@ -1,0 +1,129 @@
+//! What the driver's thread does for an endpoint, and the connection requests to it.
+
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use super::Shared;
+use crate::conn::{CmSink, Dispatcher, Driven, Driver, Outcome};
+use crate::rdm::link_cm::Step;
+use crate::{Token, log::warn_log};
+
+/// Period at which the driver polls while it ends links, and at which it examines whether an
+/// application with automatic progress polls.
+const PERIOD: Duration = Duration::from_millis(1);
+
+impl Driven for Shared {
+    fn drive(&self) -> Option<Instant> {
+        let calls = std::mem::take(&mut *self.calls.lock());
+        let mut guard = self.lock();
+        let state = guard.as_mut()?;
+        state.woken = false;
+        #[cfg(test)]
+        {
+            state.drives += 1;
+        }
+        state.core.set_now(self.now());
+        let polls = state.calls != std::mem::replace(&mut state.calls_seen, state.calls);
+        let auto = self.config.auto;
+        let cq = state.device_queue();
+        // The event that the driver has taken may be that for which a reader has armed the queue,
+        // and the reader's completion may come later than those that are polled below.
+        let sleeper = self.sources.lock().iter().any(|source| source.is_armed());
+        let armed = match auto {
+            _ if sleeper => cq.arm(),
+            true if polls => Ok(()),
+            true => cq.arm(),
+            false => cq.arm_solicited(),
+        };
+        if let Err(error) = armed {
+            warn_log!(EpData, "ibv_req_notify_cq: {error}");
+        }
+        let mut empty = state.poll_all();
+        for call in calls {
+            state.io.answer_call(&mut state.core, call);
+            state.settle();
+        }
+        let lease = state.io.tend_leases(Instant::now());
+        let (drained, mut next) = state.io.links.drained(Instant::now());
+        if !drained.is_empty() && empty {
+            empty = state.poll_all();
+        }
+        if empty {
+            for link in drained {
+                state.core.ended(link, &mut state.io);
+                state.io.remove_link(link);
+            }
+        }
+        state.core.tick(&mut state.io);
+        for (stored, target) in state.io.rx.take_pending() {
+            state.io.deliver_stored(stored, target);
+        }
+        state.settle();
+        state.post_receives();
+        self.follow(state);
+        // this thread sees its own changes of times and steps below
+        self.wake_readers(state);
+        let mut steps = std::mem::take(&mut state.io.steps);
+        steps.append(&mut state.io.withdrawing);
+        steps.sort_by_key(Step::is_last);
+        let reads = state.io.reads_wait;
+        let deadline = state.core.deadline();
+        // operations wait for the completion of look-ups, for room or for credit
+        let rma = state.io.rma.progresses(&state.core);
+        state.io.rma.called = state.io.rma.waits();
+        next = next.into_iter().chain(lease).min();
+        let again = rma
+            || state.io.links.is_ending()
+            || auto && polls
+            || !steps.is_empty()
+            || !empty
+            || reads;
+        drop(guard);
+        let mut left: Vec<Step> = steps
+            .into_iter()
+            .filter_map(|step| step.execute(self))
+            .collect();
+        if !left.is_empty()
+            && let Some(state) = self.lock().as_mut()
+        {
+            state.io.withdrawing.append(&mut left);
+        }
+        if again {
+            let pause = if reads { Duration::ZERO } else { PERIOD };
+            let soon = Instant::now() + pause;
+            next = Some(next.map_or(soon, |next| next.min(soon)));
+        }
+        let deadline = deadline.map(|time| self.begin + Duration::from_nanos(time));
+        [next, deadline].into_iter().flatten().min()
+    }
+}
+
+/// Receives the connection requests of an endpoint's listener.
+#[derive(Debug)]
+pub(in crate::rdm) struct RequestSink {
+    shared: Weak<Shared>,
+    driver: Arc<Driver>,
+}
+
+impl RequestSink {
+    pub(in crate::rdm) fn new(shared: &Shared) -> Arc<Self> {
+        Arc::new(Self {
+            shared: shared.weak(),
+            driver: Arc::clone(&shared.driver),
+        })
+    }
+}
+
+impl CmSink for RequestSink {
+    fn dispatcher(&self) -> &Dispatcher {
+        self.driver.dispatcher()
+    }
+
+    fn report(&self, _: Token, outcome: Outcome) {
+        if let (Outcome::Requested(request), Some(shared)) = (outcome, self.shared.upgrade()) {
+            shared.requested(request);
+        }
+    }
+
+    fn forget(&self, _: Token) {}
+}
