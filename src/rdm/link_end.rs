@@ -63,6 +63,12 @@ impl LinkRings {
             .get_or_init(|| Arc::new(SlotRing::for_sends(RMA_DEPTH)))
     }
 
+    /// Whether requests of RMA have not completed.
+    #[inline]
+    pub(super) fn is_busy(&self) -> bool {
+        self.tx.get().is_some_and(|tx| tx.outstanding() != 0)
+    }
+
     fn call(&self, call: Call) {
         if let Some(shared) = self.shared.upgrade() {
             shared.call(call);

@@ -202,10 +202,11 @@ impl LinkQp {
     }
 
     /// The ring, if the next packet can go there: all SENDs have completed, so the packets before it
-    /// have arrived.
+    /// have arrived, and so has RMA, which must not be overtaken (`FI_ORDER_SAW`).
     #[inline]
     pub(super) fn free_ring(&mut self) -> Option<&mut LinkRing> {
-        match self.packets == 0 && self.ending.is_none() {
+        let rma = self.end.as_ref().is_some_and(|end| end.rings.is_busy());
+        match self.packets == 0 && self.ending.is_none() && !rma {
             true => self.ring.as_mut(),
             false => None,
         }

@@ -147,6 +147,20 @@ impl RmaOp {
         self.request.opcode == SendOpcode::Read
     }
 
+    /// Whether its injected data exists no more: the requests that are lost had the only copy.
+    pub(super) fn has_lost_data(&self) -> bool {
+        let injected = self.request.flags.contains(Flags::INJECT);
+        injected && self.slot.is_none() && self.iov.len() != 0
+    }
+
+    /// It fails, and nothing of it is posted any more.
+    pub(super) fn give_up(&mut self) {
+        (self.again, self.uncertain) = (false, false);
+        self.fault = self.fault.or(Some(Fault::of(FiErrno::ECONNABORTED)));
+        self.next = (self.ranges, 0);
+        self.notice = Notice::No;
+    }
+
     /// Begins it anew.
     pub(super) fn rewind(&mut self) {
         debug_assert_eq!(self.parts, 0);

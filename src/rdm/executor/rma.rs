@@ -548,6 +548,10 @@ impl Executor {
             return;
         };
         if op.is_repeatable() || !op.uncertain {
+            if op.has_lost_data() {
+                op.give_up();
+                return self.settle_rma(core, key);
+            }
             op.rewind();
             self.rma.wait(key);
             return;
@@ -570,9 +574,7 @@ impl Executor {
         (op.again, op.uncertain) = (false, false);
         let executed = op.is_posted() && op.before.is_some_and(|it| it.is_before(expected));
         if !executed {
-            op.fault = op.fault.or(Some(Fault::of(FiErrno::ECONNABORTED)));
-            op.next = (op.ranges, 0);
-            op.notice = Notice::No;
+            op.give_up();
         }
         self.settle_rma(core, key);
     }

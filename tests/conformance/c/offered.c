@@ -11,7 +11,14 @@
  * went wrong. Plain libfabric 1.17. */
 #include "end.h"
 
-#define CAPS (FI_MSG | FI_TAGGED | FI_SEND | FI_RECV | FI_MULTI_RECV | FI_DIRECTED_RECV | FI_SOURCE | FI_LOCAL_COMM | FI_REMOTE_COMM)
+#define PRIMARY (FI_MSG | FI_TAGGED | FI_RMA | FI_ATOMIC)
+#define SECONDARY (FI_MULTI_RECV | FI_DIRECTED_RECV | FI_SOURCE)
+#define CAPS                                                                                                         \
+	(PRIMARY | FI_SEND | FI_RECV | FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE | SECONDARY |           \
+	 FI_LOCAL_COMM | FI_REMOTE_COMM)
+#define ORDER                                                                                                        \
+	(FI_ORDER_SAS | FI_ORDER_SAW | FI_ORDER_RAS | FI_ORDER_WAS | FI_ORDER_RMA_RAR | FI_ORDER_RMA_RAW |           \
+	 FI_ORDER_RMA_WAW | FI_ORDER_ATOMIC_RAR | FI_ORDER_ATOMIC_RAW | FI_ORDER_ATOMIC_WAR | FI_ORDER_ATOMIC_WAW)
 
 #define IS(condition)                                                                                                \
 	do {                                                                                                         \
@@ -51,14 +58,15 @@ static void check_attributes(void)
 	struct fi_info *hints = hints_of(FI_EP_RDM), *info = answer(FI_VERSION(1, 17), hints);
 
 	IS(info->caps == CAPS);
-	IS(info->tx_attr->caps == (FI_MSG | FI_TAGGED | FI_SEND));
-	IS(info->rx_attr->caps == (FI_MSG | FI_TAGGED | FI_RECV | FI_MULTI_RECV | FI_DIRECTED_RECV | FI_SOURCE));
+	IS(info->tx_attr->caps == (PRIMARY | FI_SEND | FI_READ | FI_WRITE));
+	IS(info->rx_attr->caps == (PRIMARY | FI_RECV | FI_REMOTE_READ | FI_REMOTE_WRITE | SECONDARY));
 	IS(info->mode == 0 && info->tx_attr->mode == 0 && info->rx_attr->mode == 0);
 	IS(info->addr_format == FI_SOCKADDR_IN && info->src_addr && !info->dest_addr);
 	IS(info->tx_attr->size == 1024 && info->rx_attr->size == 65536);
 	IS(info->tx_attr->iov_limit == 4 && info->rx_attr->iov_limit == 4);
 	IS(info->tx_attr->inject_size == 4096);
-	IS(info->tx_attr->msg_order == FI_ORDER_SAS && info->rx_attr->msg_order == FI_ORDER_SAS);
+	IS(info->tx_attr->msg_order == ORDER && info->rx_attr->msg_order == ORDER);
+	IS(info->tx_attr->rma_iov_limit == 4);
 	IS(info->tx_attr->comp_order == FI_ORDER_NONE && info->rx_attr->comp_order == FI_ORDER_NONE);
 	IS(info->ep_attr->protocol == FI_PROTO_IB_RDM && info->ep_attr->protocol_version == 1);
 	IS(info->ep_attr->max_msg_size >= 1UL << 47);
@@ -99,6 +107,8 @@ static void check_hints(void)
 		{ FI_TAGGED, FI_TAGGED | FI_SEND | FI_RECV },
 		{ FI_TAGGED | FI_RECV, FI_TAGGED | FI_RECV },
 		{ FI_MSG | FI_TAGGED | FI_SOURCE, FI_MSG | FI_TAGGED | FI_SEND | FI_RECV | FI_SOURCE },
+		{ FI_RMA | FI_WRITE | FI_FENCE, FI_RMA | FI_WRITE | FI_FENCE },
+		{ FI_ATOMIC, FI_ATOMIC | FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE },
 		{ FI_MSG | FI_MULTI_RECV | FI_DIRECTED_RECV, FI_MSG | FI_SEND | FI_RECV | FI_MULTI_RECV | FI_DIRECTED_RECV },
 	};
 	for (size_t i = 0; i < sizeof caps / sizeof *caps; i++) {
@@ -110,7 +120,7 @@ static void check_hints(void)
 		fi_freeinfo(info);
 		fi_freeinfo(hints);
 	}
-	static const uint64_t none[] = { FI_RMA, FI_ATOMIC, FI_MSG | FI_RMA, FI_TAGGED | FI_ATOMIC, FI_MSG | FI_FENCE, FI_COLLECTIVE, FI_MULTICAST };
+	static const uint64_t none[] = { FI_COLLECTIVE, FI_MULTICAST, FI_MSG | FI_VARIABLE_MSG, FI_MSG | FI_NAMED_RX_CTX, FI_MSG | FI_HMEM };
 	for (size_t i = 0; i < sizeof none / sizeof *none; i++)
 		CANNOT(hints->caps = none[i]);
 
@@ -229,7 +239,7 @@ static void check_objects(void)
 	info->ep_attr->protocol = info->ep_attr->mem_tag_format = 0;
 	info->ep_attr->max_msg_size = 0;
 	info->caps = info->tx_attr->caps = info->rx_attr->caps = FI_MSG;
-	info->tx_attr->inject_size = info->tx_attr->size = info->rx_attr->size = 0;
+	info->tx_attr->inject_size = info->tx_attr->size = info->rx_attr->size = info->tx_attr->rma_iov_limit = 0;
 	info->domain_attr->cq_data_size = 0;
 	MUST(fi_domain(fabric, info, &other, NULL));
 	MUST(fi_endpoint(domain, info, &ep, NULL));
@@ -238,7 +248,7 @@ static void check_objects(void)
 	MUST(fi_close(&cq->fid));
 	/* more than was offered */
 	info->ep_attr->type = FI_EP_RDM;
-	info->caps = FI_MSG | FI_RMA;
+	info->caps = FI_MSG | FI_COLLECTIVE;
 	IS(fi_endpoint(domain, info, &ep, NULL) == -FI_EINVAL);
 	info->ep_attr->type = FI_EP_DGRAM;
 	info->caps = FI_MSG;

@@ -317,18 +317,18 @@ impl Cq {
         self.armed.load(Ordering::Relaxed) != ARMED_NOT
     }
 
-    /// Publishes again to peers the event that the application waits for. If a peer has withdrawn
-    /// it, raises the event instead where a message in a receive ring may be the reason: such a
-    /// message has no completion that would raise it.
+    /// Publishes again to peers the event that the application waits for. A queue of receive rings
+    /// raises the event instead, if a peer has withdrawn it: a message in a ring has no completion
+    /// that would raise it. To publish again would erase a withdrawal that comes meanwhile.
     pub(crate) fn rearm(&self) {
         let armed = self.armed.load(Ordering::Relaxed);
         if armed == ARMED_NOT {
             return;
         }
-        if self.has_arrivals() && self.is_withdrawn() {
-            self.raise();
-        } else {
+        if !self.has_arrivals() {
             self.publish_armed(armed);
+        } else if self.is_withdrawn() {
+            self.raise();
         }
     }
 
