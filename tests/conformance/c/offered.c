@@ -238,6 +238,7 @@ static void check_objects(void)
 	info->ep_attr->type = FI_EP_MSG;
 	info->ep_attr->protocol = info->ep_attr->mem_tag_format = 0;
 	info->ep_attr->max_msg_size = 0;
+	info->ep_attr->max_order_raw_size = info->ep_attr->max_order_waw_size = info->ep_attr->max_order_war_size = 0;
 	info->caps = info->tx_attr->caps = info->rx_attr->caps = FI_MSG;
 	info->tx_attr->inject_size = info->tx_attr->size = info->rx_attr->size = info->tx_attr->rma_iov_limit = 0;
 	info->domain_attr->cq_data_size = 0;
