@@ -230,7 +230,7 @@ impl<I: Io> Core<I> {
         let Some(peer) = self.peers.get_mut(key) else {
             return;
         };
-        for list in [&mut peer.answers, &mut peer.waiting] {
+        for list in [&mut peer.answers, &mut peer.parts, &mut peer.waiting] {
             while let Some(op) = list.pop(&self.ops) {
                 if let Some(entry) = self.ops.remove(op) {
                     io.loop_back(entry.op);
@@ -258,10 +258,12 @@ impl<I: Io> Core<I> {
         }
         peer.dial = Dial::default();
         let holds = std::mem::take(&mut peer.holds);
-        let (mut answers, mut waiting) = (peer.answers, peer.waiting);
-        (peer.answers, peer.waiting) = Default::default();
+        let (mut answers, mut parts) = (peer.answers, peer.parts);
+        let mut waiting = peer.waiting;
+        (peer.answers, peer.parts, peer.waiting) = Default::default();
         if let Some(into) = self.peers.get_mut(of) {
             into.answers.append(&mut self.ops, &mut answers);
+            into.parts.append(&mut self.ops, &mut parts);
             into.waiting.append(&mut self.ops, &mut waiting);
             into.holds += holds;
             if !into.begun {

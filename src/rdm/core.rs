@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 
 use super::credit::{Pool, SMALLEST};
 use super::link::{Link, LinkKey, LinkMark, State};
-use super::ops::{Entry, Form, Table, Uses};
+use super::ops::{Entry, Form, List, Table, Uses};
 use super::peer::{Peer, PeerKey, PeerMark};
 use super::slab::Slab;
 use crate::errno::{FiErrno, Result};
@@ -332,11 +332,19 @@ impl<I: Io> Core<I> {
             .map_or(Number::default(), |peer| peer.next)
     }
 
-    /// The first operation to a peer, except answers, whose packet is not posted to the out-link.
-    pub(super) fn first_unposted(&self, peer: PeerKey) -> Option<I::Op> {
+    /// The first operation of the application to a peer that fulfils `is` and whose packet is not
+    /// posted to the out-link.
+    pub(super) fn first_unposted(
+        &self,
+        peer: PeerKey,
+        is: impl Fn(I::Op) -> bool,
+    ) -> Option<I::Op> {
         let peer = self.peers.get(peer)?;
-        let first = peer.repost.or_else(|| peer.waiting.first())?;
-        Some(self.ops.get(first)?.op)
+        let from = |first| std::iter::successors(first, |op| List::next(&self.ops, *op));
+        from(peer.repost)
+            .chain(from(peer.waiting.first()))
+            .filter_map(|op| Some(self.ops.get(op)?.op))
+            .find(|op| is(*op))
     }
 
     /// Whether the peer is an address of this endpoint.
@@ -404,11 +412,7 @@ impl<I: Io> Core<I> {
         let Some(peer) = self.peers.get_mut(key) else {
             return Ok(());
         };
-        let list = match send.uses {
-            Uses::Answer => &mut peer.answers,
-            _ => &mut peer.waiting,
-        };
-        list.push(&mut self.ops, op);
+        peer.list(send.uses).push(&mut self.ops, op);
         if let Some(entry) = self.ops.get_mut(op) {
             entry.doubts = peer.doubts;
         }

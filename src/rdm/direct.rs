@@ -33,7 +33,7 @@ impl<I: Io> Core<I> {
             _ => return false,
         };
         // if earlier packets were not known to have arrived, neither would this one be
-        if peer.unsent.is_some() || !peer.is_next(Uses::Answer) || !peer.waiting.is_empty() {
+        if peer.unsent.is_some() || !peer.is_next(Uses::Message(0)) {
             return false;
         }
         if !self.links.get(out).is_some_and(|link| link.is_open()) || !peer.outbound.spend(uses) {

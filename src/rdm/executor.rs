@@ -570,7 +570,7 @@ impl Executor {
                 lkey: Lkey::default(),
             };
             link.post(sge, true, op.is_solicited(), posted).ok()?;
-            op.form = form;
+            (op.form, op.posted) = (form, true);
             return Some(());
         }
         if op.slot.is_none() {
@@ -590,7 +590,7 @@ impl Executor {
         }
         let sge = self.memory.sge(slot, begin, size + len);
         link.post(sge, false, op.is_solicited(), posted).ok()?;
-        (op.form, op.posted_on) = (form, Some(link.key()));
+        (op.form, op.posted, op.posted_on) = (form, true, Some(link.key()));
         Some(())
     }
 
@@ -627,7 +627,7 @@ impl Executor {
     /// # Errors
     /// `EAGAIN`: 2^24 operations are under way.
     pub(super) fn begin(&mut self, op: Operation) -> Result<TxKey> {
-        let fenced = op.is_fenced_atomic();
+        let fenced = op.is_fenced();
         let key = self.tx.insert(op).ok_or(FiErrno::EAGAIN)?;
         self.rma.fences += u32::from(fenced);
         self.messages += 1;
@@ -638,7 +638,7 @@ impl Executor {
     pub(super) fn abandon(&mut self, key: TxKey) {
         if let Some(op) = self.tx.remove(key) {
             self.messages -= 1;
-            self.rma.fences -= u32::from(op.is_fenced_atomic());
+            self.rma.fences -= u32::from(op.is_fenced());
             self.release(op);
         }
     }

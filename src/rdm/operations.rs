@@ -1,6 +1,7 @@
 //! Operations of the send side, from the call of the application to the completion, and the
 //! packets that the engine sends for them.
 
+use super::core::Origin;
 use super::iov::Iov;
 use super::link::LinkKey;
 use super::ops::Form;
@@ -53,11 +54,14 @@ pub(super) enum Kind {
     },
     /// An atomic of the application that the target's processor executes.
     Atomic(Atomic),
-    /// The answer to one.
+    /// The answer to one, which keeps the credit of its packet: the memory of answers that the
+    /// initiator does not take is bounded.
     Result {
         /// The initiator's operation.
         op: OpId,
         status: u16,
+        /// The packet.
+        of: Origin,
     },
 }
 
@@ -101,8 +105,9 @@ pub(super) struct Operation {
     pub(super) copied: bool,
     /// The link on which a packet in `slot` was posted last.
     pub(super) posted_on: Option<LinkKey>,
-    /// How the packet was posted last.
+    /// How the packet was posted last; `posted`: it was.
     pub(super) form: Form,
+    pub(super) posted: bool,
     /// The core has the operation: its packet is not complete.
     pub(super) in_core: bool,
     /// The receiver's name of a message that is sent in parts.
@@ -133,6 +138,7 @@ impl Operation {
             copied: false,
             posted_on: None,
             form: Form::Whole,
+            posted: false,
             in_core: true,
             receiver: None,
             source: None,
@@ -185,7 +191,7 @@ impl Operation {
                 fetches: atomic.fetches,
                 operands: payload(self.len),
             },
-            Kind::Result { op, status } => Body::Result {
+            Kind::Result { op, status, .. } => Body::Result {
                 op,
                 status,
                 values: payload(self.len),
@@ -208,9 +214,10 @@ impl Operation {
         matches!(self.kind, Kind::Message | Kind::Atomic(_))
     }
 
-    /// Whether it is an atomic that waits for all earlier operations to the peer.
-    pub(super) const fn is_fenced_atomic(&self) -> bool {
-        self.fence && matches!(self.kind, Kind::Atomic(_))
+    /// Whether it is an operation of the application that waits for the earlier ones to the peer,
+    /// and for which later ones wait (`fi_endpoint(3)`, `FI_FENCE`).
+    pub(super) const fn is_fenced(&self) -> bool {
+        self.fence && self.is_of_application()
     }
 
     /// Whether the packet wakes the target's driver: its processor has to execute it.

@@ -14,8 +14,9 @@ pub enum Uses {
     /// A message with a payload of so many bytes: EAGER, or RTS if the payload or the credit does
     /// not permit EAGER.
     Message(u64),
-    /// A packet that uses this amount: NOTICE, DATA.
-    Fixed(Credit),
+    /// A packet of an operation that was posted before, which uses this amount: NOTICE, DATA. It is
+    /// posted before operations that wait: they may wait for the end of that one.
+    Part(Credit),
     /// A packet that uses this amount and is answered: ATOMIC. The peer is held for it from the
     /// first post of the packet on, as for an RTS.
     Request(Credit),

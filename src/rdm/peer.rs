@@ -85,7 +85,10 @@ pub(super) struct Peer {
     pub(super) repost: Option<OpKey>,
     /// The first of them whose SEND has not completed.
     pub(super) unsent: Option<OpKey>,
+    /// Operations that wait, in the order in which the lists are posted: answers; packets that end
+    /// earlier operations, which later ones may wait for; operations of the application.
     pub(super) answers: List,
+    pub(super) parts: List,
     pub(super) waiting: List,
     /// The number that is assigned next.
     pub(super) next: Number,
@@ -164,6 +167,7 @@ impl Peer {
             repost: None,
             unsent: None,
             answers: List::default(),
+            parts: List::default(),
             waiting: List::default(),
             next: Number::default(),
             completed: Number::default(),
@@ -200,6 +204,7 @@ impl Peer {
         let fresh = Self::new(self.address, id);
         *self = Self {
             answers: self.answers,
+            parts: self.parts,
             waiting: self.waiting,
             holds: self.holds,
             outs: self.outs,
@@ -233,23 +238,50 @@ impl Peer {
     }
 
     /// Whether a new operation can be posted now as far as earlier ones are concerned: no packet is
-    /// to be repeated, no answer waits, and no operation waits unless the new one is an answer.
+    /// to be repeated, and none waits in its list or in one that is before it.
     #[inline]
     pub(super) fn is_next(&self, uses: Uses) -> bool {
         let none = self.repost.is_none() && self.answers.is_empty();
-        none && (uses == Uses::Answer || self.waiting.is_empty())
+        none && match uses {
+            Uses::Answer => true,
+            Uses::Part(_) => self.parts.is_empty(),
+            Uses::Message(_) | Uses::Request(_) => !self.has_waiting(),
+        }
+    }
+
+    /// Whether an operation waits that is no answer.
+    #[inline]
+    fn has_waiting(&self) -> bool {
+        !self.parts.is_empty() || !self.waiting.is_empty()
+    }
+
+    /// The list in which such operations wait.
+    #[inline]
+    pub(super) fn list(&mut self, uses: Uses) -> &mut List {
+        match uses {
+            Uses::Answer => &mut self.answers,
+            Uses::Part(_) => &mut self.parts,
+            Uses::Message(_) | Uses::Request(_) => &mut self.waiting,
+        }
+    }
+
+    /// The operation that is posted next, apart from packets that are repeated.
+    #[inline]
+    pub(super) fn first(&self) -> Option<OpKey> {
+        let lists = [&self.answers, &self.parts, &self.waiting];
+        lists.into_iter().find_map(List::first)
     }
 
     /// Whether operations are to be posted or completed.
     pub(super) fn has_ops(&self) -> bool {
-        let idle = self.posted.is_empty() && self.answers.is_empty() && self.waiting.is_empty();
+        let idle = self.posted.is_empty() && self.answers.is_empty() && !self.has_waiting();
         !idle || self.holds > 0
     }
 
     /// Whether the peer has to send something: an answer, credit, or *processed*.
     #[inline]
     pub(super) fn awaits(&self) -> bool {
-        self.holds > 0 || self.acks > 0 || !self.waiting.is_empty()
+        self.holds > 0 || self.acks > 0 || self.has_waiting()
     }
 
     /// A newer grant has replaced the last one.
@@ -274,6 +306,6 @@ impl Peer {
     /// Whether the newest grant is to be answered: RETURN.
     #[inline]
     pub(super) fn has_return(&self) -> bool {
-        self.recalled || self.confirm && (self.acks > 0 || !self.waiting.is_empty())
+        self.recalled || self.confirm && (self.acks > 0 || self.has_waiting())
     }
 }

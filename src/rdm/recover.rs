@@ -3,7 +3,7 @@
 use super::connect::PATIENCE;
 use super::core::{Core, Io};
 use super::link::{Closing, Link, LinkKey, Role, State};
-use super::ops::{Entry, List, Uses};
+use super::ops::{Entry, List};
 use super::peer::{Dial, PeerKey};
 use crate::errno::FiErrno;
 use crate::wire::rdm::{Number, Terms};
@@ -198,17 +198,21 @@ impl<I: Io> Core<I> {
             ..Dial::default()
         };
         let mut kept = List::default();
-        let lists = [&mut peer.posted, &mut peer.answers, &mut peer.waiting];
+        // parts belong to operations of the session that has failed
+        let lists = [
+            &mut peer.posted,
+            &mut peer.answers,
+            &mut peer.parts,
+            &mut peer.waiting,
+        ];
         for (number, list) in lists.into_iter().enumerate() {
             while let Some(op) = list.pop(&self.ops) {
-                // parts of a message belong to an operation of the session that has failed
-                let whole = |entry: &Entry<I::Op>| !matches!(entry.uses, Uses::Fixed(_));
                 let keeps = |entry: &Entry<I::Op>| match waiting {
                     Waiting::Failed => false,
-                    Waiting::Kept => whole(entry),
-                    Waiting::KeptSince(doubts) => whole(entry) && entry.doubts == doubts,
+                    Waiting::Kept => true,
+                    Waiting::KeptSince(doubts) => entry.doubts == doubts,
                 };
-                if number == 2 && self.ops.get(op).is_some_and(keeps) {
+                if number == 3 && self.ops.get(op).is_some_and(keeps) {
                     kept.push(&mut self.ops, op);
                     continue;
                 }

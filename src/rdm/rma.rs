@@ -182,7 +182,7 @@ pub(super) struct Rma {
     pub(super) blocked: Vec<LinkKey>,
     /// Links that hold keys of their peers, and when their leases expire.
     pub(super) leases: Vec<(LinkKey, Instant)>,
-    /// Number of atomics with a fence that are under way.
+    /// Number of messages and atomics with a fence that are under way.
     pub(super) fences: u32,
     /// The order of the next operation, messages included.
     next: u64,

@@ -86,24 +86,17 @@ impl<I: Io> Core<I> {
             }
             return true;
         }
-        let answers = !peer.answers.is_empty();
-        let list = if answers {
-            &mut peer.answers
-        } else {
-            &mut peer.waiting
-        };
-        // post_new appends it to another list
-        let Some(op) = list.pop(&self.ops) else {
+        let first = peer
+            .first()
+            .and_then(|op| Some((op, self.ops.get(op)?.uses)));
+        let Some((op, uses)) = first else {
             return false;
         };
+        // post_new appends it to another list
+        peer.list(uses).pop(&self.ops);
         let posted = self.post_new(key, out, op, io);
         if !posted && let Some(peer) = self.peers.get_mut(key) {
-            let list = if answers {
-                &mut peer.answers
-            } else {
-                &mut peer.waiting
-            };
-            list.push_front(&mut self.ops, op);
+            peer.list(uses).push_front(&mut self.ops, op);
         }
         posted
     }
@@ -120,7 +113,7 @@ impl<I: Io> Core<I> {
         };
         let (form, uses) = match entry.uses {
             Uses::Answer => (Form::Whole, Credit::ZERO),
-            Uses::Fixed(uses) | Uses::Request(uses) => (Form::Whole, uses),
+            Uses::Part(uses) | Uses::Request(uses) => (Form::Whole, uses),
             Uses::Message(len) => match u32::try_from(len) {
                 Ok(len) if len <= peer.eager && peer.outbound.has(eager_credit(len)) => {
                     (Form::Whole, eager_credit(len))
@@ -216,7 +209,7 @@ impl<I: Io> Core<I> {
             return;
         };
         let first = peer.waiting.first().and_then(|op| self.ops.get(op));
-        let waits = peer.repost.is_some() || !peer.answers.is_empty();
+        let waits = !peer.is_next(Uses::Part(Credit::ZERO));
         if !waits && first.is_some_and(|entry| matches!(entry.uses, Uses::Message(_))) {
             if let Some(op) = peer.waiting.pop(&self.ops)
                 && let Some(entry) = self.ops.remove(op)

@@ -73,7 +73,14 @@ impl Executor {
             // an error number of fi_errno(3) is less than 4096
             Err(error) => (error.code() as u16, 0),
         };
-        let mut result = Operation::new(Kind::Result { op, status }, origin.peer);
+        let mut result = Operation::new(
+            Kind::Result {
+                op,
+                status,
+                of: origin,
+            },
+            origin.peer,
+        );
         match answer {
             Some(slot) if len != 0 => {
                 let to = &mut self.memory.bytes_mut(&slot)[PAYLOAD..PAYLOAD + len];
@@ -148,7 +155,7 @@ impl Executor {
         let Kind::Atomic(_) = op.kind else {
             return;
         };
-        if op.peer != origin.peer || op.fin.is_some() {
+        if op.peer != origin.peer || !op.posted || op.fin.is_some() {
             return;
         }
         let expected = if status == 0 { op.iov.len() } else { 0 };

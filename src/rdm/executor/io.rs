@@ -94,7 +94,11 @@ impl Io for Executor {
                 Ok(()) => self.finish_if_over(key),
                 Err(error) => self.finish(key, Err(error)),
             },
-            Kind::Cts { .. } | Kind::Fin { .. } | Kind::Result { .. } => self.finish(key, result),
+            Kind::Result { of, .. } => {
+                self.finish(key, result);
+                self.todo.push_back(Todo::GiveBack(of, Credit::new(0, 1)));
+            }
+            Kind::Cts { .. } | Kind::Fin { .. } => self.finish(key, result),
         }
     }
 
@@ -171,6 +175,7 @@ impl Io for Executor {
                     count: *count,
                     fetches: *fetches,
                 };
+                credit = Credit::ZERO;
                 self.atomic(origin, *op, &atomic, (&slot, *operands));
             }
             Body::Result { op, status, values } => {

@@ -385,7 +385,7 @@ impl Executor {
             }
             let send = Send {
                 op: part,
-                uses: Uses::Fixed(Credit::new(0, 1)),
+                uses: Uses::Part(Credit::new(0, 1)),
                 ack: false,
             };
             self.todo.push_back(Todo::Send(peer, send));

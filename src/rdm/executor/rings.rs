@@ -81,7 +81,7 @@ impl Executor {
             RingPost::Sent => {}
             RingPost::Ended => self.todo.push_back(Todo::Broken(on)),
         }
-        op.form = form;
+        (op.form, op.posted) = (form, true);
         Some(match posted {
             RingPost::Sent => Post::Delivered,
             // it is posted again on the next link

@@ -97,10 +97,10 @@ impl Executor {
         waits
     }
 
-    /// A message or an atomic ends: fenced atomics may be posted, and RMA behind the fence of one.
+    /// A message or an atomic ends: fenced ones may be posted, and RMA behind the fence of one.
     #[cold]
     pub(super) fn pass_fences(&mut self, key: TxKey) {
-        let ended = self.tx.get(key).is_some_and(Operation::is_fenced_atomic);
+        let ended = self.tx.get(key).is_some_and(Operation::is_fenced);
         self.rma.fences -= u32::from(ended);
         let blocked = std::mem::take(&mut self.rma.blocked);
         self.todo.extend(blocked.into_iter().map(Todo::Room));
@@ -210,7 +210,7 @@ impl Executor {
             return self.rma.ops.any(rma) || self.tx.any(message);
         }
         let fenced = |other: &Operation| {
-            other.is_fenced_atomic() && other.peer == op.peer && other.order < op.order
+            other.is_fenced() && other.peer == op.peer && other.order < op.order
         };
         if self.rma.fences != 0 && self.tx.any(fenced) {
             return true;
@@ -218,8 +218,9 @@ impl Executor {
         if !self.rma_config.after_sends {
             return false;
         }
-        let first = core.first_unposted(op.peer).and_then(|op| self.tx.get(op));
-        first.is_some_and(|first| matches!(first.kind, Kind::Message) && first.order < op.order)
+        let message = |op: &Operation| matches!(op.kind, Kind::Message);
+        let first = core.first_unposted(op.peer, |op| self.tx.get(op).is_some_and(message));
+        first.is_some_and(|first| self.tx.get(first).is_some_and(|it| it.order < op.order))
     }
 
     /// The initiator of a link.
@@ -486,7 +487,7 @@ impl Executor {
         };
         let send = Send {
             op: key,
-            uses: Uses::Fixed(Credit::new(1, 1)),
+            uses: Uses::Part(Credit::new(1, 1)),
             ack: false,
         };
         if let Err(error) = core.send(peer, send, self) {

@@ -6,6 +6,8 @@
  *   rdm_writes inject PROV NODE MODE PROGRESS  an injected write lands though neither side calls again
  *   rdm_writes wrong PROV NODE MODE PROGRESS   a wrong key fails its operation; the next ones succeed
  *   rdm_writes order PROV NODE MODE PROGRESS   a message behind a write finds its data
+ *   rdm_writes fence PROV NODE MODE PROGRESS   FI_FENCE behind remote CQ data, and behind a message of
+ *                                              several buffers; messages behind the fence
  *
  * MODE: native (keys of the device) or keys (mr_mode 0: keys of the application, offsets from 0).
  * PROGRESS: manual or auto. Ends with 0, or says what went wrong. Plain libfabric 1.17. */
@@ -14,7 +16,7 @@
 
 #include <rdma/fi_rma.h>
 
-enum { SIZE = 3 << 20, KEY = 77, DATA_WORD = 10 };
+enum { SIZE = 3 << 20, KEY = 77, DATA_WORD = 10, PARTS_LENGTH = 80000 };
 enum { READY = 0, ADDR = 1, REMOTE_KEY = 2, DONE = 3 };
 
 static const char *mode, *progress_mode;
@@ -89,6 +91,23 @@ static void be_target(int until_done)
 			memcpy(&seen, memory + 4096 * (i % 64), 8);
 			IS(seen == i + 1);
 			put(DATA_WORD + 2, i + 1);
+		}
+	} else if (told(DATA_WORD + 5)) {
+		static uint8_t parts[PARTS_LENGTH];
+
+		for (uint64_t round = 0; round < told(DATA_WORD + 5); round++) {
+			uint64_t small[3], notices = 0;
+
+			for (uint64_t i = 0; i < 3; i++)
+				POST(&side, fi_trecv(side.ep, &small[i], 8, NULL, FI_ADDR_UNSPEC, i, 0, NULL));
+			POST(&side, fi_trecv(side.ep, parts, sizeof parts, NULL, FI_ADDR_UNSPEC, 3, 0, NULL));
+			for (int entries = 0; entries < 6; entries++)
+				notices += !!(next(&side, side.rx).flags & FI_REMOTE_CQ_DATA);
+			IS(notices == 2);
+			for (uint64_t i = 0; i < 3; i++)
+				IS(small[i] == round);
+			IS(parts[0] == (uint8_t)round && parts[sizeof parts - 1] == (uint8_t)round);
+			put(DATA_WORD + 6, round + 1);
 		}
 	} else if (told(DATA_WORD + 3)) {
 		/* the initiator computes, and this process looks at its memory */
@@ -284,6 +303,44 @@ static void order(void)
 	UNTIL(told(DATA_WORD + 2) == count, progress(&side));
 }
 
+/* A fenced write of 8 bytes. */
+static void fenced_write(uint64_t *value)
+{
+	struct iovec iov = { value, 8 };
+	struct fi_rma_iov range = { at(64), 8, told(REMOTE_KEY) };
+	struct fi_msg_rma msg = { .msg_iov = &iov, .iov_count = 1, .addr = side.peer, .rma_iov = &range, .rma_iov_count = 1 };
+
+	POST(&side, fi_writemsg(side.ep, &msg, FI_FENCE | FI_COMPLETION));
+}
+
+static void fence(void)
+{
+	const uint64_t count = told(DATA_WORD + 5);
+
+	for (uint64_t round = 0; round < count; round++) {
+		uint64_t value = round, key = told(REMOTE_KEY);
+		struct iovec iov = { &value, 8 };
+		struct fi_msg_tagged msg = { .msg_iov = &iov, .iov_count = 1, .addr = side.peer, .tag = 0 };
+		struct iovec halves[2] = { { local, PARTS_LENGTH / 2 }, { local + SIZE / 2, PARTS_LENGTH / 2 } };
+
+		/* a fenced message waits for a write whose remote CQ data is a packet of its own */
+		POST(&side, fi_writedata(side.ep, &value, 8, NULL, round, side.peer, at(0), key, NULL));
+		POST(&side, fi_tsendmsg(side.ep, &msg, FI_FENCE | FI_COMPLETION));
+		/* a fenced write does too, and a message is behind it */
+		POST(&side, fi_writedata(side.ep, &value, 8, NULL, round, side.peer, at(0), key, NULL));
+		fenced_write(&value);
+		POST(&side, fi_tsend(side.ep, &value, 8, NULL, side.peer, 1, NULL));
+		/* the same behind a long message */
+		memset(local, (int)round, SIZE);
+		POST(&side, fi_tsendv(side.ep, halves, NULL, 2, side.peer, 3, NULL));
+		fenced_write(&value);
+		POST(&side, fi_tsend(side.ep, &value, 8, NULL, side.peer, 2, NULL));
+		for (int entries = 0; entries < 8; entries++)
+			next(&side, side.tx);
+		UNTIL(told(DATA_WORD + 6) == round + 1, progress(&side));
+	}
+}
+
 int main(int count, char **arguments)
 {
 	if (count != 6)
@@ -299,6 +356,8 @@ int main(int count, char **arguments)
 		put(DATA_WORD, 300);
 	if (!strcmp(what, "order"))
 		put(DATA_WORD + 1, 1500);
+	if (!strcmp(what, "fence"))
+		put(DATA_WORD + 5, 50);
 	if (!strcmp(what, "inject"))
 		put(DATA_WORD + 3, 1);
 	pid_t target = start("target", be_target, 0);
@@ -314,6 +373,8 @@ int main(int count, char **arguments)
 		wrong();
 	} else if (!strcmp(what, "order")) {
 		order();
+	} else if (!strcmp(what, "fence")) {
+		fence();
 	} else if (!strcmp(what, "inject")) {
 		uint64_t value = 0x5151515151515151;
 

@@ -26,5 +26,8 @@ class RdmWrites(common.CProgram):
     def test_wrong_keys(self):
         self.succeeds("wrong")
 
+    def test_fences(self):
+        self.succeeds("fence")
+
     def test_messages_behind_writes(self):
         self.succeeds("order")
