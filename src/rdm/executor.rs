@@ -21,6 +21,7 @@ mod rma;
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 
+use self::atomic::Results;
 use super::completions::{Completions, Side};
 use super::core::{Core, Io, Origin, Send};
 use super::iov::Iov;
@@ -145,6 +146,7 @@ pub(super) struct Executor {
     arriving: Option<LinkKey>,
     /// Number of messages of the application in `tx`.
     messages: usize,
+    pub(super) results: Results,
     /// Links whose next packet waits for memory.
     short: Vec<LinkKey>,
     /// Messages of other endpoints of the shared receive context have got a receive
@@ -208,6 +210,7 @@ impl Executor {
             remote: Vec::new(),
             arriving: None,
             messages: 0,
+            results: Results::default(),
             short: Vec::new(),
             found_for_others: false,
         }
@@ -503,6 +506,9 @@ impl Executor {
         let (slot, posted_on) = (op.slot.take(), op.posted_on);
         // an answered packet was sent
         let answered = op.fin.is_some();
+        if let Kind::Result { held, .. } = op.kind {
+            self.result_ended(held);
+        }
         if self.rma.fences != 0 {
             self.pass_fences(key);
         }

@@ -54,14 +54,13 @@ pub(super) enum Kind {
     },
     /// An atomic of the application that the target's processor executes.
     Atomic(Atomic),
-    /// The answer to one, which keeps the credit of its packet: the memory of answers that the
-    /// initiator does not take is bounded.
+    /// The answer to one.
     Result {
         /// The initiator's operation.
         op: OpId,
         status: u16,
-        /// The packet.
-        of: Origin,
+        /// The packet of the operation, if its credit is held until the answer is complete.
+        held: Option<Origin>,
     },
 }
 

@@ -12,11 +12,33 @@ use super::{Executor, Place, Todo};
 use crate::errno::{FiErrno, Result};
 use crate::mr::Change;
 use crate::queue::event_cell::Event;
-use crate::wire::rdm::OpId;
 use crate::wire::rdm::packet::{MAX_OPERANDS, Payload};
+use crate::wire::rdm::{Credit, OpId};
 use atomic_ops::{Datatype, Family, Op, Operation as Arithmetic};
 
 const BYTES: usize = MAX_OPERANDS as usize;
+
+/// Number of incomplete RESULT packets of an endpoint beyond which a request keeps its credit.
+const MAX_RESULTS: usize = 1024;
+
+/// The credit of ATOMIC.
+const CREDIT: Credit = Credit::new(0, 1);
+
+/// RESULT packets that are not complete.
+#[derive(Debug, Default)]
+pub(in crate::rdm) struct Results {
+    incomplete: usize,
+    /// Those that hold the credit of their ATOMIC.
+    held: usize,
+}
+
+impl Results {
+    /// Whether credit waits for a completion. The completion of RESULT wakes nobody, so the driver
+    /// polls for it.
+    pub(in crate::rdm) const fn holds_credit(&self) -> bool {
+        self.held != 0
+    }
+}
 
 /// The arithmetic of an operator and a datatype of a packet. `None`: this side does not have it.
 fn arithmetic(atomic: &Atomic) -> Option<Arithmetic> {
@@ -73,14 +95,8 @@ impl Executor {
             // an error number of fi_errno(3) is less than 4096
             Err(error) => (error.code() as u16, 0),
         };
-        let mut result = Operation::new(
-            Kind::Result {
-                op,
-                status,
-                of: origin,
-            },
-            origin.peer,
-        );
+        let held = self.result_begins(origin);
+        let mut result = Operation::new(Kind::Result { op, status, held }, origin.peer);
         match answer {
             Some(slot) if len != 0 => {
                 let to = &mut self.memory.bytes_mut(&slot)[PAYLOAD..PAYLOAD + len];
@@ -91,6 +107,28 @@ impl Executor {
             None => {}
         }
         self.answer_with(origin, result);
+    }
+
+    /// Gives the credit of an ATOMIC back, or returns its packet: then the credit is given back when
+    /// the answer is complete.
+    fn result_begins(&mut self, origin: Origin) -> Option<Origin> {
+        self.results.incomplete += 1;
+        if self.results.incomplete > MAX_RESULTS {
+            self.results.held += 1;
+            return Some(origin);
+        }
+        self.todo.push_back(Todo::GiveBack(origin, CREDIT));
+        None
+    }
+
+    /// An answer is complete, or has failed.
+    #[cold]
+    pub(super) fn result_ended(&mut self, held: Option<Origin>) {
+        self.results.incomplete -= 1;
+        if let Some(origin) = held {
+            self.results.held -= 1;
+            self.todo.push_back(Todo::GiveBack(origin, CREDIT));
+        }
     }
 
     /// Copies a payload once: a peer can change a packet in a ring at any time.

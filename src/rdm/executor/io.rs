@@ -94,11 +94,7 @@ impl Io for Executor {
                 Ok(()) => self.finish_if_over(key),
                 Err(error) => self.finish(key, Err(error)),
             },
-            Kind::Result { of, .. } => {
-                self.finish(key, result);
-                self.todo.push_back(Todo::GiveBack(of, Credit::new(0, 1)));
-            }
-            Kind::Cts { .. } | Kind::Fin { .. } => self.finish(key, result),
+            Kind::Cts { .. } | Kind::Fin { .. } | Kind::Result { .. } => self.finish(key, result),
         }
     }
 

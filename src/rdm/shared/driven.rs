@@ -77,6 +77,7 @@ impl Driven for Shared {
             || auto && polls
             || !steps.is_empty()
             || !empty
+            || state.io.results.holds_credit()
             || reads;
         drop(guard);
         let mut left: Vec<Step> = steps
