@@ -3,15 +3,17 @@
 //! The arguments of calls without a `struct fi_msg_atomic` are stored in one, so that all calls
 //! have one body.
 
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
 
 use libfabric_sys::*;
-use weft::errno::Result;
-use weft::msg::{AtomicKind, AtomicOp, LocalIov};
+use weft::errno::{FiErrno, Result};
+use weft::rdm::atomic_ops::Family;
 
-use crate::atomic_family::{Base, Compare, Family, Fetch, valid};
-use crate::atomic_operand::{Vector, target};
-use crate::ep_traits::{Atomics, TX_FLAGS, flags_of, message, post, token};
+use crate::atomic_call::{Atomics, Call, Vector};
+use crate::domain::Domain;
+use crate::ep_traits::{TX_FLAGS, flags_of, message, post};
+use crate::ffi::fid::{object, on};
+use crate::{msg_atomic, rdm_atomic};
 
 /// The table of an endpoint kind.
 pub(crate) const fn ops<E: Atomics>() -> fi_ops_atomic {
@@ -27,16 +29,58 @@ pub(crate) const fn ops<E: Atomics>() -> fi_ops_atomic {
         compwrite: Some(compwrite::<E>),
         compwritev: Some(compwritev::<E>),
         compwritemsg: Some(compwritemsg::<E>),
-        writevalid: Some(valid::<E, Base>),
-        readwritevalid: Some(valid::<E, Fetch>),
-        compwritevalid: Some(valid::<E, Compare>),
+        writevalid: Some(writevalid::<E>),
+        readwritevalid: Some(readwritevalid::<E>),
+        compwritevalid: Some(compwritevalid::<E>),
     }
 }
 
-/// Flags of the `msg` calls: verbs atomics carry no immediate data.
+/// Flags of the `msg` calls: an atomic has no remote CQ data.
 const ATOMIC_FLAGS: u64 = TX_FLAGS & !FI_REMOTE_CQ_DATA;
 
-const NO_VECTORS: (Vector, Vector) = (Vector::NONE, Vector::NONE);
+/// The vectors that a call has beside those of `struct fi_msg_atomic`, and its flags; `flags` is
+/// `None` for the default flags of the endpoint.
+#[derive(Clone, Copy)]
+struct More {
+    compare: Vector,
+    result: Vector,
+    flags: Option<u64>,
+    injected: bool,
+}
+
+impl More {
+    const NONE: Self = Self {
+        compare: Vector::NONE,
+        result: Vector::NONE,
+        flags: None,
+        injected: false,
+    };
+
+    #[inline(always)]
+    const fn result(result: Vector) -> Self {
+        Self {
+            result,
+            ..Self::NONE
+        }
+    }
+
+    #[inline(always)]
+    const fn compare(compare: Vector, result: Vector) -> Self {
+        Self {
+            compare,
+            result,
+            ..Self::NONE
+        }
+    }
+
+    #[inline(always)]
+    const fn flags(self, flags: u64) -> Self {
+        Self {
+            flags: Some(flags),
+            ..self
+        }
+    }
+}
 
 #[inline(always)]
 fn elements(buf: *const c_void, count: usize) -> fi_ioc {
@@ -44,27 +88,21 @@ fn elements(buf: *const c_void, count: usize) -> fi_ioc {
     fi_ioc { addr, count }
 }
 
-#[inline(always)]
-fn element(addr: u64, key: u64) -> fi_rma_ioc {
-    let count = 1;
-    fi_rma_ioc { addr, count, key }
-}
-
-/// A call as `struct fi_msg_atomic`. Operands need no descriptors: the work request carries them.
+/// A call as `struct fi_msg_atomic`. Operands need no descriptors: they are copied.
 #[inline(always)]
 fn describe(
-    (iov, count): (*const fi_ioc, usize),
+    (msg_iov, iov_count): (*const fi_ioc, usize),
     addr: fi_addr_t,
-    target: &fi_rma_ioc,
+    rma_iov: &fi_rma_ioc,
     (datatype, op): (fi_datatype, fi_op),
     context: *mut c_void,
 ) -> fi_msg_atomic {
     fi_msg_atomic {
-        msg_iov: iov,
+        msg_iov,
         desc: std::ptr::null_mut(),
-        iov_count: count,
+        iov_count,
         addr,
-        rma_iov: target,
+        rma_iov,
         rma_iov_count: 1,
         datatype,
         op,
@@ -73,39 +111,42 @@ fn describe(
     }
 }
 
-/// A call of family `F`. Only the compare family reads `compare`, and the base family has no
-/// result. `flags` is `None` for the default flags of the endpoint. `msg` is a closure so that the
-/// compiler specializes the body for each entry point.
+/// Posts a call. `msg` is a closure so that the compiler specializes the body for each entry point.
 ///
 /// # Safety
 /// The contract of fi_atomicmsg(3), fi_fetch_atomicmsg(3) or fi_compare_atomicmsg(3).
 #[inline(always)]
-unsafe fn call<E: Atomics, F: Family>(
+unsafe fn call<E: Atomics>(
     ep: *mut fid_ep,
+    family: Family,
     msg: impl FnOnce() -> Result<fi_msg_atomic>,
-    (compare, result): (Vector, Vector),
-    flags: Option<u64>,
+    more: More,
 ) -> isize {
     // SAFETY: the caller keeps the contract of the `msg` call; see "# Safety".
     unsafe {
         post::<E>(ep, |ep| {
-            let msg = &msg()?;
-            let flags = flags
-                .map(|flags| flags_of(flags, ATOMIC_FLAGS))
-                .transpose()?;
-            F::check(msg.datatype, msg.op)?;
-            let op = (F::operation(msg, compare)?, F::KIND);
-            let buffer;
-            let local = match F::KIND {
-                AtomicKind::Base => LocalIov::NONE,
-                AtomicKind::Fetch => {
-                    buffer = result.buffer()?;
-                    LocalIov::single(&buffer.0, &buffer.1)
-                }
-            };
-            ep.atomic(msg.addr, op, local, target(msg)?, token(msg.context), flags)
+            let flags = more.flags.map(|flags| flags_of(flags, ATOMIC_FLAGS));
+            ep.atomic(&Call {
+                family,
+                msg: &msg()?,
+                compare: more.compare,
+                result: more.result,
+                flags: flags.transpose()?,
+                injected: more.injected,
+            })
         })
     }
+}
+
+/// The target of a call with a vector: as many elements as the vector has.
+///
+/// # Safety
+/// As [`Vector::elements`].
+#[inline(always)]
+unsafe fn target_of(vector: Vector, addr: u64, key: u64) -> fi_rma_ioc {
+    // SAFETY: the caller keeps the contract.
+    let count = unsafe { vector.elements() };
+    fi_rma_ioc { addr, count, key }
 }
 
 unsafe extern "C" fn write<E: Atomics>(
@@ -120,10 +161,10 @@ unsafe extern "C" fn write<E: Atomics>(
     op: fi_op,
     context: *mut c_void,
 ) -> isize {
-    let (iov, target) = (elements(buf, count), element(addr, key));
+    let (iov, target) = (elements(buf, count), fi_rma_ioc { addr, count, key });
     let msg = describe((&iov, 1), dest_addr, &target, (datatype, op), context);
     // SAFETY: the contract of fi_atomic(3).
-    unsafe { call::<E, Base>(ep, || Ok(msg), NO_VECTORS, None) }
+    unsafe { call::<E>(ep, Family::Base, || Ok(msg), More::NONE) }
 }
 
 unsafe extern "C" fn writev<E: Atomics>(
@@ -138,10 +179,11 @@ unsafe extern "C" fn writev<E: Atomics>(
     op: fi_op,
     context: *mut c_void,
 ) -> isize {
-    let target = element(addr, key);
+    // SAFETY: the contract of fi_atomicv(3).
+    let target = unsafe { target_of(Vector::new(iov, std::ptr::null(), count), addr, key) };
     let msg = describe((iov, count), dest_addr, &target, (datatype, op), context);
     // SAFETY: the contract of fi_atomicv(3).
-    unsafe { call::<E, Base>(ep, || Ok(msg), NO_VECTORS, None) }
+    unsafe { call::<E>(ep, Family::Base, || Ok(msg), More::NONE) }
 }
 
 unsafe extern "C" fn writemsg<E: Atomics>(
@@ -150,7 +192,14 @@ unsafe extern "C" fn writemsg<E: Atomics>(
     flags: u64,
 ) -> isize {
     // SAFETY: the contract of fi_atomicmsg(3).
-    unsafe { call::<E, Base>(ep, || message(msg).copied(), NO_VECTORS, Some(flags)) }
+    unsafe {
+        call::<E>(
+            ep,
+            Family::Base,
+            || message(msg).copied(),
+            More::NONE.flags(flags),
+        )
+    }
 }
 
 unsafe extern "C" fn inject<E: Atomics>(
@@ -163,15 +212,15 @@ unsafe extern "C" fn inject<E: Atomics>(
     datatype: fi_datatype,
     op: fi_op,
 ) -> isize {
-    let iov = elements(buf, count);
+    let (iov, target) = (elements(buf, count), fi_rma_ioc { addr, count, key });
+    let context = std::ptr::null_mut();
+    let msg = describe((&iov, 1), dest_addr, &target, (datatype, op), context);
+    let more = More {
+        injected: true,
+        ..More::NONE
+    };
     // SAFETY: the contract of fi_inject_atomic(3).
-    unsafe {
-        post::<E>(ep, |ep| {
-            Base::check(datatype, op)?;
-            let op = AtomicOp::Add(Vector::new(&iov, std::ptr::null(), 1).operand()?);
-            ep.inject_atomic(dest_addr, op, (addr, key))
-        })
-    }
+    unsafe { call::<E>(ep, Family::Base, || Ok(msg), more) }
 }
 
 unsafe extern "C" fn readwrite<E: Atomics>(
@@ -188,12 +237,12 @@ unsafe extern "C" fn readwrite<E: Atomics>(
     op: fi_op,
     context: *mut c_void,
 ) -> isize {
-    let (iov, target) = (elements(buf, count), element(addr, key));
+    let (iov, target) = (elements(buf, count), fi_rma_ioc { addr, count, key });
     let msg = describe((&iov, 1), dest_addr, &target, (datatype, op), context);
     let result = elements(result, count);
     let result = Vector::new(&result, &result_desc, 1);
     // SAFETY: the contract of fi_fetch_atomic(3).
-    unsafe { call::<E, Fetch>(ep, || Ok(msg), (Vector::NONE, result), None) }
+    unsafe { call::<E>(ep, Family::Fetch, || Ok(msg), More::result(result)) }
 }
 
 unsafe extern "C" fn readwritev<E: Atomics>(
@@ -211,11 +260,12 @@ unsafe extern "C" fn readwritev<E: Atomics>(
     op: fi_op,
     context: *mut c_void,
 ) -> isize {
-    let target = element(addr, key);
-    let msg = describe((iov, count), dest_addr, &target, (datatype, op), context);
     let result = Vector::new(resultv, result_desc, result_count);
+    // SAFETY: the contract of fi_fetch_atomicv(3). A read has no operands.
+    let target = unsafe { target_of(result, addr, key) };
+    let msg = describe((iov, count), dest_addr, &target, (datatype, op), context);
     // SAFETY: the contract of fi_fetch_atomicv(3).
-    unsafe { call::<E, Fetch>(ep, || Ok(msg), (Vector::NONE, result), None) }
+    unsafe { call::<E>(ep, Family::Fetch, || Ok(msg), More::result(result)) }
 }
 
 unsafe extern "C" fn readwritemsg<E: Atomics>(
@@ -229,11 +279,11 @@ unsafe extern "C" fn readwritemsg<E: Atomics>(
     let result = Vector::new(resultv, result_desc, result_count);
     // SAFETY: the contract of fi_fetch_atomicmsg(3).
     unsafe {
-        call::<E, Fetch>(
+        call::<E>(
             ep,
+            Family::Fetch,
             || message(msg).copied(),
-            (Vector::NONE, result),
-            Some(flags),
+            More::result(result).flags(flags),
         )
     }
 }
@@ -254,13 +304,20 @@ unsafe extern "C" fn compwrite<E: Atomics>(
     op: fi_op,
     context: *mut c_void,
 ) -> isize {
-    let (iov, target) = (elements(buf, count), element(addr, key));
+    let (iov, target) = (elements(buf, count), fi_rma_ioc { addr, count, key });
     let msg = describe((&iov, 1), dest_addr, &target, (datatype, op), context);
     let (compare, result) = (elements(compare, count), elements(result, count));
     let compare = Vector::new(&compare, std::ptr::null(), 1);
     let result = Vector::new(&result, &result_desc, 1);
     // SAFETY: the contract of fi_compare_atomic(3).
-    unsafe { call::<E, Compare>(ep, || Ok(msg), (compare, result), None) }
+    unsafe {
+        call::<E>(
+            ep,
+            Family::Compare,
+            || Ok(msg),
+            More::compare(compare, result),
+        )
+    }
 }
 
 unsafe extern "C" fn compwritev<E: Atomics>(
@@ -281,12 +338,20 @@ unsafe extern "C" fn compwritev<E: Atomics>(
     op: fi_op,
     context: *mut c_void,
 ) -> isize {
-    let target = element(addr, key);
+    // SAFETY: the contract of fi_compare_atomicv(3).
+    let target = unsafe { target_of(Vector::new(iov, std::ptr::null(), count), addr, key) };
     let msg = describe((iov, count), dest_addr, &target, (datatype, op), context);
     let compare = Vector::new(comparev, compare_desc, compare_count);
     let result = Vector::new(resultv, result_desc, result_count);
     // SAFETY: the contract of fi_compare_atomicv(3).
-    unsafe { call::<E, Compare>(ep, || Ok(msg), (compare, result), None) }
+    unsafe {
+        call::<E>(
+            ep,
+            Family::Compare,
+            || Ok(msg),
+            More::compare(compare, result),
+        )
+    }
 }
 
 unsafe extern "C" fn compwritemsg<E: Atomics>(
@@ -303,5 +368,100 @@ unsafe extern "C" fn compwritemsg<E: Atomics>(
     let compare = Vector::new(comparev, compare_desc, compare_count);
     let result = Vector::new(resultv, result_desc, result_count);
     // SAFETY: the contract of fi_compare_atomicmsg(3).
-    unsafe { call::<E, Compare>(ep, || message(msg).copied(), (compare, result), Some(flags)) }
+    unsafe {
+        call::<E>(
+            ep,
+            Family::Compare,
+            || message(msg).copied(),
+            More::compare(compare, result).flags(flags),
+        )
+    }
+}
+
+/// `fi_atomicvalid`, `fi_fetch_atomicvalid` and `fi_compare_atomicvalid`.
+///
+/// # Safety
+/// `ep` is a fid and `count` is NULL or writable.
+unsafe fn valid<E: Atomics>(
+    ep: *mut fid_ep,
+    family: Family,
+    (datatype, op): (fi_datatype, fi_op),
+    count: *mut usize,
+) -> c_int {
+    // SAFETY: an endpoint by the contract of fi_atomicvalid(3).
+    let ep = unsafe { object::<E>(ep) };
+    on(ep, |ep| {
+        if count.is_null() {
+            return Err(FiErrno::EINVAL);
+        }
+        let found = ep.max_count(family, datatype, op)?;
+        // SAFETY: not NULL; writable by the contract of fi_atomicvalid(3).
+        unsafe { *count = found };
+        Ok(0)
+    })
+}
+
+unsafe extern "C" fn writevalid<E: Atomics>(
+    ep: *mut fid_ep,
+    datatype: fi_datatype,
+    op: fi_op,
+    count: *mut usize,
+) -> c_int {
+    // SAFETY: the contract of fi_atomicvalid(3).
+    unsafe { valid::<E>(ep, Family::Base, (datatype, op), count) }
+}
+
+unsafe extern "C" fn readwritevalid<E: Atomics>(
+    ep: *mut fid_ep,
+    datatype: fi_datatype,
+    op: fi_op,
+    count: *mut usize,
+) -> c_int {
+    // SAFETY: the contract of fi_fetch_atomicvalid(3).
+    unsafe { valid::<E>(ep, Family::Fetch, (datatype, op), count) }
+}
+
+unsafe extern "C" fn compwritevalid<E: Atomics>(
+    ep: *mut fid_ep,
+    datatype: fi_datatype,
+    op: fi_op,
+    count: *mut usize,
+) -> c_int {
+    // SAFETY: the contract of fi_compare_atomicvalid(3).
+    unsafe { valid::<E>(ep, Family::Compare, (datatype, op), count) }
+}
+
+/// `fi_query_atomic(3)`
+pub(crate) unsafe extern "C" fn query(
+    domain: *mut fid_domain,
+    datatype: fi_datatype,
+    op: fi_op,
+    attr: *mut fi_atomic_attr,
+    flags: u64,
+) -> c_int {
+    // SAFETY: a domain by the contract of fi_query_atomic(3).
+    let domain = unsafe { object::<Domain>(domain) };
+    on(domain, |domain| {
+        if attr.is_null() {
+            return Err(FiErrno::EINVAL);
+        }
+        let family = match flags & !FI_TAGGED {
+            0 => Family::Base,
+            FI_FETCH_ATOMIC => Family::Fetch,
+            FI_COMPARE_ATOMIC => Family::Compare,
+            _ => return Err(FiErrno::EBADFLAGS),
+        };
+        // tagged atomics do not exist
+        if flags & FI_TAGGED != 0 {
+            return Err(FiErrno::EOPNOTSUPP);
+        }
+        let found = if domain.rdm {
+            rdm_atomic::query(family, datatype, op)?
+        } else {
+            msg_atomic::query(domain, family, datatype, op)?
+        };
+        // SAFETY: not NULL; the structure never changed.
+        unsafe { *attr = found };
+        Ok(0)
+    })
 }

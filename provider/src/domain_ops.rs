@@ -19,7 +19,7 @@ use crate::ffi::log::{info, refused};
 use crate::ffi::param::{self, fault_point};
 use crate::ffi::{guard, log, stub};
 use crate::{
-    atomic_family, av, cntr, cq, devices, ep_ops, getinfo, mr, poll, rdm_srx_ops, srx, weft_mr_ops,
+    atomic, av, cntr, cq, devices, ep_ops, getinfo, mr, poll, rdm_srx_ops, srx, weft_mr_ops,
 };
 
 static FID_OPS: fi_ops = fi_ops {
@@ -38,7 +38,7 @@ static OPS: WithMainSlot<fi_ops_domain> = stub::domain::<FI_ENOSYS>(fi_ops_domai
     endpoint2: Some(ep_ops::open2),
     srx_ctx: Some(srx_ctx),
     poll_open: Some(poll::open),
-    query_atomic: Some(atomic_family::query),
+    query_atomic: Some(atomic::query),
     // scalable endpoints and shared transmit contexts are not offered by getinfo
     ..stub::domain_base::<FI_ENOSYS>()
 });

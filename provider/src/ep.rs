@@ -8,10 +8,10 @@ use libfabric_sys::{FI_COMMIT_COMPLETE, FI_MATCH_COMPLETE, fi_addr_t};
 use parking_lot::Mutex;
 use weft::errno::Result;
 use weft::flags::Flags;
-use weft::msg::{AtomicKind, AtomicOp, Endpoint, LocalIov, RemoteIov};
+use weft::msg::{Endpoint, LocalIov, RemoteIov};
 
 use crate::addr::Format;
-use crate::ep_traits::{Atomics, OpFlags, Receives, Rma, Sends, TX_FLAGS};
+use crate::ep_traits::{OpFlags, Receives, Rma, Sends, TX_FLAGS};
 use crate::ffi::fid::User;
 use crate::getinfo;
 
@@ -227,30 +227,5 @@ impl Rma for Ep {
     ) -> Result<()> {
         // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
         unsafe { self.engine.inject_write_data(buf, len, data, addr, key) }
-    }
-}
-
-impl Atomics for Ep {
-    fn has_atomics(&self) -> bool {
-        self.engine.has_atomics()
-    }
-
-    #[inline(always)]
-    unsafe fn atomic(
-        &self,
-        _: fi_addr_t,
-        op: (AtomicOp, AtomicKind),
-        result: LocalIov<'_>,
-        target: (u64, u64),
-        context: usize,
-        flags: Option<Flags>,
-    ) -> Result<()> {
-        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
-        unsafe { self.engine.atomic(op, result, target, context, flags) }
-    }
-
-    #[inline(always)]
-    fn inject_atomic(&self, _: fi_addr_t, op: AtomicOp, target: (u64, u64)) -> Result<()> {
-        self.engine.inject_atomic(op, target)
     }
 }

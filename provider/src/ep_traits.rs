@@ -14,7 +14,7 @@ use libc::iovec;
 use libfabric_sys::*;
 use weft::errno::{FiErrno, Result};
 use weft::flags::Flags;
-use weft::msg::{AtomicKind, AtomicOp, LocalIov, RemoteIov};
+use weft::msg::{LocalIov, RemoteIov};
 
 use crate::ffi::fid::{Kind, assumed, on};
 use crate::ffi::log::refused;
@@ -232,30 +232,6 @@ pub(crate) trait Rma: Kind<C = fid_ep> {
         addr: u64,
         key: u64,
     ) -> Result<()>;
-}
-
-/// Atomics.
-pub(crate) trait Atomics: Kind<C = fid_ep> {
-    /// Whether the endpoint was opened with `FI_ATOMIC`.
-    fn has_atomics(&self) -> bool;
-
-    /// The calls of `fi_atomic(3)` with a completion; `flags` is `None` for calls that use the
-    /// default flags. The target is an address and a key.
-    ///
-    /// # Safety
-    /// As for [`Receives::recv`]; the only buffers are those of the result.
-    unsafe fn atomic(
-        &self,
-        to: fi_addr_t,
-        op: (AtomicOp, AtomicKind),
-        result: LocalIov<'_>,
-        target: (u64, u64),
-        context: usize,
-        flags: Option<Flags>,
-    ) -> Result<()>;
-
-    /// `fi_inject_atomic`
-    fn inject_atomic(&self, to: fi_addr_t, op: AtomicOp, target: (u64, u64)) -> Result<()>;
 }
 
 /// Flags that a receive may carry.

@@ -17,8 +17,7 @@
 
 mod addr;
 mod atomic;
-mod atomic_family;
-mod atomic_operand;
+mod atomic_call;
 mod av;
 mod cm;
 mod cntr;
@@ -41,6 +40,7 @@ mod monitor;
 mod mr;
 mod mr_attr;
 mod msg;
+mod msg_atomic;
 mod op_flags;
 mod option;
 mod pep;

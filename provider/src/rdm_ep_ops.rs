@@ -25,7 +25,7 @@ use crate::ffi::param;
 use crate::ffi::stub;
 use crate::rdm_ep::RdmEp;
 use crate::rdm_srx::RdmSrx;
-use crate::{getinfo, msg, op_flags, option, rdm_atomic, rma, tagged};
+use crate::{atomic, getinfo, msg, op_flags, option, rma, tagged};
 
 static FID_OPS: fi_ops = fi_ops {
     close: Some(close::<RdmEp>),
@@ -50,6 +50,7 @@ static CM: fi_ops_cm = fi_ops_cm {
 static MSG: fi_ops_msg = msg::ops::<RdmEp>();
 static TAGGED: fi_ops_tagged = tagged::ops::<RdmEp>();
 static RMA: fi_ops_rma = rma::ops::<RdmEp>();
+static ATOMIC: fi_ops_atomic = atomic::ops::<RdmEp>();
 static COLLECTIVE: fi_ops_collective = stub::collective::<FI_ENOSYS>();
 
 // SAFETY: `fid_ep` begins with its `fid`; `FID_OPS` is a static that only this kind uses.
@@ -146,7 +147,7 @@ fn c_part(context: *mut c_void) -> fid_ep {
         msg: (&raw const MSG).cast_mut(),
         rma: (&raw const RMA).cast_mut(),
         tagged: (&raw const TAGGED).cast_mut(),
-        atomic: (&raw const rdm_atomic::OPS).cast_mut(),
+        atomic: (&raw const ATOMIC).cast_mut(),
         collective: (&raw const COLLECTIVE).cast_mut(),
     }
 }
