@@ -22,6 +22,7 @@ mod unregistered;
 mod xrcd;
 
 use abi_tests::load::Lib;
+use libfabric_sys::{FI_EP_MSG, FI_EP_RDM};
 
 fn main() {
     let mut args = std::env::args().skip(1);
@@ -45,7 +46,8 @@ fn main() {
         "hints" => hints::run(&lib),
         "bad-input" => bad_input::run(&lib),
         "endpoint" => endpoint::run(&lib),
-        "matrix" => matrix::run(&lib),
+        "matrix" => matrix::run(&lib, FI_EP_MSG),
+        "matrix-rdm" => matrix::run(&lib, FI_EP_RDM),
         "slots" => slots::run(&lib),
         "order" => order::run(&lib),
         "asynchronous" => asynchronous::run(&lib),

@@ -1,4 +1,5 @@
-//! All cases of one form of regions: role `matrix`, with the form forced by `FI_WEFT_MR_MODE`.
+//! All cases of one form of regions: role `matrix`, and `matrix-rdm` for endpoints with many peers,
+//! which are not connected when they are used first. `FI_WEFT_MR_MODE` forces the form.
 //! Prints a line `ok NAME` or `FAILED NAME` for each way to register and each operation, and `mode
 //! 0x...` for the `mr_mode` of `fi_getinfo`.
 //!
@@ -18,12 +19,14 @@ use abi_tests::call;
 use abi_tests::fabric::hints;
 use abi_tests::load::Lib;
 use abi_tests::objects::{Setup, bind, close, control, register};
-use abi_tests::pair::{Pair, completion};
+use abi_tests::pair::completion;
 use abi_tests::weft::mr_ops;
 use libfabric_sys::*;
 
+mod ends;
 mod target;
 
+use ends::Ends;
 use target::{Target, map, refresh_of, resident, unmap};
 
 /// Bytes of a page, and of the first buffer.
@@ -63,7 +66,7 @@ struct World<'a> {
     lib: &'a Lib,
     setup: Setup,
     mode: i32,
-    pair: Option<Pair>,
+    ends: Option<Ends>,
     /// This side's buffer, and its region if the form requires one.
     local: Box<[u8; 2 * PAGE]>,
     local_mr: *mut fid_mr,
@@ -97,15 +100,11 @@ impl World<'_> {
     fn connect(&mut self) {
         // SAFETY: fids as they are opened.
         unsafe {
-            if let Some(pair) = self.pair.take() {
-                pair.close();
+            if let Some(ends) = self.ends.take() {
+                ends.close();
             }
             self.drain();
-            let (cq, info) = (self.setup.cq, self.setup.info.first());
-            let pair = Pair::connect(self.lib, &self.setup, info, |ep, _| {
-                assert_eq!(bind(ep, cq, FI_TRANSMIT | FI_RECV), 0);
-            });
-            self.pair = Some(pair);
+            self.ends = Some(Ends::open(self.lib, &self.setup));
         }
     }
 
@@ -154,8 +153,8 @@ impl World<'_> {
         }
     }
 
-    fn pair(&self) -> &Pair {
-        self.pair.as_ref().expect("connected")
+    fn ends(&self) -> &Ends {
+        self.ends.as_ref().expect("open endpoints")
     }
 
     /// Registers 3 of the 4 pages at `memory`, or one buffer of them.
@@ -278,7 +277,7 @@ impl World<'_> {
                 }
             }
             if self.has(FI_MR_ENDPOINT) {
-                assert_eq!(bind(mr, self.pair().server, 0), 0, "binding the endpoint");
+                assert_eq!(bind(mr, self.ends().server, 0), 0, "binding the endpoint");
             }
             if !early {
                 if self.has(FI_MR_PROV_KEY) {
@@ -356,7 +355,7 @@ impl World<'_> {
         // SAFETY: open fids.
         unsafe {
             if self.has(FI_MR_ENDPOINT) {
-                let server = self.pair().server;
+                let server = self.ends().server;
                 assert_eq!(close(server), -FI_EBUSY, "its region is bound to it");
             }
             if self.has(FI_MR_RMA_EVENT) {
@@ -374,11 +373,22 @@ impl World<'_> {
         }
     }
 
+    /// Posts a receive at the server, for remote CQ data.
+    unsafe fn post_receive(&self) {
+        // SAFETY: an open endpoint.
+        unsafe {
+            let server = self.ends().server;
+            let none = null_mut();
+            let posted = call!((*server).msg, recv, server, none, 0, none, 0, none);
+            assert_eq!(posted, 0, "fi_recv");
+        }
+    }
+
     /// One operation of `len` bytes at an offset; `Err`: the errno of its completion.
     unsafe fn run(&mut self, op: Op, target: &Target, at: u64, len: usize) -> Result<(), c_int> {
         // SAFETY: connected endpoints, and a buffer that outlives the operation.
         unsafe {
-            let ep = self.pair().client;
+            let (ep, to) = (self.ends().client, self.ends().to_server);
             let buf = self.local.as_mut_ptr().cast::<c_void>();
             let desc = if self.local_mr.is_null() {
                 null_mut()
@@ -387,21 +397,12 @@ impl World<'_> {
             };
             let (addr, key) = (target.base + at, target.key);
             let ret = match op {
-                Op::Write => call!((*ep).rma, write, ep, buf, len, desc, 0, addr, key, buf),
-                Op::Read => call!((*ep).rma, read, ep, buf, len, desc, 0, addr, key, buf),
+                Op::Write => call!((*ep).rma, write, ep, buf, len, desc, to, addr, key, buf),
+                Op::Read => call!((*ep).rma, read, ep, buf, len, desc, to, addr, key, buf),
                 Op::WriteData => {
-                    let server = self.pair().server;
-                    let posted = call!(
-                        (*server).msg,
-                        recv,
-                        server,
-                        null_mut(),
-                        0,
-                        null_mut(),
-                        0,
-                        null_mut()
-                    );
-                    assert_eq!(posted, 0, "fi_recv");
+                    if self.ends().are_connected() {
+                        self.post_receive();
+                    }
                     call!(
                         (*ep).rma,
                         writedata,
@@ -410,7 +411,7 @@ impl World<'_> {
                         len,
                         desc,
                         0xda7a,
-                        0,
+                        to,
                         addr,
                         key,
                         buf
@@ -423,7 +424,7 @@ impl World<'_> {
                     buf,
                     len / 8,
                     desc,
-                    0,
+                    to,
                     addr,
                     key,
                     FI_UINT64,
@@ -502,7 +503,12 @@ impl World<'_> {
         }
         // SAFETY: connected endpoints, and a buffer that outlives the receive.
         unsafe {
-            let Pair { client, server } = *self.pair();
+            let &Ends {
+                client,
+                server,
+                to_client,
+                ..
+            } = self.ends();
             let buf = self.local.as_mut_ptr().cast::<c_void>();
             let desc = if self.local_mr.is_null() {
                 null_mut()
@@ -511,7 +517,7 @@ impl World<'_> {
             };
             let ret = call!((*client).msg, recv, client, buf, 8, desc, 0, buf);
             assert_eq!(ret, 0, "fi_recv");
-            let ret = call!((*server).msg, inject, server, buf, 8, 0);
+            let ret = call!((*server).msg, inject, server, buf, 8, to_client);
             assert_eq!(ret, 0, "fi_inject");
             let entry = completion(self.setup.cq).expect("a message");
             assert_eq!(entry.op_context, buf);
@@ -534,7 +540,8 @@ impl World<'_> {
     }
 
     /// The operation is refused, and not counted. If only the device can refuse it, the connection
-    /// ends; a region of an endpoint then ends with its endpoint, and is registered again.
+    /// ends. Connected endpoints are then opened again; a region of an endpoint ends with its
+    /// endpoint, and is registered again.
     unsafe fn refused(&mut self, op: Op, target: &mut Target, at: u64, len: usize, what: &str) {
         // SAFETY: the caller's promise.
         unsafe {
@@ -543,7 +550,7 @@ impl World<'_> {
             assert!(result.is_err(), "{what} was not refused");
             assert_eq!(self.counts(), before, "{what} was counted");
             let (how, access, memory) = target.from;
-            if self.is_native(target) || op == Op::WriteData {
+            if self.ends().are_connected() && (self.is_native(target) || op == Op::WriteData) {
                 // (with data, the receive that waits for it still does)
                 let again = self.has(FI_MR_ENDPOINT) && !target.mr.is_null();
                 if again {
@@ -564,11 +571,11 @@ impl World<'_> {
     unsafe fn refused_elsewhere(&mut self, op: Op, target: &mut Target, len: usize) {
         // SAFETY: fids as they are opened.
         unsafe {
-            let own = self.pair.take();
+            let own = self.ends.take();
             self.connect();
             let result = self.run(op, target, 0, len);
             assert!(result.is_err(), "another endpoint gave access");
-            let other = std::mem::replace(&mut self.pair, own);
+            let other = std::mem::replace(&mut self.ends, own);
             other.expect("connected").close();
             self.drain();
         }
@@ -688,12 +695,13 @@ impl World<'_> {
     }
 }
 
-pub(crate) fn run(lib: &Lib) {
+pub(crate) fn run(lib: &Lib, kind: fi_ep_type) {
     let hints = hints(lib);
     // SAFETY: hints have all their parts.
     let setup = unsafe {
         let info = hints.first();
         (*info).caps = FI_MSG | FI_RMA | FI_ATOMIC;
+        (*(*info).ep_attr).type_ = kind;
         (*(*info).domain_attr).mr_mode = 0xffc; // every bit that is not one of the two old names
         let node = std::env::var("WEFT_PROBE_NODE").unwrap_or_else(|_| String::from("127.0.0.1"));
         Setup::new(lib, Some(&node), None, FI_SOURCE, &hints)
@@ -706,7 +714,7 @@ pub(crate) fn run(lib: &Lib) {
             lib,
             setup,
             mode,
-            pair: None,
+            ends: None,
             local: Box::new([0; 2 * PAGE]),
             local_mr: null_mut(),
             counters: [null_mut(); 2],
@@ -734,8 +742,8 @@ pub(crate) fn run(lib: &Lib) {
                 println!("{} {name}", if ended.is_ok() { "ok" } else { "FAILED" });
             }
         }
-        if let Some(pair) = world.pair.take() {
-            pair.close();
+        if let Some(ends) = world.ends.take() {
+            ends.close();
         }
         if !world.local_mr.is_null() {
             assert_eq!(close(world.local_mr), 0);
