@@ -99,7 +99,7 @@ const PARAMS: &[Param] = &[
     Param {
         name: c"rdm",
         kind: FI_PARAM_BOOL,
-        help: c"Preview: offer reliable datagram endpoints (FI_EP_RDM) for messages, and offer weft;ofi_rxm over the devices that have them only if it is named (default: no)",
+        help: c"Offer reliable datagram endpoints (FI_EP_RDM), and offer weft;ofi_rxm over the devices that have them only if it is named (default: yes)",
     },
     Param {
         name: c"max_links",
@@ -297,7 +297,7 @@ pub(crate) fn init() {
             mode
         }),
         cache: Some(cache()),
-        rdm: get::<c_int>(c"rdm", 0).is_some_and(|on| on != 0),
+        rdm: get::<c_int>(c"rdm", 0).is_none_or(|on| on != 0),
         max_links: get(c"max_links", 0).filter(|max| *max != 0),
         connect_timeout: connect_timeout(),
         fault: text(c"fault"),

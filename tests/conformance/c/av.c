@@ -1,4 +1,4 @@
-/* Address vectors, from fi_av(3), with FI_WEFT_RDM=1:
+/* Address vectors, from fi_av(3):
  *
  *   av open PROV NODE        attributes: types, hints, and those that are refused
  *   av indices PROV NODE     the lowest unused index is assigned, in both types, with and without

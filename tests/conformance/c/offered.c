@@ -1,4 +1,4 @@
-/* fi_getinfo for endpoints with many peers, with FI_WEFT_RDM=1:
+/* fi_getinfo for endpoints with many peers:
  *
  *   offered attributes PROV NODE  the attributes of the answer to hints that request only the type
  *   offered hints PROV NODE       what hints may request, and what they may not

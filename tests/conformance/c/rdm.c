@@ -1,5 +1,5 @@
 /* Messages of endpoints with many peers, from fi_msg(3), fi_tagged(3), fi_cq(3) and fi_endpoint(3),
- * between two processes, with FI_WEFT_RDM=1:
+ * between two processes:
  *
  *   rdm variants PROV NODE     each call that sends and each that receives, untagged and tagged,
  *                              with lengths up to 1 MiB

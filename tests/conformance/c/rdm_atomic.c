@@ -1,6 +1,6 @@
-/* Atomics of fi_atomic(3) between endpoints with many peers in two or more processes, with
- * FI_WEFT_RDM=1. The target's memory is shared with the initiators, which compare it directly; the
- * target itself sleeps, so nothing here needs a call of its application.
+/* Atomics of fi_atomic(3) between endpoints with many peers in two or more processes.
+ * The target's memory is shared with the initiators, which compare it directly; the target itself
+ * sleeps, so nothing here needs a call of its application.
  *
  *   rdm_atomic values PROV NODE [auto]         each operation on each datatype that C has, arrays, all
  *                                              three families; the bytes beside the elements

@@ -1,5 +1,5 @@
 /* Atomic operations of endpoints with many peers, from fi_atomic(3), fi_cq(3) and fi_endpoint(3),
- * between processes, with FI_WEFT_RDM=1:
+ * between processes:
  *
  *   rdm_atomic_forms all PROV NODE         each operation on each datatype is supported
  *   rdm_atomic_forms each PROV NODE        each operation that is supported, by each call, compared

@@ -1,5 +1,5 @@
 /* Endpoints with many peers whose processes are killed, stopped, started again, end, or fork, from
- * fi_endpoint(3), fi_msg(3) and fi_cq(3), with FI_WEFT_RDM=1:
+ * fi_endpoint(3), fi_msg(3) and fi_cq(3):
  *
  *   rdm_death killed PROV NODE     a peer is killed with operations under way in both directions:
  *                                  errors within a second, and a third process is not disturbed

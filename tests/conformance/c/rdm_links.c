@@ -1,5 +1,5 @@
 /* Connections of endpoints with many peers, from fi_endpoint(3), fi_getinfo(3), fi_cm(3), fi_av(3)
- * and fi_weft(7), with FI_WEFT_RDM=1:
+ * and fi_weft(7):
  *
  *   rdm_links all PROV NODE      24 endpoints in 4 processes connect all to all at once
  *   rdm_links idle PROV NODE     an endpoint in the one process, 20 in the other;

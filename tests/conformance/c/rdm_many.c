@@ -1,5 +1,4 @@
-/* Many endpoints of type FI_EP_RDM in one process, and threads that sleep on their queues, with
- * FI_WEFT_RDM=1:
+/* Many endpoints of type FI_EP_RDM in one process, and threads that sleep on their queues:
  *
  *   rdm_many queues PROV NODE    each endpoint has a queue with a wait object; a message wakes the
  *                                thread that sleeps on the queue of its endpoint, and no other one

@@ -1,6 +1,6 @@
 /* The forms of memory registration of fi_mr(3) as targets of RMA, between two processes with
- * endpoints that have many peers, with FI_WEFT_RDM=1. The first access to a region of each mode is
- * also the first use of its endpoint.
+ * endpoints that have many peers. The first access to a region of each mode is also the first use of
+ * its endpoint.
  *
  *   rdm_mr scalable PROV NODE   no mr_mode bit: keys of the application, from 0; offsets from 0
  *   rdm_mr virtual PROV NODE    FI_MR_VIRT_ADDR alone

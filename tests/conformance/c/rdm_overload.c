@@ -1,5 +1,5 @@
 /* Endpoints with many peers under more load than fits, from fi_endpoint(3), fi_msg(3),
- * fi_tagged(3), fi_cq(3), fi_cntr(3) and fi_poll(3), between processes, with FI_WEFT_RDM=1:
+ * fi_tagged(3), fi_cq(3), fi_cntr(3) and fi_poll(3), between processes:
  *
  *   rdm_overload unread PROV NODE      messages to a receiver that posts nothing: memory is
  *                                      bounded, and all of them come later, in their order

@@ -1,4 +1,4 @@
-/* RMA of an endpoint to itself, from fi_rma(3), fi_mr(3) and fi_cntr(3), with FI_WEFT_RDM=1:
+/* RMA of an endpoint to itself, from fi_rma(3), fi_mr(3) and fi_cntr(3):
  *
  *   rdm_own forms PROV NODE     regions of all forms: keys, offsets, raw keys, several buffers
  *   rdm_own rights PROV NODE    rights, bounds, a key that no region has, a closed region

@@ -1,5 +1,5 @@
 /* Endpoints with many peers in processes that call nothing or sleep, from fi_domain(3) "Progress
- * Models" and fi_cq(3), with FI_WEFT_RDM=1:
+ * Models" and fi_cq(3):
  *
  *   rdm_progress computes PROV NODE    one process calls nothing: others connect to it and send
  *   rdm_progress sender PROV NODE      a process sends 1 MiB, and calls nothing afterwards

@@ -1,5 +1,5 @@
 /* Messages that the receiver reads from the memory of the sender, from fi_msg(3), fi_tagged(3),
- * fi_mr(3) and fi_cq(3), between endpoints of two processes, with FI_WEFT_RDM=1:
+ * fi_mr(3) and fi_cq(3), between endpoints of two processes:
  *
  * In the modes with `stopped`, the receiver stops the process of the sender when a message has been
  * announced, and receives it meanwhile. Such a message is read: parts would need the sender.

@@ -1,5 +1,5 @@
 /* RMA of endpoints with many peers, from fi_rma(3), fi_mr(3), fi_cq(3), fi_cntr(3) and
- * fi_endpoint(3), between two processes, with FI_WEFT_RDM=1:
+ * fi_endpoint(3), between two processes:
  *
  *   rdm_rma lengths PROV NODE    writes and reads of 0 bytes to 8 MiB, aligned and not; the bytes
  *                                around them stay

@@ -1,5 +1,5 @@
 /* RMA of endpoints with many peers whose target is idle, refuses the access, or has several
- * initiators, from fi_rma(3), fi_mr(3), fi_cq(3) and fi_domain(3), with FI_WEFT_RDM=1:
+ * initiators, from fi_rma(3), fi_mr(3), fi_cq(3) and fi_domain(3):
  *
  *   rdm_rma_peers idle PROV NODE      the target sleeps in sigwait() from before the first call on
  *   rdm_rma_peers stopped PROV NODE   the process of the target is stopped

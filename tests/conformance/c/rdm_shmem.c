@@ -1,7 +1,7 @@
-/* The calls of an OpenSHMEM library between four processes with endpoints that have many peers,
- * with FI_WEFT_RDM=1: FI_RMA and FI_ATOMIC alone, no queue for receives, counters for puts and gets,
- * a one-byte key, FI_DELIVERY_COMPLETE as the default, and the address space as one region. Puts,
- * gets, atomics, locks, signals, all-to-all exchanges and barriers in 2,000 rounds.
+/* The calls of an OpenSHMEM library between four processes with endpoints that have many peers:
+ * FI_RMA and FI_ATOMIC alone, no queue for receives, counters for puts and gets, a one-byte key,
+ * FI_DELIVERY_COMPLETE as the default, and the address space as one region. Puts, gets, atomics,
+ * locks, signals, all-to-all exchanges and barriers in 2,000 rounds.
  *
  *   rdm_shmem plain PROV NODE     no FI_RMA_EVENT; no mr_mode bit
  *   rdm_shmem event PROV NODE     FI_RMA_EVENT; no mr_mode bit

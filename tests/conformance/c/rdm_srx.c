@@ -1,5 +1,5 @@
 /* Shared receive contexts of endpoints of type FI_EP_RDM, from fi_endpoint(3) "Shared contexts", fi_msg(3) and
- * fi_tagged(3), with FI_WEFT_RDM=1. Two endpoints of one process, each with queues of its own, have the context; the
+ * fi_tagged(3). Two endpoints of one process, each with queues of its own, have the context; the
  * other process has four endpoints that send to them.
  *
  *   rdm_srx messages PROV NODE   both endpoints' messages take the same receives, posted before and after their

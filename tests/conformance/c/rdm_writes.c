@@ -1,5 +1,5 @@
-/* RMA of endpoints with many peers, from fi_rma(3), fi_mr(3), fi_cq(3) and fi_cntr(3), with
- * FI_WEFT_RDM=1. The target is another process, which calls nothing while its memory is accessed.
+/* RMA of endpoints with many peers, from fi_rma(3), fi_mr(3), fi_cq(3) and fi_cntr(3).
+ * The target is another process, which calls nothing while its memory is accessed.
  *
  *   rdm_writes forms PROV NODE MODE PROGRESS   every call, unconnected at first use; contents
  *   rdm_writes data PROV NODE MODE PROGRESS    remote CQ data of 64 bits, behind the data

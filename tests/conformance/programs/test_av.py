@@ -7,7 +7,7 @@ class AddressVectors(common.CProgram):
     SOURCE = "av"
 
     def succeeds(self, libfabric, mode):
-        return super().succeeds(libfabric, mode, FI_WEFT_RDM="1")
+        return super().succeeds(libfabric, mode)
 
     @common.per_release
     def test_attributes(self, libfabric):

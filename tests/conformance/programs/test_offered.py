@@ -1,4 +1,4 @@
-"""What fi_getinfo lists with FI_WEFT_RDM=1: tests/conformance/c/offered.c, and fi_info."""
+"""What fi_getinfo lists: tests/conformance/c/offered.c, and fi_info."""
 
 import unittest
 
@@ -11,9 +11,6 @@ LAYERED = "weft;ofi_rxm"
 
 class Offered(common.CProgram):
     SOURCE = "offered"
-
-    def succeeds(self, libfabric, mode, **more):
-        return super().succeeds(libfabric, mode, **{"FI_WEFT_RDM": "1", **more})
 
     @common.per_release
     def test_attributes(self, libfabric):
@@ -32,7 +29,7 @@ class Offered(common.CProgram):
         self.succeeds(libfabric, "objects")
 
     @common.per_release
-    def test_none_without_the_parameter(self, libfabric):
+    def test_none_if_the_parameter_disables_them(self, libfabric):
         self.succeeds(libfabric, "none", FI_WEFT_RDM="0", FI_WEFT_DEVICE="soft0")
 
     @common.per_release
@@ -54,28 +51,27 @@ class Layers(unittest.TestCase):
         env = {"FI_WEFT_DEVICE": "soft0", "SOFTVERBS_SRQ": "0"}
         layered = self.listed(libfabric, "-p", "weft", FI_WEFT_RDM="0", **env)
         self.assertIn((LAYERED, "FI_EP_RDM"), layered)
-        self.assertEqual(self.listed(libfabric, "-p", "weft", FI_WEFT_RDM="1", **env), layered)
-        named = self.listed(libfabric, "-p", LAYERED, FI_WEFT_RDM="1", **env)
+        self.assertEqual(self.listed(libfabric, "-p", "weft", **env), layered)
+        named = self.listed(libfabric, "-p", LAYERED, **env)
         self.assertEqual(named, [(LAYERED, "FI_EP_RDM")])
 
     @common.per_release
     def test_native_endpoints_come_alone(self, libfabric):
         ours = [("weft", "FI_EP_RDM"), ("weft", "FI_EP_MSG")]
-        for env in ({}, {"FI_PROVIDER": "weft"}):
-            env["FI_WEFT_RDM"] = "1"
+        for env in ({}, {"FI_PROVIDER": "weft"}, {"FI_WEFT_RDM": "1"}):
             self.assertEqual(self.listed(libfabric, "-p", "weft", **env), ours)
             self.assertEqual(self.listed(libfabric, "-p", "weft", "-t", "FI_EP_RDM", **env), ours[:1])
             self.assertEqual(self.listed(libfabric, "-p", LAYERED, **env), [(LAYERED, "FI_EP_RDM")])
-        env = {"FI_PROVIDER": "weft", "FI_WEFT_RDM": "1"}
+        env = {"FI_PROVIDER": "weft"}
         self.assertEqual(self.listed(libfabric, **env), ours)
         self.assertEqual(self.listed(libfabric, "-t", "FI_EP_RDM", **env), ours[:1])
 
     @common.per_release
     def test_among_all_providers_nothing_is_layered_over_it(self, libfabric):
-        listed = self.listed(libfabric, "-t", "FI_EP_RDM", FI_WEFT_RDM="1")
+        listed = self.listed(libfabric, "-t", "FI_EP_RDM")
         self.assertEqual([name for name, _ in listed if "weft" in name], ["weft"])
 
     @common.per_release
-    def test_without_the_parameter_they_are_layered(self, libfabric):
-        for env in ({}, {"FI_WEFT_RDM": "0"}):
-            self.assertEqual(self.listed(libfabric, "-p", "weft", "-t", "FI_EP_RDM", **env), [(LAYERED, "FI_EP_RDM")])
+    def test_they_are_layered_if_the_parameter_disables_them(self, libfabric):
+        listed = self.listed(libfabric, "-p", "weft", "-t", "FI_EP_RDM", FI_WEFT_RDM="0")
+        self.assertEqual(listed, [(LAYERED, "FI_EP_RDM")])

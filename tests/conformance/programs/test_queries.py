@@ -66,12 +66,20 @@ class Refused(unittest.TestCase):
     @common.per_release
     def test_nothing_is_said_when_only_a_layer_asks(self, libfabric):
         """The application asked for RDM endpoints of any provider; the query may have succeeded."""
-        _, logged, ended = self.ask(libfabric, "probed", "none")
+        _, logged, ended = self.ask(libfabric, "probed", "none", FI_WEFT_RDM="0")
         self.assertEqual(logged, [], ended)
 
     @common.per_release
+    def test_a_query_for_rdm_endpoints_of_any_provider(self, libfabric):
+        """With RDM endpoints of its own weft is asked itself, as for message endpoints."""
+        for names in (["probed"], ["any"]):
+            _, logged, ended = self.ask(libfabric, *names)
+            self.assertEqual(len(logged), 1, ended)
+            self.assertIn(PINS, logged[0], ended)
+
+    @common.per_release
     def test_a_probe_of_a_layer_does_not_use_up_the_one_line(self, libfabric):
-        _, logged, ended = self.ask(libfabric, "probed", "named")
+        _, logged, ended = self.ask(libfabric, "probed", "named", FI_WEFT_RDM="0")
         self.assertEqual(len(logged), 1, ended)
 
     @common.per_release
@@ -133,16 +141,18 @@ class Twice(unittest.TestCase):
     def test_no_entry_is_listed_twice(self, libfabric):
         for odp in "10":
             for options in self.QUERIES:
-                with self.subTest(options=options, odp=odp):
-                    found = self.entries(libfabric, options, SOFTVERBS_ODP=odp)
-                    self.assertTrue(found)
-                    self.assertEqual(len(found) - len(set(found)), 0, f"of {len(found)} entries")
+                for rdm in "10":
+                    with self.subTest(options=options, odp=odp, rdm=rdm):
+                        found = self.entries(libfabric, options, SOFTVERBS_ODP=odp, FI_WEFT_RDM=rdm)
+                        self.assertTrue(found)
+                        self.assertEqual(len(found) - len(set(found)), 0, f"of {len(found)} entries")
 
     @common.per_release
     def test_a_layer_lists_what_it_lists_when_it_is_named(self, libfabric):
         """Leaving out duplicates must not leave out any other entry."""
         named = set(self.entries(libfabric, ["-p", "weft;ofi_rxm"]))
-        every = {entry for entry in self.entries(libfabric, []) if "prov_name: weft;ofi_rxm" in entry}
+        listed = self.entries(libfabric, [], FI_WEFT_RDM="0")
+        every = {entry for entry in listed if "prov_name: weft;ofi_rxm" in entry}
         addresses = {re.search(r"src_addr: (\S+)", entry)[1] for entry in named}
         self.assertEqual({re.search(r"src_addr: (\S+)", entry)[1] for entry in every}, addresses)
         forms = lambda entries: {re.search(r"(?m)^ *mr_mode: (.*)$", entry)[1] for entry in entries}

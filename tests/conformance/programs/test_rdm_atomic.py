@@ -17,7 +17,7 @@ class RdmAtomic(common.CProgram):
             # with and without rings
             for ring in ("1", "0"):
                 with self.subTest(progress=progress, ring=ring):
-                    more = {"FI_WEFT_RDM": "1", "SOFTVERBS_RING": ring}
+                    more = {"SOFTVERBS_RING": ring}
                     super().succeeds(programs.SYSTEM, mode, progress, *count, **more)
 
     def test_each_operation_on_each_datatype(self):

@@ -21,7 +21,7 @@ class RdmAtomicForms(common.CProgram):
         for progress in ("manual", "auto"):
             with self.subTest(progress=progress):
                 counts = [str(number) for number in count]
-                super().succeeds(libfabric, mode, progress, *counts, FI_WEFT_RDM="1")
+                super().succeeds(libfabric, mode, progress, *counts)
 
     @common.per_release
     def test_what_is_supported(self, libfabric):

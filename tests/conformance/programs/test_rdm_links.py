@@ -9,7 +9,7 @@ class RdmLinks(common.CProgram):
     SOURCE = "rdm_links"
 
     def succeeds(self, mode, **more):
-        super().succeeds(programs.SYSTEM, mode, FI_WEFT_RDM="1", **more)
+        super().succeeds(programs.SYSTEM, mode, **more)
 
     def test_all_connect_to_all_at_once(self):
         self.succeeds("all")

@@ -28,7 +28,7 @@ class Load(common.CProgram):
         for model in progress:
             with self.subTest(progress=model):
                 argv = [self.program, mode, "weft", "127.0.0.1", model, *counts]
-                env = programs.SYSTEM.env(FI_WEFT_RDM="1", **more)
+                env = programs.SYSTEM.env(**more)
                 ended = programs.run(argv, env, seconds=1800 if LONG else 100)
                 self.assertEqual(ended.status, 0, ended)
 

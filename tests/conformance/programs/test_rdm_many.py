@@ -20,7 +20,7 @@ class Many(common.CProgram):
         for progress in ("manual", "auto"):
             with self.subTest(progress=progress):
                 counts = [str(number) for number in count]
-                super().succeeds(programs.SYSTEM, mode, progress, *counts, FI_WEFT_RDM="1")
+                super().succeeds(programs.SYSTEM, mode, progress, *counts)
 
     def test_a_message_wakes_the_thread_of_its_endpoint(self):
         self.succeeds("queues", COUNT)

@@ -16,7 +16,7 @@ class RdmMr(common.CProgram):
         for progress in ("manual", "auto"):
             for paging in ("1", "0") if pinned else ("1",):
                 with self.subTest(progress=progress, paging=paging):
-                    super().succeeds(libfabric, mode, progress, FI_WEFT_RDM="1", SOFTVERBS_ODP=paging)
+                    super().succeeds(libfabric, mode, progress, SOFTVERBS_ODP=paging)
 
     @common.per_release
     def test_keys_of_the_application(self, libfabric):

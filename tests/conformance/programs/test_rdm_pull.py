@@ -13,7 +13,7 @@ class RdmPull(common.CProgram):
             # without on-demand paging sources use the registration cache
             for paging in ("1", "0"):
                 with self.subTest(progress=progress, paging=paging):
-                    super().succeeds(programs.SYSTEM, mode, progress, FI_WEFT_RDM="1", SOFTVERBS_ODP=paging)
+                    super().succeeds(programs.SYSTEM, mode, progress, SOFTVERBS_ODP=paging)
 
     def test_the_sender_computes(self):
         self.succeeds("computes")

@@ -11,7 +11,7 @@ class Rma(common.CProgram):
     def succeeds(self, mode):
         for progress in ("manual", "auto"):
             with self.subTest(progress=progress):
-                super().succeeds(programs.SYSTEM, mode, progress, FI_WEFT_RDM="1")
+                super().succeeds(programs.SYSTEM, mode, progress)
 
 
 class RdmRma(Rma):

@@ -13,7 +13,7 @@ class RdmShmem(common.CProgram):
     def succeeds(self, mode):
         for progress in ("manual", "auto"):
             with self.subTest(progress=progress):
-                super().succeeds(programs.SYSTEM, mode, progress, FI_WEFT_RDM="1")
+                super().succeeds(programs.SYSTEM, mode, progress)
 
     def test_without_events(self):
         self.succeeds("plain")

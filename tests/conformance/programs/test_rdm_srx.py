@@ -20,7 +20,7 @@ class SharedReceives(common.CProgram):
         for progress in ("manual", "auto"):
             with self.subTest(progress=progress):
                 counts = [str(number) for number in count]
-                super().succeeds(programs.SYSTEM, mode, progress, *counts, FI_WEFT_RDM="1")
+                super().succeeds(programs.SYSTEM, mode, progress, *counts)
 
     def test_messages(self):
         self.succeeds("messages")

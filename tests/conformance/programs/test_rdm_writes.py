@@ -12,7 +12,7 @@ class RdmWrites(common.CProgram):
         for keys in ("native", "keys"):
             for progress in ("manual", "auto"):
                 with self.subTest(keys=keys, progress=progress):
-                    super().succeeds(programs.SYSTEM, test, keys, progress, FI_WEFT_RDM="1")
+                    super().succeeds(programs.SYSTEM, test, keys, progress)
 
     def test_all_calls(self):
         self.succeeds("forms")

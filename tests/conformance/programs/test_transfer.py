@@ -31,7 +31,7 @@ class Transfer(unittest.TestCase):
     @common.per_release
     def test_rdm(self, libfabric):
         # without ofi_rxm the endpoint is weft's own
-        env = libfabric.env(FI_WEFT_RDM="1", FI_PROVIDER="^ofi_rxm")
+        env = libfabric.env(FI_PROVIDER="^ofi_rxm")
         self.moved(*programs.pingpong(libfabric, "weft", "rdm", "127.0.0.1", ["-c", "-I", "100"], env))
 
     @common.per_release

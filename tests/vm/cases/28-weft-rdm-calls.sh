@@ -4,7 +4,7 @@
 # The calls of endpoints with many peers on rxe0: the modes of tests/conformance/c/rdm.c, except
 # many and flood, which send 10,000 and 100,000 messages: the emulation is too slow for them.
 rdm() {
-	if FI_WEFT_RDM=1 FI_WEFT_DEVICE=rxe0 FI_PROVIDER_PATH=$WEFT_DIR FI_PROVIDER=^ofi_rxm \
+	if FI_WEFT_DEVICE=rxe0 FI_PROVIDER_PATH=$WEFT_DIR FI_PROVIDER=^ofi_rxm \
 		timeout 120 "$WEFT_PROJECT/build/vm/rdm" $1 weft 10.77.0.1 $2 >/tmp/rdm 2>&1; then
 		echo "ok   $1 $2"
 	else

@@ -5,7 +5,7 @@
 # size: with all sizes they allocate more memory than these guests have.
 TESTS="pingpong:64 tagged_pingpong:65536 tagged_bw:4096"
 native() { # TEST [ADDRESS]
-	export FI_WEFT_RDM=1 FI_WEFT_DEVICE=rxe0 FI_PROVIDER_PATH="$WEFT_DIR" FI_PROVIDER=^ofi_rxm
+	export FI_WEFT_DEVICE=rxe0 FI_PROVIDER_PATH="$WEFT_DIR" FI_PROVIDER=^ofi_rxm
 	exec "$WEFT_PROJECT/build/vm/fabtests/bin/fi_rdm_${1%:*}" -p weft -I 20 -S "${1#*:}" -v -s "$(rxe_addr4)" $2
 }
 b() {
