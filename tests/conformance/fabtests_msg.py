@@ -7,7 +7,9 @@ import os
 import pathlib
 import re
 import shutil
+import signal
 import subprocess
+import tempfile
 import time
 from dataclasses import dataclass
 
@@ -22,20 +24,32 @@ REFUSED = f"eq_readerr {errno.ECONNREFUSED} "
 # processor pauses between the two.
 LOST_ACK = "transport retry counter exceeded"
 TRIES = 5
+REQUESTS = pathlib.Path(__file__).parent / "fabtests"
 
 
 @dataclass(frozen=True)
 class Test:
     command: str
-    # pair: server and client; unit: one process; negative: one process that must report ENODATA
+    # pair: server and client; unit: one process; negative: one process that must report ENODATA;
+    # ranks: processes that connect all to all; service: a client with a file of requests, whose
+    # server need not end
     kind: str = "pair"
     env: tuple = ()
+    # of a service: further options of server and client, and the file in fabtests/
+    server: str = ""
+    client: str = ""
+    requests: str = ""
+    # an expression, and how often the output has it
+    expected: tuple = ()
 
 
-# Unit tests that request no endpoint type get an RDM endpoint of ofi_rxm over the provider, since
-# its entry is listed first.
+RANKS = 3
+
+
+# Unit tests that request no endpoint type get the provider's first one, which is RDM if the provider
+# or ofi_rxm has it.
 def unit(*commands):
-    return [Test(command, "unit", (("FI_PROVIDER", "^ofi_rxm"),)) for command in commands]
+    return [Test(command, "unit", (("FI_PROVIDER", "^ofi_rxm"), ("FI_WEFT_RDM", "0"))) for command in commands]
 
 
 def pair(*commands):
@@ -89,8 +103,13 @@ TESTS = [
 def run(test, binaries, prov, address, env, seconds, more=()):
     """Outcome (pass, fail, notrun, late) and the output of the test's processes."""
     words = test.command.replace("ADDRESS", address).split()
-    argv = [str(binaries / words[0]), *words[1:], *more, "-p", prov]
+    argv = [str(binaries / words[0]), *words[1:], *more]
     env = env | dict(test.env if ";" not in prov else ())
+    if test.kind == "service":
+        return _service(test, argv, prov, address, env, seconds)
+    argv += ["-p", prov]
+    if test.kind == "ranks":
+        return _ranks([*argv, "-n", str(RANKS), "-s", address], env, seconds)
     if test.kind != "pair":
         status, text = _wait(_start(argv, env), seconds)
         if test.kind == "negative":
@@ -115,6 +134,33 @@ def _pair(argv, address, env, seconds):
     server_status, server_text = _wait(server, SERVER_ENDS if client_status == 0 else 2)
     text = f"server: status {server_status}\n{server_text}\nclient: status {client_status}\n{client_text}"
     return [server_status, client_status], text
+
+
+def _ranks(argv, env, seconds):
+    first = _start(argv, env)
+    _wait_listening(first)
+    processes = [first, *[_start(argv, env) for _ in range(1, RANKS)]]
+    ended = [_wait(process, seconds) for process in processes]
+    return _outcome([status for status, _ in ended]), "\n".join(text for _, text in ended)
+
+
+def _service(test, argv, prov, address, env, seconds):
+    more = lambda options: options.replace("ADDRESS", address).replace("PROV", prov).split()
+    text = (REQUESTS / test.requests).read_text().replace("PROV,", f"{prov},")
+    with tempfile.NamedTemporaryFile("w", prefix="weft-fabtests-") as requests:
+        requests.write(text)
+        requests.flush()
+        server = _start([*argv, *more(test.server)], env)
+        _wait_listening(server)
+        client_status, text = _wait(_start([*argv, *more(test.client), "-u", requests.name, address], env), seconds)
+    if server.poll() is None and "-x" not in test.server:
+        server.terminate()  # it serves for ever
+    server_status, server_text = _wait(server, SERVER_ENDS if client_status == 0 else 2)
+    expression, count = test.expected
+    found = len(re.findall(expression, text))
+    done = client_status == 0 and server_status in (0, -signal.SIGTERM) and found == count
+    shown = f"server: status {server_status}\n{server_text}\nclient: status {client_status}\n{text}"
+    return "pass" if done else "fail", f"{shown}\n{found} times {expression}, expected {count}"
 
 
 def _start(argv, env):

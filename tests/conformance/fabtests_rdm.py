@@ -14,6 +14,12 @@ def pair(*commands):
     return [Test(command, "pair", NATIVE) for command in commands]
 
 
+# -M mr_local: the server has no descriptors. Its 16 clients end without a farewell.
+STRESS = Test(
+    "fi_rdm_stress -M mr_local", "service", NATIVE, "-p PROV -s ADDRESS", "-p PROV", "stress.json", ("rpc op exit", 16)
+)
+UBERTEST = Test("fi_ubertest", "service", NATIVE, "-x", "", "ubertest.test", ("result: Success", 61))
+
 # ADDRESS is replaced by the address of the run.
 TESTS = [
     *unit(
@@ -53,6 +59,9 @@ TESTS = [
             for flags in ("", " -U", " -v", " -v -U")
         ]
     ),
+    *[Test(f"fi_multinode -x {mode}", "ranks", NATIVE) for mode in ("msg", "rma")],
+    STRESS,
+    UBERTEST,
     *pair(
         *[f"fi_rma_bw -e rdm -I 20 -o {form}{flags}" for form in ("write", "read", "writedata") for flags in ("", " -v")],
         "fi_rma_pingpong -e rdm -I 5",
