@@ -54,6 +54,7 @@ fn load() -> Result<Backend, LoadError> {
         notices_dead_peers: false,
         registers_without_kernel: false,
         executes_in_post: false,
+        not_executed: None,
     })
 }
 

@@ -217,4 +217,7 @@ pub struct Backend {
     /// Whether `ibv_post_send` normally executes a request before it returns: the calling thread
     /// copies the data.
     pub executes_in_post: bool,
+    /// The vendor error with which a READ, WRITE or atomic fails of which no part was executed.
+    /// Then none of the requests behind it was. `None`: the device does not report it.
+    pub not_executed: Option<u32>,
 }

@@ -89,6 +89,10 @@ use std::sync::OnceLock;
 pub use log::set_log;
 use rdma_core_sys::Backend;
 
+/// The vendor error of a READ, WRITE or atomic that has failed and of which no part was executed.
+/// Other failed requests have 0.
+pub(crate) const NOT_EXECUTED: u32 = 1;
+
 /// The device as a table of functions. The same table on every call; opens nothing.
 pub fn backend() -> &'static Backend {
     static BACKEND: OnceLock<Backend> = OnceLock::new();
@@ -99,5 +103,6 @@ pub fn backend() -> &'static Backend {
         notices_dead_peers: true,
         registers_without_kernel: true,
         executes_in_post: true,
+        not_executed: Some(NOT_EXECUTED),
     })
 }

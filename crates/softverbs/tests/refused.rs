@@ -51,6 +51,7 @@ fn agents() {
     run(&[
         ("said_once", said_parent, said_child),
         ("a_stopped_owner", stopped_parent, stopped_child),
+        ("flushed_under_a_request", flushed_parent, flushed_child),
         ("killed_under_requests", killed_parent, killed_child),
         ("more_queues_than_places", many_parent, many_child),
     ]);
@@ -122,6 +123,41 @@ fn stopped_child(link: &mut Link) {
     link.expect("written");
     assert!(buffer.bytes().iter().all(|&byte| byte == 9));
     link.say("seen");
+}
+
+/// Requests are flushed of which the owner's agent may execute the first: it alone may have been
+/// executed (`docs/softverbs.md`, "READ and WRITE").
+fn flushed_parent(link: &mut Link) {
+    let mut end = End::connect(link, 8, 8, 1);
+    let (addr, rkey) = link.numbers();
+    let buffer = end.buffer(&[9; 64]);
+    end.rdma(IBV_WR_RDMA_WRITE, &buffer, 64, addr, rkey as u32, None);
+    assert_eq!(end.sleep(LIMIT).status, IBV_WC_SUCCESS);
+    link.stop();
+    for _ in 0..2 {
+        end.rdma(IBV_WR_RDMA_WRITE, &buffer, 64, addr, rkey as u32, None);
+    }
+    assert!(end.poll().is_none());
+    // SAFETY: all zeros is a value of it.
+    let mut attr: ibv_qp_attr = unsafe { std::mem::zeroed() };
+    attr.qp_state = IBV_QPS_ERR;
+    end.modify(&mut attr, IBV_QP_STATE);
+    end.rdma(IBV_WR_RDMA_WRITE, &buffer, 64, addr, rkey as u32, None);
+    let flushed: Vec<_> = (0..3)
+        .map(|_| end.wait(LIMIT))
+        .map(|wc| (wc.status, wc.vendor_err))
+        .collect();
+    let expected = [0, 1, 1].map(|not_executed| (IBV_WC_WR_FLUSH_ERR, not_executed));
+    assert_eq!(flushed, expected);
+    link.go_on();
+    link.say("over");
+}
+
+fn flushed_child(link: &mut Link) {
+    let end = End::connect(link, 8, 8, 1);
+    let buffer = end.buffer(&[0; 64]);
+    link.say_numbers(buffer.addr(), buffer.rkey().into());
+    link.expect("over");
 }
 
 /// The owner is killed while its agent copies: errors, and no hang.

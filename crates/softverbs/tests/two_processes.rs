@@ -241,12 +241,16 @@ fn rnr_parent(link: &mut Link) {
     let begin = std::time::Instant::now();
     end.send(&mut buffer, 8, None, 0, 1);
     end.send(&mut buffer, 8, None, 0, 2);
+    end.rdma(IBV_WR_RDMA_WRITE, &buffer, 8, 0, 0, None);
     // the peer's timer is 0.64 ms; only the clock can wake the sleeper
     let wc = end.sleep(LIMIT);
     assert_eq!((wc.status, wc.wr_id), (IBV_WC_RNR_RETRY_EXC_ERR, 1));
     assert!(begin.elapsed() > std::time::Duration::from_micros(1900));
     let wc = end.wait(LIMIT);
     assert_eq!((wc.status, wc.wr_id), (IBV_WC_WR_FLUSH_ERR, 2));
+    // a WRITE that was not executed
+    let wc = end.wait(LIMIT);
+    assert_eq!((wc.status, wc.vendor_err), (IBV_WC_WR_FLUSH_ERR, 1));
     assert_eq!(end.state(), IBV_QPS_ERR);
     link.say("over");
 }

@@ -338,6 +338,7 @@ impl Qp {
             least: 0,
         };
         sq.pushed = false;
+        sq.begun = false;
         sq.agent_request = None;
         sq.lossy = false;
         sq.copies = Copies::default();

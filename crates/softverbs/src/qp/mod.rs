@@ -165,6 +165,8 @@ struct SendQueue {
     claim: Option<u32>,
     /// The first waiting request's payload has already been copied to its destination.
     pushed: bool,
+    /// A part of the first request, a READ, WRITE or atomic, may have been executed.
+    begun: bool,
     /// The agent request that the other end's agent executes for the first waiting request.
     agent_request: Option<agent_request::AgentRequest>,
     /// Messages that consumed a receive of a shared receive queue, wrapping.

@@ -70,6 +70,7 @@ impl SendQueue {
             },
             claim: None,
             pushed: false,
+            begun: false,
             agent_request: None,
             sent: 0,
             wait: None,

@@ -202,6 +202,11 @@ pub(super) fn fetches(opcode: u32) -> bool {
     opcode == IBV_WR_RDMA_READ || is_atomic(opcode)
 }
 
+/// Whether a request accesses the memory of the other end by its address, and does nothing else.
+pub(super) fn accesses(opcode: u32) -> bool {
+    opcode == IBV_WR_RDMA_WRITE || fetches(opcode)
+}
+
 /// The `IBV_WC_*` opcode of a request.
 #[inline]
 pub(super) fn completion_opcode(opcode: u32) -> u32 {

@@ -7,10 +7,12 @@ use rdma_core_sys::*;
 use super::agent_request::What;
 use super::push::Unpushed;
 use super::remote_qp::{Connection, Unreachable};
-use super::request::{IovecList, Request, completion_opcode, fetches, offered, operands};
+use super::request::{IovecList, Request, accesses, completion_opcode, fetches, offered, operands};
 use super::waiting::{Reason, Step, no_receive};
 use super::{Operands, Qp, SendQueue, Stored};
+use crate::NOT_EXECUTED;
 use crate::cq::{Cqe, Retires};
+use crate::hazard::MOST_AT_ONCE;
 use crate::key::Key;
 use crate::limits::MAX_MESSAGE;
 use crate::peer::{Peer, Push};
@@ -308,8 +310,11 @@ impl Qp {
             } else {
                 self.fail_sends(sq);
             }
-        } else if sq.signal_all || flags & IBV_SEND_SIGNALED != 0 {
-            self.complete_send(sq, wr_id, opcode, status, len as u32);
+        } else {
+            sq.begun = false;
+            if sq.signal_all || flags & IBV_SEND_SIGNALED != 0 {
+                self.complete_send(sq, wr_id, opcode, status, len as u32);
+            }
         }
     }
 
@@ -324,12 +329,15 @@ impl Qp {
         byte_len: u32,
     ) {
         sq.signaled = sq.executed;
+        let begun = std::mem::take(&mut sq.begun);
+        let untouched = status != IBV_WC_SUCCESS && !begun && accesses(opcode);
         let cqe = Cqe {
             wr_id,
             qp_num: self.number(),
             byte_len,
             opcode: completion_opcode(opcode),
             status,
+            vendor_err: if untouched { NOT_EXECUTED } else { 0 },
             done: sq.executed,
             retires: Retires::Send,
             ..Cqe::default()
@@ -424,14 +432,22 @@ impl Qp {
         } else {
             region::copy(&conn.peer, process.slot, target, request.iovecs, way)
         };
+        // the kernel can begin to refuse behind the first part of a longer request
+        sq.begun |= result != Err(AccessError::Refused) || request.len > MOST_AT_ONCE as u64;
         if result == Err(AccessError::Refused) {
             let what = match way {
                 Direction::Write => What::Write(target.key, target.addr),
                 Direction::Read => What::Read(target.key, target.addr),
             };
             match self.by_agent(sq, what, request.iovecs, request.len) {
-                Some(done) => result = done.map(drop),
-                None => return Step::Wait(Reason::Agent),
+                Some(done) => {
+                    sq.begun = true;
+                    result = done.map(drop);
+                }
+                None => {
+                    sq.begun |= sq.agent_request.is_some();
+                    return Step::Wait(Reason::Agent);
+                }
             }
         }
         let status = match result {
@@ -477,6 +493,7 @@ impl Qp {
             };
             region::change(self.process(), &conn.peer, target, change)
         };
+        sq.begun = true;
         let result = if result == Err(AccessError::Refused) {
             let what = What::Change(Key(operands.rkey), operands.remote_addr, change);
             match self.by_agent(sq, what, &[], 0) {

@@ -12,6 +12,7 @@ use super::{Buffer, End, verbs};
 pub struct Wc {
     pub wr_id: u64,
     pub status: u32,
+    pub vendor_err: u32,
     pub opcode: u32,
     pub byte_len: u32,
     pub imm: Option<u32>,
@@ -147,6 +148,7 @@ impl End {
                     wr_id: wc.wr_id,
                     status: wc.status,
                     opcode: wc.opcode,
+                    vendor_err: wc.vendor_err,
                     byte_len: wc.byte_len,
                     imm: (wc.wc_flags & IBV_WC_WITH_IMM != 0)
                         .then_some(wc.__bindgen_anon_1.bindgen_union_field),
