@@ -332,6 +332,13 @@ impl<I: Io> Core<I> {
             .map_or(Number::default(), |peer| peer.next)
     }
 
+    /// All numbered packets to a peer before this number were posted to the out-link, if the peer had
+    /// not processed them. `None`: some are not posted again yet.
+    pub(super) fn posted_until(&self, peer: PeerKey) -> Option<Number> {
+        let peer = self.peers.get(peer)?;
+        peer.repost.is_none().then_some(peer.next)
+    }
+
     /// The first operation of the application to a peer that fulfils `is` and whose packet is not
     /// posted to the out-link.
     pub(super) fn first_unposted(

@@ -17,6 +17,7 @@ mod own_rma;
 mod pull;
 mod rings;
 mod rma;
+mod rma_recovery;
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
@@ -26,7 +27,7 @@ use super::completions::{Completions, Side};
 use super::core::{Core, Io, Origin, Send};
 use super::iov::Iov;
 use super::link::LinkKey;
-use super::link_cm::{LinkCm, Step};
+use super::link_cm::{Ended, LinkCm, Step};
 use super::link_ring::RingPacket;
 use super::links::{Links, Posted, Sent, WrId};
 use super::operations::{Kind, Operation, PAYLOAD, TxKey, TxMark};
@@ -48,6 +49,7 @@ use crate::wire::rdm::packet::{MAX_HEAD, SLOT_SIZE};
 use crate::wire::rdm::{Body, Credit, Header, Number, Packet};
 
 pub(super) use self::rma::RmaConfig;
+use self::rma_recovery::Failure;
 
 /// Largest number of bytes that are sent inline.
 const MAX_INLINE: usize = 512;
@@ -140,6 +142,8 @@ pub(super) struct Executor {
     mr: Arc<MrDomain>,
     pub(super) rma: Rma,
     rma_config: RmaConfig,
+    /// The vendor error of requests that were not executed, if the device reports them.
+    pub(super) not_executed: Option<u32>,
     /// The counters of the peers' operations, for those that this side executes.
     pub(super) remote: Vec<(Event, Arc<Counter>)>,
     /// The link of the packet that is being processed.
@@ -179,6 +183,7 @@ impl Executor {
         rx: Receives,
         sizes: Sizes,
     ) -> Self {
+        let not_executed = keys.2.device().backend().not_executed;
         Self {
             shared: Weak::clone(shared),
             links: Links::default(),
@@ -207,6 +212,7 @@ impl Executor {
             mr: keys.2,
             rma: Rma::new(),
             rma_config: sizes.rma,
+            not_executed,
             remote: Vec::new(),
             arriving: None,
             messages: 0,
@@ -240,6 +246,11 @@ impl Executor {
             }
         }
         Ok(())
+    }
+
+    #[cfg(test)]
+    pub(super) fn limit_receives(&mut self, limit: usize) {
+        (self.receives_limit, self.max_receives) = (limit, limit);
     }
 
     #[cfg(test)]
@@ -286,6 +297,7 @@ impl Executor {
     /// Removes a link that the core does not have any more; its objects are destroyed by a step.
     pub(super) fn remove_link(&mut self, key: LinkKey) {
         self.end_rma(key);
+        let rma = self.rma_of_ended(key);
         if let Some(mut link) = self.links.remove(key) {
             let mut reads = Vec::new();
             for sent in link.take_sent() {
@@ -297,7 +309,8 @@ impl Executor {
             }
             self.has_memory();
             let posts = (link.end.take(), link.initiator.take());
-            let step = Step::Destroy(Arc::clone(&link.cm), link.qp.take(), posts, reads);
+            let ended = Ended { reads, rma };
+            let step = Step::Destroy(Arc::clone(&link.cm), link.qp.take(), posts, ended);
             self.steps.push(step);
         }
     }
@@ -305,12 +318,16 @@ impl Executor {
     /// Processes a work completion.
     #[inline]
     pub(super) fn completed(&mut self, core: &mut Core<Self>, wc: &Wc) {
+        #[cfg(test)]
+        if self.links.is_silent(WrId::of(wc.wr_id())) {
+            return;
+        }
         match WrId::of(wc.wr_id()) {
             WrId::Receive(number) => self.received(core, Slot::of_completed_receive(number), wc),
-            WrId::Send(link, position) => self.sent(core, link, position, wc.status()),
+            WrId::Send(link, position) => self.sent(core, link, position, wc),
             WrId::Rma(link, number) => self.rma_completed(core, link, number, wc),
             WrId::Engine(link, kind) => {
-                self.engine_request_completed(core, link, kind, wc.status());
+                self.engine_request_completed(core, link, kind, wc);
             }
         }
     }
@@ -349,7 +366,8 @@ impl Executor {
     }
 
     #[inline]
-    fn sent(&mut self, core: &mut Core<Self>, link: LinkKey, position: u16, status: u32) {
+    fn sent(&mut self, core: &mut Core<Self>, link: LinkKey, position: u16, wc: &Wc) {
+        let status = self.links.status(link, wc);
         let (memory, short) = (&mut self.memory, &mut self.short);
         let todo = &mut self.todo;
         let completed = self.links.completed(link, position, |slot| {
@@ -357,11 +375,11 @@ impl Executor {
             todo.extend(short.drain(..).map(Todo::Room));
         });
         if let Some(read) = completed.read {
-            self.read_ended(read, link, Some(status));
+            self.read_ended(read, link, Some(status.0));
         }
-        if status != 0 {
+        if let Some(failure) = Failure::of(status, self.not_executed) {
             if let Some(link) = self.links.get_mut(link) {
-                link.refused |= pull::is_refusal(status);
+                link.stopped |= failure.stops();
             }
             return self.broken(core, link);
         }

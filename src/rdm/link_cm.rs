@@ -11,6 +11,7 @@ use super::link::LinkKey;
 use super::link_end::{LinkEnd, LinkSq};
 use super::link_ring::LinkRing;
 use super::pulls::ReadKey;
+use super::rma::RmaKey;
 use super::shared::Shared;
 use crate::conn::{CmTarget, ConnectRequest};
 use crate::errno::{FiErrno, Result};
@@ -25,6 +26,13 @@ use crate::wire::rdm::cm::REQUEST_SIZE;
 /// This side of a link as peers access it, and what posts RMA to it.
 type Rma = (Option<LinkEnd>, Option<Box<Initiator<LinkSq>>>);
 
+/// What ends with a queue pair, because its requests have not completed: READs of messages, and RMA.
+#[derive(Debug)]
+pub(super) struct Ended {
+    pub(super) reads: Vec<ReadKey>,
+    pub(super) rma: Vec<RmaKey>,
+}
+
 /// A step that the driver executes.
 #[derive(Debug)]
 pub(super) enum Step {
@@ -36,9 +44,8 @@ pub(super) enum Step {
     Reject(ConnectRequest, Vec<u8>),
     /// Disconnect, and move the queue pair to its error state.
     End(Arc<LinkCm>, Option<Arc<Qp>>),
-    /// Destroy the queue pair and the identifier of a link that has ended. Its READs without
-    /// completion end with the queue pair.
-    Destroy(Arc<LinkCm>, Option<Arc<Qp>>, Rma, Vec<ReadKey>),
+    /// Destroy the queue pair and the identifier of a link that has ended.
+    Destroy(Arc<LinkCm>, Option<Arc<Qp>>, Rma, Ended),
     /// Deregister the source of an operation, then report the operation if it has failed. Follows
     /// all other steps of its time: those that end the peer's queue pairs.
     Withdraw(Option<Withdrawn>, Option<(Completion, FiErrno)>),
@@ -127,7 +134,7 @@ impl LinkCm {
         let mut end = shared.create_end(self.link, &qp)?;
         let listener: Weak<Self> = Arc::downgrade(self);
         shared.domain.device().listen(qp.object(), listener);
-        let ring = LinkRing::create(&qp, self.link);
+        let ring = LinkRing::create(&qp, self.link).filter(|_| shared.uses_rings());
         if shared.set_qp(self.link, &qp, ring, &mut end) {
             Ok(())
         } else {
@@ -196,7 +203,7 @@ impl Step {
                     shared.change(|_, io| io.withdrawn(completion, error));
                 }
             }
-            Self::Destroy(cm, qp, (end, initiator), reads) => {
+            Self::Destroy(cm, qp, (end, initiator), ended) => {
                 if let Some(qp) = &qp {
                     shared.domain.device().unlisten(qp.object());
                 }
@@ -210,8 +217,11 @@ impl Step {
                 drop(initiator);
                 drop(qp);
                 drop(block);
-                if !reads.is_empty() {
-                    shared.change(|_, io| io.reads_ended(cm.link, reads));
+                if !ended.reads.is_empty() || !ended.rma.is_empty() {
+                    shared.change(|core, io| {
+                        io.reads_ended(cm.link, ended.reads);
+                        io.rma_ended(core, &ended.rma);
+                    });
                 }
             }
         }

@@ -91,13 +91,15 @@ impl LinkRings {
         self.requests.is_wanted()
     }
 
-    /// The record of a completed request, of which `wr_id` has the low bits of the number.
+    /// The record of a completed request, of which `wr_id` has the low bits of the number, and
+    /// whether unsignaled requests before it have completed with it.
     #[inline]
-    pub(super) fn complete(&self, number: u16) -> Option<Slot> {
+    pub(super) fn complete(&self, number: u16) -> Option<(Slot, bool)> {
         let ring = self.tx.get()?;
         let tail = ring.tail();
         let ahead = number.wrapping_sub(tail as u16);
-        ring.complete(tail.wrapping_add(ahead.into()))
+        let slot = ring.complete(tail.wrapping_add(ahead.into()))?;
+        Some((slot, ahead != 0))
     }
 }
 

@@ -15,7 +15,7 @@ use super::pulls::ReadKey;
 use crate::errno::{FiErrno, Result};
 use crate::initiator::Initiator;
 use crate::queue::slots::EngineRequest;
-use crate::verbs::{Qp, RemoteAddr, Rkey, SendOpcode, SendRequest, Sge};
+use crate::verbs::{Qp, RemoteAddr, Rkey, SendOpcode, SendRequest, Sge, Wc};
 use crate::wire::introduction::Introduction;
 use crate::wire::rdm::Number;
 
@@ -146,8 +146,14 @@ pub(super) struct LinkQp {
     pub(super) introduction: Option<Introduction>,
     /// *expected* of the terms with which the link became the out-link.
     pub(super) adopted: Option<Number>,
-    /// A request was refused: the peer has executed none of those behind it.
-    pub(super) refused: bool,
+    /// A request has failed, and none of those behind it was or will be executed.
+    pub(super) stopped: bool,
+    /// As if the acknowledgements of all requests that have not completed were lost.
+    #[cfg(test)]
+    pub(super) loses: bool,
+    /// As if the device flushed no requests.
+    #[cfg(test)]
+    pub(super) silent: bool,
 }
 
 /// What is posted.
@@ -180,7 +186,11 @@ impl LinkQp {
             initiator: None,
             introduction: None,
             adopted: None,
-            refused: false,
+            stopped: false,
+            #[cfg(test)]
+            loses: false,
+            #[cfg(test)]
+            silent: false,
         }
     }
 
@@ -368,6 +378,33 @@ impl Links {
     pub(super) fn get_mut(&mut self, key: LinkKey) -> Option<&mut LinkQp> {
         let link = self.places.get_mut(key.place())?.as_mut()?;
         (link.key == key).then_some(link)
+    }
+
+    /// Status and vendor error of a request that has completed.
+    #[inline]
+    pub(super) fn status(&self, _key: LinkKey, wc: &Wc) -> (u32, u32) {
+        #[cfg(test)]
+        if self.is(_key, |link| link.loses) {
+            return (rdma_core_sys::IBV_WC_WR_FLUSH_ERR, 0);
+        }
+        (wc.status(), wc.vendor_err())
+    }
+
+    /// Whether the completion of a request is not to be processed.
+    #[cfg(test)]
+    pub(super) fn is_silent(&self, request: WrId) -> bool {
+        match request {
+            WrId::Receive(_) => false,
+            WrId::Send(key, _) | WrId::Rma(key, _) | WrId::Engine(key, _) => {
+                self.is(key, |link| link.silent)
+            }
+        }
+    }
+
+    #[cfg(test)]
+    fn is(&self, key: LinkKey, what: impl Fn(&LinkQp) -> bool) -> bool {
+        let link = self.places.get(key.place()).and_then(Option::as_ref);
+        link.is_some_and(|link| link.key == key && what(link))
     }
 
     /// Whether the ring of a link may have a packet.

@@ -50,6 +50,14 @@ pub(super) enum Notice {
     Sent,
 }
 
+/// What is known of the execution of requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Outcome {
+    Executed,
+    NotExecuted,
+    Unknown,
+}
+
 /// What the requests of an operation are, apart from the memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Request {
@@ -92,11 +100,16 @@ pub(super) struct RmaOp {
     pub(super) next: (usize, usize),
     /// Number of parts that are posted or deferred, and not complete.
     pub(super) parts: u32,
+    /// Number of parts that were executed. Parts complete in their order.
+    pub(super) executed: u32,
     /// The link to which they were posted.
     pub(super) link: Option<LinkKey>,
-    /// The number of the first packet that was posted to the link behind the operation. `None`:
-    /// packets of the link are not ordered with its requests.
+    /// The number of the first packet that is posted to the link behind the operation. `None`:
+    /// packets of the link are not ordered with its requests, or a part was deferred.
     pub(super) before: Option<Number>,
+    /// All packets before this number that the peer had not processed when the link became the
+    /// out-link were posted to the link before the operation. `None`: none is known.
+    pub(super) behind: Option<Number>,
     /// The first failure.
     pub(super) fault: Option<Fault>,
     /// Parts were not executed, because their link has broken before.
@@ -124,8 +137,10 @@ impl RmaOp {
             queued: false,
             next: (0, 0),
             parts: 0,
+            executed: 0,
             link: None,
             before: None,
+            behind: None,
             fault: None,
             again: false,
             uncertain: false,
@@ -161,11 +176,43 @@ impl RmaOp {
         self.notice = Notice::No;
     }
 
-    /// Begins it anew.
-    pub(super) fn rewind(&mut self) {
+    /// Begins it anew, behind the parts that were executed. `max_len`: largest part, in bytes.
+    pub(super) fn rewind(&mut self, max_len: usize) {
         debug_assert_eq!(self.parts, 0);
-        (self.next, self.link) = ((0, 0), None);
+        self.next = (0, 0);
+        for _ in 0..self.executed {
+            self.advance(max_len);
+        }
+        self.link = None;
         (self.again, self.uncertain) = (false, false);
+    }
+
+    /// Length of the next part in bytes.
+    pub(super) fn next_len(&self, max_len: usize) -> usize {
+        let (index, offset) = self.next;
+        (self.remote[index].len - offset).min(max_len)
+    }
+
+    /// Moves behind the next part.
+    pub(super) fn advance(&mut self, max_len: usize) {
+        let (index, offset) = self.next;
+        let end = offset + self.next_len(max_len);
+        self.next = match end == self.remote[index].len {
+            true => (index + 1, 0),
+            false => (index, end),
+        };
+    }
+
+    /// What is known of its execution if the peer has processed all packets before `expected`, and
+    /// no later one: a queue pair executes requests in their order.
+    pub(super) fn outcome(&self, expected: Number) -> Outcome {
+        if self.is_posted() && self.before.is_some_and(|it| it.is_before(expected)) {
+            Outcome::Executed
+        } else if self.behind.is_some_and(|it| expected.is_before(it)) {
+            Outcome::NotExecuted
+        } else {
+            Outcome::Unknown
+        }
     }
 }
 
@@ -176,6 +223,9 @@ pub(super) struct Rma {
     waiting: HashMap<u32, VecDeque<RmaKey>>,
     /// Operations of unknown outcome, until a link to the peer shows it.
     pub(super) doubtful: Vec<RmaKey>,
+    /// Operations with requests that have not completed on a link that has ended. They end when the
+    /// queue pair is destroyed: until then the device may access their buffers.
+    pub(super) ending: Vec<RmaKey>,
     /// Links whose initiators have deferred operations.
     pub(super) deferring: Vec<LinkKey>,
     /// Links on which a message waits for RMA.
@@ -196,6 +246,7 @@ impl Rma {
             ops: Slab::new(),
             waiting: HashMap::new(),
             doubtful: Vec::new(),
+            ending: Vec::new(),
             deferring: Vec::new(),
             blocked: Vec::new(),
             leases: Vec::new(),
@@ -245,6 +296,17 @@ impl Rma {
         self.waiting.get(&peer.number())?.front().copied()
     }
 
+    /// The order of the first operation of a peer that ends with the queue pair of its link, and may
+    /// be posted again.
+    pub(super) fn first_ending(&self, peer: PeerKey) -> Option<u64> {
+        if self.ending.is_empty() {
+            return None;
+        }
+        let ending = self.ending.iter().filter_map(|key| self.ops.get(*key));
+        let of_peer = ending.filter(|op| op.peer == peer);
+        of_peer.map(|op| op.order).min()
+    }
+
     /// Removes the first operation of a peer that waits.
     pub(super) fn pop(&mut self, peer: PeerKey) {
         let Some(queue) = self.waiting.get_mut(&peer.number()) else {
@@ -289,5 +351,59 @@ impl Rma {
         for key in moved {
             self.wait(key);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn op(lens: &[usize]) -> RmaOp {
+        let request = Request {
+            opcode: SendOpcode::Write,
+            flags: Flags::empty(),
+            kind: Flags::RMA,
+            compare_add: 0,
+            swap: 0,
+        };
+        let mut op = RmaOp::new(request, PeerKey::from_number(0), 1);
+        op.ranges = lens.len();
+        for (range, len) in op.remote.iter_mut().zip(lens) {
+            range.len = *len;
+        }
+        op
+    }
+
+    #[test]
+    fn parts_that_were_executed_are_not_repeated() {
+        let parts = [(0, 0), (0, 10), (0, 20), (1, 0), (2, 0), (2, 10), (3, 0)];
+        for (executed, next) in parts.into_iter().enumerate() {
+            let mut op = op(&[25, 0, 20]);
+            (op.next, op.executed, op.again) = ((3, 0), executed as u32, true);
+            op.rewind(10);
+            assert_eq!((op.next, op.again), (next, false));
+        }
+    }
+
+    #[test]
+    fn packets_show_the_outcome() {
+        let number = |number| Some(Number::new(number));
+        let mut op = op(&[8]);
+        op.next = (1, 0);
+        // packets 5 and 6 were posted before it, 7 behind it
+        (op.behind, op.before) = (number(7), number(7));
+        let outcomes = [5, 6, 7, 8].map(|expected| op.outcome(Number::new(expected)));
+        let expected = [
+            Outcome::NotExecuted,
+            Outcome::NotExecuted,
+            Outcome::Unknown,
+            Outcome::Executed,
+        ];
+        assert_eq!(outcomes, expected);
+        // a part is not posted
+        op.next = (0, 4);
+        assert_eq!(op.outcome(Number::new(8)), Outcome::Unknown);
+        (op.behind, op.before) = (None, None);
+        assert_eq!(op.outcome(Number::new(5)), Outcome::Unknown);
     }
 }

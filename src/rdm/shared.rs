@@ -119,6 +119,9 @@ pub(super) struct Shared {
     /// in which the peers count them.
     pub(super) remote_counters: Mutex<Vec<(Event, Arc<Counter>)>>,
     cell: OnceLock<Arc<Cell>>,
+    /// As if the device had no rings.
+    #[cfg(test)]
+    pub(super) no_rings: std::sync::atomic::AtomicBool,
 }
 
 impl std::fmt::Debug for Shared {
@@ -151,6 +154,8 @@ impl Shared {
             calls: Mutex::default(),
             remote_counters: Mutex::default(),
             cell: OnceLock::new(),
+            #[cfg(test)]
+            no_rings: false.into(),
         });
         let mut all = ALL.lock();
         all.retain(|shared| shared.strong_count() != 0);
@@ -252,6 +257,15 @@ impl Shared {
             }
             state.sleepers |= source.is_armed();
         }
+    }
+
+    /// Whether links have rings, if the device has them.
+    pub(super) fn uses_rings(&self) -> bool {
+        #[cfg(test)]
+        if self.no_rings.load(std::sync::atomic::Ordering::Relaxed) {
+            return false;
+        }
+        true
     }
 
     /// Whether the endpoint posts RMA, or peers access its regions.

@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::pull::is_refusal;
+use super::rma_recovery::Failure;
 use super::{Executor, Todo};
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
@@ -14,7 +14,6 @@ use crate::initiator::local::LocalRange;
 use crate::initiator::{Initiator, InitiatorConfig, Lengths, LocalIov, Transmit};
 use crate::log::info_log;
 use crate::queue::slots::{EngineRequest, Lease};
-use crate::queue::status_errno;
 use crate::rdm::core::{Core, Origin, Send};
 use crate::rdm::iov::{Iov, MAX_IOV};
 use crate::rdm::link::LinkKey;
@@ -25,7 +24,7 @@ use crate::rdm::peer::PeerKey;
 use crate::rdm::rma::{Fault, Notice, RmaKey, RmaOp};
 use crate::verbs::Wc;
 use crate::wire::introduction::Introduction;
-use crate::wire::rdm::{Credit, Number, Terms};
+use crate::wire::rdm::{Credit, Terms};
 
 /// Time after which it is examined whether a link still uses its peer's keys, and the same if its
 /// last acknowledgement is under way. As the helper of connected endpoints (`queue/helper.rs`).
@@ -115,8 +114,9 @@ impl Executor {
         let deferred = initiator.and_then(|initiator| initiator.first_deferred());
         // the context of a request is the key of its operation
         let deferred = deferred.map(|number| RmaKey::from_number(number as u32));
-        let first = deferred.or_else(|| self.rma.first(peer))?;
-        Some(self.rma.ops.get(first)?.order)
+        let first = deferred.or_else(|| self.rma.first(peer));
+        let first = first.and_then(|first| Some(self.rma.ops.get(first)?.order));
+        first.into_iter().chain(self.rma.first_ending(peer)).min()
     }
 
     /// Begins an operation: posts it, or lists it behind those that wait.
@@ -139,7 +139,8 @@ impl Executor {
         }
         let inject = op.request.flags.contains(Flags::INJECT);
         let link = core.open_link(peer);
-        let at_once = link.filter(|_| self.rma.first(peer).is_none());
+        let first = self.rma.first(peer).is_none() && self.rma.first_ending(peer).is_none();
+        let at_once = link.filter(|_| first);
         let at_once = at_once.filter(|_| !self.is_behind_sends(core, &op));
         let key = self.rma.ops.insert(op).ok_or(FiErrno::EAGAIN)?;
         let posted = match at_once {
@@ -147,7 +148,14 @@ impl Executor {
             None => Ok(false),
         };
         match posted {
-            Ok(true) => {}
+            Ok(true) => {
+                let deferred = self.rma.deferring.iter().any(|on| Some(*on) == link);
+                if deferred {
+                    // SAFETY: as this function. Without memory the copy of the initiator remains,
+                    // which ends with the link.
+                    let _ = unsafe { self.copy_rma(key, inject) };
+                }
+            }
             // SAFETY: as this function.
             Ok(false) => match unsafe { self.copy_rma(key, inject) } {
                 Ok(()) => self.rma.wait(key),
@@ -251,12 +259,17 @@ impl Executor {
         link.initiator.as_deref_mut().ok_or(FiErrno::EOPNOTSUPP)
     }
 
+    /// Largest part of an operation, in bytes.
+    pub(super) fn largest_part(&self) -> usize {
+        self.rma_config.max_len.min(PART)
+    }
+
     /// Posts what is not posted of an operation. `false`: the rest waits for room.
     ///
     /// # Errors
     /// Those of the initiator; no part of the operation is under way.
     fn post_rma(&mut self, core: &Core<Self>, link: LinkKey, key: RmaKey) -> Result<bool> {
-        let max_len = self.rma_config.max_len.min(PART);
+        let max_len = self.largest_part();
         self.initiator(link)?;
         let Some(op) = self.rma.ops.get_mut(key) else {
             return Ok(true);
@@ -269,14 +282,16 @@ impl Executor {
         };
         if op.link.is_none() {
             op.link = Some(link);
-            op.before = on.ring.is_none().then(|| core.next_number(op.peer));
+            // packets in rings are not ordered with requests
+            let posted = core.posted_until(op.peer);
+            op.behind = posted.filter(|_| on.ring.is_none());
         }
-        let iov = op.iov.iovecs();
-        let whole = LocalIov::borrowed(&iov[..op.count], &op.desc[..op.count]);
+        let (iov, desc) = (op.iov.iovecs(), op.desc);
+        let whole = LocalIov::borrowed(&iov[..op.count], &desc[..op.count]);
         while !op.is_posted() {
             let (index, offset) = op.next;
             let remote = op.remote[index];
-            let len = (remote.len - offset).min(max_len);
+            let len = op.next_len(max_len);
             let mut part = None;
             let local = match op.ranges == 1 && remote.len == len {
                 true => whole,
@@ -317,12 +332,13 @@ impl Executor {
                     break;
                 }
             }
-            op.next = match offset + len == remote.len {
-                true => (index + 1, 0),
-                false => (index, offset + len),
-            };
+            op.advance(max_len);
         }
-        if initiator.has_deferred() && !self.rma.deferring.contains(&link) {
+        let deferred = initiator.has_deferred();
+        // a part that is deferred is posted behind later packets
+        let ordered = on.ring.is_none() && !deferred;
+        op.before = ordered.then(|| core.next_number(op.peer));
+        if deferred && !self.rma.deferring.contains(&link) {
             self.rma.deferring.push(link);
         }
         Ok(true)
@@ -357,7 +373,8 @@ impl Executor {
                 };
                 let fenced = op.next == (0, 0) && self.is_behind_sends(core, op);
                 let elsewhere = op.link.is_some_and(|on| on != link);
-                if fenced || elsewhere {
+                let earlier = self.rma.first_ending(peer);
+                if fenced || elsewhere || earlier.is_some_and(|earlier| earlier < op.order) {
                     break;
                 }
                 match self.post_rma(core, link, key) {
@@ -394,27 +411,34 @@ impl Executor {
         number: u16,
         wc: &Wc,
     ) {
+        let failure = Failure::of(self.links.status(link, wc), self.not_executed);
         let Some(on) = self.links.get_mut(link) else {
             return;
         };
-        let Some(slot) = on.end.as_ref().and_then(|end| end.rings.complete(number)) else {
+        let completed = on.end.as_ref().and_then(|end| end.rings.complete(number));
+        let Some((slot, begun)) = completed else {
             return;
         };
-        let (status, refused) = (wc.status(), on.refused);
         // the context of a request is the key of its operation
         let key = RmaKey::from_number(slot.context as u32);
         if let Some(op) = self.rma.ops.get_mut(key) {
-            if status != 0 {
-                broken_part(op, status, wc.vendor_err(), refused);
-            } else if let Some(error) = slot.refused {
-                refused_part(op, error);
+            match failure {
+                // unsignaled requests of the part, before this one, have succeeded
+                Some(failure) => {
+                    let untouched = (on.stopped || failure.not_executed()) && !begun;
+                    op.request_failed(&failure, untouched);
+                }
+                None => match slot.refused {
+                    Some(error) => refused_part(op, error),
+                    None => op.executed += u32::from(!slot.more),
+                },
             }
             if !slot.more {
                 op.parts = op.parts.saturating_sub(1);
             }
         }
-        if status != 0 {
-            on.refused |= is_refusal(status);
+        if let Some(failure) = failure {
+            on.stopped |= failure.stops();
             self.broken(core, link);
         }
         if !slot.more {
@@ -428,23 +452,25 @@ impl Executor {
         core: &mut Core<Self>,
         link: LinkKey,
         kind: u16,
-        status: u32,
+        wc: &Wc,
     ) {
+        let failure = Failure::of(self.links.status(link, wc), self.not_executed);
         let Some(on) = self.links.get_mut(link) else {
             return;
         };
         let Some(kind) = EngineRequest::of(kind.into()) else {
             return;
         };
+        on.stopped |= failure.is_some_and(|failure| failure.stops());
         let again = on
             .end
             .as_ref()
-            .is_some_and(|end| end.rings.request_ended(kind, status == 0));
+            .is_some_and(|end| end.rings.request_ended(kind, failure.is_none()));
         if again && let Some(shared) = self.shared.upgrade() {
             shared.call(Call::Progress(link));
         }
-        if status != 0 {
-            info_log!(EpData, "{kind:?} of {link:?} failed with status {status}");
+        if let Some(failure) = failure {
+            info_log!(EpData, "{kind:?} of {link:?} failed: {failure:?}");
             self.broken(core, link);
         }
     }
@@ -542,123 +568,6 @@ impl Executor {
         }
     }
 
-    /// An operation was not executed completely on a link that has broken.
-    #[cold]
-    fn recover_rma(&mut self, core: &mut Core<Self>, key: RmaKey) {
-        let Some(op) = self.rma.ops.get_mut(key) else {
-            return;
-        };
-        if op.is_repeatable() || !op.uncertain {
-            if op.has_lost_data() {
-                op.give_up();
-                return self.settle_rma(core, key);
-            }
-            op.rewind();
-            self.rma.wait(key);
-            return;
-        }
-        let peer = op.peer;
-        let adopted = core.open_link(peer).filter(|link| op.link != Some(*link));
-        let adopted = adopted.and_then(|link| self.links.get_mut(link)?.adopted);
-        match adopted {
-            Some(expected) => self.decide_rma(core, key, expected),
-            None => self.rma.doubtful.push(key),
-        }
-    }
-
-    /// The peer has processed all packets before `expected`: so it has executed the requests that
-    /// were posted before one of them.
-    fn decide_rma(&mut self, core: &mut Core<Self>, key: RmaKey, expected: Number) {
-        let Some(op) = self.rma.ops.get_mut(key) else {
-            return;
-        };
-        (op.again, op.uncertain) = (false, false);
-        let executed = op.is_posted() && op.before.is_some_and(|it| it.is_before(expected));
-        if !executed {
-            op.give_up();
-        }
-        self.settle_rma(core, key);
-    }
-
-    /// A link to a peer is up: the outcome of operations becomes known.
-    pub(super) fn rma_up(&mut self, peer: PeerKey, link: LinkKey, terms: &Terms) {
-        if let Some(on) = self.links.get_mut(link) {
-            on.adopted = Some(terms.expected);
-        }
-        if !self.rma.doubtful.is_empty() {
-            self.todo.push_back(Todo::DecideRma(peer, terms.expected));
-        }
-        if self.rma.first(peer).is_some() {
-            self.todo.push_back(Todo::RunRma);
-        }
-    }
-
-    /// See [`Self::decide_rma`].
-    pub(in crate::rdm) fn decide_all_rma(
-        &mut self,
-        core: &mut Core<Self>,
-        peer: PeerKey,
-        expected: Number,
-    ) {
-        let of_peer = |key: &RmaKey| self.rma.ops.get(*key).is_some_and(|op| op.peer == peer);
-        let doubtful = std::mem::take(&mut self.rma.doubtful);
-        let (decided, others): (Vec<_>, Vec<_>) = doubtful.into_iter().partition(of_peer);
-        self.rma.doubtful = others;
-        for key in decided {
-            self.decide_rma(core, key, expected);
-        }
-    }
-
-    /// All operations of a peer fail. Parts that are under way end with their link.
-    pub(super) fn rma_failed(&mut self, peer: PeerKey, error: FiErrno) {
-        if self.rma.ops.len() == 0 {
-            return;
-        }
-        while self.rma.first(peer).is_some() {
-            self.rma.pop(peer);
-        }
-        let ops = &self.rma.ops;
-        let of_peer = |key: &RmaKey| ops.get(*key).is_some_and(|op| op.peer == peer);
-        self.rma.doubtful.retain(|key| !of_peer(key));
-        for key in self.rma.ops.keys_where(|op| op.peer == peer) {
-            if let Some(op) = self.rma.ops.get_mut(key) {
-                // the core has dropped its holds
-                op.held = false;
-                op.fault = op.fault.or(Some(Fault::of(error)));
-                op.next = (op.ranges, 0);
-                op.notice = Notice::No;
-                self.todo.push_back(Todo::SettleRma(key));
-            }
-        }
-    }
-
-    /// A link is removed: what it has not completed has an unknown outcome.
-    pub(super) fn end_rma(&mut self, link: LinkKey) {
-        self.rma.leases.retain(|(of, _)| *of != link);
-        self.rma.deferring.retain(|of| *of != link);
-        self.rma.blocked.retain(|of| *of != link);
-        let on = self.links.get_mut(link);
-        let initiator = on.and_then(|on| on.initiator.as_deref_mut());
-        for (context, posted) in initiator.map(Initiator::take_deferred).unwrap_or_default() {
-            if let Some(op) = self.rma.ops.get_mut(RmaKey::from_number(context as u32)) {
-                op.again = true;
-                op.uncertain |= posted;
-                op.parts = op.parts.saturating_sub(1);
-            }
-        }
-        if self.rma.ops.len() == 0 {
-            return;
-        }
-        for key in self.rma.ops.keys_where(|op| op.link == Some(link)) {
-            if let Some(op) = self.rma.ops.get_mut(key) {
-                op.uncertain |= op.parts != 0;
-                op.again |= !op.is_posted();
-                op.parts = 0;
-                self.todo.push_back(Todo::SettleRma(key));
-            }
-        }
-    }
-
     /// The terms of a link have arrived: this side can report revocations to the peer.
     pub(super) fn introduce(&mut self, link: LinkKey, terms: &Terms) {
         let Some(on) = self.links.get_mut(link) else {
@@ -749,22 +658,6 @@ impl Executor {
         self.rma
             .ops
             .any(|op| op.held && op.request.flags.contains(Flags::INJECT))
-    }
-}
-
-/// A request has failed with its link.
-#[cold]
-fn broken_part(op: &mut RmaOp, status: u32, vendor_err: u32, refused: bool) {
-    if is_refusal(status) {
-        let fault = Fault {
-            err: status_errno(status, false),
-            status: Some((status, vendor_err)),
-        };
-        op.fault = op.fault.or(Some(fault));
-    } else if refused {
-        op.again = true;
-    } else {
-        op.uncertain = true;
     }
 }
 

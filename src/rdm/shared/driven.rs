@@ -50,6 +50,9 @@ impl Driven for Shared {
         }
         if empty {
             for link in drained {
+                // what is repeated precedes what the core posts to the next link
+                state.io.end_rma(link);
+                state.settle();
                 state.core.ended(link, &mut state.io);
                 state.io.remove_link(link);
             }

@@ -1,13 +1,16 @@
-//! Tests of the state machine: on a network in memory, and step by step.
+//! Tests of the state machine, on a network in memory and step by step, and of endpoints on the
+//! embedded device.
 //!
 //! `WEFT_RDM_SEEDS=100000` runs so many seeds of each test, beginning with `WEFT_RDM_FIRST` (0).
 //! `WEFT_RDM_SEED=N` runs one, and `WEFT_RDM_TRACE=1` prints its events, packets and actions.
 
+mod breaks;
 mod endpoints;
 mod links;
 mod net;
 mod pull;
 mod rings;
+mod rma;
 mod steps;
 
 use crate::wire::rdm::Credit;

@@ -223,7 +223,7 @@ fn reads_end_with_their_queue_pair() {
             "a READ has ended before its queue pair"
         );
         let reads =
-            |step: &Step| matches!(step, Step::Destroy(_, _, _, reads) if !reads.is_empty());
+            |step: &Step| matches!(step, Step::Destroy(_, _, _, ended) if !ended.reads.is_empty());
         assert!(io.steps.iter().any(reads));
     });
 }

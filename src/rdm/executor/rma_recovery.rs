@@ -1,0 +1,234 @@
+//! RMA on links that break: what a failed request shows, and what becomes of its operation.
+//! `docs/protocol-rdm.md`, "Recovery".
+
+use rdma_core_sys as sys;
+
+use super::pull::is_refusal;
+use super::{Executor, Todo};
+use crate::errno::FiErrno;
+use crate::initiator::Initiator;
+use crate::queue::status_errno;
+use crate::rdm::core::Core;
+use crate::rdm::link::LinkKey;
+use crate::rdm::peer::PeerKey;
+use crate::rdm::rma::{Fault, Notice, Outcome, RmaKey, RmaOp};
+use crate::wire::rdm::{Number, Terms};
+
+/// Status and vendor error of a request that has failed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Failure {
+    status: u32,
+    vendor_err: u32,
+    not_executed: bool,
+}
+
+impl Failure {
+    /// `None`: the request has succeeded. `not_executed`: see
+    /// [`Backend`](rdma_core_sys::Backend::not_executed).
+    #[inline]
+    pub(super) fn of((status, vendor_err): (u32, u32), not_executed: Option<u32>) -> Option<Self> {
+        (status != sys::IBV_WC_SUCCESS).then(|| Self {
+            status,
+            vendor_err,
+            not_executed: not_executed == Some(vendor_err),
+        })
+    }
+
+    /// Whether the device reports that no part of the request was executed.
+    pub(super) fn not_executed(&self) -> bool {
+        self.not_executed
+    }
+
+    /// Whether none of the requests behind it was or will be executed. The queue pair of a peer that
+    /// answers with an error executes nothing any more (IB specification, 9.9.3), and a request
+    /// waits behind one for which the peer has no receive.
+    pub(super) fn stops(&self) -> bool {
+        let answers = [
+            sys::IBV_WC_REM_INV_REQ_ERR,
+            sys::IBV_WC_REM_ACCESS_ERR,
+            sys::IBV_WC_REM_OP_ERR,
+            sys::IBV_WC_RNR_RETRY_EXC_ERR,
+        ];
+        self.not_executed || answers.contains(&self.status)
+    }
+}
+
+impl RmaOp {
+    /// A request has failed with its link. `untouched`: it was not executed, nor was an earlier one
+    /// of the same part.
+    #[cold]
+    pub(super) fn request_failed(&mut self, failure: &Failure, untouched: bool) {
+        if is_refusal(failure.status) {
+            let fault = Fault {
+                err: status_errno(failure.status, false),
+                status: Some((failure.status, failure.vendor_err)),
+            };
+            self.fault = self.fault.or(Some(fault));
+        } else if untouched {
+            self.again = true;
+        } else {
+            self.uncertain = true;
+        }
+    }
+}
+
+impl Executor {
+    /// An operation was not executed completely on a link that has broken.
+    #[cold]
+    pub(super) fn recover_rma(&mut self, core: &mut Core<Self>, key: RmaKey) {
+        let Some(op) = self.rma.ops.get_mut(key) else {
+            return;
+        };
+        if op.is_repeatable() || !op.uncertain {
+            return self.repeat_rma(core, key);
+        }
+        let peer = op.peer;
+        let adopted = core.open_link(peer).filter(|link| op.link != Some(*link));
+        let adopted = adopted.and_then(|link| self.links.get_mut(link)?.adopted);
+        match adopted {
+            Some(expected) => self.decide_rma(core, key, expected),
+            None if self.rma.doubtful.contains(&key) => {}
+            None => self.rma.doubtful.push(key),
+        }
+    }
+
+    /// Posts what was not executed of an operation to the next link.
+    fn repeat_rma(&mut self, core: &mut Core<Self>, key: RmaKey) {
+        let max_len = self.largest_part();
+        let Some(op) = self.rma.ops.get_mut(key) else {
+            return;
+        };
+        if op.has_lost_data() {
+            op.give_up();
+            return self.settle_rma(core, key);
+        }
+        op.rewind(max_len);
+        self.rma.wait(key);
+    }
+
+    /// The peer has processed all packets before `expected`, and no others.
+    fn decide_rma(&mut self, core: &mut Core<Self>, key: RmaKey, expected: Number) {
+        let Some(op) = self.rma.ops.get_mut(key).filter(|op| op.uncertain) else {
+            return;
+        };
+        match op.outcome(expected) {
+            Outcome::Executed => (op.again, op.uncertain) = (false, false),
+            Outcome::NotExecuted => return self.repeat_rma(core, key),
+            Outcome::Unknown => op.give_up(),
+        }
+        self.settle_rma(core, key);
+    }
+
+    /// A link to a peer is up: the outcome of operations becomes known.
+    pub(super) fn rma_up(&mut self, peer: PeerKey, link: LinkKey, terms: &Terms) {
+        if let Some(on) = self.links.get_mut(link) {
+            on.adopted = Some(terms.expected);
+        }
+        if !self.rma.doubtful.is_empty() {
+            self.todo.push_back(Todo::DecideRma(peer, terms.expected));
+        }
+        if self.rma.first(peer).is_some() {
+            self.todo.push_back(Todo::RunRma);
+        }
+    }
+
+    /// See [`Self::decide_rma`].
+    pub(in crate::rdm) fn decide_all_rma(
+        &mut self,
+        core: &mut Core<Self>,
+        peer: PeerKey,
+        expected: Number,
+    ) {
+        let of_peer = |key: &RmaKey| self.rma.ops.get(*key).is_some_and(|op| op.peer == peer);
+        let doubtful = std::mem::take(&mut self.rma.doubtful);
+        let (decided, others): (Vec<_>, Vec<_>) = doubtful.into_iter().partition(of_peer);
+        self.rma.doubtful = others;
+        for key in decided {
+            self.decide_rma(core, key, expected);
+        }
+        if self.rma.first(peer).is_some() {
+            self.todo.push_back(Todo::RunRma);
+        }
+    }
+
+    /// All operations of a peer fail. Parts that are under way end with their link.
+    pub(super) fn rma_failed(&mut self, peer: PeerKey, error: FiErrno) {
+        if self.rma.ops.len() == 0 {
+            return;
+        }
+        while self.rma.first(peer).is_some() {
+            self.rma.pop(peer);
+        }
+        let ops = &self.rma.ops;
+        let of_peer = |key: &RmaKey| ops.get(*key).is_some_and(|op| op.peer == peer);
+        self.rma.doubtful.retain(|key| !of_peer(key));
+        for key in self.rma.ops.keys_where(|op| op.peer == peer) {
+            if let Some(op) = self.rma.ops.get_mut(key) {
+                // the core has dropped its holds
+                op.held = false;
+                op.fault = op.fault.or(Some(Fault::of(error)));
+                op.next = (op.ranges, 0);
+                op.notice = Notice::No;
+                self.todo.push_back(Todo::SettleRma(key));
+            }
+        }
+    }
+
+    /// A link has ended. Operations with requests that have not completed end with its queue pair;
+    /// the others are settled by the caller, before anything is posted to the next link.
+    pub(in crate::rdm) fn end_rma(&mut self, link: LinkKey) {
+        self.rma.leases.retain(|(of, _)| *of != link);
+        self.rma.deferring.retain(|of| *of != link);
+        self.rma.blocked.retain(|of| *of != link);
+        let Some(on) = self.links.get_mut(link) else {
+            return;
+        };
+        let stopped = on.stopped;
+        let initiator = on.initiator.as_deref_mut();
+        for (context, posted) in initiator.map(Initiator::take_deferred).unwrap_or_default() {
+            if let Some(op) = self.rma.ops.get_mut(RmaKey::from_number(context as u32)) {
+                op.again = true;
+                op.uncertain |= posted;
+                op.parts = op.parts.saturating_sub(1);
+            }
+        }
+        if self.rma.ops.len() == 0 {
+            return;
+        }
+        for key in self.rma.ops.keys_where(|op| op.link == Some(link)) {
+            let Some(op) = self.rma.ops.get_mut(key) else {
+                continue;
+            };
+            op.again |= !op.is_posted();
+            if op.parts == 0 {
+                self.todo.push_back(Todo::SettleRma(key));
+            } else if !self.rma.ending.contains(&key) {
+                // requests complete in their order, so these are behind one that has failed
+                op.again |= stopped;
+                op.uncertain |= !stopped;
+                self.rma.ending.push(key);
+            }
+        }
+    }
+
+    /// The operations that end with the queue pair of a link.
+    pub(super) fn rma_of_ended(&self, link: LinkKey) -> Vec<RmaKey> {
+        let of_link = |key: &&RmaKey| {
+            let op = self.rma.ops.get(**key);
+            op.is_some_and(|op| op.link == Some(link))
+        };
+        self.rma.ending.iter().filter(of_link).copied().collect()
+    }
+
+    /// A queue pair is destroyed: the device accesses no buffer of these operations any more.
+    pub(in crate::rdm) fn rma_ended(&mut self, core: &mut Core<Self>, ended: &[RmaKey]) {
+        self.rma.ending.retain(|key| !ended.contains(key));
+        for key in ended {
+            if let Some(op) = self.rma.ops.get_mut(*key) {
+                op.parts = 0;
+                self.settle_rma(core, *key);
+            }
+        }
+        self.todo.push_back(Todo::RunRma);
+    }
+}

@@ -1,0 +1,207 @@
+//! The model of the operations, and the memory that they access.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Duration;
+
+use super::super::Random;
+use super::super::endpoints::End;
+use crate::av::FiAddr;
+use crate::domain::{Domain, DomainConfig};
+use crate::errno::FiErrno;
+use crate::mr::{Form, Mode, MrConfig, Region};
+
+/// Bytes of a region: those that are read, the words of atomics, those that are written.
+pub(super) const LEN: usize = 256 << 10;
+pub(super) const READ: usize = 16 << 10;
+pub(super) const WORDS: usize = 8;
+pub(super) const WRITTEN: usize = READ + 8 * WORDS;
+/// Longest message in bytes, and receives of an endpoint.
+pub(super) const MESSAGE: usize = 20_000;
+pub(super) const RECEIVES: usize = 8;
+/// Contexts of receives begin here; those of operations are their numbers.
+pub(super) const RECEIVE: usize = 1 << 32;
+/// Longest time in which all operations of a seed end.
+pub(super) const LIMIT: Duration = Duration::from_secs(20);
+
+/// Memory that the device accesses.
+pub(in crate::rdm::tests) struct Memory(Box<[AtomicU8]>);
+
+impl Memory {
+    pub(in crate::rdm::tests) fn new(len: usize) -> Self {
+        Self((0..len).map(|_| AtomicU8::new(0)).collect())
+    }
+
+    pub(in crate::rdm::tests) fn addr(&self) -> usize {
+        self.0.as_ptr() as usize
+    }
+
+    pub(in crate::rdm::tests) fn set(&self, at: usize, bytes: &[u8]) {
+        for (to, byte) in self.0[at..].iter().zip(bytes) {
+            to.store(*byte, Ordering::Relaxed);
+        }
+    }
+
+    pub(super) fn get(&self, at: usize, len: usize) -> Vec<u8> {
+        let bytes = self.0[at..at + len].iter();
+        bytes.map(|byte| byte.load(Ordering::Relaxed)).collect()
+    }
+
+    pub(in crate::rdm::tests) fn is(&self, at: usize, bytes: &[u8]) -> bool {
+        let found = self.0[at..at + bytes.len()].iter();
+        found
+            .zip(bytes)
+            .all(|(it, byte)| it.load(Ordering::Relaxed) == *byte)
+    }
+
+    pub(in crate::rdm::tests) fn iov(&self) -> libc::iovec {
+        libc::iovec {
+            iov_base: self.0.as_ptr().cast_mut().cast(),
+            iov_len: self.0.len(),
+        }
+    }
+}
+
+/// Byte `i` of a seed, not 0.
+pub(super) fn byte(seed: usize, i: usize) -> u8 {
+    ((seed * 31 + i * 7 + (i >> 8)) % 255 + 1) as u8
+}
+
+pub(in crate::rdm::tests) fn pattern(seed: usize, len: usize) -> Vec<u8> {
+    (0..len).map(|i| byte(seed, i)).collect()
+}
+
+/// What may happen in a seed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Plan {
+    pub(super) nodes: usize,
+    pub(super) steps: usize,
+    /// Keys of the device, or of a directory.
+    pub(super) native: bool,
+    pub(super) rings: bool,
+    /// Few packets have receives, so that requests wait behind them.
+    pub(super) few_receives: bool,
+    /// As a device on a network: acknowledgements are lost, and a flushed request shows nothing.
+    pub(super) lossy: bool,
+    pub(super) wrong_keys: bool,
+    pub(super) sessions: bool,
+    pub(super) restarts: bool,
+    /// One endpoint has more peers than links, and posts all operations: two links to one peer,
+    /// if both dial, are never evicted.
+    pub(super) evictions: bool,
+    pub(super) after_sends: bool,
+    pub(super) before_sends: bool,
+}
+
+impl Plan {
+    pub(super) fn of(seed: u64) -> Self {
+        let mut random = Random(!seed);
+        let evictions = random.one_in(5);
+        let nodes = if evictions {
+            5
+        } else {
+            2 + random.below(2) as usize
+        };
+        Self {
+            nodes,
+            steps: 10 + random.below(30) as usize,
+            native: random.one_in(2),
+            rings: random.one_in(2),
+            few_receives: random.one_in(2),
+            lossy: random.one_in(2),
+            wrong_keys: random.one_in(2),
+            sessions: random.one_in(6),
+            restarts: random.one_in(6),
+            evictions,
+            after_sends: random.one_in(2),
+            before_sends: random.one_in(2),
+        }
+    }
+
+    /// Whether operations without fault of their own may fail.
+    pub(super) fn disrupts(&self) -> bool {
+        self.sessions || self.restarts
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum What {
+    /// `taken`: the target changes the bytes when they have arrived.
+    Write {
+        data: bool,
+        inject: bool,
+        taken: bool,
+    },
+    /// Of a key that does not exist.
+    Wrong,
+    Read,
+    /// Of the bytes of a write, with a fence.
+    ReadBack(usize),
+    Add {
+        word: usize,
+        fetch: bool,
+    },
+    Message {
+        number: usize,
+    },
+}
+
+#[derive(Debug)]
+pub(super) struct Op {
+    pub(super) what: What,
+    pub(super) from: usize,
+    pub(super) to: usize,
+    pub(super) fence: bool,
+    /// Offset at the target, and length; length of the first of two remote ranges, or 0.
+    pub(super) at: usize,
+    pub(super) len: usize,
+    pub(super) cut: usize,
+    pub(super) result: Option<Result<(), FiErrno>>,
+    /// How often the bytes of each range were found at the target, and at the failure.
+    pub(super) arrived: [u32; 2],
+    pub(super) at_failure: Option<([u32; 2], Vec<u8>)>,
+    /// Remote CQ data at the target.
+    pub(super) notices: u32,
+    /// A later operation with a fence that has ended before.
+    pub(super) overtaken_by: Option<usize>,
+}
+
+impl Op {
+    /// Whether each range has been written once.
+    pub(super) fn has_arrived(&self) -> bool {
+        self.arrived == [u32::from(self.cut != 0), 1]
+    }
+}
+
+/// An endpoint from its opening to its close.
+pub(super) struct Life {
+    pub(super) node: usize,
+    pub(super) end: Option<End>,
+    pub(super) memory: Memory,
+    pub(super) region: Option<Arc<Region>>,
+    /// First byte that no operation has written.
+    pub(super) next: usize,
+    /// The receives, and how many were posted before.
+    pub(super) receives: Vec<(Memory, usize)>,
+    pub(super) posted: usize,
+    /// The messages by the number of the sender's life, each behind the place of its receive.
+    pub(super) got: HashMap<usize, Vec<(usize, usize)>>,
+    pub(super) sent: HashMap<usize, usize>,
+    pub(super) addrs: HashMap<usize, FiAddr>,
+}
+
+/// A domain with keys of the device, or of a directory.
+pub(in crate::rdm::tests) fn domain(native: bool) -> Arc<Domain> {
+    let device = crate::verbs::devices(&[softverbs::backend()], false).remove(0);
+    let mode = if native { Mode::NATIVE } else { Mode::empty() };
+    let mr = MrConfig {
+        form: Form::new(mode, false),
+        ..MrConfig::default()
+    };
+    let config = DomainConfig {
+        mr,
+        ..DomainConfig::default()
+    };
+    Domain::open(&device, config).unwrap()
+}

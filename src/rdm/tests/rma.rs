@@ -1,0 +1,320 @@
+//! RMA whose requests fail or do not complete, on the embedded device, in one process.
+
+#![allow(unsafe_code, reason = "passes buffers as C does")]
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::super::executor::Executor;
+use super::super::link::LinkKey;
+use super::super::rma::{Request, RmaOp};
+use super::breaks::{Memory, domain, pattern};
+use super::endpoints::{End, config, wait};
+use crate::av::FiAddr;
+use crate::domain::Domain;
+use crate::errno::FiErrno;
+use crate::flags::Flags;
+use crate::mr::{Access, Buffer, Desc, Region, RegionConfig};
+use crate::queue::{Completion, CompletionError};
+use crate::rdm::{EndpointConfig, LocalIov, RemoteIov};
+use crate::verbs::{Qp, SendOpcode};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// An endpoint with a region.
+struct Side {
+    end: End,
+    region: Arc<Region>,
+    memory: Memory,
+}
+
+impl Side {
+    /// Without rings.
+    fn open(domain: &Arc<Domain>) -> Self {
+        let config = EndpointConfig {
+            rma: true,
+            target: true,
+            rma_after_sends: true,
+            sends_after_rma: true,
+            ..config()
+        };
+        let end = End::with(domain, config, 0);
+        end.ep.shared().no_rings.store(true, Ordering::Relaxed);
+        let memory = Memory::new(4096);
+        let buffer = Buffer {
+            addr: memory.addr() as *const _,
+            len: 4096,
+        };
+        let config = RegionConfig {
+            buffers: &[buffer],
+            access: Access::REMOTE_READ | Access::REMOTE_WRITE,
+            ..RegionConfig::default()
+        };
+        // SAFETY: the memory is dropped behind the region.
+        let region = unsafe { Region::register(domain.mr(), &config) }.unwrap();
+        Self {
+            end,
+            region,
+            memory,
+        }
+    }
+
+    fn range(&self, at: usize, len: usize) -> RemoteIov {
+        RemoteIov {
+            addr: (self.memory.addr() + at) as u64,
+            len,
+            key: self.region.key(),
+        }
+    }
+
+    fn read(&self, from: FiAddr, range: RemoteIov, to: &Memory, context: usize) {
+        let iov = to.iov();
+        let local = LocalIov::single(&iov, &Desc::NULL);
+        let ep = &self.end.ep;
+        // SAFETY: the callers keep the memory until the completion.
+        unsafe { ep.read(from, local, &[range], context, Some(Flags::COMPLETION)) }.unwrap();
+    }
+
+    fn write(&self, to: FiAddr, range: RemoteIov, from: &Memory, context: usize, inject: bool) {
+        let iov = from.iov();
+        let local = LocalIov::single(&iov, &Desc::NULL);
+        let inject = if inject {
+            Flags::INJECT
+        } else {
+            Flags::empty()
+        };
+        let flags = Some(Flags::COMPLETION | inject);
+        let ep = &self.end.ep;
+        // SAFETY: as above.
+        unsafe { ep.write(to, local, &[range], None, context, flags) }.unwrap();
+    }
+
+    /// The only link.
+    fn link(&self) -> (LinkKey, Arc<Qp>) {
+        let shared = self.end.ep.shared();
+        let mut state = shared.lock();
+        let links = &mut state.as_mut().unwrap().io.links;
+        let key = links.keys().next().unwrap();
+        (key, links.get_mut(key).unwrap().qp.clone().unwrap())
+    }
+
+    /// The next entry: the context, and the error of a failure.
+    fn entry(&self) -> (usize, Option<CompletionError>) {
+        let limit = Instant::now() + 20 * SECOND;
+        loop {
+            let mut found = None;
+            match self
+                .end
+                .cq
+                .read(1, &mut |it: &Completion| found = Some(it.context))
+            {
+                Err(FiErrno::EAGAIN) => assert!(Instant::now() < limit, "no entry"),
+                Err(FiErrno::EAVAIL) => {
+                    let error = self.end.cq.read_error().unwrap();
+                    return (error.completion.context, Some(error));
+                }
+                other => {
+                    other.unwrap();
+                    return (found.unwrap(), None);
+                }
+            }
+        }
+    }
+}
+
+/// Two sides with one link, and the address of the second.
+fn connected(domain: &Arc<Domain>) -> (Side, Side, FiAddr) {
+    let (a, b) = (Side::open(domain), Side::open(domain));
+    let to_b = a.end.knows(&b.end);
+    let mut bytes = [0; 8];
+    b.end.recv(None, &mut bytes, 2);
+    a.end.send(to_b, None, &[1; 8], 1);
+    wait([&a.end, &b.end], [1, 1]);
+    (a, b, to_b)
+}
+
+fn memory(seed: usize, len: usize) -> Memory {
+    let memory = Memory::new(len);
+    memory.set(0, &pattern(seed, len));
+    memory
+}
+
+/// Breaks the only link of a side.
+fn break_link(side: &Side) {
+    let (link, _) = side.link();
+    side.end
+        .ep
+        .shared()
+        .change(|core, io| core.broken(link, io));
+}
+
+/// A device that flushes no requests can write to the buffer of a READ until the queue pair is
+/// destroyed. The READ is repeated before later operations.
+#[test]
+fn a_read_that_is_not_flushed_ends_with_its_queue_pair() {
+    let domain = domain(true);
+    let (a, b, to_b) = connected(&domain);
+    b.memory.set(0, &pattern(1, 100));
+    let link = a.link().0;
+    let qp = Arc::downgrade(&a.link().1);
+    let silent = |io: &mut Executor| {
+        io.links.get_mut(link).unwrap().silent = true;
+    };
+    a.end.ep.shared().change(|_, io| silent(io));
+    let (target, source) = (Memory::new(100), memory(2, 100));
+    a.read(to_b, b.range(0, 100), &target, 5);
+    break_link(&a);
+    a.write(to_b, b.range(0, 100), &source, 6, false);
+    let begin = Instant::now();
+    assert_eq!(a.entry().0, 5);
+    assert!(
+        begin.elapsed() > SECOND / 2,
+        "reported before the device is known to have ended"
+    );
+    assert!(qp.upgrade().is_none(), "the queue pair exists");
+    assert!(
+        target.is(0, &pattern(1, 100)),
+        "the later write was executed first"
+    );
+    assert_eq!(a.entry().0, 6);
+    assert!(b.memory.is(0, &pattern(2, 100)));
+}
+
+/// As above, when the session ends: the failure is reported behind the queue pair too.
+#[test]
+fn a_failed_read_that_is_not_flushed_ends_with_its_queue_pair() {
+    let domain = domain(true);
+    let (a, b, to_b) = connected(&domain);
+    let link = a.link().0;
+    let qp = Arc::downgrade(&a.link().1);
+    let target = Memory::new(100);
+    let shared = Arc::clone(a.end.ep.shared());
+    shared.change(|_, io| io.links.get_mut(link).unwrap().silent = true);
+    a.read(to_b, b.range(0, 100), &target, 5);
+    // the driver cannot destroy the queue pair meanwhile
+    let registry = shared.driver().dispatcher().registry();
+    shared.change(|core, io| {
+        let peer = core.peer_of(link).unwrap();
+        core.fail(peer, FiErrno::ECONNABORTED, io);
+    });
+    let reported = || {
+        let mut state = shared.lock();
+        let io = &mut state.as_mut().unwrap().io;
+        (io.links.get_mut(link).is_none(), !io.completions.is_empty())
+    };
+    let limit = Instant::now() + 20 * SECOND;
+    while reported() == (false, false) {
+        assert!(Instant::now() < limit, "the link does not end");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!(
+        reported(),
+        (true, false),
+        "reported while the queue pair exists"
+    );
+    assert!(qp.upgrade().is_some());
+    drop(registry);
+    let (context, error) = a.entry();
+    assert_eq!((context, error.unwrap().err), (5, FiErrno::ECONNABORTED));
+}
+
+/// RMA and messages that are ordered behind an operation wait until the queue pair of its link is
+/// destroyed, because it may be repeated.
+#[test]
+fn operations_wait_for_one_that_ends_with_its_queue_pair() {
+    let domain = domain(true);
+    let (a, b, to_b) = connected(&domain);
+    let (link, _) = a.link();
+    let mut ending = None;
+    a.end.ep.shared().change(|core, io| {
+        let request = Request {
+            opcode: SendOpcode::Read,
+            flags: Flags::empty(),
+            kind: Flags::RMA | Flags::READ,
+            compare_add: 0,
+            swap: 0,
+        };
+        let peer = core.peer_of(link).unwrap();
+        let mut op = RmaOp::new(request, peer, io.rma.next_order());
+        (op.context, op.wanted, op.parts, op.again) = (5, true, 1, true);
+        let key = io.rma.ops.insert(op).unwrap();
+        io.rma.ending.push(key);
+        ending = Some(key);
+    });
+    let (source, mut bytes) = (memory(2, 100), [0; 8]);
+    b.end.recv(None, &mut bytes, 2);
+    a.write(to_b, b.range(0, 100), &source, 6, false);
+    a.end.send(to_b, None, &[9; 8], 7);
+    for _ in 0..2_000 {
+        assert_eq!((a.end.poll(), b.end.poll()), (None, None));
+    }
+    assert!(b.memory.is(0, &[0; 100]));
+    let key = ending.unwrap();
+    a.end
+        .ep
+        .shared()
+        .change(|core, io| io.rma_ended(core, &[key]));
+    let [ended, _] = wait([&a.end, &b.end], [3, 1]);
+    let contexts: Vec<_> = ended.iter().map(|it| it.context).collect();
+    assert_eq!((contexts, bytes), (vec![5, 6, 7], [9; 8]));
+    assert!(b.memory.is(0, &pattern(2, 100)));
+}
+
+/// Requests of both directions are on the link when one with a wrong key is refused. It alone
+/// fails.
+#[test]
+fn a_wrong_key_fails_its_operation_alone() {
+    let domain = domain(true);
+    for round in 0..20 {
+        let (a, b, to_b) = connected(&domain);
+        let to_a = b.end.knows(&a.end);
+        let wrong = RemoteIov {
+            key: b.region.key() ^ 0x5a00,
+            ..b.range(0, 16)
+        };
+        let (source, target) = (memory(round, 100), Memory::new(100));
+        // both queue pairs fail with the request; their ends are not yet known
+        a.write(to_b, b.range(0, 100), &source, 1, false);
+        a.write(to_b, wrong, &memory(1, 16), 2, false);
+        a.write(to_b, b.range(200, 100), &source, 3, false);
+        a.read(to_b, b.range(200, 100), &target, 4);
+        b.write(to_a, a.range(0, 100), &source, 5, false);
+        b.write(to_a, a.range(200, 100), &source, 6, false);
+        let mut all: Vec<_> = (0..4).map(|_| a.entry()).collect();
+        all.extend((0..2).map(|_| b.entry()));
+        all.sort_by_key(|(context, _)| *context);
+        for (context, error) in all {
+            let refused = (context == 2).then_some(FiErrno::EKEYREJECTED);
+            assert_eq!(
+                error.map(|error| error.err),
+                refused,
+                "{context} of {round}"
+            );
+        }
+        for (side, at) in [(&b, 0), (&b, 200), (&a, 0), (&a, 200)] {
+            assert!(side.memory.is(at, &pattern(round, 100)), "{round}");
+        }
+        assert!(target.is(0, &pattern(round, 100)), "{round}");
+    }
+}
+
+/// Injected data is lost with the request that had the only copy.
+#[test]
+fn an_injected_write_that_is_lost_is_reported() {
+    let domain = domain(true);
+    let (a, b, to_b) = connected(&domain);
+    let (_, qp) = a.link();
+    // the core does not know it yet
+    qp.set_error().unwrap();
+    a.write(to_b, b.range(0, 100), &memory(1, 100), 7, true);
+    let (context, error) = a.entry();
+    assert_eq!((context, error.unwrap().err), (7, FiErrno::ECONNABORTED));
+    assert!(b.memory.is(0, &[0; 100]));
+    // one that waits for the next link has a copy
+    a.write(to_b, b.range(0, 100), &memory(2, 100), 8, true);
+    let (context, error) = a.entry();
+    assert!(context == 8 && error.is_none());
+    assert!(b.memory.is(0, &pattern(2, 100)));
+}
