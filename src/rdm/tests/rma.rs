@@ -189,35 +189,32 @@ fn a_failed_read_that_is_not_flushed_ends_with_its_queue_pair() {
     let link = a.link().0;
     let qp = Arc::downgrade(&a.link().1);
     let target = Memory::new(100);
-    let shared = Arc::clone(a.end.ep.shared());
+    let shared = a.end.ep.shared();
     shared.change(|_, io| io.links.get_mut(link).unwrap().silent = true);
     a.read(to_b, b.range(0, 100), &target, 5);
-    // the driver cannot destroy the queue pair meanwhile
-    let registry = shared.driver().dispatcher().registry();
-    shared.change(|core, io| {
-        let peer = core.peer_of(link).unwrap();
-        core.fail(peer, FiErrno::ECONNABORTED, io);
-    });
-    let reported = || {
+    {
+        // as the driver after the time limit
         let mut state = shared.lock();
-        let io = &mut state.as_mut().unwrap().io;
-        (io.links.get_mut(link).is_none(), !io.completions.is_empty())
-    };
-    let limit = Instant::now() + 20 * SECOND;
-    while reported() == (false, false) {
-        assert!(Instant::now() < limit, "the link does not end");
-        std::thread::sleep(Duration::from_millis(1));
+        let state = state.as_mut().unwrap();
+        let peer = state.core.peer_of(link).unwrap();
+        state.core.fail(peer, FiErrno::ECONNABORTED, &mut state.io);
+        state.settle();
+        state.io.end_rma(link);
+        state.settle();
+        state.core.ended(link, &mut state.io);
+        state.io.remove_link(link);
+        state.settle();
+        assert!(
+            state.io.completions.is_empty(),
+            "reported before the queue pair is destroyed"
+        );
+        assert_eq!(state.io.rma.ops.len(), 1);
     }
-    std::thread::sleep(Duration::from_millis(20));
-    assert_eq!(
-        reported(),
-        (true, false),
-        "reported while the queue pair exists"
-    );
-    assert!(qp.upgrade().is_some());
-    drop(registry);
+    // the driver destroys it
+    shared.change(|_, _| {});
     let (context, error) = a.entry();
     assert_eq!((context, error.unwrap().err), (5, FiErrno::ECONNABORTED));
+    assert!(qp.upgrade().is_none(), "the queue pair exists");
 }
 
 /// RMA and messages that are ordered behind an operation wait until the queue pair of its link is
