@@ -20,8 +20,8 @@ use crate::log::info_log;
 use crate::mr::Withdrawn;
 use crate::queue::Completion;
 use crate::verbs::{AsyncEvent, AsyncListener, CmEvent, CmEventKind, CmId, Qp};
-use crate::wire::rdm::Reply;
-use crate::wire::rdm::cm::REQUEST_SIZE;
+use crate::wire::rdm::cm::{REQUEST_SIZE, VERSION};
+use crate::wire::rdm::{Reason, Rejection, Reply};
 
 /// This side of a link as peers access it, and what posts RMA to it.
 type Rma = (Option<LinkEnd>, Option<Box<Initiator<LinkSq>>>);
@@ -117,11 +117,23 @@ impl LinkCm {
         drop(registry);
         *self.id.lock() = Some(Arc::clone(&id));
         let tuning = shared.domain.tuning();
-        self.create_qp(shared, &id)?;
-        tuning.set_traffic_class(&id);
-        tuning.set_ack_timeout(&id);
-        // the peer's first packet may arrive before the call returns
-        let qp = shared.connected(self.link).ok_or(FiErrno::ECANCELED)?;
+        let created = self.create_qp(shared, &id).and_then(|()| {
+            tuning.set_traffic_class(&id);
+            tuning.set_ack_timeout(&id);
+            // the peer's first packet may arrive before the call returns
+            shared.connected(self.link).ok_or(FiErrno::ECANCELED)
+        });
+        let qp = created.inspect_err(|_| {
+            // without an answer the peer would take this process for one that has ended
+            let busy = Rejection {
+                version: VERSION,
+                epoch: Some(reply.epoch),
+                id: reply.id,
+                newest: None,
+                reason: Reason::Busy,
+            };
+            let _ = id.reject(&busy.encode());
+        })?;
         let block = shared.block_of(self.link);
         (reply.terms.block_addr, reply.terms.block_rkey) = block;
         id.accept(&tuning.conn_param(&reply.encode()))?;

@@ -92,7 +92,6 @@ impl<'a> World<'a> {
             atomics: true,
             rma_after_sends: plan.after_sends,
             sends_after_rma: plan.before_sends,
-            max_links: (plan.evictions && node == 0).then_some(3),
             src: Some(src),
             connect_timeout: Some(Duration::from_secs(8)),
             ..config()
@@ -170,10 +169,7 @@ impl<'a> World<'a> {
 
     /// Posts an operation between random nodes.
     fn post(&mut self) {
-        let from_node = match self.plan.evictions {
-            true => 0,
-            false => self.random.below(self.nodes.len() as u64) as usize,
-        };
+        let from_node = self.random.below(self.nodes.len() as u64) as usize;
         let other = 1 + self.random.below(self.nodes.len() as u64 - 1) as usize;
         let to_node = (from_node + other) % self.nodes.len();
         let (from, to) = (self.nodes[from_node].0, self.nodes[to_node].0);

@@ -87,9 +87,6 @@ pub(super) struct Plan {
     pub(super) wrong_keys: bool,
     pub(super) sessions: bool,
     pub(super) restarts: bool,
-    /// One endpoint has more peers than links, and posts all operations: two links to one peer,
-    /// if both dial, are never evicted.
-    pub(super) evictions: bool,
     pub(super) after_sends: bool,
     pub(super) before_sends: bool,
 }
@@ -97,12 +94,7 @@ pub(super) struct Plan {
 impl Plan {
     pub(super) fn of(seed: u64) -> Self {
         let mut random = Random(!seed);
-        let evictions = random.one_in(5);
-        let nodes = if evictions {
-            5
-        } else {
-            2 + random.below(2) as usize
-        };
+        let nodes = 2 + random.below(2) as usize;
         Self {
             nodes,
             steps: 10 + random.below(30) as usize,
@@ -113,7 +105,6 @@ impl Plan {
             wrong_keys: random.one_in(2),
             sessions: random.one_in(6),
             restarts: random.one_in(6),
-            evictions,
             after_sends: random.one_in(2),
             before_sends: random.one_in(2),
         }
