@@ -1,5 +1,5 @@
-//! The structures of softverbs' direct verbs (`docs/softverbs-ring.md`); the functions `softdv_*`
-//! are in [`VerbsFns`](crate::VerbsFns).
+//! The structures of softverbs' direct verbs (`docs/softverbs-ring.md`,
+//! `docs/softverbs-atomics.md`); the functions `softdv_*` are in [`VerbsFns`](crate::VerbsFns).
 
 use core::ffi::c_void;
 
@@ -50,4 +50,27 @@ pub struct softdv_ring_message {
     pub payload: *const c_void,
     /// Bytes of the payload.
     pub length: u32,
+}
+
+/// The opcode of `ibv_post_send(3)` for a [`softdv_atomic`], whose address is in
+/// `wr.atomic.compare_add`. No opcode of verbs has this number.
+pub const SOFTDV_WR_ATOMIC: u32 = 0x100;
+
+/// An operation of `fi_atomic(3)` on elements of one datatype. It and its operands stay valid until
+/// the request completes, and only the device changes it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct softdv_atomic {
+    /// The number of `enum fi_op`.
+    pub op: u8,
+    /// The number of `enum fi_datatype`.
+    pub datatype: u8,
+    /// Number of elements.
+    pub count: u16,
+    /// Written by the device: number of elements that have changed.
+    pub changed: u32,
+    /// One operand per element; not read by `FI_ATOMIC_READ`.
+    pub operands: *const c_void,
+    /// For operators that compare: one value per element to compare with.
+    pub compare: *const c_void,
 }

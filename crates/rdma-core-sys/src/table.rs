@@ -12,7 +12,9 @@ use libc::{iovec, sockaddr};
 
 use crate::bindings::*;
 use crate::scalars::{__be16, __be64};
-use crate::softdv::{softdv_ring, softdv_ring_attr, softdv_ring_info, softdv_ring_message};
+use crate::softdv::{
+    softdv_atomic, softdv_ring, softdv_ring_attr, softdv_ring_info, softdv_ring_message,
+};
 
 macro_rules! function_table {
     (
@@ -158,6 +160,8 @@ function_table! {
         softdv_ring_await: fn(ring: *mut softdv_ring) -> c_int;
         softdv_ring_set_hot: fn(ring: *mut softdv_ring, hot: c_int) -> c_int;
         softdv_ring_arrivals: fn(cq: *mut ibv_cq, cookies: *mut u64, count: c_int) -> c_int;
+        softdv_max_atomic: fn(context: *mut ibv_context) -> c_int;
+        softdv_atomic_own: fn(context: *mut ibv_context, atomic: *mut softdv_atomic, iov: *const iovec, count: c_int, results: *mut c_void) -> c_int;
     }
 }
 

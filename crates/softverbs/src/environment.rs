@@ -68,6 +68,11 @@ pub(crate) static RING: Variable = Variable::new(
     "SOFTVERBS_RING",
     "For tests: 0 is a device without receive rings, as all others are (default: 1)",
 );
+/// Atomics of all datatypes: [`crate::region`].
+pub(crate) static ATOMICS: Variable = Variable::new(
+    "SOFTVERBS_ATOMICS",
+    "For tests: 0 is a device with the atomics of verbs alone, as all others are (default: 1)",
+);
 /// Key reuse: [`crate::region`].
 pub(crate) static REUSE_KEYS: Variable = Variable::new(
     "SOFTVERBS_REUSE_KEYS",
@@ -98,7 +103,7 @@ pub(crate) static RUNTIME_DIR: Variable = Variable::new(
 mod tests {
     use super::*;
 
-    static ALL: [&Variable; 12] = [
+    static ALL: [&Variable; 13] = [
         &ODP,
         &AGENT,
         &PTRACER,
@@ -106,6 +111,7 @@ mod tests {
         &NODE,
         &SRQ,
         &RING,
+        &ATOMICS,
         &REUSE_KEYS,
         &MEMLOCK,
         &NO_MEMBARRIER,

@@ -148,6 +148,7 @@ const QP_LAYERS: &[&[&str]] = &[
     ],
     &["copies", "modify", "remote_qp"],
     &["fail", "own_ring", "push", "waiting", "xrc_send"],
+    &["elements"],
     &["datagram", "pending", "send", "window"],
     &["extended", "fast_path", "pull"],
     &["object"],

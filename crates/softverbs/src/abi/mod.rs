@@ -117,5 +117,7 @@ pub fn verbs() -> &'static VerbsFns {
         softdv_ring_await: Some(ring::await_consume),
         softdv_ring_set_hot: Some(ring::set_hot),
         softdv_ring_arrivals: Some(ring::arrivals),
+        softdv_max_atomic: Some(softdv::max_atomic),
+        softdv_atomic_own: Some(softdv::atomic_own),
     })
 }

@@ -11,7 +11,9 @@ use crate::entry::{guard, non_null, pointer, status};
 use crate::key::Key;
 use crate::object::Context;
 use crate::process::Process;
-use crate::region::odp;
+use crate::region::{
+    self, AccessError, Elements, MAX_ELEMENTS, MAX_RANGES, Shape, change_own_elements, odp,
+};
 use crate::sys::{Errno, Res};
 
 struct Adopted {
@@ -95,6 +97,87 @@ pub(super) unsafe extern "C" fn page_prefetch(mr: *mut ibv_mr, pages: *mut u64) 
         }
         // SAFETY: not NULL; the caller has room for it.
         unsafe { *pages = process.regions.prefetched(key) };
+        Ok(())
+    })
+}
+
+/// `softdv_max_atomic`: the largest size of the elements of one operation in bytes; 0 if the device
+/// has no atomics but those of verbs. Thread safe.
+pub(super) unsafe extern "C" fn max_atomic(_: *mut ibv_context) -> c_int {
+    if region::offers_elements() {
+        MAX_ELEMENTS as c_int
+    } else {
+        0
+    }
+}
+
+/// `softdv_atomic_own`: executes an operation on memory of this process, as an initiator executes
+/// one on the memory of a region. The elements lie in the `count` buffers of `iov`, at most 8, one
+/// after the other. `results` gets their earlier values, unless it is NULL. Thread safe; may wait
+/// 2 s.
+///
+/// Returns `EINVAL` for an operation that does not exist, or buffers without the size of the
+/// elements; `EFAULT` for memory that is not mapped or not writable; `EBUSY` if another process has
+/// held the lock of an element for 2 s. After `EFAULT` elements before one may have changed.
+pub(super) unsafe extern "C" fn atomic_own(
+    context: *mut ibv_context,
+    atomic: *mut softdv_atomic,
+    iov: *const libc::iovec,
+    count: c_int,
+    results: *mut c_void,
+) -> c_int {
+    status(|| {
+        non_null(context)?;
+        non_null(atomic)?;
+        non_null(iov)?;
+        // SAFETY: the caller promises a live context, and a structure that no other code changes.
+        let (context, asked) = unsafe { (Context::from_ptr(context), *atomic) };
+        let process = context.live()?;
+        let shape = Shape::new(asked.op, asked.datatype, asked.count);
+        let shape = shape.ok_or(Errno(libc::EINVAL))?;
+        let count = usize::try_from(count).map_err(|_| Errno(libc::EINVAL))?;
+        if count > MAX_RANGES || !region::offers_elements() {
+            return Err(Errno(libc::EINVAL));
+        }
+        let mut ranges = [(0, 0); MAX_RANGES];
+        for (at, range) in ranges[..count].iter_mut().enumerate() {
+            // SAFETY: the caller promises `count` buffers.
+            let iovec = unsafe { *iov.add(at) };
+            *range = (iovec.iov_base.addr() as u64, iovec.iov_len);
+        }
+        let ranges = &ranges[..count];
+        let len = ranges
+            .iter()
+            .fold(0_usize, |sum, range| sum.saturating_add(range.1));
+        if len != shape.len() {
+            return Err(Errno(libc::EINVAL));
+        }
+        let mut earlier = [0; MAX_ELEMENTS];
+        let mut elements = Elements {
+            shape,
+            // SAFETY: the caller promises the operands.
+            operands: unsafe { shape.operands_of(&asked) }.ok_or(Errno(libc::EINVAL))?,
+            earlier: &mut earlier[..len],
+            changed: 0,
+        };
+        let own = process.peer(process.slot)?;
+        let buffers = &process.buffers;
+        let patience = region::PATIENCE;
+        let done = change_own_elements(process, buffers, &own, ranges, patience, &mut elements);
+        done.map_err(|error| match error {
+            AccessError::Dead => Errno(libc::EBUSY),
+            _ => Errno(libc::EFAULT),
+        })?;
+        let changed = elements.changed;
+        // SAFETY: not NULL; the caller has room for the result, if it wants it.
+        unsafe {
+            (*atomic).changed = changed;
+            if !results.is_null() {
+                results
+                    .cast::<u8>()
+                    .copy_from_nonoverlapping(earlier.as_ptr(), len);
+            }
+        }
         Ok(())
     })
 }

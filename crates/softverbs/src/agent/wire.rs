@@ -22,6 +22,7 @@ pub(crate) enum Kind {
     File,
     GoOn,
     Return,
+    Elements,
 }
 
 impl Kind {
@@ -37,6 +38,7 @@ impl Kind {
             Self::File,
             Self::GoOn,
             Self::Return,
+            Self::Elements,
         ]
         .into_iter()
         .find(|&kind| kind as u32 == number)
@@ -204,7 +206,7 @@ mod tests {
         for kind in 0..=255u8 {
             let mut bytes = request.to_bytes();
             bytes[0] = kind;
-            let known = (1..=Kind::Return as u8).contains(&kind);
+            let known = (1..=Kind::Elements as u8).contains(&kind);
             assert_eq!(Request::of_bytes(&bytes).is_some(), known);
         }
         for outcome in [Outcome::Done(u64::MAX), Outcome::Refused, Outcome::Busy] {

@@ -2,6 +2,8 @@
 //! memory under a hazard of this process, so that a thread that invalidates a key waits for the
 //! agent as for any initiator.
 
+use std::time::Duration;
+
 use rdma_core_sys::{IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE};
 
 use crate::agent::{Kind, Outcome, PLACE, Request};
@@ -10,7 +12,9 @@ use crate::key::Key;
 use crate::peer::Peer;
 use crate::process::Process;
 use crate::qp::Qp;
-use crate::region::{self, AccessError, Change, Places, Target};
+use crate::region::{
+    self, AccessError, Change, Elements, MAX_ELEMENTS, Places, Shape, Target, change_own_elements,
+};
 use crate::segment::layout::xrc;
 use crate::srq::{Srq, split_srq_num};
 use crate::sys::{self, BounceFile};
@@ -51,6 +55,7 @@ pub(super) fn execute(
     let done = match request.kind {
         Kind::Write | Kind::Read => copy(process, slot, bounce, request),
         Kind::Receive => receive(process, slot, bounce, request),
+        Kind::Elements => return elements(process, slot, bounce, request),
         _ => return change(process, slot, request),
     };
     done.map_or(Outcome::Refused, |()| Outcome::Done(0))
@@ -167,4 +172,57 @@ fn change(process: &Process, slot: u32, request: &Request) -> Outcome {
     };
     drop(hazard);
     outcome
+}
+
+/// An operation on elements: the operands are in the place of the request, and the earlier values
+/// replace them there.
+fn elements(process: &Process, slot: u32, bounce: &BounceFile, request: &Request) -> Outcome {
+    let shape = Shape::of_word(request.a).filter(|shape| shape.len() as u64 == request.len);
+    let (Some(shape), true) = (shape, region::offers_elements()) else {
+        return Outcome::Refused;
+    };
+    let fetches = request.b != 0;
+    let right = shape.rights(fetches);
+    let Some((_, target)) = target(process, slot, request, right).filter(|_| right != 0) else {
+        return Outcome::Refused;
+    };
+    let Ok(own) = process.peer(process.slot) else {
+        return Outcome::Refused;
+    };
+    // copied once: the initiator can change its file at any time
+    let mut operands = [0_u8; 2 * MAX_ELEMENTS];
+    let (first, second) = shape.operands();
+    let operands = &mut operands[..first + second];
+    let at = request.place as usize * PLACE;
+    let addr_of = |bytes: *mut u8| bytes.expose_provenance() as u64;
+    let to = sys::as_local(addr_of(operands.as_mut_ptr()), operands.len());
+    if bounce.empty(at, &[to]).is_err() {
+        return Outcome::Refused;
+    }
+    let mut earlier = [0_u8; MAX_ELEMENTS];
+    let mut elements = Elements {
+        shape,
+        operands: operands.split_at(first).into(),
+        earlier: &mut earlier[..shape.len()],
+        changed: 0,
+    };
+    let hazard = publish(process, &own, target.key);
+    let Some(addr) = process.own_place(target, request.len, right) else {
+        return Outcome::Refused;
+    };
+    let (ranges, buffers) = ([(addr, shape.len())], &process.buffers);
+    let patience = Duration::from_millis(1);
+    let done = change_own_elements(process, buffers, &own, &ranges, patience, &mut elements);
+    drop(hazard);
+    let changed = elements.changed.into();
+    match done {
+        Ok(()) => {}
+        Err(AccessError::Dead) => return Outcome::Busy,
+        Err(_) => return Outcome::Refused,
+    }
+    let from = sys::as_local(addr_of(earlier.as_mut_ptr()), shape.len());
+    match fetches.then(|| bounce.fill(at, &[from])) {
+        None | Some(Ok(())) => Outcome::Done(changed),
+        Some(Err(_)) => Outcome::Refused,
+    }
 }

@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
+use atomic_ops::{Datatype, Op, Operation};
 use rdma_core_sys::*;
 
 use super::Input;
@@ -16,6 +17,7 @@ use super::device::{End, attributes, device, verbs};
 use super::xrc::Targeted;
 use crate::agent::name as agent_name;
 use crate::process::Process;
+use crate::region::Shape;
 use crate::segment::layout::{StateWord, qp};
 use crate::srq::{Shared, split_srq_num};
 use crate::sys::{self, BounceFile, Line};
@@ -144,6 +146,7 @@ const STORE: u32 = 7;
 const FILE: u32 = 8;
 const GO_ON: u32 = 9;
 const RETURN: u32 = 10;
+const ELEMENTS: u32 = 11;
 
 /// A line on which the greeting was sent.
 struct Asker {
@@ -317,7 +320,8 @@ impl World {
             0 => u32::from(input.u8()),
             1..=3 => WRITE,
             4..=5 => READ,
-            6..=9 => TO_RECEIVE,
+            6..=8 => TO_RECEIVE,
+            9 => ELEMENTS,
             10 => ADD,
             11 => SWAP,
             12 => STORE,
@@ -325,7 +329,17 @@ impl World {
             14 => FILE,
             _ => GO_ON,
         };
+        let mut len = len;
         let (a, b) = match kind {
+            ELEMENTS => {
+                let (op, datatype) = (input.u8() % 24, input.u8() % 24);
+                let (count, high) = (input.u8() % 9, input.u8());
+                let a = u64::from(op) | u64::from(datatype) << 8 | u64::from(count) << 16;
+                if let Some(shape) = Shape::of_word(a).filter(|_| high >= 32) {
+                    len = shape.len() as u64;
+                }
+                (a | u64::from(high == 0) << 40, u64::from(high % 2))
+            }
             TO_RECEIVE => (u64::from(input.u8() % 6), u64::from(input.u16()) % 600),
             RETURN => (
                 u64::from(rarely(input, self.through.srqn & 0x3fff, 3)),
@@ -376,6 +390,10 @@ impl World {
         let right = match request.kind {
             WRITE | STORE => IBV_ACCESS_REMOTE_WRITE,
             READ => IBV_ACCESS_REMOTE_READ,
+            ELEMENTS => match Shape::of_word(request.a)?.rights(request.b != 0) {
+                0 => return None,
+                right => right,
+            },
             _ => IBV_ACCESS_REMOTE_ATOMIC,
         };
         let part = (0..ACCESS.len())
@@ -439,8 +457,8 @@ impl Run {
         let at = request.place as usize % PLACES as usize * PLACE;
         self.asker.bounce.fill(at, &[piece(&fill)]).unwrap();
         self.asker.line.send(&request.bytes(), None).unwrap();
-        let moves = (WRITE..=STORE).contains(&request.kind);
-        let known = (HELLO + 1..=RETURN).contains(&request.kind);
+        let moves = (WRITE..=STORE).contains(&request.kind) || request.kind == ELEMENTS;
+        let known = (HELLO + 1..=ELEMENTS).contains(&request.kind);
         let fits = request.place < PLACES && request.len <= PLACE as u64;
         if !known || moves && !fits {
             assert!(answer(&self.asker.line, id).is_none(), "{request:?}");
@@ -487,6 +505,12 @@ impl Run {
             }
             WRITE | TO_RECEIVE => self.is_written(request, fill),
             READ => self.is_read(request, at),
+            ELEMENTS => {
+                let changed = self.elements(request, fill, at);
+                let right = status != 0 || changed.is_none_or(|changed| value == changed);
+                assert!(right, "{request:?}");
+                changed.is_some()
+            }
             _ => {
                 let old = self.changed(request);
                 let right = status != 0 || old.is_none_or(|old| value == old);
@@ -525,6 +549,31 @@ impl Run {
             assert_eq!(read, self.bytes[from..from + read.len()]);
         }
         from.is_some()
+    }
+
+    /// The number of elements that a request changes, if it may. Changes the expected content, and
+    /// checks the earlier values.
+    fn elements(&mut self, request: &Request, fill: &[u8], at: usize) -> Option<u64> {
+        let shape = Shape::of_word(request.a).filter(|it| it.len() as u64 == request.len)?;
+        let to = self.world.place(request, request.len)?;
+        let area = to..to + shape.len();
+        if request.b != 0 {
+            let mut read = vec![0; shape.len()];
+            let bounce = &self.asker.bounce;
+            bounce.empty(at, &[piece_mut(&mut read)]).unwrap();
+            assert_eq!(read, self.bytes[area.clone()], "{request:?}");
+        }
+        let (op, datatype) = (request.a as u8, (request.a >> 8) as u8);
+        let datatype = Datatype::of(datatype.into())?;
+        let operation = Operation::new(Op::of(op.into())?, datatype)?;
+        let (len, mut changed) = (shape.len(), 0);
+        let elements = self.bytes[area].chunks_exact_mut(datatype.size());
+        for (index, element) in elements.enumerate() {
+            let (old, at) = (element.to_vec(), index * datatype.size());
+            operation.apply(element, &fill[at..], &fill[len + at..]);
+            changed += u64::from(operation.op() == Op::Write || old != *element);
+        }
+        Some(changed)
     }
 
     /// The previous value of the word of an atomic request or a store, if it may change the word.

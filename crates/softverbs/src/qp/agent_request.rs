@@ -9,7 +9,7 @@ use crate::agent::{Broken, Kind, Link, Outcome, PLACE, Request};
 use crate::key::Key;
 use crate::peer::Peer;
 use crate::process::Process;
-use crate::region::{AccessError, Change, IovecCursor};
+use crate::region::{AccessError, Change, IovecCursor, Shape};
 use crate::sync::Arc;
 
 /// The operation that an agent executes.
@@ -20,6 +20,9 @@ pub(super) enum What {
     /// Writes into the receive with this number, or with this index of a shared queue.
     Receive(u32),
     Change(Key, u64, Change),
+    /// Changes elements, and fetches their earlier values if the flag is set. The first two local
+    /// ranges have the operands, the third one gets the earlier values.
+    Elements(Key, u64, Shape, bool),
 }
 
 /// An agent request in progress. Dropping it releases its place in the link's bounce file.
@@ -43,7 +46,8 @@ impl Drop for AgentRequest {
     }
 }
 
-/// Progress of an agent request: its result (of an atomic, the old word), or `None` while it is in
+/// Progress of an agent request: its result (of an atomic, the old word; of elements, the number of
+/// those that have changed), or `None` while it is in
 /// progress.
 pub(super) type Progress = Option<Result<u64, AccessError>>;
 
@@ -173,6 +177,9 @@ impl AgentRequest {
         let fills = matches!(what, What::Write(..) | What::Receive(_));
         if fills {
             self.each_part(iovecs, bytes, |link, place, list| link.fill(place, list))?;
+        } else if let (What::Elements(..), Some(operands)) = (what, iovecs.get(..2)) {
+            let filled = self.link.fill(self.place, operands);
+            filled.map_err(|_| AccessError::Local)?;
         }
         let done = self.done;
         let request = match what {
@@ -188,6 +195,15 @@ impl AgentRequest {
                 len: bytes,
                 a: u64::from(number),
                 b: done,
+                ..request
+            },
+            What::Elements(key, addr, shape, fetches) => Request {
+                kind: Kind::Elements,
+                key: key.0,
+                addr,
+                len: bytes,
+                a: shape.to_word(),
+                b: fetches.into(),
                 ..request
             },
             What::Change(key, addr, change) => {
@@ -231,6 +247,9 @@ impl AgentRequest {
         };
         if matches!(what, What::Read(..)) {
             self.each_part(iovecs, bytes, |link, place, list| link.empty(place, list))?;
+        } else if let (What::Elements(..), Some(earlier)) = (what, iovecs.get(2..)) {
+            let emptied = self.link.empty(self.place, earlier);
+            emptied.map_err(|_| AccessError::Local)?;
         }
         self.done += bytes;
         Ok(if self.done == len {

@@ -23,9 +23,10 @@ impl Counts {
         match opcode {
             IBV_WR_RDMA_WRITE | IBV_WR_RDMA_WRITE_WITH_IMM => self.writes += 1,
             IBV_WR_RDMA_READ => self.reads += 1,
-            IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD | IBV_WR_ATOMIC_WRITE => {
-                self.atomics += 1;
-            }
+            IBV_WR_ATOMIC_CMP_AND_SWP
+            | IBV_WR_ATOMIC_FETCH_AND_ADD
+            | IBV_WR_ATOMIC_WRITE
+            | SOFTDV_WR_ATOMIC => self.atomics += 1,
             _ => {}
         }
     }
@@ -70,10 +71,11 @@ mod tests {
             IBV_WR_ATOMIC_CMP_AND_SWP,
             IBV_WR_ATOMIC_FETCH_AND_ADD,
             IBV_WR_ATOMIC_WRITE,
+            SOFTDV_WR_ATOMIC,
             IBV_WR_LOCAL_INV,
         ] {
             counts.add(opcode);
         }
-        assert_eq!((counts.writes, counts.reads, counts.atomics), (2, 1, 3));
+        assert_eq!((counts.writes, counts.reads, counts.atomics), (2, 1, 4));
     }
 }

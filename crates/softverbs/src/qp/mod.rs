@@ -12,6 +12,7 @@ mod copies;
 mod counts;
 mod datagram;
 mod drain;
+mod elements;
 mod extended;
 mod fail;
 mod fast_path;

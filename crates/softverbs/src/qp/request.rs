@@ -9,6 +9,7 @@ use crate::key::Key;
 use crate::limits::MAX_SGE;
 use crate::mw::Bind;
 use crate::object::Ah;
+use crate::region::{self, Shape};
 use crate::sys::{self, Errno, Res};
 
 /// A request in execution, with its sges as memory ranges of this process.
@@ -90,6 +91,9 @@ pub(super) fn operands(kind: u32, wr: &ibv_send_wr) -> Res<Operands> {
         if is_atomic(wr.opcode) || wr.opcode == IBV_WR_FLUSH {
             // SAFETY: the union's members are read by opcode, and all bytes of it are initialised.
             let atomic = unsafe { wr.wr.atomic };
+            if wr.opcode == SOFTDV_WR_ATOMIC {
+                check_elements(atomic.compare_add, wr.num_sge != 0)?;
+            }
             return Ok(Operands {
                 remote_addr: atomic.remote_addr,
                 rkey: atomic.rkey,
@@ -120,6 +124,26 @@ pub(super) fn operands(kind: u32, wr: &ibv_send_wr) -> Res<Operands> {
         qkey: ud.remote_qkey,
         ..Operands::default()
     })
+}
+
+/// Checks the operation at an address.
+///
+/// # Errors
+/// `EINVAL`: it does not exist, has no effect, or the device has no such operations.
+fn check_elements(at: u64, fetches: bool) -> Res<()> {
+    let atomic: *const softdv_atomic = std::ptr::with_exposed_provenance(at as usize);
+    if atomic.is_null() || !atomic.is_aligned() || !region::offers_elements() {
+        return Err(Errno(libc::EINVAL));
+    }
+    // SAFETY: not NULL; the caller of the post promises the structure.
+    let asked = unsafe { *atomic };
+    let shape = Shape::new(asked.op, asked.datatype, asked.count).ok_or(Errno(libc::EINVAL))?;
+    // SAFETY: not used.
+    let absent = unsafe { shape.operands_of(&asked) }.is_none();
+    if absent || shape.rights(fetches) == 0 {
+        return Err(Errno(libc::EINVAL));
+    }
+    Ok(())
 }
 
 /// The operands of a bind, stored in fields that have another meaning for other requests.
@@ -192,7 +216,7 @@ impl IovecList {
 pub(super) fn is_atomic(opcode: u32) -> bool {
     matches!(
         opcode,
-        IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD
+        IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD | SOFTDV_WR_ATOMIC
     )
 }
 
@@ -214,7 +238,7 @@ pub(super) fn completion_opcode(opcode: u32) -> u32 {
         IBV_WR_RDMA_WRITE | IBV_WR_RDMA_WRITE_WITH_IMM => IBV_WC_RDMA_WRITE,
         IBV_WR_RDMA_READ => IBV_WC_RDMA_READ,
         IBV_WR_ATOMIC_CMP_AND_SWP => IBV_WC_COMP_SWAP,
-        IBV_WR_ATOMIC_FETCH_AND_ADD => IBV_WC_FETCH_ADD,
+        IBV_WR_ATOMIC_FETCH_AND_ADD | SOFTDV_WR_ATOMIC => IBV_WC_FETCH_ADD,
         IBV_WR_FLUSH => IBV_WC_FLUSH,
         IBV_WR_ATOMIC_WRITE => IBV_WC_ATOMIC_WRITE,
         IBV_WR_BIND_MW => IBV_WC_BIND_MW,
@@ -241,6 +265,7 @@ pub(super) fn offered(kind: u32, opcode: u32) -> bool {
                 | IBV_WR_SEND_WITH_INV
                 | IBV_WR_ATOMIC_WRITE
                 | IBV_WR_FLUSH
+                | SOFTDV_WR_ATOMIC
         ),
         IBV_QPT_UC => matches!(
             opcode,

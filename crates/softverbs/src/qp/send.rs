@@ -379,6 +379,7 @@ impl Qp {
                 self.run_atomic(sq, request)
             }
             IBV_WR_FLUSH => self.run_flush(sq, request),
+            SOFTDV_WR_ATOMIC => self.run_elements(sq, request),
             _ => self.run_write_imm(sq, request),
         };
         match step {

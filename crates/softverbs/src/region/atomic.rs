@@ -48,7 +48,7 @@ impl Change {
 
 /// Longest wait for a lock that a living process holds. A process that is not stopped holds a lock
 /// only for a read and a write of one word.
-const PATIENCE: Duration = Duration::from_secs(2);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
 /// Attempts before the liveness of the lock's holder is checked; in tests the check comes at once.
 const ROUNDS: u32 = if cfg!(any(test, fuzzing)) { 0 } else { 1000 };
 
@@ -71,16 +71,24 @@ impl<'a> Stripe<'a> {
         patience: Duration,
         lives: impl Fn(u64) -> bool,
     ) -> Option<Self> {
-        // Adjacent words have different locks.
-        let index = (addr >> 3 ^ addr >> 12) as usize % stripe::COUNT;
+        Self::lock_index(map, index_of(addr), own, Instant::now() + patience, lives)
+    }
+
+    /// As [`Self::lock`], for the lock with an index; `end`: the end of the wait.
+    pub(super) fn lock_index(
+        map: &'a Mapping,
+        index: usize,
+        own: u64,
+        end: Instant,
+        lives: impl Fn(u64) -> bool,
+    ) -> Option<Self> {
         let at = stripe::AT + stripe::STRIDE * index;
         let word = map.u64(at);
-        let begin = Instant::now();
         let mut round = 0u32;
         loop {
             let held = word.load(Ordering::Relaxed);
             // On a busy machine the rounds up to here may take longer than `patience`.
-            let late = round > ROUNDS && begin.elapsed() > patience;
+            let late = round > ROUNDS && Instant::now() > end;
             let look = late || round > ROUNDS && round.is_multiple_of(64);
             // A holder that has ended has either changed the word or not; each outcome is an atomic
             // operation, so the lock can be taken over.
@@ -101,6 +109,11 @@ impl<'a> Stripe<'a> {
     }
 }
 
+/// The index of the lock of an address. Adjacent words have different locks.
+pub(super) fn index_of(addr: u64) -> usize {
+    (addr >> 3 ^ addr >> 12) as usize % stripe::COUNT
+}
+
 impl Drop for Stripe<'_> {
     fn drop(&mut self) {
         // Fails if another process considered this process dead and has taken the lock over.
@@ -109,7 +122,7 @@ impl Drop for Stripe<'_> {
     }
 }
 
-fn holder(slot: u32, cookie: u64) -> u64 {
+pub(super) fn holder(slot: u32, cookie: u64) -> u64 {
     (u64::from(slot) + 1) << 48 | cookie & 0xffff_ffff_ffff
 }
 
@@ -124,7 +137,7 @@ pub(crate) trait Initiator {
     fn lives(&self, slot: u32) -> bool;
 }
 
-fn lives(initiator: &impl Initiator, held: u64) -> bool {
+pub(super) fn lives(initiator: &impl Initiator, held: u64) -> bool {
     let slot = ((held >> 48) as u32).wrapping_sub(1);
     match initiator.cookie_of(slot) {
         Some(cookie) => holder(slot, cookie) == held,
@@ -209,20 +222,21 @@ fn change_ordinary(
     let local = [sys::as_local(old.as_mut_ptr() as u64, 8)];
     let remote = [sys::as_local(at, 8)];
     let pid = peer.identity.pid;
-    whole(peer, sys::vm_read(pid, &local, &remote))?;
+    whole(peer, sys::vm_read(pid, &local, &remote), 8)?;
     let old = u64::from_ne_bytes(old);
     if let Some(new) = change.apply(old) {
         let new = new.to_ne_bytes();
         let local = [sys::as_local(new.as_ptr() as u64, 8)];
-        whole(peer, sys::vm_write(pid, &local, &remote))?;
+        whole(peer, sys::vm_write(pid, &local, &remote), 8)?;
     }
     drop(stripe);
     Ok(old)
 }
 
-fn whole(peer: &Peer, copied: sys::Res<usize>) -> Result<(), AccessError> {
+/// The result of a copy of `len` bytes.
+pub(super) fn whole(peer: &Peer, copied: sys::Res<usize>, len: usize) -> Result<(), AccessError> {
     match copied {
-        Ok(8) => Ok(()),
+        Ok(bytes) if bytes == len => Ok(()),
         Ok(_) => Err(AccessError::Remote),
         Err(error) => Err(match error.0 {
             libc::ESRCH => AccessError::Dead,

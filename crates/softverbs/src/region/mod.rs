@@ -10,6 +10,7 @@ pub(crate) mod access;
 mod advise;
 mod atomic;
 mod device_buffer;
+mod elements;
 mod flush;
 mod last_region;
 mod locked;
@@ -23,9 +24,13 @@ pub(crate) use access::Range;
 pub(crate) use advise::advise;
 #[cfg(any(test, fuzzing))]
 pub(crate) use atomic::Stripe;
-pub(crate) use atomic::{Change, Initiator, change, change_own};
+pub(crate) use atomic::{Change, Initiator, PATIENCE, change, change_own};
 #[cfg(any(test, fuzzing))]
 pub(crate) use device_buffer::change as change_direct;
+pub(crate) use elements::{
+    Elements, MAX_ELEMENTS, MAX_RANGES, Shape, change_elements, change_own_elements,
+    offered as offers_elements,
+};
 pub(crate) use flush::{Flush, flush};
 pub(crate) use last_region::LastRegion;
 pub(crate) use places::Places;

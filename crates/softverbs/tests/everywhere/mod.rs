@@ -7,6 +7,8 @@
 
 #[path = "../direct.rs"]
 mod direct;
+#[path = "../elements.rs"]
+mod elements;
 #[path = "../pending.rs"]
 mod pending;
 #[path = "../queues.rs"]
@@ -28,12 +30,13 @@ pub(crate) use two_processes::common;
 
 use common::suites::Suite;
 
-pub(crate) const SUITES: [Suite; 9] = [
+pub(crate) const SUITES: [Suite; 10] = [
     ("two_processes", two_processes::main),
     ("types", types::main),
     ("regions", regions::main),
     ("windows", windows::main),
     ("direct", direct::main),
+    ("elements", elements::main),
     ("pending", pending::main),
     ("queues", queues::main),
     ("withdrawn", withdrawn::main),
