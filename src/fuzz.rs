@@ -192,6 +192,7 @@ pub fn rdm_peer(data: &[u8]) {
         auth: 0,
         further: Vec::new(),
         application_keys: false,
+        device_atomics: false,
         random: random(numbers.word()),
         eager: 8192,
         dials: 2,

@@ -17,6 +17,7 @@
 //! thread safe. This module uses no endpoint type.
 
 mod atomic;
+pub(crate) mod elements;
 pub(crate) mod keys;
 pub(crate) mod lengths;
 pub(crate) mod link;

@@ -6,6 +6,7 @@
 
 use std::mem::MaybeUninit;
 
+use super::elements::{Elements, Shape};
 use super::keys::EventTarget;
 use super::link::Link;
 use super::local::MAX_IOV;
@@ -108,9 +109,17 @@ impl Sequence<'_> {
     }
 
     /// The request of the fragment at `index`, whose local buffers are stored in `sges`.
-    fn fragment<'b>(&mut self, index: usize, sges: &'b mut [Sge; MAX_IOV]) -> SendRequest<'b> {
+    ///
+    /// # Safety
+    /// As [`Initiator::submit`].
+    unsafe fn fragment<'b>(
+        &mut self,
+        index: usize,
+        sges: &'b mut [Sge; MAX_IOV],
+    ) -> SendRequest<'b> {
         let (op, fragment) = (self.op, &self.fragments[index]);
-        let count = if op.opcode.is_atomic() {
+        let elements = op.opcode == SendOpcode::Elements;
+        let count = if op.opcode.is_atomic() && !elements {
             self.source.first(sges)
         } else {
             self.source.cut(fragment.len, sges)
@@ -120,7 +129,16 @@ impl Sequence<'_> {
         } else {
             op.opcode.without_imm()
         };
-        let mut request = op.request(opcode, &sges[..count], (fragment.addr, fragment.rkey));
+        let target = (fragment.addr, fragment.rkey);
+        let mut request = op.request(opcode, &sges[..count], target);
+        if elements && self.fragments.len() != 1 {
+            let before = self.fragments[..index].iter().map(|fragment| fragment.len);
+            let skipped = before.sum::<u64>() as usize;
+            let count = fragment.len as usize / Shape::of(op).size.max(1);
+            // SAFETY: as this function.
+            let part = unsafe { Elements::part(op, index, skipped, count) };
+            request.atomic(target, part, 0);
+        }
         let is_first = index == 0 && !self.batch.begun;
         request
             .inline(self.inline)
@@ -235,7 +253,8 @@ impl<Q: Sq> Initiator<Q> {
         let (slot, signal) = sequence.slot(index);
         let mut sges = [Sge::default(); MAX_IOV];
         let mut request = match sequence.plan.step(index) {
-            Step::Fragment(index) => sequence.fragment(index, &mut sges),
+            // SAFETY: as this function.
+            Step::Fragment(index) => unsafe { sequence.fragment(index, &mut sges) },
             Step::Flush(index) => {
                 let fragment = &sequence.fragments[index];
                 let to = (fragment.addr, fragment.rkey);

@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 
+use super::elements::Elements;
 use super::keys::{Deferred, PeerKeys};
 use super::lengths::{LengthOption, Lengths};
 use super::link::Link;
@@ -160,7 +161,8 @@ impl<Q: Sq> Initiator<Q> {
     ///
     /// # Safety
     /// The local buffers stay valid until the operation completes, or until the return of this call
-    /// for inject. Descriptors are NULL or those of live regions that cover the buffers.
+    /// for inject. Descriptors are NULL or those of live regions that cover the buffers. An
+    /// operation on elements has its memory as [`super::elements`] describes.
     #[inline]
     pub(crate) unsafe fn submit(&mut self, op: &Transmit<'_>) -> Result<()> {
         // SAFETY: as this function.
@@ -208,6 +210,12 @@ impl<Q: Sq> Initiator<Q> {
         let sges = if inline {
             // SAFETY: as this function.
             unsafe { op.local.sges(None, sges) }?
+        } else if op.opcode == SendOpcode::Elements {
+            // SAFETY: as this function.
+            match unsafe { Elements::result(op) } {
+                Some(result) => std::slice::from_ref(sges[0].write(result)),
+                None => &[],
+            }
         } else if op.opcode.is_atomic() && op.local.count() == 0 {
             let scratch = self.scratch.as_ref().ok_or(FiErrno::EOPNOTSUPP)?;
             std::slice::from_ref(sges[0].write(scratch.sge()))

@@ -225,6 +225,8 @@ fn completion_flags(opcode: SendOpcode) -> Flags {
         SendOpcode::Send | SendOpcode::SendImm => Flags::SEND.union(Flags::MSG),
         SendOpcode::Write | SendOpcode::WriteImm => Flags::RMA.union(Flags::WRITE),
         SendOpcode::Read => Flags::RMA.union(Flags::READ),
-        SendOpcode::CompareSwap | SendOpcode::FetchAdd => Flags::ATOMIC.union(Flags::READ),
+        SendOpcode::CompareSwap | SendOpcode::FetchAdd | SendOpcode::Elements => {
+            Flags::ATOMIC.union(Flags::READ)
+        }
     }
 }

@@ -197,6 +197,11 @@ pub(crate) enum Need {
     Write,
     Atomic,
     FetchAtomic,
+    /// An atomic on elements that the device executes.
+    Elements {
+        fetches: bool,
+        writes: bool,
+    },
 }
 
 impl Need {
@@ -205,7 +210,8 @@ impl Need {
     pub(crate) fn event(self) -> Event {
         match self {
             Self::Read => Event::Read,
-            Self::Write | Self::Atomic | Self::FetchAtomic => Event::Write,
+            Self::Elements { writes: false, .. } => Event::Read,
+            Self::Write | Self::Atomic | Self::FetchAtomic | Self::Elements { .. } => Event::Write,
         }
     }
 
@@ -213,8 +219,8 @@ impl Need {
     /// as reads.
     pub(crate) fn event_of_endpoint(self) -> Event {
         match self {
-            Self::Read | Self::FetchAtomic => Event::Read,
-            Self::Write | Self::Atomic => Event::Write,
+            Self::Read | Self::FetchAtomic | Self::Elements { fetches: true, .. } => Event::Read,
+            Self::Write | Self::Atomic | Self::Elements { .. } => Event::Write,
         }
     }
 
@@ -225,6 +231,13 @@ impl Need {
             // "FI_REMOTE_WRITE: the target buffer of an RMA write or atomic operation" (fi_mr(3)):
             // fetching atomics included
             Self::Atomic | Self::FetchAtomic => access::ATOMIC,
+            // "the target buffer of fetch-atomic operations must be enabled for remote read access"
+            // (fi_atomic(3))
+            Self::Elements { fetches, writes } => {
+                let read = if fetches { access::READ } else { 0 };
+                let write = if writes { access::WRITE } else { 0 };
+                read | write
+            }
         }
     }
 }

@@ -1,7 +1,8 @@
 //! Regions as targets of operations that the processor of their owner executes: atomics of peers
 //! (`docs/protocol-rdm.md`, "Atomics"), and RMA of an endpoint to itself (`docs/rdm.md`, "RMA").
 //!
-//! One lock per domain makes atomics atomic with each other. A close takes it before it
+//! One lock per domain makes atomics atomic with each other. If the device executes such atomics of
+//! peers, it executes these too, under its own exclusion. A close takes the lock before it
 //! ends the region, so afterwards no operation accesses the memory. The memory is accessed by
 //! `process_vm_readv(2)` of this process, because a region can contain addresses that are not
 //! mapped: then the operation fails, and the process does not.
@@ -21,7 +22,7 @@ use super::{Access, Buffer};
 use crate::errno::{FiErrno, Result};
 use crate::queue::Counter;
 use crate::queue::event_cell::Event;
-use crate::verbs::Pd;
+use crate::verbs::{Device, ElementsRequest, Pd};
 use crate::wire::rdm::packet::MAX_OPERANDS;
 
 const BYTES: usize = MAX_OPERANDS as usize;
@@ -166,7 +167,12 @@ impl Targets {
             let offset = change.addr.checked_sub(target.first);
             let pieces =
                 offset.and_then(|offset| Pieces::of(&target.buffers, offset, change.len()));
-            let written = execute(&pieces.ok_or(FiErrno::EACCES)?, change, earlier)?;
+            let pieces = pieces.ok_or(FiErrno::EACCES)?;
+            let written = if pd.device().max_elements() < BYTES {
+                execute(&pieces, change, earlier)?
+            } else {
+                execute_by_device(pd.device(), &pieces, change, earlier)?
+            };
             counter = target.counter(if written { Event::Write } else { Event::Read });
         }
         if let Some(counter) = counter {
@@ -253,6 +259,34 @@ fn execute(pieces: &Pieces, change: &Change<'_>, earlier: &mut [u8; BYTES]) -> R
     pieces.write(&new[run.clone()], run.start)?;
     // a write counts as one, whatever the memory has contained
     Ok(change.operation.op() == Op::Write || earlier[..len] != new[..len])
+}
+
+/// As [`execute`], atomically with the device's own atomics on this memory.
+fn execute_by_device(
+    device: &Device,
+    pieces: &Pieces,
+    change: &Change<'_>,
+    earlier: &mut [u8; BYTES],
+) -> Result<bool> {
+    let (operation, (operands, compare)) = (change.operation, change.operands_at(0));
+    let absent = |from: &[u8], needed: bool| needed && from.len() < change.len();
+    let op = operation.op();
+    if absent(operands, op.writes()) || absent(compare, op.compares()) {
+        return Err(FiErrno::EINVAL);
+    }
+    let (op, datatype) = (op as u8, operation.datatype() as u8);
+    // at most BYTES
+    let numbers = (op, datatype, change.count as u16);
+    let mut request = ElementsRequest::new(numbers, operands.as_ptr(), compare.as_ptr());
+    let mut list = [iovec(0, 0); PIECES];
+    for (to, (addr, len)) in list.iter_mut().zip(pieces.list) {
+        *to = iovec(addr, len);
+    }
+    let list = &list[..pieces.count];
+    // SAFETY: the operands were checked to be those of the operation, and `earlier` has room for
+    // all operations; the buffers are in a region that peers may change.
+    let changed = unsafe { device.change_elements(&mut request, list, earlier.as_mut_ptr()) }?;
+    Ok(changed != 0)
 }
 
 /// The memory of the elements.

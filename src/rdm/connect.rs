@@ -636,6 +636,7 @@ impl<I: Io> Core<I> {
             block_rkey,
             eager,
             data: MAX_DATA,
+            device_atomics: self.config.device_atomics,
         };
         if short {
             self.recall_one(key);

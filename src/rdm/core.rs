@@ -128,6 +128,8 @@ pub struct Config {
     pub random: Random,
     /// Whether the application chooses all keys of this side.
     pub application_keys: bool,
+    /// The device of a peer may execute atomics on the regions of this side.
+    pub device_atomics: bool,
     /// The largest payload of EAGER that this endpoint sends or takes, in bytes.
     pub eager: u32,
     /// Dials that can be under way.

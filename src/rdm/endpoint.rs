@@ -490,7 +490,9 @@ impl Endpoint {
         let entries = (receives * 2).min(device.attr().max_cqe);
         let cq = Arc::new(Cq::create(device, entries, Some(channel), 0)?);
         let config = &shared.config;
+        let device_atomics = device.max_elements() >= MAX_ATOMIC_SIZE;
         let rma = RmaConfig {
+            device_atomics: config.rma && device_atomics,
             inject_size: config.inject_size,
             max_inline: device.max_inline(),
             max_len: domain.max_msg_size(),
@@ -537,6 +539,7 @@ impl Endpoint {
             further,
             auth: auth.map_or(0, AuthKey::tag),
             random: Box::new(random),
+            device_atomics: shared.has_rma() && device_atomics,
             application_keys: shared.has_rma() && !mode.contains(Mode::PROV_KEY),
             eager: MAX_EAGER,
             dials: DIALS,

@@ -11,6 +11,7 @@
 
 mod atomic;
 mod close;
+mod elements;
 mod io;
 mod messages;
 mod own_rma;

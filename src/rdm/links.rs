@@ -154,6 +154,8 @@ pub(super) struct LinkQp {
     /// As if the device flushed no requests.
     #[cfg(test)]
     pub(super) silent: bool,
+    /// The terms permit the device to execute atomics on the regions of the peer.
+    pub(super) device_atomics: bool,
 }
 
 /// What is posted.
@@ -191,6 +193,7 @@ impl LinkQp {
             loses: false,
             #[cfg(test)]
             silent: false,
+            device_atomics: false,
         }
     }
 

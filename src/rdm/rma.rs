@@ -4,9 +4,12 @@
 use std::collections::{HashMap, VecDeque};
 use std::time::Instant;
 
+use atomic_ops::Op;
+
 use super::core::{Core, Io};
 use super::iov::{Iov, MAX_IOV};
 use super::link::LinkKey;
+use super::operations::Atomic;
 use super::packet_memory::Slot;
 use super::peer::PeerKey;
 use super::slab::{Key, Slab};
@@ -71,6 +74,14 @@ pub(super) struct Request {
     pub(super) swap: u64,
 }
 
+/// An atomic that the device executes, apart from its memory.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DeviceAtomic {
+    pub(super) atomic: Atomic,
+    /// Size of the operands in bytes; without any the packet of the atomic has no payload.
+    pub(super) operands: usize,
+}
+
 /// An operation.
 #[derive(Debug)]
 pub(super) struct RmaOp {
@@ -90,8 +101,11 @@ pub(super) struct RmaOp {
     pub(super) remote: [RemoteIov; MAX_RMA_IOV],
     pub(super) ranges: usize,
     pub(super) notice: Notice,
-    /// A copy of injected data, to which `iov` refers.
+    /// A copy of injected data, to which `iov` refers; the memory of an atomic
+    /// (`executor/elements.rs`).
     pub(super) slot: Option<Slot>,
+    /// An atomic that the device executes. `iov`: the buffers for the earlier values.
+    pub(super) atomic: Option<DeviceAtomic>,
     /// The core holds the peer for it.
     pub(super) held: bool,
     /// It is in [`Rma::waiting`].
@@ -133,6 +147,7 @@ impl RmaOp {
             ranges: 0,
             notice: Notice::No,
             slot: None,
+            atomic: None,
             held: false,
             queued: false,
             next: (0, 0),
@@ -157,9 +172,20 @@ impl RmaOp {
         self.next.0 >= self.ranges
     }
 
+    /// Whether it waits for all earlier operations to the peer (`FI_FENCE`).
+    pub(super) fn is_fenced(&self) -> bool {
+        self.request.flags.contains(Flags::FENCE)
+    }
+
     /// Whether a repetition has no effect besides the first execution.
     pub(super) fn is_repeatable(&self) -> bool {
-        self.request.opcode == SendOpcode::Read
+        let reads = |it: &DeviceAtomic| u32::from(it.atomic.operator) == Op::Read as u32;
+        self.request.opcode == SendOpcode::Read || self.atomic.as_ref().is_some_and(reads)
+    }
+
+    /// Whether the peer's answer is lost with the link, although the operation was executed.
+    pub(super) fn has_lost_result(&self) -> bool {
+        self.atomic.is_some_and(|it| it.atomic.fetches)
     }
 
     /// Whether its injected data exists no more: the requests that are lost had the only copy.

@@ -11,6 +11,7 @@ mod buf;
 mod cm;
 mod cq;
 mod device;
+mod elements;
 mod keys;
 mod mr;
 mod pd;
@@ -32,6 +33,7 @@ pub use cm::{CmEvent, CmEventKind, CmId, ConnParam, EventChannel, PrivateData};
 pub use cq::{CompChannel, Cq, Wc};
 pub use device::{AsyncEvent, Device, DeviceAddress, address_rank, devices};
 pub(crate) use device::{AsyncListener, known_device};
+pub(crate) use elements::ElementsRequest;
 pub use keys::{Lkey, RemoteAddr, Rkey};
 pub use mr::Mr;
 #[cfg(test)]

@@ -55,6 +55,8 @@ pub enum SendOpcode {
     CompareSwap = sys::IBV_WR_ATOMIC_CMP_AND_SWP,
     /// `IBV_WR_ATOMIC_FETCH_AND_ADD`
     FetchAdd = sys::IBV_WR_ATOMIC_FETCH_AND_ADD,
+    /// `SOFTDV_WR_ATOMIC`: an operation of `fi_atomic(3)` on elements (`verbs/elements.rs`).
+    Elements = sys::SOFTDV_WR_ATOMIC,
 }
 
 impl SendOpcode {
@@ -71,7 +73,7 @@ impl SendOpcode {
         (self as u32) < Self::Read as u32
     }
 
-    /// Whether the operation is a 64-bit atomic.
+    /// Whether the operation is an atomic.
     #[inline]
     pub(crate) fn is_atomic(self) -> bool {
         (self as u32) > Self::Read as u32

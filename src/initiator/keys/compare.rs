@@ -1,5 +1,6 @@
-//! Compare and swap on a region whose modifications are counted. A failed compare and swap does not
-//! modify the memory (fi_mr(3), `fi_mr_bind`).
+//! Atomics that may leave the memory unchanged, on a region whose modifications are counted: a
+//! failed compare and swap does not modify the memory (fi_mr(3), `fi_mr_bind`), nor does a maximum
+//! that is there already.
 //!
 //! The event is posted after the result has arrived. Later operations are deferred until then, so
 //! the order of events is preserved. The request is the first one of the operation; the event
@@ -9,16 +10,21 @@
 
 use std::mem::MaybeUninit;
 
-use super::submit::{EventTarget, MOST_EVENTS};
+use super::resolve::need;
+use super::submit::{EventTarget, MOST_EVENTS, fragments_at};
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
+use crate::initiator::elements::Elements;
 use crate::initiator::link::Link;
 use crate::initiator::local::{LocalIov, MAX_IOV};
 use crate::initiator::plan::Batch;
 use crate::initiator::sq::{Signal, Sq};
 use crate::initiator::{ATOMIC_SIZE, Initiator, Transmit};
+use crate::mr::key_cache::Fragment;
 use crate::queue::event_cell::Event;
 use crate::queue::slots::Slot;
+use crate::verbs::SendOpcode;
+use crate::wire::records::MAX_SEGMENTS;
 
 /// A posted compare and swap whose event is not posted yet.
 #[derive(Clone, Copy, Debug)]
@@ -28,6 +34,8 @@ pub(crate) struct CompareSwap {
     /// Event cells that count the operation if it succeeds, the region's first.
     events: [EventTarget; MOST_EVENTS],
     count: usize,
+    /// Number of requests, of an atomic on elements.
+    parts: usize,
 }
 
 impl<Q: Sq> Initiator<Q> {
@@ -52,6 +60,10 @@ impl<Q: Sq> Initiator<Q> {
         offset: u64,
     ) -> Result<bool> {
         self.sq.reserve()?;
+        if op.opcode == SendOpcode::Elements {
+            // SAFETY: as this function.
+            return unsafe { self.change(op, len, offset) };
+        }
         let region = self.region(op).ok_or(FiErrno::EKEYREJECTED)?;
         let fragment = region.fragment(offset, ATOMIC_SIZE as u64);
         let fragment = fragment.map_err(|_| FiErrno::EKEYREJECTED)?;
@@ -82,6 +94,42 @@ impl<Q: Sq> Initiator<Q> {
                 number,
                 events,
                 count,
+                parts: 1,
+            });
+        }
+        // SAFETY: as this function.
+        Ok(unsafe { self.count_compare(op) })
+    }
+
+    /// As [`Self::compare`], for an atomic on elements.
+    ///
+    /// # Errors
+    /// As [`Self::compare`].
+    ///
+    /// # Safety
+    /// As [`Initiator::submit`].
+    unsafe fn change(&mut self, op: &Transmit<'_>, len: usize, offset: u64) -> Result<bool> {
+        let region = self.region(op).ok_or(FiErrno::EKEYREJECTED)?;
+        let mut events = [EventTarget::default(); MOST_EVENTS];
+        let count = self.events(op, region, Event::Write, &mut events);
+        let mut fragments = [Fragment::default(); MAX_SEGMENTS];
+        let (_, whole) = need(op, len);
+        let (parts, _) = fragments_at(region, offset, whole, &mut fragments);
+        let batch = Batch {
+            begun: false,
+            more: true,
+        };
+        // SAFETY: as this function.
+        if !unsafe { self.post_fragments(op, len, &fragments[..parts], &[], batch) }? {
+            return Ok(true);
+        }
+        let number = self.last_number();
+        if let Some(peer) = &mut self.peer {
+            peer.compare_swap = Some(CompareSwap {
+                number,
+                events,
+                count,
+                parts,
             });
         }
         // SAFETY: as this function.
@@ -104,12 +152,18 @@ impl<Q: Sq> Initiator<Q> {
                 return false;
             }
         }
-        let mut before = [0; ATOMIC_SIZE];
-        // SAFETY: `Endpoint::atomic` has checked that the result has 8 bytes; the caller keeps it
-        // valid until completion.
-        unsafe { op.local.copy_to(before.as_mut_ptr()) };
-        if u64::from_ne_bytes(before) != op.compare_add {
-            // a failed compare and swap counts as a read
+        let unchanged = if op.opcode == SendOpcode::Elements {
+            // SAFETY: as this function.
+            unsafe { Elements::unchanged(op, compare_swap.parts) }
+        } else {
+            let mut before = [0; ATOMIC_SIZE];
+            // SAFETY: `Endpoint::atomic` has checked that the result has 8 bytes; the caller keeps
+            // it valid until completion.
+            unsafe { op.local.copy_to(before.as_mut_ptr()) };
+            u64::from_ne_bytes(before) != op.compare_add
+        };
+        if unchanged {
+            // what changes nothing counts as a read
             let read = Event::Read.offset() - Event::Write.offset();
             compare_swap.events[0].addr = compare_swap.events[0].addr.wrapping_add(read);
         }

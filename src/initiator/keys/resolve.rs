@@ -5,6 +5,7 @@ use super::PeerKeys;
 use super::lookup::{Effort, Step};
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
+use crate::initiator::elements::Shape;
 use crate::initiator::link::Link;
 use crate::initiator::sq::Sq;
 use crate::initiator::{ATOMIC_SIZE, Initiator, Transmit};
@@ -12,6 +13,7 @@ use crate::mr::key_cache::{Fragment, Need, There, kind};
 use crate::mr::lookup::Resolved;
 use crate::mr::mapped_keys::{MappedKey, Meaning};
 use crate::verbs::{RemoteAddr, Rkey, SendOpcode};
+use crate::wire::records::MAX_SEGMENTS;
 use crate::wire::records::access;
 
 /// Result of resolving an operation's key.
@@ -22,7 +24,8 @@ pub(super) enum Resolution {
     /// The operation is posted as several requests, from this offset in the region: the range
     /// covers more than one registration, or events are counted, or the region is single-use.
     Many(u64),
-    /// A compare and swap at this offset in the region, counted only if it succeeds.
+    /// A compare and swap, or an atomic on elements, at this offset in the region, counted only if
+    /// it changes the memory.
     Compare(u64),
     /// The key is this rkey of the device, and the write must be made durable.
     Native(Rkey),
@@ -39,6 +42,10 @@ pub(super) enum Resolution {
 pub(super) fn need(op: &Transmit<'_>, len: usize) -> (Need, u64) {
     if op.opcode == SendOpcode::Read {
         (Need::Read, len as u64)
+    } else if op.opcode == SendOpcode::Elements {
+        let shape = Shape::of(op);
+        let (fetches, writes) = (shape.fetches, shape.writes);
+        (Need::Elements { fetches, writes }, shape.len as u64)
     } else if !op.opcode.is_atomic() {
         (Need::Write, len as u64)
     } else if op.kind.contains(Flags::READ) {
@@ -52,7 +59,11 @@ pub(super) fn need(op: &Transmit<'_>, len: usize) -> (Need, u64) {
 /// `fi_mr_bind(3)` counts a write "whenever a remote RMA write or atomic operation modifies the
 /// memory region".
 pub(super) fn leaves_unchanged(op: &Transmit<'_>) -> bool {
-    op.opcode == SendOpcode::FetchAdd && op.compare_add == 0
+    match op.opcode {
+        SendOpcode::FetchAdd => op.compare_add == 0,
+        SendOpcode::Elements => !Shape::of(op).writes,
+        _ => false,
+    }
 }
 
 impl<L: Link> PeerKeys<L> {
@@ -161,6 +172,9 @@ fn resolution(
         There::Absent => return Resolution::Refused(FiErrno::EACCES),
         There::Unread(block) => return Resolution::Unread(block),
     }
+    if op.opcode == SendOpcode::Elements {
+        return elements(resolved, counted, op, offset, len);
+    }
     match resolved.fragment(offset, len) {
         // with offset addressing, base plus offset must be aligned
         Ok(fragment)
@@ -184,6 +198,43 @@ fn resolution(
             Resolution::Compare(offset)
         }
         _ => Resolution::Many(offset),
+    }
+}
+
+/// As [`resolution`], for an atomic on elements that are present.
+fn elements(
+    resolved: &Resolved,
+    counted: bool,
+    op: &Transmit<'_>,
+    offset: u64,
+    len: u64,
+) -> Resolution {
+    let shape = Shape::of(op);
+    if resolved.entry.once {
+        return Resolution::Refused(FiErrno::EKEYREJECTED);
+    }
+    let (mut at, mut count) = (0, 0);
+    let first = loop {
+        match resolved.fragment(offset + at, len - at) {
+            // each request has whole elements
+            Ok(fragment) if !fragment.len.is_multiple_of(shape.size as u64) => {
+                return Resolution::Refused(FiErrno::EACCES);
+            }
+            Ok(fragment) if fragment.last => break fragment,
+            Ok(fragment) => (at, count) = (at + fragment.len, count + 1),
+            Err(block) => return Resolution::Unread(block),
+        }
+        if count == MAX_SEGMENTS {
+            return Resolution::Refused(FiErrno::EACCES);
+        }
+    };
+    let of_region = !resolved.entry.cell.is_null();
+    if of_region && shape.writes && !shape.always {
+        return Resolution::Compare(offset);
+    }
+    match count == 0 && !of_region && !counted {
+        true => Resolution::One(first),
+        false => Resolution::Many(offset),
     }
 }
 

@@ -280,7 +280,7 @@ impl<Q: Sq> Initiator<Q> {
 
 /// Fills `fragments` with those of `len` bytes from `offset` in a region, as far as they are read
 /// and present. Returns the number of fragments, and of the bytes that they cover.
-fn fragments_at(
+pub(super) fn fragments_at(
     region: &Resolved,
     offset: u64,
     len: u64,

@@ -10,12 +10,17 @@ use super::super::core::Send;
 use super::super::iov::Iov;
 use super::super::operations::{Atomic, Kind, Operation};
 use super::super::ops::Uses;
+use super::super::peer::PeerKey;
+use super::super::rma::{Request, RmaOp};
+use super::super::shared::State;
 use super::Endpoint;
+use super::rma::POLLS;
 use crate::av::FiAddr;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
-use crate::initiator::LocalIov;
+use crate::initiator::{LocalIov, RemoteIov};
 use crate::mr::mapped_key;
+use crate::verbs::SendOpcode;
 use crate::wire::rdm::Credit;
 use crate::wire::rdm::packet::MAX_OPERANDS;
 
@@ -137,6 +142,41 @@ impl Endpoint {
         }
         let peer = state.peer_of(to)?;
         let peer = state.core.resolve(peer);
+        if state.executes_atomics(peer) {
+            let request = Request {
+                opcode: SendOpcode::Elements,
+                flags: flags & Flags::FENCE,
+                kind: Flags::ATOMIC
+                    | if atomic.fetches {
+                        Flags::READ
+                    } else {
+                        Flags::WRITE
+                    },
+                compare_add: 0,
+                swap: 0,
+            };
+            let mut op = RmaOp::new(request, peer, state.io.rma.next_order());
+            op.context = if call.injected {
+                config.context
+            } else {
+                call.context
+            };
+            op.wanted = wanted && !call.injected;
+            op.iov = result;
+            op.remote[0] = RemoteIov { addr, len, key };
+            op.ranges = 1;
+            let operands = if reads { Iov::default() } else { operands };
+            let sizes = (len, operation.datatype().size());
+            // the initiator finds the meaning of a key of `fi_mr_map_raw(3)` by itself
+            let whole = (Atomic { key, ..atomic }, sizes);
+            // SAFETY: the caller promises readable operands.
+            unsafe {
+                state
+                    .io
+                    .prepare_atomic(&mut op, whole, (&operands, &compare))
+            }?;
+            return self.begin_device_atomic(state, op);
+        }
         let mut op = Operation::new(Kind::Atomic(atomic), peer);
         (op.order, op.fence) = (state.io.rma.next_order(), flags.contains(Flags::FENCE));
         op.context = if call.injected {
@@ -167,5 +207,45 @@ impl Endpoint {
         state.settle();
         shared.after(state);
         Ok(())
+    }
+
+    /// Begins an atomic that the device executes.
+    fn begin_device_atomic(&self, state: &mut State, op: RmaOp) -> Result<()> {
+        let (shared, peer) = (self.shared(), op.peer);
+        if !state.core.is_up(peer) {
+            state.core.set_now(shared.now());
+        }
+        // SAFETY: operands and results are in the slot of the operation.
+        let begun = unsafe { state.io.begin_rma(&mut state.core, op) };
+        state.settle();
+        if begun.is_ok() {
+            state.poll_for_keys(peer);
+        }
+        shared.after(state);
+        begun
+    }
+}
+
+impl State {
+    /// Whether the device executes atomics on the regions of a peer. Without a link this is not
+    /// known, and the operation waits for one.
+    fn executes_atomics(&mut self, peer: PeerKey) -> bool {
+        if !self.io.expects_device_atomics() || self.core.is_itself(peer) {
+            return false;
+        }
+        match self.core.open_link(peer) {
+            Some(link) => self.io.has_device_atomics(link),
+            None => true,
+        }
+    }
+
+    /// Polls for the reads of the look-up of a key, for which an operation to the peer waits.
+    fn poll_for_keys(&mut self, peer: PeerKey) {
+        for _ in 0..POLLS {
+            if !self.io.rma.waits() || !self.core.is_up(peer) {
+                break;
+            }
+            let _ = self.poll();
+        }
     }
 }

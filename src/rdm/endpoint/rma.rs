@@ -29,7 +29,7 @@ const RMA_FLAGS: Flags = Flags::COMPLETION
 
 /// Polls of a post whose operation waits for a look-up: a device that executes requests in their
 /// post completes one request of the look-up for each poll.
-const POLLS: usize = 8;
+pub(super) const POLLS: usize = 8;
 
 /// The arguments of one call of `fi_rma(3)` or `fi_atomic(3)`.
 #[derive(Clone, Copy, Debug)]

@@ -30,6 +30,8 @@ impl Executor {
     /// # Safety
     /// As [`Self::begin_rma`].
     pub(super) unsafe fn begin_own_rma(&mut self, core: &mut Core<Self>, op: RmaOp) -> Result<()> {
+        // atomics of an endpoint on itself are packets
+        debug_assert!(op.atomic.is_none());
         for range in &op.remote[..op.ranges] {
             mapped_key(&self.objects.mr, range.key)?;
         }
@@ -58,6 +60,11 @@ impl Executor {
                 break;
             }
             self.rma.pop(peer);
+            if self.rma.ops.get(key).is_some_and(|op| op.atomic.is_some()) {
+                // posted when another endpoint was expected at the address
+                self.post_as_packet(core, key);
+                continue;
+            }
             self.own_rma(core, key);
         }
     }

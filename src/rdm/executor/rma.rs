@@ -44,6 +44,8 @@ pub(in crate::rdm) struct RmaConfig {
     /// Largest request of the device in bytes.
     pub(in crate::rdm) max_len: usize,
     pub(in crate::rdm) atomics: bool,
+    /// The device executes atomics on elements of all datatypes.
+    pub(in crate::rdm) device_atomics: bool,
     /// Operations are posted behind earlier messages, and messages behind earlier operations.
     pub(in crate::rdm) after_sends: bool,
     pub(in crate::rdm) before_sends: bool,
@@ -142,7 +144,14 @@ impl Executor {
         let first = self.rma.first(peer).is_none() && self.rma.first_ending(peer).is_none();
         let at_once = link.filter(|_| first);
         let at_once = at_once.filter(|_| !self.is_behind_sends(core, &op));
+        let atomic = op.atomic.is_some();
         let key = self.rma.ops.insert(op).ok_or(FiErrno::EAGAIN)?;
+        if let Some(link) = at_once.filter(|_| atomic)
+            && !self.has_device_atomics(link)
+        {
+            self.post_as_packet(core, key);
+            return Ok(());
+        }
         let posted = match at_once {
             Some(link) => self.post_rma(core, link, key),
             None => Ok(false),
@@ -377,6 +386,11 @@ impl Executor {
                 if fenced || elsewhere || earlier.is_some_and(|earlier| earlier < op.order) {
                     break;
                 }
+                if op.atomic.is_some() && !self.has_device_atomics(link) {
+                    self.rma.pop(peer);
+                    self.post_as_packet(core, key);
+                    continue;
+                }
                 match self.post_rma(core, link, key) {
                     Ok(true) => self.rma.pop(peer),
                     Ok(false) => break,
@@ -540,6 +554,12 @@ impl Executor {
             return;
         };
         let completion = op.completion();
+        if op.atomic.is_some() && op.fault.is_none() {
+            self.copy_results(key);
+        }
+        let Some(op) = self.rma.ops.get_mut(key) else {
+            return;
+        };
         match op.fault {
             None => self.completions.rma_done(completion, op.wanted),
             Some(fault) => self.completions.rma_failed(completion, fault),
@@ -657,7 +677,7 @@ impl Executor {
     pub(super) fn owes_rma(&self) -> bool {
         self.rma
             .ops
-            .any(|op| op.held && op.request.flags.contains(Flags::INJECT))
+            .any(|op| op.held && (op.request.flags.contains(Flags::INJECT) || op.atomic.is_some()))
     }
 }
 

@@ -112,6 +112,7 @@ impl Executor {
             return;
         };
         match op.outcome(expected) {
+            Outcome::Executed if op.has_lost_result() => op.give_up(),
             Outcome::Executed => (op.again, op.uncertain) = (false, false),
             Outcome::NotExecuted => return self.repeat_rma(core, key),
             Outcome::Unknown => op.give_up(),
@@ -123,6 +124,7 @@ impl Executor {
     pub(super) fn rma_up(&mut self, peer: PeerKey, link: LinkKey, terms: &Terms) {
         if let Some(on) = self.links.get_mut(link) {
             on.adopted = Some(terms.expected);
+            on.device_atomics = terms.device_atomics;
         }
         if !self.rma.doubtful.is_empty() {
             self.todo.push_back(Todo::DecideRma(peer, terms.expected));

@@ -443,6 +443,7 @@ impl World {
                 false => Vec::new(),
             },
             application_keys: false,
+            device_atomics: false,
             random: Box::new({
                 let mut random = Random(self.random.next());
                 move || Ok(random.next())

@@ -141,6 +141,7 @@ impl Scene {
             auth: 0,
             further: vec![place(11), place(12)],
             application_keys: true,
+            device_atomics: true,
             random: Box::new({
                 let mut random = Random(5);
                 move || Ok(random.next())

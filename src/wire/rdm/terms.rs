@@ -15,6 +15,9 @@ pub const MAX_DATA: u32 = 16384;
 
 const APPLICATION_KEYS: u16 = 1;
 
+/// In the word of the atomic mechanisms.
+const DEVICE_ATOMICS: u32 = 1;
+
 /// The positions up to which the peer may use credit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Grant {
@@ -45,6 +48,8 @@ pub struct Terms {
     pub eager: u32,
     /// Largest payload of DATA in bytes, at most [`MAX_DATA`].
     pub data: u32,
+    /// Whether a peer's device may execute atomics on the sender's regions.
+    pub device_atomics: bool,
 }
 
 impl Terms {
@@ -63,6 +68,7 @@ impl Terms {
         put(&mut out, 32, self.block_addr.get().to_le_bytes());
         put(&mut out, 40, self.eager.to_le_bytes());
         put(&mut out, 44, self.data.to_le_bytes());
+        put(&mut out, 48, u32::from(self.device_atomics).to_le_bytes());
         out
     }
 
@@ -73,7 +79,9 @@ impl Terms {
     pub fn decode(from: &[u8]) -> Result<Self, Bad> {
         let flags = get16(from, 6)?;
         reserved(flags & !APPLICATION_KEYS)?;
-        reserved(get64(from, 48)?)?;
+        let mechanisms = get32(from, 48)?;
+        reserved(mechanisms & !DEVICE_ATOMICS)?;
+        reserved(get32(from, 52)?)?;
         let this = Self {
             expected: Number::new(get32(from, 0)?),
             used: Credit::new(get32(from, 8)?, get32(from, 12)?),
@@ -87,6 +95,7 @@ impl Terms {
             block_addr: RemoteAddr::new(get64(from, 32)?),
             eager: get32(from, 40)?,
             data: get32(from, 44)?,
+            device_atomics: mechanisms & DEVICE_ATOMICS != 0,
         };
         let fits = this.used.until(this.grant.limit).is_some()
             && this.block_addr.is_multiple_of(8)

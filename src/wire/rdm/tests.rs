@@ -45,7 +45,13 @@ fn terms() -> impl Strategy<Value = Terms> {
     (
         (any::<u32>(), any::<u16>(), any::<u32>(), any::<bool>()),
         (credit(), amount),
-        (any::<u32>(), any::<u64>(), 0..=MAX_EAGER, 0..=MAX_DATA),
+        (
+            any::<u32>(),
+            any::<u64>(),
+            0..=MAX_EAGER,
+            0..=MAX_DATA,
+            any::<bool>(),
+        ),
     )
         .prop_map(|(first, (used, (blocks, slots)), last)| Terms {
             expected: Number::new(first.0),
@@ -60,6 +66,7 @@ fn terms() -> impl Strategy<Value = Terms> {
             block_addr: RemoteAddr::new(last.1 & !7),
             eager: last.2,
             data: last.3,
+            device_atomics: last.4,
         })
 }
 

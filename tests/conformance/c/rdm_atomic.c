@@ -73,7 +73,7 @@ static void with_target(void (*initiator)(int), int initiators)
 		map_memory();
 	start("target", target, initiators);
 	for (int i = 1; i <= initiators; i++)
-		start("initiator", initiator, i);
+		start(i == 1 ? "initiator" : "further initiator", initiator, i);
 	for (int i = 0; i <= initiators; i++)
 		one_ends();
 }

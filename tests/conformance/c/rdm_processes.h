@@ -29,14 +29,18 @@ static inline void make_board(void)
 		die("mmap: %s", strerror(errno));
 }
 
-/* Starts a process that calls `main` and ends with 0. */
+/* Starts a process that calls `main` and ends with 0. If the environment has WITHOUT_DEVICE_ATOMICS
+ * with the name of the process, its device soft0 has only the atomics of verbs. */
 static inline pid_t start(const char *name, void (*main)(int), int argument)
 {
+	const char *without = getenv("WITHOUT_DEVICE_ATOMICS");
 	pid_t pid = child(name);
 
 	if (pid < 0)
 		die("fork: %s", strerror(errno));
 	if (pid == 0) {
+		if (without && !strcmp(without, name))
+			setenv("SOFTVERBS_ATOMICS", "0", 1);
 		alarm(0); /* the program's own limit is that of its parent, at whose end it is killed */
 		main(argument);
 		exit(0);

@@ -14,10 +14,10 @@ class RdmAtomic(common.CProgram):
 
     def succeeds(self, mode, *count):
         for progress in ("manual", "auto"):
-            # with and without rings
-            for ring in ("1", "0"):
-                with self.subTest(progress=progress, ring=ring):
-                    more = {"SOFTVERBS_RING": ring}
+            # with and without rings; executed by the device, by the target's processor
+            for ring, device in (("1", "1"), ("0", "1"), ("1", "0"), ("0", "0")):
+                with self.subTest(progress=progress, ring=ring, device=device):
+                    more = {"SOFTVERBS_RING": ring, "SOFTVERBS_ATOMICS": device}
                     super().succeeds(programs.SYSTEM, mode, progress, *count, **more)
 
     def test_each_operation_on_each_datatype(self):
@@ -40,3 +40,11 @@ class RdmAtomic(common.CProgram):
 
     def test_fences(self):
         self.succeeds("fence")
+
+    def test_one_process_without_atomics_of_the_device(self):
+        """Packets to the target, or from one initiator, exclude the others."""
+        for process in ("target", "initiator"):
+            for mode, *count in (("sums", "100000" if LONG else "20000"), ("counted",), ("values",), ("fence",)):
+                with self.subTest(process=process, mode=mode):
+                    more = {"WITHOUT_DEVICE_ATOMICS": process}
+                    common.CProgram.succeeds(self, programs.SYSTEM, mode, "manual", *count, **more)

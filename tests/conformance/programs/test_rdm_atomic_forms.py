@@ -5,7 +5,6 @@ With WEFT_RDM_LONG=1 the initiators count to 1,000,000 each.
 """
 
 import os
-import unittest
 
 from lib import programs
 
@@ -17,11 +16,13 @@ COUNT = 1000000 if os.environ.get("WEFT_RDM_LONG") == "1" else 200000
 class RdmAtomicForms(common.CProgram):
     SOURCE = "rdm_atomic_forms"
 
-    def succeeds(self, mode, *count, libfabric=programs.SYSTEM):
-        for progress in ("manual", "auto"):
-            with self.subTest(progress=progress):
-                counts = [str(number) for number in count]
-                super().succeeds(libfabric, mode, progress, *counts)
+    def succeeds(self, mode, *count, libfabric=programs.SYSTEM, packets=True):
+        # executed by the device; by the target's processor
+        for device in ("1", "0") if packets else ("1",):
+            for progress in ("manual", "auto"):
+                with self.subTest(progress=progress, device=device):
+                    counts = [str(number) for number in count]
+                    super().succeeds(libfabric, mode, progress, *counts, SOFTVERBS_ATOMICS=device)
 
     @common.per_release
     def test_what_is_supported(self, libfabric):
@@ -43,9 +44,8 @@ class RdmAtomicForms(common.CProgram):
     def test_a_target_that_calls_nothing(self):
         self.succeeds("silent")
 
-    @unittest.skip("8-byte atomics need the target's processor: no mechanism of the device yet (issue 17)")
     def test_a_target_that_is_stopped(self):
-        self.succeeds("stopped")
+        self.succeeds("stopped", packets=False)
 
     def test_refused_operations(self):
         self.succeeds("refused")

@@ -60,11 +60,18 @@ impl Qp {
             };
             region::change_elements(self.process(), &conn.peer, target, right, &mut elements)
         };
+        sq.begun |= result != Err(AccessError::Refused);
         if result == Err(AccessError::Refused) {
             let what = What::Elements(key, addr, shape, fetches);
             match self.elements_by_agent(sq, what, &mut elements) {
-                Some(done) => result = done,
-                None => return Step::Wait(Reason::Agent),
+                Some(done) => {
+                    sq.begun = true;
+                    result = done;
+                }
+                None => {
+                    sq.begun |= sq.agent_request.is_some();
+                    return Step::Wait(Reason::Agent);
+                }
             }
         }
         Step::Done(match result {
