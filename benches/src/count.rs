@@ -110,6 +110,37 @@ counted!(count_fi_cq_read_rdm_miss, Fabric, |f: &mut Fabric| {
     assert_eq!(f.poll(f.rx(), 1), 0);
 });
 
+/// Messages of a window of the stream. One thread runs both ends, so a window is sent as a whole
+/// before the receiver reads.
+const STREAM: u64 = 50;
+
+// Divided by the messages, not by the calls of these functions.
+counted!(count_fi_stream_tinject, Fabric, |f: &mut Fabric| {
+    for _ in 0..STREAM {
+        assert!(f.post_inject(8));
+    }
+});
+counted!(count_fi_stream_credit, Fabric, |f: &mut Fabric| {
+    std::hint::black_box("sender");
+    assert_eq!(f.poll(f.tx(), 16), 0);
+});
+
+/// Reads what has arrived. Returns the number of messages.
+#[inline(never)]
+fn count_fi_stream_cq_read_trecv(subject: &mut Fabric) -> u64 {
+    let mut read = 0;
+    loop {
+        let more = subject.poll(subject.rx(), 16);
+        for _ in 0..more {
+            subject.post_recv();
+        }
+        read += more;
+        if more < 16 {
+            return read;
+        }
+    }
+}
+
 fn connected(open: fn(Side) -> Device) -> (Device, Device) {
     let (mut first, mut second) = (open(Side::First), open(Side::Second));
     let (a, b) = (first.address(), second.address());
@@ -237,6 +268,15 @@ fn rdm() {
         assert!(second.post_inject(8));
         assert_eq!(first.poll(first.rx(), 1), 1);
         first.post_recv();
+    }
+    for _ in 0..CALLS / STREAM {
+        settle(&mut first, &mut second);
+        count_fi_stream_tinject(&mut first);
+        let mut left = STREAM;
+        while left > 0 {
+            left -= count_fi_stream_cq_read_trecv(&mut second);
+            count_fi_stream_credit(&mut first);
+        }
     }
 }
 

@@ -33,6 +33,7 @@ use std::fmt::Debug;
 
 use self::multi::Buffers;
 use self::posted::Posted;
+use self::table::Place;
 use self::unexpected::Unexpected;
 use crate::PeerIndex;
 use crate::hash::Hasher;
@@ -95,6 +96,15 @@ pub struct Matched<R> {
     pub context: usize,
     /// The part of a multi-receive buffer; `None`: the receive takes this message alone.
     pub piece: Option<Piece>,
+}
+
+/// A receive that matches a message and is still posted.
+#[derive(Clone, Copy, Debug)]
+pub struct Found<R> {
+    /// The owner's handle.
+    pub receive: R,
+    index: u32,
+    place: Option<Place>,
 }
 
 /// A multi-receive buffer of an instance.
@@ -234,6 +244,26 @@ impl<R: Copy + Debug, M: Copy + Debug> Matching<R, M> {
             piece: Some(piece),
             ..matched
         })
+    }
+
+    /// The receive of a message, if it takes this message alone. Nothing changes until
+    /// [`Self::take_whole`].
+    #[inline]
+    #[must_use]
+    pub fn first_whole(&self, tag: u64, peer: PeerIndex) -> Option<Found<R>> {
+        let (index, place) = self.posted.find(tag, peer)?;
+        let (receive, multi) = self.posted.handle(index);
+        multi.is_none().then_some(Found {
+            receive,
+            index,
+            place,
+        })
+    }
+
+    /// Removes the last result of [`Self::first_whole`], without a change since. Does not allocate.
+    #[inline]
+    pub fn take_whole(&mut self, found: Found<R>) {
+        self.posted.remove_found((found.index, found.place));
     }
 
     /// Lists a message behind all others, for which [`Self::arrive`] has just returned `None`.

@@ -234,6 +234,14 @@ impl<R: Copy> Posted<R> {
         (multi != NIL).then_some(MultiId(multi))
     }
 
+    /// The owner's handle, and the multi-receive buffer.
+    #[inline]
+    pub(super) fn handle(&self, index: u32) -> (R, Option<MultiId>) {
+        let entry = &self.entries[index];
+        let multi = (entry.multi != NIL).then_some(MultiId(entry.multi));
+        (entry.receive, multi)
+    }
+
     pub(super) fn remove(&mut self, index: u32) {
         self.unlink(index);
         self.free(index);

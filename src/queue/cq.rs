@@ -97,9 +97,14 @@ impl Inner {
             }
         }
         let mut sink = Sink::new(writer, max - count, &mut self.backlog);
+        if let [only] = &self.sources[..] {
+            let most = sink.room().max(max.min(BATCH));
+            let result = sink.run(&**only, most);
+            return (result, max - sink.room());
+        }
         let mut result = Ok(());
         for (i, source) in self.sources.iter().enumerate() {
-            // without a division for the last one, which is often the only one
+            // without a division for the last one
             let part = match self.sources.len() - i {
                 1 => sink.room(),
                 left => sink.room().div_ceil(left),

@@ -153,13 +153,13 @@ impl<W: EntryWriter + ?Sized> Sink<'_, W> {
 
     /// Number of further completions that the reader's buffer has room for.
     #[inline(always)]
-    pub(super) fn room(&self) -> usize {
+    pub(crate) fn room(&self) -> usize {
         self.room
     }
 
     /// Whether the next completion is stored in the reader's buffer.
     #[inline(always)]
-    pub(super) fn is_open(&self) -> bool {
+    pub(crate) fn is_open(&self) -> bool {
         self.room != 0 && self.backlog.is_empty()
     }
 }

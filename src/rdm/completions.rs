@@ -9,6 +9,7 @@ use super::peer::PeerKey;
 use super::rma::Fault;
 use crate::errno::FiErrno;
 use crate::flags::Flags;
+use crate::queue::source::Sink;
 use crate::queue::{Completion, CompletionError, Counters};
 use crate::wire::rdm::Credit;
 use crate::wire::rdm::packet::Message;
@@ -32,6 +33,29 @@ pub(super) enum Entry {
     Held(Completion, Option<PeerKey>, Origin, Credit),
     /// A failure.
     Failed(CompletionError),
+}
+
+/// A read of a completion queue that takes the entries of received messages as they are, without
+/// the addresses of the senders.
+pub(super) struct Reader<'a, 'b> {
+    sink: &'a mut Sink<'b>,
+    /// How many entries it takes; each of them has room in the reader's buffer.
+    left: usize,
+}
+
+impl<'a, 'b> Reader<'a, 'b> {
+    /// A reader of at most `max` entries; `None`: the next one would wait in the queue.
+    #[inline]
+    pub(super) fn new(sink: &'a mut Sink<'b>, max: usize) -> Option<Self> {
+        let left = max.min(sink.room());
+        (left != 0 && sink.is_open()).then_some(Self { sink, left })
+    }
+
+    #[inline]
+    fn pass(&mut self, completion: &Completion) {
+        self.left -= 1;
+        self.sink.complete(completion);
+    }
 }
 
 /// See the module. An operation keeps its place in the transmit or receive size until its entry is
@@ -86,6 +110,25 @@ impl Completions {
         self.counters.count(completion.flags, true);
         if wanted && self.bound[side as usize] {
             self.of(side).push_back(Entry::Done(completion, from));
+        }
+    }
+
+    /// A message is complete in its receive. `reader` gets the entry, unless earlier ones wait.
+    #[inline]
+    pub(super) fn received(
+        &mut self,
+        completion: Completion,
+        from: PeerKey,
+        wanted: bool,
+        reader: Option<&mut Reader<'_, '_>>,
+    ) {
+        self.counters.count(kind(Side::Rx), true);
+        if !wanted || !self.bound[Side::Rx as usize] {
+            return;
+        }
+        match reader {
+            Some(reader) if reader.left != 0 && self.rx.is_empty() => reader.pass(&completion),
+            _ => self.rx.push_back(Entry::Done(completion, Some(from))),
         }
     }
 

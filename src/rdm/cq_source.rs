@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::completions::Side;
+use super::completions::{Reader, Side};
 use super::shared::{Shared, State};
 use crate::errno::{FiErrno, Result};
 use crate::queue::WakeEvent;
@@ -23,6 +23,8 @@ pub(super) struct CqSource {
     shared: Arc<Shared>,
     /// The directions whose completions the queue gets.
     sides: Vec<Side>,
+    /// Receives are one of them.
+    receives: bool,
     wait: Option<WakeEvent>,
     /// Not 0: a thread sleeps on the queue, or is about to. Set to [`ARMED`] by such a thread, and
     /// decremented by each progress call, so that a queue that is polled again is not armed any
@@ -48,6 +50,7 @@ impl CqSource {
         };
         Ok(Arc::new(Self {
             shared: Arc::clone(shared),
+            receives: sides.contains(&Side::Rx),
             sides,
             wait,
             armed: AtomicU32::new(0),
@@ -60,12 +63,22 @@ impl CqSource {
     }
 
     /// Passes on at most `max` entries of the queue's directions. Returns their number.
-    #[inline]
+    #[inline(always)]
     fn pass(&self, state: &mut State, sources: bool, sink: &mut Sink<'_>, max: usize) -> usize {
-        let mut count = 0;
         if state.io.completions.is_empty() {
-            return count;
+            return 0;
         }
+        self.pass_some(state, sources, sink, max)
+    }
+
+    fn pass_some(
+        &self,
+        state: &mut State,
+        sources: bool,
+        sink: &mut Sink<'_>,
+        max: usize,
+    ) -> usize {
+        let mut count = 0;
         for side in &self.sides {
             count += state.pass(*side, sources, sink, max - count);
         }
@@ -106,10 +119,15 @@ impl Source for CqSource {
         let sources = shared.config.source;
         let mut left = max - self.pass(state, sources, sink, max);
         if left != 0 || max == 0 {
+            let room = sink.room();
             let empty = match armed {
-                0 => state.poll_hot()?,
+                0 if self.receives && !sources => {
+                    state.poll_hot(Reader::new(sink, left).as_mut())?
+                }
+                0 => state.poll_hot(None)?,
                 _ => state.poll()?,
             };
+            left -= room - sink.room();
             if (!empty || state.io.reads_wait) && self.is_armed() {
                 // the caller may sleep, and the completions that are left make no event
                 self.wake();

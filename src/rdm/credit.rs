@@ -7,8 +7,8 @@ use crate::wire::rdm::{Credit, Grant, GrantNumber};
 pub const SMALLEST: Credit = Credit::new(4, 2);
 /// The window of a new peer while the pool has room.
 pub const FIRST: Credit = Credit::new(64, 4);
-/// The slots of the window of a peer that sends continually.
-const BUSY: u32 = 32;
+/// The window of a peer that sends short messages continually: as many as a ring of 128 slots holds.
+const BUSY: Credit = Credit::new(256, 128);
 
 /// Positions are valid up to this distance.
 const MAX_WINDOW: u32 = 1 << 30;
@@ -179,18 +179,21 @@ impl Inbound {
         }
     }
 
-    /// Before a grant: doubles the slots of a window of which the peer has used more than half
-    /// since the last one, up to [`BUSY`], if the pool permits it. So a peer that sends many
-    /// messages gets fewer grants.
+    /// Before a grant: doubles the slots, or the blocks, of a window of which the peer has used more
+    /// than half since the last one, up to [`BUSY`], if the pool permits it. So a peer that sends
+    /// many messages gets fewer grants.
     #[inline]
-    pub(super) fn grow_slots(&mut self, pool: &mut Pool) {
-        let unused = self.grant.limit.sub(self.used).slots;
-        if self.window.slots < BUSY && unused < self.window.slots.div_ceil(2) {
-            let more = Credit::new(0, self.window.slots);
-            if pool.has_half_of_slots() && pool.take(more) {
-                self.window = self.window.add(more);
-                self.shrinks = false;
-            }
+    pub(super) fn grow_busy(&mut self, pool: &mut Pool) {
+        let (window, unused) = (self.window, self.grant.limit.sub(self.used));
+        let slots = window.slots < BUSY.slots && unused.slots < window.slots.div_ceil(2);
+        let blocks = window.blocks < BUSY.blocks && unused.blocks < window.blocks.div_ceil(2);
+        if slots && pool.has_half_of_slots() && pool.take(Credit::new(0, window.slots)) {
+            self.window.slots += window.slots;
+            self.shrinks = false;
+        }
+        if blocks && pool.has_half_of_blocks() && pool.take(Credit::new(window.blocks, 0)) {
+            self.window.blocks += window.blocks;
+            self.shrinks = false;
         }
     }
 
@@ -214,10 +217,14 @@ impl Inbound {
     /// Whether a grant is due: less than half of the window is unused, and there is more to grant.
     #[inline]
     pub(super) fn is_due(&self) -> bool {
-        let new = self.entitled().sub(self.grant.limit);
         let unused = self.grant.limit.sub(self.used);
-        new.blocks > 0 && unused.blocks < self.window.blocks.div_ceil(2)
-            || new.slots > 0 && unused.slots < self.window.slots.div_ceil(2)
+        let blocks = unused.blocks < self.window.blocks.div_ceil(2);
+        let slots = unused.slots < self.window.slots.div_ceil(2);
+        if !blocks && !slots {
+            return false;
+        }
+        let new = self.entitled().sub(self.grant.limit);
+        blocks && new.blocks > 0 || slots && new.slots > 0
     }
 
     /// Makes the next grant.
@@ -368,7 +375,7 @@ mod tests {
                         inbound.give_back(back, &mut pool);
                         (blocks, slots) = (blocks - back.blocks, 0);
                     }
-                    3 if amount % 2 == 0 => inbound.grow_slots(&mut pool),
+                    3 if amount % 2 == 0 => inbound.grow_busy(&mut pool),
                     3 => { inbound.grow(&mut pool); }
                     4 if inbound.is_recallable() => {
                         let grant = inbound.renew();

@@ -9,7 +9,7 @@ use super::link::LinkKey;
 use super::ops::Uses;
 use super::peer::PeerKey;
 use crate::wire::rdm::packet::eager_credit;
-use crate::wire::rdm::{Body, Header, Packet};
+use crate::wire::rdm::{Body, Credit, Header, Packet};
 
 impl<I: Io> Core<I> {
     /// Sends a message with a payload of `len` bytes as EAGER, if nothing to the peer is before it
@@ -50,30 +50,49 @@ impl<I: Io> Core<I> {
         true
     }
 
-    /// The next message of a peer has arrived as EAGER without ACK. The caller delivers it to
-    /// matching, and then gives its credit back, as after [`Io::deliver`]. `None`: nothing has
-    /// changed, and the caller passes the packet to [`Self::arrived`].
+    /// The next message of a peer has arrived as EAGER without ACK. `deliver` delivers it to
+    /// matching, and returns the credit that it does not use any more, as [`Io::deliver`]. `false`:
+    /// nothing has changed, and the caller passes the packet to [`Self::arrived`].
     #[inline]
-    pub fn arrived_direct(&mut self, link: LinkKey, header: &Header, len: u32) -> Option<Origin> {
-        let from = self.links.get(link)?;
+    pub fn arrived_direct(
+        &mut self,
+        link: LinkKey,
+        header: &Header,
+        len: u32,
+        deliver: impl FnOnce(Origin) -> Credit,
+    ) -> bool {
+        let Some(from) = self.links.get(link) else {
+            return false;
+        };
         let key = from.peer;
-        let peer = self.peers.get_mut(key)?;
+        let Some(peer) = self.peers.get_mut(key) else {
+            return false;
+        };
         let ordinary = from.greeted
             && header.to.get() == key.number()
             && header.number == peer.expected
             && header.processed.until(peer.next) >= 0
             && peer.acks == 0
             && peer.unseen.is_none();
-        if !ordinary || !peer.inbound.as_mut()?.arrive(eager_credit(len)) {
-            return None;
+        let Some(inbound) = peer.inbound.as_mut() else {
+            return false;
+        };
+        if !ordinary || !inbound.arrive(eager_credit(len)) {
+            return false;
         }
         peer.expected = header.number.next();
         peer.strikes = 0;
         (peer.busy, peer.heard) = (true, true);
-        Some(Origin {
+        let credit = deliver(Origin {
             peer: key,
             session: peer.session,
-        })
+        });
+        inbound.give_back(credit, &mut self.pool);
+        if !peer.listed && peer.is_reporting() {
+            peer.listed = true;
+            self.reports.push(key);
+        }
+        true
     }
 
     /// Whether others of the peer have to be processed before a packet: it is behind the next

@@ -45,7 +45,7 @@ use crate::wire::rdm::{self, Credit, EndpointId};
 /// Receives of the shared receive queue.
 const RECEIVES: usize = 4096;
 /// Credit of all peers together beyond their smallest windows: 16 MiB of unexpected messages.
-const POOL: Credit = Credit::new(1 << 18, 2048);
+const POOL: Credit = Credit::new(1 << 18, 8192);
 /// Dials under way, and peers.
 const DIALS: usize = 32;
 const PEERS: usize = 1 << 20;

@@ -193,6 +193,13 @@ impl Iov {
         len
     }
 
+    /// The first byte, if the first buffer has at least `len` bytes.
+    #[inline]
+    pub(super) fn first(&self, len: usize) -> Option<*mut u8> {
+        let Buffer { addr, len: room } = self.buffers[0];
+        (len <= room).then(|| std::ptr::with_exposed_provenance_mut(addr))
+    }
+
     /// The first byte and the length, if the bytes are in the first buffer.
     #[inline]
     pub(super) const fn in_one(&self) -> Option<(*const u8, usize)> {

@@ -17,7 +17,7 @@ use super::peer::{PeerKey, PeerMark};
 use super::slab::{Key, Slab};
 use crate::PeerIndex;
 use crate::flags::Flags;
-use crate::matching::{Matched, Matching, MultiId, Release, Want};
+use crate::matching::{Found, Matched, Matching, MultiId, Release, Want};
 use crate::mr::Desc;
 use crate::queue::Completion;
 use crate::verbs::{RemoteAddr, Rkey};
@@ -198,6 +198,29 @@ impl Store {
         let tag = envelope.tag.unwrap_or_default();
         let tagged = envelope.tag.is_some();
         self.messages(tagged).arrive(tag, peer, envelope.len)
+    }
+
+    /// The receive of a message, if it takes no other one. Nothing changes until
+    /// [`Self::take_whole`].
+    #[inline]
+    pub(super) fn first_whole(
+        &self,
+        tag: Option<u64>,
+        peer: PeerIndex,
+    ) -> Option<(Found<RxKey>, &Receive)> {
+        let messages = match tag {
+            Some(_) => &self.tagged,
+            None => &self.untagged,
+        };
+        let found = messages.first_whole(tag.unwrap_or_default(), peer)?;
+        Some((found, self.posted.get(found.receive)?))
+    }
+
+    /// Removes the last result of [`Self::first_whole`], without a change since.
+    #[inline]
+    pub(super) fn take_whole(&mut self, tagged: bool, found: Found<RxKey>) {
+        self.posted.free(found.receive);
+        self.messages(tagged).take_whole(found);
     }
 
     /// A posted receive.

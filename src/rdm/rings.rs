@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code, reason = "passes buffers on")]
 
+use super::completions::Reader;
 use super::iov::Iov;
 use super::link::LinkKey;
 use super::link_ring::RingPost;
@@ -21,10 +22,11 @@ const COOLING: u32 = 1024;
 
 impl State {
     /// As [`Self::poll`]; most calls examine the hot rings alone, if there are any. Not for a caller
-    /// that may sleep afterwards.
+    /// that may sleep afterwards. `reader` gets entries of received messages directly, as long as it
+    /// has room.
     #[inline]
-    pub(super) fn poll_hot(&mut self) -> Result<bool> {
-        let (found, all) = self.read_hot();
+    pub(super) fn poll_hot(&mut self, reader: Option<&mut Reader<'_, '_>>) -> Result<bool> {
+        let (found, all) = self.read_hot(reader);
         self.turn += if found { 1 } else { BUSY / EMPTY };
         let reads = self.io.bytes_read != 0;
         if self.turn >= BUSY || reads || self.io.links.hot.is_empty() {
@@ -85,10 +87,10 @@ impl State {
             self.io.links.cool();
         }
         let mut all = !self.io.find_arrivals();
-        all &= self.read_hot().1;
+        all &= self.read_hot(None).1;
         for at in (0..self.io.links.cold.len()).rev() {
             if let Some(link) = self.io.links.cold.get(at).copied() {
-                let read = self.read(link);
+                let read = self.read(link, None);
                 all &= read;
                 // a packet that has to wait for one of the shared receive queue stays
                 if read && !self.io.links.ring_is_ready(link) {
@@ -99,7 +101,7 @@ impl State {
         for at in 0..self.io.links.ending().len() {
             if let Some(link) = self.io.links.ending().get(at).copied() {
                 // also finds the end of the ring
-                all &= self.read(link);
+                all &= self.read(link, None);
             }
         }
         all
@@ -108,14 +110,14 @@ impl State {
     /// Processes packets in the hot rings. Returns whether there were any, and whether all were
     /// taken.
     #[inline]
-    fn read_hot(&mut self) -> (bool, bool) {
+    fn read_hot(&mut self, mut reader: Option<&mut Reader<'_, '_>>) -> (bool, bool) {
         let (mut found, mut all) = (false, true);
         for at in 0..self.io.links.hot.len() {
             if let Some(link) = self.io.links.hot.get(at).copied()
                 && self.io.links.ring_is_ready(link)
             {
                 found = true;
-                all &= self.read(link);
+                all &= self.read(link, reader.as_deref_mut());
             }
         }
         (found, all)
@@ -123,9 +125,10 @@ impl State {
 
     /// Processes packets in a ring. Returns whether all were taken.
     #[inline]
-    fn read(&mut self, link: LinkKey) -> bool {
+    fn read(&mut self, link: LinkKey, mut reader: Option<&mut Reader<'_, '_>>) -> bool {
         for _ in 0..BATCH {
-            let read = self.io.read_ring(&mut self.core, link);
+            let reader = reader.as_deref_mut();
+            let read = self.io.read_ring(&mut self.core, link, reader);
             self.settle();
             if !read || !self.io.links.ring_is_ready(link) {
                 return true;

@@ -548,7 +548,7 @@ impl<I: Io> Core<I> {
         let Some(inbound) = &mut peer.inbound else {
             return;
         };
-        inbound.grow_slots(&mut self.pool);
+        inbound.grow_busy(&mut self.pool);
         let before = *inbound;
         let grant = inbound.renew();
         let body = Body::Credit { grant, recall };

@@ -1,10 +1,12 @@
 //! Messages between packets and receives: matching, storing, the parts of long messages, and
 //! messages to the endpoint itself.
 
+use super::super::completions::Reader;
 use super::super::core::{Origin, Send};
 use super::super::iov::Iov;
 use super::super::operations::{Kind, Operation, PARTS, PAYLOAD, TxKey};
 use super::super::ops::{Form, Uses};
+use super::super::peer::PeerKey;
 use super::super::receives::{
     Arrival, ArrivalKey, AtSender, Envelope, Payload, Stored, StoredKey, Target, completion_of,
     index_of,
@@ -31,7 +33,7 @@ impl Executor {
         let target = match self.rx.own() {
             Some(store) => {
                 let matched = store.find(envelope, index_of(envelope.peer));
-                // fast path: a whole receive that is long enough
+                // a whole receive that is long enough
                 if let Some(matched) = &matched
                     && matched.piece.is_none()
                     && let Some(receive) = store.receive(matched.receive)
@@ -82,6 +84,39 @@ impl Executor {
                 Credit::new(0, 1)
             }
         }
+    }
+
+    /// Fast path of [`Self::eager`]: copies `len` bytes at `from` into a receive that takes one
+    /// message and whose first buffer is long enough. `false`: nothing has changed.
+    ///
+    /// # Safety
+    /// The bytes are readable; a hostile peer may change them.
+    #[inline]
+    pub(super) unsafe fn fill_whole(
+        &mut self,
+        peer: PeerKey,
+        tag: Option<u64>,
+        (from, len): (*const u8, usize),
+        reader: Option<&mut Reader<'_, '_>>,
+    ) -> bool {
+        let Some(store) = self.rx.own() else {
+            return false;
+        };
+        let Some((found, receive)) = store.first_whole(tag, index_of(peer)) else {
+            return false;
+        };
+        let Some(to) = receive.iov.first(len) else {
+            return false;
+        };
+        // SAFETY: the application keeps the buffer until the receive completes; the caller promises
+        // the source, which is memory of the engine.
+        unsafe { std::ptr::copy_nonoverlapping(from, to, len) };
+        let mut completion = completion_of(receive);
+        (completion.len, completion.tag) = (len, tag.unwrap_or_default());
+        let wanted = receive.wanted;
+        store.take_whole(tag.is_some(), found);
+        self.completions.received(completion, peer, wanted, reader);
+        true
     }
 
     /// Stores a message that no receive has matched. `false`: 2^24 messages are stored.

@@ -1,6 +1,7 @@
 //! Packets through the rings of links. `docs/rdm.md`, "Rings".
 
-use super::super::core::{Core, Post};
+use super::super::completions::Reader;
+use super::super::core::{Core, Origin, Post};
 use super::super::iov::Iov;
 use super::super::link::LinkKey;
 use super::super::link_ring::{Content, RingPacket, RingPost};
@@ -10,8 +11,9 @@ use super::super::packet_memory::PacketMemory;
 use super::super::peer::PeerKey;
 use super::super::receives::Envelope;
 use super::{Executor, Place, Todo};
-use crate::wire::rdm::packet::{HEADER_SIZE, MAX_HEAD, Message, SLOT_SIZE};
-use crate::wire::rdm::{Header, Packet, ring};
+use crate::verbs::Message as RingMessage;
+use crate::wire::rdm::packet::{HEADER_SIZE, MAX_HEAD, Message, SLOT_SIZE, eager_credit};
+use crate::wire::rdm::{Credit, Header, Packet, ring};
 
 /// Packets in a ring that are read before a packet of its shared receive queue: a ring has fewer.
 const ALL: usize = 256;
@@ -125,28 +127,27 @@ impl Executor {
 
     /// Processes the next packet in the ring of a link. `false`: there is none, or it has to wait for
     /// packets in the shared receive queue.
+    /// `reader`: gets the entry of a message directly.
     #[inline]
-    pub(in crate::rdm) fn read_ring(&mut self, core: &mut Core<Self>, key: LinkKey) -> bool {
+    pub(in crate::rdm) fn read_ring(
+        &mut self,
+        core: &mut Core<Self>,
+        key: LinkKey,
+        reader: Option<&mut Reader<'_, '_>>,
+    ) -> bool {
         let ring = self.links.get_mut(key).and_then(|link| link.ring.as_mut());
         let Some(message) = ring.and_then(|ring| ring.next()) else {
             return false;
         };
         self.arriving = Some(key);
         let len = message.len();
-        if let Some((header, tag)) = ring::as_eager(&message.words(), len)
+        let direct = ring::as_eager(&message.words(), len).is_some_and(|(header, tag)| {
             // at most 8 KiB
-            && let Some(origin) = core.arrived_direct(key, &header, len as u32)
-        {
-            let envelope = Envelope {
-                peer: origin.peer,
-                tag,
-                data: None,
-                len: len as u64,
-            };
-            let place = Place::Ring(RingPacket::eager(message));
-            let credit = self.eager(origin, &envelope, &place, HEADER_SIZE);
-            core.give_back(origin, credit);
-        } else {
+            core.arrived_direct(key, &header, len as u32, |origin| {
+                self.deliver_direct(origin, tag, &message, reader)
+            })
+        });
+        if !direct {
             let (place, head) = RingPacket::new(message);
             let packet = match head {
                 Some(head) if head.total <= SLOT_SIZE => {
@@ -166,6 +167,32 @@ impl Executor {
         true
     }
 
+    /// Delivers a message in a ring that is not announced. Returns the credit that it does not use
+    /// any more.
+    #[inline]
+    fn deliver_direct(
+        &mut self,
+        origin: Origin,
+        tag: Option<u64>,
+        message: &RingMessage,
+        reader: Option<&mut Reader<'_, '_>>,
+    ) -> Credit {
+        let len = message.len();
+        // SAFETY: the ring holds the payload until it is consumed.
+        let whole = unsafe { self.fill_whole(origin.peer, tag, (message.payload(), len), reader) };
+        if whole {
+            return eager_credit(len as u32);
+        }
+        let envelope = Envelope {
+            peer: origin.peer,
+            tag,
+            data: None,
+            len: len as u64,
+        };
+        let place = Place::Ring(RingPacket::eager(*message));
+        self.eager(origin, &envelope, &place, HEADER_SIZE)
+    }
+
     /// Processes the packets of a link that were sent before one that has arrived in the shared
     /// receive queue.
     #[inline]
@@ -173,7 +200,7 @@ impl Executor {
         let ring = self.links.get_mut(key).and_then(|link| link.ring.as_ref());
         if ring.is_some_and(|ring| ring.is_ready()) {
             for _ in 0..ALL {
-                if !self.read_ring(core, key) {
+                if !self.read_ring(core, key, None) {
                     break;
                 }
             }

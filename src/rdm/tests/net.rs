@@ -865,11 +865,15 @@ impl World {
                     if let Body::Eager { message, payload } = packet.body
                         && !message.ack
                         && hands.random.one_in(2)
-                        && let Some(from) = core.arrived_direct(link, &packet.header, payload.len)
+                        && core.arrived_direct(link, &packet.header, payload.len, |from| {
+                            let id = message.tag.unwrap() as usize;
+                            let deliver = Action::Deliver(from, id, packet.body.uses(), false);
+                            hands.actions.push(deliver);
+                            // the action gives it back
+                            Credit::ZERO
+                        })
                     {
-                        let id = message.tag.unwrap() as usize;
-                        let deliver = Action::Deliver(from, id, packet.body.uses(), false);
-                        return hands.actions.push(deliver);
+                        return;
                     }
                     core.arrived(link, &packet, (), hands);
                 });
