@@ -110,6 +110,29 @@ counted!(count_fi_cq_read_rdm_miss, Fabric, |f: &mut Fabric| {
     assert_eq!(f.poll(f.rx(), 1), 0);
 });
 
+/// Length of a message that the receiver reads from the sender's memory.
+const LONG: usize = 16384;
+
+counted!(count_fi_long_tsend, Fabric, |f: &mut Fabric| {
+    assert!(f.post_send(LONG));
+});
+counted!(count_fi_long_cq_read, Fabric, |f: &mut Fabric| {
+    std::hint::black_box("receiver");
+    let mut reads = 0;
+    while f.poll(f.rx(), 1) == 0 {
+        reads += 1;
+        assert!(reads < 1000);
+    }
+});
+counted!(count_fi_long_cq_read_tx, Fabric, |f: &mut Fabric| {
+    std::hint::black_box("sender");
+    let mut reads = 0;
+    while f.poll(f.tx(), 1) == 0 {
+        reads += 1;
+        assert!(reads < 1000);
+    }
+});
+
 /// Messages of a window of the stream. One thread runs both ends, so a window is sent as a whole
 /// before the receiver reads.
 const STREAM: u64 = 50;
@@ -268,6 +291,13 @@ fn rdm() {
         assert!(second.post_inject(8));
         assert_eq!(first.poll(first.rx(), 1), 1);
         first.post_recv();
+    }
+    for _ in 0..CALLS {
+        settle(&mut first, &mut second);
+        count_fi_long_tsend(&mut first);
+        count_fi_long_cq_read(&mut second);
+        count_fi_long_cq_read_tx(&mut first);
+        second.post_recv();
     }
     for _ in 0..CALLS / STREAM {
         settle(&mut first, &mut second);

@@ -66,6 +66,17 @@ struct Class {
     queues: Queues,
 }
 
+impl Class {
+    /// The key of the receives of this class that match a message.
+    #[inline]
+    fn key(&self, tag: u64, peer: u32) -> Key {
+        Key {
+            tag: tag & !self.ignore,
+            peer: if self.directed { peer } else { 0 },
+        }
+    }
+}
+
 /// The posted receives of an instance. Not thread safe.
 #[derive(Debug)]
 pub(super) struct Posted<R> {
@@ -134,13 +145,17 @@ impl<R: Copy> Posted<R> {
     pub(super) fn post(&mut self, want: &Want, context: usize, receive: R, multi: Option<MultiId>) {
         self.number += 1;
         let class = self.class(want.ignore, want.from.is_some());
+        let key = Key {
+            tag: want.tag & !want.ignore,
+            peer: peer_key(want.from),
+        };
         let entry = Entry {
             number: self.number,
-            tag: want.tag & !want.ignore,
+            tag: key.tag,
             ignore: want.ignore,
             context,
             link: Link::NONE,
-            peer: peer_key(want.from),
+            peer: key.peer,
             multi: multi.map_or(NIL, |multi| multi.0),
             class: class.map_or(LISTED, |class| class as u8),
             receive,
@@ -155,7 +170,20 @@ impl<R: Copy> Posted<R> {
             index
         };
         self.live += 1;
-        self.link(index);
+        match class {
+            Some(class) => self.link_as(index, class, key),
+            None => self.list.push(&mut self.entries, index),
+        }
+    }
+
+    /// Puts an entry into the queues of a class as the last one.
+    #[inline]
+    fn link_as(&mut self, index: u32, class: usize, key: Key) {
+        let of = &mut self.classes[class];
+        of.queues
+            .push_key(&mut self.entries, index, key, self.hasher);
+        of.entries += 1;
+        self.occupied |= 1 << class;
     }
 
     /// Puts an entry into the queues of its class, or the list of further masks, as the last one.
@@ -165,10 +193,8 @@ impl<R: Copy> Posted<R> {
             self.list.push(&mut self.entries, index);
             return;
         }
-        let of = &mut self.classes[usize::from(class)];
-        of.queues.push(&mut self.entries, index, self.hasher);
-        of.entries += 1;
-        self.occupied |= 1 << class;
+        let key = self.entries.key(index);
+        self.link_as(index, class.into(), key);
     }
 
     /// The reverse of [`Self::link`].
@@ -188,16 +214,20 @@ impl<R: Copy> Posted<R> {
     #[inline]
     pub(super) fn find(&self, tag: u64, peer: PeerIndex) -> Option<(u32, Option<Place>)> {
         let peer = peer_key(Some(peer));
+        let mut occupied = self.occupied;
+        if occupied.is_power_of_two() && self.list.first() == NIL {
+            // one class has all receives: none of them has to be the one that was posted first
+            let class = &self.classes[occupied.trailing_zeros() as usize];
+            let key = class.key(tag, peer);
+            let found = class.queues.find(&self.entries, key, self.hasher);
+            return found.map(|(place, index)| (index, Some(place)));
+        }
         let mut best = None;
         let mut number = u64::MAX;
-        let mut occupied = self.occupied;
         while occupied != 0 {
             let class = &self.classes[occupied.trailing_zeros() as usize];
             occupied &= occupied - 1;
-            let key = Key {
-                tag: tag & !class.ignore,
-                peer: if class.directed { peer } else { 0 },
-            };
+            let key = class.key(tag, peer);
             if let Some((place, index)) = class.queues.find(&self.entries, key, self.hasher) {
                 let found = self.entries[index].number;
                 if found < number {

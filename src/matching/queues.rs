@@ -85,12 +85,29 @@ impl Queues {
     /// Appends an entry, whose key is `entries.key(index)`, to its FIFO.
     pub(super) fn push(&mut self, entries: &mut impl Entries, index: u32, hasher: Hasher) {
         let key = entries.key(index);
-        let Some(first) = self.first(entries, key, hasher) else {
+        self.push_key(entries, index, key, hasher);
+    }
+
+    /// As [`Self::push`], of an entry with this key.
+    #[inline]
+    pub(super) fn push_key(
+        &mut self,
+        entries: &mut impl Entries,
+        index: u32,
+        key: Key,
+        hasher: Hasher,
+    ) {
+        let hash = hash(hasher, key);
+        let found = self.table.find(hash, |index| {
+            cost::entry();
+            entries.key(index) == key
+        });
+        let Some((_, first)) = found else {
             *entries.link(index) = Link {
                 next: NIL,
                 prev: index,
             };
-            self.table.insert(hash(hasher, key), index);
+            self.table.insert(hash, index);
             return;
         };
         cost::entry();

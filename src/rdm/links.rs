@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code, reason = "posts requests")]
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -10,6 +10,7 @@ use super::link::LinkKey;
 use super::link_cm::LinkCm;
 use super::link_end::{LinkEnd, LinkSq};
 use super::link_ring::LinkRing;
+use super::number_map::NumberMap;
 use super::packet_memory::Slot;
 use super::pulls::ReadKey;
 use crate::errno::{FiErrno, Result};
@@ -345,7 +346,7 @@ pub(super) struct Completed {
 pub(super) struct Links {
     places: Vec<Option<LinkQp>>,
     /// Links by the number of their queue pair, and the last one that was found.
-    numbers: HashMap<u32, LinkKey>,
+    numbers: NumberMap<LinkKey>,
     last: Option<(u32, LinkKey)>,
     /// Links that are being ended.
     ending: Vec<LinkKey>,

@@ -56,6 +56,7 @@ mod link_end;
 mod link_ring;
 mod links;
 mod listening;
+mod number_map;
 mod operations;
 mod ops;
 mod packet_memory;

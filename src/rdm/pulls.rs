@@ -3,10 +3,11 @@
 
 #![allow(unsafe_code, reason = "registers buffers of the application")]
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::iov::Buffer;
+use super::number_map::NumberMap;
 use super::peer::PeerKey;
 use super::receives::{ArrivalKey, Receive};
 use super::slab::{Key, Slab};
@@ -67,10 +68,10 @@ pub(super) struct Pulls {
     /// The device copies in the post.
     pub(super) copies: bool,
     /// Number of consecutive messages that a peer has announced and that could not be read.
-    refusals: HashMap<u32, u32>,
+    refusals: NumberMap<u32>,
     reads: Slab<ReadMark, Read>,
     /// By the number of the peer.
-    waiting: HashMap<u32, VecDeque<Waiting>>,
+    waiting: NumberMap<VecDeque<Waiting>>,
     /// Empty lists for reuse.
     spare: Vec<Vec<Kept>>,
 }
@@ -92,9 +93,9 @@ impl Pulls {
             described: domain.config().form.desc != DescRule::Ignored,
             refreshed: matches!(domain.paging(), Paging::Refreshed { .. }),
             copies,
-            refusals: HashMap::new(),
+            refusals: NumberMap::default(),
             reads: Slab::new(),
-            waiting: HashMap::new(),
+            waiting: NumberMap::default(),
             spare: Vec::new(),
         }
     }

@@ -1,7 +1,7 @@
 //! RMA and atomics of an endpoint: the operations, from the call of the application to the
 //! completion, and those that wait to be posted. `executor/rma.rs` posts them.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::time::Instant;
 
 use atomic_ops::Op;
@@ -10,6 +10,7 @@ use super::core::{Core, Io};
 use super::iov::{Iov, MAX_IOV};
 use super::link::LinkKey;
 use super::operations::Atomic;
+use super::number_map::NumberMap;
 use super::packet_memory::Slot;
 use super::peer::PeerKey;
 use super::slab::{Key, Slab};
@@ -246,7 +247,7 @@ impl RmaOp {
 pub(super) struct Rma {
     pub(super) ops: Slab<RmaMark, RmaOp>,
     /// Operations that are not posted, or not completely, by the number of the peer; in order.
-    waiting: HashMap<u32, VecDeque<RmaKey>>,
+    waiting: NumberMap<VecDeque<RmaKey>>,
     /// Operations of unknown outcome, until a link to the peer shows it.
     pub(super) doubtful: Vec<RmaKey>,
     /// Operations with requests that have not completed on a link that has ended. They end when the
@@ -270,7 +271,7 @@ impl Rma {
     pub(super) fn new() -> Self {
         Self {
             ops: Slab::new(),
-            waiting: HashMap::new(),
+            waiting: NumberMap::default(),
             doubtful: Vec::new(),
             ending: Vec::new(),
             deferring: Vec::new(),

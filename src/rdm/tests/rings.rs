@@ -5,13 +5,13 @@
 use std::time::{Duration, Instant};
 
 use super::Random;
-use super::endpoints::{End, domain, wait};
+use super::endpoints::{End, config, domain, wait};
 use crate::av::FiAddr;
 use crate::errno::FiErrno;
 use crate::mr::Desc;
 use crate::queue::Completion;
-use crate::rdm::LocalIov;
 use crate::rdm::links::IDLE_RINGS;
+use crate::rdm::{EndpointConfig, LocalIov};
 
 const LONGEST: usize = 20_000;
 
@@ -312,4 +312,57 @@ fn unused_rings_become_cold() {
         all_send(round);
     }
     assert_eq!(hot(), PEERS);
+}
+
+/// A read gets the entries of messages directly while it has room; behind an entry that waits, they
+/// wait too. Every fifth receive is too short.
+#[test]
+fn entries_are_in_the_order_of_the_messages() {
+    const COUNT: usize = 40;
+    let domain = domain();
+    let plain = EndpointConfig {
+        source: false,
+        ..config()
+    };
+    let (a, b) = (End::open(&domain), End::with(&domain, plain, 0));
+    let to_b = a.knows(&b);
+    let limit = Instant::now() + Duration::from_secs(20);
+    let mut sizes = [1, 3, 20, 2, 16].into_iter().cycle();
+    for round in 0..6 {
+        let len = |number: usize| if number % 5 == 4 { 8 } else { 16 };
+        let mut buffers: Vec<_> = (0..COUNT).map(|number| vec![0; len(number)]).collect();
+        for (number, buffer) in buffers.iter_mut().enumerate() {
+            b.recv(None, buffer, number);
+        }
+        let messages: Vec<_> = (0..COUNT).map(|at| message(at + round, 16)).collect();
+        let (mut sent, mut contexts) = (0, Vec::new());
+        while contexts.len() < COUNT {
+            assert!(Instant::now() < limit, "{contexts:?}");
+            // as many as a ring holds, or some at a time
+            let most = if round % 2 == 0 { COUNT } else { sent + 7 };
+            while sent < COUNT.min(most) && inject(&a, to_b, &messages[sent]) {
+                sent += 1;
+            }
+            a.poll();
+            let size = sizes.next().unwrap();
+            let mut count = 0;
+            let read = b.cq.read(size, &mut |completion: &Completion| {
+                contexts.push(completion.context);
+                count += 1;
+            });
+            match read {
+                Ok(entries) => assert!(entries == count && count <= size),
+                Err(FiErrno::EAVAIL) => {
+                    let error = b.cq.read_error().unwrap();
+                    assert_eq!((error.err, error.olen), (FiErrno::ETRUNC, 8));
+                    contexts.push(error.completion.context);
+                }
+                Err(error) => assert_eq!(error, FiErrno::EAGAIN),
+            }
+        }
+        assert!(contexts.iter().copied().eq(0..COUNT), "{contexts:?}");
+        for (buffer, message) in buffers.iter().zip(&messages) {
+            assert_eq!(buffer[..], message[..buffer.len()]);
+        }
+    }
 }
