@@ -44,6 +44,12 @@ impl Executor {
         self.rma_config.device_atomics
     }
 
+    /// Atomics become packets, as on a device that does not have them.
+    #[cfg(test)]
+    pub(in crate::rdm) fn send_atomics(&mut self) {
+        self.rma_config.device_atomics = false;
+    }
+
     /// Copies the operands to a slot, and makes the request of an operation.
     ///
     /// # Errors

@@ -100,6 +100,7 @@ impl<'a> World<'a> {
         let shared = end.ep.shared();
         shared.no_rings.store(!plan.rings, Ordering::Relaxed);
         let (lossy, few) = (plan.lossy, plan.few_receives);
+        let device_atomics = plan.device_atomics;
         let receives = 2 + self.random.below(4) as usize;
         shared.change(|_, io| {
             if lossy {
@@ -107,6 +108,9 @@ impl<'a> World<'a> {
             }
             if few {
                 io.limit_receives(receives);
+            }
+            if !device_atomics {
+                io.send_atomics();
             }
         });
         let memory = Memory::new(LEN);
@@ -525,6 +529,7 @@ impl<'a> World<'a> {
         let allowed = match op.what {
             What::Wrong => error.err == FiErrno::EKEYREJECTED || lost && plan.lossy,
             What::Write { inject, .. } => lost && (plan.lossy || inject),
+            What::Add { .. } => lost && plan.lossy && plan.device_atomics,
             _ => false,
         };
         assert!(

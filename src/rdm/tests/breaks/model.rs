@@ -89,6 +89,8 @@ pub(super) struct Plan {
     pub(super) restarts: bool,
     pub(super) after_sends: bool,
     pub(super) before_sends: bool,
+    /// Atomics are executed by the device, or by the processor of the target.
+    pub(super) device_atomics: bool,
 }
 
 impl Plan {
@@ -107,6 +109,7 @@ impl Plan {
             restarts: random.one_in(6),
             after_sends: random.one_in(2),
             before_sends: random.one_in(2),
+            device_atomics: random.one_in(2),
         }
     }
 
