@@ -1,5 +1,5 @@
-//! Idle peers: the time of an empty poll of a reliable datagram endpoint, and the time of connecting
-//! its peers.
+//! Idle peers: the time of an empty poll of a reliable datagram endpoint, and the time of
+//! connecting its peers.
 //!
 //! The peers are endpoints of at most [`PROCESSES`] processes; each sends one message and is idle
 //! afterwards.

@@ -8,8 +8,8 @@
 //! `weft-bench count` runs each call for callgrind ([`count`]), `weft-bench regions` measures
 //! registration and keys ([`regions`]), `weft-bench pages` new pages and shared memory ([`pages`]),
 //! `weft-bench cache` the registration cache ([`cache`]), `weft-bench matching` receives and
-//! messages by their tags ([`matching`]), `weft-bench polls` polls beside idle peers ([`idle_peers`]).
-//! `docs/performance.md` has the method and the results.
+//! messages by their tags ([`matching`]), `weft-bench polls` polls beside idle peers
+//! ([`idle_peers`]). `docs/performance.md` has the method and the results.
 
 #![allow(unsafe_code, reason = "calls C libraries as applications do")]
 

@@ -67,7 +67,8 @@ impl Format {
         }
     }
 
-    /// Whether the addresses of this format are IPv4 addresses; `None`: they can have either family.
+    /// Whether the addresses of this format are IPv4 addresses; `None`: they can have either
+    /// family.
     pub(crate) fn is_ipv4(self) -> Option<bool> {
         match self {
             Self::In => Some(true),

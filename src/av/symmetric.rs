@@ -48,8 +48,8 @@ impl Symmetric {
     /// `fi_av_insertsvc` has one of each.
     ///
     /// # Errors
-    /// `EINVAL`: an address string with a service, or anything else without one; several nodes from a
-    /// host name without digits at its end; several services from a name; ports above 65535, or
+    /// `EINVAL`: an address string with a service, or anything else without one; several nodes from
+    /// a host name without digits at its end; several services from a name; ports above 65535, or
     /// addresses beyond the last one; more than `u32::MAX` addresses.
     pub fn new(node: &str, nodes: usize, service: Option<&str>, services: usize) -> Result<Self> {
         let count = nodes.checked_mul(services).ok_or(FiErrno::EINVAL)?;

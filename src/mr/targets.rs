@@ -235,8 +235,8 @@ impl Targets {
     }
 }
 
-/// Executes an operation. Returns whether it counts as a write (`docs/mr-modes.md`). If it fails with `EFAULT`, the
-/// elements before some may have changed.
+/// Executes an operation. Returns whether it counts as a write (`docs/mr-modes.md`). If it fails
+/// with `EFAULT`, the elements before some may have changed.
 fn execute(pieces: &Pieces, change: &Change<'_>, earlier: &mut [u8; BYTES]) -> Result<bool> {
     let (len, size) = (change.len(), change.operation.datatype().size());
     let values = earlier.get_mut(..len).ok_or(FiErrno::EINVAL)?;

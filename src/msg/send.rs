@@ -31,8 +31,9 @@ use crate::msg::Endpoint;
 ///   allocated. The first look-up in a domain starts its helper thread.
 /// - An operation whose look-up does not end within these polls, whose requests do not fit in the
 ///   send queue, or that is behind such an operation is deferred. This allocates copies of its
-///   vectors of buffers and descriptors, and of injected data, and starts the domain's helper thread
-///   if it is not running. At most as many operations are deferred as the send queue has free slots.
+///   vectors of buffers and descriptors, and of injected data, and starts the domain's helper
+///   thread if it is not running. At most as many operations are deferred as the send queue has
+///   free slots.
 ///
 /// The call holds the endpoint's transmit lock; other posts to this endpoint wait for it. Refused
 /// arguments are logged at level info.

@@ -334,8 +334,8 @@ impl<I: Io> Core<I> {
             .map_or(Number::default(), |peer| peer.next)
     }
 
-    /// All numbered packets to a peer before this number were posted to the out-link, if the peer had
-    /// not processed them. `None`: some are not posted again yet.
+    /// All numbered packets to a peer before this number were posted to the out-link, if the peer
+    /// had not processed them. `None`: some are not posted again yet.
     pub(super) fn posted_until(&self, peer: PeerKey) -> Option<Number> {
         let peer = self.peers.get(peer)?;
         peer.repost.is_none().then_some(peer.next)

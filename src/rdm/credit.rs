@@ -7,7 +7,8 @@ use crate::wire::rdm::{Credit, Grant, GrantNumber};
 pub const SMALLEST: Credit = Credit::new(4, 2);
 /// The window of a new peer while the pool has room.
 pub const FIRST: Credit = Credit::new(64, 4);
-/// The window of a peer that sends short messages continually: as many as a ring of 128 slots holds.
+/// The window of a peer that sends short messages continually: as many as a ring of 128 slots
+/// holds.
 const BUSY: Credit = Credit::new(256, 128);
 
 /// Positions are valid up to this distance.
@@ -179,9 +180,9 @@ impl Inbound {
         }
     }
 
-    /// Before a grant: doubles the slots, or the blocks, of a window of which the peer has used more
-    /// than half since the last one, up to [`BUSY`], if the pool permits it. So a peer that sends
-    /// many messages gets fewer grants.
+    /// Before a grant: doubles the slots, or the blocks, of a window of which the peer has used
+    /// more than half since the last one, up to [`BUSY`], if the pool permits it. So a peer that
+    /// sends many messages gets fewer grants.
     #[inline]
     pub(super) fn grow_busy(&mut self, pool: &mut Pool) {
         let (window, unused) = (self.window, self.grant.limit.sub(self.used));

@@ -1,6 +1,6 @@
-//! Messages that are in the memory of the peer when they are posted ([`Post::Delivered`]): they need
-//! no operation in the tables. Such a message takes the same number and uses the same credit as any
-//! other, so these calls and the other ones can be mixed.
+//! Messages that are in the memory of the peer when they are posted ([`Post::Delivered`]): they
+//! need no operation in the tables. Such a message takes the same number and uses the same credit
+//! as any other, so these calls and the other ones can be mixed.
 //!
 //! [`Post::Delivered`]: super::core::Post::Delivered
 

@@ -26,7 +26,8 @@ use crate::wire::rdm::{Reason, Rejection, Reply};
 /// This side of a link as peers access it, and what posts RMA to it.
 type Rma = (Option<LinkEnd>, Option<Box<Initiator<LinkSq>>>);
 
-/// What ends with a queue pair, because its requests have not completed: READs of messages, and RMA.
+/// What ends with a queue pair, because its requests have not completed: READs of messages, and
+/// RMA.
 #[derive(Debug)]
 pub(super) struct Ended {
     pub(super) reads: Vec<ReadKey>,

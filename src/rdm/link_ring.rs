@@ -82,8 +82,8 @@ fn counts_forks() -> bool {
 }
 
 impl LinkRing {
-    /// Creates the ring of a queue pair that is not connected yet. `None`: the device has none, or no
-    /// memory for it.
+    /// Creates the ring of a queue pair that is not connected yet. `None`: the device has none, or
+    /// no memory for it.
     pub(super) fn create(qp: &Arc<Qp>, link: LinkKey) -> Option<Self> {
         if !counts_forks() {
             return None;

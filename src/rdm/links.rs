@@ -215,8 +215,8 @@ impl LinkQp {
         room
     }
 
-    /// The ring, if the next packet can go there: all SENDs have completed, so the packets before it
-    /// have arrived, and so has RMA, which must not be overtaken (`FI_ORDER_SAW`).
+    /// The ring, if the next packet can go there: all SENDs have completed, so the packets before
+    /// it have arrived, and so has RMA, which must not be overtaken (`FI_ORDER_SAW`).
     #[inline]
     pub(super) fn free_ring(&mut self) -> Option<&mut LinkRing> {
         let rma = self.end.as_ref().is_some_and(|end| end.rings.is_busy());
@@ -350,7 +350,8 @@ pub(super) struct Links {
     last: Option<(u32, LinkKey)>,
     /// Links that are being ended.
     ending: Vec<LinkKey>,
-    /// Links whose rings each progress call examines, and others in whose rings packets have arrived.
+    /// Links whose rings each progress call examines, and others in whose rings packets have
+    /// arrived.
     pub(super) hot: Vec<LinkKey>,
     pub(super) cold: Vec<LinkKey>,
     count: usize,
@@ -436,8 +437,8 @@ impl Links {
         }
     }
 
-    /// Makes some of the hot rings cold in which nothing has arrived since the last call. The caller
-    /// reads the cold rings afterwards.
+    /// Makes some of the hot rings cold in which nothing has arrived since the last call. The
+    /// caller reads the cold rings afterwards.
     #[cold]
     pub(super) fn cool(&mut self) {
         let mut left = COOLED;

@@ -21,9 +21,9 @@ const BUSY: u32 = 16;
 const COOLING: u32 = 1024;
 
 impl State {
-    /// As [`Self::poll`]; most calls examine the hot rings alone, if there are any. Not for a caller
-    /// that may sleep afterwards. `reader` gets entries of received messages directly, as long as it
-    /// has room.
+    /// As [`Self::poll`]; most calls examine the hot rings alone, if there are any. Not for a
+    /// caller that may sleep afterwards. `reader` gets entries of received messages directly, as
+    /// long as it has room.
     #[inline]
     pub(super) fn poll_hot(&mut self, reader: Option<&mut Reader<'_, '_>>) -> Result<bool> {
         let (found, all) = self.read_hot(reader);

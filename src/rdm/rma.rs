@@ -9,8 +9,8 @@ use atomic_ops::Op;
 use super::core::{Core, Io};
 use super::iov::{Iov, MAX_IOV};
 use super::link::LinkKey;
-use super::operations::Atomic;
 use super::number_map::NumberMap;
+use super::operations::Atomic;
 use super::packet_memory::Slot;
 use super::peer::PeerKey;
 use super::slab::{Key, Slab};
@@ -323,8 +323,8 @@ impl Rma {
         self.waiting.get(&peer.number())?.front().copied()
     }
 
-    /// The order of the first operation of a peer that ends with the queue pair of its link, and may
-    /// be posted again.
+    /// The order of the first operation of a peer that ends with the queue pair of its link, and
+    /// may be posted again.
     pub(super) fn first_ending(&self, peer: PeerKey) -> Option<u64> {
         if self.ending.is_empty() {
             return None;

@@ -282,8 +282,8 @@ impl Shared {
         }
     }
 
-    /// This side of a link as peers access it. Acquires the lock of the key directory, and registers
-    /// memory.
+    /// This side of a link as peers access it. Acquires the lock of the key directory, and
+    /// registers memory.
     pub(super) fn create_end(&self, link: LinkKey, qp: &Arc<Qp>) -> Result<Option<LinkEnd>> {
         if !self.has_rma() {
             return Ok(None);

@@ -13,9 +13,9 @@
 //!   infinities of C, annex G.
 //! - `long double` is the 80-bit format of x86. On other processors there is no such datatype here.
 //!   Its padding bytes are never changed.
-//! - 16-bit and 8-bit floating point: each operation is executed in `double` and rounded once to the
-//!   format, which gives the correctly rounded result because `double` has more than twice their
-//!   precision. An `E4M3` value has no infinity: a result beyond ±448 is a NaN.
+//! - 16-bit and 8-bit floating point: each operation is executed in `double` and rounded once to
+//!   the format, which gives the correctly rounded result because `double` has more than twice
+//!   their precision. An `E4M3` value has no infinity: a result beyond ±448 is a NaN.
 
 #![allow(
     clippy::float_cmp,

@@ -2,8 +2,8 @@
 
 use crate::element::{Element, Ordered, put};
 
-/// `BYTES`: the size. `INFINITE`: whether the largest exponent is that of infinities and NaNs, as in
-/// IEEE 754; otherwise only the value with all bits set is a NaN, and there is no infinity.
+/// `BYTES`: the size. `INFINITE`: whether the largest exponent is that of infinities and NaNs, as
+/// in IEEE 754; otherwise only the value with all bits set is a NaN, and there is no infinity.
 #[derive(Clone, Copy)]
 pub(crate) struct Small<
     const BYTES: usize,

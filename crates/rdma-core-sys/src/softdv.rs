@@ -29,8 +29,8 @@ pub struct softdv_ring_info {
 }
 
 /// The part of a receive ring that its user may read: the ring has something to poll if the 32 bits
-/// at `next` are `expected`. Both change only in `softdv_ring_poll`, `softdv_ring_consume` and calls
-/// that change the queue pair's state.
+/// at `next` are `expected`. Both change only in `softdv_ring_poll`, `softdv_ring_consume` and
+/// calls that change the queue pair's state.
 #[repr(C)]
 #[derive(Debug)]
 pub struct softdv_ring {

@@ -130,9 +130,9 @@ pub(crate) fn forms(
     Ok(forms)
 }
 
-/// As [`forms`], for endpoints with many peers that access no region: the form without bits, unless the
-/// application offered a value from before API 1.5. Regions are for local use only, so every device
-/// supports it.
+/// As [`forms`], for endpoints with many peers that access no region: the form without bits, unless
+/// the application offered a value from before API 1.5. Regions are for local use only, so every
+/// device supports it.
 ///
 /// # Errors
 /// As [`forms`].

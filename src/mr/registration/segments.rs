@@ -109,7 +109,8 @@ impl Segments {
         Ok(Shared(Arc::new(mr?)))
     }
 
-    /// Registers the present pages of these ranges. The segments change when [`Self::make`] is called.
+    /// Registers the present pages of these ranges. The segments change when [`Self::make`] is
+    /// called.
     ///
     /// # Errors
     /// As [`Self::new`].
@@ -228,8 +229,8 @@ impl Segments {
     }
 
     /// The lkey of a local buffer. Acquires a read lock whose writers hold it only while the
-    /// segments change. If the buffer covers several segments, registers them as one, which blocks and
-    /// allocates.
+    /// segments change. If the buffer covers several segments, registers them as one, which blocks
+    /// and allocates.
     ///
     /// # Errors
     /// `EINVAL`: a page of the buffer is absent. Those of registering, if the buffer covers several

@@ -24,8 +24,8 @@ use crate::verbs::SendOpcode;
 use crate::wire::rdm::Credit;
 use crate::wire::rdm::packet::MAX_OPERANDS;
 
-/// Flags of atomics that the engine knows. `FI_MORE` has no effect on packets. Each entry follows the execution at the target,
-/// which is beyond all completion levels.
+/// Flags of atomics that the engine knows. `FI_MORE` has no effect on packets. Each entry follows
+/// the execution at the target, which is beyond all completion levels.
 const FLAGS: Flags = Flags::COMPLETION
     .union(Flags::INJECT)
     .union(Flags::INJECT_COMPLETE)

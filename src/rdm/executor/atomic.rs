@@ -109,8 +109,8 @@ impl Executor {
         self.answer_with(origin, result);
     }
 
-    /// Gives the credit of an ATOMIC back, or returns its packet: then the credit is given back when
-    /// the answer is complete.
+    /// Gives the credit of an ATOMIC back, or returns its packet: then the credit is given back
+    /// when the answer is complete.
     fn result_begins(&mut self, origin: Origin) -> Option<Origin> {
         self.results.incomplete += 1;
         if self.results.incomplete > MAX_RESULTS {

@@ -49,7 +49,8 @@ impl Executor {
         posted
     }
 
-    /// Posts a numbered packet to the ring of a link. `None`: the packet goes through the queue pair.
+    /// Posts a numbered packet to the ring of a link. `None`: the packet goes through the queue
+    /// pair.
     pub(super) fn post_to_ring(
         &mut self,
         on: LinkKey,
@@ -125,8 +126,8 @@ impl Executor {
         found == COUNT
     }
 
-    /// Processes the next packet in the ring of a link. `false`: there is none, or it has to wait for
-    /// packets in the shared receive queue.
+    /// Processes the next packet in the ring of a link. `false`: there is none, or it has to wait
+    /// for packets in the shared receive queue.
     /// `reader`: gets the entry of a message directly.
     #[inline]
     pub(in crate::rdm) fn read_ring(

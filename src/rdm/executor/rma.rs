@@ -54,8 +54,8 @@ pub(in crate::rdm) struct RmaConfig {
 impl Executor {
     /// Whether a message or an atomic waits for earlier RMA operations to the peer: with a fence,
     /// for those that are not complete; messages, if sends are ordered behind writes, for those
-    /// that are not posted; both, for those with a fence that are not posted. An atomic with a fence
-    /// also waits for earlier messages and atomics that are not complete.
+    /// that are not posted; both, for those with a fence that are not posted. An atomic with a
+    /// fence also waits for earlier messages and atomics that are not complete.
     #[inline]
     pub(super) fn waits_for_rma(&mut self, on: LinkKey, op: TxKey) -> bool {
         let any = self.rma.ops.len() != 0 || self.rma.fences != 0;

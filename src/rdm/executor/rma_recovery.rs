@@ -39,9 +39,9 @@ impl Failure {
         self.not_executed
     }
 
-    /// Whether none of the requests behind it was or will be executed. The queue pair of a peer that
-    /// answers with an error executes nothing any more (IB specification, 9.9.3), and a request
-    /// waits behind one for which the peer has no receive.
+    /// Whether none of the requests behind it was or will be executed. The queue pair of a peer
+    /// that answers with an error executes nothing any more (IB specification, 9.9.3), and a
+    /// request waits behind one for which the peer has no receive.
     pub(super) fn stops(&self) -> bool {
         let answers = [
             sys::IBV_WC_REM_INV_REQ_ERR,

@@ -203,8 +203,8 @@ fn a_break_of_a_link_with_rings_loses_and_repeats_nothing() {
     }
 }
 
-/// A receiver that takes nothing: its ring is full, then packets go through the queue pair, and then
-/// there is no credit.
+/// A receiver that takes nothing: its ring is full, then packets go through the queue pair, and
+/// then there is no credit.
 #[test]
 fn a_full_ring_is_no_end() {
     const COUNT: usize = 60;

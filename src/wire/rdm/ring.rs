@@ -53,8 +53,8 @@ pub fn words(head: &[u8; MAX_HEAD]) -> (Words, bool) {
     (words, has_prefix(&words))
 }
 
-/// Whether the payload begins with bytes 16 to 24 of the header. EAGER without remote CQ data has no
-/// such bytes: its length is that of the payload.
+/// Whether the payload begins with bytes 16 to 24 of the header. EAGER without remote CQ data has
+/// no such bytes: its length is that of the payload.
 #[inline]
 fn has_prefix(words: &Words) -> bool {
     // the lowest bytes

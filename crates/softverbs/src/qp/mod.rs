@@ -8,6 +8,7 @@
 //! word, and the posted receives.
 
 mod agent_request;
+mod atomic;
 mod copies;
 mod counts;
 mod datagram;

@@ -16,7 +16,7 @@ use crate::hazard::MOST_AT_ONCE;
 use crate::key::Key;
 use crate::limits::MAX_MESSAGE;
 use crate::peer::{Peer, Push};
-use crate::region::{self, AccessError, Change, Direction, Flush, Target};
+use crate::region::{self, AccessError, Direction, Flush, Target};
 use crate::ring::{Header, MAX_PAYLOAD, flag, op};
 use crate::segment::layout::{Fault, qp_access};
 use crate::sync::{Guard, barriers_work, light_fence};
@@ -460,62 +460,6 @@ impl Qp {
             Err(AccessError::Refused) => IBV_WC_LOC_QP_OP_ERR,
         };
         Step::Done(status)
-    }
-
-    /// An atomic: also executed by this thread.
-    fn run_atomic(&self, sq: &mut SendQueue, request: &Request<'_>) -> Step {
-        let Some(conn) = &sq.conn else {
-            return Step::Wait(Reason::Connection);
-        };
-        let operands = &request.operands;
-        if request.len != 8 {
-            return Step::Done(IBV_WC_LOC_LEN_ERR);
-        }
-        let change = match request.opcode {
-            IBV_WR_ATOMIC_FETCH_AND_ADD => Change::Add(operands.compare_add),
-            IBV_WR_ATOMIC_WRITE => {
-                let mut value = [0u8; 8];
-                // SAFETY: `value` has room for the 8 bytes of the request.
-                unsafe { request.gather(value.as_mut_ptr()) };
-                Change::Store(u64::from_ne_bytes(value))
-            }
-            _ => Change::Swap(operands.compare_add, operands.swap),
-        };
-        let result = if !operands.remote_addr.is_multiple_of(8) {
-            return self.refused(sq, Fault::Request, IBV_WC_REM_INV_REQ_ERR);
-        } else if conn.word.access() & change.right() == 0 {
-            Err(AccessError::Remote)
-        } else {
-            let target = Target {
-                key: Key(operands.rkey),
-                addr: operands.remote_addr,
-                pd: conn.pd,
-                qp: sq.dest,
-            };
-            region::change(self.process(), &conn.peer, target, change)
-        };
-        sq.begun = true;
-        let result = if result == Err(AccessError::Refused) {
-            let what = What::Change(Key(operands.rkey), operands.remote_addr, change);
-            match self.by_agent(sq, what, &[], 0) {
-                Some(done) => done,
-                None => return Step::Wait(Reason::Agent),
-            }
-        } else {
-            result
-        };
-        Step::Done(match result {
-            Ok(_) if request.opcode == IBV_WR_ATOMIC_WRITE => IBV_WC_SUCCESS,
-            Ok(old) => {
-                // SAFETY: the sges are registered buffers of this process, 8 bytes in total.
-                unsafe { request.scatter(&old.to_ne_bytes()) };
-                IBV_WC_SUCCESS
-            }
-            Err(AccessError::Remote) => return self.refused_access(sq),
-            Err(AccessError::Local) => IBV_WC_LOC_PROT_ERR,
-            Err(AccessError::Dead) => IBV_WC_RETRY_EXC_ERR,
-            Err(AccessError::Refused) => IBV_WC_LOC_QP_OP_ERR,
-        })
     }
 
     /// A flush. It covers the earlier requests of this connection, because requests are executed in

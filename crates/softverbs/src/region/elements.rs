@@ -221,7 +221,8 @@ pub(crate) fn change_elements(
 }
 
 /// Changes elements of this process's own memory, which lie in the ranges one after the other;
-/// `own` is this process as a peer. For the memory of a region the caller holds a hazard for its key.
+/// `own` is this process as a peer. For the memory of a region the caller holds a hazard for its
+/// key.
 ///
 /// # Errors
 /// As [`change_elements`]. `Dead`: another process has held a lock for longer than `patience`.

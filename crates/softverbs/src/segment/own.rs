@@ -160,8 +160,8 @@ impl OwnSegment {
         self.lock().order.give(at, len);
     }
 
-    /// Allocates a range for a receive ring or for arrivals, in the file that peers write, and backs
-    /// it with pages.
+    /// Allocates a range for a receive ring or for arrivals, in the file that peers write, and
+    /// backs it with pages.
     ///
     /// # Errors
     /// `ENOMEM`.
