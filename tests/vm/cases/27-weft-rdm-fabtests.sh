@@ -5,9 +5,9 @@
 # libfabric's fabtests of endpoints with many peers on rxe0. fi_cq_test opens 32,768 queues, which
 # take more than 6 GB of the kernel's memory with MSG endpoints; it gets the same limit here. Tests
 # of RMA and atomics register 64 buffers of 8 MiB each way in one region, for whose page list rxe
-# allocates more than 4 MiB at once (ENOMEM; 20-weft-fabtests.sh): they get a smaller window or size. Tests
-# that repeat others with more iterations, or have more processes than the guest has processors, run on
-# soft0 only.
+# allocates more than 4 MiB at once (ENOMEM; 20-weft-fabtests.sh): they get a smaller window or
+# size. Tests that repeat others with more iterations, or have more processes than the guest has
+# processors, run on soft0 only.
 run() {
 	only='^(fi_(getinfo_test|av_test|cq_test|rdm$|av_xfer|cq_data|rdm_tagged_peek|unexpected_msg)'
 	only="$only|fi_inject_test -A inject|fi_flood -e rdm -v -T 1$|fi_resmgmt_test -e rdm -t -j -A"
