@@ -148,7 +148,7 @@ const QP_LAYERS: &[&[&str]] = &[
     ],
     &["copies", "modify", "remote_qp"],
     &["fail", "own_ring", "push", "waiting", "xrc_send"],
-    &["elements"],
+    &["atomic", "elements"],
     &["datagram", "pending", "send", "window"],
     &["extended", "fast_path", "pull"],
     &["object"],
