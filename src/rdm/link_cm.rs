@@ -147,7 +147,11 @@ impl LinkCm {
         let mut end = shared.create_end(self.link, &qp)?;
         let listener: Weak<Self> = Arc::downgrade(self);
         shared.domain.device().listen(qp.object(), listener);
-        let ring = LinkRing::create(&qp, self.link).filter(|_| shared.uses_rings());
+        // the peer sends to a ring that exists, whether or not this side reads it
+        let ring = match shared.uses_rings() {
+            true => LinkRing::create(&qp, self.link),
+            false => None,
+        };
         if shared.set_qp(self.link, &qp, ring, &mut end) {
             Ok(())
         } else {

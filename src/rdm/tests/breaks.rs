@@ -14,7 +14,6 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use atomic_ops::{Datatype, Family, Op as Operator, Operation as Arithmetic};
@@ -96,9 +95,8 @@ impl<'a> World<'a> {
             connect_timeout: Some(Duration::from_secs(8)),
             ..config()
         };
-        let end = End::with(self.domain, config, 0);
+        let end = End::with_rings(self.domain, config, 0, plan.rings);
         let shared = end.ep.shared();
-        shared.no_rings.store(!plan.rings, Ordering::Relaxed);
         let (lossy, few) = (plan.lossy, plan.few_receives);
         let device_atomics = plan.device_atomics;
         let receives = 2 + self.random.below(4) as usize;

@@ -4,6 +4,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::Token;
@@ -74,7 +75,19 @@ impl End {
 
     /// With these attributes and a completion queue of this size.
     pub(super) fn with(domain: &Arc<Domain>, config: EndpointConfig, size: usize) -> Self {
+        Self::with_rings(domain, config, size, true)
+    }
+
+    /// As [`Self::with`]; its links have rings or not.
+    pub(super) fn with_rings(
+        domain: &Arc<Domain>,
+        config: EndpointConfig,
+        size: usize,
+        rings: bool,
+    ) -> Self {
         let ep = Endpoint::new(domain, config).unwrap();
+        // a peer may dial the address as soon as the endpoint is enabled
+        ep.shared().no_rings.store(!rings, Ordering::Relaxed);
         let cq = queue(domain, size);
         let av = AddressVector::open(4).unwrap();
         ep.bind_vector(&av).unwrap();

@@ -180,6 +180,26 @@ fn rings_and_queue_pairs_keep_the_order() {
     }
 }
 
+/// Each side is the first to dial once.
+#[test]
+fn an_endpoint_without_rings_gets_no_packet_in_one() {
+    let domain = domain();
+    for dialler in [0, 1] {
+        let without = End::with_rings(&domain, config(), 0, false);
+        let ends = [without, End::open(&domain)];
+        let (from, to) = (&ends[dialler], &ends[1 - dialler]);
+        let mut buffers = [[0; 8]; 2];
+        from.recv(None, &mut buffers[0], 2);
+        to.recv(None, &mut buffers[1], 2);
+        from.send(from.knows(to), None, &[1; 8], 1);
+        wait([from, to], [1, 1]);
+        to.send(to.knows(from), None, &[2; 8], 1);
+        wait([from, to], [1, 1]);
+        assert_eq!(buffers, [[2; 8], [1; 8]]);
+        exchange(from, to, 7, 200, |_| {});
+    }
+}
+
 #[test]
 fn a_break_of_a_link_with_rings_loses_and_repeats_nothing() {
     let domain = domain();

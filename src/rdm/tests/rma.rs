@@ -3,7 +3,6 @@
 #![allow(unsafe_code, reason = "passes buffers as C does")]
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::super::executor::Executor;
@@ -39,8 +38,7 @@ impl Side {
             sends_after_rma: true,
             ..config()
         };
-        let end = End::with(domain, config, 0);
-        end.ep.shared().no_rings.store(true, Ordering::Relaxed);
+        let end = End::with_rings(domain, config, 0, false);
         let memory = Memory::new(4096);
         let buffer = Buffer {
             addr: memory.addr() as *const _,
