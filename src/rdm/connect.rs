@@ -542,10 +542,12 @@ impl<I: Io> Core<I> {
     /// A peer turned out to be this endpoint.
     fn name(&mut self, key: PeerKey, id: EndpointId, io: &mut I) {
         if let Some(peer) = self.peers.get_mut(key) {
-            if let Some(old) = peer.id.replace(id)
-                && self.ids.get(&old) == Some(&key)
-            {
-                self.ids.remove(&old);
+            if let Some(old) = peer.id.replace(id).filter(|old| *old != id) {
+                // epochs are those of one endpoint
+                (peer.newest, peer.void) = (None, None);
+                if self.ids.get(&old) == Some(&key) {
+                    self.ids.remove(&old);
+                }
             }
             self.ids.insert(id, key);
             if peer.meant.take().is_some_and(|meant| meant != id) {
