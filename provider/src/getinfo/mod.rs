@@ -94,11 +94,11 @@ fn find(
     Ok(list)
 }
 
-/// The offers of all devices, those of the first endpoint type before those of the next one.
+/// The offers of all devices: each device before the next one, with its endpoint types in order.
 fn offers(devices: &[Arc<Device>]) -> Vec<Offer> {
     let mut offers = Vec::new();
-    for ep in ep_type::offered() {
-        for device in devices {
+    for device in devices {
+        for ep in ep_type::offered() {
             match Offer::of(device, ep) {
                 Ok(offer) => offers.push(offer),
                 Err(errno) => {
