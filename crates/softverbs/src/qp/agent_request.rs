@@ -47,8 +47,7 @@ impl Drop for AgentRequest {
 }
 
 /// Progress of an agent request: its result (of an atomic, the old word; of elements, the number of
-/// those that have changed), or `None` while it is in
-/// progress.
+/// those that have changed), or `None` while it is in progress.
 pub(super) type Progress = Option<Result<u64, AccessError>>;
 
 impl Qp {

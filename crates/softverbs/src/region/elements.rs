@@ -246,6 +246,14 @@ pub(crate) fn change_own_elements(
     memory.change(ranges, elements)
 }
 
+/// The error of an operation. `begun`: elements have changed, so that an agent must not repeat it.
+fn after(begun: bool, error: AccessError) -> AccessError {
+    match error {
+        AccessError::Refused | AccessError::Dead if begun => AccessError::Remote,
+        error => error,
+    }
+}
+
 /// How an element changes.
 enum Way {
     /// In a word at this offset of a mapping.
@@ -268,23 +276,18 @@ where
         elements.changed = 0;
         // elements under locks that are not executed yet begin here
         let mut locked = 0;
-        // a request that has begun is not repeated by an agent
-        let begun = |error, at| match error {
-            AccessError::Refused | AccessError::Dead if at != 0 => AccessError::Remote,
-            error => error,
-        };
         for at in (0..len).step_by(size) {
             let way = self.way(ranges, at, size);
-            let Way::Word(place, offset) = way.map_err(|error| begun(error, locked))? else {
+            let Way::Word(place, offset) = way.map_err(|error| after(locked != 0, error))? else {
                 continue;
             };
             let run = self.change_locked(ranges, locked..at, elements);
-            run.map_err(|error| begun(error, locked))?;
+            run.map_err(|error| after(locked != 0, error))?;
             change_word(place.map(), offset, at, elements)?;
             locked = at + size;
         }
         let run = self.change_locked(ranges, locked..len, elements);
-        run.map_err(|error| begun(error, locked))
+        run.map_err(|error| after(locked != 0, error))
     }
 
     /// How the element at `at` changes.
@@ -339,18 +342,18 @@ where
         let new = &mut bytes[..part.len()];
         new.copy_from_slice(&elements.earlier[part.clone()]);
         // one write for each run of elements that change
-        let mut run = 0..0;
+        let (mut run, mut written) = (0..0, false);
         for at in (0..part.len()).step_by(size) {
             let element = at..at + size;
             if elements.apply(first + at, &mut new[element.clone()]) {
                 if run.end != at {
-                    self.write(ranges, first + run.start, &new[run.clone()])?;
+                    self.write_run(ranges, first + run.start, &new[run.clone()], &mut written)?;
                     run = at..at;
                 }
                 run.end = at + size;
             }
         }
-        self.write(ranges, first + run.start, &new[run])?;
+        self.write_run(ranges, first + run.start, &new[run], &mut written)?;
         drop(locks);
         for at in (0..part.len()).step_by(size) {
             let mut earlier = [0; atomic_ops::MAX_SIZE];
@@ -410,6 +413,19 @@ where
             sys::vm_read(pid, &local, &list[..count]),
             to.len(),
         )
+    }
+
+    /// As [`Self::write`]; `written`: elements have changed before.
+    fn write_run(
+        &self,
+        ranges: &[(u64, usize)],
+        offset: usize,
+        from: &[u8],
+        written: &mut bool,
+    ) -> Result<(), AccessError> {
+        let begun = std::mem::replace(written, *written || !from.is_empty());
+        let done = self.write(ranges, offset, from);
+        done.map_err(|error| after(begun, error))
     }
 
     /// Writes bytes of the elements from `offset` on.
