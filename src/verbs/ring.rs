@@ -3,14 +3,16 @@
 //!
 //! Use by the owner of a connection, which serializes all calls on a [`Ring`]:
 //!
-//! | Moment | Call |
-//! | --- | --- |
-//! | queue pair created, before the request or its acceptance | [`Ring::create`] |
-//! | connection established | [`Ring::attach`]; [`Attached::Absent`] on both sides or on none |
-//! | send | [`Ring::post`]; after [`Posted::Full`] the caller posts again after a poll or wake-up |
-//! | progress | [`Ring::is_ready`], then [`Ring::poll`] and [`Ring::consume`] of each hot ring; [`Cq::ring_arrivals`] for the cold ones; a poll of the completion queue |
-//! | before sleeping | [`Cq::req_notify`](super::Cq::req_notify) of the receive queue, one more round of progress, [`Ring::await_consume`] for each ring with waiting sends, and one more post; then the channel's descriptor |
-//! | link end (event of the queue pair, disconnect, [`Posted::Ended`]) | [`Qp::set_error`], then [`Ring::poll`] until [`Polled::Ended`] |
+//! 1. Queue pair created, before the request or its acceptance: [`Ring::create`].
+//! 2. Connection established: [`Ring::attach`]; [`Attached::Absent`] on both sides or on none.
+//! 3. Send: [`Ring::post`]; after [`Posted::Full`] the caller posts again after a poll or wake-up.
+//! 4. Progress: [`Ring::is_ready`], then [`Ring::poll`] and [`Ring::consume`] of each hot ring;
+//!    [`Cq::ring_arrivals`] for the cold ones; a poll of the completion queue.
+//! 5. Before sleeping: [`Cq::req_notify`](super::Cq::req_notify) of the receive queue, one more
+//!    round of progress, [`Ring::await_consume`] for each ring with waiting sends, and one more post;
+//!    then the channel's descriptor.
+//! 6. Link end (event of the queue pair, disconnect, [`Posted::Ended`]): [`Qp::set_error`], then
+//!    [`Ring::poll`] until [`Polled::Ended`].
 //!
 //! Duties of the caller (`docs/softverbs-ring.md`, "Duties of the caller"):
 //!

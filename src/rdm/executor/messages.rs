@@ -304,9 +304,13 @@ impl Executor {
 
     /// As [`Self::answer`], with an operation that may have a payload.
     pub(super) fn answer_with(&mut self, origin: Origin, answer: Operation) {
+        let kind = answer.kind;
         if let Some(key) = self.tx.insert(answer) {
             self.todo.push_back(Todo::Answer(origin, key));
         } else {
+            if let Kind::Result { held, .. } = kind {
+                self.result_ended(held);
+            }
             self.todo.extend(self.arriving.map(Todo::Refused));
         }
     }

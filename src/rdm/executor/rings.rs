@@ -126,9 +126,9 @@ impl Executor {
         found == COUNT
     }
 
-    /// Processes the next packet in the ring of a link. `false`: there is none, or it has to wait
-    /// for packets in the shared receive queue.
-    /// `reader`: gets the entry of a message directly.
+    /// Processes the next packet in the ring of a link. `reader` gets the entry of a message
+    /// directly. `false`: there is no packet, or it has to wait for packets in the shared receive
+    /// queue.
     #[inline]
     pub(in crate::rdm) fn read_ring(
         &mut self,
