@@ -341,9 +341,12 @@ class Mpi(unittest.TestCase):
 
     def test_the_provider_s_own_requests_are_no_rma(self):
         few, many = {"writes": 16, "reads": 9, "atomics": 0}, {"writes": 900, "reads": 800, "atomics": 0}
-        self.assertIsNone(self.mpi.emulated(few, many))
+        kinds = ("writes", "reads")
+        self.assertIsNone(self.mpi.emulated(kinds, few, many))
         for native in (few, many | {"reads": 10}, many | {"writes": 20}):
-            self.assertIsNotNone(self.mpi.emulated(few, native))
+            self.assertIsNotNone(self.mpi.emulated(kinds, few, native))
+        self.assertIsNotNone(self.mpi.emulated((*kinds, "atomics"), few, many))
+        self.assertIsNone(self.mpi.emulated((*kinds, "atomics"), few, many | {"atomics": 700}))
 
     def test_a_rule_has_a_reason(self):
         for line in ("fails openmpi m.C.a", "fails lam m.C.a # x", "m.C.a # x"):
