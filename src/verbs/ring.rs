@@ -76,6 +76,7 @@ struct Calls {
     delivered: PositionCall,
     await_consume: RingCall,
     set_hot: unsafe extern "C" fn(*mut sys::softdv_ring, c_int) -> c_int,
+    grow: unsafe extern "C" fn(*mut sys::softdv_ring, u32) -> c_int,
     attach: unsafe extern "C" fn(*mut sys::softdv_ring, *mut sys::softdv_ring_info) -> c_int,
 }
 
@@ -90,6 +91,7 @@ impl Calls {
             delivered: verbs.softdv_ring_delivered?,
             await_consume: verbs.softdv_ring_await?,
             set_hot: verbs.softdv_ring_set_hot?,
+            grow: verbs.softdv_ring_grow?,
             attach: verbs.softdv_ring_attach?,
         })
     }
@@ -130,7 +132,7 @@ pub enum Attached {
 /// Limits of the messages of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingLimits {
-    /// Longest payload that can be sent, in bytes.
+    /// Longest payload that can be sent, in bytes, until the receiver's ring [grows](Ring::grow).
     pub max_send: usize,
     /// Longest payload that can arrive, in bytes.
     pub max_recv: usize,
@@ -387,6 +389,18 @@ impl Ring {
     pub fn consume(&mut self) -> Result<()> {
         // SAFETY: live.
         FiErrno::from_verb(unsafe { (self.calls.consume)(self.raw.as_ptr()) })
+    }
+
+    /// Offers the sender a larger ring of `slots` slots, to which it moves when it has no room for a
+    /// message. Once per ring; the memory is kept until the queue pair is destroyed. Messages arrive
+    /// as before.
+    ///
+    /// # Errors
+    /// `EALREADY`: a larger ring was offered before. `EINVAL`: not a power of two up to 4,096 that
+    /// is larger. `ENOTCONN`: the queue pair does not receive. `ENOMEM`. `EIO`: in a forked child.
+    pub fn grow(&mut self, slots: u32) -> Result<()> {
+        // SAFETY: live.
+        FiErrno::from_verb(unsafe { (self.calls.grow)(self.raw.as_ptr(), slots) })
     }
 
     /// Publishes whether this process examines the ring in each progress call. Messages in a cold

@@ -81,7 +81,7 @@ pub(super) unsafe extern "C" fn post(
             fill: |to: *mut u8| unsafe { crate::ring::copy(addr.cast(), to, len) },
         };
         // SAFETY: the caller serializes the sends of a ring.
-        unsafe { OwnRing::post(ring, message) }
+        unsafe { OwnRing::post(ring, &message) }
     })
 }
 
@@ -129,7 +129,7 @@ pub(super) unsafe extern "C" fn postv(
             },
         };
         // SAFETY: the caller serializes the sends of a ring.
-        unsafe { OwnRing::post(ring, message) }
+        unsafe { OwnRing::post(ring, &message) }
     })
 }
 
@@ -198,6 +198,13 @@ unsafe fn position_of(
 pub(super) unsafe extern "C" fn await_consume(ring: *mut softdv_ring) -> c_int {
     // SAFETY: the caller promises a live ring and serializes its sends.
     guard(|| Ok(unsafe { OwnRing::wait(live(ring)?) })).unwrap_or_else(|error| error.0)
+}
+
+/// `softdv_ring_grow`.
+pub(super) unsafe extern "C" fn grow(ring: *mut softdv_ring, slots: u32) -> c_int {
+    // SAFETY: the caller promises a live ring and serializes its polls.
+    let done = guard(|| unsafe { OwnRing::grow(live(ring)?, slots) });
+    done.map_or_else(|error| error.0, |()| 0)
 }
 
 /// `softdv_ring_set_hot`.

@@ -5,13 +5,13 @@ use rdma_core_sys::{IBV_QPS_ERR, IBV_QPS_RTS};
 
 use super::{Memory, check};
 use crate::receive_ring::{
-    ARRIVALS_LEN, Arrivals, CONSUMED_AT, Destination, HOT_AT, MIN_SLOTS, Receiver, SLOTS_AT,
-    Sender, UseWord, WAITING_AT, is_awaited, is_writing, note_arrival, ring_len,
+    ARRIVALS_LEN, Arrivals, CONSUMED_AT, Destination, HOT_AT, MIN_SLOTS, Message, Place, Receiver,
+    SLOTS_AT, Sender, Stop, UseWord, WAITING_AT, is_awaited, is_writing, note_arrival, ring_len,
 };
 use crate::segment::Mapping;
 use crate::segment::layout::{ARMED_ANY, ARMED_SOLICITED, SEGMENT_SIZE, StateWord, cq, qp};
 use crate::signal;
-use crate::sync::atomic::Ordering;
+use crate::sync::atomic::{AtomicU32, Ordering};
 use crate::sync::{Arc, heavy_fence, light_fence, pause};
 
 /// A ring, and arrivals behind it.
@@ -101,6 +101,121 @@ fn padding_is_never_found_alone() {
     });
 }
 
+/// A larger ring behind that of [`ring`].
+const LARGER: Place = Place {
+    at: 2048,
+    slots: 2 * MIN_SLOTS,
+};
+
+fn larger_ring() -> (Arc<Mapping>, Sender, Receiver) {
+    let (at, slots) = (LARGER.at, LARGER.slots);
+    let map = Mapping::model(at + ring_len(slots));
+    let words = [0, at].map(|at| [CONSUMED_AT, HOT_AT, WAITING_AT].map(|word| at + word));
+    let slots = (SLOTS_AT..ring_len(MIN_SLOTS)).step_by(8);
+    let larger = (at + SLOTS_AT..at + ring_len(LARGER.slots)).step_by(8);
+    map.prepare(words.concat(), slots.chain(larger));
+    let map = Arc::try_new(map).unwrap();
+    let receiver = Receiver::new(Arc::clone(&map), 0, MIN_SLOTS);
+    let sender = Sender::new(Arc::clone(&map), 0, MIN_SLOTS).unwrap();
+    (map, sender, receiver)
+}
+
+fn next(receiver: &mut Receiver) -> Option<Message> {
+    loop {
+        match receiver.peek() {
+            Ok(found) => return found,
+            Err(stop) => assert_eq!(stop, Stop::Moved),
+        }
+    }
+}
+
+/// The receiver offers a larger ring between the messages of the sender, which moves at its first
+/// look.
+#[test]
+fn messages_arrive_in_order_when_the_ring_grows() {
+    check(|| {
+        let (map, mut sender, mut receiver) = larger_ring();
+        let payload = [0, 1, 2].map(|_| Memory::new(0));
+        let theirs = payload.clone();
+        // as `LARGER_AT` in the tables
+        let offer = Arc::try_new(AtomicU32::new(0)).unwrap();
+        let offered = Arc::clone(&offer);
+        let thread = thread::spawn(move || {
+            for (number, cell) in (0..).zip(theirs) {
+                if offered.load(Ordering::Acquire) == 1 {
+                    // for lack of room it may have to stay
+                    let _ = sender.move_to(LARGER);
+                }
+                while !sender.push([number; 3], 8, |_| cell.write(number)) {
+                    pause(0);
+                }
+            }
+        });
+        let mut number = 0;
+        while number < 3 {
+            let Some(message) = next(&mut receiver) else {
+                pause(0);
+                continue;
+            };
+            assert_eq!(message.words, [number; 3]);
+            assert_eq!(payload[number as usize].read(), number);
+            receiver.advance(&message);
+            if number == 0 {
+                receiver.offer(LARGER);
+                offer.store(1, Ordering::Release);
+            }
+            number += 1;
+        }
+        thread.join().unwrap();
+        drop(map);
+    });
+}
+
+/// A sender that waits for room in a larger ring, at which the receiver has not arrived.
+#[test]
+fn a_sender_that_has_moved_is_rung() {
+    check(|| {
+        let (own, ..) = ends();
+        let (_, mut sender, mut receiver) = larger_ring();
+        receiver.offer(LARGER);
+        assert!(sender.push([0; 3], 0, |_| {}));
+        assert!(sender.move_to(LARGER));
+        while sender.push([0; 3], 0, |_| {}) {}
+        let map = own.again();
+        let thread = thread::spawn(move || {
+            let message = receiver.peek().unwrap().unwrap();
+            receiver.advance(&message);
+            assert_eq!(receiver.peek().unwrap_err(), Stop::Moved);
+            light_fence(true);
+            receiver.sender_waits() && signal::must_notify(&map, SENDER_CQ, true, true)
+        });
+        signal::arm(&own, SENDER_CQ, ARMED_ANY);
+        heavy_fence();
+        sender.ask();
+        heavy_fence();
+        let found = sender.push([0; 3], 0, |_| {});
+        assert!(thread.join().unwrap() || found);
+    });
+}
+
+#[test]
+fn a_ring_that_grows_and_becomes_cold_has_its_message_or_an_arrival() {
+    check(|| {
+        let (map, mut sender, mut receiver) = larger_ring();
+        receiver.set_hot(true);
+        receiver.offer(LARGER);
+        let thread = thread::spawn(move || {
+            assert!(sender.move_to(LARGER));
+            assert!(sender.push([0; 3], 0, |_| {}));
+            light_fence(true);
+            sender.is_cold()
+        });
+        let found = receiver.set_hot(false);
+        assert!(thread.join().unwrap() || found);
+        drop(map);
+    });
+}
+
 /// The sender has armed its completion queue, which a message to it may wake first.
 #[test]
 fn a_sender_that_waits_for_room_finds_it_or_is_rung() {
@@ -149,7 +264,7 @@ fn arrivals(map: &Mapping) -> u32 {
 #[test]
 fn a_ring_that_becomes_cold_has_its_message_or_an_arrival() {
     check(|| {
-        let (map, mut sender, receiver) = ring();
+        let (map, mut sender, mut receiver) = ring();
         receiver.set_hot(true);
         let theirs = Arc::clone(&map);
         let thread = thread::spawn(move || {

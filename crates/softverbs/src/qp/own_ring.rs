@@ -29,8 +29,8 @@ use crate::environment;
 use crate::peer::Peer;
 use crate::process::Process;
 use crate::receive_ring::{
-    ARRIVALS_LEN, Destination, Message, Receiver, Sender, UseWord, WAITING_AT, is_awaited,
-    is_valid, is_writing, max_payload, note_arrival, ring_len,
+    ARRIVALS_LEN, Destination, Message, Place, Receiver, Sender, Stop, UseWord, WAITING_AT,
+    is_awaited, is_valid, is_writing, note_arrival, ring_len,
 };
 use crate::segment::Mapping;
 use crate::segment::layout::{MAX_CQS, cq, fits, qp as layout, receive_rings, split_qp_num};
@@ -46,8 +46,10 @@ const PATIENCE_NS: u64 = 5_000_000_000;
 pub(crate) struct OwnRing {
     face: softdv_ring,
     qp: &'static Qp,
-    at: usize,
-    slots: u32,
+    /// The memory of the ring. It is kept when the sender has moved to the larger ring: a thread
+    /// that ends the connection may read words of both.
+    first: Place,
+    larger: Option<Place>,
     inbound: Inbound,
     outbound: Option<Outbound>,
 }
@@ -57,6 +59,8 @@ struct Inbound {
     receiver: Receiver,
     /// Slots of the message that the last poll returned, 0 if it is consumed.
     polled: u32,
+    /// The receiver has followed the sender to the larger ring during this poll.
+    moved: bool,
     phase: Phase,
     /// The process of the other queue pair, if it is attached.
     peer: Option<Arc<Peer>>,
@@ -171,11 +175,12 @@ impl Qp {
                 expected: 0,
             },
             qp: self,
-            at,
-            slots,
+            first: Place { at, slots },
+            larger: None,
             inbound: Inbound {
                 receiver: Receiver::new(map, at, slots),
                 polled: 0,
+                moved: false,
                 phase: Phase::Open,
                 peer: None,
                 former: None,
@@ -198,14 +203,22 @@ impl Qp {
             process.segment.give_ring(at, ring_len(slots));
             return Err(Errno(libc::EEXIST));
         }
-        let map = self.map();
-        map.u32(self.at() + layout::RING_SLOTS)
-            .store(slots, Ordering::Relaxed);
-        map.u64(self.at() + layout::RING_AT)
-            .store(at as u64, Ordering::Release);
+        self.show_ring(Some(Place { at, slots }));
         self.ring_cookie.store(cookie, Ordering::Relaxed);
         self.ring_cq.store(cq, Ordering::Release);
         Ok(ring)
+    }
+
+    /// Publishes the place of the ring, and no larger one.
+    fn show_ring(&self, ring: Option<Place>) {
+        let (map, entry) = (self.map(), self.at());
+        map.u64(entry + layout::LARGER_AT)
+            .store(0, Ordering::Relaxed);
+        let (at, slots) = ring.map_or((0, 0), |ring| (ring.at, ring.slots));
+        map.u32(entry + layout::RING_SLOTS)
+            .store(slots, Ordering::Relaxed);
+        map.u64(entry + layout::RING_AT)
+            .store(at as u64, Ordering::Release);
     }
 
     /// The cookie of the queue pair's ring, if its messages are noted at `cq`. Takes no lock.
@@ -220,10 +233,14 @@ impl Qp {
         if self.ring.load(Ordering::Acquire).is_null() {
             return false;
         }
-        // Only this process writes the place, and it clears it before it gives the memory back.
-        let at = self.map().u64(self.at() + layout::RING_AT);
-        let at = at.load(Ordering::Relaxed) as usize;
-        at != 0 && is_awaited(self.map(), at + WAITING_AT)
+        // Only this process writes the places, and it clears them before it gives the memory back.
+        [layout::RING_AT, layout::LARGER_AT]
+            .map(|word| {
+                let at = self.map().u64(self.at() + word);
+                let at = at.load(Ordering::Relaxed) as usize;
+                at != 0 && is_awaited(self.map(), at + WAITING_AT)
+            })
+            .contains(&true)
     }
 
     /// Wakes the sender, if it waits for a change of the ring, after the queue pair went to ERR.
@@ -296,6 +313,7 @@ impl Qp {
         inbound.former = None;
         inbound.polled = 0;
         inbound.receiver.clear();
+        self.show_ring(Some(inbound.receiver.place()));
         inbound.phase = Phase::Open;
         // SAFETY: as above.
         unsafe { OwnRing::show_next(ring) };
@@ -310,13 +328,13 @@ impl Qp {
         }
         let null = std::ptr::null_mut();
         self.ring_cq.store(null, Ordering::Relaxed);
-        self.map()
-            .u64(self.at() + layout::RING_AT)
-            .store(0, Ordering::Release);
+        self.show_ring(None);
         // SAFETY: made by `Box::into_raw` in `create_ring`, and nothing else refers to it.
         let ring = unsafe { Box::from_raw(ring) };
         let segment = &self.process().segment;
-        segment.give_ring(ring.at, ring_len(ring.slots));
+        for place in [Some(ring.first), ring.larger].into_iter().flatten() {
+            segment.give_ring(place.at, ring_len(place.slots));
+        }
     }
 }
 
@@ -437,8 +455,43 @@ impl OwnRing {
             .map_or(0, |out| out.sender.max_payload());
         Ok(softdv_ring_info {
             max_send: max_send as u32,
-            max_recv: max_payload(this.slots) as u32,
+            max_recv: this.inbound.receiver.max_payload() as u32,
         })
+    }
+
+    /// Offers the sender a larger ring, to which it moves when it has no room for a message.
+    ///
+    /// # Errors
+    /// `EALREADY`: it was offered one. `EINVAL`: the number of slots is invalid, or not larger.
+    /// `ENOTCONN`: the queue pair does not receive. `ENOMEM`.
+    ///
+    /// # Safety
+    /// As [`Self::inbound`].
+    pub(crate) unsafe fn grow(ring: *mut Self, slots: u32) -> Res<()> {
+        // SAFETY: the caller's promise; the two fields are used by the receiving side alone.
+        let (qp, inbound, first, larger) = unsafe {
+            let larger = &mut *addr_of_mut!((*ring).larger);
+            let first = *addr_of!((*ring).first);
+            (Self::qp(ring), Self::inbound(ring), first, larger)
+        };
+        if larger.is_some() {
+            return Err(Errno(libc::EALREADY));
+        }
+        if !is_valid(slots) || slots <= first.slots {
+            return Err(Errno(libc::EINVAL));
+        }
+        if !receives(qp.state()) || inbound.phase != Phase::Open {
+            return Err(Errno(libc::ENOTCONN));
+        }
+        let at = qp.process().segment.take_ring(ring_len(slots))?;
+        let place = *larger.insert(Place { at, slots });
+        inbound.receiver.offer(place);
+        let (map, entry) = (qp.map(), qp.at());
+        map.u32(entry + layout::LARGER_SLOTS)
+            .store(slots, Ordering::Relaxed);
+        map.u64(entry + layout::LARGER_AT)
+            .store(at as u64, Ordering::Release);
+        Ok(())
     }
 
     /// Sends a message. Returns 0 or an errno: `EAGAIN`, `EBUSY`, `ENOTCONN`, `EMSGSIZE`.
@@ -446,10 +499,7 @@ impl OwnRing {
     /// # Safety
     /// As [`Self::outbound`]; `fill` must be sound for `len` bytes.
     #[inline(always)]
-    pub(crate) unsafe fn post<F: FnOnce(*mut u8)>(
-        ring: *mut Self,
-        message: OutgoingMessage<F>,
-    ) -> i32 {
+    pub(crate) unsafe fn post<F: Fn(*mut u8)>(ring: *mut Self, message: &OutgoingMessage<F>) -> i32 {
         // SAFETY: the caller's promise.
         let (qp, outbound) = unsafe { (Self::qp(ring), Self::outbound(ring)) };
         match outbound {
@@ -499,6 +549,10 @@ impl OwnRing {
         // SAFETY: the caller's promise.
         let (qp, inbound) = unsafe { (Self::qp(ring), Self::inbound(ring)) };
         let polled = inbound.poll(qp);
+        if std::mem::take(&mut inbound.moved) {
+            // SAFETY: the caller's promise.
+            unsafe { Self::show_next(ring) };
+        }
         if polled.is_err() && !inbound.is_read() {
             inbound.polled = 0;
             // SAFETY: the caller's promise.
@@ -569,12 +623,24 @@ impl Inbound {
             }
             Ok(None) if receives(qp.state()) => Ok(None),
             Ok(None) => self.end(qp),
-            Err(_) => {
+            Err(Stop::Moved) => self.follow(qp),
+            Err(Stop::Broken) => {
                 self.phase = Phase::Broken;
                 qp.fail_asynchronously(IBV_EVENT_QP_REQ_ERR);
                 Err(self.ended())
             }
         }
+    }
+
+    /// The receiver has entered the larger ring, which is not entered again.
+    #[cold]
+    fn follow(&mut self, qp: &Qp) -> Res<Option<Message>> {
+        self.moved = true;
+        light_fence(self.peer.as_ref().is_some_and(|peer| peer.barriers));
+        if self.receiver.sender_waits() {
+            wake_sender(qp);
+        }
+        self.poll(qp)
     }
 
     #[cold]
@@ -629,6 +695,20 @@ fn is_written(process: &Process, peer: Option<Arc<Peer>>, dest: u32, receiver: U
     }
 }
 
+/// Moves to the larger ring of the receiver, in whose use the sender is. `false`: there is none, or
+/// the sender has no room to tell the receiver.
+#[cold]
+fn move_to_larger(sender: &mut Sender, destination: &Destination) -> bool {
+    let (map, entry) = (&destination.map, destination.at);
+    let at = map.u64(entry + layout::LARGER_AT).load(Ordering::Acquire);
+    let slots = map.u32(entry + layout::LARGER_SLOTS);
+    let slots = slots.load(Ordering::Relaxed);
+    if at == 0 || !is_valid(slots) {
+        return false;
+    }
+    checked(at, ring_len(slots)).is_some_and(|at| sender.move_to(Place { at, slots }))
+}
+
 impl Outbound {
     /// Finds the ring of the other end.
     ///
@@ -667,10 +747,7 @@ impl Outbound {
     }
 
     #[inline(always)]
-    fn post<F: FnOnce(*mut u8)>(&mut self, qp: &Qp, message: OutgoingMessage<F>) -> i32 {
-        if message.len > self.sender.max_payload() {
-            return libc::EMSGSIZE;
-        }
+    fn post<F: Fn(*mut u8)>(&mut self, qp: &Qp, message: &OutgoingMessage<F>) -> i32 {
         if qp.state() != IBV_QPS_RTS {
             return if qp.state() == IBV_QPS_SQD {
                 libc::EBUSY
@@ -683,8 +760,13 @@ impl Outbound {
         let Some(usage) = destination.begin(qp.map(), qp.at(), ring) else {
             return libc::ENOTCONN;
         };
-        if !self.sender.push(message.words, message.len, message.fill) {
+        let (words, len, fill) = (message.words, message.len, &message.fill);
+        let sender = &mut self.sender;
+        let sent = sender.push(words, len, fill)
+            || move_to_larger(sender, destination) && sender.push(words, len, fill);
+        if !sent {
             return match destination.release(usage, ring) {
+                true if len > sender.max_payload() => libc::EMSGSIZE,
                 true => libc::EAGAIN,
                 false => libc::ENOTCONN,
             };

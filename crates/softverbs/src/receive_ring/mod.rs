@@ -15,7 +15,7 @@ mod sender;
 mod usage;
 
 pub(crate) use arrivals::{ARRIVALS_LEN, Arrivals, note_arrival};
-pub(crate) use receiver::{Message, Receiver, is_awaited};
+pub(crate) use receiver::{Message, Receiver, Stop, is_awaited};
 pub(crate) use sender::Sender;
 pub(crate) use usage::{Destination, UseWord, is_writing};
 
@@ -39,6 +39,15 @@ pub(crate) const SLOTS_AT: usize = 512;
 
 /// Length of padding in a header.
 const PAD: u32 = u32::MAX;
+/// The same of a marker: the next message is in the larger ring.
+const MOVED: u32 = u32::MAX - 1;
+
+/// The memory of a ring in its segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) at: usize,
+    pub(crate) slots: u32,
+}
 
 /// Bytes of a ring.
 pub(crate) fn ring_len(slots: u32) -> usize {
@@ -90,8 +99,17 @@ mod tests {
     /// Offset of the ring in its mapping; the bytes before it must stay 0.
     const AT: usize = 4096;
 
+    /// A larger ring, behind the page that follows a ring of 64 slots.
+    const LARGER: Place = Place {
+        at: AT + 2 * 4096 + 4096,
+        slots: 256,
+    };
+
     fn pair(slots: u32) -> (Arc<Mapping>, Sender, Receiver) {
-        let len = AT + ring_len(slots) + 4096;
+        pair_within(slots, AT + ring_len(slots) + 4096)
+    }
+
+    fn pair_within(slots: u32, len: usize) -> (Arc<Mapping>, Sender, Receiver) {
         let file = memfd_create(c"ring", len).unwrap();
         fallocate(file.as_raw_fd(), 0, len).unwrap();
         let map = Arc::try_new(Mapping::new(&file, len).unwrap()).unwrap();
@@ -146,6 +164,73 @@ mod tests {
         }
     }
 
+    /// The next message, also behind the move to a larger ring.
+    fn next(receiver: &mut Receiver) -> Option<Message> {
+        loop {
+            match receiver.peek() {
+                Ok(found) => return found,
+                Err(stop) => assert_eq!(stop, Stop::Moved),
+            }
+        }
+    }
+
+    #[test]
+    fn a_sender_moves_only_if_it_can_tell_the_receiver() {
+        let end = LARGER.at + ring_len(LARGER.slots);
+        let (_, mut sender, mut receiver) = pair_within(64, end);
+        while send(&mut sender, [0; 3], &[1; SHORT]) {}
+        receiver.offer(LARGER);
+        assert!(!sender.move_to(LARGER));
+        let message = next(&mut receiver).unwrap();
+        receiver.advance(&message);
+        assert!(sender.move_to(LARGER));
+        assert!(!sender.move_to(LARGER));
+        // the receiver is in the former ring
+        assert_eq!(sender.delivered(|| true), 1);
+        let long = vec![3; max_payload(256)];
+        assert!(send(&mut sender, [1; 3], &long));
+        for _ in 1..63 {
+            let message = next(&mut receiver).unwrap();
+            assert_eq!(message.words, [0; 3]);
+            receiver.advance(&message);
+        }
+        assert_eq!(receiver.place().at, AT);
+        let message = next(&mut receiver).unwrap();
+        assert_eq!(receiver.place(), LARGER);
+        assert_eq!(payload_of(&message), long);
+        receiver.advance(&message);
+        assert!(next(&mut receiver).is_none());
+        assert_eq!(sender.delivered(|| true), sender.sent());
+    }
+
+    #[test]
+    fn a_marker_without_a_larger_ring_is_invalid() {
+        let (map, _, mut receiver) = pair(64);
+        let first = u64::from(receiver.expected()) | u64::from(MOVED) << 32;
+        map.u64(receiver.next_at()).store(first, Ordering::Relaxed);
+        assert_eq!(receiver.peek().unwrap_err(), Stop::Broken);
+    }
+
+    #[test]
+    fn the_next_sender_begins_in_the_larger_ring() {
+        let end = LARGER.at + ring_len(LARGER.slots);
+        for moves in [true, false] {
+            let (map, mut sender, mut receiver) = pair_within(64, end);
+            receiver.offer(LARGER);
+            if moves {
+                assert!(sender.move_to(LARGER));
+                assert!(send(&mut sender, [0; 3], &[1; 60]));
+                assert!(next(&mut receiver).is_some());
+            }
+            receiver.clear();
+            assert_eq!(receiver.place(), LARGER);
+            let mut sender = Sender::new(map, LARGER.at, LARGER.slots).unwrap();
+            assert!(receiver.peek().unwrap().is_none());
+            assert!(send(&mut sender, [5; 3], &[2; 4000]));
+            assert_eq!(next(&mut receiver).unwrap().words, [5; 3]);
+        }
+    }
+
     #[test]
     fn a_full_ring_takes_no_message_until_one_is_consumed() {
         let (_, mut sender, mut receiver) = pair(64);
@@ -170,14 +255,25 @@ mod tests {
         /// first word of a later message. A push fails only for lack of room.
         #[test]
         fn messages_arrive_whole_and_in_order(
-            steps in prop::collection::vec((any::<bool>(), 0..2100usize, 0..300u32), 1..600),
+            steps in prop::collection::vec((any::<bool>(), 0..9000usize, 0..300u32), 1..600),
+            grows: prop::sample::Index,
+            moves: prop::sample::Index,
         ) {
-            let (map, mut sender, mut receiver) = pair(64);
+            let end = LARGER.at + ring_len(LARGER.slots);
+            let (map, mut sender, mut receiver) = pair_within(64, end + 4096);
             let mut sent = VecDeque::new();
             let mut number = 0u64;
-            for (sends, len, ahead) in steps {
+            let (grows, moves) = (grows.index(800), moves.index(900));
+            for (step, (sends, len, ahead)) in steps.into_iter().enumerate() {
+                if step == grows {
+                    receiver.offer(LARGER);
+                }
+                if step >= grows.max(moves) {
+                    sender.move_to(LARGER);
+                }
                 if sends {
-                    let len = if len % 3 == 0 { len % 33 } else { len.min(max_payload(64)) };
+                    let longest = sender.max_payload();
+                    let len = if len % 3 == 0 { len % 33 } else { len.min(longest) };
                     let word = u64::from(sequence(sender.sent() + ahead)).to_ne_bytes();
                     let payload: Vec<u8> = word.into_iter().cycle().take(len).collect();
                     let done = send(&mut sender, [number, !number, 0], &payload);
@@ -188,7 +284,7 @@ mod tests {
                     }
                 } else {
                     for _ in 0..ahead % 20 {
-                        let Some(message) = receiver.peek().unwrap() else {
+                        let Some(message) = next(&mut receiver) else {
                             prop_assert!(sent.is_empty());
                             break;
                         };
@@ -199,7 +295,10 @@ mod tests {
                     }
                 }
             }
-            prop_assert!(outside_is_zero(&map, 64));
+            let between = AT + ring_len(64)..LARGER.at;
+            for at in (0..AT).chain(between).chain(end..end + 4096).step_by(8) {
+                prop_assert_eq!(map.u64(at).load(Ordering::Relaxed), 0);
+            }
         }
 
         /// For any words in a ring, the receiver reads only inside it, and the sender writes only

@@ -1,7 +1,8 @@
 //! The receiver's side of a receive ring.
 
 use super::{
-    CONSUMED_AT, HEADER, HOT_AT, PAD, WAITING_AT, max_payload, sequence, slot_at, slots_for,
+    CONSUMED_AT, HEADER, HOT_AT, MOVED, PAD, Place, WAITING_AT, max_payload, sequence, slot_at,
+    slots_for,
 };
 use crate::segment::Mapping;
 use crate::sync::atomic::{Ordering, fence};
@@ -18,6 +19,10 @@ pub(crate) struct Receiver {
     longest: usize,
     /// Slots consumed so far, wrapping.
     tail: u32,
+    /// As published.
+    hot: bool,
+    /// A larger ring, to which the sender has not moved yet.
+    larger: Option<Place>,
 }
 
 /// A message. Its header was copied out of the ring; its payload is still there.
@@ -30,9 +35,16 @@ pub(crate) struct Message {
     slots: u32,
 }
 
-/// The ring holds a header that no correct sender writes.
+/// Why a ring that is not empty has no message.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Broken;
+pub(crate) enum Stop {
+    /// The ring holds a header that no correct sender writes. The caller must not read from this
+    /// ring again.
+    Broken,
+    /// The sender has moved to the [larger](Receiver::offer) ring, and so has the receiver. The
+    /// caller runs a light fence, checks [`Receiver::sender_waits`] and looks again.
+    Moved,
+}
 
 impl Receiver {
     /// The receiver of the ring at `at`, which it empties. No sender knows the ring yet.
@@ -43,24 +55,61 @@ impl Receiver {
             slots,
             longest: max_payload(slots),
             tail: 0,
+            hot: false,
+            larger: None,
         };
         this.clear();
         this
     }
 
-    /// Empties the ring for another sender. No sender writes into it any more.
+    /// Empties the ring for another sender. No sender writes into it any more. That sender begins in
+    /// the larger ring, if there is one.
     pub(crate) fn clear(&mut self) {
-        self.tail = 0;
+        if let Some(larger) = self.larger.take() {
+            self.enter(larger);
+        }
+        (self.tail, self.hot) = (0, false);
         // A sender of an earlier ring in this memory reads `CONSUMED`, and then finds that its
         // connection has ended.
         fence(Ordering::Release);
-        for position in 0..self.slots {
-            let at = self.at + slot_at(position, self.slots);
+        self.prepare(self.place());
+    }
+
+    /// Fills the memory of an empty ring, to which no sender has moved yet.
+    fn prepare(&self, ring: Place) {
+        for position in 0..ring.slots {
+            let at = ring.at + slot_at(position, ring.slots);
             self.map.u64(at).store(0, Ordering::Relaxed);
         }
-        for word in [CONSUMED_AT, HOT_AT, WAITING_AT] {
-            self.map.u32(self.at + word).store(0, Ordering::Relaxed);
-        }
+        let word = |word| self.map.u32(ring.at + word);
+        word(CONSUMED_AT).store(self.tail, Ordering::Relaxed);
+        word(HOT_AT).store(u32::from(self.hot), Ordering::Relaxed);
+        word(WAITING_AT).store(0, Ordering::Relaxed);
+    }
+
+    /// The ring that is read.
+    pub(crate) fn place(&self) -> Place {
+        let (at, slots) = (self.at, self.slots);
+        Place { at, slots }
+    }
+
+    /// Longest payload that can arrive.
+    pub(crate) fn max_payload(&self) -> usize {
+        let slots = self.larger.map_or(self.slots, |larger| larger.slots);
+        max_payload(slots)
+    }
+
+    /// Prepares a larger ring. The caller then names it to the sender, which moves there between two
+    /// messages.
+    pub(crate) fn offer(&mut self, larger: Place) {
+        fence(Ordering::Release);
+        self.prepare(larger);
+        self.larger = Some(larger);
+    }
+
+    fn enter(&mut self, ring: Place) {
+        (self.at, self.slots) = (ring.at, ring.slots);
+        self.longest = max_payload(ring.slots);
     }
 
     /// Offset in the mapping of the word that [`Self::peek`] reads.
@@ -91,9 +140,9 @@ impl Receiver {
     /// The next message, if one is published. It stays in the ring until [`Self::advance_by`].
     ///
     /// # Errors
-    /// [`Broken`]: an invalid header. The caller must not read from this ring again.
+    /// See [`Stop`].
     #[inline(always)]
-    pub(crate) fn peek(&mut self) -> Result<Option<Message>, Broken> {
+    pub(crate) fn peek(&mut self) -> Result<Option<Message>, Stop> {
         let at = self.next_at();
         let first = self.map.u64(at).load(Ordering::Acquire);
         if first as u32 != self.expected() {
@@ -108,10 +157,10 @@ impl Receiver {
 
     /// The message at `at`, whose length is at most the longest.
     #[inline(always)]
-    fn message(&self, at: usize, len: usize) -> Result<Message, Broken> {
+    fn message(&self, at: usize, len: usize) -> Result<Message, Stop> {
         let slots = slots_for(len);
         if slots > self.to_end() {
-            return Err(Broken);
+            return Err(Stop::Broken);
         }
         let [_, second, third, fourth] = self.map.words::<4>(at);
         Ok(Message {
@@ -122,27 +171,41 @@ impl Receiver {
         })
     }
 
-    /// Skips padding, which is shorter than the ring. The sender publishes the message behind it
-    /// first.
+    /// Skips padding, which is shorter than the ring, or follows the sender to the larger ring. The
+    /// sender publishes the message behind padding first.
     #[cold]
-    fn skip(&mut self, first: u64) -> Result<Option<Message>, Broken> {
+    fn skip(&mut self, first: u64) -> Result<Option<Message>, Stop> {
+        if (first >> 32) as u32 == MOVED {
+            return Err(self.follow());
+        }
         let pad = self.to_end();
         // no correct sender needs more padding than the longest message has slots
         if (first >> 32) as u32 != PAD || pad >= self.slots / 2 {
-            return Err(Broken);
+            return Err(Stop::Broken);
         }
         let position = self.tail.wrapping_add(pad);
         let at = self.at + slot_at(position, self.slots);
         let first = self.map.u64(at).load(Ordering::Acquire);
         if first as u32 != sequence(position) {
-            return Err(Broken);
+            return Err(Stop::Broken);
         }
         let len = (first >> 32) as usize;
         if len > self.longest {
-            return Err(Broken);
+            return Err(Stop::Broken);
         }
         self.tail = position;
         self.message(at, len).map(Some)
+    }
+
+    /// The sender has written no further message into this ring.
+    fn follow(&mut self) -> Stop {
+        let Some(larger) = self.larger.take() else {
+            return Stop::Broken;
+        };
+        self.enter(larger);
+        // the marker used a slot of the former ring
+        self.advance_by(1);
+        Stop::Moved
     }
 
     #[inline(always)]
@@ -173,9 +236,13 @@ impl Receiver {
 
     /// Publishes whether the receiver examines the ring without a noted arrival. Returns whether
     /// the ring holds a message; after a call with false, arrivals of all later messages are noted.
-    pub(crate) fn set_hot(&self, hot: bool) -> bool {
-        let word = self.map.u32(self.at + HOT_AT);
-        word.store(u32::from(hot), Ordering::Relaxed);
+    pub(crate) fn set_hot(&mut self, hot: bool) -> bool {
+        self.hot = hot;
+        let larger = self.larger.map(|larger| larger.at);
+        for at in std::iter::once(self.at).chain(larger) {
+            let word = self.map.u32(at + HOT_AT);
+            word.store(u32::from(hot), Ordering::Relaxed);
+        }
         if !hot {
             heavy_fence();
         }

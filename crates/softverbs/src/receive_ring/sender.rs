@@ -3,7 +3,8 @@
 use std::sync::atomic::Ordering;
 
 use super::{
-    CONSUMED_AT, HEADER, HOT_AT, PAD, SHORT, WAITING_AT, max_payload, sequence, slot_at, slots_for,
+    CONSUMED_AT, HEADER, HOT_AT, MAX_SLOTS, MOVED, PAD, Place, SHORT, WAITING_AT, max_payload,
+    sequence, slot_at, slots_for,
 };
 use crate::segment::Mapping;
 use crate::signal;
@@ -41,7 +42,7 @@ impl Sender {
             longest: max_payload(slots),
             head: 0,
             consumed: 0,
-            stale: zeroed(slots.div_ceil(64) as usize)?,
+            stale: zeroed(MAX_SLOTS.div_ceil(64) as usize)?,
         })
     }
 
@@ -55,6 +56,24 @@ impl Sender {
     #[inline]
     pub(crate) fn sent(&self) -> u32 {
         self.head
+    }
+
+    /// Moves to an empty ring, of which the receiver knows that this sender moves there. The caller
+    /// has checked its bounds. Returns false, with nothing changed, if it is this ring, or if this
+    /// ring has no room to tell the receiver.
+    pub(crate) fn move_to(&mut self, ring: Place) -> bool {
+        if ring.at == self.at || !self.room(2) {
+            return false;
+        }
+        let first = u64::from(sequence(self.head)) | u64::from(MOVED) << 32;
+        self.map
+            .u64(self.place(self.head))
+            .store(first, Ordering::Release);
+        self.head = self.head.wrapping_add(1);
+        (self.at, self.slots) = (ring.at, ring.slots);
+        self.longest = max_payload(ring.slots);
+        self.stale.fill(0);
+        true
     }
 
     /// Reads the position behind the last message that the receiver has consumed. `is_valid` checks
@@ -176,7 +195,11 @@ impl Sender {
     #[inline(always)]
     fn look(&mut self) {
         let consumed = self.map.u32(self.at + CONSUMED_AT);
-        self.consumed = consumed.load(Ordering::Acquire);
+        let consumed = consumed.load(Ordering::Acquire);
+        // a larger ring has an earlier position until the receiver is there too
+        if consumed.wrapping_sub(self.consumed).cast_signed() > 0 {
+            self.consumed = consumed;
+        }
     }
 
     /// Whether the receiver does not examine the ring. The caller runs a light fence between the

@@ -140,6 +140,10 @@ pub(crate) mod qp {
     pub(crate) const SRQ: usize = OWNED + 44;
     /// u32: `ibv_qp_type`.
     pub(crate) const TYPE: usize = OWNED + 48;
+    /// u32, u64: the larger receive ring to which the sender may move: number of slots, and offset
+    /// in the segment, stored last; 0 if there is none.
+    pub(crate) const LARGER_SLOTS: usize = OWNED + 52;
+    pub(crate) const LARGER_AT: usize = OWNED + 56;
     /// u64: see [`super::Credit`].
     pub(crate) const CREDIT: usize = OWNED + 64;
     /// u64, by both: see [`super::PendingWord`].
