@@ -125,7 +125,10 @@ impl Source for CqSource {
                     state.poll_hot(Reader::new(sink, left).as_mut())?
                 }
                 0 => state.poll_hot(None)?,
-                _ => state.poll()?,
+                _ => {
+                    state.stop_streams();
+                    state.poll()?
+                }
             };
             left -= room - sink.room();
             if (!empty || state.io.reads_wait) && self.is_armed() {

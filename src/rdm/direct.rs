@@ -11,6 +11,24 @@ use super::peer::PeerKey;
 use crate::wire::rdm::packet::eager_credit;
 use crate::wire::rdm::{Body, Credit, Header, Packet};
 
+/// Credit of a part of a message.
+pub(super) const PART: Credit = Credit::new(0, 1);
+
+/// The result of [`Core::send_part`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PartPost {
+    /// The part is in the memory of the peer.
+    Sent,
+    /// Packets before it are not known to have arrived.
+    Behind,
+    /// There is no credit for it.
+    Credit,
+    /// There is no link to which it can be posted.
+    Closed,
+    /// `deliver` has not delivered it.
+    Refused,
+}
+
 impl<I: Io> Core<I> {
     /// Sends a message with a payload of `len` bytes as EAGER, if nothing to the peer is before it
     /// and `deliver` writes it to the memory of the peer. `deliver` gets the link and the header.
@@ -48,6 +66,39 @@ impl<I: Io> Core<I> {
         peer.completed = peer.next;
         peer.mark_told();
         true
+    }
+
+    /// Sends a part of a message, as [`Self::send_direct`] sends a message. With
+    /// [`PartPost::Refused`] nothing has changed.
+    pub fn send_part(
+        &mut self,
+        peer: PeerKey,
+        deliver: impl FnOnce(LinkKey, Header) -> bool,
+    ) -> PartPost {
+        let Some(peer) = self.peers.get_mut(peer) else {
+            return PartPost::Closed;
+        };
+        let Some(out) = peer.out else {
+            return PartPost::Closed;
+        };
+        if !self.links.get(out).is_some_and(|link| link.is_open()) {
+            return PartPost::Closed;
+        }
+        if peer.unsent.is_some() || !peer.is_next(Uses::Part(PART)) {
+            return PartPost::Behind;
+        }
+        if !peer.outbound.spend(PART) {
+            return PartPost::Credit;
+        }
+        let number = peer.next;
+        if !deliver(out, peer.header(number)) {
+            peer.outbound.unspend(PART);
+            return PartPost::Refused;
+        }
+        peer.next = number.next();
+        peer.completed = peer.next;
+        peer.mark_told();
+        PartPost::Sent
     }
 
     /// The next message of a peer has arrived as EAGER without ACK. `deliver` delivers it to

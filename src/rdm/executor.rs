@@ -19,6 +19,7 @@ mod pull;
 mod rings;
 mod rma;
 mod rma_recovery;
+mod stream;
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
@@ -29,7 +30,7 @@ use super::core::{Core, Io, Origin, Send};
 use super::iov::Iov;
 use super::link::LinkKey;
 use super::link_cm::{Ended, LinkCm, Step};
-use super::link_ring::RingPacket;
+use super::link_ring::{LinkRing, RingPacket};
 use super::links::{Links, Posted, Sent, WrId};
 use super::operations::{Kind, Operation, PAYLOAD, TxKey, TxMark};
 use super::ops::Form;
@@ -40,6 +41,7 @@ use super::receives::{ArrivalKey, Receives};
 use super::rma::{Rma, RmaKey};
 use super::shared::Shared;
 use super::slab::Slab;
+use super::streams::Streams;
 use crate::errno::{FiErrno, Result};
 use crate::log::warn_log;
 use crate::mr::{MrDomain, SourceKeys};
@@ -66,6 +68,8 @@ pub(super) enum Todo {
     Answer(Origin, TxKey),
     /// A message arrives by READs or in parts, if its session still exists.
     Begin(Origin, ArrivalKey),
+    /// A message can be read or streamed.
+    Choose(Origin, ArrivalKey, Option<LinkKey>),
     Release(PeerKey),
     LoopBack(TxKey),
     /// READs of the peer's messages can be posted.
@@ -125,6 +129,9 @@ pub(super) struct Executor {
     pub(super) rx: Receives,
     sources: SourceKeys,
     pulls: Pulls,
+    pub(super) streams: Streams,
+    /// Number of rings that were enlarged.
+    grown_rings: usize,
     /// Bytes of READs that the device has copied in their posts since the last poll.
     pub(super) bytes_read: u64,
     /// Completions of such READs have not been polled.
@@ -200,6 +207,8 @@ impl Executor {
             rx,
             sources: keys.0,
             pulls: keys.1,
+            streams: Streams::default(),
+            grown_rings: 0,
             bytes_read: 0,
             reads_wait: false,
             #[cfg(test)]
@@ -300,6 +309,8 @@ impl Executor {
         self.end_rma(key);
         let rma = self.rma_of_ended(key);
         if let Some(mut link) = self.links.remove(key) {
+            let grown = link.ring.as_ref().is_some_and(LinkRing::is_large);
+            self.grown_rings -= usize::from(grown);
             let mut reads = Vec::new();
             for sent in link.take_sent() {
                 match sent {

@@ -19,6 +19,10 @@ use crate::wire::rdm::ring::{Head, PREFIX, Words, head, words};
 
 /// Slots of a ring: the longest packet fits into half of them.
 const SLOTS: u32 = 128;
+/// Longest payload in such a ring, in bytes.
+pub(super) const SMALL_RING: usize = 32 * SLOTS as usize - 32;
+/// Slots of a ring that carries long messages: 15 parts of 8 KiB.
+const LARGE: u32 = 2048;
 
 /// The payload of a packet in memory of the application or the engine.
 #[derive(Clone, Copy, Debug)]
@@ -37,6 +41,20 @@ pub(super) enum RingPost {
     /// Nothing was posted: the packet goes through the queue pair.
     No,
     /// The link has ended. The packet may be in the peer's ring.
+    Ended,
+}
+
+/// The result of a post of a part of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub(super) enum PartInRing {
+    /// The part is in the peer's ring.
+    Sent,
+    /// There is no room now.
+    Full,
+    /// The peer's ring is too small, or there is none.
+    TooLong,
+    /// The link has ended. The part may be in the peer's ring.
     Ended,
 }
 
@@ -60,6 +78,8 @@ pub(super) struct LinkRing {
     pub(super) used: bool,
     /// Nothing will arrive any more.
     pub(super) ended: bool,
+    /// Whether the ring was enlarged; `None`: not tried yet.
+    large: Option<bool>,
     /// [`FORKS`] in the process that has created the ring.
     forks: u32,
 }
@@ -96,6 +116,7 @@ impl LinkRing {
             hot: false,
             used: false,
             ended: false,
+            large: None,
             forks: FORKS.load(Ordering::Relaxed),
         })
     }
@@ -179,6 +200,50 @@ impl LinkRing {
         };
         // SAFETY: the first part is on the stack, the others are the caller's.
         outcome(unsafe { self.ring.post_pieces(words, &pieces[..count], solicited) })
+    }
+
+    /// Posts a part of a message, with the words and the prefix of [`crate::wire::rdm::ring::data`].
+    ///
+    /// # Safety
+    /// The application's buffers are readable.
+    pub(super) unsafe fn post_part(
+        &mut self,
+        (words, prefix): &(Words, [u8; PREFIX]),
+        part: &Iov,
+    ) -> PartInRing {
+        if !self.is_attached() {
+            return PartInRing::TooLong;
+        }
+        let mut pieces = [const { EMPTY }; 1 + MAX_IOV];
+        pieces[0] = libc::iovec {
+            iov_base: prefix.as_ptr().cast_mut().cast(),
+            iov_len: prefix.len(),
+        };
+        let count = 1 + part.list(&mut pieces[1..]);
+        // SAFETY: the prefix is only read, and the others are the caller's.
+        match unsafe { self.ring.post_pieces(*words, &pieces[..count], false) } {
+            Ok(Posted::Sent) => PartInRing::Sent,
+            Ok(Posted::Full) => PartInRing::Full,
+            // in a forked child the queue pair refuses the packet too
+            Ok(Posted::TooLong) | Err(_) => PartInRing::TooLong,
+            Ok(Posted::Ended) => PartInRing::Ended,
+        }
+    }
+
+    /// Offers the peer a larger ring, the first time; allocates. Returns whether it is one.
+    #[cold]
+    pub(super) fn grow(&mut self) -> bool {
+        if self.large.is_none() && self.is_attached() {
+            let grown = self.ring.grow(LARGE);
+            let grown = grown.inspect_err(|error| info_log!(EpData, "no larger ring: {error}"));
+            self.large = Some(grown.is_ok());
+        }
+        self.is_large()
+    }
+
+    #[inline]
+    pub(super) fn is_large(&self) -> bool {
+        self.large == Some(true)
     }
 
     /// Whether there may be a packet.

@@ -70,6 +70,7 @@ mod rma;
 mod search;
 mod shared;
 mod slab;
+mod streams;
 #[cfg(test)]
 mod tests;
 mod traffic;

@@ -74,6 +74,8 @@ pub(super) struct AtSender {
     /// NULL: the source cannot be read.
     pub(super) addr: RemoteAddr,
     pub(super) rkey: Rkey,
+    /// The link on which it was announced.
+    pub(super) link: Option<LinkKey>,
 }
 
 /// The payload of a stored message.
@@ -107,10 +109,22 @@ pub(super) struct Arrival {
     pub(super) origin: Origin,
     /// The sender's operation.
     pub(super) op: OpId,
-    /// Number of bytes that have arrived.
+    /// Number of bytes that were read.
     pub(super) arrived: u64,
     /// How it is read; `None`: it arrives in parts.
     pub(super) pull: Option<Pull>,
+    /// The sender was asked for parts.
+    pub(super) asked: bool,
+    /// Number of bytes that have arrived in parts.
+    pub(super) prefix: u64,
+    /// How it will be read if its parts do not come.
+    pub(super) spare: Option<Pull>,
+}
+
+impl Arrival {
+    pub(super) const fn has_all_parts(&self) -> bool {
+        self.asked && self.prefix == self.envelope.len
+    }
 }
 
 /// A message that is read from the memory of its sender.

@@ -26,7 +26,11 @@ impl State {
     /// long as it has room.
     #[inline]
     pub(super) fn poll_hot(&mut self, reader: Option<&mut Reader<'_, '_>>) -> Result<bool> {
+        self.io.streams.polled = true;
         let (found, all) = self.read_hot(reader);
+        if !self.io.streams.is_empty() {
+            self.run_streams();
+        }
         self.turn += if found { 1 } else { BUSY / EMPTY };
         let reads = self.io.bytes_read != 0;
         if self.turn >= BUSY || reads || self.io.links.hot.is_empty() {
@@ -37,6 +41,18 @@ impl State {
             self.flush_reports();
         }
         Ok(all)
+    }
+
+    #[inline(never)]
+    fn run_streams(&mut self) {
+        self.io.run_streams(&mut self.core);
+        self.settle();
+    }
+
+    /// The application does not poll any more.
+    pub(super) fn stop_streams(&mut self) {
+        self.io.stop_streams();
+        self.settle();
     }
 
     #[cold]

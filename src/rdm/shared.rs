@@ -527,6 +527,7 @@ impl State {
                     io.fail_arrival(key, false);
                 }
             }
+            Todo::Choose(origin, key, link) => io.choose(origin, key, link),
             Todo::Release(peer) => core.release(peer, io),
             Todo::LoopBack(op) => io.loop_back(op),
             Todo::SettleRma(op) => io.settle_rma(core, op),

@@ -4,6 +4,7 @@ use super::super::core::{Io, Origin, Post};
 use super::super::link::LinkKey;
 use super::super::link_cm::{LinkCm, Step};
 use super::super::link_end::LinkEnd;
+use super::super::link_ring::SMALL_RING;
 use super::super::operations::{Atomic, Kind, Operation, TxKey};
 use super::super::ops::Form;
 use super::super::peer::PeerKey;
@@ -83,7 +84,7 @@ impl Io for Executor {
                 }
                 self.finish_if_over(of);
                 if result.is_ok() {
-                    self.send_parts(of);
+                    self.continue_parts(of);
                 }
             }
             Kind::Notice { of, .. } => {
@@ -110,6 +111,9 @@ impl Io for Executor {
         match &packet.body {
             Body::Eager { message, payload } => {
                 let envelope = envelope(message, payload.len.into());
+                if matches!(slot, Place::Slot(_)) && payload.len as usize > SMALL_RING {
+                    self.enlarge_arriving();
+                }
                 credit = self.eager(origin, &envelope, &slot, payload.offset);
             }
             Body::Rts {
@@ -124,6 +128,7 @@ impl Io for Executor {
                     op: *op,
                     addr: *addr,
                     rkey: *rkey,
+                    link: self.arriving,
                 };
                 match self.rx.arrive(&envelope) {
                     Some(target) => self.begin_arrival(origin, at, envelope, target),
@@ -197,6 +202,7 @@ impl Io for Executor {
             self.finish(key, Err(error));
         }
         self.pulls.forget_peer(peer);
+        self.streams.forget_peer(peer);
         for key in self.rx.arrivals.keys_where(|it| it.origin.peer == peer) {
             if self.end_pull(key) {
                 self.fail_arrival(key, false);

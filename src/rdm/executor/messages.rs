@@ -3,8 +3,9 @@
 
 use super::super::completions::Reader;
 use super::super::core::{Origin, Send};
+use super::super::direct::PART;
 use super::super::iov::Iov;
-use super::super::operations::{Kind, Operation, PARTS, PAYLOAD, TxKey};
+use super::super::operations::{Kind, Operation, PAYLOAD, TxKey};
 use super::super::ops::{Form, Uses};
 use super::super::peer::PeerKey;
 use super::super::receives::{
@@ -278,12 +279,19 @@ impl Executor {
             op,
             arrived: 0,
             pull,
+            asked: pull.is_none(),
+            prefix: 0,
+            spare: None,
         };
         match self.rx.arrivals.insert(arrival) {
             Some(key) => {
                 let receiver = OpId::new(key.number());
                 self.todo.push_back(Todo::Begin(origin, key));
                 match pull {
+                    // a truncated message is not needed as a whole
+                    Some(_) if self.streams.polled && room == envelope.len => {
+                        self.todo.push_back(Todo::Choose(origin, key, at.link));
+                    }
                     Some(_) => self.begin_pull(origin.peer, key),
                     None => self.answer(origin, Kind::Cts { op, receiver }),
                 }
@@ -328,7 +336,7 @@ impl Executor {
     pub(in crate::rdm) fn fail_arrival(&mut self, key: ArrivalKey, held: bool) {
         if let Some(arrival) = self.rx.arrivals.remove(key) {
             let result = Err((FiErrno::ECONNABORTED, 0));
-            let len = arrival.arrived as usize;
+            let len = arrival.arrived.max(arrival.prefix) as usize;
             self.received_message(&arrival.target, &arrival.envelope, len, result, None);
             if held {
                 self.todo.push_back(Todo::Release(arrival.origin.peer));
@@ -350,18 +358,26 @@ impl Executor {
             // the receive has failed meanwhile
             return;
         };
-        let left = arrival.envelope.len - arrival.arrived;
-        let asked = arrival.origin == origin && arrival.pull.is_none();
-        if !asked || offset != arrival.arrived || len as u64 > left {
+        let left = arrival.envelope.len - arrival.prefix;
+        let asked = arrival.origin == origin && arrival.asked;
+        if !asked || offset != arrival.prefix || len as u64 > left {
             return self.todo.extend(self.arriving.map(Todo::Refused));
         }
         let to = &arrival.target.receive.iov;
         // SAFETY: the application keeps the buffers until the receive completes; the decoder has
         // checked the length.
         unsafe { from.copy_to(&self.memory, (at, len), to, offset as usize) };
-        arrival.arrived += len as u64;
-        if arrival.arrived == arrival.envelope.len {
-            self.arrival_complete(key);
+        arrival.prefix += len as u64;
+        if arrival.has_all_parts() {
+            // READs of a message that was not continued may be under way
+            match arrival.pull.map(|pull| pull.reads) {
+                None => self.arrival_complete(key),
+                Some(0) => {
+                    self.pulls.forget(origin.peer, key);
+                    self.arrival_complete(key);
+                }
+                Some(_) => {}
+            }
         }
     }
 
@@ -384,51 +400,51 @@ impl Executor {
             return None;
         }
         op.receiver = Some(receiver);
-        self.send_parts(key);
+        self.continue_parts(key);
         Some(())
     }
 
-    /// Sends further parts of a message.
-    pub(super) fn send_parts(&mut self, key: TxKey) {
-        while let Some(op) = self.tx.get_mut(key)
-            && let Some(receiver) = op.receiver
+    /// Sends further parts of a message, of which at most `most` are under way.
+    pub(super) fn send_parts(&mut self, key: TxKey, most: u32) {
+        while let Some(op) = self.tx.get(key)
             && op.fin.is_none()
-            && op.parts < PARTS
-            && op.next < op.len
+            && op.parts < most
+            && let peer = op.peer
+            && let Some(part) = self.next_part(key)
         {
-            let offset = op.next;
-            let len = (op.len - offset).min(MAX_EAGER as usize);
-            let peer = op.peer;
-            // the message keeps its slot until all parts are complete
-            let iov = match &op.slot {
-                Some(slot) if op.copied => {
-                    Iov::of_memory(&self.memory.bytes(slot)[PAYLOAD..PAYLOAD + op.len])
-                }
-                _ => op.iov,
-            };
-            let mut part = Operation::new(
-                Kind::Data {
-                    of: key,
-                    offset: offset as u64,
-                },
-                peer,
-            );
-            (part.receiver, part.len) = (Some(receiver), len);
-            part.iov = iov.part(offset, len);
-            let Some(part) = self.tx.insert(part) else {
-                return;
-            };
-            if let Some(op) = self.tx.get_mut(key) {
-                op.next += len;
-                op.parts += 1;
-            }
             let send = Send {
                 op: part,
-                uses: Uses::Part(Credit::new(0, 1)),
+                uses: Uses::Part(PART),
                 ack: false,
             };
             self.todo.push_back(Todo::Send(peer, send));
         }
+    }
+
+    /// The operation of the next part of a message that the receiver has asked for.
+    pub(super) fn next_part(&mut self, key: TxKey) -> Option<TxKey> {
+        let op = self.tx.get(key).filter(|op| op.next < op.len)?;
+        let (receiver, offset) = (op.receiver?, op.next);
+        let len = (op.len - offset).min(MAX_EAGER as usize);
+        // the message keeps its slot until all parts are complete
+        let iov = match &op.slot {
+            Some(slot) if op.copied => {
+                Iov::of_memory(&self.memory.bytes(slot)[PAYLOAD..PAYLOAD + op.len])
+            }
+            _ => op.iov,
+        };
+        let data = Kind::Data {
+            of: key,
+            offset: offset as u64,
+        };
+        let mut part = Operation::new(data, op.peer);
+        (part.receiver, part.len) = (Some(receiver), len);
+        part.iov = iov.part(offset, len);
+        let part = self.tx.insert(part)?;
+        let op = self.tx.get_mut(key)?;
+        op.next += len;
+        op.parts += 1;
+        Some(part)
     }
 
     pub(super) fn fin(&mut self, origin: Origin, key: TxKey, status: u16) {

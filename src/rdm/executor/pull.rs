@@ -127,6 +127,9 @@ impl Executor {
     fn next_piece(&mut self, peer: PeerKey, key: ArrivalKey) -> Option<(ReadKey, bool)> {
         let arrivals = &mut self.rx.arrivals;
         let arrival = arrivals.get_mut(key).filter(|it| it.origin.peer == peer)?;
+        if arrival.has_all_parts() {
+            return None;
+        }
         let pull = arrival.pull.as_mut()?;
         if pull.state != PullState::Reads || pull.next == pull.len {
             return None;
@@ -267,6 +270,11 @@ impl Executor {
         };
         match pull.state {
             PullState::Reads if arrival.arrived == pull.len => self.arrival_complete(key),
+            PullState::Reads if arrival.has_all_parts() => {
+                let peer = arrival.origin.peer;
+                self.pulls.forget(peer, key);
+                self.arrival_complete(key);
+            }
             PullState::Reads => {}
             PullState::Failed => self.fail_arrival(key, false),
             PullState::Refused => {
@@ -275,10 +283,16 @@ impl Executor {
                     self.pull_failures.1 += 1;
                 }
                 let (origin, op) = (arrival.origin, arrival.op);
+                let asked = std::mem::replace(&mut arrival.asked, true);
+                let all = arrival.has_all_parts();
                 (arrival.pull, arrival.arrived) = (None, 0);
                 self.pulls.forget(origin.peer, key);
-                let receiver = OpId::new(key.number());
-                self.answer(origin, Kind::Cts { op, receiver });
+                if all {
+                    self.arrival_complete(key);
+                } else if !asked {
+                    let receiver = OpId::new(key.number());
+                    self.answer(origin, Kind::Cts { op, receiver });
+                }
             }
         }
     }

@@ -38,6 +38,9 @@ impl Driven for Shared {
         if let Err(error) = armed {
             warn_log!(EpData, "ibv_req_notify_cq: {error}");
         }
+        if sleeper || !polls {
+            state.stop_streams();
+        }
         let mut empty = state.poll_all();
         for call in calls {
             state.io.answer_call(&mut state.core, call);

@@ -12,6 +12,7 @@ mod pull;
 mod rings;
 mod rma;
 mod steps;
+mod streams;
 
 use crate::wire::rdm::Credit;
 use net::{Plan, World};

@@ -21,7 +21,7 @@ use crate::verbs::{RemoteAddr, Rkey};
 const LEN: usize = (3 << 20) + 17;
 
 /// A domain whose buffers need no descriptors.
-fn domain() -> Arc<Domain> {
+pub(super) fn domain() -> Arc<Domain> {
     let device = crate::verbs::devices(&[softverbs::backend()], false).remove(0);
     let mr = MrConfig {
         form: Form::new(Mode::NATIVE, false),
@@ -34,12 +34,19 @@ fn domain() -> Arc<Domain> {
     Domain::open(&device, config).unwrap()
 }
 
+/// An endpoint that streams no messages: it reads them.
+fn reader(domain: &Arc<Domain>) -> End {
+    let end = End::open(domain);
+    end.ep.shared().change(|_, io| io.streams.off = true);
+    end
+}
+
 fn bytes_of(seed: usize) -> Vec<u8> {
     (0..LEN).map(|i| (i * 7 + seed + (i >> 9)) as u8).collect()
 }
 
 /// Ends all links of an endpoint, as if they had broken.
-fn break_links(end: &End) {
+pub(super) fn break_links(end: &End) {
     end.ep.shared().change(|core, io| {
         let links: Vec<LinkKey> = io.links.keys().collect();
         for link in links {
@@ -70,7 +77,7 @@ fn wait_for_rts(a: &End, b: &End) {
 #[test]
 fn reads_are_repeated_on_the_next_link() {
     let domain = domain();
-    let (a, b) = (End::open(&domain), End::open(&domain));
+    let (a, b) = (reader(&domain), reader(&domain));
     let to_b = a.knows(&b);
     for round in 0..60 {
         let bytes = bytes_of(round);
@@ -105,7 +112,7 @@ fn reads_are_repeated_on_the_next_link() {
 #[test]
 fn a_wrong_key_costs_a_link_and_no_message() {
     let domain = domain();
-    let (a, b) = (End::open(&domain), End::open(&domain));
+    let (a, b) = (reader(&domain), reader(&domain));
     let to_b = a.knows(&b);
     for round in 0..3 {
         let bytes = [bytes_of(round), bytes_of(round + 100)];
@@ -129,7 +136,7 @@ fn a_wrong_key_costs_a_link_and_no_message() {
 #[test]
 fn a_wrong_source_costs_a_link_and_no_message() {
     let domain = domain();
-    let (a, b) = (End::open(&domain), End::open(&domain));
+    let (a, b) = (reader(&domain), reader(&domain));
     let to_b = a.knows(&b);
     let one = |round: usize, change: &dyn Fn(&mut AtSender)| {
         let bytes = bytes_of(round);
@@ -163,7 +170,7 @@ fn a_wrong_source_costs_a_link_and_no_message() {
 #[test]
 fn a_device_without_reads_receives_in_parts() {
     let domain = domain();
-    let (a, b) = (End::open(&domain), End::open(&domain));
+    let (a, b) = (reader(&domain), reader(&domain));
     let to_b = a.knows(&b);
     b.ep.shared()
         .change(|_, io| io.refuse_reads = Some(FiErrno::EINVAL));
@@ -210,7 +217,7 @@ fn while_reading(a: &End, b: &End, check: impl Fn(&mut Core<Executor>, &mut Exec
 #[test]
 fn reads_end_with_their_queue_pair() {
     let domain = domain();
-    let (a, b) = (End::open(&domain), End::open(&domain));
+    let (a, b) = (reader(&domain), reader(&domain));
     while_reading(&a, &b, |core, io, peer| {
         let links: Vec<LinkKey> = io.links.keys().collect();
         for link in links {
@@ -232,7 +239,7 @@ fn reads_end_with_their_queue_pair() {
 #[test]
 fn a_failed_send_is_reported_after_its_source_has_ended() {
     let domain = domain();
-    let (a, b) = (End::open(&domain), End::open(&domain));
+    let (a, b) = (reader(&domain), reader(&domain));
     let to_b = a.knows(&b);
     let bytes = bytes_of(1);
     a.send(to_b, Some(1), &bytes, 1);
@@ -259,7 +266,7 @@ fn a_failed_send_is_reported_after_its_source_has_ended() {
 fn endpoints_close_while_messages_are_read() {
     let domain = domain();
     for round in 0..24 {
-        let (a, b) = (End::open(&domain), End::open(&domain));
+        let (a, b) = (reader(&domain), reader(&domain));
         let to_b = a.knows(&b);
         let bytes = [bytes_of(round), bytes_of(round + 1)];
         let mut targets = [vec![0; LEN], vec![0; LEN]];
@@ -283,7 +290,7 @@ fn endpoints_close_while_messages_are_read() {
     }
 }
 
-fn error(end: &End) -> CompletionError {
+pub(super) fn error(end: &End) -> CompletionError {
     let limit = Instant::now() + Duration::from_secs(20);
     loop {
         assert!(Instant::now() < limit);
@@ -299,7 +306,7 @@ fn error(end: &End) -> CompletionError {
 #[test]
 fn a_receive_fails_after_its_reads() {
     let domain = domain();
-    let (a, b) = (End::open(&domain), End::open(&domain));
+    let (a, b) = (reader(&domain), reader(&domain));
     let to_b = a.knows(&b);
     let to_a = b.knows(&a);
     let bytes = bytes_of(1);

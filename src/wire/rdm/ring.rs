@@ -2,7 +2,7 @@
 
 use super::packet::{DATA, HEADER_SIZE, Header, Kind, MAX_HEAD, TAGGED};
 use super::terms::MAX_EAGER;
-use super::values::{GrantNumber, Number, PeerIndex};
+use super::values::{GrantNumber, Number, OpId, PeerIndex};
 use super::{Bad, get64, put};
 
 /// Bytes 16 to 24 of the header, which are in front of the payload of most packets.
@@ -22,6 +22,19 @@ pub fn eager(header: &Header, tag: Option<u64>) -> Words {
         kind | seen | u64::from(header.to.get()) << 32,
         tag.unwrap_or_default(),
     ]
+}
+
+/// The words of DATA with a payload of `len` bytes, and the prefix of its payload in the ring.
+#[inline]
+pub fn data(header: &Header, op: OpId, offset: u64, len: u32) -> (Words, [u8; PREFIX]) {
+    let seen = u64::from(header.seen.get()) << 16;
+    let words = [
+        u64::from(header.number.get()) | u64::from(header.processed.get()) << 32,
+        Kind::Data as u64 | seen | u64::from(header.to.get()) << 32,
+        offset,
+    ];
+    let prefix = u64::from(len) | u64::from(op.get()) << 32;
+    (words, prefix.to_le_bytes())
 }
 
 /// The header and the tag of such a packet with a payload of `len` bytes. `None`: another packet,

@@ -280,6 +280,11 @@ proptest! {
             let short = ring::head(&words, ring::PREFIX - 1, |_, to| to.fill(0));
             prop_assert_eq!(short.map(|_| ()), Err(Bad::Length));
         }
+        if let Body::Data { op, offset, payload: place } = packet.body {
+            let prefix = payload[..ring::PREFIX].try_into().unwrap();
+            let data = ring::data(&packet.header, op, offset, place.len);
+            prop_assert_eq!(data, (words, prefix));
+        }
         let eager = ring::as_eager(&words, payload.len());
         match packet.body {
             Body::Eager { message: Message { tag, data: None, ack: false }, payload: place } => {

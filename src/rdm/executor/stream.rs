@@ -1,0 +1,192 @@
+//! Long messages as parts through the rings of links, while both sides poll.
+//! `docs/protocol-rdm.md`, "Long messages".
+
+#![allow(unsafe_code, reason = "posts from buffers of the application")]
+
+use super::super::core::{Core, Origin, Send};
+use super::super::direct::{PART, PartPost};
+use super::super::link::LinkKey;
+use super::super::link_ring::PartInRing;
+use super::super::operations::{Kind, PARTS, TxKey};
+use super::super::ops::Uses;
+use super::super::receives::ArrivalKey;
+use super::Executor;
+use crate::wire::rdm::terms::MAX_EAGER;
+use crate::wire::rdm::{OpId, ring};
+
+/// Parts of a message that one progress call posts.
+const BATCH: usize = 64;
+/// Rings that are enlarged, of an endpoint: 128 KiB each.
+const MAX_GROWN: usize = 128;
+
+impl Executor {
+    /// Sends parts of a message that the receiver has asked for.
+    pub(super) fn continue_parts(&mut self, key: TxKey) {
+        let streams = self
+            .tx
+            .get(key)
+            .is_some_and(|op| !op.copied && op.parts == 0);
+        if self.streams.polled && streams {
+            if !self.streams.sent.contains(&key) {
+                self.streams.sent.push_back(key);
+            }
+        } else {
+            self.send_parts(key, PARTS);
+        }
+    }
+
+    /// Posts parts of the messages that are streamed, and reads those whose parts do not come.
+    pub(in crate::rdm) fn run_streams(&mut self, core: &mut Core<Self>) {
+        for _ in 0..self.streams.sent.len() {
+            let key = self.streams.sent.pop_front();
+            let waiting = key.filter(|key| self.stream(core, *key));
+            self.streams.sent.extend(waiting);
+        }
+        self.read_stalled(false);
+    }
+
+    /// The application does not poll: what was streamed becomes operations and READs.
+    pub(in crate::rdm) fn stop_streams(&mut self) {
+        self.streams.polled = false;
+        if self.streams.is_empty() {
+            return;
+        }
+        while let Some(key) = self.streams.sent.pop_front() {
+            self.send_parts(key, PARTS);
+        }
+        self.read_stalled(true);
+    }
+
+    /// Posts parts of a message. `false`: this is not done by the next progress call.
+    fn stream(&mut self, core: &mut Core<Self>, key: TxKey) -> bool {
+        for _ in 0..BATCH {
+            let Some(op) = self.tx.get_mut(key) else {
+                return false;
+            };
+            let Some(receiver) = op.receiver else {
+                return false;
+            };
+            if op.fin.is_some() || op.next == op.len || op.parts != 0 {
+                return false;
+            }
+            let (offset, peer) = (op.next, op.peer);
+            let len = (op.len - offset).min(MAX_EAGER as usize);
+            let part = op.iov.part(offset, len);
+            let links = &mut self.links;
+            let mut posted = PartInRing::Full;
+            let result = core.send_part(peer, |link, header| {
+                let Some(link) = links.get_mut(link) else {
+                    return false;
+                };
+                if link.ring.is_none() {
+                    posted = PartInRing::TooLong;
+                } else if let Some(ring) = link.free_ring() {
+                    let words = ring::data(&header, receiver, offset as u64, len as u32);
+                    // SAFETY: the application keeps the buffers until the operation completes.
+                    posted = unsafe { ring.post_part(&words, &part) };
+                }
+                posted == PartInRing::Sent
+            });
+            match (result, posted) {
+                (PartPost::Sent, _) => {
+                    if let Some(op) = self.tx.get_mut(key) {
+                        op.next = offset + len;
+                    }
+                }
+                (PartPost::Refused, PartInRing::Ended) => {
+                    // it may have arrived: the next packet with this number has to be the same
+                    if let Some(part) = self.next_part(key) {
+                        let send = Send {
+                            op: part,
+                            uses: Uses::Part(PART),
+                            ack: false,
+                        };
+                        if core.send(peer, send, self).is_err() {
+                            self.refused(part);
+                        }
+                    }
+                    return false;
+                }
+                (PartPost::Refused, PartInRing::TooLong) | (PartPost::Closed, _) => {
+                    self.send_parts(key, PARTS);
+                    return false;
+                }
+                (PartPost::Refused, _) | (PartPost::Behind, _) => return true,
+                (PartPost::Credit, _) => {
+                    // the peer learns of an operation that waits
+                    self.send_parts(key, 1);
+                    return false;
+                }
+            }
+        }
+        true
+    }
+
+    /// Reads messages whose parts do not come; `now`: all.
+    fn read_stalled(&mut self, now: bool) {
+        loop {
+            let arrivals = &self.rx.arrivals;
+            let arrived = |key| {
+                let arrival = arrivals.get(key)?;
+                arrival.spare.map(|_| arrival.prefix)
+            };
+            let Some(key) = self.streams.take_stalled(now, arrived) else {
+                return;
+            };
+            let Some(arrival) = self.rx.arrivals.get_mut(key) else {
+                continue;
+            };
+            let (peer, prefix) = (arrival.origin.peer, arrival.prefix);
+            arrival.pull = arrival.spare.take();
+            if let Some(pull) = &mut arrival.pull {
+                pull.next = prefix;
+            }
+            arrival.arrived = prefix;
+            self.streams.is_late(peer);
+            self.begin_pull(peer, key);
+        }
+    }
+
+    /// Decides how a message arrives that could be read. `link`: that of its announcement.
+    pub(in crate::rdm) fn choose(
+        &mut self,
+        origin: Origin,
+        key: ArrivalKey,
+        link: Option<LinkKey>,
+    ) {
+        let streams = self.streams.polled
+            && link.is_some_and(|link| self.enlarge_ring(link))
+            && self.streams.may_begin(origin.peer);
+        let Some(arrival) = self.rx.arrivals.get_mut(key) else {
+            return;
+        };
+        if !streams {
+            return self.begin_pull(origin.peer, key);
+        }
+        (arrival.spare, arrival.asked) = (arrival.pull.take(), true);
+        let op = arrival.op;
+        self.streams.begin(key);
+        let receiver = OpId::new(key.number());
+        self.answer(origin, Kind::Cts { op, receiver });
+    }
+
+    /// A message was too long for the ring of its link.
+    #[cold]
+    pub(super) fn enlarge_arriving(&mut self) {
+        if let Some(link) = self.arriving {
+            self.enlarge_ring(link);
+        }
+    }
+
+    /// Enlarges the ring of a link once. `false`: it has none, or is not enlarged.
+    pub(super) fn enlarge_ring(&mut self, link: LinkKey) -> bool {
+        let grown = self.grown_rings;
+        let Some(ring) = self.links.get_mut(link).and_then(|link| link.ring.as_mut()) else {
+            return false;
+        };
+        if !ring.is_large() && grown < MAX_GROWN && ring.grow() {
+            self.grown_rings += 1;
+        }
+        ring.is_large()
+    }
+}

@@ -1,0 +1,166 @@
+//! Long messages that are streamed through rings, in both directions. `docs/protocol-rdm.md`, "Long
+//! messages".
+
+use std::collections::VecDeque;
+
+use super::number_map::NumberMap;
+use super::operations::TxKey;
+use super::peer::PeerKey;
+use super::receives::ArrivalKey;
+
+/// Progress calls without a further part of a message, after which the receiver reads it. The
+/// sender may compute, or may not have the processor.
+const PATIENCE: u32 = 4096;
+/// Messages of such a peer that are read, before one is streamed again.
+const READ: u32 = 16;
+
+/// A message that arrives.
+#[derive(Clone, Copy, Debug)]
+struct Arriving {
+    key: ArrivalKey,
+    /// Number of bytes that had arrived at the last look.
+    seen: u64,
+    /// Number of looks since.
+    looks: u32,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Streams {
+    /// The last progress call that took entries was one of a thread that polls. It can go on with a
+    /// stream; one that sleeps, or the driver, cannot.
+    pub(super) polled: bool,
+    /// Messages whose next part is posted by each progress call, if there is room for it.
+    pub(super) sent: VecDeque<TxKey>,
+    arriving: Vec<Arriving>,
+    /// Number of messages of a peer that are still to be read.
+    late: NumberMap<u32>,
+    /// Number of messages that were streamed, and of those that were read after all.
+    #[cfg(test)]
+    pub(super) begun: u32,
+    #[cfg(test)]
+    pub(super) stalled: u32,
+    /// All messages are read.
+    #[cfg(test)]
+    pub(super) off: bool,
+}
+
+impl Streams {
+    /// Whether no message is streamed.
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.sent.is_empty() && self.arriving.is_empty()
+    }
+
+    /// The next message of a peer can be streamed. Counts those that are read instead.
+    pub(super) fn may_begin(&mut self, peer: PeerKey) -> bool {
+        #[cfg(test)]
+        if self.off {
+            return false;
+        }
+        let Some(left) = self.late.get_mut(&peer.number()) else {
+            return true;
+        };
+        *left -= 1;
+        if *left == 0 {
+            self.late.remove(&peer.number());
+        }
+        false
+    }
+
+    /// The parts of a message were asked for.
+    pub(super) fn begin(&mut self, key: ArrivalKey) {
+        #[cfg(test)]
+        {
+            self.begun += 1;
+        }
+        self.arriving.push(Arriving {
+            key,
+            seen: 0,
+            looks: 0,
+        });
+    }
+
+    /// A message of a peer was not continued.
+    pub(super) fn is_late(&mut self, peer: PeerKey) {
+        #[cfg(test)]
+        {
+            self.stalled += 1;
+        }
+        self.late.insert(peer.number(), READ);
+    }
+
+    /// The session of a peer has ended.
+    pub(super) fn forget_peer(&mut self, peer: PeerKey) {
+        self.late.remove(&peer.number());
+    }
+
+    /// Removes a message whose parts do not come; `now`: any message. `arrived`: the number of bytes
+    /// of a message that have arrived, `None` if it is complete.
+    pub(super) fn take_stalled(
+        &mut self,
+        now: bool,
+        arrived: impl Fn(ArrivalKey) -> Option<u64>,
+    ) -> Option<ArrivalKey> {
+        let mut at = 0;
+        while let Some(message) = self.arriving.get_mut(at) {
+            let found = arrived(message.key);
+            match found {
+                Some(bytes) if !now && bytes != message.seen => {
+                    (message.seen, message.looks) = (bytes, 0);
+                }
+                Some(_) if !now && message.looks < PATIENCE => message.looks += 1,
+                _ => {
+                    let message = self.arriving.swap_remove(at);
+                    if found.is_some() {
+                        return Some(message.key);
+                    }
+                    continue;
+                }
+            }
+            at += 1;
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_is_stalled_after_many_looks_without_bytes() {
+        let mut streams = Streams::default();
+        let (moving, stalled, complete) = (1, 2, 3);
+        for number in [moving, stalled, complete] {
+            streams.begin(ArrivalKey::from_number(number));
+        }
+        for look in 0..=u64::from(PATIENCE) {
+            let found = streams.take_stalled(false, |key| match key.number() {
+                1 => Some(look + 1),
+                2 => Some(0),
+                _ => None,
+            });
+            let last = look == u64::from(PATIENCE);
+            assert_eq!(found.map(|key| key.number()), last.then_some(stalled));
+        }
+        let now = streams.take_stalled(true, |_| Some(1));
+        assert_eq!(now.map(|key| key.number()), Some(moving));
+        assert!(streams.is_empty());
+    }
+
+    #[test]
+    fn messages_of_a_late_peer_are_read_for_a_while() {
+        let mut streams = Streams::default();
+        let peer = PeerKey::from_number(7);
+        assert!(streams.may_begin(peer));
+        streams.is_late(peer);
+        for _ in 0..READ {
+            assert!(!streams.may_begin(peer));
+        }
+        assert!(streams.may_begin(peer));
+        streams.is_late(peer);
+        streams.forget_peer(peer);
+        assert!(streams.may_begin(peer));
+    }
+}

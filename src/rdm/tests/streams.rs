@@ -1,0 +1,195 @@
+//! Long messages as parts through rings, while one side stops to poll or the link breaks.
+
+#![allow(unsafe_code, reason = "passes buffers as C does")]
+
+use std::time::{Duration, Instant};
+
+use super::Random;
+use super::endpoints::{End, wait};
+use super::pull::{break_links, domain};
+use crate::av::FiAddr;
+use crate::rdm::executor::Executor;
+
+const LEN: usize = (1 << 20) + 5;
+
+fn bytes_of(seed: usize, len: usize) -> Vec<u8> {
+    let byte = |at: usize| (at * 11 + seed + (at >> 8)) as u8;
+    (0..len).map(byte).collect()
+}
+
+/// What is counted at an endpoint: messages asked for in parts by choice, and those of them that
+/// were read after all.
+fn counts(end: &End) -> (u32, u32) {
+    let mut found = (0, 0);
+    end.ep
+        .shared()
+        .change(|_, io| found = (io.streams.begun, io.streams.stalled));
+    found
+}
+
+fn pair() -> (End, End, FiAddr) {
+    let domain = domain();
+    let (a, b) = (End::open(&domain), End::open(&domain));
+    let to_b = a.knows(&b);
+    // both have polled, and are connected
+    let mut small = [0; 8];
+    b.recv(Some((0, 0)), &mut small, 1);
+    a.send(to_b, Some(0), &[1; 8], 1);
+    wait([&a, &b], [1, 1]);
+    (a, b, to_b)
+}
+
+/// Polls one side until it has an entry, or for so many times.
+fn poll(end: &End, times: usize) -> bool {
+    (0..times).any(|_| end.poll().is_some())
+}
+
+/// Polls both sides so many times. Returns the number of their entries.
+fn poll_both(a: &End, b: &End, times: usize) -> [usize; 2] {
+    let mut done = [0; 2];
+    for _ in 0..times {
+        done[1] += usize::from(poll(b, 1));
+        done[0] += usize::from(poll(a, 1));
+    }
+    done
+}
+
+#[test]
+fn messages_are_streamed_while_both_sides_poll() {
+    let (a, b, to_b) = pair();
+    for round in 0..50 {
+        let len = [16 << 10, LEN, 8193, 100_000, 3 << 20][round % 5];
+        let bytes = bytes_of(round, len);
+        let mut target = vec![0; len + round % 2];
+        b.recv(Some((1, 0)), &mut target, 2);
+        a.send(to_b, Some(1), &bytes, 1);
+        wait([&a, &b], [1, 1]);
+        assert!(target[..len] == bytes, "round {round}");
+    }
+    assert_eq!(counts(&b), (50, 0));
+}
+
+/// The sender posts some parts and then computes.
+#[test]
+fn a_receiver_reads_what_the_sender_does_not_post() {
+    let (a, b, to_b) = pair();
+    let mut stalled = 0;
+    for round in 0..60 {
+        let bytes = bytes_of(round, LEN);
+        let mut target = vec![0; LEN];
+        b.recv(Some((1, 0)), &mut target, 2);
+        a.send(to_b, Some(1), &bytes, 1);
+        let mut done = poll_both(&a, &b, round % 7);
+        let until = Instant::now() + Duration::from_secs(30);
+        while done[1] == 0 {
+            assert!(Instant::now() < until, "the sender was needed");
+            done[1] += usize::from(poll(&b, 10_000));
+        }
+        assert!(target == bytes, "round {round}");
+        wait([&a, &b], [1 - done[0], 0]);
+        stalled = counts(&b).1;
+    }
+    assert!(stalled > 1, "{:?}", counts(&b));
+}
+
+/// One side sleeps, or is served by the driver, in the middle of a stream.
+#[test]
+fn a_stream_goes_on_when_a_side_sleeps() {
+    let (a, b, to_b) = pair();
+    for round in 0..60 {
+        let bytes = bytes_of(round, LEN);
+        let mut target = vec![0; LEN];
+        b.recv(Some((1, 0)), &mut target, 2);
+        a.send(to_b, Some(1), &bytes, 1);
+        let done = poll_both(&a, &b, round % 11);
+        let sleeper = if round % 2 == 0 { &a } else { &b };
+        sleeper.ep.shared().change(|_, io| io.stop_streams());
+        wait([&a, &b], done.map(|count| 1 - count));
+        assert!(target == bytes, "round {round}");
+    }
+}
+
+fn memory(end: &End) -> (usize, usize) {
+    let mut left = (0, 0);
+    end.ep.shared().change(|_, io: &mut Executor| {
+        left = (io.rx.arrivals.len(), io.outstanding());
+    });
+    left
+}
+
+/// Messages of all lengths in both directions, with links that break and sides that do not poll for
+/// a while.
+#[test]
+fn streams_survive_what_happens_between_their_parts() {
+    for seed in super::seeds(12) {
+        let (a, b, to_b) = pair();
+        let to_a = b.knows(&a);
+        let mut random = Random(seed);
+        let mut all = [0; 2];
+        for round in 0..20 {
+            let count = 1 + random.below(3) as usize;
+            let len = |random: &mut Random| match random.below(3) {
+                0 => random.below(9_000) as usize,
+                1 => 8_192 + random.below(60_000) as usize,
+                _ => 100_000 + random.below(900_000) as usize,
+            };
+            let bytes: Vec<_> = (0..2 * count)
+                .map(|at| bytes_of(round + at, len(&mut random)))
+                .collect();
+            let mut targets: Vec<_> = bytes.iter().map(|bytes| vec![0; bytes.len()]).collect();
+            for (at, target) in targets.iter_mut().enumerate() {
+                let end = if at % 2 == 0 { &b } else { &a };
+                end.recv(Some((at as u64, 0)), target, 2);
+            }
+            for (at, bytes) in bytes.iter().enumerate() {
+                let (end, to) = if at % 2 == 0 { (&a, to_b) } else { (&b, to_a) };
+                end.send(to, Some(at as u64), bytes, 1);
+            }
+            let mut done = [0; 2];
+            let until = Instant::now() + Duration::from_secs(60);
+            while done != [2 * count; 2] {
+                assert!(Instant::now() < until, "seed {seed}: {done:?}");
+                let which = random.below(2) as usize;
+                let end = [&a, &b][which];
+                match random.below(400) {
+                    0 => break_links(end),
+                    1 => end.ep.shared().change(|_, io| io.stop_streams()),
+                    2 => done[which] += usize::from(poll(end, 6_000)),
+                    _ => done[which] += usize::from(poll(end, 1 + random.below(4) as usize)),
+                }
+            }
+            assert!(targets == bytes, "seed {seed}, round {round}");
+            all = [all[0] + count, all[1] + count];
+        }
+        assert_eq!((memory(&a), memory(&b)), ((0, 0), (0, 0)), "seed {seed}");
+        let (begun, _) = counts(&a);
+        assert!(begun > 0, "seed {seed}: {all:?}");
+    }
+}
+
+/// The sender is closed in the middle of a stream: its receiver reads the rest, or fails.
+#[test]
+fn a_sender_that_ends_fails_the_receive() {
+    for round in 0..10 {
+        let (a, b, to_b) = pair();
+        let bytes = bytes_of(round, 8 << 20);
+        let mut target = vec![0; bytes.len()];
+        b.recv(Some((1, 0)), &mut target, 2);
+        a.send(to_b, Some(1), &bytes, 1);
+        assert_eq!(poll_both(&a, &b, 4 + round), [0, 0]);
+        a.ep.shared().change(|core, io| {
+            let peer = core.peer_keys().next().unwrap();
+            core.fail(peer, crate::errno::FiErrno::EHOSTUNREACH, io);
+        });
+        let failed = super::pull::error(&a);
+        assert_eq!(failed.completion.context, 1);
+        // the next message begins another session
+        let mut small = [0; 8];
+        b.recv(Some((2, 0)), &mut small, 3);
+        a.send(to_b, Some(2), &[9; 8], 4);
+        let failed = super::pull::error(&b);
+        assert_eq!(failed.completion.context, 2);
+        wait([&a, &b], [1, 1]);
+        assert_eq!(small, [9; 8]);
+    }
+}
