@@ -340,17 +340,19 @@ static inline void paint(uint8_t *bytes, size_t len, uint64_t seed)
 	}
 }
 
-/* The number of the first byte that differs, or `len`. */
+/* The number of the first byte that differs, or `len`. A peer may be writing the bytes: each is read once, because
+ * memcmp(3) may find a difference and then compare the byte again. */
 static inline size_t differs(const uint8_t *bytes, size_t len, uint64_t seed)
 {
+	const volatile uint8_t *changing = bytes;
+
 	for (size_t i = 0; i < len; i += 8) {
 		uint64_t word = paint_word(seed, i);
 		size_t n = len - i < 8 ? len - i : 8;
 
-		if (memcmp(bytes + i, &word, n))
-			for (size_t k = 0; k < n; k++)
-				if (bytes[i + k] != ((const uint8_t *)&word)[k])
-					return i + k;
+		for (size_t k = 0; k < n; k++)
+			if (changing[i + k] != ((const uint8_t *)&word)[k])
+				return i + k;
 	}
 	return len;
 }
