@@ -19,7 +19,7 @@ use crate::av::FiAddr;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
 use crate::initiator::{LocalIov, RemoteIov};
-use crate::mr::mapped_key;
+use crate::mr::{Mode, mapped_key};
 use crate::verbs::SendOpcode;
 use crate::wire::rdm::Credit;
 use crate::wire::rdm::packet::MAX_OPERANDS;
@@ -78,8 +78,8 @@ impl Endpoint {
     /// # Errors
     /// - `EAGAIN`: `tx_size` operations are under way.
     /// - `EINVAL`: no elements; vectors of different lengths, or with more buffers than
-    ///   [`Limits::iov_limit`](super::super::Limits::iov_limit); a target that is not aligned to
-    ///   the datatype; an address that is not in the address vector.
+    ///   [`Limits::iov_limit`](super::super::Limits::iov_limit); a virtual address that is not
+    ///   aligned to the datatype; an address that is not in the address vector.
     /// - `EMSGSIZE`: more elements than [`max_atomic_count`].
     /// - `EBADFLAGS`: a flag that the operation does not accept.
     /// - `EKEYREJECTED`: a key that `fi_mr_map_raw(3)` has returned and that is not mapped.
@@ -111,12 +111,19 @@ impl Endpoint {
         let fits = len != 0
             && (reads || operands.len() == len)
             && compare.len() == if family == Family::Compare { len } else { 0 }
-            && result.len() == if family == Family::Base { 0 } else { len }
-            && addr.is_multiple_of(alignment);
-        if !fits {
+            && result.len() == if family == Family::Base { 0 } else { len };
+        let shared = self.shared();
+        // the initiator does not know the address of an offset
+        let virt = shared
+            .domain
+            .mr()
+            .config()
+            .form
+            .mode
+            .contains(Mode::VIRT_ADDR);
+        if !fits || virt && !addr.is_multiple_of(alignment) {
             return Err(FiErrno::EINVAL);
         }
-        let shared = self.shared();
         let config = &shared.config;
         let atomic = Atomic {
             addr,

@@ -10,6 +10,7 @@
  *   rdm_atomic_forms silent PROV NODE      the target calls nothing for a second
  *   rdm_atomic_forms stopped PROV NODE     8-byte operations; the process of the target is stopped
  *   rdm_atomic_forms refused PROV NODE     wrong keys, bounds, rights and alignment
+ *   rdm_atomic_forms offsets PROV NODE     regions that begin at any address
  *   rdm_atomic_forms order PROV NODE       the order of atomic operations, where it is offered
  *   rdm_atomic_forms counters PROV NODE    counters of the initiator and of the target
  *   rdm_atomic_forms self PROV NODE        the endpoint itself is the target
@@ -709,6 +710,48 @@ static void refused_operations(void)
 	finish(&side);
 }
 
+/* fi_mr(3): without FI_MR_VIRT_ADDR "the target address that is specified is a byte offset into the registered
+ * region". The initiator does not know where the region begins. */
+static void offsets(void)
+{
+	struct side side;
+	struct region odd;
+
+	needed.mr_mode = 0;
+	wanted.caps = CAPS_ATOMIC;
+	begin(&side, CAPS_ATOMIC);
+	odd = region_of(&side, memory + 8193, 4096, ALL_REMOTE, 72);
+	show(&side, &odd, 1);
+	memset(memory, 0, AREA);
+	memset(operands, 1, 64);
+	meet(&side);
+	there = region_at(&side, 1 - me, 1);
+	for (unsigned t = 0, cell = 1; t < TYPES; t++, cell++)
+		for (unsigned shift = 0; shift < types[t].size; shift++) {
+			const struct type *type = &types[t];
+			uint64_t at = cell * 128 + shift;
+
+			if (type->kind != INTEGER || !supported(&side, type, FI_SUM, FETCH))
+				break;
+			if (me == 0) {
+				memset(results, 0xff, 64);
+				for (unsigned k = 0; k < 3; k++) {
+					POST(&side, fi_fetch_atomic(side.ep, operands, 1, NULL, results, NULL, side.peer, there.addr + at, there.key, type->type, FI_SUM, &side));
+					IS(OUTCOME(&side, side.tx).err == 0);
+				}
+				for (unsigned i = 0; i < type->size; i++)
+					IS(results[i] == 2);
+			}
+			meet(&side);
+			for (unsigned i = 0; i < 128 && me == 1; i++)
+				IS(memory[8193 + cell * 128 + i] == (i >= shift && i < shift + type->size ? 3 : 0));
+			memset(memory + 8193, 0, 4096);
+			meet(&side);
+		}
+	close_region(&odd);
+	finish(&side);
+}
+
 static void order(void)
 {
 	enum { TIMES = 300 };
@@ -845,6 +888,7 @@ int main(int argc, char **argv)
 		{ "silent", silent, 2 },
 		{ "stopped", stopped, 2 },
 		{ "refused", refused_operations, 2 },
+		{ "offsets", offsets, 2 },
 		{ "order", order, 2 },
 		{ "counters", counters, 2 },
 		{ "self", to_itself, 1 },

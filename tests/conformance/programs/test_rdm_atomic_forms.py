@@ -50,6 +50,9 @@ class RdmAtomicForms(common.CProgram):
     def test_refused_operations(self):
         self.succeeds("refused")
 
+    def test_offsets(self):
+        self.succeeds("offsets")
+
     def test_order(self):
         self.succeeds("order")
 
