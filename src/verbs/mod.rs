@@ -43,7 +43,7 @@ pub use pd::Pd;
 pub use qp::{Qp, QpConfig, QpLimits, QpState};
 pub use qp_create::Transport;
 pub use quirks::{Behaviour, Seen};
-pub use ring::{Attached, Message, Polled, Posted, Ring, RingLimits};
+pub use ring::{Attached, Message, Next, Polled, Posted, Ring, RingLimits, RingProbe, Run};
 pub use sockaddr::SockAddr;
 pub use srq::Srq;
 pub(crate) use words::{WordRange, Words};

@@ -29,8 +29,8 @@ pub struct softdv_ring_info {
 }
 
 /// The part of a receive ring that its user may read: the ring has something to poll if the 32 bits
-/// at `next` are `expected`. Both change only in `softdv_ring_poll`, `softdv_ring_consume` and
-/// calls that change the queue pair's state.
+/// at `next` are `expected`. It changes only in `softdv_ring_poll`, `softdv_ring_consume`,
+/// `softdv_ring_advance` and calls that change the queue pair's state.
 #[repr(C)]
 #[derive(Debug)]
 pub struct softdv_ring {
@@ -38,6 +38,10 @@ pub struct softdv_ring {
     pub next: *const u32,
     /// Its value if there is a message.
     pub expected: u32,
+    /// Slots from `next` to the end of the ring; 0: nothing at `next` may be read but this word.
+    pub left: u32,
+    /// Longest payload of a message, in bytes.
+    pub longest: u32,
 }
 
 /// A message in a ring.

@@ -155,6 +155,7 @@ function_table! {
         softdv_ring_postv: fn(ring: *mut softdv_ring, words: *const u64, iov: *const iovec, count: c_int, flags: u32) -> c_int;
         softdv_ring_poll: fn(ring: *mut softdv_ring, message: *mut softdv_ring_message) -> c_int;
         softdv_ring_consume: fn(ring: *mut softdv_ring) -> c_int;
+        softdv_ring_advance: fn(ring: *mut softdv_ring, slots: u32) -> c_int;
         softdv_ring_sent: fn(ring: *mut softdv_ring, position: *mut u32) -> c_int;
         softdv_ring_delivered: fn(ring: *mut softdv_ring, position: *mut u32) -> c_int;
         softdv_ring_await: fn(ring: *mut softdv_ring) -> c_int;

@@ -118,7 +118,19 @@ fn all_lengths(link: &mut Link) {
             assert!(ret == 0 || ret == libc::EAGAIN, "{ret}");
             sent += u64::from(ret == 0);
         }
-        if let Some(message) = ring.poll().unwrap() {
+        // in place, and by calls, also behind each other
+        let mut messages = match sent % 4 {
+            0 => Vec::new(),
+            max => ring.take_in_place(max as usize),
+        };
+        if messages.is_empty()
+            && let Some(message) = ring.peek().unwrap()
+        {
+            assert!(ring.is_ready(), "the words show another place");
+            assert_eq!(ring.consume(), 0);
+            messages.push(message);
+        }
+        for message in messages {
             assert_eq!(message.words, [received, !received, 7]);
             assert_eq!(
                 message.payload,
@@ -128,6 +140,8 @@ fn all_lengths(link: &mut Link) {
         }
     }
     assert_eq!(ring.consume(), libc::EINVAL);
+    assert_eq!(ring.advance(0), libc::EINVAL);
+    assert_eq!(ring.advance(ring.left() + 1), libc::EINVAL);
     assert!(end.poll().is_none());
     link.say("end");
 }

@@ -112,6 +112,7 @@ pub fn verbs() -> &'static VerbsFns {
         softdv_ring_postv: Some(ring::postv),
         softdv_ring_poll: Some(ring::poll),
         softdv_ring_consume: Some(ring::consume),
+        softdv_ring_advance: Some(ring::advance),
         softdv_ring_sent: Some(ring::sent),
         softdv_ring_delivered: Some(ring::delivered),
         softdv_ring_await: Some(ring::await_consume),

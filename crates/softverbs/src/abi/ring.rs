@@ -164,6 +164,18 @@ pub(super) unsafe extern "C" fn consume(ring: *mut softdv_ring) -> c_int {
     done.map_or_else(|error| error.0, |()| 0)
 }
 
+/// `softdv_ring_advance`.
+pub(super) unsafe extern "C" fn advance(ring: *mut softdv_ring, slots: u32) -> c_int {
+    errno_of(|| {
+        // SAFETY: the caller promises a live ring and serializes its polls.
+        match unsafe { live(ring) } {
+            // SAFETY: as above.
+            Ok(ring) => unsafe { OwnRing::advance(ring, slots) },
+            Err(error) => error.0,
+        }
+    })
+}
+
 /// `softdv_ring_sent`.
 pub(super) unsafe extern "C" fn sent(ring: *mut softdv_ring, position: *mut u32) -> c_int {
     // SAFETY: the caller promises a live ring and serializes its sends.

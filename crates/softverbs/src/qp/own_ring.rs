@@ -29,7 +29,7 @@ use crate::environment;
 use crate::peer::Peer;
 use crate::process::Process;
 use crate::receive_ring::{
-    ARRIVALS_LEN, Destination, Message, Place, Receiver, Sender, Stop, UseWord, WAITING_AT,
+    ARRIVALS_LEN, Destination, Message, Place, Receiver, SLOT, Sender, Stop, UseWord, WAITING_AT,
     is_awaited, is_valid, is_writing, note_arrival, ring_len,
 };
 use crate::segment::Mapping;
@@ -173,6 +173,8 @@ impl Qp {
             face: softdv_ring {
                 next: std::ptr::null(),
                 expected: 0,
+                left: 0,
+                longest: 0,
             },
             qp: self,
             first: Place { at, slots },
@@ -400,6 +402,8 @@ impl OwnRing {
             let face = addr_of_mut!((*ring).face);
             (*face).next = next;
             (*face).expected = expected;
+            (*face).left = receiver.to_end();
+            (*face).longest = receiver.longest() as u32;
         }
     }
 
@@ -414,6 +418,7 @@ impl OwnRing {
             let face = addr_of_mut!((*ring).face);
             (*face).next = NEVER.as_ptr();
             (*face).expected = 1;
+            (*face).left = 0;
         }
     }
 
@@ -499,7 +504,10 @@ impl OwnRing {
     /// # Safety
     /// As [`Self::outbound`]; `fill` must be sound for `len` bytes.
     #[inline(always)]
-    pub(crate) unsafe fn post<F: Fn(*mut u8)>(ring: *mut Self, message: &OutgoingMessage<F>) -> i32 {
+    pub(crate) unsafe fn post<F: Fn(*mut u8)>(
+        ring: *mut Self,
+        message: &OutgoingMessage<F>,
+    ) -> i32 {
         // SAFETY: the caller's promise.
         let (qp, outbound) = unsafe { (Self::qp(ring), Self::outbound(ring)) };
         match outbound {
@@ -571,19 +579,73 @@ impl OwnRing {
     #[inline(always)]
     pub(crate) unsafe fn consume(ring: *mut Self) -> Res<()> {
         // SAFETY: the caller's promise.
-        let (qp, inbound) = unsafe { (Self::qp(ring), Self::inbound(ring)) };
+        let inbound = unsafe { Self::inbound(ring) };
         let slots = std::mem::take(&mut inbound.polled);
         if slots == 0 {
             return Err(Errno(libc::EINVAL));
         }
+        // SAFETY: the caller's promise.
+        unsafe { Self::give_back(ring, slots) };
+        Ok(())
+    }
+
+    /// Consumes messages of so many slots, which the user has read at the published place. Returns
+    /// 0, or `EINVAL`: 0, or more slots than there are up to the end of the ring.
+    ///
+    /// # Safety
+    /// As [`Self::inbound`].
+    #[inline(always)]
+    pub(crate) unsafe fn advance(ring: *mut Self, slots: u32) -> i32 {
+        // SAFETY: the caller's promise; `face` is a part of the receiving side.
+        let (face, inbound) = unsafe { (&mut *addr_of_mut!((*ring).face), Self::inbound(ring)) };
+        // no slot is left when the ring has ended
+        if slots == 0 || slots > face.left || face.expected != inbound.receiver.expected() {
+            return libc::EINVAL;
+        }
+        inbound.polled = 0;
+        inbound.receiver.advance_by(slots);
+        if slots == face.left {
+            // SAFETY: the caller's promise.
+            unsafe { Self::show_next(ring) };
+        } else {
+            face.left -= slots;
+            face.expected = inbound.receiver.expected();
+            face.next = face.next.wrapping_byte_add(SLOT * slots as usize);
+        }
+        // SAFETY: the caller's promise.
+        unsafe { Self::consumed(ring) };
+        0
+    }
+
+    /// Gives slots back to the sender, and wakes it if it waits for them.
+    ///
+    /// # Safety
+    /// As [`Self::inbound`].
+    #[inline(always)]
+    unsafe fn give_back(ring: *mut Self, slots: u32) {
+        // SAFETY: the caller's promise.
+        let inbound = unsafe { Self::inbound(ring) };
         inbound.receiver.advance_by(slots);
         // SAFETY: the caller's promise.
-        unsafe { Self::show_next(ring) };
+        unsafe {
+            Self::show_next(ring);
+            Self::consumed(ring);
+        }
+    }
+
+    /// Messages were consumed: wakes the sender, if it waits for room.
+    ///
+    /// # Safety
+    /// As [`Self::inbound`].
+    #[inline(always)]
+    unsafe fn consumed(ring: *mut Self) {
+        // SAFETY: the caller's promise.
+        let inbound = unsafe { Self::inbound(ring) };
         light_fence(inbound.peer.as_ref().is_some_and(|peer| peer.barriers));
         if inbound.receiver.sender_waits() {
-            wake_sender(qp);
+            // SAFETY: the caller's promise.
+            wake_sender(unsafe { Self::qp(ring) });
         }
-        Ok(())
     }
 
     /// Publishes whether the ring is examined without a noted arrival. Returns whether it may hold

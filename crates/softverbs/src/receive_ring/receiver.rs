@@ -208,8 +208,15 @@ impl Receiver {
         Stop::Moved
     }
 
+    /// Longest payload of a message in the ring that is read.
     #[inline(always)]
-    fn to_end(&self) -> u32 {
+    pub(crate) fn longest(&self) -> usize {
+        self.longest
+    }
+
+    /// Slots from the next message to the end of the ring.
+    #[inline(always)]
+    pub(crate) fn to_end(&self) -> u32 {
         self.slots - (self.tail & (self.slots - 1))
     }
 

@@ -140,6 +140,53 @@ impl Ring {
         unsafe { (verbs().softdv_ring_consume.unwrap())(self.0) }
     }
 
+    /// `softdv_ring_advance`.
+    pub fn advance(self, slots: u32) -> c_int {
+        // SAFETY: live ring.
+        unsafe { (verbs().softdv_ring_advance.unwrap())(self.0, slots) }
+    }
+
+    /// The number of slots from the next message to the end of the ring.
+    pub fn left(self) -> u32 {
+        // SAFETY: live ring.
+        unsafe { (*self.0).left }
+    }
+
+    /// Reads messages that lie behind each other in place, at most `max`, and consumes them with
+    /// one call.
+    pub fn take_in_place(self, max: usize) -> Vec<Received> {
+        use std::sync::atomic::{AtomicU64, Ordering};
+        let mut taken = Vec::new();
+        // SAFETY: live ring; the slots up to its end are mapped, and written before they are
+        // published.
+        unsafe {
+            let ring = &*self.0;
+            let (mut at, mut expected) = (ring.next.cast::<u8>(), ring.expected);
+            let mut left = ring.left;
+            while taken.len() < max && left != 0 {
+                let word = |index: usize| AtomicU64::from_ptr(at.add(8 * index).cast_mut().cast());
+                let first = word(0).load(Ordering::Acquire);
+                let len = (first >> 32) as usize;
+                let slots = (len + 32).div_ceil(64) as u32;
+                if first as u32 != expected || len > ring.longest as usize || slots > left {
+                    break;
+                }
+                let mut payload = vec![0; len];
+                at.add(32).copy_to_nonoverlapping(payload.as_mut_ptr(), len);
+                let words = [1, 2, 3].map(|index| word(index).load(Ordering::Relaxed));
+                taken.push(Received { words, payload });
+                at = at.add(64 * slots as usize);
+                expected = expected.wrapping_add(2 * slots);
+                left -= slots;
+            }
+            let read = ring.left - left;
+            if read != 0 {
+                assert_eq!(self.advance(read), 0);
+            }
+        }
+        taken
+    }
+
     /// Takes the next message.
     pub fn poll(self) -> Result<Option<Received>, c_int> {
         let message = self.peek()?;
