@@ -62,6 +62,14 @@ impl<T> Chunks<T> {
             .get((index & MASK) as usize)
     }
 
+    /// As [`Self::get`].
+    #[inline]
+    pub(crate) fn get_mut(&mut self, index: u32) -> Option<&mut T> {
+        self.chunks
+            .get_mut((index >> LOG2) as usize)?
+            .get_mut((index & MASK) as usize)
+    }
+
     /// Bytes of memory, in use and reserved.
     #[cfg(test)]
     pub(crate) fn bytes(&self) -> usize {

@@ -32,8 +32,7 @@ mod unexpected;
 use std::fmt::Debug;
 
 use self::multi::Buffers;
-use self::posted::Posted;
-use self::table::Place;
+use self::posted::{Posted, Recent};
 use self::unexpected::Unexpected;
 use crate::PeerIndex;
 use crate::hash::Hasher;
@@ -100,11 +99,14 @@ pub struct Matched<R> {
 
 /// A receive that matches a message and is still posted.
 #[derive(Clone, Copy, Debug)]
-pub struct Found<R> {
+pub struct Found<R>(Recent<R>);
+
+impl<R: Copy> Found<R> {
     /// The owner's handle.
-    pub receive: R,
-    index: u32,
-    place: Option<Place>,
+    #[inline(always)]
+    pub fn receive(&self) -> R {
+        self.0.receive
+    }
 }
 
 /// A multi-receive buffer of an instance.
@@ -246,24 +248,19 @@ impl<R: Copy + Debug, M: Copy + Debug> Matching<R, M> {
         })
     }
 
-    /// The receive of a message, if it takes this message alone. Nothing changes until
-    /// [`Self::take_whole`].
-    #[inline]
+    /// Fast path of [`Self::arrive`]: most messages arrive for a receive that takes one message, of
+    /// the class and the key of the receive that was posted last. Nothing changes until
+    /// [`Self::take_recent`].
+    #[inline(always)]
     #[must_use]
-    pub fn first_whole(&self, tag: u64, peer: PeerIndex) -> Option<Found<R>> {
-        let (index, place) = self.posted.find(tag, peer)?;
-        let (receive, multi) = self.posted.handle(index);
-        multi.is_none().then_some(Found {
-            receive,
-            index,
-            place,
-        })
+    pub fn recent(&self, tag: u64, peer: PeerIndex) -> Option<Found<R>> {
+        self.posted.find_recent(tag, peer).map(Found)
     }
 
-    /// Removes the last result of [`Self::first_whole`], without a change since. Does not allocate.
-    #[inline]
-    pub fn take_whole(&mut self, found: Found<R>) {
-        self.posted.remove_found((found.index, found.place));
+    /// Removes the last result of [`Self::recent`], without a change since. Does not allocate.
+    #[inline(always)]
+    pub fn take_recent(&mut self, found: &Found<R>) {
+        self.posted.remove_recent(&found.0);
     }
 
     /// Lists a message behind all others, for which [`Self::arrive`] has just returned `None`.

@@ -77,6 +77,15 @@ impl Class {
     }
 }
 
+/// A receive that [`Posted::find_recent`] has found.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Recent<R> {
+    pub(super) receive: R,
+    index: u32,
+    class: u32,
+    place: Place,
+}
+
 /// The posted receives of an instance. Not thread safe.
 #[derive(Debug)]
 pub(super) struct Posted<R> {
@@ -211,7 +220,6 @@ impl<R: Copy> Posted<R> {
 
     /// The receive that was posted first of those that match a message. `Some` of a place: it is
     /// the first of its FIFO, for [`Self::remove_found`].
-    #[inline]
     pub(super) fn find(&self, tag: u64, peer: PeerIndex) -> Option<(u32, Option<Place>)> {
         let peer = peer_key(Some(peer));
         let mut occupied = self.occupied;
@@ -251,6 +259,51 @@ impl<R: Copy> Posted<R> {
         best
     }
 
+    /// Fast path of [`Self::find`]: the receive of a message, if one class has all receives, the
+    /// last one was posted to the FIFO of the message's key, and it takes this message alone.
+    #[inline(always)]
+    pub(super) fn find_recent(&self, tag: u64, peer: PeerIndex) -> Option<Recent<R>> {
+        let occupied = self.occupied;
+        if !occupied.is_power_of_two() || self.list.first() != NIL {
+            return None;
+        }
+        let class = occupied.trailing_zeros();
+        let of = self.classes.get(class as usize)?;
+        let key = of.key(tag, peer_key(Some(peer)));
+        let (place, index) = of.queues.find_recent(key)?;
+        cost::entry();
+        let entry = self.entries.get(index)?;
+        (entry.multi == NIL).then_some(Recent {
+            receive: entry.receive,
+            index,
+            class,
+            place,
+        })
+    }
+
+    /// Removes the last result of [`Self::find_recent`], without a change since.
+    #[inline(always)]
+    pub(super) fn remove_recent(&mut self, found: &Recent<R>) {
+        let class = self.classes.get_mut(found.class as usize);
+        let entry = self.entries.get_mut(found.index);
+        let (Some(class), Some(entry)) = (class, entry) else {
+            return;
+        };
+        let Link { next, prev } = entry.link;
+        entry.class = FREE;
+        entry.link.next = std::mem::replace(&mut self.first_free, found.index);
+        self.live -= 1;
+        class.entries -= 1;
+        class.queues.pass_recent(found.place, next);
+        if let Some(next) = self.entries.get_mut(next) {
+            cost::entry();
+            next.link.prev = prev;
+        } else if class.entries == 0 {
+            // there is no next one
+            self.occupied = 0;
+        }
+    }
+
     pub(super) fn receive(&self, index: u32) -> R {
         self.entries[index].receive
     }
@@ -264,21 +317,12 @@ impl<R: Copy> Posted<R> {
         (multi != NIL).then_some(MultiId(multi))
     }
 
-    /// The owner's handle, and the multi-receive buffer.
-    #[inline]
-    pub(super) fn handle(&self, index: u32) -> (R, Option<MultiId>) {
-        let entry = &self.entries[index];
-        let multi = (entry.multi != NIL).then_some(MultiId(entry.multi));
-        (entry.receive, multi)
-    }
-
     pub(super) fn remove(&mut self, index: u32) {
         self.unlink(index);
         self.free(index);
     }
 
     /// As [`Self::remove`], of the last result of [`Self::find`], without a change since.
-    #[inline]
     pub(super) fn remove_found(&mut self, (index, place): (u32, Option<Place>)) {
         match place {
             Some(place) => {

@@ -52,6 +52,9 @@ fn hash(hasher: Hasher, key: Key) -> u32 {
 #[derive(Debug)]
 pub(super) struct Queues {
     table: Table,
+    /// The FIFO to which an entry was appended last: its key, its first entry ([`NIL`]: none), and
+    /// the place of that entry. No change of the table leaves an outdated place here.
+    recent: (Key, u32, Place),
 }
 
 impl Queues {
@@ -59,6 +62,28 @@ impl Queues {
     pub(super) fn with_capacity(keys: usize) -> Self {
         Self {
             table: Table::with_capacity(keys),
+            recent: Self::NONE,
+        }
+    }
+
+    const NONE: (Key, u32, Place) = (Key { tag: 0, peer: 0 }, NIL, Place::NONE);
+
+    /// The FIFO of a key, if it is the one to which an entry was appended last.
+    #[inline(always)]
+    pub(super) fn find_recent(&self, key: Key) -> Option<(Place, u32)> {
+        let (recent, first, place) = self.recent;
+        (recent == key && first != NIL).then_some((place, first))
+    }
+
+    /// The first entry of the result of [`Self::find_recent`] leaves its FIFO; `next` is the first
+    /// one now. [`NIL`]: there is no other one.
+    #[inline(always)]
+    pub(super) fn pass_recent(&mut self, place: Place, next: u32) {
+        self.recent.1 = next;
+        if next == NIL {
+            self.table.remove(place);
+        } else {
+            self.table.replace(place, next);
         }
     }
 
@@ -97,19 +122,30 @@ impl Queues {
         key: Key,
         hasher: Hasher,
     ) {
-        let hash = hash(hasher, key);
-        let found = self.table.find(hash, |index| {
-            cost::entry();
-            entries.key(index) == key
-        });
-        let Some((_, first)) = found else {
-            *entries.link(index) = Link {
-                next: NIL,
-                prev: index,
-            };
-            self.table.insert(hash, index);
-            return;
+        let found = match self.find_recent(key) {
+            Some(recent) => Ok(recent),
+            None => {
+                let hash = hash(hasher, key);
+                let found = self.table.find(hash, |index| {
+                    cost::entry();
+                    entries.key(index) == key
+                });
+                found.ok_or(hash)
+            }
         };
+        let (place, first) = match found {
+            Ok(found) => found,
+            Err(hash) => {
+                *entries.link(index) = Link {
+                    next: NIL,
+                    prev: index,
+                };
+                let place = self.table.insert(hash, index);
+                self.recent = (key, index, place);
+                return;
+            }
+        };
+        self.recent = (key, first, place);
         cost::entry();
         let last = std::mem::replace(&mut entries.link(first).prev, index);
         entries.link(last).next = index;
@@ -127,8 +163,13 @@ impl Queues {
         let Link { next, prev } = *entries.link(index);
         if next == NIL {
             self.table.remove(place);
+            // others may have moved
+            self.recent.1 = NIL;
         } else {
             self.table.replace(place, next);
+            if self.recent.1 == index {
+                self.recent.1 = next;
+            }
             cost::entry();
             entries.link(next).prev = prev;
         }

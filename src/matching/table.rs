@@ -67,8 +67,8 @@ impl Slots {
         }
     }
 
-    /// Puts a slot at the first free place behind its home.
-    fn put(&mut self, slot: u64) {
+    /// Puts a slot at the first free place behind its home. Returns the place.
+    fn put(&mut self, slot: u64) -> usize {
         let last = self.slots.len() - 1;
         let mut at = self.home((slot >> 32) as u32);
         while self.slots[at & last] != 0 {
@@ -76,6 +76,7 @@ impl Slots {
             at += 1;
         }
         self.slots[at & last] = slot;
+        at & last
     }
 
     /// Frees a slot, and moves the slots behind it that are then nearer to their home.
@@ -112,6 +113,11 @@ pub(super) struct Place {
     old: bool,
 }
 
+impl Place {
+    /// No place.
+    pub(super) const NONE: Self = Self { at: 0, old: false };
+}
+
 /// The table. Hashes may repeat, entries must not. Not thread safe.
 #[derive(Debug)]
 pub(super) struct Table {
@@ -144,8 +150,9 @@ impl Table {
         found.or_else(|| self.old.find(hash, &is).map(place(true)))
     }
 
-    /// Adds an entry. Allocates a table of twice the size if this one is half full.
-    pub(super) fn insert(&mut self, hash: u32, entry: u32) {
+    /// Adds an entry. Returns its place. Allocates a table of twice the size if this one is half
+    /// full.
+    pub(super) fn insert(&mut self, hash: u32, entry: u32) -> Place {
         self.step();
         self.used += 1;
         if self.used * 2 > self.slots.slots.len() && self.slots.log2 < 32 {
@@ -156,7 +163,8 @@ impl Table {
             self.old = std::mem::replace(&mut self.slots, larger);
             self.moved = 0;
         }
-        self.slots.put(slot(hash, entry));
+        let at = self.slots.put(slot(hash, entry));
+        Place { at, old: false }
     }
 
     /// The place of an entry.
@@ -168,7 +176,7 @@ impl Table {
     }
 
     /// Replaces the entry at a place by one with the same hash.
-    #[inline]
+    #[inline(always)]
     pub(super) fn replace(&mut self, place: Place, by: u32) {
         let slots = if place.old {
             &mut self.old

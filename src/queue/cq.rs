@@ -247,12 +247,22 @@ impl CompletionQueue {
     /// - `EAVAIL`: the next entry is an error, which [`Self::read_error`] returns.
     /// - `EOVERRUN`: the device lost completions; the queue is unusable. A read returns the error
     ///   after all completions that were polled before.
-    #[inline]
+    #[inline(always)]
     pub fn read<W: EntryWriter>(&self, max: usize, writer: &mut W) -> Result<usize> {
+        match &self.device {
+            None if max != 0 => self.read_sources(max, writer),
+            _ => self.read_device(max, writer),
+        }
+    }
+
+    /// As [`Self::read`].
+    #[inline]
+    fn read_device<W: EntryWriter>(&self, max: usize, writer: &mut W) -> Result<usize> {
         let mut guard = self.inner.lock();
         let inner = &mut *guard;
         if inner.table.more.get() & ONLY_SOURCES != 0 && max != 0 {
-            return self.read_sources(guard, max, writer);
+            drop(guard);
+            return self.read_sources(max, writer);
         }
         let mut count = 0;
         if !inner.backlog.is_empty() {
@@ -293,20 +303,64 @@ impl CompletionQueue {
         }
     }
 
-    /// As [`Self::read`], of a queue whose device queue has no endpoint: it is not polled, and no
+    /// As [`Self::read`], of a queue without endpoints in a device queue: it is not polled, and no
     /// endpoint is resumed.
     #[inline(never)]
-    fn read_sources<W: EntryWriter>(
-        &self,
-        mut guard: MutexGuard<'_, Inner>,
-        max: usize,
-        writer: &mut W,
-    ) -> Result<usize> {
+    fn read_sources<W: EntryWriter>(&self, max: usize, writer: &mut W) -> Result<usize> {
+        let mut guard = self.inner.lock();
+        let inner = &mut *guard;
+        if let [only] = &inner.sources[..]
+            && inner.backlog.is_empty()
+        {
+            // as `run_sources`, which gives an only source all of the room
+            let mut sink = Sink::of_reader(writer, max, &mut inner.backlog);
+            let result = only.progress(&mut sink, max);
+            let count = max - sink.room();
+            if inner.backlog.is_empty() && result.is_ok() {
+                if inner.counts_a_read() {
+                    return self.after_reads(guard, count);
+                }
+                return if count != 0 {
+                    Ok(count)
+                } else {
+                    Err(FiErrno::EAGAIN)
+                };
+            }
+            return self.read_some(guard, max, count, result, writer);
+        }
         let mut count = 0;
         if !guard.backlog.is_empty() {
             count = take(&mut guard.backlog, max, writer);
         }
         let (result, count) = guard.run_sources(max, count, writer);
+        self.read_some(guard, max, count, result, writer)
+    }
+
+    /// The end of a read of sources that has counted as one of [`EMPTY_READS`], the last of them.
+    #[cold]
+    #[inline(never)]
+    fn after_reads(&self, guard: MutexGuard<'_, Inner>, count: usize) -> Result<usize> {
+        drop(guard);
+        self.domain.polled();
+        if count > 0 {
+            Ok(count)
+        } else {
+            Err(FiErrno::EAGAIN)
+        }
+    }
+
+    /// The end of a read that has `count` completions of sources, with this result, and may have
+    /// more in the backlog.
+    #[inline(never)]
+    fn read_some<W: EntryWriter>(
+        &self,
+        mut guard: MutexGuard<'_, Inner>,
+        max: usize,
+        mut count: usize,
+        result: Result<()>,
+        writer: &mut W,
+    ) -> Result<usize> {
+        count += take(&mut guard.backlog, max - count, writer);
         let has_error = !guard.backlog.is_empty();
         if guard.counts_a_read() {
             drop(guard);

@@ -165,6 +165,20 @@ impl<W: EntryWriter + ?Sized> Sink<'_, W> {
 }
 
 impl<'a> Sink<'a> {
+    /// A sink for a source, with the room of a reader. The backlog is empty.
+    #[inline(always)]
+    pub(super) fn of_reader<W: EntryWriter + 'a>(
+        writer: &'a mut W,
+        room: usize,
+        backlog: &'a mut VecDeque<Entry>,
+    ) -> Self {
+        Self {
+            writer,
+            room,
+            backlog,
+        }
+    }
+
     /// As [`Sink::queueing`], for a source.
     pub(super) fn of_source(none: &'a mut NoReader, backlog: &'a mut VecDeque<Entry>) -> Self {
         Self {

@@ -51,7 +51,13 @@ impl<'a, 'b> Reader<'a, 'b> {
         (left != 0 && sink.is_open()).then_some(Self { sink, left })
     }
 
-    #[inline]
+    /// Whether it takes no further entry.
+    #[inline(always)]
+    pub(super) fn is_full(&self) -> bool {
+        self.left == 0
+    }
+
+    #[inline(always)]
     fn pass(&mut self, completion: &Completion) {
         self.left -= 1;
         self.sink.complete(completion);
@@ -114,10 +120,10 @@ impl Completions {
     }
 
     /// A message is complete in its receive. `reader` gets the entry, unless earlier ones wait.
-    #[inline]
+    #[inline(always)]
     pub(super) fn received(
         &mut self,
-        completion: Completion,
+        completion: &Completion,
         from: PeerKey,
         wanted: bool,
         reader: Option<&mut Reader<'_, '_>>,
@@ -127,8 +133,8 @@ impl Completions {
             return;
         }
         match reader {
-            Some(reader) if reader.left != 0 && self.rx.is_empty() => reader.pass(&completion),
-            _ => self.rx.push_back(Entry::Done(completion, Some(from))),
+            Some(reader) if reader.left != 0 && self.rx.is_empty() => reader.pass(completion),
+            _ => self.rx.push_back(Entry::Done(*completion, Some(from))),
         }
     }
 

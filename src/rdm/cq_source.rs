@@ -4,7 +4,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use parking_lot::MutexGuard;
+
 use super::completions::{Reader, Side};
+use super::rings::Work;
 use super::shared::{Shared, State};
 use crate::errno::{FiErrno, Result};
 use crate::queue::WakeEvent;
@@ -85,6 +88,127 @@ impl CqSource {
         count
     }
 
+    /// The state in which the reader gets entries of received messages directly.
+    #[inline(always)]
+    fn reader<'a, 'b>(&self, sink: &'a mut Sink<'b>, max: usize) -> Option<Reader<'a, 'b>> {
+        match self.receives && !self.shared.config.source {
+            true => Reader::new(sink, max),
+            false => None,
+        }
+    }
+
+    /// A progress call that finds a packet in the hot ring at this place, and has nothing else to
+    /// do.
+    #[inline(never)]
+    fn progress_ring(
+        &self,
+        mut guard: MutexGuard<'_, Option<State>>,
+        sink: &mut Sink<'_>,
+        max: usize,
+        at: usize,
+    ) -> Result<()> {
+        let Some(state) = guard.as_mut() else {
+            return Ok(());
+        };
+        state.calls = state.calls.wrapping_add(1);
+        let room = sink.room();
+        let rest = state.read_from(at, self.reader(sink, max).as_mut());
+        if rest || !state.io.completions.is_empty() {
+            let left = max - (room - sink.room());
+            return self.finish(state, sink, (max, left), rest);
+        }
+        if self.shared.is_followed(state) {
+            self.shared.after(state);
+        }
+        Ok(())
+    }
+
+    /// A progress call that may have anything to do.
+    #[inline(never)]
+    fn progress_any(
+        &self,
+        mut guard: MutexGuard<'_, Option<State>>,
+        sink: &mut Sink<'_>,
+        max: usize,
+    ) -> Result<()> {
+        let Some(state) = guard.as_mut() else {
+            return Ok(());
+        };
+        state.calls = state.calls.wrapping_add(1);
+        // under the endpoint's lock, as all changes of it
+        let armed = self.armed.load(Ordering::Relaxed);
+        match armed {
+            0 => {}
+            // another thread polls, and may stop: the sleeping one arms the queue again
+            1 => self.wake(),
+            armed => self.armed.store(armed - 1, Ordering::Relaxed),
+        }
+        let sources = self.shared.config.source;
+        let mut left = max - self.pass(state, sources, sink, max);
+        let mut rest = false;
+        if left == 0 && max != 0 {
+            state.skip_poll();
+        } else if armed != 0 {
+            state.stop_streams();
+            let empty = state.poll()?;
+            if (!empty || state.io.reads_wait) && self.is_armed() {
+                // the caller may sleep, and the completions that are left make no event
+                self.wake();
+            }
+        } else {
+            let room = sink.room();
+            rest = state.read_all(self.reader(sink, left).as_mut());
+            left -= room - sink.room();
+        }
+        self.finish(state, sink, (max, left), rest)
+    }
+
+    /// A progress call while another thread has the endpoint's lock.
+    #[cold]
+    #[inline(never)]
+    fn progress_later(&self, sink: &mut Sink<'_>, max: usize) -> Result<()> {
+        self.progress_any(self.shared.lock(), sink, max)
+    }
+
+    /// The end of a progress call for at most `max` entries, of which `left` are left. `rest`:
+    /// [`State::poll_rest`] has something to do.
+    #[inline(never)]
+    fn finish(
+        &self,
+        state: &mut State,
+        sink: &mut Sink<'_>,
+        (max, mut left): (usize, usize),
+        rest: bool,
+    ) -> Result<()> {
+        if state.calls.wrapping_sub(state.looked) >= LOOK {
+            Self::look(state);
+        }
+        if rest {
+            state.poll_rest()?;
+        }
+        left -= self.pass(state, self.shared.config.source, sink, left);
+        if left != max && self.is_armed() {
+            // this thread may leave the entries in the queue, and another one sleeps
+            self.wake();
+        }
+        if self.shared.is_followed(state) {
+            self.shared.after(state);
+        }
+        if state.failed && left == max {
+            return Err(FiErrno::EOVERRUN);
+        }
+        Ok(())
+    }
+
+    /// Looks at the revocations of peers.
+    #[cold]
+    fn look(state: &mut State) {
+        state.looked = state.calls;
+        if !state.io.rma.leases.is_empty() {
+            state.io.acknowledge_all();
+        }
+    }
+
     pub(super) fn is_armed(&self) -> bool {
         self.armed.load(Ordering::Relaxed) != 0
     }
@@ -99,55 +223,24 @@ impl CqSource {
 
 impl Source for CqSource {
     fn progress(&self, sink: &mut Sink<'_>, max: usize) -> Result<()> {
-        let shared = &*self.shared;
-        let mut guard = shared.lock();
-        let Some(state) = guard.as_mut() else {
-            return Ok(());
+        // without a call in front of its end, an empty read saves no registers
+        let Some(mut guard) = self.shared.try_lock() else {
+            return self.progress_later(sink, max);
         };
-        state.calls = state.calls.wrapping_add(1);
-        // under the endpoint's lock, as all changes of it
-        let armed = self.armed.load(Ordering::Relaxed);
-        match armed {
-            0 => {}
-            // another thread polls, and may stop: the sleeping one arms the queue again
-            1 => self.wake(),
-            armed => self.armed.store(armed - 1, Ordering::Relaxed),
-        }
-        if state.calls.is_multiple_of(LOOK) && !state.io.rma.leases.is_empty() {
-            state.io.acknowledge_all();
-        }
-        let sources = shared.config.source;
-        let mut left = max - self.pass(state, sources, sink, max);
-        if left != 0 || max == 0 {
-            let room = sink.room();
-            let empty = match armed {
-                0 if self.receives && !sources => {
-                    state.poll_hot(Reader::new(sink, left).as_mut())?
+        if let Some(state) = guard.as_mut()
+            && max != 0
+            && self.armed.load(Ordering::Relaxed) == 0
+        {
+            match state.work() {
+                Work::Nothing => {
+                    state.calls = state.calls.wrapping_add(1);
+                    return Ok(());
                 }
-                0 => state.poll_hot(None)?,
-                _ => {
-                    state.stop_streams();
-                    state.poll()?
-                }
-            };
-            left -= room - sink.room();
-            if (!empty || state.io.reads_wait) && self.is_armed() {
-                // the caller may sleep, and the completions that are left make no event
-                self.wake();
+                Work::Ring(at) => return self.progress_ring(guard, sink, max, at),
+                Work::Any => {}
             }
-            left -= self.pass(state, sources, sink, left);
-        } else {
-            state.skip_poll();
         }
-        if left != max && self.is_armed() {
-            // this thread may leave the entries in the queue, and another one sleeps
-            self.wake();
-        }
-        shared.after(state);
-        if state.failed && left == max {
-            return Err(FiErrno::EOVERRUN);
-        }
-        Ok(())
+        self.progress_any(guard, sink, max)
     }
 
     fn arm(&self) -> Result<()> {

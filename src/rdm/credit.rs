@@ -219,11 +219,14 @@ impl Inbound {
     #[inline]
     pub(super) fn is_due(&self) -> bool {
         let unused = self.grant.limit.sub(self.used);
-        let blocks = unused.blocks < self.window.blocks.div_ceil(2);
-        let slots = unused.slots < self.window.slots.div_ceil(2);
-        if !blocks && !slots {
-            return false;
-        }
+        // less than half, rounded up; a window has at most 2^30
+        let blocks = unused.blocks * 2 < self.window.blocks;
+        let slots = unused.slots * 2 < self.window.slots;
+        (blocks | slots) && self.has_more(blocks, slots)
+    }
+
+    /// Whether there is more to grant of blocks or slots.
+    fn has_more(&self, blocks: bool, slots: bool) -> bool {
         let new = self.entitled().sub(self.grant.limit);
         blocks && new.blocks > 0 || slots && new.slots > 0
     }

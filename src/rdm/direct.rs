@@ -29,6 +29,23 @@ pub enum PartPost {
     Refused,
 }
 
+/// EAGER packets without ACK that have arrived on a link, in their order.
+pub trait Arrivals {
+    /// The content of a packet.
+    type Message;
+
+    /// The next packet: its header, and the length of its payload in bytes. It stays the next one
+    /// until it is delivered. Not called after [`Self::is_done`].
+    fn next(&mut self) -> Option<(Header, u32, Self::Message)>;
+
+    /// Delivers the packet that [`Self::next`] has just returned to matching. Returns the credit
+    /// that it does not use any more, as [`Io::deliver`].
+    fn deliver(&mut self, from: Origin, message: Self::Message) -> Credit;
+
+    /// Whether no further packet is to be taken, after a delivery.
+    fn is_done(&mut self) -> bool;
+}
+
 impl<I: Io> Core<I> {
     /// Sends a message with a payload of `len` bytes as EAGER, if nothing to the peer is before it
     /// and `deliver` writes it to the memory of the peer. `deliver` gets the link and the header.
@@ -101,49 +118,54 @@ impl<I: Io> Core<I> {
         PartPost::Sent
     }
 
-    /// The next message of a peer has arrived as EAGER without ACK. `deliver` delivers it to
-    /// matching, and returns the credit that it does not use any more, as [`Io::deliver`]. `false`:
-    /// nothing has changed, and the caller passes the packet to [`Self::arrived`].
+    /// Messages of a peer have arrived on a link as EAGER without ACK. Takes them as long as they
+    /// are the next ones of the peer; the caller passes another packet to [`Self::arrived`].
     #[inline]
-    pub fn arrived_direct(
-        &mut self,
-        link: LinkKey,
-        header: &Header,
-        len: u32,
-        deliver: impl FnOnce(Origin) -> Credit,
-    ) -> bool {
+    pub fn arrived_direct(&mut self, link: LinkKey, arrivals: &mut impl Arrivals) {
         let Some(from) = self.links.get(link) else {
-            return false;
+            return;
         };
-        let key = from.peer;
+        let (key, greeted) = (from.peer, from.greeted);
         let Some(peer) = self.peers.get_mut(key) else {
-            return false;
+            return;
         };
-        let ordinary = from.greeted
-            && header.to.get() == key.number()
-            && header.number == peer.expected
-            && header.processed.until(peer.next) >= 0
-            && peer.acks == 0
-            && peer.unseen.is_none();
         let Some(inbound) = peer.inbound.as_mut() else {
-            return false;
+            return;
         };
-        if !ordinary || !inbound.arrive(eager_credit(len)) {
-            return false;
+        if !greeted || peer.acks != 0 {
+            return;
         }
-        peer.expected = header.number.next();
-        peer.strikes = 0;
-        (peer.busy, peer.heard) = (true, true);
-        let credit = deliver(Origin {
+        // the packet that has seen the last grant is not ordinary, those before it are
+        let unseen = peer.unseen.map(|(_, number)| number);
+        let origin = Origin {
             peer: key,
             session: peer.session,
-        });
-        inbound.give_back(credit, &mut self.pool);
+        };
+        let first = peer.expected;
+        while let Some((header, len, message)) = arrivals.next() {
+            let ordinary = header.to.get() == key.number()
+                && header.number == peer.expected
+                && header.processed.until(peer.next) >= 0
+                && unseen.is_none_or(|number| header.seen.is_before(number));
+            if !ordinary || !inbound.arrive(eager_credit(len)) {
+                break;
+            }
+            peer.expected = header.number.next();
+            let credit = arrivals.deliver(origin, message);
+            inbound.give_back(credit, &mut self.pool);
+            if arrivals.is_done() {
+                break;
+            }
+        }
+        if peer.expected == first {
+            return;
+        }
+        peer.strikes = 0;
+        (peer.busy, peer.heard) = (true, true);
         if !peer.listed && peer.is_reporting() {
             peer.listed = true;
             self.reports.push(key);
         }
-        true
     }
 
     /// Whether others of the peer have to be processed before a packet: it is behind the next

@@ -13,7 +13,7 @@ use super::iov::{Iov, MAX_IOV};
 use super::link::LinkKey;
 use crate::errno::Result;
 use crate::log::info_log;
-use crate::verbs::{Attached, Message, Polled, Posted, Qp, Ring};
+use crate::verbs::{Attached, Message, Polled, Posted, Qp, Ring, RingProbe, Run};
 use crate::wire::rdm::packet::{HEADER_SIZE, MAX_HEAD};
 use crate::wire::rdm::ring::{Head, PREFIX, Words, head, words};
 
@@ -88,6 +88,12 @@ pub(super) struct LinkRing {
 /// ring is not mapped there.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
+/// See [`FORKS`].
+#[inline(always)]
+pub(super) fn forks() -> u32 {
+    FORKS.load(Ordering::Relaxed)
+}
+
 extern "C" fn forked() {
     FORKS.fetch_add(1, Ordering::Relaxed);
 }
@@ -117,7 +123,7 @@ impl LinkRing {
             used: false,
             ended: false,
             large: None,
-            forks: FORKS.load(Ordering::Relaxed),
+            forks: forks(),
         })
     }
 
@@ -250,7 +256,29 @@ impl LinkRing {
     #[inline]
     pub(super) fn is_ready(&self) -> bool {
         // SAFETY: in the process that has created the ring.
-        self.forks == FORKS.load(Ordering::Relaxed) && unsafe { self.ring.is_ready() }
+        self.forks == forks() && unsafe { self.ring.is_ready() }
+    }
+
+    /// The ring in a list of rings of the same process ([`RingProbe::is_ready`]).
+    pub(super) fn probe(&self) -> RingProbe {
+        self.ring.probe()
+    }
+
+    /// The value of [`forks`] in the process that has created the ring.
+    pub(super) const fn created_in(&self) -> u32 {
+        self.forks
+    }
+
+    /// The packets that can be read without calls of the device, of a ring that has a packet.
+    /// `None`: in a forked child.
+    ///
+    /// # Safety
+    /// The link stays, and nothing else reads or consumes its packets, until the run is dropped.
+    #[inline(always)]
+    pub(super) unsafe fn run(&mut self) -> Option<Run> {
+        self.used = true;
+        // SAFETY: in the process that has created the ring; the caller's promise.
+        (self.forks == forks()).then(|| unsafe { self.ring.run() })
     }
 
     /// The next message. In a forked child none.

@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 use super::link::LinkKey;
 use super::link_cm::LinkCm;
 use super::link_end::{LinkEnd, LinkSq};
-use super::link_ring::LinkRing;
+use super::link_ring::{LinkRing, forks};
 use super::number_map::NumberMap;
 use super::packet_memory::Slot;
 use super::pulls::ReadKey;
 use crate::errno::{FiErrno, Result};
 use crate::initiator::Initiator;
 use crate::queue::slots::EngineRequest;
-use crate::verbs::{Qp, RemoteAddr, Rkey, SendOpcode, SendRequest, Sge, Wc};
+use crate::verbs::{Qp, RemoteAddr, RingProbe, Rkey, SendOpcode, SendRequest, Sge, Wc};
 use crate::wire::introduction::Introduction;
 use crate::wire::rdm::Number;
 
@@ -341,6 +341,13 @@ pub(super) struct Completed {
     pub(super) read: Option<ReadKey>,
 }
 
+/// A link in the list of hot rings. Its ring lives as long as it is listed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Hot {
+    pub(super) link: LinkKey,
+    ring: RingProbe,
+}
+
 /// The queue pairs by link.
 #[derive(Debug, Default)]
 pub(super) struct Links {
@@ -352,8 +359,10 @@ pub(super) struct Links {
     ending: Vec<LinkKey>,
     /// Links whose rings each progress call examines, and others in whose rings packets have
     /// arrived.
-    pub(super) hot: Vec<LinkKey>,
+    pub(super) hot: Vec<Hot>,
     pub(super) cold: Vec<LinkKey>,
+    /// [`forks`] in the process that has created the rings.
+    created_in: u32,
     count: usize,
 }
 
@@ -419,6 +428,19 @@ impl Links {
         link.is_some_and(|link| link.ring.as_ref().is_some_and(LinkRing::is_ready))
     }
 
+    /// The index of the first hot ring from `at` on that may have a packet. A forked child has none.
+    #[inline(always)]
+    pub(super) fn next_ready(&self, at: usize) -> Option<usize> {
+        if self.created_in != forks() {
+            return None;
+        }
+        let rest = self.hot.get(at..)?;
+        // SAFETY: a link leaves the list before its ring is dropped, methods of the ring need this
+        // object exclusively, and this is the process that has created the rings.
+        let found = rest.iter().position(|hot| unsafe { hot.ring.is_ready() })?;
+        Some(at + found)
+    }
+
     /// A packet has arrived in a ring that is not examined by each progress call. The first
     /// [`HOT_RINGS`] of these are examined from now on.
     pub(super) fn ring_arrival(&mut self, key: LinkKey) {
@@ -431,7 +453,9 @@ impl Links {
         }
         if heats {
             ring.heat();
-            self.hot.push(key);
+            let (created_in, ring) = (ring.created_in(), ring.probe());
+            self.created_in = created_in;
+            self.hot.push(Hot { link: key, ring });
         } else if !self.cold.contains(&key) {
             self.cold.push(key);
         }
@@ -446,7 +470,7 @@ impl Links {
             if left == 0 || self.hot.len() <= IDLE_RINGS {
                 break;
             }
-            let key = self.hot[at];
+            let key = self.hot[at].link;
             let ring = self.get_mut(key).and_then(|link| link.ring.as_mut());
             let Some(ring) = ring else {
                 continue;
@@ -507,9 +531,10 @@ impl Links {
         self.get_mut(key)?;
         let link = self.places.get_mut(key.place())?.take()?;
         self.count -= 1;
-        for list in [&mut self.ending, &mut self.hot, &mut self.cold] {
+        for list in [&mut self.ending, &mut self.cold] {
             list.retain(|listed| *listed != key);
         }
+        self.hot.retain(|hot| hot.link != key);
         if let Some(qp) = &link.qp {
             self.numbers.remove(&qp.number());
             self.last = None;

@@ -297,10 +297,15 @@ impl Peer {
     }
 
     /// Whether [`Core::flush`](super::core::Core::flush) has something to do for the peer.
-    #[inline]
+    #[inline(always)]
     pub(super) fn is_reporting(&self) -> bool {
-        let short = self.inbound.as_ref().is_some_and(Inbound::is_short);
-        short || self.has_report() || self.has_return() || self.refuses
+        // mostly none of them, so without branches
+        let flags = self.restate | self.recall | self.recalled | self.refuses;
+        let inbound = self.inbound.as_ref();
+        flags
+            || inbound.is_some_and(|inbound| inbound.is_short() || inbound.is_due())
+            || self.told.is_before(self.ack)
+            || self.has_return()
     }
 
     /// Whether the newest grant is to be answered: RETURN.

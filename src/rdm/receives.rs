@@ -214,10 +214,10 @@ impl Store {
         self.messages(tagged).arrive(tag, peer, envelope.len)
     }
 
-    /// The receive of a message, if it takes no other one. Nothing changes until
-    /// [`Self::take_whole`].
-    #[inline]
-    pub(super) fn first_whole(
+    /// The receive of a message, if it is found at once and takes no other one. Nothing changes
+    /// until [`Self::take_recent`].
+    #[inline(always)]
+    pub(super) fn recent(
         &self,
         tag: Option<u64>,
         peer: PeerIndex,
@@ -226,15 +226,18 @@ impl Store {
             Some(_) => &self.tagged,
             None => &self.untagged,
         };
-        let found = messages.first_whole(tag.unwrap_or_default(), peer)?;
-        Some((found, self.posted.get(found.receive)?))
+        let found = messages.recent(tag.unwrap_or_default(), peer)?;
+        Some((found, self.posted.get(found.receive())?))
     }
 
-    /// Removes the last result of [`Self::first_whole`], without a change since.
-    #[inline]
-    pub(super) fn take_whole(&mut self, tagged: bool, found: Found<RxKey>) {
-        self.posted.free(found.receive);
-        self.messages(tagged).take_whole(found);
+    /// Removes the last result of [`Self::recent`], without a change since.
+    #[inline(always)]
+    pub(super) fn take_recent(&mut self, tagged: bool, found: &Found<RxKey>) {
+        self.posted.free(found.receive());
+        match tagged {
+            true => self.tagged.take_recent(found),
+            false => self.untagged.take_recent(found),
+        }
     }
 
     /// A posted receive.

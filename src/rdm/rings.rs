@@ -3,6 +3,7 @@
 #![allow(unsafe_code, reason = "passes buffers on")]
 
 use super::completions::Reader;
+use super::executor::Stop;
 use super::iov::Iov;
 use super::link::LinkKey;
 use super::link_ring::RingPost;
@@ -13,34 +14,107 @@ use crate::wire::rdm::packet::Message;
 
 /// Maximum number of packets of one ring that one progress call processes.
 const BATCH: usize = 16;
-/// Of so many calls without a packet in a hot ring, one polls the device.
+/// Of so many calls without a packet in a hot ring, one polls the device, unless it is quiet.
 const EMPTY: u32 = 4;
-/// Of so many calls with packets in hot rings, one polls the device.
+/// Of so many other calls, one polls the device.
 const BUSY: u32 = 16;
+/// The device is quiet after so many polls without a completion, if no RMA is under way.
+const QUIET: u32 = 64;
 /// Of so many polls of the device, one looks for hot rings that are not used.
 const COOLING: u32 = 1024;
 
+/// What a progress call has to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Work {
+    Nothing,
+    /// The hot ring at this place has a packet, and nothing else is to be done.
+    Ring(usize),
+    /// Anything.
+    Any,
+}
+
 impl State {
-    /// As [`Self::poll`]; most calls examine the hot rings alone, if there are any. Not for a
-    /// caller that may sleep afterwards. `reader` gets entries of received messages directly, as
-    /// long as it has room.
-    #[inline]
-    pub(super) fn poll_hot(&mut self, reader: Option<&mut Reader<'_, '_>>) -> Result<bool> {
+    /// What a progress call has to do, for a caller that does not sleep afterwards. Counts a call
+    /// that has nothing to do.
+    #[inline(always)]
+    pub(super) fn work(&mut self) -> Work {
         self.io.streams.polled = true;
-        let (found, all) = self.read_hot(reader);
+        let usual = self.io.completions.is_empty()
+            && self.io.streams.is_empty()
+            && self.io.bytes_read == 0
+            && !self.core.has_reports()
+            && !self.failed;
+        if !usual || self.turn >= BUSY {
+            return Work::Any;
+        }
+        if let Some(at) = self.io.links.next_ready(self.next_hot) {
+            return Work::Ring(at);
+        }
+        self.next_hot = 0;
+        self.turn += self.step;
+        // the call that has the device's turn polls it
+        match self.turn < BUSY {
+            true => Work::Nothing,
+            false => Work::Any,
+        }
+    }
+
+    /// Decides how often the device is polled from now on, after a poll.
+    #[inline]
+    pub(super) fn set_step(&mut self) {
+        self.step = match self.quiet < QUIET || self.io.rma.ops.len() != 0 {
+            // only the device has news
+            _ if self.io.links.hot.is_empty() => BUSY,
+            true => BUSY / EMPTY,
+            false => 1,
+        };
+    }
+
+    /// Processes packets in the hot rings, from the one at `at` on, which has one, until the reader
+    /// is full: it gets entries of received messages directly. Counts the call. Returns whether
+    /// [`Self::poll_rest`] has something to do.
+    #[inline(always)]
+    pub(super) fn read_from(&mut self, at: usize, reader: Option<&mut Reader<'_, '_>>) -> bool {
+        self.read_hot(at, reader);
         if !self.io.streams.is_empty() {
             self.run_streams();
         }
-        self.turn += if found { 1 } else { BUSY / EMPTY };
+        self.turn += 1;
+        self.turn >= BUSY || self.io.bytes_read != 0 || self.core.has_reports()
+    }
+
+    /// As [`Self::read_from`], of all hot rings, whether they have packets or not.
+    pub(super) fn read_all(&mut self, reader: Option<&mut Reader<'_, '_>>) -> bool {
+        let rest = match self.io.links.next_ready(self.next_hot) {
+            Some(first) => self.read_from(first, reader),
+            None => {
+                self.next_hot = 0;
+                if !self.io.streams.is_empty() {
+                    self.run_streams();
+                }
+                self.turn += self.step;
+                self.turn >= BUSY
+            }
+        };
+        rest || self.io.links.hot.is_empty() || self.core.has_reports()
+    }
+
+    /// The rest of a progress call after [`Self::read_from`]: polls the device in some of them.
+    ///
+    /// # Errors
+    /// As [`Self::poll`].
+    pub(super) fn poll_rest(&mut self) -> Result<()> {
         let reads = self.io.bytes_read != 0;
         if self.turn >= BUSY || reads || self.io.links.hot.is_empty() {
             self.turn = 0;
-            return self.poll();
+            return self.poll().map(drop);
         }
         if self.core.has_reports() {
-            self.flush_reports();
+            self.core.flush(&mut self.io);
+            self.settle();
+            self.post_receives();
         }
-        Ok(all)
+        Ok(())
     }
 
     #[inline(never)]
@@ -53,13 +127,6 @@ impl State {
     pub(super) fn stop_streams(&mut self) {
         self.io.stop_streams();
         self.settle();
-    }
-
-    #[cold]
-    fn flush_reports(&mut self) {
-        self.core.flush(&mut self.io);
-        self.settle();
-        self.post_receives();
     }
 
     /// As [`Executor::send_direct`](super::executor::Executor::send_direct), after progress if
@@ -103,7 +170,9 @@ impl State {
             self.io.links.cool();
         }
         let mut all = !self.io.find_arrivals();
-        all &= self.read_hot(None).1;
+        if let Some(first) = self.io.links.next_ready(0) {
+            all &= self.read_hot(first, None);
+        }
         for at in (0..self.io.links.cold.len()).rev() {
             if let Some(link) = self.io.links.cold.get(at).copied() {
                 let read = self.read(link, None);
@@ -116,35 +185,65 @@ impl State {
         }
         for at in 0..self.io.links.ending().len() {
             if let Some(link) = self.io.links.ending().get(at).copied() {
-                // also finds the end of the ring
-                all &= self.read(link, None);
+                all &= self.read_ending(link);
             }
         }
         all
     }
 
-    /// Processes packets in the hot rings. Returns whether there were any, and whether all were
-    /// taken.
-    #[inline]
-    fn read_hot(&mut self, mut reader: Option<&mut Reader<'_, '_>>) -> (bool, bool) {
-        let (mut found, mut all) = (false, true);
-        for at in 0..self.io.links.hot.len() {
-            if let Some(link) = self.io.links.hot.get(at).copied()
-                && self.io.links.ring_is_ready(link)
-            {
-                found = true;
+    /// Processes packets in the hot rings, from the one at `at` on, which has one, until the reader
+    /// is full; the next call begins with the next ring. Returns whether all were taken.
+    #[inline(always)]
+    fn read_hot(&mut self, mut at: usize, mut reader: Option<&mut Reader<'_, '_>>) -> bool {
+        let mut all = true;
+        self.next_hot = 0;
+        loop {
+            if let Some(link) = self.io.links.hot.get(at).map(|hot| hot.link) {
                 all &= self.read(link, reader.as_deref_mut());
             }
+            at += 1;
+            if reader.as_ref().is_some_and(|reader| reader.is_full()) {
+                self.next_hot = at;
+                return false;
+            }
+            match self.io.links.next_ready(at) {
+                Some(next) => at = next,
+                None => return all,
+            }
         }
-        (found, all)
     }
 
-    /// Processes packets in a ring. Returns whether all were taken.
-    #[inline]
+    /// Processes packets in a ring, until the reader is full. Returns whether all were taken.
+    #[inline(always)]
     fn read(&mut self, link: LinkKey, mut reader: Option<&mut Reader<'_, '_>>) -> bool {
-        for _ in 0..BATCH {
+        let mut left = BATCH;
+        while left != 0 {
             let reader = reader.as_deref_mut();
-            let read = self.io.read_ring(&mut self.core, link, reader);
+            let (taken, stop) = self.io.read_run(&mut self.core, link, left, reader);
+            left -= taken;
+            self.settle();
+            match stop {
+                Stop::Empty => return true,
+                Stop::Full => return false,
+                Stop::Other if taken != 0 => {}
+                Stop::Other => {
+                    let read = self.io.read_ring(&mut self.core, link);
+                    self.settle();
+                    left -= 1;
+                    if !read || !self.io.links.ring_is_ready(link) {
+                        return true;
+                    }
+                }
+            }
+        }
+        false
+    }
+
+    /// Processes packets in the ring of a link that ends. Returns whether all were taken.
+    fn read_ending(&mut self, link: LinkKey) -> bool {
+        for _ in 0..BATCH {
+            // also finds the end of the ring
+            let read = self.io.read_ring(&mut self.core, link);
             self.settle();
             if !read || !self.io.links.ring_is_ready(link) {
                 return true;

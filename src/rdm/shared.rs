@@ -78,6 +78,14 @@ pub(super) struct State {
     pub(super) sleepers: bool,
     /// Counts the progress calls since the last poll of the device (`rings.rs`).
     pub(super) turn: u32,
+    /// What a progress call without a packet in a hot ring adds to `turn`.
+    pub(super) step: u32,
+    /// Number of polls of the device without a completion since the last one with a completion.
+    pub(super) quiet: u32,
+    /// Index of the hot ring that is examined first.
+    pub(super) next_hot: usize,
+    /// [`Self::calls`] at the last look at the revocations of peers.
+    pub(super) looked: u32,
     /// Number of polls of all rings; wraps.
     pub(super) polls: u32,
     /// Number of calls of [`Driven::drive`].
@@ -180,6 +188,19 @@ impl Shared {
     #[inline]
     pub(super) fn lock(&self) -> MutexGuard<'_, Option<State>> {
         self.state.lock()
+    }
+
+    /// As [`Self::lock`], if no other thread has it.
+    #[inline(always)]
+    pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, Option<State>>> {
+        self.state.try_lock()
+    }
+
+    /// Whether [`Self::after`] has something to do.
+    #[inline(always)]
+    pub(super) fn is_followed(&self, state: &State) -> bool {
+        let driver = !state.io.steps.is_empty() || state.core.is_retimed() || state.io.rma.waits();
+        driver || state.sleepers || self.context.get().is_some()
     }
 
     /// The addresses from which and to which a peer is dialled.
@@ -466,7 +487,7 @@ impl State {
         vector: Option<Arc<AddressVector>>,
         scope: u32,
     ) -> Self {
-        Self {
+        let mut this = Self {
             core,
             io,
             vector,
@@ -480,11 +501,17 @@ impl State {
             short: false,
             sleepers: false,
             turn: 0,
+            step: 0,
+            quiet: 0,
+            next_hot: 0,
+            looked: 0,
             polls: 0,
             #[cfg(test)]
             drives: 0,
             woken: false,
-        }
+        };
+        this.set_step();
+        this
     }
 
     /// Number of receives whose places the context counts.
@@ -574,11 +601,16 @@ impl State {
                 return Err(FiErrno::EOVERRUN);
             };
             let before = self.io.bytes_read;
+            self.quiet = match wcs.is_empty() {
+                true => self.quiet.saturating_add(1),
+                false => 0,
+            };
             for wc in wcs {
                 self.io.completed(&mut self.core, wc);
                 self.settle();
             }
             let all = self.poll_rings();
+            self.set_step();
             let reads = self.io.bytes_read != before;
             self.io.reads_wait = reads;
             polled += wcs.len();

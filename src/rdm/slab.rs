@@ -122,7 +122,7 @@ impl<M, T> Slab<M, T> {
     }
 
     /// As [`Self::remove`], without moving the entry.
-    #[inline]
+    #[inline(always)]
     pub(super) fn free(&mut self, key: Key<M>) {
         if self.get(key).is_none() {
             return;

@@ -4,7 +4,7 @@
 use super::super::completions::Reader;
 use super::super::core::{Origin, Send};
 use super::super::direct::PART;
-use super::super::iov::Iov;
+use super::super::iov::{Iov, copy_short};
 use super::super::operations::{Kind, Operation, PAYLOAD, TxKey};
 use super::super::ops::{Form, Uses};
 use super::super::peer::PeerKey;
@@ -16,6 +16,7 @@ use super::{Executor, Place, Todo};
 use crate::errno::FiErrno;
 use crate::flags::Flags;
 use crate::matching::Release;
+use crate::queue::Completion;
 use crate::wire::rdm::packet::eager_credit;
 use crate::wire::rdm::terms::MAX_EAGER;
 use crate::wire::rdm::{Credit, OpId};
@@ -92,7 +93,7 @@ impl Executor {
     ///
     /// # Safety
     /// The bytes are readable; a hostile peer may change them.
-    #[inline]
+    #[inline(never)]
     pub(super) unsafe fn fill_whole(
         &mut self,
         peer: PeerKey,
@@ -103,7 +104,7 @@ impl Executor {
         let Some(store) = self.rx.own() else {
             return false;
         };
-        let Some((found, receive)) = store.first_whole(tag, index_of(peer)) else {
+        let Some((found, receive)) = store.recent(tag, index_of(peer)) else {
             return false;
         };
         let Some(to) = receive.iov.first(len) else {
@@ -111,12 +112,15 @@ impl Executor {
         };
         // SAFETY: the application keeps the buffer until the receive completes; the caller promises
         // the source, which is memory of the engine.
-        unsafe { std::ptr::copy_nonoverlapping(from, to, len) };
-        let mut completion = completion_of(receive);
-        (completion.len, completion.tag) = (len, tag.unwrap_or_default());
+        unsafe { copy_short(from, to, len) };
+        let completion = Completion {
+            len,
+            tag: tag.unwrap_or_default(),
+            ..completion_of(receive)
+        };
         let wanted = receive.wanted;
-        store.take_whole(tag.is_some(), found);
-        self.completions.received(completion, peer, wanted, reader);
+        store.take_recent(tag.is_some(), &found);
+        self.completions.received(&completion, peer, wanted, reader);
         true
     }
 

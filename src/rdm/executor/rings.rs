@@ -2,6 +2,7 @@
 
 use super::super::completions::Reader;
 use super::super::core::{Core, Origin, Post};
+use super::super::direct::Arrivals;
 use super::super::iov::Iov;
 use super::super::link::LinkKey;
 use super::super::link_ring::{Content, RingPacket, RingPost};
@@ -11,12 +12,78 @@ use super::super::packet_memory::PacketMemory;
 use super::super::peer::PeerKey;
 use super::super::receives::Envelope;
 use super::{Executor, Place, Todo};
-use crate::verbs::Message as RingMessage;
+use crate::verbs::{Message as RingMessage, Next, Run};
 use crate::wire::rdm::packet::{HEADER_SIZE, MAX_HEAD, Message, SLOT_SIZE, eager_credit};
 use crate::wire::rdm::{Credit, Header, Packet, ring};
 
 /// Packets in a ring that are read before a packet of its shared receive queue: a ring has fewer.
 const ALL: usize = 256;
+
+/// Why a run of messages in a ring has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::rdm) enum Stop {
+    /// The ring has no further packet.
+    Empty,
+    /// The reader has no room for another entry.
+    Full,
+    /// Any other reason.
+    Other,
+}
+
+/// Messages in a ring, in front of the device's calls.
+struct RingRun<'a, 'b, 'c> {
+    executor: &'a mut Executor,
+    run: Run,
+    reader: Option<&'a mut Reader<'b, 'c>>,
+    /// How many further messages it takes.
+    left: usize,
+    stop: Stop,
+}
+
+impl Arrivals for RingRun<'_, '_, '_> {
+    type Message = (Option<u64>, RingMessage);
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<(Header, u32, Self::Message)> {
+        // SAFETY: `read_run`.
+        let message = match unsafe { self.run.peek() } {
+            Next::Message(message) => message,
+            Next::Empty => {
+                self.stop = Stop::Empty;
+                return None;
+            }
+            Next::Other => return None,
+        };
+        let (header, tag) = ring::as_eager(&message.words(), message.len())?;
+        // at most 8 KiB
+        Some((header, message.len() as u32, (tag, message)))
+    }
+
+    #[inline(always)]
+    fn deliver(&mut self, from: Origin, (tag, message): Self::Message) -> Credit {
+        self.run.take(&message);
+        self.left -= 1;
+        let (reader, len) = (self.reader.as_deref_mut(), message.len());
+        // SAFETY: the ring holds the payload until it is consumed.
+        let whole = unsafe {
+            let content = (message.payload(), len);
+            self.executor.fill_whole(from.peer, tag, content, reader)
+        };
+        match whole {
+            true => eager_credit(len as u32),
+            false => self.executor.deliver_any(from, tag, &message),
+        }
+    }
+
+    #[inline(always)]
+    fn is_done(&mut self) -> bool {
+        if self.reader.as_ref().is_some_and(|reader| reader.is_full()) {
+            self.stop = Stop::Full;
+            return true;
+        }
+        self.left == 0 || !self.executor.todo.is_empty()
+    }
+}
 
 impl Executor {
     /// Sends a message through a ring without an operation. If the link has ended, the message may
@@ -126,41 +193,57 @@ impl Executor {
         found == COUNT
     }
 
-    /// Processes the next packet in the ring of a link. `reader` gets the entry of a message
-    /// directly. `false`: there is no packet, or it has to wait for packets in the shared receive
-    /// queue.
+    /// Processes messages in the ring of a link that need no call of the device, at most `max`,
+    /// which is not 0, until the reader, which has room, is full, or something follows from one of
+    /// them ([`Executor::todo`], which is empty). Returns their number, and why it has stopped.
     #[inline]
-    pub(in crate::rdm) fn read_ring(
+    pub(in crate::rdm) fn read_run(
         &mut self,
         core: &mut Core<Self>,
         key: LinkKey,
+        max: usize,
         reader: Option<&mut Reader<'_, '_>>,
-    ) -> bool {
+    ) -> (usize, Stop) {
+        let ring = self.links.get_mut(key).and_then(|link| link.ring.as_mut());
+        // SAFETY: neither the delivery of a message nor matching removes a link or reads a ring;
+        // what does is listed in `todo`, and done after this call.
+        let Some(run) = ring.and_then(|ring| unsafe { ring.run() }) else {
+            return (0, Stop::Other);
+        };
+        self.arriving = Some(key);
+        let mut arrivals = RingRun {
+            executor: self,
+            run,
+            reader,
+            left: max,
+            stop: Stop::Other,
+        };
+        core.arrived_direct(key, &mut arrivals);
+        let (run, taken, stop) = (arrivals.run, max - arrivals.left, arrivals.stop);
+        if run.has_taken() {
+            // SAFETY: as above. In a forked child nothing is read.
+            let _ = unsafe { run.consume() };
+        }
+        (taken, stop)
+    }
+
+    /// Processes the next packet in the ring of a link, whatever it is. `false`: there is no packet,
+    /// or it has to wait for packets in the shared receive queue.
+    pub(in crate::rdm) fn read_ring(&mut self, core: &mut Core<Self>, key: LinkKey) -> bool {
         let ring = self.links.get_mut(key).and_then(|link| link.ring.as_mut());
         let Some(message) = ring.and_then(|ring| ring.next()) else {
             return false;
         };
         self.arriving = Some(key);
-        let len = message.len();
-        let direct = ring::as_eager(&message.words(), len).is_some_and(|(header, tag)| {
-            // at most 8 KiB
-            core.arrived_direct(key, &header, len as u32, |origin| {
-                self.deliver_direct(origin, tag, &message, reader)
-            })
-        });
-        if !direct {
-            let (place, head) = RingPacket::new(message);
-            let packet = match head {
-                Some(head) if head.total <= SLOT_SIZE => {
-                    Packet::decode(head.bytes(), head.total).ok()
-                }
-                _ => None,
-            };
-            match packet {
-                Some(packet) if core.is_early(key, &packet) => return false,
-                Some(packet) => core.arrived(key, &packet, Place::Ring(place), self),
-                None => core.violated(key, Place::Ring(place), self),
-            }
+        let (place, head) = RingPacket::new(message);
+        let packet = match head {
+            Some(head) if head.total <= SLOT_SIZE => Packet::decode(head.bytes(), head.total).ok(),
+            _ => None,
+        };
+        match packet {
+            Some(packet) if core.is_early(key, &packet) => return false,
+            Some(packet) => core.arrived(key, &packet, Place::Ring(place), self),
+            None => core.violated(key, Place::Ring(place), self),
         }
         if let Some(ring) = self.links.get_mut(key).and_then(|link| link.ring.as_mut()) {
             ring.consume();
@@ -170,25 +253,13 @@ impl Executor {
 
     /// Delivers a message in a ring that is not announced. Returns the credit that it does not use
     /// any more.
-    #[inline]
-    fn deliver_direct(
-        &mut self,
-        origin: Origin,
-        tag: Option<u64>,
-        message: &RingMessage,
-        reader: Option<&mut Reader<'_, '_>>,
-    ) -> Credit {
-        let len = message.len();
-        // SAFETY: the ring holds the payload until it is consumed.
-        let whole = unsafe { self.fill_whole(origin.peer, tag, (message.payload(), len), reader) };
-        if whole {
-            return eager_credit(len as u32);
-        }
+    #[inline(never)]
+    fn deliver_any(&mut self, origin: Origin, tag: Option<u64>, message: &RingMessage) -> Credit {
         let envelope = Envelope {
             peer: origin.peer,
             tag,
             data: None,
-            len: len as u64,
+            len: message.len() as u64,
         };
         let place = Place::Ring(RingPacket::eager(*message));
         self.eager(origin, &envelope, &place, HEADER_SIZE)
@@ -201,7 +272,7 @@ impl Executor {
         let ring = self.links.get_mut(key).and_then(|link| link.ring.as_ref());
         if ring.is_some_and(|ring| ring.is_ready()) {
             for _ in 0..ALL {
-                if !self.read_ring(core, key, None) {
+                if !self.read_ring(core, key) {
                     break;
                 }
             }

@@ -9,6 +9,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet, VecDeque};
 
 use super::super::core::{Config, Core, Failure, Io, Origin, Post, Send};
+use super::super::direct::Arrivals;
 use super::super::link::LinkKey;
 use super::super::ops::{Form, Uses};
 use super::super::peer::PeerKey;
@@ -242,6 +243,33 @@ impl Io for Hands {
     }
 
     fn alias(&mut self, _: PeerKey, _: Option<PeerKey>) {}
+}
+
+/// One packet that is passed to the core as [`Arrivals`].
+struct OneArrival<'a> {
+    next: Option<(Header, u32, usize)>,
+    uses: Credit,
+    hands: &'a mut Hands,
+}
+
+impl Arrivals for OneArrival<'_> {
+    type Message = usize;
+
+    fn next(&mut self) -> Option<(Header, u32, usize)> {
+        self.next
+    }
+
+    fn deliver(&mut self, from: Origin, id: usize) -> Credit {
+        self.next = None;
+        let deliver = Action::Deliver(from, id, self.uses, false);
+        self.hands.actions.push(deliver);
+        // the action gives it back
+        Credit::ZERO
+    }
+
+    fn is_done(&mut self) -> bool {
+        true
+    }
 }
 
 impl Hands {
@@ -865,15 +893,15 @@ impl World {
                     if let Body::Eager { message, payload } = packet.body
                         && !message.ack
                         && hands.random.one_in(2)
-                        && core.arrived_direct(link, &packet.header, payload.len, |from| {
-                            let id = message.tag.unwrap() as usize;
-                            let deliver = Action::Deliver(from, id, packet.body.uses(), false);
-                            hands.actions.push(deliver);
-                            // the action gives it back
-                            Credit::ZERO
-                        })
                     {
-                        return;
+                        let id = message.tag.unwrap() as usize;
+                        let next = Some((packet.header, payload.len, id));
+                        let uses = packet.body.uses();
+                        let mut only = OneArrival { next, uses, hands };
+                        core.arrived_direct(link, &mut only);
+                        if only.next.is_none() {
+                            return;
+                        }
                     }
                     core.arrived(link, &packet, (), hands);
                 });

@@ -39,7 +39,7 @@ pub fn data(header: &Header, op: OpId, offset: u64, len: u32) -> (Words, [u8; PR
 
 /// The header and the tag of such a packet with a payload of `len` bytes. `None`: another packet,
 /// or none at all, which [`Packet::decode`](super::Packet::decode) has to decode.
-#[inline]
+#[inline(always)]
 pub fn as_eager(words: &Words, len: usize) -> Option<(Header, Option<u64>)> {
     let [first, second, tag] = *words;
     // the numbers of a header fill its halves
