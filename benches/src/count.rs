@@ -116,22 +116,19 @@ const LONG: usize = 16384;
 counted!(count_fi_long_tsend, Fabric, |f: &mut Fabric| {
     assert!(f.post_send(LONG));
 });
-counted!(count_fi_long_cq_read, Fabric, |f: &mut Fabric| {
+/// A read of the receiver. Returns the number of messages.
+#[inline(never)]
+fn count_fi_long_cq_read(subject: &mut Fabric) -> u64 {
     std::hint::black_box("receiver");
-    let mut reads = 0;
-    while f.poll(f.rx(), 1) == 0 {
-        reads += 1;
-        assert!(reads < 1000);
-    }
-});
-counted!(count_fi_long_cq_read_tx, Fabric, |f: &mut Fabric| {
+    subject.poll(subject.rx(), 1)
+}
+
+/// A read of the sender. Returns the number of messages.
+#[inline(never)]
+fn count_fi_long_cq_read_tx(subject: &mut Fabric) -> u64 {
     std::hint::black_box("sender");
-    let mut reads = 0;
-    while f.poll(f.tx(), 1) == 0 {
-        reads += 1;
-        assert!(reads < 1000);
-    }
-});
+    subject.poll(subject.tx(), 1)
+}
 
 /// Messages of a window of the stream. One thread runs both ends, so a window is sent as a whole
 /// before the receiver reads.
@@ -295,8 +292,14 @@ fn rdm() {
     for _ in 0..CALLS {
         settle(&mut first, &mut second);
         count_fi_long_tsend(&mut first);
-        count_fi_long_cq_read(&mut second);
-        count_fi_long_cq_read_tx(&mut first);
+        // both ends take part in a stream
+        let (mut received, mut sent, mut reads) = (0, 0, 0);
+        while received == 0 || sent == 0 {
+            received += count_fi_long_cq_read(&mut second);
+            sent += count_fi_long_cq_read_tx(&mut first);
+            reads += 1;
+            assert!(reads < 1000);
+        }
         second.post_recv();
     }
     for _ in 0..CALLS / STREAM {
