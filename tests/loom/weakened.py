@@ -185,7 +185,7 @@ WEAKENED = [
     Bug(ENDING_FULL, "no wake-up without a message", R + "usage.rs", "!connected && signal", "false && signal"),
     Bug(FORSAKEN, "no light fence", S + "sync.rs", *NO_LIGHT),
     Bug(FORSAKEN, "no look at the state behind the request", R + "usage.rs", "        heavy_fence();\n        self.release(usage, ring)\n", "        heavy_fence();\n        drop((usage, ring));\n        true\n"),
-    Bug(PADDING, "padding before its message", R + "sender.rs", "        self.pass(pad);\n        self.put(words, len, slots, fill);", "        let early = u64::from(sequence(pads)) | u64::from(PAD) << 32;\n        if pad > 0 {\n            self.map.u64(self.place(pads)).store(early, Ordering::Release);\n        }\n        self.pass(pad);\n        self.put(words, len, slots, fill);"),
+    Bug(PADDING, "padding before its message", R + "sender.rs", "        self.pass(pad);\n        self.put(words, len, slots, fill);", "        let early = u64::from(sequence(pads)) | u64::from(PAD) << 32;\n        if pad > 0 {\n            self.ring.map().u64(self.ring.place(pads)).store(early, Ordering::Release);\n        }\n        self.pass(pad);\n        self.put(words, len, slots, fill);"),
     Bug(STRONGER, "the request stored", S + "signal.rs", "fetch_max(armed, Ordering::SeqCst)", "store(armed, Ordering::SeqCst)"),
     *no_fences(LAST_STATE),
     *no_fences(LAST_STAMP),

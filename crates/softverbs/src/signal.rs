@@ -56,7 +56,12 @@ pub(crate) fn must_notify(map: &Mapping, at: usize, solicited: bool, barriers: b
 /// As [`must_notify`], for a caller that has run the light fence.
 #[inline(always)]
 pub(crate) fn takes_notice(map: &Mapping, at: usize, solicited: bool) -> bool {
-    let word = map.u32(at + cq::ARMED);
+    takes_notice_of(map.u32(at + cq::ARMED), solicited)
+}
+
+/// As [`takes_notice`], of the word `ARMED` of a CQ entry.
+#[inline(always)]
+pub(crate) fn takes_notice_of(word: &AtomicU32, solicited: bool) -> bool {
     let armed = word.load(Ordering::Relaxed);
     armed != ARMED_NOT && takes_armed(word, armed, solicited)
 }

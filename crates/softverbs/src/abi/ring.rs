@@ -7,6 +7,7 @@ use rdma_core_sys::*;
 use crate::cq::Cq;
 use crate::entry::{errno_of, guard, non_null, pointer, status};
 use crate::qp::{OutgoingMessage, OwnRing, Qp};
+use crate::receive_ring::Fill;
 use crate::sys::{Errno, Res};
 
 /// `softdv_ring_create`.
@@ -56,6 +57,21 @@ unsafe fn live(ring: *mut softdv_ring) -> Res<*mut OwnRing> {
     Ok(ring)
 }
 
+/// The payload of a post: bytes of the caller.
+#[derive(Clone, Copy)]
+struct Bytes {
+    from: *const u8,
+    len: usize,
+}
+
+impl Fill for Bytes {
+    #[inline(always)]
+    fn fill(self, to: *mut u8) {
+        // SAFETY: the ring has room for the payload; the caller of the post promises the bytes.
+        unsafe { crate::ring::copy(self.from, to, self.len) }
+    }
+}
+
 /// `softdv_ring_post`.
 pub(super) unsafe extern "C" fn post(
     ring: *mut softdv_ring,
@@ -77,8 +93,10 @@ pub(super) unsafe extern "C" fn post(
             words: [w1, w2, w3],
             len,
             solicited: flags & SOFTDV_RING_SOLICITED != 0,
-            // SAFETY: the ring has room for the payload; the caller promises `len` readable bytes.
-            fill: |to: *mut u8| unsafe { crate::ring::copy(addr.cast(), to, len) },
+            fill: Bytes {
+                from: addr.cast(),
+                len,
+            },
         };
         // SAFETY: the caller serializes the sends of a ring.
         unsafe { OwnRing::post(ring, &message) }

@@ -8,8 +8,8 @@ use crate::receive_ring::{
     ARRIVALS_LEN, Arrivals, CONSUMED_AT, Destination, HOT_AT, MIN_SLOTS, Message, Place, Receiver,
     SLOTS_AT, Sender, Stop, UseWord, WAITING_AT, is_awaited, is_writing, note_arrival, ring_len,
 };
-use crate::segment::Mapping;
 use crate::segment::layout::{ARMED_ANY, ARMED_SOLICITED, SEGMENT_SIZE, StateWord, cq, qp};
+use crate::segment::{Mapping, Word};
 use crate::signal;
 use crate::sync::atomic::{AtomicU32, Ordering};
 use crate::sync::{Arc, heavy_fence, light_fence, pause};
@@ -52,7 +52,7 @@ fn messages_arrive_whole_in_order_and_their_slots_are_used_again() {
         let thread = thread::spawn(move || {
             for number in 0..count {
                 let cell = &theirs[number as usize % MIN_SLOTS as usize];
-                while !sender.push([number, !number, 0], 8, |_| cell.write(number)) {
+                while !sender.push([number, !number, 0], 8, |_: *mut u8| cell.write(number)) {
                     pause(0);
                 }
             }
@@ -80,14 +80,14 @@ fn padding_is_never_found_alone() {
     check(|| {
         let (_, mut sender, mut receiver) = ring();
         for _ in 1..MIN_SLOTS {
-            assert!(sender.push([0; 3], 0, |_| {}));
+            assert!(sender.push([0; 3], 0, |_: *mut u8| {}));
             let message = receiver.peek().unwrap().unwrap();
             receiver.advance(&message);
         }
         let payload = Memory::new(0);
         let theirs = payload.clone();
         let thread = thread::spawn(move || {
-            assert!(sender.push([7; 3], 40, |_| theirs.write(1)));
+            assert!(sender.push([7; 3], 40, |_: *mut u8| theirs.write(1)));
         });
         let message = loop {
             match receiver.peek().unwrap() {
@@ -146,7 +146,7 @@ fn messages_arrive_in_order_when_the_ring_grows() {
                     // for lack of room it may have to stay
                     let _ = sender.move_to(LARGER);
                 }
-                while !sender.push([number; 3], 8, |_| cell.write(number)) {
+                while !sender.push([number; 3], 8, |_: *mut u8| cell.write(number)) {
                     pause(0);
                 }
             }
@@ -178,9 +178,9 @@ fn a_sender_that_has_moved_is_rung() {
         let (own, ..) = ends();
         let (_, mut sender, mut receiver) = larger_ring();
         receiver.offer(LARGER);
-        assert!(sender.push([0; 3], 0, |_| {}));
+        assert!(sender.push([0; 3], 0, |_: *mut u8| {}));
         assert!(sender.move_to(LARGER));
-        while sender.push([0; 3], 0, |_| {}) {}
+        while sender.push([0; 3], 0, |_: *mut u8| {}) {}
         let map = own.again();
         let thread = thread::spawn(move || {
             let message = receiver.peek().unwrap().unwrap();
@@ -193,7 +193,7 @@ fn a_sender_that_has_moved_is_rung() {
         heavy_fence();
         sender.ask();
         heavy_fence();
-        let found = sender.push([0; 3], 0, |_| {});
+        let found = sender.push([0; 3], 0, |_: *mut u8| {});
         assert!(thread.join().unwrap() || found);
     });
 }
@@ -206,7 +206,7 @@ fn a_ring_that_grows_and_becomes_cold_has_its_message_or_an_arrival() {
         receiver.offer(LARGER);
         let thread = thread::spawn(move || {
             assert!(sender.move_to(LARGER));
-            assert!(sender.push([0; 3], 0, |_| {}));
+            assert!(sender.push([0; 3], 0, |_: *mut u8| {}));
             light_fence(true);
             sender.is_cold()
         });
@@ -222,7 +222,7 @@ fn a_sender_that_waits_for_room_finds_it_or_is_rung() {
     check(|| {
         let (own, ..) = ends();
         let (_, mut sender, mut receiver) = ring();
-        while sender.push([0; 3], 0, |_| {}) {}
+        while sender.push([0; 3], 0, |_: *mut u8| {}) {}
         let (map, other) = (own.again(), own.again());
         let thread = thread::spawn(move || {
             let message = receiver.peek().unwrap().unwrap();
@@ -235,7 +235,7 @@ fn a_sender_that_waits_for_room_finds_it_or_is_rung() {
         heavy_fence();
         sender.ask();
         heavy_fence();
-        let found = sender.push([0; 3], 0, |_| {});
+        let found = sender.push([0; 3], 0, |_: *mut u8| {});
         let rung = thread.join().unwrap() | another.join().unwrap();
         assert!(found || rung);
     });
@@ -268,7 +268,7 @@ fn a_ring_that_becomes_cold_has_its_message_or_an_arrival() {
         receiver.set_hot(true);
         let theirs = Arc::clone(&map);
         let thread = thread::spawn(move || {
-            assert!(sender.push([0; 3], 0, |_| {}));
+            assert!(sender.push([0; 3], 0, |_: *mut u8| {}));
             note(&theirs, &sender);
         });
         let found = receiver.set_hot(false);
@@ -324,12 +324,13 @@ fn ends() -> (Mapping, StateWord, Destination) {
     let word = StateWord::new(IBV_QPS_RTS, 1, 0, INCARNATION);
     let state = segment.u64(RECEIVER + qp::STATE);
     state.store(word.0, Ordering::Relaxed);
+    let map = Arc::try_new(segment.again()).unwrap();
     let destination = Destination {
-        map: Arc::try_new(segment.again()).unwrap(),
-        at: RECEIVER,
+        state: Word::u64(&map, RECEIVER + qp::STATE),
         word,
         used: RECEIVED_BY,
         cq_at: RECEIVER_CQ,
+        armed: Word::u32(&map, RECEIVER_CQ + cq::ARMED),
         barriers: true,
     };
     (segment, word, destination)
@@ -350,10 +351,10 @@ fn a_ring_ends_behind_its_last_message() {
         let payload = Memory::new(0);
         let (map, cell) = (segment.again(), payload.clone());
         let thread = thread::spawn(move || {
-            let Some(usage) = destination.begin(&map, SENDER, |_| {}) else {
+            let Some(usage) = destination.begin(map.u64(SENDER + qp::RING_USE), |_| {}) else {
                 return false;
             };
-            assert!(sender.push([0; 3], 8, |_| cell.write(1)));
+            assert!(sender.push([0; 3], 8, |_: *mut u8| cell.write(1)));
             destination.end(usage, false, |_| {})
         });
         fail(&segment, word);
@@ -379,7 +380,7 @@ fn the_end_of_a_usage_is_found(posts: bool) {
             assert_eq!(at, RECEIVER_CQ);
             rings = true;
         };
-        if let Some(usage) = destination.begin(&map, SENDER, &mut ring) {
+        if let Some(usage) = destination.begin(map.u64(SENDER + qp::RING_USE), &mut ring) {
             if posts {
                 destination.end(usage, false, &mut ring);
             } else {
@@ -419,7 +420,7 @@ fn a_sender_that_waits_for_room_finds_the_end_or_is_rung() {
         });
         signal::arm(&segment, SENDER_CQ, ARMED_ANY);
         heavy_fence();
-        let sleeps = destination.ask(&segment, SENDER, &sender, |_| {});
+        let sleeps = destination.ask(segment.u64(SENDER + qp::RING_USE), &sender, |_| {});
         assert!(thread.join().unwrap() || !sleeps);
     });
 }

@@ -14,7 +14,7 @@
 
 use std::ptr::{addr_of, addr_of_mut};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use rdma_core_sys::{
     IBV_EVENT_QP_REQ_ERR, IBV_QPS_ERR, IBV_QPS_INIT, IBV_QPS_RESET, IBV_QPS_RTS, IBV_QPS_SQD,
@@ -29,11 +29,11 @@ use crate::environment;
 use crate::peer::Peer;
 use crate::process::Process;
 use crate::receive_ring::{
-    ARRIVALS_LEN, Destination, Message, Place, Receiver, SLOT, Sender, Stop, UseWord, WAITING_AT,
+    ARRIVALS_LEN, Destination, Fill, Message, Place, Receiver, SLOT, Sender, Stop, UseWord, WAITING_AT,
     is_awaited, is_valid, is_writing, note_arrival, ring_len,
 };
-use crate::segment::Mapping;
 use crate::segment::layout::{MAX_CQS, cq, fits, qp as layout, receive_rings, split_qp_num};
+use crate::segment::{Mapping, Word};
 use crate::sync::{Arc, heavy_fence, light_fence, pause};
 use crate::sys::{self, Errno, Res, try_box};
 
@@ -96,6 +96,10 @@ struct Outbound {
     sender: Sender,
     peer: Arc<Peer>,
     destination: Destination,
+    /// Offset of the receiver's entry.
+    entry_at: usize,
+    /// `RING_USE` of the queue pair.
+    using: Word<AtomicU64>,
     /// Index of the receiver.
     index: u32,
     arrivals_at: usize,
@@ -106,7 +110,7 @@ pub(crate) struct OutgoingMessage<F> {
     pub(crate) words: [u64; 3],
     pub(crate) len: usize,
     pub(crate) solicited: bool,
-    /// Receives the place of the payload.
+    /// Writes the payload.
     pub(crate) fill: F,
 }
 
@@ -451,7 +455,7 @@ impl OwnRing {
                 && out.destination.word.incarnation() == conn.word.incarnation()
         });
         if !again {
-            this.outbound = Some(Outbound::find(conn, sq.dest)?);
+            this.outbound = Some(Outbound::find(qp, conn, sq.dest)?);
             this.inbound.peer = Some(Arc::clone(&conn.peer));
         }
         let max_send = this
@@ -504,7 +508,7 @@ impl OwnRing {
     /// # Safety
     /// As [`Self::outbound`]; `fill` must be sound for `len` bytes.
     #[inline(always)]
-    pub(crate) unsafe fn post<F: Fn(*mut u8)>(
+    pub(crate) unsafe fn post<F: Fill + Copy>(
         ring: *mut Self,
         message: &OutgoingMessage<F>,
     ) -> i32 {
@@ -760,8 +764,7 @@ fn is_written(process: &Process, peer: Option<Arc<Peer>>, dest: u32, receiver: U
 /// Moves to the larger ring of the receiver, in whose use the sender is. `false`: there is none, or
 /// the sender has no room to tell the receiver.
 #[cold]
-fn move_to_larger(sender: &mut Sender, destination: &Destination) -> bool {
-    let (map, entry) = (&destination.map, destination.at);
+fn move_to_larger(sender: &mut Sender, (map, entry): (&Mapping, usize)) -> bool {
     let at = map.u64(entry + layout::LARGER_AT).load(Ordering::Acquire);
     let slots = map.u32(entry + layout::LARGER_SLOTS);
     let slots = slots.load(Ordering::Relaxed);
@@ -771,12 +774,22 @@ fn move_to_larger(sender: &mut Sender, destination: &Destination) -> bool {
     checked(at, ring_len(slots)).is_some_and(|at| sender.move_to(Place { at, slots }))
 }
 
+/// As [`Sender::push`], into the larger ring of the receiver.
+#[cold]
+fn push_to_larger<F: Fill + Copy>(
+    sender: &mut Sender,
+    receiver: (&Mapping, usize),
+    message: &OutgoingMessage<F>,
+) -> bool {
+    move_to_larger(sender, receiver) && sender.push(message.words, message.len, message.fill)
+}
+
 impl Outbound {
     /// Finds the ring of the other end.
     ///
     /// # Errors
     /// `EOPNOTSUPP`: it has none. `ENOTCONN`: its tables are invalid. `ENOMEM`.
-    fn find(conn: &Connection, dest: u32) -> Res<Self> {
+    fn find(qp: &Qp, conn: &Connection, dest: u32) -> Res<Self> {
         const INVALID: Errno = Errno(libc::ENOTCONN);
         let map: &Arc<Mapping> = &conn.peer.map;
         let at = map.u64(conn.at + layout::RING_AT).load(Ordering::Acquire);
@@ -796,20 +809,22 @@ impl Outbound {
             sender: Sender::new(Arc::clone(map), at, slots)?,
             peer: Arc::clone(&conn.peer),
             destination: Destination {
-                map: Arc::clone(map),
-                at: conn.at,
+                state: Word::u64(map, conn.at + layout::STATE),
                 word: conn.word,
                 used: UseWord::new(dest, conn.word.incarnation()),
                 cq_at,
+                armed: Word::u32(map, cq_at + cq::ARMED),
                 barriers: conn.peer.barriers,
             },
+            entry_at: conn.at,
+            using: Word::u64(&qp.process().segment.map, qp.at() + layout::RING_USE),
             index: conn.index,
             arrivals_at: checked(arrivals, ARRIVALS_LEN).ok_or(INVALID)?,
         })
     }
 
     #[inline(always)]
-    fn post<F: Fn(*mut u8)>(&mut self, qp: &Qp, message: &OutgoingMessage<F>) -> i32 {
+    fn post<F: Fill + Copy>(&mut self, qp: &Qp, message: &OutgoingMessage<F>) -> i32 {
         if qp.state() != IBV_QPS_RTS {
             return if qp.state() == IBV_QPS_SQD {
                 libc::EBUSY
@@ -819,13 +834,13 @@ impl Outbound {
         }
         let (peer, destination) = (&self.peer, &mut self.destination);
         let ring = |at| peer.ring_cq(at);
-        let Some(usage) = destination.begin(qp.map(), qp.at(), ring) else {
+        let Some(usage) = destination.begin(&self.using, ring) else {
             return libc::ENOTCONN;
         };
-        let (words, len, fill) = (message.words, message.len, &message.fill);
+        let (words, len, fill) = (message.words, message.len, message.fill);
         let sender = &mut self.sender;
         let sent = sender.push(words, len, fill)
-            || move_to_larger(sender, destination) && sender.push(words, len, fill);
+            || push_to_larger(sender, (&peer.map, self.entry_at), message);
         if !sent {
             return match destination.release(usage, ring) {
                 true if len > sender.max_payload() => libc::EMSGSIZE,
@@ -851,7 +866,7 @@ impl Outbound {
     fn wait(&mut self, qp: &Qp) -> i32 {
         let (peer, destination) = (&self.peer, &mut self.destination);
         let ring = |at| peer.ring_cq(at);
-        let connected = destination.ask(qp.map(), qp.at(), &self.sender, ring);
+        let connected = destination.ask(&self.using, &self.sender, ring);
         // The state word of a dead receiver does not change: only the own state shows its end.
         match connected && matches!(qp.state(), IBV_QPS_RTS | IBV_QPS_SQD) {
             true => 0,

@@ -16,7 +16,7 @@ mod usage;
 
 pub(crate) use arrivals::{ARRIVALS_LEN, Arrivals, note_arrival};
 pub(crate) use receiver::{Message, Receiver, Stop, is_awaited};
-pub(crate) use sender::Sender;
+pub(crate) use sender::{Fill, Sender};
 pub(crate) use usage::{Destination, UseWord, is_writing};
 
 /// Bytes of a slot.
@@ -120,7 +120,7 @@ mod tests {
 
     fn send(sender: &mut Sender, words: [u64; 3], payload: &[u8]) -> bool {
         // SAFETY: the ring has room for the payload.
-        sender.push(words, payload.len(), |to| unsafe {
+        sender.push(words, payload.len(), |to: *mut u8| unsafe {
             to.copy_from_nonoverlapping(payload.as_ptr(), payload.len());
         })
     }

@@ -3,19 +3,33 @@
 use std::sync::atomic::Ordering;
 
 use super::{
-    CONSUMED_AT, HEADER, HOT_AT, MAX_SLOTS, MOVED, PAD, Place, SHORT, WAITING_AT, max_payload,
-    sequence, slot_at, slots_for,
+    CONSUMED_AT, HOT_AT, MAX_SLOTS, MOVED, PAD, Place, SHORT, SLOTS_AT, WAITING_AT, max_payload,
+    sequence, slots_for,
 };
-use crate::segment::Mapping;
+use crate::segment::{Mapping, Slots, Word};
 use crate::signal;
 use crate::sync::Arc;
+use crate::sync::atomic::AtomicU32;
 use crate::sys::{Res, zeroed};
+
+/// The payload of a message.
+pub(crate) trait Fill {
+    /// Writes the payload to the memory at `to`, which has room for it.
+    fn fill(self, to: *mut u8);
+}
+
+impl<F: FnOnce(*mut u8)> Fill for F {
+    #[inline(always)]
+    fn fill(self, to: *mut u8) {
+        self(to);
+    }
+}
 
 /// The sender's state of one ring.
 #[derive(Debug)]
 pub(crate) struct Sender {
-    map: Arc<Mapping>,
-    /// Offset of the ring in `map`.
+    ring: Slots,
+    /// Offset of the ring in its mapping.
     at: usize,
     slots: u32,
     /// Longest payload.
@@ -27,6 +41,10 @@ pub(crate) struct Sender {
     /// One bit for each slot whose first word was covered by payload or padding, or belongs to an
     /// earlier round in which it was not the first slot of a message.
     stale: Box<[u64]>,
+    /// Number of bits of `stale` that are set.
+    marked: u32,
+    /// The word at `HOT_AT`.
+    hot: Word<AtomicU32>,
 }
 
 impl Sender {
@@ -36,13 +54,15 @@ impl Sender {
     /// `ENOMEM`.
     pub(crate) fn new(map: Arc<Mapping>, at: usize, slots: u32) -> Res<Self> {
         Ok(Self {
-            map,
+            hot: Word::u32(&map, at + HOT_AT),
+            ring: Slots::new(map, at + SLOTS_AT, slots),
             at,
             slots,
             longest: max_payload(slots),
             head: 0,
             consumed: 0,
             stale: zeroed(MAX_SLOTS.div_ceil(64) as usize)?,
+            marked: 0,
         })
     }
 
@@ -66,13 +86,17 @@ impl Sender {
             return false;
         }
         let first = u64::from(sequence(self.head)) | u64::from(MOVED) << 32;
-        self.map
-            .u64(self.place(self.head))
+        self.ring
+            .map()
+            .u64(self.ring.place(self.head))
             .store(first, Ordering::Release);
         self.head = self.head.wrapping_add(1);
         (self.at, self.slots) = (ring.at, ring.slots);
+        self.ring = Slots::new(Arc::clone(self.ring.map()), ring.at + SLOTS_AT, ring.slots);
+        self.hot = Word::u32(self.ring.map(), ring.at + HOT_AT);
         self.longest = max_payload(ring.slots);
         self.stale.fill(0);
+        self.marked = 0;
         true
     }
 
@@ -90,10 +114,10 @@ impl Sender {
     }
 
     /// Publishes a message with `len` bytes of payload, at most [`Self::max_payload`]. `fill`
-    /// receives the address of the payload. Returns false, with nothing published, if there is no
+    /// writes the payload. Returns false, with nothing published, if there is no
     /// room.
     #[inline(always)]
-    pub(crate) fn push(&mut self, words: [u64; 3], len: usize, fill: impl FnOnce(*mut u8)) -> bool {
+    pub(crate) fn push(&mut self, words: [u64; 3], len: usize, fill: impl Fill) -> bool {
         if len <= SHORT {
             if !self.room(2) {
                 return false;
@@ -105,7 +129,7 @@ impl Sender {
     }
 
     #[inline(never)]
-    fn push_many(&mut self, words: [u64; 3], len: usize, fill: impl FnOnce(*mut u8)) -> bool {
+    fn push_many(&mut self, words: [u64; 3], len: usize, fill: impl Fill) -> bool {
         let slots = slots_for(len);
         let to_end = self.slots - (self.head & (self.slots - 1));
         let pad = if slots > to_end { to_end } else { 0 };
@@ -120,8 +144,9 @@ impl Sender {
         // alone.
         if pad > 0 {
             let first = u64::from(sequence(pads)) | u64::from(PAD) << 32;
-            self.map
-                .u64(self.place(pads))
+            self.ring
+                .map()
+                .u64(self.ring.place(pads))
                 .store(first, Ordering::Release);
         }
         true
@@ -129,13 +154,18 @@ impl Sender {
 
     /// Writes and publishes a message for which there is room.
     #[inline(always)]
-    fn put(&mut self, words: [u64; 3], len: usize, slots: u32, fill: impl FnOnce(*mut u8)) {
+    fn put(&mut self, words: [u64; 3], len: usize, slots: u32, fill: impl Fill) {
         self.clear(self.head.wrapping_add(slots));
-        let at = self.place(self.head);
+        let ([word, second, third, fourth], payload) = match slots {
+            1 => self.ring.slot(self.head),
+            _ => {
+                let at = self.ring.place(self.head);
+                self.ring.map().words_and_bytes(at, len)
+            }
+        };
         if len > 0 {
-            fill(self.map.bytes(at + HEADER, len));
+            fill.fill(payload);
         }
-        let [word, second, third, fourth] = self.map.words::<4>(at);
         second.store(words[0], Ordering::Relaxed);
         third.store(words[1], Ordering::Relaxed);
         fourth.store(words[2], Ordering::Relaxed);
@@ -149,6 +179,7 @@ impl Sender {
     fn pass(&mut self, slots: u32) {
         for slot in 1..slots {
             let (word, bit) = self.stale_bit(self.head.wrapping_add(slot));
+            self.marked += u32::from(self.stale[word] & bit == 0);
             self.stale[word] |= bit;
         }
         self.head = self.head.wrapping_add(slots);
@@ -157,11 +188,15 @@ impl Sender {
     /// Clears the first word of the slot at `position`, which may hold payload of an earlier round.
     #[inline(always)]
     fn clear(&mut self, position: u32) {
+        if self.marked == 0 {
+            return;
+        }
         let (word, bit) = self.stale_bit(position);
         if self.stale[word] & bit != 0 {
             self.stale[word] &= !bit;
-            let at = self.place(position);
-            self.map.u64(at).store(0, Ordering::Relaxed);
+            self.marked -= 1;
+            let at = self.ring.place(position);
+            self.ring.map().u64(at).store(0, Ordering::Relaxed);
         }
     }
 
@@ -169,11 +204,6 @@ impl Sender {
     fn stale_bit(&self, position: u32) -> (usize, u64) {
         let slot = position & (self.slots - 1);
         (slot as usize / 64, 1 << (slot % 64))
-    }
-
-    #[inline(always)]
-    fn place(&self, position: u32) -> usize {
-        self.at + slot_at(position, self.slots)
     }
 
     #[inline(always)]
@@ -194,7 +224,7 @@ impl Sender {
 
     #[inline(always)]
     fn look(&mut self) {
-        let consumed = self.map.u32(self.at + CONSUMED_AT);
+        let consumed = self.ring.map().u32(self.at + CONSUMED_AT);
         let consumed = consumed.load(Ordering::Acquire);
         // a larger ring has an earlier position until the receiver is there too
         if consumed.wrapping_sub(self.consumed).cast_signed() > 0 {
@@ -206,13 +236,12 @@ impl Sender {
     /// last message and this call.
     #[inline(always)]
     pub(crate) fn is_cold(&self) -> bool {
-        let hot = self.map.u32(self.at + HOT_AT);
-        hot.load(Ordering::Relaxed) == 0
+        self.hot.load(Ordering::Relaxed) == 0
     }
 
     /// Asks the receiver to ring when it consumes. The caller then runs a heavy fence and looks for
     /// room or delivery once more.
     pub(crate) fn ask(&self) {
-        signal::ask(&self.map, self.at + WAITING_AT, signal::ANYBODY);
+        signal::ask(self.ring.map(), self.at + WAITING_AT, signal::ANYBODY);
     }
 }

@@ -12,11 +12,11 @@
 //! word cleared, or the sender wakes it.
 
 use super::Sender;
-use crate::segment::Mapping;
 use crate::segment::layout::{StateWord, qp as layout, receives};
+use crate::segment::{Mapping, Word};
 use crate::signal;
-use crate::sync::atomic::{Ordering, fence};
-use crate::sync::{Arc, heavy_fence, light_fence};
+use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use crate::sync::{heavy_fence, light_fence};
 
 /// The value by which a sender names a receiver: the number of its queue pair (24 bits) and the
 /// incarnation (24 bits). Never 0.
@@ -33,47 +33,43 @@ impl UseWord {
 /// The word of a sending queue pair, which names a receiver until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Usage<'a> {
-    own: &'a Mapping,
-    at: usize,
+    own: &'a AtomicU64,
 }
 
 impl Drop for Usage<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        self.own.u64(self.at).store(0, Ordering::Release);
+        self.own.store(0, Ordering::Release);
     }
 }
 
 /// The receiver of a ring, from the sender's side.
 #[derive(Debug)]
 pub(crate) struct Destination {
-    pub(crate) map: Arc<Mapping>,
-    /// Offset of the queue pair's entry.
-    pub(crate) at: usize,
-    /// Its state word when it was last read.
+    /// Its state word.
+    pub(crate) state: Word<AtomicU64>,
+    /// The state word when it was last read.
     pub(crate) word: StateWord,
     pub(crate) used: UseWord,
-    /// Offset of the entry of its completion queue for messages.
+    /// Offset of the entry of its completion queue for messages, and `ARMED` of that entry.
     pub(crate) cq_at: usize,
+    pub(crate) armed: Word<AtomicU32>,
     /// Its process runs barriers.
     pub(crate) barriers: bool,
 }
 
 impl Destination {
-    /// Names the receiver in the queue pair whose entry in `own` is at `own_at`. `None`: the
-    /// connection has ended. `ring` rings the doorbell of the completion queue whose entry is at
-    /// the offset.
+    /// Names the receiver in `own`, the word of the sending queue pair. `None`: the connection has
+    /// ended. `ring` rings the doorbell of the completion queue whose entry is at the offset.
     #[inline(always)]
     pub(crate) fn begin<'a>(
         &mut self,
-        own: &'a Mapping,
-        own_at: usize,
+        own: &'a AtomicU64,
         ring: impl FnOnce(usize),
     ) -> Option<Usage<'a>> {
-        let at = own_at + layout::RING_USE;
-        own.u64(at).store(self.used.0, Ordering::Relaxed);
+        own.store(self.used.0, Ordering::Relaxed);
         light_fence(self.barriers);
-        let usage = Usage { own, at };
+        let usage = Usage { own };
         if self.is_connected() {
             return Some(usage);
         }
@@ -93,7 +89,7 @@ impl Destination {
         drop(usage);
         light_fence(self.barriers);
         let connected = self.is_connected();
-        if signal::takes_notice(&self.map, self.cq_at, solicited || !connected) {
+        if signal::takes_notice_of(&self.armed, solicited || !connected) {
             ring(self.cq_at);
         }
         connected
@@ -106,7 +102,7 @@ impl Destination {
         light_fence(self.barriers);
         let connected = self.is_connected();
         // The receiver may wait for the end of the usage.
-        if !connected && signal::takes_notice(&self.map, self.cq_at, true) {
+        if !connected && signal::takes_notice_of(&self.armed, true) {
             ring(self.cq_at);
         }
         connected
@@ -114,14 +110,8 @@ impl Destination {
 
     /// Asks the receiver for a wake-up at its next consume. Returns false if the connection has
     /// ended. Otherwise the caller looks for room or delivery once more.
-    pub(crate) fn ask(
-        &mut self,
-        own: &Mapping,
-        own_at: usize,
-        sender: &Sender,
-        ring: impl Fn(usize),
-    ) -> bool {
-        let Some(usage) = self.begin(own, own_at, &ring) else {
+    pub(crate) fn ask(&mut self, own: &AtomicU64, sender: &Sender, ring: impl Fn(usize)) -> bool {
+        let Some(usage) = self.begin(own, &ring) else {
             return false;
         };
         sender.ask();
@@ -140,7 +130,7 @@ impl Destination {
     /// Whether the receiver is still the connected one and takes messages.
     #[inline(always)]
     fn is_connected(&mut self) -> bool {
-        let word = state(&self.map, self.at);
+        let word = StateWord(self.state.load(Ordering::Acquire));
         word == self.word || self.is_still_connected(word)
     }
 
@@ -160,10 +150,4 @@ impl Destination {
 /// state word and run a heavy fence.
 pub(crate) fn is_writing(map: &Mapping, at: usize, receiver: UseWord) -> bool {
     map.u64(at + layout::RING_USE).load(Ordering::Acquire) == receiver.0
-}
-
-/// The state word of the queue pair whose entry is at `at`.
-#[inline(always)]
-fn state(map: &Mapping, at: usize) -> StateWord {
-    StateWord(map.u64(at + layout::STATE).load(Ordering::Acquire))
 }

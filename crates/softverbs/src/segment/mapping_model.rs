@@ -117,6 +117,10 @@ impl Mapping {
         std::array::from_fn(|i| self.u32(at + 4 * i))
     }
 
+    pub(crate) fn words_and_bytes(&self, at: usize, len: usize) -> ([&AtomicU64; 4], *mut u8) {
+        (self.words(at), self.bytes(at + 32, len))
+    }
+
     /// Returns a null pointer: a model keeps payload in its own cells, which loom checks.
     pub(crate) fn bytes(&self, at: usize, len: usize) -> *mut u8 {
         assert!(len <= self.len && at <= self.len - len);

@@ -9,8 +9,10 @@ pub(crate) mod layout;
 #[cfg_attr(all(test, loom), path = "mapping_model.rs")]
 mod mapping;
 mod own;
+mod word;
 
 #[cfg(any(test, fuzzing))]
 pub(crate) use arena::Arena;
 pub(crate) use mapping::Mapping;
 pub(crate) use own::OwnSegment;
+pub(crate) use word::{Slots, Word};
