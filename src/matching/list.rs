@@ -22,6 +22,7 @@ impl List {
     };
 
     /// The first entry, or [`NIL`].
+    #[inline(always)]
     pub(super) fn first(&self) -> u32 {
         self.first
     }

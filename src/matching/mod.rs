@@ -282,6 +282,20 @@ impl<R: Copy + Debug, M: Copy + Debug> Matching<R, M> {
         None
     }
 
+    /// Whether no message is listed: then a receive is posted without a search.
+    #[inline(always)]
+    #[must_use]
+    pub fn lists_none(&self) -> bool {
+        self.unexpected.is_empty()
+    }
+
+    /// As [`Self::receive`], while [`Self::lists_none`].
+    #[inline(always)]
+    pub fn post(&mut self, want: &Want, context: usize, receive: R) {
+        debug_assert!(self.lists_none());
+        self.posted.post(want, context, receive, None);
+    }
+
     /// A receive into a multi-receive buffer (`FI_MULTI_RECV`) of `size` bytes. Calls `take` for
     /// each listed message that matches, in the order of arrival. Posts the receive unless that
     /// left fewer than `min` bytes (`FI_OPT_MIN_MULTI_RECV`), or none. Allocates as

@@ -95,6 +95,8 @@ pub(super) struct Posted<R> {
     first_free: u32,
     live: u32,
     classes: Vec<Class>,
+    /// The class of the last receive.
+    recent: usize,
     /// A bit for each class that has entries.
     occupied: u8,
     /// The receives with further masks, in the order of posting.
@@ -113,6 +115,7 @@ impl<R: Copy> Posted<R> {
             first_free: NIL,
             live: 0,
             classes: Vec::with_capacity(CLASSES),
+            recent: 0,
             occupied: 0,
             list: List::EMPTY,
             number: 0,
@@ -126,7 +129,17 @@ impl<R: Copy> Posted<R> {
 
     /// The class of a mask: the one that it has, a new one, or one that is empty; `None` if all
     /// classes have entries of other masks.
+    #[inline(always)]
     fn class(&mut self, ignore: u64, directed: bool) -> Option<usize> {
+        let is = |class: &Class| class.ignore == ignore && class.directed == directed;
+        if self.classes.get(self.recent).is_some_and(is) {
+            return Some(self.recent);
+        }
+        self.find_class(ignore, directed)
+            .inspect(|class| self.recent = *class)
+    }
+
+    fn find_class(&mut self, ignore: u64, directed: bool) -> Option<usize> {
         let found = self
             .classes
             .iter()
@@ -151,6 +164,7 @@ impl<R: Copy> Posted<R> {
     }
 
     /// Adds a receive behind all others.
+    #[inline]
     pub(super) fn post(&mut self, want: &Want, context: usize, receive: R, multi: Option<MultiId>) {
         self.number += 1;
         let class = self.class(want.ignore, want.from.is_some());

@@ -169,6 +169,12 @@ impl<M: Copy> Unexpected<M> {
         }
     }
 
+    /// Whether no message is listed.
+    #[inline(always)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.list.first() == NIL
+    }
+
     /// The message that arrived first of those that match `want`. Builds the class if it does
     /// not exist and fewer than [`CLASSES`] do.
     pub(super) fn find(&mut self, want: &Want) -> Option<u32> {

@@ -504,6 +504,7 @@ impl Counters {
     }
 
     /// Counts an operation that has ended; `flags` give its kind.
+    #[inline]
     pub(crate) fn count(&self, flags: Flags, success: bool) {
         if let Some(counter) = self.place(flags).and_then(OnceLock::get) {
             if success {

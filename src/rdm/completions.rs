@@ -148,6 +148,17 @@ impl Completions {
         }
     }
 
+    /// As [`Self::sent`], of a message without CQ data.
+    #[inline(always)]
+    pub(super) fn sent_direct(&mut self, tagged: bool, context: usize, wanted: bool) {
+        self.counters.count(kind(Side::Tx), true);
+        if wanted && self.bound[Side::Tx as usize] {
+            let kind = if tagged { Flags::TAGGED } else { Flags::MSG };
+            let completion = Completion::new(context, Flags::SEND | kind);
+            self.tx.push_back(Entry::Done(completion, None));
+        }
+    }
+
     /// A message is complete in a multi-receive buffer. Returns whether its entry keeps the credit.
     pub(super) fn held(
         &mut self,

@@ -726,6 +726,9 @@ impl<I: Io> Core<I> {
             let out = peer.out.and_then(|out| self.links.get(out));
             assert!(out.is_none_or(|out| out.state == super::link::State::Up));
             assert!(peer.out.is_none() || peer.out == peer.own || peer.out == peer.accepted);
+            assert!(peer.alias.is_none() || peer.out.is_none());
+            let open = out.is_some_and(super::link::Link::is_open);
+            assert_eq!(open, out.is_some() && !peer.closing);
         }
         assert_eq!(
             (taken, links, dials),

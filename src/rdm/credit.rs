@@ -312,6 +312,13 @@ impl Outbound {
         self.used.add(uses).until(self.grant.limit).is_some()
     }
 
+    /// Uses credit of which [`Self::has`] has just found enough.
+    #[inline]
+    pub(super) fn spend_granted(&mut self, uses: Credit) {
+        debug_assert!(self.has(uses));
+        self.used = self.used.add(uses);
+    }
+
     /// A packet was not posted after all.
     #[inline]
     pub(super) fn unspend(&mut self, uses: Credit) {

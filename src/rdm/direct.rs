@@ -7,7 +7,7 @@
 use super::core::{Core, Io, Origin};
 use super::link::LinkKey;
 use super::ops::Uses;
-use super::peer::PeerKey;
+use super::peer::{Peer, PeerKey};
 use crate::wire::rdm::packet::eager_credit;
 use crate::wire::rdm::{Body, Credit, Header, Packet};
 
@@ -46,47 +46,55 @@ pub trait Arrivals {
     fn is_done(&mut self) -> bool;
 }
 
-impl<I: Io> Core<I> {
-    /// Sends a message with a payload of `len` bytes as EAGER, if nothing to the peer is before it
-    /// and `deliver` writes it to the memory of the peer. `deliver` gets the link and the header.
-    /// `false`: nothing has changed, and the caller uses [`Self::send`].
-    #[inline]
-    pub fn send_direct(
-        &mut self,
-        peer: PeerKey,
-        len: usize,
-        deliver: impl FnOnce(LinkKey, Header) -> bool,
-    ) -> bool {
-        let Some(peer) = self.peers.get_mut(peer) else {
-            return false;
-        };
-        let Some(out) = peer.out else {
-            return false;
-        };
-        let uses = match u32::try_from(len) {
-            Ok(len) if len <= peer.eager => eager_credit(len),
-            _ => return false,
-        };
-        // if earlier packets were not known to have arrived, neither would this one be
-        if peer.unsent.is_some() || !peer.is_next(Uses::Message(0)) {
-            return false;
-        }
-        if !self.links.get(out).is_some_and(|link| link.is_open()) || !peer.outbound.spend(uses) {
-            return false;
-        }
-        let number = peer.next;
-        if !deliver(out, peer.header(number)) {
-            peer.outbound.unspend(uses);
-            return false;
-        }
-        peer.next = number.next();
+/// A message that can be written to the memory of its peer. Nothing has changed before
+/// [`Self::sent`].
+pub struct Direct<'a> {
+    peer: &'a mut Peer,
+    uses: Credit,
+    /// The link to which it is written.
+    pub link: LinkKey,
+    /// Its header.
+    pub header: Header,
+}
+
+impl Direct<'_> {
+    /// The message is in the memory of the peer.
+    #[inline(always)]
+    pub fn sent(self) {
+        let Self { peer, uses, .. } = self;
+        peer.outbound.spend_granted(uses);
+        peer.next = self.header.number.next();
         peer.completed = peer.next;
         peer.mark_told();
-        true
+    }
+}
+
+impl<I: Io> Core<I> {
+    /// Begins a message with a payload of `len` bytes, which is sent as EAGER. `None`: something to
+    /// the peer is before it, or it needs more credit, and the caller uses [`Self::send`].
+    #[inline(always)]
+    pub fn direct(&mut self, peer: PeerKey, len: usize) -> Option<Direct<'_>> {
+        let peer = self.peers.get_mut(peer)?;
+        // an alias has no out-link
+        let link = peer.out?;
+        // if earlier packets were not known to have arrived, neither would this one be
+        if len > peer.eager as usize || !peer.is_clear() {
+            return None;
+        }
+        debug_assert!(self.links.get(link).is_some_and(|link| link.is_open()));
+        // at most 8 KiB
+        let uses = eager_credit(len as u32);
+        let header = peer.header(peer.next);
+        peer.outbound.has(uses).then_some(Direct {
+            peer,
+            uses,
+            link,
+            header,
+        })
     }
 
-    /// Sends a part of a message, as [`Self::send_direct`] sends a message. With
-    /// [`PartPost::Refused`] nothing has changed.
+    /// Sends a part of a message without an operation, if `deliver` writes it to the memory of the
+    /// peer; it gets the link and the header. With [`PartPost::Refused`] nothing has changed.
     pub fn send_part(
         &mut self,
         peer: PeerKey,

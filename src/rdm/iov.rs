@@ -17,6 +17,7 @@ pub(super) struct Buffer {
 }
 
 impl Buffer {
+    #[inline(always)]
     fn of(iov: &libc::iovec) -> Self {
         Self {
             addr: iov.iov_base.expose_provenance(),
@@ -53,12 +54,10 @@ impl Iov {
     /// # Errors
     /// `EINVAL`: more than [`MAX_IOV`] buffers.
     pub(super) fn new(local: &LocalIov<'_>) -> Result<Self> {
-        let mut this = Self::default();
         if let [only] = local.iov() {
-            this.buffers[0] = Buffer::of(only);
-            this.len = this.buffers[0].len;
-            return Ok(this);
+            return Ok(Self::single_buffer(only));
         }
+        let mut this = Self::default();
         if local.count() > MAX_IOV {
             return Err(FiErrno::EINVAL);
         }
@@ -67,6 +66,15 @@ impl Iov {
             this.len = this.len.saturating_add(buffer.len);
         }
         Ok(this)
+    }
+
+    /// One buffer of the application.
+    #[inline(always)]
+    pub(super) fn single_buffer(buffer: &libc::iovec) -> Self {
+        let mut this = Self::default();
+        this.buffers[0] = Buffer::of(buffer);
+        this.len = this.buffers[0].len;
+        this
     }
 
     /// All buffers, in the form of C.

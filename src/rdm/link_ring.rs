@@ -165,6 +165,24 @@ impl LinkRing {
         })
     }
 
+    /// As [`Self::post_eager`], with a payload of one buffer.
+    ///
+    /// # Safety
+    /// `len` bytes are readable.
+    #[inline(always)]
+    pub(super) unsafe fn post_buffer(
+        &mut self,
+        words: Words,
+        from: *const u8,
+        len: usize,
+    ) -> RingPost {
+        if !self.is_attached() {
+            return RingPost::No;
+        }
+        // SAFETY: the caller promises the buffer.
+        outcome(unsafe { self.ring.post(words, from, len, false) })
+    }
+
     /// Posts a packet: `size` bytes of header and body, and the payload.
     ///
     /// # Safety
@@ -324,7 +342,7 @@ const EMPTY: libc::iovec = libc::iovec {
     iov_len: 0,
 };
 
-#[inline]
+#[inline(always)]
 fn outcome(posted: Result<Posted>) -> RingPost {
     match posted {
         Ok(Posted::Sent) => RingPost::Sent,

@@ -217,7 +217,7 @@ impl LinkQp {
 
     /// The ring, if the next packet can go there: all SENDs have completed, so the packets before
     /// it have arrived, and so has RMA, which must not be overtaken (`FI_ORDER_SAW`).
-    #[inline]
+    #[inline(always)]
     pub(super) fn free_ring(&mut self) -> Option<&mut LinkRing> {
         let rma = self.end.as_ref().is_some_and(|end| end.rings.is_busy());
         match self.packets == 0 && self.ending.is_none() && !rma {

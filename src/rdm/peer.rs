@@ -69,6 +69,8 @@ pub(super) struct Peer {
     pub(super) own: Option<LinkKey>,
     pub(super) accepted: Option<LinkKey>,
     pub(super) out: Option<LinkKey>,
+    /// The eviction of the out-link has begun: nothing is posted to it.
+    pub(super) closing: bool,
     /// The count of out-links.
     pub(super) outs: u32,
     pub(super) dial: Dial,
@@ -158,6 +160,7 @@ impl Peer {
             own: None,
             accepted: None,
             out: None,
+            closing: false,
             outs: 0,
             dial: Dial::default(),
             aliased: false,
@@ -253,6 +256,16 @@ impl Peer {
     #[inline]
     fn has_waiting(&self) -> bool {
         !self.parts.is_empty() || !self.waiting.is_empty()
+    }
+
+    /// Whether a message that needs no operation can be posted now as far as earlier packets are
+    /// concerned: [`Self::is_next`], and all SENDs have completed.
+    #[inline(always)]
+    pub(super) fn is_clear(&self) -> bool {
+        // without branches: all of them are false
+        let posted = self.unsent.is_some() | self.repost.is_some();
+        let waiting = !self.answers.is_empty() | !self.parts.is_empty() | !self.waiting.is_empty();
+        !(posted | waiting | self.closing)
     }
 
     /// The list in which such operations wait.

@@ -326,6 +326,23 @@ impl Store {
         Ok(Some(message.payload))
     }
 
+    /// Posts a receive that is not multi-receive, if no message is stored: then none matches it.
+    /// `None`: messages are stored, or 2^24 receives are posted. Nothing has changed.
+    #[inline(always)]
+    pub(super) fn post_first(&mut self, want: &Want, receive: Receive) -> Option<()> {
+        let (tagged, context) = (receive.tagged, receive.context);
+        let messages = match tagged {
+            true => &mut self.tagged,
+            false => &mut self.untagged,
+        };
+        if !messages.lists_none() {
+            return None;
+        }
+        let key = self.posted.insert(receive)?;
+        messages.post(want, context, key);
+        Some(())
+    }
+
     /// Posts a multi-receive buffer. Returns the stored messages that it takes, each with its part.
     pub(super) fn post_multi(
         &mut self,
@@ -595,6 +612,7 @@ impl Receives {
     }
 
     /// Number of receives of the endpoint's own that are posted, and of messages that are arriving.
+    #[inline]
     pub(super) fn len(&self) -> usize {
         let posted = match &self.home {
             Home::Own(store) => store.posted(),

@@ -60,7 +60,7 @@ impl<I: Io> Core<I> {
         if let Some(peer) = self.peers.get_mut(key)
             && peer.out == Some(link)
         {
-            peer.out = None;
+            (peer.out, peer.closing) = (None, false);
             peer.close_at = None;
             self.retimed = true;
             ending.was_out = true;
@@ -340,7 +340,7 @@ impl<I: Io> Core<I> {
         if damaged {
             return self.fail(key, FiErrno::ECONNABORTED, io);
         }
-        peer.out = Some(link);
+        (peer.out, peer.closing) = (Some(link), false);
         peer.outs = peer.outs.wrapping_add(1);
         peer.restate |= peer.stated.is_some_and(|stated| stated != link);
         peer.dial = Dial {

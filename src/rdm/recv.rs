@@ -46,6 +46,38 @@ pub(super) fn receive_of(
     Ok(receive)
 }
 
+/// The receive that a call asks for, if it is of one buffer, and neither a search nor a
+/// multi-receive buffer. `None`: [`receive_of`] is to be called.
+#[inline(always)]
+pub(super) fn plain_receive(
+    tagged: bool,
+    local: &LocalIov<'_>,
+    context: usize,
+    flags: Flags,
+) -> Option<Receive> {
+    const PLAIN: Flags = Flags::COMPLETION
+        .union(Flags::TRANSMIT_COMPLETE)
+        .union(Flags::MORE);
+    // the flag has no effect on tagged receives
+    let plain = if tagged {
+        PLAIN.union(Flags::MULTI_RECV)
+    } else {
+        PLAIN
+    };
+    let [only] = local.iov() else {
+        return None;
+    };
+    let accepted = !flags.intersects(plain.complement());
+    accepted.then(|| Receive {
+        iov: Iov::single_buffer(only),
+        desc: local.common_desc().unwrap_or(Desc::NULL),
+        several: false,
+        context,
+        tagged,
+        wanted: flags.contains(Flags::COMPLETION),
+    })
+}
+
 /// Whether it is a multi-receive buffer. Tagged receives have no such flag; it may be a default of
 /// all receives.
 #[inline]

@@ -263,7 +263,7 @@ impl Shared {
 
     /// Wakes the threads that sleep on a completion queue for which there is an entry.
     #[inline]
-    fn wake_readers(&self, state: &mut State) {
+    pub(super) fn wake_readers(&self, state: &mut State) {
         if state.sleepers && !state.io.completions.is_empty() {
             self.wake_sources(state);
         }
@@ -657,6 +657,12 @@ impl State {
 
     /// The peer of an address.
     ///
+    /// The peer of an address, if a call has used it before.
+    #[inline(always)]
+    pub(super) fn known_peer(&self, addr: FiAddr) -> Option<PeerKey> {
+        *self.peers.get(usize::try_from(addr.0).ok()?)?
+    }
+
     /// # Errors
     /// `EINVAL`: the address is not in the address vector. `ENOMEM`.
     #[inline]

@@ -87,17 +87,11 @@ impl<M, T> Slab<M, T> {
     }
 
     /// Adds an entry. `None`: the slab has 2^24 entries.
+    #[inline(always)]
     pub(super) fn insert(&mut self, value: T) -> Option<Key<M>> {
         let place = match self.free {
             Some(place) => place,
-            None => {
-                let place = u32::try_from(self.places.len()).ok()?;
-                if place >> PLACE != 0 {
-                    return None;
-                }
-                self.places.push((0, Place::Free(None)));
-                place
-            }
+            None => self.grow()?,
         };
         let (generation, at) = self.places.get_mut(place as usize)?;
         if let Place::Free(next) = at {
@@ -106,6 +100,17 @@ impl<M, T> Slab<M, T> {
         *at = Place::Used(value);
         self.len += 1;
         Some(Key::from_number(place | *generation << PLACE))
+    }
+
+    /// Adds a free place.
+    #[cold]
+    fn grow(&mut self) -> Option<u32> {
+        let place = u32::try_from(self.places.len()).ok()?;
+        if place >> PLACE != 0 {
+            return None;
+        }
+        self.places.push((0, Place::Free(None)));
+        Some(place)
     }
 
     pub(super) fn remove(&mut self, key: Key<M>) -> Option<T> {

@@ -584,7 +584,7 @@ impl<I: Io> Core<I> {
             link.closing = Closing::Asked;
         }
         if let Some(peer) = self.peers.get_mut(key) {
-            peer.close_at = Some(self.now + SECOND);
+            (peer.closing, peer.close_at) = (true, Some(self.now + SECOND));
         }
         self.set_timer(key);
         true
@@ -615,7 +615,7 @@ impl<I: Io> Core<I> {
                     from.closing = Closing::No;
                 }
                 if let Some(peer) = self.peers.get_mut(key) {
-                    peer.close_at = None;
+                    (peer.closing, peer.close_at) = (false, None);
                     self.retimed = true;
                 }
                 if let Some(terms) = from.terms {
@@ -634,7 +634,7 @@ impl<I: Io> Core<I> {
                     io.down(key, link);
                     // the disconnect request of the peer may be lost
                     if let Some(peer) = self.peers.get_mut(key) {
-                        peer.close_at = Some(self.now + SECOND);
+                        (peer.closing, peer.close_at) = (true, Some(self.now + SECOND));
                     }
                     self.set_timer(key);
                 }

@@ -311,7 +311,7 @@ impl Ring {
     ///
     /// # Safety
     /// `addr` must be readable for `len` bytes.
-    #[inline]
+    #[inline(always)]
     pub unsafe fn post(
         &mut self,
         words: [u64; 3],

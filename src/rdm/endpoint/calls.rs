@@ -5,6 +5,8 @@
 use std::ffi::c_void;
 use std::sync::atomic::Ordering;
 
+use parking_lot::MutexGuard;
+
 use super::super::completions::Side;
 use super::super::core::Send;
 use super::super::iov::Iov;
@@ -12,10 +14,11 @@ use super::super::link_ring::RingPost;
 use super::super::operations::{Kind, Operation};
 use super::super::ops::Uses;
 use super::super::receives::{Receive, Target, index_of};
-use super::super::recv::{is_multi, receive_of, want_of};
+use super::super::recv::{is_multi, plain_receive, receive_of, want_of};
 use super::super::search::{SEARCHES, Search};
 use super::super::shared::State;
 use super::Endpoint;
+use crate::PeerIndex;
 use crate::av::FiAddr;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
@@ -34,6 +37,18 @@ const SEND_FLAGS: Flags = Flags::COMPLETION
     .union(Flags::REMOTE_CQ_DATA)
     .union(Flags::MORE)
     .union(Flags::FENCE);
+
+/// A message to be posted.
+struct Outgoing<'a> {
+    to: FiAddr,
+    message: Message,
+    local: LocalIov<'a>,
+    flags: Flags,
+    context: usize,
+    /// Whether success has an entry for the application.
+    wanted: bool,
+}
+
 impl Endpoint {
     /// `fi_send`, `fi_tsend` and their forms with vectors and data. `tag`: `None` for an untagged
     /// message. `flags`: `None` for the default flags.
@@ -48,7 +63,7 @@ impl Endpoint {
     ///
     /// # Safety
     /// The buffers stay valid until the operation completes; injected ones during the call.
-    #[inline]
+    #[inline(always)]
     pub unsafe fn send(
         &self,
         to: FiAddr,
@@ -75,7 +90,16 @@ impl Endpoint {
             ack: flags.contains(Flags::DELIVERY_COMPLETE),
         };
         // SAFETY: the caller keeps the contract of this function.
-        unsafe { self.post(to, message, Iov::new(&local)?, flags, context, wanted) }
+        unsafe {
+            self.post(Outgoing {
+                to,
+                message,
+                local,
+                flags,
+                context,
+                wanted,
+            })
+        }
     }
 
     /// `fi_inject`, `fi_tinject` and their forms with data: no entry in the completion queue.
@@ -85,7 +109,7 @@ impl Endpoint {
     ///
     /// # Safety
     /// The buffer is readable during the call.
-    #[inline]
+    #[inline(always)]
     pub unsafe fn inject(
         &self,
         to: FiAddr,
@@ -108,27 +132,78 @@ impl Endpoint {
         };
         // SAFETY: the caller keeps the contract of this function.
         unsafe {
-            self.post(
+            self.post(Outgoing {
                 to,
                 message,
-                Iov::new(&local)?,
-                Flags::INJECT,
+                local,
+                flags: Flags::INJECT,
                 context,
-                false,
-            )
+                wanted: false,
+            })
         }
     }
 
-    #[inline]
-    unsafe fn post(
+    /// Posts a message. Fast path: a message of one buffer to a known address, on an idle link with
+    /// a ring that has room. All others are posted by [`Self::post_any`].
+    ///
+    /// # Safety
+    /// As [`Self::send`].
+    #[inline(always)]
+    unsafe fn post(&self, outgoing: Outgoing<'_>) -> Result<()> {
+        let shared = self.shared();
+        let config = &shared.config;
+        let message = &outgoing.message;
+        let inject = outgoing.flags.contains(Flags::INJECT);
+        let mut guard = shared.lock();
+        let mut posted = RingPost::No;
+        if let Some(state) = guard.as_mut()
+            && let [only] = outgoing.local.iov()
+            && !(message.ack || message.data.is_some() || only.iov_base.is_null())
+            && !(inject && only.iov_len > config.inject_size)
+            && state.io.outstanding() < config.tx_size
+            && let Some(peer) = state.known_peer(outgoing.to)
+        {
+            let buffer = (only.iov_base.cast::<u8>().cast_const(), only.iov_len);
+            let (core, io) = (&mut state.core, &mut state.io);
+            // SAFETY: the caller keeps the contract of this function.
+            posted = unsafe { io.send_buffer(core, (peer, message.tag), buffer) };
+            if posted == RingPost::Sent {
+                io.completions.sent_direct(
+                    message.tag.is_some(),
+                    outgoing.context,
+                    outgoing.wanted,
+                );
+                shared.wake_readers(state);
+                return Ok(());
+            }
+        }
+        // SAFETY: as above.
+        // a copy, so that the fast path stores nothing of it
+        let outgoing = Outgoing { ..outgoing };
+        unsafe { self.post_any(guard, &outgoing, posted) }
+    }
+
+    /// As [`Self::post`], for all messages. `tried` is the result of a post to the ring; it is not
+    /// [`RingPost::Sent`].
+    ///
+    /// # Safety
+    /// As [`Self::send`].
+    #[inline(never)]
+    unsafe fn post_any(
         &self,
-        to: FiAddr,
-        message: Message,
-        iov: Iov,
-        flags: Flags,
-        context: usize,
-        wanted: bool,
+        mut guard: MutexGuard<'_, Option<State>>,
+        outgoing: &Outgoing<'_>,
+        tried: RingPost,
     ) -> Result<()> {
+        let Outgoing {
+            to,
+            message,
+            flags,
+            context,
+            wanted,
+            ..
+        } = *outgoing;
+        let iov = Iov::new(&outgoing.local)?;
         let shared = self.shared();
         let config = &shared.config;
         let inject = flags.contains(Flags::INJECT);
@@ -136,7 +211,6 @@ impl Endpoint {
         if iov.len() > most {
             return Err(FiErrno::EMSGSIZE);
         }
-        let mut guard = shared.lock();
         let state = guard.as_mut().ok_or(FiErrno::EOPBADSTATE)?;
         if state.io.outstanding() >= config.tx_size {
             // a post that is refused makes progress
@@ -152,7 +226,11 @@ impl Endpoint {
         let peer = state.peer_of(to)?;
         let peer = state.core.resolve(peer);
         // SAFETY: the caller keeps the contract of this function.
-        let posted = unsafe { state.send_direct(peer, &message, &iov) };
+        let posted = match tried {
+            RingPost::Ended => tried,
+            // SAFETY: the caller keeps the contract of this function.
+            _ => unsafe { state.send_direct(peer, &message, &iov) },
+        };
         if posted == RingPost::Sent {
             state.io.completions.sent(&message, context, wanted);
             shared.after(state);
@@ -211,7 +289,7 @@ impl Endpoint {
     ///
     /// # Safety
     /// The buffers stay valid until the operation completes.
-    #[inline]
+    #[inline(always)]
     pub unsafe fn recv(
         &self,
         from: FiAddr,
@@ -221,10 +299,50 @@ impl Endpoint {
         flags: Option<Flags>,
     ) -> Result<()> {
         let flags = flags.unwrap_or_else(|| self.rx_op_flags());
+        let shared = self.shared();
+        let mut guard = shared.lock();
+        if let Some(state) = guard.as_mut()
+            && let Some(mut receive) = plain_receive(tag.is_some(), &local, context, flags)
+            && state.io.rx.len() + state.io.completions.len(Side::Rx) < shared.config.rx_size
+            && let Some(from) = Self::known_source(state, shared.config.directed, from)
+            && let Some(store) = state.io.rx.own()
+        {
+            receive.wanted |= self.common.rx_all.load(Ordering::Relaxed);
+            if store.post_first(&want_of(tag, from), receive).is_some() {
+                return Ok(());
+            }
+        }
+        // SAFETY: the caller keeps the contract of this function.
+        unsafe { self.recv_any(guard, from, tag, local, (context, flags)) }
+    }
+
+    /// The index of the peer of a directed receive; `Some(None)`: any peer. `None`: no call has
+    /// used the address before.
+    #[inline(always)]
+    fn known_source(state: &State, directed: bool, from: FiAddr) -> Option<Option<PeerIndex>> {
+        if !directed || from.0 == u64::MAX {
+            return Some(None);
+        }
+        let peer = state.known_peer(from)?;
+        Some(Some(index_of(state.core.resolve(peer))))
+    }
+
+    /// As [`Self::recv`], for all receives and searches.
+    ///
+    /// # Safety
+    /// As [`Self::recv`].
+    #[inline(never)]
+    unsafe fn recv_any(
+        &self,
+        mut guard: MutexGuard<'_, Option<State>>,
+        from: FiAddr,
+        tag: Option<(u64, u64)>,
+        local: LocalIov<'_>,
+        (context, flags): (usize, Flags),
+    ) -> Result<()> {
         let mut receive = receive_of(tag.is_some(), &local, context, flags)?;
         receive.wanted |= self.common.rx_all.load(Ordering::Relaxed);
         let shared = self.shared();
-        let mut guard = shared.lock();
         let state = guard.as_mut().ok_or(FiErrno::EOPBADSTATE)?;
         let from = match shared.config.directed && from.0 != u64::MAX {
             true => {

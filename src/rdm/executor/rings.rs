@@ -2,10 +2,10 @@
 
 use super::super::completions::Reader;
 use super::super::core::{Core, Origin, Post};
-use super::super::direct::Arrivals;
+use super::super::direct::{Arrivals, Direct};
 use super::super::iov::Iov;
 use super::super::link::LinkKey;
-use super::super::link_ring::{Content, RingPacket, RingPost};
+use super::super::link_ring::{Content, LinkRing, RingPacket, RingPost};
 use super::super::operations::{PAYLOAD, TxKey};
 use super::super::ops::Form;
 use super::super::packet_memory::PacketMemory;
@@ -99,21 +99,59 @@ impl Executor {
         message: &Message,
         iov: &Iov,
     ) -> RingPost {
-        let mut posted = RingPost::No;
-        // a message may have to wait for RMA (`waits_for_rma`)
-        if message.ack || message.data.is_some() || self.rma.ops.len() != 0 {
-            return posted;
+        if message.ack || message.data.is_some() {
+            return RingPost::No;
         }
-        let links = &mut self.links;
-        core.send_direct(peer, iov.len(), |link, header| {
-            if let Some(ring) = links.get_mut(link).and_then(|link| link.free_ring()) {
-                let words = ring::eager(&header, message.tag);
-                // SAFETY: the caller promises the buffers.
-                posted = unsafe { ring.post_eager(words, iov) };
-            }
-            posted == RingPost::Sent
-        });
+        let Some((direct, ring)) = self.direct(core, peer, iov.len()) else {
+            return RingPost::No;
+        };
+        let words = ring::eager(&direct.header, message.tag);
+        // SAFETY: the caller promises the buffers.
+        let posted = unsafe { ring.post_eager(words, iov) };
+        if posted == RingPost::Sent {
+            direct.sent();
+        }
         posted
+    }
+
+    /// As [`Self::send_direct`], for a message of one buffer, with neither CQ data nor ACK.
+    ///
+    /// # Safety
+    /// `len` bytes are readable.
+    #[inline(always)]
+    pub(in crate::rdm) unsafe fn send_buffer(
+        &mut self,
+        core: &mut Core<Self>,
+        (peer, tag): (PeerKey, Option<u64>),
+        (from, len): (*const u8, usize),
+    ) -> RingPost {
+        let Some((direct, ring)) = self.direct(core, peer, len) else {
+            return RingPost::No;
+        };
+        let words = ring::eager(&direct.header, tag);
+        // SAFETY: the caller promises the buffer.
+        let posted = unsafe { ring.post_buffer(words, from, len) };
+        if posted == RingPost::Sent {
+            direct.sent();
+        }
+        posted
+    }
+
+    /// A message that can be written to a ring now, and the ring.
+    #[inline(always)]
+    fn direct<'a>(
+        &'a mut self,
+        core: &'a mut Core<Self>,
+        peer: PeerKey,
+        len: usize,
+    ) -> Option<(Direct<'a>, &'a mut LinkRing)> {
+        // a message may have to wait for RMA (`waits_for_rma`)
+        if self.rma.ops.len() != 0 {
+            return None;
+        }
+        let direct = core.direct(peer, len)?;
+        let ring = self.links.get_mut(direct.link)?.free_ring()?;
+        Some((direct, ring))
     }
 
     /// Posts a numbered packet to the ring of a link. `None`: the packet goes through the queue

@@ -275,32 +275,32 @@ impl Arrivals for OneArrival<'_> {
 impl Hands {
     /// Sends a message without an operation, if that is possible.
     fn direct(&mut self, core: &mut Core<Self>, peer: PeerKey, op: Op) -> bool {
-        let sent = core.send_direct(peer, op.len as usize, |link, header| {
-            assert!(
-                self.up.values().any(|up| *up == link),
-                "a post to a link that is not up"
-            );
-            if !self.rings.contains(&link.number()) {
-                return false;
-            }
-            let message = Message {
-                tag: Some(op.id as u64),
-                data: None,
-                ack: false,
-            };
-            let payload = Payload {
-                offset: 32,
-                len: op.len,
-            };
-            let body = Body::Eager { message, payload };
-            let wire = wire(&Packet { header, body }, None);
-            self.actions.push(Action::Ring(link, wire));
-            true
-        });
-        if sent {
-            self.actions.push(Action::Complete(op.id, true));
+        let Some(direct) = core.direct(peer, op.len as usize) else {
+            return false;
+        };
+        let (link, header) = (direct.link, direct.header);
+        assert!(
+            self.up.values().any(|up| *up == link),
+            "a post to a link that is not up"
+        );
+        if !self.rings.contains(&link.number()) {
+            return false;
         }
-        sent
+        let message = Message {
+            tag: Some(op.id as u64),
+            data: None,
+            ack: false,
+        };
+        let payload = Payload {
+            offset: 32,
+            len: op.len,
+        };
+        let body = Body::Eager { message, payload };
+        let wire = wire(&Packet { header, body }, None);
+        direct.sent();
+        self.actions.push(Action::Ring(link, wire));
+        self.actions.push(Action::Complete(op.id, true));
+        true
     }
 
     fn put(&mut self, link: LinkKey, packet: &Packet, number: Option<Number>) {
