@@ -214,11 +214,10 @@ pub(crate) fn is_used(segment: &OwnSegment, key: Key, lives: impl Fn(u32) -> boo
 
 /// Finds a hazard for which `named` returns true: its process's slot and its offset in the segment.
 fn find(segment: &OwnSegment, named: impl Fn(Use) -> bool) -> Option<(u32, usize)> {
-    (0..layout::MAX_PROCESSES / 64).find_map(|word| {
-        let mut visitors = segment
-            .map
-            .u64(header::VISITORS + 8 * word)
-            .load(Ordering::Relaxed);
+    const WORDS: usize = layout::MAX_PROCESSES / 64;
+    let all = segment.map.words::<WORDS>(header::VISITORS);
+    all.iter().enumerate().find_map(|(word, visitors)| {
+        let mut visitors = visitors.load(Ordering::Relaxed);
         while visitors != 0 {
             let slot = word * 64 + visitors.trailing_zeros() as usize;
             visitors &= visitors - 1;

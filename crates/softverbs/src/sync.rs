@@ -165,7 +165,20 @@ pub(crate) fn barriers_work() -> bool {
 pub(crate) fn light_fence(peer_has_barriers: bool) {
     // A barrier of the other side acts as a fence here (membarrier(2), its table of pairs). The
     // models use a full fence for it.
-    if !cfg!(all(test, loom)) && peer_has_barriers && !FULL_FENCES.load(Ordering::Relaxed) {
+    known_light_fence(are_light(peer_has_barriers));
+}
+
+/// Whether light fences towards a process are only compiler fences. Does not change while this
+/// process shares memory.
+#[inline]
+pub(crate) fn are_light(peer_has_barriers: bool) -> bool {
+    peer_has_barriers && !FULL_FENCES.load(Ordering::Relaxed)
+}
+
+/// As [`light_fence`], with the result of [`are_light`].
+#[inline(always)]
+pub(crate) fn known_light_fence(light: bool) {
+    if !cfg!(all(test, loom)) && light {
         std::sync::atomic::compiler_fence(Ordering::SeqCst);
     } else {
         fence(Ordering::SeqCst);

@@ -331,7 +331,7 @@ fn ends() -> (Mapping, StateWord, Destination) {
         used: RECEIVED_BY,
         cq_at: RECEIVER_CQ,
         armed: Word::u32(&map, RECEIVER_CQ + cq::ARMED),
-        barriers: true,
+        light: true,
     };
     (segment, word, destination)
 }

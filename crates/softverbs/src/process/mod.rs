@@ -486,7 +486,11 @@ impl Process {
         let stamp = regions.stamp_of(key);
         deregister()?;
         self.buffers.uncover(segment, stamp);
-        self.files().remove(&key.0);
+        let mut files = self.files();
+        // mostly no region has a file
+        if !files.is_empty() {
+            files.remove(&key.0);
+        }
         Ok(())
     }
 

@@ -34,7 +34,7 @@ use crate::receive_ring::{
 };
 use crate::segment::layout::{MAX_CQS, cq, fits, qp as layout, receive_rings, split_qp_num};
 use crate::segment::{Mapping, Word};
-use crate::sync::{Arc, heavy_fence, light_fence, pause};
+use crate::sync::{Arc, are_light, heavy_fence, known_light_fence, light_fence, pause};
 use crate::sys::{self, Errno, Res, try_box};
 
 /// Longest wait for a sender that writes into the ring, in nanoseconds.
@@ -814,7 +814,7 @@ impl Outbound {
                 used: UseWord::new(dest, conn.word.incarnation()),
                 cq_at,
                 armed: Word::u32(map, cq_at + cq::ARMED),
-                barriers: conn.peer.barriers,
+                light: are_light(conn.peer.barriers),
             },
             entry_at: conn.at,
             using: Word::u64(&qp.process().segment.map, qp.at() + layout::RING_USE),
@@ -848,7 +848,7 @@ impl Outbound {
                 false => libc::ENOTCONN,
             };
         }
-        light_fence(destination.barriers);
+        known_light_fence(destination.light);
         if self.sender.is_cold() {
             note_arrival(&peer.map, self.arrivals_at, self.index);
         }

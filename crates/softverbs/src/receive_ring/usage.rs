@@ -16,7 +16,7 @@ use crate::segment::layout::{StateWord, qp as layout, receives};
 use crate::segment::{Mapping, Word};
 use crate::signal;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
-use crate::sync::{heavy_fence, light_fence};
+use crate::sync::{heavy_fence, known_light_fence};
 
 /// The value by which a sender names a receiver: the number of its queue pair (24 bits) and the
 /// incarnation (24 bits). Never 0.
@@ -54,8 +54,8 @@ pub(crate) struct Destination {
     /// Offset of the entry of its completion queue for messages, and `ARMED` of that entry.
     pub(crate) cq_at: usize,
     pub(crate) armed: Word<AtomicU32>,
-    /// Its process runs barriers.
-    pub(crate) barriers: bool,
+    /// Light fences towards its process are compiler fences ([`crate::sync::are_light`]).
+    pub(crate) light: bool,
 }
 
 impl Destination {
@@ -68,7 +68,7 @@ impl Destination {
         ring: impl FnOnce(usize),
     ) -> Option<Usage<'a>> {
         own.store(self.used.0, Ordering::Relaxed);
-        light_fence(self.barriers);
+        known_light_fence(self.light);
         let usage = Usage { own };
         if self.is_connected() {
             return Some(usage);
@@ -87,7 +87,7 @@ impl Destination {
         ring: impl FnOnce(usize),
     ) -> bool {
         drop(usage);
-        light_fence(self.barriers);
+        known_light_fence(self.light);
         let connected = self.is_connected();
         if signal::takes_notice_of(&self.armed, solicited || !connected) {
             ring(self.cq_at);
@@ -99,7 +99,7 @@ impl Destination {
     #[inline(always)]
     pub(crate) fn release(&mut self, usage: Usage<'_>, ring: impl FnOnce(usize)) -> bool {
         drop(usage);
-        light_fence(self.barriers);
+        known_light_fence(self.light);
         let connected = self.is_connected();
         // The receiver may wait for the end of the usage.
         if !connected && signal::takes_notice_of(&self.armed, true) {

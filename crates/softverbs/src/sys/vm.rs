@@ -88,8 +88,9 @@ pub(crate) fn copies_allowed() -> bool {
 }
 
 fn page_size() -> usize {
+    static SIZE: std::sync::OnceLock<usize> = std::sync::OnceLock::new();
     // SAFETY: no memory is passed.
-    unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
+    *SIZE.get_or_init(|| unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize })
 }
 
 /// Whether each page of a range of this process can be read. For error paths: one system call per
