@@ -164,7 +164,7 @@ impl<R: Copy> Posted<R> {
     }
 
     /// Adds a receive behind all others.
-    #[inline]
+    #[inline(always)]
     pub(super) fn post(&mut self, want: &Want, context: usize, receive: R, multi: Option<MultiId>) {
         self.number += 1;
         let class = self.class(want.ignore, want.from.is_some());

@@ -406,6 +406,10 @@ impl<I: Io> Core<I> {
     /// limit is smaller.
     pub fn send(&mut self, peer: PeerKey, send: Send<I::Op>, io: &mut I) -> Result<()> {
         let key = self.resolve(peer);
+        if self.post_at_once(key, &send, io) {
+            self.posted_one(key);
+            return Ok(());
+        }
         let peer = self.peers.get_mut(key).ok_or(FiErrno::EINVAL)?;
         let entry = Entry::new(send.op, send.uses, send.ack);
         let op = self.ops.insert(entry).ok_or(FiErrno::EAGAIN)?;

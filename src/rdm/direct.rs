@@ -70,6 +70,13 @@ impl Direct<'_> {
 }
 
 impl<I: Io> Core<I> {
+    /// Whether a message of this length is sent as EAGER on the present link. `true` without one.
+    #[inline]
+    pub fn may_be_eager(&self, peer: PeerKey, len: usize) -> bool {
+        let peer = self.peers.get(peer);
+        peer.is_none_or(|peer| peer.out.is_none() || len <= peer.eager as usize)
+    }
+
     /// Begins a message with a payload of `len` bytes, which is sent as EAGER. `None`: something to
     /// the peer is before it, or it needs more credit, and the caller uses [`Self::send`].
     #[inline(always)]

@@ -3,10 +3,11 @@
 
 use super::credit::{Inbound, Outbound, Pool};
 use super::link::LinkKey;
-use super::ops::{List, OpKey, Uses};
+use super::ops::{Form, List, OpKey, Uses};
 use super::slab::Key;
+use crate::wire::rdm::packet::{RTS_CREDIT, eager_credit};
 use crate::wire::rdm::{
-    EndpointId, Epoch, GrantNumber, Header, Listener, Number, PeerIndex, Secret,
+    Credit, EndpointId, Epoch, GrantNumber, Header, Listener, Number, PeerIndex, Secret,
 };
 
 /// Marks keys of peers.
@@ -249,6 +250,21 @@ impl Peer {
             Uses::Answer => true,
             Uses::Part(_) => self.parts.is_empty(),
             Uses::Message(_) | Uses::Request(_) => !self.has_waiting(),
+        }
+    }
+
+    /// The form in which the packet of an operation would be posted now, and its credit.
+    #[inline]
+    pub(super) fn form_of(&self, uses: Uses) -> (Form, Credit) {
+        match uses {
+            Uses::Answer => (Form::Whole, Credit::ZERO),
+            Uses::Part(uses) | Uses::Request(uses) => (Form::Whole, uses),
+            Uses::Message(len) => match u32::try_from(len) {
+                Ok(len) if len <= self.eager && self.outbound.has(eager_credit(len)) => {
+                    (Form::Whole, eager_credit(len))
+                }
+                _ => (Form::Rts, RTS_CREDIT),
+            },
         }
     }
 

@@ -143,7 +143,8 @@ impl State {
     ) -> RingPost {
         // SAFETY: the caller promises the buffers.
         let posted = unsafe { self.io.send_direct(&mut self.core, peer, message, iov) };
-        if posted != RingPost::No {
+        // no progress helps a message that is too long
+        if posted != RingPost::No || !self.core.may_be_eager(peer, iov.len()) {
             return posted;
         }
         // the entries of such messages need no poll, so the credit may be in a ring

@@ -102,6 +102,12 @@ impl<M, T> Slab<M, T> {
         Some(Key::from_number(place | *generation << PLACE))
     }
 
+    /// Whether [`Self::insert`] would fail.
+    #[inline]
+    pub(super) fn is_full(&self) -> bool {
+        self.free.is_none() && self.places.len() >> PLACE != 0
+    }
+
     /// Adds a free place.
     #[cold]
     fn grow(&mut self) -> Option<u32> {

@@ -1,12 +1,11 @@
 //! Packets in both directions on links that are up.
 
-use super::core::{Core, Io, Origin, Post};
+use super::core::{Core, Io, Origin, Post, Send};
 use super::credit::Inbound;
 use super::link::{Closing, Link, LinkKey, Role, State};
-use super::ops::{Form, List, OpKey, Uses};
+use super::ops::{Entry, Form, List, OpKey, Uses};
 use super::peer::PeerKey;
 use crate::errno::FiErrno;
-use crate::wire::rdm::packet::{RTS_CREDIT, eager_credit};
 use crate::wire::rdm::{Body, Close, Credit, Grant, Header, Number, Packet, PeerIndex};
 
 const SECOND: u64 = 1_000_000_000;
@@ -111,16 +110,7 @@ impl<I: Io> Core<I> {
         let Some(entry) = self.ops.get_mut(op) else {
             return false;
         };
-        let (form, uses) = match entry.uses {
-            Uses::Answer => (Form::Whole, Credit::ZERO),
-            Uses::Part(uses) | Uses::Request(uses) => (Form::Whole, uses),
-            Uses::Message(len) => match u32::try_from(len) {
-                Ok(len) if len <= peer.eager && peer.outbound.has(eager_credit(len)) => {
-                    (Form::Whole, eager_credit(len))
-                }
-                _ => (Form::Rts, RTS_CREDIT),
-            },
-        };
+        let (form, uses) = peer.form_of(entry.uses);
         if !peer.outbound.spend(uses) {
             return false;
         }
@@ -131,9 +121,7 @@ impl<I: Io> Core<I> {
             return false;
         }
         (entry.number, entry.form, entry.spent) = (number, form, uses);
-        // FIN or RESULT ends it
-        let answered = form == Form::Rts || matches!(entry.uses, Uses::Request(_));
-        peer.holds += u32::from(answered);
+        peer.holds += u32::from(is_answered(form, entry.uses));
         peer.acks += u32::from(entry.ack);
         peer.next = number.next();
         peer.mark_told();
@@ -141,6 +129,46 @@ impl<I: Io> Core<I> {
         peer.posted.push(&mut self.ops, op);
         if post == Post::Delivered {
             self.delivered(key, number, io);
+        }
+        true
+    }
+
+    /// Posts the packet of a new operation without ACK, if no earlier packet is under way or waits.
+    /// A packet that is delivered at once needs no place in the table. `false`: nothing was posted.
+    #[inline]
+    pub(super) fn post_at_once(&mut self, key: PeerKey, send: &Send<I::Op>, io: &mut I) -> bool {
+        let Some(peer) = self.peers.get_mut(key) else {
+            return false;
+        };
+        let Some(out) = peer.out.filter(|_| peer.is_clear()) else {
+            return false;
+        };
+        if send.ack || self.ops.is_full() {
+            return false;
+        }
+        let (form, uses) = peer.form_of(send.uses);
+        if !peer.outbound.has(uses) {
+            return false;
+        }
+        let number = peer.next;
+        let post = io.post(out, peer.header(number), send.op, form);
+        if post == Post::Refused {
+            return false;
+        }
+        peer.outbound.spend_granted(uses);
+        peer.holds += u32::from(is_answered(form, send.uses));
+        peer.next = number.next();
+        peer.mark_told();
+        if post == Post::Delivered {
+            peer.completed = peer.next;
+            io.complete(send.op, Ok(()));
+            return true;
+        }
+        let mut entry = Entry::new(send.op, send.uses, false);
+        (entry.number, entry.form, entry.spent) = (number, form, uses);
+        if let Some(op) = self.ops.insert(entry) {
+            peer.unsent = Some(op);
+            peer.posted.push(&mut self.ops, op);
         }
         true
     }
@@ -675,4 +703,10 @@ impl<I: Io> Core<I> {
             }
         }
     }
+}
+
+/// Whether FIN or RESULT ends the operation of a packet.
+#[inline]
+fn is_answered(form: Form, uses: Uses) -> bool {
+    form == Form::Rts || matches!(uses, Uses::Request(_))
 }
