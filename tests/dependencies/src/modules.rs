@@ -147,7 +147,7 @@ const QP_LAYERS: &[&[&str]] = &[
         "state",
     ],
     &["copies", "modify", "remote_qp"],
-    &["fail", "own_ring", "push", "waiting", "xrc_send"],
+    &["access", "fail", "own_ring", "push", "waiting", "xrc_send"],
     &["atomic", "elements"],
     &["datagram", "pending", "send", "window"],
     &["extended", "fast_path", "pull"],

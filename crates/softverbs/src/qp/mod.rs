@@ -7,6 +7,7 @@
 //! receive is posted ([`pull`]). Peers see only the queue pair's entry in the segment: one state
 //! word, and the posted receives.
 
+mod access;
 mod agent_request;
 mod atomic;
 mod copies;

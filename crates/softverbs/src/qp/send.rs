@@ -40,23 +40,15 @@ pub(crate) unsafe fn post_send(
     }
     let mut sq = this.sq.lock();
     let waited = sq.executed != sq.head;
-    let mut ret = 0;
-    let mut next = wr;
     // SAFETY: the caller promises a valid chain.
-    while let Some(request) = unsafe { next.as_ref() } {
-        // SAFETY: the caller promises a valid chain.
-        if unsafe { this.send_fast(&mut sq, request) } {
-            next = request.next;
-            continue;
-        }
-        if let Err(error) = this.post_one(&mut sq, request) {
+    let ret = match unsafe { this.post_chain(&mut sq, wr) } {
+        Ok(()) => 0,
+        Err((error, at)) => {
             // SAFETY: the caller promises a writable pointer.
-            unsafe { *bad = next };
-            ret = error.0;
-            break;
+            unsafe { *bad = at };
+            error.0
         }
-        next = request.next;
-    }
+    };
     if sq.executed != sq.head && (!waited || sq.pending.news) {
         this.begin_to_wait(sq);
     }
@@ -89,17 +81,9 @@ pub(super) unsafe fn post_all(qp: &Qp, wr: *mut ibv_send_wr, count: usize) -> i3
         return libc::ENOMEM;
     }
     let waited = sq.executed != sq.head;
-    let mut ret = 0;
-    let mut next = wr;
+    // The loop above has checked the requests, and there is room.
     // SAFETY: the caller promises a valid chain.
-    while let Some(request) = unsafe { next.as_ref() } {
-        // The loop above has checked it, and there is room.
-        if let Err(error) = qp.post_one(&mut sq, request) {
-            ret = error.0;
-            break;
-        }
-        next = request.next;
-    }
+    let ret = unsafe { qp.post_chain(&mut sq, wr) }.map_or_else(|(error, _)| error.0, |()| 0);
     if sq.executed != sq.head && (!waited || sq.pending.news) {
         qp.begin_to_wait(sq);
     }
@@ -107,6 +91,42 @@ pub(super) unsafe fn post_all(qp: &Qp, wr: *mut ibv_send_wr, count: usize) -> i3
 }
 
 impl Qp {
+    /// Posts the requests of a chain in order, up to the first one that cannot be posted.
+    ///
+    /// # Safety
+    /// `wr` must be a valid chain.
+    #[inline(always)]
+    unsafe fn post_chain(
+        &self,
+        sq: &mut SendQueue,
+        wr: *mut ibv_send_wr,
+    ) -> Result<(), (Errno, *mut ibv_send_wr)> {
+        let mut next = wr;
+        // SAFETY: the caller promises a valid chain.
+        while let Some(request) = unsafe { next.as_ref() } {
+            if matches!(request.opcode, IBV_WR_RDMA_WRITE | IBV_WR_RDMA_READ) {
+                // SAFETY: as above.
+                let executed = unsafe { self.access_fast(sq, next) };
+                if executed.rest != next && !executed.stopped {
+                    next = executed.rest;
+                    continue;
+                }
+                next = executed.rest;
+            // SAFETY: as above.
+            } else if unsafe { self.send_fast(sq, request) } {
+                next = request.next;
+                continue;
+            }
+            // SAFETY: as above.
+            let Some(request) = (unsafe { next.as_ref() }) else {
+                break;
+            };
+            self.post_one(sq, request).map_err(|error| (error, next))?;
+            next = request.next;
+        }
+        Ok(())
+    }
+
     #[cold]
     fn begin_to_wait(&self, sq: Guard<'_, SendQueue>) {
         drop(sq);

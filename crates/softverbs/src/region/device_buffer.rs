@@ -8,7 +8,7 @@ use crate::sync::atomic::Ordering;
 ///
 /// # Errors
 /// [`AccessError::Remote`]: the range is outside the mapping.
-pub(super) fn copy(
+pub(crate) fn copy(
     map: &Mapping,
     offset: u64,
     local: &[libc::iovec],

@@ -27,6 +27,7 @@ pub(crate) use atomic::Stripe;
 pub(crate) use atomic::{Change, Initiator, PATIENCE, change, change_own};
 #[cfg(any(test, fuzzing))]
 pub(crate) use device_buffer::change as change_direct;
+pub(crate) use device_buffer::copy as copy_mapped;
 pub(crate) use elements::{
     Elements, MAX_ELEMENTS, MAX_RANGES, Shape, change_elements, change_own_elements,
     offered as offers_elements,
@@ -34,9 +35,8 @@ pub(crate) use elements::{
 pub(crate) use flush::{Flush, flush};
 pub(crate) use last_region::LastRegion;
 pub(crate) use places::Places;
-#[cfg(any(test, fuzzing))]
-pub(crate) use remote::resolve;
 pub(crate) use remote::{
-    AccessError, Direction, IovecCursor, Target, copy, granted, may_invalidate, write_bytes,
+    AccessError, Direction, IovecCursor, Target, copy, granted, may_invalidate, resolve,
+    write_bytes,
 };
 pub(crate) use table::{Description, Regions};

@@ -1,0 +1,409 @@
+//! Fast path of RDMA READ and WRITE: consecutive requests of one opcode through one key are copied
+//! by one system call (`docs/softverbs.md`, "Lists of requests"). It has the same effect as the
+//! general path ([`super::send`]), to which it leaves every request that is not executed here.
+
+use std::mem::MaybeUninit;
+use std::sync::atomic::Ordering;
+
+use rdma_core_sys::*;
+
+use super::remote_qp::Connection;
+use super::{Qp, SendQueue};
+use crate::hazard::{Hazard, MOST_AT_ONCE};
+use crate::key::Key;
+use crate::peer::Peer;
+use crate::region::{self, Direction, LastRegion, Regions, Target};
+use crate::sys;
+
+/// Maximum number of requests that are executed together, and of their buffers.
+const MAX_REQUESTS: usize = 64;
+const MAX_RANGES: usize = 128;
+
+/// Result of executing the first requests of a chain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Executed {
+    /// The first request that was not executed; NULL if all were.
+    pub(super) rest: *mut ibv_send_wr,
+    /// The copy ended before this request, so the general path executes it and finds the error.
+    pub(super) stopped: bool,
+}
+
+/// Memory ranges on the stack, not zeroed for speed.
+struct Ranges {
+    list: [MaybeUninit<libc::iovec>; MAX_RANGES],
+    count: usize,
+}
+
+impl Ranges {
+    #[inline(always)]
+    fn new() -> Self {
+        Self {
+            list: [const { MaybeUninit::uninit() }; MAX_RANGES],
+            count: 0,
+        }
+    }
+
+    /// Appends a range. The caller has checked that there is room.
+    #[inline(always)]
+    fn push(&mut self, addr: u64, len: usize) {
+        self.list[self.count].write(sys::as_local(addr, len));
+        self.count += 1;
+    }
+
+    /// As [`Self::push`], with ranges that follow each other joined.
+    #[inline(always)]
+    fn join(&mut self, addr: u64, len: usize) {
+        if self.count > 0 {
+            // SAFETY: the first `count` entries were written.
+            let last = unsafe { self.list[self.count - 1].assume_init_mut() };
+            if (last.iov_base as u64).checked_add(last.iov_len as u64) == Some(addr) {
+                last.iov_len += len;
+                return;
+            }
+        }
+        self.push(addr, len);
+    }
+
+    #[inline(always)]
+    fn as_slice(&self) -> &[libc::iovec] {
+        // SAFETY: the first `count` entries were written.
+        unsafe { std::slice::from_raw_parts(self.list.as_ptr().cast(), self.count) }
+    }
+}
+
+/// Requests that are executed together, and their ranges.
+struct List {
+    local: Ranges,
+    /// Ranges of the peer's memory that the kernel copies. Ranges are joined on this side alone:
+    /// the kernel then still copies the requests one after the other.
+    remote: Ranges,
+    /// Number of bytes of the requests up to each one, which is included.
+    ends: [MaybeUninit<u32>; MAX_REQUESTS],
+    count: usize,
+    bytes: usize,
+    /// Number of bytes that this thread has copied through a mapping.
+    direct: usize,
+}
+
+/// Reason why the kernel copied fewer bytes.
+enum Stop {
+    /// This many bytes were copied, or fewer bytes than the first request has.
+    At(usize),
+    /// The copy was not begun.
+    NotBegun,
+}
+
+impl List {
+    #[inline(always)]
+    fn new() -> Self {
+        Self {
+            local: Ranges::new(),
+            remote: Ranges::new(),
+            ends: [const { MaybeUninit::uninit() }; MAX_REQUESTS],
+            count: 0,
+            bytes: 0,
+            direct: 0,
+        }
+    }
+
+    /// Adds a request. Returns false, with nothing added, if the general path must execute it, or
+    /// another list.
+    ///
+    /// # Safety
+    /// `wr` must be a valid READ or WRITE.
+    #[inline(always)]
+    unsafe fn add(
+        &mut self,
+        wr: &ibv_send_wr,
+        from: &mut Source<'_>,
+        conn: &Connection,
+        target: Target,
+        way: Direction,
+    ) -> bool {
+        let num_sge = wr.num_sge.cast_unsigned();
+        if num_sge > from.max_sge || self.local.count + num_sge as usize > MAX_RANGES {
+            return false;
+        }
+        let inline = wr.send_flags & IBV_SEND_INLINE != 0;
+        if inline && way == Direction::Read {
+            return false;
+        }
+        let (first, mut len) = (self.local.count, 0);
+        for i in 0..num_sge as usize {
+            // SAFETY: the caller promises a valid list of `num_sge` sges.
+            let sge = unsafe { &*wr.sg_list.add(i) };
+            if sge.length == 0 {
+                continue;
+            }
+            let addr = match inline {
+                true => Some(sge.addr),
+                false => from.addr(sge, way),
+            };
+            let Some(addr) = addr else {
+                self.local.count = first;
+                return false;
+            };
+            len += sge.length as usize;
+            self.local.push(addr, sge.length as usize);
+        }
+        let fits = len <= MOST_AT_ONCE - self.bytes && !(inline && len > from.max_inline as usize);
+        if !fits || len != 0 && !self.add_remote(len, first, &conn.peer, target, way) {
+            self.local.count = first;
+            return false;
+        }
+        self.bytes += len;
+        self.ends[self.count].write(self.bytes as u32);
+        self.count += 1;
+        true
+    }
+
+    /// Adds the remote range of a request whose local ranges begin at `first`. A range that this
+    /// process has mapped is copied at once.
+    #[inline(always)]
+    fn add_remote(
+        &mut self,
+        len: usize,
+        first: usize,
+        peer: &Peer,
+        target: Target,
+        way: Direction,
+    ) -> bool {
+        let right = right(way);
+        let place = region::resolve(&peer.map, target, target.addr, len as u64, right);
+        let Some(place) = place else {
+            return false;
+        };
+        if place.direct.stamp != 0
+            && let Some(there) = peer.direct(place.direct.stamp)
+        {
+            // behind requests that the kernel has not executed yet
+            let behind = self.direct != self.bytes;
+            let local = &self.local.as_slice()[first..];
+            let offset = place.direct.offset;
+            if behind || region::copy_mapped(&there, offset, local, len, way).is_err() {
+                return false;
+            }
+            self.direct += len;
+            self.local.count = first;
+            return true;
+        }
+        if self.direct != 0 {
+            return false;
+        }
+        self.remote.join(place.addr, len);
+        true
+    }
+
+    /// Makes the kernel copy the ranges.
+    #[inline(always)]
+    fn copy(&self, peer: &Peer, way: Direction) -> Result<(), Stop> {
+        if self.direct == self.bytes {
+            return Ok(());
+        }
+        if !peer.check_alive() {
+            return Err(Stop::NotBegun);
+        }
+        let (pid, local, remote) = (
+            peer.identity.pid,
+            self.local.as_slice(),
+            self.remote.as_slice(),
+        );
+        let moved = match way {
+            Direction::Write => sys::vm_write(pid, local, remote),
+            Direction::Read => sys::vm_read(pid, local, remote),
+        };
+        match moved {
+            Ok(bytes) if bytes == self.bytes => Ok(()),
+            Ok(bytes) => Err(Stop::At(bytes)),
+            Err(error) if sys::refused(error) => Err(Stop::NotBegun),
+            Err(_) => Err(Stop::At(0)),
+        }
+    }
+
+    #[inline(always)]
+    fn ends(&self) -> &[u32] {
+        // SAFETY: the first `count` entries were written.
+        unsafe { std::slice::from_raw_parts(self.ends.as_ptr().cast(), self.count) }
+    }
+}
+
+/// The local side of requests.
+struct Source<'a> {
+    regions: &'a Regions,
+    last_region: &'a mut LastRegion,
+    pd: u32,
+    max_sge: u32,
+    max_inline: u32,
+}
+
+impl Source<'_> {
+    #[inline(always)]
+    fn addr(&mut self, sge: &ibv_sge, way: Direction) -> Option<u64> {
+        let write = way == Direction::Read;
+        self.regions
+            .local_again(self.last_region, sge, self.pd, write)
+    }
+}
+
+fn right(way: Direction) -> u32 {
+    match way {
+        Direction::Write => IBV_ACCESS_REMOTE_WRITE,
+        Direction::Read => IBV_ACCESS_REMOTE_READ,
+    }
+}
+
+/// The shared receive queue that a request on an XRC queue pair names; 0 on other queue pairs.
+///
+/// # Safety
+/// `wr` must be a valid request.
+#[inline(always)]
+unsafe fn queue_of(wr: &ibv_send_wr, kind: u32) -> u32 {
+    match kind {
+        // SAFETY: a request on an XRC queue pair names a queue.
+        IBV_QPT_XRC_SEND => unsafe { wr.qp_type.xrc.remote_srqn },
+        _ => 0,
+    }
+}
+
+impl Qp {
+    /// Executes the READs, or the WRITEs, with which a chain begins, as far as one system call can
+    /// execute them.
+    ///
+    /// # Safety
+    /// `first` must be a valid chain.
+    #[inline(always)]
+    pub(super) unsafe fn access_fast(
+        &self,
+        sq: &mut SendQueue,
+        first: *mut ibv_send_wr,
+    ) -> Executed {
+        let none = Executed {
+            rest: first,
+            stopped: false,
+        };
+        // SAFETY: the caller promises a valid chain.
+        let wr = unsafe { &*first };
+        let Some(conn) = &sq.conn else {
+            return none;
+        };
+        let way = match wr.opcode {
+            IBV_WR_RDMA_WRITE => Direction::Write,
+            _ => Direction::Read,
+        };
+        let used = sq.head.wrapping_sub(self.send_done.load(Ordering::Acquire));
+        let room = sq.max_wr.saturating_sub(used) as usize;
+        let plain = matches!(sq.kind, IBV_QPT_RC | IBV_QPT_XRC_SEND)
+            && self.state() == IBV_QPS_RTS
+            && sq.executed == sq.head
+            && conn.word.access() & right(way) != 0
+            && conn.current()
+            && !conn.peer.refuses();
+        // SAFETY: the caller promises a valid chain.
+        let (queue, rkey) = unsafe { (queue_of(wr, sq.kind), wr.wr.rdma.rkey) };
+        if !plain || conn.delivery.number != queue || !conn.still_delivers() {
+            return none;
+        }
+        let process = self.process();
+        // A request may read what an earlier one wrote to this process's memory, which the kernel
+        // may refuse to copy at once.
+        let most = match conn.peer.slot == process.slot {
+            true => 1,
+            false => MAX_REQUESTS,
+        };
+        let mut from = Source {
+            regions: &process.regions,
+            last_region: &mut sq.last_region,
+            pd: sq.pd,
+            max_sge: sq.max_sge,
+            max_inline: sq.max_inline,
+        };
+        let peer = &conn.peer;
+        let mut list = List::new();
+        let hazard = Hazard::publish(&peer.hazards, &peer.map, process.slot, Key(rkey));
+        let mut next = first;
+        // SAFETY: the caller promises a valid chain.
+        while let Some(request) = unsafe { next.as_ref() } {
+            // SAFETY: the union's members are read by opcode, and all bytes are initialised.
+            let (rdma, on) = unsafe { (request.wr.rdma, queue_of(request, sq.kind)) };
+            let same = request.opcode == wr.opcode && rdma.rkey == rkey && on == queue;
+            if !same || list.count == room.min(most) {
+                break;
+            }
+            let target = Target {
+                key: Key(rkey),
+                addr: rdma.remote_addr,
+                pd: conn.pd,
+                qp: sq.dest,
+            };
+            // SAFETY: a valid request, with an opcode of this path.
+            if !unsafe { list.add(request, &mut from, conn, target, way) } {
+                break;
+            }
+            next = request.next;
+        }
+        let copied = list.copy(peer, way);
+        drop(hazard);
+        match copied {
+            // SAFETY: the caller promises a valid chain.
+            Ok(()) => unsafe { self.complete_list(sq, first, list.ends()) },
+            Err(stop) => {
+                // SAFETY: as above.
+                unsafe { self.complete_stopped(sq, first, list.ends(), &stop) }
+            }
+        }
+    }
+
+    /// Completes as many requests of a chain as `ends` has. Returns the rest of the chain.
+    ///
+    /// # Safety
+    /// `first` must be a valid chain with at least that many requests, which were executed.
+    #[inline(always)]
+    unsafe fn complete_list(
+        &self,
+        sq: &mut SendQueue,
+        first: *mut ibv_send_wr,
+        ends: &[u32],
+    ) -> Executed {
+        let (mut next, mut begin) = (first, 0);
+        for &end in ends {
+            // SAFETY: the caller promises a chain that is long enough.
+            let wr = unsafe { &*next };
+            sq.counts.add(wr.opcode);
+            sq.head = sq.head.wrapping_add(1);
+            let len = u64::from(end - begin);
+            self.finish(sq, wr.wr_id, wr.opcode, wr.send_flags, len, IBV_WC_SUCCESS);
+            (next, begin) = (wr.next, end);
+        }
+        Executed {
+            rest: next,
+            stopped: false,
+        }
+    }
+
+    /// As [`Self::complete_list`], for requests of which the kernel has not copied all.
+    ///
+    /// # Safety
+    /// As [`Self::complete_list`].
+    #[cold]
+    unsafe fn complete_stopped(
+        &self,
+        sq: &mut SendQueue,
+        first: *mut ibv_send_wr,
+        ends: &[u32],
+        stop: &Stop,
+    ) -> Executed {
+        let bytes = match stop {
+            Stop::At(bytes) => *bytes,
+            Stop::NotBegun => 0,
+        };
+        let whole = ends.partition_point(|&end| end as usize <= bytes);
+        // SAFETY: as this function.
+        let executed = unsafe { self.complete_list(sq, first, &ends[..whole]) };
+        // the general path repeats the request that the kernel has begun
+        sq.begun |= matches!(stop, Stop::At(_));
+        Executed {
+            stopped: true,
+            ..executed
+        }
+    }
+}
