@@ -312,6 +312,43 @@ impl<Q: Sq> Initiator<Q> {
         len: usize,
         target: (RemoteAddr, Rkey),
     ) -> Result<()> {
+        // SAFETY: as this function.
+        unsafe {
+            if op.may_be_delayed() || self.sq.has_delayed() {
+                self.post_in_list(op, len, target)
+            } else {
+                self.post_one::<false>(op, len, target)
+            }
+        }
+    }
+
+    /// As [`Self::post`], together with operations before or behind it (`FI_MORE`).
+    ///
+    /// # Safety
+    /// As [`Initiator::submit`].
+    #[cold]
+    #[inline(never)]
+    unsafe fn post_in_list(
+        &mut self,
+        op: &Transmit<'_>,
+        len: usize,
+        target: (RemoteAddr, Rkey),
+    ) -> Result<()> {
+        // SAFETY: as this function.
+        unsafe { self.post_one::<true>(op, len, target) }
+    }
+
+    /// As [`Self::post`]; `LIST`: by [`Self::post_in_list`].
+    ///
+    /// # Safety
+    /// As [`Initiator::submit`].
+    #[inline(always)]
+    unsafe fn post_one<const LIST: bool>(
+        &mut self,
+        op: &Transmit<'_>,
+        len: usize,
+        target: (RemoteAddr, Rkey),
+    ) -> Result<()> {
         self.sq.reserve()?;
         let mut sges = [const { MaybeUninit::uninit() }; MAX_IOV];
         // SAFETY: as this function.
@@ -323,8 +360,17 @@ impl<Q: Sq> Initiator<Q> {
             .inline(inline)
             .fence(op.flags.contains(Flags::FENCE));
         // SAFETY: as this function; the caller keeps buffers that are not inline valid until
-        // completion.
-        match unsafe { self.sq.post(&mut request, op.slot(visible), signal) } {
+        // completion, if the request is delayed all of them.
+        let posted = unsafe {
+            if LIST {
+                let more = op.may_be_delayed();
+                self.sq
+                    .post_in_list(&mut request, op.slot(visible), signal, more)
+            } else {
+                self.sq.post(&mut request, op.slot(visible), signal)
+            }
+        };
+        match posted {
             Ok(number) => {
                 self.posted(number);
                 Ok(())

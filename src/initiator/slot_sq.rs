@@ -3,11 +3,13 @@
 
 #![allow(unsafe_code, reason = "posts buffers whose caller promises for them")]
 
+use super::link::Link;
 use super::qp_link::QpLink;
 use super::sq::{Signal, Sq};
 use crate::errno::Result;
+use crate::queue::EngineLink;
 use crate::queue::slots::{Slot, SlotRing};
-use crate::verbs::{RemoteAddr, Rkey, SendOpcode, SendRequest};
+use crate::verbs::{Chain, RemoteAddr, Rkey, SendOpcode, SendRequest};
 
 /// The send queue of one queue pair: posts to it, and stores the records of the posted requests.
 #[derive(Debug)]
@@ -20,6 +22,10 @@ pub(crate) struct SlotSq {
     /// Whether a counter is bound: every request is then signaled, because an unsignaled last
     /// request would never be counted.
     counted: bool,
+    /// Delayed requests; allocated with the first one.
+    chain: Option<Box<Chain>>,
+    /// Whether there are delayed requests.
+    delayed: bool,
 }
 
 impl SlotSq {
@@ -30,6 +36,8 @@ impl SlotSq {
             unsignaled: 0,
             counted: rings.counters().is_some_and(|c| c.tx().next().is_some()),
             link,
+            chain: None,
+            delayed: false,
         }
     }
 
@@ -62,9 +70,31 @@ impl SlotSq {
         Ok(number)
     }
 
+    /// Appends a request to the delayed ones.
+    ///
+    /// # Safety
+    /// As [`Sq::post`].
+    unsafe fn delay(&mut self, request: &SendRequest<'_>, signaled: bool) {
+        let chain = self.chain.get_or_insert_with(|| Box::new(Chain::new()));
+        // SAFETY: as this function.
+        unsafe { chain.push(request) };
+        self.unsignaled = if signaled { 0 } else { self.unsignaled + 1 };
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn post_chain(&mut self) {
+        self.delayed = false;
+        if let Some(chain) = &mut self.chain {
+            chain.post(&self.link.qp);
+        }
+        self.link.clear_progress_request();
+    }
+
     /// Posts an empty request behind all others. On a queue pair in its error state it is flushed
     /// last: an unsignaled request for which no error was reported before has succeeded.
     pub(crate) fn post_marker(&mut self) {
+        self.post_delayed();
         let ring = self.ring();
         if ring.outstanding() == 0 || ring.outstanding() > ring.depth() {
             return;
@@ -125,6 +155,7 @@ impl Sq for SlotSq {
         slot: Slot,
         signal: Signal,
     ) -> Result<u32> {
+        self.post_delayed();
         let (number, signaled) = self.push(slot, signal);
         request
             .wr_id(self.link.place.send(number))
@@ -134,6 +165,43 @@ impl Sq for SlotSq {
         self.posted(number, signaled, posted)
     }
 
+    #[inline]
+    fn has_delayed(&self) -> bool {
+        self.delayed
+    }
+
+    #[cold]
+    #[inline(never)]
+    unsafe fn post_in_list(
+        &mut self,
+        request: &mut SendRequest<'_>,
+        slot: Slot,
+        signal: Signal,
+        more: bool,
+    ) -> Result<u32> {
+        let (number, signaled) = self.push(slot, signal);
+        request
+            .wr_id(self.link.place.send(number))
+            .signaled(signaled);
+        // SAFETY: the caller keeps the contract of this function.
+        unsafe { self.delay(request, signaled) };
+        if !std::mem::replace(&mut self.delayed, true) && more {
+            self.link.request_progress();
+        }
+        // the next request must find room
+        if !more || self.is_full() || self.chain.as_ref().is_some_and(|chain| chain.is_full()) {
+            self.post_delayed();
+        }
+        Ok(number)
+    }
+
+    #[inline]
+    fn post_delayed(&mut self) {
+        if self.delayed {
+            self.post_chain();
+        }
+    }
+
     fn post_flush(
         &mut self,
         to: (RemoteAddr, Rkey),
@@ -141,6 +209,7 @@ impl Sq for SlotSq {
         slot: Slot,
         signal: Signal,
     ) -> Result<u32> {
+        self.post_delayed();
         let (number, signaled) = self.push(slot, signal);
         let wr_id = self.link.place.send(number);
         let posted = self.link.qp.post_flush(wr_id, to, len, signaled);

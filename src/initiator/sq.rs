@@ -76,6 +76,29 @@ pub(crate) trait Sq: Debug {
         signal: Signal,
     ) -> Result<u32>;
 
+    /// Whether there are delayed requests. A full queue has none.
+    fn has_delayed(&self) -> bool;
+
+    /// As [`Self::post`], in one list with the delayed requests. With `more` the request is delayed
+    /// itself, until the next post of any kind, or until [`Self::post_delayed`]; the queue requests
+    /// progress, or the endpoint makes it.
+    ///
+    /// # Errors
+    /// As [`Self::post`].
+    ///
+    /// # Safety
+    /// As [`Self::post`].
+    unsafe fn post_in_list(
+        &mut self,
+        request: &mut SendRequest<'_>,
+        slot: Slot,
+        signal: Signal,
+        more: bool,
+    ) -> Result<u32>;
+
+    /// Posts the delayed requests. If the device refuses one, the connection fails.
+    fn post_delayed(&mut self);
+
     /// As [`Self::post`], for a flush of `len` bytes at the peer's address `to` with its rkey.
     ///
     /// # Errors

@@ -10,9 +10,8 @@ use crate::flags::Flags;
 use crate::queue::slots::Slot;
 use crate::verbs::{RemoteAddr, Rkey, SendOpcode, SendRequest, Sge};
 
-/// Flags accepted by `fi_sendmsg` and `fi_writemsg`. `FI_MORE` has no effect: a delayed request
-/// would be sent only by the application's next call, although progress is automatic
-/// (`FI_PROGRESS_AUTO`), and the call that delayed it could no longer return `EAGAIN`.
+/// Flags accepted by `fi_sendmsg` and `fi_writemsg`. `FI_MORE` has no effect on messages, which
+/// soft0 posts one by one.
 const MSG_FLAGS: Flags = Flags::COMPLETION
     .union(Flags::INJECT)
     .union(Flags::INJECT_COMPLETE)
@@ -159,6 +158,14 @@ impl<'a> Transmit<'a> {
         self.flags.contains(Flags::COMMIT_COMPLETE)
             && matches!(self.opcode, SendOpcode::Write | SendOpcode::WriteImm)
             && !self.local.is_empty()
+    }
+
+    /// Whether the application posts a further operation at once (`FI_MORE`), so that this one may
+    /// be posted together with it: a read or a write whose buffers the application keeps.
+    #[inline]
+    pub(crate) fn may_be_delayed(&self) -> bool {
+        matches!(self.opcode, SendOpcode::Write | SendOpcode::Read)
+            && self.flags & (Flags::MORE | Flags::INJECT) == Flags::MORE
     }
 
     /// Checks and applies the flags of `fi_sendmsg` and similar calls.

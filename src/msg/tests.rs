@@ -36,6 +36,7 @@ mod keepalive;
 mod keys;
 mod lease;
 mod local;
+mod more;
 mod own_regions;
 mod parts;
 mod processes;

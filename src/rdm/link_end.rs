@@ -18,7 +18,7 @@ use crate::initiator::sq::{Signal, Sq};
 use crate::mr::{ConnectionBlock, Peer};
 use crate::queue::EngineLink;
 use crate::queue::slots::{EngineRequest, EngineRequests, FailureListener, Slot, SlotRing};
-use crate::verbs::{Pd, Qp, RemoteAddr, Rkey, SendRequest};
+use crate::verbs::{Chain, Pd, Qp, RemoteAddr, Rkey, SendRequest};
 
 /// Requests of RMA and atomics of one link that are under way. Further operations wait.
 pub(super) const RMA_DEPTH: usize = 64;
@@ -200,12 +200,21 @@ impl Link for RdmLink {
 pub(super) struct LinkSq {
     link: RdmLink,
     ring: Arc<SlotRing>,
+    /// Delayed requests; allocated with the first one.
+    chain: Option<Box<Chain>>,
+    /// Whether there are delayed requests.
+    delayed: bool,
 }
 
 impl LinkSq {
     fn new(link: RdmLink) -> Self {
         let ring = Arc::clone(link.rings.ring());
-        Self { link, ring }
+        Self {
+            link,
+            ring,
+            chain: None,
+            delayed: false,
+        }
     }
 
     /// Number of records.
@@ -219,6 +228,26 @@ impl LinkSq {
     fn push(&self, slot: Slot, signal: Signal) -> (u32, bool) {
         let signaled = signal != Signal::No;
         (self.ring.push(Slot { signaled, ..slot }), signaled)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn post_chain(&mut self) {
+        self.delayed = false;
+        if let Some(chain) = &mut self.chain {
+            chain.post(&self.link.qp);
+        }
+    }
+
+    /// Appends a request to the delayed ones.
+    ///
+    /// # Safety
+    /// As [`Sq::post`].
+    unsafe fn delay(&mut self, request: &SendRequest<'_>) {
+        let chain = self.chain.get_or_insert_with(|| Box::new(Chain::new()));
+        // SAFETY: as this function.
+        unsafe { chain.push(request) };
+        self.delayed = true;
     }
 
     #[inline(always)]
@@ -271,6 +300,7 @@ impl Sq for LinkSq {
         slot: Slot,
         signal: Signal,
     ) -> Result<u32> {
+        self.post_delayed();
         let (number, signaled) = self.push(slot, signal);
         request
             .wr_id(WrId::rma(self.link.rings.key, number))
@@ -280,6 +310,41 @@ impl Sq for LinkSq {
         self.posted(number, posted)
     }
 
+    #[inline]
+    fn has_delayed(&self) -> bool {
+        self.delayed
+    }
+
+    /// Progress is that of the endpoint (`Executor::post_delayed`).
+    #[cold]
+    #[inline(never)]
+    unsafe fn post_in_list(
+        &mut self,
+        request: &mut SendRequest<'_>,
+        slot: Slot,
+        signal: Signal,
+        more: bool,
+    ) -> Result<u32> {
+        let (number, signaled) = self.push(slot, signal);
+        request
+            .wr_id(WrId::rma(self.link.rings.key, number))
+            .signaled(signaled);
+        // SAFETY: the caller keeps the contract of this function.
+        unsafe { self.delay(request) };
+        // the next request must find room
+        if !more || self.is_full() || self.chain.as_ref().is_some_and(|chain| chain.is_full()) {
+            self.post_delayed();
+        }
+        Ok(number)
+    }
+
+    #[inline]
+    fn post_delayed(&mut self) {
+        if self.delayed {
+            self.post_chain();
+        }
+    }
+
     fn post_flush(
         &mut self,
         to: (RemoteAddr, Rkey),
@@ -287,6 +352,7 @@ impl Sq for LinkSq {
         slot: Slot,
         signal: Signal,
     ) -> Result<u32> {
+        self.post_delayed();
         let (number, signaled) = self.push(slot, signal);
         let wr_id = WrId::rma(self.link.rings.key, number);
         let posted = self.link.qp.post_flush(wr_id, to, len, signaled);

@@ -253,6 +253,8 @@ pub(super) struct Rma {
     /// Operations with requests that have not completed on a link that has ended. They end when the
     /// queue pair is destroyed: until then the device may access their buffers.
     pub(super) ending: Vec<RmaKey>,
+    /// The link with requests that wait for further ones (`FI_MORE`).
+    pub(super) delayed: Option<LinkKey>,
     /// Links whose initiators have deferred operations.
     pub(super) deferring: Vec<LinkKey>,
     /// Links on which a message waits for RMA.
@@ -274,6 +276,7 @@ impl Rma {
             waiting: NumberMap::default(),
             doubtful: Vec::new(),
             ending: Vec::new(),
+            delayed: None,
             deferring: Vec::new(),
             blocked: Vec::new(),
             leases: Vec::new(),

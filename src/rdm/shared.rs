@@ -93,6 +93,8 @@ pub(super) struct State {
     pub(super) drives: usize,
     /// The driver was woken, and has not called [`Driven::drive`] since.
     woken: bool,
+    /// The driver's part in delayed requests.
+    watch: driven::Watch,
 }
 
 impl std::fmt::Debug for State {
@@ -187,13 +189,30 @@ impl Shared {
     /// The state; `None` in the mutex: the endpoint is not enabled, or closed.
     #[inline]
     pub(super) fn lock(&self) -> MutexGuard<'_, Option<State>> {
+        Self::posted(self.state.lock())
+    }
+
+    /// As [`Self::lock`], for an RMA operation: requests that were delayed for it stay delayed.
+    #[inline]
+    pub(super) fn lock_for_rma(&self) -> MutexGuard<'_, Option<State>> {
         self.state.lock()
     }
 
     /// As [`Self::lock`], if no other thread has it.
     #[inline(always)]
     pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, Option<State>>> {
-        self.state.try_lock()
+        self.state.try_lock().map(Self::posted)
+    }
+
+    /// Posts the requests that were delayed for further RMA operations (`FI_MORE`).
+    #[inline]
+    fn posted(mut guard: MutexGuard<'_, Option<State>>) -> MutexGuard<'_, Option<State>> {
+        if let Some(state) = guard.as_mut()
+            && state.io.rma.delayed.is_some()
+        {
+            state.io.post_delayed();
+        }
+        guard
     }
 
     /// Whether [`Self::after`] has something to do.
@@ -239,7 +258,9 @@ impl Shared {
     pub(super) fn after(&self, state: &mut State) {
         // the driver posts operations that wait
         let waits = state.io.rma.waits() && !std::mem::replace(&mut state.io.rma.called, true);
-        let due = !state.io.steps.is_empty() || state.core.is_retimed() || waits;
+        // without a further operation the driver posts what was delayed
+        let delayed = state.io.rma.delayed.is_some() && state.watch.begins();
+        let due = !state.io.steps.is_empty() || state.core.is_retimed() || waits || delayed;
         if due && !state.woken {
             state.woken = true;
             self.driver.wake(&self.turn);
@@ -339,7 +360,7 @@ impl Shared {
 
     /// Polls, unless another thread or the caller holds the endpoint's lock.
     pub(super) fn try_poll(&self) {
-        if let Some(mut guard) = self.state.try_lock()
+        if let Some(mut guard) = self.try_lock()
             && let Some(state) = guard.as_mut()
         {
             let _ = state.poll();
@@ -349,7 +370,7 @@ impl Shared {
 
     /// Acknowledges the revocations of a link's peer, unless the endpoint's lock is held.
     pub(super) fn acknowledge(&self, link: LinkKey) {
-        if let Some(mut guard) = self.state.try_lock()
+        if let Some(mut guard) = self.try_lock()
             && let Some(state) = guard.as_mut()
         {
             state.io.acknowledge(link);
@@ -509,6 +530,7 @@ impl State {
             #[cfg(test)]
             drives: 0,
             woken: false,
+            watch: driven::Watch::Off,
         };
         this.set_step();
         this

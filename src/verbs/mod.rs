@@ -8,6 +8,7 @@ mod adopted;
 mod attr;
 #[cfg(test)]
 mod buf;
+mod chain;
 mod cm;
 mod cq;
 mod device;
@@ -29,6 +30,7 @@ pub(crate) use adopted::Adopted;
 pub use attr::{DeviceAttr, LinkLayer, PciAddress, Port};
 #[cfg(test)]
 pub(crate) use buf::Buf;
+pub(crate) use chain::Chain;
 pub use cm::{CmEvent, CmEventKind, CmId, ConnParam, EventChannel, PrivateData};
 pub use cq::{CompChannel, Cq, Wc};
 pub use device::{AsyncEvent, Device, DeviceAddress, address_rank, devices};

@@ -104,7 +104,7 @@ impl SendOpcode {
 /// of its sges. The layers above fill it in: the initiator the operation, the send queue its
 /// `wr_id` and whether it is signaled.
 pub struct SendRequest<'a> {
-    wr: sys::ibv_send_wr,
+    pub(super) wr: sys::ibv_send_wr,
     sges: PhantomData<&'a [Sge]>,
 }
 
@@ -120,6 +120,16 @@ impl<'a> SendRequest<'a> {
         request.wr.num_sge = sges.len() as c_int;
         request.wr.opcode = opcode as u32;
         request
+    }
+
+    /// Its local buffers.
+    #[inline]
+    pub(super) fn sges(&self) -> &[Sge] {
+        match self.wr.num_sge {
+            0 => &[],
+            // SAFETY: `new` has set both from a list of the lifetime of this request.
+            count => unsafe { std::slice::from_raw_parts(self.wr.sg_list.cast(), count as usize) },
+        }
     }
 
     /// Sets the work request's id, which its completion contains.

@@ -72,7 +72,8 @@ impl Deferred {
             key: op.key,
             data: op.data,
             context: op.context,
-            flags: op.flags,
+            // retried without a further operation
+            flags: op.flags - Flags::MORE,
             silent: op.silent,
             compare_add: op.compare_add,
             swap: op.swap,
@@ -121,6 +122,7 @@ impl<Q: Sq> Initiator<Q> {
 
     /// Retries the deferred operations in order, and stops at the first that cannot be posted.
     pub(crate) fn resume(&mut self) {
+        self.sq.post_delayed();
         if let Some(peer) = &mut self.peer {
             peer.catch_up();
             peer.acknowledge();
@@ -208,6 +210,7 @@ impl<Q: Sq> Initiator<Q> {
     /// Fails the deferred operations with `ECANCELED` after the end of the connection, in order, as
     /// far as the send queue has room.
     pub(crate) fn cancel_deferred(&mut self) {
+        self.sq.post_delayed();
         if let Some(peer) = &mut self.peer {
             peer.compare_swap = None;
         }

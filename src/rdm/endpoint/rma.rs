@@ -55,7 +55,7 @@ fn request(opcode: SendOpcode, flags: Flags) -> Request {
     };
     Request {
         opcode,
-        flags: flags & (Flags::INJECT | Flags::FENCE | Flags::COMMIT_COMPLETE),
+        flags: flags & (Flags::INJECT | Flags::FENCE | Flags::COMMIT_COMPLETE | Flags::MORE),
         kind: Flags::RMA | kind,
         compare_add: 0,
         swap: 0,
@@ -132,6 +132,11 @@ impl Endpoint {
             Some(flags) => flags,
             None => self.tx_op_flags(),
         };
+        // remote CQ data follows the completion of its write
+        let flags = match data {
+            Some(_) => flags - Flags::MORE,
+            None => flags,
+        };
         if flags.contains(Flags::COMMIT_COMPLETE) && !self.is_durable() {
             return Err(refusal::not_durable());
         }
@@ -196,9 +201,10 @@ impl Endpoint {
         if !call.request.opcode.is_atomic() && len != call.local.len() {
             return Err(refusal::other_length(call.local.len(), len));
         }
-        let mut guard = shared.lock();
+        let mut guard = shared.lock_for_rma();
         let state = guard.as_mut().ok_or(FiErrno::EOPBADSTATE)?;
         if state.io.outstanding() >= config.tx_size {
+            state.io.post_delayed();
             // a post that is refused makes progress
             let polled = state.poll();
             shared.after(state);
@@ -239,6 +245,9 @@ impl Endpoint {
             let mut polls = usize::from(call.data.is_some());
             if state.io.rma.waits() && state.core.is_up(peer) {
                 polls = POLLS;
+            }
+            if polls != 0 {
+                state.io.post_delayed();
             }
             for _ in 0..polls {
                 let _ = state.poll();

@@ -11,6 +11,7 @@ use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
 use crate::initiator::keys::PeerKeys;
 use crate::initiator::local::LocalRange;
+use crate::initiator::sq::Sq as _;
 use crate::initiator::{Initiator, InitiatorConfig, Lengths, LocalIov, Transmit};
 use crate::log::info_log;
 use crate::queue::slots::{EngineRequest, Lease};
@@ -136,6 +137,7 @@ impl Executor {
     ) -> Result<()> {
         let peer = op.peer;
         if core.is_itself(peer) {
+            self.post_delayed();
             // SAFETY: as this function.
             return unsafe { self.begin_own_rma(core, op) };
         }
@@ -145,6 +147,10 @@ impl Executor {
         let at_once = link.filter(|_| first);
         let at_once = at_once.filter(|_| !self.is_behind_sends(core, &op));
         let atomic = op.atomic.is_some();
+        let more = op.request.flags.contains(Flags::MORE);
+        if self.rma.delayed.is_some() && (self.rma.delayed != at_once || atomic) {
+            self.post_delayed();
+        }
         let key = self.rma.ops.insert(op).ok_or(FiErrno::EAGAIN)?;
         if let Some(link) = at_once.filter(|_| atomic)
             && !self.has_device_atomics(link)
@@ -156,6 +162,9 @@ impl Executor {
             Some(link) => self.post_rma(core, link, key),
             None => Ok(false),
         };
+        if more || self.rma.delayed.is_some() {
+            self.note_delayed(at_once, key);
+        }
         match posted {
             Ok(true) => {
                 let deferred = self.rma.deferring.iter().any(|on| Some(*on) == link);
@@ -351,6 +360,36 @@ impl Executor {
             self.rma.deferring.push(link);
         }
         Ok(true)
+    }
+
+    /// Notes the link whose requests wait for further ones, after an operation was begun on it.
+    #[cold]
+    fn note_delayed(&mut self, link: Option<LinkKey>, key: RmaKey) {
+        if let Some(op) = self.rma.ops.get_mut(key) {
+            // what is posted later has no further operation behind it
+            op.request.flags -= Flags::MORE;
+        }
+        let on = link.and_then(|link| self.links.get_mut(link));
+        let initiator = on.and_then(|on| on.initiator.as_deref());
+        let delayed = initiator.is_some_and(|initiator| initiator.sq.has_delayed());
+        self.rma.delayed = link.filter(|_| delayed);
+        if !self.todo.is_empty() {
+            // may post packets, which are behind the operation
+            self.post_delayed();
+        }
+    }
+
+    /// Posts the requests that were delayed because the application announced further ones
+    /// (`FI_MORE`). Called before anything else is done under the endpoint's lock, so packets and
+    /// polls are behind them.
+    #[cold]
+    pub(in crate::rdm) fn post_delayed(&mut self) {
+        if let Some(link) = self.rma.delayed.take()
+            && let Some(on) = self.links.get_mut(link)
+            && let Some(initiator) = on.initiator.as_deref_mut()
+        {
+            initiator.sq.post_delayed();
+        }
     }
 
     /// Posts the operations that wait and can be posted.

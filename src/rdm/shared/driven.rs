@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::Shared;
 use crate::conn::{CmSink, Dispatcher, Driven, Driver, Outcome};
+use crate::rdm::cq_source::CqSource;
 use crate::rdm::link_cm::Step;
 use crate::{Token, log::warn_log};
 
@@ -12,12 +13,60 @@ use crate::{Token, log::warn_log};
 /// application with automatic progress polls.
 const PERIOD: Duration = Duration::from_millis(1);
 
+/// The driver's part in requests that wait for a further operation (`FI_MORE`): it posts them if the
+/// application makes no further call for [`PERIOD`] to two times that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Watch {
+    Off,
+    /// The driver was woken.
+    Begun,
+    /// The driver waits for [`PERIOD`].
+    Waits,
+}
+
+impl Watch {
+    /// Begins it. Returns whether the driver must be woken.
+    pub(super) fn begins(&mut self) -> bool {
+        let off = *self == Self::Off;
+        if off {
+            *self = Self::Begun;
+        }
+        off
+    }
+}
+
+impl Shared {
+    /// Whether the driver was woken only for requests that wait for a further operation, which
+    /// still may follow.
+    fn waits_for_more(&self) -> bool {
+        let idle = self.calls.lock().is_empty();
+        let sleeps = |source: &Arc<CqSource>| source.is_armed();
+        if !idle || self.sources.lock().iter().any(sleeps) {
+            return false;
+        }
+        let mut guard = self.lock_for_rma();
+        let Some(state) = guard.as_mut() else {
+            return false;
+        };
+        let begun = state.watch == Watch::Begun;
+        let waits = begun && state.io.rma.delayed.is_some() && state.io.steps.is_empty();
+        if waits {
+            (state.watch, state.woken) = (Watch::Waits, false);
+        }
+        waits
+    }
+}
+
 impl Driven for Shared {
     fn drive(&self) -> Option<Instant> {
+        if self.waits_for_more() {
+            return Some(Instant::now() + PERIOD);
+        }
         let calls = std::mem::take(&mut *self.calls.lock());
         let mut guard = self.lock();
         let state = guard.as_mut()?;
         state.woken = false;
+        state.watch = Watch::Off;
         #[cfg(test)]
         {
             state.drives += 1;

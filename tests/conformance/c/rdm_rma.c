@@ -13,6 +13,7 @@
  *   rdm_rma counters PROV NODE   counters alone, at both sides; fi_cntr_wait
  *   rdm_rma first PROV NODE      each kind of call as the first one of an endpoint
  *   rdm_rma full PROV NODE       calls until -FI_EAGAIN, then their completions
+ *   rdm_rma more PROV NODE       FI_MORE
  *
  * A further argument `auto` requests FI_PROGRESS_AUTO; NODE `-` stands for none. Ends with 0,
  * with 77 if the mode is not offered, or says what went wrong. Plain libfabric 1.17. */
@@ -495,6 +496,102 @@ static void full(void)
 	finish(&side);
 }
 
+/* Posts a write of LEN bytes to place `at`, or a read from there, with FI_MORE or not. */
+static void post_more(struct side *side, bool read, size_t at, uint64_t flags)
+{
+	struct iovec iov = { local + (read ? MIB : 0) + at * 64, 48 };
+	struct fi_rma_iov rma = { there[0].addr + at * 64, 48, there[0].key };
+	struct fi_msg_rma msg = { .msg_iov = &iov, .iov_count = 1, .addr = side->peer, .rma_iov = &rma, .rma_iov_count = 1, .context = local + at };
+
+	flags |= FI_COMPLETION;
+	if (read)
+		POST(side, fi_readmsg(side->ep, &msg, flags));
+	else
+		POST(side, fi_writemsg(side->ep, &msg, flags));
+}
+
+/* Operations with FI_MORE, a hint: all complete, in lists that end and in lists that do not. */
+static void more(void)
+{
+	static const unsigned counts[] = { 1, 4, 63, 64, 65, 200 };
+	enum { PLACES = 1000 };
+	struct side side;
+	uint8_t text[8];
+	size_t at = 0;
+
+	begin(&side, CAPS_RMA);
+	if (me == 0)
+		for (size_t i = 0; i < PLACES; i++)
+			paint(local + i * 64, 48, i);
+	/* ended by an operation without the flag, or only by reads of the queue */
+	for (unsigned i = 0; me == 0 && i < sizeof counts / sizeof *counts; i++)
+		for (unsigned how = 0; how < 4; how++) {
+			bool read = how % 2;
+
+			for (unsigned n = 0; n < counts[i]; n++)
+				post_more(&side, read, at + n, n + 1 == counts[i] && how < 2 ? 0 : FI_MORE);
+			for (unsigned n = 0; n < counts[i]; n++)
+				DONE(&side, local + at + n, read ? READ_DONE : WRITTEN);
+			for (unsigned n = 0; read && n < counts[i]; n++)
+				PAINTED(local + MIB + (at + n) * 64, 48, at + n);
+			at += read && how == 3 ? counts[i] : 0;
+		}
+	meet(&side);
+	if (me == 1) {
+		for (size_t i = 0; i < 4 + 1 + 63 + 64 + 65 + 200; i++)
+			ARRIVES(&side, memory + i * 64, 48, i);
+		POST(&side, fi_recv(side.ep, text, sizeof text, NULL, FI_ADDR_UNSPEC, text));
+	}
+	meet(&side);
+	/* other operations end it: a message, a write without flags, an injected one */
+	if (me == 0) {
+		post_more(&side, false, 500, FI_MORE);
+		post_more(&side, false, 501, FI_MORE);
+		POST(&side, fi_send(side.ep, "12345678", 8, NULL, side.peer, text));
+		for (unsigned done = 0; done < 3; done++)
+			IS(OUTCOME(&side, side.tx).err == 0);
+		post_more(&side, false, 502, FI_MORE);
+		POST(&side, fi_inject_write(side.ep, local + 503 * 64, 16, side.peer, there[0].addr + 503 * 64, there[0].key));
+		POST(&side, fi_write(side.ep, local + 504 * 64, 48, NULL, side.peer, there[0].addr + 504 * 64, there[0].key, text));
+		DONE(&side, local + 502, WRITTEN);
+		DONE(&side, text, WRITTEN);
+	} else {
+		IS(OUTCOME(&side, side.rx).err == 0 && !memcmp(text, "12345678", 8));
+		for (size_t i = 500; i < 505; i++)
+			ARRIVES(&side, memory + i * 64, i == 503 ? 16 : 48, i);
+	}
+	meet(&side);
+	/* with automatic progress no further call is needed */
+	if (wants_auto && me == 0) {
+		post_more(&side, false, 600, FI_MORE);
+		UNTIL(told(2) == 1, usleep(1000));
+		DONE(&side, local + 600, WRITTEN);
+	} else if (wants_auto) {
+		ARRIVES(&side, memory + 600 * 64, 48, 600);
+		put(2, 1);
+	}
+	meet(&side);
+	/* one that fails: the others complete */
+	if (me == 0) {
+		unsigned failed = 0;
+
+		for (unsigned n = 0; n < 6; n++)
+			post_more(&side, false, n == 3 ? AREA / 64 : 700 + n, n == 5 ? 0 : FI_MORE);
+		for (unsigned n = 0; n < 6; n++) {
+			struct outcome outcome = OUTCOME(&side, side.tx);
+
+			failed += outcome.err != 0;
+			IS((outcome.err != 0) == (outcome.entry.op_context == local + AREA / 64));
+		}
+		IS(failed == 1);
+	} else {
+		for (size_t i = 700; i < 706; i++)
+			if (i != 703)
+				ARRIVES(&side, memory + i * 64, 48, i);
+	}
+	finish(&side);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct memory_mode modes[] = {
@@ -508,6 +605,7 @@ int main(int argc, char **argv)
 		{ "counters", counters, 2 },
 		{ "first", first, 2 },
 		{ "full", full, 2 },
+		{ "more", more, 2 },
 	};
 	return run_memory_mode(modes, sizeof modes / sizeof *modes, argc, argv);
 }

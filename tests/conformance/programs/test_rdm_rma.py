@@ -47,6 +47,9 @@ class RdmRma(Rma):
     def test_a_full_queue(self):
         self.succeeds("full")
 
+    def test_lists_of_operations(self):
+        self.succeeds("more")
+
 
 class RdmRmaPeers(Rma):
     SOURCE = "rdm_rma_peers"

@@ -1,0 +1,189 @@
+//! `FI_MORE`: reads and writes that are posted together with those that follow.
+
+use super::*;
+
+struct Ends {
+    client: Side,
+    server: Side,
+    source: Buffer,
+    target: Buffer,
+}
+
+impl Ends {
+    fn new() -> Self {
+        let (client, server) = connected(false, |_| {});
+        let mut source = Buffer::all(&client.domain, 4096);
+        source
+            .memory
+            .iter_mut()
+            .zip(1_u8..=250)
+            .for_each(|(to, byte)| *to = byte);
+        let target = Buffer::all(&server.domain, 4096);
+        Self {
+            client,
+            server,
+            source,
+            target,
+        }
+    }
+
+    /// Writes byte `at`.
+    fn write(&self, at: usize, flags: Flags) -> Result<()> {
+        let (iov, desc) = self.source.part(at, 1);
+        let remote = [RemoteIov {
+            addr: self.target.addr() + at as u64,
+            len: 1,
+            key: self.target.region.key(),
+        }];
+        let local = LocalIov::single(&iov, &desc);
+        // SAFETY: the buffers outlive the operations.
+        unsafe { self.client.ep.write_msg(local, &remote, 0, at, flags) }
+    }
+
+    /// The first `count` bytes at the target.
+    fn arrived(&self, count: usize) -> Vec<u8> {
+        let at = self.target.memory.as_ptr();
+        // SAFETY: inside the buffer, which the device writes.
+        (0..count)
+            .map(|i| unsafe { at.add(i).read_volatile() })
+            .collect()
+    }
+
+    fn completed(&self, contexts: std::ops::Range<usize>) {
+        for context in contexts {
+            assert_eq!(self.client.completion().unwrap().context, context);
+        }
+    }
+}
+
+/// Waits without a call to the endpoint or its queue.
+fn wait(done: impl Fn() -> bool) {
+    let begin = Instant::now();
+    while !done() {
+        assert!(begin.elapsed() < LIMIT, "nothing happens");
+        std::thread::sleep(Duration::from_micros(100));
+    }
+}
+
+/// soft0 executes a write while it is posted, so the memory shows what is posted. The helper
+/// thread may post requests earlier; it holds the lock of the endpoint for that.
+#[test]
+fn a_list_is_posted_with_its_last_operation() {
+    let ends = Ends::new();
+    ends.write(0, Flags::empty()).unwrap();
+    assert_eq!(ends.arrived(1), [1]);
+    // the helper thread posts nothing meanwhile: it begins 100 us after the first one
+    let delayed = (0..1000).any(|_| {
+        ends.write(1, Flags::MORE).unwrap();
+        let delayed = ends.arrived(2)[1] == 0;
+        ends.write(2, Flags::empty()).unwrap();
+        assert_eq!(ends.arrived(3), [1, 2, 3]);
+        delayed
+    });
+    assert!(delayed);
+}
+
+#[test]
+fn a_list_without_an_end_is_posted_nevertheless() {
+    let ends = Ends::new();
+    for at in 0..5 {
+        ends.write(at, Flags::MORE).unwrap();
+    }
+    wait(|| ends.arrived(5) == [1, 2, 3, 4, 5]);
+    ends.completed(0..5);
+}
+
+#[test]
+fn other_operations_end_a_list() {
+    let ends = Ends::new();
+    let (iov, desc) = ends.source.part(0, 1);
+    let local = LocalIov::single(&iov, &desc);
+    let key = ends.target.region.key();
+    let back = Buffer::all(&ends.client.domain, 1);
+    let (to, to_desc) = back.part(0, 1);
+    let result = LocalIov::single(&to, &to_desc);
+    let ep = &ends.client.ep;
+    let others: [&dyn Fn() -> Result<()>; 3] = [
+        // SAFETY: the buffers outlive the operations.
+        &|| unsafe { ep.write(local, ends.target.addr(), key, 99) },
+        // SAFETY: as above.
+        &|| unsafe { ep.read(result, ends.target.addr(), key, 99) },
+        // SAFETY: as above.
+        &|| unsafe {
+            let at: *const c_void = ends.source.memory.as_ptr().cast();
+            ep.inject_write(at, 1, ends.target.addr(), key)
+        },
+    ];
+    for (i, other) in others.into_iter().enumerate() {
+        ends.write(10 + i, Flags::MORE).unwrap();
+        other().unwrap();
+        assert_eq!(ends.arrived(14)[10 + i], 11 + i as u8);
+        assert_eq!(ends.client.completion().unwrap().context, 10 + i);
+        if i < 2 {
+            assert_eq!(ends.client.completion().unwrap().context, 99);
+        }
+    }
+    // injected data is not delayed, although the flag is set
+    ends.write(20, Flags::MORE | Flags::INJECT).unwrap();
+    assert_eq!(ends.arrived(21)[20], 21);
+    ends.completed(20..21);
+}
+
+/// A list has at most 64 requests, and a full queue has none that is delayed.
+#[test]
+fn long_lists_and_full_queues() {
+    let ends = Ends::new();
+    let mut posted = 0;
+    let mut done = 0;
+    while posted < 200 {
+        match ends.write(posted, Flags::MORE) {
+            Ok(()) => posted += 1,
+            Err(FiErrno::EAGAIN) => {
+                // each that was accepted completes without a further operation
+                ends.completed(done..posted);
+                done = posted;
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+    ends.completed(done..200);
+    assert!(ends.arrived(200).into_iter().eq(1..=200));
+}
+
+/// A wrong key fails its operation and those behind it, each with an entry.
+#[test]
+fn a_failure_within_a_list() {
+    let ends = Ends::new();
+    let (iov, desc) = ends.source.part(0, 1);
+    let local = LocalIov::single(&iov, &desc);
+    let wrong = [RemoteIov {
+        addr: ends.target.addr() + 4096,
+        len: 1,
+        key: ends.target.region.key(),
+    }];
+    ends.write(0, Flags::MORE).unwrap();
+    // SAFETY: the buffers outlive the operations.
+    unsafe { ends.client.ep.write_msg(local, &wrong, 0, 1, Flags::MORE) }.unwrap();
+    ends.write(2, Flags::empty()).unwrap();
+    ends.completed(0..1);
+    for _ in 1..3 {
+        ends.client.completion().unwrap_err();
+    }
+    assert_eq!(ends.arrived(3), [1, 0, 0]);
+}
+
+/// What is delayed when the connection ends has an entry too.
+#[test]
+fn an_end_within_a_list() {
+    let ends = Ends::new();
+    for at in 0..3 {
+        ends.write(at, Flags::MORE).unwrap();
+    }
+    ends.server.ep.shutdown().unwrap();
+    for context in 0..3 {
+        match ends.client.completion() {
+            Ok(completion) => assert_eq!(completion.context, context),
+            Err(error) => assert_eq!(error.completion.context, context),
+        }
+    }
+}
