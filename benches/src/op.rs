@@ -43,10 +43,14 @@ ops! {
     Read = "read",
     /// Writes, 64 at a time.
     WriteStream = "write-stream",
+    /// Writes, 64 at a time; each but the last one says that another one follows (`FI_MORE`).
+    WriteStreamMore = "write-stream-more",
     /// Reads, 64 at a time.
     ReadStream = "read-stream",
     /// Fetch and add on a word of the peer's memory, one at a time.
     Atomic = "atomic",
+    /// Fetch and add (`fi_fetch_atomic`) on 8 bytes of the peer's memory, one at a time.
+    FetchAdd = "fetch-add",
     /// Registering memory on demand, and closing the region.
     Register = "register-on-demand",
     /// Processor time per second of a connected process that waits for a completion.

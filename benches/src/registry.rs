@@ -183,6 +183,14 @@ fn msg() -> Vec<Case> {
             cases.push(case("msg", WeftMsg, op, len, peers));
         }
     }
+    for len in [8, 64, 512, 4 << 10] {
+        let peers = vec![
+            peer(WeftMsg, Op::WriteStream, None),
+            peer(WeftMsg, Op::Write, 0.5),
+            peer(Shm, Op::WriteStream, None),
+        ];
+        cases.push(case("msg", WeftMsg, Op::WriteStreamMore, len, peers));
+    }
     cases.push(idle("msg", WeftMsg));
     cases
 }
@@ -210,9 +218,42 @@ fn rdm() -> Vec<Case> {
     cases
 }
 
+/// RMA and atomics of reliable datagram endpoints on `soft0`, compared with `shm`.
+fn rdm_rma() -> Vec<Case> {
+    use Kind::{ShmRdm, WeftRdm, WeftRdmAllocated};
+    const SIZES: [usize; 8] = [8, 64, 512, 4 << 10, 16 << 10, 64 << 10, 1 << 20, 4 << 20];
+    let mut cases = Vec::new();
+    for len in SIZES {
+        for op in [Op::Write, Op::Read, Op::WriteStream] {
+            let wanted = (op != Op::WriteStream || len >= 16 << 10).then_some(1.0);
+            let peers = vec![peer(ShmRdm, op, wanted)];
+            cases.push(case("rdm", WeftRdm, op, len, peers));
+        }
+        if len <= 4 << 10 {
+            let peers = vec![
+                peer(WeftRdm, Op::WriteStream, None),
+                peer(WeftRdm, Op::Write, 0.5),
+                peer(ShmRdm, Op::WriteStream, None),
+            ];
+            cases.push(case("rdm", WeftRdm, Op::WriteStreamMore, len, peers));
+        }
+    }
+    let shm = |wanted| vec![peer(ShmRdm, Op::FetchAdd, wanted)];
+    cases.push(case("rdm", WeftRdm, Op::FetchAdd, 8, shm(None)));
+    let allocated = shm(Some(1.0));
+    cases.push(case(
+        "rdm-allocated",
+        WeftRdmAllocated,
+        Op::FetchAdd,
+        8,
+        allocated,
+    ));
+    cases
+}
+
 /// All cases, in the order in which they run.
 pub(crate) fn cases() -> Vec<Case> {
-    [device(), msg(), rdm()].concat()
+    [device(), msg(), rdm(), rdm_rma()].concat()
 }
 
 #[cfg(test)]

@@ -5,6 +5,8 @@
 //! have one completion queue each, in the CONTEXT format, and the threading model is
 //! `FI_THREAD_DOMAIN`.
 
+mod rma;
+
 use std::ffi::c_void;
 use std::ptr::null_mut;
 use std::time::Instant;
@@ -21,12 +23,10 @@ use super::{Patience, Side, Subject, idle};
 use crate::memory::Memory;
 use crate::op::Op;
 
-const BUFFER: usize = 1 << 20;
+const BUFFER: usize = 4 << 20;
 /// Number of posted receives.
 const RECEIVES: usize = 256;
 const WINDOW: u64 = 64;
-/// The operand of an atomic.
-static ONE: u64 = 1;
 /// The requested key, if the provider does not choose the keys.
 const KEY: u64 = 0x77;
 
@@ -128,6 +128,17 @@ impl Fabric {
 
     /// `more_caps`: capabilities in addition to messages and RMA.
     pub(crate) fn with_caps(provider: &str, kind: Endpoint, side: Side, more_caps: u64) -> Self {
+        Self::with_memory(provider, kind, side, more_caps, false)
+    }
+
+    /// `allocated`: the peer accesses memory that weft has allocated.
+    pub(crate) fn with_memory(
+        provider: &str,
+        kind: Endpoint,
+        side: Side,
+        more_caps: u64,
+        allocated: bool,
+    ) -> Self {
         let path = std::env::var("WEFT_LIBFABRIC").unwrap_or_else(|_| "libfabric.so.1".into());
         let lib = Lib::open(&path);
         let info = info(&lib, provider, kind, side, more_caps);
@@ -135,10 +146,15 @@ impl Fabric {
         unsafe {
             let fabric = open_fabric(&lib, info.first());
             let domain = open_domain(fabric, info.first());
-            let (outbox, inbox) = (Memory::new(BUFFER), Memory::new(BUFFER));
+            let outbox = Memory::new(BUFFER);
             let access = FI_SEND | FI_RECV | FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
             let out_mr = register(domain, outbox.at, outbox.len, access);
-            let in_mr = register_as(domain, inbox, access, KEY);
+            let (inbox, in_mr) = if allocated {
+                rma::allocate(domain, BUFFER, access, KEY)
+            } else {
+                let inbox = Memory::new(BUFFER);
+                (inbox, register_as(domain, inbox, access, KEY))
+            };
             let mut attr = cq_attr(FI_CQ_FORMAT_CONTEXT, FI_WAIT_UNSPEC);
             attr.size = 2 * RECEIVES;
             let open_queue = || {
@@ -403,62 +419,6 @@ impl Fabric {
         }
     }
 
-    /// Posts a read or write with a completion. False if the queue is full.
-    #[inline]
-    pub(crate) fn post_rma(&mut self, read: bool, len: usize) -> bool {
-        let context = self.context();
-        let (ep, at) = (self.ep, self.outbox.at.cast());
-        let (desc, peer, (addr, key)) = (self.out_desc, self.peer, self.remote);
-        // SAFETY: a live endpoint, a registered buffer.
-        let ret = unsafe {
-            if read {
-                call!((*ep).rma, read, ep, at, len, desc, peer, addr, key, context)
-            } else {
-                call!(
-                    (*ep).rma,
-                    write,
-                    ep,
-                    at,
-                    len,
-                    desc,
-                    peer,
-                    addr,
-                    key,
-                    context
-                )
-            }
-        };
-        posted(ret, "fi_read or fi_write")
-    }
-
-    /// Posts a fetch and add of 1 to the first word of the peer's memory. False if the queue is
-    /// full. The endpoint must have `FI_ATOMIC`.
-    pub(crate) fn post_fetch_add(&mut self) -> bool {
-        let context = self.context();
-        let (ep, at, one) = (self.ep, self.outbox.at.cast(), &raw const ONE);
-        let (desc, peer, (addr, key)) = (self.out_desc, self.peer, self.remote);
-        // SAFETY: a live endpoint; a readable operand; a registered buffer for the result.
-        let ret = unsafe {
-            call!(
-                (*ep).atomic,
-                readwrite,
-                ep,
-                one.cast(),
-                1,
-                null_mut(),
-                at,
-                desc,
-                peer,
-                addr,
-                key,
-                FI_UINT64,
-                FI_SUM,
-                context
-            )
-        };
-        posted(ret, "fi_fetch_atomic")
-    }
-
     /// Reads up to `most` (at most 16) completions, and returns their number.
     #[inline]
     pub(crate) fn poll(&mut self, cq: *mut fid_cq, most: usize) -> u64 {
@@ -602,32 +562,6 @@ impl Fabric {
         begin.elapsed().as_nanos() as f64 / (windows * WINDOW) as f64
     }
 
-    fn access(&mut self, read: bool, len: usize, count: u64, window: u64) -> f64 {
-        if !self.side.is_first() {
-            // the second side makes progress for providers that need it
-            self.receive(1, 1);
-            let open = self.send(8, true);
-            self.complete(open);
-            return 0.0;
-        }
-        let begin = Instant::now();
-        let windows = count.div_ceil(window);
-        for _ in 0..windows {
-            let mut done = 0;
-            for _ in 0..window {
-                while !self.post_rma(read, len) {
-                    done += self.poll(self.tx, 16);
-                }
-            }
-            self.complete(window - done);
-        }
-        let nanos = begin.elapsed().as_nanos() as f64 / (windows * window) as f64;
-        let open = self.send(8, true);
-        self.complete(open);
-        self.receive(1, 1);
-        nanos
-    }
-
     /// Processor time per second while a thread waits in `fi_cq_sread`.
     fn idle(&mut self, seconds: u64) -> f64 {
         struct Waiter(*mut fid_cq);
@@ -761,10 +695,12 @@ impl Subject for Fabric {
             Op::Pingpong => self.pingpong(len, count, true),
             Op::PingpongSend => self.pingpong(len, count, false),
             Op::Stream => self.stream(len, count),
-            Op::Write => self.access(false, len, count, 1),
-            Op::Read => self.access(true, len, count, 1),
-            Op::WriteStream => self.access(false, len, count, WINDOW),
-            Op::ReadStream => self.access(true, len, count, WINDOW),
+            Op::Write
+            | Op::Read
+            | Op::WriteStream
+            | Op::ReadStream
+            | Op::WriteStreamMore
+            | Op::FetchAdd => self.access(op, len, count),
             Op::Idle => self.idle(count),
             other => panic!("libfabric has no {other}"),
         }

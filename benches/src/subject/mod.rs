@@ -8,6 +8,8 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
+use libfabric_sys::FI_ATOMIC;
+
 use crate::op::Op;
 
 pub(crate) use device::{Device, Ring, verbs};
@@ -58,13 +60,19 @@ pub(crate) enum Kind {
     Tcp,
     /// libfabric's `shm`, reliable datagrams, untagged.
     Shm,
+    /// weft's reliable datagram endpoints on `soft0`, for RMA and atomics.
+    WeftRdm,
+    /// The same; weft allocates the peer's memory.
+    WeftRdmAllocated,
+    /// `shm`, for RMA and atomics.
+    ShmRdm,
     /// weft's reliable datagram endpoints on `soft0`, tagged messages.
     WeftTagged,
     /// `shm`, tagged messages.
     ShmTagged,
 }
 
-const NAMES: [(Kind, &str); 11] = [
+const NAMES: [(Kind, &str); 14] = [
     (Kind::Machine, "machine"),
     (Kind::Device, "softverbs"),
     (Kind::DeviceBuffer, "softverbs-buffer"),
@@ -74,6 +82,9 @@ const NAMES: [(Kind, &str); 11] = [
     (Kind::WeftMsg, "weft"),
     (Kind::Tcp, "tcp"),
     (Kind::Shm, "shm"),
+    (Kind::WeftRdm, "weft-rdm"),
+    (Kind::WeftRdmAllocated, "weft-rdm-allocated"),
+    (Kind::ShmRdm, "shm-rdm"),
     (Kind::WeftTagged, "weft-tagged"),
     (Kind::ShmTagged, "shm-tagged"),
 ];
@@ -99,6 +110,9 @@ impl FromStr for Kind {
 impl Kind {
     /// Opens this process's end.
     pub(crate) fn open(self, side: Side) -> Box<dyn Subject> {
+        let rdm = |provider, allocated| {
+            Fabric::with_memory(provider, fabric::Endpoint::Rdm, side, FI_ATOMIC, allocated)
+        };
         match self {
             Self::Machine => Box::new(machine::Machine::open(side)),
             Self::Device => Box::new(Device::open(side)),
@@ -109,6 +123,9 @@ impl Kind {
             Self::WeftMsg => Box::new(Fabric::open("weft", fabric::Endpoint::Msg, side)),
             Self::Tcp => Box::new(Fabric::open("tcp", fabric::Endpoint::Msg, side)),
             Self::Shm => Box::new(Fabric::open("shm", fabric::Endpoint::Rdm, side)),
+            Self::WeftRdm => Box::new(rdm("weft", false)),
+            Self::WeftRdmAllocated => Box::new(rdm("weft", true)),
+            Self::ShmRdm => Box::new(rdm("shm", false)),
             Self::WeftTagged => Box::new(Fabric::open("weft", fabric::Endpoint::Tagged, side)),
             Self::ShmTagged => Box::new(Fabric::open("shm", fabric::Endpoint::Tagged, side)),
         }

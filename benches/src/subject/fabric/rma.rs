@@ -1,0 +1,175 @@
+//! Remote reads, writes and atomics.
+
+use std::ptr::null_mut;
+use std::time::Instant;
+
+use abi_tests::call;
+use abi_tests::weft::{mr_ops, weft_mr_attr};
+use libfabric_sys::*;
+
+use super::{Fabric, WINDOW, posted};
+use crate::memory::Memory;
+use crate::op::Op;
+use crate::subject::Patience;
+
+/// The operand of an atomic.
+static ONE: u64 = 1;
+
+/// Memory that weft allocates, and its region.
+///
+/// # Safety
+/// A live domain of weft.
+pub(super) unsafe fn allocate(
+    domain: *mut fid_domain,
+    len: usize,
+    access: u64,
+    key: u64,
+) -> (Memory, *mut fid_mr) {
+    let attr = weft_mr_attr {
+        size: size_of::<weft_mr_attr>(),
+        access,
+        requested_key: key,
+        flags: 0,
+        addr: null_mut(),
+        map_flags: 0,
+        context: null_mut(),
+    };
+    let (mut at, mut mr) = (null_mut(), null_mut());
+    // SAFETY: the caller's promise; the region is never closed.
+    unsafe {
+        let alloc = mr_ops(domain).mr_alloc.expect("mr_alloc");
+        let ret = alloc(domain, len, &raw const attr, &raw mut at, &raw mut mr);
+        assert_eq!(ret, 0, "mr_alloc");
+        at.cast::<u8>().write_bytes(1, len);
+    }
+    (Memory { at: at.cast(), len }, mr)
+}
+
+impl Fabric {
+    /// Posts a read or write with a completion. False if the queue is full.
+    #[inline]
+    pub(crate) fn post_rma(&mut self, read: bool, len: usize) -> bool {
+        let context = self.context();
+        let (ep, at) = (self.ep, self.outbox.at.cast());
+        let (desc, peer, (addr, key)) = (self.out_desc, self.peer, self.remote);
+        // SAFETY: a live endpoint, a registered buffer.
+        let ret = unsafe {
+            if read {
+                call!((*ep).rma, read, ep, at, len, desc, peer, addr, key, context)
+            } else {
+                call!(
+                    (*ep).rma,
+                    write,
+                    ep,
+                    at,
+                    len,
+                    desc,
+                    peer,
+                    addr,
+                    key,
+                    context
+                )
+            }
+        };
+        posted(ret, "fi_read or fi_write")
+    }
+
+    /// Posts a fetch and add of 1 to the first word of the peer's memory. False if the queue is
+    /// full. The endpoint must have `FI_ATOMIC`.
+    pub(crate) fn post_fetch_add(&mut self) -> bool {
+        let context = self.context();
+        let (ep, at, one) = (self.ep, self.outbox.at.cast(), &raw const ONE);
+        let (desc, peer, (addr, key)) = (self.out_desc, self.peer, self.remote);
+        // SAFETY: a live endpoint; a readable operand; a registered buffer for the result.
+        let ret = unsafe {
+            call!(
+                (*ep).atomic,
+                readwrite,
+                ep,
+                one.cast(),
+                1,
+                null_mut(),
+                at,
+                desc,
+                peer,
+                addr,
+                key,
+                FI_UINT64,
+                FI_SUM,
+                context
+            )
+        };
+        posted(ret, "fi_fetch_atomic")
+    }
+
+    /// As [`Self::post_rma`] of a write, which another one follows at once if `more`.
+    #[inline]
+    fn post_write_more(&mut self, len: usize, more: bool) -> bool {
+        let context = self.context();
+        let (addr, key) = self.remote;
+        let mut desc = self.out_desc;
+        let iov = libc::iovec {
+            iov_base: self.outbox.at.cast(),
+            iov_len: len,
+        };
+        let range = fi_rma_iov { addr, len, key };
+        let msg = fi_msg_rma {
+            msg_iov: &raw const iov,
+            desc: &raw mut desc,
+            iov_count: 1,
+            addr: self.peer,
+            rma_iov: &raw const range,
+            rma_iov_count: 1,
+            context,
+            data: 0,
+        };
+        let flags = FI_COMPLETION | if more { FI_MORE } else { 0 };
+        let ep = self.ep;
+        // SAFETY: a live endpoint, a registered buffer.
+        let ret = unsafe { call!((*ep).rma, writemsg, ep, &raw const msg, flags) };
+        posted(ret, "fi_writemsg")
+    }
+
+    #[inline]
+    fn post_access(&mut self, op: Op, len: usize, last: bool) -> bool {
+        match op {
+            Op::Read | Op::ReadStream => self.post_rma(true, len),
+            Op::WriteStreamMore => self.post_write_more(len, !last),
+            Op::FetchAdd => self.post_fetch_add(),
+            _ => self.post_rma(false, len),
+        }
+    }
+
+    /// Accesses the peer's memory, one operation at a time or in windows.
+    pub(super) fn access(&mut self, op: Op, len: usize, count: u64) -> f64 {
+        if !self.side.is_first() {
+            // the second side makes progress for providers that need it
+            self.receive(1, 1);
+            let open = self.send(8, true);
+            self.complete(open);
+            return 0.0;
+        }
+        let window = match op {
+            Op::WriteStream | Op::ReadStream | Op::WriteStreamMore => WINDOW,
+            _ => 1,
+        };
+        let begin = Instant::now();
+        let windows = count.div_ceil(window);
+        for _ in 0..windows {
+            let mut done = 0;
+            let mut patience = Patience::default();
+            for i in 0..window {
+                while !self.post_access(op, len, i + 1 == window) {
+                    done += self.poll(self.tx, 16);
+                    patience.wait();
+                }
+            }
+            self.complete(window - done);
+        }
+        let nanos = begin.elapsed().as_nanos() as f64 / (windows * window) as f64;
+        let open = self.send(8, true);
+        self.complete(open);
+        self.receive(1, 1);
+        nanos
+    }
+}
