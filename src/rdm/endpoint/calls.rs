@@ -148,6 +148,10 @@ impl Endpoint {
     ///
     /// # Safety
     /// As [`Self::send`].
+    #[allow(
+        clippy::needless_pass_by_value,
+        reason = "its fields stay in registers on the fast path"
+    )]
     #[inline(always)]
     unsafe fn post(&self, outgoing: Outgoing<'_>) -> Result<()> {
         let shared = self.shared();
@@ -177,9 +181,9 @@ impl Endpoint {
                 return Ok(());
             }
         }
-        // SAFETY: as above.
         // a copy, so that the fast path stores nothing of it
         let outgoing = Outgoing { ..outgoing };
+        // SAFETY: as above.
         unsafe { self.post_any(guard, &outgoing, posted) }
     }
 

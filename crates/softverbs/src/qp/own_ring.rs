@@ -29,8 +29,8 @@ use crate::environment;
 use crate::peer::Peer;
 use crate::process::Process;
 use crate::receive_ring::{
-    ARRIVALS_LEN, Destination, Fill, Message, Place, Receiver, SLOT, Sender, Stop, UseWord, WAITING_AT,
-    is_awaited, is_valid, is_writing, note_arrival, ring_len,
+    ARRIVALS_LEN, Destination, Fill, Message, Place, Receiver, SLOT, Sender, Stop, UseWord,
+    WAITING_AT, is_awaited, is_valid, is_writing, note_arrival, ring_len,
 };
 use crate::segment::layout::{MAX_CQS, cq, fits, qp as layout, receive_rings, split_qp_num};
 use crate::segment::{Mapping, Word};
