@@ -57,6 +57,11 @@ ENDING = "receive_ring::a_ring_ends_behind_its_last_message"
 ENDING_SLEEP = "receive_ring::the_end_of_the_last_message_is_found_or_rung"
 ENDING_FULL = "receive_ring::the_end_of_a_post_without_room_is_found_or_rung"
 FORSAKEN = "receive_ring::a_sender_that_waits_for_room_finds_the_end_or_is_rung"
+GROWS = "receive_ring::messages_arrive_in_order_when_the_ring_grows"
+GROWS_COLD = "receive_ring::a_ring_that_grows_and_becomes_cold_has_its_message_or_an_arrival"
+MOVED = "receive_ring::a_sender_that_has_moved_is_rung"
+MOVED_CONSUME = "receive_ring::a_consume_rings_a_sender_that_has_moved"
+ASKED = "receive_ring::a_sender_that_asks_before_it_moves_is_rung"
 PADDING = "receive_ring::padding_is_never_found_alone"
 STRONGER = "signal::a_late_weaker_request_replaces_no_stronger_one"
 LAST_STATE = "closing::who_finds_the_state_unchanged_was_heard"
@@ -186,6 +191,17 @@ WEAKENED = [
     Bug(FORSAKEN, "no light fence", S + "sync.rs", *NO_LIGHT),
     Bug(FORSAKEN, "no look at the state behind the request", R + "usage.rs", "        heavy_fence();\n        self.release(usage, ring)\n", "        heavy_fence();\n        drop((usage, ring));\n        true\n"),
     Bug(PADDING, "padding before its message", R + "sender.rs", "        self.pass(pad);\n        self.put(words, len, slots, fill);", "        let early = u64::from(sequence(pads)) | u64::from(PAD) << 32;\n        if pad > 0 {\n            self.ring.map().u64(self.ring.place(pads)).store(early, Ordering::Release);\n        }\n        self.pass(pad);\n        self.put(words, len, slots, fill);"),
+    Bug(GROWS, "a larger ring shown before it is cleared", R + "receiver.rs", "        fence(Ordering::Release);\n        self.prepare(larger);\n        self.larger = Some(larger);\n        show();\n", "        show();\n        fence(Ordering::Release);\n        self.prepare(larger);\n        self.larger = Some(larger);\n"),
+    Bug(GROWS, "no position at the marker", R + "sender.rs", "        self.head = self.head.wrapping_add(1);\n        self.former", "        self.former"),
+    *no_fences(GROWS_COLD),
+    Bug(GROWS_COLD, "the first ring alone made cold", R + "receiver.rs", "std::iter::once(self.at).chain(larger)", "std::iter::once(self.at).chain(larger.filter(|_| hot))"),
+    Bug(GROWS_COLD, "no marker before the message", R + "sender.rs", "            .store(first, Ordering::Release);\n        self.head = self.head.wrapping_add(1);", "            .store(first & 0, Ordering::Release);\n        self.head = self.head.wrapping_add(1);"),
+    *no_fences(MOVED),
+    Bug(MOVED, "the position behind the marker is not published", R + "receiver.rs", "        self.advance_by(1);\n        Stop::Moved", "        self.tail = self.tail.wrapping_add(1);\n        Stop::Moved"),
+    Bug(MOVED, "the position published behind the look", R + "receiver.rs", "        let former = self.former;\n        let before = former.is_some_and(|at| is_awaited(&self.map, at + WAITING_AT));\n        self.sender_waits() || before", "        let word = self.map.u32(self.at + CONSUMED_AT);\n        word.store(self.tail.wrapping_sub(1), Ordering::Relaxed);\n        let former = self.former;\n        let before = former.is_some_and(|at| is_awaited(&self.map, at + WAITING_AT));\n        let waits = self.sender_waits() || before;\n        word.store(self.tail, Ordering::Release);\n        waits"),
+    Bug(MOVED_CONSUME, "the request in the larger ring alone", R + "sender.rs", "std::iter::once(self.at).chain(former)", "std::iter::once(self.at).chain(former.filter(|_| false))"),
+    Bug(MOVED_CONSUME, "no look at the first ring", R + "sender.rs", "        self.look_at(former.at);\n", ""),
+    Bug(ASKED, "no look at the request in the first ring", R + "receiver.rs", "self.sender_waits() || before", "self.sender_waits() || before && false"),
     Bug(STRONGER, "the request stored", S + "signal.rs", "fetch_max(armed, Ordering::SeqCst)", "store(armed, Ordering::SeqCst)"),
     *no_fences(LAST_STATE),
     *no_fences(LAST_STAMP),

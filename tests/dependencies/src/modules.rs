@@ -147,6 +147,7 @@ const QP_LAYERS: &[&[&str]] = &[
         "state",
     ],
     &["copies", "modify", "remote_qp"],
+    &["ring_sends"],
     &["access", "fail", "own_ring", "push", "waiting", "xrc_send"],
     &["atomic", "elements"],
     &["datagram", "pending", "send", "window"],

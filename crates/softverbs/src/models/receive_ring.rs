@@ -143,8 +143,7 @@ fn messages_arrive_in_order_when_the_ring_grows() {
         let thread = thread::spawn(move || {
             for (number, cell) in (0..).zip(theirs) {
                 if offered.load(Ordering::Acquire) == 1 {
-                    // for lack of room it may have to stay
-                    let _ = sender.move_to(LARGER);
+                    sender.move_to(LARGER);
                 }
                 while !sender.push([number; 3], 8, |_: *mut u8| cell.write(number)) {
                     pause(0);
@@ -161,8 +160,7 @@ fn messages_arrive_in_order_when_the_ring_grows() {
             assert_eq!(payload[number as usize].read(), number);
             receiver.advance(&message);
             if number == 0 {
-                receiver.offer(LARGER);
-                offer.store(1, Ordering::Release);
+                receiver.offer(LARGER, || offer.store(1, Ordering::Release));
             }
             number += 1;
         }
@@ -171,13 +169,42 @@ fn messages_arrive_in_order_when_the_ring_grows() {
     });
 }
 
+/// What the receiver does at the marker; whether it rings.
+fn follow(receiver: &mut Receiver, map: &Mapping) -> bool {
+    while !matches!(receiver.peek(), Err(Stop::Moved)) {
+        pause(0);
+    }
+    light_fence(true);
+    receiver.moved_sender_waits() && signal::must_notify(map, SENDER_CQ, true, true)
+}
+
 /// A sender that waits for room in a larger ring, at which the receiver has not arrived.
 #[test]
 fn a_sender_that_has_moved_is_rung() {
     check(|| {
         let (own, ..) = ends();
         let (_, mut sender, mut receiver) = larger_ring();
-        receiver.offer(LARGER);
+        receiver.offer(LARGER, || {});
+        assert!(sender.move_to(LARGER));
+        while sender.push([0; 3], 0, |_: *mut u8| {}) {}
+        let map = own.again();
+        let thread = thread::spawn(move || follow(&mut receiver, &map));
+        signal::arm(&own, SENDER_CQ, ARMED_ANY);
+        heavy_fence();
+        sender.ask();
+        heavy_fence();
+        let found = sender.push([0; 3], 0, |_: *mut u8| {});
+        assert!(thread.join().unwrap() || found);
+    });
+}
+
+/// The same, but the receiver consumes a message of the first ring.
+#[test]
+fn a_consume_rings_a_sender_that_has_moved() {
+    check(|| {
+        let (own, ..) = ends();
+        let (_, mut sender, mut receiver) = larger_ring();
+        receiver.offer(LARGER, || {});
         assert!(sender.push([0; 3], 0, |_: *mut u8| {}));
         assert!(sender.move_to(LARGER));
         while sender.push([0; 3], 0, |_: *mut u8| {}) {}
@@ -185,7 +212,6 @@ fn a_sender_that_has_moved_is_rung() {
         let thread = thread::spawn(move || {
             let message = receiver.peek().unwrap().unwrap();
             receiver.advance(&message);
-            assert_eq!(receiver.peek().unwrap_err(), Stop::Moved);
             light_fence(true);
             receiver.sender_waits() && signal::must_notify(&map, SENDER_CQ, true, true)
         });
@@ -198,12 +224,37 @@ fn a_sender_that_has_moved_is_rung() {
     });
 }
 
+/// The sender has asked for room in the first ring, then moves, and finds no room in the larger
+/// one.
+#[test]
+fn a_sender_that_asks_before_it_moves_is_rung() {
+    check(|| {
+        let (own, ..) = ends();
+        let (_, mut sender, mut receiver) = larger_ring();
+        receiver.offer(LARGER, || {});
+        let map = own.again();
+        let thread = thread::spawn(move || follow(&mut receiver, &map));
+        signal::arm(&own, SENDER_CQ, ARMED_ANY);
+        heavy_fence();
+        sender.ask();
+        heavy_fence();
+        assert!(sender.move_to(LARGER));
+        let mut sent = 0;
+        while sender.push([0; 3], 0, |_: *mut u8| {}) {
+            sent += 1;
+        }
+        // with the marker one less, until the receiver has found it
+        let found = sent == LARGER.slots - 1;
+        assert!(thread.join().unwrap() || found);
+    });
+}
+
 #[test]
 fn a_ring_that_grows_and_becomes_cold_has_its_message_or_an_arrival() {
     check(|| {
         let (map, mut sender, mut receiver) = larger_ring();
         receiver.set_hot(true);
-        receiver.offer(LARGER);
+        receiver.offer(LARGER, || {});
         let thread = thread::spawn(move || {
             assert!(sender.move_to(LARGER));
             assert!(sender.push([0; 3], 0, |_: *mut u8| {}));

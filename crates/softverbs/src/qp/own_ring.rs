@@ -1,27 +1,27 @@
-//! The receive ring of a queue pair, and its sends through the ring of the other one
-//! (`docs/softverbs-ring.md`).
+//! The receive ring of a queue pair (`docs/softverbs-ring.md`).
 //!
 //! The sends of one ring are serialized by the caller, and so are its polls; the two may run at the
 //! same time. Creating, attaching, RESET and destruction exclude all other calls. So the two sides
 //! are accessed through raw pointers without a lock, and never both through one reference.
 //!
-//! While a queue pair writes into a ring, it names the receiver in its own word ([`Destination`]).
-//! A receiver that stops to receive changes its state word, runs a heavy fence and reads that word.
-//! It neither ends the ring nor uses its memory again while the sender writes.
+//! While a queue pair writes into a ring, it names the receiver in a word of its own. A receiver
+//! that stops to receive changes its state word, runs a heavy fence and reads that word. It neither
+//! ends the ring nor uses its memory again while the sender writes.
 //!
 //! Threads sleep on the channel of the completion queue to which a queue pair receives, also for
 //! room and for the end of a ring: only a call for that channel takes its rings of the doorbell.
 
 use std::ptr::{addr_of, addr_of_mut};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use rdma_core_sys::{
-    IBV_EVENT_QP_REQ_ERR, IBV_QPS_ERR, IBV_QPS_INIT, IBV_QPS_RESET, IBV_QPS_RTS, IBV_QPS_SQD,
-    IBV_QPT_RC, softdv_ring, softdv_ring_info,
+    IBV_EVENT_QP_REQ_ERR, IBV_QPS_ERR, IBV_QPS_INIT, IBV_QPS_RESET, IBV_QPT_RC, softdv_ring,
+    softdv_ring_info,
 };
 
-use super::remote_qp::{Connection, Unreachable};
+use super::remote_qp::Unreachable;
+use super::ring_sends::{Outbound, OutgoingMessage};
 use super::{Qp, RecvQueue, entry_at};
 use crate::cq::Cq;
 use crate::delivery::receives;
@@ -29,12 +29,11 @@ use crate::environment;
 use crate::peer::Peer;
 use crate::process::Process;
 use crate::receive_ring::{
-    ARRIVALS_LEN, Destination, Fill, Message, Place, Receiver, SLOT, Sender, Stop, UseWord,
-    WAITING_AT, is_awaited, is_valid, is_writing, note_arrival, ring_len,
+    Fill, Message, Place, Receiver, SLOT, Stop, UseWord, WAITING_AT, is_awaited, is_valid,
+    is_writing, ring_len,
 };
-use crate::segment::layout::{MAX_CQS, cq, fits, qp as layout, receive_rings, split_qp_num};
-use crate::segment::{Mapping, Word};
-use crate::sync::{Arc, are_light, heavy_fence, known_light_fence, light_fence, pause};
+use crate::segment::layout::{qp as layout, split_qp_num};
+use crate::sync::{Arc, heavy_fence, light_fence, pause};
 use crate::sys::{self, Errno, Res, try_box};
 
 /// Longest wait for a sender that writes into the ring, in nanoseconds.
@@ -91,39 +90,9 @@ struct Former {
     used: UseWord,
 }
 
-/// The sending side.
-struct Outbound {
-    sender: Sender,
-    peer: Arc<Peer>,
-    destination: Destination,
-    /// Offset of the receiver's entry.
-    entry_at: usize,
-    /// `RING_USE` of the queue pair.
-    using: Word<AtomicU64>,
-    /// Index of the receiver.
-    index: u32,
-    arrivals_at: usize,
-}
-
-/// A message to send.
-pub(crate) struct OutgoingMessage<F> {
-    pub(crate) words: [u64; 3],
-    pub(crate) len: usize,
-    pub(crate) solicited: bool,
-    /// Writes the payload.
-    pub(crate) fill: F,
-}
-
 fn enabled() -> bool {
     static ENABLED: OnceLock<bool> = OnceLock::new();
     *ENABLED.get_or_init(|| environment::RING.value().is_none_or(|value| value != "0"))
-}
-
-/// A range that a peer's tables name, if it lies in the part for rings.
-fn checked(at: u64, len: usize) -> Option<usize> {
-    let at = usize::try_from(at).ok()?;
-    let part = receive_rings::AT..receive_rings::END;
-    (at.is_multiple_of(64) && fits(part, at, 1, len)).then_some(at)
 }
 
 /// A word that is never `expected`: a ring that is not read has no message.
@@ -450,18 +419,12 @@ impl OwnRing {
             })
         })?;
         let conn = sq.conn.as_ref().ok_or(Errno(libc::EAGAIN))?;
-        let again = this.outbound.as_ref().is_some_and(|out| {
-            Arc::ptr_eq(&out.peer, &conn.peer)
-                && out.destination.word.incarnation() == conn.word.incarnation()
-        });
+        let again = this.outbound.as_ref().is_some_and(|out| out.is_of(conn));
         if !again {
             this.outbound = Some(Outbound::find(qp, conn, sq.dest)?);
             this.inbound.peer = Some(Arc::clone(&conn.peer));
         }
-        let max_send = this
-            .outbound
-            .as_ref()
-            .map_or(0, |out| out.sender.max_payload());
+        let max_send = this.outbound.as_ref().map_or(0, Outbound::max_payload);
         Ok(softdv_ring_info {
             max_send: max_send as u32,
             max_recv: this.inbound.receiver.max_payload() as u32,
@@ -494,12 +457,18 @@ impl OwnRing {
         }
         let at = qp.process().segment.take_ring(ring_len(slots))?;
         let place = *larger.insert(Place { at, slots });
-        inbound.receiver.offer(place);
-        let (map, entry) = (qp.map(), qp.at());
-        map.u32(entry + layout::LARGER_SLOTS)
-            .store(slots, Ordering::Relaxed);
-        map.u64(entry + layout::LARGER_AT)
-            .store(at as u64, Ordering::Release);
+        inbound.receiver.offer(place, || {
+            let (map, entry) = (qp.map(), qp.at());
+            map.u32(entry + layout::LARGER_SLOTS)
+                .store(slots, Ordering::Relaxed);
+            map.u64(entry + layout::LARGER_AT)
+                .store(at as u64, Ordering::Release);
+        });
+        // The sender may wait for room.
+        light_fence(inbound.peer.as_ref().is_some_and(|peer| peer.barriers));
+        if inbound.receiver.sender_waits() {
+            wake_sender(qp);
+        }
         Ok(())
     }
 
@@ -526,7 +495,7 @@ impl OwnRing {
     /// As [`Self::outbound`].
     pub(crate) unsafe fn sent(ring: *mut Self) -> u32 {
         // SAFETY: the caller's promise.
-        unsafe { Self::outbound(ring) }.map_or(0, |out| out.sender.sent())
+        unsafe { Self::outbound(ring) }.map_or(0, |out| out.sent())
     }
 
     /// Position behind the last message that the receiver has consumed.
@@ -703,7 +672,7 @@ impl Inbound {
     fn follow(&mut self, qp: &Qp) -> Res<Option<Message>> {
         self.moved = true;
         light_fence(self.peer.as_ref().is_some_and(|peer| peer.barriers));
-        if self.receiver.sender_waits() {
+        if self.receiver.moved_sender_waits() {
             wake_sender(qp);
         }
         self.poll(qp)
@@ -758,119 +727,5 @@ fn is_written(process: &Process, peer: Option<Arc<Peer>>, dest: u32, receiver: U
         Ok(Some(peer)) => writes(&peer, dest, receiver),
         Ok(None) => false,
         Err(_) => true,
-    }
-}
-
-/// Moves to the larger ring of the receiver, in whose use the sender is. `false`: there is none, or
-/// the sender has no room to tell the receiver.
-#[cold]
-fn move_to_larger(sender: &mut Sender, (map, entry): (&Mapping, usize)) -> bool {
-    let at = map.u64(entry + layout::LARGER_AT).load(Ordering::Acquire);
-    let slots = map.u32(entry + layout::LARGER_SLOTS);
-    let slots = slots.load(Ordering::Relaxed);
-    if at == 0 || !is_valid(slots) {
-        return false;
-    }
-    checked(at, ring_len(slots)).is_some_and(|at| sender.move_to(Place { at, slots }))
-}
-
-/// As [`Sender::push`], into the larger ring of the receiver.
-#[cold]
-fn push_to_larger<F: Fill + Copy>(
-    sender: &mut Sender,
-    receiver: (&Mapping, usize),
-    message: &OutgoingMessage<F>,
-) -> bool {
-    move_to_larger(sender, receiver) && sender.push(message.words, message.len, message.fill)
-}
-
-impl Outbound {
-    /// Finds the ring of the other end.
-    ///
-    /// # Errors
-    /// `EOPNOTSUPP`: it has none. `ENOTCONN`: its tables are invalid. `ENOMEM`.
-    fn find(qp: &Qp, conn: &Connection, dest: u32) -> Res<Self> {
-        const INVALID: Errno = Errno(libc::ENOTCONN);
-        let map: &Arc<Mapping> = &conn.peer.map;
-        let at = map.u64(conn.at + layout::RING_AT).load(Ordering::Acquire);
-        if at == 0 {
-            return Err(Errno(libc::EOPNOTSUPP));
-        }
-        let slots = map.u32(conn.at + layout::RING_SLOTS);
-        let slots = slots.load(Ordering::Relaxed);
-        if !is_valid(slots) {
-            return Err(INVALID);
-        }
-        let at = checked(at, ring_len(slots)).ok_or(INVALID)?;
-        let recv_cq = conn.recv_cq % MAX_CQS as u32;
-        let cq_at = cq::AT + cq::STRIDE * recv_cq as usize;
-        let arrivals = map.u64(cq_at + cq::ARRIVALS_AT).load(Ordering::Acquire);
-        Ok(Self {
-            sender: Sender::new(Arc::clone(map), at, slots)?,
-            peer: Arc::clone(&conn.peer),
-            destination: Destination {
-                state: Word::u64(map, conn.at + layout::STATE),
-                word: conn.word,
-                used: UseWord::new(dest, conn.word.incarnation()),
-                cq_at,
-                armed: Word::u32(map, cq_at + cq::ARMED),
-                light: are_light(conn.peer.barriers),
-            },
-            entry_at: conn.at,
-            using: Word::u64(&qp.process().segment.map, qp.at() + layout::RING_USE),
-            index: conn.index,
-            arrivals_at: checked(arrivals, ARRIVALS_LEN).ok_or(INVALID)?,
-        })
-    }
-
-    #[inline(always)]
-    fn post<F: Fill + Copy>(&mut self, qp: &Qp, message: &OutgoingMessage<F>) -> i32 {
-        if qp.state() != IBV_QPS_RTS {
-            return if qp.state() == IBV_QPS_SQD {
-                libc::EBUSY
-            } else {
-                libc::ENOTCONN
-            };
-        }
-        let (peer, destination) = (&self.peer, &mut self.destination);
-        let ring = |at| peer.ring_cq(at);
-        let Some(usage) = destination.begin(&self.using, ring) else {
-            return libc::ENOTCONN;
-        };
-        let (words, len, fill) = (message.words, message.len, message.fill);
-        let sender = &mut self.sender;
-        let sent = sender.push(words, len, fill)
-            || push_to_larger(sender, (&peer.map, self.entry_at), message);
-        if !sent {
-            return match destination.release(usage, ring) {
-                true if len > sender.max_payload() => libc::EMSGSIZE,
-                true => libc::EAGAIN,
-                false => libc::ENOTCONN,
-            };
-        }
-        known_light_fence(destination.light);
-        if self.sender.is_cold() {
-            note_arrival(&peer.map, self.arrivals_at, self.index);
-        }
-        match destination.end(usage, message.solicited, ring) {
-            true => 0,
-            false => libc::ENOTCONN,
-        }
-    }
-
-    fn delivered(&mut self) -> u32 {
-        let destination = &mut self.destination;
-        self.sender.delivered(|| destination.was_connected())
-    }
-
-    fn wait(&mut self, qp: &Qp) -> i32 {
-        let (peer, destination) = (&self.peer, &mut self.destination);
-        let ring = |at| peer.ring_cq(at);
-        let connected = destination.ask(&self.using, &self.sender, ring);
-        // The state word of a dead receiver does not change: only the own state shows its end.
-        match connected && matches!(qp.state(), IBV_QPS_RTS | IBV_QPS_SQD) {
-            true => 0,
-            false => libc::ENOTCONN,
-        }
     }
 }

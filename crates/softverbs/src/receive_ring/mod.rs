@@ -17,7 +17,7 @@ mod usage;
 pub(crate) use arrivals::{ARRIVALS_LEN, Arrivals, note_arrival};
 pub(crate) use receiver::{Message, Receiver, Stop, is_awaited};
 pub(crate) use sender::{Fill, Sender};
-pub(crate) use usage::{Destination, UseWord, is_writing};
+pub(crate) use usage::{Destination, Usage, UseWord, is_writing};
 
 /// Bytes of a slot.
 pub(crate) const SLOT: usize = 64;
@@ -175,17 +175,16 @@ mod tests {
     }
 
     #[test]
-    fn a_sender_moves_only_if_it_can_tell_the_receiver() {
+    fn the_sender_into_a_full_ring_moves() {
         let end = LARGER.at + ring_len(LARGER.slots);
         let (_, mut sender, mut receiver) = pair_within(64, end);
         while send(&mut sender, [0; 3], &[1; SHORT]) {}
-        receiver.offer(LARGER);
-        assert!(!sender.move_to(LARGER));
-        let message = next(&mut receiver).unwrap();
-        receiver.advance(&message);
+        receiver.offer(LARGER, || {});
         assert!(sender.move_to(LARGER));
         assert!(!sender.move_to(LARGER));
         // the receiver is in the former ring
+        let message = next(&mut receiver).unwrap();
+        receiver.advance(&message);
         assert_eq!(sender.delivered(|| true), 1);
         let long = vec![3; max_payload(256)];
         assert!(send(&mut sender, [1; 3], &long));
@@ -204,6 +203,22 @@ mod tests {
     }
 
     #[test]
+    fn a_position_ahead_of_the_sender_changes_nothing() {
+        let (map, mut sender, mut receiver) = pair(64);
+        while send(&mut sender, [0; 3], &[]) {}
+        let forged = map.u32(AT + CONSUMED_AT);
+        for position in [64, 65, 1 << 30, 1 << 31, u32::MAX] {
+            forged.store(position, Ordering::Relaxed);
+            assert_eq!(sender.delivered(|| true), 0, "{position}");
+            assert!(!send(&mut sender, [0; 3], &[]), "{position}");
+        }
+        let message = receiver.peek().unwrap().unwrap();
+        receiver.advance(&message);
+        assert_eq!(sender.delivered(|| true), 1);
+        assert!(send(&mut sender, [0; 3], &[]));
+    }
+
+    #[test]
     fn a_marker_without_a_larger_ring_is_invalid() {
         let (map, _, mut receiver) = pair(64);
         let first = u64::from(receiver.expected()) | u64::from(MOVED) << 32;
@@ -216,7 +231,7 @@ mod tests {
         let end = LARGER.at + ring_len(LARGER.slots);
         for moves in [true, false] {
             let (map, mut sender, mut receiver) = pair_within(64, end);
-            receiver.offer(LARGER);
+            receiver.offer(LARGER, || {});
             if moves {
                 assert!(sender.move_to(LARGER));
                 assert!(send(&mut sender, [0; 3], &[1; 60]));
@@ -266,7 +281,7 @@ mod tests {
             let (grows, moves) = (grows.index(800), moves.index(900));
             for (step, (sends, len, ahead)) in steps.into_iter().enumerate() {
                 if step == grows {
-                    receiver.offer(LARGER);
+                    receiver.offer(LARGER, || {});
                 }
                 if step >= grows.max(moves) {
                     sender.move_to(LARGER);

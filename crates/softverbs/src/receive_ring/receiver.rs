@@ -23,6 +23,8 @@ pub(crate) struct Receiver {
     hot: bool,
     /// A larger ring, to which the sender has not moved yet.
     larger: Option<Place>,
+    /// Offset of the ring from which the receiver has followed the sender.
+    former: Option<usize>,
 }
 
 /// A message. Its header was copied out of the ring; its payload is still there.
@@ -42,7 +44,7 @@ pub(crate) enum Stop {
     /// ring again.
     Broken,
     /// The sender has moved to the [larger](Receiver::offer) ring, and so has the receiver. The
-    /// caller runs a light fence, checks [`Receiver::sender_waits`] and looks again.
+    /// caller runs a light fence, checks [`Receiver::moved_sender_waits`] and looks again.
     Moved,
 }
 
@@ -57,17 +59,19 @@ impl Receiver {
             tail: 0,
             hot: false,
             larger: None,
+            former: None,
         };
         this.clear();
         this
     }
 
-    /// Empties the ring for another sender. No sender writes into it any more. That sender begins in
-    /// the larger ring, if there is one.
+    /// Empties the ring for another sender. No sender writes into it any more. That sender begins
+    /// in the larger ring, if there is one.
     pub(crate) fn clear(&mut self) {
         if let Some(larger) = self.larger.take() {
             self.enter(larger);
         }
+        self.former = None;
         (self.tail, self.hot) = (0, false);
         // A sender of an earlier ring in this memory reads `CONSUMED`, and then finds that its
         // connection has ended.
@@ -99,12 +103,13 @@ impl Receiver {
         max_payload(slots)
     }
 
-    /// Prepares a larger ring. The caller then names it to the sender, which moves there between two
-    /// messages.
-    pub(crate) fn offer(&mut self, larger: Place) {
+    /// Prepares a larger ring, and names it to the sender by `show`, a store with release. The
+    /// sender moves there between two messages.
+    pub(crate) fn offer(&mut self, larger: Place, show: impl FnOnce()) {
         fence(Ordering::Release);
         self.prepare(larger);
         self.larger = Some(larger);
+        show();
     }
 
     fn enter(&mut self, ring: Place) {
@@ -202,6 +207,7 @@ impl Receiver {
         let Some(larger) = self.larger.take() else {
             return Stop::Broken;
         };
+        self.former = Some(self.at);
         self.enter(larger);
         // the marker used a slot of the former ring
         self.advance_by(1);
@@ -239,6 +245,14 @@ impl Receiver {
     #[inline(always)]
     pub(crate) fn sender_waits(&self) -> bool {
         is_awaited(&self.map, self.at + WAITING_AT)
+    }
+
+    /// As [`is_awaited`], after [`Stop::Moved`], for both rings: the sender may have asked before
+    /// it moved.
+    pub(crate) fn moved_sender_waits(&self) -> bool {
+        let former = self.former;
+        let before = former.is_some_and(|at| is_awaited(&self.map, at + WAITING_AT));
+        self.sender_waits() || before
     }
 
     /// Publishes whether the receiver examines the ring without a noted arrival. Returns whether

@@ -45,6 +45,15 @@ pub(crate) struct Sender {
     marked: u32,
     /// The word at `HOT_AT`.
     hot: Word<AtomicU32>,
+    /// The ring that this sender has left, until the receiver has left it too.
+    former: Option<Former>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Former {
+    at: usize,
+    /// Position behind the marker.
+    end: u32,
 }
 
 impl Sender {
@@ -63,6 +72,7 @@ impl Sender {
             consumed: 0,
             stale: zeroed(MAX_SLOTS.div_ceil(64) as usize)?,
             marked: 0,
+            former: None,
         })
     }
 
@@ -79,18 +89,24 @@ impl Sender {
     }
 
     /// Moves to an empty ring, of which the receiver knows that this sender moves there. The caller
-    /// has checked its bounds. Returns false, with nothing changed, if it is this ring, or if this
-    /// ring has no room to tell the receiver.
+    /// has checked its bounds. Returns false, with nothing changed, if it is this ring. Otherwise a
+    /// marker is published, and the caller does the same as after a message.
     pub(crate) fn move_to(&mut self, ring: Place) -> bool {
-        if ring.at == self.at || !self.room(2) {
+        if ring.at == self.at {
             return false;
         }
+        // Each message leaves one slot free. Nothing follows the marker, so no word behind it has
+        // to be cleared.
         let first = u64::from(sequence(self.head)) | u64::from(MOVED) << 32;
         self.ring
             .map()
             .u64(self.ring.place(self.head))
             .store(first, Ordering::Release);
         self.head = self.head.wrapping_add(1);
+        self.former = Some(Former {
+            at: self.at,
+            end: self.head,
+        });
         (self.at, self.slots) = (ring.at, ring.slots);
         self.ring = Slots::new(Arc::clone(self.ring.map()), ring.at + SLOTS_AT, ring.slots);
         self.hot = Word::u32(self.ring.map(), ring.at + HOT_AT);
@@ -215,8 +231,7 @@ impl Sender {
         self.used().saturating_add(slots) <= self.slots
     }
 
-    /// Slots in use. If the receiver publishes a position ahead of `head`, the difference wraps to
-    /// a large value and the ring counts as full.
+    /// Slots in use.
     #[inline(always)]
     fn used(&self) -> u32 {
         self.head.wrapping_sub(self.consumed)
@@ -224,11 +239,29 @@ impl Sender {
 
     #[inline(always)]
     fn look(&mut self) {
-        let consumed = self.ring.map().u32(self.at + CONSUMED_AT);
+        self.look_at(self.at);
+        if let Some(former) = self.former {
+            self.look_back(former);
+        }
+    }
+
+    #[inline(always)]
+    fn look_at(&mut self, ring: usize) {
+        let consumed = self.ring.map().u32(ring + CONSUMED_AT);
         let consumed = consumed.load(Ordering::Acquire);
-        // a larger ring has an earlier position until the receiver is there too
-        if consumed.wrapping_sub(self.consumed).cast_signed() > 0 {
+        // A larger ring has an earlier position until the receiver is there too. No correct
+        // receiver is ahead of `head`.
+        if consumed.wrapping_sub(self.consumed) <= self.used() {
             self.consumed = consumed;
+        }
+    }
+
+    /// Looks at the ring that the receiver may still be in.
+    #[cold]
+    fn look_back(&mut self, former: Former) {
+        self.look_at(former.at);
+        if self.consumed.wrapping_sub(former.end).cast_signed() >= 0 {
+            self.former = None;
         }
     }
 
@@ -242,6 +275,9 @@ impl Sender {
     /// Asks the receiver to ring when it consumes. The caller then runs a heavy fence and looks for
     /// room or delivery once more.
     pub(crate) fn ask(&self) {
-        signal::ask(self.ring.map(), self.at + WAITING_AT, signal::ANYBODY);
+        let former = self.former.map(|former| former.at);
+        for at in std::iter::once(self.at).chain(former) {
+            signal::ask(self.ring.map(), at + WAITING_AT, signal::ANYBODY);
+        }
     }
 }

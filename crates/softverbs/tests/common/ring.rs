@@ -257,6 +257,12 @@ impl Ring {
         unsafe { (verbs().softdv_ring_await.unwrap())(self.0) }
     }
 
+    /// Offers a larger ring: 0 or an errno.
+    pub fn grow(self, slots: u32) -> c_int {
+        // SAFETY: live ring.
+        unsafe { (verbs().softdv_ring_grow.unwrap())(self.0, slots) }
+    }
+
     pub fn set_hot(self, hot: bool) -> bool {
         // SAFETY: live ring.
         let ret = unsafe { (verbs().softdv_ring_set_hot.unwrap())(self.0, hot.into()) };
