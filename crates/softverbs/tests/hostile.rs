@@ -532,6 +532,8 @@ unsafe fn exchange(
         let mut info = softdv_ring_info::default();
         (verbs().softdv_ring_attach.unwrap())(ring, &raw mut info);
         assert!(info.max_send <= 2016 && info.max_recv <= 2016);
+        let grows = random.below(2) == 0;
+        let longest = if grows { 8160 } else { info.max_recv };
         while (sent < MESSAGES || taken < MESSAGES) && begin.elapsed() < limit {
             let len = random.below(u64::from(info.max_send) + 1) as u32;
             if sent < MESSAGES {
@@ -544,13 +546,18 @@ unsafe fn exchange(
                 0 => {}
                 1 => {
                     let message = message.assume_init();
-                    assert!(message.length <= info.max_recv || info.max_recv == 0);
+                    assert!(message.length <= longest || info.max_recv == 0);
                     let payload = message.payload.cast::<u8>();
                     let good = (0..message.length as usize)
                         .all(|at| payload.add(at).read_volatile() == PATTERN);
                     whole += u64::from(good && message.words == [taken, 1, 2]);
                     assert_eq!((verbs().softdv_ring_consume.unwrap())(ring), 0);
                     taken += 1;
+                    if grows && taken == MESSAGES / 4 {
+                        // a neighbour can make the queue pair fail
+                        let ret = (verbs().softdv_ring_grow.unwrap())(ring, 256);
+                        assert!([0, libc::ENOTCONN, libc::EALREADY].contains(&ret), "{ret}");
+                    }
                 }
                 error => {
                     let documented = [-libc::EAGAIN, -libc::ENOTCONN, -libc::EPROTO];

@@ -157,6 +157,13 @@ impl Ring {
         (sent, delivered)
     }
 
+    /// Offers a larger ring; 0 or an errno.
+    pub(crate) fn grow(self, slots: u32) -> c_int {
+        let grow = verbs().softdv_ring_grow.expect("a device with rings");
+        // SAFETY: live ring.
+        unsafe { grow(self.0, slots) }
+    }
+
     /// Makes the ring hot or cold; whether it is not empty.
     pub(crate) fn set_hot(self, hot: bool) -> bool {
         let set_hot = verbs().softdv_ring_set_hot.expect("a device with rings");

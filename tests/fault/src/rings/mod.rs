@@ -17,6 +17,8 @@ use survivor::{Round, Survivor, Work};
 
 /// Slots of every ring; all of them but one can be in use.
 const SLOTS: u32 = 64;
+/// Slots of a ring that has grown.
+const LARGER: u32 = 256;
 /// Bytes of the payload of a message that takes one slot.
 const SHORT: usize = 32;
 

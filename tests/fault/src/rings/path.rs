@@ -21,6 +21,10 @@ pub(crate) enum Path {
     PostFull,
     /// The ring was full at the last look, and the survivor has consumed since.
     PostRoom,
+    /// The ring is full, and the survivor offers a larger one.
+    PostMoves,
+    /// The same with the longest payload of the larger ring.
+    PostMovesLong,
     /// The survivor's queue pair is in ERR.
     PostEnded,
     /// The whole wait for room: arms the queue, asks for a wake-up, posts again.
@@ -36,6 +40,10 @@ pub(crate) enum Path {
     /// The survivor waits for the delivery of one message.
     ConsumeDelivers,
     TakePadded,
+    /// Offers a larger ring to the survivor, which waits for room.
+    Grow,
+    /// The survivor has moved to the larger ring.
+    PollMoved,
     Arrivals,
     Heat,
     Cool,
@@ -53,7 +61,7 @@ pub(crate) enum Path {
 }
 
 impl Path {
-    pub(crate) const ALL: [Self; 28] = [
+    pub(crate) const ALL: [Self; 32] = [
         Self::Post,
         Self::PostHot,
         Self::PostLong,
@@ -62,6 +70,8 @@ impl Path {
         Self::PostSolicited,
         Self::PostFull,
         Self::PostRoom,
+        Self::PostMoves,
+        Self::PostMovesLong,
         Self::PostEnded,
         Self::Await,
         Self::AwaitEnded,
@@ -72,6 +82,8 @@ impl Path {
         Self::ConsumeWakes,
         Self::ConsumeDelivers,
         Self::TakePadded,
+        Self::Grow,
+        Self::PollMoved,
         Self::Arrivals,
         Self::Heat,
         Self::Cool,
@@ -100,7 +112,12 @@ impl Path {
     /// Number of short messages that the victim posts before the call,
     pub(crate) fn posted(self) -> u64 {
         match self {
-            Self::PostFull | Self::PostRoom | Self::Await | Self::AwaitEnded => 63,
+            Self::PostFull
+            | Self::PostRoom
+            | Self::PostMoves
+            | Self::PostMovesLong
+            | Self::Await
+            | Self::AwaitEnded => 63,
             Self::PostPadded => 40,
             Self::PostEnded | Self::Positions => 2,
             Self::Attach | Self::Create => 0,
@@ -131,7 +148,9 @@ impl Path {
     /// Lengths of the messages that the survivor posts then, and that the victim does not take.
     pub(crate) fn given(self) -> Vec<usize> {
         match self {
-            Self::ConsumeWakes | Self::Fail => vec![SHORT; 63],
+            Self::ConsumeWakes | Self::Grow | Self::Fail => vec![SHORT; 63],
+            // 10 of them in the larger ring
+            Self::PollMoved => vec![SHORT; 73],
             Self::TakePadded => vec![2000],
             Self::Poll
             | Self::Consume
@@ -147,11 +166,15 @@ impl Path {
         }
     }
 
-    /// Number of messages that the call consumes.
+    /// Whether the call consumes a message or a marker.
     pub(crate) fn consumes(self) -> bool {
         matches!(
             self,
-            Self::Consume | Self::ConsumeWakes | Self::ConsumeDelivers | Self::TakePadded
+            Self::Consume
+                | Self::ConsumeWakes
+                | Self::ConsumeDelivers
+                | Self::TakePadded
+                | Self::PollMoved
         )
     }
 
@@ -166,7 +189,19 @@ impl Path {
                 | Self::PostWakes
                 | Self::PostSolicited
                 | Self::PostRoom
+                | Self::PostMoves
+                | Self::PostMovesLong
         )
+    }
+
+    /// Whether the survivor grows its ring before the call.
+    pub(crate) fn moves(self) -> bool {
+        matches!(self, Self::PostMoves | Self::PostMovesLong)
+    }
+
+    /// Number of messages that the victim takes last before the call.
+    pub(crate) fn drained(self) -> u32 {
+        if self == Self::PollMoved { 63 } else { 0 }
     }
 
     /// Whether the call may send a message, if the survivor makes room.
@@ -178,6 +213,7 @@ impl Path {
     pub(crate) fn len(self) -> usize {
         match self {
             Self::PostLong | Self::PostPadded => 2000,
+            Self::PostMovesLong => 8160,
             _ => 8,
         }
     }
@@ -190,6 +226,7 @@ impl Path {
                 | Self::PostSolicited
                 | Self::ConsumeWakes
                 | Self::ConsumeDelivers
+                | Self::Grow
                 | Self::Fail
         )
     }
@@ -198,7 +235,7 @@ impl Path {
     pub(crate) fn is_awaited(self) -> bool {
         matches!(
             self,
-            Self::ConsumeWakes | Self::ConsumeDelivers | Self::Fail
+            Self::ConsumeWakes | Self::ConsumeDelivers | Self::Grow | Self::Fail
         )
     }
 
@@ -219,7 +256,9 @@ impl Path {
     /// Instructions between two kills of a full walk.
     pub(crate) fn stride(self) -> usize {
         match self {
-            Self::Create | Self::Attach | Self::Reset | Self::Destroy => 7,
+            Self::Create | Self::Attach | Self::Grow | Self::Reset | Self::Destroy => 7,
+            // most of them copy the payload
+            Self::PostMovesLong => 23,
             _ => 1,
         }
     }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use rdma_core_sys::{IBV_QPS_ERR, IBV_QPT_RC, IBV_WC_SUCCESS};
 
 use super::path::Path;
-use super::{SHORT, SLOTS, message};
+use super::{LARGER, SHORT, SLOTS, message};
 use crate::device::{Device, Op, Pair, Queue, Received, Region, Retries, Ring, Wc};
 use crate::leftovers::Leftovers;
 use crate::link::{Link, readable};
@@ -232,6 +232,9 @@ impl Survivor {
         if path.is_ended() {
             end.pair.fail();
         }
+        if path.moves() {
+            assert_eq!(end.ring.grow(LARGER), 0);
+        }
         if path == Path::PostWakes || path.is_awaited() {
             self.queue.arm();
         }
@@ -374,7 +377,7 @@ impl Survivor {
         let (sent, delivered) = end.ring.positions();
         let path = round.path;
         // all messages before the padded one take one slot
-        let first = path.received() as u32;
+        let first = path.received() as u32 + path.drained();
         let consumed = match path {
             Path::TakePadded => SLOTS + 32,
             _ => first + 1,

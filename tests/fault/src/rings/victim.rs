@@ -3,7 +3,7 @@
 use rdma_core_sys::{IBV_QPT_RC, SOFTDV_RING_SOLICITED};
 
 use super::path::Path;
-use super::{SHORT, SLOTS, message};
+use super::{LARGER, SHORT, SLOTS, message};
 use crate::device::{Device, Retries};
 use crate::link::{Link, numbers};
 use crate::random::pattern;
@@ -54,8 +54,14 @@ pub(crate) fn run(arguments: &[String]) {
         assert_eq!(received.words[0], number);
         assert!(received.payload == pattern((tag ^ 1) + 4 * number, SHORT));
     }
+    if path == Path::PollMoved {
+        assert_eq!(ring.grow(LARGER), 0);
+    }
     link.say("taken");
     link.hear();
+    for _ in 0..path.drained() {
+        assert!(matches!(ring.poll(), Ok(Some(_))), "no message");
+    }
     let (words, payload) = message(tag, path.posted(), path.len());
     match path {
         Path::Post | Path::PostHot | Path::PostPadded | Path::PostWakes | Path::PostEnded => {
@@ -73,7 +79,7 @@ pub(crate) fn run(arguments: &[String]) {
             ring.post(words, &payload, SOFTDV_RING_SOLICITED);
             trace::end();
         }
-        Path::PostFull | Path::PostRoom => {
+        Path::PostFull | Path::PostRoom | Path::PostMoves | Path::PostMovesLong => {
             trace::begin();
             ring.post(words, &payload, 0);
             trace::end();
@@ -90,7 +96,7 @@ pub(crate) fn run(arguments: &[String]) {
             ring.positions();
             trace::end();
         }
-        Path::PollEmpty | Path::Poll => {
+        Path::PollEmpty | Path::Poll | Path::PollMoved => {
             trace::begin();
             let _ = ring.peek();
             trace::end();
@@ -127,6 +133,11 @@ pub(crate) fn run(arguments: &[String]) {
             trace::begin();
             queue.arm();
             let _ = ring.peek();
+            trace::end();
+        }
+        Path::Grow => {
+            trace::begin();
+            ring.grow(LARGER);
             trace::end();
         }
         Path::PollEnd => {
