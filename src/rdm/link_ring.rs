@@ -20,9 +20,12 @@ use crate::wire::rdm::ring::{Head, PREFIX, Words, head, words};
 /// Slots of a ring: the longest packet fits into half of them.
 const SLOTS: u32 = 128;
 /// Longest payload in such a ring, in bytes.
-pub(super) const SMALL_RING: usize = 32 * SLOTS as usize - 32;
+const LONGEST: usize = 32 * SLOTS as usize - 32;
 /// Slots of a ring that carries long messages: 15 parts of 8 KiB.
 const LARGE: u32 = 2048;
+/// Short messages that have arrived as SENDs before the ring is enlarged: the first ones of a
+/// connection may be SENDs, because HELLO is under way.
+const OVERFLOWS: u32 = 16;
 
 /// The payload of a packet in memory of the application or the engine.
 #[derive(Clone, Copy, Debug)]
@@ -80,6 +83,8 @@ pub(super) struct LinkRing {
     pub(super) ended: bool,
     /// Whether the ring was enlarged; `None`: not tried yet.
     large: Option<bool>,
+    /// Number of short messages that have arrived as SENDs.
+    overflows: u32,
     /// [`FORKS`] in the process that has created the ring.
     forks: u32,
 }
@@ -123,6 +128,7 @@ impl LinkRing {
             used: false,
             ended: false,
             large: None,
+            overflows: 0,
             forks: forks(),
         })
     }
@@ -263,6 +269,12 @@ impl LinkRing {
             self.large = Some(grown.is_ok());
         }
         self.is_large()
+    }
+
+    /// A message of this length has arrived as a SEND. Returns whether the ring is too small.
+    pub(super) fn overflows(&mut self, len: usize) -> bool {
+        self.overflows = self.overflows.saturating_add(1);
+        len > LONGEST || self.overflows > OVERFLOWS
     }
 
     #[inline]

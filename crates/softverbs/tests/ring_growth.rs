@@ -336,13 +336,12 @@ fn long_child(link: &mut Link) {
 
 fn cold_sender(link: &mut Link) {
     let (_end, ring) = connected(link);
-    let mut sent = fill_both(link, ring);
+    let sent = fill_both(link, ring);
     // the receiver has made its ring hot, cold and hot, and it is behind the marker
-    for _ in 0..4 {
+    for number in sent..sent + 4 {
         link.say("sent");
         link.expect("more");
-        assert_eq!(ring.post([sent, 0, 0], &[], 0), 0);
-        sent += 1;
+        assert_eq!(ring.post([number, 0, 0], &[], 0), 0);
     }
     link.say("sent");
     link.expect("end");

@@ -4,7 +4,6 @@ use super::super::core::{Io, Origin, Post};
 use super::super::link::LinkKey;
 use super::super::link_cm::{LinkCm, Step};
 use super::super::link_end::LinkEnd;
-use super::super::link_ring::SMALL_RING;
 use super::super::operations::{Atomic, Kind, Operation, TxKey};
 use super::super::ops::Form;
 use super::super::peer::PeerKey;
@@ -111,8 +110,8 @@ impl Io for Executor {
         match &packet.body {
             Body::Eager { message, payload } => {
                 let envelope = envelope(message, payload.len.into());
-                if matches!(slot, Place::Slot(_)) && payload.len as usize > SMALL_RING {
-                    self.enlarge_arriving();
+                if matches!(slot, Place::Slot(_)) {
+                    self.overflows(payload.len as usize);
                 }
                 credit = self.eager(origin, &envelope, &slot, payload.offset);
             }

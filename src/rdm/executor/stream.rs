@@ -170,11 +170,14 @@ impl Executor {
         self.answer(origin, Kind::Cts { op, receiver });
     }
 
-    /// A message was too long for the ring of its link.
-    #[cold]
-    pub(super) fn enlarge_arriving(&mut self) {
-        if let Some(link) = self.arriving {
-            self.enlarge_ring(link);
+    /// A message has arrived as a SEND: it was too long for the ring of its link, or the ring was
+    /// full, or other SENDs were under way.
+    pub(super) fn overflows(&mut self, len: usize) {
+        if let Some(key) = self.arriving
+            && let Some(ring) = self.links.get_mut(key).and_then(|link| link.ring.as_mut())
+            && ring.overflows(len)
+        {
+            self.enlarge_ring(key);
         }
     }
 
