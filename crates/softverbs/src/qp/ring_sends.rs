@@ -2,7 +2,7 @@
 //!
 //! While a queue pair writes into a ring, it names the receiver in its own word ([`Destination`]).
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicU64, Ordering};
 
 use rdma_core_sys::{IBV_QPS_RTS, IBV_QPS_SQD};
 
