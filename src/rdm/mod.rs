@@ -61,6 +61,7 @@ mod operations;
 mod ops;
 mod packet_memory;
 mod peer;
+mod pull;
 mod pulls;
 mod receives;
 mod recover;

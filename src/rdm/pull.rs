@@ -1,0 +1,32 @@
+//! The state of a long message that the receiver reads. `docs/protocol-rdm.md`, "Long messages".
+
+use super::link::LinkKey;
+use crate::verbs::{RemoteAddr, Rkey};
+
+/// A message that is read from the memory of its sender.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pull {
+    pub(super) from: (RemoteAddr, Rkey),
+    /// Number of bytes to be read: those that fit into the receive.
+    pub(super) len: u64,
+    /// Offset of the next piece.
+    pub(super) next: u64,
+    /// Number of READs that have not completed.
+    pub(super) reads: u32,
+    /// Number of links that have broken since the last READ that has succeeded, and the last one.
+    pub(super) breaks: u32,
+    pub(super) broken: Option<LinkKey>,
+    /// The device has refused the post of a READ.
+    pub(super) refused: bool,
+    pub(super) state: PullState,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PullState {
+    /// READs are posted.
+    Reads,
+    /// The message cannot be read; when the READs have completed, it is asked for in parts.
+    Refused,
+    /// The session has ended; when the READs have completed, the receive fails.
+    Failed,
+}

@@ -1,0 +1,137 @@
+//! Messages that are read in a ring without calls of the device.
+
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rdma_core_sys as sys;
+
+use super::{AdvanceCall, Message, Ring};
+use crate::errno::{FiErrno, Result};
+
+/// Bytes of a slot and of a message's header (`docs/softverbs-ring.md`, "A message").
+const SLOT: usize = 64;
+const HEADER: usize = 32;
+
+/// Result of [`Run::peek`].
+#[derive(Clone, Copy, Debug)]
+pub enum Next {
+    /// The next message.
+    Message(Message),
+    /// No message.
+    Empty,
+    /// [`Ring::poll`] has to be called, after [`Run::consume`] if the run has taken messages:
+    /// the ring begins again here, or has ended, or its content is invalid.
+    Other,
+}
+
+/// A position in a ring up to which messages were read in place ([`Ring::run`]). A copy: it does not
+/// borrow the ring, so that the caller can send while it reads. The messages that it has taken stay
+/// where they are until [`Run::consume`].
+#[derive(Clone, Copy, Debug)]
+pub struct Run {
+    raw: NonNull<sys::softdv_ring>,
+    advance: AdvanceCall,
+    /// The next message, if the lower half of its first word is `expected`.
+    next: *const u8,
+    expected: u32,
+    /// Slots from `next` to the end of the ring.
+    left: u32,
+    /// Longest payload in bytes.
+    longest: u32,
+    /// Slots of the messages that were taken.
+    slots: u32,
+}
+
+impl Ring {
+    /// The messages at the place of the next one, read without calls of the device.
+    ///
+    /// # Safety
+    /// As [`Self::is_ready`], until the run is dropped.
+    #[inline(always)]
+    pub unsafe fn run(&mut self) -> Run {
+        // SAFETY: live; its fields change only in methods with `&mut self`.
+        let ring = unsafe { self.raw.as_ref() };
+        Run {
+            raw: self.raw,
+            advance: self.calls.advance,
+            next: ring.next.cast(),
+            expected: ring.expected,
+            left: ring.left,
+            longest: ring.longest,
+            slots: 0,
+        }
+    }
+}
+
+impl Run {
+    /// The next message, if it can be read here. Its header is copied once, and it lies inside the
+    /// ring, whatever a hostile neighbour writes.
+    ///
+    /// # Safety
+    /// The ring of the run lives, no other call has taken messages or room since, and this is not a
+    /// forked child of the process that created the ring.
+    #[inline(always)]
+    pub unsafe fn peek(&self) -> Next {
+        if self.left == 0 {
+            return Next::Other;
+        }
+        // SAFETY: a slot of the ring, which is mapped and accessed by atomics only.
+        let word = |at: usize| unsafe {
+            AtomicU64::from_ptr(self.next.wrapping_add(at).cast_mut().cast::<u64>())
+        };
+        let first = word(0).load(Ordering::Acquire);
+        if first as u32 != self.expected {
+            return Next::Empty;
+        }
+        let length = (first >> 32) as u32;
+        // padding is longer
+        if length > self.longest || slots(length) > self.left {
+            return Next::Other;
+        }
+        let words = [8, 16, 24].map(|at| word(at).load(Ordering::Relaxed));
+        Next::Message(Message {
+            raw: sys::softdv_ring_message {
+                words,
+                payload: self.next.wrapping_add(HEADER).cast(),
+                length,
+            },
+        })
+    }
+
+    /// Takes the message that [`Self::peek`] has just returned.
+    #[inline(always)]
+    pub fn take(&mut self, message: &Message) {
+        let slots = slots(message.raw.length);
+        self.next = self.next.wrapping_add(SLOT * slots as usize);
+        // the position counts slots, and is in the upper 31 bits
+        self.expected = self.expected.wrapping_add(slots << 1);
+        self.left = self.left.saturating_sub(slots);
+        self.slots += slots;
+    }
+
+    /// Gives the room of the messages that were taken back to the sender. A system call wakes a
+    /// sender that waits.
+    ///
+    /// # Errors
+    /// `EINVAL`: no message was taken. `EIO`: in a forked child.
+    ///
+    /// # Safety
+    /// As [`Self::peek`].
+    #[inline(always)]
+    pub unsafe fn consume(self) -> Result<()> {
+        // SAFETY: live, by the caller's promise.
+        FiErrno::from_verb(unsafe { (self.advance)(self.raw.as_ptr(), self.slots) })
+    }
+
+    /// Whether a message was taken.
+    #[inline(always)]
+    pub fn has_taken(&self) -> bool {
+        self.slots != 0
+    }
+}
+
+/// Number of slots of a message.
+#[inline(always)]
+const fn slots(length: u32) -> u32 {
+    (HEADER + length as usize).div_ceil(SLOT) as u32
+}
