@@ -677,14 +677,14 @@ impl State {
         false
     }
 
-    /// The peer of an address.
-    ///
     /// The peer of an address, if a call has used it before.
     #[inline(always)]
     pub(super) fn known_peer(&self, addr: FiAddr) -> Option<PeerKey> {
         *self.peers.get(usize::try_from(addr.0).ok()?)?
     }
 
+    /// The peer of an address.
+    ///
     /// # Errors
     /// `EINVAL`: the address is not in the address vector. `ENOMEM`.
     #[inline]

@@ -586,7 +586,6 @@ static void ask(int place)
 	RETURNS(fi_atomic(ep, operand, 0, NULL, to, 0, KEY, FI_UINT64, FI_SUM, NULL), -FI_EINVAL);
 	RETURNS(fi_atomic(ep, NULL, 1, NULL, to, 0, KEY, FI_UINT64, FI_SUM, NULL), -FI_EINVAL);
 	RETURNS(fi_fetch_atomic(ep, operand, 1, NULL, NULL, NULL, to, 0, KEY, FI_UINT64, FI_SUM, NULL), -FI_EINVAL);
-	RETURNS(fi_atomic(ep, operand, 1, NULL, to, 4, KEY, FI_UINT64, FI_SUM, NULL), -FI_EINVAL);
 	RETURNS(fi_atomic(ep, operand, 1, NULL, to + 5, 0, KEY, FI_UINT64, FI_SUM, NULL), -FI_EINVAL);
 	msg.addr = to;
 	RETURNS(fi_atomicmsg(ep, &msg, 0), -FI_EINVAL);

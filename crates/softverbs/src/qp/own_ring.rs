@@ -58,8 +58,6 @@ struct Inbound {
     receiver: Receiver,
     /// Slots of the message that the last poll returned, 0 if it is consumed.
     polled: u32,
-    /// The receiver has followed the sender to the larger ring during this poll.
-    moved: bool,
     phase: Phase,
     /// The process of the other queue pair, if it is attached.
     peer: Option<Arc<Peer>>,
@@ -155,7 +153,6 @@ impl Qp {
             inbound: Inbound {
                 receiver: Receiver::new(map, at, slots),
                 polled: 0,
-                moved: false,
                 phase: Phase::Open,
                 peer: None,
                 former: None,
@@ -530,8 +527,11 @@ impl OwnRing {
         // SAFETY: the caller's promise.
         let (qp, inbound) = unsafe { (Self::qp(ring), Self::inbound(ring)) };
         let polled = inbound.poll(qp);
-        if std::mem::take(&mut inbound.moved) {
-            // SAFETY: the caller's promise.
+        // SAFETY: the caller's promise; `face` is a part of the receiving side.
+        let shown = unsafe { (*addr_of!((*ring).face)).expected };
+        if shown != inbound.receiver.expected() && inbound.is_read() {
+            // behind padding, or in the larger ring
+            // SAFETY: as above.
             unsafe { Self::show_next(ring) };
         }
         if polled.is_err() && !inbound.is_read() {

@@ -146,11 +146,14 @@ impl Sender {
 
     #[inline(never)]
     fn push_many(&mut self, words: [u64; 3], len: usize, fill: impl Fill) -> bool {
+        if len > self.max_payload() {
+            return false;
+        }
         let slots = slots_for(len);
         let to_end = self.slots - (self.head & (self.slots - 1));
         let pad = if slots > to_end { to_end } else { 0 };
         // One more slot must be free: its first word, behind the message, may have to be cleared.
-        if len > self.max_payload() || !self.room(pad + slots + 1) {
+        if !self.room(pad + slots + 1) {
             return false;
         }
         let pads = self.head;
