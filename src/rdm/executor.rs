@@ -30,7 +30,7 @@ use super::core::{Core, Io, Origin, Send};
 use super::iov::Iov;
 use super::link::LinkKey;
 use super::link_cm::{Ended, LinkCm, Step};
-use super::link_ring::{LinkRing, RingPacket};
+use super::link_ring::RingPacket;
 use super::links::{Links, Posted, Sent, WrId};
 use super::operations::{Kind, Operation, PAYLOAD, TxKey, TxMark};
 use super::ops::Form;
@@ -131,8 +131,6 @@ pub(super) struct Executor {
     sources: SourceKeys,
     pulls: Pulls,
     pub(super) streams: Streams,
-    /// Number of rings that were enlarged.
-    grown_rings: usize,
     /// Bytes of READs that the device has copied in their posts since the last poll.
     pub(super) bytes_read: u64,
     /// Completions of such READs have not been polled.
@@ -209,7 +207,6 @@ impl Executor {
             sources: keys.0,
             pulls: keys.1,
             streams: Streams::default(),
-            grown_rings: 0,
             bytes_read: 0,
             reads_wait: false,
             #[cfg(test)]
@@ -310,8 +307,6 @@ impl Executor {
         self.end_rma(key);
         let rma = self.rma_of_ended(key);
         if let Some(mut link) = self.links.remove(key) {
-            let grown = link.ring.as_ref().is_some_and(LinkRing::is_large);
-            self.grown_rings -= usize::from(grown);
             let mut reads = Vec::new();
             for sent in link.take_sent() {
                 match sent {

@@ -6,7 +6,7 @@
     reason = "posts and reads memory of the application and of a ring"
 )]
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use super::iov::{Iov, MAX_IOV};
@@ -55,6 +55,8 @@ pub(super) enum PartInRing {
     Sent,
     /// There is no room now.
     Full,
+    /// Requests of the queue pair before it have not completed.
+    Behind,
     /// The peer's ring is too small, or there is none.
     TooLong,
     /// The link has ended. The part may be in the peer's ring.
@@ -81,12 +83,36 @@ pub(super) struct LinkRing {
     pub(super) used: bool,
     /// Nothing will arrive any more.
     pub(super) ended: bool,
-    /// Whether the ring was enlarged; `None`: not tried yet.
-    large: Option<bool>,
+    /// The larger ring, if it was made; `None`: not tried yet.
+    large: Option<Option<Large>>,
     /// Number of short messages that have arrived as SENDs.
     overflows: u32,
     /// [`FORKS`] in the process that has created the ring.
     forks: u32,
+}
+
+/// Larger rings of the process.
+static LARGE_RINGS: AtomicUsize = AtomicUsize::new(0);
+/// Their largest number: half of the device's memory for rings stays for new connections.
+const MOST: usize = 256;
+
+/// A larger ring of the process.
+#[derive(Debug)]
+struct Large;
+
+impl Large {
+    /// `None`: there are [`MOST`].
+    fn new() -> Option<Self> {
+        let most = |count| (count < MOST).then_some(count + 1);
+        let counted = LARGE_RINGS.fetch_update(Ordering::Relaxed, Ordering::Relaxed, most);
+        counted.ok().map(|_| Self)
+    }
+}
+
+impl Drop for Large {
+    fn drop(&mut self) {
+        LARGE_RINGS.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// The number of forks between the first ring of a process and this process, its descendant. The
@@ -263,10 +289,13 @@ impl LinkRing {
     /// Offers the peer a larger ring, the first time; allocates. Returns whether it is one.
     #[cold]
     pub(super) fn grow(&mut self) -> bool {
-        if self.large.is_none() && self.is_attached() {
+        if self.large.is_none()
+            && self.is_attached()
+            && let Some(large) = Large::new()
+        {
             let grown = self.ring.grow(LARGE);
             let grown = grown.inspect_err(|error| info_log!(EpData, "no larger ring: {error}"));
-            self.large = Some(grown.is_ok());
+            self.large = Some(grown.ok().map(|()| large));
         }
         self.is_large()
     }
@@ -279,7 +308,7 @@ impl LinkRing {
 
     #[inline]
     pub(super) fn is_large(&self) -> bool {
-        self.large == Some(true)
+        matches!(self.large, Some(Some(_)))
     }
 
     /// Whether there may be a packet.

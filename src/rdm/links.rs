@@ -215,6 +215,12 @@ impl LinkQp {
         room
     }
 
+    /// As if a SEND were under way for ever.
+    #[cfg(test)]
+    pub(super) fn occupy(&mut self) {
+        self.packets += 1;
+    }
+
     /// The ring, if the next packet can go there: all SENDs have completed, so the packets before
     /// it have arrived, and so has RMA, which must not be overtaken (`FI_ORDER_SAW`).
     #[inline(always)]

@@ -38,7 +38,8 @@ impl State {
     /// that has nothing to do.
     #[inline(always)]
     pub(super) fn work(&mut self) -> Work {
-        self.io.streams.polled = true;
+        // a thread that sleeps on another queue would wait for the further parts
+        self.io.streams.polled = !self.sleepers;
         let usual = self.io.completions.is_empty()
             && self.io.streams.is_empty()
             && self.io.bytes_read == 0
@@ -47,15 +48,25 @@ impl State {
         if !usual || self.turn >= BUSY {
             return Work::Any;
         }
-        if let Some(at) = self.io.links.next_ready(self.next_hot) {
+        if let Some(at) = self.next_ready() {
             return Work::Ring(at);
         }
-        self.next_hot = 0;
         self.turn += self.step;
         // the call that has the device's turn polls it
         match self.turn < BUSY {
             true => Work::Nothing,
             false => Work::Any,
+        }
+    }
+
+    /// The next hot ring with a packet; the last read has ended in front of `next_hot`.
+    #[inline(always)]
+    fn next_ready(&mut self) -> Option<usize> {
+        let first = std::mem::take(&mut self.next_hot);
+        let found = self.io.links.next_ready(first);
+        match found {
+            None if first != 0 => self.io.links.next_ready(0),
+            found => found,
         }
     }
 
@@ -85,10 +96,9 @@ impl State {
 
     /// As [`Self::read_from`], of all hot rings, whether they have packets or not.
     pub(super) fn read_all(&mut self, reader: Option<&mut Reader<'_, '_>>) -> bool {
-        let rest = match self.io.links.next_ready(self.next_hot) {
+        let rest = match self.next_ready() {
             Some(first) => self.read_from(first, reader),
             None => {
-                self.next_hot = 0;
                 if !self.io.streams.is_empty() {
                     self.run_streams();
                 }
@@ -156,6 +166,9 @@ impl State {
     /// Counts a progress call that had enough entries without a poll.
     #[inline]
     pub(super) fn skip_poll(&mut self) {
+        if !self.io.streams.is_empty() {
+            self.run_streams();
+        }
         self.turn += 1;
         if self.turn >= BUSY {
             self.turn = 0;
@@ -171,6 +184,10 @@ impl State {
             self.io.links.cool();
         }
         let mut all = !self.io.find_arrivals();
+        if !self.io.links.cold.is_empty() {
+            // the device has noted arrivals
+            self.quiet = 0;
+        }
         if let Some(first) = self.io.links.next_ready(0) {
             all &= self.read_hot(first, None);
         }

@@ -66,8 +66,10 @@ pub(super) struct State {
     scope: u32,
     /// Number of calls of the application that have made progress; wraps.
     pub(super) calls: u32,
-    /// The same when the driver was called last.
+    /// The same when the driver was called last, and the time, in ns, of the last call of the driver
+    /// that has found a change.
     calls_seen: u32,
+    polled_at: u64,
     pub(super) failed: bool,
     /// Number of receives of the shared receive context that are not posted any more and keep their
     /// place in its size, as the context counts them.
@@ -517,6 +519,7 @@ impl State {
             scope,
             calls: 0,
             calls_seen: 0,
+            polled_at: 0,
             failed: false,
             places: 0,
             short: false,

@@ -90,6 +90,12 @@ impl Streams {
         self.late.insert(peer.number(), READ);
     }
 
+    /// As if no message that arrives could be read.
+    #[cfg(test)]
+    pub(super) fn forget_spare(&mut self) {
+        self.arriving.clear();
+    }
+
     /// The session of a peer has ended.
     pub(super) fn forget_peer(&mut self, peer: PeerKey) {
         self.late.remove(&peer.number());

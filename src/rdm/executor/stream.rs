@@ -16,8 +16,6 @@ use crate::wire::rdm::{OpId, ring};
 
 /// Parts of a message that one progress call posts.
 const BATCH: usize = 64;
-/// Rings that are enlarged, of an endpoint: 128 KiB each.
-const MAX_GROWN: usize = 128;
 
 impl Executor {
     /// Sends parts of a message that the receiver has asked for.
@@ -84,6 +82,8 @@ impl Executor {
                     let words = ring::data(&header, receiver, offset as u64, len as u32);
                     // SAFETY: the application keeps the buffers until the operation completes.
                     posted = unsafe { ring.post_part(&words, &part) };
+                } else {
+                    posted = PartInRing::Behind;
                 }
                 posted == PartInRing::Sent
             });
@@ -111,12 +111,15 @@ impl Executor {
                     self.send_parts(key, PARTS);
                     return false;
                 }
-                (PartPost::Refused, _) | (PartPost::Behind, _) => return true,
-                (PartPost::Credit, _) => {
-                    // the peer learns of an operation that waits
+                (PartPost::Refused, PartInRing::Behind)
+                | (PartPost::Behind | PartPost::Credit, _) => {
+                    // As an operation: it precedes new messages, its SEND does not wait for the
+                    // requests before it, and the peer learns that it waits for credit. The stream
+                    // goes on when it is complete.
                     self.send_parts(key, 1);
                     return false;
                 }
+                (PartPost::Refused, _) => return true,
             }
         }
         true
@@ -183,13 +186,7 @@ impl Executor {
 
     /// Enlarges the ring of a link once. `false`: it has none, or is not enlarged.
     pub(super) fn enlarge_ring(&mut self, link: LinkKey) -> bool {
-        let grown = self.grown_rings;
-        let Some(ring) = self.links.get_mut(link).and_then(|link| link.ring.as_mut()) else {
-            return false;
-        };
-        if !ring.is_large() && grown < MAX_GROWN && ring.grow() {
-            self.grown_rings += 1;
-        }
-        ring.is_large()
+        let ring = self.links.get_mut(link).and_then(|link| link.ring.as_mut());
+        ring.is_some_and(|ring| ring.is_large() || ring.grow())
     }
 }

@@ -87,7 +87,12 @@ impl Driven for Shared {
         if let Err(error) = armed {
             warn_log!(EpData, "ibv_req_notify_cq: {error}");
         }
-        if sleeper || !polls {
+        let now = self.now();
+        if polls {
+            state.polled_at = now;
+        }
+        // with manual progress only the application continues
+        if sleeper || auto && now - state.polled_at >= PERIOD.as_nanos() as u64 {
             state.stop_streams();
         }
         let mut empty = state.poll_all();

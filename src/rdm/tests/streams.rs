@@ -5,9 +5,10 @@
 use std::time::{Duration, Instant};
 
 use super::Random;
-use super::endpoints::{End, wait};
+use super::endpoints::{End, config, wait};
 use super::pull::{break_links, domain};
 use crate::av::FiAddr;
+use crate::rdm::EndpointConfig;
 use crate::rdm::executor::Executor;
 
 const LEN: usize = (1 << 20) + 5;
@@ -28,8 +29,13 @@ fn counts(end: &End) -> (u32, u32) {
 }
 
 fn pair() -> (End, End, FiAddr) {
+    pair_with(config())
+}
+
+fn pair_with(config: EndpointConfig) -> (End, End, FiAddr) {
     let domain = domain();
-    let (a, b) = (End::open(&domain), End::open(&domain));
+    let open = || End::with(&domain, config.clone(), 0);
+    let (a, b) = (open(), open());
     let to_b = a.knows(&b);
     // both have polled, and are connected
     let mut small = [0; 8];
@@ -164,6 +170,58 @@ fn streams_survive_what_happens_between_their_parts() {
         assert_eq!((memory(&a), memory(&b)), ((0, 0), (0, 0)), "seed {seed}");
         let (begun, _) = counts(&a);
         assert!(begun > 0, "seed {seed}: {all:?}");
+    }
+}
+
+/// Requests of the queue pair under way keep the parts from the ring.
+#[test]
+fn a_stream_does_not_wait_for_the_queue_pair() {
+    let (a, b, to_b) = pair();
+    for round in 0..3 {
+        let bytes = bytes_of(round, LEN);
+        let mut target = vec![0; LEN];
+        b.recv(Some((1, 0)), &mut target, 2);
+        a.send(to_b, Some(1), &bytes, 1);
+        let done = poll_both(&a, &b, 2 + round);
+        a.ep.shared().change(|_, io| {
+            let links: Vec<_> = io.links.keys().collect();
+            for link in links {
+                io.links.get_mut(link).unwrap().occupy();
+            }
+        });
+        // a receiver that cannot read
+        b.ep.shared().change(|_, io| io.streams.forget_spare());
+        wait([&a, &b], done.map(|count| 1 - count));
+        assert!(target == bytes, "round {round}");
+        assert_eq!(counts(&b).1, 0);
+        break_links(&a);
+    }
+}
+
+/// Messages that are in a ring are read without an empty read between them.
+#[test]
+fn a_read_of_one_entry_leaves_the_others_to_the_next_one() {
+    // with sources, entries do not go directly to the reader
+    let (a, b, to_b) = pair_with(EndpointConfig {
+        source: false,
+        ..config()
+    });
+    for round in 0..12 {
+        let mut targets = [[0_u8; 8]; 10];
+        for target in &mut targets {
+            b.recv(Some((1, 0)), target, 2);
+        }
+        for _ in 0..10 {
+            a.send(to_b, Some(1), &[5; 8], 1);
+        }
+        // until the window has grown, some messages wait for credit
+        let found = match round < 8 {
+            true => 0,
+            false => (0..10).filter(|_| poll(&b, 1)).count(),
+        };
+        assert_eq!(found, if round < 8 { 0 } else { 10 });
+        wait([&a, &b], [10, 10 - found]);
+        assert_eq!(targets, [[5; 8]; 10]);
     }
 }
 

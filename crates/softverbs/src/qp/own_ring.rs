@@ -670,7 +670,6 @@ impl Inbound {
     /// The receiver has entered the larger ring, which is not entered again.
     #[cold]
     fn follow(&mut self, qp: &Qp) -> Res<Option<Message>> {
-        self.moved = true;
         light_fence(self.peer.as_ref().is_some_and(|peer| peer.barriers));
         if self.receiver.moved_sender_waits() {
             wake_sender(qp);
