@@ -46,6 +46,7 @@ fn main() {
             connecting_receiver,
         ),
         ("memory_of_a_flood", memory_sender, idle),
+        ("a_receive_without_memory", gone_sender, gone_receiver),
     ]);
 }
 
@@ -306,6 +307,62 @@ fn pause_receiver(link: &mut Link) {
         assert!(begin.elapsed() < LIMIT, "{next:?}");
     }
     link.say("all");
+}
+
+/// The receiver takes a datagram into memory that it has unmapped, and the next one into other
+/// memory.
+fn gone_sender(link: &mut Link) {
+    let (mut end, to) = senders(link, &[4]).remove(0);
+    let buffer = end.buffer(&[7; 1024]);
+    for number in 0..2 {
+        link.expect("ready");
+        post(&mut end, &buffer, 1024, to, number);
+        assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
+    }
+    link.expect("got");
+}
+
+fn gone_receiver(link: &mut Link) {
+    let mut end = end_of(4, 4);
+    end.say_address(link);
+    for (number, gone) in [true, false].into_iter().enumerate() {
+        // pages that contain nothing else
+        let memory = end.buffer(&[0; 3 * 4096]);
+        let page = (memory.addr() as usize).next_multiple_of(4096);
+        let mut sge = ibv_sge {
+            addr: page as u64,
+            length: 2048,
+            lkey: memory.lkey(),
+        };
+        let mut wr = ibv_recv_wr {
+            sg_list: &raw mut sge,
+            num_sge: 1,
+            ..Default::default()
+        };
+        // SAFETY: live queue pair, a chain of one, a writable pointer; a page of this test.
+        unsafe {
+            assert_eq!(
+                ibv_post_recv(end.qp, &raw mut wr, &mut std::ptr::null_mut()),
+                0
+            );
+            let page = std::ptr::with_exposed_provenance_mut(page);
+            if gone {
+                assert_eq!(libc::mprotect(page, 4096, libc::PROT_NONE), 0);
+            }
+            link.say("ready");
+            let wc = end.wait(LIMIT);
+            if gone {
+                assert_eq!(wc.status, IBV_WC_LOC_PROT_ERR);
+                libc::mprotect(page, 4096, libc::PROT_READ | libc::PROT_WRITE);
+                // as after any error
+                end.reset();
+                end = ready_for_datagrams(end);
+            } else {
+                assert_eq!((wc.status, wc.imm), (IBV_WC_SUCCESS, Some(number as u32)));
+            }
+        }
+    }
+    link.say("got");
 }
 
 /// A queue pair with receives, whose process receives one datagram and polls no more.

@@ -9,9 +9,7 @@
 
 mod common;
 
-use std::ffi::{c_int, c_void};
 use std::os::fd::AsRawFd;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -210,41 +208,20 @@ fn events_parent(link: &mut Link) {
 
 /// The message that shows the receiver's position.
 const SHOWS: u32 = 1000;
-const PAGE: usize = 4096;
 
-/// Data of [`on_fault`]: the ring, the position from which [`SHOWS`] counts, a message, and the
-/// page without access.
-struct Refill {
-    ring: Ring,
-    begin: u32,
-    header: [u64; 4],
-    page: usize,
-    done: AtomicBool,
-}
-
-static REFILL: OnceLock<Refill> = OnceLock::new();
-
-/// The receiver's own thread is taking the messages of the ring: the messages that it has taken are
-/// added again, behind the others.
-extern "C" fn on_fault(_: c_int, info: *mut libc::siginfo_t, _: *mut c_void) {
-    // SAFETY: the kernel gives a valid one.
-    let at = unsafe { (*info).si_addr() } as usize;
-    match REFILL.get() {
-        Some(refill) if at / PAGE * PAGE == refill.page => {
-            for i in 0..SHOWS {
-                let position = refill.begin.wrapping_add(SLOTS + i);
-                refill.ring.write(position, refill.header);
-            }
-            refill.done.store(true, Ordering::Relaxed);
-            let page = std::ptr::with_exposed_provenance_mut(refill.page);
-            // SAFETY: a page of this test.
-            unsafe { libc::mprotect(page, PAGE, libc::PROT_READ | libc::PROT_WRITE) };
+/// Adds the messages that the receiver has taken once more, behind the others, as soon as it has
+/// copied the message with the number [`SHOWS`] to `shown`. The receiver is taking messages then.
+fn refill(ring: &Ring, begin: u32, header: [u64; 4], shown: &AtomicU64, over: &AtomicBool) -> bool {
+    while shown.load(Ordering::Acquire) == 0 {
+        if over.load(Ordering::Relaxed) {
+            return false;
         }
-        // SAFETY: the default is to end the program.
-        _ => unsafe {
-            libc::signal(libc::SIGSEGV, libc::SIG_DFL);
-        },
+        std::hint::spin_loop();
     }
+    for i in 0..SHOWS {
+        ring.write(begin.wrapping_add(SLOTS + i), header);
+    }
+    true
 }
 
 /// The sender has ended, and another process continues to write into its ring.
@@ -257,11 +234,9 @@ fn dead_parent(link: &mut Link) {
         let header = if i == SHOWS { shown } else { header };
         ring.write(begin.wrapping_add(i), header);
     }
-    // in a page that contains nothing else
-    let show = other.buffer(&[0; 3 * PAGE]);
-    let page = (show.addr() as usize).next_multiple_of(PAGE);
+    let show = other.buffer(&[0; 48]);
     let mut sge = ibv_sge {
-        addr: page as u64,
+        addr: show.addr(),
         length: 48,
         lkey: show.lkey(),
     };
@@ -273,48 +248,35 @@ fn dead_parent(link: &mut Link) {
     // SAFETY: live queue pair, a chain of one, a writable pointer.
     let posted = unsafe { ibv_post_recv(other.qp, &raw mut wr, &mut std::ptr::null_mut()) };
     assert_eq!(posted, 0);
-    let refill = Refill {
-        ring: Ring::find(),
-        begin,
-        header,
-        page,
-        done: AtomicBool::new(false),
-    };
-    assert!(REFILL.set(refill).is_ok());
-    // SAFETY: all zeros is a value of it; a page of this test; a handler that calls only
-    // `mprotect`.
-    unsafe {
-        let mut action: libc::sigaction = std::mem::zeroed();
-        action.sa_flags = libc::SA_SIGINFO;
-        action.sa_sigaction = on_fault as *const () as usize;
-        assert_eq!(
-            libc::sigaction(libc::SIGSEGV, &raw const action, std::ptr::null_mut()),
-            0
-        );
-        let page = std::ptr::with_exposed_provenance_mut(page);
-        assert_eq!(libc::mprotect(page, PAGE, libc::PROT_NONE), 0);
-    }
-    link.kill();
-    let since = Instant::now();
-    let (mut last, mut changed) = (begin, since);
-    // A poll detects the end of the process within 50 ms (`tests/fault`). 5,000 polls can
-    // take less than that.
-    while changed.elapsed() < Duration::from_millis(500) || last.wrapping_sub(begin) <= SHOWS {
-        assert!(end.poll().is_none());
-        let now = ring.consumed();
-        let count = now.wrapping_sub(last);
-        assert!(count <= BATCH + SLOTS, "a poll took {count} messages");
-        if now != last {
-            (last, changed) = (now, Instant::now());
+    // the begin of the GRH is not 0
+    let shown = std::ptr::with_exposed_provenance_mut(show.addr() as usize);
+    // SAFETY: aligned, inside a buffer that lives until the end, and accessed by atomics alone here.
+    let shown = unsafe { AtomicU64::from_ptr(shown) };
+    let again = Ring::find();
+    let over = AtomicBool::new(false);
+    let mut last = begin;
+    let refilled = std::thread::scope(|scope| {
+        let thread = scope.spawn(|| refill(&again, begin, header, shown, &over));
+        link.kill();
+        let since = Instant::now();
+        let mut changed = since;
+        // A poll detects the end of the process within 50 ms (`tests/fault`). 5,000 polls can
+        // take less than that.
+        while changed.elapsed() < Duration::from_millis(500) || last.wrapping_sub(begin) <= SHOWS {
+            assert!(end.poll().is_none());
+            let now = ring.consumed();
+            let count = now.wrapping_sub(last);
+            assert!(count <= BATCH + SLOTS, "a poll took {count} messages");
+            if now != last {
+                (last, changed) = (now, Instant::now());
+            }
+            let taken = last.wrapping_sub(begin);
+            assert!(since.elapsed() < LIMIT, "{taken} messages were taken");
         }
-        let taken = last.wrapping_sub(begin);
-        assert!(since.elapsed() < LIMIT, "{taken} messages were taken");
-    }
-    assert!(
-        REFILL
-            .get()
-            .is_some_and(|refill| refill.done.load(Ordering::Relaxed))
-    );
+        over.store(true, Ordering::Relaxed);
+        thread.join().unwrap()
+    });
+    assert!(refilled);
     println!("{} messages were taken", last.wrapping_sub(begin));
     // no message of it is taken any more
     for i in 0..SLOTS {

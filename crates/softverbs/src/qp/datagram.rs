@@ -248,6 +248,9 @@ impl Qp {
         grh
     }
 
+    /// Copies the header and the payload to a receive. By the kernel, not by instructions: peers send
+    /// datagrams at any time, also while the application unmaps the memory of its receives, and a
+    /// device would write to pinned pages.
     fn scatter_datagram(
         &self,
         sges: &[ibv_sge],
@@ -256,30 +259,31 @@ impl Qp {
         ring: &Consumer,
         message: &Message,
     ) -> ibv_wc_status {
+        let piece = |base: *mut u8, len| libc::iovec {
+            iov_base: base.cast(),
+            iov_len: len,
+        };
+        let pid = self.process().identity.pid;
         let total = GRH + message.inside;
         let mut offset = 0;
         for sge in sges {
-            let mut len = (sge.length as usize).min(total - offset);
+            let len = (sge.length as usize).min(total - offset);
             if len == 0 {
                 continue;
             }
             let Some(addr) = self.process().regions.local(sge, pd, true) else {
                 return IBV_WC_LOC_PROT_ERR;
             };
-            let mut to: *mut u8 = std::ptr::without_provenance_mut(addr as usize);
-            let head = len.min(GRH.saturating_sub(offset));
-            // SAFETY: inside a region that the application registered for this and has not
-            // deregistered; `head` is the number of header bytes left that fit into this sge.
-            unsafe {
-                if head > 0 {
-                    to.copy_from_nonoverlapping(grh[offset..].as_ptr(), head);
-                    to = to.add(head);
-                }
-                offset += head;
-                len -= head;
-                if len > 0 {
-                    ring.copy_payload(message, offset - GRH, to, len);
-                }
+            let head = &grh[offset.min(GRH)..(offset + len).min(GRH)];
+            let at = (offset + head.len()).saturating_sub(GRH);
+            let (payload, rest) = ring.payload(message, at, len - head.len());
+            let from = [
+                piece(head.as_ptr().cast_mut(), head.len()),
+                piece(payload, rest),
+            ];
+            let to = piece(std::ptr::without_provenance_mut(addr as usize), len);
+            if sys::vm_write(pid, &from, &[to]).ok() != Some(len) {
+                return IBV_WC_LOC_PROT_ERR;
             }
             offset += len;
         }

@@ -119,6 +119,15 @@ impl Consumer {
         unsafe { copy(from, to, len) };
     }
 
+    /// `len` bytes of the payload from `offset` on, fewer if it ends earlier: the address and the
+    /// number. The sender may change the bytes at any time.
+    pub(crate) fn payload(&self, message: &Message, offset: usize, len: usize) -> (*mut u8, usize) {
+        let offset = offset.min(message.inside);
+        let len = len.min(message.inside - offset);
+        let from = self.map.bytes(slot_at(self.tail) + HEADER + offset, len);
+        (from, len)
+    }
+
     /// Consumes the message that [`Self::peek`] returned.
     #[inline]
     pub(crate) fn advance(&mut self, message: &Message) {
