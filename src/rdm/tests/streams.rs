@@ -29,10 +29,10 @@ fn counts(end: &End) -> (u32, u32) {
 }
 
 fn pair() -> (End, End, FiAddr) {
-    pair_with(config())
+    pair_with(&config())
 }
 
-fn pair_with(config: EndpointConfig) -> (End, End, FiAddr) {
+fn pair_with(config: &EndpointConfig) -> (End, End, FiAddr) {
     let domain = domain();
     let open = || End::with(&domain, config.clone(), 0);
     let (a, b) = (open(), open());
@@ -202,7 +202,7 @@ fn a_stream_does_not_wait_for_the_queue_pair() {
 #[test]
 fn a_read_of_one_entry_leaves_the_others_to_the_next_one() {
     // with sources, entries do not go directly to the reader
-    let (a, b, to_b) = pair_with(EndpointConfig {
+    let (a, b, to_b) = pair_with(&EndpointConfig {
         source: false,
         ..config()
     });
