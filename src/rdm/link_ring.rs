@@ -18,11 +18,11 @@ use crate::wire::rdm::packet::{HEADER_SIZE, MAX_HEAD};
 use crate::wire::rdm::ring::{Head, PREFIX, Words, head, words};
 
 /// Slots of a ring: the longest packet fits into half of them.
-const SLOTS: u32 = 128;
+pub(super) const SLOTS: u32 = 128;
 /// Longest payload in such a ring, in bytes.
 const LONGEST: usize = 32 * SLOTS as usize - 32;
 /// Slots of a ring that carries long messages: 15 parts of 8 KiB.
-const LARGE: u32 = 2048;
+pub(super) const LARGE: u32 = 2048;
 /// Short messages that have arrived as SENDs before the ring is enlarged: the first ones of a
 /// connection may be SENDs, because HELLO is under way.
 const OVERFLOWS: u32 = 16;
@@ -258,7 +258,8 @@ impl LinkRing {
         outcome(unsafe { self.ring.post_pieces(words, &pieces[..count], solicited) })
     }
 
-    /// Posts a part of a message, with the words and the prefix of [`crate::wire::rdm::ring::data`].
+    /// Posts a part of a message, with the words and the prefix of
+    /// [`crate::wire::rdm::ring::data`].
     ///
     /// # Safety
     /// The application's buffers are readable.

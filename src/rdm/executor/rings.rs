@@ -5,7 +5,7 @@ use super::super::core::{Core, Origin, Post};
 use super::super::direct::{Arrivals, Direct};
 use super::super::iov::Iov;
 use super::super::link::LinkKey;
-use super::super::link_ring::{Content, LinkRing, RingPacket, RingPost};
+use super::super::link_ring::{Content, LARGE, LinkRing, RingPacket, RingPost, SLOTS};
 use super::super::operations::{PAYLOAD, TxKey};
 use super::super::ops::Form;
 use super::super::packet_memory::PacketMemory;
@@ -16,8 +16,9 @@ use crate::verbs::{Message as RingMessage, Next, Run};
 use crate::wire::rdm::packet::{HEADER_SIZE, MAX_HEAD, Message, SLOT_SIZE, eager_credit};
 use crate::wire::rdm::{Credit, Header, Packet, ring};
 
-/// Packets in a ring that are read before a packet of its shared receive queue: a ring has fewer.
-const ALL: usize = 256;
+/// Packets in the rings of a link that are read before a packet of its shared receive queue: a
+/// packet has a slot or more, so the rings have fewer.
+const ALL: usize = (SLOTS + LARGE) as usize;
 
 /// Why a run of messages in a ring has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -265,8 +266,8 @@ impl Executor {
         (taken, stop)
     }
 
-    /// Processes the next packet in the ring of a link, whatever it is. `false`: there is no packet,
-    /// or it has to wait for packets in the shared receive queue.
+    /// Processes the next packet in the ring of a link, whatever it is. `false`: there is none, or it
+    /// has to wait for packets in the shared receive queue.
     pub(in crate::rdm) fn read_ring(&mut self, core: &mut Core<Self>, key: LinkKey) -> bool {
         let ring = self.links.get_mut(key).and_then(|link| link.ring.as_mut());
         let Some(message) = ring.and_then(|ring| ring.next()) else {
