@@ -52,8 +52,8 @@ impl Chain {
     pub(crate) unsafe fn push(&mut self, request: &SendRequest<'_>) {
         self.sges.extend_from_slice(request.sges());
         // SAFETY: plain data; the pointers in it are set before it is posted.
-        self.wrs
-            .push(unsafe { std::ptr::read(&raw const request.wr) });
+        let wr = unsafe { std::ptr::read(&raw const request.wr) };
+        self.wrs.push(wr);
     }
 
     /// Posts the requests, in order. If the device refuses one, the queue pair is moved to its
@@ -104,7 +104,7 @@ impl Chain {
         self.result(posted, bad)
     }
 
-    /// The result of a post that `bad` ended.
+    /// The result of a post that `bad` ended. A device that names no request has posted all.
     fn result(
         &self,
         posted: i32,
@@ -112,6 +112,11 @@ impl Chain {
     ) -> std::result::Result<(), (usize, FiErrno)> {
         let result: Result<()> = FiErrno::from_post(posted);
         let is_bad = |wr: &sys::ibv_send_wr| std::ptr::eq(wr, bad);
-        result.map_err(|error| (self.wrs.iter().position(is_bad).unwrap_or(0), error))
+        result.map_err(|error| {
+            (
+                self.wrs.iter().position(is_bad).unwrap_or(self.wrs.len()),
+                error,
+            )
+        })
     }
 }
