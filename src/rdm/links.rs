@@ -434,7 +434,8 @@ impl Links {
         link.is_some_and(|link| link.ring.as_ref().is_some_and(LinkRing::is_ready))
     }
 
-    /// The index of the first hot ring from `at` on that may have a packet. A forked child has none.
+    /// The index of the first hot ring from `at` on that may have a packet. A forked child has
+    /// none.
     #[inline(always)]
     pub(super) fn next_ready(&self, at: usize) -> Option<usize> {
         if self.created_in != forks() {

@@ -2,6 +2,7 @@
 //! way of work completions to the core.
 
 mod driven;
+mod entries;
 
 use std::mem::MaybeUninit;
 use std::net::SocketAddr;
@@ -10,7 +11,6 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
 
-use super::completions::{Entry, Side};
 use super::context::SharedRx;
 use super::core::Core;
 use super::cq_source::CqSource;
@@ -22,7 +22,7 @@ use super::link_cm::LinkCm;
 use super::link_end::{Call, LinkEnd, RMA_REQUESTS};
 use super::link_ring::LinkRing;
 use super::links::DEPTH;
-use super::listening::{Listening, scoped};
+use super::listening::Listening;
 use super::peer::PeerKey;
 use super::vector::{AddressVector, VectorUser};
 use crate::av::FiAddr;
@@ -31,8 +31,7 @@ use crate::domain::Domain;
 use crate::errno::{FiErrno, Result};
 use crate::log::warn_log;
 use crate::queue::event_cell::{Cell, Event, Watch};
-use crate::queue::source::Sink;
-use crate::queue::{Completion, Counter, Counters};
+use crate::queue::{Counter, Counters};
 use crate::verbs::{CmId, Cq, Pd, Qp, QpConfig, RemoteAddr, Rkey, Transport, Wc};
 use crate::wire::rdm::Listener;
 
@@ -66,9 +65,9 @@ pub(super) struct State {
     scope: u32,
     /// Number of calls of the application that have made progress; wraps.
     pub(super) calls: u32,
-    /// The same when the driver was called last, and the time, in ns, of the last call of the driver
-    /// that has found a change.
+    /// The same when the driver was called last.
     calls_seen: u32,
+    /// The time, in ns, of the last call of the driver that has found a change of it.
     polled_at: u64,
     pub(super) failed: bool,
     /// Number of receives of the shared receive context that are not posted any more and keep their
@@ -714,76 +713,6 @@ impl State {
         }
         self.peers[at] = Some(peer);
         Ok(peer)
-    }
-
-    /// The `fi_addr_t` of a peer.
-    fn source_of(&mut self, peer: PeerKey) -> u64 {
-        let Some(vector) = &self.vector else {
-            return Completion::NO_ADDR;
-        };
-        let generation = vector.generation();
-        let place = peer.place();
-        if let Some((seen, addr)) = self.sources.get(place)
-            && *seen == generation
-        {
-            return *addr;
-        }
-        let first = self.core.address(peer);
-        let found = first.and_then(|first| vector.source(&[scoped(first, self.scope)]));
-        let found = found.or_else(|| {
-            let all = self.core.addresses(peer).into_iter();
-            let all: Vec<_> = all.map(|addr| scoped(addr, self.scope)).collect();
-            vector.source(&all)
-        });
-        let addr = found.map_or(Completion::NO_ADDR, |addr| addr.0);
-        if self.sources.len() <= place {
-            self.sources.resize(place + 1, (u64::MAX, 0));
-        }
-        self.sources[place] = (generation, addr);
-        addr
-    }
-
-    /// Passes on at most `max` entries of a direction. Returns their number.
-    #[inline]
-    pub(super) fn pass(
-        &mut self,
-        side: Side,
-        sources: bool,
-        sink: &mut Sink<'_>,
-        max: usize,
-    ) -> usize {
-        let mut count = 0;
-        while count < max
-            && let Some(entry) = self.io.completions.of(side).front()
-        {
-            match entry {
-                Entry::Done(completion, None) => sink.complete(completion),
-                Entry::Done(completion, _) if !sources => sink.complete(completion),
-                _ => {
-                    let entry = *entry;
-                    self.pass_with_peer(&entry, sources, sink);
-                }
-            }
-            self.io.completions.of(side).pop_front();
-            count += 1;
-        }
-        count
-    }
-
-    /// Passes on an entry that has an effect on its peer, or whose source is wanted, or an error.
-    fn pass_with_peer(&mut self, entry: &Entry, sources: bool, sink: &mut Sink<'_>) {
-        match *entry {
-            Entry::Done(mut completion, peer) | Entry::Held(mut completion, peer, ..) => {
-                if let Entry::Held(.., origin, credit) = *entry {
-                    self.core.give_back(origin, credit);
-                }
-                if let Some(peer) = peer.filter(|_| sources) {
-                    completion.src_addr = self.source_of(peer);
-                }
-                sink.complete(&completion);
-            }
-            Entry::Failed(error) => sink.fail(error),
-        }
     }
 }
 

@@ -1,5 +1,7 @@
 //! Datagrams and a full ring: no datagram is lost if its target runs and has a posted receive, and
 //! a target that takes none delays no sender for longer than the bound.
+//!
+//! One file, because the cases share the parts that the two processes play.
 
 #![allow(unsafe_code, reason = "verbs is a C interface")]
 

@@ -250,7 +250,7 @@ fn dead_parent(link: &mut Link) {
     assert_eq!(posted, 0);
     // the begin of the GRH is not 0
     let shown = std::ptr::with_exposed_provenance_mut(show.addr() as usize);
-    // SAFETY: aligned, inside a buffer that lives until the end, and accessed by atomics alone here.
+    // SAFETY: aligned, inside a buffer that lives until the end; this process reads it by atomics.
     let shown = unsafe { AtomicU64::from_ptr(shown) };
     let again = Ring::find();
     let over = AtomicBool::new(false);

@@ -373,9 +373,8 @@ fn half_mapped(end: &End, fill: u8) -> (u64, u32, u32) {
 fn first_page(addr: u64) -> Vec<u8> {
     let page: *const u8 = std::ptr::with_exposed_provenance(addr as usize);
     // SAFETY: the first page of `half_mapped`.
-    (0..PAGE)
-        .map(|i| unsafe { page.add(i).read_volatile() })
-        .collect()
+    let byte = |i| unsafe { page.add(i).read_volatile() };
+    (0..PAGE).map(byte).collect()
 }
 
 fn hash(bytes: &[u8]) -> u64 {

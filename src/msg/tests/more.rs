@@ -44,9 +44,8 @@ impl Ends {
     fn arrived(&self, count: usize) -> Vec<u8> {
         let at = self.target.memory.as_ptr();
         // SAFETY: inside the buffer, which the device writes.
-        (0..count)
-            .map(|i| unsafe { at.add(i).read_volatile() })
-            .collect()
+        let byte = |i| unsafe { at.add(i).read_volatile() };
+        (0..count).map(byte).collect()
     }
 
     fn completed(&self, contexts: std::ops::Range<usize>) {

@@ -248,9 +248,9 @@ impl Qp {
         grh
     }
 
-    /// Copies the header and the payload to a receive. By the kernel, not by instructions: peers send
-    /// datagrams at any time, also while the application unmaps the memory of its receives, and a
-    /// device would write to pinned pages.
+    /// Copies the header and the payload to a receive. The kernel copies, not this thread: peers
+    /// send datagrams also while the application unmaps the memory of its receives, and a device
+    /// would write to pinned pages.
     fn scatter_datagram(
         &self,
         sges: &[ibv_sge],

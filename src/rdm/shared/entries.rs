@@ -1,0 +1,80 @@
+//! The way of an endpoint's entries to a completion queue.
+
+use super::State;
+use crate::queue::Completion;
+use crate::queue::source::Sink;
+use crate::rdm::completions::{Entry, Side};
+use crate::rdm::listening::scoped;
+use crate::rdm::peer::PeerKey;
+
+impl State {
+    /// The `fi_addr_t` of a peer.
+    fn source_of(&mut self, peer: PeerKey) -> u64 {
+        let Some(vector) = &self.vector else {
+            return Completion::NO_ADDR;
+        };
+        let generation = vector.generation();
+        let place = peer.place();
+        if let Some((seen, addr)) = self.sources.get(place)
+            && *seen == generation
+        {
+            return *addr;
+        }
+        let first = self.core.address(peer);
+        let found = first.and_then(|first| vector.source(&[scoped(first, self.scope)]));
+        let found = found.or_else(|| {
+            let all = self.core.addresses(peer).into_iter();
+            let all: Vec<_> = all.map(|addr| scoped(addr, self.scope)).collect();
+            vector.source(&all)
+        });
+        let addr = found.map_or(Completion::NO_ADDR, |addr| addr.0);
+        if self.sources.len() <= place {
+            self.sources.resize(place + 1, (u64::MAX, 0));
+        }
+        self.sources[place] = (generation, addr);
+        addr
+    }
+
+    /// Passes on at most `max` entries of a direction. Returns their number.
+    #[inline]
+    pub(in crate::rdm) fn pass(
+        &mut self,
+        side: Side,
+        sources: bool,
+        sink: &mut Sink<'_>,
+        max: usize,
+    ) -> usize {
+        let mut count = 0;
+        while count < max
+            && let Some(entry) = self.io.completions.of(side).front()
+        {
+            match entry {
+                Entry::Done(completion, None) => sink.complete(completion),
+                Entry::Done(completion, _) if !sources => sink.complete(completion),
+                _ => {
+                    let entry = *entry;
+                    self.pass_with_peer(&entry, sources, sink);
+                }
+            }
+            self.io.completions.of(side).pop_front();
+            count += 1;
+        }
+        count
+    }
+
+    /// Passes on an entry that has an effect on its peer, or whose source is wanted, or an error.
+    fn pass_with_peer(&mut self, entry: &Entry, sources: bool, sink: &mut Sink<'_>) {
+        match *entry {
+            Entry::Done(mut completion, peer) | Entry::Held(mut completion, peer, ..) => {
+                if let Entry::Held(.., origin, credit) = *entry {
+                    self.core.give_back(origin, credit);
+                }
+                if let Some(peer) = peer.filter(|_| sources) {
+                    completion.src_addr = self.source_of(peer);
+                }
+                sink.complete(&completion);
+            }
+            Entry::Failed(error) => sink.fail(error),
+        }
+    }
+}
