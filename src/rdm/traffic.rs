@@ -395,7 +395,7 @@ impl<I: Io> Core<I> {
     }
 
     /// A message did not fit into the window.
-    fn grow(&mut self, key: PeerKey) {
+    pub(super) fn grow(&mut self, key: PeerKey) {
         let Some(peer) = self.peers.get_mut(key) else {
             return;
         };

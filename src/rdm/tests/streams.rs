@@ -225,6 +225,57 @@ fn a_read_of_one_entry_leaves_the_others_to_the_next_one() {
     }
 }
 
+/// A packet of the shared receive queue is behind all those that a large ring holds.
+#[test]
+fn a_large_ring_is_read_before_the_receive_queue() {
+    const COUNT: u64 = 700;
+    let (a, b, to_b) = pair();
+    let (bytes, mut target) = (bytes_of(1, LEN), vec![0; LEN]);
+    b.recv(Some((0, 0)), &mut target, 2);
+    a.send(to_b, Some(0), &bytes, 1);
+    wait([&a, &b], [1, 1]);
+    // a window of more messages than a small ring holds
+    b.ep.shared().change(|core, _| {
+        let peer = core.peer_keys().next().unwrap();
+        for _ in 0..6 {
+            core.grow(peer);
+        }
+    });
+    let mut got = [0; 8];
+    let mut exchange = |tag: u64| {
+        b.recv(Some((tag, 0)), &mut got, 2);
+        a.send(to_b, Some(tag), &tag.to_ne_bytes(), 1);
+        wait([&a, &b], [1, 1]);
+    };
+    for tag in 0..200 {
+        exchange(tag);
+    }
+    let inject = |tag: u64| {
+        let message = tag.to_ne_bytes();
+        let from = message.as_ptr().cast();
+        // SAFETY: the buffer is readable during the call.
+        unsafe { a.ep.inject(to_b, Some(tag), from, 8, None) }.unwrap();
+    };
+    (0..COUNT).for_each(inject);
+    a.ep.shared().change(|_, io| {
+        assert_eq!(io.outstanding(), 0, "a message waits for credit");
+        let links: Vec<_> = io.links.keys().collect();
+        for link in links {
+            io.links.get_mut(link).unwrap().occupy();
+        }
+    });
+    inject(COUNT);
+    for tag in 0..=COUNT {
+        let mut got = [0; 8];
+        b.recv(Some((tag, 0)), &mut got, 2);
+        wait([&a, &b], [0, 1]);
+        assert_eq!(u64::from_ne_bytes(got), tag);
+    }
+    for end in [&a, &b] {
+        end.ep.shared().change(|core, _| core.check());
+    }
+}
+
 /// The sender is closed in the middle of a stream: its receiver reads the rest, or fails.
 #[test]
 fn a_sender_that_ends_fails_the_receive() {
