@@ -106,7 +106,10 @@ impl Driver {
         let of_thread = Arc::clone(&driver.shared);
         let thread = std::thread::Builder::new()
             .name("weft-driver".to_owned())
-            .spawn(move || of_thread.run())?;
+            .spawn(move || {
+                biased_lock::visitor();
+                of_thread.run();
+            })?;
         driver.thread = Some(thread);
         Ok(driver)
     }

@@ -91,8 +91,8 @@ pub(crate) struct Core {
     /// Maximum lengths of operations.
     pub(crate) lengths: Lengths,
     pub(crate) control: Mutex<Control>,
-    pub(crate) tx: Mutex<Option<TxSide>>,
-    pub(crate) rx: Mutex<Option<RxSide>>,
+    pub(crate) tx: biased_lock::Mutex<Option<TxSide>>,
+    pub(crate) rx: biased_lock::Mutex<Option<RxSide>>,
 }
 
 impl Core {
@@ -132,8 +132,8 @@ impl Core {
             rings,
             silence: Silence::default(),
             control: Mutex::new(control),
-            tx: Mutex::new(None),
-            rx: Mutex::new(None),
+            tx: biased_lock::Mutex::new(None),
+            rx: biased_lock::Mutex::new(None),
         });
         let listener: Weak<dyn FailureListener> = core.weak();
         // new rings have no owner yet

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::ffi::CStr;
 use std::sync::{Arc, Weak};
 
-use parking_lot::{Mutex, MutexGuard};
+use biased_lock::{Mutex, MutexGuard};
 
 use crate::errno::{FiErrno, Result};
 use crate::queue::complete::{EndpointTable, ONLY_SOURCES, SOURCES};

@@ -166,7 +166,10 @@ impl Shared {
         let shared = Arc::clone(self);
         let thread = std::thread::Builder::new()
             .name("weft-helper".to_owned())
-            .spawn(move || shared.run());
+            .spawn(move || {
+                biased_lock::visitor();
+                shared.run();
+            });
         match thread {
             Ok(thread) => {
                 state.thread = Some(thread);

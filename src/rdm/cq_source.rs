@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use parking_lot::MutexGuard;
+use biased_lock::MutexGuard;
 
 use super::completions::{Reader, Side};
 use super::rings::Work;

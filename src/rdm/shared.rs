@@ -9,7 +9,8 @@ use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Mutex, MutexGuard};
+use biased_lock::MutexGuard;
+use parking_lot::Mutex;
 
 use super::context::SharedRx;
 use super::core::Core;
@@ -121,7 +122,7 @@ pub(super) struct Shared {
     /// The shared receive context of an enabled endpoint.
     pub(super) context: OnceLock<Arc<SharedRx>>,
     /// `None` before enabling and after closing.
-    state: Mutex<Option<State>>,
+    state: biased_lock::Mutex<Option<State>>,
     /// The sources of the endpoint's completion queues.
     pub(super) sources: Mutex<Vec<Arc<CqSource>>>,
     /// What links ask of the driver.
@@ -160,7 +161,7 @@ impl Shared {
             begin: Instant::now(),
             listening: OnceLock::new(),
             context: OnceLock::new(),
-            state: Mutex::new(None),
+            state: biased_lock::Mutex::new(None),
             sources: Mutex::default(),
             calls: Mutex::default(),
             remote_counters: Mutex::default(),

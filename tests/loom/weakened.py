@@ -13,7 +13,8 @@ class Bug(NamedTuple):
 
     @property
     def package(self):
-        return "softverbs" if self.path.startswith("crates/softverbs/") else "weft"
+        crate = re.match(r"crates/([^/]+)/", self.path)
+        return crate[1] if crate else "weft"
 
 
 def relaxed(model, why, path, right):
@@ -23,6 +24,13 @@ def relaxed(model, why, path, right):
 
 S = "crates/softverbs/src/"
 R = S + "receive_ring/"
+B = "crates/biased-lock/src/"
+
+VISITS = "a_visitor_excludes_the_owner_of_the_bias"
+TRIES = "a_trial_excludes_the_owner_of_the_bias"
+MOVES = "the_bias_moves"
+NO_LIGHT_HERE = ("loom::sync::atomic::fence(Ordering::SeqCst);\n    compiler_fence", "compiler_fence")
+NO_HEAVY_HERE = ("    loom::sync::atomic::fence(Ordering::SeqCst);\n    fence(Ordering::SeqCst);\n    if", "    ();\n    if")
 
 RING = "ring::messages_arrive_whole_in_order_and_their_slots_are_used_again"
 ROOM = "ring::a_sender_that_waits_for_room_finds_it_or_is_rung"
@@ -205,4 +213,14 @@ WEAKENED = [
     Bug(STRONGER, "the request stored", S + "signal.rs", "fetch_max(armed, Ordering::SeqCst)", "store(armed, Ordering::SeqCst)"),
     *no_fences(LAST_STATE),
     *no_fences(LAST_STAMP),
+    Bug(VISITS, "no light fence", B + "platform.rs", *NO_LIGHT_HERE),
+    Bug(VISITS, "no heavy fence", B + "platform.rs", *NO_HEAVY_HERE),
+    Bug(VISITS, "no second look at the bias", B + "raw.rs", "if self.bias.load(Ordering::Acquire) == thread {", "if self.bias.load(Ordering::Acquire) == thread || true {"),
+    relaxed(VISITS, "the flag cleared with Relaxed", B + "raw.rs", ".store(false, Ordering::Release);\n    }"),
+    relaxed(VISITS, "the flag read with Relaxed", B + "raw.rs", "while inside.load(Ordering::Acquire)"),
+    relaxed(VISITS, "the bias returned with Relaxed", B + "raw.rs", "self.bias.store(returned, Ordering::Release);"),
+    Bug(VISITS, "no wait for the owner of the bias", B + "raw.rs", "while inside.load(Ordering::Acquire)", "while inside.load(Ordering::Acquire) && false"),
+    Bug(TRIES, "a trial does not look at the flag", B + "raw.rs", "locked = inside.load(Ordering::Acquire);", "locked = inside.load(Ordering::Acquire) && false;"),
+    Bug(TRIES, "no light fence", B + "platform.rs", *NO_LIGHT_HERE),
+    Bug(MOVES, "no light fence", B + "platform.rs", *NO_LIGHT_HERE),
 ]

@@ -5,7 +5,7 @@
 use std::ffi::c_void;
 use std::sync::atomic::Ordering;
 
-use parking_lot::MutexGuard;
+use biased_lock::MutexGuard;
 
 use super::super::completions::Side;
 use super::super::core::Send;
