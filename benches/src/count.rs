@@ -110,6 +110,19 @@ counted!(count_fi_cq_read_rdm_miss, Fabric, |f: &mut Fabric| {
     assert_eq!(f.poll(f.rx(), 1), 0);
 });
 
+counted!(count_fi_rdm_write, Fabric, |f: &mut Fabric| {
+    std::hint::black_box("rdm");
+    assert!(f.post_rma(false, 8));
+});
+counted!(count_fi_rdm_read, Fabric, |f: &mut Fabric| {
+    std::hint::black_box("rdm");
+    assert!(f.post_rma(true, 8));
+});
+counted!(count_fi_cq_read_rdm_rma_hit, Fabric, |f: &mut Fabric| {
+    std::hint::black_box("rdm rma");
+    assert_eq!(f.poll(f.tx(), 1), 1);
+});
+
 /// Length of a message that the receiver reads from the sender's memory.
 const LONG: usize = 16384;
 
@@ -313,6 +326,36 @@ fn rdm() {
     }
 }
 
+/// RMA between two reliable datagram endpoints.
+fn rdm_rma() {
+    let open = |side| Fabric::open("weft", fabric::Endpoint::Rdm, side);
+    let (mut second, mut first) = (open(Side::Second), open(Side::First));
+    let (a, b) = (first.address(), second.address());
+    std::thread::scope(|scope| {
+        let second = crate::subject::fabric::Sendable(&mut second);
+        scope.spawn(move || {
+            let second = second;
+            second.0.connect(&a);
+        });
+        first.connect(&b);
+    });
+    let wait = |first: &mut Fabric, second: &mut Fabric| {
+        while first.poll(first.tx(), 1) == 0 {
+            second.poll(second.rx(), 1);
+        }
+    };
+    for _ in 0..100 {
+        assert!(first.post_rma(false, 8));
+        wait(&mut first, &mut second);
+    }
+    for _ in 0..CALLS {
+        count_fi_rdm_write(&mut first);
+        count_fi_cq_read_rdm_rma_hit(&mut first);
+        count_fi_rdm_read(&mut first);
+        wait(&mut first, &mut second);
+    }
+}
+
 /// `weft-bench count`: the program that `bench count` runs under callgrind.
 pub(crate) fn main() {
     device();
@@ -320,5 +363,6 @@ pub(crate) fn main() {
     ring();
     msg();
     rdm();
+    rdm_rma();
     println!("calls {CALLS}");
 }

@@ -21,7 +21,7 @@ use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
 use crate::mr::key_cache::KeyCache;
 use crate::mr::mapped_keys::MappedKey;
-use crate::mr::{LocalKeys, MrDomain, Use};
+use crate::mr::{Desc, LocalKeys, MrDomain, Use};
 use crate::verbs::{Lkey, RemoteAddr, Rkey, SendOpcode, Sge};
 use crate::wire::introduction::Introduction;
 
@@ -379,6 +379,44 @@ impl<Q: Sq> Initiator<Q> {
                 self.not_posted();
                 Err(error)
             }
+        }
+    }
+
+    /// Executes a read or write of one buffer in this call, if the device can do that now. `false`:
+    /// it has to be submitted, and nothing has changed for the initiator.
+    ///
+    /// # Safety
+    /// As [`Initiator::submit`].
+    #[inline]
+    pub(crate) unsafe fn execute(&mut self, op: &Transmit<'_>) -> bool {
+        let later = !self.is_native(op) || !self.deferred.is_empty() || self.sq.has_delayed();
+        let [buffer] = op.local.iov() else {
+            return false;
+        };
+        let len = buffer.iov_len;
+        if later || len > self.max_len[1] {
+            return false;
+        }
+        let desc = op.local.common_desc().unwrap_or(Desc::NULL);
+        let inline = len <= self.max_inline && op.opcode.sends_data();
+        let lkey = match self.local.may_be_unregistered(desc) || inline {
+            true => None,
+            // SAFETY: as this function.
+            false => match unsafe { self.local.of_descriptor(desc, buffer) } {
+                Ok(lkey) => Some(lkey),
+                // as the submission finds out
+                Err(_) => return false,
+            },
+        };
+        let sge = Sge {
+            addr: buffer.iov_base as u64,
+            length: len as u32,
+            lkey: lkey.unwrap_or_default(),
+        };
+        // SAFETY: as this function.
+        unsafe {
+            self.sq
+                .execute(op.opcode, (&sge, lkey.is_some()), op.native_target())
         }
     }
 

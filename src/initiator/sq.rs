@@ -10,7 +10,7 @@ use std::fmt::Debug;
 use super::link::Link;
 use crate::errno::{FiErrno, Result};
 use crate::queue::slots::Slot;
-use crate::verbs::{RemoteAddr, Rkey, SendRequest};
+use crate::verbs::{RemoteAddr, Rkey, SendOpcode, SendRequest, Sge};
 
 /// Whether the device reports the success of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,6 +75,21 @@ pub(crate) trait Sq: Debug {
         slot: Slot,
         signal: Signal,
     ) -> Result<u32>;
+
+    /// Executes a read or write in this call, without a request: [`crate::verbs::Qp::execute`].
+    ///
+    /// # Safety
+    /// As [`crate::verbs::Qp::execute`].
+    #[inline]
+    unsafe fn execute(
+        &self,
+        opcode: SendOpcode,
+        buffer: (&Sge, bool),
+        target: (RemoteAddr, Rkey),
+    ) -> bool {
+        let _ = (opcode, buffer, target);
+        false
+    }
 
     /// Whether there are delayed requests. A full queue has none.
     fn has_delayed(&self) -> bool;

@@ -132,6 +132,30 @@ impl LocalKeys {
         }
     }
 
+    /// Whether a buffer with this descriptor may be accessed without a registration, by a device
+    /// that can do that.
+    #[inline]
+    pub(crate) fn may_be_unregistered(&self, desc: Desc) -> bool {
+        match self.rule {
+            DescRule::Required => false,
+            DescRule::Optional => desc.0.is_null(),
+            _ => true,
+        }
+    }
+
+    /// The lkey of a buffer by its descriptor.
+    ///
+    /// # Errors
+    /// `EINVAL`: the descriptor is invalid.
+    ///
+    /// # Safety
+    /// `desc` is NULL or the descriptor of an open region.
+    #[inline]
+    pub(crate) unsafe fn of_descriptor(&self, desc: Desc, iov: &libc::iovec) -> Result<Lkey> {
+        // SAFETY: as this function.
+        unsafe { desc.lkey(&self.place, iov) }
+    }
+
     /// The lkey of a cached registration, or else of a new one.
     #[inline]
     unsafe fn registered(&mut self, iov: &libc::iovec, to: Use) -> Result<Lkey> {

@@ -18,7 +18,7 @@ use crate::initiator::sq::{Signal, Sq};
 use crate::mr::{ConnectionBlock, Peer};
 use crate::queue::EngineLink;
 use crate::queue::slots::{EngineRequest, EngineRequests, FailureListener, Slot, SlotRing};
-use crate::verbs::{Chain, Pd, Qp, RemoteAddr, Rkey, SendRequest};
+use crate::verbs::{Chain, Pd, Qp, RemoteAddr, Rkey, SendOpcode, SendRequest, Sge};
 
 /// Requests of RMA and atomics of one link that are under way. Further operations wait.
 pub(super) const RMA_DEPTH: usize = 64;
@@ -308,6 +308,17 @@ impl Sq for LinkSq {
         // SAFETY: the caller keeps the contract of this function.
         let posted = unsafe { self.link.qp.post_send(request) };
         self.posted(number, posted)
+    }
+
+    #[inline(always)]
+    unsafe fn execute(
+        &self,
+        opcode: SendOpcode,
+        buffer: (&Sge, bool),
+        target: (RemoteAddr, Rkey),
+    ) -> bool {
+        // SAFETY: the caller keeps the contract of this function.
+        self.ring.outstanding() == 0 && unsafe { self.link.qp.execute(opcode, buffer, target) }
     }
 
     #[inline]

@@ -69,6 +69,8 @@ pub struct Qp {
     pub(super) raw: *mut sys::ibv_qp,
     /// The calls that post flushes, if the queue pair supports them.
     pub(super) flush: Option<FlushCalls>,
+    /// The call that executes RMA at once, if the device has it.
+    pub(super) access: Option<AccessCall>,
     pub(super) limits: QpLimits,
     pub(super) owner: Owner,
     pub(super) pd: Arc<Pd>,
@@ -80,6 +82,10 @@ pub struct Qp {
     #[cfg(test)]
     pub(crate) flushes: std::sync::atomic::AtomicUsize,
 }
+
+/// `softdv_access`
+pub(super) type AccessCall =
+    unsafe extern "C" fn(*mut sys::ibv_qp, u32, *const sys::ibv_sge, u32, u64, u32) -> c_int;
 
 /// The object that destroys a queue pair.
 #[derive(Debug)]

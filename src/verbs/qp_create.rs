@@ -231,6 +231,7 @@ impl Qp {
         Self {
             raw,
             flush,
+            access: pd.device().backend().verbs.softdv_access,
             limits: QpLimits {
                 max_inline: actual.max_inline_data as usize,
             },

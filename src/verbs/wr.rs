@@ -284,6 +284,29 @@ impl Qp {
         FiErrno::from_post(unsafe { sys::ibv_post_send(self.raw, wr, &raw mut bad) })
     }
 
+    /// Executes a READ or WRITE in this call, behind all posted requests, without a request and its
+    /// completion. `keyed`: the buffer is checked against its lkey. `false`: it has to be posted;
+    /// the device cannot execute it, or not now.
+    ///
+    /// # Safety
+    /// The buffer is readable, or writable for a READ, during the call.
+    #[inline(always)]
+    pub unsafe fn execute(
+        &self,
+        opcode: SendOpcode,
+        (sge, keyed): (&Sge, bool),
+        (addr, rkey): (RemoteAddr, Rkey),
+    ) -> bool {
+        let Some(access) = self.access else {
+            return false;
+        };
+        let flags = if keyed { 0 } else { sys::IBV_SEND_INLINE };
+        let sge = sg_list(std::slice::from_ref(sge));
+        // SAFETY: live and of this backend; a readable sge.
+        let ret = unsafe { access(self.raw, opcode as u32, sge, flags, addr.get(), rkey.get()) };
+        ret == 0
+    }
+
     /// Makes `len` bytes at the peer's `addr` persistent across a loss of power: the data of
     /// earlier writes on this queue pair (`ibv_wr_flush`, `ibv_wr_post(3)`).
     ///

@@ -12,8 +12,9 @@ use super::Endpoint;
 use crate::av::FiAddr;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
-use crate::initiator::{LocalIov, RemoteIov, refusal};
+use crate::initiator::{LocalIov, RemoteIov, Transmit, refusal};
 use crate::mr::Desc;
+use crate::queue::Completion;
 use crate::verbs::SendOpcode;
 
 /// Flags of reads and writes that the engine knows.
@@ -26,6 +27,11 @@ const RMA_FLAGS: Flags = Flags::COMPLETION
     .union(Flags::REMOTE_CQ_DATA)
     .union(Flags::MORE)
     .union(Flags::FENCE);
+
+/// Flags of reads and writes that only a request has.
+const NOT_AT_ONCE: Flags = Flags::FENCE
+    .union(Flags::COMMIT_COMPLETE)
+    .union(Flags::MORE);
 
 /// Polls of a post whose operation waits for a look-up: a device that executes requests in their
 /// post completes one request of the look-up for each poll.
@@ -181,12 +187,68 @@ impl Endpoint {
         unsafe { self.rma(&call) }
     }
 
+    /// Fast path of [`Self::rma`]: a read or write of one range that the device executes in this
+    /// call. `false`: nothing has changed.
+    #[inline]
+    unsafe fn execute(&self, call: &RmaCall<'_>) -> bool {
+        let shared = self.shared();
+        let config = &shared.config;
+        let request = &call.request;
+        let (&[remote], [buffer]) = (call.remote, call.local.iov()) else {
+            return false;
+        };
+        let inject = request.flags.contains(Flags::INJECT);
+        let plain = call.data.is_none()
+            && !request.opcode.is_atomic()
+            && !request.flags.intersects(NOT_AT_ONCE)
+            && buffer.iov_len == remote.len
+            && !(inject && remote.len > config.inject_size);
+        if !plain {
+            return false;
+        }
+        let mut guard = shared.lock_for_rma();
+        let Some(state) = guard.as_mut() else {
+            return false;
+        };
+        let Some(peer) = state.known_peer(call.to) else {
+            return false;
+        };
+        if state.io.outstanding() >= config.tx_size {
+            return false;
+        }
+        let peer = state.core.resolve(peer);
+        let transmit = Transmit {
+            kind: request.kind,
+            ..Transmit::rma(
+                request.opcode,
+                call.local,
+                (remote.addr, remote.key),
+                call.context,
+                request.flags,
+            )
+        };
+        // SAFETY: the caller keeps the contract of this function.
+        if !unsafe { state.io.execute_rma(&state.core, peer, &transmit) } {
+            return false;
+        }
+        let all = self.common.tx_all.load(Ordering::Relaxed);
+        let wanted = !call.silent && (call.selected || all);
+        let completion = Completion::new(call.context, request.kind);
+        state.io.completions.rma_done(completion, wanted);
+        shared.wake_readers(state);
+        true
+    }
+
     /// Posts an operation of one call.
     pub(in crate::rdm) unsafe fn rma(&self, call: &RmaCall<'_>) -> Result<()> {
         let shared = self.shared();
         let config = &shared.config;
         if !config.rma {
             return Err(FiErrno::EOPNOTSUPP);
+        }
+        // SAFETY: the caller keeps the contract of this function.
+        if unsafe { self.execute(call) } {
+            return Ok(());
         }
         let iov = Iov::new(&call.local)?;
         let inject = call.request.flags.contains(Flags::INJECT);

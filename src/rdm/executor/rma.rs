@@ -122,6 +122,36 @@ impl Executor {
         first.into_iter().chain(self.rma.first_ending(peer)).min()
     }
 
+    /// Executes a read or write of one range in this call, if nothing is in front of it and the
+    /// device can. `false`: nothing has changed, and the caller begins an operation.
+    ///
+    /// # Safety
+    /// The local buffers are valid during the call.
+    #[inline]
+    pub(in crate::rdm) unsafe fn execute_rma(
+        &mut self,
+        core: &Core<Self>,
+        peer: PeerKey,
+        transmit: &Transmit<'_>,
+    ) -> bool {
+        let rma = &self.rma;
+        if rma.ops.len() != 0 || rma.fences != 0 || rma.delayed.is_some() {
+            return false;
+        }
+        let Some(link) = core.open_link(peer) else {
+            return false;
+        };
+        if self.rma_config.after_sends && core.first_unposted(peer, |_| true).is_some() {
+            return false;
+        }
+        let on = self.links.get_mut(link);
+        let Some(initiator) = on.and_then(|on| on.initiator.as_deref_mut()) else {
+            return false;
+        };
+        // SAFETY: the caller keeps the contract of this function.
+        unsafe { initiator.execute(transmit) }
+    }
+
     /// Begins an operation: posts it, or lists it behind those that wait.
     ///
     /// # Errors

@@ -5,6 +5,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::super::completions::Side as Direction;
 use super::super::executor::Executor;
 use super::super::link::LinkKey;
 use super::super::rma::{Request, RmaOp};
@@ -255,6 +256,53 @@ fn operations_wait_for_one_that_ends_with_its_queue_pair() {
     let contexts: Vec<_> = ended.iter().map(|it| it.context).collect();
     assert_eq!((contexts, bytes), (vec![5, 6, 7], [9; 8]));
     assert!(b.memory.is(0, &pattern(2, 100)));
+}
+
+/// The device executes a read or write in the call if nothing is in front of it, and the entry is
+/// there without a poll. The first one makes the link's initiator.
+#[test]
+fn an_operation_that_is_executed_in_its_call_has_its_entry() {
+    let domain = domain(true);
+    let (a, b, to_b) = connected(&domain);
+    let source = memory(1, 100);
+    a.write(to_b, b.range(0, 100), &source, 1, false);
+    assert_eq!(a.entry().0, 1);
+    // operations that are under way, and entries
+    let state = || {
+        let mut guard = a.end.ep.shared().lock();
+        let io = &mut guard.as_mut().unwrap().io;
+        (io.rma.ops.len(), io.completions.len(Direction::Tx))
+    };
+    for inject in [false, true] {
+        a.write(to_b, b.range(200, 100), &source, 2, inject);
+        assert_eq!(state(), (0, 1));
+        assert!(b.memory.is(200, &pattern(1, 100)));
+        assert_eq!(a.entry().0, 2);
+        b.memory.set(200, &[0; 100]);
+    }
+    let target = Memory::new(100);
+    a.read(to_b, b.range(0, 100), &target, 3);
+    assert_eq!(state(), (0, 1));
+    assert!(target.is(0, &pattern(1, 100)));
+    // behind a request that waits for its completion
+    let wrong = RemoteIov {
+        key: b.region.key() ^ 0x5a00,
+        ..b.range(0, 100)
+    };
+    a.write(to_b, wrong, &source, 4, false);
+    assert_eq!(state(), (1, 1));
+    a.write(to_b, b.range(300, 100), &source, 5, false);
+    assert_eq!(state(), (2, 1));
+    assert_eq!(a.entry().0, 3);
+    let ended = [a.entry(), a.entry()].map(|(context, error)| (context, error.map(|it| it.err)));
+    assert_eq!(ended, [(4, Some(FiErrno::EKEYREJECTED)), (5, None)]);
+    assert!(b.memory.is(300, &pattern(1, 100)));
+    // the key of a region that is closed
+    let gone = b.range(0, 100);
+    drop(b.region);
+    a.write(to_b, gone, &source, 6, false);
+    let (context, error) = a.entry();
+    assert_eq!((context, error.unwrap().err), (6, FiErrno::EKEYREJECTED));
 }
 
 /// Requests of both directions are on the link when one with a wrong key is refused. It alone

@@ -11,6 +11,7 @@ use crate::entry::{guard, non_null, pointer, status};
 use crate::key::Key;
 use crate::object::Context;
 use crate::process::Process;
+use crate::qp::Qp;
 use crate::region::{
     self, AccessError, Elements, MAX_ELEMENTS, MAX_RANGES, Shape, change_own_elements, odp,
 };
@@ -58,6 +59,30 @@ pub(super) unsafe extern "C" fn adopt_buf(
         }));
         Ok(adopted.cast())
     })
+}
+
+/// `softdv_access`: executes one RDMA WRITE or READ (`opcode`) in the call, without a work request:
+/// no record, no completion. It is behind all requests that were posted to the queue pair. With
+/// `IBV_SEND_INLINE` in `flags` the local memory needs no region, and may have any length.
+///
+/// Returns `EAGAIN` if the operation has to be posted: requests before it have not been executed, it
+/// fails, or only a post can execute it. It may have moved bytes, as a request that failed.
+///
+/// Thread safe, as `ibv_post_send(3)`.
+pub(super) unsafe extern "C" fn access(
+    qp: *mut ibv_qp,
+    opcode: u32,
+    sge: *const ibv_sge,
+    flags: u32,
+    remote_addr: u64,
+    rkey: u32,
+) -> c_int {
+    // SAFETY: the caller promises a live queue pair and sge.
+    let (qp, sge) = unsafe { (Qp::from_ptr(qp), &*sge) };
+    match qp.access_at_once(opcode, sge, flags, (remote_addr, rkey)) {
+        true => 0,
+        false => libc::EAGAIN,
+    }
 }
 
 /// `softdv_release_buf`: undoes `softdv_adopt_buf`. Remaining regions stay valid.
