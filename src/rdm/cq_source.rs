@@ -26,8 +26,9 @@ pub(super) struct CqSource {
     shared: Arc<Shared>,
     /// The directions whose completions the queue gets.
     sides: Vec<Side>,
-    /// Receives are one of them.
+    /// Receives, sends are one of them.
     receives: bool,
+    sends: bool,
     wait: Option<WakeEvent>,
     /// Not 0: a thread sleeps on the queue, or is about to. Set to [`ARMED`] by such a thread, and
     /// decremented by each progress call, so that a queue that is polled again is not armed any
@@ -54,6 +55,7 @@ impl CqSource {
         Ok(Arc::new(Self {
             shared: Arc::clone(shared),
             receives: sides.contains(&Side::Rx),
+            sends: sides.contains(&Side::Tx),
             sides,
             wait,
             armed: AtomicU32::new(0),
@@ -237,7 +239,8 @@ impl Source for CqSource {
                     return Ok(());
                 }
                 Work::Ring(at) => return self.progress_ring(guard, sink, max, at),
-                Work::Any => {}
+                Work::Entries if max == 1 && self.sends && state.pass_sent(sink) => return Ok(()),
+                Work::Entries | Work::Any => {}
             }
         }
         self.progress_any(guard, sink, max)

@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code, reason = "passes buffers on")]
 
-use super::completions::Reader;
+use super::completions::{Entry, Reader, Side};
 use super::executor::Stop;
 use super::iov::Iov;
 use super::link::LinkKey;
@@ -10,6 +10,7 @@ use super::link_ring::RingPost;
 use super::peer::PeerKey;
 use super::shared::State;
 use crate::errno::Result;
+use crate::queue::source::Sink;
 use crate::wire::rdm::packet::Message;
 
 /// Maximum number of packets of one ring that one progress call processes.
@@ -29,6 +30,8 @@ pub(super) enum Work {
     Nothing,
     /// The hot ring at this place has a packet, and nothing else is to be done.
     Ring(usize),
+    /// There are entries, and nothing else is to be done first.
+    Entries,
     /// Anything.
     Any,
 }
@@ -40,13 +43,15 @@ impl State {
     pub(super) fn work(&mut self) -> Work {
         // a thread that sleeps on another queue would wait for the further parts
         self.io.streams.polled = !self.sleepers;
-        let usual = self.io.completions.is_empty()
-            && self.io.streams.is_empty()
+        let usual = self.io.streams.is_empty()
             && self.io.bytes_read == 0
             && !self.core.has_reports()
             && !self.failed;
         if !usual || self.turn >= BUSY {
             return Work::Any;
+        }
+        if !self.io.completions.is_empty() {
+            return Work::Entries;
         }
         if let Some(at) = self.next_ready() {
             return Work::Ring(at);
@@ -161,6 +166,21 @@ impl State {
         self.poll_rings();
         // SAFETY: as above.
         unsafe { self.io.send_direct(&mut self.core, peer, message, iov) }
+    }
+
+    /// Passes the entry of a send or of RMA to a reader of one entry, if it is the first one, and
+    /// counts the call, which has had [`Work::Entries`].
+    #[inline(always)]
+    pub(super) fn pass_sent(&mut self, sink: &mut Sink<'_>) -> bool {
+        let sent = self.io.completions.of(Side::Tx);
+        let Some(Entry::Done(completion, None)) = sent.front() else {
+            return false;
+        };
+        sink.complete(completion);
+        sent.pop_front();
+        self.calls = self.calls.wrapping_add(1);
+        self.turn += 1;
+        true
     }
 
     /// Counts a progress call that had enough entries without a poll.
