@@ -6,10 +6,17 @@
 use super::link::Link;
 use super::qp_link::QpLink;
 use super::sq::{Signal, Sq};
+use super::{Initiator, Transmit};
 use crate::errno::Result;
-use crate::queue::EngineLink;
+use crate::flags::Flags;
 use crate::queue::slots::{Slot, SlotRing};
-use crate::verbs::{Chain, RemoteAddr, Rkey, SendOpcode, SendRequest};
+use crate::queue::{Completion, EngineLink};
+use crate::verbs::{Chain, RemoteAddr, Rkey, SendOpcode, SendRequest, Sge};
+
+/// Flags of operations that only a request has.
+const REQUESTED: Flags = Flags::FENCE
+    .union(Flags::COMMIT_COMPLETE)
+    .union(Flags::MORE);
 
 /// The send queue of one queue pair: posts to it, and stores the records of the posted requests.
 #[derive(Debug)]
@@ -28,7 +35,36 @@ pub(crate) struct SlotSq {
     delayed: bool,
 }
 
+impl Initiator<SlotSq> {
+    /// Executes a read or write in this call, if the device can and nothing is in front of it, and
+    /// puts its entry into the completion queue. `false`: it has to be submitted.
+    ///
+    /// # Safety
+    /// As [`Initiator::submit`].
+    #[inline]
+    pub(crate) unsafe fn execute_rma(&mut self, op: &Transmit<'_>) -> bool {
+        let visible = self.is_visible(op);
+        let takes = op.flags.intersects(REQUESTED) || !self.sq.is_idle(visible);
+        // SAFETY: the caller keeps the contract of this function.
+        if takes || !unsafe { self.execute(op) } {
+            return false;
+        }
+        if visible {
+            self.sq.link.cq.put(&Completion::new(op.context, op.kind));
+        }
+        true
+    }
+}
+
 impl SlotSq {
+    /// Whether no request is under way, and the entry of an operation without request may be put
+    /// into the completion queue.
+    #[inline]
+    fn is_idle(&self, visible: bool) -> bool {
+        let idle = !self.counted && self.ring().outstanding() == 0;
+        idle && (!visible || self.link.cq.takes_entries())
+    }
+
     pub(crate) fn new(link: QpLink) -> Self {
         let rings = &link.rings;
         Self {
@@ -163,6 +199,17 @@ impl Sq for SlotSq {
         // SAFETY: the caller keeps the contract of this function.
         let posted = unsafe { self.link.qp.post_send(request) };
         self.posted(number, signaled, posted)
+    }
+
+    #[inline(always)]
+    unsafe fn execute(
+        &self,
+        opcode: SendOpcode,
+        buffer: (&Sge, bool),
+        target: (RemoteAddr, Rkey),
+    ) -> bool {
+        // SAFETY: the caller keeps the contract of this function.
+        unsafe { self.link.qp.execute(opcode, buffer, target) }
     }
 
     #[inline]

@@ -9,7 +9,7 @@ use crate::conn::State;
 use crate::errno::{FiErrno, Result};
 use crate::initiator::{Initiator, InitiatorConfig, QpLink, SlotSq, Transmit};
 use crate::queue::WrId;
-use crate::verbs::Qp;
+use crate::verbs::{Qp, SendOpcode};
 
 /// The transmit side of an endpoint that has a queue pair.
 pub(crate) type TxSide = Initiator<SlotSq>;
@@ -56,6 +56,11 @@ impl Core {
         let mut tx = self.tx.lock();
         let side = tx.as_mut().ok_or(FiErrno::ENOCQ)?;
         // SAFETY: the caller keeps the contract of this function.
-        unsafe { side.submit(op) }
+        unsafe {
+            if matches!(op.opcode, SendOpcode::Write | SendOpcode::Read) && side.execute_rma(op) {
+                return Ok(());
+            }
+            side.submit(op)
+        }
     }
 }

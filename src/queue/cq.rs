@@ -19,7 +19,7 @@ use crate::queue::device_queue::DeviceQueue;
 use crate::queue::slots::Rings;
 use crate::queue::source::{BATCH, Entry, NoReader, Sink, Source, take};
 use crate::queue::wait::WaitSet;
-use crate::queue::{CompletionError, EntryWriter, QueueDomain, WaitKind};
+use crate::queue::{Completion, CompletionError, EntryWriter, QueueDomain, WaitKind};
 use crate::verbs::{AsyncEvent, AsyncListener, Cq};
 
 /// Size of a queue in completions if the application gives none.
@@ -49,6 +49,8 @@ pub struct CqConfig {
 #[derive(Debug, Default)]
 pub(super) struct Inner {
     pub(super) backlog: VecDeque<Entry>,
+    /// A thread may sleep on the wait object until the next completion.
+    pub(super) armed: bool,
     /// The endpoints of the device queue.
     pub(super) table: EndpointTable,
     pub(super) sources: Vec<Arc<dyn Source>>,
@@ -183,6 +185,26 @@ impl CompletionQueue {
     /// Whether the queue has a wait object, so that its sources need a descriptor.
     pub(crate) fn waits(&self) -> bool {
         self.wait.is_some()
+    }
+
+    /// Whether the queue takes the entry of an operation that has no request: the entry is then in
+    /// front of all that the device has not been asked for. One at a time, so that the entries
+    /// that nobody reads are bounded by the requests of their endpoints.
+    #[inline]
+    pub(crate) fn takes_entries(&self) -> bool {
+        self.inner.lock().backlog.is_empty()
+    }
+
+    /// Adds an entry, for which [`Self::takes_entries`] has just returned `true`.
+    #[inline]
+    pub(crate) fn put(&self, completion: &Completion) {
+        let mut inner = self.inner.lock();
+        inner.backlog.push_back(Entry::Done(*completion));
+        if std::mem::take(&mut inner.armed)
+            && let Some(wait) = &self.wait
+        {
+            wait.wake();
+        }
     }
 
     /// Adds a source. Later reads of the queue run it, and it wakes threads that wait on the queue.

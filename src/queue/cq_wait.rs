@@ -200,6 +200,7 @@ impl CompletionQueue {
         if !inner.backlog.is_empty() {
             return Err(FiErrno::EAGAIN);
         }
+        inner.armed = true;
         if let Some(device) = &self.device {
             device.arm()?;
         }
