@@ -41,6 +41,8 @@ class Test:
     requests: str = ""
     # an expression, and how often the output has it
     expected: tuple = ()
+    # further options in the short form of the list; the long form runs the command alone
+    short: str = ""
 
 
 RANKS = 3
@@ -101,7 +103,8 @@ TESTS = [
 
 
 def run(test, binaries, prov, address, env, seconds, more=()):
-    """Outcome (pass, fail, notrun, late) and the output of the test's processes."""
+    """Outcome (pass, fail, notrun, late) and the output of the test's processes. `more`: further
+    options."""
     words = test.command.replace("ADDRESS", address).split()
     argv = [str(binaries / words[0]), *words[1:], *more]
     env = env | dict(test.env if ";" not in prov else ())

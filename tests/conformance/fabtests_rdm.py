@@ -59,7 +59,8 @@ TESTS = [
             for flags in ("", " -U", " -v", " -v -U")
         ]
     ),
-    *[Test(f"fi_multinode -x {mode}", "ranks", NATIVE) for mode in ("msg", "rma")],
+    # three ranks that poll, on two processors: 1,000 iterations take up to 30 s
+    *[Test(f"fi_multinode -x {mode}", "ranks", NATIVE, short="-I 100") for mode in ("msg", "rma")],
     STRESS,
     UBERTEST,
     *pair(
@@ -73,6 +74,9 @@ TESTS = [
         # not fi_rdm_multi_domain: its endpoints can receive but have no queue or counter for receives,
         # so fi_enable() is -FI_ENOCQ, as on libfabric's shm and tcp
     ),
-    # the default number of messages
-    *pair("fi_rdm_pingpong -v", "fi_rdm_tagged_pingpong -v", "fi_rdm_tagged_bw -v", "fi_rdm_cntr_pingpong"),
+    # the default number of messages is 1,000 of each length; 200 are more than a ring has slots
+    *[
+        Test(command, "pair", NATIVE, short="-I 200")
+        for command in ("fi_rdm_pingpong -v", "fi_rdm_tagged_pingpong -v", "fi_rdm_tagged_bw -v", "fi_rdm_cntr_pingpong")
+    ],
 ]
