@@ -1,5 +1,6 @@
 """The libfabric releases that every test of this directory runs on."""
 
+import concurrent.futures
 import functools
 import os
 import re
@@ -55,6 +56,31 @@ def per_release(test):
                 test(self, release())
 
     return each
+
+
+def for_releases_at_once(test):
+    """As `per_release`, on all releases at the same time (`at_once`)."""
+
+    @functools.wraps(test)
+    def each(self):
+        at_once(self, [({"libfabric": release.__name__}, lambda release=release: test(self, release())) for release in RELEASES])
+
+    return each
+
+
+def at_once(test, runs, limit=4):
+    """Runs functions at the same time, at most `limit` of them, each as a subtest: pairs of its
+    parameters and the function.
+
+    For programs that wait most of their time. Programs that compute or poll would only take the
+    processors from each other.
+    """
+    runs = list(runs)
+    with concurrent.futures.ThreadPoolExecutor(limit) as pool:
+        ended = [(parameters, pool.submit(run)) for parameters, run in runs]
+    for parameters, future in ended:
+        with test.subTest(**parameters):
+            future.result()
 
 
 class CProgram(unittest.TestCase):

@@ -6,8 +6,11 @@ import json
 import os
 import pathlib
 import stat
+import subprocess
 import sys
 import tempfile
+import threading
+import time
 import unittest
 from unittest import mock
 
@@ -15,7 +18,7 @@ TOOLS = pathlib.Path(os.path.realpath(__file__)).parent.parent
 sys.path.insert(0, str(TOOLS))
 sys.path.insert(0, str(TOOLS.parent / "conformance"))
 
-from lib import cache, cargo, cases, commands, programs, total  # noqa: E402
+from lib import cache, cargo, cases, commands, programs, spaces, total  # noqa: E402
 
 
 def script(path):
@@ -230,6 +233,56 @@ class Cases(unittest.TestCase):
         self.assertEqual(counted, total.Total(passed=1, failed=4, skipped=1))
 
 
+class AtOnce(unittest.TestCase):
+    def test_each_run_is_a_subtest(self):
+        source = (
+            "import unittest\n"
+            "from programs import common\n"
+            "def skips(): raise unittest.SkipTest('why')\n"
+            "class T(unittest.TestCase):\n"
+            "    def test_all(self):\n"
+            "        runs = [('good', lambda: None), ('bad', lambda: self.fail('planted')), ('error', lambda: 1 / 0), ('skipped', skips)]\n"
+            "        common.at_once(self, [({'run': name}, run) for name, run in runs])\n"
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            (pathlib.Path(folder) / "test_at_once.py").write_text(source)
+            with mock.patch("builtins.print"):
+                self.assertEqual(cases.run(folder, folder), total.Total(failed=2, skipped=1))
+
+    def test_no_more_than_the_limit(self):
+        from programs import common
+
+        for limit in (1, 3):
+            running, most, lock = [0], [0], threading.Lock()
+
+            def run():
+                with lock:
+                    running[0] += 1
+                    most[0] = max(most[0], running[0])
+                time.sleep(0.05)
+                with lock:
+                    running[0] -= 1
+
+            common.at_once(self, [({"number": number}, run) for number in range(4)], limit)
+            self.assertEqual(most[0], limit)
+
+
+class QuickStart(unittest.TestCase):
+    def test_only_root_has_it(self):
+        with mock.patch.object(os, "geteuid", return_value=1000):
+            self.assertEqual(spaces.with_quick_start(["a", pathlib.Path("b")]), ["a", "b"])
+
+    def test_not_if_it_may_not_mount(self):
+        with mock.patch.object(os, "geteuid", return_value=0), mock.patch.object(subprocess, "run", return_value=mock.Mock(returncode=1)):
+            self.assertEqual(spaces.with_quick_start(["a"]), ["a"])
+
+    def test_there_are_no_symbols_inside(self):
+        argv = spaces.with_quick_start(["cat", "/proc/kallsyms"])
+        if argv[0] == "cat":
+            self.skipTest("this user may not mount")
+        self.assertEqual(subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True).stdout, "")
+
+
 class Cache(unittest.TestCase):
     def test_an_interrupted_recipe_is_made_again(self):
         with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, WEFT_CACHE=folder):
@@ -284,6 +337,15 @@ class Fabtests(unittest.TestCase):
         self.assertEqual((env["A"], env["B"]), ("x=y:z=1", "2"))
         env = self.check.environment(args, "fi_msg")
         self.assertEqual((env["A"], env.get("B")), ("1", None))
+
+    def test_the_long_form_has_no_further_options(self):
+        test = self.check.fabtests_rdm.Test("fi_x -x rma", "pair", short="-I 100")
+        for long, want in ((False, ["-A", "-I", "100"]), (True, ["-A"])):
+            args = mock.Mock(suite="rdm", only=None, env=[], env_for=[], more=["^fi_x=-A"], long=long)
+            with mock.patch.dict(self.check.LISTS, rdm=[test]), mock.patch.object(self.check.fabtests_msg, "run", return_value=("pass", "")) as run:
+                with mock.patch("builtins.print"):
+                    self.assertEqual(self.check.run_list(args, pathlib.Path("/x"), None), total.Total(passed=1))
+            self.assertEqual(run.call_args.args[-1], want)
 
     def test_a_report_that_ends_early_is_a_failure(self):
         process = mock.Mock(stdout=["- name:   fi_msg\n", "  result: Pass\n"], returncode=137)
