@@ -77,7 +77,10 @@ class Rdm(common.CProgram):
         self.succeeds(programs.SYSTEM, "many")
 
     def test_an_address_at_which_nothing_listens(self):
-        self.succeeds(programs.SYSTEM, "dead")
+        self.succeeds(programs.SYSTEM, "dead", FI_WEFT_CONNECT_TIMEOUT="2")
+
+    def test_an_address_at_which_nothing_listens_with_the_default_timeout(self):
+        common.CProgram.succeeds(self, programs.SYSTEM, "dead", "manual")
 
     def test_removed_addresses(self):
         self.succeeds(programs.SYSTEM, "removed")

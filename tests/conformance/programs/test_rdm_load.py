@@ -5,6 +5,7 @@ With WEFT_RDM_LONG=1 the counts are those of `make check-long`.
 """
 
 import contextlib
+import functools
 import os
 import subprocess
 import sys
@@ -20,17 +21,22 @@ LONG = os.environ.get("WEFT_RDM_LONG") == "1"
 class Load(common.CProgram):
     OPTIONS = ("-D_GNU_SOURCE", "-pthread")
 
-    def succeeds(self, mode, count=None, progress=("manual", "auto"), long=None, **more):
-        """Runs a mode with manual and automatic progress; `long` is its count in the long form."""
+    def succeeds(self, mode, count=None, progress=("manual", "auto"), long=None, waits=False, **more):
+        """Runs a mode with manual and automatic progress, at the same time if its processes `wait`;
+        `long` is its count in the long form.
+        """
         if LONG and long is not None:
             count = long
         counts = [] if count is None else [str(count)]
-        for model in progress:
-            with self.subTest(progress=model):
-                argv = [self.program, mode, "weft", "127.0.0.1", model, *counts]
-                env = programs.SYSTEM.env(**more)
-                ended = programs.run(argv, env, seconds=1800 if LONG else 100)
-                self.assertEqual(ended.status, 0, ended)
+
+        def run(model):
+            argv = [self.program, mode, "weft", "127.0.0.1", model, *counts]
+            env = programs.SYSTEM.env(**more)
+            ended = programs.run(argv, env, seconds=1800 if LONG else 100)
+            self.assertEqual(ended.status, 0, ended)
+
+        runs = [({"progress": model}, functools.partial(run, model)) for model in progress]
+        common.at_once(self, runs, len(runs) if waits else 1)
 
 
 class Overload(Load):
@@ -113,13 +119,13 @@ class Progress(Load):
         self.succeeds("receiver", progress=["auto"], long=5000)
 
     def test_sleeping_processes(self):
-        self.succeeds("asleep", long=10000)
+        self.succeeds("asleep", long=10000, waits=True)
 
     def test_sleeping_processes_with_many_peers(self):
-        self.succeeds("crowd", 5000, long=10000)
+        self.succeeds("crowd", 5000, long=10000, waits=True)
 
     def test_processes_that_sleep_in_sread(self):
-        self.succeeds("sread", long=10000)
+        self.succeeds("sread", long=10000, waits=True)
 
 
 class Death(Load):
@@ -138,7 +144,8 @@ class Death(Load):
         self.succeeds("exits")
 
     def test_closing_with_operations_under_way(self):
-        self.succeeds("closes", 15, long=1000)
+        # a send to the endpoint that was closed waits as long for a connection
+        self.succeeds("closes", 15, long=1000, FI_WEFT_CONNECT_TIMEOUT="3")
 
     def test_fork(self):
         self.succeeds("forks")

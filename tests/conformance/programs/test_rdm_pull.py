@@ -1,5 +1,8 @@
 """Messages that the receiver reads from the memory of the sender: tests/conformance/c/rdm_pull.c."""
 
+import functools
+import itertools
+
 from lib import programs
 
 from . import common
@@ -8,12 +11,16 @@ from . import common
 class RdmPull(common.CProgram):
     SOURCE = "rdm_pull"
 
-    def succeeds(self, mode):
-        for progress in ("manual", "auto"):
-            # without on-demand paging sources use the registration cache
-            for paging in ("1", "0"):
-                with self.subTest(progress=progress, paging=paging):
-                    super().succeeds(programs.SYSTEM, mode, progress, SOFTVERBS_ODP=paging)
+    def succeeds(self, mode, limit=1):
+        """`limit`: how many of the runs may be made at once."""
+        run = functools.partial(super().succeeds, programs.SYSTEM, mode)
+        # without on-demand paging sources use the registration cache
+        forms = itertools.product(("manual", "auto"), ("1", "0"))
+        runs = [
+            ({"progress": progress, "paging": paging}, functools.partial(run, progress, SOFTVERBS_ODP=paging))
+            for progress, paging in forms
+        ]
+        common.at_once(self, runs, limit)
 
     def test_the_sender_computes(self):
         self.succeeds("computes")
@@ -43,4 +50,5 @@ class RdmPull(common.CProgram):
         self.succeeds("discarded")
 
     def test_a_sender_that_is_killed(self):
-        self.succeeds("killed")
+        # a process polls for 3 s, without a peer
+        self.succeeds("killed", limit=2)
