@@ -186,3 +186,27 @@ fn an_end_within_a_list() {
         }
     }
 }
+
+/// The device executes a write in the call if no request is under way. Its entry wakes a thread
+/// that sleeps on the queue; one entry is put there at a time, and their order is that of the calls.
+#[test]
+fn a_write_that_is_executed_in_its_call_wakes_a_reader() {
+    let ends = Ends::new();
+    for round in 0..20 {
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| ends.client.completion().unwrap().context);
+            // the reader sleeps, or is about to
+            std::thread::sleep(Duration::from_millis(round % 4));
+            ends.write(7, Flags::empty()).unwrap();
+            assert_eq!(reader.join().unwrap(), 7);
+        });
+        // no request is under way, so these are executed at once, and posted
+        for at in 0..5 {
+            ends.write(at, Flags::empty()).unwrap();
+        }
+        assert_eq!(ends.arrived(5), [1, 2, 3, 4, 5]);
+        ends.completed(0..5);
+        let posted = ends.client.ep.core.rings.tx.outstanding();
+        assert_eq!(posted, 0, "round {round}");
+    }
+}
