@@ -6,7 +6,7 @@ use libfabric_sys::*;
 use weft::av::FiAddr;
 use weft::errno::{FiErrno, Result};
 use weft::rdm::atomic_ops::{Family, Op, Operation};
-use weft::rdm::{AtomicCall, LocalIov, max_atomic_count};
+use weft::rdm::{AtomicCall, LocalIov, RemoteIov, max_atomic_count};
 
 use crate::atomic_call::{Atomics, Call, Vector, members};
 use crate::ep_traits::token;
@@ -23,7 +23,8 @@ impl Atomics for RdmEp {
         let operation = operation(family, msg.datatype, msg.op)?;
         let (reads, size) = (operation.op() == Op::Read, operation.datatype().size());
         // SAFETY: the caller passes a target with its members.
-        let (target, count) = unsafe { target(msg, size)? };
+        let target = unsafe { target(msg, size)? };
+        let count = target.elements;
         let operands = if reads { None } else { Some(Vector::of(msg)) };
         let compare = (family == Family::Compare).then_some(call.compare);
         let result = (family != Family::Base).then_some(call.result);
@@ -39,7 +40,7 @@ impl Atomics for RdmEp {
             operands: operands.local()?,
             compare: compare.local()?,
             result: result.local()?,
-            target,
+            targets: target.ranges.get(..target.len).unwrap_or_default(),
             context: token(msg.context),
             flags: call.flags,
             injected: call.injected,
@@ -134,33 +135,61 @@ impl Buffers {
     }
 }
 
-/// The address and the key of the target, and its number of elements, of `size` bytes each. Members
-/// of one region that follow each other in memory are one target.
+/// The ranges of a target, and the number of elements in all of them.
+struct Target {
+    ranges: [RemoteIov; IOV_LIMIT],
+    len: usize,
+    elements: usize,
+}
+
+/// The target of a call with elements of `size` bytes. Members of one region that follow each other
+/// in memory are one range.
 ///
 /// # Errors
-/// `EINVAL`: NULL, no elements, or members in several places.
+/// `EINVAL`: NULL, no elements, or more members than [`IOV_LIMIT`].
 ///
 /// # Safety
 /// The vector has `rma_iov_count` members, or is NULL.
 #[inline(always)]
-unsafe fn target(msg: &fi_msg_atomic, size: usize) -> Result<((u64, u64), usize)> {
+unsafe fn target(msg: &fi_msg_atomic, size: usize) -> Result<Target> {
     // SAFETY: the caller passes a vector of `rma_iov_count` members, or NULL.
     let vector = unsafe { members(msg.rma_iov, msg.rma_iov_count)? };
     let count = vector.len();
     if count > IOV_LIMIT {
         return Err(bad_vector(count));
     }
-    let mut members = vector.iter().filter(|member| member.count != 0);
-    let first = members.next().ok_or_else(|| bad_vector(count))?;
-    let mut elements = first.count;
-    for member in members {
-        let len = elements.saturating_mul(size) as u64;
-        if member.key != first.key || first.addr.checked_add(len) != Some(member.addr) {
-            return Err(bad_vector(count));
+    let mut this = Target {
+        ranges: [RemoteIov::default(); IOV_LIMIT],
+        len: 0,
+        elements: 0,
+    };
+    for member in vector.iter().filter(|member| member.count != 0) {
+        let (len, key) = (member.count.saturating_mul(size), member.key);
+        this.elements = this.elements.saturating_add(member.count);
+        let last = this.ranges.get_mut(this.len.wrapping_sub(1));
+        match last {
+            Some(last)
+                if last.key == key
+                    && last.addr.checked_add(last.len as u64) == Some(member.addr) =>
+            {
+                last.len = last.len.saturating_add(len);
+            }
+            _ => {
+                if let Some(next) = this.ranges.get_mut(this.len) {
+                    *next = RemoteIov {
+                        addr: member.addr,
+                        len,
+                        key,
+                    };
+                }
+                this.len += 1;
+            }
         }
-        elements = elements.saturating_add(member.count);
     }
-    Ok(((first.addr, first.key), elements))
+    match this.elements {
+        0 => Err(bad_vector(count)),
+        _ => Ok(this),
+    }
 }
 
 /// Logs the refusal at `info`.
@@ -170,7 +199,7 @@ fn bad_vector(count: usize) -> FiErrno {
         FI_LOG_EP_DATA,
         EINVAL,
         "a vector of the atomic has {count} members: it has a member at NULL, has more than \
-         {IOV_LIMIT} members, or is a target without elements or in several places"
+         {IOV_LIMIT} members, or is a target without elements"
     )
 }
 

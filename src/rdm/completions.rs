@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::core::Origin;
 use super::operations::completion;
 use super::peer::PeerKey;
+use super::ranges::Calls;
 use super::rma::Fault;
 use crate::errno::FiErrno;
 use crate::flags::Flags;
@@ -71,6 +72,8 @@ pub(super) struct Completions {
     tx: VecDeque<Entry>,
     rx: VecDeque<Entry>,
     counters: Arc<Counters>,
+    /// Atomics on several ranges.
+    pub(super) calls: Calls,
     /// Whether a completion queue takes the entries of a direction: transmit, receive. Otherwise
     /// only counters show its operations.
     pub(super) bound: [bool; 2],

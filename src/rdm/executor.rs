@@ -38,7 +38,7 @@ use super::packet_memory::{PacketMemory, Slot};
 use super::peer::PeerKey;
 use super::pulls::Pulls;
 use super::receives::{ArrivalKey, Receives};
-use super::rma::{Rma, RmaKey};
+use super::rma::{Fault, Rma, RmaKey};
 use super::shared::Shared;
 use super::slab::Slab;
 use super::streams::Streams;
@@ -456,12 +456,17 @@ impl Executor {
 
     /// Releases an operation that was not begun.
     pub(super) fn release(&mut self, op: Operation) {
-        if let Some(slot) = op.slot {
-            self.memory.give_back(slot);
-            self.has_memory();
-        }
+        self.release_slot(op.slot);
         if let Some(source) = op.source {
             self.release_source(*source);
+        }
+    }
+
+    /// Gives the memory of an operation back that was not begun.
+    pub(super) fn release_slot(&mut self, slot: Option<Slot>) {
+        if let Some(slot) = slot {
+            self.memory.give_back(slot);
+            self.has_memory();
         }
     }
 
@@ -515,7 +520,13 @@ impl Executor {
                 }
                 (Err(error), None) => {
                     self.messages -= 1;
-                    self.completions.failed(op.completion(), 0, error);
+                    match op.call() {
+                        Some(call) => {
+                            let fault = Some(Fault::of(error));
+                            self.completions.ranges_ended(call, 1, fault);
+                        }
+                        None => self.completions.failed(op.completion(), 0, error),
+                    }
                 }
                 (Ok(()), unread) => {
                     source = source.or(unread);
@@ -524,7 +535,10 @@ impl Executor {
                         Kind::Message => {
                             self.completions.sent(&op.message, op.context, op.wanted);
                         }
-                        _ => self.completions.done(op.completion(), None, op.wanted),
+                        _ => match op.call() {
+                            Some(call) => self.completions.ranges_ended(call, 1, None),
+                            None => self.completions.done(op.completion(), None, op.wanted),
+                        },
                     }
                 }
             }

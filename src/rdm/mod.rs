@@ -63,6 +63,7 @@ mod packet_memory;
 mod peer;
 mod pull;
 mod pulls;
+mod ranges;
 mod receives;
 mod recover;
 mod recv;

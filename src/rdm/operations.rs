@@ -77,6 +77,9 @@ pub(super) struct Atomic {
     pub(super) count: u16,
     /// Whether the answer has the earlier values.
     pub(super) fetches: bool,
+    /// Whether it is one of several ranges of a call, whose key is the operation's context
+    /// (`ranges.rs`).
+    pub(super) ranged: bool,
 }
 
 /// An operation.
@@ -217,6 +220,12 @@ impl Operation {
     /// and for which later ones wait (`fi_endpoint(3)`, `FI_FENCE`).
     pub(super) const fn is_fenced(&self) -> bool {
         self.fence && self.is_of_application()
+    }
+
+    /// The context of its call, if the operation is one of several ranges.
+    pub(super) fn call(&self) -> Option<usize> {
+        let ranged = matches!(self.kind, Kind::Atomic(Atomic { ranged: true, .. }));
+        ranged.then_some(self.context)
     }
 
     /// Whether the packet wakes the target's driver: its processor has to execute it.

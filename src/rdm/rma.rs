@@ -168,6 +168,13 @@ impl RmaOp {
         Completion::new(self.context, self.request.kind)
     }
 
+    /// The context of its call, if it is an atomic on one of several ranges.
+    #[inline]
+    pub(super) fn call(&self) -> Option<usize> {
+        let atomic = self.atomic.as_ref()?;
+        atomic.atomic.ranged.then_some(self.context)
+    }
+
     /// Whether all parts are posted.
     pub(super) fn is_posted(&self) -> bool {
         self.next.0 >= self.ranges

@@ -11,7 +11,7 @@ use super::super::iov::Iov;
 use super::super::operations::{Atomic, Kind, Operation};
 use super::super::ops::Uses;
 use super::super::peer::PeerKey;
-use super::super::rma::{Request, RmaOp};
+use super::super::rma::{Fault, MAX_RMA_IOV, Request, RmaOp};
 use super::super::shared::State;
 use super::Endpoint;
 use super::rma::POLLS;
@@ -19,7 +19,9 @@ use crate::av::FiAddr;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
 use crate::initiator::{LocalIov, RemoteIov};
+use crate::log::info_log;
 use crate::mr::{Mode, mapped_key};
+use crate::queue::Completion;
 use crate::verbs::SendOpcode;
 use crate::wire::rdm::Credit;
 use crate::wire::rdm::packet::MAX_OPERANDS;
@@ -49,8 +51,8 @@ pub struct AtomicCall<'a> {
     pub compare: LocalIov<'a>,
     /// The buffers for the earlier values; empty in the base family.
     pub result: LocalIov<'a>,
-    /// Address and key of the target.
-    pub target: (u64, u64),
+    /// The ranges of the target: their bytes are those of the elements.
+    pub targets: &'a [RemoteIov],
     /// The context of the entry.
     pub context: usize,
     /// `None`: the default flags.
@@ -77,9 +79,9 @@ impl Endpoint {
     ///
     /// # Errors
     /// - `EAGAIN`: `tx_size` operations are under way.
-    /// - `EINVAL`: no elements; vectors of different lengths, or with more buffers than
-    ///   [`Limits::iov_limit`](super::super::Limits::iov_limit); a virtual address that is not
-    ///   aligned to the datatype; an address that is not in the address vector.
+    /// - `EINVAL`: no elements, or a range without elements; vectors of different lengths, or with
+    ///   more members than [`Limits::iov_limit`](super::super::Limits::iov_limit); a virtual
+    ///   address that is not aligned to the datatype; an address that is not in the address vector.
     /// - `EMSGSIZE`: more elements than [`max_atomic_count`].
     /// - `EBADFLAGS`: a flag that the operation does not accept.
     /// - `EKEYREJECTED`: a key that `fi_mr_map_raw(3)` has returned and that is not mapped.
@@ -102,12 +104,12 @@ impl Endpoint {
         if call.count > max_atomic_count(family, operation) {
             return Err(FiErrno::EMSGSIZE);
         }
-        let len = call.count * operation.datatype().size();
+        let size = operation.datatype().size();
+        let len = call.count * size;
         let alignment = operation.datatype().alignment() as u64;
         let (operands, compare) = (Iov::new(&call.operands)?, Iov::new(&call.compare)?);
         let result = Iov::new(&call.result)?;
         let reads = operation.op() == Op::Read;
-        let (addr, key) = call.target;
         let fits = len != 0
             && (reads || operands.len() == len)
             && compare.len() == if family == Family::Compare { len } else { 0 }
@@ -121,18 +123,30 @@ impl Endpoint {
             .form
             .mode
             .contains(Mode::VIRT_ADDR);
-        if !fits || virt && !addr.is_multiple_of(alignment) {
+        let aligned = |range: &RemoteIov| !virt || range.addr.is_multiple_of(alignment);
+        if !fits || !is_target(call.targets, len, size) || !call.targets.iter().all(aligned) {
             return Err(FiErrno::EINVAL);
         }
         let config = &shared.config;
-        let atomic = Atomic {
-            addr,
-            key: mapped_key(shared.domain.mr(), key)?,
+        let context = if call.injected {
+            // fi_endpoint(3): an error without an operation's context has that of the endpoint
+            config.context
+        } else {
+            call.context
+        };
+        let whole = Atomic {
+            addr: 0,
+            key: 0,
             operator: operation.op() as u8,
             datatype: operation.datatype() as u8,
-            // at most 1024
-            count: call.count as u16,
+            count: 0,
             fetches: family != Family::Base,
+            ranged: false,
+        };
+        let buffers = Buffers {
+            operands: if reads { Iov::default() } else { operands },
+            compare,
+            result,
         };
         let mut guard = shared.lock();
         let state = guard.as_mut().ok_or(FiErrno::EOPBADSTATE)?;
@@ -149,83 +163,32 @@ impl Endpoint {
         }
         let peer = state.peer_of(to)?;
         let peer = state.core.resolve(peer);
-        if state.executes_atomics(peer) {
-            let request = Request {
-                opcode: SendOpcode::Elements,
-                flags: flags & Flags::FENCE,
-                kind: Flags::ATOMIC
-                    | if atomic.fetches {
-                        Flags::READ
-                    } else {
-                        Flags::WRITE
-                    },
-                compare_add: 0,
-                swap: 0,
-            };
-            let mut op = RmaOp::new(request, peer, state.io.rma.next_order());
-            op.context = if call.injected {
-                config.context
-            } else {
-                call.context
-            };
-            op.wanted = wanted && !call.injected;
-            op.iov = result;
-            op.remote[0] = RemoteIov { addr, len, key };
-            op.ranges = 1;
-            let operands = if reads { Iov::default() } else { operands };
-            let sizes = (len, operation.datatype().size());
-            // the initiator finds the meaning of a key of `fi_mr_map_raw(3)` by itself
-            let whole = (Atomic { key, ..atomic }, sizes);
-            // SAFETY: the caller promises readable operands.
-            unsafe {
-                state
-                    .io
-                    .prepare_atomic(&mut op, whole, (&operands, &compare))
-            }?;
-            return self.begin_device_atomic(state, op);
-        }
-        let mut op = Operation::new(Kind::Atomic(atomic), peer);
-        (op.order, op.fence) = (state.io.rma.next_order(), flags.contains(Flags::FENCE));
-        op.context = if call.injected {
-            // fi_endpoint(3): an error without an operation's context has that of the endpoint
-            config.context
-        } else {
-            call.context
+        let device = state.executes_atomics(peer);
+        let parameters = Parameters {
+            peer,
+            atomic: whole,
+            size,
+            context,
+            wanted: wanted && !call.injected,
+            fence: flags.contains(Flags::FENCE),
         };
-        op.wanted = wanted && !call.injected;
-        if !reads {
-            // SAFETY: the caller promises readable operands.
-            unsafe { state.io.copy_operands(&mut op, &operands, &compare) }?;
-        }
-        op.iov = result;
         if !state.core.is_up(peer) {
             state.core.set_now(shared.now());
         }
-        let key = state.io.begin(op)?;
-        let send = Send {
-            op: key,
-            uses: Uses::Request(Credit::new(0, 1)),
-            ack: false,
+        // SAFETY: the caller promises readable operands, and results that stay valid.
+        let begun = unsafe {
+            match call.targets {
+                [only] if device => state
+                    .device_atomic(&parameters, only, &buffers)
+                    .and_then(|op| state.io.begin_rma(&mut state.core, op)),
+                [only] => state
+                    .packet_atomic(&parameters, only, &buffers)
+                    .and_then(|op| state.begin_packet(op)),
+                ranges => state.begin_ranges(&parameters, ranges, &buffers, device),
+            }
         };
-        if let Err(error) = state.core.send(peer, send, &mut state.io) {
-            state.io.abandon(key);
-            return Err(error);
-        }
         state.settle();
-        shared.after(state);
-        Ok(())
-    }
-
-    /// Begins an atomic that the device executes.
-    fn begin_device_atomic(&self, state: &mut State, op: RmaOp) -> Result<()> {
-        let (shared, peer) = (self.shared(), op.peer);
-        if !state.core.is_up(peer) {
-            state.core.set_now(shared.now());
-        }
-        // SAFETY: operands and results are in the slot of the operation.
-        let begun = unsafe { state.io.begin_rma(&mut state.core, op) };
-        state.settle();
-        if begun.is_ok() {
+        if begun.is_ok() && device {
             state.poll_for_keys(peer);
         }
         shared.after(state);
@@ -233,7 +196,252 @@ impl Endpoint {
     }
 }
 
+/// Whether the ranges of a call are elements of `size` bytes, not empty, not more than the limit,
+/// and `len` bytes together.
+#[inline]
+fn is_target(ranges: &[RemoteIov], len: usize, size: usize) -> bool {
+    let lens = ranges.iter().map(|range| range.len);
+    let sum = lens.fold(0, usize::saturating_add);
+    let whole = |range: &RemoteIov| range.len != 0 && range.len.is_multiple_of(size);
+    let whole = ranges.iter().all(whole);
+    sum == len && whole && (1..=MAX_RMA_IOV).contains(&ranges.len())
+}
+
+/// The buffers of a call, or of one of its ranges.
+struct Buffers {
+    operands: Iov,
+    compare: Iov,
+    result: Iov,
+}
+
+impl Buffers {
+    /// Those of the `len` bytes of elements from `start` on.
+    fn part(&self, start: usize, len: usize) -> Self {
+        let part = |iov: &Iov| match iov.len() {
+            0 => Iov::default(),
+            _ => iov.part(start, len),
+        };
+        Self {
+            operands: part(&self.operands),
+            compare: part(&self.compare),
+            result: part(&self.result),
+        }
+    }
+}
+
+/// What all operations of a call have.
+#[derive(Clone, Copy)]
+struct Parameters {
+    peer: PeerKey,
+    /// Without target and number of elements.
+    atomic: Atomic,
+    /// Size of an element in bytes.
+    size: usize,
+    context: usize,
+    wanted: bool,
+    fence: bool,
+}
+
+impl Parameters {
+    /// The flag of the entry: whether the call counts as a read or as a write.
+    fn direction(&self) -> Flags {
+        match self.atomic.fetches {
+            true => Flags::READ,
+            false => Flags::WRITE,
+        }
+    }
+
+    fn on(&self, range: &RemoteIov, key: u64) -> Atomic {
+        Atomic {
+            addr: range.addr,
+            key,
+            // at most 1024
+            count: (range.len / self.size) as u16,
+            ..self.atomic
+        }
+    }
+}
+
+/// An operation on one range, with its memory.
+enum Prepared {
+    Device(RmaOp),
+    Packet(Operation),
+}
+
 impl State {
+    /// An operation that the device executes.
+    ///
+    /// # Errors
+    /// No memory for packets.
+    ///
+    /// # Safety
+    /// The operands are readable.
+    #[inline]
+    unsafe fn device_atomic(
+        &mut self,
+        parameters: &Parameters,
+        range: &RemoteIov,
+        buffers: &Buffers,
+    ) -> Result<RmaOp> {
+        // a mapped key that is not mapped
+        mapped_key(&self.io.objects.mr, range.key)?;
+        let request = Request {
+            opcode: SendOpcode::Elements,
+            flags: match parameters.fence {
+                true => Flags::FENCE,
+                false => Flags::empty(),
+            },
+            kind: Flags::ATOMIC | parameters.direction(),
+            compare_add: 0,
+            swap: 0,
+        };
+        let mut op = RmaOp::new(request, parameters.peer, self.io.rma.next_order());
+        (op.context, op.wanted, op.iov) = (parameters.context, parameters.wanted, buffers.result);
+        (op.remote[0], op.ranges) = (*range, 1);
+        // the initiator finds the meaning of a key of `fi_mr_map_raw(3)` by itself
+        let whole = (
+            parameters.on(range, range.key),
+            (range.len, parameters.size),
+        );
+        let operands = (&buffers.operands, &buffers.compare);
+        // SAFETY: the caller promises readable operands.
+        unsafe { self.io.prepare_atomic(&mut op, whole, operands) }?;
+        Ok(op)
+    }
+
+    /// An operation that the processor of the target executes.
+    ///
+    /// # Errors
+    /// As [`Self::device_atomic`]. `EAGAIN`: packets under way free memory.
+    ///
+    /// # Safety
+    /// As [`Self::device_atomic`].
+    #[inline]
+    unsafe fn packet_atomic(
+        &mut self,
+        parameters: &Parameters,
+        range: &RemoteIov,
+        buffers: &Buffers,
+    ) -> Result<Operation> {
+        let key = mapped_key(&self.io.objects.mr, range.key)?;
+        let atomic = parameters.on(range, key);
+        let mut op = Operation::new(Kind::Atomic(atomic), parameters.peer);
+        (op.order, op.fence) = (self.io.rma.next_order(), parameters.fence);
+        (op.context, op.wanted) = (parameters.context, parameters.wanted);
+        if buffers.operands.len() != 0 {
+            // SAFETY: the caller promises readable operands.
+            unsafe {
+                self.io
+                    .copy_operands(&mut op, &buffers.operands, &buffers.compare)
+            }?;
+        }
+        op.iov = buffers.result;
+        Ok(op)
+    }
+
+    /// Passes an operation to the core.
+    #[inline]
+    fn begin_packet(&mut self, op: Operation) -> Result<()> {
+        let peer = op.peer;
+        let key = self.io.begin(op)?;
+        let send = Send {
+            op: key,
+            uses: Uses::Request(Credit::new(0, 1)),
+            ack: false,
+        };
+        let sent = self.core.send(peer, send, &mut self.io);
+        sent.inspect_err(|_| self.io.abandon(key))
+    }
+
+    /// Begins an operation for each range; the entry of the call follows the last of them. Memory
+    /// is acquired for all before the first one begins, because a call that returns an error has
+    /// executed nothing.
+    ///
+    /// # Errors
+    /// Those of the first operation. A later one that is refused makes the call fail.
+    ///
+    /// # Safety
+    /// As [`Endpoint::atomic`].
+    #[cold]
+    unsafe fn begin_ranges(
+        &mut self,
+        parameters: &Parameters,
+        ranges: &[RemoteIov],
+        buffers: &Buffers,
+        device: bool,
+    ) -> Result<()> {
+        let completion =
+            Completion::new(parameters.context, Flags::ATOMIC | parameters.direction());
+        let (completions, wanted) = (&mut self.io.completions, parameters.wanted);
+        let call = completions.begin_call(completion, wanted, ranges.len());
+        let call = call.ok_or(FiErrno::EAGAIN)?;
+        let mut parameters = Parameters {
+            context: call,
+            ..*parameters
+        };
+        parameters.atomic.ranged = true;
+        let mut prepared = [const { None }; MAX_RMA_IOV];
+        let (mut start, mut refused) = (0, None);
+        for (to, range) in prepared.iter_mut().zip(ranges) {
+            let buffers = buffers.part(start, range.len);
+            // SAFETY: the caller promises readable operands.
+            let op = unsafe {
+                match device {
+                    true => self
+                        .device_atomic(&parameters, range, &buffers)
+                        .map(Prepared::Device),
+                    false => self
+                        .packet_atomic(&parameters, range, &buffers)
+                        .map(Prepared::Packet),
+                }
+            };
+            match op {
+                Ok(op) => *to = Some(op),
+                Err(error) => {
+                    refused = Some(error);
+                    break;
+                }
+            }
+            // the later ranges are posted behind the first one
+            parameters.fence = false;
+            start += range.len;
+        }
+        let mut begun = 0;
+        for op in prepared.into_iter().flatten() {
+            if refused.is_some() {
+                match op {
+                    Prepared::Device(op) => self.io.release_slot(op.slot),
+                    Prepared::Packet(op) => self.io.release(op),
+                }
+                continue;
+            }
+            let result = match op {
+                // SAFETY: operands are in the slot of the operation; the caller promises results
+                // that stay valid.
+                Prepared::Device(op) => unsafe { self.io.begin_rma(&mut self.core, op) },
+                Prepared::Packet(op) => self.begin_packet(op),
+            };
+            match result {
+                Ok(()) => begun += 1,
+                Err(error) => refused = Some(error),
+            }
+        }
+        let completions = &mut self.io.completions;
+        match refused {
+            Some(error) if begun == 0 => {
+                completions.forget_call(call);
+                return Err(error);
+            }
+            Some(error) => {
+                info_log!(EpData, "an atomic failed in its range {begun}: {error}");
+                let fault = Some(Fault::of(error));
+                completions.ranges_ended(call, ranges.len() - begun, fault);
+            }
+            None => {}
+        }
+        Ok(())
+    }
+
     /// Whether the device executes atomics on the regions of a peer. Without a link this is not
     /// known, and the operation waits for one.
     fn executes_atomics(&mut self, peer: PeerKey) -> bool {

@@ -119,7 +119,7 @@ impl Executor {
         let Some(DeviceAtomic { atomic, operands }) = rma.atomic else {
             return;
         };
-        let completion = rma.completion();
+        let (completion, call) = (rma.completion(), rma.call());
         let (peer, held) = (rma.peer, rma.held);
         let sent = self.packet_of(&mut rma, atomic, operands);
         let sent = sent.and_then(|key| {
@@ -133,7 +133,11 @@ impl Executor {
         });
         if let Err(error) = sent {
             info_log!(EpData, "an atomic could not be sent: {error}");
-            self.completions.rma_failed(completion, Fault::of(error));
+            let fault = Fault::of(error);
+            match call {
+                Some(call) => self.completions.ranges_ended(call, 1, Some(fault)),
+                None => self.completions.rma_failed(completion, fault),
+            }
         }
         if held {
             core.release(peer, self);

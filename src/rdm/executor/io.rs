@@ -174,6 +174,7 @@ impl Io for Executor {
                     datatype: *datatype,
                     count: *count,
                     fetches: *fetches,
+                    ranged: false,
                 };
                 credit = Credit::ZERO;
                 self.atomic(origin, *op, &atomic, (&slot, *operands));

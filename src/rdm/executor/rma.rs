@@ -629,9 +629,10 @@ impl Executor {
         let Some(op) = self.rma.ops.get_mut(key) else {
             return;
         };
-        match op.fault {
-            None => self.completions.rma_done(completion, op.wanted),
-            Some(fault) => self.completions.rma_failed(completion, fault),
+        match (op.call(), op.fault) {
+            (Some(call), fault) => self.completions.ranges_ended(call, 1, fault),
+            (None, None) => self.completions.rma_done(completion, op.wanted),
+            (None, Some(fault)) => self.completions.rma_failed(completion, fault),
         }
         let (slot, held, peer) = (op.slot.take(), op.held, op.peer);
         self.rma.ops.free(key);

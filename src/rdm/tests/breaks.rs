@@ -16,10 +16,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use atomic_ops::{Datatype, Family, Op as Operator, Operation as Arithmetic};
-
 use super::super::core::Core;
-use super::super::endpoint::AtomicCall;
 use super::super::executor::Executor;
 use super::super::link::LinkKey;
 use super::endpoints::{End, config};
@@ -208,7 +205,14 @@ impl<'a> World<'a> {
             10..13 => {
                 let word = self.random.below(WORDS as u64) as usize;
                 let fetch = self.random.one_in(2);
-                (What::Add { word, fetch }, 8)
+                let several = self.random.one_in(3);
+                let ranges = if several { 2 + self.random.below(3) } else { 1 } as usize;
+                let add = What::Add {
+                    word,
+                    ranges,
+                    fetch,
+                };
+                (add, 8 * ranges)
             }
             13 if self.plan.wrong_keys && self.random.one_in(2) => (What::Wrong, 16),
             _ => {
@@ -305,12 +309,12 @@ impl<'a> World<'a> {
         } else {
             0
         };
-        let remote = |at: usize, len: usize| RemoteIov {
+        let range = |at: usize, len: usize| RemoteIov {
             addr: base + at as u64,
             len,
             key,
         };
-        let two = [remote(at, cut), remote(at + cut, len - cut)];
+        let two = [range(at, cut), range(at + cut, len - cut)];
         let remote = if cut == 0 { &two[1..] } else { &two[..] };
         let iov = buffer.iov();
         let local = LocalIov::single(&iov, &Desc::NULL);
@@ -341,25 +345,15 @@ impl<'a> World<'a> {
                 What::Read | What::ReadBack(_) => {
                     ep.read(to_addr, local, remote, context, Some(flags))
                 }
-                What::Add { fetch, .. } => {
-                    let one = 1_u64;
-                    let operand = libc::iovec {
-                        iov_base: (&raw const one).cast_mut().cast(),
-                        iov_len: 8,
-                    };
-                    let call = AtomicCall {
-                        family: if fetch { Family::Fetch } else { Family::Base },
-                        operation: Arithmetic::new(Operator::Sum, Datatype::Uint64).unwrap(),
-                        count: 1,
-                        operands: LocalIov::single(&operand, &Desc::NULL),
-                        compare: LocalIov::NONE,
-                        result: if fetch { local } else { LocalIov::NONE },
-                        target: (base + at as u64, key),
-                        context,
-                        flags: Some(flags),
-                        injected: false,
-                    };
-                    ep.atomic(to_addr, &call)
+                What::Add {
+                    word,
+                    ranges,
+                    fetch,
+                } => {
+                    let target = |place| range(READ + 8 * word_of(word, place), 8);
+                    let targets: Vec<_> = (0..ranges).map(target).collect();
+                    let result = if fetch { local } else { LocalIov::NONE };
+                    add(ep, to_addr, &targets, result, (context, flags))
                 }
                 What::Message { .. } => {
                     let flags = flags - Flags::FENCE;
@@ -703,10 +697,11 @@ impl<'a> World<'a> {
             if let Some(end) = &life.end {
                 let state = end.ep.shared();
                 let mut state = state.lock();
-                let rma = &state.as_mut().unwrap().io.rma;
+                let io = &state.as_mut().unwrap().io;
+                let (rma, calls) = (&io.rma, io.completions.calls());
                 assert_eq!(
-                    (rma.ops.len(), rma.doubtful.len(), rma.ending.len()),
-                    (0, 0, 0)
+                    (rma.ops.len(), rma.doubtful.len(), rma.ending.len(), calls),
+                    (0, 0, 0, 0)
                 );
             }
         }
@@ -719,11 +714,19 @@ impl<'a> World<'a> {
         let (mut least, mut most, mut earlier) = (0, 0, Vec::new());
         for (number, op) in self.ops.iter().enumerate() {
             match op.what {
-                What::Add { word: of, fetch } if of == word && op.to == at => {
+                What::Add {
+                    word: first,
+                    ranges,
+                    fetch,
+                } if op.to == at => {
+                    let here = (0..ranges).find(|place| word_of(first, *place) == word);
+                    let Some(place) = here else {
+                        continue;
+                    };
                     let done = op.result == Some(Ok(()));
                     (least, most) = (least + u64::from(done), most + 1);
                     if fetch && done {
-                        earlier.push(self.buffers[number].get(0, 8));
+                        earlier.push(self.buffers[number].get(8 * place, 8));
                     }
                 }
                 _ => {}

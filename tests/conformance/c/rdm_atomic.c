@@ -324,6 +324,75 @@ static void values(void) { with_target(compute, 1); }
 
 static uint32_t *words(void) { return (uint32_t *)(void *)memory; }
 
+static void fails(struct side *side, int error)
+{
+	struct fi_cq_err_entry entry = { 0 };
+	struct fi_cq_tagged_entry none;
+	ssize_t got;
+
+	UNTIL((got = fi_cq_read(side->tx, &none, 1)) != -FI_EAGAIN, (void)0);
+	IS(got == -FI_EAVAIL);
+	IS(fi_cq_readerr(side->tx, &entry, 0) == 1);
+	if (entry.err != error)
+		die("the error is %s", fi_strerror(entry.err));
+	IS(entry.flags & FI_ATOMIC);
+}
+
+/* Ranges in several places: one entry for each call. The members of the operands, the results and
+ * the target divide the elements in different ways. */
+static void in_places(struct side *side, const struct fi_msg_atomic *of, struct fid_cntr *wrote, struct fid_cntr *read)
+{
+	enum { FIRST = 1024, SECOND = 2001, LAST = 40 }; /* words; the third range is before the first */
+	static const size_t at[6] = { FIRST, FIRST + 1, SECOND, LAST, LAST + 1, LAST + 2 };
+	uint32_t operand[6] = { 1, 2, 3, 4, 5, 6 }, compare[6], result[6] = { 0 };
+	struct fi_ioc iov[2] = { { operand, 4 }, { operand + 4, 2 } }, into[3] = { { result, 1 }, { result + 1, 3 }, { result + 4, 2 } };
+	struct fi_ioc with[2] = { { compare, 5 }, { compare + 5, 1 } };
+	struct fi_rma_ioc there[4] = { { 4 * FIRST, 2, KEY }, { 4 * SECOND, 1, KEY }, { 0, 0, 0 }, { 4 * LAST, 3, KEY } };
+	struct fi_msg_atomic msg = *of;
+	uint64_t counted[2] = { fi_cntr_read(wrote), fi_cntr_read(read) };
+
+	msg.msg_iov = iov;
+	msg.iov_count = 2;
+	msg.rma_iov = there;
+	msg.rma_iov_count = 4;
+	msg.op = FI_SUM;
+	POST(side, fi_atomicmsg(side->ep, &msg, FI_COMPLETION));
+	completes(side, FI_WRITE, msg.context);
+	for (uint32_t i = 0; i < 6; i++)
+		IS(words()[at[i]] == i + 1);
+	POST(side, fi_fetch_atomicmsg(side->ep, &msg, into, NULL, 3, FI_COMPLETION));
+	completes(side, FI_READ, msg.context);
+	for (uint32_t i = 0; i < 6; i++) {
+		IS(result[i] == i + 1 && words()[at[i]] == 2 * (i + 1));
+		compare[i] = i % 2 ? 99 : 2 * (i + 1);
+	}
+	msg.op = FI_CSWAP;
+	POST(side, fi_compare_atomicmsg(side->ep, &msg, with, NULL, 2, into, NULL, 3, FI_COMPLETION));
+	completes(side, FI_READ, msg.context);
+	for (uint32_t i = 0; i < 6; i++)
+		IS(result[i] == 2 * (i + 1) && words()[at[i]] == (i % 2 ? 2 * (i + 1) : i + 1));
+	IS(words()[FIRST - 1] == 0 && words()[FIRST + 2] == 0 && words()[SECOND - 1] == 0 && words()[SECOND + 1] == 0);
+	IS(words()[LAST - 1] == 0 && words()[LAST + 3] == 0);
+	/* each call counts once; no entry is left */
+	UNTIL(fi_cntr_read(wrote) == counted[0] + 1 && fi_cntr_read(read) == counted[1] + 2, progress(side));
+	IS(fi_cq_read(side->tx, NULL, 0) == -FI_EAGAIN);
+	/* one range is refused: one error entry */
+	msg.op = FI_SUM;
+	for (int bad = 0; bad < 4; bad++) {
+		struct fi_rma_ioc wrong[4];
+
+		if (bad == 2)
+			continue; /* has no elements */
+		memcpy(wrong, there, sizeof wrong);
+		wrong[bad].addr = LENGTH - 2;
+		POST(side, fi_atomicmsg(side->ep, &(struct fi_msg_atomic){ .msg_iov = iov, .iov_count = 2, .addr = msg.addr, .rma_iov = wrong,
+			.rma_iov_count = 4, .datatype = FI_UINT32, .op = FI_SUM, .context = msg.context }, FI_COMPLETION));
+		fails(side, FI_EACCES);
+	}
+	IS(fi_cq_read(side->tx, NULL, 0) == -FI_EAGAIN);
+	IS(fi_cntr_readerr(wrote) == 3 && fi_cntr_read(wrote) == counted[0] + 1);
+}
+
 static void each_form(int place)
 {
 	struct side side;
@@ -373,6 +442,7 @@ static void each_form(int place)
 		IS(result[i] == 3 * (i + 1) && words()[1 + i] == 4 * (i + 1));
 	for (uint32_t i = 0; i < 5; i++)
 		compare[i] = i == 1 ? 99 : 4 * (i + 1);
+	in_places(&side, &msg, wrote, read);
 	msg.rma_iov = &there;
 	msg.rma_iov_count = 1;
 	POST(&side, fi_compare_atomicv(side.ep, iov, NULL, 2, with, NULL, 2, into, NULL, 3, msg.addr, 4, KEY, FI_UINT32, FI_CSWAP, &msg));
@@ -393,8 +463,8 @@ static void each_form(int place)
 	memset(operand, 0, sizeof operand);
 	UNTIL(words()[5] == 25 && words()[1] == 1, IS(fi_cq_read(side.tx, NULL, 0) == -FI_EAGAIN));
 	IS(words()[0] == 0 && words()[6] == 0);
-	UNTIL(fi_cntr_read(wrote) == 3, progress(&side));
-	IS(fi_cntr_read(read) == 5);
+	UNTIL(fi_cntr_read(wrote) == 4, progress(&side));
+	IS(fi_cntr_read(read) == 7);
 	MUST(fi_close(&side.ep->fid));
 	side.ep = NULL;
 	MUST(fi_close(&wrote->fid));
@@ -552,27 +622,13 @@ static void neighbours(void)
 
 /* ---- refused ---- */
 
-static void fails(struct side *side, int error)
-{
-	struct fi_cq_err_entry entry = { 0 };
-	struct fi_cq_tagged_entry none;
-	ssize_t got;
-
-	UNTIL((got = fi_cq_read(side->tx, &none, 1)) != -FI_EAGAIN, (void)0);
-	IS(got == -FI_EAVAIL);
-	IS(fi_cq_readerr(side->tx, &entry, 0) == 1);
-	if (entry.err != error)
-		die("the error is %s", fi_strerror(entry.err));
-	IS(entry.flags & FI_ATOMIC);
-}
-
 static void ask(int place)
 {
 	struct side side;
 	uint64_t operand[300] = { 1 }, result[300];
-	struct fi_rma_ioc two[2] = { { .addr = 0, .count = 1, .key = KEY }, { .addr = 64, .count = 1, .key = KEY } };
+	struct fi_rma_ioc five[5] = { { 0, 1, KEY }, { 16, 0, KEY }, { 32, 0, KEY }, { 48, 0, KEY }, { 64, 1, KEY } };
 	struct fi_ioc iov = { operand, 2 };
-	struct fi_msg_atomic msg = { .msg_iov = &iov, .iov_count = 1, .rma_iov = two, .rma_iov_count = 2, .datatype = FI_UINT64, .op = FI_SUM };
+	struct fi_msg_atomic msg = { .msg_iov = &iov, .iov_count = 1, .rma_iov = five, .rma_iov_count = 5, .datatype = FI_UINT64, .op = FI_SUM };
 	struct fi_atomic_attr attr;
 	struct fid_ep *ep;
 	fi_addr_t to;
@@ -588,7 +644,9 @@ static void ask(int place)
 	RETURNS(fi_fetch_atomic(ep, operand, 1, NULL, NULL, NULL, to, 0, KEY, FI_UINT64, FI_SUM, NULL), -FI_EINVAL);
 	RETURNS(fi_atomic(ep, operand, 1, NULL, to + 5, 0, KEY, FI_UINT64, FI_SUM, NULL), -FI_EINVAL);
 	msg.addr = to;
-	RETURNS(fi_atomicmsg(ep, &msg, 0), -FI_EINVAL);
+	RETURNS(fi_atomicmsg(ep, &msg, 0), -FI_EINVAL); /* more members than rma_iov_limit */
+	msg.rma_iov_count = 4;
+	RETURNS(fi_atomicmsg(ep, &msg, 0), -FI_EINVAL); /* fewer elements than operands */
 	RETURNS(fi_atomicmsg(ep, &msg, FI_REMOTE_CQ_DATA), -FI_EBADFLAGS);
 	RETURNS(fi_query_atomic(side.domain, FI_UINT64, FI_SUM, &attr, FI_TAGGED), -FI_EOPNOTSUPP);
 	/* the target refuses these, and the link is as before */
@@ -635,7 +693,7 @@ static void counting_target(int initiators)
 	publish(side.ep, TARGET);
 	UNTIL(told(DONE) == (uint64_t)initiators, progress(&side));
 	/* counted before the initiators have the results */
-	IS(fi_cntr_read(written) == 3 && fi_cntr_read(read) == 3);
+	IS(fi_cntr_read(written) == 5 && fi_cntr_read(read) == 3);
 	MUST(fi_close(&mr->fid));
 	MUST(fi_close(&written->fid));
 	MUST(fi_close(&read->fid));
@@ -645,7 +703,10 @@ static void counting_target(int initiators)
 static void is_counted(int place)
 {
 	struct side side;
-	uint64_t operand = 1, zero = 0, result;
+	uint64_t operand = 1, zero = 0, result, ones[2] = { 1, 1 };
+	struct fi_ioc iov = { ones, 2 };
+	struct fi_rma_ioc two[2] = { { 64, 1, KEY }, { 128, 1, KEY } };
+	struct fi_msg_atomic msg = { .msg_iov = &iov, .iov_count = 1, .rma_iov = two, .rma_iov_count = 2, .datatype = FI_UINT64, .op = FI_SUM };
 	fi_addr_t to;
 
 	open_atomic(&side, place);
@@ -657,7 +718,10 @@ static void is_counted(int place)
 	POST(&side, fi_compare_atomic(side.ep, &operand, 1, NULL, &zero, NULL, &result, NULL, to, 0, KEY, FI_UINT64, FI_CSWAP, NULL));
 	operand = 2;
 	POST(&side, fi_atomic(side.ep, &operand, 1, NULL, to, 0, KEY, FI_UINT64, FI_ATOMIC_WRITE, NULL));
-	for (int done = 0; done < 6; done++)
+	/* each range counts, as each range of a write */
+	msg.addr = to;
+	POST(&side, fi_atomicmsg(side.ep, &msg, FI_COMPLETION));
+	for (int done = 0; done < 7; done++)
 		next(&side, side.tx);
 	IS(result == 2);
 	add(DONE);

@@ -1,16 +1,23 @@
 //! The model of the operations, and the memory that they access.
 
+#![allow(unsafe_code, reason = "passes buffers as C does")]
+
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
+use atomic_ops::{Datatype, Family, Op as Operator, Operation as Arithmetic};
+
+use super::super::super::endpoint::AtomicCall;
 use super::super::Random;
 use super::super::endpoints::End;
 use crate::av::FiAddr;
 use crate::domain::{Domain, DomainConfig};
 use crate::errno::FiErrno;
-use crate::mr::{Form, Mode, MrConfig, Region};
+use crate::flags::Flags;
+use crate::mr::{Desc, Form, Mode, MrConfig, Region};
+use crate::rdm::{Endpoint, LocalIov, RemoteIov};
 
 /// Bytes of a region: those that are read, the words of atomics, those that are written.
 pub(super) const LEN: usize = 256 << 10;
@@ -132,13 +139,55 @@ pub(super) enum What {
     Read,
     /// Of the bytes of a write, with a fence.
     ReadBack(usize),
+    /// To so many words, each a range of its own.
     Add {
         word: usize,
+        ranges: usize,
         fetch: bool,
     },
     Message {
         number: usize,
     },
+}
+
+/// The word of an atomic at a place among its ranges.
+pub(super) fn word_of(first: usize, place: usize) -> usize {
+    (first + 3 * place) % WORDS
+}
+
+/// Adds 1 to the word of each range.
+///
+/// # Safety
+/// As [`Endpoint::atomic`].
+pub(super) unsafe fn add(
+    ep: &Endpoint,
+    to: FiAddr,
+    targets: &[RemoteIov],
+    result: LocalIov<'_>,
+    (context, flags): (usize, Flags),
+) -> Result<(), FiErrno> {
+    let ones = vec![1_u64; targets.len()];
+    let operands = libc::iovec {
+        iov_base: ones.as_ptr().cast_mut().cast(),
+        iov_len: 8 * ones.len(),
+    };
+    let call = AtomicCall {
+        family: match result.count() {
+            0 => Family::Base,
+            _ => Family::Fetch,
+        },
+        operation: Arithmetic::new(Operator::Sum, Datatype::Uint64).unwrap(),
+        count: ones.len(),
+        operands: LocalIov::single(&operands, &Desc::NULL),
+        compare: LocalIov::NONE,
+        result,
+        targets,
+        context,
+        flags: Some(flags),
+        injected: false,
+    };
+    // SAFETY: as this function.
+    unsafe { ep.atomic(to, &call) }
 }
 
 #[derive(Debug)]
