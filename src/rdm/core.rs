@@ -622,7 +622,7 @@ impl<I: Io> Core<I> {
         if closes {
             peer.close_at = None;
         }
-        let (since, out, accepted) = (peer.dial.since, peer.out, peer.accepted);
+        let (since, accepted) = (peer.dial.since, peer.accepted);
         let greeted = !expired(self.hello_by(key), 0);
         if let Some(accepted) = accepted.filter(|_| !greeted) {
             // its dialler has ended it, and the disconnect request was lost
@@ -630,8 +630,8 @@ impl<I: Io> Core<I> {
         }
         if expired(since, self.config.timeout) {
             self.fail(key, FiErrno::EHOSTUNREACH, io);
-        } else if closes && let Some(out) = out {
-            self.end_link(out, io);
+        } else if closes {
+            self.end_links(key, io);
         }
         self.advance(key, io);
         if self.time_of(key).is_some() {

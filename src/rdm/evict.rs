@@ -1,12 +1,16 @@
-//! The choice of the link that is evicted when an endpoint has no place for a further one.
-//! `docs/protocol-rdm.md`, "Eviction".
+//! Eviction: the choice of the link whose place an endpoint needs for a further one, and the
+//! packets by which both sides agree. `docs/protocol-rdm.md`, "Eviction".
 
 use super::core::{Core, Io};
-use super::link::{Closing, LinkKey, State};
+use super::link::{Closing, Link, LinkKey, State};
 use super::peer::PeerKey;
+use crate::wire::rdm::{Body, Close, Packet};
 
 /// Evictions and ends of links under way, beyond which no further eviction begins.
 const UNDER_WAY: usize = 8;
+
+/// How long an answer to CLOSE, or the disconnect request behind one, is awaited, in ns.
+const SECOND: u64 = 1_000_000_000;
 
 impl<I: Io> Core<I> {
     /// Begins to evict the link that was idle for longest. A link that was used since the previous
@@ -50,5 +54,135 @@ impl<I: Io> Core<I> {
             (link.numbers, link.used) = (numbers, now);
         }
         Some(link.peer)
+    }
+
+    /// Asks the peer, on the out-link, whether the links to it can be ended. `false`: they are in
+    /// use.
+    pub fn evict(&mut self, peer: PeerKey, io: &mut I) -> bool {
+        let key = self.resolve(peer);
+        let Some(out) = self.open_link(key).filter(|_| self.is_idle(key)) else {
+            return false;
+        };
+        if !self.post_close(key, out, Close::Ask, io) {
+            return false;
+        }
+        io.down(key, out);
+        self.begin_closing(key, &[out], Closing::Asked);
+        true
+    }
+
+    /// Nothing is posted to a peer any more, until the links have ended or the peer refuses.
+    fn begin_closing(&mut self, key: PeerKey, links: &[LinkKey], closing: Closing) {
+        for link in links {
+            if let Some(link) = self.links.get_mut(*link) {
+                link.closing = closing;
+            }
+        }
+        if let Some(peer) = self.peers.get_mut(key) {
+            // the answer, or the disconnect request, may not come
+            (peer.closing, peer.close_at) = (true, Some(self.now + SECOND));
+        }
+        self.set_timer(key);
+    }
+
+    /// Whether nothing is under way to a peer, and each link to it is up.
+    fn is_idle(&self, key: PeerKey) -> bool {
+        let Some(peer) = self.peers.get(key) else {
+            return false;
+        };
+        let up = |link: LinkKey| self.links.get(link).is_some_and(Link::is_open);
+        let links = || [peer.own, peer.accepted].into_iter().flatten();
+        let linked = links().next().is_some() && links().all(up);
+        linked && !peer.has_ops() && !peer.has_report() && !peer.recalled
+    }
+
+    /// Posts CLOSE to a link, which may be another one than the out-link. `false`: no room.
+    fn post_close(&mut self, key: PeerKey, link: LinkKey, close: Close, io: &mut I) -> bool {
+        let Some(header) = self.header(key) else {
+            return false;
+        };
+        let body = Body::Close(close);
+        let posted = io.control(link, &Packet { header, body });
+        let peer = self.peers.get_mut(key);
+        // what another link carries may be lost although the out-link stays
+        if let Some(peer) = peer.filter(|peer| posted && peer.out == Some(link)) {
+            peer.mark_told();
+        }
+        posted
+    }
+
+    /// CLOSE has arrived.
+    pub(super) fn close(&mut self, link: LinkKey, close: Close, io: &mut I) {
+        let Some(from @ Link { peer: key, .. }) = self.links.get(link).copied() else {
+            return;
+        };
+        let Some(peer) = self.peers.get(key).filter(|_| from.state != State::Ending) else {
+            return;
+        };
+        let (out, own, accepted) = (peer.out, peer.own, peer.accepted);
+        let asked = |link: LinkKey| {
+            let link = self.links.get(link);
+            link.is_some_and(|link| link.closing == Closing::Asked)
+        };
+        let asks = [own, accepted].into_iter().flatten().any(asked);
+        match (close, from.closing) {
+            // both ask, each on its out-link, or this side has an answer
+            (Close::Ask, Closing::No | Closing::Asked) if asks => self.end_links(key, io),
+            (Close::Accept, Closing::Asked) => self.end_links(key, io),
+            (Close::Refuse, Closing::Asked) => {
+                if let Some(from) = self.links.get_mut(link) {
+                    // other links are asked first
+                    (from.closing, from.used) = (Closing::No, self.now);
+                }
+                if let Some(peer) = self.peers.get_mut(key) {
+                    (peer.closing, peer.close_at) = (false, None);
+                    self.retimed = true;
+                }
+                if let Some(terms) = from.terms {
+                    io.up(key, link, &terms);
+                }
+                self.pump(key, io);
+            }
+            (Close::Ask, Closing::No) => {
+                if self.is_idle(key) && self.post_close(key, link, Close::Accept, io) {
+                    if let Some(out) = self.open_link(key) {
+                        io.down(key, out);
+                    }
+                    let all = [Some(link), out];
+                    let all: Vec<_> = all.into_iter().flatten().collect();
+                    return self.begin_closing(key, &all, Closing::Accepted);
+                }
+                if let Some(link) = self.links.get_mut(link) {
+                    link.refuses = true;
+                }
+                if let Some(peer) = self.peers.get_mut(key) {
+                    peer.refuses = true;
+                }
+                self.refuse(key, io);
+            }
+            _ => self.violation(link, io),
+        }
+    }
+
+    /// Posts CLOSE (refuse), if it is due.
+    pub(super) fn refuse(&mut self, key: PeerKey, io: &mut I) {
+        let Some(peer) = self.peers.get(key).filter(|peer| peer.refuses) else {
+            return;
+        };
+        let refuses = |link: &LinkKey| {
+            let link = self.links.get(*link);
+            link.is_some_and(|link| link.refuses && link.is_open())
+        };
+        let due = [peer.own, peer.accepted];
+        let due = due.into_iter().flatten().find(refuses);
+        if due.is_some_and(|link| !self.post_close(key, link, Close::Refuse, io)) {
+            return;
+        }
+        if let Some(link) = due.and_then(|link| self.links.get_mut(link)) {
+            link.refuses = false;
+        }
+        if let Some(peer) = self.peers.get_mut(key) {
+            peer.refuses = false;
+        }
     }
 }

@@ -57,6 +57,7 @@ impl<I: Io> Core<I> {
             return;
         }
         ending.state = State::Ending;
+        let agreed = ending.closing == Closing::Accepted;
         if let Some(peer) = self.peers.get_mut(key)
             && peer.out == Some(link)
         {
@@ -72,6 +73,14 @@ impl<I: Io> Core<I> {
             self.dialled();
         }
         io.end(link);
+        if agreed {
+            // the peer ends all of them
+            if let Some(peer) = self.peers.get_mut(key) {
+                (peer.closing, peer.close_at) = (false, None);
+                self.retimed = true;
+            }
+            self.end_links(key, io);
+        }
     }
 
     pub(super) fn end_links(&mut self, key: PeerKey, io: &mut I) {

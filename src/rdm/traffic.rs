@@ -2,13 +2,12 @@
 
 use super::core::{Core, Io, Origin, Post, Send};
 use super::credit::Inbound;
-use super::link::{Closing, Link, LinkKey, Role, State};
+use super::link::{Link, LinkKey, Role, State};
 use super::ops::{Entry, Form, List, OpKey, Uses};
 use super::peer::PeerKey;
 use crate::errno::FiErrno;
-use crate::wire::rdm::{Body, Close, Credit, Grant, Header, Number, Packet, PeerIndex};
+use crate::wire::rdm::{Body, Credit, Grant, Header, Number, Packet, PeerIndex};
 
-const SECOND: u64 = 1_000_000_000;
 /// How many peers one search for credit to recall examines.
 const SEARCH: usize = 64;
 
@@ -591,117 +590,6 @@ impl<I: Io> Core<I> {
             peer.recalling = Some((out, grant.number));
         }
         self.posted(key);
-    }
-
-    /// Asks the peer whether the only link to it can be ended. `false`: it is in use.
-    pub fn evict(&mut self, peer: PeerKey, io: &mut I) -> bool {
-        let key = self.resolve(peer);
-        let Some(out) = self.open_link(key).filter(|_| self.is_idle(key)) else {
-            return false;
-        };
-        let Some(header) = self.header(key) else {
-            return false;
-        };
-        let body = Body::Close(Close::Ask);
-        if !io.control(out, &Packet { header, body }) {
-            return false;
-        }
-        self.posted(key);
-        io.down(key, out);
-        if let Some(link) = self.links.get_mut(out) {
-            link.closing = Closing::Asked;
-        }
-        if let Some(peer) = self.peers.get_mut(key) {
-            (peer.closing, peer.close_at) = (true, Some(self.now + SECOND));
-        }
-        self.set_timer(key);
-        true
-    }
-
-    pub(super) fn is_idle(&self, key: PeerKey) -> bool {
-        let Some(peer) = self.peers.get(key) else {
-            return false;
-        };
-        let single = peer.own.is_some() != peer.accepted.is_some();
-        single && !peer.has_ops() && !peer.has_report() && !peer.recalled
-    }
-
-    fn close(&mut self, link: LinkKey, close: Close, io: &mut I) {
-        let Some(from @ Link { peer: key, .. }) = self.links.get(link).copied() else {
-            return;
-        };
-        if from.state == State::Ending {
-            return;
-        }
-        match (close, from.closing) {
-            // both ask, or this side has an answer
-            (Close::Ask, Closing::Asked) | (Close::Accept, Closing::Asked) => {
-                self.end_link(link, io);
-            }
-            (Close::Refuse, Closing::Asked) => {
-                if let Some(from) = self.links.get_mut(link) {
-                    from.closing = Closing::No;
-                }
-                if let Some(peer) = self.peers.get_mut(key) {
-                    (peer.closing, peer.close_at) = (false, None);
-                    self.retimed = true;
-                }
-                if let Some(terms) = from.terms {
-                    io.up(key, link, &terms);
-                }
-                self.pump(key, io);
-            }
-            (Close::Ask, Closing::No) => {
-                let accepts = self.is_idle(key) && self.open_link(key) == Some(link);
-                let body = Body::Close(Close::Accept);
-                let header = self.header(key).filter(|_| accepts);
-                let posted =
-                    header.is_some_and(|header| io.control(link, &Packet { header, body }));
-                if posted {
-                    self.posted(key);
-                    io.down(key, link);
-                    // the disconnect request of the peer may be lost
-                    if let Some(peer) = self.peers.get_mut(key) {
-                        (peer.closing, peer.close_at) = (true, Some(self.now + SECOND));
-                    }
-                    self.set_timer(key);
-                }
-                if let Some(link) = self.links.get_mut(link) {
-                    if posted {
-                        link.closing = Closing::Accepted;
-                    } else {
-                        link.refuses = true;
-                    }
-                }
-                if let Some(peer) = self.peers.get_mut(key) {
-                    peer.refuses = !posted;
-                }
-                self.refuse(key, io);
-            }
-            _ => self.violation(link, io),
-        }
-    }
-
-    /// Posts CLOSE (refuse), if it is due.
-    fn refuse(&mut self, key: PeerKey, io: &mut I) {
-        let Some(out) = self.open_link(key) else {
-            return;
-        };
-        let Some(header) = self.header(key) else {
-            return;
-        };
-        let body = Body::Close(Close::Refuse);
-        if self.links.get(out).is_some_and(|link| link.refuses)
-            && io.control(out, &Packet { header, body })
-        {
-            self.posted(key);
-            if let Some(link) = self.links.get_mut(out) {
-                link.refuses = false;
-            }
-            if let Some(peer) = self.peers.get_mut(key) {
-                peer.refuses = false;
-            }
-        }
     }
 }
 

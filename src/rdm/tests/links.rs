@@ -552,3 +552,40 @@ fn receives_follow_the_backlog() {
         assert_eq!(posted(&[64; 8]), 1000);
     });
 }
+
+/// Endpoints that may have one link for each peer: each pair dials from both sides, and has two
+/// links at times. Idle ones make room for the next pair.
+#[test]
+fn links_of_both_sides_do_not_keep_others_out() {
+    let domain = domain();
+    let few = EndpointConfig {
+        max_links: Some(2),
+        ..config()
+    };
+    let ends: Vec<End> = (0..3).map(|_| End::with(&domain, few.clone(), 0)).collect();
+    let mut doubles = 0;
+    for round in 0..8_u8 {
+        for (a, b) in [(0, 1), (1, 2), (2, 0)] {
+            let (a, b) = (&ends[a], &ends[b]);
+            let (to_b, to_a) = (a.knows(b), b.knows(a));
+            let (mut at_a, mut at_b) = ([0; 8], [0; 8]);
+            a.recv(None, &mut at_a, 2);
+            b.recv(None, &mut at_b, 2);
+            a.send(to_b, None, &[round; 8], 1);
+            b.send(to_a, None, &[round; 8], 1);
+            wait([a, b], [2, 2]);
+            assert_eq!((at_a, at_b), ([round; 8], [round; 8]));
+            let links = a.state(|state| {
+                let all: Vec<_> = state.core.peer_keys().collect();
+                let links = all.into_iter().map(|peer| state.core.links_to(peer));
+                links.max().unwrap_or(0)
+            });
+            doubles += usize::from(links == 2);
+            for end in &ends {
+                let links = end.state(|state| state.io.links.len());
+                assert!(links <= 2, "{links} links");
+            }
+        }
+    }
+    assert!(doubles != 0, "no pair had two links");
+}

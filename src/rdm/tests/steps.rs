@@ -1,5 +1,6 @@
 //! Tests of one endpoint step by step: the messages of its peer are written by the test.
 
+mod evictions;
 mod sessions;
 
 use super::super::core::{Config, Core, Failure, Io, Origin, Post, Send};

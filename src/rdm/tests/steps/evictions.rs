@@ -1,0 +1,112 @@
+//! Evictions step by step, of a peer with two links: the out-link of each side is its own.
+
+use super::*;
+
+impl Scene {
+    /// An idle peer with two links: the accepted one, which is the out-link, and the own one.
+    fn with_two_links() -> (Self, LinkKey, LinkKey) {
+        let mut it = Self::new();
+        it.send(it.peer, 1);
+        it.request(1, None);
+        let accepted = it.hello(1, 0);
+        it.core.sent(accepted, Number::new(0), &mut it.acts);
+        let own = it.reply();
+        it.settle(accepted);
+        assert_eq!((it.core.links_to(it.peer), it.acts.ups.len()), (2, 1));
+        (it, accepted, own)
+    }
+
+    /// The last packet: its link, and what it says about the end of the links.
+    fn last_close(&self) -> (LinkKey, Option<Close>) {
+        let (link, packet) = self.acts.packets.last().expect("a packet");
+        match packet.body {
+            Body::Close(close) => (*link, Some(close)),
+            _ => (*link, None),
+        }
+    }
+
+    /// Both links have ended, in an order; the next operation dials at once.
+    fn expect_eviction(mut self, first: LinkKey, second: LinkKey) {
+        assert_eq!(self.acts.ends.len(), 2);
+        self.core.ended(first, &mut self.acts);
+        self.core.ended(second, &mut self.acts);
+        self.core.flush(&mut self.acts);
+        assert_eq!(self.core.links_to(self.peer), 0);
+        self.send(self.peer, 2);
+        assert_eq!(self.acts.dials.len(), 2);
+        assert!(self.acts.failed.is_empty() && self.acts.completed == [(1, Ok(()))]);
+    }
+}
+
+#[test]
+fn both_links_of_an_idle_peer_end() {
+    let (mut it, accepted, own) = Scene::with_two_links();
+    assert!(it.core.evict(it.peer, &mut it.acts));
+    assert_eq!(it.last_close(), (accepted, Some(Close::Ask)));
+    assert_eq!(it.acts.downs, [accepted]);
+    it.packet(accepted, 0, 99, Body::Close(Close::Accept));
+    it.expect_eviction(own, accepted);
+}
+
+#[test]
+fn a_peer_asks_on_its_own_out_link() {
+    let (mut it, accepted, own) = Scene::with_two_links();
+    it.packet(own, 0, 99, Body::Close(Close::Ask));
+    assert_eq!(it.last_close(), (own, Some(Close::Accept)));
+    assert_eq!(it.acts.downs, [accepted]);
+    // nothing is posted meanwhile
+    let posts = it.acts.posts;
+    it.send(it.peer, 3);
+    assert_eq!((it.acts.posts, it.acts.dials.len()), (posts, 1));
+    // the peer disconnects one link; the request of the other one is lost
+    it.core.broken(own, &mut it.acts);
+    assert_eq!(it.acts.ends.len(), 2);
+    it.core.ended(own, &mut it.acts);
+    it.core.ended(accepted, &mut it.acts);
+    assert_eq!(it.acts.dials.len(), 2);
+}
+
+#[test]
+fn a_disconnect_request_is_not_awaited_for_ever() {
+    let (mut it, accepted, own) = Scene::with_two_links();
+    it.packet(own, 0, 99, Body::Close(Close::Ask));
+    it.core.set_now(1_000_000_000);
+    it.core.tick(&mut it.acts);
+    it.expect_eviction(accepted, own);
+}
+
+#[test]
+fn both_sides_ask_on_their_out_links() {
+    let (mut it, accepted, own) = Scene::with_two_links();
+    assert!(it.core.evict(it.peer, &mut it.acts));
+    it.packet(own, 0, 99, Body::Close(Close::Ask));
+    it.expect_eviction(accepted, own);
+}
+
+#[test]
+fn an_endpoint_with_operations_refuses_on_the_link_of_the_question() {
+    let (mut it, accepted, own) = Scene::with_two_links();
+    it.send(it.peer, 2);
+    it.packet(own, 0, 99, Body::Close(Close::Ask));
+    assert_eq!(it.last_close(), (own, Some(Close::Refuse)));
+    assert!(it.acts.ends.is_empty() && it.acts.downs.is_empty());
+    // the out-link is used as before
+    let posts = it.acts.posts;
+    it.send(it.peer, 3);
+    assert_eq!(it.acts.posts, posts + 1);
+    it.core.sent(accepted, Number::new(2), &mut it.acts);
+    assert_eq!(it.acts.completed.len(), 3);
+}
+
+/// Another link is asked before the one whose peer has refused.
+#[test]
+fn a_link_whose_eviction_was_refused_counts_as_used() {
+    let (mut it, accepted, _) = Scene::with_two_links();
+    it.core.set_now(5);
+    it.core.make_room(&mut it.acts);
+    assert_eq!(it.last_close(), (accepted, Some(Close::Ask)));
+    it.core.set_now(1_000);
+    it.packet(accepted, 0, 99, Body::Close(Close::Refuse));
+    let used = it.core.links.get(accepted).expect("a link").used;
+    assert_eq!(used, 1_000);
+}
