@@ -398,13 +398,16 @@ impl<I: Io> Core<I> {
         if request.fresh {
             return self.examine_fresh(request, named, given, io);
         }
-        // any token is of the session that this side has ended, perhaps by another address
+        // tokens are forgotten with their session: one that this side has given to the peer since
+        // then is of a session that has begun at the dialler, and whose HELLO was lost. Any other
+        // token is of the session that this side has ended, perhaps by another address
+        let current = given.is_some() && given == named;
         let ended = |key| {
             self.peers
                 .get(key)
                 .is_some_and(|peer| peer.former.is_some())
         };
-        if request.shows.is_some() && named.is_some_and(ended) {
+        if request.shows.is_some() && !current && named.is_some_and(ended) {
             return Err(Reason::Other);
         }
         // the token of a request whose reply is under way belongs to a peer without endpoint id

@@ -264,3 +264,37 @@ fn an_rts_of_an_ended_session_is_not_delivered() {
     it.packet(own, 1, 1, rts);
     assert_eq!((it.acts.delivered, it.acts.discarded), (1, 1));
 }
+
+/// The acceptor has ended an earlier session, and HELLO of the next one gets lost with its link.
+/// The dialler shows the token of the reply: it continues the session that the reply has begun.
+#[test]
+fn a_session_continues_although_its_first_hello_was_lost() {
+    let mut it = Scene::with_session();
+    it.send(it.peer, 2);
+    let (_, ended) = it.acts.dials[1];
+    it.time_out();
+    it.acts.completed.clear();
+    // the peer learns that the session has ended, and begins another one
+    it.request(1, Some(ended.gives));
+    assert_eq!(it.acts.rejects[0].reason, Reason::Other);
+    it.request(2, None);
+    let (link, reply) = it.acts.accepts[0];
+    it.end(link);
+    // its packets were posted, so their outcome would be unknown in a further session
+    it.request(3, Some(reply.gives));
+    assert_eq!(it.acts.rejects.len(), 1);
+    let (_, next) = it.acts.accepts[1];
+    assert_eq!(
+        (next.gives, next.terms.expected),
+        (reply.gives, Number::new(0))
+    );
+    it.hello(3, 0);
+    assert_eq!(it.core.session(it.peer), Some(id(2)));
+    it.send(it.peer, 3);
+    assert_eq!((it.acts.posts, &it.acts.completed[..]), (2, &[][..]));
+    // tokens of the earlier session, or of none, are refused
+    for shows in [ended.gives, Secret::new(99).expect("not 0")] {
+        it.request(4, Some(shows));
+        assert_eq!(it.acts.rejects.last().expect("it").reason, Reason::Other);
+    }
+}
