@@ -234,6 +234,7 @@ impl Sq for SlotSq {
         unsafe { self.delay(request, signaled) };
         if !std::mem::replace(&mut self.delayed, true) && more {
             self.link.request_progress();
+            self.link.cq.resume_in_next_read(self.link.place);
         }
         // the next request must find room
         if !more || self.is_full() || self.chain.as_ref().is_some_and(|chain| chain.is_full()) {

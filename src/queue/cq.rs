@@ -19,7 +19,7 @@ use crate::queue::device_queue::DeviceQueue;
 use crate::queue::slots::Rings;
 use crate::queue::source::{BATCH, Entry, NoReader, Sink, Source, take};
 use crate::queue::wait::WaitSet;
-use crate::queue::{Completion, CompletionError, EntryWriter, QueueDomain, WaitKind};
+use crate::queue::{Completion, CompletionError, EntryWriter, QueueDomain, WaitKind, WrId};
 use crate::verbs::{AsyncEvent, AsyncListener, Cq};
 
 /// Size of a queue in completions if the application gives none.
@@ -302,6 +302,9 @@ impl CompletionQueue {
             _ if max == 0 => {
                 // a read of 0 completions only makes progress
                 self.progress_locked(&mut guard)?;
+                if guard.table.resumes() {
+                    guard = self.resume(guard);
+                }
                 if guard.counts_a_read() {
                     drop(guard);
                     self.domain.polled();
@@ -452,6 +455,17 @@ impl CompletionQueue {
             owner.resume();
         }
         self.inner.lock()
+    }
+
+    /// Makes the next read resume the endpoint with this place. The caller may hold the endpoint's
+    /// transmit lock.
+    #[cold]
+    pub(crate) fn resume_in_next_read(&self, place: WrId) {
+        let inner = self.inner.lock();
+        let attached = inner.table.endpoints.get(place.index());
+        if attached.is_some_and(|it| it.generation == place.generation()) {
+            inner.table.add_waiting(place.index());
+        }
     }
 
     /// Called every [`EMPTY_READS`] empty reads: acknowledges revoked keys, and probes silent

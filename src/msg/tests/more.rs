@@ -1,6 +1,7 @@
 //! `FI_MORE`: reads and writes that are posted together with those that follow.
 
 use super::*;
+use crate::initiator::sq::Sq as _;
 
 struct Ends {
     client: Side,
@@ -48,6 +49,12 @@ impl Ends {
         (0..count).map(byte).collect()
     }
 
+    /// Whether a request waits for further ones.
+    fn is_delayed(&self) -> bool {
+        let tx = self.client.ep.core.tx.lock();
+        tx.as_ref().is_some_and(|tx| tx.sq.has_delayed())
+    }
+
     fn completed(&self, contexts: std::ops::Range<usize>) {
         for context in contexts {
             assert_eq!(self.client.completion().unwrap().context, context);
@@ -90,6 +97,33 @@ fn a_list_without_an_end_is_posted_nevertheless() {
     }
     wait(|| ends.arrived(5) == [1, 2, 3, 4, 5]);
     ends.completed(0..5);
+}
+
+/// The next read of the queue posts a list. The helper thread posts it too, so a round counts only
+/// if the list was delayed until the read.
+#[test]
+fn a_read_of_the_queue_posts_a_list() {
+    let ends = Ends::new();
+    let reads: [&dyn Fn() -> Result<usize>; 2] = [
+        &|| ends.client.cq.read(1, &mut |_: &Completion| {}),
+        &|| ends.client.cq.read(0, &mut |_: &Completion| {}),
+    ];
+    let mut at = 0;
+    for read in reads {
+        let mut rounds = 0;
+        while rounds < 20 {
+            assert!(at < 4000, "the list is never delayed");
+            ends.write(at % 250, Flags::MORE).unwrap();
+            let delayed = ends.is_delayed();
+            let found = read();
+            rounds += usize::from(delayed);
+            assert!(!ends.is_delayed(), "{at}: {found:?}");
+            if found.is_err() {
+                ends.completed(at % 250..at % 250 + 1);
+            }
+            at += 1;
+        }
+    }
 }
 
 #[test]
