@@ -97,6 +97,8 @@ impl Chain {
         if next.is_null() {
             return Ok(());
         }
+        #[cfg(test)]
+        self.wrs[done..].iter().for_each(|wr| qp.note_fence(wr));
         let mut bad = std::ptr::null_mut();
         // SAFETY: the queue pair is live, and the requests are a valid chain; the callers of `push`
         // keep the buffers valid.

@@ -75,9 +75,9 @@ pub struct Qp {
     pub(super) owner: Owner,
     pub(super) pd: Arc<Pd>,
     pub(super) _objects: Objects,
-    /// `send_flags` of the request posted last.
+    /// Which of the last 64 requests were posted with a fence; bit 0: the last one.
     #[cfg(test)]
-    pub(crate) posted_flags: std::sync::atomic::AtomicU32,
+    pub(crate) posted_fences: std::sync::atomic::AtomicU64,
     /// Number of posted flushes.
     #[cfg(test)]
     pub(crate) flushes: std::sync::atomic::AtomicUsize,

@@ -239,7 +239,7 @@ impl Qp {
             pd: Arc::clone(pd),
             _objects: objects,
             #[cfg(test)]
-            posted_flags: Default::default(),
+            posted_fences: Default::default(),
             #[cfg(test)]
             flushes: Default::default(),
         }

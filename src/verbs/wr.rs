@@ -276,8 +276,7 @@ impl Qp {
     #[inline(always)]
     pub unsafe fn post_send(&self, request: &mut SendRequest<'_>) -> Result<()> {
         #[cfg(test)]
-        self.posted_flags
-            .store(request.wr.send_flags, std::sync::atomic::Ordering::Relaxed);
+        self.note_fence(&request.wr);
         let mut bad = std::ptr::null_mut();
         let wr = &raw mut request.wr;
         // SAFETY: the queue pair is live, the request a valid chain of one.
@@ -305,6 +304,15 @@ impl Qp {
         // SAFETY: live and of this backend; a readable sge.
         let ret = unsafe { access(self.raw, opcode as u32, sge, flags, addr.get(), rkey.get()) };
         ret == 0
+    }
+
+    /// A request is posted.
+    #[cfg(test)]
+    pub(super) fn note_fence(&self, wr: &sys::ibv_send_wr) {
+        let fence = u64::from(wr.send_flags & sys::IBV_SEND_FENCE != 0);
+        let order = std::sync::atomic::Ordering::Relaxed;
+        let fences = self.posted_fences.load(order);
+        self.posted_fences.store(fences << 1 | fence, order);
     }
 
     /// Makes `len` bytes at the peer's `addr` persistent across a loss of power: the data of

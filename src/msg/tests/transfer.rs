@@ -388,12 +388,13 @@ fn a_fence_reaches_the_device() {
         key: target.region.key(),
     }];
     let ep = &client.ep;
-    let fenced = || {
+    let fences = || {
         let control = ep.core.control.lock();
-        let flags = &control.qp.as_ref().unwrap().posted_flags;
-        flags.load(std::sync::atomic::Ordering::Relaxed) & rdma_core_sys::IBV_SEND_FENCE != 0
+        let fences = &control.qp.as_ref().unwrap().posted_fences;
+        fences.load(std::sync::atomic::Ordering::Relaxed)
     };
-    for flags in [Flags::FENCE, Flags::empty(), Flags::FENCE | Flags::MORE] {
+    let fenced = || fences() & 1 != 0;
+    for flags in [Flags::FENCE, Flags::empty()] {
         let expected = flags.contains(Flags::FENCE);
         server.recv(&target, 256, 0).unwrap();
         // SAFETY: the buffers outlive the operations.
@@ -407,6 +408,29 @@ fn a_fence_reaches_the_device() {
         }
         server.completion().unwrap();
         for context in 1..=3 {
+            assert_eq!(client.completion().unwrap().context, context);
+        }
+    }
+    // lists; the helper thread may post a part of one earlier
+    let more = Flags::MORE;
+    for list in [
+        [Flags::FENCE | more, more, Flags::FENCE],
+        [more, Flags::FENCE | more, Flags::empty()],
+    ] {
+        for (i, flags) in list.into_iter().enumerate() {
+            // SAFETY: the buffers outlive the operations.
+            unsafe {
+                match i {
+                    1 => ep.read_msg(local, &remote, i, flags).unwrap(),
+                    _ => ep.write_msg(local, &remote, 0, i, flags).unwrap(),
+                }
+            }
+        }
+        let expected = list.into_iter().fold(0, |bits, flags| {
+            bits << 1 | u64::from(flags.contains(Flags::FENCE))
+        });
+        assert_eq!(fences() & 0b111, expected, "{list:?}");
+        for context in 0..3 {
             assert_eq!(client.completion().unwrap().context, context);
         }
     }
