@@ -456,7 +456,7 @@ pub(crate) unsafe extern "C" fn query(
             return Err(FiErrno::EOPNOTSUPP);
         }
         let found = if domain.rdm {
-            rdm_atomic::query(family, datatype, op)?
+            rdm_atomic::query(domain.api_version, family, datatype, op)?
         } else {
             msg_atomic::query(domain, family, datatype, op)?
         };

@@ -50,6 +50,7 @@ impl Atomics for RdmEp {
     }
 
     fn max_count(&self, family: Family, datatype: fi_datatype, op: fi_op) -> Result<usize> {
+        has(self.api_version, datatype, op)?;
         operation(family, datatype, op).map(|operation| max_atomic_count(family, operation))
     }
 }
@@ -57,13 +58,37 @@ impl Atomics for RdmEp {
 /// `fi_query_atomic(3)` of a domain for endpoints with many peers.
 ///
 /// # Errors
-/// As [`operation`].
-pub(crate) fn query(family: Family, datatype: fi_datatype, op: fi_op) -> Result<fi_atomic_attr> {
+/// As [`has`] and [`operation`].
+pub(crate) fn query(
+    version: u32,
+    family: Family,
+    datatype: fi_datatype,
+    op: fi_op,
+) -> Result<fi_atomic_attr> {
+    has(version, datatype, op)?;
     let operation = operation(family, datatype, op)?;
     Ok(fi_atomic_attr {
         count: max_atomic_count(family, operation),
         size: operation.datatype().size(),
     })
+}
+
+/// Whether the application's release of libfabric has a datatype and an operator: an application
+/// that asks for numbers without a name there must not take the answer for one of its own.
+///
+/// # Errors
+/// `EOPNOTSUPP`: it does not. 128-bit integers came with 1.13; 16-bit and 8-bit floating point
+/// numbers, and `FI_DIFF`, with 2.0 (`fi_domain.h`, at first `fi_atomic.h`).
+fn has(version: u32, datatype: fi_datatype, op: fi_op) -> Result<()> {
+    let since = match (datatype, op) {
+        (FI_FLOAT16.., _) | (_, FI_DIFF..) => fi_version(2, 0),
+        (FI_INT128.., _) => fi_version(1, 13),
+        _ => 0,
+    };
+    if version < since {
+        return Err(FiErrno::EOPNOTSUPP);
+    }
+    Ok(())
 }
 
 /// The operation of a call.
@@ -211,4 +236,35 @@ fn bad_lengths() -> FiErrno {
         EINVAL,
         "operands, results and target of the atomic have different numbers of elements"
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queries_answer_for_the_release_of_the_application() {
+        let count = |version: (u32, u32), datatype, op| {
+            let found = query(fi_version(version.0, version.1), Family::Base, datatype, op);
+            found.map(|attr| attr.size)
+        };
+        let none = Err(FiErrno::EOPNOTSUPP);
+        for minor in [12, 17, 22] {
+            let old = |datatype, op| count((1, minor), datatype, op);
+            assert_eq!(old(FI_LONG_DOUBLE_COMPLEX, FI_SUM), Ok(32));
+            assert_eq!(old(FI_UINT64, FI_ATOMIC_WRITE), Ok(8));
+            let wide = if minor < 13 { none } else { Ok(16) };
+            assert_eq!(old(FI_INT128, FI_SUM), wide);
+            assert_eq!(old(FI_UINT128, FI_SUM), wide);
+            for datatype in FI_FLOAT16..=FI_FLOAT8_E5M2 {
+                assert_eq!(old(datatype, FI_SUM), none, "{datatype}");
+            }
+            assert_eq!(old(FI_UINT64, FI_DIFF), none);
+        }
+        let new = |datatype, op| count((2, 0), datatype, op);
+        let sizes = [FI_INT128, FI_BFLOAT16, FI_FLOAT8_E5M2].map(|of| new(of, FI_SUM));
+        assert_eq!(sizes, [Ok(16), Ok(2), Ok(1)]);
+        assert_eq!(new(FI_UINT64, FI_DIFF), Ok(8));
+        assert_eq!(new(FI_FLOAT8_E5M2 + 1, FI_SUM), none);
+    }
 }

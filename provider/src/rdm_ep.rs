@@ -19,6 +19,8 @@ use crate::getinfo;
 pub(crate) struct RdmEp {
     pub(crate) engine: Arc<Endpoint>,
     pub(crate) format: Format,
+    /// The API version of the application.
+    pub(crate) api_version: u32,
     /// Maximum length of injected data and of a message, in bytes.
     pub(crate) inject_size: usize,
     pub(crate) max_msg_size: usize,

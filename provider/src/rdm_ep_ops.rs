@@ -126,6 +126,7 @@ pub(crate) fn open(
         let body = RdmEp {
             engine: Endpoint::new(&domain.engine, config)?,
             format,
+            api_version: domain.api_version,
             inject_size: terms.inject_size,
             max_msg_size: terms.max_msg_size,
             bound: Arc::default(),
@@ -174,6 +175,7 @@ unsafe fn alias(handle: *mut fid, ep: &Object<RdmEp>, arg: *mut fi_alias) -> Res
     let body = RdmEp {
         engine,
         format: ep.format,
+        api_version: ep.api_version,
         inject_size: ep.inject_size,
         max_msg_size: ep.max_msg_size,
         bound: Arc::clone(&ep.bound),

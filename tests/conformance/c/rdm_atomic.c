@@ -649,6 +649,13 @@ static void ask(int place)
 	RETURNS(fi_atomicmsg(ep, &msg, 0), -FI_EINVAL); /* fewer elements than operands */
 	RETURNS(fi_atomicmsg(ep, &msg, FI_REMOTE_CQ_DATA), -FI_EBADFLAGS);
 	RETURNS(fi_query_atomic(side.domain, FI_UINT64, FI_SUM, &attr, FI_TAGGED), -FI_EOPNOTSUPP);
+	/* libfabric 2.0 has names for these numbers, 1.17, for which the domain is opened, has none */
+	for (int datatype = FI_UINT128 + 1; datatype < FI_UINT128 + 5; datatype++) {
+		RETURNS(fi_query_atomic(side.domain, (enum fi_datatype)datatype, FI_SUM, &attr, 0), -FI_EOPNOTSUPP);
+		RETURNS(fi_atomicvalid(ep, (enum fi_datatype)datatype, FI_SUM, &attr.count), -FI_EOPNOTSUPP);
+	}
+	RETURNS(fi_query_atomic(side.domain, FI_UINT64, (enum fi_op)(FI_MSWAP + 1), &attr, 0), -FI_EOPNOTSUPP);
+	MUST(fi_query_atomic(side.domain, FI_UINT128, FI_SUM, &attr, 0));
 	/* the target refuses these, and the link is as before */
 	for (int round = 0; round < 3; round++) {
 		POST(&side, fi_atomic(ep, operand, 1, NULL, to, 0, KEY + 1, FI_UINT64, FI_SUM, NULL));
