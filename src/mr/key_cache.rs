@@ -228,11 +228,12 @@ impl Need {
         match self {
             Self::Read => access::READ,
             Self::Write => access::WRITE,
-            // "FI_REMOTE_WRITE: the target buffer of an RMA write or atomic operation" (fi_mr(3)):
-            // fetching atomics included
-            Self::Atomic | Self::FetchAtomic => access::ATOMIC,
+            // "FI_REMOTE_WRITE: the target buffer of an RMA write or atomic operation" (fi_mr(3))
+            Self::Atomic => access::ATOMIC,
             // "the target buffer of fetch-atomic operations must be enabled for remote read access"
-            // (fi_atomic(3))
+            // (fi_atomic(3)). FI_ATOMIC_READ too needs the right to atomics, which FI_REMOTE_WRITE
+            // gives: the device executes it as a sum
+            Self::FetchAtomic => access::ATOMIC | access::READ,
             Self::Elements { fetches, writes } => {
                 let read = if fetches { access::READ } else { 0 };
                 let write = if writes { access::WRITE } else { 0 };
@@ -447,7 +448,7 @@ mod tests {
             (Need::Read, access::READ),
             (Need::Write, access::WRITE),
             (Need::Atomic, access::ATOMIC),
-            (Need::FetchAtomic, access::ATOMIC),
+            (Need::FetchAtomic, access::ATOMIC | access::READ),
         ];
         for (need, rights) in needs {
             for granted in 0..8 {

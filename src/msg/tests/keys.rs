@@ -435,15 +435,23 @@ fn atomics_go_through_the_directory() {
     client.completion().unwrap();
     assert_eq!(result.memory, 5_u64.to_ne_bytes());
     assert_eq!(target.memory[aligned as usize..][..8], 10_u64.to_ne_bytes());
-    // "FI_REMOTE_WRITE: the target buffer of an RMA write or atomic operation" (fi_mr(3)): this
-    // includes fetching atomics
-    fetch(
-        write_only.addr().next_multiple_of(8) - write_only.addr(),
-        2,
-        2,
-    );
+    // FI_REMOTE_WRITE permits atomics (fi_mr(3)); those that fetch need FI_REMOTE_READ too
+    let writable = write_only.addr().next_multiple_of(8) - write_only.addr();
+    let base = (AtomicOp::Add(7), AtomicKind::Base);
+    // SAFETY: no buffers.
+    unsafe {
+        client
+            .ep
+            .atomic(base, LocalIov::NONE, (writable, 2), 2, None)
+    }
+    .unwrap();
     assert_eq!(client.completion().unwrap().context, 2);
+    assert_eq!(
+        write_only.memory[writable as usize..][..8],
+        7_u64.to_ne_bytes()
+    );
     for (addr, key, error) in [
+        (writable, 2, FiErrno::EACCES),
         (64, 1, FiErrno::EACCES), // behind the end
         (0, 3, FiErrno::EACCES),
         (0, 9, FiErrno::EKEYREJECTED),

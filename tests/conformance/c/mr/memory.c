@@ -327,13 +327,14 @@ static void rights_of_peers(void)
 {
 	static const struct {
 		uint64_t access;
-		bool write, read, atomic;
+		bool write, read, atomic, fetch;
 	} rows[] = {
-		{ FI_REMOTE_READ, false, true, false },
-		/* "the target buffer of an RMA write or atomic operation": any atomic */
-		{ FI_REMOTE_WRITE, true, false, true },
-		{ FI_REMOTE_READ | FI_REMOTE_WRITE, true, true, true },
-		{ FI_SEND | FI_RECV | FI_READ | FI_WRITE | FI_REMOTE_READ, false, true, false },
+		{ FI_REMOTE_READ, false, true, false, false },
+		/* "the target buffer of an RMA write or atomic operation"; those that fetch "must be enabled for
+		 * remote read access" (fi_atomic(3)), which a device with native keys does not check */
+		{ FI_REMOTE_WRITE, true, false, true, false },
+		{ FI_REMOTE_READ | FI_REMOTE_WRITE, true, true, true, true },
+		{ FI_SEND | FI_RECV | FI_READ | FI_WRITE | FI_REMOTE_READ, false, true, false, false },
 	};
 	enum { OPS = 6 };
 	struct end end = { .caps = FI_MSG | FI_RMA | FI_ATOMIC };
@@ -344,7 +345,8 @@ static void rights_of_peers(void)
 			for (int op = 0; op < OPS; op++) {
 				struct fid_mr *mr = reg(&end, buffer, PAGE, rows[i].access, 1);
 				uint64_t before = buffer[0] = 0x1234;
-				bool may = op == 0 ? rows[i].write : op == 1 ? rows[i].read : rows[i].atomic;
+				bool fetches = native(&end) ? rows[i].atomic : rows[i].fetch;
+				bool may = op == 0 ? rows[i].write : op == 1 ? rows[i].read : op == 2 ? rows[i].atomic : fetches;
 				char lost;
 
 				tell_region(&end, mr, buffer);
@@ -366,7 +368,8 @@ static void rights_of_peers(void)
 		for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
 			for (int op = 0; op < OPS; op++) {
 				struct remote to = hear_region(&end);
-				bool may = op == 0 ? rows[i].write : op == 1 ? rows[i].read : rows[i].atomic;
+				bool fetches = native(&end) ? rows[i].atomic : rows[i].fetch;
+				bool may = op == 0 ? rows[i].write : op == 1 ? rows[i].read : op == 2 ? rows[i].atomic : fetches;
 				int got = op == 0 ? do_write(&end, &value, 8, &to, 0) :
 					  op == 1 ? do_read(&end, &value, 8, &to, 0) :
 					  op == 2 ? do_add(&end, 1, &to, 0) :
