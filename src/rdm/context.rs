@@ -268,7 +268,7 @@ impl SharedRx {
         };
         let pairs = self.store.lock().merge(own, index);
         for pair in pairs {
-            self.deliver(pair.owner, pair.key, pair.target);
+            self.deliver(pair.owner, pair.key, pair.target, None);
         }
     }
 
@@ -339,12 +339,12 @@ impl SharedRx {
             let stored = {
                 let mut state = self.store.lock();
                 let want = Self::current(&state, want);
-                let key = state.store.post(&want, receive);
+                let key = state.post(&want, receive);
                 let key = key.map_err(|()| FiErrno::EAGAIN)?;
                 key.and_then(|key| Some((state.store.stored(key)?.owner, key)))
             };
             match stored {
-                Some((owner, key)) if !self.deliver(owner, key, target) => {}
+                Some((owner, key)) if !self.deliver(owner, key, target, Some(*want)) => {}
                 _ => return Ok(()),
             }
         }
@@ -363,7 +363,7 @@ impl SharedRx {
             taken.collect::<Vec<_>>()
         };
         for (owner, key, target) in taken {
-            if !self.deliver(owner, key, target)
+            if !self.deliver(owner, key, target, None)
                 && let Some(multi) = target.multi
             {
                 let release = self.store.lock().store.finished(receive.tagged, multi);
@@ -376,10 +376,23 @@ impl SharedRx {
         Ok(())
     }
 
-    /// Delivers a stored message. `false`: its endpoint was closed meanwhile, and the message with
-    /// it.
-    fn deliver(&self, owner: Owner, key: StoredKey, target: Target) -> bool {
-        let delivered = self.at(owner, |state| state.io.deliver_stored(key, target));
+    /// Posts receives again whose messages were arriving at an endpoint that has closed. They keep
+    /// their place in the context's size.
+    pub(super) fn post_again(&self, receives: Vec<(Want, Receive)>) {
+        for (want, receive) in receives {
+            if self.post(&want, receive).is_err() {
+                self.cancelled(&receive, Flags::empty());
+            }
+        }
+    }
+
+    /// Delivers a stored message to a receive; `want`: what it matches. `false`: its endpoint was
+    /// closed meanwhile, and the message with it.
+    fn deliver(&self, owner: Owner, key: StoredKey, target: Target, want: Option<Want>) -> bool {
+        let delivered = self.at(owner, |state| {
+            state.io.rx.want = want;
+            state.io.deliver_stored(key, target);
+        });
         if delivered.is_none() {
             self.store.lock().store.take(key);
         }

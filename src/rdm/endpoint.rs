@@ -437,7 +437,7 @@ impl Endpoint {
         let state = shared.lock().take();
         if let Some(state) = state {
             let entries = state.kept_places();
-            state.io.close(shared);
+            let again = state.io.close(shared);
             if !Arc::ptr_eq(shared.pd(), shared.domain.pd())
                 && shared
                     .domain
@@ -452,6 +452,7 @@ impl Endpoint {
             if let Some(context) = &control.context {
                 context.leave(shared);
                 context.free(entries);
+                context.post_again(again);
             }
         }
     }

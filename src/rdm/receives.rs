@@ -5,6 +5,8 @@
 
 #![allow(unsafe_code, reason = "copies from a ring")]
 
+mod repost;
+
 use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
@@ -120,6 +122,8 @@ pub(super) struct Arrival {
     pub(super) prefix: u64,
     /// How it will be read if its parts do not come.
     pub(super) spare: Option<Pull>,
+    /// What its receive matches, in a shared receive context.
+    pub(super) want: Option<Want>,
 }
 
 impl Arrival {
@@ -406,6 +410,8 @@ pub(super) struct SharedState {
     indices: Vec<u32>,
     /// For endpoints whose lock the thread that has found them does not hold.
     pending: Vec<Delivery>,
+    /// What the posted receives match, by the places of their keys.
+    wants: Vec<Want>,
 }
 
 impl SharedState {
@@ -461,6 +467,7 @@ impl SharedStore {
             store: Store::new(seed),
             indices: Vec::new(),
             pending: Vec::new(),
+            wants: Vec::new(),
         }))
     }
 
@@ -533,6 +540,8 @@ pub(super) struct Receives {
     home: Home,
     pub(super) arrivals: Slab<ArrivalMark, Arrival>,
     spare: Vec<Vec<u8>>,
+    /// What the receive of a shared context matches that has got a message last.
+    pub(super) want: Option<Want>,
 }
 
 impl std::fmt::Debug for Receives {
@@ -547,6 +556,7 @@ impl Receives {
             home,
             arrivals: Slab::new(),
             spare: Vec::new(),
+            want: None,
         }
     }
 
@@ -602,7 +612,7 @@ impl Receives {
             Home::Shared(member) => {
                 let state = &mut *member.shared.lock();
                 let peer = Membership::index(&mut member.indices, state, envelope.peer);
-                state.store.arrive(envelope, peer)
+                state.arrive(envelope, peer, &mut self.want)
             }
         }
     }
@@ -630,7 +640,7 @@ impl Receives {
                 stored.owner = member.owner;
                 let state = &mut *member.shared.lock();
                 let peer = Membership::index(&mut member.indices, state, envelope.peer);
-                match state.store.arrive(&envelope, peer) {
+                match state.arrive(&envelope, peer, &mut self.want) {
                     Some(target) => Ok(Some((stored, target))),
                     None => state.store.store(stored, peer).map(|()| None).ok_or(()),
                 }
@@ -712,6 +722,7 @@ impl Receives {
         from: PeerKey,
         into: PeerKey,
     ) -> (Vec<(StoredKey, Target)>, bool) {
+        self.want = None;
         let member = match &mut self.home {
             Home::Own(store) => return (store.merge(index_of(from), index_of(into)), false),
             Home::Shared(member) => member,
@@ -734,6 +745,7 @@ impl Receives {
         let Home::Shared(member) = &self.home else {
             return Vec::new();
         };
+        self.want = None;
         let mut own = Vec::new();
         member.shared.lock().pending.retain(|it| {
             let is_own = it.owner == member.owner;
@@ -745,11 +757,12 @@ impl Receives {
         own
     }
 
-    /// The endpoint ends: it leaves no message in a shared receive context. Receives whose messages
-    /// are arriving end too.
-    pub(super) fn leave(&mut self) {
+    /// The endpoint ends: it leaves no message in a shared receive context. Returns the receives
+    /// whose messages are arriving, to be posted again.
+    pub(super) fn leave(&mut self) -> Vec<(Want, Receive)> {
+        let again = self.incomplete();
         let Home::Shared(member) = &self.home else {
-            return;
+            return again;
         };
         let me = member.owner;
         let pending = self.take_pending().into_iter().map(|(_, target)| target);
@@ -768,6 +781,7 @@ impl Receives {
                 store.stored.remove(key);
             }
         });
+        again
     }
 }
 

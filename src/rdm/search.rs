@@ -139,6 +139,8 @@ impl State {
                     receive,
                     multi: None,
                 };
+                // a claimed message has no other
+                io.rx.want = None;
                 io.deliver_stored(found.key, target);
                 return Ok(());
             }

@@ -4,8 +4,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Executor;
+use crate::matching::Want;
 use crate::rdm::link::LinkKey;
 use crate::rdm::link_cm::Step;
+use crate::rdm::receives::Receive;
 use crate::rdm::shared::Shared;
 
 /// How long a close waits for READs of its sources that are being executed (softverbs), and the
@@ -15,8 +17,9 @@ const WITHDRAWAL_PERIOD: Duration = Duration::from_millis(1);
 
 impl Executor {
     /// Disconnects all links and releases the objects of the device. The receives and the
-    /// operations under way end without entries: nobody could read them.
-    pub(in crate::rdm) fn close(mut self, shared: &Shared) {
+    /// operations under way end without entries: nobody could read them. Returns receives of a
+    /// shared receive context, to be posted again.
+    pub(in crate::rdm) fn close(mut self, shared: &Shared) -> Vec<(Want, Receive)> {
         let keys: Vec<LinkKey> = self.links.keys().collect();
         let mut steps = std::mem::take(&mut self.steps);
         // dials and acceptances that were not begun
@@ -56,6 +59,6 @@ impl Executor {
         }
         // the queue pairs are destroyed
         self.pulls.end_all();
-        self.rx.leave();
+        self.rx.leave()
     }
 }

@@ -24,7 +24,7 @@ const SECOND: Duration = Duration::from_secs(1);
 
 impl End {
     /// Uses the state of the endpoint.
-    fn state<R>(&self, using: impl FnOnce(&mut State) -> R) -> R {
+    pub(super) fn state<R>(&self, using: impl FnOnce(&mut State) -> R) -> R {
         using(self.ep.shared().lock().as_mut().unwrap())
     }
 
