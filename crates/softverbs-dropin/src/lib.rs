@@ -22,6 +22,11 @@ mod rate;
     reason = "exports C functions that take C strings and buffers"
 )]
 mod sysfs;
+#[allow(
+    unsafe_code,
+    reason = "exports C functions, and calls through C function pointers"
+)]
+mod ucm;
 
 use std::ffi::c_int;
 
