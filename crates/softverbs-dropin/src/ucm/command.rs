@@ -147,7 +147,11 @@ unsafe fn bind_ip(fd: c_int, command: &Command<'_>) -> Res<()> {
     let mut body: BindIp = command.body();
     let id = find(fd, body.id)?;
     // SAFETY: a live id and an address.
-    done(unsafe { (cm().rdma_bind_addr)(id, (&raw mut body.addr).cast()) })
+    match done(unsafe { (cm().rdma_bind_addr)(id, (&raw mut body.addr).cast()) }) {
+        // The kernel looks for the device of the address, and finds none.
+        Err(Errno(libc::EADDRNOTAVAIL)) => Err(Errno(libc::ENODEV)),
+        other => other,
+    }
 }
 
 unsafe fn resolve_ip(fd: c_int, command: &Command<'_>) -> Res<()> {

@@ -54,7 +54,12 @@ pub(super) unsafe extern "C" fn create_qp_ex(
                 }
                 // A target sends nothing, and has no receives of its own.
                 ex.cap = ibv_qp_cap::default();
-                return qp::create_target(ex.xrcd, ex.qp_context).map(Qp::as_ptr);
+                let target = qp::create_target(ex.xrcd, ex.qp_context)?.as_ptr();
+                if ex.comp_mask & IBV_QP_INIT_ATTR_PD != 0 {
+                    // Without effect on the target. librdmacm creates the SRQ in this domain.
+                    (*target).pd = ex.pd;
+                }
+                return Ok(target);
             }
             if ex.comp_mask & IBV_QP_INIT_ATTR_PD == 0 {
                 return Err(Errno(libc::EINVAL));

@@ -153,8 +153,23 @@ pub(super) fn loopback(like: &SocketAddr) -> SocketAddr {
     }
 }
 
-fn prefix() -> String {
-    format!("softverbs/{}/", sys::effective_uid())
+/// A port space, rdma_create_id(3): the same number in two of them is two ports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Space {
+    Tcp,
+    Udp,
+    Ib,
+}
+
+impl Space {
+    fn prefix(self) -> String {
+        let uid = sys::effective_uid();
+        match self {
+            Self::Tcp => format!("softverbs/{uid}/"),
+            Self::Udp => format!("softverbs/{uid}/udp/"),
+            Self::Ib => format!("softverbs/{uid}/ib/"),
+        }
+    }
 }
 
 /// The host part of the name of an address.
@@ -169,20 +184,20 @@ fn host_part(address: &SocketAddr) -> String {
     }
 }
 
-fn name(host: &str, port: u16) -> String {
-    format!("{}{host}/{port}", prefix())
+fn name(space: Space, host: &str, port: u16) -> String {
+    format!("{}{host}/{port}", space.prefix())
 }
 
 /// The names that a listener for connections to `destination` may have, the most specific first.
-pub(super) fn candidates(destination: &SocketAddr) -> [String; 2] {
+pub(super) fn candidates(space: Space, destination: &SocketAddr) -> [String; 2] {
     let any = if canonical(destination.ip()).is_ipv4() {
         "any4"
     } else {
         "any6"
     };
     [
-        name(&host_part(destination), destination.port()),
-        name(any, destination.port()),
+        name(space, &host_part(destination), destination.port()),
+        name(space, any, destination.port()),
     ]
 }
 
@@ -204,8 +219,8 @@ fn overlap(mine: &str, other: &str) -> bool {
 
 /// Whether another socket of this user owns a name that overlaps with `mine`. `taken` is the
 /// contents of `/proc/net/unix`.
-fn overlaps_with_another(taken: &str, mine: &[String], port: u16) -> bool {
-    let prefix = format!("@{}", prefix());
+fn overlaps_with_another(taken: &str, space: Space, mine: &[String], port: u16) -> bool {
+    let prefix = format!("@{}", space.prefix());
     let suffix = format!("/{port}");
     taken
         .lines()
@@ -214,6 +229,8 @@ fn overlaps_with_another(taken: &str, mine: &[String], port: u16) -> bool {
             path.strip_prefix(prefix.as_str())?
                 .strip_suffix(suffix.as_str())
         })
+        // a name of another port space, whose prefix is longer
+        .filter(|other| !other.contains('/'))
         .filter(|other| !mine.iter().any(|host| host == other))
         .any(|other| mine.iter().any(|host| overlap(host, other)))
 }
@@ -222,24 +239,29 @@ fn overlaps_with_another(taken: &str, mine: &[String], port: u16) -> bool {
 ///
 /// # Errors
 /// `EADDRINUSE`: another socket owns the port for an overlapping address.
-pub(super) fn own(address: &SocketAddr, only_own_family: bool) -> Res<Vec<Sock>> {
+pub(super) fn own(space: Space, address: &SocketAddr, only_own_family: bool) -> Res<Vec<Sock>> {
     let mine = hosts(address, only_own_family);
-    let sockets = own_names(&mine, address.port())?;
+    let sockets = own_names(space, &mine, address.port())?;
     // After binding the names: of two sockets with overlapping names at least one sees the other.
     // Without /proc the check finds no overlap.
     let taken = fs::read("/proc/net/unix").unwrap_or_default();
-    if overlaps_with_another(&String::from_utf8_lossy(&taken), &mine, address.port()) {
+    if overlaps_with_another(
+        &String::from_utf8_lossy(&taken),
+        space,
+        &mine,
+        address.port(),
+    ) {
         return Err(Errno(libc::EADDRINUSE));
     }
     Ok(sockets)
 }
 
-fn own_names(hosts: &[String], port: u16) -> Res<Vec<Sock>> {
+fn own_names(space: Space, hosts: &[String], port: u16) -> Res<Vec<Sock>> {
     hosts
         .iter()
         .map(|host| {
             let sock = Sock::new()?;
-            sock.bind(&name(host, port))?;
+            sock.bind(&name(space, host, port))?;
             Ok(sock)
         })
         .collect()
@@ -247,6 +269,7 @@ fn own_names(hosts: &[String], port: u16) -> Res<Vec<Sock>> {
 
 /// As [`own`], with a free port of the ephemeral range of the host.
 pub(super) fn own_any_port(
+    space: Space,
     address: &SocketAddr,
     only_own_family: bool,
 ) -> Res<(SocketAddr, Vec<Sock>)> {
@@ -256,7 +279,7 @@ pub(super) fn own_any_port(
     let start = sys::random() % count;
     for step in 0..count {
         let port = range.start() + ((start + step) % count) as u16;
-        match own_names(&mine, port) {
+        match own_names(space, &mine, port) {
             Ok(sockets) => return Ok((with_port(address, port), sockets)),
             Err(Errno(libc::EADDRINUSE)) => {}
             Err(errno) => return Err(errno),
@@ -323,7 +346,7 @@ mod tests {
     #[test]
     fn names_of_addresses() {
         let uid = sys::effective_uid();
-        let names = |text: &str| candidates(&address(text));
+        let names = |text: &str| candidates(Space::Tcp, &address(text));
         assert_eq!(
             names("10.1.2.3:7"),
             [
@@ -338,26 +361,41 @@ mod tests {
         );
         assert_eq!(hosts(&address("[::]:1"), false), ["any6", "any4"]);
         assert_eq!(hosts(&address("[::]:1"), true), ["any6"]);
+        let udp = candidates(Space::Udp, &address("10.1.2.3:7"));
+        assert_eq!(udp[0], format!("softverbs/{uid}/udp/10.1.2.3/7"));
+    }
+
+    #[test]
+    fn the_same_port_of_two_spaces_is_two_ports() {
+        let (bound, _tcp) = own_any_port(Space::Tcp, &address("127.0.0.1:0"), false).unwrap();
+        let any = address(&format!("0.0.0.0:{}", bound.port()));
+        let _udp = own(Space::Udp, &any, false).unwrap();
+        let taken = Err(Errno(libc::EADDRINUSE));
+        assert_eq!(own(Space::Udp, &bound, false).map(drop), taken);
+        assert_eq!(own(Space::Ib, &any, false).map(drop), Ok(()));
+        // nor is the listener of another space in the way of a second one in this space
+        drop(_tcp);
+        assert_eq!(own(Space::Tcp, &any, false).map(drop), Ok(()));
     }
 
     #[test]
     fn overlapping_addresses_exclude_each_other() {
         let (ip4, second) = (address("127.0.0.1:0"), address("127.0.0.2:0"));
-        let (bound, held) = own_any_port(&ip4, false).unwrap();
+        let (bound, held) = own_any_port(Space::Tcp, &ip4, false).unwrap();
         let at = |host: &str| address(&format!("{host}:{}", bound.port()));
         let taken = Err(Errno(libc::EADDRINUSE));
-        assert_eq!(own(&bound, false).map(drop), taken);
-        assert_eq!(own(&at("0.0.0.0"), false).map(drop), taken);
-        assert_eq!(own(&at("[::]"), false).map(drop), taken);
-        assert_eq!(own(&at("[::]"), true).map(drop), Ok(()));
+        assert_eq!(own(Space::Tcp, &bound, false).map(drop), taken);
+        assert_eq!(own(Space::Tcp, &at("0.0.0.0"), false).map(drop), taken);
+        assert_eq!(own(Space::Tcp, &at("[::]"), false).map(drop), taken);
+        assert_eq!(own(Space::Tcp, &at("[::]"), true).map(drop), Ok(()));
         assert_eq!(
-            own(&with_port(&second, bound.port()), false).map(drop),
+            own(Space::Tcp, &with_port(&second, bound.port()), false).map(drop),
             Ok(())
         );
         drop(held);
-        let all = own(&at("[::]"), false).unwrap();
+        let all = own(Space::Tcp, &at("[::]"), false).unwrap();
         assert_eq!(all.len(), 2);
-        assert_eq!(own(&bound, false).map(drop), taken);
+        assert_eq!(own(Space::Tcp, &bound, false).map(drop), taken);
     }
 
     #[test]
@@ -366,12 +404,27 @@ mod tests {
             "0: 2 0 10000 5 1 1 @softverbs/{}/any4/9\n0: 2 0 0 5 1 1 @x/any4/9\n\n",
             sys::effective_uid().wrapping_add(1)
         );
-        assert!(!overlaps_with_another(&list, &["127.0.0.1".into()], 9));
+        assert!(!overlaps_with_another(
+            &list,
+            Space::Tcp,
+            &["127.0.0.1".into()],
+            9
+        ));
         let own = format!(
             "0: 2 0 10000 5 1 1 @softverbs/{}/any4/9",
             sys::effective_uid()
         );
-        assert!(overlaps_with_another(&own, &["127.0.0.1".into()], 9));
-        assert!(!overlaps_with_another(&own, &["127.0.0.1".into()], 19));
+        assert!(overlaps_with_another(
+            &own,
+            Space::Tcp,
+            &["127.0.0.1".into()],
+            9
+        ));
+        assert!(!overlaps_with_another(
+            &own,
+            Space::Tcp,
+            &["127.0.0.1".into()],
+            19
+        ));
     }
 }

@@ -16,6 +16,7 @@ use super::device;
 use super::event::Kind;
 use super::guard::{lock, pointer, status, void};
 use super::id::{Id, Shared};
+use super::qp;
 use super::state::{Phase, State};
 use super::synchronous::complete;
 use crate::sys::{Errno, Res};
@@ -30,9 +31,9 @@ fn bind(state: &mut State, id: &Shared, wanted: &SocketAddr) -> Res<()> {
     address::check_local(wanted)?;
     let options = state.options;
     let (source, names) = if wanted.port() == 0 {
-        address::own_any_port(wanted, options.only_own_family)?
+        address::own_any_port(state.space, wanted, options.only_own_family)?
     } else {
-        match address::own(wanted, options.only_own_family) {
+        match address::own(state.space, wanted, options.only_own_family) {
             // Another socket owns it; `rdma_listen` decides which one listens.
             Err(Errno(libc::EADDRINUSE)) if options.reuse_address => (*wanted, Vec::new()),
             owned => (*wanted, owned?),
@@ -83,7 +84,7 @@ fn resolve(id: &Arc<Shared>, from: Option<SocketAddr>, to: &SocketAddr) -> Res<(
     match route(state.source, &destination) {
         Ok(mut source) => {
             if source.port() == 0 {
-                (source, state.names) = address::own_any_port(&source, true)?;
+                (source, state.names) = address::own_any_port(state.space, &source, true)?;
             }
             state.source = Some(source);
             state.destination = Some(destination);
@@ -111,7 +112,7 @@ fn listen(id: &Arc<Shared>, backlog: c_int) -> Res<()> {
             bind(&mut state, id, &any)?;
         }
         (Phase::Bound, Some(source)) if state.names.is_empty() => {
-            state.names = address::own(&source, state.options.only_own_family)?;
+            state.names = address::own(state.space, &source, state.options.only_own_family)?;
         }
         (Phase::Bound, _) => {}
         _ => return Err(INVALID),
@@ -127,6 +128,7 @@ fn listen(id: &Arc<Shared>, backlog: c_int) -> Res<()> {
     for name in &state.names {
         state.events.watch(name.fd(), id, false)?;
     }
+    state.qp_type = qp::type_of(id.handle());
     state.backlog = backlog.cast_unsigned() as usize;
     state.listener = Arc::downgrade(id);
     state.phase = Phase::Listening;

@@ -103,7 +103,7 @@ impl Events {
             self.flag.clear();
         }
         event.subject.report();
-        if let Kind::Request { child, .. } = &event.kind {
+        if let Kind::Request { child, .. } | Kind::ServiceRequest { child, .. } = &event.kind {
             let channel = self.address.load(Ordering::Acquire);
             Id::make_for_request(child, &event.subject, channel.cast());
         }

@@ -17,8 +17,8 @@ use super::id::{Id, Shared};
 use super::redial::Redial;
 use super::state::{Phase, State};
 use super::synchronous::complete;
-use super::wire::{Message, Party, Private, REJ_DATA, Rej, Rep, Req};
-use super::{dial, qp};
+use super::wire::{Message, Party, Private, Rej, Rep, Req, Transport};
+use super::{dial, qp, service};
 use crate::sys::{Errno, Res};
 
 const INVALID: Errno = Errno(libc::EINVAL);
@@ -30,13 +30,23 @@ const MAXIMUM: u8 = RDMA_MAX_RESP_RES as u8;
 ///
 /// # Safety
 /// `data` must be NULL or have `len` bytes.
-unsafe fn private<const N: usize>(data: *const c_void, len: u8) -> Res<Private<N>> {
+unsafe fn private<'a>(data: *const c_void, len: u8) -> &'a [u8] {
     if data.is_null() || len == 0 {
-        return Ok(Private::EMPTY);
+        return &[];
     }
     // SAFETY: the caller promises the bytes.
-    let bytes = unsafe { std::slice::from_raw_parts(data.cast::<u8>(), len.into()) };
-    Private::new(bytes).ok_or(INVALID)
+    unsafe { std::slice::from_raw_parts(data.cast::<u8>(), len.into()) }
+}
+
+/// The private data of connection parameters.
+///
+/// # Safety
+/// As [`private`].
+unsafe fn given_data<'a>(param: Option<&rdma_conn_param>) -> &'a [u8] {
+    // SAFETY: the caller promises it.
+    param.map_or(&[], |param| unsafe {
+        private(param.private_data, param.private_data_len)
+    })
 }
 
 /// The connection parameters and retry counts of this side, checked against the device's limits.
@@ -88,33 +98,46 @@ fn connect(id: &Arc<Shared>, param: Option<&rdma_conn_param>) -> Res<()> {
     else {
         return Err(INVALID);
     };
-    let (party, retry_count) = party(&state, id.handle(), param, (MAXIMUM, MAXIMUM))?;
-    let data = match param {
-        // SAFETY: the application promises `private_data_len` bytes.
-        Some(param) => unsafe { private(param.private_data, param.private_data_len)? },
-        None => Private::EMPTY,
-    };
-    let req = Req {
-        party,
-        retry_count,
-        source,
-        destination,
-        data,
+    state.qp_type = qp::type_of(id.handle());
+    // SAFETY: the application promises `private_data_len` bytes.
+    let data = unsafe { given_data(param) };
+    let (request, promised) = if state.is_datagram() {
+        let request = service::request(&state, source, destination, data)?;
+        (request, None)
+    } else {
+        let transport = match state.qp_type {
+            IBV_QPT_RC => Transport::Rc,
+            IBV_QPT_XRC_SEND => Transport::Xrc,
+            _ => return Err(INVALID),
+        };
+        let (party, retry_count) = party(&state, id.handle(), param, (MAXIMUM, MAXIMUM))?;
+        let req = Req {
+            transport,
+            party,
+            retry_count,
+            source,
+            destination,
+            data: Private::new(data).ok_or(INVALID)?,
+        };
+        (Message::Req(req), Some((party, retry_count)))
     };
     let deadline = Deadline::new()?;
-    let called = dial::call(&mut state, &address::candidates(&destination))?;
+    let names = address::candidates(state.space, &destination);
+    let called = dial::call(&mut state, &names)?;
     state.events.watch(deadline.fd(), id, false)?;
     state.timer = Some(deadline);
-    if let Err(errno) = dial::proceed(&mut state, id, called, Redial::new(req)) {
+    if let Err(errno) = dial::proceed(&mut state, id, called, Redial::new(request, destination)) {
         state.stop_timer();
         return Err(errno);
     }
     if state.phase != Phase::Failed {
         state.phase = Phase::ReqSent;
     }
-    state.responder_resources = party.responder_resources;
-    state.initiator_depth = party.initiator_depth;
-    state.retry_count = retry_count;
+    if let Some((party, retry_count)) = promised {
+        state.responder_resources = party.responder_resources;
+        state.initiator_depth = party.initiator_depth;
+        state.retry_count = retry_count;
+    }
     Ok(())
 }
 
@@ -123,13 +146,16 @@ fn accept(id: &Arc<Shared>, param: Option<&rdma_conn_param>) -> Res<()> {
     if state.phase != Phase::ReqReceived {
         return Err(INVALID);
     }
+    // SAFETY: the application promises `private_data_len` bytes.
+    let data = unsafe { given_data(param) };
+    if state.is_datagram() {
+        service::accept(&mut state, id, param.map(|param| param.qp_num), data)?;
+        close_when_sent(&mut state);
+        return Ok(());
+    }
     let asked = (state.responder_resources, state.initiator_depth);
     let (party, _) = party(&state, id.handle(), param, asked)?;
-    let data = match param {
-        // SAFETY: the application promises `private_data_len` bytes.
-        Some(param) => unsafe { private(param.private_data, param.private_data_len)? },
-        None => Private::EMPTY,
-    };
+    let data = Private::new(data).ok_or(INVALID)?;
     let deadline = Deadline::new()?;
     state.responder_resources = party.responder_resources;
     state.initiator_depth = party.initiator_depth;
@@ -144,8 +170,14 @@ fn accept(id: &Arc<Shared>, param: Option<&rdma_conn_param>) -> Res<()> {
     Ok(())
 }
 
-fn reject(id: &Arc<Shared>, data: Private<REJ_DATA>) -> Res<()> {
+fn reject(id: &Arc<Shared>, data: &[u8]) -> Res<()> {
     let mut state = lock(&id.state);
+    if state.is_datagram() && state.phase == Phase::ReqReceived {
+        let data = Private::new(data).ok_or(INVALID)?;
+        service::reject(&mut state, id, data);
+        close_when_sent(&mut state);
+        return Ok(());
+    }
     if !matches!(
         state.phase,
         Phase::ReqReceived | Phase::RepReceived | Phase::RepSent
@@ -154,7 +186,7 @@ fn reject(id: &Arc<Shared>, data: Private<REJ_DATA>) -> Res<()> {
     }
     let rej = Message::Rej(Rej {
         reason: reason::CONSUMER_DEFINED,
-        data,
+        data: Private::new(data).ok_or(INVALID)?,
     });
     // A peer that has closed needs no refusal.
     let _ = state.say(id, &rej);
@@ -222,7 +254,12 @@ pub(super) unsafe extern "C" fn rdma_accept(
     status(|| {
         // SAFETY: the caller promises a live id and valid parameters.
         unsafe {
-            accept(&Id::shared_of(id)?, given(conn_param))?;
+            let shared = Id::shared_of(id)?;
+            accept(&shared, given(conn_param))?;
+            // The side of a datagram service has no further event.
+            if lock(&shared.state).phase == Phase::Served {
+                return Ok(());
+            }
             complete(id)
         }
     })
@@ -235,12 +272,7 @@ pub(super) unsafe extern "C" fn rdma_reject(
 ) -> c_int {
     status(|| {
         // SAFETY: the caller promises a live id and `private_data_len` bytes.
-        unsafe {
-            reject(
-                &Id::shared_of(id)?,
-                private(private_data, private_data_len)?,
-            )
-        }
+        unsafe { reject(&Id::shared_of(id)?, private(private_data, private_data_len)) }
     })
 }
 

@@ -10,7 +10,7 @@ use libc::c_int;
 use rdma_core_sys::*;
 
 use super::channel::Events;
-use super::event::{Kind, Raw};
+use super::event::{Kind, Raw, sidr};
 use super::guard::{lock, status};
 use super::id::{self, Id, Shared};
 use super::qp;
@@ -66,6 +66,19 @@ impl Event {
         conn.private_data_len = data.len() as u8;
     }
 
+    /// Sets the parameters of an event of a datagram service.
+    fn set_service(&mut self, param: rdma_ud_param, data: &[u8]) {
+        for (to, from) in self.private.iter_mut().zip(data) {
+            *to = *from;
+        }
+        let at = self.private.as_ptr();
+        // SAFETY: a member of the union, of which all bits are initialized.
+        let ud = unsafe { self.c.param.ud.as_mut() };
+        *ud = param;
+        ud.private_data = at.cast();
+        ud.private_data_len = data.len() as u8;
+    }
+
     pub(super) fn into_c(self: Box<Self>) -> *mut rdma_cm_event {
         Box::into_raw(self).cast()
     }
@@ -114,6 +127,26 @@ pub(super) fn deliver(raw: Raw, channel: &Arc<Events>) -> Option<Box<Event>> {
             let mut event = Event::new(Arc::clone(&subject), event, status);
             event.set_party(&party);
             event.set_data(data.padded());
+            Some(event)
+        }
+        Kind::ServiceRequest { child, data } => {
+            deliver_request(&subject, &child, channel).map(|()| {
+                let mut event = Event::new(Arc::clone(&subject), RDMA_CM_EVENT_CONNECT_REQUEST, 0);
+                event.c.id = child.handle().cast();
+                event.c.listen_id = subject.handle().cast();
+                event.set_service(rdma_ud_param::default(), data.padded());
+                event
+            })
+        }
+        Kind::Service(answer) => {
+            let (event, status) = match answer.status {
+                sidr::SUCCESS => (RDMA_CM_EVENT_ESTABLISHED, 0),
+                status => (RDMA_CM_EVENT_UNREACHABLE, c_int::from(status)),
+            };
+            let mut event = Event::new(Arc::clone(&subject), event, status);
+            let state = lock(&subject.state);
+            let param = answer.param(state.options.type_of_service);
+            event.set_service(param, answer.data.padded());
             Some(event)
         }
         Kind::Established => plain(RDMA_CM_EVENT_ESTABLISHED, 0),

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use super::address;
 use super::conversation::Link;
-use super::event::{Kind, reason};
+use super::event::{Kind, reason, sidr};
 use super::id::Shared;
 use super::redial::Redial;
 use super::sock::Sock;
 use super::state::{Phase, State};
-use super::wire::{Message, Private};
+use super::wire::{Private, SidrRep};
 use crate::sys::{self, Errno, Res};
 
 /// Result of connecting to a listener.
@@ -61,7 +61,7 @@ pub(super) fn proceed(
             state.events.watch(sock.fd(), id, false)?;
             state.link = Some(Link::new(sock));
             // A listener that closes at this moment is processed later as a refusal.
-            let _ = state.say(id, &Message::Req(redial.req));
+            let _ = state.say(id, &redial.request);
             if let Some(timer) = &state.timer {
                 timer.look_in(0);
             }
@@ -76,13 +76,15 @@ pub(super) fn proceed(
         Called::Nobody => {
             state.stop_timer();
             state.phase = Phase::Failed;
-            state.push(
-                id,
+            let nobody = if state.is_datagram() {
+                Kind::Service(SidrRep::refusal(sidr::UNSUPPORTED))
+            } else {
                 Kind::Rejected {
                     reason: reason::INVALID_SERVICE_ID,
                     data: Private::EMPTY,
-                },
-            );
+                }
+            };
+            state.push(id, nobody);
         }
     }
     Ok(())
@@ -94,7 +96,8 @@ pub(super) fn repeat(state: &mut State, id: &Arc<Shared>) {
         return;
     };
     // An attempt that fails for lack of memory or descriptors is repeated, as for a full queue.
-    let called = call(state, &address::candidates(&redial.req.destination));
+    let names = address::candidates(state.space, &redial.destination);
+    let called = call(state, &names);
     if proceed(state, id, called.unwrap_or(Called::Busy), redial).is_err() {
         // The end of an unwatched socket would not be noticed; the deadline ends the attempt.
         state.link = None;

@@ -6,7 +6,7 @@ use libc::{c_char, c_int};
 use rdma_core_sys::*;
 
 use super::id::Shared;
-use super::wire::{Party, Private, REJ_DATA, REP_DATA, REQ_DATA};
+use super::wire::{Party, Private, REJ_DATA, REP_DATA, REQ_DATA, SIDR_REQ_DATA, SidrRep};
 use crate::sys::Errno;
 
 /// Reject reasons of the InfiniBand specification, which applications find in an event's status.
@@ -17,6 +17,15 @@ pub(super) mod reason {
     pub(in super::super) const INVALID_SERVICE_ID: u16 = 8;
     /// The application has rejected, or has ended.
     pub(in super::super) const CONSUMER_DEFINED: u16 = 28;
+}
+
+/// Status of a datagram service's answer, which applications find in an event's status.
+pub(super) mod sidr {
+    pub(in super::super) const SUCCESS: u8 = 0;
+    /// No process listens.
+    pub(in super::super) const UNSUPPORTED: u8 = 1;
+    /// The application has rejected, or has ended.
+    pub(in super::super) const REJECT: u8 = 2;
 }
 
 /// An event in a channel's queue.
@@ -45,6 +54,13 @@ pub(super) enum Kind {
         party: Party,
         data: Private<REP_DATA>,
     },
+    /// A process asks for the queue pair of a datagram service.
+    ServiceRequest {
+        child: Arc<Shared>,
+        data: Private<SIDR_REQ_DATA>,
+    },
+    /// A datagram service's answer.
+    Service(SidrRep),
     Established,
     Rejected {
         reason: u16,

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use libc::{c_int, c_void};
 use rdma_core_sys::*;
 
+use super::address::Space;
 use super::channel::Channel;
 use super::guard::{lock, status};
 use super::id::{Id, Shared, move_to};
@@ -22,11 +23,14 @@ pub(super) unsafe extern "C" fn rdma_create_id(
         if id.is_null() {
             return Err(Errno(libc::EINVAL));
         }
-        // Datagram services (RDMA_PS_UDP, RDMA_PS_IPOIB) need address handles and multicast, and
-        // RDMA_PS_IB native addresses; this device connects queue pairs over IP addresses only.
-        if ps != RDMA_PS_TCP {
-            return Err(Errno(libc::EPROTONOSUPPORT));
-        }
+        let (space, qp_type) = match ps {
+            RDMA_PS_TCP => (Space::Tcp, IBV_QPT_RC),
+            RDMA_PS_UDP => (Space::Udp, IBV_QPT_UD),
+            // The application may set another type of queue pair in the id.
+            RDMA_PS_IB => (Space::Ib, IBV_QPT_RC),
+            // RDMA_PS_IPOIB: its queue keys are those of a network interface's multicast group.
+            _ => return Err(Errno(libc::EPROTONOSUPPORT)),
+        };
         let own_channel = if channel.is_null() {
             Some(Channel::create()?)
         } else {
@@ -37,14 +41,18 @@ pub(super) unsafe extern "C" fn rdma_create_id(
         let events = unsafe { Channel::events_of(channel) };
         let shared = Shared::new(Arc::clone(&events), Phase::Idle);
         events.enroll(&shared);
-        lock(&shared.state).own_channel = own_channel;
+        {
+            let mut state = lock(&shared.state);
+            state.own_channel = own_channel;
+            state.space = space;
+        }
         let made = Id::make(
             &shared,
             rdma_cm_id {
                 channel,
                 context,
                 ps,
-                qp_type: IBV_QPT_RC,
+                qp_type,
                 ..rdma_cm_id::default()
             },
         );

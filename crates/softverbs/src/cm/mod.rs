@@ -31,6 +31,7 @@ mod lifetime;
 mod progress;
 mod qp;
 mod redial;
+mod service;
 mod sock;
 mod state;
 mod synchronous;

@@ -4,15 +4,18 @@
 //! in `docs/softverbs-cm.md` or its conversation ends; of a message only the ranges of its fields
 //! are relied on. After the end of its conversation an id receives nothing.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
+
+use rdma_core_sys::*;
 
 use super::conversation::{Deadline, Heard, Link};
 use super::dial;
-use super::event::{Kind, Raw, reason};
+use super::event::{Kind, Raw, reason, sidr};
 use super::guard::lock;
 use super::id::{Id, Shared};
+use super::service;
 use super::state::{Phase, State};
-use super::wire::{Message, Private, REJ_DATA, Rej, Req};
+use super::wire::{Message, Private, REJ_DATA, Rej, Req, SidrRep, SidrReq, Transport};
 use crate::sys::{self, Errno, Res};
 
 /// Maximum number of connections without a request; a further one ends the oldest.
@@ -78,6 +81,7 @@ fn accept(state: &mut State) -> Res<()> {
                 // so a thread with the child's lock does not wait for the listener's.
                 let mut inner = lock(&child.state);
                 inner.options = state.options;
+                (inner.space, inner.qp_type) = (state.space, state.qp_type);
                 inner.listener = listener.clone();
                 inner.link = Some(Link::new(sock));
             }
@@ -111,14 +115,27 @@ fn hear_request(state: &mut State, id: &Arc<Shared>) -> bool {
     };
     match link.hear() {
         Heard::Nothing => true,
-        Heard::Message(Message::Req(req)) => request(state, id, &req),
+        Heard::Message(Message::Req(req)) if state.qp_type == listener_type(req.transport) => {
+            request(state, id, &req)
+        }
+        Heard::Message(Message::SidrReq(req)) if state.is_datagram() => {
+            service_request(state, id, &req)
+        }
         Heard::Message(_) | Heard::Malformed | Heard::End => false,
     }
 }
 
-/// Delivers a request to the listener's application.
-fn request(state: &mut State, id: &Arc<Shared>, req: &Req) -> bool {
-    let Some(listener) = state.listener.upgrade() else {
+/// The type of the queue pair of a listener for requests of this transport service.
+fn listener_type(transport: Transport) -> ibv_qp_type {
+    match transport {
+        Transport::Rc => IBV_QPT_RC,
+        Transport::Xrc => IBV_QPT_XRC_RECV,
+    }
+}
+
+/// Queues a request for the listener's application. Returns false if the listener is gone.
+fn announce(listener: &Weak<Shared>, id: &Arc<Shared>, kind: Kind) -> bool {
+    let Some(listener) = listener.upgrade() else {
         return false;
     };
     let mut above = lock(&listener.state);
@@ -130,6 +147,15 @@ fn request(state: &mut State, id: &Arc<Shared>, req: &Req) -> bool {
         return false;
     };
     *asked = true;
+    above.events.push(Raw {
+        subject: Arc::clone(&listener),
+        kind,
+    });
+    true
+}
+
+/// Delivers a request to the listener's application.
+fn request(state: &mut State, id: &Arc<Shared>, req: &Req) -> bool {
     state.phase = Phase::ReqReceived;
     state.source = Some(req.destination);
     state.destination = Some(req.source);
@@ -138,16 +164,27 @@ fn request(state: &mut State, id: &Arc<Shared>, req: &Req) -> bool {
     state.retry_count = req.retry_count;
     state.rnr_retry_count = req.party.rnr_retry_count;
     state.peer = Some(req.party);
-    above.events.push(Raw {
-        subject: Arc::clone(&listener),
-        kind: Kind::Request {
-            child: Arc::clone(id),
-            party: req.party,
-            retry_count: req.retry_count,
-            data: req.data,
-        },
-    });
-    true
+    state.peer_gid = Some(req.party.gid);
+    let kind = Kind::Request {
+        child: Arc::clone(id),
+        party: req.party,
+        retry_count: req.retry_count,
+        data: req.data,
+    };
+    announce(&state.listener, id, kind)
+}
+
+/// As [`request`], of a datagram service.
+fn service_request(state: &mut State, id: &Arc<Shared>, req: &SidrReq) -> bool {
+    state.phase = Phase::ReqReceived;
+    state.source = Some(req.destination);
+    state.destination = Some(req.source);
+    state.peer_gid = Some(req.gid);
+    let kind = Kind::ServiceRequest {
+        child: Arc::clone(id),
+        data: req.data,
+    };
+    announce(&state.listener, id, kind)
 }
 
 fn in_conversation(phase: Phase) -> bool {
@@ -200,6 +237,15 @@ fn converse(state: &mut State, id: &Arc<Shared>) {
 
 /// Executes one step of the state machine. Returns false if the message is not valid in this phase.
 fn understand(state: &mut State, id: &Arc<Shared>, message: Message) -> bool {
+    if state.is_datagram() {
+        return match (state.phase, message) {
+            (Phase::ReqSent, Message::SidrRep(answer)) => {
+                service::answered(state, id, answer);
+                true
+            }
+            _ => false,
+        };
+    }
     match (state.phase, message) {
         (Phase::ReqSent, Message::Rep(rep)) => {
             state.stop_timer();
@@ -208,6 +254,7 @@ fn understand(state: &mut State, id: &Arc<Shared>, message: Message) -> bool {
             state.initiator_depth = rep.party.responder_resources;
             state.rnr_retry_count = rep.party.rnr_retry_count;
             state.peer = Some(rep.party);
+            state.peer_gid = Some(rep.party.gid);
             state.push(
                 id,
                 Kind::Response {
@@ -256,6 +303,11 @@ fn end(state: &mut State, id: &Arc<Shared>, why: Option<Errno>) {
         state.push(id, kind);
     };
     match (state.phase, why) {
+        (Phase::ReqSent, None) if state.is_datagram() => {
+            service::answered(state, id, SidrRep::refusal(sidr::REJECT));
+        }
+        // The service can still answer, without effect.
+        (Phase::ReqReceived, _) if state.is_datagram() => state.close_link(),
         (Phase::ReqSent | Phase::RepReceived, Some(why)) => {
             failed(state, Kind::Unreachable(why));
         }

@@ -12,6 +12,7 @@ use rdma_core_sys::*;
 use super::device::{self, verbs};
 use super::guard::{lock, status, void};
 use super::id::Id;
+use super::service;
 use super::state::{Phase, State};
 use crate::sys::{Errno, Res};
 
@@ -25,6 +26,15 @@ pub(super) fn of(handle: *mut Id) -> *mut ibv_qp {
     }
     // SAFETY: the callers run during a call on the id or the delivery of its event, so it lives.
     unsafe { (*handle).c.qp }
+}
+
+/// The type of the id's queue pair, which the application may set in an id of RDMA_PS_IB.
+pub(super) fn type_of(handle: *mut Id) -> ibv_qp_type {
+    if handle.is_null() {
+        return IBV_QPT_RC;
+    }
+    // SAFETY: as above.
+    unsafe { (*handle).c.qp_type }
 }
 
 fn modify(qp: *mut ibv_qp, attr: &mut ibv_qp_attr, mask: c_int) -> Res<()> {
@@ -56,20 +66,31 @@ pub(super) fn to_ready(state: &State, handle: *mut Id) -> Res<()> {
     }
     // INIT again: the access rights of the peer are known only now.
     for target in [IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS] {
-        let (mut attr, mask) = attributes(state, target)?;
+        let (mut attr, mask) = attributes(state, type_of(handle), target)?;
         modify(qp, &mut attr, mask)?;
     }
     Ok(())
 }
 
 /// The attributes and their mask for the transition to `target`.
-fn attributes(state: &State, target: ibv_qp_state) -> Res<(ibv_qp_attr, c_int)> {
+fn attributes(
+    state: &State,
+    qp_type: ibv_qp_type,
+    target: ibv_qp_state,
+) -> Res<(ibv_qp_attr, c_int)> {
     let device = state.device.as_ref().ok_or(Errno(libc::EINVAL))?;
     let mut attr = ibv_qp_attr {
         qp_state: target,
         ..ibv_qp_attr::default()
     };
     let mut mask = IBV_QP_STATE;
+    if qp_type == IBV_QPT_UD {
+        // the same for each state
+        attr.port_num = device::PORT;
+        attr.qkey = service::QKEY;
+        mask |= IBV_QP_QKEY | IBV_QP_PKEY_INDEX | IBV_QP_PORT;
+        return Ok((attr, mask as c_int));
+    }
     if target == IBV_QPS_INIT {
         attr.port_num = device::PORT;
         if matches!(
@@ -109,12 +130,10 @@ fn attributes(state: &State, target: ibv_qp_state) -> Res<(ibv_qp_attr, c_int)> 
             attr.dest_qp_num = peer.qp_num;
             attr.rq_psn = peer.psn;
             attr.max_dest_rd_atomic = state.responder_resources;
-            mask |= IBV_QP_AV
-                | IBV_QP_PATH_MTU
-                | IBV_QP_DEST_QPN
-                | IBV_QP_RQ_PSN
-                | IBV_QP_MAX_DEST_RD_ATOMIC
-                | IBV_QP_MIN_RNR_TIMER;
+            mask |= IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
+            if qp_type != IBV_QPT_XRC_SEND {
+                mask |= IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
+            }
         }
         IBV_QPS_RTS => {
             attr.sq_psn = state.psn;
@@ -122,11 +141,10 @@ fn attributes(state: &State, target: ibv_qp_state) -> Res<(ibv_qp_attr, c_int)> 
             attr.retry_cnt = state.retry_count;
             attr.rnr_retry = state.rnr_retry_count;
             attr.max_rd_atomic = state.initiator_depth;
-            mask |= IBV_QP_TIMEOUT
-                | IBV_QP_RETRY_CNT
-                | IBV_QP_RNR_RETRY
-                | IBV_QP_SQ_PSN
-                | IBV_QP_MAX_QP_RD_ATOMIC;
+            mask |= IBV_QP_TIMEOUT | IBV_QP_SQ_PSN;
+            if qp_type != IBV_QPT_XRC_RECV {
+                mask |= IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC;
+            }
         }
         _ => return Err(Errno(libc::EINVAL)),
     }
@@ -146,7 +164,8 @@ pub(super) unsafe extern "C" fn rdma_init_qp_attr(
         }
         // SAFETY: the caller promises attributes, of which only the state need be set.
         let target = unsafe { (&raw const (*qp_attr).qp_state).read() };
-        let (attr, mask) = attributes(&lock(&shared.state), target)?;
+        let qp_type = type_of(shared.handle());
+        let (attr, mask) = attributes(&lock(&shared.state), qp_type, target)?;
         // SAFETY: the caller promises that both are writable.
         unsafe {
             qp_attr.write(attr);
@@ -242,8 +261,15 @@ unsafe fn create(id: *mut rdma_cm_id, attr: &mut ibv_qp_init_attr_ex) -> Res<()>
         destroy_cqs(c);
         return Err(errno);
     }
-    let initialized =
-        attributes(&state, IBV_QPS_INIT).and_then(|(mut init, mask)| modify(qp, &mut init, mask));
+    let initialized = attributes(&state, c.qp_type, IBV_QPS_INIT)
+        .and_then(|(mut init, mask)| modify(qp, &mut init, mask))
+        .and_then(|()| {
+            if c.qp_type == IBV_QPT_UD {
+                datagrams_to_ready(qp)
+            } else {
+                Ok(())
+            }
+        });
     if let Err(errno) = initialized {
         // SAFETY: made above, and not yet passed on.
         unsafe { (verbs().ibv_destroy_qp)(qp) };
@@ -253,6 +279,21 @@ unsafe fn create(id: *mut rdma_cm_id, attr: &mut ibv_qp_init_attr_ex) -> Res<()>
     // SAFETY: a live queue pair.
     c.pd = unsafe { (*qp).pd };
     c.qp = qp;
+    Ok(())
+}
+
+/// Moves a queue pair of a datagram service from INIT to RTS. It needs no peer.
+fn datagrams_to_ready(qp: *mut ibv_qp) -> Res<()> {
+    for (qp_state, mask) in [
+        (IBV_QPS_RTR, IBV_QP_STATE),
+        (IBV_QPS_RTS, IBV_QP_STATE | IBV_QP_SQ_PSN),
+    ] {
+        let mut attr = ibv_qp_attr {
+            qp_state,
+            ..ibv_qp_attr::default()
+        };
+        modify(qp, &mut attr, mask as c_int)?;
+    }
     Ok(())
 }
 

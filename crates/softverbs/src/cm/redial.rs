@@ -1,13 +1,16 @@
 //! Connection requests that are repeated.
 
-use super::wire::Req;
+use std::net::SocketAddr;
+
+use super::wire::Message;
 use crate::sys;
 
 /// A connection request that the listener's queue had no room for. The active side repeats it until
 /// the deadline of the attempt, as a real device does.
 #[derive(Debug)]
 pub(super) struct Redial {
-    pub(super) req: Req,
+    pub(super) request: Message,
+    pub(super) destination: SocketAddr,
     /// Nanoseconds until the next attempt.
     pause: u64,
     /// Time of the next attempt in nanoseconds of the monotonic clock.
@@ -18,9 +21,10 @@ impl Redial {
     const FIRST_PAUSE: u64 = 1_000_000;
     const LONGEST_PAUSE: u64 = 250_000_000;
 
-    pub(super) fn new(req: Req) -> Self {
+    pub(super) fn new(request: Message, destination: SocketAddr) -> Self {
         Self {
-            req,
+            request,
+            destination,
             pause: Self::FIRST_PAUSE,
             at: 0,
         }

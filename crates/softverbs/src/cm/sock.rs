@@ -7,6 +7,7 @@
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
+use crate::process::Process;
 use crate::sys::{Errno, Res, check};
 
 /// A socket; shut down on drop, so that a forked child with a copy does not keep the conversation
@@ -235,10 +236,15 @@ impl Poll {
             .map(|event| event.u64))
     }
 
-    /// Blocks until a descriptor is ready.
+    /// Blocks until a descriptor is ready. Requests of this process that wait for their receivers
+    /// continue meanwhile, and the call may return earlier for them.
     pub(super) fn sleep(&self) -> Res<()> {
-        crate::sys::epoll_readable(self.fd(), -1)?;
-        Ok(())
+        let Some(process) = Process::current() else {
+            crate::sys::epoll_readable(self.fd(), -1)?;
+            return Ok(());
+        };
+        process.prepare_sleep();
+        crate::sys::one_readable([self.fd(), process.wake.fd()])
     }
 
     /// Whether the application has made the descriptor non-blocking.

@@ -9,7 +9,7 @@ use std::sync::{Arc, Weak};
 use libc::{c_int, sockaddr_storage};
 use rdma_core_sys::*;
 
-use super::address;
+use super::address::{self, Space};
 use super::channel::Events;
 use super::conversation::{Deadline, Link};
 use super::device::{self, Device};
@@ -40,6 +40,8 @@ pub(super) enum Phase {
     RepSent,
     Established,
     Disconnected,
+    /// A datagram service has answered: there is no connection.
+    Served,
     /// The attempt has failed or was rejected.
     Failed,
     /// Destroyed.
@@ -61,6 +63,9 @@ pub(super) struct State {
     /// The channel of an id that was created without one: calls then wait for their events.
     pub(super) own_channel: Option<*mut rdma_event_channel>,
     pub(super) phase: Phase,
+    pub(super) space: Space,
+    /// The type of the id's queue pair, from `rdma_connect` and `rdma_listen` on.
+    pub(super) qp_type: ibv_qp_type,
     pub(super) options: Options,
     pub(super) source: Option<SocketAddr>,
     pub(super) destination: Option<SocketAddr>,
@@ -80,6 +85,8 @@ pub(super) struct State {
     /// RNR retry count of this side's queue pair.
     pub(super) rnr_retry_count: u8,
     pub(super) peer: Option<Party>,
+    /// The peer's GID, if it is known.
+    pub(super) peer_gid: Option<[u8; 16]>,
     /// The application has got a CONNECT_ERROR; later events of this connection are suppressed.
     pub(super) connect_error: bool,
     /// Listening: maximum number of pending requests.
@@ -101,6 +108,8 @@ impl State {
             events,
             own_channel: None,
             phase,
+            space: Space::Tcp,
+            qp_type: IBV_QPT_RC,
             options: Options::default(),
             source: None,
             destination: None,
@@ -115,11 +124,17 @@ impl State {
             retry_count: 7,
             rnr_retry_count: 7,
             peer: None,
+            peer_gid: None,
             connect_error: false,
             backlog: 0,
             children: Vec::new(),
             listener: Weak::new(),
         }
+    }
+
+    /// Whether the id is one of a datagram service.
+    pub(super) fn is_datagram(&self) -> bool {
+        self.qp_type == IBV_QPT_UD
     }
 
     /// Queues an event of `id`, which this state belongs to.
@@ -218,8 +233,7 @@ impl State {
                 (*ib).sgid = device::gid_from(device.gid);
                 // A listener is on this host's device and has its GID, unless its reply has
                 // another.
-                let peer = self.peer.as_ref().map_or(device.gid, |peer| peer.gid);
-                (*ib).dgid = device::gid_from(peer);
+                (*ib).dgid = device::gid_from(self.peer_gid.unwrap_or(device.gid));
             }
         }
     }
@@ -229,7 +243,7 @@ impl State {
         let handle = id.handle();
         let Some(device) = &self.device else { return };
         let path = ibv_sa_path_rec {
-            dgid: device::gid_from(self.peer.as_ref().map_or(device.gid, |peer| peer.gid)),
+            dgid: device::gid_from(self.peer_gid.unwrap_or(device.gid)),
             sgid: device::gid_from(device.gid),
             hop_limit: 64,
             reversible: 1,

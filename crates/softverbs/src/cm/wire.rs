@@ -9,11 +9,11 @@ use std::net::{Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 /// "SVCM" in the order of the bytes.
 const MAGIC: u32 = u32::from_le_bytes(*b"SVCM");
 /// Incremented with every change of the tables; both sides must have the same.
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 /// Length of the header of every message.
 const HEADER: usize = 12;
 /// Length of the longest message in bytes.
-pub(super) const MAX_MESSAGE: usize = HEADER + 32 + REP_DATA;
+pub(super) const MAX_MESSAGE: usize = HEADER + 64 + SIDR_REQ_DATA;
 
 /// Maximum private data of a request: InfiniBand's 92 bytes without the 36 of librdmacm's header.
 pub(super) const REQ_DATA: usize = 56;
@@ -21,12 +21,34 @@ pub(super) const REQ_DATA: usize = 56;
 pub(super) const REP_DATA: usize = 196;
 /// Maximum private data of a rejection.
 pub(super) const REJ_DATA: usize = 148;
+/// Maximum private data of a datagram service's request: 216 bytes without those 36.
+pub(super) const SIDR_REQ_DATA: usize = 180;
+/// Maximum private data of a datagram service's reply.
+pub(super) const SIDR_REP_DATA: usize = 136;
 
 const KIND_REQ: u8 = 1;
 const KIND_REP: u8 = 2;
 const KIND_RTU: u8 = 3;
 const KIND_REJ: u8 = 4;
 const KIND_DREQ: u8 = 5;
+const KIND_SIDR_REQ: u8 = 6;
+const KIND_SIDR_REP: u8 = 7;
+
+/// The transport service of a connection, as in InfiniBand's request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Transport {
+    Rc,
+    Xrc,
+}
+
+impl Transport {
+    fn number(self) -> u8 {
+        match self {
+            Self::Rc => 0,
+            Self::Xrc => 3,
+        }
+    }
+}
 
 /// Private data of the application: at most `N` bytes, zero after `len`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,6 +102,7 @@ pub(super) struct Party {
 /// Connection request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Req {
+    pub(super) transport: Transport,
     pub(super) party: Party,
     /// Retry count, 3 bits.
     pub(super) retry_count: u8,
@@ -104,6 +127,28 @@ pub(super) struct Rej {
     pub(super) data: Private<REJ_DATA>,
 }
 
+/// Asks a datagram service for its queue pair (InfiniBand: service ID resolution).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct SidrReq {
+    pub(super) gid: [u8; 16],
+    /// Source and destination have the same family.
+    pub(super) source: SocketAddr,
+    pub(super) destination: SocketAddr,
+    pub(super) data: Private<SIDR_REQ_DATA>,
+}
+
+/// A datagram service's answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct SidrRep {
+    /// Status of the InfiniBand specification's SIDR_REP; 0 is success.
+    pub(super) status: u8,
+    /// Queue pair number, 24 bits.
+    pub(super) qp_num: u32,
+    pub(super) qkey: u32,
+    pub(super) gid: [u8; 16],
+    pub(super) data: Private<SIDR_REP_DATA>,
+}
+
 /// A message, which is one packet of the socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(
@@ -118,6 +163,8 @@ pub(super) enum Message {
     Rej(Rej),
     /// The sender has disconnected.
     Dreq,
+    SidrReq(SidrReq),
+    SidrRep(SidrRep),
 }
 
 /// Error: the bytes are no message of this version.
@@ -255,8 +302,14 @@ impl Message {
             Self::Rtu => KIND_RTU,
             Self::Rej(_) => KIND_REJ,
             Self::Dreq => KIND_DREQ,
+            Self::SidrReq(_) => KIND_SIDR_REQ,
+            Self::SidrRep(_) => KIND_SIDR_REP,
         });
-        out.bytes(&[0; 5]);
+        out.u8(match self {
+            Self::Req(req) => req.transport.number(),
+            _ => 0,
+        });
+        out.bytes(&[0; 4]);
         match self {
             Self::Req(req) => {
                 out.party(&req.party);
@@ -279,6 +332,24 @@ impl Message {
                 out.u8(0);
                 out.bytes(&rej.data.bytes);
             }
+            Self::SidrReq(req) => {
+                out.bytes(&req.gid);
+                out.u8(u8::from(req.source.is_ipv6()));
+                out.u8(req.data.len);
+                out.bytes(&[0; 2]);
+                out.address(&req.source);
+                out.address(&req.destination);
+                out.bytes(&req.data.bytes);
+            }
+            Self::SidrRep(rep) => {
+                out.u8(rep.status);
+                out.u8(rep.data.len);
+                out.bytes(&[0; 2]);
+                out.u32(rep.qp_num);
+                out.u32(rep.qkey);
+                out.bytes(&rep.gid);
+                out.bytes(&rep.data.bytes);
+            }
             Self::Rtu | Self::Dreq => {}
         }
         out.0
@@ -295,7 +366,12 @@ pub(super) fn decode(packet: &[u8]) -> Result<Message, Malformed> {
         return Err(Malformed);
     }
     let kind = body.u8()?;
-    body.zeros(5)?;
+    let transport = match (kind, body.u8()?) {
+        (_, 0) => Transport::Rc,
+        (KIND_REQ, 3) => Transport::Xrc,
+        _ => return Err(Malformed),
+    };
+    body.zeros(4)?;
     let message = match kind {
         KIND_REQ => {
             let party = body.party()?;
@@ -303,6 +379,7 @@ pub(super) fn decode(packet: &[u8]) -> Result<Message, Malformed> {
             let v6 = body.bool()?;
             let len = body.u8()?;
             Message::Req(Req {
+                transport,
                 party,
                 retry_count,
                 source: body.address(v6)?,
@@ -330,6 +407,30 @@ pub(super) fn decode(packet: &[u8]) -> Result<Message, Malformed> {
             })
         }
         KIND_DREQ => Message::Dreq,
+        KIND_SIDR_REQ => {
+            let gid = body.array()?;
+            let v6 = body.bool()?;
+            let len = body.u8()?;
+            body.zeros(2)?;
+            Message::SidrReq(SidrReq {
+                gid,
+                source: body.address(v6)?,
+                destination: body.address(v6)?,
+                data: body.private(len)?,
+            })
+        }
+        KIND_SIDR_REP => {
+            let status = body.u8()?;
+            let len = body.u8()?;
+            body.zeros(2)?;
+            Message::SidrRep(SidrRep {
+                status,
+                qp_num: body.bits24()?,
+                qkey: body.u32()?,
+                gid: body.array()?,
+                data: body.private(len)?,
+            })
+        }
         _ => return Err(Malformed),
     };
     if body.0.is_empty() {
@@ -387,10 +488,11 @@ mod tests {
             }
         }
         fn message(&mut self) -> Message {
-            match self.below(5) {
+            match self.below(7) {
                 0 => {
                     let v6 = self.below(2) == 1;
                     Message::Req(Req {
+                        transport: [Transport::Rc, Transport::Xrc][self.below(2) as usize],
                         party: self.party(),
                         retry_count: self.below(8) as u8,
                         source: self.address(v6),
@@ -407,7 +509,23 @@ mod tests {
                     reason: self.next() as u16,
                     data: self.private(),
                 }),
-                _ => Message::Dreq,
+                4 => Message::Dreq,
+                5 => {
+                    let v6 = self.below(2) == 1;
+                    Message::SidrReq(SidrReq {
+                        gid: self.array(),
+                        source: self.address(v6),
+                        destination: self.address(v6),
+                        data: self.private(),
+                    })
+                }
+                _ => Message::SidrRep(SidrRep {
+                    status: self.byte(),
+                    qp_num: self.below(1 << 24) as u32,
+                    qkey: self.next() as u32,
+                    gid: self.array(),
+                    data: self.private(),
+                }),
             }
         }
     }
@@ -464,7 +582,7 @@ mod tests {
     #[test]
     fn the_documented_bytes() {
         let dreq = Message::Dreq.encode();
-        assert_eq!(dreq, *b"SVCM\x01\x00\x05\x00\x00\x00\x00\x00");
+        assert_eq!(dreq, *b"SVCM\x02\x00\x05\x00\x00\x00\x00\x00");
         let rej = Message::Rej(Rej {
             reason: 28,
             data: Private::new(b"no").unwrap(),
@@ -472,6 +590,23 @@ mod tests {
         .encode();
         assert_eq!(rej.len(), 12 + 4 + 148);
         assert_eq!(rej[12..18], [28, 0, 2, 0, b'n', b'o']);
+        let rep = Message::SidrRep(SidrRep {
+            status: 2,
+            qp_num: 0x0001_0203,
+            qkey: 0x0405_0607,
+            gid: [8; 16],
+            data: Private::new(b"yes").unwrap(),
+        })
+        .encode();
+        assert_eq!(rep.len(), 12 + 28 + 136);
+        assert_eq!(
+            rep[6..24],
+            *b"\x07\0\0\0\0\0\x02\x03\0\0\x03\x02\x01\0\x07\x06\x05\x04"
+        );
+        assert_eq!(
+            rep[24..44],
+            *b"\x08\x08\x08\x08\x08\x08\x08\x08\x08\x08\x08\x08\x08\x08\x08\x08yes\0"
+        );
     }
 
     #[test]

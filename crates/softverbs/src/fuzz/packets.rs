@@ -11,7 +11,7 @@ pub fn cm_message(data: &[u8]) {
     let Some((&kind, body)) = data.split_first() else {
         return;
     };
-    let mut packet = b"SVCM\x01\x00".to_vec();
+    let mut packet = b"SVCM\x02\x00".to_vec();
     packet.extend([kind % 6, 0, 0, 0, 0, 0]);
     packet.extend(body);
     crate::cm::check_packet(&packet);

@@ -126,7 +126,8 @@ impl Process {
         Ok(process)
     }
 
-    fn current() -> Option<&'static Self> {
+    /// This process, if a context has been opened in it.
+    pub(crate) fn current() -> Option<&'static Self> {
         let process = CURRENT.load(Ordering::Acquire);
         // SAFETY: NULL, or a process that was leaked.
         unsafe { process.as_ref() }.filter(|process| !process.forked())

@@ -254,6 +254,18 @@ pub(crate) fn epoll_readable(fd: RawFd, timeout_ms: i32) -> Res<bool> {
     Ok(check(unsafe { libc::poll(&raw mut poll, 1, timeout_ms) })? > 0)
 }
 
+/// Waits until one of two descriptors is readable.
+pub(crate) fn one_readable(fds: [RawFd; 2]) -> Res<()> {
+    let mut polls = fds.map(|fd| libc::pollfd {
+        fd,
+        events: libc::POLLIN,
+        revents: 0,
+    });
+    // SAFETY: two writable elements.
+    check(unsafe { libc::poll(polls.as_mut_ptr(), 2, -1) })?;
+    Ok(())
+}
+
 /// The names in a directory; tests also count descriptors with it.
 #[allow(dead_code, reason = "tests only")]
 pub(crate) fn count_entries(path: &str) -> usize {

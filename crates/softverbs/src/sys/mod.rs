@@ -13,7 +13,7 @@ mod text;
 mod vm;
 
 pub(crate) use bounce::BounceFile;
-pub(crate) use fd::{Epoll, Pipe, Timer, epoll_readable, is_pipe, ring_fd};
+pub(crate) use fd::{Epoll, Pipe, Timer, epoll_readable, is_pipe, one_readable, ring_fd};
 pub(crate) use limits::{may_exceed_memlock, memlock};
 pub(crate) use lock::{holder, lock, locked, unlock};
 pub(crate) use memfd::{

@@ -48,7 +48,7 @@ fn dialled(to: SocketAddr) -> UnixStream {
 
 /// A request in the format of `docs/softverbs-cm.md`.
 fn request() -> Vec<u8> {
-    let mut bytes = b"SVCM\x01\x00\x01\x00\x00\x00\x00\x00".to_vec();
+    let mut bytes = b"SVCM\x02\x00\x01\x00\x00\x00\x00\x00".to_vec();
     bytes.extend_from_slice(&5u32.to_le_bytes());
     bytes.extend_from_slice(&6u32.to_le_bytes());
     bytes.extend_from_slice(&[3; 16]);
@@ -80,7 +80,7 @@ fn a_listener_ignores_rubbish() {
         b"x".to_vec(),
         vec![0xff; 4000],
         request()[..100].to_vec(),
-        b"SVCM\x01\x00\x03\x00\x00\x00\x00\x00".to_vec(),
+        b"SVCM\x02\x00\x03\x00\x00\x00\x00\x00".to_vec(),
         far,
         wrong_version,
         long_data,
@@ -131,10 +131,10 @@ fn an_established_connection_ends_at_rubbish() {
     peer.write_all(&request()).unwrap();
     let said = channel.expect(RDMA_CM_EVENT_CONNECT_REQUEST, 0);
     assert_eq!(said.id.accept(&mut param(b"")), 0);
-    peer.write_all(b"SVCM\x01\x00\x03\x00\x00\x00\x00\x00")
+    peer.write_all(b"SVCM\x02\x00\x03\x00\x00\x00\x00\x00")
         .unwrap();
     channel.expect(RDMA_CM_EVENT_ESTABLISHED, 0);
-    peer.write_all(b"SVCM\x01\x00\x07\x00\x00\x00\x00\x00")
+    peer.write_all(b"SVCM\x02\x00\x09\x00\x00\x00\x00\x00")
         .unwrap();
     channel.expect(RDMA_CM_EVENT_DISCONNECTED, -libc::EPROTO);
     channel.expect(RDMA_CM_EVENT_TIMEWAIT_EXIT, 0);

@@ -1,0 +1,122 @@
+//! Datagram services: a client asks a listener for the number and the key of its queue pair
+//! (InfiniBand: service ID resolution, SIDR).
+//!
+//! Invariant: there is no connection. After the answer both ids are in phase `Served`, and neither
+//! has further events.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use rdma_core_sys::*;
+
+use super::device;
+use super::event::{Kind, sidr};
+use super::id::Shared;
+use super::qp;
+use super::state::{Phase, State};
+use super::wire::{Message, Private, SIDR_REP_DATA, SidrRep, SidrReq};
+use crate::sys::{Errno, Res};
+
+/// The queue key of all services of RDMA_PS_UDP, `RDMA_UDP_QKEY` of rdma_cma.h.
+pub(super) const QKEY: u32 = 0x0123_4567;
+
+impl SidrRep {
+    /// An answer without a queue pair.
+    pub(super) fn refusal(status: u8) -> Self {
+        Self {
+            status,
+            qp_num: 0,
+            qkey: 0,
+            gid: [0; 16],
+            data: Private::EMPTY,
+        }
+    }
+
+    /// The parameters of the event. Those of a refusal are zero.
+    pub(super) fn param(&self, traffic_class: u8) -> rdma_ud_param {
+        let mut param = rdma_ud_param::default();
+        if self.status == sidr::SUCCESS {
+            param.qp_num = self.qp_num;
+            param.qkey = self.qkey;
+            param.ah_attr.is_global = 1;
+            param.ah_attr.port_num = device::PORT;
+            param.ah_attr.grh.dgid = device::gid_from(self.gid);
+            param.ah_attr.grh.hop_limit = 64;
+            param.ah_attr.grh.traffic_class = traffic_class;
+        }
+        param
+    }
+}
+
+/// The client's message.
+///
+/// # Errors
+/// `EINVAL`: private data of more than 180 bytes.
+pub(super) fn request(
+    state: &State,
+    source: SocketAddr,
+    destination: SocketAddr,
+    data: &[u8],
+) -> Res<Message> {
+    let invalid = Errno(libc::EINVAL);
+    let device = state.device.as_ref().ok_or(invalid)?;
+    Ok(Message::SidrReq(SidrReq {
+        gid: device.gid,
+        source,
+        destination,
+        data: Private::new(data).ok_or(invalid)?,
+    }))
+}
+
+/// Answers a client. `qp_num` is used if the id has no queue pair of its own.
+///
+/// # Errors
+/// `EINVAL`: no queue pair, or private data of more than 136 bytes.
+pub(super) fn accept(
+    state: &mut State,
+    id: &Arc<Shared>,
+    qp_num: Option<u32>,
+    data: &[u8],
+) -> Res<()> {
+    let invalid = Errno(libc::EINVAL);
+    let own = qp::of(id.handle());
+    let qp_num = if own.is_null() {
+        qp_num.ok_or(invalid)?
+    } else {
+        // SAFETY: the application keeps a queue pair alive while its id has it.
+        unsafe { (*own).qp_num }
+    };
+    let answer = SidrRep {
+        status: sidr::SUCCESS,
+        qp_num: qp_num & 0x00ff_ffff,
+        qkey: QKEY,
+        gid: state.device.as_ref().ok_or(invalid)?.gid,
+        data: Private::new(data).ok_or(invalid)?,
+    };
+    // A client that has ended needs no answer.
+    let _ = state.say(id, &Message::SidrRep(answer));
+    state.phase = Phase::Served;
+    Ok(())
+}
+
+/// Refuses a client.
+pub(super) fn reject(state: &mut State, id: &Arc<Shared>, data: Private<SIDR_REP_DATA>) {
+    let answer = SidrRep {
+        data,
+        ..SidrRep::refusal(sidr::REJECT)
+    };
+    let _ = state.say(id, &Message::SidrRep(answer));
+    state.phase = Phase::Served;
+}
+
+/// The client has its answer, or the service has ended.
+pub(super) fn answered(state: &mut State, id: &Arc<Shared>, answer: SidrRep) {
+    state.phase = if answer.status == sidr::SUCCESS {
+        state.peer_gid = Some(answer.gid);
+        Phase::Served
+    } else {
+        Phase::Failed
+    };
+    state.close_link();
+    state.push(id, Kind::Service(answer));
+}
