@@ -19,6 +19,8 @@ mod hostile;
 mod process;
 #[path = "cm/second.rs"]
 mod second;
+#[path = "cm/services.rs"]
+mod services;
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};

@@ -79,26 +79,34 @@ def run_one(argv, env, limit):
 
 def run_pair(argv, port, env, limit, others=None, clients=1):
     """Runs `argv` as a server and, once it listens on `port`, `others` (default: `argv`) as
-    `clients` clients.
+    `clients` clients. The result is that of `run_service`."""
+    return run_service(argv, lambda: listening(port), env, limit, [(others or argv) + ["127.0.0.1"]] * clients)
+
+
+def run_service(server_argv, ready, env, limit, clients, endless=False):
+    """Runs a server and, once `ready()`, the clients. `endless`: the server does not end by itself.
 
     Returns (reason of the failure or None, server's output, clients' output).
     """
     deadline = time.monotonic() + limit
-    server = Program(argv, env)
+    server = Program(server_argv, env)
     try:
-        while not listening(port):
+        while not ready():
             if server.process.poll() is not None:
                 return f"server before it listened: {explain(server.process.returncode)}", server.text(), ""
             if time.monotonic() > deadline:
                 return f"server did not listen within {limit} s", server.text() + server.where(), ""
             time.sleep(0.02)
-        started = [Program((others or argv) + ["127.0.0.1"], env) for _ in range(clients)]
+        started = [Program(argv, env) for argv in clients]
         try:
             codes = [client.wait(deadline) for client in started]
             # The first client that failed determines the result.
             client_code = next((code for code in codes if code != 0), 0)
-            # A client that failed leaves its server waiting: the server has 2 s to end.
-            server_code = server.wait(deadline if client_code == 0 else time.monotonic() + 2)
+            if endless:
+                server_code = server.process.poll() or 0
+            else:
+                # A client that failed leaves its server waiting: the server has 2 s to end.
+                server_code = server.wait(deadline if client_code == 0 else time.monotonic() + 2)
             why = None
             if (server_code, client_code) != (0, 0):
                 hung = "hung: " if time.monotonic() >= deadline else ""

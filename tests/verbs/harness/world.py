@@ -17,12 +17,14 @@ from lib import cache, debian, install
 
 HERE = os.path.dirname(os.path.realpath(__file__))
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(HERE)))
-BUILD = os.path.join(TOP, "crates", "softverbs-dropin", "build-dropin")
+DROPIN = os.path.join(TOP, "crates", "softverbs-dropin")
+CM_CALLS = os.path.join(os.path.dirname(HERE), "c", "cm_calls.c")
 TESTS = "/usr/share/doc/rdma-core/tests"
 STAND_INS = os.path.join(os.path.dirname(HERE), "bin")
-LIBRARY = "usr/lib/*-linux-gnu/libibverbs.so.1"
+LIBRARY = "usr/lib/*-linux-gnu/{}"
 BASE, NEWER, NEWEST = "bookworm", "trixie", "sid"
-PACKAGES = ["python3-pyverbs", "ibverbs-utils", "perftest", "python3-minimal", "coreutils", "dash", "iproute2"]
+PACKAGES = ["python3-pyverbs", "ibverbs-utils", "perftest", "python3-minimal", "coreutils", "dash", "iproute2",
+            "rdmacm-utils", "librdmacm-dev"]
 # Where the host's directories are mounted in a chroot.
 SEEN = "/mnt"
 
@@ -40,6 +42,7 @@ class World:
         at = (lambda part: f"{SEEN}/{part}") if root else self.host.get
         self.tests = at("tests") if tests else None
         self.worker = at("harness") + "/worker.py"
+        self.cm_calls = at("dropin") + "/cm_calls"
         env = {k: v for k, v in os.environ.items() if not k.startswith(("LD_", "PYTHON", "SOFTVERBS_", "VIRTUAL_ENV"))}
         env["LD_LIBRARY_PATH"] = at("dropin")
         env["PATH"] = at("bin") + ":/usr/sbin:/usr/bin:/sbin:/bin"
@@ -79,11 +82,12 @@ class World:
 def installed(dropin, release):
     """The programs of this machine."""
     install.ensure(
-        {"ibv_rc_pingpong": "ibverbs-utils", "ib_send_bw": "perftest", "readelf": "binutils", "ip": "iproute2"},
-        {"/usr/lib/python3/dist-packages/pyverbs": "python3-pyverbs"})
+        {"ibv_rc_pingpong": "ibverbs-utils", "ib_send_bw": "perftest", "readelf": "binutils", "ip": "iproute2",
+         "rping": "rdmacm-utils"},
+        {"/usr/lib/python3/dist-packages/pyverbs": "python3-pyverbs", "/usr/include/rdma/rdma_cma.h": "librdmacm-dev"})
     if not dropin:
         dropin = os.path.join(TOP, "build", "lib", "softverbs")
-        build(dropin, release)
+        build(dropin, release, "/")
     with open("/etc/os-release") as file:
         suite = re.search(r"^VERSION_CODENAME=(\S+)", file.read(), re.MULTILINE)[1]
     return World("" if suite == BASE else suite, None, dropin, *installed_tests(suite))
@@ -92,17 +96,33 @@ def installed(dropin, release):
 def newer(suite, release):
     """The programs of a newer Debian. Those of NEWEST are downloaded again each month."""
     install.ensure({"mmdebstrap": "mmdebstrap"})
-    key = "3" if suite != NEWEST else "3-" + time.strftime("%Y-%m")
+    key = "4" if suite != NEWEST else "4-" + time.strftime("%Y-%m")
     home = cache.ensure(f"rdma-{suite}", key, lambda home: unpack_debian(home, suite))
     root = str(home / "root")
-    (library,) = (home / "root").glob(LIBRARY)
     dropin = os.path.join(TOP, "build", "lib", f"softverbs-{suite}")
-    build(dropin, release, f"--like={library}")
+    build(dropin, release, root)
     return World(suite, root, dropin, root + TESTS, "")
 
 
-def build(dropin, release, *options):
-    subprocess.run([BUILD, *options, *(["--release"] if release else []), f"{dropin}/libibverbs.so.1"], check=True)
+def build(dropin, release, root):
+    """Builds the drop-ins for the release in `root`, and the program that this repository has."""
+    def find(name):
+        found = glob.glob(os.path.join(root, LIBRARY.format(name)))
+        if not found:
+            raise cache.CannotMake(f"{root} has no {name}")
+        return found[0]
+
+    def like(name):
+        return [f"--like={find(name)}"] if root != "/" else []
+
+    release = ["--release"] if release else []
+    ibverbs, rdmacm = f"{dropin}/libibverbs.so.1", f"{dropin}/librdmacm.so.1"
+    subprocess.run([f"{DROPIN}/build-dropin", *like("libibverbs.so.1"), *release, ibverbs], check=True)
+    objects = f"--objects={find('librdmacm.a')}"
+    subprocess.run([f"{DROPIN}/build-rdmacm", objects, *like("librdmacm.so.1"), rdmacm], check=True)
+    # The program has no name of a later version than the oldest release's.
+    subprocess.run(["cc", "-Wall", "-Wextra", "-Werror", "-O1", "-g", "-pthread", "-o", f"{dropin}/cm_calls", CM_CALLS,
+                    rdmacm, ibverbs], check=True)
 
 
 def unpack_debian(home, suite):

@@ -33,9 +33,13 @@ pub(super) fn act(id: &Arc<Shared>) -> Res<()> {
         Phase::Dead => Ok(()),
         Phase::Listening => {
             let accepted = accept(&mut state);
-            let crowd = silent_crowd(&mut state);
+            let crowd = silent_crowd(&state);
             drop(state);
-            crowd.iter().for_each(Id::abandon);
+            for child in crowd {
+                // Its request may wait in the socket.
+                act(&child)?;
+                drop_silent(id, &child);
+            }
             accepted
         }
         Phase::Accepted => {
@@ -91,20 +95,26 @@ fn accept(state: &mut State) -> Res<()> {
     Ok(())
 }
 
-/// Removes the oldest connections without a request beyond [`SILENT`].
-fn silent_crowd(state: &mut State) -> Vec<Arc<Shared>> {
-    let silent = state.children.iter().filter(|(_, asked)| !asked).count();
-    let mut surplus = silent.saturating_sub(SILENT);
-    let mut gone = Vec::new();
-    state.children.retain(|(child, asked)| {
-        if *asked || surplus == 0 {
-            return true;
-        }
-        surplus -= 1;
-        gone.push(Arc::clone(child));
-        false
-    });
-    gone
+/// The oldest connections without a request beyond [`SILENT`].
+fn silent_crowd(state: &State) -> Vec<Arc<Shared>> {
+    let silent = || state.children.iter().filter(|(_, asked)| !asked);
+    let surplus = silent().count().saturating_sub(SILENT);
+    let oldest = silent().take(surplus);
+    oldest.map(|(child, _)| Arc::clone(child)).collect()
+}
+
+/// Ends a connection to `listener`, unless its request has been received.
+fn drop_silent(listener: &Shared, child: &Arc<Shared>) {
+    let mut state = lock(&listener.state);
+    let before = state.children.len();
+    state
+        .children
+        .retain(|(other, asked)| *asked || other.serial != child.serial);
+    let dropped = state.children.len() < before;
+    drop(state);
+    if dropped {
+        Id::abandon(child);
+    }
 }
 
 /// Receives the first message of a new connection. Returns false if none will come.

@@ -348,3 +348,22 @@ fn an_id_without_a_channel_waits_by_itself() {
     channel.destroy();
     second.finish();
 }
+
+#[test]
+fn requests_that_arrive_together_are_all_delivered() {
+    // more than the connections that may be without a request
+    const MANY: usize = 200;
+    let (near, far) = (Channel::new(), Channel::new());
+    let (listener, to) = far.listener(&on_device(0), 1000);
+    let ids: Vec<Id> = (0..MANY).map(|_| near.routed(to)).collect();
+    for id in &ids {
+        assert_eq!(id.connect(&mut param(b"")), 0);
+    }
+    for _ in 0..MANY {
+        far.expect(RDMA_CM_EVENT_CONNECT_REQUEST, 0).id.destroy();
+    }
+    for id in ids {
+        id.destroy();
+    }
+    listener.destroy();
+}

@@ -226,9 +226,14 @@ impl Channel {
     }
 
     pub(crate) fn id(self) -> Id {
+        self.id_in(RDMA_PS_TCP)
+    }
+
+    /// An id of a port space.
+    pub(crate) fn id_in(self, ps: rdma_port_space) -> Id {
         let mut id = null_mut();
         // SAFETY: a live channel and room for a pointer.
-        let ret = unsafe { (cm().rdma_create_id)(self.0, &raw mut id, null_mut(), RDMA_PS_TCP) };
+        let ret = unsafe { (cm().rdma_create_id)(self.0, &raw mut id, null_mut(), ps) };
         assert_eq!(errno_of(ret), 0);
         Id(id)
     }
@@ -243,7 +248,11 @@ impl Channel {
 
     /// An id with a route to `to`.
     pub(crate) fn routed(self, to: SocketAddr) -> Id {
-        let id = self.id();
+        self.route(self.id(), to)
+    }
+
+    /// Resolves the route of an id.
+    pub(crate) fn route(self, id: Id, to: SocketAddr) -> Id {
         assert_eq!(id.resolve(None, to), 0);
         self.expect(RDMA_CM_EVENT_ADDR_RESOLVED, 0);
         assert_eq!(id.resolve_route(), 0);
