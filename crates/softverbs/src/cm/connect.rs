@@ -102,7 +102,8 @@ fn connect(id: &Arc<Shared>, param: Option<&rdma_conn_param>) -> Res<()> {
     // SAFETY: the application promises `private_data_len` bytes.
     let data = unsafe { given_data(param) };
     let (request, promised) = if state.is_datagram() {
-        let request = service::request(&state, source, destination, data)?;
+        let qp_num = service::qp_num(id, param).unwrap_or(0);
+        let request = service::request(&state, qp_num, (source, destination), data)?;
         (request, None)
     } else {
         let transport = match state.qp_type {
@@ -149,7 +150,8 @@ fn accept(id: &Arc<Shared>, param: Option<&rdma_conn_param>) -> Res<()> {
     // SAFETY: the application promises `private_data_len` bytes.
     let data = unsafe { given_data(param) };
     if state.is_datagram() {
-        service::accept(&mut state, id, param.map(|param| param.qp_num), data)?;
+        let qp_num = service::qp_num(id, param).ok_or(INVALID)?;
+        service::accept(&mut state, id, qp_num, data)?;
         close_when_sent(&mut state);
         return Ok(());
     }

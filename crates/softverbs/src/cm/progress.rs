@@ -190,6 +190,7 @@ fn service_request(state: &mut State, id: &Arc<Shared>, req: &SidrReq) -> bool {
     state.source = Some(req.destination);
     state.destination = Some(req.source);
     state.peer_gid = Some(req.gid);
+    state.client_qp = req.qp_num;
     let kind = Kind::ServiceRequest {
         child: Arc::clone(id),
         data: req.data,

@@ -15,6 +15,8 @@ use super::id::Shared;
 use super::qp;
 use super::state::{Phase, State};
 use super::wire::{Message, Private, SIDR_REP_DATA, SidrRep, SidrReq};
+use crate::process::Process;
+use crate::segment::layout::split_qp_num;
 use crate::sys::{Errno, Res};
 
 /// The queue key of all services of RDMA_PS_UDP, `RDMA_UDP_QKEY` of rdma_cma.h.
@@ -48,51 +50,66 @@ impl SidrRep {
     }
 }
 
+/// The number of the id's queue pair, else that in the parameters.
+pub(super) fn qp_num(id: &Shared, param: Option<&rdma_conn_param>) -> Option<u32> {
+    let own = qp::of(id.handle());
+    let number = if own.is_null() {
+        param?.qp_num
+    } else {
+        // SAFETY: the application keeps a queue pair alive while its id has it.
+        unsafe { (*own).qp_num }
+    };
+    Some(number & 0x00ff_ffff)
+}
+
 /// The client's message.
 ///
 /// # Errors
 /// `EINVAL`: private data of more than 180 bytes.
 pub(super) fn request(
     state: &State,
-    source: SocketAddr,
-    destination: SocketAddr,
+    qp_num: u32,
+    (source, destination): (SocketAddr, SocketAddr),
     data: &[u8],
 ) -> Res<Message> {
     let invalid = Errno(libc::EINVAL);
     let device = state.device.as_ref().ok_or(invalid)?;
     Ok(Message::SidrReq(SidrReq {
         gid: device.gid,
+        qp_num,
         source,
         destination,
         data: Private::new(data).ok_or(invalid)?,
     }))
 }
 
-/// Answers a client. `qp_num` is used if the id has no queue pair of its own.
+/// Creates the ring for the datagrams of the process that has a queue pair. Its first datagram
+/// needs no progress of this process then. Without resources it is created later.
+fn await_datagrams(qp_num: u32) {
+    let Some(process) = Process::current() else {
+        return;
+    };
+    let (slot, _) = split_qp_num(qp_num);
+    if let Ok(peer) = process.peer(slot) {
+        process.clean_up_dead_peers();
+        let _ = process.grant_ring(&peer);
+    }
+}
+
+/// Answers a client with a queue pair.
 ///
 /// # Errors
-/// `EINVAL`: no queue pair, or private data of more than 136 bytes.
-pub(super) fn accept(
-    state: &mut State,
-    id: &Arc<Shared>,
-    qp_num: Option<u32>,
-    data: &[u8],
-) -> Res<()> {
+/// `EINVAL`: private data of more than 136 bytes.
+pub(super) fn accept(state: &mut State, id: &Arc<Shared>, qp_num: u32, data: &[u8]) -> Res<()> {
     let invalid = Errno(libc::EINVAL);
-    let own = qp::of(id.handle());
-    let qp_num = if own.is_null() {
-        qp_num.ok_or(invalid)?
-    } else {
-        // SAFETY: the application keeps a queue pair alive while its id has it.
-        unsafe { (*own).qp_num }
-    };
     let answer = SidrRep {
         status: sidr::SUCCESS,
-        qp_num: qp_num & 0x00ff_ffff,
+        qp_num,
         qkey: QKEY,
         gid: state.device.as_ref().ok_or(invalid)?.gid,
         data: Private::new(data).ok_or(invalid)?,
     };
+    await_datagrams(state.client_qp);
     // A client that has ended needs no answer.
     let _ = state.say(id, &Message::SidrRep(answer));
     state.phase = Phase::Served;
@@ -113,6 +130,7 @@ pub(super) fn reject(state: &mut State, id: &Arc<Shared>, data: Private<SIDR_REP
 pub(super) fn answered(state: &mut State, id: &Arc<Shared>, answer: SidrRep) {
     state.phase = if answer.status == sidr::SUCCESS {
         state.peer_gid = Some(answer.gid);
+        await_datagrams(answer.qp_num);
         Phase::Served
     } else {
         Phase::Failed

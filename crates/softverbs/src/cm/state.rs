@@ -87,6 +87,8 @@ pub(super) struct State {
     pub(super) peer: Option<Party>,
     /// The peer's GID, if it is known.
     pub(super) peer_gid: Option<[u8; 16]>,
+    /// Of a request to a datagram service: the client's queue pair.
+    pub(super) client_qp: u32,
     /// The application has got a CONNECT_ERROR; later events of this connection are suppressed.
     pub(super) connect_error: bool,
     /// Listening: maximum number of pending requests.
@@ -125,6 +127,7 @@ impl State {
             rnr_retry_count: 7,
             peer: None,
             peer_gid: None,
+            client_qp: 0,
             connect_error: false,
             backlog: 0,
             children: Vec::new(),

@@ -13,7 +13,7 @@ const VERSION: u16 = 2;
 /// Length of the header of every message.
 const HEADER: usize = 12;
 /// Length of the longest message in bytes.
-pub(super) const MAX_MESSAGE: usize = HEADER + 64 + SIDR_REQ_DATA;
+pub(super) const MAX_MESSAGE: usize = HEADER + 68 + SIDR_REQ_DATA;
 
 /// Maximum private data of a request: InfiniBand's 92 bytes without the 36 of librdmacm's header.
 pub(super) const REQ_DATA: usize = 56;
@@ -131,6 +131,8 @@ pub(super) struct Rej {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SidrReq {
     pub(super) gid: [u8; 16],
+    /// Number of the client's queue pair, 24 bits.
+    pub(super) qp_num: u32,
     /// Source and destination have the same family.
     pub(super) source: SocketAddr,
     pub(super) destination: SocketAddr,
@@ -334,6 +336,7 @@ impl Message {
             }
             Self::SidrReq(req) => {
                 out.bytes(&req.gid);
+                out.u32(req.qp_num);
                 out.u8(u8::from(req.source.is_ipv6()));
                 out.u8(req.data.len);
                 out.bytes(&[0; 2]);
@@ -409,11 +412,13 @@ pub(super) fn decode(packet: &[u8]) -> Result<Message, Malformed> {
         KIND_DREQ => Message::Dreq,
         KIND_SIDR_REQ => {
             let gid = body.array()?;
+            let qp_num = body.bits24()?;
             let v6 = body.bool()?;
             let len = body.u8()?;
             body.zeros(2)?;
             Message::SidrReq(SidrReq {
                 gid,
+                qp_num,
                 source: body.address(v6)?,
                 destination: body.address(v6)?,
                 data: body.private(len)?,
@@ -514,6 +519,7 @@ mod tests {
                     let v6 = self.below(2) == 1;
                     Message::SidrReq(SidrReq {
                         gid: self.array(),
+                        qp_num: self.below(1 << 24) as u32,
                         source: self.address(v6),
                         destination: self.address(v6),
                         data: self.private(),
