@@ -112,6 +112,7 @@ const CM_LAYERS: &[&[&str]] = &[
     &["channel", "event", "id", "state"],
     // steps of an id: those that its own side begins, and those that the peer causes
     &["dial", "qp"],
+    &["service"],
     &["deliver", "progress"],
     &["get_event"],
     &["synchronous"],

@@ -19,6 +19,9 @@ pub(super) const PORT: u8 = 1;
 /// The device's default partition key, in network byte order.
 pub(super) const PKEY: u16 = 0xffff;
 
+/// The queue key of all services of RDMA_PS_UDP, `RDMA_UDP_QKEY` of rdma_cma.h.
+pub(super) const QKEY: u32 = 0x0123_4567;
+
 /// Bits of `device_cap_flags_ex` (ib_user_verbs.h, `ib_uverbs_device_cap_flags`).
 const FLUSH_GLOBAL: u64 = 1 << 38;
 const FLUSH_PERSISTENT: u64 = 1 << 39;

@@ -12,7 +12,6 @@ use rdma_core_sys::*;
 use super::device::{self, verbs};
 use super::guard::{lock, status, void};
 use super::id::Id;
-use super::service;
 use super::state::{Phase, State};
 use crate::sys::{Errno, Res};
 
@@ -87,7 +86,7 @@ fn attributes(
     if qp_type == IBV_QPT_UD {
         // the same for each state
         attr.port_num = device::PORT;
-        attr.qkey = service::QKEY;
+        attr.qkey = device::QKEY;
         mask |= IBV_QP_QKEY | IBV_QP_PKEY_INDEX | IBV_QP_PORT;
         return Ok((attr, mask as c_int));
     }

@@ -19,9 +19,6 @@ use crate::process::Process;
 use crate::segment::layout::split_qp_num;
 use crate::sys::{Errno, Res};
 
-/// The queue key of all services of RDMA_PS_UDP, `RDMA_UDP_QKEY` of rdma_cma.h.
-pub(super) const QKEY: u32 = 0x0123_4567;
-
 impl SidrRep {
     /// An answer without a queue pair.
     pub(super) fn refusal(status: u8) -> Self {
@@ -105,7 +102,7 @@ pub(super) fn accept(state: &mut State, id: &Arc<Shared>, qp_num: u32, data: &[u
     let answer = SidrRep {
         status: sidr::SUCCESS,
         qp_num,
-        qkey: QKEY,
+        qkey: device::QKEY,
         gid: state.device.as_ref().ok_or(invalid)?.gid,
         data: Private::new(data).ok_or(invalid)?,
     };
