@@ -73,7 +73,10 @@ impl Workers {
         let shared = Arc::clone(&self.shared);
         let thread = std::thread::Builder::new()
             .name("weft-register".to_owned())
-            .spawn(move || shared.run());
+            .spawn(move || {
+                biased_lock::visitor();
+                shared.run();
+            });
         match thread {
             Ok(thread) => {
                 state.running += 1;

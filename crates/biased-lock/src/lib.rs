@@ -23,6 +23,12 @@
 //! waits until the flag is clear. Either the owner's store of the flag precedes the barrier, and the
 //! other thread sees the flag, or the owner's load of `bias` follows it, and finds 0.
 //!
+//! The bias is 0 while a thread has the mutex by `others`. So a thread that has the mutex does not
+//! get it again: its trial fails, as that of another thread.
+//!
+//! A process whose membarrier(2) begins to fail after a thread has got a bias (a seccomp filter that
+//! is installed late) is aborted at the next visit of another thread.
+//!
 //! A thread that was delayed between its two loads of `bias` sets and clears its flag long after it
 //! has lost the bias. The flag of another thread must not be cleared by that: a place belongs to
 //! one thread for the life of the mutex, or to a later one with the same identifier, which exists

@@ -36,7 +36,7 @@ pub struct RawMutex {
     run: AtomicUsize,
     /// The run that the next bias needs. 0: [`PATIENCE`]; `usize::MAX`: there is no barrier.
     needed: AtomicUsize,
-    /// The thread to which a visitor returns the bias when it unlocks, or 0.
+    /// The thread that gets the bias when the mutex is unlocked, or 0.
     returned: AtomicUsize,
 }
 
@@ -97,10 +97,10 @@ impl RawMutex {
         }
         let place = place(thread);
         let inside = &self.places[place].inside;
-        debug_assert!(
-            !inside.load(Ordering::Relaxed),
-            "the thread has the mutex already"
-        );
+        if inside.load(Ordering::Relaxed) {
+            // the thread has the mutex already: a trial fails, and a lock never returns
+            return None;
+        }
         inside.store(true, Ordering::Relaxed);
         light_fence();
         if self.bias.load(Ordering::Acquire) == thread {
@@ -124,7 +124,7 @@ impl RawMutex {
     pub(crate) fn lock_others(&self, thread: usize, visits: fn() -> bool) {
         lock_ordinary(&self.others);
         let bias = self.bias.load(Ordering::Relaxed);
-        if bias != 0 && bias != thread {
+        if bias != 0 {
             self.close(bias);
         }
         self.entered(thread, visits(), bias);
@@ -138,7 +138,7 @@ impl RawMutex {
             return false;
         }
         let bias = self.bias.load(Ordering::Relaxed);
-        if bias != 0 && bias != thread {
+        if bias != 0 {
             let inside = &self.places[place(bias)].inside;
             // the barrier is not needed to see that the mutex is locked
             let mut locked = inside.load(Ordering::Relaxed);
@@ -169,13 +169,11 @@ impl RawMutex {
         }
     }
 
-    /// The thread has the mutex by `others`, and `bias` was the bias before.
+    /// The thread has the mutex by `others`, and `bias` was the bias before. There is none until the
+    /// thread unlocks it.
     fn entered(&self, thread: usize, visits: bool, bias: usize) {
         let set = |place: &AtomicUsize, value| place.store(value, Ordering::Relaxed);
-        if bias == thread {
-            return;
-        }
-        if visits {
+        if visits || bias == thread {
             set(&self.returned, bias);
             return;
         }
@@ -222,8 +220,7 @@ impl RawMutex {
             }
             set(&place.owner, thread);
         }
-        // it has no other way to the mutex before it unlocks `others`
-        set(&self.bias, thread);
+        set(&self.returned, thread);
     }
 
     /// Unlocks the mutex for a thread that has it by `others`.

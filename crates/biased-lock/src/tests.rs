@@ -48,6 +48,22 @@ fn it_is_locked_while_the_owner_of_the_bias_is_inside() {
     assert!(has_bias(&mutex));
 }
 
+/// As with other mutexes, whether the thread has it by its bias or not.
+#[test]
+fn a_trial_of_the_thread_that_has_it_fails() {
+    let mutex = Mutex::new(());
+    for round in 0..2 * PATIENCE {
+        let guard = if round % 2 == 0 {
+            mutex.lock()
+        } else {
+            mutex.try_lock().unwrap()
+        };
+        assert!(mutex.try_lock().is_none(), "round {round}");
+        drop(guard);
+    }
+    assert!(has_bias(&mutex));
+}
+
 #[test]
 fn another_thread_takes_the_bias_and_a_visitor_returns_it() {
     let mutex = Mutex::new(0);
