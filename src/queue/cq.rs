@@ -19,7 +19,7 @@ use crate::queue::device_queue::DeviceQueue;
 use crate::queue::slots::Rings;
 use crate::queue::source::{BATCH, Entry, NoReader, Sink, Source, take};
 use crate::queue::wait::WaitSet;
-use crate::queue::{Completion, CompletionError, EntryWriter, QueueDomain, WaitKind, WrId};
+use crate::queue::{CompletionError, EntryWriter, QueueDomain, WaitKind, WrId};
 use crate::verbs::{AsyncEvent, AsyncListener, Cq};
 
 /// Size of a queue in completions if the application gives none.
@@ -51,6 +51,8 @@ pub(super) struct Inner {
     pub(super) backlog: VecDeque<Entry>,
     /// A thread may sleep on the wait object until the next completion.
     pub(super) armed: bool,
+    /// Number of entries put by [`CompletionQueue::put`] since the device queue was polled last.
+    pub(super) put: u32,
     /// The endpoints of the device queue.
     pub(super) table: EndpointTable,
     pub(super) sources: Vec<Arc<dyn Source>>,
@@ -187,26 +189,6 @@ impl CompletionQueue {
         self.wait.is_some()
     }
 
-    /// Whether the queue takes the entry of an operation that has no request: the entry is then in
-    /// front of all that the device has not been asked for. One at a time, so that the entries
-    /// that nobody reads are bounded by the requests of their endpoints.
-    #[inline]
-    pub(crate) fn takes_entries(&self) -> bool {
-        self.inner.lock().backlog.is_empty()
-    }
-
-    /// Adds an entry, for which [`Self::takes_entries`] has just returned `true`.
-    #[inline]
-    pub(crate) fn put(&self, completion: &Completion) {
-        let mut inner = self.inner.lock();
-        inner.backlog.push_back(Entry::Done(*completion));
-        if std::mem::take(&mut inner.armed)
-            && let Some(wait) = &self.wait
-        {
-            wait.wake();
-        }
-    }
-
     /// Adds a source. Later reads of the queue run it, and it wakes threads that wait on the queue.
     /// A source whose operations move a counter is added before the counter is bound.
     ///
@@ -293,6 +275,7 @@ impl CompletionQueue {
         let mut sink = Sink::new(writer, max - count, &mut inner.backlog);
         match &self.device {
             Some(device) if sink.is_open() => {
+                inner.put = 0;
                 if device.poll(&inner.table, &mut sink).is_err() {
                     let count = max - sink.room();
                     return self.read_failed(guard, max, count, writer);

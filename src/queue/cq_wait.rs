@@ -197,10 +197,11 @@ impl CompletionQueue {
                 wait.wake();
             }
         }
+        // before the look at the backlog: another thread, whose wake-up was just cleared, may sleep
+        inner.armed = true;
         if !inner.backlog.is_empty() {
             return Err(FiErrno::EAGAIN);
         }
-        inner.armed = true;
         if let Some(device) = &self.device {
             device.arm()?;
         }

@@ -7,6 +7,7 @@ mod complete;
 mod completion;
 mod cq;
 mod cq_bind;
+mod cq_put;
 mod cq_wait;
 mod device_queue;
 mod domain;

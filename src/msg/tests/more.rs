@@ -244,3 +244,44 @@ fn a_write_that_is_executed_in_its_call_wakes_a_reader() {
         assert_eq!(posted, 0, "round {round}");
     }
 }
+
+/// Reads of one entry find that of a receive, although each write puts one in front of it.
+#[test]
+fn writes_that_are_executed_in_their_call_do_not_hide_a_receive() {
+    let ends = Ends::new();
+    ends.write(0, Flags::empty()).unwrap();
+    ends.completed(0..1);
+    let target = Buffer::all(&ends.client.domain, 64);
+    ends.client.recv(&target, 64, 99).unwrap();
+    ends.server.send(&ends.target, 8, 1).unwrap();
+    assert_eq!(ends.server.completion().unwrap().context, 1);
+    let read = || {
+        ends.write(1, Flags::empty()).unwrap();
+        ends.client.completion().unwrap().context
+    };
+    assert!((0..400).any(|_| read() == 99));
+}
+
+/// The limit of injected data is that of a request.
+#[test]
+fn injected_data_is_as_long_as_that_of_a_request() {
+    let ends = Ends::new();
+    ends.write(0, Flags::empty()).unwrap();
+    ends.completed(0..1);
+    let write = |len| {
+        let (iov, desc) = ends.source.part(0, len);
+        let remote = [RemoteIov {
+            addr: ends.target.addr(),
+            len,
+            key: ends.target.region.key(),
+        }];
+        let local = LocalIov::single(&iov, &desc);
+        let flags = Flags::INJECT | Flags::COMPLETION;
+        // SAFETY: the buffers outlive the operations.
+        unsafe { ends.client.ep.write_msg(local, &remote, 0, 7, flags) }
+    };
+    let most = config(CLIENT).inject_size;
+    assert_eq!(write(most + 1), Err(FiErrno::EMSGSIZE));
+    write(most).unwrap();
+    assert_eq!(ends.client.completion().unwrap().context, 7);
+}

@@ -8,6 +8,9 @@ use super::{Cq, Cqe, Retires, Ring};
 use crate::process::Process;
 use crate::sys::{Errno, Res};
 
+/// Number of consecutive polls that find completions in the queue, after which one makes progress.
+const MOST_WITHOUT_PROGRESS: u32 = 8;
+
 /// Writes at most `most` completions to `wc`. Returns their number, or −1 after an overrun.
 ///
 /// # Safety
@@ -29,6 +32,11 @@ pub(crate) unsafe fn poll_cq(cq: *mut ibv_cq, most: i32, wc: *mut ibv_wc) -> i32
         // SAFETY: the caller promises room.
         let got = unsafe { take(cq, process, poll.most, wc) };
         if got > 0 {
+            let polls = cq.polls.load(Ordering::Relaxed).wrapping_add(1);
+            cq.polls.store(polls, Ordering::Relaxed);
+            if polls >= MOST_WITHOUT_PROGRESS {
+                progress_behind(cq, process, polls);
+            }
             return got;
         }
     }
@@ -52,6 +60,14 @@ pub(crate) unsafe fn poll_cq(cq: *mut ibv_cq, most: i32, wc: *mut ibv_wc) -> i32
     }
     cq.in_vain();
     0
+}
+
+/// Progress for a program whose polls are full each time, with completions of requests that it has
+/// just posted: messages that have arrived get their completions in the queue, behind those.
+#[cold]
+fn progress_behind(cq: &Cq, process: &Process, polls: u32) {
+    process.progress_of_poll(polls, &mut Poll::none());
+    cq.polls.store(0, Ordering::Relaxed);
 }
 
 /// A poll of an empty queue, during which messages are taken from the rings. Their completions need
