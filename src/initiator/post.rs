@@ -390,15 +390,19 @@ impl<Q: Sq> Initiator<Q> {
     #[inline]
     pub(crate) unsafe fn execute(&mut self, op: &Transmit<'_>) -> bool {
         let later = !self.is_native(op) || !self.deferred.is_empty() || self.sq.has_delayed();
+        // the submission refuses it
+        let Ok(len) = self.check(op) else {
+            return false;
+        };
         let [buffer] = op.local.iov() else {
             return false;
         };
-        let len = buffer.iov_len;
-        if later || len > self.max_len[1] {
+        if later {
             return false;
         }
         let desc = op.local.common_desc().unwrap_or(Desc::NULL);
-        let inline = len <= self.max_inline && op.opcode.sends_data();
+        let inject = op.flags.contains(Flags::INJECT);
+        let inline = (len <= self.max_inline || inject) && op.opcode.sends_data();
         let lkey = match self.local.may_be_unregistered(desc) || inline {
             true => None,
             // SAFETY: as this function.

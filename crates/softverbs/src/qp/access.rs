@@ -414,7 +414,12 @@ impl Qp {
         if place.direct.stamp != 0
             && let Some(there) = peer.direct(place.direct.stamp)
         {
-            if region::copy_mapped(&there, place.direct.offset, &local, len, way).is_err() {
+            // this processor copies: the memory has to be that of a region, or inline data
+            let inline = flags & IBV_SEND_INLINE != 0;
+            let short = way == Direction::Write && len <= sq.max_inline as usize;
+            if inline && !short
+                || region::copy_mapped(&there, place.direct.offset, &local, len, way).is_err()
+            {
                 return false;
             }
         } else {
@@ -428,12 +433,12 @@ impl Qp {
             };
             match moved {
                 Ok(bytes) if bytes == len => {}
-                Err(error) if sys::refused(error) => return false,
                 // the request that is posted next repeats it
-                _ => {
-                    sq.begun = true;
+                Ok(bytes) => {
+                    sq.begun |= bytes != 0;
                     return false;
                 }
+                Err(_) => return false,
             }
         }
         drop(hazard);
