@@ -477,6 +477,14 @@ impl<I: Io> Core<I> {
         }
     }
 
+    /// An operation without packets has used the link of a peer.
+    #[inline]
+    pub(super) fn note_executed(&mut self, peer: PeerKey) {
+        if let Some(peer) = self.peers.get_mut(peer) {
+            peer.executed = peer.executed.wrapping_add(1);
+        }
+    }
+
     /// Ends such an operation.
     pub fn release(&mut self, peer: PeerKey, io: &mut I) {
         let key = self.resolve(peer);

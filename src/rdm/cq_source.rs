@@ -29,6 +29,9 @@ pub(super) struct CqSource {
     /// Receives, sends are one of them.
     receives: bool,
     sends: bool,
+    /// The place in `sides` whose entries are passed on first, 0 or 1. Used under the endpoint's
+    /// lock.
+    first: AtomicU32,
     wait: Option<WakeEvent>,
     /// Not 0: a thread sleeps on the queue, or is about to. Set to [`ARMED`] by such a thread, and
     /// decremented by each progress call, so that a queue that is polled again is not armed any
@@ -56,6 +59,7 @@ impl CqSource {
             shared: Arc::clone(shared),
             receives: sides.contains(&Side::Rx),
             sends: sides.contains(&Side::Tx),
+            first: AtomicU32::new(0),
             sides,
             wait,
             armed: AtomicU32::new(0),
@@ -83,9 +87,13 @@ impl CqSource {
         sink: &mut Sink<'_>,
         max: usize,
     ) -> usize {
+        // entries of the other direction are first the next time, so none waits for ever
+        let first = self.first.load(Ordering::Relaxed);
+        self.first.store(first ^ 1, Ordering::Relaxed);
         let mut count = 0;
-        for side in &self.sides {
-            count += state.pass(*side, sources, sink, max - count);
+        for at in 0..self.sides.len() {
+            let side = self.sides[(at + first as usize) % self.sides.len()];
+            count += state.pass(side, sources, sink, max - count);
         }
         count
     }

@@ -49,7 +49,7 @@ impl<I: Io> Core<I> {
             return None;
         }
         let peer = self.peers.get(link.peer)?;
-        let numbers = Some((peer.next, peer.expected));
+        let numbers = Some((peer.next, peer.expected, peer.executed));
         if link.numbers != numbers {
             (link.numbers, link.used) = (numbers, now);
         }

@@ -67,9 +67,9 @@ pub(super) struct Link {
     pub(super) closing: Closing,
     /// An answer to CLOSE that waits for room.
     pub(super) refuses: bool,
-    /// The numbers of the next packets in both directions at the last search for an idle link, and
-    /// the time of the first search that found them, in ns.
-    pub(super) numbers: Option<(Number, Number)>,
+    /// The numbers of the next packets in both directions, and that of executed operations, at the
+    /// last search for an idle link, and the time of the first search that found them, in ns.
+    pub(super) numbers: Option<(Number, Number, u32)>,
     pub(super) used: u64,
 }
 

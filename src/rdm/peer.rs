@@ -128,6 +128,8 @@ pub(super) struct Peer {
     pub(super) recall: bool,
     /// The link on which such a question was sent and its grant, until the answer.
     pub(super) recalling: Option<(LinkKey, GrantNumber)>,
+    /// Number of operations that the device has executed in their call; wraps.
+    pub(super) executed: u32,
     /// A packet has arrived since the last search for a peer to recall credit from.
     pub(super) busy: bool,
     /// A packet has arrived, or a SEND has completed, since the last beat.
@@ -191,6 +193,7 @@ impl Peer {
             ack: Number::default(),
             recall: false,
             recalling: None,
+            executed: 0,
             busy: false,
             heard: false,
             listed: false,

@@ -228,7 +228,7 @@ impl Endpoint {
             )
         };
         // SAFETY: the caller keeps the contract of this function.
-        if !unsafe { state.io.execute_rma(&state.core, peer, &transmit) } {
+        if !unsafe { state.io.execute_rma(&mut state.core, peer, &transmit) } {
             return false;
         }
         let all = self.common.tx_all.load(Ordering::Relaxed);

@@ -130,7 +130,7 @@ impl Executor {
     #[inline]
     pub(in crate::rdm) unsafe fn execute_rma(
         &mut self,
-        core: &Core<Self>,
+        core: &mut Core<Self>,
         peer: PeerKey,
         transmit: &Transmit<'_>,
     ) -> bool {
@@ -149,7 +149,11 @@ impl Executor {
             return false;
         };
         // SAFETY: the caller keeps the contract of this function.
-        unsafe { initiator.execute(transmit) }
+        let executed = unsafe { initiator.execute(transmit) };
+        if executed {
+            core.note_executed(peer);
+        }
+        executed
     }
 
     /// Begins an operation: posts it, or lists it behind those that wait.

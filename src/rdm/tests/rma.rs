@@ -305,6 +305,24 @@ fn an_operation_that_is_executed_in_its_call_has_its_entry() {
     assert_eq!((context, error.unwrap().err), (6, FiErrno::EKEYREJECTED));
 }
 
+/// Reads of one entry find that of a receive, although each write has one too.
+#[test]
+fn entries_of_writes_do_not_hide_those_of_receives() {
+    let domain = domain(true);
+    let (a, b, to_b) = connected(&domain);
+    let to_a = b.end.knows(&a.end);
+    let source = memory(1, 100);
+    let mut bytes = [0; 8];
+    a.end.recv(None, &mut bytes, 99);
+    b.end.send(to_a, None, &[1; 8], 1);
+    assert_eq!(b.entry().0, 1);
+    let read = || {
+        a.write(to_b, b.range(0, 100), &source, 5, false);
+        a.entry().0
+    };
+    assert!((0..200).any(|_| read() == 99));
+}
+
 /// Requests of both directions are on the link when one with a wrong key is refused. It alone
 /// fails.
 #[test]
