@@ -264,11 +264,11 @@ unsafe fn accept(fd: c_int, command: &Command<'_>) -> Res<()> {
     }
     let mut param = conn_param(&body.conn_param);
     // An event may follow at once, in another thread.
-    Table::lock().set_uid(body.id, body.uid);
+    let former = Table::lock().set_uid(body.id, body.uid);
     // SAFETY: a live id, and parameters whose data lives during the call.
     let accepted = done(unsafe { (cm().rdma_accept)(id, &raw mut param) });
     if accepted.is_err() {
-        Table::lock().set_uid(body.id, 0);
+        Table::lock().set_uid(body.id, former);
     }
     accepted
 }

@@ -142,10 +142,10 @@ impl Table {
         self.ids.get(&number).map_or(0, |entry| entry.reported)
     }
 
-    pub(super) fn set_uid(&mut self, number: u32, uid: u64) {
-        if let Some(entry) = self.ids.get_mut(&number) {
-            entry.uid = uid;
-        }
+    /// Sets the caller's name for an id. Returns the former one.
+    pub(super) fn set_uid(&mut self, number: u32, uid: u64) -> u64 {
+        let entry = self.ids.get_mut(&number);
+        entry.map_or(0, |entry| std::mem::replace(&mut entry.uid, uid))
     }
 
     pub(super) fn set_fd(&mut self, number: u32, fd: c_int) {

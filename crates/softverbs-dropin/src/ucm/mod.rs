@@ -17,10 +17,20 @@ mod file;
 
 use std::ffi::{c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use file::{Channel, Errno, Res, Table, cm, last};
 
 use crate::set_errno;
+
+/// The process that has opened the file; 0 before. A forked child of it has copies of the
+/// descriptors: they are descriptors as any other there, and the lock of the table may be held by a
+/// thread that the child does not have.
+static OPENER: AtomicU32 = AtomicU32::new(0);
+
+fn is_opener() -> bool {
+    OPENER.load(Ordering::Relaxed) == std::process::id()
+}
 
 /// A descriptor that stands for the file.
 #[unsafe(no_mangle)]
@@ -30,6 +40,7 @@ extern "C" fn softverbs_ucm_open() -> c_int {
     if channel.is_null() {
         return -1;
     }
+    OPENER.store(std::process::id(), Ordering::Relaxed);
     // SAFETY: made above.
     let fd = unsafe { (*channel).fd };
     Table::lock().add_channel(fd, Channel(channel));
@@ -39,7 +50,7 @@ extern "C" fn softverbs_ucm_open() -> c_int {
 /// As write(2): executes a command if the descriptor stands for the file, else writes.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn softverbs_ucm_write(fd: c_int, buf: *const c_void, count: usize) -> isize {
-    let Some(channel) = Table::lock().channel(fd) else {
+    let Some(channel) = is_opener().then(|| Table::lock().channel(fd)).flatten() else {
         // SAFETY: the caller fulfils the requirements of write(2).
         return unsafe { libc::write(fd, buf, count) };
     };
@@ -62,7 +73,8 @@ unsafe extern "C" fn softverbs_ucm_write(fd: c_int, buf: *const c_void, count: u
 /// As close(2): ends the ids of the descriptor if it stands for the file, and closes it.
 #[unsafe(no_mangle)]
 extern "C" fn softverbs_ucm_close(fd: c_int) -> c_int {
-    let Some((channel, ids)) = Table::lock().remove_channel(fd) else {
+    let known = is_opener().then(|| Table::lock().remove_channel(fd));
+    let Some((channel, ids)) = known.flatten() else {
         // SAFETY: no requirement.
         return unsafe { libc::close(fd) };
     };

@@ -223,6 +223,8 @@ fn disconnect(id: &Arc<Shared>) -> Res<()> {
         Phase::ReqSent | Phase::ReqReceived | Phase::Disconnected | Phase::Failed => {
             qp::to_error(id.handle())
         }
+        // A datagram service has no connection.
+        Phase::Served => Ok(()),
         _ => Err(INVALID),
     }
 }

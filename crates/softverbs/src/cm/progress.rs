@@ -209,6 +209,9 @@ fn in_conversation(phase: Phase) -> bool {
     )
 }
 
+/// Maximum number of messages of one link that one call processes.
+const MOST_MESSAGES: usize = 16;
+
 /// Sends waiting messages, receives messages, and detects timeouts.
 fn converse(state: &mut State, id: &Arc<Shared>) {
     dial::repeat(state, id);
@@ -219,7 +222,11 @@ fn converse(state: &mut State, id: &Arc<Shared>) {
             state.events.rewatch(link.fd(), id, false);
         }
     }
-    while let Some(link) = &state.link {
+    // A peer that sends without end does not keep the caller; the link stays readable.
+    for _ in 0..MOST_MESSAGES {
+        let Some(link) = &state.link else {
+            break;
+        };
         let heard = link.hear();
         let talking = in_conversation(state.phase);
         match heard {

@@ -86,6 +86,9 @@ fn await_datagrams(qp_num: u32) {
     let Some(process) = Process::current() else {
         return;
     };
+    if qp_num == 0 {
+        return; // the other side has no queue pair
+    }
     let (slot, _) = split_qp_num(qp_num);
     if let Ok(peer) = process.peer(slot) {
         process.clean_up_dead_peers();
