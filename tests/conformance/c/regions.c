@@ -293,21 +293,31 @@ static uint64_t key_of(struct initiator *i, struct region *region)
 	return form & FI_MR_RAW ? map(i, region) : region->key;
 }
 
-/* "FI_REMOTE_WRITE: The memory buffer may be used as the target buffer of an RMA write or atomic
- * operation." */
+/* fi_mr(3): "FI_REMOTE_WRITE: The memory buffer may be used as the target buffer of an RMA write or
+ * atomic operation." fi_atomic(3): "The target buffer of fetch-atomic operations must be enabled for
+ * remote read access." The peer's rkey has one right for all atomics, so it cannot refuse these. */
 static void rights(struct initiator *i)
 {
-	struct region *written = &i->regions[1], *read = &i->regions[2];
-	uint64_t key = key_of(i, written), one = 1;
-	int refused;
+	struct region *both = &i->regions[0], *written = &i->regions[1], *read = &i->regions[2];
+	int native = form & FI_MR_VIRT_ADDR && form & FI_MR_PROV_KEY && !(form & FI_MR_RAW);
+	uint64_t key = key_of(i, both), one = 1;
+	int fetches = native ? 0 : FI_EACCES, refused;
 
-	must_be("fi_atomic", outcome(i, fi_atomic(i->end.ep, &one, 1, i->desc, 0, written->base, key, FI_UINT64, FI_SUM, NULL)), 0);
-	must_be("fi_fetch_atomic", fetch(i, FI_SUM, 4, written, key), 0);
+	must_be("fi_atomic", outcome(i, fi_atomic(i->end.ep, &one, 1, i->desc, 0, both->base, key, FI_UINT64, FI_SUM, NULL)), 0);
+	must_be("fi_fetch_atomic", fetch(i, FI_SUM, 4, both, key), 0);
 	must_be("the former value", (long)result(i, 0), 1);
-	must_be("FI_ATOMIC_READ", fetch(i, FI_ATOMIC_READ, 0, written, key), 0);
+	must_be("FI_ATOMIC_READ", fetch(i, FI_ATOMIC_READ, 0, both, key), 0);
 	must_be("the former value", (long)result(i, 0), 5);
-	must_be("fi_compare_atomic", compare(i, 5, 9, written, key), 0);
+	must_be("fi_compare_atomic", compare(i, 5, 9, both, key), 0);
 	must_be("the former value", (long)result(i, 0), 5);
+	if (form & FI_MR_RAW)
+		MUST(fi_mr_unmap_key(i->end.domain, key));
+	key = key_of(i, written);
+	must_be("fi_atomic without FI_REMOTE_READ",
+		outcome(i, fi_atomic(i->end.ep, &one, 1, i->desc, 0, written->base, key, FI_UINT64, FI_SUM, NULL)), 0);
+	must_be("fi_fetch_atomic without it", fetch(i, FI_SUM, 4, written, key), fetches);
+	must_be("FI_ATOMIC_READ without it", fetch(i, FI_ATOMIC_READ, 0, written, key), fetches);
+	must_be("fi_compare_atomic without it", compare(i, 5, 9, written, key), fetches);
 	if (form & FI_MR_RAW)
 		MUST(fi_mr_unmap_key(i->end.domain, key));
 	/* without FI_REMOTE_WRITE an atomic fails: the last operation, since a native key ends the

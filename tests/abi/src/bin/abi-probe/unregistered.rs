@@ -114,6 +114,39 @@ fn is_watched(at: *const u8) -> bool {
     false
 }
 
+/// `fi_writemsg`, or `fi_readmsg`, of a buffer of [`LEN`] bytes. With a fence: soft0 executes other
+/// operations in their call, without a registration of the buffer.
+unsafe fn access(client: *mut fid_ep, write: bool, buffer: *mut c_void, (addr, key): (u64, u64)) {
+    let local = libc::iovec {
+        iov_base: buffer,
+        iov_len: LEN,
+    };
+    let remote = fi_rma_iov {
+        addr,
+        len: LEN,
+        key,
+    };
+    let msg = fi_msg_rma {
+        msg_iov: &raw const local,
+        desc: null_mut(),
+        iov_count: 1,
+        addr: 0,
+        rma_iov: &raw const remote,
+        rma_iov_count: 1,
+        context: null_mut(),
+        data: 0,
+    };
+    let flags = FI_FENCE | FI_COMPLETION;
+    // SAFETY: a connected endpoint, and buffers that stay until the completion.
+    let ret = unsafe {
+        match write {
+            true => call!((*client).rma, writemsg, client, &raw const msg, flags),
+            false => call!((*client).rma, readmsg, client, &raw const msg, flags),
+        }
+    };
+    assert_eq!(ret, 0, "write: {write}");
+}
+
 pub(crate) fn run(lib: &Lib) {
     let hints = hints(lib);
     // SAFETY: hints have all their parts.
@@ -158,56 +191,20 @@ pub(crate) fn run(lib: &Lib) {
             // the same buffer again, now with a cached registration
             let written = pattern(round, 2);
             fill(from, &written);
-            let ret = call!(
-                (*client).rma,
-                write,
-                client,
-                out,
-                LEN,
-                desc,
-                0,
-                addr,
-                key,
-                null_mut()
-            );
-            assert_eq!(ret, 0, "fi_write");
+            access(client, true, out, (addr, key));
             complete(1);
             look(target, &written, "written");
 
             // unmapped and mapped again while no operation uses it
             exchange(into, round);
-            let ret = call!(
-                (*client).rma,
-                read,
-                client,
-                to,
-                LEN,
-                desc,
-                0,
-                addr,
-                key,
-                null_mut()
-            );
-            assert_eq!(ret, 0, "fi_read");
+            access(client, false, to, (addr, key));
             complete(1);
             look(into, &written, "read");
         }
         println!("{}", if is_watched(from) { "kept" } else { "each" });
 
         // a cached registration of memory that is unmapped
-        let ret = call!(
-            (*client).rma,
-            write,
-            client,
-            away.cast(),
-            LEN,
-            desc,
-            0,
-            addr,
-            key,
-            null_mut()
-        );
-        assert_eq!(ret, 0, "fi_write");
+        access(client, true, away.cast(), (addr, key));
         complete(1);
         assert_eq!(libc::mprotect(away.cast(), len, libc::PROT_NONE), 0);
         assert_eq!(libc::munmap(away.cast(), len), 0);
