@@ -1,0 +1,81 @@
+"""libfabric's own provider `verbs` on softverbs, and weft beside it: pairs of fi_pingpong.
+
+The provider skips loopback, so each pair runs in a network namespace with another address. The
+provider's process has the drop-in libraries, weft's process has not. As a program: runs one pair
+inside such a namespace.
+"""
+import json
+import os
+import sys
+import time
+
+if __name__ == "__main__":
+    sys.dont_write_bytecode = True
+    HERE = os.path.dirname(os.path.realpath(__file__))
+    sys.path[:0] = [os.path.dirname(HERE), os.path.join(os.path.dirname(os.path.dirname(HERE)), "tools")]
+
+from harness import process  # noqa: E402
+from lib import install, spaces  # noqa: E402
+from lib.programs import listening  # noqa: E402
+
+TOP = os.path.realpath(os.path.join(os.path.dirname(__file__), "../../.."))
+# fi_pingpong's control port.
+PORT = 47592
+# Server, client. The same with ofi_rxm is not here: docs/softverbs-cm.md, "libfabric's provider".
+PAIRS = [("verbs", "verbs"), ("verbs", "weft"), ("weft", "verbs")]
+
+
+def names():
+    return [f"fi_pingpong msg {server} {client}" for server, client in PAIRS]
+
+
+def run(name, world, limit):
+    """Runs a line of `names`. Returns (reason of the failure or None, output, seconds)."""
+    start = time.monotonic()
+    install.ensure({"fi_pingpong": "libfabric-bin"})
+    inside = [sys.executable, "-B", os.path.realpath(__file__), name, json.dumps(world.env), str(limit)]
+    why, output = process.run_one(spaces.command(inside, veth=True), world.env, limit + 10)
+    return why and output.splitlines()[0] if output else why, output, time.monotonic() - start
+
+
+def environment(provider, env):
+    """The environment of a process with this provider."""
+    if not provider.startswith("weft"):
+        return env
+    env = {name: value for name, value in env.items() if name != "LD_LIBRARY_PATH"}
+    return dict(env, FI_PROVIDER_PATH=os.path.join(TOP, "build", "lib", "libfabric"))
+
+
+def pair(name, env, limit):
+    """One pair. Returns the reason of the failure or None, and the output of both."""
+    _, kind, server, client = name.split()
+    # -c compares the received bytes
+    argv = lambda provider: ["fi_pingpong", "-p", provider, "-e", kind, "-I", "100", "-c"]  # noqa: E731
+    deadline = time.monotonic() + limit
+    one = process.Program(argv(server), environment(server, env))
+    while not listening(PORT) and one.process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    other = process.Program([*argv(client), spaces.VETH], environment(client, env))
+    codes = [program.wait(deadline) for program in (other, one)]
+    for program in (one, other):
+        program.kill()
+    output = f"server:\n{one.text()}\nclient:\n{other.text()}"
+    for side, code, text in zip(("client", "server"), codes, (other.text(), one.text())):
+        if code != 0:
+            return f"{side}: {process.explain(code)}", output
+        # one row for each size from 64 B to 1 MiB
+        if not all(f"\n{size} " in text for size in ("64", "4k", "1m")):
+            return f"{side} has no row of each size", output
+    return None, output
+
+
+def main():
+    why, output = pair(sys.argv[1], json.loads(sys.argv[2]), float(sys.argv[3]))
+    if why:
+        print(why)
+    print(output)
+    sys.exit(1 if why else 0)
+
+
+if __name__ == "__main__":
+    main()
