@@ -571,10 +571,11 @@ fn links_of_both_sides_do_not_keep_others_out() {
             let (mut at_a, mut at_b) = ([0; 8], [0; 8]);
             a.recv(None, &mut at_a, 2);
             b.recv(None, &mut at_b, 2);
-            a.send(to_b, None, &[round; 8], 1);
-            b.send(to_a, None, &[round; 8], 1);
+            let message = [round; 8];
+            a.send(to_b, None, &message, 1);
+            b.send(to_a, None, &message, 1);
             wait([a, b], [2, 2]);
-            assert_eq!((at_a, at_b), ([round; 8], [round; 8]));
+            assert_eq!((at_a, at_b), (message, message));
             let links = a.state(|state| {
                 let all: Vec<_> = state.core.peer_keys().collect();
                 let links = all.into_iter().map(|peer| state.core.links_to(peer));
