@@ -231,19 +231,23 @@ fn ring() {
     }
 }
 
-fn msg() {
-    let open = |side| Fabric::with_caps("weft", fabric::Endpoint::Msg, side, FI_ATOMIC);
-    let (mut second, mut first) = (open(Side::Second), open(Side::First));
+/// Connects two ends, each of which waits for the other one: in two threads.
+fn connect(first: &mut Fabric, second: &mut Fabric) {
     let (a, b) = (first.address(), second.address());
     std::thread::scope(|scope| {
-        // each end waits for the other one, so they connect in two threads
-        let second = crate::subject::fabric::Sendable(&mut second);
+        let second = fabric::Sendable(second);
         scope.spawn(move || {
             let second = second;
             second.0.connect(&a);
         });
         first.connect(&b);
     });
+}
+
+fn msg() {
+    let open = |side| Fabric::with_caps("weft", fabric::Endpoint::Msg, side, FI_ATOMIC);
+    let (mut second, mut first) = (open(Side::Second), open(Side::First));
+    connect(&mut first, &mut second);
     for _ in 0..CALLS {
         count_fi_cq_read_miss(&mut second);
         count_fi_inject(&mut first);
@@ -330,15 +334,7 @@ fn rdm() {
 fn rdm_rma() {
     let open = |side| Fabric::open("weft", fabric::Endpoint::Rdm, side);
     let (mut second, mut first) = (open(Side::Second), open(Side::First));
-    let (a, b) = (first.address(), second.address());
-    std::thread::scope(|scope| {
-        let second = crate::subject::fabric::Sendable(&mut second);
-        scope.spawn(move || {
-            let second = second;
-            second.0.connect(&a);
-        });
-        first.connect(&b);
-    });
+    connect(&mut first, &mut second);
     let wait = |first: &mut Fabric, second: &mut Fabric| {
         while first.poll(first.tx(), 1) == 0 {
             second.poll(second.rx(), 1);

@@ -5,12 +5,15 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use crate::queue::EngineLink;
-use crate::verbs::Pd;
+use crate::verbs::{Pd, Qp};
 
 /// The queue pair of a [`Sq`](super::sq::Sq) as the peer's keys use it. Thread safe, except
 /// [`Self::next_number`]. A clone refers to the same queue pair.
 pub(crate) trait Link: EngineLink + Clone + Debug + 'static {
     fn pd(&self) -> &Arc<Pd>;
+
+    /// The queue pair itself.
+    fn qp(&self) -> &Qp;
 
     /// Number of the next request. Under the transmit lock only.
     fn next_number(&self) -> u32;

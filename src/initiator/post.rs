@@ -389,7 +389,10 @@ impl<Q: Sq> Initiator<Q> {
     /// As [`Initiator::submit`].
     #[inline]
     pub(crate) unsafe fn execute(&mut self, op: &Transmit<'_>) -> bool {
-        let later = !self.is_native(op) || !self.deferred.is_empty() || self.sq.has_delayed();
+        let first = self.deferred.is_empty() && !self.sq.has_delayed();
+        if !self.sq.executes() || !first || !self.is_native(op) {
+            return false;
+        }
         // the submission refuses it
         let Ok(len) = self.check(op) else {
             return false;
@@ -397,9 +400,6 @@ impl<Q: Sq> Initiator<Q> {
         let [buffer] = op.local.iov() else {
             return false;
         };
-        if later {
-            return false;
-        }
         let desc = op.local.common_desc().unwrap_or(Desc::NULL);
         let inject = op.flags.contains(Flags::INJECT);
         let inline = (len <= self.max_inline || inject) && op.opcode.sends_data();
@@ -417,11 +417,9 @@ impl<Q: Sq> Initiator<Q> {
             length: len as u32,
             lkey: lkey.unwrap_or_default(),
         };
+        let qp = self.sq.link().qp();
         // SAFETY: as this function.
-        unsafe {
-            self.sq
-                .execute(op.opcode, (&sge, lkey.is_some()), op.native_target())
-        }
+        unsafe { qp.execute(op.opcode, (&sge, lkey.is_some()), op.native_target()) }
     }
 
     /// Whether the operation's success is reported to the application.

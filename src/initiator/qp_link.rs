@@ -101,6 +101,11 @@ impl Link for QpLink {
     }
 
     #[inline]
+    fn qp(&self) -> &Qp {
+        &self.qp
+    }
+
+    #[inline]
     fn next_number(&self) -> u32 {
         self.rings.tx.next_number()
     }

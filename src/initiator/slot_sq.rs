@@ -11,7 +11,7 @@ use crate::errno::Result;
 use crate::flags::Flags;
 use crate::queue::slots::{Slot, SlotRing};
 use crate::queue::{Completion, EngineLink};
-use crate::verbs::{Chain, RemoteAddr, Rkey, SendOpcode, SendRequest, Sge};
+use crate::verbs::{Chain, RemoteAddr, Rkey, SendOpcode, SendRequest};
 
 /// Flags of operations that only a request has.
 const REQUESTED: Flags = Flags::FENCE
@@ -44,9 +44,14 @@ impl Initiator<SlotSq> {
     #[inline]
     pub(crate) unsafe fn execute_rma(&mut self, op: &Transmit<'_>) -> bool {
         let visible = self.is_visible(op);
-        let takes = op.flags.intersects(REQUESTED) || !self.sq.is_idle(visible);
+        if !self.sq.executes()
+            || op.flags.intersects(REQUESTED)
+            || visible && !self.sq.link.cq.takes_entries()
+        {
+            return false;
+        }
         // SAFETY: the caller keeps the contract of this function.
-        if takes || !unsafe { self.execute(op) } {
+        if !unsafe { self.execute(op) } {
             return false;
         }
         if visible {
@@ -57,14 +62,6 @@ impl Initiator<SlotSq> {
 }
 
 impl SlotSq {
-    /// Whether no request is under way, and the entry of an operation without request may be put
-    /// into the completion queue.
-    #[inline]
-    fn is_idle(&self, visible: bool) -> bool {
-        let idle = !self.counted && self.ring().outstanding() == 0;
-        idle && (!visible || self.link.cq.takes_entries())
-    }
-
     pub(crate) fn new(link: QpLink) -> Self {
         let rings = &link.rings;
         Self {
@@ -201,15 +198,10 @@ impl Sq for SlotSq {
         self.posted(number, signaled, posted)
     }
 
+    /// A counter is moved by the completion of a request.
     #[inline(always)]
-    unsafe fn execute(
-        &self,
-        opcode: SendOpcode,
-        buffer: (&Sge, bool),
-        target: (RemoteAddr, Rkey),
-    ) -> bool {
-        // SAFETY: the caller keeps the contract of this function.
-        unsafe { self.link.qp.execute(opcode, buffer, target) }
+    fn executes(&self) -> bool {
+        self.link.qp.executes() && !self.counted && self.ring().outstanding() == 0
     }
 
     #[inline]

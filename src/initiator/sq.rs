@@ -10,7 +10,7 @@ use std::fmt::Debug;
 use super::link::Link;
 use crate::errno::{FiErrno, Result};
 use crate::queue::slots::Slot;
-use crate::verbs::{RemoteAddr, Rkey, SendOpcode, SendRequest, Sge};
+use crate::verbs::{RemoteAddr, Rkey, SendRequest};
 
 /// Whether the device reports the success of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,20 +76,9 @@ pub(crate) trait Sq: Debug {
         signal: Signal,
     ) -> Result<u32>;
 
-    /// Executes a read or write in this call, without a request: [`crate::verbs::Qp::execute`].
-    ///
-    /// # Safety
-    /// As [`crate::verbs::Qp::execute`].
-    #[inline]
-    unsafe fn execute(
-        &self,
-        opcode: SendOpcode,
-        buffer: (&Sge, bool),
-        target: (RemoteAddr, Rkey),
-    ) -> bool {
-        let _ = (opcode, buffer, target);
-        false
-    }
+    /// Whether the device may execute an operation in its call ([`crate::verbs::Qp::execute`]): it
+    /// can do that, and no request is under way, so the entries keep their order.
+    fn executes(&self) -> bool;
 
     /// Whether there are delayed requests. A full queue has none.
     fn has_delayed(&self) -> bool;

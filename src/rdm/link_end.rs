@@ -18,7 +18,7 @@ use crate::initiator::sq::{Signal, Sq};
 use crate::mr::{ConnectionBlock, Peer};
 use crate::queue::EngineLink;
 use crate::queue::slots::{EngineRequest, EngineRequests, FailureListener, Slot, SlotRing};
-use crate::verbs::{Chain, Pd, Qp, RemoteAddr, Rkey, SendOpcode, SendRequest, Sge};
+use crate::verbs::{Chain, Pd, Qp, RemoteAddr, Rkey, SendRequest};
 
 /// Requests of RMA and atomics of one link that are under way. Further operations wait.
 pub(super) const RMA_DEPTH: usize = 64;
@@ -171,6 +171,11 @@ impl Link for RdmLink {
     }
 
     #[inline]
+    fn qp(&self) -> &Qp {
+        &self.qp
+    }
+
+    #[inline]
     fn next_number(&self) -> u32 {
         self.rings.tx.get().map_or(0, |ring| ring.next_number())
     }
@@ -311,14 +316,8 @@ impl Sq for LinkSq {
     }
 
     #[inline(always)]
-    unsafe fn execute(
-        &self,
-        opcode: SendOpcode,
-        buffer: (&Sge, bool),
-        target: (RemoteAddr, Rkey),
-    ) -> bool {
-        // SAFETY: the caller keeps the contract of this function.
-        self.ring.outstanding() == 0 && unsafe { self.link.qp.execute(opcode, buffer, target) }
+    fn executes(&self) -> bool {
+        self.link.qp.executes() && self.ring.outstanding() == 0
     }
 
     #[inline]

@@ -283,6 +283,12 @@ impl Qp {
         FiErrno::from_post(unsafe { sys::ibv_post_send(self.raw, wr, &raw mut bad) })
     }
 
+    /// Whether the device has [`Self::execute`].
+    #[inline(always)]
+    pub fn executes(&self) -> bool {
+        self.access.is_some()
+    }
+
     /// Executes a READ or WRITE in this call, behind all posted requests, without a request and its
     /// completion. `keyed`: the buffer is checked against its lkey. `false`: it has to be posted;
     /// the device cannot execute it, or not now.

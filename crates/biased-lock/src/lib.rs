@@ -19,15 +19,15 @@
 //! # Protocol
 //! `bias` is the identifier of the thread that has the bias, or 0. Its owner alone stores to the
 //! flag `inside` of its place. It sets the flag, and has the mutex if `bias` still is its own;
-//! everybody else first locks the ordinary mutex `others`, sets `bias` to 0, runs the barrier, and
-//! waits until the flag is clear. Either the owner's store of the flag precedes the barrier, and the
-//! other thread sees the flag, or the owner's load of `bias` follows it, and finds 0.
+//! any other thread first locks the ordinary mutex `others`, sets `bias` to 0, runs the barrier, and
+//! waits until the flag is clear. Either the owner's store of the flag precedes the barrier, and
+//! the other thread sees the flag, or the owner's load of `bias` follows it, and finds 0.
 //!
 //! The bias is 0 while a thread has the mutex by `others`. So a thread that has the mutex does not
 //! get it again: its trial fails, as that of another thread.
 //!
-//! A process whose membarrier(2) begins to fail after a thread has got a bias (a seccomp filter that
-//! is installed late) is aborted at the next visit of another thread.
+//! A process whose membarrier(2) begins to fail after a thread has got a bias (a seccomp filter
+//! that is installed late) is aborted at the next visit of another thread.
 //!
 //! A thread that was delayed between its two loads of `bias` sets and clears its flag long after it
 //! has lost the bias. The flag of another thread must not be cleared by that: a place belongs to

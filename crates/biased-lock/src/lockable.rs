@@ -12,7 +12,7 @@ use crate::platform::{is_visitor, thread};
 /// How a thread has the mutex: it stays with that thread.
 #[derive(Debug)]
 pub struct Held {
-    /// The place of the thread, which has the mutex by its bias. `None`: by the mutex of the others.
+    /// The place of the thread, which has the mutex by its bias. `None`: by `others`.
     place: Option<u8>,
     here: PhantomData<*mut ()>,
 }

@@ -169,8 +169,8 @@ impl RawMutex {
         }
     }
 
-    /// The thread has the mutex by `others`, and `bias` was the bias before. There is none until the
-    /// thread unlocks it.
+    /// The thread has the mutex by `others`, and `bias` was the bias before. There is none until
+    /// the thread unlocks it.
     fn entered(&self, thread: usize, visits: bool, bias: usize) {
         let set = |place: &AtomicUsize, value| place.store(value, Ordering::Relaxed);
         if visits || bias == thread {

@@ -1,5 +1,7 @@
 //! The mutex with threads of the system.
 
+#![allow(unsafe_code, reason = "a mutex without its guard, and a forked child")]
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -8,7 +10,6 @@ use crate::{Mutex, PATIENCE, platform, visitor};
 /// Whether the calling thread has the bias.
 fn has_bias<T>(mutex: &Mutex<T>) -> bool {
     // SAFETY: the guard state is passed on once.
-    #[expect(unsafe_code, reason = "the mutex without its guard")]
     unsafe {
         let raw = mutex.raw();
         raw.enter(platform::thread())
@@ -156,7 +157,6 @@ fn a_forked_child_locks_it() {
     }
     assert!(has_bias(&mutex));
     // SAFETY: the child only locks the mutex, starts a thread and ends.
-    #[expect(unsafe_code, reason = "a forked child")]
     let child = unsafe { libc::fork() };
     if child == 0 {
         *mutex.lock() += 1;
@@ -164,14 +164,10 @@ fn a_forked_child_locks_it() {
         let other = std::thread::spawn(move || *theirs.lock() += 1);
         let ended = other.join().is_ok() && *mutex.lock() == PATIENCE + 2;
         // SAFETY: the process ends at once.
-        #[expect(unsafe_code, reason = "a forked child")]
-        unsafe {
-            libc::_exit(i32::from(!ended))
-        }
+        unsafe { libc::_exit(i32::from(!ended)) }
     }
     let mut status = 0;
     // SAFETY: a child of this process, and a writable place.
-    #[expect(unsafe_code, reason = "a forked child")]
     let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
     assert_eq!((waited, status), (child, 0));
     assert_eq!(*mutex.lock(), PATIENCE);

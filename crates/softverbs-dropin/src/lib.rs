@@ -32,8 +32,8 @@ use std::ffi::c_int;
 
 /// Sets `errno`, for results that cannot contain a reason.
 fn set_errno(errno: c_int) {
-    // SAFETY: glibc's pointer to this thread's errno is always valid.
     #[allow(unsafe_code, reason = "errno has no safe setter")]
+    // SAFETY: glibc's pointer to this thread's errno is always valid.
     unsafe {
         *libc::__errno_location() = errno;
     }

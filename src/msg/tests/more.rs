@@ -222,7 +222,7 @@ fn an_end_within_a_list() {
 }
 
 /// The device executes a write in the call if no request is under way. Its entry wakes a thread
-/// that sleeps on the queue; one entry is put there at a time, and their order is that of the calls.
+/// that sleeps on the queue. One entry is put there at a time; their order is that of the calls.
 #[test]
 fn a_write_that_is_executed_in_its_call_wakes_a_reader() {
     let ends = Ends::new();

@@ -53,7 +53,7 @@ macro_rules! structures {
             // no implicit padding
             const _: () = assert!(size_of::<$name>() == 0 $(+ size_of::<$type>())*);
 
-            // SAFETY: integers, arrays of them, and structures of this file, without padding (above).
+            // SAFETY: integers, arrays of them, structures of this file; no padding (above).
             unsafe impl Plain for $name {}
         )*
 

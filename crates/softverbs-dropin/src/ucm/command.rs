@@ -207,9 +207,9 @@ unsafe fn route(id: &rdma_cm_id) -> Route {
         ..Route::zero()
     };
     if !id.verbs.is_null() {
-        // SAFETY: the id's device, which is open.
-        route.node_guid =
-            unsafe { (softverbs::backend().verbs.ibv_get_device_guid)((*id.verbs).device) };
+        let guid = softverbs::backend().verbs.ibv_get_device_guid;
+        // SAFETY: the id's device, which the connection manager keeps open while the id lives.
+        route.node_guid = unsafe { guid((*id.verbs).device) };
         route.ib_route[0] = convert::addresses_to_kernel(ib);
     }
     if id.route.num_paths > 0 {

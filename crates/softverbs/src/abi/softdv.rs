@@ -65,8 +65,8 @@ pub(super) unsafe extern "C" fn adopt_buf(
 /// no record, no completion. It is behind all requests that were posted to the queue pair. With
 /// `IBV_SEND_INLINE` in `flags` the local memory needs no region, and may have any length.
 ///
-/// Returns `EAGAIN` if the operation has to be posted: requests before it have not been executed, it
-/// fails, or only a post can execute it. It may have moved bytes, as a request that failed.
+/// Returns `EAGAIN` if the operation has to be posted: requests before it have not been executed,
+/// it fails, or only a post can execute it. It may have moved bytes, as a request that failed.
 ///
 /// Thread safe, as `ibv_post_send(3)`.
 pub(super) unsafe extern "C" fn access(

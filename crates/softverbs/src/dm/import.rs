@@ -117,8 +117,8 @@ mod tests {
         let writable = sys::memfd_create(c"writable", LEN).unwrap();
         assert_eq!(Origin::of_file(writable.as_fd()), Err(Errno(libc::EINVAL)));
         let pipe = sys::Pipe::new().unwrap();
-        // SAFETY: open for as long as the pipe.
         #[allow(unsafe_code, reason = "borrows a descriptor of its own")]
+        // SAFETY: open for as long as the pipe.
         let end = unsafe { BorrowedFd::borrow_raw(pipe.read_fd()) };
         assert!(Origin::of_file(end).is_err());
     }

@@ -46,10 +46,10 @@ fn a_service_answers_with_its_queue_pair() {
     let (near, far) = (Channel::new(), Channel::new());
     let (listener, to) = service(far);
     let id = client(near, to);
-    assert_eq!(id.connect(&mut param(b"who?")), 0);
+    assert_eq!(id.connect(&mut param(b"hello")), 0);
     let request = far.expect(RDMA_CM_EVENT_CONNECT_REQUEST, 0);
     assert_eq!(request.listener, listener);
-    assert_padded(&request.data, b"who?", 180);
+    assert_padded(&request.data, b"hello", 180);
     assert_eq!(request.id.destination(), id.source());
     let mut own = param(b"me");
     own.qp_num = 0x0012_3456;
