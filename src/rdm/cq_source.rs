@@ -74,7 +74,8 @@ impl CqSource {
     /// Passes on at most `max` entries of the queue's directions. Returns their number.
     #[inline(always)]
     fn pass(&self, state: &mut State, sources: bool, sink: &mut Sink<'_>, max: usize) -> usize {
-        if state.io.completions.is_empty() {
+        // a call that passes on nothing keeps the turn of the directions
+        if max == 0 || state.io.completions.is_empty() {
             return 0;
         }
         self.pass_some(state, sources, sink, max)
