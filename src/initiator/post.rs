@@ -22,7 +22,7 @@ use crate::flags::Flags;
 use crate::mr::key_cache::KeyCache;
 use crate::mr::mapped_keys::MappedKey;
 use crate::mr::{Desc, LocalKeys, MrDomain, Use};
-use crate::verbs::{Lkey, RemoteAddr, Rkey, SendOpcode, Sge};
+use crate::verbs::{ElementsRequest, Lkey, RemoteAddr, Rkey, SendOpcode, Sge};
 use crate::wire::introduction::Introduction;
 
 /// Parameters of an initiator.
@@ -138,10 +138,16 @@ impl<Q: Sq> Initiator<Q> {
         !self.deferred.is_empty()
     }
 
+    /// Whether a key of the peer is an rkey of the device.
+    #[inline]
+    fn is_rkey(&self, key: u64) -> bool {
+        key >> 32 == 0 && !self.application_keys
+    }
+
     /// Whether the operation's key is an rkey of the device.
     #[inline]
     pub(super) fn has_native_key(&self, op: &Transmit<'_>) -> bool {
-        op.key >> 32 == 0 && !self.application_keys
+        self.is_rkey(op.key)
     }
 
     /// Whether the operation is posted as one unmodified request.
@@ -382,6 +388,38 @@ impl<Q: Sq> Initiator<Q> {
         }
     }
 
+    /// Whether the device may execute an operation in its call, because none is in front of it.
+    #[inline(always)]
+    fn executes(&self) -> bool {
+        self.sq.executes() && self.deferred.is_empty() && !self.sq.has_delayed()
+    }
+
+    /// Executes an operation on elements in this call, as [`Self::execute`]. `results` gets their
+    /// earlier values, unless it is NULL.
+    ///
+    /// # Safety
+    /// The operands are readable, and `results` has room for the elements.
+    #[inline]
+    pub(crate) unsafe fn execute_elements(
+        &mut self,
+        request: &mut ElementsRequest,
+        results: *mut u8,
+        (addr, key): (u64, u64),
+    ) -> bool {
+        if !self.executes() || !self.is_rkey(key) {
+            return false;
+        }
+        // native keys have 32 bits
+        let target = (RemoteAddr::new(addr), Rkey::new(key as u32));
+        // SAFETY: as this function.
+        unsafe {
+            self.sq
+                .link()
+                .qp()
+                .execute_elements(request, results, target)
+        }
+    }
+
     /// Executes a read or write of one buffer in this call, if the device can do that now. `false`:
     /// it has to be submitted, and nothing has changed for the initiator.
     ///
@@ -389,8 +427,7 @@ impl<Q: Sq> Initiator<Q> {
     /// As [`Initiator::submit`].
     #[inline]
     pub(crate) unsafe fn execute(&mut self, op: &Transmit<'_>) -> bool {
-        let first = self.deferred.is_empty() && !self.sq.has_delayed();
-        if !self.sq.executes() || !first || !self.is_native(op) {
+        if !self.executes() || !self.is_native(op) {
             return false;
         }
         // the submission refuses it

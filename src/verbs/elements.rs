@@ -47,6 +47,10 @@ impl ElementsRequest {
         })
     }
 
+    pub(super) fn as_raw(&mut self) -> *mut sys::softdv_atomic {
+        &raw mut self.0
+    }
+
     /// Number of elements that a completed request has changed.
     pub(crate) fn changed(&self) -> u32 {
         self.0.changed
@@ -83,7 +87,7 @@ impl Device {
     ) -> Result<u32> {
         let call = self.backend().verbs.softdv_atomic_own;
         let call = call.ok_or(FiErrno::EOPNOTSUPP)?;
-        let (asked, count) = (&raw mut request.0, list.len() as c_int);
+        let (asked, count) = (request.as_raw(), list.len() as c_int);
         // SAFETY: the context is live and of this backend; the rest as this function.
         let done = unsafe {
             let earlier = earlier.cast::<c_void>();

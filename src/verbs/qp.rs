@@ -70,7 +70,7 @@ pub struct Qp {
     /// The calls that post flushes, if the queue pair supports them.
     pub(super) flush: Option<FlushCalls>,
     /// The call that executes RMA at once, if the device has it.
-    pub(super) access: Option<AccessCall>,
+    pub(super) executes: Option<ExecuteCalls>,
     pub(super) limits: QpLimits,
     pub(super) owner: Owner,
     pub(super) pd: Arc<Pd>,
@@ -82,6 +82,31 @@ pub struct Qp {
     #[cfg(test)]
     pub(crate) flushes: std::sync::atomic::AtomicUsize,
 }
+
+/// The calls that execute an operation without a request, of devices that have them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ExecuteCalls {
+    pub(super) access: AccessCall,
+    pub(super) atomic: Option<AtomicAccessCall>,
+}
+
+impl ExecuteCalls {
+    pub(super) fn of(verbs: &sys::VerbsFns) -> Option<Self> {
+        Some(Self {
+            access: verbs.softdv_access?,
+            atomic: verbs.softdv_atomic_access,
+        })
+    }
+}
+
+/// `softdv_atomic_access`
+pub(super) type AtomicAccessCall = unsafe extern "C" fn(
+    *mut sys::ibv_qp,
+    *mut sys::softdv_atomic,
+    *mut std::ffi::c_void,
+    u64,
+    u32,
+) -> c_int;
 
 /// `softdv_access`
 pub(super) type AccessCall =

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use rdma_core_sys as sys;
 
-use super::qp::{Objects, Owner};
+use super::qp::{ExecuteCalls, Objects, Owner};
 use super::wr::FlushCalls;
 use super::{CmId, Cq, Device, Pd, Qp, QpConfig, QpLimits, Srq, Xrcd};
 use crate::errno::{FiErrno, Result};
@@ -231,7 +231,7 @@ impl Qp {
         Self {
             raw,
             flush,
-            access: pd.device().backend().verbs.softdv_access,
+            executes: ExecuteCalls::of(&pd.device().backend().verbs),
             limits: QpLimits {
                 max_inline: actual.max_inline_data as usize,
             },

@@ -8,7 +8,7 @@ use std::mem::offset_of;
 
 use rdma_core_sys as sys;
 
-use super::{CmId, Lkey, Qp, RemoteAddr, Rkey};
+use super::{CmId, ElementsRequest, Lkey, Qp, RemoteAddr, Rkey};
 use crate::errno::{FiErrno, Result};
 
 /// A buffer of a work request (`struct ibv_sge`, same layout).
@@ -286,7 +286,7 @@ impl Qp {
     /// Whether the device has [`Self::execute`].
     #[inline(always)]
     pub fn executes(&self) -> bool {
-        self.access.is_some()
+        self.executes.is_some()
     }
 
     /// Executes a READ or WRITE in this call, behind all posted requests, without a request and its
@@ -302,14 +302,35 @@ impl Qp {
         (sge, keyed): (&Sge, bool),
         (addr, rkey): (RemoteAddr, Rkey),
     ) -> bool {
-        let Some(access) = self.access else {
+        let Some(calls) = &self.executes else {
             return false;
         };
         let flags = if keyed { 0 } else { sys::IBV_SEND_INLINE };
         let sge = sg_list(std::slice::from_ref(sge));
         // SAFETY: live and of this backend; a readable sge.
-        let ret = unsafe { access(self.raw, opcode as u32, sge, flags, addr.get(), rkey.get()) };
+        let ret =
+            unsafe { (calls.access)(self.raw, opcode as u32, sge, flags, addr.get(), rkey.get()) };
         ret == 0
+    }
+
+    /// As [`Self::execute`], an operation on elements. `results` gets their earlier values, unless
+    /// it is NULL.
+    ///
+    /// # Safety
+    /// The operands are readable during the call, and `results` has room for the elements.
+    #[inline(always)]
+    pub(crate) unsafe fn execute_elements(
+        &self,
+        request: &mut ElementsRequest,
+        results: *mut u8,
+        (addr, rkey): (RemoteAddr, Rkey),
+    ) -> bool {
+        let Some(atomic) = self.executes.as_ref().and_then(|calls| calls.atomic) else {
+            return false;
+        };
+        let asked = request.as_raw();
+        // SAFETY: live and of this backend; memory as this function.
+        unsafe { atomic(self.raw, asked, results.cast(), addr.get(), rkey.get()) == 0 }
     }
 
     /// A request is posted.

@@ -27,6 +27,7 @@ pub(crate) fn main() {
         ("a_stopped_target", stopped_parent, stopped_child),
         ("refused_accesses", refused_parent, refused_child),
         ("refused_posts", posts_parent, posts_child),
+        ("without_a_request", at_once_parent, at_once_child),
         ("own_memory", own, |_| ()),
     ];
     run(cases);
@@ -85,29 +86,50 @@ fn run_atomic(
     end.wait(LIMIT).status
 }
 
+/// Executes an operation without a request, if the device can. `results`: empty, or of its size.
+fn at_once(end: &End, atomic: &mut Atomic, results: &mut [u8], to: (u64, u32)) -> bool {
+    let call = verbs().softdv_atomic_access.unwrap();
+    let results = match results {
+        [] => null_mut(),
+        results => results.as_mut_ptr().cast(),
+    };
+    // SAFETY: a live queue pair, operands, and results of the size of the elements.
+    let done = unsafe { call(end.qp, &raw mut atomic.raw, results, to.0, to.1) };
+    assert!(done == 0 || done == libc::EAGAIN, "{done}");
+    done == 0
+}
+
 fn verb(end: &mut End, opcode: u32, buffer: &Buffer, len: usize, to: (u64, u32)) {
     end.rdma(opcode, buffer, len, to.0, to.1, None);
     assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
 }
 
-/// Memory that the device allocates, and a region of it.
+/// Memory that the device allocates, and the key of a region of it.
 fn device_buffer(end: &End, len: usize) -> (*mut u8, u32) {
+    let (addr, mr) = device_region(end, len, ALL);
+    // SAFETY: live.
+    (addr, unsafe { (*mr).rkey })
+}
+
+/// As [`device_buffer`], with these rights, and the region.
+fn device_region(end: &End, len: usize, access: u32) -> (*mut u8, *mut ibv_mr) {
     let mut buf = null_mut();
     // SAFETY: live objects, writable output; never freed.
     unsafe {
         let addr = verbs().ibv_alloc_buf.unwrap()(end.pd, len, &raw mut buf);
         assert!(!addr.is_null());
         let register = verbs().ibv_reg_buf_mr.unwrap();
-        let mr = register(end.pd, buf, addr, len, ALL.cast_signed());
+        let mr = register(end.pd, buf, addr, len, access.cast_signed());
         assert!(!mr.is_null());
-        (addr.cast(), (*mr).rkey)
+        (addr.cast(), mr)
     }
 }
 
 const AREA: usize = 256;
 
 /// Every operation on every datatype, one to three elements, in ordinary memory and in a buffer,
-/// also across words, with and without results. Bytes beside the elements stay.
+/// also across words, with and without results, with and without a request. Bytes beside the
+/// elements stay.
 fn each_parent(link: &mut Link) {
     let mut end = End::connect(link, 8, 8, 1);
     let places = [link.numbers(), link.numbers()].map(|(addr, key)| (addr, key as u32));
@@ -128,7 +150,16 @@ fn each_parent(link: &mut Link) {
             let Some(operation) = Operation::new(op, datatype) else {
                 continue;
             };
-            for (to, count, fetches) in [(0, 1, true), (1, 1, true), (0, 3, false), (1, 3, true)] {
+            for (to, count, fetches, request) in [
+                (0, 1, true, true),
+                (1, 1, true, true),
+                (0, 3, false, true),
+                (1, 3, true, true),
+                (0, 1, true, false),
+                (1, 1, true, false),
+                (1, 3, false, false),
+                (1, 3, true, false),
+            ] {
                 let fetches = fetches || op == Op::Read;
                 let (size, len) = (datatype.size(), count * datatype.size());
                 let before: Vec<u8> = (0..AREA).map(|_| random()).collect();
@@ -142,8 +173,16 @@ fn each_parent(link: &mut Link) {
                 results.fill(0x55);
                 let sges = if fetches { len } else { 0 };
                 let target = (addr + first as u64, key);
-                let status = run_atomic(&mut end, &mut asked, (&results, sges), target);
-                assert_eq!(status, IBV_WC_SUCCESS, "{op:?} {datatype:?} {to}");
+                let mut earlier = vec![0x55; sges];
+                if !request && at_once(&end, &mut asked, &mut earlier, target) {
+                    assert!(to == 1 && size <= 8, "{op:?} {datatype:?}");
+                    copy_in(&mut results, &earlier);
+                } else {
+                    let words = to == 1 && size <= 8 && first.is_multiple_of(size);
+                    assert!(request || !words, "{op:?} {datatype:?} {count}");
+                    let status = run_atomic(&mut end, &mut asked, (&results, sges), target);
+                    assert_eq!(status, IBV_WC_SUCCESS, "{op:?} {datatype:?} {to}");
+                }
                 verb(&mut end, IBV_WR_RDMA_READ, &area, AREA, (addr, key));
                 let mut after = before.clone();
                 let mut changed = 0;
@@ -356,8 +395,13 @@ fn sums_parent(link: &mut Link) {
             let datatype = sizes[(i % count) as usize];
             let mut add = one(datatype);
             let sges = if i % 2 == 0 { datatype.size() } else { 0 };
-            let status = run_atomic(&mut end, &mut add, (&results, sges), (addr, key));
-            assert_eq!((status, add.raw.changed), (IBV_WC_SUCCESS, 1));
+            let mut earlier = [0; 16];
+            let earlier = &mut earlier[..sges];
+            if i % 4 > 1 || !at_once(&end, &mut add, earlier, (addr, key)) {
+                let status = run_atomic(&mut end, &mut add, (&results, sges), (addr, key));
+                assert_eq!(status, IBV_WC_SUCCESS);
+            }
+            assert_eq!(add.raw.changed, 1);
             let status = fetch_add(&mut end, &results, (addr, key));
             assert_eq!(status, IBV_WC_SUCCESS);
         }
@@ -517,6 +561,82 @@ fn posts_child(link: &mut Link) {
     link.say_numbers(memory.addr(), memory.rkey().into());
     link.expect("done");
     assert_eq!(memory.bytes(), [1; 1024]);
+}
+
+/// What is not executed without a request, and the order behind requests.
+fn at_once_parent(link: &mut Link) {
+    let mut end = End::connect(link, 8, 8, 1);
+    let (addr, key) = link.numbers();
+    let to = |offset: u64| (addr + offset, key as u32);
+    let mut add = atomic(Op::Sum, Datatype::Uint64, 1, &1_u64.to_ne_bytes());
+    let mut earlier = [9; 8];
+    // the first access may map the buffer by the peer's agent
+    let results = end.buffer(&[0; 8]);
+    let status = run_atomic(&mut end, &mut add, (&results, 0), to(16));
+    assert_eq!(status, IBV_WC_SUCCESS);
+    assert!(at_once(&end, &mut add, &mut earlier, to(8)));
+    assert_eq!((earlier, add.raw.changed), ([0; 8], 1));
+    // the last word; beyond it; across words
+    assert!(at_once(&end, &mut add, &mut [], to(248)));
+    for offset in [249, 256, 4, 4096, u64::MAX - 7] {
+        let offset = to(0).0.wrapping_add(offset);
+        assert!(!at_once(&end, &mut add, &mut [], (offset, key as u32)));
+    }
+    // other keys, and operations that a post refuses
+    assert!(!at_once(&end, &mut add, &mut [], (to(8).0, key as u32 ^ 1)));
+    assert!(!at_once(&end, &mut add, &mut [], (to(8).0, !(key as u32))));
+    for (op, datatype, count) in [(255, 6, 1), (2, 255, 1), (2, 6, 0), (2, 6, 200)] {
+        let mut asked = atomic(Op::Sum, Datatype::Uint64, 1, &[0; 2048]);
+        (asked.raw.op, asked.raw.datatype, asked.raw.count) = (op, datatype, count);
+        assert!(!at_once(&end, &mut asked, &mut [], to(8)));
+    }
+    let mut read = atomic(Op::Read, Datatype::Uint64, 1, &[]);
+    assert!(!at_once(&end, &mut read, &mut [], to(8)));
+    assert!(at_once(&end, &mut read, &mut earlier, to(8)));
+    assert_eq!((u64::from_ne_bytes(earlier), read.raw.changed), (1, 0));
+    // the peer has no receive, so the message waits, and what is behind it
+    let mut message = end.buffer(&[1; 8]);
+    end.send(&mut message, 8, None, IBV_SEND_SIGNALED, 1);
+    assert!(!at_once(&end, &mut add, &mut [], to(8)));
+    link.say("receive");
+    assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
+    assert!(at_once(&end, &mut add, &mut earlier, to(8)));
+    assert_eq!(u64::from_ne_bytes(earlier), 1);
+    // a region without the right to read, and one that is gone
+    link.say("rights");
+    let (addr, key) = link.numbers();
+    let place = (addr, key as u32);
+    assert!(!at_once(&end, &mut add, &mut earlier, place));
+    let status = run_atomic(&mut end, &mut add, (&results, 0), place);
+    assert_eq!(status, IBV_WC_SUCCESS);
+    assert!(!at_once(&end, &mut add, &mut earlier, place));
+    assert!(at_once(&end, &mut add, &mut [], place));
+    link.say("deregister");
+    link.expect("deregistered");
+    assert!(!at_once(&end, &mut add, &mut [], place));
+    link.say("done");
+}
+
+fn at_once_child(link: &mut Link) {
+    let mut end = End::connect(link, 8, 8, 1);
+    let (addr, key) = device_buffer(&end, 256);
+    link.say_numbers(addr as u64, key.into());
+    link.expect("receive");
+    let buffer = end.buffer(&[0; 8]);
+    end.recv(&buffer, 1);
+    assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
+    link.expect("rights");
+    let (addr, mr) = device_region(&end, 64, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+    // SAFETY: live.
+    link.say_numbers(addr as u64, unsafe { (*mr).rkey }.into());
+    link.expect("deregister");
+    // SAFETY: live, and not used afterwards.
+    assert_eq!(unsafe { (verbs().ibv_dereg_mr)(mr) }, 0);
+    link.say("deregistered");
+    link.expect("done");
+    // SAFETY: inside the memory, which stays.
+    let word = |at: *mut u8| unsafe { at.cast::<u64>().read_volatile() };
+    assert_eq!(word(addr), 2);
 }
 
 /// Elements of the process's own memory, in several buffers.

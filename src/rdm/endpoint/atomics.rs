@@ -22,7 +22,7 @@ use crate::initiator::{LocalIov, RemoteIov};
 use crate::log::info_log;
 use crate::mr::{Mode, mapped_key};
 use crate::queue::Completion;
-use crate::verbs::SendOpcode;
+use crate::verbs::{ElementsRequest, SendOpcode};
 use crate::wire::rdm::Credit;
 use crate::wire::rdm::packet::MAX_OPERANDS;
 
@@ -103,6 +103,10 @@ impl Endpoint {
         let wanted = selected || self.common.tx_all.load(Ordering::Relaxed);
         if call.count > max_atomic_count(family, operation) {
             return Err(FiErrno::EMSGSIZE);
+        }
+        // SAFETY: the caller keeps the contract of this function.
+        if unsafe { self.execute_atomic(to, call, flags, wanted) } {
+            return Ok(());
         }
         let size = operation.datatype().size();
         let len = call.count * size;
@@ -194,6 +198,95 @@ impl Endpoint {
         shared.after(state);
         begun
     }
+}
+
+/// Flags of atomics that only a request has.
+const NOT_AT_ONCE: Flags = Flags::FENCE;
+
+impl Endpoint {
+    /// Fast path of [`Self::atomic`]: an operation on one range with buffers in one piece that the
+    /// device executes in this call. `false`: nothing has changed.
+    ///
+    /// # Safety
+    /// As [`Self::atomic`].
+    #[inline]
+    unsafe fn execute_atomic(
+        &self,
+        to: FiAddr,
+        call: &AtomicCall<'_>,
+        flags: Flags,
+        wanted: bool,
+    ) -> bool {
+        let (op, datatype) = (call.operation.op(), call.operation.datatype());
+        let len = call.count * datatype.size();
+        let &[range] = call.targets else {
+            return false;
+        };
+        let plain = len != 0
+            && range.len == len
+            && range.addr.is_multiple_of(datatype.alignment() as u64)
+            && !flags.intersects(NOT_AT_ONCE);
+        let operands = match op == Op::Read {
+            true => Some(std::ptr::null_mut()),
+            false => whole(&call.operands, len),
+        };
+        let compare = match call.family == Family::Compare {
+            true => whole(&call.compare, len),
+            false => none(&call.compare),
+        };
+        let results = match call.family == Family::Base {
+            true => none(&call.result),
+            false => whole(&call.result, len),
+        };
+        let (Some(operands), Some(compare), Some(results), true) =
+            (operands, compare, results, plain)
+        else {
+            return false;
+        };
+        // at most 1,024 elements
+        let numbers = (op as u8, datatype as u8, call.count as u16);
+        let mut request = ElementsRequest::new(numbers, operands, compare);
+        let shared = self.shared();
+        let mut guard = shared.lock_for_rma();
+        let Some(state) = guard.as_mut() else {
+            return false;
+        };
+        let Some(peer) = state.known_peer(to) else {
+            return false;
+        };
+        if state.io.outstanding() >= shared.config.tx_size {
+            return false;
+        }
+        let peer = state.core.resolve(peer);
+        let target = (range.addr, range.key);
+        let State { core, io, .. } = state;
+        // SAFETY: the caller promises operands and results, which are in one piece.
+        if !unsafe { io.execute_atomic(core, peer, &mut request, results, target) } {
+            return false;
+        }
+        let direction = match call.family {
+            Family::Base => Flags::WRITE,
+            Family::Fetch | Family::Compare => Flags::READ,
+        };
+        let completion = Completion::new(call.context, Flags::ATOMIC | direction);
+        io.completions
+            .rma_done(completion, wanted && !call.injected);
+        shared.wake_readers(state);
+        true
+    }
+}
+
+/// The address of `len` bytes that are in one piece.
+fn whole(local: &LocalIov<'_>, len: usize) -> Option<*mut u8> {
+    match local.iov() {
+        [only] if only.iov_len == len => Some(only.iov_base.cast()),
+        _ => None,
+    }
+}
+
+/// NULL, if there are no buffers.
+fn none(local: &LocalIov<'_>) -> Option<*mut u8> {
+    local.is_empty().then_some(std::ptr::null_mut())
 }
 
 /// Whether the ranges of a call are elements of `size` bytes, not empty, not more than the limit,

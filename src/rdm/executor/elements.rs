@@ -15,6 +15,7 @@ use crate::rdm::link::LinkKey;
 use crate::rdm::operations::{Atomic, Kind, Operation, PAYLOAD};
 use crate::rdm::ops::Uses;
 use crate::rdm::packet_memory::Slot;
+use crate::rdm::peer::PeerKey;
 use crate::rdm::rma::{DeviceAtomic, Fault, RmaKey, RmaOp};
 use crate::verbs::{ElementsRequest, Sge};
 use crate::wire::rdm::Credit;
@@ -48,6 +49,39 @@ impl Executor {
     #[cfg(test)]
     pub(in crate::rdm) fn send_atomics(&mut self) {
         self.rma_config.device_atomics = false;
+    }
+
+    /// Executes an operation in this call, if nothing is in front of it and the device can.
+    /// `results` gets the earlier values, unless it is NULL. `false`: nothing has changed, and the
+    /// caller begins an operation.
+    ///
+    /// # Safety
+    /// The operands are readable, and `results` has room for the elements.
+    #[inline]
+    pub(in crate::rdm) unsafe fn execute_atomic(
+        &mut self,
+        core: &mut Core<Self>,
+        peer: PeerKey,
+        request: &mut ElementsRequest,
+        results: *mut u8,
+        target: (u64, u64),
+    ) -> bool {
+        let Some(link) = self.executing_link(core, peer) else {
+            return false;
+        };
+        if !self.rma_config.device_atomics {
+            return false;
+        }
+        let on = self.links.get_mut(link).filter(|on| on.device_atomics);
+        let Some(initiator) = on.and_then(|on| on.initiator.as_deref_mut()) else {
+            return false;
+        };
+        // SAFETY: the caller keeps the contract of this function.
+        let executed = unsafe { initiator.execute_elements(request, results, target) };
+        if executed {
+            core.note_executed(peer);
+        }
+        executed
     }
 
     /// Copies the operands to a slot, and makes the request of an operation.

@@ -122,6 +122,18 @@ impl Executor {
         first.into_iter().chain(self.rma.first_ending(peer)).min()
     }
 
+    /// The link to a peer if nothing is in front of a new operation.
+    #[inline(always)]
+    pub(super) fn executing_link(&self, core: &Core<Self>, peer: PeerKey) -> Option<LinkKey> {
+        let rma = &self.rma;
+        if rma.ops.len() != 0 || rma.fences != 0 || rma.delayed.is_some() {
+            return None;
+        }
+        let link = core.open_link(peer)?;
+        let behind = self.rma_config.after_sends && core.first_unposted(peer, |_| true).is_some();
+        (!behind).then_some(link)
+    }
+
     /// Executes a read or write of one range in this call, if nothing is in front of it and the
     /// device can. `false`: nothing has changed, and the caller begins an operation.
     ///
@@ -134,16 +146,9 @@ impl Executor {
         peer: PeerKey,
         transmit: &Transmit<'_>,
     ) -> bool {
-        let rma = &self.rma;
-        if rma.ops.len() != 0 || rma.fences != 0 || rma.delayed.is_some() {
-            return false;
-        }
-        let Some(link) = core.open_link(peer) else {
+        let Some(link) = self.executing_link(core, peer) else {
             return false;
         };
-        if self.rma_config.after_sends && core.first_unposted(peer, |_| true).is_some() {
-            return false;
-        }
         let on = self.links.get_mut(link);
         let Some(initiator) = on.and_then(|on| on.initiator.as_deref_mut()) else {
             return false;

@@ -150,7 +150,7 @@ const QP_LAYERS: &[&[&str]] = &[
     &["copies", "modify", "remote_qp"],
     &["ring_sends"],
     &["access", "fail", "own_ring", "push", "waiting", "xrc_send"],
-    &["atomic", "elements"],
+    &["at_once", "atomic", "elements"],
     &["datagram", "pending", "send", "window"],
     &["extended", "fast_path", "pull"],
     &["object"],

@@ -120,6 +120,7 @@ pub fn verbs() -> &'static VerbsFns {
         softdv_ring_grow: Some(ring::grow),
         softdv_ring_arrivals: Some(ring::arrivals),
         softdv_access: Some(softdv::access),
+        softdv_atomic_access: Some(softdv::atomic_access),
         softdv_max_atomic: Some(softdv::max_atomic),
         softdv_atomic_own: Some(softdv::atomic_own),
     })

@@ -85,6 +85,33 @@ pub(super) unsafe extern "C" fn access(
     }
 }
 
+/// `softdv_atomic_access`: executes one operation on elements in the call, as `softdv_access`
+/// executes a WRITE, if all of them lie in words of one buffer of the device. `results` gets their
+/// earlier values; NULL: they are not wanted. Neither needs a region. `changed` is written.
+///
+/// Returns `EAGAIN` if the operation has to be posted; nothing has changed.
+///
+/// Thread safe, as `ibv_post_send(3)`.
+pub(super) unsafe extern "C" fn atomic_access(
+    qp: *mut ibv_qp,
+    atomic: *mut softdv_atomic,
+    results: *mut c_void,
+    remote_addr: u64,
+    rkey: u32,
+) -> c_int {
+    // SAFETY: the caller promises a live queue pair, and an operation that no other code changes.
+    let (qp, asked) = unsafe { (Qp::from_ptr(qp), &*atomic) };
+    // SAFETY: the caller promises operands and room for the earlier values.
+    match unsafe { qp.elements_at_once(asked, results.cast(), (remote_addr, rkey)) } {
+        Some(changed) => {
+            // SAFETY: as above.
+            unsafe { (*atomic).changed = changed };
+            0
+        }
+        None => libc::EAGAIN,
+    }
+}
+
 /// `softdv_release_buf`: undoes `softdv_adopt_buf`. Remaining regions stay valid.
 pub(super) unsafe extern "C" fn release_buf(adopted: *mut c_void) {
     let _: Res<()> = guard(|| {

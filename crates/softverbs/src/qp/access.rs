@@ -245,7 +245,7 @@ impl Source<'_> {
     }
 }
 
-fn right(way: Direction) -> u32 {
+pub(super) fn right(way: Direction) -> u32 {
     match way {
         Direction::Write => IBV_ACCESS_REMOTE_WRITE,
         Direction::Read => IBV_ACCESS_REMOTE_READ,
@@ -351,99 +351,6 @@ impl Qp {
                 unsafe { self.complete_stopped(sq, first, list.ends(), &stop) }
             }
         }
-    }
-
-    /// Executes one READ or WRITE without a request, behind all requests that were posted. `false`:
-    /// it has to be posted, which [`Self::access_fast`] or the general path executes.
-    #[inline]
-    pub(crate) fn access_at_once(
-        &self,
-        opcode: u32,
-        sge: &ibv_sge,
-        flags: u32,
-        (addr, rkey): (u64, u32),
-    ) -> bool {
-        let way = match opcode {
-            IBV_WR_RDMA_WRITE => Direction::Write,
-            IBV_WR_RDMA_READ => Direction::Read,
-            _ => return false,
-        };
-        if self.process().forked() {
-            return false;
-        }
-        let mut sq = self.sq.lock();
-        let sq = &mut *sq;
-        let Some(conn) = &sq.conn else {
-            return false;
-        };
-        let plain = sq.kind == IBV_QPT_RC
-            && self.state() == IBV_QPS_RTS
-            && sq.executed == sq.head
-            && conn.word.access() & right(way) != 0
-            && conn.current()
-            && !conn.peer.refuses();
-        if !plain || conn.delivery.number != 0 || !conn.still_delivers() {
-            return false;
-        }
-        let process = self.process();
-        let len = sge.length as usize;
-        let from = match flags & IBV_SEND_INLINE != 0 {
-            true => Some(sge.addr),
-            false => {
-                process
-                    .regions
-                    .local_again(&mut sq.last_region, sge, sq.pd, way == Direction::Read)
-            }
-        };
-        let Some(from) = from.filter(|_| (1..=MOST_AT_ONCE).contains(&len)) else {
-            return false;
-        };
-        let (peer, key) = (&conn.peer, Key(rkey));
-        let target = Target {
-            key,
-            addr,
-            pd: conn.pd,
-            qp: sq.dest,
-        };
-        let hazard = Hazard::publish(&peer.hazards, &peer.map, process.slot, key);
-        let place = region::resolve(&peer.map, target, addr, len as u64, right(way));
-        let Some(place) = place else {
-            return false;
-        };
-        let local = [sys::as_local(from, len)];
-        if place.direct.stamp != 0
-            && let Some(there) = peer.direct(place.direct.stamp)
-        {
-            // this processor copies: the memory has to be that of a region, or inline data
-            let inline = flags & IBV_SEND_INLINE != 0;
-            let short = way == Direction::Write && len <= sq.max_inline as usize;
-            if inline && !short
-                || region::copy_mapped(&there, place.direct.offset, &local, len, way).is_err()
-            {
-                return false;
-            }
-        } else {
-            if !peer.check_alive() {
-                return false;
-            }
-            let (pid, remote) = (peer.identity.pid, [sys::as_local(place.addr, len)]);
-            let moved = match way {
-                Direction::Write => sys::vm_write(pid, &local, &remote),
-                Direction::Read => sys::vm_read(pid, &local, &remote),
-            };
-            match moved {
-                Ok(bytes) if bytes == len => {}
-                // the request that is posted next repeats it
-                Ok(bytes) => {
-                    sq.begun |= bytes != 0;
-                    return false;
-                }
-                Err(_) => return false,
-            }
-        }
-        drop(hazard);
-        sq.counts.add(opcode);
-        true
     }
 
     /// Completes as many requests of a chain as `ends` has. Returns the rest of the chain.

@@ -9,6 +9,7 @@
 
 mod access;
 mod agent_request;
+mod at_once;
 mod atomic;
 mod copies;
 mod counts;

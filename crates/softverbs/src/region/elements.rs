@@ -220,6 +220,43 @@ pub(crate) fn change_elements(
     result
 }
 
+/// As [`change_elements`] with the process in `slot` as initiator, if all elements are words of one
+/// buffer of the device. `false`: they are not, or an error; nothing has changed.
+#[inline]
+pub(crate) fn change_words(
+    slot: u32,
+    peer: &Peer,
+    target: Target,
+    right: u32,
+    elements: &mut Elements<'_>,
+) -> bool {
+    let hazard = Hazard::publish(&peer.hazards, &peer.map, slot, target.key);
+    let (len, size) = (elements.shape.len(), elements.shape.size());
+    let Some(place) = resolve(&peer.map, target, target.addr, len as u64, right) else {
+        return false;
+    };
+    // as `Memory::way` decides for each element
+    let (stamp, offset) = (place.direct.stamp, place.direct.offset);
+    let words = size <= 8 && (place.addr | offset).is_multiple_of(size as u64);
+    if stamp == 0 || !words {
+        return false;
+    }
+    let Some(map) = peer.direct(stamp) else {
+        return false;
+    };
+    let room = map.len() as u64;
+    if offset > room || room - offset < len as u64 {
+        return false;
+    }
+    elements.changed = 0;
+    for at in (0..len).step_by(size) {
+        // every word is inside the mapping
+        let _ = change_word(&map, offset + at as u64, at, elements);
+    }
+    drop(hazard);
+    true
+}
+
 /// Changes elements of this process's own memory, which lie in the ranges one after the other;
 /// `own` is this process as a peer. For the memory of a region the caller holds a hazard for its
 /// key.

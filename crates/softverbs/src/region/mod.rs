@@ -29,7 +29,7 @@ pub(crate) use atomic::{Change, Initiator, PATIENCE, change, change_own};
 pub(crate) use device_buffer::change as change_direct;
 pub(crate) use device_buffer::copy as copy_mapped;
 pub(crate) use elements::{
-    Elements, MAX_ELEMENTS, MAX_RANGES, Shape, change_elements, change_own_elements,
+    Elements, MAX_ELEMENTS, MAX_RANGES, Shape, change_elements, change_own_elements, change_words,
     offered as offers_elements,
 };
 pub(crate) use flush::{Flush, flush};
