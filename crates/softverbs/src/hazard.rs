@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use crate::key::Key;
 use crate::segment::layout::{self, announce, header};
 use crate::segment::{Mapping, OwnSegment};
-use crate::sync::atomic::{AtomicU32, Ordering, fence};
-use crate::sync::pause;
+use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use crate::sync::{Arc, pause};
 use crate::sys::{Errno, Res};
 
 /// Longest wait for initiators.
@@ -70,6 +70,28 @@ impl Hazards {
         }
     }
 
+    /// Takes one of the first [`OWNED`] words for a queue pair, if one is free.
+    fn reserve(&self) -> Option<u32> {
+        let (acquire, relaxed) = (Ordering::Acquire, Ordering::Relaxed);
+        let mut taken = self.taken.load(relaxed);
+        loop {
+            let number = taken.trailing_ones();
+            if number >= OWNED {
+                return None;
+            }
+            let more = taken | 1 << number;
+            let exchanged = self.taken.compare_exchange(taken, more, acquire, relaxed);
+            match exchanged {
+                Ok(_) => return Some(number),
+                Err(found) => taken = found,
+            }
+        }
+    }
+
+    fn give_back(&self, number: u32) {
+        self.taken.fetch_and(!(1 << number), Ordering::Release);
+    }
+
     fn take(&self) -> u32 {
         let mut round = 0u32;
         // If more threads than words access one peer, they take turns; each turn is one copy of at
@@ -93,12 +115,78 @@ impl Hazards {
     }
 }
 
-/// A thread's hazard word in the owner's segment (`map`), which holds the key in use.
+/// The words that queue pairs keep, at most: the others are for the calls of all threads.
+const OWNED: u32 = 4;
+const _: () = assert!((OWNED as usize) < announce::HAZARD_COUNT);
+
+/// The offset of a hazard word of the process in `slot`.
+fn word_at(slot: u32, number: u32) -> usize {
+    let base = announce::AT + announce::STRIDE * slot as usize + announce::HAZARDS;
+    base + 8 * number as usize
+}
+
+/// Publishes what is used, before the caller's later loads.
+#[inline(always)]
+fn publish(word: &AtomicU64, what: Use) {
+    // On x86-64 an exchange is a full barrier, and takes less time than a store and a fence.
+    if cfg!(all(target_arch = "x86_64", not(all(test, loom)))) {
+        word.swap(what.to_word(), Ordering::SeqCst);
+        std::sync::atomic::compiler_fence(Ordering::SeqCst);
+    } else {
+        word.store(what.to_word(), Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+    }
+}
+
+/// The hazard word of a queue pair, which publishes without taking one for each access. Used under
+/// the lock of its send queue.
+#[derive(Debug)]
+pub(crate) struct OwnHazard {
+    hazards: Arc<Hazards>,
+    /// The word and its offset. `None`: other queue pairs have all of them.
+    word: Option<(u32, usize)>,
+}
+
+impl OwnHazard {
+    /// That of a queue pair of the process in `own_slot`, among those at the owner of the memory.
+    pub(crate) fn new(hazards: &Arc<Hazards>, own_slot: u32) -> Self {
+        let number = hazards.reserve();
+        Self {
+            hazards: Arc::clone(hazards),
+            word: number.map(|number| (number, word_at(own_slot, number))),
+        }
+    }
+
+    /// Publishes `what` in the owner's segment (`map`). One at a time.
+    #[inline(always)]
+    pub(crate) fn publish<'a>(
+        &'a self,
+        map: &'a Mapping,
+        own_slot: u32,
+        what: impl Into<Use>,
+    ) -> Hazard<'a> {
+        let Some((_, at)) = self.word else {
+            return Hazard::publish(&self.hazards, map, own_slot, what);
+        };
+        let word = map.u64(at);
+        publish(word, what.into());
+        Hazard { word, taken: None }
+    }
+}
+
+impl Drop for OwnHazard {
+    fn drop(&mut self) {
+        if let Some((number, _)) = self.word {
+            self.hazards.give_back(number);
+        }
+    }
+}
+
+/// A hazard word in the owner's segment, which holds the key in use.
 pub(crate) struct Hazard<'a> {
-    hazards: &'a Hazards,
-    number: u32,
-    map: &'a Mapping,
-    at: usize,
+    word: &'a AtomicU64,
+    /// The number of the word, if it was taken for this access.
+    taken: Option<(&'a Hazards, u32)>,
 }
 
 impl<'a> Hazard<'a> {
@@ -109,24 +197,21 @@ impl<'a> Hazard<'a> {
         what: impl Into<Use>,
     ) -> Self {
         let number = hazards.take();
-        let base = announce::AT + announce::STRIDE * own_slot as usize + announce::HAZARDS;
-        let at = base + 8 * number as usize;
-        map.u64(at).store(what.into().to_word(), Ordering::Relaxed);
-        fence(Ordering::SeqCst);
+        let word = map.u64(word_at(own_slot, number));
+        publish(word, what.into());
         Self {
-            hazards,
-            number,
-            map,
-            at,
+            word,
+            taken: Some((hazards, number)),
         }
     }
 }
 
 impl Drop for Hazard<'_> {
     fn drop(&mut self) {
-        self.map.u64(self.at).store(0, Ordering::Release);
-        let taken = &self.hazards.taken;
-        taken.fetch_and(!(1 << self.number), Ordering::Release);
+        self.word.store(0, Ordering::Release);
+        if let Some((hazards, number)) = self.taken {
+            hazards.give_back(number);
+        }
     }
 }
 
@@ -264,6 +349,34 @@ mod tests {
         for i in 0..announce::HAZARD_COUNT {
             assert_eq!(word(i).load(Ordering::Relaxed), 0);
         }
+    }
+
+    #[test]
+    fn queue_pairs_keep_half_of_the_words() {
+        let segment = OwnSegment::create(1, 0, true).unwrap();
+        let map = &segment.map;
+        let word = |i: u32| map.u64(word_at(3, i)).load(Ordering::Relaxed);
+        let hazards = Arc::try_new(Hazards::new()).unwrap();
+        let mut own: Vec<_> = (0..5).map(|_| OwnHazard::new(&hazards, 3)).collect();
+        for (i, hazard) in own.iter().enumerate() {
+            let published = hazard.publish(map, 3, Key(9));
+            assert_eq!(word(i as u32), 9 | 1 << 32);
+            drop(published);
+            assert_eq!(word(i as u32), 0);
+        }
+        let call = Hazard::publish(&hazards, map, 3, Key(5));
+        assert_eq!(word(4), 5 | 1 << 32);
+        drop(call);
+        own.remove(1);
+        let again = OwnHazard::new(&hazards, 3);
+        let published = again.publish(map, 3, Key(7));
+        assert_eq!(word(1), 7 | 1 << 32);
+        drop(published);
+        drop((own, again));
+        let all: Vec<_> = (0..announce::HAZARD_COUNT)
+            .map(|_| Hazard::publish(&hazards, map, 3, Key(5)))
+            .collect();
+        assert_eq!(all.len(), announce::HAZARD_COUNT);
     }
 
     /// A call that fails with `EBUSY` can be repeated, and succeeds when no process uses the key

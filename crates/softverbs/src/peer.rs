@@ -47,7 +47,7 @@ pub(crate) struct Peer {
     unmade: AtomicU8,
     out: Lock<Option<Producer>>,
     doorbells: Mutex<Vec<Doorbell>>,
-    pub(crate) hazards: Hazards,
+    pub(crate) hazards: Arc<Hazards>,
     directs: Directs,
     /// Opens the peer's files.
     pub(crate) opener: Opener,
@@ -222,7 +222,7 @@ impl Peer {
             unmade: AtomicU8::new(Unmade::Waits as u8),
             out: Lock::new(None),
             doorbells: Mutex::new(Vec::new()),
-            hazards: Hazards::new(),
+            hazards: Arc::try_new(Hazards::new())?,
             directs: Directs::default(),
             opener,
             refuses: AtomicBool::new(false),

@@ -6,7 +6,7 @@ use loom::thread;
 use rdma_core_sys::{IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_READ, ibv_sge};
 
 use super::{Memory, check};
-use crate::hazard::{Hazard, Hazards};
+use crate::hazard::{Hazard, Hazards, OwnHazard};
 use crate::key::Key;
 use crate::region::{LastRegion, Range, Regions, Target, resolve};
 use crate::segment::OwnSegment;
@@ -50,7 +50,17 @@ fn owner() -> (Arc<OwnSegment>, Arc<Regions>, Key) {
 /// although its index is used again.
 #[test]
 fn no_initiator_uses_memory_after_its_deregistration() {
-    check(|| {
+    deregistered(false);
+}
+
+/// The same; the initiator is a queue pair with a hazard word of its own.
+#[test]
+fn no_queue_pair_uses_memory_after_its_deregistration() {
+    deregistered(true);
+}
+
+fn deregistered(own_word: bool) {
+    check(move || {
         let (segment, regions, key) = owner();
         let memory = Memory::new(1);
         let (their_segment, theirs) = (Arc::clone(&segment), memory.clone());
@@ -62,8 +72,12 @@ fn no_initiator_uses_memory_after_its_deregistration() {
                 pd: PD,
                 qp: 2,
             };
-            let hazards = Hazards::new();
-            let hazard = Hazard::publish(&hazards, map, VISITOR, key);
+            let hazards = crate::sync::Arc::try_new(Hazards::new()).unwrap();
+            let own = own_word.then(|| OwnHazard::new(&hazards, VISITOR));
+            let hazard = match &own {
+                Some(own) => own.publish(map, VISITOR, key),
+                None => Hazard::publish(&hazards, map, VISITOR, key),
+            };
             if let Some(place) = resolve(map, target, OLD, 8, IBV_ACCESS_REMOTE_READ) {
                 assert_eq!(place.addr, OLD);
                 assert_eq!(theirs.read(), 1);

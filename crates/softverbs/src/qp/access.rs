@@ -9,7 +9,7 @@ use rdma_core_sys::*;
 
 use super::remote_qp::Connection;
 use super::{Qp, SendQueue};
-use crate::hazard::{Hazard, MOST_AT_ONCE};
+use crate::hazard::MOST_AT_ONCE;
 use crate::key::Key;
 use crate::peer::Peer;
 use crate::region::{self, Direction, LastRegion, Regions, Target};
@@ -319,7 +319,7 @@ impl Qp {
         };
         let peer = &conn.peer;
         let mut list = List::new();
-        let hazard = Hazard::publish(&peer.hazards, &peer.map, process.slot, Key(rkey));
+        let hazard = conn.hazard.publish(&peer.map, process.slot, Key(rkey));
         let mut next = first;
         // SAFETY: the caller promises a valid chain.
         while let Some(request) = unsafe { next.as_ref() } {

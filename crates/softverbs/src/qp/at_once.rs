@@ -6,7 +6,7 @@ use rdma_core_sys::*;
 use super::Qp;
 use super::access::right;
 use super::remote_qp::Connection;
-use crate::hazard::{Hazard, MOST_AT_ONCE};
+use crate::hazard::MOST_AT_ONCE;
 use crate::key::Key;
 use crate::region::{self, Direction, Elements, MAX_ELEMENTS, Shape, Target};
 use crate::sys;
@@ -75,7 +75,7 @@ impl Qp {
             pd: conn.pd,
             qp: sq.dest,
         };
-        let hazard = Hazard::publish(&peer.hazards, &peer.map, process.slot, key);
+        let hazard = conn.hazard.publish(&peer.map, process.slot, key);
         let place = region::resolve(&peer.map, target, addr, len as u64, right(way));
         let Some(place) = place else {
             return false;
@@ -163,15 +163,13 @@ impl Qp {
             earlier,
             changed: 0,
         };
-        if !region::change_words(
-            self.process().slot,
-            &conn.peer,
-            target,
-            rights,
-            &mut elements,
-        ) {
+        let hazard = conn
+            .hazard
+            .publish(&conn.peer.map, self.process().slot, target.key);
+        if !region::change_words(&conn.peer, target, rights, &mut elements) {
             return None;
         }
+        drop(hazard);
         if !results.is_null() {
             // SAFETY: the caller has room for the elements.
             unsafe { results.copy_from_nonoverlapping(elements.earlier.as_ptr(), len) };

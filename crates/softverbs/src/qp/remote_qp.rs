@@ -7,7 +7,7 @@ use rdma_core_sys::{IBV_QPS_ERR, IBV_QPS_INIT, IBV_QPS_RESET};
 use super::request::IovecList;
 use super::{Qp, SendQueue, entry_at};
 use crate::delivery::receives;
-use crate::hazard::Use;
+use crate::hazard::{OwnHazard, Use};
 use crate::key::Key;
 use crate::limits::MAX_SGE;
 use crate::peer::Peer;
@@ -26,6 +26,8 @@ use crate::sync::Arc;
 pub(super) struct Connection {
     /// The owner of the memory and of the receives.
     pub(super) peer: Arc<Peer>,
+    /// For accesses to the owner's memory.
+    pub(super) hazard: OwnHazard,
     /// The mapping with the state word: the peer's segment, or an XRC target's domain.
     state: Arc<Mapping>,
     /// Index of the queue pair, and offset of its entry in `state`.
@@ -86,7 +88,7 @@ pub(super) struct Receive {
 impl Connection {
     #[expect(clippy::too_many_arguments, reason = "all of it was read at once")]
     pub(super) fn through_target(
-        peer: Arc<Peer>,
+        (peer, own_slot): (Arc<Peer>, u32),
         state: Arc<Mapping>,
         at: usize,
         word: StateWord,
@@ -96,6 +98,7 @@ impl Connection {
         delivery: Delivery,
     ) -> Self {
         Self {
+            hazard: OwnHazard::new(&peer.hazards, own_slot),
             peer,
             state,
             index: 0,
@@ -311,7 +314,7 @@ impl Qp {
             return Err(Unreachable::Yet);
         }
         let known = sq.conn.as_ref().map(|conn| conn.word.incarnation());
-        let conn = read(&peer, index, self.number())?;
+        let conn = read((&peer, self.process().slot), index, self.number())?;
         if known != Some(conn.word.incarnation()) {
             self.give_claim_back(sq);
             // Payload that was copied went to a receive of another incarnation.
@@ -347,7 +350,11 @@ impl Qp {
     }
 }
 
-fn read(peer: &Arc<Peer>, index: u32, own: u32) -> Result<Connection, Unreachable> {
+fn read(
+    (peer, own_slot): (&Arc<Peer>, u32),
+    index: u32,
+    own: u32,
+) -> Result<Connection, Unreachable> {
     let at = entry_at(index);
     let map = &peer.map;
     let word = StateWord(map.u64(at + layout::STATE).load(Ordering::Acquire));
@@ -382,6 +389,7 @@ fn read(peer: &Arc<Peer>, index: u32, own: u32) -> Result<Connection, Unreachabl
     };
     Ok(Connection {
         peer: Arc::clone(peer),
+        hazard: OwnHazard::new(&peer.hazards, own_slot),
         state: Arc::clone(map),
         ring: false,
         delivery: Delivery::default(),

@@ -195,6 +195,7 @@ impl Qp {
         };
         let (pd, recv_cq) = (part(srq::PD), part(srq::CQ));
         let state = Arc::clone(&domain.map);
+        let peer = (peer, self.process().slot);
         Some(Connection::through_target(
             peer, state, at, word, shared, pd, recv_cq, delivery,
         ))

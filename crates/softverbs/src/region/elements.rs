@@ -220,17 +220,15 @@ pub(crate) fn change_elements(
     result
 }
 
-/// As [`change_elements`] with the process in `slot` as initiator, if all elements are words of one
-/// buffer of the device. `false`: they are not, or an error; nothing has changed.
+/// As [`change_elements`], if all elements are words of one buffer of the device. The caller holds a
+/// hazard for the key. `false`: they are not, or an error; nothing has changed.
 #[inline]
 pub(crate) fn change_words(
-    slot: u32,
     peer: &Peer,
     target: Target,
     right: u32,
     elements: &mut Elements<'_>,
 ) -> bool {
-    let hazard = Hazard::publish(&peer.hazards, &peer.map, slot, target.key);
     let (len, size) = (elements.shape.len(), elements.shape.size());
     let Some(place) = resolve(&peer.map, target, target.addr, len as u64, right) else {
         return false;
@@ -253,7 +251,6 @@ pub(crate) fn change_words(
         // every word is inside the mapping
         let _ = change_word(&map, offset + at as u64, at, elements);
     }
-    drop(hazard);
     true
 }
 
