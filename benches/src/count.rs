@@ -93,6 +93,13 @@ counted!(count_fi_tinject, Fabric, |f: &mut Fabric| {
     std::hint::black_box("rdm");
     assert!(f.post_inject(8));
 });
+counted!(count_fi_tinjectdata, Fabric, |f: &mut Fabric| {
+    assert!(f.post_inject_data(8));
+});
+counted!(count_fi_cq_read_rdm_data_hit, Fabric, |f: &mut Fabric| {
+    std::hint::black_box("rdm data");
+    assert_eq!(f.poll(f.rx(), 1), 1);
+});
 counted!(count_fi_tsend, Fabric, |f: &mut Fabric| {
     std::hint::black_box("rdm");
     assert!(f.post_send(8));
@@ -295,6 +302,14 @@ fn rdm() {
         count_fi_tinject(&mut first);
         count_fi_cq_read_rdm_hit(&mut second);
         count_fi_trecv(&mut second);
+        settle(&mut first, &mut second);
+        count_fi_tinjectdata(&mut first);
+        count_fi_cq_read_rdm_data_hit(&mut second);
+        second.post_recv();
+        // the answer of a ping-pong
+        assert!(second.post_inject(8));
+        assert_eq!(first.poll(first.rx(), 1), 1);
+        first.post_recv();
         settle(&mut first, &mut second);
         count_fi_tsend(&mut first);
         count_fi_cq_read_rdm_tx_hit(&mut first);

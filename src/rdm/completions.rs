@@ -151,7 +151,7 @@ impl Completions {
         }
     }
 
-    /// As [`Self::sent`], of a message without CQ data.
+    /// As [`Self::sent`].
     #[inline(always)]
     pub(super) fn sent_direct(&mut self, tagged: bool, context: usize, wanted: bool) {
         self.counters.count(kind(Side::Tx), true);

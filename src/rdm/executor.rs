@@ -51,7 +51,7 @@ use crate::verbs::{Cq, Lkey, Pd, RecvRequest, Sge, Srq, Wc};
 use crate::wire::rdm::packet::{MAX_HEAD, SLOT_SIZE};
 use crate::wire::rdm::{Body, Credit, Header, Number, Packet};
 
-pub(super) use self::rings::Stop;
+pub(super) use self::rings::{Stop, narrow};
 pub(super) use self::rma::RmaConfig;
 use self::rma_recovery::Failure;
 

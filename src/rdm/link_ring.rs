@@ -215,6 +215,54 @@ impl LinkRing {
         outcome(unsafe { self.ring.post(words, from, len, false) })
     }
 
+    /// Posts EAGER with the words and the prefix of
+    /// [`crate::wire::rdm::ring::eager_with_data`].
+    ///
+    /// # Safety
+    /// The application's buffers are readable.
+    pub(super) unsafe fn post_prefixed(
+        &mut self,
+        (words, prefix): &(Words, [u8; PREFIX]),
+        payload: &Iov,
+    ) -> RingPost {
+        if !self.is_attached() {
+            return RingPost::No;
+        }
+        let mut pieces = [const { EMPTY }; 1 + MAX_IOV];
+        pieces[0] = piece(prefix.as_ptr(), PREFIX);
+        let count = 1 + payload.list(&mut pieces[1..]);
+        // SAFETY: the prefix is only read, and the others are the caller's.
+        outcome(unsafe { self.ring.post_pieces(*words, &pieces[..count], false) })
+    }
+
+    /// As [`Self::post_prefixed`], with a payload of one buffer.
+    ///
+    /// # Safety
+    /// `len` bytes are readable.
+    #[inline]
+    pub(super) unsafe fn post_prefixed_buffer(
+        &mut self,
+        (words, prefix): &(Words, [u8; PREFIX]),
+        from: *const u8,
+        len: usize,
+    ) -> RingPost {
+        if !self.is_attached() {
+            return RingPost::No;
+        }
+        let mut short = [0; PREFIX + SHORT];
+        // SAFETY: the caller promises the buffer; the prefix is only read.
+        outcome(unsafe {
+            if len <= SHORT {
+                short[..PREFIX].copy_from_slice(prefix);
+                from.copy_to_nonoverlapping(short[PREFIX..].as_mut_ptr(), len);
+                self.ring.post(*words, short.as_ptr(), PREFIX + len, false)
+            } else {
+                let pieces = [piece(prefix.as_ptr(), PREFIX), piece(from, len)];
+                self.ring.post_pieces(*words, &pieces, false)
+            }
+        })
+    }
+
     /// Posts a packet: `size` bytes of header and body, and the payload.
     ///
     /// # Safety
@@ -379,6 +427,16 @@ impl LinkRing {
     }
 }
 
+/// Longest payload that is copied behind its prefix, in bytes.
+const SHORT: usize = 56;
+
+fn piece(from: *const u8, len: usize) -> libc::iovec {
+    libc::iovec {
+        iov_base: from.cast_mut().cast(),
+        iov_len: len,
+    }
+}
+
 const EMPTY: libc::iovec = libc::iovec {
     iov_base: std::ptr::null_mut(),
     iov_len: 0,
@@ -395,10 +453,10 @@ fn outcome(posted: Result<Posted>) -> RingPost {
 }
 
 impl RingPacket {
-    /// EAGER without a prefix.
+    /// EAGER with a prefix of so many bytes.
     #[inline]
-    pub(super) const fn eager(message: Message) -> Self {
-        let begin = HEADER_SIZE;
+    pub(super) const fn eager(message: Message, prefix: usize) -> Self {
+        let begin = HEADER_SIZE - prefix;
         Self { message, begin }
     }
 

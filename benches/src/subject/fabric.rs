@@ -407,6 +407,14 @@ impl Fabric {
         posted(ret, "fi_inject")
     }
 
+    /// As [`Self::post_inject`], a tagged message with remote CQ data, as an MPI sends it.
+    pub(crate) fn post_inject_data(&mut self, len: usize) -> bool {
+        let (ep, at) = (self.ep, self.outbox.at.cast());
+        // SAFETY: as above.
+        let ret = unsafe { call!((*ep).tagged, injectdata, ep, at, len, 7, self.peer, TAG) };
+        posted(ret, "fi_tinjectdata")
+    }
+
     /// Sends a message to the peer from a further endpoint. The earlier ones stay open.
     pub(crate) fn send_from_another(&mut self) {
         // SAFETY: a live domain, a whole fi_info, an endpoint with its objects.

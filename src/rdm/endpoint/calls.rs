@@ -9,6 +9,7 @@ use biased_lock::MutexGuard;
 
 use super::super::completions::Side;
 use super::super::core::Send;
+use super::super::executor::narrow;
 use super::super::iov::Iov;
 use super::super::link_ring::RingPost;
 use super::super::operations::{Kind, Operation};
@@ -162,7 +163,8 @@ impl Endpoint {
         let mut posted = RingPost::No;
         if let Some(state) = guard.as_mut()
             && let [only] = outgoing.local.iov()
-            && !(message.ack || message.data.is_some() || only.iov_base.is_null())
+            && !only.iov_base.is_null()
+            && let Some(data) = narrow(message)
             && !(inject && only.iov_len > config.inject_size)
             && state.io.outstanding() < config.tx_size
             && let Some(peer) = state.known_peer(outgoing.to)
@@ -170,7 +172,7 @@ impl Endpoint {
             let buffer = (only.iov_base.cast::<u8>().cast_const(), only.iov_len);
             let (core, io) = (&mut state.core, &mut state.io);
             // SAFETY: the caller keeps the contract of this function.
-            posted = unsafe { io.send_buffer(core, (peer, message.tag), buffer) };
+            posted = unsafe { io.send_buffer(core, (peer, message.tag, data), buffer) };
             if posted == RingPost::Sent {
                 io.completions.sent_direct(
                     message.tag.is_some(),

@@ -97,7 +97,7 @@ impl Executor {
     pub(super) unsafe fn fill_whole(
         &mut self,
         peer: PeerKey,
-        tag: Option<u64>,
+        (tag, data): (Option<u64>, Option<u32>),
         (from, len): (*const u8, usize),
         reader: Option<&mut Reader<'_, '_>>,
     ) -> bool {
@@ -113,11 +113,15 @@ impl Executor {
         // SAFETY: the application keeps the buffer until the receive completes; the caller promises
         // the source, which is memory of the engine.
         unsafe { copy_short(from, to, len) };
-        let completion = Completion {
+        let mut completion = Completion {
             len,
             tag: tag.unwrap_or_default(),
             ..completion_of(receive)
         };
+        if let Some(data) = data {
+            completion.data = data.into();
+            completion.flags |= Flags::REMOTE_CQ_DATA;
+        }
         let wanted = receive.wanted;
         store.take_recent(tag.is_some(), &found);
         self.completions.received(&completion, peer, wanted, reader);

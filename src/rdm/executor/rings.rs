@@ -14,7 +14,8 @@ use super::super::receives::Envelope;
 use super::{Executor, Place, Todo};
 use crate::verbs::{Message as RingMessage, Next, Run};
 use crate::wire::rdm::packet::{HEADER_SIZE, MAX_HEAD, Message, SLOT_SIZE, eager_credit};
-use crate::wire::rdm::{Credit, Header, Packet, ring};
+use crate::wire::rdm::ring::{self, Eager};
+use crate::wire::rdm::{Credit, Header, Packet};
 
 /// Packets in the rings of a link that are read before a packet of its shared receive queue: a
 /// packet has a slot or more, so the rings have fewer.
@@ -42,7 +43,7 @@ struct RingRun<'a, 'b, 'c> {
 }
 
 impl Arrivals for RingRun<'_, '_, '_> {
-    type Message = (Option<u64>, RingMessage);
+    type Message = (Eager, RingMessage);
 
     #[inline(always)]
     fn next(&mut self) -> Option<(Header, u32, Self::Message)> {
@@ -55,24 +56,30 @@ impl Arrivals for RingRun<'_, '_, '_> {
             }
             Next::Other => return None,
         };
-        let (header, tag) = ring::as_eager(&message.words(), message.len())?;
+        // SAFETY: the ring holds the payload until it is consumed; a hostile peer may change it.
+        let prefix = || unsafe { message.payload().cast::<u64>().read_unaligned() };
+        let eager = ring::as_eager(&message.words(), message.len(), || u64::from_le(prefix()))?;
         // at most 8 KiB
-        Some((header, message.len() as u32, (tag, message)))
+        let len = (message.len() - eager.prefix()) as u32;
+        Some((eager.header, len, (eager, message)))
     }
 
     #[inline(always)]
-    fn deliver(&mut self, from: Origin, (tag, message): Self::Message) -> Credit {
+    fn deliver(&mut self, from: Origin, (eager, message): Self::Message) -> Credit {
         self.run.take(&message);
         self.left -= 1;
-        let (reader, len) = (self.reader.as_deref_mut(), message.len());
+        let reader = self.reader.as_deref_mut();
+        let (prefix, envelope) = (eager.prefix(), (eager.tag, eager.data));
+        let len = message.len() - prefix;
         // SAFETY: the ring holds the payload until it is consumed.
         let whole = unsafe {
-            let content = (message.payload(), len);
-            self.executor.fill_whole(from.peer, tag, content, reader)
+            let content = (message.payload().add(prefix), len);
+            self.executor
+                .fill_whole(from.peer, envelope, content, reader)
         };
         match whole {
             true => eager_credit(len as u32),
-            false => self.executor.deliver_any(from, tag, &message),
+            false => self.executor.deliver_any(from, &eager, &message),
         }
     }
 
@@ -83,6 +90,17 @@ impl Arrivals for RingRun<'_, '_, '_> {
             return true;
         }
         self.left == 0 || !self.executor.todo.is_empty()
+    }
+}
+
+/// The CQ data of a message that can be sent without an operation, if it has any. `None`: it has an
+/// ACK, or data of more than 32 bits.
+#[inline(always)]
+pub(in crate::rdm) fn narrow(message: &Message) -> Option<Option<u32>> {
+    match message.data {
+        _ if message.ack => None,
+        None => Some(None),
+        Some(data) => Some(Some(u32::try_from(data).ok()?)),
     }
 }
 
@@ -100,22 +118,32 @@ impl Executor {
         message: &Message,
         iov: &Iov,
     ) -> RingPost {
-        if message.ack || message.data.is_some() {
+        let Some(data) = narrow(message) else {
             return RingPost::No;
-        }
+        };
         let Some((direct, ring)) = self.direct(core, peer, iov.len()) else {
             return RingPost::No;
         };
-        let words = ring::eager(&direct.header, message.tag);
         // SAFETY: the caller promises the buffers.
-        let posted = unsafe { ring.post_eager(words, iov) };
+        let posted = unsafe {
+            match data {
+                None => ring.post_eager(ring::eager(&direct.header, message.tag), iov),
+                Some(data) => {
+                    // at most 8 KiB
+                    let len = iov.len() as u32;
+                    let whole = ring::eager_with_data(&direct.header, message.tag, data, len);
+                    ring.post_prefixed(&whole, iov)
+                }
+            }
+        };
         if posted == RingPost::Sent {
             direct.sent();
         }
         posted
     }
 
-    /// As [`Self::send_direct`], for a message of one buffer, with neither CQ data nor ACK.
+    /// As [`Self::send_direct`], for a message of one buffer without ACK and with CQ data of at most
+    /// 32 bits ([`narrow`]).
     ///
     /// # Safety
     /// `len` bytes are readable.
@@ -123,15 +151,23 @@ impl Executor {
     pub(in crate::rdm) unsafe fn send_buffer(
         &mut self,
         core: &mut Core<Self>,
-        (peer, tag): (PeerKey, Option<u64>),
+        (peer, tag, data): (PeerKey, Option<u64>, Option<u32>),
         (from, len): (*const u8, usize),
     ) -> RingPost {
         let Some((direct, ring)) = self.direct(core, peer, len) else {
             return RingPost::No;
         };
-        let words = ring::eager(&direct.header, tag);
         // SAFETY: the caller promises the buffer.
-        let posted = unsafe { ring.post_buffer(words, from, len) };
+        let posted = unsafe {
+            match data {
+                None => ring.post_buffer(ring::eager(&direct.header, tag), from, len),
+                Some(data) => {
+                    // at most 8 KiB
+                    let whole = ring::eager_with_data(&direct.header, tag, data, len as u32);
+                    ring.post_prefixed_buffer(&whole, from, len)
+                }
+            }
+        };
         if posted == RingPost::Sent {
             direct.sent();
         }
@@ -293,14 +329,15 @@ impl Executor {
     /// Delivers a message in a ring that is not announced. Returns the credit that it does not use
     /// any more.
     #[inline(never)]
-    fn deliver_any(&mut self, origin: Origin, tag: Option<u64>, message: &RingMessage) -> Credit {
+    fn deliver_any(&mut self, origin: Origin, eager: &Eager, message: &RingMessage) -> Credit {
+        let prefix = eager.prefix();
         let envelope = Envelope {
             peer: origin.peer,
-            tag,
-            data: None,
-            len: message.len() as u64,
+            tag: eager.tag,
+            data: eager.data.map(u64::from),
+            len: (message.len() - prefix) as u64,
         };
-        let place = Place::Ring(RingPacket::eager(*message));
+        let place = Place::Ring(RingPacket::eager(*message, prefix));
         self.eager(origin, &envelope, &place, HEADER_SIZE)
     }
 

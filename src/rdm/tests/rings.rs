@@ -8,6 +8,7 @@ use super::Random;
 use super::endpoints::{End, config, domain, wait};
 use crate::av::FiAddr;
 use crate::errno::FiErrno;
+use crate::flags::Flags;
 use crate::mr::Desc;
 use crate::queue::Completion;
 use crate::rdm::links::IDLE_RINGS;
@@ -22,15 +23,25 @@ fn message(number: usize, len: usize) -> Vec<u8> {
     bytes
 }
 
+/// The remote CQ data of a message of an exchange: none, of 32 bits, and of more.
+fn data_of(number: usize) -> Option<u64> {
+    match number % 6 {
+        0 => Some(number as u64),
+        1 => Some(u32::MAX.into()),
+        2 => Some(number as u64 | 1 << 32),
+        _ => None,
+    }
+}
+
 /// Sends a message; `false`: too many are under way.
-fn send(end: &End, to: FiAddr, bytes: &[u8]) -> bool {
+fn send(end: &End, to: FiAddr, bytes: &[u8], data: Option<u64>) -> bool {
     let iov = libc::iovec {
         iov_base: bytes.as_ptr().cast_mut().cast(),
         iov_len: bytes.len(),
     };
     let local = LocalIov::single(&iov, &Desc::NULL);
     // SAFETY: the callers keep the buffer until the completion.
-    let posted = unsafe { end.ep.send(to, None, local, None, 1, None) };
+    let posted = unsafe { end.ep.send(to, None, local, data, 1, None) };
     assert!(
         matches!(posted, Ok(()) | Err(FiErrno::EAGAIN)),
         "{posted:?}"
@@ -38,11 +49,11 @@ fn send(end: &End, to: FiAddr, bytes: &[u8]) -> bool {
     posted.is_ok()
 }
 
-fn inject(end: &End, to: FiAddr, bytes: &[u8]) -> bool {
+fn inject(end: &End, to: FiAddr, bytes: &[u8], data: Option<u64>) -> bool {
     // SAFETY: the buffer is readable during the call.
     let posted = unsafe {
         end.ep
-            .inject(to, None, bytes.as_ptr().cast(), bytes.len(), None)
+            .inject(to, None, bytes.as_ptr().cast(), bytes.len(), data)
     };
     assert!(
         matches!(posted, Ok(()) | Err(FiErrno::EAGAIN)),
@@ -93,12 +104,13 @@ impl<'a> Stream<'a> {
         let Some(bytes) = self.messages.get(self.posted) else {
             return;
         };
+        let data = data_of(self.posted);
         if bytes.len() <= 4096 && random.one_in(2) {
-            let posted = usize::from(inject(self.from, self.addr, bytes));
+            let posted = usize::from(inject(self.from, self.addr, bytes, data));
             self.posted += posted;
             self.complete += posted;
         } else {
-            self.posted += usize::from(send(self.from, self.addr, bytes));
+            self.posted += usize::from(send(self.from, self.addr, bytes, data));
         }
     }
 
@@ -114,6 +126,9 @@ impl<'a> Stream<'a> {
         let want = &self.messages[self.received];
         assert_eq!(completion.len, want.len(), "{}", self.received);
         assert!(self.buffer[..want.len()] == want[..], "{}", self.received);
+        let flagged = completion.flags.contains(Flags::REMOTE_CQ_DATA);
+        let data = flagged.then_some(completion.data);
+        assert_eq!(data, data_of(self.received), "{}", self.received);
         (self.received, self.waits) = (self.received + 1, false);
     }
 }
@@ -278,7 +293,7 @@ fn sleeping_readers_of_rings_wake() {
                 take(&b);
                 let len = [8, 2_000, 8_000][round % 3];
                 assert!(buffer[..len] == message(round, len));
-                while !inject(&b, to_a, &message(round, 16)) {}
+                while !inject(&b, to_a, &message(round, 16), None) {}
             }
         });
         let mut buffer = vec![0; 8_192];
@@ -307,7 +322,7 @@ fn unused_rings_become_cold() {
             let bytes = message(round, 16);
             a.recv(None, &mut buffer, 2);
             let limit = Instant::now() + Duration::from_secs(20);
-            while !inject(peer, *addr, &bytes) {
+            while !inject(peer, *addr, &bytes, None) {
                 assert!(Instant::now() < limit);
             }
             wait([&a, peer], [1, 0]);
@@ -360,7 +375,7 @@ fn entries_are_in_the_order_of_the_messages() {
             assert!(Instant::now() < limit, "{contexts:?}");
             // as many as a ring holds, or some at a time
             let most = if round % 2 == 0 { COUNT } else { sent + 7 };
-            while sent < COUNT.min(most) && inject(&a, to_b, &messages[sent]) {
+            while sent < COUNT.min(most) && inject(&a, to_b, &messages[sent], None) {
                 sent += 1;
             }
             a.poll();

@@ -12,9 +12,27 @@ pub const PREFIX: usize = 8;
 pub type Words = [u64; 3];
 
 /// The words of EAGER without remote CQ data and without ACK.
-#[inline]
+#[inline(always)]
 pub fn eager(header: &Header, tag: Option<u64>) -> Words {
-    let flags = if tag.is_some() { TAGGED } else { 0 };
+    words_of(header, tag, 0)
+}
+
+/// The words of EAGER with remote CQ data of 32 bits, without ACK, with a payload of `len` bytes,
+/// and the prefix of its payload in the ring.
+#[inline(always)]
+pub fn eager_with_data(
+    header: &Header,
+    tag: Option<u64>,
+    data: u32,
+    len: u32,
+) -> (Words, [u8; PREFIX]) {
+    let prefix = u64::from(len) | u64::from(data) << 32;
+    (words_of(header, tag, DATA), prefix.to_le_bytes())
+}
+
+#[inline(always)]
+fn words_of(header: &Header, tag: Option<u64>, more: u8) -> Words {
+    let flags = more | if tag.is_some() { TAGGED } else { 0 };
     let kind = Kind::Eager as u64 | u64::from(flags) << 8;
     let seen = u64::from(header.seen.get()) << 16;
     [
@@ -37,16 +55,53 @@ pub fn data(header: &Header, op: OpId, offset: u64, len: u32) -> (Words, [u8; PR
     (words, prefix.to_le_bytes())
 }
 
-/// The header and the tag of such a packet with a payload of `len` bytes. `None`: another packet,
-/// or none at all, which [`Packet::decode`](super::Packet::decode) has to decode.
+/// EAGER in a ring, without ACK.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Eager {
+    /// The header.
+    pub header: Header,
+    /// The tag of a tagged message.
+    pub tag: Option<u64>,
+    /// Remote CQ data.
+    pub data: Option<u32>,
+}
+
+impl Eager {
+    /// Number of bytes of the ring's payload in front of that of the packet.
+    #[inline(always)]
+    pub const fn prefix(&self) -> usize {
+        match self.data {
+            Some(_) => PREFIX,
+            None => 0,
+        }
+    }
+}
+
+/// The packet of [`eager`] or [`eager_with_data`] with these words, whose payload has `len` bytes in
+/// the ring. `prefix` returns the first 8 of them, if there are so many. `None`: another packet, or
+/// none at all, which [`Packet::decode`](super::Packet::decode) has to decode.
 #[inline(always)]
-pub fn as_eager(words: &Words, len: usize) -> Option<(Header, Option<u64>)> {
+pub fn as_eager(words: &Words, len: usize, prefix: impl FnOnce() -> u64) -> Option<Eager> {
     let [first, second, tag] = *words;
     // the numbers of a header fill its halves
     let (kind, flags) = (second as u8, (second >> 8) as u8);
-    let tagged = flags == TAGGED;
-    let plain = tagged || flags == 0 && tag == 0;
-    if kind != Kind::Eager as u8 || !plain || len > MAX_EAGER as usize {
+    let tagged = flags & TAGGED != 0;
+    let plain = flags & !(TAGGED | DATA) == 0 && (tagged || tag == 0);
+    if kind != Kind::Eager as u8 || !plain {
+        return None;
+    }
+    let (data, len) = match flags & DATA {
+        0 => (None, len),
+        _ => {
+            let len = len.checked_sub(PREFIX)?;
+            let prefix = prefix();
+            if prefix as u32 as usize != len {
+                return None;
+            }
+            (Some((prefix >> 32) as u32), len)
+        }
+    };
+    if len > MAX_EAGER as usize {
         return None;
     }
     let header = Header {
@@ -55,7 +110,11 @@ pub fn as_eager(words: &Words, len: usize) -> Option<(Header, Option<u64>)> {
         seen: GrantNumber::new((second >> 16) as u16),
         to: PeerIndex::new((second >> 32) as u32),
     };
-    Some((header, tagged.then_some(tag)))
+    Some(Eager {
+        header,
+        tag: tagged.then_some(tag),
+        data,
+    })
 }
 
 /// The words of an encoded packet, and whether its payload has the [`PREFIX`].

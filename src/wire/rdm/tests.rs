@@ -285,14 +285,37 @@ proptest! {
             let data = ring::data(&packet.header, op, offset, place.len);
             prop_assert_eq!(data, (words, prefix));
         }
-        let eager = ring::as_eager(&words, payload.len());
+        let prefix = || u64::from_le_bytes(payload[..ring::PREFIX].try_into().unwrap());
+        let eager = ring::as_eager(&words, payload.len(), prefix);
         match packet.body {
-            Body::Eager { message: Message { tag, data: None, ack: false }, payload: place } => {
-                prop_assert_eq!(ring::eager(&packet.header, tag), words);
-                prop_assert_eq!(eager, Some((packet.header, tag)));
-                prop_assert_eq!(place.len as usize, payload.len());
+            Body::Eager { message: Message { tag, data, ack: false }, payload: place }
+                if data.is_none_or(|data| u32::try_from(data).is_ok()) =>
+            {
+                let data = data.map(|data| data as u32);
+                let header = packet.header;
+                prop_assert_eq!(eager, Some(ring::Eager { header, tag, data }));
                 let long = MAX_EAGER as usize + 1;
-                prop_assert_eq!(ring::as_eager(&words, long), None);
+                match data {
+                    None => {
+                        prop_assert_eq!(ring::eager(&header, tag), words);
+                        prop_assert_eq!(place.len as usize, payload.len());
+                        prop_assert_eq!(ring::as_eager(&words, long, prefix), None);
+                    }
+                    Some(data) => {
+                        let encoded = ring::eager_with_data(&header, tag, data, place.len);
+                        prop_assert_eq!((encoded.0, u64::from_le_bytes(encoded.1)), (words, prefix()));
+                        prop_assert_eq!(place.len as usize, payload.len() - ring::PREFIX);
+                        for other in [long, payload.len() - 1, payload.len() + 1, 0, 7] {
+                            prop_assert_eq!(ring::as_eager(&words, other, prefix), None);
+                        }
+                        let words = |len: usize| len as u64;
+                        let of_long = || words(long);
+                        prop_assert_eq!(
+                            ring::as_eager(&encoded.0, long + ring::PREFIX, of_long),
+                            None
+                        );
+                    }
+                }
             }
             _ => prop_assert_eq!(eager, None),
         }
@@ -300,22 +323,41 @@ proptest! {
 
     /// Words that are accepted as EAGER are those of its encoding.
     #[test]
-    fn eager_in_a_ring_has_one_encoding(words in any::<[u64; 3]>(), kind in 0_u64..3, flags in 0_u64..4) {
+    fn eager_in_a_ring_has_one_encoding(
+        words in any::<[u64; 3]>(),
+        kind in 0_u64..3,
+        flags in 0_u64..16,
+        (data, said) in (any::<u32>(), prop_oneof![Just(24_u32), any::<u32>()]),
+    ) {
         let words = [words[0], words[1] & !0xffff | kind | flags << 8, words[2]];
-        for tag in [words[2], 0] {
+        let prefix = u64::from(said) | u64::from(data) << 32;
+        for (tag, len) in [(words[2], 32), (0, 32), (words[2], 7)] {
             let words = [words[0], words[1], tag];
-            let head = ring::head(&words, 8, |_, to| to.fill(0)).unwrap();
-            let packet = Packet::decode(head.bytes(), head.total);
-            match ring::as_eager(&words, 8) {
-                Some((header, tag)) => {
-                    prop_assert_eq!(ring::eager(&header, tag), words);
-                    prop_assert_eq!(packet.unwrap().header, header);
+            let bytes = [prefix.to_le_bytes(); 4].concat();
+            let copy = |at: usize, to: &mut [u8]| to.copy_from_slice(&bytes[at..at + to.len()]);
+            let head = ring::head(&words, len, copy);
+            let packet = head.map(|head| Packet::decode(head.bytes(), head.total));
+            match ring::as_eager(&words, len, || prefix) {
+                Some(found) => {
+                    match found.data {
+                        None => prop_assert_eq!(ring::eager(&found.header, found.tag), words),
+                        Some(data) => {
+                            let rest = (len - ring::PREFIX) as u32;
+                            let again = ring::eager_with_data(&found.header, found.tag, data, rest);
+                            prop_assert_eq!(again, (words, prefix.to_le_bytes()));
+                        }
+                    }
+                    let packet = packet.unwrap().unwrap();
+                    prop_assert_eq!(packet.header, found.header);
+                    let same = matches!(packet.body, Body::Eager { message, .. }
+                        if message.tag == found.tag && message.data == found.data.map(u64::from));
+                    prop_assert!(same);
                 }
                 None => {
-                    let body = packet.map(|packet| packet.body);
-                    let without = |data: Option<u64>| data.is_none();
-                    let eager = matches!(body, Ok(Body::Eager { message, .. })
-                        if without(message.data) && !message.ack);
+                    let body = packet.ok().and_then(|packet| Some(packet.ok()?.body));
+                    let narrow = |data: Option<u64>| data.is_none_or(|it| u32::try_from(it).is_ok());
+                    let eager = matches!(body, Some(Body::Eager { message, .. })
+                        if narrow(message.data) && !message.ack);
                     prop_assert!(!eager);
                 }
             }
