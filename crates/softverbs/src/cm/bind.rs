@@ -49,7 +49,11 @@ fn bind(state: &mut State, id: &Shared, wanted: &SocketAddr) -> Res<()> {
 
 /// The source address for `destination`.
 fn route(bound: Option<SocketAddr>, destination: &SocketAddr) -> Res<SocketAddr> {
-    let unreachable = |_| Errno(libc::ENETUNREACH);
+    // A shortage of this process says nothing about the address.
+    let unreachable = |errno| match errno {
+        Errno(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS) => errno,
+        _ => Errno(libc::ENETUNREACH),
+    };
     address::check_local(destination).map_err(unreachable)?;
     match bound {
         Some(source) if !address::is_any(&source) => {

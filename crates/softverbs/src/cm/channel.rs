@@ -147,11 +147,13 @@ impl Events {
         self.poll.remove(fd);
     }
 
-    /// Calls `act` for the ids with ready descriptors.
+    /// Calls `act` for the ids with ready descriptors, whether or not it fails for one of them: a
+    /// listener without a free descriptor stays ready, and keeps no other id waiting.
     ///
     /// # Errors
-    /// The first one of `act`; further ids stay ready.
+    /// The first one of `act`.
     pub(super) fn turn(&self, act: impl Fn(&Arc<Shared>) -> Res<()>) -> Res<()> {
+        let mut result = Ok(());
         for token in self.poll.ready()? {
             // The lock must not be held while an id is processed.
             let id = lock(&self.pending)
@@ -159,10 +161,15 @@ impl Events {
                 .get(&token)
                 .and_then(Weak::upgrade);
             if let Some(id) = id {
-                act(&id)?;
+                result = result.and(act(&id));
             }
         }
-        Ok(())
+        result
+    }
+
+    /// Whether an event is queued.
+    pub(super) fn has_event(&self) -> bool {
+        !lock(&self.pending).queue.is_empty()
     }
 
     /// Waits until an event is queued or a descriptor is ready.
@@ -170,7 +177,7 @@ impl Events {
     /// # Errors
     /// `EAGAIN`: the channel is non-blocking. `EINTR`.
     pub(super) fn wait(&self) -> Res<()> {
-        if lock(&self.pending).queue.is_empty() {
+        if !self.has_event() {
             if self.poll.nonblocking() {
                 return Err(Errno(libc::EAGAIN));
             }

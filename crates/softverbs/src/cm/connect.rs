@@ -158,7 +158,11 @@ fn accept(id: &Arc<Shared>, param: Option<&rdma_conn_param>) -> Res<()> {
     let asked = (state.responder_resources, state.initiator_depth);
     let (party, _) = party(&state, id.handle(), param, asked)?;
     let data = Private::new(data).ok_or(INVALID)?;
-    let deadline = Deadline::new()?;
+    let mut deadline = match state.reserved.take() {
+        Some(reserved) => reserved,
+        None => Deadline::new()?,
+    };
+    deadline.restart();
     state.responder_resources = party.responder_resources;
     state.initiator_depth = party.initiator_depth;
     qp::to_ready(&state, id.handle())?;

@@ -44,6 +44,11 @@ impl Link {
         self.sock.fd()
     }
 
+    /// The process of the peer, by the kernel's record.
+    pub(super) fn peer_pid(&self) -> Option<u32> {
+        self.sock.peer_pid().ok()
+    }
+
     pub(super) fn has_unsent(&self) -> bool {
         !self.unsent.is_empty()
     }
@@ -96,16 +101,24 @@ impl Deadline {
     /// The time that an InfiniBand connection manager gives a peer that has acknowledged the
     /// request with MRA: 4.096 µs × 2^24, 68.7 s. `SOFTVERBS_CM_TIMEOUT_MS` sets another.
     pub(super) fn new() -> Res<Self> {
+        let mut deadline = Self {
+            timer: Timer::new()?,
+            at: 0,
+        };
+        deadline.restart();
+        Ok(deadline)
+    }
+
+    /// Gives the peer the whole time again.
+    pub(super) fn restart(&mut self) {
         static NANOSECONDS: OnceLock<u64> = OnceLock::new();
         let span = *NANOSECONDS.get_or_init(|| {
             environment::CM_TIMEOUT_MS
                 .number::<u64>()
                 .map_or(4096 << 24, |ms| ms.saturating_mul(1_000_000))
         });
-        let timer = Timer::new()?;
-        let at = sys::now_ns().saturating_add(span.max(1));
-        timer.arm(at);
-        Ok(Self { timer, at })
+        self.at = sys::now_ns().saturating_add(span.max(1));
+        self.timer.arm(self.at);
     }
 
     pub(super) fn fd(&self) -> RawFd {

@@ -24,29 +24,32 @@ pub(super) enum Called {
 /// Connects to the listener on one of `names`. The socket has the name of the local address, if the
 /// id alone owns that.
 pub(super) fn call(state: &mut State, names: &[String]) -> Res<Called> {
-    let sock = if state.names.is_empty() {
+    let mut sock = if state.names.is_empty() {
         Sock::new()?
     } else {
         state.names.remove(0)
     };
-    for name in names {
-        match sock.connect(name) {
-            // A process of another user has taken the name: it counts as no listener.
-            Ok(()) if sock.peer_uid()? != sys::effective_uid() => return Ok(Called::Nobody),
-            Ok(()) => return Ok(Called::Answered(sock)),
-            Err(Errno(libc::ECONNREFUSED)) => {}
-            Err(Errno(libc::EAGAIN)) => {
-                state.names.insert(0, sock);
-                return Ok(Called::Busy);
-            }
-            Err(errno) => {
-                state.names.insert(0, sock);
-                return Err(errno);
+    let mut busy = false;
+    let result = (|| {
+        for name in names {
+            match sock.connect(name) {
+                Ok(()) if sock.peer_uid()? == sys::effective_uid() => return Ok(true),
+                // A process of another user has taken the name: it counts as no listener. The
+                // socket cannot be connected a second time.
+                Ok(()) => sock = Sock::new()?,
+                Err(Errno(libc::ECONNREFUSED)) => {}
+                // The user of a full queue is not known, so the other name is tried too.
+                Err(Errno(libc::EAGAIN)) => busy = true,
+                Err(errno) => return Err(errno),
             }
         }
+        Ok(false)
+    })();
+    match result {
+        Ok(true) => return Ok(Called::Answered(sock)),
+        _ => state.names.insert(0, sock),
     }
-    state.names.insert(0, sock);
-    Ok(Called::Nobody)
+    result.map(|_| if busy { Called::Busy } else { Called::Nobody })
 }
 
 /// Continues after an attempt: sends the request, schedules the next attempt, or refuses.

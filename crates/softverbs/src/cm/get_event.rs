@@ -22,8 +22,12 @@ pub(super) fn next(events: &Arc<Events>) -> Res<Box<Event>> {
                 return Ok(event);
             }
         }
-        events.turn(progress::act)?;
-        events.wait()?;
+        match events.turn(progress::act) {
+            // The error is returned by the call that finds no event.
+            Err(_) if events.has_event() => {}
+            Err(errno) => return Err(errno),
+            Ok(()) => events.wait()?,
+        }
     }
 }
 

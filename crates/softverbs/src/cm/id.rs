@@ -151,7 +151,7 @@ impl Id {
             let parts = (
                 names,
                 state.link.take(),
-                state.timer.take(),
+                (state.timer.take(), state.reserved.take()),
                 state.device.take(),
             );
             (std::mem::take(&mut state.children), events, parts)

@@ -65,13 +65,18 @@ pub(super) fn act(id: &Arc<Shared>) -> Res<()> {
 
 /// Accepts connections while fewer requests than the backlog wait for the application. Further
 /// connections wait in the socket's queue, which has the same limit; a peer that finds it full
-/// repeats its request.
+/// repeats its request. A connection that could not be accepted later for lack of a descriptor for
+/// its deadline stays in the queue too.
 fn accept(state: &mut State) -> Res<()> {
     let asked = state.children.iter().filter(|(_, asked)| *asked).count();
     let mut room = state.backlog.saturating_sub(asked).min(ACCEPTED_AT_ONCE);
     let (events, listener) = (Arc::clone(&state.events), state.listener.clone());
     for name in &state.names {
         while room > 0 {
+            let reserved = match state.qp_type {
+                IBV_QPT_UD => None,
+                _ => Some(Deadline::new()?),
+            };
             let Some(sock) = name.accept()? else { break };
             room -= 1;
             if sock.peer_uid()? != sys::effective_uid() {
@@ -88,6 +93,7 @@ fn accept(state: &mut State) -> Res<()> {
                 (inner.space, inner.qp_type) = (state.space, state.qp_type);
                 inner.listener = listener.clone();
                 inner.link = Some(Link::new(sock));
+                inner.reserved = reserved;
             }
             state.children.push((child, false));
         }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use rdma_core_sys::*;
 
+use super::conversation::Link;
 use super::device;
 use super::event::{Kind, sidr};
 use super::id::Shared;
@@ -80,16 +81,22 @@ pub(super) fn request(
     }))
 }
 
-/// Creates the ring for the datagrams of the process that has a queue pair. Its first datagram
-/// needs no progress of this process then. Without resources it is created later.
-fn await_datagrams(qp_num: u32) {
-    let Some(process) = Process::current() else {
+/// Creates the ring for the datagrams of the peer, whose message has named a queue pair. Its first
+/// datagram needs no progress of this process then. Without resources the ring is created later,
+/// and none is created for another process than the one at the other end of the socket: a peer
+/// cannot make this process open others.
+fn await_datagrams(link: Option<&Link>, qp_num: u32) {
+    let (Some(process), Some(link)) = (Process::current(), link) else {
         return;
     };
     if qp_num == 0 {
         return; // the other side has no queue pair
     }
     let (slot, _) = split_qp_num(qp_num);
+    let owner = process.pid_of(slot);
+    if owner.is_none() || owner != link.peer_pid() {
+        return;
+    }
     if let Ok(peer) = process.peer(slot) {
         process.clean_up_dead_peers();
         let _ = process.grant_ring(&peer);
@@ -109,7 +116,7 @@ pub(super) fn accept(state: &mut State, id: &Arc<Shared>, qp_num: u32, data: &[u
         gid: state.device.as_ref().ok_or(invalid)?.gid,
         data: Private::new(data).ok_or(invalid)?,
     };
-    await_datagrams(state.client_qp);
+    await_datagrams(state.link.as_ref(), state.client_qp);
     // A client that has ended needs no answer.
     let _ = state.say(id, &Message::SidrRep(answer));
     state.phase = Phase::Served;
@@ -130,7 +137,7 @@ pub(super) fn reject(state: &mut State, id: &Arc<Shared>, data: Private<SIDR_REP
 pub(super) fn answered(state: &mut State, id: &Arc<Shared>, answer: SidrRep) {
     state.phase = if answer.status == sidr::SUCCESS {
         state.peer_gid = Some(answer.gid);
-        await_datagrams(answer.qp_num);
+        await_datagrams(state.link.as_ref(), answer.qp_num);
         Phase::Served
     } else {
         Phase::Failed

@@ -94,8 +94,18 @@ impl Sock {
         }
     }
 
-    /// The effective user of the other end when it connected or began to listen (`SO_PEERCRED`).
+    /// The effective user of the other end when it connected or began to listen.
     pub(super) fn peer_uid(&self) -> Res<u32> {
+        Ok(self.peer()?.uid)
+    }
+
+    /// The process that connected or began to listen; 0 if it is in another pid namespace.
+    pub(super) fn peer_pid(&self) -> Res<u32> {
+        Ok(self.peer()?.pid.cast_unsigned())
+    }
+
+    /// The kernel's record of the other end (`SO_PEERCRED`).
+    fn peer(&self) -> Res<libc::ucred> {
         let mut peer = libc::ucred {
             pid: 0,
             uid: 0,
@@ -112,7 +122,7 @@ impl Sock {
                 &raw mut len,
             )
         })?;
-        Ok(peer.uid)
+        Ok(peer)
     }
 
     /// Sends one packet. False: no room.
@@ -299,6 +309,7 @@ mod tests {
     fn packets_sent_before_a_close_arrive() {
         let (client, server) = pair("softverbs-test/sock-1");
         assert_eq!(client.peer_uid().unwrap(), crate::sys::effective_uid());
+        assert_eq!(server.peer_pid().unwrap(), std::process::id());
         let mut buffer = [0; 16];
         assert_eq!(server.recv(&mut buffer), Received::Nothing);
         assert!(client.send(b"unread").unwrap());

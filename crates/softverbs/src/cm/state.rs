@@ -76,6 +76,8 @@ pub(super) struct State {
     pub(super) redial: Option<Redial>,
     /// Deadline of the current attempt.
     pub(super) timer: Option<Deadline>,
+    /// Of a connection request: the deadline that its acceptance will have. It is not watched.
+    pub(super) reserved: Option<Deadline>,
     pub(super) device: Option<Device>,
     /// First packet sequence number of this side.
     pub(super) psn: u32,
@@ -119,6 +121,7 @@ impl State {
             link: None,
             redial: None,
             timer: None,
+            reserved: None,
             device: None,
             psn: (sys::random() & 0x00ff_ffff) as u32,
             responder_resources: 0,
@@ -193,6 +196,7 @@ impl State {
     }
 
     pub(super) fn stop_timer(&mut self) {
+        self.reserved = None;
         if let Some(timer) = self.timer.take() {
             self.events.unwatch(timer.fd());
         }

@@ -5,6 +5,7 @@ use std::io::Read;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::sync::OnceLock;
 
 use super::{Errno, Res, ShortPath, check};
 
@@ -172,14 +173,19 @@ pub(crate) fn namespace(name: &str) -> u64 {
         .map_or(0, |file| file.ino())
 }
 
-/// Identifies this host; the same in all its processes.
+/// Identifies this host; the same in all its processes. Kept once it is read: a process that has no
+/// free descriptor later has the same GIDs.
 pub(crate) fn machine_id() -> u64 {
+    static KNOWN: OnceLock<u64> = OnceLock::new();
+    if let Some(id) = KNOWN.get() {
+        return *id;
+    }
     // Both files have 33 to 37 bytes; an empty one identifies nothing.
-    ["/etc/machine-id", "/proc/sys/kernel/random/boot_id"]
+    let read = ["/etc/machine-id", "/proc/sys/kernel/random/boot_id"]
         .iter()
         .filter_map(|path| Start::of_file(Path::new(path)).ok())
-        .find(|id| id.as_bytes().len() > 8)
-        .map_or(hash(&[]), |id| hash(id.as_bytes()))
+        .find(|id| id.as_bytes().len() > 8);
+    read.map_or(hash(&[]), |id| *KNOWN.get_or_init(|| hash(id.as_bytes())))
 }
 
 /// FNV-1a, which is the same in every program.
