@@ -5,91 +5,14 @@
  *     cm_calls                  all of them
  *     cm_calls PORT PHASE       (for the former) an active side that stops in PHASE until it is killed
  */
-#include <arpa/inet.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <poll.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
-#include <infiniband/verbs.h>
-#include <rdma/rdma_cma.h>
 #include <rdma/rdma_verbs.h>
 
-#define CHECK(condition)                                                                          \
-	do {                                                                                      \
-		if (!(condition))                                                                 \
-			die("%s:%d: %s (errno %d)", __func__, __LINE__, #condition, errno);       \
-	} while (0)
-/* a call that fails with this errno */
-#define FAILS(call, wanted) CHECK((errno = 0, (call) == -1) && errno == (wanted))
-
-/* maximum private data of request, reply and rejection, and of a datagram service's request and
- * reply: rdma_connect(3), rdma_accept(3) */
-enum { REQ = 56, REP = 196, REJ = 148, SIDR_REQ = 180, SIDR_REP = 136 };
+#include "cm.h"
 
 static struct rdma_event_channel *near, *far;
-
-static void __attribute__((noreturn, format(printf, 1, 2))) die(const char *format, ...)
-{
-	va_list list;
-
-	va_start(list, format);
-	vprintf(format, list);
-	va_end(list);
-	printf("\n");
-	fflush(stdout);
-	_exit(1);
-}
-
-static struct rdma_event_channel *channel(void)
-{
-	struct rdma_event_channel *made = rdma_create_event_channel();
-
-	CHECK(made);
-	CHECK(fcntl(made->fd, F_SETFL, fcntl(made->fd, F_GETFL) | O_NONBLOCK) == 0);
-	return made;
-}
-
-/* The next event, within 20 s. The descriptor may be readable for another reason. */
-static struct rdma_cm_event *next(struct rdma_event_channel *from)
-{
-	struct pollfd ready = { .fd = from->fd, .events = POLLIN };
-	struct rdma_cm_event *event;
-
-	while (rdma_get_cm_event(from, &event)) {
-		CHECK(errno == EAGAIN);
-		CHECK(poll(&ready, 1, 20000) == 1);
-	}
-	return event;
-}
-
-static void silence(struct rdma_event_channel *from)
-{
-	struct pollfd ready = { .fd = from->fd, .events = POLLIN };
-	struct rdma_cm_event *event;
-
-	poll(&ready, 1, 20);
-	FAILS(rdma_get_cm_event(from, &event), EAGAIN);
-}
-
-/* Waits for an event of this kind and status and acknowledges it. Returns its id. */
-static struct rdma_cm_id *await(struct rdma_event_channel *from, enum rdma_cm_event_type kind, int status)
-{
-	struct rdma_cm_event *event = next(from);
-	struct rdma_cm_id *id = event->id;
-
-	if (event->event != kind || event->status != status)
-		die("%s, status %d, instead of %s, %d", rdma_event_str(event->event), event->status,
-		    rdma_event_str(kind), status);
-	CHECK(rdma_ack_cm_event(event) == 0);
-	return id;
-}
 
 static struct rdma_cm_id *create(struct rdma_event_channel *in, enum rdma_port_space ps)
 {
@@ -99,14 +22,6 @@ static struct rdma_cm_id *create(struct rdma_event_channel *in, enum rdma_port_s
 	CHECK(id->channel == in && id->context == &near && id->ps == ps && !id->qp && !id->verbs);
 	CHECK(id->qp_type == (ps == RDMA_PS_UDP ? IBV_QPT_UD : IBV_QPT_RC));
 	return id;
-}
-
-static struct sockaddr_in local(int port)
-{
-	struct sockaddr_in address = { .sin_family = AF_INET, .sin_port = htons(port) };
-
-	address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-	return address;
 }
 
 static struct rdma_cm_id *listener(enum rdma_port_space ps)
@@ -176,13 +91,13 @@ static void ids_gone(struct rdma_cm_id *one, struct rdma_cm_id *two)
 }
 
 /* Both sides of a connection whose queue pairs are the application's. */
-static void connection_data(int req, int rep)
+static void connection_data(enum rdma_port_space ps, int req, int rep)
 {
-	struct rdma_cm_id *server = listener(RDMA_PS_TCP), *client, *request;
+	struct rdma_cm_id *server = listener(ps), *client, *request;
 	struct rdma_conn_param asked = param(req), given = param(rep);
 	struct rdma_cm_event *event;
 
-	client = routed(RDMA_PS_TCP, ntohs(rdma_get_src_port(server)));
+	client = routed(ps, ntohs(rdma_get_src_port(server)));
 	CHECK(rdma_connect(client, &asked) == 0);
 	event = next(far);
 	CHECK(event->event == RDMA_CM_EVENT_CONNECT_REQUEST && event->listen_id == server);
@@ -259,21 +174,52 @@ static void service_data(int req, int rep)
 	ids_gone(server, NULL);
 }
 
+/* Private data that is one byte too long, and of the longest length that can be said, is refused by
+ * each call; the call can be repeated with less. */
+static void data_too_long(enum rdma_port_space ps)
+{
+	int req = ps == RDMA_PS_UDP ? SIDR_REQ : REQ, rep = ps == RDMA_PS_UDP ? SIDR_REP : REP;
+	int rej = ps == RDMA_PS_UDP ? SIDR_REP : REJ;
+	struct rdma_conn_param longer = param(req + 1), longest = param(255), most = param(req);
+	struct rdma_cm_id *server = listener(ps), *client, *request;
+	struct rdma_cm_event *event;
+
+	client = routed(ps, ntohs(rdma_get_src_port(server)));
+	FAILS(rdma_connect(client, &longer), EINVAL);
+	FAILS(rdma_connect(client, &longest), EINVAL);
+	silence(far);
+	CHECK(rdma_connect(client, &most) == 0);
+	request = await(far, RDMA_CM_EVENT_CONNECT_REQUEST, 0);
+	longer.private_data_len = rep + 1;
+	FAILS(rdma_accept(request, &longer), EINVAL);
+	FAILS(rdma_reject(request, data, rej + 1), EINVAL);
+	FAILS(rdma_reject(request, data, 255), EINVAL);
+	silence(near);
+	CHECK(rdma_reject(request, data, rej) == 0);
+	event = next(near);
+	CHECK(event->event == (ps == RDMA_PS_UDP ? RDMA_CM_EVENT_UNREACHABLE : RDMA_CM_EVENT_REJECTED));
+	if (ps != RDMA_PS_UDP)
+		compare(event->param.conn.private_data, event->param.conn.private_data_len, rej, REJ);
+	CHECK(rdma_ack_cm_event(event) == 0);
+	ids_gone(request, client);
+	ids_gone(server, NULL);
+}
+
 static void data_of_each_length(void)
 {
 	int length;
-	struct rdma_cm_id *server = listener(RDMA_PS_TCP), *client;
-	struct rdma_conn_param long_one = param(REQ + 1);
 
-	for (length = 0; length <= REP; length++)
-		connection_data(length < REQ ? length : REQ, length);
+	for (length = 0; length <= REP; length++) {
+		connection_data(RDMA_PS_TCP, length < REQ ? length : REQ, length);
+		connection_data(RDMA_PS_IB, length < REQ ? length : REQ, length);
+	}
 	for (length = 0; length <= REJ; length++)
 		rejection_data(length);
 	for (length = 0; length <= SIDR_REQ; length++)
 		service_data(length, length < SIDR_REP ? length : SIDR_REP);
-	client = routed(RDMA_PS_TCP, ntohs(rdma_get_src_port(server)));
-	FAILS(rdma_connect(client, &long_one), EINVAL);
-	ids_gone(client, server);
+	data_too_long(RDMA_PS_TCP);
+	data_too_long(RDMA_PS_IB);
+	data_too_long(RDMA_PS_UDP);
 }
 
 /* The request's side after its peer has gone: no event, and accepting fails (rdma_accept(3)). */

@@ -75,13 +75,13 @@ def run(name, world, limit):
     else:
         pingpong = argv[0].endswith("_pingpong")
         options = ["-d", DEVICE, "-p", str(PORT)] + (["-g", "0"] if pingpong else ["-F", "-x", "0"])
-        others, clients = world.command(argv + options), 1
+        others, clients = world.lines(argv + options), 1
         if argv[0] == "ibv_xsrq_pingpong" and "-c" in argv:
             at = argv.index("-c")
             clients = int(argv[at + 1])
             # Only the server takes the number of clients.
-            others = world.command(argv[:at] + argv[at + 2:] + options)
-        command = world.command(argv + options)
+            others = world.lines(argv[:at] + argv[at + 2:] + options)
+        command = world.lines(argv + options)
         why, server, client = process.run_pair(command, PORT, world.env, limit, others, clients)
         output = f"server:\n{server}\nclient:\n{client}"
         check = exchanged if pingpong else measured

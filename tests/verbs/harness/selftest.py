@@ -4,7 +4,7 @@ import io
 import tempfile
 import types
 
-from . import process, programs, suite
+from . import cm, process, programs, suite
 from .expected import Expected, Tally
 
 LIST = """# a comment
@@ -49,6 +49,12 @@ def run():
     assert programs.measured(["ib_send_bw"], " 65536  1000  10.00  9.00  0.0\nFailed to x", "client")
     assert programs.measured(["ib_send_bw"], " 65536  1000  10.00  9.00  0.0\n", "client") is None
     assert programs.measured(["ib_read_lat"], " 2  1000  inf  inf  inf\n", "client") is None
+
+    crash = "server still running, client killed by SIGSEGV"
+    assert cm.too_early(["ib_send_lat", "-R"], crash, f"RDMA CM event error:\n{cm.TOO_EARLY}\n")
+    assert not cm.too_early(["ib_send_lat", "-R"], crash, "")
+    assert not cm.too_early(["ib_send_lat", "-R"], "client exit 1", cm.TOO_EARLY)
+    assert not cm.too_early(["rping"], crash, cm.TOO_EARLY)
 
     tests_that_misbehave()
 

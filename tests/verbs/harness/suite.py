@@ -59,6 +59,11 @@ def names(world):
         worker.close()
 
 
+def connects(name):
+    """Whether a test uses librdmacm."""
+    return name.startswith(("tests.test_rdmacm.", "tests.test_mlx5_rdmacm."))
+
+
 def run_tests(world, wanted, limit, report):
     """Runs `wanted`, calling report(name, outcome, why, output, seconds) for each."""
     left = list(wanted)

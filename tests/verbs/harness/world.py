@@ -4,7 +4,6 @@ The newer one is unpacked into a directory of the cache, not installed, and its 
 by chroot. Each release has a drop-in of its own, made with the version data of its libibverbs.
 """
 import copy
-import glob
 import gzip
 import os
 import re
@@ -13,15 +12,12 @@ import subprocess
 import sys
 import time
 
-from lib import cache, debian, install
+from lib import cache, debian, dropin as dropins, install
 
 HERE = os.path.dirname(os.path.realpath(__file__))
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(HERE)))
-DROPIN = os.path.join(TOP, "crates", "softverbs-dropin")
-CM_CALLS = os.path.join(os.path.dirname(HERE), "c", "cm_calls.c")
 TESTS = "/usr/share/doc/rdma-core/tests"
 STAND_INS = os.path.join(os.path.dirname(HERE), "bin")
-LIBRARY = "usr/lib/*-linux-gnu/{}"
 BASE, NEWER, NEWEST = "bookworm", "trixie", "sid"
 PACKAGES = ["python3-pyverbs", "ibverbs-utils", "perftest", "python3-minimal", "coreutils", "dash", "iproute2",
             "rdmacm-utils", "librdmacm-dev"]
@@ -32,17 +28,18 @@ SEEN = "/mnt"
 class World:
     """One release of rdma-core with its programs, its drop-in and its tests.
 
-    `name` is "" for BASE; a result of another is named `[name] ...`.
+    `name` is "" for BASE; a result of another is named `[name] ...`. `problem`: why there are no
+    tests of rdma-core; `no_cm`: why there is no drop-in librdmacm.
     """
 
-    def __init__(self, name, root, dropin, tests, problem):
-        self.name, self.root, self.problem = name, root, problem
+    def __init__(self, name, root, dropin, tests, problem, no_cm=""):
+        self.name, self.root, self.problem, self.no_cm = name, root, problem, no_cm
         self.prefix = []
         self.host = {"dropin": dropin, "tests": tests, "harness": HERE, "bin": STAND_INS}
         at = (lambda part: f"{SEEN}/{part}") if root else self.host.get
         self.tests = at("tests") if tests else None
         self.worker = at("harness") + "/worker.py"
-        self.cm_calls = at("dropin") + "/cm_calls"
+        self.programs = at("dropin")
         env = {k: v for k, v in os.environ.items() if not k.startswith(("LD_", "PYTHON", "SOFTVERBS_", "VIRTUAL_ENV"))}
         env["LD_LIBRARY_PATH"] = at("dropin")
         env["PATH"] = at("bin") + ":/usr/sbin:/usr/bin:/sbin:/bin"
@@ -50,7 +47,7 @@ class World:
         self.env = env
 
     def pack(self):
-        return [self.name, self.root, self.host["dropin"], self.host["tests"], self.problem]
+        return [self.name, self.root, self.host["dropin"], self.host["tests"], self.problem, self.no_cm]
 
     def title(self, name):
         words = [self.name] * bool(self.name) + ["refused"] * bool(self.prefix)
@@ -58,6 +55,11 @@ class World:
 
     def command(self, argv):
         return [*self.prefix, *([install.find("chroot"), self.root] if self.root else []), *argv]
+
+    def lines(self, argv):
+        """The command of a program whose output is read: written line by line, so that it is not
+        lost when the program is killed."""
+        return self.command(["stdbuf", "-oL", *argv])
 
     def refused(self):
         """The same release, where the kernel refuses copies between processes."""
@@ -82,15 +84,23 @@ class World:
 def installed(dropin, release):
     """The programs of this machine."""
     install.ensure(
-        {"ibv_rc_pingpong": "ibverbs-utils", "ib_send_bw": "perftest", "readelf": "binutils", "ip": "iproute2",
-         "rping": "rdmacm-utils"},
-        {"/usr/lib/python3/dist-packages/pyverbs": "python3-pyverbs", "/usr/include/rdma/rdma_cma.h": "librdmacm-dev"})
-    if not dropin:
-        dropin = os.path.join(TOP, "build", "lib", "softverbs")
-        build(dropin, release, "/")
+        {"ibv_rc_pingpong": "ibverbs-utils", "ib_send_bw": "perftest", "readelf": "binutils", "ip": "iproute2"},
+        {"/usr/lib/python3/dist-packages/pyverbs": "python3-pyverbs"})
+    # A machine without these runs everything but the connection manager's programs.
+    no_cm = ""
+    try:
+        install.ensure({"rping": "rdmacm-utils"}, {"/usr/include/rdma/rdma_cma.h": "librdmacm-dev"})
+    except (cache.CannotMake, cache.CannotDownload) as error:
+        no_cm = str(error).strip().splitlines()[-1]
+    if dropin:
+        if not os.path.exists(f"{dropin}/librdmacm.so.1"):
+            no_cm = no_cm or f"{dropin} has no librdmacm.so.1"
+    else:
+        dropin = dropins.OUTPUT
+        no_cm = dropins.build(dropin, release) or no_cm
     with open("/etc/os-release") as file:
         suite = re.search(r"^VERSION_CODENAME=(\S+)", file.read(), re.MULTILINE)[1]
-    return World("" if suite == BASE else suite, None, dropin, *installed_tests(suite))
+    return World("" if suite == BASE else suite, None, dropin, *installed_tests(suite), no_cm)
 
 
 def newer(suite, release):
@@ -100,29 +110,8 @@ def newer(suite, release):
     home = cache.ensure(f"rdma-{suite}", key, lambda home: unpack_debian(home, suite))
     root = str(home / "root")
     dropin = os.path.join(TOP, "build", "lib", f"softverbs-{suite}")
-    build(dropin, release, root)
-    return World(suite, root, dropin, root + TESTS, "")
-
-
-def build(dropin, release, root):
-    """Builds the drop-ins for the release in `root`, and the program that this repository has."""
-    def find(name):
-        found = glob.glob(os.path.join(root, LIBRARY.format(name)))
-        if not found:
-            raise cache.CannotMake(f"{root} has no {name}")
-        return found[0]
-
-    def like(name):
-        return [f"--like={find(name)}"] if root != "/" else []
-
-    release = ["--release"] if release else []
-    ibverbs, rdmacm = f"{dropin}/libibverbs.so.1", f"{dropin}/librdmacm.so.1"
-    subprocess.run([f"{DROPIN}/build-dropin", *like("libibverbs.so.1"), *release, ibverbs], check=True)
-    objects = f"--objects={find('librdmacm.a')}"
-    subprocess.run([f"{DROPIN}/build-rdmacm", objects, *like("librdmacm.so.1"), rdmacm], check=True)
-    # The program has no name of a later version than the oldest release's.
-    subprocess.run(["cc", "-Wall", "-Wextra", "-Werror", "-O1", "-g", "-pthread", "-o", f"{dropin}/cm_calls", CM_CALLS,
-                    rdmacm, ibverbs], check=True)
+    no_cm = dropins.build(dropin, release, root)
+    return World(suite, root, dropin, root + TESTS, "", no_cm)
 
 
 def unpack_debian(home, suite):
