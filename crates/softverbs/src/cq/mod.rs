@@ -4,6 +4,7 @@ mod arrivals;
 mod channel;
 pub(crate) mod extended;
 mod moderation;
+mod patience;
 mod poll;
 
 pub(crate) use channel::{Channel, ack_cq_events, create_channel, destroy_channel, get_cq_event};
@@ -20,6 +21,7 @@ use rdma_core_sys::{
     IBV_EVENT_CQ_ERR, IBV_WC_SUCCESS, ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex,
 };
 
+use self::patience::Patience;
 use crate::events::Element;
 use crate::object::Context;
 use crate::process::Process;
@@ -30,10 +32,6 @@ use crate::sys::{self, Errno, Res};
 
 /// Maximum number of entries of a queue.
 pub(crate) const MAX_CQE: i32 = 1 << 22;
-
-/// Number of empty polls after which a thread begins to yield the processor: more than the answer
-/// of a running peer takes.
-const PATIENCE: u32 = 4096;
 
 /// A completion, as it waits to be polled.
 #[derive(Clone, Copy, Debug, Default)]
@@ -87,9 +85,7 @@ pub(crate) struct Cq {
     ring: Lock<Ring>,
     /// Whether there are completions or an overrun to report, for a check without the lock.
     filled: AtomicBool,
-    /// Empty polls since the last successful poll; approximate, as threads may count at the same
-    /// time.
-    in_vain: AtomicU32,
+    patience: Patience,
     /// Polls since the last check of the clock; also approximate.
     polls: AtomicU32,
     stamps: AtomicBool,
@@ -300,18 +296,6 @@ impl Cq {
         self.filled.load(Ordering::Relaxed)
     }
 
-    /// Counts an empty poll. If all processors are busy, a spinning thread prevents the process
-    /// that it waits for from running. So the thread yields from time to time, which costs a system
-    /// call even if no other thread is ready.
-    #[inline]
-    fn in_vain(&self) {
-        let count = self.in_vain.load(Ordering::Relaxed).wrapping_add(1);
-        self.in_vain.store(count, Ordering::Relaxed);
-        if count >= PATIENCE {
-            give_way(count);
-        }
-    }
-
     /// Whether the application waits for an event.
     pub(crate) fn is_armed(&self) -> bool {
         self.armed.load(Ordering::Relaxed) != ARMED_NOT
@@ -376,13 +360,6 @@ impl Cq {
     }
 }
 
-#[cold]
-fn give_way(count: u32) {
-    if count.is_multiple_of(64) {
-        std::thread::yield_now();
-    }
-}
-
 /// Attributes of a new queue.
 pub(crate) struct CqInit {
     pub(crate) context: *mut ibv_context,
@@ -422,7 +399,7 @@ pub(crate) unsafe fn create(init: &CqInit) -> Res<&'static Cq> {
         users: AtomicU32::new(0),
         ring: Lock::new(Ring::none()),
         filled: AtomicBool::new(false),
-        in_vain: AtomicU32::new(0),
+        patience: Patience::default(),
         polls: AtomicU32::new(0),
         stamps: AtomicBool::new(false),
         moderation: Lock::default(),

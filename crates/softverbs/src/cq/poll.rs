@@ -43,12 +43,13 @@ pub(crate) unsafe fn poll_cq(cq: *mut ibv_cq, most: i32, wc: *mut ibv_wc) -> i32
     if poll.most == 0 {
         return 0;
     }
+    cq.patience.before_look();
     let polls = cq.polls.load(Ordering::Relaxed).wrapping_add(1);
     let looked = process.progress_of_poll(polls, &mut poll);
     cq.polls
         .store(if looked { 0 } else { polls }, Ordering::Relaxed);
     if poll.got > 0 {
-        cq.in_vain.store(0, Ordering::Relaxed);
+        cq.patience.poll_was_full();
         return poll.got.cast_signed();
     }
     if cq.may_have_some() {
@@ -58,7 +59,7 @@ pub(crate) unsafe fn poll_cq(cq: *mut ibv_cq, most: i32, wc: *mut ibv_wc) -> i32
             return got;
         }
     }
-    cq.in_vain();
+    cq.patience.poll_was_empty();
     0
 }
 
@@ -142,7 +143,7 @@ pub(super) fn next_one(cq: &Cq) -> Res<Cqe> {
         {
             let mut ring = cq.ring.lock();
             if ring.len() > 0 {
-                cq.in_vain.store(0, Ordering::Relaxed);
+                cq.patience.poll_was_full();
                 return Ok(next(&mut ring, process));
             }
             if ring.overrun {
@@ -150,10 +151,11 @@ pub(super) fn next_one(cq: &Cq) -> Res<Cqe> {
             }
         }
         if !last {
+            cq.patience.before_look();
             process.progress();
         }
     }
-    cq.in_vain();
+    cq.patience.poll_was_empty();
     Err(Errno(libc::ENOENT))
 }
 
@@ -164,7 +166,7 @@ unsafe fn take(cq: &Cq, process: &Process, most: u32, wc: *mut ibv_wc) -> i32 {
     let mut ring = cq.ring.lock();
     let count = ring.len().min(most);
     if count != 0 {
-        cq.in_vain.store(0, Ordering::Relaxed);
+        cq.patience.poll_was_full();
     }
     for i in 0..count {
         let cqe = next(&mut ring, process);
