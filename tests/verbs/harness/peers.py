@@ -21,12 +21,14 @@ from lib.programs import listening  # noqa: E402
 TOP = os.path.realpath(os.path.join(os.path.dirname(__file__), "../../.."))
 # fi_pingpong's control port.
 PORT = 47592
-# Server, client. The same with ofi_rxm is not here: docs/softverbs-cm.md, "libfabric's provider".
-PAIRS = [("verbs", "verbs"), ("verbs", "weft"), ("weft", "verbs")]
+# Endpoint, server, client.
+PAIRS = [(kind, server + layer, client + layer)
+         for kind, layer in (("msg", ""), ("rdm", ";ofi_rxm"))
+         for server, client in (("verbs", "verbs"), ("verbs", "weft"), ("weft", "verbs"))]
 
 
 def names():
-    return [f"fi_pingpong msg {server} {client}" for server, client in PAIRS]
+    return [f"fi_pingpong {kind} {server} {client}" for kind, server, client in PAIRS]
 
 
 def run(name, world, limit):
