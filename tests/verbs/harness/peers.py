@@ -25,10 +25,13 @@ PORT = 47592
 PAIRS = [(kind, server + layer, client + layer)
          for kind, layer in (("msg", ""), ("rdm", ";ofi_rxm"))
          for server, client in (("verbs", "verbs"), ("verbs", "weft"), ("weft", "verbs"))]
+# With XRC the provider's device has another name, so that a run without XRC finds no provider.
+XRC = "fi_pingpong xrc verbs;ofi_rxm verbs;ofi_rxm"
+XRC_ENV = {"FI_VERBS_PREFER_XRC": "1", "FI_OFI_RXM_USE_SRX": "1"}
 
 
 def names():
-    return [f"fi_pingpong {kind} {server} {client}" for kind, server, client in PAIRS]
+    return [f"fi_pingpong {kind} {server} {client}" for kind, server, client in PAIRS] + [XRC]
 
 
 def run(name, world, limit):
@@ -51,8 +54,11 @@ def environment(provider, env):
 def pair(name, env, limit):
     """One pair. Returns the reason of the failure or None, and the output of both."""
     _, kind, server, client = name.split()
+    options = ["-e", kind]
+    if name == XRC:
+        options, env = ["-e", "rdm", "-d", "soft0-xrc"], dict(env, **XRC_ENV)
     # -c compares the received bytes
-    argv = lambda provider: ["fi_pingpong", "-p", provider, "-e", kind, "-I", "100", "-c"]  # noqa: E731
+    argv = lambda provider: ["fi_pingpong", "-p", provider, *options, "-I", "100", "-c"]  # noqa: E731
     deadline = time.monotonic() + limit
     one = process.Program(argv(server), environment(server, env))
     while not listening(PORT) and one.process.poll() is None and time.monotonic() < deadline:
