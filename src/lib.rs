@@ -39,6 +39,7 @@ pub mod log;
 pub mod matching;
 pub mod mr;
 pub mod msg;
+mod pages;
 pub mod queue;
 pub mod rdm;
 mod sync;

@@ -1,16 +1,16 @@
-//! Counts the slots and entries that an operation reads, in tests. Nothing otherwise.
+//! Counts the lines and entries that an operation reads, in tests. Nothing otherwise.
 
 #[cfg(test)]
 thread_local! {
-    static VISITS: std::cell::Cell<Visits> = const { std::cell::Cell::new(Visits { slots: 0, entries: 0 }) };
+    static VISITS: std::cell::Cell<Visits> = const { std::cell::Cell::new(Visits { lines: 0, entries: 0 }) };
 }
 
 /// What the operations of this thread have read.
 #[cfg(test)]
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Visits {
-    /// Slots of hash tables.
-    pub(super) slots: u64,
+    /// Lines of hash tables.
+    pub(super) lines: u64,
     /// Entries, and their links.
     pub(super) entries: u64,
 }
@@ -21,13 +21,13 @@ pub(super) fn take() -> Visits {
     VISITS.take()
 }
 
-/// One slot of a table is read.
+/// One line of a table is read.
 #[inline(always)]
-pub(super) fn slot() {
+pub(super) fn line() {
     #[cfg(test)]
     VISITS.with(|visits| {
         let mut now = visits.get();
-        now.slots += 1;
+        now.lines += 1;
         visits.set(now);
     });
 }

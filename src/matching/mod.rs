@@ -228,13 +228,13 @@ impl<R: Copy + Debug, M: Copy + Debug> Matching<R, M> {
     #[inline]
     pub fn arrive(&mut self, tag: u64, peer: PeerIndex, len: u64) -> Option<Matched<R>> {
         let found = self.posted.find(tag, peer)?;
-        let (index, _) = found;
+        let (receive, context, multi) = self.posted.of(found.index);
         let matched = Matched {
-            receive: self.posted.receive(index),
-            context: self.posted.context(index),
+            receive,
+            context,
             piece: None,
         };
-        let Some(buffer) = self.posted.multi(index) else {
+        let Some(buffer) = multi else {
             self.posted.remove_found(found);
             return Some(matched);
         };
@@ -275,8 +275,8 @@ impl<R: Copy + Debug, M: Copy + Debug> Matching<R, M> {
     /// of a class while messages are listed.
     #[inline]
     pub fn receive(&mut self, want: &Want, context: usize, receive: R) -> Option<Message<M>> {
-        if let Some(index) = self.unexpected.find(want) {
-            return Some(self.unexpected.take(index));
+        if let Some(found) = self.unexpected.find(want) {
+            return Some(self.unexpected.take(found));
         }
         self.posted.post(want, context, receive, None);
         None
@@ -309,8 +309,8 @@ impl<R: Copy + Debug, M: Copy + Debug> Matching<R, M> {
         mut take: impl FnMut(Message<M>, Piece),
     ) {
         let buffer = self.buffers.add(size, min);
-        while let Some(index) = self.unexpected.find(want) {
-            let message = self.unexpected.take(index);
+        while let Some(found) = self.unexpected.find(want) {
+            let message = self.unexpected.take(found);
             let (piece, full) = self.buffers.fill(buffer, message.len);
             take(message, piece);
             if full {
@@ -329,23 +329,23 @@ impl<R: Copy + Debug, M: Copy + Debug> Matching<R, M> {
     /// `FI_PEEK`: the first listed message that matches, which stays. `None` is `FI_ENOMSG`. This
     /// and the next two allocate at the first use of a class while messages are listed.
     pub fn peek(&mut self, want: &Want) -> Option<Message<M>> {
-        let index = self.unexpected.find(want)?;
-        Some(self.unexpected.message(index))
+        let found = self.unexpected.find(want)?;
+        Some(self.unexpected.message(found.index))
     }
 
     /// `FI_PEEK | FI_CLAIM`: the first listed message that matches; it is removed from the list,
     /// and only [`Self::redeem`] finds it.
     pub fn claim(&mut self, want: &Want) -> Option<(Claim, Message<M>)> {
-        let index = self.unexpected.find(want)?;
-        let message = self.unexpected.message(index);
-        Some((self.unexpected.claim(index), message))
+        let found = self.unexpected.find(want)?;
+        let message = self.unexpected.message(found.index);
+        Some((self.unexpected.claim(found), message))
     }
 
     /// `FI_PEEK | FI_DISCARD`: removes the first listed message that matches. The owner releases
     /// its payload.
     pub fn discard(&mut self, want: &Want) -> Option<Message<M>> {
-        let index = self.unexpected.find(want)?;
-        Some(self.unexpected.take(index))
+        let found = self.unexpected.find(want)?;
+        Some(self.unexpected.take(found))
     }
 
     /// `FI_CLAIM` without `FI_PEEK`, with and without `FI_DISCARD`: removes a claimed message.
@@ -377,10 +377,10 @@ impl<R: Copy + Debug, M: Copy + Debug> Matching<R, M> {
     }
 
     fn cancel_entry(&mut self, index: u32) -> Cancelled<R> {
-        let buffer = self.posted.multi(index);
+        let (receive, context, buffer) = self.posted.of(index);
         let cancelled = Cancelled {
-            receive: self.posted.receive(index),
-            context: self.posted.context(index),
+            receive,
+            context,
             released: buffer.is_none_or(|buffer| self.buffers.cancel(buffer)),
             multi: buffer.is_some(),
         };
@@ -410,7 +410,7 @@ impl<R: Copy + Debug, M: Copy + Debug> Matching<R, M> {
         for index in self.unexpected.of_peer(into) {
             let message = self.unexpected.message(index);
             if let Some(receive) = self.arrive(message.tag, into, message.len) {
-                matched(self.unexpected.take(index), receive);
+                matched(self.unexpected.take_listed(index), receive);
             }
         }
     }

@@ -77,6 +77,15 @@ impl Class {
     }
 }
 
+/// A receive that [`Posted::find`] has found.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Found {
+    pub(super) index: u32,
+    /// Its class, and its place in the table there: it is the first of its FIFO. `None`: it is in
+    /// the list of further masks.
+    place: Option<(u32, Place)>,
+}
+
 /// A receive that [`Posted::find_recent`] has found.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Recent<R> {
@@ -110,7 +119,7 @@ pub(super) struct Posted<R> {
 impl<R: Copy> Posted<R> {
     pub(super) fn with_capacity(hasher: Hasher, capacity: usize) -> Self {
         Self {
-            entries: Chunks::with_capacity(capacity),
+            entries: Chunks::in_huge_pages(capacity),
             hasher,
             first_free: NIL,
             live: 0,
@@ -232,29 +241,40 @@ impl<R: Copy> Posted<R> {
         self.unlinked(class);
     }
 
-    /// The receive that was posted first of those that match a message. `Some` of a place: it is
-    /// the first of its FIFO, for [`Self::remove_found`].
-    pub(super) fn find(&self, tag: u64, peer: PeerIndex) -> Option<(u32, Option<Place>)> {
+    /// The receive that was posted first of those that match a message.
+    #[inline(always)]
+    pub(super) fn find(&self, tag: u64, peer: PeerIndex) -> Option<Found> {
+        let occupied = self.occupied;
+        if !occupied.is_power_of_two() || self.list.first() != NIL {
+            return self.find_among(tag, peer);
+        }
+        // one class has all receives: none of them has to be the one that was posted first
+        let number = occupied.trailing_zeros();
+        let class = self.classes.get(number as usize)?;
+        let key = class.key(tag, peer_key(Some(peer)));
+        let (place, index) = class.queues.find(&self.entries, key, self.hasher)?;
+        let place = Some((number, place));
+        Some(Found { index, place })
+    }
+
+    /// As [`Self::find`], among several classes and the receives with further masks.
+    #[inline(never)]
+    fn find_among(&self, tag: u64, peer: PeerIndex) -> Option<Found> {
         let peer = peer_key(Some(peer));
         let mut occupied = self.occupied;
-        if occupied.is_power_of_two() && self.list.first() == NIL {
-            // one class has all receives: none of them has to be the one that was posted first
-            let class = &self.classes[occupied.trailing_zeros() as usize];
-            let key = class.key(tag, peer);
-            let found = class.queues.find(&self.entries, key, self.hasher);
-            return found.map(|(place, index)| (index, Some(place)));
-        }
         let mut best = None;
         let mut number = u64::MAX;
         while occupied != 0 {
-            let class = &self.classes[occupied.trailing_zeros() as usize];
+            let of = occupied.trailing_zeros();
+            let class = &self.classes[of as usize];
             occupied &= occupied - 1;
             let key = class.key(tag, peer);
             if let Some((place, index)) = class.queues.find(&self.entries, key, self.hasher) {
                 let found = self.entries[index].number;
                 if found < number {
                     number = found;
-                    best = Some((index, Some(place)));
+                    let place = Some((of, place));
+                    best = Some(Found { index, place });
                 }
             }
         }
@@ -266,7 +286,7 @@ impl<R: Copy> Posted<R> {
                 break;
             }
             if entry.tag == tag & !entry.ignore && (entry.peer == 0 || entry.peer == peer) {
-                return Some((index, None));
+                return Some(Found { index, place: None });
             }
             index = entry.link.next;
         }
@@ -318,17 +338,12 @@ impl<R: Copy> Posted<R> {
         }
     }
 
-    pub(super) fn receive(&self, index: u32) -> R {
-        self.entries[index].receive
-    }
-
-    pub(super) fn context(&self, index: u32) -> usize {
-        self.entries[index].context
-    }
-
-    pub(super) fn multi(&self, index: u32) -> Option<MultiId> {
-        let multi = self.entries[index].multi;
-        (multi != NIL).then_some(MultiId(multi))
+    /// The receive, the context and the multi-receive buffer of an entry.
+    #[inline(always)]
+    pub(super) fn of(&self, index: u32) -> (R, usize, Option<MultiId>) {
+        let entry = &self.entries[index];
+        let multi = (entry.multi != NIL).then_some(MultiId(entry.multi));
+        (entry.receive, entry.context, multi)
     }
 
     pub(super) fn remove(&mut self, index: u32) {
@@ -337,17 +352,27 @@ impl<R: Copy> Posted<R> {
     }
 
     /// As [`Self::remove`], of the last result of [`Self::find`], without a change since.
-    pub(super) fn remove_found(&mut self, (index, place): (u32, Option<Place>)) {
-        match place {
-            Some(place) => {
-                let class = self.entries[index].class;
-                let of = &mut self.classes[usize::from(class)];
-                of.queues.remove_first(&mut self.entries, index, place);
-                self.unlinked(class);
-            }
-            None => self.unlink(index),
+    #[inline(always)]
+    pub(super) fn remove_found(&mut self, found: Found) {
+        let Some((class, place)) = found.place else {
+            return self.remove(found.index);
+        };
+        let of = &mut self.classes[class as usize];
+        let entry = &mut self.entries[found.index];
+        cost::entry();
+        let Link { next, prev } = entry.link;
+        entry.class = FREE;
+        entry.link.next = std::mem::replace(&mut self.first_free, found.index);
+        self.live -= 1;
+        of.entries -= 1;
+        if of.entries == 0 {
+            self.occupied &= !(1 << class);
         }
-        self.free(index);
+        of.queues.pass_first(found.index, place, next);
+        if next != NIL {
+            cost::entry();
+            self.entries[next].link.prev = prev;
+        }
     }
 
     /// An entry has left the queues of its class.

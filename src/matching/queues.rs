@@ -48,6 +48,16 @@ fn hash(hasher: Hasher, key: Key) -> u32 {
     (group >> 32) as u32 & !(GROUP - 1) | (key.tag ^ group) as u32 & (GROUP - 1)
 }
 
+/// Has the processor read the line of the tags behind the group of this one: consecutive tags are
+/// often used in turn, and the first of each group does this in time.
+#[inline(always)]
+fn prefetch_next(table: &Table, hasher: Hasher, key: Key) {
+    if key.tag.is_multiple_of(GROUP.into()) && table.is_far() {
+        let tag = key.tag.wrapping_add(GROUP.into());
+        table.prefetch(hash(hasher, Key { tag, ..key }));
+    }
+}
+
 /// The FIFOs of one class. Not thread safe.
 #[derive(Debug)]
 pub(super) struct Queues {
@@ -94,13 +104,14 @@ impl Queues {
     }
 
     /// The first entry with this key, and its place for [`Self::remove_first`].
-    #[inline]
+    #[inline(always)]
     pub(super) fn find(
         &self,
         entries: &impl Entries,
         key: Key,
         hasher: Hasher,
     ) -> Option<(Place, u32)> {
+        prefetch_next(&self.table, hasher, key);
         self.table.find(hash(hasher, key), |index| {
             cost::entry();
             entries.key(index) == key
@@ -125,6 +136,7 @@ impl Queues {
         let found = match self.find_recent(key) {
             Some(recent) => Ok(recent),
             None => {
+                prefetch_next(&self.table, hasher, key);
                 let hash = hash(hasher, key);
                 let found = self.table.find(hash, |index| {
                     cost::entry();
@@ -161,6 +173,16 @@ impl Queues {
     pub(super) fn remove_first(&mut self, entries: &mut impl Entries, index: u32, place: Place) {
         cost::entry();
         let Link { next, prev } = *entries.link(index);
+        self.pass_first(index, place, next);
+        if next != NIL {
+            cost::entry();
+            entries.link(next).prev = prev;
+        }
+    }
+
+    /// As [`Self::remove_first`]; the caller sets the `prev` of the next entry.
+    #[inline(always)]
+    pub(super) fn pass_first(&mut self, index: u32, place: Place, next: u32) {
         if next == NIL {
             self.table.remove(place);
             // others may have moved
@@ -170,8 +192,6 @@ impl Queues {
             if self.recent.1 == index {
                 self.recent.1 = next;
             }
-            cost::entry();
-            entries.link(next).prev = prev;
         }
     }
 

@@ -1,4 +1,4 @@
-//! The module beside a naive list, and the numbers of slots and entries that its operations read.
+//! The module beside a naive list, and the numbers of lines and entries that its operations read.
 
 use proptest::prelude::*;
 
@@ -393,21 +393,21 @@ fn peer_of(number: u64) -> PeerIndex {
     PeerIndex((number % 64) as u32)
 }
 
-/// Runs `one` for each number, and returns the slots and entries read per call on average, and the
+/// Runs `one` for each number, and returns the lines and entries read per call on average, and the
 /// most that one call has read.
 fn visits(numbers: impl Iterator<Item = u64>, mut one: impl FnMut(u64)) -> (f64, f64, u64) {
     let (mut sum, mut most, mut calls) = (Visits::default(), 0, 0_u64);
     for number in numbers {
         cost::take();
         one(number);
-        let Visits { slots, entries } = cost::take();
-        sum.slots += slots;
+        let Visits { lines, entries } = cost::take();
+        sum.lines += lines;
         sum.entries += entries;
-        most = most.max(slots + entries);
+        most = most.max(lines + entries);
         calls += 1;
     }
     (
-        sum.slots as f64 / calls as f64,
+        sum.lines as f64 / calls as f64,
         sum.entries as f64 / calls as f64,
         most,
     )
@@ -418,7 +418,7 @@ fn some(among: u64) -> impl Iterator<Item = u64> {
     (0..10_000_u64).map(move |i| i.wrapping_mul(0x9e37_79b9_7f4a_7c15) % among)
 }
 
-/// The costs of each operation among `count` entries: name, slots, entries, the most of one call.
+/// The costs of each operation among `count` entries: name, lines, entries, the most of one call.
 fn costs(count: u64) -> Vec<(&'static str, (f64, f64, u64))> {
     let mut out = Vec::new();
     let sync = 0x7000_0000_0000_0000;
@@ -488,25 +488,25 @@ fn costs(count: u64) -> Vec<(&'static str, (f64, f64, u64))> {
     out
 }
 
-/// Among 1,000,000 entries as many entries are read as among 100,000; and as many slots as among
+/// Among 1,000,000 entries as many entries are read as among 100,000; and as many lines as among
 /// 125,000, where the tables have the same load.
 #[test]
 fn costs_do_not_depend_on_the_number_of_entries() {
     let [few, eighth, many] = [100_000, 125_000, 1_000_000].map(costs);
     for ((few, eighth), many) in few.into_iter().zip(eighth).zip(many) {
-        let (name, (slots, entries, most)) = many;
+        let (name, (lines, entries, most)) = many;
         println!(
-            "{name}: slots {slots:.2}, entries {entries:.2}, at most {most}; {few:?} {eighth:?}"
+            "{name}: lines {lines:.2}, entries {entries:.2}, at most {most}; {few:?} {eighth:?}"
         );
         assert!(
             (entries - few.1.1).abs() <= 0.01 * entries.max(1.0),
             "{name}: entries"
         );
         assert!(
-            (slots - eighth.1.0).abs() <= 0.1 * slots.max(1.0),
-            "{name}: slots"
+            (lines - eighth.1.0).abs() <= 0.1 * lines.max(1.0),
+            "{name}: lines"
         );
-        assert!(entries < 20.0 && slots < 80.0, "{name}: a constant");
+        assert!(entries < 20.0 && lines < 80.0, "{name}: a constant");
         // growth is spread: no call moves a table
         assert!(most < 1000, "{name}: one call");
     }

@@ -5,6 +5,7 @@ use super::cost;
 use super::list::{Linked, List};
 use super::posted::CLASSES;
 use super::queues::{Entries, Key, Link, NIL, Queues, peer_key};
+use super::table::Place;
 use super::{Claim, Message, Want};
 use crate::PeerIndex;
 use crate::chunks::Chunks;
@@ -43,6 +44,15 @@ impl<M> Linked for Entry<M> {
     fn link(&mut self) -> &mut Link {
         &mut self.link
     }
+}
+
+/// A listed message that [`Unexpected::find`] has found.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Found {
+    pub(super) index: u32,
+    /// The class in which it was found, and its place in the table there: it is the first of its
+    /// FIFO.
+    place: Option<(usize, Place)>,
 }
 
 /// A class that searches have used, with every message of the list.
@@ -111,7 +121,7 @@ pub(super) struct Unexpected<M> {
 impl<M: Copy> Unexpected<M> {
     pub(super) fn with_capacity(hasher: Hasher, capacity: usize) -> Self {
         Self {
-            slab: Chunks::with_capacity(capacity),
+            slab: Chunks::in_huge_pages(capacity),
             hasher,
             free: NIL,
             listed: 0,
@@ -177,26 +187,30 @@ impl<M: Copy> Unexpected<M> {
 
     /// The message that arrived first of those that match `want`. Builds the class if it does
     /// not exist and fewer than [`CLASSES`] do.
-    pub(super) fn find(&mut self, want: &Want) -> Option<u32> {
+    pub(super) fn find(&mut self, want: &Want) -> Option<Found> {
+        let place = None;
         if self.list.first() == NIL {
             return None;
         }
         if want.ignore == u64::MAX && want.from.is_none() {
             cost::entry();
-            return Some(self.list.first());
+            let index = self.list.first();
+            return Some(Found { index, place });
         }
         self.searches += 1;
-        let Some(class) = self.class(want.ignore, want.from.is_some()) else {
-            return self.walk(want);
+        let Some(number) = self.class(want.ignore, want.from.is_some()) else {
+            return self.walk(want).map(|index| Found { index, place });
         };
-        let class = &mut self.classes[class];
+        let class = &mut self.classes[number];
         class.used = self.searches;
         let key = Key {
             tag: want.tag & !want.ignore,
             peer: peer_key(want.from),
         };
         let (queues, keyed) = class.with(&self.slab);
-        queues.first(&keyed, key, self.hasher)
+        let (place, index) = queues.find(&keyed, key, self.hasher)?;
+        let place = Some((number, place));
+        Some(Found { index, place })
     }
 
     /// The first match by reading all messages: for masks without a class.
@@ -243,7 +257,7 @@ impl<M: Copy> Unexpected<M> {
             directed,
             used: self.searches,
             queues: Queues::with_capacity(self.len()),
-            links: Chunks::with_capacity(self.slab.len() as usize),
+            links: Chunks::in_huge_pages(self.slab.len() as usize),
         };
         for _ in 0..self.slab.len() {
             class.links.push(Link::NONE);
@@ -258,6 +272,8 @@ impl<M: Copy> Unexpected<M> {
         self.classes.push(class);
     }
 
+    /// A message of the slab.
+    #[inline]
     pub(super) fn message(&self, index: u32) -> Message<M> {
         let entry = &self.slab[index];
         Message {
@@ -269,10 +285,14 @@ impl<M: Copy> Unexpected<M> {
     }
 
     /// Takes a message out of the list and of every class; its entry stays.
-    fn unlist(&mut self, index: u32) {
-        for class in &mut self.classes {
+    #[inline]
+    fn unlist(&mut self, Found { index, place }: Found) {
+        for (number, class) in self.classes.iter_mut().enumerate() {
             let (queues, mut keyed) = class.with(&self.slab);
-            queues.remove(&mut keyed, index, self.hasher);
+            match place {
+                Some((of, place)) if of == number => queues.remove_first(&mut keyed, index, place),
+                _ => queues.remove(&mut keyed, index, self.hasher),
+            }
         }
         self.list.remove(&mut self.slab, index);
         self.listed -= 1;
@@ -285,17 +305,24 @@ impl<M: Copy> Unexpected<M> {
         entry.link.next = std::mem::replace(&mut self.free, index);
     }
 
-    /// Removes a listed message.
-    pub(super) fn take(&mut self, index: u32) -> Message<M> {
-        let message = self.message(index);
-        self.unlist(index);
-        self.release(index);
+    /// Removes a listed message: the last result of [`Self::find`], without a change since.
+    #[inline]
+    pub(super) fn take(&mut self, found: Found) -> Message<M> {
+        let message = self.message(found.index);
+        self.unlist(found);
+        self.release(found.index);
         message
     }
 
-    /// Reserves a listed message for the holder of the claim.
-    pub(super) fn claim(&mut self, index: u32) -> Claim {
-        self.unlist(index);
+    /// As [`Self::take`], of any listed message.
+    pub(super) fn take_listed(&mut self, index: u32) -> Message<M> {
+        self.take(Found { index, place: None })
+    }
+
+    /// Reserves a listed message, as [`Self::take`], for the holder of the claim.
+    pub(super) fn claim(&mut self, found: Found) -> Claim {
+        let index = found.index;
+        self.unlist(found);
         self.claimed += 1;
         let entry = &mut self.slab[index];
         entry.state = State::Claimed;
@@ -322,7 +349,7 @@ impl<M: Copy> Unexpected<M> {
         while index != NIL {
             let next = self.slab[index].link.next;
             if !keep(&self.message(index), false) {
-                self.take(index);
+                self.take_listed(index);
             }
             index = next;
         }

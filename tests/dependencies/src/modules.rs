@@ -8,7 +8,9 @@ const ENGINE: &str = "src/";
 /// The layers of the engine, the lowest first. A module uses those of lower layers; modules of one
 /// layer do not use each other, except as [`BESIDE`] has it.
 const ENGINE_LAYERS: &[&[&str]] = &[
-    &["auth", "chunks", "errno", "flags", "hash", "log", "sync"],
+    &[
+        "auth", "chunks", "errno", "flags", "hash", "log", "pages", "sync",
+    ],
     // no device, no lock, no I/O
     &["av", "matching"],
     &["verbs"],
@@ -23,6 +25,7 @@ const ENGINE_LAYERS: &[&[&str]] = &[
 /// Uses within one layer: the first module uses the second.
 const BESIDE: &[(&str, &str)] = &[
     ("auth", "errno"),
+    ("chunks", "pages"),
     ("log", "errno"),
     // a region has an event cell, and counters that follow it
     ("mr", "queue"),
