@@ -49,6 +49,32 @@ impl Change {
 /// Longest wait for a lock that a living process holds. A process that is not stopped holds a lock
 /// only for a read and a write of one word.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
+/// Longest part of a wait that counts between two looks at the clock. A process that was stopped does
+/// not find its time over when it continues: the holder may have been stopped with it.
+const STEP: Duration = Duration::from_millis(50);
+
+/// The time that an operation waits for locks.
+pub(super) struct Patience {
+    left: Duration,
+    seen: Option<Instant>,
+}
+
+impl Patience {
+    pub(super) fn new(left: Duration) -> Self {
+        Self { left, seen: None }
+    }
+
+    /// Whether the time is over.
+    fn is_over(&mut self) -> bool {
+        let now = Instant::now();
+        if let Some(seen) = self.seen.replace(now) {
+            let passed = now.saturating_duration_since(seen).min(STEP);
+            self.left = self.left.saturating_sub(passed);
+        }
+        self.left.is_zero()
+    }
+}
+
 /// Attempts before the liveness of the lock's holder is checked; in tests the check comes at once.
 const ROUNDS: u32 = if cfg!(any(test, fuzzing)) { 0 } else { 1000 };
 
@@ -71,15 +97,16 @@ impl<'a> Stripe<'a> {
         patience: Duration,
         lives: impl Fn(u64) -> bool,
     ) -> Option<Self> {
-        Self::lock_index(map, index_of(addr), own, Instant::now() + patience, lives)
+        let patience = &mut Patience::new(patience);
+        Self::lock_index(map, index_of(addr), own, patience, lives)
     }
 
-    /// As [`Self::lock`], for the lock with an index; `end`: the end of the wait.
+    /// As [`Self::lock`], for the lock with an index.
     pub(super) fn lock_index(
         map: &'a Mapping,
         index: usize,
         own: u64,
-        end: Instant,
+        patience: &mut Patience,
         lives: impl Fn(u64) -> bool,
     ) -> Option<Self> {
         let at = stripe::AT + stripe::STRIDE * index;
@@ -88,7 +115,7 @@ impl<'a> Stripe<'a> {
         loop {
             let held = word.load(Ordering::Relaxed);
             // On a busy machine the rounds up to here may take longer than `patience`.
-            let late = round > ROUNDS && Instant::now() > end;
+            let late = round > ROUNDS && patience.is_over();
             let look = late || round > ROUNDS && round.is_multiple_of(64);
             // A holder that has ended has either changed the word or not; each outcome is an atomic
             // operation, so the lock can be taken over.
@@ -265,6 +292,23 @@ mod tests {
         std::mem::forget(lock(1, true).unwrap());
         assert!(lock(2, true).is_none());
         assert!(lock(2, false).is_some());
+    }
+
+    #[test]
+    fn a_stopped_process_does_not_lose_its_patience() {
+        let mut patience = Patience::new(3 * STEP);
+        assert!(!patience.is_over());
+        let stop = |patience: &mut Patience| {
+            let seen = patience.seen.as_mut().unwrap();
+            *seen = seen.checked_sub(Duration::from_secs(10)).unwrap();
+        };
+        for _ in 0..2 {
+            stop(&mut patience);
+            assert!(!patience.is_over());
+        }
+        stop(&mut patience);
+        assert!(patience.is_over());
+        assert!(Patience::new(Duration::ZERO).is_over());
     }
 
     #[test]

@@ -6,12 +6,12 @@
 use std::ffi::c_void;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use atomic_ops::{Datatype, Op, Operation};
 use rdma_core_sys::{IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, softdv_atomic};
 
-use super::atomic::{Initiator, PATIENCE, Stripe, holder, index_of, lives, whole};
+use super::atomic::{Initiator, PATIENCE, Patience, Stripe, holder, index_of, lives, whole};
 use super::remote::{AccessError, Target, resolve};
 use crate::dm::{Buffer, Buffers, Shown};
 use crate::environment;
@@ -368,7 +368,7 @@ where
         } else {
             PATIENCE
         };
-        let locks = self.lock(ranges, part.clone(), Instant::now() + patience);
+        let locks = self.lock(ranges, part.clone(), Patience::new(patience));
         let locks = locks.ok_or(AccessError::Dead)?;
         let (first, size) = (part.start, elements.shape.size());
         self.read(ranges, first, &mut elements.earlier[part.clone()])?;
@@ -403,7 +403,7 @@ where
         &self,
         ranges: &[(u64, usize)],
         part: std::ops::Range<usize>,
-        end: Instant,
+        mut patience: Patience,
     ) -> Option<[Option<Stripe<'_>>; MOST_LOCKS]> {
         let mut wanted = [0_u64; stripe::COUNT / 64];
         each_range(ranges, part.start, part.len(), |addr, len| {
@@ -423,7 +423,13 @@ where
                 let index = 64 * at + bits.trailing_zeros() as usize;
                 bits &= bits - 1;
                 let lives = |held| lives(self.initiator, held);
-                *free.next()? = Some(Stripe::lock_index(&self.peer.map, index, own, end, lives)?);
+                *free.next()? = Some(Stripe::lock_index(
+                    &self.peer.map,
+                    index,
+                    own,
+                    &mut patience,
+                    lives,
+                )?);
             }
         }
         Some(held)
