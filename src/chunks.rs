@@ -76,13 +76,13 @@ impl<T> Chunks<T> {
         let huge = self.huge && self.chunks.len() * Self::BYTES >= LARGE;
         let count = if huge { (HUGE / Self::BYTES).max(1) } else { 1 };
         let bytes = if count > 1 { HUGE } else { Self::BYTES };
-        let memory = Memory::zeroed(bytes);
+        let memory = Memory::uninit(bytes);
         let first = memory.base().cast::<T>();
+        self.memory.push(memory);
         for chunk in 0..count {
             // SAFETY: `count` chunks are not longer than the memory.
             self.chunks.push(unsafe { first.add(chunk * CHUNK) });
         }
-        self.memory.push(memory);
     }
 
     /// Number of elements.

@@ -33,12 +33,21 @@ impl Memory {
     /// multiple of that, and the kernel is asked for huge pages. Aborts the process if there is no
     /// memory, as `Vec` does.
     pub(crate) fn zeroed(bytes: usize) -> Self {
+        // SAFETY: the layout has at least one byte.
+        Self::new(bytes, |layout| unsafe { std::alloc::alloc_zeroed(layout) })
+    }
+
+    /// As [`Self::zeroed`], with any content below 64 KiB: no byte of it is written.
+    pub(crate) fn uninit(bytes: usize) -> Self {
+        // SAFETY: the layout has at least one byte.
+        Self::new(bytes, |layout| unsafe { std::alloc::alloc(layout) })
+    }
+
+    fn new(bytes: usize, allocate: impl FnOnce(Layout) -> *mut u8) -> Self {
         let layout = Self::layout(bytes);
-        let base = if bytes < MAPPED {
-            // SAFETY: the layout has at least one byte.
-            NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) })
-        } else {
-            map(bytes)
+        let base = match bytes < MAPPED {
+            true => NonNull::new(allocate(layout)),
+            false => map(bytes),
         };
         match base {
             Some(base) => Self { base, bytes },
@@ -66,7 +75,7 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         if self.bytes < MAPPED {
-            // SAFETY: `zeroed` has allocated it with this layout.
+            // SAFETY: `new` has allocated it with this layout.
             unsafe { std::alloc::dealloc(self.base.as_ptr(), Self::layout(self.bytes)) };
         } else {
             unmap(self.base.as_ptr(), self.bytes.next_multiple_of(MAPPED));
@@ -127,8 +136,8 @@ pub(crate) unsafe trait Zero {}
 // SAFETY: a number of one byte.
 unsafe impl Zero for u8 {}
 
-/// An array whose elements are 0 at first. Creating a large one writes no memory: the kernel
-/// provides a page when it is first used.
+/// An array whose elements are 0 at first. Creating one of 64 KiB or more writes no memory: the
+/// kernel provides a page when it is first used.
 #[derive(Debug)]
 pub(crate) struct Zeroed<T> {
     /// `None`: no elements.

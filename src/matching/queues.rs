@@ -6,6 +6,8 @@
 //! `prev` is [`NIL`]. Only first entries are in the table: a million entries of one key take one
 //! slot.
 
+use std::cell::Cell;
+
 use super::cost;
 use super::table::{GROUP, Place, Table};
 use crate::hash::Hasher;
@@ -48,16 +50,6 @@ fn hash(hasher: Hasher, key: Key) -> u32 {
     (group >> 32) as u32 & !(GROUP - 1) | (key.tag ^ group) as u32 & (GROUP - 1)
 }
 
-/// Has the processor read the line of the tags behind the group of this one: consecutive tags are
-/// often used in turn, and the first of each group does this in time.
-#[inline(always)]
-fn prefetch_next(table: &Table, hasher: Hasher, key: Key) {
-    if key.tag.is_multiple_of(GROUP.into()) && table.is_far() {
-        let tag = key.tag.wrapping_add(GROUP.into());
-        table.prefetch(hash(hasher, Key { tag, ..key }));
-    }
-}
-
 /// The FIFOs of one class. Not thread safe.
 #[derive(Debug)]
 pub(super) struct Queues {
@@ -65,6 +57,8 @@ pub(super) struct Queues {
     /// The FIFO to which an entry was appended last: its key, its first entry ([`NIL`]: none), and
     /// the place of that entry. No change of the table leaves an outdated place here.
     recent: (Key, u32, Place),
+    /// The last tag of a group that was looked for; 0: none.
+    last: Cell<u64>,
 }
 
 impl Queues {
@@ -73,6 +67,22 @@ impl Queues {
         Self {
             table: Table::with_capacity(keys),
             recent: Self::NONE,
+            last: Cell::new(0),
+        }
+    }
+
+    /// Has the processor read the line of the tags behind the group of this one, if the tag before
+    /// it was looked for: then consecutive tags are used in turn, and the first of each group does
+    /// this in time. With any mask or stride that leaves no last tag of a group nothing is read.
+    #[inline(always)]
+    fn prefetch_next(&self, hasher: Hasher, key: Key) {
+        match key.tag % u64::from(GROUP) {
+            0 if self.last.get() == key.tag.wrapping_sub(1) && self.table.is_far() => {
+                let tag = key.tag.wrapping_add(GROUP.into());
+                self.table.prefetch(hash(hasher, Key { tag, ..key }));
+            }
+            place if place == u64::from(GROUP) - 1 => self.last.set(key.tag),
+            _ => {}
         }
     }
 
@@ -111,7 +121,7 @@ impl Queues {
         key: Key,
         hasher: Hasher,
     ) -> Option<(Place, u32)> {
-        prefetch_next(&self.table, hasher, key);
+        self.prefetch_next(hasher, key);
         self.table.find(hash(hasher, key), |index| {
             cost::entry();
             entries.key(index) == key
@@ -136,7 +146,7 @@ impl Queues {
         let found = match self.find_recent(key) {
             Some(recent) => Ok(recent),
             None => {
-                prefetch_next(&self.table, hasher, key);
+                self.prefetch_next(hasher, key);
                 let hash = hash(hasher, key);
                 let found = self.table.find(hash, |index| {
                     cost::entry();

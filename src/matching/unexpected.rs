@@ -13,6 +13,8 @@ use crate::hash::Hasher;
 
 /// Searches after which a class that none of them has used may be replaced.
 const UNUSED: u64 = 1024;
+/// Keys for which the table of a new class has room, at most: messages may have few keys.
+const KEYS: usize = 1 << 14;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -256,7 +258,7 @@ impl<M: Copy> Unexpected<M> {
             ignore,
             directed,
             used: self.searches,
-            queues: Queues::with_capacity(self.len()),
+            queues: Queues::with_capacity(self.len().min(KEYS)),
             links: Chunks::in_huge_pages(self.slab.len() as usize),
         };
         for _ in 0..self.slab.len() {
