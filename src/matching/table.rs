@@ -1,5 +1,5 @@
-//! A hash table from a hash of 32 bits to the index of an entry. It grows by one line per change, so
-//! no call moves all slots.
+//! A hash table from a hash of 32 bits to the index of an entry. It grows by one line per change,
+//! so no call moves all slots.
 //!
 //! Open addressing, at most half full. A line, which is a cache line, has 8 slots, and all of them
 //! are compared at once. An entry is in the line of its hash, or, if that was full, in the next one

@@ -222,17 +222,30 @@ impl LinkRing {
     /// The application's buffers are readable.
     pub(super) unsafe fn post_prefixed(
         &mut self,
-        (words, prefix): &(Words, [u8; PREFIX]),
+        whole: &(Words, [u8; PREFIX]),
         payload: &Iov,
     ) -> RingPost {
         if !self.is_attached() {
             return RingPost::No;
         }
+        // SAFETY: the caller promises the buffers.
+        outcome(unsafe { self.post_behind(whole, payload) })
+    }
+
+    /// Posts words, and a payload behind its prefix, to an attached ring.
+    ///
+    /// # Safety
+    /// The application's buffers are readable.
+    unsafe fn post_behind(
+        &mut self,
+        (words, prefix): &(Words, [u8; PREFIX]),
+        payload: &Iov,
+    ) -> Result<Posted> {
         let mut pieces = [const { EMPTY }; 1 + MAX_IOV];
         pieces[0] = piece(prefix.as_ptr(), PREFIX);
         let count = 1 + payload.list(&mut pieces[1..]);
         // SAFETY: the prefix is only read, and the others are the caller's.
-        outcome(unsafe { self.ring.post_pieces(*words, &pieces[..count], false) })
+        unsafe { self.ring.post_pieces(*words, &pieces[..count], false) }
     }
 
     /// As [`Self::post_prefixed`], with a payload of one buffer.
@@ -313,20 +326,14 @@ impl LinkRing {
     /// The application's buffers are readable.
     pub(super) unsafe fn post_part(
         &mut self,
-        (words, prefix): &(Words, [u8; PREFIX]),
+        whole: &(Words, [u8; PREFIX]),
         part: &Iov,
     ) -> PartInRing {
         if !self.is_attached() {
             return PartInRing::TooLong;
         }
-        let mut pieces = [const { EMPTY }; 1 + MAX_IOV];
-        pieces[0] = libc::iovec {
-            iov_base: prefix.as_ptr().cast_mut().cast(),
-            iov_len: prefix.len(),
-        };
-        let count = 1 + part.list(&mut pieces[1..]);
-        // SAFETY: the prefix is only read, and the others are the caller's.
-        match unsafe { self.ring.post_pieces(*words, &pieces[..count], false) } {
+        // SAFETY: the caller promises the buffers.
+        match unsafe { self.post_behind(whole, part) } {
             Ok(Posted::Sent) => PartInRing::Sent,
             Ok(Posted::Full) => PartInRing::Full,
             // in a forked child the queue pair refuses the packet too

@@ -307,10 +307,9 @@ impl Qp {
         };
         let flags = if keyed { 0 } else { sys::IBV_SEND_INLINE };
         let sge = sg_list(std::slice::from_ref(sge));
+        let (opcode, addr, rkey) = (opcode as u32, addr.get(), rkey.get());
         // SAFETY: live and of this backend; a readable sge.
-        let ret =
-            unsafe { (calls.access)(self.raw, opcode as u32, sge, flags, addr.get(), rkey.get()) };
-        ret == 0
+        unsafe { (calls.access)(self.raw, opcode, sge, flags, addr, rkey) == 0 }
     }
 
     /// As [`Self::execute`], an operation on elements. `results` gets their earlier values, unless

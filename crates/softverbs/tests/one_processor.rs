@@ -105,16 +105,19 @@ fn second(link: &mut Link) {
     link.say("done");
 }
 
+/// A side of [`watching`] and [`writing`]: the end, and buffers for a message, for a receive and for
+/// the number of the last message.
+fn open(link: &mut Link) -> (End, Buffer, Buffer, Buffer) {
+    use_one_processor();
+    let end = End::connect(link, 16, 16, 1);
+    let [outbox, inbox, number] = [7, 0, 0].map(|byte| end.buffer(&[byte; 8]));
+    (end, outbox, inbox, number)
+}
+
 /// A poll that finds nothing returns at once: the application does not see what a peer did after a
 /// message before the message's completion. Each message is followed by a write of its number.
 fn watching(link: &mut Link) {
-    use_one_processor();
-    let mut end = End::connect(link, 16, 16, 1);
-    let (mut outbox, inbox, number) = (
-        end.buffer(&[7; 8]),
-        end.buffer(&[0; 8]),
-        end.buffer(&[0; 8]),
-    );
+    let (mut end, mut outbox, inbox, number) = open(link);
     link.say_numbers(number.addr(), u64::from(number.rkey()));
     link.expect("ready");
     let mut overtaken = 0;
@@ -144,13 +147,7 @@ fn watching(link: &mut Link) {
 }
 
 fn writing(link: &mut Link) {
-    use_one_processor();
-    let mut end = End::connect(link, 16, 16, 1);
-    let (mut outbox, inbox, number) = (
-        end.buffer(&[7; 8]),
-        end.buffer(&[0; 8]),
-        end.buffer(&[0; 8]),
-    );
+    let (mut end, mut outbox, inbox, number) = open(link);
     let (addr, rkey) = link.numbers();
     end.recv(&inbox, 1);
     link.say("ready");

@@ -200,9 +200,6 @@ impl Endpoint {
     }
 }
 
-/// Flags of atomics that only a request has.
-const NOT_AT_ONCE: Flags = Flags::FENCE;
-
 impl Endpoint {
     /// Fast path of [`Self::atomic`]: an operation on one range with buffers in one piece that the
     /// device executes in this call. `false`: nothing has changed.
@@ -225,7 +222,7 @@ impl Endpoint {
         let plain = len != 0
             && range.len == len
             && range.addr.is_multiple_of(datatype.alignment() as u64)
-            && !flags.intersects(NOT_AT_ONCE);
+            && !flags.contains(Flags::FENCE);
         let operands = match op == Op::Read {
             true => Some(std::ptr::null_mut()),
             false => whole(&call.operands, len),

@@ -142,8 +142,8 @@ impl Executor {
         posted
     }
 
-    /// As [`Self::send_direct`], for a message of one buffer without ACK and with CQ data of at most
-    /// 32 bits ([`narrow`]).
+    /// As [`Self::send_direct`], for a message of one buffer without ACK and with CQ data of at
+    /// most 32 bits ([`narrow`]).
     ///
     /// # Safety
     /// `len` bytes are readable.
@@ -302,8 +302,8 @@ impl Executor {
         (taken, stop)
     }
 
-    /// Processes the next packet in the ring of a link, whatever it is. `false`: there is none, or it
-    /// has to wait for packets in the shared receive queue.
+    /// Processes the next packet in the ring of a link, whatever it is. `false`: there is none, or
+    /// it has to wait for packets in the shared receive queue.
     pub(in crate::rdm) fn read_ring(&mut self, core: &mut Core<Self>, key: LinkKey) -> bool {
         let ring = self.links.get_mut(key).and_then(|link| link.ring.as_mut());
         let Some(message) = ring.and_then(|ring| ring.next()) else {

@@ -178,8 +178,9 @@ static void both_events(struct side *dead, struct side *living, double deadline)
 	}
 }
 
-/* Connects, exchanges 3 messages of each direction, and disconnects; or only asks for the queue pair
- * of a datagram service. `active`: this side asks. `dead`, if any, has events in the same channel. */
+/* Connects, exchanges 3 messages of each direction, and disconnects; or only asks for the queue
+ * pair of a datagram service. `active`: this side asks. `dead`, if any, has events in the same
+ * channel. */
 static void whole(struct side *side, struct side *dead, enum rdma_port_space ps, int port, char name, int active)
 {
 	double deadline = now_ms() + 10000;

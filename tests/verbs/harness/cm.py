@@ -28,8 +28,8 @@ MULTICAST = "mckey -m 239.1.1.1"
 OWN = ["cm_calls", "cm_hostile", "cm_limits"]
 
 
-# perftest's sides shake hands, and then the server makes its listener while the client connects. The
-# client repeats a request that was rejected because the listener was not there yet (8: invalid
+# perftest's sides shake hands, and then the server makes its listener while the client connects.
+# The client repeats a request that was rejected because the listener was not there yet (8: invalid
 # service ID). Releases before 26.04 crash there: they use the ids that they have destroyed. Such a
 # run says nothing about the device, and is made again.
 TOO_EARLY = "Event: RDMA_CM_EVENT_REJECTED; error: 8."

@@ -116,8 +116,8 @@ impl Qp {
         true
     }
 
-    /// Executes an operation on elements without a request, behind all requests that were posted, if
-    /// the elements are words of one buffer of the device. Returns the number of those that have
+    /// Executes an operation on elements without a request, behind all requests that were posted,
+    /// if the elements are words of one buffer of the device. Returns the number of those that have
     /// changed. `None`: it has to be posted, and nothing has changed.
     ///
     /// # Safety

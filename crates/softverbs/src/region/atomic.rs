@@ -49,8 +49,8 @@ impl Change {
 /// Longest wait for a lock that a living process holds. A process that is not stopped holds a lock
 /// only for a read and a write of one word.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
-/// Longest part of a wait that counts between two looks at the clock. A process that was stopped does
-/// not find its time over when it continues: the holder may have been stopped with it.
+/// Longest part of a wait that counts between two looks at the clock. A process that was stopped
+/// does not find its time over when it continues: the holder may have been stopped with it.
 const STEP: Duration = Duration::from_millis(50);
 
 /// The time that an operation waits for locks.

@@ -220,8 +220,8 @@ pub(crate) fn change_elements(
     result
 }
 
-/// As [`change_elements`], if all elements are words of one buffer of the device. The caller holds a
-/// hazard for the key. `false`: they are not, or an error; nothing has changed.
+/// As [`change_elements`], if all elements are words of one buffer of the device. The caller holds
+/// a hazard for the key. `false`: they are not, or an error; nothing has changed.
 #[inline]
 pub(crate) fn change_words(
     peer: &Peer,
