@@ -7,6 +7,8 @@ use std::sync::OnceLock;
 use super::sock::{Received, Sock};
 use super::wire::{self, MAX_MESSAGE, Malformed, Message};
 use crate::environment;
+use crate::process::Process;
+use crate::segment::layout::split_qp_num;
 use crate::sys::{self, Res, Timer};
 
 /// One end of a conversation. Dropping it ends the conversation; the peer still receives the
@@ -47,6 +49,15 @@ impl Link {
     /// The process of the peer, by the kernel's record.
     pub(super) fn peer_pid(&self) -> Option<u32> {
         self.sock.peer_pid().ok()
+    }
+
+    /// Whether a queue pair is known to be of another process than the peer. `false` if one of the
+    /// two processes is not known: the peer is in another pid namespace, or no process has the
+    /// number.
+    pub(super) fn contradicts(&self, qp_num: u32) -> bool {
+        let owner = Process::current().and_then(|process| process.pid_of(split_qp_num(qp_num).0));
+        let peer = self.peer_pid().filter(|pid| *pid != 0);
+        owner.zip(peer).is_some_and(|(owner, peer)| owner != peer)
     }
 
     pub(super) fn has_unsent(&self) -> bool {

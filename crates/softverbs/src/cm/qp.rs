@@ -58,10 +58,22 @@ pub(super) fn to_error(handle: *mut Id) -> Res<()> {
 }
 
 /// Moves the queue pair of the id, if it has one, from INIT to RTS.
+///
+/// # Errors
+/// `EPROTO`: the peer has named a queue pair of another process. Those of `ibv_modify_qp(3)`.
 pub(super) fn to_ready(state: &State, handle: *mut Id) -> Res<()> {
     let qp = of(handle);
     if qp.is_null() {
         return Ok(());
+    }
+    let named = state.peer.as_ref().map(|peer| peer.qp_num);
+    if named.is_some_and(|number| {
+        state
+            .link
+            .as_ref()
+            .is_some_and(|link| link.contradicts(number))
+    }) {
+        return Err(Errno(libc::EPROTO));
     }
     // INIT again: the access rights of the peer are known only now.
     for target in [IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS] {

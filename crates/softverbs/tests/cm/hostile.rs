@@ -46,6 +46,25 @@ fn dialled(to: SocketAddr) -> UnixStream {
     UnixStream::from(socket)
 }
 
+/// As [`dialled`], by a child of this process, which has ended when this returns: the kernel's
+/// record of the socket names the child.
+fn dialled_by_a_child(to: SocketAddr) -> UnixStream {
+    let (socket, name) = (packet_socket(), name_of(to));
+    // SAFETY: the child makes one system call and ends.
+    let status = unsafe {
+        let child = libc::fork();
+        assert!(child >= 0);
+        if child == 0 {
+            libc::_exit(i32::from(!with_name(libc::connect, &socket, &name)));
+        }
+        let mut status = 0;
+        assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+        status
+    };
+    assert_eq!(status, 0);
+    UnixStream::from(socket)
+}
+
 /// A request in the format of `docs/softverbs-cm.md`.
 fn request() -> Vec<u8> {
     let mut bytes = b"SVCM\x02\x00\x01\x00\x00\x00\x00\x00".to_vec();
@@ -252,4 +271,37 @@ fn other_users_are_nobody() {
     channel.expect(RDMA_CM_EVENT_REJECTED, NOBODY_LISTENS);
     id.destroy();
     channel.destroy();
+}
+
+/// A process cannot have a queue pair connected to one of another process.
+#[test]
+fn a_request_names_a_queue_pair_of_its_sender() {
+    if skip_on_hardware("its messages are the kernel's") {
+        return;
+    }
+    for (dial, result) in [
+        (dialled as fn(SocketAddr) -> UnixStream, 0),
+        (dialled_by_a_child, libc::EPROTO),
+    ] {
+        let channel = Channel::new();
+        let (_, to) = channel.listener(&on_device(0), 8);
+        let mut peer = dial(to);
+        let mut message = request();
+        let own = channel.routed(to);
+        assert_eq!(own.create_qp(), 0);
+        // SAFETY: the id has a queue pair and an address of an InfiniBand device.
+        let (number, gid) = unsafe {
+            let route = &own.c().route.addr.addr;
+            (
+                (*own.c().qp).qp_num,
+                *route.ibaddr.as_ref().sgid.raw.as_ref(),
+            )
+        };
+        message[12..16].copy_from_slice(&number.to_le_bytes());
+        message[20..36].copy_from_slice(&gid);
+        peer.write_all(&message).unwrap();
+        let said = channel.expect(RDMA_CM_EVENT_CONNECT_REQUEST, 0);
+        assert_eq!(said.id.create_qp(), 0);
+        assert_eq!(said.id.accept(&mut param(b"")), result);
+    }
 }
