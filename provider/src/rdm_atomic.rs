@@ -20,6 +20,7 @@ impl Atomics for RdmEp {
     #[inline(always)]
     unsafe fn atomic(&self, call: &Call<'_>) -> Result<()> {
         let (family, msg) = (call.family, call.msg);
+        has(self.api_version, msg.datatype, msg.op)?;
         let operation = operation(family, msg.datatype, msg.op)?;
         let (reads, size) = (operation.op() == Op::Read, operation.datatype().size());
         // SAFETY: the caller passes a target with its members.

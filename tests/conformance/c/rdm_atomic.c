@@ -653,6 +653,7 @@ static void ask(int place)
 	for (int datatype = FI_UINT128 + 1; datatype < FI_UINT128 + 5; datatype++) {
 		RETURNS(fi_query_atomic(side.domain, (enum fi_datatype)datatype, FI_SUM, &attr, 0), -FI_EOPNOTSUPP);
 		RETURNS(fi_atomicvalid(ep, (enum fi_datatype)datatype, FI_SUM, &attr.count), -FI_EOPNOTSUPP);
+		RETURNS(fi_atomic(ep, operand, 1, NULL, to, 0, KEY, (enum fi_datatype)datatype, FI_SUM, NULL), -FI_EOPNOTSUPP);
 	}
 	RETURNS(fi_query_atomic(side.domain, FI_UINT64, (enum fi_op)(FI_MSWAP + 1), &attr, 0), -FI_EOPNOTSUPP);
 	MUST(fi_query_atomic(side.domain, FI_UINT128, FI_SUM, &attr, 0));
