@@ -6,7 +6,7 @@ use super::{
     CONSUMED_AT, HOT_AT, MAX_SLOTS, MOVED, PAD, Place, SHORT, SLOTS_AT, WAITING_AT, max_payload,
     sequence, slots_for,
 };
-use crate::segment::{Mapping, Slots, Word};
+use crate::segment::{Mapping, Slots, Word, set_bits};
 use crate::signal;
 use crate::sync::Arc;
 use crate::sync::atomic::AtomicU32;
@@ -196,10 +196,9 @@ impl Sender {
     /// Goes behind a message or padding.
     #[inline(always)]
     fn pass(&mut self, slots: u32) {
-        for slot in 1..slots {
-            let (word, bit) = self.stale_bit(self.head.wrapping_add(slot));
-            self.marked += u32::from(self.stale[word] & bit == 0);
-            self.stale[word] |= bit;
+        if slots > 1 {
+            let next = self.head.wrapping_add(1) & (self.slots - 1);
+            self.marked += set_bits(&mut self.stale, next, slots - 1);
         }
         self.head = self.head.wrapping_add(slots);
     }

@@ -7,7 +7,7 @@ use super::{
     CONSUMED_AT, COOKIE_AT, HEADER, Header, MAGIC_AT, SHORT, SLOT, SLOTS, WAITING_AT, copy, fits,
     op, sequence, slot_at, slots_for,
 };
-use crate::segment::{Mapping, layout};
+use crate::segment::{Mapping, layout, set_bits};
 use crate::signal;
 use crate::sync::{heavy_fence, light_fence};
 use crate::sys;
@@ -56,10 +56,7 @@ impl Stale {
     /// Marks the slots after the first slot of a message at `position` as stale. A message does not
     /// cross the ring's end.
     fn note(&mut self, position: u32, slots: u32) {
-        for slot in 1..slots {
-            let (word, bit) = Self::place(position.wrapping_add(slot));
-            self.0[word] |= bit;
-        }
+        set_bits(&mut self.0, position.wrapping_add(1) % SLOTS, slots - 1);
     }
 
     /// Whether the slot at `position` must be cleared; also removes its mark.

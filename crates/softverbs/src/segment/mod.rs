@@ -15,4 +15,4 @@ mod word;
 pub(crate) use arena::Arena;
 pub(crate) use mapping::Mapping;
 pub(crate) use own::OwnSegment;
-pub(crate) use word::{Slots, Word};
+pub(crate) use word::{Slots, Word, set_bits};
