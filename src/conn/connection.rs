@@ -190,7 +190,9 @@ impl Connection {
                 );
                 Ok(())
             }
-            CmEventKind::ConnectRequest | CmEventKind::Other => Ok(()),
+            CmEventKind::ConnectRequest | CmEventKind::ConnectResponse | CmEventKind::Other => {
+                Ok(())
+            }
         };
         if let Err(error) = result {
             self.fail(error, event);

@@ -216,7 +216,10 @@ impl AsyncListener for Core {
                     let _ = id.notify_established();
                 }
             }
-            AsyncEvent::CqError | AsyncEvent::QpLastReceive | AsyncEvent::Other(_) => {}
+            AsyncEvent::CqError
+            | AsyncEvent::QpLastReceive
+            | AsyncEvent::SrqLimit
+            | AsyncEvent::Other(_) => {}
         }
     }
 }

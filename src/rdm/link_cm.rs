@@ -284,7 +284,10 @@ impl CmTarget for LinkCm {
                 shared.change(|core, io| core.broken(link, io));
                 Ok(())
             }
-            CmEventKind::AddrChange | CmEventKind::ConnectRequest | CmEventKind::Other => Ok(()),
+            CmEventKind::AddrChange
+            | CmEventKind::ConnectRequest
+            | CmEventKind::ConnectResponse
+            | CmEventKind::Other => Ok(()),
         };
         if let Err(error) = step {
             info_log!(EpCtrl, "{link:?} could not be connected: {error}");
@@ -329,7 +332,7 @@ impl AsyncListener for LinkCm {
                     let _ = id.notify_established();
                 }
             }
-            AsyncEvent::CqError | AsyncEvent::Other(_) => {}
+            AsyncEvent::CqError | AsyncEvent::SrqLimit | AsyncEvent::Other(_) => {}
         }
     }
 }

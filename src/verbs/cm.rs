@@ -14,7 +14,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use rdma_core_sys::{self as sys, Backend};
 
-use super::{Device, Pd, SockAddr};
+use super::{Device, Pd, QpNumber, SockAddr};
 use crate::errno::{FiErrno, Result};
 use crate::log::warn_log;
 
@@ -22,11 +22,23 @@ use crate::log::warn_log;
 const RESOLVE_TIMEOUT: i32 = 2000;
 
 /// Maximum length in bytes of private data in a message of the connection manager: that of an
-/// acceptance (`rdma_accept(3)`). A request over an IP address has 56 bytes, a rejection 148.
+/// acceptance (`rdma_accept(3)`). A request over an IP address has 56 bytes, a rejection 148, a
+/// request for a service 180, its answer 136.
 const MAX_PRIVATE_DATA: usize = 196;
 
-/// Private data of a connection request, of its acceptance or of its rejection, as it was received.
-/// The transport may have padded it with zeros.
+/// `IB_SIDR_UNSUPPORTED` of the kernel's ib_cm.h: no process offers the service.
+const NO_SERVICE: i32 = 1;
+
+// the events of connections and of services have their private data in the same place
+const _: () = {
+    use std::mem::offset_of;
+    use sys::{rdma_conn_param as conn, rdma_ud_param as ud};
+    assert!(offset_of!(conn, private_data) == offset_of!(ud, private_data));
+    assert!(offset_of!(conn, private_data_len) == offset_of!(ud, private_data_len));
+};
+
+/// Private data of a request, of its acceptance or of its rejection, as it was received. The
+/// transport may have padded it with zeros.
 #[derive(Clone, Copy)]
 pub struct PrivateData {
     bytes: [u8; MAX_PRIVATE_DATA],
@@ -69,9 +81,12 @@ pub enum CmEventKind {
     AddrResolved,
     /// The route is resolved.
     RouteResolved,
-    /// A peer requests a connection.
+    /// A peer requests a connection, or a service.
     ConnectRequest,
-    /// The connection is established.
+    /// The peer has accepted a request of an identifier without a queue pair
+    /// ([`CmId::connect_with`]). [`CmId::establish`] completes the connection.
+    ConnectResponse,
+    /// The connection is established; or the service has answered.
     Established,
     /// The connection has ended.
     Disconnected,
@@ -102,6 +117,13 @@ pub struct CmEvent {
     pub private_data: PrivateData,
 }
 
+impl CmEvent {
+    /// Whether the request for a service has failed because no process listens at the address.
+    pub fn is_no_service(&self) -> bool {
+        self.kind == CmEventKind::Unreachable && self.status == NO_SERVICE
+    }
+}
+
 /// Parameters of a connection (`rdma_connect(3)`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnParam<'a> {
@@ -113,12 +135,25 @@ pub struct ConnParam<'a> {
     pub rnr_retry_count: u8,
 }
 
-/// Runs `f` on the parameters in C's form.
+impl<'a> ConnParam<'a> {
+    /// The parameters of a service: its messages have private data alone.
+    fn of_service(private_data: &'a [u8]) -> Self {
+        Self {
+            private_data,
+            retry_count: 0,
+            rnr_retry_count: 0,
+        }
+    }
+}
+
+/// Runs `f` on the parameters in C's form, with the number of the queue pair if the identifier has
+/// none.
 ///
 /// # Errors
 /// `EINVAL`: more than 255 bytes of private data. Those of `f`.
 fn with_c_param(
     param: &ConnParam<'_>,
+    qp: Option<QpNumber>,
     f: impl FnOnce(*mut sys::rdma_conn_param) -> Result<()>,
 ) -> Result<()> {
     let mut c = sys::rdma_conn_param {
@@ -130,6 +165,7 @@ fn with_c_param(
         flow_control: 1,
         retry_count: param.retry_count,
         rnr_retry_count: param.rnr_retry_count,
+        qp_num: qp.map_or(0, QpNumber::get),
         ..Default::default()
     };
     f(&raw mut c)
@@ -196,10 +232,24 @@ impl EventChannel {
     /// # Errors
     /// `ENOMEM`.
     pub fn create_id(self: &Arc<Self>) -> Result<CmId> {
+        self.create_in(sys::RDMA_PS_TCP)
+    }
+
+    /// Creates an identifier for one exchange of a request and its answer without a connection
+    /// (SIDR), or for a service that answers such requests; with its events on this channel. The
+    /// port space is that of UDP.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn create_sidr_id(self: &Arc<Self>) -> Result<CmId> {
+        self.create_in(sys::RDMA_PS_UDP)
+    }
+
+    fn create_in(self: &Arc<Self>, space: sys::rdma_port_space) -> Result<CmId> {
         let mut raw = null_mut();
         // SAFETY: the channel is live, `raw` writable.
         FiErrno::from_call(unsafe {
-            (self.backend.cm.rdma_create_id)(self.raw, &raw mut raw, null_mut(), sys::RDMA_PS_TCP)
+            (self.backend.cm.rdma_create_id)(self.raw, &raw mut raw, null_mut(), space)
         })?;
         Ok(self.own(raw))
     }
@@ -236,6 +286,7 @@ impl EventChannel {
             sys::RDMA_CM_EVENT_ADDR_RESOLVED => CmEventKind::AddrResolved,
             sys::RDMA_CM_EVENT_ROUTE_RESOLVED => CmEventKind::RouteResolved,
             sys::RDMA_CM_EVENT_CONNECT_REQUEST => CmEventKind::ConnectRequest,
+            sys::RDMA_CM_EVENT_CONNECT_RESPONSE => CmEventKind::ConnectResponse,
             sys::RDMA_CM_EVENT_ESTABLISHED => CmEventKind::Established,
             sys::RDMA_CM_EVENT_DISCONNECTED => CmEventKind::Disconnected,
             sys::RDMA_CM_EVENT_REJECTED => CmEventKind::Rejected,
@@ -249,11 +300,15 @@ impl EventChannel {
         };
         let carries_data = matches!(
             kind,
-            CmEventKind::ConnectRequest | CmEventKind::Established | CmEventKind::Rejected
+            CmEventKind::ConnectRequest
+                | CmEventKind::ConnectResponse
+                | CmEventKind::Established
+                | CmEventKind::Rejected
         );
         let mut private_data = PrivateData::EMPTY;
         if carries_data {
-            // SAFETY: these events carry connection parameters.
+            // SAFETY: these events carry parameters of a connection, or of a service: both begin
+            // with the private data.
             let conn = unsafe { &*(&raw const event.param).cast::<sys::rdma_conn_param>() };
             if !conn.private_data.is_null() {
                 // SAFETY: the length is the event's own.
@@ -366,10 +421,57 @@ impl CmId {
     /// # Errors
     /// The connection manager's.
     pub fn connect(&self, param: &ConnParam<'_>) -> Result<()> {
-        with_c_param(param, |param| {
+        self.connect_as(None, param)
+    }
+
+    /// Begins to connect a queue pair that the identifier does not own, and whose states the caller
+    /// changes ([`Qp::advance_to_rts`](super::Qp::advance_to_rts)). An event reports the result:
+    /// [`ConnectResponse`](CmEventKind::ConnectResponse).
+    ///
+    /// # Errors
+    /// The connection manager's.
+    pub fn connect_with(&self, qp: QpNumber, param: &ConnParam<'_>) -> Result<()> {
+        self.connect_as(Some(qp), param)
+    }
+
+    fn connect_as(&self, qp: Option<QpNumber>, param: &ConnParam<'_>) -> Result<()> {
+        with_c_param(param, qp, |param| {
             // SAFETY: live; the parameters live through the call.
             FiErrno::from_call(unsafe { (self.backend.cm.rdma_connect)(self.raw, param) })
         })
+    }
+
+    /// Completes the connection of [`Self::connect_with`], when the queue pair can send
+    /// (`rdma_establish(3)`): the peer gets [`Established`](CmEventKind::Established), this side no
+    /// event.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP`: the library is older than release 25 of rdma-core. The connection manager's.
+    pub fn establish(&self) -> Result<()> {
+        let establish = self.backend.cm.rdma_establish;
+        let establish = establish.ok_or(FiErrno::EOPNOTSUPP)?;
+        // SAFETY: live.
+        FiErrno::from_call(unsafe { establish(self.raw) })
+    }
+
+    /// Requests a service: the identifier is one of [`EventChannel::create_sidr_id`], its route
+    /// resolved. `private_data` has at most 180 bytes. An event reports the result:
+    /// [`Established`](CmEventKind::Established) with the private data of the answer, or
+    /// [`Unreachable`](CmEventKind::Unreachable).
+    ///
+    /// # Errors
+    /// The connection manager's.
+    pub fn request_service(&self, private_data: &[u8]) -> Result<()> {
+        self.connect_as(None, &ConnParam::of_service(private_data))
+    }
+
+    /// Answers the request for a service of this identifier, with at most 136 bytes. No event
+    /// follows.
+    ///
+    /// # Errors
+    /// The connection manager's.
+    pub fn answer_service(&self, private_data: &[u8]) -> Result<()> {
+        self.accept_as(None, &ConnParam::of_service(private_data))
     }
 
     /// Accepts the connection request of this identifier; an event reports the result.
@@ -377,10 +479,38 @@ impl CmId {
     /// # Errors
     /// The connection manager's, for instance because the peer has ended the connection.
     pub fn accept(&self, param: &ConnParam<'_>) -> Result<()> {
-        with_c_param(param, |param| {
+        self.accept_as(None, param)
+    }
+
+    /// As [`Self::accept`], for a queue pair that the identifier does not own, and which can receive
+    /// already ([`Target::advance_to_rts`](super::Target::advance_to_rts)).
+    ///
+    /// # Errors
+    /// As [`Self::accept`].
+    pub fn accept_with(&self, qp: QpNumber, param: &ConnParam<'_>) -> Result<()> {
+        self.accept_as(Some(qp), param)
+    }
+
+    fn accept_as(&self, qp: Option<QpNumber>, param: &ConnParam<'_>) -> Result<()> {
+        with_c_param(param, qp, |param| {
             // SAFETY: live; the parameters live through the call.
             FiErrno::from_call(unsafe { (self.backend.cm.rdma_accept)(self.raw, param) })
         })
+    }
+
+    /// The attributes and their mask with which a queue pair goes to `state`
+    /// (`rdma_init_qp_attr(3)`).
+    pub(super) fn init_qp_attr(&self, state: sys::ibv_qp_state) -> Result<(sys::ibv_qp_attr, u32)> {
+        let fill = self.backend.cm.rdma_init_qp_attr;
+        let fill = fill.ok_or(FiErrno::EOPNOTSUPP)?;
+        let mut attr = sys::ibv_qp_attr {
+            qp_state: state,
+            ..Default::default()
+        };
+        let mut mask = 0;
+        // SAFETY: live; attributes and mask are writable.
+        FiErrno::from_call(unsafe { fill(self.raw, &raw mut attr, &raw mut mask) })?;
+        Ok((attr, mask.cast_unsigned()))
     }
 
     /// Rejects the connection request of this identifier, with at most 148 bytes of private data.

@@ -78,6 +78,9 @@ pub enum AsyncEvent {
     QpEstablished,
     /// The queue pair has failed and consumes no more receives of its shared receive queue.
     QpLastReceive,
+    /// Fewer receives are posted to the shared receive queue than its limit
+    /// ([`Srq::arm_limit`](super::Srq::arm_limit)).
+    SrqLimit,
     /// The completion queue has overrun or failed.
     CqError,
     /// The device has failed or was removed.
@@ -521,6 +524,7 @@ fn classify(event: sys::ibv_event_type) -> AsyncEvent {
         }
         sys::IBV_EVENT_COMM_EST => AsyncEvent::QpEstablished,
         sys::IBV_EVENT_QP_LAST_WQE_REACHED => AsyncEvent::QpLastReceive,
+        sys::IBV_EVENT_SRQ_LIMIT_REACHED => AsyncEvent::SrqLimit,
         sys::IBV_EVENT_CQ_ERR => AsyncEvent::CqError,
         sys::IBV_EVENT_DEVICE_FATAL => AsyncEvent::DeviceFatal,
         other => AsyncEvent::Other(other),

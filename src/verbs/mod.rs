@@ -5,6 +5,7 @@
 //! independent of the order in which their owners are dropped.
 
 mod adopted;
+mod advance;
 mod attr;
 #[cfg(test)]
 mod buf;
@@ -15,6 +16,7 @@ mod device;
 mod elements;
 mod keys;
 mod mr;
+mod numbers;
 mod pd;
 mod qp;
 mod qp_create;
@@ -22,8 +24,11 @@ mod quirks;
 mod ring;
 mod sockaddr;
 mod srq;
+mod target;
 mod words;
 mod wr;
+#[cfg(test)]
+mod xrc_tests;
 mod xrcd;
 
 pub(crate) use adopted::Adopted;
@@ -41,6 +46,7 @@ pub use mr::Mr;
 #[cfg(test)]
 pub(crate) use mr::planted;
 pub(crate) use mr::{Advised, FLUSH, NO_FAULT, advise};
+pub use numbers::{QpNumber, SrqNumber};
 pub use pd::Pd;
 pub use qp::{Qp, QpConfig, QpLimits, QpState};
 pub use qp_create::Transport;
@@ -48,6 +54,7 @@ pub use quirks::{Behaviour, Seen};
 pub use ring::{Attached, Message, Next, Polled, Posted, Ring, RingLimits, RingProbe, Run};
 pub use sockaddr::SockAddr;
 pub use srq::Srq;
+pub use target::{Target, TargetState};
 pub(crate) use words::{WordRange, Words};
 pub use wr::{RecvRequest, SendOpcode, SendRequest, Sge};
 pub use xrcd::Xrcd;

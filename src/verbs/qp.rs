@@ -8,7 +8,7 @@ use std::sync::Arc;
 use rdma_core_sys as sys;
 
 use super::wr::FlushCalls;
-use super::{CmId, Cq, Pd, Srq, Xrcd};
+use super::{CmId, Cq, Pd, QpNumber, Srq, Xrcd};
 use crate::errno::{FiErrno, Result};
 use crate::log::warn_log;
 
@@ -151,6 +151,11 @@ impl Qp {
     pub fn number(&self) -> u32 {
         // SAFETY: live until dropped.
         unsafe { (*self.raw).qp_num }
+    }
+
+    /// The queue pair's number.
+    pub fn qp_number(&self) -> QpNumber {
+        QpNumber::of_device(self.number())
     }
 
     /// The queue pair's identity in asynchronous events.

@@ -161,6 +161,28 @@ impl Qp {
         ))
     }
 
+    /// Creates the sending side of an extended reliable connection (`ibv_create_qp(3)`), in the
+    /// state RESET and without an identifier of the connection manager. Of `config`, the sizes of
+    /// the send queue are used.
+    ///
+    /// # Errors
+    /// `EINVAL`: the device refuses the size. `ENOMEM`. `EOPNOTSUPP`: the device has no XRC, or
+    /// flush is requested.
+    pub fn create_initiator(pd: &Arc<Pd>, send_cq: &Arc<Cq>, config: &QpConfig) -> Result<Self> {
+        if config.flush {
+            return Err(FiErrno::EOPNOTSUPP);
+        }
+        let objects = Transport::XrcSend { send_cq }.objects();
+        let mut attr = init_attr(sys::IBV_QPT_XRC_SEND, &objects, config);
+        let create = pd.device().backend().verbs.ibv_create_qp;
+        // SAFETY: protection domain and queue are live and of this backend.
+        let raw = unsafe { create(pd.raw(), &raw mut attr) };
+        if raw.is_null() {
+            return Err(FiErrno::last());
+        }
+        Ok(Self::new(raw, Owner::Verbs, pd, objects, attr.cap, None))
+    }
+
     /// Creates a queue pair for unreliable datagrams (`ibv_create_qp(3)`) on a port of the device
     /// and moves it to the state in which it sends and receives (`IBV_QPS_RTS`). It receives
     /// datagrams that carry `qkey`. With `srq` it has no receive queue of its own.

@@ -8,7 +8,7 @@ use std::mem::offset_of;
 
 use rdma_core_sys as sys;
 
-use super::{CmId, ElementsRequest, Lkey, Qp, RemoteAddr, Rkey};
+use super::{CmId, ElementsRequest, Lkey, Qp, RemoteAddr, Rkey, SrqNumber};
 use crate::errno::{FiErrno, Result};
 
 /// A buffer of a work request (`struct ibv_sge`, same layout).
@@ -175,6 +175,13 @@ impl<'a> SendRequest<'a> {
     #[inline(always)]
     pub fn imm(&mut self, imm: u32) -> &mut Self {
         self.wr.__bindgen_anon_1.bindgen_union_field = imm.to_be();
+        self
+    }
+
+    /// Sets the shared receive queue that a request on an initiator of XRC names.
+    #[inline(always)]
+    pub fn to_srq(&mut self, srq: SrqNumber) -> &mut Self {
+        self.wr.qp_type.xrc.remote_srqn = srq.get();
         self
     }
 
