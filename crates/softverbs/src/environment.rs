@@ -78,6 +78,11 @@ pub(crate) static REUSE_KEYS: Variable = Variable::new(
     "SOFTVERBS_REUSE_KEYS",
     "For tests: 1 reuses the key of a deregistered region at once (default: 0)",
 );
+/// Reuse of the numbers of shared receive queues: [`crate::process`], [`crate::registry`].
+pub(crate) static REUSE_SRQ: Variable = Variable::new(
+    "SOFTVERBS_REUSE_SRQ",
+    "For tests: 1 gives the number of a shared receive queue to the next one at once, also to that of the next process when its owner has ended (default: 0)",
+);
 /// Limit of locked memory: [`crate::region`].
 pub(crate) static MEMLOCK: Variable = Variable::new(
     "SOFTVERBS_MEMLOCK",
@@ -103,7 +108,7 @@ pub(crate) static RUNTIME_DIR: Variable = Variable::new(
 mod tests {
     use super::*;
 
-    static ALL: [&Variable; 13] = [
+    static ALL: [&Variable; 14] = [
         &ODP,
         &AGENT,
         &PTRACER,
@@ -113,6 +118,7 @@ mod tests {
         &RING,
         &ATOMICS,
         &REUSE_KEYS,
+        &REUSE_SRQ,
         &MEMLOCK,
         &NO_MEMBARRIER,
         &COUNTS,

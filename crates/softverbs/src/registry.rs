@@ -213,7 +213,11 @@ impl Registry {
     pub(crate) fn join(&self, entry: Entry) -> Res<u32> {
         // The search starts at a place derived from the pid, so that a slot is rarely reused soon.
         let count = MAX_PLACES as u32;
-        let start = entry.identity.pid % count;
+        let start = if environment::REUSE_SRQ.is_on() {
+            0
+        } else {
+            entry.identity.pid % count
+        };
         for slot in (0..count).map(|i| (start + i) % count) {
             if matches!(self.read(slot), Place::Taken(_))
                 || sys::lock(&self.file, bytes_of(slot)).is_err()

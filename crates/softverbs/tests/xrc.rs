@@ -31,6 +31,9 @@ const CASES: &[(&str, fn())] = &[
     ),
     ("deaths_in_every_order", deaths),
     ("an_initiators_end_is_told_to_all", initiator_ends),
+    ("numbers_of_two_processes_differ", random_numbers),
+    ("a_number_of_an_ended_owner_is_refused", successors),
+    ("a_sleeping_owner_learns_of_its_limit", limits),
 ];
 
 pub(crate) fn main() {
@@ -448,5 +451,121 @@ fn initiator_ends() {
     assert_eq!(
         (a.ask("events"), b.ask("events")),
         ("none".into(), "none".into())
+    );
+}
+
+/// The low bits of a number, which name the queue in its process.
+const INDEX: u32 = (1 << 14) - 1;
+
+fn random_numbers() {
+    let place = Place::new();
+    let indices: Vec<u32> = (0..4).map(|_| receiver(&place).1 & INDEX).collect();
+    // four of 16,383 indices: all equal once in 4 * 10^12 runs
+    assert!(
+        indices.iter().any(|index| *index != indices[0]),
+        "{indices:?}"
+    );
+}
+
+/// Executes an owner again until its first queue has this number, which other processes may delay
+/// by ending.
+fn succeed(owner: &mut Actor, place: &Place, number: u32) {
+    for _ in 0..20 {
+        assert_eq!(owner.ask("again"), "ok");
+        owner.does("open");
+        owner.does(&place.open(CREATE));
+        if owner.number("srq 8") == number {
+            for i in 0..8 {
+                owner.does(&format!("receive {i} {ROOM}"));
+            }
+            return;
+        }
+    }
+    panic!("no successor has got the number {number}");
+}
+
+fn successors() {
+    let place = Place::new();
+    let (mut holder, other) = receiver(&place);
+    let mut owner = Actor::with("SOFTVERBS_REUSE_SRQ", "1");
+    owner.does(&place.open(0));
+    let srq = owner.number("srq 8");
+    for i in 0..8 {
+        owner.does(&format!("receive {i} {ROOM}"));
+    }
+    let target = holder.number("target");
+    let mut sender = Actor::start();
+    let qp = connect(&mut sender, &mut holder, target);
+    sender.does(&format!("send {qp} {srq} 1 100"));
+    sender.sent(1, IBV_WC_SUCCESS);
+    owner.got(0, 1, 100, target);
+    succeed(&mut owner, &place, srq);
+    // the sender notices the end, and forgets the connection to the queue
+    assert_eq!(sender.ask("events"), "none");
+    sender.does(&format!("send {qp} {srq} 2 100"));
+    sender.sent(2, IBV_WC_REM_INV_REQ_ERR);
+    holder.event(IBV_EVENT_QP_REQ_ERR, target);
+    // nor a later one: only a connection that is made anew leads to it
+    let next = holder.number("target");
+    sender.does(&format!("reset {qp}"));
+    for command in [
+        format!("init {next}"),
+        format!("rtr {next} {qp}"),
+        format!("rts {next}"),
+    ] {
+        holder.does(&command);
+    }
+    for command in [
+        format!("init {qp}"),
+        format!("rtr {qp} {next}"),
+        format!("rts {qp}"),
+    ] {
+        sender.does(&command);
+    }
+    sender.does(&format!("send {qp} {srq} 3 100"));
+    sender.sent(3, IBV_WC_SUCCESS);
+    owner.got(0, 3, 100, next);
+    sender.does(&format!("send {qp} {other} 4 100"));
+    sender.sent(4, IBV_WC_SUCCESS);
+    holder.got(0, 4, 100, next);
+}
+
+fn limits() {
+    let place = Place::new();
+    let (mut owner, srq) = receiver(&place);
+    let target = owner.number("target");
+    let mut sender = Actor::start();
+    let qp = connect(&mut sender, &mut owner, target);
+    // the rings exist
+    sender.does(&format!("send {qp} {srq} 0 100"));
+    sender.sent(0, IBV_WC_SUCCESS);
+    owner.got(0, 0, 100, target);
+    // seven are left; short messages take the fast path, long ones the general path
+    for (len, places) in [(100, [1, 2, 3, 4]), (20_000, [5, 6, 7, 1])] {
+        owner.does("limit 5");
+        owner.say("sleep");
+        for i in 1..=2 {
+            sender.does(&format!("send {qp} {srq} {i} {len}"));
+            sender.sent(i, IBV_WC_SUCCESS);
+        }
+        // five are left, which is no reason yet
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        sender.does(&format!("send {qp} {srq} 3 {len}"));
+        sender.sent(3, IBV_WC_SUCCESS);
+        assert_eq!(owner.hear(), format!("{IBV_EVENT_SRQ_LIMIT_REACHED} 0"));
+        // once
+        sender.does(&format!("send {qp} {srq} 4 {len}"));
+        sender.sent(4, IBV_WC_SUCCESS);
+        assert_eq!(owner.ask("events"), "none");
+        for (message, place) in (1..).zip(places) {
+            owner.got(place, message, len, target);
+            owner.does(&format!("receive {place} {ROOM}"));
+        }
+    }
+    // fewer than the limit already
+    owner.does("limit 8");
+    assert_eq!(
+        owner.ask("event"),
+        format!("{IBV_EVENT_SRQ_LIMIT_REACHED} 0")
     );
 }

@@ -111,7 +111,8 @@ impl Case {
         assert!(claim.is_none_or(|claim| claim.index <= shared.desc_mask()));
         if self.honest {
             let first = self.posted.pop_front();
-            assert_eq!(claim, first.map(|(index, room)| Claim { index, room }));
+            let claimed = claim.map(|Claim { index, room, .. }| (index, room));
+            assert_eq!(claimed, first);
             self.claimed.extend(claim.map(|claim| (claim.index, slot)));
         }
     }

@@ -155,8 +155,14 @@ impl Process {
         agent::allow_tracers();
         let (qps, cqs) = (Pool::new(2, MAX_QPS)?, Pool::new(0, MAX_CQS)?);
         // Index 0 is unused: a request without the number of a shared receive queue must reach
-        // none.
+        // none. The first index is random: otherwise the first queue of a process had the number of
+        // the first queue of the process that had this slot before.
         let srqs = Pool::new(1, MAX_SRQS)?;
+        let srqs = if environment::REUSE_SRQ.is_on() {
+            srqs.reusing()
+        } else {
+            srqs.starting(sys::random())
+        };
         let (regions, incoming) = (Regions::new()?, incoming::Incoming::new()?);
         // Each list has room for all its possible entries, so adding an entry can't fail.
         let waiting = sys::with_room(MAX_QPS)?;

@@ -149,7 +149,8 @@ impl Process {
     }
 
     /// Handles a call for attention: peers moved queue pairs of this process to ERR, and this
-    /// process, their owner, completes the transition; or a peer requested the agent.
+    /// process, their owner, completes the transition; or a peer requested the agent, or has
+    /// claimed a receive with which the others of the queue are fewer than its limit.
     #[cold]
     fn handle_attention(&self) {
         if signal::agent_called(&self.segment.map) {
@@ -161,6 +162,9 @@ impl Process {
             if newcomers {
                 qp.find_sender();
             }
+        }
+        for srq in self.srqs.iter() {
+            srq.notice_limit();
         }
     }
 

@@ -126,6 +126,9 @@ impl Qp {
             return false;
         };
         sq.claim = Some(claim.index);
+        if srq.passes_limit(&conn.peer.map, claim.position, conn.peer.barriers) {
+            self.report_limit(&conn.peer);
+        }
         if payload.len > claim.room {
             return false;
         }

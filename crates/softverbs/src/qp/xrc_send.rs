@@ -17,11 +17,40 @@ use crate::segment::layout::{Fault, StateWord, qp as layout, srq, xrc};
 use crate::signal;
 use crate::srq::{Shared, split_srq_num};
 use crate::sync::Arc;
-use crate::sys::{Res, list};
+use crate::sys::{Grow, Res, list};
 use crate::xrc::Domain;
 
 /// Number of cached destinations; a power of two.
 const REMEMBERED: usize = 64;
+
+/// Number of owners that a send queue remembers.
+const OWNERS: usize = 1024;
+
+/// The owners of the numbers to which a send queue has sent: a number whose owner has ended is
+/// refused, because its next owner is another process.
+#[derive(Debug, Default)]
+struct Owners {
+    /// Numbers and the cookies of their owners' processes.
+    list: Vec<(u32, u64)>,
+    /// The entry that is replaced next, when the list is full.
+    oldest: usize,
+}
+
+impl Owners {
+    /// Whether the process with this cookie may be the owner of `number` for this send queue: it
+    /// was before, or no other one is remembered. Without memory for the list it may not.
+    fn admit(&mut self, number: u32, cookie: u64) -> bool {
+        if let Some((_, owner)) = self.list.iter().find(|(known, _)| *known == number) {
+            return *owner == cookie;
+        }
+        if self.list.len() < OWNERS {
+            return self.list.try_push((number, cookie)).is_ok();
+        }
+        self.list[self.oldest] = (number, cookie);
+        self.oldest = (self.oldest + 1) % OWNERS;
+        true
+    }
+}
 
 /// The additional state of an XRC send queue.
 #[derive(Debug)]
@@ -30,6 +59,7 @@ pub(super) struct Route {
     target: Option<(Arc<Domain>, usize)>,
     /// Cached destinations other than the current one, each at the hash of its number.
     others: Box<[Option<Connection>]>,
+    owners: Owners,
 }
 
 impl Route {
@@ -39,11 +69,13 @@ impl Route {
         Ok(Self {
             target: None,
             others: list(REMEMBERED, |_| None)?,
+            owners: Owners::default(),
         })
     }
 
     pub(super) fn forget(&mut self) {
         self.target = None;
+        self.owners = Owners::default();
         self.forget_destinations();
     }
 
@@ -108,7 +140,13 @@ impl Qp {
         sq.pushed = false;
         sq.conn = None;
         let conn = self.connect(&domain, at, word, number);
-        sq.conn = Some(conn.ok_or(Unreachable::Invalid)?);
+        let conn = conn.ok_or(Unreachable::Invalid)?;
+        let cookie = conn.peer.identity.cookie;
+        let route = sq.route.as_mut().ok_or(Unreachable::Gone)?;
+        if !route.owners.admit(number, cookie) {
+            return Err(Unreachable::Invalid);
+        }
+        sq.conn = Some(conn);
         Ok(())
     }
 
@@ -261,5 +299,26 @@ impl Qp {
             self.fail(sq, IBV_WC_RETRY_EXC_ERR);
             self.raise(IBV_EVENT_QP_FATAL);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_has_one_owner() {
+        let mut owners = Owners::default();
+        assert!(owners.admit(7, 1) && owners.admit(8, 2));
+        assert!(owners.admit(7, 1));
+        assert!(!owners.admit(7, 2) && !owners.admit(7, 3));
+        for number in 100..100 + OWNERS as u32 - 2 {
+            assert!(owners.admit(number, 5));
+        }
+        assert!(!owners.admit(7, 2));
+        // one more: the oldest entry is forgotten, and the list does not grow
+        assert!(owners.admit(9, 5));
+        assert!(owners.admit(7, 2) && !owners.admit(9, 6));
+        assert_eq!(owners.list.len(), OWNERS);
     }
 }

@@ -191,6 +191,9 @@ pub(crate) mod srq {
     pub(crate) const WAITING: usize = 40;
     /// u32, by claimants: position at which the first unclaimed receive may be.
     pub(crate) const HINT: usize = 64;
+    /// u32, by both: the limit whose passing the claimant reports to the owner; 0 if there is none,
+    /// or a claimant has reported it. In the hint's cache line, which each claimant has anyway.
+    pub(crate) const LIMIT: usize = 68;
     pub(crate) const END: usize = AT + STRIDE * super::MAX_SRQS;
 }
 

@@ -84,8 +84,8 @@ impl Srq {
         let queue = &mut *queue;
         let posted = queue.posted.get_mut(index as usize)?;
         let next = match posted.state {
-            // With a limit set, the general path follows the order and checks the limit.
-            State::Posted => queue.limit == 0 && queue.order.next() == Some(index),
+            // Near the limit, the general path follows the order and checks the limit.
+            State::Posted => queue.order.left() > queue.limit && queue.order.next() == Some(index),
             State::Claimed(claimant) if claimant == slot => false,
             _ => return None,
         };

@@ -263,8 +263,36 @@ impl Srq {
             queue.posted[index as usize].state = State::Claimed(claimant);
         }
         if queue.order.left() < queue.limit {
-            queue.limit = 0;
+            self.set_limit(queue, 0);
             self.raise(IBV_EVENT_SRQ_LIMIT_REACHED);
+        }
+    }
+
+    /// Sets the limit and publishes it to claimants.
+    fn set_limit(&self, queue: &mut Queue, limit: u32) {
+        queue.limit = limit;
+        let shared = self.process().segment.map.u32(self.at() + layout::LIMIT);
+        shared.store(limit, Ordering::SeqCst);
+    }
+
+    /// Arms the limit, and raises the event if the receives are fewer than the limit already.
+    fn arm_limit(&self, queue: &mut Queue, limit: u32) {
+        self.set_limit(queue, limit);
+        if limit != 0 {
+            // Pairs with the light fence of claimants between their claim and the limit.
+            heavy_fence();
+            self.follow(queue);
+        }
+    }
+
+    /// Reads the claims if a claimant may have reported that they pass the limit.
+    pub(crate) fn notice_limit(&self) {
+        let mut queue = self.queue.lock();
+        let limit = queue.limit;
+        let shared = self.process().segment.map.u32(self.at() + layout::LIMIT);
+        if limit != 0 && shared.load(Ordering::Acquire) == 0 {
+            // Receives may have been posted since: then the limit is armed again.
+            self.arm_limit(&mut queue, limit);
         }
     }
 

@@ -184,6 +184,7 @@ impl Srq {
         let at = self.at();
         map.u32(at + layout::HINT)
             .store(places.position, Ordering::Relaxed);
+        map.u32(at + layout::LIMIT).store(0, Ordering::Relaxed);
         // The turn number continues from the earlier life of this index.
         signal::asked_in_turn(map, at + layout::WAITING);
         map.u32(at + layout::COUNT)
@@ -214,8 +215,7 @@ pub(crate) fn modify(srq: &Srq, attr: &ibv_srq_attr, mask: u32) -> Res<()> {
         if attr.srq_limit > queue.max_wr {
             return Err(Errno(libc::EINVAL));
         }
-        queue.limit = attr.srq_limit;
-        srq.follow(&mut queue);
+        srq.arm_limit(&mut queue, attr.srq_limit);
     }
     Ok(())
 }

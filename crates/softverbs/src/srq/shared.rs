@@ -4,6 +4,7 @@ use crate::segment::Mapping;
 use crate::segment::layout::{MAX_SRQS, SEGMENT_SIZE, arena, desc, fits, order, srq as layout};
 use crate::signal;
 use crate::sync::atomic::Ordering;
+use crate::sync::light_fence;
 
 /// A word of the order: position (32 bits), claimant's slot (14), state (2), descriptor (16). In
 /// state `POSTED`, the 14 bits hold the receive's room instead.
@@ -59,6 +60,8 @@ pub(crate) struct Claim {
     pub(crate) index: u32,
     /// Minimum length of the receive in bytes; the descriptor has the exact length.
     pub(crate) room: u32,
+    /// Its position in the order.
+    pub(crate) position: u32,
 }
 
 /// Location of a queue in its owner's segment; copied once and then checked.
@@ -170,7 +173,29 @@ impl Shared {
         Some(Claim {
             index: word.index() & self.desc_mask,
             room: word.room(),
+            position,
         })
+    }
+
+    /// Whether the claim of the receive at `position` leaves fewer receives than the owner's limit,
+    /// and the caller has to call the owner, as the first one that finds this. `barriers`: the
+    /// owner runs barriers.
+    #[inline(always)]
+    pub(crate) fn passes_limit(&self, map: &Mapping, position: u32, barriers: bool) -> bool {
+        // The owner publishes a limit, runs a heavy fence, and reads the claims.
+        light_fence(barriers);
+        let limit = map.u32(self.at + layout::LIMIT).load(Ordering::Relaxed);
+        limit != 0 && self.is_short_of(map, position, limit)
+    }
+
+    #[cold]
+    fn is_short_of(&self, map: &Mapping, position: u32, limit: u32) -> bool {
+        let last = position.wrapping_add(limit);
+        let place = self.ring_at + 8 * (last & self.mask) as usize;
+        let word = Word(map.u64(place).load(Ordering::Relaxed));
+        let posted = word.0 != 0 && word.position().wrapping_sub(last).cast_signed() >= 0;
+        let limit = map.u32(self.at + layout::LIMIT);
+        !posted && limit.swap(0, Ordering::AcqRel) != 0
     }
 
     /// As [`Self::claim`], if `good` accepts the descriptor of the first receive.
@@ -197,8 +222,11 @@ impl Shared {
             {
                 map.u32(self.at + layout::HINT)
                     .store(word.position().wrapping_add(1), Ordering::Relaxed);
-                let room = word.room();
-                return Some(Claim { index, room });
+                return Some(Claim {
+                    index,
+                    room: word.room(),
+                    position: word.position(),
+                });
             }
         }
         None

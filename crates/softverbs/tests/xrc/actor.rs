@@ -234,6 +234,8 @@ impl Actor {
                 let mut command = Command::new(std::env::current_exe().unwrap());
                 panic!("{}", command.env(AGAIN, "1").exec());
             }
+            "limit" => self.set_limit(number(0) as u32),
+            "sleep" => self.sleep_for_event(),
             "event" => self.event(),
             "events" => self.no_event(),
             "memory" => {
@@ -573,7 +575,10 @@ impl Actor {
             loop {
                 let mut event: ibv_async_event = std::mem::zeroed();
                 if (verbs().ibv_get_async_event)(self.context, &raw mut event) == 0 {
-                    let number = if event.event_type == IBV_EVENT_SRQ_ERR {
+                    let number = if matches!(
+                        event.event_type,
+                        IBV_EVENT_SRQ_ERR | IBV_EVENT_SRQ_LIMIT_REACHED
+                    ) {
                         0
                     } else {
                         (*event.element.qp).qp_num
@@ -587,6 +592,38 @@ impl Actor {
                 std::thread::sleep(Duration::from_millis(1));
             }
         }
+    }
+
+    fn set_limit(&self, limit: u32) -> String {
+        let mut attr = ibv_srq_attr {
+            srq_limit: limit,
+            ..Default::default()
+        };
+        let mask = IBV_SRQ_LIMIT.cast_signed();
+        // SAFETY: live queue, valid attributes.
+        code(unsafe { (verbs().ibv_modify_srq)(self.srq, &raw mut attr, mask) })
+    }
+
+    /// Sleeps in poll(2) until the context has an event, without a call of verbs meanwhile, unless
+    /// its descriptor is readable.
+    fn sleep_for_event(&self) -> String {
+        let begin = Instant::now();
+        while begin.elapsed() < LIMIT {
+            if let Some(event) = self.event_within(Duration::ZERO) {
+                return event;
+            }
+            let mut poll = libc::pollfd {
+                // SAFETY: live context.
+                fd: unsafe { (*self.context).async_fd },
+                events: libc::POLLIN,
+                revents: 0,
+            };
+            // SAFETY: one descriptor.
+            if unsafe { libc::poll(&raw mut poll, 1, 3000) } == 0 {
+                return "nothing".into();
+            }
+        }
+        "nothing".into()
     }
 
     fn event(&self) -> String {
