@@ -45,6 +45,7 @@ pub mod rdm;
 mod sync;
 pub mod verbs;
 pub mod wire;
+pub mod xrc;
 
 /// The object of the caller that an event is about. The engine does not interpret it and returns it
 /// unchanged in events. The provider stores the address of its fid here.

@@ -49,6 +49,9 @@ pub struct DeviceAttr {
     /// `ibv_atomic_cap`: 0: no atomics; 1: atomic with respect to the device's other operations; 2:
     /// also with respect to the CPU.
     pub atomic_cap: u32,
+    /// `IBV_DEVICE_XRC`: the device reports extended reliable connections. Their trial is
+    /// [`Device::xrc_behaviour`](super::Device::xrc_behaviour).
+    pub xrc: bool,
 }
 
 /// The link layer below the transport.

@@ -482,8 +482,8 @@ impl CmId {
         self.accept_as(None, param)
     }
 
-    /// As [`Self::accept`], for a queue pair that the identifier does not own, and which can receive
-    /// already ([`Target::advance_to_rts`](super::Target::advance_to_rts)).
+    /// As [`Self::accept`], for a queue pair that the identifier does not own, and which can
+    /// receive already ([`Target::advance_to_rts`](super::Target::advance_to_rts)).
     ///
     /// # Errors
     /// As [`Self::accept`].

@@ -19,7 +19,7 @@ use rdma_core_sys::{self as sys, Backend};
 use super::attr::{DeviceAttr, LinkLayer, PciAddress, Port};
 use super::cm::{CmId, EventChannel};
 use super::qp_create::probe_max_inline;
-use super::quirks::Behaviour;
+use super::quirks::{Behaviour, XrcBehaviour};
 use super::sockaddr::SockAddr;
 use crate::errno::{FiErrno, Result};
 use crate::log::{info_log, warn_log};
@@ -106,6 +106,7 @@ pub struct Device {
     attr: DeviceAttr,
     max_inline: OnceLock<usize>,
     behaviour: OnceLock<Behaviour>,
+    xrc_behaviour: OnceLock<XrcBehaviour>,
     /// The host's interfaces at the time of the last search for the device's addresses, and the
     /// addresses found.
     addresses: Mutex<Option<(InterfaceList, InterfaceList)>>,
@@ -288,6 +289,7 @@ impl Device {
             phys_port_cnt: orig.phys_port_cnt,
             iwarp: transport == sys::IBV_TRANSPORT_IWARP,
             atomic_cap: orig.atomic_cap,
+            xrc: orig.device_cap_flags & sys::IBV_DEVICE_XRC != 0,
         };
         // SAFETY: the context is live.
         super::set_nonblocking(unsafe { (*context).async_fd })?;
@@ -298,6 +300,7 @@ impl Device {
             attr,
             max_inline: OnceLock::new(),
             behaviour: OnceLock::new(),
+            xrc_behaviour: OnceLock::new(),
             addresses: Mutex::new(None),
             listeners: Mutex::new(HashMap::new()),
             _list: Arc::clone(list),
@@ -344,6 +347,11 @@ impl Device {
     /// Storage for the result of [`Device::behaviour`].
     pub(super) fn observed(&self) -> &OnceLock<Behaviour> {
         &self.behaviour
+    }
+
+    /// Storage for the result of [`Device::xrc_behaviour`].
+    pub(super) fn observed_xrc(&self) -> &OnceLock<XrcBehaviour> {
+        &self.xrc_behaviour
     }
 
     /// Maximum length in bytes of inline data of an RC queue pair with one send request and one

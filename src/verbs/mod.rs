@@ -28,7 +28,7 @@ mod target;
 mod words;
 mod wr;
 #[cfg(test)]
-mod xrc_tests;
+pub(crate) mod xrc_tests;
 mod xrcd;
 
 pub(crate) use adopted::Adopted;
@@ -50,7 +50,7 @@ pub use numbers::{QpNumber, SrqNumber};
 pub use pd::Pd;
 pub use qp::{Qp, QpConfig, QpLimits, QpState};
 pub use qp_create::Transport;
-pub use quirks::{Behaviour, Seen};
+pub use quirks::{Behaviour, Seen, XrcBehaviour};
 pub use ring::{Attached, Message, Next, Polled, Posted, Ring, RingLimits, RingProbe, Run};
 pub use sockaddr::SockAddr;
 pub use srq::Srq;

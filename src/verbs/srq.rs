@@ -58,8 +58,8 @@ impl Srq {
         })
     }
 
-    /// `ibv_create_srq_ex(3)`: creates a queue of an XRC domain, as [`Self::create`], whose receives
-    /// complete in `cq`. Keys of requests that name the queue are those of `pd`.
+    /// `ibv_create_srq_ex(3)`: creates a queue of an XRC domain, as [`Self::create`], whose
+    /// receives complete in `cq`. Keys of requests that name the queue are those of `pd`.
     ///
     /// # Errors
     /// `EINVAL`: a size exceeds the device's limit; or the domain is closed. `EOPNOTSUPP`: the

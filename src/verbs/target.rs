@@ -114,14 +114,18 @@ impl Target {
         self.raw as usize
     }
 
+    pub(super) fn raw(&self) -> *mut sys::ibv_qp {
+        self.raw
+    }
+
     /// The device.
     pub fn device(&self) -> &Arc<Device> {
         self.xrcd.device()
     }
 
     /// Moves a new target through INIT and RTR to RTS, with the attributes of a connection request:
-    /// `id` is that of the request, owns no queue pair, and has not accepted yet. The target permits
-    /// remote reads, writes and atomics. `min_rnr_timer` as
+    /// `id` is that of the request, owns no queue pair, and has not accepted yet. The target
+    /// permits remote reads, writes and atomics. `min_rnr_timer` as
     /// [`Qp::set_min_rnr_timer`](super::Qp::set_min_rnr_timer).
     ///
     /// # Errors

@@ -24,7 +24,7 @@ const PARAM: ConnParam<'static> = ConnParam {
 const RNR_TIMER: u8 = 14;
 
 /// One process of a node, with a listener in both port spaces.
-struct Side {
+pub(crate) struct Side {
     device: Arc<Device>,
     pd: Arc<Pd>,
     xrcd: Arc<Xrcd>,
@@ -46,7 +46,7 @@ impl Drop for Side {
 }
 
 impl Side {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let device = devices(&[softverbs::backend()], false).remove(0);
         let xrcd = Arc::new(Xrcd::open(&device, None, libc::O_CREAT).unwrap());
         Self::of_node(xrcd)
@@ -76,6 +76,10 @@ impl Side {
             mr: Some(mr),
             buf,
         }
+    }
+
+    pub(crate) fn xrcd(&self) -> &Arc<Xrcd> {
+        &self.xrcd
     }
 
     fn srq(&self) -> SrqNumber {
@@ -212,7 +216,7 @@ fn listeners(channel: &Arc<EventChannel>) -> (CmId, CmId, SocketAddr) {
 }
 
 /// Connects an initiator of `from` to a new target of `to`'s node. The identifiers are destroyed.
-fn circuit(from: &Side, to: &Side) -> (Qp, Target) {
+pub(crate) fn circuit(from: &Side, to: &Side) -> (Qp, Target) {
     let id = from.resolved(EventChannel::create_id, to);
     let initiator = from.initiator();
     initiator.advance_to_init(&id).unwrap();

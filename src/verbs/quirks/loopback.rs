@@ -1,4 +1,4 @@
-//! Two connected RC queue pairs of one device, on which the trials run.
+//! Two connected queue pairs of one device, on which the trials run.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -16,9 +16,16 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const TIMEOUT: u8 = 16;
 
 /// A queue pair, destroyed when it is dropped.
-struct RawQp {
-    raw: *mut sys::ibv_qp,
+pub(super) struct RawQp {
+    pub(super) raw: *mut sys::ibv_qp,
     device: Arc<Device>,
+}
+
+impl RawQp {
+    pub(super) fn number(&self) -> u32 {
+        // SAFETY: live until dropped.
+        unsafe { (*self.raw).qp_num }
+    }
 }
 
 impl Drop for RawQp {
@@ -55,11 +62,14 @@ impl Loopback {
     /// The device's. `EOPNOTSUPP`: the device has no flush.
     pub(super) fn connect(device: &Arc<Device>, pd: &Arc<Pd>, flush: bool) -> Result<Self> {
         let cq = Arc::new(Cq::create(device, 16, None, 0)?);
-        let near = create(device, pd, &cq, flush)?;
-        let far = create(device, pd, &cq, false)?;
+        let near = create(device, pd, &cq, sys::IBV_QPT_RC, flush)?;
+        let far = create(device, pd, &cq, sys::IBV_QPT_RC, false)?;
         let path = Path::of(device)?;
-        path.bring_up(&near, &far, flush)?;
-        path.bring_up(&far, &near, flush)?;
+        // SAFETY: both are live and of this device.
+        unsafe {
+            path.bring_up(near.raw, far.number(), flush)?;
+            path.bring_up(far.raw, near.number(), flush)?;
+        }
         Ok(Self {
             near,
             far,
@@ -102,67 +112,101 @@ impl Loopback {
     /// Flushes 8 bytes at the peer's `addr` to `placement`. The pair must have been connected with
     /// `flush`.
     pub(super) fn flush(&self, addr: u64, rkey: u32, placement: u32) -> Outcome {
-        let Some(convert) = self.near.device.backend().verbs.ibv_qp_to_qp_ex else {
-            return Outcome::NotPosted(FiErrno::EOPNOTSUPP);
-        };
-        // SAFETY: the queue pair is live and was created with `ibv_create_qp_ex`; its operations
-        // are called between start and complete, as `ibv_wr_post(3)` requires.
-        let posted = unsafe {
-            let qp = convert(self.near.raw);
-            let entries = qp.as_ref().map(|q| (q.wr_start, q.wr_flush, q.wr_complete));
-            let Some((Some(start), Some(flush), Some(complete))) = entries else {
-                return Outcome::NotPosted(FiErrno::EOPNOTSUPP);
-            };
-            start(qp);
-            (*qp).wr_id = 0;
-            (*qp).wr_flags = sys::IBV_SEND_SIGNALED;
-            // the enumerations' values fit: 1, 2 and 0, 1
-            flush(
-                qp,
-                rkey,
-                addr,
-                8,
-                placement as u8,
-                sys::IBV_FLUSH_RANGE as u8,
-            );
-            complete(qp)
-        };
-        self.await_completion(FiErrno::from_verb(posted))
+        let posted = post_flush(&self.near, (addr, rkey), placement, None);
+        await_completion(&self.cq, posted)
     }
 
     fn post(&self, qp: &RawQp, wr: &mut sys::ibv_send_wr) -> Outcome {
-        wr.send_flags = sys::IBV_SEND_SIGNALED;
-        let mut bad = std::ptr::null_mut();
-        // SAFETY: the queue pair is live, the request a valid chain of one whose memory outlives
-        // its completion, for which the next line waits.
-        let posted = unsafe { sys::ibv_post_send(qp.raw, wr, &raw mut bad) };
-        self.await_completion(FiErrno::from_verb(posted))
+        // SAFETY: the memory of the request outlives its completion, for which this waits.
+        await_completion(&self.cq, unsafe { post(qp, wr) })
     }
+}
 
-    fn await_completion(&self, posted: Result<()>) -> Outcome {
-        if let Err(error) = posted {
-            return Outcome::NotPosted(error);
+/// Posts a flush of 8 bytes at the peer's `addr` to `placement`, on a queue pair that was created
+/// with `flush`; on an initiator of XRC through the receive queue with the number `srq`.
+pub(super) fn post_flush(
+    near: &RawQp,
+    (addr, rkey): (u64, u32),
+    placement: u32,
+    srq: Option<u32>,
+) -> Result<()> {
+    let convert = near.device.backend().verbs.ibv_qp_to_qp_ex;
+    let convert = convert.ok_or(FiErrno::EOPNOTSUPP)?;
+    // SAFETY: the queue pair is live and was created with `ibv_create_qp_ex`; its operations
+    // are called between start and complete, as `ibv_wr_post(3)` requires.
+    FiErrno::from_verb(unsafe {
+        let qp = convert(near.raw);
+        let entries = qp.as_ref().map(|q| (q.wr_start, q.wr_flush, q.wr_complete));
+        let Some((Some(start), Some(flush), Some(complete))) = entries else {
+            return Err(FiErrno::EOPNOTSUPP);
+        };
+        start(qp);
+        (*qp).wr_id = 0;
+        (*qp).wr_flags = sys::IBV_SEND_SIGNALED;
+        // the enumerations' values fit: 1, 2 and 0, 1
+        flush(
+            qp,
+            rkey,
+            addr,
+            8,
+            placement as u8,
+            sys::IBV_FLUSH_RANGE as u8,
+        );
+        if let (Some(srq), Some(name)) = (srq, (*qp).wr_set_xrc_srqn) {
+            name(qp, srq);
         }
-        let start = Instant::now();
-        loop {
-            let mut wc = sys::ibv_wc::default();
-            // SAFETY: the queue is live, and `wc` has room for one completion.
-            match unsafe { sys::ibv_poll_cq(self.cq.raw(), 1, &raw mut wc) } {
-                1 if wc.status == sys::IBV_WC_SUCCESS => return Outcome::Done,
-                1 => return Outcome::Failed(Some(wc.status)),
-                0 if start.elapsed() < PATIENCE => std::thread::yield_now(),
-                _ => return Outcome::Failed(None),
-            }
+        complete(qp)
+    })
+}
+
+/// Posts a request, whose success generates a completion.
+///
+/// # Safety
+/// The memory of the request stays valid until its completion.
+pub(super) unsafe fn post(qp: &RawQp, wr: &mut sys::ibv_send_wr) -> Result<()> {
+    wr.send_flags = sys::IBV_SEND_SIGNALED;
+    let mut bad = std::ptr::null_mut();
+    // SAFETY: the queue pair is live, the request a valid chain of one, with the caller's memory.
+    FiErrno::from_verb(unsafe { sys::ibv_post_send(qp.raw, wr, &raw mut bad) })
+}
+
+/// The result of a request that was posted, or not.
+pub(super) fn await_completion(cq: &Cq, posted: Result<()>) -> Outcome {
+    match posted.map(|()| next_completion(cq)) {
+        Err(error) => Outcome::NotPosted(error),
+        Ok(Some(wc)) if wc.status == sys::IBV_WC_SUCCESS => Outcome::Done,
+        Ok(wc) => Outcome::Failed(wc.map(|wc| wc.status)),
+    }
+}
+
+/// The next completion; `None`: there is none within [`PATIENCE`].
+pub(super) fn next_completion(cq: &Cq) -> Option<sys::ibv_wc> {
+    let start = Instant::now();
+    loop {
+        let mut wc = sys::ibv_wc::default();
+        // SAFETY: the queue is live, and `wc` has room for one completion.
+        match unsafe { sys::ibv_poll_cq(cq.raw(), 1, &raw mut wc) } {
+            1 => return Some(wc),
+            0 if start.elapsed() < PATIENCE => std::thread::yield_now(),
+            _ => return None,
         }
     }
 }
 
-fn create(device: &Arc<Device>, pd: &Arc<Pd>, cq: &Arc<Cq>, flush: bool) -> Result<RawQp> {
+/// Creates a queue pair of a type that sends.
+pub(super) fn create(
+    device: &Arc<Device>,
+    pd: &Arc<Pd>,
+    cq: &Arc<Cq>,
+    qp_type: sys::ibv_qp_type,
+    flush: bool,
+) -> Result<RawQp> {
+    let receives = u32::from(qp_type == sys::IBV_QPT_RC);
     let cap = sys::ibv_qp_cap {
         max_send_wr: 4,
-        max_recv_wr: 1,
+        max_recv_wr: receives,
         max_send_sge: 1,
-        max_recv_sge: 1,
+        max_recv_sge: receives,
         max_inline_data: 0,
     };
     let raw = if flush {
@@ -170,7 +214,7 @@ fn create(device: &Arc<Device>, pd: &Arc<Pd>, cq: &Arc<Cq>, flush: bool) -> Resu
             send_cq: cq.raw(),
             recv_cq: cq.raw(),
             cap,
-            qp_type: sys::IBV_QPT_RC,
+            qp_type,
             comp_mask: sys::IBV_QP_INIT_ATTR_PD | sys::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
             pd: pd.raw(),
             send_ops_flags: u64::from(sys::IBV_QP_EX_WITH_FLUSH),
@@ -183,7 +227,7 @@ fn create(device: &Arc<Device>, pd: &Arc<Pd>, cq: &Arc<Cq>, flush: bool) -> Resu
             send_cq: cq.raw(),
             recv_cq: cq.raw(),
             cap,
-            qp_type: sys::IBV_QPT_RC,
+            qp_type,
             ..Default::default()
         };
         // SAFETY: protection domain and queue are live and of this backend.
@@ -199,14 +243,15 @@ fn create(device: &Arc<Device>, pd: &Arc<Pd>, cq: &Arc<Cq>, flush: bool) -> Resu
 }
 
 /// The path from port 1 to itself.
-struct Path {
+pub(super) struct Path {
+    device: Arc<Device>,
     gid: Option<(u8, [u8; 16])>,
     lid: u16,
     mtu: u32,
 }
 
 impl Path {
-    fn of(device: &Arc<Device>) -> Result<Self> {
+    pub(super) fn of(device: &Arc<Device>) -> Result<Self> {
         let verbs = &device.backend().verbs;
         let mut port = sys::ibv_port_attr::default();
         // SAFETY: the context is live and of this backend.
@@ -230,13 +275,29 @@ impl Path {
             });
         }
         Ok(Self {
+            device: Arc::clone(device),
             gid,
             lid: port.lid,
             mtu: port.active_mtu,
         })
     }
 
-    fn bring_up(&self, qp: &RawQp, peer: &RawQp, flush: bool) -> Result<()> {
+    /// Connects a queue pair to the one with the number `peer`. Attributes of a half that it does
+    /// not have are ignored by the device.
+    ///
+    /// # Safety
+    /// `qp` is live and of the device of this path.
+    pub(super) unsafe fn bring_up(
+        &self,
+        qp: *mut sys::ibv_qp,
+        peer: u32,
+        flush: bool,
+    ) -> Result<()> {
+        let verbs = &self.device.backend().verbs;
+        let modify = |attr: &mut sys::ibv_qp_attr, mask: u32| {
+            // SAFETY: the caller promises a live queue pair of this backend.
+            FiErrno::from_verb(unsafe { (verbs.ibv_modify_qp)(qp, attr, mask as c_int) })
+        };
         let mut attr = sys::ibv_qp_attr {
             qp_state: sys::IBV_QPS_INIT,
             port_num: 1,
@@ -250,12 +311,11 @@ impl Path {
             attr.qp_access_flags |= sys::IBV_ACCESS_FLUSH_GLOBAL | sys::IBV_ACCESS_FLUSH_PERSISTENT;
         }
         let mask = sys::IBV_QP_STATE | sys::IBV_QP_PKEY_INDEX | sys::IBV_QP_PORT;
-        modify(qp, &mut attr, mask | sys::IBV_QP_ACCESS_FLAGS)?;
+        modify(&mut attr, mask | sys::IBV_QP_ACCESS_FLAGS)?;
 
         attr.qp_state = sys::IBV_QPS_RTR;
         attr.path_mtu = self.mtu;
-        // SAFETY: live until dropped.
-        attr.dest_qp_num = unsafe { (*peer.raw).qp_num };
+        attr.dest_qp_num = peer;
         attr.max_dest_rd_atomic = 1;
         attr.min_rnr_timer = 1;
         attr.ah_attr.dlid = self.lid;
@@ -269,7 +329,7 @@ impl Path {
         }
         let mask = sys::IBV_QP_STATE | sys::IBV_QP_AV | sys::IBV_QP_PATH_MTU | sys::IBV_QP_DEST_QPN;
         let mask = mask | sys::IBV_QP_RQ_PSN | sys::IBV_QP_MAX_DEST_RD_ATOMIC;
-        modify(qp, &mut attr, mask | sys::IBV_QP_MIN_RNR_TIMER)?;
+        modify(&mut attr, mask | sys::IBV_QP_MIN_RNR_TIMER)?;
 
         attr.qp_state = sys::IBV_QPS_RTS;
         attr.timeout = TIMEOUT;
@@ -277,14 +337,8 @@ impl Path {
         attr.max_rd_atomic = 1;
         let mask = sys::IBV_QP_STATE | sys::IBV_QP_TIMEOUT | sys::IBV_QP_RETRY_CNT;
         let mask = mask | sys::IBV_QP_RNR_RETRY | sys::IBV_QP_SQ_PSN;
-        modify(qp, &mut attr, mask | sys::IBV_QP_MAX_QP_RD_ATOMIC)
+        modify(&mut attr, mask | sys::IBV_QP_MAX_QP_RD_ATOMIC)
     }
-}
-
-fn modify(qp: &RawQp, attr: &mut sys::ibv_qp_attr, mask: u32) -> Result<()> {
-    let verbs = &qp.device.backend().verbs;
-    // SAFETY: live and of this backend.
-    FiErrno::from_verb(unsafe { (verbs.ibv_modify_qp)(qp.raw, attr, mask as c_int) })
 }
 
 /// Anonymous memory that only the trial uses.

@@ -19,6 +19,7 @@
 #![allow(unsafe_code, reason = "calls verbs")]
 
 mod loopback;
+mod xrc;
 
 use std::fmt;
 use std::sync::Arc;
@@ -26,6 +27,7 @@ use std::sync::Arc;
 use rdma_core_sys as sys;
 
 use self::loopback::{Loopback, Outcome, Pages};
+pub use self::xrc::XrcBehaviour;
 use super::{Device, Pd};
 use crate::errno::{FiErrno, Result};
 
@@ -186,6 +188,29 @@ impl Drop for RawMr<'_> {
     }
 }
 
+/// Registers memory, which the caller keeps until the region is dropped.
+fn register<'a>(
+    device: &'a Device,
+    pd: &Pd,
+    pages: &Pages,
+    iova: u64,
+    access: u32,
+) -> Result<RawMr<'a>> {
+    let verbs = &device.backend().verbs;
+    // SAFETY: the protection domain is live and of this backend; every caller keeps the pages until
+    // the region is dropped.
+    let raw =
+        unsafe { sys::ibv_reg_mr_iova(verbs, pd.raw(), pages.addr(), pages.len(), iova, access) };
+    owned(device, raw)
+}
+
+fn owned(device: &Device, raw: *mut sys::ibv_mr) -> Result<RawMr<'_>> {
+    if raw.is_null() {
+        return Err(FiErrno::last());
+    }
+    Ok(RawMr { raw, device })
+}
+
 /// The objects that all trials use.
 struct Bench<'a> {
     device: &'a Arc<Device>,
@@ -194,30 +219,11 @@ struct Bench<'a> {
 
 impl Bench<'_> {
     fn register(&self, pages: &Pages, iova: u64, access: u32) -> Result<RawMr<'_>> {
-        let verbs = &self.device.backend().verbs;
-        // SAFETY: the protection domain is live and of this backend; every caller keeps the
-        // pages until the region is dropped.
-        let raw = unsafe {
-            sys::ibv_reg_mr_iova(
-                verbs,
-                self.pd.raw(),
-                pages.addr(),
-                pages.len(),
-                iova,
-                access,
-            )
-        };
-        self.owned(raw)
+        register(self.device, &self.pd, pages, iova, access)
     }
 
     fn owned(&self, raw: *mut sys::ibv_mr) -> Result<RawMr<'_>> {
-        if raw.is_null() {
-            return Err(FiErrno::last());
-        }
-        Ok(RawMr {
-            raw,
-            device: self.device,
-        })
+        owned(self.device, raw)
     }
 
     /// Writes [`MARK`] to `addr` of the region `target` and checks whether it is stored at `offset`

@@ -14,7 +14,7 @@ const ENGINE_LAYERS: &[&[&str]] = &[
     // no device, no lock, no I/O
     &["av", "matching"],
     &["verbs"],
-    &["wire"],
+    &["wire", "xrc"],
     &["mr", "queue"],
     &["conn", "initiator"],
     &["eq"],
