@@ -63,7 +63,7 @@ fn set_mode(path: &Path, mode: u32) {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
 }
 
-fn is_unsafe<T>(result: std::result::Result<T, Refused>) -> bool {
+fn is_unsafe<T>(result: &std::result::Result<T, Refused>) -> bool {
     matches!(result, Err(Refused::Unsafe(_)))
 }
 
@@ -230,24 +230,24 @@ fn a_directory_of_others_is_not_used() {
     for path in [&weft, &folder.0] {
         for mode in [0o720, 0o702] {
             set_mode(path, mode);
-            assert!(is_unsafe(folder.place()), "{mode:o}");
+            assert!(is_unsafe(&folder.place()), "{mode:o}");
         }
         set_mode(path, 0o700);
         assert!(folder.place().is_ok());
     }
     if calls::user() == 0 {
         std::os::unix::fs::chown(&weft, Some(1), None).unwrap();
-        assert!(is_unsafe(folder.place()));
+        assert!(is_unsafe(&folder.place()));
         std::os::unix::fs::chown(&weft, Some(0), None).unwrap();
     }
     // a symbolic link, also to a safe directory
     std::fs::rename(&weft, folder.0.join("real")).unwrap();
     symlink(folder.0.join("real"), &weft).unwrap();
-    assert!(is_unsafe(folder.place()));
+    assert!(is_unsafe(&folder.place()));
     // no directory
     std::fs::remove_file(&weft).unwrap();
     std::fs::write(&weft, "").unwrap();
-    assert!(is_unsafe(folder.place()));
+    assert!(is_unsafe(&folder.place()));
 }
 
 #[test]
@@ -263,15 +263,15 @@ fn a_file_that_others_may_have_made_is_not_used() {
     };
     for mode in [0o620, 0o602] {
         make(mode);
-        assert!(is_unsafe(folder.place()), "{mode:o}");
+        assert!(is_unsafe(&folder.place()), "{mode:o}");
         std::fs::remove_file(&file).unwrap();
     }
     make(0o600);
     std::fs::hard_link(&file, folder.0.join("other")).unwrap();
-    assert!(is_unsafe(folder.place()), "two names");
+    assert!(is_unsafe(&folder.place()), "two names");
     std::fs::remove_file(&file).unwrap();
     symlink(folder.0.join("other"), &file).unwrap();
-    assert!(is_unsafe(folder.place()), "a symbolic link");
+    assert!(is_unsafe(&folder.place()), "a symbolic link");
     std::fs::remove_file(&file).unwrap();
     std::fs::create_dir(&file).unwrap();
     assert!(folder.place().is_err(), "a directory");
@@ -279,7 +279,7 @@ fn a_file_that_others_may_have_made_is_not_used() {
     if calls::user() == 0 {
         make(0o600);
         std::os::unix::fs::chown(&file, Some(1), None).unwrap();
-        assert!(is_unsafe(folder.place()), "another user");
+        assert!(is_unsafe(&folder.place()), "another user");
         std::fs::remove_file(&file).unwrap();
     }
     assert!(folder.place().is_ok());
