@@ -16,6 +16,7 @@ use crate::process::Process;
 use crate::region::LastRegion;
 use crate::ring::{Consumer, Header, MAX_PAYLOAD, Message, SHORT, copy, flag, op};
 use crate::segment::layout::{desc, xrc};
+use crate::signal;
 use crate::srq::{complete_fast, deliver_xrc_fast};
 
 /// The payload of a request: `len` bytes at `addr`, which this process may read.
@@ -150,6 +151,18 @@ impl Qp {
         sq.sent = sq.sent.wrapping_add(1);
         self.finish_sent(sq, wr, payload.len, status);
         true
+    }
+
+    /// Calls the owner of a shared receive queue whose limit a claim has passed.
+    #[cold]
+    pub(super) fn report_limit(&self, owner: &Peer) {
+        let process = self.process();
+        if owner.slot == process.slot {
+            signal::call_attention(&process.segment.map);
+            process.wake_up();
+        } else {
+            owner.call_attention();
+        }
     }
 
     /// The payload of `wr`; `None` if it is longer than `most` or cannot be read.

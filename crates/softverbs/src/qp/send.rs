@@ -19,7 +19,6 @@ use crate::peer::{Peer, Push};
 use crate::region::{self, AccessError, Direction, Flush, Target};
 use crate::ring::{Header, MAX_PAYLOAD, flag, op};
 use crate::segment::layout::{Fault, qp_access};
-use crate::signal;
 use crate::sync::{Guard, barriers_work, light_fence};
 use crate::sys::{Errno, Res};
 
@@ -670,18 +669,6 @@ impl Qp {
             }
         }
         sq.claim.is_none().then(|| no_receive(sq))
-    }
-
-    /// Calls the owner of a shared receive queue whose limit a claim has passed.
-    #[cold]
-    pub(super) fn report_limit(&self, owner: &Peer) {
-        let process = self.process();
-        if owner.slot == process.slot {
-            signal::call_attention(&process.segment.map);
-            process.wake_up();
-        } else {
-            owner.call_attention();
-        }
     }
 
     /// Publishes a message that reports to the other end's owner that its receive could not take
