@@ -2,7 +2,6 @@
 
 #![allow(unsafe_code, reason = "posts requests")]
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,6 +12,7 @@ use super::link_ring::{LinkRing, forks};
 use super::number_map::NumberMap;
 use super::packet_memory::Slot;
 use super::pulls::ReadKey;
+use super::send_queue::{DEPTH, SendQueue, Sent};
 use crate::errno::{FiErrno, Result};
 use crate::initiator::Initiator;
 use crate::queue::slots::EngineRequest;
@@ -20,12 +20,6 @@ use crate::verbs::{Qp, RemoteAddr, RingProbe, Rkey, SendOpcode, SendRequest, Sge
 use crate::wire::introduction::Introduction;
 use crate::wire::rdm::Number;
 
-/// Size of a send queue.
-pub(super) const DEPTH: usize = 64;
-/// Requests of it that numbered packets do not use: packets without number, and the marker.
-const RESERVED: usize = 8;
-/// Maximum number of consecutive requests without completion.
-const UNSIGNALED: usize = 16;
 /// Largest number of rings that each progress call examines.
 pub(super) const HOT_RINGS: usize = 64;
 /// Number of rings that stay hot although nothing arrives in them.
@@ -84,21 +78,6 @@ impl WrId {
     }
 }
 
-/// A request that has not completed.
-#[derive(Debug)]
-pub(super) enum Sent {
-    /// A numbered packet.
-    Numbered(Number),
-    /// A packet without number, with its memory if it was not sent inline.
-    Control(Option<Slot>),
-    /// A READ of a piece of a message. Each of them completes.
-    Read(ReadKey),
-    /// A WRITE of 0 bytes, which the peer's device acknowledges (`conn/silence.rs`).
-    Probe,
-    /// The last request of a queue pair in its error state.
-    Marker,
-}
-
 /// The end of a link.
 #[derive(Debug, Default)]
 struct Ending {
@@ -119,14 +98,7 @@ pub(super) struct LinkQp {
     /// The rings of the queue pairs, if the device has them.
     pub(super) ring: Option<LinkRing>,
     pub(super) connected: bool,
-    /// Requests that have not completed, oldest first.
-    sent: VecDeque<Sent>,
-    /// Position of the first of them.
-    first: u16,
-    /// Number of SENDs in `sent`.
-    packets: usize,
-    /// Requests since the last one with a completion.
-    unsignaled: usize,
+    queue: SendQueue<()>,
     /// A post was refused for lack of room.
     starved: bool,
     ending: Option<Ending>,
@@ -137,8 +109,6 @@ pub(super) struct LinkQp {
     probing: bool,
     /// Slots of operations that have failed, whose requests have not completed.
     kept: Vec<Slot>,
-    /// Number of READs that have not completed.
-    reads: usize,
     /// This side of the link as peers access it, if the endpoint has RMA.
     pub(super) end: Option<LinkEnd>,
     /// Posts RMA; made by the first operation on the link.
@@ -175,16 +145,12 @@ impl LinkQp {
             qp: None,
             ring: None,
             connected: false,
-            sent: VecDeque::with_capacity(DEPTH),
-            first: 0,
-            packets: 0,
-            unsignaled: 0,
+            queue: SendQueue::new(DEPTH),
             starved: false,
             ending: None,
             last_receive: false,
             probing: false,
             kept: Vec::new(),
-            reads: 0,
             end: None,
             initiator: None,
             introduction: None,
@@ -209,8 +175,7 @@ impl LinkQp {
 
     /// Whether a packet can be posted. If not, [`Links::completed`] reports when it can.
     pub(super) fn has_room(&mut self, numbered: bool) -> bool {
-        let depth = DEPTH - if numbered { RESERVED } else { 1 };
-        let room = self.sent.len() < depth && self.qp.is_some() && self.ending.is_none();
+        let room = self.queue.has_room(numbered) && self.qp.is_some() && self.ending.is_none();
         self.starved |= !room;
         room
     }
@@ -218,7 +183,7 @@ impl LinkQp {
     /// As if a SEND were under way for ever.
     #[cfg(test)]
     pub(super) fn occupy(&mut self) {
-        self.packets += 1;
+        self.queue.occupy();
     }
 
     /// The ring, if the next packet can go there: all SENDs have completed, so the packets before
@@ -226,7 +191,7 @@ impl LinkQp {
     #[inline(always)]
     pub(super) fn free_ring(&mut self) -> Option<&mut LinkRing> {
         let rma = self.end.as_ref().is_some_and(|end| end.rings.is_busy());
-        match self.packets == 0 && self.ending.is_none() && !rma {
+        match !self.queue.has_packets() && self.ending.is_none() && !rma {
             true => self.ring.as_mut(),
             false => None,
         }
@@ -245,33 +210,24 @@ impl LinkQp {
         posted: Posted,
     ) -> Result<()> {
         let qp = self.qp.as_ref().ok_or(FiErrno::ENOTCONN)?;
-        let position = self.first.wrapping_add(self.sent.len() as u16);
-        let numbered = matches!(posted, Posted::Numbered(_));
-        let signaled = numbered || self.unsignaled + 1 >= UNSIGNALED;
         let sges = [sge];
         let mut request = SendRequest::new(SendOpcode::Send, &sges);
-        request
-            .wr_id(WrId::send(self.key, position))
-            .inline(inline)
-            .signaled(signaled)
-            .solicited(solicited);
-        // SAFETY: inline data is copied by the call; otherwise the sge is of a slot, which is kept
-        // until the request has completed or the queue pair is destroyed.
-        unsafe { qp.post_send(&mut request) }?;
-        self.unsignaled = if signaled { 0 } else { self.unsignaled + 1 };
-        self.sent.push_back(match posted {
+        request.inline(inline).solicited(solicited);
+        let sent = match posted {
             Posted::Numbered(number) => Sent::Numbered(number),
             Posted::Control(slot) => Sent::Control(slot),
-        });
-        self.packets += 1;
-        Ok(())
+        };
+        let wr_id = |position| WrId::send(self.key, position);
+        // SAFETY: inline data is copied by the call; otherwise the sge is of a slot, which is kept
+        // until the request has completed or the queue pair is destroyed.
+        unsafe { self.queue.post(qp, wr_id, &mut request, ((), sent)) }
     }
 
     /// Whether a READ can be posted. If not, the completion of a READ or
     /// [`Completed::room`] reports when it can.
     /// At most `most` READs are under way.
     pub(super) fn has_room_for_read(&mut self, most: usize) -> bool {
-        self.reads < most && self.has_room(true)
+        self.queue.reads() < most && self.has_room(true)
     }
 
     /// Posts a READ of `from` to `sge`.
@@ -288,38 +244,29 @@ impl LinkQp {
         read: ReadKey,
     ) -> Result<()> {
         let qp = self.qp.as_ref().ok_or(FiErrno::ENOTCONN)?;
-        let position = self.first.wrapping_add(self.sent.len() as u16);
         let sges = [sge];
         let mut request = SendRequest::new(SendOpcode::Read, &sges);
-        request
-            .wr_id(WrId::send(self.key, position))
-            .rdma(from)
-            .signaled(true);
+        request.rdma(from);
+        let wr_id = |position| WrId::send(self.key, position);
+        let sent = Sent::Read(read);
         // SAFETY: the caller keeps the memory.
-        unsafe { qp.post_send(&mut request) }?;
-        self.unsignaled = 0;
-        self.reads += 1;
-        self.sent.push_back(Sent::Read(read));
-        Ok(())
+        unsafe { self.queue.post(qp, wr_id, &mut request, ((), sent)) }
     }
 
     /// The requests that have not completed, of a link that is removed.
     pub(super) fn take_sent(&mut self) -> impl Iterator<Item = Sent> + '_ {
         let kept = self.kept.drain(..).map(|slot| Sent::Control(Some(slot)));
-        self.sent.drain(..).chain(kept)
+        self.queue.drain().map(|(_, sent)| sent).chain(kept)
     }
 
     /// Posts a request without data. An error has no effect: a time limit ends the wait for a
     /// marker, and the next probe follows.
     fn post_empty(&mut self, opcode: SendOpcode, posted: Sent) -> Option<()> {
         let qp = self.qp.as_ref()?;
-        let position = self.first.wrapping_add(self.sent.len() as u16);
         let mut request = SendRequest::new(opcode, &[]);
-        request.wr_id(WrId::send(self.key, position)).signaled(true);
+        let wr_id = |position| WrId::send(self.key, position);
         // SAFETY: no buffers.
-        unsafe { qp.post_send(&mut request) }.ok()?;
-        self.sent.push_back(posted);
-        Some(())
+        unsafe { self.queue.post(qp, wr_id, &mut request, ((), posted)) }.ok()
     }
 
     /// Posts the last request, which completes behind all others.
@@ -561,31 +508,22 @@ impl Links {
         let Some(link) = self.get_mut(key) else {
             return completed;
         };
-        let count = usize::from(position.wrapping_sub(link.first)) + 1;
-        if count > link.sent.len() {
+        let (ending, probing) = (&mut link.ending, &mut link.probing);
+        let known = link.queue.completed(position, |(), sent| match sent {
+            Sent::Numbered(number) => completed.number = Some(number),
+            Sent::Control(Some(slot)) => free(slot),
+            Sent::Marker => {
+                if let Some(ending) = ending {
+                    ending.sends = true;
+                }
+            }
+            Sent::Read(read) => completed.read = Some(read),
+            Sent::Probe => *probing = false,
+            Sent::Control(None) => {}
+        });
+        if !known {
             return completed;
         }
-        for _ in 0..count {
-            let sent = link.sent.pop_front();
-            let packet = matches!(sent, Some(Sent::Numbered(_) | Sent::Control(_)));
-            link.packets -= usize::from(packet);
-            match sent {
-                Some(Sent::Numbered(number)) => completed.number = Some(number),
-                Some(Sent::Control(Some(slot))) => free(slot),
-                Some(Sent::Marker) => {
-                    if let Some(ending) = &mut link.ending {
-                        ending.sends = true;
-                    }
-                }
-                Some(Sent::Read(read)) => {
-                    link.reads -= 1;
-                    completed.read = Some(read);
-                }
-                Some(Sent::Probe) => link.probing = false,
-                Some(Sent::Control(None)) | None => {}
-            }
-        }
-        link.first = position.wrapping_add(1);
         completed.room = std::mem::take(&mut link.starved);
         completed
     }
@@ -630,13 +568,12 @@ impl Links {
         }
     }
 
-    /// Whether packets without number may not have reached their peers. Only one of [`UNSIGNALED`]
+    /// Whether packets without number may not have reached their peers. Only one of 16
     /// completes, so a probe follows them.
     pub(super) fn sends_control(&mut self) -> bool {
         let mut sends = false;
         for link in self.places.iter_mut().flatten() {
-            let control = |sent: &Sent| matches!(sent, Sent::Control(_));
-            if link.connected && link.ending.is_none() && link.sent.iter().any(control) {
+            if link.connected && link.ending.is_none() && link.queue.has_control() {
                 sends = true;
                 link.probe();
             }

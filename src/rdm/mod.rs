@@ -70,6 +70,7 @@ mod recv;
 mod rings;
 mod rma;
 mod search;
+mod send_queue;
 mod shared;
 mod slab;
 mod streams;
