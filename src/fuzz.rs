@@ -13,6 +13,7 @@ use crate::rdm::{
 use crate::verbs::{RemoteAddr, Rkey};
 use crate::wire::cm_data::{CM_DATA_SIZE, CmData, MAX_CM_DATA};
 use crate::wire::rdm::packet::{HEADER_SIZE, MAX_HEAD, Message, Payload};
+use crate::wire::rdm::xrc::{CircuitReply, CircuitRequest, LinkRejection, LinkReply, LinkRequest};
 use crate::wire::rdm::{
     Body, Close, Credit, EndpointId, Epoch, Grant, GrantNumber, Header as PacketHeader, Hello,
     Listener, Number, OpId, Packet, PeerIndex, Rejection, Reply, Request, Secret, Terms,
@@ -59,11 +60,31 @@ pub fn rdm_wire(data: &[u8]) {
     if let Ok(rejection) = Rejection::decode(data) {
         assert!(data.starts_with(&rejection.encode()));
     }
+    rdm_xrc(data);
     // the length of the input, and the one that the header states
     rdm_packet(data, data.len());
     if let Some(length) = data.get(16..20).and_then(|bytes| bytes.first_chunk()) {
         let length = u32::from_le_bytes(*length) as usize;
         rdm_packet(data, HEADER_SIZE.saturating_add(length));
+    }
+}
+
+/// Handshakes on XRC.
+fn rdm_xrc(data: &[u8]) {
+    if let Ok(request) = CircuitRequest::decode(data) {
+        assert!(data.starts_with(&request.encode()));
+    }
+    if let Ok(reply) = CircuitReply::decode(data) {
+        assert!(data.starts_with(&reply.encode()));
+    }
+    if let Ok(request) = LinkRequest::decode(data) {
+        assert!(data.starts_with(&request.encode()));
+    }
+    if let Ok(reply) = LinkReply::decode(data) {
+        assert!(data.starts_with(&reply.encode()));
+    }
+    if let Ok(rejection) = LinkRejection::decode(data) {
+        assert!(data.starts_with(&rejection.encode()));
     }
 }
 
@@ -192,6 +213,7 @@ pub fn rdm_peer(data: &[u8]) {
         auth: 0,
         further: Vec::new(),
         application_keys: false,
+        circuits: false,
         device_atomics: false,
         random: random(numbers.word()),
         eager: 8192,
@@ -674,7 +696,7 @@ mod tests {
 
     #[test]
     fn rdm_wire() {
-        let kind = prop::sample::select(vec![1, 2, 3, 4, 5, 6, 7, 8, 64, 65, 66, 67, 68, 9]);
+        let kind = prop::sample::select(vec![1, 2, 3, 4, 5, 6, 7, 8, 64, 65, 66, 67, 68, 69, 9]);
         let rest = prop::collection::vec(prop_oneof![3 => Just(0), 1 => any::<u8>()], 0..260);
         proptest!(cases(4000), |(kind in kind, flags in 0_u8..64, mut rest in rest)| {
             if rest.len() >= 32 {

@@ -110,6 +110,9 @@ pub(crate) fn open(
         shared_rx: terms.shared_rx,
         directed: terms.caps & FI_DIRECTED_RECV != 0,
         source: terms.caps & FI_SOURCE != 0,
+        xrc: info
+            .ep()
+            .is_some_and(|ep| ep.protocol == FI_PROTO_RDMA_CM_IB_XRC),
         auto: terms.data_progress == FI_PROGRESS_AUTO,
         auth,
         src: info.src(format)?,

@@ -21,6 +21,8 @@ pub(crate) struct Listener {
     /// Identifies the listener in reports.
     token: Token,
     device: Arc<Device>,
+    /// The port space is `RDMA_PS_UDP`.
+    sidr: bool,
     /// Private data of the rejection of requests that are dropped unanswered.
     refusal: &'static [u8],
     state: Mutex<State>,
@@ -36,8 +38,11 @@ struct State {
 }
 
 /// A new identifier on a channel, bound to an address.
-fn bound_id(channel: &Arc<EventChannel>, addr: SocketAddr) -> Result<CmId> {
-    let id = channel.create_id()?;
+fn bound_id(channel: &Arc<EventChannel>, addr: SocketAddr, sidr: bool) -> Result<CmId> {
+    let id = match sidr {
+        true => channel.create_sidr_id()?,
+        false => channel.create_id()?,
+    };
     id.bind_addr(addr)?;
     Ok(id)
 }
@@ -58,13 +63,37 @@ impl Listener {
         token: Token,
         refusal: &'static [u8],
     ) -> Result<Arc<Self>> {
+        Self::open_in(device, addr, backlog, token, (false, refusal))
+    }
+
+    /// As [`Self::open`], for requests of a service (`RDMA_PS_UDP`).
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub(crate) fn open_service(
+        device: &Arc<Device>,
+        addr: SocketAddr,
+        backlog: usize,
+        token: Token,
+    ) -> Result<Arc<Self>> {
+        Self::open_in(device, Some(addr), backlog, token, (true, &[]))
+    }
+
+    fn open_in(
+        device: &Arc<Device>,
+        addr: Option<SocketAddr>,
+        backlog: usize,
+        token: Token,
+        (sidr, refusal): (bool, &'static [u8]),
+    ) -> Result<Arc<Self>> {
         let any = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
         // moved to the dispatcher's channel when a sink is bound
         let channel = EventChannel::create(device.backend())?;
-        let id = bound_id(&channel, addr.unwrap_or(any))?;
+        let id = bound_id(&channel, addr.unwrap_or(any), sidr)?;
         Ok(Arc::new(Self {
             token,
             device: Arc::clone(device),
+            sidr,
             refusal,
             state: Mutex::new(State {
                 id: Some(id),
@@ -92,7 +121,7 @@ impl Listener {
             Some(registry) => registry.channel(&self.device)?,
             None => EventChannel::create(self.device.backend())?,
         };
-        let id = bound_id(&channel, addr)?;
+        let id = bound_id(&channel, addr, self.sidr)?;
         if let (Some(registry), Some(sink)) = (&mut registry, &sink) {
             registry.remove(old);
             sink.forget(self.token);

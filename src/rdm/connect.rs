@@ -8,6 +8,7 @@ use super::recover::Waiting;
 use crate::errno::FiErrno;
 use crate::wire::rdm::cm::VERSION;
 use crate::wire::rdm::terms::MAX_DATA;
+use crate::wire::rdm::xrc::CircuitRequest;
 use crate::wire::rdm::{
     Bad, Body, EndpointId, Epoch, Hello, Listener, Packet, PeerIndex, Reason, Rejection, Reply,
     Request, Terms,
@@ -157,6 +158,11 @@ impl<I: Io> Core<I> {
 
     /// A dial was rejected with private data.
     pub fn rejected(&mut self, link: LinkKey, private_data: &[u8], io: &mut I) {
+        self.rejected_by(link, Rejection::decode(private_data).ok(), io);
+    }
+
+    /// A dial was rejected; `None`: by another program.
+    pub(super) fn rejected_by(&mut self, link: LinkKey, rejection: Option<Rejection>, io: &mut I) {
         let Some(Link {
             state: State::Dialling,
             peer: key,
@@ -167,7 +173,6 @@ impl<I: Io> Core<I> {
         else {
             return;
         };
-        let rejection = Rejection::decode(private_data).ok();
         let fits = |rejection: &Rejection| rejection.epoch.is_none_or(|of| of == epoch);
         let Some(rejection) = rejection.filter(fits) else {
             return self.failed(link, Failure::Refused, io);
@@ -179,12 +184,15 @@ impl<I: Io> Core<I> {
         let other = rejection.reason == Reason::Other && shown.is_some() && shown == token;
         self.dial_failed(link, other);
         match rejection.reason {
-            Reason::Foreign | Reason::Version => self.fail(key, FiErrno::ECONNREFUSED, io),
+            Reason::Foreign | Reason::Version | Reason::Transport => {
+                self.fail(key, FiErrno::ECONNREFUSED, io)
+            }
             Reason::Auth => self.fail(key, FiErrno::EACCES, io),
             Reason::Other if other => self.replaced(key, rejection.id, io),
             Reason::Known => self.known(key, rejection.id, io),
             // epochs of this endpoint are all before its next one, whatever the peer states
-            Reason::Other | Reason::Stale | Reason::Busy => {}
+            // NODE does not reach the core: the link is dialled on another circuit
+            Reason::Other | Reason::Stale | Reason::Busy | Reason::Node => {}
         }
         self.advance(key, io);
         self.settle(io);
@@ -303,6 +311,28 @@ impl<I: Io> Core<I> {
 
     /// A connection request has arrived.
     pub fn requested(&mut self, held: I::Held, private_data: &[u8], io: &mut I) {
+        match Request::decode(private_data) {
+            Ok(request) => self.request(held, &request, io),
+            Err(bad) => {
+                let reason = match bad {
+                    Bad::Version(_) => Reason::Version,
+                    _ if CircuitRequest::decode(private_data).is_ok() => Reason::Transport,
+                    _ => Reason::Foreign,
+                };
+                let rejection = Rejection {
+                    version: VERSION,
+                    epoch: None,
+                    id: self.config.id,
+                    newest: None,
+                    reason,
+                };
+                io.reject(held, &rejection);
+            }
+        }
+    }
+
+    /// A connection request has arrived, which was decoded.
+    pub(super) fn request(&mut self, held: I::Held, request: &Request, io: &mut I) {
         let id = self.config.id;
         let answer = |reason, epoch, newest| Rejection {
             version: VERSION,
@@ -311,20 +341,10 @@ impl<I: Io> Core<I> {
             newest,
             reason,
         };
-        let request = match Request::decode(private_data) {
-            Ok(request) => request,
-            Err(bad) => {
-                let reason = match bad {
-                    Bad::Version(_) => Reason::Version,
-                    _ => Reason::Foreign,
-                };
-                return io.reject(held, &answer(reason, None, None));
-            }
-        };
         let newest = self.ids.get(&request.id);
         let newest = newest.and_then(|peer| self.peers.get(*peer)?.newest);
         let answer = |reason| answer(reason, Some(request.epoch), newest);
-        let key = match self.examine(&request, io) {
+        let key = match self.examine(request, io) {
             Ok(key) => key,
             Err(reason) => return io.reject(held, &answer(reason)),
         };
@@ -335,7 +355,7 @@ impl<I: Io> Core<I> {
         peer.newest = Some(request.epoch);
         peer.shows = Some(request.gives);
         let (own, accepted) = (peer.own, peer.accepted);
-        self.held.push((key, held, request));
+        self.held.push((key, held, *request));
         if let Some(own) = own
             && self
                 .links
@@ -651,6 +671,11 @@ impl<I: Io> Core<I> {
 
     /// A reply has arrived.
     pub fn replied(&mut self, link: LinkKey, private_data: &[u8], io: &mut I) {
+        self.replied_with(link, Reply::decode(private_data).ok(), io);
+    }
+
+    /// A reply has arrived; `None`: one that could not be decoded.
+    pub(super) fn replied_with(&mut self, link: LinkKey, reply: Option<Reply>, io: &mut I) {
         let Some(
             dialled @ Link {
                 state: State::Dialling,
@@ -662,7 +687,7 @@ impl<I: Io> Core<I> {
         else {
             return;
         };
-        let reply = Reply::decode(private_data).ok().filter(|reply| {
+        let reply = reply.filter(|reply| {
             reply.epoch == epoch
                 && reply.auth == self.config.auth
                 && reply.id != self.config.id

@@ -128,6 +128,8 @@ pub struct Config {
     pub random: Random,
     /// Whether the application chooses all keys of this side.
     pub application_keys: bool,
+    /// Whether links are on circuits (`docs/protocol-xrc.md`).
+    pub circuits: bool,
     /// The device of a peer may execute atomics on the regions of this side.
     pub device_atomics: bool,
     /// The largest payload of EAGER that this endpoint sends or takes, in bytes.
@@ -380,11 +382,12 @@ impl<I: Io> Core<I> {
     }
 
     /// Number of receives that must be posted, so that each packet that the peers may send finds
-    /// one: the windows, five for the packets without number of each link, and two for the answers
+    /// one: the windows, five or six for the packets without number of each link, and two for the answers
     /// to each operation.
     pub fn receives_needed(&self) -> usize {
         let windows = self.pool.taken().slots as usize + SMALLEST.slots as usize * self.peers.len();
-        windows + 5 * self.links.len() + 2 * self.ops.len().min(ANSWERS)
+        let controls = if self.config.circuits { 6 } else { 5 };
+        windows + controls * self.links.len() + 2 * self.ops.len().min(ANSWERS)
     }
 
     /// The endpoint for which operations are meant: that of the session, unless the session ends or

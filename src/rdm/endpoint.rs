@@ -22,6 +22,7 @@ use super::executor::{Executor, Objects, RmaConfig, Sizes};
 use super::limits::{Limits, max_descriptors};
 use super::listening::Listening;
 use super::packet_memory::PacketMemory;
+use super::ports::Xrc;
 use super::pulls::Pulls;
 use super::receives::Receives;
 use super::shared::{RequestSink, Shared, State};
@@ -38,8 +39,9 @@ use crate::queue::event_cell::Event;
 use crate::queue::keepalive::PERIOD;
 use crate::queue::source::Source;
 use crate::queue::{BindFlags, CompletionQueue, Counter, Counters, CqConfig, WaitKind};
-use crate::verbs::{Cq, Pd, Srq};
+use crate::verbs::{Cq, Pd, Srq, Xrcd};
 use crate::wire::rdm::terms::MAX_EAGER;
+use crate::wire::rdm::xrc::NodeId;
 use crate::wire::rdm::{self, Credit, EndpointId};
 
 /// Receives of the shared receive queue.
@@ -99,6 +101,9 @@ pub struct EndpointConfig {
     pub source: bool,
     /// Whether data progresses without calls of the application (`FI_PROGRESS_AUTO`).
     pub auto: bool,
+    /// Whether links are on circuits (`FI_PROTO_RDMA_CM_IB_XRC`), which requires a device with XRC.
+    /// Such an endpoint has neither RMA nor atomics.
+    pub xrc: bool,
     /// Authorization key, if it is not the domain's.
     pub auth: Option<AuthKey>,
     /// Local address, if the application has set one; port 0: any. Without a specific address the
@@ -384,7 +389,8 @@ impl Endpoint {
         }
         let device = shared.domain.device();
         let (src, ipv4, token) = (control.src, shared.config.ipv4, shared.config.token);
-        let listening = Listening::open(device, src, ipv4, control.named, token)?;
+        let listening =
+            Listening::open(device, src, (ipv4, shared.config.xrc), control.named, token)?;
         if let Err(error) = self.open(&mut control, &listening) {
             listening.close();
             self.release(&mut control);
@@ -416,8 +422,9 @@ impl Endpoint {
             let _ = shared.context.set(Arc::clone(context));
             context.join(owner, shared);
         }
-        let sink: Arc<dyn CmSink> = RequestSink::new(shared);
-        listening.listen(&sink)?;
+        let sink: Arc<dyn CmSink> = RequestSink::new(shared, false);
+        let sidr: Arc<dyn CmSink> = RequestSink::new(shared, true);
+        listening.listen(&sink, &sidr)?;
         let driven: Weak<dyn Driven> = shared.weak();
         let cq = shared.lock().as_ref().map(State::device_queue);
         shared.driver().add(driven, &shared.turn, cq.as_deref());
@@ -486,10 +493,19 @@ impl Endpoint {
         let address = addresses.next().ok_or(FiErrno::EADDRNOTAVAIL)?;
         let further = addresses.collect();
         let receives = RECEIVES.min(device.attr().max_srq_wr);
-        let srq = Arc::new(Srq::create(shared.pd(), receives, 1)?);
         let channel = shared.driver().channel(device)?;
         let entries = (receives * 2).min(device.attr().max_cqe);
         let cq = Arc::new(Cq::create(device, entries, Some(channel), 0)?);
+        // a domain of its own: the endpoint is a node
+        let xrcd = match shared.config.xrc {
+            true => Some(Arc::new(Xrcd::open(device, None, libc::O_CREAT)?)),
+            false => None,
+        };
+        let srq = Arc::new(match &xrcd {
+            Some(xrcd) => Srq::create_xrc(shared.pd(), xrcd, &cq, receives, 1)?,
+            None => Srq::create(shared.pd(), receives, 1)?,
+        });
+        let number = srq.number();
         let config = &shared.config;
         let device_atomics = device.max_elements() >= MAX_ATOMIC_SIZE;
         let rma = RmaConfig {
@@ -533,13 +549,19 @@ impl Endpoint {
             }
         };
         let auth = shared.config.auth.as_ref();
+        let tag = auth.map_or(0, AuthKey::tag);
+        if let Some((xrcd, srq)) = xrcd.zip(number) {
+            let node = NodeId::new(random()?);
+            io.xrc = Some(Box::new(Xrc::new(xrcd, srq, (id, node, tag))));
+        }
         let mode = domain.mr().config().form.mode;
         let core = Core::new(Config {
             id,
             listener: address,
             further,
-            auth: auth.map_or(0, AuthKey::tag),
+            auth: tag,
             random: Box::new(random),
+            circuits: shared.config.xrc,
             device_atomics: shared.has_rma() && device_atomics,
             application_keys: shared.has_rma() && !mode.contains(Mode::PROV_KEY),
             eager: MAX_EAGER,

@@ -10,8 +10,10 @@
 )]
 
 mod atomic;
+mod circuits;
 mod close;
 mod elements;
+mod handshake;
 mod io;
 mod messages;
 mod own_rma;
@@ -31,11 +33,12 @@ use super::iov::Iov;
 use super::link::LinkKey;
 use super::link_cm::{Ended, LinkCm, Step};
 use super::link_ring::RingPacket;
-use super::links::{Links, Posted, WrId};
+use super::links::{LinkQp, Links, Posted, WrId};
 use super::operations::{Kind, Operation, PAYLOAD, TxKey, TxMark};
 use super::ops::Form;
 use super::packet_memory::{PacketMemory, Slot};
 use super::peer::PeerKey;
+use super::ports::{Port, Xrc};
 use super::pulls::Pulls;
 use super::receives::{ArrivalKey, Receives};
 use super::rma::{Fault, Rma, RmaKey};
@@ -90,6 +93,10 @@ pub(super) enum Todo {
     RunRma,
     /// There is no memory for the next packet of a link, and no packet under way frees any.
     NoMemory(LinkKey),
+    /// A link has got its circuit, and ATTACH can be posted.
+    Attach(LinkKey),
+    /// The dial of a link has failed at this side.
+    NotDialled(LinkKey),
 }
 
 /// The memory of a packet that has arrived.
@@ -116,6 +123,8 @@ pub(super) struct Objects {
 pub(super) struct Executor {
     shared: Weak<Shared>,
     pub(super) links: Links,
+    /// What an endpoint on XRC has besides.
+    pub(super) xrc: Option<Box<Xrc>>,
     pub(super) objects: Objects,
     pub(super) memory: PacketMemory,
     /// Number of posted receives, its present limit, and the largest limit. A packet without a
@@ -181,6 +190,33 @@ pub(super) struct Sizes {
     pub(super) rma: RmaConfig,
 }
 
+/// Whether a packet can be posted to a link: to its queue pair, or to its circuit.
+#[inline]
+fn has_room(link: &mut LinkQp, xrc: &mut Option<Box<Xrc>>, numbered: bool) -> bool {
+    match xrc {
+        None => link.has_room(numbered),
+        Some(xrc) => xrc.has_room(link, numbered),
+    }
+}
+
+/// Posts a packet, inline or not, with or without the solicited bit.
+///
+/// # Errors
+/// The device's.
+#[inline]
+fn post(
+    link: &mut LinkQp,
+    xrc: &mut Option<Box<Xrc>>,
+    sge: Sge,
+    (inline, solicited): (bool, bool),
+    posted: Posted,
+) -> Result<()> {
+    match xrc {
+        None => link.post(sge, inline, solicited, posted),
+        Some(xrc) => xrc.post(link, sge, inline, solicited, posted),
+    }
+}
+
 impl Executor {
     pub(super) fn new(
         shared: &Weak<Shared>,
@@ -195,6 +231,7 @@ impl Executor {
         Self {
             shared: Weak::clone(shared),
             links: Links::default(),
+            xrc: None,
             objects,
             memory,
             receives_posted: 0,
@@ -289,11 +326,11 @@ impl Executor {
     }
 
     /// Adds a link, which may have the place of one that the core has just removed.
-    fn add_link(&mut self, link: LinkKey, cm: &Arc<LinkCm>) {
+    fn add_link(&mut self, link: LinkKey, cm: Option<&Arc<LinkCm>>, port: Option<Box<Port>>) {
         if let Some(old) = self.links.occupant(link) {
             self.remove_link(old);
         }
-        self.links.add(link, Arc::clone(cm));
+        self.links.add(link, cm.cloned(), port);
     }
 
     /// Removes a link whose dial has failed. A link that is being ended stays until it has ended.
@@ -318,9 +355,14 @@ impl Executor {
             }
             self.has_memory();
             let posts = (link.end.take(), link.initiator.take());
-            let ended = Ended { reads, rma };
-            let step = Step::Destroy(Arc::clone(&link.cm), link.qp.take(), posts, ended);
-            self.steps.push(step);
+            if let Some(port) = link.port.take() {
+                self.remove_port(key, &port);
+            }
+            if let Some(cm) = link.cm.take() {
+                let ended = Ended { reads, rma };
+                let step = Step::Destroy(cm, link.qp.take(), posts, ended);
+                self.steps.push(step);
+            }
         }
     }
 
@@ -332,7 +374,16 @@ impl Executor {
             return;
         }
         match WrId::of(wc.wr_id()) {
-            WrId::Receive(number) => self.received(core, Slot::of_completed_receive(number), wc),
+            WrId::Receive(number) => {
+                let slot = Slot::of_completed_receive(number);
+                match self.xrc {
+                    None => self.received(core, slot, wc),
+                    Some(_) => self.received_on_circuit(core, slot, wc),
+                }
+            }
+            WrId::Circuit(circuit, position) => {
+                self.sent_on_circuit(core, circuit, position, wc);
+            }
             WrId::Send(link, position) => self.sent(core, link, position, wc),
             WrId::Rma(link, number) => self.rma_completed(core, link, number, wc),
             WrId::Engine(link, kind) => {
@@ -582,11 +633,11 @@ impl Executor {
 
     /// Posts a numbered packet. `None`: no room, or no memory.
     fn post_packet(&mut self, on: LinkKey, header: Header, key: TxKey, form: Form) -> Option<()> {
-        if form == Form::Rts && self.links.get_mut(on)?.has_room(true) {
+        if form == Form::Rts && self.xrc.is_none() && self.links.get_mut(on)?.has_room(true) {
             self.register_source(key);
         }
         let link = self.links.get_mut(on)?;
-        if !link.has_room(true) {
+        if !has_room(link, &mut self.xrc, true) {
             return None;
         }
         let op = self.tx.get_mut(key)?;
@@ -616,7 +667,8 @@ impl Executor {
                 length: (size + len) as u32,
                 lkey: Lkey::default(),
             };
-            link.post(sge, true, op.is_solicited(), posted).ok()?;
+            let solicited = op.is_solicited();
+            post(link, &mut self.xrc, sge, (true, solicited), posted).ok()?;
             (op.form, op.posted) = (form, true);
             return Some(());
         }
@@ -636,7 +688,8 @@ impl Executor {
             unsafe { op.iov.read(0, &mut packet[PAYLOAD..PAYLOAD + len]) };
         }
         let sge = self.memory.sge(slot, begin, size + len);
-        link.post(sge, false, op.is_solicited(), posted).ok()?;
+        let solicited = op.is_solicited();
+        post(link, &mut self.xrc, sge, (false, solicited), posted).ok()?;
         (op.form, op.posted, op.posted_on) = (form, true, Some(link.key()));
         Some(())
     }
@@ -645,13 +698,15 @@ impl Executor {
     fn post_control(&mut self, link: LinkKey, packet: &Packet) -> Option<()> {
         let mut head = [0; MAX_HEAD];
         let size = packet.encode(&mut head);
-        let solicited = matches!(packet.body, Body::Hello(_) | Body::Close(_))
-            || matches!(packet.body, Body::Credit { recall: true, .. });
+        let solicited = matches!(
+            packet.body,
+            Body::Hello(_) | Body::Close(_) | Body::Attach(_)
+        ) || matches!(packet.body, Body::Credit { recall: true, .. });
         if let Some(posted) = self.control_to_ring(link, (&head, size), solicited) {
             return posted.then_some(());
         }
         let link = self.links.get_mut(link)?;
-        if !link.has_room(false) {
+        if !has_room(link, &mut self.xrc, false) {
             return None;
         }
         if size <= self.max_inline {
@@ -660,13 +715,14 @@ impl Executor {
                 length: size as u32,
                 lkey: Lkey::default(),
             };
-            return link.post(sge, true, solicited, Posted::Control(None)).ok();
+            let posted = Posted::Control(None);
+            return post(link, &mut self.xrc, sge, (true, solicited), posted).ok();
         }
         let slot = self.memory.take().ok()?;
         self.memory.bytes_mut(&slot)[..size].copy_from_slice(&head[..size]);
         let sge = self.memory.sge(&slot, 0, size);
-        link.post(sge, false, solicited, Posted::Control(Some(slot)))
-            .ok()
+        let posted = Posted::Control(Some(slot));
+        post(link, &mut self.xrc, sge, (false, solicited), posted).ok()
     }
 
     /// Begins a message of the application.
@@ -721,6 +777,6 @@ impl Executor {
             _ => op.in_core,
         });
         // posts probes, so it is called in any case
-        self.links.sends_control() || sends || self.owes_rma()
+        self.links.sends_control() || self.circuits_send_control() || sends || self.owes_rma()
     }
 }

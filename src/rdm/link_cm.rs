@@ -6,6 +6,7 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
+use super::circuit_cm::XrcStep;
 use super::core::Failure;
 use super::link::LinkKey;
 use super::link_end::{LinkEnd, LinkSq};
@@ -16,7 +17,7 @@ use super::shared::Shared;
 use crate::conn::{CmTarget, ConnectRequest};
 use crate::errno::{FiErrno, Result};
 use crate::initiator::Initiator;
-use crate::log::info_log;
+use crate::log::{info_log, warn_log};
 use crate::mr::Withdrawn;
 use crate::queue::Completion;
 use crate::verbs::{AsyncEvent, AsyncListener, CmEvent, CmEventKind, CmId, Qp};
@@ -50,6 +51,8 @@ pub(super) enum Step {
     /// Deregister the source of an operation, then report the operation if it has failed. Follows
     /// all other steps of its time: those that end the peer's queue pairs.
     Withdraw(Option<Withdrawn>, Option<(Completion, FiErrno)>),
+    /// A step of an endpoint on XRC.
+    Xrc(XrcStep),
 }
 
 /// The connection of a link. Its identifier is created by the first step.
@@ -212,6 +215,7 @@ impl Step {
                 }
                 shared.begin_drain(cm.link);
             }
+            Self::Xrc(step) => step.execute(shared),
             Self::Withdraw(source, failed) => {
                 if let Some(Err(source)) = source.map(Withdrawn::end) {
                     return Some(Self::Withdraw(Some(source), failed));
@@ -273,6 +277,14 @@ impl CmTarget for LinkCm {
             }
             CmEventKind::Rejected => {
                 let rejection = event.private_data.bytes();
+                let reason = Rejection::decode(rejection).map(|rejection| rejection.reason);
+                if reason == Ok(Reason::Transport) {
+                    warn_log!(
+                        EpCtrl,
+                        "a peer has FI_PROTO_RDMA_CM_IB_XRC, this endpoint FI_PROTO_IB_RDM: \
+                         no connection"
+                    );
+                }
                 shared.change(|core, io| {
                     core.rejected(link, rejection, io);
                     io.remove_dialled(link);

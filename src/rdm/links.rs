@@ -5,14 +5,16 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::circuits::CircuitKey;
 use super::link::LinkKey;
 use super::link_cm::LinkCm;
 use super::link_end::{LinkEnd, LinkSq};
 use super::link_ring::{LinkRing, forks};
 use super::number_map::NumberMap;
 use super::packet_memory::Slot;
+use super::ports::Port;
 use super::pulls::ReadKey;
-use super::send_queue::{DEPTH, SendQueue, Sent};
+use super::send_queue::{DEPTH, SendQueue, Sent, UNSIGNALED};
 use crate::errno::{FiErrno, Result};
 use crate::initiator::Initiator;
 use crate::queue::slots::EngineRequest;
@@ -37,6 +39,8 @@ const SEND: u64 = 1 << 63;
 /// request's number, and the engine's own requests, with their kind.
 const RMA: u64 = 1 << 62;
 const ENGINE: u64 = 1 << 61;
+/// Both: a packet on a circuit, whose key is in the place of the link's.
+const CIRCUIT: u64 = RMA | ENGINE;
 
 /// The request of a work completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +49,8 @@ pub(super) enum WrId {
     Receive(u32),
     /// A send of a link, with its position.
     Send(LinkKey, u16),
+    /// A packet on a circuit, with its position.
+    Circuit(CircuitKey, u16),
     /// A request of RMA or an atomic, with the low bits of its number.
     Rma(LinkKey, u16),
     /// One of the engine's own requests, with its kind.
@@ -58,6 +64,9 @@ impl WrId {
             Self::Receive(wr_id as u32)
         } else if wr_id & (RMA | ENGINE) == 0 {
             Self::Send(link, wr_id as u16)
+        } else if wr_id & CIRCUIT == CIRCUIT {
+            let circuit = CircuitKey::from_number((wr_id >> 16) as u32);
+            Self::Circuit(circuit, wr_id as u16)
         } else if wr_id & RMA != 0 {
             Self::Rma(link, wr_id as u16)
         } else {
@@ -71,6 +80,10 @@ impl WrId {
 
     pub(super) const fn engine(link: LinkKey, kind: EngineRequest) -> u64 {
         SEND | ENGINE | (link.number() as u64) << 16 | kind as u64
+    }
+
+    pub(super) const fn circuit(circuit: CircuitKey, position: u16) -> u64 {
+        SEND | CIRCUIT | (circuit.number() as u64) << 16 | position as u64
     }
 
     const fn send(link: LinkKey, position: u16) -> u64 {
@@ -93,7 +106,9 @@ struct Ending {
 #[derive(Debug)]
 pub(super) struct LinkQp {
     key: LinkKey,
-    pub(super) cm: Arc<LinkCm>,
+    /// The connection; `None`: the link is on a circuit.
+    pub(super) cm: Option<Arc<LinkCm>>,
+    pub(super) port: Option<Box<Port>>,
     pub(super) qp: Option<Arc<Qp>>,
     /// The rings of the queue pairs, if the device has them.
     pub(super) ring: Option<LinkRing>,
@@ -138,14 +153,15 @@ pub(super) enum Posted {
 }
 
 impl LinkQp {
-    fn new(key: LinkKey, cm: Arc<LinkCm>) -> Self {
+    fn new(key: LinkKey, cm: Option<Arc<LinkCm>>, port: Option<Box<Port>>) -> Self {
         Self {
             key,
             cm,
             qp: None,
             ring: None,
             connected: false,
-            queue: SendQueue::new(DEPTH),
+            queue: SendQueue::new(DEPTH, UNSIGNALED),
+            port,
             starved: false,
             ending: None,
             last_receive: false,
@@ -166,6 +182,18 @@ impl LinkQp {
 
     pub(super) const fn key(&self) -> LinkKey {
         self.key
+    }
+
+    /// Whether nothing is posted any more.
+    pub(super) fn is_ending(&self) -> bool {
+        self.ending.is_some()
+    }
+
+    /// All requests of the send queue have completed; no receive is consumed any more.
+    pub(super) fn set_drained(&mut self, sends: bool, receives: bool) {
+        if let Some(ending) = &mut self.ending {
+            (ending.sends, ending.receives) = (sends, receives);
+        }
     }
 
     /// Keeps a slot until the queue pair has ended.
@@ -324,13 +352,13 @@ impl Links {
         self.count
     }
 
-    pub(super) fn add(&mut self, key: LinkKey, cm: Arc<LinkCm>) {
+    pub(super) fn add(&mut self, key: LinkKey, cm: Option<Arc<LinkCm>>, port: Option<Box<Port>>) {
         if self.places.len() <= key.place() {
             self.places.resize_with(key.place() + 1, || None);
         }
         if let Some(place) = self.places.get_mut(key.place()) {
             debug_assert!(place.is_none());
-            *place = Some(LinkQp::new(key, cm));
+            *place = Some(LinkQp::new(key, cm, port));
             self.count += 1;
         }
     }
@@ -361,7 +389,7 @@ impl Links {
     #[cfg(test)]
     pub(super) fn is_silent(&self, request: WrId) -> bool {
         match request {
-            WrId::Receive(_) => false,
+            WrId::Receive(_) | WrId::Circuit(..) => false,
             WrId::Send(key, _) | WrId::Rma(key, _) | WrId::Engine(key, _) => {
                 self.is(key, |link| link.silent)
             }
@@ -444,6 +472,19 @@ impl Links {
     /// The links that are being ended.
     pub(super) fn ending(&self) -> &[LinkKey] {
         &self.ending
+    }
+
+    /// The circuit of a link.
+    pub(super) fn circuit_of(&self, key: LinkKey) -> Option<CircuitKey> {
+        let link = self.places.get(key.place())?.as_ref();
+        link.filter(|link| link.key == key)?.port.as_ref()?.circuit
+    }
+
+    /// The links whose requests wait for their answers.
+    pub(super) fn exchanging(&self) -> impl Iterator<Item = LinkKey> + '_ {
+        let links = self.places.iter().flatten();
+        let waits = |link: &&LinkQp| link.port.as_ref().is_some_and(|it| it.exchange.is_some());
+        links.filter(waits).map(|link| link.key)
     }
 
     pub(super) fn keys(&self) -> impl Iterator<Item = LinkKey> + '_ {
@@ -530,6 +571,7 @@ impl Links {
 
     /// Begins to end a link: nothing is posted any more.
     pub(super) fn begin_end(&mut self, key: LinkKey) -> Option<(Arc<LinkCm>, Option<Arc<Qp>>)> {
+        let cm = self.get_mut(key)?.cm.clone()?;
         let link = self.get_mut(key)?;
         link.ending = Some(Ending {
             receives: link.last_receive || !link.connected,
@@ -538,9 +580,20 @@ impl Links {
         if let Some(end) = &link.end {
             end.rings.set_up(false);
         }
-        let parts = (Arc::clone(&link.cm), link.qp.clone());
+        let parts = (cm, link.qp.clone());
         self.ending.push(key);
         Some(parts)
+    }
+
+    /// Begins to end a link on a circuit.
+    pub(super) fn begin_end_on_circuit(&mut self, key: LinkKey) {
+        if let Some(link) = self.get_mut(key) {
+            link.ending = Some(Ending {
+                since: Some(Instant::now()),
+                ..Ending::default()
+            });
+            self.ending.push(key);
+        }
     }
 
     /// The queue pair of an ending link is in its error state.

@@ -17,11 +17,16 @@ const BACKLOG: usize = 1024;
 /// Free ports that are tried until one is free at each address.
 const PORTS: usize = 32;
 
+/// The listeners of connections, and those for links on circuits.
+type Bound = (Vec<Arc<Listener>>, Vec<Arc<Listener>>);
+
 /// The listeners of an endpoint.
 #[derive(Debug)]
 pub(super) struct Listening {
     /// At least one; the first has the endpoint's name.
     listeners: Vec<Arc<Listener>>,
+    /// Those for links on circuits, at the same addresses.
+    services: Vec<Arc<Listener>>,
     /// The addresses, in the same order.
     own: Vec<DeviceAddress>,
     /// The scope of link-local addresses.
@@ -112,12 +117,17 @@ impl Listening {
         device: &Arc<Device>,
         own: &[DeviceAddress],
         port: u16,
-        token: Token,
-    ) -> Result<Vec<Arc<Listener>>> {
+        (token, xrc): (Token, bool),
+    ) -> Result<Bound> {
         let open = |own: &DeviceAddress, port| {
             let mut addr = own.addr;
             addr.set_port(port);
             Listener::open(device, Some(addr), BACKLOG, token, &[])
+        };
+        let serve = |own: &DeviceAddress, port| {
+            let mut addr = own.addr;
+            addr.set_port(port);
+            Listener::open_service(device, addr, BACKLOG, token)
         };
         let (first, others) = own.split_first().ok_or(FiErrno::EADDRNOTAVAIL)?;
         // kept until a port is found: each attempt gets another one
@@ -126,20 +136,27 @@ impl Listening {
             let first = open(first, port)?;
             let shared = first.local_addr()?.port();
             let mut listeners = vec![first];
+            let mut services = Vec::new();
             let bound = others.iter().try_for_each(|own| {
                 listeners.push(open(own, shared)?);
                 Ok(())
             });
+            let bound = bound.and_then(|()| {
+                own.iter().filter(|_| xrc).try_for_each(|own| {
+                    services.push(serve(own, shared)?);
+                    Ok(())
+                })
+            });
             match bound {
-                Ok(()) => return Ok(listeners),
-                Err(FiErrno::EADDRINUSE) if port == 0 => attempts.push(listeners),
+                Ok(()) => return Ok((listeners, services)),
+                Err(FiErrno::EADDRINUSE) if port == 0 => attempts.push((listeners, services)),
                 Err(error) => return Err(error),
             }
         }
         Err(FiErrno::EADDRINUSE)
     }
 
-    /// Binds the listeners. `ipv4`: see [`choose`]. `fixed`: the port of `src` is required;
+    /// Binds the listeners. `ipv4`: see [`choose`]. `xrc`: also for links on circuits. `fixed`: the port of `src` is required;
     /// otherwise another one is taken if it is in use.
     ///
     /// # Errors
@@ -147,7 +164,7 @@ impl Listening {
     pub(super) fn open(
         device: &Arc<Device>,
         src: Option<SocketAddr>,
-        ipv4: Option<bool>,
+        (ipv4, xrc): (Option<bool>, bool),
         fixed: bool,
         token: Token,
     ) -> Result<Self> {
@@ -156,13 +173,14 @@ impl Listening {
         let scope = scopes.into_iter().find(|scope| *scope != 0);
         let mut own = choose(all, src, ipv4);
         let port = src.map_or(0, |src| src.port());
-        let listeners = match Self::bind_all(device, &own, port, token) {
+        let spaces = (token, xrc);
+        let (listeners, services) = match Self::bind_all(device, &own, port, spaces) {
             Err(FiErrno::EADDRINUSE) if port != 0 && !fixed => {
                 info_log!(
                     EpCtrl,
                     "port {port} is in use; the endpoint gets a free port"
                 );
-                Self::bind_all(device, &own, 0, token)
+                Self::bind_all(device, &own, 0, spaces)
             }
             result => result,
         }?;
@@ -173,17 +191,20 @@ impl Listening {
         let bound = bound.into_iter().find(|scope| *scope != 0);
         Ok(Self {
             listeners,
+            services,
             own,
             scope: bound.or(scope).unwrap_or_default(),
         })
     }
 
-    /// Passes the requests of peers to a sink from now on.
+    /// Passes the requests of peers to sinks from now on: `sidr` gets those for links on circuits.
     ///
     /// # Errors
     /// Those of the connection manager.
-    pub(super) fn listen(&self, sink: &Arc<dyn CmSink>) -> Result<()> {
-        for listener in &self.listeners {
+    pub(super) fn listen(&self, sink: &Arc<dyn CmSink>, sidr: &Arc<dyn CmSink>) -> Result<()> {
+        let listeners = self.listeners.iter().map(|listener| (listener, sink));
+        let services = self.services.iter().map(|service| (service, sidr));
+        for (listener, sink) in listeners.chain(services) {
             listener.bind(sink)?;
             listener.listen()?;
         }
@@ -192,7 +213,7 @@ impl Listening {
 
     /// Stops listening. Idempotent.
     pub(super) fn close(&self) {
-        for listener in &self.listeners {
+        for listener in self.listeners.iter().chain(&self.services) {
             listener.close();
         }
     }

@@ -38,6 +38,8 @@
 //! know payloads, matching, keys or rendezvous: RTS, CTS, FIN and the other numbered packets are
 //! delivered as they are.
 
+mod circuit_cm;
+mod circuits;
 mod completions;
 mod connect;
 mod context;
@@ -61,6 +63,7 @@ mod operations;
 mod ops;
 mod packet_memory;
 mod peer;
+mod ports;
 mod pull;
 mod pulls;
 mod ranges;

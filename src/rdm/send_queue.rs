@@ -16,8 +16,8 @@ use crate::wire::rdm::Number;
 pub(super) const DEPTH: usize = 64;
 /// Requests of a queue that numbered packets do not use: packets without number, and the marker.
 const RESERVED: usize = 8;
-/// Maximum number of consecutive requests without completion.
-const UNSIGNALED: usize = 16;
+/// Of so many packets without number on a link, one is signaled.
+pub(super) const UNSIGNALED: usize = 16;
 
 /// A request that has not completed.
 #[derive(Debug)]
@@ -40,6 +40,8 @@ pub(super) struct SendQueue<L> {
     /// Requests that have not completed, oldest first.
     sent: VecDeque<(L, Sent)>,
     depth: usize,
+    /// Of so many packets without number one is signaled.
+    signaled: usize,
     /// Position of the first of them.
     first: u16,
     /// Number of SENDs among them, and of READs.
@@ -50,11 +52,13 @@ pub(super) struct SendQueue<L> {
 }
 
 impl<L> SendQueue<L> {
-    /// A queue with room for `depth` requests, at most 2^15.
-    pub(super) fn new(depth: usize) -> Self {
+    /// A queue with room for `depth` requests, at most 2^15. Of `signaled` packets without number
+    /// one is signaled.
+    pub(super) fn new(depth: usize, signaled: usize) -> Self {
         Self {
             sent: VecDeque::with_capacity(depth),
             depth,
+            signaled,
             first: 0,
             packets: 0,
             reads: 0,
@@ -67,6 +71,11 @@ impl<L> SendQueue<L> {
     pub(super) fn has_room(&self, numbered: bool) -> bool {
         let reserved = if numbered { RESERVED } else { 1 };
         self.sent.len() < self.depth - reserved
+    }
+
+    /// Whether all requests have completed.
+    pub(super) fn is_empty(&self) -> bool {
+        self.sent.is_empty()
     }
 
     /// Whether a SEND has not completed.
@@ -93,8 +102,7 @@ impl<L> SendQueue<L> {
     }
 
     /// Posts a request. `wr_id` makes its `wr_id` of its position. Packets with a number, and all
-    /// requests that are no packets, are signaled, because something ends with each of them; of the
-    /// other packets one of [`UNSIGNALED`] is.
+    /// requests that are no packets, are signaled, because something ends with each of them.
     ///
     /// # Errors
     /// The device's.
@@ -112,7 +120,7 @@ impl<L> SendQueue<L> {
     ) -> Result<()> {
         let position = self.first.wrapping_add(self.sent.len() as u16);
         let control = matches!(record.1, Sent::Control(_));
-        let signaled = !control || self.unsignaled + 1 >= UNSIGNALED;
+        let signaled = !control || self.unsignaled + 1 >= self.signaled;
         request.wr_id(wr_id(position)).signaled(signaled);
         // SAFETY: the caller promises for the buffers.
         unsafe { qp.post_send(request) }?;
@@ -134,17 +142,34 @@ impl<L> SendQueue<L> {
             return false;
         }
         for _ in 0..count {
-            if let Some((of, sent)) = self.sent.pop_front() {
-                match sent {
-                    Sent::Numbered(_) | Sent::Control(_) => self.packets -= 1,
-                    Sent::Read(_) => self.reads -= 1,
-                    Sent::Probe | Sent::Marker => {}
-                }
+            if let Some((of, sent)) = self.pop() {
                 end(of, sent);
             }
         }
-        self.first = position.wrapping_add(1);
         true
+    }
+
+    /// As [`Self::completed`], of one request at a time: takes the first one of them that was not
+    /// taken.
+    #[inline]
+    pub(super) fn take_completed(&mut self, position: u16) -> Option<(L, Sent)> {
+        let count = usize::from(position.wrapping_sub(self.first)) + 1;
+        if count > self.sent.len() {
+            return None;
+        }
+        self.pop()
+    }
+
+    #[inline]
+    fn pop(&mut self) -> Option<(L, Sent)> {
+        let (of, sent) = self.sent.pop_front()?;
+        match sent {
+            Sent::Numbered(_) | Sent::Control(_) => self.packets -= 1,
+            Sent::Read(_) => self.reads -= 1,
+            Sent::Probe | Sent::Marker => {}
+        }
+        self.first = self.first.wrapping_add(1);
+        Some((of, sent))
     }
 
     /// Takes the requests that have not completed: their queue pair is not used any more.

@@ -1,6 +1,7 @@
 //! The state that an endpoint shares with the driver thread and with its completion queues, and the
 //! way of work completions to the core.
 
+mod circuits;
 mod driven;
 mod entries;
 
@@ -12,8 +13,9 @@ use std::time::{Duration, Instant};
 use biased_lock::MutexGuard;
 use parking_lot::Mutex;
 
+use super::circuit_cm::Held;
 use super::context::SharedRx;
-use super::core::Core;
+use super::core::{Core, Failure};
 use super::cq_source::CqSource;
 use super::endpoint::EndpointConfig;
 use super::executor::{Executor, Todo};
@@ -24,6 +26,7 @@ use super::link_end::{Call, LinkEnd, RMA_REQUESTS};
 use super::link_ring::LinkRing;
 use super::listening::Listening;
 use super::peer::PeerKey;
+use super::ports::CIRCUIT_DEPTH;
 use super::send_queue::DEPTH;
 use super::vector::{AddressVector, VectorUser};
 use crate::av::FiAddr;
@@ -317,9 +320,12 @@ impl Shared {
         self.config.rma || self.config.target
     }
 
-    /// Requests of the send queue of a link.
+    /// Requests of the send queue of a link, or of its circuit.
     pub(super) fn depth(&self) -> usize {
-        if self.has_rma() {
+        if self.config.xrc {
+            // a circuit has at least one
+            CIRCUIT_DEPTH
+        } else if self.has_rma() {
             DEPTH + RMA_REQUESTS
         } else {
             DEPTH
@@ -385,13 +391,7 @@ impl Shared {
             let guard = self.lock();
             let state = guard.as_ref().ok_or(FiErrno::EOPBADSTATE)?;
             let objects = &state.io.objects;
-            let needed = (state.io.links.len() + 1) * self.depth() + state.io.max_receives();
-            if needed > objects.cq.cqe() {
-                let most = self.domain.device().attr().max_cqe;
-                objects
-                    .cq
-                    .resize(needed.next_power_of_two().min(most).max(needed))?;
-            }
+            self.make_entries(state, (state.io.links.len() + 1) * self.depth())?;
             (Arc::clone(&objects.cq), Arc::clone(&objects.srq))
         };
         let transport = Transport::Rc {
@@ -408,6 +408,17 @@ impl Shared {
             flush: self.config.durable,
         };
         Qp::create(id, &self.pd, transport, &config)
+    }
+
+    /// Makes room in the device completion queue for so many requests, and the receives.
+    fn make_entries(&self, state: &State, requests: usize) -> Result<()> {
+        let cq = &state.io.objects.cq;
+        let needed = requests + state.io.max_receives();
+        if needed > cq.cqe() {
+            let most = self.domain.device().attr().max_cqe;
+            cq.resize(needed.next_power_of_two().min(most).max(needed))?;
+        }
+        Ok(())
     }
 
     /// Sets the queue pair of a link and this side of it. `false`: the link has ended, or is being
@@ -445,8 +456,7 @@ impl Shared {
     /// The connection of a link.
     pub(super) fn cm_of(&self, link: LinkKey) -> Option<Arc<LinkCm>> {
         let mut guard = self.lock();
-        let link = guard.as_mut()?.io.links.get_mut(link)?;
-        Some(Arc::clone(&link.cm))
+        guard.as_mut()?.io.links.get_mut(link)?.cm.clone()
     }
 
     /// The queue pair of a link is in its error state.
@@ -496,10 +506,16 @@ impl Shared {
         open.filter(|shared| shared.is_of_this_process()).collect()
     }
 
-    /// A connection request has arrived.
-    fn requested(&self, request: ConnectRequest) {
+    /// A connection request has arrived; `sidr`: a request for a link on a circuit.
+    fn requested(&self, request: ConnectRequest, sidr: bool) {
         let private_data = *request.private_data();
-        self.change(|core, io| core.requested(request, private_data.bytes(), io));
+        self.change(|core, io| match (sidr, &io.xrc) {
+            (true, _) => io.link_requested(core, request),
+            (false, Some(_)) => io.circuit_requested(request),
+            (false, None) => {
+                core.requested(Held::Connect(request), private_data.bytes(), io);
+            }
+        });
     }
 }
 
@@ -594,6 +610,8 @@ impl State {
             Todo::Room(link) => core.has_room(link, io),
             Todo::NoMemory(link) => core.no_memory(link, io),
             Todo::Broken(link) => io.broken(core, link),
+            Todo::Attach(link) => io.attach(core, link),
+            Todo::NotDialled(link) => io.not_dialled(core, link, Failure::Silent),
         }
     }
 

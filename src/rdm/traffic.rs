@@ -6,6 +6,7 @@ use super::link::{Link, LinkKey, Role, State};
 use super::ops::{Entry, Form, List, OpKey, Uses};
 use super::peer::PeerKey;
 use crate::errno::FiErrno;
+use crate::wire::rdm::packet::Attach;
 use crate::wire::rdm::{Body, Credit, Grant, Header, Number, Packet, PeerIndex};
 
 /// How many peers one search for credit to recall examines.
@@ -16,6 +17,16 @@ impl<I: Io> Core<I> {
     #[inline]
     pub(super) fn header(&self, key: PeerKey) -> Option<Header> {
         Some(self.peers.get(key)?.header(Number::default()))
+    }
+
+    /// Posts ATTACH to a link that this side has accepted. `false`: no room.
+    pub(super) fn attach(&mut self, link: LinkKey, attach: Attach, io: &mut I) -> bool {
+        let key = self.links.get(link).map(|link| link.peer);
+        let Some(header) = key.and_then(|key| self.header(key)) else {
+            return false;
+        };
+        let body = Body::Attach(attach);
+        io.control(link, &Packet { header, body })
     }
 
     /// A packet with such a header was posted.
@@ -452,6 +463,8 @@ impl<I: Io> Core<I> {
                 }
                 self.advance(key, io);
             }
+            // the caller has examined it
+            Body::Attach(_) if self.config.circuits => {}
             Body::Credit { grant, recall } => {
                 if let Some(peer) = self.peers.get_mut(key)
                     && peer.outbound.receive(*grant, false)

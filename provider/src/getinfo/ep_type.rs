@@ -37,6 +37,9 @@ pub(crate) struct EpType {
     pub(crate) protocol_version: u32,
     /// `mem_tag_format`; 0 without `FI_TAGGED`.
     pub(crate) tag_format: u64,
+    /// Whether endpoints are on XRC (`FI_PROTO_RDMA_CM_IB_XRC`). Such a type is offered only to hints
+    /// that name the protocol.
+    pub(crate) xrc: bool,
     /// Data progress unless hints request one: by the device, or by the application's calls.
     pub(crate) data_progress: u32,
 }
@@ -87,6 +90,7 @@ pub(crate) static MSG: EpType = EpType {
     rma_iov_limit: 1,
     protocol_version: 1, // docs/protocol.md
     tag_format: 0,
+    xrc: false,
     data_progress: FI_PROGRESS_AUTO,
 };
 
@@ -126,6 +130,30 @@ pub(crate) static RDM: EpType = EpType {
     rma_iov_limit: 4,
     protocol_version: 1, // docs/protocol-rdm.md
     tag_format: FI_TAG_GENERIC,
+    xrc: false,
+    data_progress: FI_PROGRESS_MANUAL,
+};
+
+/// Endpoints with many peers on XRC: messages alone (docs/xrc.md, "Order of the work").
+pub(crate) static RDM_XRC: EpType = EpType {
+    number: FI_EP_RDM,
+    name: "FI_EP_RDM, FI_PROTO_RDMA_CM_IB_XRC",
+    primary_caps: FI_MSG | FI_TAGGED,
+    tx_modifiers: FI_SEND,
+    rx_modifiers: FI_RECV,
+    tx_secondary: 0,
+    rx_secondary: FI_MULTI_RECV | FI_DIRECTED_RECV | FI_SOURCE,
+    default_secondary: FI_MULTI_RECV | FI_DIRECTED_RECV | FI_SOURCE,
+    tx_op_flags: TX_OP_FLAGS,
+    rx_op_flags: FI_COMPLETION | FI_MULTI_RECV,
+    msg_order: FI_ORDER_SAS,
+    order_without_atomics: 0,
+    comp_order: FI_ORDER_NONE,
+    cq_data_size: 8,
+    rma_iov_limit: 0,
+    protocol_version: 1, // docs/protocol-xrc.md
+    tag_format: FI_TAG_GENERIC,
+    xrc: true,
     data_progress: FI_PROGRESS_MANUAL,
 };
 
@@ -150,20 +178,26 @@ impl EpType {
     }
 }
 
-/// The types that are offered, in the order of the answers.
-pub(crate) fn offered() -> &'static [&'static EpType] {
+/// The types that are offered to hints with this protocol, in the order of the answers.
+pub(crate) fn offered(protocol: u32) -> &'static [&'static EpType] {
     static TYPES: [&EpType; 2] = [&RDM, &MSG];
-    if param::values().rdm {
+    static XRC: [&EpType; 1] = [&RDM_XRC];
+    if protocol == FI_PROTO_RDMA_CM_IB_XRC && param::values().rdm {
+        &XRC
+    } else if param::values().rdm {
         &TYPES
     } else {
         &TYPES[1..]
     }
 }
 
-/// The offered type with this number; `FI_EP_UNSPEC` is [`MSG`].
-pub(crate) fn of(number: u32) -> Option<&'static EpType> {
+/// The offered type with this number and protocol; `FI_EP_UNSPEC` is [`MSG`].
+pub(crate) fn of(number: u32, protocol: u32) -> Option<&'static EpType> {
     if number == FI_EP_UNSPEC {
         return Some(&MSG);
     }
-    offered().iter().copied().find(|ep| ep.number == number)
+    offered(protocol)
+        .iter()
+        .copied()
+        .find(|ep| ep.number == number)
 }

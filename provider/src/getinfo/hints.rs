@@ -102,6 +102,11 @@ fn owned(name: Option<&CStr>) -> Result<Option<String>> {
 }
 
 impl Hints {
+    /// The protocol; 0 (`FI_PROTO_UNSPEC`): any.
+    pub(crate) fn protocol(&self) -> u32 {
+        self.ep.as_ref().map_or(0, |ep| ep.protocol)
+    }
+
     /// Copies the hints of an application that was built for API `version`; `None`: no hints.
     ///
     /// # Errors

@@ -76,7 +76,7 @@ fn find(
     let paths = resolve::paths(node, service, flags, hints)?;
     let forced = param::values().mr_mode;
     let mut list = Vec::new();
-    let offers = offers(&devices);
+    let offers = offers(&devices, hints.protocol());
     for offer in &offers {
         let own = offer.addresses();
         for terms in all_terms(version, hints, offer, forced) {
@@ -94,11 +94,11 @@ fn find(
     Ok(list)
 }
 
-/// The offers of all devices: each device before the next one, with its endpoint types in order.
-fn offers(devices: &[Arc<Device>]) -> Vec<Offer> {
+/// The offers of all devices to hints with this protocol: each device before the next one, with its endpoint types in order.
+fn offers(devices: &[Arc<Device>], protocol: u32) -> Vec<Offer> {
     let mut offers = Vec::new();
     for device in devices {
-        for ep in ep_type::offered() {
+        for ep in ep_type::offered(protocol) {
             match Offer::of(device, ep) {
                 Ok(offer) => offers.push(offer),
                 Err(errno) => {
@@ -184,7 +184,7 @@ pub(crate) fn domain_terms(
     let mut hints = Hints::read(version, Some(info)).map_err(open)?;
     hints.exact = true;
     let number = hints.ep.as_ref().map_or(FI_EP_UNSPEC, |ep| ep.kind);
-    let ep = ep_type::of(number).unwrap_or(&ep_type::MSG);
+    let ep = ep_type::of(number, hints.protocol()).unwrap_or(&ep_type::MSG);
     let offer = Offer::of(device, ep)?;
     let forms = mr_mode::of_offer(version, &hints, &offer, None).map_err(open)?;
     forms
@@ -238,7 +238,8 @@ pub(crate) fn check(version: u32, info: View<'_, fi_info>, device: &Arc<Device>)
     let mut hints = Hints::read(version, Some(info)).map_err(open)?;
     hints.fabric_name = None;
     let number = hints.ep.as_ref().map_or(FI_EP_UNSPEC, |ep| ep.kind);
-    let offer = Offer::of(device, ep_type::of(number).ok_or(FiErrno::EINVAL)?)?;
+    let ep = ep_type::of(number, hints.protocol()).ok_or(FiErrno::EINVAL)?;
+    let offer = Offer::of(device, ep)?;
     // The modes of an info are the negotiated ones, which the application has accepted.
     let terms = exact_terms(version, &mut hints, &offer).map_err(open)?;
     Ok(terms)

@@ -120,6 +120,9 @@ impl Offer {
     pub(crate) fn of(device: &Arc<Device>, ep: &'static EpType) -> Result<Self> {
         if ep.number == FI_EP_RDM {
             let limits = rdm::Limits::of(device).ok_or(FiErrno::ENOSYS)?;
+            if ep.xrc && !device.attr().xrc {
+                return Err(FiErrno::ENOSYS);
+            }
             return Ok(Self::connected(device)?.with_many_peers(ep, &limits));
         }
         Self::connected(device)
@@ -182,16 +185,24 @@ impl Offer {
     fn with_many_peers(mut self, ep: &'static EpType, limits: &rdm::Limits) -> Self {
         let params = param::values();
         self.ep = ep;
-        self.protocol = FI_PROTO_IB_RDM;
+        self.protocol = match ep.xrc {
+            true => FI_PROTO_RDMA_CM_IB_XRC,
+            false => FI_PROTO_IB_RDM,
+        };
         self.primary_caps = ep.primary_caps;
         self.max_msg_size = usize::try_from(limits.max_msg_size).unwrap_or(usize::MAX);
-        self.max_order_size = self.max_msg_size;
-        self.max_order_war_size = rdm::MAX_ATOMIC_SIZE;
+        let rma = ep.primary_caps & FI_RMA != 0;
+        self.max_order_size = if rma { self.max_msg_size } else { 0 };
+        self.max_order_war_size = if rma { rdm::MAX_ATOMIC_SIZE } else { 0 };
         self.tx_size = depth(limits.tx_size, params.tx_size.or(Some(RDM_TX_DEPTH)));
         self.rx = RxLimits::of_many_peers(limits);
         self.inject = (limits.inject_size, limits.inject_size);
         self.tx_iov_limit = limits.iov_limit;
         self.shared_rx = Some(self.rx);
+        if ep.xrc {
+            self.ep_cnt = self.device.attr().max_srq;
+            self.events = false;
+        }
         self
     }
 }

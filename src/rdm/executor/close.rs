@@ -23,14 +23,17 @@ impl Executor {
         let keys: Vec<LinkKey> = self.links.keys().collect();
         let mut steps = std::mem::take(&mut self.steps);
         // dials and acceptances that were not begun
-        steps.retain(|step| !matches!(step, Step::Dial(..) | Step::Accept(..)));
+        steps.retain(|step| !matches!(step, Step::Dial(..) | Step::Accept(..) | Step::Xrc(_)));
         steps.append(&mut self.withdrawing);
         for key in keys {
-            if let Some(link) = self.links.get_mut(key) {
-                steps.push(Step::End(Arc::clone(&link.cm), link.qp.clone()));
+            if let Some(link) = self.links.get_mut(key)
+                && let Some(cm) = &link.cm
+            {
+                steps.push(Step::End(Arc::clone(cm), link.qp.clone()));
             }
             self.remove_link(key);
         }
+        steps.extend(self.close_circuits());
         for key in self.tx.keys_where(|op| op.source.is_some()) {
             if let Some(source) = self.tx.get_mut(key).and_then(|op| op.source.take()) {
                 let source = self.sources.withdraw(*source);

@@ -1,5 +1,6 @@
 //! The calls of the [`Core`](super::super::core::Core): what it decides is done here.
 
+use super::super::circuit_cm::Held;
 use super::super::core::{Io, Origin, Post};
 use super::super::link::LinkKey;
 use super::super::link_cm::{LinkCm, Step};
@@ -9,19 +10,24 @@ use super::super::ops::Form;
 use super::super::peer::PeerKey;
 use super::super::receives::{AtSender, Envelope, Payload};
 use super::{Executor, Place, Todo};
-use crate::conn::ConnectRequest;
 use crate::errno::{FiErrno, Result};
+use crate::log::warn_log;
 use crate::verbs::{RemoteAddr, Rkey};
-use crate::wire::rdm::{Body, Credit, Header, Listener, Packet, Rejection, Reply, Request, Terms};
+use crate::wire::rdm::{
+    Body, Credit, Header, Listener, Packet, Reason, Rejection, Reply, Request, Terms,
+};
 
 impl Io for Executor {
     type Op = TxKey;
-    type Held = ConnectRequest;
+    type Held = Held;
     type Slot = Place;
 
     fn dial(&mut self, link: LinkKey, to: Listener, request: &Request) {
+        if self.xrc.is_some() {
+            return self.dial_on_circuit(link, to, request);
+        }
         let cm = LinkCm::new(&self.shared, link, Some(request.encode()));
-        self.add_link(link, &cm);
+        self.add_link(link, Some(&cm), None);
         self.steps.push(Step::Dial(cm, to.socket_addr()));
     }
 
@@ -29,15 +35,33 @@ impl Io for Executor {
         self.links.len() < self.max_links
     }
 
-    fn accept(&mut self, link: LinkKey, held: ConnectRequest, reply: &Reply) {
+    fn accept(&mut self, link: LinkKey, held: Held, reply: &Reply) {
+        let held = match held {
+            Held::Connect(held) => held,
+            Held::Link(held, request) => {
+                return self.accept_on_circuit(link, held, &request, reply);
+            }
+        };
         let cm = LinkCm::new(&self.shared, link, None);
-        self.add_link(link, &cm);
+        self.add_link(link, Some(&cm), None);
         self.steps.push(Step::Accept(cm, held, *reply));
     }
 
-    fn reject(&mut self, held: ConnectRequest, rejection: &Rejection) {
-        let private_data = rejection.encode().to_vec();
-        self.steps.push(Step::Reject(held, private_data));
+    fn reject(&mut self, held: Held, rejection: &Rejection) {
+        match held {
+            Held::Connect(held) => {
+                if rejection.reason == Reason::Transport {
+                    warn_log!(
+                        EpCtrl,
+                        "{:?} has FI_PROTO_RDMA_CM_IB_XRC, this endpoint FI_PROTO_IB_RDM: rejected",
+                        held.peer_addr()
+                    );
+                }
+                let private_data = rejection.encode().to_vec();
+                self.steps.push(Step::Reject(held, private_data));
+            }
+            Held::Link(held, _) => self.reject_link(held, rejection),
+        }
     }
 
     #[inline]
@@ -59,6 +83,9 @@ impl Io for Executor {
     }
 
     fn end(&mut self, link: LinkKey) {
+        if self.xrc.is_some() {
+            return self.end_on_circuit(link);
+        }
         if let Some((cm, qp)) = self.links.begin_end(link) {
             self.steps.push(Step::End(cm, qp));
         }
@@ -220,6 +247,9 @@ impl Io for Executor {
     }
 
     fn introduced(&mut self, link: LinkKey, terms: &Terms) {
+        if self.xrc.is_some() {
+            return self.greeted_on_circuit(link);
+        }
         self.introduce(link, terms);
     }
 

@@ -78,7 +78,8 @@ impl Executor {
 
     /// How a message of a peer is read, if it can be.
     pub(super) fn pull_of(&self, peer: PeerKey, from: &AtSender, len: u64) -> Option<Pull> {
-        let reads = !from.addr.is_null() && self.pulls.reads_from(peer);
+        // READs on circuits are to come
+        let reads = !from.addr.is_null() && self.xrc.is_none() && self.pulls.reads_from(peer);
         reads.then_some(Pull {
             from: (from.addr, from.rkey),
             len,

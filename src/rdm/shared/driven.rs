@@ -101,6 +101,7 @@ impl Driven for Shared {
             state.settle();
         }
         let lease = state.io.tend_leases(Instant::now());
+        state.io.tend_links();
         let (drained, mut next) = state.io.links.drained(Instant::now());
         if !drained.is_empty() && empty {
             empty = state.poll_all();
@@ -114,6 +115,8 @@ impl Driven for Shared {
                 state.io.remove_link(link);
             }
         }
+        let circuits = state.io.tend_circuits(&mut state.core, Instant::now());
+        state.settle();
         state.core.tick(&mut state.io);
         for (stored, target) in state.io.rx.take_pending() {
             state.io.deliver_stored(stored, target);
@@ -131,7 +134,7 @@ impl Driven for Shared {
         // operations wait for the completion of look-ups, for room or for credit
         let rma = state.io.rma.progresses(&state.core);
         state.io.rma.called = state.io.rma.waits();
-        next = next.into_iter().chain(lease).min();
+        next = next.into_iter().chain(lease).chain(circuits).min();
         let again = rma
             || state.io.links.is_ending()
             || auto && polls
@@ -164,13 +167,16 @@ impl Driven for Shared {
 pub(in crate::rdm) struct RequestSink {
     shared: Weak<Shared>,
     driver: Arc<Driver>,
+    /// The requests are those for links on circuits.
+    sidr: bool,
 }
 
 impl RequestSink {
-    pub(in crate::rdm) fn new(shared: &Shared) -> Arc<Self> {
+    pub(in crate::rdm) fn new(shared: &Shared, sidr: bool) -> Arc<Self> {
         Arc::new(Self {
             shared: shared.weak(),
             driver: Arc::clone(&shared.driver),
+            sidr,
         })
     }
 }
@@ -182,7 +188,7 @@ impl CmSink for RequestSink {
 
     fn report(&self, _: Token, outcome: Outcome) {
         if let (Outcome::Requested(request), Some(shared)) = (outcome, self.shared.upgrade()) {
-            shared.requested(request);
+            shared.requested(request, self.sidr);
         }
     }
 

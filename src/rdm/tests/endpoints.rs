@@ -48,6 +48,7 @@ pub(super) fn config() -> EndpointConfig {
         shared_rx: false,
         directed: true,
         source: true,
+        xrc: false,
         auto: false,
         auth: None,
         src: Some("127.0.0.1:0".parse().unwrap()),

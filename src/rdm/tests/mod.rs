@@ -14,6 +14,7 @@ mod rings;
 mod rma;
 mod steps;
 mod streams;
+mod xrc;
 
 use crate::wire::rdm::Credit;
 use net::{Plan, World};

@@ -471,6 +471,7 @@ impl World {
                 false => Vec::new(),
             },
             application_keys: false,
+            circuits: false,
             device_atomics: false,
             random: Box::new({
                 let mut random = Random(self.random.next());

@@ -142,6 +142,7 @@ impl Scene {
             auth: 0,
             further: vec![place(11), place(12)],
             application_keys: true,
+            circuits: false,
             device_atomics: true,
             random: Box::new({
                 let mut random = Random(5);

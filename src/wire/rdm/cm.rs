@@ -13,6 +13,12 @@ pub const REPLY_SIZE: usize = TERMS + TERMS_SIZE;
 /// Size of a rejection in bytes.
 pub const REJECTION_SIZE: usize = 32;
 
+/// Where the content of the three messages ends that those of links on XRC have too (`xrc.rs`).
+/// That of a reply ends before its terms.
+pub(super) const REQUEST_END: usize = 56;
+pub(super) const REPLY_END: usize = 32;
+pub(super) const REJECTION_END: usize = 22;
+
 /// The version of this page.
 pub const VERSION: u8 = 1;
 
@@ -48,7 +54,7 @@ pub(super) fn seal(message: &mut [u8], kind: u8, version: u8) {
 }
 
 /// The first `N` bytes of private data, if they are a message of this type and version.
-fn opened<const N: usize>(private_data: &[u8], kind: u8) -> Result<[u8; N], Bad> {
+pub(super) fn opened<const N: usize>(private_data: &[u8], kind: u8) -> Result<[u8; N], Bad> {
     let message = sealed::<N>(private_data, kind)?;
     match message[1] {
         VERSION => Ok(message),
@@ -57,7 +63,7 @@ fn opened<const N: usize>(private_data: &[u8], kind: u8) -> Result<[u8; N], Bad>
 }
 
 /// As [`opened`], of any version.
-fn sealed<const N: usize>(private_data: &[u8], kind: u8) -> Result<[u8; N], Bad> {
+pub(super) fn sealed<const N: usize>(private_data: &[u8], kind: u8) -> Result<[u8; N], Bad> {
     let message: [u8; N] = bytes(private_data, 0)?;
     if message[0] != kind || get16(&message, 2)? != check(&message) {
         return Err(Bad::Value);
@@ -90,21 +96,23 @@ impl Request {
     /// The private data.
     pub fn encode(&self) -> [u8; REQUEST_SIZE] {
         let mut out = [0; REQUEST_SIZE];
-        put(&mut out, 4, u16::from(self.fresh).to_le_bytes());
-        put(&mut out, 6, self.listener.port().to_le_bytes());
-        put(&mut out, 8, self.listener.octets());
-        put(&mut out, 24, self.id.get().to_le_bytes());
-        put(&mut out, 32, self.auth.to_le_bytes());
-        put(&mut out, 40, self.epoch.get().to_le_bytes());
-        put(&mut out, 44, self.ended.map_or(0, Epoch::get).to_le_bytes());
-        put(&mut out, 48, self.gives.get().to_le_bytes());
-        put(
-            &mut out,
-            52,
-            self.shows.map_or(0, Secret::get).to_le_bytes(),
-        );
+        self.put(&mut out);
         seal(&mut out, REQUEST, VERSION);
         out
+    }
+
+    /// Writes the content, bytes 4 to [`REQUEST_END`].
+    pub(super) fn put(&self, out: &mut [u8]) {
+        put(out, 4, u16::from(self.fresh).to_le_bytes());
+        put(out, 6, self.listener.port().to_le_bytes());
+        put(out, 8, self.listener.octets());
+        put(out, 24, self.id.get().to_le_bytes());
+        put(out, 32, self.auth.to_le_bytes());
+        put(out, 40, self.epoch.get().to_le_bytes());
+        put(out, 44, self.ended.map_or(0, Epoch::get).to_le_bytes());
+        put(out, 48, self.gives.get().to_le_bytes());
+        put(out, 52, self.shows.map_or(0, Secret::get).to_le_bytes());
+        seal(out, REQUEST, VERSION);
     }
 
     /// Decodes private data, padded or not.
@@ -112,21 +120,25 @@ impl Request {
     /// # Errors
     /// See [`Bad`].
     pub fn decode(private_data: &[u8]) -> Result<Self, Bad> {
-        let from = opened::<REQUEST_SIZE>(private_data, REQUEST)?;
-        let flags = get16(&from, 4)?;
+        Self::get(&opened::<REQUEST_SIZE>(private_data, REQUEST)?)
+    }
+
+    /// Reads the content, bytes 4 to [`REQUEST_END`].
+    pub(super) fn get(from: &[u8]) -> Result<Self, Bad> {
+        let flags = get16(from, 4)?;
         reserved(flags & !FRESH)?;
-        let shows = Secret::new(get32(&from, 52)?);
+        let shows = Secret::new(get32(from, 52)?);
         let fresh = flags & FRESH != 0;
         if fresh && shows.is_none() {
             return Err(Bad::Value);
         }
         Ok(Self {
-            listener: Listener::of(bytes(&from, 8)?, get16(&from, 6)?).ok_or(Bad::Value)?,
-            id: EndpointId::new(get64(&from, 24)?).ok_or(Bad::Value)?,
-            auth: get64(&from, 32)?,
-            epoch: Epoch::new(get32(&from, 40)?).ok_or(Bad::Value)?,
-            ended: Epoch::new(get32(&from, 44)?),
-            gives: Secret::new(get32(&from, 48)?).ok_or(Bad::Value)?,
+            listener: Listener::of(bytes(from, 8)?, get16(from, 6)?).ok_or(Bad::Value)?,
+            id: EndpointId::new(get64(from, 24)?).ok_or(Bad::Value)?,
+            auth: get64(from, 32)?,
+            epoch: Epoch::new(get32(from, 40)?).ok_or(Bad::Value)?,
+            ended: Epoch::new(get32(from, 44)?),
+            gives: Secret::new(get32(from, 48)?).ok_or(Bad::Value)?,
             shows,
             fresh,
         })
@@ -154,14 +166,19 @@ impl Reply {
     /// The private data.
     pub fn encode(&self) -> [u8; REPLY_SIZE] {
         let mut out = [0; REPLY_SIZE];
-        put(&mut out, 4, self.epoch.get().to_le_bytes());
-        put(&mut out, 8, self.id.get().to_le_bytes());
-        put(&mut out, 16, self.auth.to_le_bytes());
-        put(&mut out, 24, self.gives.get().to_le_bytes());
-        put(&mut out, 28, self.ended.map_or(0, Epoch::get).to_le_bytes());
+        self.put(&mut out);
         put(&mut out, TERMS, self.terms.encode());
         seal(&mut out, REPLY, VERSION);
         out
+    }
+
+    /// Writes the content but for the terms, bytes 4 to [`REPLY_END`].
+    pub(super) fn put(&self, out: &mut [u8]) {
+        put(out, 4, self.epoch.get().to_le_bytes());
+        put(out, 8, self.id.get().to_le_bytes());
+        put(out, 16, self.auth.to_le_bytes());
+        put(out, 24, self.gives.get().to_le_bytes());
+        put(out, 28, self.ended.map_or(0, Epoch::get).to_le_bytes());
     }
 
     /// Decodes private data, padded or not.
@@ -171,13 +188,18 @@ impl Reply {
     pub fn decode(private_data: &[u8]) -> Result<Self, Bad> {
         let from = opened::<REPLY_SIZE>(private_data, REPLY)?;
         reserved(get64(&from, 32)?)?;
+        Self::get(&from, Terms::decode(&from[TERMS..])?)
+    }
+
+    /// Reads the content but for the terms, bytes 4 to [`REPLY_END`].
+    pub(super) fn get(from: &[u8], terms: Terms) -> Result<Self, Bad> {
         Ok(Self {
-            epoch: Epoch::new(get32(&from, 4)?).ok_or(Bad::Value)?,
-            id: EndpointId::new(get64(&from, 8)?).ok_or(Bad::Value)?,
-            auth: get64(&from, 16)?,
-            gives: Secret::new(get32(&from, 24)?).ok_or(Bad::Value)?,
-            ended: Epoch::new(get32(&from, 28)?),
-            terms: Terms::decode(&from[TERMS..])?,
+            epoch: Epoch::new(get32(from, 4)?).ok_or(Bad::Value)?,
+            id: EndpointId::new(get64(from, 8)?).ok_or(Bad::Value)?,
+            auth: get64(from, 16)?,
+            gives: Secret::new(get32(from, 24)?).ok_or(Bad::Value)?,
+            ended: Epoch::new(get32(from, 28)?),
+            terms,
         })
     }
 }
@@ -200,10 +222,15 @@ pub enum Reason {
     Stale = 6,
     /// No queue pair or memory left.
     Busy = 7,
+    /// One of the endpoints is on RC, the other one on XRC.
+    Transport = 8,
+    /// The target is not in the acceptor's XRC domain. Only a rejection of a link on XRC has it
+    /// (`docs/protocol-xrc.md`, "Link rejection").
+    Node = 9,
 }
 
 impl Reason {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 9] = [
         Self::Foreign,
         Self::Version,
         Self::Auth,
@@ -211,6 +238,8 @@ impl Reason {
         Self::Known,
         Self::Stale,
         Self::Busy,
+        Self::Transport,
+        Self::Node,
     ];
 }
 
@@ -233,16 +262,17 @@ impl Rejection {
     /// The private data.
     pub fn encode(&self) -> [u8; REJECTION_SIZE] {
         let mut out = [0; REJECTION_SIZE];
-        put(&mut out, 4, self.epoch.map_or(0, Epoch::get).to_le_bytes());
-        put(&mut out, 8, self.id.get().to_le_bytes());
-        put(
-            &mut out,
-            16,
-            self.newest.map_or(0, Epoch::get).to_le_bytes(),
-        );
-        put(&mut out, 20, (self.reason as u16).to_le_bytes());
+        self.put(&mut out);
         seal(&mut out, REJECTION, self.version);
         out
+    }
+
+    /// Writes the content, bytes 4 to [`REJECTION_END`].
+    pub(super) fn put(&self, out: &mut [u8]) {
+        put(out, 4, self.epoch.map_or(0, Epoch::get).to_le_bytes());
+        put(out, 8, self.id.get().to_le_bytes());
+        put(out, 16, self.newest.map_or(0, Epoch::get).to_le_bytes());
+        put(out, 20, (self.reason as u16).to_le_bytes());
     }
 
     /// Decodes private data, padded or not.
@@ -253,13 +283,22 @@ impl Rejection {
         let from = sealed::<REJECTION_SIZE>(private_data, REJECTION)?;
         reserved(get16(&from, 22)?)?;
         reserved(get64(&from, 24)?)?;
-        let reason = get16(&from, 20)?;
+        let this = Self::get(&from)?;
+        match this.reason {
+            Reason::Node => Err(Bad::Value),
+            _ => Ok(this),
+        }
+    }
+
+    /// Reads version and content, bytes 1 and 4 to [`REJECTION_END`].
+    pub(super) fn get<const N: usize>(from: &[u8; N]) -> Result<Self, Bad> {
+        let reason = get16(from, 20)?;
         let mut reasons = Reason::ALL.into_iter();
         Ok(Self {
-            version: from[1],
-            epoch: Epoch::new(get32(&from, 4)?),
-            id: EndpointId::new(get64(&from, 8)?).ok_or(Bad::Value)?,
-            newest: Epoch::new(get32(&from, 16)?),
+            version: bytes::<1>(from, 1)?[0],
+            epoch: Epoch::new(get32(from, 4)?),
+            id: EndpointId::new(get64(from, 8)?).ok_or(Bad::Value)?,
+            newest: Epoch::new(get32(from, 16)?),
             reason: reasons
                 .find(|known| *known as u16 == reason)
                 .ok_or(Bad::Value)?,

@@ -12,6 +12,7 @@ pub mod packet;
 pub mod ring;
 pub mod terms;
 pub mod values;
+pub mod xrc;
 
 pub use cm::{Reason, Rejection, Reply, Request};
 pub use hello::Hello;

@@ -4,8 +4,9 @@
 use super::hello::{Hello, MAX_HELLO};
 use super::terms::{Grant, MAX_DATA, MAX_EAGER};
 use super::values::{Credit, GrantNumber, Number, OpId, PeerIndex};
+use super::xrc::CircuitNumber;
 use super::{Bad, bytes, get16, get32, get64, put, reserved};
-use crate::verbs::{RemoteAddr, Rkey};
+use crate::verbs::{QpNumber, RemoteAddr, Rkey};
 
 /// Size of the header in bytes.
 pub const HEADER_SIZE: usize = 32;
@@ -68,11 +69,13 @@ pub enum Kind {
     Hello = 67,
     /// The sender continues on its grown ring.
     Switch = 68,
+    /// The first packet of an acceptor on XRC.
+    Attach = 69,
 }
 
 impl Kind {
     /// All kinds.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Eager,
         Self::Rts,
         Self::Data,
@@ -86,6 +89,7 @@ impl Kind {
         Self::Close,
         Self::Hello,
         Self::Switch,
+        Self::Attach,
     ];
 
     const fn of(byte: u8) -> Option<Self> {
@@ -103,6 +107,7 @@ impl Kind {
             66 => Self::Close,
             67 => Self::Hello,
             68 => Self::Switch,
+            69 => Self::Attach,
             _ => return None,
         })
     }
@@ -273,6 +278,19 @@ pub enum Body {
     Hello(Box<Hello>),
     /// See [`Kind::Switch`].
     Switch,
+    /// See [`Kind::Attach`].
+    Attach(Attach),
+}
+
+/// The circuit of the sender of ATTACH (`docs/protocol-xrc.md`, "Acceptance").
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attach {
+    /// Its number.
+    pub circuit: CircuitNumber,
+    /// Its initiator.
+    pub initiator: QpNumber,
+    /// Its target.
+    pub target: QpNumber,
 }
 
 impl Body {
@@ -292,6 +310,7 @@ impl Body {
             Self::Close(_) => Kind::Close,
             Self::Hello(_) => Kind::Hello,
             Self::Switch => Kind::Switch,
+            Self::Attach(_) => Kind::Attach,
         }
     }
 
@@ -449,6 +468,11 @@ impl Packet {
                 ..Fields::plain(hello.epoch.get(), 0)
             },
             Body::Switch => Fields::plain(0, 0),
+            Body::Attach(attach) => {
+                let initiator = u64::from(attach.initiator.get());
+                let target = u64::from(attach.target.get());
+                Fields::plain(attach.circuit.get(), initiator | target << 32)
+            }
         }
     }
 
@@ -625,6 +649,15 @@ impl Source<'_> {
                 reserved(self.a)?;
                 reserved(self.b)?;
                 Body::Switch
+            }
+            Kind::Attach => {
+                self.bare()?;
+                let number = |half: u64| QpNumber::new(half as u32).ok_or(Bad::Value);
+                Body::Attach(Attach {
+                    circuit: CircuitNumber::new(self.a).ok_or(Bad::Value)?,
+                    initiator: number(self.b)?,
+                    target: number(self.b >> 32)?,
+                })
             }
         })
     }

@@ -22,6 +22,7 @@ macro_rules! nonzero {
         }
     };
 }
+pub(super) use nonzero;
 
 /// The id of an endpoint: random, chosen when the endpoint is enabled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -86,13 +86,13 @@ def at_once(test, runs, limit=4):
 class CProgram(unittest.TestCase):
     """Tests that run one program of tests/conformance/c, which is compiled once per class."""
 
-    SOURCE = None  # its name, without .c
+    SOURCE = None  # its path there, without .c
     OPTIONS = ()  # further options of gcc
 
     @classmethod
     def setUpClass(cls):
         cls.folder = tempfile.TemporaryDirectory()
-        cls.program = os.path.join(cls.folder.name, cls.SOURCE)
+        cls.program = os.path.join(cls.folder.name, os.path.basename(cls.SOURCE))
         source = programs.TOP / "tests" / "conformance" / "c" / f"{cls.SOURCE}.c"
         options = ["-O1", "-g", "-Wall", "-Wextra", "-Werror", f"-I{programs.TOP / 'include'}", *cls.OPTIONS]
         subprocess.run(["gcc", *options, "-o", cls.program, source, "-lfabric"], check=True)

@@ -1,0 +1,410 @@
+//! The connections of circuits, and the exchanges by which links are dialled: the steps of the
+//! connection manager, which the domain's driver thread executes, and its events. No step holds
+//! the endpoint's lock. `docs/protocol-xrc.md`, "Circuits" and "Links".
+
+use std::net::SocketAddr;
+use std::sync::{Arc, OnceLock, Weak};
+
+use parking_lot::Mutex;
+
+use super::circuits::CircuitKey;
+use super::core::Failure;
+use super::link::LinkKey;
+use super::shared::Shared;
+use crate::conn::{CmTarget, ConnectRequest};
+use crate::errno::{FiErrno, Result};
+use crate::log::info_log;
+use crate::verbs::{AsyncEvent, AsyncListener, CmEvent, CmEventKind, CmId, Qp, QpNumber, Target};
+use crate::wire::rdm::xrc::{CircuitReply, CircuitRequest, LINK_REQUEST_SIZE, LinkRequest};
+
+/// A request that waits for its answer.
+#[derive(Debug)]
+pub(super) enum Held {
+    /// A connection request, for a link of its own queue pair.
+    Connect(ConnectRequest),
+    /// A request for a link on a circuit.
+    Link(ConnectRequest, Box<LinkRequest>),
+}
+
+/// A step of an endpoint on XRC.
+#[derive(Debug)]
+pub(super) enum XrcStep {
+    /// Dial a circuit.
+    DialCircuit(Arc<InitiatorCm>, SocketAddr),
+    /// Accept a request for a circuit.
+    AcceptCircuit(ConnectRequest, CircuitRequest),
+    /// Send a request for a link.
+    DialLink(Arc<LinkSidr>, SocketAddr),
+    /// Answer a request for a link; the reply to one that was accepted has its link.
+    AnswerLink(ConnectRequest, Vec<u8>, Option<LinkKey>),
+    /// End the exchange of a link.
+    EndExchange(Arc<LinkSidr>),
+    /// Move an initiator to its error state.
+    FailCircuit(CircuitKey, Arc<Qp>),
+    /// Move a target to its error state.
+    FailTarget(Arc<Target>),
+    /// End the identifier of a circuit, which owns no queue pair.
+    EndCircuitCm(Arc<InitiatorCm>),
+    /// Destroy an initiator and its identifier.
+    DestroyCircuit(Arc<InitiatorCm>, Option<Arc<Qp>>),
+    /// Close a target, and destroy its identifier.
+    CloseTarget(Arc<TargetCm>, Arc<Target>),
+    /// The driver looks at links that end.
+    Look,
+}
+
+/// An identifier that the first step creates.
+#[derive(Debug, Default)]
+struct Id(Mutex<Option<Arc<CmId>>>);
+
+impl Id {
+    fn get(&self) -> Result<Arc<CmId>> {
+        self.0.lock().clone().ok_or(FiErrno::EOPBADSTATE)
+    }
+
+    fn set(&self, id: &Arc<CmId>) {
+        *self.0.lock() = Some(Arc::clone(id));
+    }
+
+    /// Destroys the identifier. Not under the endpoint's lock, nor the dispatcher's.
+    fn end(&self, shared: &Shared) {
+        let id = self.0.lock().take();
+        if let Some(id) = id {
+            shared.driver().dispatcher().registry().remove(id.object());
+        }
+    }
+}
+
+/// The connection of a circuit, at its initiator.
+pub(super) struct InitiatorCm {
+    this: Weak<Self>,
+    shared: Weak<Shared>,
+    circuit: CircuitKey,
+    id: Id,
+}
+
+impl std::fmt::Debug for InitiatorCm {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "InitiatorCm({:?})", self.circuit)
+    }
+}
+
+impl InitiatorCm {
+    pub(super) fn new(shared: &Weak<Shared>, circuit: CircuitKey) -> Arc<Self> {
+        Arc::new_cyclic(|this| Self {
+            this: Weak::clone(this),
+            shared: Weak::clone(shared),
+            circuit,
+            id: Id::default(),
+        })
+    }
+
+    fn dial(&self, shared: &Shared, to: SocketAddr) -> Result<()> {
+        let id = {
+            let mut registry = shared.driver().dispatcher().registry();
+            let id = Arc::new(registry.channel(shared.domain.device())?.create_id()?);
+            let target: Weak<Self> = Weak::clone(&self.this);
+            registry.insert(id.object(), target);
+            id
+        };
+        self.id.set(&id);
+        shared.domain.tuning().set_traffic_class(&id);
+        let (from, to) = shared.path(to);
+        id.resolve_addr(from, to)
+    }
+
+    fn connect(&self, shared: &Shared) -> Result<()> {
+        let id = self.id.get()?;
+        let qp = Arc::new(shared.create_initiator()?);
+        qp.advance_to_init(&id)?;
+        let listener: Weak<Self> = Weak::clone(&self.this);
+        shared.domain.device().listen(qp.object(), listener);
+        let Some(request) = shared.set_initiator(self.circuit, &qp) else {
+            // the circuit was ended meanwhile
+            shared.domain.device().unlisten(qp.object());
+            return Err(FiErrno::ECANCELED);
+        };
+        let tuning = shared.domain.tuning();
+        tuning.set_ack_timeout(&id);
+        id.connect_with(qp.qp_number(), &tuning.conn_param(&request.encode()))
+    }
+
+    /// The reply has arrived.
+    fn establish(&self, shared: &Shared, reply: &[u8]) -> Result<()> {
+        let id = self.id.get()?;
+        let qp = shared.initiator(self.circuit).ok_or(FiErrno::ECANCELED)?;
+        let reply = CircuitReply::decode(reply).map_err(|_| FiErrno::ECONNREFUSED)?;
+        qp.advance_to_rts(&id)?;
+        id.establish()?;
+        shared.change(|_, io| io.circuit_up(self.circuit, &reply));
+        Ok(())
+    }
+
+    fn failed(&self, shared: &Shared, failure: Failure) {
+        shared.change(|core, io| io.circuit_not_dialled(core, self.circuit, failure, None));
+    }
+}
+
+impl CmTarget for InitiatorCm {
+    fn cm_event(&self, event: CmEvent) {
+        let Some(shared) = self.shared.upgrade() else {
+            return;
+        };
+        let step = match event.kind {
+            CmEventKind::AddrResolved => self.id.get().and_then(|id| id.resolve_route()),
+            CmEventKind::RouteResolved => self.connect(&shared),
+            CmEventKind::ConnectResponse => self.establish(&shared, event.private_data.bytes()),
+            CmEventKind::Rejected => {
+                let bytes = event.private_data.bytes();
+                shared.change(|core, io| io.circuit_rejected(core, self.circuit, bytes));
+                Ok(())
+            }
+            CmEventKind::Unreachable => Err(FiErrno::new(event.status)),
+            // the identifier owns no queue pair: the end of the connection has no meaning
+            _ => Ok(()),
+        };
+        if let Err(error) = step {
+            info_log!(
+                EpCtrl,
+                "circuit {:?} could not be connected: {error}",
+                self.circuit
+            );
+            self.failed(&shared, Failure::Silent);
+        }
+    }
+}
+
+impl AsyncListener for InitiatorCm {
+    fn async_event(&self, event: AsyncEvent) {
+        if let (AsyncEvent::QpError | AsyncEvent::DeviceFatal, Some(shared)) =
+            (event, self.shared.upgrade())
+        {
+            shared.change(|_, io| io.break_circuit(self.circuit));
+        }
+    }
+}
+
+/// The connection of a circuit, at its target.
+pub(super) struct TargetCm {
+    this: Weak<Self>,
+    shared: Weak<Shared>,
+    target: OnceLock<QpNumber>,
+    id: Id,
+}
+
+impl std::fmt::Debug for TargetCm {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "TargetCm({:?})", self.target)
+    }
+}
+
+impl TargetCm {
+    fn new(shared: &Weak<Shared>) -> Arc<Self> {
+        Arc::new_cyclic(|this| Self {
+            this: Weak::clone(this),
+            shared: Weak::clone(shared),
+            target: OnceLock::new(),
+            id: Id::default(),
+        })
+    }
+
+    /// Creates the target of a circuit, and replies.
+    fn accept(
+        self: &Arc<Self>,
+        shared: &Shared,
+        held: ConnectRequest,
+        request: &CircuitRequest,
+    ) -> Result<()> {
+        let (id, _) = held.take().ok_or(FiErrno::EINVAL)?;
+        let id = Arc::new(id);
+        let events: Weak<Self> = Weak::clone(&self.this);
+        let mut registry = shared.driver().dispatcher().registry();
+        registry.insert(id.object(), events);
+        drop(registry);
+        self.id.set(&id);
+        let tuning = shared.domain.tuning();
+        let created = shared.create_target().and_then(|target| {
+            tuning.set_traffic_class(&id);
+            tuning.set_ack_timeout(&id);
+            target.advance_to_rts(&id, tuning.min_rnr_timer)?;
+            Ok(Arc::new(target))
+        });
+        let target = created.inspect_err(|_| {
+            let _ = id.reject(&shared.busy(request));
+        })?;
+        // set once: this is the only call
+        let _ = self.target.set(target.number());
+        let listener: Weak<Self> = Weak::clone(&self.this);
+        shared.domain.device().listen(target.object(), listener);
+        // the first link request may arrive before the call returns
+        let reply = shared.add_target(self, &target, request);
+        let reply = reply.ok_or(FiErrno::EOPBADSTATE)?;
+        id.accept_with(target.number(), &tuning.conn_param(&reply.encode()))
+            .inspect_err(|_| shared.change(|_, io| io.break_target(target.number())))
+    }
+}
+
+impl CmTarget for TargetCm {
+    fn cm_event(&self, _: CmEvent) {
+        // the identifier owns no queue pair, and the target receives since the reply
+    }
+}
+
+impl AsyncListener for TargetCm {
+    fn async_event(&self, event: AsyncEvent) {
+        if let (AsyncEvent::QpError | AsyncEvent::DeviceFatal, Some(shared), Some(target)) =
+            (event, self.shared.upgrade(), self.target.get())
+        {
+            shared.change(|_, io| io.break_target(*target));
+        }
+    }
+}
+
+/// The exchange by which a link is dialled.
+pub(super) struct LinkSidr {
+    this: Weak<Self>,
+    shared: Weak<Shared>,
+    link: LinkKey,
+    request: [u8; LINK_REQUEST_SIZE],
+    id: Id,
+}
+
+impl std::fmt::Debug for LinkSidr {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "LinkSidr({:?})", self.link)
+    }
+}
+
+impl LinkSidr {
+    pub(super) fn new(shared: &Weak<Shared>, link: LinkKey, request: &LinkRequest) -> Arc<Self> {
+        Arc::new_cyclic(|this| Self {
+            this: Weak::clone(this),
+            shared: Weak::clone(shared),
+            link,
+            request: request.encode(),
+            id: Id::default(),
+        })
+    }
+
+    fn dial(&self, shared: &Shared, to: SocketAddr) -> Result<()> {
+        let id = {
+            let mut registry = shared.driver().dispatcher().registry();
+            let id = Arc::new(registry.channel(shared.domain.device())?.create_sidr_id()?);
+            let target: Weak<Self> = Weak::clone(&self.this);
+            registry.insert(id.object(), target);
+            id
+        };
+        self.id.set(&id);
+        let (from, to) = shared.path(to);
+        id.resolve_addr(from, to)
+    }
+
+    fn failed(&self, shared: &Shared, failure: Failure) {
+        shared.change(|core, io| {
+            if io.is_exchange(self.link, self) {
+                io.exchange_failed(core, self.link, failure);
+            }
+        });
+    }
+}
+
+impl CmTarget for LinkSidr {
+    fn cm_event(&self, event: CmEvent) {
+        let Some(shared) = self.shared.upgrade() else {
+            return;
+        };
+        let step = match event.kind {
+            CmEventKind::AddrResolved => self.id.get().and_then(|id| id.resolve_route()),
+            CmEventKind::RouteResolved => {
+                let id = self.id.get();
+                id.and_then(|id| id.request_service(&self.request))
+            }
+            CmEventKind::Established => {
+                let answer = event.private_data.bytes();
+                shared.change(|core, io| {
+                    if io.is_exchange(self.link, self) {
+                        io.answered(core, self.link, answer);
+                    }
+                });
+                Ok(())
+            }
+            CmEventKind::Unreachable | CmEventKind::Rejected => {
+                let failure = match event.is_no_service() {
+                    true => Failure::Refused,
+                    false => Failure::Silent,
+                };
+                self.failed(&shared, failure);
+                Ok(())
+            }
+            _ => Ok(()),
+        };
+        if let Err(error) = step {
+            info_log!(EpCtrl, "{:?} could not be dialled: {error}", self.link);
+            self.failed(&shared, Failure::Silent);
+        }
+    }
+}
+
+impl XrcStep {
+    /// Executes the step.
+    pub(super) fn execute(self, shared: &Shared) {
+        match self {
+            Self::DialCircuit(cm, to) => {
+                if let Err(error) = cm.dial(shared, to) {
+                    info_log!(EpCtrl, "{to} cannot be dialled: {error}");
+                    cm.failed(shared, Failure::Silent);
+                }
+            }
+            Self::AcceptCircuit(held, request) => {
+                let cm = TargetCm::new(&shared.weak());
+                if let Err(error) = cm.accept(shared, held, &request) {
+                    info_log!(EpCtrl, "a circuit could not be accepted: {error}");
+                    cm.id.end(shared);
+                }
+            }
+            Self::DialLink(sidr, to) => {
+                if let Err(error) = sidr.dial(shared, to) {
+                    info_log!(EpCtrl, "{to} cannot be dialled: {error}");
+                    sidr.failed(shared, Failure::Silent);
+                }
+            }
+            Self::AnswerLink(held, answer, link) => {
+                let answered = held.take().ok_or(FiErrno::EINVAL);
+                let answered = answered.and_then(|(id, _)| id.answer_service(&answer));
+                match (answered, link) {
+                    (Ok(()), Some(link)) => shared.accepted(link),
+                    (Ok(()), None) => {}
+                    (Err(error), link) => {
+                        info_log!(EpCtrl, "a link could not be answered: {error}");
+                        if let Some(link) = link {
+                            shared.change(|core, io| core.broken(link, io));
+                        }
+                    }
+                }
+            }
+            Self::EndExchange(sidr) => sidr.id.end(shared),
+            Self::FailCircuit(circuit, qp) => {
+                // an error is that of a queue pair that is in this state already
+                let _ = qp.set_error();
+                shared.change(|_, io| io.circuit_failed(circuit));
+            }
+            Self::FailTarget(target) => {
+                // an error is that of a target that is in this state already
+                let _ = target.set_error();
+                shared.change(|_, io| io.target_failed(target.number()));
+            }
+            Self::EndCircuitCm(cm) => cm.id.end(shared),
+            Self::DestroyCircuit(cm, qp) => {
+                if let Some(qp) = &qp {
+                    shared.domain.device().unlisten(qp.object());
+                }
+                cm.id.end(shared);
+            }
+            Self::CloseTarget(cm, target) => {
+                shared.domain.device().unlisten(target.object());
+                cm.id.end(shared);
+            }
+            Self::Look => {}
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! Endpoints on XRC, on the embedded device, in one process. Each endpoint is a node.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::Random;
+use super::endpoints::{End, config, domain, wait};
+use crate::domain::Domain;
+use crate::errno::FiErrno;
+use crate::queue::Completion;
+use crate::rdm::EndpointConfig;
+
+fn open_at(domain: &Arc<Domain>, src: Option<std::net::SocketAddr>) -> End {
+    let config = EndpointConfig {
+        xrc: true,
+        src: src.or(config().src),
+        connect_timeout: Some(Duration::from_secs(20)),
+        ..config()
+    };
+    End::with(domain, config, 0)
+}
+
+fn open(domain: &Arc<Domain>) -> End {
+    open_at(domain, None)
+}
+
+/// Circuits that are up, held targets, and links with a queue pair of their own.
+fn objects(end: &End) -> (usize, usize, usize) {
+    end.state(|state| {
+        let keys: Vec<_> = state.io.links.keys().collect();
+        let xrc = state.io.xrc.as_ref().unwrap();
+        let up = xrc.keys().into_iter();
+        let up = up.filter(|key| xrc.circuits.get(*key).is_some()).count();
+        let targets = xrc.targets.len();
+        let own = |key: &&_| state.io.links.get_mut(**key).unwrap().qp.is_some();
+        (up, targets, keys.iter().filter(own).count())
+    })
+}
+
+#[test]
+fn messages_of_every_length_on_circuits() {
+    let domain = domain();
+    let (a, b) = (open(&domain), open(&domain));
+    let (to_b, to_a) = (a.knows(&b), b.knows(&a));
+    let lengths = [0, 1, 100, 500, 5_000, 8_192, 8_193, 65_536, 1 << 20];
+    for (number, len) in lengths.into_iter().enumerate() {
+        for tagged in [true, false] {
+            let bytes = |of: usize| (0..len).map(move |i: usize| (i * 7 + number + of) as u8);
+            let (from_a, from_b): (Vec<u8>, Vec<u8>) = (bytes(1).collect(), bytes(2).collect());
+            let (mut at_a, mut at_b) = (vec![0; len + 3], vec![0; len + 3]);
+            let want = tagged.then_some((4, 1));
+            a.recv(want, &mut at_a, 2);
+            b.recv(want, &mut at_b, 2);
+            let tag = tagged.then_some(5);
+            a.send(to_b, tag, &from_a, 1);
+            b.send(to_a, tag, &from_b, 1);
+            let [in_a, in_b] = wait([&a, &b], [2, 2]);
+            for (found, from) in [(in_a, to_b), (in_b, to_a)] {
+                let got = found.iter().find(|entry| entry.context == 2).unwrap();
+                assert_eq!((got.len, got.tag), (len, tag.unwrap_or(0)));
+                assert_eq!(got.src_addr, from.0);
+            }
+            assert!(at_a[..len] == from_b && at_a[len..] == [0; 3], "{len}");
+            assert!(at_b[..len] == from_a && at_b[len..] == [0; 3], "{len}");
+        }
+    }
+    // both links of the two use one circuit in each direction
+    assert_eq!((objects(&a), objects(&b)), ((1, 1, 0), (1, 1, 0)));
+}
+
+/// All endpoints have one IP address, so the first choice of a circuit is wrong for most.
+#[test]
+fn endpoints_at_one_address_find_their_nodes() {
+    const COUNT: usize = 6;
+    let domain = domain();
+    let ends: Vec<End> = (0..COUNT).map(|_| open(&domain)).collect();
+    let mut inboxes = vec![[0_u8; COUNT]; COUNT];
+    let bytes: Vec<u8> = (0..COUNT as u8).collect();
+    for (to, (end, inbox)) in ends.iter().zip(&mut inboxes).enumerate() {
+        for (from, byte) in inbox.iter_mut().enumerate().filter(|(from, _)| *from != to) {
+            end.recv(Some((from as u64, 0)), std::slice::from_mut(byte), 2);
+        }
+    }
+    for (from, end) in ends.iter().enumerate() {
+        for (to, other) in ends.iter().enumerate().filter(|(to, _)| *to != from) {
+            let address = end.knows(other);
+            end.send(address, Some(from as u64), &bytes[to..=to], 1);
+        }
+    }
+    let limit = Instant::now() + Duration::from_secs(20);
+    let mut done = 0;
+    while done < 2 * COUNT * (COUNT - 1) {
+        done += ends.iter().filter_map(End::poll).count();
+        assert!(Instant::now() < limit, "{done}");
+    }
+    for (to, inbox) in inboxes.iter().enumerate() {
+        let others = inbox.iter().enumerate().filter(|(from, _)| *from != to);
+        assert!(others.into_iter().all(|(_, byte)| usize::from(*byte) == to));
+    }
+    for end in &ends {
+        assert_eq!(objects(end), (COUNT - 1, COUNT - 1, 0));
+    }
+}
+
+/// Circuits break at random; each message arrives once and in order.
+#[test]
+fn broken_circuits_lose_and_repeat_nothing() {
+    const COUNT: usize = 200;
+    for seed in 0..8 {
+        let mut random = Random(seed);
+        let domain = domain();
+        let (a, b) = (open(&domain), open(&domain));
+        let (to_b, to_a) = (a.knows(&b), b.knows(&a));
+        let bytes: Vec<[u8; 8]> = (0..COUNT as u64).map(u64::to_le_bytes).collect();
+        let mut inboxes = [vec![[0; 8]; COUNT], vec![[0; 8]; COUNT]];
+        for (end, inbox) in [&a, &b].into_iter().zip(&mut inboxes) {
+            for bytes in inbox {
+                end.recv(Some((7, 0)), bytes, 2);
+            }
+        }
+        let mut completed = [0, 0];
+        let limit = Instant::now() + Duration::from_secs(40);
+        // posted sends, and those that are complete
+        let (mut sent, mut done) = ([0, 0], [0, 0]);
+        while completed != [2 * COUNT, 2 * COUNT] {
+            for (at, (end, to)) in [(&a, to_b), (&b, to_a)].into_iter().enumerate() {
+                if sent[at] < COUNT && sent[at] < done[at] + 16 {
+                    end.send(to, Some(7), &bytes[sent[at]], 1);
+                    sent[at] += 1;
+                }
+                if random.one_in(60) {
+                    break_one(end, &mut random);
+                }
+                let entry = end.poll();
+                completed[at] += usize::from(entry.is_some());
+                done[at] += usize::from(entry.is_some_and(|entry| entry.context == 1));
+            }
+            assert!(Instant::now() < limit, "seed {seed}: {completed:?}");
+        }
+        assert!(inboxes.iter().all(|inbox| *inbox == bytes), "seed {seed}");
+    }
+}
+
+/// Breaks a circuit or a target of an endpoint.
+fn break_one(end: &End, random: &mut Random) {
+    let target = random.one_in(2);
+    end.ep.shared().change(|_, io| {
+        let xrc = io.xrc.as_ref().unwrap();
+        let (circuit, held) = (
+            xrc.keys().into_iter().next(),
+            xrc.targets.keys().next().copied(),
+        );
+        match (circuit, held) {
+            (_, Some(held)) if target => io.break_target(held),
+            (Some(circuit), _) => io.break_circuit(circuit),
+            _ => {}
+        }
+    });
+}
+
+/// The error of the first operation that fails.
+fn error(end: &End, other: &End) -> FiErrno {
+    let limit = Instant::now() + Duration::from_secs(20);
+    loop {
+        other.poll();
+        match end.cq.read(1, &mut |_: &Completion| {}) {
+            Err(FiErrno::EAVAIL) => return end.cq.read_error().unwrap().err,
+            Err(FiErrno::EAGAIN) => assert!(Instant::now() < limit, "no error"),
+            found => panic!("{found:?}"),
+        }
+    }
+}
+
+#[test]
+fn endpoints_on_rc_and_xrc_refuse_each_other() {
+    let domain = domain();
+    let (rc, xrc) = (End::open(&domain), open(&domain));
+    for (from, to) in [(&rc, &xrc), (&xrc, &rc)] {
+        let address = from.knows(to);
+        let bytes = [1; 8];
+        from.send(address, Some(1), &bytes, 1);
+        assert_eq!(error(from, to), FiErrno::ECONNREFUSED);
+    }
+}
+
+/// The endpoint at an address is replaced: its operations fail, and those after them reach the
+/// other one.
+#[test]
+fn a_replaced_endpoint_is_found() {
+    let domain = domain();
+    let (a, b) = (open(&domain), open(&domain));
+    let name = b.ep.name().unwrap();
+    let to_b = a.knows(&b);
+    let (bytes, mut at_b) = ([1; 8], [0; 8]);
+    b.recv(Some((1, 0)), &mut at_b, 2);
+    a.send(to_b, Some(1), &bytes, 1);
+    wait([&a, &b], [1, 1]);
+    drop(b);
+    let limit = Instant::now() + Duration::from_secs(20);
+    let c = open_at(&domain, Some(name));
+    let mut at_c = [0; 8];
+    c.recv(Some((2, 0)), &mut at_c, 2);
+    // the first ones may be meant for the former endpoint
+    let mut got = false;
+    while !got {
+        a.send(to_b, Some(2), &bytes, 1);
+        let mut ended = false;
+        while !ended {
+            got |= c.poll().is_some();
+            ended = match a.cq.read(1, &mut |_: &Completion| {}) {
+                Ok(_) => true,
+                Err(FiErrno::EAVAIL) => a.cq.read_error().is_ok(),
+                Err(_) => false,
+            };
+            assert!(Instant::now() < limit, "not found");
+        }
+        got |= c.poll().is_some();
+    }
+    assert_eq!(at_c, bytes);
+}
