@@ -289,8 +289,12 @@ impl Srq {
     pub(crate) fn notice_limit(&self) {
         let mut queue = self.queue.lock();
         let limit = queue.limit;
+        if limit == 0 {
+            // Also a queue that is being created or has been destroyed: it may have no process.
+            return;
+        }
         let shared = self.process().segment.map.u32(self.at() + layout::LIMIT);
-        if limit != 0 && shared.load(Ordering::Acquire) == 0 {
+        if shared.load(Ordering::Acquire) == 0 {
             // Receives may have been posted since: then the limit is armed again.
             self.arm_limit(&mut queue, limit);
         }
@@ -417,6 +421,8 @@ impl Srq {
         }
         drop(queue);
         self.wake_senders();
+        // The process may have taken the limit without the call that reports it.
+        self.notice_limit();
     }
 
     #[inline]
