@@ -238,6 +238,116 @@ fn ring() {
     }
 }
 
+/// Functions for each length: a whole message, and a write and a read with its entry.
+macro_rules! counted_sizes {
+    ($($len:literal: $message:ident, $write:ident, $read:ident;)*) => {
+        $(
+            counted!($message, [Fabric; 2], |ends: &mut [Fabric; 2]| message(ends, $len));
+            counted!($write, [Fabric; 2], |ends: &mut [Fabric; 2]| access(ends, false, $len));
+            counted!($read, [Fabric; 2], |ends: &mut [Fabric; 2]| access(ends, true, $len));
+        )*
+        const MESSAGES: &[fn(&mut [Fabric; 2])] = &[$($message),*];
+        const ACCESSES: &[fn(&mut [Fabric; 2])] = &[$($write, $read),*];
+    };
+}
+
+counted!(count_fi_inject_8, [Fabric; 2], |ends: &mut [Fabric; 2]| {
+    let [first, second] = ends;
+    assert!(first.post_inject(8));
+    while second.poll(second.rx(), 1) == 0 {}
+    second.post_recv();
+});
+counted!(
+    count_fi_fetch_add_8,
+    [Fabric; 2],
+    |ends: &mut [Fabric; 2]| {
+        let [first, second] = ends;
+        assert!(first.post_fetch_add());
+        while first.poll(first.tx(), 1) == 0 {
+            second.poll(second.rx(), 1);
+        }
+    }
+);
+
+counted_sizes! {
+    8: count_fi_message_8, count_fi_write_8, count_fi_read_8;
+    64: count_fi_message_64, count_fi_write_64, count_fi_read_64;
+    512: count_fi_message_512, count_fi_write_512, count_fi_read_512;
+    4096: count_fi_message_4096, count_fi_write_4096, count_fi_read_4096;
+    16_384: count_fi_message_16384, count_fi_write_16384, count_fi_read_16384;
+    65_536: count_fi_message_65536, count_fi_write_65536, count_fi_read_65536;
+    1_048_576: count_fi_message_1048576, count_fi_write_1048576, count_fi_read_1048576;
+    4_194_304: count_fi_message_4194304, count_fi_write_4194304, count_fi_read_4194304;
+}
+
+/// Sends a message with an entry, reads both entries, and posts the next receive.
+#[inline(always)]
+fn message([first, second]: &mut [Fabric; 2], len: usize) {
+    assert!(first.post_send(len));
+    let (mut received, mut sent, mut reads) = (0, 0, 0);
+    while received == 0 || sent == 0 {
+        if received == 0 {
+            received = second.poll(second.rx(), 1);
+        }
+        if sent == 0 {
+            sent = first.poll(first.tx(), 1);
+        }
+        reads += 1;
+        assert!(reads < 10_000, "no message");
+    }
+    second.post_recv();
+}
+
+/// Writes or reads, and reads the entry.
+#[inline(always)]
+fn access([first, second]: &mut [Fabric; 2], read: bool, len: usize) {
+    assert!(first.post_rma(read, len));
+    while first.poll(first.tx(), 1) == 0 {
+        second.poll(second.rx(), 1);
+    }
+}
+
+/// Reads what the provider does without entries: credit, and sends of its own.
+fn settle(ends: &mut [Fabric; 2]) {
+    for _ in 0..4 {
+        for end in &mut *ends {
+            assert_eq!(end.poll(end.tx(), 1) + end.poll(end.rx(), 1), 0);
+        }
+    }
+}
+
+/// Runs the functions of all lengths. Messages are a ping-pong.
+fn sizes(ends: &mut [Fabric; 2], calls: &[fn(&mut [Fabric; 2])]) {
+    // the first message of a layer over a connection waits for that connection
+    for _ in 0..200 {
+        let [first, second] = &mut *ends;
+        while !first.post_send(8) {
+            assert_eq!(first.poll(first.tx(), 1) + second.poll(second.tx(), 1), 0);
+        }
+        let (mut received, mut sent) = (0, 0);
+        while received == 0 || sent == 0 {
+            received += second.poll(second.rx(), 1);
+            sent += first.poll(first.tx(), 1);
+        }
+        second.post_recv();
+        ends.swap(0, 1);
+    }
+    for call in calls {
+        for _ in 0..CALLS {
+            settle(ends);
+            call(ends);
+            ends.swap(0, 1);
+        }
+    }
+}
+
+fn pair(provider: &str, kind: fabric::Endpoint, caps: u64) -> [Fabric; 2] {
+    let open = |side| Fabric::with_caps(provider, kind, side, caps);
+    let (mut second, mut first) = (open(Side::Second), open(Side::First));
+    connect(&mut first, &mut second);
+    [first, second]
+}
+
 /// Connects two ends, each of which waits for the other one: in two threads.
 fn connect(first: &mut Fabric, second: &mut Fabric) {
     let (a, b) = (first.address(), second.address());
@@ -251,10 +361,9 @@ fn connect(first: &mut Fabric, second: &mut Fabric) {
     });
 }
 
-fn msg() {
-    let open = |side| Fabric::with_caps("weft", fabric::Endpoint::Msg, side, FI_ATOMIC);
-    let (mut second, mut first) = (open(Side::Second), open(Side::First));
-    connect(&mut first, &mut second);
+/// The calls of message endpoints.
+fn msg(provider: &str) {
+    let [mut first, mut second] = pair(provider, fabric::Endpoint::Msg, FI_ATOMIC);
     for _ in 0..CALLS {
         count_fi_cq_read_miss(&mut second);
         count_fi_inject(&mut first);
@@ -367,13 +476,31 @@ fn rdm_rma() {
     }
 }
 
-/// `weft-bench count`: the program that `bench count` runs under callgrind.
-pub(crate) fn main() {
-    device();
-    xrc();
-    ring();
-    msg();
-    rdm();
-    rdm_rma();
+/// `weft-bench count [calls|msg|rma|tagged|rdm PROVIDER]`: the program that `bench count` runs under
+/// callgrind. Without arguments all calls of weft and of the device; else one part with a provider.
+pub(crate) fn main(arguments: &[String]) {
+    use fabric::Endpoint::{Msg, Rdm, Tagged};
+    let (mut messages, mut accesses) = (MESSAGES.to_vec(), ACCESSES.to_vec());
+    messages.push(count_fi_inject_8);
+    accesses.push(count_fi_fetch_add_8);
+    match arguments {
+        [] => {
+            device();
+            xrc();
+            ring();
+            msg("weft");
+            rdm();
+            rdm_rma();
+        }
+        [part, provider] => match part.as_str() {
+            "calls" => msg(provider),
+            "msg" => sizes(&mut pair(provider, Msg, FI_ATOMIC), &messages),
+            "rma" => sizes(&mut pair(provider, Msg, FI_ATOMIC), &accesses),
+            "tagged" => sizes(&mut pair(provider, Tagged, 0), &messages),
+            "rdm" => sizes(&mut pair(provider, Rdm, FI_ATOMIC), &accesses),
+            _ => panic!("no part {part}"),
+        },
+        _ => panic!("count [PART PROVIDER]"),
+    }
     println!("calls {CALLS}");
 }

@@ -1,7 +1,7 @@
 //! Measures weft and its peers in one run, and prints ratios.
 //!
-//! `weft-bench [--list] [--rounds N] [--tsv] [FILTER...]` runs the cases of the [`registry`] whose
-//! names contain one of the filters. Each subject is a pair of processes, one pinned to each of the
+//! `weft-bench [--list] [--rounds N] [--tsv] [--no-peers] [FILTER...]` runs the cases of the
+//! [`registry`] whose names contain one of the filters, or are the filters. Each subject is a pair of processes, one pinned to each of the
 //! first two processors. The pair exists for the whole run and sleeps while other pairs are
 //! measured.
 //!
@@ -61,7 +61,7 @@ fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         Some("count") => {
-            count::main();
+            count::main(&arguments[1..]);
             ExitCode::SUCCESS
         }
         _ => run::main(&arguments),

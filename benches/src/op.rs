@@ -39,6 +39,9 @@ ops! {
     Stream = "stream",
     /// Writes to the peer's memory, one at a time.
     Write = "write",
+    /// Half a round trip of writes: each side writes, and waits until the last byte of the peer's
+    /// write is in its memory.
+    WritePingpong = "write-pingpong",
     /// Reads of the peer's memory, one at a time.
     Read = "read",
     /// Writes, 64 at a time.

@@ -167,9 +167,9 @@ fn direct() -> Vec<Case> {
 
 /// Message endpoints on `soft0`, compared with libfabric's own providers.
 fn msg() -> Vec<Case> {
-    use Kind::{Shm, Tcp, WeftMsg};
+    use Kind::{Shm, Tcp, VerbsAtomic, VerbsMsg, WeftAtomic, WeftMsg};
     let mut cases = Vec::new();
-    for len in SIZES {
+    for len in SIZES.into_iter().chain([4 << 20]) {
         for op in [
             Op::Pingpong,
             Op::PingpongSend,
@@ -179,7 +179,11 @@ fn msg() -> Vec<Case> {
             Op::Read,
         ] {
             let below_shm = (len == 8 && op == Op::Pingpong).then_some(1.0);
-            let peers = vec![peer(Shm, op, below_shm), peer(Tcp, op, 1.0)];
+            let peers = vec![
+                peer(Shm, op, below_shm),
+                peer(VerbsMsg, op, 1.0),
+                peer(Tcp, op, 1.0),
+            ];
             cases.push(case("msg", WeftMsg, op, len, peers));
         }
     }
@@ -188,18 +192,38 @@ fn msg() -> Vec<Case> {
             peer(WeftMsg, Op::WriteStream, None),
             peer(WeftMsg, Op::Write, 0.5),
             peer(Shm, Op::WriteStream, None),
+            peer(VerbsMsg, Op::WriteStreamMore, 1.0),
         ];
         cases.push(case("msg", WeftMsg, Op::WriteStreamMore, len, peers));
     }
+    let verbs = vec![peer(VerbsAtomic, Op::FetchAdd, 1.0)];
+    cases.push(case("msg", WeftAtomic, Op::FetchAdd, 8, verbs));
     cases.push(idle("msg", WeftMsg));
     cases
 }
 
-/// Reliable datagram endpoints on `soft0`: tagged messages, compared with `shm`.
+/// Target of tagged messages beside `verbs;ofi_rxm`: two thirds of its time up to 4 KiB.
+fn below_rxm(len: usize) -> f64 {
+    if len <= 4 << 10 { 1.0 / 1.5 } else { 1.0 }
+}
+
+/// Reliable datagram endpoints on `soft0`: tagged messages, compared with `shm` and with
+/// `verbs;ofi_rxm`.
 fn rdm() -> Vec<Case> {
-    use Kind::{ShmTagged, WeftTagged};
+    use Kind::{RxmTagged, ShmTagged, WeftTagged};
+    const SIZES: [usize; 9] = [
+        8,
+        64,
+        512,
+        4 << 10,
+        16 << 10,
+        64 << 10,
+        256 << 10,
+        1 << 20,
+        4 << 20,
+    ];
     let mut cases = Vec::new();
-    for len in [8, 64, 512, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20] {
+    for len in SIZES {
         for op in [Op::Pingpong, Op::PingpongSend, Op::Stream] {
             let wanted = match (op, len) {
                 (Op::PingpongSend, _) => None,
@@ -210,7 +234,10 @@ fn rdm() -> Vec<Case> {
                 (_, len) if len >= 1 << 20 => Some(0.75),
                 _ => Some(1.0),
             };
-            let peers = vec![peer(ShmTagged, op, wanted)];
+            let peers = vec![
+                peer(ShmTagged, op, wanted),
+                peer(RxmTagged, op, below_rxm(len)),
+            ];
             cases.push(case("rdm", WeftTagged, op, len, peers));
         }
     }
@@ -218,15 +245,16 @@ fn rdm() -> Vec<Case> {
     cases
 }
 
-/// RMA and atomics of reliable datagram endpoints on `soft0`, compared with `shm`.
+/// RMA and atomics of reliable datagram endpoints on `soft0`, compared with `shm` and with
+/// `verbs;ofi_rxm`.
 fn rdm_rma() -> Vec<Case> {
-    use Kind::{ShmRdm, WeftRdm, WeftRdmAllocated};
+    use Kind::{RxmRdm, ShmRdm, WeftRdm, WeftRdmAllocated};
     const SIZES: [usize; 8] = [8, 64, 512, 4 << 10, 16 << 10, 64 << 10, 1 << 20, 4 << 20];
     let mut cases = Vec::new();
     for len in SIZES {
-        for op in [Op::Write, Op::Read, Op::WriteStream] {
+        for op in [Op::Write, Op::WritePingpong, Op::Read, Op::WriteStream] {
             let wanted = (op != Op::WriteStream || len >= 16 << 10).then_some(1.0);
-            let peers = vec![peer(ShmRdm, op, wanted)];
+            let peers = vec![peer(ShmRdm, op, wanted), peer(RxmRdm, op, 1.0)];
             cases.push(case("rdm", WeftRdm, op, len, peers));
         }
         if len <= 4 << 10 {
@@ -234,11 +262,17 @@ fn rdm_rma() -> Vec<Case> {
                 peer(WeftRdm, Op::WriteStream, None),
                 peer(WeftRdm, Op::Write, 0.5),
                 peer(ShmRdm, Op::WriteStream, None),
+                peer(RxmRdm, Op::WriteStreamMore, 1.0),
             ];
             cases.push(case("rdm", WeftRdm, Op::WriteStreamMore, len, peers));
         }
     }
-    let shm = |wanted| vec![peer(ShmRdm, Op::FetchAdd, wanted)];
+    let shm = |wanted| {
+        vec![
+            peer(ShmRdm, Op::FetchAdd, wanted),
+            peer(RxmRdm, Op::FetchAdd, 1.0),
+        ]
+    };
     cases.push(case("rdm", WeftRdm, Op::FetchAdd, 8, shm(None)));
     let allocated = shm(Some(1.0));
     cases.push(case(
@@ -253,7 +287,11 @@ fn rdm_rma() -> Vec<Case> {
 
 /// All cases, in the order in which they run.
 pub(crate) fn cases() -> Vec<Case> {
-    [device(), msg(), rdm(), rdm_rma()].concat()
+    let mut cases = [device(), msg(), rdm(), rdm_rma()].concat();
+    for case in &mut cases {
+        case.peers.retain(|peer| peer.kind.is_available());
+    }
+    cases
 }
 
 #[cfg(test)]

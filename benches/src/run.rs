@@ -7,7 +7,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio};
 use crate::op::Op;
 use crate::registry::{Case, cases};
 use crate::stats::{Quartiles, size, time};
-use crate::subject::Kind;
+use crate::subject::{Kind, VERBS_DROPIN, VERBS_LIBFABRIC};
 
 /// Default number of measurements of each case, interleaved with those of its peers.
 const ROUNDS: usize = 15;
@@ -21,8 +21,16 @@ struct Worker {
 
 impl Worker {
     fn start(kind: Kind, side: &str, cpu: usize) -> Self {
-        let mut child = Command::new(std::env::current_exe().expect("this program"))
-            .args(["worker", &kind.to_string(), side, &cpu.to_string()])
+        let mut command = Command::new(std::env::current_exe().expect("this program"));
+        command.args(["worker", &kind.to_string(), side, &cpu.to_string()]);
+        if kind.needs_verbs() {
+            let value = |name| std::env::var_os(name).expect("the libraries of this subject");
+            command
+                .env("WEFT_LIBFABRIC", value(VERBS_LIBFABRIC))
+                .env("LD_LIBRARY_PATH", value(VERBS_DROPIN))
+                .env_remove("FI_PROVIDER_PATH");
+        }
+        let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -140,8 +148,8 @@ fn measure(case: &Case, rounds: usize, pairs: &mut Pairs) -> Figures {
 fn verdict(value: f64, wanted: Option<f64>) -> String {
     match wanted {
         None => String::new(),
-        Some(most) if value <= most => format!("<= {most}: met"),
-        Some(most) => format!("<= {most}: MISSED"),
+        Some(most) if value <= most => format!("<= {most:.2}: met"),
+        Some(most) => format!("<= {most:.2}: MISSED"),
     }
 }
 
@@ -205,15 +213,16 @@ fn print_tsv(case: &Case, figures: &Figures) {
     }
 }
 
-/// `weft-bench [--list] [--rounds N] [--tsv] [FILTER...]`, as in the documentation of the program.
+/// `weft-bench [--list] [--rounds N] [--tsv] [--no-peers] [FILTER...]`, as in the documentation of the program.
 pub(crate) fn main(arguments: &[String]) -> ExitCode {
     let mut filters = Vec::new();
-    let (mut rounds, mut tsv, mut list) = (ROUNDS, false, false);
+    let (mut rounds, mut tsv, mut list, mut no_peers) = (ROUNDS, false, false, false);
     let mut rest = arguments.iter();
     while let Some(argument) = rest.next() {
         match argument.as_str() {
             "--list" => list = true,
             "--tsv" => tsv = true,
+            "--no-peers" => no_peers = true,
             "--rounds" => match rest.next().map(|n| n.parse()) {
                 Some(Ok(n)) if n > 0 => rounds = n,
                 _ => {
@@ -228,10 +237,19 @@ pub(crate) fn main(arguments: &[String]) -> ExitCode {
             filter => filters.push(filter),
         }
     }
-    let chosen: Vec<Case> = cases()
-        .into_iter()
-        .filter(|case| filters.is_empty() || filters.iter().any(|f| case.name.contains(f)))
-        .collect();
+    let mut chosen = cases();
+    chosen.retain(|case| filters.is_empty() || filters.iter().any(|f| case.name.contains(f)));
+    // a whole name selects that case alone
+    if filters
+        .iter()
+        .all(|f| chosen.iter().any(|case| case.name == *f))
+        && !filters.is_empty()
+    {
+        chosen.retain(|case| filters.contains(&&*case.name));
+    }
+    if no_peers {
+        chosen.iter_mut().for_each(|case| case.peers.clear());
+    }
     if chosen.is_empty() {
         eprintln!("weft-bench: no case's name contains {filters:?}; --list shows them");
         return ExitCode::from(2);

@@ -1,7 +1,8 @@
 //! A provider through libfabric, with the same loops for all providers: message endpoints and
 //! reliable datagrams.
 //!
-//! The library is `$WEFT_LIBFABRIC`, by default the system's. As in fabtests, transmit and receive
+//! The library is `$WEFT_LIBFABRIC`, by default the system's. Message endpoints have the address
+//! `$WEFT_BENCH_ADDRESS`, by default loopback, on which the provider `verbs` has no device. As in fabtests, transmit and receive
 //! have one completion queue each, in the CONTEXT format, and the threading model is
 //! `FI_THREAD_DOMAIN`.
 
@@ -108,9 +109,10 @@ fn info(lib: &Lib, provider: &str, kind: Endpoint, side: Side, more_caps: u64) -
         (*(*info).fabric_attr).prov_name = libc::strdup(name.as_ptr());
     }
     let version = fi_version(1, 17);
+    let host = std::env::var("WEFT_BENCH_ADDRESS").unwrap_or_else(|_| "127.0.0.1".into());
     let (node, service, flags) = match (kind, side) {
-        (Endpoint::Msg, Side::First) => (Some("127.0.0.1"), Some("1"), 0),
-        (Endpoint::Msg, Side::Second) => (Some("127.0.0.1"), Some("0"), FI_SOURCE),
+        (Endpoint::Msg, Side::First) => (Some(&*host), Some("1"), 0),
+        (Endpoint::Msg, Side::Second) => (Some(&*host), Some("0"), FI_SOURCE),
         (Endpoint::Rdm | Endpoint::Tagged, _) => (None, None, 0),
     };
     let info = getinfo(lib, version, node, service, flags, Some(&hints))
@@ -703,6 +705,7 @@ impl Subject for Fabric {
             Op::Pingpong => self.pingpong(len, count, true),
             Op::PingpongSend => self.pingpong(len, count, false),
             Op::Stream => self.stream(len, count),
+            Op::WritePingpong => self.write_pingpong(len, count),
             Op::Write
             | Op::Read
             | Op::WriteStream

@@ -15,6 +15,11 @@ use crate::op::Op;
 pub(crate) use device::{Device, Ring, verbs};
 pub(crate) use fabric::Fabric;
 
+/// Environment: the libfabric with the provider `verbs`. Without it the cases have no such peer.
+pub(crate) const VERBS_LIBFABRIC: &str = "WEFT_VERBS_LIBFABRIC";
+/// Environment: the directory of the drop-in libibverbs and librdmacm.
+pub(crate) const VERBS_DROPIN: &str = "WEFT_VERBS_DROPIN";
+
 /// The first process measures; the second one is its peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
@@ -70,9 +75,19 @@ pub(crate) enum Kind {
     WeftTagged,
     /// `shm`, tagged messages.
     ShmTagged,
+    /// libfabric's `verbs` on `soft0`, message endpoints.
+    VerbsMsg,
+    /// weft's message endpoints on `soft0`, for atomics.
+    WeftAtomic,
+    /// libfabric's `verbs` on `soft0`, message endpoints for atomics.
+    VerbsAtomic,
+    /// `verbs;ofi_rxm` on `soft0`, for RMA and atomics.
+    RxmRdm,
+    /// `verbs;ofi_rxm` on `soft0`, tagged messages.
+    RxmTagged,
 }
 
-const NAMES: [(Kind, &str); 14] = [
+const NAMES: [(Kind, &str); 19] = [
     (Kind::Machine, "machine"),
     (Kind::Device, "softverbs"),
     (Kind::DeviceBuffer, "softverbs-buffer"),
@@ -87,6 +102,11 @@ const NAMES: [(Kind, &str); 14] = [
     (Kind::ShmRdm, "shm-rdm"),
     (Kind::WeftTagged, "weft-tagged"),
     (Kind::ShmTagged, "shm-tagged"),
+    (Kind::VerbsMsg, "fi-verbs"),
+    (Kind::WeftAtomic, "weft-atomic"),
+    (Kind::VerbsAtomic, "fi-verbs-atomic"),
+    (Kind::RxmRdm, "fi-verbs-rxm-rdm"),
+    (Kind::RxmTagged, "fi-verbs-rxm-tagged"),
 ];
 
 impl fmt::Display for Kind {
@@ -113,6 +133,8 @@ impl Kind {
         let rdm = |provider, allocated| {
             Fabric::with_memory(provider, fabric::Endpoint::Rdm, side, FI_ATOMIC, allocated)
         };
+        let msg_atomic =
+            |provider| Fabric::with_caps(provider, fabric::Endpoint::Msg, side, FI_ATOMIC);
         match self {
             Self::Machine => Box::new(machine::Machine::open(side)),
             Self::Device => Box::new(Device::open(side)),
@@ -128,7 +150,29 @@ impl Kind {
             Self::ShmRdm => Box::new(rdm("shm", false)),
             Self::WeftTagged => Box::new(Fabric::open("weft", fabric::Endpoint::Tagged, side)),
             Self::ShmTagged => Box::new(Fabric::open("shm", fabric::Endpoint::Tagged, side)),
+            Self::VerbsMsg => Box::new(Fabric::open("verbs", fabric::Endpoint::Msg, side)),
+            Self::WeftAtomic => Box::new(msg_atomic("weft")),
+            Self::VerbsAtomic => Box::new(msg_atomic("verbs")),
+            Self::RxmRdm => Box::new(rdm("verbs;ofi_rxm", false)),
+            Self::RxmTagged => Box::new(Fabric::open(
+                "verbs;ofi_rxm",
+                fabric::Endpoint::Tagged,
+                side,
+            )),
         }
+    }
+
+    /// Whether libfabric's provider `verbs` runs this subject, on the drop-in libraries.
+    pub(crate) fn needs_verbs(self) -> bool {
+        matches!(
+            self,
+            Self::VerbsMsg | Self::VerbsAtomic | Self::RxmRdm | Self::RxmTagged
+        )
+    }
+
+    /// False if the libraries of this subject are missing ([`VERBS_LIBFABRIC`]).
+    pub(crate) fn is_available(self) -> bool {
+        !self.needs_verbs() || std::env::var_os(VERBS_LIBFABRIC).is_some()
     }
 }
 

@@ -21,8 +21,10 @@ def find(root, name):
     return next(iter(sorted(glob.glob(os.path.join(root, f"usr/lib/*-linux-gnu/{name}")))), None)
 
 
-def build(dropin=OUTPUT, release=False, root="/"):
+def build(dropin=OUTPUT, release=False, root="/", output=None):
     """Builds both libraries and the programs into the directory `dropin`.
+
+    `output`: where the commands print what they made, as in subprocess.
 
     Returns why there is no librdmacm, or "". Without it the programs are not built either.
     """
@@ -35,7 +37,7 @@ def build(dropin=OUTPUT, release=False, root="/"):
 
     ibverbs, rdmacm = f"{dropin}/libibverbs.so.1", f"{dropin}/librdmacm.so.1"
     optimised = ["--release"] if release else []
-    subprocess.run([f"{CRATE}/build-dropin", *like("libibverbs.so.1"), *optimised, ibverbs], check=True)
+    subprocess.run([f"{CRATE}/build-dropin", *like("libibverbs.so.1"), *optimised, ibverbs], stdout=output, check=True)
     archive = find(root, "librdmacm.a")
     if not archive or not os.path.exists("/usr/include/rdma/rdma_cma.h"):
         # Those of an earlier build may not match the new libibverbs.
@@ -43,7 +45,8 @@ def build(dropin=OUTPUT, release=False, root="/"):
             if os.path.exists(f"{dropin}/{name}"):
                 os.remove(f"{dropin}/{name}")
         return NO_ARCHIVE
-    subprocess.run([f"{CRATE}/build-rdmacm", f"--objects={archive}", *like("librdmacm.so.1"), rdmacm], check=True)
+    subprocess.run([f"{CRATE}/build-rdmacm", f"--objects={archive}", *like("librdmacm.so.1"), rdmacm],
+                   stdout=output, check=True)
     for name in CM_PROGRAMS:
         # The programs have no name of a later version than the oldest release's.
         subprocess.run(["cc", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-O1", "-g", "-pthread",

@@ -140,6 +140,44 @@ impl Fabric {
         }
     }
 
+    /// Half a round trip of writes. The last byte of each write is the number of the round, which
+    /// the peer's previous write did not have.
+    pub(super) fn write_pingpong(&mut self, len: usize, count: u64) -> f64 {
+        let first = self.side.is_first();
+        let (out, last) = (self.outbox.at, self.inbox.at.wrapping_add(len - 1));
+        // SAFETY: the last byte is inside the buffer; the peer writes it by the device.
+        unsafe { last.write_volatile(0) };
+        let send = |this: &mut Self, number: u8| {
+            // SAFETY: inside the buffer; no operation is under way.
+            unsafe { out.wrapping_add(len - 1).write_volatile(number) };
+            while !this.post_rma(false, len) {
+                this.poll(this.tx, 1);
+            }
+            this.complete(1);
+        };
+        // the peer's memory is ready
+        let open = self.send(8, true);
+        self.complete(open);
+        self.receive(1, 1);
+        let begin = Instant::now();
+        for i in 0..count {
+            let number = (i % 255) as u8 + 1;
+            if first {
+                send(self, number);
+            }
+            let mut patience = Patience::default();
+            // SAFETY: as above.
+            while unsafe { last.read_volatile() } != number {
+                self.poll(self.tx, 1);
+                patience.wait();
+            }
+            if !first {
+                send(self, number);
+            }
+        }
+        begin.elapsed().as_nanos() as f64 / count as f64 / 2.0
+    }
+
     /// Accesses the peer's memory, one operation at a time or in windows.
     pub(super) fn access(&mut self, op: Op, len: usize, count: u64) -> f64 {
         if !self.side.is_first() {
