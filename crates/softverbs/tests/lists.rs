@@ -103,6 +103,7 @@ pub(crate) fn main() {
         ("memory_of_the_device", buffer_parent, buffer_child),
         ("own_memory", own, |_| ()),
         ("a_key_in_use", key_in_use, |_| ()),
+        ("without_a_request", at_once_parent, at_once_child),
     ];
     run(cases);
 }
@@ -609,4 +610,76 @@ fn key_in_use(_: &mut Link) {
     assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
     post_list(&mut end, &[write]);
     assert_eq!(end.wait(LIMIT).status, IBV_WC_REM_ACCESS_ERR);
+}
+
+/// Bytes of one copy of an operation without a request, and of the longest such operation.
+const PART: usize = 1 << 20;
+const LONGEST: usize = 16 * PART;
+
+/// WRITE and READ without a request (`softdv_access`): one copy for each MiB.
+fn at_once_parent(link: &mut Link) {
+    let mut end = End::connect(link, 8, 8, 1);
+    let (addr, key) = link.numbers();
+    let call = verbs().softdv_access.unwrap();
+    let bytes: Vec<u8> = (0..LONGEST + 1).map(|i| (i % 251) as u8).collect();
+    let from = end.buffer(&bytes);
+    let back = end.buffer(&vec![0; LONGEST]);
+    // the first request initializes the path
+    end.rdma(IBV_WR_RDMA_WRITE, &from, 1, addr, key as u32, None);
+    assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
+    let qp = end.qp;
+    let access = |opcode, buffer: &Buffer, len: usize, to: u64| {
+        let sge = ibv_sge {
+            addr: buffer.addr(),
+            length: len as u32,
+            lkey: buffer.lkey(),
+        };
+        let before = COPIES.load(Ordering::Relaxed);
+        // SAFETY: a live queue pair and a registered buffer.
+        let ret = unsafe { call(qp, opcode, &raw const sge, 0, to, key as u32) };
+        (ret, COPIES.load(Ordering::Relaxed) - before)
+    };
+    for (len, copies) in [
+        (1, 1),
+        (PART, 1),
+        (PART + 1, 2),
+        (4 * PART + 3, 5),
+        (LONGEST, 16),
+    ] {
+        assert_eq!(
+            access(IBV_WR_RDMA_WRITE, &from, len, addr),
+            (0, copies),
+            "{len}"
+        );
+        assert_eq!(
+            access(IBV_WR_RDMA_READ, &back, len, addr),
+            (0, copies),
+            "{len}"
+        );
+        assert_eq!(back.bytes()[..len], bytes[..len]);
+    }
+    // longer ones, and one that ends behind the region, have no effect
+    let zeros = end.buffer(&vec![0; LONGEST + 1]);
+    let again = (libc::EAGAIN, 0);
+    assert_eq!(access(IBV_WR_RDMA_WRITE, &zeros, LONGEST + 1, addr), again);
+    let behind = addr + 1 + PART as u64;
+    assert_eq!(
+        access(IBV_WR_RDMA_WRITE, &zeros, LONGEST - PART, behind),
+        again
+    );
+    // a copy that the kernel refuses
+    REFUSED.store(true, Ordering::Relaxed);
+    let refused = access(IBV_WR_RDMA_WRITE, &zeros, 2 * PART, addr);
+    REFUSED.store(false, Ordering::Relaxed);
+    assert_eq!(refused, (libc::EAGAIN, 1));
+    assert_eq!(access(IBV_WR_RDMA_READ, &back, LONGEST, addr), (0, 16));
+    assert_eq!(back.bytes(), bytes[..LONGEST]);
+    link.say("done");
+}
+
+fn at_once_child(link: &mut Link) {
+    let end = End::connect(link, 8, 8, 1);
+    let buffer = end.buffer(&vec![0; LONGEST]);
+    link.say_numbers(buffer.addr(), buffer.rkey().into());
+    link.expect("done");
 }

@@ -14,6 +14,54 @@ use crate::sys;
 /// Elements with at most so many bytes have their earlier values in a small array.
 const SMALL: usize = 64;
 
+/// Longest operation that is executed in its call.
+const LONGEST: usize = 16 * MOST_AT_ONCE;
+
+/// Copies the next bytes of an operation, at most [`MOST_AT_ONCE`], under one hazard, and returns
+/// their number. `(from, done, len)`: the local memory, the bytes that were copied, and all bytes.
+/// `may_map`: the caller's thread may copy to memory that it has mapped.
+///
+/// # Errors
+/// Whether some of these bytes may have been copied.
+#[inline(always)]
+fn copy_part(
+    conn: &Connection,
+    own_slot: u32,
+    target: Target,
+    (from, done, len): (u64, usize, usize),
+    (way, may_map): (Direction, bool),
+) -> Result<usize, bool> {
+    let peer = &conn.peer;
+    let hazard = conn.hazard.publish(&peer.map, own_slot, target.key);
+    let left = len - done;
+    // all bytes that are left are checked, so an operation beyond its region changes nothing
+    let place = region::resolve(&peer.map, target, target.addr, left as u64, right(way));
+    let place = place.ok_or(false)?;
+    let bytes = left.min(MOST_AT_ONCE);
+    let local = [sys::as_local(from.wrapping_add(done as u64), bytes)];
+    if place.direct.stamp != 0
+        && let Some(there) = peer.direct(place.direct.stamp)
+    {
+        let copied =
+            may_map && region::copy_mapped(&there, place.direct.offset, &local, bytes, way).is_ok();
+        return if copied { Ok(bytes) } else { Err(false) };
+    }
+    if !peer.check_alive() {
+        return Err(false);
+    }
+    let (pid, remote) = (peer.identity.pid, [sys::as_local(place.addr, bytes)]);
+    let moved = match way {
+        Direction::Write => sys::vm_write(pid, &local, &remote),
+        Direction::Read => sys::vm_read(pid, &local, &remote),
+    };
+    drop(hazard);
+    match moved {
+        Ok(all) if all == bytes => Ok(bytes),
+        Ok(some) => Err(some != 0),
+        Err(_) => Err(false),
+    }
+}
+
 impl Qp {
     /// Whether an operation that needs these rights may be executed now. `queue`: the type of the
     /// queue pair, and whether all posted requests were executed.
@@ -57,7 +105,8 @@ impl Qp {
         }
         let process = self.process();
         let len = sge.length as usize;
-        let from = match flags & IBV_SEND_INLINE != 0 {
+        let inline = flags & IBV_SEND_INLINE != 0;
+        let from = match inline {
             true => Some(sge.addr),
             false => {
                 process
@@ -65,53 +114,36 @@ impl Qp {
                     .local_again(&mut sq.last_region, sge, sq.pd, way == Direction::Read)
             }
         };
-        let Some(from) = from.filter(|_| (1..=MOST_AT_ONCE).contains(&len)) else {
+        let Some(from) = from.filter(|_| (1..=LONGEST).contains(&len)) else {
             return false;
         };
-        let (peer, key) = (&conn.peer, Key(rkey));
-        let target = Target {
-            key,
+        // This processor copies to memory of the device: local memory is that of a region, or short
+        // inline data.
+        let may_map = !inline || way == Direction::Write && len <= sq.max_inline as usize;
+        let mut target = Target {
+            key: Key(rkey),
             addr,
             pd: conn.pd,
             qp: sq.dest,
         };
-        let hazard = conn.hazard.publish(&peer.map, process.slot, key);
-        let place = region::resolve(&peer.map, target, addr, len as u64, right(way));
-        let Some(place) = place else {
-            return false;
-        };
-        let local = [sys::as_local(from, len)];
-        if place.direct.stamp != 0
-            && let Some(there) = peer.direct(place.direct.stamp)
-        {
-            // this processor copies: the memory has to be that of a region, or inline data
-            let inline = flags & IBV_SEND_INLINE != 0;
-            let short = way == Direction::Write && len <= sq.max_inline as usize;
-            if inline && !short
-                || region::copy_mapped(&there, place.direct.offset, &local, len, way).is_err()
-            {
-                return false;
-            }
-        } else {
-            if !peer.check_alive() {
-                return false;
-            }
-            let (pid, remote) = (peer.identity.pid, [sys::as_local(place.addr, len)]);
-            let moved = match way {
-                Direction::Write => sys::vm_write(pid, &local, &remote),
-                Direction::Read => sys::vm_read(pid, &local, &remote),
-            };
-            match moved {
-                Ok(bytes) if bytes == len => {}
+        let mut done = 0;
+        while done < len {
+            match copy_part(
+                conn,
+                process.slot,
+                target,
+                (from, done, len),
+                (way, may_map),
+            ) {
+                Ok(bytes) => done += bytes,
                 // the request that is posted next repeats it
-                Ok(bytes) => {
-                    sq.begun |= bytes != 0;
+                Err(begun) => {
+                    sq.begun |= begun || done != 0;
                     return false;
                 }
-                Err(_) => return false,
             }
+            target.addr = addr.wrapping_add(done as u64);
         }
-        drop(hazard);
         sq.counts.add(opcode);
         true
     }
