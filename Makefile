@@ -81,7 +81,7 @@ vm-shell: all ## a shell in that virtual machine
 	@tests/vm/vm shell
 
 FILTER ?=
-bench: all deps ## weft beside libfabric's tcp and shm and the bare machine, as ratios; FILTER='8 64' OPTIONS='--rounds 31'
+bench: all deps ## weft beside libfabric's tcp, shm and verbs and the bare machine, as ratios; FILTER='8 64' OPTIONS='--rounds 31'
 	@benches/bench $(OPTIONS) $(FILTER)
 
 bench-count: all deps ## instructions of each call, by callgrind
