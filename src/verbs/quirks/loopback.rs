@@ -124,6 +124,9 @@ impl Loopback {
 
 /// Posts a flush of 8 bytes at the peer's `addr` to `placement`, on a queue pair that was created
 /// with `flush`; on an initiator of XRC through the receive queue with the number `srq`.
+///
+/// # Errors
+/// `EOPNOTSUPP`: the queue pair lacks an operation that is needed. Others: the device's.
 pub(super) fn post_flush(
     near: &RawQp,
     (addr, rkey): (u64, u32),
@@ -140,6 +143,10 @@ pub(super) fn post_flush(
         let Some((Some(start), Some(flush), Some(complete))) = entries else {
             return Err(FiErrno::EOPNOTSUPP);
         };
+        let through = match srq {
+            Some(srq) => Some(((*qp).wr_set_xrc_srqn.ok_or(FiErrno::EOPNOTSUPP)?, srq)),
+            None => None,
+        };
         start(qp);
         (*qp).wr_id = 0;
         (*qp).wr_flags = sys::IBV_SEND_SIGNALED;
@@ -152,7 +159,7 @@ pub(super) fn post_flush(
             placement as u8,
             sys::IBV_FLUSH_RANGE as u8,
         );
-        if let (Some(srq), Some(name)) = (srq, (*qp).wr_set_xrc_srqn) {
+        if let Some((name, srq)) = through {
             name(qp, srq);
         }
         complete(qp)

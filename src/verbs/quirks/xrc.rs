@@ -1,7 +1,7 @@
 //! Trials of extended reliable connections (XRC): an initiator and a target of one device, and two
 //! shared receive queues in two protection domains.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use rdma_core_sys as sys;
 
@@ -48,34 +48,78 @@ impl XrcBehaviour {
 
 impl Device {
     /// The behaviour of this device's XRC. The first call runs the trials, as
-    /// [`Device::behaviour`]; they are not run on a device that reports no XRC.
-    pub fn xrc_behaviour(self: &Arc<Self>) -> &XrcBehaviour {
-        self.observed_xrc().get_or_init(|| {
+    /// [`Device::behaviour`]; they are not run on a device that reports no XRC. Thread safe.
+    ///
+    /// # Errors
+    /// An error that may pass (memory, descriptors, a port that is down, a host that is too busy
+    /// for the time limit): nothing is stored, and the next call runs the trials again.
+    pub fn xrc_behaviour(self: &Arc<Self>) -> Result<&XrcBehaviour> {
+        stored(self.observed_xrc(), || {
             let seen = if self.attr().xrc {
                 observe(self)
             } else {
                 Err(FiErrno::EOPNOTSUPP)
             };
-            let seen = seen.unwrap_or_else(|error| XrcBehaviour::all(Seen::Refused(error)));
-            info_log!(
-                Domain,
-                "{}: XRC: messages: {}; number of the target in completions: {}; protection \
-                 domains checked: {}; flush: {}",
-                self.name(),
-                seen.messages,
-                seen.target_number,
-                seen.domain_checked,
-                seen.flush
-            );
+            match &seen {
+                Ok(seen) => info_log!(
+                    Domain,
+                    "{}: XRC: messages: {}; number of the target in completions: {}; protection \
+                     domains checked: {}; flush: {}",
+                    self.name(),
+                    seen.messages,
+                    seen.target_number,
+                    seen.domain_checked,
+                    seen.flush
+                ),
+                Err(error) => info_log!(Domain, "{}: XRC: {error}", self.name()),
+            }
             seen
         })
+    }
+}
+
+/// The stored behaviour; if there is none, that which `observe` returns, and which is stored. Of
+/// the errors `EOPNOTSUPP` alone is a behaviour.
+fn stored(
+    storage: &OnceLock<XrcBehaviour>,
+    observe: impl FnOnce() -> Result<XrcBehaviour>,
+) -> Result<&XrcBehaviour> {
+    if let Some(seen) = storage.get() {
+        return Ok(seen);
+    }
+    let seen = match observe() {
+        Err(error @ FiErrno::EOPNOTSUPP) => XrcBehaviour::all(Seen::Refused(error)),
+        other => other?,
+    };
+    Ok(storage.get_or_init(|| seen))
+}
+
+/// Returns the result of an operation unless it may be another one next time.
+///
+/// # Errors
+/// `ETIMEDOUT`: there was no answer. Others: the device has not taken the request.
+fn lasting(outcome: Outcome) -> Result<Outcome> {
+    match outcome {
+        Outcome::Failed(None | Some(sys::IBV_WC_RETRY_EXC_ERR)) => Err(FiErrno::ETIMEDOUT),
+        Outcome::NotPosted(error) if error != FiErrno::EOPNOTSUPP => Err(error),
+        other => Ok(other),
+    }
+}
+
+/// The result of a trial that the device may refuse in one of the ways of verbs that do not exist.
+fn refusable(result: Result<Seen>) -> Result<Seen> {
+    match result {
+        Err(error @ (FiErrno::EOPNOTSUPP | FiErrno::ENOSYS | FiErrno::EINVAL)) => {
+            Ok(Seen::Refused(error))
+        }
+        other => other,
     }
 }
 
 /// Runs the trials.
 ///
 /// # Errors
-/// The device's: objects of XRC cannot be created.
+/// The device's: objects of XRC cannot be created, or a trial has no lasting result.
 fn observe(device: &Arc<Device>) -> Result<XrcBehaviour> {
     let bench = Bench::new(device)?;
     let (messages, target_number) = bench.messages()?;
@@ -85,8 +129,8 @@ fn observe(device: &Arc<Device>) -> Result<XrcBehaviour> {
     Ok(XrcBehaviour {
         messages,
         target_number,
-        domain_checked: Seen::settle(bench.domain_checked()),
-        flush: Seen::settle(bench.flush()),
+        domain_checked: bench.domain_checked()?,
+        flush: refusable(bench.flush())?,
     })
 }
 
@@ -162,7 +206,7 @@ impl<'a> Bench<'a> {
         to: &Place,
         region: &RawMr<'_>,
         fill: impl FnOnce(&mut sys::ibv_send_wr),
-    ) -> Outcome {
+    ) -> Result<Outcome> {
         let mut list = sge(&self.places[0].pages, region);
         let mut wr = sys::ibv_send_wr {
             sg_list: &raw mut list,
@@ -173,7 +217,7 @@ impl<'a> Bench<'a> {
         fill(&mut wr);
         // SAFETY: the pages outlive the completion, for which the next line waits.
         let posted = unsafe { loopback::post(&circuit.initiator, &mut wr) };
-        loopback::await_completion(&self.send_cq, posted)
+        lasting(loopback::await_completion(&self.send_cq, posted))
     }
 
     /// Sends 8 bytes with immediate data to each queue. The second result is that of the target's
@@ -199,7 +243,7 @@ impl<'a> Bench<'a> {
             let sent = self.request(&circuit, place, &source, |wr| {
                 wr.opcode = sys::IBV_WR_SEND_WITH_IMM;
                 wr.__bindgen_anon_1.bindgen_union_field = TAG.to_be();
-            });
+            })?;
             if sent != Outcome::Done {
                 return Ok((Seen::of(sent), Seen::of(sent)));
             }
@@ -237,11 +281,11 @@ impl<'a> Bench<'a> {
                 wr.wr.rdma.rkey = region.rkey();
             })
         };
-        let right = write(second, MARK);
+        let right = write(second, MARK)?;
         if right != Outcome::Done {
             return Ok(Seen::of(right));
         }
-        let wrong = write(first, !MARK);
+        let wrong = write(first, !MARK)?;
         let refused = matches!(wrong, Outcome::Failed(Some(_)));
         Ok(if refused && second.pages.word(0) == MARK {
             Seen::Works
@@ -260,7 +304,8 @@ impl<'a> Bench<'a> {
         let srq = place.srq.number().map(|number| number.get());
         let placement = sys::IBV_FLUSH_GLOBAL;
         let posted = loopback::post_flush(&circuit.initiator, remote, placement, srq);
-        Ok(Seen::of(loopback::await_completion(&self.send_cq, posted)))
+        let outcome = lasting(loopback::await_completion(&self.send_cq, posted))?;
+        Ok(Seen::of(outcome))
     }
 }
 
@@ -272,11 +317,65 @@ mod tests {
     #[test]
     fn the_embedded_device_has_xrc() {
         let device = devices(&[softverbs::backend()], false).remove(0);
-        let seen = device.xrc_behaviour();
+        let seen = device.xrc_behaviour().unwrap();
         assert_eq!(*seen, XrcBehaviour::all(Seen::Works));
         assert!(seen.is_usable());
         // the result is stored: no second trial
-        assert!(std::ptr::eq(seen, device.xrc_behaviour()));
+        assert!(std::ptr::eq(seen, device.xrc_behaviour().unwrap()));
+    }
+
+    #[test]
+    fn an_error_that_may_pass_is_not_stored() {
+        let works = XrcBehaviour::all(Seen::Works);
+        for error in [
+            FiErrno::EMFILE,
+            FiErrno::ENOMEM,
+            FiErrno::EBUSY,
+            FiErrno::ETIMEDOUT,
+        ] {
+            let storage = OnceLock::new();
+            assert_eq!(stored(&storage, || Err(error)), Err(error));
+            assert_eq!(stored(&storage, || Ok(works.clone())), Ok(&works));
+            assert_eq!(stored(&storage, || panic!("a second trial")), Ok(&works));
+        }
+        let missing = FiErrno::EOPNOTSUPP;
+        let storage = OnceLock::new();
+        let refused = XrcBehaviour::all(Seen::Refused(missing));
+        assert_eq!(stored(&storage, || Err(missing)), Ok(&refused));
+        assert_eq!(stored(&storage, || panic!("a second trial")), Ok(&refused));
+    }
+
+    #[test]
+    fn a_lost_request_is_no_result() {
+        let denied = Outcome::Failed(Some(sys::IBV_WC_REM_ACCESS_ERR));
+        let missing = Outcome::NotPosted(FiErrno::EOPNOTSUPP);
+        for outcome in [Outcome::Done, denied, missing] {
+            assert_eq!(lasting(outcome), Ok(outcome));
+        }
+        for lost in [None, Some(sys::IBV_WC_RETRY_EXC_ERR)] {
+            assert_eq!(lasting(Outcome::Failed(lost)), Err(FiErrno::ETIMEDOUT));
+        }
+        let full = FiErrno::ENOMEM;
+        assert_eq!(lasting(Outcome::NotPosted(full)), Err(full));
+        // an error of a trial that runs behind others
+        assert_eq!(refusable(Err(full)), Err(full));
+        let unknown = FiErrno::EINVAL;
+        assert_eq!(refusable(Err(unknown)), Ok(Seen::Refused(unknown)));
+    }
+
+    #[test]
+    fn a_flush_without_the_name_of_a_queue_is_not_posted() {
+        let device = devices(&[softverbs::backend()], false).remove(0);
+        let bench = Bench::new(&device).unwrap();
+        let circuit = bench.circuit(true).unwrap();
+        let region = bench.register(&bench.places[0], PINNED | sys::IBV_ACCESS_FLUSH_GLOBAL);
+        let remote = (bench.places[0].pages.addr() as u64, region.unwrap().rkey());
+        let convert = device.backend().verbs.ibv_qp_to_qp_ex.unwrap();
+        // SAFETY: the queue pair is live, and no other thread uses it.
+        unsafe { (*convert(circuit.initiator.raw)).wr_set_xrc_srqn = None };
+        let placement = sys::IBV_FLUSH_GLOBAL;
+        let posted = loopback::post_flush(&circuit.initiator, remote, placement, Some(1));
+        assert_eq!(posted, Err(FiErrno::EOPNOTSUPP));
     }
 
     #[test]
