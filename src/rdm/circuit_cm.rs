@@ -368,7 +368,10 @@ impl XrcStep {
                     sidr.failed(shared, Failure::Silent);
                 }
             }
-            Self::AnswerLink(held, answer, link) => {
+            Self::AnswerLink(held, mut answer, link) => {
+                if let Some(link) = link {
+                    shared.change(|_, io| io.check_answer(link, &mut answer));
+                }
                 let answered = held.take().ok_or(FiErrno::EINVAL);
                 let answered = answered.and_then(|(id, _)| id.answer_service(&answer));
                 match (answered, link) {

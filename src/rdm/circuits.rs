@@ -130,14 +130,13 @@ impl Circuits {
             self.join(key, link);
             return Choice::Use(key, on);
         }
-        // a circuit that may lead to the node
+        // a circuit that leads to the peer, or to the node that it has stated. Others of its IP
+        // address do not count: their peers may be silent.
+        let stated = self.nodes.get(&address).copied();
         let coming = self.keys().find(|key| {
             let circuit = self.circuits.get(*key);
             circuit.is_some_and(|it| match it.state {
-                State::Dialling(_, of) => match (hint, of) {
-                    (Some(hint), Some(of)) => hint == of,
-                    _ => host(it.address) == host(address),
-                },
+                State::Dialling(_, of) => it.address == address || stated.is_some() && stated == of,
                 _ => false,
             })
         });
@@ -260,6 +259,12 @@ impl Circuits {
         Some(Left { dialled_for, links })
     }
 
+    /// Number of circuits, also of those that are not up.
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.keys().count()
+    }
+
     /// A circuit that was ending has ended.
     pub(super) fn remove(&mut self, key: CircuitKey) {
         self.circuits.remove(key);
@@ -296,6 +301,15 @@ mod tests {
                 circuits: Circuits::new(),
                 links: Slab::new(),
             }
+        }
+
+        /// Two peers have stated the same node.
+        fn of_one_node() -> Self {
+            let mut this = Self::new();
+            for port in [1, 2] {
+                this.circuits.learn(at(port), NodeId::new(7));
+            }
+            this
         }
 
         fn link(&mut self) -> LinkKey {
@@ -335,8 +349,23 @@ mod tests {
     }
 
     #[test]
-    fn the_peers_of_an_address_share_the_circuit_that_is_dialled() {
+    fn a_link_waits_for_no_circuit_to_another_peer_of_its_address() {
         let mut it = Bench::new();
+        let (_, choice) = it.choose(1);
+        let Choice::Dial(first, _) = choice else {
+            panic!("{choice:?}");
+        };
+        // its node is not known
+        assert!(matches!(it.choose(2).1, Choice::Dial(key, _) if key != first));
+        assert_eq!(it.choose(1).1, Choice::Wait(first));
+        // another node than those which are dialled
+        it.circuits.learn(at(3), NodeId::new(7));
+        assert!(matches!(it.choose(3).1, Choice::Dial(..)));
+    }
+
+    #[test]
+    fn the_peers_of_a_node_share_the_circuit_that_is_dialled() {
+        let mut it = Bench::of_one_node();
         let (first, choice) = it.choose(1);
         let Choice::Dial(key, number) = choice else {
             panic!("{choice:?}");
@@ -421,7 +450,7 @@ mod tests {
 
     #[test]
     fn links_leave_a_circuit_that_fails() {
-        let mut it = Bench::new();
+        let mut it = Bench::of_one_node();
         let (first, choice) = it.choose(1);
         let Choice::Dial(key, _) = choice else {
             panic!("{choice:?}");
@@ -453,7 +482,7 @@ mod tests {
 
     #[test]
     fn a_link_that_gives_up_leaves_the_circuit_that_is_dialled() {
-        let mut it = Bench::new();
+        let mut it = Bench::of_one_node();
         let (first, choice) = it.choose(1);
         let Choice::Dial(key, number) = choice else {
             panic!("{choice:?}");

@@ -578,14 +578,15 @@ impl Endpoint {
 
     /// Maximum number of links of an endpoint that posts so many receives: 3/4 of what the device
     /// and the process have, because others need some too, and as many as the completion queue has
-    /// room for.
+    /// room for. On XRC a peer needs an initiator and a target: half as many.
     fn max_links(&self, receives: usize) -> usize {
         let shared = self.shared();
         let attr = shared.domain.device().attr();
         let entries = attr.max_cqe.saturating_sub(receives) / shared.depth();
         let default = attr.max_qp.min(max_descriptors()) / 4 * 3;
         let wanted = shared.config.max_links.unwrap_or(default);
-        wanted.min(attr.max_qp).min(entries).max(1)
+        let queue_pairs = if shared.config.xrc { 2 } else { 1 };
+        (wanted.min(attr.max_qp).min(entries) / queue_pairs).max(1)
     }
 
     /// Makes the endpoint a source of its completion queues.

@@ -135,7 +135,7 @@ pub(super) struct Executor {
     /// Completions that were polled since a poll has emptied the device queue.
     pub(super) backlog: usize,
     max_inline: usize,
-    max_links: usize,
+    pub(super) max_links: usize,
     pub(super) tx: Slab<TxMark, Operation>,
     pub(super) rx: Receives,
     sources: SourceKeys,

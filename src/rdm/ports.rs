@@ -66,6 +66,12 @@ impl Port {
             fails: Vec::new(),
         }
     }
+
+    /// Whether packets may be under way. The acceptor has told the peer a target, so the peer may
+    /// post.
+    pub(super) const fn is_used(&self) -> bool {
+        self.used || self.from.is_some()
+    }
 }
 
 /// The end of a circuit.

@@ -19,9 +19,10 @@ use crate::rdm::packet_memory::Slot;
 use crate::rdm::ports::{Failing, HeldTarget, Port};
 use crate::rdm::send_queue::Sent;
 use crate::verbs::{QpNumber, Wc};
+use crate::wire::rdm::cm::VERSION;
 use crate::wire::rdm::packet::{Attach, SLOT_SIZE};
-use crate::wire::rdm::xrc::{CircuitReply, OnCircuit};
-use crate::wire::rdm::{Body, Packet, Rejection};
+use crate::wire::rdm::xrc::{CircuitReply, LinkRejection, LinkReply, OnCircuit};
+use crate::wire::rdm::{Body, Packet, Reason, Rejection};
 
 /// How long a target without links is held.
 const LOOSE: Duration = Duration::from_secs(2);
@@ -33,16 +34,20 @@ impl Executor {
         self.steps.push(Step::Xrc(step));
     }
 
-    pub(super) fn port_mut(&mut self, link: LinkKey) -> Option<&mut Port> {
+    pub(in crate::rdm) fn port_mut(&mut self, link: LinkKey) -> Option<&mut Port> {
         self.links.get_mut(link)?.port.as_deref_mut()
     }
 
     /// Does what the choice of a circuit demands.
-    pub(super) fn follow(&mut self, link: LinkKey, choice: Choice) {
-        let Some(on) = self.links.get_mut(link).filter(|on| !on.is_ending()) else {
-            return;
-        };
-        let Some(port) = on.port.as_mut() else {
+    pub(in crate::rdm) fn follow(&mut self, link: LinkKey, choice: Choice) {
+        let on = self.links.get_mut(link).filter(|on| !on.is_ending());
+        let Some(port) = on.and_then(|on| on.port.as_mut()) else {
+            // the choice has listed the link
+            if let Choice::Use(circuit, _) | Choice::Wait(circuit) | Choice::Dial(circuit, _) =
+                choice
+            {
+                self.leave_circuit(circuit, link);
+            }
             return;
         };
         let (address, dials) = (port.address, port.request.is_some());
@@ -94,7 +99,7 @@ impl Executor {
     }
 
     /// A link does not use a circuit any more, which ends with its last link.
-    pub(super) fn leave_circuit(&mut self, circuit: CircuitKey, link: LinkKey) {
+    pub(in crate::rdm) fn leave_circuit(&mut self, circuit: CircuitKey, link: LinkKey) {
         let xrc = self.xrc.as_mut();
         if xrc.is_some_and(|xrc| xrc.circuits.leave(circuit, link)) {
             self.break_circuit(circuit);
@@ -116,7 +121,8 @@ impl Executor {
             return;
         };
         let Some(queue) = xrc.queue_mut(circuit) else {
-            return;
+            // it was never dialled
+            return xrc.circuits.remove(circuit);
         };
         let qp = queue.qp.clone();
         queue.failing = Some(Failing {
@@ -235,8 +241,8 @@ impl Executor {
 
     /// HELLO has arrived on a link that this side has accepted: it needs a circuit to the node of
     /// the peer.
-    pub(super) fn greeted_on_circuit(&mut self, link: LinkKey) {
-        let Some(xrc) = &mut self.xrc else {
+    pub(in crate::rdm) fn greeted_on_circuit(&mut self, link: LinkKey) {
+        let Some(xrc) = self.xrc.as_mut().filter(|_| !self.links.ends(link)) else {
             return;
         };
         let port = self.links.get_mut(link).and_then(|on| on.port.as_ref());
@@ -245,6 +251,24 @@ impl Executor {
         };
         let choice = xrc.circuits.for_accepted(link, address, node);
         self.follow(link, choice);
+    }
+
+    /// The reply to a link request becomes BUSY if the link has ended, or is being ended. The peer
+    /// would post packets with a tag that this side does not know.
+    pub(in crate::rdm) fn check_answer(&mut self, link: LinkKey, answer: &mut Vec<u8>) {
+        if self.links.get_mut(link).is_some_and(|on| !on.is_ending()) {
+            return;
+        }
+        if let Ok(LinkReply { reply, node, .. }) = LinkReply::decode(answer) {
+            let rejection = Rejection {
+                version: VERSION,
+                epoch: Some(reply.epoch),
+                id: reply.id,
+                newest: None,
+                reason: Reason::Busy,
+            };
+            *answer = LinkRejection { rejection, node }.encode().to_vec();
+        }
     }
 
     /// Posts ATTACH, and then what waits for it.
@@ -337,8 +361,19 @@ impl Executor {
             self.post_receive(slot);
             return self.unknown_tag(wc.qp_num());
         };
+        let comes_from = match port.from {
+            Some(from) => from.get() == wc.qp_num(),
+            // only ATTACH, through a target of the peer
+            None => QpNumber::new(wc.qp_num())
+                .and_then(|through| xrc.targets.get(&through))
+                .is_some_and(|held| port.peer == Some(held.peer)),
+        };
+        if !comes_from {
+            self.post_receive(slot);
+            return self.unknown_tag(wc.qp_num());
+        }
         let total = wc.byte_len();
-        let packet = match total > SLOT_SIZE {
+        let packet = match wc.is_recv_rdma() || total > SLOT_SIZE {
             true => None,
             false => Packet::decode(&self.memory.bytes(&slot)[..total], total).ok(),
         };
@@ -346,7 +381,7 @@ impl Executor {
             return core.violated(link, Place::Slot(slot), self);
         };
         let known = match (port.from, &packet.body) {
-            (Some(from), body) => from.get() == wc.qp_num() && !matches!(body, Body::Attach(_)),
+            (Some(_), body) => !matches!(body, Body::Attach(_)),
             (None, Body::Attach(attach)) => {
                 let attach = *attach;
                 self.attached_by_peer(link, &attach, wc.qp_num())
@@ -399,13 +434,18 @@ impl Executor {
         let Some(on) = self.links.get_mut(link).filter(|on| !on.is_ending()) else {
             return;
         };
-        let Some(port) = on.port.as_mut().filter(|port| port.used) else {
+        let Some(port) = on.port.as_mut().filter(|port| port.is_used()) else {
             // nothing is under way
             self.links.begin_end_on_circuit(link);
             self.end_exchange(link);
             return self.xrc_step(XrcStep::Look);
         };
-        let (circuit, peer) = (port.circuit, port.peer);
+        let peer = port.peer;
+        // one on which the link has posted nothing may be that of other links
+        let (posted_on, left) = match port.attached {
+            true => (port.circuit, None),
+            false => (None, port.circuit.take()),
+        };
         let mut fails: Vec<QpNumber> = port.from.into_iter().collect();
         if let (None, Some(xrc)) = (port.from, &self.xrc) {
             // ATTACH may have arrived through any target of the peer
@@ -421,8 +461,11 @@ impl Executor {
         for target in fails {
             self.break_target(target);
         }
-        if let Some(circuit) = circuit {
+        if let Some(circuit) = posted_on {
             self.break_circuit(circuit);
+        }
+        if let Some(circuit) = left {
+            self.leave_circuit(circuit, link);
         }
         self.xrc_step(XrcStep::Look);
     }
@@ -440,7 +483,7 @@ impl Executor {
                 continue;
             };
             let (mut sends, mut receives) = (true, true);
-            if let Some(port) = link.port.as_ref().filter(|port| port.used) {
+            if let Some(port) = link.port.as_ref().filter(|port| port.is_used()) {
                 let queue = port.circuit.and_then(|circuit| xrc.queue_mut(circuit));
                 sends = queue.is_none_or(|queue| queue.is_flushed());
                 let fails = |number| {

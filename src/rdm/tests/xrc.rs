@@ -9,6 +9,12 @@ use crate::domain::Domain;
 use crate::errno::FiErrno;
 use crate::queue::Completion;
 use crate::rdm::EndpointConfig;
+use crate::rdm::circuits::Choice;
+use crate::rdm::link::LinkKey;
+use crate::rdm::slab::Slab;
+use crate::verbs::SrqNumber;
+use crate::wire::rdm::xrc::{Inbox, LinkRejection, LinkReply, LinkTag, NodeId, Presence};
+use crate::wire::rdm::{EndpointId, Epoch, Reason, Reply, Secret, Terms};
 
 fn open_at(domain: &Arc<Domain>, src: Option<std::net::SocketAddr>) -> End {
     let config = EndpointConfig {
@@ -102,10 +108,12 @@ fn endpoints_at_one_address_find_their_nodes() {
     }
 }
 
-/// Circuits break at random; each message arrives once and in order.
+/// Circuits of links that are up break at random; each message arrives once and in order. The break
+/// of a link that is being set up may end the session (docs/xrc.md, "Known limits").
 #[test]
 fn broken_circuits_lose_and_repeat_nothing() {
     const COUNT: usize = 200;
+    let mut breaks = 0;
     for seed in 0..8 {
         let mut random = Random(seed);
         let domain = domain();
@@ -128,8 +136,9 @@ fn broken_circuits_lose_and_repeat_nothing() {
                     end.send(to, Some(7), &bytes[sent[at]], 1);
                     sent[at] += 1;
                 }
-                if random.one_in(60) {
+                if random.one_in(60) && is_up(&a) && is_up(&b) {
                     break_one(end, &mut random);
+                    breaks += 1;
                 }
                 let entry = end.poll();
                 completed[at] += usize::from(entry.is_some());
@@ -139,6 +148,20 @@ fn broken_circuits_lose_and_repeat_nothing() {
         }
         assert!(inboxes.iter().all(|inbox| *inbox == bytes), "seed {seed}");
     }
+    assert!(breaks >= 16, "{breaks}");
+}
+
+/// Whether an endpoint has links, and sends and receives on each of them.
+fn is_up(end: &End) -> bool {
+    end.state(|state| {
+        let keys: Vec<_> = state.io.links.keys().collect();
+        let up = |key: &_| {
+            let link = state.io.links.get_mut(*key).unwrap();
+            let port = link.port.as_ref().unwrap();
+            port.attached && port.from.is_some()
+        };
+        !keys.is_empty() && keys.iter().all(up)
+    })
 }
 
 /// Breaks a circuit or a target of an endpoint.
@@ -156,6 +179,169 @@ fn break_one(end: &End, random: &mut Random) {
             _ => {}
         }
     });
+}
+
+/// A sends to B once, so B has accepted a link. Returns that link.
+fn accepted_link(a: &End, b: &End) -> LinkKey {
+    exchange(a, b);
+    b.state(|state| state.io.links.keys().next().unwrap())
+}
+
+/// One message in each direction.
+fn exchange(a: &End, b: &End) {
+    let (to_b, to_a) = (a.knows(b), b.knows(a));
+    let (bytes, mut at_a, mut at_b) = ([3; 8], [0; 8], [0; 8]);
+    a.recv(Some((1, 0)), &mut at_a, 2);
+    b.recv(Some((1, 0)), &mut at_b, 2);
+    a.send(to_b, Some(1), &bytes, 1);
+    wait([a, b], [1, 1]);
+    b.send(to_a, Some(1), &bytes, 1);
+    wait([a, b], [1, 1]);
+    assert_eq!((at_a, at_b), (bytes, bytes));
+}
+
+/// The circuits of an endpoint, also those that are not up, and those that have a queue.
+fn circuits(end: &End) -> (usize, usize) {
+    end.state(|state| {
+        let xrc = state.io.xrc.as_ref().unwrap();
+        (xrc.circuits.len(), xrc.keys().len())
+    })
+}
+
+/// HELLO is polled after its link has broken: it chooses no circuit.
+#[test]
+fn a_link_that_ends_leaves_no_circuit_behind() {
+    let domain = domain();
+    let (a, b) = (open(&domain), open(&domain));
+    let link = accepted_link(&a, &b);
+    b.ep.shared().change(|core, io| {
+        core.broken(link, io);
+        io.greeted_on_circuit(link);
+    });
+    let (all, dialled) = circuits(&b);
+    assert_eq!(all, dialled);
+    // nor a choice that was made for it earlier
+    b.ep.shared().change(|_, io| {
+        let address = io.port_mut(link).map(|port| port.address);
+        if let (Some(address), Some(xrc)) = (address, &mut io.xrc) {
+            let choice = xrc.circuits.choose(link, address);
+            io.follow(link, choice);
+        }
+    });
+    let (all, dialled) = circuits(&b);
+    assert_eq!(all, dialled);
+    exchange(&a, &b);
+    // a link that was lost in a simultaneous dial ends its circuits, and they are dialled again
+    let limit = Instant::now() + Duration::from_secs(20);
+    while (objects(&a), objects(&b)) != ((1, 1, 0), (1, 1, 0)) {
+        a.poll();
+        b.poll();
+        assert!(
+            Instant::now() < limit,
+            "{:?} {:?}",
+            objects(&a),
+            objects(&b)
+        );
+    }
+}
+
+/// The peer of an accepted link may post as soon as it has the reply, so its target fails first.
+#[test]
+fn the_target_of_an_accepted_link_fails_before_the_link_has_ended() {
+    let domain = domain();
+    let (a, b) = (open(&domain), open(&domain));
+    let link = accepted_link(&a, &b);
+    b.ep.shared().change(|core, io| {
+        let port = io.port_mut(link).unwrap();
+        // as before HELLO
+        port.used = false;
+        let from = port.from.unwrap();
+        core.broken(link, io);
+        assert_eq!(io.port_mut(link).unwrap().fails, [from]);
+        assert!(io.xrc.as_ref().unwrap().targets[&from].failing.is_some());
+    });
+    exchange(&a, &b);
+}
+
+#[test]
+fn a_link_that_ends_is_not_accepted() {
+    let domain = domain();
+    let (a, b) = (open(&domain), open(&domain));
+    let link = accepted_link(&a, &b);
+    let reply = LinkReply {
+        reply: Reply {
+            epoch: Epoch::new(5).unwrap(),
+            id: EndpointId::new(6).unwrap(),
+            auth: 0,
+            gives: Secret::new(7).unwrap(),
+            ended: None,
+            terms: Terms::default(),
+        },
+        presence: Presence::default(),
+        node: NodeId::new(8),
+        inbox: Inbox {
+            srq: SrqNumber::new(9).unwrap(),
+            tag: LinkTag::new(10).unwrap(),
+        },
+        ended: None,
+    };
+    b.ep.shared().change(|core, io| {
+        let accepts = reply.encode().to_vec();
+        let mut answer = accepts.clone();
+        io.check_answer(link, &mut answer);
+        assert_eq!(answer, accepts);
+        core.broken(link, io);
+        io.check_answer(link, &mut answer);
+        let LinkRejection { rejection, node } = LinkRejection::decode(&answer).unwrap();
+        assert_eq!(
+            (rejection.reason, rejection.epoch, rejection.id, node),
+            (
+                Reason::Busy,
+                Some(reply.reply.epoch),
+                reply.reply.id,
+                reply.node
+            )
+        );
+    });
+    exchange(&a, &b);
+}
+
+/// A circuit on which a link has posted nothing does not break with it.
+#[test]
+fn a_link_without_attach_does_not_break_the_circuit_of_others() {
+    let domain = domain();
+    let (a, b) = (open(&domain), open(&domain));
+    let link = accepted_link(&a, &b);
+    b.ep.shared().change(|core, io| {
+        let port = io.port_mut(link).unwrap();
+        port.attached = false;
+        let (circuit, address) = (port.circuit.unwrap(), port.address);
+        // the key of a link that does not exist
+        let mut others = Slab::new();
+        let other = (0..9).filter_map(|_| others.insert(())).last().unwrap();
+        let xrc = io.xrc.as_mut().unwrap();
+        let choice = xrc.circuits.choose(other, address);
+        assert!(matches!(choice, Choice::Use(key, _) if key == circuit));
+        core.broken(link, io);
+        assert!(io.xrc.as_ref().unwrap().circuits.get(circuit).is_some());
+        io.leave_circuit(circuit, other);
+    });
+    exchange(&a, &b);
+}
+
+/// A peer needs two queue pairs.
+#[test]
+fn an_endpoint_has_half_as_many_links() {
+    let domain = domain();
+    let limit = |xrc| {
+        let config = EndpointConfig {
+            xrc,
+            max_links: Some(8),
+            ..config()
+        };
+        End::with(&domain, config, 0).state(|state| state.io.max_links)
+    };
+    assert_eq!((limit(false), limit(true)), (8, 4));
 }
 
 /// The error of the first operation that fails.
