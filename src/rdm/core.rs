@@ -328,6 +328,12 @@ impl<I: Io> Core<I> {
         self.peers.get(peer).is_some_and(|peer| peer.out.is_some())
     }
 
+    /// The link to which packets to the peer are posted.
+    #[inline]
+    pub fn out_link(&self, peer: PeerKey) -> Option<LinkKey> {
+        self.peers.get(peer)?.out
+    }
+
     /// The number of the next new packet to a peer.
     #[inline]
     pub(super) fn next_number(&self, peer: PeerKey) -> Number {

@@ -26,6 +26,9 @@ pub(super) const LARGE: u32 = 2048;
 /// Short messages that have arrived as SENDs before the ring is enlarged: the first ones of a
 /// connection may be SENDs, because HELLO is under way.
 const OVERFLOWS: u32 = 16;
+/// Refused posts, two for a message, after which it is worth while to wait for room: the peer has
+/// enlarged its ring by then, because as many messages were SENDs.
+const REFUSALS: u32 = 4 * OVERFLOWS;
 
 /// The payload of a packet in memory of the application or the engine.
 #[derive(Clone, Copy, Debug)]
@@ -43,6 +46,8 @@ pub(super) enum RingPost {
     Sent,
     /// Nothing was posted: the packet goes through the queue pair.
     No,
+    /// As [`Self::No`], because the ring has no room now. The first [`REFUSALS`] are [`Self::No`].
+    Full,
     /// The link has ended. The packet may be in the peer's ring.
     Ended,
 }
@@ -87,6 +92,8 @@ pub(super) struct LinkRing {
     large: Option<Option<Large>>,
     /// Number of short messages that have arrived as SENDs.
     overflows: u32,
+    /// Posts that have found the peer's ring full.
+    full: u32,
     /// [`FORKS`] in the process that has created the ring.
     forks: u32,
 }
@@ -155,6 +162,7 @@ impl LinkRing {
             ended: false,
             large: None,
             overflows: 0,
+            full: 0,
             forks: forks(),
         })
     }
@@ -185,7 +193,7 @@ impl LinkRing {
             return RingPost::No;
         }
         // SAFETY: the caller promises the buffers.
-        outcome(unsafe {
+        let posted = unsafe {
             match payload.in_one() {
                 Some((addr, len)) => self.ring.post(words, addr, len, false),
                 None => {
@@ -194,7 +202,8 @@ impl LinkRing {
                     self.ring.post_pieces(words, &pieces[..count], false)
                 }
             }
-        })
+        };
+        self.outcome(posted)
     }
 
     /// As [`Self::post_eager`], with a payload of one buffer.
@@ -212,7 +221,8 @@ impl LinkRing {
             return RingPost::No;
         }
         // SAFETY: the caller promises the buffer.
-        outcome(unsafe { self.ring.post(words, from, len, false) })
+        let posted = unsafe { self.ring.post(words, from, len, false) };
+        self.outcome(posted)
     }
 
     /// Posts EAGER with the words and the prefix of
@@ -229,7 +239,8 @@ impl LinkRing {
             return RingPost::No;
         }
         // SAFETY: the caller promises the buffers.
-        outcome(unsafe { self.post_behind(whole, payload) })
+        let posted = unsafe { self.post_behind(whole, payload) };
+        self.outcome(posted)
     }
 
     /// Posts words, and a payload behind its prefix, to an attached ring.
@@ -264,7 +275,7 @@ impl LinkRing {
         }
         let mut short = [0; PREFIX + SHORT];
         // SAFETY: the caller promises the buffer; the prefix is only read.
-        outcome(unsafe {
+        let posted = unsafe {
             if len <= SHORT {
                 short[..PREFIX].copy_from_slice(prefix);
                 from.copy_to_nonoverlapping(short[PREFIX..].as_mut_ptr(), len);
@@ -273,7 +284,8 @@ impl LinkRing {
                 let pieces = [piece(prefix.as_ptr(), PREFIX), piece(from, len)];
                 self.ring.post_pieces(*words, &pieces, false)
             }
-        })
+        };
+        self.outcome(posted)
     }
 
     /// Posts a packet: `size` bytes of header and body, and the payload.
@@ -316,7 +328,8 @@ impl LinkRing {
             Content::Buffers(iov) => 1 + iov.list(&mut pieces[1..]),
         };
         // SAFETY: the first part is on the stack, the others are the caller's.
-        outcome(unsafe { self.ring.post_pieces(words, &pieces[..count], solicited) })
+        let posted = unsafe { self.ring.post_pieces(words, &pieces[..count], solicited) };
+        self.outcome(posted)
     }
 
     /// Posts a part of a message, with the words and the prefix of
@@ -339,6 +352,24 @@ impl LinkRing {
             // in a forked child the queue pair refuses the packet too
             Ok(Posted::TooLong) | Err(_) => PartInRing::TooLong,
             Ok(Posted::Ended) => PartInRing::Ended,
+        }
+    }
+
+    #[inline(always)]
+    fn outcome(&mut self, posted: Result<Posted>) -> RingPost {
+        match posted {
+            Ok(Posted::Sent) => RingPost::Sent,
+            // in a forked child the queue pair refuses the packet too
+            Ok(Posted::TooLong) | Err(_) => RingPost::No,
+            Ok(Posted::Full) => {
+                self.full = self.full.saturating_add(1);
+                if self.full > REFUSALS {
+                    RingPost::Full
+                } else {
+                    RingPost::No
+                }
+            }
+            Ok(Posted::Ended) => RingPost::Ended,
         }
     }
 
@@ -448,16 +479,6 @@ const EMPTY: libc::iovec = libc::iovec {
     iov_base: std::ptr::null_mut(),
     iov_len: 0,
 };
-
-#[inline(always)]
-fn outcome(posted: Result<Posted>) -> RingPost {
-    match posted {
-        Ok(Posted::Sent) => RingPost::Sent,
-        // in a forked child the queue pair refuses the packet too
-        Ok(Posted::Full | Posted::TooLong) | Err(_) => RingPost::No,
-        Ok(Posted::Ended) => RingPost::Ended,
-    }
-}
 
 impl RingPacket {
     /// EAGER with a prefix of so many bytes.

@@ -225,6 +225,11 @@ impl LinkQp {
         }
     }
 
+    /// Whether the next packet could go to the ring if the SENDs before it had completed.
+    pub(super) fn ring_waits(&self) -> bool {
+        self.ring.is_some() && self.ending.is_none() && self.queue.has_packets()
+    }
+
     /// Posts a packet: `inline` bytes, or the memory of a slot.
     ///
     /// # Errors

@@ -21,6 +21,10 @@ use crate::wire::rdm::{Credit, Header, Packet};
 /// packet has a slot or more, so the rings have fewer.
 const ALL: usize = (SLOTS + LARGE) as usize;
 
+/// Slots of a run that are given back to the sender while the run goes on, so that a sender whose
+/// messages fill the ring does not wait for the end of the run: 16 KiB.
+const SHARE: u32 = 256;
+
 /// Why a run of messages in a ring has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::rdm) enum Stop {
@@ -47,6 +51,10 @@ impl Arrivals for RingRun<'_, '_, '_> {
 
     #[inline(always)]
     fn next(&mut self) -> Option<(Header, u32, Self::Message)> {
+        if self.run.taken() >= SHARE {
+            // SAFETY: `read_run`. In a forked child nothing is read.
+            let _ = unsafe { self.run.consume() };
+        }
         // SAFETY: `read_run`.
         let message = match unsafe { self.run.peek() } {
             Next::Message(message) => message,
@@ -191,6 +199,15 @@ impl Executor {
         Some((direct, ring))
     }
 
+    /// Whether a message to the peer could go through a ring, if SENDs before it had completed.
+    #[inline]
+    pub(in crate::rdm) fn ring_waits(&mut self, core: &Core<Self>, peer: PeerKey) -> bool {
+        let link = core
+            .out_link(peer)
+            .and_then(|link| self.links.get_mut(link));
+        link.is_some_and(|link| link.ring_waits())
+    }
+
     /// Posts a numbered packet to the ring of a link. `None`: the packet goes through the queue
     /// pair.
     pub(super) fn post_to_ring(
@@ -222,7 +239,7 @@ impl Executor {
         // SAFETY: the application keeps the buffers until the operation completes.
         let posted = unsafe { ring.post((&head, size), content, op.is_solicited()) };
         match posted {
-            RingPost::No => return None,
+            RingPost::No | RingPost::Full => return None,
             RingPost::Sent => {}
             RingPost::Ended => self.todo.push_back(Todo::Broken(on)),
         }
@@ -245,7 +262,7 @@ impl Executor {
         // SAFETY: no buffers of the application.
         match unsafe { ring.post(head, Content::None, solicited) } {
             RingPost::Sent => Some(true),
-            RingPost::No => None,
+            RingPost::No | RingPost::Full => None,
             RingPost::Ended => {
                 self.todo.push_back(Todo::Broken(on));
                 Some(false)
@@ -294,8 +311,8 @@ impl Executor {
             stop: Stop::Other,
         };
         core.arrived_direct(key, &mut arrivals);
-        let (run, taken, stop) = (arrivals.run, max - arrivals.left, arrivals.stop);
-        if run.has_taken() {
+        let (mut run, taken, stop) = (arrivals.run, max - arrivals.left, arrivals.stop);
+        if run.taken() != 0 {
             // SAFETY: as above. In a forked child nothing is read.
             let _ = unsafe { run.consume() };
         }

@@ -5,7 +5,7 @@
 use std::time::{Duration, Instant};
 
 use super::Random;
-use super::endpoints::{End, config, domain, wait};
+use super::endpoints::{End, config, domain, wait, wait_for};
 use crate::av::FiAddr;
 use crate::errno::FiErrno;
 use crate::flags::Flags;
@@ -271,6 +271,44 @@ fn a_full_ring_is_no_end() {
         }
         wait([&a, &b], [COUNT - sent, 0]);
     }
+}
+
+/// SENDs that have completed do not keep the next message from the ring, although the application
+/// has not polled since.
+#[test]
+fn a_post_finds_that_the_sends_before_it_have_completed() {
+    const LEN: usize = 4_000;
+    let domain = domain();
+    let (a, b) = (End::open(&domain), End::open(&domain));
+    let to_b = a.knows(&b);
+    let bytes = message(0, LEN);
+    let mut buffer = vec![0; LEN];
+    for _ in 0..200 {
+        a.send(to_b, None, &bytes, 1);
+        b.recv(None, &mut buffer, 2);
+        wait([&a, &b], [1, 1]);
+    }
+    let waits = || {
+        let mut guard = a.ep.shared().lock();
+        let links = &mut guard.as_mut().unwrap().io.links;
+        let keys: Vec<_> = links.keys().collect();
+        let mut keys = keys.into_iter();
+        keys.any(|key| links.get_mut(key).is_some_and(|link| link.ring_waits()))
+    };
+    let mut sent = 0;
+    while !waits() {
+        assert!(sent < 100, "the ring is not full");
+        a.send(to_b, None, &bytes, 1);
+        sent += 1;
+    }
+    for _ in 0..sent {
+        b.recv(None, &mut buffer, 2);
+        wait_for(&b, 1);
+    }
+    a.send(to_b, None, &bytes, 1);
+    assert!(!waits());
+    b.recv(None, &mut buffer, 2);
+    wait([&a, &b], [sent + 1, 1]);
 }
 
 /// Both sides sleep until the other one has answered.

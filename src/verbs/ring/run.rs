@@ -38,7 +38,7 @@ pub struct Run {
     left: u32,
     /// Longest payload in bytes.
     longest: u32,
-    /// Slots of the messages that were taken.
+    /// Slots of the messages that were taken and not given back.
     slots: u32,
 }
 
@@ -118,15 +118,16 @@ impl Run {
     /// # Safety
     /// As [`Self::peek`].
     #[inline(always)]
-    pub unsafe fn consume(self) -> Result<()> {
+    pub unsafe fn consume(&mut self) -> Result<()> {
+        let slots = std::mem::take(&mut self.slots);
         // SAFETY: live, by the caller's promise.
-        FiErrno::from_verb(unsafe { (self.advance)(self.raw.as_ptr(), self.slots) })
+        FiErrno::from_verb(unsafe { (self.advance)(self.raw.as_ptr(), slots) })
     }
 
-    /// Whether a message was taken.
+    /// Slots of the messages that were taken since the last [`Self::consume`].
     #[inline(always)]
-    pub fn has_taken(&self) -> bool {
-        self.slots != 0
+    pub fn taken(&self) -> u32 {
+        self.slots
     }
 }
 
