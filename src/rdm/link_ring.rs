@@ -20,7 +20,7 @@ use crate::wire::rdm::ring::{Head, PREFIX, Words, head, words};
 /// Slots of a ring: the longest packet fits into half of them.
 pub(super) const SLOTS: u32 = 128;
 /// Longest payload in such a ring, in bytes.
-const LONGEST: usize = 32 * SLOTS as usize - 32;
+const LONGEST: usize = 64 * (SLOTS as usize / 2 - 1);
 /// Slots of a ring that carries long messages: 15 parts of 8 KiB.
 pub(super) const LARGE: u32 = 2048;
 /// Short messages that have arrived as SENDs before the ring is enlarged: the first ones of a

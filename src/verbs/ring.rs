@@ -217,7 +217,7 @@ pub struct Message {
 
 impl Ring {
     /// Gives a reliable connection that is not connected yet a ring of `slots` slots of 64 bytes, a
-    /// power of two from 64 to 4,096. The longest payload is 32 `slots` - 32 bytes. `cookie`
+    /// power of two from 64 to 4,096. The longest payload is 32 `slots` - 64 bytes. `cookie`
     /// identifies the ring in [`Cq::ring_arrivals`]. `None`: the device has no rings.
     ///
     /// # Errors
@@ -668,8 +668,8 @@ mod tests {
         let [mut a, mut b] = connect([true, true]);
         for end in [&mut a, &mut b] {
             let limits = RingLimits {
-                max_send: 2016,
-                max_recv: 2016,
+                max_send: 1984,
+                max_recv: 1984,
             };
             assert_eq!(attach(end), Attached::Ready(limits));
         }

@@ -531,9 +531,9 @@ unsafe fn exchange(
     unsafe {
         let mut info = softdv_ring_info::default();
         (verbs().softdv_ring_attach.unwrap())(ring, &raw mut info);
-        assert!(info.max_send <= 2016 && info.max_recv <= 2016);
+        assert!(info.max_send <= 1984 && info.max_recv <= 1984);
         let grows = random.below(2) == 0;
-        let longest = if grows { 8160 } else { info.max_recv };
+        let longest = if grows { 8128 } else { info.max_recv };
         while (sent < MESSAGES || taken < MESSAGES) && begin.elapsed() < limit {
             let len = random.below(u64::from(info.max_send) + 1) as u32;
             if sent < MESSAGES {

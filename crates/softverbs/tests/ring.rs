@@ -96,12 +96,12 @@ fn pattern(number: u64, len: usize) -> Vec<u8> {
 
 fn all_lengths(link: &mut Link) {
     let (mut end, ring, info) = connected(link, 128);
-    assert_eq!((info.max_send, info.max_recv), (4064, 4064));
-    assert_eq!(ring.post([0; 3], &[0; 4065], 0), libc::EMSGSIZE);
+    assert_eq!((info.max_send, info.max_recv), (4032, 4032));
+    assert_eq!(ring.post([0; 3], &[0; 4033], 0), libc::EMSGSIZE);
     let mut sent = 0;
     let mut received = 0u64;
     let lengths: Vec<usize> = (0..=200)
-        .chain([1000, 2047, 2048, 2049, 4000, 4064])
+        .chain([1000, 2047, 2048, 2049, 4000, 4032])
         .cycle()
         .take(20_000)
         .collect();

@@ -109,8 +109,8 @@ const GROWS_AT: u64 = 2_000;
 const LONG_FROM: u64 = 4_000;
 
 fn length_of(number: u64) -> usize {
-    let few = [0, 1, 31, 32, 33, 95, 96, 97, 160, 1000, 2016];
-    let many = [4000, 4096, 8159, 8160];
+    let few = [0, 1, 31, 32, 33, 95, 96, 97, 160, 1000, 1984];
+    let many = [4000, 4096, 8127, 8128];
     let long = number >= LONG_FROM && number.is_multiple_of(3);
     if long {
         many[number as usize % many.len()]
@@ -146,8 +146,8 @@ fn lengths_parent(link: &mut Link) {
     }
     // both senders have moved
     let info = ring.join();
-    assert_eq!((info.max_send, info.max_recv), (8160, 8160));
-    assert_eq!(ring.post([0; 3], &[0; 8161], 0), libc::EMSGSIZE);
+    assert_eq!((info.max_send, info.max_recv), (8128, 8128));
+    assert_eq!(ring.post([0; 3], &[0; 8129], 0), libc::EMSGSIZE);
     assert_eq!(ring.consume(), libc::EINVAL);
     assert!(end.poll().is_none());
     assert_eq!(ring.delivered(), ring.sent());
@@ -282,9 +282,9 @@ fn marker_only(link: &mut Link) {
     }
     link.expect("asleep");
     fall_asleep(&end, ring);
-    assert_eq!(ring.post([64, 0, 0], &[5; 4064], 0), libc::EAGAIN);
+    assert_eq!(ring.post([64, 0, 0], &[5; 4032], 0), libc::EAGAIN);
     assert!(end.sleep_on_channel(LONG), "nobody rang the sender");
-    assert_eq!(ring.post([64, 0, 0], &[5; 4064], 0), 0);
+    assert_eq!(ring.post([64, 0, 0], &[5; 4032], 0), 0);
     link.expect("end");
 }
 
@@ -305,7 +305,7 @@ fn marker_reader(link: &mut Link) {
     assert!(end.sleep_on_channel(LONG), "nobody rang the receiver");
     assert_eq!(end.arrivals(8), [COOKIE]);
     let message = ring.wait(LONG);
-    assert_eq!((message.words[0], message.payload), (64, vec![5; 4064]));
+    assert_eq!((message.words[0], message.payload), (64, vec![5; 4032]));
     link.say("end");
 }
 
@@ -313,11 +313,11 @@ fn marker_reader(link: &mut Link) {
 fn long_parent(link: &mut Link) {
     let (_end, ring) = connected(link);
     assert_eq!(fill(ring, 0), FULL);
-    assert_eq!(ring.post([FULL, 0, 0], &[6; 8160], 0), libc::EMSGSIZE);
+    assert_eq!(ring.post([FULL, 0, 0], &[6; 8128], 0), libc::EMSGSIZE);
     link.say("grow");
     link.expect("grown");
-    assert_eq!(ring.post([FULL, 0, 0], &[6; 8161], 0), libc::EMSGSIZE);
-    assert_eq!(ring.post([FULL, 0, 0], &[6; 8160], 0), 0);
+    assert_eq!(ring.post([FULL, 0, 0], &[6; 8129], 0), libc::EMSGSIZE);
+    assert_eq!(ring.post([FULL, 0, 0], &[6; 8128], 0), 0);
     link.say("take");
     link.expect("end");
 }
@@ -330,7 +330,7 @@ fn long_child(link: &mut Link) {
     link.expect("take");
     take(ring, 0..FULL);
     let message = ring.wait(LONG);
-    assert_eq!((message.words[0], message.payload), (FULL, vec![6; 8160]));
+    assert_eq!((message.words[0], message.payload), (FULL, vec![6; 8128]));
     link.say("end");
 }
 
@@ -421,7 +421,7 @@ fn failed(link: &mut Link) {
         end.join(link);
         // the larger ring is the only one
         let info = ring.join();
-        assert_eq!((info.max_send, info.max_recv), (2016, 8160));
+        assert_eq!((info.max_send, info.max_recv), (1984, 8128));
         assert_eq!(ring.grow(4096), libc::EALREADY);
         // an arrival of the last connection
         end.arrivals(8);
@@ -429,7 +429,7 @@ fn failed(link: &mut Link) {
         link.expect("sent");
         assert_eq!(end.arrivals(8), [COOKIE]);
         take(ring, 0..100);
-        assert_eq!(ring.wait(LONG).payload, [round; 8160]);
+        assert_eq!(ring.wait(LONG).payload, [round; 8128]);
         // a reset with messages in the ring
         link.say("taken");
     }
@@ -449,12 +449,12 @@ fn in_both(link: &mut Link) {
         link.say("noticed");
         end.join(link);
         let info = ring.join();
-        assert_eq!((info.max_send, info.max_recv), (8160, 2016));
+        assert_eq!((info.max_send, info.max_recv), (8128, 1984));
         link.expect("attached");
         for number in 0..100 {
             assert_eq!(ring.post([number, 0, 0], &[], 0), 0);
         }
-        assert_eq!(ring.post([100, 0, 0], &[round; 8160], 0), 0);
+        assert_eq!(ring.post([100, 0, 0], &[round; 8128], 0), 0);
         for number in 101..110 {
             assert_eq!(ring.post([number, 0, 0], &[], 0), 0);
         }
@@ -571,7 +571,7 @@ fn busy(link: &mut Link) {
     end.enter_init();
     assert_eq!(ring.poll(), Ok(None));
     end.join(link);
-    assert_eq!(ring.join().max_recv, 8160);
+    assert_eq!(ring.join().max_recv, 8128);
     assert_eq!(ring.poll(), Ok(None));
     link.say("attached");
     take(ring, 0..100);
@@ -709,7 +709,7 @@ fn full_arena(link: &mut Link) {
     // SAFETY: live, and not used again.
     assert_eq!(unsafe { (verbs().ibv_destroy_qp)(others[0]) }, 0);
     assert_eq!(ring.grow(4096), 0);
-    assert_eq!(ring.join().max_recv, 32 * 4096 - 32);
+    assert_eq!(ring.join().max_recv, 64 * 2047);
     // both rings' memory is free after the destruction
     fail(&mut end);
     // SAFETY: live, and not used again.

@@ -92,7 +92,7 @@ impl Run {
         Next::Message(Message {
             raw: sys::softdv_ring_message {
                 words,
-                payload: self.next.wrapping_add(HEADER).cast(),
+                payload: self.next.wrapping_add(payload_at(length)).cast(),
                 length,
             },
         })
@@ -134,5 +134,18 @@ impl Run {
 /// Number of slots of a message.
 #[inline(always)]
 const fn slots(length: u32) -> u32 {
-    (HEADER + length as usize).div_ceil(SLOT) as u32
+    match payload_at(length) {
+        SLOT => 1 + length.div_ceil(SLOT as u32),
+        _ => 1,
+    }
+}
+
+/// Offset in a message of its payload.
+#[inline(always)]
+const fn payload_at(length: u32) -> usize {
+    if length as usize <= SLOT - HEADER {
+        HEADER
+    } else {
+        SLOT
+    }
 }

@@ -1,9 +1,11 @@
 //! The receive ring of one queue pair (`docs/softverbs-ring.md`).
 //!
 //! A ring lies in the receiver's segment. It begins with words of 128 bytes distance, each written
-//! by one side, and continues with slots of 64 bytes. A message is a header of 32 bytes and its
-//! payload in adjacent slots. The sender publishes it by storing the position in the first word of
-//! its first slot. The receiver polls that word and reads the payload in place.
+//! by one side, and continues with slots of 64 bytes. A message is a header of 32 bytes, in a slot of
+//! its own unless the payload fits into the rest of it, and the payload in the slots behind. The
+//! sender publishes it by storing the position in the first word of its first slot. The receiver
+//! polls that word and reads the payload in place. So the sender writes to the line that the
+//! receiver polls when all others are written, and only then.
 //!
 //! Neither side trusts the other side's words: each side keeps its position in private memory, and
 //! the receiver copies a header once before it checks it. The caller of [`Sender`] ensures that the
@@ -62,13 +64,23 @@ pub(crate) fn is_valid(slots: u32) -> bool {
 /// Longest payload of a message. Padding of one slot less than the message, the message, and a slot
 /// behind it fit into an empty ring.
 pub(crate) fn max_payload(slots: u32) -> usize {
-    SLOT * (slots / 2) as usize - HEADER
+    SLOT * (slots / 2 - 1) as usize
 }
 
 /// Number of slots of a message with `len` bytes of payload.
 #[inline(always)]
 fn slots_for(len: usize) -> u32 {
-    (HEADER + len).div_ceil(SLOT) as u32
+    if len <= SHORT {
+        1
+    } else {
+        1 + len.div_ceil(SLOT) as u32
+    }
+}
+
+/// Offset in a message of its payload of `len` bytes.
+#[inline(always)]
+fn payload_at(len: usize) -> usize {
+    if len <= SHORT { HEADER } else { SLOT }
 }
 
 /// The lower half of the first word of the message at `position`; never 0.

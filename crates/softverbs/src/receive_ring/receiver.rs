@@ -1,7 +1,7 @@
 //! The receiver's side of a receive ring.
 
 use super::{
-    CONSUMED_AT, HEADER, HOT_AT, MOVED, PAD, Place, WAITING_AT, max_payload, sequence, slot_at,
+    CONSUMED_AT, HOT_AT, MOVED, PAD, Place, WAITING_AT, max_payload, payload_at, sequence, slot_at,
     slots_for,
 };
 use crate::segment::Mapping;
@@ -170,7 +170,7 @@ impl Receiver {
         let [_, second, third, fourth] = self.map.words::<4>(at);
         Ok(Message {
             words: [second, third, fourth].map(|word| word.load(Ordering::Relaxed)),
-            payload: self.map.bytes(at + HEADER, len),
+            payload: self.map.bytes(at + payload_at(len), len),
             len,
             slots,
         })

@@ -3,8 +3,8 @@
 use std::sync::atomic::Ordering;
 
 use super::{
-    CONSUMED_AT, HOT_AT, MAX_SLOTS, MOVED, PAD, Place, SHORT, SLOTS_AT, WAITING_AT, max_payload,
-    sequence, slots_for,
+    CONSUMED_AT, HOT_AT, MAX_SLOTS, MOVED, PAD, Place, SHORT, SLOT, SLOTS_AT, WAITING_AT,
+    max_payload, sequence, slots_for,
 };
 use crate::segment::{Mapping, Slots, Word, set_bits};
 use crate::signal;
@@ -179,7 +179,8 @@ impl Sender {
             1 => self.ring.slot(self.head),
             _ => {
                 let at = self.ring.place(self.head);
-                self.ring.map().words_and_bytes(at, len)
+                let payload = self.ring.map().bytes(at + SLOT, len);
+                (self.ring.slot(self.head).0, payload)
             }
         };
         if len > 0 {

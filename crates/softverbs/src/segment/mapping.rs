@@ -158,22 +158,6 @@ impl Mapping {
         })
     }
 
-    /// Four words at `at`, and the address of the `len` bytes behind them. One check covers both.
-    ///
-    /// # Panics
-    /// As [`Self::u64`] and [`Self::bytes`].
-    #[inline(always)]
-    pub(crate) fn words_and_bytes(&self, at: usize, len: usize) -> ([&AtomicU64; 4], *mut u8) {
-        const WORDS: usize = 32;
-        assert!(at.is_multiple_of(8) && len <= self.len - WORDS && at <= self.len - WORDS - len);
-        // SAFETY: all words are inside the mapping, aligned, and accessed through atomics only.
-        let words = std::array::from_fn(|i| unsafe {
-            AtomicU64::from_ptr(self.base.as_ptr().add(at + 8 * i).cast())
-        });
-        // SAFETY: the range was just checked to lie inside the mapping.
-        (words, unsafe { self.base.as_ptr().add(at + WORDS) })
-    }
-
     /// As [`Self::words`], for words of 4 bytes.
     #[inline(always)]
     pub(crate) fn u32s<const N: usize>(&self, at: usize) -> [&AtomicU32; N] {

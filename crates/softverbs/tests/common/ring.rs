@@ -167,12 +167,15 @@ impl Ring {
                 let word = |index: usize| AtomicU64::from_ptr(at.add(8 * index).cast_mut().cast());
                 let first = word(0).load(Ordering::Acquire);
                 let len = (first >> 32) as usize;
-                let slots = (len + 32).div_ceil(64) as u32;
+                let (from, slots) = match len {
+                    0..=32 => (32, 1),
+                    _ => (64, 1 + len.div_ceil(64) as u32),
+                };
                 if first as u32 != expected || len > ring.longest as usize || slots > left {
                     break;
                 }
                 let mut payload = vec![0; len];
-                at.add(32).copy_to_nonoverlapping(payload.as_mut_ptr(), len);
+                at.add(from).copy_to_nonoverlapping(payload.as_mut_ptr(), len);
                 let words = [1, 2, 3].map(|index| word(index).load(Ordering::Relaxed));
                 taken.push(Received { words, payload });
                 at = at.add(64 * slots as usize);

@@ -212,8 +212,8 @@ impl Path {
     /// Number of bytes of that message.
     pub(crate) fn len(self) -> usize {
         match self {
-            Self::PostLong | Self::PostPadded => 2000,
-            Self::PostMovesLong => 8160,
+            Self::PostLong | Self::PostPadded => 1984,
+            Self::PostMovesLong => 8128,
             _ => 8,
         }
     }
