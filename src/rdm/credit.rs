@@ -7,9 +7,9 @@ use crate::wire::rdm::{Credit, Grant, GrantNumber};
 pub const SMALLEST: Credit = Credit::new(4, 2);
 /// The window of a new peer while the pool has room.
 pub const FIRST: Credit = Credit::new(64, 4);
-/// The window of a peer that sends short messages continually: as many as a ring of 128 slots
-/// holds.
-const BUSY: Credit = Credit::new(256, 128);
+/// The window of a peer that sends continually: as many short messages as a ring of 128 slots holds,
+/// or 63 of 4 KiB. It gets a grant for each half of it.
+const BUSY: Credit = Credit::new(4096, 128);
 
 /// Positions are valid up to this distance.
 const MAX_WINDOW: u32 = 1 << 30;
