@@ -151,7 +151,7 @@ impl Path {
             Self::ConsumeWakes | Self::Grow | Self::Fail => vec![SHORT; 63],
             // 10 of them in the larger ring
             Self::PollMoved => vec![SHORT; 73],
-            Self::TakePadded => vec![2000],
+            Self::TakePadded => vec![1984],
             Self::Poll
             | Self::Consume
             | Self::ConsumeDelivers
