@@ -84,6 +84,16 @@ static inline void hear(int fd, void *data, size_t size)
 		die("the other process ended early");
 }
 
+/* The mr_mode bits of a program's hints. WEFT_TEST_PINS=1: the device pins memory, so fi_getinfo
+ * returns no entry without FI_MR_ALLOCATED or FI_MR_MMU_NOTIFY. */
+static inline int offered_bits(int bits)
+{
+	const char *pins = getenv("WEFT_TEST_PINS");
+	int enough = FI_MR_ALLOCATED | FI_MR_MMU_NOTIFY | FI_MR_BASIC | FI_MR_SCALABLE;
+
+	return pins && !strcmp(pins, "1") && !(bits & enough) ? bits | FI_MR_ALLOCATED : bits;
+}
+
 /* `rx_contexts`: FI_SHARED_CONTEXT for receives of a shared context, else 0. */
 static inline struct fi_info *getinfo_of(const char *service, uint64_t flags, size_t rx_contexts)
 {

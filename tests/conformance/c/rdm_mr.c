@@ -47,7 +47,7 @@ static bool begin_form(struct side *side, int bits, uint64_t caps, const char *w
 	}
 	open_memory_pair(side, caps);
 	if (bits != FI_MR_BASIC)
-		IS((mr_mode(side) & ~bits) == 0);
+		IS((mr_mode(side) & ~offered_bits(bits)) == 0);
 	if (me == 0)
 		printf("%s: mr_mode %x of %x is needed\n", what, (unsigned)mr_mode(side), (unsigned)bits);
 	local = pages(MIB);

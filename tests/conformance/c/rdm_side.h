@@ -80,7 +80,7 @@ static inline struct fi_info *offered(void)
 	hints->ep_attr->type = FI_EP_RDM;
 	hints->domain_attr->data_progress = wants_auto ? FI_PROGRESS_AUTO : wanted.manual ? FI_PROGRESS_MANUAL : FI_PROGRESS_UNSPEC;
 	hints->domain_attr->threading = wanted.threading;
-	hints->domain_attr->mr_mode = wanted.mr_mode;
+	hints->domain_attr->mr_mode = offered_bits(wanted.mr_mode);
 	hints->tx_attr->size = wanted.tx_size;
 	hints->rx_attr->size = wanted.rx_size;
 	hints->addr_format = wanted.addr_format;

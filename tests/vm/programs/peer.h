@@ -92,5 +92,6 @@ int test_advise(const struct options *opt);
 int test_refresh(const struct options *opt);
 int test_unregistered(const struct options *opt);
 int test_local(const struct options *opt);
+int test_reads(const struct options *opt);
 
 #endif
