@@ -144,7 +144,7 @@ class Long(unittest.TestCase):
         self.assertEqual(len(self.long.PLACE.findall(self.long.PAGE.read_text())), 1)
 
     def test_the_whole_is_expected_within_its_bound(self):
-        self.assertLessEqual(sum(step.minutes for step in self.long.STEPS), 75)
+        self.assertLessEqual(sum(step.minutes for step in self.long.STEPS), 85)
 
 
 class Sanitize(unittest.TestCase):

@@ -221,3 +221,13 @@ fabtests() {
 	WEFT_PROVIDER=$WEFT_DIR/libweft-fi.so python3 "$WEFT_PROJECT/tests/conformance/check-fabtests" --suite "$suite" --prov weft \
 		--node "$(rxe_addr4)" --fabtests "$folder" --env FI_WEFT_DEVICE=rxe0 --here --only "$only" "$@"
 }
+
+# Environment of MPI programs on weft's RDM endpoints: MPICH without shared memory of its own, and the
+# copied interpreter. `mpi_env && mpiexec -n 2 python3 PROGRAM`
+mpi_env() {
+	folder=$WEFT_PROJECT/build/vm/mpich
+	export PATH="$folder/mpich/bin:$folder/python/bin:$PATH" PYTHONHOME="$folder/python" PYTHONPATH="$folder/packages"
+	export LD_LIBRARY_PATH="$folder/mpich/lib:$folder/python/lib" PYTHONDONTWRITEBYTECODE=1
+	export MPIR_CVAR_CH4_NETMOD=ofi MPIR_CVAR_NOLOCAL=1 MPIR_CVAR_DEBUG_SUMMARY=1
+	export FI_PROVIDER=weft FI_PROVIDER_PATH="$WEFT_DIR" FI_WEFT_DEVICE=rxe0
+}

@@ -9,6 +9,7 @@ import re
 
 from . import fabtests
 from . import image as images
+from . import mpich
 
 CASES = images.HERE / "cases"
 PROJECT = images.HERE.parent.parent
@@ -44,6 +45,8 @@ class Case:
             return f"{WEFT_SO.relative_to(PROJECT)} is not built"
         if "fabtests" in self.needs.split() and not fabtests.ready():
             return "fabtests could not be downloaded"
+        if "mpich" in self.needs.split() and not mpich.ready():
+            return "MPICH could not be downloaded"
         return ""
 
 
