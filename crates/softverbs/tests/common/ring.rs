@@ -175,7 +175,8 @@ impl Ring {
                     break;
                 }
                 let mut payload = vec![0; len];
-                at.add(from).copy_to_nonoverlapping(payload.as_mut_ptr(), len);
+                at.add(from)
+                    .copy_to_nonoverlapping(payload.as_mut_ptr(), len);
                 let words = [1, 2, 3].map(|index| word(index).load(Ordering::Relaxed));
                 taken.push(Received { words, payload });
                 at = at.add(64 * slots as usize);
