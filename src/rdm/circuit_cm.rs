@@ -136,7 +136,7 @@ impl InitiatorCm {
         let reply = CircuitReply::decode(reply).map_err(|_| FiErrno::ECONNREFUSED)?;
         qp.advance_to_rts(&id)?;
         id.establish()?;
-        shared.change(|_, io| io.circuit_up(self.circuit, &reply));
+        shared.change(|core, io| io.circuit_up(core, self.circuit, &reply));
         Ok(())
     }
 
@@ -394,7 +394,7 @@ impl XrcStep {
             Self::FailTarget(target) => {
                 // an error is that of a target that is in this state already
                 let _ = target.set_error();
-                shared.change(|_, io| io.target_failed(target.number()));
+                shared.change(|core, io| io.target_failed(core, target.number()));
             }
             Self::EndCircuitCm(cm) => cm.id.end(shared),
             Self::DestroyCircuit(cm, qp) => {

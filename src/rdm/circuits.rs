@@ -218,6 +218,12 @@ impl Circuits {
         circuit.links.is_empty() && circuit.state != State::Ending
     }
 
+    /// Whether a circuit is dialled.
+    pub(super) fn is_dialled(&self, key: CircuitKey) -> bool {
+        let circuit = self.circuits.get(key);
+        circuit.is_some_and(|it| matches!(it.state, State::Dialling(..)))
+    }
+
     /// Whether a circuit is up and has no links.
     pub(super) fn is_unused(&self, key: CircuitKey) -> bool {
         let circuit = self.circuits.get(key);

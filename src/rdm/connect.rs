@@ -258,6 +258,7 @@ impl<I: Io> Core<I> {
             return;
         };
         peer.alias = Some(of);
+        let lingering = peer.lingering;
         let former = peer.former.take();
         if let Some(id) = peer.id.take()
             && self.ids.get(&id) == Some(&key)
@@ -280,6 +281,10 @@ impl<I: Io> Core<I> {
             into.aliased = true;
         }
         io.alias(key, Some(of));
+        for link in lingering.into_iter().flatten() {
+            // that of another endpoint, which had the address
+            self.close_half(link, io);
+        }
         self.changed.push(of);
     }
 
@@ -303,7 +308,7 @@ impl<I: Io> Core<I> {
             };
             self.fail_ops(key, FiErrno::ECONNABORTED, fails, io);
         }
-        self.end_links(key, io);
+        self.close_links(key, io);
         // a request of the old one
         self.reject_held(key, Reason::Busy, None, io);
         self.end_session(key);
@@ -368,7 +373,7 @@ impl<I: Io> Core<I> {
         if let Some(accepted) = accepted {
             self.end_link(accepted, io);
         }
-        self.end_before(own, request.ended, io);
+        self.stated(key, (request.ended, Some(request.epoch)), io);
         self.advance(key, io);
         self.settle(io);
     }
@@ -389,16 +394,8 @@ impl<I: Io> Core<I> {
         io.reject(held, &rejection);
     }
 
-    /// Ends a link if its epoch is before this one.
-    fn end_before(&mut self, link: Option<LinkKey>, ended: Option<Epoch>, io: &mut I) {
-        if let Some(link) = link
-            && self.is_before(link, ended)
-        {
-            self.end_link(link, io);
-        }
-    }
-
-    fn is_before(&self, link: LinkKey, ended: Option<Epoch>) -> bool {
+    /// Whether the epoch of a link is before this one.
+    pub(super) fn is_before(&self, link: LinkKey, ended: Option<Epoch>) -> bool {
         let link = self.links.get(link);
         link.zip(ended)
             .is_some_and(|(link, ended)| link.epoch.is_before(ended))
@@ -564,10 +561,12 @@ impl<I: Io> Core<I> {
 
     /// A peer turned out to be this endpoint.
     fn name(&mut self, key: PeerKey, id: EndpointId, io: &mut I) {
+        let mut former = [None; 2];
         if let Some(peer) = self.peers.get_mut(key) {
             if let Some(old) = peer.id.replace(id).filter(|old| *old != id) {
                 // epochs are those of one endpoint
                 (peer.newest, peer.void) = (None, None);
+                former = peer.lingering;
                 if self.ids.get(&old) == Some(&key) {
                     self.ids.remove(&old);
                 }
@@ -576,6 +575,10 @@ impl<I: Io> Core<I> {
             if peer.meant.take().is_some_and(|meant| meant != id) {
                 self.fail_ops(key, FiErrno::ECONNABORTED, Waiting::Failed, io);
             }
+        }
+        for link in former.into_iter().flatten() {
+            // that of the endpoint which had the address
+            self.close_half(link, io);
         }
     }
 
@@ -595,7 +598,7 @@ impl<I: Io> Core<I> {
         };
         let own = peer.own;
         let own = own.filter(|own| ending(*own) || self.is_before(*own, request.ended));
-        if peer.accepted.is_some() || own.is_some() {
+        if peer.accepted.is_some() || own.is_some() || self.is_closing(key) {
             return;
         }
         let mark = peer.out.is_none().then_some(peer.outs);
@@ -724,10 +727,9 @@ impl<I: Io> Core<I> {
         peer.begun = true;
         (peer.shows, peer.former) = (Some(reply.gives), None);
         peer.void = reply.ended.or(peer.void);
-        let accepted = peer.accepted;
         io.introduced(link, &reply.terms);
         self.take_terms(key, &reply.terms, first);
-        self.end_before(accepted, reply.ended, io);
+        self.stated(key, (Some(epoch), reply.ended), io);
         self.advance(key, io);
         self.settle(io);
     }
@@ -754,7 +756,7 @@ impl<I: Io> Core<I> {
         };
         let state = |link: LinkKey| self.links.get(link).map(|link| link.state);
         let ending = peer.accepted.and_then(state) == Some(State::Ending);
-        if state(own) != Some(State::Greeting) || ending {
+        if state(own) != Some(State::Greeting) || ending || self.is_closing(key) {
             return;
         }
         let Some(epoch) = self.links.get(own).map(|link| link.epoch) else {

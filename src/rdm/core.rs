@@ -62,7 +62,15 @@ pub trait Io {
 
     /// Ends a link in any state: moves its queue pair to ERR, and passes what has arrived and what
     /// has completed to the core, and then [`Core::ended`], not during this call.
+    ///
+    /// On a circuit: nothing is posted any more. [`Core::half_ended`] follows when all requests of
+    /// the link have completed, or can have no effect at the peer any more.
     fn end(&mut self, link: LinkKey);
+
+    /// The peer posts nothing more on a link on a circuit, which is in the state Lingering. What
+    /// has arrived is passed to the core, then the link accepts nothing any more, and then
+    /// [`Core::ended`] follows, not during this call.
+    fn close(&mut self, _link: LinkKey) {}
 
     /// An operation is complete. With an error its packet may have arrived or not.
     fn complete(&mut self, op: Self::Op, result: Result<()>);
@@ -320,6 +328,11 @@ impl<I: Io> Core<I> {
     #[inline]
     pub fn has_reports(&self) -> bool {
         !self.reports.is_empty()
+    }
+
+    /// How long an address is dialled.
+    pub fn timeout(&self) -> std::time::Duration {
+        std::time::Duration::from_nanos(self.config.timeout)
     }
 
     /// Whether packets to the peer can be posted: a dial is not needed.
@@ -716,7 +729,10 @@ impl<I: Io> Core<I> {
         for key in all {
             let peer = self.peers.get(key);
             eprintln!("  peer {key:?}: {peer:?}");
-            let links = peer.iter().flat_map(|peer| [peer.own, peer.accepted]);
+            let links = peer.iter().flat_map(|peer| {
+                let [first, second] = peer.lingering;
+                [peer.own, peer.accepted, first, second]
+            });
             for link in links.flatten() {
                 eprintln!("    link {link:?}: {:?}", self.links.get(link));
             }
@@ -741,8 +757,17 @@ impl<I: Io> Core<I> {
             for link in [peer.own, peer.accepted].into_iter().flatten() {
                 let link = self.links.get(link).expect("a link of a peer");
                 assert_eq!(link.peer, key);
+                assert_ne!(link.state, super::link::State::Lingering);
                 links += 1;
                 dials += usize::from(link.state == super::link::State::Dialling);
+            }
+            for link in peer.lingering.into_iter().flatten() {
+                let link = self.links.get(link).expect("a lingering link of a peer");
+                assert_eq!(
+                    (link.peer, link.state),
+                    (key, super::link::State::Lingering)
+                );
+                links += 1;
             }
             let out = peer.out.and_then(|out| self.links.get(out));
             assert!(out.is_none_or(|out| out.state == super::link::State::Up));

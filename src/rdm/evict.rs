@@ -23,7 +23,8 @@ impl<I: Io> Core<I> {
         while let Some(key) = next {
             next = self.links.after(key);
             let Some(peer) = self.count_use(key, now) else {
-                under_way += 1;
+                let link = self.links.get(key);
+                under_way += usize::from(link.is_some_and(|it| it.state != State::Lingering));
                 continue;
             };
             let used = self.links.get(key).map_or(now, |link| link.used);
@@ -45,7 +46,7 @@ impl<I: Io> Core<I> {
     /// being evicted.
     fn count_use(&mut self, key: LinkKey, now: u64) -> Option<PeerKey> {
         let link = self.links.get_mut(key)?;
-        if link.state == State::Ending || link.closing != Closing::No {
+        if matches!(link.state, State::Ending | State::Lingering) || link.closing != Closing::No {
             return None;
         }
         let peer = self.peers.get(link.peer)?;
@@ -116,7 +117,13 @@ impl<I: Io> Core<I> {
         let Some(from @ Link { peer: key, .. }) = self.links.get(link).copied() else {
             return;
         };
-        let Some(peer) = self.peers.get(key).filter(|_| from.state != State::Ending) else {
+        if matches!(from.state, State::Ending | State::Lingering) {
+            if close == Close::Accept && from.closing == Closing::Asked {
+                self.close_half(link, io);
+            }
+            return;
+        }
+        let Some(peer) = self.peers.get(key) else {
             return;
         };
         let (out, own, accepted) = (peer.out, peer.own, peer.accepted);
@@ -127,8 +134,8 @@ impl<I: Io> Core<I> {
         let asks = [own, accepted].into_iter().flatten().any(asked);
         match (close, from.closing) {
             // both ask, each on its out-link, or this side has an answer
-            (Close::Ask, Closing::No | Closing::Asked) if asks => self.end_links(key, io),
-            (Close::Accept, Closing::Asked) => self.end_links(key, io),
+            (Close::Ask, Closing::No | Closing::Asked) if asks => self.close_links(key, io),
+            (Close::Accept, Closing::Asked) => self.close_links(key, io),
             (Close::Refuse, Closing::Asked) => {
                 if let Some(from) = self.links.get_mut(link) {
                     // other links are asked first
@@ -150,7 +157,12 @@ impl<I: Io> Core<I> {
                     }
                     let all = [Some(link), out];
                     let all: Vec<_> = all.into_iter().flatten().collect();
-                    return self.begin_closing(key, &all, Closing::Accepted);
+                    self.begin_closing(key, &all, Closing::Accepted);
+                    if self.config.circuits {
+                        // CLOSE was the last packet of each side
+                        self.close_links(key, io);
+                    }
+                    return;
                 }
                 if let Some(link) = self.links.get_mut(link) {
                     link.refuses = true;

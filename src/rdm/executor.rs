@@ -27,6 +27,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 
 use self::atomic::Results;
+use super::circuits::CircuitKey;
 use super::completions::{Completions, Side};
 use super::core::{Core, Io, Origin, Send};
 use super::iov::Iov;
@@ -97,6 +98,10 @@ pub(super) enum Todo {
     Attach(LinkKey),
     /// The dial of a link has failed at this side.
     NotDialled(LinkKey),
+    /// A circuit has failed that was not up.
+    CircuitNotDialled(CircuitKey),
+    /// The target through which the peer sends on a link is in its error state.
+    Silenced(LinkKey),
 }
 
 /// The memory of a packet that has arrived.
@@ -344,6 +349,7 @@ impl Executor {
     pub(super) fn remove_link(&mut self, key: LinkKey) {
         self.end_rma(key);
         let rma = self.rma_of_ended(key);
+        let lingers = self.links.closes(key);
         if let Some(mut link) = self.links.remove(key) {
             let mut reads = Vec::new();
             for sent in link.take_sent() {
@@ -356,7 +362,7 @@ impl Executor {
             self.has_memory();
             let posts = (link.end.take(), link.initiator.take());
             if let Some(port) = link.port.take() {
-                self.remove_port(key, &port);
+                self.remove_port(key, &port, lingers);
             }
             if let Some(cm) = link.cm.take() {
                 let ended = Ended { reads, rma };

@@ -31,6 +31,9 @@ pub(super) enum State {
     Up,
     /// Being ended: what has arrived is processed, nothing is posted.
     Ending,
+    /// On a circuit: nothing of this side is under way any more, and packets of the peer are
+    /// accepted until it has stated that it posts none.
+    Lingering,
 }
 
 /// The steps of an eviction.
@@ -64,6 +67,8 @@ pub(super) struct Link {
     pub(super) greeted: bool,
     /// It was the out-link.
     pub(super) was_out: bool,
+    /// On a circuit: the peer posts nothing more on it, or what it posts has no effect.
+    pub(super) peer_ended: bool,
     pub(super) closing: Closing,
     /// An answer to CLOSE that waits for room.
     pub(super) refuses: bool,
@@ -90,6 +95,7 @@ impl Link {
             terms: None,
             greeted: false,
             was_out: false,
+            peer_ended: false,
             closing: Closing::No,
             refuses: false,
             numbers: None,

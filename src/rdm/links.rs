@@ -189,13 +189,6 @@ impl LinkQp {
         self.ending.is_some()
     }
 
-    /// All requests of the send queue have completed; no receive is consumed any more.
-    pub(super) fn set_drained(&mut self, sends: bool, receives: bool) {
-        if let Some(ending) = &mut self.ending {
-            (ending.sends, ending.receives) = (sends, receives);
-        }
-    }
-
     /// Keeps a slot until the queue pair has ended.
     pub(super) fn keep_until_removed(&mut self, slot: Slot) {
         self.kept.push(slot);
@@ -474,15 +467,9 @@ impl Links {
         }
     }
 
-    /// The links that are being ended.
+    /// The links that are being ended, apart from those on circuits that may still get packets.
     pub(super) fn ending(&self) -> &[LinkKey] {
         &self.ending
-    }
-
-    /// The circuit of a link.
-    pub(super) fn circuit_of(&self, key: LinkKey) -> Option<CircuitKey> {
-        let link = self.places.get(key.place())?.as_ref();
-        link.filter(|link| link.key == key)?.port.as_ref()?.circuit
     }
 
     /// The links whose requests wait for their answers.
@@ -590,15 +577,29 @@ impl Links {
         Some(parts)
     }
 
-    /// Begins to end a link on a circuit.
-    pub(super) fn begin_end_on_circuit(&mut self, key: LinkKey) {
+    /// Nothing more is posted to a link on a circuit.
+    pub(super) fn begin_half_end(&mut self, key: LinkKey) {
+        if let Some(link) = self.get_mut(key) {
+            link.ending = Some(Ending::default());
+        }
+    }
+
+    /// The peer posts nothing more to a link on a circuit, to which this side posts nothing: it has
+    /// ended when the completion queue was polled until it was empty.
+    pub(super) fn close_half(&mut self, key: LinkKey) {
         if let Some(link) = self.get_mut(key) {
             link.ending = Some(Ending {
                 since: Some(Instant::now()),
-                ..Ending::default()
+                sends: true,
+                receives: true,
             });
             self.ending.push(key);
         }
+    }
+
+    /// Whether [`Self::close_half`] was called for a link.
+    pub(super) fn closes(&self, key: LinkKey) -> bool {
+        self.ending.contains(&key)
     }
 
     /// The queue pair of an ending link is in its error state.
@@ -639,9 +640,10 @@ impl Links {
         sends
     }
 
-    /// Whether a link is being ended.
+    /// Whether a link is being ended. One on a circuit may still accept packets.
     pub(super) fn ends(&self, key: LinkKey) -> bool {
-        self.ending.contains(&key)
+        let link = self.places.get(key.place()).and_then(Option::as_ref);
+        link.is_some_and(|link| link.key == key && link.is_ending())
     }
 
     /// Whether links are being ended.

@@ -70,6 +70,8 @@ pub(super) struct Peer {
     pub(super) own: Option<LinkKey>,
     pub(super) accepted: Option<LinkKey>,
     pub(super) out: Option<LinkKey>,
+    /// Links in the state Lingering: at most one own and one accepted.
+    pub(super) lingering: [Option<LinkKey>; 2],
     /// The eviction of the out-link has begun: nothing is posted to it.
     pub(super) closing: bool,
     /// The count of out-links.
@@ -163,6 +165,7 @@ impl Peer {
             own: None,
             accepted: None,
             out: None,
+            lingering: [None; 2],
             closing: false,
             outs: 0,
             dial: Dial::default(),

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::circuit_cm::{InitiatorCm, LinkSidr, TargetCm};
 use super::circuits::{CircuitKey, Circuits};
@@ -16,7 +16,7 @@ use super::send_queue::{SendQueue, Sent};
 use crate::errno::{FiErrno, Result};
 use crate::mr::random;
 use crate::verbs::{Qp, QpNumber, SendOpcode, SendRequest, Sge, SrqNumber, Target, Xrcd};
-use crate::wire::rdm::xrc::{CircuitNumber, Inbox, LinkTag, NodeId};
+use crate::wire::rdm::xrc::{CircuitNumber, Inbox, LinkRequest, LinkTag, NodeId};
 use crate::wire::rdm::{EndpointId, Listener, Request};
 
 /// Size of the send queue of a circuit.
@@ -37,6 +37,8 @@ pub(super) struct Port {
     pub(super) attached: bool,
     /// A packet was posted or has arrived.
     pub(super) used: bool,
+    /// Number of posted packets that have not completed.
+    pub(super) under_way: u32,
     /// The listening address of the peer, and its endpoint if that is known.
     pub(super) address: Listener,
     pub(super) peer: Option<EndpointId>,
@@ -45,8 +47,12 @@ pub(super) struct Port {
     /// The request, at the side that dials, and its exchange with the limit of its time.
     pub(super) request: Option<Request>,
     pub(super) exchange: Option<(Arc<LinkSidr>, Instant)>,
-    /// Targets that have to be in their error state before the link has ended.
-    pub(super) fails: Vec<QpNumber>,
+    /// The request and the reply to it, at the side that accepts: a repeated request gets the same
+    /// reply.
+    pub(super) reply: Option<Box<(LinkRequest, Vec<u8>)>>,
+    /// When the side that accepts gives up to dial its circuit, and how long it waits before the
+    /// next attempt.
+    pub(super) retries: Option<(Instant, Duration)>,
 }
 
 impl Port {
@@ -58,19 +64,15 @@ impl Port {
             from: None,
             attached: false,
             used: false,
+            under_way: 0,
             address,
             peer: None,
             node: None,
             request: None,
             exchange: None,
-            fails: Vec::new(),
+            reply: None,
+            retries: None,
         }
-    }
-
-    /// Whether packets may be under way. The acceptor has told the peer a target, so the peer may
-    /// post.
-    pub(super) const fn is_used(&self) -> bool {
-        self.used || self.from.is_some()
     }
 }
 
@@ -92,12 +94,18 @@ pub(super) struct CircuitQueue {
     /// Links to which room was refused, in this order.
     pub(super) waiting: Vec<LinkKey>,
     pub(super) failing: Option<Failing>,
+    /// When its dial began.
+    pub(super) dialled: Instant,
     /// A request has completed, so the target is connected; [`Xrc::proven`] has returned it.
     pub(super) proven: bool,
     told: bool,
 }
 
 impl CircuitQueue {
+    pub(super) const fn key(&self) -> CircuitKey {
+        self.key
+    }
+
     /// Whether nothing of the circuit is under way any more.
     pub(super) fn is_flushed(&self) -> bool {
         self.failing.is_some_and(|failing| failing.done) && self.queue.is_empty()
@@ -115,9 +123,8 @@ pub(super) struct HeldTarget {
     pub(super) initiator: QpNumber,
     /// The links through which the peer sends.
     pub(super) links: Vec<LinkKey>,
-    pub(super) made: Instant,
-    /// It was used by a link.
-    pub(super) used: bool,
+    /// When it was made, or its last link has ended.
+    pub(super) loose_since: Instant,
     pub(super) failing: Option<Failing>,
 }
 
@@ -127,6 +134,15 @@ pub(super) struct Xrc {
     queues: Vec<Option<CircuitQueue>>,
     /// Circuits that are being ended.
     pub(super) ending: Vec<CircuitKey>,
+    /// Links to which nothing more is posted and whose requests may not have completed, with the
+    /// begin of their end.
+    pub(super) half_ends: Vec<(LinkKey, Instant)>,
+    /// Number of links that only accept packets.
+    pub(super) lingering: usize,
+    /// Accepted links that choose a circuit again at a time.
+    pub(super) retries: Vec<(Instant, LinkKey)>,
+    /// The link that was accepted last from each endpoint, if it exists.
+    pub(super) accepted: HashMap<EndpointId, LinkKey>,
     pub(super) targets: HashMap<QpNumber, HeldTarget>,
     tags: NumberMap<LinkKey>,
     pub(super) node: NodeId,
@@ -153,6 +169,10 @@ impl Xrc {
             circuits: Circuits::new(),
             queues: Vec::new(),
             ending: Vec::new(),
+            half_ends: Vec::new(),
+            lingering: 0,
+            retries: Vec::new(),
+            accepted: HashMap::new(),
             targets: HashMap::new(),
             tags: NumberMap::default(),
             node,
@@ -199,6 +219,7 @@ impl Xrc {
             queue: SendQueue::new(CIRCUIT_DEPTH, 1),
             waiting: Vec::new(),
             failing: None,
+            dialled: Instant::now(),
             proven: false,
             told: false,
         });
@@ -288,6 +309,7 @@ impl Xrc {
         // until the request has completed or the queue pair is destroyed.
         unsafe { on.queue.post(qp, wr_id, &mut request, (key, sent)) }?;
         port.used = true;
+        port.under_way += 1;
         Ok(())
     }
 }

@@ -6,7 +6,7 @@ use super::link::{Closing, Link, LinkKey, Role, State};
 use super::ops::{Entry, List};
 use super::peer::{Dial, PeerKey};
 use crate::errno::FiErrno;
-use crate::wire::rdm::{Number, Terms};
+use crate::wire::rdm::{Epoch, Number, Terms};
 
 /// Links that may end because of a peer's packets before its operations fail.
 const STRIKES: u32 = 16;
@@ -38,6 +38,7 @@ impl<I: Io> Core<I> {
             self.violations += 1;
         }
         self.end_link(link, io);
+        self.close_half(link, io);
         if let Some(peer) = self.peers.get_mut(key) {
             peer.strikes += 1;
             if peer.strikes > STRIKES {
@@ -53,7 +54,7 @@ impl<I: Io> Core<I> {
             return;
         };
         let (state, key) = (ending.state, ending.peer);
-        if state == State::Ending {
+        if matches!(state, State::Ending | State::Lingering) {
             return;
         }
         ending.state = State::Ending;
@@ -92,6 +93,101 @@ impl<I: Io> Core<I> {
         }
     }
 
+    /// The peer posts nothing more on a link on a circuit: it has stated so, its circuit can have
+    /// no effect any more, or its session ends. The link is being ended, or lingers.
+    pub(super) fn close_half(&mut self, link: LinkKey, io: &mut I) {
+        let circuits = self.config.circuits;
+        let half = self.links.get_mut(link);
+        let Some(half) = half.filter(|half| circuits && !half.peer_ended) else {
+            return;
+        };
+        half.peer_ended = true;
+        if half.state == State::Lingering {
+            io.close(link);
+        }
+    }
+
+    /// Nothing that the peer posts on a link on a circuit is accepted by the device any more.
+    pub fn silenced(&mut self, link: LinkKey, io: &mut I) {
+        self.end_link(link, io);
+        self.close_half(link, io);
+        self.settle(io);
+    }
+
+    /// Ends all links of a peer, and accepts nothing on them any more.
+    pub(super) fn close_links(&mut self, key: PeerKey, io: &mut I) {
+        self.end_links(key, io);
+        for link in self.links_of(key) {
+            self.close_half(link, io);
+        }
+    }
+
+    fn links_of(&self, key: PeerKey) -> impl Iterator<Item = LinkKey> + use<I> {
+        let links = self.peers.get(key).map(|peer| {
+            let [first, second] = peer.lingering;
+            [peer.own, peer.accepted, first, second]
+        });
+        links.into_iter().flatten().flatten()
+    }
+
+    /// The peer has ended those links that this side has dialled before the epoch `own`, and those
+    /// that it has dialled before `accepted`.
+    pub(super) fn stated(
+        &mut self,
+        key: PeerKey,
+        (own, accepted): (Option<Epoch>, Option<Epoch>),
+        io: &mut I,
+    ) {
+        for link in self.links_of(key) {
+            let role = self.links.get(link).map(|link| link.role);
+            let before = match role {
+                Some(Role::Own) => own,
+                _ => accepted,
+            };
+            if self.is_before(link, before) {
+                self.end_link(link, io);
+                self.close_half(link, io);
+            }
+        }
+    }
+
+    /// Whether links of a peer, on which the peer posts nothing more, have not ended. Until then
+    /// what this side expects next is not certain.
+    pub(super) fn is_closing(&self, key: PeerKey) -> bool {
+        let peer = self.peers.get(key);
+        let lingering = peer.into_iter().flat_map(|peer| peer.lingering).flatten();
+        let ended = |link: LinkKey| self.links.get(link).is_some_and(|it| it.peer_ended);
+        lingering.into_iter().any(ended)
+    }
+
+    /// On a circuit: all requests of a link that is being ended have completed, or can have no
+    /// effect any more. [`Self::peer_of`] shows whether the link is still there.
+    pub fn half_ended(&mut self, link: LinkKey, io: &mut I) {
+        let ending = self.links.get_mut(link);
+        let Some(half) = ending.filter(|half| half.state == State::Ending) else {
+            return;
+        };
+        if half.role == Role::Own && !half.greeted {
+            // the peer posts nothing before HELLO
+            return self.ended(link, io);
+        }
+        half.state = State::Lingering;
+        let half = *half;
+        let key = half.peer;
+        self.detach(key, link);
+        if let Some(peer) = self.peers.get_mut(key) {
+            let place = peer.lingering.iter_mut().find(|place| place.is_none());
+            debug_assert!(place.is_some());
+            place.into_iter().for_each(|place| *place = Some(link));
+        }
+        if half.peer_ended {
+            io.close(link);
+        }
+        self.pause_dial(&half);
+        self.advance(key, io);
+        self.settle(io);
+    }
+
     /// A link has ended: all that had arrived or completed on it was passed.
     pub fn ended(&mut self, link: LinkKey, io: &mut I) {
         let Some(ended) = self.links.remove(link) else {
@@ -99,24 +195,37 @@ impl<I: Io> Core<I> {
         };
         let key = ended.peer;
         self.unlink(key, link);
-        // an evicted link is not replaced by the dialler, and a session that ends has failed
-        let patient = ended.was_out && ended.role == Role::Accepted;
-        let patient = patient && ended.closing == Closing::No;
-        if patient && let Some(peer) = self.peers.get_mut(key) {
-            // normally the dialler replaces the link
-            peer.dial.not_before = Some(self.now + PATIENCE);
-            self.set_timer(key);
+        if ended.state != State::Lingering {
+            self.pause_dial(&ended);
         }
         self.advance(key, io);
         self.settle(io);
     }
 
+    /// The acceptor of a link that has broken waits: normally the dialler replaces it. It does not
+    /// replace an evicted link, and a session that ends has failed.
+    fn pause_dial(&mut self, ended: &Link) {
+        let patient = ended.was_out && ended.role == Role::Accepted;
+        let patient = patient && ended.closing == Closing::No;
+        if patient && let Some(peer) = self.peers.get_mut(ended.peer) {
+            peer.dial.not_before = Some(self.now + PATIENCE);
+            self.set_timer(ended.peer);
+        }
+    }
+
     /// A link is gone.
     pub(super) fn unlink(&mut self, key: PeerKey, link: LinkKey) {
+        self.detach(key, link);
+        self.end_session(key);
+    }
+
+    /// Nothing is posted to a link any more, and what was posted may be lost.
+    fn detach(&mut self, key: PeerKey, link: LinkKey) {
         let Some(peer) = self.peers.get_mut(key) else {
             return;
         };
-        for of in [&mut peer.own, &mut peer.accepted] {
+        let [first, second] = &mut peer.lingering;
+        for of in [&mut peer.own, &mut peer.accepted, first, second] {
             if *of == Some(link) {
                 *of = None;
             }
@@ -136,13 +245,12 @@ impl<I: Io> Core<I> {
             // it may be lost, and with it the newest *processed*
             (peer.returned, peer.recalled) = (None, true);
         }
-        self.end_session(key);
     }
 
     /// Drops a session that ends, if it has no links.
     pub(super) fn end_session(&mut self, key: PeerKey) {
-        let peer = self.peers.get(key);
-        if !peer.is_some_and(|it| it.ends && it.own.is_none() && it.accepted.is_none()) {
+        let ends = self.peers.get(key).is_some_and(|peer| peer.ends);
+        if !ends || self.links_of(key).next().is_some() {
             return;
         }
         if let Some(peer) = self.peers.get_mut(key) {
@@ -186,7 +294,7 @@ impl<I: Io> Core<I> {
             peer.former = peer.shows;
             peer.ends = true;
         }
-        self.end_links(key, io);
+        self.close_links(key, io);
         self.end_session(key);
     }
 
@@ -242,7 +350,11 @@ impl<I: Io> Core<I> {
             return false;
         };
         let up = |link: LinkKey| self.links.get(link).is_some_and(|it| it.state == State::Up);
-        let linked = peer.own.is_some_and(up) || peer.accepted.is_some_and(up);
+        // a peer that has not ended its half may wait for a report
+        let open = |link: LinkKey| self.links.get(link).is_some_and(|it| !it.peer_ended);
+        let linked = peer.own.is_some_and(up)
+            || peer.accepted.is_some_and(up)
+            || peer.lingering.into_iter().flatten().any(open);
         peer.has_ops() || peer.probe || linked && (peer.has_report() || peer.has_return())
     }
 
@@ -316,6 +428,7 @@ impl<I: Io> Core<I> {
 
     /// Looks for an out-link: dials, or ends an own link that is no use, in order to dial.
     fn seek(&mut self, key: PeerKey, io: &mut I) {
+        let closing = self.is_closing(key);
         let Some(peer) = self.peers.get_mut(key) else {
             return;
         };
@@ -326,6 +439,8 @@ impl<I: Io> Core<I> {
             .is_some_and(|it| it.state == State::Replied && it.mark == Some(peer.outs));
         // it may have been the out-link: the request must state that it has ended
         let ending = link(peer.accepted).is_some_and(|it| it.state == State::Ending);
+        // a request of the peer, or its reply, is answered when they have ended
+        let ending = ending || closing;
         match (own, peer.own) {
             (Some(State::Up), Some(own)) if !coming => self.end_link(own, io),
             (None, _) if !coming && !ending => self.dial(key, io),

@@ -611,6 +611,10 @@ impl State {
             Todo::NoMemory(link) => core.no_memory(link, io),
             Todo::Broken(link) => io.broken(core, link),
             Todo::Attach(link) => io.attach(core, link),
+            Todo::Silenced(link) => core.silenced(link, io),
+            Todo::CircuitNotDialled(circuit) => {
+                io.circuit_not_dialled(core, circuit, Failure::Silent, None);
+            }
             Todo::NotDialled(link) => io.not_dialled(core, link, Failure::Silent),
         }
     }

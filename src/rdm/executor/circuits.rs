@@ -1,14 +1,15 @@
 //! Links on circuits: which circuit and which target a link uses, the handshakes, packets, and the
 //! end. `docs/protocol-xrc.md`.
 //!
-//! In this step each endpoint is a node of its own, so a circuit and a target have the links of one
-//! peer. The end of a link on which a packet was posted or has arrived ends both of its circuits,
-//! as on RC the queue pair of the link: then no request of either side succeeds any more, and what
-//! has arrived is processed before the link has ended.
+//! A link ends in two halves. Its out half has ended when all its requests have completed. Its in
+//! half is open until the peer has stated that it posts nothing more, or the target through which
+//! the peer posts is in its error state; then the completion queue is polled until it is empty.
+//! Nothing that the device has acknowledged is lost, and a circuit keeps its other links.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::handshake::ANSWER;
 use super::{Executor, Place, Todo};
 use crate::rdm::circuit_cm::{InitiatorCm, XrcStep};
 use crate::rdm::circuits::{Choice, CircuitKey, Left};
@@ -28,6 +29,8 @@ use crate::wire::rdm::{Body, Packet, Reason, Rejection};
 const LOOSE: Duration = Duration::from_secs(2);
 /// After this time a circuit is destroyed although the device has not flushed all its requests.
 const FLUSH: Duration = Duration::from_secs(1);
+/// The first interval between the dials of a circuit for an accepted link, and the longest.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(250));
 
 impl Executor {
     pub(super) fn xrc_step(&mut self, step: XrcStep) {
@@ -108,12 +111,16 @@ impl Executor {
 
     /// A circuit has failed, or has no links: its links break.
     pub(in crate::rdm) fn break_circuit(&mut self, circuit: CircuitKey) {
-        let Some(left) = self.xrc.as_mut().and_then(|xrc| xrc.circuits.end(circuit)) else {
+        let Some(xrc) = &mut self.xrc else {
             return;
         };
-        let links = left.dialled_for.into_iter().chain(left.links);
-        self.todo.extend(links.map(Todo::Broken));
-        self.fail_circuit(circuit);
+        if xrc.circuits.is_dialled(circuit) {
+            return self.todo.push_back(Todo::CircuitNotDialled(circuit));
+        }
+        if let Some(left) = xrc.circuits.end(circuit) {
+            self.todo.extend(left.links.into_iter().map(Todo::Broken));
+            self.fail_circuit(circuit);
+        }
     }
 
     fn fail_circuit(&mut self, circuit: CircuitKey) {
@@ -164,18 +171,26 @@ impl Executor {
     }
 
     /// A target is in its error state: it acknowledges nothing any more.
-    pub(in crate::rdm) fn target_failed(&mut self, number: QpNumber) {
-        let held = self
-            .xrc
-            .as_mut()
-            .and_then(|xrc| xrc.targets.get_mut(&number));
-        if let Some(failing) = held.and_then(|held| held.failing.as_mut()) {
+    pub(in crate::rdm) fn target_failed(&mut self, core: &mut Core<Self>, number: QpNumber) {
+        let targets = self.xrc.as_mut().map(|xrc| &mut xrc.targets);
+        let Some(held) = targets.and_then(|targets| targets.get_mut(&number)) else {
+            return;
+        };
+        if let Some(failing) = &mut held.failing {
             failing.done = true;
+        }
+        for link in held.links.clone() {
+            core.silenced(link, self);
         }
     }
 
     /// A circuit is connected.
-    pub(in crate::rdm) fn circuit_up(&mut self, circuit: CircuitKey, reply: &CircuitReply) {
+    pub(in crate::rdm) fn circuit_up(
+        &mut self,
+        core: &mut Core<Self>,
+        circuit: CircuitKey,
+        reply: &CircuitReply,
+    ) {
         let Some(xrc) = &mut self.xrc else {
             return;
         };
@@ -183,7 +198,7 @@ impl Executor {
         let fits = auth && xrc.circuits.number(circuit) == Some(reply.number);
         let qp = xrc.queue_mut(circuit).and_then(|queue| queue.qp.clone());
         let Some(qp) = qp.filter(|_| fits) else {
-            return self.break_circuit(circuit);
+            return self.circuit_not_dialled(core, circuit, core::Failure::Refused, None);
         };
         let on = OnCircuit {
             node: reply.node,
@@ -231,12 +246,31 @@ impl Executor {
                     self.remove_dialled(link);
                 }
                 None if dials => self.not_dialled(core, link, failure),
-                _ => core.broken(link, self),
+                _ => self.retry(core, link),
             }
         }
         for link in links {
             self.choose_again(link);
         }
+    }
+
+    /// The circuit of a link that this side has accepted cannot be dialled now. The link chooses
+    /// again after a pause, for at most the connect timeout from HELLO on.
+    fn retry(&mut self, core: &mut Core<Self>, link: LinkKey) {
+        let now = Instant::now();
+        let limit = core.timeout();
+        let Some(port) = self.port_mut(link) else {
+            return;
+        };
+        let (limit, pause) = port.retries.unwrap_or((now + limit, PAUSES.0));
+        port.retries = Some((limit, (pause * 2).min(PAUSES.1)));
+        if now >= limit {
+            return core.broken(link, self);
+        }
+        if let Some(xrc) = &mut self.xrc {
+            xrc.retries.push((now + pause, link));
+        }
+        self.xrc_step(XrcStep::Look);
     }
 
     /// HELLO has arrived on a link that this side has accepted: it needs a circuit to the node of
@@ -292,11 +326,21 @@ impl Executor {
         };
         port.attached = true;
         if core.attach(link, attach, self) {
-            core.has_room(link, self);
-        } else if let Some(port) = self.port_mut(link) {
-            // the circuit has no room: the link is listed there
+            return core.has_room(link, self);
+        }
+        if let Some(port) = self.port_mut(link) {
             port.attached = false;
         }
+        if !self.waits_for_room(link) {
+            core.broken(link, self);
+        }
+    }
+
+    /// Whether a link is listed to continue when its circuit has room.
+    fn waits_for_room(&mut self, link: LinkKey) -> bool {
+        let circuit = self.port_mut(link).and_then(|port| port.circuit);
+        let queue = circuit.and_then(|it| self.xrc.as_mut()?.queue_mut(it));
+        queue.is_some_and(|queue| queue.waiting.contains(&link))
     }
 
     /// A packet on a circuit has completed.
@@ -318,6 +362,9 @@ impl Executor {
             let Some((link, sent)) = queue.queue.take_completed(position) else {
                 break;
             };
+            if let Some(port) = self.port_mut(link) {
+                port.under_way -= 1;
+            }
             match sent {
                 Sent::Control(Some(slot)) => {
                     self.memory.give_back(slot);
@@ -411,12 +458,16 @@ impl Executor {
         };
         let fits = attach.target.get() == through
             && port.peer == Some(held.peer)
-            && (held.number, held.initiator) == (attach.circuit, attach.initiator)
-            && held.failing.is_none();
+            && (held.number, held.initiator) == (attach.circuit, attach.initiator);
         if fits {
             port.from = Some(attach.target);
             held.links.push(link);
-            held.used = true;
+            // it has arrived before the target has failed
+            match held.failing {
+                Some(Failing { done: true, .. }) => self.todo.push_back(Todo::Silenced(link)),
+                Some(_) => self.todo.push_back(Todo::Broken(link)),
+                None => {}
+            }
         }
         fits
     }
@@ -429,83 +480,93 @@ impl Executor {
         }
     }
 
-    /// Begins to end a link.
+    /// Begins to end a link: nothing more is posted.
     pub(super) fn end_on_circuit(&mut self, link: LinkKey) {
-        let Some(on) = self.links.get_mut(link).filter(|on| !on.is_ending()) else {
+        if self.links.ends(link) {
             return;
-        };
-        let Some(port) = on.port.as_mut().filter(|port| port.is_used()) else {
-            // nothing is under way
-            self.links.begin_end_on_circuit(link);
-            self.end_exchange(link);
-            return self.xrc_step(XrcStep::Look);
-        };
-        let peer = port.peer;
-        // one on which the link has posted nothing may be that of other links
-        let (posted_on, left) = match port.attached {
-            true => (port.circuit, None),
-            false => (None, port.circuit.take()),
-        };
-        let mut fails: Vec<QpNumber> = port.from.into_iter().collect();
-        if let (None, Some(xrc)) = (port.from, &self.xrc) {
-            // ATTACH may have arrived through any target of the peer
-            let of_peer = xrc
-                .targets
-                .iter()
-                .filter(|(_, held)| Some(held.peer) == peer);
-            fails.extend(of_peer.map(|(number, _)| *number));
         }
-        port.fails.clone_from(&fails);
-        self.links.begin_end_on_circuit(link);
+        self.links.begin_half_end(link);
         self.end_exchange(link);
-        for target in fails {
-            self.break_target(target);
-        }
-        if let Some(circuit) = posted_on {
-            self.break_circuit(circuit);
-        }
-        if let Some(circuit) = left {
+        let left = self.port_mut(link).filter(|port| port.under_way == 0);
+        if let Some(circuit) = left.and_then(|port| port.circuit.take()) {
             self.leave_circuit(circuit, link);
+        }
+        if let Some(xrc) = &mut self.xrc {
+            xrc.half_ends.push((link, Instant::now()));
         }
         self.xrc_step(XrcStep::Look);
     }
 
-    /// Looks which links that end have no requests under way, and do not receive any more.
-    pub(in crate::rdm) fn tend_links(&mut self) {
+    /// The links that are being ended of whose requests none is under way any more, each once.
+    pub(in crate::rdm) fn half_ended_links(&mut self, now: Instant) -> Vec<LinkKey> {
         let Some(xrc) = &mut self.xrc else {
+            return Vec::new();
+        };
+        let mut late = Vec::new();
+        let links = &mut self.links;
+        let ended = xrc.half_ends.extract_if(.., |(link, since)| {
+            let port = links.get_mut(*link).and_then(|on| on.port.as_ref());
+            let Some(port) = port.filter(|port| port.under_way != 0) else {
+                return true;
+            };
+            if now >= *since + FLUSH {
+                late.extend(port.circuit);
+            }
+            false
+        });
+        let ended = ended.map(|(link, _)| link).collect();
+        for circuit in late {
+            // its target does not acknowledge
+            self.break_circuit(circuit);
+        }
+        ended
+    }
+
+    /// A link posts nothing more, and accepts packets until its peer has stated that it posts none.
+    pub(in crate::rdm) fn linger(&mut self, link: LinkKey) {
+        let Some(port) = self.port_mut(link) else {
             return;
         };
-        for at in 0..self.links.ending().len() {
-            let Some(key) = self.links.ending().get(at).copied() else {
-                break;
-            };
-            let Some(link) = self.links.get_mut(key) else {
-                continue;
-            };
-            let (mut sends, mut receives) = (true, true);
-            if let Some(port) = link.port.as_ref().filter(|port| port.is_used()) {
-                let queue = port.circuit.and_then(|circuit| xrc.queue_mut(circuit));
-                sends = queue.is_none_or(|queue| queue.is_flushed());
-                let fails = |number| {
-                    let held = xrc.targets.get(number);
-                    held.is_none_or(|held| held.failing.is_some_and(|it| it.done))
-                };
-                receives = port.fails.iter().all(fails);
-            }
-            link.set_drained(sends, receives);
+        let (circuit, used, from) = (port.circuit.take(), port.used, port.from);
+        if let Some(circuit) = circuit {
+            self.leave_circuit(circuit, link);
+        }
+        if let Some(xrc) = &mut self.xrc {
+            xrc.lingering += 1;
+        }
+        // the peer has not sent HELLO in time, and may not dial again
+        if let Some(from) = from.filter(|_| !used && !self.links.closes(link)) {
+            self.break_target(from);
         }
     }
 
+    /// Whether requests of links that are being ended are under way.
+    pub(in crate::rdm) fn ends_on_circuits(&self) -> bool {
+        self.xrc
+            .as_ref()
+            .is_some_and(|xrc| !xrc.half_ends.is_empty())
+    }
+
     /// Removes what a link on a circuit has.
-    pub(super) fn remove_port(&mut self, link: LinkKey, port: &Port) {
+    pub(super) fn remove_port(&mut self, link: LinkKey, port: &Port, lingers: bool) {
         if let Some((sidr, _)) = &port.exchange {
             self.xrc_step(XrcStep::EndExchange(Arc::clone(sidr)));
         }
         if let Some(xrc) = &mut self.xrc {
             xrc.remove_tag(port.tag);
-            for held in xrc.targets.values_mut() {
+            let held = port.from.and_then(|from| xrc.targets.get_mut(&from));
+            if let Some(held) = held {
                 held.links.retain(|of| *of != link);
+                held.loose_since = Instant::now();
             }
+            if let Some(id) = port.peer
+                && xrc.accepted.get(&id) == Some(&link)
+            {
+                xrc.accepted.remove(&id);
+            }
+            xrc.half_ends.retain(|(of, _)| *of != link);
+            // the others were removed without an end
+            xrc.lingering -= usize::from(lingers);
         }
         if let Some(circuit) = port.circuit {
             self.leave_circuit(circuit, link);
@@ -517,29 +578,36 @@ impl Executor {
     pub(in crate::rdm) fn tend_circuits(
         &mut self,
         core: &mut Core<Self>,
+        empty: bool,
         now: Instant,
     ) -> Option<Instant> {
         let mut next = self.end_silent_exchanges(core, now);
+        next = next
+            .into_iter()
+            .chain(self.end_silent_circuits(core, now))
+            .min();
+        next = next.into_iter().chain(self.choose_after_pauses(now)).min();
         let xrc = self.xrc.as_mut()?;
         let mut later = |time: Instant| next = Some(next.map_or(time, |it: Instant| it.min(time)));
-        let used = |links: &super::Links, circuit| {
-            links
-                .ending()
-                .iter()
-                .any(|link| links.circuit_of(*link) == Some(circuit))
-        };
         let mut steps = Vec::new();
         for circuit in xrc.ending.clone() {
             let Some(queue) = xrc.queue_mut(circuit) else {
                 continue;
             };
-            let since = queue.failing.map_or(now, |failing| failing.since);
-            if used(&self.links, circuit) || !queue.is_flushed() && now < since + FLUSH {
-                later(since + FLUSH);
+            let Some(Failing { since, done }) = queue.failing else {
+                continue;
+            };
+            if !done || !queue.is_flushed() && now < since + FLUSH {
+                // at once when its queue pair is in the error state
+                later((since + FLUSH).max(now + PAUSES.0));
                 continue;
             }
             if let Some(mut queue) = xrc.remove_queue(circuit) {
-                for (_, sent) in queue.queue.drain() {
+                for (link, sent) in queue.queue.drain() {
+                    let port = self.links.get_mut(link).and_then(|on| on.port.as_mut());
+                    if let Some(port) = port {
+                        port.under_way -= 1;
+                    }
                     if let Sent::Control(Some(slot)) = sent {
                         self.memory.give_back(slot);
                     }
@@ -550,20 +618,61 @@ impl Executor {
         for queue in xrc.proven() {
             steps.push(XrcStep::EndCircuitCm(queue));
         }
-        let loose = |held: &HeldTarget| match held.failing {
-            Some(failing) => failing.done && held.links.is_empty(),
-            None => held.links.is_empty() && (held.used || now >= held.made + LOOSE),
+        // one through which the peer may have posted ends when all that has arrived was processed
+        let closes = |held: &HeldTarget| {
+            let done = held.failing.is_some_and(|failing| failing.done);
+            empty && done && held.links.is_empty()
         };
-        for held in xrc.targets.values() {
-            if held.links.is_empty() && !held.used && held.failing.is_none() {
-                later(held.made + LOOSE);
+        for (_, held) in xrc.targets.extract_if(|_, held| closes(held)) {
+            steps.push(XrcStep::CloseTarget(held.cm, held.target));
+        }
+        let mut unused = Vec::new();
+        for (number, held) in &xrc.targets {
+            match held.failing {
+                Some(_) if held.links.is_empty() => later(now + PAUSES.0),
+                None if held.links.is_empty() && now >= held.loose_since + LOOSE => {
+                    unused.push(*number);
+                }
+                None if held.links.is_empty() => later(held.loose_since + LOOSE),
+                _ => {}
             }
         }
-        for (_, held) in xrc.targets.extract_if(|_, held| loose(held)) {
-            steps.push(XrcStep::CloseTarget(held.cm, held.target));
+        for number in unused {
+            self.break_target(number);
         }
         self.steps.extend(steps.into_iter().map(Step::Xrc));
         next
+    }
+
+    /// Gives up circuits whose acceptors do not answer.
+    fn end_silent_circuits(&mut self, core: &mut Core<Self>, now: Instant) -> Option<Instant> {
+        let xrc = self.xrc.as_ref()?;
+        let mut next: Option<Instant> = None;
+        let mut silent = Vec::new();
+        for queue in xrc
+            .queues()
+            .filter(|queue| xrc.circuits.is_dialled(queue.key()))
+        {
+            match queue.dialled + ANSWER {
+                limit if limit <= now => silent.push(queue.key()),
+                limit => next = next.into_iter().chain([limit]).min(),
+            }
+        }
+        for circuit in silent {
+            self.circuit_not_dialled(core, circuit, core::Failure::Silent, None);
+        }
+        next
+    }
+
+    /// Accepted links whose circuits could not be dialled choose again.
+    fn choose_after_pauses(&mut self, now: Instant) -> Option<Instant> {
+        let xrc = self.xrc.as_mut()?;
+        let due = xrc.retries.extract_if(.., |(time, _)| *time <= now);
+        for (_, link) in due.collect::<Vec<_>>() {
+            self.choose_again(link);
+        }
+        let xrc = self.xrc.as_ref()?;
+        xrc.retries.iter().map(|(time, _)| *time).min()
     }
 
     /// Whether packets without number may not have reached their peers.

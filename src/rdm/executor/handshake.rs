@@ -17,10 +17,13 @@ use crate::wire::rdm::cm::VERSION;
 use crate::wire::rdm::xrc::{
     CircuitReply, CircuitRequest, Inbox, LinkRejection, LinkReply, LinkRequest, OnCircuit, Presence,
 };
-use crate::wire::rdm::{Bad, Epoch, Listener, Reason, Rejection, Reply, Request};
+use crate::wire::rdm::{Bad, EndpointId, Epoch, Listener, Reason, Rejection, Reply, Request};
 
 /// How long the answer to a link request is awaited.
-const ANSWER: Duration = Duration::from_secs(3);
+pub(super) const ANSWER: Duration = Duration::from_secs(3);
+/// How many targets without links are held for circuits of one endpoint, and in all.
+const LOOSE_OF_ONE: usize = 4;
+const LOOSE_OF_ALL: usize = 64;
 
 impl Executor {
     /// Dials a link: chooses a circuit first.
@@ -229,6 +232,8 @@ impl Executor {
                     reject(Reason::Auth, epoch)
                 } else if request.id == xrc.id {
                     reject(Reason::Known, epoch)
+                } else if self.has_loose_targets(request.id) {
+                    reject(Reason::Busy, epoch)
                 } else {
                     return self.xrc_step(XrcStep::AcceptCircuit(held, request));
                 }
@@ -248,6 +253,24 @@ impl Executor {
         self.steps.push(Step::Reject(held, private_data));
     }
 
+    /// Whether as many targets have no links as permitted, of one endpoint or of all, with those
+    /// that are to be created. Anybody who reaches the port can ask for them.
+    fn has_loose_targets(&self, id: EndpointId) -> bool {
+        let targets = self.xrc.iter().flat_map(|xrc| xrc.targets.values());
+        let loose = targets.filter(|held| held.links.is_empty());
+        let coming = self.steps.iter().filter_map(|step| match step {
+            Step::Xrc(XrcStep::AcceptCircuit(_, request)) => Some(request.id),
+            _ => None,
+        });
+        let all = loose.map(|held| held.peer).chain(coming);
+        let (mut of_all, mut of_one) = (0, 0);
+        for of in all {
+            of_all += 1;
+            of_one += usize::from(of == id);
+        }
+        of_one >= LOOSE_OF_ONE || of_all >= LOOSE_OF_ALL
+    }
+
     /// The target of a circuit was created: the reply to its request.
     pub(in crate::rdm) fn add_target(
         &mut self,
@@ -263,8 +286,7 @@ impl Executor {
             number: request.number,
             initiator: request.initiator,
             links: Vec::new(),
-            made: Instant::now(),
-            used: false,
+            loose_since: Instant::now(),
             failing: None,
         };
         xrc.targets.insert(target.number(), held);
@@ -298,6 +320,12 @@ impl Executor {
                 return self.reject_link(held, &rejection);
             }
         };
+        if let Some(answer) = self.reply_to(&request) {
+            return self.xrc_step(XrcStep::AnswerLink(held, answer, None));
+        }
+        let Some(xrc) = &self.xrc else {
+            return;
+        };
         let inner = request.request;
         let decided = inner.auth != xrc.auth || inner.id == xrc.id;
         if !decided && !self.holds(&request) {
@@ -311,6 +339,16 @@ impl Executor {
             return self.reject_link(held, &rejection);
         }
         core.request(Held::Link(held, Box::new(request)), &inner, self);
+    }
+
+    /// The reply to a request that the connection manager has repeated: its link was accepted, and
+    /// HELLO has not arrived.
+    fn reply_to(&mut self, request: &LinkRequest) -> Option<Vec<u8>> {
+        let link = *self.xrc.as_ref()?.accepted.get(&request.request.id)?;
+        let on = self.links.get_mut(link).filter(|on| !on.is_ending())?;
+        let port = on.port.as_ref().filter(|port| !port.used)?;
+        let (of, reply) = &**port.reply.as_ref()?;
+        (of == request).then(|| reply.clone())
     }
 
     /// Whether the circuit that a link request names leads to this endpoint.
@@ -372,9 +410,8 @@ impl Executor {
         port.node = Some(request.node);
         if let Some(held) = xrc.targets.get_mut(&on.target) {
             held.links.push(link);
-            held.used = true;
         }
-        self.add_link(link, None, Some(Box::new(port)));
+        xrc.accepted.insert(request.request.id, link);
         let reply = LinkReply {
             reply: *reply,
             presence: Presence::default(),
@@ -383,6 +420,8 @@ impl Executor {
             ended: None,
         };
         let answer = reply.encode().to_vec();
+        port.reply = Some(Box::new((*request, answer.clone())));
+        self.add_link(link, None, Some(Box::new(port)));
         self.xrc_step(XrcStep::AnswerLink(held, answer, Some(link)));
     }
 

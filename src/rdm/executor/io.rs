@@ -1,6 +1,6 @@
 //! The calls of the [`Core`](super::super::core::Core): what it decides is done here.
 
-use super::super::circuit_cm::Held;
+use super::super::circuit_cm::{Held, XrcStep};
 use super::super::core::{Io, Origin, Post};
 use super::super::link::LinkKey;
 use super::super::link_cm::{LinkCm, Step};
@@ -32,7 +32,8 @@ impl Io for Executor {
     }
 
     fn has_place(&mut self) -> bool {
-        self.links.len() < self.max_links
+        let lingering = self.xrc.as_ref().map_or(0, |xrc| xrc.lingering);
+        self.links.len() - lingering < self.max_links
     }
 
     fn accept(&mut self, link: LinkKey, held: Held, reply: &Reply) {
@@ -89,6 +90,11 @@ impl Io for Executor {
         if let Some((cm, qp)) = self.links.begin_end(link) {
             self.steps.push(Step::End(cm, qp));
         }
+    }
+
+    fn close(&mut self, link: LinkKey) {
+        self.links.close_half(link);
+        self.xrc_step(XrcStep::Look);
     }
 
     #[inline]

@@ -101,7 +101,16 @@ impl Driven for Shared {
             state.settle();
         }
         let lease = state.io.tend_leases(Instant::now());
-        state.io.tend_links();
+        for link in state.io.half_ended_links(Instant::now()) {
+            state.io.end_rma(link);
+            state.settle();
+            state.core.half_ended(link, &mut state.io);
+            match state.core.peer_of(link) {
+                Some(_) => state.io.linger(link),
+                None => state.io.remove_link(link),
+            }
+            state.settle();
+        }
         let (drained, mut next) = state.io.links.drained(Instant::now());
         if !drained.is_empty() && empty {
             empty = state.poll_all();
@@ -115,7 +124,9 @@ impl Driven for Shared {
                 state.io.remove_link(link);
             }
         }
-        let circuits = state.io.tend_circuits(&mut state.core, Instant::now());
+        let circuits = state
+            .io
+            .tend_circuits(&mut state.core, empty, Instant::now());
         state.settle();
         state.core.tick(&mut state.io);
         for (stored, target) in state.io.rx.take_pending() {
@@ -137,6 +148,7 @@ impl Driven for Shared {
         next = next.into_iter().chain(lease).chain(circuits).min();
         let again = rma
             || state.io.links.is_ending()
+            || state.io.ends_on_circuits()
             || auto && polls
             || !steps.is_empty()
             || !empty
