@@ -283,7 +283,7 @@ impl<I: Io> Core<I> {
         io.alias(key, Some(of));
         for link in lingering.into_iter().flatten() {
             // that of another endpoint, which had the address
-            self.close_half(link, io);
+            self.silence(link, io);
         }
         self.changed.push(of);
     }
@@ -308,7 +308,7 @@ impl<I: Io> Core<I> {
             };
             self.fail_ops(key, FiErrno::ECONNABORTED, fails, io);
         }
-        self.close_links(key, io);
+        self.drop_links(key, io);
         // a request of the old one
         self.reject_held(key, Reason::Busy, None, io);
         self.end_session(key);
@@ -493,11 +493,24 @@ impl<I: Io> Core<I> {
             // the old session is being dropped
             return Err(Reason::Busy);
         }
+        // the dialler may not know that two of its addresses are this endpoint, so this is no
+        // statement about its other link. HELLO on that makes the session known.
+        let anew = !peer.begun && (request.shows.is_none() || request.fresh);
+        if self.config.circuits && anew && self.has_accepted(key) {
+            return Err(Reason::Busy);
+        }
         if peer.accepted.is_none() && !io.has_place() {
             self.make_room(io);
             return Err(Reason::Busy);
         }
         Ok(key)
+    }
+
+    /// Whether packets of the peer are accepted on a link that it has dialled.
+    fn has_accepted(&self, key: PeerKey) -> bool {
+        let role = |link| self.links.get(link).map(|link: &Link| link.role);
+        let mut links = self.links_of(key);
+        links.any(|link| role(link) == Some(Role::Accepted))
     }
 
     /// The peer of an unknown endpoint id.
@@ -578,7 +591,7 @@ impl<I: Io> Core<I> {
         }
         for link in former.into_iter().flatten() {
             // that of the endpoint which had the address
-            self.close_half(link, io);
+            self.silence(link, io);
         }
     }
 

@@ -72,6 +72,11 @@ pub trait Io {
     /// [`Core::ended`] follows, not during this call.
     fn close(&mut self, _link: LinkKey) {}
 
+    /// What the peer posts on a link on a circuit has no effect any more, and it has not stated
+    /// that it posts nothing. Moves the target through which it sends to ERR, so that it gets
+    /// errors. [`Core::silenced`] follows for all links of the target, not during this call.
+    fn silence(&mut self, _link: LinkKey) {}
+
     /// An operation is complete. With an error its packet may have arrived or not.
     fn complete(&mut self, op: Self::Op, result: Result<()>);
 

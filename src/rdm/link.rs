@@ -67,7 +67,7 @@ pub(super) struct Link {
     pub(super) greeted: bool,
     /// It was the out-link.
     pub(super) was_out: bool,
-    /// On a circuit: the peer posts nothing more on it, or what it posts has no effect.
+    /// On a circuit: the peer posts nothing more on it.
     pub(super) peer_ended: bool,
     pub(super) closing: Closing,
     /// An answer to CLOSE that waits for room.

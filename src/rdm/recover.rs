@@ -4,7 +4,7 @@ use super::connect::PATIENCE;
 use super::core::{Core, Io};
 use super::link::{Closing, Link, LinkKey, Role, State};
 use super::ops::{Entry, List};
-use super::peer::{Dial, PeerKey};
+use super::peer::{Dial, Peer, PeerKey};
 use crate::errno::FiErrno;
 use crate::wire::rdm::{Epoch, Number, Terms};
 
@@ -38,7 +38,7 @@ impl<I: Io> Core<I> {
             self.violations += 1;
         }
         self.end_link(link, io);
-        self.close_half(link, io);
+        self.silence(link, io);
         if let Some(peer) = self.peers.get_mut(key) {
             peer.strikes += 1;
             if peer.strikes > STRIKES {
@@ -93,8 +93,8 @@ impl<I: Io> Core<I> {
         }
     }
 
-    /// The peer posts nothing more on a link on a circuit: it has stated so, its circuit can have
-    /// no effect any more, or its session ends. The link is being ended, or lingers.
+    /// The peer posts nothing more on a link on a circuit: it has stated so, or its target is in
+    /// the error state. The link is being ended, or lingers.
     pub(super) fn close_half(&mut self, link: LinkKey, io: &mut I) {
         let circuits = self.config.circuits;
         let half = self.links.get_mut(link);
@@ -114,7 +114,23 @@ impl<I: Io> Core<I> {
         self.settle(io);
     }
 
+    /// Accepts nothing on a link on a circuit any more, although the peer has stated nothing.
+    pub(super) fn silence(&mut self, link: LinkKey, io: &mut I) {
+        let ended = self.links.get(link).is_none_or(|link| link.peer_ended);
+        if self.config.circuits && !ended {
+            io.silence(link);
+        }
+    }
+
     /// Ends all links of a peer, and accepts nothing on them any more.
+    pub(super) fn drop_links(&mut self, key: PeerKey, io: &mut I) {
+        self.end_links(key, io);
+        for link in self.links_of(key) {
+            self.silence(link, io);
+        }
+    }
+
+    /// Ends all links of a peer, which posts nothing more.
     pub(super) fn close_links(&mut self, key: PeerKey, io: &mut I) {
         self.end_links(key, io);
         for link in self.links_of(key) {
@@ -122,7 +138,8 @@ impl<I: Io> Core<I> {
         }
     }
 
-    fn links_of(&self, key: PeerKey) -> impl Iterator<Item = LinkKey> + use<I> {
+    /// All links of a peer.
+    pub(super) fn links_of(&self, key: PeerKey) -> impl Iterator<Item = LinkKey> + use<I> {
         let links = self.peers.get(key).map(|peer| {
             let [first, second] = peer.lingering;
             [peer.own, peer.accepted, first, second]
@@ -152,12 +169,15 @@ impl<I: Io> Core<I> {
     }
 
     /// Whether links of a peer, on which the peer posts nothing more, have not ended. Until then
-    /// what this side expects next is not certain.
+    /// what this side expects next is not certain. The same holds for all links of a session that
+    /// ends.
     pub(super) fn is_closing(&self, key: PeerKey) -> bool {
-        let peer = self.peers.get(key);
-        let lingering = peer.into_iter().flat_map(|peer| peer.lingering).flatten();
+        let Some(peer) = self.peers.get(key) else {
+            return false;
+        };
         let ended = |link: LinkKey| self.links.get(link).is_some_and(|it| it.peer_ended);
-        lingering.into_iter().any(ended)
+        let mut lingering = peer.lingering.into_iter().flatten();
+        lingering.any(|link| peer.ends || ended(link))
     }
 
     /// On a circuit: all requests of a link that is being ended have completed, or can have no
@@ -249,7 +269,9 @@ impl<I: Io> Core<I> {
 
     /// Drops a session that ends, if it has no links.
     pub(super) fn end_session(&mut self, key: PeerKey) {
-        let ends = self.peers.get(key).is_some_and(|peer| peer.ends);
+        // an alias stays one
+        let ends = |peer: &Peer| peer.ends && peer.alias.is_none();
+        let ends = self.peers.get(key).is_some_and(ends);
         if !ends || self.links_of(key).next().is_some() {
             return;
         }
@@ -294,7 +316,7 @@ impl<I: Io> Core<I> {
             peer.former = peer.shows;
             peer.ends = true;
         }
-        self.close_links(key, io);
+        self.drop_links(key, io);
         self.end_session(key);
     }
 

@@ -170,6 +170,20 @@ impl Executor {
         self.xrc_step(XrcStep::FailTarget(target));
     }
 
+    /// Moves the target through which the peer sends on a link to its error state.
+    pub(super) fn silence_on_circuit(&mut self, link: LinkKey) {
+        let from = self.port_mut(link).and_then(|port| port.from);
+        let targets = self.xrc.as_ref().map(|xrc| &xrc.targets);
+        let held = from.and_then(|from| targets?.get(&from));
+        match (from, held.and_then(|held| held.failing)) {
+            // the driver's step follows, or has been listed
+            (Some(from), None) if held.is_some() => self.break_target(from),
+            (_, Some(Failing { done: false, .. })) => {}
+            // nothing of the peer arrives any more, or its target is not known
+            _ => self.todo.push_back(Todo::Silenced(link)),
+        }
+    }
+
     /// A target is in its error state: it acknowledges nothing any more.
     pub(in crate::rdm) fn target_failed(&mut self, core: &mut Core<Self>, number: QpNumber) {
         let targets = self.xrc.as_mut().map(|xrc| &mut xrc.targets);

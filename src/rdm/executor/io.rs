@@ -97,6 +97,10 @@ impl Io for Executor {
         self.xrc_step(XrcStep::Look);
     }
 
+    fn silence(&mut self, link: LinkKey) {
+        self.silence_on_circuit(link);
+    }
+
     #[inline]
     fn complete(&mut self, key: TxKey, result: Result<()>) {
         let Some(op) = self.tx.get_mut(key) else {

@@ -100,8 +100,64 @@ fn a_broken_network_loses_and_repeats_nothing() {
             walls: false,
             halves: false,
             rings: random.one_in(2),
+            circuits: false,
         };
         try_seed("a_broken_network", seed, plan);
+    }
+}
+
+#[test]
+fn broken_circuits_lose_and_repeat_nothing() {
+    for seed in seeds(1000) {
+        let mut random = Random(!seed);
+        let plan = Plan {
+            nodes: 2 + random.below(3) as usize,
+            sends: 10 + random.below(80) as usize,
+            chaos: random.below(24) as usize,
+            restarts: random.one_in(4),
+            losses: [0, 4, 10, 30][random.below(4) as usize],
+            aliases: random.one_in(3),
+            evictions: random.one_in(2),
+            pool: match random.below(3) {
+                0 => Credit::new(0, 0),
+                1 => Credit::new(100, 5),
+                _ => LARGE,
+            },
+            one_way: random.one_in(5),
+            late: random.one_in(6),
+            walls: false,
+            halves: false,
+            rings: false,
+            circuits: true,
+        };
+        try_seed("tests::broken_circuits", seed, plan);
+    }
+}
+
+#[test]
+fn a_peer_on_circuits_that_cannot_be_reached_returns() {
+    for seed in seeds(1000) {
+        let mut random = Random(!seed);
+        let plan = Plan {
+            nodes: 2 + random.below(2) as usize,
+            sends: 10 + random.below(60) as usize,
+            chaos: 1 + random.below(14) as usize,
+            restarts: random.one_in(4),
+            losses: [0, 4, 10, 30][random.below(4) as usize],
+            aliases: random.one_in(3),
+            evictions: random.one_in(2),
+            pool: match random.below(2) {
+                0 => Credit::new(100, 5),
+                _ => LARGE,
+            },
+            one_way: random.one_in(5),
+            late: random.one_in(4),
+            walls: true,
+            halves: true,
+            rings: false,
+            circuits: true,
+        };
+        try_seed("a_peer_on_circuits", seed, plan);
     }
 }
 
@@ -126,6 +182,7 @@ fn a_peer_that_cannot_be_reached_fails_and_returns() {
             walls: true,
             halves: random.one_in(3),
             rings: random.one_in(2),
+            circuits: false,
         };
         try_seed("a_peer_that_cannot", seed, plan);
     }
@@ -153,6 +210,7 @@ fn a_broken_link_is_noticed_while_something_is_awaited() {
             walls: false,
             halves: true,
             rings: random.one_in(2),
+            circuits: false,
         };
         try_seed("a_broken_link_is_noticed", seed, plan);
     }
@@ -173,6 +231,7 @@ const CALM: Plan = Plan {
     walls: false,
     halves: false,
     rings: false,
+    circuits: false,
 };
 
 #[test]

@@ -3,11 +3,15 @@
 //! pair after its sender has ended it, loses requests and replies, restarts endpoints, and refuses
 //! queue pairs and credit. A model compares what was sent with what was delivered.
 //!
-//! One file, because the events, the faults and the model change the same state.
+//! One file, because the events, the faults and the model change the same state. Links on circuits
+//! are in a file of their own.
+
+mod circuits;
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet, VecDeque};
 
+use self::circuits::{Circuit, OnCircuit, Polled};
 use super::super::core::{Config, Core, Failure, Io, Origin, Post, Send};
 use super::super::direct::Arrivals;
 use super::super::link::LinkKey;
@@ -66,6 +70,10 @@ enum Action {
     Probe(LinkKey),
     NoRoom(LinkKey),
     End(LinkKey),
+    Close(LinkKey),
+    Silence(LinkKey),
+    /// The terms of the peer have arrived.
+    Introduced(LinkKey),
     Complete(usize, bool),
     Deliver(Origin, usize, Credit, bool),
     /// An RTS was posted.
@@ -101,6 +109,9 @@ pub(super) struct Hands {
     up: HashMap<u32, LinkKey>,
     /// Links on which a packet can be written to the peer's memory.
     rings: HashSet<u32>,
+    /// Links that have a circuit; `circuits`: the others refuse posts.
+    attached: HashSet<u32>,
+    circuits: bool,
 }
 
 impl Io for Hands {
@@ -133,7 +144,11 @@ impl Io for Hands {
             "a post to a link that is not up"
         );
         let ring = self.rings.contains(&link.number()) && self.random.one_in(2);
+        let circuit = !self.circuits || self.attached.contains(&link.number());
         let posted = self.posted.entry(link.number()).or_default();
+        if !circuit {
+            return Post::Refused;
+        }
         if *posted >= self.sq && !ring {
             return Post::Refused;
         }
@@ -180,6 +195,9 @@ impl Io for Hands {
     }
 
     fn control(&mut self, link: LinkKey, packet: &Packet) -> bool {
+        if self.circuits && !self.attached.contains(&link.number()) {
+            return false;
+        }
         if self.random.one_in(8) {
             self.actions.push(Action::NoRoom(link));
             return false;
@@ -190,6 +208,18 @@ impl Io for Hands {
 
     fn end(&mut self, link: LinkKey) {
         self.actions.push(Action::End(link));
+    }
+
+    fn close(&mut self, link: LinkKey) {
+        self.actions.push(Action::Close(link));
+    }
+
+    fn silence(&mut self, link: LinkKey) {
+        self.actions.push(Action::Silence(link));
+    }
+
+    fn introduced(&mut self, link: LinkKey, _: &Terms) {
+        self.actions.push(Action::Introduced(link));
     }
 
     fn complete(&mut self, op: Op, result: Result<()>) {
@@ -333,6 +363,8 @@ pub(super) struct Node {
     /// Connection and side of each link.
     links: HashMap<u32, (usize, usize)>,
     inbox: HashMap<u32, VecDeque<Completion>>,
+    /// The completion queue of links on circuits.
+    cq: VecDeque<Polled>,
     /// Messages without a receive: credit and, of an RTS, the model's number.
     unexpected: VecDeque<(Origin, u32, Option<usize>)>,
     /// Messages that wait for FIN.
@@ -358,6 +390,14 @@ pub(super) struct Conn {
     last: [u64; 2],
     acked: [u64; 2],
     request: Vec<u8>,
+    /// On circuits: the circuit on which each side posts, that from which it accepts packets, and
+    /// its requests that have not completed. `err`: the out half is being ended.
+    circuit: [Option<usize>; 2],
+    bound: [Option<usize>; 2],
+    under_way: [u32; 2],
+    dialler: usize,
+    /// The reply, for a repeated request.
+    reply: Vec<u8>,
 }
 
 #[derive(Debug)]
@@ -376,6 +416,7 @@ enum Event {
     Match(usize),
     Send(usize, usize),
     Chaos,
+    OnCircuit(OnCircuit),
 }
 
 /// What a run may do.
@@ -400,6 +441,8 @@ pub(super) struct Plan {
     pub(super) halves: bool,
     /// Packets can be written to the memory of the peer.
     pub(super) rings: bool,
+    /// Links are on circuits.
+    pub(super) circuits: bool,
 }
 
 pub(super) struct World {
@@ -413,6 +456,9 @@ pub(super) struct World {
     /// The living endpoint at an address.
     at: HashMap<Listener, usize>,
     pub(super) conns: Vec<Conn>,
+    circuits: Vec<Circuit>,
+    /// Sender and receiver of a session that ended before the sender's circuit was known.
+    unheard: HashSet<(usize, usize)>,
     sent: Vec<Sent>,
     restarted: Vec<Listener>,
     chaos: bool,
@@ -447,6 +493,8 @@ impl World {
             nodes: Vec::new(),
             at: HashMap::new(),
             conns: Vec::new(),
+            circuits: Vec::new(),
+            unheard: HashSet::new(),
             sent: Vec::new(),
             restarted: Vec::new(),
             chaos: plan.chaos > 0,
@@ -471,7 +519,7 @@ impl World {
                 false => Vec::new(),
             },
             application_keys: false,
-            circuits: false,
+            circuits: self.plan.circuits,
             device_atomics: false,
             random: Box::new({
                 let mut random = Random(self.random.next());
@@ -492,6 +540,8 @@ impl World {
             chaos: self.chaos,
             up: HashMap::new(),
             rings: HashSet::new(),
+            attached: HashSet::new(),
+            circuits: self.plan.circuits,
         };
         self.at.insert(listener, self.nodes.len());
         self.at.insert(other_address(listener), self.nodes.len());
@@ -503,6 +553,7 @@ impl World {
             alive: true,
             links: HashMap::new(),
             inbox: HashMap::new(),
+            cq: VecDeque::new(),
             unexpected: VecDeque::new(),
             waits: Vec::new(),
             last: HashMap::new(),
@@ -597,7 +648,13 @@ impl World {
                     last: [0; 2],
                     acked: [0; 2],
                     request,
+                    circuit: [None; 2],
+                    bound: [None; 2],
+                    under_way: [0; 2],
+                    dialler: node,
+                    reply: Vec::new(),
                 });
+                self.nodes[node].hands.attached.insert(link.number());
                 self.nodes[node].links.insert(link.number(), (conn, 0));
                 if self.is_walled(node, to) {
                     let time = self.now + 500 * MS + self.random.below(2_000 * MS);
@@ -608,11 +665,16 @@ impl World {
             Action::Accept(link, conn, reply) => {
                 self.conns[conn].sides[1] = Some((node, link));
                 self.nodes[node].links.insert(link.number(), (conn, 1));
+                self.conns[conn].accept_on_circuit();
+                self.conns[conn].reply.clone_from(&reply);
                 self.message(conn, Event::Reply(conn, reply));
                 self.nodes[node].core.accepted(link);
             }
             Action::Reject(conn, rejection) => {
                 self.message(conn, Event::Reject(conn, rejection));
+            }
+            Action::Post(link, wire) if self.plan.circuits => {
+                self.post_on_circuit(node, link, wire);
             }
             Action::Post(link, wire) => {
                 let (conn, side) = self.nodes[node].links[&link.number()];
@@ -628,8 +690,14 @@ impl World {
                 let (conn, side) = self.nodes[node].links[&link.number()];
                 self.complete(conn, 1 - side, Completion::Packet(wire));
             }
+            Action::Probe(link) if self.plan.circuits => self.probe_circuit(node, link),
             Action::Probe(link) => self.probe(node, link),
             Action::NoRoom(link) => self.later(Event::Room(node, link)),
+            Action::Introduced(link) if self.plan.circuits => self.greeted(node, link),
+            Action::Introduced(_) => {}
+            Action::Close(link) => self.close_half(node, link),
+            Action::Silence(link) => self.silence_link(node, link),
+            Action::End(link) if self.plan.circuits => self.end_half(node, link),
             Action::End(link) => {
                 let (conn, side) = self.nodes[node].links[&link.number()];
                 self.conns[conn].err[side] = true;
@@ -711,7 +779,9 @@ impl World {
             let delay = 5 * MS + self.random.below(60 * MS);
             let time = self.now + delay;
             self.at(time, Event::DialFailed(conn, Failure::Silent));
-            if let Some((acceptor, link)) = self.conns[conn].sides[1] {
+            if let Some((acceptor, link)) = self.conns[conn].sides[1]
+                && !self.plan.circuits
+            {
                 let time = time + self.random.below(50 * MS);
                 self.at(time, Event::Broken(acceptor, link));
             }
@@ -754,13 +824,18 @@ impl World {
                 else {
                     return self.later(Event::DialFailed(conn, Failure::Refused));
                 };
+                if self.plan.circuits {
+                    return self.request_on_circuit(conn, to, node);
+                }
                 let request = std::mem::take(&mut self.conns[conn].request);
                 self.call(node, |core, hands| core.requested(conn, &request, hands));
             }
             Event::Reply(conn, reply) => {
                 if self.conns[conn].err[0] || self.conns[conn].cut {
                     // the connection manager of the acceptor gives up
-                    if let Some((node, link)) = self.side(conn, 1) {
+                    if let Some((node, link)) = self.side(conn, 1)
+                        && !self.plan.circuits
+                    {
                         self.at(self.now + 2_000 * MS, Event::Broken(node, link));
                     }
                     return;
@@ -840,6 +915,7 @@ impl World {
             }
             Event::Send(from, to) => self.send(from, to),
             Event::Chaos => self.disturb(),
+            Event::OnCircuit(event) => self.step_on_circuit(event),
         }
     }
 
@@ -990,6 +1066,9 @@ impl World {
         if choice < 6 && self.plan.walls {
             return self.wall();
         }
+        if self.plan.circuits {
+            return self.break_circuit();
+        }
         // one of the newest connections
         let newest = self.conns.len().min(4) as u64;
         if newest == 0 {
@@ -1007,6 +1086,10 @@ impl World {
         let until = self.now + self.random.below(30_000 * MS);
         let ends = [address(from), address(to)];
         self.walls.push((ends[0], ends[1], until));
+        if self.plan.circuits {
+            let ends = ends.map(|end| self.at[&end]);
+            return self.break_circuits_between(ends);
+        }
         for conn in 0..self.conns.len() {
             let sides = self.conns[conn].sides;
             let on = |side: Option<(usize, LinkKey)>| {
@@ -1044,6 +1127,9 @@ impl World {
         self.restarted.push(listener);
         for conn in 0..self.conns.len() {
             let sides = self.conns[conn].sides;
+            if self.plan.circuits {
+                break;
+            }
             if sides.iter().flatten().any(|(node, _)| *node == old) {
                 self.cut(conn);
             }
@@ -1056,6 +1142,28 @@ impl World {
             }
         }
         self.start(listener);
+        if self.plan.circuits {
+            self.replace_on_circuits(old, self.nodes.len() - 1);
+        }
+    }
+
+    /// A request for a link on a circuit, which may arrive twice.
+    fn request_on_circuit(&mut self, conn: usize, to: Listener, node: usize) {
+        if self.chaos && self.random.one_in(6) {
+            self.later(Event::Request(conn, to));
+        }
+        let reply = self.conns[conn].reply.clone();
+        let replied = self.conns[conn].sides[1].is_some_and(|(at, link)| {
+            at == node && !self.conns[conn].err[1] && self.nodes[at].core.peer_of(link).is_some()
+        });
+        if replied {
+            return self.message(conn, Event::Reply(conn, reply));
+        }
+        if self.conns[conn].sides[0].is_none() || !self.leads_to(conn, node) {
+            return self.later(Event::DialFailed(conn, Failure::Silent));
+        }
+        let request = self.conns[conn].request.clone();
+        self.call(node, |core, hands| core.requested(conn, &request, hands));
     }
 
     pub(super) fn run(&mut self) {
@@ -1103,7 +1211,10 @@ impl World {
         while let Some(Reverse((time, _, place))) = self.events.pop() {
             self.now = time;
             steps += 1;
-            assert!(steps < 400_000, "the network does not come to rest");
+            if steps == 400_000 {
+                self.nodes.iter().for_each(|node| node.core.print());
+                panic!("the network does not come to rest");
+            }
             if time > calm && self.chaos {
                 self.chaos = false;
                 for node in &mut self.nodes {
@@ -1150,7 +1261,8 @@ impl World {
             let may_fail_late = message.answer || self.plan.halves || self.plan.aliases;
             let must = message.must && !may_fail_late && message.meant_for.is_none_or(lives);
             assert!(ok || !must, "{id}: {message:?} fails at the end");
-            if ok && !self.restarted.contains(&original) {
+            let unheard = self.unheard.contains(&(message.from, self.at[&message.to]));
+            if ok && !self.restarted.contains(&original) && !unheard {
                 assert!(message.delivered.is_some(), "{id}: {message:?} is lost");
             }
             assert!(ok || may_fail, "{id}: {message:?} fails without reason");
