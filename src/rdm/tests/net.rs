@@ -1159,6 +1159,10 @@ impl World {
         if replied {
             return self.message(conn, Event::Reply(conn, reply));
         }
+        if !reply.is_empty() {
+            // STALE, or a link of a successor with a tag of its own, which gets no HELLO
+            return;
+        }
         if self.conns[conn].sides[0].is_none() || !self.leads_to(conn, node) {
             return self.later(Event::DialFailed(conn, Failure::Silent));
         }
