@@ -42,7 +42,7 @@ pub(super) enum Polled {
     Sent(usize, usize, Option<Number>, bool),
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub(super) enum OnCircuit {
     Arrive(usize),
     Ack(usize),
