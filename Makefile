@@ -90,7 +90,7 @@ bench-count: all deps ## instructions of each call, by callgrind
 bench-vm: all ## weft beside libfabric's verbs provider in that virtual machine, as ratios; OPTIONS='--test local'
 	@tests/vm/bench $(OPTIONS)
 
-check-long: all deps ## what takes longer, about 77 minutes: docs/testing.md; OPTIONS='--step fuzz' for one step
+check-long: all deps ## what takes longer, about 85 minutes: docs/testing.md; OPTIONS='--step fuzz' for one step
 	@tests/tools/long $(OPTIONS)
 
 SUITE ?= msg
