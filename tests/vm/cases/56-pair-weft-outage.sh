@@ -7,12 +7,15 @@
 # atomic is lost or doubled. The interfaces stay up. If rxe0's port goes down, by the interface or by
 # its carrier, and the connection manager sends a packet then, rxe's queue pair 1 is in the error
 # state until the device is created again: no connection succeeds any more, with any library
-# (docs/real-verbs.md; 58-pair-weft-link-down shows the state).
+# (docs/real-verbs.md; 58-pair-weft-link-down shows the state). The same happens if the connection
+# manager sends a packet while tc adds or deletes a queueing discipline, so netem is there, without
+# loss, before the first packet and until the last one, and only its loss changes.
 pause() { sed -n 's/.*longest pause \([0-9]*\).*/\1/p' /tmp/flow; }
 
 outage() { # SECONDS
 	signal "outage-$WEFT_PAIR-$1"
 	await "outage-$other-$1" 60 || return 1
+	tc qdisc replace dev "$(rxe_dev)" root netem limit 10000 loss 0% || return 1
 	FI_WEFT_DEVICE=rxe0 with_exec weft "$WEFT_PROJECT/build/vm/flow" -r weft "$(rxe_addr4)" "$(peer_addr4)" 5001 $((4 + $1)) >/tmp/flow 2>&1 &
 	flow=$!
 	tries=0
@@ -21,11 +24,12 @@ outage() { # SECONDS
 		sleep 0.1
 	done
 	sleep 1
-	tc qdisc add dev "$(rxe_dev)" root netem loss 100%
+	tc qdisc change dev "$(rxe_dev)" root netem limit 10000 loss 100%
 	sleep "$1"
-	tc qdisc del dev "$(rxe_dev)" root
+	tc qdisc change dev "$(rxe_dev)" root netem limit 10000 loss 0%
 	wait $flow
 	status=$?
+	tc qdisc del dev "$(rxe_dev)" root
 	echo "== $1 s"
 	cat /tmp/flow
 	[ $status = 0 ] || return 1
