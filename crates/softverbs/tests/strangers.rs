@@ -6,7 +6,6 @@
 mod common;
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
 
 use common::*;
 
@@ -65,7 +64,7 @@ fn stranger(who: &str) {
     // SAFETY: no memory is passed.
     let pid = unsafe { libc::getppid() };
     let (fds, name) = (files_of(pid), agent_of(pid));
-    let registry = registry();
+    let registry = registry_of(pid);
     let addr: u64 = std::env::var("ADDR").unwrap().parse().unwrap();
     assert!(fds.len() > 3, "the device's files are not found: {fds:?}");
     let other = who == "other";
@@ -76,13 +75,14 @@ fn stranger(who: &str) {
     for &fd in &fds {
         assert_eq!(refuse::opening(pid, fd), expected(libc::EACCES));
     }
-    for path in &registry {
-        let opened = std::fs::File::options().read(true).write(true).open(path);
-        let errno = opened
-            .err()
-            .map_or(0, |error| error.raw_os_error().unwrap());
-        assert_eq!(errno, expected(libc::EACCES), "{path:?}");
-    }
+    let opened = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .open(&registry);
+    let errno = opened
+        .err()
+        .map_or(0, |error| error.raw_os_error().unwrap());
+    assert_eq!(errno, expected(libc::EACCES), "{registry:?}");
     let mut bytes = [0u8; 8];
     let (local, remote) = (piece((&raw mut bytes) as u64, 8), piece(addr, 8));
     // SAFETY: the local piece is this function's; nothing of the other process changes.
@@ -149,20 +149,18 @@ fn agent_of(pid: i32) -> String {
         .to_owned()
 }
 
-fn registry() -> Vec<std::path::PathBuf> {
-    let list = std::fs::read_dir("/dev/shm").unwrap().flatten();
-    // SAFETY: no memory is passed.
-    let own = unsafe { libc::geteuid() };
-    let of_device = |entry: &std::fs::DirEntry| {
-        entry
-            .file_name()
-            .to_string_lossy()
-            .starts_with("softverbs4.")
-            && entry.metadata().unwrap().uid() == own
+/// The registry, which a process keeps open.
+fn registry_of(pid: i32) -> std::path::PathBuf {
+    let list = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
+    let is_registry = |path: &std::path::PathBuf| {
+        let name = path.file_name().map(|name| name.to_string_lossy());
+        name.is_some_and(|name| name.starts_with("softverbs") && name.contains('.'))
+            && path.exists()
     };
-    let found: Vec<_> = list.filter(of_device).map(|entry| entry.path()).collect();
-    assert!(!found.is_empty());
-    found
+    list.flatten()
+        .filter_map(|entry| std::fs::read_link(entry.path()).ok())
+        .find(is_registry)
+        .expect("no registry among the open files")
 }
 
 /// Asks an agent for a file, as a process in `slot`.
