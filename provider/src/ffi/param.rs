@@ -102,6 +102,11 @@ const PARAMS: &[Param] = &[
         help: c"Offer reliable datagram endpoints (FI_EP_RDM), and offer weft;ofi_rxm over the devices that have them only if it is named (default: yes)",
     },
     Param {
+        name: c"xrc",
+        kind: FI_PARAM_BOOL,
+        help: c"Order of the entries if hints name no protocol: yes: XRC before RC; no: RC alone (default: RC before XRC)",
+    },
+    Param {
         name: c"max_links",
         kind: FI_PARAM_SIZE_T,
         help: c"Connections of a reliable datagram endpoint, beyond which idle ones are closed (default: 3/4 of the device's queue pairs or of the limit of open files, whichever is less)",
@@ -134,6 +139,8 @@ pub(crate) struct Values {
     cache: Option<CacheConfig>,
     /// Whether endpoints with many peers are offered.
     pub(crate) rdm: bool,
+    /// Whether XRC comes before RC, or is left out.
+    pub(crate) xrc: Option<bool>,
     /// Of endpoints with many peers.
     pub(crate) max_links: Option<usize>,
     pub(crate) connect_timeout: Option<Duration>,
@@ -157,6 +164,7 @@ pub(crate) fn values() -> &'static Values {
         mr_mode: None,
         cache: None,
         rdm: false,
+        xrc: None,
         max_links: None,
         connect_timeout: None,
         fault: None,
@@ -298,6 +306,7 @@ pub(crate) fn init() {
         }),
         cache: Some(cache()),
         rdm: get::<c_int>(c"rdm", 0).is_none_or(|on| on != 0),
+        xrc: get::<c_int>(c"xrc", 0).map(|on| on != 0),
         max_links: get(c"max_links", 0).filter(|max| *max != 0),
         connect_timeout: connect_timeout(),
         fault: text(c"fault"),

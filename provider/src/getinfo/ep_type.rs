@@ -37,8 +37,7 @@ pub(crate) struct EpType {
     pub(crate) protocol_version: u32,
     /// `mem_tag_format`; 0 without `FI_TAGGED`.
     pub(crate) tag_format: u64,
-    /// Whether endpoints are on XRC (`FI_PROTO_RDMA_CM_IB_XRC`). Such a type is offered only to hints
-    /// that name the protocol.
+    /// Whether endpoints are on XRC (`FI_PROTO_RDMA_CM_IB_XRC`).
     pub(crate) xrc: bool,
     /// Data progress unless hints request one: by the device, or by the application's calls.
     pub(crate) data_progress: u32,
@@ -178,26 +177,56 @@ impl EpType {
     }
 }
 
-/// The types that are offered to hints with this protocol, in the order of the answers.
-pub(crate) fn offered(protocol: u32) -> &'static [&'static EpType] {
-    static TYPES: [&EpType; 2] = [&RDM, &MSG];
-    static XRC: [&EpType; 1] = [&RDM_XRC];
-    if protocol == FI_PROTO_RDMA_CM_IB_XRC && param::values().rdm {
-        &XRC
-    } else if param::values().rdm {
-        &TYPES
-    } else {
-        &TYPES[1..]
+/// The types that are offered to hints with this protocol, in the order of the answers. On one
+/// device, all entries of one type come before those of the next one.
+pub(crate) fn offered(protocol: u32) -> Vec<&'static EpType> {
+    let params = param::values();
+    let mut types = in_order(protocol, params.xrc);
+    types.retain(|ep| params.rdm || ep.number != FI_EP_RDM);
+    types
+}
+
+/// The types for hints with this protocol. `xrc`: the parameter of this name, which has an effect
+/// on hints without protocol alone.
+fn in_order(protocol: u32, xrc: Option<bool>) -> Vec<&'static EpType> {
+    match (protocol, xrc) {
+        (FI_PROTO_RDMA_CM_IB_XRC, _) => vec![&RDM_XRC],
+        (FI_PROTO_UNSPEC, None) => vec![&RDM, &RDM_XRC, &MSG],
+        (FI_PROTO_UNSPEC, Some(true)) => vec![&RDM_XRC, &RDM, &MSG],
+        _ => vec![&RDM, &MSG],
     }
 }
 
-/// The offered type with this number and protocol; `FI_EP_UNSPEC` is [`MSG`].
+/// The offered type of an object that is opened with an info of this type and protocol. An info
+/// without protocol is one on RC; `FI_EP_UNSPEC` is [`MSG`].
 pub(crate) fn of(number: u32, protocol: u32) -> Option<&'static EpType> {
     if number == FI_EP_UNSPEC {
         return Some(&MSG);
     }
-    offered(protocol)
-        .iter()
-        .copied()
-        .find(|ep| ep.number == number)
+    let xrc = protocol == FI_PROTO_RDMA_CM_IB_XRC;
+    let mut types = offered(protocol).into_iter();
+    types.find(|ep| ep.number == number && ep.xrc == xrc)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rc_comes_before_xrc_unless_the_parameter_or_the_protocol_decides() {
+        let names = |protocol, xrc| {
+            let types = in_order(protocol, xrc).into_iter();
+            types.map(|ep| (ep.number, ep.xrc)).collect::<Vec<_>>()
+        };
+        let (rc, xrc) = ((FI_EP_RDM, false), (FI_EP_RDM, true));
+        let msg = (FI_EP_MSG, false);
+        assert_eq!(names(FI_PROTO_UNSPEC, None), [rc, xrc, msg]);
+        assert_eq!(names(FI_PROTO_UNSPEC, Some(true)), [xrc, rc, msg]);
+        assert_eq!(names(FI_PROTO_UNSPEC, Some(false)), [rc, msg]);
+        for set in [None, Some(false), Some(true)] {
+            assert_eq!(names(FI_PROTO_RDMA_CM_IB_XRC, set), [xrc]);
+            assert_eq!(names(FI_PROTO_IB_RDM, set), [rc, msg]);
+            assert_eq!(names(FI_PROTO_RDMA_CM_IB_RC, set), [rc, msg]);
+        }
+    }
 }

@@ -79,7 +79,11 @@ fn find(
     let offers = offers(&devices, hints.protocol());
     for offer in &offers {
         let own = offer.addresses();
-        for terms in all_terms(version, hints, offer, forced) {
+        let terms = all_terms(version, hints, offer, forced);
+        if terms.is_empty() || !offer.transport_works() {
+            continue;
+        }
+        for terms in terms {
             for path in &paths {
                 for path in resolve::of_device(&own, offer.host_only, path, hints.format) {
                     list.push(build::info(version, hints, offer, &terms, &path)?);
@@ -89,12 +93,14 @@ fn find(
     }
     if list.is_empty() {
         refusal::report(version, flags, hints, &offers, &paths);
+        refusal::report_xrc(flags, hints, &devices);
         return Err(FiErrno::ENODATA);
     }
     Ok(list)
 }
 
-/// The offers of all devices to hints with this protocol: each device before the next one, with its endpoint types in order.
+/// The offers of all devices to hints with this protocol: each device before the next one, with its
+/// endpoint types in order.
 fn offers(devices: &[Arc<Device>], protocol: u32) -> Vec<Offer> {
     let mut offers = Vec::new();
     for device in devices {

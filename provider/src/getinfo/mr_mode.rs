@@ -166,10 +166,23 @@ pub(crate) fn of_offer(
     offer: &Offer,
     forced: Option<Mode>,
 ) -> Result<Vec<MrMode>> {
-    if is_local(hints, offer) {
-        return local_forms(version, hints, forced);
+    let mut forms = match is_local(hints, offer) {
+        true => local_forms(version, hints, forced),
+        false => forms(version, hints, || Able::of(offer), forced),
+    }?;
+    if offer.ep.xrc {
+        forms.retain(|form| is_protected_on_xrc(form.mode));
     }
-    forms(version, hints, || Able::of(offer), forced)
+    if forms.is_empty() {
+        return Err(FiErrno::ENODATA);
+    }
+    Ok(forms)
+}
+
+/// Whether endpoints on XRC have regions of this form. Every peer that reaches one endpoint of an
+/// XRC domain can name the receive queues of all, so a region cannot belong to one endpoint.
+fn is_protected_on_xrc(mode: Mode) -> bool {
+    !mode.contains(Mode::ENDPOINT)
 }
 
 /// Whether peers access no region of the endpoints that the hints request.
@@ -469,6 +482,12 @@ mod tests {
         };
         assert_eq!(answer(native, without), Err(FiErrno::ENODATA));
         assert_eq!(answer(announced, without), Err(FiErrno::ENODATA));
+    }
+
+    #[test]
+    fn regions_of_one_endpoint_are_not_protected_on_xrc() {
+        assert!(!is_protected_on_xrc(Mode::NATIVE | Mode::ENDPOINT));
+        assert!(is_protected_on_xrc(KNOWN & !Mode::ENDPOINT));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use libfabric_sys::*;
 use weft::errno::{FiErrno, Result};
 use weft::msg::Limits;
 use weft::rdm;
-use weft::verbs::{Device, LinkLayer, Port};
+use weft::verbs::{Device, LinkLayer, Port, XrcBehaviour};
 
 use super::addresses::{self, OwnAddresses};
 use super::ep_type::{self, EpType};
@@ -120,7 +120,7 @@ impl Offer {
     pub(crate) fn of(device: &Arc<Device>, ep: &'static EpType) -> Result<Self> {
         if ep.number == FI_EP_RDM {
             let limits = rdm::Limits::of(device).ok_or(FiErrno::ENOSYS)?;
-            if ep.xrc && !device.attr().xrc {
+            if ep.xrc && (!device.attr().xrc || device.attr().iwarp) {
                 return Err(FiErrno::ENOSYS);
             }
             return Ok(Self::connected(device)?.with_many_peers(ep, &limits));
@@ -223,6 +223,14 @@ impl Offer {
     pub(crate) fn flushes(&self) -> bool {
         let seen = self.device.behaviour();
         seen.is_ok_and(|behaviour| behaviour.flush_global.works())
+    }
+
+    /// Whether XRC works as the device reports it, found by a trial, if the endpoints are on XRC.
+    pub(crate) fn transport_works(&self) -> bool {
+        !self.ep.xrc || {
+            let seen = self.device.xrc_behaviour();
+            seen.is_ok_and(XrcBehaviour::is_usable)
+        }
     }
 
     /// Whether memory without pages can be registered, found by a trial.

@@ -1,13 +1,16 @@
-//! The warning about a query that failed only for its `mr_mode`: which bits to offer, and why.
+//! The warnings about queries without an answer: one about a query that failed only for its
+//! `mr_mode` (which bits to offer, and why), and one about a query that named the protocol of XRC.
 //!
 //! The reason is found by a trial: an `mr_mode` with which the same query is answered. A query that
 //! fails for another reason too has no such `mr_mode`, and causes no warning.
 
 use std::fmt::Write as _;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use libfabric_sys::*;
 use weft::mr::Mode;
+use weft::verbs::Device;
 
 use super::hints::Hints;
 use super::layered;
@@ -53,6 +56,53 @@ pub(crate) fn report(version: u32, flags: u64, hints: &Hints, offers: &[Offer], 
             FI_LOG_FABRIC,
             "fi_getinfo: {device} does not support mr_mode {offered}: {reason}"
         );
+    }
+}
+
+/// Logs, once per process, why the devices have no answer to hints that name the protocol of XRC.
+///
+/// Called for queries that no device answered.
+pub(crate) fn report_xrc(flags: u64, hints: &Hints, devices: &[Arc<Device>]) {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    let asked = hints.protocol() == FI_PROTO_RDMA_CM_IB_XRC;
+    if !asked || SAID.load(Relaxed) || layered::is_layered(flags) && !hints.names_weft {
+        return;
+    }
+    let name = hints
+        .domain
+        .as_ref()
+        .and_then(|domain| domain.name.as_ref());
+    let asked = |device: &&Arc<Device>| name.is_none_or(|name| name == device.name());
+    let reasons = devices.iter().filter(asked).filter_map(|device| {
+        let reason = without_xrc(device)?;
+        Some(format!("{}: {reason}", device.name()))
+    });
+    let reasons = reasons.collect::<Vec<_>>();
+    if !reasons.is_empty() && !SAID.swap(true, Relaxed) {
+        warning!(
+            FI_LOG_FABRIC,
+            "fi_getinfo: FI_PROTO_RDMA_CM_IB_XRC is not offered: {}",
+            reasons.join("; ")
+        );
+    }
+}
+
+/// The reason for which a device has no endpoints on XRC; `None`: it has them.
+fn without_xrc(device: &Arc<Device>) -> Option<String> {
+    let attr = device.attr();
+    if attr.iwarp {
+        return Some("iWARP has no XRC".to_owned());
+    }
+    if !attr.xrc {
+        return Some("the device reports no XRC (IBV_DEVICE_XRC)".to_owned());
+    }
+    match device.xrc_behaviour() {
+        Err(error) => Some(format!("the trial of its XRC has failed: {error}")),
+        Ok(seen) if seen.is_usable() => None,
+        Ok(seen) => Some(format!(
+            "its XRC cannot be used: messages: {}; protection domains checked: {}",
+            seen.messages, seen.domain_checked
+        )),
     }
 }
 
