@@ -282,6 +282,29 @@ impl<R: Copy + Debug, M: Copy + Debug> Matching<R, M> {
         None
     }
 
+    /// A post number for [`Self::receive_again`], behind those of all receives so far. Does not
+    /// allocate.
+    pub fn next_number(&mut self) -> u64 {
+        self.posted.next_number()
+    }
+
+    /// As [`Self::receive`], of a receive that was posted before with this number, or has got its
+    /// message at once: it matches before all receives with a later number. Takes O(entries),
+    /// allocates.
+    pub fn receive_again(
+        &mut self,
+        want: &Want,
+        context: usize,
+        receive: R,
+        number: u64,
+    ) -> Option<Message<M>> {
+        if let Some(found) = self.unexpected.find(want) {
+            return Some(self.unexpected.take(found));
+        }
+        self.posted.post_again(want, context, receive, number);
+        None
+    }
+
     /// Whether no message is listed: then a receive is posted without a search.
     #[inline(always)]
     #[must_use]

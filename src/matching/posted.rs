@@ -172,6 +172,29 @@ impl<R: Copy> Posted<R> {
         Some(empty)
     }
 
+    /// A post number behind all others.
+    pub(super) fn next_number(&mut self) -> u64 {
+        self.number += 1;
+        self.number
+    }
+
+    /// Adds a receive with the number of an earlier one that was removed: it has its place.
+    pub(super) fn post_again(&mut self, want: &Want, context: usize, receive: R, number: u64) {
+        let newest = std::mem::replace(&mut self.number, number - 1);
+        self.post(want, context, receive, None);
+        self.number = newest;
+        if number == newest {
+            return;
+        }
+        // behind the receive are those that were posted later, of its queue and the others
+        for index in self.all(|_| true) {
+            if self.entries[index].number > number {
+                self.unlink(index);
+                self.link(index);
+            }
+        }
+    }
+
     /// Adds a receive behind all others.
     #[inline(always)]
     pub(super) fn post(&mut self, want: &Want, context: usize, receive: R, multi: Option<MultiId>) {

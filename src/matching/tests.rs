@@ -1,5 +1,7 @@
 //! The module beside a naive list, and the numbers of lines and entries that its operations read.
 
+use std::collections::HashMap;
+
 use proptest::prelude::*;
 
 use super::cost::{self, Visits};
@@ -47,6 +49,8 @@ fn want() -> impl Strategy<Value = Want> {
 #[derive(Clone, Debug)]
 enum Op {
     Receive(Want),
+    /// One of the receives that have got a message, in its earlier place.
+    Again(usize),
     Multi(Want, u64, u64),
     Arrive(u64, PeerIndex, u64),
     Peek(Want),
@@ -64,6 +68,7 @@ fn op() -> impl Strategy<Value = Op> {
     let len = 0..50_u64;
     prop_oneof![
         30 => want().prop_map(Op::Receive),
+        4 => any::<usize>().prop_map(Op::Again),
         3 => (want(), 0..200_u64, 0..40_u64).prop_map(|(want, size, min)| Op::Multi(want, size, min)),
         35 => (tag(), peer(), len).prop_map(|(tag, peer, len)| Op::Arrive(tag, peer, len)),
         4 => want().prop_map(Op::Peek),
@@ -102,6 +107,8 @@ struct Buffer {
 #[derive(Debug, Default)]
 struct Model {
     posted: Vec<Receive>,
+    /// Receives that have got a message.
+    taken: Vec<Receive>,
     listed: Vec<Message<u64>>,
     claimed: Vec<(Claim, Message<u64>)>,
     buffers: Vec<Buffer>,
@@ -139,7 +146,7 @@ impl Model {
         assert_eq!(matched.context, receive.context);
         let Some(buffer) = receive.buffer else {
             assert_eq!(matched.piece, None);
-            self.posted.remove(index);
+            self.taken.push(self.posted.remove(index));
             return;
         };
         let (offset, len, full) = self.fill(buffer, message.len);
@@ -173,22 +180,56 @@ impl Model {
 fn agree(ops: &[Op]) {
     let mut real: Matching<usize, u64> = Matching::new(ops.len() as u64, 0, 0);
     let mut model = Model::default();
+    // the post numbers of operations
+    let mut numbers = HashMap::new();
     for (number, op) in ops.iter().enumerate() {
         // two receives in a row may have one context
         let context = number / 2 * 2;
         match op {
             Op::Receive(want) => {
-                let found = real.receive(want, context, number);
+                let found = if number.is_multiple_of(2) {
+                    real.receive(want, context, number)
+                } else {
+                    let of = *numbers.entry(number).or_insert(real.next_number());
+                    real.receive_again(want, context, number, of)
+                };
+                let receive = Receive {
+                    want: *want,
+                    context,
+                    number,
+                    buffer: None,
+                };
                 match model.first(want) {
-                    Some(index) => assert_eq!(found, Some(model.listed.remove(index))),
+                    Some(index) => {
+                        assert_eq!(found, Some(model.listed.remove(index)));
+                        model.taken.push(receive);
+                    }
                     None => {
                         assert_eq!(found, None);
-                        model.posted.push(Receive {
-                            want: *want,
-                            context,
-                            number,
-                            buffer: None,
-                        });
+                        model.posted.push(receive);
+                    }
+                }
+            }
+            Op::Again(which) => {
+                let with_number = |of: &Receive| numbers.contains_key(&of.number);
+                model.taken.retain(with_number);
+                if !model.taken.is_empty() {
+                    let index = which % model.taken.len();
+                    let receive = model.taken.swap_remove(index);
+                    let Receive { want, number, .. } = receive;
+                    let of = numbers[&number];
+                    let found = real.receive_again(&want, receive.context, number, of);
+                    match model.first(&want) {
+                        Some(index) => {
+                            assert_eq!(found, Some(model.listed.remove(index)));
+                            model.taken.push(receive);
+                        }
+                        None => {
+                            assert_eq!(found, None);
+                            let later = model.posted.iter().position(|it| it.number > number);
+                            let place = later.unwrap_or(model.posted.len());
+                            model.posted.insert(place, receive);
+                        }
                     }
                 }
             }
@@ -336,7 +377,7 @@ fn agree(ops: &[Op]) {
                 real.merge(*from, *into, |message, matched| {
                     pairs.push((message, matched))
                 });
-                for receive in &mut model.posted {
+                for receive in model.posted.iter_mut().chain(&mut model.taken) {
                     if receive.want.from == Some(*from) {
                         receive.want.from = Some(*into);
                     }
