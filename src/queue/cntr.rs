@@ -282,6 +282,7 @@ impl Counter {
     /// - `EOVERRUN`: a queue of the counter has lost completions.
     pub fn trywait(&self) -> Result<()> {
         let wait = self.wait.as_ref().ok_or(FiErrno::EINVAL)?;
+        self.domain.polled();
         let armed = self.arm(wait);
         if self.has_news() {
             return Err(FiErrno::EAGAIN);

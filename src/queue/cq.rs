@@ -226,16 +226,14 @@ impl CompletionQueue {
         }
     }
 
-    /// Runs a source that ends for all its completions, whatever the size of the queue, and removes
-    /// it. Wakes the threads that wait on the queue, if it has an entry.
-    pub(crate) fn finish_source(&self, source: &Arc<dyn Source>) {
+    /// Removes a source that has ended, after `rest` has passed on its last completions, whatever
+    /// the size of the queue. Wakes the threads that wait on the queue, if it has an entry.
+    pub(crate) fn finish_source(&self, source: &Arc<dyn Source>, rest: impl FnOnce(&mut Sink<'_>)) {
         let has_entry = {
             let mut guard = self.inner.lock();
             let inner = &mut *guard;
             let mut none = NoReader;
-            let mut sink = Sink::of_source(&mut none, &mut inner.backlog);
-            // a failure is that of the source, which ends
-            let _ = source.progress(&mut sink, usize::MAX);
+            rest(&mut Sink::of_source(&mut none, &mut inner.backlog));
             !inner.backlog.is_empty()
         };
         self.remove_source(source);

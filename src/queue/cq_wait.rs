@@ -172,6 +172,7 @@ impl CompletionQueue {
     /// - `EINVAL`: no wait object.
     pub fn trywait(&self) -> Result<()> {
         let wait = self.wait.as_ref().ok_or(FiErrno::EINVAL)?;
+        self.domain.polled();
         if self.signals.take_kept() {
             return Err(FiErrno::EAGAIN);
         }
@@ -258,6 +259,7 @@ impl CompletionQueue {
 
     /// Makes progress, and returns whether the queue has an entry or an error (`fi_poll(3)`).
     pub fn poll_ready(&self) -> bool {
+        self.domain.polled();
         // a read returns the failure
         self.progress().unwrap_or(true)
     }

@@ -532,4 +532,45 @@ mod tests {
                 .is_ok_and(|cq| cq.device_cq().is_ok())
         );
     }
+
+    /// Counts its calls.
+    #[derive(Default)]
+    struct Thread(AtomicUsize);
+
+    impl crate::queue::Assisted for Thread {
+        fn assist(&self) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Each way of polling looks at what the domain's thread has to do.
+    #[test]
+    fn all_who_poll_assist_the_thread_of_the_domain() {
+        let domain = domain();
+        let thread = Arc::new(Thread::default());
+        let assisted: std::sync::Weak<Thread> = Arc::downgrade(&thread);
+        domain.queues().set_assisted(assisted);
+        let cq = queue(&domain, WaitKind::Unspec);
+        let counter = Counter::open(domain.queues(), WaitKind::Unspec).unwrap();
+        let source = Scripted::new(true, None);
+        cq.add_source(Arc::clone(&source) as _).unwrap();
+        let looks = |act: &dyn Fn()| {
+            let before = thread.0.load(Ordering::Relaxed);
+            for _ in 0..1000 {
+                act();
+            }
+            thread.0.load(Ordering::Relaxed) - before
+        };
+        let ways: [(&str, &dyn Fn()); 6] = [
+            ("fi_cq_read", &|| drop(read(&cq, 1))),
+            ("fi_cq_read of 0", &|| drop(read(&cq, 0))),
+            ("fi_poll", &|| _ = cq.poll_ready()),
+            ("fi_poll of a counter", &|| _ = counter.poll()),
+            ("fi_trywait", &|| _ = cq.trywait()),
+            ("fi_trywait of a counter", &|| _ = counter.trywait()),
+        ];
+        for (name, act) in ways {
+            assert!(looks(act) != 0, "{name}");
+        }
+    }
 }

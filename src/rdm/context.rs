@@ -14,7 +14,9 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 
 use super::completions::Side;
-use super::receives::{Membership, Owner, Receive, SharedStore, StoredKey, Target, completion_of};
+use super::receives::{
+    Cancel, Left, Membership, Owner, Receive, SharedStore, StoredKey, Target, completion_of,
+};
 use super::recv::{is_multi, receive_of, want_of};
 use super::search::{SEARCHES, Search};
 use super::shared::{Shared, State};
@@ -27,6 +29,7 @@ use crate::flags::Flags;
 use crate::initiator::LocalIov;
 use crate::matching::{Release, Want};
 use crate::mr::random;
+use crate::queue::Completion;
 
 /// Attributes of a new shared receive context (`fi_srx_context(3)`).
 #[derive(Clone, Copy, Debug)]
@@ -61,6 +64,8 @@ pub struct SharedRx {
     /// Number of receives that are not posted any more, but keep their place: their message is
     /// arriving, or their entry was not taken.
     entries: AtomicUsize,
+    /// Entries of receives that have ended without an endpoint, which the next one reports.
+    unreported: Mutex<Vec<Completion>>,
     min_multi_recv: AtomicUsize,
 }
 
@@ -86,6 +91,7 @@ impl SharedRx {
             peers: Mutex::default(),
             owners: AtomicU32::new(1),
             entries: AtomicUsize::new(0),
+            unreported: Mutex::default(),
             min_multi_recv: AtomicUsize::new(min_multi_recv),
         }))
     }
@@ -142,6 +148,7 @@ impl SharedRx {
                 self.identify(shared, FiAddr(addr as u64), *index);
             }
         }
+        self.report_ended();
     }
 
     /// Removes an endpoint, whose state does not exist any more.
@@ -207,14 +214,20 @@ impl SharedRx {
         state.core.set_now(member.now());
         let result = act(state);
         state.settle();
+        if state.core.has_reports() {
+            // the calling thread may sleep on the queue of another endpoint
+            state.core.flush(&mut state.io);
+            state.settle();
+        }
         member.after(state);
         Some(result)
     }
 
-    /// Calls `act` with the state of the endpoint that was bound first. `None`: there is none.
-    fn at_first<T>(&self, act: impl FnOnce(&mut State) -> T) -> Option<T> {
-        let first = self.enabled().into_iter().next()?;
-        Self::change(&first, act)
+    /// Calls `act` with the state of the endpoint that was bound first, of those that are not
+    /// closing. `None`: there is none.
+    fn at_first<T>(&self, mut act: impl FnMut(&mut State) -> T) -> Option<T> {
+        let mut members = self.enabled().into_iter();
+        members.find_map(|member| Self::change(&member, &mut act))
     }
 
     /// Makes progress at all endpoints.
@@ -266,9 +279,20 @@ impl SharedRx {
         let Some(own) = own.flatten() else {
             return;
         };
-        let pairs = self.store.lock().merge(own, index);
-        for pair in pairs {
-            self.deliver(pair.owner, pair.key, pair.target, None);
+        self.store.lock().merge(own, index);
+        self.deliver_pending();
+    }
+
+    /// Delivers the messages for which a receive was found without their endpoint's lock.
+    fn deliver_pending(&self) {
+        let owners = self.store.lock().pending_owners();
+        for owner in owners {
+            // a closing endpoint has posted the receives again
+            self.at(owner, |state| {
+                for (key, target) in state.io.rx.take_pending() {
+                    state.io.deliver_stored(key, target);
+                }
+            });
         }
     }
 
@@ -308,6 +332,7 @@ impl SharedRx {
         if self.is_full() {
             self.progress()?;
             if self.is_full() {
+                self.domain.queues().polled();
                 return Err(FiErrno::EAGAIN);
             }
         }
@@ -322,38 +347,29 @@ impl SharedRx {
         posted + self.entries.load(Ordering::Relaxed) >= self.config.size
     }
 
-    /// The peer of a directed receive may have been merged since it was looked up.
-    fn current(state: &super::receives::SharedState, want: &Want) -> Want {
-        Want {
-            from: want.from.map(|from| state.find(from)),
-            ..*want
-        }
-    }
-
     fn post(&self, want: &Want, receive: Receive) -> Result<()> {
-        let target = Target {
-            receive,
-            multi: None,
-        };
+        let mut number = None;
         loop {
-            let stored = {
+            let found = {
                 let mut state = self.store.lock();
-                let want = Self::current(&state, want);
-                let key = state.post(&want, receive);
-                let key = key.map_err(|()| FiErrno::EAGAIN)?;
-                key.and_then(|key| Some((state.store.stored(key)?.owner, key)))
+                let want = state.current(want);
+                let found = state.post(&want, receive, number);
+                found.map_err(|()| FiErrno::EAGAIN)?
             };
-            match stored {
-                Some((owner, key)) if !self.deliver(owner, key, target, Some(*want)) => {}
-                _ => return Ok(()),
+            let Some(found) = found else {
+                return Ok(());
+            };
+            if self.deliver(found.owner, found.key, found.target) {
+                return Ok(());
             }
+            number = found.target.posting.map(|posting| posting.number);
         }
     }
 
     fn post_multi(&self, want: &Want, receive: Receive) -> Result<()> {
         let taken = {
             let mut state = self.store.lock();
-            let want = Self::current(&state, want);
+            let want = state.current(want);
             let taken = state
                 .store
                 .post_multi(&want, receive, self.min_multi_recv());
@@ -363,36 +379,34 @@ impl SharedRx {
             taken.collect::<Vec<_>>()
         };
         for (owner, key, target) in taken {
-            if !self.deliver(owner, key, target, None)
+            if !self.deliver(owner, key, target)
                 && let Some(multi) = target.multi
             {
                 let release = self.store.lock().store.finished(receive.tagged, multi);
                 if release != Release::Held {
                     // no message reports that the buffer is released
-                    self.cancelled(&receive, Flags::MULTI_RECV);
+                    self.ended(&receive, Flags::MULTI_RECV);
                 }
             }
         }
         Ok(())
     }
 
-    /// Posts receives again whose messages were arriving at an endpoint that has closed. They keep
-    /// their place in the context's size.
-    pub(super) fn post_again(&self, receives: Vec<(Want, Receive)>) {
-        for (want, receive) in receives {
-            if self.post(&want, receive).is_err() {
-                self.cancelled(&receive, Flags::empty());
-            }
+    /// Follows the end of an endpoint, or of its part in the context.
+    pub(super) fn left(&self, left: &Left) {
+        for receive in &left.ended {
+            self.ended(receive, Flags::empty());
         }
+        for receive in &left.released {
+            self.ended(receive, Flags::MULTI_RECV);
+        }
+        self.deliver_pending();
     }
 
-    /// Delivers a stored message to a receive; `want`: what it matches. `false`: its endpoint was
-    /// closed meanwhile, and the message with it.
-    fn deliver(&self, owner: Owner, key: StoredKey, target: Target, want: Option<Want>) -> bool {
-        let delivered = self.at(owner, |state| {
-            state.io.rx.want = want;
-            state.io.deliver_stored(key, target);
-        });
+    /// Delivers a stored message to a receive. `false`: its endpoint was closed meanwhile, and the
+    /// message with it.
+    fn deliver(&self, owner: Owner, key: StoredKey, target: Target) -> bool {
+        let delivered = self.at(owner, |state| state.io.deliver_stored(key, target));
         if delivered.is_none() {
             self.store.lock().store.take(key);
         }
@@ -408,7 +422,7 @@ impl SharedRx {
         }
         let found = {
             let mut state = self.store.lock();
-            let want = Self::current(&state, want);
+            let want = state.current(want);
             // SAFETY: the caller keeps the contract of this function.
             unsafe { state.store.search(search, &want, &receive) }
         };
@@ -424,28 +438,61 @@ impl SharedRx {
     }
 
     /// `fi_cancel(3)`: the receive with this context completes with `ECANCELED`, if it is posted
-    /// and has no message yet. The entry is in the queue of the endpoint that was bound first.
+    /// and has no message yet. The entry is in the queue of the endpoint that was bound first, of
+    /// the next one if there is none. If the message of the receive is arriving at an endpoint that
+    /// closes before its end, the receive completes in the same way.
     ///
     /// # Errors
-    /// `ENOENT`: no such receive.
+    /// `ENOENT`: no such receive, or one whose message is arriving.
     pub fn cancel(&self, context: usize) -> Result<()> {
-        let cancelled = self.store.lock().store.cancel(context);
-        // without an entry: it follows when the messages in a multi-receive buffer are complete
-        if let Some(completion) = cancelled.ok_or(FiErrno::ENOENT)? {
-            self.at_first(|state| {
-                let completions = &mut state.io.completions;
-                completions.failed(completion, 0, FiErrno::ECANCELED);
-            });
+        loop {
+            let (cancelled, returns) = {
+                let mut state = self.store.lock();
+                (state.cancel(context), state.returns())
+            };
+            match cancelled {
+                Some(Cancel::Done(completion)) => {
+                    self.report(completion);
+                    return Ok(());
+                }
+                // the messages in a multi-receive buffer, or the endpoint, end before
+                Some(Cancel::Later) => return Ok(()),
+                Some(Cancel::Matched) => return Err(FiErrno::ENOENT),
+                None => {}
+            }
+            let arrives = |member: &Arc<Shared>| {
+                let marked = Self::change(member, |state| state.io.rx.cancel_arriving(context));
+                marked == Some(true)
+            };
+            let found = self.enabled().iter().any(arrives);
+            // a receive that has come back meanwhile was in neither place
+            if found || self.store.lock().returns() == returns {
+                return Err(FiErrno::ENOENT);
+            }
         }
-        Ok(())
     }
 
-    fn cancelled(&self, receive: &Receive, flags: Flags) {
+    /// A receive has ended without a message.
+    fn ended(&self, receive: &Receive, flags: Flags) {
         let mut completion = completion_of(receive);
         completion.flags |= flags;
+        self.report(completion);
+    }
+
+    /// Reports the end of a receive with `FI_ECANCELED`.
+    fn report(&self, completion: Completion) {
+        self.unreported.lock().push(completion);
+        self.report_ended();
+    }
+
+    /// Passes the unreported entries to the endpoint that was bound first. A new endpoint is a
+    /// member before it calls this, so no entry stays while there is one.
+    fn report_ended(&self) {
         self.at_first(|state| {
-            let completions = &mut state.io.completions;
-            completions.failed(completion, 0, FiErrno::ECANCELED);
+            for completion in self.unreported.lock().drain(..) {
+                let completions = &mut state.io.completions;
+                completions.failed(completion, 0, FiErrno::ECANCELED);
+            }
         });
     }
 }

@@ -168,6 +168,14 @@ pub struct Origin {
     pub(super) session: u32,
 }
 
+impl Origin {
+    /// A packet of a peer's first session.
+    #[cfg(test)]
+    pub(super) fn of_test(peer: PeerKey) -> Self {
+        Self { peer, session: 0 }
+    }
+}
+
 /// How a dial has ended without a reply or a rejection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {

@@ -211,6 +211,13 @@ impl CqSource {
         Ok(())
     }
 
+    /// Passes on all entries of an endpoint that has ended.
+    pub(super) fn finish_with(&self, state: &mut State, sink: &mut Sink<'_>) {
+        for side in &self.sides {
+            state.pass(*side, self.shared.config.source, sink, usize::MAX);
+        }
+    }
+
     /// Looks at the revocations of peers.
     #[cold]
     fn look(state: &mut State) {

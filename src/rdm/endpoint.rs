@@ -434,33 +434,35 @@ impl Endpoint {
     /// Releases what [`Self::open`] has created.
     fn release(&self, control: &mut Control) {
         let shared = self.shared();
-        for (cq, source) in control.sources.drain(..) {
+        shared.driver().remove(&shared.turn);
+        // from here on nothing completes at the endpoint, so no entry is lost
+        let mut ended = shared.end();
+        let sources = std::mem::take(&mut *shared.sources.lock());
+        for ((cq, object), source) in control.sources.drain(..).zip(sources) {
             // keeps the entries that the application has not read
-            cq.finish_source(&source);
+            cq.finish_source(&object, |sink| {
+                if let Some((state, _)) = &mut ended {
+                    source.finish_with(state, sink);
+                }
+            });
         }
         control.own = None;
-        shared.sources.lock().clear();
-        shared.driver().remove(&shared.turn);
-        let state = shared.lock().take();
-        if let Some(state) = state {
-            let entries = state.kept_places();
-            let again = state.io.close(shared);
-            if !Arc::ptr_eq(shared.pd(), shared.domain.pd())
-                && shared
-                    .domain
-                    .mr()
-                    .config()
-                    .form
-                    .mode
-                    .contains(Mode::ENDPOINT)
-            {
-                shared.domain.mr().forget(shared.pd());
-            }
-            if let Some(context) = &control.context {
-                context.leave(shared);
-                context.free(entries);
-                context.post_again(again);
-            }
+        let Some((state, left)) = ended else {
+            return;
+        };
+        if let Some(context) = &control.context {
+            context.left(&left);
+        }
+        let entries = state.kept_places();
+        let left = state.io.close(shared);
+        let form = &shared.domain.mr().config().form;
+        if !Arc::ptr_eq(shared.pd(), shared.domain.pd()) && form.mode.contains(Mode::ENDPOINT) {
+            shared.domain.mr().forget(shared.pd());
+        }
+        if let Some(context) = &control.context {
+            context.leave(shared);
+            context.left(&left);
+            context.free(entries);
         }
     }
 

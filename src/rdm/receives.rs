@@ -11,6 +11,8 @@ use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
 
+use self::repost::Returning;
+pub(super) use self::repost::{Cancel, Left, Posting};
 use super::core::Origin;
 use super::iov::Iov;
 use super::link::LinkKey;
@@ -58,6 +60,8 @@ pub(super) struct Target {
     pub(super) receive: Receive,
     /// The buffer and the key of its receive.
     pub(super) multi: Option<(MultiId, RxKey)>,
+    /// Of a receive of a shared receive context that takes one message, which was not claimed.
+    pub(super) posting: Option<Posting>,
 }
 
 /// The envelope of a message.
@@ -122,8 +126,6 @@ pub(super) struct Arrival {
     pub(super) prefix: u64,
     /// How it will be read if its parts do not come.
     pub(super) spare: Option<Pull>,
-    /// What its receive matches, in a shared receive context.
-    pub(super) want: Option<Want>,
 }
 
 impl Arrival {
@@ -236,6 +238,7 @@ impl Store {
             return Some(Target {
                 receive,
                 multi: None,
+                posting: None,
             });
         };
         self.part(matched.receive, piece)
@@ -250,6 +253,7 @@ impl Store {
                 ..receive
             },
             multi: Some((piece.buffer, key)),
+            posting: None,
         })
     }
 
@@ -382,15 +386,14 @@ impl Store {
     }
 
     /// Messages of `from` become messages of `into`. Returns the pairs that match now.
-    fn merge(&mut self, from: PeerIndex, into: PeerIndex) -> Vec<(StoredKey, Target)> {
+    fn merge(&mut self, from: PeerIndex, into: PeerIndex) -> Vec<(StoredKey, Matched<RxKey>)> {
         let mut pairs = Vec::new();
         for tagged in [true, false] {
             self.messages(tagged).merge(from, into, |message, matched| {
                 pairs.push((message.payload, matched));
             });
         }
-        let target = |(stored, matched)| Some((stored, self.target(&matched)?));
-        pairs.into_iter().filter_map(target).collect()
+        pairs
     }
 }
 
@@ -411,7 +414,11 @@ pub(super) struct SharedState {
     /// For endpoints whose lock the thread that has found them does not hold.
     pending: Vec<Delivery>,
     /// What the posted receives match, by the places of their keys.
-    wants: Vec<Want>,
+    postings: Vec<Posting>,
+    /// Receives whose messages were arriving at endpoints that are closing.
+    returning: Vec<Returning>,
+    /// Number of receives that were posted again, or are [returning](Self::returning).
+    returns: u64,
 }
 
 impl SharedState {
@@ -434,21 +441,30 @@ impl SharedState {
         PeerIndex(index)
     }
 
-    /// The two are one peer. Returns the pairs that match now.
-    pub(super) fn merge(&mut self, from: PeerIndex, into: PeerIndex) -> Vec<Delivery> {
+    /// The two are one peer. The pairs that match now are [pending](Receives::take_pending): their
+    /// endpoints exist, because a closing endpoint removes its messages and its pairs at once.
+    pub(super) fn merge(&mut self, from: PeerIndex, into: PeerIndex) {
         let (from, into) = (self.find(from), self.find(into));
         if from == into {
-            return Vec::new();
+            return;
         }
         if let Some(replaced) = self.indices.get_mut(from.0 as usize) {
             *replaced = into.0;
         }
-        let pairs = self.store.merge(from, into);
-        let delivery = |(key, target)| {
-            let owner = self.store.stored(key)?.owner;
-            Some(Delivery { owner, key, target })
-        };
-        pairs.into_iter().filter_map(delivery).collect()
+        for (key, matched) in self.store.merge(from, into) {
+            let owner = self.store.stored(key).map(|stored| stored.owner);
+            if let Some((owner, target)) = owner.zip(self.target(&matched)) {
+                self.pending.push(Delivery { owner, key, target });
+            }
+        }
+    }
+
+    /// The endpoints for which deliveries are pending.
+    pub(super) fn pending_owners(&self) -> Vec<Owner> {
+        let mut owners: Vec<Owner> = self.pending.iter().map(|it| it.owner).collect();
+        owners.sort_unstable();
+        owners.dedup();
+        owners
     }
 
     /// Whether deliveries wait for the drivers of their endpoints.
@@ -467,7 +483,9 @@ impl SharedStore {
             store: Store::new(seed),
             indices: Vec::new(),
             pending: Vec::new(),
-            wants: Vec::new(),
+            postings: Vec::new(),
+            returning: Vec::new(),
+            returns: 0,
         }))
     }
 
@@ -540,8 +558,6 @@ pub(super) struct Receives {
     home: Home,
     pub(super) arrivals: Slab<ArrivalMark, Arrival>,
     spare: Vec<Vec<u8>>,
-    /// What the receive of a shared context matches that has got a message last.
-    pub(super) want: Option<Want>,
 }
 
 impl std::fmt::Debug for Receives {
@@ -556,7 +572,6 @@ impl Receives {
             home,
             arrivals: Slab::new(),
             spare: Vec::new(),
-            want: None,
         }
     }
 
@@ -612,7 +627,7 @@ impl Receives {
             Home::Shared(member) => {
                 let state = &mut *member.shared.lock();
                 let peer = Membership::index(&mut member.indices, state, envelope.peer);
-                state.arrive(envelope, peer, &mut self.want)
+                state.arrive(envelope, peer)
             }
         }
     }
@@ -640,7 +655,7 @@ impl Receives {
                 stored.owner = member.owner;
                 let state = &mut *member.shared.lock();
                 let peer = Membership::index(&mut member.indices, state, envelope.peer);
-                match state.arrive(&envelope, peer, &mut self.want) {
+                match state.arrive(&envelope, peer) {
                     Some(target) => Ok(Some((stored, target))),
                     None => state.store.store(stored, peer).map(|()| None).ok_or(()),
                 }
@@ -656,6 +671,15 @@ impl Receives {
                 let state = &mut *member.shared.lock();
                 Some(Membership::index(&mut member.indices, state, peer))
             }
+        }
+    }
+
+    /// Number of messages that are stored in the shared receive context.
+    #[cfg(test)]
+    pub(super) fn stored_in_context(&self) -> usize {
+        match &self.home {
+            Home::Own(_) => 0,
+            Home::Shared(member) => member.shared.lock().store.stored_len(),
         }
     }
 
@@ -722,66 +746,28 @@ impl Receives {
         from: PeerKey,
         into: PeerKey,
     ) -> (Vec<(StoredKey, Target)>, bool) {
-        self.want = None;
         let member = match &mut self.home {
-            Home::Own(store) => return (store.merge(index_of(from), index_of(into)), false),
+            Home::Own(store) => {
+                let pairs = store.merge(index_of(from), index_of(into)).into_iter();
+                let target = |(key, matched)| Some((key, store.target(&matched)?));
+                return (pairs.filter_map(target).collect(), false);
+            }
             Home::Shared(member) => member,
         };
         let state = &mut *member.shared.lock();
         let from = Membership::index(&mut member.indices, state, from);
         let into = Membership::index(&mut member.indices, state, into);
-        let (own, others): (Vec<_>, Vec<_>) = state
-            .merge(from, into)
-            .into_iter()
-            .partition(|delivery| delivery.owner == member.owner);
-        let found = !others.is_empty();
-        state.pending.extend(others);
-        let own = own.into_iter().map(|it| (it.key, it.target));
-        (own.collect(), found)
+        state.merge(from, into);
+        let own = state.take_pending(member.owner);
+        (own, state.has_pending())
     }
 
     /// The endpoint's messages for which another endpoint has found a receive.
     pub(super) fn take_pending(&mut self) -> Vec<(StoredKey, Target)> {
-        let Home::Shared(member) = &self.home else {
-            return Vec::new();
-        };
-        self.want = None;
-        let mut own = Vec::new();
-        member.shared.lock().pending.retain(|it| {
-            let is_own = it.owner == member.owner;
-            if is_own {
-                own.push((it.key, it.target));
-            }
-            !is_own
-        });
-        own
-    }
-
-    /// The endpoint ends: it leaves no message in a shared receive context. Returns the receives
-    /// whose messages are arriving, to be posted again.
-    pub(super) fn leave(&mut self) -> Vec<(Want, Receive)> {
-        let again = self.incomplete();
-        let Home::Shared(member) = &self.home else {
-            return again;
-        };
-        let me = member.owner;
-        let pending = self.take_pending().into_iter().map(|(_, target)| target);
-        let arriving = self.arrivals.keys_where(|_| true).into_iter();
-        let arriving = arriving.filter_map(|key| Some(self.arrivals.get(key)?.target));
-        let targets: Vec<Target> = arriving.chain(pending).collect();
-        self.with(|store| {
-            for target in targets {
-                if let Some(multi) = target.multi {
-                    store.finished(target.receive.tagged, multi);
-                }
-            }
-            store.drop_where(|stored| stored.owner == me);
-            for key in store.stored.keys_where(|stored| stored.owner == me) {
-                // it has just got a receive, which is posted again
-                store.stored.remove(key);
-            }
-        });
-        again
+        match &self.home {
+            Home::Own(_) => Vec::new(),
+            Home::Shared(member) => member.shared.lock().take_pending(member.owner),
+        }
     }
 }
 

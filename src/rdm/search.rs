@@ -138,9 +138,9 @@ impl State {
                 let target = Target {
                     receive,
                     multi: None,
+                    // a claimed message has no other
+                    posting: None,
                 };
-                // a claimed message has no other
-                io.rx.want = None;
                 io.deliver_stored(found.key, target);
                 return Ok(());
             }

@@ -27,6 +27,7 @@ use super::link_ring::LinkRing;
 use super::listening::Listening;
 use super::peer::PeerKey;
 use super::ports::CIRCUIT_DEPTH;
+use super::receives::Left;
 use super::send_queue::DEPTH;
 use super::vector::{AddressVector, VectorUser};
 use crate::av::FiAddr;
@@ -494,6 +495,17 @@ impl Shared {
             }
             std::thread::sleep(LINGER_PERIOD);
         }
+    }
+
+    /// Ends the endpoint, which the driver serves no more: takes its state, after a last poll, and
+    /// what its shared receive context reports. `None`: it was not enabled, or has ended.
+    pub(super) fn end(&self) -> Option<(State, Left)> {
+        let mut guard = self.lock();
+        let state = guard.as_mut()?;
+        state.core.set_now(self.now());
+        state.poll_all();
+        let left = state.io.rx.begin_leave();
+        guard.take().zip(Some(left))
     }
 
     /// All endpoints that this process has opened.

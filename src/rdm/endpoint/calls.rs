@@ -365,7 +365,16 @@ impl Endpoint {
             self.post_receive(state, &want, receive, is_multi(&receive, flags))
         };
         state.settle();
+        if state.sleepers && state.core.has_reports() {
+            // the thread that sleeps on the queue does not report the credit
+            state.core.flush(&mut state.io);
+            state.settle();
+        }
         shared.after(state);
+        if result == Err(FiErrno::EAGAIN) {
+            drop(guard);
+            shared.domain.queues().polled();
+        }
         result
     }
 
@@ -398,6 +407,7 @@ impl Endpoint {
                 let target = Target {
                     receive,
                     multi: None,
+                    posting: None,
                 };
                 state.io.deliver_stored(stored, target);
             }

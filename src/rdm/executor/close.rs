@@ -4,10 +4,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Executor;
-use crate::matching::Want;
 use crate::rdm::link::LinkKey;
 use crate::rdm::link_cm::Step;
-use crate::rdm::receives::Receive;
+use crate::rdm::receives::Left;
 use crate::rdm::shared::Shared;
 
 /// How long a close waits for READs of its sources that are being executed (softverbs), and the
@@ -17,9 +16,9 @@ const WITHDRAWAL_PERIOD: Duration = Duration::from_millis(1);
 
 impl Executor {
     /// Disconnects all links and releases the objects of the device. The receives and the
-    /// operations under way end without entries: nobody could read them. Returns receives of a
-    /// shared receive context, to be posted again.
-    pub(in crate::rdm) fn close(mut self, shared: &Shared) -> Vec<(Want, Receive)> {
+    /// operations under way end without entries: nobody could read them. Returns what
+    /// a shared receive context reports.
+    pub(in crate::rdm) fn close(mut self, shared: &Shared) -> Left {
         let keys: Vec<LinkKey> = self.links.keys().collect();
         let mut steps = std::mem::take(&mut self.steps);
         // dials and acceptances that were not begun

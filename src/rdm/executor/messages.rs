@@ -290,7 +290,6 @@ impl Executor {
             asked: pull.is_none(),
             prefix: 0,
             spare: None,
-            want: self.rx.want.take(),
         };
         match self.rx.arrivals.insert(arrival) {
             Some(key) => {

@@ -3,37 +3,115 @@
 #![allow(unsafe_code, reason = "passes buffers as C does")]
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use super::endpoints::{End, config, domain, queue, wait_for};
 use crate::av::FiAddr;
 use crate::domain::Domain;
+use crate::errno::FiErrno;
 use crate::flags::Flags;
 use crate::mr::Desc;
-use crate::queue::BindFlags;
+use crate::queue::{BindFlags, Completion};
 use crate::rdm::{AddressVector, Endpoint, EndpointConfig, LocalIov, SharedRx, SharedRxConfig};
 
 /// Endpoints of one context and one address vector.
 fn members(domain: &Arc<Domain>, context: &Arc<SharedRx>) -> [End; 2] {
     let av = AddressVector::open(4).unwrap();
-    [(); 2].map(|()| {
-        let config = EndpointConfig {
-            shared_rx: true,
-            ..config()
-        };
-        let ep = Endpoint::new(domain, config).unwrap();
-        let cq = queue(domain, 0);
-        ep.bind_vector(&av).unwrap();
-        ep.bind_shared_rx(context).unwrap();
-        ep.bind_cq(&cq, BindFlags::TRANSMIT | BindFlags::RECV)
-            .unwrap();
-        ep.enable().unwrap();
-        End {
-            ep,
-            cq,
-            av: Arc::clone(&av),
+    [(); 2].map(|()| member(domain, context, &av))
+}
+
+fn member(domain: &Arc<Domain>, context: &Arc<SharedRx>, av: &Arc<AddressVector>) -> End {
+    let config = EndpointConfig {
+        shared_rx: true,
+        ..config()
+    };
+    let ep = Endpoint::new(domain, config).unwrap();
+    let cq = queue(domain, 0);
+    ep.bind_vector(av).unwrap();
+    ep.bind_shared_rx(context).unwrap();
+    ep.bind_cq(&cq, BindFlags::TRANSMIT | BindFlags::RECV)
+        .unwrap();
+    ep.enable().unwrap();
+    End {
+        ep,
+        cq,
+        av: Arc::clone(av),
+    }
+}
+
+fn context(domain: &Arc<Domain>, size: usize) -> Arc<SharedRx> {
+    let config = SharedRxConfig {
+        size,
+        op_flags: Flags::empty(),
+        directed: false,
+    };
+    SharedRx::open(domain, config).unwrap()
+}
+
+/// Posts a tagged receive from any source, with the lowest 4 bits of the tag ignored.
+fn recv(context: &SharedRx, tag: u64, bytes: &mut [u8], number: usize) -> Result<(), FiErrno> {
+    let (list, any) = (iov(bytes), FiAddr(u64::MAX));
+    let local = LocalIov::single(&list, &Desc::NULL);
+    // SAFETY: the buffer lives until the completion.
+    unsafe { context.recv(any, Some((tag, 0xf)), local, number, None) }
+}
+
+/// The next entry: the context, and the error.
+fn entry(end: &End) -> Option<(usize, Option<FiErrno>)> {
+    let mut found = None;
+    let mut take = |completion: &Completion| found = Some((completion.context, None));
+    match end.cq.read(1, &mut take) {
+        Ok(_) => found,
+        Err(FiErrno::EAVAIL) => {
+            let error = end.cq.read_error().unwrap();
+            Some((error.completion.context, Some(error.err)))
         }
-    })
+        Err(error) => {
+            assert_eq!(error, FiErrno::EAGAIN);
+            None
+        }
+    }
+}
+
+fn wait_entry(end: &End) -> (usize, Option<FiErrno>) {
+    let limit = Instant::now() + Duration::from_secs(20);
+    loop {
+        if let Some(entry) = entry(end) {
+            return entry;
+        }
+        assert!(Instant::now() < limit, "no entry");
+    }
+}
+
+/// Connects two pairs of endpoints; the second ones are members of the context.
+fn connect(context: &SharedRx, pairs: [(&End, FiAddr, &End); 2]) {
+    for (from, to, member) in pairs {
+        let mut byte = [0; 1];
+        recv(context, 0x90, &mut byte, 1).unwrap();
+        from.send(to, Some(0x90), &[1], 0);
+        let limit = Instant::now() + Duration::from_secs(20);
+        let (mut sent, mut received) = (0, 0);
+        while (sent, received) != (1, 1) {
+            sent += usize::from(from.poll().is_some());
+            received += usize::from(member.poll().is_some());
+            assert!(Instant::now() < limit, "{sent} {received}");
+        }
+    }
+}
+
+/// A message of two buffers, which has no source that could be read, begins to arrive.
+fn begin_long(from: &End, to: FiAddr, member: &End, bytes: &[u8], arrivals: usize) {
+    let half = bytes.len() / 2;
+    let list = [iov(&bytes[..half]), iov(&bytes[half..])];
+    let local = LocalIov::borrowed(&list, &[Desc::NULL; 2]);
+    // SAFETY: the buffer lives until the end of the test.
+    unsafe { from.ep.send(to, Some(0x55), local, None, 5, None) }.unwrap();
+    let begin = Instant::now();
+    while member.state(|state| state.io.rx.arrivals.len()) != arrivals {
+        assert_eq!(member.poll(), None);
+        assert!(begin.elapsed() < Duration::from_secs(20), "no message");
+    }
 }
 
 fn iov(bytes: &[u8]) -> libc::iovec {
@@ -47,43 +125,15 @@ fn iov(bytes: &[u8]) -> libc::iovec {
 /// the next message that it matches, at the other endpoint; `early`: this one is stored already.
 fn closes_during_a_message(early: bool) {
     let domain = domain();
-    let config = SharedRxConfig {
-        size: 16,
-        op_flags: Flags::empty(),
-        directed: false,
-    };
-    let context = SharedRx::open(&domain, config).unwrap();
+    let context = context(&domain, 16);
     let [first, second] = members(&domain, &context);
     let (a, b) = (End::open(&domain), End::open(&domain));
     let (to_first, to_second) = (a.knows(&first), b.knows(&second));
     let mut target = vec![0; 30_000];
-    let recv = |tag: u64, bytes: &mut [u8], number: usize| {
-        let (list, any) = (iov(bytes), FiAddr(u64::MAX));
-        let local = LocalIov::single(&list, &Desc::NULL);
-        // SAFETY: the buffer lives until the completion.
-        unsafe { context.recv(any, Some((tag, 0xf)), local, number, None) }.unwrap();
-    };
-    // connects both
-    let mut byte = [[0; 1]; 2];
-    recv(0x90, &mut byte[0], 1);
-    recv(0x90, &mut byte[1], 2);
-    a.send(to_first, Some(0x90), &[1], 0);
-    b.send(to_second, Some(0x90), &[1], 0);
-    for end in [&a, &b, &first, &second] {
-        wait_for(end, 1);
-    }
-    recv(0x50, &mut target, 7);
-    // two buffers have no source that could be read
+    connect(&context, [(&a, to_first, &first), (&b, to_second, &second)]);
+    recv(&context, 0x50, &mut target, 7).unwrap();
     let (long, short) = (vec![3; 10_000], [4; 100]);
-    let list = [iov(&long[..5_000]), iov(&long[5_000..])];
-    let local = LocalIov::borrowed(&list, &[Desc::NULL; 2]);
-    // SAFETY: the buffer lives until the end of the test.
-    unsafe { a.ep.send(to_first, Some(0x55), local, None, 5, None) }.unwrap();
-    let begin = Instant::now();
-    while first.state(|state| state.io.rx.arrivals.len()) == 0 {
-        assert_eq!(first.poll(), None);
-        assert!(begin.elapsed() < Duration::from_secs(20), "no message");
-    }
+    begin_long(&a, to_first, &first, &long, 1);
     if early {
         b.send(to_second, Some(0x5a), &short, 6);
         for _ in 0..100 {
@@ -102,7 +152,7 @@ fn closes_during_a_message(early: bool) {
     assert_eq!(target[..100], short);
     // its place in the context is free again
     for number in 0..16 {
-        recv(0x70, &mut [0; 0], number);
+        recv(&context, 0x70, &mut [0; 0], number).unwrap();
     }
 }
 
@@ -114,4 +164,141 @@ fn a_receive_survives_the_endpoint_of_its_message() {
 #[test]
 fn a_receive_that_survives_its_endpoint_gets_a_stored_message() {
     closes_during_a_message(true);
+}
+
+#[test]
+fn a_receive_that_survives_its_endpoint_keeps_its_place() {
+    let domain = domain();
+    let context = context(&domain, 16);
+    let [first, second] = members(&domain, &context);
+    let (a, b) = (End::open(&domain), End::open(&domain));
+    let (to_first, to_second) = (a.knows(&first), b.knows(&second));
+    connect(&context, [(&a, to_first, &first), (&b, to_second, &second)]);
+    let long = vec![3; 10_000];
+    let mut targets = [(); 5].map(|()| vec![0; 10_000]);
+    for (number, target) in targets.iter_mut().enumerate() {
+        recv(&context, 0x50, target, 10 + number).unwrap();
+    }
+    // the messages of the first two arrive; a third receive is taken by a message at the other one
+    begin_long(&a, to_first, &first, &long, 1);
+    begin_long(&a, to_first, &first, &long, 2);
+    b.send(to_second, Some(0x50), &[0], 0);
+    assert_eq!(wait_entry(&second), (12, None));
+    assert_eq!(context.cancel(11), Err(FiErrno::ENOENT), "it has a message");
+    drop(first);
+    // the cancelled one has no message any more
+    assert_eq!(wait_entry(&second), (11, Some(FiErrno::ECANCELED)));
+    for (number, context) in [(1, 10), (2, 13), (3, 14)] {
+        b.send(to_second, Some(0x50), &[number; 20], 0);
+        assert_eq!(wait_entry(&second), (context, None));
+        assert_eq!(targets[context - 10][..20], [number; 20]);
+    }
+}
+
+#[test]
+fn the_next_endpoint_reports_what_was_cancelled_without_one() {
+    let domain = domain();
+    let context = context(&domain, 16);
+    recv(&context, 0x50, &mut [], 3).unwrap();
+    assert_eq!(context.cancel(3), Ok(()));
+    assert_eq!(context.cancel(3), Err(FiErrno::ENOENT));
+    let av = AddressVector::open(4).unwrap();
+    let first = member(&domain, &context, &av);
+    assert_eq!(entry(&first), Some((3, Some(FiErrno::ECANCELED))));
+    recv(&context, 0x50, &mut [], 4).unwrap();
+    drop(first);
+    assert_eq!(context.cancel(4), Ok(()));
+    let second = member(&domain, &context, &av);
+    assert_eq!(entry(&second), Some((4, Some(FiErrno::ECANCELED))));
+    assert_eq!(entry(&second), None);
+}
+
+/// Each receive that is posted while endpoints close has one entry: that of a message, or of its
+/// cancel.
+#[test]
+fn no_receive_is_lost_while_endpoints_close() {
+    const ROUNDS: usize = 40;
+    const SIZE: usize = 4096;
+    let domain = domain();
+    let context = context(&domain, SIZE);
+    let av = AddressVector::open(4).unwrap();
+    let stays = member(&domain, &context, &av);
+    for round in 0..ROUNDS {
+        let closes = member(&domain, &context, &av);
+        let a = End::open(&domain);
+        let to = a.knows(&closes);
+        // as many as the first window permits are stored
+        for _ in 0..60 {
+            a.send(to, Some(0x50), &[], 0);
+        }
+        let begin = Instant::now();
+        while closes.state(|state| state.io.rx.stored_in_context()) < 60 {
+            let _ = (a.poll(), closes.poll());
+            assert!(begin.elapsed() < Duration::from_secs(20));
+        }
+        let (posted, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) && posted.load(Ordering::Relaxed) < 2000 {
+                    let number = posted.load(Ordering::Relaxed);
+                    if recv(&context, 0x50, &mut [], number).is_ok() {
+                        posted.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+            });
+            // the close begins at another moment in each round
+            while posted.load(Ordering::Relaxed) < round % 20 * 2 {}
+            closes.ep.close();
+            stop.store(true, Ordering::Relaxed);
+        });
+        let posted = posted.into_inner();
+        let mut seen = vec![0; posted];
+        while let Some((number, error)) = entry(&closes) {
+            assert_eq!(error, None);
+            seen[number] += 1;
+        }
+        for (number, seen) in seen.iter_mut().enumerate() {
+            if context.cancel(number).is_ok() {
+                assert_eq!(wait_entry(&stays), (number, Some(FiErrno::ECANCELED)));
+                *seen += 1;
+            }
+        }
+        assert!(seen.iter().all(|seen| *seen == 1), "{round}: {seen:?}");
+        assert_eq!(entry(&stays), None);
+    }
+}
+
+/// A post that frees the credit of a sender reports it, though no thread makes progress at the
+/// sender's endpoint.
+#[test]
+fn a_post_reports_the_credit_that_it_frees() {
+    let domain = domain();
+    let context = context(&domain, 1024);
+    let [first, second] = members(&domain, &context);
+    let (a, b) = (End::open(&domain), End::open(&domain));
+    let (to_first, to_second) = (a.knows(&first), b.knows(&second));
+    connect(&context, [(&a, to_first, &first), (&b, to_second, &second)]);
+    let mut sent = 0;
+    let mut idle = 0;
+    while idle < 1000 {
+        let count = sent;
+        if a.ep.shared().lock().as_ref().unwrap().io.outstanding() < 60 {
+            a.send(to_first, Some(0x50), &[7; 1000], 0);
+            sent += 1;
+        }
+        let _ = (a.poll(), first.poll());
+        idle = if sent == count { idle + 1 } else { 0 };
+    }
+    // nothing polls at `first` from here on
+    let before = a.state(|state| state.io.outstanding());
+    let mut target = vec![0; 1000];
+    for number in 0..500 {
+        recv(&context, 0x50, &mut target, number).unwrap();
+    }
+    assert!(!first.state(|state| state.core.has_reports()));
+    let begin = Instant::now();
+    while a.state(|state| state.io.outstanding()) >= before {
+        a.poll();
+        assert!(begin.elapsed() < Duration::from_secs(20), "no credit");
+    }
 }
