@@ -167,7 +167,7 @@ fn change(process: &Process, slot: u32, request: &Request) -> Outcome {
     };
     let outcome = match region::change_own(process, &process.buffers, &own, addr, change) {
         Ok(old) => Outcome::Done(old),
-        Err(AccessError::Dead) => Outcome::Busy,
+        Err(AccessError::Dead | AccessError::Locked) => Outcome::Busy,
         Err(_) => Outcome::Refused,
     };
     drop(hazard);
@@ -217,7 +217,7 @@ fn elements(process: &Process, slot: u32, bounce: &BounceFile, request: &Request
     let changed = elements.changed.into();
     match done {
         Ok(()) => {}
-        Err(AccessError::Dead) => return Outcome::Busy,
+        Err(AccessError::Dead | AccessError::Locked) => return Outcome::Busy,
         Err(_) => return Outcome::Refused,
     }
     let from = sys::as_local(addr_of(earlier.as_mut_ptr()), shape.len());

@@ -209,6 +209,21 @@ impl Buffer {
         }
     }
 
+    /// Its address, and its key.
+    #[cfg(test)]
+    pub(super) fn place(&self) -> (u64, u32) {
+        // SAFETY: live. Its two keys are equal.
+        (self.bytes.as_ptr() as u64, unsafe { (*self.mr).rkey })
+    }
+
+    /// The word of 8 bytes with this index.
+    #[cfg(test)]
+    pub(super) fn word(&self, index: usize) -> u64 {
+        let at = self.bytes[index * 8..][..8].as_ptr().cast::<u64>();
+        // SAFETY: inside the buffer, which the device writes.
+        unsafe { at.read_unaligned() }
+    }
+
     /// Whether all bytes from this one on are zero.
     pub(super) fn is_empty_from(&self, start: usize) -> bool {
         self.bytes[start..]

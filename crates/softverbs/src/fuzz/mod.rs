@@ -10,6 +10,8 @@ mod agent;
 mod arena;
 mod device;
 mod input;
+#[cfg(test)]
+mod locks;
 mod packets;
 mod pending;
 mod region;

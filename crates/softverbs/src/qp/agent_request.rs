@@ -104,8 +104,8 @@ impl Qp {
                 agent_request.ask(what, iovecs, len, request)
             };
             match result {
-                Ok(Moved::On) => sq.wait = None,
-                Ok(Moved::Again) => {}
+                // an agent that answers has a new limit for its next answer
+                Ok(Moved::On | Moved::Again) => sq.wait = None,
                 Ok(Moved::Ended(old)) => return Some(Ok(old)),
                 Ok(Moved::No) => return None,
                 Err(error) => return Some(Err(error)),
@@ -241,7 +241,7 @@ impl AgentRequest {
         let old = match outcome {
             Outcome::Done(old) => old,
             Outcome::Refused => return Err(AccessError::Remote),
-            // The agent was busy and did nothing; retried until the request's deadline.
+            // Another process held a lock, and the agent did nothing.
             Outcome::Busy => return Ok(Moved::Again),
         };
         if matches!(what, What::Read(..)) {

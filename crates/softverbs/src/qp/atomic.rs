@@ -4,7 +4,7 @@ use rdma_core_sys::*;
 
 use super::agent_request::What;
 use super::request::Request;
-use super::waiting::{Reason, Step};
+use super::waiting::{Reason, Step, lock_patience};
 use super::{Qp, SendQueue};
 use crate::key::Key;
 use crate::region::{self, AccessError, Change, Target};
@@ -41,8 +41,17 @@ impl Qp {
                 pd: conn.pd,
                 qp: sq.dest,
             };
-            region::change(self.process(), &conn.peer, target, change)
+            region::change(
+                self.process(),
+                &conn.peer,
+                target,
+                change,
+                lock_patience(sq),
+            )
         };
+        if result == Err(AccessError::Locked) {
+            return Step::Wait(Reason::Lock);
+        }
         sq.begun = true;
         let result = if result == Err(AccessError::Refused) {
             let what = What::Change(Key(operands.rkey), operands.remote_addr, change);
@@ -62,7 +71,7 @@ impl Qp {
             }
             Err(AccessError::Remote) => return self.refused_access(sq),
             Err(AccessError::Local) => IBV_WC_LOC_PROT_ERR,
-            Err(AccessError::Dead) => IBV_WC_RETRY_EXC_ERR,
+            Err(AccessError::Dead | AccessError::Locked) => IBV_WC_RETRY_EXC_ERR,
             Err(AccessError::Refused) => IBV_WC_LOC_QP_OP_ERR,
         })
     }

@@ -4,7 +4,7 @@ use rdma_core_sys::*;
 
 use super::agent_request::What;
 use super::request::Request;
-use super::waiting::{Reason, Step};
+use super::waiting::{Reason, Step, lock_patience};
 use super::{Qp, SendQueue};
 use crate::key::Key;
 use crate::region::{self, AccessError, Elements, MAX_ELEMENTS, Shape, Target};
@@ -58,8 +58,12 @@ impl Qp {
                 pd: conn.pd,
                 qp: sq.dest,
             };
-            region::change_elements(self.process(), &conn.peer, target, right, &mut elements)
+            let (process, patience) = (self.process(), lock_patience(sq));
+            region::change_elements(process, &conn.peer, target, right, patience, &mut elements)
         };
+        if result == Err(AccessError::Locked) {
+            return Step::Wait(Reason::Lock);
+        }
         sq.begun |= result != Err(AccessError::Refused);
         if result == Err(AccessError::Refused) {
             let what = What::Elements(key, addr, shape, fetches);
@@ -86,7 +90,7 @@ impl Qp {
             }
             Err(AccessError::Remote) => return self.refused_access(sq),
             Err(AccessError::Local) => IBV_WC_LOC_PROT_ERR,
-            Err(AccessError::Dead) => IBV_WC_RETRY_EXC_ERR,
+            Err(AccessError::Dead | AccessError::Locked) => IBV_WC_RETRY_EXC_ERR,
             Err(AccessError::Refused) => IBV_WC_LOC_QP_OP_ERR,
         })
     }

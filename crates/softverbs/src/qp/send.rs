@@ -477,7 +477,8 @@ impl Qp {
             Err(AccessError::Remote) => return self.refused_access(sq),
             Err(AccessError::Local) => IBV_WC_LOC_PROT_ERR,
             Err(AccessError::Dead) => IBV_WC_RETRY_EXC_ERR,
-            Err(AccessError::Refused) => IBV_WC_LOC_QP_OP_ERR,
+            // a copy takes no lock
+            Err(AccessError::Refused | AccessError::Locked) => IBV_WC_LOC_QP_OP_ERR,
         };
         Step::Done(status)
     }
@@ -511,7 +512,9 @@ impl Qp {
         Step::Done(match result {
             Ok(()) => IBV_WC_SUCCESS,
             Err(AccessError::Remote) => return self.refused_access(sq),
-            Err(AccessError::Local | AccessError::Refused) => IBV_WC_LOC_QP_OP_ERR,
+            Err(AccessError::Local | AccessError::Refused | AccessError::Locked) => {
+                IBV_WC_LOC_QP_OP_ERR
+            }
             Err(AccessError::Dead) => IBV_WC_RETRY_EXC_ERR,
         })
     }
@@ -629,7 +632,9 @@ impl Qp {
                     }
                     AccessError::Local => return Step::Done(IBV_WC_LOC_PROT_ERR),
                     AccessError::Dead => return Step::Done(IBV_WC_RETRY_EXC_ERR),
-                    AccessError::Refused => return Step::Done(IBV_WC_LOC_QP_OP_ERR),
+                    AccessError::Refused | AccessError::Locked => {
+                        return Step::Done(IBV_WC_LOC_QP_OP_ERR);
+                    }
                 },
             }
         }

@@ -1,6 +1,8 @@
 //! Requests that can't be executed yet: the condition that they wait for, the deadline, and the
 //! retries.
 
+use std::time::Duration;
+
 use rdma_core_sys::*;
 
 use super::agent_request::patience_ns;
@@ -9,6 +11,7 @@ use super::request::{IovecList, Request, fetches};
 use super::{Qp, SendQueue};
 use crate::limits::MAX_DATAGRAM;
 use crate::peer::Peer;
+use crate::region;
 use crate::ring::PATIENCE_NS;
 use crate::sync::heavy_fence;
 use crate::sys;
@@ -49,6 +52,8 @@ pub(super) enum Reason {
     Ring,
     /// The other end's agent executes the request.
     Agent,
+    /// Another process, which may be stopped, holds the lock of an atomic's word.
+    Lock,
 }
 
 /// The wait of the first request.
@@ -109,6 +114,7 @@ impl Qp {
                 patience => (now + patience, 0),
             },
             Reason::Hazard => (now + HAZARD_DELAY_NS, HAZARD_ROUNDS),
+            Reason::Lock => (now + LOCK_DELAY_NS, 0),
         };
         sq.wait = Some(Wait {
             reason,
@@ -316,6 +322,11 @@ impl Qp {
         if now < wait.deadline {
             return None;
         }
+        if wait.reason == Reason::Lock {
+            wait.left = (wait.left + 1).min(LOCK_DOUBLINGS);
+            wait.deadline = now + (LOCK_DELAY_NS << wait.left);
+            return None;
+        }
         if wait.reason == Reason::Ring {
             // The request itself checks this when it is tried.
             return None;
@@ -442,10 +453,26 @@ pub(super) fn no_receive(sq: &SendQueue) -> Step {
 const HAZARD_DELAY_NS: u64 = 20_000_000;
 const HAZARD_ROUNDS: u8 = 250;
 
+/// Interval in nanoseconds at which a request tries to get a lock while no thread polls, and the
+/// number of times that it is doubled: up to 64 ms. The holder is in a system call or two, or is
+/// stopped; it does not wake others.
+const LOCK_DELAY_NS: u64 = 1_000_000;
+const LOCK_DOUBLINGS: u8 = 6;
+
+/// How long the first request waits in the call for the locks of an atomic.
+pub(super) fn lock_patience(sq: &SendQueue) -> Duration {
+    match sq.wait {
+        Some(wait) if wait.reason == Reason::Lock => Duration::ZERO,
+        _ => region::SHORT_PATIENCE,
+    }
+}
+
 fn give_up(reason: Reason) -> ibv_wc_status {
     match reason {
         Reason::Receive => IBV_WC_RNR_RETRY_EXC_ERR,
-        Reason::Connection | Reason::Room | Reason::Ring | Reason::Agent => IBV_WC_RETRY_EXC_ERR,
+        Reason::Connection | Reason::Room | Reason::Ring | Reason::Agent | Reason::Lock => {
+            IBV_WC_RETRY_EXC_ERR
+        }
         Reason::Hazard => IBV_WC_LOC_QP_OP_ERR,
     }
 }

@@ -46,9 +46,11 @@ impl Change {
     }
 }
 
-/// Longest wait for a lock that a living process holds. A process that is not stopped holds a lock
-/// only for a read and a write of one word.
+/// Longest wait of a call for a lock that a living process holds. A process that is not stopped
+/// holds a lock only for a read and a write of one word.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
+/// As [`PATIENCE`], for a request, which waits in its send queue afterwards.
+pub(crate) const SHORT_PATIENCE: Duration = Duration::from_millis(1);
 /// Longest part of a wait that counts between two looks at the clock. A process that was stopped
 /// does not find its time over when it continues: the holder may have been stopped with it.
 const STEP: Duration = Duration::from_millis(50);
@@ -62,6 +64,11 @@ pub(super) struct Patience {
 impl Patience {
     pub(super) fn new(left: Duration) -> Self {
         Self { left, seen: None }
+    }
+
+    /// Attempts before the holder of a lock is looked at.
+    fn rounds(&self) -> u32 {
+        if self.left.is_zero() { 0 } else { ROUNDS }
     }
 
     /// Whether the time is over.
@@ -111,12 +118,12 @@ impl<'a> Stripe<'a> {
     ) -> Option<Self> {
         let at = stripe::AT + stripe::STRIDE * index;
         let word = map.u64(at);
-        let mut round = 0u32;
+        let (mut round, rounds) = (0u32, patience.rounds());
         loop {
             let held = word.load(Ordering::Relaxed);
             // On a busy machine the rounds up to here may take longer than `patience`.
-            let late = round > ROUNDS && patience.is_over();
-            let look = late || round > ROUNDS && round.is_multiple_of(64);
+            let late = round > rounds && patience.is_over();
+            let look = late || round > rounds && round.is_multiple_of(64);
             // A holder that has ended has either changed the word or not; each outcome is an atomic
             // operation, so the lock can be taken over.
             let free = held == 0 || look && !lives(held);
@@ -153,6 +160,14 @@ pub(super) fn holder(slot: u32, cookie: u64) -> u64 {
     (u64::from(slot) + 1) << 48 | cookie & 0xffff_ffff_ffff
 }
 
+/// Holds the lock of a word of a segment's owner, as a process that is stopped between a read and a
+/// write does.
+#[cfg(test)]
+pub(crate) fn hold_lock<'a>(initiator: &impl Initiator, map: &'a Mapping, addr: u64) -> Stripe<'a> {
+    let (slot, cookie) = initiator.identity();
+    Stripe::lock(map, addr, holder(slot, cookie), PATIENCE, |_| true).unwrap()
+}
+
 /// The process that executes an atomic: the locks of words name it, and it finds out whether other
 /// holders of locks live.
 pub(crate) trait Initiator {
@@ -173,6 +188,7 @@ pub(super) fn lives(initiator: &impl Initiator, held: u64) -> bool {
 }
 
 /// Changes a word of a peer's region and returns its earlier value. The address is a multiple of 8.
+/// Waits at most `patience` for the word's lock.
 ///
 /// # Errors
 /// [`AccessError`]; the word is unchanged.
@@ -181,6 +197,7 @@ pub(crate) fn change(
     peer: &Peer,
     target: Target,
     change: Change,
+    patience: Duration,
 ) -> Result<u64, AccessError> {
     let (slot, _) = initiator.identity();
     let hazard = Hazard::publish(&peer.hazards, &peer.map, slot, target.key);
@@ -207,7 +224,7 @@ pub(crate) fn change(
     if peer.refuses() {
         return Err(AccessError::Refused);
     }
-    let old = change_ordinary(initiator, peer, at, change, PATIENCE)?;
+    let old = change_ordinary(initiator, peer, at, change, patience)?;
     drop(hazard);
     Ok(old)
 }
@@ -216,7 +233,7 @@ pub(crate) fn change(
 /// caller holds a hazard for the key that permits the access.
 ///
 /// # Errors
-/// [`AccessError::Dead`]: another process has held the word's lock for more than 1 ms.
+/// [`AccessError::Locked`]: another process has held the word's lock for more than 1 ms.
 /// [`AccessError::Remote`]: the word is not mapped.
 pub(crate) fn change_own(
     initiator: &impl Initiator,
@@ -244,7 +261,7 @@ fn change_ordinary(
     let (slot, cookie) = initiator.identity();
     let own = holder(slot, cookie);
     let stripe = Stripe::lock(&peer.map, at, own, patience, |held| lives(initiator, held))
-        .ok_or(AccessError::Dead)?;
+        .ok_or(AccessError::Locked)?;
     let mut old = [0u8; 8];
     let local = [sys::as_local(old.as_mut_ptr() as u64, 8)];
     let remote = [sys::as_local(at, 8)];

@@ -172,16 +172,17 @@ struct Memory<'a, I, F> {
     patience: Duration,
 }
 
-/// Changes elements of a peer's region.
+/// Changes elements of a peer's region. Waits at most `patience` for the locks.
 ///
 /// # Errors
-/// [`AccessError`]. `Dead`: nothing has changed. `Remote`: elements before one may have changed if
-/// memory is not writable. `Refused`: nothing has changed.
+/// [`AccessError`]. `Dead`, `Refused`, `Locked`: nothing has changed. `Remote`: elements before one
+/// may have changed if memory is not writable.
 pub(crate) fn change_elements(
     initiator: &impl Initiator,
     peer: &Peer,
     target: Target,
     right: u32,
+    patience: Duration,
     elements: &mut Elements<'_>,
 ) -> Result<(), AccessError> {
     let (slot, _) = initiator.identity();
@@ -213,7 +214,7 @@ pub(crate) fn change_elements(
             let map = peer.direct(shown.stamp).ok_or(AccessError::Refused)?;
             Ok(Some((Place::Mapped(map), offset)))
         },
-        patience: PATIENCE,
+        patience,
     };
     let result = memory.change(&[(place.addr, len)], elements);
     drop(hazard);
@@ -259,7 +260,7 @@ pub(crate) fn change_words(
 /// key.
 ///
 /// # Errors
-/// As [`change_elements`]. `Dead`: another process has held a lock for longer than `patience`.
+/// As [`change_elements`].
 pub(crate) fn change_own_elements(
     initiator: &impl Initiator,
     buffers: &Buffers,
@@ -283,7 +284,9 @@ pub(crate) fn change_own_elements(
 /// The error of an operation. `begun`: elements have changed, so that an agent must not repeat it.
 fn after(begun: bool, error: AccessError) -> AccessError {
     match error {
-        AccessError::Refused | AccessError::Dead if begun => AccessError::Remote,
+        AccessError::Refused | AccessError::Dead | AccessError::Locked if begun => {
+            AccessError::Remote
+        }
         error => error,
     }
 }
@@ -369,7 +372,7 @@ where
             PATIENCE
         };
         let locks = self.lock(ranges, part.clone(), Patience::new(patience));
-        let locks = locks.ok_or(AccessError::Dead)?;
+        let locks = locks.ok_or(AccessError::Locked)?;
         let (first, size) = (part.start, elements.shape.size());
         self.read(ranges, first, &mut elements.earlier[part.clone()])?;
         let mut bytes = [0; MAX_ELEMENTS];

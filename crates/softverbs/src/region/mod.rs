@@ -24,7 +24,9 @@ pub(crate) use access::Range;
 pub(crate) use advise::advise;
 #[cfg(any(test, fuzzing))]
 pub(crate) use atomic::Stripe;
-pub(crate) use atomic::{Change, Initiator, PATIENCE, change, change_own};
+#[cfg(test)]
+pub(crate) use atomic::hold_lock;
+pub(crate) use atomic::{Change, Initiator, PATIENCE, SHORT_PATIENCE, change, change_own};
 #[cfg(any(test, fuzzing))]
 pub(crate) use device_buffer::change as change_direct;
 pub(crate) use device_buffer::copy as copy_mapped;

@@ -40,6 +40,9 @@ pub(crate) enum AccessError {
     Dead,
     /// The kernel refuses access to the peer.
     Refused,
+    /// Another living process, which may be stopped, holds a lock of the memory. Nothing has
+    /// changed.
+    Locked,
 }
 
 /// Location of a target's bytes.
