@@ -185,6 +185,11 @@ impl Io for Hands {
         assert_eq!(self.up.insert(link.number(), link), None);
     }
 
+    fn is_quiet(&mut self, link: LinkKey) -> bool {
+        // links differ, so that some are drained
+        !link.number().is_multiple_of(3)
+    }
+
     fn down(&mut self, _: PeerKey, link: LinkKey) {
         assert_eq!(self.up.remove(&link.number()), Some(link));
     }
@@ -381,10 +386,11 @@ fn hostile_packet(numbers: &mut Numbers<'_>, reply: &Reply) -> Packet {
             recall: numbers.byte().is_multiple_of(2),
         },
         5 => Body::Return(grant(numbers)),
-        6 => Body::Close(match numbers.byte() % 3 {
+        6 => Body::Close(match numbers.byte() % 4 {
             0 => Close::Ask,
             1 => Close::Accept,
-            _ => Close::Refuse,
+            2 => Close::Refuse,
+            _ => Close::Yield,
         }),
         _ => Body::Fin {
             op: OpId::new(0),

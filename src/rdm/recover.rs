@@ -2,6 +2,7 @@
 
 use super::connect::PATIENCE;
 use super::core::{Core, Io};
+use super::evict::YIELD;
 use super::link::{Closing, Link, LinkKey, Role, State};
 use super::ops::{Entry, List};
 use super::peer::{Dial, Peer, PeerKey};
@@ -223,12 +224,19 @@ impl<I: Io> Core<I> {
     }
 
     /// The acceptor of a link that has broken waits: normally the dialler replaces it. It does not
-    /// replace an evicted link, and a session that ends has failed.
+    /// replace an evicted link, and a session that ends has failed. A link that was in use leaves
+    /// its place to another peer.
     fn pause_dial(&mut self, ended: &Link) {
         let patient = ended.was_out && ended.role == Role::Accepted;
         let patient = patient && ended.closing == Closing::No;
-        if patient && let Some(peer) = self.peers.get_mut(ended.peer) {
-            peer.dial.not_before = Some(self.now + PATIENCE);
+        let pause = match ended.yields {
+            true => Some(YIELD),
+            false => patient.then_some(PATIENCE),
+        };
+        if let Some(pause) = pause
+            && let Some(peer) = self.peers.get_mut(ended.peer)
+        {
+            peer.dial.not_before = Some(self.now + pause);
             self.set_timer(ended.peer);
         }
     }
@@ -487,6 +495,9 @@ impl<I: Io> Core<I> {
             return self.fail(key, FiErrno::ECONNABORTED, io);
         }
         (peer.out, peer.closing) = (Some(link), false);
+        if let Some(link) = self.links.get_mut(link) {
+            link.since = self.now;
+        }
         peer.outs = peer.outs.wrapping_add(1);
         peer.restate |= peer.stated.is_some_and(|stated| stated != link);
         peer.dial = Dial {

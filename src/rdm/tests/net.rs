@@ -259,6 +259,10 @@ impl Io for Hands {
         assert_eq!(was, None, "two links for posts");
     }
 
+    fn is_quiet(&mut self, _: LinkKey) -> bool {
+        !(self.chaos && self.random.one_in(3))
+    }
+
     fn down(&mut self, peer: PeerKey, link: LinkKey) {
         let was = self.up.remove(&peer.number());
         assert_eq!(was, Some(link), "a link that was not up");
@@ -1053,11 +1057,16 @@ impl World {
             return self.restart(address(place));
         }
         if choice < 3 && self.plan.evictions {
+            let used = self.random.one_in(2);
             for node in 0..self.nodes.len() {
                 let peers: Vec<_> = self.nodes[node].core.peer_keys().collect();
                 for peer in peers {
                     self.call(node, |core, hands| {
-                        core.evict(peer, hands);
+                        if used {
+                            core.evict_used(peer, hands);
+                        } else {
+                            core.evict(peer, hands);
+                        }
                     });
                 }
             }

@@ -31,6 +31,8 @@ struct Acts {
     ups: Vec<(LinkKey, Terms)>,
     downs: Vec<LinkKey>,
     probes: Vec<LinkKey>,
+    /// Requests of RMA have not completed.
+    under_way: bool,
     posts: usize,
     delivered: usize,
     discarded: usize,
@@ -94,6 +96,10 @@ impl Io for Acts {
 
     fn up(&mut self, _: PeerKey, link: LinkKey, terms: &Terms) {
         self.ups.push((link, *terms));
+    }
+
+    fn is_quiet(&mut self, _: LinkKey) -> bool {
+        !self.under_way
     }
 
     fn down(&mut self, _: PeerKey, link: LinkKey) {

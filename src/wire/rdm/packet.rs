@@ -177,6 +177,8 @@ pub enum Close {
     Accept,
     /// It does not.
     Refuse,
+    /// The sender asks as [`Self::Ask`], also if the link is in use.
+    Yield,
 }
 
 /// The contents of a packet, by kind.
@@ -633,6 +635,7 @@ impl Source<'_> {
                     0 => Close::Ask,
                     1 => Close::Accept,
                     2 => Close::Refuse,
+                    3 => Close::Yield,
                     _ => return Err(Bad::Value),
                 })
             }

@@ -110,3 +110,87 @@ fn a_link_whose_eviction_was_refused_counts_as_used() {
     let used = it.core.links.get(accepted).expect("a link").used;
     assert_eq!(used, 1_000);
 }
+
+/// Nothing is posted, and both sides wait before they dial.
+#[test]
+fn a_link_that_is_in_use_leaves_its_place() {
+    let (mut it, accepted, own) = Scene::with_two_links();
+    it.send(it.peer, 2);
+    let time = |it: &mut Scene, ms: u64| {
+        it.core.set_now(ms * 1_000_000);
+        it.core.tick(&mut it.acts);
+    };
+    time(&mut it, 1000);
+    let packets = it.acts.packets.len();
+    it.core.make_room(&mut it.acts);
+    time(&mut it, 1200);
+    it.core.make_room(&mut it.acts);
+    assert_eq!(it.acts.packets.len(), packets, "an idle link is awaited");
+    time(&mut it, 1300);
+    it.core.make_room(&mut it.acts);
+    assert_eq!(it.last_close(), (accepted, Some(Close::Yield)));
+    assert_eq!(it.acts.downs, [accepted]);
+    let posts = it.acts.posts;
+    it.send(it.peer, 3);
+    assert_eq!(it.acts.posts, posts);
+    it.packet(accepted, 0, 99, Body::Close(Close::Accept));
+    assert_eq!(it.acts.ends.len(), 2);
+    it.core.ended(own, &mut it.acts);
+    it.core.ended(accepted, &mut it.acts);
+    let dials = it.acts.dials.len();
+    time(&mut it, 1500);
+    assert_eq!(it.acts.dials.len(), dials, "another peer gets the place");
+    time(&mut it, 1600);
+    assert_eq!(it.acts.dials.len(), dials + 1);
+    assert!(it.acts.failed.is_empty());
+}
+
+#[test]
+fn a_side_that_is_in_use_yields_when_its_requests_have_completed() {
+    let (mut it, accepted, own) = Scene::with_two_links();
+    it.send(it.peer, 2);
+    it.acts.under_way = true;
+    it.packet(own, 0, 99, Body::Close(Close::Yield));
+    assert_eq!(it.last_close().1, None);
+    assert_eq!(it.acts.downs, [accepted]);
+    it.core.set_now(1_000_000);
+    it.core.tick(&mut it.acts);
+    assert_eq!(it.last_close().1, None);
+    it.acts.under_way = false;
+    it.core.set_now(2_000_000);
+    it.core.tick(&mut it.acts);
+    assert_eq!(it.last_close(), (own, Some(Close::Accept)));
+    assert_eq!(it.acts.downs, [accepted]);
+    it.core.broken(own, &mut it.acts);
+    assert_eq!(it.acts.ends.len(), 2);
+}
+
+#[test]
+fn a_side_whose_requests_do_not_complete_does_not_yield() {
+    for asks in [false, true] {
+        let (mut it, accepted, own) = Scene::with_two_links();
+        it.send(it.peer, 2);
+        it.acts.under_way = true;
+        if asks {
+            assert!(it.core.evict_used(it.peer, &mut it.acts));
+            // the peer asks meanwhile, as for an idle link
+            it.packet(own, 0, 99, Body::Close(Close::Ask));
+        } else {
+            it.packet(own, 0, 99, Body::Close(Close::Yield));
+        }
+        let ups = it.acts.ups.len();
+        it.core.set_now(499_000_000);
+        it.core.tick(&mut it.acts);
+        assert_eq!(it.last_close().1, None);
+        it.core.set_now(500_000_000);
+        it.core.tick(&mut it.acts);
+        assert_eq!(it.last_close(), (own, Some(Close::Refuse)));
+        assert_eq!(it.acts.ups.len(), ups + 1);
+        let posts = it.acts.posts;
+        it.send(it.peer, 3);
+        assert_eq!(it.acts.posts, posts + 1);
+        it.core.sent(accepted, Number::new(2), &mut it.acts);
+        assert_eq!(it.acts.completed.len(), 3);
+        assert!(it.acts.ends.is_empty());
+    }
+}
