@@ -365,6 +365,13 @@ where
         if self.peer.refuses() {
             return Err(AccessError::Refused);
         }
+        if let [(addr, len)] = *ranges
+            && len == elements.shape.size()
+            && len <= 8
+            && addr.is_multiple_of(len as u64)
+        {
+            return self.change_one(addr, elements);
+        }
         // after the first element the operation is not repeated, so it waits
         let patience = if part.start == 0 {
             self.patience
@@ -398,6 +405,39 @@ where
             earlier.copy_from_slice(&elements.earlier[first + at..][..size]);
             elements.count(earlier, &new[at..at + size]);
         }
+        Ok(())
+    }
+
+    /// Fast path of [`Self::change_locked`]: the operation on one element, which is in a word.
+    fn change_one(&self, addr: u64, elements: &mut Elements<'_>) -> Result<(), AccessError> {
+        let (slot, cookie) = self.initiator.identity();
+        let stripe = Stripe::lock(
+            &self.peer.map,
+            addr,
+            holder(slot, cookie),
+            self.patience,
+            |it| lives(self.initiator, it),
+        );
+        let stripe = stripe.ok_or(AccessError::Locked)?;
+        let (pid, size) = (self.peer.identity.pid, elements.shape.size());
+        let remote = [sys::as_local(addr, size)];
+        let mut word = [0_u8; 8];
+        let old = word.get_mut(..size).unwrap_or_default();
+        let local = [sys::as_local(
+            old.as_mut_ptr().expose_provenance() as u64,
+            size,
+        )];
+        whole(self.peer, sys::vm_read(pid, &local, &remote), size)?;
+        let mut changed = word;
+        let new = changed.get_mut(..size).unwrap_or_default();
+        if elements.apply(0, new) {
+            let local = [sys::as_local(new.as_ptr().expose_provenance() as u64, size)];
+            whole(self.peer, sys::vm_write(pid, &local, &remote), size)?;
+        }
+        drop(stripe);
+        let old = word.get(..size).unwrap_or_default();
+        elements.earlier.copy_from_slice(old);
+        elements.count(old, new);
         Ok(())
     }
 
