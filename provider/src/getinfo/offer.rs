@@ -202,6 +202,9 @@ impl Offer {
         if ep.xrc {
             self.ep_cnt = self.device.attr().max_srq;
             self.events = false;
+            // Open MPI spreads its processes over entries with equal attributes, among which is this
+            // one, and not the protocol: endpoints on RC and on XRC would meet
+            self.max_msg_size -= 1;
         }
         self
     }

@@ -41,6 +41,9 @@ static void check_order(enum fi_ep_type type, int first_is_xrc, int has_other)
 	IS(list);
 	for (struct fi_info *info = list; info; info = info->next) {
 		int xrc = info->ep_attr->protocol == XRC;
+		/* by which Open MPI distinguishes them */
+		IS(type != FI_EP_RDM || (info->ep_attr->max_msg_size == list->ep_attr->max_msg_size) ==
+						(info->ep_attr->protocol == list->ep_attr->protocol));
 		IS(type == FI_EP_UNSPEC || info->ep_attr->type == type);
 		IS(!xrc || !(info->domain_attr->mr_mode & FI_MR_ENDPOINT));
 		if (type == FI_EP_UNSPEC)
