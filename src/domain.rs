@@ -1,5 +1,7 @@
 //! A domain: a device opened for use, with its protection domain.
 
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -13,6 +15,8 @@ use crate::mr::{MrConfig, MrDomain};
 use crate::queue::QueueDomain;
 use crate::queue::srx_slots::SharedIds;
 use crate::verbs::{Device, Pd};
+use crate::xrc::file::Endpoints;
+use crate::xrc::{Places, XrcDomain};
 
 /// Parameters of a domain.
 #[derive(Clone, Debug, Default)]
@@ -24,6 +28,11 @@ pub struct DomainConfig {
     /// Period after which a connected endpoint probes a silent peer: `None` for the engine's
     /// choice, zero for never.
     pub keepalive: Option<Duration>,
+    /// Where the files of its XRC domains are.
+    pub xrc: Places,
+    /// The file to which each endpoint with many peers appends what it has counted when it is
+    /// closed.
+    pub counts: Option<PathBuf>,
 }
 
 /// An opened device with its protection domain. Endpoints hold a reference to the domain; regions
@@ -39,6 +48,11 @@ pub struct Domain {
     shared: SharedIds,
     /// Serves the connections of endpoints without event queue; started by the first of them.
     driver: Mutex<Option<Arc<Driver>>>,
+    /// The XRC domains of its endpoints, by the tag of their authorization key, and where their
+    /// files are.
+    xrc: Mutex<HashMap<(Endpoints, u64), Weak<XrcDomain>>>,
+    places: Places,
+    counts: Option<PathBuf>,
 }
 
 impl Domain {
@@ -63,7 +77,32 @@ impl Domain {
             eq: OnceLock::new(),
             shared: SharedIds::default(),
             driver: Mutex::default(),
+            xrc: Mutex::default(),
+            places: config.xrc,
+            counts: config.counts,
         }))
+    }
+
+    /// The XRC domain of endpoints of a type with this tag of an authorization key (0: none), which
+    /// all such endpoints of the domain share. Blocks as [`XrcDomain::open`].
+    ///
+    /// # Errors
+    /// Those of [`XrcDomain::open`].
+    pub fn xrc(&self, endpoints: Endpoints, auth: u64) -> Result<Arc<XrcDomain>> {
+        let mut open = self.xrc.lock();
+        let key = (endpoints, auth);
+        if let Some(shared) = open.get(&key).and_then(Weak::upgrade) {
+            return Ok(shared);
+        }
+        let opened = Arc::new(XrcDomain::open(
+            self.device(),
+            &self.places,
+            endpoints,
+            auth,
+        )?);
+        open.retain(|_, shared| shared.strong_count() != 0);
+        open.insert(key, Arc::downgrade(&opened));
+        Ok(opened)
     }
 
     /// Sets the event queue of endpoints that are enabled without their own (`fi_domain(3)`,
@@ -119,6 +158,11 @@ impl Domain {
         let assisted: Weak<Driver> = Arc::downgrade(&started);
         self.queues.set_assisted(assisted);
         Ok(Arc::clone(driver.insert(started)))
+    }
+
+    /// The file to which endpoints with many peers append what they have counted.
+    pub(crate) fn counts(&self) -> Option<&Path> {
+        self.counts.as_deref()
     }
 
     /// The identities of the domain's shared receive contexts.

@@ -390,7 +390,8 @@ fn hostile_packet(numbers: &mut Numbers<'_>, reply: &Reply) -> Packet {
             0 => Close::Ask,
             1 => Close::Accept,
             2 => Close::Refuse,
-            _ => Close::Yield,
+            3 => Close::Yield,
+            _ => Close::End,
         }),
         _ => Body::Fin {
             op: OpId::new(0),

@@ -151,6 +151,8 @@ unsafe fn open_body(
                 cache: param::values().cache(),
                 ..MrConfig::default()
             },
+            xrc: param::values().places.clone(),
+            counts: param::values().counts.clone(),
             ..DomainConfig::default()
         },
     )?;

@@ -25,6 +25,7 @@ use crate::ffi::param;
 use crate::ffi::stub;
 use crate::rdm_ep::RdmEp;
 use crate::rdm_srx::RdmSrx;
+use crate::xrcd::Xrcd;
 use crate::{atomic, getinfo, msg, op_flags, option, rma, tagged};
 
 static FID_OPS: fi_ops = fi_ops {
@@ -247,6 +248,17 @@ unsafe extern "C" fn bind(handle: *mut fid, other: *mut fid, flags: u64) -> c_in
                 none()?;
                 let user = srx.users.add()?;
                 ep.engine.bind_shared_rx(&srx.engine)?;
+                user
+            }
+            Xrcd::CLASS => {
+                // SAFETY: not NULL, and a fid by the contract of fi_ep_bind(3).
+                let xrcd = unsafe { object::<Xrcd>(other)? };
+                none()?;
+                if !Arc::ptr_eq(&xrcd.domain, &ep.domain) {
+                    return Err(FiErrno::EDOMAIN);
+                }
+                let user = xrcd.users.add()?;
+                ep.engine.bind_xrc(&xrcd.shared)?;
                 user
             }
             FI_CLASS_STX_CTX => return Err(FiErrno::ENOSYS), // not offered

@@ -1,13 +1,16 @@
-//! XRC domains as fids, for `weft_mr_ops.xrcd_open`: libfabric has no such object.
+//! XRC domains as fids, for `weft_mr_ops.xrcd_open`: libfabric has no such object. Endpoints are
+//! bound to them by `fi_ep_bind(3)`.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
+use std::sync::Arc;
 
 use libfabric_sys::*;
 use weft::errno::{FiErrno, Result};
 use weft::verbs;
+use weft::xrc::XrcDomain;
 
 use crate::domain::Domain;
 use crate::ffi::fid::{Kind, Object, User, close, header};
@@ -15,7 +18,11 @@ use crate::ffi::stub;
 
 /// An open XRC domain.
 pub(crate) struct Xrcd {
-    engine: verbs::Xrcd,
+    engine: Arc<verbs::Xrcd>,
+    /// The domain as endpoints use it.
+    pub(crate) shared: Arc<XrcDomain>,
+    /// That in which it was opened.
+    pub(crate) domain: Arc<weft::domain::Domain>,
     _domain: User,
 }
 
@@ -79,11 +86,14 @@ pub(crate) unsafe fn open(
         // SAFETY: not negative, and a descriptor by the caller's promise.
         None => Some(unsafe { BorrowedFd::borrow_raw(fd) }),
     };
-    let engine = verbs::Xrcd::open(domain.engine.device(), shared, oflags)?;
+    let engine = Arc::new(verbs::Xrcd::open(domain.engine.device(), shared, oflags)?);
+    let shared = XrcDomain::of_application(Arc::clone(&engine), shared)?;
     let object = Object::open(
         header::<Xrcd>(context),
         Xrcd {
             engine,
+            shared: Arc::new(shared),
+            domain: Arc::clone(&domain.engine),
             _domain: user,
         },
     );

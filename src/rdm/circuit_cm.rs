@@ -14,7 +14,9 @@ use super::shared::Shared;
 use crate::conn::{CmTarget, ConnectRequest};
 use crate::errno::{FiErrno, Result};
 use crate::log::info_log;
-use crate::verbs::{AsyncEvent, AsyncListener, CmEvent, CmEventKind, CmId, Qp, QpNumber, Target};
+use crate::verbs::{
+    AsyncEvent, AsyncListener, CmEvent, CmEventKind, CmId, Qp, QpNumber, Srq, Target,
+};
 use crate::wire::rdm::xrc::{CircuitReply, CircuitRequest, LINK_REQUEST_SIZE, LinkRequest};
 
 /// A request that waits for its answer.
@@ -41,16 +43,21 @@ pub(super) enum XrcStep {
     EndExchange(Arc<LinkSidr>),
     /// Move an initiator to its error state.
     FailCircuit(CircuitKey, Arc<Qp>),
+    /// Open a target of the node that a peer has named, or through which a packet has come. It is
+    /// that of the circuit if it is connected to this initiator.
+    OpenTarget(Arc<TargetCm>, QpNumber, Option<QpNumber>),
     /// Move a target to its error state.
     FailTarget(Arc<Target>),
     /// End the identifier of a circuit, which owns no queue pair.
     EndCircuitCm(Arc<InitiatorCm>),
     /// Destroy an initiator and its identifier.
     DestroyCircuit(Arc<InitiatorCm>, Option<Arc<Qp>>),
-    /// Close a target, and destroy its identifier.
-    CloseTarget(Arc<TargetCm>, Arc<Target>),
+    /// Close the handle of a target, and destroy its identifier.
+    CloseTarget(Arc<TargetCm>, Option<Arc<Target>>),
     /// The driver looks at links that end.
     Look,
+    /// Request the event of a receive queue with fewer receives than this.
+    Arm(Arc<Srq>, u32),
 }
 
 /// An identifier that the first step creates.
@@ -184,7 +191,27 @@ impl AsyncListener for InitiatorCm {
     }
 }
 
-/// The connection of a circuit, at its target.
+/// The events of an endpoint's receive queue.
+pub(super) struct SrqEvents(pub(super) Weak<Shared>);
+
+impl AsyncListener for SrqEvents {
+    fn async_event(&self, event: AsyncEvent) {
+        if let (AsyncEvent::SrqLimit, Some(shared)) = (event, self.0.upgrade()) {
+            shared.change(|_, io| io.receives_low());
+        }
+    }
+}
+
+/// Why a target is not held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NoTarget {
+    /// The domain has no such target, or it receives nothing, or not from this circuit.
+    Gone,
+    /// It may exist.
+    Unknown,
+}
+
+/// A handle of a target: its events, and its connection at the process that has created it.
 pub(super) struct TargetCm {
     this: Weak<Self>,
     shared: Weak<Shared>,
@@ -199,13 +226,47 @@ impl std::fmt::Debug for TargetCm {
 }
 
 impl TargetCm {
-    fn new(shared: &Weak<Shared>) -> Arc<Self> {
+    pub(super) fn new(shared: &Weak<Shared>) -> Arc<Self> {
         Arc::new_cyclic(|this| Self {
             this: Weak::clone(this),
             shared: Weak::clone(shared),
             target: OnceLock::new(),
             id: Id::default(),
         })
+    }
+
+    /// Listens to the events of the target.
+    fn listen(&self, shared: &Shared, target: &Target) {
+        // set once: a handle has one target
+        let _ = self.target.set(target.number());
+        let listener: Weak<Self> = Weak::clone(&self.this);
+        shared.domain.device().listen(target.object(), listener);
+    }
+
+    /// Opens a target of the node. With `initiator`: if it is connected to that, and receives.
+    fn open(
+        &self,
+        shared: &Shared,
+        number: QpNumber,
+        initiator: Option<QpNumber>,
+    ) -> std::result::Result<Arc<Target>, NoTarget> {
+        let opened = shared.open_target(number);
+        let target = opened.map_err(|error| match error.code() {
+            libc::EINVAL | libc::ENOENT => NoTarget::Gone,
+            _ => NoTarget::Unknown,
+        })?;
+        let fits = match initiator {
+            Some(initiator) => {
+                let state = target.query().map_err(|_| NoTarget::Unknown)?;
+                state.receives && state.peer == initiator
+            }
+            None => true,
+        };
+        if !fits {
+            return Err(NoTarget::Gone);
+        }
+        self.listen(shared, &target);
+        Ok(Arc::new(target))
     }
 
     /// Creates the target of a circuit, and replies.
@@ -232,10 +293,7 @@ impl TargetCm {
         let target = created.inspect_err(|_| {
             let _ = id.reject(&shared.busy(request));
         })?;
-        // set once: this is the only call
-        let _ = self.target.set(target.number());
-        let listener: Weak<Self> = Weak::clone(&self.this);
-        shared.domain.device().listen(target.object(), listener);
+        self.listen(shared, &target);
         // the first link request may arrive before the call returns
         let reply = shared.add_target(self, &target, request);
         let reply = reply.ok_or(FiErrno::EOPBADSTATE)?;
@@ -391,6 +449,16 @@ impl XrcStep {
                 let _ = qp.set_error();
                 shared.change(|_, io| io.circuit_failed(circuit));
             }
+            Self::OpenTarget(cm, number, initiator) => {
+                let opened = cm.open(shared, number, initiator);
+                let object = opened.as_ref().ok().map(|target| target.object());
+                let mut held = false;
+                shared.change(|core, io| held = io.target_opened(core, number, opened));
+                if let Some(object) = object.filter(|_| !held) {
+                    // closed by now
+                    shared.domain.device().unlisten(object);
+                }
+            }
             Self::FailTarget(target) => {
                 // an error is that of a target that is in this state already
                 let _ = target.set_error();
@@ -404,10 +472,17 @@ impl XrcStep {
                 cm.id.end(shared);
             }
             Self::CloseTarget(cm, target) => {
-                shared.domain.device().unlisten(target.object());
+                if let Some(target) = target {
+                    shared.domain.device().unlisten(target.object());
+                }
                 cm.id.end(shared);
             }
             Self::Look => {}
+            Self::Arm(srq, limit) => {
+                if let Err(error) = srq.arm_limit(limit) {
+                    info_log!(EpData, "ibv_modify_srq: {error}");
+                }
+            }
         }
     }
 }

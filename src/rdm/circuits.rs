@@ -52,8 +52,14 @@ struct Circuit {
     state: State,
     /// Other circuits of its node are of no use for this peer.
     splinter: bool,
+    /// Its creator does not have its target any more: no further link uses it.
+    stale: bool,
+    /// The number of the first one of the circuits that are dialled for the same links.
+    group: CircuitNumber,
     /// Links that use it or, while it is dialled, wait for it.
     links: Vec<LinkKey>,
+    /// The node to which it leads, if that is known.
+    leads_to: Option<NodeId>,
 }
 
 /// A circuit that ends, and the links that waited for it or used it.
@@ -63,6 +69,16 @@ pub(super) struct Left {
     pub(super) dialled_for: Option<LinkKey>,
     /// The others.
     pub(super) links: Vec<LinkKey>,
+}
+
+/// A circuit is connected.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Up {
+    /// The links that choose again.
+    pub(super) links: Vec<LinkKey>,
+    /// Circuits that are to be ended, because one to their node was up, or because they were
+    /// dialled for the same links.
+    pub(super) ended: Vec<CircuitKey>,
 }
 
 /// The circuits of an endpoint, as their initiator.
@@ -91,10 +107,24 @@ impl Circuits {
 
     /// The endpoint at an address has stated its node.
     pub(super) fn learn(&mut self, address: Listener, node: NodeId) {
-        self.nodes.insert(address, node);
+        if self.nodes.insert(address, node) != Some(node) {
+            self.dialled_to(address, node);
+        }
         let shown = self.hosts.entry(host(address)).or_default();
         if !shown.contains(&node) {
             shown.push(node);
+        }
+    }
+
+    /// The node of the peers to which circuits are dialled is known now.
+    fn dialled_to(&mut self, address: Listener, node: NodeId) {
+        for key in self.keys().collect::<Vec<_>>() {
+            if let Some(circuit) = self.circuits.get_mut(key)
+                && circuit.address == address
+                && let State::Dialling(_, of) = &mut circuit.state
+            {
+                *of = Some(node);
+            }
         }
     }
 
@@ -113,33 +143,50 @@ impl Circuits {
         std::iter::successors(first, |key| self.circuits.after(*key))
     }
 
-    /// The newest circuit to a node that is up.
-    fn up_to(&self, node: NodeId) -> Option<(CircuitKey, OnCircuit)> {
-        let up = |key| match self.circuits.get(key)?.state {
-            State::Up(on) if on.node == node => Some((key, on)),
-            _ => None,
+    fn age(&self, number: CircuitNumber) -> u32 {
+        self.next.get().wrapping_sub(number.get())
+    }
+
+    /// The newest circuit to a node that is up, of those that are older than `before`.
+    fn up_to(
+        &self,
+        node: NodeId,
+        before: Option<CircuitNumber>,
+    ) -> Option<(CircuitKey, OnCircuit)> {
+        let up = |key| {
+            let circuit = self.circuits.get(key)?;
+            match circuit.state {
+                State::Up(on) if on.node == node && !circuit.stale => Some((key, on)),
+                _ => None,
+            }
         };
-        let age = |on: &OnCircuit| self.next.get().wrapping_sub(on.number.get());
-        self.keys().filter_map(up).min_by_key(|(_, on)| age(on))
+        let least = before.map_or(0, |number| self.age(number) + 1);
+        let ups = self.keys().filter_map(up);
+        let ups = ups.filter(|(_, on)| self.age(on.number) >= least);
+        ups.min_by_key(|(_, on)| self.age(on.number))
     }
 
     /// Chooses the circuit of a link that is dialled to an address. The link has none.
     pub(super) fn choose(&mut self, link: LinkKey, address: Listener) -> Choice {
         let hint = self.hint(address);
-        if let Some((key, on)) = hint.and_then(|node| self.up_to(node)) {
+        if let Some((key, on)) = hint.and_then(|node| self.up_to(node, None)) {
             self.join(key, link);
             return Choice::Use(key, on);
         }
-        // a circuit that leads to the peer, or to the node that it has stated. Others of its IP
-        // address do not count: their peers may be silent.
+        // one that is dialled to the peer, or that may lead to its node: another peer of its IP
+        // address is probably on the same node
         let stated = self.nodes.get(&address).copied();
-        let coming = self.keys().find(|key| {
-            let circuit = self.circuits.get(*key);
-            circuit.is_some_and(|it| match it.state {
-                State::Dialling(_, of) => it.address == address || stated.is_some() && stated == of,
-                _ => false,
-            })
-        });
+        let may_lead = |it: &Circuit| match it.state {
+            State::Dialling(_, of) => match (stated, of) {
+                (Some(stated), Some(of)) => stated == of,
+                (None, Some(_)) if it.address != address && hint != of => false,
+                _ => host(it.address) == host(address),
+            },
+            _ => false,
+        };
+        let coming = self
+            .keys()
+            .find(|key| self.circuits.get(*key).is_some_and(may_lead));
         if let Some(key) = coming {
             self.join(key, link);
             return Choice::Wait(key);
@@ -153,13 +200,26 @@ impl Circuits {
 
     /// A new circuit, to the peer of a link itself.
     pub(super) fn dial(&mut self, link: LinkKey, address: Listener, splinter: bool) -> Choice {
+        self.dial_in(link, address, splinter, None)
+    }
+
+    fn dial_in(
+        &mut self,
+        link: LinkKey,
+        address: Listener,
+        splinter: bool,
+        group: Option<CircuitNumber>,
+    ) -> Choice {
         let number = self.next;
         let circuit = Circuit {
             number,
             address,
             state: State::Dialling(link, self.nodes.get(&address).copied()),
             splinter,
+            stale: false,
+            group: group.unwrap_or(number),
             links: vec![link],
+            leads_to: None,
         };
         match self.circuits.insert(circuit) {
             Some(key) => {
@@ -170,8 +230,40 @@ impl Circuits {
         }
     }
 
+    /// A circuit that is dialled has no answer yet: a further one, to the next link that waits for
+    /// it and whose peer is at an address that is not being dialled for these links. `address`: that
+    /// of a link's peer. `None`: no other link waits.
+    pub(super) fn dial_second(
+        &mut self,
+        key: CircuitKey,
+        mut address: impl FnMut(LinkKey) -> Option<Listener>,
+    ) -> Option<(LinkKey, Choice)> {
+        let first = self.circuits.get(key)?;
+        let State::Dialling(..) = first.state else {
+            return None;
+        };
+        let group = first.group;
+        let dialled = |to: Listener| {
+            let circuits = self.keys().filter_map(|key| self.circuits.get(key));
+            let mut group = circuits.filter(|it| it.group == group);
+            group.any(|it| matches!(it.state, State::Dialling(..)) && it.address == to)
+        };
+        let waits = |link: &LinkKey| Some((*link, address(*link)?));
+        let mut waiting = first.links.iter().filter_map(waits);
+        let (link, to) = waiting.find(|(_, to)| !dialled(*to))?;
+        let choice = self.dial_in(link, to, false, Some(group));
+        if let Some(first) = self
+            .circuits
+            .get_mut(key)
+            .filter(|_| choice != Choice::Full)
+        {
+            first.links.retain(|of| *of != link);
+        }
+        Some((link, choice))
+    }
+
     /// The peer of a link was found not to be behind its circuit (NODE), and has stated its node.
-    /// `from`: the circuit that the request has named, which the link does not use any more.
+    /// `from`: the circuit that the request has named, which the link leaves after this call.
     pub(super) fn elsewhere(
         &mut self,
         link: LinkKey,
@@ -180,14 +272,24 @@ impl Circuits {
         from: Option<CircuitKey>,
     ) -> Choice {
         self.learn(address, node);
-        let named = from.and_then(|key| self.circuits.get(key));
-        let same = named.is_some_and(|it| matches!(it.state, State::Up(on) if on.node == node));
-        let creator = named.is_some_and(|it| it.address == address);
-        match (same, creator) {
-            (false, _) => self.choose(link, address),
-            // its target has ended, or the ids are equal by accident
-            (true, false) => self.dial(link, address, true),
-            (true, true) => Choice::Fail,
+        let named = from.and_then(|key| self.circuits.get_mut(key));
+        let same = |it: &&mut Circuit| matches!(it.state, State::Up(on) if on.node == node);
+        let Some(named) = named.filter(same) else {
+            return self.choose(link, address);
+        };
+        let number = named.number;
+        if named.address == address {
+            // its creator does not have the target any more. The next dial makes another one.
+            named.stale = true;
+            return Choice::Fail;
+        }
+        // its target has ended, or the ids are equal by accident
+        match self.up_to(node, Some(number)) {
+            Some((key, on)) => {
+                self.join(key, link);
+                Choice::Use(key, on)
+            }
+            None => self.dial(link, address, true),
         }
     }
 
@@ -224,30 +326,88 @@ impl Circuits {
         circuit.is_some_and(|it| matches!(it.state, State::Dialling(..)))
     }
 
+    /// *ended circuits*: all circuits to this node with numbers before this one have ended. `None`:
+    /// no statement.
+    pub(super) fn ended_before(&self, node: NodeId) -> Option<CircuitNumber> {
+        let may_lead = |it: &&Circuit| it.leads_to.is_none_or(|to| to == node);
+        let circuits = self.keys().filter_map(|key| self.circuits.get(key));
+        let oldest = circuits
+            .filter(may_lead)
+            .max_by_key(|it| self.age(it.number));
+        let before = oldest.map_or(self.next, |it| it.number);
+        Some(before).filter(|before| *before != CircuitNumber::FIRST)
+    }
+
+    /// The circuit with this number, if it is up and leads to this node.
+    pub(super) fn find(&self, number: CircuitNumber, node: NodeId) -> Option<CircuitKey> {
+        self.keys().find(|key| {
+            self.get(*key)
+                .is_some_and(|on| on.number == number && on.node == node)
+        })
+    }
+
+    /// Number of links that use a circuit, or wait for it.
+    pub(super) fn users(&self, key: CircuitKey) -> usize {
+        self.circuits.get(key).map_or(0, |it| it.links.len())
+    }
+
+    /// Number of circuits that are dialled or up.
+    pub(super) fn in_use(&self) -> usize {
+        let used = |key: &CircuitKey| {
+            let circuit = self.circuits.get(*key);
+            circuit.is_some_and(|it| it.state != State::Ending)
+        };
+        self.keys().filter(used).count()
+    }
+
+    /// The node that the endpoint at an address has stated.
+    pub(super) fn node(&self, address: Listener) -> Option<NodeId> {
+        self.nodes.get(&address).copied()
+    }
+
+    /// Whether a circuit is dialled for more than one link.
+    pub(super) fn has_waiting(&self, key: CircuitKey) -> bool {
+        let circuit = self.circuits.get(key);
+        circuit.is_some_and(|it| matches!(it.state, State::Dialling(..)) && it.links.len() > 1)
+    }
+
     /// Whether a circuit is up and has no links.
     pub(super) fn is_unused(&self, key: CircuitKey) -> bool {
         let circuit = self.circuits.get(key);
         circuit.is_some_and(|it| matches!(it.state, State::Up(_)) && it.links.is_empty())
     }
 
-    /// A circuit is connected. Returns the links that waited for it, which choose again, and
-    /// whether it is kept: otherwise it is to be ended, because one to its node was up.
-    pub(super) fn up(&mut self, key: CircuitKey, on: OnCircuit) -> (Vec<LinkKey>, bool) {
-        let other = self.up_to(on.node).is_some();
+    /// A circuit is connected.
+    pub(super) fn up(&mut self, key: CircuitKey, on: OnCircuit) -> Up {
+        let other = self.up_to(on.node, None).is_some();
+        let mut up = Up::default();
         let Some(circuit) = self.circuits.get_mut(key) else {
-            return (Vec::new(), false);
+            return up;
         };
         if !matches!(circuit.state, State::Dialling(..)) {
-            return (Vec::new(), true);
+            return up;
         }
-        let keeps = !other || circuit.splinter;
-        circuit.state = match keeps {
-            true => State::Up(on),
-            false => State::Ending,
-        };
-        let (address, links) = (circuit.address, std::mem::take(&mut circuit.links));
+        if other && !circuit.splinter {
+            circuit.state = State::Ending;
+            up.ended.push(key);
+        } else {
+            circuit.state = State::Up(on);
+        }
+        circuit.leads_to = Some(on.node);
+        let (address, group) = (circuit.address, circuit.group);
+        up.links = std::mem::take(&mut circuit.links);
         self.learn(address, on.node);
-        (links, keeps)
+        for key in self.keys().collect::<Vec<_>>() {
+            let Some(circuit) = self.circuits.get_mut(key) else {
+                continue;
+            };
+            if circuit.group == group && matches!(circuit.state, State::Dialling(..)) {
+                circuit.state = State::Ending;
+                up.links.append(&mut circuit.links);
+                up.ended.push(key);
+            }
+        }
+        up
     }
 
     /// A circuit has failed, or is not needed any more: no link uses it from now on. Returns what
@@ -263,6 +423,11 @@ impl Circuits {
         };
         links.retain(|link| Some(*link) != dialled_for);
         Some(Left { dialled_for, links })
+    }
+
+    /// Number of circuits that are up.
+    pub(super) fn ups(&self) -> usize {
+        self.keys().filter(|key| self.get(*key).is_some()).count()
     }
 
     /// Number of circuits, also of those that are not up.
@@ -334,7 +499,7 @@ mod tests {
             let Choice::Dial(key, number) = choice else {
                 panic!("{choice:?}");
             };
-            assert_eq!(self.circuits.up(key, on(number, node)), (vec![link], true));
+            assert_eq!(self.circuits.up(key, on(number, node)), kept([link]));
             let again = self.circuits.choose(link, at(port));
             assert_eq!(again, Choice::Use(key, on(number, node)));
             (link, key)
@@ -343,6 +508,14 @@ mod tests {
 
     fn at(port: u16) -> Listener {
         Listener::new([127, 0, 0, 1].into(), port).unwrap()
+    }
+
+    /// A circuit that is kept, for which these links have waited.
+    fn kept(links: impl Into<Vec<LinkKey>>) -> Up {
+        Up {
+            links: links.into(),
+            ended: Vec::new(),
+        }
     }
 
     fn on(number: CircuitNumber, node: u64) -> OnCircuit {
@@ -355,18 +528,99 @@ mod tests {
     }
 
     #[test]
-    fn a_link_waits_for_no_circuit_to_another_peer_of_its_address() {
+    fn links_to_one_address_wait_for_the_first_circuit() {
         let mut it = Bench::new();
         let (_, choice) = it.choose(1);
         let Choice::Dial(first, _) = choice else {
             panic!("{choice:?}");
         };
-        // its node is not known
-        assert!(matches!(it.choose(2).1, Choice::Dial(key, _) if key != first));
+        // probably on the same node
+        assert_eq!(it.choose(2).1, Choice::Wait(first));
         assert_eq!(it.choose(1).1, Choice::Wait(first));
-        // another node than those which are dialled
+        // another IP address
+        let link = it.link();
+        let other = Listener::new([127, 0, 0, 2].into(), 1).unwrap();
+        assert!(matches!(it.circuits.choose(link, other), Choice::Dial(..)));
+        // another node than that which is dialled
+        let mut it = Bench::new();
         it.circuits.learn(at(3), NodeId::new(7));
-        assert!(matches!(it.choose(3).1, Choice::Dial(..)));
+        let (_, choice) = it.choose(3);
+        let Choice::Dial(first, _) = choice else {
+            panic!("{choice:?}");
+        };
+        assert_eq!(it.choose(4).1, Choice::Wait(first));
+        it.circuits.learn(at(5), NodeId::new(8));
+        assert!(matches!(it.choose(5).1, Choice::Dial(..)));
+        // the peer has stated its node, and that to which a circuit is dialled has not
+        let mut it = Bench::new();
+        let (_, choice) = it.choose(1);
+        let Choice::Dial(first, _) = choice else {
+            panic!("{choice:?}");
+        };
+        it.circuits.learn(at(2), NodeId::new(7));
+        assert_eq!(it.choose(2).1, Choice::Wait(first));
+        it.circuits.learn(at(1), NodeId::new(8));
+        assert!(matches!(it.choose(2).1, Choice::Dial(..)));
+    }
+
+    /// The acceptor of the first circuit is stopped.
+    #[test]
+    fn the_first_reply_decides() {
+        let mut it = Bench::new();
+        let (first, choice) = it.choose(1);
+        let Choice::Dial(silent, number) = choice else {
+            panic!("{choice:?}");
+        };
+        let (second, _) = it.choose(2);
+        let (third, _) = it.choose(3);
+        let ports = [(first, 1), (second, 2), (third, 3)];
+        let address = |link| {
+            let port = ports.iter().find(|(of, _)| *of == link)?;
+            Some(at(port.1))
+        };
+        let Some((link, Choice::Dial(answers, other))) = it.circuits.dial_second(silent, address)
+        else {
+            panic!();
+        };
+        assert_eq!(link, second);
+        let up = it.circuits.up(answers, on(other, 7));
+        assert_eq!(
+            (up.links, up.ended),
+            (vec![second, first, third], vec![silent])
+        );
+        assert_eq!(it.circuits.up(silent, on(number, 7)), Up::default());
+        for (link, port) in ports {
+            let choice = it.circuits.choose(link, at(port));
+            assert_eq!(choice, Choice::Use(answers, on(other, 7)));
+        }
+        // no other link waits
+        assert_eq!(it.circuits.dial_second(answers, address), None);
+    }
+
+    /// Each peer is dialled once for the links that wait.
+    #[test]
+    fn no_peer_is_dialled_twice_for_a_circuit() {
+        let mut it = Bench::new();
+        let (_, choice) = it.choose(1);
+        let Choice::Dial(silent, _) = choice else {
+            panic!("{choice:?}");
+        };
+        for port in [1, 2, 2] {
+            it.choose(port);
+        }
+        let ports: Vec<_> = it
+            .links
+            .keys_where(|()| true)
+            .into_iter()
+            .zip([1, 1, 2, 2])
+            .collect();
+        let address = |link| {
+            let port = ports.iter().find(|(of, _)| *of == link)?;
+            Some(at(port.1))
+        };
+        let (link, _) = it.circuits.dial_second(silent, address).unwrap();
+        assert_eq!(address(link), Some(at(2)));
+        assert_eq!(it.circuits.dial_second(silent, address), None);
     }
 
     #[test]
@@ -378,8 +632,8 @@ mod tests {
         };
         let (second, wait) = it.choose(2);
         assert_eq!(wait, Choice::Wait(key));
-        let (links, kept) = it.circuits.up(key, on(number, 7));
-        assert_eq!((links, kept), (vec![first, second], true));
+        let up = it.circuits.up(key, on(number, 7));
+        assert_eq!(up, kept([first, second]));
         for (link, port) in [(first, 1), (second, 2)] {
             let choice = it.circuits.choose(link, at(port));
             assert_eq!(choice, Choice::Use(key, on(number, 7)));
@@ -425,15 +679,47 @@ mod tests {
         let Choice::Dial(second, number) = choice else {
             panic!("{choice:?}");
         };
-        let (links, kept) = it.circuits.up(second, on(number, 7));
-        assert_eq!((links, kept), (vec![link], true));
-        // the newest first
+        assert_eq!(it.circuits.up(second, on(number, 7)), kept([link]));
+        // the newest first, then the older ones
         assert!(matches!(it.circuits.choose(link, at(2)), Choice::Use(key, _) if key == second));
-        // NODE by the creator of the target itself
+        let (third, choice) = it.choose(3);
+        assert!(matches!(choice, Choice::Use(key, _) if key == second));
+        let choice = it
+            .circuits
+            .elsewhere(third, at(3), NodeId::new(7), Some(second));
+        assert!(matches!(choice, Choice::Use(key, _) if key == first));
+        // NODE by the creator of the target itself: it is used no more
         let choice = it
             .circuits
             .elsewhere(link, at(2), NodeId::new(7), Some(second));
         assert_eq!(choice, Choice::Fail);
+        assert!(matches!(it.circuits.choose(link, at(2)), Choice::Use(key, _) if key == first));
+    }
+
+    #[test]
+    fn circuits_that_have_ended_are_stated() {
+        let mut it = Bench::new();
+        let node = NodeId::new(7);
+        assert_eq!(it.circuits.ended_before(node), None);
+        let (_, first) = it.connected(1, 7);
+        let number = it.circuits.number(first).unwrap();
+        assert_eq!(it.circuits.ended_before(node), None);
+        assert_eq!(it.circuits.find(number, node), Some(first));
+        assert_eq!(it.circuits.find(number, NodeId::new(8)), None);
+        // requests on it can have an effect until it is removed
+        it.circuits.end(first);
+        assert_eq!(it.circuits.ended_before(node), None);
+        assert_eq!(it.circuits.find(number, node), None);
+        it.circuits.remove(first);
+        assert_eq!(it.circuits.ended_before(node), Some(number.next()));
+        // one that is dialled may lead to this node, one to another node does not
+        let (_, choice) = it.choose(1);
+        let Choice::Dial(second, second_number) = choice else {
+            panic!("{choice:?}");
+        };
+        assert_eq!(it.circuits.ended_before(node), Some(second_number));
+        it.circuits.up(second, on(second_number, 8));
+        assert_eq!(it.circuits.ended_before(node), Some(second_number.next()));
     }
 
     #[test]
@@ -446,8 +732,8 @@ mod tests {
         let Choice::Dial(second, number) = choice else {
             panic!("{choice:?}");
         };
-        let (links, kept) = it.circuits.up(second, on(number, 7));
-        assert_eq!((links, kept), (vec![link], false));
+        let up = it.circuits.up(second, on(number, 7));
+        assert_eq!((up.links, up.ended), (vec![link], vec![second]));
         assert!(matches!(it.circuits.choose(link, other), Choice::Use(key, _) if key == first));
         assert_eq!(it.circuits.end(second), None);
         it.circuits.remove(second);
@@ -495,6 +781,6 @@ mod tests {
         };
         let (second, _) = it.choose(2);
         assert!(!it.circuits.leave(key, first));
-        assert_eq!(it.circuits.up(key, on(number, 7)), (vec![second], true));
+        assert_eq!(it.circuits.up(key, on(number, 7)), kept([second]));
     }
 }

@@ -28,6 +28,9 @@ pub(super) const PATIENCE: u64 = 20 * MS;
 impl<I: Io> Core<I> {
     /// Dials a peer, which has neither out-link nor own link, now or when it may.
     pub(super) fn dial(&mut self, key: PeerKey, io: &mut I) {
+        if self.left {
+            return;
+        }
         let Some(peer) = self.peers.get_mut(key) else {
             return;
         };
@@ -379,7 +382,13 @@ impl<I: Io> Core<I> {
     }
 
     /// Rejects the request of a peer that waits for its answer.
-    fn reject_held(&mut self, key: PeerKey, reason: Reason, newest: Option<Epoch>, io: &mut I) {
+    pub(super) fn reject_held(
+        &mut self,
+        key: PeerKey,
+        reason: Reason,
+        newest: Option<Epoch>,
+        io: &mut I,
+    ) {
         let Some(at) = self.held.iter().position(|(peer, ..)| *peer == key) else {
             return;
         };
@@ -408,6 +417,9 @@ impl<I: Io> Core<I> {
         }
         if request.id == self.config.id {
             return Err(Reason::Known);
+        }
+        if self.left {
+            return Err(Reason::Busy);
         }
         let named = self.ids.get(&request.id).copied();
         let given = request.shows.and_then(|token| self.secrets.get(&token));

@@ -48,6 +48,11 @@ pub trait Io {
     /// Whether a queue pair for one more link can be had. If not, [`Core`] evicts an idle link.
     fn has_place(&mut self) -> bool;
 
+    /// On circuits: the node of a link's peer, if it is known.
+    fn node_of(&mut self, _link: LinkKey) -> Option<u64> {
+        None
+    }
+
     /// Accepts a request. [`Core::accepted`] follows when the reply was sent, not during this call.
     fn accept(&mut self, link: LinkKey, held: Self::Held, reply: &Reply);
 
@@ -235,6 +240,8 @@ pub struct Core<I: Io> {
     pub(super) recall_from: usize,
     /// Peers whose state is to be advanced, instead of a recursion.
     pub(super) changed: Vec<PeerKey>,
+    /// The endpoint is being closed ([`Self::leave`]).
+    pub(super) left: bool,
     /// Packets that violate the protocol.
     #[cfg(test)]
     pub(super) violations: u32,
@@ -265,6 +272,7 @@ impl<I: Io> Core<I> {
             secrets: HashMap::new(),
             recall_from: 0,
             changed: Vec::new(),
+            left: false,
             #[cfg(test)]
             violations: 0,
         }
@@ -348,6 +356,12 @@ impl<I: Io> Core<I> {
     #[inline]
     pub fn has_reports(&self) -> bool {
         !self.reports.is_empty()
+    }
+
+    /// Whether [`Self::leave`] was called.
+    #[cfg(test)]
+    pub(super) fn has_left(&self) -> bool {
+        self.left
     }
 
     /// How long an address is dialled.

@@ -14,11 +14,13 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+use super::circuit_cm::SrqEvents;
 use super::completions::{Completions, Side};
 use super::context::{SharedRx, SharedRxConfig};
 use super::core::{Config, Core};
+use super::counts::append;
 use super::cq_source::CqSource;
-use super::executor::{Executor, Objects, RmaConfig, Sizes};
+use super::executor::{Executor, FEWEST_ON_XRC, FEWEST_RECEIVES, Objects, RmaConfig, Sizes};
 use super::limits::{Limits, max_descriptors};
 use super::listening::Listening;
 use super::packet_memory::PacketMemory;
@@ -34,15 +36,17 @@ use crate::domain::Domain;
 use crate::eq::EventQueue;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
+use crate::log::info_log;
 use crate::mr::{Mode, Scope, SourceKeys, random};
 use crate::queue::event_cell::Event;
 use crate::queue::keepalive::PERIOD;
 use crate::queue::source::Source;
 use crate::queue::{BindFlags, CompletionQueue, Counter, Counters, CqConfig, WaitKind};
-use crate::verbs::{Cq, Pd, Srq, Xrcd};
+use crate::verbs::{AsyncListener, Cq, Pd, Srq};
 use crate::wire::rdm::terms::MAX_EAGER;
-use crate::wire::rdm::xrc::NodeId;
 use crate::wire::rdm::{self, Credit, EndpointId};
+use crate::xrc::XrcDomain;
+use crate::xrc::file::Endpoints;
 
 /// Receives of the shared receive queue.
 const RECEIVES: usize = 4096;
@@ -55,6 +59,8 @@ const PEERS: usize = 1 << 20;
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a close waits until the peers have received what was sent.
 const LINGER: Duration = Duration::from_secs(10);
+/// How long a close waits for the peers of an endpoint on XRC to end their halves of the links.
+const LEAVE: Duration = Duration::from_secs(1);
 /// Default of `FI_OPT_MIN_MULTI_RECV`.
 const MIN_MULTI_RECV: usize = 64;
 
@@ -126,7 +132,7 @@ struct CqBinding {
 }
 
 /// Objects that are bound before enabling.
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Control {
     tx: Option<CqBinding>,
     rx: Option<CqBinding>,
@@ -134,13 +140,22 @@ struct Control {
     own: Option<Arc<CompletionQueue>>,
     vector: Option<Arc<AddressVector>>,
     context: Option<Arc<SharedRx>>,
+    xrc: Option<Arc<XrcDomain>>,
     src: Option<SocketAddr>,
     /// The application has set the address by `fi_setname(3)`, and gets no other one.
     named: bool,
     enabled: bool,
     closed: bool,
+    /// Of an endpoint on XRC: its receive queue as an object of events, and their receiver.
+    events: Option<(usize, Arc<dyn AsyncListener>)>,
     /// The endpoint as a source of its queues.
     sources: Vec<(Arc<CompletionQueue>, Arc<dyn Source>)>,
+}
+
+impl std::fmt::Debug for Control {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Control").finish_non_exhaustive()
+    }
 }
 
 /// The parts that aliases share.
@@ -263,6 +278,25 @@ impl Endpoint {
         Ok(())
     }
 
+    /// Binds an XRC domain of the application, instead of that which the user's processes share
+    /// (`weft_mr_ops.xrcd_open`).
+    ///
+    /// # Errors
+    /// - `EINVAL`: one is bound, or the endpoint is not on XRC.
+    /// - `EDOMAIN`: a domain of another device.
+    /// - `EOPBADSTATE`: enabled already.
+    pub fn bind_xrc(&self, xrc: &Arc<XrcDomain>) -> Result<()> {
+        if !Arc::ptr_eq(xrc.xrcd().device(), self.shared().domain.device()) {
+            return Err(FiErrno::EDOMAIN);
+        }
+        let mut control = self.idle()?;
+        if !self.shared().config.xrc || control.xrc.is_some() {
+            return Err(FiErrno::EINVAL);
+        }
+        control.xrc = Some(Arc::clone(xrc));
+        Ok(())
+    }
+
     /// Binds a completion queue for one direction or both (`fi_ep_bind(3)`).
     ///
     /// # Errors
@@ -370,6 +404,7 @@ impl Endpoint {
     /// - `EINVAL`: another endpoint of the shared receive context has another address vector.
     /// - `EOPBADSTATE`: closed, or the shared receive context is not bound.
     /// - `EADDRNOTAVAIL`, `EADDRINUSE`: the local address cannot be used.
+    /// - `EACCES`: the path of the XRC domain that the user demands is not safe.
     /// - `ENOMEM`, `EMFILE`: resources of the process or the device.
     pub fn enable(self: &Arc<Self>) -> Result<()> {
         let shared = self.shared();
@@ -414,8 +449,18 @@ impl Endpoint {
                 (Receives::of_context(membership), owner)
             }
         };
-        let state = self.open_state(listening, control.vector.clone(), rx)?;
+        let bound = (control.vector.clone(), control.xrc.clone());
+        let state = self.open_state(listening, bound, rx)?;
+        let srq = shared.config.xrc.then(|| Arc::clone(&state.io.objects.srq));
         *shared.lock() = Some(state);
+        if let Some(srq) = srq {
+            let events: Arc<dyn AsyncListener> = Arc::new(SrqEvents(shared.weak()));
+            shared
+                .domain
+                .device()
+                .listen(srq.object(), Arc::downgrade(&events));
+            control.events = Some((srq.object(), events));
+        }
         self.attach(control)?;
         if let Some(context) = &control.context {
             // set once, unless an earlier attempt to enable has failed
@@ -447,11 +492,19 @@ impl Endpoint {
             });
         }
         control.own = None;
+        if let Some((object, _)) = control.events.take() {
+            shared.domain.device().unlisten(object);
+        }
         let Some((state, left)) = ended else {
             return;
         };
         if let Some(context) = &control.context {
             context.left(&left);
+        }
+        let counts = state.io.counts();
+        info_log!(EpCtrl, "counts: {counts}");
+        if let Some(path) = shared.domain.counts() {
+            append(path, &counts);
         }
         let entries = state.kept_places();
         let left = state.io.close(shared);
@@ -484,7 +537,7 @@ impl Endpoint {
     fn open_state(
         &self,
         listening: &Listening,
-        vector: Option<Arc<AddressVector>>,
+        (vector, bound): (Option<Arc<AddressVector>>, Option<Arc<XrcDomain>>),
         rx: Receives,
     ) -> Result<State> {
         let shared = self.shared();
@@ -498,13 +551,15 @@ impl Endpoint {
         let channel = shared.driver().channel(device)?;
         let entries = (receives * 2).min(device.attr().max_cqe);
         let cq = Arc::new(Cq::create(device, entries, Some(channel), 0)?);
-        // a domain of its own: the endpoint is a node
-        let xrcd = match shared.config.xrc {
-            true => Some(Arc::new(Xrcd::open(device, None, libc::O_CREAT)?)),
-            false => None,
+        let auth = shared.config.auth.as_ref();
+        let tag = auth.map_or(0, AuthKey::tag);
+        let node = match (shared.config.xrc, bound) {
+            (false, _) => None,
+            (true, Some(bound)) => Some(bound),
+            (true, None) => Some(domain.xrc(Endpoints::Rdm, tag)?),
         };
-        let srq = Arc::new(match &xrcd {
-            Some(xrcd) => Srq::create_xrc(shared.pd(), xrcd, &cq, receives, 1)?,
+        let srq = Arc::new(match &node {
+            Some(node) => Srq::create_xrc(shared.pd(), node.xrcd(), &cq, receives, 1)?,
             None => Srq::create(shared.pd(), receives, 1)?,
         });
         let number = srq.number();
@@ -520,6 +575,10 @@ impl Endpoint {
             before_sends: config.sends_after_rma,
         };
         let sizes = Sizes {
+            fewest_receives: match config.xrc {
+                true => FEWEST_ON_XRC,
+                false => FEWEST_RECEIVES,
+            },
             max_receives: receives,
             max_inline: device.max_inline(),
             max_links: self.max_links(receives),
@@ -532,6 +591,7 @@ impl Endpoint {
                 cq,
                 pd: Arc::clone(shared.pd()),
                 mr: Arc::clone(domain.mr()),
+                _node: node.clone(),
             },
             PacketMemory::new(shared.pd()),
             (
@@ -550,11 +610,8 @@ impl Endpoint {
                 break id;
             }
         };
-        let auth = shared.config.auth.as_ref();
-        let tag = auth.map_or(0, AuthKey::tag);
-        if let Some((xrcd, srq)) = xrcd.zip(number) {
-            let node = NodeId::new(random()?);
-            io.xrc = Some(Box::new(Xrc::new(xrcd, srq, (id, node, tag))));
+        if let Some((node, srq)) = node.zip(number) {
+            io.xrc = Some(Box::new(Xrc::new(node, srq, (id, tag))));
         }
         let mode = domain.mr().config().form.mode;
         let core = Core::new(Config {
@@ -580,15 +637,18 @@ impl Endpoint {
 
     /// Maximum number of links of an endpoint that posts so many receives: 3/4 of what the device
     /// and the process have, because others need some too, and as many as the completion queue has
-    /// room for. On XRC a peer needs an initiator and a target: half as many.
+    /// room for. On XRC circuits and held targets are counted, and no descriptors.
     fn max_links(&self, receives: usize) -> usize {
         let shared = self.shared();
         let attr = shared.domain.device().attr();
         let entries = attr.max_cqe.saturating_sub(receives) / shared.depth();
-        let default = attr.max_qp.min(max_descriptors()) / 4 * 3;
+        let descriptors = match shared.config.xrc {
+            true => usize::MAX,
+            false => max_descriptors(),
+        };
+        let default = attr.max_qp.min(descriptors) / 4 * 3;
         let wanted = shared.config.max_links.unwrap_or(default);
-        let queue_pairs = if shared.config.xrc { 2 } else { 1 };
-        (wanted.min(attr.max_qp).min(entries) / queue_pairs).max(1)
+        wanted.min(attr.max_qp).min(entries).max(1)
     }
 
     /// Makes the endpoint a source of its completion queues.
@@ -655,6 +715,9 @@ impl Endpoint {
         shared.linger(Instant::now() + LINGER);
         if let Some(listening) = shared.listening.get() {
             listening.close();
+        }
+        if shared.config.xrc {
+            shared.leave(Instant::now() + LEAVE);
         }
         self.release(&mut control);
     }

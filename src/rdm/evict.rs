@@ -1,10 +1,12 @@
 //! Eviction: the choice of the link whose place an endpoint needs for a further one, and the
 //! packets by which both sides agree. `docs/protocol-rdm.md`, "Eviction".
 
+use std::collections::HashMap;
+
 use super::core::{Core, Io};
 use super::link::{Closing, Link, LinkKey, State};
 use super::peer::PeerKey;
-use crate::wire::rdm::{Body, Close, Packet};
+use crate::wire::rdm::{Body, Close, Packet, Reason};
 
 /// Evictions and ends of links under way, beyond which no further eviction begins.
 const UNDER_WAY: usize = 8;
@@ -24,11 +26,23 @@ const LOOK: u64 = MS;
 /// longest interval between the dials of the peer that needs the place.
 pub(super) const YIELD: u64 = 300 * MS;
 
+/// The links to the peers of a node.
+#[derive(Debug, Default)]
+struct Node {
+    /// When one was used last.
+    used: u64,
+    busy: bool,
+    peers: Vec<PeerKey>,
+}
+
 impl<I: Io> Core<I> {
     /// Begins to evict the link that was idle for longest. A link that was used since the previous
     /// call counts as used now, so nothing is recorded when packets are posted or arrive. If no
     /// link is idle for a while, begins to evict the one that was the out-link for longest.
     pub(super) fn make_room(&mut self, io: &mut I) {
+        if self.config.circuits {
+            return self.evict_node(io);
+        }
         let now = self.now;
         let mut under_way = 0;
         let mut longest: Option<(u64, PeerKey)> = None;
@@ -161,6 +175,43 @@ impl<I: Io> Core<I> {
         self.pump(key, io);
     }
 
+    /// As [`Self::make_room`], on circuits: evicts the links to the node whose links were all idle
+    /// for longest. A circuit ends with the last of its links. A peer whose node is not known is
+    /// one.
+    fn evict_node(&mut self, io: &mut I) {
+        let now = self.now;
+        let mut under_way = 0;
+        let mut nodes: HashMap<(bool, u64), Node> = HashMap::new();
+        let mut next = self.links.at_or_behind(0);
+        while let Some(key) = next {
+            next = self.links.after(key);
+            let Some(peer) = self.count_use(key, now) else {
+                let link = self.links.get(key);
+                under_way += usize::from(link.is_some_and(|it| it.state != State::Lingering));
+                continue;
+            };
+            let of = match io.node_of(key) {
+                Some(node) => (true, node),
+                None => (false, peer.number().into()),
+            };
+            let used = self.links.get(key).map_or(now, |link| link.used);
+            let node = nodes.entry(of).or_default();
+            node.used = node.used.max(used);
+            node.busy |= !self.is_idle(peer);
+            if !node.peers.contains(&peer) {
+                node.peers.push(peer);
+            }
+        }
+        let idle = nodes.into_values().filter(|node| !node.busy);
+        if let Some(node) = idle.min_by_key(|node| node.used)
+            && under_way < UNDER_WAY
+        {
+            for peer in node.peers {
+                self.evict(peer, io);
+            }
+        }
+    }
+
     /// Notes whether a link was used since the last call. Returns its peer; `None`: it ends, or is
     /// being evicted.
     fn count_use(&mut self, key: LinkKey, now: u64) -> Option<PeerKey> {
@@ -238,14 +289,53 @@ impl<I: Io> Core<I> {
         posted
     }
 
+    fn has_asked(&self, link: LinkKey) -> bool {
+        let link = self.links.get(link);
+        link.is_some_and(|link| link.closing == Closing::Asked)
+    }
+
+    /// The endpoint is being closed: ends all links, on circuits, and informs the peers, so that
+    /// they post nothing more. Nothing is dialled or accepted any more.
+    pub fn leave(&mut self, io: &mut I) {
+        self.left = true;
+        let mut next = self.peers.at_or_behind(0);
+        while let Some(key) = next {
+            next = self.peers.after(key);
+            self.reject_held(key, Reason::Busy, None, io);
+            if let Some(out) = self.open_link(key)
+                && self.post_close(key, out, Close::End, io)
+            {
+                io.down(key, out);
+                for link in self.links_of(key) {
+                    if let Some(link) = self.links.get_mut(link) {
+                        link.closing = Closing::Asked;
+                    }
+                }
+            }
+            self.end_links(key, io);
+        }
+        self.settle(io);
+    }
+
     /// CLOSE has arrived.
     pub(super) fn close(&mut self, link: LinkKey, close: Close, io: &mut I) {
         let Some(from @ Link { peer: key, .. }) = self.links.get(link).copied() else {
             return;
         };
+        if close == Close::End && self.config.circuits {
+            // the last packet of each side
+            if let Some(out) = self.open_link(key) {
+                self.post_close(key, out, Close::Accept, io);
+            }
+            return self.close_links(key, io);
+        }
         if matches!(from.state, State::Ending | State::Lingering) {
             if close == Close::Accept && from.closing == Closing::Asked {
-                self.close_half(link, io);
+                for link in self.links_of(key) {
+                    if self.has_asked(link) {
+                        self.close_half(link, io);
+                    }
+                }
             }
             return;
         }
@@ -253,11 +343,8 @@ impl<I: Io> Core<I> {
             return;
         };
         let (out, own, accepted) = (peer.out, peer.own, peer.accepted);
-        let asked = |link: LinkKey| {
-            let link = self.links.get(link);
-            link.is_some_and(|link| link.closing == Closing::Asked)
-        };
-        let asks = [own, accepted].into_iter().flatten().any(asked);
+        let mut links = [own, accepted].into_iter().flatten();
+        let asks = links.any(|link| self.has_asked(link));
         let drains = out.and_then(|out| self.links.get(out));
         let drains = drains.is_some_and(|out| out.closing == Closing::Draining);
         match (close, from.closing) {

@@ -55,6 +55,7 @@ use crate::queue::event_cell::Event;
 use crate::verbs::{Cq, Lkey, Pd, RecvRequest, Sge, Srq, Wc};
 use crate::wire::rdm::packet::{MAX_HEAD, SLOT_SIZE};
 use crate::wire::rdm::{Body, Credit, Header, Number, Packet};
+use crate::xrc::XrcDomain;
 
 pub(super) use self::rings::{Stop, narrow};
 pub(super) use self::rma::RmaConfig;
@@ -63,8 +64,10 @@ use self::rma_recovery::Failure;
 /// Largest number of bytes that are sent inline.
 const MAX_INLINE: usize = 512;
 
-/// Limit of posted receives of a new endpoint (see [`Executor::is_behind`]).
-const FEWEST_RECEIVES: usize = 128;
+/// Limit of posted receives of a new endpoint (see [`Executor::is_behind`]). On XRC a packet without
+/// a receive delays those to other processes.
+pub(super) const FEWEST_RECEIVES: usize = 128;
+pub(super) const FEWEST_ON_XRC: usize = 1024;
 
 /// What follows from a call of the core.
 #[derive(Clone, Copy, Debug)]
@@ -121,6 +124,8 @@ pub(super) struct Objects {
     pub(super) pd: Arc<Pd>,
     /// The regions of the domain.
     pub(super) mr: Arc<MrDomain>,
+    /// The XRC domain, whose file is collected when the objects in it have ended.
+    pub(super) _node: Option<Arc<XrcDomain>>,
 }
 
 /// See the module. Fields are dropped in their order: queue pairs before the memory of their
@@ -189,6 +194,8 @@ impl std::fmt::Debug for Executor {
 /// Sizes of an executor's queues, and how it posts RMA.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sizes {
+    /// The first limit of posted receives.
+    pub(super) fewest_receives: usize,
     pub(super) max_receives: usize,
     pub(super) max_inline: usize,
     pub(super) max_links: usize,
@@ -240,7 +247,7 @@ impl Executor {
             objects,
             memory,
             receives_posted: 0,
-            receives_limit: FEWEST_RECEIVES.min(sizes.max_receives),
+            receives_limit: sizes.fewest_receives.min(sizes.max_receives),
             max_receives: sizes.max_receives,
             backlog: 0,
             max_inline: sizes.max_inline.min(MAX_INLINE),

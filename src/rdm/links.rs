@@ -349,6 +349,8 @@ pub(super) struct Links {
     /// [`forks`] in the process that has created the rings.
     created_in: u32,
     count: usize,
+    /// The most at a time.
+    most: usize,
 }
 
 impl Links {
@@ -364,7 +366,13 @@ impl Links {
             debug_assert!(place.is_none());
             *place = Some(LinkQp::new(key, cm, port));
             self.count += 1;
+            self.most = self.most.max(self.count);
         }
+    }
+
+    /// The largest number of links at a time.
+    pub(super) fn most(&self) -> usize {
+        self.most
     }
 
     /// The link that has the place of a new one.

@@ -44,6 +44,7 @@ mod completions;
 mod connect;
 mod context;
 mod core;
+mod counts;
 mod cq_source;
 mod credit;
 mod direct;

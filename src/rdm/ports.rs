@@ -3,21 +3,35 @@
 
 #![allow(unsafe_code, reason = "posts requests")]
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::circuit_cm::{InitiatorCm, LinkSidr, TargetCm};
 use super::circuits::{CircuitKey, Circuits};
+use super::counts::Counts;
 use super::link::LinkKey;
 use super::links::{LinkQp, Posted, WrId};
 use super::number_map::NumberMap;
 use super::send_queue::{SendQueue, Sent};
+use crate::conn::ConnectRequest;
 use crate::errno::{FiErrno, Result};
 use crate::mr::random;
-use crate::verbs::{Qp, QpNumber, SendOpcode, SendRequest, Sge, SrqNumber, Target, Xrcd};
-use crate::wire::rdm::xrc::{CircuitNumber, Inbox, LinkRequest, LinkTag, NodeId};
+use crate::verbs::{Qp, QpNumber, SendOpcode, SendRequest, Sge, SrqNumber, Target};
+use crate::wire::rdm::xrc::{CircuitNumber, Inbox, LinkRequest, LinkTag, NodeId, OnCircuit};
 use crate::wire::rdm::{EndpointId, Listener, Request};
+use crate::xrc::XrcDomain;
+
+/// How long a circuit without links is kept. If both sides of several peers dial at once, links end
+/// and others follow.
+pub(super) const UNUSED: Duration = Duration::from_millis(100);
+/// After this time without an answer to a circuit request, another peer is asked for one.
+pub(super) const SECOND: Duration = Duration::from_millis(100);
+
+/// A circuit on which no request completes for this time, while several links have some, is ended.
+const STALL: Duration = Duration::from_secs(2);
+/// The period at which the driver looks at circuits with requests.
+pub(super) const WATCH: Duration = Duration::from_millis(500);
 
 /// Size of the send queue of a circuit.
 pub(super) const CIRCUIT_DEPTH: usize = 256;
@@ -92,16 +106,49 @@ pub(super) struct CircuitQueue {
     pub(super) qp: Option<Arc<Qp>>,
     pub(super) queue: SendQueue<LinkKey>,
     /// Links to which room was refused, in this order.
-    pub(super) waiting: Vec<LinkKey>,
+    waiting: VecDeque<LinkKey>,
+    /// The link that has the next free place, and whether it has used it.
+    turn: Option<(LinkKey, bool)>,
+    /// Until when it is kept without links.
+    pub(super) unused_until: Option<Instant>,
+    /// Links that post to the circuit.
+    pub(super) users: usize,
     pub(super) failing: Option<Failing>,
     /// When its dial began.
     pub(super) dialled: Instant,
+    /// When a further circuit is dialled for a link that waits for this one.
+    pub(super) second_at: Instant,
     /// A request has completed, so the target is connected; [`Xrc::proven`] has returned it.
     pub(super) proven: bool,
     told: bool,
+    /// The driver watches the progress of requests.
+    watched: bool,
+    /// The position of the first request when the driver looked, and since when it is that one.
+    stands: Option<(u16, Instant)>,
 }
 
 impl CircuitQueue {
+    fn new(key: CircuitKey, cm: Arc<InitiatorCm>) -> Self {
+        let now = Instant::now();
+        Self {
+            key,
+            cm,
+            qp: None,
+            queue: SendQueue::new(CIRCUIT_DEPTH, 1),
+            waiting: VecDeque::new(),
+            turn: None,
+            unused_until: None,
+            users: 0,
+            failing: None,
+            dialled: now,
+            second_at: now + SECOND,
+            proven: false,
+            told: false,
+            watched: false,
+            stands: None,
+        }
+    }
+
     pub(super) const fn key(&self) -> CircuitKey {
         self.key
     }
@@ -112,20 +159,60 @@ impl CircuitQueue {
     }
 }
 
-/// A target that this endpoint holds.
-#[derive(Debug)]
-pub(super) struct HeldTarget {
-    pub(super) target: Arc<Target>,
-    pub(super) cm: Arc<TargetCm>,
-    /// The circuit, as its initiator's endpoint has named it.
+/// A circuit of a peer, as the peer has named it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct OfPeer {
     pub(super) peer: EndpointId,
     pub(super) number: CircuitNumber,
     pub(super) initiator: QpNumber,
+}
+
+impl OfPeer {
+    /// The circuit that a link request names.
+    pub(super) fn of(request: &Request, on: &OnCircuit) -> Self {
+        Self {
+            peer: request.id,
+            number: on.number,
+            initiator: on.initiator,
+        }
+    }
+}
+
+/// A target that this endpoint holds or opens. Other endpoints of the node may hold it too.
+#[derive(Debug)]
+pub(super) struct HeldTarget {
+    /// This endpoint's handle; `None`: it is being opened, or does not exist.
+    pub(super) target: Option<Arc<Target>>,
+    pub(super) cm: Arc<TargetCm>,
+    /// Its circuit; `None`: not known. Certain if `target` is there.
+    pub(super) of: Option<OfPeer>,
     /// The links through which the peer sends.
     pub(super) links: Vec<LinkKey>,
+    /// Requests for links that wait until it is opened.
+    pub(super) requests: Vec<(ConnectRequest, Box<LinkRequest>)>,
     /// When it was made, or its last link has ended.
     pub(super) loose_since: Instant,
     pub(super) failing: Option<Failing>,
+}
+
+impl HeldTarget {
+    /// One that is to be opened.
+    pub(super) fn opening(cm: Arc<TargetCm>, of: Option<OfPeer>) -> Self {
+        Self {
+            target: None,
+            cm,
+            of,
+            links: Vec::new(),
+            requests: Vec::new(),
+            loose_since: Instant::now(),
+            failing: None,
+        }
+    }
+
+    /// Whether nothing needs it.
+    pub(super) fn is_loose(&self) -> bool {
+        self.links.is_empty() && self.requests.is_empty()
+    }
 }
 
 /// See the module.
@@ -141,15 +228,25 @@ pub(super) struct Xrc {
     pub(super) lingering: usize,
     /// Accepted links that choose a circuit again at a time.
     pub(super) retries: Vec<(Instant, LinkKey)>,
+    /// Targets that the device could not open, and when it is asked again.
+    pub(super) reopens: Vec<(Instant, Arc<TargetCm>, QpNumber, Option<QpNumber>)>,
     /// The link that was accepted last from each endpoint, if it exists.
     pub(super) accepted: HashMap<EndpointId, LinkKey>,
     pub(super) targets: HashMap<QpNumber, HeldTarget>,
+    /// *failed circuit*, by the address of the peer: its newest circuit whose target has failed, and
+    /// which was not stated yet.
+    pub(super) failed: HashMap<Listener, CircuitNumber>,
     tags: NumberMap<LinkKey>,
     pub(super) node: NodeId,
     pub(super) id: EndpointId,
     pub(super) auth: u64,
     pub(super) srq: SrqNumber,
-    pub(super) domain: Arc<Xrcd>,
+    pub(super) domain: Arc<XrcDomain>,
+    pub(super) counts: Counts,
+    /// The limit of the receive queue for which its event was requested; 0: none.
+    pub(super) limit: u32,
+    /// A circuit has got a request that is not watched.
+    look: bool,
 }
 
 impl std::fmt::Debug for Xrc {
@@ -161,10 +258,11 @@ impl std::fmt::Debug for Xrc {
 impl Xrc {
     /// Without circuits. `srq`: the shared receive queue of the endpoint, in `domain`.
     pub(super) fn new(
-        domain: Arc<Xrcd>,
+        domain: Arc<XrcDomain>,
         srq: SrqNumber,
-        (id, node, auth): (EndpointId, NodeId, u64),
+        (id, auth): (EndpointId, u64),
     ) -> Self {
+        let node = NodeId::new(domain.node().get());
         Self {
             circuits: Circuits::new(),
             queues: Vec::new(),
@@ -172,15 +270,29 @@ impl Xrc {
             half_ends: Vec::new(),
             lingering: 0,
             retries: Vec::new(),
+            reopens: Vec::new(),
             accepted: HashMap::new(),
             targets: HashMap::new(),
+            failed: HashMap::new(),
             tags: NumberMap::default(),
             node,
             id,
             auth,
             srq,
             domain,
+            counts: Counts::default(),
+            limit: 0,
+            look: false,
         }
+    }
+
+    /// The peer sends on a link through a target, which is held or being opened.
+    pub(super) fn use_target(&mut self, number: QpNumber, link: LinkKey) {
+        if let Some(held) = self.targets.get_mut(&number) {
+            held.links.push(link);
+            self.counts.targets.insert(number);
+        }
+        self.counts.targets_most = self.counts.targets_most.max(self.targets.len());
     }
 
     /// A tag for the packets of a link.
@@ -212,17 +324,7 @@ impl Xrc {
         if self.queues.len() <= key.place() {
             self.queues.resize_with(key.place() + 1, || None);
         }
-        self.queues[key.place()] = Some(CircuitQueue {
-            key,
-            cm,
-            qp: None,
-            queue: SendQueue::new(CIRCUIT_DEPTH, 1),
-            waiting: Vec::new(),
-            failing: None,
-            dialled: Instant::now(),
-            proven: false,
-            told: false,
-        });
+        self.queues[key.place()] = Some(CircuitQueue::new(key, cm));
     }
 
     #[inline]
@@ -238,6 +340,13 @@ impl Xrc {
         self.queues.get_mut(key.place())?.take()
     }
 
+    /// Circuits, and targets through which peers send. Targets without links are not counted: they
+    /// are closed soon.
+    pub(super) fn places_used(&self) -> usize {
+        let used = self.targets.values().filter(|held| !held.is_loose());
+        self.circuits.in_use() + used.count()
+    }
+
     pub(super) fn queues(&self) -> impl Iterator<Item = &CircuitQueue> {
         self.queues.iter().flatten()
     }
@@ -248,6 +357,41 @@ impl Xrc {
             let first = queue.proven && !std::mem::replace(&mut queue.told, queue.proven);
             first.then(|| Arc::clone(&queue.cm))
         })
+    }
+
+    /// Whether a circuit has requests and the driver does not watch it yet. Returns true once.
+    #[inline]
+    pub(super) fn take_look(&mut self) -> bool {
+        std::mem::take(&mut self.look)
+    }
+
+    /// The circuits on which no request has completed for [`STALL`] although requests of several
+    /// links are under way. `watches`: whether requests of any circuit are under way.
+    pub(super) fn watch(&mut self, now: Instant, watches: &mut bool) -> Vec<CircuitKey> {
+        let mut stalled = Vec::new();
+        for queue in self.queues.iter_mut().flatten() {
+            if queue.failing.is_some() || !queue.watched {
+                continue;
+            }
+            if queue.queue.is_empty() {
+                (queue.watched, queue.stands) = (false, None);
+                continue;
+            }
+            *watches = true;
+            let position = queue.queue.position();
+            let since = match queue.stands {
+                Some((of, since)) if of == position => since,
+                _ => now,
+            };
+            queue.stands = Some((position, since));
+            let mut owners = queue.queue.owners();
+            let first = owners.next();
+            if now >= since + STALL && owners.any(|of| Some(of) != first) {
+                stalled.push(queue.key);
+            }
+        }
+        self.counts.stalls += stalled.len() as u64;
+        stalled
     }
 
     /// The keys of all circuits.
@@ -267,7 +411,7 @@ impl Xrc {
             return false;
         };
         let open = queue.qp.is_some() && queue.failing.is_none();
-        if open && queue.queue.has_room(numbered) {
+        if open && queue.queue.has_room(numbered) && queue.has_turn(key, port.under_way, numbered) {
             return true;
         }
         queue.wait(key);
@@ -308,17 +452,119 @@ impl Xrc {
         // SAFETY: inline data is copied by the call; otherwise the sge is of a slot, which is kept
         // until the request has completed or the queue pair is destroyed.
         unsafe { on.queue.post(qp, wr_id, &mut request, (key, sent)) }?;
+        let unwatched = !std::mem::replace(&mut on.watched, true);
+        if let Some((_, used)) = &mut on.turn {
+            *used = true;
+        }
         port.used = true;
         port.under_way += 1;
+        self.look |= unwatched;
         Ok(())
     }
 }
 
 impl CircuitQueue {
     /// Lists a link that continues when there is room.
-    pub(super) fn wait(&mut self, link: LinkKey) {
+    fn wait(&mut self, link: LinkKey) {
         if !self.waiting.contains(&link) {
-            self.waiting.push(link);
+            self.waiting.push_back(link);
+        }
+    }
+
+    /// Whether a link waits for room.
+    pub(super) fn is_waiting(&self, link: LinkKey) -> bool {
+        self.waiting.contains(&link)
+    }
+
+    /// Whether a link with so many requests under way may use a free place. Links that wait get
+    /// places in turn, one each; no link has more than half of them, unless it is the only one.
+    /// Packets without number have places of their own.
+    fn has_turn(&self, link: LinkKey, under_way: u32, numbered: bool) -> bool {
+        if !numbered {
+            return true;
+        }
+        let share = self.users < 2 || (under_way as usize) < CIRCUIT_DEPTH / 2;
+        share
+            && match self.turn {
+                Some((of, used)) => of == link && (!used || self.waiting.is_empty()),
+                None => self.waiting.is_empty(),
+            }
+    }
+
+    /// The link that waits for the longest time, if there is room: it has the next place until
+    /// [`Self::end_turn`].
+    pub(super) fn next_turn(&mut self) -> Option<LinkKey> {
+        if !self.queue.has_room(true) {
+            return None;
+        }
+        let link = self.waiting.pop_front()?;
+        self.turn = Some((link, false));
+        Some(link)
+    }
+
+    /// Returns whether the link has used its place.
+    pub(super) fn end_turn(&mut self) -> bool {
+        self.turn.take().is_some_and(|(_, used)| used)
+    }
+
+    /// Number of links that wait.
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Weak;
+
+    use super::*;
+    use crate::rdm::slab::Slab;
+
+    fn queue() -> CircuitQueue {
+        let key = Slab::new().insert(()).unwrap();
+        CircuitQueue::new(key, InitiatorCm::new(&Weak::new(), key))
+    }
+
+    #[test]
+    fn links_that_wait_get_places_in_turn() {
+        let mut links = Slab::new();
+        let [a, b, c] = [(), (), ()].map(|()| links.insert(()).unwrap());
+        let mut queue = queue();
+        queue.users = 3;
+        assert!(queue.has_turn(a, 0, true), "no link waits");
+        for link in [a, b, a] {
+            queue.wait(link);
+        }
+        assert_eq!(queue.waiting(), 2);
+        // not before those that wait, apart from packets with places of their own
+        assert!(!queue.has_turn(c, 0, true) && queue.has_turn(c, 0, false));
+        assert_eq!(queue.next_turn(), Some(a));
+        assert!(queue.has_turn(a, 0, true) && !queue.has_turn(b, 0, true));
+        queue.turn = Some((a, true));
+        assert!(!queue.has_turn(a, 0, true), "one place");
+        queue.wait(a);
+        assert!(queue.end_turn());
+        assert_eq!(queue.next_turn(), Some(b));
+        // it needs none
+        assert!(!queue.end_turn());
+        assert_eq!(queue.next_turn(), Some(a));
+        queue.turn = Some((a, true));
+        assert!(queue.has_turn(a, 0, true), "no other link waits");
+    }
+
+    #[test]
+    fn a_link_has_half_of_a_shared_queue() {
+        let mut links = Slab::new();
+        let link = links.insert(()).unwrap();
+        let mut queue = queue();
+        let half = CIRCUIT_DEPTH as u32 / 2;
+        for (users, under_way, may) in [(1, half, true), (2, half - 1, true), (2, half, false)] {
+            queue.users = users;
+            assert_eq!(
+                queue.has_turn(link, under_way, true),
+                may,
+                "{users} {under_way}"
+            );
         }
     }
 }

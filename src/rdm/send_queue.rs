@@ -73,6 +73,16 @@ impl<L> SendQueue<L> {
         self.sent.len() < self.depth - reserved
     }
 
+    /// Position of the first request that has not completed; wraps.
+    pub(super) fn position(&self) -> u16 {
+        self.first
+    }
+
+    /// What the records of the requests have besides, oldest first.
+    pub(super) fn owners(&self) -> impl Iterator<Item = &L> {
+        self.sent.iter().map(|(of, _)| of)
+    }
+
     /// Whether all requests have completed.
     pub(super) fn is_empty(&self) -> bool {
         self.sent.is_empty()

@@ -508,6 +508,26 @@ impl Shared {
         guard.take().zip(Some(left))
     }
 
+    /// Ends all links of an endpoint on XRC, and waits until the peers post nothing more, at most
+    /// until `limit`. The driver ends the links.
+    pub(super) fn leave(&self, limit: Instant) {
+        self.change(|core, io| core.leave(io));
+        loop {
+            {
+                let mut guard = self.lock();
+                let Some(state) = guard.as_mut() else {
+                    return;
+                };
+                let polled = state.poll();
+                self.after(state);
+                if polled.is_err() || state.io.links.len() == 0 || Instant::now() >= limit {
+                    return;
+                }
+            }
+            std::thread::sleep(LINGER_PERIOD);
+        }
+    }
+
     /// All endpoints that this process has opened.
     pub(super) fn all() -> Vec<Arc<Self>> {
         // in a child of the process the lock may be held for ever

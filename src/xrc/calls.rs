@@ -22,6 +22,8 @@ pub(super) struct Stat {
     pub(super) mode: u32,
     pub(super) uid: u32,
     pub(super) links: u64,
+    /// In bytes.
+    pub(super) size: i64,
 }
 
 impl Stat {
@@ -34,6 +36,11 @@ impl Stat {
         self.mode & (libc::S_IWGRP | libc::S_IWOTH) != 0
     }
 
+    /// Whether users other than the owner may open it in any way.
+    pub(super) fn others_open(&self) -> bool {
+        self.mode & (libc::S_IRWXG | libc::S_IRWXO) != 0
+    }
+
     fn of(raw: &libc::stat) -> Self {
         Self {
             identity: (raw.st_dev, raw.st_ino),
@@ -42,6 +49,7 @@ impl Stat {
             // the type differs between architectures
             #[allow(clippy::useless_conversion, reason = "u32 on some architectures")]
             links: raw.st_nlink.into(),
+            size: raw.st_size,
         }
     }
 }

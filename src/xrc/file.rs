@@ -26,7 +26,7 @@ const PREFIX: &str = "xrcd-";
 
 /// The type of the endpoints that use a domain. An SRQ number that is used again must not lead a
 /// packet of one type to a queue of the other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Endpoints {
     /// `FI_EP_MSG`
     Msg,
@@ -75,13 +75,13 @@ pub struct DomainFile {
     name: CString,
     /// `None` only while it is dropped.
     file: Option<File>,
-    identity: Identity,
 }
 
+#[cfg(test)]
 impl DomainFile {
     /// Device and inode.
-    pub(super) fn identity(&self) -> Identity {
-        self.identity
+    fn identity(&self) -> Identity {
+        calls::stat(self.as_fd()).unwrap().identity
     }
 }
 
@@ -161,6 +161,8 @@ impl From<FiErrno> for Refused {
         match error.code() {
             // a symbolic link, or no directory
             libc::ELOOP | libc::ENOTDIR => Self::Unsafe("it is no directory or file".into()),
+            // a file that another user has made with this name
+            libc::EACCES | libc::EPERM => Self::Unsafe("this user may not open it".into()),
             _ => Self::Failed(error.to_string()),
         }
     }
@@ -196,6 +198,8 @@ fn places(runtime_dir: Option<&Path>) -> Vec<Place> {
         own: true,
     };
     let mut places = Vec::new();
+    // a relative path is to be ignored (XDG base directory specification)
+    let runtime_dir = runtime_dir.filter(|base| base.is_absolute());
     places.extend(runtime_dir.map(|base| own(base.to_owned())));
     places.push(own(format!("/run/user/{user}").into()));
     places.push(Place {
@@ -262,10 +266,10 @@ fn demanded(path: &Path, endpoints: Endpoints) -> std::result::Result<DomainFile
 fn open_in(directory: OwnedFd, name: &CStr) -> std::result::Result<DomainFile, Refused> {
     let begin = Instant::now();
     let mut opener = Opener::new(directory.as_fd(), name);
-    let (file, identity) = loop {
+    let file = loop {
         match opener.step()? {
             Step::Next => {}
-            Step::Done(file) => break file,
+            Step::Done((file, _)) => break file,
             Step::Busy if begin.elapsed() < PATIENCE => {
                 std::thread::sleep(Duration::from_millis(1));
             }
@@ -276,7 +280,6 @@ fn open_in(directory: OwnedFd, name: &CStr) -> std::result::Result<DomainFile, R
         directory,
         name: name.to_owned(),
         file: Some(file),
-        identity,
     })
 }
 
@@ -349,8 +352,9 @@ impl<'a> Opener<'a> {
                     Some("the file is no regular file")
                 } else if stat.uid != calls::user() {
                     Some("the file belongs to another user")
-                } else if stat.others_write() {
-                    Some("other users may write to the file")
+                } else if stat.others_open() {
+                    // each user who can open it can lock it
+                    Some("other users may open the file")
                 } else if stat.links > 1 {
                     Some("the file has more than one name")
                 } else {
@@ -427,7 +431,8 @@ impl<'a> Collector<'a> {
             }
             Collecting::Check(file) => {
                 let stat = calls::stat(file.as_fd())?;
-                if !stat.is_regular() || stat.uid != calls::user() {
+                if !stat.is_regular() || stat.uid != calls::user() || stat.size != 0 {
+                    // not of this module
                     return Ok(Step::Done(()));
                 }
                 Collecting::Lock(file, stat.identity)

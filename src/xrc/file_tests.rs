@@ -261,7 +261,8 @@ fn a_file_that_others_may_have_made_is_not_used() {
         options.open(&file).unwrap();
         set_mode(&file, mode);
     };
-    for mode in [0o620, 0o602] {
+    // who can read it can lock it
+    for mode in [0o620, 0o602, 0o640, 0o604] {
         make(mode);
         assert!(is_unsafe(&folder.place()), "{mode:o}");
         std::fs::remove_file(&file).unwrap();
@@ -344,15 +345,17 @@ fn files_of_ended_processes_are_removed_by_the_next_one() {
     // the kernel has released the locks of these
     std::fs::write(weft.join("xrcd-soft0-rdm-0000000000000002"), "").unwrap();
     std::fs::write(weft.join("notes"), "").unwrap();
+    std::fs::write(weft.join("xrcd-notes"), "of the user").unwrap();
     let own = found(&search);
     let names = [
         "notes",
+        "xrcd-notes",
         "xrcd-soft0-rdm-0000000000000000",
         "xrcd-soft0-rdm-0000000000000001",
     ];
     assert_eq!(folder.names(), names);
     drop((used, own));
-    assert_eq!(folder.names(), ["notes"]);
+    assert_eq!(folder.names(), ["notes", "xrcd-notes"]);
 }
 
 #[test]
@@ -380,7 +383,7 @@ fn a_demanded_path_is_used_or_refused() {
     let file = found(&search);
     let metadata = std::fs::metadata(folder.0.join("mine.rdm")).unwrap();
     assert_eq!(file.identity(), (metadata.dev(), metadata.ino()));
-    set_mode(&folder.0.join("mine.rdm"), 0o666);
+    set_mode(&folder.0.join("mine.rdm"), 0o644);
     assert_eq!(find(&search).err(), Some(FiErrno::EACCES));
     drop(file);
     // a directory in which others can replace the file, and one in which they cannot
@@ -428,11 +431,11 @@ fn domains_of_one_file_are_one_node() {
     let folder = Folder::new();
     let search = folder.search();
     let (first, second) = (found(&search), found(&search));
-    let node = NodeId::of_file(&device, 0, &first).unwrap();
-    assert_eq!(NodeId::of_file(&device, 0, &second).unwrap(), node);
-    assert_ne!(NodeId::of_file(&device, 1, &second).unwrap(), node);
+    let node = NodeId::of_file(&device, 0, first.as_fd()).unwrap();
+    assert_eq!(NodeId::of_file(&device, 0, second.as_fd()).unwrap(), node);
+    assert_ne!(NodeId::of_file(&device, 1, second.as_fd()).unwrap(), node);
     let other = found(&Search { auth: 1, ..search });
-    assert_ne!(NodeId::of_file(&device, 0, &other).unwrap(), node);
+    assert_ne!(NodeId::of_file(&device, 0, other.as_fd()).unwrap(), node);
     let domains = [&first, &second, &other].map(|file| open(&device, file));
     let target = Target::create(&domains[0]).unwrap();
     let number: QpNumber = target.number();

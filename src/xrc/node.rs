@@ -1,8 +1,9 @@
 //! The id of a node: equal at all processes that have one XRC domain open. A hint, on whose truth
 //! nothing depends (`docs/protocol-xrc.md`, "What identifies a node").
 
+use std::os::fd::BorrowedFd;
+
 use super::calls::{self, Identity};
-use super::file::DomainFile;
 use crate::errno::Result;
 use crate::hash::Hasher;
 use crate::verbs::Device;
@@ -29,15 +30,16 @@ impl NodeId {
     /// authorization key, 0 for none. A machine without a boot id is a node for each process.
     ///
     /// # Errors
-    /// Those of getrandom(2).
-    pub fn of_file(device: &Device, auth: u64, file: &DomainFile) -> Result<Self> {
+    /// Those of fstat(2) and getrandom(2).
+    pub fn of_file(device: &Device, auth: u64, file: BorrowedFd<'_>) -> Result<Self> {
+        let identity = calls::stat(file)?.identity;
         match std::fs::read("/proc/sys/kernel/random/boot_id") {
             Ok(boot) if !boot.is_empty() => Ok(Self::sum(
                 &boot,
                 device.attr().node_guid,
                 calls::user(),
                 auth,
-                file.identity(),
+                identity,
             )),
             _ => Self::random(),
         }

@@ -2,6 +2,7 @@
 //! the host.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use crate::ffi::log::warning;
 use crate::ffi::{alloc, host};
 use weft::conn::Tuning;
 use weft::mr::{CacheConfig, Mode};
+use weft::xrc::Places;
 
 struct Param {
     name: &'static CStr,
@@ -117,6 +119,16 @@ const PARAMS: &[Param] = &[
         help: c"Seconds for which a reliable datagram endpoint tries to connect to a peer, 1 to 3600 (default: 10)",
     },
     Param {
+        name: c"xrcd_path",
+        kind: FI_PARAM_STRING,
+        help: c"Path of the file whose inode the processes of a host share for endpoints on XRC; .msg or .rdm is appended (default: a file in the user's directory below XDG_RUNTIME_DIR, /run/user or /dev/shm)",
+    },
+    Param {
+        name: c"counts",
+        kind: FI_PARAM_STRING,
+        help: c"For tests: file to which each reliable datagram endpoint appends a line with its numbers of connections when it is closed (default: none)",
+    },
+    Param {
         name: c"fault",
         kind: FI_PARAM_STRING,
         help: c"For tests of error handling: panic in the named call, one of domain, mr_reg and cq_open (default: none)",
@@ -144,6 +156,9 @@ pub(crate) struct Values {
     /// Of endpoints with many peers.
     pub(crate) max_links: Option<usize>,
     pub(crate) connect_timeout: Option<Duration>,
+    /// Where the files of XRC domains are, and the file for counts.
+    pub(crate) places: Places,
+    pub(crate) counts: Option<PathBuf>,
     fault: Option<String>,
 }
 
@@ -167,6 +182,11 @@ pub(crate) fn values() -> &'static Values {
         xrc: None,
         max_links: None,
         connect_timeout: None,
+        places: Places {
+            demanded: None,
+            runtime_dir: None,
+        },
+        counts: None,
         fault: None,
     };
     VALUES.get().unwrap_or(&UNSET)
@@ -309,6 +329,13 @@ pub(crate) fn init() {
         xrc: get::<c_int>(c"xrc", 0).map(|on| on != 0),
         max_links: get(c"max_links", 0).filter(|max| *max != 0),
         connect_timeout: connect_timeout(),
+        places: Places {
+            demanded: text(c"xrcd_path").map(PathBuf::from),
+            runtime_dir: std::env::var_os("XDG_RUNTIME_DIR")
+                .filter(|path| !path.is_empty())
+                .map(PathBuf::from),
+        },
+        counts: text(c"counts").map(PathBuf::from),
         fault: text(c"fault"),
     });
 }

@@ -6,18 +6,21 @@
 //! the peer posts is in its error state; then the completion queue is polled until it is empty.
 //! Nothing that the device has acknowledged is lost, and a circuit keeps its other links.
 
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::handshake::ANSWER;
 use super::{Executor, Place, Todo};
-use crate::rdm::circuit_cm::{InitiatorCm, XrcStep};
-use crate::rdm::circuits::{Choice, CircuitKey, Left};
+use crate::log::info_log;
+use crate::rdm::circuit_cm::{InitiatorCm, TargetCm, XrcStep};
+use crate::rdm::circuits::{Choice, CircuitKey, Left, Up};
 use crate::rdm::core::{self, Core};
+use crate::rdm::counts::object;
 use crate::rdm::link::LinkKey;
 use crate::rdm::link_cm::Step;
 use crate::rdm::packet_memory::Slot;
-use crate::rdm::ports::{Failing, HeldTarget, Port};
+use crate::rdm::ports::{Failing, HeldTarget, OfPeer, Port, SECOND, UNUSED, WATCH};
 use crate::rdm::send_queue::Sent;
 use crate::verbs::{QpNumber, Wc};
 use crate::wire::rdm::cm::VERSION;
@@ -57,12 +60,17 @@ impl Executor {
         match choice {
             Choice::Use(circuit, on) => {
                 port.circuit = Some(circuit);
+                self.count_users(circuit);
                 match dials {
                     true => self.request_link(link, Some(on)),
                     false => self.todo.push_back(Todo::Attach(link)),
                 }
             }
-            Choice::Wait(circuit) => port.circuit = Some(circuit),
+            Choice::Wait(circuit) => {
+                port.circuit = Some(circuit);
+                // the acceptor may be stopped
+                self.xrc_step(XrcStep::Look);
+            }
             Choice::Dial(circuit, _) => {
                 port.circuit = Some(circuit);
                 let cm = InitiatorCm::new(&self.shared, circuit);
@@ -105,7 +113,54 @@ impl Executor {
     pub(in crate::rdm) fn leave_circuit(&mut self, circuit: CircuitKey, link: LinkKey) {
         let xrc = self.xrc.as_mut();
         if xrc.is_some_and(|xrc| xrc.circuits.leave(circuit, link)) {
-            self.break_circuit(circuit);
+            let xrc = self.xrc.as_mut();
+            let up = xrc.filter(|xrc| xrc.circuits.is_unused(circuit));
+            match up.and_then(|xrc| xrc.queue_mut(circuit)) {
+                Some(queue) => {
+                    queue.unused_until = Some(Instant::now() + UNUSED);
+                    self.xrc_step(XrcStep::Look);
+                }
+                None => self.break_circuit(circuit),
+            }
+        }
+        self.count_users(circuit);
+    }
+
+    /// Ends the circuits that have had no link for [`UNUSED`].
+    fn end_unused(&mut self, now: Instant) -> Option<Instant> {
+        let xrc = self.xrc.as_mut()?;
+        let mut next: Option<Instant> = None;
+        for circuit in xrc.keys() {
+            let Some(xrc) = &mut self.xrc else {
+                break;
+            };
+            let unused = xrc.circuits.is_unused(circuit);
+            let Some(queue) = xrc.queue_mut(circuit) else {
+                continue;
+            };
+            match queue.unused_until {
+                Some(until) if unused && until > now => {
+                    next = Some(next.map_or(until, |next| next.min(until)));
+                }
+                Some(_) => {
+                    queue.unused_until = None;
+                    if unused {
+                        self.break_circuit(circuit);
+                    }
+                }
+                None => {}
+            }
+        }
+        next
+    }
+
+    /// Links have begun or ended to use a circuit.
+    fn count_users(&mut self, circuit: CircuitKey) {
+        if let Some(xrc) = &mut self.xrc {
+            let users = xrc.circuits.users(circuit);
+            if let Some(queue) = xrc.queue_mut(circuit) {
+                queue.users = users;
+            }
         }
     }
 
@@ -118,6 +173,7 @@ impl Executor {
             return self.todo.push_back(Todo::CircuitNotDialled(circuit));
         }
         if let Some(left) = xrc.circuits.end(circuit) {
+            xrc.counts.circuits_failed += u64::from(!left.links.is_empty());
             self.todo.extend(left.links.into_iter().map(Todo::Broken));
             self.fail_circuit(circuit);
         }
@@ -164,10 +220,26 @@ impl Executor {
             since: Instant::now(),
             done: false,
         });
-        let target = Arc::clone(&held.target);
+        let target = held.target.clone();
+        if let Some(of) = held.of {
+            for link in &held.links {
+                let port = self.links.get_mut(*link).and_then(|on| on.port.as_ref());
+                let Some(port) = port else {
+                    continue;
+                };
+                let newest = xrc.failed.entry(port.address).or_insert(of.number);
+                if newest.is_before(of.number) {
+                    *newest = of.number;
+                }
+            }
+        }
+        xrc.counts.targets_failed += u64::from(!held.links.is_empty());
         self.todo
             .extend(held.links.iter().copied().map(Todo::Broken));
-        self.xrc_step(XrcStep::FailTarget(target));
+        // otherwise when it is opened
+        if let Some(target) = target {
+            self.xrc_step(XrcStep::FailTarget(target));
+        }
     }
 
     /// Moves the target through which the peer sends on a link to its error state.
@@ -220,7 +292,11 @@ impl Executor {
             initiator: qp.qp_number(),
             target: reply.target,
         };
-        let (links, keeps) = xrc.circuits.up(circuit, on);
+        let Up { links, ended } = xrc.circuits.up(circuit, on);
+        if xrc.circuits.get(circuit).is_some() {
+            xrc.counts.circuits += 1;
+            xrc.counts.circuits_most = xrc.counts.circuits_most.max(xrc.circuits.ups());
+        }
         for link in links {
             self.choose_again(link);
         }
@@ -228,10 +304,11 @@ impl Executor {
             .xrc
             .as_ref()
             .is_some_and(|xrc| xrc.circuits.is_unused(circuit));
-        match keeps {
-            true if unused => self.break_circuit(circuit),
-            true => {}
-            false => self.fail_circuit(circuit),
+        if unused {
+            self.break_circuit(circuit);
+        }
+        for circuit in ended {
+            self.fail_circuit(circuit);
         }
     }
 
@@ -354,7 +431,7 @@ impl Executor {
     fn waits_for_room(&mut self, link: LinkKey) -> bool {
         let circuit = self.port_mut(link).and_then(|port| port.circuit);
         let queue = circuit.and_then(|it| self.xrc.as_mut()?.queue_mut(it));
-        queue.is_some_and(|queue| queue.waiting.contains(&link))
+        queue.is_some_and(|queue| queue.is_waiting(link))
     }
 
     /// A packet on a circuit has completed.
@@ -392,15 +469,31 @@ impl Executor {
             return self.break_circuit(circuit);
         }
         let queue = self.xrc.as_mut().and_then(|xrc| xrc.queue_mut(circuit));
-        let Some(queue) = queue.filter(|queue| !queue.waiting.is_empty()) else {
-            return;
-        };
-        for link in std::mem::take(&mut queue.waiting) {
+        if queue.is_some_and(|queue| queue.waiting() != 0) {
+            self.give_turns(core, circuit);
+        }
+    }
+
+    /// Gives the free places of a circuit to the links that wait, one place each in turn, until
+    /// none of them uses one.
+    #[cold]
+    fn give_turns(&mut self, core: &mut Core<Self>, circuit: CircuitKey) {
+        let mut idle = 0;
+        while let Some(queue) = self.xrc.as_mut().and_then(|xrc| xrc.queue_mut(circuit)) {
+            if idle > queue.waiting() {
+                break;
+            }
+            let Some(link) = queue.next_turn() else {
+                break;
+            };
             match self.port_mut(link).map(|port| port.attached) {
                 Some(true) => core.has_room(link, self),
                 Some(false) => self.todo.push_back(Todo::Attach(link)),
                 None => {}
             }
+            let queue = self.xrc.as_mut().and_then(|xrc| xrc.queue_mut(circuit));
+            let used = queue.is_some_and(|queue| queue.end_turn());
+            idle = if used { 0 } else { idle + 1 };
         }
     }
 
@@ -422,14 +515,9 @@ impl Executor {
             self.post_receive(slot);
             return self.unknown_tag(wc.qp_num());
         };
-        let comes_from = match port.from {
-            Some(from) => from.get() == wc.qp_num(),
-            // only ATTACH, through a target of the peer
-            None => QpNumber::new(wc.qp_num())
-                .and_then(|through| xrc.targets.get(&through))
-                .is_some_and(|held| port.peer == Some(held.peer)),
-        };
-        if !comes_from {
+        let attached = port.from.is_some();
+        // before ATTACH each target of the node can be that of the peer
+        if port.from.is_some_and(|from| from.get() != wc.qp_num()) {
             self.post_receive(slot);
             return self.unknown_tag(wc.qp_num());
         }
@@ -438,21 +526,20 @@ impl Executor {
             true => None,
             false => Packet::decode(&self.memory.bytes(&slot)[..total], total).ok(),
         };
-        let Some(packet) = packet else {
-            return core.violated(link, Place::Slot(slot), self);
-        };
-        let known = match (port.from, &packet.body) {
-            (Some(_), body) => !matches!(body, Body::Attach(_)),
-            (None, Body::Attach(attach)) => {
+        let known = match packet.as_ref().map(|packet| &packet.body) {
+            Some(Body::Attach(attach)) => {
                 let attach = *attach;
-                self.attached_by_peer(link, &attach, wc.qp_num())
+                !attached && self.attached_by_peer(link, &attach, wc.qp_num())
             }
-            (None, _) => false,
+            _ => attached,
         };
         if !known {
             self.post_receive(slot);
             return self.unknown_tag(wc.qp_num());
         }
+        let Some(packet) = packet else {
+            return core.violated(link, Place::Slot(slot), self);
+        };
         if let Some(port) = self.port_mut(link) {
             port.used = true;
         }
@@ -460,38 +547,65 @@ impl Executor {
         core.arrived(link, &packet, Place::Slot(slot), self);
     }
 
-    /// ATTACH of the acceptor of a link has arrived through a target. `false`: it names another
-    /// one, or one that this side does not hold.
+    /// ATTACH of the acceptor of a link has arrived through a target, which this endpoint opens, if
+    /// it does not hold it. `false`: it names another target, or another circuit than that which
+    /// the target is known to have.
     fn attached_by_peer(&mut self, link: LinkKey, attach: &Attach, through: u32) -> bool {
-        let Some(xrc) = &mut self.xrc else {
-            return false;
-        };
         let port = self.links.get_mut(link).and_then(|on| on.port.as_mut());
-        let (Some(port), Some(held)) = (port, xrc.targets.get_mut(&attach.target)) else {
+        let Some((port, xrc)) = port.zip(self.xrc.as_mut()) else {
             return false;
         };
-        let fits = attach.target.get() == through
-            && port.peer == Some(held.peer)
-            && (held.number, held.initiator) == (attach.circuit, attach.initiator);
-        if fits {
-            port.from = Some(attach.target);
-            held.links.push(link);
-            // it has arrived before the target has failed
-            match held.failing {
-                Some(Failing { done: true, .. }) => self.todo.push_back(Todo::Silenced(link)),
-                Some(_) => self.todo.push_back(Todo::Broken(link)),
-                None => {}
-            }
+        let (number, Some(peer)) = (attach.target, port.peer) else {
+            return false;
+        };
+        let of = OfPeer {
+            peer,
+            number: attach.circuit,
+            initiator: attach.initiator,
+        };
+        let known = xrc.targets.get(&number);
+        // a claim in a request may be about an earlier target with this number
+        let certain = known.filter(|held| held.target.is_some() || !held.links.is_empty());
+        let fits = certain.is_none_or(|held| held.of.is_none_or(|known| known == of));
+        if number.get() != through || !fits {
+            return false;
         }
-        fits
+        port.from = Some(number);
+        let shared = &self.shared;
+        let mut opens = None;
+        let held = xrc.targets.entry(number).or_insert_with(|| {
+            let cm = TargetCm::new(shared);
+            opens = Some(Arc::clone(&cm));
+            HeldTarget::opening(cm, Some(of))
+        });
+        held.of = Some(of);
+        let failing = held.failing;
+        xrc.use_target(number, link);
+        // it has arrived before the target has failed
+        match failing {
+            Some(Failing { done: true, .. }) => self.todo.push_back(Todo::Silenced(link)),
+            Some(_) => self.todo.push_back(Todo::Broken(link)),
+            None => {}
+        }
+        if let Some(cm) = opens {
+            self.xrc_step(XrcStep::OpenTarget(cm, number, Some(attach.initiator)));
+        }
+        true
     }
 
     /// A packet with an unknown tag has arrived through a target, which is of no use to its sender.
     #[cold]
     fn unknown_tag(&mut self, through: u32) {
-        if let Some(number) = QpNumber::new(through) {
-            self.break_target(number);
+        let Some((number, xrc)) = QpNumber::new(through).zip(self.xrc.as_mut()) else {
+            return;
+        };
+        xrc.counts.unknown_tags += 1;
+        if let Entry::Vacant(place) = xrc.targets.entry(number) {
+            let cm = TargetCm::new(&self.shared);
+            place.insert(HeldTarget::opening(Arc::clone(&cm), None));
+            self.xrc_step(XrcStep::OpenTarget(cm, number, None));
         }
+        self.break_target(number);
     }
 
     /// Begins to end a link: nothing more is posted.
@@ -601,6 +715,10 @@ impl Executor {
             .chain(self.end_silent_circuits(core, now))
             .min();
         next = next.into_iter().chain(self.choose_after_pauses(now)).min();
+        next = next.into_iter().chain(self.dial_seconds(now)).min();
+        next = next.into_iter().chain(self.watch_circuits(now)).min();
+        next = next.into_iter().chain(self.end_unused(now)).min();
+        self.arm_receives();
         let xrc = self.xrc.as_mut()?;
         let mut later = |time: Instant| next = Some(next.map_or(time, |it: Instant| it.min(time)));
         let mut steps = Vec::new();
@@ -635,25 +753,23 @@ impl Executor {
         // one through which the peer may have posted ends when all that has arrived was processed
         let closes = |held: &HeldTarget| {
             let done = held.failing.is_some_and(|failing| failing.done);
-            empty && done && held.links.is_empty()
+            let unused = held.failing.is_none() && held.target.is_some();
+            let unused = unused && now >= held.loose_since + LOOSE;
+            held.is_loose() && (empty && done || unused)
         };
         for (_, held) in xrc.targets.extract_if(|_, held| closes(held)) {
             steps.push(XrcStep::CloseTarget(held.cm, held.target));
         }
-        let mut unused = Vec::new();
-        for (number, held) in &xrc.targets {
+        for held in xrc.targets.values().filter(|held| held.is_loose()) {
             match held.failing {
-                Some(_) if held.links.is_empty() => later(now + PAUSES.0),
-                None if held.links.is_empty() && now >= held.loose_since + LOOSE => {
-                    unused.push(*number);
-                }
-                None if held.links.is_empty() => later(held.loose_since + LOOSE),
-                _ => {}
+                Some(_) => later(now + PAUSES.0),
+                None => later(held.loose_since + LOOSE),
             }
         }
-        for number in unused {
-            self.break_target(number);
+        for (_, cm, number, initiator) in xrc.reopens.extract_if(.., |(time, ..)| *time <= now) {
+            steps.push(XrcStep::OpenTarget(cm, number, initiator));
         }
+        xrc.reopens.iter().for_each(|(time, ..)| later(*time));
         self.steps.extend(steps.into_iter().map(Step::Xrc));
         next
     }
@@ -678,6 +794,80 @@ impl Executor {
         next
     }
 
+    /// Ends circuits on which no request completes although the device reports no error: the
+    /// process that has the first one is stopped and has no receive, and the others wait for it.
+    fn watch_circuits(&mut self, now: Instant) -> Option<Instant> {
+        let xrc = self.xrc.as_mut()?;
+        let mut watches = false;
+        let stalled = xrc.watch(now, &mut watches);
+        for circuit in stalled {
+            info_log!(EpData, "circuit {circuit:?} does not proceed");
+            self.break_circuit(circuit);
+        }
+        watches.then_some(now + WATCH)
+    }
+
+    /// A request was posted to a circuit that the driver does not watch yet: it begins.
+    #[cold]
+    pub(super) fn begin_watch(&mut self) {
+        self.xrc_step(XrcStep::Look);
+    }
+
+    /// Makes the device report when the receives run out, at a quarter of those that are posted.
+    fn arm_receives(&mut self) {
+        let (posted, srq) = (self.receives_posted, Arc::clone(&self.objects.srq));
+        let Some(xrc) = &mut self.xrc else {
+            return;
+        };
+        let limit = (posted / 4) as u32;
+        if limit >= 4 && limit >= 2 * xrc.limit {
+            xrc.limit = limit;
+            self.xrc_step(XrcStep::Arm(srq, limit));
+        }
+    }
+
+    /// Fewer receives are posted than the limit that was set. The driver takes what has arrived and
+    /// posts receives; as many again may be needed.
+    pub(in crate::rdm) fn receives_low(&mut self) {
+        if let Some(xrc) = &mut self.xrc {
+            xrc.limit = 0;
+            xrc.counts.receives_low += 1;
+        }
+        self.receives_limit = (self.receives_limit * 2).min(self.max_receives);
+        self.xrc_step(XrcStep::Look);
+    }
+
+    /// Dials further circuits for links that wait for one whose acceptor does not answer.
+    fn dial_seconds(&mut self, now: Instant) -> Option<Instant> {
+        let xrc = self.xrc.as_mut()?;
+        let mut next: Option<Instant> = None;
+        for key in xrc.keys() {
+            let Some(xrc) = &mut self.xrc else {
+                break;
+            };
+            if !xrc.circuits.has_waiting(key) {
+                continue;
+            }
+            let at = xrc.queue_mut(key).map_or(now, |queue| queue.second_at);
+            if at > now {
+                next = Some(next.map_or(at, |next| next.min(at)));
+                continue;
+            }
+            if let Some(queue) = xrc.queue_mut(key) {
+                queue.second_at = now + SECOND;
+            }
+            let links = &mut self.links;
+            let ports = |link| Some(links.get_mut(link)?.port.as_ref()?.address);
+            let second = xrc.circuits.dial_second(key, ports);
+            if let Some((link, choice)) = second {
+                xrc.counts.second_requests += 1;
+                self.follow(link, choice);
+                next = Some(next.map_or(now + SECOND, |next| next.min(now + SECOND)));
+            }
+        }
+        next
+    }
+
     /// Accepted links whose circuits could not be dialled choose again.
     fn choose_after_pauses(&mut self, now: Instant) -> Option<Instant> {
         let xrc = self.xrc.as_mut()?;
@@ -687,6 +877,21 @@ impl Executor {
         }
         let xrc = self.xrc.as_ref()?;
         xrc.retries.iter().map(|(time, _)| *time).min()
+    }
+
+    /// What was counted, as a line of JSON.
+    pub(in crate::rdm) fn counts(&self) -> String {
+        let protocol = if self.xrc.is_some() { "xrc" } else { "rc" };
+        let mut members = vec![
+            ("pid", std::process::id().to_string()),
+            ("protocol", format!("\"{protocol}\"")),
+            ("links_most", self.links.most().to_string()),
+        ];
+        if let Some(xrc) = &self.xrc {
+            members.push(("node", xrc.node.get().to_string()));
+            members.extend(xrc.counts.members());
+        }
+        object(&members)
     }
 
     /// Whether packets without number may not have reached their peers.
@@ -702,7 +907,9 @@ impl Executor {
         };
         let mut steps = Vec::new();
         for (_, held) in xrc.targets.drain() {
-            steps.push(XrcStep::FailTarget(Arc::clone(&held.target)));
+            // peers may post to this endpoint; others of the node may use the target
+            let target = held.target.iter().filter(|_| !held.links.is_empty());
+            steps.extend(target.cloned().map(XrcStep::FailTarget));
             steps.push(XrcStep::CloseTarget(held.cm, held.target));
         }
         for circuit in xrc.keys() {

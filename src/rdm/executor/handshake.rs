@@ -6,16 +6,17 @@ use std::time::{Duration, Instant};
 use super::{Executor, Todo};
 use crate::conn::ConnectRequest;
 use crate::log::warn_log;
-use crate::rdm::circuit_cm::{Held, LinkSidr, TargetCm, XrcStep};
+use crate::rdm::circuit_cm::{Held, LinkSidr, NoTarget, TargetCm, XrcStep};
 use crate::rdm::circuits::CircuitKey;
 use crate::rdm::core::{self, Core};
 use crate::rdm::link::LinkKey;
 use crate::rdm::link_cm::Step;
-use crate::rdm::ports::{HeldTarget, Port};
-use crate::verbs::{Qp, Target};
+use crate::rdm::ports::{Failing, HeldTarget, OfPeer, Port};
+use crate::verbs::{Qp, QpNumber, Target};
 use crate::wire::rdm::cm::VERSION;
 use crate::wire::rdm::xrc::{
-    CircuitReply, CircuitRequest, Inbox, LinkRejection, LinkReply, LinkRequest, OnCircuit, Presence,
+    CircuitNumber, CircuitReply, CircuitRequest, Inbox, LinkRejection, LinkReply, LinkRequest,
+    OnCircuit, Presence,
 };
 use crate::wire::rdm::{Bad, EndpointId, Epoch, Listener, Reason, Rejection, Reply, Request};
 
@@ -24,6 +25,8 @@ pub(super) const ANSWER: Duration = Duration::from_secs(3);
 /// How many targets without links are held for circuits of one endpoint, and in all.
 const LOOSE_OF_ONE: usize = 4;
 const LOOSE_OF_ALL: usize = 64;
+/// After this time the device is asked again for a target that it could not open.
+const REOPEN: Duration = Duration::from_millis(10);
 
 impl Executor {
     /// Dials a link: chooses a circuit first.
@@ -47,6 +50,7 @@ impl Executor {
             return;
         };
         let (node, srq) = (xrc.node, xrc.srq);
+        let ended = circuit.and_then(|on| xrc.circuits.ended_before(on.node));
         let Some(port) = self.links.get_mut(link).and_then(|on| on.port.as_mut()) else {
             return;
         };
@@ -57,11 +61,14 @@ impl Executor {
             request,
             node,
             circuit,
-            ended: None,
+            ended,
             inbox: Inbox { srq, tag: port.tag },
             presence: Presence::default(),
-            failed: None,
+            failed: xrc.failed.get(&port.address).copied(),
         };
+        if let Some(xrc) = &mut self.xrc {
+            xrc.counts.link_requests += 1;
+        }
         let sidr = LinkSidr::new(&self.shared, link, &request);
         let limit = Instant::now() + ANSWER;
         let former = port.exchange.replace((Arc::clone(&sidr), limit));
@@ -94,6 +101,9 @@ impl Executor {
         failure: core::Failure,
     ) {
         self.end_exchange(link);
+        if let Some(xrc) = &mut self.xrc {
+            xrc.counts.link_failures += 1;
+        }
         let port = self.port_mut(link).filter(|port| port.circuit.is_none());
         let address = port.map(|port| port.address);
         match (address, &mut self.xrc, failure) {
@@ -133,8 +143,11 @@ impl Executor {
             port.inbox = Some(answer.inbox);
             port.peer = Some(answer.reply.id);
             port.attached = circuit.is_some();
+            self.peer_ended(answer.reply.id, answer.ended);
             if let Some(xrc) = &mut self.xrc {
+                xrc.failed.remove(&address);
                 xrc.circuits.learn(address, answer.node);
+                xrc.counts.link_replies += 1;
             }
             let reply = circuit.map(|_| answer.reply);
             return core.replied_with(link, reply, self);
@@ -146,11 +159,16 @@ impl Executor {
         let fits = port.request.map(|request| request.epoch) == answer.rejection.epoch;
         if answer.rejection.reason == Reason::Node && fits {
             port.circuit = None;
+            let xrc = self.xrc.as_mut();
+            let choice = xrc.map(|xrc| {
+                xrc.counts.nodes += 1;
+                let circuits = &mut xrc.circuits;
+                circuits.elsewhere(link, address, answer.node, circuit)
+            });
             if let Some(circuit) = circuit {
                 self.leave_circuit(circuit, link);
             }
-            if let Some(xrc) = &mut self.xrc {
-                let choice = xrc.circuits.elsewhere(link, address, answer.node, circuit);
+            if let Some(choice) = choice {
                 self.follow(link, choice);
             }
             return;
@@ -173,6 +191,7 @@ impl Executor {
             return None;
         }
         queue.qp = Some(Arc::clone(qp));
+        xrc.counts.circuit_requests += 1;
         Some(CircuitRequest {
             number,
             id,
@@ -257,12 +276,12 @@ impl Executor {
     /// that are to be created. Anybody who reaches the port can ask for them.
     fn has_loose_targets(&self, id: EndpointId) -> bool {
         let targets = self.xrc.iter().flat_map(|xrc| xrc.targets.values());
-        let loose = targets.filter(|held| held.links.is_empty());
+        let loose = targets.filter(|held| held.is_loose());
         let coming = self.steps.iter().filter_map(|step| match step {
             Step::Xrc(XrcStep::AcceptCircuit(_, request)) => Some(request.id),
             _ => None,
         });
-        let all = loose.map(|held| held.peer).chain(coming);
+        let all = loose.filter_map(|held| Some(held.of?.peer)).chain(coming);
         let (mut of_all, mut of_one) = (0, 0);
         for of in all {
             of_all += 1;
@@ -279,17 +298,21 @@ impl Executor {
         request: &CircuitRequest,
     ) -> Option<CircuitReply> {
         let xrc = self.xrc.as_mut()?;
-        let held = HeldTarget {
-            target: Arc::clone(target),
-            cm: Arc::clone(cm),
+        let of = OfPeer {
             peer: request.id,
             number: request.number,
             initiator: request.initiator,
-            links: Vec::new(),
-            loose_since: Instant::now(),
-            failing: None,
         };
-        xrc.targets.insert(target.number(), held);
+        let held = HeldTarget {
+            target: Some(Arc::clone(target)),
+            ..HeldTarget::opening(Arc::clone(cm), Some(of))
+        };
+        // one with this number that is being opened does not exist
+        xrc.counts.circuits_accepted += 1;
+        if let Some(former) = xrc.targets.insert(target.number(), held) {
+            self.refuse_requests(former.requests);
+        }
+        let xrc = self.xrc.as_ref()?;
         Some(CircuitReply {
             number: request.number,
             node: xrc.node,
@@ -327,18 +350,126 @@ impl Executor {
             return;
         };
         let inner = request.request;
-        let decided = inner.auth != xrc.auth || inner.id == xrc.id;
-        if !decided && !self.holds(&request) {
+        if inner.auth == xrc.auth && inner.id != xrc.id && !self.holds(&request) {
+            return self.request_elsewhere(held, request);
+        }
+        core.request(Held::Link(held, Box::new(request)), &inner, self);
+    }
+
+    /// A request for a link that names no circuit, or one whose target this endpoint does not hold:
+    /// it is opened, unless this endpoint knows the number as that of another target.
+    fn request_elsewhere(&mut self, held: ConnectRequest, request: LinkRequest) {
+        let (Some(on), Some(xrc)) = (request.circuit, &mut self.xrc) else {
+            return self.refuse_requests(vec![(held, Box::new(request))]);
+        };
+        let of = OfPeer::of(&request.request, &on);
+        match xrc.targets.get_mut(&on.target) {
+            Some(known) if known.target.is_none() && known.failing.is_none() => {
+                known.requests.push((held, Box::new(request)));
+            }
+            Some(_) => self.refuse_requests(vec![(held, Box::new(request))]),
+            None => {
+                let cm = TargetCm::new(&self.shared);
+                let mut opening = HeldTarget::opening(Arc::clone(&cm), Some(of));
+                opening.requests.push((held, Box::new(request)));
+                xrc.targets.insert(on.target, opening);
+                self.xrc_step(XrcStep::OpenTarget(cm, on.target, Some(on.initiator)));
+            }
+        }
+    }
+
+    /// A peer has ended its circuits with numbers before this one: nothing that was posted to them is
+    /// to have an effect any more. Their targets are moved to their error state.
+    fn peer_ended(&mut self, peer: EndpointId, before: Option<CircuitNumber>) {
+        let Some((xrc, before)) = self.xrc.as_ref().zip(before) else {
+            return;
+        };
+        let ended = |held: &HeldTarget| {
+            let of = held.of.filter(|of| of.peer == peer);
+            of.is_some_and(|of| of.number.is_before(before)) && held.failing.is_none()
+        };
+        let targets = xrc.targets.iter().filter(|(_, held)| ended(held));
+        for number in targets.map(|(number, _)| *number).collect::<Vec<_>>() {
+            self.break_target(number);
+        }
+    }
+
+    /// Answers requests for links with NODE.
+    pub(super) fn refuse_requests(&mut self, requests: Vec<(ConnectRequest, Box<LinkRequest>)>) {
+        for (held, request) in requests {
+            let Some(xrc) = &self.xrc else {
+                return;
+            };
             let rejection = Rejection {
                 version: VERSION,
-                epoch: Some(inner.epoch),
+                epoch: Some(request.request.epoch),
                 id: xrc.id,
                 newest: None,
                 reason: Reason::Node,
             };
-            return self.reject_link(held, &rejection);
+            self.reject_link(held, &rejection);
         }
-        core.request(Held::Link(held, Box::new(request)), &inner, self);
+    }
+
+    /// A target was opened, or cannot be. Returns whether it is held.
+    pub(in crate::rdm) fn target_opened(
+        &mut self,
+        core: &mut Core<Self>,
+        number: QpNumber,
+        opened: std::result::Result<Arc<Target>, NoTarget>,
+    ) -> bool {
+        let xrc = self.xrc.as_mut();
+        let held = xrc.and_then(|xrc| xrc.targets.get_mut(&number));
+        let Some(held) = held.filter(|held| held.target.is_none()) else {
+            return false;
+        };
+        let is_held = opened.is_ok();
+        let requests = std::mem::take(&mut held.requests);
+        match opened {
+            Ok(target) => {
+                held.target = Some(Arc::clone(&target));
+                held.loose_since = Instant::now();
+                if held.failing.is_some() {
+                    self.xrc_step(XrcStep::FailTarget(target));
+                }
+            }
+            Err(NoTarget::Gone) => {
+                // it acknowledges nothing
+                held.failing = Some(Failing {
+                    since: Instant::now(),
+                    done: true,
+                });
+                for link in held.links.clone() {
+                    core.silenced(link, self);
+                }
+            }
+            // what the links of the peer need, or the sender of a packet with an unknown tag
+            Err(NoTarget::Unknown) if !held.links.is_empty() || held.failing.is_some() => {
+                let (cm, initiator) = (Arc::clone(&held.cm), held.of.map(|of| of.initiator));
+                if let Some(xrc) = &mut self.xrc {
+                    let time = Instant::now() + REOPEN;
+                    xrc.reopens.push((time, cm, number, initiator));
+                }
+                self.xrc_step(XrcStep::Look);
+            }
+            Err(NoTarget::Unknown) => {
+                held.failing = Some(Failing {
+                    since: Instant::now(),
+                    done: true,
+                });
+            }
+        }
+        for (held, request) in requests {
+            if let Some(answer) = self.reply_to(&request) {
+                self.xrc_step(XrcStep::AnswerLink(held, answer, None));
+            } else if self.holds(&request) {
+                let inner = request.request;
+                core.request(Held::Link(held, request), &inner, self);
+            } else {
+                self.refuse_requests(vec![(held, request)]);
+            }
+        }
+        is_held
     }
 
     /// The reply to a request that the connection manager has repeated: its link was accepted, and
@@ -351,15 +482,14 @@ impl Executor {
         (of == request).then(|| reply.clone())
     }
 
-    /// Whether the circuit that a link request names leads to this endpoint.
+    /// Whether this endpoint holds the target of the circuit that a link request names.
     pub(super) fn holds(&self, request: &LinkRequest) -> bool {
         let targets = self.xrc.as_ref().map(|xrc| &xrc.targets);
         let named = request.circuit.zip(targets);
         named.is_some_and(|(on, targets)| {
+            let of = OfPeer::of(&request.request, &on);
             targets.get(&on.target).is_some_and(|held| {
-                held.failing.is_none()
-                    && held.peer == request.request.id
-                    && (held.number, held.initiator) == (on.number, on.initiator)
+                held.target.is_some() && held.failing.is_none() && held.of == Some(of)
             })
         })
     }
@@ -403,21 +533,31 @@ impl Executor {
             };
             return self.reject_link(held, &rejection);
         };
+        let ended = xrc.circuits.ended_before(request.node);
+        let failed = request.failed;
+        let failed = failed.and_then(|number| xrc.circuits.find(number, request.node));
+        // the peer gets the reply when the targets are in their error state
+        self.peer_ended(request.request.id, request.ended);
+        if let Some(circuit) = failed {
+            self.break_circuit(circuit);
+        }
+        let Some(xrc) = &mut self.xrc else {
+            return;
+        };
         let mut port = Port::new(tag, request.request.listener);
         port.inbox = Some(request.inbox);
         port.from = Some(on.target);
         port.peer = Some(request.request.id);
         port.node = Some(request.node);
-        if let Some(held) = xrc.targets.get_mut(&on.target) {
-            held.links.push(link);
-        }
+        xrc.use_target(on.target, link);
+        xrc.counts.links_accepted += 1;
         xrc.accepted.insert(request.request.id, link);
         let reply = LinkReply {
             reply: *reply,
             presence: Presence::default(),
             node,
             inbox: Inbox { srq, tag },
-            ended: None,
+            ended,
         };
         let answer = reply.encode().to_vec();
         port.reply = Some(Box::new((*request, answer.clone())));
@@ -439,6 +579,9 @@ impl Executor {
             match exchange.map(|(_, limit)| *limit) {
                 Some(limit) if limit <= now => {
                     self.end_exchange(link);
+                    if let Some(xrc) = &mut self.xrc {
+                        xrc.counts.link_failures += 1;
+                    }
                     self.not_dialled(core, link, core::Failure::Silent);
                 }
                 Some(limit) => next = Some(next.map_or(limit, |next| next.min(limit))),

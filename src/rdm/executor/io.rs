@@ -32,8 +32,16 @@ impl Io for Executor {
     }
 
     fn has_place(&mut self) -> bool {
-        let lingering = self.xrc.as_ref().map_or(0, |xrc| xrc.lingering);
-        self.links.len() - lingering < self.max_links
+        match &self.xrc {
+            None => self.links.len() < self.max_links,
+            Some(xrc) => xrc.places_used() < self.max_links,
+        }
+    }
+
+    fn node_of(&mut self, link: LinkKey) -> Option<u64> {
+        let address = self.port_mut(link)?.address;
+        let node = self.xrc.as_ref()?.circuits.node(address)?;
+        Some(node.get())
     }
 
     fn accept(&mut self, link: LinkKey, held: Held, reply: &Reply) {
@@ -74,7 +82,12 @@ impl Io for Executor {
             return post;
         }
         match self.post_packet(link, header, op, form) {
-            Some(()) => Post::Posted,
+            Some(()) => {
+                if self.xrc.as_mut().is_some_and(|xrc| xrc.take_look()) {
+                    self.begin_watch();
+                }
+                Post::Posted
+            }
             None => Post::Refused,
         }
     }

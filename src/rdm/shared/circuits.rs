@@ -7,10 +7,11 @@ use crate::errno::{FiErrno, Result};
 use crate::rdm::circuit_cm::TargetCm;
 use crate::rdm::circuits::CircuitKey;
 use crate::rdm::ports::CIRCUIT_DEPTH;
-use crate::verbs::{Qp, QpConfig, Target};
+use crate::verbs::{Qp, QpConfig, QpNumber, Target};
 use crate::wire::rdm::cm::VERSION;
 use crate::wire::rdm::xrc::{CircuitReply, CircuitRequest};
 use crate::wire::rdm::{Epoch, Reason, Rejection};
+use crate::xrc::XrcDomain;
 
 impl Shared {
     /// Creates the initiator of a circuit.
@@ -51,14 +52,20 @@ impl Shared {
         xrc.queue_mut(circuit)?.qp.clone()
     }
 
+    fn xrc_domain(&self) -> Result<Arc<XrcDomain>> {
+        let guard = self.lock();
+        let xrc = guard.as_ref().and_then(|state| state.io.xrc.as_ref());
+        Ok(Arc::clone(&xrc.ok_or(FiErrno::EOPBADSTATE)?.domain))
+    }
+
     /// Creates a target.
     pub(in crate::rdm) fn create_target(&self) -> Result<Target> {
-        let domain = {
-            let guard = self.lock();
-            let xrc = guard.as_ref().and_then(|state| state.io.xrc.as_ref());
-            Arc::clone(&xrc.ok_or(FiErrno::EOPBADSTATE)?.domain)
-        };
-        Target::create(&domain)
+        Target::create(self.xrc_domain()?.xrcd())
+    }
+
+    /// Opens a target of the node.
+    pub(in crate::rdm) fn open_target(&self, number: QpNumber) -> Result<Target> {
+        Target::open(self.xrc_domain()?.xrcd(), number)
     }
 
     /// Adds the target of a circuit. `None`: the endpoint is closed.

@@ -9,6 +9,7 @@ mod contexts;
 mod endpoints;
 mod links;
 mod net;
+mod nodes;
 mod pull;
 mod rings;
 mod rma;
@@ -101,6 +102,7 @@ fn a_broken_network_loses_and_repeats_nothing() {
             halves: false,
             rings: random.one_in(2),
             circuits: false,
+            shared: false,
         };
         try_seed("a_broken_network", seed, plan);
     }
@@ -129,6 +131,7 @@ fn broken_circuits_lose_and_repeat_nothing() {
             halves: false,
             rings: false,
             circuits: true,
+            shared: random.one_in(2),
         };
         try_seed("tests::broken_circuits", seed, plan);
     }
@@ -157,6 +160,7 @@ fn a_peer_on_circuits_that_cannot_be_reached_returns() {
             halves: true,
             rings: false,
             circuits: true,
+            shared: random.one_in(2),
         };
         try_seed("a_peer_on_circuits", seed, plan);
     }
@@ -184,6 +188,7 @@ fn a_peer_that_cannot_be_reached_fails_and_returns() {
             halves: random.one_in(3),
             rings: random.one_in(2),
             circuits: false,
+            shared: false,
         };
         try_seed("a_peer_that_cannot", seed, plan);
     }
@@ -212,6 +217,7 @@ fn a_broken_link_is_noticed_while_something_is_awaited() {
             halves: true,
             rings: random.one_in(2),
             circuits: false,
+            shared: false,
         };
         try_seed("a_broken_link_is_noticed", seed, plan);
     }
@@ -233,6 +239,7 @@ const CALM: Plan = Plan {
     halves: false,
     rings: false,
     circuits: false,
+    shared: false,
 };
 
 #[test]

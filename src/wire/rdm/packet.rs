@@ -168,7 +168,7 @@ pub struct Payload {
     pub len: u32,
 }
 
-/// The steps of an eviction.
+/// The steps of an eviction, and the end of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Close {
     /// The sender asks whether it may end the link.
@@ -179,6 +179,8 @@ pub enum Close {
     Refuse,
     /// The sender asks as [`Self::Ask`], also if the link is in use.
     Yield,
+    /// The endpoint of the sender is being closed, which posts nothing more. On circuits alone.
+    End,
 }
 
 /// The contents of a packet, by kind.
@@ -636,6 +638,7 @@ impl Source<'_> {
                     1 => Close::Accept,
                     2 => Close::Refuse,
                     3 => Close::Yield,
+                    4 => Close::End,
                     _ => return Err(Bad::Value),
                 })
             }

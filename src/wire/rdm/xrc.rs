@@ -51,6 +51,11 @@ impl CircuitNumber {
     /// The first circuit of an endpoint.
     pub const FIRST: Self = Self(NonZeroU32::MIN);
 
+    /// Whether a circuit with this number was dialled before another one.
+    pub const fn is_before(self, other: Self) -> bool {
+        (other.get().wrapping_sub(self.get()) as i32) > 0
+    }
+
     /// The number of the next circuit; 1 follows 2^32 - 1.
     #[must_use]
     pub const fn next(self) -> Self {

@@ -1,5 +1,5 @@
 //! Links on circuits in the network in memory. A circuit carries the requests of all links of one
-//! endpoint to another one, in order. It can fail at any request: what is under way is flushed, and
+//! endpoint to the endpoints of a node, in order. It can fail at any request: what is under way is flushed, and
 //! may still arrive. A target can fail for all its links. Each endpoint has one completion queue,
 //! and finds the link of a packet when it polls it.
 
@@ -10,7 +10,7 @@ use crate::rdm::link::LinkKey;
 use crate::verbs::QpNumber;
 use crate::wire::rdm::packet::Attach;
 use crate::wire::rdm::xrc::CircuitNumber;
-use crate::wire::rdm::{Body, Number, Packet};
+use crate::wire::rdm::{Body, Epoch, Listener, Number, Packet, Reply, Request};
 
 /// A packet on a circuit: the sender's side of its connection, which stands for the tag.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ struct Carried {
 
 pub(super) struct Circuit {
     from: usize,
-    /// The endpoint that has the shared receive queue; a successor can get its number.
+    /// The node of the target.
     to: usize,
     /// The initiator is in its error state.
     err: bool,
@@ -64,8 +64,29 @@ impl World {
         self.later(Event::OnCircuit(event));
     }
 
-    /// A circuit between two endpoints that its initiator can use.
+    /// The node of an endpoint.
+    fn node_of(&self, endpoint: usize) -> usize {
+        let place = usize::from(self.nodes[endpoint].listener.port()) - 1000;
+        match self.plan.shared {
+            true => place / 2,
+            false => place,
+        }
+    }
+
+    /// The endpoint that gets the packets of a side of a connection: a successor of the other side
+    /// can have got the number of its receive queue.
+    fn receiver(&self, conn: usize, side: usize) -> Option<usize> {
+        let conn = &self.conns[conn];
+        let meant = match side {
+            0 => conn.acceptor,
+            _ => Some(conn.dialler),
+        };
+        self.inboxes[meant?].filter(|at| self.nodes[*at].alive)
+    }
+
+    /// A circuit from an endpoint to the node of another one that its initiator can use.
     fn circuit(&mut self, from: usize, to: usize) -> usize {
+        let to = self.node_of(to);
         let usable = |it: &Circuit| (it.from, it.to, it.err) == (from, to, false);
         self.circuits.iter().position(usable).unwrap_or_else(|| {
             self.circuits.push(Circuit {
@@ -94,7 +115,7 @@ impl World {
         };
         self.conns[conn].circuit[0] = Some(circuit);
         let it = &self.circuits[circuit];
-        let leads = it.to == node && !it.err && !it.target_err;
+        let leads = it.to == self.node_of(node) && !it.err && !it.target_err;
         if !leads {
             // NODE by the creator of the target
             self.on_circuit(OnCircuit::Fails(circuit));
@@ -168,10 +189,11 @@ impl World {
     pub(super) fn probe_circuit(&mut self, node: usize, link: LinkKey) {
         let (conn, side) = self.nodes[node].links[&link.number()];
         let other = self.side(conn, 1 - side).map(|(other, _)| other);
+        let there = other.is_some() && self.receiver(conn, side) == other;
         let circuit = self.conns[conn].circuit[side];
         if let Some(circuit) = circuit {
             let it = &self.circuits[circuit];
-            if it.target_err || Some(it.to) != other {
+            if it.target_err || !there {
                 self.on_circuit(OnCircuit::Fails(circuit));
             }
         }
@@ -195,9 +217,10 @@ impl World {
     }
 
     pub(super) fn break_circuits_between(&mut self, ends: [usize; 2]) {
+        let nodes = ends.map(|end| self.node_of(end));
         for circuit in 0..self.circuits.len() {
             let it = &self.circuits[circuit];
-            if ends.contains(&it.from) && ends.contains(&it.to) && !it.err {
+            if ends.contains(&it.from) && nodes.contains(&it.to) && !it.err {
                 self.fail_one(circuit);
             }
         }
@@ -205,15 +228,102 @@ impl World {
 
     /// An endpoint has ended. A target may live on, and lead to the successor.
     pub(super) fn replace_on_circuits(&mut self, old: usize, new: usize) {
+        self.inboxes[old] = self.random.one_in(2).then_some(new);
+        let node = self.node_of(old);
         for circuit in 0..self.circuits.len() {
-            let lives = self.random.one_in(2);
+            let lives = self.plan.shared || self.random.one_in(2);
             let it = &mut self.circuits[circuit];
             it.err |= it.from == old;
-            match lives {
-                _ if it.to != old => {}
-                true => it.to = new,
-                false => it.target_err = true,
+            // of a node with one endpoint: the target is held by nobody else
+            it.target_err |= it.to == node && !lives;
+        }
+    }
+
+    /// An endpoint is closed: it informs its peers, waits at most 1 s until they post nothing more,
+    /// and is replaced.
+    pub(super) fn leave(&mut self, listener: Listener) {
+        let node = self.at[&listener];
+        self.call(node, |core, hands| core.leave(hands));
+        let time = self.now + 1_000 * MS;
+        self.at(time, Event::Left(listener));
+    }
+
+    pub(super) fn left(&mut self, listener: Listener) {
+        let node = self.at[&listener];
+        if !self.nodes[node].core.has_left() {
+            // it was killed meanwhile
+            return;
+        }
+        for circuit in 0..self.circuits.len() {
+            let open = |(conn, side): &(usize, usize)| {
+                let conn: &Conn = &self.conns[*conn];
+                conn.bound[*side] == Some(circuit)
+            };
+            if self.nodes[node].links.values().any(open) {
+                self.circuits[circuit].target_err = true;
             }
+        }
+        while !self.nodes[node].cq.is_empty() {
+            self.poll_one(node);
+        }
+        self.restart(listener);
+    }
+
+    /// What a request states, and what has been posted to the peer before.
+    pub(super) fn check_request(&self, conn: usize, link: LinkKey) {
+        if !self.plan.circuits {
+            return;
+        }
+        let node = self.conns[conn].dialler;
+        let core = &self.nodes[node].core;
+        // the endpoint that had the address when the session began
+        let id = core.peer_of(link).and_then(|peer| core.session(peer));
+        let Some(other) = self.nodes.iter().position(|it| Some(it.id) == id) else {
+            return;
+        };
+        let request = Request::decode(&self.conns[conn].request).expect("a request");
+        // otherwise the dialler does not know which endpoint has the address
+        if request.shows.is_some() && !request.fresh {
+            self.check_statement(node, other, (Some(request.epoch), request.ended));
+        }
+    }
+
+    /// As [`Self::check_request`].
+    pub(super) fn check_reply(&self, conn: usize, node: usize, reply: &[u8]) {
+        if !self.plan.circuits {
+            return;
+        }
+        let other = self.conns[conn].dialler;
+        let request = Request::decode(&self.conns[conn].request).expect("a request");
+        let reply = Reply::decode(reply).expect("a reply");
+        if request.shows.is_some() && !request.fresh {
+            self.check_statement(node, other, (reply.ended, Some(reply.epoch)));
+        }
+    }
+
+    /// An endpoint states that its out halves have ended: those of the links to another one that it
+    /// has dialled before the epoch `own`, and that the other one has dialled before `accepted`.
+    fn check_statement(
+        &self,
+        node: usize,
+        other: usize,
+        (own, accepted): (Option<Epoch>, Option<Epoch>),
+    ) {
+        for conn in &self.conns {
+            let epoch = Request::decode(&conn.request).map(|request| request.epoch);
+            let (side, before) = match (conn.dialler, conn.acceptor) {
+                (from, Some(to)) if (from, to) == (node, other) => (0, own),
+                (from, Some(to)) if (from, to) == (other, node) => (1, accepted),
+                _ => continue,
+            };
+            let stated = epoch
+                .ok()
+                .zip(before)
+                .is_some_and(|(of, it)| of.is_before(it));
+            assert!(
+                !stated || conn.under_way[side] == 0,
+                "{node} states the end of a link to {other} on which requests are under way"
+            );
         }
     }
 
@@ -307,13 +417,19 @@ impl World {
         let Some(Carried { conn, side, wire }) = it.flight.pop_front() else {
             return;
         };
-        let to = it.to;
-        if it.target_err || !self.nodes[to].alive {
-            if !it.err {
+        let (err, target_err) = (it.err, it.target_err);
+        let to = self.receiver(conn, side).filter(|_| !target_err);
+        let Some(to) = to else {
+            if !target_err {
+                // a request for a queue that does not exist
+                self.on_circuit(OnCircuit::TargetFails(circuit));
+            }
+            if !err {
                 self.on_circuit(OnCircuit::Fails(circuit));
             }
             return;
-        }
+        };
+        let it = &mut self.circuits[circuit];
         if it.err && !late {
             // so are those behind it
             return it.flight.clear();

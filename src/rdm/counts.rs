@@ -1,0 +1,107 @@
+//! What an endpoint has counted: a line of the log, and of a file for tests (`FI_WEFT_COUNTS`), when
+//! it is closed. None of it is counted on the fast path.
+
+use std::collections::HashSet;
+use std::io::Write;
+use std::path::Path;
+
+use crate::log::warn_log;
+use crate::verbs::QpNumber;
+
+/// The counters of an endpoint on XRC, for the whole time of the endpoint.
+#[derive(Debug, Default)]
+pub(super) struct Counts {
+    /// Requests for circuits that were sent; those of them that were sent because an earlier one
+    /// had no answer.
+    pub(super) circuit_requests: u64,
+    pub(super) second_requests: u64,
+    /// Circuits that were connected and used, and most of them at a time.
+    pub(super) circuits: u64,
+    pub(super) circuits_most: usize,
+    /// Requests for links that were sent, replies and rejections NODE to them, and those without
+    /// any answer.
+    pub(super) link_requests: u64,
+    pub(super) link_replies: u64,
+    pub(super) nodes: u64,
+    pub(super) link_failures: u64,
+    /// Requests of peers that were accepted.
+    pub(super) circuits_accepted: u64,
+    pub(super) links_accepted: u64,
+    /// Most targets that were held at a time, and the numbers of those that links have used.
+    pub(super) targets_most: usize,
+    pub(super) targets: HashSet<QpNumber>,
+    /// Circuits that have failed with links, targets that were moved to their error state, and
+    /// packets with unknown tags.
+    pub(super) circuits_failed: u64,
+    pub(super) targets_failed: u64,
+    pub(super) unknown_tags: u64,
+    /// Circuits that were ended because no request completed, and events of the receive queue.
+    pub(super) stalls: u64,
+    pub(super) receives_low: u64,
+}
+
+impl Counts {
+    /// The members of a line.
+    pub(super) fn members(&self) -> Vec<(&'static str, String)> {
+        let mut targets: Vec<_> = self.targets.iter().map(|number| number.get()).collect();
+        targets.sort_unstable();
+        vec![
+            ("circuit_requests", self.circuit_requests.to_string()),
+            ("second_requests", self.second_requests.to_string()),
+            ("circuits", self.circuits.to_string()),
+            ("circuits_most", self.circuits_most.to_string()),
+            ("link_requests", self.link_requests.to_string()),
+            ("link_replies", self.link_replies.to_string()),
+            ("nodes", self.nodes.to_string()),
+            ("link_failures", self.link_failures.to_string()),
+            ("circuits_accepted", self.circuits_accepted.to_string()),
+            ("links_accepted", self.links_accepted.to_string()),
+            ("targets_most", self.targets_most.to_string()),
+            ("targets", format!("{targets:?}")),
+            ("circuits_failed", self.circuits_failed.to_string()),
+            ("targets_failed", self.targets_failed.to_string()),
+            ("unknown_tags", self.unknown_tags.to_string()),
+            ("stalls", self.stalls.to_string()),
+            ("receives_low", self.receives_low.to_string()),
+        ]
+    }
+}
+
+/// An object of JSON with these members, whose values are JSON.
+pub(super) fn object(members: &[(&'static str, String)]) -> String {
+    let members: Vec<_> = members
+        .iter()
+        .map(|(name, value)| format!("\"{name}\": {value}"))
+        .collect();
+    format!("{{{}}}", members.join(", "))
+}
+
+/// Appends a line to the file, by one write, so that lines of several processes do not mix.
+pub(super) fn append(path: &Path, line: &str) {
+    let mut options = std::fs::OpenOptions::new();
+    let file = options.append(true).create(true).open(path);
+    let written = file.and_then(|mut file| file.write_all(format!("{line}\n").as_bytes()));
+    if let Err(error) = written {
+        warn_log!(EpCtrl, "FI_WEFT_COUNTS {}: {error}", path.display());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_are_an_object() {
+        let mut counts = Counts {
+            links_accepted: 3,
+            ..Counts::default()
+        };
+        counts.targets.extend(QpNumber::new(9));
+        counts.targets.extend(QpNumber::new(4));
+        let line = object(&counts.members());
+        assert!(line.starts_with("{\"circuit_requests\": 0, "), "{line}");
+        assert!(line.contains("\"links_accepted\": 3, "), "{line}");
+        assert!(line.contains("\"targets\": [4, 9], "), "{line}");
+        assert!(line.ends_with("\"receives_low\": 0}"), "{line}");
+    }
+}

@@ -1,0 +1,121 @@
+//! An open XRC domain: shared by the processes of a node through a file, private, or the
+//! application's.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::file::{self, DomainFile, Endpoints, Found, Search};
+use super::{NodeId, Targets};
+use crate::errno::Result;
+use crate::log::warn_log;
+use crate::verbs::{Device, Xrcd};
+
+/// Where the files of XRC domains are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Places {
+    /// The path that the user demands (`FI_WEFT_XRCD_PATH`), without its ending.
+    pub demanded: Option<PathBuf>,
+    /// The user's directory for runtime files (`XDG_RUNTIME_DIR`).
+    pub runtime_dir: Option<PathBuf>,
+}
+
+/// An open XRC domain, and what identifies its node. Thread safe. Closed when it is dropped, and
+/// the objects in it; then its file is collected.
+#[derive(Debug)]
+pub struct XrcDomain {
+    xrcd: Arc<Xrcd>,
+    node: NodeId,
+    /// The targets that endpoints of this process share.
+    targets: Targets,
+    /// Behind the domain: collected when it is closed.
+    _file: Option<DomainFile>,
+}
+
+impl XrcDomain {
+    /// The domain of the endpoints of one type with an authorization key (its tag, 0 for none):
+    /// that of the first file in `places` that can be used, or a private one. The reasons for a
+    /// private one are logged once for each process. Blocks for at most 1 s for each place, and
+    /// while others open domains.
+    ///
+    /// # Errors
+    /// `EACCES`: the demanded path is not safe. Those of [`Xrcd::open`] and getrandom(2).
+    pub fn open(
+        device: &Arc<Device>,
+        places: &Places,
+        endpoints: Endpoints,
+        auth: u64,
+    ) -> Result<Self> {
+        let found = file::find(&Search {
+            demanded: places.demanded.as_deref(),
+            runtime_dir: places.runtime_dir.as_deref(),
+            device: device.name(),
+            endpoints,
+            auth,
+        })?;
+        let file = match found {
+            Found::File(file) => file,
+            Found::Private(reasons) => {
+                static LOGGED: AtomicBool = AtomicBool::new(false);
+                if !LOGGED.swap(true, Ordering::Relaxed) {
+                    warn_log!(
+                        Domain,
+                        "this process shares no XRC domain with others: {reasons}"
+                    );
+                }
+                return Self::private(device);
+            }
+        };
+        let node = NodeId::of_file(device, auth, file.as_fd())?;
+        let xrcd = Xrcd::open(device, Some(file.as_fd()), libc::O_CREAT)?;
+        Ok(Self::with(Arc::new(xrcd), node, Some(file)))
+    }
+
+    /// A domain of this process alone, which is a node.
+    ///
+    /// # Errors
+    /// Those of [`Xrcd::open`] and getrandom(2).
+    pub fn private(device: &Arc<Device>) -> Result<Self> {
+        let xrcd = Xrcd::open(device, None, libc::O_CREAT)?;
+        Ok(Self::with(Arc::new(xrcd), NodeId::random()?, None))
+    }
+
+    /// The domain of an application, with the file that identifies it, if there is one.
+    ///
+    /// # Errors
+    /// Those of fstat(2) and getrandom(2).
+    pub fn of_application(xrcd: Arc<Xrcd>, file: Option<BorrowedFd<'_>>) -> Result<Self> {
+        // the application decides which authorization keys share it
+        let node = match file {
+            Some(file) => NodeId::of_file(xrcd.device(), 0, file)?,
+            None => NodeId::random()?,
+        };
+        Ok(Self::with(xrcd, node, None))
+    }
+
+    fn with(xrcd: Arc<Xrcd>, node: NodeId, file: Option<DomainFile>) -> Self {
+        Self {
+            xrcd,
+            node,
+            targets: Targets::default(),
+            _file: file,
+        }
+    }
+
+    /// The domain of the device.
+    pub fn xrcd(&self) -> &Arc<Xrcd> {
+        &self.xrcd
+    }
+
+    /// The node of the processes that have it open.
+    pub fn node(&self) -> NodeId {
+        self.node
+    }
+
+    /// The targets that endpoints of this process share, for connected endpoints. Endpoints with
+    /// many peers have a handle of each target of their own.
+    pub fn targets(&self) -> &Targets {
+        &self.targets
+    }
+}
