@@ -1,10 +1,15 @@
-"""Endpoints on XRC: tests/conformance/c/xrc_offered.c, and rdm/xrc_messages.c for those with many
-peers.
-"""
+"""Endpoints with many peers on XRC: tests/conformance/c/rdm/xrc_messages.c and xrc_nodes.c."""
+
+import json
+import os
+import tempfile
+import unittest
 
 from lib import programs
 
 from . import common
+
+SKIPPED = 77
 
 
 class XrcMessages(common.CProgram):
@@ -17,18 +22,126 @@ class XrcMessages(common.CProgram):
                     self.succeeds(programs.SYSTEM, mode, *more)
 
 
-class XrcOffered(common.CProgram):
-    SOURCE = "xrc_offered"
+class XrcNodes(common.CProgram):
+    SOURCE = "rdm/xrc_nodes"
 
-    @common.per_release
-    def test_rc_comes_first_unless_the_parameter_or_the_protocol_decides(self, libfabric):
-        self.succeeds(libfabric, "both")
-        self.succeeds(libfabric, "first", FI_WEFT_XRC="1")
-        self.succeeds(libfabric, "without", FI_WEFT_XRC="0")
+    def setUp(self):
+        self.place = tempfile.TemporaryDirectory()
+        self.addCleanup(self.place.cleanup)
+        # the second user appends to the file too
+        os.chmod(self.place.name, 0o755)
+        self.counts = os.path.join(self.place.name, "counts")
+        with open(self.counts, "w") as file:
+            os.chmod(file.fileno(), 0o666)
+        self.home = os.path.join(self.place.name, "home")
+        os.mkdir(self.home, 0o700)
 
-    @common.per_release
-    def test_a_device_without_xrc_says_so_once(self, libfabric):
-        for xrc in ["0", "1"]:
-            ended = self.succeeds(libfabric, "missing", SOFTVERBS_SRQ="0", FI_WEFT_DEVICE="soft0", FI_WEFT_XRC=xrc, FI_LOG_LEVEL="warn")
-            reason = "FI_PROTO_RDMA_CM_IB_XRC is not offered: soft0: the device reports no XRC"
-            self.assertEqual(ended.text.count(reason), 1, ended)
+    def lines(self, mode, *arguments, home=True, **more):
+        """Runs a mode, with a runtime directory or without. Returns what its endpoints have
+        counted.
+        """
+        if home:
+            more["XDG_RUNTIME_DIR"] = self.home
+        argv = [self.program, mode, "weft", "127.0.0.1", *map(str, arguments)]
+        env = programs.SYSTEM.env(FI_WEFT_COUNTS=self.counts, **more)
+        ended = programs.run(argv, env, seconds=90)
+        if ended.status == SKIPPED:
+            self.skipTest(f"{mode}: the user may not mount file systems, or is not root")
+        self.assertEqual(ended.status, 0, ended)
+        with open(self.counts) as file:
+            return [json.loads(line) for line in file]
+
+    def show(self, lines, nodes):
+        """Prints the sums, and returns the numbers of the targets of each node."""
+        targets = {}
+        for line in lines:
+            targets.setdefault(line["node"], set()).update(line["targets"])
+        messages = sum(3 * line["circuit_requests"] + 2 * line["link_requests"] for line in lines)
+        pairs = len(lines) * (len(lines) - 1) / 2
+        print(
+            f"\n{nodes} nodes x {len(lines) // nodes} processes:"
+            f" initiators per process {max(line['circuits_most'] for line in lines)},"
+            f" targets per node {max(map(len, targets.values()))},"
+            f" links per process {max(line['links_most'] for line in lines)},"
+            f" connection messages per pair {messages / pairs:.2f}"
+        )
+        return targets
+
+    def check(self, lines, nodes, processes, most_initiators):
+        count = nodes * processes
+        self.assertEqual(len(lines), count)
+        targets = self.show(lines, nodes)
+        self.assertEqual(len(targets), nodes)
+        # one for each process that sends to the node, its own processes included
+        for numbers in targets.values():
+            self.assertLessEqual(len(numbers), count)
+        for line in lines:
+            with self.subTest(line=line):
+                self.assertLessEqual(line["circuits_most"], most_initiators)
+                # a second one is asked for if a peer gets no processor for 100 ms
+                self.assertLessEqual(line["circuit_requests"], line["circuits"] + line["second_requests"])
+                self.assertLessEqual(line["link_replies"], count - 1)
+                for failure in ["circuits_failed", "targets_failed", "unknown_tags"]:
+                    self.assertEqual(line[failure], 0)
+        return targets
+
+    def test_processes_share_circuits_and_targets(self):
+        nodes, processes = 2, 3
+        lines = self.lines("all", nodes, processes)
+        # at most one to each other node, and one to the own one
+        self.check(lines, nodes, processes, nodes)
+        for line in lines:
+            self.assertEqual(line["nodes"], 0, line)
+        self.assertEqual(os.listdir(os.path.join(self.home, "weft")), [], "the file is left")
+
+    def test_nodes_at_one_address_are_found(self):
+        nodes, processes = 3, 2
+        lines = self.lines("one", nodes, processes)
+        self.check(lines, nodes, processes, nodes)
+
+    def test_a_domain_of_the_application_is_used(self):
+        path = os.path.join(self.place.name, "own")
+        lines = self.lines("bound", 2, 2, path)
+        self.check(lines, 2, 2, 2)
+
+    def test_processes_with_different_file_systems_are_different_nodes(self):
+        lines = self.lines("spaces", self.home)
+        self.check(lines, 2, 1, 2)
+
+    def test_a_process_without_a_safe_directory_is_a_node_of_its_own(self):
+        lines = self.lines("nowhere", home=False)
+        self.check(lines, 2, 1, 2)
+
+    def test_an_unsafe_path_is_refused(self):
+        path = os.path.join(self.place.name, "wrong")
+        with open(path + ".rdm", "w") as file:
+            os.chmod(file.fileno(), 0o644)
+        self.lines("unsafe", FI_WEFT_XRCD_PATH=path)
+        # a path that is safe is used
+        os.chmod(path + ".rdm", 0o600)
+        os.truncate(self.counts, 0)
+        lines = self.lines("all", 1, 2, FI_WEFT_XRCD_PATH=path)
+        self.check(lines, 1, 2, 1)
+        self.assertFalse(os.path.exists(path + ".rdm"))
+
+    def test_a_second_user_is_not_in_the_way_of_the_first(self):
+        if not all(os.access(part, os.X_OK) and os.stat(part).st_mode & 1 for part in programs.TOP.parents):
+            self.skipTest("other users cannot read this directory")
+        os.chmod(self.folder.name, 0o755)
+        lines = self.lines("users")
+        # two nodes of two processes, which do not see each other
+        self.assertEqual(len(lines), 4)
+        nodes = [line["node"] for line in lines]
+        self.assertEqual(sorted(map(nodes.count, set(nodes))), [2, 2])
+        for line in lines:
+            self.assertEqual((line["circuits_most"], line["links_accepted"] > 2), (1, False))
+
+    def test_the_connections_of_rc_are_counted(self):
+        lines = self.lines("rc", 2, 2)
+        for line in lines:
+            self.assertEqual(line["protocol"], "rc")
+            self.assertGreaterEqual(line["links_most"], 3)
+
+
+if __name__ == "__main__":
+    unittest.main()
