@@ -12,7 +12,7 @@ use crate::registry::Entry;
 use crate::ring::{Header, Producer, Pushed, RING_SIZE};
 use crate::segment::Mapping;
 use crate::segment::layout::{
-    self, OWNED, SEGMENT_SIZE, SHARED_SIZE, TABLES_SIZE, announce, cq, header, qp,
+    self, OWNED, SEGMENT_SIZE, SHARED_SIZE, TABLES_SIZE, announce, cq, header, qp, rings,
 };
 use crate::signal;
 use crate::sync::{Arc, Lock};
@@ -24,6 +24,11 @@ const FRESH_NS: u64 = 1_000_000;
 
 /// Doorbells of one peer that are kept open; the oldest is closed first.
 const DOORBELLS: usize = 64;
+
+/// Shares of the limit of descriptors, as divisors: above the first one pidfds are closed at once,
+/// above the second one pipes of peers. Connections need the rest.
+const PIDFDS: u64 = 2;
+const PIPES: u64 = 4;
 
 /// A process, its mapped segment and its open files. Kept while a queue pair is connected to the
 /// process.
@@ -61,35 +66,60 @@ pub(crate) struct Peer {
 /// its pid, but loses its memory and its segment.
 #[derive(Debug)]
 struct Life {
-    pidfd: PidFd,
-    /// A pipe that hangs up when the program ends, unless a forked child keeps it open.
-    pipe: OwnedFd,
+    pid: u32,
+    start_time: u64,
     /// The peer's tables file, which is open in the peer as long as its program runs.
     tables: OpenFile,
+    watch: Lock<Watch>,
+}
+
+/// Descriptors that become readable at the end. A process with few descriptors left does without
+/// ([`sys::is_spare`]); it then looks at the peer now and then ([`Process::look_at_peers`]), and
+/// when a conversation with it ends.
+///
+/// [`Process::look_at_peers`]: crate::process::Process
+#[derive(Debug, Default)]
+struct Watch {
+    pidfd: Option<PidFd>,
+    /// A pipe that hangs up when the program ends, unless a forked child keeps it open.
+    pipe: Option<OwnedFd>,
+}
+
+impl Watch {
+    fn fds(&self) -> impl Iterator<Item = RawFd> {
+        let pidfd = self.pidfd.as_ref().map(PidFd::fd);
+        pidfd
+            .into_iter()
+            .chain(self.pipe.as_ref().map(AsRawFd::as_raw_fd))
+    }
 }
 
 impl Life {
-    fn open(
-        opener: &Opener,
-        pidfd: PidFd,
-        entry: &Entry,
-        map: &Mapping,
-        tables: &OwnedFd,
-    ) -> Res<Self> {
-        let tables = OpenFile::new(entry.identity.pid, entry.segment_fd, tables)?;
-        let fd = map.u32(header::LIFE).load(Ordering::Relaxed);
-        let inode = map.u64(header::LIFE_INODE).load(Ordering::Relaxed);
-        let pipe = opener.open(fd.cast_signed(), libc::O_RDONLY)?;
-        sys::is_pipe(&pipe, inode)?;
+    fn open(opener: &Opener, pidfd: PidFd, map: &Mapping, tables: OpenFile) -> Res<Self> {
+        let (pid, start_time) = (opener.identity.pid, opener.identity.start_time);
+        let mut watch = Watch::default();
+        if sys::is_spare(pidfd.fd(), PIPES) {
+            let fd = map.u32(header::LIFE).load(Ordering::Relaxed);
+            let inode = map.u64(header::LIFE_INODE).load(Ordering::Relaxed);
+            let pipe = opener.open(fd.cast_signed(), libc::O_RDONLY)?;
+            sys::is_pipe(&pipe, inode)?;
+            watch.pipe = Some(pipe);
+        }
+        watch.pidfd = Some(pidfd).filter(|pidfd| sys::is_spare(pidfd.fd(), PIDFDS));
         Ok(Self {
-            pidfd,
-            pipe,
+            pid,
+            start_time,
             tables,
+            watch: Lock::new(watch),
         })
     }
 
     fn is_there(&self) -> bool {
-        self.pidfd.alive() && self.tables.is_open()
+        let runs = match &self.watch.lock().pidfd {
+            Some(pidfd) => pidfd.alive(),
+            None => sys::may_run(self.pid, self.start_time),
+        };
+        runs && self.tables.is_open()
     }
 }
 
@@ -201,7 +231,10 @@ impl Peer {
         let (map, tables) = map_segment(&opener, entry, guarded)?;
         let life = match pidfd {
             None => None,
-            Some(pidfd) => Some(Life::open(&opener, pidfd, entry, &map, &tables)?),
+            Some(pidfd) => {
+                let tables = OpenFile::new(pid, entry.segment_fd, &tables)?;
+                Some(Life::open(&opener, pidfd, &map, tables)?)
+            }
         };
         // Checks that the pidfd belongs to the registry's process and not to a later process with
         // the same pid.
@@ -242,9 +275,44 @@ impl Peer {
         let Some(life) = &self.life else {
             return Ok(());
         };
-        set.add(life.pidfd.fd(), token)?;
-        set.add(life.pipe.as_raw_fd(), token)
-            .inspect_err(|_| set.remove(life.pidfd.fd()))
+        let watch = life.watch.lock();
+        for fd in watch.fds() {
+            if let Err(error) = set.add(fd, token) {
+                watch.fds().for_each(|fd| set.remove(fd));
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether no descriptor becomes readable when the peer ends.
+    pub(crate) fn is_unwatched(&self) -> bool {
+        self.life
+            .as_ref()
+            .is_some_and(|life| life.watch.lock().pidfd.is_none())
+    }
+
+    /// Watches an unwatched peer after the end of a conversation with it: its process may be ending
+    /// at this moment. The descriptor takes the place of the conversation's.
+    ///
+    /// # Errors
+    /// Those of `pidfd_open(2)`, `ESRCH` among them, and of `epoll_ctl(2)`.
+    #[cold]
+    pub(crate) fn watch_now(&self, set: &Epoll, token: u64) -> Res<()> {
+        let Some(life) = &self.life else {
+            return Ok(());
+        };
+        let mut watch = life.watch.lock();
+        if watch.pidfd.is_some() {
+            return Ok(());
+        }
+        let pidfd = PidFd::open(life.pid)?;
+        if sys::start_time(life.pid) != Some(life.start_time) {
+            return Err(Errno(libc::ESRCH));
+        }
+        set.add(pidfd.fd(), token)?;
+        watch.pidfd = Some(pidfd);
+        Ok(())
     }
 
     /// Undoes [`Self::watch`].
@@ -253,8 +321,7 @@ impl Peer {
             set.remove(link.fd());
         }
         if let Some(life) = &self.life {
-            set.remove(life.pidfd.fd());
-            set.remove(life.pipe.as_raw_fd());
+            life.watch.lock().fds().for_each(|fd| set.remove(fd));
         }
     }
 
@@ -503,12 +570,11 @@ impl Peer {
             }
             return Ok(None);
         }
-        let fd = self.map.u32(at + announce::FD).load(Ordering::Relaxed);
-        let file = self.opener.open(fd.cast_signed(), libc::O_RDWR)?;
-        if sys::sealed_size(&file)? != RING_SIZE {
-            return Err(Errno(libc::EPROTO));
+        // The memory of an ended peer is still mapped; a message in it would be lost.
+        if self.has_ended() {
+            return Err(Errno(libc::ESRCH));
         }
-        let map = Mapping::new(&file, RING_SIZE)?;
+        let map = Mapping::part(&self.map, rings::ring_at(own_slot), RING_SIZE);
         Producer::new(map, own_cookie)
             .map(Some)
             .ok_or(Errno(libc::EPROTO))
@@ -570,6 +636,9 @@ impl Peer {
             && sys::is_pipe(&pipe, inode).is_ok()
         {
             sys::ring_fd(pipe.as_raw_fd());
+            if !sys::is_spare(pipe.as_raw_fd(), PIPES) {
+                return;
+            }
             doorbells.retain(|b| b.fd != fd);
             if doorbells.len() >= DOORBELLS {
                 doorbells.remove(0);

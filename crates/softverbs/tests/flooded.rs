@@ -10,6 +10,7 @@
 mod common;
 
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -23,6 +24,9 @@ const SLOTS: u32 = 2048;
 const SLOTS_AT: usize = 4096;
 const CONSUMED_AT: usize = 64;
 const RING_SIZE: usize = SLOTS_AT + 64 * SLOTS as usize;
+/// The first word of a ring.
+const RING_MAGIC: [u8; 8] = *b"ovring\x01\0";
+const PROCESSES: u64 = 1024;
 /// More messages than a poll takes from the ring of a living sender.
 const BATCH: u32 = 128;
 /// The payload of the first message, which identifies its ring.
@@ -48,7 +52,7 @@ impl Ring {
     fn find() -> Self {
         for entry in std::fs::read_dir("/proc/self/fd").unwrap().flatten() {
             let name = std::fs::read_link(entry.path()).unwrap_or_default();
-            if !name.to_string_lossy().starts_with("/memfd:softverbs-ring") {
+            if !name.to_string_lossy().starts_with("/memfd:softverbs (") {
                 continue;
             }
             let file = std::fs::File::options()
@@ -56,27 +60,40 @@ impl Ring {
                 .write(true)
                 .open(entry.path())
                 .unwrap();
-            assert_eq!(file.metadata().unwrap().len(), RING_SIZE as u64);
-            let protection = libc::PROT_READ | libc::PROT_WRITE;
-            // SAFETY: a new mapping at an address of the kernel's choice, which stays.
-            let addr = unsafe {
-                libc::mmap(
-                    std::ptr::null_mut(),
-                    RING_SIZE,
-                    protection,
-                    libc::MAP_SHARED,
-                    file.as_raw_fd(),
-                    0,
-                )
-            };
-            assert_ne!(addr, libc::MAP_FAILED);
-            let ring = Self(addr.cast());
-            let payload = ring.word(0, 4).load(Ordering::Relaxed);
-            if payload == u64::from_ne_bytes(MARK) {
-                return ring;
+            // The rings are the last part of the file.
+            let end = file.metadata().unwrap().len();
+            let begin = end - (RING_SIZE as u64 * PROCESSES + (1 << 16));
+            for at in (begin..end).step_by(4096) {
+                let mut magic = [0; 8];
+                file.read_exact_at(&mut magic, at).unwrap();
+                if magic != RING_MAGIC {
+                    continue;
+                }
+                let ring = Self::map(&file, at);
+                let payload = ring.word(0, 4).load(Ordering::Relaxed);
+                if payload == u64::from_ne_bytes(MARK) {
+                    return ring;
+                }
             }
         }
         panic!("no ring has the message");
+    }
+
+    fn map(file: &std::fs::File, at: u64) -> Self {
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice, which stays.
+        let addr = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                RING_SIZE,
+                protection,
+                libc::MAP_SHARED,
+                file.as_raw_fd(),
+                at.cast_signed(),
+            )
+        };
+        assert_ne!(addr, libc::MAP_FAILED);
+        Self(addr.cast())
     }
 
     fn word(&self, position: u32, number: usize) -> &AtomicU64 {
@@ -145,7 +162,8 @@ fn events_parent(link: &mut Link) {
     let header = ring.header(0);
     let own = end.address();
     let to_itself = (address_handle(&end, own), own.qpn, QKEY);
-    let buffer = end.buffer(&MARK);
+    // not the mark: the ring to itself stays when this test has ended
+    let buffer = end.buffer(&[0; MARK.len()]);
     // the first datagram requests a ring
     send_datagram(&mut end, &buffer, MARK.len(), to_itself);
     assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);

@@ -206,7 +206,7 @@ impl Client {
                 return Ok(None);
             }
             Kind::File => {
-                let file = process.shown_file(request.a as i32, slot, self.who.pid);
+                let file = process.shown_file(request.a as i32);
                 self.answer(&request, Outcome::Done(0), file.as_ref())?;
                 return Ok(None);
             }

@@ -16,6 +16,8 @@ use super::id::{Id, Shared};
 use super::service;
 use super::state::{Phase, State};
 use super::wire::{Message, Private, REJ_DATA, Rej, Req, SidrRep, SidrReq, Transport};
+use crate::process::Process;
+use crate::segment::layout::{split_qp_num, xrc::split_target};
 use crate::sys::{self, Errno, Res};
 
 /// Maximum number of connections without a request; a further one ends the oldest.
@@ -245,7 +247,13 @@ fn converse(state: &mut State, id: &Arc<Shared>) {
             // Only the last messages of this side are still to be sent.
             Heard::Message(_) => {}
             Heard::Malformed => end(state, id, Some(Errno(libc::EPROTO))),
-            Heard::End => end(state, id, None),
+            Heard::End => {
+                let peer = state.peer;
+                end(state, id, None);
+                if let Some(party) = peer {
+                    process_may_have_ended(party.qp_num);
+                }
+            }
         }
     }
     if !in_conversation(state.phase) && state.link.as_ref().is_some_and(|l| !l.has_unsent()) {
@@ -315,6 +323,16 @@ fn disconnected(state: &mut State, id: &Arc<Shared>, why: Option<Errno>) {
     state.phase = Phase::Disconnected;
     state.close_link();
     state.announce_disconnect(id, why);
+}
+
+/// The peer of a conversation, which had the queue pair `qp_num`, has closed its socket: it has
+/// destroyed its id, or its process has ended. The socket is closed, so that there is a descriptor.
+fn process_may_have_ended(qp_num: u32) {
+    if split_target(qp_num).is_none()
+        && let Some(process) = Process::current()
+    {
+        process.conversation_ended(split_qp_num(qp_num).0);
+    }
 }
 
 /// Ends the conversation: the peer has closed or its process has ended, or this side refuses it

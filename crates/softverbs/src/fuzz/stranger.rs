@@ -3,7 +3,6 @@
 //! The peer is a child process that only sleeps. This process writes the child's segment. An
 //! initiator that uses these bytes reads or writes the child's memory, never this process's.
 
-use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
@@ -16,8 +15,8 @@ use crate::process::Process;
 use crate::registry::{Entry, Registry};
 use crate::ring::{Consumer, Header, Producer, RING_SIZE, SLOTS_AT};
 use crate::segment::layout::{
-    Credit, OWNED, StateWord, announce, arena, cq, desc, header, order, qp, qp_num, region, srq,
-    stripe,
+    Credit, OWNED, StateWord, announce, arena, cq, desc, header, order, qp, qp_num, region, rings,
+    srq, stripe,
 };
 use crate::segment::{Mapping, OwnSegment};
 use crate::sys::{self, Identity, Pipe};
@@ -60,17 +59,13 @@ pub(super) fn child() -> &'static Stranger {
         ] {
             segment.back(at, len).unwrap();
         }
-        let file = sys::memfd_create(c"ring", RING_SIZE).unwrap();
-        sys::fallocate(file.as_raw_fd(), 0, RING_SIZE).unwrap();
-        let ring = Mapping::new(&file, RING_SIZE).unwrap();
         Consumer::new(
-            Mapping::new(&file, RING_SIZE).unwrap(),
+            segment.open_ring(process.slot).unwrap(),
             process.identity.cookie,
         );
+        let ring = Mapping::part(&segment.map, rings::ring_at(process.slot), RING_SIZE);
         let at = announce::AT + announce::STRIDE * process.slot as usize;
         let map = &segment.map;
-        map.u32(at + announce::FD)
-            .store(file.as_raw_fd().cast_unsigned(), Ordering::Relaxed);
         map.u64(at + announce::GRANTED)
             .store(process.identity.cookie, Ordering::Release);
         let memory = Box::leak(vec![0u8; 1 << 16].into_boxed_slice()).as_ptr() as u64;
@@ -105,7 +100,7 @@ pub(super) fn child() -> &'static Stranger {
         };
         let slot = Registry::open().unwrap().join(entry).unwrap();
         // The child has the descriptors, and keeps them open.
-        drop((file, life));
+        drop(life);
         Stranger {
             slot,
             segment,
@@ -232,20 +227,10 @@ impl Stranger {
         let map = &process.segment.map;
         let at = announce::AT + announce::STRIDE * self.slot as usize;
         let cookie = map.u64(at + announce::GRANTED).load(Ordering::Relaxed);
-        let fd = map.u32(at + announce::FD).load(Ordering::Relaxed);
         if cookie != self.segment.map.u64(header::COOKIE).load(Ordering::Relaxed) {
             return;
         }
-        // SAFETY: this process made it for the stranger, and no other thread closes it during the
-        // call: calls of this thread close rings.
-        let file = unsafe { BorrowedFd::borrow_raw(fd.cast_signed()) };
-        let Ok(file) = file.try_clone_to_owned() else {
-            return;
-        };
-        if sys::sealed_size(&file) != Ok(RING_SIZE) {
-            return;
-        }
-        let ring = Mapping::new(&file, RING_SIZE).unwrap();
+        let ring = Mapping::part(map, rings::ring_at(self.slot), RING_SIZE);
         match input.u8() % rarely {
             0 => {
                 // Except the words that identify the ring: the receiver does not read them again,

@@ -1,17 +1,16 @@
 //! The rings through which other processes send to this one.
 
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Mutex, PoisonError};
 
 use super::Process;
 use crate::cq::Poll;
 use crate::peer::Peer;
-use crate::ring::{Consumer, RING_SIZE, SLOTS};
+use crate::ring::{Consumer, SLOTS};
 use crate::segment::Mapping;
-use crate::segment::layout::{MAX_PROCESSES, announce, header};
+use crate::segment::layout::{MAX_PROCESSES, announce, header, rings};
 use crate::sync::{Arc, Lock, heavy_fence, light_fence};
-use crate::sys::{self, Errno, Res, list, try_box};
+use crate::sys::{Errno, Res, list, try_box};
 
 /// Maximum number of messages that are taken from one ring before the next ring is served.
 const BATCH: usize = 64;
@@ -22,14 +21,44 @@ const BATCH: usize = 64;
 pub(super) struct Incoming {
     /// The first `count` entries are set and do not change.
     active: Box<[AtomicPtr<Line>]>,
+    /// For each entry of `active` the word of the next message, as a [`Next`]. All of them are
+    /// examined by each poll, so they are here one behind the other: the number of senders
+    /// multiplies what one costs.
+    next: Box<[AtomicU64]>,
     count: AtomicUsize,
     seen: AtomicU32,
     grant: Mutex<()>,
 }
 
+/// Where the next message of a ring will be: the offset of its first word in the segment, in words
+/// (upper half), and the sequence number that the word has then. 0: there is no ring. A hint that a
+/// thread with the ring's lock keeps up to date: the word is compared again under the lock.
+#[derive(Clone, Copy, Debug)]
+struct Next(u64);
+
+impl Next {
+    const NONE: Self = Self(0);
+
+    fn of(slot: u32, consumer: &Consumer) -> Self {
+        let word = (rings::ring_at(slot) + consumer.place()) / 8;
+        Self((word as u64) << 32 | u64::from(consumer.expects()))
+    }
+
+    /// Whether the message is there.
+    #[inline(always)]
+    fn is_there(self, map: &Mapping) -> bool {
+        self.0 != 0 && {
+            let word = map.u64((self.0 >> 32) as usize * 8).load(Ordering::Acquire);
+            word as u32 == self.0 as u32
+        }
+    }
+}
+
 #[derive(Debug)]
 struct Line {
     slot: u32,
+    /// Its place in [`Incoming::next`].
+    place: usize,
     ring: Lock<Option<Attached>>,
 }
 
@@ -37,8 +66,6 @@ struct Line {
 struct Attached {
     consumer: Consumer,
     peer: Arc<Peer>,
-    /// The memfd that the sender opens through /proc.
-    file: OwnedFd,
 }
 
 impl Incoming {
@@ -47,6 +74,7 @@ impl Incoming {
     pub(super) fn new() -> Res<Self> {
         Ok(Self {
             active: list(MAX_PROCESSES, |_| AtomicPtr::new(std::ptr::null_mut()))?,
+            next: list(MAX_PROCESSES, |_| AtomicU64::new(0))?,
             count: AtomicUsize::new(0),
             seen: AtomicU32::new(0),
             grant: Mutex::new(()),
@@ -62,16 +90,24 @@ impl Incoming {
         })
     }
 
-    /// Reopens the ring's file for the process in `slot`, if `fd` is its descriptor.
-    pub(super) fn reopen(&self, slot: u32, pid: u32, fd: i32) -> Option<OwnedFd> {
-        let line = self.lines().find(|line| line.slot == slot)?;
-        let ring = line.ring.lock();
-        let attached = ring.as_ref()?;
-        let right = attached.peer.identity.pid == pid && attached.file.as_raw_fd() == fd;
-        // Reopened under the lock, so that the ring is not closed meanwhile.
-        right
-            .then(|| sys::open_fd_of(std::process::id(), fd, libc::O_RDWR).ok())
-            .flatten()
+    /// The entries whose next message is there.
+    #[inline(always)]
+    fn ready<'a>(&'a self, map: &'a Mapping) -> impl Iterator<Item = &'a Line> {
+        let count = self.count.load(Ordering::Acquire);
+        let ready = self.next[..count]
+            .iter()
+            .zip(&self.active[..count])
+            .filter(|(next, _)| Next(next.load(Ordering::Relaxed)).is_there(map));
+        ready.map(|(_, line)| {
+            // SAFETY: as in `lines`.
+            unsafe { &*line.load(Ordering::Relaxed) }
+        })
+    }
+
+    /// Stores where the next message of a ring will be. The caller has the ring's lock.
+    #[inline(always)]
+    fn expect(&self, line: &Line, next: Next) {
+        self.next[line.place].store(next.0, Ordering::Relaxed);
     }
 
     /// # Errors
@@ -80,11 +116,12 @@ impl Incoming {
         if let Some(line) = self.lines().find(|line| line.slot == slot) {
             return Ok(line);
         }
+        let count = self.count.load(Ordering::Relaxed);
         let line = Box::leak(try_box(Line {
             slot,
+            place: count,
             ring: Lock::new(None),
         })?);
-        let count = self.count.load(Ordering::Relaxed);
         self.active[count].store(line, Ordering::Relaxed);
         self.count.store(count + 1, Ordering::Release);
         Ok(line)
@@ -97,12 +134,12 @@ impl Process {
     #[inline(always)]
     pub(super) fn drain_rings(&self, poll: &mut Poll) -> bool {
         let mut any = false;
-        for line in self.incoming.lines() {
+        for line in self.incoming.ready(&self.segment.map) {
             if let Some(mut ring) = line.ring.try_lock()
                 && let Some(attached) = ring.as_mut()
                 && attached.consumer.ready()
             {
-                any |= self.drain(attached, BATCH, poll);
+                any |= self.drain(line, attached, BATCH, poll);
             }
         }
         let wanted = self.segment.map.u32(header::WANTED);
@@ -114,7 +151,7 @@ impl Process {
 
     /// Takes at most `most` messages. Returns true if there was one.
     #[inline(never)]
-    fn drain(&self, attached: &mut Attached, most: usize, poll: &mut Poll) -> bool {
+    fn drain(&self, line: &Line, attached: &mut Attached, most: usize, poll: &mut Poll) -> bool {
         let mut broken = false;
         for _ in 0..most {
             match attached.consumer.peek() {
@@ -137,6 +174,8 @@ impl Process {
                 }
             }
         }
+        self.incoming
+            .expect(line, Next::of(line.slot, &attached.consumer));
         let any = attached.consumer.publish();
         if any {
             light_fence(attached.peer.barriers);
@@ -191,7 +230,7 @@ impl Process {
     /// before ([`Self::clean_up_dead_peers`]). The caller holds no lock of a queue.
     ///
     /// # Errors
-    /// `ENOMEM`, `EMFILE`: no memory or no descriptor for the ring.
+    /// `ENOMEM`: no memory for the ring.
     pub(crate) fn grant_ring(&self, peer: &Arc<Peer>) -> Res<()> {
         let _one = self
             .incoming
@@ -205,12 +244,12 @@ impl Process {
                 return Ok(());
             }
             // Messages that an ended process of that slot had sent are delivered.
-            self.drain(old, SLOTS as usize, &mut Poll::none());
+            self.drain(line, old, SLOTS as usize, &mut Poll::none());
+            self.incoming.expect(line, Next::NONE);
+            *ring = None;
         }
-        let file = sys::memfd_create(c"softverbs-ring", RING_SIZE)?;
-        sys::fallocate(file.as_raw_fd(), 0, RING_SIZE)?;
         let cookie = peer.identity.cookie;
-        let consumer = Consumer::new(Mapping::new(&file, RING_SIZE)?, cookie);
+        let consumer = Consumer::new(self.segment.open_ring(peer.slot)?, cookie);
         if !peer.barriers {
             self.unfenced.store(true, Ordering::Relaxed);
             // Pairs with threads that post shared receives: after this fence each of them sees the
@@ -221,14 +260,12 @@ impl Process {
         }
         let map = &self.segment.map;
         let at = announce::AT + announce::STRIDE * peer.slot as usize;
-        map.u32(at + announce::FD)
-            .store(file.as_raw_fd().cast_unsigned(), Ordering::Relaxed);
         map.u64(at + announce::GRANTED)
             .store(cookie, Ordering::Release);
+        self.incoming.expect(line, Next::of(line.slot, &consumer));
         *ring = Some(Attached {
             consumer,
             peer: Arc::clone(peer),
-            file,
         });
         drop(ring);
         // The peer may have requested the ring and sleep. A peer that requests it later finds it.
@@ -245,7 +282,7 @@ impl Process {
         for line in self.incoming.lines().filter(|line| line.slot == slot) {
             if let Some(attached) = line.ring.lock().as_mut() {
                 // At most one ring's capacity, as the sender may keep sending.
-                self.drain(attached, SLOTS as usize, &mut Poll::none());
+                self.drain(line, attached, SLOTS as usize, &mut Poll::none());
             }
         }
     }
@@ -255,7 +292,7 @@ impl Process {
     pub(crate) fn drain_all_rings(&self) {
         for line in self.incoming.lines() {
             if let Some(attached) = line.ring.lock().as_mut() {
-                self.drain(attached, SLOTS as usize, &mut Poll::none());
+                self.drain(line, attached, SLOTS as usize, &mut Poll::none());
             }
         }
     }
@@ -269,8 +306,10 @@ impl Process {
             {
                 // At most one ring's capacity: a sender of invalid messages may be alive and keep
                 // sending.
-                self.drain(attached, SLOTS as usize, &mut Poll::none());
+                self.drain(line, attached, SLOTS as usize, &mut Poll::none());
+                self.incoming.expect(line, Next::NONE);
                 *ring = None;
+                self.segment.close_ring(peer.slot);
             }
         }
     }
@@ -278,7 +317,7 @@ impl Process {
     /// Whether a message waits in a ring. Waits for a thread that is taking messages, as that
     /// thread may leave the rest.
     pub(super) fn rings_ready(&self) -> bool {
-        self.incoming.lines().any(|line| {
+        self.incoming.ready(&self.segment.map).any(|line| {
             let ring = line.ring.lock();
             ring.as_ref().is_some_and(|a| a.consumer.ready())
         })

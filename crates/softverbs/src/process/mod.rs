@@ -86,6 +86,10 @@ pub(crate) struct Process {
     cleaning_up: Mutex<()>,
     /// Time of the last check for ended peers, in processor ticks.
     liveness_tick: AtomicU64,
+    /// Peers may be open that no descriptor watches; `last_look`: slot of the last one that was
+    /// looked at.
+    any_unwatched: AtomicBool,
+    last_look: AtomicU32,
     doorbell: Pipe,
     /// Nothing is written to it; see [`header::LIFE`].
     life: Pipe,
@@ -209,6 +213,8 @@ impl Process {
             dead_peers: Mutex::new(dead_peers),
             cleaning_up: Mutex::new(()),
             liveness_tick: AtomicU64::new(0),
+            any_unwatched: AtomicBool::new(false),
+            last_look: AtomicU32::new(0),
             doorbell,
             life,
             timer,
@@ -279,6 +285,9 @@ impl Process {
         // again.
         peer.watch(&self.wake, progress::TOKEN_PEER | u64::from(slot))?;
         self.peers().insert(slot, Arc::clone(&peer));
+        if peer.is_unwatched() {
+            self.any_unwatched.store(true, Ordering::Relaxed);
+        }
         if self.qps.iter().any(|qp| qp.may_miss(slot)) {
             // The caller may hold locks of a queue pair.
             self.newcomers.store(true, Ordering::Release);
@@ -378,9 +387,9 @@ impl Process {
         self.registry.lookup(slot).map(|entry| entry.identity.pid)
     }
 
-    /// Reopens the file behind `fd` if this process shares it with the process in `slot`; `None`
-    /// for all other open files.
-    pub(crate) fn shown_file(&self, fd: i32, slot: u32, pid: u32) -> Option<OwnedFd> {
+    /// Reopens the file behind `fd` if this process shares it with its peers; `None` for all other
+    /// open files.
+    pub(crate) fn shown_file(&self, fd: i32) -> Option<OwnedFd> {
         let open = |flags| sys::open_fd_of(std::process::id(), fd, flags).ok();
         // These descriptors stay open while the process lives.
         if fd == self.segment.shared_fd() || fd == self.doorbell.read_fd() {
@@ -401,9 +410,7 @@ impl Process {
         }
         drop(files);
         let buffer = self.buffers.reopen(fd);
-        buffer
-            .or_else(|| self.domains.reopen(fd))
-            .or_else(|| self.incoming.reopen(slot, pid, fd))
+        buffer.or_else(|| self.domains.reopen(fd))
     }
 
     /// Whether the process in `slot` may still be alive.

@@ -11,7 +11,7 @@ use crate::ring::Header;
 use crate::segment::layout::MAX_PROCESSES;
 use crate::signal;
 use crate::sync::{Arc, Lock, heavy_fence};
-use crate::sys::{self, Grow};
+use crate::sys::{self, Errno, Grow};
 
 pub(super) const TOKEN_DOORBELL: u64 = 1;
 pub(super) const TOKEN_TIMER: u64 = 2;
@@ -517,6 +517,46 @@ impl Process {
             if !any {
                 break;
             }
+        }
+        self.look_at_unwatched();
+    }
+
+    /// Looks at one of the peers whose end makes no descriptor readable, at another one with each
+    /// call.
+    fn look_at_unwatched(&self) {
+        if !self.any_unwatched.load(Ordering::Relaxed) {
+            return;
+        }
+        let peers = self.peers();
+        let last = self.last_look.load(Ordering::Relaxed);
+        let next = peers
+            .values()
+            .filter(|peer| peer.is_unwatched())
+            // the next slot, in a circle
+            .min_by_key(|peer| peer.slot.wrapping_sub(last + 1))
+            .cloned();
+        drop(peers);
+        match next {
+            Some(peer) => {
+                self.last_look.store(peer.slot, Ordering::Relaxed);
+                if peer.has_ended() {
+                    self.request_cleanup(&peer);
+                }
+            }
+            None => self.any_unwatched.store(false, Ordering::Relaxed),
+        }
+    }
+
+    /// A conversation with the process in `slot` has ended, which is a sign of the end of that
+    /// process. Takes no lock that the caller may hold.
+    pub(crate) fn conversation_ended(&self, slot: u32) {
+        let Some(peer) = self.mapped_peer(slot).filter(|peer| peer.is_unwatched()) else {
+            return;
+        };
+        let token = TOKEN_PEER | u64::from(slot);
+        let watched = peer.watch_now(&self.wake, token);
+        if peer.has_ended() || matches!(watched, Err(Errno(libc::ESRCH))) {
+            self.request_cleanup(&peer);
         }
     }
 

@@ -45,13 +45,13 @@ impl Consumer {
     }
 
     /// Offset in the ring of the word that [`Self::peek`] reads.
-    #[cfg(any(test, fuzzing))]
+    #[inline]
     pub(crate) fn place(&self) -> usize {
         slot_at(self.tail)
     }
 
     /// The sequence number that [`Self::peek`] waits for.
-    #[cfg(any(test, fuzzing))]
+    #[inline]
     pub(crate) fn expects(&self) -> u32 {
         sequence(self.tail)
     }

@@ -32,15 +32,16 @@ pub(crate) const SHORT: usize = SLOT - HEADER;
 /// Longest payload that goes through a ring.
 pub(crate) const MAX_PAYLOAD: usize = 8192;
 
-/// Bytes of a ring's file: one page with the positions, then the slots.
+/// Bytes of a ring: one page with the positions, then the slots.
 pub(crate) const RING_SIZE: usize = SLOTS_AT + SLOT * SLOTS as usize;
+const _: () = assert!(RING_SIZE <= crate::segment::layout::rings::STRIDE);
 const MAGIC_AT: usize = 0;
 const COOKIE_AT: usize = 8;
 /// u32, written by the receiver: slots that it has consumed, wrapping.
 pub(crate) const CONSUMED_AT: usize = 64;
 /// u32, written by both: the sender waits for free slots.
 pub(crate) const WAITING_AT: usize = 128;
-pub(crate) const SLOTS_AT: usize = 4096;
+pub(crate) const SLOTS_AT: usize = crate::segment::layout::rings::SLOTS_AT;
 
 /// Values of [`Header::op`].
 pub(crate) mod op {

@@ -8,7 +8,7 @@
 //! start and are sealed at that size; a part gets its pages before its first use is published.
 
 /// Magic: the first word of every process's tables.
-pub(crate) const MAGIC: u64 = 0x0002_6265_7674_666f;
+pub(crate) const MAGIC: u64 = 0x0003_6265_7674_666f;
 /// Magic: the first word of every ring.
 pub(crate) const RING_MAGIC: u64 = 0x0001_676e_6972_766f;
 
@@ -34,7 +34,7 @@ pub(crate) const MAX_BUFFERS: usize = 1 << 12;
 pub(crate) const MAX_PDS: usize = 1 << 14;
 
 /// Offset of the owner's tables, and distance between the two halves of an entry.
-pub(crate) const OWNED: usize = receive_rings::END.next_multiple_of(1 << 16);
+pub(crate) const OWNED: usize = rings::END.next_multiple_of(1 << 16);
 
 /// Header: one page of either file.
 pub(crate) mod header {
@@ -82,10 +82,8 @@ pub(crate) mod announce {
     pub(crate) const STRIDE: usize = 128;
     /// u64, by the sender: its cookie, if it requests a ring.
     pub(crate) const WANTED: usize = 0;
-    /// u64: cookie of the sender that the ring is for; stored last.
+    /// u64: cookie of the sender that the ring in [`super::rings`] is for; stored last.
     pub(crate) const GRANTED: usize = OWNED + 8;
-    /// u32: descriptor of the ring.
-    pub(crate) const FD: usize = OWNED + 16;
     /// u64 each, by the sender: the key that one of its threads uses, or 0. The key (32 bits), a
     /// one, and the index + 1 of the queue pair or SRQ whose receive the thread writes (15 bits);
     /// bit 48 is set for an SRQ.
@@ -218,6 +216,21 @@ pub(crate) mod receive_rings {
     pub(crate) const AT: usize = super::order::END.next_multiple_of(4096);
     pub(crate) const LEN: usize = 64 << 20;
     pub(crate) const END: usize = AT + LEN;
+}
+
+/// One ring for each sending process, at its slot; see [`crate::ring`].
+pub(crate) mod rings {
+    pub(crate) const AT: usize = super::receive_rings::END.next_multiple_of(4096);
+    /// A multiple of a page, so that each ring gets and loses its pages alone.
+    pub(crate) const STRIDE: usize = 33 << 12;
+    /// Offset of the first slot in a ring, behind a page with the positions.
+    pub(crate) const SLOTS_AT: usize = 1 << 12;
+    pub(crate) const END: usize = AT + STRIDE * super::MAX_PROCESSES;
+
+    /// Offset of the ring from the process in `slot`.
+    pub(crate) fn ring_at(slot: u32) -> usize {
+        AT + STRIDE * (slot as usize % super::MAX_PROCESSES)
+    }
 }
 
 /// One entry for each memory region or window.

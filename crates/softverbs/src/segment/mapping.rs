@@ -3,15 +3,27 @@
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 
+use crate::sync::Arc;
 use crate::sync::atomic::{AtomicU32, AtomicU64};
 use crate::sys::{Errno, Res};
 
-/// Shared memory, unmapped on drop unless it is borrowed. A forked child does not have the mapping.
+/// Shared memory. A forked child does not have the mapping.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     base: NonNull<u8>,
     len: usize,
-    borrowed: bool,
+    memory: Memory,
+}
+
+/// What keeps the memory mapped.
+#[derive(Debug)]
+enum Memory {
+    /// The object itself, which unmaps it on drop.
+    Own,
+    /// The application.
+    Borrowed,
+    /// Another mapping, of which this one is a part.
+    PartOf(#[allow(dead_code, reason = "only keeps the memory mapped")] Arc<Mapping>),
 }
 
 const SHARED: libc::c_int = libc::MAP_SHARED | libc::MAP_NORESERVE;
@@ -86,8 +98,22 @@ impl Mapping {
         Ok(Self {
             base: NonNull::new(base.cast()).ok_or(Errno(libc::ENOMEM))?,
             len,
-            borrowed: false,
+            memory: Memory::Own,
         })
+    }
+
+    /// `len` bytes of another mapping, which stays mapped while the part exists.
+    ///
+    /// # Panics
+    /// If the range is not inside the mapping, or does not begin on a page boundary.
+    pub(crate) fn part(whole: &Arc<Self>, at: usize, len: usize) -> Self {
+        assert!(at.is_multiple_of(1 << 12));
+        let base = NonNull::new(whole.bytes(at, len)).expect("an address of the mapping");
+        Self {
+            base,
+            len,
+            memory: Memory::PartOf(Arc::clone(whole)),
+        }
     }
 
     /// Excludes the mapping from forked children and core dumps.
@@ -111,7 +137,7 @@ impl Mapping {
         Ok(Self {
             base: base.ok_or(Errno(libc::EINVAL))?,
             len,
-            borrowed: true,
+            memory: Memory::Borrowed,
         })
     }
 
@@ -183,7 +209,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        if self.borrowed {
+        if !matches!(self.memory, Memory::Own) {
             return;
         }
         // SAFETY: this object owns the mapping, and all references into the mapping borrow the

@@ -58,6 +58,11 @@ impl Mapping {
         Ok(Self::model(len))
     }
 
+    /// Returns separate memory: no model uses parts.
+    pub(crate) fn part(_: &crate::sync::Arc<Self>, _: usize, len: usize) -> Self {
+        Self::model(len)
+    }
+
     pub(crate) fn model(len: usize) -> Self {
         Self {
             words: Arc::default(),

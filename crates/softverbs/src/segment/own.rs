@@ -8,7 +8,7 @@ use super::arena::Arena;
 use super::layout::{self, OWNED, SEGMENT_SIZE, SHARED_SIZE, TABLES_SIZE, header};
 use super::mapping::Mapping;
 use crate::sync::Arc;
-use crate::sys::{Res, Tables, fallocate, inode_of, memfd_create, zeroed};
+use crate::sys::{Res, Tables, fallocate, inode_of, memfd_create, punch_hole, zeroed};
 
 /// This process's segment: its two files, their mapping, and the state of its ranges (backed by
 /// pages, allocated).
@@ -172,6 +172,30 @@ impl OwnSegment {
     /// Releases a range that [`Self::take_ring`] returned for this length.
     pub(crate) fn give_ring(&self, at: usize, len: usize) {
         self.lock().rings.give(at, len);
+    }
+
+    /// Backs the ring from the process in `slot` with pages, and returns its memory, all zeros.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub(crate) fn open_ring(&self, slot: u32) -> Res<Mapping> {
+        let (at, len) = (layout::rings::ring_at(slot), layout::rings::STRIDE);
+        // Pages that an earlier ring had are taken away, so that the memory is zero again.
+        punch_hole(self.shared_fd(), at, len)?;
+        fallocate(self.shared_fd(), at, len)?;
+        Ok(Mapping::part(&self.map, at, len))
+    }
+
+    /// Takes the pages of that ring's slots away; the page with its positions stays. A process that
+    /// still writes into a slot gets a new page, which the next [`Self::open_ring`] takes away.
+    pub(crate) fn close_ring(&self, slot: u32) {
+        let at = layout::rings::ring_at(slot) + layout::rings::SLOTS_AT;
+        // A failure leaves the pages in use.
+        let _ = punch_hole(
+            self.shared_fd(),
+            at,
+            layout::rings::STRIDE - layout::rings::SLOTS_AT,
+        );
     }
 
     fn take_from(&self, which: impl Fn(&mut Room) -> &mut Arena, len: usize) -> Res<usize> {

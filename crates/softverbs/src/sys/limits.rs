@@ -1,4 +1,6 @@
-//! The limit of locked memory.
+//! Limits of the process: locked memory, descriptors.
+
+use std::os::fd::RawFd;
 
 /// `RLIMIT_MEMLOCK` in bytes; `None`: unlimited.
 pub(crate) fn memlock() -> Option<u64> {
@@ -9,6 +11,18 @@ pub(crate) fn memlock() -> Option<u64> {
     // SAFETY: the structure is writable.
     let ret = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) };
     (ret == 0 && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
+}
+
+/// Whether a descriptor that has just been opened shows that less than one `share`th of
+/// `RLIMIT_NOFILE` is in use: the kernel assigns the lowest unused number.
+pub(crate) fn is_spare(fd: RawFd, share: u64) -> bool {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: the structure is writable.
+    let ret = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
+    ret == 0 && u64::from(fd.cast_unsigned()) < limit.rlim_cur / share
 }
 
 /// `struct __user_cap_header_struct` and two of `struct __user_cap_data_struct`

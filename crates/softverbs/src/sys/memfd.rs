@@ -151,6 +151,26 @@ pub(crate) fn fallocate(fd: RawFd, offset: usize, len: usize) -> Res<()> {
     }
 }
 
+/// Takes the pages of `len` bytes at `offset` away: they are zero when they are next accessed, and
+/// that access gets new pages. Offset and length are multiples of a page.
+///
+/// # Errors
+/// Those of `fallocate(2)`.
+pub(crate) fn punch_hole(fd: RawFd, offset: usize, len: usize) -> Res<()> {
+    const MODE: libc::c_int = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    loop {
+        // SAFETY: no memory is passed.
+        let ret = unsafe { libc::fallocate(fd, MODE, offset as libc::off_t, len as libc::off_t) };
+        if ret == 0 {
+            return Ok(());
+        }
+        let error = Errno::last();
+        if error.0 != libc::EINTR {
+            return Err(error);
+        }
+    }
+}
+
 /// The inode, which identifies an open file on its device.
 pub(crate) fn inode_of(file: &OwnedFd) -> Res<u64> {
     Ok(name_of(file)?.1)

@@ -14,11 +14,11 @@ mod vm;
 
 pub(crate) use bounce::BounceFile;
 pub(crate) use fd::{Epoll, Pipe, Timer, epoll_readable, is_pipe, one_readable, ring_fd};
-pub(crate) use limits::{may_exceed_memlock, memlock};
+pub(crate) use limits::{is_spare, may_exceed_memlock, memlock};
 pub(crate) use lock::{holder, lock, locked, unlock};
 pub(crate) use memfd::{
-    Tables, create as memfd_create, fallocate, inode_of, is_guarded, name_of, read_sealed,
-    read_word, sealed_file, sealed_size,
+    Tables, create as memfd_create, fallocate, inode_of, is_guarded, name_of, punch_hole,
+    read_sealed, read_word, sealed_file, sealed_size,
 };
 pub(crate) use memory::{Grow, Zero, list, room, try_box, with_room, zeroed};
 pub(crate) use proc::{
