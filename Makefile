@@ -87,6 +87,9 @@ bench: all deps ## weft beside libfabric's tcp, shm and verbs and the bare machi
 bench-count: all deps ## instructions of each call, by callgrind
 	@benches/bench count
 
+bench-scale: all deps ## 8 to 256 processes: counts, slopes; 1 to 1,000,000 addresses; OPTIONS='--counts 8,64 --subjects RC'
+	@benches/scale $(OPTIONS)
+
 bench-vm: all ## weft beside libfabric's verbs provider in that virtual machine, as ratios; OPTIONS='--test local'
 	@tests/vm/bench $(OPTIONS)
 
@@ -126,4 +129,4 @@ clean: ## remove everything that was built (downloads in the cache stay)
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.* ## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
 
-.PHONY: all demo check check-fast check-loom check-fuzz fuzz check-sanitize check-abi check-mr check-conformance check-mpi check-verbs check-fault check-vm vm vm-shell bench bench-count bench-vm check-long check-fabtests install uninstall deps bindings header clean help
+.PHONY: all demo check check-fast check-loom check-fuzz fuzz check-sanitize check-abi check-mr check-conformance check-mpi check-verbs check-fault check-vm vm vm-shell bench bench-count bench-scale bench-vm check-long check-fabtests install uninstall deps bindings header clean help

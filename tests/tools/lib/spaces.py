@@ -24,12 +24,14 @@ class NoNamespaces(Exception):
     """The kernel does not permit this user to create namespaces."""
 
 
-def command(argv, veth=False, hide=()):
-    """The command line that runs `argv` in the namespaces. `hide`: files that it must not see."""
+def command(argv, veth=False, hide=(), nodes=1):
+    """The command line that runs `argv` in the namespaces. `hide`: files that it must not see.
+    `nodes`: addresses of the loopback interface, from 127.0.0.1 on.
+    """
     unshare = [install.find("unshare"), "-pfnm", "--mount-proc", "--kill-child"]
     if os.geteuid() != 0:
         unshare.insert(1, "-Ur")
-    options = (["--veth"] if veth else []) + [f"--hide={path}" for path in hide]
+    options = (["--veth"] if veth else []) + [f"--hide={path}" for path in hide] + [f"--nodes={nodes}"]
     return [*unshare, sys.executable, "-B", os.path.realpath(__file__), *options, "--", *map(str, argv)]
 
 
@@ -157,6 +159,8 @@ def _inside(arguments):
     ip = install.find("ip")
     _do(ip, "link", "set", "lo", "up")
     _do("mount", "-t", "tmpfs", "-o", "mode=1777", "tmpfs", "/dev/shm")
+    for node in range(1, max(int(option.split("=", 1)[1]) for option in options if option.startswith("--nodes="))):
+        _do(ip, "address", "add", f"127.0.0.{node + 1}/8", "dev", "lo")
     if "--veth" in options:
         _do(ip, "link", "add", "veth0", "type", "veth", "peer", "name", "veth1")
         _do(ip, "address", "add", f"{VETH}/24", "dev", "veth0")
