@@ -509,6 +509,12 @@ impl<I: Io> Core<I> {
         // statement about its other link. HELLO on that makes the session known.
         let anew = !peer.begun && (request.shows.is_none() || request.fresh);
         if self.config.circuits && anew && self.has_accepted(key) {
+            // its dialler has given up the link on which HELLO has not arrived in time, probably
+            for link in self.links_of(key) {
+                if self.links.get(link).is_some_and(Link::is_silent) {
+                    self.silence(link, io);
+                }
+            }
             return Err(Reason::Busy);
         }
         if peer.accepted.is_none() && !io.has_place() {

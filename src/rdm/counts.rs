@@ -30,6 +30,9 @@ pub(super) struct Counts {
     /// Most targets that were held at a time, and the numbers of those that links have used.
     pub(super) targets_most: usize,
     pub(super) targets: HashSet<QpNumber>,
+    /// When the endpoint was closed: circuits with links, and the numbers of targets with links.
+    pub(super) circuits_at_end: usize,
+    pub(super) targets_at_end: Vec<QpNumber>,
     /// Circuits that have failed with links, targets that were moved to their error state, and
     /// packets with unknown tags.
     pub(super) circuits_failed: u64,
@@ -43,8 +46,11 @@ pub(super) struct Counts {
 impl Counts {
     /// The members of a line.
     pub(super) fn members(&self) -> Vec<(&'static str, String)> {
-        let mut targets: Vec<_> = self.targets.iter().map(|number| number.get()).collect();
-        targets.sort_unstable();
+        let sorted = |numbers: &mut dyn Iterator<Item = &QpNumber>| {
+            let mut numbers: Vec<_> = numbers.map(|number| number.get()).collect();
+            numbers.sort_unstable();
+            format!("{numbers:?}")
+        };
         vec![
             ("circuit_requests", self.circuit_requests.to_string()),
             ("second_requests", self.second_requests.to_string()),
@@ -57,7 +63,9 @@ impl Counts {
             ("circuits_accepted", self.circuits_accepted.to_string()),
             ("links_accepted", self.links_accepted.to_string()),
             ("targets_most", self.targets_most.to_string()),
-            ("targets", format!("{targets:?}")),
+            ("targets", sorted(&mut self.targets.iter())),
+            ("circuits_at_end", self.circuits_at_end.to_string()),
+            ("targets_at_end", sorted(&mut self.targets_at_end.iter())),
             ("circuits_failed", self.circuits_failed.to_string()),
             ("targets_failed", self.targets_failed.to_string()),
             ("unknown_tags", self.unknown_tags.to_string()),

@@ -356,7 +356,6 @@ impl Executor {
     pub(super) fn remove_link(&mut self, key: LinkKey) {
         self.end_rma(key);
         let rma = self.rma_of_ended(key);
-        let lingers = self.links.closes(key);
         if let Some(mut link) = self.links.remove(key) {
             let mut reads = Vec::new();
             for sent in link.take_sent() {
@@ -369,7 +368,7 @@ impl Executor {
             self.has_memory();
             let posts = (link.end.take(), link.initiator.take());
             if let Some(port) = link.port.take() {
-                self.remove_port(key, &port, lingers);
+                self.remove_port(key, &port);
             }
             if let Some(cm) = link.cm.take() {
                 let ended = Ended { reads, rma };

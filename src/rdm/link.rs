@@ -113,6 +113,11 @@ impl Link {
         }
     }
 
+    /// Whether HELLO has not arrived in time on a link on a circuit that the peer has dialled.
+    pub(super) fn is_silent(&self) -> bool {
+        self.state == State::Lingering && self.role == Role::Accepted && !self.greeted
+    }
+
     /// Whether packets may be posted.
     pub(super) fn is_open(&self) -> bool {
         self.state == State::Up && self.closing == Closing::No

@@ -611,11 +611,6 @@ impl Links {
         }
     }
 
-    /// Whether [`Self::close_half`] was called for a link.
-    pub(super) fn closes(&self, key: LinkKey) -> bool {
-        self.ending.contains(&key)
-    }
-
     /// The queue pair of an ending link is in its error state.
     pub(super) fn begin_drain(&mut self, key: LinkKey) {
         let Some(link) = self.get_mut(key) else {

@@ -25,8 +25,9 @@ use crate::xrc::XrcDomain;
 /// How long a circuit without links is kept. If both sides of several peers dial at once, links end
 /// and others follow.
 pub(super) const UNUSED: Duration = Duration::from_millis(100);
-/// After this time without an answer to a circuit request, another peer is asked for one.
-pub(super) const SECOND: Duration = Duration::from_millis(100);
+/// After this time without an answer to a circuit request, another peer is asked for one; the next
+/// one after twice this time, and so on.
+const SECOND: Duration = Duration::from_millis(100);
 
 /// A circuit on which no request completes for this time, while several links have some, is ended.
 const STALL: Duration = Duration::from_secs(2);
@@ -118,6 +119,8 @@ pub(super) struct CircuitQueue {
     pub(super) dialled: Instant,
     /// When a further circuit is dialled for a link that waits for this one.
     pub(super) second_at: Instant,
+    /// How long the next one is awaited.
+    pub(super) pause: Duration,
     /// A request has completed, so the target is connected; [`Xrc::proven`] has returned it.
     pub(super) proven: bool,
     told: bool,
@@ -142,6 +145,7 @@ impl CircuitQueue {
             failing: None,
             dialled: now,
             second_at: now + SECOND,
+            pause: SECOND * 2,
             proven: false,
             told: false,
             watched: false,
@@ -224,8 +228,6 @@ pub(super) struct Xrc {
     /// Links to which nothing more is posted and whose requests may not have completed, with the
     /// begin of their end.
     pub(super) half_ends: Vec<(LinkKey, Instant)>,
-    /// Number of links that only accept packets.
-    pub(super) lingering: usize,
     /// Accepted links that choose a circuit again at a time.
     pub(super) retries: Vec<(Instant, LinkKey)>,
     /// Targets that the device could not open, and when it is asked again.
@@ -268,7 +270,6 @@ impl Xrc {
             queues: Vec::new(),
             ending: Vec::new(),
             half_ends: Vec::new(),
-            lingering: 0,
             retries: Vec::new(),
             reopens: Vec::new(),
             accepted: HashMap::new(),

@@ -511,7 +511,10 @@ impl Shared {
     /// Ends all links of an endpoint on XRC, and waits until the peers post nothing more, at most
     /// until `limit`. The driver ends the links.
     pub(super) fn leave(&self, limit: Instant) {
-        self.change(|core, io| core.leave(io));
+        self.change(|core, io| {
+            io.count_at_end();
+            core.leave(io);
+        });
         loop {
             {
                 let mut guard = self.lock();

@@ -20,7 +20,7 @@ use crate::rdm::counts::object;
 use crate::rdm::link::LinkKey;
 use crate::rdm::link_cm::Step;
 use crate::rdm::packet_memory::Slot;
-use crate::rdm::ports::{Failing, HeldTarget, OfPeer, Port, SECOND, UNUSED, WATCH};
+use crate::rdm::ports::{Failing, HeldTarget, OfPeer, Port, UNUSED, WATCH};
 use crate::rdm::send_queue::Sent;
 use crate::verbs::{QpNumber, Wc};
 use crate::wire::rdm::cm::VERSION;
@@ -655,16 +655,8 @@ impl Executor {
         let Some(port) = self.port_mut(link) else {
             return;
         };
-        let (circuit, used, from) = (port.circuit.take(), port.used, port.from);
-        if let Some(circuit) = circuit {
+        if let Some(circuit) = port.circuit.take() {
             self.leave_circuit(circuit, link);
-        }
-        if let Some(xrc) = &mut self.xrc {
-            xrc.lingering += 1;
-        }
-        // the peer has not sent HELLO in time, and may not dial again
-        if let Some(from) = from.filter(|_| !used && !self.links.closes(link)) {
-            self.break_target(from);
         }
     }
 
@@ -676,7 +668,7 @@ impl Executor {
     }
 
     /// Removes what a link on a circuit has.
-    pub(super) fn remove_port(&mut self, link: LinkKey, port: &Port, lingers: bool) {
+    pub(super) fn remove_port(&mut self, link: LinkKey, port: &Port) {
         if let Some((sidr, _)) = &port.exchange {
             self.xrc_step(XrcStep::EndExchange(Arc::clone(sidr)));
         }
@@ -693,8 +685,6 @@ impl Executor {
                 xrc.accepted.remove(&id);
             }
             xrc.half_ends.retain(|(of, _)| *of != link);
-            // the others were removed without an end
-            xrc.lingering -= usize::from(lingers);
         }
         if let Some(circuit) = port.circuit {
             self.leave_circuit(circuit, link);
@@ -854,7 +844,8 @@ impl Executor {
                 continue;
             }
             if let Some(queue) = xrc.queue_mut(key) {
-                queue.second_at = now + SECOND;
+                queue.second_at = now + queue.pause;
+                queue.pause *= 2;
             }
             let links = &mut self.links;
             let ports = |link| Some(links.get_mut(link)?.port.as_ref()?.address);
@@ -862,7 +853,7 @@ impl Executor {
             if let Some((link, choice)) = second {
                 xrc.counts.second_requests += 1;
                 self.follow(link, choice);
-                next = Some(next.map_or(now + SECOND, |next| next.min(now + SECOND)));
+                self.xrc_step(XrcStep::Look);
             }
         }
         next
@@ -877,6 +868,20 @@ impl Executor {
         }
         let xrc = self.xrc.as_ref()?;
         xrc.retries.iter().map(|(time, _)| *time).min()
+    }
+
+    /// The endpoint begins to end its links.
+    pub(in crate::rdm) fn count_at_end(&mut self) {
+        let Some(xrc) = &mut self.xrc else {
+            return;
+        };
+        let used =
+            |key: &CircuitKey| xrc.circuits.get(*key).is_some() && xrc.circuits.users(*key) != 0;
+        let circuits = xrc.keys().iter().filter(|key| used(key)).count();
+        let targets = xrc.targets.iter();
+        let targets = targets.filter(|(_, held)| !held.links.is_empty());
+        xrc.counts.targets_at_end = targets.map(|(number, _)| *number).collect();
+        xrc.counts.circuits_at_end = circuits;
     }
 
     /// What was counted, as a line of JSON.

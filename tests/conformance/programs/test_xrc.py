@@ -36,7 +36,7 @@ class XrcNodes(common.CProgram):
         self.home = os.path.join(self.place.name, "home")
         os.mkdir(self.home, 0o700)
 
-    def lines(self, mode, *arguments, home=True, **more):
+    def lines(self, mode, *arguments, home=True, seconds=90, **more):
         """Runs a mode, with a runtime directory or without. Returns what its endpoints have
         counted.
         """
@@ -44,12 +44,25 @@ class XrcNodes(common.CProgram):
             more["XDG_RUNTIME_DIR"] = self.home
         argv = [self.program, mode, "weft", "127.0.0.1", *map(str, arguments)]
         env = programs.SYSTEM.env(FI_WEFT_COUNTS=self.counts, **more)
-        ended = programs.run(argv, env, seconds=90)
+        ended = programs.run(argv, env, seconds=seconds)
         if ended.status == SKIPPED:
             self.skipTest(f"{mode}: the user may not mount file systems, or is not root")
         self.assertEqual(ended.status, 0, ended)
         with open(self.counts) as file:
             return [json.loads(line) for line in file]
+
+    def at_rest(self, lines, nodes):
+        """What must hold when no link is being set up, whatever has failed before: at most one
+        initiator for each node, and one target in a node for each process.
+        """
+        self.show(lines, nodes)
+        targets = {}
+        for line in lines:
+            self.assertLessEqual(line["circuits_at_end"], nodes, line)
+            self.assertLessEqual(line["circuits_most"], 2 * nodes, line)
+            targets.setdefault(line["node"], set()).update(line["targets_at_end"])
+        for numbers in targets.values():
+            self.assertLessEqual(len(numbers), len(lines))
 
     def show(self, lines, nodes):
         """Prints the sums, and returns the numbers of the targets of each node."""
@@ -93,6 +106,12 @@ class XrcNodes(common.CProgram):
         for line in lines:
             self.assertEqual(line["nodes"], 0, line)
         self.assertEqual(os.listdir(os.path.join(self.home, "weft")), [], "the file is left")
+
+    def test_64_processes_on_8_nodes(self):
+        # each of the 2,016 pairs connects while few processes have a processor
+        lines = self.lines("all", 8, 8, FI_WEFT_CONNECT_TIMEOUT="60", seconds=170)
+        self.assertEqual(len(lines), 64)
+        self.at_rest(lines, 8)
 
     def test_nodes_at_one_address_are_found(self):
         nodes, processes = 3, 2

@@ -12,7 +12,7 @@
  *   xrc_nodes users PROV NODE                       two users at once, two processes each
  */
 #define _GNU_SOURCE
-#define SECONDS 60
+#define SECONDS 120
 #include "../rdm_processes.h"
 
 #include "weft.h"
