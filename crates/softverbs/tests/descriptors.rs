@@ -16,6 +16,7 @@ fn main() {
     run(&[
         ("a_watched_peer", watched_parent, child),
         ("an_unwatched_peer", unwatched_parent, child),
+        ("an_unwatched_sender", unwatched_sender_parent, child),
     ]);
 }
 
@@ -77,4 +78,18 @@ fn unwatched_parent(link: &mut Link) {
     let end = End::create(link, 16, 16, 1);
     allow(descriptors().0 * 3 / 2);
     peer_ends(link, end, 0);
+}
+
+/// Nothing is requested of the peer, so only polls find its end.
+fn unwatched_sender_parent(link: &mut Link) {
+    let mut end = End::create(link, 16, 16, 1);
+    allow(descriptors().0 * 3 / 2);
+    end.join(link);
+    assert_eq!(descriptors().1, 0);
+    let receive = end.buffer(&[0; 8]);
+    end.recv(&receive, 9);
+    link.kill();
+    let wc = end.wait(LIMIT);
+    assert_eq!((wc.status, wc.wr_id), (IBV_WC_WR_FLUSH_ERR, 9));
+    assert_eq!(end.async_event(), IBV_EVENT_QP_FATAL);
 }
