@@ -19,6 +19,8 @@ const CASES: &[(&str, fn())] = &[
     ("messages_of_all_kinds", messages),
     ("one_connection_for_several_processes", several_processes),
     ("rdma_goes_to_the_queues_owner", rdma),
+    ("rdma_without_a_request", at_once),
+    ("requests_that_were_not_executed", not_executed),
     ("domains_by_file", domains),
     ("what_is_in_use_stays", busy),
     ("targets_are_held", held),
@@ -133,6 +135,106 @@ fn rdma() {
     sender.does(&format!("write {qp} {second_srq} 10 8 {addr} {wrong}"));
     sender.sent(10, IBV_WC_REM_ACCESS_ERR);
     first.event(IBV_EVENT_QP_ACCESS_ERR, target);
+}
+
+/// WRITEs, READs and atomics that are executed in their call, to the queues of two processes in
+/// turn, also between messages. What the call does not execute leaves the connection as it was.
+fn at_once() {
+    let place = Place::new();
+    let (mut first, first_srq) = receiver(&place);
+    let (mut second, second_srq) = receiver(&place);
+    let mut sender = Actor::start();
+    let target = first.number("target");
+    let qp = connect(&mut sender, &mut first, target);
+    let again = libc::EAGAIN;
+    let memories = [first.ask("memory"), second.ask("memory")];
+    for round in 0..3 {
+        let owners = [(&mut first, first_srq), (&mut second, second_srq)];
+        for ((owner, srq), memory) in owners.into_iter().zip(&memories) {
+            owner.does("clear 0");
+            sender.does(&format!("write_now {qp} {srq} {round} 50000 {memory}"));
+            assert_eq!(owner.ask(&format!("holds 0 {round} 50000")), "true");
+            sender.does("clear 8");
+            sender.does(&format!("read_now {qp} {srq} 0 50000 {memory}"));
+            assert_eq!(sender.ask(&format!("holds 8 {round} 50000")), "true");
+            // the message goes to the place of its round
+            owner.does(&format!("clear {round}"));
+            sender.does(&format!("send {qp} {srq} {round} 100"));
+            sender.sent(round, IBV_WC_SUCCESS);
+            owner.got(round, round, 100, target);
+        }
+    }
+    // its memory is not a buffer of the device
+    sender.refuses(
+        &format!("change_now {qp} {first_srq} 5 {}", memories[0]),
+        again,
+    );
+    // the key of the other process; no queue; the number of a queue that does not exist
+    let (addr, _) = memories[0].split_once(' ').unwrap();
+    let wrong = format!("{addr} 77");
+    for (srq, memory) in [
+        (first_srq, &wrong),
+        (0, &memories[0]),
+        (first_srq ^ 0x155, &memories[0]),
+    ] {
+        sender.refuses(&format!("write_now {qp} {srq} 9 8 {memory}"), again);
+    }
+    assert_eq!(first.ask("holds 0 2 50000"), "true");
+    // behind a message that waits for its receive
+    for _ in 0..8 - 3 {
+        sender.does(&format!("send {qp} {second_srq} 7 8"));
+        sender.sent(7, IBV_WC_SUCCESS);
+    }
+    sender.does(&format!("send {qp} {second_srq} 8 8"));
+    let behind = format!("write_now {qp} {first_srq} 9 8 {}", memories[0]);
+    sender.refuses(&behind, again);
+    second.does(&format!("receive 3 {ROOM}"));
+    sender.sent(8, IBV_WC_SUCCESS);
+    sender.does(&behind);
+    sender.does(&format!("fail {qp}"));
+    sender.refuses(&behind, again);
+}
+
+/// The vendor error of requests that were not executed, of an initiator whose requests name the
+/// queues of two processes.
+fn not_executed() {
+    const NOT_EXECUTED: u32 = 1;
+    let flushed = IBV_WC_WR_FLUSH_ERR;
+    for refused in [true, false] {
+        let place = Place::new();
+        let (mut first, first_srq) = receiver(&place);
+        let mut second = Actor::start();
+        second.does(&place.open(CREATE));
+        let second_srq = second.number("srq 8");
+        let mut sender = Actor::start();
+        let target = first.number("target");
+        let qp = connect(&mut sender, &mut first, target);
+        let memories = [first.ask("memory"), second.ask("memory")];
+        second.does("clear 0");
+        sender.does(&format!("write {qp} {first_srq} 1 100 {}", memories[0]));
+        assert_eq!(sender.ask("unsent"), format!("1 {IBV_WC_SUCCESS} 0"));
+        if refused {
+            let (addr, _) = memories[0].split_once(' ').unwrap();
+            sender.does(&format!("write {qp} {first_srq} 2 100 {addr} 77"));
+            let wanted = format!("2 {IBV_WC_REM_ACCESS_ERR} {NOT_EXECUTED}");
+            assert_eq!(sender.ask("unsent"), wanted);
+        } else {
+            // waits for a receive, and with it what is posted behind it
+            sender.does(&format!("send {qp} {second_srq} 2 8"));
+        }
+        sender.does(&format!("write {qp} {second_srq} 3 100 {}", memories[1]));
+        sender.does(&format!("add {qp} {first_srq} 4 8 {} 1", memories[0]));
+        sender.does(&format!("fail {qp}"));
+        if !refused {
+            assert_eq!(sender.ask("unsent"), format!("2 {flushed} 0"));
+        }
+        for number in [3, 4] {
+            let wanted = format!("{number} {flushed} {NOT_EXECUTED}");
+            assert_eq!(sender.ask("unsent"), wanted);
+        }
+        assert_eq!(first.ask("holds 0 1 100"), "true");
+        assert_eq!(second.ask("word 0"), "0");
+    }
 }
 
 fn domains() {

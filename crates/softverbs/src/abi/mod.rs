@@ -121,6 +121,8 @@ pub fn verbs() -> &'static VerbsFns {
         softdv_ring_arrivals: Some(ring::arrivals),
         softdv_access: Some(softdv::access),
         softdv_atomic_access: Some(softdv::atomic_access),
+        softdv_access_srq: Some(softdv::access_srq),
+        softdv_atomic_access_srq: Some(softdv::atomic_access_srq),
         softdv_max_atomic: Some(softdv::max_atomic),
         softdv_atomic_own: Some(softdv::atomic_own),
     })

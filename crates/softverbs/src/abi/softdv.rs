@@ -79,7 +79,28 @@ pub(super) unsafe extern "C" fn access(
 ) -> c_int {
     // SAFETY: the caller promises a live queue pair and sge.
     let (qp, sge) = unsafe { (Qp::from_ptr(qp), &*sge) };
-    match qp.access_at_once(opcode, sge, flags, (remote_addr, rkey)) {
+    match qp.access_at_once(opcode, sge, flags, 0, (remote_addr, rkey)) {
+        true => 0,
+        false => libc::EAGAIN,
+    }
+}
+
+/// `softdv_access_srq`: as `softdv_access`, on a queue pair of type `IBV_QPT_XRC_SEND`, for a
+/// request that names the shared receive queue `srqn`. `EAGAIN` too if it leads to no queue.
+///
+/// Thread safe, as `ibv_post_send(3)`.
+pub(super) unsafe extern "C" fn access_srq(
+    qp: *mut ibv_qp,
+    opcode: u32,
+    sge: *const ibv_sge,
+    flags: u32,
+    srqn: u32,
+    remote_addr: u64,
+    rkey: u32,
+) -> c_int {
+    // SAFETY: the caller promises a live queue pair and sge.
+    let (qp, sge) = unsafe { (Qp::from_ptr(qp), &*sge) };
+    match srqn != 0 && qp.access_at_once(opcode, sge, flags, srqn, (remote_addr, rkey)) {
         true => 0,
         false => libc::EAGAIN,
     }
@@ -99,10 +120,44 @@ pub(super) unsafe extern "C" fn atomic_access(
     remote_addr: u64,
     rkey: u32,
 ) -> c_int {
+    // SAFETY: the caller promises the same.
+    unsafe { elements(qp, atomic, results, 0, (remote_addr, rkey)) }
+}
+
+/// `softdv_atomic_access_srq`: as `softdv_atomic_access`, on a queue pair of type
+/// `IBV_QPT_XRC_SEND`, for a request that names the shared receive queue `srqn`. `EAGAIN` too if it
+/// leads to no queue.
+///
+/// Thread safe, as `ibv_post_send(3)`.
+pub(super) unsafe extern "C" fn atomic_access_srq(
+    qp: *mut ibv_qp,
+    atomic: *mut softdv_atomic,
+    results: *mut c_void,
+    srqn: u32,
+    remote_addr: u64,
+    rkey: u32,
+) -> c_int {
+    match srqn {
+        0 => libc::EAGAIN,
+        // SAFETY: the caller promises the same.
+        _ => unsafe { elements(qp, atomic, results, srqn, (remote_addr, rkey)) },
+    }
+}
+
+/// # Safety
+/// As `softdv_atomic_access`.
+#[inline(always)]
+unsafe fn elements(
+    qp: *mut ibv_qp,
+    atomic: *mut softdv_atomic,
+    results: *mut c_void,
+    srqn: u32,
+    to: (u64, u32),
+) -> c_int {
     // SAFETY: the caller promises a live queue pair, and an operation that no other code changes.
     let (qp, asked) = unsafe { (Qp::from_ptr(qp), &*atomic) };
     // SAFETY: the caller promises operands and room for the earlier values.
-    match unsafe { qp.elements_at_once(asked, results.cast(), (remote_addr, rkey)) } {
+    match unsafe { qp.elements_at_once(asked, results.cast(), srqn, to) } {
         Some(changed) => {
             // SAFETY: as above.
             unsafe { (*atomic).changed = changed };

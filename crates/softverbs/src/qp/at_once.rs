@@ -3,9 +3,9 @@
 
 use rdma_core_sys::*;
 
-use super::Qp;
 use super::access::right;
 use super::remote_qp::Connection;
+use super::{Qp, SendQueue};
 use crate::hazard::MOST_AT_ONCE;
 use crate::key::Key;
 use crate::region::{self, Direction, Elements, MAX_ELEMENTS, Shape, Target};
@@ -63,20 +63,32 @@ fn copy_part(
 }
 
 impl Qp {
-    /// Whether an operation that needs these rights may be executed now. `queue`: the type of the
-    /// queue pair, and whether all posted requests were executed.
+    /// Whether all posted requests were executed, and the next one can be: on a queue pair of XRC
+    /// the connection to the shared receive queue `queue` becomes the current one, on another one
+    /// `queue` is 0.
     #[inline(always)]
-    fn is_at_once(&self, conn: &Connection, (kind, idle): (u32, bool), rights: u32) -> bool {
-        kind == IBV_QPT_RC
+    fn is_idle(&self, sq: &mut SendQueue, queue: u32) -> bool {
+        let kind = match queue {
+            0 => IBV_QPT_RC,
+            _ => IBV_QPT_XRC_SEND,
+        };
+        sq.kind == kind
             && self.state() == IBV_QPS_RTS
-            && idle
-            && conn.word.access() & rights == rights
+            && sq.executed == sq.head
+            && (queue == 0 || self.reach_shared(sq, queue).is_ok())
+    }
+
+    /// Whether an operation that needs these rights may be executed now, on an idle queue pair.
+    #[inline(always)]
+    fn is_at_once(conn: &Connection, queue: u32, rights: u32) -> bool {
+        conn.word.access() & rights == rights
             && conn.current()
-            && conn.delivery.number == 0
+            && conn.delivery.number == queue
             && conn.still_delivers()
     }
 
-    /// Executes one READ or WRITE without a request, behind all requests that were posted. `false`:
+    /// Executes one READ or WRITE without a request, behind all requests that were posted. `queue`:
+    /// the shared receive queue that a request names, on a queue pair of XRC; otherwise 0. `false`:
     /// it has to be posted.
     #[inline]
     pub(crate) fn access_at_once(
@@ -84,6 +96,7 @@ impl Qp {
         opcode: u32,
         sge: &ibv_sge,
         flags: u32,
+        queue: u32,
         (addr, rkey): (u64, u32),
     ) -> bool {
         let way = match opcode {
@@ -96,11 +109,13 @@ impl Qp {
         }
         let mut sq = self.sq.lock();
         let sq = &mut *sq;
+        if !self.is_idle(sq, queue) {
+            return false;
+        }
         let Some(conn) = &sq.conn else {
             return false;
         };
-        let idle = sq.executed == sq.head;
-        if !self.is_at_once(conn, (sq.kind, idle), right(way)) || conn.peer.refuses() {
+        if !Self::is_at_once(conn, queue, right(way)) || conn.peer.refuses() {
             return false;
         }
         let process = self.process();
@@ -149,8 +164,8 @@ impl Qp {
     }
 
     /// Executes an operation on elements without a request, behind all requests that were posted,
-    /// if the elements are words of one buffer of the device. Returns the number of those that have
-    /// changed. `None`: it has to be posted, and nothing has changed.
+    /// if the elements are words of one buffer of the device. `queue`: as for
+    /// [`Self::access_at_once`]. Returns the number of those that have changed. `None`: it has to be posted, and nothing has changed.
     ///
     /// # Safety
     /// The operands are readable. `results` has room for the earlier values, or is NULL: they are
@@ -160,6 +175,7 @@ impl Qp {
         &self,
         asked: &softdv_atomic,
         results: *mut u8,
+        queue: u32,
         (addr, rkey): (u64, u32),
     ) -> Option<u32> {
         let shape = Shape::new(asked.op, asked.datatype, asked.count)?;
@@ -172,9 +188,11 @@ impl Qp {
         }
         let mut sq = self.sq.lock();
         let sq = &mut *sq;
+        if !self.is_idle(sq, queue) {
+            return None;
+        }
         let conn = sq.conn.as_ref()?;
-        let idle = sq.executed == sq.head;
-        if !self.is_at_once(conn, (sq.kind, idle), rights) {
+        if !Self::is_at_once(conn, queue, rights) {
             return None;
         }
         let target = Target {

@@ -287,6 +287,7 @@ pub(super) fn offered(kind: u32, opcode: u32) -> bool {
                 | IBV_WR_ATOMIC_FETCH_AND_ADD
                 | IBV_WR_ATOMIC_WRITE
                 | IBV_WR_FLUSH
+                | SOFTDV_WR_ATOMIC
         ),
         IBV_QPT_UD => matches!(opcode, IBV_WR_SEND | IBV_WR_SEND_WITH_IMM),
         _ => false,

@@ -8,6 +8,7 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use atomic_ops::{Datatype, Op};
 use rdma_core_sys::*;
 
 use super::common::{open, verbs};
@@ -226,7 +227,11 @@ impl Actor {
             "add" => self.post(words, IBV_WR_ATOMIC_FETCH_AND_ADD),
             "swap" => self.post(words, IBV_WR_ATOMIC_CMP_AND_SWP),
             "batch" => self.batch(words),
+            "write_now" => self.access(words, IBV_WR_RDMA_WRITE),
+            "read_now" => self.access(words, IBV_WR_RDMA_READ),
+            "change_now" => self.change(words),
             "sent" => self.sent(),
+            "unsent" => self.unsent(),
             "received" => self.received(false),
             "awaken" => self.received(true),
             "again" => {
@@ -482,6 +487,49 @@ impl Actor {
         code(unsafe { ibv_post_send(qp, &raw mut wr, &raw mut bad) })
     }
 
+    /// `qp srqn message len addr rkey`: a WRITE or READ without a request.
+    fn access(&self, words: &[&str], opcode: u32) -> String {
+        let given: Vec<u64> = words.iter().map(|word| word.parse().unwrap()).collect();
+        let (message, len) = (given[2], given[3] as usize);
+        if opcode == IBV_WR_RDMA_WRITE {
+            self.fill(8, |i| byte(message, i), len);
+        }
+        let sge = ibv_sge {
+            addr: self.place(8),
+            length: len as u32,
+            lkey: self.lkey(),
+        };
+        let (qp, srqn) = (self.qps[&(given[0] as u32)], given[1] as u32);
+        let (addr, rkey) = (given[4], given[5] as u32);
+        let call = verbs().softdv_access_srq.unwrap();
+        // SAFETY: a live queue pair and a registered buffer.
+        code(unsafe { call(qp, opcode, &raw const sge, 0, srqn, addr, rkey) })
+    }
+
+    /// `qp srqn operand addr rkey`: adds to a word without a request. The former value becomes the
+    /// first word of place 8.
+    fn change(&self, words: &[&str]) -> String {
+        let given: Vec<u64> = words.iter().map(|word| word.parse().unwrap()).collect();
+        let (qp, srqn, operand) = (self.qps[&(given[0] as u32)], given[1] as u32, given[2]);
+        let operands = (&raw const operand).cast();
+        let mut atomic = softdv_atomic {
+            op: Op::Sum as u8,
+            datatype: Datatype::Uint64 as u8,
+            count: 1,
+            changed: 0,
+            operands,
+            compare: std::ptr::null(),
+        };
+        let (call, mut earlier) = (verbs().softdv_atomic_access_srq.unwrap(), 0_u64);
+        let results = (&raw mut earlier).cast();
+        let (addr, rkey) = (given[3], given[4] as u32);
+        // SAFETY: a live queue pair, an operand, and room for one value.
+        let ret = unsafe { call(qp, &raw mut atomic, results, srqn, addr, rkey) };
+        let bytes = earlier.to_ne_bytes();
+        self.fill(8, |i| bytes[i], bytes.len());
+        code(ret)
+    }
+
     /// As `send`, with the calls of `ibv_wr_*`, and inline.
     fn batch(&self, words: &[&str]) -> String {
         let given: Vec<u64> = words.iter().map(|word| word.parse().unwrap()).collect();
@@ -544,6 +592,14 @@ impl Actor {
         match self.next(self.outbox, false) {
             None => "nothing".into(),
             Some(wc) => format!("{} {}", wc.wr_id, wc.status),
+        }
+    }
+
+    /// As `sent`, with the vendor error.
+    fn unsent(&mut self) -> String {
+        match self.next(self.outbox, false) {
+            None => "nothing".into(),
+            Some(wc) => format!("{} {} {}", wc.wr_id, wc.status, wc.vendor_err),
         }
     }
 
