@@ -111,9 +111,13 @@ impl<L: EngineLink> Peer for RevocationNotifier<L> {
         requests.want(false);
         let sge = word(self.block.revocations());
         // SAFETY: the domain owns the directory's header and outlives the queue pair.
-        unsafe {
+        let posted = unsafe {
             self.link
-                .post_engine_request(EngineRequest::Revocation, SendOpcode::Write, sge, to, 0);
+                .post_engine_request(EngineRequest::Revocation, SendOpcode::Write, sge, to, 0)
+        };
+        if !posted {
+            // the link calls `notify_again` when it can
+            requests.want(true);
         }
     }
 

@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use crate::queue::EngineLink;
-use crate::verbs::{Pd, Qp};
+use crate::verbs::{Pd, Qp, SrqNumber};
 
 /// The queue pair of a [`Sq`](super::sq::Sq) as the peer's keys use it. Thread safe, except
 /// [`Self::next_number`]. A clone refers to the same queue pair.
@@ -14,6 +14,17 @@ pub(crate) trait Link: EngineLink + Clone + Debug + 'static {
 
     /// The queue pair itself.
     fn qp(&self) -> &Qp;
+
+    /// The shared receive queue that each request names, on an initiator of XRC.
+    #[inline]
+    fn srq(&self) -> Option<SrqNumber> {
+        None
+    }
+
+    /// Whether one of the engine's own requests can be posted now.
+    fn has_room(&self) -> bool {
+        true
+    }
 
     /// Number of the next request. Under the transmit lock only.
     fn next_number(&self) -> u32;

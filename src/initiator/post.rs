@@ -411,12 +411,11 @@ impl<Q: Sq> Initiator<Q> {
         }
         // native keys have 32 bits
         let target = (RemoteAddr::new(addr), Rkey::new(key as u32));
+        let link = self.sq.link();
         // SAFETY: as this function.
         unsafe {
-            self.sq
-                .link()
-                .qp()
-                .execute_elements(request, results, target)
+            link.qp()
+                .execute_elements(request, results, target, link.srq())
         }
     }
 
@@ -454,9 +453,10 @@ impl<Q: Sq> Initiator<Q> {
             length: len as u32,
             lkey: lkey.unwrap_or_default(),
         };
-        let qp = self.sq.link().qp();
+        let (link, local) = (self.sq.link(), (&sge, lkey.is_some()));
+        let target = op.native_target();
         // SAFETY: as this function.
-        unsafe { qp.execute(op.opcode, (&sge, lkey.is_some()), op.native_target()) }
+        unsafe { link.qp().execute(op.opcode, local, target, link.srq()) }
     }
 
     /// Whether the operation's success is reported to the application.

@@ -252,7 +252,7 @@ impl Sq for SlotSq {
         self.post_delayed();
         let (number, signaled) = self.push(slot, signal);
         let wr_id = self.link.place.send(number);
-        let posted = self.link.qp.post_flush(wr_id, to, len, signaled);
+        let posted = self.link.qp.post_flush(wr_id, None, (to, len), signaled);
         self.posted(number, signaled, posted)
     }
 

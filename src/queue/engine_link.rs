@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use super::slots::{EngineRequest, EngineRequests, FailureListener};
-use crate::errno::Result;
+use crate::errno::{FiErrno, Result};
 use crate::log::info_log;
 use crate::verbs::{RemoteAddr, Rkey, SendOpcode, SendRequest, Sge};
 
@@ -70,6 +70,10 @@ pub(crate) trait EngineLink: Send + Sync {
         let posted = unsafe { self.post_request(kind, &mut request) };
         if let Err(error) = posted {
             self.engine_requests().end(kind, false);
+            if error == FiErrno::ENOTCONN {
+                // the link cannot post yet, or not any more
+                return false;
+            }
             info_log!(EpCtrl, "{kind:?} could not be posted: {error}");
         }
         posted.is_ok()

@@ -354,6 +354,12 @@ impl EngineRequests {
         self.state(kind).load(Ordering::Acquire) == Progress::UnderWay as u8
     }
 
+    /// Whether any request is outstanding.
+    pub(crate) fn are_under_way(&self) -> bool {
+        let of_kind = |state: &AtomicU8| state.load(Ordering::Acquire) == Progress::UnderWay as u8;
+        self.telling.load(Ordering::Acquire) != 0 || self.states.iter().any(of_kind)
+    }
+
     /// The progress of a request; `Done` and `Failed` are returned once, then `Idle`.
     pub(crate) fn take(&self, kind: EngineRequest) -> Progress {
         let state = self.state(kind);

@@ -10,9 +10,12 @@ use parking_lot::Mutex;
 use super::circuits::CircuitKey;
 use super::core::Failure;
 use super::link::LinkKey;
+use super::link_cm::Ended;
+use super::link_end::{LinkEnd, LinkSq};
 use super::shared::Shared;
 use crate::conn::{CmTarget, ConnectRequest};
 use crate::errno::{FiErrno, Result};
+use crate::initiator::Initiator;
 use crate::log::info_log;
 use crate::verbs::{
     AsyncEvent, AsyncListener, CmEvent, CmEventKind, CmId, Qp, QpNumber, Srq, Target,
@@ -27,6 +30,14 @@ pub(super) enum Held {
     /// A request for a link on a circuit.
     Link(ConnectRequest, Box<LinkRequest>),
 }
+
+/// What had not completed of a link when its circuit was destroyed, and what has posted it.
+#[derive(Debug)]
+pub(super) struct Unfinished(
+    pub(super) LinkKey,
+    pub(super) Option<Box<Initiator<LinkSq>>>,
+    pub(super) Ended,
+);
 
 /// A step of an endpoint on XRC.
 #[derive(Debug)]
@@ -50,10 +61,14 @@ pub(super) enum XrcStep {
     FailTarget(Arc<Target>),
     /// End the identifier of a circuit, which owns no queue pair.
     EndCircuitCm(Arc<InitiatorCm>),
-    /// Destroy an initiator and its identifier.
-    DestroyCircuit(Arc<InitiatorCm>, Option<Arc<Qp>>),
+    /// Destroy an initiator and its identifier, and then end what had not completed, of each link.
+    DestroyCircuit(Arc<InitiatorCm>, Option<Arc<Qp>>, Vec<Unfinished>),
     /// Close the handle of a target, and destroy its identifier.
     CloseTarget(Arc<TargetCm>, Option<Arc<Target>>),
+    /// Create this side of a link as peers access it.
+    OpenEnd(LinkKey),
+    /// End this side of a link, and what posts RMA to it.
+    LeaveEnd(Option<LinkEnd>, Option<Box<Initiator<LinkSq>>>),
     /// The driver looks at links that end.
     Look,
     /// Request the event of a receive queue with fewer receives than this.
@@ -465,11 +480,31 @@ impl XrcStep {
                 shared.change(|core, io| io.target_failed(core, target.number()));
             }
             Self::EndCircuitCm(cm) => cm.id.end(shared),
-            Self::DestroyCircuit(cm, qp) => {
+            Self::DestroyCircuit(cm, qp, unfinished) => {
                 if let Some(qp) = &qp {
                     shared.domain.device().unlisten(qp.object());
                 }
                 cm.id.end(shared);
+                let unfinished: Vec<_> = unfinished
+                    .into_iter()
+                    .map(|Unfinished(link, initiator, ended)| {
+                        drop(initiator);
+                        (link, ended)
+                    })
+                    .collect();
+                drop(qp);
+                for (link, Ended { reads, rma }) in unfinished {
+                    shared.change(|core, io| {
+                        io.reads_ended(link, reads);
+                        io.rma_ended(core, &rma);
+                    });
+                }
+            }
+            Self::OpenEnd(link) => shared.open_end(link),
+            Self::LeaveEnd(end, initiator) => {
+                let block = end.map(LinkEnd::leave);
+                drop(initiator);
+                drop(block);
             }
             Self::CloseTarget(cm, target) => {
                 if let Some(target) = target {

@@ -27,6 +27,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 
 use self::atomic::Results;
+use super::circuit_cm::XrcStep;
 use super::circuits::CircuitKey;
 use super::completions::{Completions, Side};
 use super::core::{Core, Io, Origin, Send};
@@ -374,6 +375,10 @@ impl Executor {
                 let ended = Ended { reads, rma };
                 let step = Step::Destroy(cm, link.qp.take(), posts, ended);
                 self.steps.push(step);
+            } else if let (end, initiator) = posts
+                && (end.is_some() || initiator.is_some())
+            {
+                self.xrc_step(XrcStep::LeaveEnd(end, initiator));
             }
         }
     }
@@ -450,10 +455,7 @@ impl Executor {
             self.read_ended(read, link, Some(status.0));
         }
         if let Some(failure) = Failure::of(status, self.not_executed) {
-            if let Some(link) = self.links.get_mut(link) {
-                link.stopped |= failure.stops();
-            }
-            return self.broken(core, link);
+            return self.request_failed(core, link, &failure);
         }
         if let Some(number) = completed.number {
             core.sent(link, number, self);
@@ -645,7 +647,7 @@ impl Executor {
 
     /// Posts a numbered packet. `None`: no room, or no memory.
     fn post_packet(&mut self, on: LinkKey, header: Header, key: TxKey, form: Form) -> Option<()> {
-        if form == Form::Rts && self.xrc.is_none() && self.links.get_mut(on)?.has_room(true) {
+        if form == Form::Rts && has_room(self.links.get_mut(on)?, &mut self.xrc, true) {
             self.register_source(key);
         }
         let link = self.links.get_mut(on)?;

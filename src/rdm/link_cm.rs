@@ -147,7 +147,7 @@ impl LinkCm {
 
     fn create_qp(self: &Arc<Self>, shared: &Shared, id: &Arc<CmId>) -> Result<()> {
         let qp = Arc::new(shared.create_qp(id)?);
-        let mut end = shared.create_end(self.link, &qp)?;
+        let mut end = shared.create_end(self.link, Some(&qp))?;
         let listener: Weak<Self> = Arc::downgrade(self);
         shared.domain.device().listen(qp.object(), listener);
         // the peer sends to a ring that exists, whether or not this side reads it

@@ -1,24 +1,28 @@
 //! The send queue of a link as an initiator uses it (`initiator`): RMA, atomics, and the engine's
 //! own requests for keys. The requests have records apart from those of packets (`links.rs`); both
-//! are posted to one queue pair.
+//! are posted to one queue pair: that of the link, or on XRC the initiator of its circuit, which the
+//! link has from the moment on at which it may post ([`Outlet`]).
 
 #![allow(unsafe_code, reason = "posts requests whose caller promises for them")]
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
+
+use parking_lot::Mutex;
 
 use super::link::LinkKey;
 use super::links::WrId;
 use super::shared::Shared;
 use crate::conn::RevocationNotifier;
-use crate::errno::Result;
+use crate::errno::{FiErrno, Result};
 use crate::initiator::Link;
 use crate::initiator::keys::FURTHER_REQUESTS;
 use crate::initiator::sq::{Signal, Sq};
 use crate::mr::{ConnectionBlock, Peer};
 use crate::queue::EngineLink;
 use crate::queue::slots::{EngineRequest, EngineRequests, FailureListener, Slot, SlotRing};
-use crate::verbs::{Chain, Pd, Qp, RemoteAddr, Rkey, SendRequest};
+use crate::verbs::{Chain, Pd, Qp, RemoteAddr, Rkey, SendRequest, SrqNumber};
+use crate::wire::records::Block;
 
 /// Requests of RMA and atomics of one link that are under way. Further operations wait.
 pub(super) const RMA_DEPTH: usize = 64;
@@ -26,13 +30,149 @@ pub(super) const RMA_DEPTH: usize = 64;
 /// Requests of a queue pair besides packets: those of operations, and the engine's own.
 pub(super) const RMA_REQUESTS: usize = RMA_DEPTH + FURTHER_REQUESTS + EngineRequest::MOST;
 
+/// Requests of a circuit besides packets, of all its links; and the part of them that operations do
+/// not use, because the requests for keys are not repeated at once.
+pub(super) const CIRCUIT_RMA: usize = 256;
+const CIRCUIT_ENGINE: usize = 64;
+
+/// The requests of a circuit besides packets that have not completed.
+#[derive(Debug, Default)]
+pub(super) struct Room {
+    used: AtomicUsize,
+    /// A request for keys found no room.
+    refused: AtomicBool,
+}
+
+impl Room {
+    /// Whether all requests have completed.
+    pub(super) fn is_empty(&self) -> bool {
+        self.used.load(Ordering::Relaxed) == 0
+    }
+
+    /// Whether so many requests can be posted.
+    #[inline]
+    fn has(&self, count: usize) -> bool {
+        self.used.load(Ordering::Relaxed) + count <= CIRCUIT_RMA
+    }
+
+    /// # Errors
+    /// `EAGAIN`: the queue is full.
+    #[inline]
+    fn take(&self) -> Result<()> {
+        if self.used.fetch_add(1, Ordering::Relaxed) < CIRCUIT_RMA {
+            return Ok(());
+        }
+        self.give(1);
+        Err(FiErrno::EAGAIN)
+    }
+
+    /// So many requests have completed, or were not posted.
+    #[inline]
+    pub(super) fn give(&self, count: usize) {
+        self.used.fetch_sub(count, Ordering::Relaxed);
+    }
+
+    /// As if so many requests were under way.
+    #[cfg(test)]
+    pub(super) fn occupy(&self, count: usize) {
+        self.used.fetch_add(count, Ordering::Relaxed);
+    }
+
+    /// Whether a notification of a revocation found no room since the last call.
+    #[inline]
+    pub(super) fn take_refused(&self) -> bool {
+        self.refused.load(Ordering::Relaxed) && self.refused.swap(false, Ordering::Relaxed)
+    }
+}
+
+/// Where the requests of a link are posted.
+#[derive(Clone, Debug)]
+pub(super) struct Outlet {
+    qp: Arc<Qp>,
+    /// On a circuit: the receive queue of the peer, which each request names, and the room.
+    circuit: Option<(SrqNumber, Arc<Room>)>,
+}
+
+impl Outlet {
+    /// The queue pair of a link.
+    pub(super) fn of_qp(qp: &Arc<Qp>) -> Self {
+        Self {
+            qp: Arc::clone(qp),
+            circuit: None,
+        }
+    }
+
+    /// A circuit, to a peer with this shared receive queue.
+    pub(super) fn of_circuit(qp: &Arc<Qp>, srq: SrqNumber, room: &Arc<Room>) -> Self {
+        Self {
+            qp: Arc::clone(qp),
+            circuit: Some((srq, Arc::clone(room))),
+        }
+    }
+
+    fn srq(&self) -> Option<SrqNumber> {
+        self.circuit.as_ref().map(|(srq, _)| *srq)
+    }
+
+    /// # Errors
+    /// `EAGAIN`: the queue is full.
+    #[inline(always)]
+    fn take_room(&self) -> Result<()> {
+        match &self.circuit {
+            None => Ok(()),
+            Some((_, room)) => room.take(),
+        }
+    }
+
+    #[inline(always)]
+    fn give_room(&self) {
+        if let Some((_, room)) = &self.circuit {
+            room.give(1);
+        }
+    }
+
+    /// Whether so many requests can be posted.
+    #[inline(always)]
+    fn has_room(&self, count: usize) -> bool {
+        let circuit = self.circuit.as_ref();
+        circuit.is_none_or(|(_, room)| room.has(count))
+    }
+
+    /// Completes a request: its receive queue.
+    #[inline(always)]
+    fn direct(&self, request: &mut SendRequest<'_>) {
+        if let Some(srq) = self.srq() {
+            request.to_srq(srq);
+        }
+    }
+
+    /// Posts a request.
+    ///
+    /// # Errors
+    /// `EAGAIN`: the queue is full. The device's.
+    ///
+    /// # Safety
+    /// As [`Qp::post_send`].
+    #[inline(always)]
+    unsafe fn post(&self, request: &mut SendRequest<'_>) -> Result<()> {
+        self.take_room()?;
+        self.direct(request);
+        // SAFETY: the caller keeps the contract of this function.
+        unsafe { self.qp.post_send(request) }.inspect_err(|_| self.give_room())
+    }
+}
+
 /// What threads without the endpoint's lock access of a link.
 pub(super) struct LinkRings {
     key: LinkKey,
     shared: Weak<Shared>,
+    /// `None`: nothing can be posted, not yet or not any more.
+    outlet: Mutex<Option<Outlet>>,
     /// The records of posted requests; allocated with the first operation.
     tx: OnceLock<Arc<SlotRing>>,
     requests: EngineRequests,
+    /// The circuit was destroyed before all requests had completed.
+    abandoned: AtomicBool,
     /// The link can be used: it is connected, and does not end.
     up: AtomicBool,
     /// The driver was called for deferred operations or notifications.
@@ -69,6 +209,34 @@ impl LinkRings {
         self.tx.get().is_some_and(|tx| tx.outstanding() != 0)
     }
 
+    /// Whether any request has not completed, until the circuit was destroyed.
+    pub(super) fn has_requests(&self) -> bool {
+        let abandoned = self.abandoned.load(Ordering::Relaxed);
+        !abandoned && (self.is_busy() || self.requests.are_under_way())
+    }
+
+    /// On a circuit: requests can be posted from now on.
+    pub(super) fn open(&self, outlet: Outlet) {
+        *self.outlet.lock() = Some(outlet);
+    }
+
+    /// On a circuit: nothing is posted any more, and the queue pair is not referenced. The peer may
+    /// still use keys.
+    pub(super) fn shut(&self) {
+        *self.outlet.lock() = None;
+    }
+
+    /// See [`Self::abandon`].
+    pub(super) fn is_abandoned(&self) -> bool {
+        self.abandoned.load(Ordering::Relaxed)
+    }
+
+    /// The circuit is destroyed: what has not completed never will.
+    pub(super) fn abandon(&self) {
+        self.abandoned.store(true, Ordering::Relaxed);
+        self.shut();
+    }
+
     fn call(&self, call: Call) {
         if let Some(shared) = self.shared.upgrade() {
             shared.call(call);
@@ -91,15 +259,15 @@ impl LinkRings {
         self.requests.is_wanted()
     }
 
-    /// The record of a completed request, of which `wr_id` has the low bits of the number, and
-    /// whether unsignaled requests before it have completed with it.
+    /// The record of a completed request, of which `wr_id` has the low bits of the number, and the
+    /// number of unsignaled requests before it that have completed with it.
     #[inline]
-    pub(super) fn complete(&self, number: u16) -> Option<(Slot, bool)> {
+    pub(super) fn complete(&self, number: u16) -> Option<(Slot, u16)> {
         let ring = self.tx.get()?;
         let tail = ring.tail();
         let ahead = number.wrapping_sub(tail as u16);
         let slot = ring.complete(tail.wrapping_add(ahead.into()))?;
-        Some((slot, ahead != 0))
+        Some((slot, ahead))
     }
 }
 
@@ -117,10 +285,106 @@ impl FailureListener for LinkRings {
     }
 }
 
-/// The queue pair of a link as the keys of both sides use it.
+impl LinkRings {
+    /// Posts one of the engine's own requests.
+    ///
+    /// # Errors
+    /// Those of [`Outlet::post`].
+    ///
+    /// # Safety
+    /// As [`EngineLink::post_request`].
+    unsafe fn post_engine(
+        &self,
+        outlet: &Outlet,
+        kind: EngineRequest,
+        request: &mut SendRequest<'_>,
+    ) -> Result<()> {
+        request.wr_id(WrId::engine(self.key, kind)).signaled(true);
+        // SAFETY: the caller keeps the contract of this function.
+        unsafe { outlet.post(request) }
+    }
+
+    /// Has no effect if another thread, or the caller, holds the endpoint's lock.
+    fn poll(&self) {
+        if let Some(shared) = self.shared.upgrade() {
+            shared.try_poll();
+        }
+    }
+
+    fn request_progress(&self) {
+        if !self.called.swap(true, Ordering::SeqCst) {
+            self.call(Call::Progress(self.key));
+        }
+    }
+
+    /// Ends the peer's access, whose requests arrive at the queue pair of the link, or on XRC at
+    /// targets.
+    fn sever(&self) {
+        self.set_up(false);
+        let outlet = self.outlet.lock().clone();
+        match outlet {
+            Some(Outlet { qp, circuit: None }) => {
+                let _ = qp.set_error();
+            }
+            _ => {
+                if let Some(shared) = self.shared.upgrade() {
+                    shared.sever_targets(self.key);
+                }
+            }
+        }
+        self.call(Call::Sever(self.key));
+    }
+}
+
+/// A link as the key directory of this side uses it. It may have no outlet yet.
+#[derive(Clone, Debug)]
+pub(super) struct OwnerLink(Arc<LinkRings>);
+
+impl EngineLink for OwnerLink {
+    fn engine_requests(&self) -> &EngineRequests {
+        &self.0.requests
+    }
+
+    /// # Errors
+    /// `ENOTCONN`: nothing can be posted.
+    unsafe fn post_request(
+        &self,
+        kind: EngineRequest,
+        request: &mut SendRequest<'_>,
+    ) -> Result<()> {
+        let outlet = self.0.outlet.lock();
+        let outlet = outlet.as_ref().ok_or(FiErrno::ENOTCONN)?;
+        // SAFETY: the caller keeps the contract of this function.
+        let posted = unsafe { self.0.post_engine(outlet, kind, request) };
+        if posted == Err(FiErrno::EAGAIN)
+            && let Some((_, room)) = &outlet.circuit
+        {
+            room.refused.store(true, Ordering::Relaxed);
+        }
+        posted
+    }
+
+    fn poll(&self) {
+        self.0.poll();
+    }
+
+    fn request_progress(&self) {
+        self.0.request_progress();
+    }
+
+    fn owner(&self) -> Option<Arc<dyn FailureListener>> {
+        Some(Arc::clone(&self.0) as _)
+    }
+
+    fn sever(&self) {
+        self.0.sever();
+    }
+}
+
+/// A link as its initiator uses it: where it posts.
 #[derive(Clone, Debug)]
 pub(super) struct RdmLink {
-    qp: Arc<Qp>,
+    outlet: Outlet,
     rings: Arc<LinkRings>,
 }
 
@@ -134,24 +398,16 @@ impl EngineLink for RdmLink {
         kind: EngineRequest,
         request: &mut SendRequest<'_>,
     ) -> Result<()> {
-        request
-            .wr_id(WrId::engine(self.rings.key, kind))
-            .signaled(true);
         // SAFETY: the caller keeps the contract of this function.
-        unsafe { self.qp.post_send(request) }
+        unsafe { self.rings.post_engine(&self.outlet, kind, request) }
     }
 
-    /// Has no effect if another thread, or the caller, holds the endpoint's lock.
     fn poll(&self) {
-        if let Some(shared) = self.rings.shared.upgrade() {
-            shared.try_poll();
-        }
+        self.rings.poll();
     }
 
     fn request_progress(&self) {
-        if !self.rings.called.swap(true, Ordering::SeqCst) {
-            self.rings.call(Call::Progress(self.rings.key));
-        }
+        self.rings.request_progress();
     }
 
     fn owner(&self) -> Option<Arc<dyn FailureListener>> {
@@ -159,20 +415,27 @@ impl EngineLink for RdmLink {
     }
 
     fn sever(&self) {
-        let _ = self.qp.set_error();
-        self.rings.set_up(false);
-        self.rings.call(Call::Sever(self.rings.key));
+        self.rings.sever();
     }
 }
 
 impl Link for RdmLink {
     fn pd(&self) -> &Arc<Pd> {
-        self.qp.pd()
+        self.outlet.qp.pd()
     }
 
     #[inline]
     fn qp(&self) -> &Qp {
-        &self.qp
+        &self.outlet.qp
+    }
+
+    #[inline]
+    fn srq(&self) -> Option<SrqNumber> {
+        self.outlet.srq()
+    }
+
+    fn has_room(&self) -> bool {
+        self.outlet.has_room(1)
     }
 
     #[inline]
@@ -240,7 +503,7 @@ impl LinkSq {
     fn post_chain(&mut self) {
         self.delayed = false;
         if let Some(chain) = &mut self.chain {
-            chain.post(&self.link.qp);
+            chain.post(&self.link.outlet.qp);
         }
     }
 
@@ -248,7 +511,8 @@ impl LinkSq {
     ///
     /// # Safety
     /// As [`Sq::post`].
-    unsafe fn delay(&mut self, request: &SendRequest<'_>) {
+    unsafe fn delay(&mut self, request: &mut SendRequest<'_>) {
+        self.link.outlet.direct(request);
         let chain = self.chain.get_or_insert_with(|| Box::new(Chain::new()));
         // SAFETY: as this function.
         unsafe { chain.push(request) };
@@ -275,7 +539,8 @@ impl Sq for LinkSq {
 
     #[inline]
     fn is_full(&self) -> bool {
-        self.ring.is_full()
+        let room = self.link.outlet.has_room(CIRCUIT_ENGINE + FURTHER_REQUESTS);
+        self.ring.is_full() || !room
     }
 
     /// The caller holds the endpoint's lock, and polls.
@@ -311,13 +576,13 @@ impl Sq for LinkSq {
             .wr_id(WrId::rma(self.link.rings.key, number))
             .signaled(signaled);
         // SAFETY: the caller keeps the contract of this function.
-        let posted = unsafe { self.link.qp.post_send(request) };
+        let posted = unsafe { self.link.outlet.post(request) };
         self.posted(number, posted)
     }
 
     #[inline(always)]
     fn executes(&self) -> bool {
-        self.link.qp.executes() && self.ring.outstanding() == 0
+        self.link.outlet.qp.executes() && self.ring.outstanding() == 0
     }
 
     #[inline]
@@ -335,6 +600,7 @@ impl Sq for LinkSq {
         signal: Signal,
         more: bool,
     ) -> Result<u32> {
+        self.link.outlet.take_room()?;
         let (number, signaled) = self.push(slot, signal);
         request
             .wr_id(WrId::rma(self.link.rings.key, number))
@@ -363,14 +629,19 @@ impl Sq for LinkSq {
         signal: Signal,
     ) -> Result<u32> {
         self.post_delayed();
+        let outlet = &self.link.outlet;
+        outlet.take_room()?;
         let (number, signaled) = self.push(slot, signal);
         let wr_id = WrId::rma(self.link.rings.key, number);
-        let posted = self.link.qp.post_flush(wr_id, to, len, signaled);
+        let posted = outlet
+            .qp
+            .post_flush(wr_id, outlet.srq(), (to, len), signaled);
+        let posted = posted.inspect_err(|_| outlet.give_room());
         self.posted(number, posted)
     }
 
     fn fail(&self) {
-        let _ = self.link.qp.set_error();
+        let _ = self.link.outlet.qp.set_error();
     }
 }
 
@@ -378,40 +649,37 @@ impl Sq for LinkSq {
 #[derive(Debug)]
 pub(super) struct LinkEnd {
     pub(super) rings: Arc<LinkRings>,
-    link: RdmLink,
     block: Arc<ConnectionBlock>,
-    notifier: Arc<RevocationNotifier<RdmLink>>,
+    notifier: Arc<RevocationNotifier<OwnerLink>>,
 }
 
 impl LinkEnd {
     /// Adds the link to the key directory, before the address of the block is sent. No lock is held
-    /// that is after the directory's.
+    /// that is after the directory's. `qp`: that of the link, which has none on a circuit.
     pub(super) fn new(
         shared: &Weak<Shared>,
         key: LinkKey,
-        qp: &Arc<Qp>,
+        qp: Option<&Arc<Qp>>,
         block: ConnectionBlock,
     ) -> Self {
         let rings = Arc::new(LinkRings {
             key,
             shared: Weak::clone(shared),
+            outlet: Mutex::new(qp.map(Outlet::of_qp)),
             tx: OnceLock::new(),
             requests: EngineRequests::default(),
+            abandoned: AtomicBool::new(false),
             up: AtomicBool::new(false),
             called: AtomicBool::new(false),
         });
-        let link = RdmLink {
-            qp: Arc::clone(qp),
-            rings: Arc::clone(&rings),
-        };
         let block = Arc::new(block);
-        let notifier = Arc::new(RevocationNotifier::new(link.clone(), &block));
+        let link = OwnerLink(Arc::clone(&rings));
+        let notifier = Arc::new(RevocationNotifier::new(link, &block));
         let weak = Arc::downgrade(&notifier);
         let weak: Weak<dyn Peer> = weak;
         block.join(weak);
         Self {
             rings,
-            link,
             block,
             notifier,
         }
@@ -431,18 +699,24 @@ impl LinkEnd {
         &self.block
     }
 
-    pub(super) fn notifier(&self) -> &Arc<RevocationNotifier<RdmLink>> {
+    pub(super) fn notifier(&self) -> &Arc<RevocationNotifier<OwnerLink>> {
         &self.notifier
     }
 
-    /// The queue pair, for the peer's keys.
-    pub(super) fn link(&self) -> RdmLink {
-        self.link.clone()
+    /// On a circuit: nothing is posted any more, and all that was posted has completed. No key of
+    /// the peer is held, which the peer may read here.
+    pub(super) fn shut(&self) {
+        self.rings.shut();
+        if !self.rings.is_abandoned() {
+            self.block.show_settled(Block::HOLDS_NONE);
+        }
     }
 
-    /// The send queue of an initiator. At most one is made.
-    pub(super) fn sq(&self) -> LinkSq {
-        LinkSq::new(self.link.clone())
+    /// The send queue of an initiator. At most one is made. `None`: nothing can be posted.
+    pub(super) fn sq(&self) -> Option<LinkSq> {
+        let outlet = self.rings.outlet.lock().clone()?;
+        let rings = Arc::clone(&self.rings);
+        Some(LinkSq::new(RdmLink { outlet, rings }))
     }
 
     /// Leaves the key directory: the queue pair executes no operation of the peer any more. The
@@ -450,7 +724,8 @@ impl LinkEnd {
     pub(super) fn leave(self) -> Arc<ConnectionBlock> {
         self.block.leave();
         // behind `leave`: the directory does not use the notifier any more
-        drop((self.notifier, self.link, self.rings));
+        self.rings.shut();
+        drop((self.notifier, self.rings));
         self.block
     }
 }

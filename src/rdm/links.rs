@@ -190,6 +190,16 @@ impl LinkQp {
         self.ending.is_some()
     }
 
+    /// On a circuit: whether requests have not completed.
+    pub(super) fn is_under_way(&self) -> bool {
+        let packets = self.port.as_ref().is_some_and(|port| port.under_way != 0);
+        packets
+            || self
+                .end
+                .as_ref()
+                .is_some_and(|end| end.rings.has_requests())
+    }
+
     /// Keeps a slot until the queue pair has ended.
     pub(super) fn keep_until_removed(&mut self, slot: Slot) {
         self.kept.push(slot);
@@ -387,11 +397,30 @@ impl Links {
         (link.key == key).then_some(link)
     }
 
+    /// Sets this side of a link on a circuit. `false`: the link has ended, or is being ended.
+    pub(super) fn set_end(&mut self, key: LinkKey, end: &mut Option<LinkEnd>) -> bool {
+        let Some(link) = self.get_mut(key).filter(|link| link.ending.is_none()) else {
+            return false;
+        };
+        link.end = end.take();
+        true
+    }
+
     /// Status and vendor error of a request that has completed.
     #[inline]
     pub(super) fn status(&self, _key: LinkKey, wc: &Wc) -> (u32, u32) {
         #[cfg(test)]
         if self.is(_key, |link| link.loses) {
+            return (rdma_core_sys::IBV_WC_WR_FLUSH_ERR, 0);
+        }
+        (wc.status(), wc.vendor_err())
+    }
+
+    /// As [`Self::status`], of a packet or READ on a circuit.
+    #[inline]
+    pub(super) fn circuit_status(&mut self, _circuit: CircuitKey, wc: &Wc) -> (u32, u32) {
+        #[cfg(test)]
+        if self.of_circuit(_circuit).any(|link| link.loses) {
             return (rdma_core_sys::IBV_WC_WR_FLUSH_ERR, 0);
         }
         (wc.status(), wc.vendor_err())
@@ -491,6 +520,13 @@ impl Links {
         let links = self.places.iter().flatten();
         let waits = |link: &&LinkQp| link.port.as_ref().is_some_and(|it| it.exchange.is_some());
         links.filter(waits).map(|link| link.key)
+    }
+
+    /// The links that post to a circuit.
+    pub(super) fn of_circuit(&mut self, key: CircuitKey) -> impl Iterator<Item = &mut LinkQp> {
+        let on = move |port: &Port| port.circuit == Some(key);
+        let links = self.places.iter_mut().flatten();
+        links.filter(move |link| link.port.as_deref().is_some_and(on))
     }
 
     pub(super) fn keys(&self) -> impl Iterator<Item = LinkKey> + '_ {
@@ -602,6 +638,10 @@ impl Links {
     /// ended when the completion queue was polled until it was empty.
     pub(super) fn close_half(&mut self, key: LinkKey) {
         if let Some(link) = self.get_mut(key) {
+            if let Some(end) = &link.end {
+                // the peer uses no key any more
+                end.rings.set_up(false);
+            }
             link.ending = Some(Ending {
                 since: Some(Instant::now()),
                 sends: true,

@@ -11,13 +11,17 @@ use super::circuit_cm::{InitiatorCm, LinkSidr, TargetCm};
 use super::circuits::{CircuitKey, Circuits};
 use super::counts::Counts;
 use super::link::LinkKey;
+use super::link_end::{Outlet, Room};
 use super::links::{LinkQp, Posted, WrId};
 use super::number_map::NumberMap;
+use super::pulls::ReadKey;
 use super::send_queue::{SendQueue, Sent};
 use crate::conn::ConnectRequest;
 use crate::errno::{FiErrno, Result};
 use crate::mr::random;
-use crate::verbs::{Qp, QpNumber, SendOpcode, SendRequest, Sge, SrqNumber, Target};
+use crate::verbs::{
+    Qp, QpNumber, RemoteAddr, Rkey, SendOpcode, SendRequest, Sge, SrqNumber, Target,
+};
 use crate::wire::rdm::xrc::{CircuitNumber, Inbox, LinkRequest, LinkTag, NodeId, OnCircuit};
 use crate::wire::rdm::{EndpointId, Listener, Request};
 use crate::xrc::XrcDomain;
@@ -52,8 +56,10 @@ pub(super) struct Port {
     pub(super) attached: bool,
     /// A packet was posted or has arrived.
     pub(super) used: bool,
-    /// Number of posted packets that have not completed.
+    /// Number of posted packets and READs of messages that have not completed, and of the READs
+    /// among them.
     pub(super) under_way: u32,
+    pub(super) reads: u32,
     /// The listening address of the peer, and its endpoint if that is known.
     pub(super) address: Listener,
     pub(super) peer: Option<EndpointId>,
@@ -80,6 +86,7 @@ impl Port {
             attached: false,
             used: false,
             under_way: 0,
+            reads: 0,
             address,
             peer: None,
             node: None,
@@ -106,6 +113,8 @@ pub(super) struct CircuitQueue {
     pub(super) cm: Arc<InitiatorCm>,
     pub(super) qp: Option<Arc<Qp>>,
     pub(super) queue: SendQueue<LinkKey>,
+    /// The requests besides packets.
+    pub(super) room: Arc<Room>,
     /// Links to which room was refused, in this order.
     waiting: VecDeque<LinkKey>,
     /// The link that has the next free place, and whether it has used it.
@@ -138,6 +147,7 @@ impl CircuitQueue {
             cm,
             qp: None,
             queue: SendQueue::new(CIRCUIT_DEPTH, 1),
+            room: Arc::default(),
             waiting: VecDeque::new(),
             turn: None,
             unused_until: None,
@@ -159,7 +169,8 @@ impl CircuitQueue {
 
     /// Whether nothing of the circuit is under way any more.
     pub(super) fn is_flushed(&self) -> bool {
-        self.failing.is_some_and(|failing| failing.done) && self.queue.is_empty()
+        let done = self.failing.is_some_and(|failing| failing.done);
+        done && self.queue.is_empty() && self.room.is_empty()
     }
 }
 
@@ -419,6 +430,56 @@ impl Xrc {
         false
     }
 
+    /// As [`Self::has_room`], for a READ of a message. At most `most` of the link are under way.
+    pub(super) fn has_room_for_read(&mut self, link: &LinkQp, most: usize) -> bool {
+        let port = link.port.as_ref();
+        let reads = port.map_or(0, |port| port.reads as usize);
+        reads < most && self.has_room(link, true)
+    }
+
+    /// Posts a READ of `from` to `sge`.
+    ///
+    /// # Errors
+    /// As [`Self::post`].
+    ///
+    /// # Safety
+    /// The sge is writable until the READ has completed or the queue pair is destroyed.
+    pub(super) unsafe fn post_read(
+        &mut self,
+        link: &mut LinkQp,
+        sge: Sge,
+        from: (RemoteAddr, Rkey),
+        read: ReadKey,
+    ) -> Result<()> {
+        let key = link.key();
+        let port = link.port.as_mut().ok_or(FiErrno::ENOTCONN)?;
+        let inbox = port.inbox.ok_or(FiErrno::ENOTCONN)?;
+        let circuit = port.circuit.ok_or(FiErrno::ENOTCONN)?;
+        let on = self.queue_mut(circuit).ok_or(FiErrno::ENOTCONN)?;
+        let qp = on.qp.as_ref().ok_or(FiErrno::ENOTCONN)?;
+        let sges = [sge];
+        let mut request = SendRequest::new(SendOpcode::Read, &sges);
+        request.rdma(from).to_srq(inbox.srq);
+        let wr_id = |position| WrId::circuit(circuit, position);
+        let record = (key, Sent::Read(read));
+        // SAFETY: the caller keeps the memory.
+        unsafe { on.queue.post(qp, wr_id, &mut request, record) }?;
+        let unwatched = on.note_posted();
+        port.under_way += 1;
+        port.reads += 1;
+        self.look |= unwatched;
+        Ok(())
+    }
+
+    /// Where the other requests of a link are posted, if it may post. `None`: it has no circuit, or
+    /// waits for ATTACH.
+    pub(super) fn outlet(&mut self, port: &Port) -> Option<Outlet> {
+        let inbox = port.inbox.filter(|_| port.attached)?;
+        let on = self.queue_mut(port.circuit?)?;
+        let qp = on.qp.as_ref().filter(|_| on.failing.is_none())?;
+        Some(Outlet::of_circuit(qp, inbox.srq, &on.room))
+    }
+
     /// Posts a packet: `inline` bytes, or the memory of a slot.
     ///
     /// # Errors
@@ -453,10 +514,7 @@ impl Xrc {
         // SAFETY: inline data is copied by the call; otherwise the sge is of a slot, which is kept
         // until the request has completed or the queue pair is destroyed.
         unsafe { on.queue.post(qp, wr_id, &mut request, (key, sent)) }?;
-        let unwatched = !std::mem::replace(&mut on.watched, true);
-        if let Some((_, used)) = &mut on.turn {
-            *used = true;
-        }
+        let unwatched = on.note_posted();
         port.used = true;
         port.under_way += 1;
         self.look |= unwatched;
@@ -465,6 +523,15 @@ impl Xrc {
 }
 
 impl CircuitQueue {
+    /// The link that has its turn has used it. Returns whether the requests were not watched.
+    #[inline]
+    fn note_posted(&mut self) -> bool {
+        if let Some((_, used)) = &mut self.turn {
+            *used = true;
+        }
+        !std::mem::replace(&mut self.watched, true)
+    }
+
     /// Lists a link that continues when there is room.
     fn wait(&mut self, link: LinkKey) {
         if !self.waiting.contains(&link) {

@@ -22,7 +22,7 @@ use super::executor::{Executor, Todo};
 use super::iov::MAX_IOV;
 use super::link::LinkKey;
 use super::link_cm::LinkCm;
-use super::link_end::{Call, LinkEnd, RMA_REQUESTS};
+use super::link_end::{CIRCUIT_RMA, Call, LinkEnd, RMA_REQUESTS};
 use super::link_ring::LinkRing;
 use super::listening::Listening;
 use super::peer::PeerKey;
@@ -325,7 +325,7 @@ impl Shared {
     pub(super) fn depth(&self) -> usize {
         if self.config.xrc {
             // a circuit has at least one
-            CIRCUIT_DEPTH
+            CIRCUIT_DEPTH + if self.has_rma() { CIRCUIT_RMA } else { 0 }
         } else if self.has_rma() {
             DEPTH + RMA_REQUESTS
         } else {
@@ -333,9 +333,13 @@ impl Shared {
         }
     }
 
-    /// This side of a link as peers access it. Acquires the lock of the key directory, and
-    /// registers memory.
-    pub(super) fn create_end(&self, link: LinkKey, qp: &Arc<Qp>) -> Result<Option<LinkEnd>> {
+    /// This side of a link as peers access it. `qp`: that of the link, which has none on a circuit.
+    /// Acquires the lock of the key directory, and registers memory.
+    pub(super) fn create_end(
+        &self,
+        link: LinkKey,
+        qp: Option<&Arc<Qp>>,
+    ) -> Result<Option<LinkEnd>> {
         if !self.has_rma() {
             return Ok(None);
         }

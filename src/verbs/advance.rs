@@ -52,7 +52,8 @@ impl<'a> Advance<'a> {
     pub(super) fn init(&self, receiving: Option<Receiving>) -> Result<()> {
         let (mut attr, mask) = self.id.init_qp_attr(sys::IBV_QPS_INIT)?;
         if let Some(receiving) = receiving {
-            attr.qp_access_flags = receiving.access;
+            // with flushes, where the connection manager grants them
+            attr.qp_access_flags |= receiving.access;
         }
         self.modify(&mut attr, mask)
     }

@@ -88,6 +88,9 @@ pub struct Qp {
 pub(super) struct ExecuteCalls {
     pub(super) access: AccessCall,
     pub(super) atomic: Option<AtomicAccessCall>,
+    /// The same on an initiator of XRC, with the number of a shared receive queue.
+    pub(super) to_srq: Option<SrqAccessCall>,
+    pub(super) atomic_to_srq: Option<SrqAtomicAccessCall>,
 }
 
 impl ExecuteCalls {
@@ -95,6 +98,8 @@ impl ExecuteCalls {
         Some(Self {
             access: verbs.softdv_access?,
             atomic: verbs.softdv_atomic_access,
+            to_srq: verbs.softdv_access_srq,
+            atomic_to_srq: verbs.softdv_atomic_access_srq,
         })
     }
 }
@@ -111,6 +116,20 @@ pub(super) type AtomicAccessCall = unsafe extern "C" fn(
 /// `softdv_access`
 pub(super) type AccessCall =
     unsafe extern "C" fn(*mut sys::ibv_qp, u32, *const sys::ibv_sge, u32, u64, u32) -> c_int;
+
+/// `softdv_access_srq`
+pub(super) type SrqAccessCall =
+    unsafe extern "C" fn(*mut sys::ibv_qp, u32, *const sys::ibv_sge, u32, u32, u64, u32) -> c_int;
+
+/// `softdv_atomic_access_srq`
+pub(super) type SrqAtomicAccessCall = unsafe extern "C" fn(
+    *mut sys::ibv_qp,
+    *mut sys::softdv_atomic,
+    *mut std::ffi::c_void,
+    u32,
+    u64,
+    u32,
+) -> c_int;
 
 /// The object that destroys a queue pair.
 #[derive(Debug)]

@@ -142,7 +142,7 @@ impl Qp {
             Transport::Rc { .. } => {
                 let raw = create_flushing(id, pd, &mut attr)?;
                 // SAFETY: `raw` is the queue pair that was created above.
-                flush = unsafe { FlushCalls::of(id, raw) };
+                flush = unsafe { FlushCalls::of(id.backend(), raw) };
                 if flush.is_none() {
                     id.destroy_qp();
                     return Err(FiErrno::EOPNOTSUPP);
@@ -167,20 +167,34 @@ impl Qp {
     ///
     /// # Errors
     /// `EINVAL`: the device refuses the size. `ENOMEM`. `EOPNOTSUPP`: the device has no XRC, or
-    /// flush is requested.
+    /// flush is requested and its initiators have none.
     pub fn create_initiator(pd: &Arc<Pd>, send_cq: &Arc<Cq>, config: &QpConfig) -> Result<Self> {
-        if config.flush {
-            return Err(FiErrno::EOPNOTSUPP);
-        }
         let objects = Transport::XrcSend { send_cq }.objects();
         let mut attr = init_attr(sys::IBV_QPT_XRC_SEND, &objects, config);
-        let create = pd.device().backend().verbs.ibv_create_qp;
-        // SAFETY: protection domain and queue are live and of this backend.
-        let raw = unsafe { create(pd.raw(), &raw mut attr) };
+        let backend = pd.device().backend();
+        let raw = if config.flush {
+            let mut extended = flushing(&attr, pd);
+            // SAFETY: context, protection domain and queue are live and of this backend.
+            let raw = unsafe { sys::ibv_create_qp_ex(pd.device().context(), &raw mut extended) };
+            attr.cap = extended.cap;
+            raw
+        } else {
+            let create = backend.verbs.ibv_create_qp;
+            // SAFETY: protection domain and queue are live and of this backend.
+            unsafe { create(pd.raw(), &raw mut attr) }
+        };
         if raw.is_null() {
             return Err(FiErrno::last());
         }
-        Ok(Self::new(raw, Owner::Verbs, pd, objects, attr.cap, None))
+        let mut this = Self::new(raw, Owner::Verbs, pd, objects, attr.cap, None);
+        if config.flush {
+            // SAFETY: `raw` is the queue pair that was created above.
+            this.flush = unsafe { FlushCalls::of(backend, raw) };
+            if this.flush.is_none() {
+                return Err(FiErrno::EOPNOTSUPP);
+            }
+        }
+        Ok(this)
     }
 
     /// Creates a queue pair for unreliable datagrams (`ibv_create_qp(3)`) on a port of the device
@@ -268,14 +282,9 @@ impl Qp {
     }
 }
 
-/// Creates a queue pair that supports flushes, of the size in `attr`, which receives the actual
-/// size.
-fn create_flushing(
-    id: &CmId,
-    pd: &Pd,
-    attr: &mut sys::ibv_qp_init_attr,
-) -> Result<*mut sys::ibv_qp> {
-    let mut extended = sys::ibv_qp_init_attr_ex {
+/// The attributes of a queue pair that supports flushes.
+fn flushing(attr: &sys::ibv_qp_init_attr, pd: &Pd) -> sys::ibv_qp_init_attr_ex {
+    sys::ibv_qp_init_attr_ex {
         send_cq: attr.send_cq,
         recv_cq: attr.recv_cq,
         srq: attr.srq,
@@ -286,7 +295,17 @@ fn create_flushing(
         pd: pd.raw(),
         send_ops_flags: FLUSHING_OPERATIONS.into(),
         ..Default::default()
-    };
+    }
+}
+
+/// Creates a queue pair that supports flushes, of the size in `attr`, which receives the actual
+/// size.
+fn create_flushing(
+    id: &CmId,
+    pd: &Pd,
+    attr: &mut sys::ibv_qp_init_attr,
+) -> Result<*mut sys::ibv_qp> {
+    let mut extended = flushing(attr, pd);
     let raw = id.create_qp_ex(&mut extended)?;
     attr.cap = extended.cap;
     Ok(raw)

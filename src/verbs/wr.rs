@@ -8,7 +8,7 @@ use std::mem::offset_of;
 
 use rdma_core_sys as sys;
 
-use super::{CmId, ElementsRequest, Lkey, Qp, RemoteAddr, Rkey, SrqNumber};
+use super::{ElementsRequest, Lkey, Qp, RemoteAddr, Rkey, SrqNumber};
 use crate::errno::{FiErrno, Result};
 
 /// A buffer of a work request (`struct ibv_sge`, same layout).
@@ -248,14 +248,16 @@ pub(super) struct FlushCalls {
     qp: *mut sys::ibv_qp_ex,
     start: unsafe extern "C" fn(*mut sys::ibv_qp_ex),
     flush: unsafe extern "C" fn(*mut sys::ibv_qp_ex, u32, u64, usize, u8, u8),
+    /// Of an initiator of XRC.
+    to_srq: Option<unsafe extern "C" fn(*mut sys::ibv_qp_ex, u32)>,
     complete: unsafe extern "C" fn(*mut sys::ibv_qp_ex) -> c_int,
 }
 
 impl FlushCalls {
     /// # Safety
-    /// `raw` is a live queue pair of the backend of `id`.
-    pub(super) unsafe fn of(id: &CmId, raw: *mut sys::ibv_qp) -> Option<Self> {
-        let convert = id.backend().verbs.ibv_qp_to_qp_ex?;
+    /// `raw` is a live queue pair of the backend.
+    pub(super) unsafe fn of(backend: &sys::Backend, raw: *mut sys::ibv_qp) -> Option<Self> {
+        let convert = backend.verbs.ibv_qp_to_qp_ex?;
         // SAFETY: as this function. The result is NULL if the queue pair was not created by
         // extended attributes.
         unsafe {
@@ -265,6 +267,7 @@ impl FlushCalls {
                 qp,
                 start: calls.wr_start?,
                 flush: calls.wr_flush?,
+                to_srq: calls.wr_set_xrc_srqn,
                 complete: calls.wr_complete?,
             })
         }
@@ -297,8 +300,9 @@ impl Qp {
     }
 
     /// Executes a READ or WRITE in this call, behind all posted requests, without a request and its
-    /// completion. `keyed`: the buffer is checked against its lkey. `false`: it has to be posted;
-    /// the device cannot execute it, or not now.
+    /// completion. `keyed`: the buffer is checked against its lkey. `srq`: as
+    /// [`SendRequest::to_srq`], on an initiator of XRC. `false`: it has to be posted; the device
+    /// cannot execute it, or not now.
     ///
     /// # Safety
     /// The buffer is readable, or writable for a READ, during the call.
@@ -308,6 +312,7 @@ impl Qp {
         opcode: SendOpcode,
         (sge, keyed): (&Sge, bool),
         (addr, rkey): (RemoteAddr, Rkey),
+        srq: Option<SrqNumber>,
     ) -> bool {
         let Some(calls) = &self.executes else {
             return false;
@@ -315,8 +320,14 @@ impl Qp {
         let flags = if keyed { 0 } else { sys::IBV_SEND_INLINE };
         let sge = sg_list(std::slice::from_ref(sge));
         let (opcode, addr, rkey) = (opcode as u32, addr.get(), rkey.get());
-        // SAFETY: live and of this backend; a readable sge.
-        unsafe { (calls.access)(self.raw, opcode, sge, flags, addr, rkey) == 0 }
+        match srq {
+            // SAFETY: live and of this backend; a readable sge.
+            None => unsafe { (calls.access)(self.raw, opcode, sge, flags, addr, rkey) == 0 },
+            // SAFETY: as above.
+            Some(srq) => calls.to_srq.is_some_and(|call| unsafe {
+                call(self.raw, opcode, sge, flags, srq.get(), addr, rkey) == 0
+            }),
+        }
     }
 
     /// As [`Self::execute`], an operation on elements. `results` gets their earlier values, unless
@@ -330,13 +341,23 @@ impl Qp {
         request: &mut ElementsRequest,
         results: *mut u8,
         (addr, rkey): (RemoteAddr, Rkey),
+        srq: Option<SrqNumber>,
     ) -> bool {
-        let Some(atomic) = self.executes.as_ref().and_then(|calls| calls.atomic) else {
+        let Some(calls) = &self.executes else {
             return false;
         };
-        let asked = request.as_raw();
-        // SAFETY: live and of this backend; memory as this function.
-        unsafe { atomic(self.raw, asked, results.cast(), addr.get(), rkey.get()) == 0 }
+        let (asked, results) = (request.as_raw(), results.cast());
+        let (addr, rkey) = (addr.get(), rkey.get());
+        match srq {
+            None => calls.atomic.is_some_and(|call| {
+                // SAFETY: live and of this backend; memory as this function.
+                unsafe { call(self.raw, asked, results, addr, rkey) == 0 }
+            }),
+            Some(srq) => calls.atomic_to_srq.is_some_and(|call| {
+                // SAFETY: as above.
+                unsafe { call(self.raw, asked, results, srq.get(), addr, rkey) == 0 }
+            }),
+        }
     }
 
     /// A request is posted.
@@ -349,18 +370,23 @@ impl Qp {
     }
 
     /// Makes `len` bytes at the peer's `addr` persistent across a loss of power: the data of
-    /// earlier writes on this queue pair (`ibv_wr_flush`, `ibv_wr_post(3)`).
+    /// earlier writes on this queue pair (`ibv_wr_flush`, `ibv_wr_post(3)`). `srq`: as
+    /// [`SendRequest::to_srq`], on an initiator of XRC.
     ///
     /// # Errors
     /// `EAGAIN`: the queue is full. `EOPNOTSUPP`: the queue pair was created without flush.
     pub fn post_flush(
         &self,
         wr_id: u64,
-        (addr, rkey): (RemoteAddr, Rkey),
-        len: usize,
+        srq: Option<SrqNumber>,
+        ((addr, rkey), len): ((RemoteAddr, Rkey), usize),
         signaled: bool,
     ) -> Result<()> {
         let calls = self.flush.ok_or(FiErrno::EOPNOTSUPP)?;
+        let names = calls.to_srq.zip(srq);
+        if srq.is_some() && names.is_none() {
+            return Err(FiErrno::EOPNOTSUPP);
+        }
         #[cfg(test)]
         self.flushes
             .fetch_add(1, std::sync::atomic::Ordering::Relaxed);
@@ -376,6 +402,9 @@ impl Qp {
             (*calls.qp).wr_id = wr_id;
             (*calls.qp).wr_flags = flags;
             (calls.flush)(calls.qp, rkey.get(), addr.get(), len, placement, level);
+            if let Some((name, srq)) = names {
+                name(calls.qp, srq.get());
+            }
             (calls.complete)(calls.qp)
         })
     }

@@ -26,6 +26,7 @@ impl<L: Link> PeerKeys<L> {
     /// outstanding.
     pub(super) fn announce(&mut self, key: u64) -> Step {
         if self.acknowledged != 0
+            || !self.link.has_room()
             || self
                 .link
                 .engine_requests()

@@ -142,6 +142,7 @@ impl<L: Link> PeerKeys<L> {
         while effort.reads < READS {
             match self.link.engine_requests().take(EngineRequest::Lookup) {
                 // no read is posted for this look-up, or the result was discarded
+                Progress::Idle if !self.link.has_room() => return Step::Exhausted,
                 Progress::Idle => {
                     if let Err(error) = self.post_read() {
                         self.lookup = None;

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::handshake::ANSWER;
+use super::rma_recovery::Failure;
 use super::{Executor, Place, Todo};
 use crate::log::info_log;
 use crate::rdm::circuit_cm::{InitiatorCm, TargetCm, XrcStep};
@@ -22,7 +23,7 @@ use crate::rdm::link_cm::Step;
 use crate::rdm::packet_memory::Slot;
 use crate::rdm::ports::{Failing, HeldTarget, OfPeer, Port, UNUSED, WATCH};
 use crate::rdm::send_queue::Sent;
-use crate::verbs::{QpNumber, Wc};
+use crate::verbs::{QpNumber, Target, Wc};
 use crate::wire::rdm::cm::VERSION;
 use crate::wire::rdm::packet::{Attach, SLOT_SIZE};
 use crate::wire::rdm::xrc::{CircuitReply, LinkRejection, LinkReply, OnCircuit};
@@ -242,6 +243,20 @@ impl Executor {
         }
     }
 
+    /// The targets through which the peer of a link may send on it.
+    pub(in crate::rdm) fn targets_of(&mut self, link: LinkKey) -> Vec<Arc<Target>> {
+        let port = self.links.get_mut(link).and_then(|on| on.port.as_ref());
+        let (Some(port), Some(xrc)) = (port, &self.xrc) else {
+            return Vec::new();
+        };
+        let of_link = |(number, held): &(&QpNumber, &HeldTarget)| match port.from {
+            Some(from) => **number == from,
+            None => held.of.is_some_and(|of| port.peer == Some(of.peer)),
+        };
+        let held = xrc.targets.iter().filter(of_link);
+        held.filter_map(|(_, held)| held.target.clone()).collect()
+    }
+
     /// Moves the target through which the peer sends on a link to its error state.
     pub(super) fn silence_on_circuit(&mut self, link: LinkKey) {
         let from = self.port_mut(link).and_then(|port| port.from);
@@ -380,8 +395,21 @@ impl Executor {
 
     /// The reply to a link request becomes BUSY if the link has ended, or is being ended. The peer
     /// would post packets with a tag that this side does not know.
+    ///
+    /// Otherwise the connection block, which exists now, is added to the reply.
     pub(in crate::rdm) fn check_answer(&mut self, link: LinkKey, answer: &mut Vec<u8>) {
-        if self.links.get_mut(link).is_some_and(|on| !on.is_ending()) {
+        if let Some(on) = self.links.get_mut(link).filter(|on| !on.is_ending()) {
+            if let Some(end) = &on.end
+                && let Ok(mut reply) = LinkReply::decode(answer)
+            {
+                let terms = &mut reply.reply.terms;
+                (terms.block_addr, terms.block_rkey) = end.block();
+                *answer = reply.encode().to_vec();
+                let sent = on.port.as_mut().and_then(|port| port.reply.as_mut());
+                if let Some(sent) = sent {
+                    sent.1.clone_from(answer);
+                }
+            }
             return;
         }
         if let Ok(LinkReply { reply, node, .. }) = LinkReply::decode(answer) {
@@ -417,7 +445,9 @@ impl Executor {
         };
         port.attached = true;
         if core.attach(link, attach, self) {
-            return core.has_room(link, self);
+            self.open_outlet(link);
+            core.has_room(link, self);
+            return self.pull_and_run(core, link);
         }
         if let Some(port) = self.port_mut(link) {
             port.attached = false;
@@ -443,7 +473,9 @@ impl Executor {
         position: u16,
         wc: &Wc,
     ) {
-        let failed = wc.status() != 0;
+        let status = self.links.circuit_status(circuit, wc);
+        let failure = Failure::of(status, self.not_executed);
+        let failed = failure.is_some();
         loop {
             let queue = self.xrc.as_mut().and_then(|xrc| xrc.queue_mut(circuit));
             let Some(queue) = queue else {
@@ -453,8 +485,10 @@ impl Executor {
             let Some((link, sent)) = queue.queue.take_completed(position) else {
                 break;
             };
+            let read = matches!(sent, Sent::Read(_));
             if let Some(port) = self.port_mut(link) {
                 port.under_way -= 1;
+                port.reads -= u32::from(read);
             }
             match sent {
                 Sent::Control(Some(slot)) => {
@@ -462,11 +496,12 @@ impl Executor {
                     self.has_memory();
                 }
                 Sent::Numbered(number) if !failed => core.sent(link, number, self),
+                Sent::Read(read) => self.read_ended(read, link, Some(status.0)),
                 _ => {}
             }
         }
-        if failed {
-            return self.break_circuit(circuit);
+        if let Some(failure) = failure {
+            return self.circuit_request_failed(circuit, &failure);
         }
         let queue = self.xrc.as_mut().and_then(|xrc| xrc.queue_mut(circuit));
         if queue.is_some_and(|queue| queue.waiting() != 0) {
@@ -487,7 +522,15 @@ impl Executor {
                 break;
             };
             match self.port_mut(link).map(|port| port.attached) {
-                Some(true) => core.has_room(link, self),
+                Some(true) => {
+                    core.has_room(link, self);
+                    let peer = core.peer_of(link);
+                    if let Some(peer) = peer.filter(|peer| self.pulls.has_waiting(*peer))
+                        && core.open_link(peer) == Some(link)
+                    {
+                        self.pull(peer, link);
+                    }
+                }
                 Some(false) => self.todo.push_back(Todo::Attach(link)),
                 None => {}
             }
@@ -615,7 +658,8 @@ impl Executor {
         }
         self.links.begin_half_end(link);
         self.end_exchange(link);
-        let left = self.port_mut(link).filter(|port| port.under_way == 0);
+        let on = self.links.get_mut(link).filter(|on| !on.is_under_way());
+        let left = on.and_then(|on| on.port.as_mut());
         if let Some(circuit) = left.and_then(|port| port.circuit.take()) {
             self.leave_circuit(circuit, link);
         }
@@ -633,8 +677,8 @@ impl Executor {
         let mut late = Vec::new();
         let links = &mut self.links;
         let ended = xrc.half_ends.extract_if(.., |(link, since)| {
-            let port = links.get_mut(*link).and_then(|on| on.port.as_ref());
-            let Some(port) = port.filter(|port| port.under_way != 0) else {
+            let on = links.get_mut(*link).filter(|on| on.is_under_way());
+            let Some(port) = on.and_then(|on| on.port.as_ref()) else {
                 return true;
             };
             if now >= *since + FLUSH {
@@ -655,7 +699,9 @@ impl Executor {
         let Some(port) = self.port_mut(link) else {
             return;
         };
-        if let Some(circuit) = port.circuit.take() {
+        let circuit = port.circuit.take();
+        self.shut_outlet(link);
+        if let Some(circuit) = circuit {
             self.leave_circuit(circuit, link);
         }
     }
@@ -712,6 +758,7 @@ impl Executor {
         let xrc = self.xrc.as_mut()?;
         let mut later = |time: Instant| next = Some(next.map_or(time, |it: Instant| it.min(time)));
         let mut steps = Vec::new();
+        let mut unfinished = Vec::new();
         for circuit in xrc.ending.clone() {
             let Some(queue) = xrc.queue_mut(circuit) else {
                 continue;
@@ -724,17 +771,8 @@ impl Executor {
                 later((since + FLUSH).max(now + PAUSES.0));
                 continue;
             }
-            if let Some(mut queue) = xrc.remove_queue(circuit) {
-                for (link, sent) in queue.queue.drain() {
-                    let port = self.links.get_mut(link).and_then(|on| on.port.as_mut());
-                    if let Some(port) = port {
-                        port.under_way -= 1;
-                    }
-                    if let Sent::Control(Some(slot)) = sent {
-                        self.memory.give_back(slot);
-                    }
-                }
-                steps.push(XrcStep::DestroyCircuit(queue.cm, queue.qp));
+            if let Some(queue) = xrc.remove_queue(circuit) {
+                unfinished.push((circuit, queue));
             }
         }
         for queue in xrc.proven() {
@@ -760,6 +798,11 @@ impl Executor {
             steps.push(XrcStep::OpenTarget(cm, number, initiator));
         }
         xrc.reopens.iter().for_each(|(time, ..)| later(*time));
+        for (circuit, mut queue) in unfinished {
+            let sent = queue.queue.drain().collect();
+            let unfinished = self.take_unfinished(circuit, sent);
+            steps.push(XrcStep::DestroyCircuit(queue.cm, queue.qp, unfinished));
+        }
         self.steps.extend(steps.into_iter().map(Step::Xrc));
         next
     }
@@ -922,7 +965,7 @@ impl Executor {
                 if let Some(qp) = &queue.qp {
                     steps.push(XrcStep::FailCircuit(circuit, Arc::clone(qp)));
                 }
-                steps.push(XrcStep::DestroyCircuit(queue.cm, queue.qp));
+                steps.push(XrcStep::DestroyCircuit(queue.cm, queue.qp, Vec::new()));
             }
         }
         steps.into_iter().map(Step::Xrc).collect()

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Executor;
+use crate::rdm::circuit_cm::XrcStep;
 use crate::rdm::link::LinkKey;
 use crate::rdm::link_cm::Step;
 use crate::rdm::receives::Left;
@@ -22,7 +23,11 @@ impl Executor {
         let keys: Vec<LinkKey> = self.links.keys().collect();
         let mut steps = std::mem::take(&mut self.steps);
         // dials and acceptances that were not begun
-        steps.retain(|step| !matches!(step, Step::Dial(..) | Step::Accept(..) | Step::Xrc(_)));
+        steps.retain(|step| match step {
+            Step::Dial(..) | Step::Accept(..) => false,
+            Step::Xrc(step) => matches!(step, XrcStep::LeaveEnd(..)),
+            _ => true,
+        });
         steps.append(&mut self.withdrawing);
         for key in keys {
             if let Some(link) = self.links.get_mut(key)

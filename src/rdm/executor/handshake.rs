@@ -38,6 +38,7 @@ impl Executor {
         let mut port = Port::new(tag, to);
         port.request = Some(*request);
         self.add_link(link, None, Some(Box::new(port)));
+        self.xrc_step(XrcStep::OpenEnd(link));
         if let Some(xrc) = &mut self.xrc {
             let choice = xrc.circuits.choose(link, to);
             self.follow(link, choice);
@@ -562,6 +563,7 @@ impl Executor {
         let answer = reply.encode().to_vec();
         port.reply = Some(Box::new((*request, answer.clone())));
         self.add_link(link, None, Some(Box::new(port)));
+        self.xrc_step(XrcStep::OpenEnd(link));
         self.xrc_step(XrcStep::AnswerLink(held, answer, Some(link)));
     }
 

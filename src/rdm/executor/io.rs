@@ -270,10 +270,11 @@ impl Io for Executor {
     }
 
     fn introduced(&mut self, link: LinkKey, terms: &Terms) {
-        if self.xrc.is_some() {
-            return self.greeted_on_circuit(link);
-        }
+        self.open_outlet(link);
         self.introduce(link, terms);
+        if self.xrc.is_some() {
+            self.greeted_on_circuit(link);
+        }
     }
 
     fn up(&mut self, peer: PeerKey, link: LinkKey, terms: &Terms) {

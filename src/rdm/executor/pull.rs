@@ -78,8 +78,7 @@ impl Executor {
 
     /// How a message of a peer is read, if it can be.
     pub(super) fn pull_of(&self, peer: PeerKey, from: &AtSender, len: u64) -> Option<Pull> {
-        // READs on circuits are to come
-        let reads = !from.addr.is_null() && self.xrc.is_none() && self.pulls.reads_from(peer);
+        let reads = !from.addr.is_null() && self.pulls.reads_from(peer);
         reads.then_some(Pull {
             from: (from.addr, from.rkey),
             len,
@@ -102,8 +101,12 @@ impl Executor {
     pub(in crate::rdm) fn pull(&mut self, peer: PeerKey, link: LinkKey) {
         let most = self.pulls.most;
         while let Some(waiting) = self.pulls.first(peer) {
-            let room = self.links.get_mut(link);
-            if !room.is_some_and(|link| link.has_room_for_read(most)) {
+            let room = match (self.links.get_mut(link), &mut self.xrc) {
+                (Some(on), None) => on.has_room_for_read(most),
+                (Some(on), Some(xrc)) => xrc.has_room_for_read(on, most),
+                (None, _) => false,
+            };
+            if !room {
                 return;
             }
             let (read, last) = match waiting {
@@ -173,11 +176,13 @@ impl Executor {
         let refusal = self.refuse_reads;
         #[cfg(not(test))]
         let refusal = None;
-        let posted = match refusal {
+        let posted = match (refusal, &mut self.xrc) {
+            (Some(error), _) => Err(error),
             // SAFETY: the memory is part of a receive that is reported only after the end of the
             // READ.
-            None => unsafe { link.post_read(sge, from, key) },
-            Some(error) => Err(error),
+            (None, None) => unsafe { link.post_read(sge, from, key) },
+            // SAFETY: as above.
+            (None, Some(xrc)) => unsafe { xrc.post_read(link, sge, from, key) },
         };
         let Err(error) = posted else {
             pull.reads += 1;

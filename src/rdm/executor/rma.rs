@@ -294,7 +294,7 @@ impl Executor {
         let link = self.links.get_mut(link).ok_or(FiErrno::ENOTCONN)?;
         if link.initiator.is_none() {
             let end = link.end.as_ref().ok_or(FiErrno::EOPNOTSUPP)?;
-            let sq = end.sq();
+            let sq = end.sq().ok_or(FiErrno::ENOTCONN)?;
             let lengths = Lengths::new(config.max_len, config.inject_size);
             let slots = sq.capacity();
             let config = InitiatorConfig {
@@ -306,9 +306,12 @@ impl Executor {
                 late_slab: true,
                 atomics: config.atomics,
             };
+            let introduction = link.introduction.map(|peer| {
+                let keys = PeerKeys::new(sq.link().clone(), peer, end.connection_block());
+                (peer, keys)
+            });
             let mut initiator = Initiator::new(sq, &self.mr, &lengths, &config)?;
-            if let Some(peer) = link.introduction {
-                let keys = PeerKeys::new(end.link(), peer, end.connection_block());
+            if let Some((peer, keys)) = introduction {
                 initiator.introduce(&peer, keys);
             }
             link.initiator = Some(Box::new(initiator));
@@ -327,6 +330,11 @@ impl Executor {
     /// Those of the initiator; no part of the operation is under way.
     fn post_rma(&mut self, core: &Core<Self>, link: LinkKey, key: RmaKey) -> Result<bool> {
         let max_len = self.largest_part();
+        let port = self.port_mut(link);
+        if port.is_some_and(|port| !port.attached) {
+            // until ATTACH is posted
+            return Ok(false);
+        }
         self.initiator(link)?;
         let Some(op) = self.rma.ops.get_mut(key) else {
             return Ok(true);
@@ -507,17 +515,21 @@ impl Executor {
         let Some(on) = self.links.get_mut(link) else {
             return;
         };
-        let completed = on.end.as_ref().and_then(|end| end.rings.complete(number));
-        let Some((slot, begun)) = completed else {
+        let end = on.end.as_ref().filter(|end| !end.rings.is_abandoned());
+        let Some((slot, before)) = end.and_then(|end| end.rings.complete(number)) else {
             return;
         };
+        let stopped = on.stopped;
+        if on.port.is_some() {
+            self.room_on_circuit(link, usize::from(before) + 1);
+        }
         // the context of a request is the key of its operation
         let key = RmaKey::from_number(slot.context as u32);
         if let Some(op) = self.rma.ops.get_mut(key) {
             match failure {
                 // unsignaled requests of the part, before this one, have succeeded
                 Some(failure) => {
-                    let untouched = (on.stopped || failure.not_executed()) && !begun;
+                    let untouched = (stopped || failure.not_executed()) && before == 0;
                     op.request_failed(&failure, untouched);
                 }
                 None => match slot.refused {
@@ -530,8 +542,7 @@ impl Executor {
             }
         }
         if let Some(failure) = failure {
-            on.stopped |= failure.stops();
-            self.broken(core, link);
+            self.request_failed(core, link, &failure);
         }
         if !slot.more {
             self.settle_rma(core, key);
@@ -553,17 +564,17 @@ impl Executor {
         let Some(kind) = EngineRequest::of(kind.into()) else {
             return;
         };
-        on.stopped |= failure.is_some_and(|failure| failure.stops());
-        let again = on
-            .end
-            .as_ref()
-            .is_some_and(|end| end.rings.request_ended(kind, failure.is_none()));
+        let end = on.end.as_ref().filter(|end| !end.rings.is_abandoned());
+        let again = end.is_some_and(|end| end.rings.request_ended(kind, failure.is_none()));
+        if end.is_some() && on.port.is_some() {
+            self.room_on_circuit(link, 1);
+        }
         if again && let Some(shared) = self.shared.upgrade() {
             shared.call(Call::Progress(link));
         }
         if let Some(failure) = failure {
             info_log!(EpData, "{kind:?} of {link:?} failed: {failure:?}");
-            self.broken(core, link);
+            self.request_failed(core, link, &failure);
         }
     }
 
@@ -725,7 +736,13 @@ impl Executor {
                     self.rma.leases.push((link, Instant::now() + LEASE));
                 }
             }
-            Call::Sever(link) => self.broken(core, link),
+            Call::Sever(link) => {
+                // they are in the error state: no event reports that
+                for target in self.targets_of(link) {
+                    self.break_target(target.number());
+                }
+                self.broken(core, link);
+            }
         }
     }
 

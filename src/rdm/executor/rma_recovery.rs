@@ -8,10 +8,15 @@ use super::{Executor, Todo};
 use crate::errno::FiErrno;
 use crate::initiator::Initiator;
 use crate::queue::status_errno;
+use crate::rdm::circuit_cm::{Unfinished, XrcStep};
+use crate::rdm::circuits::CircuitKey;
 use crate::rdm::core::Core;
 use crate::rdm::link::LinkKey;
+use crate::rdm::link_cm::Ended;
+use crate::rdm::link_end::LinkSq;
 use crate::rdm::peer::PeerKey;
 use crate::rdm::rma::{Fault, Notice, Outcome, RmaKey, RmaOp};
+use crate::rdm::send_queue::Sent;
 use crate::wire::rdm::{Number, Terms};
 
 /// Status and vendor error of a request that has failed.
@@ -73,6 +78,149 @@ impl RmaOp {
 }
 
 impl Executor {
+    /// A request of a link has failed, and with it its queue pair: on XRC the circuit, with all its
+    /// links.
+    #[cold]
+    pub(super) fn request_failed(
+        &mut self,
+        core: &mut Core<Self>,
+        link: LinkKey,
+        failure: &Failure,
+    ) {
+        let Some(on) = self.links.get_mut(link) else {
+            return;
+        };
+        if let Some(port) = &on.port {
+            let circuit = port.circuit;
+            return circuit
+                .into_iter()
+                .for_each(|it| self.circuit_request_failed(it, failure));
+        }
+        on.stopped |= failure.stops();
+        self.broken(core, link);
+    }
+
+    /// A request on a circuit has failed.
+    #[cold]
+    pub(super) fn circuit_request_failed(&mut self, circuit: CircuitKey, failure: &Failure) {
+        if failure.stops() {
+            self.links
+                .of_circuit(circuit)
+                .for_each(|on| on.stopped = true);
+        }
+        self.break_circuit(circuit);
+    }
+
+    /// Requests besides packets have completed on the circuit of a link: those which found no room
+    /// are repeated.
+    #[inline]
+    pub(super) fn room_on_circuit(&mut self, link: LinkKey, count: usize) {
+        let circuit = self.port_mut(link).and_then(|port| port.circuit);
+        let Some((circuit, xrc)) = circuit.zip(self.xrc.as_mut()) else {
+            return;
+        };
+        let Some(queue) = xrc.queue_mut(circuit) else {
+            return;
+        };
+        queue.room.give(count);
+        if queue.room.take_refused() {
+            let ends = self
+                .links
+                .of_circuit(circuit)
+                .filter_map(|on| on.end.as_ref());
+            ends.for_each(|end| end.notifier().notify_again());
+        }
+    }
+
+    /// On XRC: a link may post from now on, if it has a circuit and need not wait for ATTACH.
+    pub(super) fn open_outlet(&mut self, link: LinkKey) {
+        let Some(xrc) = &mut self.xrc else {
+            return;
+        };
+        let Some(on) = self.links.get_mut(link).filter(|on| !on.is_ending()) else {
+            return;
+        };
+        let Some(outlet) = on.port.as_deref().and_then(|port| xrc.outlet(port)) else {
+            return;
+        };
+        if let Some(end) = &on.end {
+            end.rings.open(outlet);
+            end.notifier().notify_again();
+        }
+    }
+
+    /// On XRC: READs of messages and RMA that wait for a link can be posted.
+    pub(super) fn pull_and_run(&mut self, core: &Core<Self>, link: LinkKey) {
+        let Some(peer) = core.peer_of(link) else {
+            return;
+        };
+        if self.pulls.has_waiting(peer) {
+            self.todo.push_back(Todo::Pull(peer));
+        }
+        if self.rma.first(peer).is_some() {
+            self.todo.push_back(Todo::RunRma);
+        }
+    }
+
+    /// On XRC: nothing more is posted to a link, and its circuit is not used any more.
+    pub(super) fn shut_outlet(&mut self, link: LinkKey) {
+        let Some(on) = self.links.get_mut(link) else {
+            return;
+        };
+        if let Some(end) = &on.end {
+            end.shut();
+        }
+        if let Some(initiator) = on.initiator.take() {
+            self.xrc_step(XrcStep::LeaveEnd(None, Some(initiator)));
+        }
+    }
+
+    /// A circuit is destroyed. `sent`: those of the requests of its list that have not completed.
+    /// The other requests that have not completed never will either.
+    pub(super) fn take_unfinished(
+        &mut self,
+        circuit: CircuitKey,
+        sent: Vec<(LinkKey, Sent)>,
+    ) -> Vec<Unfinished> {
+        let mut reads = Vec::new();
+        for (link, sent) in sent {
+            let read = matches!(sent, Sent::Read(_));
+            if let Some(port) = self.port_mut(link) {
+                port.under_way -= 1;
+                port.reads -= u32::from(read);
+            }
+            match sent {
+                Sent::Control(Some(slot)) => self.memory.give_back(slot),
+                Sent::Read(read) => reads.push((link, read)),
+                _ => {}
+            }
+        }
+        let links: Vec<LinkKey> = self.links.of_circuit(circuit).map(|on| on.key()).collect();
+        let mut unfinished = Vec::new();
+        for link in links {
+            let Some(on) = self.links.get_mut(link) else {
+                continue;
+            };
+            let busy = on.end.as_ref().is_some_and(|end| end.rings.has_requests());
+            if let Some(end) = &on.end {
+                end.rings.abandon();
+            }
+            let mut initiator = on.initiator.take();
+            if busy || initiator.is_some() {
+                self.end_rma_with(link, initiator.as_deref_mut());
+            }
+            let of_link = reads.extract_if(.., |(of, _)| *of == link);
+            let ended = Ended {
+                reads: of_link.map(|(_, read)| read).collect(),
+                rma: self.rma_of_ended(link),
+            };
+            if initiator.is_some() || !ended.reads.is_empty() || !ended.rma.is_empty() {
+                unfinished.push(Unfinished(link, initiator, ended));
+            }
+        }
+        unfinished
+    }
+
     /// An operation was not executed completely on a link that has broken.
     #[cold]
     pub(super) fn recover_rma(&mut self, core: &mut Core<Self>, key: RmaKey) {
@@ -185,8 +333,16 @@ impl Executor {
         let Some(on) = self.links.get_mut(link) else {
             return;
         };
-        let stopped = on.stopped;
-        let initiator = on.initiator.as_deref_mut();
+        let mut initiator = on.initiator.take();
+        self.end_rma_with(link, initiator.as_deref_mut());
+        if let Some(on) = self.links.get_mut(link) {
+            on.initiator = initiator;
+        }
+    }
+
+    /// As [`Self::end_rma`], of a link that had this initiator.
+    fn end_rma_with(&mut self, link: LinkKey, initiator: Option<&mut Initiator<LinkSq>>) {
+        let stopped = self.links.get_mut(link).is_some_and(|on| on.stopped);
         for (context, posted) in initiator.map(Initiator::take_deferred).unwrap_or_default() {
             if let Some(op) = self.rma.ops.get_mut(RmaKey::from_number(context as u32)) {
                 op.again = true;

@@ -2,11 +2,14 @@
 
 use std::sync::Arc;
 
-use super::Shared;
+use super::{Shared, State};
 use crate::errno::{FiErrno, Result};
+use crate::log::info_log;
 use crate::rdm::circuit_cm::TargetCm;
 use crate::rdm::circuits::CircuitKey;
-use crate::rdm::ports::CIRCUIT_DEPTH;
+use crate::rdm::core::Failure;
+use crate::rdm::iov::MAX_IOV;
+use crate::rdm::link::LinkKey;
 use crate::verbs::{Qp, QpConfig, QpNumber, Target};
 use crate::wire::rdm::cm::VERSION;
 use crate::wire::rdm::xrc::{CircuitReply, CircuitRequest};
@@ -20,17 +23,17 @@ impl Shared {
             let guard = self.lock();
             let state = guard.as_ref().ok_or(FiErrno::EOPBADSTATE)?;
             let xrc = state.io.xrc.as_ref().ok_or(FiErrno::EOPBADSTATE)?;
-            let requests = xrc.queues().count() * CIRCUIT_DEPTH;
+            let requests = xrc.queues().count() * self.depth();
             self.make_entries(state, requests)?;
             state.device_queue()
         };
         let config = QpConfig {
-            max_send_wr: CIRCUIT_DEPTH,
+            max_send_wr: self.depth(),
             max_recv_wr: 0,
-            max_send_sge: 1,
+            max_send_sge: if self.config.rma { MAX_IOV } else { 1 },
             max_recv_sge: 0,
             max_inline: self.domain.device().max_inline(),
-            flush: false,
+            flush: self.config.durable,
         };
         Qp::create_initiator(self.pd(), &cq, &config)
     }
@@ -77,6 +80,45 @@ impl Shared {
     ) -> Option<CircuitReply> {
         let mut guard = self.lock();
         guard.as_mut()?.io.add_target(cm, target, request)
+    }
+
+    /// Creates this side of a link on a circuit, before the link is requested or accepted.
+    pub(in crate::rdm) fn open_end(&self, link: LinkKey) {
+        let mut end = match self.create_end(link, None) {
+            Ok(end) => end,
+            Err(error) => {
+                info_log!(EpCtrl, "{link:?} has no connection block: {error}");
+                return self.change(|core, io| {
+                    let port = io.port_mut(link);
+                    match port.is_some_and(|port| port.request.is_some()) {
+                        true => io.not_dialled(core, link, Failure::Silent),
+                        false => core.broken(link, io),
+                    }
+                });
+            }
+        };
+        let set = |state: &mut State| state.io.links.set_end(link, &mut end);
+        let set = self.lock().as_mut().is_some_and(set);
+        if !set && let Some(end) = end {
+            // the link was ended meanwhile
+            drop(end.leave());
+        }
+    }
+
+    /// Moves the targets through which the peer of a link may send to their error state: it
+    /// accesses no region of this side any more. May be called with the lock of a key directory.
+    pub(in crate::rdm) fn sever_targets(&self, link: LinkKey) {
+        let targets = {
+            let mut guard = self.lock();
+            let Some(state) = guard.as_mut() else {
+                return;
+            };
+            state.io.targets_of(link)
+        };
+        for target in targets {
+            // an error is that of a target that is in this state already
+            let _ = target.set_error();
+        }
     }
 
     /// The rejection of a request for a circuit for lack of resources.

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use super::super::core::Core;
 use super::super::executor::Executor;
 use super::super::link::LinkKey;
-use super::endpoints::{End, config};
+use super::endpoints::{End, Transport};
 use super::{Random, seeds};
 use crate::av::FiAddr;
 use crate::domain::Domain;
@@ -39,6 +39,7 @@ const SHARE: u64 = 25;
 
 struct World<'a> {
     plan: Plan,
+    transport: Transport,
     random: Random,
     domain: &'a Arc<Domain>,
     lives: Vec<Life>,
@@ -51,10 +52,11 @@ struct World<'a> {
 }
 
 impl<'a> World<'a> {
-    fn new(seed: u64, domain: &'a Arc<Domain>) -> Self {
+    fn new(seed: u64, domain: &'a Arc<Domain>, transport: Transport) -> Self {
         let plan = Plan::of(seed);
         let mut world = Self {
             plan,
+            transport,
             random: Random(seed),
             domain,
             lives: Vec::new(),
@@ -90,7 +92,7 @@ impl<'a> World<'a> {
             sends_after_rma: plan.before_sends,
             src: Some(src),
             connect_timeout: Some(Duration::from_secs(8)),
-            ..config()
+            ..self.transport.config()
         };
         let end = End::with_rings(self.domain, config, 0, plan.rings);
         let shared = end.ep.shared();
@@ -547,23 +549,9 @@ impl<'a> World<'a> {
             .shared()
             .change(|core: &mut Core<Executor>, io| {
                 let links: Vec<LinkKey> = io.links.keys().collect();
-                if links.is_empty() {
-                    return;
-                }
-                broken = true;
-                let link = links[pick as usize % links.len()];
-                let on = io.links.get_mut(link).unwrap();
-                on.loses |= lossy && kind != 0;
-                if kind == 1 {
-                    // the core learns of it by a completion or an event
-                    let _ = on.qp.as_ref().map(|qp| qp.set_error());
-                } else if kind == 2
-                    && sessions
-                    && let Some(peer) = core.peer_of(link)
-                {
-                    core.fail(peer, FiErrno::ECONNABORTED, io);
-                } else {
-                    core.broken(link, io);
+                if let Some(link) = links.get(pick as usize % links.len().max(1)) {
+                    broken = true;
+                    break_one(core, io, *link, kind, (lossy, sessions));
                 }
             });
         self.breaks += usize::from(broken);
@@ -771,9 +759,14 @@ fn operations_on_links_that_break_end_once() {
     let count = (all.end - all.start).div_ceil(SHARE);
     for seed in all.start..all.start + count {
         let run = std::panic::AssertUnwindSafe(|| {
-            let mut world = World::new(seed, &domains[usize::from(Plan::of(seed).native)]);
-            world.run();
-            world.breaks
+            let domain = &domains[usize::from(Plan::of(seed).native)];
+            let mut breaks = 0;
+            Transport::each(|transport| {
+                let mut world = World::new(seed, domain, transport);
+                world.run();
+                breaks += world.breaks;
+            });
+            breaks
         });
         breaks += std::panic::catch_unwind(run).unwrap_or_else(|panic| {
             let test = "operations_on_links_that_break";

@@ -14,7 +14,55 @@ use crate::errno::FiErrno;
 use crate::flags::Flags;
 use crate::mr::Desc;
 use crate::queue::{BindFlags, Completion, CompletionQueue, CqConfig, WaitKind};
+use crate::rdm::core::Core;
+use crate::rdm::executor::Executor;
+use crate::rdm::link::LinkKey;
 use crate::rdm::{AddressVector, Endpoint, EndpointConfig, LocalIov};
+use crate::verbs::Qp;
+
+/// What the links of an endpoint are made of. Tests of both run on each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Transport {
+    Rc,
+    Xrc,
+}
+
+impl Transport {
+    /// Runs a test on each transport.
+    pub(super) fn each(mut test: impl FnMut(Self)) {
+        for transport in [Self::Rc, Self::Xrc] {
+            eprintln!("on {transport:?}");
+            test(transport);
+        }
+    }
+
+    /// Attributes of an endpoint without RMA.
+    pub(super) fn config(self) -> EndpointConfig {
+        EndpointConfig {
+            xrc: self == Self::Xrc,
+            ..config()
+        }
+    }
+}
+
+/// The queue pair to which a link posts: its own one, or that of its circuit.
+pub(super) fn queue_pair(io: &mut Executor, link: LinkKey) -> Option<Arc<Qp>> {
+    let on = io.links.get_mut(link)?;
+    let Some(port) = &on.port else {
+        return on.qp.clone();
+    };
+    let circuit = port.circuit?;
+    io.xrc.as_mut()?.queue_mut(circuit)?.qp.clone()
+}
+
+/// As the driver when the requests of all circuits have not completed within the limit of time.
+pub(super) fn give_up_circuits(core: &mut Core<Executor>, io: &mut Executor) {
+    for circuit in io.xrc.as_ref().unwrap().keys() {
+        io.break_circuit(circuit);
+        io.circuit_failed(circuit);
+    }
+    io.tend_circuits(core, false, Instant::now() + Duration::from_secs(5));
+}
 
 /// An endpoint with its own queue.
 pub(super) struct End {

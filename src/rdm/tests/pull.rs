@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::super::circuit_cm::XrcStep;
 use super::super::completions::Side;
 use super::super::core::Core;
 use super::super::executor::Executor;
@@ -11,7 +12,7 @@ use super::super::link::LinkKey;
 use super::super::link_cm::Step;
 use super::super::peer::PeerKey;
 use super::super::receives::AtSender;
-use super::endpoints::{End, wait, wait_for};
+use super::endpoints::{End, Transport, give_up_circuits, queue_pair, wait, wait_for};
 use crate::domain::{Domain, DomainConfig};
 use crate::errno::FiErrno;
 use crate::mr::{Form, Mode, MrConfig};
@@ -35,8 +36,8 @@ pub(super) fn domain() -> Arc<Domain> {
 }
 
 /// An endpoint that streams no messages: it reads them.
-fn reader(domain: &Arc<Domain>) -> End {
-    let end = End::open(domain);
+fn reader(domain: &Arc<Domain>, transport: Transport) -> End {
+    let end = End::with(domain, transport.config(), 0);
     end.ep.shared().change(|_, io| io.streams.off = true);
     end
 }
@@ -59,15 +60,41 @@ fn pull_failures(end: &End) -> (u32, u32) {
     end.ep.shared().lock().as_ref().unwrap().io.pull_failures
 }
 
-/// Polls the receiver until RTS has arrived.
+/// Polls the receiver until RTS has arrived, the only message that is stored.
 fn wait_for_rts(a: &End, b: &End) {
     let stored = || {
         let mut state = b.ep.shared().lock();
         let rx = &mut state.as_mut().unwrap().io.rx;
         rx.own().unwrap().stored_len()
     };
-    let before = stored();
-    while stored() == before {
+    while stored() == 0 {
+        assert_eq!((a.poll(), b.poll()), (None, None));
+    }
+}
+
+/// Ends what peers post through the targets of an endpoint, if it is on XRC.
+fn break_targets(end: &End) {
+    end.ep.shared().change(|_, io| {
+        let targets = io.xrc.iter().flat_map(|xrc| xrc.targets.keys().copied());
+        for target in targets.collect::<Vec<_>>() {
+            io.break_target(target);
+        }
+    });
+}
+
+/// Polls until the peer may post to all links of the first endpoint.
+fn wait_for_attach(a: &End, b: &End) {
+    let waits = || {
+        a.state(|state| {
+            let keys: Vec<LinkKey> = state.io.links.keys().collect();
+            let waits = |key: &LinkKey| {
+                let port = state.io.port_mut(*key);
+                port.is_some_and(|port| port.from.is_none())
+            };
+            keys.iter().any(waits)
+        })
+    };
+    while waits() {
         assert_eq!((a.poll(), b.poll()), (None, None));
     }
 }
@@ -76,113 +103,126 @@ fn wait_for_rts(a: &End, b: &End) {
 /// link.
 #[test]
 fn reads_are_repeated_on_the_next_link() {
-    let domain = domain();
-    let (a, b) = (reader(&domain), reader(&domain));
-    let to_b = a.knows(&b);
-    for round in 0..60 {
-        let bytes = bytes_of(round);
-        let mut target = vec![0; LEN];
-        a.send(to_b, Some(1), &bytes, 1);
-        wait_for_rts(&a, &b);
-        match round % 3 {
-            0 => break_links(&b),
-            1 => break_links(&a),
-            // the device and the connection manager have not yet informed the receiver
-            _ => a.ep.shared().change(|_, io| {
-                let keys: Vec<LinkKey> = io.links.keys().collect();
-                for key in keys {
-                    let qp = io.links.get_mut(key).and_then(|link| link.qp.clone());
-                    let _ = qp.map(|qp| qp.set_error());
+    Transport::each(|transport| {
+        let domain = domain();
+        let (a, b) = (reader(&domain, transport), reader(&domain, transport));
+        let to_b = a.knows(&b);
+        for round in 0..60 {
+            let bytes = bytes_of(round);
+            let mut target = vec![0; LEN];
+            a.send(to_b, Some(1), &bytes, 1);
+            wait_for_rts(&a, &b);
+            match round % 3 {
+                0 => break_links(&b),
+                1 => {
+                    break_links(&a);
+                    break_targets(&a);
                 }
-            }),
+                // the device and the connection manager have not yet informed the receiver
+                _ => a.ep.shared().change(|_, io| {
+                    let keys: Vec<LinkKey> = io.links.keys().collect();
+                    for key in keys {
+                        let _ = queue_pair(io, key).map(|qp| qp.set_error());
+                    }
+                    for held in io.xrc.iter().flat_map(|xrc| xrc.targets.values()) {
+                        let _ = held.target.as_ref().map(|target| target.set_error());
+                    }
+                }),
+            }
+            b.recv(Some((1, 0)), &mut target, 2);
+            if round % 2 == 0 {
+                break_links(&b);
+            }
+            wait([&a, &b], [1, 1]);
+            assert!(target == bytes, "round {round}");
         }
-        b.recv(Some((1, 0)), &mut target, 2);
-        if round % 2 == 0 {
-            break_links(&b);
-        }
-        wait([&a, &b], [1, 1]);
-        assert!(target == bytes, "round {round}");
-    }
-    let (repeated, refused) = pull_failures(&b);
-    assert!(repeated > 0, "no READ has failed");
-    assert_eq!(refused, 0);
+        let (repeated, refused) = pull_failures(&b);
+        assert!(repeated > 0, "no READ has failed");
+        assert_eq!(refused, 0);
+    });
 }
 
 /// A message whose rkey is wrong arrives in parts, on the next link.
 #[test]
 fn a_wrong_key_costs_a_link_and_no_message() {
-    let domain = domain();
-    let (a, b) = (reader(&domain), reader(&domain));
-    let to_b = a.knows(&b);
-    for round in 0..3 {
-        let bytes = [bytes_of(round), bytes_of(round + 100)];
-        let mut targets = [vec![0; LEN], vec![0; LEN]];
-        a.send(to_b, Some(1), &bytes[0], 1);
-        wait_for_rts(&a, &b);
-        let revoke = |_: &mut _, io: &mut Executor| io.revoke_sources();
-        a.ep.shared().change(revoke);
-        // the second message can be read
-        a.send(to_b, Some(2), &bytes[1], 1);
-        b.recv(Some((1, 0)), &mut targets[0], 2);
-        b.recv(Some((2, 0)), &mut targets[1], 3);
-        wait([&a, &b], [2, 2]);
-        assert!(targets == bytes, "round {round}");
-        assert_eq!(pull_failures(&b).1, round as u32 + 1);
-    }
+    Transport::each(|transport| {
+        let domain = domain();
+        let (a, b) = (reader(&domain, transport), reader(&domain, transport));
+        let to_b = a.knows(&b);
+        for round in 0..3 {
+            let bytes = [bytes_of(round), bytes_of(round + 100)];
+            let mut targets = [vec![0; LEN], vec![0; LEN]];
+            a.send(to_b, Some(1), &bytes[0], 1);
+            wait_for_rts(&a, &b);
+            let revoke = |_: &mut _, io: &mut Executor| io.revoke_sources();
+            a.ep.shared().change(revoke);
+            // the second message can be read
+            a.send(to_b, Some(2), &bytes[1], 1);
+            b.recv(Some((1, 0)), &mut targets[0], 2);
+            b.recv(Some((2, 0)), &mut targets[1], 3);
+            wait([&a, &b], [2, 2]);
+            assert!(targets == bytes, "round {round}");
+            assert_eq!(pull_failures(&b).1, round as u32 + 1);
+        }
+    });
 }
 
 /// A message whose RTS names other memory arrives in parts. After two such messages without a
 /// message that was read between them, the next ones arrive in parts at once.
 #[test]
 fn a_wrong_source_costs_a_link_and_no_message() {
-    let domain = domain();
-    let (a, b) = (reader(&domain), reader(&domain));
-    let to_b = a.knows(&b);
-    let one = |round: usize, change: &dyn Fn(&mut AtSender)| {
-        let bytes = bytes_of(round);
-        let mut target = vec![0; LEN];
-        a.send(to_b, Some(1), &bytes, 1);
-        wait_for_rts(&a, &b);
-        let change = |_: &mut _, io: &mut Executor| io.rx.own().unwrap().move_sources(change);
-        b.ep.shared().change(change);
-        b.recv(Some((1, 0)), &mut target, 2);
-        wait([&a, &b], [1, 1]);
-        assert!(target == bytes, "round {round}");
-        pull_failures(&b).1
-    };
-    let wrong: [&dyn Fn(&mut AtSender); 4] = [
-        &|at| at.addr = RemoteAddr::new(1),
-        &|at| at.addr = at.addr.wrapping_add(4096),
-        &|at| at.rkey = Rkey::default(),
-        &|at| at.rkey = Rkey::new(!0),
-    ];
-    for (round, change) in wrong.iter().enumerate() {
-        assert_eq!(one(round, change), round as u32 + 1);
-        // is read
-        assert_eq!(one(round + 100, &|_| {}), round as u32 + 1);
-    }
-    assert_eq!(one(4, wrong[0]), 5);
-    assert_eq!(one(5, wrong[0]), 6);
-    assert_eq!(one(6, wrong[0]), 6, "a third message was read");
+    Transport::each(|transport| {
+        let domain = domain();
+        let (a, b) = (reader(&domain, transport), reader(&domain, transport));
+        let to_b = a.knows(&b);
+        let one = |round: usize, change: &dyn Fn(&mut AtSender)| {
+            let bytes = bytes_of(round);
+            let mut target = vec![0; LEN];
+            a.send(to_b, Some(1), &bytes, 1);
+            wait_for_rts(&a, &b);
+            let change = |_: &mut _, io: &mut Executor| io.rx.own().unwrap().move_sources(change);
+            b.ep.shared().change(change);
+            b.recv(Some((1, 0)), &mut target, 2);
+            wait([&a, &b], [1, 1]);
+            assert!(target == bytes, "round {round}");
+            pull_failures(&b).1
+        };
+        let wrong: [&dyn Fn(&mut AtSender); 4] = [
+            &|at| at.addr = RemoteAddr::new(1),
+            &|at| at.addr = at.addr.wrapping_add(4096),
+            &|at| at.rkey = Rkey::default(),
+            &|at| at.rkey = Rkey::new(!0),
+        ];
+        for (round, change) in wrong.iter().enumerate() {
+            assert_eq!(one(round, change), round as u32 + 1);
+            // is read
+            assert_eq!(one(round + 100, &|_| {}), round as u32 + 1);
+        }
+        assert_eq!(one(4, wrong[0]), 5);
+        assert_eq!(one(5, wrong[0]), 6);
+        assert_eq!(one(6, wrong[0]), 6, "a third message was read");
+    });
 }
 
 /// A device that refuses READs costs two links of a session.
 #[test]
 fn a_device_without_reads_receives_in_parts() {
-    let domain = domain();
-    let (a, b) = (reader(&domain), reader(&domain));
-    let to_b = a.knows(&b);
-    b.ep.shared()
-        .change(|_, io| io.refuse_reads = Some(FiErrno::EINVAL));
-    for round in 0..5 {
-        let bytes = bytes_of(round);
-        let mut target = vec![0; LEN];
-        b.recv(Some((1, 0)), &mut target, 2);
-        a.send(to_b, Some(1), &bytes, 1);
-        wait([&a, &b], [1, 1]);
-        assert!(target == bytes, "round {round}");
-        assert_eq!(pull_failures(&b).1, (round as u32 + 1).min(2));
-    }
+    Transport::each(|transport| {
+        let domain = domain();
+        let (a, b) = (reader(&domain, transport), reader(&domain, transport));
+        let to_b = a.knows(&b);
+        b.ep.shared()
+            .change(|_, io| io.refuse_reads = Some(FiErrno::EINVAL));
+        for round in 0..5 {
+            let bytes = bytes_of(round);
+            let mut target = vec![0; LEN];
+            b.recv(Some((1, 0)), &mut target, 2);
+            a.send(to_b, Some(1), &bytes, 1);
+            wait([&a, &b], [1, 1]);
+            assert!(target == bytes, "round {round}");
+            assert_eq!(pull_failures(&b).1, (round as u32 + 1).min(2));
+        }
+    });
 }
 
 /// Runs `check` at an endpoint whose READ of a message has been posted and not been completed.
@@ -216,78 +256,101 @@ fn while_reading(a: &End, b: &End, check: impl Fn(&mut Core<Executor>, &mut Exec
 /// receive until the queue pair is destroyed.
 #[test]
 fn reads_end_with_their_queue_pair() {
-    let domain = domain();
-    let (a, b) = (reader(&domain), reader(&domain));
-    while_reading(&a, &b, |core, io, peer| {
-        let links: Vec<LinkKey> = io.links.keys().collect();
-        for link in links {
-            core.broken(link, io);
-            core.ended(link, io);
-            io.remove_link(link);
-        }
-        assert!(
-            io.is_reading(peer).0,
-            "a READ has ended before its queue pair"
-        );
-        let reads =
-            |step: &Step| matches!(step, Step::Destroy(_, _, _, ended) if !ended.reads.is_empty());
-        assert!(io.steps.iter().any(reads));
+    Transport::each(|transport| {
+        let domain = domain();
+        let (a, b) = (reader(&domain, transport), reader(&domain, transport));
+        while_reading(&a, &b, |core, io, peer| {
+            let links: Vec<LinkKey> = io.links.keys().collect();
+            for link in links {
+                core.broken(link, io);
+                if transport == Transport::Rc {
+                    core.ended(link, io);
+                    io.remove_link(link);
+                }
+            }
+            if transport == Transport::Xrc {
+                give_up_circuits(core, io);
+            }
+            assert!(
+                io.is_reading(peer).0,
+                "a READ has ended before its queue pair"
+            );
+            let reads = |step: &Step| match step {
+                Step::Destroy(_, _, _, ended) => !ended.reads.is_empty(),
+                Step::Xrc(XrcStep::DestroyCircuit(_, _, unfinished)) => {
+                    unfinished.iter().any(|it| !it.2.reads.is_empty())
+                }
+                _ => false,
+            };
+            assert!(io.steps.iter().any(reads));
+        });
     });
 }
 
 /// A send that has failed is reported when no peer can read its source any more.
 #[test]
 fn a_failed_send_is_reported_after_its_source_has_ended() {
-    let domain = domain();
-    let (a, b) = (reader(&domain), reader(&domain));
-    let to_b = a.knows(&b);
-    let bytes = bytes_of(1);
-    a.send(to_b, Some(1), &bytes, 1);
-    wait_for_rts(&a, &b);
-    a.ep.shared().change(|core, io| {
-        let peer = core.peer_keys().next().unwrap();
-        core.fail(peer, FiErrno::EHOSTUNREACH, io);
-        assert_eq!(io.completions.len(Side::Tx), 0);
-        assert_eq!(io.outstanding(), 1);
-        let ends = io.steps.iter().any(|step| matches!(step, Step::End(..)));
-        let last = io.steps.iter().filter(|step| step.is_last()).count();
-        assert!(ends && last == 1, "{:?}", io.steps);
+    Transport::each(|transport| {
+        let domain = domain();
+        let (a, b) = (reader(&domain, transport), reader(&domain, transport));
+        let to_b = a.knows(&b);
+        let bytes = bytes_of(1);
+        a.send(to_b, Some(1), &bytes, 1);
+        wait_for_rts(&a, &b);
+        wait_for_attach(&a, &b);
+        a.ep.shared().change(|core, io| {
+            let peer = core.peer_keys().next().unwrap();
+            core.fail(peer, FiErrno::EHOSTUNREACH, io);
+            assert_eq!(io.completions.len(Side::Tx), 0);
+            assert_eq!(io.outstanding(), 1);
+            // steps after which the peer reads nothing
+            let ends = |step: &Step| match step {
+                Step::End(..) => true,
+                Step::Xrc(step) => matches!(step, XrcStep::FailTarget(_)),
+                _ => false,
+            };
+            let ends = io.steps.iter().any(ends);
+            let last = io.steps.iter().filter(|step| step.is_last()).count();
+            assert!(ends && last == 1, "{:?}", io.steps);
+        });
+        let failed = error(&a);
+        assert_eq!(
+            (failed.completion.context, failed.err),
+            (1, FiErrno::EHOSTUNREACH)
+        );
+        assert_eq!(a.ep.shared().lock().as_ref().unwrap().io.outstanding(), 0);
     });
-    let failed = error(&a);
-    assert_eq!(
-        (failed.completion.context, failed.err),
-        (1, FiErrno::EHOSTUNREACH)
-    );
-    assert_eq!(a.ep.shared().lock().as_ref().unwrap().io.outstanding(), 0);
 }
 
 /// Either side is closed while its messages are read, and the buffers are freed.
 #[test]
 fn endpoints_close_while_messages_are_read() {
-    let domain = domain();
-    for round in 0..24 {
-        let (a, b) = (reader(&domain), reader(&domain));
-        let to_b = a.knows(&b);
-        let bytes = [bytes_of(round), bytes_of(round + 1)];
-        let mut targets = [vec![0; LEN], vec![0; LEN]];
-        for (bytes, target) in bytes.iter().zip(&mut targets) {
-            b.recv(Some((1, 0)), target, 2);
-            a.send(to_b, Some(1), bytes, 1);
+    Transport::each(|transport| {
+        let domain = domain();
+        for round in 0..24 {
+            let (a, b) = (reader(&domain, transport), reader(&domain, transport));
+            let to_b = a.knows(&b);
+            let bytes = [bytes_of(round), bytes_of(round + 1)];
+            let mut targets = [vec![0; LEN], vec![0; LEN]];
+            for (bytes, target) in bytes.iter().zip(&mut targets) {
+                b.recv(Some((1, 0)), target, 2);
+                a.send(to_b, Some(1), bytes, 1);
+            }
+            let reads = || b.ep.shared().lock().as_ref().unwrap().io.rx.arrivals.len() != 0;
+            while !reads() && b.cq.read(1, &mut |_: &_| {}).is_err() {
+                let _ = a.poll();
+            }
+            for _ in 0..round / 2 % 6 {
+                let _ = b.poll();
+            }
+            let closed = if round % 2 == 0 { &a } else { &b };
+            closed.ep.close();
+            match round % 2 {
+                0 => drop(bytes),
+                _ => drop(targets),
+            }
         }
-        let reads = || b.ep.shared().lock().as_ref().unwrap().io.rx.arrivals.len() != 0;
-        while !reads() && b.cq.read(1, &mut |_: &_| {}).is_err() {
-            let _ = a.poll();
-        }
-        for _ in 0..round / 2 % 6 {
-            let _ = b.poll();
-        }
-        let closed = if round % 2 == 0 { &a } else { &b };
-        closed.ep.close();
-        match round % 2 {
-            0 => drop(bytes),
-            _ => drop(targets),
-        }
-    }
+    });
 }
 
 pub(super) fn error(end: &End) -> CompletionError {
@@ -305,52 +368,54 @@ pub(super) fn error(end: &End) -> CompletionError {
 /// The receive of a session that ends is not reported while a READ can write to its buffer.
 #[test]
 fn a_receive_fails_after_its_reads() {
-    let domain = domain();
-    let (a, b) = (reader(&domain), reader(&domain));
-    let to_b = a.knows(&b);
-    let to_a = b.knows(&a);
-    let bytes = bytes_of(1);
-    let mut target = vec![0; LEN];
-    for round in 0.. {
-        a.send(to_b, Some(1), &bytes, 1);
-        wait_for_rts(&a, &b);
-        b.recv(Some((1, 0)), &mut target, 2);
-        // the READs are posted, and their completions not polled, unless by the driver
-        let mut under_way = false;
-        b.ep.shared().change(|core, io| {
-            under_way = io.rx.arrivals.len() == 1;
+    Transport::each(|transport| {
+        let domain = domain();
+        let (a, b) = (reader(&domain, transport), reader(&domain, transport));
+        let to_b = a.knows(&b);
+        let to_a = b.knows(&a);
+        let bytes = bytes_of(1);
+        let mut target = vec![0; LEN];
+        for round in 0.. {
+            a.send(to_b, Some(1), &bytes, 1);
+            wait_for_rts(&a, &b);
+            b.recv(Some((1, 0)), &mut target, 2);
+            // the READs are posted, and their completions not polled, unless by the driver
+            let mut under_way = false;
+            b.ep.shared().change(|core, io| {
+                under_way = io.rx.arrivals.len() == 1;
+                if under_way {
+                    let peer = core.peer_keys().next().unwrap();
+                    core.fail(peer, FiErrno::ECONNABORTED, io);
+                    under_way = io.rx.arrivals.len() == 1 && io.completions.len(Side::Rx) == 0;
+                    assert!(under_way, "the receive is reported before its READs");
+                    assert!(
+                        !io.is_reading(peer).1,
+                        "READs of an ended session wait for a link"
+                    );
+                }
+            });
             if under_way {
-                let peer = core.peer_keys().next().unwrap();
-                core.fail(peer, FiErrno::ECONNABORTED, io);
-                under_way = io.rx.arrivals.len() == 1 && io.completions.len(Side::Rx) == 0;
-                assert!(under_way, "the receive is reported before its READs");
-                assert!(
-                    !io.is_reading(peer).1,
-                    "READs of an ended session wait for a link"
-                );
+                break;
             }
-        });
-        if under_way {
-            break;
+            assert!(round < 1000, "the driver is always faster");
+            wait([&a, &b], [1, 1]);
         }
-        assert!(round < 1000, "the driver is always faster");
-        wait([&a, &b], [1, 1]);
-    }
-    let failed = error(&b);
-    assert_eq!(
-        (failed.completion.context, failed.err),
-        (2, FiErrno::ECONNABORTED)
-    );
-    assert_eq!(
-        b.ep.shared().lock().as_ref().unwrap().io.rx.arrivals.len(),
-        0
-    );
-    // b ends the session by its next dial, and a's operation fails too
-    let mut small = [0; 8];
-    a.recv(Some((3, 0)), &mut small, 4);
-    b.send(to_a, Some(3), &[5; 8], 3);
-    let sent = error(&a);
-    assert_eq!(sent.completion.context, 1);
-    wait_for(&a, 1);
-    assert_eq!(small, [5; 8]);
+        let failed = error(&b);
+        assert_eq!(
+            (failed.completion.context, failed.err),
+            (2, FiErrno::ECONNABORTED)
+        );
+        assert_eq!(
+            b.ep.shared().lock().as_ref().unwrap().io.rx.arrivals.len(),
+            0
+        );
+        // b ends the session by its next dial, and a's operation fails too
+        let mut small = [0; 8];
+        a.recv(Some((3, 0)), &mut small, 4);
+        b.send(to_a, Some(3), &[5; 8], 3);
+        let sent = error(&a);
+        assert_eq!(sent.completion.context, 1);
+        wait_for(&a, 1);
+        assert_eq!(small, [5; 8]);
+    });
 }

@@ -8,14 +8,15 @@ use std::time::{Duration, Instant};
 use super::super::completions::Side as Direction;
 use super::super::executor::Executor;
 use super::super::link::LinkKey;
+use super::super::link_end::CIRCUIT_RMA;
 use super::super::rma::{Request, RmaOp};
 use super::breaks::{Memory, domain, pattern};
-use super::endpoints::{End, config, wait};
+use super::endpoints::{End, Transport, give_up_circuits, queue_pair, wait};
 use crate::av::FiAddr;
 use crate::domain::Domain;
 use crate::errno::FiErrno;
 use crate::flags::Flags;
-use crate::mr::{Access, Buffer, Desc, Region, RegionConfig};
+use crate::mr::{Access, Buffer, Desc, Peer as _, Region, RegionConfig};
 use crate::queue::{Completion, CompletionError};
 use crate::rdm::{EndpointConfig, LocalIov, RemoteIov};
 use crate::verbs::{Qp, SendOpcode};
@@ -31,13 +32,13 @@ struct Side {
 
 impl Side {
     /// Without rings.
-    fn open(domain: &Arc<Domain>) -> Self {
+    fn open(domain: &Arc<Domain>, transport: Transport) -> Self {
         let config = EndpointConfig {
             rma: true,
             target: true,
             rma_after_sends: true,
             sends_after_rma: true,
-            ..config()
+            ..transport.config()
         };
         let end = End::with_rings(domain, config, 0, false);
         let memory = Memory::new(4096);
@@ -48,6 +49,7 @@ impl Side {
         let config = RegionConfig {
             buffers: &[buffer],
             access: Access::REMOTE_READ | Access::REMOTE_WRITE,
+            requested_key: (memory.addr() as u64) >> 4,
             ..RegionConfig::default()
         };
         // SAFETY: the memory is dropped behind the region.
@@ -93,9 +95,9 @@ impl Side {
     fn link(&self) -> (LinkKey, Arc<Qp>) {
         let shared = self.end.ep.shared();
         let mut state = shared.lock();
-        let links = &mut state.as_mut().unwrap().io.links;
-        let key = links.keys().next().unwrap();
-        (key, links.get_mut(key).unwrap().qp.clone().unwrap())
+        let io = &mut state.as_mut().unwrap().io;
+        let key = io.links.keys().next().unwrap();
+        (key, queue_pair(io, key).unwrap())
     }
 
     /// The next entry: the context, and the error of a failure.
@@ -123,8 +125,8 @@ impl Side {
 }
 
 /// Two sides with one link, and the address of the second.
-fn connected(domain: &Arc<Domain>) -> (Side, Side, FiAddr) {
-    let (a, b) = (Side::open(domain), Side::open(domain));
+fn connected(domain: &Arc<Domain>, transport: Transport) -> (Side, Side, FiAddr) {
+    let (a, b) = (Side::open(domain, transport), Side::open(domain, transport));
     let to_b = a.end.knows(&b.end);
     let mut bytes = [0; 8];
     b.end.recv(None, &mut bytes, 2);
@@ -152,239 +154,346 @@ fn break_link(side: &Side) {
 /// destroyed. The READ is repeated before later operations.
 #[test]
 fn a_read_that_is_not_flushed_ends_with_its_queue_pair() {
-    let domain = domain(true);
-    let (a, b, to_b) = connected(&domain);
-    b.memory.set(0, &pattern(1, 100));
-    let link = a.link().0;
-    let qp = Arc::downgrade(&a.link().1);
-    let silent = |io: &mut Executor| {
-        io.links.get_mut(link).unwrap().silent = true;
-    };
-    a.end.ep.shared().change(|_, io| silent(io));
-    let (target, source) = (Memory::new(100), memory(2, 100));
-    a.read(to_b, b.range(0, 100), &target, 5);
-    break_link(&a);
-    a.write(to_b, b.range(0, 100), &source, 6, false);
-    let begin = Instant::now();
-    assert_eq!(a.entry().0, 5);
-    assert!(
-        begin.elapsed() > SECOND / 2,
-        "reported before the device is known to have ended"
-    );
-    assert!(qp.upgrade().is_none(), "the queue pair exists");
-    assert!(
-        target.is(0, &pattern(1, 100)),
-        "the later write was executed first"
-    );
-    assert_eq!(a.entry().0, 6);
-    assert!(b.memory.is(0, &pattern(2, 100)));
+    Transport::each(|transport| {
+        let domain = domain(true);
+        let (a, b, to_b) = connected(&domain, transport);
+        b.memory.set(0, &pattern(1, 100));
+        let link = a.link().0;
+        let qp = Arc::downgrade(&a.link().1);
+        let silent = |io: &mut Executor| {
+            io.links.get_mut(link).unwrap().silent = true;
+        };
+        a.end.ep.shared().change(|_, io| silent(io));
+        let (target, source) = (Memory::new(100), memory(2, 100));
+        a.read(to_b, b.range(0, 100), &target, 5);
+        break_link(&a);
+        a.write(to_b, b.range(0, 100), &source, 6, false);
+        let begin = Instant::now();
+        assert_eq!(a.entry().0, 5);
+        assert!(
+            begin.elapsed() > SECOND / 2,
+            "reported before the device is known to have ended"
+        );
+        assert!(qp.upgrade().is_none(), "the queue pair exists");
+        assert!(
+            target.is(0, &pattern(1, 100)),
+            "the later write was executed first"
+        );
+        assert_eq!(a.entry().0, 6);
+        assert!(b.memory.is(0, &pattern(2, 100)));
+    });
 }
 
 /// As above, when the session ends: the failure is reported behind the queue pair too.
 #[test]
 fn a_failed_read_that_is_not_flushed_ends_with_its_queue_pair() {
-    let domain = domain(true);
-    let (a, b, to_b) = connected(&domain);
-    let link = a.link().0;
-    let qp = Arc::downgrade(&a.link().1);
-    let target = Memory::new(100);
-    let shared = a.end.ep.shared();
-    shared.change(|_, io| io.links.get_mut(link).unwrap().silent = true);
-    a.read(to_b, b.range(0, 100), &target, 5);
-    {
-        // as the driver after the time limit
-        let mut state = shared.lock();
-        let state = state.as_mut().unwrap();
-        let peer = state.core.peer_of(link).unwrap();
-        state.core.fail(peer, FiErrno::ECONNABORTED, &mut state.io);
-        state.settle();
-        state.io.end_rma(link);
-        state.settle();
-        state.core.ended(link, &mut state.io);
-        state.io.remove_link(link);
-        state.settle();
-        assert!(
-            state.io.completions.is_empty(),
-            "reported before the queue pair is destroyed"
-        );
-        assert_eq!(state.io.rma.ops.len(), 1);
-    }
-    // the driver destroys it
-    shared.change(|_, _| {});
-    let (context, error) = a.entry();
-    assert_eq!((context, error.unwrap().err), (5, FiErrno::ECONNABORTED));
-    assert!(qp.upgrade().is_none(), "the queue pair exists");
+    Transport::each(|transport| {
+        let domain = domain(true);
+        let (a, b, to_b) = connected(&domain, transport);
+        let link = a.link().0;
+        let qp = Arc::downgrade(&a.link().1);
+        let target = Memory::new(100);
+        let shared = a.end.ep.shared();
+        shared.change(|_, io| io.links.get_mut(link).unwrap().silent = true);
+        a.read(to_b, b.range(0, 100), &target, 5);
+        {
+            // as the driver after the time limit
+            let mut state = shared.lock();
+            let state = state.as_mut().unwrap();
+            let peer = state.core.peer_of(link).unwrap();
+            state.core.fail(peer, FiErrno::ECONNABORTED, &mut state.io);
+            state.settle();
+            match transport {
+                Transport::Rc => {
+                    state.io.end_rma(link);
+                    state.settle();
+                    state.core.ended(link, &mut state.io);
+                    state.io.remove_link(link);
+                }
+                Transport::Xrc => give_up_circuits(&mut state.core, &mut state.io),
+            }
+            state.settle();
+            assert!(
+                state.io.completions.is_empty(),
+                "reported before the queue pair is destroyed"
+            );
+            assert_eq!(state.io.rma.ops.len(), 1);
+        }
+        // the driver destroys it
+        shared.change(|_, _| {});
+        let (context, error) = a.entry();
+        assert_eq!((context, error.unwrap().err), (5, FiErrno::ECONNABORTED));
+        assert!(qp.upgrade().is_none(), "the queue pair exists");
+    });
 }
 
 /// RMA and messages that are ordered behind an operation wait until the queue pair of its link is
 /// destroyed, because it may be repeated.
 #[test]
 fn operations_wait_for_one_that_ends_with_its_queue_pair() {
-    let domain = domain(true);
-    let (a, b, to_b) = connected(&domain);
-    let (link, _) = a.link();
-    let mut ending = None;
-    a.end.ep.shared().change(|core, io| {
-        let request = Request {
-            opcode: SendOpcode::Read,
-            flags: Flags::empty(),
-            kind: Flags::RMA | Flags::READ,
-            compare_add: 0,
-            swap: 0,
-        };
-        let peer = core.peer_of(link).unwrap();
-        let mut op = RmaOp::new(request, peer, io.rma.next_order());
-        (op.context, op.wanted, op.parts, op.again) = (5, true, 1, true);
-        let key = io.rma.ops.insert(op).unwrap();
-        io.rma.ending.push(key);
-        ending = Some(key);
+    Transport::each(|transport| {
+        let domain = domain(true);
+        let (a, b, to_b) = connected(&domain, transport);
+        let (link, _) = a.link();
+        let mut ending = None;
+        a.end.ep.shared().change(|core, io| {
+            let request = Request {
+                opcode: SendOpcode::Read,
+                flags: Flags::empty(),
+                kind: Flags::RMA | Flags::READ,
+                compare_add: 0,
+                swap: 0,
+            };
+            let peer = core.peer_of(link).unwrap();
+            let mut op = RmaOp::new(request, peer, io.rma.next_order());
+            (op.context, op.wanted, op.parts, op.again) = (5, true, 1, true);
+            let key = io.rma.ops.insert(op).unwrap();
+            io.rma.ending.push(key);
+            ending = Some(key);
+        });
+        let (source, mut bytes) = (memory(2, 100), [0; 8]);
+        b.end.recv(None, &mut bytes, 2);
+        a.write(to_b, b.range(0, 100), &source, 6, false);
+        a.end.send(to_b, None, &[9; 8], 7);
+        for _ in 0..2_000 {
+            assert_eq!((a.end.poll(), b.end.poll()), (None, None));
+        }
+        assert!(b.memory.is(0, &[0; 100]));
+        let key = ending.unwrap();
+        a.end
+            .ep
+            .shared()
+            .change(|core, io| io.rma_ended(core, &[key]));
+        let [ended, _] = wait([&a.end, &b.end], [3, 1]);
+        let contexts: Vec<_> = ended.iter().map(|it| it.context).collect();
+        assert_eq!((contexts, bytes), (vec![5, 6, 7], [9; 8]));
+        assert!(b.memory.is(0, &pattern(2, 100)));
     });
-    let (source, mut bytes) = (memory(2, 100), [0; 8]);
-    b.end.recv(None, &mut bytes, 2);
-    a.write(to_b, b.range(0, 100), &source, 6, false);
-    a.end.send(to_b, None, &[9; 8], 7);
-    for _ in 0..2_000 {
-        assert_eq!((a.end.poll(), b.end.poll()), (None, None));
-    }
-    assert!(b.memory.is(0, &[0; 100]));
-    let key = ending.unwrap();
-    a.end
-        .ep
-        .shared()
-        .change(|core, io| io.rma_ended(core, &[key]));
-    let [ended, _] = wait([&a.end, &b.end], [3, 1]);
-    let contexts: Vec<_> = ended.iter().map(|it| it.context).collect();
-    assert_eq!((contexts, bytes), (vec![5, 6, 7], [9; 8]));
-    assert!(b.memory.is(0, &pattern(2, 100)));
 }
 
 /// The device executes a read or write in the call if nothing is in front of it, and the entry is
 /// there without a poll. The first one makes the link's initiator.
 #[test]
 fn an_operation_that_is_executed_in_its_call_has_its_entry() {
-    let domain = domain(true);
-    let (a, b, to_b) = connected(&domain);
-    let source = memory(1, 100);
-    a.write(to_b, b.range(0, 100), &source, 1, false);
-    assert_eq!(a.entry().0, 1);
-    // operations that are under way, and entries
-    let state = || {
-        let mut guard = a.end.ep.shared().lock();
-        let io = &mut guard.as_mut().unwrap().io;
-        (io.rma.ops.len(), io.completions.len(Direction::Tx))
-    };
-    for inject in [false, true] {
-        a.write(to_b, b.range(200, 100), &source, 2, inject);
+    Transport::each(|transport| {
+        let domain = domain(true);
+        let (a, b, to_b) = connected(&domain, transport);
+        let source = memory(1, 100);
+        a.write(to_b, b.range(0, 100), &source, 1, false);
+        assert_eq!(a.entry().0, 1);
+        // operations that are under way, and entries
+        let state = || {
+            let mut guard = a.end.ep.shared().lock();
+            let io = &mut guard.as_mut().unwrap().io;
+            (io.rma.ops.len(), io.completions.len(Direction::Tx))
+        };
+        for inject in [false, true] {
+            a.write(to_b, b.range(200, 100), &source, 2, inject);
+            assert_eq!(state(), (0, 1));
+            assert!(b.memory.is(200, &pattern(1, 100)));
+            assert_eq!(a.entry().0, 2);
+            b.memory.set(200, &[0; 100]);
+        }
+        let target = Memory::new(100);
+        a.read(to_b, b.range(0, 100), &target, 3);
         assert_eq!(state(), (0, 1));
-        assert!(b.memory.is(200, &pattern(1, 100)));
-        assert_eq!(a.entry().0, 2);
-        b.memory.set(200, &[0; 100]);
-    }
-    let target = Memory::new(100);
-    a.read(to_b, b.range(0, 100), &target, 3);
-    assert_eq!(state(), (0, 1));
-    assert!(target.is(0, &pattern(1, 100)));
-    assert_eq!(a.entry().0, 3);
-    // Behind a request that waits for its completion. The driver's thread, which has connected the
-    // link, may poll between the calls; then nothing waits, and the attempt shows nothing.
-    let wrong = RemoteIov {
-        key: b.region.key() ^ 0x5a00,
-        ..b.range(0, 100)
-    };
-    let behind = || {
-        b.memory.set(300, &[0; 100]);
-        a.write(to_b, wrong, &source, 4, false);
-        a.write(to_b, b.range(300, 100), &source, 5, false);
-        let both_wait = state() == (2, 0);
-        let ended = [a.entry(), a.entry()].map(|(context, it)| (context, it.map(|it| it.err)));
-        assert_eq!(ended, [(4, Some(FiErrno::EKEYREJECTED)), (5, None)]);
-        assert!(b.memory.is(300, &pattern(1, 100)));
-        both_wait
-    };
-    assert!((0..20).any(|_| behind()));
-    // the key of a region that is closed
-    let gone = b.range(0, 100);
-    drop(b.region);
-    a.write(to_b, gone, &source, 6, false);
-    let (context, error) = a.entry();
-    assert_eq!((context, error.unwrap().err), (6, FiErrno::EKEYREJECTED));
+        assert!(target.is(0, &pattern(1, 100)));
+        assert_eq!(a.entry().0, 3);
+        // Behind a request that waits for its completion. The driver's thread, which has connected the
+        // link, may poll between the calls; then nothing waits, and the attempt shows nothing.
+        let wrong = RemoteIov {
+            key: b.region.key() ^ 0x5a00,
+            ..b.range(0, 100)
+        };
+        let behind = || {
+            b.memory.set(300, &[0; 100]);
+            a.write(to_b, wrong, &source, 4, false);
+            a.write(to_b, b.range(300, 100), &source, 5, false);
+            let both_wait = state() == (2, 0);
+            let ended = [a.entry(), a.entry()].map(|(context, it)| (context, it.map(|it| it.err)));
+            assert_eq!(ended, [(4, Some(FiErrno::EKEYREJECTED)), (5, None)]);
+            assert!(b.memory.is(300, &pattern(1, 100)));
+            both_wait
+        };
+        assert!((0..20).any(|_| behind()));
+        // the key of a region that is closed
+        let gone = b.range(0, 100);
+        drop(b.region);
+        a.write(to_b, gone, &source, 6, false);
+        let (context, error) = a.entry();
+        assert_eq!((context, error.unwrap().err), (6, FiErrno::EKEYREJECTED));
+    });
 }
 
 /// Reads of one entry find that of a receive, although each write has one too.
 #[test]
 fn entries_of_writes_do_not_hide_those_of_receives() {
-    let domain = domain(true);
-    let (a, b, to_b) = connected(&domain);
-    let to_a = b.end.knows(&a.end);
-    let source = memory(1, 100);
-    let mut bytes = [0; 8];
-    // the first message waits until the driver has found a link for it
-    a.end.recv(None, &mut bytes, 2);
-    b.end.send(to_a, None, &[1; 8], 1);
-    wait([&a.end, &b.end], [1, 1]);
-    a.end.recv(None, &mut bytes, 99);
-    b.end.send(to_a, None, &[1; 8], 1);
-    assert_eq!(b.entry().0, 1);
-    let read = || {
-        a.write(to_b, b.range(0, 100), &source, 5, false);
-        a.entry().0
-    };
-    assert!((0..200).any(|_| read() == 99));
+    Transport::each(|transport| {
+        let domain = domain(true);
+        let (a, b, to_b) = connected(&domain, transport);
+        let to_a = b.end.knows(&a.end);
+        let source = memory(1, 100);
+        let mut bytes = [0; 8];
+        // the first message waits until the driver has found a link for it
+        a.end.recv(None, &mut bytes, 2);
+        b.end.send(to_a, None, &[1; 8], 1);
+        wait([&a.end, &b.end], [1, 1]);
+        a.end.recv(None, &mut bytes, 99);
+        b.end.send(to_a, None, &[1; 8], 1);
+        assert_eq!(b.entry().0, 1);
+        let read = || {
+            a.write(to_b, b.range(0, 100), &source, 5, false);
+            a.entry().0
+        };
+        assert!((0..200).any(|_| read() == 99));
+    });
 }
 
 /// Requests of both directions are on the link when one with a wrong key is refused. It alone
 /// fails.
 #[test]
 fn a_wrong_key_fails_its_operation_alone() {
-    let domain = domain(true);
-    for round in 0..20 {
-        let (a, b, to_b) = connected(&domain);
-        let to_a = b.end.knows(&a.end);
-        let wrong = RemoteIov {
-            key: b.region.key() ^ 0x5a00,
-            ..b.range(0, 16)
-        };
-        let (source, target) = (memory(round, 100), Memory::new(100));
-        // both queue pairs fail with the request; their ends are not yet known
-        a.write(to_b, b.range(0, 100), &source, 1, false);
-        a.write(to_b, wrong, &memory(1, 16), 2, false);
-        a.write(to_b, b.range(200, 100), &source, 3, false);
-        a.read(to_b, b.range(200, 100), &target, 4);
-        b.write(to_a, a.range(0, 100), &source, 5, false);
-        b.write(to_a, a.range(200, 100), &source, 6, false);
-        let mut all: Vec<_> = (0..4).map(|_| a.entry()).collect();
-        all.extend((0..2).map(|_| b.entry()));
-        all.sort_by_key(|(context, _)| *context);
-        for (context, error) in all {
-            let refused = (context == 2).then_some(FiErrno::EKEYREJECTED);
-            assert_eq!(
-                error.map(|error| error.err),
-                refused,
-                "{context} of {round}"
-            );
+    Transport::each(|transport| {
+        let domain = domain(true);
+        for round in 0..20 {
+            let (a, b, to_b) = connected(&domain, transport);
+            let to_a = b.end.knows(&a.end);
+            let wrong = RemoteIov {
+                key: b.region.key() ^ 0x5a00,
+                ..b.range(0, 16)
+            };
+            let (source, target) = (memory(round, 100), Memory::new(100));
+            // both queue pairs fail with the request; their ends are not yet known
+            a.write(to_b, b.range(0, 100), &source, 1, false);
+            a.write(to_b, wrong, &memory(1, 16), 2, false);
+            a.write(to_b, b.range(200, 100), &source, 3, false);
+            a.read(to_b, b.range(200, 100), &target, 4);
+            b.write(to_a, a.range(0, 100), &source, 5, false);
+            b.write(to_a, a.range(200, 100), &source, 6, false);
+            let mut all: Vec<_> = (0..4).map(|_| a.entry()).collect();
+            all.extend((0..2).map(|_| b.entry()));
+            all.sort_by_key(|(context, _)| *context);
+            for (context, error) in all {
+                let refused = (context == 2).then_some(FiErrno::EKEYREJECTED);
+                assert_eq!(
+                    error.map(|error| error.err),
+                    refused,
+                    "{context} of {round}"
+                );
+            }
+            for (side, at) in [(&b, 0), (&b, 200), (&a, 0), (&a, 200)] {
+                assert!(side.memory.is(at, &pattern(round, 100)), "{round}");
+            }
+            assert!(target.is(0, &pattern(round, 100)), "{round}");
         }
-        for (side, at) in [(&b, 0), (&b, 200), (&a, 0), (&a, 200)] {
-            assert!(side.memory.is(at, &pattern(round, 100)), "{round}");
-        }
-        assert!(target.is(0, &pattern(round, 100)), "{round}");
-    }
+    });
 }
 
 /// Injected data is lost with the request that had the only copy.
 #[test]
 fn an_injected_write_that_is_lost_is_reported() {
+    Transport::each(|transport| {
+        let domain = domain(true);
+        let (a, b, to_b) = connected(&domain, transport);
+        let (_, qp) = a.link();
+        // the core does not know it yet
+        qp.set_error().unwrap();
+        a.write(to_b, b.range(0, 100), &memory(1, 100), 7, true);
+        let (context, error) = a.entry();
+        assert_eq!((context, error.unwrap().err), (7, FiErrno::ECONNABORTED));
+        assert!(b.memory.is(0, &[0; 100]));
+        // one that waits for the next link has a copy
+        a.write(to_b, b.range(0, 100), &memory(2, 100), 8, true);
+        let (context, error) = a.entry();
+        assert!(context == 8 && error.is_none());
+        assert!(b.memory.is(0, &pattern(2, 100)));
+    });
+}
+
+/// A peer is cut off by the targets through which it may send. Its next operation breaks its
+/// circuit, and is executed on another one.
+#[test]
+fn a_peer_that_is_cut_off_on_xrc_dials_another_circuit() {
     let domain = domain(true);
-    let (a, b, to_b) = connected(&domain);
-    let (_, qp) = a.link();
-    // the core does not know it yet
-    qp.set_error().unwrap();
-    a.write(to_b, b.range(0, 100), &memory(1, 100), 7, true);
+    let (a, b, to_b) = connected(&domain, Transport::Xrc);
+    let source = memory(1, 100);
+    a.write(to_b, b.range(0, 100), &source, 1, false);
+    assert_eq!(a.entry().0, 1);
+    let link = b.link().0;
+    let targets = |io: &mut Executor| io.targets_of(link);
+    let before: Vec<_> = b.end.state(|state| targets(&mut state.io));
+    let numbers: Vec<_> = before.iter().map(|target| target.number()).collect();
+    assert_eq!(numbers.len(), 1);
+    drop(before);
+    let notifier = b.end.state(|state| {
+        let end = state.io.links.get_mut(link).unwrap().end.as_ref();
+        Arc::clone(end.unwrap().notifier())
+    });
+    notifier.sever();
+    a.write(to_b, b.range(200, 100), &source, 2, false);
     let (context, error) = a.entry();
-    assert_eq!((context, error.unwrap().err), (7, FiErrno::ECONNABORTED));
+    assert!(context == 2 && error.is_none(), "{error:?}");
+    assert!(b.memory.is(200, &pattern(1, 100)));
+    b.end.state(|state| {
+        let held = &state.io.xrc.as_ref().unwrap().targets;
+        let former = held.get(&numbers[0]);
+        assert!(former.is_none_or(|held| held.failing.is_some()));
+        assert!(held.values().any(|held| held.failing.is_none()));
+    });
+}
+
+/// Operations wait while the requests of all links fill the circuit.
+#[test]
+fn operations_wait_for_room_on_a_circuit() {
+    let domain = domain(true);
+    let (a, b, to_b) = connected(&domain, Transport::Xrc);
+    let (link, source) = (a.link().0, memory(1, 100));
+    let room = a.end.state(|state| {
+        let circuit = state.io.port_mut(link).unwrap().circuit.unwrap();
+        let xrc = state.io.xrc.as_mut().unwrap();
+        Arc::clone(&xrc.queue_mut(circuit).unwrap().room)
+    });
+    room.occupy(CIRCUIT_RMA);
+    // a fence: it is not executed in its call
+    let iov = source.iov();
+    let local = LocalIov::single(&iov, &Desc::NULL);
+    let flags = Some(Flags::COMPLETION | Flags::FENCE);
+    let range = [b.range(0, 100)];
+    // SAFETY: the source lives until the entry.
+    unsafe { a.end.ep.write(to_b, local, &range, None, 3, flags) }.unwrap();
+    for _ in 0..200 {
+        assert!(a.end.poll().is_none());
+    }
     assert!(b.memory.is(0, &[0; 100]));
-    // one that waits for the next link has a copy
-    a.write(to_b, b.range(0, 100), &memory(2, 100), 8, true);
+    room.give(CIRCUIT_RMA);
+    assert_eq!(a.entry().0, 3);
+    assert!(b.memory.is(0, &pattern(1, 100)));
+    a.end.state(|_| assert!(room.is_empty()));
+}
+
+/// A side whose half of a link has ended holds no keys of the peer, which does not wait for it.
+#[test]
+fn a_link_that_lingers_holds_no_keys() {
+    let domain = domain(false);
+    let (a, b, to_b) = connected(&domain, Transport::Xrc);
+    let source = memory(1, 100);
+    let range = RemoteIov {
+        addr: 0,
+        ..b.range(0, 100)
+    };
+    a.write(to_b, range, &source, 1, false);
     let (context, error) = a.entry();
-    assert!(context == 8 && error.is_none());
-    assert!(b.memory.is(0, &pattern(2, 100)));
+    assert!(context == 1 && error.is_none(), "{error:?}");
+    let link = a.link().0;
+    break_link(&a);
+    let limit = Instant::now() + 20 * SECOND;
+    while a.end.state(|state| {
+        let port = state.io.port_mut(link);
+        port.is_some_and(|port| port.circuit.is_some())
+    }) {
+        assert!(Instant::now() < limit);
+    }
+    let begin = Instant::now();
+    b.region.close().unwrap();
+    assert!(begin.elapsed() < SECOND, "{:?}", begin.elapsed());
 }

@@ -9,9 +9,12 @@ use std::time::Duration;
 
 use atomic_ops::{Datatype, Family, Op as Operator, Operation as Arithmetic};
 
+use super::super::super::core::Core;
 use super::super::super::endpoint::AtomicCall;
+use super::super::super::executor::Executor;
+use super::super::super::link::LinkKey;
 use super::super::Random;
-use super::super::endpoints::End;
+use super::super::endpoints::{End, queue_pair};
 use crate::av::FiAddr;
 use crate::domain::{Domain, DomainConfig};
 use crate::errno::FiErrno;
@@ -188,6 +191,40 @@ pub(super) unsafe fn add(
     };
     // SAFETY: as this function.
     unsafe { ep.atomic(to, &call) }
+}
+
+/// Breaks a link in one of four ways. On a circuit, a queue pair that fails is that of all its
+/// links.
+pub(super) fn break_one(
+    core: &mut Core<Executor>,
+    io: &mut Executor,
+    link: LinkKey,
+    kind: u64,
+    (lossy, sessions): (bool, bool),
+) {
+    let (lossy, on) = (lossy && kind != 0, io.links.get_mut(link).unwrap());
+    on.loses |= lossy;
+    let port = on.port.as_ref();
+    let (circuit, from) = port.map_or((None, None), |port| (port.circuit, port.from));
+    if let Some(circuit) = circuit {
+        let links = io.links.of_circuit(circuit);
+        links.for_each(|on| on.loses |= lossy);
+    }
+    if kind == 1 || lossy && circuit.is_some() {
+        // the core learns of it by a completion or an event
+        let _ = queue_pair(io, link).map(|qp| qp.set_error());
+    }
+    match (kind, circuit, from) {
+        (1, ..) => {}
+        (_, Some(circuit), _) if lossy => io.break_circuit(circuit),
+        (3, _, Some(from)) => io.break_target(from),
+        (2, ..) if sessions => {
+            if let Some(peer) = core.peer_of(link) {
+                core.fail(peer, FiErrno::ECONNABORTED, io);
+            }
+        }
+        _ => core.broken(link, io),
+    }
 }
 
 #[derive(Debug)]
