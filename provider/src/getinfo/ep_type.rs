@@ -133,27 +133,12 @@ pub(crate) static RDM: EpType = EpType {
     data_progress: FI_PROGRESS_MANUAL,
 };
 
-/// Endpoints with many peers on XRC: messages alone (docs/xrc.md, "Order of the work").
+/// Endpoints with many peers on XRC.
 pub(crate) static RDM_XRC: EpType = EpType {
-    number: FI_EP_RDM,
     name: "FI_EP_RDM, FI_PROTO_RDMA_CM_IB_XRC",
-    primary_caps: FI_MSG | FI_TAGGED,
-    tx_modifiers: FI_SEND,
-    rx_modifiers: FI_RECV,
-    tx_secondary: 0,
-    rx_secondary: FI_MULTI_RECV | FI_DIRECTED_RECV | FI_SOURCE,
-    default_secondary: FI_MULTI_RECV | FI_DIRECTED_RECV | FI_SOURCE,
-    tx_op_flags: TX_OP_FLAGS,
-    rx_op_flags: FI_COMPLETION | FI_MULTI_RECV,
-    msg_order: FI_ORDER_SAS,
-    order_without_atomics: 0,
-    comp_order: FI_ORDER_NONE,
-    cq_data_size: 8,
-    rma_iov_limit: 0,
     protocol_version: 1, // docs/protocol-xrc.md
-    tag_format: FI_TAG_GENERIC,
     xrc: true,
-    data_progress: FI_PROGRESS_MANUAL,
+    ..RDM
 };
 
 impl EpType {

@@ -191,9 +191,8 @@ impl Offer {
         };
         self.primary_caps = ep.primary_caps;
         self.max_msg_size = usize::try_from(limits.max_msg_size).unwrap_or(usize::MAX);
-        let rma = ep.primary_caps & FI_RMA != 0;
-        self.max_order_size = if rma { self.max_msg_size } else { 0 };
-        self.max_order_war_size = if rma { rdm::MAX_ATOMIC_SIZE } else { 0 };
+        self.max_order_size = self.max_msg_size;
+        self.max_order_war_size = rdm::MAX_ATOMIC_SIZE;
         self.tx_size = depth(limits.tx_size, params.tx_size.or(Some(RDM_TX_DEPTH)));
         self.rx = RxLimits::of_many_peers(limits);
         self.inject = (limits.inject_size, limits.inject_size);
@@ -201,10 +200,10 @@ impl Offer {
         self.shared_rx = Some(self.rx);
         if ep.xrc {
             self.ep_cnt = self.device.attr().max_srq;
-            self.events = false;
             // Open MPI spreads its processes over entries with equal attributes, among which is this
             // one, and not the protocol: endpoints on RC and on XRC would meet
             self.max_msg_size -= 1;
+            self.max_order_size = self.max_msg_size;
         }
         self
     }
@@ -224,6 +223,10 @@ impl Offer {
     /// Whether peers' writes can be made persistent, found by a trial. For a given memory only its
     /// registration shows it.
     pub(crate) fn flushes(&self) -> bool {
+        if self.ep.xrc {
+            let seen = self.device.xrc_behaviour();
+            return seen.is_ok_and(|behaviour| behaviour.flush.works());
+        }
         let seen = self.device.behaviour();
         seen.is_ok_and(|behaviour| behaviour.flush_global.works())
     }

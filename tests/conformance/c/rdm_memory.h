@@ -155,6 +155,7 @@ static inline int find_info(struct fi_info **info)
 	hints->caps = wanted.caps;
 	hints->mode = FI_CONTEXT | FI_CONTEXT2;
 	hints->ep_attr->type = FI_EP_RDM;
+	hints->ep_attr->protocol = asked_protocol();
 	hints->domain_attr->mr_mode = offered_bits(needed.mr_mode);
 	hints->domain_attr->mr_key_size = needed.mr_key_size;
 	hints->domain_attr->data_progress = wants_auto ? FI_PROGRESS_AUTO : wanted.manual ? FI_PROGRESS_MANUAL : FI_PROGRESS_UNSPEC;

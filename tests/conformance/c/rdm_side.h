@@ -71,6 +71,14 @@ struct name {
 	uint8_t bytes[64];
 };
 
+/* The protocol of a program's hints. WEFT_TEST_XRC=1: that of endpoints on XRC. */
+static inline uint32_t asked_protocol(void)
+{
+	const char *xrc = getenv("WEFT_TEST_XRC");
+
+	return xrc && !strcmp(xrc, "1") ? FI_PROTO_RDMA_CM_IB_XRC : FI_PROTO_UNSPEC;
+}
+
 /* The info of an endpoint of the provider alone, as `wanted` says. */
 static inline struct fi_info *offered(void)
 {
@@ -78,6 +86,7 @@ static inline struct fi_info *offered(void)
 
 	hints->caps = wanted.caps ? wanted.caps : CAPS;
 	hints->ep_attr->type = FI_EP_RDM;
+	hints->ep_attr->protocol = asked_protocol();
 	hints->domain_attr->data_progress = wants_auto ? FI_PROGRESS_AUTO : wanted.manual ? FI_PROGRESS_MANUAL : FI_PROGRESS_UNSPEC;
 	hints->domain_attr->threading = wanted.threading;
 	hints->domain_attr->mr_mode = offered_bits(wanted.mr_mode);

@@ -30,6 +30,7 @@ static struct fi_info *rma_info(void)
 	hints->caps = FI_MSG | FI_TAGGED | FI_RMA;
 	hints->mode = FI_CONTEXT;
 	hints->ep_attr->type = FI_EP_RDM;
+	hints->ep_attr->protocol = asked_protocol();
 	hints->domain_attr->data_progress = !strcmp(progress_mode, "auto") ? FI_PROGRESS_AUTO : FI_PROGRESS_MANUAL;
 	hints->domain_attr->mr_mode = by_application() ? offered_bits(0) : FI_MR_PROV_KEY | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED;
 	hints->fabric_attr->prov_name = strdup(provider);

@@ -87,6 +87,7 @@ class CProgram(unittest.TestCase):
     """Tests that run one program of tests/conformance/c, which is compiled once per class."""
 
     SOURCE = None  # its path there, without .c
+    XRC = False  # whether its endpoints with many peers are on XRC
     OPTIONS = ()  # further options of gcc
 
     @classmethod
@@ -105,6 +106,8 @@ class CProgram(unittest.TestCase):
         """Runs a mode of the program on weft, with further environment variables. Returns its
         result.
         """
+        if self.XRC:
+            more["WEFT_TEST_XRC"] = "1"
         ended = programs.run([self.program, mode, "weft", "127.0.0.1", *arguments], libfabric.env(**more), seconds=90)
         self.assertEqual(ended.status, 0, ended)
         return ended

@@ -61,3 +61,7 @@ class RdmAtomicForms(common.CProgram):
 
     def test_the_endpoint_itself(self):
         self.succeeds("self")
+
+
+class RdmAtomicFormsOnXrc(RdmAtomicForms):
+    XRC = True

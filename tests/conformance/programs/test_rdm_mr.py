@@ -66,3 +66,12 @@ class RdmMr(common.CProgram):
 
     def test_regions_closed_while_accessed(self):
         self.succeeds("inuse")
+
+
+class RdmMrOnXrc(RdmMr):
+    XRC = True
+
+    def test_regions_of_endpoints(self):
+        """Not offered: each peer of an XRC domain can name the receive queue of each endpoint."""
+        ended = common.CProgram.succeeds(self, programs.SYSTEM, "endpoint", "manual")
+        self.assertIn("FI_MR_ENDPOINT: mr_mode 0 of 200 is needed", ended.text)

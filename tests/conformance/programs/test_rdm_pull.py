@@ -52,3 +52,7 @@ class RdmPull(common.CProgram):
     def test_a_sender_that_is_killed(self):
         # a process polls for 3 s, without a peer
         self.succeeds("killed", limit=2)
+
+
+class RdmPullOnXrc(RdmPull):
+    XRC = True

@@ -102,3 +102,15 @@ class RdmOwn(Rma):
 
     def test_fence_behind_a_message(self):
         self.succeeds("fence")
+
+
+class RdmRmaOnXrc(RdmRma):
+    XRC = True
+
+
+class RdmRmaPeersOnXrc(RdmRmaPeers):
+    XRC = True
+
+
+class RdmOwnOnXrc(RdmOwn):
+    XRC = True

@@ -26,3 +26,7 @@ class RdmShmem(common.CProgram):
 
     def test_virtual_addresses(self):
         self.succeeds("virtual")
+
+
+class RdmShmemOnXrc(RdmShmem):
+    XRC = True

@@ -31,3 +31,7 @@ class RdmWrites(common.CProgram):
 
     def test_messages_behind_writes(self):
         self.succeeds("order")
+
+
+class RdmWritesOnXrc(RdmWrites):
+    XRC = True

@@ -22,7 +22,7 @@ mod unregistered;
 mod xrcd;
 
 use abi_tests::load::Lib;
-use libfabric_sys::{FI_EP_MSG, FI_EP_RDM};
+use libfabric_sys::{FI_EP_MSG, FI_EP_RDM, FI_PROTO_RDMA_CM_IB_XRC, FI_PROTO_UNSPEC};
 
 fn main() {
     let mut args = std::env::args().skip(1);
@@ -46,8 +46,9 @@ fn main() {
         "hints" => hints::run(&lib),
         "bad-input" => bad_input::run(&lib),
         "endpoint" => endpoint::run(&lib),
-        "matrix" => matrix::run(&lib, FI_EP_MSG),
-        "matrix-rdm" => matrix::run(&lib, FI_EP_RDM),
+        "matrix" => matrix::run(&lib, FI_EP_MSG, FI_PROTO_UNSPEC),
+        "matrix-rdm" => matrix::run(&lib, FI_EP_RDM, FI_PROTO_UNSPEC),
+        "matrix-xrc" => matrix::run(&lib, FI_EP_RDM, FI_PROTO_RDMA_CM_IB_XRC),
         "slots" => slots::run(&lib),
         "order" => order::run(&lib),
         "asynchronous" => asynchronous::run(&lib),

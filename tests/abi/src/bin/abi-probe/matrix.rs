@@ -1,5 +1,5 @@
-//! All cases of one form of regions: role `matrix`, and `matrix-rdm` for endpoints with many peers,
-//! which are not connected when they are used first. `FI_WEFT_MR_MODE` forces the form.
+//! All cases of one form of regions: role `matrix`, and `matrix-rdm` and `matrix-xrc` for endpoints
+//! with many peers, on RC and on XRC, which are not connected when they are used first. `FI_WEFT_MR_MODE` forces the form.
 //! Prints a line `ok NAME` or `FAILED NAME` for each way to register and each operation, and `mode
 //! 0x...` for the `mr_mode` of `fi_getinfo`.
 //!
@@ -697,13 +697,14 @@ impl World<'_> {
     }
 }
 
-pub(crate) fn run(lib: &Lib, kind: fi_ep_type) {
+pub(crate) fn run(lib: &Lib, kind: fi_ep_type, protocol: u32) {
     let hints = hints(lib);
     // SAFETY: hints have all their parts.
     let setup = unsafe {
         let info = hints.first();
         (*info).caps = FI_MSG | FI_RMA | FI_ATOMIC;
         (*(*info).ep_attr).type_ = kind;
+        (*(*info).ep_attr).protocol = protocol;
         (*(*info).domain_attr).mr_mode = 0xffc; // every bit that is not one of the two old names
         let node = std::env::var("WEFT_PROBE_NODE").unwrap_or_else(|_| String::from("127.0.0.1"));
         Setup::new(lib, Some(&node), None, FI_SOURCE, &hints)
