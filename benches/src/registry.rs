@@ -285,9 +285,30 @@ fn rdm_rma() -> Vec<Case> {
     cases
 }
 
+/// Reliable datagram endpoints on XRC, compared with those on RC. An endpoint on XRC has no receive
+/// rings, so its peer has none either.
+fn rdm_xrc() -> Vec<Case> {
+    use Kind::{WeftRdmRc, WeftRdmXrc, WeftTaggedRc, WeftTaggedXrc};
+    let mut cases = Vec::new();
+    for len in [8, 512, 4 << 10, 64 << 10, 1 << 20] {
+        let wanted = (len == 8).then_some(1.1);
+        for op in [Op::Pingpong, Op::Stream] {
+            let peers = vec![peer(WeftTaggedRc, op, wanted)];
+            cases.push(case("rdm-xrc", WeftTaggedXrc, op, len, peers));
+        }
+        for op in [Op::Write, Op::Read, Op::WriteStream] {
+            let peers = vec![peer(WeftRdmRc, op, wanted)];
+            cases.push(case("rdm-xrc", WeftRdmXrc, op, len, peers));
+        }
+    }
+    let peers = vec![peer(WeftRdmRc, Op::FetchAdd, 1.1)];
+    cases.push(case("rdm-xrc", WeftRdmXrc, Op::FetchAdd, 8, peers));
+    cases
+}
+
 /// All cases, in the order in which they run.
 pub(crate) fn cases() -> Vec<Case> {
-    let mut cases = [device(), msg(), rdm(), rdm_rma()].concat();
+    let mut cases = [device(), msg(), rdm(), rdm_rma(), rdm_xrc()].concat();
     for case in &mut cases {
         case.peers.retain(|peer| peer.kind.is_available());
     }

@@ -22,6 +22,7 @@ struct Worker {
 impl Worker {
     fn start(kind: Kind, side: &str, cpu: usize) -> Self {
         let mut command = Command::new(std::env::current_exe().expect("this program"));
+        command.envs(kind.environment().iter().copied());
         command.args(["worker", &kind.to_string(), side, &cpu.to_string()]);
         if kind.needs_verbs() {
             let value = |name| std::env::var_os(name).expect("the libraries of this subject");

@@ -120,6 +120,10 @@ fn info(lib: &Lib, provider: &str, kind: Endpoint, side: Side, more_caps: u64) -
     // SAFETY: a whole fi_info, whose name is a string.
     let name = unsafe { std::ffi::CStr::from_ptr((*(*info.first()).fabric_attr).prov_name) };
     assert_eq!(name.to_bytes(), provider.as_bytes(), "the provider");
+    let xrc = std::env::var_os("FI_WEFT_XRC").is_some_and(|value| value == "1");
+    // SAFETY: a whole fi_info.
+    let protocol = unsafe { (*(*info.first()).ep_attr).protocol };
+    assert_eq!(protocol == FI_PROTO_RDMA_CM_IB_XRC, xrc, "the protocol");
     info
 }
 

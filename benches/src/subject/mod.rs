@@ -73,6 +73,12 @@ pub(crate) enum Kind {
     ShmRdm,
     /// weft's reliable datagram endpoints on `soft0`, tagged messages.
     WeftTagged,
+    /// weft's reliable datagram endpoints without receive rings, on RC: tagged messages, RMA.
+    WeftTaggedRc,
+    WeftRdmRc,
+    /// The same on XRC.
+    WeftTaggedXrc,
+    WeftRdmXrc,
     /// `shm`, tagged messages.
     ShmTagged,
     /// libfabric's `verbs` on `soft0`, message endpoints.
@@ -87,7 +93,7 @@ pub(crate) enum Kind {
     RxmTagged,
 }
 
-const NAMES: [(Kind, &str); 19] = [
+const NAMES: [(Kind, &str); 23] = [
     (Kind::Machine, "machine"),
     (Kind::Device, "softverbs"),
     (Kind::DeviceBuffer, "softverbs-buffer"),
@@ -101,6 +107,10 @@ const NAMES: [(Kind, &str); 19] = [
     (Kind::WeftRdmAllocated, "weft-rdm-allocated"),
     (Kind::ShmRdm, "shm-rdm"),
     (Kind::WeftTagged, "weft-tagged"),
+    (Kind::WeftTaggedRc, "weft-tagged-rc"),
+    (Kind::WeftRdmRc, "weft-rdm-rc"),
+    (Kind::WeftTaggedXrc, "weft-tagged-xrc"),
+    (Kind::WeftRdmXrc, "weft-rdm-xrc"),
     (Kind::ShmTagged, "shm-tagged"),
     (Kind::VerbsMsg, "fi-verbs"),
     (Kind::WeftAtomic, "weft-atomic"),
@@ -145,10 +155,12 @@ impl Kind {
             Self::WeftMsg => Box::new(Fabric::open("weft", fabric::Endpoint::Msg, side)),
             Self::Tcp => Box::new(Fabric::open("tcp", fabric::Endpoint::Msg, side)),
             Self::Shm => Box::new(Fabric::open("shm", fabric::Endpoint::Rdm, side)),
-            Self::WeftRdm => Box::new(rdm("weft", false)),
+            Self::WeftRdm | Self::WeftRdmRc | Self::WeftRdmXrc => Box::new(rdm("weft", false)),
             Self::WeftRdmAllocated => Box::new(rdm("weft", true)),
             Self::ShmRdm => Box::new(rdm("shm", false)),
-            Self::WeftTagged => Box::new(Fabric::open("weft", fabric::Endpoint::Tagged, side)),
+            Self::WeftTagged | Self::WeftTaggedRc | Self::WeftTaggedXrc => {
+                Box::new(Fabric::open("weft", fabric::Endpoint::Tagged, side))
+            }
             Self::ShmTagged => Box::new(Fabric::open("shm", fabric::Endpoint::Tagged, side)),
             Self::VerbsMsg => Box::new(Fabric::open("verbs", fabric::Endpoint::Msg, side)),
             Self::WeftAtomic => Box::new(msg_atomic("weft")),
@@ -159,6 +171,15 @@ impl Kind {
                 fabric::Endpoint::Tagged,
                 side,
             )),
+        }
+    }
+
+    /// The environment of the processes of this subject, besides that of all.
+    pub(crate) fn environment(self) -> &'static [(&'static str, &'static str)] {
+        match self {
+            Self::WeftTaggedRc | Self::WeftRdmRc => &[("SOFTVERBS_RING", "0")],
+            Self::WeftTaggedXrc | Self::WeftRdmXrc => &[("FI_WEFT_XRC", "1")],
+            _ => &[],
         }
     }
 
