@@ -178,7 +178,14 @@ impl CmTarget for InitiatorCm {
             CmEventKind::ConnectResponse => self.establish(&shared, event.private_data.bytes()),
             CmEventKind::Rejected => {
                 let bytes = event.private_data.bytes();
-                shared.change(|core, io| io.circuit_rejected(core, self.circuit, bytes));
+                // an acceptor that could not accept lives
+                let failure = match event.is_no_listener() {
+                    true => Failure::Refused,
+                    false => Failure::Silent,
+                };
+                shared.change(|core, io| {
+                    io.circuit_rejected(core, self.circuit, bytes, failure);
+                });
                 Ok(())
             }
             CmEventKind::Unreachable => Err(FiErrno::new(event.status)),

@@ -28,6 +28,8 @@ const MAX_PRIVATE_DATA: usize = 196;
 
 /// `IB_SIDR_UNSUPPORTED` of the kernel's ib_cm.h: no process offers the service.
 const NO_SERVICE: i32 = 1;
+/// Reason of a rejection if no process listens (`IB_CM_REJ_INVALID_SERVICE_ID`).
+const INVALID_SERVICE_ID: i32 = 8;
 
 // the events of connections and of services have their private data in the same place
 const _: () = {
@@ -118,6 +120,12 @@ pub struct CmEvent {
 }
 
 impl CmEvent {
+    /// Whether a connection request was rejected because no process listens at the address. Other
+    /// rejections are those of a process, which may have ended since.
+    pub fn is_no_listener(&self) -> bool {
+        self.kind == CmEventKind::Rejected && self.status == INVALID_SERVICE_ID
+    }
+
     /// Whether the request for a service has failed because no process listens at the address.
     pub fn is_no_service(&self) -> bool {
         self.kind == CmEventKind::Unreachable && self.status == NO_SERVICE

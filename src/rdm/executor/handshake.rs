@@ -202,12 +202,13 @@ impl Executor {
         })
     }
 
-    /// A request for a circuit was rejected.
+    /// A request for a circuit was rejected; `failure`: what this means without private data.
     pub(in crate::rdm) fn circuit_rejected(
         &mut self,
         core: &mut Core<Self>,
         circuit: CircuitKey,
         private_data: &[u8],
+        failure: core::Failure,
     ) {
         let number = self
             .xrc
@@ -229,7 +230,7 @@ impl Executor {
                 "a peer has FI_PROTO_IB_RDM, this endpoint FI_PROTO_RDMA_CM_IB_XRC: no connection"
             );
         }
-        self.circuit_not_dialled(core, circuit, core::Failure::Refused, rejection);
+        self.circuit_not_dialled(core, circuit, failure, rejection);
     }
 
     /// A connection request has arrived: one for a circuit, or one of an endpoint on RC.
