@@ -30,7 +30,9 @@ pub struct softdv_ring_info {
 
 /// The part of a receive ring that its user may read: the ring has something to poll if the 32 bits
 /// at `next` are `expected`. It changes only in `softdv_ring_poll`, `softdv_ring_consume`,
-/// `softdv_ring_advance` and calls that change the queue pair's state.
+/// `softdv_ring_advance` and calls that change the queue pair's state, and when the user takes
+/// messages at `next`: it may go behind messages of less than `left` slots by changing `next`,
+/// `expected`, `left` and `ahead` accordingly. The next of these calls gives their room back.
 #[repr(C)]
 #[derive(Debug)]
 pub struct softdv_ring {
@@ -42,6 +44,8 @@ pub struct softdv_ring {
     pub left: u32,
     /// Longest payload of a message, in bytes.
     pub longest: u32,
+    /// Slots of the messages that the user has taken in this way and not given back.
+    pub ahead: u32,
 }
 
 /// A message in a ring.

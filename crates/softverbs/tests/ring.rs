@@ -62,6 +62,7 @@ pub(crate) fn main() {
             busy_child,
         ),
         ("a_state_word_that_a_neighbour_restores", restored, idle_end),
+        ("room_that_is_given_back_later", room_later, fills),
         ("rings_that_are_created_at_once", create_at_once, idle),
     ]);
 }
@@ -121,7 +122,7 @@ fn all_lengths(link: &mut Link) {
         // in place, and by calls, also behind each other
         let mut messages = match sent % 4 {
             0 => Vec::new(),
-            max => ring.take_in_place(max as usize),
+            max => ring.take_in_place(max as usize, sent % 3 != 0),
         };
         if messages.is_empty()
             && let Some(message) = ring.peek().unwrap()
@@ -140,6 +141,7 @@ fn all_lengths(link: &mut Link) {
         }
     }
     assert_eq!(ring.consume(), libc::EINVAL);
+    assert_eq!(ring.poll(), Ok(None), "gives back what was taken");
     assert_eq!(ring.advance(0), libc::EINVAL);
     assert_eq!(ring.advance(ring.left() + 1), libc::EINVAL);
     assert!(end.poll().is_none());
@@ -154,6 +156,47 @@ fn echo(link: &mut Link) {
         post(ring, message.words, &message.payload);
     }
     link.expect("end");
+}
+
+/// The receiver reads in place, and gives the room back later.
+fn room_later(link: &mut Link) {
+    let (_end, ring, _) = connected(link, 64);
+    for calls in 0..3 {
+        link.expect("full");
+        let taken = ring.take_in_place(8, true);
+        let words: Vec<u64> = taken.iter().map(|message| message.words[0]).collect();
+        assert_eq!(words, (0..8).collect::<Vec<u64>>());
+        link.say("taken");
+        link.expect("still full");
+        match calls {
+            0 => assert_eq!(ring.advance(0), 0),
+            1 => assert_eq!(ring.advance(1), 0, "with the next message"),
+            _ => assert_eq!(ring.peek().unwrap().unwrap().words[0], 8),
+        }
+        link.say("given back");
+        link.expect("posted");
+        while ring.poll().unwrap().is_some() {}
+        link.say("empty");
+    }
+}
+
+fn fills(link: &mut Link) {
+    let (_end, ring, _) = connected(link, 64);
+    for _ in 0..3 {
+        let mut count = 0;
+        while ring.post([count, 0, 0], &[], 0) == 0 {
+            count += 1;
+        }
+        assert_eq!(count, 63);
+        link.say("full");
+        link.expect("taken");
+        assert_eq!(ring.post([count, 0, 0], &[], 0), libc::EAGAIN);
+        link.say("still full");
+        link.expect("given back");
+        assert_eq!(ring.post([count, 0, 0], &[], 0), 0);
+        link.say("posted");
+        link.expect("empty");
+    }
 }
 
 fn ringless_parent(link: &mut Link) {

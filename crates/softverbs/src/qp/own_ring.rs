@@ -146,6 +146,7 @@ impl Qp {
                 expected: 0,
                 left: 0,
                 longest: 0,
+                ahead: 0,
             },
             qp: self,
             first: Place { at, slots },
@@ -374,6 +375,7 @@ impl OwnRing {
             (*face).expected = expected;
             (*face).left = receiver.to_end();
             (*face).longest = receiver.longest() as u32;
+            (*face).ahead = 0;
         }
     }
 
@@ -389,6 +391,7 @@ impl OwnRing {
             (*face).next = NEVER.as_ptr();
             (*face).expected = 1;
             (*face).left = 0;
+            (*face).ahead = 0;
         }
     }
 
@@ -437,6 +440,8 @@ impl OwnRing {
     /// # Safety
     /// As [`Self::inbound`].
     pub(crate) unsafe fn grow(ring: *mut Self, slots: u32) -> Res<()> {
+        // SAFETY: the caller's promise.
+        unsafe { Self::give_taken_back(ring) };
         // SAFETY: the caller's promise; the two fields are used by the receiving side alone.
         let (qp, inbound, first, larger) = unsafe {
             let larger = &mut *addr_of_mut!((*ring).larger);
@@ -525,6 +530,8 @@ impl OwnRing {
     #[inline(always)]
     pub(crate) unsafe fn poll(ring: *mut Self) -> Res<Option<Message>> {
         // SAFETY: the caller's promise.
+        unsafe { Self::give_taken_back(ring) };
+        // SAFETY: the caller's promise.
         let (qp, inbound) = unsafe { (Self::qp(ring), Self::inbound(ring)) };
         let polled = inbound.poll(qp);
         // SAFETY: the caller's promise; `face` is a part of the receiving side.
@@ -562,8 +569,9 @@ impl OwnRing {
         Ok(())
     }
 
-    /// Consumes messages of so many slots, which the user has read at the published place. Returns
-    /// 0, or `EINVAL`: 0, or more slots than there are up to the end of the ring.
+    /// Consumes messages of so many slots, which the user has read at the published place, and
+    /// those that it has taken before. Returns 0, or `EINVAL`: there are none, or more slots than
+    /// up to the end of the ring.
     ///
     /// # Safety
     /// As [`Self::inbound`].
@@ -571,12 +579,15 @@ impl OwnRing {
     pub(crate) unsafe fn advance(ring: *mut Self, slots: u32) -> i32 {
         // SAFETY: the caller's promise; `face` is a part of the receiving side.
         let (face, inbound) = unsafe { (&mut *addr_of_mut!((*ring).face), Self::inbound(ring)) };
+        let taken = face.ahead;
         // no slot is left when the ring has ended
-        if slots == 0 || slots > face.left || face.expected != inbound.receiver.expected() {
+        let none = slots == 0 && taken == 0;
+        if none || slots > face.left || face.expected != inbound.receiver.expected_behind(taken) {
             return libc::EINVAL;
         }
         inbound.polled = 0;
-        inbound.receiver.advance_by(slots);
+        face.ahead = 0;
+        inbound.receiver.advance_by(taken.wrapping_add(slots));
         if slots == face.left {
             // SAFETY: the caller's promise.
             unsafe { Self::show_next(ring) };
@@ -588,6 +599,20 @@ impl OwnRing {
         // SAFETY: the caller's promise.
         unsafe { Self::consumed(ring) };
         0
+    }
+
+    /// Gives the slots back that the user has taken at the published place.
+    ///
+    /// # Safety
+    /// As [`Self::inbound`].
+    #[inline(always)]
+    unsafe fn give_taken_back(ring: *mut Self) {
+        // SAFETY: the caller's promise; `face` is a part of the receiving side.
+        let taken = unsafe { std::mem::take(&mut (*addr_of_mut!((*ring).face)).ahead) };
+        if taken != 0 {
+            // SAFETY: the caller's promise.
+            unsafe { Self::give_back(ring, taken) };
+        }
     }
 
     /// Gives slots back to the sender, and wakes it if it waits for them.
@@ -627,6 +652,8 @@ impl OwnRing {
     /// # Safety
     /// As [`Self::inbound`].
     pub(crate) unsafe fn set_hot(ring: *mut Self, hot: bool) -> bool {
+        // SAFETY: the caller's promise.
+        unsafe { Self::give_taken_back(ring) };
         // SAFETY: the caller's promise.
         let inbound = unsafe { Self::inbound(ring) };
         inbound.receiver.set_hot(hot) && inbound.is_read()

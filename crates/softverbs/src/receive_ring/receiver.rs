@@ -132,7 +132,13 @@ impl Receiver {
     /// The lower half of that word, if the ring is not empty.
     #[inline(always)]
     pub(crate) fn expected(&self) -> u32 {
-        sequence(self.tail)
+        self.expected_behind(0)
+    }
+
+    /// As [`Self::expected`], `slots` slots later.
+    #[inline(always)]
+    pub(crate) fn expected_behind(&self, slots: u32) -> u32 {
+        sequence(self.tail.wrapping_add(slots))
     }
 
     /// Whether the ring holds a message or padding.

@@ -153,8 +153,8 @@ impl Ring {
     }
 
     /// Reads messages that lie behind each other in place, at most `max`, and consumes them with
-    /// one call.
-    pub fn take_in_place(self, max: usize) -> Vec<Received> {
+    /// one call, or, if `later`, records that they were taken.
+    pub fn take_in_place(self, max: usize, later: bool) -> Vec<Received> {
         use std::sync::atomic::{AtomicU64, Ordering};
         let mut taken = Vec::new();
         // SAFETY: live ring; the slots up to its end are mapped, and written before they are
@@ -184,7 +184,11 @@ impl Ring {
                 left -= slots;
             }
             let read = ring.left - left;
-            if read != 0 {
+            if read != 0 && later && left != 0 {
+                let ring = &mut *self.0;
+                (ring.next, ring.expected, ring.left) = (at.cast(), expected, left);
+                ring.ahead += read;
+            } else if read != 0 {
                 assert_eq!(self.advance(read), 0);
             }
         }
