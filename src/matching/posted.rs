@@ -204,31 +204,45 @@ impl<R: Copy> Posted<R> {
             tag: want.tag & !want.ignore,
             peer: peer_key(want.from),
         };
-        let entry = Entry {
-            number: self.number,
-            tag: key.tag,
-            ignore: want.ignore,
-            context,
-            link: Link::NONE,
-            peer: key.peer,
-            multi: multi.map_or(NIL, |multi| multi.0),
-            class: class.map_or(LISTED, |class| class as u8),
-            receive,
-        };
-        let index = if self.first_free == NIL {
-            self.entries.push(entry)
-        } else {
-            let index = self.first_free;
-            let place = &mut self.entries[index];
-            self.first_free = place.link.next;
-            *place = entry;
-            index
-        };
+        if self.first_free == NIL {
+            self.grow(receive);
+        }
+        let index = self.first_free;
+        let place = &mut self.entries[index];
+        self.first_free = place.link.next;
+        // one by one: a whole entry would be copied in other units than those it is made of, and
+        // the processor would wait for its own stores
+        place.number = self.number;
+        place.tag = key.tag;
+        place.ignore = want.ignore;
+        place.context = context;
+        place.link = Link::NONE;
+        place.peer = key.peer;
+        place.multi = multi.map_or(NIL, |multi| multi.0);
+        place.class = class.map_or(LISTED, |class| class as u8);
+        place.receive = receive;
         self.live += 1;
         match class {
             Some(class) => self.link_as(index, class, key),
             None => self.list.push(&mut self.entries, index),
         }
+    }
+
+    /// Adds a free entry, which has some value of a receive.
+    #[cold]
+    #[inline(never)]
+    fn grow(&mut self, receive: R) {
+        self.first_free = self.entries.push(Entry {
+            number: 0,
+            tag: 0,
+            ignore: 0,
+            context: 0,
+            link: Link::NONE,
+            peer: 0,
+            multi: NIL,
+            class: FREE,
+            receive,
+        });
     }
 
     /// Puts an entry into the queues of a class as the last one.

@@ -135,7 +135,7 @@ impl Queues {
     }
 
     /// As [`Self::push`], of an entry with this key.
-    #[inline]
+    #[inline(always)]
     pub(super) fn push_key(
         &mut self,
         entries: &mut impl Entries,
@@ -143,31 +143,37 @@ impl Queues {
         key: Key,
         hasher: Hasher,
     ) {
-        let found = match self.find_recent(key) {
-            Some(recent) => Ok(recent),
-            None => {
-                self.prefetch_next(hasher, key);
-                let hash = hash(hasher, key);
-                let found = self.table.find(hash, |index| {
-                    cost::entry();
-                    entries.key(index) == key
-                });
-                found.ok_or(hash)
-            }
-        };
-        let (place, first) = match found {
-            Ok(found) => found,
-            Err(hash) => {
-                *entries.link(index) = Link {
-                    next: NIL,
-                    prev: index,
-                };
-                let place = self.table.insert(hash, index);
-                self.recent = (key, index, place);
-                return;
-            }
+        match self.find_recent(key) {
+            Some((_, first)) => Self::append(entries, index, first),
+            None => self.push_other(entries, index, key, hasher),
+        }
+    }
+
+    /// As [`Self::push_key`], to another FIFO than the last one.
+    #[inline(never)]
+    fn push_other(&mut self, entries: &mut impl Entries, index: u32, key: Key, hasher: Hasher) {
+        self.prefetch_next(hasher, key);
+        let hash = hash(hasher, key);
+        let found = self.table.find(hash, |index| {
+            cost::entry();
+            entries.key(index) == key
+        });
+        let Some((place, first)) = found else {
+            *entries.link(index) = Link {
+                next: NIL,
+                prev: index,
+            };
+            let place = self.table.insert(hash, index);
+            self.recent = (key, index, place);
+            return;
         };
         self.recent = (key, first, place);
+        Self::append(entries, index, first);
+    }
+
+    /// Appends an entry to the FIFO that begins with `first`.
+    #[inline(always)]
+    fn append(entries: &mut impl Entries, index: u32, first: u32) {
         cost::entry();
         let last = std::mem::replace(&mut entries.link(first).prev, index);
         entries.link(last).next = index;
