@@ -505,7 +505,7 @@ impl Counters {
     }
 
     /// Counts an operation that has ended; `flags` give its kind.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn count(&self, flags: Flags, success: bool) {
         if let Some(counter) = self.place(flags).and_then(OnceLock::get) {
             if success {

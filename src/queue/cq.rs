@@ -264,7 +264,7 @@ impl CompletionQueue {
         let inner = &mut *guard;
         if inner.table.more.get() & ONLY_SOURCES != 0 && max != 0 {
             drop(guard);
-            return self.read_sources(max, writer);
+            return self.read_other_sources(max, writer);
         }
         let mut count = 0;
         if !inner.backlog.is_empty() {
@@ -311,7 +311,7 @@ impl CompletionQueue {
 
     /// As [`Self::read`], of a queue without endpoints in a device queue: it is not polled, and no
     /// endpoint is resumed.
-    #[inline(never)]
+    #[inline(always)]
     fn read_sources<W: EntryWriter>(&self, max: usize, writer: &mut W) -> Result<usize> {
         let mut guard = self.inner.lock();
         let inner = &mut *guard;
@@ -340,6 +340,12 @@ impl CompletionQueue {
         }
         let (result, count) = guard.run_sources(max, count, writer);
         self.read_some(guard, max, count, result, writer)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn read_other_sources<W: EntryWriter>(&self, max: usize, writer: &mut W) -> Result<usize> {
+        self.read_sources(max, writer)
     }
 
     /// The end of a read of sources that has counted as one of [`EMPTY_READS`], the last of them.

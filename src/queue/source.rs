@@ -136,6 +136,14 @@ impl<W: EntryWriter + ?Sized> Sink<'_, W> {
         }
     }
 
+    /// As [`Self::complete`], while [`Self::is_open`].
+    #[inline(always)]
+    pub(crate) fn complete_open(&mut self, completion: &Completion) {
+        debug_assert!(self.is_open());
+        self.writer.write(completion);
+        self.room -= 1;
+    }
+
     /// Passes on a failed operation. Allocates.
     #[inline(always)]
     pub fn fail(&mut self, error: CompletionError) {

@@ -61,7 +61,7 @@ impl<'a, 'b> Reader<'a, 'b> {
     #[inline(always)]
     fn pass(&mut self, completion: &Completion) {
         self.left -= 1;
-        self.sink.complete(completion);
+        self.sink.complete_open(completion);
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use biased_lock::MutexGuard;
 
 use super::completions::{Reader, Side};
-use super::rings::Work;
+use super::rings::{First, Work};
 use super::shared::{Shared, State};
 use crate::errno::{FiErrno, Result};
 use crate::queue::WakeEvent;
@@ -26,9 +26,10 @@ pub(super) struct CqSource {
     shared: Arc<Shared>,
     /// The directions whose completions the queue gets.
     sides: Vec<Side>,
-    /// Receives, sends are one of them.
-    receives: bool,
+    /// Sends are one of them.
     sends: bool,
+    /// Receives are one of them, and readers get the entries of received messages directly.
+    reads: bool,
     /// The place in `sides` whose entries are passed on first, 0 or 1. Used under the endpoint's
     /// lock.
     first: AtomicU32,
@@ -57,7 +58,7 @@ impl CqSource {
         };
         Ok(Arc::new(Self {
             shared: Arc::clone(shared),
-            receives: sides.contains(&Side::Rx),
+            reads: sides.contains(&Side::Rx) && !shared.config.source,
             sends: sides.contains(&Side::Tx),
             first: AtomicU32::new(0),
             sides,
@@ -102,30 +103,29 @@ impl CqSource {
     /// The state in which the reader gets entries of received messages directly.
     #[inline(always)]
     fn reader<'a, 'b>(&self, sink: &'a mut Sink<'b>, max: usize) -> Option<Reader<'a, 'b>> {
-        match self.receives && !self.shared.config.source {
+        match self.reads {
             true => Reader::new(sink, max),
             false => None,
         }
     }
 
-    /// A progress call that finds a packet in the hot ring at this place, and has nothing else to
-    /// do.
+    /// The rest of a progress call for at most `max` entries, of which `left` are left, that has
+    /// found a packet in a hot ring, and has nothing else to do ([`State::read_first`]).
     #[inline(never)]
     fn progress_ring(
         &self,
         mut guard: MutexGuard<'_, Option<State>>,
         sink: &mut Sink<'_>,
-        max: usize,
-        at: usize,
+        (max, left): (usize, usize),
     ) -> Result<()> {
         let Some(state) = guard.as_mut() else {
             return Ok(());
         };
         state.calls = state.calls.wrapping_add(1);
         let room = sink.room();
-        let rest = state.read_from(at, self.reader(sink, max).as_mut());
+        let rest = state.read_on(left != 0, self.reader(sink, left).as_mut());
         if rest || !state.io.completions.is_empty() {
-            let left = max - (room - sink.room());
+            let left = left - (room - sink.room());
             return self.finish(state, sink, (max, left), rest);
         }
         if self.shared.is_followed(state) {
@@ -254,7 +254,19 @@ impl Source for CqSource {
                     state.calls = state.calls.wrapping_add(1);
                     return Ok(());
                 }
-                Work::Ring(at) => return self.progress_ring(guard, sink, max, at),
+                Work::Ring(at) => {
+                    let mut reader = self.reader(sink, max);
+                    let read = reader.as_mut().map(|reader| state.read_first(at, reader));
+                    let left = match read {
+                        Some(First::Done) => {
+                            state.calls = state.calls.wrapping_add(1);
+                            return Ok(());
+                        }
+                        Some(First::Entry) => max - 1,
+                        _ => max,
+                    };
+                    return self.progress_ring(guard, sink, (max, left));
+                }
                 Work::Entries if max == 1 && self.sends && state.pass_sent(sink) => return Ok(()),
                 Work::Entries | Work::Any => {}
             }

@@ -123,12 +123,24 @@ impl Inbound {
     #[inline]
     #[must_use]
     pub(super) fn arrive(&mut self, uses: Credit) -> bool {
-        let used = self.used.add(uses);
-        let granted = used.until(self.grant.limit).is_some();
+        let granted = self.has(uses);
         if granted {
-            self.used = used;
+            self.spend(uses);
         }
         granted
+    }
+
+    /// Whether the grant suffices for a packet.
+    #[inline(always)]
+    pub(super) fn has(&self, uses: Credit) -> bool {
+        self.used.add(uses).until(self.grant.limit).is_some()
+    }
+
+    /// A packet has arrived for which [`Self::has`] was true.
+    #[inline(always)]
+    pub(super) fn spend(&mut self, uses: Credit) {
+        debug_assert!(self.has(uses));
+        self.used = self.used.add(uses);
     }
 
     /// Blocks were matched, or slots reposted.
@@ -215,13 +227,27 @@ impl Inbound {
         )
     }
 
-    /// Whether a grant is due: less than half of the window is unused, and there is more to grant.
-    #[inline]
-    pub(super) fn is_due(&self) -> bool {
+    /// Whether less than half of the blocks, and of the slots, of the window is unused.
+    #[inline(always)]
+    fn halves(&self) -> (bool, bool) {
         let unused = self.grant.limit.sub(self.used);
         // less than half, rounded up; a window has at most 2^30
         let blocks = unused.blocks * 2 < self.window.blocks;
         let slots = unused.slots * 2 < self.window.slots;
+        (blocks, slots)
+    }
+
+    /// Whether a grant is due as soon as there is more to grant.
+    #[inline(always)]
+    pub(super) fn is_half_used(&self) -> bool {
+        let (blocks, slots) = self.halves();
+        blocks | slots
+    }
+
+    /// Whether a grant is due: less than half of the window is unused, and there is more to grant.
+    #[inline]
+    pub(super) fn is_due(&self) -> bool {
+        let (blocks, slots) = self.halves();
         (blocks | slots) && self.has_more(blocks, slots)
     }
 

@@ -5,11 +5,12 @@
 //! [`Post::Delivered`]: super::core::Post::Delivered
 
 use super::core::{Core, Io, Origin};
+use super::credit::{Inbound, Pool};
 use super::link::LinkKey;
 use super::ops::Uses;
 use super::peer::{Peer, PeerKey};
 use crate::wire::rdm::packet::eager_credit;
-use crate::wire::rdm::{Body, Credit, Header, Packet};
+use crate::wire::rdm::{Body, Credit, GrantNumber, Header, Number, Packet};
 
 /// Credit of a part of a message.
 pub(super) const PART: Credit = Credit::new(0, 1);
@@ -66,6 +67,52 @@ impl Direct<'_> {
         peer.next = self.header.number.next();
         peer.completed = peer.next;
         peer.mark_told();
+    }
+}
+
+/// The peer of a link whose EAGER packets without ACK are taken one after the other.
+pub struct DirectFrom<'a> {
+    /// The peer.
+    pub origin: Origin,
+    next: Number,
+    /// The packet that has seen this grant is not ordinary, those before it are.
+    unseen: Option<GrantNumber>,
+    inbound: &'a mut Inbound,
+    expected: &'a mut Number,
+    pool: &'a mut Pool,
+}
+
+impl DirectFrom<'_> {
+    /// Whether this is the next packet of the peer, which has credit for its payload of `len`
+    /// bytes. If not, it is passed to [`Core::arrived`].
+    #[inline(always)]
+    pub fn is_next(&self, header: &Header, len: u32) -> bool {
+        header.to.get() == self.origin.peer.number()
+            && header.number == *self.expected
+            && header.processed.until(self.next) >= 0
+            && self
+                .unseen
+                .is_none_or(|number| header.seen.is_before(number))
+            && self.inbound.has(eager_credit(len))
+    }
+
+    /// Takes the packet for which [`Self::is_next`] was true.
+    #[inline(always)]
+    pub fn take(&mut self, len: u32) {
+        *self.expected = self.expected.next();
+        self.inbound.spend(eager_credit(len));
+    }
+
+    /// The packets that were taken do not use this credit any more.
+    #[inline(always)]
+    pub fn give_back(&mut self, credit: Credit) {
+        self.inbound.give_back(credit, self.pool);
+    }
+
+    /// Whether the peer has used half of its credit: [`Core::end_direct`] follows at once.
+    #[inline(always)]
+    pub fn is_half_used(&self) -> bool {
+        self.inbound.is_half_used()
     }
 }
 
@@ -133,48 +180,58 @@ impl<I: Io> Core<I> {
         PartPost::Sent
     }
 
+    /// The peer of a link, if its EAGER packets without ACK need no further processing than
+    /// [`DirectFrom`] has. [`Self::end_direct`] follows if messages were taken.
+    #[inline(always)]
+    pub fn direct_from(&mut self, link: LinkKey) -> Option<DirectFrom<'_>> {
+        let from = self.links.get(link)?;
+        let (key, greeted) = (from.peer, from.greeted);
+        let peer = self.peers.get_mut(key)?;
+        if !greeted || peer.acks != 0 {
+            return None;
+        }
+        Some(DirectFrom {
+            origin: Origin {
+                peer: key,
+                session: peer.session,
+            },
+            next: peer.next,
+            unseen: peer.unseen.map(|(_, number)| number),
+            inbound: peer.inbound.as_mut()?,
+            expected: &mut peer.expected,
+            pool: &mut self.pool,
+        })
+    }
+
     /// Messages of a peer have arrived on a link as EAGER without ACK. Takes them as long as they
     /// are the next ones of the peer; the caller passes another packet to [`Self::arrived`].
+    /// [`Self::end_direct`] follows if there were any.
     #[inline]
     pub fn arrived_direct(&mut self, link: LinkKey, arrivals: &mut impl Arrivals) {
-        let Some(from) = self.links.get(link) else {
+        let Some(mut from) = self.direct_from(link) else {
             return;
         };
-        let (key, greeted) = (from.peer, from.greeted);
-        let Some(peer) = self.peers.get_mut(key) else {
-            return;
-        };
-        let Some(inbound) = peer.inbound.as_mut() else {
-            return;
-        };
-        if !greeted || peer.acks != 0 {
-            return;
-        }
-        // the packet that has seen the last grant is not ordinary, those before it are
-        let unseen = peer.unseen.map(|(_, number)| number);
-        let origin = Origin {
-            peer: key,
-            session: peer.session,
-        };
-        let first = peer.expected;
         while let Some((header, len, message)) = arrivals.next() {
-            let ordinary = header.to.get() == key.number()
-                && header.number == peer.expected
-                && header.processed.until(peer.next) >= 0
-                && unseen.is_none_or(|number| header.seen.is_before(number));
-            if !ordinary || !inbound.arrive(eager_credit(len)) {
+            if !from.is_next(&header, len) {
                 break;
             }
-            peer.expected = header.number.next();
-            let credit = arrivals.deliver(origin, message);
-            inbound.give_back(credit, &mut self.pool);
+            from.take(len);
+            let credit = arrivals.deliver(from.origin, message);
+            from.give_back(credit);
             if arrivals.is_done() {
                 break;
             }
         }
-        if peer.expected == first {
+    }
+
+    /// What follows from messages that were taken on a link: reports to the peer.
+    pub fn end_direct(&mut self, link: LinkKey) {
+        let Some(key) = self.links.get(link).map(|link| link.peer) else {
             return;
-        }
+        };
+        let Some(peer) = self.peers.get_mut(key) else {
+            return;
+        };
         peer.strikes = 0;
         (peer.busy, peer.heard) = (true, true);
         if !peer.listed && peer.is_reporting() {

@@ -13,7 +13,7 @@ use super::iov::{Iov, MAX_IOV};
 use super::link::LinkKey;
 use crate::errno::Result;
 use crate::log::info_log;
-use crate::verbs::{Attached, Message, Polled, Posted, Qp, Ring, RingProbe, Run};
+use crate::verbs::{Attached, Message, Polled, Posted, Qp, Ring, RingProbe};
 use crate::wire::rdm::packet::{HEADER_SIZE, MAX_HEAD};
 use crate::wire::rdm::ring::{Head, PREFIX, Words, head, words};
 
@@ -402,10 +402,10 @@ impl LinkRing {
     #[inline]
     pub(super) fn is_ready(&self) -> bool {
         // SAFETY: in the process that has created the ring.
-        self.forks == forks() && unsafe { self.ring.is_ready() }
+        self.is_here() && unsafe { self.ring.is_ready() }
     }
 
-    /// The ring in a list of rings of the same process ([`RingProbe::is_ready`]).
+    /// The ring in a list of rings of the same process.
     pub(super) fn probe(&self) -> RingProbe {
         self.ring.probe()
     }
@@ -415,16 +415,17 @@ impl LinkRing {
         self.forks
     }
 
-    /// The packets that can be read without calls of the device, of a ring that has a packet.
-    /// `None`: in a forked child.
-    ///
-    /// # Safety
-    /// The link stays, and nothing else reads or consumes its packets, until the run is dropped.
-    #[inline(always)]
-    pub(super) unsafe fn run(&mut self) -> Option<Run> {
+    /// Whether this is the process that has created the ring: [`Self::probe`] may be used.
+    pub(super) fn is_here(&self) -> bool {
+        self.forks == forks()
+    }
+
+    /// Gives back the room of packets that were read in place: see [`Ring::give_back`].
+    #[inline]
+    pub(super) fn give_back(&mut self, slots: u32) {
         self.used = true;
-        // SAFETY: in the process that has created the ring; the caller's promise.
-        (self.forks == forks()).then(|| unsafe { self.ring.run() })
+        // in a forked child nothing is read; a call of the device may have given it back
+        let _ = self.ring.give_back(slots);
     }
 
     /// The next message. In a forked child none.

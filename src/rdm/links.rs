@@ -340,7 +340,7 @@ pub(super) struct Completed {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Hot {
     pub(super) link: LinkKey,
-    ring: RingProbe,
+    pub(super) ring: RingProbe,
 }
 
 /// The queue pairs by link.
@@ -448,6 +448,21 @@ impl Links {
     pub(super) fn ring_is_ready(&self, key: LinkKey) -> bool {
         let link = self.places.get(key.place()).and_then(Option::as_ref);
         link.is_some_and(|link| link.ring.as_ref().is_some_and(LinkRing::is_ready))
+    }
+
+    /// The ring of a link, to be read in place. `None`: there is none, or this is a forked child.
+    pub(super) fn probe(&self, key: LinkKey) -> Option<RingProbe> {
+        let link = self.places.get(key.place()).and_then(Option::as_ref)?;
+        let ring = link.ring.as_ref().filter(|_| link.key == key)?;
+        ring.is_here().then(|| ring.probe())
+    }
+
+    /// Gives back the room of packets that were read in the ring of a link
+    /// ([`Ring::give_back`](crate::verbs::Ring::give_back)).
+    pub(super) fn give_back(&mut self, key: LinkKey, slots: u32) {
+        if let Some(ring) = self.get_mut(key).and_then(|link| link.ring.as_mut()) {
+            ring.give_back(slots);
+        }
     }
 
     /// The index of the first hot ring from `at` on that may have a packet. A forked child has

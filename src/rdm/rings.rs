@@ -9,18 +9,22 @@ use super::executor::Stop;
 use super::iov::Iov;
 use super::link::LinkKey;
 use super::link_ring::RingPost;
+use super::links::Hot;
 use super::peer::PeerKey;
 use super::shared::State;
 use crate::errno::Result;
 use crate::queue::source::Sink;
+use crate::verbs::RingProbe;
 use crate::wire::rdm::packet::Message;
 
 /// Maximum number of packets of one ring that one progress call processes.
 const BATCH: usize = 16;
-/// Of so many calls without a packet in a hot ring, one polls the device, unless it is quiet.
+/// The device is polled by one call of so many without a packet in a hot ring, while it is quiet.
+const BUSY: u32 = 64;
+/// The same while it is not quiet.
 const EMPTY: u32 = 4;
-/// Of so many other calls, one polls the device.
-const BUSY: u32 = 16;
+/// The same for calls that find a packet or an entry, at any time.
+const FOUND: u32 = 16;
 /// How often a post to a ring without room is repeated before the message is a SEND: 1 to 2 us. A
 /// receiver that polls has made room by then. A SEND costs more, and so do all messages behind it,
 /// which cannot use the ring before it has completed.
@@ -29,6 +33,20 @@ const ROOM: u32 = 64;
 const QUIET: u32 = 64;
 /// Of so many polls of the device, one looks for hot rings that are not used.
 const COOLING: u32 = 1024;
+
+/// What a call that finds a packet or an entry adds to [`State::turn`].
+const TURN: u32 = BUSY / FOUND;
+
+/// The result of [`State::read_first`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum First {
+    /// The reader has the entry, and the call is done.
+    Done,
+    /// The reader has the entry; [`State::read_on`] follows.
+    Entry,
+    /// No entry was passed; [`State::read_on`] follows.
+    Nothing,
+}
 
 /// What a progress call has to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,10 +82,28 @@ impl State {
         }
         self.turn += self.step;
         // the call that has the device's turn polls it
-        match self.turn < BUSY {
+        match self.turn < BUSY && self.behind.is_none() {
             true => Work::Nothing,
             false => Work::Any,
         }
+    }
+
+    /// Does what follows from messages that were read in a ring ([`Executor::end_run`]), if it is
+    /// still to be done. The call that has read them returns without it, because the application
+    /// waits for them; the next call that finds no packet does it, and any that polls the device.
+    ///
+    /// [`Executor::end_run`]: super::executor::Executor::end_run
+    #[inline(always)]
+    pub(super) fn end_run(&mut self) {
+        if let Some(link) = self.behind {
+            self.end_run_of(link);
+        }
+    }
+
+    #[inline(never)]
+    fn end_run_of(&mut self, link: LinkKey) {
+        self.behind = None;
+        self.io.end_run(&mut self.core, link);
     }
 
     /// The next hot ring with a packet; the last read has ended in front of `next_hot`.
@@ -92,21 +128,67 @@ impl State {
         };
     }
 
+    /// Fast path of [`Self::read_from`], after [`Work::Ring`]: the reader, which has room, gets the
+    /// entry of the first message in the hot ring at `at`. Counts the call, if it is done.
+    #[inline(always)]
+    pub(super) fn read_first(&mut self, at: usize, reader: &mut Reader<'_, '_>) -> First {
+        let Some(&Hot { link, ring }) = self.io.links.hot.get(at) else {
+            return First::Nothing;
+        };
+        if self.behind.is_some_and(|behind| behind != link) {
+            // the next call posts the reports
+            self.end_run();
+        }
+        // SAFETY: a listed ring is that of its link, and a forked child has no `Work::Ring`.
+        let ends = unsafe { self.io.read_one(&mut self.core, (link, ring), reader) };
+        let Some(ends) = ends else {
+            self.next_hot = at;
+            return First::Nothing;
+        };
+        self.behind = Some(link);
+        // SAFETY: as above.
+        let last = || self.io.links.hot.len() == 1 && unsafe { !ring.is_ready() };
+        if ends || self.turn + TURN >= BUSY || !reader.is_full() && !last() {
+            // the ring has the rest of the run
+            self.next_hot = if reader.is_full() { at + 1 } else { at };
+            return First::Entry;
+        }
+        self.next_hot = at + 1;
+        self.turn += TURN;
+        First::Done
+    }
+
     /// Processes packets in the hot rings, from the one at `at` on, which has one, until the reader
     /// is full: it gets entries of received messages directly. Counts the call. Returns whether
     /// [`Self::poll_rest`] has something to do.
-    #[inline(always)]
-    pub(super) fn read_from(&mut self, at: usize, reader: Option<&mut Reader<'_, '_>>) -> bool {
+    fn read_from(&mut self, at: usize, reader: Option<&mut Reader<'_, '_>>) -> bool {
         self.read_hot(at, reader);
+        self.after_reads()
+    }
+
+    /// As [`Self::read_from`] of the next ring with a packet, after [`Self::read_first`] was not
+    /// done; without reader if that has no room any more.
+    pub(super) fn read_on(&mut self, has_room: bool, reader: Option<&mut Reader<'_, '_>>) -> bool {
+        self.end_run();
+        if has_room && let Some(first) = self.next_ready() {
+            self.read_hot(first, reader);
+        }
+        self.after_reads()
+    }
+
+    /// The rest of [`Self::read_from`].
+    #[inline]
+    fn after_reads(&mut self) -> bool {
         if !self.io.streams.is_empty() {
             self.run_streams();
         }
-        self.turn += 1;
+        self.turn += TURN;
         self.turn >= BUSY || self.io.bytes_read != 0 || self.core.has_reports()
     }
 
     /// As [`Self::read_from`], of all hot rings, whether they have packets or not.
     pub(super) fn read_all(&mut self, reader: Option<&mut Reader<'_, '_>>) -> bool {
+        self.end_run();
         let rest = match self.next_ready() {
             Some(first) => self.read_from(first, reader),
             None => {
@@ -202,7 +284,7 @@ impl State {
         sink.complete(completion);
         sent.pop_front();
         self.calls = self.calls.wrapping_add(1);
-        self.turn += 1;
+        self.turn += TURN;
         true
     }
 
@@ -212,7 +294,7 @@ impl State {
         if !self.io.streams.is_empty() {
             self.run_streams();
         }
-        self.turn += 1;
+        self.turn += TURN;
         if self.turn >= BUSY {
             self.turn = 0;
             // a call without entries reports a failure
@@ -222,6 +304,7 @@ impl State {
 
     /// Processes packets in all rings. Returns whether all were taken.
     pub(super) fn poll_rings(&mut self) -> bool {
+        self.end_run();
         self.polls = self.polls.wrapping_add(1);
         if self.polls.is_multiple_of(COOLING) {
             self.io.links.cool();
@@ -236,7 +319,9 @@ impl State {
         }
         for at in (0..self.io.links.cold.len()).rev() {
             if let Some(link) = self.io.links.cold.get(at).copied() {
-                let read = self.read(link, None);
+                let ring = self.io.links.probe(link);
+                // SAFETY: the ring of the link, in the process that has created it.
+                let read = ring.is_none_or(|ring| unsafe { self.read((link, ring), None) });
                 all &= read;
                 // a packet that has to wait for one of the shared receive queue stays
                 if read && !self.io.links.ring_is_ready(link) {
@@ -254,13 +339,14 @@ impl State {
 
     /// Processes packets in the hot rings, from the one at `at` on, which has one, until the reader
     /// is full; the next call begins with the next ring. Returns whether all were taken.
-    #[inline(always)]
     fn read_hot(&mut self, mut at: usize, mut reader: Option<&mut Reader<'_, '_>>) -> bool {
         let mut all = true;
         self.next_hot = 0;
         loop {
-            if let Some(link) = self.io.links.hot.get(at).map(|hot| hot.link) {
-                all &= self.read(link, reader.as_deref_mut());
+            if let Some(&Hot { link, ring }) = self.io.links.hot.get(at) {
+                // SAFETY: a listed ring is that of its link, and a forked child finds none with a
+                // packet.
+                all &= unsafe { self.read((link, ring), reader.as_deref_mut()) };
             }
             at += 1;
             if reader.as_ref().is_some_and(|reader| reader.is_full()) {
@@ -274,14 +360,27 @@ impl State {
         }
     }
 
-    /// Processes packets in a ring, until the reader is full. Returns whether all were taken.
-    #[inline(always)]
-    fn read(&mut self, link: LinkKey, mut reader: Option<&mut Reader<'_, '_>>) -> bool {
+    /// Processes packets in the ring of a link, until the reader is full. Returns whether all were
+    /// taken.
+    ///
+    /// # Safety
+    /// The ring is that of the link, which lives, and this is not a forked child.
+    unsafe fn read(
+        &mut self,
+        (link, ring): (LinkKey, RingProbe),
+        mut reader: Option<&mut Reader<'_, '_>>,
+    ) -> bool {
+        self.end_run();
         let mut left = BATCH;
         while left != 0 {
             let reader = reader.as_deref_mut();
-            let (taken, stop) = self.io.read_run(&mut self.core, link, left, reader);
+            // SAFETY: the caller's promise.
+            let (taken, stop) =
+                unsafe { self.io.read_run(&mut self.core, (link, ring), left, reader) };
             left -= taken;
+            if taken != 0 {
+                self.io.end_run(&mut self.core, link);
+            }
             self.settle();
             match stop {
                 Stop::Empty => return true,

@@ -90,6 +90,8 @@ pub(super) struct State {
     pub(super) quiet: u32,
     /// Index of the hot ring that is examined first.
     pub(super) next_hot: usize,
+    /// The link in whose ring messages were read last, if [`Self::end_run`] has to follow.
+    pub(super) behind: Option<LinkKey>,
     /// [`Self::calls`] at the last look at the revocations of peers.
     pub(super) looked: u32,
     /// Number of polls of all rings; wraps.
@@ -583,6 +585,7 @@ impl State {
             step: 0,
             quiet: 0,
             next_hot: 0,
+            behind: None,
             looked: 0,
             polls: 0,
             #[cfg(test)]

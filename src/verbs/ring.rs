@@ -6,8 +6,8 @@
 //! 1. Queue pair created, before the request or its acceptance: [`Ring::create`].
 //! 2. Connection established: [`Ring::attach`]; [`Attached::Absent`] on both sides or on none.
 //! 3. Send: [`Ring::post`]; after [`Posted::Full`] the caller posts again after a poll or wake-up.
-//! 4. Progress: [`Ring::is_ready`], then [`Ring::run`] and [`Run::consume`], or [`Ring::poll`]
-//!    and [`Ring::consume`], of each hot ring; [`Cq::ring_arrivals`] for the cold ones; a poll of
+//! 4. Progress: [`Ring::is_ready`], then [`RingProbe::run`] and [`Ring::give_back`], or
+//!    [`Ring::poll`] and [`Ring::consume`], of each hot ring; [`Cq::ring_arrivals`] for the cold ones; a poll of
 //!    the completion queue.
 //! 5. Before sleeping: [`Cq::req_notify`](super::Cq::req_notify) of the receive queue, one more
 //!    round of progress, [`Ring::await_consume`] for each ring with waiting sends, and one more post;
@@ -23,6 +23,7 @@
 //!   missed is found by the last post.
 //! - The calls on rings make no progress of the device. Only polls of a completion queue, arming
 //!   and the channel's descriptor detect the end of a peer.
+//! - Before each sleep the room of all messages that were taken is given back.
 //! - A cookie from [`Cq::ring_arrivals`], and true from [`Ring::set_hot`], are returned once: the
 //!   caller polls that ring until it is empty, in this or a later call of its own.
 //! - The end of a ring makes no completion. The thread that gets the event of the queue pair wakes
@@ -124,11 +125,11 @@ unsafe impl Send for Ring {}
 // the word of the next message, which is atomic.
 unsafe impl Sync for Ring {}
 
-/// The address of a ring, for [`Self::is_ready`] alone.
+/// The address of a ring, to examine it and read it in place.
 #[derive(Clone, Copy, Debug)]
 pub struct RingProbe(NonNull<sys::softdv_ring>);
 
-// SAFETY: as for [`Ring`]: its only method names the calls that it excludes.
+// SAFETY: as for [`Ring`]: its methods name the calls that they exclude.
 unsafe impl Send for RingProbe {}
 // SAFETY: as above.
 unsafe impl Sync for RingProbe {}
@@ -425,6 +426,18 @@ impl Ring {
     pub fn consume(&mut self) -> Result<()> {
         // SAFETY: live.
         FiErrno::from_verb(unsafe { (self.calls.consume)(self.raw.as_ptr()) })
+    }
+
+    /// Consumes messages of so many slots, which a [`Run`] has taken and not recorded, and those
+    /// that it has recorded ([`Run::leave`]): gives their room back to the sender. A system call
+    /// wakes a sender that waits.
+    ///
+    /// # Errors
+    /// `EINVAL`: there are none. `EIO`: in a forked child.
+    #[inline]
+    pub fn give_back(&mut self, slots: u32) -> Result<()> {
+        // SAFETY: live.
+        FiErrno::from_verb(unsafe { (self.calls.advance)(self.raw.as_ptr(), slots) })
     }
 
     /// Offers the sender a larger ring of `slots` slots, to which it moves when it has no room for a

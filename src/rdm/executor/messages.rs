@@ -93,7 +93,7 @@ impl Executor {
     ///
     /// # Safety
     /// The bytes are readable; a hostile peer may change them.
-    #[inline(never)]
+    #[inline(always)]
     pub(super) unsafe fn fill_whole(
         &mut self,
         peer: PeerKey,

@@ -12,7 +12,7 @@ use super::super::packet_memory::PacketMemory;
 use super::super::peer::PeerKey;
 use super::super::receives::Envelope;
 use super::{Executor, Place, Todo};
-use crate::verbs::{Message as RingMessage, Next, Run};
+use crate::verbs::{Message as RingMessage, Next, RingProbe, Run};
 use crate::wire::rdm::packet::{HEADER_SIZE, MAX_HEAD, Message, SLOT_SIZE, eager_credit};
 use crate::wire::rdm::ring::{self, Eager};
 use crate::wire::rdm::{Credit, Header, Packet};
@@ -21,9 +21,11 @@ use crate::wire::rdm::{Credit, Header, Packet};
 /// packet has a slot or more, so the rings have fewer.
 const ALL: usize = (SLOTS + LARGE) as usize;
 
-/// Slots of a run that are given back to the sender while the run goes on, so that a sender whose
-/// messages fill the ring does not wait for the end of the run: 16 KiB.
+/// Slots after which a run ends, so that a sender whose messages fill the ring does not wait for
+/// its room until all messages were read: 16 KiB.
 const SHARE: u32 = 256;
+/// Slots whose room is given back to the sender at once; that of fewer slots by a later call.
+const MANY: u32 = 8;
 
 /// Why a run of messages in a ring has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,11 +41,14 @@ pub(in crate::rdm) enum Stop {
 /// Messages in a ring, in front of the device's calls.
 struct RingRun<'a, 'b, 'c> {
     executor: &'a mut Executor,
+    key: LinkKey,
     run: Run,
     reader: Option<&'a mut Reader<'b, 'c>>,
     /// How many further messages it takes.
     left: usize,
     stop: Stop,
+    /// A message was not delivered by the fast path.
+    other: bool,
 }
 
 impl Arrivals for RingRun<'_, '_, '_> {
@@ -51,10 +56,6 @@ impl Arrivals for RingRun<'_, '_, '_> {
 
     #[inline(always)]
     fn next(&mut self) -> Option<(Header, u32, Self::Message)> {
-        if self.run.taken() >= SHARE {
-            // SAFETY: `read_run`. In a forked child nothing is read.
-            let _ = unsafe { self.run.consume() };
-        }
         // SAFETY: `read_run`.
         let message = match unsafe { self.run.peek() } {
             Next::Message(message) => message,
@@ -64,11 +65,8 @@ impl Arrivals for RingRun<'_, '_, '_> {
             }
             Next::Other => return None,
         };
-        // SAFETY: the ring holds the payload until it is consumed; a hostile peer may change it.
-        let prefix = || unsafe { message.payload().cast::<u64>().read_unaligned() };
-        let eager = ring::as_eager(&message.words(), message.len(), || u64::from_le(prefix()))?;
-        // at most 8 KiB
-        let len = (message.len() - eager.prefix()) as u32;
+        // SAFETY: nothing of the ring is consumed meanwhile.
+        let (eager, len) = unsafe { as_eager(&message) }?;
         Some((eager.header, len, (eager, message)))
     }
 
@@ -77,18 +75,13 @@ impl Arrivals for RingRun<'_, '_, '_> {
         self.run.take(&message);
         self.left -= 1;
         let reader = self.reader.as_deref_mut();
-        let (prefix, envelope) = (eager.prefix(), (eager.tag, eager.data));
-        let len = message.len() - prefix;
         // SAFETY: the ring holds the payload until it is consumed.
-        let whole = unsafe {
-            let content = (message.payload().add(prefix), len);
-            self.executor
-                .fill_whole(from.peer, envelope, content, reader)
-        };
-        match whole {
-            true => eager_credit(len as u32),
-            false => self.executor.deliver_any(from, &eager, &message),
+        if unsafe { self.executor.deliver_whole(from, &eager, &message, reader) } {
+            return eager_credit((message.len() - eager.prefix()) as u32);
         }
+        self.other = true;
+        self.executor.arriving = Some(self.key);
+        self.executor.deliver_any(from, &eager, &message)
     }
 
     #[inline(always)]
@@ -97,8 +90,24 @@ impl Arrivals for RingRun<'_, '_, '_> {
             self.stop = Stop::Full;
             return true;
         }
-        self.left == 0 || !self.executor.todo.is_empty()
+        let share = self.run.taken() >= SHARE;
+        self.left == 0 || share || self.other && !self.executor.todo.is_empty()
     }
+}
+
+/// A message in a ring as EAGER without ACK, and the length of its payload in bytes. `None`: it is
+/// another packet, or none at all.
+///
+/// # Safety
+/// The ring holds the payload.
+#[inline(always)]
+unsafe fn as_eager(message: &RingMessage) -> Option<(Eager, u32)> {
+    // SAFETY: the caller's promise; a hostile peer may change the bytes.
+    let prefix = || unsafe { message.payload().cast::<u64>().read_unaligned() };
+    let eager = ring::as_eager(&message.words(), message.len(), || u64::from_le(prefix()))?;
+    // at most 8 KiB
+    let len = (message.len() - eager.prefix()) as u32;
+    Some((eager, len))
 }
 
 /// The CQ data of a message that can be sent without an operation, if it has any. `None`: it has an
@@ -285,38 +294,110 @@ impl Executor {
         found == COUNT
     }
 
+    /// Fast path of [`Self::read_run`]: one message, whose receive is there and takes all of it,
+    /// for a reader that has room. `None`: nothing has changed. Otherwise whether
+    /// [`Self::end_run`] must follow at once; if not, it follows later.
+    ///
+    /// # Safety
+    /// As [`Self::read_run`].
+    #[inline(always)]
+    pub(in crate::rdm) unsafe fn read_one(
+        &mut self,
+        core: &mut Core<Self>,
+        (key, ring): (LinkKey, RingProbe),
+        reader: &mut Reader<'_, '_>,
+    ) -> Option<bool> {
+        // SAFETY: the caller's promise, and below no link is removed and no ring read.
+        let mut run = unsafe { ring.run() };
+        // SAFETY: as above.
+        let Next::Message(message) = (unsafe { run.peek() }) else {
+            return None;
+        };
+        // SAFETY: nothing of the ring is consumed meanwhile.
+        let (eager, len) = unsafe { as_eager(&message) }?;
+        let mut from = core.direct_from(key)?;
+        if !from.is_next(&eager.header, len) {
+            return None;
+        }
+        // SAFETY: the ring holds the payload until it is consumed.
+        if !unsafe { self.deliver_whole(from.origin, &eager, &message, Some(reader)) } {
+            return None;
+        }
+        from.take(len);
+        from.give_back(eager_credit(len));
+        run.take(&message);
+        let half = from.is_half_used();
+        // SAFETY: as above.
+        let behind = unsafe { run.leave() }.unwrap_or_else(|slots| self.give_back(key, slots));
+        Some(half || behind >= MANY)
+    }
+
+    /// Gives back the room of packets at the end of a ring. Returns [`MANY`].
+    #[cold]
+    fn give_back(&mut self, key: LinkKey, slots: u32) -> u32 {
+        self.links.give_back(key, slots);
+        MANY
+    }
+
+    /// As [`Self::fill_whole`], of a message in a ring.
+    ///
+    /// # Safety
+    /// The ring holds the payload.
+    #[inline(always)]
+    unsafe fn deliver_whole(
+        &mut self,
+        from: Origin,
+        eager: &Eager,
+        message: &RingMessage,
+        reader: Option<&mut Reader<'_, '_>>,
+    ) -> bool {
+        let (prefix, envelope) = (eager.prefix(), (eager.tag, eager.data));
+        // SAFETY: the caller's promise; the prefix is a part of the payload.
+        unsafe {
+            let content = (message.payload().add(prefix), message.len() - prefix);
+            self.fill_whole(from.peer, envelope, content, reader)
+        }
+    }
+
     /// Processes messages in the ring of a link that need no call of the device, at most `max`,
     /// which is not 0, until the reader, which has room, is full, or something follows from one of
     /// them ([`Executor::todo`], which is empty). Returns their number, and why it has stopped.
-    #[inline]
-    pub(in crate::rdm) fn read_run(
+    /// [`Self::end_run`] follows if there were any.
+    ///
+    /// # Safety
+    /// The ring is that of the link, which lives, and this is not a forked child.
+    pub(in crate::rdm) unsafe fn read_run(
         &mut self,
         core: &mut Core<Self>,
-        key: LinkKey,
+        (key, ring): (LinkKey, RingProbe),
         max: usize,
         reader: Option<&mut Reader<'_, '_>>,
     ) -> (usize, Stop) {
-        let ring = self.links.get_mut(key).and_then(|link| link.ring.as_mut());
-        // SAFETY: neither the delivery of a message nor matching removes a link or reads a ring;
-        // what does is listed in `todo`, and done after this call.
-        let Some(run) = ring.and_then(|ring| unsafe { ring.run() }) else {
-            return (0, Stop::Other);
-        };
-        self.arriving = Some(key);
+        // SAFETY: the caller's promise; neither the delivery of a message nor matching removes a
+        // link or reads a ring: what does is listed in `todo`, and done after this call.
+        let run = unsafe { ring.run() };
         let mut arrivals = RingRun {
             executor: self,
+            key,
             run,
             reader,
             left: max,
             stop: Stop::Other,
+            other: false,
         };
         core.arrived_direct(key, &mut arrivals);
-        let (mut run, taken, stop) = (arrivals.run, max - arrivals.left, arrivals.stop);
-        if run.taken() != 0 {
-            // SAFETY: as above. In a forked child nothing is read.
-            let _ = unsafe { run.consume() };
-        }
+        let (run, taken, stop) = (arrivals.run, max - arrivals.left, arrivals.stop);
+        // SAFETY: as above.
+        let left = unsafe { run.leave() };
+        left.unwrap_or_else(|slots| self.give_back(key, slots));
         (taken, stop)
+    }
+
+    /// What follows from messages that [`Self::read_run`] has processed: their room is given back
+    /// to the sender, and the peer gets credit.
+    pub(in crate::rdm) fn end_run(&mut self, core: &mut Core<Self>, key: LinkKey) {
+        self.links.give_back(key, 0);
+        core.end_direct(key);
     }
 
     /// Processes the next packet in the ring of a link, whatever it is. `false`: there is none, or

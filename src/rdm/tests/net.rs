@@ -1002,6 +1002,10 @@ impl World {
                         let mut only = OneArrival { next, uses, hands };
                         core.arrived_direct(link, &mut only);
                         if only.next.is_none() {
+                            let half = core.direct_from(link).is_none_or(|it| it.is_half_used());
+                            if half || hands.random.one_in(2) {
+                                core.end_direct(link);
+                            }
                             return;
                         }
                     }

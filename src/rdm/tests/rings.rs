@@ -439,3 +439,49 @@ fn entries_are_in_the_order_of_the_messages() {
         }
     }
 }
+
+/// Sends messages of 8 bytes, each after the receive of the one before; `read` reads one entry.
+fn one_by_one(a: &End, b: &End, count: usize, mut read: impl FnMut() -> bool) {
+    let to_b = a.knows(b);
+    let mut buffer = vec![0; 64];
+    for number in 0..count {
+        b.recv(None, &mut buffer, 2);
+        assert!(inject(a, to_b, &message(number, 8), None));
+        let limit = Instant::now() + Duration::from_secs(20);
+        while !read() {
+            assert_eq!(a.cq.read(1, &mut |_: &Completion| {}), Err(FiErrno::EAGAIN));
+            assert!(Instant::now() < limit);
+        }
+        assert_eq!(buffer[..8], message(number, 8));
+    }
+}
+
+/// A read that gets an entry leaves what follows to the next one that gets none.
+#[test]
+fn room_and_credit_follow_the_entry() {
+    let domain = domain();
+    let plain = EndpointConfig {
+        source: false,
+        ..config()
+    };
+    let (a, b) = (End::open(&domain), End::with(&domain, plain, 0));
+    let behind = || {
+        let guard = b.ep.shared().lock();
+        guard.as_ref().is_some_and(|state| state.behind.is_some())
+    };
+    let mut later = 0;
+    one_by_one(&a, &b, 300, || {
+        match b.cq.read(1, &mut |_: &Completion| {}) {
+            Ok(count) => {
+                later += usize::from(behind());
+                count == 1
+            }
+            Err(error) => {
+                assert_eq!(error, FiErrno::EAGAIN);
+                assert!(!behind(), "an empty read");
+                false
+            }
+        }
+    });
+    assert!(later > 150, "{later} of 300");
+}

@@ -5,8 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rdma_core_sys as sys;
 
-use super::{AdvanceCall, Message, Ring};
-use crate::errno::{FiErrno, Result};
+use super::{Message, RingProbe};
 
 /// Bytes of a slot and of a message's header (`docs/softverbs-ring.md`, "A message").
 const SLOT: usize = 64;
@@ -19,18 +18,17 @@ pub enum Next {
     Message(Message),
     /// No message.
     Empty,
-    /// [`Ring::poll`] has to be called, after [`Run::consume`] if the run has taken messages:
-    /// the ring begins again here, or has ended, or its content is invalid.
+    /// [`Ring::poll`](super::Ring::poll) has to be called, after [`Run::leave`] if the run has
+    /// taken messages: the ring begins again here, or has ended, or its content is invalid.
     Other,
 }
 
-/// A position in a ring up to which messages were read in place ([`Ring::run`]). A copy: it does not
-/// borrow the ring, so that the caller can send while it reads. The messages that it has taken stay
-/// where they are until [`Run::consume`].
+/// A position in a ring up to which messages were read in place ([`RingProbe::run`]). A copy: it
+/// does not borrow the ring, so that the caller can send while it reads. The messages that it has
+/// taken stay where they are until their room is given back.
 #[derive(Clone, Copy, Debug)]
 pub struct Run {
     raw: NonNull<sys::softdv_ring>,
-    advance: AdvanceCall,
     /// The next message, if the lower half of its first word is `expected`.
     next: *const u8,
     expected: u32,
@@ -38,22 +36,21 @@ pub struct Run {
     left: u32,
     /// Longest payload in bytes.
     longest: u32,
-    /// Slots of the messages that were taken and not given back.
+    /// Slots of the messages that were taken.
     slots: u32,
 }
 
-impl Ring {
+impl RingProbe {
     /// The messages at the place of the next one, read without calls of the device.
     ///
     /// # Safety
     /// As [`Self::is_ready`], until the run is dropped.
     #[inline(always)]
-    pub unsafe fn run(&mut self) -> Run {
-        // SAFETY: live; its fields change only in methods with `&mut self`.
-        let ring = unsafe { self.raw.as_ref() };
+    pub unsafe fn run(self) -> Run {
+        // SAFETY: live, by the caller's promise.
+        let ring = unsafe { self.0.as_ref() };
         Run {
-            raw: self.raw,
-            advance: self.calls.advance,
+            raw: self.0,
             next: ring.next.cast(),
             expected: ring.expected,
             left: ring.left,
@@ -109,22 +106,32 @@ impl Run {
         self.slots += slots;
     }
 
-    /// Gives the room of the messages that were taken back to the sender. A system call wakes a
-    /// sender that waits.
+    /// Ends the run: the messages that it has taken are not the next ones any more. Returns the
+    /// number of slots of all messages that were taken and whose room was not given back; the
+    /// caller calls [`Ring::give_back`](super::Ring::give_back) with 0 before it sleeps, and before
+    /// the sender lacks the room.
     ///
     /// # Errors
-    /// `EINVAL`: no message was taken. `EIO`: in a forked child.
+    /// The next message is at the begin of the ring: the caller calls
+    /// [`Ring::give_back`](super::Ring::give_back) with this number of slots at once.
     ///
     /// # Safety
     /// As [`Self::peek`].
     #[inline(always)]
-    pub unsafe fn consume(&mut self) -> Result<()> {
-        let slots = std::mem::take(&mut self.slots);
-        // SAFETY: live, by the caller's promise.
-        FiErrno::from_verb(unsafe { (self.advance)(self.raw.as_ptr(), slots) })
+    pub unsafe fn leave(self) -> Result<u32, u32> {
+        if self.left == 0 {
+            return Err(self.slots);
+        }
+        // SAFETY: live, and nothing else accesses it, by the caller's promise.
+        let ring = unsafe { &mut *self.raw.as_ptr() };
+        ring.next = self.next.cast();
+        ring.expected = self.expected;
+        ring.left = self.left;
+        ring.ahead = ring.ahead.wrapping_add(self.slots);
+        Ok(ring.ahead)
     }
 
-    /// Slots of the messages that were taken since the last [`Self::consume`].
+    /// Slots of the messages that were taken.
     #[inline(always)]
     pub fn taken(&self) -> u32 {
         self.slots
