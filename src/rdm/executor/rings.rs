@@ -73,6 +73,7 @@ impl Arrivals for RingRun<'_, '_, '_> {
     #[inline(always)]
     fn deliver(&mut self, from: Origin, (eager, message): Self::Message) -> Credit {
         self.run.take(&message);
+        self.run.prefetch();
         self.left -= 1;
         let reader = self.reader.as_deref_mut();
         // SAFETY: the ring holds the payload until it is consumed.

@@ -11,6 +11,9 @@ use super::{Message, RingProbe};
 const SLOT: usize = 64;
 const HEADER: usize = 32;
 
+/// How many slots [`Run::prefetch`] reads ahead.
+const AHEAD: u32 = 4;
+
 /// Result of [`Run::peek`].
 #[derive(Clone, Copy, Debug)]
 pub enum Next {
@@ -104,6 +107,18 @@ impl Run {
         self.expected = self.expected.wrapping_add(slots << 1);
         self.left = self.left.saturating_sub(slots);
         self.slots += slots;
+    }
+
+    /// Has the processor read the slots that the next messages will have, if there are so many.
+    #[inline(always)]
+    pub fn prefetch(&self) {
+        #[cfg(target_arch = "x86_64")]
+        if self.left > AHEAD {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            let slot = self.next.wrapping_add(SLOT * AHEAD as usize);
+            // SAFETY: it is a hint, valid for any address.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(slot.cast()) };
+        }
     }
 
     /// Ends the run: the messages that it has taken are not the next ones any more. Returns the
