@@ -1,6 +1,7 @@
 //! `fid_cq`: completion queues, `fi_cq(3)`.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -8,7 +9,7 @@ use std::time::Duration;
 use libfabric_sys::layout::WithMainSlot;
 use libfabric_sys::*;
 use weft::errno::{FiErrno, Result};
-use weft::queue::{Completion, CompletionQueue, CqConfig, WaitKind};
+use weft::queue::{Completion, CompletionQueue, CqConfig, EntryWriter, WaitKind};
 
 use crate::domain::Domain;
 use crate::ffi::fid::{Kind, Object, User, assumed, close, header, object, on};
@@ -227,6 +228,21 @@ impl Entry for fi_cq_tagged_entry {
     }
 }
 
+/// Writes entries without the addresses of the senders.
+struct WithoutSources<F>(F);
+
+impl<F: FnMut(&Completion)> EntryWriter for WithoutSources<F> {
+    #[inline]
+    fn write(&mut self, completion: &Completion) {
+        (self.0)(completion);
+    }
+
+    #[inline]
+    fn uses_sources(&self) -> bool {
+        false
+    }
+}
+
 /// How a read waits.
 #[derive(Clone, Copy)]
 enum Wait {
@@ -245,7 +261,7 @@ impl Cq {
     #[inline(always)]
     unsafe fn read_into(&self, buf: *mut c_void, count: usize, wait: Wait) -> Result<isize> {
         // SAFETY: the caller provides room for `count` entries of the queue's format.
-        unsafe { self.read_with(buf, count, wait, |_| {}) }
+        unsafe { self.read_with(buf, count, wait, None) }
     }
 
     /// Reads up to `count` completions into `buf`, and their senders' addresses into `src_addr`.
@@ -260,32 +276,22 @@ impl Cq {
         src_addr: *mut fi_addr_t,
         wait: Wait,
     ) -> Result<isize> {
-        let mut next = src_addr;
-        let source = |address| {
-            if !next.is_null() {
-                // SAFETY: the caller's promise; the engine writes at most `count` entries.
-                unsafe {
-                    next.write(address);
-                    next = next.add(1);
-                }
-            }
-        };
         // SAFETY: the caller provides room for `count` entries, and for `count` addresses.
-        unsafe { self.read_with(buf, count, wait, source) }
+        unsafe { self.read_with(buf, count, wait, NonNull::new(src_addr)) }
     }
 
-    /// Reads up to `count` completions into `buf`, and calls `source` with the sender's address of
-    /// each.
+    /// Reads up to `count` completions into `buf`, and their senders' addresses into `sources`.
     ///
     /// # Safety
-    /// `buf` has room for `count` entries of the queue's format.
+    /// `buf` has room for `count` entries of the queue's format, and `sources`, if it is given, for
+    /// `count` addresses.
     #[inline(always)]
     unsafe fn read_with(
         &self,
         buf: *mut c_void,
         count: usize,
         wait: Wait,
-        source: impl FnMut(fi_addr_t),
+        sources: Option<NonNull<fi_addr_t>>,
     ) -> Result<isize> {
         if count == 0 {
             return Err(self.read_nothing(wait));
@@ -296,10 +302,10 @@ impl Cq {
         // SAFETY: the caller's promise, by format.
         unsafe {
             match self.format {
-                FI_CQ_FORMAT_CONTEXT => self.read_as::<fi_cq_entry>(buf, count, wait, source),
-                FI_CQ_FORMAT_MSG => self.read_as::<fi_cq_msg_entry>(buf, count, wait, source),
-                FI_CQ_FORMAT_DATA => self.read_as::<fi_cq_data_entry>(buf, count, wait, source),
-                _ => self.read_as::<fi_cq_tagged_entry>(buf, count, wait, source),
+                FI_CQ_FORMAT_CONTEXT => self.read_as::<fi_cq_entry>(buf, count, wait, sources),
+                FI_CQ_FORMAT_MSG => self.read_as::<fi_cq_msg_entry>(buf, count, wait, sources),
+                FI_CQ_FORMAT_DATA => self.read_as::<fi_cq_data_entry>(buf, count, wait, sources),
+                _ => self.read_as::<fi_cq_tagged_entry>(buf, count, wait, sources),
             }
         }
     }
@@ -318,13 +324,17 @@ impl Cq {
         FiErrno::EAGAIN
     }
 
+    /// As [`Self::read_with`], for entries of this format.
+    ///
+    /// # Safety
+    /// As [`Self::read_with`].
     #[inline(always)]
     unsafe fn read_as<E: Entry>(
         &self,
         buf: *mut c_void,
         count: usize,
         wait: Wait,
-        mut source: impl FnMut(fi_addr_t),
+        sources: Option<NonNull<fi_addr_t>>,
     ) -> Result<isize> {
         let mut next = buf.cast::<E>();
         let mut write = move |completion: &Completion| {
@@ -333,12 +343,27 @@ impl Cq {
                 next.write_unaligned(E::of(completion));
                 next = next.add(1);
             }
-            source(completion.src_addr);
         };
+        let Some(mut source) = sources else {
+            return self.read_by(count, wait, &mut WithoutSources(write));
+        };
+        let mut write = move |completion: &Completion| {
+            write(completion);
+            // SAFETY: as above, for addresses.
+            unsafe {
+                source.write(completion.src_addr);
+                source = source.add(1);
+            }
+        };
+        self.read_by(count, wait, &mut write)
+    }
+
+    #[inline(always)]
+    fn read_by(&self, count: usize, wait: Wait, writer: &mut impl EntryWriter) -> Result<isize> {
         let read = match wait {
-            Wait::Not => self.engine.read(count, &mut write)?,
+            Wait::Not => self.engine.read(count, writer)?,
             Wait::For { threshold, timeout } => {
-                self.engine.sread(count, threshold, timeout, &mut write)?
+                self.engine.sread(count, threshold, timeout, writer)?
             }
         };
         Ok(read.cast_signed())

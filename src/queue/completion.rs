@@ -68,6 +68,11 @@ pub trait EntryWriter {
     /// Stores one completion. Called at most as often as the `max` of the read allows, in order,
     /// with the queue's lock held: the implementation must not block or call the engine.
     fn write(&mut self, completion: &Completion);
+
+    /// Whether it uses [`Completion::src_addr`]. If not, a source of completions need not find it.
+    fn uses_sources(&self) -> bool {
+        true
+    }
 }
 
 impl<F: FnMut(&Completion)> EntryWriter for F {

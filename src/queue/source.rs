@@ -82,6 +82,8 @@ pub struct Sink<'a, W: EntryWriter + ?Sized = dyn EntryWriter + 'a> {
     /// Number of further completions that `writer` accepts.
     room: usize,
     backlog: &'a mut VecDeque<Entry>,
+    /// [`EntryWriter::uses_sources`].
+    sources: bool,
 }
 
 impl<W: EntryWriter + ?Sized> std::fmt::Debug for Sink<'_, W> {
@@ -96,6 +98,7 @@ impl<'a, W: EntryWriter> Sink<'a, W> {
     #[inline(always)]
     pub(super) fn new(writer: &'a mut W, room: usize, backlog: &'a mut VecDeque<Entry>) -> Self {
         Self {
+            sources: writer.uses_sources(),
             writer,
             room,
             backlog,
@@ -114,6 +117,7 @@ impl<'a, W: EntryWriter> Sink<'a, W> {
             writer: self.writer,
             room,
             backlog: self.backlog,
+            sources: self.sources,
         };
         let result = source.progress(&mut sink, max);
         self.room -= room - sink.room;
@@ -165,6 +169,13 @@ impl<W: EntryWriter + ?Sized> Sink<'_, W> {
         self.room
     }
 
+    /// Whether the next `count` completions need their [`Completion::src_addr`]: the reader uses it,
+    /// or has no room for them, so that another one reads them later.
+    #[inline(always)]
+    pub(crate) fn uses_sources(&self, count: usize) -> bool {
+        self.sources || count > self.room || !self.backlog.is_empty()
+    }
+
     /// Whether the next completion is stored in the reader's buffer.
     #[inline(always)]
     pub(crate) fn is_open(&self) -> bool {
@@ -181,6 +192,7 @@ impl<'a> Sink<'a> {
         backlog: &'a mut VecDeque<Entry>,
     ) -> Self {
         Self {
+            sources: writer.uses_sources(),
             writer,
             room,
             backlog,
@@ -193,6 +205,7 @@ impl<'a> Sink<'a> {
             writer: none,
             room: 0,
             backlog,
+            sources: true,
         }
     }
 }

@@ -28,8 +28,8 @@ pub(super) struct CqSource {
     sides: Vec<Side>,
     /// Sends are one of them.
     sends: bool,
-    /// Receives are one of them, and readers get the entries of received messages directly.
-    reads: bool,
+    /// Receives are one of them.
+    receives: bool,
     /// The place in `sides` whose entries are passed on first, 0 or 1. Used under the endpoint's
     /// lock.
     first: AtomicU32,
@@ -58,7 +58,7 @@ impl CqSource {
         };
         Ok(Arc::new(Self {
             shared: Arc::clone(shared),
-            reads: sides.contains(&Side::Rx) && !shared.config.source,
+            receives: sides.contains(&Side::Rx),
             sends: sides.contains(&Side::Tx),
             first: AtomicU32::new(0),
             sides,
@@ -74,21 +74,16 @@ impl CqSource {
 
     /// Passes on at most `max` entries of the queue's directions. Returns their number.
     #[inline(always)]
-    fn pass(&self, state: &mut State, sources: bool, sink: &mut Sink<'_>, max: usize) -> usize {
+    fn pass(&self, state: &mut State, sink: &mut Sink<'_>, max: usize) -> usize {
         // a call that passes on nothing keeps the turn of the directions
         if max == 0 || state.io.completions.is_empty() {
             return 0;
         }
-        self.pass_some(state, sources, sink, max)
+        self.pass_some(state, sink, max)
     }
 
-    fn pass_some(
-        &self,
-        state: &mut State,
-        sources: bool,
-        sink: &mut Sink<'_>,
-        max: usize,
-    ) -> usize {
+    fn pass_some(&self, state: &mut State, sink: &mut Sink<'_>, max: usize) -> usize {
+        let sources = self.finds_sources(sink, max);
         // entries of the other direction are first the next time, so none waits for ever
         let first = self.first.load(Ordering::Relaxed);
         self.first.store(first ^ 1, Ordering::Relaxed);
@@ -100,13 +95,19 @@ impl CqSource {
         count
     }
 
+    /// Whether the next `max` entries get the addresses of the senders.
+    #[inline(always)]
+    fn finds_sources(&self, sink: &Sink<'_>, max: usize) -> bool {
+        self.shared.config.source && sink.uses_sources(max)
+    }
+
     /// The state in which the reader gets entries of received messages directly.
     #[inline(always)]
     fn reader<'a, 'b>(&self, sink: &'a mut Sink<'b>, max: usize) -> Option<Reader<'a, 'b>> {
-        match self.reads {
-            true => Reader::new(sink, max),
-            false => None,
+        if !self.receives || self.finds_sources(sink, max) {
+            return None;
         }
+        Reader::new(sink, max)
     }
 
     /// The rest of a progress call for at most `max` entries, of which `left` are left, that has
@@ -154,8 +155,7 @@ impl CqSource {
             1 => self.wake(),
             armed => self.armed.store(armed - 1, Ordering::Relaxed),
         }
-        let sources = self.shared.config.source;
-        let mut left = max - self.pass(state, sources, sink, max);
+        let mut left = max - self.pass(state, sink, max);
         let mut rest = false;
         if left == 0 && max != 0 {
             state.skip_poll();
@@ -197,7 +197,7 @@ impl CqSource {
         if rest {
             state.poll_rest()?;
         }
-        left -= self.pass(state, self.shared.config.source, sink, left);
+        left -= self.pass(state, sink, left);
         if left != max && self.is_armed() {
             // this thread may leave the entries in the queue, and another one sleeps
             self.wake();

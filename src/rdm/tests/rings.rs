@@ -10,7 +10,7 @@ use crate::av::FiAddr;
 use crate::errno::FiErrno;
 use crate::flags::Flags;
 use crate::mr::Desc;
-use crate::queue::Completion;
+use crate::queue::{Completion, EntryWriter};
 use crate::rdm::links::IDLE_RINGS;
 use crate::rdm::{EndpointConfig, LocalIov};
 
@@ -440,6 +440,19 @@ fn entries_are_in_the_order_of_the_messages() {
     }
 }
 
+/// Reads one entry by a writer that does not use the addresses of the senders.
+struct WithoutSources(usize);
+
+impl EntryWriter for WithoutSources {
+    fn write(&mut self, _: &Completion) {
+        self.0 += 1;
+    }
+
+    fn uses_sources(&self) -> bool {
+        false
+    }
+}
+
 /// Sends messages of 8 bytes, each after the receive of the one before; `read` reads one entry.
 fn one_by_one(a: &End, b: &End, count: usize, mut read: impl FnMut() -> bool) {
     let to_b = a.knows(b);
@@ -484,4 +497,28 @@ fn room_and_credit_follow_the_entry() {
         }
     });
     assert!(later > 150, "{later} of 300");
+}
+
+/// `fi_cq_read` of an endpoint with `FI_SOURCE` gets entries as one without; `fi_cq_readfrom` gets
+/// the addresses.
+#[test]
+fn addresses_are_found_for_those_who_use_them() {
+    let domain = domain();
+    let with = EndpointConfig {
+        source: true,
+        ..config()
+    };
+    let (a, b) = (End::open(&domain), End::with(&domain, with, 0));
+    let from_a = b.knows(&a);
+    for _ in 0..20 {
+        let mut plain = WithoutSources(0);
+        one_by_one(&a, &b, 4, || b.cq.read(1, &mut plain).is_ok());
+        assert_eq!(plain.0, 4);
+        let mut sources = Vec::new();
+        one_by_one(&a, &b, 4, || {
+            let mut writer = |it: &Completion| sources.push(it.src_addr);
+            b.cq.read(1, &mut writer).is_ok()
+        });
+        assert_eq!(sources, [from_a.0; 4]);
+    }
 }
