@@ -33,13 +33,13 @@ fn descriptors() -> (usize, usize) {
 }
 
 fn allow(count: usize) {
-    let limit = libc::rlimit {
-        rlim_cur: count as u64,
-        rlim_max: count as u64,
-    };
-    // SAFETY: a structure on the stack.
-    let ret = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) };
-    assert_eq!(ret, 0);
+    // SAFETY: a structure on the stack; all zeros is a value of it.
+    unsafe {
+        let mut limit: libc::rlimit = std::mem::zeroed();
+        assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit), 0);
+        limit.rlim_cur = count as u64;
+        assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit), 0);
+    }
 }
 
 fn child(link: &mut Link) {
