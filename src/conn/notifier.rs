@@ -73,8 +73,14 @@ impl<L: EngineLink> RevocationNotifier<L> {
         // SAFETY: the block lives as long as the queue pair, and at most one such read is
         // outstanding.
         unsafe {
-            self.link
-                .post_engine_request(EngineRequest::Settled, SendOpcode::Read, sge, from, 0)
+            self.link.post_engine_request(
+                EngineRequest::Settled,
+                SendOpcode::Read,
+                sge,
+                from,
+                0,
+                false,
+            )
         }
     }
 }
@@ -112,8 +118,14 @@ impl<L: EngineLink> Peer for RevocationNotifier<L> {
         let sge = word(self.block.revocations());
         // SAFETY: the domain owns the directory's header and outlives the queue pair.
         let posted = unsafe {
-            self.link
-                .post_engine_request(EngineRequest::Revocation, SendOpcode::Write, sge, to, 0)
+            self.link.post_engine_request(
+                EngineRequest::Revocation,
+                SendOpcode::Write,
+                sge,
+                to,
+                0,
+                false,
+            )
         };
         if !posted {
             // the link calls `notify_again` when it can

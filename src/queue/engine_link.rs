@@ -41,8 +41,8 @@ pub(crate) trait EngineLink: Send + Sync {
     fn sever(&self);
 
     /// Posts one of the engine's own requests: `sge` is the local word or words, `to` the peer's
-    /// address and rkey, `swap` the new value of a compare and swap with 0. Returns whether it was
-    /// posted.
+    /// address and rkey, `swap` the new value of a compare and swap with 0. `fence`: it waits for
+    /// the reads and atomics before it. Returns whether it was posted.
     ///
     /// # Safety
     /// The buffer stays valid until the request completes.
@@ -53,6 +53,7 @@ pub(crate) trait EngineLink: Send + Sync {
         sge: Sge,
         to: (RemoteAddr, Rkey),
         swap: u64,
+        fence: bool,
     ) -> bool {
         if kind != EngineRequest::Revocation {
             self.engine_requests().begin(kind);
@@ -64,8 +65,7 @@ pub(crate) trait EngineLink: Send + Sync {
         } else {
             request.rdma(to);
         }
-        // *acknowledged* is also ordered behind earlier reads and atomics
-        request.fence(kind == EngineRequest::Acknowledge);
+        request.fence(fence);
         // SAFETY: as this function: the caller keeps the buffer valid until completion.
         let posted = unsafe { self.post_request(kind, &mut request) };
         if let Err(error) = posted {

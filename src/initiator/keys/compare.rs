@@ -182,7 +182,7 @@ impl<Q: Sq> Initiator<Q> {
         let last = self.last_number();
         if posted && let Some(peer) = &mut self.peer {
             peer.compare_swap = None;
-            peer.last_used = last;
+            (peer.last_used, peer.last_read) = (last, last);
             peer.acknowledge(); // the acknowledgement was deferred until this event
         }
         posted

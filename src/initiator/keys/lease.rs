@@ -83,6 +83,10 @@ impl<L: Link> PeerKeys<L> {
 
     /// Writes the current value to the peer's *acknowledged* if it differs from the last one
     /// written, ordered behind all earlier requests. At most one such write is outstanding.
+    ///
+    /// It is fenced only if a read or an atomic is outstanding, and no look-up is posted behind a
+    /// fenced one: rxe retransmits a request with a fence only when no read is outstanding, also
+    /// none behind it, so both would wait for each other (`rxe_req.c`, `rxe_wqe_is_fenced`).
     pub(crate) fn acknowledge(&mut self) {
         let word = self.word();
         self.publish_settled();
@@ -108,16 +112,37 @@ impl<L: Link> PeerKeys<L> {
             .block_addr
             .wrapping_add(Block::ACKNOWLEDGED as u64 * 8);
         let to = (to, self.introduction.block_rkey);
+        let looks_up = self
+            .link
+            .engine_requests()
+            .is_under_way(EngineRequest::Lookup);
+        self.fenced = looks_up || self.link.is_outstanding(self.last_read);
+        let (kind, write) = (EngineRequest::Acknowledge, SendOpcode::Write);
         // SAFETY: the block lives as long as the queue pair, and this side overwrites the word only
         // after this request has completed.
         let posted = unsafe {
             self.link
-                .post_engine_request(EngineRequest::Acknowledge, SendOpcode::Write, sge, to, 0)
+                .post_engine_request(kind, write, sge, to, 0, self.fenced)
         };
         if posted {
             self.acknowledged = word;
             self.link.set_holds_keys(word != 0);
         }
+    }
+
+    /// Whether an acknowledgement waits for reads and atomics before it.
+    pub(super) fn is_fence_under_way(&self) -> bool {
+        let requests = self.link.engine_requests();
+        self.fenced && requests.is_under_way(EngineRequest::Acknowledge)
+    }
+
+    /// Begins the look-up of a key without a poll. Returns whether its read was posted.
+    #[cfg(test)]
+    pub(crate) fn begin_look_up(&mut self, key: u64) -> bool {
+        self.look_up(key, &mut super::lookup::Effort::default());
+        self.link
+            .engine_requests()
+            .is_under_way(EngineRequest::Lookup)
     }
 
     /// The first byte's target of a cached key, for tests.

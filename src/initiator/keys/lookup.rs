@@ -88,14 +88,14 @@ impl<L: Link> PeerKeys<L> {
         };
         // SAFETY: `self` owns the words and outlives the requests of its queue pair.
         let posted = unsafe {
-            let from = (read.addr, read.rkey);
+            let (kind, from) = (EngineRequest::Lookup, (read.addr, read.rkey));
             let opcode = if read.claim {
                 SendOpcode::CompareSwap
             } else {
                 SendOpcode::Read
             };
             self.link
-                .post_engine_request(EngineRequest::Lookup, opcode, sge, from, self.map.token)
+                .post_engine_request(kind, opcode, sge, from, self.map.token, false)
         };
         if posted { Ok(()) } else { Err(FiErrno::EIO) }
     }
@@ -144,6 +144,9 @@ impl<L: Link> PeerKeys<L> {
                 // no read is posted for this look-up, or the result was discarded
                 Progress::Idle if !self.link.has_room() => return Step::Exhausted,
                 Progress::Idle => {
+                    if self.is_fence_under_way() {
+                        return Step::UnderWay;
+                    }
                     if let Err(error) = self.post_read() {
                         self.lookup = None;
                         return Step::Ended(Err(error));

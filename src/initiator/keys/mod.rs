@@ -55,6 +55,10 @@ pub(crate) struct PeerKeys<L> {
     /// value of `last_used` when the lease timer was started.
     last_used: u32,
     used_at_lease: u32,
+    /// Number of the last request that is a read or an atomic and was posted with a key.
+    last_read: u32,
+    /// Whether the last acknowledgement waits for reads and atomics before it.
+    fenced: bool,
     map: Map,
     cache: KeyCache,
     /// Cached keys that were returned to the peer; reused if the peer's revocation count has not
@@ -91,6 +95,8 @@ impl<L: Link> PeerKeys<L> {
             acknowledged: 0,
             last_used: u32::MAX,
             used_at_lease: u32::MAX,
+            last_read: u32::MAX,
+            fenced: false,
             map: Map::new(addr, rkey, block.token()),
             cache: KeyCache::default(),
             returned: KeyCache::default(),

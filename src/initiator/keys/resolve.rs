@@ -82,6 +82,9 @@ impl<L: Link> PeerKeys<L> {
         }
         let region = self.cache.get(key)?;
         self.last_used = self.link.next_number();
+        if !matches!(need(op, len).0, Need::Write) {
+            self.last_read = self.last_used;
+        }
         Some(resolution(region, !self.map.cell.is_null(), op, len, done))
     }
 

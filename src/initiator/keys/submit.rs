@@ -9,7 +9,7 @@ use crate::initiator::local::LocalRange;
 use crate::initiator::plan::Batch;
 use crate::initiator::sq::Sq;
 use crate::initiator::{ATOMIC_SIZE, Initiator, Transmit, refusal};
-use crate::mr::key_cache::{Fragment, kind};
+use crate::mr::key_cache::{Fragment, Need, kind};
 use crate::mr::lookup::{READ_WORDS, Resolved};
 use crate::mr::mapped_keys::Meaning;
 use crate::queue::EngineLink;
@@ -198,6 +198,9 @@ impl<Q: Sq> Initiator<Q> {
         let last = self.last_number();
         if let Some(peer) = &mut self.peer {
             peer.last_used = last;
+            if event_count != 0 || !matches!(need, Need::Write) {
+                peer.last_read = last;
+            }
             if let Some(key) = once
                 && let Some(region) = peer.cache.get_mut(key)
             {

@@ -143,6 +143,49 @@ fn a_write_that_comes_too_late_ends_the_connection_on_both_sides() {
     assert_eq!(next_event(&server.eq), Ok(Told::Shutdown(SERVER)));
 }
 
+/// An acknowledgement is fenced only if a read or an atomic with an older key is outstanding, and
+/// no look-up is posted behind a fenced one. Otherwise rxe never retransmits the two.
+#[test]
+fn an_acknowledgement_is_fenced_behind_reads_alone() {
+    let (client, server) = in_form(FORM);
+    let source = Buffer::all(&client.domain, 64);
+    let core = &client.ep.core;
+    let is_fenced = || {
+        let control = core.control.lock();
+        let fences = &control.qp.as_ref().unwrap().posted_fences;
+        fences.load(std::sync::atomic::Ordering::Relaxed) & 1 != 0
+    };
+    for reads in [false, true] {
+        let target = Buffer::with_key(&server.domain, 64, TARGET, KEY);
+        write(&client, &source);
+        // its completion is not polled yet
+        match reads {
+            true => client.read(&source, 64, 0, KEY, 2).unwrap(),
+            false => client.write(&source, 64, 0, KEY, 2).unwrap(),
+        }
+        std::thread::scope(|scope| {
+            let close = scope.spawn(|| target.region.close().unwrap());
+            let start = Instant::now();
+            let mut tx = core.tx.lock();
+            let peer = tx.as_mut().unwrap().peer_keys().unwrap();
+            while peer.cached_fragment(KEY).is_some() {
+                assert!(start.elapsed() < LIMIT, "no revocation");
+                peer.catch_up();
+            }
+            peer.acknowledge();
+            assert_eq!(is_fenced(), reads);
+            assert_eq!(peer.begin_look_up(KEY), !reads);
+            drop(tx);
+            while !close.is_finished() {
+                let _ = client.cq.read(0, &mut |_: &Completion| {});
+            }
+        });
+        assert_eq!(client.completion().unwrap().context, 2);
+        client.write(&source, 64, 0, KEY, 3).unwrap();
+        assert_eq!(client.refused(3), FiErrno::EKEYREJECTED);
+    }
+}
+
 /// A revocation could not be sent because too many were outstanding. The helper thread sends it
 /// later, although meanwhile a post finds that no operation is deferred.
 #[test]
