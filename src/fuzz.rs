@@ -225,6 +225,7 @@ pub fn rdm_peer(data: &[u8]) {
         dials: 2,
         peers: 8,
         timeout: 1_000_000_000,
+        answer: 200_000_000,
         beat: Some(750_000_000),
         pool: Credit::new(300, 20),
     });

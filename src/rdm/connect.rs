@@ -19,9 +19,6 @@ const MS: u64 = 1_000_000;
 const BACKOFF: (u64, u64) = (MS, 250 * MS);
 /// Peers can state so many addresses each, on average.
 const ADDRESSES: usize = 8;
-/// How long an acceptor waits for HELLO after it has sent the reply. The dialler posts it as soon
-/// as its device has ended the link that this one replaces, at most 1 s.
-const GREETING: u64 = 2_000 * MS;
 /// How long the acceptor of a broken link waits for a request.
 pub(super) const PATIENCE: u64 = 20 * MS;
 
@@ -657,16 +654,6 @@ impl<I: Io> Core<I> {
             terms: self.terms(key, link, io),
         };
         io.accept(link, held, &reply);
-    }
-
-    /// The reply of [`Io::accept`] was sent: HELLO is awaited from now on.
-    pub fn accepted(&mut self, link: LinkKey) {
-        let hello_by = self.now + GREETING;
-        if let Some(link) = self.links.get_mut(link) {
-            link.hello_by = Some(hello_by);
-            let key = link.peer;
-            self.set_timer(key);
-        }
     }
 
     /// The terms of this side, as a grant on a link.

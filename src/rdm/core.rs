@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use super::credit::{Pool, SMALLEST};
-use super::link::{Link, LinkKey, LinkMark, State};
+use super::link::{Link, LinkKey, LinkMark};
 use super::ops::{Entry, Form, List, Table, Uses};
 use super::peer::{Peer, PeerKey, PeerMark};
 use super::slab::Slab;
@@ -41,8 +41,8 @@ pub trait Io {
     /// Memory in which a packet has arrived.
     type Slot;
 
-    /// Sends a connection request. Its result is [`Core::replied`], [`Core::rejected`] or
-    /// [`Core::failed`].
+    /// Sends a connection request. [`Core::requesting`] follows when it was sent, not during this
+    /// call. Its result is [`Core::replied`], [`Core::rejected`] or [`Core::failed`].
     fn dial(&mut self, link: LinkKey, to: Listener, request: &Request);
 
     /// Whether a queue pair for one more link can be had. If not, [`Core`] evicts an idle link.
@@ -162,6 +162,9 @@ pub struct Config {
     pub peers: usize,
     /// How long an address is dialled, in ns.
     pub timeout: u64,
+    /// How long a dial to a peer with a session remains without answer before it is repeated, in
+    /// ns.
+    pub answer: u64,
     /// The period in which a silent peer is probed while something is awaited from it, in ns.
     /// `None`: never, because the device reports by itself that a peer has ended.
     pub beat: Option<u64>,
@@ -228,10 +231,10 @@ pub struct Core<I: Io> {
     /// Peers with a time in [`super::peer::Dial`] or `close_at`.
     pub(super) timers: Vec<PeerKey>,
     /// The earliest of these times, unless a time has changed since it was computed.
-    earliest: Option<u64>,
+    pub(super) earliest: Option<u64>,
     pub(super) retimed: bool,
     /// When silent peers are probed.
-    beat: Option<u64>,
+    pub(super) beat: Option<u64>,
     /// The peer to which a token was given.
     pub(super) secrets: HashMap<Secret, PeerKey>,
     /// The first and the last of a row of searches for an idle link that have found none, in ns.
@@ -555,63 +558,6 @@ impl<I: Io> Core<I> {
         }
     }
 
-    /// The time at which [`Self::tick`] has something to do. `None`, and no work, while all links
-    /// are up and nothing is awaited. A post can make it earlier; it is then at least a beat ahead.
-    pub fn deadline(&mut self) -> Option<u64> {
-        if self.retimed {
-            self.retimed = false;
-            let mut timers = std::mem::take(&mut self.timers);
-            let mut earliest = self.beat;
-            timers.retain(|key| {
-                let time = self.time_of(*key);
-                earliest = earliest.into_iter().chain(time).min();
-                if time.is_none()
-                    && let Some(peer) = self.peers.get_mut(*key)
-                {
-                    peer.timed = false;
-                }
-                time.is_some()
-            });
-            (self.timers, self.earliest) = (timers, earliest);
-        }
-        self.earliest
-    }
-
-    /// Something is awaited from a peer to which a link is up.
-    #[inline]
-    pub(super) fn await_answer(&mut self) {
-        if self.beat.is_none()
-            && let Some(beat) = self.config.beat
-        {
-            self.beat = Some(self.now + beat);
-            self.retimed = true;
-        }
-    }
-
-    /// Probes the peers that were silent since the last beat and from which something is awaited.
-    /// The device detects by itself that a packet is not acknowledged, but not that no answer
-    /// comes: the peer may have ended the link, and its disconnect request may be lost.
-    fn beat(&mut self, io: &mut I) {
-        let mut awaits = false;
-        let mut next = self.peers.at_or_behind(0);
-        while let Some(key) = next {
-            next = self.peers.after(key);
-            let open = self.open_link(key);
-            if let Some(peer) = self.peers.get_mut(key)
-                && let Some(out) = open
-                && peer.awaits()
-            {
-                awaits = true;
-                if !std::mem::replace(&mut peer.heard, false) {
-                    io.probe(out);
-                }
-            }
-        }
-        if awaits {
-            self.await_answer();
-        }
-    }
-
     /// Whether a peer with an out-link waits for *processed* of packets that have arrived.
     pub fn owes(&self) -> bool {
         let owes = |peer: &Peer| peer.out.is_some() && peer.told.is_before(peer.ack);
@@ -623,84 +569,6 @@ impl<I: Io> Core<I> {
             next = self.peers.after(key);
         }
         false
-    }
-
-    fn time_of(&self, key: PeerKey) -> Option<u64> {
-        let peer = self.peers.get(key)?;
-        let end = peer.dial.since.map(|since| since + self.config.timeout);
-        let times = [end, peer.dial.not_before, peer.close_at, self.hello_by(key)];
-        times.into_iter().flatten().min()
-    }
-
-    /// When HELLO has to have arrived on the accepted link of a peer.
-    fn hello_by(&self, key: PeerKey) -> Option<u64> {
-        let link = self.links.get(self.peers.get(key)?.accepted?)?;
-        link.hello_by.filter(|_| link.state == State::Replied)
-    }
-
-    pub(super) fn set_timer(&mut self, key: PeerKey) {
-        self.retimed = true;
-        if let Some(peer) = self.peers.get_mut(key)
-            && !peer.timed
-        {
-            peer.timed = true;
-            self.timers.push(key);
-        }
-    }
-
-    /// Does what is due at the present time.
-    pub fn tick(&mut self, io: &mut I) {
-        self.retimed = true;
-        if self.beat.is_some_and(|time| time <= self.now) {
-            self.beat = None;
-            self.beat(io);
-        }
-        let mut at = 0;
-        while let Some(key) = self.timers.get(at).copied() {
-            match self.time_of(key) {
-                Some(time) if time > self.now => at += 1,
-                time => {
-                    self.timers.swap_remove(at);
-                    if let Some(peer) = self.peers.get_mut(key) {
-                        peer.timed = false;
-                    }
-                    if time.is_some() {
-                        self.timer(key, io);
-                    }
-                }
-            }
-        }
-        self.settle(io);
-    }
-
-    fn timer(&mut self, key: PeerKey, io: &mut I) {
-        let Some(peer) = self.peers.get_mut(key) else {
-            return;
-        };
-        if peer.dial.not_before.is_some_and(|time| time <= self.now) {
-            peer.dial.not_before = None;
-        }
-        let now = self.now;
-        let expired = |time: Option<u64>, more| time.is_some_and(|time| time + more <= now);
-        let closes = expired(peer.close_at, 0);
-        if closes {
-            peer.close_at = None;
-        }
-        let (since, accepted) = (peer.dial.since, peer.accepted);
-        let greeted = !expired(self.hello_by(key), 0);
-        if let Some(accepted) = accepted.filter(|_| !greeted) {
-            // its dialler has ended it, and the disconnect request was lost
-            self.end_link(accepted, io);
-        }
-        if expired(since, self.config.timeout) {
-            self.fail(key, FiErrno::EHOSTUNREACH, io);
-        } else if closes && !self.drain(key, io) {
-            self.end_links(key, io);
-        }
-        self.advance(key, io);
-        if self.time_of(key).is_some() {
-            self.set_timer(key);
-        }
     }
 
     /// The number of queue pairs to a peer.

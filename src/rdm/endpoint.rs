@@ -57,6 +57,9 @@ const DIALS: usize = 32;
 const PEERS: usize = 1 << 20;
 /// How long an unreachable address is dialled.
 const TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a dial to a peer with a session remains without answer before it is repeated: at least
+/// this time, and this part of the time above.
+const ANSWER: (Duration, u32) = (Duration::from_secs(2), 5);
 /// How long a close waits until the peers have received what was sent.
 const LINGER: Duration = Duration::from_secs(10);
 /// How long a close waits for the peers of an endpoint on XRC to end their halves of the links.
@@ -614,6 +617,7 @@ impl Endpoint {
             io.xrc = Some(Box::new(Xrc::new(node, srq, (id, tag))));
         }
         let mode = domain.mr().config().form.mode;
+        let timeout = shared.config.connect_timeout.unwrap_or(TIMEOUT);
         let core = Core::new(Config {
             id,
             listener: address,
@@ -627,7 +631,8 @@ impl Endpoint {
             dials: DIALS,
             peers: PEERS,
             // less than 2^32 s
-            timeout: shared.config.connect_timeout.unwrap_or(TIMEOUT).as_nanos() as u64,
+            timeout: timeout.as_nanos() as u64,
+            answer: ANSWER.0.max(timeout / ANSWER.1).as_nanos() as u64,
             pool: POOL,
             // 750 ms
             beat: device.needs_keepalive().then_some(PERIOD.as_nanos() as u64),

@@ -65,6 +65,8 @@ pub(super) struct Link {
     pub(super) fresh: bool,
     /// Accepted: when the link is ended if HELLO has not arrived; `None`: the reply was not sent.
     pub(super) hello_by: Option<u64>,
+    /// Own: when the dial is ended if it was not answered; `None`: the device decides.
+    pub(super) answer_by: Option<u64>,
     /// The terms that were received with the link.
     pub(super) terms: Option<Terms>,
     /// HELLO was sent or has arrived.
@@ -100,6 +102,7 @@ impl Link {
             shown: None,
             fresh: false,
             hello_by: None,
+            answer_by: None,
             terms: None,
             greeted: false,
             was_out: false,

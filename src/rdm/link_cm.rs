@@ -325,7 +325,9 @@ impl LinkCm {
         let request = self.request.ok_or(FiErrno::EINVAL)?;
         let tuning = shared.domain.tuning();
         tuning.set_ack_timeout(&id);
-        id.connect(&tuning.conn_param(&request))
+        id.connect(&tuning.conn_param(&request))?;
+        shared.change(|core, _| core.requesting(self.link));
+        Ok(())
     }
 }
 

@@ -80,6 +80,7 @@ mod slab;
 mod streams;
 #[cfg(test)]
 mod tests;
+mod timers;
 mod traffic;
 mod vector;
 

@@ -23,6 +23,8 @@ pub(super) struct Dial {
     pub(super) since: Option<u64>,
     /// The next dial is not before this time.
     pub(super) not_before: Option<u64>,
+    /// Dials that were ended because they had no answer.
+    pub(super) unanswered: u8,
     /// The next interval.
     pub(super) backoff: u64,
     /// In the queue of dials.

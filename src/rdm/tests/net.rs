@@ -28,6 +28,8 @@ use crate::wire::rdm::{
 
 const US: u64 = 1_000;
 const MS: u64 = 1_000 * US;
+/// When the kernel's connection manager repeats a message that was lost.
+const REPEATED: u64 = 4_400 * MS;
 
 /// An operation.
 #[derive(Clone, Copy, Debug)]
@@ -548,6 +550,8 @@ impl World {
             dials: 1 + self.random.below(3) as usize,
             peers: 64,
             timeout: 10_000 * MS,
+            // also so short that answers are late
+            answer: [2_000 * MS, 100 * MS, 10 * MS][self.random.below(3) as usize],
             beat: Some(750 * MS),
             pool: self.plan.pool,
         };
@@ -678,8 +682,10 @@ impl World {
                 self.check_request(conn, link);
                 self.nodes[node].hands.attached.insert(link.number());
                 self.nodes[node].links.insert(link.number(), (conn, 0));
+                self.nodes[node].core.requesting(link);
                 if self.is_walled(node, to) {
-                    let time = self.now + 500 * MS + self.random.below(2_000 * MS);
+                    // also so late that the dialler gives up before
+                    let time = self.now + 500 * MS + self.random.below(4_000 * MS);
                     return self.at(time, Event::DialFailed(conn, Failure::Silent));
                 }
                 self.message(conn, Event::Request(conn, to));
@@ -800,6 +806,10 @@ impl World {
     fn message(&mut self, conn: usize, event: Event) {
         let losses = self.plan.losses;
         if self.chaos && losses > 0 && self.random.one_in(losses) {
+            if !self.plan.circuits && self.random.one_in(4) {
+                // nothing reports the loss, and the connection manager repeats the message
+                return self.at(self.now + REPEATED, event);
+            }
             let delay = 5 * MS + self.random.below(60 * MS);
             let time = self.now + delay;
             self.at(time, Event::DialFailed(conn, Failure::Silent));
@@ -850,6 +860,10 @@ impl World {
                 };
                 if self.plan.circuits {
                     return self.request_on_circuit(conn, to, node);
+                }
+                if self.conns[conn].err[0] || self.conns[conn].cut {
+                    // the dialler has given up
+                    return;
                 }
                 let request = std::mem::take(&mut self.conns[conn].request);
                 self.call(node, |core, hands| core.requested(conn, &request, hands));

@@ -1,5 +1,6 @@
 //! Tests of one endpoint step by step: the messages of its peer are written by the test.
 
+mod dials;
 mod evictions;
 mod sessions;
 
@@ -142,6 +143,11 @@ struct Scene {
 
 impl Scene {
     fn new() -> Self {
+        Self::with_timeout(10_000_000_000)
+    }
+
+    /// With this connect timeout, in ns.
+    fn with_timeout(timeout: u64) -> Self {
         let mut core = Core::new(Config {
             id: id(1),
             listener: place(1),
@@ -157,7 +163,8 @@ impl Scene {
             eager: 8192,
             dials: 32,
             peers: 8,
-            timeout: 10_000_000_000,
+            timeout,
+            answer: timeout / 5,
             beat: Some(BEAT),
             pool: Credit::new(1 << 20, 1 << 16),
         });

@@ -1,0 +1,201 @@
+//! What is due at a time: the end of a dial and of a handshake, the next dial, the end of an
+//! eviction, the probe of silent peers.
+
+use super::core::{Core, Io};
+use super::link::{LinkKey, State};
+use super::peer::PeerKey;
+use crate::errno::FiErrno;
+
+const MS: u64 = 1_000_000;
+/// How long an acceptor waits for HELLO after it has sent the reply. The dialler posts it as soon
+/// as its device has ended the link that this one replaces, at most 1 s.
+const GREETING: u64 = 2_000 * MS;
+
+/// Dials of a recovery that are ended if they have no answer. The next one has the rest of the
+/// connect timeout, so that a peer that is slow, or busy with many others, can answer.
+const LIMITED: u8 = 3;
+
+impl<I: Io> Core<I> {
+    /// The time at which [`Self::tick`] has something to do. `None`, and no work, while all links
+    /// are up and nothing is awaited. A post can make it earlier; it is then at least a beat ahead.
+    pub fn deadline(&mut self) -> Option<u64> {
+        if self.retimed {
+            self.retimed = false;
+            let mut timers = std::mem::take(&mut self.timers);
+            let mut earliest = self.beat;
+            timers.retain(|key| {
+                let time = self.time_of(*key);
+                earliest = earliest.into_iter().chain(time).min();
+                if time.is_none()
+                    && let Some(peer) = self.peers.get_mut(*key)
+                {
+                    peer.timed = false;
+                }
+                time.is_some()
+            });
+            (self.timers, self.earliest) = (timers, earliest);
+        }
+        self.earliest
+    }
+
+    /// Something is awaited from a peer to which a link is up.
+    #[inline]
+    pub(super) fn await_answer(&mut self) {
+        if self.beat.is_none()
+            && let Some(beat) = self.config.beat
+        {
+            self.beat = Some(self.now + beat);
+            self.retimed = true;
+        }
+    }
+
+    /// Probes the peers that were silent since the last beat and from which something is awaited.
+    /// The device detects by itself that a packet is not acknowledged, but not that no answer
+    /// comes: the peer may have ended the link, and its disconnect request may be lost.
+    fn beat(&mut self, io: &mut I) {
+        let mut awaits = false;
+        let mut next = self.peers.at_or_behind(0);
+        while let Some(key) = next {
+            next = self.peers.after(key);
+            let open = self.open_link(key);
+            if let Some(peer) = self.peers.get_mut(key)
+                && let Some(out) = open
+                && peer.awaits()
+            {
+                awaits = true;
+                if !std::mem::replace(&mut peer.heard, false) {
+                    io.probe(out);
+                }
+            }
+        }
+        if awaits {
+            self.await_answer();
+        }
+    }
+
+    /// The request of [`Io::dial`] was passed to the connection manager: the answer is awaited from
+    /// now on. Without one the link is ended, and the peer dialled again, because the connection
+    /// manager repeats a request that gets lost every 4 to 5 s only. Not the first request to a
+    /// peer: the first answers of many processes that begin at the same time can take longer.
+    pub fn requesting(&mut self, link: LinkKey) {
+        let answer_by = self.now + self.config.answer;
+        let Some(dialled) = self.links.get_mut(link) else {
+            return;
+        };
+        let key = dialled.peer;
+        let peer = self.peers.get(key);
+        let limited = peer.is_some_and(|peer| peer.begun && peer.dial.unanswered < LIMITED);
+        if limited && dialled.state == State::Dialling {
+            dialled.answer_by = Some(answer_by);
+            self.set_timer(key);
+        }
+    }
+
+    /// The reply of [`Io::accept`] was sent: HELLO is awaited from now on.
+    pub fn accepted(&mut self, link: LinkKey) {
+        let hello_by = self.now + GREETING;
+        if let Some(link) = self.links.get_mut(link) {
+            link.hello_by = Some(hello_by);
+            let key = link.peer;
+            self.set_timer(key);
+        }
+    }
+
+    fn time_of(&self, key: PeerKey) -> Option<u64> {
+        let peer = self.peers.get(key)?;
+        let end = peer.dial.since.map(|since| since + self.config.timeout);
+        let times = [
+            end,
+            peer.dial.not_before,
+            peer.close_at,
+            self.hello_by(key),
+            self.answer_by(key),
+        ];
+        times.into_iter().flatten().min()
+    }
+
+    /// When HELLO has to have arrived on the accepted link of a peer.
+    fn hello_by(&self, key: PeerKey) -> Option<u64> {
+        let link = self.links.get(self.peers.get(key)?.accepted?)?;
+        link.hello_by.filter(|_| link.state == State::Replied)
+    }
+
+    /// When the dial to a peer is to be repeated, unless it is answered.
+    fn answer_by(&self, key: PeerKey) -> Option<u64> {
+        let link = self.links.get(self.peers.get(key)?.own?)?;
+        link.answer_by.filter(|_| link.state == State::Dialling)
+    }
+
+    pub(super) fn set_timer(&mut self, key: PeerKey) {
+        self.retimed = true;
+        if let Some(peer) = self.peers.get_mut(key)
+            && !peer.timed
+        {
+            peer.timed = true;
+            self.timers.push(key);
+        }
+    }
+
+    /// Does what is due at the present time.
+    pub fn tick(&mut self, io: &mut I) {
+        self.retimed = true;
+        if self.beat.is_some_and(|time| time <= self.now) {
+            self.beat = None;
+            self.beat(io);
+        }
+        let mut at = 0;
+        while let Some(key) = self.timers.get(at).copied() {
+            match self.time_of(key) {
+                Some(time) if time > self.now => at += 1,
+                time => {
+                    self.timers.swap_remove(at);
+                    if let Some(peer) = self.peers.get_mut(key) {
+                        peer.timed = false;
+                    }
+                    if time.is_some() {
+                        self.timer(key, io);
+                    }
+                }
+            }
+        }
+        self.settle(io);
+    }
+
+    fn timer(&mut self, key: PeerKey, io: &mut I) {
+        let Some(peer) = self.peers.get_mut(key) else {
+            return;
+        };
+        if peer.dial.not_before.is_some_and(|time| time <= self.now) {
+            peer.dial.not_before = None;
+        }
+        let now = self.now;
+        let expired = |time: Option<u64>, more| time.is_some_and(|time| time + more <= now);
+        let closes = expired(peer.close_at, 0);
+        if closes {
+            peer.close_at = None;
+        }
+        let (since, own, accepted) = (peer.dial.since, peer.own, peer.accepted);
+        let greeted = !expired(self.hello_by(key), 0);
+        if let Some(accepted) = accepted.filter(|_| !greeted) {
+            // its dialler has ended it, and the disconnect request was lost
+            self.end_link(accepted, io);
+        }
+        let answered = !expired(self.answer_by(key), 0);
+        if let Some(own) = own.filter(|_| !answered) {
+            if let Some(peer) = self.peers.get_mut(key) {
+                peer.dial.unanswered += 1;
+            }
+            // when it has ended, the peer is dialled again
+            self.end_link(own, io);
+        }
+        if expired(since, self.config.timeout) {
+            self.fail(key, FiErrno::EHOSTUNREACH, io);
+        } else if closes && !self.drain(key, io) {
+            self.end_links(key, io);
+        }
+        self.advance(key, io);
+        if self.time_of(key).is_some() {
+            self.set_timer(key);
+        }
+    }
+}
