@@ -353,6 +353,16 @@ impl Executor {
         }
     }
 
+    /// The connection manager has reported that a dial has failed. A link that was answered has
+    /// broken instead: an acceptor that ends a link before the connection manager's last message
+    /// of the handshake has arrived rejects it.
+    pub(super) fn dial_ended(&mut self, core: &mut Core<Self>, key: LinkKey) {
+        match core.peer_of(key) {
+            Some(_) => core.broken(key, self),
+            None => self.remove_dialled(key),
+        }
+    }
+
     /// Removes a link that the core does not have any more; its objects are destroyed by a step.
     pub(super) fn remove_link(&mut self, key: LinkKey) {
         self.end_rma(key);

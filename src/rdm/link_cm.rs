@@ -171,7 +171,7 @@ impl LinkCm {
     fn failed(&self, shared: &Shared, failure: Failure) {
         shared.change(|core, io| {
             core.failed(self.link, failure, io);
-            io.remove_dialled(self.link);
+            io.dial_ended(core, self.link);
         });
     }
 }
@@ -287,7 +287,7 @@ impl CmTarget for LinkCm {
                 }
                 shared.change(|core, io| {
                     core.rejected(link, rejection, io);
-                    io.remove_dialled(link);
+                    io.dial_ended(core, link);
                 });
                 Ok(())
             }

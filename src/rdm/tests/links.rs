@@ -14,11 +14,13 @@ use super::super::peer::PeerKey;
 use super::super::shared::State;
 use super::endpoints::{End, config, domain, queue, wait, wait_for};
 use crate::av::FiAddr;
+use crate::conn::CmTarget;
 use crate::errno::FiErrno;
 use crate::flags::Flags;
 use crate::mr::Desc;
 use crate::queue::{BindFlags, Completion, CompletionError};
 use crate::rdm::{AddressVector, Endpoint, EndpointConfig, LocalIov};
+use crate::verbs::{CmEvent, CmEventKind, PrivateData};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -294,6 +296,35 @@ fn a_link_that_ends_during_its_dial_is_replaced() {
         a.call(|core, peer, io| core.end_links(peer, io));
         wait([&a, &b], [1, 1]);
         assert_eq!(bytes, [3; 8]);
+    }
+}
+
+/// An acceptor that ends a link before the last message of the handshake has arrived rejects it,
+/// although the dialler has the reply. The link has broken then: nothing is posted to a link
+/// without a queue pair, and the peer is dialled again.
+#[test]
+fn a_rejection_after_the_reply_breaks_the_link() {
+    let domain = domain();
+    for kind in [CmEventKind::Rejected, CmEventKind::Unreachable] {
+        let (a, b) = (End::open(&domain), End::open(&domain));
+        let to_b = connect(&a, &b);
+        let first = a.state(|state| state.io.links.keys().next()).unwrap();
+        let cm = a.ep.shared().cm_of(first).unwrap();
+        cm.cm_event(CmEvent {
+            kind,
+            object: 0,
+            new_id: None,
+            status: 110,
+            private_data: PrivateData::EMPTY,
+        });
+        let mut bytes = [0; 8];
+        b.recv(None, &mut bytes, 2);
+        a.send(to_b, None, &[7; 8], 1);
+        wait([&a, &b], [1, 1]);
+        assert_eq!(bytes, [7; 8]);
+        until("the link has ended", || {
+            a.state(|state| state.io.links.keys().all(|link| link != first))
+        });
     }
 }
 
