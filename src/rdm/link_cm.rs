@@ -11,6 +11,7 @@ use super::core::Failure;
 use super::link::LinkKey;
 use super::link_end::{LinkEnd, LinkSq};
 use super::link_ring::LinkRing;
+use super::parked_ids::is_port_down;
 use super::pulls::ReadKey;
 use super::rma::RmaKey;
 use super::shared::Shared;
@@ -209,7 +210,10 @@ impl Step {
                     // an error is that of a queue pair that is in this state already
                     let _ = qp.set_error();
                 }
-                if let Ok(id) = cm.id() {
+                // without a port the connection manager sends nothing
+                if let Ok(id) = cm.id()
+                    && !is_port_down(shared.domain.device(), &id)
+                {
                     // an error is that of a connection that does not exist any more
                     let _ = id.disconnect();
                 }
@@ -230,7 +234,7 @@ impl Step {
                 }
                 // not under the lock: a thread that dispatches an event waits for it
                 let id = cm.id.lock().take();
-                if let Some(id) = id {
+                if let Some(id) = &id {
                     shared.driver().dispatcher().registry().remove(id.object());
                 }
                 // the block of the connection is behind the queue pair
@@ -238,6 +242,9 @@ impl Step {
                 drop(initiator);
                 drop(qp);
                 drop(block);
+                if let Some(id) = id.filter(|id| is_port_down(shared.domain.device(), id)) {
+                    shared.parked.park(id);
+                }
                 if !ended.reads.is_empty() || !ended.rma.is_empty() {
                     shared.change(|core, io| {
                         io.reads_ended(cm.link, ended.reads);
@@ -323,6 +330,9 @@ impl LinkCm {
     fn route_resolved(&self, shared: &Shared) -> Result<()> {
         let id = self.id()?;
         let request = self.request.ok_or(FiErrno::EINVAL)?;
+        if is_port_down(shared.domain.device(), &id) {
+            return Err(FiErrno::ENETDOWN);
+        }
         let tuning = shared.domain.tuning();
         tuning.set_ack_timeout(&id);
         id.connect(&tuning.conn_param(&request))?;

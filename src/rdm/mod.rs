@@ -63,6 +63,7 @@ mod number_map;
 mod operations;
 mod ops;
 mod packet_memory;
+mod parked_ids;
 mod peer;
 mod ports;
 mod pull;

@@ -25,6 +25,7 @@ use super::link_cm::LinkCm;
 use super::link_end::{CIRCUIT_RMA, Call, LinkEnd, RMA_REQUESTS};
 use super::link_ring::LinkRing;
 use super::listening::Listening;
+use super::parked_ids::ParkedIds;
 use super::peer::PeerKey;
 use super::ports::CIRCUIT_DEPTH;
 use super::receives::Left;
@@ -131,6 +132,8 @@ pub(super) struct Shared {
     state: biased_lock::Mutex<Option<State>>,
     /// The sources of the endpoint's completion queues.
     pub(super) sources: Mutex<Vec<Arc<CqSource>>>,
+    /// Identifiers that are destroyed when their port is active.
+    pub(super) parked: ParkedIds,
     /// What links ask of the driver.
     calls: Mutex<Vec<Call>>,
     /// Counters of the peers' operations, bound before the endpoint is enabled, and the event cell
@@ -169,6 +172,7 @@ impl Shared {
             context: OnceLock::new(),
             state: biased_lock::Mutex::new(None),
             sources: Mutex::default(),
+            parked: ParkedIds::default(),
             calls: Mutex::default(),
             remote_counters: Mutex::default(),
             cell: OnceLock::new(),

@@ -371,6 +371,12 @@ impl CmId {
         self.raw as usize
     }
 
+    /// The device's port of the identifier: 0 until an address is bound or resolved.
+    pub fn port(&self) -> u8 {
+        // SAFETY: live; the connection manager writes the field before it reports the address.
+        unsafe { (*self.raw).port_num }
+    }
+
     /// Moves the identifier's events to another channel of the same backend.
     ///
     /// # Errors

@@ -7,6 +7,8 @@ use super::Shared;
 use crate::conn::{CmSink, Dispatcher, Driven, Driver, Outcome};
 use crate::rdm::cq_source::CqSource;
 use crate::rdm::link_cm::Step;
+use crate::rdm::parked_ids::is_port_down;
+use crate::verbs::CmId;
 use crate::{Token, log::warn_log};
 
 /// Period at which the driver polls while it ends links, and at which it examines whether an
@@ -164,6 +166,9 @@ impl Driven for Shared {
         {
             state.io.withdrawing.append(&mut left);
         }
+        let down = |id: &CmId| is_port_down(self.domain.device(), id);
+        let parked = self.parked.tend(Instant::now(), down);
+        next = next.into_iter().chain(parked).min();
         if again {
             let pause = if reads { Duration::ZERO } else { PERIOD };
             let soon = Instant::now() + pause;

@@ -71,7 +71,7 @@ pub(super) struct End {
     pub(super) av: Arc<AddressVector>,
 }
 
-pub(super) fn domain() -> Arc<Domain> {
+pub(in crate::rdm) fn domain() -> Arc<Domain> {
     let device = crate::verbs::devices(&[softverbs::backend()], false).remove(0);
     Domain::open(&device, DomainConfig::default()).unwrap()
 }

@@ -6,7 +6,7 @@
 
 mod breaks;
 mod contexts;
-mod endpoints;
+pub(in crate::rdm) mod endpoints;
 mod links;
 mod net;
 mod nodes;
