@@ -34,6 +34,9 @@ KERNEL_LINE = (
     # always survive (Linux 7.2.13, QEMU 7.2: an int3 oops in sched_clock_idle_wakeup_event). A TSC
     # marked unstable from the start avoids the patching.
     "tsc=unstable "
+    # The kernel counts timer interrupts during a busy wait of 10 ms, and panics ("IO-APIC + timer
+    # doesn't work") if a busy host delivers none meanwhile.
+    "no_timer_check "
     # an oops stops the run, and its text stays visible
     "oops=panic"
 )
