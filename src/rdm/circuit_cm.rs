@@ -277,17 +277,16 @@ impl TargetCm {
             libc::EINVAL | libc::ENOENT => NoTarget::Gone,
             _ => NoTarget::Unknown,
         })?;
-        let fits = match initiator {
-            Some(initiator) => {
-                let state = target.query().map_err(|_| NoTarget::Unknown)?;
-                state.receives && state.peer == initiator
-            }
-            None => true,
-        };
-        if !fits {
-            return Err(NoTarget::Gone);
-        }
+        // before the query: an event between both would get lost
         self.listen(shared, &target);
+        let fits = initiator.map_or(Ok(true), |initiator| {
+            let state = target.query().map_err(|_| NoTarget::Unknown)?;
+            Ok(state.receives && state.peer == initiator)
+        });
+        if fits != Ok(true) {
+            shared.domain.device().unlisten(target.object());
+            return Err(fits.err().unwrap_or(NoTarget::Gone));
+        }
         Ok(Arc::new(target))
     }
 

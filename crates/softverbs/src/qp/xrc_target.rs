@@ -181,6 +181,8 @@ impl Qp {
                 target.put_attr(&Attr::default());
                 StateWord::new(to, 0, 0, old.incarnation().wrapping_add(1))
             }
+            // the reason stays, of which other holders may have to raise the event yet
+            IBV_QPS_ERR if old.state() == IBV_QPS_ERR => old,
             IBV_QPS_ERR => old.failed(Fault::Asked),
             _ => {
                 let mut known = target.attr();
