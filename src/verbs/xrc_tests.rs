@@ -294,7 +294,9 @@ fn circuits_in_both_directions_outlive_their_identifiers() {
     assert_eq!((ret, attr.min_rnr_timer), (0, RNR_TIMER));
     let access =
         sys::IBV_ACCESS_REMOTE_READ | sys::IBV_ACCESS_REMOTE_WRITE | sys::IBV_ACCESS_REMOTE_ATOMIC;
-    assert_eq!(attr.qp_access_flags, access);
+    // the connection manager of soft0 grants flushes
+    let flush = sys::IBV_ACCESS_FLUSH_GLOBAL | sys::IBV_ACCESS_FLUSH_PERSISTENT;
+    assert_eq!(attr.qp_access_flags, access | flush);
 }
 
 #[test]
