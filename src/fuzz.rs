@@ -185,11 +185,6 @@ impl Io for Hands {
         assert_eq!(self.up.insert(link.number(), link), None);
     }
 
-    fn is_quiet(&mut self, link: LinkKey) -> bool {
-        // links differ, so that some are drained
-        !link.number().is_multiple_of(3)
-    }
-
     fn down(&mut self, _: PeerKey, link: LinkKey) {
         assert_eq!(self.up.remove(&link.number()), Some(link));
     }
@@ -391,7 +386,6 @@ fn hostile_packet(numbers: &mut Numbers<'_>, reply: &Reply) -> Packet {
             0 => Close::Ask,
             1 => Close::Accept,
             2 => Close::Refuse,
-            3 => Close::Yield,
             _ => Close::End,
         }),
         _ => Body::Fin {

@@ -113,10 +113,6 @@ pub trait Io {
     /// this side, and this side that of the peer.
     fn introduced(&mut self, _link: LinkKey, _terms: &Terms) {}
 
-    /// Whether all requests on a link have completed whose effect would be unknown or lost if the
-    /// link ended: READs, WRITEs and atomics, not those of packets.
-    fn is_quiet(&mut self, link: LinkKey) -> bool;
-
     /// Nothing can be posted to the link any more: it ends, or its eviction has begun. If the
     /// peer refuses the eviction, [`Self::up`] follows with the same link.
     fn down(&mut self, peer: PeerKey, link: LinkKey);
@@ -237,8 +233,6 @@ pub struct Core<I: Io> {
     pub(super) beat: Option<u64>,
     /// The peer to which a token was given.
     pub(super) secrets: HashMap<Secret, PeerKey>,
-    /// The first and the last of a row of searches for an idle link that have found none, in ns.
-    pub(super) crowded: Option<(u64, u64)>,
     /// Where the next search for a peer to recall credit from begins.
     pub(super) recall_from: usize,
     /// Peers whose state is to be advanced, instead of a recursion.
@@ -269,7 +263,6 @@ impl<I: Io> Core<I> {
             reports: Vec::new(),
             timers: Vec::new(),
             earliest: None,
-            crowded: None,
             retimed: false,
             beat: None,
             secrets: HashMap::new(),

@@ -40,10 +40,6 @@ pub(super) enum State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Closing {
     No,
-    /// This side posts nothing more, and asks when its requests have completed.
-    Draining,
-    /// As before; this side accepts then.
-    Yielding,
     /// This side has asked.
     Asked,
     /// This side has accepted.
@@ -76,10 +72,6 @@ pub(super) struct Link {
     /// On a circuit: the peer posts nothing more on it.
     pub(super) peer_ended: bool,
     pub(super) closing: Closing,
-    /// It was in use when its eviction began: the peer is not dialled at once.
-    pub(super) yields: bool,
-    /// When it became the out-link, in ns.
-    pub(super) since: u64,
     /// An answer to CLOSE that waits for room.
     pub(super) refuses: bool,
     /// The numbers of the next packets in both directions, and that of executed operations, at the
@@ -108,8 +100,6 @@ impl Link {
             was_out: false,
             peer_ended: false,
             closing: Closing::No,
-            yields: false,
-            since: 0,
             refuses: false,
             numbers: None,
             used: 0,

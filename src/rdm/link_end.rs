@@ -685,11 +685,6 @@ impl LinkEnd {
         }
     }
 
-    /// Whether requests of RMA have not completed.
-    pub(super) fn is_busy(&self) -> bool {
-        self.rings.is_busy()
-    }
-
     /// Address and rkey of the connection block.
     pub(super) fn block(&self) -> (RemoteAddr, Rkey) {
         (self.block.addr(), self.block.rkey())

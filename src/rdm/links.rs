@@ -17,7 +17,6 @@ use super::pulls::ReadKey;
 use super::send_queue::{DEPTH, SendQueue, Sent, UNSIGNALED};
 use crate::errno::{FiErrno, Result};
 use crate::initiator::Initiator;
-use crate::log::info_log;
 use crate::queue::slots::EngineRequest;
 use crate::verbs::{Qp, RemoteAddr, RingProbe, Rkey, SendOpcode, SendRequest, Sge, Wc};
 use crate::wire::introduction::Introduction;
@@ -265,11 +264,6 @@ impl LinkQp {
     /// At most `most` READs are under way.
     pub(super) fn has_room_for_read(&mut self, most: usize) -> bool {
         self.queue.reads() < most && self.has_room(true)
-    }
-
-    /// Number of READs that have not completed.
-    pub(super) fn reads(&self) -> usize {
-        self.queue.reads()
     }
 
     /// Posts a READ of `from` to `sge`.
@@ -736,15 +730,7 @@ impl Links {
             let limit = since + DRAIN;
             // a link that was never connected receives nothing
             let ring = !link.connected || link.ring.as_ref().is_none_or(|ring| ring.ended);
-            let complete = sends && receives && ring;
-            if complete || limit <= now {
-                if !complete {
-                    info_log!(
-                        EpData,
-                        "a link has ended after {DRAIN:?}: sends {sends}, receives {receives}, \
-                         ring {ring}"
-                    );
-                }
+            if sends && receives && ring || limit <= now {
                 drained.push(key);
             } else {
                 next = Some(next.map_or(limit, |next: Instant| next.min(limit)));

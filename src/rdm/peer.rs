@@ -85,10 +85,6 @@ pub(super) struct Peer {
     pub(super) timed: bool,
     /// When a CLOSE without answer ends its link.
     pub(super) close_at: Option<u64>,
-    /// When the out-link is used again if the requests on it have not completed.
-    pub(super) drain_by: u64,
-    /// The link with the question, while this side [yields](super::link::Closing::Yielding).
-    pub(super) asked_on: Option<LinkKey>,
 
     /// Numbered packets that are not complete.
     pub(super) posted: List,
@@ -178,8 +174,6 @@ impl Peer {
             aliased: false,
             timed: false,
             close_at: None,
-            drain_by: 0,
-            asked_on: None,
             posted: List::default(),
             repost: None,
             unsent: None,

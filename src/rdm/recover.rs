@@ -2,7 +2,6 @@
 
 use super::connect::PATIENCE;
 use super::core::{Core, Io};
-use super::evict::YIELD;
 use super::link::{Closing, Link, LinkKey, Role, State};
 use super::ops::{Entry, List};
 use super::peer::{Dial, Peer, PeerKey};
@@ -224,19 +223,12 @@ impl<I: Io> Core<I> {
     }
 
     /// The acceptor of a link that has broken waits: normally the dialler replaces it. It does not
-    /// replace an evicted link, and a session that ends has failed. A link that was in use leaves
-    /// its place to another peer.
+    /// replace an evicted link, and a session that ends has failed.
     fn pause_dial(&mut self, ended: &Link) {
         let patient = ended.was_out && ended.role == Role::Accepted;
         let patient = patient && ended.closing == Closing::No;
-        let pause = match ended.yields {
-            true => Some(YIELD),
-            false => patient.then_some(PATIENCE),
-        };
-        if let Some(pause) = pause
-            && let Some(peer) = self.peers.get_mut(ended.peer)
-        {
-            peer.dial.not_before = Some(self.now + pause);
+        if patient && let Some(peer) = self.peers.get_mut(ended.peer) {
+            peer.dial.not_before = Some(self.now + PATIENCE);
             self.set_timer(ended.peer);
         }
     }
@@ -495,9 +487,6 @@ impl<I: Io> Core<I> {
             return self.fail(key, FiErrno::ECONNABORTED, io);
         }
         (peer.out, peer.closing) = (Some(link), false);
-        if let Some(link) = self.links.get_mut(link) {
-            link.since = self.now;
-        }
         peer.outs = peer.outs.wrapping_add(1);
         peer.restate |= peer.stated.is_some_and(|stated| stated != link);
         peer.dial = Dial {

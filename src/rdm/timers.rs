@@ -190,7 +190,7 @@ impl<I: Io> Core<I> {
         }
         if expired(since, self.config.timeout) {
             self.fail(key, FiErrno::EHOSTUNREACH, io);
-        } else if closes && !self.drain(key, io) {
+        } else if closes {
             self.end_links(key, io);
         }
         self.advance(key, io);

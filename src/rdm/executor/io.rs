@@ -284,14 +284,6 @@ impl Io for Executor {
         }
     }
 
-    fn is_quiet(&mut self, link: LinkKey) -> bool {
-        if self.rma.delayed == Some(link) {
-            return false;
-        }
-        let on = self.links.get_mut(link);
-        on.is_none_or(|link| link.reads() == 0 && !link.end.as_ref().is_some_and(LinkEnd::is_busy))
-    }
-
     fn down(&mut self, _: PeerKey, _: LinkKey) {}
 
     fn probe(&mut self, link: LinkKey) {

@@ -520,53 +520,6 @@ fn idle_peers_do_not_keep_others_out() {
     }
 }
 
-/// An endpoint that may have 2 links gets messages of 5 peers that never pause, and all of them get
-/// their turn.
-#[test]
-fn busy_peers_do_not_keep_others_out() {
-    let (mut target, payload) = (vec![0; 3000], vec![7; 3000]);
-    let domain = domain();
-    let few = EndpointConfig {
-        max_links: Some(2),
-        ..config()
-    };
-    let hub = End::with(&domain, few, 0);
-    let peers: Vec<End> = (0..5).map(|_| End::open(&domain)).collect();
-    let to_hub: Vec<FiAddr> = peers.iter().map(|peer| peer.knows(&hub)).collect();
-    for peer in &peers {
-        hub.knows(peer);
-    }
-    for _ in 0..64 {
-        hub.recv(None, &mut target, 2);
-    }
-    let begin = std::time::Instant::now();
-    // the number of messages, and of links, of each peer
-    let mut counts = [(0, 0); 5];
-    let mut linked = [false; 5];
-    while counts.iter().any(|(_, links)| *links < 2) {
-        for (at, peer) in peers.iter().enumerate() {
-            while peer.state(|state| state.io.outstanding()) < 8 {
-                peer.send(to_hub[at], None, &payload, at);
-            }
-            while peer.poll().is_some() {
-                counts[at].0 += 1;
-            }
-            let up = peer.state(|state| state.io.links.len() != 0);
-            counts[at].1 += usize::from(up && !linked[at]);
-            linked[at] = up;
-        }
-        while hub.poll().is_some() {
-            hub.recv(None, &mut target, 2);
-        }
-        assert!(hub.state(|state| state.io.links.len()) <= 2);
-        assert!(begin.elapsed().as_secs() < 60, "{counts:?}");
-    }
-    assert!(
-        counts.iter().all(|(messages, _)| *messages != 0),
-        "{counts:?}"
-    );
-}
-
 /// Without registered memory, sends that need some fail, and others do not.
 #[test]
 fn a_send_without_memory_fails() {

@@ -262,10 +262,6 @@ impl Io for Hands {
         assert_eq!(was, None, "two links for posts");
     }
 
-    fn is_quiet(&mut self, _: LinkKey) -> bool {
-        !(self.chaos && self.random.one_in(3))
-    }
-
     fn down(&mut self, peer: PeerKey, link: LinkKey) {
         let was = self.up.remove(&peer.number());
         assert_eq!(was, Some(link), "a link that was not up");
@@ -1101,16 +1097,11 @@ impl World {
             return self.restart(address(place));
         }
         if choice < 3 && self.plan.evictions {
-            let used = self.random.one_in(2);
             for node in 0..self.nodes.len() {
                 let peers: Vec<_> = self.nodes[node].core.peer_keys().collect();
                 for peer in peers {
                     self.call(node, |core, hands| {
-                        if used {
-                            core.evict_used(peer, hands);
-                        } else {
-                            core.evict(peer, hands);
-                        }
+                        core.evict(peer, hands);
                     });
                 }
             }

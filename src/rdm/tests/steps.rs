@@ -32,8 +32,6 @@ struct Acts {
     ups: Vec<(LinkKey, Terms)>,
     downs: Vec<LinkKey>,
     probes: Vec<LinkKey>,
-    /// Requests of RMA have not completed.
-    under_way: bool,
     posts: usize,
     delivered: usize,
     discarded: usize,
@@ -97,10 +95,6 @@ impl Io for Acts {
 
     fn up(&mut self, _: PeerKey, link: LinkKey, terms: &Terms) {
         self.ups.push((link, *terms));
-    }
-
-    fn is_quiet(&mut self, _: LinkKey) -> bool {
-        !self.under_way
     }
 
     fn down(&mut self, _: PeerKey, link: LinkKey) {

@@ -177,8 +177,6 @@ pub enum Close {
     Accept,
     /// It does not.
     Refuse,
-    /// The sender asks as [`Self::Ask`], also if the link is in use.
-    Yield,
     /// The endpoint of the sender is being closed, which posts nothing more. On circuits alone.
     End,
 }
@@ -637,8 +635,7 @@ impl Source<'_> {
                     0 => Close::Ask,
                     1 => Close::Accept,
                     2 => Close::Refuse,
-                    3 => Close::Yield,
-                    4 => Close::End,
+                    3 => Close::End,
                     _ => return Err(Bad::Value),
                 })
             }

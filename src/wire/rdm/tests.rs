@@ -211,14 +211,8 @@ fn body() -> impl Strategy<Value = Body> {
             .prop_map(|(op, status, values)| { Body::Result { op, status, values } }),
         (grant(), any::<bool>()).prop_map(|(grant, recall)| Body::Credit { grant, recall }),
         grant().prop_map(Body::Return),
-        prop::sample::select(vec![
-            Close::Ask,
-            Close::Accept,
-            Close::Refuse,
-            Close::Yield,
-            Close::End,
-        ])
-        .prop_map(Body::Close),
+        prop::sample::select(vec![Close::Ask, Close::Accept, Close::Refuse, Close::End])
+            .prop_map(Body::Close),
         hello.prop_map(|(epoch, terms, listeners)| Body::Hello(Box::new(Hello::new(
             epoch, terms, listeners
         )))),
