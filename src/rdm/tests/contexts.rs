@@ -168,14 +168,14 @@ fn a_receive_that_survives_its_endpoint_gets_a_stored_message() {
 
 #[test]
 fn a_receive_that_survives_its_endpoint_keeps_its_place() {
+    let long = vec![3; 10_000];
+    let mut targets = [(); 5].map(|()| vec![0; 10_000]);
     let domain = domain();
     let context = context(&domain, 16);
     let [first, second] = members(&domain, &context);
     let (a, b) = (End::open(&domain), End::open(&domain));
     let (to_first, to_second) = (a.knows(&first), b.knows(&second));
     connect(&context, [(&a, to_first, &first), (&b, to_second, &second)]);
-    let long = vec![3; 10_000];
-    let mut targets = [(); 5].map(|()| vec![0; 10_000]);
     for (number, target) in targets.iter_mut().enumerate() {
         recv(&context, 0x50, target, 10 + number).unwrap();
     }
@@ -272,6 +272,7 @@ fn no_receive_is_lost_while_endpoints_close() {
 /// sender's endpoint.
 #[test]
 fn a_post_reports_the_credit_that_it_frees() {
+    let mut target = vec![0; 1000];
     let domain = domain();
     let context = context(&domain, 1024);
     let [first, second] = members(&domain, &context);
@@ -291,7 +292,6 @@ fn a_post_reports_the_credit_that_it_frees() {
     }
     // nothing polls at `first` from here on
     let before = a.state(|state| state.io.outstanding());
-    let mut target = vec![0; 1000];
     for number in 0..500 {
         recv(&context, 0x50, &mut target, number).unwrap();
     }
