@@ -193,6 +193,9 @@ class Group:
         return self.run(size, each, lambda number: "0 none" if number else "none all")
 
     def usages(self):
+        for process in self.processes:
+            if process.poll() is not None:
+                raise self.problem(f"a process has ended with status {process.returncode}")
         return [Usage.of(process.pid) for process in self.processes]
 
     def close_all(self):
