@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 
-from . import recipe
+from . import kernels, recipe
 
 HERE = pathlib.Path(__file__).resolve().parent.parent
 
@@ -26,6 +26,8 @@ HOST_TOOLS = {
     "cpio": "cpio",
     "xz": "xz-utils",
 }
+# no service may start and no initramfs is needed; both would only take time
+KERNEL_HOOKS = ['--essential-hook=mkdir -p "$1/etc/initramfs-tools" && echo MODULES=dep > "$1/etc/initramfs-tools/initramfs.conf"']
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
 DOWNLOAD_TRIES = 3
@@ -51,10 +53,10 @@ def say(text):
     print(f"vm: {text}", file=sys.stderr, flush=True)
 
 
-def cache_dir():
+def cache_dir(data=recipe, prefix="vm"):
     base = os.environ.get("WEFT_CACHE") or os.path.join(os.path.expanduser("~"), ".cache", "weft")
-    digest = hashlib.sha256((HERE / "lib" / "recipe.py").read_bytes()).hexdigest()[:12]
-    return pathlib.Path(base) / f"vm-{digest}"
+    digest = hashlib.sha256(pathlib.Path(data.__file__).read_bytes()).hexdigest()[:12]
+    return pathlib.Path(base) / f"{prefix}-{digest}"
 
 
 def run_download(argv, what, log):
@@ -112,9 +114,7 @@ def make_root(name, into, scratch):
     image = into / recipe.IMAGE.format(name=name)
     argv = [find_tool("mmdebstrap"), "--variant=minbase", f"--include={','.join(packages)}", f"--keyring={KEYRING}"]
     argv += [f"--aptopt={option}" for option in recipe.APT_OPTIONS]
-    argv += [
-        # no service may start and no initramfs is needed; both would only take time
-        "--essential-hook=mkdir -p \"$1/etc/initramfs-tools\" && echo MODULES=dep > \"$1/etc/initramfs-tools/initramfs.conf\"",
+    argv += KERNEL_HOOKS + [
         "--dpkgopt=path-exclude=/usr/share/man/*",
         "--dpkgopt=path-exclude=/usr/share/locale/*",
         "--dpkgopt=path-exclude=/usr/share/doc/*",
@@ -122,9 +122,7 @@ def make_root(name, into, scratch):
         f"--customize-hook=copy-out /var/lib/dpkg/status {scratch}",
     ]
     if name == recipe.KERNEL_FROM:
-        argv += [f"--customize-hook=sync-out /boot {scratch}/boot", f"--customize-hook=sync-out /usr/lib/modules {scratch}/modules"]
-        (scratch / "boot").mkdir()
-        (scratch / "modules").mkdir()
+        argv += sync_kernel(scratch)
         # the initramfs has the modules; the image stays small without them
         argv += ['--customize-hook=rm -rf "$1"/usr/lib/modules/*/kernel/drivers/gpu "$1"/boot/initrd*']
     argv += ["--format=ext2", suite, str(image), os.environ.get("WEFT_DEBIAN_MIRROR", recipe.MIRROR)]
@@ -174,6 +172,11 @@ def module_order(modules_dir):
     return order
 
 
+def read_module(path):
+    data = path.read_bytes()
+    return subprocess.run(["xz", "-dc"], input=data, capture_output=True, check=True).stdout if path.suffix == ".xz" else data
+
+
 def pack_initramfs(modules_dir, out):
     with tempfile.TemporaryDirectory() as tmp:
         top = pathlib.Path(tmp)
@@ -184,9 +187,7 @@ def pack_initramfs(modules_dir, out):
         os.chmod(top / "init", 0o755)
         names = []
         for index, path in enumerate(module_order(modules_dir)):
-            data = (modules_dir / path).read_bytes()
-            if path.endswith(".xz"):
-                data = subprocess.run(["xz", "-dc"], input=data, capture_output=True, check=True).stdout
+            data = read_module(modules_dir / path)
             name = f"{index:02d}-" + re.sub(r"\.ko.*$", ".ko", os.path.basename(path))
             (top / "modules" / name).write_bytes(data)
             names.append(name)
@@ -208,12 +209,15 @@ def locked(path):
 
 
 class Image:
-    """Paths and versions of the guests in the cache."""
+    """Paths and versions of the guests in the cache. `kernel_top`: the directory of another kernel than
+    that of the sid root.
+    """
 
-    def __init__(self, top):
+    def __init__(self, top, kernel_top=None):
         self.top = top
-        self.kernel = top / "vmlinuz"
-        self.versions = dict(line.split(" ", 1) for line in (top / "versions").read_text().splitlines())
+        self.kernel_top = kernel_top or top
+        self.kernel = self.kernel_top / "vmlinuz"
+        self.versions = read_versions(top) | read_versions(self.kernel_top)
 
     def root(self, name):
         return self.top / recipe.IMAGE.format(name=name)
@@ -221,13 +225,14 @@ class Image:
     def initramfs(self):
         """Packed again after each change of guest/init; cheap, so not part of the digest."""
         digest = hashlib.sha256((HERE / "guest" / "init").read_bytes()).hexdigest()[:12]
-        path = self.top / f"initramfs-{digest}.cpio"
-        with locked(self.top / "lock"):
+        top = self.kernel_top
+        path = top / f"initramfs-{digest}.cpio"
+        with locked(top / "lock"):
             if not path.exists():
-                for old in self.top.glob("initramfs-*.cpio"):
+                for old in top.glob("initramfs-*.cpio"):
                     old.unlink()
                 release = self.versions["kernel"]
-                pack_initramfs(self.top / "modules" / release, path)
+                pack_initramfs(top / "modules" / release, path)
         return path
 
     def describe(self):
@@ -236,8 +241,48 @@ class Image:
                 f"guest old: rdma-core {v['old.libibverbs1']}, libfabric {v['old.libfabric1']}")
 
 
-def ensure():
-    """Returns the Image, and makes it if the cache has none for this recipe."""
+def read_versions(top):
+    return dict(line.split(" ", 1) for line in (top / "versions").read_text().splitlines())
+
+
+def ensure(kernel=None):
+    """Returns the Image, and makes it if the cache has none for this recipe. `kernel`: a name of
+    kernels.KERNELS.
+    """
+    image = ensure_roots()
+    return Image(image.top, ensure_kernel(kernel)) if kernel else image
+
+
+def ensure_kernel(name):
+    """Returns the directory of a further kernel, and makes it if the cache has none."""
+    rest, suite = kernels.KERNELS[name]
+    top = cache_dir(kernels, f"kernel-{name}")
+    with locked(top.parent / f"{top.name}.lock"):
+        if (top / "versions").exists():
+            return top
+        scratch = pathlib.Path(tempfile.mkdtemp(prefix="weft-vm-", dir=os.environ.get("TMPDIR", "/var/tmp")))
+        scratch.chmod(0o755)
+        part = top.with_name(top.name + ".part")
+        try:
+            say(f"downloading the kernel of Debian {suite}")
+            shutil.rmtree(part, ignore_errors=True)
+            part.mkdir(parents=True)
+            mirror = os.environ.get("WEFT_DEBIAN_MIRROR", recipe.MIRROR)
+            argv = [find_tool("mmdebstrap"), "--variant=minbase", f"--include={kernels.PACKAGE}/{suite}", f"--keyring={KEYRING}"]
+            argv += [f"--aptopt={option}" for option in recipe.APT_OPTIONS]
+            argv += KERNEL_HOOKS + sync_kernel(scratch) + ["--format=null", rest, "-"]
+            argv += [f"deb {mirror} {rest} main", f"deb {mirror} {suite} main"]
+            run_download(argv, f"mmdebstrap {suite}", scratch / "mmdebstrap.log")
+            (part / "versions").write_text(f"kernel {keep_kernel(scratch, part)}\n")
+            shutil.rmtree(top, ignore_errors=True)
+            part.rename(top)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+            shutil.rmtree(part, ignore_errors=True)
+    return top
+
+
+def ensure_roots():
     top = cache_dir()
     with locked(top.parent / f"{top.name}.lock"):
         if (top / "versions").exists():
@@ -258,13 +303,7 @@ def ensure():
             for name in recipe.ROOTS:
                 for package, version in sorted(make_root(name, part, scratch).items()):
                     lines.append(f"{name}.{package} {version}")
-            kernels = sorted((scratch / "boot").glob("vmlinuz-*"))
-            if not kernels:
-                raise CannotMake("the sid root has no kernel in /boot")
-            release = kernels[-1].name.removeprefix("vmlinuz-")
-            shutil.copy(kernels[-1], part / "vmlinuz")
-            keep_modules(scratch / "modules" / release, part / "modules" / release)
-            lines.append(f"kernel {release}")
+            lines.append(f"kernel {keep_kernel(scratch, part)}")
             (part / "versions").write_text("".join(f"{line}\n" for line in lines))
             shutil.rmtree(top, ignore_errors=True)
             part.rename(top)
@@ -274,6 +313,24 @@ def ensure():
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
             shutil.rmtree(part, ignore_errors=True)
+
+
+def sync_kernel(scratch):
+    """Options of mmdebstrap that copy the kernel to `scratch`."""
+    (scratch / "boot").mkdir()
+    (scratch / "modules").mkdir()
+    return [f"--customize-hook=sync-out {source} {scratch}/{name}" for source, name in (("/boot", "boot"), ("/usr/lib/modules", "modules"))]
+
+
+def keep_kernel(scratch, part):
+    """Moves what sync_kernel has copied to `part`; returns the kernel's release."""
+    found = sorted((scratch / "boot").glob("vmlinuz-*"))
+    if not found:
+        raise CannotMake("the root has no kernel in /boot")
+    release = found[-1].name.removeprefix("vmlinuz-")
+    shutil.copy(found[-1], part / "vmlinuz")
+    keep_modules(scratch / "modules" / release, part / "modules" / release)
+    return release
 
 
 def keep_modules(source, target):
