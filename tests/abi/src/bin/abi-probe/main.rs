@@ -49,10 +49,6 @@ fn main() {
         "matrix" => matrix::run(&lib, FI_EP_MSG, FI_PROTO_UNSPEC),
         "matrix-rdm" => matrix::run(&lib, FI_EP_RDM, FI_PROTO_UNSPEC),
         "matrix-xrc" => matrix::run(&lib, FI_EP_RDM, FI_PROTO_RDMA_CM_IB_XRC),
-        "matrix-both" => {
-            matrix::run(&lib, FI_EP_MSG, FI_PROTO_UNSPEC);
-            matrix::run(&lib, FI_EP_RDM, FI_PROTO_UNSPEC);
-        }
         "slots" => slots::run(&lib),
         "order" => order::run(&lib),
         "asynchronous" => asynchronous::run(&lib),

@@ -1,6 +1,5 @@
 //! All cases of one form of regions: role `matrix`, and `matrix-rdm` and `matrix-xrc` for endpoints
-//! with many peers, on RC and on XRC, which are not connected when they are used first;
-//! `matrix-both` runs `matrix` and `matrix-rdm` in one process. `FI_WEFT_MR_MODE` forces the form.
+//! with many peers, on RC and on XRC, which are not connected when they are used first. `FI_WEFT_MR_MODE` forces the form.
 //! Prints a line `ok NAME` or `FAILED NAME` for each way to register and each operation, and `mode
 //! 0x...` for the `mr_mode` of `fi_getinfo`.
 //!
