@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::conn::{Driver, Tuning};
+use crate::conn::{Circuits, Driver, Tuning};
 use crate::eq::EventQueue;
 use crate::errno::{FiErrno, Result};
 use crate::log::{self, Level, Subsystem, info_log};
 use crate::mr::{MrConfig, MrDomain};
 use crate::queue::QueueDomain;
 use crate::queue::srx_slots::SharedIds;
-use crate::verbs::{Device, Pd};
+use crate::verbs::{Device, Pd, Xrcd};
 use crate::xrc::file::Endpoints;
 use crate::xrc::{Places, XrcDomain};
 
@@ -48,11 +48,15 @@ pub struct Domain {
     shared: SharedIds,
     /// Serves the connections of endpoints without event queue; started by the first of them.
     driver: Mutex<Option<Arc<Driver>>>,
-    /// The XRC domains of its endpoints, by the tag of their authorization key, and where their
+    /// The XRC domains of its endpoints with many peers, by the tag of their authorization key, and where their
     /// files are.
     xrc: Mutex<HashMap<(Endpoints, u64), Weak<XrcDomain>>>,
     places: Places,
     counts: Option<PathBuf>,
+    /// Of connected endpoints on XRC; made with the first of them.
+    circuits: OnceLock<Arc<Circuits>>,
+    /// The XRC domain of connected endpoints.
+    xrcd: Mutex<Option<Arc<Xrcd>>>,
 }
 
 impl Domain {
@@ -80,6 +84,8 @@ impl Domain {
             xrc: Mutex::default(),
             places: config.xrc,
             counts: config.counts,
+            circuits: OnceLock::new(),
+            xrcd: Mutex::default(),
         }))
     }
 
@@ -165,6 +171,34 @@ impl Domain {
         self.counts.as_deref()
     }
 
+    /// The circuits of the domain's connected endpoints on XRC.
+    ///
+    /// # Errors
+    /// As [`Self::driver`].
+    pub(crate) fn circuits(&self) -> Result<&Arc<Circuits>> {
+        if let Some(circuits) = self.circuits.get() {
+            return Ok(circuits);
+        }
+        let driver = self.driver()?;
+        Ok(self
+            .circuits
+            .get_or_init(|| Circuits::new(self.device(), driver, self.tuning)))
+    }
+
+    /// The XRC domain of the domain's connected endpoints, unless the application has bound another
+    /// one to them.
+    ///
+    /// # Errors
+    /// Those of [`Xrcd::open`].
+    pub(crate) fn xrcd(&self) -> Result<Arc<Xrcd>> {
+        let mut xrcd = self.xrcd.lock();
+        if let Some(xrcd) = &*xrcd {
+            return Ok(Arc::clone(xrcd));
+        }
+        let opened = Arc::new(Xrcd::open(self.device(), None, libc::O_CREAT)?);
+        Ok(Arc::clone(xrcd.insert(opened)))
+    }
+
     /// The identities of the domain's shared receive contexts.
     pub(crate) fn shared_ids(&self) -> &SharedIds {
         &self.shared
@@ -173,6 +207,14 @@ impl Domain {
     /// The parameters of the domain's connections.
     pub(crate) fn tuning(&self) -> &Tuning {
         &self.tuning
+    }
+}
+
+impl Drop for Domain {
+    fn drop(&mut self) {
+        if let Some(circuits) = self.circuits.get() {
+            circuits.close();
+        }
     }
 }
 

@@ -432,7 +432,7 @@ impl CmSink for EventQueue {
         let decode = |private_data: &PrivateData| CmData::decode(private_data.bytes());
         self.push_item(match outcome {
             Outcome::Requested(request) => {
-                let data = decode(request.private_data());
+                let data = CmData::decode(request.data());
                 let event = Event::ConnReq {
                     pep: owner,
                     id: self.next_id(),

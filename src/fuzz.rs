@@ -12,6 +12,7 @@ use crate::rdm::{
 };
 use crate::verbs::{RemoteAddr, Rkey};
 use crate::wire::cm_data::{CM_DATA_SIZE, CmData, MAX_CM_DATA};
+use crate::wire::msg_xrc;
 use crate::wire::rdm::packet::{HEADER_SIZE, MAX_HEAD, Message, Payload};
 use crate::wire::rdm::xrc::{CircuitReply, CircuitRequest, LinkRejection, LinkReply, LinkRequest};
 use crate::wire::rdm::{
@@ -42,6 +43,26 @@ pub fn cm_data(data: &[u8]) {
             assert_eq!(CmData::decode(&packet).data(), data);
         }
         Err(_) => assert!(data.len() > CM_DATA_SIZE),
+    }
+    msg_xrc(data);
+}
+
+/// Messages of connected endpoints on XRC: what is accepted has one encoding.
+fn msg_xrc(data: &[u8]) {
+    if let Some(header) = msg_xrc::Header::decode(data) {
+        assert!(data.starts_with(&header.encode()));
+        let rest = msg_xrc::data_of(data);
+        assert_eq!(rest.len(), data.len() - msg_xrc::HEADER_SIZE);
+    }
+    if let Some(end) = msg_xrc::End::decode(data) {
+        assert!(data.starts_with(&end.encode()));
+        assert_eq!(msg_xrc::Header::decode(data), None);
+    }
+    if let Some(mark) = msg_xrc::mark(data) {
+        // the mark lies behind the data of the application, as the decoder of that data sees it
+        let length = usize::from(data[msg_xrc::HEADER_SIZE]);
+        assert!(msg_xrc::data_of(data).len() > length);
+        assert_ne!(mark.auth, Some(0));
     }
 }
 

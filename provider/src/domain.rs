@@ -15,6 +15,8 @@ pub(crate) struct Domain {
     pub(crate) api_version: u32,
     /// Whether it was opened with an info of an endpoint with many peers (`FI_EP_RDM`).
     pub(crate) rdm: bool,
+    /// Whether it was opened with an info of an endpoint on XRC.
+    pub(crate) xrc: bool,
     /// The format of addresses in address vectors.
     pub(crate) format: Format,
     pub(crate) events: OnceLock<Bound>,

@@ -166,6 +166,7 @@ unsafe fn open_body(
             engine,
             api_version: fabric.api_version,
             rdm: terms.rdm,
+            xrc: terms.xrc,
             format: terms.format,
             events: OnceLock::new(),
             _fabric: user,

@@ -20,10 +20,11 @@ use crate::ep::Ep;
 use crate::eq::Eq;
 use crate::ffi::fid::{Kind, Object, close, header, object, on};
 use crate::ffi::info::View;
-use crate::ffi::log::refused;
+use crate::ffi::log::{info, refused};
 use crate::ffi::stub;
 use crate::pep::Pep;
 use crate::srx::Srx;
+use crate::xrcd::Xrcd;
 use crate::{atomic, cm, connreq, getinfo, msg, op_flags, option, rdm_ep_ops, rma};
 
 static FID_OPS: fi_ops = fi_ops {
@@ -140,6 +141,10 @@ impl EndpointRequest {
     /// Checks the info like hints, so that it cannot request more than the device has.
     fn read(domain: &Object<Domain>, info: View<'_, fi_info>) -> Result<Self> {
         let terms = getinfo::check(domain.api_version, info, domain.engine.device())?;
+        let xrc = getinfo::is_xrc(info);
+        if xrc {
+            info!(FI_LOG_EP_CTRL, "an endpoint on XRC");
+        }
         let (_, auth) = getinfo::auth_keys(domain.api_version, info)?;
         let format = Format::of(info.addr_format)?.unwrap_or(Format::Sockaddr);
         let mut src = info.src(format)?;
@@ -155,6 +160,7 @@ impl EndpointRequest {
                 tx_iov_limit: limit(info.tx().map(|tx| tx.iov_limit), terms.tx_iov_limit),
                 rx_iov_limit: limit(info.rx().map(|rx| rx.iov_limit), terms.rx_iov_limit),
                 shared_rx: terms.shared_rx,
+                xrc,
                 atomics: terms.caps & FI_ATOMIC != 0,
                 durable: terms.caps & FI_RMA_PMEM != 0,
                 inject_size: terms.inject_size,
@@ -318,6 +324,16 @@ unsafe extern "C" fn bind(handle: *mut fid, other: *mut fid, flags: u64) -> c_in
                 }
                 let user = srx.users.add()?;
                 ep.engine.bind_shared_rx(&srx.engine)?;
+                ep.bound.lock().push(user);
+            }
+            Xrcd::CLASS => {
+                // SAFETY: not NULL, and a fid by the contract of fi_ep_bind(3).
+                let xrcd = unsafe { object::<Xrcd>(other)? };
+                if flags != 0 {
+                    return Err(FiErrno::EBADFLAGS);
+                }
+                let user = xrcd.users.add()?;
+                ep.engine.bind_xrcd(&xrcd.engine)?;
                 ep.bound.lock().push(user);
             }
             FI_CLASS_STX_CTX => return Err(FiErrno::ENOSYS), // not offered

@@ -80,6 +80,7 @@ pub(crate) unsafe extern "C" fn open(
         seed.set_dst(None)?;
         seed.set_handle(0);
         let api_version = fabric.api_version;
+        let xrc = getinfo::is_xrc(view);
         let cm_data_size = match getinfo::auth_keys(api_version, view)? {
             (None, None) => CM_DATA_SIZE,
             _ => KEYED_CM_DATA_SIZE,
@@ -94,6 +95,7 @@ pub(crate) unsafe extern "C" fn open(
                         .and_then(|backlog| usize::try_from(backlog).ok())
                         .unwrap_or(0),
                     token: Token(handle.expose_provenance()),
+                    xrc,
                 },
             )?;
             Ok::<_, FiErrno>((

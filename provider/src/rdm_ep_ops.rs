@@ -20,7 +20,7 @@ use crate::domain::Domain;
 use crate::eq::Eq;
 use crate::ffi::fid::{Kind, Object, close, header, object, on};
 use crate::ffi::info::View;
-use crate::ffi::log::refused;
+use crate::ffi::log::{info, refused};
 use crate::ffi::param;
 use crate::ffi::stub;
 use crate::rdm_ep::RdmEp;
@@ -90,6 +90,9 @@ pub(crate) fn open(
         return Err(FiErrno::EINVAL); // of connection requests and passive endpoints
     }
     let terms = getinfo::check(domain.api_version, info, domain.engine.device())?;
+    if getinfo::is_xrc(info) {
+        info!(FI_LOG_EP_CTRL, "an endpoint on XRC");
+    }
     let (_, auth) = getinfo::auth_keys(domain.api_version, info)?;
     let format = Format::of(info.addr_format)?.unwrap_or(Format::Sockaddr);
     let mut config = EndpointConfig {
@@ -111,9 +114,7 @@ pub(crate) fn open(
         shared_rx: terms.shared_rx,
         directed: terms.caps & FI_DIRECTED_RECV != 0,
         source: terms.caps & FI_SOURCE != 0,
-        xrc: info
-            .ep()
-            .is_some_and(|ep| ep.protocol == FI_PROTO_RDMA_CM_IB_XRC),
+        xrc: getinfo::is_xrc(info),
         auto: terms.data_progress == FI_PROGRESS_AUTO,
         auth,
         src: info.src(format)?,

@@ -112,6 +112,7 @@ fn wish(domain: &Domain, attr: Option<&fi_rx_attr>) -> Result<SharedRxConfig> {
         size: or_default(size, limits.size.1),
         iov_limit: or_default(iov_limit, limits.iov_limit),
         op_flags: Flags::from_bits_retain(op_flags),
+        xrc: domain.xrc,
     })
 }
 

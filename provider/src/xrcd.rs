@@ -18,7 +18,7 @@ use crate::ffi::stub;
 
 /// An open XRC domain.
 pub(crate) struct Xrcd {
-    engine: Arc<verbs::Xrcd>,
+    pub(crate) engine: Arc<verbs::Xrcd>,
     /// The domain as endpoints use it.
     pub(crate) shared: Arc<XrcDomain>,
     /// That in which it was opened.

@@ -50,6 +50,8 @@ pub(crate) struct Side {
     pub(crate) bound: bool,
     pub(crate) src: Option<SocketAddr>,
     pub(crate) dst: Option<SocketAddr>,
+    /// The connection uses circuits (XRC): the identifiers are those of their requests.
+    pub(crate) on_circuits: bool,
 }
 
 impl Side {
@@ -61,6 +63,7 @@ impl Side {
             id: id.map(Arc::new),
             src,
             dst,
+            on_circuits: false,
         }
     }
 
@@ -109,7 +112,7 @@ impl Connection {
     }
 
     /// Binds the receiver of the results, and creates or migrates the identifier on the channel of
-    /// its dispatcher, to which `registry` belongs. `keepalive` wakes the threads that sleep on the
+    /// its dispatcher, to which `registry` belongs. A side on circuits has no identifier. `keepalive` wakes the threads that sleep on the
     /// dispatcher.
     ///
     /// # Errors
@@ -133,15 +136,17 @@ impl Connection {
         if let Some(keepalive) = keepalive {
             registry.watch(keepalive)?;
         }
-        let id = match &side.id {
-            Some(id) => {
-                id.migrate(&channel)?;
-                Arc::clone(id)
-            }
-            None => Arc::new(channel.create_id()?),
-        };
-        registry.insert(id.object(), Weak::clone(&target));
-        side.id = Some(id);
+        if !side.on_circuits {
+            let id = match &side.id {
+                Some(id) => {
+                    id.migrate(&channel)?;
+                    Arc::clone(id)
+                }
+                None => Arc::new(channel.create_id()?),
+            };
+            registry.insert(id.object(), Weak::clone(&target));
+            side.id = Some(id);
+        }
         // cannot fail: the lock has been held since the check above
         let _ = self.bound.set(Bound { sink, target });
         Ok(())
@@ -213,6 +218,11 @@ impl Connection {
 
     /// Reports, at most once, that the connection could not be established.
     fn fail(&self, err: FiErrno, event: &CmEvent) {
+        self.not_connected(err, event.status, event.private_data);
+    }
+
+    /// As [`Self::fail`]. Returns whether the connection was being established.
+    pub(crate) fn not_connected(&self, err: FiErrno, status: i32, data: PrivateData) -> bool {
         let failed = [
             State::Connecting,
             State::Accepting,
@@ -222,8 +232,23 @@ impl Connection {
         .into_iter()
         .any(|from| self.state.change(from, State::Disconnected));
         if failed {
-            self.report_failure(err, event.status, event.private_data);
+            self.report_failure(err, status, data);
         }
+        failed
+    }
+
+    /// Both directions of a connection on circuits are connected. Returns whether the connection
+    /// was being established.
+    pub(crate) fn connected(&self, private_data: PrivateData) -> bool {
+        let connected = self.state.change(State::Connecting, State::Connected)
+            || self.state.change(State::Accepted, State::Connected);
+        if connected {
+            self.report(Outcome::Connected(private_data));
+        } else if self.state.change(State::Broken, State::Disconnected) {
+            self.report(Outcome::Connected(private_data));
+            self.report_end();
+        }
+        connected
     }
 
     /// Reports that the connection could not be established. The caller has changed the state, so
@@ -234,6 +259,11 @@ impl Connection {
             status,
             private_data,
         });
+    }
+
+    /// Reports that the answer to a request could not be sent. The caller has changed the state.
+    pub(crate) fn report_refusal(&self, err: FiErrno) {
+        self.report_failure(err, 0, PrivateData::EMPTY);
     }
 
     /// Sets the parameters of a connected queue pair that the connection manager does not set.
@@ -263,8 +293,10 @@ impl Connection {
     /// afterwards.
     pub(super) fn unbind(&self, side: &Side, registry: Option<&mut Registry<'_>>) {
         *self.closed.lock() = true;
-        if let (Some(bound), Some(id), Some(registry)) = (self.bound.get(), &side.id, registry) {
-            registry.remove(id.object());
+        if let (Some(bound), Some(registry)) = (self.bound.get(), registry) {
+            if let Some(id) = &side.id {
+                registry.remove(id.object());
+            }
             bound.sink.forget(self.token);
         }
     }
@@ -272,7 +304,7 @@ impl Connection {
 
 /// The errno for an unreachable peer. The connection manager's status is a positive errno, or, in
 /// some versions, a reason code of the kernel.
-fn unreachable_errno(status: i32) -> FiErrno {
+pub(super) fn unreachable_errno(status: i32) -> FiErrno {
     match status {
         libc::EHOSTUNREACH
         | libc::ENETUNREACH

@@ -16,12 +16,7 @@ impl Connection {
     /// - Those that the connection manager detects at once; the caller may dial again.
     pub(crate) fn dial(&self, side: &mut Side, peer: Option<SocketAddr>) -> Result<()> {
         let peer = peer.or(side.dst).ok_or(FiErrno::EINVAL)?;
-        if !self.state.change(State::Enabled, State::Connecting) {
-            return Err(match self.state.get() {
-                State::Connected => FiErrno::EISCONN,
-                _ => FiErrno::EOPBADSTATE,
-            });
-        }
+        self.begin_dial()?;
         let id = side.id()?;
         let src = side.src.filter(|_| !side.bound);
         self.tuning.set_traffic_class(id);
@@ -32,6 +27,20 @@ impl Connection {
         // not after a refusal: a later dial without an address has the previous destination
         side.dst = Some(peer);
         Ok(())
+    }
+
+    /// Changes the state to [`State::Connecting`].
+    ///
+    /// # Errors
+    /// `EISCONN`, `EOPBADSTATE`: as [`Self::dial`].
+    pub(crate) fn begin_dial(&self) -> Result<()> {
+        if self.state.change(State::Enabled, State::Connecting) {
+            return Ok(());
+        }
+        Err(match self.state.get() {
+            State::Connected => FiErrno::EISCONN,
+            _ => FiErrno::EOPBADSTATE,
+        })
     }
 
     /// Begins to resolve the route, once the queue pair exists.

@@ -167,11 +167,20 @@ impl Driver {
     /// Reverts [`Self::add`]. Waits for a call of [`Driven::drive`] that is under way, so it must
     /// not be called by one.
     pub(crate) fn remove(&self, turn: &Arc<Turn>) {
+        self.forget(turn);
+        drop(self.shared.serving.lock());
+    }
+
+    /// As [`Self::remove`], without a wait: a call of [`Driven::drive`] may be under way.
+    pub(crate) fn forget(&self, turn: &Arc<Turn>) {
         let mut driving = self.shared.driven.lock();
         driving.all.retain(|(known, _)| !Arc::ptr_eq(known, turn));
         driving.queues.retain(|_, known| !Arc::ptr_eq(known, turn));
-        drop(driving);
-        drop(self.shared.serving.lock());
+    }
+
+    /// Whether this process has the thread: a forked child has none.
+    pub(crate) fn is_of_this_process(&self) -> bool {
+        self.process == std::process::id()
     }
 
     /// Wakes the thread, which drives the object with this turn. A system call.

@@ -194,6 +194,11 @@ impl Listener {
         Ok(())
     }
 
+    /// The receiver of the requests, if it is bound.
+    pub(crate) fn sink(&self) -> Option<Arc<dyn CmSink>> {
+        self.state.lock().sink.clone()
+    }
+
     /// The device that the listener was opened with.
     pub(crate) fn device(&self) -> &Arc<Device> {
         &self.device
@@ -224,7 +229,10 @@ impl CmTarget for Listener {
         let outcome = match event.kind {
             CmEventKind::ConnectRequest => match event.new_id.take() {
                 Some(id) => {
-                    let request = ConnectRequest::new(id, event.private_data, self.refusal);
+                    let mut request = ConnectRequest::new(id, event.private_data, self.refusal);
+                    if self.sidr {
+                        request.set_sidr();
+                    }
                     Outcome::Requested(request)
                 }
                 None => return,

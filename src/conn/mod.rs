@@ -6,6 +6,8 @@
 //! - [`Connection`] is one side of a connection: its life cycle and its steps. The queue pair
 //!   belongs to the connection's [`Owner`], which is called between the steps.
 //! - [`Listener`] passes on the requests of peers, each as a [`ConnectRequest`].
+//! - [`Circuits`] are the initiators that connected endpoints on XRC share; each request for one, or
+//!   on one, is a [`Dial`], and the peer's an [`Incoming`].
 //! - [`RevocationNotifier`] notifies the peer of a connection of revoked keys.
 //! - [`CmSink`] receives the results. The application's event queue is one; this module does not
 //!   depend on it.
@@ -15,10 +17,15 @@
 //! No step blocks.
 
 mod accept;
+mod circuit;
+mod circuit_dial;
+mod circuits;
 mod connection;
 mod dial;
 mod dispatcher;
 mod driver;
+mod end_notice;
+mod incoming;
 pub(crate) mod introduction;
 mod listen;
 mod notifier;
@@ -31,13 +38,16 @@ mod state;
 mod tests;
 mod tuning;
 
+pub(crate) use circuit::{Circuit, CircuitUser, Share};
+pub(crate) use circuit_dial::Dial;
+pub(crate) use circuits::{Circuits, DialConfig};
 pub(crate) use connection::{Connection, Owner, Side};
 pub(crate) use dispatcher::{CmTarget, Dispatcher, Registry};
 pub(crate) use driver::{Driven, Driver, Turn};
+pub(crate) use incoming::Incoming;
 pub(crate) use listen::Listener;
 pub(crate) use notifier::RevocationNotifier;
 pub use request::ConnectRequest;
-pub(crate) use request::RequestParts;
 pub(crate) use sink::{CmSink, Outcome};
 pub(crate) use state::{AtomicState, State};
 pub use tuning::Tuning;

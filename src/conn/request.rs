@@ -3,8 +3,11 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use super::incoming::Incoming;
 use crate::errno::{FiErrno, Result};
 use crate::verbs::{CmId, Device, PrivateData, known_device};
+use crate::wire::cm_data::CmData;
+use crate::wire::msg_xrc;
 
 /// The identifier of a request and its private data.
 pub(crate) type RequestParts = (CmId, PrivateData);
@@ -19,6 +22,10 @@ pub struct ConnectRequest {
     private_data: Box<PrivateData>,
     /// Private data of the rejection by the drop.
     refusal: &'static [u8],
+    /// The request is one for a service (SIDR).
+    sidr: bool,
+    /// The request is one of an endpoint on XRC.
+    xrc: bool,
 }
 
 impl ConnectRequest {
@@ -28,7 +35,51 @@ impl ConnectRequest {
             id: Some(id),
             private_data: Box::new(private_data),
             refusal,
+            sidr: false,
+            xrc: false,
         }
+    }
+
+    /// Whether the request is one of an endpoint on XRC.
+    pub(crate) fn is_xrc(&self) -> bool {
+        self.xrc
+    }
+
+    /// Whether the request is one for a service (SIDR).
+    pub(crate) fn is_sidr(&self) -> bool {
+        self.sidr
+    }
+
+    pub(super) fn set_sidr(&mut self) {
+        self.sidr = true;
+    }
+
+    /// The request is one of an endpoint on XRC. `refusal`: as in [`Self::new`].
+    pub(crate) fn set_xrc(&mut self, refusal: &'static [u8]) {
+        self.xrc = true;
+        self.refusal = refusal;
+    }
+
+    /// The length byte of the application's data, and what follows it.
+    pub(crate) fn data(&self) -> &[u8] {
+        match self.xrc {
+            true => msg_xrc::data_of(self.private_data.bytes()),
+            false => self.private_data.bytes(),
+        }
+    }
+
+    /// Rejects the request, with this data of the application.
+    ///
+    /// # Errors
+    /// The connection manager's.
+    pub(crate) fn refuse(self, data: &CmData) -> Result<()> {
+        if !self.xrc {
+            return self.reject(data.encoded());
+        }
+        if let Some(incoming) = Incoming::of(self) {
+            incoming.reject(data);
+        }
+        Ok(())
     }
 
     /// The peer's private data.

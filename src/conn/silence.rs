@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::log::info_log;
 use crate::queue::WrId;
 use crate::queue::slots::Rings;
-use crate::verbs::{Qp, SendOpcode, SendRequest};
+use crate::verbs::{Qp, SendOpcode, SendRequest, SrqNumber};
 
 /// Detects a silent peer: no request of the queue pair completes between two checks.
 #[derive(Debug, Default)]
@@ -21,9 +21,9 @@ pub(crate) struct Silence {
 }
 
 impl Silence {
-    /// Probes the peer if no request has completed since the last call. The caller has polled the
+    /// `peer`: the peer's receive queue, if `qp` is an initiator of XRC. Probes the peer if no request has completed since the last call. The caller has polled the
     /// completions that have arrived.
-    pub(crate) fn probe(&self, qp: &Qp, place: WrId, rings: &Rings) {
+    pub(crate) fn probe(&self, qp: &Qp, peer: Option<SrqNumber>, place: WrId, rings: &Rings) {
         let mark = rings.progress_mark();
         let silent = self.last_seen.swap(mark, Ordering::Relaxed) == mark;
         if !silent || rings.probe.pending.swap(true, Ordering::AcqRel) {
@@ -31,6 +31,9 @@ impl Silence {
         }
         let mut request = SendRequest::new(SendOpcode::Write, &[]);
         request.wr_id(place.probe()).signaled(true);
+        if let Some(peer) = peer {
+            request.to_srq(peer);
+        }
         // SAFETY: no buffers.
         if let Err(error) = unsafe { qp.post_send(&mut request) } {
             rings.probe.pending.store(false, Ordering::Release);

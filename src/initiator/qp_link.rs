@@ -8,7 +8,7 @@ use super::link::Link;
 use crate::errno::Result;
 use crate::queue::slots::{EngineRequest, EngineRequests, FailureListener, Rings};
 use crate::queue::{CompletionQueue, EngineLink, WrId};
-use crate::verbs::{Pd, Qp, SendRequest};
+use crate::verbs::{Pd, Qp, SendRequest, SrqNumber};
 
 /// Maximum number of polls of the application's completion queue, in one call, for a completion
 /// that an operation waits for; counted again after each completed read of a look-up. Then the
@@ -39,20 +39,35 @@ pub(crate) struct QpLink {
     pub(super) cq: Arc<CompletionQueue>,
     pub(super) place: WrId,
     pub(super) rings: Arc<Rings>,
+    /// The receive queue of the peer that requests on an initiator of XRC name; `None`: the queue
+    /// pair is one of RC.
+    pub(super) peer: Option<SrqNumber>,
 }
 
 impl QpLink {
+    /// `peer`: the peer's receive queue, if `qp` is an initiator of XRC, which other endpoints may
+    /// use too.
     pub(crate) fn new(
         qp: Arc<Qp>,
         cq: Arc<CompletionQueue>,
         place: WrId,
         rings: Arc<Rings>,
+        peer: Option<SrqNumber>,
     ) -> Self {
         Self {
             qp,
             cq,
             place,
             rings,
+            peer,
+        }
+    }
+
+    /// Names the peer's receive queue in a request.
+    #[inline(always)]
+    pub(super) fn address(&self, request: &mut SendRequest<'_>) {
+        if let Some(peer) = self.peer {
+            request.to_srq(peer);
         }
     }
 }
@@ -70,6 +85,7 @@ impl EngineLink for QpLink {
         request
             .wr_id(self.place.engine_request(kind))
             .signaled(true);
+        self.address(request);
         // SAFETY: the caller keeps the contract of this function.
         unsafe { self.qp.post_send(request) }
     }
@@ -90,6 +106,9 @@ impl EngineLink for QpLink {
 
     fn sever(&self) {
         let _ = self.qp.set_error();
+        if let (Some(_), Some(owner)) = (self.peer, self.owner()) {
+            owner.sever();
+        }
         // reported here, because the device may have no request to flush
         self.rings.notify_failure();
     }

@@ -65,7 +65,12 @@ impl SlotSq {
     pub(crate) fn new(link: QpLink) -> Self {
         let rings = &link.rings;
         Self {
-            period: (rings.tx.depth() / 4).max(1),
+            // a request of an initiator of XRC leaves the queue by its own completion: other
+            // endpoints may have no room until then
+            period: match link.peer {
+                Some(_) => 1,
+                None => (rings.tx.depth() / 4).max(1),
+            },
             unsignaled: 0,
             counted: rings.counters().is_some_and(|c| c.tx().next().is_some()),
             link,
@@ -125,9 +130,13 @@ impl SlotSq {
     }
 
     /// Posts an empty request behind all others. On a queue pair in its error state it is flushed
-    /// last: an unsignaled request for which no error was reported before has succeeded.
+    /// last: an unsignaled request for which no error was reported before has succeeded. Each request
+    /// of an initiator of XRC is signaled, and that queue pair may work.
     pub(crate) fn post_marker(&mut self) {
         self.post_delayed();
+        if self.link.peer.is_some() {
+            return;
+        }
         let ring = self.ring();
         if ring.outstanding() == 0 || ring.outstanding() > ring.depth() {
             return;
@@ -193,15 +202,20 @@ impl Sq for SlotSq {
         request
             .wr_id(self.link.place.send(number))
             .signaled(signaled);
+        self.link.address(request);
         // SAFETY: the caller keeps the contract of this function.
         let posted = unsafe { self.link.qp.post_send(request) };
         self.posted(number, signaled, posted)
     }
 
-    /// A counter is moved by the completion of a request.
+    /// A counter is moved by the completion of a request. On an initiator of XRC the requests of
+    /// other endpoints may be under way.
     #[inline(always)]
     fn executes(&self) -> bool {
-        self.link.qp.executes() && !self.counted && self.ring().outstanding() == 0
+        self.link.qp.executes()
+            && !self.counted
+            && self.ring().outstanding() == 0
+            && self.link.peer.is_none()
     }
 
     #[inline]
@@ -222,6 +236,7 @@ impl Sq for SlotSq {
         request
             .wr_id(self.link.place.send(number))
             .signaled(signaled);
+        self.link.address(request);
         // SAFETY: the caller keeps the contract of this function.
         unsafe { self.delay(request, signaled) };
         if !std::mem::replace(&mut self.delayed, true) && more {

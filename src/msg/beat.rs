@@ -18,7 +18,8 @@ impl Probed for Core {
         };
         // the application may not read this queue, which may hold the last probe's completion
         let _ = binding.cq.progress_engine_requests();
-        self.silence.probe(qp, place, &self.rings);
+        let peer = control.xrc.peer_srq;
+        self.silence.probe(qp, peer, place, &self.rings);
         true
     }
 }

@@ -10,7 +10,8 @@ use crate::conn::{CmTarget, Owner, State};
 use crate::errno::{FiErrno, Result};
 use crate::log::{self, Level, Subsystem, info_log, warn_log};
 use crate::mr::Mode;
-use crate::verbs::{CmEvent, PrivateData};
+use crate::verbs::{CmEvent, CmEventKind, PrivateData};
+use crate::wire::msg_xrc;
 
 impl Core {
     /// The endpoint's authorization key, or the domain's.
@@ -35,6 +36,9 @@ impl Core {
             return Err(FiErrno::EOPBADSTATE);
         }
         self.enable()?;
+        if self.config.xrc {
+            return self.connect_xrc(peer, data);
+        }
         let mut control = self.control.lock();
         self.conn.dial(&mut control.side, peer)?;
         // `route_resolved` reads the data under the same lock, which is held since before `dial`
@@ -51,13 +55,18 @@ impl Core {
             if !control.side.passive {
                 return Err(FiErrno::EOPBADSTATE);
             }
-            if introducer.is_stranger(control.introduction.as_ref()) {
+            if self.config.xrc {
+                self.check_stranger_xrc(&control)?;
+            } else if introducer.is_stranger(control.introduction.as_ref()) {
                 self.conn.refuse(&control.side, no_data())?;
                 warn_log!(EpCtrl, "a peer with another authorization key is refused");
                 return Err(FiErrno::EACCES);
             }
         }
         self.enable()?;
+        if self.config.xrc {
+            return self.accept_xrc(data);
+        }
         let mut control = self.control.lock();
         self.conn.begin_accept()?;
         // The peer may send as soon as it has the reply, before this side has read the peer's
@@ -77,14 +86,18 @@ impl Core {
     /// step; once this function has acquired the lock, the step is complete and its state is set.
     ///
     /// # Errors
+    /// - `EAGAIN`: an endpoint on XRC that has no answer to its reciprocal request yet.
     /// - `EOPBADSTATE`: not enabled, or closed.
     /// - `ESHUTDOWN`: no longer connected.
     /// - `ENOTCONN`: not connected yet.
     #[cold]
     pub(super) fn may_post(&self) -> Result<()> {
+        if self.config.xrc {
+            self.may_post_xrc()?;
+        }
         match self.conn.state.get() {
             State::Accepting => drop(self.control.lock()),
-            State::Connecting => {
+            State::Connecting if !self.config.xrc => {
                 if let Some(sink) = self.conn.sink() {
                     drop(sink.dispatcher().registry());
                 }
@@ -166,6 +179,17 @@ impl Owner for Core {
 
 impl CmTarget for Core {
     fn cm_event(&self, event: CmEvent) {
+        if event.kind == CmEventKind::Rejected
+            && msg_xrc::is_other_transport(event.private_data.bytes(), false)
+        {
+            let peer = self.control.lock().side.dst;
+            warn_log!(
+                EpCtrl,
+                "{} refuses a connection: the endpoint there is on XRC \
+                 (FI_PROTO_RDMA_CM_IB_XRC), this one on RC (FI_PROTO_RDMA_CM_IB_RC)",
+                peer.map_or_else(|| "a peer".to_owned(), |peer| peer.to_string())
+            );
+        }
         self.conn.advance(self, &event);
     }
 

@@ -10,8 +10,9 @@ use parking_lot::Mutex;
 
 use super::recv::RxSide;
 use super::tx::TxSide;
+use super::xrc::{Ends, XrcSide};
 use crate::conn::silence::Silence;
-use crate::conn::{CmSink, CmTarget, Connection, RequestParts, RevocationNotifier, Side};
+use crate::conn::{CmSink, CmTarget, Connection, Incoming, RevocationNotifier, Side};
 use crate::domain::Domain;
 use crate::errno::Result;
 use crate::initiator::{Lengths, QpLink};
@@ -20,7 +21,7 @@ use crate::msg::{EndpointConfig, SharedRx};
 use crate::queue::event_cell::{Cell, Event};
 use crate::queue::slots::{FailureListener, Rings};
 use crate::queue::{CompletionQueue, Counter, WrId};
-use crate::verbs::{Pd, PrivateData, Qp, Sge};
+use crate::verbs::{CmId, Pd, PrivateData, Qp, Sge};
 use crate::wire::cm_data::CmData;
 use crate::wire::introduction::Introduction;
 
@@ -29,6 +30,14 @@ use crate::wire::introduction::Introduction;
 pub(crate) struct CqBinding {
     pub(crate) cq: Arc<CompletionQueue>,
     pub(crate) selective: bool,
+}
+
+/// The request that an endpoint is made from.
+#[derive(Debug)]
+pub(crate) enum Request {
+    /// Its identifier and private data.
+    Rc(CmId, PrivateData),
+    Xrc(Incoming),
 }
 
 /// A receive posted before the queue pair exists.
@@ -61,6 +70,8 @@ pub(crate) struct Control {
     pub(super) block: Option<Arc<ConnectionBlock>>,
     /// The introduction in the peer's connection request.
     pub(super) introduction: Option<Introduction>,
+    /// Of an endpoint on XRC.
+    pub(super) xrc: XrcSide,
     /// Notifies the peer of revocations, from when the peer is sent the address of the connection
     /// block.
     pub(super) notifier: Option<Arc<RevocationNotifier<QpLink>>>,
@@ -93,6 +104,8 @@ pub(crate) struct Core {
     pub(crate) control: Mutex<Control>,
     pub(crate) tx: biased_lock::Mutex<Option<TxSide>>,
     pub(crate) rx: biased_lock::Mutex<Option<RxSide>>,
+    /// Of an endpoint on XRC. A leaf.
+    pub(super) ends: Mutex<Ends>,
 }
 
 impl Core {
@@ -100,14 +113,24 @@ impl Core {
         domain: &Arc<Domain>,
         pd: Arc<Pd>,
         config: EndpointConfig,
-        request: Option<RequestParts>,
+        request: Option<Request>,
     ) -> Arc<Self> {
+        let passive = request.is_some();
+        let (request, xrc) = match request {
+            Some(Request::Rc(id, data)) => (Some((id, data)), XrcSide::default()),
+            Some(Request::Xrc(request)) => (None, XrcSide::answering(Some(request))),
+            None => (None, XrcSide::default()),
+        };
         let (id, private_data) = request.unzip();
         let introduction = private_data.and_then(|data| introduction_in(&data));
         let rx_size = if config.shared_rx { 0 } else { config.rx_size };
         let rings = Arc::new(Rings::new(config.tx_size, rx_size));
+        let mut side = Side::new(id, config.src, config.dst);
+        side.passive = passive;
+        side.on_circuits = config.xrc;
         let control = Control {
-            side: Side::new(id, config.src, config.dst),
+            side,
+            xrc,
             qp: None,
             tx: None,
             rx: None,
@@ -134,6 +157,7 @@ impl Core {
             control: Mutex::new(control),
             tx: biased_lock::Mutex::new(None),
             rx: biased_lock::Mutex::new(None),
+            ends: Mutex::default(),
         });
         let listener: Weak<dyn FailureListener> = core.weak();
         // new rings have no owner yet

@@ -43,6 +43,11 @@ impl Core {
         if self.config.shared_rx && control.srx.is_none() {
             return Err(FiErrno::EOPBADSTATE);
         }
+        if self.config.xrc {
+            self.enable_xrc(&mut control)?;
+            self.conn.state.set(State::Enabled);
+            return Ok(());
+        }
         let id = Arc::clone(control.side.id()?);
         if let Some(src) = control.side.src.filter(|_| !control.side.bound)
             && !src.ip().is_unspecified()
@@ -80,7 +85,7 @@ impl Core {
     }
 
     /// Reserves places in the tables of the completion queues.
-    fn attach(&self, control: &mut Control) -> Result<()> {
+    pub(super) fn attach(&self, control: &mut Control) -> Result<()> {
         let tx = control.tx.as_ref().map(|b| Arc::clone(&b.cq));
         let rx = control.rx.as_ref().map(|b| Arc::clone(&b.cq));
         let shared = match (&tx, &rx) {
@@ -184,7 +189,10 @@ impl Core {
         let transport = Transport::Rc {
             send_cq,
             recv_cq,
-            srq: control.srx.as_ref().map(|srx| srx.srq()),
+            srq: match &control.srx {
+                Some(srx) => Some(srx.rc_queue()?),
+                None => None,
+            },
         };
         let qp = Qp::create(id, &self.pd, transport, &config)?;
         let qp = Arc::new(qp);
@@ -207,7 +215,7 @@ impl Core {
 
     /// The connection block, which the peer reads, with the event cell in which the peer counts its
     /// operations.
-    fn connection_block(&self, control: &mut Control) -> Result<ConnectionBlock> {
+    pub(super) fn connection_block(&self, control: &mut Control) -> Result<ConnectionBlock> {
         let directory = self.domain.mr().directory(&self.pd)?;
         if control.cell.is_none() && !control.remote_counters.is_empty() {
             let cell = directory.event_cell()?;
@@ -247,7 +255,7 @@ impl Core {
 
     fn open_sides(&self, control: &Control, qp: &Arc<Qp>) -> Result<()> {
         if let (Some(binding), Some(place)) = (&control.tx, control.tx_place) {
-            let side = self.tx_side(binding, place, qp)?;
+            let side = self.tx_side(binding, place, qp, None)?;
             *self.tx.lock() = Some(side);
         }
         if let (Some(binding), Some(place)) = (&control.rx, control.rx_place) {
@@ -272,7 +280,10 @@ impl Core {
     /// Destroys the queue pair.
     pub(super) fn drop_qp(&self, control: &mut Control) {
         Self::leave_directory(control);
-        if let Some(qp) = control.qp.take() {
+        let qp = control.qp.take();
+        if self.config.xrc {
+            Self::leave_xrc(control);
+        } else if let Some(qp) = qp {
             self.domain.device().unlisten(qp.object());
             if let (Some(srx), Some(binding), Some(place)) =
                 (&control.srx, &control.rx, control.rx_place)
@@ -284,6 +295,7 @@ impl Core {
         let tx = self.tx.lock().take();
         drop(tx);
         *self.rx.lock() = None;
+        self.drop_ends(control);
         control.block = None;
     }
 }

@@ -4,11 +4,11 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::core::{Core, CqBinding};
+use super::core::{Core, CqBinding, Request};
 use super::enable::ENGINE_REQUESTS;
 use crate::Token;
 use crate::auth::AuthKey;
-use crate::conn::{CmSink, ConnectRequest, RequestParts, State};
+use crate::conn::{CmSink, ConnectRequest, Incoming, State};
 use crate::domain::Domain;
 use crate::eq::EventQueue;
 use crate::errno::{FiErrno, Result};
@@ -19,7 +19,7 @@ use crate::msg::{LengthOption, SharedRx};
 pub use crate::queue::BindFlags;
 use crate::queue::event_cell::Event;
 use crate::queue::{CompletionQueue, Counter, Counters};
-use crate::verbs::{Device, Pd};
+use crate::verbs::{Device, Pd, Xrcd};
 
 /// Attributes of a new endpoint (`fi_endpoint(3)`). Sizes are clipped to the device's limits.
 #[derive(Clone, Debug)]
@@ -37,6 +37,9 @@ pub struct EndpointConfig {
     /// Whether receives come from a shared context (`ep_attr->rx_ctx_cnt` of `FI_SHARED_CONTEXT`)
     /// instead of the endpoint's own queue. The context must be bound before enabling.
     pub shared_rx: bool,
+    /// Whether the endpoint is on XRC (`FI_PROTO_RDMA_CM_IB_XRC`); requires `shared_rx`, and a device
+    /// whose XRC is usable ([`Device::xrc_behaviour`]).
+    pub xrc: bool,
     /// Whether the endpoint has atomics; requires a device with atomics.
     pub atomics: bool,
     /// Whether writes can be made durable (`FI_RMA_PMEM`); requires a device with flush operations.
@@ -145,7 +148,7 @@ impl Endpoint {
         domain: &Arc<Domain>,
         pd: Arc<Pd>,
         config: EndpointConfig,
-        request: Option<RequestParts>,
+        request: Option<Request>,
     ) -> Arc<Self> {
         let config = clip(domain, config);
         Arc::new(Self {
@@ -172,6 +175,7 @@ impl Endpoint {
     /// # Errors
     /// The request is returned with the errno.
     /// - `EDOMAIN`: the request arrived on another device than the domain's.
+    /// - `EINVAL`: the request is one of the other transport.
     /// - `ENOMEM`: the device has no protection domain left for an endpoint that needs its own.
     pub fn from_request(
         domain: &Arc<Domain>,
@@ -181,8 +185,17 @@ impl Endpoint {
         if !request.is_on(domain.device()) {
             return Err((FiErrno::EDOMAIN, request));
         }
+        if request.is_xrc() != config.xrc {
+            return Err((FiErrno::EINVAL, request));
+        }
         match Self::pd_for(domain, &config) {
-            Ok(pd) => Ok(Self::new(domain, pd, config, request.take())),
+            Ok(pd) => {
+                let request = match config.xrc {
+                    true => Incoming::of(request).map(Request::Xrc),
+                    false => request.take().map(|(id, data)| Request::Rc(id, data)),
+                };
+                Ok(Self::new(domain, pd, config, request))
+            }
             Err(error) => Err((error, request)),
         }
     }
@@ -248,6 +261,26 @@ impl Endpoint {
             return Err(FiErrno::EINVAL);
         }
         control.srx = Some(Arc::clone(shared));
+        Ok(())
+    }
+
+    /// Binds the XRC domain of an endpoint on XRC, instead of that of the engine (`fi_ep_bind(3)`,
+    /// `weft_mr_ops.xrcd_open`). The shared receive context has the XRC domain of the first of its
+    /// endpoints that is enabled.
+    ///
+    /// # Errors
+    /// - `EINVAL`: an endpoint on RC, an XRC domain of another device, or a second one.
+    /// - `EOPBADSTATE`: enabled already.
+    pub fn bind_xrcd(&self, xrcd: &Arc<Xrcd>) -> Result<()> {
+        let mut control = self.core.control.lock();
+        if !self.core.conn.state.is(State::Idle) {
+            return Err(FiErrno::EOPBADSTATE);
+        }
+        let other = !Arc::ptr_eq(xrcd.device(), self.domain().device());
+        if !self.core.config.xrc || other || control.xrc.bound.is_some() {
+            return Err(FiErrno::EINVAL);
+        }
+        control.xrc.bound = Some(Arc::clone(xrcd));
         Ok(())
     }
 
@@ -363,6 +396,13 @@ impl Endpoint {
     /// `EOPBADSTATE`: the endpoint has no local address yet, or is closed.
     pub fn local_addr(&self) -> Result<SocketAddr> {
         let control = self.core.control.lock();
+        if self.core.config.xrc {
+            let known = control
+                .xrc
+                .local
+                .filter(|_| !self.core.conn.state.is(State::Closed));
+            return known.ok_or(FiErrno::EOPBADSTATE);
+        }
         if !control.side.bound && matches!(self.core.conn.state.get(), State::Idle | State::Enabled)
         {
             return Err(FiErrno::EOPBADSTATE);
@@ -377,10 +417,13 @@ impl Endpoint {
     /// `ENOTCONN`: not connected.
     pub fn peer_addr(&self) -> Result<SocketAddr> {
         let control = self.core.control.lock();
-        let id = control.side.id.as_ref().ok_or(FiErrno::ENOTCONN)?;
         if !self.core.conn.state.can_post() {
             return Err(FiErrno::ENOTCONN);
         }
+        if self.core.config.xrc {
+            return control.xrc.remote.ok_or(FiErrno::ENOTCONN);
+        }
+        let id = control.side.id.as_ref().ok_or(FiErrno::ENOTCONN)?;
         id.peer_addr().ok_or(FiErrno::ENOTCONN)
     }
 

@@ -59,6 +59,7 @@ impl Core {
             Arc::clone(&binding.cq),
             place,
             Arc::clone(&self.rings),
+            control.xrc.peer_srq,
         ))
     }
 }

@@ -1,4 +1,4 @@
-//! Connected endpoints (`FI_EP_MSG`) on RC queue pairs.
+//! Connected endpoints (`FI_EP_MSG`) on RC queue pairs, or on XRC with a shared receive context.
 
 mod atomic;
 mod beat;
@@ -16,6 +16,7 @@ mod srx;
 #[cfg(test)]
 mod tests;
 mod tx;
+mod xrc;
 
 pub use crate::initiator::ATOMIC_SIZE;
 pub use crate::initiator::LengthOption;

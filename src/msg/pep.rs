@@ -2,13 +2,18 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
 
 use crate::Token;
-use crate::conn::{CmSink, ConnectRequest, Listener};
+use crate::conn::{CmSink, ConnectRequest, Dispatcher, Listener, Outcome};
 use crate::eq::EventQueue;
-use crate::errno::Result;
+use crate::errno::{FiErrno, Result};
+use crate::log::{info_log, warn_log};
 use crate::verbs::Device;
 use crate::wire::cm_data::CmData;
+use crate::wire::msg_xrc::{self, HEADER_SIZE, Header, Kind};
 
 /// Attributes of a new passive endpoint (`fi_passive_ep(3)`).
 #[derive(Clone, Copy, Debug, Default)]
@@ -20,6 +25,8 @@ pub struct PepConfig {
     pub backlog: usize,
     /// Identifies the passive endpoint in events.
     pub token: Token,
+    /// Whether the endpoint takes requests of endpoints on XRC, instead of those on RC.
+    pub xrc: bool,
 }
 
 /// Private data of a rejection without data of the application: the length byte.
@@ -33,6 +40,95 @@ pub(super) fn no_data() -> &'static [u8] {
 #[derive(Debug)]
 pub struct PassiveEndpoint {
     listener: Arc<Listener>,
+    xrc: bool,
+    /// Of an endpoint on XRC: takes the requests of peers that have a circuit, at the same address.
+    services: Mutex<Option<Arc<Listener>>>,
+    token: Token,
+    backlog: AtomicUsize,
+}
+
+/// Free ports that are tried until one is free in both port spaces.
+const PORTS: usize = 32;
+
+/// The private data of the rejection of an unanswered request of an endpoint on XRC: a header
+/// without numbers, and the length byte.
+fn no_data_on_xrc() -> &'static [u8] {
+    static NO_DATA: [u8; HEADER_SIZE + 1] = {
+        let mut data = [0; HEADER_SIZE + 1];
+        data[0] = msg_xrc::VERSION;
+        data
+    };
+    &NO_DATA
+}
+
+/// Passes the requests of endpoints on the same transport to a sink.
+#[derive(Debug)]
+struct Admission {
+    sink: Arc<dyn CmSink>,
+    xrc: bool,
+}
+
+impl Admission {
+    /// The request, if an endpoint of this transport can answer it; otherwise it is rejected.
+    fn admit(&self, mut request: ConnectRequest) -> Option<ConnectRequest> {
+        let data = request.private_data().bytes();
+        let other = match self.xrc {
+            true => CmData::decode(data).introduction().is_some(),
+            false => msg_xrc::mark(data).is_some(),
+        };
+        if other {
+            let peer = request.peer_addr();
+            let (own, peers) = match self.xrc {
+                true => (
+                    "XRC (FI_PROTO_RDMA_CM_IB_XRC)",
+                    "RC (FI_PROTO_RDMA_CM_IB_RC)",
+                ),
+                false => (
+                    "RC (FI_PROTO_RDMA_CM_IB_RC)",
+                    "XRC (FI_PROTO_RDMA_CM_IB_XRC)",
+                ),
+            };
+            warn_log!(
+                EpCtrl,
+                "a request of {} is refused: the endpoint there is on {peers}, this one on {own}",
+                peer.map_or_else(|_| "an unknown address".to_owned(), |peer| peer.to_string())
+            );
+            // an error is ignored: the peer may have ended the connection
+            let _ = request.reject(msg_xrc::other_transport(self.xrc));
+            return None;
+        }
+        if self.xrc {
+            let header = Header::decode(data);
+            let original = header.filter(|header| header.kind == Kind::Original);
+            if original.is_none_or(|header| request.is_sidr() != (header.target != 0)) {
+                info_log!(EpCtrl, "a request that is none of XRC is rejected");
+                return None;
+            }
+            request.set_xrc(no_data_on_xrc());
+        }
+        Some(request)
+    }
+}
+
+impl CmSink for Admission {
+    fn dispatcher(&self) -> &Dispatcher {
+        self.sink.dispatcher()
+    }
+
+    fn report(&self, owner: Token, outcome: Outcome) {
+        let outcome = match outcome {
+            Outcome::Requested(request) => match self.admit(request) {
+                Some(request) => Outcome::Requested(request),
+                None => return,
+            },
+            other => other,
+        };
+        self.sink.report(owner, outcome);
+    }
+
+    fn forget(&self, owner: Token) {
+        self.sink.forget(owner);
+    }
 }
 
 impl PassiveEndpoint {
@@ -45,7 +141,41 @@ impl PassiveEndpoint {
     pub fn open(device: &Arc<Device>, config: PepConfig) -> Result<Arc<Self>> {
         let (backlog, token) = (config.backlog, config.token);
         let listener = Listener::open(device, config.addr, backlog, token, no_data())?;
-        Ok(Arc::new(Self { listener }))
+        let this = Arc::new(Self {
+            listener,
+            xrc: config.xrc,
+            services: Mutex::default(),
+            token,
+            backlog: AtomicUsize::new(backlog),
+        });
+        if config.xrc {
+            this.open_services(config.addr)?;
+        }
+        Ok(this)
+    }
+
+    /// Binds the second listener of an endpoint on XRC to the port of the first one. `addr`: that
+    /// of the application; with port 0 another free port is tried if this one is in use.
+    fn open_services(&self, addr: Option<SocketAddr>) -> Result<()> {
+        let backlog = self.backlog.load(Ordering::Relaxed);
+        for attempt in 1.. {
+            let bound = self.listener.local_addr()?;
+            let opened = Listener::open_service(self.device(), bound, backlog, self.token);
+            let free = addr.is_none_or(|addr| addr.port() == 0) && attempt < PORTS;
+            match opened {
+                Err(FiErrno::EADDRINUSE) if free => {
+                    let mut other = bound;
+                    other.set_port(0);
+                    self.listener.set_addr(other)?;
+                }
+                Err(error) => return Err(error),
+                Ok(services) => {
+                    *self.services.lock() = Some(services);
+                    break;
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Changes the address (`fi_setname(3)`), before listening.
@@ -54,7 +184,19 @@ impl PassiveEndpoint {
     /// `EOPBADSTATE`: listening already, or closed. `EADDRINUSE`, `EADDRNOTAVAIL`: the address
     /// cannot be used; the endpoint keeps its old one.
     pub fn set_name(&self, addr: SocketAddr) -> Result<()> {
-        self.listener.set_addr(addr)
+        self.listener.set_addr(addr)?;
+        if self.xrc {
+            let services = self.services.lock().take();
+            if let Some(services) = services {
+                services.close();
+            }
+            self.open_services(Some(addr))?;
+            let services = self.services.lock().clone();
+            if let (Some(services), Some(sink)) = (services, self.listener.sink()) {
+                services.bind(&sink)?;
+            }
+        }
+        Ok(())
     }
 
     /// The bound address, with the actual port (`fi_getname(3)`).
@@ -70,8 +212,11 @@ impl PassiveEndpoint {
     /// # Errors
     /// `EINVAL`: an event queue is bound already. `EOPBADSTATE`: closed.
     pub fn bind_eq(&self, eq: &Arc<EventQueue>) -> Result<()> {
-        let sink: Arc<dyn CmSink> = Arc::clone(eq) as _;
-        self.listener.bind(&sink)
+        let (sink, xrc) = (Arc::clone(eq) as _, self.xrc);
+        let sink: Arc<dyn CmSink> = Arc::new(Admission { sink, xrc });
+        self.listener.bind(&sink)?;
+        let services = self.services.lock().clone();
+        services.map_or(Ok(()), |services| services.bind(&sink))
     }
 
     /// Sets the maximum number of unanswered requests (`FI_BACKLOG`, `fi_control(3)`), before
@@ -80,7 +225,10 @@ impl PassiveEndpoint {
     /// # Errors
     /// `EOPBADSTATE`: listening already.
     pub fn set_backlog(&self, backlog: usize) -> Result<()> {
-        self.listener.set_backlog(backlog)
+        self.listener.set_backlog(backlog)?;
+        self.backlog.store(backlog, Ordering::Relaxed);
+        let services = self.services.lock().clone();
+        services.map_or(Ok(()), |services| services.set_backlog(backlog))
     }
 
     /// Starts listening (`fi_listen(3)`).
@@ -89,7 +237,9 @@ impl PassiveEndpoint {
     /// `ENOEQ`: no event queue is bound, or the endpoint is closed. `EOPBADSTATE`: listening
     /// already.
     pub fn listen(&self) -> Result<()> {
-        self.listener.listen()
+        self.listener.listen()?;
+        let services = self.services.lock().clone();
+        services.map_or(Ok(()), |services| services.listen())
     }
 
     /// Rejects a request and sends `data` to the peer's application (`fi_reject(3)`).
@@ -97,7 +247,7 @@ impl PassiveEndpoint {
     /// # Errors
     /// `EINVAL`: `data` is too long. The request is rejected nevertheless, without data.
     pub fn reject(request: ConnectRequest, data: &[u8]) -> Result<()> {
-        request.reject(CmData::new(data)?.encoded())
+        request.refuse(&CmData::new(data)?)
     }
 
     /// The device that the endpoint was opened with.
@@ -108,6 +258,10 @@ impl PassiveEndpoint {
     /// Stops listening and discards the endpoint's unread events (`fi_close(3)`). Later calls fail
     /// or have no effect. Idempotent.
     pub fn close(&self) {
+        let services = self.services.lock().take();
+        if let Some(services) = services {
+            services.close();
+        }
         self.listener.close();
     }
 }

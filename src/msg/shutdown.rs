@@ -17,9 +17,13 @@ const FLUSH_WAIT: Duration = Duration::from_millis(200);
 impl Core {
     /// Ends the connection.
     pub(crate) fn shutdown(&self) -> Result<()> {
-        let control = self.control.lock();
+        let mut control = self.control.lock();
         self.conn.begin_shutdown()?;
-        self.give_keys_back();
+        if self.config.xrc {
+            self.leave_peer(&mut control, true);
+        } else {
+            self.give_keys_back();
+        }
         Self::take_in(&control);
         self.conn.disconnect(&control.side);
         self.conn.report_end();
@@ -52,14 +56,17 @@ impl Core {
             let Some(qp) = &control.qp else {
                 return;
             };
-            let _ = qp.set_error();
+            // an initiator of XRC may have other users
+            if !self.config.xrc {
+                let _ = qp.set_error();
+            }
             (control.tx.clone(), control.rx.clone())
         };
         if let Some(side) = self.tx.lock().as_mut() {
             side.cancel_deferred();
             side.sq.post_marker();
         }
-        let deadline = Instant::now() + FLUSH_WAIT;
+        let mut deadline = Instant::now() + FLUSH_WAIT;
         loop {
             for binding in [&tx, &rx].into_iter().flatten() {
                 let _ = binding.cq.progress_all();
@@ -71,6 +78,15 @@ impl Core {
                 };
                 side.cancel_deferred();
                 side.sq.post_marker();
+            }
+            if Instant::now() >= deadline
+                && let Some(circuit) = self.own_circuit()
+                && !circuit.has_failed()
+            {
+                // the peer has no receives, or does not answer
+                circuit.fail();
+                deadline = Instant::now() + FLUSH_WAIT;
+                continue;
             }
             if Instant::now() >= deadline {
                 info_log!(
@@ -89,7 +105,7 @@ impl Core {
         let connected = {
             let sink = self.conn.sink();
             let mut registry = sink.map(|sink| sink.dispatcher().registry());
-            let control = self.control.lock();
+            let mut control = self.control.lock();
             let closed = self
                 .conn
                 .begin_close(&control.side, registry.as_mut(), no_data());
@@ -97,8 +113,11 @@ impl Core {
                 return;
             };
             let connected = !matches!(old, State::Idle | State::Enabled);
+            if self.config.xrc {
+                self.leave_peer(&mut control, old == State::Connected);
+            }
             if connected {
-                if old != State::Disconnected {
+                if old != State::Disconnected && !self.config.xrc {
                     self.give_keys_back();
                 }
                 Self::take_in(&control);
@@ -134,7 +153,15 @@ impl Core {
 
 impl FailureListener for Core {
     fn operation_failed(&self) {
-        self.conn.qp_failed();
+        if self.config.xrc {
+            self.fail_xrc();
+        } else {
+            self.conn.qp_failed();
+        }
+    }
+
+    fn sever(&self) {
+        self.sever_xrc();
     }
 
     fn resume(&self) {
@@ -210,6 +237,9 @@ impl FailureListener for Core {
 impl AsyncListener for Core {
     fn async_event(&self, event: AsyncEvent) {
         match event {
+            AsyncEvent::QpError | AsyncEvent::DeviceFatal if self.config.xrc => {
+                self.target_failed();
+            }
             AsyncEvent::QpError | AsyncEvent::DeviceFatal => self.operation_failed(),
             AsyncEvent::QpEstablished => {
                 if let Some(id) = &self.control.lock().side.id {

@@ -3,7 +3,7 @@
 #![allow(unsafe_code, reason = "takes buffers and descriptors as C passes them")]
 
 use std::mem::MaybeUninit;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 
@@ -13,11 +13,12 @@ use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
 use crate::initiator::local::MAX_IOV;
 use crate::initiator::refusal;
+use crate::log::warn_log;
 use crate::mr::{Kept, LocalKeys};
 use crate::msg::{Limits, LocalIov};
-use crate::queue::WrId;
 use crate::queue::srx_slots::{SharedRecv, SharedSlots};
-use crate::verbs::{RecvRequest, Srq};
+use crate::queue::{CompletionQueue, WrId};
+use crate::verbs::{RecvRequest, Sge, Srq, SrqNumber, Xrcd};
 
 /// Attributes of a new shared receive context (`fi_srx_context(3)`).
 #[derive(Clone, Copy, Debug)]
@@ -28,6 +29,8 @@ pub struct SharedRxConfig {
     pub iov_limit: usize,
     /// Default flags of receives (`rx_attr->op_flags`).
     pub op_flags: Flags,
+    /// Whether the endpoints of the context may be on XRC: the first one that is enabled decides.
+    pub xrc: bool,
 }
 
 /// A shared receive context (`fi_srx_context(3)`) on a shared receive queue. Thread safe.
@@ -38,16 +41,44 @@ pub struct SharedRxConfig {
 #[derive(Debug)]
 pub struct SharedRx {
     domain: Arc<Domain>,
-    srq: Arc<Srq>,
+    /// Created with the first endpoint if the endpoints may be on XRC. Changed under `posting`.
+    queue: OnceLock<Queue>,
+    size: usize,
     slots: Arc<SharedSlots>,
     iov_limit: usize,
     op_flags: Flags,
     posting: Mutex<Posting>,
 }
 
+/// The receive queue of the device.
+#[derive(Debug)]
+enum Queue {
+    Rc(Arc<Srq>),
+    /// All receives complete in one completion queue.
+    Xrc(Srq, Arc<CompletionQueue>),
+}
+
+impl Queue {
+    #[inline(always)]
+    fn srq(&self) -> &Srq {
+        match self {
+            Self::Rc(srq) => srq,
+            Self::Xrc(srq, _) => srq,
+        }
+    }
+}
+
+/// A receive that was posted before the queue exists.
+#[derive(Debug)]
+struct Early {
+    wr_id: u64,
+    sges: Vec<Sge>,
+}
+
 /// State for posting receives.
 #[derive(Debug)]
 struct Posting {
+    early: Vec<Early>,
     local: LocalKeys,
     /// Registrations of the receives under way, indexed by slot number; empty if the application
     /// registers the buffers.
@@ -80,15 +111,21 @@ impl SharedRx {
         {
             return Err(FiErrno::EINVAL);
         }
-        let srq = Srq::create(domain.pd(), config.size, config.iov_limit)?;
+        let queue = OnceLock::new();
+        if !config.xrc {
+            let srq = Srq::create(domain.pd(), config.size, config.iov_limit)?;
+            queue.get_or_init(|| Queue::Rc(Arc::new(srq)));
+        }
         let id = domain.shared_ids().take()?;
         Ok(Arc::new(Self {
             domain: Arc::clone(domain),
-            srq: Arc::new(srq),
+            queue,
+            size: config.size,
             slots: Arc::new(SharedSlots::new(id, config.size)),
             iov_limit: config.iov_limit,
             op_flags: config.op_flags,
             posting: Mutex::new(Posting {
+                early: Vec::new(),
                 local: LocalKeys::new(domain.mr(), domain.pd()),
                 held: Vec::new(),
             }),
@@ -100,8 +137,73 @@ impl SharedRx {
         &self.domain
     }
 
-    pub(super) fn srq(&self) -> &Arc<Srq> {
-        &self.srq
+    /// The queue of endpoints on RC.
+    ///
+    /// # Errors
+    /// `EINVAL`: the context has endpoints on XRC. Those of [`Srq::create`].
+    pub(super) fn rc_queue(&self) -> Result<&Arc<Srq>> {
+        if self.queue.get().is_none() {
+            let mut posting = self.posting.lock();
+            if self.queue.get().is_none() {
+                let srq = Srq::create(self.domain.pd(), self.size, self.iov_limit)?;
+                self.begin(&mut posting, Queue::Rc(Arc::new(srq)))?;
+            }
+        }
+        match self.queue.get() {
+            Some(Queue::Rc(srq)) => Ok(srq),
+            _ => Err(FiErrno::EINVAL),
+        }
+    }
+
+    /// Creates the queue of endpoints on XRC, unless it exists.
+    ///
+    /// # Errors
+    /// `EINVAL`: the context has endpoints on RC, or its receives complete in another queue than
+    /// `cq`. Those of [`Srq::create_xrc`].
+    pub(super) fn enable_xrc(&self, xrcd: &Arc<Xrcd>, cq: &Arc<CompletionQueue>) -> Result<()> {
+        let mut posting = self.posting.lock();
+        match self.queue.get() {
+            Some(Queue::Xrc(_, bound)) if Arc::ptr_eq(bound, cq) => return Ok(()),
+            Some(Queue::Xrc(..)) => {
+                warn_log!(
+                    EpCtrl,
+                    "all endpoints on XRC of one shared receive context have the same completion \
+                     queue of receives"
+                );
+                return Err(FiErrno::EINVAL);
+            }
+            Some(Queue::Rc(_)) => {
+                warn_log!(
+                    EpCtrl,
+                    "a shared receive context has endpoints on RC or on XRC"
+                );
+                return Err(FiErrno::EINVAL);
+            }
+            None => {}
+        }
+        let (pd, device_cq) = (self.domain.pd(), cq.device_cq()?);
+        let srq = Srq::create_xrc(pd, xrcd, device_cq, self.size, self.iov_limit)?;
+        cq.add_context(&self.slots);
+        let begun = self.begin(&mut posting, Queue::Xrc(srq, Arc::clone(cq)));
+        begun.inspect_err(|_| cq.remove_context(&self.slots))
+    }
+
+    /// Posts the early receives to the queue, and uses it from now on.
+    fn begin(&self, posting: &mut Posting, queue: Queue) -> Result<()> {
+        for early in &posting.early {
+            let (wr_id, sges) = (early.wr_id, &early.sges[..]);
+            // SAFETY: the callers of `receive` keep its contract.
+            unsafe { queue.srq().post_recv(&RecvRequest { wr_id, sges }) }?;
+        }
+        posting.early = Vec::new();
+        // set once: the caller has seen none under the lock
+        let _ = self.queue.set(queue);
+        Ok(())
+    }
+
+    /// The number of the queue of endpoints on XRC.
+    pub(super) fn number(&self) -> Option<SrqNumber> {
+        self.queue.get().and_then(|queue| queue.srq().number())
     }
 
     pub(super) fn slots(&self) -> &Arc<SharedSlots> {
@@ -150,7 +252,11 @@ impl SharedRx {
             return Err(refusal::too_long(local.len(), longest));
         }
         let mut posting = self.posting.lock();
-        let Posting { local: keys, held } = &mut *posting;
+        let Posting {
+            local: keys,
+            held,
+            early,
+        } = &mut *posting;
         let mut sges = [const { MaybeUninit::uninit() }; MAX_IOV];
         // SAFETY: the caller keeps the contract of this function.
         let sges = unsafe { local.recv_sges(keys, &mut sges) }.inspect_err(|_| keys.refused())?;
@@ -161,8 +267,12 @@ impl SharedRx {
         let number = self.slots.take(recv).ok_or(FiErrno::EAGAIN);
         let number = number.inspect_err(|_| keys.refused())?;
         let wr_id = WrId::shared(self.slots.id(), number);
-        // SAFETY: the caller keeps the contract of this function.
-        if let Err(error) = unsafe { self.srq.post_recv(&RecvRequest { wr_id, sges }) } {
+        let posted = match self.queue.get() {
+            // SAFETY: the caller keeps the contract of this function.
+            Some(queue) => unsafe { queue.srq().post_recv(&RecvRequest { wr_id, sges }) },
+            None => post_early(early, wr_id, sges),
+        };
+        if let Err(error) = posted {
             self.slots.complete(number);
             keys.refused();
             return Err(error);
@@ -170,6 +280,14 @@ impl SharedRx {
         hold(held, number as usize, keys);
         Ok(())
     }
+}
+
+/// Keeps a receive until the queue exists.
+#[cold]
+fn post_early(early: &mut Vec<Early>, wr_id: u64, sges: &[Sge]) -> Result<()> {
+    let sges = sges.to_vec();
+    early.push(Early { wr_id, sges });
+    Ok(())
 }
 
 /// Stores a receive's registrations until its slot number is reused; the receive is complete by
@@ -186,6 +304,11 @@ fn hold(held: &mut Vec<Vec<Kept>>, number: usize, keys: &mut LocalKeys) {
 
 impl Drop for SharedRx {
     fn drop(&mut self) {
+        if let Some(Queue::Xrc(srq, cq)) = self.queue.take() {
+            // the device discards the completions of a queue that is destroyed
+            cq.remove_context(&self.slots);
+            drop(srq);
+        }
         self.domain.shared_ids().give_back(self.slots.id());
     }
 }

@@ -47,6 +47,7 @@ mod sources;
 mod stale;
 mod transfer;
 mod tuning;
+mod xrc;
 
 const LIMIT: Duration = Duration::from_secs(20);
 const CLIENT: Token = Token(0xc);
@@ -129,6 +130,7 @@ fn config(token: Token) -> EndpointConfig {
         tx_iov_limit: 4,
         rx_iov_limit: 4,
         shared_rx: false,
+        xrc: false,
         atomics: true,
         durable: false,
         inject_size: 64,
@@ -260,6 +262,7 @@ fn listener(device: &Arc<Device>, eq: &Arc<EventQueue>) -> (Arc<PassiveEndpoint>
             addr: Some(address(device)),
             backlog: 0,
             token: PEP,
+            xrc: false,
         },
     )
     .unwrap();

@@ -9,16 +9,23 @@ use crate::conn::State;
 use crate::errno::{FiErrno, Result};
 use crate::initiator::{Initiator, InitiatorConfig, QpLink, SlotSq, Transmit};
 use crate::queue::WrId;
-use crate::verbs::{Qp, SendOpcode};
+use crate::verbs::{Qp, SendOpcode, SrqNumber};
 
 /// The transmit side of an endpoint that has a queue pair.
 pub(crate) type TxSide = Initiator<SlotSq>;
 
 impl Core {
     /// Makes the transmit side of a new queue pair.
-    pub(super) fn tx_side(&self, binding: &CqBinding, place: WrId, qp: &Arc<Qp>) -> Result<TxSide> {
+    /// `peer`: the peer's receive queue, if the queue pair is an initiator of XRC.
+    pub(super) fn tx_side(
+        &self,
+        binding: &CqBinding,
+        place: WrId,
+        qp: &Arc<Qp>,
+        peer: Option<SrqNumber>,
+    ) -> Result<TxSide> {
         let (cq, rings) = (Arc::clone(&binding.cq), Arc::clone(&self.rings));
-        let link = QpLink::new(Arc::clone(qp), cq, place, rings);
+        let link = QpLink::new(Arc::clone(qp), cq, place, rings, peer);
         let config = InitiatorConfig {
             selective: binding.selective,
             iov_limit: self.config.tx_iov_limit,

@@ -62,8 +62,11 @@ pub(super) struct Attachment {
 #[derive(Debug)]
 pub(super) struct Sharer {
     pub(super) slots: Arc<SharedSlots>,
-    /// Number of this queue's endpoints that use the context.
+    /// Number of this queue's endpoints that use the context; 1 for a context of an XRC domain.
     pub(super) users: usize,
+    /// The endpoints on XRC that use the context, by their index. They have one setting and the same
+    /// counters: a completion shows the target, which many endpoints use.
+    pub(super) on_xrc: Vec<u16>,
 }
 
 impl Attachment {
@@ -272,10 +275,11 @@ impl EndpointTable {
         let recv = sharer.slots.complete(id.0 as u32)?;
         let number = wc.qp_num();
         let entry = self.sharing.binary_search_by_key(&number, |entry| entry.0);
-        let place = entry
-            .ok()
-            .and_then(|at| self.sharing.get(at))
-            .and_then(|entry| self.endpoints.get(usize::from(entry.1)));
+        let consumer = entry.ok().and_then(|at| self.sharing.get(at));
+        let consumer = consumer.map(|entry| entry.1);
+        let place = consumer
+            .or_else(|| sharer.on_xrc.first().copied())
+            .and_then(|index| self.endpoints.get(usize::from(index)));
         let rings = place.and_then(|place| place.rings.as_ref());
         let success = wc.status() == sys::IBV_WC_SUCCESS;
         let slot = Slot {
@@ -292,7 +296,8 @@ impl EndpointTable {
             }
         }
         if !success {
-            if let Some(rings) = rings {
+            // the users of a target that has failed get an event
+            if let (Some(_), Some(rings)) = (consumer, rings) {
                 rings.notify_failure();
             }
             let error = failure(&slot, wc.status(), wc.vendor_err());

@@ -67,19 +67,7 @@ impl CompletionQueue {
     pub(crate) fn share(&self, id: WrId, number: u32, slots: &Arc<SharedSlots>, selective: bool) {
         let mut inner = self.inner.lock();
         let index = usize::from(slots.id().index);
-        if inner.table.shared.len() <= index {
-            inner.table.shared.resize_with(index + 1, || None);
-        }
-        let entry = &mut inner.table.shared[index];
-        match entry {
-            Some(sharer) if Arc::ptr_eq(&sharer.slots, slots) => sharer.users += 1,
-            _ => {
-                let slots = Arc::clone(slots);
-                let room = slots.depth();
-                *entry = Some(Sharer { slots, users: 1 });
-                self.reserve(&mut inner, room);
-            }
-        }
+        self.add_sharer(&mut inner, index, slots);
         // an endpoint's index has 16 bits
         let place = id.index() as u16;
         match inner
@@ -93,6 +81,75 @@ impl CompletionQueue {
         if let Some(place) = inner.table.endpoints.get_mut(id.index()) {
             place.selective = selective;
             place.sharing = NonZeroU32::new(number);
+        }
+    }
+
+    /// Registers a shared receive context of an XRC domain, all of whose receives complete in this
+    /// queue.
+    pub(crate) fn add_context(&self, slots: &Arc<SharedSlots>) {
+        let mut inner = self.inner.lock();
+        self.add_sharer(&mut inner, usize::from(slots.id().index), slots);
+    }
+
+    /// Reverts [`Self::add_context`]. Polls the completions of the context first.
+    pub(crate) fn remove_context(&self, slots: &Arc<SharedSlots>) {
+        let mut inner = self.inner.lock();
+        let _ = self.drain_all(&mut inner);
+        self.remove_sharer(&mut inner, usize::from(slots.id().index), slots);
+    }
+
+    /// Registers an endpoint on XRC as a user of an [added context](Self::add_context). The receives
+    /// are selected and counted as those of the first user.
+    pub(crate) fn share_xrc(&self, id: WrId, slots: &Arc<SharedSlots>, selective: bool) {
+        let mut inner = self.inner.lock();
+        let index = usize::from(slots.id().index);
+        if let Some(Some(sharer)) = inner.table.shared.get_mut(index) {
+            // an endpoint's index has 16 bits
+            sharer.on_xrc.push(id.index() as u16);
+        }
+        if let Some(place) = inner.table.endpoints.get_mut(id.index()) {
+            place.selective = selective;
+        }
+    }
+
+    /// Reverts [`Self::share_xrc`]; no effect without it.
+    pub(crate) fn unshare_xrc(&self, id: WrId, slots: &Arc<SharedSlots>) {
+        let mut inner = self.inner.lock();
+        let index = usize::from(slots.id().index);
+        if let Some(Some(sharer)) = inner.table.shared.get_mut(index) {
+            let place = id.index() as u16;
+            sharer.on_xrc.retain(|known| *known != place);
+        }
+    }
+
+    /// Counts a user of a context.
+    fn add_sharer(&self, inner: &mut Inner, index: usize, slots: &Arc<SharedSlots>) {
+        if inner.table.shared.len() <= index {
+            inner.table.shared.resize_with(index + 1, || None);
+        }
+        match &mut inner.table.shared[index] {
+            Some(sharer) if Arc::ptr_eq(&sharer.slots, slots) => sharer.users += 1,
+            entry => {
+                *entry = Some(Sharer {
+                    slots: Arc::clone(slots),
+                    users: 1,
+                    on_xrc: Vec::new(),
+                });
+                self.reserve(inner, slots.depth());
+            }
+        }
+    }
+
+    /// Reverts [`Self::add_sharer`].
+    fn remove_sharer(&self, inner: &mut Inner, index: usize, slots: &Arc<SharedSlots>) {
+        if let Some(Some(sharer)) = inner.table.shared.get_mut(index)
+            && Arc::ptr_eq(&sharer.slots, slots)
+        {
+            sharer.users -= 1;
+            if sharer.users == 0 {
+                inner.table.shared[index] = None;
+                inner.reserved -= slots.depth();
+            }
         }
     }
 
@@ -110,16 +167,7 @@ impl CompletionQueue {
         if let Ok(at) = inner.table.sharing.binary_search(&entry) {
             inner.table.sharing.remove(at);
         }
-        let index = usize::from(slots.id().index);
-        if let Some(Some(sharer)) = inner.table.shared.get_mut(index)
-            && Arc::ptr_eq(&sharer.slots, slots)
-        {
-            sharer.users -= 1;
-            if sharer.users == 0 {
-                inner.table.shared[index] = None;
-                inner.reserved -= slots.depth();
-            }
-        }
+        self.remove_sharer(&mut inner, usize::from(slots.id().index), slots);
     }
 
     /// Completes, as cancelled, a receive that was never posted to a device.

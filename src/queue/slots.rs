@@ -214,6 +214,9 @@ pub(crate) trait FailureListener: Send + Sync {
     fn is_up(&self) -> bool {
         true
     }
+    /// Ends the peer's access, if the queue pair of this side does not. The caller holds at most
+    /// the lock of a directory.
+    fn sever(&self) {}
 }
 
 /// The state of the keys that an endpoint holds of its peer's directory, when their timer has

@@ -68,6 +68,11 @@ impl PrivateData {
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..usize::from(self.len)]
     }
+
+    /// The data without its first `count` bytes.
+    pub fn behind(&self, count: usize) -> Self {
+        Self::copy(self.bytes().get(count..).unwrap_or_default())
+    }
 }
 
 impl std::fmt::Debug for PrivateData {
@@ -117,6 +122,8 @@ pub struct CmEvent {
     pub status: i32,
     /// The peer's private data.
     pub private_data: PrivateData,
+    /// Of [`CmEventKind::ConnectResponse`]: the number of the peer's queue pair.
+    pub peer_qp: Option<QpNumber>,
 }
 
 impl CmEvent {
@@ -314,10 +321,14 @@ impl EventChannel {
                 | CmEventKind::Rejected
         );
         let mut private_data = PrivateData::EMPTY;
+        let mut peer_qp = None;
         if carries_data {
             // SAFETY: these events carry parameters of a connection, or of a service: both begin
             // with the private data.
             let conn = unsafe { &*(&raw const event.param).cast::<sys::rdma_conn_param>() };
+            if kind == CmEventKind::ConnectResponse {
+                peer_qp = QpNumber::new(conn.qp_num);
+            }
             if !conn.private_data.is_null() {
                 // SAFETY: the length is the event's own.
                 let bytes = unsafe {
@@ -336,6 +347,7 @@ impl EventChannel {
             new_id: request.then(|| self.own(event.id)),
             status: event.status.saturating_abs(),
             private_data,
+            peer_qp,
         }
     }
 }

@@ -2,6 +2,7 @@
 
 pub mod cm_data;
 pub mod introduction;
+pub mod msg_xrc;
 pub mod raw_key;
 pub mod rdm;
 pub mod records;

@@ -93,6 +93,16 @@ pub(crate) static MSG: EpType = EpType {
     data_progress: FI_PROGRESS_AUTO,
 };
 
+/// Connected endpoints on XRC, which have a shared receive context.
+pub(crate) static MSG_XRC: EpType = EpType {
+    name: "FI_EP_MSG, FI_PROTO_RDMA_CM_IB_XRC",
+    // initiators have no flushes
+    tx_secondary: FI_FENCE,
+    rx_secondary: FI_RMA_EVENT,
+    xrc: true,
+    ..MSG
+};
+
 /// Endpoints with many peers.
 pub(crate) static RDM: EpType = EpType {
     number: FI_EP_RDM,
@@ -175,19 +185,20 @@ pub(crate) fn offered(protocol: u32) -> Vec<&'static EpType> {
 /// on hints without protocol alone.
 fn in_order(protocol: u32, xrc: Option<bool>) -> Vec<&'static EpType> {
     match (protocol, xrc) {
-        (FI_PROTO_RDMA_CM_IB_XRC, _) => vec![&RDM_XRC],
-        (FI_PROTO_UNSPEC, None) => vec![&RDM, &RDM_XRC, &MSG],
-        (FI_PROTO_UNSPEC, Some(true)) => vec![&RDM_XRC, &RDM, &MSG],
+        (FI_PROTO_RDMA_CM_IB_XRC, _) => vec![&RDM_XRC, &MSG_XRC],
+        (FI_PROTO_UNSPEC, None) => vec![&RDM, &RDM_XRC, &MSG, &MSG_XRC],
+        (FI_PROTO_UNSPEC, Some(true)) => vec![&RDM_XRC, &RDM, &MSG_XRC, &MSG],
         _ => vec![&RDM, &MSG],
     }
 }
 
 /// The offered type of an object that is opened with an info of this type and protocol. An info
-/// without protocol is one on RC; `FI_EP_UNSPEC` is [`MSG`].
+/// without protocol is one on RC; `FI_EP_UNSPEC` is a connected endpoint.
 pub(crate) fn of(number: u32, protocol: u32) -> Option<&'static EpType> {
-    if number == FI_EP_UNSPEC {
-        return Some(&MSG);
-    }
+    let number = match number {
+        FI_EP_UNSPEC => FI_EP_MSG,
+        number => number,
+    };
     let xrc = protocol == FI_PROTO_RDMA_CM_IB_XRC;
     let mut types = offered(protocol).into_iter();
     types.find(|ep| ep.number == number && ep.xrc == xrc)
@@ -204,12 +215,12 @@ mod tests {
             types.map(|ep| (ep.number, ep.xrc)).collect::<Vec<_>>()
         };
         let (rc, xrc) = ((FI_EP_RDM, false), (FI_EP_RDM, true));
-        let msg = (FI_EP_MSG, false);
-        assert_eq!(names(FI_PROTO_UNSPEC, None), [rc, xrc, msg]);
-        assert_eq!(names(FI_PROTO_UNSPEC, Some(true)), [xrc, rc, msg]);
+        let (msg, msg_xrc) = ((FI_EP_MSG, false), (FI_EP_MSG, true));
+        assert_eq!(names(FI_PROTO_UNSPEC, None), [rc, xrc, msg, msg_xrc]);
+        assert_eq!(names(FI_PROTO_UNSPEC, Some(true)), [xrc, rc, msg_xrc, msg]);
         assert_eq!(names(FI_PROTO_UNSPEC, Some(false)), [rc, msg]);
         for set in [None, Some(false), Some(true)] {
-            assert_eq!(names(FI_PROTO_RDMA_CM_IB_XRC, set), [xrc]);
+            assert_eq!(names(FI_PROTO_RDMA_CM_IB_XRC, set), [xrc, msg_xrc]);
             assert_eq!(names(FI_PROTO_IB_RDM, set), [rc, msg]);
             assert_eq!(names(FI_PROTO_RDMA_CM_IB_RC, set), [rc, msg]);
         }

@@ -15,7 +15,10 @@ use std::ffi::{c_char, c_int};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use libfabric_sys::{FI_EP_RDM, FI_EP_UNSPEC, FI_PROV_ATTR_ONLY, FI_RESCAN, FI_RMA_PMEM, fi_info};
+use libfabric_sys::{
+    FI_EP_MSG, FI_EP_RDM, FI_EP_UNSPEC, FI_PROTO_RDMA_CM_IB_XRC, FI_PROV_ATTR_ONLY, FI_RESCAN,
+    FI_RMA_PMEM, fi_info,
+};
 use weft::auth::AuthKey;
 use weft::errno::{FiErrno, Result};
 use weft::mr::Form;
@@ -147,7 +150,8 @@ pub(crate) fn for_request(
     hints.fabric_name = None;
     hints.nic_name = None;
     hints.format = hints.format.or(Some(Format::native(&local)));
-    let offer = Offer::of(device, &ep_type::MSG)?;
+    let ep = ep_type::of(FI_EP_MSG, hints.protocol()).ok_or(FiErrno::ENODATA)?;
+    let offer = Offer::of(device, ep)?;
     let terms = exact_terms(version, &mut hints, &offer)?;
     let path = resolve::Path {
         src: Some(local),
@@ -172,6 +176,8 @@ pub(crate) struct DomainTerms {
     pub(crate) durable: bool,
     /// Whether the info is one of an endpoint with many peers.
     pub(crate) rdm: bool,
+    /// Whether the info is one of an endpoint on XRC.
+    pub(crate) xrc: bool,
     /// The format of addresses.
     pub(crate) format: Format,
 }
@@ -201,9 +207,16 @@ pub(crate) fn domain_terms(
             auth: hints.domain.as_ref().and_then(|domain| domain.auth.clone()),
             durable: hints.caps & FI_RMA_PMEM != 0,
             rdm: ep.number == FI_EP_RDM,
+            xrc: ep.xrc,
             format: hints.format.unwrap_or(Format::Sockaddr),
         })
         .ok_or(FiErrno::EINVAL)
+}
+
+/// Whether an info names the protocol of XRC.
+pub(crate) fn is_xrc(info: View<'_, fi_info>) -> bool {
+    info.ep()
+        .is_some_and(|ep| ep.protocol == FI_PROTO_RDMA_CM_IB_XRC)
 }
 
 /// Whether a device belongs to a fabric of this name.

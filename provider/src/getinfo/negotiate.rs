@@ -355,6 +355,11 @@ fn check_ep(ep: &EpHints, offer: &Offer) -> Result<()> {
     )?;
     // shared contexts are SIZE_MAX
     need(ep.tx_ctx_cnt <= 1, "tx_ctx_cnt")?;
+    let shares = ep.rx_ctx_cnt == FI_SHARED_CONTEXT;
+    need(
+        !offer.ep.xrc || offer.ep.number == FI_EP_RDM || shares,
+        "rx_ctx_cnt (connected endpoints on XRC have FI_SHARED_CONTEXT)",
+    )?;
     need(
         ep.rx_ctx_cnt <= 1 || (ep.rx_ctx_cnt == FI_SHARED_CONTEXT && offer.shared_rx.is_some()),
         "rx_ctx_cnt",

@@ -118,14 +118,20 @@ impl Offer {
     /// The device's errno, if the device is gone. `ENOSYS`: the device has no endpoints of this
     /// type.
     pub(crate) fn of(device: &Arc<Device>, ep: &'static EpType) -> Result<Self> {
+        if ep.xrc && (!device.attr().xrc || device.attr().iwarp) {
+            return Err(FiErrno::ENOSYS);
+        }
         if ep.number == FI_EP_RDM {
             let limits = rdm::Limits::of(device).ok_or(FiErrno::ENOSYS)?;
-            if ep.xrc && (!device.attr().xrc || device.attr().iwarp) {
-                return Err(FiErrno::ENOSYS);
-            }
             return Ok(Self::connected(device)?.with_many_peers(ep, &limits));
         }
-        Self::connected(device)
+        let mut offer = Self::connected(device)?;
+        if ep.xrc {
+            offer.ep = ep;
+            offer.protocol = FI_PROTO_RDMA_CM_IB_XRC;
+            offer.ep_cnt = device.attr().max_srq;
+        }
+        Ok(offer)
     }
 
     /// Of connected endpoints.

@@ -77,7 +77,14 @@ pub(crate) fn report_xrc(flags: u64, hints: &Hints, devices: &[Arc<Device>]) {
         let reason = without_xrc(device)?;
         Some(format!("{}: {reason}", device.name()))
     });
-    let reasons = reasons.collect::<Vec<_>>();
+    let mut reasons = reasons.collect::<Vec<_>>();
+    let ep = hints.ep.as_ref();
+    if reasons.is_empty()
+        && ep.is_some_and(|ep| ep.kind == FI_EP_MSG && ep.rx_ctx_cnt != FI_SHARED_CONTEXT)
+    {
+        let reason = "FI_EP_MSG needs ep_attr->rx_ctx_cnt of FI_SHARED_CONTEXT";
+        reasons.push(reason.to_owned());
+    }
     if !reasons.is_empty() && !SAID.swap(true, Relaxed) {
         warning!(
             FI_LOG_FABRIC,

@@ -10,6 +10,7 @@ fn open(domain: &Arc<Domain>) -> Arc<SharedRx> {
         size: SIZE,
         iov_limit: 2,
         op_flags: Flags::empty(),
+        xrc: false,
     };
     SharedRx::open(domain, config).expect("a shared receive context")
 }
@@ -268,6 +269,7 @@ fn what_does_not_belong_together_is_refused() {
             size,
             iov_limit,
             op_flags: Flags::empty(),
+            xrc: false,
         };
         let opened = SharedRx::open(&own.domain, config);
         assert_eq!(opened.err(), Some(FiErrno::EINVAL), "{config:?}");

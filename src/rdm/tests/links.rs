@@ -314,6 +314,7 @@ fn a_rejection_after_the_reply_breaks_the_link() {
             kind,
             object: 0,
             new_id: None,
+            peer_qp: None,
             status: 110,
             private_data: PrivateData::EMPTY,
         });

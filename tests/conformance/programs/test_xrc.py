@@ -1,7 +1,10 @@
-"""Endpoints with many peers on XRC: tests/conformance/c/rdm/xrc_messages.c and xrc_nodes.c."""
+"""Endpoints on XRC: tests/conformance/c/xrc_offered.c, msg_xrc.c for connected ones, and
+rdm/xrc_messages.c and xrc_nodes.c for those with many peers.
+"""
 
 import json
 import os
+import re
 import tempfile
 import unittest
 
@@ -20,6 +23,58 @@ class XrcMessages(common.CProgram):
             for more in [[], ["auto"]]:
                 with self.subTest(mode=mode, more=more):
                     self.succeeds(programs.SYSTEM, mode, *more)
+
+
+class MsgXrc(common.CProgram):
+    """Connected endpoints on XRC, in two and three processes."""
+
+    SOURCE = "msg_xrc"
+
+    @common.per_release
+    def test_messages_rma_and_atomics(self, libfabric):
+        self.succeeds(libfabric, "messages")
+        self.succeeds(libfabric, "node")
+
+    def test_the_death_of_a_peer(self):
+        self.succeeds(programs.SYSTEM, "killed")
+        self.succeeds(programs.SYSTEM, "idle")
+
+    def test_the_end_of_single_connections(self):
+        self.succeeds(programs.SYSTEM, "shutdown")
+        self.succeeds(programs.SYSTEM, "broken")
+
+    def test_rejections(self):
+        self.succeeds(programs.SYSTEM, "reject")
+
+    def test_a_domain_of_the_application(self):
+        self.succeeds(programs.SYSTEM, "bound")
+
+    def test_rc_and_xrc_refuse_each_other_with_a_line_at_both_sides(self):
+        """The side that has requested the connection, and the one that has refused it."""
+        for mode, own, peer in [("rc", "XRC", "RC"), ("to_rc", "RC", "XRC")]:
+            ended = self.succeeds(programs.SYSTEM, mode, FI_LOG_LEVEL="warn")
+            named = {"RC": r"RC \(FI_PROTO_RDMA_CM_IB_RC\)", "XRC": r"XRC \(FI_PROTO_RDMA_CM_IB_XRC\)"}
+            refuses = rf"a request of 127\.0\.0\.1:\d+ is refused: the endpoint there is on {named[peer]}, this one on {named[own]}"
+            refused = rf"127\.0\.0\.1:\d+ refuses a connection: the endpoint there is on {named[own]}, this one on {named[peer]}"
+            self.assertEqual(len(re.findall(refuses, ended.text)), 1, ended)
+            self.assertEqual(len(re.findall(refused, ended.text)), 1, ended)
+
+
+class XrcOffered(common.CProgram):
+    SOURCE = "xrc_offered"
+
+    @common.per_release
+    def test_rc_comes_first_unless_the_parameter_or_the_protocol_decides(self, libfabric):
+        self.succeeds(libfabric, "both")
+        self.succeeds(libfabric, "first", FI_WEFT_XRC="1")
+        self.succeeds(libfabric, "without", FI_WEFT_XRC="0")
+
+    @common.per_release
+    def test_a_device_without_xrc_says_so_once(self, libfabric):
+        for xrc in ["0", "1"]:
+            ended = self.succeeds(libfabric, "missing", SOFTVERBS_SRQ="0", FI_WEFT_DEVICE="soft0", FI_WEFT_XRC=xrc, FI_LOG_LEVEL="warn")
+            reason = "FI_PROTO_RDMA_CM_IB_XRC is not offered: soft0: the device reports no XRC"
+            self.assertEqual(ended.text.count(reason), 1, ended)
 
 
 class XrcNodes(common.CProgram):

@@ -1,0 +1,190 @@
+//! A circuit of connected endpoints on XRC: an initiator that several endpoints use.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+
+use super::Incoming;
+use crate::errno::{FiErrno, Result};
+use crate::verbs::{AsyncEvent, AsyncListener, PrivateData, Qp, QpNumber};
+
+/// An endpoint, as its circuit's requests use it. Each call but [`Self::circuit_failed`] comes from
+/// the driver, some with the dispatcher's lock held.
+pub(crate) trait CircuitUser: Send + Sync {
+    /// The private data of the request on this circuit. `port`: where the domain takes reciprocal
+    /// requests. `redirected`: the number by which the peer finds the endpoint that waits for this
+    /// request, which repeats an earlier one.
+    ///
+    /// # Errors
+    /// The endpoint is closed, or has no resources: the dial has failed.
+    fn request(
+        &self,
+        circuit: &Arc<Circuit>,
+        local: SocketAddr,
+        port: u16,
+        redirected: Option<u32>,
+    ) -> Result<Vec<u8>>;
+
+    /// The peer has accepted. The share is the endpoint's now.
+    fn answered(&self, share: Share, answer: &PrivateData);
+
+    /// The peer has rejected, cannot be reached, or the device has failed.
+    fn not_connected(&self, error: FiErrno, status: i32, data: &PrivateData);
+
+    /// The peer connects the other direction.
+    fn reciprocal(&self, request: Incoming);
+
+    /// The peer's original request follows with a new circuit, because this process does not have
+    /// the target that the first one named.
+    fn redirected(&self, request: Incoming);
+
+    /// The peer has not connected the other direction in time.
+    fn not_answered(&self);
+
+    /// The peer has ended the connection.
+    fn peer_ended(&self);
+
+    /// The circuit has failed. Called once, with any lock held that precedes that of a completion
+    /// queue, or this one.
+    fn circuit_failed(&self);
+}
+
+/// An initiator, and the target to which it is connected. Thread safe. It ends with its last
+/// [`Share`].
+#[derive(Debug)]
+pub(crate) struct Circuit {
+    qp: Arc<Qp>,
+    /// Requests that its send queue has room for, and how many of them its users have reserved.
+    size: usize,
+    used: AtomicUsize,
+    /// The number of the target; 0 until the circuit is up.
+    target: AtomicU32,
+    failed: AtomicBool,
+    users: Mutex<Vec<Weak<dyn CircuitUser>>>,
+}
+
+impl Circuit {
+    /// `size`: requests that the send queue of `qp` has room for.
+    pub(super) fn new(qp: Qp, size: usize) -> Arc<Self> {
+        let circuit = Arc::new(Self {
+            qp: Arc::new(qp),
+            size,
+            used: AtomicUsize::new(0),
+            target: AtomicU32::new(0),
+            failed: AtomicBool::new(false),
+            users: Mutex::default(),
+        });
+        let listener: Weak<Self> = Arc::downgrade(&circuit);
+        circuit
+            .qp
+            .pd()
+            .device()
+            .listen(circuit.qp.object(), listener);
+        circuit
+    }
+
+    /// The initiator.
+    pub(crate) fn qp(&self) -> &Arc<Qp> {
+        &self.qp
+    }
+
+    /// The number of the target; 0 while the circuit is being connected.
+    pub(crate) fn target(&self) -> u32 {
+        self.target.load(Ordering::Acquire)
+    }
+
+    pub(super) fn connected(&self, target: QpNumber) {
+        self.target.store(target.get(), Ordering::Release);
+    }
+
+    /// Reserves room for the requests of one more user; `None`: there is no room, or the circuit
+    /// has failed.
+    pub(super) fn share(
+        self: &Arc<Self>,
+        room: usize,
+        user: &Weak<dyn CircuitUser>,
+    ) -> Option<Share> {
+        let free = |used: usize| (used + room <= self.size).then_some(used + room);
+        if self.has_failed() {
+            return None;
+        }
+        self.used
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, free)
+            .ok()?;
+        let mut users = self.users.lock();
+        users.retain(|known| known.strong_count() != 0);
+        users.push(Weak::clone(user));
+        drop(users);
+        let share = Share {
+            circuit: Arc::clone(self),
+            room,
+            user: Weak::clone(user),
+        };
+        // the users of a circuit that fails meanwhile are found in the list, or here
+        (!self.has_failed()).then_some(share)
+    }
+
+    /// Whether the initiator is in its error state.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Acquire)
+    }
+
+    /// Notes that a request has failed, or the device has reported the failure: all users fail.
+    /// Acquires no lock that precedes that of a completion queue.
+    pub(crate) fn failed(&self) {
+        if self.failed.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let users = std::mem::take(&mut *self.users.lock());
+        for user in users.iter().filter_map(Weak::upgrade) {
+            user.circuit_failed();
+        }
+    }
+
+    /// Ends the circuit: all its requests are flushed.
+    pub(crate) fn fail(&self) {
+        // an error is that of a queue pair that is in this state already
+        let _ = self.qp.set_error();
+        self.failed();
+    }
+}
+
+impl AsyncListener for Circuit {
+    fn async_event(&self, event: AsyncEvent) {
+        if matches!(event, AsyncEvent::QpError | AsyncEvent::DeviceFatal) {
+            self.failed();
+        }
+    }
+}
+
+impl Drop for Circuit {
+    fn drop(&mut self) {
+        self.qp.pd().device().unlisten(self.qp.object());
+    }
+}
+
+/// An endpoint's part of a circuit. Dropped, it gives its room back, and the endpoint does not fail
+/// with the circuit.
+#[derive(Debug)]
+pub(crate) struct Share {
+    circuit: Arc<Circuit>,
+    room: usize,
+    user: Weak<dyn CircuitUser>,
+}
+
+impl Share {
+    pub(crate) fn circuit(&self) -> &Arc<Circuit> {
+        &self.circuit
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        let mut users = self.circuit.users.lock();
+        users.retain(|user| !std::ptr::addr_eq(user.as_ptr(), self.user.as_ptr()));
+        drop(users);
+        self.circuit.used.fetch_sub(self.room, Ordering::AcqRel);
+    }
+}

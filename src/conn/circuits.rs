@@ -1,0 +1,568 @@
+//! The circuits of a domain's connected endpoints on XRC, and the requests that make them or name
+//! them. `docs/protocol-xrc.md`, "MSG endpoints".
+//!
+//! The domain's driver thread takes the events of the connection manager, and executes the steps
+//! that need the dispatcher's lock, or none: a step never runs inside an event.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+use super::circuit::{Circuit, CircuitUser};
+use super::circuit_dial::Dial;
+use super::driver::{Driven, Turn};
+use super::end_notice::Notice;
+use super::incoming::Incoming;
+use super::{CmSink, ConnectRequest, Dispatcher, Driver, Listener, Outcome, Tuning};
+use crate::Token;
+use crate::errno::{FiErrno, Result};
+use crate::log::info_log;
+use crate::queue::CompletionQueue;
+use crate::verbs::{CmId, Cq, Device, Pd, QpConfig};
+use crate::wire::cm_data::CmData;
+use crate::wire::msg_xrc::{End, Kind};
+
+/// How long an endpoint waits for a circuit that another one makes, before it makes its own: the
+/// peer's application may be slow to accept.
+const PATIENCE: Duration = Duration::from_millis(100);
+/// How long the connecting side waits for the peer's reciprocal request.
+const RECIPROCAL: Duration = Duration::from_secs(10);
+/// How long a notice of the end may take, and how long the close of the domain waits for notices.
+const NOTICE: Duration = Duration::from_secs(1);
+/// How long the identifiers of answered requests stay.
+const RETIRED: Duration = Duration::from_secs(1);
+/// Endpoints that share a circuit, unless the device's send queues are shorter.
+const SHARES: usize = 8;
+const BACKLOG: usize = 1024;
+/// Free ports that are tried until one is free in both port spaces.
+const PORTS: usize = 32;
+const CONNECTIONS: Token = Token(1);
+const SERVICES: Token = Token(2);
+
+/// The parameters of a dial.
+#[derive(Clone, Debug)]
+pub(crate) struct DialConfig {
+    pub(crate) from: Option<SocketAddr>,
+    pub(crate) to: SocketAddr,
+    pub(crate) pd: Arc<Pd>,
+    pub(crate) cq: Arc<CompletionQueue>,
+    /// Of the endpoint: the initiator's send queue is longer.
+    pub(crate) qp: QpConfig,
+}
+
+impl DialConfig {
+    /// Whether endpoints with these parameters can share a circuit.
+    fn shares_with(&self, other: &Self) -> bool {
+        self.to.ip() == other.to.ip()
+            && self.from.map(|from| from.ip()) == other.from.map(|from| from.ip())
+            && Arc::ptr_eq(&self.cq, &other.cq)
+            && Arc::ptr_eq(&self.pd, &other.pd)
+            && (self.qp.max_send_sge, self.qp.max_inline)
+                == (other.qp.max_send_sge, other.qp.max_inline)
+    }
+
+    pub(super) fn room(&self) -> usize {
+        self.qp.max_send_wr
+    }
+
+    /// The configuration of an initiator for several endpoints.
+    pub(super) fn initiator(&self) -> QpConfig {
+        let most = self.pd.device().attr().max_qp_wr;
+        let shares = (most / self.room().max(1)).clamp(1, SHARES);
+        QpConfig {
+            max_send_wr: self.room() * shares,
+            ..self.qp
+        }
+    }
+
+    pub(super) fn send_cq(&self) -> Result<&Arc<Cq>> {
+        self.cq.device_cq()
+    }
+}
+
+/// A circuit that exists, or is being made.
+#[derive(Debug)]
+struct Place {
+    config: DialConfig,
+    /// The dial that makes it, until it is up.
+    maker: Option<Arc<Dial>>,
+    circuit: Weak<Circuit>,
+    waiting: Vec<(Arc<Dial>, Instant)>,
+    /// Addresses whose processes do not have its target.
+    elsewhere: Vec<SocketAddr>,
+}
+
+/// Work for the driver.
+#[derive(Debug)]
+pub(super) enum Step {
+    /// Create the identifier of a dial, and resolve the address.
+    Resolve(Arc<Dial>),
+    /// Listen at the dial's local address, and resolve the route.
+    Listen(Arc<Dial>),
+    /// End an identifier.
+    EndId(Arc<CmId>),
+    /// Send a notice.
+    Notify(Arc<Notice>),
+    /// A notice has been answered, or cannot be sent.
+    EndNotice(Arc<Notice>),
+}
+
+#[derive(Debug, Default)]
+struct State {
+    places: Vec<Place>,
+    steps: VecDeque<Step>,
+    users: HashMap<u32, Weak<dyn CircuitUser>>,
+    /// Users that wait for a reciprocal request.
+    awaiting: Vec<(u32, Instant)>,
+    listeners: Vec<Listening>,
+    notices: Vec<(Arc<Notice>, Instant)>,
+    /// The identifiers of requests that are answered.
+    retired: Vec<(Retired, Instant)>,
+    closed: bool,
+}
+
+/// The listeners at one local address, at one port in both port spaces.
+#[derive(Debug)]
+struct Listening {
+    ip: IpAddr,
+    port: u16,
+    both: [Arc<Listener>; 2],
+}
+
+/// The circuits of a domain. Thread safe.
+#[derive(Debug)]
+pub(crate) struct Circuits {
+    this: Weak<Self>,
+    device: Arc<Device>,
+    driver: Arc<Driver>,
+    pub(super) tuning: Tuning,
+    turn: Arc<Turn>,
+    /// A leaf, held while a circuit is found; not during calls of the connection manager.
+    state: Mutex<State>,
+    /// Held while listeners are opened. It precedes the dispatcher's lock.
+    listening: Mutex<()>,
+    /// Notified when a notice has ended.
+    ended: Condvar,
+}
+
+impl Circuits {
+    /// [`Self::close`] ends it.
+    pub(crate) fn new(device: &Arc<Device>, driver: Arc<Driver>, tuning: Tuning) -> Arc<Self> {
+        let circuits = Arc::new_cyclic(|this| Self {
+            this: Weak::clone(this),
+            device: Arc::clone(device),
+            driver,
+            tuning,
+            turn: Arc::default(),
+            state: Mutex::default(),
+            listening: Mutex::new(()),
+            ended: Condvar::new(),
+        });
+        let driven: Weak<Self> = Weak::clone(&circuits.this);
+        circuits.driver.add(driven, &circuits.turn, None);
+        circuits
+    }
+
+    pub(super) fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    pub(super) fn driver(&self) -> &Driver {
+        &self.driver
+    }
+
+    /// Waits until the event of the connection manager that is being processed has been.
+    pub(crate) fn settle(&self) {
+        drop(self.driver.dispatcher().registry());
+    }
+
+    /// A number by which peers find this user; not 0.
+    pub(crate) fn register(&self, user: Weak<dyn CircuitUser>) -> Result<u32> {
+        let mut state = self.state.lock();
+        loop {
+            // the low half is as random as the whole
+            let tag = crate::mr::random()? as u32;
+            if tag != 0 && !state.users.contains_key(&tag) {
+                state.users.insert(tag, user);
+                return Ok(tag);
+            }
+        }
+    }
+
+    /// The user is found no more.
+    pub(crate) fn forget(&self, tag: u32) {
+        let mut state = self.state.lock();
+        state.users.remove(&tag);
+        state.awaiting.retain(|(awaiting, _)| *awaiting != tag);
+    }
+
+    /// The user gets [`CircuitUser::not_answered`] unless it is [`Self::expect`]ed no more in time.
+    pub(crate) fn expect(&self, tag: u32) {
+        let due = Instant::now() + RECIPROCAL;
+        self.state.lock().awaiting.push((tag, due));
+        self.driver.wake(&self.turn);
+    }
+
+    /// The reciprocal request has arrived.
+    pub(crate) fn arrived(&self, tag: u32) {
+        let mut state = self.state.lock();
+        state.awaiting.retain(|(awaiting, _)| *awaiting != tag);
+    }
+
+    /// Begins to connect: on a circuit that is up, or with a new one. `alone`: with a new one, which
+    /// nobody else uses.
+    pub(crate) fn dial(
+        &self,
+        user: Weak<dyn CircuitUser>,
+        config: DialConfig,
+        alone: bool,
+    ) -> Arc<Dial> {
+        let dial = Dial::new(&self.this, user, config);
+        self.place(&dial, alone);
+        dial
+    }
+
+    /// Finds the circuit of a dial. `alone`: it makes its own one.
+    pub(super) fn place(&self, dial: &Arc<Dial>, alone: bool) {
+        let mut state = self.state.lock();
+        state
+            .places
+            .retain(|place| place.maker.is_some() || place.circuit.strong_count() != 0);
+        let (room, user) = (dial.config().room(), dial.user());
+        let to = dial.config().to;
+        let suitable = |place: &&mut Place| {
+            !alone && place.config.shares_with(dial.config()) && !place.elsewhere.contains(&to)
+        };
+        let mut making = None;
+        for place in state.places.iter_mut().filter(suitable) {
+            if place.maker.is_some() {
+                making.get_or_insert(place);
+            } else if let Some(circuit) = place.circuit.upgrade()
+                && let Some(share) = circuit.share(room, user)
+            {
+                dial.join(share);
+                making = None;
+                break;
+            }
+        }
+        if let Some(place) = making {
+            place
+                .waiting
+                .push((Arc::clone(dial), Instant::now() + PATIENCE));
+        } else {
+            if !dial.has_share() {
+                state.places.push(Place {
+                    config: dial.config().clone(),
+                    maker: Some(Arc::clone(dial)),
+                    circuit: Weak::new(),
+                    waiting: Vec::new(),
+                    elsewhere: Vec::new(),
+                });
+            }
+            state.steps.push_back(Step::Resolve(Arc::clone(dial)));
+        }
+        drop(state);
+        self.driver.wake(&self.turn);
+    }
+
+    /// The circuit that `dial` makes is up, or with `None` has failed or is not needed: the dials
+    /// that wait for it continue.
+    pub(super) fn made(&self, dial: &Arc<Dial>, circuit: Option<&Arc<Circuit>>) {
+        let mut waiting = Vec::new();
+        let mut state = self.state.lock();
+        let is_maker = |place: &Place| {
+            let maker = place.maker.as_ref();
+            maker.is_some_and(|maker| Arc::ptr_eq(maker, dial))
+        };
+        if let Some(place) = state.places.iter_mut().find(|place| is_maker(place)) {
+            place.maker = None;
+            place.circuit = circuit.map(Arc::downgrade).unwrap_or_default();
+            waiting = std::mem::take(&mut place.waiting);
+        }
+        for place in &mut state.places {
+            place.waiting.retain(|(other, _)| !Arc::ptr_eq(other, dial));
+        }
+        drop(state);
+        for (dial, _) in waiting {
+            self.place(&dial, false);
+        }
+    }
+
+    /// The process at this address does not have the target of the circuit.
+    pub(super) fn is_elsewhere(&self, circuit: &Arc<Circuit>, to: SocketAddr) {
+        let mut state = self.state.lock();
+        let is_this =
+            |place: &&mut Place| std::ptr::eq(place.circuit.as_ptr(), Arc::as_ptr(circuit));
+        if let Some(place) = state.places.iter_mut().find(is_this) {
+            place.elsewhere.push(to);
+        }
+    }
+
+    /// Keeps the identifier of an answered request until the peer has the answer.
+    pub(crate) fn retire(&self, request: Incoming) {
+        self.add_retired(Retired::Request {
+            _request: Arc::new(request),
+        });
+    }
+
+    /// As [`Self::retire`], of a request of this side. libfabric's provider requires that the side
+    /// with the target disconnects first.
+    pub(super) fn retire_id(&self, id: Arc<CmId>) {
+        self.add_retired(Retired::Dial(id));
+    }
+
+    fn add_retired(&self, retired: Retired) {
+        let due = Instant::now() + RETIRED;
+        self.state.lock().retired.push((retired, due));
+        self.driver.wake(&self.turn);
+    }
+
+    pub(super) fn push(&self, step: Step) {
+        self.state.lock().steps.push_back(step);
+        self.driver.wake(&self.turn);
+    }
+
+    /// Tells the peer at this address that a connection has ended. `keep` lives until the peer has
+    /// answered, or 1 s: memory that the peer may access until then.
+    pub(crate) fn notify(
+        &self,
+        (from, to): (Option<SocketAddr>, SocketAddr),
+        end: End,
+        keep: Box<dyn std::any::Any + Send + Sync>,
+    ) {
+        let notice = Notice::new(&self.this, (from, to), end, keep);
+        let mut state = self.state.lock();
+        if state.closed {
+            return;
+        }
+        let due = Instant::now() + NOTICE;
+        state.notices.push((Arc::clone(&notice), due));
+        state.steps.push_back(Step::Notify(notice));
+        drop(state);
+        self.driver.wake(&self.turn);
+    }
+
+    /// The port of the listeners at a local address, which are opened for it. The caller holds no
+    /// lock.
+    pub(crate) fn listen_at(&self, local: SocketAddr) -> Result<u16> {
+        let _listening = self.listening.lock();
+        if let Some(port) = self.port_at(local) {
+            return Ok(port);
+        }
+        // kept until a port is found: each attempt gets another one
+        let mut attempts = Vec::new();
+        for _ in 0..PORTS {
+            let mut at = local;
+            at.set_port(0);
+            let device = &self.device;
+            let connections = Listener::open(device, Some(at), BACKLOG, CONNECTIONS, &[])?;
+            let port = connections.local_addr()?.port();
+            at.set_port(port);
+            let services = match Listener::open_service(device, at, BACKLOG, SERVICES) {
+                Err(FiErrno::EADDRINUSE) => {
+                    attempts.push(connections);
+                    continue;
+                }
+                services => services?,
+            };
+            let both = [connections, services];
+            let sink = self.this.upgrade().ok_or(FiErrno::EOPBADSTATE)?;
+            let sink: Arc<dyn CmSink> = sink;
+            for listener in &both {
+                listener.bind(&sink)?;
+                listener.listen()?;
+            }
+            let ip = local.ip();
+            self.state
+                .lock()
+                .listeners
+                .push(Listening { ip, port, both });
+            return Ok(port);
+        }
+        Err(FiErrno::EADDRINUSE)
+    }
+
+    /// The port of the listeners at a local address, if they are open.
+    pub(crate) fn port_at(&self, local: SocketAddr) -> Option<u16> {
+        let state = self.state.lock();
+        let mut known = state.listeners.iter();
+        known.find(|at| at.ip == local.ip()).map(|at| at.port)
+    }
+
+    fn user(&self, tag: u32) -> Option<Arc<dyn CircuitUser>> {
+        self.state.lock().users.get(&tag).and_then(Weak::upgrade)
+    }
+
+    /// A request at one of the domain's listeners.
+    fn requested(&self, request: ConnectRequest) {
+        if let Some(end) = End::decode(request.private_data().bytes()) {
+            if let Some(user) = self.user(end.to) {
+                user.peer_ended();
+            }
+            if let Some((id, _)) = request.take() {
+                // the peer has nothing to do with an error
+                let _ = id.answer_service(&end.encode());
+            }
+            return;
+        }
+        let Some(incoming) = Incoming::of(request) else {
+            info_log!(
+                EpCtrl,
+                "an unknown message of the connection manager is rejected"
+            );
+            return;
+        };
+        let header = *incoming.header();
+        match self.user(header.tag) {
+            Some(user) if header.kind == Kind::Reciprocal => user.reciprocal(incoming),
+            Some(user) if header.kind == Kind::OtherDomain => user.redirected(incoming),
+            _ => {
+                info_log!(EpCtrl, "no connection has the number {:#x}", header.tag);
+                incoming.reject(&CmData::EMPTY);
+            }
+        }
+    }
+
+    fn execute(&self, step: Step) {
+        match step {
+            Step::Resolve(dial) => dial.resolve(self),
+            Step::Listen(dial) => dial.listen(self),
+            Step::EndId(id) => self.drop_id(id),
+            Step::Notify(notice) => notice.send(self),
+            Step::EndNotice(notice) => self.end_notice(&notice),
+        }
+    }
+
+    fn end_notice(&self, notice: &Arc<Notice>) {
+        if let Some(id) = notice.take_id() {
+            self.drop_id(id);
+        }
+        let mut state = self.state.lock();
+        state
+            .notices
+            .retain(|(other, _)| !Arc::ptr_eq(other, notice));
+        drop(state);
+        self.ended.notify_all();
+    }
+
+    fn drop_id(&self, id: Arc<CmId>) {
+        self.driver.dispatcher().registry().remove(id.object());
+        drop(id);
+    }
+
+    /// What is due at this time, and the time of the next call.
+    fn take_due(&self, now: Instant) -> (Due, Option<Instant>) {
+        let mut state = self.state.lock();
+        let mut due = Due::default();
+        for place in &mut state.places {
+            due.dials.extend(overdue(&mut place.waiting, now));
+        }
+        let tags = overdue(&mut state.awaiting, now);
+        let users = tags
+            .iter()
+            .filter_map(|tag| state.users.get(tag)?.upgrade());
+        due.users = users.collect();
+        due.notices = overdue(&mut state.notices, now);
+        due.retired = overdue(&mut state.retired, now);
+        let waiting = state.places.iter().flat_map(|place| &place.waiting);
+        let next = waiting.map(|(_, at)| *at);
+        let next = next.chain(state.awaiting.iter().map(|(_, at)| *at));
+        let next = next.chain(state.notices.iter().map(|(_, at)| *at));
+        let next = next.chain(state.retired.iter().map(|(_, at)| *at));
+        let next = next.min();
+        (due, next)
+    }
+
+    /// Ends the domain's circuits: waits at most 1 s for the notices under way. No endpoint is left.
+    pub(crate) fn close(&self) {
+        let mut state = self.state.lock();
+        state.closed = true;
+        let deadline = Instant::now() + NOTICE;
+        while !state.notices.is_empty() && self.driver.is_of_this_process() {
+            if self.ended.wait_until(&mut state, deadline).timed_out() {
+                break;
+            }
+        }
+        let listeners = std::mem::take(&mut state.listeners);
+        let left = std::mem::take(&mut *state);
+        state.closed = true;
+        drop(state);
+        for listener in listeners.iter().flat_map(|at| &at.both) {
+            listener.close();
+        }
+        // this thread may be one that drives: it does not wait for the end of that
+        self.driver.forget(&self.turn);
+        drop(left);
+    }
+}
+
+/// What has become due.
+#[derive(Default)]
+struct Due {
+    dials: Vec<Arc<Dial>>,
+    users: Vec<Arc<dyn CircuitUser>>,
+    notices: Vec<Arc<Notice>>,
+    retired: Vec<Retired>,
+}
+
+/// The identifier of a request that is answered.
+#[derive(Clone, Debug)]
+enum Retired {
+    Request { _request: Arc<Incoming> },
+    Dial(Arc<CmId>),
+}
+
+/// Takes the elements whose time has come.
+fn overdue<T: Clone>(list: &mut Vec<(T, Instant)>, now: Instant) -> Vec<T> {
+    let mut due = Vec::new();
+    list.retain(|(element, at)| {
+        if *at <= now {
+            due.push(element.clone());
+        }
+        *at > now
+    });
+    due
+}
+
+impl Driven for Circuits {
+    fn drive(&self) -> Option<Instant> {
+        loop {
+            let step = self.state.lock().steps.pop_front();
+            let Some(step) = step else { break };
+            self.execute(step);
+        }
+        let (due, next) = self.take_due(Instant::now());
+        for dial in due.dials {
+            self.place(&dial, true);
+        }
+        for user in due.users {
+            user.not_answered();
+        }
+        for notice in due.notices {
+            self.end_notice(&notice);
+        }
+        for retired in due.retired {
+            if let Retired::Dial(id) = retired {
+                self.drop_id(id);
+            }
+        }
+        next
+    }
+}
+
+impl CmSink for Circuits {
+    fn dispatcher(&self) -> &Dispatcher {
+        self.driver.dispatcher()
+    }
+
+    fn report(&self, _: Token, outcome: Outcome) {
+        if let Outcome::Requested(request) = outcome {
+            self.requested(request);
+        }
+    }
+
+    fn forget(&self, _: Token) {}
+}

@@ -1,0 +1,145 @@
+//! A peer's request for a circuit, or for a connection on a circuit that exists (XRC).
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use super::{ConnectRequest, Tuning};
+use crate::errno::{FiErrno, Result};
+use crate::verbs::{CmId, PrivateData, QpNumber, Target, Xrcd};
+use crate::wire::cm_data::CmData;
+use crate::wire::msg_xrc::{self, Header, Kind};
+
+/// A request that waits for its answer, or is answered. The identifier of a circuit's request stays
+/// until both directions are connected.
+#[derive(Debug)]
+pub(crate) struct Incoming {
+    id: CmId,
+    header: Header,
+    data: Box<PrivateData>,
+    /// It is a request for a service: the circuit exists.
+    sidr: bool,
+}
+
+impl Incoming {
+    /// `None`: it is no request of an endpoint on XRC; dropped, it is rejected.
+    pub(crate) fn of(request: ConnectRequest) -> Option<Self> {
+        let header = Header::decode(request.private_data().bytes())?;
+        // a connection request makes a target, a request for a service names one
+        if request.is_sidr() != (header.target != 0) {
+            return None;
+        }
+        let sidr = request.is_sidr();
+        let (id, data) = request.take()?;
+        Some(Self {
+            id,
+            header,
+            data: Box::new(data),
+            sidr,
+        })
+    }
+
+    /// Whether the circuit exists.
+    pub(crate) fn names_target(&self) -> bool {
+        self.sidr
+    }
+
+    pub(crate) fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// The private data.
+    pub(crate) fn data(&self) -> &[u8] {
+        self.data.bytes()
+    }
+
+    /// This side's address, and the peer's.
+    pub(crate) fn addresses(&self) -> Option<(SocketAddr, SocketAddr)> {
+        self.id.local_addr().zip(self.id.peer_addr())
+    }
+
+    /// Creates the target of a new circuit, or opens the one that the request names.
+    ///
+    /// # Errors
+    /// `ENOENT`: the domain has no such target, or one that does not receive. Others: the device's.
+    pub(crate) fn target(&self, xrcd: &Arc<Xrcd>, tuning: &Tuning) -> Result<Target> {
+        if !self.sidr {
+            let target = Target::create(xrcd)?;
+            tuning.set_traffic_class(&self.id);
+            tuning.set_ack_timeout(&self.id);
+            target.advance_to_rts(&self.id, tuning.min_rnr_timer)?;
+            return Ok(target);
+        }
+        let number = QpNumber::new(self.header.target).ok_or(FiErrno::ENOENT)?;
+        let target = Target::open(xrcd, number).map_err(|error| match error {
+            FiErrno::EINVAL => FiErrno::ENOENT,
+            error => error,
+        })?;
+        match target.query()?.receives {
+            true => Ok(target),
+            false => Err(FiErrno::ENOENT),
+        }
+    }
+
+    /// Sends the answer.
+    ///
+    /// # Errors
+    /// The connection manager's, for instance because the peer has ended the connection.
+    pub(crate) fn answer(&self, target: &Target, answer: &[u8], tuning: &Tuning) -> Result<()> {
+        match self.sidr {
+            true => self.id.answer_service(answer),
+            false => {
+                let param = tuning.conn_param(answer);
+                self.id.accept_with(target.number(), &param)
+            }
+        }
+    }
+
+    /// Rejects the request.
+    pub(crate) fn reject(&self, data: &CmData) {
+        let kind = match self.sidr {
+            true => Kind::Rejected,
+            false => self.header.kind,
+        };
+        let header = Header {
+            kind,
+            port: 0,
+            target: 0,
+            srq: 0,
+            ..self.header
+        };
+        self.refuse(header, data);
+    }
+
+    /// Answers that the target is not in the XRC domain of this process. The peer sends a request
+    /// for a new circuit to this port, with this number. A peer that is no `weft` endpoint is
+    /// rejected; then returns false.
+    pub(crate) fn redirect(&self, port: u16, tag: u32) -> bool {
+        let header = Header {
+            kind: Kind::OtherDomain,
+            port,
+            target: tag,
+            srq: 0,
+            ..self.header
+        };
+        self.refuse(header, &CmData::EMPTY)
+    }
+
+    fn refuse(&self, header: Header, data: &CmData) -> bool {
+        let is_weft = msg_xrc::mark(self.data.bytes()).is_some();
+        // an error is ignored: the peer may have given up
+        let told = self.sidr && is_weft;
+        let _ = if told {
+            // rdma_cm(7) does not promise the private data of a refused request for a service
+            self.id.answer_service(&msg_xrc::answer(&header, data))
+        } else {
+            let header = Header {
+                kind: self.header.kind,
+                port: 0,
+                target: 0,
+                ..header
+            };
+            self.id.reject(&msg_xrc::answer(&header, data))
+        };
+        told
+    }
+}

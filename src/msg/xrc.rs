@@ -1,0 +1,573 @@
+//! Endpoints on XRC: each direction of a connection has a circuit, which other endpoints may use
+//! too. `docs/protocol-xrc.md`, "MSG endpoints".
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Weak};
+
+use super::core::{Control, Core};
+use super::enable::ENGINE_REQUESTS;
+use super::pep::no_data;
+use crate::conn::{
+    Circuit, CircuitUser, Circuits, Dial, DialConfig, Incoming, Owner, Share, State,
+};
+use crate::errno::{FiErrno, Result};
+use crate::log::warn_log;
+use crate::verbs::{AsyncListener, PrivateData, QpConfig, SrqNumber, Target, Xrcd};
+use crate::wire::cm_data::CmData;
+use crate::wire::introduction::Introduction;
+use crate::wire::msg_xrc::{self, End, HEADER_SIZE, Header, Kind};
+
+/// What an endpoint on XRC has besides [`Control`], under the same lock.
+#[derive(Debug, Default)]
+pub(crate) struct XrcSide {
+    /// The XRC domain that the application has bound.
+    pub(super) bound: Option<Arc<Xrcd>>,
+    /// The request that the endpoint was made from, until it is answered.
+    request: Option<Incoming>,
+    /// The peer's reciprocal request, while the answer to this side's request is missing.
+    reciprocal: Option<Incoming>,
+    /// The number by which peers find this endpoint; 0: none.
+    own: u32,
+    /// The number by which the peer finds its endpoint; 0: the peer is no `weft` endpoint.
+    peer: u32,
+    /// The number of the connection, which the connecting side has chosen.
+    tag: u32,
+    /// Where the peer takes reciprocal requests and notices.
+    notices: Option<SocketAddr>,
+    pub(super) local: Option<SocketAddr>,
+    pub(super) remote: Option<SocketAddr>,
+    /// This side's request.
+    dial: Option<Arc<Dial>>,
+    /// This side's circuit, and the peer's receive queue.
+    share: Option<Share>,
+    pub(super) peer_srq: Option<SrqNumber>,
+    /// The answer of the peer's application.
+    answer: Option<PrivateData>,
+}
+
+impl XrcSide {
+    /// Of an endpoint that will answer a request.
+    pub(super) fn answering(request: Option<Incoming>) -> Self {
+        let addresses = request.as_ref().and_then(Incoming::addresses);
+        let (local, remote) = addresses.unzip();
+        let tag = request.as_ref().map_or(0, |request| request.header().tag);
+        Self {
+            tag,
+            local,
+            remote,
+            request,
+            ..Self::default()
+        }
+    }
+
+    /// The tag of the peer's authorization key in the request.
+    fn peer_auth(&self) -> Option<u64> {
+        let request = self.request.as_ref()?;
+        msg_xrc::mark(request.data()).and_then(|mark| mark.auth)
+    }
+}
+
+/// The two circuits of a connection, for callbacks that acquire no other lock.
+#[derive(Debug, Default)]
+pub(crate) struct Ends {
+    circuit: Option<Arc<Circuit>>,
+    target: Option<Arc<Target>>,
+}
+
+impl Core {
+    fn circuits(&self) -> Result<&Arc<Circuits>> {
+        self.domain.circuits()
+    }
+
+    fn user(&self) -> Weak<dyn CircuitUser> {
+        self.weak()
+    }
+
+    /// The XRC domain of the endpoint.
+    fn xrcd(&self, control: &Control) -> Result<Arc<Xrcd>> {
+        match &control.xrc.bound {
+            Some(xrcd) => Ok(Arc::clone(xrcd)),
+            None => self.domain.xrcd(),
+        }
+    }
+
+    /// Enables the endpoint: creates the receive queue of its context with the first endpoint, and
+    /// the connection block.
+    pub(super) fn enable_xrc(&self, control: &mut Control) -> Result<()> {
+        let srx = control.srx.clone().ok_or(FiErrno::EOPBADSTATE)?;
+        let binding = control.rx.as_ref().or(control.tx.as_ref());
+        let (cq, selective) = binding
+            .map(|binding| (Arc::clone(&binding.cq), binding.selective))
+            .ok_or(FiErrno::ENOCQ)?;
+        if !Arc::ptr_eq(&self.pd, self.domain.pd()) {
+            warn_log!(
+                EpCtrl,
+                "an endpoint on XRC has the authorization key of its domain: the receives of a \
+                 shared context are in the protection domain of that key"
+            );
+            return Err(FiErrno::EINVAL);
+        }
+        srx.enable_xrc(&self.xrcd(control)?, &cq)?;
+        self.attach(control)?;
+        match self.connection_block(control) {
+            Ok(block) => control.block = Some(Arc::new(block)),
+            Err(error) => {
+                self.detach(control);
+                return Err(error);
+            }
+        }
+        if let Some(place) = control.rx_place.or(control.tx_place) {
+            cq.share_xrc(place, srx.slots(), selective);
+        }
+        Ok(())
+    }
+
+    /// Reverts [`Self::enable_xrc`] and releases the circuits. Without [`Self::detach`].
+    pub(super) fn leave_xrc(control: &mut Control) {
+        let binding = control.rx.as_ref().or(control.tx.as_ref());
+        let place = control.rx_place.or(control.tx_place);
+        if let (Some(srx), Some(binding), Some(place)) = (&control.srx, binding, place) {
+            binding.cq.unshare_xrc(place, srx.slots());
+        }
+    }
+
+    fn dial_config(&self, control: &Control, to: SocketAddr) -> Result<DialConfig> {
+        let (binding, _) = control.engine_queue().ok_or(FiErrno::ENOCQ)?;
+        let from = control.xrc.local.or(control.side.src);
+        Ok(DialConfig {
+            from: from.filter(|from| !from.ip().is_unspecified()),
+            to,
+            pd: Arc::clone(&self.pd),
+            cq: Arc::clone(&binding.cq),
+            qp: QpConfig {
+                max_send_wr: self.config.tx_size + ENGINE_REQUESTS,
+                max_recv_wr: 0,
+                max_send_sge: self.config.tx_iov_limit,
+                max_recv_sge: 0,
+                max_inline: self
+                    .config
+                    .inject_size
+                    .min(self.domain.device().max_inline()),
+                flush: false,
+            },
+        })
+    }
+
+    /// Starts to connect.
+    pub(super) fn connect_xrc(&self, peer: Option<SocketAddr>, data: CmData) -> Result<()> {
+        let circuits = self.circuits()?;
+        let mut control = self.control.lock();
+        let to = peer.or(control.side.dst).ok_or(FiErrno::EINVAL)?;
+        self.conn.begin_dial()?;
+        let begun = circuits
+            .register(self.user())
+            .and_then(|own| Ok((own, self.dial_config(&control, to)?)));
+        let (own, config) = begun.inspect_err(|_| self.conn.state.set(State::Enabled))?;
+        control.side.dst = Some(to);
+        control.data = data;
+        let xrc = &mut control.xrc;
+        (xrc.own, xrc.tag, xrc.remote) = (own, own, Some(to));
+        control.xrc.dial = Some(circuits.dial(self.user(), config, false));
+        Ok(())
+    }
+
+    /// Checks the peer's authorization key, and rejects a request with another one.
+    pub(super) fn check_stranger_xrc(&self, control: &Control) -> Result<()> {
+        let own = self.auth().map(crate::auth::AuthKey::tag);
+        if control.xrc.peer_auth() == own || control.xrc.request.is_none() {
+            return Ok(());
+        }
+        self.conn.refuse(&control.side, no_data())?;
+        if let Some(request) = &control.xrc.request {
+            request.reject(&CmData::EMPTY);
+        }
+        warn_log!(EpCtrl, "a peer with another authorization key is refused");
+        Err(FiErrno::EACCES)
+    }
+
+    /// Accepts the request that the endpoint was made from.
+    pub(super) fn accept_xrc(&self, data: CmData) -> Result<()> {
+        let circuits = self.circuits()?;
+        let local = self.control.lock().xrc.local;
+        let port = circuits.listen_at(local.ok_or(FiErrno::EOPBADSTATE)?)?;
+        let mut control = self.control.lock();
+        self.conn.begin_accept()?;
+        let own = circuits.register(self.user());
+        control.xrc.own = own.inspect_err(|_| self.conn.state.set(State::Disconnected))?;
+        control.data = data;
+        let request = control.xrc.request.take().ok_or(FiErrno::EOPBADSTATE)?;
+        self.answer_original(&mut control, request, port)
+    }
+
+    /// Answers an original request, and begins to connect the other direction.
+    fn answer_original(&self, control: &mut Control, request: Incoming, port: u16) -> Result<()> {
+        let circuits = self.circuits()?;
+        let tuning = self.domain.tuning();
+        let opened = self.open_target(control, &request);
+        if opened.as_ref().err() == Some(&FiErrno::ENOENT) && request.names_target() {
+            if request.redirect(port, control.xrc.own) {
+                circuits.expect(control.xrc.own);
+                return Ok(());
+            }
+            self.conn.state.set(State::Disconnected);
+            return Err(FiErrno::ECONNABORTED);
+        }
+        let answered = opened.and_then(|target| {
+            let answer = Header {
+                kind: Kind::Original,
+                port: 0,
+                target: control.xrc.own,
+                srq: self.srq_number(control)?,
+                tag: control.xrc.tag,
+            };
+            let data = self
+                .introducer()
+                .introduce(control.data, control.block.as_deref());
+            request.answer(&target, &msg_xrc::answer(&answer, &data), tuning)
+        });
+        if let Err(error) = answered {
+            request.reject(&CmData::EMPTY);
+            self.conn.state.set(State::Disconnected);
+            return Err(error);
+        }
+        // no effect if another thread has ended the connection meanwhile
+        self.conn.state.change(State::Accepting, State::Accepted);
+        let header = *request.header();
+        if msg_xrc::mark(request.data()).is_some() {
+            control.xrc.peer = control.xrc.tag;
+        }
+        let to = request.addresses().map(|(_, mut peer)| {
+            peer.set_port(header.port);
+            peer
+        });
+        control.xrc.notices = to;
+        control.xrc.peer_srq = SrqNumber::new(header.srq);
+        circuits.retire(request);
+        let to = to.ok_or(FiErrno::EOPBADSTATE)?;
+        let config = self.dial_config(control, to)?;
+        let alone = control.xrc.peer == 0;
+        control.xrc.dial = Some(circuits.dial(self.user(), config, alone));
+        Ok(())
+    }
+
+    /// The target of a request, which this endpoint holds from now on.
+    fn open_target(&self, control: &Control, request: &Incoming) -> Result<Arc<Target>> {
+        let xrcd = self.xrcd(control)?;
+        let target = Arc::new(request.target(&xrcd, self.domain.tuning())?);
+        let listener: Weak<dyn AsyncListener> = self.weak();
+        self.domain.device().listen(target.object(), listener);
+        self.ends.lock().target = Some(Arc::clone(&target));
+        Ok(target)
+    }
+
+    fn srq_number(&self, control: &Control) -> Result<u32> {
+        let number = control.srx.as_ref().and_then(|srx| srx.number());
+        number.map(SrqNumber::get).ok_or(FiErrno::EOPBADSTATE)
+    }
+
+    /// Makes the transmit side on a circuit, whose peer's receive queue is known.
+    fn open_sides_xrc(&self, control: &mut Control, circuit: &Arc<Circuit>) -> Result<()> {
+        let qp = Arc::clone(circuit.qp());
+        control.qp = Some(Arc::clone(&qp));
+        self.ends.lock().circuit = Some(Arc::clone(circuit));
+        if let (Some(binding), Some(place)) = (&control.tx, control.tx_place) {
+            let side = self.tx_side(binding, place, &qp, control.xrc.peer_srq)?;
+            *self.tx.lock() = Some(side);
+        }
+        self.join_directory(control);
+        Ok(())
+    }
+
+    /// Answers the peer's reciprocal request. The connection is complete then.
+    fn answer_reciprocal(&self, control: &mut Control, request: Incoming) {
+        let tuning = self.domain.tuning();
+        let opened = self.open_target(control, &request);
+        let (Ok(circuits), Some(local)) = (self.circuits(), control.xrc.local) else {
+            return;
+        };
+        if opened.as_ref().err() == Some(&FiErrno::ENOENT) && request.names_target() {
+            let port = circuits.port_at(local).unwrap_or_default();
+            if request.redirect(port, control.xrc.own) {
+                circuits.expect(control.xrc.own);
+                return;
+            }
+        }
+        let answered = opened.and_then(|target| {
+            let answer = Header {
+                kind: Kind::Reciprocal,
+                port: 0,
+                target: 0,
+                srq: self.srq_number(control)?,
+                tag: control.xrc.tag,
+            };
+            let data = self
+                .introducer()
+                .introduce(CmData::EMPTY, control.block.as_deref());
+            request.answer(&target, &msg_xrc::answer(&answer, &data), tuning)
+        });
+        match answered {
+            Ok(()) => {
+                control.xrc.notices = control.xrc.remote.map(|mut peer| {
+                    peer.set_port(request.header().port);
+                    peer
+                });
+                circuits.retire(request);
+                let answer = control.xrc.answer.take();
+                self.complete(control, answer.unwrap_or(PrivateData::EMPTY));
+            }
+            Err(error) => {
+                request.reject(&CmData::EMPTY);
+                self.conn.not_connected(error, 0, PrivateData::EMPTY);
+            }
+        }
+    }
+
+    /// Both directions are connected.
+    fn complete(&self, control: &mut Control, answer: PrivateData) {
+        if let Some(dial) = control.xrc.dial.take() {
+            dial.retire();
+        }
+        if self.conn.connected(answer) {
+            self.connected();
+        }
+    }
+
+    /// The peer's answer to this side's original request.
+    fn answered_original(
+        &self,
+        control: &mut Control,
+        circuit: &Arc<Circuit>,
+        answer: &PrivateData,
+        peer: Option<Introduction>,
+    ) -> Result<()> {
+        let header = Header::decode(answer.bytes()).ok_or(FiErrno::ECONNREFUSED)?;
+        if self.introducer().is_stranger(peer.as_ref()) {
+            warn_log!(
+                EpCtrl,
+                "a connection is ended: the accepting peer has another authorization key"
+            );
+            return Err(FiErrno::ECONNREFUSED);
+        }
+        if peer.is_some() {
+            control.xrc.peer = header.target;
+        }
+        control.xrc.peer_srq = SrqNumber::new(header.srq);
+        control.xrc.answer = Some(answer.behind(HEADER_SIZE));
+        self.open_sides_xrc(control, circuit)?;
+        self.introduced(control, peer);
+        match control.xrc.reciprocal.take() {
+            Some(request) => self.answer_reciprocal(control, request),
+            None => self.circuits()?.expect(control.xrc.own),
+        }
+        Ok(())
+    }
+
+    /// Whether an endpoint on XRC may post in a state other than `Connected`: the peer's messages
+    /// can arrive before this side has the peer's last answer.
+    ///
+    /// # Errors
+    /// `EAGAIN`: the connection is nearly complete.
+    pub(super) fn may_post_xrc(&self) -> Result<()> {
+        match self.conn.state.get() {
+            State::Connecting => self.circuits()?.settle(),
+            State::Accepting | State::Accepted => return Err(FiErrno::EAGAIN),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Ends the requests of the connection, and tells the peer that an established connection has
+    /// ended.
+    pub(super) fn leave_peer(&self, control: &mut Control, tell: bool) {
+        let Ok(circuits) = self.circuits() else {
+            return;
+        };
+        let xrc = &mut control.xrc;
+        if let Some(dial) = xrc.dial.take() {
+            dial.end();
+        }
+        for request in xrc.request.take().into_iter().chain(xrc.reciprocal.take()) {
+            request.reject(&CmData::EMPTY);
+        }
+        if xrc.own != 0 {
+            circuits.forget(xrc.own);
+        }
+        if let (true, Some(to)) = (tell && xrc.peer != 0, xrc.notices) {
+            let end = End {
+                to: xrc.peer,
+                from: xrc.own,
+            };
+            // the peer may access the block until it has been told
+            let keep = control.block.clone();
+            circuits.notify((xrc.local, to), end, Box::new(keep));
+        }
+    }
+
+    /// Releases the circuits, after the requests have completed.
+    pub(super) fn drop_ends(&self, control: &mut Control) {
+        let ends = std::mem::take(&mut *self.ends.lock());
+        if let Some(target) = &ends.target {
+            self.domain.device().unlisten(target.object());
+        }
+        drop(ends);
+        drop(control.xrc.share.take());
+    }
+
+    /// The circuit on which this side posts.
+    pub(super) fn own_circuit(&self) -> Option<Arc<Circuit>> {
+        self.ends.lock().circuit.clone()
+    }
+
+    /// The peer's circuit has failed, or has ended.
+    pub(super) fn target_failed(&self) {
+        self.end_or_fail();
+    }
+
+    /// A request has failed, and with it this side's circuit.
+    pub(super) fn fail_xrc(&self) {
+        if let Some(circuit) = self.own_circuit()
+            && self.conn.state.is(State::Connected)
+        {
+            circuit.failed();
+        }
+        self.end_or_fail();
+    }
+
+    fn end_or_fail(&self) {
+        if !self.conn.end() {
+            self.conn
+                .not_connected(FiErrno::ECONNABORTED, 0, PrivateData::EMPTY);
+        }
+    }
+
+    /// The peer's target acknowledges nothing more.
+    pub(super) fn sever_xrc(&self) {
+        let target = self.ends.lock().target.clone();
+        if let Some(target) = target {
+            // an error is that of a target that is in this state already
+            let _ = target.set_error();
+        }
+    }
+}
+
+impl CircuitUser for Core {
+    fn request(
+        &self,
+        circuit: &Arc<Circuit>,
+        local: SocketAddr,
+        port: u16,
+        redirected: Option<u32>,
+    ) -> Result<Vec<u8>> {
+        let mut control = self.control.lock();
+        let passive = control.side.passive;
+        let waits = match passive {
+            true => self.conn.state.is(State::Accepted),
+            false => self.conn.state.is(State::Connecting),
+        };
+        if !waits {
+            return Err(FiErrno::ECANCELED);
+        }
+        control.xrc.local = Some(local);
+        let header = Header {
+            kind: match (redirected, passive) {
+                (Some(_), _) => Kind::OtherDomain,
+                (None, false) => Kind::Original,
+                (None, true) => Kind::Reciprocal,
+            },
+            port,
+            target: circuit.target(),
+            srq: self.srq_number(&control)?,
+            tag: redirected.unwrap_or(control.xrc.tag),
+        };
+        if passive {
+            if control.qp.is_some() {
+                // a repeated request is on another circuit
+                Self::leave_directory(&mut control);
+            }
+            self.open_sides_xrc(&mut control, circuit)?;
+            return Ok(msg_xrc::answer(&header, &CmData::EMPTY));
+        }
+        let auth = self.auth().map(crate::auth::AuthKey::tag);
+        Ok(msg_xrc::request(&header, &control.data, auth))
+    }
+
+    fn answered(&self, share: Share, answer: &PrivateData) {
+        let circuit = Arc::clone(share.circuit());
+        let peer = CmData::decode(msg_xrc::data_of(answer.bytes())).introduction();
+        let mut control = self.control.lock();
+        let passive = control.side.passive;
+        let waits = match passive {
+            true => self.conn.state.is(State::Accepted),
+            false => self.conn.state.is(State::Connecting),
+        };
+        if !waits {
+            drop(control);
+            return;
+        }
+        control.xrc.share = Some(share);
+        if passive {
+            self.introduced(&mut control, peer);
+            self.complete(&mut control, PrivateData::EMPTY);
+            return;
+        }
+        if let Err(error) = self.answered_original(&mut control, &circuit, answer, peer) {
+            self.conn.not_connected(error, 0, PrivateData::EMPTY);
+        }
+    }
+
+    fn not_connected(&self, error: FiErrno, status: i32, data: &PrivateData) {
+        let data = match Header::decode(data.bytes()) {
+            Some(_) => data.behind(HEADER_SIZE),
+            None => PrivateData::EMPTY,
+        };
+        self.conn.not_connected(error, status, data);
+    }
+
+    fn reciprocal(&self, request: Incoming) {
+        let mut control = self.control.lock();
+        if control.side.passive || !self.conn.state.is(State::Connecting) {
+            request.reject(&CmData::EMPTY);
+            return;
+        }
+        if let Ok(circuits) = self.circuits() {
+            circuits.arrived(control.xrc.own);
+        }
+        match control.xrc.share.is_some() {
+            true => self.answer_reciprocal(&mut control, request),
+            false => control.xrc.reciprocal = Some(request),
+        }
+    }
+
+    fn redirected(&self, request: Incoming) {
+        let mut control = self.control.lock();
+        if !control.side.passive {
+            drop(control);
+            return self.reciprocal(request);
+        }
+        let Ok(circuits) = self.circuits() else {
+            return;
+        };
+        circuits.arrived(control.xrc.own);
+        if request.names_target() || !self.conn.state.is(State::Accepting) {
+            request.reject(&CmData::EMPTY);
+            return;
+        }
+        if let Err(error) = self.answer_original(&mut control, request, 0) {
+            // the state of a failed answer is that of a connection that was never established
+            self.conn.report_refusal(error);
+        }
+    }
+
+    fn not_answered(&self) {
+        self.conn
+            .not_connected(FiErrno::ETIMEDOUT, 0, PrivateData::EMPTY);
+    }
+
+    fn peer_ended(&self) {
+        self.end_or_fail();
+    }
+
+    fn circuit_failed(&self) {
+        self.end_or_fail();
+    }
+}
