@@ -1,4 +1,5 @@
-"""libfabric's own provider `verbs` on softverbs, and weft beside it: pairs of fi_pingpong.
+"""libfabric's own provider `verbs` on softverbs, and weft beside it: pairs of fi_pingpong, and of
+tests/conformance/c/xrc_peer.c on XRC.
 
 The provider skips loopback, so each pair runs in a network namespace with another address. The
 provider's process has the drop-in libraries, weft's process has not. As a program: runs one pair
@@ -6,7 +7,9 @@ inside such a namespace.
 """
 import json
 import os
+import subprocess
 import sys
+import tempfile
 import time
 
 if __name__ == "__main__":
@@ -26,20 +29,32 @@ PAIRS = [(kind, server + layer, client + layer)
          for kind, layer in (("msg", ""), ("rdm", ";ofi_rxm"))
          for server, client in (("verbs", "verbs"), ("verbs", "weft"), ("weft", "verbs"))]
 # With XRC the provider's device has another name, so that a run without XRC finds no provider.
-XRC = "fi_pingpong xrc verbs;ofi_rxm verbs;ofi_rxm"
-XRC_ENV = {"FI_VERBS_PREFER_XRC": "1", "FI_OFI_RXM_USE_SRX": "1"}
+XRC = [("verbs", "verbs"), ("verbs", "weft"), ("weft", "verbs")]
+XRC_ENV = {"FI_VERBS_PREFER_XRC": "1", "FI_OFI_RXM_USE_SRX": "1", "FI_WEFT_XRC": "1"}
+XRC_PORT = "7471"
 
 
 def names():
-    return [f"fi_pingpong {kind} {server} {client}" for kind, server, client in PAIRS] + [XRC]
+    plain = [f"fi_pingpong {kind} {server} {client}" for kind, server, client in PAIRS]
+    layered = [f"fi_pingpong xrc {server};ofi_rxm {client};ofi_rxm" for server, client in XRC]
+    # two processes of libfabric's provider have at most two connections: docs/protocol-xrc.md
+    return plain + layered + [f"xrc_peer xrc {server} {client}" for server, client in XRC[1:]]
+
+
+def device(provider):
+    return "soft0-xrc" if provider.startswith("verbs") else "soft0"
 
 
 def run(name, world, limit):
     """Runs a line of `names`. Returns (reason of the failure or None, output, seconds)."""
     start = time.monotonic()
     install.ensure({"fi_pingpong": "libfabric-bin"})
-    inside = [sys.executable, "-B", os.path.realpath(__file__), name, json.dumps(world.env), str(limit)]
-    why, output = process.run_one(spaces.command(inside, veth=True), world.env, limit + 10)
+    with tempfile.TemporaryDirectory(prefix="weft-peers-") as folder:
+        source = os.path.join(TOP, "tests", "conformance", "c", "xrc_peer.c")
+        built = os.path.join(folder, "xrc_peer")
+        subprocess.run(["gcc", "-O1", "-g", "-o", built, source, "-lfabric"], check=True)
+        inside = [sys.executable, "-B", os.path.realpath(__file__), name, json.dumps(world.env), str(limit), built]
+        why, output = process.run_one(spaces.command(inside, veth=True), world.env, limit + 10)
     return why and output.splitlines()[0] if output else why, output, time.monotonic() - start
 
 
@@ -51,14 +66,40 @@ def environment(provider, env):
     return dict(env, FI_PROVIDER_PATH=os.path.join(TOP, "build", "lib", "libfabric"))
 
 
-def pair(name, env, limit):
+def xrc_peer(server, client, env, limit, program):
+    """A pair of xrc_peer. Returns as `pair`."""
+    env = dict(env, **XRC_ENV)
+    argv = lambda role, provider: [program, role, provider, device(provider), spaces.VETH, XRC_PORT]  # noqa: E731
+    deadline = time.monotonic() + limit
+    one = process.Program(argv("server", server), environment(server, env))
+    other = None
+    # the server has no socket to wait for: a client that comes too early is refused
+    while time.monotonic() < deadline:
+        time.sleep(1)
+        other = process.Program(argv("client", client), environment(client, env))
+        if other.wait(deadline) == 0 or one.process.poll() is not None or "Connection refused" not in other.text():
+            break
+        other.kill()
+    codes = [program.wait(deadline) for program in (other, one)]
+    for program in (one, other):
+        program.kill()
+    output = f"server:\n{one.text()}\nclient:\n{other.text()}"
+    for side, code in zip(("client", "server"), codes):
+        if code != 0:
+            return f"{side}: {process.explain(code)}", output
+    return None, output
+
+
+def pair(name, env, limit, program):
     """One pair. Returns the reason of the failure or None, and the output of both."""
-    _, kind, server, client = name.split()
-    options = ["-e", kind]
-    if name == XRC:
-        options, env = ["-e", "rdm", "-d", "soft0-xrc"], dict(env, **XRC_ENV)
+    what, kind, server, client = name.split()
+    if what == "xrc_peer":
+        return xrc_peer(server, client, env, limit, program)
+    options = lambda _: ["-e", kind]  # noqa: E731
+    if kind == "xrc":
+        options, env = lambda provider: ["-e", "rdm", "-d", device(provider)], dict(env, **XRC_ENV)  # noqa: E731
     # -c compares the received bytes
-    argv = lambda provider: ["fi_pingpong", "-p", provider, *options, "-I", "100", "-c"]  # noqa: E731
+    argv = lambda provider: ["fi_pingpong", "-p", provider, *options(provider), "-I", "100", "-c"]  # noqa: E731
     deadline = time.monotonic() + limit
     one = process.Program(argv(server), environment(server, env))
     while not listening(PORT) and one.process.poll() is None and time.monotonic() < deadline:
@@ -78,7 +119,7 @@ def pair(name, env, limit):
 
 
 def main():
-    why, output = pair(sys.argv[1], json.loads(sys.argv[2]), float(sys.argv[3]))
+    why, output = pair(sys.argv[1], json.loads(sys.argv[2]), float(sys.argv[3]), sys.argv[4])
     if why:
         print(why)
     print(output)

@@ -1,5 +1,6 @@
-//! All cases of one form of regions: role `matrix`, and `matrix-rdm` and `matrix-xrc` for endpoints
-//! with many peers, on RC and on XRC, which are not connected when they are used first. `FI_WEFT_MR_MODE` forces the form.
+//! All cases of one form of regions: role `matrix`, and `matrix-rdm` for endpoints with many peers,
+//! which are not connected when they are used first; `matrix-xrc` and `matrix-rdm-xrc` are the same
+//! on XRC. `FI_WEFT_MR_MODE` forces the form.
 //! Prints a line `ok NAME` or `FAILED NAME` for each way to register and each operation, and `mode
 //! 0x...` for the `mr_mode` of `fi_getinfo`.
 //!
@@ -377,9 +378,9 @@ impl World<'_> {
     unsafe fn post_receive(&self) {
         // SAFETY: an open endpoint.
         unsafe {
-            let server = self.ends().server;
+            let rx = self.ends().server_rx;
             let none = null_mut();
-            let posted = call!((*server).msg, recv, server, none, 0, none, 0, none);
+            let posted = call!((*rx).msg, recv, rx, none, 0, none, 0, none);
             assert_eq!(posted, 0, "fi_recv");
         }
     }
@@ -504,7 +505,7 @@ impl World<'_> {
         // SAFETY: connected endpoints, and a buffer that outlives the receive.
         unsafe {
             let &Ends {
-                client,
+                client_rx: rx,
                 server,
                 to_client,
                 ..
@@ -515,7 +516,7 @@ impl World<'_> {
             } else {
                 (*self.local_mr).mem_desc
             };
-            let ret = call!((*client).msg, recv, client, buf, 8, desc, 0, buf);
+            let ret = call!((*rx).msg, recv, rx, buf, 8, desc, 0, buf);
             assert_eq!(ret, 0, "fi_recv");
             let ret = call!((*server).msg, inject, server, buf, 8, to_client);
             assert_eq!(ret, 0, "fi_inject");
@@ -697,14 +698,21 @@ impl World<'_> {
     }
 }
 
-pub(crate) fn run(lib: &Lib, kind: fi_ep_type, protocol: u32) {
+/// `xrc`: endpoints on XRC, connected ones with a shared receive context.
+pub(crate) fn run(lib: &Lib, kind: fi_ep_type, xrc: bool) {
     let hints = hints(lib);
     // SAFETY: hints have all their parts.
     let setup = unsafe {
         let info = hints.first();
         (*info).caps = FI_MSG | FI_RMA | FI_ATOMIC;
         (*(*info).ep_attr).type_ = kind;
-        (*(*info).ep_attr).protocol = protocol;
+        if xrc {
+            (*(*info).ep_attr).protocol = FI_PROTO_RDMA_CM_IB_XRC;
+            (*(*info).ep_attr).rx_ctx_cnt = match kind {
+                FI_EP_MSG => FI_SHARED_CONTEXT,
+                _ => 1,
+            };
+        }
         (*(*info).domain_attr).mr_mode = 0xffc; // every bit that is not one of the two old names
         let node = std::env::var("WEFT_PROBE_NODE").unwrap_or_else(|_| String::from("127.0.0.1"));
         Setup::new(lib, Some(&node), None, FI_SOURCE, &hints)

@@ -5,7 +5,7 @@ use std::ptr::null_mut;
 use abi_tests::call;
 use abi_tests::load::Lib;
 use abi_tests::objects::{Setup, bind, close, control, open_ep};
-use abi_tests::pair::Pair;
+use abi_tests::pair::{Pair, Role};
 use libfabric_sys::*;
 
 /// Two endpoints of one domain, bound to the setup's completion queue. The client accesses the
@@ -16,6 +16,9 @@ pub(crate) struct Ends {
     /// Their addresses for each other. Connected endpoints ignore them.
     pub(crate) to_server: fi_addr_t,
     pub(crate) to_client: fi_addr_t,
+    /// Where their receives are posted: the endpoints, or their shared contexts.
+    pub(crate) client_rx: *mut fid_ep,
+    pub(crate) server_rx: *mut fid_ep,
     /// The address vector, NULL for connected endpoints.
     av: *mut fid_av,
 }
@@ -32,12 +35,24 @@ impl Ends {
             if (*(*info).ep_attr).type_ == FI_EP_RDM {
                 return Self::with_av(setup, info);
             }
-            let Pair { client, server } = Pair::connect(lib, setup, info, |ep, _| {
+            let shares = (*(*info).ep_attr).rx_ctx_cnt == FI_SHARED_CONTEXT;
+            let context = || shares.then(|| open_srx(setup, info));
+            let (of_client, of_server) = (context(), context());
+            let Pair { client, server } = Pair::connect(lib, setup, info, |ep, role| {
                 assert_eq!(bind(ep, setup.cq, FI_TRANSMIT | FI_RECV), 0);
+                let own = match role {
+                    Role::Client => of_client,
+                    Role::Server => of_server,
+                };
+                if let Some(own) = own {
+                    assert_eq!(bind(ep, own, 0), 0, "binding the receive context");
+                }
             });
             Self {
                 client,
                 server,
+                client_rx: of_client.unwrap_or(client),
+                server_rx: of_server.unwrap_or(server),
                 to_server: FI_ADDR_UNSPEC,
                 to_client: FI_ADDR_UNSPEC,
                 av: null_mut(),
@@ -87,6 +102,8 @@ impl Ends {
             Self {
                 client,
                 server,
+                client_rx: client,
+                server_rx: server,
                 to_server,
                 to_client,
                 av,
@@ -108,9 +125,33 @@ impl Ends {
         unsafe {
             assert_eq!(close(self.client), 0, "closing the client");
             assert_eq!(close(self.server), 0, "closing the server");
+            for (own, ep) in [(self.client_rx, self.client), (self.server_rx, self.server)] {
+                if own != ep {
+                    assert_eq!(close(own), 0, "closing a receive context");
+                }
+            }
             if !self.av.is_null() {
                 assert_eq!(close(self.av), 0, "closing the address vector");
             }
         }
     }
+}
+
+/// Opens a shared receive context.
+unsafe fn open_srx(setup: &Setup, info: *mut fi_info) -> *mut fid_ep {
+    let mut srx = null_mut();
+    // SAFETY: the caller passes an open setup and a whole info.
+    let ret = unsafe {
+        let domain = setup.domain;
+        call!(
+            (*domain).ops,
+            srx_ctx,
+            domain,
+            (*info).rx_attr,
+            &raw mut srx,
+            null_mut()
+        )
+    };
+    assert_eq!(ret, 0, "fi_srx_context");
+    srx
 }
