@@ -241,6 +241,8 @@ pub(super) struct Xrc {
     pub(super) half_ends: Vec<(LinkKey, Instant)>,
     /// Accepted links that choose a circuit again at a time.
     pub(super) retries: Vec<(Instant, LinkKey)>,
+    /// Links that this side has dialled, and when each ends if ATTACH has not arrived.
+    pub(super) attaches: Vec<(Instant, LinkKey)>,
     /// Targets that the device could not open, and when it is asked again.
     pub(super) reopens: Vec<(Instant, Arc<TargetCm>, QpNumber, Option<QpNumber>)>,
     /// The link that was accepted last from each endpoint, if it exists.
@@ -282,6 +284,7 @@ impl Xrc {
             ending: Vec::new(),
             half_ends: Vec::new(),
             retries: Vec::new(),
+            attaches: Vec::new(),
             reopens: Vec::new(),
             accepted: HashMap::new(),
             targets: HashMap::new(),

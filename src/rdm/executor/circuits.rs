@@ -155,6 +155,23 @@ impl Executor {
         next
     }
 
+    /// Ends the dialled links on which ATTACH has not arrived in time: their peers may have ended,
+    /// and the device does not report that, because no target of them is known.
+    fn end_unattached(&mut self, now: Instant) -> Option<Instant> {
+        let xrc = self.xrc.as_mut()?;
+        let links = &mut self.links;
+        xrc.attaches.retain(|(time, link)| {
+            let on = links.get_mut(*link).filter(|on| !on.is_ending());
+            let waits = on.and_then(|on| on.port.as_ref());
+            let waits = waits.is_some_and(|port| port.from.is_none());
+            if waits && *time <= now {
+                self.todo.push_back(Todo::Broken(*link));
+            }
+            waits && *time > now
+        });
+        xrc.attaches.iter().map(|(time, _)| *time).min()
+    }
+
     /// Links have begun or ended to use a circuit.
     fn count_users(&mut self, circuit: CircuitKey) {
         if let Some(xrc) = &mut self.xrc {
@@ -754,6 +771,7 @@ impl Executor {
         next = next.into_iter().chain(self.dial_seconds(now)).min();
         next = next.into_iter().chain(self.watch_circuits(now)).min();
         next = next.into_iter().chain(self.end_unused(now)).min();
+        next = next.into_iter().chain(self.end_unattached(now)).min();
         self.arm_receives();
         let xrc = self.xrc.as_mut()?;
         let mut later = |time: Instant| next = Some(next.map_or(time, |it: Instant| it.min(time)));

@@ -25,6 +25,8 @@ pub(super) const ANSWER: Duration = Duration::from_secs(3);
 /// How many targets without links are held for circuits of one endpoint, and in all.
 const LOOSE_OF_ONE: usize = 4;
 const LOOSE_OF_ALL: usize = 64;
+/// How long ATTACH is awaited. A process that has ended before is reported by no target.
+const ATTACH: Duration = Duration::from_secs(5);
 /// After this time the device is asked again for a target that it could not open.
 const REOPEN: Duration = Duration::from_millis(10);
 
@@ -146,6 +148,7 @@ impl Executor {
             port.attached = circuit.is_some();
             self.peer_ended(answer.reply.id, answer.ended);
             if let Some(xrc) = &mut self.xrc {
+                xrc.attaches.push((Instant::now() + ATTACH, link));
                 xrc.failed.remove(&address);
                 xrc.circuits.learn(address, answer.node);
                 xrc.counts.link_replies += 1;
