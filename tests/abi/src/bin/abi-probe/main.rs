@@ -22,7 +22,7 @@ mod unregistered;
 mod xrcd;
 
 use abi_tests::load::Lib;
-use libfabric_sys::{FI_EP_MSG, FI_EP_RDM, FI_PROTO_RDMA_CM_IB_XRC, FI_PROTO_UNSPEC};
+use libfabric_sys::{FI_EP_MSG, FI_EP_RDM};
 
 fn main() {
     let mut args = std::env::args().skip(1);
