@@ -230,12 +230,13 @@ impl Executor {
         if op.is_repeatable() || !op.uncertain {
             return self.repeat_rma(core, key);
         }
-        let peer = op.peer;
-        let adopted = core.open_link(peer).filter(|link| op.link != Some(*link));
+        let (peer, link) = (op.peer, op.link);
+        // on XRC a link can be ended twice: with its circuit, and then its half
+        self.rma.doubtful.retain(|listed| *listed != key);
+        let adopted = core.open_link(peer).filter(|open| link != Some(*open));
         let adopted = adopted.and_then(|link| self.links.get_mut(link)?.adopted);
         match adopted {
             Some(expected) => self.decide_rma(core, key, expected),
-            None if self.rma.doubtful.contains(&key) => {}
             None => self.rma.doubtful.push(key),
         }
     }
