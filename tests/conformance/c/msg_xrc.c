@@ -492,6 +492,8 @@ static void check_broken(void)
 	if (pid == 0) {
 		listen_at(&host, 0, 0, file);
 		accept_some(&host, EPS);
+		/* the client has its last FI_CONNECTED before this side has its own */
+		atomic_store(&board->done[1], 1);
 		ended(&host, 0, EPS);
 		for (int i = 0; i < EPS; i++) {
 			MUST(fi_close(&host.eps[i]->fid));
@@ -509,6 +511,8 @@ static void check_broken(void)
 	struct remote remote = board->remotes[0];
 	struct fi_cq_data_entry entry;
 	struct fi_cq_err_entry error = { 0 };
+	while (!atomic_load(&board->done[1]))
+		usleep(1000);
 	double limit = now() + SETUP_SECONDS;
 	MUST(fi_write(host.eps[1], host.end.memory, 8, fi_mr_desc(host.end.mr), 0, remote.addr, remote.key ^ 0x5a00,
 		      NULL));
