@@ -29,8 +29,9 @@ use rdma_core_sys::*;
 /// Cases that cannot pass here:
 /// - `a_stopped_target`, `a_stopped_sender`: their agents are stopped with them;
 /// - `a_write_between`: the receiver does not take a write behind a pending message, but an agent
-///   continues with it.
-const NOT_HERE: &str = "a_stopped_target a_stopped_sender a_write_between";
+///   continues with it;
+/// - `rdma_without_a_request`: what a call executes is copied by this process.
+const NOT_HERE: &str = "a_stopped_target a_stopped_sender a_write_between rdma_without_a_request";
 
 fn main() {
     let more: [Suite; 5] = [

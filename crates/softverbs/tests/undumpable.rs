@@ -22,8 +22,10 @@ use everywhere::common::{ALL, Link, refuse, run};
 /// - `a_write_between`: the receiver does not take a write behind a pending message, but an agent
 ///   continues with it;
 /// - `flushes`: `nobody` cannot make its file in the directory of the test;
-/// - `imported_objects`: the test passes a descriptor through `/proc`.
-const NOT_HERE: &str = "a_stopped_target a_stopped_sender a_write_between flushes imported_objects";
+/// - `imported_objects`: the test passes a descriptor through `/proc`;
+/// - `rdma_without_a_request`: what a call executes is copied by this process.
+const NOT_HERE: &str = "a_stopped_target a_stopped_sender a_write_between flushes \
+                        imported_objects rdma_without_a_request";
 
 fn main() {
     let more: [Suite; 2] = [("refusals", refusals), ("xrc", xrc::main)];

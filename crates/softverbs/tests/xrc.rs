@@ -216,7 +216,8 @@ fn not_executed() {
         if refused {
             let (addr, _) = memories[0].split_once(' ').unwrap();
             sender.does(&format!("write {qp} {first_srq} 2 100 {addr} 77"));
-            let wanted = format!("2 {IBV_WC_REM_ACCESS_ERR} {NOT_EXECUTED}");
+            // a part of the refused request itself may have been executed
+            let wanted = format!("2 {IBV_WC_REM_ACCESS_ERR} 0");
             assert_eq!(sender.ask("unsent"), wanted);
         } else {
             // waits for a receive, and with it what is posted behind it

@@ -98,7 +98,8 @@ pub fn run(cases: &[Case]) {
     println!("test result: ok. {count} passed; 0 failed; {skipped} ignored");
 }
 
-fn is_skipped(case: &str) -> bool {
+/// Whether the program skips this case, and has printed the reason.
+pub fn is_skipped(case: &str) -> bool {
     let skipped = std::env::var(SKIPPED).unwrap_or_default();
     skipped.split(' ').any(|name| name == case || name == ALL)
 }
