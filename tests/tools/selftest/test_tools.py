@@ -341,7 +341,7 @@ class Fabtests(unittest.TestCase):
     def test_the_long_form_has_no_further_options(self):
         test = self.check.fabtests_rdm.Test("fi_x -x rma", "pair", short="-I 100")
         for long, want in ((False, ["-A", "-I", "100"]), (True, ["-A"])):
-            args = mock.Mock(suite="rdm", only=None, env=[], env_for=[], more=["^fi_x=-A"], long=long)
+            args = mock.Mock(suite="rdm", only=None, env=[], env_for=[], more=["^fi_x=-A"], expect=None, long=long)
             with mock.patch.dict(self.check.LISTS, rdm=[test]), mock.patch.object(self.check.fabtests_msg, "run", return_value=("pass", "")) as run:
                 with mock.patch("builtins.print"):
                     self.assertEqual(self.check.run_list(args, pathlib.Path("/x"), None), total.Total(passed=1))
