@@ -10,6 +10,7 @@
 )]
 
 mod atomic;
+mod circuit_times;
 mod circuits;
 mod close;
 mod elements;
