@@ -48,8 +48,8 @@ pub struct Domain {
     shared: SharedIds,
     /// Serves the connections of endpoints without event queue; started by the first of them.
     driver: Mutex<Option<Arc<Driver>>>,
-    /// The XRC domains of its endpoints with many peers, by the tag of their authorization key, and where their
-    /// files are.
+    /// The XRC domains of its endpoints with many peers, by the tag of their authorization key, and
+    /// where their files are.
     xrc: Mutex<HashMap<(Endpoints, u64), Weak<XrcDomain>>>,
     places: Places,
     counts: Option<PathBuf>,

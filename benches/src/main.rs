@@ -1,9 +1,9 @@
 //! Measures weft and its peers in one run, and prints ratios.
 //!
 //! `weft-bench [--list] [--rounds N] [--tsv] [--no-peers] [FILTER...]` runs the cases of the
-//! [`registry`] whose names contain one of the filters, or are the filters. Each subject is a pair of processes, one pinned to each of the
-//! first two processors. The pair exists for the whole run and sleeps while other pairs are
-//! measured.
+//! [`registry`] whose names contain one of the filters, or are the filters. Each subject is a pair
+//! of processes, one pinned to each of the first two processors. The pair exists for the whole run
+//! and sleeps while other pairs are measured.
 //!
 //! `weft-bench count` runs each call for callgrind ([`count`]), `weft-bench regions` measures
 //! registration and keys ([`regions`]), `weft-bench pages` new pages and shared memory ([`pages`]),

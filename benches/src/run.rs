@@ -214,7 +214,8 @@ fn print_tsv(case: &Case, figures: &Figures) {
     }
 }
 
-/// `weft-bench [--list] [--rounds N] [--tsv] [--no-peers] [FILTER...]`, as in the documentation of the program.
+/// `weft-bench [--list] [--rounds N] [--tsv] [--no-peers] [FILTER...]`, as in the documentation of
+/// the program.
 pub(crate) fn main(arguments: &[String]) -> ExitCode {
     let mut filters = Vec::new();
     let (mut rounds, mut tsv, mut list, mut no_peers) = (ROUNDS, false, false, false);

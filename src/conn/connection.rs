@@ -112,8 +112,8 @@ impl Connection {
     }
 
     /// Binds the receiver of the results, and creates or migrates the identifier on the channel of
-    /// its dispatcher, to which `registry` belongs. A side on circuits has no identifier. `keepalive` wakes the threads that sleep on the
-    /// dispatcher.
+    /// its dispatcher, to which `registry` belongs. A side on circuits has no identifier.
+    /// `keepalive` wakes the threads that sleep on the dispatcher.
     ///
     /// # Errors
     /// `EINVAL`: a sink is bound already. `EOPBADSTATE`: the connection is enabled. Others: the

@@ -21,8 +21,9 @@ pub(crate) struct Silence {
 }
 
 impl Silence {
-    /// `peer`: the peer's receive queue, if `qp` is an initiator of XRC. Probes the peer if no request has completed since the last call. The caller has polled the
-    /// completions that have arrived.
+    /// `peer`: the peer's receive queue, if `qp` is an initiator of XRC. Probes the peer if no
+    /// request has completed since the last call. The caller has polled the completions that have
+    /// arrived.
     pub(crate) fn probe(&self, qp: &Qp, peer: Option<SrqNumber>, place: WrId, rings: &Rings) {
         let mark = rings.progress_mark();
         let silent = self.last_seen.swap(mark, Ordering::Relaxed) == mark;

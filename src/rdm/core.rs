@@ -431,8 +431,8 @@ impl<I: Io> Core<I> {
     }
 
     /// Number of receives that must be posted, so that each packet that the peers may send finds
-    /// one: the windows, five or six for the packets without number of each link, and two for the answers
-    /// to each operation.
+    /// one: the windows, five or six for the packets without number of each link, and two for the
+    /// answers to each operation.
     pub fn receives_needed(&self) -> usize {
         let windows = self.pool.taken().slots as usize + SMALLEST.slots as usize * self.peers.len();
         let controls = if self.config.circuits { 6 } else { 5 };

@@ -156,8 +156,8 @@ impl Listening {
         Err(FiErrno::EADDRINUSE)
     }
 
-    /// Binds the listeners. `ipv4`: see [`choose`]. `xrc`: also for links on circuits. `fixed`: the port of `src` is required;
-    /// otherwise another one is taken if it is in use.
+    /// Binds the listeners. `ipv4`: see [`choose`]. `xrc`: also for links on circuits. `fixed`: the
+    /// port of `src` is required; otherwise another one is taken if it is in use.
     ///
     /// # Errors
     /// As [`Self::bind_all`].

@@ -7,11 +7,11 @@
 //! 2. Connection established: [`Ring::attach`]; [`Attached::Absent`] on both sides or on none.
 //! 3. Send: [`Ring::post`]; after [`Posted::Full`] the caller posts again after a poll or wake-up.
 //! 4. Progress: [`Ring::is_ready`], then [`RingProbe::run`] and [`Ring::give_back`], or
-//!    [`Ring::poll`] and [`Ring::consume`], of each hot ring; [`Cq::ring_arrivals`] for the cold ones; a poll of
-//!    the completion queue.
+//!    [`Ring::poll`] and [`Ring::consume`], of each hot ring; [`Cq::ring_arrivals`] for the cold
+//!    ones; a poll of the completion queue.
 //! 5. Before sleeping: [`Cq::req_notify`](super::Cq::req_notify) of the receive queue, one more
-//!    round of progress, [`Ring::await_consume`] for each ring with waiting sends, and one more post;
-//!    then the channel's descriptor.
+//!    round of progress, [`Ring::await_consume`] for each ring with waiting sends, and one more
+//!    post; then the channel's descriptor.
 //! 6. Link end (event of the queue pair, disconnect, [`Posted::Ended`]): [`Qp::set_error`], then
 //!    [`Ring::poll`] until [`Polled::Ended`].
 //!

@@ -261,7 +261,7 @@ fn a_file_that_others_may_have_made_is_not_used() {
         options.open(&file).unwrap();
         set_mode(&file, mode);
     };
-    // who can read it can lock it
+    // a process that can read it can lock it
     for mode in [0o620, 0o602, 0o640, 0o604] {
         make(mode);
         assert!(is_unsafe(&folder.place()), "{mode:o}");

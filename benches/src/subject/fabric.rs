@@ -2,9 +2,9 @@
 //! reliable datagrams.
 //!
 //! The library is `$WEFT_LIBFABRIC`, by default the system's. Message endpoints have the address
-//! `$WEFT_BENCH_ADDRESS`, by default loopback, on which the provider `verbs` has no device. As in fabtests, transmit and receive
-//! have one completion queue each, in the CONTEXT format, and the threading model is
-//! `FI_THREAD_DOMAIN`.
+//! `$WEFT_BENCH_ADDRESS`, by default loopback, on which the provider `verbs` has no device. As in
+//! fabtests, transmit and receive have one completion queue each, in the CONTEXT format, and the
+//! threading model is `FI_THREAD_DOMAIN`.
 
 mod rma;
 

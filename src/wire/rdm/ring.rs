@@ -78,8 +78,8 @@ impl Eager {
 }
 
 /// The packet of [`eager`] or [`eager_with_data`] with these words, whose payload has `len` bytes
-/// in the ring. `prefix` returns the first 8 of them, if there are so many. `None`: another packet, or
-/// none at all, which [`Packet::decode`](super::Packet::decode) has to decode.
+/// in the ring. `prefix` returns the first 8 of them, if there are so many. `None`: another packet,
+/// or none at all, which [`Packet::decode`](super::Packet::decode) has to decode.
 #[inline(always)]
 pub fn as_eager(words: &Words, len: usize, prefix: impl FnOnce() -> u64) -> Option<Eager> {
     let [first, second, tag] = *words;

@@ -165,7 +165,8 @@ impl Qp {
 
     /// Executes an operation on elements without a request, behind all requests that were posted,
     /// if the elements are words of one buffer of the device. `queue`: as for
-    /// [`Self::access_at_once`]. Returns the number of those that have changed. `None`: it has to be posted, and nothing has changed.
+    /// [`Self::access_at_once`]. Returns the number of those that have changed. `None`: it has to
+    /// be posted, and nothing has changed.
     ///
     /// # Safety
     /// The operands are readable. `results` has room for the earlier values, or is NULL: they are

@@ -1,8 +1,8 @@
 //! The receive ring of one queue pair (`docs/softverbs-ring.md`).
 //!
 //! A ring lies in the receiver's segment. It begins with words of 128 bytes distance, each written
-//! by one side, and continues with slots of 64 bytes. A message is a header of 32 bytes, in a slot of
-//! its own unless the payload fits into the rest of it, and the payload in the slots behind. The
+//! by one side, and continues with slots of 64 bytes. A message is a header of 32 bytes, in a slot
+//! of its own unless the payload fits into the rest of it, and the payload in the slots behind. The
 //! sender publishes it by storing the position in the first word of its first slot. The receiver
 //! polls that word and reads the payload in place. So the sender writes to the line that the
 //! receiver polls when all others are written, and only then.

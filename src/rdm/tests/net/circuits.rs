@@ -1,7 +1,7 @@
 //! Links on circuits in the network in memory. A circuit carries the requests of all links of one
-//! endpoint to the endpoints of a node, in order. It can fail at any request: what is under way is flushed, and
-//! may still arrive. A target can fail for all its links. Each endpoint has one completion queue,
-//! and finds the link of a packet when it polls it.
+//! endpoint to the endpoints of a node, in order. It can fail at any request: what is under way is
+//! flushed, and may still arrive. A target can fail for all its links. Each endpoint has one
+//! completion queue, and finds the link of a packet when it polls it.
 
 use std::collections::VecDeque;
 
