@@ -1,5 +1,5 @@
 /* Endpoints with many peers whose peers are killed or stopped while this side has not yet decided
- * about their messages, and calls that wait, from fi_msg(3), fi_tagged(3), fi_cq(3) and fi_poll(3).
+ * about their messages, and calls that wait, from fi_msg(3), fi_tagged(3) and fi_cq(3).
  * A third process sends afterwards in each of the first modes, and is not disturbed.
  *
  *   rdm_leavers peeked PROV NODE     FI_PEEK has found a message; its sender is killed
@@ -7,7 +7,6 @@
  *   rdm_leavers discarded PROV NODE  the same, before the claimed message is discarded
  *   rdm_leavers multi PROV NODE      messages into a multi-receive buffer, one of a killed sender
  *   rdm_leavers contact PROV NODE    the first message to a process that is stopped for 2 s
- *   rdm_leavers polled PROV NODE     fi_poll is the only call that makes progress
  *   rdm_leavers signalled PROV NODE  fi_cq_signal and messages end fi_cq_sread; its timeout
  *   rdm_leavers threshold PROV NODE  FI_CQ_COND_THRESHOLD; fi_cq_sreadfrom
  *
@@ -314,71 +313,6 @@ static void check_contact(void)
 	close_side(&side);
 }
 
-/* ---- fi_poll ---- */
-
-enum { ROUNDS = 300 };
-
-/* Receives and sends in turn; reads a queue only if fi_poll has named it. */
-static void polls(int first)
-{
-	struct fi_poll_attr attr = { 0 };
-	struct fid_poll *set;
-	struct side side;
-	struct fi_cq_tagged_entry entry;
-	uint8_t *in = large(), *out = large();
-	int sent = 0, received = 0, sending = 0;
-
-	open_side(&side, first ? MIDDLE : OTHER);
-	fi_addr_t to = address(&side, first ? OTHER : MIDDLE);
-	MUST(fi_poll_open(side.domain, &attr, &set));
-	MUST(fi_poll_add(set, &side.tx->fid, 0));
-	MUST(fi_poll_add(set, &side.rx->fid, 0));
-	MUST(fi_trecv(side.ep, in, LONG, NULL, FI_ADDR_UNSPEC, 1, 0, in));
-	while (sent < ROUNDS || received < ROUNDS) {
-		void *contexts[2] = { NULL, NULL };
-		size_t len = sent % 10 == 9 ? LONG : 100;
-		int found;
-
-		if (!sending && sent < ROUNDS && (first ? received == sent : received > sent)) {
-			fill(out, len, (uint64_t)sent);
-			sending = fi_tsend(side.ep, out, len, NULL, to, 1, out) == 0;
-		}
-		UNTIL((found = fi_poll(set, contexts, 2)) != 0, if (!sending && sent < ROUNDS && !first) break);
-		if (found < 0)
-			die("fi_poll: %s", fi_strerror(-found));
-		for (int i = 0; i < found; i++) {
-			struct fid_cq *cq = contexts[i] == &side.tx ? side.tx : side.rx;
-
-			if (!take(cq, &entry, 1))
-				continue;
-			if (entry.flags & FI_SEND) {
-				sending = 0;
-				sent++;
-			} else {
-				must_be(in, entry.len, (uint64_t)received);
-				received++;
-				if (received < ROUNDS)
-					MUST(fi_trecv(side.ep, in, LONG, NULL, FI_ADDR_UNSPEC, 1, 0, in));
-			}
-		}
-	}
-	RETURNS(fi_close(&side.tx->fid), -FI_EBUSY);
-	MUST(fi_poll_del(set, &side.tx->fid, 0));
-	MUST(fi_poll_del(set, &side.rx->fid, 0));
-	MUST(fi_close(&set->fid));
-	add(DONE);
-	UNTIL(told(DONE) == 2, progress(&side));
-	close_side(&side);
-}
-
-static void check_polled(void)
-{
-	pid_t pid = start("second", polls, 0);
-
-	polls(1);
-	end(pid, 0);
-}
-
 /* ---- waits ---- */
 
 struct wait {
@@ -509,7 +443,7 @@ int main(int argc, char **argv)
 {
 	static const struct mode modes[] = {
 		{ "peeked", check_peeked }, { "claimed", check_claimed },   { "discarded", check_discarded }, { "multi", check_multi },
-		{ "contact", check_contact }, { "polled", check_polled }, { "signalled", check_signalled },	{ "threshold", check_threshold },
+		{ "contact", check_contact }, { "signalled", check_signalled },	{ "threshold", check_threshold },
 	};
 
 	alarm(90);

@@ -39,9 +39,6 @@ class RdmLeavers(common.CProgram):
         # two processes poll, and one sleeps, for 2 s
         self.succeeds("contact", limit=2)
 
-    def test_progress_by_fi_poll(self):
-        self.succeeds("polled")
-
     def test_signals_and_timeouts(self):
         self.succeeds("signalled", limit=2)
 
