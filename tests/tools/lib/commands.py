@@ -21,6 +21,7 @@ TERMINAL = re.compile(r"\s+# on (?:one|another)(?: terminal)?$")
 # how a listed command is tested, or why it is not
 KINDS = {
     "run": "run by the tier `conformance`; its output matches the expression",
+    "status": "run by the tier `conformance`, and ends with status 0",
     "vm": "run by the tier `vm`; its output matches the expression",
     "tier": "a tier, or a part of one",
     "long": "takes more than five minutes, or a machine with nothing else to do",

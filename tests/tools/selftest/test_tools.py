@@ -459,6 +459,7 @@ class Commands(unittest.TestCase):
     def test_each_listing_has_a_kind_and_a_reason_and_is_shown(self):
         shown = {command.text for command in commands.shown()}
         self.assertEqual(sorted(set(commands.listings()) - shown), [], "listed, but no page shows it")
+        self.assertEqual(sorted(shown - set(commands.listings())), [], "not listed in tests/tools/commands")
         for text in ("make x\n", "make x  # later: y\n", "make x  # tier:\n", "make x # tier: y\nmake x # tier: y\n"):
             with self.assertRaises(commands.BadListing):
                 commands.listings(text)
