@@ -136,6 +136,12 @@ impl<L: Link> PeerKeys<L> {
         self.fenced && requests.is_under_way(EngineRequest::Acknowledge)
     }
 
+    /// Whether the last read or atomic that was posted with a key is outstanding.
+    #[cfg(test)]
+    pub(crate) fn is_reading(&self) -> bool {
+        self.link.is_outstanding(self.last_read)
+    }
+
     /// Begins the look-up of a key without a poll. Returns whether its read was posted.
     #[cfg(test)]
     pub(crate) fn begin_look_up(&mut self, key: u64) -> bool {
