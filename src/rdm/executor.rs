@@ -39,6 +39,7 @@ use super::link_ring::RingPacket;
 use super::links::{LinkQp, Links, Posted, WrId};
 use super::operations::{Kind, Operation, PAYLOAD, TxKey, TxMark};
 use super::ops::Form;
+use super::paces::Paces;
 use super::packet_memory::{PacketMemory, Slot};
 use super::peer::PeerKey;
 use super::ports::{Port, Xrc};
@@ -153,6 +154,9 @@ pub(super) struct Executor {
     sources: SourceKeys,
     pulls: Pulls,
     pub(super) streams: Streams,
+    pub(super) paces: Paces,
+    /// Bytes that this progress call has read without requests.
+    pub(super) bytes_copied: u64,
     /// Bytes of READs that the device has copied in their posts since the last poll.
     pub(super) bytes_read: u64,
     /// Completions of such READs have not been polled.
@@ -163,6 +167,11 @@ pub(super) struct Executor {
     /// With what the posts of READs fail.
     #[cfg(test)]
     pub(super) refuse_reads: Option<FiErrno>,
+    /// Messages are read by requests alone; number of READs without requests.
+    #[cfg(test)]
+    pub(super) posts_reads: bool,
+    #[cfg(test)]
+    pub(super) read_at_once: u32,
     pub(super) completions: Completions,
     pub(super) todo: VecDeque<Todo>,
     pub(super) steps: Vec<Step>,
@@ -259,12 +268,18 @@ impl Executor {
             sources: keys.0,
             pulls: keys.1,
             streams: Streams::default(),
+            paces: Paces::default(),
+            bytes_copied: 0,
             bytes_read: 0,
             reads_wait: false,
             #[cfg(test)]
             pull_failures: (0, 0),
             #[cfg(test)]
             refuse_reads: None,
+            #[cfg(test)]
+            posts_reads: false,
+            #[cfg(test)]
+            read_at_once: 0,
             completions,
             todo: VecDeque::new(),
             steps: Vec::new(),

@@ -266,6 +266,18 @@ impl LinkQp {
         self.queue.reads() < most && self.has_room(true)
     }
 
+    /// Executes a READ of `from` to `sge` in this call. `false`: it has to be posted.
+    ///
+    /// # Safety
+    /// The sge is writable.
+    pub(super) unsafe fn read_at_once(&self, sge: &Sge, from: (RemoteAddr, Rkey)) -> bool {
+        let Some(qp) = self.qp.as_ref().filter(|_| self.ending.is_none()) else {
+            return false;
+        };
+        // SAFETY: the caller keeps the contract of this function.
+        unsafe { qp.execute(SendOpcode::Read, (sge, false), from, None) }
+    }
+
     /// Posts a READ of `from` to `sge`.
     ///
     /// # Errors

@@ -62,6 +62,7 @@ mod listening;
 mod number_map;
 mod operations;
 mod ops;
+mod paces;
 mod packet_memory;
 mod parked_ids;
 mod peer;

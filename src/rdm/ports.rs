@@ -440,6 +440,34 @@ impl Xrc {
         reads < most && self.has_room(link, true)
     }
 
+    /// Executes a READ of `from` to `sge` in this call. `false`: it has to be posted.
+    ///
+    /// # Safety
+    /// The sge is writable.
+    pub(super) unsafe fn read_at_once(
+        &mut self,
+        link: &LinkQp,
+        sge: &Sge,
+        from: (RemoteAddr, Rkey),
+    ) -> bool {
+        let port = link
+            .port
+            .as_ref()
+            .filter(|port| port.attached && !link.is_ending());
+        let Some(port) = port else {
+            return false;
+        };
+        let queue = port.circuit.and_then(|circuit| self.queue_mut(circuit));
+        let (Some(queue), Some(inbox)) = (queue, port.inbox) else {
+            return false;
+        };
+        let Some(qp) = queue.qp.as_ref().filter(|_| queue.failing.is_none()) else {
+            return false;
+        };
+        // SAFETY: the caller keeps the contract of this function.
+        unsafe { qp.execute(SendOpcode::Read, (sge, false), from, Some(inbox.srq)) }
+    }
+
     /// Posts a READ of `from` to `sge`.
     ///
     /// # Errors

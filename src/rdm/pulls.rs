@@ -242,6 +242,13 @@ impl Pulls {
         }
     }
 
+    /// Whether READs into a receive may be executed without a request and a registration: the
+    /// device copies, and the descriptors of receives have no meaning.
+    #[inline]
+    pub(super) fn may_read_at_once(&self) -> bool {
+        self.copies && !self.described
+    }
+
     /// Whether messages of a peer are read, not asked for in parts.
     #[inline]
     pub(super) fn reads_from(&self, peer: PeerKey) -> bool {

@@ -67,6 +67,7 @@ impl State {
     pub(super) fn work(&mut self) -> Work {
         // a thread that sleeps on another queue would wait for the further parts
         self.io.streams.polled = !self.sleepers;
+        self.io.bytes_copied = 0;
         let usual = self.io.streams.is_empty()
             && self.io.bytes_read == 0
             && !self.core.has_reports()

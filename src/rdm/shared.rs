@@ -688,6 +688,7 @@ impl State {
         let mut empty = false;
         let mut polled = 0;
         (self.io.bytes_read, self.io.reads_wait) = (0, false);
+        self.io.bytes_copied = 0;
         for round in 0..POLLS {
             let Ok(wcs) = self.io.objects.cq.poll(&mut buffer, BATCH) else {
                 self.failed = true;

@@ -253,6 +253,7 @@ impl Io for Executor {
         }
         self.pulls.forget_peer(peer);
         self.streams.forget_peer(peer);
+        self.paces.forget_peer(peer);
         for key in self.rx.arrivals.keys_where(|it| it.origin.peer == peer) {
             if self.end_pull(key) {
                 self.fail_arrival(key, false);

@@ -392,6 +392,7 @@ impl Executor {
     /// All of a message has arrived: reports it, and ends the operation of the sender.
     pub(super) fn arrival_complete(&mut self, key: ArrivalKey) {
         if let Some(arrival) = self.rx.arrivals.remove(key) {
+            self.paces.completed(key);
             let (origin, op) = (arrival.origin, arrival.op);
             self.arrived(&arrival.target, &arrival.envelope, None);
             self.todo.push_back(Todo::Release(origin.peer));

@@ -19,11 +19,14 @@ use crate::errno::FiErrno;
 use crate::log::info_log;
 use crate::mr::Source;
 use crate::queue::Completion;
+use crate::verbs::{Lkey, Sge};
 use crate::wire::rdm::OpId;
 
 /// Breaks of links without a READ that succeeds between, after which a message is asked for in
 /// parts.
 const BREAKS: u32 = 16;
+/// Bytes that one call reads at most without requests.
+const READ_BYTES: u64 = 1 << 20;
 
 /// Whether a READ with this status would fail on each link. Others break with their link.
 pub(super) fn is_refusal(status: u32) -> bool {
@@ -101,6 +104,14 @@ impl Executor {
     pub(in crate::rdm) fn pull(&mut self, peer: PeerKey, link: LinkKey) {
         let most = self.pulls.most;
         while let Some(waiting) = self.pulls.first(peer) {
+            if let Waiting::Pieces(key) = waiting
+                && self.read_at_once(link, key)
+            {
+                self.pulls.pop(peer, waiting);
+                self.pulls.succeeded(peer);
+                self.pull_ended(key);
+                continue;
+            }
             let room = match (self.links.get_mut(link), &mut self.xrc) {
                 (Some(on), None) => on.has_room_for_read(most),
                 (Some(on), Some(xrc)) => xrc.has_room_for_read(on, most),
@@ -125,6 +136,64 @@ impl Executor {
                 return;
             }
         }
+    }
+
+    /// Reads a message in this call without requests, if the device can: all that is left
+    /// (`true`), or as much as the present call may read.
+    fn read_at_once(&mut self, at: LinkKey, key: ArrivalKey) -> bool {
+        #[cfg(test)]
+        if self.refuse_reads.is_some() || self.posts_reads {
+            return false;
+        }
+        if !self.pulls.may_read_at_once() {
+            return false;
+        }
+        let (Some(link), Some(arrival)) = (self.links.get_mut(at), self.rx.arrivals.get_mut(key))
+        else {
+            return false;
+        };
+        let Some(pull) = arrival.pull.as_mut() else {
+            return false;
+        };
+        if pull.state != PullState::Reads || pull.reads != 0 {
+            return false;
+        }
+        let receive = &arrival.target.receive;
+        while pull.next != pull.len {
+            let left = READ_BYTES.saturating_sub(self.bytes_copied);
+            // within the receive, whose length is a usize
+            let (offset, len) = (pull.next as usize, left.min(pull.len - pull.next) as usize);
+            let Some(to) = receive.iov.piece(offset, len) else {
+                return false;
+            };
+            let to = to.iovec();
+            let sge = Sge {
+                addr: to.iov_base as u64,
+                // at most 1 MiB
+                length: to.iov_len as u32,
+                lkey: Lkey::default(),
+            };
+            let from = (pull.from.0.wrapping_add(pull.next), pull.from.1);
+            let done = match &mut self.xrc {
+                // SAFETY: the application keeps the buffers of the receive until it is reported.
+                None => unsafe { link.read_at_once(&sge, from) },
+                // SAFETY: as above.
+                Some(xrc) => unsafe { xrc.read_at_once(link, &sge, from) },
+            };
+            if !done {
+                return false;
+            }
+            let len = u64::from(sge.length);
+            self.bytes_copied += len;
+            #[cfg(test)]
+            {
+                self.read_at_once += 1;
+            }
+            pull.next += len;
+            arrival.arrived += len;
+            pull.breaks = 0;
+        }
+        true
     }
 
     /// The READ of the next piece of a peer's message, and whether it is the last one. `None`:

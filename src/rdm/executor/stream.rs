@@ -9,6 +9,7 @@ use super::super::link::LinkKey;
 use super::super::link_ring::PartInRing;
 use super::super::operations::{Kind, PARTS, TxKey};
 use super::super::ops::Uses;
+use super::super::paces::Way;
 use super::super::receives::ArrivalKey;
 use super::Executor;
 use crate::wire::rdm::terms::MAX_EAGER;
@@ -157,14 +158,16 @@ impl Executor {
         key: ArrivalKey,
         link: Option<LinkKey>,
     ) {
-        let streams = self.streams.polled
+        let peer = origin.peer;
+        let can_stream = self.streams.polled
             && link.is_some_and(|link| self.enlarge_ring(link))
-            && self.streams.may_begin(origin.peer);
+            && self.streams.may_begin(peer);
         let Some(arrival) = self.rx.arrivals.get_mut(key) else {
             return;
         };
-        if !streams {
-            return self.begin_pull(origin.peer, key);
+        let len = arrival.envelope.len;
+        if !can_stream || self.paces.choose(peer, len, key) == Way::Read {
+            return self.begin_pull(peer, key);
         }
         (arrival.spare, arrival.asked) = (arrival.pull.take(), true);
         let op = arrival.op;

@@ -177,6 +177,20 @@ impl End {
         unsafe { self.ep.recv(any, tag, local, context, None) }.unwrap();
     }
 
+    /// Posts a receive of several buffers.
+    pub(super) fn recv_into(&self, tag: (u64, u64), buffers: &mut [&mut [u8]], context: usize) {
+        let of = |bytes: &mut &mut [u8]| libc::iovec {
+            iov_base: bytes.as_mut_ptr().cast(),
+            iov_len: bytes.len(),
+        };
+        let iovs: Vec<_> = buffers.iter_mut().map(of).collect();
+        let descs = vec![Desc::NULL; iovs.len()];
+        let local = LocalIov::borrowed(&iovs, &descs);
+        let any = FiAddr(u64::MAX);
+        // SAFETY: the callers keep the buffers until the completion.
+        unsafe { self.ep.recv(any, Some(tag), local, context, None) }.unwrap();
+    }
+
     pub(super) fn poll(&self) -> Option<Completion> {
         let mut found = None;
         match self

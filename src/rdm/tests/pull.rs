@@ -37,9 +37,24 @@ pub(super) fn domain() -> Arc<Domain> {
 
 /// An endpoint that streams no messages: it reads them.
 fn reader(domain: &Arc<Domain>, transport: Transport) -> End {
+    let end = reader_at_once(domain, transport);
+    end.ep.shared().change(|_, io| io.posts_reads = true);
+    end
+}
+
+/// As [`reader`], which reads without requests where the device can.
+fn reader_at_once(domain: &Arc<Domain>, transport: Transport) -> End {
     let end = End::with(domain, transport.config(), 0);
     end.ep.shared().change(|_, io| io.streams.off = true);
     end
+}
+
+/// Calls `test` for each transport, with READs by requests and without.
+fn each_reader(test: impl Fn(Transport, fn(&Arc<Domain>, Transport) -> End)) {
+    Transport::each(|transport| {
+        test(transport, reader);
+        test(transport, reader_at_once);
+    });
 }
 
 fn bytes_of(seed: usize) -> Vec<u8> {
@@ -142,10 +157,56 @@ fn reads_are_repeated_on_the_next_link() {
     });
 }
 
+/// Messages of each length are read without requests: into one buffer and several, truncated, and
+/// those longer than one call reads.
+#[test]
+fn messages_are_read_without_requests() {
+    Transport::each(|transport| {
+        let domain = domain();
+        let (a, b) = (
+            reader_at_once(&domain, transport),
+            reader_at_once(&domain, transport),
+        );
+        let to_b = a.knows(&b);
+        let most = 5 << 20;
+        let bytes: Vec<u8> = (0..most)
+            .map(|at: usize| (at * 7 + (at >> 9)) as u8)
+            .collect();
+        for (round, len) in [16 << 10, 8_200, 100_000, LEN, (1 << 20) + 1, most]
+            .into_iter()
+            .enumerate()
+        {
+            let cut = 4096 * round;
+            for room in [len, len - 5, len + 5] {
+                let mut target = vec![0; room + 1];
+                let (first, second) = target.split_at_mut(cut);
+                let second_len = second.len() - 1;
+                b.recv_into((1, 0), &mut [first, &mut second[..second_len]], 2);
+                a.send(to_b, Some(1), &bytes[..len], 1);
+                let truncated = room < len;
+                if truncated {
+                    let failed = error(&b);
+                    assert_eq!((failed.err, failed.completion.len), (FiErrno::ETRUNC, room));
+                }
+                wait([&a, &b], [1, usize::from(!truncated)]);
+                let arrived = len.min(room);
+                assert!(target[..arrived] == bytes[..arrived], "{len} into {room}");
+                assert!(
+                    target[arrived..].iter().all(|byte| *byte == 0),
+                    "{len} into {room}"
+                );
+            }
+        }
+        let copied = b.state(|state| state.io.read_at_once);
+        assert!(copied >= 18, "{copied} READs without requests");
+        assert_eq!(pull_failures(&b), (0, 0));
+    });
+}
+
 /// A message whose rkey is wrong arrives in parts, on the next link.
 #[test]
 fn a_wrong_key_costs_a_link_and_no_message() {
-    Transport::each(|transport| {
+    each_reader(|transport, reader| {
         let domain = domain();
         let (a, b) = (reader(&domain, transport), reader(&domain, transport));
         let to_b = a.knows(&b);
@@ -171,7 +232,7 @@ fn a_wrong_key_costs_a_link_and_no_message() {
 /// message that was read between them, the next ones arrive in parts at once.
 #[test]
 fn a_wrong_source_costs_a_link_and_no_message() {
-    Transport::each(|transport| {
+    each_reader(|transport, reader| {
         let domain = domain();
         let (a, b) = (reader(&domain, transport), reader(&domain, transport));
         let to_b = a.knows(&b);

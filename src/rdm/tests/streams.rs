@@ -10,6 +10,7 @@ use super::pull::{break_links, domain};
 use crate::av::FiAddr;
 use crate::rdm::EndpointConfig;
 use crate::rdm::executor::Executor;
+use crate::rdm::paces::Way;
 
 const LEN: usize = (1 << 20) + 5;
 
@@ -36,6 +37,10 @@ fn pair_with(config: &EndpointConfig) -> (End, End, FiAddr) {
     let domain = domain();
     let open = || End::with(&domain, config.clone(), 0);
     let (a, b) = (open(), open());
+    for end in [&a, &b] {
+        let stream = |io: &mut Executor| io.paces.fixed = Some(Way::Stream);
+        end.ep.shared().change(|_, io| stream(io));
+    }
     let to_b = a.knows(&b);
     // both have polled, and are connected
     let mut small = [0; 8];
