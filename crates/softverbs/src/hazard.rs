@@ -15,7 +15,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Largest number of bytes that are copied under one hazard: a deregistration waits for at most one
 /// such copy of each hazard.
-pub(crate) const MOST_AT_ONCE: usize = 1 << 20;
+pub(crate) const MOST_AT_ONCE: usize = 1 << 22;
 
 /// The content of a hazard word: the key in use, and for the key of a receive also the queue pair
 /// or SRQ.

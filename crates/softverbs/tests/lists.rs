@@ -173,7 +173,7 @@ fn wait_list(end: &mut End, list: &[Access]) {
     assert!(end.poll().is_none());
 }
 
-const LEN: usize = 2 << 20;
+const LEN: usize = 8 << 20;
 
 /// Has memory that the parent accesses.
 fn memory_child(link: &mut Link) {
@@ -262,7 +262,7 @@ fn bounds_parent(link: &mut Link) {
     };
     let empty = write(0, 0, (0, 0));
     let many: Vec<_> = (0..65).map(|i| write(100 * i, 8, first)).collect();
-    let long: Vec<_> = (0..5).map(|i| write(i << 18, 1 << 18, first)).collect();
+    let long: Vec<_> = (0..5).map(|i| write(i << 20, 1 << 20, first)).collect();
     let (a, b) = (write(0, 8, first), write(8, 8, second));
     let lists: [(&[Access], u32); 7] = [
         (&many[..64], 1),
@@ -278,7 +278,7 @@ fn bounds_parent(link: &mut Link) {
         wait_list(&mut end, list);
     }
     // more bytes than one copy may have
-    post_list(&mut end, &[a, write(0, 3 << 19, first), a]);
+    post_list(&mut end, &[a, write(0, 3 << 21, first), a]);
     for id in 0..3 {
         let wc = end.wait(LIMIT);
         assert_eq!((wc.status, wc.wr_id), (IBV_WC_SUCCESS, id));
@@ -613,10 +613,10 @@ fn key_in_use(_: &mut Link) {
 }
 
 /// Bytes of one copy of an operation without a request, and of the longest such operation.
-const PART: usize = 1 << 20;
-const LONGEST: usize = 16 * PART;
+const PART: usize = 4 << 20;
+const LONGEST: usize = 4 * PART;
 
-/// WRITE and READ without a request (`softdv_access`): one copy for each MiB.
+/// WRITE and READ without a request (`softdv_access`): one copy for each 4 MiB.
 fn at_once_parent(link: &mut Link) {
     let mut end = End::connect(link, 8, 8, 1);
     let (addr, key) = link.numbers();
@@ -643,8 +643,8 @@ fn at_once_parent(link: &mut Link) {
         (1, 1),
         (PART, 1),
         (PART + 1, 2),
-        (4 * PART + 3, 5),
-        (LONGEST, 16),
+        (3 * PART + 3, 4),
+        (LONGEST, 4),
     ] {
         assert_eq!(
             access(IBV_WR_RDMA_WRITE, &from, len, addr),
@@ -672,7 +672,7 @@ fn at_once_parent(link: &mut Link) {
     let refused = access(IBV_WR_RDMA_WRITE, &zeros, 2 * PART, addr);
     REFUSED.store(false, Ordering::Relaxed);
     assert_eq!(refused, (libc::EAGAIN, 1));
-    assert_eq!(access(IBV_WR_RDMA_READ, &back, LONGEST, addr), (0, 16));
+    assert_eq!(access(IBV_WR_RDMA_READ, &back, LONGEST, addr), (0, 4));
     assert_eq!(back.bytes(), bytes[..LONGEST]);
     link.say("done");
 }

@@ -26,7 +26,7 @@ use crate::wire::rdm::OpId;
 /// parts.
 const BREAKS: u32 = 16;
 /// Bytes that one call reads at most without requests.
-const READ_BYTES: u64 = 1 << 20;
+const READ_BYTES: u64 = 1 << 22;
 
 /// Whether a READ with this status would fail on each link. Others break with their link.
 pub(super) fn is_refusal(status: u32) -> bool {
@@ -169,7 +169,7 @@ impl Executor {
             let to = to.iovec();
             let sge = Sge {
                 addr: to.iov_base as u64,
-                // at most 1 MiB
+                // at most 4 MiB
                 length: to.iov_len as u32,
                 lkey: Lkey::default(),
             };

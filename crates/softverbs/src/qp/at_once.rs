@@ -15,7 +15,7 @@ use crate::sys;
 const SMALL: usize = 64;
 
 /// Longest operation that is executed in its call.
-const LONGEST: usize = 16 * MOST_AT_ONCE;
+const LONGEST: usize = 4 * MOST_AT_ONCE;
 
 /// Copies the next bytes of an operation, at most [`MOST_AT_ONCE`], under one hazard, and returns
 /// their number. `(from, done, len)`: the local memory, the bytes that were copied, and all bytes.
