@@ -29,12 +29,12 @@ def parse(line):
     return Total(*map(int, match.groups())) if match else None
 
 
-def of_command(argv, env=None):
+def of_command(argv, env=None, each=None):
     """Runs a command that prints a total last, passes on its other output immediately, and returns
     the total.
 
     A command without a total, or with a status that contradicts the total, counts as one failure.
-    `env`: the command's environment; the caller's if it is None.
+    `env`: the command's environment; the caller's if it is None. `each` is called with each line.
     """
     last = ""
     try:
@@ -44,6 +44,8 @@ def of_command(argv, env=None):
         return Total(failed=1)
     with process.stdout:
         for line in process.stdout:
+            if each:
+                each(line.rstrip("\n"))
             if last:
                 print(last, flush=True)
             last = line.rstrip("\n")

@@ -53,6 +53,16 @@ class Totals(unittest.TestCase):
         self.assertEqual(self.command("echo 3 passed, 0 failed, 0 skipped; exit 1"), total.Total(3, 1, 0))
         self.assertEqual(self.command("echo 3 passed, 1 failed, 0 skipped"), total.Total(3, 2, 0))
 
+    def test_each_line_is_passed_on(self):
+        lines = []
+        with mock.patch("builtins.print"):
+            total.of_command(["sh", "-c", "echo FAILED x; echo 0 passed, 1 failed, 0 skipped; exit 1"], each=lines.append)
+        self.assertEqual(lines, ["FAILED x", "0 passed, 1 failed, 0 skipped"])
+        failure = script(TOOLS / "tiers").FAILURE
+        named = ("FAIL  11-weft  2 s", "FAILED    x.py (0.1 s)", "        FAIL [   0.6s] ( 9/13) weft a::b")
+        self.assertTrue(all(map(failure.match, named)))
+        self.assertFalse(any(map(failure.match, ("ok   FAILED x", "FAILURES", "FAILED", "pass  fi_rdm"))))
+
     def test_a_tier_that_is_not_there_is_a_failure(self):
         with mock.patch("builtins.print"):
             self.assertEqual(total.of_command(["/does/not/exist"]), total.Total(0, 1, 0))
