@@ -172,6 +172,39 @@ fipeer_both() {
 	[ $client_status -eq 0 ] && [ $server_status -eq 0 ]
 }
 
+# The program bench_rdm within one guest. bench_rdm PROVIDER ITERATIONS BYTES
+bench_rdm() {
+	export FI_PROVIDER_PATH="$WEFT_DIR" FI_WEFT_DEVICE=rxe0 FI_TCP_IFACE=v0
+	# ofi_rxm opens a queue for this number of peers; rxe's have at most 32,767 entries
+	export FI_UNIVERSE_SIZE=16
+	address=$(rxe_addr4)
+	"$WEFT_PROJECT/build/vm/bench_rdm" -s "$1" "$address" 7101 "$address" 7102 "$2" "$3" >/tmp/bench-server 2>&1 &
+	server=$!
+	sleep 1
+	"$WEFT_PROJECT/build/vm/bench_rdm" "$1" "$address" 7102 "$address" 7101 "$2" "$3"
+	client_status=$?
+	[ $client_status -eq 0 ] || { sleep 1; kill $server 2>/dev/null; }
+	wait $server
+	server_status=$?
+	[ $server_status -eq 0 ] || sed 's/^/server: /' /tmp/bench-server
+	[ $client_status -eq 0 ] && [ $server_status -eq 0 ]
+}
+
+# fipeer's test count within one guest, the client under callgrind. count_calls PROVIDER CALLS OUTPUT
+count_calls() {
+	with_exec "$1" "$FIPEER" -s -p "$1" -d rxe0 -n "$2" count "$(rxe_addr4)" >/tmp/count-server 2>&1 &
+	server=$!
+	export VALGRIND_LIB="$WEFT_PROJECT/build/vm/valgrind/lib"
+	with "$1" "$WEFT_PROJECT/build/vm/valgrind/valgrind" -q --tool=callgrind --dump-instr=yes --compress-pos=no --compress-strings=no \
+		'--toggle-collect=count_*' --callgrind-out-file="$3" "$FIPEER" -p "$1" -d rxe0 -n "$2" count "$(rxe_addr4)"
+	client_status=$?
+	[ $client_status -eq 0 ] || kill $server 2>/dev/null
+	wait $server
+	server_status=$?
+	[ $client_status -ne 0 ] || [ $server_status -eq 0 ] || { cat /tmp/count-server; return 1; }
+	return $client_status
+}
+
 # fi_pingpong between the guests; STEP names the synchronization point, so that a case can have
 # several.
 pair_pingpong_server() { # PROVIDER STEP [options]

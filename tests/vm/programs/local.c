@@ -2,8 +2,9 @@
  * one from a registered buffer. Where the provider requires registered local buffers (FI_MR_LOCAL),
  * each operation registers and closes its buffer, which is the use of the provider's cache;
  * elsewhere it passes the buffer without a descriptor. `again`: the same buffer each time; `fresh`:
- * memory that is mapped for each write, and unmapped after it. And fi_mr_reg with fi_close of the
- * same buffer, without a write. The output has the format of bench. */
+ * memory that is mapped for each write, and unmapped after it. And fi_mr_reg with fi_close without a
+ * write: of the same buffer (`reg_close`), and of fresh memory, for which no cache helps
+ * (`reg_fresh`). The output has the format of bench. */
 #define _GNU_SOURCE
 #include "peer.h"
 
@@ -41,16 +42,17 @@ static void reg(struct peer *p, char *buf, size_t len)
 	check("close mr", fi_close(&mr->fid));
 }
 
-enum what { REGISTERED, AGAIN, FRESH, REG, ALL };
-static const char *const names[] = {"registered", "again", "fresh", "reg_close"};
+enum what { REGISTERED, AGAIN, FRESH, REG, REG_FRESH, ALL };
+static const char *const names[] = {"registered", "again", "fresh", "reg_close", "reg_fresh"};
 
 static double one(struct peer *p, enum what what, char *same, size_t len)
 {
-	char *buf = what == FRESH ? map(len) : same;
+	char *buf = what == FRESH || what == REG_FRESH ? map(len) : same;
 	double start = now();
 	switch (what) {
 	case REGISTERED: peer_write(p, len); break;
-	case REG: reg(p, buf, len); break;
+	case REG:
+	case REG_FRESH: reg(p, buf, len); break;
 	default: write_from(p, buf, len);
 	}
 	double time = now() - start;

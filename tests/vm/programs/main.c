@@ -15,7 +15,7 @@ static const struct {
 	{"bench", test_bench},	     {"register", test_register}, {"atomic", test_atomic},
 	{"advise", test_advise},     {"refresh", test_refresh},
 	{"unregistered", test_unregistered}, {"local", test_local},
-	{"reads", test_reads},
+	{"reads", test_reads},	     {"connect", test_connect}, {"count", test_count},
 };
 
 int main(int argc, char **argv)
@@ -38,7 +38,7 @@ int main(int argc, char **argv)
 	}
 	if (argc - optind != 2) {
 		fprintf(stderr, "usage: fipeer [-s] [-p provider] [-d domain] [-P port] [-n iterations] [-z bytes] [-T seconds] "
-				"[-m send|write|recv|read] transfer|survive|watch|bench|register|atomic|advise|refresh|unregistered|local|reads ADDRESS\n");
+				"[-m send|write|recv|read] transfer|survive|watch|bench|register|atomic|advise|refresh|unregistered|local|reads|connect|count ADDRESS\n");
 		return 2;
 	}
 	opt.test = argv[optind];

@@ -61,6 +61,12 @@ void check(const char *what, long ret);
 void peer_open(struct peer *p, const struct options *opt);
 void peer_connect(struct peer *p); /* both sides; returns when connected and keys are exchanged */
 void peer_close(struct peer *p);
+/* the parts of peer_connect, without the exchange of keys */
+void peer_listen(struct peer *p);
+void peer_accept(struct peer *p); /* one connection; opens the domain with the first one */
+double peer_dial(struct peer *p); /* returns the seconds from fi_endpoint to FI_CONNECTED */
+void peer_close_ep(struct peer *p);
+void peer_wait_shutdown(struct peer *p); /* for ten seconds at most */
 /* orderly end: the client shuts down, the server must get FI_SHUTDOWN */
 void peer_shutdown_pair(struct peer *p);
 
@@ -93,5 +99,7 @@ int test_refresh(const struct options *opt);
 int test_unregistered(const struct options *opt);
 int test_local(const struct options *opt);
 int test_reads(const struct options *opt);
+int test_connect(const struct options *opt);
+int test_count(const struct options *opt);
 
 #endif
