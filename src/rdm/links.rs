@@ -266,16 +266,17 @@ impl LinkQp {
         self.queue.reads() < most && self.has_room(true)
     }
 
-    /// Executes a READ of `from` to `sge` in this call. `false`: it has to be posted.
+    /// Executes a READ of `from` to `sge` in this call; with `true` its lkey is checked. `false`: it
+    /// has to be posted.
     ///
     /// # Safety
     /// The sge is writable.
-    pub(super) unsafe fn read_at_once(&self, sge: &Sge, from: (RemoteAddr, Rkey)) -> bool {
+    pub(super) unsafe fn read_at_once(&self, sge: (&Sge, bool), from: (RemoteAddr, Rkey)) -> bool {
         let Some(qp) = self.qp.as_ref().filter(|_| self.ending.is_none()) else {
             return false;
         };
         // SAFETY: the caller keeps the contract of this function.
-        unsafe { qp.execute(SendOpcode::Read, (sge, false), from, None) }
+        unsafe { qp.execute(SendOpcode::Read, sge, from, None) }
     }
 
     /// Posts a READ of `from` to `sge`.

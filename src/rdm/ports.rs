@@ -440,14 +440,15 @@ impl Xrc {
         reads < most && self.has_room(link, true)
     }
 
-    /// Executes a READ of `from` to `sge` in this call. `false`: it has to be posted.
+    /// Executes a READ of `from` to `sge` in this call; with `true` its lkey is checked. `false`: it
+    /// has to be posted.
     ///
     /// # Safety
     /// The sge is writable.
     pub(super) unsafe fn read_at_once(
         &mut self,
         link: &LinkQp,
-        sge: &Sge,
+        sge: (&Sge, bool),
         from: (RemoteAddr, Rkey),
     ) -> bool {
         let port = link
@@ -465,7 +466,7 @@ impl Xrc {
             return false;
         };
         // SAFETY: the caller keeps the contract of this function.
-        unsafe { qp.execute(SendOpcode::Read, (sge, false), from, Some(inbox.srq)) }
+        unsafe { qp.execute(SendOpcode::Read, sge, from, Some(inbox.srq)) }
     }
 
     /// Posts a READ of `from` to `sge`.

@@ -13,7 +13,7 @@ use super::receives::{ArrivalKey, Receive};
 use super::slab::{Key, Slab};
 use crate::errno::{FiErrno, Result};
 use crate::mr::{DescRule, Kept, LocalKeys, MrDomain, Paging, Use};
-use crate::verbs::{Pd, Sge};
+use crate::verbs::{Lkey, Pd, Sge};
 
 /// Largest piece of a message in bytes: the next one is registered while it is read.
 const PIECE: u64 = 1 << 20;
@@ -242,11 +242,31 @@ impl Pulls {
         }
     }
 
-    /// Whether READs into a receive may be executed without a request and a registration: the
-    /// device copies, and the descriptors of receives have no meaning.
-    #[inline]
-    pub(super) fn may_read_at_once(&self) -> bool {
-        self.copies && !self.described
+    /// The key of a buffer for a READ without a request, and whether the device checks it: it
+    /// checks those of descriptors alone. `None`: the READ is posted; the device does not copy, or
+    /// [`Self::begin`] would refuse the buffer.
+    ///
+    /// # Safety
+    /// As [`LocalKeys::lkey`].
+    pub(super) unsafe fn key_at_once(
+        &mut self,
+        receive: &Receive,
+        to: &libc::iovec,
+    ) -> Option<(Lkey, bool)> {
+        if !self.copies || self.described && receive.several {
+            return None;
+        }
+        if self.keys.may_be_unregistered(receive.desc) {
+            return Some((Lkey::default(), false));
+        }
+        if self.refreshed {
+            return None;
+        }
+        // SAFETY: as this function.
+        let lkey = unsafe { self.keys.lkey(receive.desc, to, Use::Sink) };
+        // a descriptor's region is not registered for this READ
+        self.keys.refused();
+        Some((lkey.ok()?, true))
     }
 
     /// Whether messages of a peer are read, not asked for in parts.

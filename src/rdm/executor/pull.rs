@@ -19,7 +19,7 @@ use crate::errno::FiErrno;
 use crate::log::info_log;
 use crate::mr::Source;
 use crate::queue::Completion;
-use crate::verbs::{Lkey, Sge};
+use crate::verbs::Sge;
 use crate::wire::rdm::OpId;
 
 /// Breaks of links without a READ that succeeds between, after which a message is asked for in
@@ -145,9 +145,6 @@ impl Executor {
         if self.refuse_reads.is_some() || self.posts_reads {
             return false;
         }
-        if !self.pulls.may_read_at_once() {
-            return false;
-        }
         let (Some(link), Some(arrival)) = (self.links.get_mut(at), self.rx.arrivals.get_mut(key))
         else {
             return false;
@@ -167,18 +164,24 @@ impl Executor {
                 return false;
             };
             let to = to.iovec();
+            // SAFETY: the application keeps the buffer, and the region of its descriptor, until the
+            // receive is reported.
+            let key = unsafe { self.pulls.key_at_once(receive, &to) };
+            let Some((lkey, keyed)) = key else {
+                return false;
+            };
             let sge = Sge {
                 addr: to.iov_base as u64,
                 // at most 4 MiB
                 length: to.iov_len as u32,
-                lkey: Lkey::default(),
+                lkey,
             };
             let from = (pull.from.0.wrapping_add(pull.next), pull.from.1);
             let done = match &mut self.xrc {
-                // SAFETY: the application keeps the buffers of the receive until it is reported.
-                None => unsafe { link.read_at_once(&sge, from) },
                 // SAFETY: as above.
-                Some(xrc) => unsafe { xrc.read_at_once(link, &sge, from) },
+                None => unsafe { link.read_at_once((&sge, keyed), from) },
+                // SAFETY: as above.
+                Some(xrc) => unsafe { xrc.read_at_once(link, (&sge, keyed), from) },
             };
             if !done {
                 return false;

@@ -157,13 +157,35 @@ impl End {
     }
 
     pub(super) fn send(&self, to: FiAddr, tag: Option<u64>, bytes: &[u8], context: usize) {
+        self.send_from(to, tag, bytes, Desc::NULL, context);
+    }
+
+    pub(super) fn send_from(
+        &self,
+        to: FiAddr,
+        tag: Option<u64>,
+        bytes: &[u8],
+        desc: Desc,
+        context: usize,
+    ) {
         let iov = libc::iovec {
             iov_base: bytes.as_ptr().cast_mut().cast(),
             iov_len: bytes.len(),
         };
-        let local = LocalIov::single(&iov, &Desc::NULL);
+        let local = LocalIov::single(&iov, &desc);
         // SAFETY: the callers keep the buffer until the completion.
         unsafe { self.ep.send(to, tag, local, None, context, None) }.unwrap();
+    }
+
+    pub(super) fn recv_at(&self, tag: (u64, u64), bytes: &mut [u8], desc: Desc, context: usize) {
+        let iov = libc::iovec {
+            iov_base: bytes.as_mut_ptr().cast(),
+            iov_len: bytes.len(),
+        };
+        let local = LocalIov::single(&iov, &desc);
+        let any = FiAddr(u64::MAX);
+        // SAFETY: the callers keep the buffer until the completion.
+        unsafe { self.ep.recv(any, Some(tag), local, context, None) }.unwrap();
     }
 
     pub(super) fn recv(&self, tag: Option<(u64, u64)>, bytes: &mut [u8], context: usize) {

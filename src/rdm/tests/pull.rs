@@ -1,6 +1,8 @@
 //! Messages that are read from the memory of their sender, on the embedded device, when links
 //! break, keys are wrong and sessions end.
 
+#![allow(unsafe_code, reason = "registers buffers as C does")]
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,7 +17,7 @@ use super::super::receives::AtSender;
 use super::endpoints::{End, Transport, give_up_circuits, queue_pair, wait, wait_for};
 use crate::domain::{Domain, DomainConfig};
 use crate::errno::FiErrno;
-use crate::mr::{Form, Mode, MrConfig};
+use crate::mr::{Access, Buffer, Desc, Form, Mode, MrConfig, Region, RegionConfig};
 use crate::queue::CompletionError;
 use crate::verbs::{RemoteAddr, Rkey};
 
@@ -23,9 +25,13 @@ const LEN: usize = (3 << 20) + 17;
 
 /// A domain whose buffers need no descriptors.
 pub(super) fn domain() -> Arc<Domain> {
+    domain_with(Mode::NATIVE)
+}
+
+fn domain_with(mode: Mode) -> Arc<Domain> {
     let device = crate::verbs::devices(&[softverbs::backend()], false).remove(0);
     let mr = MrConfig {
-        form: Form::new(Mode::NATIVE, false),
+        form: Form::new(mode, false),
         ..MrConfig::default()
     };
     let config = DomainConfig {
@@ -200,6 +206,50 @@ fn messages_are_read_without_requests() {
         let copied = b.state(|state| state.io.read_at_once);
         assert!(copied >= 18, "{copied} READs without requests");
         assert_eq!(pull_failures(&b), (0, 0));
+    });
+}
+
+/// Receives with descriptors, which the device checks: a message for a buffer that is not wholly in
+/// the region of its descriptor arrives in parts.
+#[test]
+fn messages_are_read_without_requests_by_descriptors() {
+    Transport::each(|transport| {
+        let domain = domain_with(Mode::NATIVE | Mode::LOCAL);
+        let (a, b) = (
+            reader_at_once(&domain, transport),
+            reader_at_once(&domain, transport),
+        );
+        let to_b = a.knows(&b);
+        let bytes = bytes_of(1);
+        let mut target = vec![0u8; LEN];
+        let region = |bytes: &[u8], access| {
+            let buffer = Buffer {
+                addr: bytes.as_ptr().cast(),
+                len: bytes.len(),
+            };
+            let config = RegionConfig {
+                buffers: &[buffer],
+                access,
+                ..RegionConfig::default()
+            };
+            // SAFETY: the memory lives longer than the region.
+            unsafe { Region::register(domain.mr(), &config) }.unwrap()
+        };
+        let source = region(&bytes, Access::SEND);
+        let (whole, half) = (
+            region(&target, Access::RECV),
+            region(&target[..LEN / 2], Access::RECV),
+        );
+        for (sink, at_once) in [(&whole, true), (&half, false), (&whole, true)] {
+            target.fill(0);
+            let before = b.state(|state| state.io.read_at_once);
+            b.recv_at((1, 0), &mut target, Desc(sink.desc()), 2);
+            a.send_from(to_b, Some(1), &bytes, Desc(source.desc()), 1);
+            wait([&a, &b], [1, 1]);
+            assert!(target == bytes);
+            let reads = b.state(|state| state.io.read_at_once) - before;
+            assert_eq!(reads, u32::from(at_once));
+        }
     });
 }
 
