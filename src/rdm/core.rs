@@ -189,7 +189,8 @@ impl Origin {
 pub enum Failure {
     /// Nothing listens at the address, or another program does.
     Refused,
-    /// No answer, no route, or no resources on this side.
+    /// No answer, a rejection without private data of a process that listens, no route, or no
+    /// resources on this side.
     Silent,
 }
 

@@ -122,14 +122,18 @@ impl LinkCm {
         drop(registry);
         *self.id.lock() = Some(Arc::clone(&id));
         let tuning = shared.domain.tuning();
-        let created = self.create_qp(shared, &id).and_then(|()| {
+        let accepted = self.create_qp(shared, &id).and_then(|()| {
             tuning.set_traffic_class(&id);
             tuning.set_ack_timeout(&id);
             // the peer's first packet may arrive before the call returns
-            shared.connected(self.link).ok_or(FiErrno::ECANCELED)
+            let qp = shared.connected(self.link).ok_or(FiErrno::ECANCELED)?;
+            let block = shared.block_of(self.link);
+            (reply.terms.block_addr, reply.terms.block_rkey) = block;
+            id.accept(&tuning.conn_param(&reply.encode()))?;
+            Ok(qp)
         });
-        let qp = created.inspect_err(|_| {
-            // without an answer the peer would take this process for one that has ended
+        let qp = accepted.inspect_err(|_| {
+            // an error is that of a request which the connection manager has rejected
             let busy = Rejection {
                 version: VERSION,
                 epoch: Some(reply.epoch),
@@ -139,9 +143,6 @@ impl LinkCm {
             };
             let _ = id.reject(&busy.encode());
         })?;
-        let block = shared.block_of(self.link);
-        (reply.terms.block_addr, reply.terms.block_rkey) = block;
-        id.accept(&tuning.conn_param(&reply.encode()))?;
         tuning.set_rnr_timer(&qp, shared.domain.device());
         Ok(())
     }
@@ -282,6 +283,8 @@ impl CmTarget for LinkCm {
                 shared.change(|core, io| core.broken(link, io));
                 Ok(())
             }
+            // the process lives, or the next dial finds no listener
+            CmEventKind::Rejected if event.is_unanswered() => Err(FiErrno::ECONNREFUSED),
             CmEventKind::Rejected => {
                 let rejection = event.private_data.bytes();
                 let reason = Rejection::decode(rejection).map(|rejection| rejection.reason);

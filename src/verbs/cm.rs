@@ -133,6 +133,14 @@ impl CmEvent {
         self.kind == CmEventKind::Rejected && self.status == INVALID_SERVICE_ID
     }
 
+    /// Whether a connection request was rejected without private data although a process listens or
+    /// has listened at the address: it has destroyed the identifier of the request, could not accept
+    /// it, or has no room for requests. The transport pads private data with zeros.
+    pub fn is_unanswered(&self) -> bool {
+        let rejected = self.kind == CmEventKind::Rejected && !self.is_no_listener();
+        rejected && self.private_data.bytes().iter().all(|byte| *byte == 0)
+    }
+
     /// Whether the request for a service has failed because no process listens at the address.
     pub fn is_no_service(&self) -> bool {
         self.kind == CmEventKind::Unreachable && self.status == NO_SERVICE

@@ -329,6 +329,43 @@ fn a_rejection_after_the_reply_breaks_the_link() {
     }
 }
 
+/// A process that listens can end a request without an answer: it has no room for requests, or
+/// cannot accept this one. The session continues with the next dial. It ends if no process listens.
+#[test]
+fn a_rejection_without_private_data_ends_no_session() {
+    // reasons of the InfiniBand specification: timeout, stale connection, defined by the consumer;
+    // invalid service
+    for (status, listens) in [(4, true), (10, true), (28, true), (8, false)] {
+        // each domain has a driver thread of its own
+        let (a, b) = (End::open(&domain()), End::open(&domain()));
+        let to_b = connect(&a, &b);
+        let silent = b.ep.shared().lock();
+        let first = a.state(|state| state.io.links.keys().next()).unwrap();
+        a.call(|core, peer, io| core.end_links(peer, io));
+        a.send(to_b, None, &[7; 8], 1);
+        let second = || a.state(|state| state.io.links.keys().find(|link| *link != first));
+        until("the peer is dialled again", || second().is_some());
+        let cm = a.ep.shared().cm_of(second().unwrap()).unwrap();
+        cm.cm_event(CmEvent {
+            kind: CmEventKind::Rejected,
+            object: 0,
+            new_id: None,
+            peer_qp: None,
+            status,
+            private_data: PrivateData::EMPTY,
+        });
+        drop(silent);
+        if listens {
+            let mut bytes = [0; 8];
+            b.recv(None, &mut bytes, 2);
+            wait([&a, &b], [1, 1]);
+            assert_eq!(bytes, [7; 8]);
+        } else {
+            assert_eq!(a.error().err, FiErrno::ECONNABORTED);
+        }
+    }
+}
+
 /// A post begins a period after which a silent peer is probed. The driver sees it.
 #[test]
 fn the_driver_sees_times_that_a_post_has_set() {
