@@ -6,7 +6,7 @@ use super::link::{Closing, Link, LinkKey, Role, State};
 use super::ops::{Entry, List};
 use super::peer::{Dial, Peer, PeerKey};
 use crate::errno::FiErrno;
-use crate::wire::rdm::{Epoch, Number, Terms};
+use crate::wire::rdm::{Epoch, Number, Reason, Terms};
 
 /// Links that may end because of a peer's packets before its operations fail.
 const STRIKES: u32 = 16;
@@ -310,13 +310,16 @@ impl<I: Io> Core<I> {
     /// request informs the peer.
     pub(super) fn fail(&mut self, key: PeerKey, error: FiErrno, io: &mut I) {
         self.fail_ops(key, error, Waiting::Failed, io);
-        if let Some(peer) = self.peers.get_mut(key)
-            && peer.begun
-        {
+        let peer = self.peers.get_mut(key);
+        let begun = peer.filter(|peer| peer.begun).map(|peer| {
             peer.former = peer.shows;
             peer.ends = true;
-        }
+        });
         self.drop_links(key, io);
+        if begun.is_some() {
+            // a request of the session, which waits for these links
+            self.reject_held(key, Reason::Busy, None, io);
+        }
         self.end_session(key);
     }
 

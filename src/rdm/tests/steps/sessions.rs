@@ -48,6 +48,28 @@ fn a_session_ends_with_the_operations() {
     assert_eq!(it.core.session(it.peer), Some(id(2)));
 }
 
+/// A request of a session is not the first one of the next session: its dialler has numbers.
+#[test]
+fn a_session_that_ends_takes_the_request_that_waits_along() {
+    let mut it = Scene::with_session();
+    it.send(it.peer, 2);
+    let token = it.acts.dials[1].1.gives;
+    it.request(1, Some(token));
+    let (accepted, _) = it.acts.accepts[0];
+    it.request(2, Some(token));
+    assert_eq!(it.acts.ends.last(), Some(&accepted));
+    it.core.fail(it.peer, FiErrno::EHOSTUNREACH, &mut it.acts);
+    assert_eq!(it.acts.rejects.len(), 1);
+    assert_eq!(it.acts.rejects[0].reason, Reason::Busy);
+    for link in it.acts.ends.clone() {
+        it.end(link);
+    }
+    assert_eq!(it.acts.accepts.len(), 1);
+    // the dialler learns the end by its next request
+    it.request(3, Some(token));
+    assert_eq!(it.acts.rejects[1].reason, Reason::Other);
+}
+
 #[test]
 fn a_peer_that_has_ended_the_session_ends_it_here() {
     let mut it = Scene::new();
