@@ -58,8 +58,10 @@ impl<I: Io> Core<I> {
         let Some(peer) = self.peers.get(key) else {
             return;
         };
-        let (epoch, outs) = (self.epoch, peer.outs);
+        let (epoch, outs, requests) = (self.epoch, peer.outs, peer.requests);
         let (shows, former) = (peer.shows, peer.former);
+        // a token that the peer has given since then is of the session that begins
+        let fresh = shows.is_none() && former.is_some();
         let Ok(gives) = self.token(key) else {
             return self.plan(key, false);
         };
@@ -67,7 +69,8 @@ impl<I: Io> Core<I> {
         let shown = shows.or(former);
         let link = Link {
             shown,
-            fresh: former.is_some(),
+            fresh,
+            requests,
             ..Link::new(key, Role::Own, epoch, Some(outs))
         };
         let Some(link) = self.links.insert(link) else {
@@ -86,7 +89,7 @@ impl<I: Io> Core<I> {
             ended,
             gives,
             shows: shown,
-            fresh: former.is_some(),
+            fresh,
         };
         io.dial(link, address, &request);
     }
@@ -131,28 +134,35 @@ impl<I: Io> Core<I> {
 
     /// A dial has failed without a message of the peer.
     pub fn failed(&mut self, link: LinkKey, failure: Failure, io: &mut I) {
-        let Some(Link {
-            state: State::Dialling,
-            ..
-        }) = self.links.get(link)
+        let Some(
+            dialled @ Link {
+                state: State::Dialling,
+                ..
+            },
+        ) = self.links.get(link).copied()
         else {
             return;
         };
         let Some(key) = self.dial_failed(link, false) else {
             return;
         };
-        self.after_failure(key, failure, io);
+        if failure == Failure::Refused {
+            self.after_refusal(&dialled, io);
+        }
         self.advance(key, io);
         self.settle(io);
     }
 
-    fn after_failure(&mut self, key: PeerKey, failure: Failure, io: &mut I) {
-        let Some(peer) = self.peers.get(key) else {
+    /// A dial was refused: the process of the peer has ended, unless it has a link to this side. A
+    /// process that has dialled since this dial began may have started after the refusal, and the
+    /// next dial decides.
+    fn after_refusal(&mut self, dialled: &Link, io: &mut I) {
+        let Some(peer) = self.peers.get(dialled.peer) else {
             return;
         };
-        // the process of the peer has ended, unless it has a link to this side
-        if failure == Failure::Refused && peer.begun && !peer.ends && peer.accepted.is_none() {
-            self.fail(key, FiErrno::ECONNABORTED, io);
+        let dials = peer.requests != dialled.requests;
+        if peer.begun && !peer.ends && peer.accepted.is_none() && !dials {
+            self.fail(dialled.peer, FiErrno::ECONNABORTED, io);
         }
     }
 
@@ -358,6 +368,7 @@ impl<I: Io> Core<I> {
             return;
         };
         peer.newest = Some(request.epoch);
+        peer.requests = peer.requests.wrapping_add(1);
         peer.shows = Some(request.gives);
         let (own, accepted) = (peer.own, peer.accepted);
         self.held.push((key, held, *request));
@@ -592,8 +603,8 @@ impl<I: Io> Core<I> {
         let mut former = [None; 2];
         if let Some(peer) = self.peers.get_mut(key) {
             if let Some(old) = peer.id.replace(id).filter(|old| *old != id) {
-                // epochs are those of one endpoint
-                (peer.newest, peer.void) = (None, None);
+                // epochs and tokens are those of one endpoint
+                (peer.newest, peer.void, peer.former) = (None, None, None);
                 former = peer.lingering;
                 if self.ids.get(&old) == Some(&key) {
                     self.ids.remove(&old);
@@ -719,7 +730,7 @@ impl<I: Io> Core<I> {
         });
         let Some(reply) = reply else {
             self.end_link(link, io);
-            self.after_failure(key, Failure::Refused, io);
+            self.after_refusal(&dialled, io);
             self.plan(key, false);
             return self.settle(io);
         };

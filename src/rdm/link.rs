@@ -59,6 +59,8 @@ pub(super) struct Link {
     pub(super) shown: Option<Secret>,
     /// The request has NEW.
     pub(super) fresh: bool,
+    /// Own: the count of the peer's requests when this side dialled.
+    pub(super) requests: u32,
     /// Accepted: when the link is ended if HELLO has not arrived; `None`: the reply was not sent.
     pub(super) hello_by: Option<u64>,
     /// Own: when the dial is ended if it was not answered; `None`: the device decides.
@@ -93,6 +95,7 @@ impl Link {
             mark,
             shown: None,
             fresh: false,
+            requests: 0,
             hello_by: None,
             answer_by: None,
             terms: None,

@@ -46,6 +46,8 @@ pub(super) struct Peer {
     pub(super) to: PeerIndex,
     /// The newest accepted epoch.
     pub(super) newest: Option<Epoch>,
+    /// The count of its requests that were accepted or held; wraps.
+    pub(super) requests: u32,
     /// Requests with an epoch before this one are given up: *ended* of the last reply.
     pub(super) void: Option<Epoch>,
     /// Count of sessions.
@@ -154,6 +156,7 @@ impl Peer {
             shows: None,
             to: PeerIndex::default(),
             newest: None,
+            requests: 0,
             void: None,
             session: 0,
             begun: false,
@@ -221,6 +224,7 @@ impl Peer {
             holds: self.holds,
             outs: self.outs,
             doubts: self.doubts,
+            requests: self.requests,
             session: self.session.wrapping_add(1),
             former: self.former,
             meant: self.meant,

@@ -201,18 +201,23 @@ impl Scene {
 
     /// The peer dials; its request is accepted or held.
     fn request(&mut self, number: u32, shows: Option<Secret>) {
-        self.dialled(number, shows, false);
+        self.dialled(id(2), number, shows, false);
+    }
+
+    /// Another endpoint at the peer's address dials.
+    fn request_of(&mut self, other: u64, number: u32) {
+        self.dialled(id(other), number, None, false);
     }
 
     /// The peer dials after it has ended its session.
     fn fresh_request(&mut self, number: u32, shows: Secret) {
-        self.dialled(number, Some(shows), true);
+        self.dialled(id(2), number, Some(shows), true);
     }
 
-    fn dialled(&mut self, number: u32, shows: Option<Secret>, fresh: bool) {
+    fn dialled(&mut self, id: EndpointId, number: u32, shows: Option<Secret>, fresh: bool) {
         let request = Request {
             listener: place(2),
-            id: id(2),
+            id,
             auth: 0,
             epoch: epoch(number),
             ended: None,

@@ -48,6 +48,52 @@ fn a_session_ends_with_the_operations() {
     assert_eq!(it.core.session(it.peer), Some(id(2)));
 }
 
+/// Both sides have ended the session. The peer begins the next one, and its link breaks before HELLO:
+/// the dial that follows does not end what the peer has begun.
+#[test]
+fn a_session_that_the_peer_has_begun_is_not_ended_by_the_next_dial() {
+    for restarted in [false, true] {
+        let mut it = Scene::with_session();
+        it.send(it.peer, 2);
+        it.time_out();
+        it.send(it.peer, 3);
+        let (link, request) = *it.acts.dials.last().expect("a dial");
+        assert!(request.fresh);
+        match restarted {
+            true => it.request_of(3, 1),
+            false => it.request(1, None),
+        }
+        // it would end the session that begins
+        assert_eq!(it.acts.ends.last(), Some(&link));
+        it.end(link);
+        let (accepted, _) = *it.acts.accepts.last().expect("an accepted link");
+        it.end(accepted);
+        let (_, request) = *it.acts.dials.last().expect("a dial");
+        assert_eq!((request.shows, request.fresh), (Secret::new(7), false));
+    }
+}
+
+/// A dial was refused before a process started at the address, and this side learns it when it has
+/// a session with that process, which has no link at the moment.
+#[test]
+fn a_late_refusal_ends_no_session() {
+    let mut it = Scene::with_session();
+    it.send(it.peer, 2);
+    let (link, request) = it.acts.dials[1];
+    it.request(1, Some(request.gives));
+    let (accepted, _) = it.acts.accepts[0];
+    it.end(accepted);
+    it.core.failed(link, Failure::Refused, &mut it.acts);
+    assert!(it.acts.failed.is_empty());
+    // the next one decides
+    it.core.set_now(1_000_000_000);
+    it.core.tick(&mut it.acts);
+    let (next, _) = *it.acts.dials.last().expect("a dial");
+    assert_ne!(next, link);
+    it.core.failed(next, Failure::Refused, &mut it.acts);
+    assert_eq!(it.acts.failed, [FiErrno::ECONNABORTED]);
+}
+
 /// A request of a session is not the first one of the next session: its dialler has numbers.
 #[test]
 fn a_session_that_ends_takes_the_request_that_waits_along() {
