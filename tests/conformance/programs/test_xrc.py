@@ -1,5 +1,7 @@
 """Endpoints on XRC: tests/conformance/c/xrc_offered.c, msg_xrc.c for connected ones, and
-rdm/xrc_messages.c and xrc_nodes.c for those with many peers.
+rdm/xrc_messages.c, xrc_nodes.c and xrc_replaced.c for those with many peers.
+
+With WEFT_RDM_LONG=1 processes are killed and replaced in 40 runs instead of one.
 """
 
 import json
@@ -13,6 +15,7 @@ from lib import programs
 from . import common
 
 SKIPPED = 77
+LONG = os.environ.get("WEFT_RDM_LONG") == "1"
 
 
 class XrcMessages(common.CProgram):
@@ -215,6 +218,23 @@ class XrcNodes(common.CProgram):
         for line in lines:
             self.assertEqual(line["protocol"], "rc")
             self.assertGreaterEqual(line["links_most"], 3)
+
+
+class XrcReplaced(common.CProgram):
+    SOURCE = "rdm/xrc_replaced"
+
+    def test_processes_are_killed_and_replaced(self):
+        """4 nodes of 4 processes, each of which is killed once; the long form also kills 48 within
+        1.5 s, so that peers that recover are killed too.
+        """
+        forms = [["16", "300"]] * 20 + [["48", "60"]] * 20 if LONG else [["16", "300"]]
+        for seed, form in enumerate(forms):
+            with self.subTest(seed=seed, form=form), tempfile.TemporaryDirectory() as home:
+                argv = [self.program, "xrc", "weft", "127.0.0.1", "4", "4", str(seed), *form]
+                ended = programs.run(argv, programs.SYSTEM.env(XDG_RUNTIME_DIR=home), seconds=150)
+                self.assertEqual(ended.status, 0, ended)
+                print(f"\n{ended.text.strip()}")
+                self.assertEqual(os.listdir(os.path.join(home, "weft")), [], "the file of a domain is left")
 
 
 if __name__ == "__main__":
