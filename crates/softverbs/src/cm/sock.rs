@@ -10,10 +10,23 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use crate::process::Process;
 use crate::sys::{Errno, Res, check};
 
-/// A socket; shut down on drop, so that a forked child with a copy does not keep the conversation
-/// open.
+/// A socket; shut down when its process drops it, so that a forked child with a copy does not keep
+/// the conversation open. A child that drops its copy closes only that.
 #[derive(Debug)]
-pub(super) struct Sock(OwnedFd);
+pub(super) struct Sock {
+    fd: OwnedFd,
+    owner: Owner,
+}
+
+/// The process that has made a descriptor, which its forked children share with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Owner(u32);
+
+impl Owner {
+    fn this() -> Self {
+        Self(std::process::id())
+    }
+}
 
 /// Result of `recv`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,10 +63,17 @@ fn owned(fd: libc::c_int) -> Res<OwnedFd> {
 }
 
 impl Sock {
+    fn of(fd: OwnedFd) -> Self {
+        Self {
+            fd,
+            owner: Owner::this(),
+        }
+    }
+
     pub(super) fn new() -> Res<Self> {
         let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
         // SAFETY: no memory is passed.
-        owned(unsafe { libc::socket(libc::AF_UNIX, kind, 0) }).map(Self)
+        owned(unsafe { libc::socket(libc::AF_UNIX, kind, 0) }).map(Self::of)
     }
 
     /// Binds a name. `EADDRINUSE`: another socket of the namespace has it.
@@ -88,7 +108,7 @@ impl Sock {
             // SAFETY: NULL means that the address is not returned.
             unsafe { libc::accept4(self.fd(), std::ptr::null_mut(), std::ptr::null_mut(), flags) };
         match owned(fd) {
-            Ok(fd) => Ok(Some(Self(fd))),
+            Ok(fd) => Ok(Some(Self::of(fd))),
             Err(Errno(libc::EAGAIN | libc::EINTR | libc::ECONNABORTED)) => Ok(None),
             Err(errno) => Err(errno),
         }
@@ -178,12 +198,15 @@ impl Sock {
     }
 
     pub(super) fn fd(&self) -> RawFd {
-        self.0.as_raw_fd()
+        self.fd.as_raw_fd()
     }
 }
 
 impl Drop for Sock {
     fn drop(&mut self) {
+        if self.owner != Owner::this() {
+            return;
+        }
         // SAFETY: no memory is passed. An unconnected socket returns ENOTCONN, which is no error
         // here.
         unsafe { libc::shutdown(self.fd(), libc::SHUT_RDWR) };
@@ -192,16 +215,21 @@ impl Drop for Sock {
 
 /// The descriptor that the application waits on.
 #[derive(Debug)]
-pub(super) struct Poll(OwnedFd);
+pub(super) struct Poll {
+    fd: OwnedFd,
+    owner: Owner,
+}
 
 impl Poll {
     pub(super) fn new() -> Res<Self> {
         // SAFETY: no memory is passed.
-        owned(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) }).map(Self)
+        let fd = owned(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
+        let owner = Owner::this();
+        Ok(Self { fd, owner })
     }
 
     pub(super) fn fd(&self) -> RawFd {
-        self.0.as_raw_fd()
+        self.fd.as_raw_fd()
     }
 
     fn control(&self, operation: libc::c_int, fd: RawFd, token: u64, writable: bool) -> Res<()> {
@@ -229,8 +257,12 @@ impl Poll {
         self.control(libc::EPOLL_CTL_MOD, fd, token, writable)
     }
 
-    /// Removes `fd`. Closing it is not enough: a forked child may hold a copy.
+    /// Removes `fd`. Closing it is not enough: a forked child may hold a copy. In such a child it has
+    /// no effect: the set is that of the parent.
     pub(super) fn remove(&self, fd: RawFd) {
+        if self.owner != Owner::this() {
+            return;
+        }
         // A descriptor that is not in the set needs no removal.
         let _ = self.control(libc::EPOLL_CTL_DEL, fd, 0, false);
     }
@@ -265,29 +297,40 @@ impl Poll {
     }
 }
 
-/// A descriptor that is readable while it is set.
+/// A descriptor that is readable while it is set. A forked child does not change it.
 #[derive(Debug)]
-pub(super) struct Flag(OwnedFd);
+pub(super) struct Flag {
+    fd: OwnedFd,
+    owner: Owner,
+}
 
 impl Flag {
     pub(super) fn new() -> Res<Self> {
         // SAFETY: no memory is passed.
-        owned(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) }).map(Self)
+        let fd = owned(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })?;
+        let owner = Owner::this();
+        Ok(Self { fd, owner })
     }
 
     pub(super) fn set(&self) {
+        if self.owner != Owner::this() {
+            return;
+        }
         // SAFETY: 8 readable bytes. Fails only if the flag is set already.
         unsafe { libc::write(self.fd(), 1u64.to_ne_bytes().as_ptr().cast(), 8) };
     }
 
     pub(super) fn clear(&self) {
+        if self.owner != Owner::this() {
+            return;
+        }
         let mut value = [0u8; 8];
         // SAFETY: 8 writable bytes. Fails only if the flag is clear already.
         unsafe { libc::read(self.fd(), value.as_mut_ptr().cast(), 8) };
     }
 
     pub(super) fn fd(&self) -> RawFd {
-        self.0.as_raw_fd()
+        self.fd.as_raw_fd()
     }
 }
 
@@ -318,6 +361,32 @@ mod tests {
         assert_eq!(client.recv(&mut buffer), Received::Packet(10));
         assert_eq!(client.recv(&mut buffer), Received::End);
         assert!(client.send(b"x").is_err());
+    }
+
+    #[test]
+    fn a_forked_child_drops_its_copies_without_an_effect() {
+        let (client, server) = pair("softverbs-test/sock-fork");
+        let (poll, flag) = (Poll::new().unwrap(), Flag::new().unwrap());
+        poll.add(flag.fd(), 7, false).unwrap();
+        flag.set();
+        // SAFETY: the child makes system calls, and ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            poll.remove(flag.fd());
+            flag.clear();
+            drop((client, server, poll, flag));
+            // SAFETY: ends the process.
+            unsafe { libc::_exit(0) };
+        }
+        let mut status = 1;
+        // SAFETY: a writable integer.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0);
+        assert_eq!(poll.ready().unwrap().collect::<Vec<_>>(), [7]);
+        assert!(client.send(b"still").unwrap());
+        assert_eq!(server.recv(&mut [0; 16]), Received::Packet(5));
+        poll.remove(flag.fd());
+        assert_eq!(poll.ready().unwrap().count(), 0);
     }
 
     #[test]
