@@ -63,7 +63,9 @@ impl Notice {
             id
         };
         *self.id.lock() = Some(Arc::clone(&id));
-        id.resolve_addr(self.path.0, self.path.1)
+        // the port of the connection may be that of a listener, or of another notice
+        let from = self.path.0.map(|from| SocketAddr::new(from.ip(), 0));
+        id.resolve_addr(from, self.path.1)
     }
 
     fn failed(&self, error: FiErrno) {
