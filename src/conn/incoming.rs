@@ -107,13 +107,18 @@ impl Incoming {
             srq: 0,
             ..self.header
         };
-        self.refuse(header, data);
+        self.refuse(header, data, self.is_marked());
     }
 
-    /// Answers that the target is not in the XRC domain of this process. The peer sends a request
-    /// for a new circuit to this port, with this number. A peer that is no `weft` endpoint is
-    /// rejected; then returns false.
-    pub(crate) fn redirect(&self, port: u16, tag: u32) -> bool {
+    /// Whether the request has the mark of a `weft` endpoint, which only original requests have.
+    pub(crate) fn is_marked(&self) -> bool {
+        msg_xrc::mark(self.data.bytes()).is_some()
+    }
+
+    /// Answers that the target is not in the XRC domain of this process. The peer sends
+    /// a request for a new circuit to this port, with this number. `is_weft`: the peer is a `weft`
+    /// endpoint; another one is rejected, and then the result is false.
+    pub(crate) fn redirect(&self, port: u16, tag: u32, is_weft: bool) -> bool {
         let header = Header {
             kind: Kind::OtherDomain,
             port,
@@ -121,11 +126,10 @@ impl Incoming {
             srq: 0,
             ..self.header
         };
-        self.refuse(header, &CmData::EMPTY)
+        self.refuse(header, &CmData::EMPTY, is_weft)
     }
 
-    fn refuse(&self, header: Header, data: &CmData) -> bool {
-        let is_weft = msg_xrc::mark(self.data.bytes()).is_some();
+    fn refuse(&self, header: Header, data: &CmData, is_weft: bool) -> bool {
         // an error is ignored: the peer may have given up
         let told = self.sidr && is_weft;
         let _ = if told {

@@ -205,7 +205,7 @@ impl Core {
         let tuning = self.domain.tuning();
         let opened = self.open_target(control, &request);
         if opened.as_ref().err() == Some(&FiErrno::ENOENT) && request.names_target() {
-            if request.redirect(port, control.xrc.own) {
+            if request.redirect(port, control.xrc.own, request.is_marked()) {
                 circuits.expect(control.xrc.own);
                 return Ok(());
             }
@@ -233,7 +233,7 @@ impl Core {
         // no effect if another thread has ended the connection meanwhile
         self.conn.state.change(State::Accepting, State::Accepted);
         let header = *request.header();
-        if msg_xrc::mark(request.data()).is_some() {
+        if request.is_marked() {
             control.xrc.peer = control.xrc.tag;
         }
         let to = request.addresses().map(|(_, mut peer)| {
@@ -287,7 +287,7 @@ impl Core {
         };
         if opened.as_ref().err() == Some(&FiErrno::ENOENT) && request.names_target() {
             let port = circuits.port_at(local).unwrap_or_default();
-            if request.redirect(port, control.xrc.own) {
+            if request.redirect(port, control.xrc.own, control.xrc.peer != 0) {
                 circuits.expect(control.xrc.own);
                 return;
             }
