@@ -21,7 +21,7 @@ use crate::Token;
 use crate::errno::{FiErrno, Result};
 use crate::log::info_log;
 use crate::queue::CompletionQueue;
-use crate::verbs::{CmId, Cq, Device, Pd, QpConfig};
+use crate::verbs::{CmId, Cq, Device, Pd, QpConfig, SrqNumber, Target};
 use crate::wire::cm_data::CmData;
 use crate::wire::msg_xrc::{End, Kind};
 
@@ -115,6 +115,8 @@ struct State {
     places: Vec<Place>,
     steps: VecDeque<Step>,
     users: HashMap<u32, Weak<dyn CircuitUser>>,
+    /// Targets that this side's endpoints hold, and the receive queue to which each delivers.
+    served: Vec<(Weak<Target>, SrqNumber)>,
     /// Users that wait for a reciprocal request.
     awaiting: Vec<(u32, Instant)>,
     listeners: Vec<Listening>,
@@ -291,7 +293,8 @@ impl Circuits {
         }
     }
 
-    /// The process at this address does not have the target of the circuit.
+    /// The process at this address does not have the target of the circuit, or not for all its
+    /// endpoints.
     pub(super) fn is_elsewhere(&self, circuit: &Arc<Circuit>, to: SocketAddr) {
         let mut state = self.state.lock();
         let is_this =
@@ -299,6 +302,25 @@ impl Circuits {
         if let Some(place) = state.places.iter_mut().find(is_this) {
             place.elsewhere.push(to);
         }
+    }
+
+    /// Notes that an endpoint with this receive queue holds a target. False: another endpoint of the
+    /// domain holds it, with another receive queue. A message that waits for a receive in one queue
+    /// would delay all messages to the other.
+    pub(crate) fn serve(&self, target: &Arc<Target>, srq: SrqNumber) -> bool {
+        let mut state = self.state.lock();
+        state.served.retain(|(held, _)| held.strong_count() != 0);
+        let other = |(held, of): &(Weak<Target>, SrqNumber)| {
+            *of != srq
+                && held
+                    .upgrade()
+                    .is_some_and(|held| held.number() == target.number())
+        };
+        if state.served.iter().any(other) {
+            return false;
+        }
+        state.served.push((Arc::downgrade(target), srq));
+        true
     }
 
     /// Keeps the identifier of an answered request until the peer has the answer.

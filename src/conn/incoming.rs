@@ -115,7 +115,7 @@ impl Incoming {
         msg_xrc::mark(self.data.bytes()).is_some()
     }
 
-    /// Answers that the target is not in the XRC domain of this process. The peer sends
+    /// Answers that this process does not receive through the target of the request. The peer sends
     /// a request for a new circuit to this port, with this number. `is_weft`: the peer is a `weft`
     /// endpoint; another one is rejected, and then the result is false.
     pub(crate) fn redirect(&self, port: u16, tag: u32, is_weft: bool) -> bool {

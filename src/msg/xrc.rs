@@ -251,9 +251,19 @@ impl Core {
     }
 
     /// The target of a request, which this endpoint holds from now on.
+    ///
+    /// # Errors
+    /// `ENOENT`: the target is not in the XRC domain, or delivers to another receive queue of this
+    /// domain and the peer is a `weft` endpoint, which can use another one.
     fn open_target(&self, control: &Control, request: &Incoming) -> Result<Arc<Target>> {
         let xrcd = self.xrcd(control)?;
         let target = Arc::new(request.target(&xrcd, self.domain.tuning())?);
+        let srq = control.srx.as_ref().and_then(|srx| srx.number());
+        let srq = srq.ok_or(FiErrno::EOPBADSTATE)?;
+        let is_weft = request.is_marked() || control.xrc.peer != 0;
+        if !self.circuits()?.serve(&target, srq) && is_weft {
+            return Err(FiErrno::ENOENT);
+        }
         let listener: Weak<dyn AsyncListener> = self.weak();
         self.domain.device().listen(target.object(), listener);
         self.ends.lock().target = Some(Arc::clone(&target));
