@@ -126,6 +126,12 @@ impl Circuit {
         (!self.has_failed()).then_some(share)
     }
 
+    /// Whether more than one endpoint uses it.
+    pub(crate) fn is_shared(&self) -> bool {
+        let users = self.users.lock();
+        users.iter().filter(|user| user.strong_count() != 0).count() > 1
+    }
+
     /// Whether the initiator is in its error state.
     pub(crate) fn has_failed(&self) -> bool {
         self.failed.load(Ordering::Acquire)

@@ -13,6 +13,9 @@ use crate::verbs::{AsyncEvent, AsyncListener};
 
 /// Time limit for the device to flush the posted requests at the end of a connection.
 const FLUSH_WAIT: Duration = Duration::from_millis(200);
+/// Time limit for the requests of a closed endpoint on a circuit that others use too (XRC): then
+/// they are flushed, with those of all its users.
+const SHARED_FLUSH_WAIT: Duration = Duration::from_secs(1);
 
 impl Core {
     /// Ends the connection.
@@ -48,8 +51,11 @@ impl Core {
         }
     }
 
-    /// Waits at most [`FLUSH_WAIT`] until the device has flushed the posted requests, and moves
-    /// their completions to the completion queues' backlogs.
+    /// Waits until the device has flushed the posted requests, and moves their completions to the
+    /// completion queues' backlogs. Waits at most [`FLUSH_WAIT`]. The requests of a circuit are
+    /// flushed by its end alone: after this time, if it has no other user. If it has, they stay
+    /// posted and complete later, when the peer has receives for them; the circuit is ended after
+    /// [`SHARED_FLUSH_WAIT`] if the endpoint is closed, because the buffers are the application's.
     pub(super) fn await_flush(&self) {
         let (tx, rx) = {
             let control = self.control.lock();
@@ -66,7 +72,16 @@ impl Core {
             side.cancel_deferred();
             side.sq.post_marker();
         }
-        let mut deadline = Instant::now() + FLUSH_WAIT;
+        let shared = self
+            .own_circuit()
+            .is_some_and(|circuit| circuit.is_shared());
+        let closed = self.conn.state.is(State::Closed);
+        let mut deadline = Instant::now()
+            + match (shared, closed) {
+                (false, _) => FLUSH_WAIT,
+                (true, true) => SHARED_FLUSH_WAIT,
+                (true, false) => Duration::ZERO,
+            };
         loop {
             for binding in [&tx, &rx].into_iter().flatten() {
                 let _ = binding.cq.progress_all();
@@ -82,6 +97,7 @@ impl Core {
             if Instant::now() >= deadline
                 && let Some(circuit) = self.own_circuit()
                 && !circuit.has_failed()
+                && (closed || !circuit.is_shared())
             {
                 // the peer has no receives, or does not answer
                 circuit.fail();
