@@ -27,7 +27,13 @@ HOST_TOOLS = {
     "xz": "xz-utils",
 }
 # no service may start and no initramfs is needed; both would only take time
-KERNEL_HOOKS = ['--essential-hook=mkdir -p "$1/etc/initramfs-tools" && echo MODULES=dep > "$1/etc/initramfs-tools/initramfs.conf"']
+KERNEL_HOOKS = [
+    '--essential-hook=mkdir -p "$1/etc/initramfs-tools" && echo MODULES=dep > "$1/etc/initramfs-tools/initramfs.conf"',
+    # bookworm's dpkg would ask whether to keep that file
+    "--dpkgopt=force-confold",
+]
+# the hook of bookworm's initramfs-tools makes none then; with MODULES=dep it fails in a chroot
+KERNEL_ENV = ["env", "INITRD=No"]
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
 DOWNLOAD_TRIES = 3
@@ -268,7 +274,7 @@ def ensure_kernel(name):
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir(parents=True)
             mirror = os.environ.get("WEFT_DEBIAN_MIRROR", recipe.MIRROR)
-            argv = [find_tool("mmdebstrap"), "--variant=minbase", f"--include={kernels.PACKAGE}/{suite}", f"--keyring={KEYRING}"]
+            argv = KERNEL_ENV + [find_tool("mmdebstrap"), "--variant=minbase", f"--include={kernels.PACKAGE}/{suite}", f"--keyring={KEYRING}"]
             argv += [f"--aptopt={option}" for option in recipe.APT_OPTIONS]
             argv += KERNEL_HOOKS + sync_kernel(scratch) + ["--format=null", rest, "-"]
             argv += [f"deb {mirror} {rest} main", f"deb {mirror} {suite} main"]

@@ -4,6 +4,7 @@ by this file's bytes."""
 # name -> (suite of the rest, suite of the kernel)
 KERNELS = {
     "trixie-backports": ("trixie", "trixie-backports"),
+    "bookworm-backports": ("bookworm", "bookworm-backports"),
 }
 
 PACKAGE = "linux-image-amd64"
