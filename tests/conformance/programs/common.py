@@ -112,6 +112,13 @@ class CProgram(unittest.TestCase):
         self.assertEqual(ended.status, 0, ended)
         return ended
 
+    def both(self, *modes, limit=1, **more):
+        """Runs modes on RC and on XRC. `limit`: how many of the runs may be made at once."""
+        run = functools.partial(self.succeeds, programs.SYSTEM, **more)
+        forms = [(mode, xrc) for mode in modes for xrc in ("0", "1")]
+        runs = [({"mode": mode, "xrc": xrc}, functools.partial(run, mode, WEFT_TEST_XRC=xrc)) for mode, xrc in forms]
+        at_once(self, runs, limit)
+
 
 def infos(text):
     """The output of fi_info, one dictionary for each entry."""

@@ -1,6 +1,5 @@
 """Connected endpoints with shared receive contexts, on RC and on XRC: tests/conformance/c/msg_srx.c."""
 
-import functools
 import os
 import unittest
 
@@ -12,13 +11,6 @@ from . import common
 class MsgSrx(common.CProgram):
     SOURCE = "msg_srx"
     OPTIONS = ("-pthread",)
-
-    def both(self, *modes, limit=1, **more):
-        """Runs modes on RC and on XRC. `limit`: how many of the runs may be made at once."""
-        run = functools.partial(self.succeeds, programs.SYSTEM, **more)
-        forms = [(mode, xrc) for mode in modes for xrc in ("0", "1")]
-        runs = [({"mode": mode, "xrc": xrc}, functools.partial(run, mode, WEFT_TEST_XRC=xrc)) for mode, xrc in forms]
-        common.at_once(self, runs, limit)
 
     def test_messages_in_both_directions(self):
         self.both("flow", "small")

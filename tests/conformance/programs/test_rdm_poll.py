@@ -1,6 +1,5 @@
 """Progress by fi_poll(3) alone, on RC and on XRC: tests/conformance/c/rdm_poll.c."""
 
-import functools
 import unittest
 
 from lib import programs
@@ -10,13 +9,6 @@ from . import common
 
 class RdmPoll(common.CProgram):
     SOURCE = "rdm_poll"
-
-    def both(self, *modes, limit=1, **more):
-        """Runs modes on RC and on XRC. `limit`: how many of the runs may be made at once."""
-        run = functools.partial(self.succeeds, programs.SYSTEM, **more)
-        forms = [(mode, xrc) for mode in modes for xrc in ("0", "1")]
-        runs = [({"mode": mode, "xrc": xrc}, functools.partial(run, mode, WEFT_TEST_XRC=xrc)) for mode, xrc in forms]
-        common.at_once(self, runs, limit)
 
     def test_messages(self):
         self.both("all", "small")
