@@ -199,6 +199,18 @@ impl Scene {
         }
     }
 
+    /// The peer dials twice with the token of the second dial of this side: its second request
+    /// waits for the end of the link of the first. Returns the token and that link.
+    fn held_request(&mut self) -> (Secret, LinkKey) {
+        self.send(self.peer, 2);
+        let token = self.acts.dials[1].1.gives;
+        self.request(1, Some(token));
+        let (accepted, _) = self.acts.accepts[0];
+        self.request(2, Some(token));
+        assert_eq!(self.acts.ends.last(), Some(&accepted));
+        (token, accepted)
+    }
+
     /// The peer dials; its request is accepted or held.
     fn request(&mut self, number: u32, shows: Option<Secret>) {
         self.dialled(id(2), number, shows, false);
@@ -366,12 +378,7 @@ fn a_request_of_a_replaced_endpoint_is_rejected() {
     it.core.sent(own, Number::new(0), &mut it.acts);
     it.settle(own);
     it.end(own);
-    it.send(it.peer, 2);
-    let token = it.acts.dials[1].1.gives;
-    it.request(1, Some(token));
-    let (accepted, _) = it.acts.accepts[0];
-    it.request(2, Some(token));
-    assert_eq!(it.acts.ends.last(), Some(&accepted));
+    let (_, accepted) = it.held_request();
     assert!(it.acts.rejects.is_empty());
     it.other();
     assert_eq!(it.acts.rejects[0].reason, Reason::Busy);

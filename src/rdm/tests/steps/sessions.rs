@@ -48,8 +48,8 @@ fn a_session_ends_with_the_operations() {
     assert_eq!(it.core.session(it.peer), Some(id(2)));
 }
 
-/// Both sides have ended the session. The peer begins the next one, and its link breaks before HELLO:
-/// the dial that follows does not end what the peer has begun.
+/// Both sides have ended the session. The peer begins the next one, and its link breaks before
+/// HELLO: the dial that follows does not end what the peer has begun.
 #[test]
 fn a_session_that_the_peer_has_begun_is_not_ended_by_the_next_dial() {
     for restarted in [false, true] {
@@ -98,12 +98,7 @@ fn a_late_refusal_ends_no_session() {
 #[test]
 fn a_session_that_ends_takes_the_request_that_waits_along() {
     let mut it = Scene::with_session();
-    it.send(it.peer, 2);
-    let token = it.acts.dials[1].1.gives;
-    it.request(1, Some(token));
-    let (accepted, _) = it.acts.accepts[0];
-    it.request(2, Some(token));
-    assert_eq!(it.acts.ends.last(), Some(&accepted));
+    let (token, _) = it.held_request();
     it.core.fail(it.peer, FiErrno::EHOSTUNREACH, &mut it.acts);
     assert_eq!(it.acts.rejects.len(), 1);
     assert_eq!(it.acts.rejects[0].reason, Reason::Busy);
