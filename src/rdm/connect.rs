@@ -153,19 +153,6 @@ impl<I: Io> Core<I> {
         self.settle(io);
     }
 
-    /// A dial was refused: the process of the peer has ended, unless it has a link to this side. A
-    /// process that has dialled since this dial began may have started after the refusal, and the
-    /// next dial decides.
-    fn after_refusal(&mut self, dialled: &Link, io: &mut I) {
-        let Some(peer) = self.peers.get(dialled.peer) else {
-            return;
-        };
-        let dials = peer.requests != dialled.requests;
-        if peer.begun && !peer.ends && peer.accepted.is_none() && !dials {
-            self.fail(dialled.peer, FiErrno::ECONNABORTED, io);
-        }
-    }
-
     /// A dial was rejected with private data.
     pub fn rejected(&mut self, link: LinkKey, private_data: &[u8], io: &mut I) {
         self.rejected_by(link, Rejection::decode(private_data).ok(), io);

@@ -23,29 +23,27 @@ mod rings;
 mod rma;
 mod rma_recovery;
 mod stream;
+mod todo;
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 
 use self::atomic::Results;
 use super::circuit_cm::XrcStep;
-use super::circuits::CircuitKey;
 use super::completions::{Completions, Side};
-use super::core::{Core, Io, Origin, Send};
+use super::core::{Core, Io};
 use super::iov::Iov;
 use super::link::LinkKey;
 use super::link_cm::{Ended, LinkCm, Step};
-use super::link_ring::RingPacket;
 use super::links::{LinkQp, Links, Posted, WrId};
 use super::operations::{Kind, Operation, PAYLOAD, TxKey, TxMark};
 use super::ops::Form;
 use super::paces::Paces;
 use super::packet_memory::{PacketMemory, Slot};
-use super::peer::PeerKey;
 use super::ports::{Port, Xrc};
 use super::pulls::Pulls;
-use super::receives::{ArrivalKey, Receives};
-use super::rma::{Fault, Rma, RmaKey};
+use super::receives::Receives;
+use super::rma::{Fault, Rma};
 use super::send_queue::Sent;
 use super::shared::Shared;
 use super::slab::Slab;
@@ -57,12 +55,13 @@ use crate::queue::Counter;
 use crate::queue::event_cell::Event;
 use crate::verbs::{Cq, Lkey, Pd, RecvRequest, Sge, Srq, Wc};
 use crate::wire::rdm::packet::{MAX_HEAD, SLOT_SIZE};
-use crate::wire::rdm::{Body, Credit, Header, Number, Packet};
+use crate::wire::rdm::{Body, Header, Packet};
 use crate::xrc::XrcDomain;
 
 pub(super) use self::rings::{Stop, narrow};
 pub(super) use self::rma::RmaConfig;
 use self::rma_recovery::Failure;
+pub(super) use self::todo::{Place, Todo};
 
 /// Largest number of bytes that are sent inline.
 const MAX_INLINE: usize = 512;
@@ -71,53 +70,6 @@ const MAX_INLINE: usize = 512;
 /// a receive delays those to other processes.
 pub(super) const FEWEST_RECEIVES: usize = 128;
 pub(super) const FEWEST_ON_XRC: usize = 1024;
-
-/// What follows from a call of the core.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Todo {
-    GiveBack(Origin, Credit),
-    Send(PeerKey, Send<TxKey>),
-    Answer(Origin, TxKey),
-    /// A message arrives by READs or in parts, if its session still exists.
-    Begin(Origin, ArrivalKey),
-    /// A message can be read or streamed.
-    Choose(Origin, ArrivalKey, Option<LinkKey>),
-    Release(PeerKey),
-    LoopBack(TxKey),
-    /// READs of the peer's messages can be posted.
-    Pull(PeerKey),
-    /// A post to the link has failed.
-    Broken(LinkKey),
-    /// The content of a delivered packet violates the protocol.
-    Refused(LinkKey),
-    /// There is memory for the packets of a link again.
-    Room(LinkKey),
-    /// An operation may have ended.
-    SettleRma(RmaKey),
-    /// The peer has processed all packets before this number: outcomes are known.
-    DecideRma(PeerKey, Number),
-    /// Operations that wait can be posted.
-    RunRma,
-    /// There is no memory for the next packet of a link, and no packet under way frees any.
-    NoMemory(LinkKey),
-    /// A link has got its circuit, and ATTACH can be posted.
-    Attach(LinkKey),
-    /// The dial of a link has failed at this side.
-    NotDialled(LinkKey),
-    /// A circuit has failed that was not up.
-    CircuitNotDialled(CircuitKey),
-    /// The target through which the peer sends on a link is in its error state.
-    Silenced(LinkKey),
-}
-
-/// The memory of a packet that has arrived.
-#[derive(Debug)]
-pub(super) enum Place {
-    /// A receive of the shared receive queue.
-    Slot(Slot),
-    /// A ring, until the call of the core returns.
-    Ring(RingPacket),
-}
 
 /// Objects of the device that the endpoint owns. The queue pairs are in [`Links`].
 #[derive(Debug)]

@@ -266,8 +266,8 @@ impl LinkQp {
         self.queue.reads() < most && self.has_room(true)
     }
 
-    /// Executes a READ of `from` to `sge` in this call; with `true` its lkey is checked. `false`: it
-    /// has to be posted.
+    /// Executes a READ of `from` to `sge` in this call; with `true` its lkey is checked. Returns
+    /// false if the READ has to be posted.
     ///
     /// # Safety
     /// The sge is writable.

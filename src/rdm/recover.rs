@@ -28,6 +28,19 @@ impl<I: Io> Core<I> {
         self.settle(io);
     }
 
+    /// A dial was refused: the process of the peer has ended, unless it has a link to this side. A
+    /// process that has dialled since this dial began may have started after the refusal, and the
+    /// next dial decides.
+    pub(super) fn after_refusal(&mut self, dialled: &Link, io: &mut I) {
+        let Some(peer) = self.peers.get(dialled.peer) else {
+            return;
+        };
+        let dials = peer.requests != dialled.requests;
+        if peer.begun && !peer.ends && peer.accepted.is_none() && !dials {
+            self.fail(dialled.peer, FiErrno::ECONNABORTED, io);
+        }
+    }
+
     /// A packet violates the protocol.
     pub(super) fn violation(&mut self, link: LinkKey, io: &mut I) {
         let Some(key) = self.links.get(link).map(|link| link.peer) else {

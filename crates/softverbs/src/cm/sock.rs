@@ -257,8 +257,8 @@ impl Poll {
         self.control(libc::EPOLL_CTL_MOD, fd, token, writable)
     }
 
-    /// Removes `fd`. Closing it is not enough: a forked child may hold a copy. In such a child it has
-    /// no effect: the set is that of the parent.
+    /// Removes `fd`. Closing it is not enough: a forked child may hold a copy. In such a child this
+    /// call has no effect: the set is that of the parent.
     pub(super) fn remove(&self, fd: RawFd) {
         if self.owner != Owner::this() {
             return;

@@ -1,0 +1,59 @@
+//! What follows from calls of the core, and the memory of a packet that has arrived.
+
+use super::super::circuits::CircuitKey;
+use super::super::core::{Origin, Send};
+use super::super::link::LinkKey;
+use super::super::link_ring::RingPacket;
+use super::super::operations::TxKey;
+use super::super::packet_memory::Slot;
+use super::super::peer::PeerKey;
+use super::super::receives::ArrivalKey;
+use super::super::rma::RmaKey;
+use crate::wire::rdm::{Credit, Number};
+
+/// What follows from a call of the core.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::rdm) enum Todo {
+    GiveBack(Origin, Credit),
+    Send(PeerKey, Send<TxKey>),
+    Answer(Origin, TxKey),
+    /// A message arrives by READs or in parts, if its session still exists.
+    Begin(Origin, ArrivalKey),
+    /// A message can be read or streamed.
+    Choose(Origin, ArrivalKey, Option<LinkKey>),
+    Release(PeerKey),
+    LoopBack(TxKey),
+    /// READs of the peer's messages can be posted.
+    Pull(PeerKey),
+    /// A post to the link has failed.
+    Broken(LinkKey),
+    /// The content of a delivered packet violates the protocol.
+    Refused(LinkKey),
+    /// There is memory for the packets of a link again.
+    Room(LinkKey),
+    /// An operation may have ended.
+    SettleRma(RmaKey),
+    /// The peer has processed all packets before this number: outcomes are known.
+    DecideRma(PeerKey, Number),
+    /// Operations that wait can be posted.
+    RunRma,
+    /// There is no memory for the next packet of a link, and no packet under way frees any.
+    NoMemory(LinkKey),
+    /// A link has got its circuit, and ATTACH can be posted.
+    Attach(LinkKey),
+    /// The dial of a link has failed at this side.
+    NotDialled(LinkKey),
+    /// A circuit has failed that was not up.
+    CircuitNotDialled(CircuitKey),
+    /// The target through which the peer sends on a link is in its error state.
+    Silenced(LinkKey),
+}
+
+/// The memory of a packet that has arrived.
+#[derive(Debug)]
+pub(in crate::rdm) enum Place {
+    /// A receive of the shared receive queue.
+    Slot(Slot),
+    /// A ring, until the call of the core returns.
+    Ring(RingPacket),
+}
