@@ -18,8 +18,8 @@ use crate::signal;
 use crate::sync::{Arc, Lock};
 use crate::sys::{self, Epoll, Errno, Grow, Identity, OpenFile, PidFd, Res};
 
-/// Nanoseconds for which a peer counts as alive after a check. A pid is not reused within that
-/// time.
+/// Nanoseconds of [`sys::tick_ns`] for which a peer counts as alive after a check: with the ticks of
+/// the kernel's clock, at most 10 ms. A pid is not reused within that time.
 const FRESH_NS: u64 = 1_000_000;
 
 /// Doorbells of one peer that are kept open; the oldest is closed first.
@@ -326,7 +326,7 @@ impl Peer {
     }
 
     /// Whether the process and its program are alive. Checks with two system calls, at most once
-    /// per millisecond.
+    /// per millisecond, and per tick of the kernel's clock.
     pub(crate) fn check_alive(&self) -> bool {
         if self.dead.load(Ordering::Relaxed) {
             return false;
@@ -334,7 +334,7 @@ impl Peer {
         let Some(life) = &self.life else {
             return true;
         };
-        let now = sys::now_ns();
+        let now = sys::tick_ns();
         if now.wrapping_sub(self.checked.load(Ordering::Relaxed)) < FRESH_NS {
             return true;
         }

@@ -81,12 +81,23 @@ pub(crate) fn check(ret: libc::c_int) -> Res<libc::c_int> {
 /// Nanoseconds of the monotonic clock.
 #[inline]
 pub(crate) fn now_ns() -> u64 {
+    clock_ns(libc::CLOCK_MONOTONIC)
+}
+
+/// The time of the kernel's last tick in nanoseconds: 1 to 10 ms ago at most, by the kernel's
+/// configuration. A tenth of the cost of [`now_ns`], where that reads the clock of a hypervisor.
+pub(crate) fn tick_ns() -> u64 {
+    clock_ns(libc::CLOCK_MONOTONIC_COARSE)
+}
+
+#[inline]
+fn clock_ns(clock: libc::clockid_t) -> u64 {
     let mut now = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    // SAFETY: `now` is writable; this clock always exists.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+    // SAFETY: `now` is writable; both clocks always exist.
+    unsafe { libc::clock_gettime(clock, &raw mut now) };
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
