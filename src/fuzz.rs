@@ -17,7 +17,7 @@ use crate::wire::rdm::packet::{HEADER_SIZE, MAX_HEAD, Message, Payload};
 use crate::wire::rdm::xrc::{CircuitReply, CircuitRequest, LinkRejection, LinkReply, LinkRequest};
 use crate::wire::rdm::{
     Body, Close, Credit, EndpointId, Epoch, Grant, GrantNumber, Header as PacketHeader, Hello,
-    Listener, Number, OpId, Packet, PeerIndex, Rejection, Reply, Request, Secret, Terms,
+    Listener, Number, OpId, Packet, PeerIndex, Rejection, Reply, Request, Secret, Terms, ring,
 };
 use crate::wire::records::{Block, Entry, Header, MAX_SEGMENTS, Segment, WORDS};
 use crate::wire::segment_list::{MAX_BLOCKS, Place, encode_block, encode_index};
@@ -82,12 +82,63 @@ pub fn rdm_wire(data: &[u8]) {
         assert!(data.starts_with(&rejection.encode()));
     }
     rdm_xrc(data);
+    rdm_ring(data);
     // the length of the input, and the one that the header states
     rdm_packet(data, data.len());
     if let Some(length) = data.get(16..20).and_then(|bytes| bytes.first_chunk()) {
         let length = u32::from_le_bytes(*length) as usize;
         rdm_packet(data, HEADER_SIZE.saturating_add(length));
     }
+}
+
+/// A packet in a ring, three words and a payload: what is accepted in place has one encoding, and
+/// is the packet that the decoder finds.
+fn rdm_ring(data: &[u8]) {
+    let Some((head, payload)) = data.split_first_chunk::<24>() else {
+        return;
+    };
+    let word =
+        |bytes: &[u8], at: usize| bytes[at..].first_chunk().map(|it| u64::from_le_bytes(*it));
+    let words = [0, 8, 16].map(|at| word(head, at).unwrap_or_default());
+    let found = ring::as_announced(&words, payload.len(), |at| {
+        word(payload, at).unwrap_or_default()
+    });
+    let Some((header, announced)) = found else {
+        return;
+    };
+    let copy = |at: usize, to: &mut [u8]| to.copy_from_slice(&payload[at..at + to.len()]);
+    let head = ring::head(&words, payload.len(), copy).ok();
+    let packet = head.and_then(|head| Packet::decode(head.bytes(), head.total).ok());
+    let body = match announced {
+        ring::Announced::Rts(tag, data, source) => {
+            let again = ring::rts(&header, (tag, data), &source);
+            assert_eq!((again.0, &again.1[..]), (words, payload));
+            let ring::Source {
+                op,
+                addr,
+                len,
+                rkey,
+            } = source;
+            let message = Message {
+                tag,
+                data: data.map(u64::from),
+                ack: false,
+            };
+            Body::Rts {
+                message,
+                op,
+                addr,
+                len,
+                rkey,
+            }
+        }
+        ring::Announced::Fin(op, status) => {
+            let again = ring::fin(&header, op, status);
+            assert_eq!((again.0, &again.1[..]), (words, payload));
+            Body::Fin { op, status }
+        }
+    };
+    assert_eq!(packet, Some(Packet { header, body }));
 }
 
 /// Handshakes on XRC.

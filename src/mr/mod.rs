@@ -22,6 +22,7 @@ mod ops;
 mod page;
 mod pending;
 mod procmap;
+mod recent_sources;
 mod refresh;
 mod region;
 mod registration;

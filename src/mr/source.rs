@@ -1,8 +1,9 @@
 //! Registrations of sources that peers read: of messages that a receiver fetches by READ.
 //!
 //! Each source is registered by itself, on demand, if the device does so without a call of the
-//! kernel. Otherwise it uses a cache of its own (`docs/registration-cache.md`). A descriptor of the
-//! application is not used: its region has more bytes than the message, and other rights.
+//! kernel; the last registrations stay for later messages. Otherwise it uses a cache of its own
+//! (`docs/registration-cache.md`). A descriptor of the application is not used: its region has more
+//! bytes than the message, and other rights.
 
 #![allow(unsafe_code, reason = "registers buffers of the application")]
 
@@ -11,6 +12,7 @@ use std::sync::Arc;
 use rdma_core_sys as sys;
 
 use super::cache::{Got, Held};
+use super::recent_sources::{Recent, RecentSources};
 use super::{MrDomain, SourceCache};
 use crate::errno::{FiErrno, Result};
 use crate::log::{info_log, warn_log};
@@ -22,23 +24,27 @@ const MAX_PAUSE: u32 = 10;
 /// The registration of one source. To be released by [`SourceKeys::release`] or
 /// [`SourceKeys::withdraw`]; otherwise a cached registration is never deregistered.
 #[derive(Debug)]
-pub(crate) struct Source {
-    rkey: Rkey,
-    kept: Kept,
-}
+pub(crate) struct Source(Kept);
 
 #[derive(Debug)]
 enum Kept {
+    /// A registration that later sources of the same range use too.
+    Recent(Arc<Recent>),
     /// A registration of this source alone.
-    Once(Mr),
+    Once(Box<Mr>),
     /// A reference to a cached registration.
-    Cached(Held<Rkey>),
+    Cached(Box<Held<Rkey>>),
 }
 
 impl Source {
     /// The key for peers.
+    #[inline]
     pub(crate) fn rkey(&self) -> Rkey {
-        self.rkey
+        match &self.0 {
+            Kept::Recent(recent) => recent.rkey(),
+            Kept::Once(mr) => mr.rkey(),
+            Kept::Cached(held) => held.key,
+        }
     }
 }
 
@@ -48,24 +54,33 @@ pub(crate) struct Withdrawn(Ends);
 
 #[derive(Debug)]
 enum Ends {
-    Once(Mr),
-    Cached(Held<Rkey>, Arc<SourceCache>),
+    Recent(Arc<Recent>),
+    Once(Box<Mr>),
+    Cached(Box<Held<Rkey>>, Arc<SourceCache>),
 }
 
 impl Withdrawn {
     /// Ends the registration, so that no peer reads the source when this has succeeded. The
-    /// registration of one message does not wait for a READ that is being executed (softverbs);
-    /// a cached one does, as `ibv_dereg_mr(3)`, unless other operations use it: then the caller has
-    /// ended the peer's queue pairs before.
+    /// registration of one message does not wait for a READ that is being executed (softverbs), nor
+    /// does one that later messages would have used: the READs of these are refused. A cached one
+    /// waits, as `ibv_dereg_mr(3)`, unless other operations use it: then the caller has ended the
+    /// peer's queue pairs before.
     ///
     /// # Errors
     /// The source itself: a READ is being executed, and no other one can begin. The caller repeats
     /// the call.
     pub(crate) fn end(self) -> std::result::Result<(), Self> {
         match self.0 {
-            Ends::Once(mr) => mr.deregister_now().map_err(|mr| Self(Ends::Once(mr))),
+            Ends::Recent(recent) => match recent.end() {
+                Ok(()) => Ok(()),
+                Err(()) => Err(Self(Ends::Recent(recent))),
+            },
+            Ends::Once(mr) => {
+                let ended = mr.deregister_now();
+                ended.map_err(|mr| Self(Ends::Once(Box::new(mr))))
+            }
             Ends::Cached(held, cache) => {
-                cache.retire(held);
+                cache.retire(*held);
                 Ok(())
             }
         }
@@ -88,6 +103,9 @@ pub(crate) struct SourceKeys {
     pd: Arc<Pd>,
     /// The device registers on demand without a call of the kernel.
     at_once: bool,
+    recent: RecentSources,
+    /// A registration whose place another one has, and that a peer reads.
+    replaced: Option<Withdrawn>,
     cache: Option<Arc<SourceCache>>,
     /// Number of consecutive failures with `ENOMEM`, and of sources that are not registered before
     /// the next attempt.
@@ -108,6 +126,8 @@ impl SourceKeys {
         Self {
             pd: Arc::clone(pd),
             at_once,
+            recent: RecentSources::new(),
+            replaced: None,
             cache,
             failures: 0,
             skipped: 0,
@@ -122,7 +142,16 @@ impl SourceKeys {
     ///
     /// # Safety
     /// The caller does not free the buffer before it releases the source.
+    #[inline]
     pub(crate) unsafe fn register(&mut self, iov: &libc::iovec) -> Result<Source> {
+        if let Some(recent) = self.recent.find(range_of(iov)) {
+            return Ok(Source(Kept::Recent(Arc::clone(recent))));
+        }
+        // SAFETY: as this function.
+        unsafe { self.register_new(iov) }
+    }
+
+    unsafe fn register_new(&mut self, iov: &libc::iovec) -> Result<Source> {
         if self.skipped != 0 {
             self.skipped -= 1;
             return Err(FiErrno::ENOMEM);
@@ -150,16 +179,20 @@ impl SourceKeys {
         self.failures = self.failures.saturating_add(1);
     }
 
-    unsafe fn make(&self, iov: &libc::iovec) -> Result<Source> {
+    unsafe fn make(&mut self, iov: &libc::iovec) -> Result<Source> {
         let Some(cache) = &self.cache else {
             let on_demand = match self.at_once {
                 true => sys::IBV_ACCESS_ON_DEMAND,
                 false => 0,
             };
             let rights = sys::IBV_ACCESS_REMOTE_READ | on_demand;
-            // SAFETY: the caller keeps the buffer.
+            // SAFETY: the caller keeps the buffer. If the registration stays longer, the device
+            // does not access the memory by itself, and the kernel checks the accesses of peers.
             let mr = unsafe { Mr::register(&self.pd, iov.iov_base, iov.iov_len, rights) }?;
-            return Ok(once(mr));
+            if !self.at_once || mr.is_in_device_memory() {
+                return Ok(once(mr));
+            }
+            return Ok(Source(Kept::Recent(self.keep(mr, iov))));
         };
         let (addr, len) = (iov.iov_base as u64, iov.iov_len as u64);
         let known = cache.find(addr, addr.saturating_add(len), false, None);
@@ -171,37 +204,66 @@ impl SourceKeys {
                 Got::Once(mr, _) => return Ok(once(mr)),
             },
         };
-        Ok(Source {
-            rkey: held.key,
-            kept: Kept::Cached(held),
-        })
+        Ok(Source(Kept::Cached(Box::new(held))))
+    }
+
+    /// Keeps a registration for later sources.
+    fn keep(&mut self, mr: Mr, iov: &libc::iovec) -> Arc<Recent> {
+        let recent = Recent::new(mr, range_of(iov));
+        if let Some(old) = self.recent.keep(&recent).and_then(last)
+            && let Some(busy) = self.replaced.replace(old)
+        {
+            // the caller has not taken it
+            busy.abandon();
+        }
+        recent
+    }
+
+    /// A registration that was replaced by the last [`Self::register`] and is to be ended by a
+    /// thread that may wait, because a peer reads it.
+    #[inline]
+    pub(crate) fn replaced(&mut self) -> Option<Withdrawn> {
+        self.replaced.take()
+    }
+
+    /// All registrations that are kept for later sources; the endpoint is closed.
+    pub(crate) fn take_recent(&mut self) -> impl Iterator<Item = Withdrawn> {
+        self.recent
+            .take()
+            .map(|recent| Withdrawn(Ends::Recent(recent)))
     }
 
     /// Releases the source of a message that the receiver has ended. Does not wait: `Some` is to be
     /// ended by a thread that may.
+    #[inline]
     pub(crate) fn release(&self, source: Source) -> Option<Withdrawn> {
-        match (source.kept, &self.cache) {
-            (Kept::Once(mr), _) => {
+        match source.0 {
+            Kept::Recent(recent) => last(recent),
+            Kept::Once(mr) => {
                 let withdrawn = Withdrawn(Ends::Once(mr));
                 match self.at_once {
                     true => withdrawn.end().err(),
                     false => Some(withdrawn),
                 }
             }
-            (Kept::Cached(held), Some(cache)) => {
+            Kept::Cached(held) => {
+                let cache = self.cache.as_ref()?;
                 cache.release(&held);
                 if cache.has_zombies() {
                     cache.drain();
                 }
                 None
             }
-            (Kept::Cached(_), None) => None,
         }
     }
 
-    /// Releases the source of a message that has failed.
-    pub(crate) fn withdraw(&self, source: Source) -> Option<Withdrawn> {
-        match source.kept {
+    /// Releases the source of a message that has failed. Later sources do not use its registration.
+    pub(crate) fn withdraw(&mut self, source: Source) -> Option<Withdrawn> {
+        match source.0 {
+            Kept::Recent(recent) => {
+                self.recent.forget(&recent);
+                Some(Withdrawn(Ends::Recent(recent)))
+            }
             Kept::Once(mr) => Some(Withdrawn(Ends::Once(mr))),
             Kept::Cached(held) => {
                 let cache = Arc::clone(self.cache.as_ref()?);
@@ -211,9 +273,122 @@ impl SourceKeys {
     }
 }
 
+fn range_of(iov: &libc::iovec) -> (u64, usize) {
+    (iov.iov_base as u64, iov.iov_len)
+}
+
 fn once(mr: Mr) -> Source {
-    Source {
-        rkey: mr.rkey(),
-        kept: Kept::Once(mr),
+    Source(Kept::Once(Box::new(mr)))
+}
+
+/// Ends a registration if nothing else refers to it. Returns it if a peer reads it.
+#[inline]
+fn last(recent: Arc<Recent>) -> Option<Withdrawn> {
+    // a reference is only taken under the endpoint's lock, as this function is called
+    match Arc::strong_count(&recent) {
+        1 => Withdrawn(Ends::Recent(recent)).end().err(),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::{Domain, DomainConfig};
+    use crate::verbs::Buf;
+
+    fn domain() -> Arc<Domain> {
+        let device = crate::verbs::devices(&[softverbs::backend()], false).remove(0);
+        Domain::open(&device, DomainConfig::default()).unwrap()
+    }
+
+    fn register(keys: &mut SourceKeys, bytes: &[u8]) -> Source {
+        let iov = libc::iovec {
+            iov_base: bytes.as_ptr().cast_mut().cast(),
+            iov_len: bytes.len(),
+        };
+        // SAFETY: the tests keep the bytes.
+        unsafe { keys.register(&iov) }.unwrap()
+    }
+
+    fn uses(keys: &SourceKeys, source: &Source) -> usize {
+        match &source.0 {
+            Kept::Recent(recent) => {
+                let table = keys.recent.find(recent.range()).is_some();
+                Arc::strong_count(recent) - usize::from(table)
+            }
+            _ => 0,
+        }
+    }
+
+    #[test]
+    fn sources_of_one_range_share_a_registration_until_it_is_withdrawn() {
+        let domain = domain();
+        let mut keys = SourceKeys::new(domain.mr(), domain.pd());
+        if !keys.at_once {
+            return;
+        }
+        let bytes = vec![1; 1 << 14];
+        let (first, second) = (register(&mut keys, &bytes), register(&mut keys, &bytes));
+        assert_eq!((first.rkey(), uses(&keys, &first)), (second.rkey(), 2));
+        let other = register(&mut keys, &bytes[1..]);
+        assert_ne!(other.rkey(), first.rkey());
+        assert!(keys.release(other).is_none());
+        let key = first.rkey();
+        assert!(keys.release(first).is_none());
+        let again = register(&mut keys, &bytes);
+        assert_eq!((again.rkey(), uses(&keys, &again)), (key, 2));
+        // an operation fails: later ones have another key, and the earlier one has none
+        assert!(keys.withdraw(again).unwrap().end().is_ok());
+        let fresh = register(&mut keys, &bytes);
+        assert_ne!(fresh.rkey(), key);
+        assert!(keys.release(second).is_none());
+        assert!(keys.release(fresh).is_none());
+        for withdrawn in keys.take_recent().collect::<Vec<_>>() {
+            assert!(withdrawn.end().is_ok());
+        }
+    }
+
+    #[test]
+    fn a_registration_that_is_replaced_ends_with_its_last_operation() {
+        let domain = domain();
+        let mut keys = SourceKeys::new(domain.mr(), domain.pd());
+        if !keys.at_once {
+            return;
+        }
+        let bytes = vec![1; 1 << 20];
+        let first = register(&mut keys, &bytes[..1]);
+        let Kept::Recent(recent) = &first.0 else {
+            panic!("{first:?}");
+        };
+        let recent = Arc::clone(recent);
+        // as many as have no place besides each other, whatever their places are
+        for len in 2..1 << 14 {
+            let source = register(&mut keys, &bytes[..len]);
+            assert!(keys.release(source).is_none() && keys.replaced().is_none());
+        }
+        assert!(keys.recent.find(recent.range()).is_none());
+        assert!(recent.is_registered());
+        drop(recent);
+        let Kept::Recent(recent) = &first.0 else {
+            panic!("{first:?}");
+        };
+        let weak = Arc::downgrade(recent);
+        assert!(keys.release(first).is_none());
+        assert!(weak.upgrade().is_none());
+    }
+
+    /// A buffer of the device stays reachable by a registration after other memory is at its
+    /// addresses.
+    #[test]
+    fn memory_of_the_device_is_registered_for_one_message() {
+        let domain = domain();
+        let mut keys = SourceKeys::new(domain.mr(), domain.pd());
+        let buf = Buf::alloc(domain.pd(), 1 << 14);
+        // SAFETY: the buffer has these bytes.
+        let bytes = unsafe { std::slice::from_raw_parts(buf.addr, 1 << 14) };
+        let source = register(&mut keys, bytes);
+        assert!(!matches!(source.0, Kept::Recent(_)));
+        assert!(keys.release(source).is_none_or(|it| it.end().is_ok()));
     }
 }

@@ -58,6 +58,12 @@ impl<'a, 'b> Reader<'a, 'b> {
         self.left == 0
     }
 
+    /// How many further entries it takes.
+    #[inline(always)]
+    pub(super) fn left(&self) -> usize {
+        self.left
+    }
+
     #[inline(always)]
     fn pass(&mut self, completion: &Completion) {
         self.left -= 1;

@@ -203,6 +203,75 @@ impl<I: Io> Core<I> {
         })
     }
 
+    /// The peer of a link and its out-link, if a packet with this header is the next one of the peer,
+    /// which has credit for it, and an answer can be posted at once. [`Self::take_answered`] takes
+    /// the packet; otherwise it is passed to [`Self::arrived`].
+    #[inline]
+    pub fn answered(
+        &self,
+        link: LinkKey,
+        header: &Header,
+        uses: Credit,
+    ) -> Option<(Origin, LinkKey)> {
+        let from = self.links.get(link)?;
+        let key = from.peer;
+        let peer = self.peers.get(key)?;
+        let out = peer.out?;
+        let is_next = from.greeted
+            && peer.acks == 0
+            && header.to.get() == key.number()
+            && header.number == peer.expected
+            && header.processed.until(peer.next) >= 0
+            && peer
+                .unseen
+                .is_none_or(|(_, number)| header.seen.is_before(number))
+            && peer.inbound.as_ref()?.has(uses);
+        let origin = Origin {
+            peer: key,
+            session: peer.session,
+        };
+        (is_next && !peer.ends && peer.is_clear()).then_some((origin, out))
+    }
+
+    /// Takes the packet for which [`Self::answered`] had a result, and `back` of its credit, which
+    /// it does not use any more. Returns whether the peer has used half of its credit:
+    /// [`Self::end_direct`] follows at once, and otherwise later.
+    #[inline]
+    pub fn take_answered(&mut self, link: LinkKey, uses: Credit, back: Credit) -> bool {
+        let Some(key) = self.links.get(link).map(|link| link.peer) else {
+            return false;
+        };
+        let Some(peer) = self.peers.get_mut(key) else {
+            return false;
+        };
+        peer.expected = peer.expected.next();
+        let Some(inbound) = &mut peer.inbound else {
+            return false;
+        };
+        inbound.spend(uses);
+        inbound.give_back(back, &mut self.pool);
+        inbound.is_half_used()
+    }
+
+    /// Begins an answer without payload. `None`: something to the peer is before it.
+    #[inline]
+    pub fn direct_answer(&mut self, peer: PeerKey) -> Option<Direct<'_>> {
+        let peer = self.peers.get_mut(peer)?;
+        let link = peer.out?;
+        let header = peer.header(peer.next);
+        peer.is_clear().then_some(Direct {
+            peer,
+            uses: Credit::ZERO,
+            link,
+            header,
+        })
+    }
+
+    /// Messages with more bytes than this are announced by peers.
+    pub(super) const fn eager(&self) -> u32 {
+        self.config.eager
+    }
+
     /// Messages of a peer have arrived on a link as EAGER without ACK. Takes them as long as they
     /// are the next ones of the peer; the caller passes another packet to [`Self::arrived`].
     /// [`Self::end_direct`] follows if there were any.

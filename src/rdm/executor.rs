@@ -9,6 +9,7 @@
     reason = "copies from and to buffers of the application, posts receives"
 )]
 
+mod announced;
 mod atomic;
 mod circuit_times;
 mod circuits;
@@ -58,7 +59,7 @@ use crate::wire::rdm::packet::{MAX_HEAD, SLOT_SIZE};
 use crate::wire::rdm::{Body, Header, Packet};
 use crate::xrc::XrcDomain;
 
-pub(super) use self::rings::{Stop, narrow};
+pub(super) use self::rings::Stop;
 pub(super) use self::rma::RmaConfig;
 use self::rma_recovery::Failure;
 pub(super) use self::todo::{Place, Todo};
@@ -124,6 +125,9 @@ pub(super) struct Executor {
     pub(super) posts_reads: bool,
     #[cfg(test)]
     pub(super) read_at_once: u32,
+    /// Messages that were read when their announcement was found in a ring.
+    #[cfg(test)]
+    pub(super) read_in_ring: u32,
     pub(super) completions: Completions,
     pub(super) todo: VecDeque<Todo>,
     pub(super) steps: Vec<Step>,
@@ -232,6 +236,8 @@ impl Executor {
             posts_reads: false,
             #[cfg(test)]
             read_at_once: 0,
+            #[cfg(test)]
+            read_in_ring: 0,
             completions,
             todo: VecDeque::new(),
             steps: Vec::new(),
@@ -502,7 +508,7 @@ impl Executor {
     pub(super) fn release(&mut self, op: Operation) {
         self.release_slot(op.slot);
         if let Some(source) = op.source {
-            self.release_source(*source);
+            self.release_source(source);
         }
     }
 
@@ -558,7 +564,7 @@ impl Executor {
         if op.is_of_application() {
             match (result, source.take_if(|_| op.fin.is_none())) {
                 (Err(error), Some(source)) => {
-                    let source = self.sources.withdraw(*source);
+                    let source = self.sources.withdraw(source);
                     let failed = Some((op.completion(), error));
                     self.steps.push(Step::Withdraw(source, failed));
                 }
@@ -598,7 +604,7 @@ impl Executor {
         }
         self.tx.free(key);
         if let Some(source) = source {
-            self.release_source(*source);
+            self.release_source(source);
         }
         let Some(slot) = slot else {
             return;

@@ -288,6 +288,20 @@ impl LinkRing {
         self.outcome(posted)
     }
 
+    /// Posts words and a payload that are a whole packet.
+    #[inline]
+    pub(super) fn post_packet<const N: usize>(
+        &mut self,
+        (words, payload): &(Words, [u8; N]),
+    ) -> RingPost {
+        if !self.is_attached() {
+            return RingPost::No;
+        }
+        // SAFETY: the payload is only read.
+        let posted = unsafe { self.ring.post(*words, payload.as_ptr(), N, false) };
+        self.outcome(posted)
+    }
+
     /// Posts a packet: `size` bytes of header and body, and the payload.
     ///
     /// # Safety

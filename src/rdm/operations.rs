@@ -10,11 +10,12 @@ use super::peer::PeerKey;
 use super::rma::RmaKey;
 use super::slab::Key;
 use crate::flags::Flags;
-use crate::mr::Source;
+use crate::mr;
 use crate::queue::Completion;
 use crate::verbs::{RemoteAddr, Rkey};
 use crate::wire::rdm::packet::{Message, Payload};
-use crate::wire::rdm::{Body, OpId};
+use crate::wire::rdm::ring::{self, Source};
+use crate::wire::rdm::{Body, Header, OpId};
 
 /// Marks keys of operations.
 pub(super) enum TxMark {}
@@ -115,7 +116,7 @@ pub(super) struct Operation {
     /// The receiver's name of a message that is sent in parts.
     pub(super) receiver: Option<OpId>,
     /// The registration by which the receiver of a message reads it.
-    pub(super) source: Option<Box<Source>>,
+    pub(super) source: Option<mr::Source>,
     /// Offset of the next part.
     pub(super) next: usize,
     /// Number of parts under way.
@@ -158,16 +159,17 @@ impl Operation {
                 payload: payload(self.len),
             },
             Kind::Message => {
-                let source = self.source.as_ref().zip(self.iov.single());
-                let (addr, rkey) = source
-                    .map_or((RemoteAddr::NULL, Rkey::default()), |(source, buffer)| {
-                        (buffer.remote_addr(), source.rkey())
-                    });
+                let Source {
+                    op,
+                    addr,
+                    len,
+                    rkey,
+                } = self.read_from(key);
                 Body::Rts {
                     message: self.message,
-                    op: OpId::new(key.number()),
+                    op,
                     addr,
-                    len: self.len as u64,
+                    len,
                     rkey,
                 }
             }
@@ -201,6 +203,38 @@ impl Operation {
         }
     }
 
+    /// The source of a message.
+    fn read_from(&self, key: TxKey) -> Source {
+        let source = self.source.as_ref().zip(self.iov.single());
+        let (addr, rkey) = source
+            .map_or((RemoteAddr::NULL, Rkey::default()), |(source, buffer)| {
+                (buffer.remote_addr(), source.rkey())
+            });
+        Source {
+            op: OpId::new(key.number()),
+            addr,
+            len: self.len as u64,
+            rkey,
+        }
+    }
+
+    /// The announcement of a message, in the form of a ring. `None`: it is another packet, or an
+    /// announcement with ACK or wide data.
+    #[inline]
+    pub(super) fn announcement(
+        &self,
+        key: TxKey,
+        form: Form,
+        header: &Header,
+    ) -> Option<(ring::Words, [u8; ring::RTS])> {
+        if form != Form::Rts || !matches!(self.kind, Kind::Message) {
+            return None;
+        }
+        let data = self.message.narrow()?;
+        let envelope = (self.message.tag, data);
+        Some(ring::rts(header, envelope, &self.read_from(key)))
+    }
+
     /// Whether the packet has a payload.
     pub(super) fn has_payload(&self, form: Form) -> bool {
         match self.kind {
@@ -209,6 +243,12 @@ impl Operation {
             Kind::Atomic(_) | Kind::Result { .. } => self.len != 0,
             Kind::Cts { .. } | Kind::Notice { .. } | Kind::Fin { .. } => false,
         }
+    }
+
+    /// Whether it is a message that the receiver was told of, and that it reads or asks for.
+    #[inline]
+    pub(super) fn is_announced(&self) -> bool {
+        matches!(self.kind, Kind::Message) && self.form == Form::Rts
     }
 
     /// Whether it is an operation of the application, which has an entry.

@@ -46,10 +46,9 @@ impl Range {
         }
     }
 
-    /// The way of the next message, and whether it is measured.
-    fn next(&mut self) -> (Way, bool) {
+    /// The way of the next message, and whether it is measured. [`Self::count`] follows.
+    fn next(&self) -> (Way, bool) {
         let number = self.messages;
-        self.messages = number.wrapping_add(1);
         if number < 2 * TRIALS {
             let way = [Way::Stream, Way::Read][number as usize % 2];
             return (way, true);
@@ -67,6 +66,11 @@ impl Range {
             0 => (slower, true),
             _ => (faster, number % MEASURED == 1),
         }
+    }
+
+    /// The message has taken the way of [`Self::next`].
+    fn count(&mut self) {
+        self.messages = self.messages.wrapping_add(1);
     }
 
     /// A message has taken `time`. A shorter time than before counts at once, a longer one, which
@@ -122,7 +126,9 @@ impl Paces {
         if let Some(way) = self.fixed {
             return way;
         }
-        let (way, measured) = self.range(peer, len).next();
+        let range = self.range(peer, len);
+        let (way, measured) = range.next();
+        range.count();
         if measured {
             self.measured = Some(Measured {
                 key,
@@ -133,6 +139,35 @@ impl Paces {
             });
         }
         way
+    }
+
+    /// As [`Self::choose`], for a message that is read in this call: whether it is measured, by
+    /// [`Self::has_read`]. `None`: it is not to be read, and nothing has changed.
+    #[inline]
+    pub(super) fn reads(&mut self, peer: PeerKey, len: u64) -> Option<bool> {
+        #[cfg(test)]
+        if let Some(way) = self.fixed {
+            return (way == Way::Read).then_some(false);
+        }
+        let range = self.range(peer, len);
+        let (way, measured) = range.next();
+        (way == Way::Read).then(|| {
+            range.count();
+            measured
+        })
+    }
+
+    /// A message was read in `time`.
+    pub(super) fn has_read(&mut self, peer: PeerKey, len: u64, time: Duration) {
+        self.range(peer, len).note(Way::Read, len, time);
+    }
+
+    /// A message was read that delays the one that is measured.
+    #[inline]
+    pub(super) fn interrupted(&mut self) {
+        if let Some(measured) = &mut self.measured {
+            measured.begin = Instant::now();
+        }
     }
 
     /// A message is complete. Messages that were announced before it delay one that is measured.

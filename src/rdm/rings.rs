@@ -130,7 +130,8 @@ impl State {
     }
 
     /// Fast path of [`Self::read_from`], after [`Work::Ring`]: the reader, which has room, gets the
-    /// entry of the first message in the hot ring at `at`. Counts the call, if it is done.
+    /// entry of the first message in the hot ring at `at`, if that arrives whole or is read in this
+    /// call. Counts the call, if it is done.
     #[inline(always)]
     pub(super) fn read_first(&mut self, at: usize, reader: &mut Reader<'_, '_>) -> First {
         let Some(&Hot { link, ring }) = self.io.links.hot.get(at) else {
@@ -142,9 +143,19 @@ impl State {
         }
         // SAFETY: a listed ring is that of its link, and a forked child has no `Work::Ring`.
         let ends = unsafe { self.io.read_one(&mut self.core, (link, ring), reader) };
-        let Some(ends) = ends else {
-            self.next_hot = at;
-            return First::Nothing;
+        let ends = match ends {
+            Some(ends) => ends,
+            None => {
+                self.next_hot = at;
+                let left = reader.left();
+                // SAFETY: as above.
+                if !unsafe { self.read_announced((link, ring), Some(reader)) }
+                    || reader.left() == left
+                {
+                    return First::Nothing;
+                }
+                false
+            }
         };
         self.behind = Some(link);
         // SAFETY: as above.
@@ -374,10 +385,9 @@ impl State {
         self.end_run();
         let mut left = BATCH;
         while left != 0 {
-            let reader = reader.as_deref_mut();
+            let to = reader.as_deref_mut();
             // SAFETY: the caller's promise.
-            let (taken, stop) =
-                unsafe { self.io.read_run(&mut self.core, (link, ring), left, reader) };
+            let (taken, stop) = unsafe { self.io.read_run(&mut self.core, (link, ring), left, to) };
             left -= taken;
             if taken != 0 {
                 self.io.end_run(&mut self.core, link);
@@ -388,9 +398,16 @@ impl State {
                 Stop::Full => return false,
                 Stop::Other if taken != 0 => {}
                 Stop::Other => {
+                    left -= 1;
+                    // SAFETY: as above.
+                    if unsafe { self.read_announced((link, ring), reader.as_deref_mut()) } {
+                        if reader.as_ref().is_some_and(|reader| reader.is_full()) {
+                            return false;
+                        }
+                        continue;
+                    }
                     let read = self.io.read_ring(&mut self.core, link);
                     self.settle();
-                    left -= 1;
                     if !read || !self.io.links.ring_is_ready(link) {
                         return true;
                     }
@@ -398,6 +415,28 @@ impl State {
             }
         }
         false
+    }
+
+    /// [`Executor::read_announced`](super::executor::Executor::read_announced), and what follows
+    /// from it. Returns whether it has processed a packet.
+    ///
+    /// # Safety
+    /// As [`Self::read`].
+    #[inline]
+    unsafe fn read_announced(
+        &mut self,
+        (link, ring): (LinkKey, RingProbe),
+        reader: Option<&mut Reader<'_, '_>>,
+    ) -> bool {
+        // SAFETY: the caller's promise.
+        let ends = unsafe { self.io.read_announced(&mut self.core, (link, ring), reader) };
+        match ends {
+            Some(true) => self.io.end_run(&mut self.core, link),
+            Some(false) => self.behind = Some(link),
+            None => return false,
+        }
+        self.settle();
+        true
     }
 
     /// Processes packets in the ring of a link that ends. Returns whether all were taken.

@@ -52,12 +52,18 @@ impl Streams {
         self.sent.is_empty() && self.arriving.is_empty()
     }
 
-    /// The next message of a peer can be streamed. Counts those that are read instead.
-    pub(super) fn may_begin(&mut self, peer: PeerKey) -> bool {
+    /// Whether messages may be streamed now.
+    #[inline]
+    pub(super) fn may_stream(&self) -> bool {
         #[cfg(test)]
         if self.off {
             return false;
         }
+        self.polled
+    }
+
+    /// The next message of a peer can be streamed. Counts those that are read instead.
+    pub(super) fn may_begin(&mut self, peer: PeerKey) -> bool {
         let Some(left) = self.late.get_mut(&peer.number()) else {
             return true;
         };

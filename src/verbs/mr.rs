@@ -266,6 +266,14 @@ impl Mr {
         }
     }
 
+    /// Whether the registration reaches memory of the device, whatever is mapped at its addresses
+    /// later. Always false for a device without such memory (`softdv_is_in_buffer`).
+    pub(crate) fn is_in_device_memory(&self) -> bool {
+        let asks = self.pd.device().backend().verbs.softdv_is_in_buffer;
+        // SAFETY: live until dropped, and of this backend.
+        asks.is_some_and(|is_in_buffer| unsafe { is_in_buffer(self.raw) } != 0)
+    }
+
     fn end(&mut self) -> Result<()> {
         // SAFETY: created by this backend; not used after the call has succeeded.
         FiErrno::from_verb(unsafe { (self.pd.device().backend().verbs.ibv_dereg_mr)(self.raw) })

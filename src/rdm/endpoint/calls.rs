@@ -9,7 +9,6 @@ use biased_lock::MutexGuard;
 
 use super::super::completions::Side;
 use super::super::core::Send;
-use super::super::executor::narrow;
 use super::super::iov::Iov;
 use super::super::link_ring::RingPost;
 use super::super::operations::{Kind, Operation};
@@ -164,7 +163,7 @@ impl Endpoint {
         if let Some(state) = guard.as_mut()
             && let [only] = outgoing.local.iov()
             && !only.iov_base.is_null()
-            && let Some(data) = narrow(message)
+            && let Some(data) = message.narrow()
             && !(inject && only.iov_len > config.inject_size)
             && state.io.outstanding() < config.tx_size
             && let Some(peer) = state.known_peer(outgoing.to)

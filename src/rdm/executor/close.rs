@@ -40,10 +40,13 @@ impl Executor {
         steps.extend(self.close_circuits());
         for key in self.tx.keys_where(|op| op.source.is_some()) {
             if let Some(source) = self.tx.get_mut(key).and_then(|op| op.source.take()) {
-                let source = self.sources.withdraw(*source);
+                let source = self.sources.withdraw(source);
                 self.steps.push(Step::Withdraw(source, None));
             }
         }
+        let recent = self.sources.take_recent();
+        self.steps
+            .extend(recent.map(|source| Step::Withdraw(Some(source), None)));
         steps.append(&mut self.steps);
         steps.sort_by_key(Step::is_last);
         let limit = Instant::now() + WITHDRAWAL;

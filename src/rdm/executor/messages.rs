@@ -404,8 +404,7 @@ impl Executor {
     /// operation may have failed.
     pub(super) fn cts(&mut self, origin: Origin, key: TxKey, receiver: OpId) -> Option<()> {
         let op = self.tx.get_mut(key)?;
-        let announced = matches!(op.kind, Kind::Message) && op.form == Form::Rts;
-        if !announced || op.peer != origin.peer || op.receiver.is_some() {
+        if !op.is_announced() || op.peer != origin.peer || op.receiver.is_some() {
             return None;
         }
         op.receiver = Some(receiver);
@@ -454,19 +453,6 @@ impl Executor {
         op.next += len;
         op.parts += 1;
         Some(part)
-    }
-
-    pub(super) fn fin(&mut self, origin: Origin, key: TxKey, status: u16) {
-        let Some(op) = self.tx.get_mut(key) else {
-            return;
-        };
-        let announced = matches!(op.kind, Kind::Message) && op.form == Form::Rts;
-        if !announced || op.peer != origin.peer || op.fin.is_some() {
-            return;
-        }
-        op.fin = Some(status);
-        self.todo.push_back(Todo::Release(origin.peer));
-        self.finish_if_over(key);
     }
 
     /// Delivers a message to this endpoint itself.

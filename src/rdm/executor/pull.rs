@@ -26,7 +26,7 @@ use crate::wire::rdm::OpId;
 /// parts.
 const BREAKS: u32 = 16;
 /// Bytes that one call reads at most without requests.
-const READ_BYTES: u64 = 1 << 22;
+pub(super) const READ_BYTES: u64 = 1 << 22;
 
 /// Whether a READ with this status would fail on each link. Others break with their link.
 pub(super) fn is_refusal(status: u32) -> bool {
@@ -75,7 +75,10 @@ impl Executor {
             // the source is released: at success, before the entry can be read, and at a failure by
             // the step that reports it.
             let source = unsafe { self.sources.register(&buffer.iovec()) };
-            op.source = source.ok().map(Box::new);
+            op.source = source.ok();
+            let replaced = self.sources.replaced();
+            self.steps
+                .extend(replaced.map(|old| Step::Withdraw(Some(old), None)));
         }
     }
 
@@ -401,7 +404,8 @@ impl Executor {
     pub(in crate::rdm) fn revoke_sources(&mut self) {
         for key in self.tx.keys_where(|op| op.source.is_some()) {
             if let Some(source) = self.tx.get_mut(key).and_then(|op| op.source.take()) {
-                self.release_source(*source);
+                let withdrawn = self.sources.withdraw(source);
+                assert!(withdrawn.is_some_and(|it| it.end().is_ok()));
             }
         }
     }

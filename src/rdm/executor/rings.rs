@@ -6,7 +6,7 @@ use super::super::direct::{Arrivals, Direct};
 use super::super::iov::Iov;
 use super::super::link::LinkKey;
 use super::super::link_ring::{Content, LARGE, LinkRing, RingPacket, RingPost, SLOTS};
-use super::super::operations::{PAYLOAD, TxKey};
+use super::super::operations::{Operation, PAYLOAD, TxKey};
 use super::super::ops::Form;
 use super::super::packet_memory::PacketMemory;
 use super::super::peer::PeerKey;
@@ -25,7 +25,7 @@ const ALL: usize = (SLOTS + LARGE) as usize;
 /// its room until all messages were read: 16 KiB.
 const SHARE: u32 = 256;
 /// Slots whose room is given back to the sender at once; that of fewer slots by a later call.
-const MANY: u32 = 8;
+pub(super) const MANY: u32 = 8;
 
 /// Why a run of messages in a ring has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,17 +111,6 @@ unsafe fn as_eager(message: &RingMessage) -> Option<(Eager, u32)> {
     Some((eager, len))
 }
 
-/// The CQ data of a message that can be sent without an operation, if it has any. `None`: it has an
-/// ACK, or data of more than 32 bits.
-#[inline(always)]
-pub(in crate::rdm) fn narrow(message: &Message) -> Option<Option<u32>> {
-    match message.data {
-        _ if message.ack => None,
-        None => Some(None),
-        Some(data) => Some(Some(u32::try_from(data).ok()?)),
-    }
-}
-
 impl Executor {
     /// Sends a message through a ring without an operation. If the link has ended, the message may
     /// have arrived, and has to be posted as an operation next: with the same number.
@@ -136,7 +125,7 @@ impl Executor {
         message: &Message,
         iov: &Iov,
     ) -> RingPost {
-        let Some(data) = narrow(message) else {
+        let Some(data) = message.narrow() else {
             return RingPost::No;
         };
         let Some((direct, ring)) = self.direct(core, peer, iov.len()) else {
@@ -161,7 +150,7 @@ impl Executor {
     }
 
     /// As [`Self::send_direct`], for a message of one buffer without ACK and with CQ data of at
-    /// most 32 bits ([`narrow`]).
+    /// most 32 bits ([`Message::narrow`]).
     ///
     /// # Safety
     /// `len` bytes are readable.
@@ -233,21 +222,10 @@ impl Executor {
         }
         let ring = self.links.get_mut(on)?.free_ring()?;
         let op = self.tx.get_mut(key)?;
-        let packet = Packet {
-            header,
-            body: op.body(key, form),
+        let posted = match op.announcement(key, form, &header) {
+            Some(whole) => ring.post_packet(&whole),
+            None => Self::post_any(ring, &self.memory, op, (key, form), header),
         };
-        let mut head = [0; MAX_HEAD];
-        let size = packet.encode(&mut head);
-        let content = match &op.slot {
-            _ if !op.has_payload(form) => Content::None,
-            Some(slot) if op.copied => {
-                Content::Bytes(&self.memory.bytes(slot)[PAYLOAD..PAYLOAD + op.len])
-            }
-            _ => Content::Buffers(&op.iov),
-        };
-        // SAFETY: the application keeps the buffers until the operation completes.
-        let posted = unsafe { ring.post((&head, size), content, op.is_solicited()) };
         match posted {
             RingPost::No | RingPost::Full => return None,
             RingPost::Sent => {}
@@ -259,6 +237,31 @@ impl Executor {
             // it is posted again on the next link
             _ => Post::Posted,
         })
+    }
+
+    /// Posts the packet of an operation to a ring, whatever it is.
+    fn post_any(
+        ring: &mut LinkRing,
+        memory: &PacketMemory,
+        op: &Operation,
+        (key, form): (TxKey, Form),
+        header: Header,
+    ) -> RingPost {
+        let packet = Packet {
+            header,
+            body: op.body(key, form),
+        };
+        let mut head = [0; MAX_HEAD];
+        let size = packet.encode(&mut head);
+        let content = match &op.slot {
+            _ if !op.has_payload(form) => Content::None,
+            Some(slot) if op.copied => {
+                Content::Bytes(&memory.bytes(slot)[PAYLOAD..PAYLOAD + op.len])
+            }
+            _ => Content::Buffers(&op.iov),
+        };
+        // SAFETY: the application keeps the buffers until the operation completes.
+        unsafe { ring.post((&head, size), content, op.is_solicited()) }
     }
 
     /// Posts a packet without number to the ring of a link. `None`: it goes through the queue pair.
@@ -335,7 +338,7 @@ impl Executor {
 
     /// Gives back the room of packets at the end of a ring. Returns [`MANY`].
     #[cold]
-    fn give_back(&mut self, key: LinkKey, slots: u32) -> u32 {
+    pub(super) fn give_back(&mut self, key: LinkKey, slots: u32) -> u32 {
         self.links.give_back(key, slots);
         MANY
     }

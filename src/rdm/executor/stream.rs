@@ -159,7 +159,7 @@ impl Executor {
         link: Option<LinkKey>,
     ) {
         let peer = origin.peer;
-        let can_stream = self.streams.polled
+        let can_stream = self.streams.may_stream()
             && link.is_some_and(|link| self.enlarge_ring(link))
             && self.streams.may_begin(peer);
         let Some(arrival) = self.rx.arrivals.get_mut(key) else {

@@ -209,6 +209,61 @@ fn messages_are_read_without_requests() {
     });
 }
 
+/// An announcement in a ring whose receive is one buffer is read and answered where it is found;
+/// others take the way through the tables, in any order.
+#[test]
+fn announced_messages_are_read_where_they_are_found() {
+    let domain = domain();
+    let ends = [(); 2].map(|()| reader_at_once(&domain, Transport::Rc));
+    let [a, b] = &ends;
+    let to_b = a.knows(b);
+    let rings = std::env::var_os("SOFTVERBS_RING").is_none_or(|value| value != "0");
+    let in_ring = || b.state(|state| state.io.read_in_ring);
+    let (mut target, mut possible) = (vec![0; LEN], 0);
+    for round in 0..400 {
+        let bytes = bytes_of(round);
+        let len = [16 << 10, 8_193, 100_000, LEN][round / 8 % 4];
+        let before = in_ring();
+        let (posted, short, several) = (round % 2 == 0, round % 4 == 1, round % 8 == 2);
+        let room = if short { len - 1 } else { len };
+        let post = |target: &mut [u8]| match several {
+            true => {
+                let (first, second) = target[..room].split_at_mut(5000);
+                b.recv_into((1, 0), &mut [first, second], 2);
+            }
+            false => b.recv(Some((1, 0)), &mut target[..room], 2),
+        };
+        target.fill(0);
+        if posted {
+            post(&mut target);
+        }
+        a.send(to_b, Some(1), &bytes[..len], 1);
+        if !posted {
+            wait_for_rts(a, b);
+            post(&mut target);
+        }
+        if short {
+            assert_eq!(error(b).err, FiErrno::ETRUNC);
+        }
+        let [sent, received] = wait([a, b], [1, usize::from(!short)]);
+        assert_eq!(sent.len(), 1);
+        if let Some(received) = received.first() {
+            assert_eq!((received.len, received.tag, received.context), (len, 1, 2));
+        }
+        assert!(target[..room] == bytes[..room], "round {round}");
+        let may = rings && posted && !several;
+        assert!(in_ring() - before <= u32::from(may), "round {round}");
+        possible += u32::from(may);
+    }
+    // the first packet, and those that have seen a new grant, take the other way
+    assert!(
+        in_ring() >= possible - possible / 4,
+        "{} of {possible}",
+        in_ring()
+    );
+    assert_eq!(pull_failures(b), (0, 0));
+}
+
 /// Receives with descriptors, which the device checks: a message for a buffer that is not wholly in
 /// the region of its descriptor arrives in parts.
 #[test]

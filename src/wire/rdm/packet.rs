@@ -36,7 +36,7 @@ const RECALL: u8 = 32;
 
 /// Size of the upper half of wide remote CQ data.
 const WIDE_SIZE: usize = 8;
-const RTS_SIZE: usize = 24;
+pub(super) const RTS_SIZE: usize = 24;
 const ATOMIC_SIZE: usize = 16;
 
 /// The kind of a packet.
@@ -154,6 +154,16 @@ pub struct Message {
 }
 
 impl Message {
+    /// The CQ data, if it has any. `None`: the message has an ACK, or data of more than 32 bits.
+    #[inline(always)]
+    pub fn narrow(&self) -> Option<Option<u32>> {
+        match self.data {
+            _ if self.ack => None,
+            None => Some(None),
+            Some(data) => Some(Some(u32::try_from(data).ok()?)),
+        }
+    }
+
     fn is_wide(self) -> bool {
         self.data.is_some_and(|data| data > u32::MAX.into())
     }
@@ -558,6 +568,13 @@ impl Packet {
     }
 }
 
+/// Whether RTS may have such a source.
+#[inline]
+pub(super) fn is_source(addr: RemoteAddr, len: u64, rkey: Rkey) -> bool {
+    let named = addr != RemoteAddr::NULL || rkey.get() == 0;
+    addr.checked_add(len).is_some() && i64::try_from(len).is_ok() && named
+}
+
 fn put_wide(message: &Message, body: &mut [u8]) {
     // the high half
     let high = (message.data.unwrap_or_default() >> 32) as u32;
@@ -731,8 +748,7 @@ impl Source<'_> {
         let addr = RemoteAddr::new(get64(self.head, at)?);
         let len = get64(self.head, at + 8)?;
         let rkey = get32(self.head, at + 16)?;
-        let unnamed = addr == RemoteAddr::NULL && rkey != 0;
-        if addr.checked_add(len).is_none() || i64::try_from(len).is_err() || unnamed {
+        if !is_source(addr, len, Rkey::new(rkey)) {
             return Err(Bad::Value);
         }
         Ok(Body::Rts {

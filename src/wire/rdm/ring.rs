@@ -1,9 +1,12 @@
 //! The form of packets in a ring: three words and a payload. `docs/protocol-rdm.md`, "Rings".
 
-use super::packet::{DATA, HEADER_SIZE, Header, Kind, MAX_HEAD, TAGGED};
+use super::packet::{
+    DATA, HEADER_SIZE, Header, Kind, MAX_HEAD, MAX_STATUS, RTS_SIZE, TAGGED, is_source,
+};
 use super::terms::MAX_EAGER;
 use super::values::{GrantNumber, Number, OpId, PeerIndex};
 use super::{Bad, get64, put};
+use crate::verbs::{RemoteAddr, Rkey};
 
 /// Bytes 16 to 24 of the header, which are in front of the payload of most packets.
 pub const PREFIX: usize = 8;
@@ -14,7 +17,7 @@ pub type Words = [u64; 3];
 /// The words of EAGER without remote CQ data and without ACK.
 #[inline(always)]
 pub fn eager(header: &Header, tag: Option<u64>) -> Words {
-    words_of(header, tag, 0)
+    words_of(header, Kind::Eager, tag, 0)
 }
 
 /// The words of EAGER with remote CQ data of 32 bits, without ACK, with a payload of `len` bytes,
@@ -27,13 +30,16 @@ pub fn eager_with_data(
     len: u32,
 ) -> (Words, [u8; PREFIX]) {
     let prefix = u64::from(len) | u64::from(data) << 32;
-    (words_of(header, tag, DATA), prefix.to_le_bytes())
+    (
+        words_of(header, Kind::Eager, tag, DATA),
+        prefix.to_le_bytes(),
+    )
 }
 
 #[inline(always)]
-fn words_of(header: &Header, tag: Option<u64>, more: u8) -> Words {
+fn words_of(header: &Header, kind: Kind, tag: Option<u64>, more: u8) -> Words {
     let flags = more | if tag.is_some() { TAGGED } else { 0 };
-    let kind = Kind::Eager as u64 | u64::from(flags) << 8;
+    let kind = kind as u64 | u64::from(flags) << 8;
     let seen = u64::from(header.seen.get()) << 16;
     [
         u64::from(header.number.get()) | u64::from(header.processed.get()) << 32,
@@ -53,6 +59,115 @@ pub fn data(header: &Header, op: OpId, offset: u64, len: u32) -> (Words, [u8; PR
     ];
     let prefix = u64::from(len) | u64::from(op.get()) << 32;
     (words, prefix.to_le_bytes())
+}
+
+/// The header in the first two words, whose halves its numbers fill.
+#[inline(always)]
+fn header_of(&[first, second, _]: &Words) -> Header {
+    Header {
+        number: Number::new(first as u32),
+        processed: Number::new((first >> 32) as u32),
+        seen: GrantNumber::new((second >> 16) as u16),
+        to: PeerIndex::new((second >> 32) as u32),
+    }
+}
+
+/// Bytes of the ring's payload of an RTS without wide data: the prefix and the body.
+pub const RTS: usize = PREFIX + RTS_SIZE;
+
+/// The source of a message that is announced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Source {
+    /// The sender's operation.
+    pub op: OpId,
+    /// NULL: it cannot be read.
+    pub addr: RemoteAddr,
+    /// Length of the message in bytes.
+    pub len: u64,
+    /// 0 without an address.
+    pub rkey: Rkey,
+}
+
+/// The words of RTS with remote CQ data of at most 32 bits, without ACK, and its payload in the
+/// ring.
+#[inline]
+pub fn rts(
+    header: &Header,
+    (tag, data): (Option<u64>, Option<u32>),
+    source: &Source,
+) -> (Words, [u8; RTS]) {
+    let more = if data.is_some() { DATA } else { 0 };
+    let words = words_of(header, Kind::Rts, tag, more);
+    // the length of the body
+    let prefix = RTS_SIZE as u64 | u64::from(data.unwrap_or_default()) << 32;
+    let last = u64::from(source.rkey.get()) | u64::from(source.op.get()) << 32;
+    let mut payload = [0; RTS];
+    put(&mut payload, 0, prefix.to_le_bytes());
+    put(&mut payload, 8, source.addr.get().to_le_bytes());
+    put(&mut payload, 16, source.len.to_le_bytes());
+    put(&mut payload, 24, last.to_le_bytes());
+    (words, payload)
+}
+
+/// The words of FIN, and its payload in the ring.
+#[inline]
+pub fn fin(header: &Header, op: OpId, status: u16) -> (Words, [u8; PREFIX]) {
+    let mut words = words_of(header, Kind::Fin, None, 0);
+    words[2] = u64::from(status);
+    let prefix = u64::from(op.get()) << 32;
+    (words, prefix.to_le_bytes())
+}
+
+/// A packet of [`rts`] or [`fin`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Announced {
+    /// RTS: tag, remote CQ data, and source.
+    Rts(Option<u64>, Option<u32>, Source),
+    /// FIN: the sender's operation, and the status.
+    Fin(OpId, u16),
+}
+
+/// The packet of [`rts`] or [`fin`] with these words, whose payload has `len` bytes in the ring.
+/// `word` returns the one of its words at an offset, if it has that. `None`: another packet, or none
+/// at all, which [`Packet::decode`](super::Packet::decode) has to decode.
+#[inline]
+pub fn as_announced(
+    words: &Words,
+    len: usize,
+    word: impl Fn(usize) -> u64,
+) -> Option<(Header, Announced)> {
+    let [_, second, last] = *words;
+    let (kind, flags) = (second as u8, (second >> 8) as u8);
+    let announced = if kind == Kind::Fin as u8 && len == PREFIX {
+        let prefix = word(0);
+        // no length, and no flags
+        if flags != 0 || prefix as u32 != 0 || last > MAX_STATUS {
+            return None;
+        }
+        Announced::Fin(OpId::new((prefix >> 32) as u32), last as u16)
+    } else if kind == Kind::Rts as u8 && len == RTS {
+        let (tagged, has_data) = (flags & TAGGED != 0, flags & DATA != 0);
+        let (prefix, addr, size, rest) = (word(0), word(8), word(16), word(24));
+        let data = (prefix >> 32) as u32;
+        let plain = flags & !(TAGGED | DATA) == 0
+            && (tagged || last == 0)
+            && (has_data || data == 0)
+            && prefix as u32 as usize == RTS_SIZE;
+        let (addr, rkey) = (RemoteAddr::new(addr), Rkey::new(rest as u32));
+        if !plain || !is_source(addr, size, rkey) {
+            return None;
+        }
+        let source = Source {
+            op: OpId::new((rest >> 32) as u32),
+            addr,
+            len: size,
+            rkey,
+        };
+        Announced::Rts(tagged.then_some(last), has_data.then_some(data), source)
+    } else {
+        return None;
+    };
+    Some((header_of(words), announced))
 }
 
 /// EAGER in a ring, without ACK.
@@ -82,8 +197,7 @@ impl Eager {
 /// or none at all, which [`Packet::decode`](super::Packet::decode) has to decode.
 #[inline(always)]
 pub fn as_eager(words: &Words, len: usize, prefix: impl FnOnce() -> u64) -> Option<Eager> {
-    let [first, second, tag] = *words;
-    // the numbers of a header fill its halves
+    let [_, second, tag] = *words;
     let (kind, flags) = (second as u8, (second >> 8) as u8);
     let tagged = flags & TAGGED != 0;
     let plain = flags & !(TAGGED | DATA) == 0 && (tagged || tag == 0);
@@ -104,14 +218,8 @@ pub fn as_eager(words: &Words, len: usize, prefix: impl FnOnce() -> u64) -> Opti
     if len > MAX_EAGER as usize {
         return None;
     }
-    let header = Header {
-        number: Number::new(first as u32),
-        processed: Number::new((first >> 32) as u32),
-        seen: GrantNumber::new((second >> 16) as u16),
-        to: PeerIndex::new((second >> 32) as u32),
-    };
     Some(Eager {
-        header,
+        header: header_of(words),
         tag: tagged.then_some(tag),
         data,
     })

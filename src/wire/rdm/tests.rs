@@ -332,6 +332,78 @@ proptest! {
             }
             _ => prop_assert_eq!(eager, None),
         }
+        let word = |at: usize| u64::from_le_bytes(payload[at..at + 8].try_into().unwrap());
+        let announced = ring::as_announced(&words, payload.len(), word);
+        let expected = match packet.body {
+            Body::Rts { message, op, addr, len, rkey } => message.narrow().map(|data| {
+                let source = ring::Source { op, addr, len, rkey };
+                ring::Announced::Rts(message.tag, data, source)
+            }),
+            Body::Fin { op, status } => Some(ring::Announced::Fin(op, status)),
+            _ => None,
+        };
+        prop_assert_eq!(announced, expected.map(|it| (packet.header, it)));
+        match expected {
+            Some(ring::Announced::Rts(tag, data, source)) => {
+                let again = ring::rts(&packet.header, (tag, data), &source);
+                prop_assert_eq!((again.0, &again.1[..]), (words, &payload[..]));
+            }
+            Some(ring::Announced::Fin(op, status)) => {
+                let again = ring::fin(&packet.header, op, status);
+                prop_assert_eq!((again.0, &again.1[..]), (words, &payload[..]));
+            }
+            None => {}
+        }
+    }
+
+    /// Words that are accepted as an announcement, or as the end of a message, are those of their
+    /// encoding, and the decoder accepts the same ones.
+    #[test]
+    fn announcements_in_a_ring_have_one_encoding(
+        words in any::<[u64; 3]>(),
+        is_fin in any::<bool>(),
+        flags in prop_oneof![Just(0_u64), 0_u64..16],
+        last in prop_oneof![Just(0_u64), 0_u64..5000, any::<u64>()],
+        (said, a) in (prop_oneof![Just(0_u32), Just(24), any::<u32>()], prop_oneof![Just(0), any::<u32>()]),
+        addr in prop_oneof![Just(0), any::<u64>()],
+        size in prop_oneof![0_u64..1 << 40, any::<u64>()],
+        (rkey, op) in (prop_oneof![Just(0), any::<u32>()], any::<u32>()),
+        len in prop_oneof![Just(ring::PREFIX), Just(ring::RTS), 0..ring::RTS + 9],
+    ) {
+        let kind = if is_fin { Kind::Fin } else { Kind::Rts };
+        let words = [words[0], words[1] & !0xffff | kind as u64 | flags << 8, last];
+        let rest = u64::from(rkey) | u64::from(op) << 32;
+        let mut bytes = [u64::from(said) | u64::from(a) << 32, addr, size, rest]
+            .map(u64::to_le_bytes)
+            .concat();
+        bytes.resize(len, 0);
+        let copy = |at: usize, to: &mut [u8]| to.copy_from_slice(&bytes[at..at + to.len()]);
+        let head = ring::head(&words, len, copy).ok();
+        let packet = head.and_then(|head| Packet::decode(head.bytes(), head.total).ok());
+        let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
+        match ring::as_announced(&words, len, word) {
+            Some((header, ring::Announced::Rts(tag, data, source))) => {
+                let again = ring::rts(&header, (tag, data), &source);
+                prop_assert_eq!((again.0, &again.1[..]), (words, &bytes[..]));
+                let packet = packet.unwrap();
+                let ring::Source { op, addr, len, rkey } = source;
+                let message = Message { tag, data: data.map(u64::from), ack: false };
+                prop_assert_eq!(packet.header, header);
+                prop_assert_eq!(packet.body, Body::Rts { message, op, addr, len, rkey });
+            }
+            Some((header, ring::Announced::Fin(op, status))) => {
+                let again = ring::fin(&header, op, status);
+                prop_assert_eq!((again.0, &again.1[..]), (words, &bytes[..]));
+                let packet = packet.unwrap();
+                prop_assert_eq!((packet.header, packet.body), (header, Body::Fin { op, status }));
+            }
+            None => {
+                let announced = matches!(packet.map(|it| it.body), Some(Body::Fin { .. } | Body::Rts {
+                    message: Message { ack: false, data: None | Some(0..=0xffff_ffff), .. }, ..
+                }));
+                prop_assert!(!announced);
+            }
+        }
     }
 
     /// Words that are accepted as EAGER are those of its encoding.

@@ -208,6 +208,19 @@ pub(super) unsafe extern "C" fn page_prefetch(mr: *mut ibv_mr, pages: *mut u64) 
     })
 }
 
+/// `softdv_is_in_buffer`: 1 if a region was registered in a buffer of the device
+/// (`ibv_alloc_dm(3)`, `ibv_alloc_buf`) and reaches that buffer, whatever is mapped at its addresses
+/// later; 0 for memory that is found by its addresses at each access. Thread safe.
+pub(super) unsafe extern "C" fn is_in_buffer(mr: *mut ibv_mr) -> c_int {
+    if mr.is_null() {
+        return 0;
+    }
+    // SAFETY: the caller promises a live region, whose context is live.
+    let (context, key) = unsafe { (Context::from_ptr((*mr).context), Key((*mr).lkey)) };
+    let stamp = context.live().map(|process| process.regions.stamp_of(key));
+    c_int::from(stamp != Ok(0))
+}
+
 /// `softdv_max_atomic`: the largest size of the elements of one operation in bytes; 0 if the device
 /// has no atomics but those of verbs. Thread safe.
 pub(super) unsafe extern "C" fn max_atomic(_: *mut ibv_context) -> c_int {
