@@ -49,5 +49,5 @@ pub use monitor::{Monitor, memory_changed};
 pub use ops::{AdvisedRange, HANDLE_SIZE, Hint, SharedMemory};
 pub(crate) use pending::Workers;
 pub use region::{Dmabuf, Region, RegionConfig};
-pub(crate) use source::{Source, SourceKeys, Withdrawn};
+pub(crate) use source::{Sink, Source, SourceKeys, Withdrawn};
 pub(crate) use targets::{Change, Span, Targets};

@@ -48,6 +48,27 @@ impl Source {
     }
 }
 
+/// The registration of a part of a receive that its sender writes.
+#[derive(Debug)]
+pub(crate) struct Sink(Box<Mr>);
+
+impl Sink {
+    /// The key for the sender.
+    pub(crate) fn rkey(&self) -> Rkey {
+        self.0.rkey()
+    }
+
+    /// Ends the registration, so that no peer writes when this has succeeded. Does not wait.
+    ///
+    /// # Errors
+    /// The sink itself: a WRITE is being executed, and no other one can begin. The caller repeats
+    /// the call.
+    pub(crate) fn end(self) -> std::result::Result<(), Self> {
+        let ended = self.0.deregister_now();
+        ended.map_err(|mr| Self(Box::new(mr)))
+    }
+}
+
 /// A source that no peer may read any more, and whose registration has not ended.
 #[derive(Debug)]
 pub(crate) struct Withdrawn(Ends);
@@ -164,6 +185,25 @@ impl SourceKeys {
             Err(_) => {}
         }
         source
+    }
+
+    /// Registers a part of a receive for remote write.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP`: the device does not register on demand without a call of the kernel. Those of
+    /// `ibv_reg_mr(3)`.
+    ///
+    /// # Safety
+    /// The caller does not free the buffer before the sink has ended.
+    pub(crate) unsafe fn open_sink(&self, iov: &libc::iovec) -> Result<Sink> {
+        if !self.at_once {
+            return Err(FiErrno::EOPNOTSUPP);
+        }
+        let rights =
+            sys::IBV_ACCESS_LOCAL_WRITE | sys::IBV_ACCESS_REMOTE_WRITE | sys::IBV_ACCESS_ON_DEMAND;
+        // SAFETY: as this function.
+        let mr = unsafe { Mr::register(&self.pd, iov.iov_base, iov.iov_len, rights) }?;
+        Ok(Sink(Box::new(mr)))
     }
 
     #[cold]

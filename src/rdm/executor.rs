@@ -20,6 +20,7 @@ mod io;
 mod messages;
 mod own_rma;
 mod pull;
+mod push;
 mod rings;
 mod rma;
 mod rma_recovery;
@@ -128,6 +129,9 @@ pub(super) struct Executor {
     /// Messages that were read when their announcement was found in a ring.
     #[cfg(test)]
     pub(super) read_in_ring: u32,
+    /// Ends of messages that were written.
+    #[cfg(test)]
+    pub(super) pushed: u32,
     pub(super) completions: Completions,
     pub(super) todo: VecDeque<Todo>,
     pub(super) steps: Vec<Step>,
@@ -238,6 +242,8 @@ impl Executor {
             read_at_once: 0,
             #[cfg(test)]
             read_in_ring: 0,
+            #[cfg(test)]
+            pushed: 0,
             completions,
             todo: VecDeque::new(),
             steps: Vec::new(),

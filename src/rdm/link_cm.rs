@@ -13,13 +13,14 @@ use super::link_end::{LinkEnd, LinkSq};
 use super::link_ring::LinkRing;
 use super::parked_ids::is_port_down;
 use super::pulls::ReadKey;
+use super::receives::Arrival;
 use super::rma::RmaKey;
 use super::shared::Shared;
 use crate::conn::{CmTarget, ConnectRequest};
 use crate::errno::{FiErrno, Result};
 use crate::initiator::Initiator;
 use crate::log::{info_log, warn_log};
-use crate::mr::Withdrawn;
+use crate::mr::{Sink, Withdrawn};
 use crate::queue::Completion;
 use crate::verbs::{AsyncEvent, AsyncListener, CmEvent, CmEventKind, CmId, Qp};
 use crate::wire::rdm::cm::{REQUEST_SIZE, VERSION};
@@ -52,6 +53,8 @@ pub(super) enum Step {
     /// Deregister the source of an operation, then report the operation if it has failed. Follows
     /// all other steps of its time: those that end the peer's queue pairs.
     Withdraw(Option<Withdrawn>, Option<(Completion, FiErrno)>),
+    /// End the registration of a part of a receive, then report the receive, which has failed.
+    EndSink(Sink, Option<Box<Arrival>>),
     /// A step of an endpoint on XRC.
     Xrc(XrcStep),
 }
@@ -181,7 +184,7 @@ impl LinkCm {
 impl Step {
     /// Whether the step follows the others of its time.
     pub(super) fn is_last(&self) -> bool {
-        matches!(self, Self::Withdraw(..))
+        matches!(self, Self::Withdraw(..) | Self::EndSink(..))
     }
 
     /// Executes the step. `Some`: it is to be executed again later.
@@ -227,6 +230,14 @@ impl Step {
                 }
                 if let Some((completion, error)) = failed {
                     shared.change(|_, io| io.withdrawn(completion, error));
+                }
+            }
+            Self::EndSink(sink, failed) => {
+                if let Err(sink) = sink.end() {
+                    return Some(Self::EndSink(sink, failed));
+                }
+                if let Some(arrival) = failed {
+                    shared.change(|_, io| io.arrival_failed(&arrival));
                 }
             }
             Self::Destroy(cm, qp, (end, initiator), ended) => {

@@ -279,6 +279,19 @@ impl LinkQp {
         unsafe { qp.execute(SendOpcode::Read, sge, from, None) }
     }
 
+    /// Executes a WRITE of `sge`, without check of its lkey, to `to` in this call. `false`: it was
+    /// not executed, or in part.
+    ///
+    /// # Safety
+    /// The sge is readable.
+    pub(super) unsafe fn write_at_once(&self, sge: &Sge, to: (RemoteAddr, Rkey)) -> bool {
+        let Some(qp) = self.qp.as_ref().filter(|_| self.ending.is_none()) else {
+            return false;
+        };
+        // SAFETY: the caller keeps the contract of this function.
+        unsafe { qp.execute(SendOpcode::Write, (sge, false), to, None) }
+    }
+
     /// Posts a READ of `from` to `sge`.
     ///
     /// # Errors

@@ -45,6 +45,22 @@ pub(super) enum Kind {
         /// The arrival at this side.
         receiver: OpId,
     },
+    /// The request to write the end of a message.
+    Push {
+        /// The sender's operation.
+        op: OpId,
+        offset: u64,
+        /// Where its first byte is written.
+        to: (RemoteAddr, Rkey),
+        /// The arrival at this side.
+        receiver: OpId,
+    },
+    /// The answer to one.
+    Pushed {
+        /// The arrival at the receiver.
+        op: OpId,
+        written: u64,
+    },
     /// The remote CQ data of a write, behind the write.
     Notice { of: RmaKey, data: u64, len: u32 },
     /// The end of a message that was not sent as EAGER.
@@ -179,6 +195,19 @@ impl Operation {
                 payload: payload(self.len),
             },
             Kind::Cts { op, receiver } => Body::Cts { op, receiver },
+            Kind::Push {
+                op,
+                offset,
+                to: (addr, rkey),
+                receiver,
+            } => Body::Push {
+                op,
+                offset,
+                addr,
+                rkey,
+                receiver,
+            },
+            Kind::Pushed { op, written } => Body::Pushed { op, written },
             Kind::Notice { data, len, .. } => Body::Notice {
                 data,
                 len,
@@ -241,7 +270,11 @@ impl Operation {
             Kind::Message => form == Form::Whole && self.len != 0,
             Kind::Data { .. } => true,
             Kind::Atomic(_) | Kind::Result { .. } => self.len != 0,
-            Kind::Cts { .. } | Kind::Notice { .. } | Kind::Fin { .. } => false,
+            Kind::Cts { .. }
+            | Kind::Push { .. }
+            | Kind::Pushed { .. }
+            | Kind::Notice { .. }
+            | Kind::Fin { .. } => false,
         }
     }
 

@@ -1,5 +1,5 @@
-//! Which way of long messages is the faster one, for each peer and length: streamed through the
-//! ring, or read. `docs/protocol-rdm.md`, "Long messages".
+//! Which way of long messages is the fastest one, for each peer and length: streamed through the
+//! ring, read, or written and read. `docs/protocol-rdm.md`, "Long messages".
 
 use std::time::{Duration, Instant};
 
@@ -14,17 +14,23 @@ pub(super) enum Way {
     Stream,
     /// The receiver copies, by READs.
     Read,
+    /// The receiver copies the begin by READs, and the sender the end by a WRITE.
+    Both,
 }
 
 /// The shortest messages, as the binary logarithm of their length, and the number of such ranges of
 /// lengths; the last one has no end.
 const SHORTEST: u32 = 14;
 const RANGES: usize = 8;
-/// Messages of a range that try each way first.
+/// The first range whose messages are long enough for [`Way::Both`]: 64 KiB.
+const FIRST_OF_BOTH: usize = 2;
+/// The ways of a range, in the order in which they are tried; shorter messages have two.
+const WAYS: [Way; 3] = [Way::Stream, Way::Read, Way::Both];
+/// Consecutive messages of a range that try a way: its code is in no cache at the first one.
 const TRIALS: u32 = 4;
-/// One of so many messages tries the slower way, and of eight times as many if that takes more
-/// than twice as long.
-const AGAIN: u32 = 64;
+/// The first ones of so many messages try a slower way, and of eight times as many if that takes
+/// more than twice as long.
+const AGAIN: u32 = 64 * TRIALS;
 /// One of so many other messages is measured.
 const MEASURED: u32 = 4;
 
@@ -33,38 +39,46 @@ const MEASURED: u32 = 4;
 struct Range {
     messages: u32,
     /// Nanoseconds of 64 KiB, by way; 0: not measured.
-    times: [u32; 2],
+    times: [u32; 3],
 }
 
 impl Range {
-    /// The faster way. The sender computes while its message is read, so reading is preferred.
-    fn faster(&self) -> Way {
-        let [stream, read] = self.times;
-        match stream != 0 && (read == 0 || stream < read - read / 16) {
-            true => Way::Stream,
-            false => Way::Read,
+    /// The fastest of the first `ways`. The sender computes while its message is read, so reading
+    /// is preferred.
+    fn fastest(&self, ways: u32) -> Way {
+        let time = |way: Way| match self.times[way as usize] {
+            0 => u32::MAX,
+            time => time,
+        };
+        let read = time(Way::Read);
+        let others = [Way::Stream, Way::Both];
+        let others = others.into_iter().filter(|way| (*way as u32) < ways);
+        match others.min_by_key(|way| time(*way)) {
+            Some(way) if time(way) < read - read / 16 => way,
+            _ => Way::Read,
         }
     }
 
-    /// The way of the next message, and whether it is measured. [`Self::count`] follows.
-    fn next(&self) -> (Way, bool) {
+    /// The way of the next message, of the first `ways`, and whether it is measured.
+    /// [`Self::count`] follows.
+    fn next(&self, ways: u32) -> (Way, bool) {
         let number = self.messages;
-        if number < 2 * TRIALS {
-            let way = [Way::Stream, Way::Read][number as usize % 2];
-            return (way, true);
+        if number < ways * TRIALS {
+            return (WAYS[(number / TRIALS) as usize], true);
         }
-        let faster = self.faster();
-        let (slower, least, most) = match faster {
-            Way::Stream => (Way::Read, self.times[0], self.times[1]),
-            Way::Read => (Way::Stream, self.times[1], self.times[0]),
-        };
-        let again = match most > 2 * least.min(u32::MAX / 2) {
-            true => 8 * AGAIN,
-            false => AGAIN,
-        };
-        match number % again {
-            0 => (slower, true),
-            _ => (faster, number % MEASURED == 1),
+        let fastest = self.fastest(ways);
+        if number % AGAIN >= TRIALS {
+            return (fastest, number % MEASURED == 1);
+        }
+        // the others in turn
+        let attempt = number / AGAIN;
+        let other = (fastest as u32 + 1 + attempt % (ways - 1)) % ways;
+        let other = WAYS[other as usize];
+        let (least, most) = (self.times[fastest as usize], self.times[other as usize]);
+        let seldom = most > 2 * least.min(u32::MAX / 2);
+        match seldom && !(attempt / (ways - 1)).is_multiple_of(8) {
+            true => (fastest, false),
+            false => (other, true),
         }
     }
 
@@ -114,10 +128,13 @@ pub(super) struct Paces {
 }
 
 impl Paces {
-    fn range(&mut self, peer: PeerKey, len: u64) -> &mut Range {
+    /// The range of a message, and the number of its ways.
+    #[inline]
+    fn range(&mut self, peer: PeerKey, len: u64) -> (&mut Range, u32) {
         let of = len.max(1).ilog2().saturating_sub(SHORTEST) as usize;
+        let of = of.min(RANGES - 1);
         let ranges = self.ranges.entry(peer.number()).or_default();
-        &mut ranges[of.min(RANGES - 1)]
+        (&mut ranges[of], if of < FIRST_OF_BOTH { 2 } else { 3 })
     }
 
     /// Decides how a message arrives.
@@ -126,8 +143,8 @@ impl Paces {
         if let Some(way) = self.fixed {
             return way;
         }
-        let range = self.range(peer, len);
-        let (way, measured) = range.next();
+        let (range, ways) = self.range(peer, len);
+        let (way, measured) = range.next(ways);
         range.count();
         if measured {
             self.measured = Some(Measured {
@@ -149,8 +166,8 @@ impl Paces {
         if let Some(way) = self.fixed {
             return (way == Way::Read).then_some(false);
         }
-        let range = self.range(peer, len);
-        let (way, measured) = range.next();
+        let (range, ways) = self.range(peer, len);
+        let (way, measured) = range.next(ways);
         (way == Way::Read).then(|| {
             range.count();
             measured
@@ -159,7 +176,7 @@ impl Paces {
 
     /// A message was read in `time`.
     pub(super) fn has_read(&mut self, peer: PeerKey, len: u64, time: Duration) {
-        self.range(peer, len).note(Way::Read, len, time);
+        self.range(peer, len).0.note(Way::Read, len, time);
     }
 
     /// A message was read that delays the one that is measured.
@@ -195,7 +212,7 @@ impl Paces {
         } = *measured;
         self.measured = None;
         let time = now.saturating_duration_since(begin);
-        self.range(peer, len).note(way, len, time);
+        self.range(peer, len).0.note(way, len, time);
     }
 
     /// The session of a peer has ended.
@@ -209,7 +226,8 @@ impl Paces {
 mod tests {
     use super::*;
 
-    const LEN: u64 = 1 << 16;
+    const LEN: u64 = 1 << 15;
+    const LONG: u64 = 1 << 20;
 
     fn peer() -> PeerKey {
         PeerKey::from_number(7)
@@ -217,31 +235,58 @@ mod tests {
 
     /// Runs so many messages, which take these nanoseconds by way. Returns the number of streams.
     fn run(paces: &mut Paces, messages: u32, times: [u64; 2]) -> u32 {
-        let mut streams = 0;
+        run_of(paces, LEN, messages, [times[0], times[1], 1])[0]
+    }
+
+    /// The same of messages of this length. Returns the number of messages by way.
+    fn run_of(paces: &mut Paces, len: u64, messages: u32, times: [u64; 3]) -> [u32; 3] {
+        let mut ways = [0; 3];
         for number in 0..messages {
             let key = ArrivalKey::from_number(number);
-            let way = paces.choose(peer(), LEN, key);
-            streams += u32::from(way == Way::Stream);
+            let way = paces.choose(peer(), len, key);
+            ways[way as usize] += 1;
             if let Some(measured) = &paces.measured {
                 let end = measured.begin + Duration::from_nanos(times[way as usize]);
                 paces.completed_at(key, end);
             }
         }
-        streams
+        ways
     }
 
     #[test]
     fn the_faster_way_is_taken_and_the_other_one_tried_again() {
         let mut paces = Paces::default();
-        // trials, and one of 64
-        assert_eq!(run(&mut paces, 1024, [3000, 2000]), 4 + 15);
+        // trials, and four of 256
+        assert_eq!(run(&mut paces, 4096, [3000, 2000]), 4 + 60);
         let mut paces = Paces::default();
-        assert_eq!(run(&mut paces, 1024, [5000, 2000]), 4 + 1);
+        assert_eq!(run(&mut paces, 4096, [5000, 2000]), 4 + 4);
         let mut paces = Paces::default();
-        assert_eq!(run(&mut paces, 1024, [2000, 3000]), 1024 - 4 - 15);
+        assert_eq!(run(&mut paces, 4096, [2000, 3000]), 4096 - 4 - 60);
         // about equal: the sender computes meanwhile
         let mut paces = Paces::default();
-        assert_eq!(run(&mut paces, 1024, [1950, 2000]), 4 + 15);
+        assert_eq!(run(&mut paces, 4096, [1950, 2000]), 4 + 60);
+    }
+
+    #[test]
+    fn long_messages_have_three_ways() {
+        let ways = |times| run_of(&mut Paces::default(), LONG, 4096, times);
+        // 4 trials each, and the others of 256 in turn
+        assert_eq!(ways([30_000, 20_000, 16_000]), [4 + 28, 4 + 32, 4096 - 68]);
+        assert_eq!(ways([30_000, 20_000, 25_000]), [4 + 32, 4096 - 68, 4 + 28]);
+        assert_eq!(ways([10_000, 20_000, 15_000]), [4096 - 68, 4 + 28, 4 + 32]);
+        // one that takes more than twice as long is tried eight times more seldom
+        let times = [50_000, 20_000, 16_000];
+        let [streams, reads, both] = run_of(&mut Paces::default(), LONG, 8192, times);
+        assert_eq!((streams, reads, both), (4 + 4, 4 + 64, 8192 - 76));
+        // about equal: the sender computes meanwhile
+        assert_eq!(
+            ways([19_500, 20_000, 19_000])[Way::Read as usize],
+            4096 - 68
+        );
+        let mut paces = Paces::default();
+        run_of(&mut paces, LONG, 1024, [30_000, 20_000, 16_000]);
+        let ways = run_of(&mut paces, LONG, 2048, [30_000, 10_000, 30_000]);
+        assert!(ways[Way::Read as usize] > 1700, "{ways:?}");
     }
 
     #[test]
@@ -257,9 +302,10 @@ mod tests {
     #[test]
     fn one_interruption_does_not_count() {
         let mut paces = Paces::default();
-        run(&mut paces, 1025, [2000, 3000]);
+        run(&mut paces, 1028, [2000, 3000]);
         paces
             .range(peer(), LEN)
+            .0
             .note(Way::Stream, LEN, Duration::from_millis(9));
         assert_eq!(run(&mut paces, 60, [2000, 3000]), 60);
     }
@@ -270,13 +316,15 @@ mod tests {
         run(&mut paces, 1024, [1000, 2000]);
         let key = ArrivalKey::from_number(1);
         for number in 0..2 * TRIALS {
-            let way = paces.choose(peer(), 4 * LEN, key);
-            assert_eq!(way == Way::Stream, number % 2 == 0);
+            let way = paces.choose(peer(), LEN / 2, key);
+            assert_eq!(way == Way::Stream, number < TRIALS);
         }
         paces.forget_peer(peer());
         assert!(paces.measured.is_none());
-        assert_eq!(paces.choose(peer(), LEN, key), Way::Stream);
-        assert_eq!(paces.choose(peer(), LEN, key), Way::Read);
+        for number in 0..2 * TRIALS {
+            let way = paces.choose(peer(), LEN, key);
+            assert_eq!(way == Way::Stream, number < TRIALS);
+        }
     }
 
     /// A message waits behind another one for as long as that takes.
@@ -288,6 +336,6 @@ mod tests {
         let begin = paces.measured.unwrap().begin;
         paces.completed_at(first, begin + Duration::from_micros(50));
         paces.completed_at(second, begin + Duration::from_micros(52));
-        assert_eq!(paces.range(peer(), LEN).times, [2000, 0]);
+        assert_eq!(paces.range(peer(), LEN).0.times, [4000, 0, 0]);
     }
 }

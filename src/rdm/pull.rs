@@ -1,6 +1,7 @@
 //! The state of a long message that the receiver reads. `docs/protocol-rdm.md`, "Long messages".
 
 use super::link::LinkKey;
+use crate::mr::Sink;
 use crate::verbs::{RemoteAddr, Rkey};
 
 /// A message that is read from the memory of its sender.
@@ -19,6 +20,15 @@ pub(super) struct Pull {
     /// The device has refused the post of a READ.
     pub(super) refused: bool,
     pub(super) state: PullState,
+}
+
+/// The end of a message, which its sender was asked to write, while the receiver reads the begin.
+#[derive(Debug)]
+pub(super) struct Push {
+    /// Offset of its first byte.
+    pub(super) offset: u64,
+    /// The registration of that part of the receive. It ends before the receive is reported.
+    pub(super) sink: Sink,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

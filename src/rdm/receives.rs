@@ -18,7 +18,7 @@ use super::iov::Iov;
 use super::link::LinkKey;
 use super::operations::TxKey;
 use super::peer::{PeerKey, PeerMark};
-use super::pull::Pull;
+use super::pull::{Pull, Push};
 use super::slab::{Key, Slab};
 use crate::PeerIndex;
 use crate::flags::Flags;
@@ -126,6 +126,21 @@ pub(super) struct Arrival {
     pub(super) prefix: u64,
     /// How it will be read if its parts do not come.
     pub(super) spare: Option<Pull>,
+    /// The part that the sender writes.
+    pub(super) push: Option<Push>,
+}
+
+impl Arrival {
+    /// Ends the registration of the part that the sender writes, if there is one. `false`: it is
+    /// being written.
+    pub(super) fn end_push(&mut self) -> bool {
+        let Some(Push { offset, sink }) = self.push.take() else {
+            return true;
+        };
+        let busy = sink.end().err();
+        self.push = busy.map(|sink| Push { offset, sink });
+        self.push.is_none()
+    }
 }
 
 impl Arrival {

@@ -629,6 +629,11 @@ impl State {
                     io.refused(send.op);
                 }
             }
+            Todo::Push(origin, send) => {
+                if !core.is_current(origin) || core.send(origin.peer, send, io).is_err() {
+                    io.refused(send.op);
+                }
+            }
             Todo::Answer(origin, op) => {
                 if core.answer(origin, op, io).is_err() {
                     io.answer_failed(op);

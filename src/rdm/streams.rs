@@ -3,10 +3,14 @@
 
 use std::collections::VecDeque;
 
+use super::core::Origin;
+use super::link::LinkKey;
 use super::number_map::NumberMap;
 use super::operations::TxKey;
 use super::peer::PeerKey;
 use super::receives::ArrivalKey;
+use crate::verbs::{RemoteAddr, Rkey};
+use crate::wire::rdm::OpId;
 
 /// Progress calls without a further part of a message, after which the receiver reads it. The
 /// sender may compute, or may not have the processor.
@@ -24,6 +28,20 @@ struct Arriving {
     looks: u32,
 }
 
+/// The end of a message that its receiver has asked for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Asked {
+    pub(super) origin: Origin,
+    /// The link on which it was asked for.
+    pub(super) link: LinkKey,
+    pub(super) op: TxKey,
+    /// The arrival at the receiver.
+    pub(super) receiver: OpId,
+    /// Where the byte at `offset` is written.
+    pub(super) to: (RemoteAddr, Rkey),
+    pub(super) offset: u64,
+}
+
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Streams {
@@ -32,6 +50,9 @@ pub(super) struct Streams {
     pub(super) polled: bool,
     /// Messages whose next part is posted by each progress call, if there is room for it.
     pub(super) sent: VecDeque<TxKey>,
+    /// Ends of messages that their receivers have asked for, and that are written by the next
+    /// progress calls.
+    pub(super) asked: VecDeque<Asked>,
     arriving: Vec<Arriving>,
     /// Number of messages of a peer that are still to be read.
     late: NumberMap<u32>,
@@ -49,7 +70,7 @@ impl Streams {
     /// Whether no message is streamed.
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
-        self.sent.is_empty() && self.arriving.is_empty()
+        self.sent.is_empty() && self.asked.is_empty() && self.arriving.is_empty()
     }
 
     /// Whether messages may be streamed now.
@@ -72,6 +93,11 @@ impl Streams {
             self.late.remove(&peer.number());
         }
         false
+    }
+
+    /// Number of messages that arrive.
+    pub(super) fn arriving(&self) -> usize {
+        self.arriving.len()
     }
 
     /// The parts of a message were asked for.

@@ -44,6 +44,11 @@ impl Executor {
                 self.steps.push(Step::Withdraw(source, None));
             }
         }
+        for key in self.rx.arrivals.keys_where(|it| it.push.is_some()) {
+            let push = self.rx.arrivals.get_mut(key).and_then(|it| it.push.take());
+            self.steps
+                .extend(push.map(|push| Step::EndSink(push.sink, None)));
+        }
         let recent = self.sources.take_recent();
         self.steps
             .extend(recent.map(|source| Step::Withdraw(Some(source), None)));

@@ -8,7 +8,8 @@ use super::super::link_end::LinkEnd;
 use super::super::operations::{Atomic, Kind, Operation, TxKey};
 use super::super::ops::Form;
 use super::super::peer::PeerKey;
-use super::super::receives::{AtSender, Envelope, Payload};
+use super::super::receives::{ArrivalKey, AtSender, Envelope, Payload};
+use super::super::streams::Asked;
 use super::{Executor, Place, Todo};
 use crate::errno::{FiErrno, Result};
 use crate::log::warn_log;
@@ -144,7 +145,11 @@ impl Io for Executor {
                 Ok(()) => self.finish_if_over(key),
                 Err(error) => self.finish(key, Err(error)),
             },
-            Kind::Cts { .. } | Kind::Fin { .. } | Kind::Result { .. } => self.finish(key, result),
+            Kind::Cts { .. }
+            | Kind::Push { .. }
+            | Kind::Pushed { .. }
+            | Kind::Fin { .. }
+            | Kind::Result { .. } => self.finish(key, result),
         }
     }
 
@@ -205,6 +210,28 @@ impl Io for Executor {
             Body::Fin { op, status } => {
                 credit = Credit::ZERO;
                 self.fin(origin, TxKey::from_number(op.get()), *status);
+            }
+            Body::Push {
+                op,
+                offset,
+                addr,
+                rkey,
+                receiver,
+            } => {
+                credit = Credit::ZERO;
+                if let Some(link) = self.arriving {
+                    self.push(Asked {
+                        origin,
+                        link,
+                        op: TxKey::from_number(op.get()),
+                        receiver: *receiver,
+                        to: (*addr, *rkey),
+                        offset: *offset,
+                    });
+                }
+            }
+            Body::Pushed { op, written } => {
+                self.pushed(origin, ArrivalKey::from_number(op.get()), *written);
             }
             Body::Notice { data, len, .. } => credit = self.noticed(origin, *data, *len),
             Body::Atomic {

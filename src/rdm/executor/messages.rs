@@ -12,7 +12,7 @@ use super::super::receives::{
     Arrival, ArrivalKey, AtSender, Envelope, Payload, Stored, StoredKey, Target, completion_of,
     index_of,
 };
-use super::{Executor, Place, Todo};
+use super::{Executor, Place, Step, Todo};
 use crate::errno::FiErrno;
 use crate::flags::Flags;
 use crate::matching::Release;
@@ -290,6 +290,7 @@ impl Executor {
             asked: pull.is_none(),
             prefix: 0,
             spare: None,
+            push: None,
         };
         match self.rx.arrivals.insert(arrival) {
             Some(key) => {
@@ -335,21 +336,43 @@ impl Executor {
     pub(in crate::rdm) fn answer_failed(&mut self, key: TxKey) {
         let kind = self.tx.get(key).map(|op| op.kind);
         self.finish(key, Err(FiErrno::ECONNABORTED));
-        if let Some(Kind::Cts { receiver, .. }) = kind {
-            self.fail_arrival(ArrivalKey::from_number(receiver.get()), true);
+        match kind {
+            Some(Kind::Cts { receiver, .. }) => {
+                self.fail_arrival(ArrivalKey::from_number(receiver.get()), true);
+            }
+            Some(Kind::Push { receiver, .. }) => {
+                let arrival = ArrivalKey::from_number(receiver.get());
+                if self.end_pull(arrival) {
+                    self.fail_arrival(arrival, true);
+                }
+            }
+            _ => {}
         }
     }
 
     /// Ends an arrival in error. `held`: its peer is held.
     pub(in crate::rdm) fn fail_arrival(&mut self, key: ArrivalKey, held: bool) {
-        if let Some(arrival) = self.rx.arrivals.remove(key) {
-            let result = Err((FiErrno::ECONNABORTED, 0));
-            let len = arrival.arrived.max(arrival.prefix) as usize;
-            self.received_message(&arrival.target, &arrival.envelope, len, result, None);
+        if let Some(mut arrival) = self.rx.arrivals.remove(key) {
+            let peer = arrival.origin.peer;
+            match arrival.push.take().map(|push| push.sink.end()) {
+                // its sender, or another peer, is writing
+                Some(Err(sink)) => {
+                    let failed = Some(Box::new(arrival));
+                    self.steps.push(Step::EndSink(sink, failed));
+                }
+                _ => self.arrival_failed(&arrival),
+            }
             if held {
-                self.todo.push_back(Todo::Release(arrival.origin.peer));
+                self.todo.push_back(Todo::Release(peer));
             }
         }
+    }
+
+    /// Reports a receive that has failed.
+    pub(in crate::rdm) fn arrival_failed(&mut self, arrival: &Arrival) {
+        let result = Err((FiErrno::ECONNABORTED, 0));
+        let len = arrival.arrived.max(arrival.prefix) as usize;
+        self.received_message(&arrival.target, &arrival.envelope, len, result, None);
     }
 
     /// A part of a message.

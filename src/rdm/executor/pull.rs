@@ -343,7 +343,7 @@ impl Executor {
     }
 
     /// A READ of a message has ended: all of it is read, or the rest is not read any more.
-    fn pull_ended(&mut self, key: ArrivalKey) {
+    pub(super) fn pull_ended(&mut self, key: ArrivalKey) {
         let Some(arrival) = self.rx.arrivals.get_mut(key) else {
             return;
         };
@@ -351,6 +351,8 @@ impl Executor {
             return;
         };
         match pull.state {
+            // PUSHED is to arrive
+            PullState::Reads if arrival.arrived == pull.len && arrival.push.is_some() => {}
             PullState::Reads if arrival.arrived == pull.len => self.arrival_complete(key),
             PullState::Reads if arrival.has_all_parts() => {
                 let peer = arrival.origin.peer;
@@ -359,6 +361,8 @@ impl Executor {
             }
             PullState::Reads => {}
             PullState::Failed => self.fail_arrival(key, false),
+            // the sender is writing: it is tried again
+            PullState::Refused if !arrival.end_push() => self.streams.begin(key),
             PullState::Refused => {
                 #[cfg(test)]
                 {

@@ -41,6 +41,7 @@ impl Executor {
             let waiting = key.filter(|key| self.stream(core, *key));
             self.streams.sent.extend(waiting);
         }
+        self.run_pushes(false);
         self.read_stalled(false);
     }
 
@@ -53,6 +54,7 @@ impl Executor {
         while let Some(key) = self.streams.sent.pop_front() {
             self.send_parts(key, PARTS);
         }
+        self.run_pushes(true);
         self.read_stalled(true);
     }
 
@@ -128,11 +130,15 @@ impl Executor {
 
     /// Reads messages whose parts do not come; `now`: all.
     fn read_stalled(&mut self, now: bool) {
-        loop {
+        // those that are being written are listed again
+        for _ in 0..self.streams.arriving() {
             let arrivals = &self.rx.arrivals;
             let arrived = |key| {
                 let arrival = arrivals.get(key)?;
-                arrival.spare.map(|_| arrival.prefix)
+                match &arrival.push {
+                    Some(_) => Some(arrival.arrived),
+                    None => arrival.spare.map(|_| arrival.prefix),
+                }
             };
             let Some(key) = self.streams.take_stalled(now, arrived) else {
                 return;
@@ -140,6 +146,10 @@ impl Executor {
             let Some(arrival) = self.rx.arrivals.get_mut(key) else {
                 continue;
             };
+            if arrival.push.is_some() {
+                self.push_stalled(key);
+                continue;
+            }
             let (peer, prefix) = (arrival.origin.peer, arrival.prefix);
             arrival.pull = arrival.spare.take();
             if let Some(pull) = &mut arrival.pull {
@@ -166,9 +176,18 @@ impl Executor {
             return;
         };
         let len = arrival.envelope.len;
-        if !can_stream || self.paces.choose(peer, len, key) == Way::Read {
-            return self.begin_pull(peer, key);
+        let way = match can_stream {
+            true => self.paces.choose(peer, len, key),
+            false => Way::Read,
+        };
+        match way {
+            Way::Stream => {}
+            Way::Both if self.pulls.copies && self.begin_push(origin, key) => return,
+            Way::Read | Way::Both => return self.begin_pull(peer, key),
         }
+        let Some(arrival) = self.rx.arrivals.get_mut(key) else {
+            return;
+        };
         (arrival.spare, arrival.asked) = (arrival.pull.take(), true);
         let op = arrival.op;
         self.streams.begin(key);

@@ -17,6 +17,8 @@ pub(in crate::rdm) enum Todo {
     GiveBack(Origin, Credit),
     Send(PeerKey, Send<TxKey>),
     Answer(Origin, TxKey),
+    /// An answer that uses credit.
+    Push(Origin, Send<TxKey>),
     /// A message arrives by READs or in parts, if its session still exists.
     Begin(Origin, ArrivalKey),
     /// A message can be read or streamed.

@@ -297,6 +297,7 @@ mod tests {
             asked: true,
             prefix: 0,
             spare: None,
+            push: None,
         }
     }
 

@@ -1,4 +1,5 @@
-//! Long messages as parts through rings, while one side stops to poll or the link breaks.
+//! Long messages as parts through rings, and those that both sides copy, while one side stops to
+//! poll or the link breaks.
 
 #![allow(unsafe_code, reason = "passes buffers as C does")]
 
@@ -30,16 +31,19 @@ fn counts(end: &End) -> (u32, u32) {
 }
 
 fn pair() -> (End, End, FiAddr) {
-    pair_with(&config())
+    pair_with(&config(), Way::Stream)
 }
 
-fn pair_with(config: &EndpointConfig) -> (End, End, FiAddr) {
+/// The ways in which both sides take part.
+const WAYS: [Way; 2] = [Way::Stream, Way::Both];
+
+fn pair_with(config: &EndpointConfig, way: Way) -> (End, End, FiAddr) {
     let domain = domain();
     let open = || End::with(&domain, config.clone(), 0);
     let (a, b) = (open(), open());
     for end in [&a, &b] {
-        let stream = |io: &mut Executor| io.paces.fixed = Some(Way::Stream);
-        end.ep.shared().change(|_, io| stream(io));
+        let fix = |io: &mut Executor| io.paces.fixed = Some(way);
+        end.ep.shared().change(|_, io| fix(io));
     }
     let to_b = a.knows(&b);
     // both have polled, and are connected
@@ -66,57 +70,95 @@ fn poll_both(a: &End, b: &End, times: usize) -> [usize; 2] {
 }
 
 #[test]
-fn messages_are_streamed_while_both_sides_poll() {
-    let (a, b, to_b) = pair();
-    for round in 0..50 {
-        let len = [16 << 10, LEN, 8193, 100_000, 3 << 20][round % 5];
-        let bytes = bytes_of(round, len);
-        let mut target = vec![0; len + round % 2];
-        b.recv(Some((1, 0)), &mut target, 2);
-        a.send(to_b, Some(1), &bytes, 1);
-        wait([&a, &b], [1, 1]);
-        assert!(target[..len] == bytes, "round {round}");
+fn messages_arrive_while_both_sides_poll() {
+    for way in WAYS {
+        let (a, b, to_b) = pair_with(&config(), way);
+        for round in 0..50 {
+            let len = [16 << 10, LEN, 8193, 100_000, 3 << 20][round % 5];
+            let bytes = bytes_of(round, len);
+            let mut target = vec![0; len + round % 2];
+            b.recv(Some((1, 0)), &mut target, 2);
+            a.send(to_b, Some(1), &bytes, 1);
+            wait([&a, &b], [1, 1]);
+            assert!(target[..len] == bytes, "{way:?}, round {round}");
+        }
+        assert_eq!(counts(&b), (50, 0), "{way:?}");
+        let pushed = a.state(|state| state.io.pushed);
+        assert_eq!(pushed, if way == Way::Both { 50 } else { 0 });
     }
-    assert_eq!(counts(&b), (50, 0));
 }
 
-/// The sender posts some parts and then computes.
+/// More messages than one progress call writes are asked for at the same time, and messages of which
+/// a call does not write half.
+#[test]
+fn both_sides_copy_many_long_messages() {
+    let (a, b, to_b) = pair_with(&config(), Way::Both);
+    for round in 0..3 {
+        let len = [(3 << 20) + 1, 12 << 20, 100_001][round];
+        let bytes: Vec<_> = (0..6).map(|at| bytes_of(round + at, len)).collect();
+        let mut targets = vec![vec![0; len]; 6];
+        for (at, target) in targets.iter_mut().enumerate() {
+            let (first, second) = target.split_at_mut(if at == 4 { 70_000 } else { 0 });
+            b.recv_into((at as u64, 0), &mut [first, second], 2);
+        }
+        for (at, bytes) in bytes.iter().enumerate() {
+            a.send(to_b, Some(at as u64), bytes, 1);
+        }
+        wait([&a, &b], [6, 6]);
+        assert!(targets == bytes, "round {round}");
+    }
+    let pushed = a.state(|state| state.io.pushed);
+    // one whose end is in two buffers is read
+    assert_eq!((pushed, counts(&b)), (17, (17, 0)));
+}
+
+/// The sender posts some parts, or nothing, and then computes. What it does later does not change
+/// the receive.
 #[test]
 fn a_receiver_reads_what_the_sender_does_not_post() {
-    let (a, b, to_b) = pair();
-    let mut stalled = 0;
-    for round in 0..60 {
-        let bytes = bytes_of(round, LEN);
-        let mut target = vec![0; LEN];
-        b.recv(Some((1, 0)), &mut target, 2);
-        a.send(to_b, Some(1), &bytes, 1);
-        let mut done = poll_both(&a, &b, round % 7);
-        let until = Instant::now() + Duration::from_secs(30);
-        while done[1] == 0 {
-            assert!(Instant::now() < until, "the sender was needed");
-            done[1] += usize::from(poll(&b, 10_000));
+    for way in WAYS {
+        let (a, b, to_b) = pair_with(&config(), way);
+        for round in 0..60 {
+            let bytes = bytes_of(round, LEN);
+            let mut target = vec![0; LEN];
+            b.recv(Some((1, 0)), &mut target, 2);
+            a.send(to_b, Some(1), &bytes, 1);
+            let mut done = poll_both(&a, &b, round % 7);
+            let until = Instant::now() + Duration::from_secs(30);
+            while done[1] == 0 {
+                assert!(Instant::now() < until, "the sender was needed");
+                done[1] += usize::from(poll(&b, 10_000));
+            }
+            assert!(target == bytes, "{way:?}, round {round}");
+            target.fill(0xee);
+            wait([&a, &b], [1 - done[0], 0]);
+            poll_both(&a, &b, 10);
+            assert!(
+                target.iter().all(|byte| *byte == 0xee),
+                "{way:?}, round {round}"
+            );
         }
-        assert!(target == bytes, "round {round}");
-        wait([&a, &b], [1 - done[0], 0]);
-        stalled = counts(&b).1;
+        let stalled = counts(&b).1;
+        assert!(stalled > 1, "{way:?}, {:?}", counts(&b));
     }
-    assert!(stalled > 1, "{:?}", counts(&b));
 }
 
-/// One side sleeps, or is served by the driver, in the middle of a stream.
+/// One side sleeps, or is served by the driver, in the middle of a message.
 #[test]
-fn a_stream_goes_on_when_a_side_sleeps() {
-    let (a, b, to_b) = pair();
-    for round in 0..60 {
-        let bytes = bytes_of(round, LEN);
-        let mut target = vec![0; LEN];
-        b.recv(Some((1, 0)), &mut target, 2);
-        a.send(to_b, Some(1), &bytes, 1);
-        let done = poll_both(&a, &b, round % 11);
-        let sleeper = if round % 2 == 0 { &a } else { &b };
-        sleeper.ep.shared().change(|_, io| io.stop_streams());
-        wait([&a, &b], done.map(|count| 1 - count));
-        assert!(target == bytes, "round {round}");
+fn a_message_goes_on_when_a_side_sleeps() {
+    for way in WAYS {
+        let (a, b, to_b) = pair_with(&config(), way);
+        for round in 0..60 {
+            let bytes = bytes_of(round, LEN);
+            let mut target = vec![0; LEN];
+            b.recv(Some((1, 0)), &mut target, 2);
+            a.send(to_b, Some(1), &bytes, 1);
+            let done = poll_both(&a, &b, round % 11);
+            let sleeper = if round % 2 == 0 { &a } else { &b };
+            sleeper.ep.shared().change(|_, io| io.stop_streams());
+            wait([&a, &b], done.map(|count| 1 - count));
+            assert!(target == bytes, "{way:?}, round {round}");
+        }
     }
 }
 
@@ -132,8 +174,8 @@ fn memory(end: &End) -> (usize, usize) {
 /// a while.
 #[test]
 fn streams_survive_what_happens_between_their_parts() {
-    for seed in super::seeds(12) {
-        let (a, b, to_b) = pair();
+    for (at, seed) in super::seeds(24).into_iter().enumerate() {
+        let (a, b, to_b) = pair_with(&config(), WAYS[at % 2]);
         let to_a = b.knows(&a);
         let mut random = Random(seed);
         let mut all = [0; 2];
@@ -207,10 +249,11 @@ fn a_stream_does_not_wait_for_the_queue_pair() {
 #[test]
 fn a_read_of_one_entry_leaves_the_others_to_the_next_one() {
     // with sources, entries do not go directly to the reader
-    let (a, b, to_b) = pair_with(&EndpointConfig {
+    let without = EndpointConfig {
         source: false,
         ..config()
-    });
+    };
+    let (a, b, to_b) = pair_with(&without, Way::Stream);
     for round in 0..12 {
         let mut targets = [[0_u8; 8]; 10];
         for target in &mut targets {
@@ -281,16 +324,21 @@ fn a_large_ring_is_read_before_the_receive_queue() {
     }
 }
 
-/// The sender is closed in the middle of a stream: its receiver reads the rest, or fails.
+/// The session ends in the middle of a message: its receive fails, and nothing is written to it
+/// afterwards.
 #[test]
 fn a_sender_that_ends_fails_the_receive() {
-    for round in 0..10 {
-        let (a, b, to_b) = pair();
+    for round in 0..20 {
+        let way = WAYS[round % 2];
+        let (a, b, to_b) = pair_with(&config(), way);
         let bytes = bytes_of(round, 8 << 20);
         let mut target = vec![0; bytes.len()];
         b.recv(Some((1, 0)), &mut target, 2);
         a.send(to_b, Some(1), &bytes, 1);
-        assert_eq!(poll_both(&a, &b, 4 + round), [0, 0]);
+        match way {
+            Way::Both => assert!(!poll(&b, 1 + round / 4)),
+            _ => assert_eq!(poll_both(&a, &b, 4 + round / 2), [0, 0]),
+        }
         a.ep.shared().change(|core, io| {
             let peer = core.peer_keys().next().unwrap();
             core.fail(peer, crate::errno::FiErrno::EHOSTUNREACH, io);
@@ -305,5 +353,8 @@ fn a_sender_that_ends_fails_the_receive() {
         assert_eq!(failed.completion.context, 2);
         wait([&a, &b], [1, 1]);
         assert_eq!(small, [9; 8]);
+        target.fill(0xee);
+        poll_both(&a, &b, 20);
+        assert!(target.iter().all(|byte| *byte == 0xee), "round {round}");
     }
 }

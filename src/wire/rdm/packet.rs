@@ -38,6 +38,7 @@ const RECALL: u8 = 32;
 const WIDE_SIZE: usize = 8;
 pub(super) const RTS_SIZE: usize = 24;
 const ATOMIC_SIZE: usize = 16;
+const PUSH_SIZE: usize = 16;
 
 /// The kind of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -59,6 +60,10 @@ pub enum Kind {
     Fin = 7,
     /// Answer to ATOMIC.
     Result = 8,
+    /// Answer to an RTS: write the end of the payload.
+    Push = 9,
+    /// Answer to PUSH.
+    Pushed = 10,
     /// A grant.
     Credit = 64,
     /// Answer to a grant.
@@ -75,7 +80,7 @@ pub enum Kind {
 
 impl Kind {
     /// All kinds.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 16] = [
         Self::Eager,
         Self::Rts,
         Self::Data,
@@ -84,6 +89,8 @@ impl Kind {
         Self::Cts,
         Self::Fin,
         Self::Result,
+        Self::Push,
+        Self::Pushed,
         Self::Credit,
         Self::Return,
         Self::Close,
@@ -102,6 +109,8 @@ impl Kind {
             6 => Self::Cts,
             7 => Self::Fin,
             8 => Self::Result,
+            9 => Self::Push,
+            10 => Self::Pushed,
             64 => Self::Credit,
             65 => Self::Return,
             66 => Self::Close,
@@ -274,6 +283,26 @@ pub enum Body {
         /// At most [`MAX_OPERANDS`] bytes.
         values: Payload,
     },
+    /// See [`Kind::Push`].
+    Push {
+        /// The operation of the RTS.
+        op: OpId,
+        /// Offset in the message of the first byte that is asked for.
+        offset: u64,
+        /// Where it is written, not NULL. Address plus offset do not overflow.
+        addr: RemoteAddr,
+        /// The rkey of that memory.
+        rkey: Rkey,
+        /// The operation that PUSHED names.
+        receiver: OpId,
+    },
+    /// See [`Kind::Pushed`].
+    Pushed {
+        /// The operation in PUSH.
+        op: OpId,
+        /// Number of bytes that were written, from the offset in PUSH on.
+        written: u64,
+    },
     /// See [`Kind::Credit`].
     Credit {
         /// Number and positions.
@@ -317,6 +346,8 @@ impl Body {
             Self::Cts { .. } => Kind::Cts,
             Self::Fin { .. } => Kind::Fin,
             Self::Result { .. } => Kind::Result,
+            Self::Push { .. } => Kind::Push,
+            Self::Pushed { .. } => Kind::Pushed,
             Self::Credit { .. } => Kind::Credit,
             Self::Return(_) => Kind::Return,
             Self::Close(_) => Kind::Close,
@@ -343,7 +374,7 @@ impl Body {
             Self::Eager { payload, .. } => eager_credit(payload.len),
             Self::Rts { .. } => RTS_CREDIT,
             Self::Notice { .. } => Credit::new(1, 1),
-            Self::Data { .. } | Self::Atomic { .. } => Credit::new(0, 1),
+            Self::Data { .. } | Self::Atomic { .. } | Self::Pushed { .. } => Credit::new(0, 1),
             _ => Credit::ZERO,
         }
     }
@@ -469,6 +500,11 @@ impl Packet {
                 payload: values.len,
                 ..Fields::plain(op.get(), (*status).into())
             },
+            Body::Push { op, offset, .. } => Fields {
+                body: PUSH_SIZE,
+                ..Fields::plain(op.get(), *offset)
+            },
+            Body::Pushed { op, written } => Fields::plain(op.get(), *written),
             Body::Credit { grant, recall } => Fields {
                 flags: if *recall { RECALL } else { 0 },
                 ..Packet::grant(grant)
@@ -511,6 +547,16 @@ impl Packet {
                 put(body, at + 8, len.to_le_bytes());
                 put(body, at + 16, rkey.get().to_le_bytes());
                 put(body, at + 20, op.get().to_le_bytes());
+            }
+            Body::Push {
+                addr,
+                rkey,
+                receiver,
+                ..
+            } => {
+                put(body, 0, addr.get().to_le_bytes());
+                put(body, 8, rkey.get().to_le_bytes());
+                put(body, 12, receiver.get().to_le_bytes());
             }
             Body::Atomic {
                 key,
@@ -635,6 +681,14 @@ impl Source<'_> {
                 let status = self.status()?;
                 Body::Fin { op, status }
             }
+            Kind::Push => self.push(op)?,
+            Kind::Pushed => {
+                self.bare()?;
+                Body::Pushed {
+                    op,
+                    written: self.b,
+                }
+            }
             Kind::Result => Body::Result {
                 op,
                 status: self.status()?,
@@ -757,6 +811,21 @@ impl Source<'_> {
             addr,
             len,
             rkey: Rkey::new(rkey),
+        })
+    }
+
+    fn push(&self, op: OpId) -> Result<Body, Bad> {
+        self.payload(PUSH_SIZE, 0, 0)?;
+        let addr = RemoteAddr::new(get64(self.head, HEADER_SIZE)?);
+        if addr == RemoteAddr::NULL || addr.checked_add(self.b).is_none() {
+            return Err(Bad::Value);
+        }
+        Ok(Body::Push {
+            op,
+            offset: self.b,
+            addr,
+            rkey: Rkey::new(get32(self.head, HEADER_SIZE + 8)?),
+            receiver: OpId::new(get32(self.head, HEADER_SIZE + 12)?),
         })
     }
 

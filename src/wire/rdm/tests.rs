@@ -209,6 +209,16 @@ fn body() -> impl Strategy<Value = Body> {
         (op(), status()).prop_map(|(op, status)| Body::Fin { op, status }),
         (op(), status(), payload(0, 0..=MAX_OPERANDS))
             .prop_map(|(op, status, values)| { Body::Result { op, status, values } }),
+        (op(), any::<u64>(), 1_u64.., any::<u32>(), op()).prop_map(
+            |(op, offset, addr, rkey, receiver)| Body::Push {
+                op,
+                offset: offset & !addr,
+                addr: RemoteAddr::new(addr),
+                rkey: Rkey::new(rkey),
+                receiver,
+            }
+        ),
+        (op(), any::<u64>()).prop_map(|(op, written)| Body::Pushed { op, written }),
         (grant(), any::<bool>()).prop_map(|(grant, recall)| Body::Credit { grant, recall }),
         grant().prop_map(Body::Return),
         prop::sample::select(vec![Close::Ask, Close::Accept, Close::Refuse, Close::End])
