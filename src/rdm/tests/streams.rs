@@ -174,7 +174,7 @@ fn memory(end: &End) -> (usize, usize) {
 /// a while.
 #[test]
 fn streams_survive_what_happens_between_their_parts() {
-    for (at, seed) in super::seeds(24).into_iter().enumerate() {
+    for (at, seed) in super::seeds(24).enumerate() {
         let (a, b, to_b) = pair_with(&config(), WAYS[at % 2]);
         let to_a = b.knows(&a);
         let mut random = Random(seed);
