@@ -94,6 +94,8 @@ pub(super) enum Payload {
     AtSender(Origin, AtSender),
     /// In the memory of an operation of this endpoint.
     Own(TxKey),
+    /// Was at a sender that is lost. Only claimed messages have it: their receives fail.
+    Lost,
 }
 
 /// The number of an endpoint of a shared receive context; 0 without context.
@@ -396,6 +398,28 @@ impl Store {
                     stored.remove(message.payload);
                 }
                 !drops
+            });
+        }
+    }
+
+    /// Drops the stored messages that fulfil a condition. The application holds the claims of
+    /// others, which stay as [`Payload::Lost`].
+    fn lose_where(&mut self, is: impl Fn(&Stored) -> bool) {
+        let stored = &mut self.stored;
+        for messages in [&mut self.tagged, &mut self.untagged] {
+            messages.retain(|message, claimed| {
+                let lost = stored.get_mut(message.payload).filter(|stored| is(stored));
+                match lost {
+                    None => true,
+                    Some(stored) if claimed => {
+                        stored.payload = Payload::Lost;
+                        true
+                    }
+                    Some(_) => {
+                        stored.remove(message.payload);
+                        false
+                    }
+                }
             });
         }
     }
@@ -739,14 +763,14 @@ impl Receives {
     }
 
     /// Drops the stored messages of a peer whose payload is at the peer: it cannot be fetched any
-    /// more.
+    /// more. Receives of those that are claimed fail.
     pub(super) fn drop_absent(&mut self, peer: PeerKey) {
         let me = match &self.home {
             Home::Own(_) => 0,
             Home::Shared(member) => member.owner,
         };
         self.with(|store| {
-            store.drop_where(|stored| {
+            store.lose_where(|stored| {
                 let at_peer =
                     matches!(&stored.payload, Payload::AtSender(origin, _) if origin.peer == peer);
                 stored.owner == me && at_peer

@@ -229,6 +229,10 @@ impl Executor {
             }
             Payload::AtSender(origin, at) => self.begin_arrival(origin, at, envelope, target),
             Payload::Own(op) => self.deliver_own(op, &envelope, &target),
+            Payload::Lost => {
+                let result = Err((FiErrno::ECONNABORTED, 0));
+                self.received_message(&target, &envelope, 0, result, None);
+            }
         }
     }
 
@@ -257,6 +261,7 @@ impl Executor {
                 }
                 self.finish_if_over(op);
             }
+            Payload::Lost => {}
         }
     }
 

@@ -14,11 +14,14 @@ use super::super::link::LinkKey;
 use super::super::link_cm::Step;
 use super::super::peer::PeerKey;
 use super::super::receives::AtSender;
-use super::endpoints::{End, Transport, give_up_circuits, queue_pair, wait};
+use super::endpoints::{End, Transport, give_up_circuits, queue_pair, wait, wait_for};
+use crate::av::FiAddr;
 use crate::domain::{Domain, DomainConfig};
 use crate::errno::FiErrno;
+use crate::flags::Flags;
 use crate::mr::{Access, Buffer, Desc, Form, Mode, MrConfig, Region, RegionConfig};
 use crate::queue::{Completion, CompletionError};
+use crate::rdm::LocalIov;
 use crate::verbs::{RemoteAddr, Rkey};
 
 const LEN: usize = (3 << 20) + 17;
@@ -91,6 +94,71 @@ fn wait_for_rts(a: &End, b: &End) {
     while stored() == 0 {
         assert_eq!((a.poll(), b.poll()), (None, None));
     }
+}
+
+/// A receive with flags; its context is the address of `context`.
+fn recv_with(end: &End, tag: u64, bytes: &mut [u8], context: &mut [u64; 4], flags: Flags) {
+    let iov = libc::iovec {
+        iov_base: bytes.as_mut_ptr().cast(),
+        iov_len: bytes.len(),
+    };
+    let local = LocalIov::single(&iov, &Desc::NULL);
+    let context = (&raw mut *context).expose_provenance();
+    // SAFETY: the callers keep the buffer and the context until the completion.
+    unsafe {
+        end.ep.recv(
+            FiAddr(u64::MAX),
+            Some((tag, 0)),
+            local,
+            context,
+            Some(flags),
+        )
+    }
+    .unwrap();
+}
+
+/// The entry of a message whose sender is lost stays for the holder of its claim, and fails.
+#[test]
+fn claimed_messages_of_a_lost_peer_fail() {
+    Transport::each(|transport| {
+        let domain = domain();
+        let (a, b) = (reader(&domain, transport), reader(&domain, transport));
+        let to_b = a.knows(&b);
+        let bytes = bytes_of(1);
+        for tag in 1..=3 {
+            a.send(to_b, Some(tag), &bytes, tag as usize);
+        }
+        let stored = || b.state(|state| state.io.rx.own().unwrap().stored_len());
+        while stored() < 3 {
+            assert_eq!((a.poll(), b.poll()), (None, None));
+        }
+        let mut claims = [[0_u64; 4]; 2];
+        for (tag, claim) in (1..).zip(&mut claims) {
+            recv_with(&b, tag, &mut [], claim, Flags::PEEK | Flags::CLAIM);
+            let found = &wait_for(&b, 1)[0];
+            assert_eq!((found.tag, found.len), (tag, LEN));
+        }
+        b.ep.shared().change(|core, io| {
+            let peer = core.peer_keys().next().unwrap();
+            core.fail(peer, FiErrno::ECONNABORTED, io);
+        });
+        // the one that is not claimed is dropped
+        assert_eq!(stored(), 2);
+        let mut target = vec![0; LEN];
+        recv_with(&b, 1, &mut target, &mut claims[0], Flags::CLAIM);
+        let failed = error(&b);
+        assert_eq!(
+            (failed.err, failed.completion.tag, failed.completion.len),
+            (FiErrno::ECONNABORTED, 1, 0)
+        );
+        let context = (&raw const claims[0]).addr();
+        assert_eq!(failed.completion.context, context);
+        let flags = Flags::CLAIM | Flags::DISCARD;
+        recv_with(&b, 2, &mut [], &mut claims[1], flags);
+        let context = (&raw const claims[1]).addr();
+        assert_eq!(wait_for(&b, 1)[0].context, context);
+        assert_eq!(stored(), 0);
+    });
 }
 
 /// Ends what peers post through the targets of an endpoint, if it is on XRC.

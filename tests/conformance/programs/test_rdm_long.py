@@ -117,3 +117,6 @@ class RdmLongUses(LongMessages):
 
     def test_processes_at_one_address(self):
         self.runs("restarted")
+
+    def test_claims_of_a_killed_sender(self):
+        self.runs("claimed")
