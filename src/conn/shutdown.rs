@@ -29,9 +29,10 @@ impl Connection {
         ended
     }
 
-    /// Processes the failure of the queue pair: reports the end of an established connection, or
-    /// the failure of a requested one. After the reply to the peer's request is begun, the event of
-    /// the peer's confirmation or of a failure reports the result.
+    /// Processes the failure of the queue pair or of one of the circuits, or the peer's notice of
+    /// the end: reports the end of an established connection, or the failure of a requested one.
+    /// After the reply to the peer's request is begun, the event of the peer's confirmation or of a
+    /// failure reports the result; on circuits, the answer to the reciprocal request or its failure.
     pub(crate) fn qp_failed(&self) {
         // another thread can change the state between two of these steps, to that of a later step
         let replied = self.state.change(State::Accepting, State::Broken)

@@ -18,8 +18,9 @@ pub(crate) enum State {
     /// The reply is sent and the queue pair can send, but the event of the peer's confirmation has
     /// not been read. The peer may already have sent messages.
     Accepted,
-    /// As [`Self::Accepting`] or [`Self::Accepted`], but the queue pair has failed. The event of
-    /// the peer's confirmation, or of a failure, has not been read.
+    /// As [`Self::Accepting`] or [`Self::Accepted`], but the queue pair has failed, or the peer has
+    /// ended the connection. The event of the peer's confirmation, or of a failure, has not been
+    /// read.
     Broken,
     /// The connection is established.
     Connected,

@@ -430,7 +430,7 @@ impl Core {
 
     /// The peer's circuit has failed, or has ended.
     pub(super) fn target_failed(&self) {
-        self.end_or_fail();
+        self.conn.qp_failed();
     }
 
     /// A request has failed, and with it this side's circuit.
@@ -440,14 +440,16 @@ impl Core {
         {
             circuit.failed();
         }
-        self.end_or_fail();
+        self.conn.qp_failed();
     }
 
-    fn end_or_fail(&self) {
-        if !self.conn.end() {
-            self.conn
-                .not_connected(FiErrno::ECONNABORTED, 0, PrivateData::EMPTY);
-        }
+    /// Whether the answer to this side's request has an effect on the connection. The accepting side
+    /// may have seen the end of the connection before the answer that establishes it.
+    fn awaits_answer(&self, passive: bool) -> bool {
+        matches!(
+            (self.conn.state.get(), passive),
+            (State::Accepted | State::Broken, true) | (State::Connecting, false)
+        )
     }
 
     /// The peer's target acknowledges nothing more.
@@ -470,11 +472,7 @@ impl CircuitUser for Core {
     ) -> Result<Vec<u8>> {
         let mut control = self.control.lock();
         let passive = control.side.passive;
-        let waits = match passive {
-            true => self.conn.state.is(State::Accepted),
-            false => self.conn.state.is(State::Connecting),
-        };
-        if !waits {
+        if !self.awaits_answer(passive) {
             return Err(FiErrno::ECANCELED);
         }
         control.xrc.local = Some(local);
@@ -506,11 +504,7 @@ impl CircuitUser for Core {
         let peer = CmData::decode(msg_xrc::data_of(answer.bytes())).introduction();
         let mut control = self.control.lock();
         let passive = control.side.passive;
-        let waits = match passive {
-            true => self.conn.state.is(State::Accepted),
-            false => self.conn.state.is(State::Connecting),
-        };
-        if !waits {
+        if !self.awaits_answer(passive) {
             drop(control);
             return;
         }
@@ -574,10 +568,10 @@ impl CircuitUser for Core {
     }
 
     fn peer_ended(&self) {
-        self.end_or_fail();
+        self.conn.qp_failed();
     }
 
     fn circuit_failed(&self) {
-        self.end_or_fail();
+        self.conn.qp_failed();
     }
 }

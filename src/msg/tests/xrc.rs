@@ -1,6 +1,7 @@
 //! Endpoints on XRC, in one process: two domains, whose endpoints share receive contexts.
 
 use super::*;
+use crate::conn::{CircuitUser, State};
 use crate::queue::Counter;
 
 const LEN: usize = 64;
@@ -238,4 +239,82 @@ fn receives_are_counted() {
         transfer((&client, &dials), &server, seed);
     }
     assert_eq!(counter.read(), 3);
+}
+
+/// The peer's first message breaks the target before this side has read the answer that completes
+/// the connection: the connection is reported, then its end, as on RC.
+#[test]
+fn a_message_that_breaks_an_accepted_connection_ends_it() {
+    let device = device();
+    let (client, server) = (Host::new(&device), Host::new(&device));
+    let (_pep, addr) = xrc_listener(&device, &server);
+    let dials = client.endpoint(on_xrc(10));
+    dials.connect(Some(addr), b"").unwrap();
+    let (request, _) = next_request(&server.eq);
+    // the peer cannot answer the reciprocal request while its events are not taken
+    let (peer, own) = [&client, &server]
+        .map(|host| host.domain.driver().unwrap())
+        .into();
+    let peer_events = peer.dispatcher().registry();
+    let accepts = server.accept(request, on_xrc(20));
+    let start = Instant::now();
+    while accepts.core.own_circuit().is_none() {
+        assert!(start.elapsed() < LIMIT, "no reciprocal request");
+        std::thread::yield_now();
+    }
+    let own_events = own.dispatcher().registry();
+    drop(peer_events);
+    let connected = |token| Told::Connected(Token(token), Vec::new());
+    let welcome = Told::Connected(Token(10), b"welcome".to_vec());
+    assert_eq!(next_event(&client.eq), Ok(welcome));
+    let state = || accepts.core.conn.state.get();
+    assert_eq!(state(), State::Accepted);
+    let short = Buffer::all(&server.domain, LEN);
+    let long = Buffer::all(&client.domain, 2 * LEN);
+    server.post(&short);
+    let (iov, desc) = long.part(0, 2 * LEN);
+    // SAFETY: the buffers live until the endpoints have ended.
+    unsafe { dials.send(LocalIov::single(&iov, &desc), 3) }.unwrap();
+    let failed = client.cq.sread(1, 1, Some(LIMIT), &mut |_: &Completion| {});
+    assert_eq!(failed, Err(FiErrno::EAVAIL));
+    assert_eq!(next_event(&client.eq), Ok(Told::Shutdown(Token(10))));
+    while state() == State::Accepted {
+        assert!(start.elapsed() < LIMIT, "the target has not failed");
+        device.dispatch_async();
+    }
+    assert!(!accepts.core.conn.state.can_post());
+    drop(own_events);
+    assert_eq!(next_event(&server.eq), Ok(connected(20)));
+    assert_eq!(next_event(&server.eq), Ok(Told::Shutdown(Token(20))));
+    let nothing = server.eq.read(true, |event| Ok(format!("{event:?}")));
+    assert_eq!(nothing.err(), Some(FiErrno::EAGAIN));
+    dials.close();
+    accepts.close();
+}
+
+/// The peer's notice of the end arrives before the answer that completes the connection.
+#[test]
+fn a_notice_that_precedes_the_last_answer_ends_an_accepted_connection() {
+    let device = device();
+    let (client, server) = (Host::new(&device), Host::new(&device));
+    let (_pep, addr) = xrc_listener(&device, &server);
+    let dials = client.endpoint(on_xrc(10));
+    dials.connect(Some(addr), b"").unwrap();
+    let (request, _) = next_request(&server.eq);
+    let peer = client.domain.driver().unwrap();
+    let peer_events = peer.dispatcher().registry();
+    let accepts = server.accept(request, on_xrc(20));
+    let start = Instant::now();
+    while accepts.core.own_circuit().is_none() {
+        assert!(start.elapsed() < LIMIT, "no reciprocal request");
+        std::thread::yield_now();
+    }
+    CircuitUser::peer_ended(&*accepts.core);
+    assert!(!accepts.core.conn.state.can_post());
+    drop(peer_events);
+    let welcome = Told::Connected(Token(10), b"welcome".to_vec());
+    assert_eq!(next_event(&client.eq), Ok(welcome));
+    let connected = Told::Connected(Token(20), Vec::new());
+    assert_eq!(next_event(&server.eq), Ok(connected));
+    assert_eq!(next_event(&server.eq), Ok(Told::Shutdown(Token(20))));
 }
