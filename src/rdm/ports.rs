@@ -106,6 +106,15 @@ pub(super) struct Failing {
     pub(super) done: bool,
 }
 
+/// The requests of a circuit when the driver looked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Seen {
+    /// The position of the first one that has not completed.
+    first: u16,
+    /// None was under way.
+    empty: bool,
+}
+
 /// The initiator of a circuit.
 #[derive(Debug)]
 pub(super) struct CircuitQueue {
@@ -135,8 +144,8 @@ pub(super) struct CircuitQueue {
     told: bool,
     /// The driver watches the progress of requests.
     watched: bool,
-    /// The position of the first request when the driver looked, and since when it is that one.
-    stands: Option<(u16, Instant)>,
+    /// What the driver saw at its last look, and since when it has seen the same.
+    stands: Option<(Seen, Instant)>,
 }
 
 impl CircuitQueue {
@@ -381,29 +390,14 @@ impl Xrc {
     }
 
     /// The circuits on which no request has completed for [`STALL`] although requests of several
-    /// links are under way. `watches`: whether requests of any circuit are under way.
+    /// links are under way. Sets `watches` if the driver has to look again.
     pub(super) fn watch(&mut self, now: Instant, watches: &mut bool) -> Vec<CircuitKey> {
         let mut stalled = Vec::new();
         for queue in self.queues.iter_mut().flatten() {
-            if queue.failing.is_some() || !queue.watched {
-                continue;
-            }
-            if queue.queue.is_empty() {
-                (queue.watched, queue.stands) = (false, None);
-                continue;
-            }
-            *watches = true;
-            let position = queue.queue.position();
-            let since = match queue.stands {
-                Some((of, since)) if of == position => since,
-                _ => now,
-            };
-            queue.stands = Some((position, since));
-            let mut owners = queue.queue.owners();
-            let first = owners.next();
-            if now >= since + STALL && owners.any(|of| Some(of) != first) {
+            if queue.look(now) {
                 stalled.push(queue.key);
             }
+            *watches |= queue.watched && queue.failing.is_none();
         }
         self.counts.stalls += stalled.len() as u64;
         stalled
@@ -564,6 +558,34 @@ impl CircuitQueue {
         !std::mem::replace(&mut self.watched, true)
     }
 
+    /// The driver looks at the requests. Returns whether none has completed for [`STALL`] although
+    /// requests of several links are under way. A circuit is watched until it had no request and
+    /// completed none for [`WATCH`]: otherwise the posts of a circuit whose requests complete at
+    /// once would wake the driver again and again.
+    fn look(&mut self, now: Instant) -> bool {
+        if self.failing.is_some() || !self.watched {
+            return false;
+        }
+        let seen = Seen {
+            first: self.queue.position(),
+            empty: self.queue.is_empty(),
+        };
+        let since = match self.stands {
+            Some((before, since)) if before == seen => since,
+            _ => now,
+        };
+        self.stands = Some((seen, since));
+        if seen.empty {
+            if now >= since + WATCH {
+                (self.watched, self.stands) = (false, None);
+            }
+            return false;
+        }
+        let mut owners = self.queue.owners();
+        let first = owners.next();
+        now >= since + STALL && owners.any(|of| Some(of) != first)
+    }
+
     /// Lists a link that continues when there is room.
     fn wait(&mut self, link: LinkKey) {
         if !self.waiting.contains(&link) {
@@ -650,6 +672,65 @@ mod tests {
         assert_eq!(queue.next_turn(), Some(a));
         queue.turn = Some((a, true));
         assert!(queue.has_turn(a, 0, true), "no other link waits");
+    }
+
+    /// A request of a link was posted. Returns whether the driver is woken.
+    fn posts(queue: &mut CircuitQueue, link: LinkKey) -> bool {
+        queue.queue.record(link, Sent::Control(None));
+        queue.note_posted()
+    }
+
+    fn completes(queue: &mut CircuitQueue) {
+        assert!(queue.queue.take_completed(queue.queue.position()).is_some());
+    }
+
+    #[test]
+    fn the_driver_is_woken_once_while_requests_complete_at_once() {
+        let link = Slab::new().insert(()).unwrap();
+        let mut queue = queue();
+        let begin = Instant::now();
+        assert!(posts(&mut queue, link), "it begins to watch");
+        for n in 0..2_000 {
+            completes(&mut queue);
+            assert!(!queue.look(begin + WATCH * n / 500));
+            assert!(!posts(&mut queue, link), "after {n} requests");
+        }
+        completes(&mut queue);
+        let end = begin + WATCH * 4;
+        assert!(!queue.look(end) && queue.watched);
+        assert!(!queue.look(end + WATCH / 2) && queue.watched);
+        assert!(!queue.look(end + WATCH) && !queue.watched);
+        assert!(posts(&mut queue, link), "it was not watched");
+    }
+
+    #[test]
+    fn a_circuit_stalls_when_requests_of_several_links_do_not_complete() {
+        let mut links = Slab::new();
+        let [a, b] = [(), ()].map(|()| links.insert(()).unwrap());
+        let mut queue = queue();
+        let begin = Instant::now();
+        posts(&mut queue, a);
+        completes(&mut queue);
+        assert!(!queue.look(begin));
+        posts(&mut queue, a);
+        // the first request is as old as the look that has seen it
+        let begin = begin + WATCH - Duration::from_millis(1);
+        assert!(!queue.look(begin));
+        assert!(
+            !queue.look(begin + STALL * 2),
+            "one link waits for its peer alone"
+        );
+        posts(&mut queue, b);
+        assert!(queue.look(begin + STALL) && !queue.look(begin + STALL - WATCH));
+        completes(&mut queue);
+        assert!(!queue.look(begin + STALL * 3), "a request has completed");
+        posts(&mut queue, a);
+        assert!(queue.look(begin + STALL * 4));
+        queue.failing = Some(Failing {
+            since: begin,
+            done: false,
+        });
+        assert!(!queue.look(begin + STALL * 5), "it ends already");
     }
 
     #[test]

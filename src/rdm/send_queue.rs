@@ -105,6 +105,13 @@ impl<L> SendQueue<L> {
         self.sent.iter().any(control)
     }
 
+    /// As if a request had been posted.
+    #[cfg(test)]
+    pub(super) fn record(&mut self, of: L, sent: Sent) {
+        self.packets += usize::from(matches!(sent, Sent::Numbered(_) | Sent::Control(_)));
+        self.sent.push_back((of, sent));
+    }
+
     /// As if a SEND were under way for ever.
     #[cfg(test)]
     pub(super) fn occupy(&mut self) {
