@@ -20,7 +20,7 @@ use super::context::{SharedRx, SharedRxConfig};
 use super::core::{Config, Core};
 use super::counts::append;
 use super::cq_source::CqSource;
-use super::executor::{Executor, FEWEST_ON_XRC, FEWEST_RECEIVES, Objects, RmaConfig, Sizes};
+use super::executor::{Executor, Objects, RmaConfig, Sizes};
 use super::limits::{Limits, max_descriptors};
 use super::listening::Listening;
 use super::packet_memory::PacketMemory;
@@ -578,10 +578,6 @@ impl Endpoint {
             before_sends: config.sends_after_rma,
         };
         let sizes = Sizes {
-            fewest_receives: match config.xrc {
-                true => FEWEST_ON_XRC,
-                false => FEWEST_RECEIVES,
-            },
             max_receives: receives,
             max_inline: device.max_inline(),
             max_links: self.max_links(receives),

@@ -69,9 +69,9 @@ pub(super) use self::todo::{Place, Todo};
 const MAX_INLINE: usize = 512;
 
 /// Limit of posted receives of a new endpoint (see [`Executor::is_behind`]). On XRC a packet without
-/// a receive delays those to other processes.
+/// a receive delays those to other processes, so the limit grows before there is none
+/// ([`Executor::receives_low`]).
 pub(super) const FEWEST_RECEIVES: usize = 128;
-pub(super) const FEWEST_ON_XRC: usize = 1024;
 
 /// Objects of the device that the endpoint owns. The queue pairs are in [`Links`].
 #[derive(Debug)]
@@ -165,8 +165,6 @@ impl std::fmt::Debug for Executor {
 /// Sizes of an executor's queues, and how it posts RMA.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sizes {
-    /// The first limit of posted receives.
-    pub(super) fewest_receives: usize,
     pub(super) max_receives: usize,
     pub(super) max_inline: usize,
     pub(super) max_links: usize,
@@ -218,7 +216,7 @@ impl Executor {
             objects,
             memory,
             receives_posted: 0,
-            receives_limit: sizes.fewest_receives.min(sizes.max_receives),
+            receives_limit: FEWEST_RECEIVES.min(sizes.max_receives),
             max_receives: sizes.max_receives,
             backlog: 0,
             max_inline: sizes.max_inline.min(MAX_INLINE),

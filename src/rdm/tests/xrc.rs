@@ -87,6 +87,33 @@ fn messages_of_every_length_on_circuits() {
 }
 
 /// All endpoints have one IP address, so the first choice of a circuit is wrong for most.
+/// An endpoint with idle peers posts few receives. Their number is doubled when the device reports
+/// that three quarters of them are consumed, and the device is asked to report it again.
+#[test]
+fn receives_follow_the_limit_of_their_queue() {
+    let end = open(&Node::new().process());
+    let posted = |low: bool| {
+        let mut posted = 0;
+        end.ep.shared().change(|_, io| {
+            if low {
+                io.receives_low();
+            }
+            io.post_receives(400).unwrap();
+            posted = io.receives_posted();
+        });
+        posted
+    };
+    let armed = || end.state(|state| state.io.xrc.as_ref().map_or(0, |xrc| xrc.limit));
+    assert_eq!([false, false, true].map(posted), [128, 128, 256]);
+    // by the driver
+    let began = Instant::now();
+    while armed() != 64 {
+        assert!(began.elapsed() < Duration::from_secs(10), "{}", armed());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(posted(true), 400);
+}
+
 #[test]
 fn endpoints_at_one_address_find_their_nodes() {
     const COUNT: usize = 6;

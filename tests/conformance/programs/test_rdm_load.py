@@ -75,6 +75,9 @@ class Overload(Load):
     def test_a_new_peer_beside_many_idle_ones(self):
         self.succeeds("idle", 300, long=1002)
 
+    def test_a_new_peer_beside_many_idle_ones_on_xrc(self):
+        self.succeeds("idle", 240, long=1002, FI_WEFT_XRC="1")
+
     def test_both_sides_dial(self):
         self.succeeds("dial", 40, long=1000)
 
