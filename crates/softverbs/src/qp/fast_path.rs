@@ -127,18 +127,23 @@ impl Qp {
             return false;
         };
         sq.claim = Some(claim.index);
+        let published = if payload.len <= claim.room {
+            let consumed = Consumed {
+                msn: srq.number << 16 | claim.index,
+                flags: flag::SHARED,
+                life: conn.delivery.life(),
+            };
+            self.publish_sent(sq, conn, wr, consumed, payload, sq.sent)
+        } else {
+            Published::No
+        };
+        // Only now, because both read words that the receiver has written: its message is not
+        // delayed.
         if srq.passes_limit(&conn.peer.map, claim.position, conn.peer.barriers) {
             self.report_limit(&conn.peer);
         }
-        if payload.len > claim.room {
-            return false;
-        }
-        let consumed = Consumed {
-            msn: srq.number << 16 | claim.index,
-            flags: flag::SHARED,
-            life: conn.delivery.life(),
-        };
-        let status = match self.publish_sent(sq, conn, wr, consumed, payload, sq.sent) {
+        srq.prefetch_next(&conn.peer.map, claim.position);
+        let status = match published {
             Published::No => return false,
             Published::Unanswered => {
                 // The owner that finds the message in the ring gives the claim back.

@@ -173,6 +173,25 @@ impl Mapping {
         unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(at).cast()) }
     }
 
+    /// Asks the processor to acquire the cache line of a word that will be written soon. A hint: it
+    /// has no other effect, also if `at` is outside the mapping or the processor does not have the
+    /// instruction.
+    #[inline(always)]
+    pub(crate) fn prefetch_to_write(&self, at: usize) {
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        // SAFETY: `prefetchw` accesses no memory that the program can observe and never faults,
+        // whatever the address is; processors without it execute it as a NOP.
+        unsafe {
+            std::arch::asm!(
+                "prefetchw [{}]",
+                in(reg) self.base.as_ptr().wrapping_add(at),
+                options(nostack, preserves_flags, readonly)
+            );
+        }
+        #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+        let _ = at;
+    }
+
     /// `N` consecutive words, starting at `at`; otherwise as [`Self::u64`]. One check covers all of
     /// them.
     #[inline(always)]

@@ -70,6 +70,9 @@ impl Mapping {
         }
     }
 
+    /// A hint, which has no effect on the model's words.
+    pub(crate) fn prefetch_to_write(&self, _: usize) {}
+
     /// Creates words for several threads.
     pub(crate) fn prepare(
         &self,

@@ -1,6 +1,6 @@
 //! The owner's side of the order of receives: appends words and follows their claims.
 
-use super::shared::Word;
+use super::shared::{LINE, Word};
 use crate::segment::Mapping;
 use crate::sync::atomic::Ordering;
 
@@ -67,10 +67,17 @@ impl Order {
     /// written the descriptor before.
     #[inline]
     pub(crate) fn append(&mut self, map: &Mapping, index: u32, room: u32) {
-        let place = self.head as usize & (self.places.len() - 1);
+        let mask = self.places.len() - 1;
+        let place = self.head as usize & mask;
         self.places[place] = index;
         map.u64(self.at + 8 * place)
             .store(Word::posted(self.head, index, room).0, Ordering::Release);
+        let apart = self.left() + 2 * LINE <= self.places.len() as u32;
+        if apart && self.head.is_multiple_of(LINE) {
+            // Senders have claimed the receives of the next line in the last round.
+            let next = self.head.wrapping_add(LINE) as usize & mask;
+            map.prefetch_to_write(self.at + 8 * next);
+        }
         self.head = self.head.wrapping_add(1);
     }
 

@@ -17,6 +17,9 @@ const CLAIMED: u64 = 2;
 const MOST_ROOM: u32 = 0x3fff;
 const _: () = assert!(MOST_ROOM as usize > crate::ring::MAX_PAYLOAD);
 
+/// Number of words in a cache line.
+pub(super) const LINE: u32 = 64 / 8;
+
 impl Word {
     /// The word of a posted receive of `room` bytes, capped at [`MOST_ROOM`].
     pub(super) fn posted(position: u32, index: u32, room: u32) -> Self {
@@ -175,6 +178,16 @@ impl Shared {
             room: word.room(),
             position,
         })
+    }
+
+    /// The receive at `position` was claimed. The owner has written the words of the next cache line
+    /// too, so a claim there would wait for the line.
+    #[inline(always)]
+    pub(crate) fn prefetch_next(&self, map: &Mapping, position: u32) {
+        if position.is_multiple_of(LINE) {
+            let next = position.wrapping_add(LINE);
+            map.prefetch_to_write(self.ring_at + 8 * (next & self.mask) as usize);
+        }
     }
 
     /// Whether the claim of the receive at `position` leaves fewer receives than the owner's limit,
