@@ -1,6 +1,6 @@
 # guest: pair
 # needs: weft
-# seconds: 420
+# seconds: 600
 # long: packets lost, doubled and reordered at 0.1, 1 and 5 %; otherwise at 1 %, and fewer MSG transfers
 # Both guests lose, double and reorder packets (`tc netem`), all of it at once and each alone. RDM
 # endpoints: flow, messages and atomics of both sides at once, each of which must arrive once, in
