@@ -373,14 +373,16 @@ static void rma_of(int me)
 {
 	struct side side;
 	uint8_t *bytes = memory(8 * MIB), *to = memory(8 * MIB);
-	struct fid_mr *mr;
-	void *desc;
+	struct fid_mr *mr, *from_mr;
+	void *desc, *from;
 
 	wanted.caps = FI_MSG | FI_TAGGED | FI_SOURCE | FI_DIRECTED_RECV | FI_RMA;
 	open_one_of_two(&side, me);
 	IS(side.info->tx_attr->msg_order & FI_ORDER_SAW);
 	MUST(fi_mr_reg(side.domain, to, 8 * MIB, FI_RECV | FI_SEND | FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE, 0, 5, 0, &mr, NULL));
 	desc = fi_mr_desc(mr);
+	MUST(fi_mr_reg(side.domain, bytes, 8 * MIB, FI_RECV | FI_SEND | FI_READ | FI_WRITE, 0, 6, 0, &from_mr, NULL));
+	from = fi_mr_desc(from_mr);
 	put(ADDRESS + me, side.info->domain_attr->mr_mode & FI_MR_VIRT_ADDR ? (uint64_t)to : 0);
 	put(KEY + me, fi_mr_key(mr));
 	meet(&side, 2);
@@ -395,8 +397,8 @@ static void rma_of(int me)
 		if (i % 2)
 			PUT(&side, fi_trecv(side.ep, to + 4 * MIB, len, desc, FI_ADDR_UNSPEC, i, 0, &receive));
 		meet(&side, 2);
-		PUT(&side, fi_write(side.ep, bytes, len, NULL, side.peer, told(ADDRESS + 1 - me), told(KEY + 1 - me), &write));
-		tsend(&side, bytes + 4 * MIB, len, i, &send);
+		PUT(&side, fi_write(side.ep, bytes, len, from, side.peer, told(ADDRESS + 1 - me), told(KEY + 1 - me), &write));
+		PUT(&side, fi_tsend(side.ep, bytes + 4 * MIB, len, from, side.peer, i, &send));
 		if (i % 2 == 0)
 			PUT(&side, fi_trecv(side.ep, to + 4 * MIB, len, desc, FI_ADDR_UNSPEC, i, 0, &receive));
 		await(&side, &receive);
@@ -409,13 +411,14 @@ static void rma_of(int me)
 		good(&send);
 		meet(&side, 2);
 		/* what the other one has received is read back */
-		PUT(&side, fi_read(side.ep, bytes, len, NULL, side.peer, told(ADDRESS + 1 - me) + 4 * MIB, told(KEY + 1 - me), &read));
+		PUT(&side, fi_read(side.ep, bytes, len, from, side.peer, told(ADDRESS + 1 - me) + 4 * MIB, told(KEY + 1 - me), &read));
 		await(&side, &read);
 		good(&read);
 		must_be(bytes, len, own + i + 500);
 		meet(&side, 2);
 	}
 	MUST(fi_close(&mr->fid));
+	MUST(fi_close(&from_mr->fid));
 	close_one_of_two(&side);
 }
 
