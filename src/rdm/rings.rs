@@ -48,6 +48,17 @@ pub(super) enum First {
     Nothing,
 }
 
+/// The result of [`State::read_announced`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Announced {
+    /// Nothing has changed.
+    No,
+    /// A packet was processed, and nothing has followed from it.
+    Done,
+    /// A packet was processed, and something has followed: [`State::read_on`] follows.
+    Followed,
+}
+
 /// What a progress call has to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Work {
@@ -149,12 +160,11 @@ impl State {
                 self.next_hot = at;
                 let left = reader.left();
                 // SAFETY: as above.
-                if !unsafe { self.read_announced((link, ring), Some(reader)) }
-                    || reader.left() == left
-                {
+                let read = unsafe { self.read_announced((link, ring), Some(reader)) };
+                if read == Announced::No || reader.left() == left {
                     return First::Nothing;
                 }
-                false
+                read == Announced::Followed
             }
         };
         self.behind = Some(link);
@@ -400,7 +410,11 @@ impl State {
                 Stop::Other => {
                     left -= 1;
                     // SAFETY: as above.
-                    if unsafe { self.read_announced((link, ring), reader.as_deref_mut()) } {
+                    let announced =
+                        unsafe { self.read_announced((link, ring), reader.as_deref_mut()) };
+                    if announced != Announced::No {
+                        // the caller may sleep
+                        self.end_run();
                         if reader.as_ref().is_some_and(|reader| reader.is_full()) {
                             return false;
                         }
@@ -418,7 +432,7 @@ impl State {
     }
 
     /// [`Executor::read_announced`](super::executor::Executor::read_announced), and what follows
-    /// from it. Returns whether it has processed a packet.
+    /// from it, except [`Self::end_run`].
     ///
     /// # Safety
     /// As [`Self::read`].
@@ -427,16 +441,18 @@ impl State {
         &mut self,
         (link, ring): (LinkKey, RingProbe),
         reader: Option<&mut Reader<'_, '_>>,
-    ) -> bool {
+    ) -> Announced {
         // SAFETY: the caller's promise.
         let ends = unsafe { self.io.read_announced(&mut self.core, (link, ring), reader) };
-        match ends {
-            Some(true) => self.io.end_run(&mut self.core, link),
-            Some(false) => self.behind = Some(link),
-            None => return false,
+        let Some(ends) = ends else {
+            return Announced::No;
+        };
+        self.behind = Some(link);
+        if self.io.todo.is_empty() && !ends {
+            return Announced::Done;
         }
         self.settle();
-        true
+        Announced::Followed
     }
 
     /// Processes packets in the ring of a link that ends. Returns whether all were taken.

@@ -141,6 +141,7 @@ impl Executor {
             && len > u64::from(core.eager())
             && len <= left
             && self.executes_reads()
+            && self.rx.own().is_some()
             && self.pulls.reads_from(peer)
             && !self.pulls.has_waiting(peer);
         if !read {
