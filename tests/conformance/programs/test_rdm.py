@@ -1,5 +1,7 @@
 """Endpoints with many peers: tests/conformance/c/rdm.c."""
 
+import itertools
+
 from lib import programs
 
 from . import common
@@ -91,3 +93,12 @@ class Rdm(common.CProgram):
 
     def test_a_receiver_that_posts_late(self):
         self.succeeds(programs.SYSTEM, "flood")
+
+    def test_endpoints_on_xrc(self):
+        modes = [
+            *["variants", "inject", "unexpected", "tags", "directed", "source", "multi", "search", "cancel", "truncated", "selective"],
+            *["counters", "asleep", "readerr", "levels", "regions", "self", "both", "parting", "many", "dead", "removed", "objects"],
+        ]
+        for mode, progress in zip(modes, itertools.cycle(["manual", "auto"])):
+            with self.subTest(mode=mode, progress=progress):
+                common.CProgram.succeeds(self, programs.SYSTEM, mode, progress, WEFT_TEST_XRC="1", FI_WEFT_CONNECT_TIMEOUT="2")

@@ -44,3 +44,10 @@ class RdmLeavers(common.CProgram):
 
     def test_thresholds(self):
         self.succeeds("threshold", limit=2)
+
+    def test_endpoints_on_xrc(self):
+        run = functools.partial(super().succeeds, programs.SYSTEM, WEFT_TEST_XRC="1")
+        modes = ["peeked", "claimed", "discarded", "multi", "contact", "signalled", "threshold"]
+        forms = zip(modes, itertools.cycle(["manual", "auto"]))
+        runs = [({"mode": mode, "progress": progress}, functools.partial(run, mode, progress)) for mode, progress in forms]
+        common.at_once(self, runs, 2)

@@ -6,6 +6,7 @@ With WEFT_RDM_LONG=1 the counts are those of `make check-long`.
 
 import contextlib
 import functools
+import itertools
 import os
 import subprocess
 import sys
@@ -90,6 +91,12 @@ class Overload(Load):
     def test_threads_with_one_endpoint(self):
         self.succeeds("threads", 5000, long=10**6)
 
+    def test_endpoints_on_xrc(self):
+        counts = {"unread": 1000, "deaf": 1000, "readerr": 1000, "dial": 5, "threads": 200}
+        modes = ["unread", "deaf", "full", "readerr", "counters", "sread", "poll", "dial", "shared", "threads"]
+        for mode, progress in zip(modes, itertools.cycle(["manual", "auto"])):
+            self.succeeds(mode, counts.get(mode), [progress], WEFT_TEST_XRC="1")
+
 
 @contextlib.contextmanager
 def busy_processors():
@@ -152,3 +159,8 @@ class Death(Load):
 
     def test_fork(self):
         self.succeeds("forks")
+
+    def test_endpoints_on_xrc(self):
+        self.succeeds("killed", 1, ["manual"], WEFT_TEST_XRC="1")
+        self.succeeds("again", 1, ["auto"], WEFT_TEST_XRC="1")
+        self.succeeds("closes", 3, ["manual"], FI_WEFT_CONNECT_TIMEOUT="3", WEFT_TEST_XRC="1")

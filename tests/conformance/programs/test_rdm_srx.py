@@ -3,6 +3,7 @@
 With WEFT_RDM_LONG=1 the threads receive more messages.
 """
 
+import itertools
 import os
 
 from lib import programs
@@ -42,3 +43,10 @@ class SharedReceives(common.CProgram):
 
     def test_threads(self):
         self.succeeds("threads", COUNT)
+
+    def test_endpoints_on_xrc(self):
+        modes = ["messages", "directed", "search", "multi", "objects", "closed", "threads"]
+        for mode, progress in zip(modes, itertools.cycle(["manual", "auto"])):
+            with self.subTest(mode=mode, progress=progress):
+                counts = ["1000"] if mode == "threads" else []
+                super().succeeds(programs.SYSTEM, mode, progress, *counts, WEFT_TEST_XRC="1")
