@@ -282,6 +282,9 @@ impl Executor {
                 return Err(FiErrno::ENOMEM);
             }
         }
+        if wanted > self.receives_limit {
+            self.ask_to_arm();
+        }
         Ok(())
     }
 

@@ -172,14 +172,37 @@ impl Executor {
         self.xrc_step(XrcStep::Look);
     }
 
-    /// Makes the device report when the receives run out, at a quarter of those that are posted.
-    fn arm_receives(&mut self) {
-        let (posted, srq) = (self.receives_posted, Arc::clone(&self.objects.srq));
+    /// Fewer receives are posted than the peers may use, so the device shall report when they run
+    /// out: asks the driver to arm that, if it has not for about as many. While each packet that
+    /// may come has a receive, the driver arms it when it runs.
+    #[cold]
+    pub(super) fn ask_to_arm(&mut self) {
+        let quarter = self.receives_quarter();
         let Some(xrc) = &mut self.xrc else {
             return;
         };
-        let limit = (posted / 4) as u32;
-        if limit >= 4 && limit >= 2 * xrc.limit {
+        if quarter.is_some_and(|limit| limit >= 2 * xrc.limit) && !xrc.arms {
+            xrc.arms = true;
+            self.xrc_step(XrcStep::Look);
+        }
+    }
+
+    /// A quarter of the posted receives, if that is not too few to be armed.
+    fn receives_quarter(&self) -> Option<u32> {
+        let quarter = (self.receives_posted / 4) as u32;
+        (quarter >= 4).then_some(quarter)
+    }
+
+    /// Makes the device report when the receives run out, at a quarter of those that are posted.
+    fn arm_receives(&mut self) {
+        let (quarter, srq) = (self.receives_quarter(), Arc::clone(&self.objects.srq));
+        let Some(xrc) = &mut self.xrc else {
+            return;
+        };
+        xrc.arms = false;
+        if let Some(limit) = quarter
+            && limit >= 2 * xrc.limit
+        {
             xrc.limit = limit;
             self.xrc_step(XrcStep::Arm(srq, limit));
         }

@@ -103,14 +103,19 @@ fn receives_follow_the_limit_of_their_queue() {
         });
         posted
     };
-    let armed = || end.state(|state| state.io.xrc.as_ref().map_or(0, |xrc| xrc.limit));
-    assert_eq!([false, false, true].map(posted), [128, 128, 256]);
     // by the driver
-    let began = Instant::now();
-    while armed() != 64 {
-        assert!(began.elapsed() < Duration::from_secs(10), "{}", armed());
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    let is_armed_at = |limit: u32| {
+        let armed = || end.state(|state| state.io.xrc.as_ref().map_or(0, |xrc| xrc.limit));
+        let began = Instant::now();
+        while armed() != limit {
+            assert!(began.elapsed() < Duration::from_secs(10), "{}", armed());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
+    assert_eq!([false, false].map(posted), [128, 128]);
+    is_armed_at(32);
+    assert_eq!(posted(true), 256);
+    is_armed_at(64);
     assert_eq!(posted(true), 400);
 }
 
