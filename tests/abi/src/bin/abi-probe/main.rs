@@ -50,6 +50,10 @@ fn main() {
         "matrix-xrc" => matrix::run(&lib, FI_EP_MSG, true),
         "matrix-rdm" => matrix::run(&lib, FI_EP_RDM, false),
         "matrix-rdm-xrc" => matrix::run(&lib, FI_EP_RDM, true),
+        "matrix-both" => {
+            matrix::run(&lib, FI_EP_MSG, false);
+            matrix::run(&lib, FI_EP_RDM, false);
+        }
         "slots" => slots::run(&lib),
         "order" => order::run(&lib),
         "asynchronous" => asynchronous::run(&lib),

@@ -1,6 +1,7 @@
 //! All cases of one form of regions: role `matrix`, and `matrix-rdm` for endpoints with many peers,
 //! which are not connected when they are used first; `matrix-xrc` and `matrix-rdm-xrc` are the same
-//! on XRC. `FI_WEFT_MR_MODE` forces the form.
+//! on XRC; `matrix-both` is `matrix` and then `matrix-rdm` in one process. `FI_WEFT_MR_MODE` forces
+//! the form.
 //! Prints a line `ok NAME` or `FAILED NAME` for each way to register and each operation, and `mode
 //! 0x...` for the `mr_mode` of `fi_getinfo`.
 //!
