@@ -86,7 +86,8 @@ def run(tests, results, seconds, options):
 
     runner = Runner(pathlib.Path(results), seconds)
     try:
-        main.main(module=None, argv=["main.py", "-q", *options], testRunner=runner)
+        # without a search for a build of mpi4py beside the tests, which imports setuptools
+        main.main(module=None, argv=["main.py", "-q", "--no-builddir", *options], testRunner=runner)
     except SystemExit:
         # the files have the outcome of the tests: the status is that of the end of the MPI
         if not runner.done:

@@ -420,6 +420,18 @@ class Mpi(unittest.TestCase):
         self.assertIsNotNone(self.mpi.emulated((*kinds, "atomics"), few, many))
         self.assertIsNone(self.mpi.emulated((*kinds, "atomics"), few, many | {"atomics": 700}))
 
+    def test_in_a_guest_the_ranks_have_the_caller_s_environment_and_programs(self):
+        args = mock.Mock(here=pathlib.Path("/tests"), prov="weft", one_sided="", env=["A=1"])
+        with (
+            mock.patch.dict(os.environ, FI_WEFT_DEVICE="rxe0", FI_PROVIDER="tcp"),
+            mock.patch.object(self.mpi, "peer", side_effect=AssertionError),
+            mock.patch.object(self.mpi.programs, "run") as run,
+        ):
+            self.mpi.launch(self.mpi.MPIS["mpich"], args, 2, ["rank.py"], {}, 60)
+        argv, env, _ = run.call_args.args
+        self.assertEqual(argv, ["mpiexec", "-n", 2, "python3", "rank.py"])
+        self.assertEqual([env[name] for name in ("FI_WEFT_DEVICE", "FI_PROVIDER", "A")], ["rxe0", "weft", "1"])
+
     def test_a_rule_has_a_reason(self):
         for line in ("fails openmpi m.C.a", "fails lam m.C.a # x", "m.C.a # x"):
             with self.assertRaises(self.mpi.BadList):

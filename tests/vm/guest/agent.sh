@@ -31,6 +31,8 @@ cd "$WEFT_PROJECT" || echo "agent: no project at $WEFT_PROJECT"
 hostname "weft-vm${pair:+-$pair}"
 . "$WEFT_VM/guest/lib.sh"
 net_up
+# the guest's own name resolves: a test of mpi4py connects to it
+printf '127.0.0.1 localhost\n%s %s\n' "$(rxe_addr4)" "$(hostname)" >/etc/hosts
 rxe_up || echo "agent: rxe0 did not come up"
 # In each program libfabric's providers verbs and efa read all of /proc/kallsyms, for the kernel's
 # support of peer memory: 217,615 lines, more than half of the time of fi_info in an emulated kernel.
