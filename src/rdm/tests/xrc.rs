@@ -112,6 +112,8 @@ fn receives_follow_the_limit_of_their_queue() {
             std::thread::sleep(Duration::from_millis(1));
         }
     };
+    // the driver has no other reason to run any more
+    std::thread::sleep(Duration::from_millis(200));
     assert_eq!([false, false].map(posted), [128, 128]);
     is_armed_at(32);
     assert_eq!(posted(true), 256);
