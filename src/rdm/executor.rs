@@ -293,6 +293,12 @@ impl Executor {
         (self.receives_limit, self.max_receives) = (limit, limit);
     }
 
+    /// The limit of receives, and its maximum.
+    #[cfg(test)]
+    pub(super) fn receives_limits(&self) -> (usize, usize) {
+        (self.receives_limit, self.max_receives)
+    }
+
     #[cfg(test)]
     pub(super) fn receives_posted(&self) -> usize {
         self.receives_posted

@@ -13,6 +13,7 @@ mod nodes;
 mod pull;
 mod rings;
 mod rma;
+mod stalls;
 mod steps;
 mod streams;
 mod xrc;
