@@ -53,9 +53,10 @@ impl Core {
 
     /// Waits until the device has flushed the posted requests, and moves their completions to the
     /// completion queues' backlogs. Waits at most [`FLUSH_WAIT`]. The requests of a circuit are
-    /// flushed by its end alone: after this time, if it has no other user. If it has, they stay
-    /// posted and complete later, when the peer has receives for them; the circuit is ended after
-    /// [`SHARED_FLUSH_WAIT`] if the endpoint is closed, because the buffers are the application's.
+    /// flushed by its end alone: at once if it has no other user and the endpoint is closed, after
+    /// this time if it is not. If it has other users, they stay posted and complete later, when the
+    /// peer has receives for them; the circuit is ended after [`SHARED_FLUSH_WAIT`] if the endpoint
+    /// is closed, because the buffers are the application's.
     pub(super) fn await_flush(&self) {
         let (tx, rx) = {
             let control = self.control.lock();
@@ -78,6 +79,8 @@ impl Core {
         let closed = self.conn.state.is(State::Closed);
         let mut deadline = Instant::now()
             + match (shared, closed) {
+                // flushed at once, as on RC, if nobody else uses the circuit
+                (false, true) if self.config.xrc => Duration::ZERO,
                 (false, _) => FLUSH_WAIT,
                 (true, true) => SHARED_FLUSH_WAIT,
                 (true, false) => Duration::ZERO,

@@ -318,3 +318,29 @@ fn a_notice_that_precedes_the_last_answer_ends_an_accepted_connection() {
     assert_eq!(next_event(&server.eq), Ok(connected));
     assert_eq!(next_event(&server.eq), Ok(Told::Shutdown(Token(20))));
 }
+
+/// The requests of a closed endpoint that find no receives are flushed at once, as on RC, if no
+/// other endpoint uses the circuit.
+#[test]
+fn closing_does_not_wait_for_receives_of_the_peer() {
+    let device = device();
+    let (client, server) = (Host::new(&device), Host::new(&device));
+    let (_pep, addr) = xrc_listener(&device, &server);
+    let source = Buffer::all(&client.domain, LEN);
+    let mut times = Vec::new();
+    for round in 0..5 {
+        let (dials, accepts) = connect((&client, &server), addr, round, |_| {});
+        let (iov, desc) = source.part(0, LEN);
+        // SAFETY: the buffer lives until the endpoint is closed.
+        unsafe { dials.send(LocalIov::single(&iov, &desc), 3) }.unwrap();
+        let begin = Instant::now();
+        dials.close();
+        times.push(begin.elapsed());
+        let shutdown = Told::Shutdown(Token(20 + round));
+        assert_eq!(next_event(&server.eq), Ok(shutdown));
+        accepts.close();
+    }
+    // a test machine can be busy
+    let least = times.iter().min().unwrap();
+    assert!(*least < Duration::from_millis(100), "{times:?}");
+}
