@@ -131,6 +131,8 @@ pub(super) struct Operation {
     pub(super) in_core: bool,
     /// The receiver's name of a message that is sent in parts.
     pub(super) receiver: Option<OpId>,
+    /// The receiver has asked for the end of the message: it does so once.
+    pub(super) pushed: bool,
     /// The registration by which the receiver of a message reads it.
     pub(super) source: Option<mr::Source>,
     /// Offset of the next part.
@@ -160,6 +162,7 @@ impl Operation {
             posted: false,
             in_core: true,
             receiver: None,
+            pushed: false,
             source: None,
             next: 0,
             parts: 0,

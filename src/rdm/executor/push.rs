@@ -70,8 +70,17 @@ impl Executor {
     }
 
     /// A receiver asks for the end of a message: it is written now, if those before it are and this
-    /// call has not written too much.
+    /// call has not written too much. It asks once for a message; a further packet, which a hostile one sends, is ignored, so it
+    /// costs neither a copy nor an operation.
     pub(super) fn push(&mut self, asked: Asked) {
+        let op = self.tx.get_mut(asked.op);
+        let Some(op) = op.filter(|op| op.is_announced() && op.peer == asked.origin.peer) else {
+            // it may have failed before the packet arrived
+            return;
+        };
+        if std::mem::replace(&mut op.pushed, true) {
+            return;
+        }
         if self.streams.asked.is_empty() && self.bytes_copied < READ_BYTES || !self.streams.polled {
             self.answer_push(&asked, true);
         } else {
@@ -118,11 +127,7 @@ impl Executor {
     fn write_end(&mut self, asked: &Asked) -> Option<u32> {
         let op = self.tx.get(asked.op)?;
         // its parts were not asked for, and its buffer is registered, so it has one
-        let asks = op.is_announced()
-            && op.peer == asked.origin.peer
-            && op.fin.is_none()
-            && op.receiver.is_none()
-            && op.source.is_some();
+        let asks = op.fin.is_none() && op.receiver.is_none() && op.source.is_some();
         let len = (op.len as u64).checked_sub(asked.offset)?;
         if !asks || !(1..=READ_BYTES).contains(&len) {
             return None;
@@ -186,6 +191,31 @@ impl Executor {
         if !listed {
             self.begin_pull(peer, key);
         }
+    }
+
+    /// As if the receiver of the only announced message asked for its end with a wrong key, `times`
+    /// times, and for another message. Returns the number of answers.
+    #[cfg(test)]
+    pub(in crate::rdm) fn is_asked(&mut self, origin: Origin, times: usize) -> usize {
+        let [op] = self.tx.keys_where(Operation::is_announced)[..] else {
+            panic!("several messages");
+        };
+        let link = self.links.keys().next().unwrap();
+        let asked = Asked {
+            origin,
+            link,
+            op,
+            receiver: OpId::new(!0),
+            to: (RemoteAddr::new(4096), crate::verbs::Rkey::new(!0)),
+            offset: 4096,
+        };
+        let before = self.tx.len();
+        let other = super::super::operations::TxKey::from_number(op.number() ^ 1 << 20);
+        self.push(Asked { op: other, ..asked });
+        for _ in 0..times {
+            self.push(asked);
+        }
+        self.tx.len() - before
     }
 
     /// The end of a message does not come: it is read.

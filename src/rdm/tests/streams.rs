@@ -10,6 +10,7 @@ use super::endpoints::{End, config, wait};
 use super::pull::{break_links, domain};
 use crate::av::FiAddr;
 use crate::rdm::EndpointConfig;
+use crate::rdm::core::Origin;
 use crate::rdm::executor::Executor;
 use crate::rdm::paces::Way;
 
@@ -110,6 +111,27 @@ fn both_sides_copy_many_long_messages() {
     let pushed = a.state(|state| state.io.pushed);
     // one whose end is in two buffers is read
     assert_eq!((pushed, counts(&b)), (17, (17, 0)));
+}
+
+/// A hostile receiver that asks repeatedly causes one answer.
+#[test]
+fn the_end_of_a_message_is_asked_for_once() {
+    let (a, b, to_b) = pair_with(&config(), Way::Both);
+    for round in 0..5 {
+        let (bytes, mut target) = (bytes_of(round, LEN), vec![0; LEN]);
+        b.recv(Some((1, 0)), &mut target, 2);
+        a.send(to_b, Some(1), &bytes, 1);
+        a.ep.shared().change(|core, io| {
+            let peer = core.peer_keys().next().unwrap();
+            assert_eq!(io.is_asked(Origin::of_test(peer), 100), 1);
+        });
+        wait([&a, &b], [1, 1]);
+        assert!(target == bytes, "round {round}");
+    }
+    // PUSHED names no arrival, and what the receiver asks for itself is a second PUSH: it reads the
+    // message, and the next ones too
+    assert_eq!(a.state(|state| state.io.pushed), 0);
+    assert_eq!(counts(&b), (1, 1));
 }
 
 /// The sender posts some parts, or nothing, and then computes. What it does later does not change
