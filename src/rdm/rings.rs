@@ -390,9 +390,26 @@ impl State {
     unsafe fn read(
         &mut self,
         (link, ring): (LinkKey, RingProbe),
-        mut reader: Option<&mut Reader<'_, '_>>,
+        reader: Option<&mut Reader<'_, '_>>,
     ) -> bool {
         self.end_run();
+        // SAFETY: the caller's promise.
+        let all = unsafe { self.read_batch((link, ring), reader) };
+        // the caller may sleep
+        self.end_run();
+        all
+    }
+
+    /// As [`Self::read`]; [`Self::end_run`] follows.
+    ///
+    /// # Safety
+    /// As [`Self::read`].
+    #[inline(always)]
+    unsafe fn read_batch(
+        &mut self,
+        (link, ring): (LinkKey, RingProbe),
+        mut reader: Option<&mut Reader<'_, '_>>,
+    ) -> bool {
         let mut left = BATCH;
         while left != 0 {
             let to = reader.as_deref_mut();
@@ -413,8 +430,6 @@ impl State {
                     let announced =
                         unsafe { self.read_announced((link, ring), reader.as_deref_mut()) };
                     if announced != Announced::No {
-                        // the caller may sleep
-                        self.end_run();
                         if reader.as_ref().is_some_and(|reader| reader.is_full()) {
                             return false;
                         }
@@ -432,7 +447,7 @@ impl State {
     }
 
     /// [`Executor::read_announced`](super::executor::Executor::read_announced), and what follows
-    /// from it, except [`Self::end_run`].
+    /// from it; [`Self::end_run`] follows later.
     ///
     /// # Safety
     /// As [`Self::read`].
@@ -450,6 +465,9 @@ impl State {
         self.behind = Some(link);
         if self.io.todo.is_empty() && !ends {
             return Announced::Done;
+        }
+        if ends {
+            self.end_run();
         }
         self.settle();
         Announced::Followed
