@@ -34,6 +34,12 @@ const AGAIN: u32 = 64 * TRIALS;
 /// One of so many other messages is measured.
 const MEASURED: u32 = 4;
 
+/// Messages that are measured at the same time.
+const AT_ONCE: usize = 16;
+
+/// Messages that could not be measured, after which the measured ones are forgotten.
+const SKIPPED: u32 = 4096;
+
 /// The times of one peer's messages of similar length.
 #[derive(Clone, Copy, Debug, Default)]
 struct Range {
@@ -120,8 +126,11 @@ struct Measured {
 pub(super) struct Paces {
     /// By the number of the peer.
     ranges: NumberMap<[Range; RANGES]>,
-    /// At most one message at a time.
-    measured: Option<Measured>,
+    /// At most [`AT_ONCE`]. A sender that has many messages outstanding announces them before the
+    /// first one is complete.
+    measured: Vec<Measured>,
+    /// Messages since that were not measured, because there were so many.
+    skipped: u32,
     /// The way of all messages.
     #[cfg(test)]
     pub(super) fixed: Option<Way>,
@@ -146,8 +155,14 @@ impl Paces {
         let (range, ways) = self.range(peer, len);
         let (way, measured) = range.next(ways);
         range.count();
-        if measured {
-            self.measured = Some(Measured {
+        if measured && self.measured.len() == AT_ONCE {
+            self.skipped += 1;
+            if self.skipped == SKIPPED {
+                // they have failed
+                (self.skipped, self.measured) = (0, Vec::new());
+            }
+        } else if measured {
+            self.measured.push(Measured {
                 key,
                 peer,
                 len,
@@ -182,35 +197,35 @@ impl Paces {
     /// A message was read that delays the one that is measured.
     #[inline]
     pub(super) fn interrupted(&mut self) {
-        if let Some(measured) = &mut self.measured {
-            measured.begin = Instant::now();
+        if !self.measured.is_empty() {
+            let now = Instant::now();
+            self.measured.iter_mut().for_each(|it| it.begin = now);
         }
     }
 
     /// A message is complete. Messages that were announced before it delay one that is measured.
     #[inline]
     pub(super) fn completed(&mut self, key: ArrivalKey) {
-        if self.measured.is_some() {
+        if !self.measured.is_empty() {
             self.completed_at(key, Instant::now());
         }
     }
 
     fn completed_at(&mut self, key: ArrivalKey, now: Instant) {
-        let Some(measured) = &mut self.measured else {
-            return;
-        };
-        if measured.key != key {
-            measured.begin = now;
-            return;
-        }
-        let Measured {
+        let at = self.measured.iter().position(|it| it.key == key);
+        let done = at.map(|at| self.measured.swap_remove(at));
+        self.skipped *= u32::from(done.is_none());
+        self.measured.iter_mut().for_each(|it| it.begin = now);
+        let Some(Measured {
             peer,
             len,
             way,
             begin,
             ..
-        } = *measured;
-        self.measured = None;
+        }) = done
+        else {
+            return;
+        };
         let time = now.saturating_duration_since(begin);
         self.range(peer, len).0.note(way, len, time);
     }
@@ -218,7 +233,7 @@ impl Paces {
     /// The session of a peer has ended.
     pub(super) fn forget_peer(&mut self, peer: PeerKey) {
         self.ranges.remove(&peer.number());
-        self.measured.take_if(|measured| measured.peer == peer);
+        self.measured.retain(|measured| measured.peer != peer);
     }
 }
 
@@ -245,7 +260,7 @@ mod tests {
             let key = ArrivalKey::from_number(number);
             let way = paces.choose(peer(), len, key);
             ways[way as usize] += 1;
-            if let Some(measured) = &paces.measured {
+            if let Some(measured) = paces.measured.first() {
                 let end = measured.begin + Duration::from_nanos(times[way as usize]);
                 paces.completed_at(key, end);
             }
@@ -320,11 +335,29 @@ mod tests {
             assert_eq!(way == Way::Stream, number < TRIALS);
         }
         paces.forget_peer(peer());
-        assert!(paces.measured.is_none());
+        assert!(paces.measured.is_empty());
         for number in 0..2 * TRIALS {
             let way = paces.choose(peer(), LEN, key);
             assert_eq!(way == Way::Stream, number < TRIALS);
         }
+    }
+
+    /// All messages are announced before the first one is complete.
+    #[test]
+    fn messages_that_are_announced_together_are_measured_each() {
+        let mut paces = Paces::default();
+        for number in 0..100 {
+            paces.choose(peer(), LONG, ArrivalKey::from_number(number));
+        }
+        let mut now = paces.measured[0].begin;
+        for number in 0..100 {
+            // nothing is known when those behind the trials are chosen: they are read
+            let time = [300, 200, 150].get((number / TRIALS) as usize);
+            now += Duration::from_micros(*time.unwrap_or(&200));
+            paces.completed_at(ArrivalKey::from_number(number), now);
+        }
+        assert_eq!(paces.range(peer(), LONG).0.times, [18_750, 12_500, 9_375]);
+        assert!(paces.measured.is_empty());
     }
 
     /// A message waits behind another one for as long as that takes.
@@ -333,7 +366,7 @@ mod tests {
         let mut paces = Paces::default();
         let (first, second) = (ArrivalKey::from_number(1), ArrivalKey::from_number(2));
         paces.choose(peer(), LEN, second);
-        let begin = paces.measured.unwrap().begin;
+        let begin = paces.measured[0].begin;
         paces.completed_at(first, begin + Duration::from_micros(50));
         paces.completed_at(second, begin + Duration::from_micros(52));
         assert_eq!(paces.range(peer(), LEN).0.times, [4000, 0, 0]);
