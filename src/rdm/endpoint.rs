@@ -1,5 +1,6 @@
 //! Endpoints with many peers, `fi_endpoint(3)`: creation, binding, enabling and close.
-//! `calls.rs` has the operations.
+//! `calls.rs` has the operations. In one file: the steps from creation to close, which undo each
+//! other.
 
 mod atomics;
 mod calls;

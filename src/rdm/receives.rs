@@ -2,6 +2,8 @@
 //!
 //! The first two are in a [`Store`], which belongs to one endpoint, or to all endpoints of a shared
 //! receive context ([`SharedStore`]).
+//!
+//! In one file, because both kinds of stores have the same operations, behind [`Receives`].
 
 #![allow(unsafe_code, reason = "copies from a ring")]
 

@@ -1,5 +1,7 @@
 //! The state that an endpoint shares with the driver thread and with its completion queues, and the
 //! way of work completions to the core.
+//!
+//! In one file: what `Todo` says is done here alone, next to the lock under which it is done.
 
 mod circuits;
 mod driven;

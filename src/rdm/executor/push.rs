@@ -8,6 +8,8 @@
 
 use super::super::core::{Origin, Send};
 use super::super::direct::PART;
+#[cfg(test)]
+use super::super::operations::TxKey;
 use super::super::operations::{Kind, Operation};
 use super::super::ops::Uses;
 use super::super::pull::{PullState, Push};
@@ -15,6 +17,8 @@ use super::super::receives::ArrivalKey;
 use super::super::streams::Asked;
 use super::pull::READ_BYTES;
 use super::{Executor, Todo};
+#[cfg(test)]
+use crate::verbs::Rkey;
 use crate::verbs::{Lkey, RemoteAddr, Sge};
 use crate::wire::rdm::OpId;
 
@@ -69,9 +73,9 @@ impl Executor {
         true
     }
 
-    /// A receiver asks for the end of a message: it is written now, if those before it are and this
-    /// call has not written too much. It asks once for a message; a further packet, which a hostile one sends, is ignored, so it
-    /// costs neither a copy nor an operation.
+    /// A receiver asks for the end of a message: it is written now, if those before it are written
+    /// and this call has copied less than [`READ_BYTES`]. A receiver asks once for a message. A
+    /// hostile one asks again: this is ignored, so it costs neither a copy nor an operation.
     pub(super) fn push(&mut self, asked: Asked) {
         let op = self.tx.get_mut(asked.op);
         let Some(op) = op.filter(|op| op.is_announced() && op.peer == asked.origin.peer) else {
@@ -81,10 +85,12 @@ impl Executor {
         if std::mem::replace(&mut op.pushed, true) {
             return;
         }
-        if self.streams.asked.is_empty() && self.bytes_copied < READ_BYTES || !self.streams.polled {
-            self.answer_push(&asked, true);
-        } else {
-            self.streams.asked.push_back(asked);
+        let writes = self.bytes_copied < READ_BYTES;
+        match self.streams.polled {
+            // no later call goes on: the receiver reads what this one does not write
+            false => self.answer_push(&asked, writes),
+            true if writes && self.streams.asked.is_empty() => self.answer_push(&asked, true),
+            true => self.streams.asked.push_back(asked),
         }
     }
 
@@ -99,6 +105,7 @@ impl Executor {
         }
     }
 
+    /// Answers a request for the end of a message, which is written before if `writes`.
     fn answer_push(&mut self, asked: &Asked, writes: bool) {
         let written = match writes {
             true => self.write_end(asked).unwrap_or(0),
@@ -206,11 +213,11 @@ impl Executor {
             link,
             op,
             receiver: OpId::new(!0),
-            to: (RemoteAddr::new(4096), crate::verbs::Rkey::new(!0)),
+            to: (RemoteAddr::new(4096), Rkey::new(!0)),
             offset: 4096,
         };
         let before = self.tx.len();
-        let other = super::super::operations::TxKey::from_number(op.number() ^ 1 << 20);
+        let other = TxKey::from_number(op.number() ^ 1 << 20);
         self.push(Asked { op: other, ..asked });
         for _ in 0..times {
             self.push(asked);

@@ -1,5 +1,7 @@
 //! Packets: the one decoder of everything that arrives on a link, and its inverse.
 //! `docs/protocol-rdm.md`, "Packets".
+//!
+//! In one file, because encoder and decoder of a kind are read and changed side by side.
 
 use super::hello::{Hello, MAX_HELLO};
 use super::terms::{Grant, MAX_DATA, MAX_EAGER};

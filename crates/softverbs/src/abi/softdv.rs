@@ -209,8 +209,8 @@ pub(super) unsafe extern "C" fn page_prefetch(mr: *mut ibv_mr, pages: *mut u64) 
 }
 
 /// `softdv_is_in_buffer`: 1 if a region was registered in a buffer of the device
-/// (`ibv_alloc_dm(3)`, `ibv_alloc_buf`) and reaches that buffer, whatever is mapped at its addresses
-/// later; 0 for memory that is found by its addresses at each access. Thread safe.
+/// (`ibv_alloc_dm(3)`, `ibv_alloc_buf`) and reaches that buffer, whatever is mapped at its
+/// addresses later; 0 for memory that is found by its addresses at each access. Thread safe.
 pub(super) unsafe extern "C" fn is_in_buffer(mr: *mut ibv_mr) -> c_int {
     if mr.is_null() {
         return 0;
