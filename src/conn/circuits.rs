@@ -305,8 +305,8 @@ impl Circuits {
     }
 
     /// Notes that an endpoint with this receive queue holds a target. False: another endpoint of
-    /// the domain holds it, with another receive queue. A message that waits for a receive in one queue
-    /// would delay all messages to the other.
+    /// the domain holds it, with another receive queue. A message that waits for a receive in one
+    /// queue would delay all messages to the other.
     pub(crate) fn serve(&self, target: &Arc<Target>, srq: SrqNumber) -> bool {
         let mut state = self.state.lock();
         state.served.retain(|(held, _)| held.strong_count() != 0);
