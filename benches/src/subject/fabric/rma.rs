@@ -7,7 +7,7 @@ use abi_tests::call;
 use abi_tests::weft::{mr_ops, weft_mr_attr};
 use libfabric_sys::*;
 
-use super::{Fabric, WINDOW, posted};
+use super::{Fabric, WINDOW, posted, unmeasured};
 use crate::memory::Memory;
 use crate::op::Op;
 use crate::subject::Patience;
@@ -165,8 +165,12 @@ impl Fabric {
         if first {
             self.receive(1, 1);
         }
-        let begin = Instant::now();
+        let warm = unmeasured(count);
+        let mut begin = Instant::now();
         for i in 0..count {
+            if i == warm {
+                begin = Instant::now();
+            }
             let number = (i % 255) as u8 + 1;
             if first {
                 send(self, number);
@@ -181,7 +185,7 @@ impl Fabric {
                 send(self, number);
             }
         }
-        begin.elapsed().as_nanos() as f64 / count as f64 / 2.0
+        begin.elapsed().as_nanos() as f64 / (count - warm) as f64 / 2.0
     }
 
     /// Accesses the peer's memory, one operation at a time or in windows.
@@ -197,9 +201,13 @@ impl Fabric {
             Op::WriteStream | Op::ReadStream | Op::WriteStreamMore => WINDOW,
             _ => 1,
         };
-        let begin = Instant::now();
         let windows = count.div_ceil(window);
-        for _ in 0..windows {
+        let warm = unmeasured(windows);
+        let mut begin = Instant::now();
+        for i in 0..windows {
+            if i == warm {
+                begin = Instant::now();
+            }
             let mut done = 0;
             let mut patience = Patience::default();
             for i in 0..window {
@@ -210,7 +218,7 @@ impl Fabric {
             }
             self.complete(window - done);
         }
-        let nanos = begin.elapsed().as_nanos() as f64 / (windows * window) as f64;
+        let nanos = begin.elapsed().as_nanos() as f64 / ((windows - warm) * window) as f64;
         let open = self.send(8, true);
         self.complete(open);
         self.receive(1, 1);
