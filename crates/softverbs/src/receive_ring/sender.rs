@@ -6,6 +6,7 @@ use super::{
     CONSUMED_AT, HOT_AT, MAX_SLOTS, MOVED, PAD, Place, SHORT, SLOT, SLOTS_AT, WAITING_AT,
     max_payload, sequence, slots_for,
 };
+use crate::segment::lines::{Payload, Payloads};
 use crate::segment::{Mapping, Slots, Word, set_bits};
 use crate::signal;
 use crate::sync::Arc;
@@ -43,6 +44,7 @@ pub(crate) struct Sender {
     stale: Box<[u64]>,
     /// Number of bits of `stale` that are set.
     marked: u32,
+    payloads: Payloads,
     /// The word at `HOT_AT`.
     hot: Word<AtomicU32>,
     /// The ring that this sender has left, until the receiver has left it too.
@@ -72,6 +74,7 @@ impl Sender {
             consumed: 0,
             stale: zeroed(MAX_SLOTS.div_ceil(64) as usize)?,
             marked: 0,
+            payloads: Payloads::new(),
             former: None,
         })
     }
@@ -158,6 +161,7 @@ impl Sender {
         }
         let pads = self.head;
         self.pass(pad);
+        let at = self.ring.place(self.head) + SLOT;
         self.put(words, len, slots, fill);
         // The receiver examines the message only behind the padding, so it never finds padding
         // alone.
@@ -168,7 +172,21 @@ impl Sender {
                 .u64(self.ring.place(pads))
                 .store(first, Ordering::Release);
         }
+        let next = Payload {
+            at: self.ring.place(self.head) + SLOT,
+            len: len.min(SLOT * self.free_in_row() as usize),
+        };
+        self.payloads
+            .published(self.ring.map(), Payload { at, len }, next);
         true
+    }
+
+    /// Slots behind the next one that are free according to the last position that was read from
+    /// the receiver, and that follow it in the mapping.
+    #[inline(always)]
+    fn free_in_row(&self) -> u32 {
+        let used = self.used().max(self.head & (self.slots - 1));
+        self.slots.saturating_sub(used).saturating_sub(1)
     }
 
     /// Writes and publishes a message for which there is room.

@@ -7,6 +7,7 @@ use super::{
     CONSUMED_AT, COOKIE_AT, HEADER, Header, MAGIC_AT, SHORT, SLOT, SLOTS, WAITING_AT, copy, fits,
     op, sequence, slot_at, slots_for,
 };
+use crate::segment::lines::{Payload, Payloads};
 use crate::segment::{Mapping, layout, set_bits};
 use crate::signal;
 use crate::sync::{heavy_fence, light_fence};
@@ -21,6 +22,7 @@ pub(crate) struct Producer {
     /// Slots that the receiver has consumed, as last read, minus `reserved`.
     consumed: u32,
     stale: Stale,
+    payloads: Payloads,
     /// The turn of datagrams that wait for room.
     line: Line,
     /// Slots reserved for the datagram that has the turn: all other messages have that many slots
@@ -83,6 +85,7 @@ impl Producer {
             head: 0,
             consumed: 0,
             stale: Stale::default(),
+            payloads: Payloads::new(),
             line: Line::new(),
             reserved: 0,
         })
@@ -169,10 +172,27 @@ impl Producer {
             self.clear(self.head.wrapping_add(pad));
             self.publish(&filler, pad);
         }
+        let behind = Payload {
+            at: slot_at(self.head) + SLOT,
+            len: SLOT * (slots - 1) as usize,
+        };
         fill(self.map.bytes(slot_at(self.head) + HEADER, inside));
         self.clear(self.head.wrapping_add(slots));
         self.publish(&header, slots);
+        let next = Payload {
+            at: slot_at(self.head) + SLOT,
+            len: behind.len.min(SLOT * self.free_in_row() as usize),
+        };
+        self.payloads.published(&self.map, behind, next);
         true
+    }
+
+    /// Slots behind the next one that are free according to the last position that was read from
+    /// the receiver, and that follow it in the mapping.
+    #[inline(always)]
+    fn free_in_row(&self) -> u32 {
+        let used = self.used().max(self.head % SLOTS);
+        SLOTS.saturating_sub(used).saturating_sub(1)
     }
 
     #[inline(always)]

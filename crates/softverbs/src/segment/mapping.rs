@@ -192,6 +192,24 @@ impl Mapping {
         let _ = at;
     }
 
+    /// Asks the processor to move the cache line of a word that was written to the cache that other
+    /// processors share. A hint, as [`Self::prefetch_to_write`].
+    #[inline(always)]
+    pub(crate) fn pass_on(&self, at: usize) {
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        // SAFETY: `cldemote` changes no memory and never faults, whatever the address is;
+        // processors without it execute it as a NOP.
+        unsafe {
+            std::arch::asm!(
+                "cldemote [{}]",
+                in(reg) self.base.as_ptr().wrapping_add(at),
+                options(nostack, preserves_flags)
+            );
+        }
+        #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+        let _ = at;
+    }
+
     /// `N` consecutive words, starting at `at`; otherwise as [`Self::u64`]. One check covers all of
     /// them.
     #[inline(always)]

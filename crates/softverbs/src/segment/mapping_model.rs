@@ -73,6 +73,9 @@ impl Mapping {
     /// A hint, which has no effect on the model's words.
     pub(crate) fn prefetch_to_write(&self, _: usize) {}
 
+    /// As [`Self::prefetch_to_write`].
+    pub(crate) fn pass_on(&self, _: usize) {}
+
     /// Creates words for several threads.
     pub(crate) fn prepare(
         &self,

@@ -6,6 +6,7 @@
 
 mod arena;
 pub(crate) mod layout;
+pub(crate) mod lines;
 #[cfg_attr(all(test, loom), path = "mapping_model.rs")]
 mod mapping;
 mod own;
