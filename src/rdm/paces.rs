@@ -28,9 +28,10 @@ const FIRST_OF_BOTH: usize = 2;
 const WAYS: [Way; 3] = [Way::Stream, Way::Read, Way::Both];
 /// Consecutive messages of a range that try a way: its code is in no cache at the first one.
 const TRIALS: u32 = 4;
-/// The first ones of so many messages try a slower way, and of eight times as many if that takes
-/// more than twice as long.
+/// Messages from one trial to the next, at first and at most. The distance doubles with each trial
+/// that changes nothing.
 const AGAIN: u32 = 64 * TRIALS;
+const AGAIN_AT_MOST: u32 = 32 * AGAIN;
 /// One of so many other messages is measured.
 const MEASURED: u32 = 4;
 
@@ -43,7 +44,14 @@ const SKIPPED: u32 = 4096;
 /// The times of one peer's messages of similar length.
 #[derive(Clone, Copy, Debug, Default)]
 struct Range {
-    messages: u32,
+    /// Trials that were begun before the present one. The first ones try each way.
+    trials: u32,
+    /// Messages since the present trial began.
+    since: u32,
+    /// Number of messages after which the next trial begins.
+    distance: u32,
+    /// The fastest way, and its time, when the present trial began.
+    before: Option<(Way, u32)>,
     /// Nanoseconds of 64 KiB, by way; 0: not measured.
     times: [u32; 3],
 }
@@ -67,30 +75,49 @@ impl Range {
 
     /// The way of the next message, of the first `ways`, and whether it is measured.
     /// [`Self::count`] follows.
+    #[inline]
     fn next(&self, ways: u32) -> (Way, bool) {
-        let number = self.messages;
-        if number < ways * TRIALS {
-            return (WAYS[(number / TRIALS) as usize], true);
+        if self.trials < ways {
+            return (WAYS[self.trials as usize], true);
         }
         let fastest = self.fastest(ways);
-        if number % AGAIN >= TRIALS {
-            return (fastest, number % MEASURED == 1);
+        if self.since >= TRIALS {
+            return (fastest, self.since % MEASURED == 1);
         }
         // the others in turn
-        let attempt = number / AGAIN;
-        let other = (fastest as u32 + 1 + attempt % (ways - 1)) % ways;
-        let other = WAYS[other as usize];
-        let (least, most) = (self.times[fastest as usize], self.times[other as usize]);
-        let seldom = most > 2 * least.min(u32::MAX / 2);
-        match seldom && !(attempt / (ways - 1)).is_multiple_of(8) {
-            true => (fastest, false),
-            false => (other, true),
-        }
+        let other = fastest as u32 + 1 + self.trials % (ways - 1);
+        (WAYS[(other % ways) as usize], true)
     }
 
     /// The message has taken the way of [`Self::next`].
-    fn count(&mut self) {
-        self.messages = self.messages.wrapping_add(1);
+    #[inline]
+    fn count(&mut self, ways: u32) {
+        self.since += 1;
+        let first = self.trials < ways;
+        if first && self.since == TRIALS {
+            self.trials += 1;
+            // the fastest way follows the last of the first trials
+            let last = self.trials == ways;
+            (self.since, self.distance) = (if last { TRIALS } else { 0 }, AGAIN);
+        } else if !first && self.since >= self.distance {
+            self.begin_trial(ways);
+        }
+    }
+
+    #[cold]
+    fn begin_trial(&mut self, ways: u32) {
+        let fastest = self.fastest(ways);
+        let now = (fastest, self.times[fastest as usize]);
+        let same = self
+            .before
+            .is_some_and(|(way, time)| way == fastest && !is_longer(now.1, time));
+        self.distance = match same {
+            true => AGAIN_AT_MOST.min(2 * self.distance),
+            false => AGAIN,
+        };
+        self.before = Some(now);
+        self.trials = self.trials.wrapping_add(1).max(ways);
+        self.since = 0;
     }
 
     /// A message has taken `time`. A shorter time than before counts at once, a longer one, which
@@ -107,7 +134,19 @@ impl Range {
                 old.saturating_add(more.div_ceil(8))
             }
         };
+        // The way that was the fastest is not what it was: the others are tried soon.
+        if let Some((fastest, time)) = self.before
+            && fastest == way
+            && is_longer(*known, time)
+        {
+            self.distance = AGAIN;
+        }
     }
+}
+
+/// Whether a way that took the time `before` takes longer, by a quarter.
+fn is_longer(now: u32, before: u32) -> bool {
+    now > before.saturating_add(before / 4)
 }
 
 /// The message that is measured.
@@ -154,7 +193,7 @@ impl Paces {
         }
         let (range, ways) = self.range(peer, len);
         let (way, measured) = range.next(ways);
-        range.count();
+        range.count(ways);
         if measured && self.measured.len() == AT_ONCE {
             self.skipped += 1;
             if self.skipped == SKIPPED {
@@ -184,7 +223,7 @@ impl Paces {
         let (range, ways) = self.range(peer, len);
         let (way, measured) = range.next(ways);
         (way == Way::Read).then(|| {
-            range.count();
+            range.count(ways);
             measured
         })
     }
@@ -270,38 +309,45 @@ mod tests {
 
     #[test]
     fn the_faster_way_is_taken_and_the_other_one_tried_again() {
+        // trials after 256, 256, 512, 1,024 ... messages
         let mut paces = Paces::default();
-        // trials, and four of 256
-        assert_eq!(run(&mut paces, 4096, [3000, 2000]), 4 + 60);
+        assert_eq!(run(&mut paces, 4096, [3000, 2000]), 4 + 4 * 4);
         let mut paces = Paces::default();
-        assert_eq!(run(&mut paces, 4096, [5000, 2000]), 4 + 4);
-        let mut paces = Paces::default();
-        assert_eq!(run(&mut paces, 4096, [2000, 3000]), 4096 - 4 - 60);
+        assert_eq!(run(&mut paces, 4096, [2000, 3000]), 4096 - 4 - 4 * 4);
         // about equal: the sender computes meanwhile
         let mut paces = Paces::default();
-        assert_eq!(run(&mut paces, 4096, [1950, 2000]), 4 + 60);
+        assert_eq!(run(&mut paces, 4096, [1950, 2000]), 4 + 4 * 4);
+        // in the end 4 of 8,192
+        run(&mut paces, 3 * AGAIN_AT_MOST, [3000, 2000]);
+        let streams = run(&mut paces, 4 * AGAIN_AT_MOST, [3000, 2000]);
+        assert_eq!(streams, 4 * TRIALS);
     }
 
     #[test]
     fn long_messages_have_three_ways() {
         let ways = |times| run_of(&mut Paces::default(), LONG, 4096, times);
-        // 4 trials each, and the others of 256 in turn
-        assert_eq!(ways([30_000, 20_000, 16_000]), [4 + 28, 4 + 32, 4096 - 68]);
-        assert_eq!(ways([30_000, 20_000, 25_000]), [4 + 32, 4096 - 68, 4 + 28]);
-        assert_eq!(ways([10_000, 20_000, 15_000]), [4096 - 68, 4 + 28, 4 + 32]);
-        // one that takes more than twice as long is tried eight times more seldom
-        let times = [50_000, 20_000, 16_000];
-        let [streams, reads, both] = run_of(&mut Paces::default(), LONG, 8192, times);
-        assert_eq!((streams, reads, both), (4 + 4, 4 + 64, 8192 - 76));
+        // 4 trials of each, and 4 times the others in turn
+        assert_eq!(ways([30_000, 20_000, 16_000]), [4 + 8, 4 + 8, 4096 - 24]);
+        assert_eq!(ways([30_000, 20_000, 25_000]), [4 + 8, 4096 - 24, 4 + 8]);
+        assert_eq!(ways([10_000, 20_000, 15_000]), [4096 - 24, 4 + 8, 4 + 8]);
         // about equal: the sender computes meanwhile
         assert_eq!(
             ways([19_500, 20_000, 19_000])[Way::Read as usize],
-            4096 - 68
+            4096 - 24
         );
         let mut paces = Paces::default();
         run_of(&mut paces, LONG, 1024, [30_000, 20_000, 16_000]);
         let ways = run_of(&mut paces, LONG, 2048, [30_000, 10_000, 30_000]);
         assert!(ways[Way::Read as usize] > 1700, "{ways:?}");
+    }
+
+    /// A way that becomes slower leads to trials at once, however long nothing has changed before.
+    #[test]
+    fn the_others_are_tried_when_the_fastest_way_becomes_slower() {
+        let mut paces = Paces::default();
+        run(&mut paces, 8 * AGAIN_AT_MOST, [3000, 2000]);
+        let streams = run(&mut paces, 1024, [3000, 4000]);
+        assert!(streams > 1024 - 2 * AGAIN, "{streams}");
     }
 
     #[test]
@@ -317,7 +363,7 @@ mod tests {
     #[test]
     fn one_interruption_does_not_count() {
         let mut paces = Paces::default();
-        run(&mut paces, 1028, [2000, 3000]);
+        run(&mut paces, 900, [2000, 3000]);
         paces
             .range(peer(), LEN)
             .0
