@@ -253,6 +253,19 @@ impl<I: Io> Core<I> {
         inbound.is_half_used()
     }
 
+    /// A packet that was taken by [`Self::take_answered`] does not use this credit any more. Returns
+    /// the same.
+    #[inline]
+    pub fn give_back_answered(&mut self, link: LinkKey, back: Credit) -> bool {
+        let peer = self.links.get(link).map(|link| link.peer);
+        let peer = peer.and_then(|key| self.peers.get_mut(key));
+        let Some(inbound) = peer.and_then(|peer| peer.inbound.as_mut()) else {
+            return false;
+        };
+        inbound.give_back(back, &mut self.pool);
+        inbound.is_half_used()
+    }
+
     /// Begins an answer without payload. `None`: something to the peer is before it.
     #[inline]
     pub fn direct_answer(&mut self, peer: PeerKey) -> Option<Direct<'_>> {

@@ -10,6 +10,7 @@
 )]
 
 mod announced;
+mod announced_list;
 mod atomic;
 mod circuit_times;
 mod circuits;
@@ -109,6 +110,8 @@ pub(super) struct Executor {
     pulls: Pulls,
     pub(super) streams: Streams,
     pub(super) paces: Paces,
+    /// Messages that are read together; empty between calls.
+    list: announced_list::List,
     /// Bytes that this progress call has read without requests.
     pub(super) bytes_copied: u64,
     /// Bytes of READs that the device has copied in their posts since the last poll.
@@ -129,6 +132,9 @@ pub(super) struct Executor {
     /// Messages that were read when their announcement was found in a ring.
     #[cfg(test)]
     pub(super) read_in_ring: u32,
+    /// Those of them that were read together with others.
+    #[cfg(test)]
+    pub(super) read_in_lists: u32,
     /// Ends of messages that were written.
     #[cfg(test)]
     pub(super) pushed: u32,
@@ -227,6 +233,7 @@ impl Executor {
             pulls: keys.1,
             streams: Streams::default(),
             paces: Paces::default(),
+            list: announced_list::List::new(),
             bytes_copied: 0,
             bytes_read: 0,
             reads_wait: false,
@@ -240,6 +247,8 @@ impl Executor {
             read_at_once: 0,
             #[cfg(test)]
             read_in_ring: 0,
+            #[cfg(test)]
+            read_in_lists: 0,
             #[cfg(test)]
             pushed: 0,
             completions,

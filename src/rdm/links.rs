@@ -279,6 +279,23 @@ impl LinkQp {
         unsafe { qp.execute(SendOpcode::Read, sge, from, None) }
     }
 
+    /// As [`Self::read_at_once`], several READs by one call of the device. Returns the number of
+    /// those that were executed, from the first one on.
+    ///
+    /// # Safety
+    /// The sges are writable.
+    pub(super) unsafe fn read_list(
+        &self,
+        sges: (&[Sge], bool),
+        from: (&[RemoteAddr], &[Rkey]),
+    ) -> usize {
+        let Some(qp) = self.qp.as_ref().filter(|_| self.ending.is_none()) else {
+            return 0;
+        };
+        // SAFETY: the caller keeps the contract of this function.
+        unsafe { qp.execute_reads(sges, from) }
+    }
+
     /// Executes a WRITE of `sge`, without check of its lkey, to `to` in this call. `false`: it was
     /// not executed, or in part.
     ///

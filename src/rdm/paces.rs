@@ -22,8 +22,8 @@ pub(super) enum Way {
 /// lengths; the last one has no end.
 const SHORTEST: u32 = 14;
 const RANGES: usize = 8;
-/// The first range whose messages are long enough for [`Way::Both`]: 64 KiB.
-const FIRST_OF_BOTH: usize = 2;
+/// The first range whose messages are long enough for [`Way::Both`]: 128 KiB.
+const FIRST_OF_BOTH: usize = 3;
 /// The ways of a range, in the order in which they are tried; shorter messages have two.
 const WAYS: [Way; 3] = [Way::Stream, Way::Read, Way::Both];
 /// Consecutive messages of a range that try a way: its code is in no cache at the first one.
@@ -48,6 +48,8 @@ struct Range {
     trials: u32,
     /// Messages since the present trial began.
     since: u32,
+    /// Messages since the last one that was measured.
+    unmeasured: u32,
     /// Number of messages after which the next trial begins.
     distance: u32,
     /// The fastest way, and its time, when the present trial began.
@@ -82,16 +84,23 @@ impl Range {
         }
         let fastest = self.fastest(ways);
         if self.since >= TRIALS {
-            return (fastest, self.since % MEASURED == 1);
+            return (fastest, self.unmeasured + 1 >= MEASURED);
         }
         // the others in turn
         let other = fastest as u32 + 1 + self.trials % (ways - 1);
         (WAYS[(other % ways) as usize], true)
     }
 
+    /// Whether the next messages take the fastest way, and that is to read them.
+    #[inline]
+    fn reads_on(&self, ways: u32) -> bool {
+        self.trials >= ways && self.since >= TRIALS && self.fastest(ways) == Way::Read
+    }
+
     /// The message has taken the way of [`Self::next`].
     #[inline]
-    fn count(&mut self, ways: u32) {
+    fn count(&mut self, ways: u32, measured: bool) {
+        self.unmeasured = if measured { 0 } else { self.unmeasured + 1 };
         self.since += 1;
         let first = self.trials < ways;
         if first && self.since == TRIALS {
@@ -193,7 +202,7 @@ impl Paces {
         }
         let (range, ways) = self.range(peer, len);
         let (way, measured) = range.next(ways);
-        range.count(ways);
+        range.count(ways, measured);
         if measured && self.measured.len() == AT_ONCE {
             self.skipped += 1;
             if self.skipped == SKIPPED {
@@ -212,8 +221,8 @@ impl Paces {
         way
     }
 
-    /// As [`Self::choose`], for a message that is read in this call: whether it is measured, by
-    /// [`Self::has_read`]. `None`: it is not to be read, and nothing has changed.
+    /// As [`Self::choose`], for a message that is read in this call: whether it is measured.
+    /// `None`: it is not to be read. Nothing changes; [`Self::has_read`] follows.
     #[inline]
     pub(super) fn reads(&mut self, peer: PeerKey, len: u64) -> Option<bool> {
         #[cfg(test)]
@@ -222,20 +231,29 @@ impl Paces {
         }
         let (range, ways) = self.range(peer, len);
         let (way, measured) = range.next(ways);
-        (way == Way::Read).then(|| {
-            range.count(ways);
-            measured
-        })
+        (way == Way::Read).then_some(measured)
     }
 
-    /// A message was read in `time`.
-    pub(super) fn has_read(&mut self, peer: PeerKey, len: u64, time: Duration) {
-        self.range(peer, len).0.note(Way::Read, len, time);
-    }
-
-    /// A message was read that delays the one that is measured.
+    /// As [`Self::reads`], for a message that is read together with others and not measured.
     #[inline]
-    pub(super) fn interrupted(&mut self) {
+    pub(super) fn reads_more(&mut self, peer: PeerKey, len: u64) -> bool {
+        #[cfg(test)]
+        if let Some(way) = self.fixed {
+            return way == Way::Read;
+        }
+        let (range, ways) = self.range(peer, len);
+        range.reads_on(ways)
+    }
+
+    /// A message was read in this call, in this time if it was measured. It delays those that are
+    /// measured.
+    #[inline]
+    pub(super) fn has_read(&mut self, peer: PeerKey, len: u64, time: Option<Duration>) {
+        let (range, ways) = self.range(peer, len);
+        range.count(ways, time.is_some());
+        if let Some(time) = time {
+            range.note(Way::Read, len, time);
+        }
         if !self.measured.is_empty() {
             let now = Instant::now();
             self.measured.iter_mut().for_each(|it| it.begin = now);

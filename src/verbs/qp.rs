@@ -87,6 +87,7 @@ pub struct Qp {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ExecuteCalls {
     pub(super) access: AccessCall,
+    pub(super) list: Option<ListAccessCall>,
     pub(super) atomic: Option<AtomicAccessCall>,
     /// The same on an initiator of XRC, with the number of a shared receive queue.
     pub(super) to_srq: Option<SrqAccessCall>,
@@ -97,6 +98,7 @@ impl ExecuteCalls {
     pub(super) fn of(verbs: &sys::VerbsFns) -> Option<Self> {
         Some(Self {
             access: verbs.softdv_access?,
+            list: verbs.softdv_access_list,
             atomic: verbs.softdv_atomic_access,
             to_srq: verbs.softdv_access_srq,
             atomic_to_srq: verbs.softdv_atomic_access_srq,
@@ -116,6 +118,17 @@ pub(super) type AtomicAccessCall = unsafe extern "C" fn(
 /// `softdv_access`
 pub(super) type AccessCall =
     unsafe extern "C" fn(*mut sys::ibv_qp, u32, *const sys::ibv_sge, u32, u64, u32) -> c_int;
+
+/// `softdv_access_list`
+pub(super) type ListAccessCall = unsafe extern "C" fn(
+    *mut sys::ibv_qp,
+    u32,
+    *const sys::ibv_sge,
+    c_int,
+    u32,
+    *const u64,
+    *const u32,
+) -> c_int;
 
 /// `softdv_access_srq`
 pub(super) type SrqAccessCall =

@@ -330,6 +330,33 @@ impl Qp {
         }
     }
 
+    /// As [`Self::execute`], READs of several addresses, one to each buffer, by one call of the
+    /// device. Returns the number of those that were executed, from the first one on; the others
+    /// have to be posted. The three lists have the same length.
+    ///
+    /// # Safety
+    /// The buffers are writable during the call.
+    pub unsafe fn execute_reads(
+        &self,
+        (sges, keyed): (&[Sge], bool),
+        (addrs, rkeys): (&[RemoteAddr], &[Rkey]),
+    ) -> usize {
+        let calls = self.executes.as_ref();
+        let (Some(call), Ok(count)) = (
+            calls.and_then(|calls| calls.list),
+            c_int::try_from(sges.len().min(addrs.len()).min(rkeys.len())),
+        ) else {
+            return 0;
+        };
+        let flags = if keyed { 0 } else { sys::IBV_SEND_INLINE };
+        let (opcode, to) = (SendOpcode::Read as u32, sg_list(sges));
+        // the same layouts
+        let (from, keys) = (addrs.as_ptr().cast(), rkeys.as_ptr().cast());
+        // SAFETY: live and of this backend; `count` writable sges, addresses and keys.
+        let done = unsafe { call(self.raw, opcode, to, count, flags, from, keys) };
+        usize::try_from(done).unwrap_or(0)
+    }
+
     /// As [`Self::execute`], an operation on elements. `results` gets their earlier values, unless
     /// it is NULL.
     ///

@@ -165,6 +165,7 @@ function_table! {
         softdv_ring_arrivals: fn(cq: *mut ibv_cq, cookies: *mut u64, count: c_int) -> c_int;
         softdv_access: fn(qp: *mut ibv_qp, opcode: u32, sge: *const ibv_sge, flags: u32, remote_addr: u64, rkey: u32) -> c_int;
         softdv_atomic_access: fn(qp: *mut ibv_qp, atomic: *mut softdv_atomic, results: *mut c_void, remote_addr: u64, rkey: u32) -> c_int;
+        softdv_access_list: fn(qp: *mut ibv_qp, opcode: u32, sges: *const ibv_sge, count: c_int, flags: u32, remote_addrs: *const u64, rkeys: *const u32) -> c_int;
         softdv_access_srq: fn(qp: *mut ibv_qp, opcode: u32, sge: *const ibv_sge, flags: u32, srqn: u32, remote_addr: u64, rkey: u32) -> c_int;
         softdv_atomic_access_srq: fn(qp: *mut ibv_qp, atomic: *mut softdv_atomic, results: *mut c_void, srqn: u32, remote_addr: u64, rkey: u32) -> c_int;
         softdv_max_atomic: fn(context: *mut ibv_context) -> c_int;

@@ -70,13 +70,13 @@ impl Hazards {
         }
     }
 
-    /// Takes one of the first [`OWNED`] words for a queue pair, if one is free.
-    fn reserve(&self) -> Option<u32> {
+    /// Takes one of the first `words` words, if one is free.
+    fn reserve_below(&self, words: u32) -> Option<u32> {
         let (acquire, relaxed) = (Ordering::Acquire, Ordering::Relaxed);
         let mut taken = self.taken.load(relaxed);
         loop {
             let number = taken.trailing_ones();
-            if number >= OWNED {
+            if number >= words {
                 return None;
             }
             let more = taken | 1 << number;
@@ -97,17 +97,8 @@ impl Hazards {
         // If more threads than words access one peer, they take turns; each turn is one copy of at
         // most [`MOST_AT_ONCE`] bytes.
         loop {
-            let taken = self.taken.load(Ordering::Relaxed);
-            let number = taken.trailing_ones();
-            if (number as usize) < announce::HAZARD_COUNT {
-                let more = taken | 1 << number;
-                if self
-                    .taken
-                    .compare_exchange(taken, more, Ordering::Acquire, Ordering::Relaxed)
-                    .is_ok()
-                {
-                    return number;
-                }
+            if let Some(number) = self.reserve_below(announce::HAZARD_COUNT as u32) {
+                return number;
             }
             pause(round);
             round = round.saturating_add(1);
@@ -150,7 +141,7 @@ pub(crate) struct OwnHazard {
 impl OwnHazard {
     /// That of a queue pair of the process in `own_slot`, among those at the owner of the memory.
     pub(crate) fn new(hazards: &Arc<Hazards>, own_slot: u32) -> Self {
-        let number = hazards.reserve();
+        let number = hazards.reserve_below(OWNED);
         Self {
             hazards: Arc::clone(hazards),
             word: number.map(|number| (number, word_at(own_slot, number))),
@@ -171,6 +162,24 @@ impl OwnHazard {
         let word = map.u64(at);
         publish(word, what.into());
         Hazard { word, taken: None }
+    }
+
+    /// Publishes one more key beside [`Self::publish`], in a word of the process that is free now.
+    /// `None`: none is.
+    #[inline]
+    pub(crate) fn publish_more<'a>(
+        &'a self,
+        map: &'a Mapping,
+        own_slot: u32,
+        key: Key,
+    ) -> Option<Hazard<'a>> {
+        let number = self.hazards.reserve_below(announce::HAZARD_COUNT as u32)?;
+        Some(Hazard::publish_in(
+            &self.hazards,
+            map,
+            (own_slot, number),
+            key,
+        ))
     }
 }
 
@@ -197,6 +206,16 @@ impl<'a> Hazard<'a> {
         what: impl Into<Use>,
     ) -> Self {
         let number = hazards.take();
+        Self::publish_in(hazards, map, (own_slot, number), what)
+    }
+
+    /// As [`Self::publish`], in the word with this number, which was taken.
+    fn publish_in(
+        hazards: &'a Hazards,
+        map: &'a Mapping,
+        (own_slot, number): (u32, u32),
+        what: impl Into<Use>,
+    ) -> Self {
         let word = map.u64(word_at(own_slot, number));
         publish(word, what.into());
         Self {
@@ -349,6 +368,26 @@ mod tests {
         for i in 0..announce::HAZARD_COUNT {
             assert_eq!(word(i).load(Ordering::Relaxed), 0);
         }
+    }
+
+    #[test]
+    fn a_further_key_takes_a_word_that_is_free() {
+        let segment = OwnSegment::create(1, 0, true).unwrap();
+        let map = &segment.map;
+        let word = |i: u32| map.u64(word_at(3, i)).load(Ordering::Relaxed);
+        let hazards = Arc::try_new(Hazards::new()).unwrap();
+        let own = OwnHazard::new(&hazards, 3);
+        let first = own.publish(map, 3, Key(5));
+        let mut more = Vec::new();
+        while let Some(hazard) = own.publish_more(map, 3, Key(6)) {
+            more.push(hazard);
+        }
+        assert_eq!(more.len(), announce::HAZARD_COUNT - 1);
+        assert_eq!((word(0), word(1)), (5 | 1 << 32, 6 | 1 << 32));
+        drop(more);
+        assert_eq!((word(0), word(1)), (5 | 1 << 32, 0));
+        assert!(own.publish_more(map, 3, Key(7)).is_some());
+        drop(first);
     }
 
     #[test]

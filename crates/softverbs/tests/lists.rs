@@ -104,6 +104,7 @@ pub(crate) fn main() {
         ("own_memory", own, |_| ()),
         ("a_key_in_use", key_in_use, |_| ()),
         ("without_a_request", at_once_parent, at_once_child),
+        ("lists_without_requests", lists_parent, lists_child),
     ];
     run(cases);
 }
@@ -681,5 +682,88 @@ fn at_once_child(link: &mut Link) {
     let end = End::connect(link, 8, 8, 1);
     let buffer = end.buffer(&vec![0; LONGEST]);
     link.say_numbers(buffer.addr(), buffer.rkey().into());
+    link.expect("done");
+}
+
+/// A change of sges, addresses and keys.
+type Change<'a> = &'a dyn Fn(&mut [ibv_sge], &mut [u64], &mut [u32]);
+
+/// Several WRITEs or READs without requests (`softdv_access_list`): one copy for all. What cannot be
+/// executed, and everything behind it, is left.
+fn lists_parent(link: &mut Link) {
+    const LEN: u64 = 100;
+    let mut end = End::connect(link, 8, 8, 1);
+    let (addr, key) = link.numbers();
+    let (_, other) = link.numbers();
+    let call = verbs().softdv_access_list.unwrap();
+    let bytes: Vec<u8> = (0..8 * LEN).map(|i| (i % 251) as u8 + 1).collect();
+    let from = end.buffer(&bytes);
+    // the first request initializes the path
+    end.rdma(IBV_WR_RDMA_WRITE, &from, 1, addr, key as u32, None);
+    assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
+    let qp = end.qp;
+    let list = |opcode, sges: &[ibv_sge], to: &[u64], keys: &[u32]| {
+        let before = COPIES.load(Ordering::Relaxed);
+        let count = sges.len() as i32;
+        // SAFETY: a live queue pair and registered buffers, or keys of none.
+        let done = unsafe {
+            let (sges, to, keys) = (sges.as_ptr(), to.as_ptr(), keys.as_ptr());
+            call(qp, opcode, sges, count, 0, to, keys)
+        };
+        (done, COPIES.load(Ordering::Relaxed) - before)
+    };
+    // backwards, so that no two ranges of the peer can be joined
+    let places: Vec<u64> = (0..8).rev().map(|i| addr + LEN * i).collect();
+    let parts = |buffer: &Buffer| -> Vec<ibv_sge> {
+        let part = |i| ibv_sge {
+            addr: buffer.addr() + LEN * i,
+            length: LEN as u32,
+            lkey: buffer.lkey(),
+        };
+        (0..8).map(part).collect()
+    };
+    let sources = parts(&from);
+    let same = [key as u32; 8];
+    assert_eq!(list(IBV_WR_RDMA_WRITE, &sources, &places, &same), (8, 1));
+    let read = |wanted: (i32, u32), change: Change<'_>| {
+        let back = end.buffer(&[0; 8 * LEN as usize]);
+        let (mut sges, mut places, mut keys) = (parts(&back), places.clone(), same);
+        change(&mut sges, &mut places, &mut keys);
+        assert_eq!(list(IBV_WR_RDMA_READ, &sges, &places, &keys), wanted);
+        let whole = wanted.0 as usize * LEN as usize;
+        let found = back.bytes();
+        assert_eq!(found[..whole], bytes[..whole]);
+        assert!(found[whole..].iter().all(|byte| *byte == 0));
+        end.release(back);
+    };
+    read((8, 1), &|_, _, _| {});
+    // two keys of that memory
+    read((8, 1), &|_, _, keys| keys[4] = other as u32);
+    read((4, 1), &|_, _, keys| keys[4] = other as u32 ^ 1 << 31);
+    // a range that ends behind the region of the peer, a local one without a region, an empty one
+    read((5, 1), &|_, to, _| to[5] = addr + 7 * LEN + 1);
+    read((3, 1), &|sges, _, _| sges[3].lkey = 0);
+    read((6, 1), &|sges, _, _| sges[6].length = 0);
+    read((0, 0), &|_, to, _| to[0] = addr - 1);
+    // a copy that the kernel refuses
+    REFUSED.store(true, Ordering::Relaxed);
+    read((0, 1), &|_, _, _| {});
+    REFUSED.store(false, Ordering::Relaxed);
+    assert_eq!(list(IBV_WR_SEND, &sources, &places, &same), (0, 0));
+    assert_eq!(list(IBV_WR_RDMA_READ, &[], &[], &[]), (0, 0));
+    link.say("done");
+}
+
+fn lists_child(link: &mut Link) {
+    let end = End::connect(link, 8, 8, 1);
+    let buffer = end.buffer(&[0; 800]);
+    link.say_numbers(buffer.addr(), buffer.rkey().into());
+    let access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ;
+    // SAFETY: the memory of the buffer, which is never freed.
+    let again = unsafe {
+        let start = std::ptr::with_exposed_provenance_mut(buffer.addr() as usize);
+        &*(verbs().ibv_reg_mr)(end.pd, start, 800, access.cast_signed())
+    };
+    link.say_numbers(buffer.addr(), again.rkey.into());
     link.expect("done");
 }

@@ -7,7 +7,7 @@
     reason = "reads packets in a ring, and into the application's buffers"
 )]
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::super::completions::Reader;
 use super::super::core::{Core, Origin};
@@ -15,22 +15,45 @@ use super::super::link::LinkKey;
 use super::super::link_ring::RingPost;
 use super::super::operations::{Kind, TxKey};
 use super::super::peer::PeerKey;
-use super::super::receives::{AtSender, Envelope, Receive, RxKey, completion_of, index_of};
+use super::super::receives::{Envelope, Receive, RxKey, completion_of, index_of};
+use super::announced_list::Listed;
 use super::pull::READ_BYTES;
 use super::rings::MANY;
 use super::{Executor, Todo};
 use crate::flags::Flags;
 use crate::matching::{Found, Matched};
-use crate::verbs::{Message as RingMessage, Next, RemoteAddr, RingProbe, Rkey, Run, Sge};
+use crate::verbs::{Message as RingMessage, Next, RemoteAddr, RingProbe, Rkey, Sge};
 use crate::wire::rdm::packet::RTS_CREDIT;
 use crate::wire::rdm::ring::{Announced, Source};
 use crate::wire::rdm::{Credit, Header, OpId, ring};
 
 /// An announcement: the header, the tag and the CQ data of its message, and the source.
-struct Announcement {
-    header: Header,
-    envelope: (Option<u64>, Option<u32>),
-    source: Source,
+pub(super) struct Announcement {
+    pub(super) header: Header,
+    pub(super) envelope: (Option<u64>, Option<u32>),
+    pub(super) source: Source,
+}
+
+impl Announcement {
+    /// The message, from this peer.
+    #[inline(always)]
+    pub(super) fn envelope_of(&self, peer: PeerKey) -> Envelope {
+        let (tag, data) = self.envelope;
+        Envelope {
+            peer,
+            tag,
+            data: data.map(u64::from),
+            len: self.source.len,
+        }
+    }
+}
+
+/// What has become of an announcement, and whether the peer has used half of its credit.
+enum Taken {
+    /// The message was read.
+    Read(bool),
+    /// It arrives as all other messages.
+    Begun(bool),
 }
 
 /// The receive of a message.
@@ -46,7 +69,7 @@ enum Match {
 /// # Safety
 /// The ring holds the payload.
 #[inline(always)]
-unsafe fn as_announced(message: &RingMessage) -> Option<(Header, Announced)> {
+pub(super) unsafe fn as_announced(message: &RingMessage) -> Option<(Header, Announced)> {
     let word = |at: usize| {
         // SAFETY: the caller's promise; a hostile peer may change the bytes.
         let word = unsafe { message.payload().add(at).cast::<u64>().read_unaligned() };
@@ -68,10 +91,10 @@ impl Executor {
         &mut self,
         core: &mut Core<Self>,
         (key, ring): (LinkKey, RingProbe),
-        reader: Option<&mut Reader<'_, '_>>,
+        mut reader: Option<&mut Reader<'_, '_>>,
     ) -> Option<bool> {
         // SAFETY: the caller's promise, and below no link is removed and no ring read.
-        let run = unsafe { ring.run() };
+        let mut run = unsafe { ring.run() };
         // SAFETY: as above.
         let Next::Message(message) = (unsafe { run.peek() }) else {
             return None;
@@ -87,7 +110,15 @@ impl Executor {
                     envelope: (tag, data),
                     source,
                 };
-                self.announced(core, key, &announcement, reader)?
+                let taken = self.announced(core, key, &announcement, reader.as_deref_mut())?;
+                run.take(&message);
+                match taken {
+                    Taken::Begun(half) => half,
+                    Taken::Read(half) => {
+                        // SAFETY: as above.
+                        half | unsafe { self.read_list(core, key, &mut run, reader) }
+                    }
+                }
             }
             Announced::Fin(op, status) => {
                 let (origin, _) = core.answered(key, &header, Credit::ZERO)?;
@@ -95,70 +126,62 @@ impl Executor {
                 if self.fin_of(origin, TxKey::from_number(op.get()), status) {
                     core.release(origin.peer, self);
                 }
+                run.take(&message);
                 false
             }
         };
         // SAFETY: as above.
-        let behind = unsafe { self.leave(key, run, &message) };
+        let behind = unsafe { run.leave() }.unwrap_or_else(|slots| self.give_back(key, slots));
         Some(half || behind >= MANY)
     }
 
-    /// Takes the message from its run, and leaves that. Returns the number of slots whose room is
-    /// not given back.
-    ///
-    /// # Safety
-    /// As [`Self::read_run`]; the run is at this message.
+    /// The peer of an announcement and its out-link, if the announcement is the next packet of the
+    /// peer, and the device may read the message in this call, after `more` other bytes.
     #[inline(always)]
-    unsafe fn leave(&mut self, key: LinkKey, mut run: Run, message: &RingMessage) -> u32 {
-        run.take(message);
-        // SAFETY: the caller's promise.
-        unsafe { run.leave() }.unwrap_or_else(|slots| self.give_back(key, slots))
+    pub(super) fn may_read(
+        &self,
+        core: &Core<Self>,
+        key: LinkKey,
+        announcement: &Announcement,
+        more: u64,
+    ) -> Option<(Origin, LinkKey)> {
+        let Announcement { header, source, .. } = announcement;
+        let (origin, out) = core.answered(key, header, RTS_CREDIT)?;
+        let left = READ_BYTES.saturating_sub(self.bytes_copied + more);
+        // a shorter one asks for a larger window
+        let read = !source.addr.is_null()
+            && source.len > u64::from(core.eager())
+            && source.len <= left
+            && self.executes_reads()
+            && self.pulls.reads_from(origin.peer)
+            && !self.pulls.has_waiting(origin.peer);
+        read.then_some((origin, out))
     }
 
     /// Takes an announcement, and reads the message, if its receive is there. `None`: nothing has
-    /// changed. Otherwise whether the peer has used half of its credit.
+    /// changed.
     fn announced(
         &mut self,
         core: &mut Core<Self>,
         key: LinkKey,
         announcement: &Announcement,
         reader: Option<&mut Reader<'_, '_>>,
-    ) -> Option<bool> {
-        let &Announcement {
-            header,
-            envelope: (tag, data),
-            source:
-                Source {
-                    op,
-                    addr,
-                    len,
-                    rkey,
-                },
-        } = announcement;
-        let (origin, out) = core.answered(key, &header, RTS_CREDIT)?;
+    ) -> Option<Taken> {
+        let source = announcement.source;
+        let Source {
+            op,
+            addr,
+            len,
+            rkey,
+        } = source;
+        let (origin, out) = self.may_read(core, key, announcement, 0)?;
         let peer = origin.peer;
-        let left = READ_BYTES.saturating_sub(self.bytes_copied);
-        // a shorter one asks for a larger window
-        let read = !addr.is_null()
-            && len > u64::from(core.eager())
-            && len <= left
-            && self.executes_reads()
-            && self.rx.own().is_some()
-            && self.pulls.reads_from(peer)
-            && !self.pulls.has_waiting(peer);
-        if !read {
-            return None;
-        }
         let measured = match self.streams.may_stream() {
             true => self.paces.reads(peer, len)?,
             false => false,
         };
-        let envelope = Envelope {
-            peer,
-            tag,
-            data: data.map(u64::from),
-            len,
-        };
+        let envelope = announcement.envelope_of(peer);
+        let tag = envelope.tag;
         let store = self.rx.own()?;
         let index = index_of(peer);
         let (found, receive) = match store.recent(tag, index) {
@@ -178,46 +201,57 @@ impl Executor {
             let Match::Removed(matched) = found else {
                 return None;
             };
-            let target = self.rx.own().and_then(|store| store.target(&matched));
             let half = core.take_answered(key, RTS_CREDIT, Credit::new(0, 1));
-            if let Some(target) = target {
-                let at = AtSender {
-                    op,
-                    addr,
-                    rkey,
-                    link: Some(key),
-                };
-                self.begin_arrival(origin, at, envelope, target);
-            }
-            return Some(half);
+            let listed = Listed {
+                origin,
+                source,
+                envelope,
+                matched,
+            };
+            self.begin_unread(key, &listed);
+            return Some(Taken::Begun(half));
         };
-        if let Some(begin) = begin {
-            self.paces.has_read(peer, len, begin.elapsed());
-        }
-        self.paces.interrupted();
-        self.pulls.succeeded(peer);
+        let time = begin.map(|begin| begin.elapsed());
         if let Some(store) = self.rx.own() {
             match found {
                 Match::Recent(found) => store.take_recent(tag.is_some(), &found),
                 Match::Removed(matched) => store.release(matched.receive),
             }
         }
+        let half = core.take_answered(key, RTS_CREDIT, RTS_CREDIT);
+        self.was_read(core, (origin, op), (&envelope, time), &receive, reader);
+        Some(Taken::Read(half))
+    }
+
+    /// A message was read into its receive, which is not posted any more, in this time, if it was
+    /// measured: the sender gets FIN, and the application its entry.
+    #[inline(always)]
+    pub(super) fn was_read(
+        &mut self,
+        core: &mut Core<Self>,
+        (origin, op): (Origin, OpId),
+        (envelope, time): (&Envelope, Option<Duration>),
+        receive: &Receive,
+        reader: Option<&mut Reader<'_, '_>>,
+    ) {
         #[cfg(test)]
         {
             self.read_in_ring += 1;
         }
-        let half = core.take_answered(key, RTS_CREDIT, RTS_CREDIT);
+        let peer = origin.peer;
+        self.paces.has_read(peer, envelope.len, time);
+        self.pulls.succeeded(peer);
         self.end_at_sender(core, origin, op);
-        let mut completion = completion_of(&receive);
+        let mut completion = completion_of(receive);
         // within the receive, whose length is a usize
-        (completion.len, completion.tag) = (len as usize, tag.unwrap_or_default());
-        if let Some(data) = data {
-            completion.data = data.into();
+        completion.len = envelope.len as usize;
+        completion.tag = envelope.tag.unwrap_or_default();
+        if let Some(data) = envelope.data {
+            completion.data = data;
             completion.flags |= Flags::REMOTE_CQ_DATA;
         }
         self.completions
             .received(&completion, peer, receive.wanted, reader);
-        Some(half)
     }
 
     /// Whether the device can execute READs in their call.
@@ -240,26 +274,12 @@ impl Executor {
         from: (RemoteAddr, Rkey),
         len: usize,
     ) -> bool {
-        let Some(to) = receive.iov.first(len) else {
+        let sge = self.sge_at_once(receive, len);
+        let (Some((sge, keyed)), Some(link)) = (sge, self.links.get_mut(out)) else {
             return false;
-        };
-        let to = libc::iovec {
-            iov_base: to.cast(),
-            iov_len: len,
         };
         // SAFETY: the application keeps the buffer, and the region of its descriptor, until the
         // receive is reported.
-        let key = unsafe { self.pulls.key_at_once(receive, &to) };
-        let (Some((lkey, keyed)), Some(link)) = (key, self.links.get_mut(out)) else {
-            return false;
-        };
-        let sge = Sge {
-            addr: to.iov_base as u64,
-            // at most 4 MiB
-            length: len as u32,
-            lkey,
-        };
-        // SAFETY: as above.
         let done = unsafe { link.read_at_once((&sge, keyed), from) };
         if done {
             self.bytes_copied += len as u64;
@@ -269,6 +289,27 @@ impl Executor {
             }
         }
         done
+    }
+
+    /// The buffer for a message of `len` bytes, which is at most what may be copied in one call, and
+    /// whether its lkey is checked. `None`: the receive has several buffers or is too short, or the
+    /// READ has to be posted.
+    #[inline]
+    pub(super) fn sge_at_once(&mut self, receive: &Receive, len: usize) -> Option<(Sge, bool)> {
+        let to = libc::iovec {
+            iov_base: receive.iov.first(len)?.cast(),
+            iov_len: len,
+        };
+        // SAFETY: the application keeps the buffer, and the region of its descriptor, until the
+        // receive is reported.
+        let (lkey, keyed) = unsafe { self.pulls.key_at_once(receive, &to) }?;
+        let sge = Sge {
+            addr: to.iov_base as u64,
+            // at most 4 MiB
+            length: len as u32,
+            lkey,
+        };
+        Some((sge, keyed))
     }
 
     /// Posts FIN for a message that was read.

@@ -332,6 +332,74 @@ fn announced_messages_are_read_where_they_are_found() {
     assert_eq!(pull_failures(b), (0, 0));
 }
 
+/// Announcements that are in a ring together are read together, and reported in their order; one
+/// whose receive is too short, has several buffers or is not there ends such a list and arrives
+/// another way.
+#[test]
+fn messages_that_are_announced_together_are_read_together() {
+    let domain = domain();
+    let ends = [(); 2].map(|()| reader_at_once(&domain, Transport::Rc));
+    let [a, b] = &ends;
+    let to_b = a.knows(b);
+    let rings = std::env::var_os("SOFTVERBS_RING").is_none_or(|value| value != "0");
+    let source = bytes_of(3);
+    let any = (0, u64::MAX);
+    let mut targets = vec![vec![0; 64 << 10]; 16];
+    // the first messages connect, and see new grants
+    for round in 0..200 {
+        let (count, len) = (1 + round % 16, [16 << 10, 8_193, 50_000][round % 3]);
+        let odd = (round / 16 % 4, round % 7);
+        targets.iter_mut().for_each(|target| target.fill(0));
+        let post = |at: usize, target: &mut Vec<u8>| match odd {
+            (1, which) if which == at => b.recv(Some(any), &mut target[..len - 1], at),
+            (2, which) if which == at => {
+                let (first, second) = target[..len].split_at_mut(5000);
+                b.recv_into(any, &mut [first, second], at);
+            }
+            _ => b.recv(Some(any), &mut target[..len], at),
+        };
+        let posted = if odd.0 == 3 { odd.1.min(count) } else { count };
+        for (at, target) in targets.iter_mut().enumerate().take(posted) {
+            post(at, target);
+        }
+        for at in 0..count {
+            a.send(to_b, Some(at as u64), &source[at..at + len], at);
+        }
+        let limit = Instant::now() + Duration::from_secs(20);
+        let (mut found, mut failed, mut sent) = (Vec::new(), Vec::new(), 0);
+        let mut late = posted..count;
+        while found.len() + failed.len() < count || sent < count {
+            let entry = &mut |it: &Completion| found.push((it.context, it.tag as usize, it.len));
+            match b.cq.read(16, entry) {
+                Ok(_) | Err(FiErrno::EAGAIN) => {}
+                Err(_) => failed.push(b.cq.read_error().unwrap().completion.context),
+            }
+            if let Some(at) = late.next() {
+                post(at, &mut targets[at]);
+            }
+            sent += usize::from(a.poll().is_some());
+            assert!(Instant::now() < limit, "round {round}");
+        }
+        let short = (odd.0 == 1 && odd.1 < count).then_some(odd.1);
+        assert_eq!(failed, short.into_iter().collect::<Vec<_>>());
+        let mut contexts: Vec<usize> = found.iter().map(|(context, ..)| *context).collect();
+        if odd.0 != 0 && odd.0 != 1 {
+            // the one that arrives another way can be reported later
+            contexts.sort_unstable();
+        }
+        let wanted: Vec<usize> = (0..count).filter(|at| Some(*at) != short).collect();
+        assert_eq!(contexts, wanted, "round {round}");
+        for (context, tag, got) in found {
+            assert_eq!((tag, got), (context, len));
+            assert!(targets[context][..len] == source[context..context + len]);
+            assert!(targets[context][len..].iter().all(|byte| *byte == 0));
+        }
+    }
+    let listed = b.state(|state| state.io.read_in_lists);
+    assert!(!rings || listed > 300, "{listed} read together");
+    assert_eq!(pull_failures(b), (0, 0));
+}
+
 /// Receives with descriptors, which the device checks: a message for a buffer that is not wholly in
 /// the region of its descriptor arrives in parts.
 #[test]

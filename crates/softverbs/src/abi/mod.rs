@@ -122,6 +122,7 @@ pub fn verbs() -> &'static VerbsFns {
         softdv_ring_arrivals: Some(ring::arrivals),
         softdv_access: Some(softdv::access),
         softdv_atomic_access: Some(softdv::atomic_access),
+        softdv_access_list: Some(softdv::access_list),
         softdv_access_srq: Some(softdv::access_srq),
         softdv_atomic_access_srq: Some(softdv::atomic_access_srq),
         softdv_max_atomic: Some(softdv::max_atomic),

@@ -85,6 +85,37 @@ pub(super) unsafe extern "C" fn access(
     }
 }
 
+/// `softdv_access_list`: as `softdv_access`, `count` operations by one system call. Operation `i` has
+/// one local range, `sges[i]`, and one of the peer, of the same length, at `remote_addrs[i]` through
+/// `rkeys[i]`. Returns the number of those that were executed, from the first one on; the
+/// others have to be posted, and the first of them may have moved bytes.
+///
+/// Thread safe, as `ibv_post_send(3)`.
+pub(super) unsafe extern "C" fn access_list(
+    qp: *mut ibv_qp,
+    opcode: u32,
+    sges: *const ibv_sge,
+    count: c_int,
+    flags: u32,
+    remote_addrs: *const u64,
+    rkeys: *const u32,
+) -> c_int {
+    let Ok(count) = usize::try_from(count) else {
+        return 0;
+    };
+    // SAFETY: the caller promises a live queue pair, and `count` sges, addresses and keys.
+    let (qp, sges, addrs, rkeys) = unsafe {
+        (
+            Qp::from_ptr(qp),
+            std::slice::from_raw_parts(sges, count),
+            std::slice::from_raw_parts(remote_addrs, count),
+            std::slice::from_raw_parts(rkeys, count),
+        )
+    };
+    // at most `count`
+    qp.list_at_once(opcode, (sges, flags), (addrs, rkeys)) as c_int
+}
+
 /// `softdv_access_srq`: as `softdv_access`, on a queue pair of type `IBV_QPT_XRC_SEND`, for a
 /// request that names the shared receive queue `srqn`. `EAGAIN` too if it leads to no queue.
 ///

@@ -72,7 +72,7 @@ impl Ranges {
 }
 
 /// Requests that are executed together, and their ranges.
-struct List {
+pub(super) struct List {
     local: Ranges,
     /// Ranges of the peer's memory that the kernel copies. Ranges are joined on this side alone:
     /// the kernel then still copies the requests one after the other.
@@ -86,7 +86,7 @@ struct List {
 }
 
 /// Reason why the kernel copied fewer bytes.
-enum Stop {
+pub(super) enum Stop {
     /// This many bytes were copied, or fewer bytes than the first request has.
     At(usize),
     /// The copy was not begun.
@@ -95,7 +95,7 @@ enum Stop {
 
 impl List {
     #[inline(always)]
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self {
             local: Ranges::new(),
             remote: Ranges::new(),
@@ -157,6 +157,30 @@ impl List {
         true
     }
 
+    /// As [`Self::add`], an operation on the `len` bytes at `from` of this process.
+    #[inline(always)]
+    pub(super) fn add_range(
+        &mut self,
+        (from, len): (u64, usize),
+        peer: &Peer,
+        target: Target,
+        way: Direction,
+    ) -> bool {
+        let first = self.local.count;
+        if self.count == MAX_REQUESTS || first == MAX_RANGES || len > MOST_AT_ONCE - self.bytes {
+            return false;
+        }
+        self.local.push(from, len);
+        if !self.add_remote(len, first, peer, target, way) {
+            self.local.count = first;
+            return false;
+        }
+        self.bytes += len;
+        self.ends[self.count].write(self.bytes as u32);
+        self.count += 1;
+        true
+    }
+
     /// Adds the remote range of a request whose local ranges begin at `first`. A range that this
     /// process has mapped is copied at once.
     #[inline(always)]
@@ -196,7 +220,7 @@ impl List {
 
     /// Makes the kernel copy the ranges.
     #[inline(always)]
-    fn copy(&self, peer: &Peer, way: Direction) -> Result<(), Stop> {
+    pub(super) fn copy(&self, peer: &Peer, way: Direction) -> Result<(), Stop> {
         if self.direct == self.bytes {
             return Ok(());
         }
@@ -224,6 +248,24 @@ impl List {
     fn ends(&self) -> &[u32] {
         // SAFETY: the first `count` entries were written.
         unsafe { std::slice::from_raw_parts(self.ends.as_ptr().cast(), self.count) }
+    }
+
+    /// How many requests were executed, after [`Self::copy`] has stopped, and whether the kernel
+    /// may have copied a part of the next one.
+    pub(super) fn stopped_at(&self, stop: &Stop) -> (usize, bool) {
+        match stop {
+            Stop::At(bytes) => {
+                let bytes = *bytes;
+                let whole = self.ends().partition_point(|&end| end as usize <= bytes);
+                (whole, true)
+            }
+            Stop::NotBegun => (0, false),
+        }
+    }
+
+    /// Number of requests.
+    pub(super) fn len(&self) -> usize {
+        self.count
     }
 }
 
@@ -348,7 +390,7 @@ impl Qp {
             Ok(()) => unsafe { self.complete_list(sq, first, list.ends()) },
             Err(stop) => {
                 // SAFETY: as above.
-                unsafe { self.complete_stopped(sq, first, list.ends(), &stop) }
+                unsafe { self.complete_stopped(sq, first, &list, &stop) }
             }
         }
     }
@@ -380,27 +422,23 @@ impl Qp {
         }
     }
 
-    /// As [`Self::complete_list`], for requests of which the kernel has not copied all.
+    /// As [`Self::complete_list`], for a list of which the kernel has not copied all.
     ///
     /// # Safety
-    /// As [`Self::complete_list`].
+    /// `first` must be a valid chain that begins with the requests of the list.
     #[cold]
     unsafe fn complete_stopped(
         &self,
         sq: &mut SendQueue,
         first: *mut ibv_send_wr,
-        ends: &[u32],
+        list: &List,
         stop: &Stop,
     ) -> Executed {
-        let bytes = match stop {
-            Stop::At(bytes) => *bytes,
-            Stop::NotBegun => 0,
-        };
-        let whole = ends.partition_point(|&end| end as usize <= bytes);
+        let (whole, begun) = list.stopped_at(stop);
         // SAFETY: as this function.
-        let executed = unsafe { self.complete_list(sq, first, &ends[..whole]) };
+        let executed = unsafe { self.complete_list(sq, first, &list.ends()[..whole]) };
         // the general path repeats the request that the kernel has begun
-        sq.begun |= matches!(stop, Stop::At(_));
+        sq.begun |= begun;
         Executed {
             stopped: true,
             ..executed

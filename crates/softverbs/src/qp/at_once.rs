@@ -3,7 +3,7 @@
 
 use rdma_core_sys::*;
 
-use super::access::right;
+use super::access::{List, right};
 use super::remote_qp::Connection;
 use super::{Qp, SendQueue};
 use crate::hazard::MOST_AT_ONCE;
@@ -13,6 +13,9 @@ use crate::sys;
 
 /// Elements with at most so many bytes have their earlier values in a small array.
 const SMALL: usize = 64;
+
+/// Most keys of a list that is executed in its call.
+const KEYS: usize = 4;
 
 /// Longest operation that is executed in its call.
 const LONGEST: usize = 4 * MOST_AT_ONCE;
@@ -161,6 +164,105 @@ impl Qp {
         }
         sq.counts.add(opcode);
         true
+    }
+
+    /// As [`Self::access_at_once`], several operations by one system call, on a queue pair that is
+    /// not of XRC. Each has a local and a remote range of the same length.
+    /// Returns the number of those that were executed, from the first one on.
+    pub(crate) fn list_at_once(
+        &self,
+        opcode: u32,
+        (sges, flags): (&[ibv_sge], u32),
+        (addrs, rkeys): (&[u64], &[u32]),
+    ) -> usize {
+        let way = match opcode {
+            IBV_WR_RDMA_WRITE => Direction::Write,
+            IBV_WR_RDMA_READ => Direction::Read,
+            _ => return 0,
+        };
+        if self.process().forked() {
+            return 0;
+        }
+        let mut sq = self.sq.lock();
+        let sq = &mut *sq;
+        if !self.is_idle(sq, 0) {
+            return 0;
+        }
+        let Some(conn) = &sq.conn else {
+            return 0;
+        };
+        if !Self::is_at_once(conn, 0, right(way)) || conn.peer.refuses() {
+            return 0;
+        }
+        let (process, peer) = (self.process(), &conn.peer);
+        // as in `access_fast`
+        let most = match peer.slot == process.slot {
+            true => 1,
+            false => sges.len(),
+        };
+        let inline = flags & IBV_SEND_INLINE != 0;
+        let mut list = List::new();
+        let Some(&first) = rkeys.first() else {
+            return 0;
+        };
+        let hazard = conn.hazard.publish(&peer.map, process.slot, Key(first));
+        // Each further key has a hazard of its own: a process that is stopped here delays the
+        // deregistration of these keys alone.
+        let mut more: [_; KEYS - 1] = [const { None }; KEYS - 1];
+        let mut known = 1;
+        let mut keys = [first; KEYS];
+        for ((sge, addr), rkey) in sges.iter().zip(addrs).zip(rkeys).take(most) {
+            if !keys[..known].contains(rkey) {
+                let Some(slot) = more.get_mut(known - 1) else {
+                    break;
+                };
+                *slot = conn
+                    .hazard
+                    .publish_more(&peer.map, process.slot, Key(*rkey));
+                if slot.is_none() {
+                    break;
+                }
+                keys[known] = *rkey;
+                known += 1;
+            }
+            let from = match inline {
+                true => Some(sge.addr),
+                false => {
+                    let write = way == Direction::Read;
+                    process
+                        .regions
+                        .local_again(&mut sq.last_region, sge, sq.pd, write)
+                }
+            };
+            let target = Target {
+                key: Key(*rkey),
+                addr: *addr,
+                pd: conn.pd,
+                qp: sq.dest,
+            };
+            let range = from.map(|from| (from, sge.length as usize));
+            let added = range
+                .filter(|(_, len)| *len != 0)
+                .is_some_and(|range| list.add_range(range, peer, target, way));
+            if !added {
+                break;
+            }
+        }
+        let copied = list.copy(peer, way);
+        drop((hazard, more));
+        let executed = match copied {
+            Ok(()) => list.len(),
+            // the request that is posted next repeats it
+            Err(stop) => {
+                let (whole, begun) = list.stopped_at(&stop);
+                sq.begun |= begun;
+                whole
+            }
+        };
+        for _ in 0..executed {
+            sq.counts.add(opcode);
+        }
+        executed
     }
 
     /// Executes an operation on elements without a request, behind all requests that were posted,
