@@ -2,17 +2,24 @@
 //! shared receive queues in two protection domains.
 
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use rdma_core_sys as sys;
 
 use super::loopback::{self, Outcome, Pages, Path, RawQp};
 use super::{MARK, PAGE, PINNED, RawMr, Seen, register, sge};
 use crate::errno::{FiErrno, Result};
-use crate::log::info_log;
+use crate::log::{info_log, warn_log};
 use crate::verbs::{Cq, Device, Pd, RecvRequest, Sge, Srq, Target, Xrcd};
 
 /// The immediate data of the trial's messages.
 const TAG: u32 = 0x5eed_0f7e;
+/// How often one call runs the trials, while errors that may pass stop them.
+const ATTEMPTS: u32 = 4;
+/// The time after which a call begins no further attempt.
+const PERSISTENCE: Duration = Duration::from_secs(5);
+/// The time between two attempts, and the longest wait that it grows to.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(250));
 
 /// The observed behaviour of a device's XRC.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,11 +59,13 @@ impl Device {
     ///
     /// # Errors
     /// An error that may pass (memory, descriptors, a port that is down, a host that is too busy
-    /// for the time limit): nothing is stored, and the next call runs the trials again.
+    /// for the time limit): nothing is stored, and the next call runs the trials again. After a
+    /// time limit, or if other processes held a lock, the trials were repeated: at most 4 times,
+    /// and not after 5 s. Each such error is logged as a warning.
     pub fn xrc_behaviour(self: &Arc<Self>) -> Result<&XrcBehaviour> {
         stored(self.observed_xrc(), || {
             let seen = if self.attr().xrc {
-                observe(self)
+                repeated(self.name(), PAUSES, || observe(self))
             } else {
                 Err(FiErrno::EOPNOTSUPP)
             };
@@ -75,6 +84,34 @@ impl Device {
             }
             seen
         })
+    }
+}
+
+/// Runs trials again while an error of a busy host stops them.
+fn repeated<T>(
+    device: &str,
+    (mut pause, longest): (Duration, Duration),
+    mut observe: impl FnMut() -> Result<T>,
+) -> Result<T> {
+    let start = Instant::now();
+    let mut attempts = 1;
+    loop {
+        let error = match observe() {
+            Err(error @ (FiErrno::ETIMEDOUT | FiErrno::EBUSY | FiErrno::EAGAIN)) => error,
+            result => return result,
+        };
+        let again = attempts < ATTEMPTS && start.elapsed() < PERSISTENCE;
+        warn_log!(
+            Domain,
+            "{device}: the trial of its XRC has failed {attempts} times: {error}{}",
+            if again { ", it is repeated" } else { "" }
+        );
+        if !again {
+            return Err(error);
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 4).min(longest);
+        attempts += 1;
     }
 }
 
@@ -343,6 +380,27 @@ mod tests {
         let refused = XrcBehaviour::all(Seen::Refused(missing));
         assert_eq!(stored(&storage, || Err(missing)), Ok(&refused));
         assert_eq!(stored(&storage, || panic!("a second trial")), Ok(&refused));
+    }
+
+    /// A process that does not run for longer than a time limit of the trials has XRC all the same.
+    #[test]
+    fn an_error_of_a_busy_host_is_tried_again() {
+        let none = (Duration::ZERO, Duration::ZERO);
+        let run = |errors: &[FiErrno]| {
+            let mut attempts = 0;
+            let result = repeated("test0", none, || {
+                attempts += 1;
+                errors.get(attempts - 1).map_or(Ok(()), |error| Err(*error))
+            });
+            (result, attempts)
+        };
+        let (late, busy) = (FiErrno::ETIMEDOUT, FiErrno::EBUSY);
+        assert_eq!(run(&[]), (Ok(()), 1));
+        assert_eq!(run(&[late, busy]), (Ok(()), 3));
+        assert_eq!(run(&[late; 9]), (Err(late), ATTEMPTS as usize));
+        for lasting in [FiErrno::EOPNOTSUPP, FiErrno::EMFILE, FiErrno::EINVAL] {
+            assert_eq!(run(&[lasting]), (Err(lasting), 1));
+        }
     }
 
     #[test]
