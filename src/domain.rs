@@ -1,16 +1,18 @@
 //! A domain: a device opened for use, with its protection domain.
 
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::io::Write;
+use std::path::PathBuf;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use crate::auth::AuthKey;
 use crate::conn::{Circuits, Driver, Tuning};
 use crate::eq::EventQueue;
 use crate::errno::{FiErrno, Result};
-use crate::log::{self, Level, Subsystem, info_log};
+use crate::log::{self, Level, Subsystem, info_log, warn_log};
 use crate::mr::{MrConfig, MrDomain};
 use crate::queue::QueueDomain;
 use crate::queue::srx_slots::SharedIds;
@@ -31,7 +33,7 @@ pub struct DomainConfig {
     /// Where the files of its XRC domains are.
     pub xrc: Places,
     /// The file to which each endpoint with many peers appends what it has counted when it is
-    /// closed.
+    /// closed, and each domain with connected endpoints on XRC.
     pub counts: Option<PathBuf>,
 }
 
@@ -55,8 +57,8 @@ pub struct Domain {
     counts: Option<PathBuf>,
     /// Of connected endpoints on XRC; made with the first of them.
     circuits: OnceLock<Arc<Circuits>>,
-    /// The XRC domain of connected endpoints.
-    xrcd: Mutex<Option<Arc<Xrcd>>>,
+    /// The XRC domain of connected endpoints, which stays open as long as this domain.
+    msg_xrc: Mutex<Option<Arc<XrcDomain>>>,
 }
 
 impl Domain {
@@ -85,7 +87,7 @@ impl Domain {
             places: config.xrc,
             counts: config.counts,
             circuits: OnceLock::new(),
-            xrcd: Mutex::default(),
+            msg_xrc: Mutex::default(),
         }))
     }
 
@@ -166,9 +168,18 @@ impl Domain {
         Ok(Arc::clone(driver.insert(started)))
     }
 
-    /// The file to which endpoints with many peers append what they have counted.
-    pub(crate) fn counts(&self) -> Option<&Path> {
-        self.counts.as_deref()
+    /// Appends a line to the file for counts, if there is one, by one write, so that lines of several
+    /// processes do not mix.
+    pub(crate) fn note_counts(&self, line: &str) {
+        let Some(path) = &self.counts else {
+            return;
+        };
+        let mut options = std::fs::OpenOptions::new();
+        let file = options.append(true).create(true).open(path);
+        let written = file.and_then(|mut file| file.write_all(format!("{line}\n").as_bytes()));
+        if let Err(error) = written {
+            warn_log!(EpCtrl, "FI_WEFT_COUNTS {}: {error}", path.display());
+        }
     }
 
     /// The circuits of the domain's connected endpoints on XRC.
@@ -186,17 +197,19 @@ impl Domain {
     }
 
     /// The XRC domain of the domain's connected endpoints, unless the application has bound another
-    /// one to them.
+    /// one to them: that of the user's file for the authorization key of the domain. Blocks as
+    /// [`XrcDomain::open`].
     ///
     /// # Errors
-    /// Those of [`Xrcd::open`].
+    /// Those of [`XrcDomain::open`].
     pub(crate) fn xrcd(&self) -> Result<Arc<Xrcd>> {
-        let mut xrcd = self.xrcd.lock();
-        if let Some(xrcd) = &*xrcd {
-            return Ok(Arc::clone(xrcd));
+        let mut open = self.msg_xrc.lock();
+        if let Some(open) = &*open {
+            return Ok(Arc::clone(open.xrcd()));
         }
-        let opened = Arc::new(Xrcd::open(self.device(), None, libc::O_CREAT)?);
-        Ok(Arc::clone(xrcd.insert(opened)))
+        let auth = self.mr.config().auth.as_ref().map_or(0, AuthKey::tag);
+        let opened = self.xrc(Endpoints::Msg, auth)?;
+        Ok(Arc::clone(open.insert(opened).xrcd()))
     }
 
     /// The identities of the domain's shared receive contexts.
@@ -214,6 +227,9 @@ impl Drop for Domain {
     fn drop(&mut self) {
         if let Some(circuits) = self.circuits.get() {
             circuits.close();
+            let counts = circuits.counts();
+            info_log!(EpCtrl, "counts: {counts}");
+            self.note_counts(&counts);
         }
     }
 }

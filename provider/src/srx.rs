@@ -48,6 +48,10 @@ unsafe impl Kind for Srx {
     fn retire(c: &mut fid_ep) {
         stub::closed::retire_ep(c);
     }
+    fn finish(object: &Object<Self>) -> Result<()> {
+        object.engine.settle();
+        Ok(())
+    }
 }
 
 /// `fi_srx_context(3)`. NULL selects the default attributes.

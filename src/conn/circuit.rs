@@ -46,6 +46,12 @@ pub(crate) trait CircuitUser: Send + Sync {
     /// The peer has ended the connection.
     fn peer_ended(&self);
 
+    /// Changes when a request of the endpoint completes. Acquires no lock.
+    fn progress_mark(&self) -> u32;
+
+    /// Tells the peer that the connection has ended, because the circuit has failed. The driver.
+    fn tell_end(&self);
+
     /// The circuit has failed. Called once, with any lock held that precedes that of a completion
     /// queue, or this one.
     fn circuit_failed(&self);
@@ -95,7 +101,7 @@ impl Circuit {
         self.target.load(Ordering::Acquire)
     }
 
-    pub(super) fn connected(&self, target: QpNumber) {
+    pub(crate) fn connected(&self, target: QpNumber) {
         self.target.store(target.get(), Ordering::Release);
     }
 
@@ -130,6 +136,17 @@ impl Circuit {
     pub(crate) fn is_shared(&self) -> bool {
         let users = self.users.lock();
         users.iter().filter(|user| user.strong_count() != 0).count() > 1
+    }
+
+    /// Changes when a request of one of its users completes.
+    pub(crate) fn progress_mark(&self) -> u32 {
+        // the drop of a user acquires this lock
+        let users: Vec<_> = {
+            let users = self.users.lock();
+            users.iter().filter_map(Weak::upgrade).collect()
+        };
+        let marks = users.iter().map(|user| user.progress_mark());
+        marks.fold(0, u32::wrapping_add)
     }
 
     /// Whether the initiator is in its error state.

@@ -208,6 +208,7 @@ impl Dial {
         circuit.qp().advance_to_rts(&id)?;
         id.establish()?;
         circuit.connected(target);
+        circuits.count_circuit();
         let this = self.this.upgrade().ok_or(FiErrno::ECANCELED)?;
         // libfabric's provider takes a second request on a circuit from the same port for a
         // repetition of the first one, so its circuits are not shared

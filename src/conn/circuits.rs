@@ -6,6 +6,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -21,7 +22,7 @@ use crate::Token;
 use crate::errno::{FiErrno, Result};
 use crate::log::info_log;
 use crate::queue::CompletionQueue;
-use crate::verbs::{CmId, Cq, Device, Pd, QpConfig, SrqNumber, Target};
+use crate::verbs::{CmId, Cq, Device, Pd, QpConfig, QpNumber, SrqNumber, Target, Xrcd};
 use crate::wire::cm_data::CmData;
 use crate::wire::msg_xrc::{End, Kind};
 
@@ -108,6 +109,56 @@ pub(super) enum Step {
     Notify(Arc<Notice>),
     /// A notice has been answered, or cannot be sent.
     EndNotice(Arc<Notice>),
+    /// The circuit of a user has failed: its peer is told.
+    TellEnd(Weak<dyn CircuitUser>),
+    /// Move a target to its error state.
+    FailTarget(Arc<Xrcd>, QpNumber),
+}
+
+/// The endpoints that are connected to one receive queue of one process.
+#[derive(Debug)]
+struct PeerQueue {
+    /// Where the process takes notices.
+    process: SocketAddr,
+    users: Vec<Weak<dyn CircuitUser>>,
+}
+
+/// The receive queues to which a domain's endpoints are connected, by IP address and number.
+#[derive(Debug, Default)]
+struct PeerQueues {
+    queues: HashMap<(IpAddr, SrqNumber), PeerQueue>,
+    /// The number of queues at which those without users are removed.
+    prune_at: usize,
+}
+
+impl PeerQueues {
+    /// Adds a user of a queue. Returns the users of an ended queue that had this number: two queues
+    /// of one device that live have different ones.
+    fn add(
+        &mut self,
+        srq: SrqNumber,
+        process: SocketAddr,
+        user: Weak<dyn CircuitUser>,
+    ) -> Vec<Weak<dyn CircuitUser>> {
+        let lives = |user: &Weak<dyn CircuitUser>| user.strong_count() != 0;
+        if self.queues.len() >= self.prune_at {
+            self.queues.retain(|_, queue| queue.users.iter().any(lives));
+            self.prune_at = (2 * self.queues.len()).max(64);
+        }
+        let queue = self.queues.entry((process.ip(), srq));
+        let queue = queue.or_insert_with(|| PeerQueue {
+            process,
+            users: Vec::new(),
+        });
+        let mut ended = Vec::new();
+        if queue.process != process {
+            queue.process = process;
+            ended = std::mem::take(&mut queue.users);
+        }
+        queue.users.retain(lives);
+        queue.users.push(user);
+        ended
+    }
 }
 
 #[derive(Debug, Default)]
@@ -121,6 +172,7 @@ struct State {
     awaiting: Vec<(u32, Instant)>,
     listeners: Vec<Listening>,
     notices: Vec<(Arc<Notice>, Instant)>,
+    peer_queues: PeerQueues,
     /// The identifiers of requests that are answered.
     retired: Vec<(Retired, Instant)>,
     closed: bool,
@@ -148,6 +200,15 @@ pub(crate) struct Circuits {
     listening: Mutex<()>,
     /// Notified when a notice has ended.
     ended: Condvar,
+    counts: Counts,
+}
+
+/// What a domain has made, for tests.
+#[derive(Debug, Default)]
+struct Counts {
+    circuits: AtomicU32,
+    created: AtomicU32,
+    opened: AtomicU32,
 }
 
 impl Circuits {
@@ -162,6 +223,7 @@ impl Circuits {
             state: Mutex::default(),
             listening: Mutex::new(()),
             ended: Condvar::new(),
+            counts: Counts::default(),
         });
         let driven: Weak<Self> = Weak::clone(&circuits.this);
         circuits.driver.add(driven, &circuits.turn, None);
@@ -174,6 +236,34 @@ impl Circuits {
 
     pub(super) fn driver(&self) -> &Driver {
         &self.driver
+    }
+
+    /// A circuit of this side is up.
+    pub(super) fn count_circuit(&self) {
+        self.counts.circuits.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// An endpoint has created a target, or has opened one.
+    pub(crate) fn count_target(&self, created: bool) {
+        let count = match created {
+            true => &self.counts.created,
+            false => &self.counts.opened,
+        };
+        count.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// What was made so far, as an object of JSON.
+    pub(crate) fn counts(&self) -> String {
+        let [circuits, created, opened] = [
+            &self.counts.circuits,
+            &self.counts.created,
+            &self.counts.opened,
+        ]
+        .map(|count| count.load(Ordering::Relaxed));
+        format!(
+            "{{\"msg_circuits\": {circuits}, \"msg_targets_created\": {created}, \
+             \"msg_targets_opened\": {opened}}}"
+        )
     }
 
     /// Waits until the event of the connection manager that is being processed has been.
@@ -239,7 +329,8 @@ impl Circuits {
             !alone && place.config.shares_with(dial.config()) && !place.elsewhere.contains(&to)
         };
         let mut making = None;
-        for place in state.places.iter_mut().filter(suitable) {
+        // the newest first: the targets of older ones may have ended with their holders
+        for place in state.places.iter_mut().rev().filter(suitable) {
             if place.maker.is_some() {
                 making.get_or_insert(place);
             } else if let Some(circuit) = place.circuit.upgrade()
@@ -455,6 +546,61 @@ impl Circuits {
             Step::EndId(id) => self.drop_id(id),
             Step::Notify(notice) => notice.send(self),
             Step::EndNotice(notice) => self.end_notice(&notice),
+            Step::TellEnd(user) => {
+                if let Some(user) = user.upgrade() {
+                    user.tell_end();
+                }
+            }
+            Step::FailTarget(xrcd, number) => {
+                // it may have ended meanwhile
+                if let Ok(target) = Target::open(&xrcd, number) {
+                    let _ = target.set_error();
+                }
+            }
+        }
+    }
+
+    /// The circuit of a user has failed: the driver calls [`CircuitUser::tell_end`]. May be called
+    /// with the lock of a completion queue held.
+    pub(crate) fn tell_end(&self, user: Weak<dyn CircuitUser>) {
+        self.push(Step::TellEnd(user));
+    }
+
+    /// A target is of no use to its initiator: it goes to its error state. May be called with the
+    /// lock of a completion queue held.
+    pub(crate) fn fail_target(&self, xrcd: &Arc<Xrcd>, number: QpNumber) {
+        self.push(Step::FailTarget(Arc::clone(xrcd), number));
+    }
+
+    /// A user is connected to the receive queue with this number, of the process that takes notices
+    /// at this address. Connections to an ended queue with the same number end.
+    pub(crate) fn connected_to(
+        &self,
+        srq: SrqNumber,
+        process: SocketAddr,
+        user: Weak<dyn CircuitUser>,
+    ) {
+        let ended = self.state.lock().peer_queues.add(srq, process, user);
+        for user in ended.iter().filter_map(Weak::upgrade) {
+            info_log!(
+                EpCtrl,
+                "a connection is ended: its receive queue {:#x} at {} has the number of a newer one",
+                srq.get(),
+                process.ip()
+            );
+            user.peer_ended();
+        }
+    }
+
+    /// Waits until all notices are answered, at most 1 s. Not inside an event, and not in the
+    /// driver's thread.
+    pub(crate) fn await_notices(&self) {
+        let deadline = Instant::now() + NOTICE;
+        let mut state = self.state.lock();
+        while !state.notices.is_empty() && self.driver.is_of_this_process() {
+            if self.ended.wait_until(&mut state, deadline).timed_out() {
+                break;
+            }
         }
     }
 

@@ -60,7 +60,8 @@ impl Incoming {
     /// Creates the target of a new circuit, or opens the one that the request names.
     ///
     /// # Errors
-    /// `ENOENT`: the domain has no such target, or one that does not receive. Others: the device's.
+    /// `ENOENT`: the domain has no such target, one that does not receive, or that of another
+    /// circuit. Others: the device's.
     pub(crate) fn target(&self, xrcd: &Arc<Xrcd>, tuning: &Tuning) -> Result<Target> {
         if !self.sidr {
             let target = Target::create(xrcd)?;
@@ -74,7 +75,11 @@ impl Incoming {
             FiErrno::EINVAL => FiErrno::ENOENT,
             error => error,
         })?;
-        match target.query()?.receives {
+        let state = target.query()?;
+        // the target with this number can be another one than that of the circuit
+        let initiator = msg_xrc::mark(self.data.bytes()).and_then(|mark| mark.initiator);
+        let is_other = initiator.is_some_and(|number| number != state.peer.get());
+        match state.receives && !is_other {
             true => Ok(target),
             false => Err(FiErrno::ENOENT),
         }
@@ -110,7 +115,8 @@ impl Incoming {
         self.refuse(header, data, self.is_marked());
     }
 
-    /// Whether the request has the mark of a `weft` endpoint, which only original requests have.
+    /// Whether the request has the mark of a `weft` endpoint. Of the reciprocal requests only those
+    /// that name a target have it.
     pub(crate) fn is_marked(&self) -> bool {
         msg_xrc::mark(self.data.bytes()).is_some()
     }

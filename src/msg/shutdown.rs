@@ -13,9 +13,11 @@ use crate::verbs::{AsyncEvent, AsyncListener};
 
 /// Time limit for the device to flush the posted requests at the end of a connection.
 const FLUSH_WAIT: Duration = Duration::from_millis(200);
-/// Time limit for the requests of a closed endpoint on a circuit that others use too (XRC): then
-/// they are flushed, with those of all its users.
+/// Time limit for the requests of a closed endpoint on a circuit that others use too (XRC), while no
+/// request of the circuit completes: then they are flushed, with those of all its users.
 const SHARED_FLUSH_WAIT: Duration = Duration::from_secs(1);
+/// As [`SHARED_FLUSH_WAIT`], while requests of the circuit complete.
+const SHARED_FLUSH_LIMIT: Duration = Duration::from_secs(10);
 
 impl Core {
     /// Ends the connection.
@@ -55,8 +57,9 @@ impl Core {
     /// completion queues' backlogs. Waits at most [`FLUSH_WAIT`]. The requests of a circuit are
     /// flushed by its end alone: at once if it has no other user and the endpoint is closed, after
     /// this time if it is not. If it has other users, they stay posted and complete later, when the
-    /// peer has receives for them; the circuit is ended after [`SHARED_FLUSH_WAIT`] if the endpoint
-    /// is closed, because the buffers are the application's.
+    /// peer has receives for them; the circuit is ended after [`SHARED_FLUSH_WAIT`] without a
+    /// completion, or [`SHARED_FLUSH_LIMIT`], if the endpoint is closed, because the buffers are the
+    /// application's.
     pub(super) fn await_flush(&self) {
         let (tx, rx) = {
             let control = self.control.lock();
@@ -77,7 +80,9 @@ impl Core {
             .own_circuit()
             .is_some_and(|circuit| circuit.is_shared());
         let closed = self.conn.state.is(State::Closed);
-        let mut deadline = Instant::now()
+        let begin = Instant::now();
+        let mut mark = None;
+        let mut deadline = begin
             + match (shared, closed) {
                 // flushed at once, as on RC, if nobody else uses the circuit
                 (false, true) if self.config.xrc => Duration::ZERO,
@@ -96,6 +101,18 @@ impl Core {
                 };
                 side.cancel_deferred();
                 side.sq.post_marker();
+            }
+            if shared
+                && closed
+                && begin.elapsed() < SHARED_FLUSH_LIMIT
+                && let Some(circuit) = self.own_circuit()
+                && !circuit.has_failed()
+                && let now = Some(circuit.progress_mark())
+                && now != mark
+            {
+                mark = now;
+                // requests of others precede those of this endpoint
+                deadline = Instant::now() + SHARED_FLUSH_WAIT;
             }
             if Instant::now() >= deadline
                 && let Some(circuit) = self.own_circuit()

@@ -3,11 +3,12 @@
 #![allow(unsafe_code, reason = "takes buffers and descriptors as C passes them")]
 
 use std::mem::MaybeUninit;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Mutex;
 
 use super::recv::MSG_FLAGS;
+use crate::conn::Circuits;
 use crate::domain::Domain;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
@@ -17,8 +18,9 @@ use crate::log::warn_log;
 use crate::mr::{Kept, LocalKeys};
 use crate::msg::{Limits, LocalIov};
 use crate::queue::srx_slots::{SharedRecv, SharedSlots};
+use crate::queue::xrc_receives::{PostedBuffers, Strangers, XrcReceives};
 use crate::queue::{CompletionQueue, WrId};
-use crate::verbs::{RecvRequest, Sge, Srq, SrqNumber, Xrcd};
+use crate::verbs::{QpNumber, RecvRequest, Sge, Srq, SrqNumber, Xrcd};
 
 /// Attributes of a new shared receive context (`fi_srx_context(3)`).
 #[derive(Clone, Copy, Debug)]
@@ -55,7 +57,22 @@ pub struct SharedRx {
 enum Queue {
     Rc(Arc<Srq>),
     /// All receives complete in one completion queue.
-    Xrc(Srq, Arc<CompletionQueue>),
+    Xrc(Arc<Srq>, Arc<CompletionQueue>, Arc<PostedBuffers>),
+}
+
+/// Ends targets through which messages come that were meant for another queue.
+#[derive(Debug)]
+struct Ender {
+    circuits: Weak<Circuits>,
+    xrcd: Arc<Xrcd>,
+}
+
+impl Strangers for Ender {
+    fn met(&self, target: u32) {
+        if let (Some(circuits), Some(target)) = (self.circuits.upgrade(), QpNumber::new(target)) {
+            circuits.fail_target(&self.xrcd, target);
+        }
+    }
 }
 
 impl Queue {
@@ -63,7 +80,15 @@ impl Queue {
     fn srq(&self) -> &Srq {
         match self {
             Self::Rc(srq) => srq,
-            Self::Xrc(srq, _) => srq,
+            Self::Xrc(srq, ..) => srq,
+        }
+    }
+
+    /// Stores the buffers of a receive that will be posted.
+    #[inline(always)]
+    fn keep(&self, number: u32, sges: &[Sge]) {
+        if let Self::Xrc(_, _, buffers) = self {
+            buffers.keep(number, sges);
         }
     }
 }
@@ -163,7 +188,7 @@ impl SharedRx {
     pub(super) fn enable_xrc(&self, xrcd: &Arc<Xrcd>, cq: &Arc<CompletionQueue>) -> Result<()> {
         let mut posting = self.posting.lock();
         match self.queue.get() {
-            Some(Queue::Xrc(_, bound)) if Arc::ptr_eq(bound, cq) => return Ok(()),
+            Some(Queue::Xrc(_, bound, _)) if Arc::ptr_eq(bound, cq) => return Ok(()),
             Some(Queue::Xrc(..)) => {
                 warn_log!(
                     EpCtrl,
@@ -183,15 +208,48 @@ impl SharedRx {
         }
         let (pd, device_cq) = (self.domain.pd(), cq.device_cq()?);
         let srq = Srq::create_xrc(pd, xrcd, device_cq, self.size, self.iov_limit)?;
-        cq.add_context(&self.slots);
-        let begun = self.begin(&mut posting, Queue::Xrc(srq, Arc::clone(cq)));
+        let srq = Arc::new(srq);
+        let buffers = Arc::new(PostedBuffers::new(self.slots.depth(), self.iov_limit));
+        let behaviour = self.domain.device().xrc_behaviour();
+        let shows_target = behaviour.is_ok_and(|seen| seen.target_number.works());
+        let receives = shows_target.then(|| {
+            let circuits = self.domain.circuits().map(Arc::downgrade);
+            let ender = Ender {
+                circuits: circuits.unwrap_or_default(),
+                xrcd: Arc::clone(xrcd),
+            };
+            XrcReceives::new(Arc::clone(&srq), Arc::clone(&buffers), Box::new(ender))
+        });
+        cq.add_context(&self.slots, receives);
+        let begun = self.begin(&mut posting, Queue::Xrc(srq, Arc::clone(cq), buffers));
         begun.inspect_err(|_| cq.remove_context(&self.slots))
+    }
+
+    /// An endpoint on XRC receives through this target, or does so no more. Each call is for one
+    /// endpoint.
+    pub(super) fn receive_through(&self, target: QpNumber, on: bool) {
+        if let Some(Queue::Xrc(_, cq, _)) = self.queue.get() {
+            cq.receive_through(&self.slots, target.get(), on);
+        }
+    }
+
+    /// Waits until the peers of the endpoints on XRC that were closed post nothing to the context any
+    /// more, at most 1 s: a request to a queue that has ended would break the connections of other
+    /// processes too. No endpoint uses the context. Not inside an event.
+    pub fn settle(&self) {
+        if let Some(Queue::Xrc(..)) = self.queue.get()
+            && let Ok(circuits) = self.domain.circuits()
+        {
+            circuits.await_notices();
+        }
     }
 
     /// Posts the early receives to the queue, and uses it from now on.
     fn begin(&self, posting: &mut Posting, queue: Queue) -> Result<()> {
         for early in &posting.early {
             let (wr_id, sges) = (early.wr_id, &early.sges[..]);
+            // the low 32 bits are the number
+            queue.keep(wr_id as u32, sges);
             // SAFETY: the callers of `receive` keep its contract.
             unsafe { queue.srq().post_recv(&RecvRequest { wr_id, sges }) }?;
         }
@@ -268,8 +326,11 @@ impl SharedRx {
         let number = number.inspect_err(|_| keys.refused())?;
         let wr_id = WrId::shared(self.slots.id(), number);
         let posted = match self.queue.get() {
-            // SAFETY: the caller keeps the contract of this function.
-            Some(queue) => unsafe { queue.srq().post_recv(&RecvRequest { wr_id, sges }) },
+            Some(queue) => {
+                queue.keep(number, sges);
+                // SAFETY: the caller keeps the contract of this function.
+                unsafe { queue.srq().post_recv(&RecvRequest { wr_id, sges }) }
+            }
             None => post_early(early, wr_id, sges),
         };
         if let Err(error) = posted {
@@ -304,7 +365,7 @@ fn hold(held: &mut Vec<Vec<Kept>>, number: usize, keys: &mut LocalKeys) {
 
 impl Drop for SharedRx {
     fn drop(&mut self) {
-        if let Some(Queue::Xrc(srq, cq)) = self.queue.take() {
+        if let Some(Queue::Xrc(srq, cq, _)) = self.queue.take() {
             // the device discards the completions of a queue that is destroyed
             cq.remove_context(&self.slots);
             drop(srq);

@@ -15,7 +15,7 @@ use crate::log::warn_log;
 use crate::verbs::{AsyncListener, PrivateData, QpConfig, SrqNumber, Target, Xrcd};
 use crate::wire::cm_data::CmData;
 use crate::wire::introduction::Introduction;
-use crate::wire::msg_xrc::{self, End, HEADER_SIZE, Header, Kind};
+use crate::wire::msg_xrc::{self, End, HEADER_SIZE, Header, Kind, Mark};
 
 /// What an endpoint on XRC has besides [`Control`], under the same lock.
 #[derive(Debug, Default)]
@@ -34,6 +34,8 @@ pub(crate) struct XrcSide {
     tag: u32,
     /// Where the peer takes reciprocal requests and notices.
     notices: Option<SocketAddr>,
+    /// The peer has been told the end.
+    told: bool,
     pub(super) local: Option<SocketAddr>,
     pub(super) remote: Option<SocketAddr>,
     /// This side's request.
@@ -258,6 +260,7 @@ impl Core {
     fn open_target(&self, control: &Control, request: &Incoming) -> Result<Arc<Target>> {
         let xrcd = self.xrcd(control)?;
         let target = Arc::new(request.target(&xrcd, self.domain.tuning())?);
+        self.circuits()?.count_target(!request.names_target());
         let srq = control.srx.as_ref().and_then(|srx| srx.number());
         let srq = srq.ok_or(FiErrno::EOPBADSTATE)?;
         let is_weft = request.is_marked() || control.xrc.peer != 0;
@@ -266,8 +269,22 @@ impl Core {
         }
         let listener: Weak<dyn AsyncListener> = self.weak();
         self.domain.device().listen(target.object(), listener);
-        self.ends.lock().target = Some(Arc::clone(&target));
+        if let Some(srx) = &control.srx {
+            srx.receive_through(target.number(), true);
+        }
+        let former = self.ends.lock().target.replace(Arc::clone(&target));
+        if let Some(former) = former {
+            self.leave_target(control, &former);
+        }
         Ok(target)
+    }
+
+    /// The endpoint receives through this target no more.
+    fn leave_target(&self, control: &Control, target: &Target) {
+        self.domain.device().unlisten(target.object());
+        if let Some(srx) = &control.srx {
+            srx.receive_through(target.number(), false);
+        }
     }
 
     fn srq_number(&self, control: &Control) -> Result<u32> {
@@ -337,6 +354,13 @@ impl Core {
         if let Some(dial) = control.xrc.dial.take() {
             dial.retire();
         }
+        let xrc = &control.xrc;
+        if let (Ok(circuits), Some(srq), Some(process)) =
+            (self.circuits(), xrc.peer_srq, xrc.notices)
+            && xrc.peer != 0
+        {
+            circuits.connected_to(srq, process, self.user());
+        }
         if self.conn.connected(answer) {
             self.connected();
         }
@@ -402,7 +426,19 @@ impl Core {
         if xrc.own != 0 {
             circuits.forget(xrc.own);
         }
-        if let (true, Some(to)) = (tell && xrc.peer != 0, xrc.notices) {
+        if tell {
+            self.notify_end(control);
+        }
+    }
+
+    /// Sends the notice of the end, unless it was sent or the peer does not know it.
+    fn notify_end(&self, control: &mut Control) {
+        let xrc = &mut control.xrc;
+        if xrc.told || xrc.peer == 0 {
+            return;
+        }
+        if let (Ok(circuits), Some(to)) = (self.circuits(), xrc.notices) {
+            xrc.told = true;
             let end = End {
                 to: xrc.peer,
                 from: xrc.own,
@@ -417,7 +453,7 @@ impl Core {
     pub(super) fn drop_ends(&self, control: &mut Control) {
         let ends = std::mem::take(&mut *self.ends.lock());
         if let Some(target) = &ends.target {
-            self.domain.device().unlisten(target.object());
+            self.leave_target(control, target);
         }
         drop(ends);
         drop(control.xrc.share.take());
@@ -493,10 +529,19 @@ impl CircuitUser for Core {
                 Self::leave_directory(&mut control);
             }
             self.open_sides_xrc(&mut control, circuit)?;
-            return Ok(msg_xrc::answer(&header, &CmData::EMPTY));
+            if control.xrc.peer == 0 || header.target == 0 {
+                return Ok(msg_xrc::answer(&header, &CmData::EMPTY));
+            }
         }
-        let auth = self.auth().map(crate::auth::AuthKey::tag);
-        Ok(msg_xrc::request(&header, &control.data, auth))
+        let mark = Mark {
+            auth: self.auth().map(crate::auth::AuthKey::tag),
+            initiator: (header.target != 0).then(|| circuit.qp().qp_number().get()),
+        };
+        let data = match passive {
+            true => CmData::EMPTY,
+            false => control.data,
+        };
+        Ok(msg_xrc::request(&header, &data, &mark))
     }
 
     fn answered(&self, share: Share, answer: &PrivateData) {
@@ -571,7 +616,22 @@ impl CircuitUser for Core {
         self.conn.qp_failed();
     }
 
+    fn progress_mark(&self) -> u32 {
+        self.rings.tx.progress_mark()
+    }
+
+    fn tell_end(&self) {
+        let mut control = self.control.lock();
+        // the close of an endpoint has told it
+        if !self.conn.state.is(State::Closed) {
+            self.notify_end(&mut control);
+        }
+    }
+
     fn circuit_failed(&self) {
         self.conn.qp_failed();
+        if let Ok(circuits) = self.circuits() {
+            circuits.tell_end(self.user());
+        }
     }
 }

@@ -12,6 +12,7 @@ use crate::queue::slots::{EngineRequest, Rings, Slot};
 use crate::queue::source::{Entry, NoReader, Sink};
 use crate::queue::srx_slots::SharedSlots;
 use crate::queue::wr_id::WrId;
+use crate::queue::xrc_receives::XrcReceives;
 use crate::queue::{Completion, CompletionError, EntryWriter};
 use crate::verbs::Wc;
 
@@ -67,6 +68,8 @@ pub(super) struct Sharer {
     /// The endpoints on XRC that use the context, by their index. They have one setting and the same
     /// counters: a completion shows the target, which many endpoints use.
     pub(super) on_xrc: Vec<u16>,
+    /// Of a context on XRC, if the device reports the target of a message.
+    pub(super) xrc: Option<XrcReceives>,
 }
 
 impl Attachment {
@@ -271,7 +274,11 @@ impl EndpointTable {
         if (sharer.slots.id().generation & WrId::GENERATIONS) | WrId::PROBE != id.generation() {
             return None;
         }
+        let strange = sharer.xrc.as_ref().filter(|xrc| xrc.is_strange(wc));
         // the low 32 bits are the number
+        if strange.is_some_and(|xrc| xrc.post_again(id.0 as u32, wc)) {
+            return None;
+        }
         let recv = sharer.slots.complete(id.0 as u32)?;
         let number = wc.qp_num();
         let entry = self.sharing.binary_search_by_key(&number, |entry| entry.0);
@@ -281,7 +288,7 @@ impl EndpointTable {
             .or_else(|| sharer.on_xrc.first().copied())
             .and_then(|index| self.endpoints.get(usize::from(index)));
         let rings = place.and_then(|place| place.rings.as_ref());
-        let success = wc.status() == sys::IBV_WC_SUCCESS;
+        let success = wc.status() == sys::IBV_WC_SUCCESS && strange.is_none();
         let slot = Slot {
             context: recv.context,
             flags: Flags::RECV.union(Flags::MSG),
@@ -300,7 +307,12 @@ impl EndpointTable {
             if let (Some(_), Some(rings)) = (consumer, rings) {
                 rings.notify_failure();
             }
-            let error = failure(&slot, wc.status(), wc.vendor_err());
+            let status = match strange {
+                // the message is not the application's, and the receive is not posted
+                Some(_) => sys::IBV_WC_WR_FLUSH_ERR,
+                None => wc.status(),
+            };
+            let error = failure(&slot, status, wc.vendor_err());
             return Some(Entry::Failed(error));
         }
         if place.is_some_and(|place| place.selective) && !recv.selected {

@@ -14,6 +14,7 @@ use crate::queue::slots::Rings;
 use crate::queue::source::Entry;
 use crate::queue::srx_slots::SharedSlots;
 use crate::queue::wr_id::WrId;
+use crate::queue::xrc_receives::XrcReceives;
 
 impl CompletionQueue {
     /// Adds an endpoint to the table, and reserves room for `completions` more completions.
@@ -85,10 +86,31 @@ impl CompletionQueue {
     }
 
     /// Registers a shared receive context of an XRC domain, all of whose receives complete in this
-    /// queue.
-    pub(crate) fn add_context(&self, slots: &Arc<SharedSlots>) {
+    /// queue. `xrc`: if the device reports the target of a message.
+    pub(crate) fn add_context(&self, slots: &Arc<SharedSlots>, xrc: Option<XrcReceives>) {
         let mut inner = self.inner.lock();
-        self.add_sharer(&mut inner, usize::from(slots.id().index), slots);
+        let index = usize::from(slots.id().index);
+        self.add_sharer(&mut inner, index, slots);
+        if let Some(Some(sharer)) = inner.table.shared.get_mut(index) {
+            sharer.xrc = xrc;
+        }
+    }
+
+    /// Messages to an [added context](Self::add_context) may come through this target from now on,
+    /// or if `on` is false through one target less. Each call is for one endpoint.
+    pub(crate) fn receive_through(&self, slots: &Arc<SharedSlots>, target: u32, on: bool) {
+        let mut inner = self.inner.lock();
+        if !on {
+            // what has arrived is the application's
+            let _ = self.drain_all(&mut inner);
+        }
+        let sharer = inner.table.shared.get_mut(usize::from(slots.id().index));
+        let xrc = sharer.and_then(Option::as_mut).and_then(|s| s.xrc.as_mut());
+        match (xrc, on) {
+            (Some(xrc), true) => xrc.join(target),
+            (Some(xrc), false) => xrc.leave(target),
+            (None, _) => {}
+        }
     }
 
     /// Reverts [`Self::add_context`]. Polls the completions of the context first.
@@ -134,6 +156,7 @@ impl CompletionQueue {
                     slots: Arc::clone(slots),
                     users: 1,
                     on_xrc: Vec::new(),
+                    xrc: None,
                 });
                 self.reserve(inner, slots.depth());
             }

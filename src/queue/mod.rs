@@ -20,6 +20,7 @@ pub mod source;
 pub(crate) mod srx_slots;
 mod wait;
 mod wr_id;
+pub(crate) mod xrc_receives;
 
 pub use bind_flags::BindFlags;
 pub use cntr::Counter;

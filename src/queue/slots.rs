@@ -93,7 +93,7 @@ impl SlotRing {
     }
 
     /// Changes when the oldest outstanding request completes.
-    fn progress_mark(&self) -> u32 {
+    pub(crate) fn progress_mark(&self) -> u32 {
         self.tail.load(Ordering::Acquire)
     }
 

@@ -2,10 +2,7 @@
 //! it is closed. None of it is counted on the fast path.
 
 use std::collections::HashSet;
-use std::io::Write;
-use std::path::Path;
 
-use crate::log::warn_log;
 use crate::verbs::QpNumber;
 
 /// The counters of an endpoint on XRC, for the whole time of the endpoint.
@@ -82,16 +79,6 @@ pub(super) fn object(members: &[(&'static str, String)]) -> String {
         .map(|(name, value)| format!("\"{name}\": {value}"))
         .collect();
     format!("{{{}}}", members.join(", "))
-}
-
-/// Appends a line to the file, by one write, so that lines of several processes do not mix.
-pub(super) fn append(path: &Path, line: &str) {
-    let mut options = std::fs::OpenOptions::new();
-    let file = options.append(true).create(true).open(path);
-    let written = file.and_then(|mut file| file.write_all(format!("{line}\n").as_bytes()));
-    if let Err(error) = written {
-        warn_log!(EpCtrl, "FI_WEFT_COUNTS {}: {error}", path.display());
-    }
 }
 
 #[cfg(test)]

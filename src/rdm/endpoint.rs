@@ -19,7 +19,6 @@ use super::circuit_cm::SrqEvents;
 use super::completions::{Completions, Side};
 use super::context::{SharedRx, SharedRxConfig};
 use super::core::{Config, Core};
-use super::counts::append;
 use super::cq_source::CqSource;
 use super::executor::{Executor, Objects, RmaConfig, Sizes};
 use super::limits::{Limits, max_descriptors};
@@ -507,9 +506,7 @@ impl Endpoint {
         }
         let counts = state.io.counts();
         info_log!(EpCtrl, "counts: {counts}");
-        if let Some(path) = shared.domain.counts() {
-            append(path, &counts);
-        }
+        shared.domain.note_counts(&counts);
         let entries = state.kept_places();
         let left = state.io.close(shared);
         let form = &shared.domain.mr().config().form;

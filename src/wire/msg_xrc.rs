@@ -62,6 +62,8 @@ pub struct Header {
 pub struct Mark {
     /// The tag of the authorization key; `None`: no key, or the peer is no `weft` endpoint.
     pub auth: Option<u64>,
+    /// The number of the initiator, in requests that name a target.
+    pub initiator: Option<u32>,
 }
 
 impl Header {
@@ -114,12 +116,15 @@ pub fn data_of(private_data: &[u8]) -> &[u8] {
     private_data.get(HEADER_SIZE..).unwrap_or_default()
 }
 
-/// The private data of a request. `auth`: the tag of the authorization key.
-pub fn request(header: &Header, data: &CmData, auth: Option<u64>) -> Vec<u8> {
+/// The private data of a request. A connection request has no room for the number of the initiator.
+pub fn request(header: &Header, data: &CmData, mark: &Mark) -> Vec<u8> {
     let mut bytes = answer(header, data);
     bytes.extend_from_slice(&MARK);
-    if let Some(tag) = auth {
-        bytes.extend_from_slice(&tag.to_be_bytes());
+    if mark.auth.is_some() || mark.initiator.is_some() {
+        bytes.extend_from_slice(&mark.auth.unwrap_or(0).to_be_bytes());
+    }
+    if let Some(initiator) = mark.initiator {
+        bytes.extend_from_slice(&initiator.to_be_bytes());
     }
     bytes
 }
@@ -137,10 +142,13 @@ pub fn mark(private_data: &[u8]) -> Option<Mark> {
     let data = data_of(private_data);
     let length = usize::from(*data.first()?);
     let rest = data.get(1 + length..)?.strip_prefix(&MARK)?;
-    // the transport pads with zeros: a key whose tag is 0 counts as none
+    // the transport pads with zeros: a key whose tag is 0 counts as none, as such a number
     let auth = rest.first_chunk().map(|tag| u64::from_be_bytes(*tag));
+    let initiator = rest.get(8..).and_then(<[u8]>::first_chunk);
+    let initiator = initiator.map(|number| u32::from_be_bytes(*number));
     Some(Mark {
         auth: auth.filter(|tag| *tag != 0),
+        initiator: initiator.filter(|number| *number != 0),
     })
 }
 
@@ -216,6 +224,8 @@ mod tests {
     use super::*;
     use crate::wire::cm_data::{CM_DATA_SIZE, KEYED_CM_DATA_SIZE, PRIVATE_DATA_SIZE};
 
+    /// What SIDR leaves over an IP address.
+    const SERVICE_DATA_SIZE: usize = 180;
     const HEADER: Header = Header {
         kind: Kind::Original,
         port: 0x1234,
@@ -257,12 +267,19 @@ mod tests {
         let keyed = (0..=KEYED_CM_DATA_SIZE).map(|length| (length, Some(0x1122_3344_5566_7788)));
         for (length, auth) in plain.chain(keyed) {
             let data = vec![0x5a; length];
-            let mut bytes = request(&HEADER, &CmData::new(&data).unwrap(), auth);
-            assert!(bytes.len() <= PRIVATE_DATA_SIZE);
-            bytes.resize(PRIVATE_DATA_SIZE.max(64), 0);
-            assert_eq!(Header::decode(&bytes), Some(HEADER));
-            assert_eq!(CmData::decode(data_of(&bytes)).data(), data);
-            assert_eq!(mark(&bytes), Some(Mark { auth }));
+            for initiator in [None, Some(0x00ab_cdef)] {
+                let sent = Mark { auth, initiator };
+                let mut bytes = request(&HEADER, &CmData::new(&data).unwrap(), &sent);
+                let most = match initiator {
+                    None => PRIVATE_DATA_SIZE,
+                    Some(_) => SERVICE_DATA_SIZE,
+                };
+                assert!(bytes.len() <= most);
+                bytes.resize(most + 8, 0);
+                assert_eq!(Header::decode(&bytes), Some(HEADER));
+                assert_eq!(CmData::decode(data_of(&bytes)).data(), data);
+                assert_eq!(mark(&bytes), Some(sent));
+            }
         }
         let foreign = answer(&HEADER, &CmData::new(b"abc").unwrap());
         assert_eq!(mark(&foreign), None);

@@ -2,7 +2,7 @@
 //! application's.
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -15,11 +15,15 @@ use crate::verbs::{Device, Xrcd};
 /// Where the files of XRC domains are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Places {
-    /// The path that the user demands (`FI_WEFT_XRCD_PATH`), without its ending.
+    /// The path that the user demands (`FI_WEFT_XRCD_PATH`), without its ending. `private`: no
+    /// file.
     pub demanded: Option<PathBuf>,
     /// The user's directory for runtime files (`XDG_RUNTIME_DIR`).
     pub runtime_dir: Option<PathBuf>,
 }
+
+/// The path that demands a private domain.
+const PRIVATE: &str = "private";
 
 /// An open XRC domain, and what identifies its node. Thread safe. Closed when it is dropped, and
 /// the objects in it; then its file is collected.
@@ -36,7 +40,7 @@ pub struct XrcDomain {
 impl XrcDomain {
     /// The domain of the endpoints of one type with an authorization key (its tag, 0 for none):
     /// that of the first file in `places` that can be used, or a private one. The reasons for a
-    /// private one are logged once for each process. Blocks for at most 1 s for each place, and
+    /// private one that was not demanded are logged once for each process. Blocks for at most 1 s for each place, and
     /// while others open domains.
     ///
     /// # Errors
@@ -47,6 +51,9 @@ impl XrcDomain {
         endpoints: Endpoints,
         auth: u64,
     ) -> Result<Self> {
+        if places.demanded.as_deref() == Some(Path::new(PRIVATE)) {
+            return Self::private(device);
+        }
         let found = file::find(&Search {
             demanded: places.demanded.as_deref(),
             runtime_dir: places.runtime_dir.as_deref(),

@@ -121,12 +121,12 @@ const PARAMS: &[Param] = &[
     Param {
         name: c"xrcd_path",
         kind: FI_PARAM_STRING,
-        help: c"Path of the file whose inode the processes of a host share for endpoints on XRC; .msg or .rdm is appended (default: a file in the user's directory below XDG_RUNTIME_DIR, /run/user or /dev/shm)",
+        help: c"Path of the file whose inode the processes of a host share for endpoints on XRC; .msg or .rdm is appended (default: a file in the user's directory below XDG_RUNTIME_DIR, /run/user or /dev/shm); private: no file, each process has a domain of its own",
     },
     Param {
         name: c"counts",
         kind: FI_PARAM_STRING,
-        help: c"For tests: file to which each reliable datagram endpoint appends a line with its numbers of connections when it is closed (default: none)",
+        help: c"For tests: file to which each reliable datagram endpoint appends a line with its numbers of connections when it is closed, and each domain with connected endpoints on XRC (default: none)",
     },
     Param {
         name: c"fault",

@@ -3,6 +3,8 @@
 use super::*;
 use crate::conn::{CircuitUser, State};
 use crate::queue::Counter;
+use crate::verbs::{SendOpcode, SendRequest, SrqNumber};
+use crate::xrc::Places;
 
 const LEN: usize = 64;
 
@@ -16,7 +18,15 @@ struct Host {
 
 impl Host {
     fn new(device: &Arc<Device>) -> Self {
-        let domain = Domain::open(device, DomainConfig::default()).unwrap();
+        Self::of(device, Places::default())
+    }
+
+    fn of(device: &Arc<Device>, xrc: Places) -> Self {
+        let config = DomainConfig {
+            xrc,
+            ..DomainConfig::default()
+        };
+        let domain = Domain::open(device, config).unwrap();
         let config = SharedRxConfig {
             size: 16,
             iov_limit: 2,
@@ -110,6 +120,63 @@ fn connect(
     let connected = Told::Connected(Token(20 + n), Vec::new());
     assert_eq!(next_event(&server.eq), Ok(connected));
     (dials, accepts)
+}
+
+/// A place for files of XRC domains, removed when it is dropped.
+struct Directory(std::path::PathBuf);
+
+impl Directory {
+    fn new(name: &str) -> Self {
+        let name = format!("weft-msg-xrc-{}-{name}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        std::fs::create_dir(&path).unwrap();
+        Self(path)
+    }
+
+    fn places(&self, file: &str) -> Places {
+        Places {
+            demanded: Some(self.0.join(file)),
+            runtime_dir: None,
+        }
+    }
+
+    fn files(&self) -> usize {
+        std::fs::read_dir(&self.0).unwrap().count()
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn srq_of(host: &Host) -> SrqNumber {
+    host.srx.number().unwrap()
+}
+
+/// Sends 8 bytes on a circuit to any receive queue, as an endpoint does that has an old number.
+fn send_to(circuit: &crate::conn::Circuit, srq: SrqNumber) {
+    let word = 0x5eed_5eed_5eed_5eed_u64;
+    let sges = [crate::verbs::Sge {
+        addr: (&raw const word) as u64,
+        length: 8,
+        lkey: crate::verbs::Lkey::new(0),
+    }];
+    let mut request = SendRequest::new(SendOpcode::Send, &sges);
+    // no endpoint has this number
+    request.wr_id(0xffff << 47).inline(true).to_srq(srq);
+    // SAFETY: the data is copied by the post.
+    unsafe { circuit.qp().post_send(&mut request) }.unwrap();
+}
+
+/// Polls a queue that gets nothing.
+fn nothing(host: &Host) {
+    let until = Instant::now() + Duration::from_millis(100);
+    while Instant::now() < until {
+        let got = host.cq.read(1, &mut |_: &Completion| {});
+        assert_eq!(got, Err(FiErrno::EAGAIN));
+    }
 }
 
 fn circuit(ep: &Endpoint) -> Arc<crate::conn::Circuit> {
@@ -343,4 +410,224 @@ fn closing_does_not_wait_for_receives_of_the_peer() {
     // a test machine can be busy
     let least = times.iter().min().unwrap();
     assert!(*least < Duration::from_millis(100), "{times:?}");
+}
+
+/// Two processes of a node: the second one is reached by the target that the first one has created,
+/// also when the first one has ended.
+#[test]
+fn a_second_process_of_a_node_is_joined_without_a_circuit() {
+    let device = device();
+    let directory = Directory::new("node");
+    let client = Host::of(&device, directory.places("a"));
+    let hosts = [0, 1].map(|_| Host::of(&device, directory.places("b")));
+    let [(pep, first_at), (_pep, second_at)] = hosts.each_ref().map(|h| xrc_listener(&device, h));
+    let [first, second] = &hosts;
+    let to_first = connect((&client, first), first_at, 0, |_| {});
+    let to_second = connect((&client, second), second_at, 1, |_| {});
+    assert!(Arc::ptr_eq(&circuit(&to_first.0), &circuit(&to_second.0)));
+    for (host, pair) in [(first, &to_first), (second, &to_second)] {
+        transfer((&client, &pair.0), host, 1);
+        transfer((host, &pair.1), &client, 2);
+    }
+    assert_eq!(directory.files(), 2);
+    // the creator of the target ends
+    to_first.1.close();
+    assert_eq!(next_event(&client.eq), Ok(Told::Shutdown(Token(10))));
+    to_first.0.close();
+    pep.close();
+    drop(to_first);
+    let [first, second] = hosts;
+    first.srx.settle();
+    drop(first);
+    transfer((&client, &to_second.0), &second, 3);
+    transfer((&second, &to_second.1), &client, 4);
+    let again = connect((&client, &second), second_at, 2, |_| {});
+    assert!(Arc::ptr_eq(&circuit(&again.0), &circuit(&to_second.0)));
+    transfer((&client, &again.0), &second, 5);
+    for ep in [to_second.0, to_second.1, again.0, again.1] {
+        ep.close();
+    }
+    drop((client, second));
+    assert_eq!(directory.files(), 0, "the files are collected");
+}
+
+/// A process without a file is a node of its own.
+#[test]
+fn private_domains_share_nothing() {
+    let device = device();
+    let private = || Places {
+        demanded: Some("private".into()),
+        runtime_dir: None,
+    };
+    let client = Host::new(&device);
+    let hosts = [0, 1].map(|_| Host::of(&device, private()));
+    let mut circuits = Vec::new();
+    for (n, host) in hosts.iter().enumerate() {
+        let (_pep, addr) = xrc_listener(&device, host);
+        let pair = connect((&client, host), addr, n, |_| {});
+        transfer((&client, &pair.0), host, 1);
+        circuits.push((circuit(&pair.0), pair));
+    }
+    assert!(!Arc::ptr_eq(&circuits[0].0, &circuits[1].0));
+    assert!(!std::path::Path::new("private.msg").exists());
+}
+
+/// The number of a target that has ended can be that of another circuit's.
+#[test]
+fn the_target_of_another_circuit_is_not_used() {
+    let device = device();
+    let directory = Directory::new("reused");
+    let hosts = [0, 1].map(|_| Host::of(&device, directory.places("b")));
+    let clients = [0, 1].map(|_| Host::of(&device, directory.places("a")));
+    let [(_pep, first_at), (_other, second_at)] =
+        hosts.each_ref().map(|h| xrc_listener(&device, h));
+    let pairs = [0, 1].map(|n| connect((&clients[n], &hosts[0]), first_at, n, |_| {}));
+    let [mine, other] = pairs.each_ref().map(|(dials, _)| circuit(dials));
+    mine.connected(crate::verbs::QpNumber::new(other.target()).unwrap());
+    let pair = connect((&clients[0], &hosts[1]), second_at, 2, |_| {});
+    assert!(!Arc::ptr_eq(&circuit(&pair.0), &mine));
+    transfer((&clients[0], &pair.0), &hosts[1], 7);
+}
+
+/// A message to the number of a queue that has ended does not reach the receives of the queue that
+/// has this number now, and its sender finds out.
+#[test]
+fn a_message_of_a_stranger_is_dropped() {
+    let device = device();
+    let directory = Directory::new("strangers");
+    let hosts = [0, 1].map(|_| Host::of(&device, directory.places("b")));
+    let clients = [0, 1].map(|_| Host::of(&device, directory.places("a")));
+    let [(_pep, first_at), (_other, second_at)] =
+        hosts.each_ref().map(|h| xrc_listener(&device, h));
+    let old = connect((&clients[0], &hosts[0]), first_at, 0, |_| {});
+    let new = connect((&clients[1], &hosts[1]), second_at, 1, |_| {});
+    let target = Buffer::all(&hosts[1].domain, LEN);
+    hosts[1].post(&target);
+    send_to(&circuit(&old.0), srq_of(&hosts[1]));
+    nothing(&hosts[1]);
+    // the target goes to its error state, and the next request of the sender fails
+    let (sink, next) = [&hosts[0].domain, &clients[0].domain]
+        .map(|domain| Buffer::all(domain, LEN))
+        .into();
+    let start = Instant::now();
+    loop {
+        hosts[0].post(&sink);
+        let (iov, desc) = next.part(0, LEN);
+        // SAFETY: the buffers live until the endpoints have ended.
+        unsafe { old.0.send(LocalIov::single(&iov, &desc), 3) }.unwrap();
+        let sent = clients[0]
+            .cq
+            .sread(1, 1, Some(LIMIT), &mut |_: &Completion| {});
+        if sent == Err(FiErrno::EAVAIL) {
+            break;
+        }
+        assert_eq!(hosts[0].completion().context, 7);
+        assert!(start.elapsed() < LIMIT, "the target stays");
+    }
+    assert_eq!(next_event(&clients[0].eq), Ok(Told::Shutdown(Token(10))));
+    assert_eq!(next_event(&hosts[0].eq), Ok(Told::Shutdown(Token(20))));
+    let mut source = Buffer::all(&clients[1].domain, LEN);
+    source.fill(9);
+    let (iov, desc) = source.part(0, LEN);
+    // SAFETY: the buffers live until both have completed.
+    unsafe { new.0.send(LocalIov::single(&iov, &desc), 3) }.unwrap();
+    assert_eq!(clients[1].completion().context, 3);
+    let received = hosts[1].completion();
+    assert_eq!((received.context, received.len), (7, LEN));
+    assert_eq!(source.memory, target.memory);
+}
+
+/// A message that is late, because its sender has not got the notice of the end, is delivered as
+/// those before it, and the circuit stays.
+#[test]
+fn a_late_message_breaks_no_circuit() {
+    let device = device();
+    let directory = Directory::new("late");
+    let hosts = [0, 1].map(|_| Host::of(&device, directory.places("b")));
+    let client = Host::of(&device, directory.places("a"));
+    let [(_pep, first_at), (_other, second_at)] =
+        hosts.each_ref().map(|h| xrc_listener(&device, h));
+    let stays = connect((&client, &hosts[0]), first_at, 0, |_| {});
+    let leaves = connect((&client, &hosts[1]), second_at, 1, |_| {});
+    let shared = circuit(&stays.0);
+    assert!(Arc::ptr_eq(&circuit(&leaves.0), &shared));
+    let target = Buffer::all(&hosts[1].domain, LEN);
+    hosts[1].post(&target);
+    leaves.1.close();
+    send_to(&shared, srq_of(&hosts[1]));
+    let late = hosts[1].completion();
+    assert_eq!((late.context, late.len), (7, 8));
+    assert_eq!(next_event(&client.eq), Ok(Told::Shutdown(Token(11))));
+    leaves.0.close();
+    for (seed, back) in [(1, 2), (3, 4)] {
+        transfer((&client, &stays.0), &hosts[0], seed);
+        transfer((&hosts[0], &stays.1), &client, back);
+    }
+    let again = connect((&client, &hosts[1]), second_at, 2, |_| {});
+    assert!(Arc::ptr_eq(&circuit(&again.0), &shared));
+    transfer((&client, &again.0), &hosts[1], 5);
+}
+
+/// The peers of a circuit that fails at its initiator are told.
+#[test]
+fn the_failure_of_a_circuit_is_told_to_the_peers() {
+    let device = device();
+    let directory = Directory::new("failure");
+    let hosts = [0, 1].map(|_| Host::of(&device, directory.places("b")));
+    let client = Host::of(&device, directory.places("a"));
+    let mut pairs = Vec::new();
+    let mut peps = Vec::new();
+    for (n, host) in hosts.iter().enumerate() {
+        let (pep, addr) = xrc_listener(&device, host);
+        peps.push(pep);
+        pairs.push(connect((&client, host), addr, n, |_| {}));
+    }
+    circuit(&pairs[0].0).fail();
+    for (n, host) in hosts.iter().enumerate() {
+        assert_eq!(next_event(&host.eq), Ok(Told::Shutdown(Token(20 + n))));
+    }
+    let mut ended = [0, 1].map(|_| next_event(&client.eq).unwrap());
+    ended.sort_by_key(|told| format!("{told:?}"));
+    assert_eq!(ended, [10, 11].map(|token| Told::Shutdown(Token(token))));
+}
+
+/// Two queues that live have different numbers: the peer of the older connection has ended.
+#[test]
+fn a_connection_to_a_queue_that_has_ended_ends() {
+    let device = device();
+    let (client, server) = (Host::new(&device), Host::new(&device));
+    let (_pep, addr) = xrc_listener(&device, &server);
+    let pairs = [0, 1].map(|n| connect((&client, &server), addr, n, |_| {}));
+    transfer((&client, &pairs[0].0), &server, 1);
+    let successor = SocketAddr::new(addr.ip(), 1);
+    let user: std::sync::Weak<dyn CircuitUser> = pairs[0].0.core.weak();
+    let circuits = client.domain.circuits().unwrap();
+    circuits.connected_to(srq_of(&server), successor, user);
+    let mut ended = [0, 1].map(|_| next_event(&client.eq).unwrap());
+    ended.sort_by_key(|told| format!("{told:?}"));
+    assert_eq!(ended, [10, 11].map(|token| Told::Shutdown(Token(token))));
+}
+
+/// Closing a context waits for the answers to the notices of its endpoints: then the peers post
+/// nothing to its queue, whose end would break their circuits.
+#[test]
+fn a_context_is_closed_when_the_peers_have_been_told() {
+    let device = device();
+    let (client, server) = (Host::new(&device), Host::new(&device));
+    let (_pep, addr) = xrc_listener(&device, &server);
+    let (_dials, accepts) = connect((&client, &server), addr, 0, |_| {});
+    let peer = client.domain.driver().unwrap();
+    let peer_events = peer.dispatcher().registry();
+    accepts.close();
+    let settled = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            server.srx.settle();
+            settled.store(true, std::sync::atomic::Ordering::Release);
+        });
+        std::thread::sleep(Duration::from_millis(100));
+        assert!(!settled.load(std::sync::atomic::Ordering::Acquire));
+        drop(peer_events);
+    });
+    assert_eq!(next_event(&client.eq), Ok(Told::Shutdown(Token(10))));
 }
