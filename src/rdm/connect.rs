@@ -51,9 +51,8 @@ impl<I: Io> Core<I> {
             self.queue.push_back(key);
             return;
         }
-        if !io.has_place() {
-            self.make_room(io);
-            return self.plan(key, false);
+        if !self.takes_place(key, true, io) {
+            return;
         }
         let Some(peer) = self.peers.get(key) else {
             return;
@@ -360,12 +359,14 @@ impl<I: Io> Core<I> {
         let (own, accepted) = (peer.own, peer.accepted);
         self.held.push((key, held, *request));
         if let Some(own) = own
-            && self
-                .links
-                .get(own)
-                .is_some_and(|own| own.fresh && own.state == State::Dialling)
+            && let Some(Link {
+                fresh,
+                state: State::Dialling,
+                ..
+            }) = self.links.get(own)
+            && (*fresh || self.yields(request, io))
         {
-            // it would end the session that begins now
+            // NEW: it would end the session that begins now
             self.end_link(own, io);
         }
         if let Some(accepted) = accepted {
@@ -512,8 +513,8 @@ impl<I: Io> Core<I> {
             }
             return Err(Reason::Busy);
         }
-        if peer.accepted.is_none() && !io.has_place() {
-            self.make_room(io);
+        let replaces = peer.accepted.is_some();
+        if !replaces && !self.may_request(request, Some(key), io) {
             return Err(Reason::Busy);
         }
         Ok(key)
@@ -528,12 +529,11 @@ impl<I: Io> Core<I> {
 
     /// The peer of an unknown endpoint id.
     fn newcomer(&mut self, request: &Request, io: &mut I) -> Result<PeerKey, Reason> {
-        if !io.has_place() {
-            self.make_room(io);
-            return Err(Reason::Busy);
-        }
         let at = self.addresses.get(&request.listener);
         let at = at.map(|at| self.resolve(*at));
+        if !self.may_request(request, at, io) {
+            return Err(Reason::Busy);
+        }
         if let Some(at) = at {
             if self.is_new(at) {
                 self.name(at, request.id, io);
@@ -627,6 +627,12 @@ impl<I: Io> Core<I> {
         if peer.accepted.is_some() || own.is_some() || self.is_closing(key) {
             return;
         }
+        if !self.takes_place(key, false, io) {
+            return;
+        }
+        let Some(peer) = self.peers.get(key) else {
+            return;
+        };
         let mark = peer.out.is_none().then_some(peer.outs);
         let ended = match peer.own.and_then(|own| self.links.get(own)) {
             Some(own) => own.epoch,

@@ -45,8 +45,19 @@ pub trait Io {
     /// call. Its result is [`Core::replied`], [`Core::rejected`] or [`Core::failed`].
     fn dial(&mut self, link: LinkKey, to: Listener, request: &Request);
 
-    /// Whether a queue pair for one more link can be had. If not, [`Core`] evicts an idle link.
+    /// Whether a queue pair for one more link can be had. If not, [`Core`] evicts a link.
     fn has_place(&mut self) -> bool;
+
+    /// The number of links that can exist.
+    fn places(&self) -> usize {
+        usize::MAX
+    }
+
+    /// Whether no RMA and no READ is under way on a link, so that nothing has an unknown outcome if
+    /// the link is ended. Between [`Self::down`] and [`Self::up`] it becomes `true` some time.
+    fn is_quiet(&mut self, _link: LinkKey) -> bool {
+        true
+    }
 
     /// On circuits: the node of a link's peer, if it is known.
     fn node_of(&mut self, _link: LinkKey) -> Option<u64> {
@@ -232,6 +243,11 @@ pub struct Core<I: Io> {
     pub(super) retimed: bool,
     /// When silent peers are probed.
     pub(super) beat: Option<u64>,
+    /// Peers that wait for a place for a link, and when room is made again.
+    pub(super) waiters: VecDeque<PeerKey>,
+    pub(super) room_at: Option<u64>,
+    /// The peer whose turn it is to take a free place.
+    pub(super) turn: Option<PeerKey>,
     /// The peer to which a token was given.
     pub(super) secrets: HashMap<Secret, PeerKey>,
     /// Where the next search for a peer to recall credit from begins.
@@ -266,6 +282,9 @@ impl<I: Io> Core<I> {
             earliest: None,
             retimed: false,
             beat: None,
+            waiters: VecDeque::new(),
+            room_at: None,
+            turn: None,
             secrets: HashMap::new(),
             recall_from: 0,
             changed: Vec::new(),
@@ -485,6 +504,7 @@ impl<I: Io> Core<I> {
         if peer.out.is_some() {
             self.pump(key, io);
         } else {
+            peer.end_pause();
             self.advance(key, io);
             self.settle(io);
         }
@@ -522,6 +542,7 @@ impl<I: Io> Core<I> {
         if let Some(peer) = self.peers.get_mut(key) {
             peer.holds += 1;
             if peer.out.is_none() {
+                peer.end_pause();
                 self.advance(key, io);
                 self.settle(io);
             } else {
@@ -530,7 +551,7 @@ impl<I: Io> Core<I> {
         }
     }
 
-    /// An operation without packets has used the link of a peer.
+    /// An operation without packets has used the link of a peer: RMA.
     #[inline]
     pub(super) fn note_executed(&mut self, peer: PeerKey) {
         if let Some(peer) = self.peers.get_mut(peer) {

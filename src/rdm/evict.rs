@@ -4,15 +4,37 @@
 use std::collections::HashMap;
 
 use super::core::{Core, Io};
-use super::link::{Closing, Link, LinkKey, State};
-use super::peer::PeerKey;
+use super::link::{Closing, Link, LinkKey, Numbers, State};
+use super::peer::{Drain, PeerKey};
 use crate::wire::rdm::{Body, Close, Packet, Reason};
 
 /// Evictions and ends of links under way, beyond which no further eviction begins.
 const UNDER_WAY: usize = 8;
 
+/// How long a link in use keeps its place, in ns.
+const TURN: u64 = 50_000_000;
+
+/// How long RMA on a link in use is waited for, and how often it is looked, in ns.
+const DRAIN: u64 = 500_000_000;
+const LOOK: u64 = 1_000_000;
+
+/// The first pause after a link on which nothing has passed is twice this, in ns, and the last one
+/// this, doubled so often.
+const PAUSE: (u64, u8) = (50_000_000, 6);
+
 /// How long an answer to CLOSE, or the disconnect request behind one, is awaited, in ns.
 const SECOND: u64 = 1_000_000_000;
+
+/// A link whose place is needed.
+enum Choice {
+    None,
+    /// The dial of a link to a peer that has dialled too, and whose link is the out-link.
+    Dial(LinkKey),
+    /// The links of a peer that is idle.
+    Idle(PeerKey),
+    /// Those of a peer that uses them.
+    InUse(PeerKey),
+}
 
 /// The links to the peers of a node.
 #[derive(Debug, Default)]
@@ -24,15 +46,36 @@ struct Node {
 }
 
 impl<I: Io> Core<I> {
-    /// Begins to evict the link that was idle for longest. A link that was used since the previous
-    /// call counts as used now, so nothing is recorded when packets are posted or arrive.
+    /// Begins to evict links: those that were idle for longest, or else, except on circuits, those
+    /// that are in use for longest. A link that was used since the previous call counts as used now,
+    /// so nothing is recorded when packets are posted or arrive.
     pub(super) fn make_room(&mut self, io: &mut I) {
         if self.config.circuits {
             return self.evict_node(io);
         }
+        let most = self.waiters.len().clamp(1, UNDER_WAY);
+        for _ in 0..most {
+            let begun = match self.choose(most) {
+                Choice::None => false,
+                Choice::Dial(link) => {
+                    self.end_link(link, io);
+                    true
+                }
+                Choice::Idle(peer) => self.evict(peer, io),
+                Choice::InUse(peer) => self.demand(peer, io),
+            };
+            if !begun {
+                return;
+            }
+        }
+    }
+
+    /// The next link to be evicted, unless `most` are being evicted or ended.
+    fn choose(&mut self, most: usize) -> Choice {
         let now = self.now;
         let mut under_way = 0;
-        let mut longest: Option<(u64, PeerKey)> = None;
+        let mut dial = None;
+        let (mut idle, mut in_use): (Option<(u64, PeerKey)>, _) = (None, None);
         let mut next = self.links.at_or_behind(0);
         while let Some(key) = next {
             next = self.links.after(key);
@@ -41,19 +84,46 @@ impl<I: Io> Core<I> {
                 under_way += usize::from(link.is_some_and(|it| it.state != State::Lingering));
                 continue;
             };
-            let used = self.links.get(key).map_or(now, |link| link.used);
-            if self.open_link(peer) == Some(key)
-                && self.is_idle(peer)
-                && longest.is_none_or(|(longest, _)| used < longest)
+            let open = self.open_link(peer);
+            if dial.is_none() && open.is_some() && self.is_dialling(peer) {
+                dial = self.peers.get(peer).and_then(|peer| peer.own);
+            }
+            if open != Some(key) {
+                continue;
+            }
+            let Some(link) = self.links.get(key) else {
+                continue;
+            };
+            let before = |of: u64, other: Option<(u64, PeerKey)>| other.is_none_or(|it| of < it.0);
+            if self.is_idle(peer) && !link.refused {
+                if before(link.used, idle) {
+                    idle = Some((link.used, peer));
+                }
+            } else if now >= link.since + TURN && before(link.since, in_use) && self.is_linked(peer)
             {
-                longest = Some((used, peer));
+                in_use = Some((link.since, peer));
             }
         }
-        if under_way < UNDER_WAY
-            && let Some((_, peer)) = longest
-        {
-            self.evict(peer, io);
+        match (dial, idle, in_use) {
+            _ if under_way >= most => Choice::None,
+            (Some(link), ..) => Choice::Dial(link),
+            (None, Some((_, peer)), _) => Choice::Idle(peer),
+            (None, None, Some((_, peer))) => Choice::InUse(peer),
+            (None, None, None) => Choice::None,
         }
+    }
+
+    /// A link has become the out-link.
+    pub(super) fn begin_use(&mut self, key: PeerKey, link: LinkKey) {
+        let numbers = self.numbers(key);
+        if let Some(link) = self.links.get_mut(link) {
+            (link.begin, link.since) = (numbers, self.now);
+        }
+    }
+
+    fn numbers(&self, key: PeerKey) -> Option<Numbers> {
+        let peer = self.peers.get(key)?;
+        Some((peer.next, peer.expected, peer.executed))
     }
 
     /// As [`Self::make_room`], on circuits: evicts the links to the node whose links were all idle
@@ -96,16 +166,17 @@ impl<I: Io> Core<I> {
     /// Notes whether a link was used since the last call. Returns its peer; `None`: it ends, or is
     /// being evicted.
     fn count_use(&mut self, key: LinkKey, now: u64) -> Option<PeerKey> {
-        let link = self.links.get_mut(key)?;
+        let link = self.links.get(key)?;
         if matches!(link.state, State::Ending | State::Lingering) || link.closing != Closing::No {
             return None;
         }
-        let peer = self.peers.get(link.peer)?;
-        let numbers = Some((peer.next, peer.expected, peer.executed));
+        let peer = link.peer;
+        let numbers = self.numbers(peer);
+        let link = self.links.get_mut(key)?;
         if link.numbers != numbers {
             (link.numbers, link.used) = (numbers, now);
         }
-        Some(link.peer)
+        Some(peer)
     }
 
     /// Asks the peer, on the out-link, whether the links to it can be ended. `false`: they are in
@@ -121,6 +192,126 @@ impl<I: Io> Core<I> {
         io.down(key, out);
         self.begin_closing(key, &[out], Closing::Asked);
         true
+    }
+
+    /// Begins to evict the out-link of a peer that uses it: drains it, then demands its place.
+    fn demand(&mut self, peer: PeerKey, io: &mut I) -> bool {
+        self.begin_drain(peer, None, io)
+    }
+
+    /// Stops posting to a peer, and waits until RMA on its out-link has completed; then answers the
+    /// question, or demands the place. `false`: it has none.
+    fn begin_drain(&mut self, key: PeerKey, question: Option<LinkKey>, io: &mut I) -> bool {
+        let Some(out) = self.open_link(key) else {
+            return false;
+        };
+        io.down(key, out);
+        let until = self.now + DRAIN;
+        if let Some(link) = self.links.get_mut(out) {
+            link.closing = Closing::Draining;
+        }
+        if let Some(peer) = self.peers.get_mut(key) {
+            peer.closing = true;
+            peer.drain = Some(Drain { until, question });
+        }
+        self.drain(key, io);
+        true
+    }
+
+    /// Looks whether the out-link of a peer has drained.
+    pub(super) fn drain(&mut self, key: PeerKey, io: &mut I) {
+        let Some(peer) = self.peers.get(key) else {
+            return;
+        };
+        let (Some(Drain { until, question }), Some(out)) = (peer.drain, peer.out) else {
+            return;
+        };
+        let up = |link: LinkKey| self.links.get(link).is_some_and(|it| it.state == State::Up);
+        let asks = question.is_none_or(up);
+        let quiet = io.is_quiet(out);
+        let late = until <= self.now;
+        if quiet {
+            let (link, close, closing) = match question {
+                Some(link) => (link, Close::Accept, Closing::Accepted),
+                None => (out, Close::Demand, Closing::Asked),
+            };
+            if asks && self.post_close(key, link, close, io) {
+                if let Some(peer) = self.peers.get_mut(key) {
+                    (peer.drain, peer.demanded) = (None, true);
+                }
+                return self.begin_closing(key, &[link, out], closing);
+            }
+        }
+        if !asks || late && !(quiet && question.is_none()) {
+            // its peer has ended the link on which it has asked, or RMA takes long
+            self.reopen(key, io);
+            if let Some(question) = question {
+                self.refuse_on(key, question, io);
+            }
+        } else if late {
+            // no room for a packet, since the link has drained
+            self.end_links(key, io);
+        } else {
+            if let Some(peer) = self.peers.get_mut(key) {
+                peer.close_at = Some(self.now + LOOK);
+            }
+            self.set_timer(key);
+        }
+    }
+
+    /// The out-link is used again. It is the last one whose place is demanded.
+    fn reopen(&mut self, key: PeerKey, io: &mut I) {
+        let now = self.now;
+        let Some(peer) = self.peers.get_mut(key) else {
+            return;
+        };
+        (peer.closing, peer.close_at, peer.drain) = (false, None, None);
+        let out = peer.out;
+        self.retimed = true;
+        for link in self.links_of(key) {
+            if let Some(link) = self.links.get_mut(link) {
+                link.closing = Closing::No;
+            }
+        }
+        let Some((out, link)) = out.and_then(|out| Some((out, self.links.get_mut(out)?))) else {
+            return;
+        };
+        (link.used, link.since) = (now, now);
+        if let Some(terms) = link.terms {
+            io.up(key, out, &terms);
+        }
+        self.list(key);
+        self.pump(key, io);
+    }
+
+    /// Posts CLOSE (refuse) to a link, now or when there is room.
+    pub(super) fn refuse_on(&mut self, key: PeerKey, link: LinkKey, io: &mut I) {
+        let Some(link) = self.links.get_mut(link) else {
+            return;
+        };
+        link.refuses = true;
+        if let Some(peer) = self.peers.get_mut(key) {
+            peer.refuses = true;
+        }
+        self.refuse(key, io);
+    }
+
+    /// The pause before the next dial of a peer whose out-link has ended: if its place was demanded,
+    /// and nothing had passed on it.
+    pub(super) fn pause_demanded(&mut self, ended: &Link) {
+        let key = ended.peer;
+        let numbers = self.numbers(key);
+        let Some(peer) = self.peers.get_mut(key).filter(|peer| peer.demanded) else {
+            return;
+        };
+        peer.demanded = false;
+        if ended.begin != numbers {
+            peer.fruitless = 0;
+            return;
+        }
+        peer.fruitless = (peer.fruitless + 1).min(PAUSE.1);
+        peer.dial.not_before = Some(self.now + (PAUSE.0 << peer.fruitless));
+        self.set_timer(key);
     }
 
     /// Nothing is posted to a peer any more, until the links have ended or the peer refuses.
@@ -142,10 +333,17 @@ impl<I: Io> Core<I> {
         let Some(peer) = self.peers.get(key) else {
             return false;
         };
+        self.is_linked(key) && !peer.has_ops() && !peer.has_report() && !peer.recalled
+    }
+
+    /// Whether there is a link to a peer, and each one is up.
+    fn is_linked(&self, key: PeerKey) -> bool {
+        let Some(peer) = self.peers.get(key) else {
+            return false;
+        };
         let up = |link: LinkKey| self.links.get(link).is_some_and(Link::is_open);
         let links = || [peer.own, peer.accepted].into_iter().flatten();
-        let linked = links().next().is_some() && links().all(up);
-        linked && !peer.has_ops() && !peer.has_report() && !peer.recalled
+        links().next().is_some() && links().all(up)
     }
 
     /// Posts CLOSE to a link, which may be another one than the out-link. `false`: no room.
@@ -221,21 +419,28 @@ impl<I: Io> Core<I> {
         let asks = links.any(|link| self.has_asked(link));
         match (close, from.closing) {
             // both ask, each on its out-link, or this side has an answer
-            (Close::Ask, Closing::No | Closing::Asked) if asks => self.close_links(key, io),
+            (Close::Ask | Close::Demand, Closing::No | Closing::Asked) if asks => {
+                self.close_links(key, io)
+            }
+            (Close::Ask | Close::Demand, Closing::No | Closing::Draining)
+                if peer.drain.is_some_and(|drain| drain.question.is_none()) =>
+            {
+                if let Some(Drain { question, .. }) =
+                    self.peers.get_mut(key).and_then(|peer| peer.drain.as_mut())
+                {
+                    *question = Some(link);
+                }
+                self.drain(key, io);
+            }
             (Close::Accept, Closing::Asked) => self.close_links(key, io),
             (Close::Refuse, Closing::Asked) => {
                 if let Some(from) = self.links.get_mut(link) {
-                    // other links are asked first
-                    (from.closing, from.used) = (Closing::No, self.now);
+                    from.refused = true;
                 }
                 if let Some(peer) = self.peers.get_mut(key) {
-                    (peer.closing, peer.close_at) = (false, None);
-                    self.retimed = true;
+                    peer.demanded = false;
                 }
-                if let Some(terms) = from.terms {
-                    io.up(key, link, &terms);
-                }
-                self.pump(key, io);
+                self.reopen(key, io);
             }
             (Close::Ask, Closing::No) => {
                 if self.is_idle(key) && self.post_close(key, link, Close::Accept, io) {
@@ -251,13 +456,13 @@ impl<I: Io> Core<I> {
                     }
                     return;
                 }
-                if let Some(link) = self.links.get_mut(link) {
-                    link.refuses = true;
+                self.refuse_on(key, link, io);
+            }
+            (Close::Demand, Closing::No) if !self.config.circuits => {
+                let drains = self.is_linked(key) && self.begin_drain(key, Some(link), io);
+                if !drains {
+                    self.refuse_on(key, link, io);
                 }
-                if let Some(peer) = self.peers.get_mut(key) {
-                    peer.refuses = true;
-                }
-                self.refuse(key, io);
             }
             _ => self.violation(link, io),
         }

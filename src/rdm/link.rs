@@ -40,11 +40,17 @@ pub(super) enum State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Closing {
     No,
+    /// The out-link is in use, and this side waits until RMA on it has completed, before it asks
+    /// or accepts.
+    Draining,
     /// This side has asked.
     Asked,
     /// This side has accepted.
     Accepted,
 }
+
+/// Numbers of the next packets in both directions, and of operations that were executed.
+pub(super) type Numbers = (Number, Number, u32);
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Link {
@@ -78,8 +84,13 @@ pub(super) struct Link {
     pub(super) refuses: bool,
     /// The numbers of the next packets in both directions, and that of executed operations, at the
     /// last search for an idle link, and the time of the first search that found them, in ns.
-    pub(super) numbers: Option<(Number, Number, u32)>,
+    pub(super) numbers: Option<Numbers>,
     pub(super) used: u64,
+    /// These numbers, and the time, when it became the out-link or the peer refused to end it.
+    pub(super) begin: Option<Numbers>,
+    pub(super) since: u64,
+    /// The peer has refused CLOSE (ask): it uses the link.
+    pub(super) refused: bool,
 }
 
 impl Link {
@@ -106,6 +117,9 @@ impl Link {
             refuses: false,
             numbers: None,
             used: 0,
+            begin: None,
+            since: 0,
+            refused: false,
         }
     }
 

@@ -266,6 +266,11 @@ impl LinkQp {
         self.queue.reads() < most && self.has_room(true)
     }
 
+    /// Number of READs under way.
+    pub(super) fn reads(&self) -> usize {
+        self.queue.reads()
+    }
+
     /// Executes a READ of `from` to `sge` in this call; with `true` its lkey is checked. Returns
     /// false if the READ has to be posted.
     ///

@@ -66,6 +66,7 @@ mod paces;
 mod packet_memory;
 mod parked_ids;
 mod peer;
+mod places;
 mod ports;
 mod pull;
 mod pulls;

@@ -31,6 +31,15 @@ pub(super) struct Dial {
     pub(super) queued: bool,
 }
 
+/// The wait until RMA on the out-link has completed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Drain {
+    /// When it is given up, in ns.
+    pub(super) until: u64,
+    /// The link of the peer's question; `None`: this side asks.
+    pub(super) question: Option<LinkKey>,
+}
+
 /// A peer.
 #[derive(Debug)]
 pub(super) struct Peer {
@@ -85,8 +94,16 @@ pub(super) struct Peer {
     pub(super) aliased: bool,
     /// In the list of timers.
     pub(super) timed: bool,
-    /// When a CLOSE without answer ends its link.
+    /// When a CLOSE without answer ends its link, or when it is looked whether it has drained.
     pub(super) close_at: Option<u64>,
+    /// The out-link drains.
+    pub(super) drain: Option<Drain>,
+    /// The place of the out-link was demanded, by this side or by the peer.
+    pub(super) demanded: bool,
+    /// Number of links in a row on which nothing has passed until their places were demanded.
+    pub(super) fruitless: u8,
+    /// In the queue of peers that wait for a place for a link.
+    pub(super) waits: bool,
 
     /// Numbered packets that are not complete.
     pub(super) posted: List,
@@ -177,6 +194,10 @@ impl Peer {
             aliased: false,
             timed: false,
             close_at: None,
+            drain: None,
+            demanded: false,
+            fruitless: 0,
+            waits: false,
             posted: List::default(),
             repost: None,
             unsent: None,
@@ -231,6 +252,7 @@ impl Peer {
             aliased: self.aliased,
             timed: self.timed,
             listed: self.listed,
+            waits: self.waits,
             ..fresh
         };
     }
@@ -323,6 +345,13 @@ impl Peer {
     #[inline]
     pub(super) fn awaits(&self) -> bool {
         self.holds > 0 || self.acks > 0 || self.has_waiting()
+    }
+
+    /// A new operation: a pause after links on which nothing has passed is over.
+    pub(super) fn end_pause(&mut self) {
+        if std::mem::take(&mut self.fruitless) != 0 {
+            self.dial.not_before = None;
+        }
     }
 
     /// A newer grant has replaced the last one.

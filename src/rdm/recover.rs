@@ -72,11 +72,13 @@ impl<I: Io> Core<I> {
         }
         ending.state = State::Ending;
         let agreed = ending.closing == Closing::Accepted;
+        let mut drain = None;
         if let Some(peer) = self.peers.get_mut(key)
             && peer.out == Some(link)
         {
             (peer.out, peer.closing) = (None, false);
             peer.close_at = None;
+            drain = peer.drain.take();
             self.retimed = true;
             ending.was_out = true;
             if ending.closing == Closing::No {
@@ -87,6 +89,9 @@ impl<I: Io> Core<I> {
             self.dialled();
         }
         io.end(link);
+        if let Some(question) = drain.and_then(|drain| drain.question) {
+            self.refuse_on(key, question, io);
+        }
         if agreed {
             // the peer ends all of them
             if let Some(peer) = self.peers.get_mut(key) {
@@ -243,6 +248,9 @@ impl<I: Io> Core<I> {
         if patient && let Some(peer) = self.peers.get_mut(ended.peer) {
             peer.dial.not_before = Some(self.now + PATIENCE);
             self.set_timer(ended.peer);
+        }
+        if ended.was_out {
+            self.pause_demanded(ended);
         }
     }
 
@@ -442,7 +450,7 @@ impl<I: Io> Core<I> {
                     peer.dial.queued = false;
                 }
                 self.changed.push(key);
-            } else {
+            } else if !self.assign_place(io) {
                 return;
             }
         }
@@ -502,7 +510,7 @@ impl<I: Io> Core<I> {
         if damaged {
             return self.fail(key, FiErrno::ECONNABORTED, io);
         }
-        (peer.out, peer.closing) = (Some(link), false);
+        (peer.out, peer.closing, peer.demanded) = (Some(link), false, false);
         peer.outs = peer.outs.wrapping_add(1);
         peer.restate |= peer.stated.is_some_and(|stated| stated != link);
         peer.dial = Dial {
@@ -512,6 +520,7 @@ impl<I: Io> Core<I> {
         (peer.probe, peer.confirm, peer.heard) = (false, true, true);
         self.retimed = true;
         self.resume(key, &terms, io);
+        self.begin_use(key, link);
         io.up(key, link, &terms);
     }
 

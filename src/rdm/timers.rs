@@ -1,4 +1,4 @@
-//! What is due at a time: the end of a dial and of a handshake, the next dial, the end of an
+//! What is due at a time: the end of a dial and of a handshake, the next dial, the steps of an
 //! eviction, the probe of silent peers.
 
 use super::core::{Core, Io};
@@ -22,7 +22,7 @@ impl<I: Io> Core<I> {
         if self.retimed {
             self.retimed = false;
             let mut timers = std::mem::take(&mut self.timers);
-            let mut earliest = self.beat;
+            let mut earliest = self.beat.into_iter().chain(self.room_at).min();
             timers.retain(|key| {
                 let time = self.time_of(*key);
                 earliest = earliest.into_iter().chain(time).min();
@@ -143,6 +143,7 @@ impl<I: Io> Core<I> {
             self.beat = None;
             self.beat(io);
         }
+        self.make_room_again(io);
         let mut at = 0;
         while let Some(key) = self.timers.get(at).copied() {
             match self.time_of(key) {
@@ -174,6 +175,7 @@ impl<I: Io> Core<I> {
         if closes {
             peer.close_at = None;
         }
+        let drains = peer.drain.is_some();
         let (since, own, accepted) = (peer.dial.since, peer.own, peer.accepted);
         let greeted = !expired(self.hello_by(key), 0);
         if let Some(accepted) = accepted.filter(|_| !greeted) {
@@ -190,6 +192,8 @@ impl<I: Io> Core<I> {
         }
         if expired(since, self.config.timeout) {
             self.fail(key, FiErrno::EHOSTUNREACH, io);
+        } else if closes && drains {
+            self.drain(key, io);
         } else if closes {
             self.end_links(key, io);
         }

@@ -111,7 +111,7 @@ const PARAMS: &[Param] = &[
     Param {
         name: c"max_links",
         kind: FI_PARAM_SIZE_T,
-        help: c"Connections of a reliable datagram endpoint, beyond which idle ones are closed (default: 3/4 of the device's queue pairs or of the limit of open files, whichever is less)",
+        help: c"Connections of a reliable datagram endpoint, beyond which idle ones are closed, or peers take turns (default: 3/4 of the device's queue pairs or of the limit of open files, whichever is less)",
     },
     Param {
         name: c"connect_timeout",

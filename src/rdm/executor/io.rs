@@ -9,6 +9,7 @@ use super::super::operations::{Atomic, Kind, Operation, TxKey};
 use super::super::ops::Form;
 use super::super::peer::PeerKey;
 use super::super::receives::{ArrivalKey, AtSender, Envelope, Payload};
+use super::super::rma::RmaOp;
 use super::super::streams::Asked;
 use super::{Executor, Place, Todo};
 use crate::errno::{FiErrno, Result};
@@ -37,6 +38,16 @@ impl Io for Executor {
             None => self.links.len() < self.max_links,
             Some(xrc) => xrc.places_used() < self.max_links,
         }
+    }
+
+    fn places(&self) -> usize {
+        self.max_links
+    }
+
+    fn is_quiet(&mut self, link: LinkKey) -> bool {
+        let under_way = |op: &RmaOp| op.link == Some(link) && op.parts != 0;
+        let reads = self.links.get_mut(link).map_or(0, |link| link.reads());
+        reads == 0 && !self.rma.ops.any(under_way)
     }
 
     fn node_of(&mut self, link: LinkKey) -> Option<u64> {

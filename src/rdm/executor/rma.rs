@@ -655,6 +655,9 @@ impl Executor {
             (None, Some(fault)) => self.completions.rma_failed(completion, fault),
         }
         let (slot, held, peer) = (op.slot.take(), op.held, op.peer);
+        if op.fault.is_none() {
+            core.note_executed(peer);
+        }
         self.rma.ops.free(key);
         if let Some(slot) = slot {
             self.memory.give_back(slot);

@@ -104,6 +104,7 @@ fn a_broken_network_loses_and_repeats_nothing() {
             rings: random.one_in(2),
             circuits: false,
             shared: false,
+            ..CALM
         };
         try_seed("a_broken_network", seed, plan);
     }
@@ -133,6 +134,7 @@ fn broken_circuits_lose_and_repeat_nothing() {
             rings: false,
             circuits: true,
             shared: random.one_in(2),
+            ..CALM
         };
         try_seed("tests::broken_circuits", seed, plan);
     }
@@ -161,6 +163,7 @@ fn a_peer_on_circuits_that_cannot_be_reached_returns() {
             rings: false,
             circuits: true,
             shared: random.one_in(2),
+            ..CALM
         };
         try_seed("a_peer_on_circuits", seed, plan);
     }
@@ -189,6 +192,7 @@ fn a_peer_that_cannot_be_reached_fails_and_returns() {
             rings: random.one_in(2),
             circuits: false,
             shared: false,
+            ..CALM
         };
         try_seed("a_peer_that_cannot", seed, plan);
     }
@@ -218,6 +222,7 @@ fn a_broken_link_is_noticed_while_something_is_awaited() {
             rings: random.one_in(2),
             circuits: false,
             shared: false,
+            ..CALM
         };
         try_seed("a_broken_link_is_noticed", seed, plan);
     }
@@ -240,7 +245,34 @@ const CALM: Plan = Plan {
     rings: false,
     circuits: false,
     shared: false,
+    places: usize::MAX,
+    stream: 0,
 };
+
+/// Endpoints with fewer links than busy peers: all of them get their turn, and nothing fails.
+#[test]
+fn busy_peers_take_turns() {
+    for seed in seeds(60) {
+        let mut random = Random(!seed);
+        let nodes = 3 + random.below(4) as usize;
+        let places = 1 + random.below(nodes as u64) as usize;
+        let plan = Plan {
+            nodes,
+            sends: 0,
+            chaos: [0, 6][random.below(2) as usize],
+            evictions: true,
+            pool: match random.below(3) {
+                0 => Credit::new(100, 5),
+                _ => LARGE,
+            },
+            rings: random.one_in(2),
+            places,
+            stream: 1_000 * (1 + (nodes - 1).div_ceil(places)) as u64,
+            ..CALM
+        };
+        try_seed("busy_peers_take_turns", seed, plan);
+    }
+}
 
 #[test]
 fn one_link_if_one_side_dials() {

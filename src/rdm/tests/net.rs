@@ -26,6 +26,9 @@ use crate::wire::rdm::{
     Terms,
 };
 
+/// Messages of a stream that are not complete at once.
+const STREAMED: usize = 8;
+
 const US: u64 = 1_000;
 const MS: u64 = 1_000 * US;
 /// When the kernel's connection manager repeats a message that was lost.
@@ -108,6 +111,11 @@ pub(super) struct Hands {
     posted: HashMap<u32, u32>,
     sq: u32,
     chaos: bool,
+    /// Number of links that exist, and that can exist.
+    used: usize,
+    places: usize,
+    /// RMA is under way on some links.
+    rma: bool,
     /// The link for posts to each peer.
     up: HashMap<u32, LinkKey>,
     /// Links on which a packet can be written to the peer's memory.
@@ -124,15 +132,25 @@ impl Io for Hands {
 
     fn dial(&mut self, link: LinkKey, to: Listener, request: &Request) {
         let bytes = request.encode().to_vec();
+        self.used += 1;
         self.actions.push(Action::Dial(link, to, bytes));
     }
 
     fn has_place(&mut self) -> bool {
-        !(self.chaos && self.random.one_in(10))
+        self.used < self.places && !(self.chaos && self.random.one_in(10))
+    }
+
+    fn places(&self) -> usize {
+        self.places
+    }
+
+    fn is_quiet(&mut self, _: LinkKey) -> bool {
+        !self.rma || self.random.one_in(4)
     }
 
     fn accept(&mut self, link: LinkKey, held: usize, reply: &Reply) {
         let bytes = reply.encode().to_vec();
+        self.used += 1;
         self.actions.push(Action::Accept(link, held, bytes));
     }
 
@@ -419,6 +437,8 @@ enum Event {
     Tick(usize),
     Match(usize),
     Send(usize, usize),
+    /// As `Send`, again and again.
+    Stream(usize, usize),
     Chaos,
     OnCircuit(OnCircuit),
     /// The endpoint at an address has left.
@@ -451,6 +471,10 @@ pub(super) struct Plan {
     pub(super) circuits: bool,
     /// Each two endpoints are on one node, and share targets.
     pub(super) shared: bool,
+    /// The number of links that an endpoint can have.
+    pub(super) places: usize,
+    /// Each endpoint sends again when a message has been delivered, until this time in ms.
+    pub(super) stream: u64,
 }
 
 pub(super) struct World {
@@ -470,6 +494,8 @@ pub(super) struct World {
     /// Sender and receiver of a session that ended before the sender's circuit was known.
     unheard: HashSet<(usize, usize)>,
     sent: Vec<Sent>,
+    /// Messages that were sent by streams, and may be incomplete.
+    streams: HashMap<(usize, usize), Vec<usize>>,
     restarted: Vec<Listener>,
     /// When the endpoint at an address has begun.
     replaced: HashMap<Listener, u64>,
@@ -511,6 +537,7 @@ impl World {
             inboxes: Vec::new(),
             unheard: HashSet::new(),
             sent: Vec::new(),
+            streams: HashMap::new(),
             restarted: Vec::new(),
             replaced: HashMap::new(),
             killed: HashSet::new(),
@@ -545,9 +572,17 @@ impl World {
             eager: 8192,
             dials: 1 + self.random.below(3) as usize,
             peers: 64,
-            timeout: 10_000 * MS,
+            timeout: match self.plan.stream {
+                0 => 10_000 * MS,
+                // also while they stream
+                stream => stream * MS / 2,
+            },
             // also so short that answers are late
-            answer: [2_000 * MS, 100 * MS, 10 * MS][self.random.below(3) as usize],
+            answer: match self.plan.stream {
+                0 => [2_000 * MS, 100 * MS, 10 * MS][self.random.below(3) as usize],
+                // a request may wait for a place
+                _ => 2_000 * MS,
+            },
             beat: Some(750 * MS),
             pool: self.plan.pool,
         };
@@ -557,6 +592,9 @@ impl World {
             posted: HashMap::new(),
             sq: 1 + self.random.below(8) as u32,
             chaos: self.chaos,
+            used: 0,
+            places: self.plan.places,
+            rma: self.plan.stream != 0 && self.random.one_in(2),
             up: HashMap::new(),
             rings: HashSet::new(),
             attached: HashSet::new(),
@@ -620,6 +658,8 @@ impl World {
         }
         let at = &mut self.nodes[node];
         at.core.check();
+        at.hands.used = at.core.links.len();
+        assert!(at.hands.used <= at.hands.places);
         let deadline = at.core.deadline();
         if let Some(time) = deadline
             && at.tick.is_none_or(|tick| tick > time)
@@ -870,7 +910,12 @@ impl World {
                     if let Some((node, link)) = self.side(conn, 1)
                         && !self.plan.circuits
                     {
-                        self.at(self.now + 2_000 * MS, Event::Broken(node, link));
+                        let time = match self.plan.stream {
+                            0 => 2_000 * MS,
+                            // that of the dialler refuses the reply
+                            _ => 10 * MS,
+                        };
+                        self.at(self.now + time, Event::Broken(node, link));
                     }
                     return;
                 }
@@ -948,6 +993,7 @@ impl World {
                 }
             }
             Event::Send(from, to) => self.send(from, to),
+            Event::Stream(from, to) => self.stream(from, to),
             Event::Chaos => self.disturb(),
             Event::Left(listener) => self.left(listener),
             Event::OnCircuit(event) => self.step_on_circuit(event),
@@ -1029,6 +1075,23 @@ impl World {
                 self.call(node, |core, hands| core.sent(link, number, hands));
             }
             None => {}
+        }
+    }
+
+    /// The endpoint at place `from` sends to the one at `to`, unless many of its messages are not
+    /// complete; soon it does so again.
+    fn stream(&mut self, from: usize, to: usize) {
+        let sent = &self.sent;
+        let mut under_way = self.streams.remove(&(from, to)).unwrap_or_default();
+        under_way.retain(|id| sent[*id].result.is_none());
+        if under_way.len() < STREAMED {
+            under_way.push(self.sent.len());
+            self.send(from, to);
+        }
+        self.streams.insert((from, to), under_way);
+        if self.now < self.plan.stream * MS {
+            let next = self.now + self.random.below(4 * MS);
+            self.at(next, Event::Stream(from, to));
         }
     }
 
@@ -1235,6 +1298,11 @@ impl World {
             };
             self.at(time, Event::Send(from, to));
         }
+        for from in (0..plan.nodes).filter(|_| plan.stream != 0) {
+            for to in (0..plan.nodes).filter(|to| *to != from) {
+                self.at(0, Event::Stream(from, to));
+            }
+        }
         for _ in 0..plan.chaos {
             let time = self.random.below(busy + 100 * MS);
             self.at(time, Event::Chaos);
@@ -1269,7 +1337,7 @@ impl World {
         while let Some(Reverse((time, _, place))) = self.events.pop() {
             self.now = time;
             steps += 1;
-            if steps == 400_000 {
+            if steps == 400_000 + 1_000 * self.plan.stream {
                 self.nodes.iter().for_each(|node| node.core.print());
                 panic!("the network does not come to rest");
             }

@@ -1,5 +1,6 @@
 //! Tests of one endpoint step by step: the messages of its peer are written by the test.
 
+mod demands;
 mod dials;
 mod evictions;
 mod sessions;
@@ -35,6 +36,10 @@ struct Acts {
     posts: usize,
     delivered: usize,
     discarded: usize,
+    /// The number of links that exist is the largest.
+    full: bool,
+    /// RMA is under way.
+    rma: bool,
 }
 
 impl Io for Acts {
@@ -47,7 +52,11 @@ impl Io for Acts {
     }
 
     fn has_place(&mut self) -> bool {
-        true
+        !self.full
+    }
+
+    fn is_quiet(&mut self, _: LinkKey) -> bool {
+        !self.rma
     }
 
     fn accept(&mut self, link: LinkKey, (): (), reply: &Reply) {

@@ -200,6 +200,8 @@ pub enum Close {
     Refuse,
     /// The endpoint of the sender is being closed, which posts nothing more. On circuits alone.
     End,
+    /// The sender needs the place of the link, although operations are under way.
+    Demand,
 }
 
 /// The contents of a packet, by kind.
@@ -709,6 +711,7 @@ impl Source<'_> {
                     1 => Close::Accept,
                     2 => Close::Refuse,
                     3 => Close::End,
+                    4 => Close::Demand,
                     _ => return Err(Bad::Value),
                 })
             }

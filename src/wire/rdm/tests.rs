@@ -221,8 +221,14 @@ fn body() -> impl Strategy<Value = Body> {
         (op(), any::<u64>()).prop_map(|(op, written)| Body::Pushed { op, written }),
         (grant(), any::<bool>()).prop_map(|(grant, recall)| Body::Credit { grant, recall }),
         grant().prop_map(Body::Return),
-        prop::sample::select(vec![Close::Ask, Close::Accept, Close::Refuse, Close::End])
-            .prop_map(Body::Close),
+        prop::sample::select(vec![
+            Close::Ask,
+            Close::Accept,
+            Close::Refuse,
+            Close::End,
+            Close::Demand
+        ])
+        .prop_map(Body::Close),
         hello.prop_map(|(epoch, terms, listeners)| Body::Hello(Box::new(Hello::new(
             epoch, terms, listeners
         )))),
