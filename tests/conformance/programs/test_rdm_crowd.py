@@ -1,0 +1,38 @@
+"""Processes that use endpoints to all others without a pause, with fewer connections than peers:
+tests/conformance/c/rdm_crowd.c.
+
+With WEFT_RDM_LONG=1 each run takes 20 s.
+"""
+
+import os
+
+from lib import programs
+
+from . import common
+
+SECONDS = "20" if os.environ.get("WEFT_RDM_LONG") == "1" else "3"
+
+
+class Crowd(common.CProgram):
+    SOURCE = "rdm_crowd"
+    OPTIONS = ("-D_GNU_SOURCE",)
+
+    def succeeds(self, mode, links, progress="manual", **more):
+        # without turns operations fail after this time
+        more.setdefault("FI_WEFT_CONNECT_TIMEOUT", "10" if SECONDS == "20" else "2")
+        super().succeeds(programs.SYSTEM, mode, progress, SECONDS, FI_WEFT_MAX_LINKS=links, **more)
+
+    def test_messages(self):
+        self.succeeds("messages", "3")
+
+    def test_messages_without_rings(self):
+        self.succeeds("messages", "3", SOFTVERBS_RING="0")
+
+    def test_messages_in_one_direction_with_automatic_progress(self):
+        self.succeeds("oneway", "2", "auto")
+
+    def test_writes_reads_and_atomics(self):
+        self.succeeds("memory", "3")
+
+    def test_writes_reads_and_atomics_of_the_processor(self):
+        self.succeeds("memory", "3", SOFTVERBS_ATOMICS="0")
