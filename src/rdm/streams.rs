@@ -100,8 +100,12 @@ impl Streams {
         self.arriving.len()
     }
 
-    /// The parts of a message were asked for.
+    /// The parts of a message, or its end, were asked for; or its end, which is still listed, is
+    /// waited for again.
     pub(super) fn begin(&mut self, key: ArrivalKey) {
+        if self.arriving.iter().any(|it| it.key == key) {
+            return;
+        }
         #[cfg(test)]
         {
             self.begun += 1;
@@ -185,6 +189,18 @@ mod tests {
         let now = streams.take_stalled(true, |_| Some(1));
         assert_eq!(now.map(|key| key.number()), Some(moving));
         assert!(streams.is_empty());
+    }
+
+    #[test]
+    fn a_message_is_listed_once() {
+        let mut streams = Streams::default();
+        let key = ArrivalKey::from_number(4);
+        streams.begin(key);
+        streams.begin(key);
+        assert_eq!(streams.arriving(), 1);
+        assert!(streams.take_stalled(true, |_| Some(1)).is_some());
+        streams.begin(key);
+        assert_eq!(streams.arriving(), 1);
     }
 
     #[test]
