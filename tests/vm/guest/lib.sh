@@ -86,6 +86,9 @@ other_processes() {
 
 # --- functions for the cases ---
 
+# Whether the kernel's rxe has on-demand regions and advice.
+has_on_demand() { kernel=$(uname -r) && dpkg --compare-versions "${kernel%%-*}" ge 6.16; }
+
 skip() { echo "$*"; exit 77; }
 
 FIPEER=$WEFT_PROJECT/build/vm/fipeer

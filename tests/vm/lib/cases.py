@@ -1,4 +1,4 @@
-"""The test cases: small shell files with header comments (guest, needs, seconds, long, kill-b), and
+"""The test cases: small shell files with header comments (guest, needs, seconds, long, long-seconds, kill-b), and
 an order that needs few boots.
 """
 
@@ -19,9 +19,11 @@ WEFT_DIR = PROJECT / os.environ.get("WEFT_PROVIDER_DIR", "build/lib/libfabric")
 WEFT_SO = WEFT_DIR / "libweft-fi.so"
 
 # One boot serves all cases of a group.
-GUESTS = ("one", "large", "old", "pair")
+GUESTS = ("one", "large", "pmem", "old", "pair")
 # MiB of the guests that need more than 2048
 MEMORY = {"large": 6144}
+# MiB of persistent memory
+PMEM = {"pmem": 128}
 
 
 @dataclasses.dataclass
@@ -33,6 +35,8 @@ class Case:
     seconds: int = 60
     # what it runs only with WEFT_VM_LONG; empty if it has one form
     long: str = ""
+    # the limit in that form, if it is another one
+    long_seconds: int = 0
     # seconds after a's `signal running`; the pair is booted for this case alone
     kill_b: float | None = None
 
@@ -52,7 +56,7 @@ class Case:
 
 def read(path):
     case = Case(path, path.stem)
-    for key, value in re.findall(r"^# (guest|needs|seconds|long|kill-b): *(.+?) *$", path.read_text(), re.M):
+    for key, value in re.findall(r"^# (guest|needs|seconds|long|long-seconds|kill-b): *(.+?) *$", path.read_text(), re.M):
         if key == "guest":
             if value not in GUESTS:
                 raise ValueError(f"{path}: guest {value}")
@@ -61,6 +65,8 @@ def read(path):
             case.needs = value
         elif key == "seconds":
             case.seconds = int(value)
+        elif key == "long-seconds":
+            case.long_seconds = int(value)
         elif key == "long":
             case.long = value
         else:

@@ -111,7 +111,7 @@ def file_sink(file):
 
 
 class Guest:
-    def __init__(self, image, root="sid", pair="", link=None, memory=2048, cpus=2, exchange=None, out=None, err=None):
+    def __init__(self, image, root="sid", pair="", link=None, memory=2048, cpus=2, exchange=None, out=None, err=None, pmem=0):
         self.name = f"guest {pair}" if pair else "guest"
         self.scratch = pathlib.Path(tempfile.mkdtemp(prefix="weft-vm-"))
         self.own_exchange = exchange is None
@@ -122,15 +122,15 @@ class Guest:
         self.out_sink = out or file_sink(sys.stdout.buffer)
         self.err_sink = err or file_sink(sys.stderr.buffer)
         self._control = b""
-        self._start(image, root, pair, link, memory, cpus)
+        self._start(image, root, pair, link, memory, cpus, pmem)
 
-    def _start(self, image, root, pair, link, memory, cpus):
+    def _start(self, image, root, pair, link, memory, cpus, pmem):
         here, there = zip(*(socket.socketpair() for _ in range(3)))
         argv = base_argv(image, root, memory, cpus, self.exchange)
         argv += ["-display", "none", "-monitor", "none", "-serial", f"file:{self.console}", "-device", "virtio-serial-pci"]
         for name, sock in zip(("cmd", "out", "err"), there):
             argv += ["-chardev", f"socket,id={name},fd={sock.fileno()}", "-device", f"virtserialport,chardev={name},name={name}"]
-        argv += nic_argv(pair, link)
+        argv += nic_argv(pair, link) + pmem_argv(memory, pmem)
         argv += ["-append", f"{KERNEL_LINE} weft.project={PROJECT} weft.mode=run weft.pair={pair}"]
         fds = [sock.fileno() for sock in there] + ([link.fileno()] if link else [])
         with open(self.scratch / "qemu", "wb") as log:
@@ -256,6 +256,16 @@ def nic_argv(pair, link):
         return []
     mac = "52:54:00:77:00:0" + ("1" if pair == "a" else "2")
     return ["-netdev", f"socket,id=net0,fd={link.fileno()}", "-device", f"virtio-net-pci,netdev=net0,mac={mac}"]
+
+
+def pmem_argv(memory, pmem):
+    """An NVDIMM of `pmem` MiB, which the guest's kernel takes for persistent memory; none if 0."""
+    if not pmem:
+        return []
+    return [
+        "-machine", "nvdimm=on", "-m", f"{memory},slots=1,maxmem={memory + 2 * pmem}M",
+        "-object", f"memory-backend-ram,id=pmem,size={pmem}M", "-device", "nvdimm,id=nvdimm0,memdev=pmem",
+    ]
 
 
 # After this many emulator faults in a row, report the last one.
