@@ -4,6 +4,8 @@
 
 #include "rdm_memory.h"
 
+#include <fcntl.h>
+
 #define MIB (1UL << 20)
 #define LARGEST (8 * MIB)
 #define AREA (LARGEST + 65536)
@@ -20,14 +22,19 @@ static struct shown there[2];	    /* those of the peer */
 static char file_name[] = "/var/tmp/rdm_rma.XXXXXX";
 static inline void remove_file(void) { unlink(file_name); }
 
-/* A shared mapping of a file on a disk, which can be made durable. Called once by a process. */
+/* A shared mapping of a file on a disk, which can be made durable, or of a part of the device
+ * WEFT_TEST_PMEM, which is persistent memory. Called once by a process. */
 static inline uint8_t *durable_pages(size_t len)
 {
-	int fd = mkstemp(file_name);
+	const char *device = getenv("WEFT_TEST_PMEM");
+	int fd = device ? open(device, O_RDWR) : mkstemp(file_name);
 	void *bytes;
 
-	IS(fd >= 0 && atexit(remove_file) == 0 && ftruncate(fd, (off_t)len) == 0);
-	bytes = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	if (device)
+		IS(fd >= 0);
+	else
+		IS(fd >= 0 && atexit(remove_file) == 0 && ftruncate(fd, (off_t)len) == 0);
+	bytes = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED, fd, device ? (off_t)(me * 4 * LARGEST) : 0);
 	IS(bytes != MAP_FAILED);
 	close(fd);
 	return bytes;

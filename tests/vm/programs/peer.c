@@ -43,6 +43,8 @@ static struct fi_info *get_hints(const struct options *opt)
 		fail("fi_allocinfo", -FI_ENOMEM);
 	hints->ep_attr->type = FI_EP_MSG;
 	hints->caps = FI_MSG | FI_RMA | (strcmp(opt->test, "atomic") ? 0 : FI_ATOMIC);
+	if (!strcmp(opt->test, "durable"))
+		hints->caps |= FI_RMA_PMEM;
 	hints->mode = 0;
 	hints->addr_format = strchr(opt->address, ':') ? FI_SOCKADDR_IN6 : FI_SOCKADDR_IN;
 	/* the bits that the verbs provider requires on a verbs device: the native form of keys */

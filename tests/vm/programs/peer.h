@@ -101,5 +101,6 @@ int test_local(const struct options *opt);
 int test_reads(const struct options *opt);
 int test_connect(const struct options *opt);
 int test_count(const struct options *opt);
+int test_durable(const struct options *opt);
 
 #endif
