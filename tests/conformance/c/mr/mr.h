@@ -181,12 +181,15 @@ struct end {
 
 static inline const char *provider(void) { return getenv("WEFT_TEST_PROV") ?: "weft"; }
 
-/* Whether the device pins registered memory. */
+/* An address of the device under test. */
+static inline const char *node(void) { return getenv("WEFT_TEST_NODE") ?: "127.0.0.1"; }
+
+/* Whether the device pins registered memory. WEFT_TEST_PINS: a device of the kernel that does. */
 static inline bool pins(void)
 {
 	const char *odp = getenv("SOFTVERBS_ODP");
 
-	return odp && !strcmp(odp, "0");
+	return getenv("WEFT_TEST_PINS") || (odp && !strcmp(odp, "0"));
 }
 
 static const struct form {
@@ -218,7 +221,7 @@ static inline int getinfo_of(struct end *end, int mr_mode, uint64_t flags, struc
 	/* when an operation has completed, its data is in the target's memory */
 	hints->tx_attr->op_flags = end->op_flags ?: FI_DELIVERY_COMPLETE;
 	hints->fabric_attr->prov_name = strdup(provider());
-	ret = fi_getinfo(end->version ?: FI_VERSION(1, 17), "127.0.0.1", flags ? "0" : NULL, flags, hints,
+	ret = fi_getinfo(end->version ?: FI_VERSION(1, 17), node(), flags ? "0" : NULL, flags, hints,
 			 info);
 	fi_freeinfo(hints);
 	return ret;
