@@ -26,6 +26,8 @@
 #define MEMORY (4UL << 20)
 #endif
 #define SETUP_SECONDS 10
+/* of a process; WEFT_TEST_SLOW=1: in an emulated machine */
+#define LIMIT_SECONDS (getenv("WEFT_TEST_SLOW") ? 360U : 60U)
 
 struct end {
 	struct fi_info *info;
@@ -231,7 +233,7 @@ static inline pid_t child(const char *name)
 	if (pid == 0) {
 		role = name;
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
-		alarm(60);
+		alarm(LIMIT_SECONDS);
 	}
 	return pid;
 }

@@ -5,7 +5,7 @@
  *   idle     the peer has written once and then polls, sleeps, computes or sends messages (HOW);
  *            the target closes 5,000 regions
  *   refresh  the same with 5,000 calls of fi_mr_refresh
- *   writing  the peer writes to a region without a pause until it is closed, in 200 rounds
+ *   writing  the peer writes to a region without a pause until it is closed, in 200 rounds, or HOW
  *   stopped  the peer is stopped (SIGSTOP) while it writes; HOW is the number of regions that are
  *            closed meanwhile
  *   pinned   the peer is stopped, and RLIMIT_MEMLOCK has room for 8 of the 64 regions that are
@@ -35,6 +35,14 @@
 
 static int bits;
 static const char *how;
+
+/* of `writing`; CLOSES at most */
+static int rounds(void)
+{
+	int count = atoi(how);
+
+	return count ? count : ROUNDS;
+}
 
 static struct fi_info *info_of(const char *service, uint64_t flags)
 {
@@ -239,7 +247,7 @@ static void initiator(const char *mode, int in, int out)
 	expect_write(&end, &open);
 	tell(out, "w", 1);
 	if (!strcmp(mode, "writing")) {
-		for (int i = 0; i < ROUNDS; i++) {
+		for (int i = 0; i < rounds(); i++) {
 			int error;
 
 			hear(in, &remote, sizeof remote);
@@ -350,7 +358,7 @@ static void nothing_came(void)
 
 static void close_while_written(void)
 {
-	for (int i = 0; i < ROUNDS; i++) {
+	for (int i = 0; i < rounds(); i++) {
 		struct fid_mr *mr;
 		struct remote remote;
 		char byte;
@@ -367,7 +375,7 @@ static void close_while_written(void)
 		nothing_came();
 		no_event(&end);
 	}
-	report("closes of a region that is written to", ROUNDS, QUICK);
+	report("closes of a region that is written to", (size_t)rounds(), QUICK);
 }
 
 /* When this returns, the peer does not run. */
@@ -591,7 +599,7 @@ int main(int argc, char **argv)
 		initiator(argv[1], down[0], up[1]);
 	}
 	role = "target";
-	alarm(60);
+	alarm(LIMIT_SECONDS);
 	close(down[0]);
 	close(up[1]);
 	in = up[0];
