@@ -1,8 +1,7 @@
 # guest: large
 # needs: weft fabtests
 # seconds: 420
-# long: the forms of fi_multi_ep with FI_THREAD_COMPLETION, transfers without verification, and memory
-# long-seconds: 1800
+# long: fi_multi_ep with FI_THREAD_COMPLETION, transfers without verification, regions
 # libfabric's fabtests of message endpoints on rxe0. Five are made smaller, because the resources of
 # rxe and of this guest do not suffice (libfabric's verbs provider fails in the same way in this
 # guest): fi_cq_test opens 32,768 queues, which take more than 6 GB of kernel memory; fi_msg_bw,

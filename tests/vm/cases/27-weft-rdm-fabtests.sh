@@ -2,7 +2,6 @@
 # needs: weft fabtests
 # seconds: 1200
 # long: 58 tests; otherwise one of each kind, because the library's part of the others runs on soft0
-# long-seconds: 3600
 # libfabric's fabtests of endpoints with many peers on rxe0. fi_cq_test opens 32,768 queues, which
 # take more than 6 GB of the kernel's memory with MSG endpoints; it gets the same limit here. Tests
 # of RMA and atomics register 64 buffers of 8 MiB each way in one region, for whose page list rxe

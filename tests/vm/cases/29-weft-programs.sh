@@ -1,7 +1,6 @@
 # needs: weft
 # seconds: 900
 # long: 140 runs of the conformance programs, otherwise 10
-# long-seconds: 3600
 # The programs of the conformance tier on rxe0 (tests/vm/programs/runs): every form of registration
 # as the target of RMA, RMA and atomics of endpoints with many peers, long messages, shared receive
 # contexts, events by FETCH_ADD, authorization keys, registration in the background, revocation

@@ -1,11 +1,11 @@
 # guest: pmem
 # needs: weft
 # seconds: 180
-# Durable writes (FI_RMA_PMEM, FI_COMMIT_COMPLETE) to persistent memory of the kernel, an NVDIMM that
-# QEMU emulates, from MSG and RDM endpoints on rxe0. The completion comes after the kernel has written
-# the target's cache lines back; that bytes survive a loss of power can't be shown by emulation. rxe
-# refuses to register other memory as persistent. Pages of a file system (fsdax) can't be pinned, so
-# the memory is a character device (devdax).
+# Durable writes (FI_RMA_PMEM, FI_COMMIT_COMPLETE) to persistent memory of the kernel, an NVDIMM
+# that QEMU emulates, from MSG and RDM endpoints on rxe0. The completion comes after the kernel has
+# written the target's cache lines back; that bytes survive a loss of power can't be shown by
+# emulation. rxe refuses to register other memory as persistent. Pages of a file system (fsdax)
+# can't be pinned, so the memory is a character device (devdax).
 run() {
 	modprobe -a nfit nd_pmem dax_pmem device_dax || return 1
 	pmem_device || { ls /sys/bus/nd/devices; dmesg | tail -20; return 1; }

@@ -1,4 +1,4 @@
-"""The test cases: small shell files with header comments (guest, needs, seconds, long, long-seconds, kill-b), and
+"""The test cases: small shell files with header comments (guest, needs, seconds, long, kill-b), and
 an order that needs few boots.
 """
 
@@ -35,8 +35,6 @@ class Case:
     seconds: int = 60
     # what it runs only with WEFT_VM_LONG; empty if it has one form
     long: str = ""
-    # the limit in that form, if it is another one
-    long_seconds: int = 0
     # seconds after a's `signal running`; the pair is booted for this case alone
     kill_b: float | None = None
 
@@ -56,7 +54,7 @@ class Case:
 
 def read(path):
     case = Case(path, path.stem)
-    for key, value in re.findall(r"^# (guest|needs|seconds|long|long-seconds|kill-b): *(.+?) *$", path.read_text(), re.M):
+    for key, value in re.findall(r"^# (guest|needs|seconds|long|kill-b): *(.+?) *$", path.read_text(), re.M):
         if key == "guest":
             if value not in GUESTS:
                 raise ValueError(f"{path}: guest {value}")
@@ -65,8 +63,6 @@ def read(path):
             case.needs = value
         elif key == "seconds":
             case.seconds = int(value)
-        elif key == "long-seconds":
-            case.long_seconds = int(value)
         elif key == "long":
             case.long = value
         else:
