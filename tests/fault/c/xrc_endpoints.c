@@ -443,8 +443,13 @@ static bool trace(void)
 			continue;
 		idle = false;
 		if (WIFSTOPPED(status)) {
+			bool had_begun = begun;
+
 			if (stopped(threads[i], status))
 				return true;
+			/* a caller that waits for the mark does not expect what follows it */
+			if (begun && !had_begun)
+				return false;
 			continue;
 		}
 		if (threads[i] == pids[VICTIM])
