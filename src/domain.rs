@@ -197,8 +197,8 @@ impl Domain {
     }
 
     /// The XRC domain of the domain's connected endpoints, unless the application has bound another
-    /// one to them: that of the user's file for the authorization key of the domain. Blocks as
-    /// [`XrcDomain::open`].
+    /// one to them: a private one, or if the user demands it that of the user's file for the
+    /// authorization key of the domain. Blocks as [`XrcDomain::open`].
     ///
     /// # Errors
     /// Those of [`XrcDomain::open`].

@@ -16,14 +16,16 @@ use crate::verbs::{Device, Xrcd};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Places {
     /// The path that the user demands (`FI_WEFT_XRCD_PATH`), without its ending. `private`: no
-    /// file.
+    /// file; `shared`: the file of the user. `None`: the file of the user for endpoints with many
+    /// peers, none for connected ones.
     pub demanded: Option<PathBuf>,
     /// The user's directory for runtime files (`XDG_RUNTIME_DIR`).
     pub runtime_dir: Option<PathBuf>,
 }
 
-/// The path that demands a private domain.
+/// The paths that demand a private domain, and that of the user's file.
 const PRIVATE: &str = "private";
+const SHARED: &str = "shared";
 
 /// An open XRC domain, and what identifies its node. Thread safe. Closed when it is dropped, and
 /// the objects in it; then its file is collected.
@@ -40,8 +42,12 @@ pub struct XrcDomain {
 impl XrcDomain {
     /// The domain of the endpoints of one type with an authorization key (its tag, 0 for none):
     /// that of the first file in `places` that can be used, or a private one. The reasons for a
-    /// private one that was not demanded are logged once for each process. Blocks for at most 1 s for each place, and
-    /// while others open domains.
+    /// private one that was not demanded are logged once for each process. Blocks for at most 1 s
+    /// for each place, and while others open domains.
+    ///
+    /// Connected endpoints share a domain with other processes only if the user demands it: they
+    /// cannot repeat messages, so a process that ends with messages under way ends connections of
+    /// those that share its circuits.
     ///
     /// # Errors
     /// `EACCES`: the demanded path is not safe. Those of [`Xrcd::open`] and getrandom(2).
@@ -51,11 +57,13 @@ impl XrcDomain {
         endpoints: Endpoints,
         auth: u64,
     ) -> Result<Self> {
-        if places.demanded.as_deref() == Some(Path::new(PRIVATE)) {
+        let demanded = places.demanded.as_deref();
+        let private = demanded == Some(Path::new(PRIVATE));
+        if private || demanded.is_none() && endpoints == Endpoints::Msg {
             return Self::private(device);
         }
         let found = file::find(&Search {
-            demanded: places.demanded.as_deref(),
+            demanded: demanded.filter(|path| *path != Path::new(SHARED)),
             runtime_dir: places.runtime_dir.as_deref(),
             device: device.name(),
             endpoints,

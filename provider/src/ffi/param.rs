@@ -121,7 +121,7 @@ const PARAMS: &[Param] = &[
     Param {
         name: c"xrcd_path",
         kind: FI_PARAM_STRING,
-        help: c"Path of the file whose inode the processes of a host share for endpoints on XRC; .msg or .rdm is appended; private: no file, each process has a domain of its own (default: a file in the user's directory below XDG_RUNTIME_DIR, /run/user or /dev/shm)",
+        help: c"Path of the file whose inode the processes of a host share for endpoints on XRC; .msg or .rdm is appended; shared: a file in the user's directory below XDG_RUNTIME_DIR, /run/user or /dev/shm; private: no file, each process has a domain of its own (default: shared for reliable datagram endpoints, private for message endpoints)",
     },
     Param {
         name: c"counts",

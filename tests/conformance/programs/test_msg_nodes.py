@@ -30,7 +30,7 @@ class MsgNodes(common.CProgram):
         return os.listdir(os.path.join(self.home.name, "weft"))
 
     def test_a_process_has_one_circuit_to_a_node_and_a_node_one_target_for_a_process(self):
-        lines = self.counted("all")
+        lines = self.counted("all", FI_WEFT_XRCD_PATH="shared")
         self.assertEqual([line["msg_circuits"] for line in lines], [1] * 2 * EACH, lines)
         # of each node, one for each process of the other one
         self.assertEqual(sum(line["msg_targets_created"] for line in lines), 2 * EACH, lines)
@@ -39,17 +39,17 @@ class MsgNodes(common.CProgram):
         self.assertEqual(self.files(), [])
 
     def test_processes_with_private_domains_share_nothing(self):
-        lines = self.counted("all", FI_WEFT_XRCD_PATH="private")
+        lines = self.counted("all")
         self.assertEqual([line["msg_circuits"] for line in lines], [EACH] * 2 * EACH, lines)
         self.assertEqual(sum(line["msg_targets_opened"] for line in lines), 0, lines)
 
     def test_each_mode(self):
-        self.both("all", "quiet", "closes", "busy", "fails", "local")
+        self.both("all", "quiet", "closes", "busy", "fails", "local", FI_WEFT_XRCD_PATH="shared")
 
     def test_each_mode_with_private_domains(self):
         for mode in ["quiet", "busy", "fails"]:
             with self.subTest(mode=mode):
-                self.succeeds(programs.SYSTEM, mode, WEFT_TEST_XRC="1", FI_WEFT_XRCD_PATH="private")
+                self.succeeds(programs.SYSTEM, mode, WEFT_TEST_XRC="1")
 
 
 if __name__ == "__main__":

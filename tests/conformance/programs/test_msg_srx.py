@@ -19,16 +19,13 @@ class MsgSrx(common.CProgram):
         self.both("sread", "fd")
 
     def test_a_killed_process(self):
-        # processes that share circuits lose connections together: msg_nodes, modes busy and quiet
-        self.both("killed", FI_WEFT_XRCD_PATH="private")
+        self.both("killed")
 
     def test_processes_that_are_stopped_or_call_nothing(self):
         self.both("stopped", "missed", "idle", limit=2)
 
     def test_endpoints_that_come_and_leave(self):
-        # two processes that close endpoints while messages to both wait for receives wait for each other, and for
-        # the processes that share their circuits: on a busy host longer than a second
-        self.both("left", FI_WEFT_XRCD_PATH="private")
+        self.both("left")
 
     def test_truncation(self):
         self.both("truncated")

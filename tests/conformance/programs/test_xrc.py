@@ -39,8 +39,7 @@ class MsgXrc(common.CProgram):
         self.succeeds(libfabric, "node")
 
     def test_the_death_of_a_peer(self):
-        # with common circuits the connections to the other process end too: test_msg_nodes.py
-        self.succeeds(programs.SYSTEM, "killed", FI_WEFT_XRCD_PATH="private")
+        self.succeeds(programs.SYSTEM, "killed")
         self.succeeds(programs.SYSTEM, "idle")
 
     def test_the_end_of_single_connections(self):
