@@ -730,6 +730,9 @@ impl<I: Io> Core<I> {
         let of = self.ids.get(&reply.id).copied().filter(|of| *of != key);
         if let Some(of) = of {
             self.end_link(link, io);
+            if dialled.fresh || dialled.shown.is_none() {
+                self.accepted_anew(of, &reply, io);
+            }
             self.merge(key, of, io);
             return self.settle(io);
         }
@@ -754,6 +757,19 @@ impl<I: Io> Core<I> {
         self.stated(key, (Some(epoch), reply.ended), io);
         self.advance(key, io);
         self.settle(io);
+    }
+
+    /// A peer has accepted a request that shows no session, by another address: when it did it had
+    /// none. If this side still has one, and no link, the peer has ended that one.
+    fn accepted_anew(&mut self, key: PeerKey, reply: &Reply, io: &mut I) {
+        let peer = self.peers.get(key);
+        let other = peer.is_some_and(|peer| {
+            // the token of a session that has begun since is the one of this reply
+            peer.begun && !peer.ends && peer.shows != Some(reply.gives)
+        });
+        if other && self.links_of(key).next().is_none() {
+            self.replaced(key, reply.id, io);
+        }
     }
 
     /// What terms say besides the numbers, which count when the link is adopted.

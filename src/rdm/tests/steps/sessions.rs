@@ -361,3 +361,37 @@ fn a_session_continues_although_its_first_hello_was_lost() {
         assert_eq!(it.acts.rejects.last().expect("it").reason, Reason::Other);
     }
 }
+
+/// A peer accepts a request that shows no session, at another address: it has none. The session
+/// that this side still has is not continued, and what waits begins the next one.
+#[test]
+fn a_reply_to_a_request_without_a_session_shows_its_end() {
+    for (token, ends) in [(8, true), (7, false)] {
+        let mut it = Scene::with_session();
+        it.acts.completed.clear();
+        let other = it.core.peer_at(place(3)).expect("a peer");
+        it.send(other, 5);
+        let (link, request) = *it.acts.dials.last().expect("a dial");
+        assert_eq!(request.shows, None);
+        let reply = Reply {
+            epoch: request.epoch,
+            id: id(2),
+            auth: 0,
+            gives: Secret::new(token).expect("not 0"),
+            ended: None,
+            terms: it.terms(0),
+        };
+        let dials = it.acts.dials.len();
+        it.core.replied(link, &reply.encode(), &mut it.acts);
+        it.core.ended(link, &mut it.acts);
+        it.core.flush(&mut it.acts);
+        let (_, request) = it.acts.dials[dials];
+        // the session that has the token of the reply is the one that has begun meanwhile
+        let shows = (!ends).then(|| Secret::new(7).expect("not 0"));
+        assert_eq!((request.shows, request.fresh), (shows, false), "{token}");
+        assert_eq!(it.core.session(it.peer).is_none(), ends);
+        // the first message has arrived in the session
+        it.reply_with(u32::from(!ends));
+        assert_eq!((it.acts.posts, &it.acts.completed[..]), (2, &[][..]));
+    }
+}
