@@ -33,7 +33,7 @@ const TRIALS: u32 = 4;
 const AGAIN: u32 = 64 * TRIALS;
 const AGAIN_AT_MOST: u32 = 32 * AGAIN;
 /// One of so many other messages is measured.
-const MEASURED: u32 = 4;
+const MEASURED: u32 = 16;
 
 /// Messages that are measured at the same time.
 const AT_ONCE: usize = 16;
