@@ -535,6 +535,7 @@ fn buffer_parent(link: &mut Link) {
     for i in 0..64 {
         assert!(found[128 * i..][..100] == bytes[128 * i..][..100], "{i}");
     }
+    without_requests(&end, region, &list(IBV_WR_RDMA_READ, &target));
     // one that does not fit its region ends the list
     let mut bad = list(IBV_WR_RDMA_WRITE, &source);
     bad[2].remote.0 = region.0 + LEN as u64 - 8;
@@ -685,11 +686,33 @@ fn at_once_child(link: &mut Link) {
     link.expect("done");
 }
 
+/// READs of the device's memory without requests: into registered memory by this processor, and none
+/// into other memory, which may not be mapped.
+fn without_requests(end: &End, (_, key): (u64, u32), list: &[Access]) {
+    let call = verbs().softdv_access_list.unwrap();
+    let sge = |access: &Access| ibv_sge {
+        addr: access.local.0,
+        length: access.local.1,
+        lkey: access.local.2,
+    };
+    let sges: Vec<_> = list.iter().take(8).map(sge).collect();
+    let places: Vec<_> = list.iter().take(8).map(|access| access.remote.0).collect();
+    let keys = [key; 8];
+    for (flags, executed) in [(0, 8), (IBV_SEND_INLINE, 0)] {
+        let copies = COPIES.load(Ordering::Relaxed);
+        let (sges, to, keys) = (sges.as_ptr(), places.as_ptr(), keys.as_ptr());
+        // SAFETY: a live queue pair, 8 sges of registered memory, addresses and keys.
+        let done = unsafe { call(end.qp, IBV_WR_RDMA_READ, sges, 8, flags, to, keys) };
+        assert_eq!(done, executed, "{flags}");
+        assert_eq!(COPIES.load(Ordering::Relaxed), copies);
+    }
+}
+
 /// A change of sges, addresses and keys.
 type Change<'a> = &'a dyn Fn(&mut [ibv_sge], &mut [u64], &mut [u32]);
 
-/// Several WRITEs or READs without requests (`softdv_access_list`): one copy for all. What cannot be
-/// executed, and everything behind it, is left.
+/// Several WRITEs or READs without requests (`softdv_access_list`): one copy for all. What cannot
+/// be executed, and everything behind it, is left.
 fn lists_parent(link: &mut Link) {
     const LEN: u64 = 100;
     let mut end = End::connect(link, 8, 8, 1);
@@ -750,7 +773,12 @@ fn lists_parent(link: &mut Link) {
     read((0, 1), &|_, _, _| {});
     REFUSED.store(false, Ordering::Relaxed);
     assert_eq!(list(IBV_WR_SEND, &sources, &places, &same), (0, 0));
-    assert_eq!(list(IBV_WR_RDMA_READ, &[], &[], &[]), (0, 0));
+    // SAFETY: a list without operations needs no memory.
+    let none = unsafe {
+        let (sges, to, keys) = (std::ptr::null(), std::ptr::null(), std::ptr::null());
+        call(qp, IBV_WR_RDMA_READ, sges, 0, 0, to, keys)
+    };
+    assert_eq!(none, 0);
     link.say("done");
 }
 

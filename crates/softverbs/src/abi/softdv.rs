@@ -85,10 +85,11 @@ pub(super) unsafe extern "C" fn access(
     }
 }
 
-/// `softdv_access_list`: as `softdv_access`, `count` operations by one system call. Operation `i` has
-/// one local range, `sges[i]`, and one of the peer, of the same length, at `remote_addrs[i]` through
-/// `rkeys[i]`. Returns the number of those that were executed, from the first one on; the
-/// others have to be posted, and the first of them may have moved bytes.
+/// `softdv_access_list`: as `softdv_access`, `count` operations by one system call. Operation `i`
+/// has one local range, `sges[i]`, and one of the peer, of the same length, at `remote_addrs[i]`
+/// through `rkeys[i]`. Returns the number of those that were executed, from the first one on; the
+/// others have to be posted, and the first of them may have moved bytes. The lists may be NULL if
+/// `count` is 0.
 ///
 /// Thread safe, as `ibv_post_send(3)`.
 pub(super) unsafe extern "C" fn access_list(
@@ -100,7 +101,7 @@ pub(super) unsafe extern "C" fn access_list(
     remote_addrs: *const u64,
     rkeys: *const u32,
 ) -> c_int {
-    let Ok(count) = usize::try_from(count) else {
+    let Ok(count @ 1..) = usize::try_from(count) else {
         return 0;
     };
     // SAFETY: the caller promises a live queue pair, and `count` sges, addresses and keys.

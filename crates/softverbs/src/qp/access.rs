@@ -83,6 +83,8 @@ pub(super) struct List {
     bytes: usize,
     /// Number of bytes that this thread has copied through a mapping.
     direct: usize,
+    /// Whether this thread may copy so: local memory is that of regions, or short inline data.
+    may_map: bool,
 }
 
 /// Reason why the kernel copied fewer bytes.
@@ -95,8 +97,9 @@ pub(super) enum Stop {
 
 impl List {
     #[inline(always)]
-    pub(super) fn new() -> Self {
+    pub(super) fn new(may_map: bool) -> Self {
         Self {
+            may_map,
             local: Ranges::new(),
             remote: Ranges::new(),
             ends: [const { MaybeUninit::uninit() }; MAX_REQUESTS],
@@ -146,8 +149,24 @@ impl List {
             len += sge.length as usize;
             self.local.push(addr, sge.length as usize);
         }
-        let fits = len <= MOST_AT_ONCE - self.bytes && !(inline && len > from.max_inline as usize);
-        if !fits || len != 0 && !self.add_remote(len, first, &conn.peer, target, way) {
+        if inline && len > from.max_inline as usize {
+            self.local.count = first;
+            return false;
+        }
+        self.close(len, first, (&conn.peer, target, way))
+    }
+
+    /// Adds the remote range of a request of `len` bytes whose local ranges begin at `first`, and
+    /// counts the request. Returns false, with nothing added, if it does not fit.
+    #[inline(always)]
+    fn close(
+        &mut self,
+        len: usize,
+        first: usize,
+        (peer, target, way): (&Peer, Target, Direction),
+    ) -> bool {
+        let fits = len <= MOST_AT_ONCE - self.bytes;
+        if !fits || len != 0 && !self.add_remote(len, first, peer, target, way) {
             self.local.count = first;
             return false;
         }
@@ -167,18 +186,11 @@ impl List {
         way: Direction,
     ) -> bool {
         let first = self.local.count;
-        if self.count == MAX_REQUESTS || first == MAX_RANGES || len > MOST_AT_ONCE - self.bytes {
+        if self.count == MAX_REQUESTS || first == MAX_RANGES {
             return false;
         }
         self.local.push(from, len);
-        if !self.add_remote(len, first, peer, target, way) {
-            self.local.count = first;
-            return false;
-        }
-        self.bytes += len;
-        self.ends[self.count].write(self.bytes as u32);
-        self.count += 1;
-        true
+        self.close(len, first, (peer, target, way))
     }
 
     /// Adds the remote range of a request whose local ranges begin at `first`. A range that this
@@ -204,7 +216,10 @@ impl List {
             let behind = self.direct != self.bytes;
             let local = &self.local.as_slice()[first..];
             let offset = place.direct.offset;
-            if behind || region::copy_mapped(&there, offset, local, len, way).is_err() {
+            if behind
+                || !self.may_map
+                || region::copy_mapped(&there, offset, local, len, way).is_err()
+            {
                 return false;
             }
             self.direct += len;
@@ -360,7 +375,7 @@ impl Qp {
             max_inline: sq.max_inline,
         };
         let peer = &conn.peer;
-        let mut list = List::new();
+        let mut list = List::new(true);
         let hazard = conn.hazard.publish(&peer.map, process.slot, Key(rkey));
         let mut next = first;
         // SAFETY: the caller promises a valid chain.

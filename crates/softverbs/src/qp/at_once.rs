@@ -167,8 +167,8 @@ impl Qp {
     }
 
     /// As [`Self::access_at_once`], several operations by one system call, on a queue pair that is
-    /// not of XRC. Each has a local and a remote range of the same length.
-    /// Returns the number of those that were executed, from the first one on.
+    /// not of XRC. Each has a local and a remote range of the same length. Returns the number of
+    /// those that were executed, from the first one on.
     pub(crate) fn list_at_once(
         &self,
         opcode: u32,
@@ -195,13 +195,15 @@ impl Qp {
             return 0;
         }
         let (process, peer) = (self.process(), &conn.peer);
-        // as in `access_fast`
+        // An operation may access what an earlier one has written to this process's memory, which
+        // the kernel may refuse to copy at once.
         let most = match peer.slot == process.slot {
             true => 1,
             false => sges.len(),
         };
         let inline = flags & IBV_SEND_INLINE != 0;
-        let mut list = List::new();
+        // this processor accesses local memory of regions alone: other memory may not be mapped
+        let mut list = List::new(!inline);
         let Some(&first) = rkeys.first() else {
             return 0;
         };

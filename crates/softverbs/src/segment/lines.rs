@@ -7,8 +7,8 @@
 //!   receiver is behind the sender, and passing on would only take time.
 //! - *Acquire*: the sender then requests the lines of the next message of the same length. Their
 //!   last reader was the receiver, and the copy would wait for them. If messages follow each other,
-//!   this pays for long ones alone: a sender that never waits can be faster than its receiver, which
-//!   then takes away the line of each header by polling it.
+//!   this pays for long ones alone: a sender that never waits can be faster than its receiver,
+//!   which then takes away the line of each header by polling it.
 //!
 //! Processors without `cldemote` get neither hint: on two of AMD's (Zen 4) without a common cache
 //! requests for the lines of the next message made a ping-pong of 4 KiB slower (375 to 470 ns).
