@@ -3,22 +3,20 @@
 use super::core::{Core, Failure, Io};
 use super::credit::Inbound;
 use super::link::{Link, LinkKey, Role, State};
-use super::peer::{Dial, PeerKey};
+use super::peer::PeerKey;
 use super::recover::Waiting;
 use crate::errno::FiErrno;
 use crate::wire::rdm::cm::VERSION;
 use crate::wire::rdm::terms::MAX_DATA;
 use crate::wire::rdm::xrc::CircuitRequest;
 use crate::wire::rdm::{
-    Bad, Body, EndpointId, Epoch, Hello, Listener, Packet, PeerIndex, Reason, Rejection, Reply,
-    Request, Terms,
+    Bad, Body, EndpointId, Epoch, Hello, Packet, PeerIndex, Reason, Rejection, Reply, Request,
+    Terms,
 };
 
 const MS: u64 = 1_000_000;
 /// The first interval between dials, and the longest.
 const BACKOFF: (u64, u64) = (MS, 250 * MS);
-/// Peers can state so many addresses each, on average.
-const ADDRESSES: usize = 8;
 /// How long the acceptor of a broken link waits for a request.
 pub(super) const PATIENCE: u64 = 20 * MS;
 
@@ -194,98 +192,8 @@ impl<I: Io> Core<I> {
         self.settle(io);
     }
 
-    /// The acceptor knows this endpoint by another address, or is this endpoint.
-    fn known(&mut self, key: PeerKey, id: EndpointId, io: &mut I) {
-        let new = self.is_new(key);
-        if id == self.config.id {
-            if new && let Some(peer) = self.peers.get_mut(key) {
-                peer.itself = true;
-                peer.probe = false;
-                peer.dial = Dial {
-                    queued: peer.dial.queued,
-                    ..Dial::default()
-                };
-                io.alias(key, None);
-            }
-            return;
-        }
-        if let Some(of) = self.ids.get(&id).copied()
-            && of != key
-            && new
-        {
-            self.merge(key, of, io);
-        }
-    }
-
-    /// Whether a peer is an address whose endpoint is not certain: it is not known, or nothing has
-    /// been heard of it since its request or since this side has ended the session, and it may have
-    /// restarted.
-    fn is_new(&self, key: PeerKey) -> bool {
-        let held = || self.held.iter().any(|(of, ..)| *of == key);
-        let peer = self.peers.get(key);
-        peer.is_some_and(|peer| match peer.id {
-            None => !peer.itself,
-            Some(_) => !peer.begun && peer.accepted.is_none() && !held(),
-        })
-    }
-
-    /// Passes the operations to an address of this endpoint to the caller.
-    pub(super) fn loop_back(&mut self, key: PeerKey, io: &mut I) {
-        let Some(peer) = self.peers.get_mut(key) else {
-            return;
-        };
-        for list in [&mut peer.answers, &mut peer.parts, &mut peer.waiting] {
-            while let Some(op) = list.pop(&self.ops) {
-                if let Some(entry) = self.ops.remove(op) {
-                    io.loop_back(entry.op);
-                }
-            }
-        }
-    }
-
-    /// Makes `key`, a peer without session and links, an alias of `of`.
-    fn merge(&mut self, key: PeerKey, of: PeerKey, io: &mut I) {
-        let into = self.peers.get(of).and_then(|of| of.id);
-        let meant = self.peers.get_mut(key).and_then(|it| it.meant.take());
-        if meant.is_some() && meant != into {
-            self.fail_ops(key, FiErrno::ECONNABORTED, Waiting::Failed, io);
-        }
-        let Some(peer) = self.peers.get_mut(key) else {
-            return;
-        };
-        peer.alias = Some(of);
-        let lingering = peer.lingering;
-        let former = peer.former.take();
-        if let Some(id) = peer.id.take()
-            && self.ids.get(&id) == Some(&key)
-        {
-            self.ids.remove(&id);
-        }
-        peer.dial = Dial::default();
-        let holds = std::mem::take(&mut peer.holds);
-        let (mut answers, mut parts) = (peer.answers, peer.parts);
-        let mut waiting = peer.waiting;
-        (peer.answers, peer.parts, peer.waiting) = Default::default();
-        if let Some(into) = self.peers.get_mut(of) {
-            into.answers.append(&mut self.ops, &mut answers);
-            into.parts.append(&mut self.ops, &mut parts);
-            into.waiting.append(&mut self.ops, &mut waiting);
-            into.holds += holds;
-            if !into.begun {
-                into.former = into.former.or(former);
-            }
-            into.aliased = true;
-        }
-        io.alias(key, Some(of));
-        for link in lingering.into_iter().flatten() {
-            // that of another endpoint, which had the address
-            self.silence(link, io);
-        }
-        self.changed.push(of);
-    }
-
     /// The peer has no session any more, or another endpoint listens at its address.
-    fn replaced(&mut self, key: PeerKey, by: EndpointId, io: &mut I) {
+    pub(super) fn replaced(&mut self, key: PeerKey, by: EndpointId, io: &mut I) {
         let Some(peer) = self.peers.get_mut(key) else {
             return;
         };
@@ -553,61 +461,6 @@ impl<I: Io> Core<I> {
         Ok(key)
     }
 
-    /// Another endpoint states the address of this peer: perhaps a restarted process. Only a dial
-    /// shows which endpoint has the address.
-    fn doubt(&mut self, key: PeerKey) {
-        if let Some(peer) = self.peers.get_mut(key)
-            && !peer.itself
-        {
-            peer.probe = true;
-            peer.doubts = peer.doubts.wrapping_add(1);
-            self.changed.push(key);
-        }
-    }
-
-    /// A further address of a peer, which HELLO states.
-    pub(super) fn further(&mut self, key: PeerKey, address: Listener, io: &mut I) {
-        let Some(at) = self.addresses.get(&address).copied() else {
-            if self.addresses.len() < ADDRESSES * self.config.peers && !self.is_own(address) {
-                self.addresses.insert(address, key);
-            }
-            return;
-        };
-        let at = self.resolve(at);
-        if at == key {
-            return;
-        }
-        if !self.is_new(at) {
-            return self.doubt(at);
-        }
-        // perhaps it is being dialled; nothing was posted to it
-        self.end_links(at, io);
-        self.merge(at, key, io);
-    }
-
-    /// A peer turned out to be this endpoint.
-    fn name(&mut self, key: PeerKey, id: EndpointId, io: &mut I) {
-        let mut former = [None; 2];
-        if let Some(peer) = self.peers.get_mut(key) {
-            if let Some(old) = peer.id.replace(id).filter(|old| *old != id) {
-                // epochs and tokens are those of one endpoint
-                (peer.newest, peer.void, peer.former) = (None, None, None);
-                former = peer.lingering;
-                if self.ids.get(&old) == Some(&key) {
-                    self.ids.remove(&old);
-                }
-            }
-            self.ids.insert(id, key);
-            if peer.meant.take().is_some_and(|meant| meant != id) {
-                self.fail_ops(key, FiErrno::ECONNABORTED, Waiting::Failed, io);
-            }
-        }
-        for link in former.into_iter().flatten() {
-            // that of the endpoint which had the address
-            self.silence(link, io);
-        }
-    }
-
     /// Accepts the held request of a peer, when the links that it replaces have ended.
     pub(super) fn accept_held(&mut self, key: PeerKey, io: &mut I) {
         let Some(at) = self.held.iter().position(|(peer, ..)| *peer == key) else {
@@ -757,19 +610,6 @@ impl<I: Io> Core<I> {
         self.stated(key, (Some(epoch), reply.ended), io);
         self.advance(key, io);
         self.settle(io);
-    }
-
-    /// A peer has accepted a request that shows no session, by another address: when it did it had
-    /// none. If this side still has one, and no link, the peer has ended that one.
-    fn accepted_anew(&mut self, key: PeerKey, reply: &Reply, io: &mut I) {
-        let peer = self.peers.get(key);
-        let other = peer.is_some_and(|peer| {
-            // the token of a session that has begun since is the one of this reply
-            peer.begun && !peer.ends && peer.shows != Some(reply.gives)
-        });
-        if other && self.links_of(key).next().is_none() {
-            self.replaced(key, reply.id, io);
-        }
     }
 
     /// What terms say besides the numbers, which count when the link is adopted.

@@ -19,6 +19,7 @@ mod elements;
 mod handshake;
 mod io;
 mod messages;
+mod operation_memory;
 mod own_rma;
 mod pull;
 mod push;
@@ -35,7 +36,6 @@ use self::atomic::Results;
 use super::circuit_cm::XrcStep;
 use super::completions::{Completions, Side};
 use super::core::{Core, Io};
-use super::iov::Iov;
 use super::link::LinkKey;
 use super::link_cm::{Ended, LinkCm, Step};
 use super::links::{LinkQp, Links, Posted, WrId};
@@ -471,107 +471,6 @@ impl Executor {
             let peer = core.peer_of(link);
             if let Some(peer) = peer.filter(|peer| self.pulls.has_waiting(*peer)) {
                 self.todo.push_back(Todo::Pull(peer));
-            }
-        }
-    }
-
-    /// Copies the payload of an operation to a slot, so that its buffers can be reused.
-    ///
-    /// # Errors
-    /// No memory for packets: `EAGAIN`: packets under way free some; otherwise `ENOMEM`.
-    ///
-    /// # Safety
-    /// The operation's buffers are readable.
-    pub(super) unsafe fn copy_payload(&mut self, op: &mut Operation) -> Result<()> {
-        if op.len == 0 {
-            return Ok(());
-        }
-        let slot = self
-            .memory
-            .take()
-            .map_err(|error| match self.frees_memory() {
-                true => FiErrno::EAGAIN,
-                false => error,
-            })?;
-        let to = &mut self.memory.bytes_mut(&slot)[PAYLOAD..PAYLOAD + op.len];
-        // SAFETY: the caller promises the buffers.
-        unsafe { op.iov.read(0, to) };
-        (op.slot, op.copied, op.iov) = (Some(slot), true, Iov::default());
-        Ok(())
-    }
-
-    /// Copies the operands of an atomic to a slot, the second ones behind the first ones.
-    ///
-    /// # Errors
-    /// As [`Self::copy_payload`].
-    ///
-    /// # Safety
-    /// The operands are readable; both together have at most the bytes of a payload.
-    pub(super) unsafe fn copy_operands(
-        &mut self,
-        op: &mut Operation,
-        operands: &Iov,
-        compare: &Iov,
-    ) -> Result<()> {
-        let len = operands.len() + compare.len();
-        (op.iov, op.len) = (*operands, operands.len());
-        // SAFETY: the caller promises the buffers.
-        unsafe { self.copy_payload(op) }?;
-        if let Some(slot) = &op.slot {
-            let to = &mut self.memory.bytes_mut(slot)[PAYLOAD + op.len..PAYLOAD + len];
-            // SAFETY: the caller promises the buffers.
-            unsafe { compare.read(0, to) };
-        }
-        op.len = len;
-        Ok(())
-    }
-
-    /// Releases an operation that was not begun.
-    pub(super) fn release(&mut self, op: Operation) {
-        self.release_slot(op.slot);
-        if let Some(source) = op.source {
-            self.release_source(source);
-        }
-    }
-
-    /// Gives the memory of an operation back that was not begun.
-    pub(super) fn release_slot(&mut self, slot: Option<Slot>) {
-        if let Some(slot) = slot {
-            self.memory.give_back(slot);
-            self.has_memory();
-        }
-    }
-
-    /// A slot was given back: the links that wait for one continue.
-    #[inline]
-    fn has_memory(&mut self) {
-        if !self.short.is_empty() {
-            self.todo.extend(self.short.drain(..).map(Todo::Room));
-        }
-    }
-
-    /// Whether operations with memory were posted, which give it back when they complete.
-    #[cold]
-    fn frees_memory(&self) -> bool {
-        let posted = |op: &Operation| {
-            let answered = op.form == Form::Rts || matches!(op.kind, Kind::Atomic(_));
-            op.posted_on.is_some() || answered
-        };
-        self.tx.any(|op| op.slot.is_some() && posted(op))
-    }
-
-    /// The next packet of a link has no memory: it waits until packets under way have given theirs
-    /// back; if there are none, its operation fails.
-    #[cold]
-    fn wait_for_memory(&mut self, link: LinkKey) {
-        if self.frees_memory() {
-            if !self.short.contains(&link) {
-                self.short.push(link);
-            }
-        } else {
-            let is_listed = |todo: &Todo| matches!(todo, Todo::NoMemory(of) if *of == link);
-            if !self.todo.iter().any(is_listed) {
-                self.todo.push_back(Todo::NoMemory(link));
             }
         }
     }

@@ -51,6 +51,7 @@ mod direct;
 mod endpoint;
 mod evict;
 mod executor;
+mod identity;
 mod iov;
 mod limits;
 mod link;
