@@ -50,6 +50,7 @@ pub(crate) struct PostedBuffers {
 impl PostedBuffers {
     /// For `depth` receives of at most `most` buffers.
     pub(crate) fn new(depth: usize, most: usize) -> Self {
+        debug_assert!(most <= PARTS, "the limit of an endpoint");
         Self {
             most,
             counts: (0..depth).map(|_| AtomicU32::new(0)).collect(),

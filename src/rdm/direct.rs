@@ -253,8 +253,8 @@ impl<I: Io> Core<I> {
         inbound.is_half_used()
     }
 
-    /// A packet that was taken by [`Self::take_answered`] does not use this credit any more. Returns
-    /// the same.
+    /// A packet that was taken by [`Self::take_answered`] does not use this credit any more.
+    /// Returns whether the peer has used half of its credit.
     #[inline]
     pub fn give_back_answered(&mut self, link: LinkKey, back: Credit) -> bool {
         let peer = self.links.get(link).map(|link| link.peer);

@@ -612,8 +612,8 @@ impl Fabric {
     }
 }
 
-/// How many of these repetitions, a tenth, come first and are not measured: peers connect meanwhile.
-/// `ucx_perftest` runs as many.
+/// How many of these repetitions, a tenth, come first and are not measured: peers connect
+/// meanwhile. `ucx_perftest` runs as many.
 fn unmeasured(count: u64) -> u64 {
     count.div_ceil(10)
 }

@@ -291,8 +291,8 @@ impl Executor {
         done
     }
 
-    /// The buffer for a message of `len` bytes, which is at most what may be copied in one call, and
-    /// whether its lkey is checked. `None`: the receive has several buffers or is too short, or the
+    /// The buffer for a message of `len` bytes, at most what may be copied in one call, and whether
+    /// its lkey is checked. `None`: the receive has several buffers or is too short, or the
     /// READ has to be posted.
     #[inline]
     pub(super) fn sge_at_once(&mut self, receive: &Receive, len: usize) -> Option<(Sge, bool)> {

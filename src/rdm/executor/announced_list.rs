@@ -1,7 +1,7 @@
-//! Announcements behind one that was read (`executor::announced`): the messages of those that are in
-//! the ring already are read by one call of the device. A message of 16 KiB
-//! in a stream takes a fifth less time so: entering the kernel and finding the peer's memory are
-//! paid once. `docs/rdm.md`, "Rings".
+//! Announcements behind one that was read (`executor::announced`): the messages of those that are
+//! in the ring already are read by one call of the device. A message of 16 KiB in a stream takes a
+//! quarter less time so: entering the kernel and finding the peer's memory are paid once.
+//! `docs/rdm.md`, "Rings".
 
 #![allow(
     unsafe_code,
@@ -95,9 +95,8 @@ impl Executor {
                 break;
             };
             // SAFETY: nothing of the ring is consumed meanwhile.
-            let Some((header, Announced::Rts(tag, data, source))) =
-                (unsafe { as_announced(&message) })
-            else {
+            let packet = unsafe { as_announced(&message) };
+            let Some((header, Announced::Rts(tag, data, source))) = packet else {
                 break;
             };
             let announcement = Announcement {
@@ -120,8 +119,8 @@ impl Executor {
         half
     }
 
-    /// Takes an announcement, if it may be read with those of the list. `None`: nothing has changed.
-    /// `false`: it is the last one of the list, and has no sge.
+    /// Takes an announcement, if its message may be read with those of the list. `None`: nothing has
+    /// changed. `false`: it is the last one of the list, and has no sge.
     fn take_next(
         &mut self,
         core: &mut Core<Self>,

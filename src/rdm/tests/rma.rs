@@ -299,8 +299,8 @@ fn an_operation_that_is_executed_in_its_call_has_its_entry() {
         assert_eq!(state(), (0, 1));
         assert!(target.is(0, &pattern(1, 100)));
         assert_eq!(a.entry().0, 3);
-        // Behind a request that waits for its completion. The driver's thread, which has connected the
-        // link, may poll between the calls; then nothing waits, and the attempt shows nothing.
+        // Behind a request that waits for its completion. The driver's thread, which has connected
+        // the link, may poll between the calls; then nothing waits, and the attempt shows nothing.
         let wrong = RemoteIov {
             key: b.region.key() ^ 0x5a00,
             ..b.range(0, 100)
