@@ -137,6 +137,29 @@ fn rdm_ring(data: &[u8]) {
             assert_eq!((again.0, &again.1[..]), (words, payload));
             Body::Fin { op, status }
         }
+        ring::Announced::Push(end) => {
+            let again = ring::push(&header, &end);
+            assert_eq!((again.0, &again.1[..]), (words, payload));
+            let ring::End {
+                op,
+                offset,
+                addr,
+                rkey,
+                receiver,
+            } = end;
+            Body::Push {
+                op,
+                offset,
+                addr,
+                rkey,
+                receiver,
+            }
+        }
+        ring::Announced::Pushed(op, written) => {
+            let again = ring::pushed(&header, op, written);
+            assert_eq!((again.0, &again.1[..]), (words, payload));
+            Body::Pushed { op, written }
+        }
     };
     assert_eq!(packet, Some(Packet { header, body }));
 }

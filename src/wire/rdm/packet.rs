@@ -40,7 +40,7 @@ const RECALL: u8 = 32;
 const WIDE_SIZE: usize = 8;
 pub(super) const RTS_SIZE: usize = 24;
 const ATOMIC_SIZE: usize = 16;
-const PUSH_SIZE: usize = 16;
+pub(super) const PUSH_SIZE: usize = 16;
 
 /// The kind of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -625,6 +625,12 @@ pub(super) fn is_source(addr: RemoteAddr, len: u64, rkey: Rkey) -> bool {
     addr.checked_add(len).is_some() && i64::try_from(len).is_ok() && named
 }
 
+/// Whether PUSH may have such an address and offset.
+#[inline]
+pub(super) fn is_sink(addr: RemoteAddr, offset: u64) -> bool {
+    addr != RemoteAddr::NULL && addr.checked_add(offset).is_some()
+}
+
 fn put_wide(message: &Message, body: &mut [u8]) {
     // the high half
     let high = (message.data.unwrap_or_default() >> 32) as u32;
@@ -822,7 +828,7 @@ impl Source<'_> {
     fn push(&self, op: OpId) -> Result<Body, Bad> {
         self.payload(PUSH_SIZE, 0, 0)?;
         let addr = RemoteAddr::new(get64(self.head, HEADER_SIZE)?);
-        if addr == RemoteAddr::NULL || addr.checked_add(self.b).is_none() {
+        if !is_sink(addr, self.b) {
             return Err(Bad::Value);
         }
         Ok(Body::Push {

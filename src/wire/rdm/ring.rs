@@ -1,7 +1,8 @@
 //! The form of packets in a ring: three words and a payload. `docs/protocol-rdm.md`, "Rings".
 
 use super::packet::{
-    DATA, HEADER_SIZE, Header, Kind, MAX_HEAD, MAX_STATUS, RTS_SIZE, TAGGED, is_source,
+    DATA, HEADER_SIZE, Header, Kind, MAX_HEAD, MAX_STATUS, PUSH_SIZE, RTS_SIZE, TAGGED, is_sink,
+    is_source,
 };
 use super::terms::MAX_EAGER;
 use super::values::{GrantNumber, Number, OpId, PeerIndex};
@@ -118,18 +119,64 @@ pub fn fin(header: &Header, op: OpId, status: u16) -> (Words, [u8; PREFIX]) {
     (words, prefix.to_le_bytes())
 }
 
-/// A packet of [`rts`] or [`fin`].
+/// Bytes of the ring's payload of a PUSH: the prefix and the body.
+pub const PUSH: usize = PREFIX + PUSH_SIZE;
+
+/// The end of a message that its receiver asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct End {
+    /// The sender's operation.
+    pub op: OpId,
+    /// Offset in the message of its first byte.
+    pub offset: u64,
+    /// Where that is written; not NULL. Address plus offset do not overflow.
+    pub addr: RemoteAddr,
+    /// The rkey of that memory.
+    pub rkey: Rkey,
+    /// The receiver's operation, which PUSHED names.
+    pub receiver: OpId,
+}
+
+/// The words of PUSH, and its payload in the ring.
+#[inline]
+pub fn push(header: &Header, end: &End) -> (Words, [u8; PUSH]) {
+    let mut words = words_of(header, Kind::Push, None, 0);
+    words[2] = end.offset;
+    // the length of the body
+    let prefix = PUSH_SIZE as u64 | u64::from(end.op.get()) << 32;
+    let last = u64::from(end.rkey.get()) | u64::from(end.receiver.get()) << 32;
+    let mut payload = [0; PUSH];
+    put(&mut payload, 0, prefix.to_le_bytes());
+    put(&mut payload, 8, end.addr.get().to_le_bytes());
+    put(&mut payload, 16, last.to_le_bytes());
+    (words, payload)
+}
+
+/// The words of PUSHED, and its payload in the ring. `op`: the receiver's operation.
+#[inline]
+pub fn pushed(header: &Header, op: OpId, written: u64) -> (Words, [u8; PREFIX]) {
+    let mut words = words_of(header, Kind::Pushed, None, 0);
+    words[2] = written;
+    let prefix = u64::from(op.get()) << 32;
+    (words, prefix.to_le_bytes())
+}
+
+/// A packet of [`rts`], [`fin`], [`push`] or [`pushed`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Announced {
     /// RTS: tag, remote CQ data, and source.
     Rts(Option<u64>, Option<u32>, Source),
     /// FIN: the sender's operation, and the status.
     Fin(OpId, u16),
+    /// PUSH.
+    Push(End),
+    /// PUSHED: the receiver's operation, and the number of bytes that were written.
+    Pushed(OpId, u64),
 }
 
-/// The packet of [`rts`] or [`fin`] with these words, whose payload has `len` bytes in the ring.
-/// `word` returns the one of its words at an offset, if it has that. `None`: another packet, or none
-/// at all, which [`Packet::decode`](super::Packet::decode) has to decode.
+/// The packet of [`rts`], [`fin`], [`push`] or [`pushed`] with these words, whose payload has `len`
+/// bytes in the ring. `word` returns the one of its words at an offset, if it has that. `None`:
+/// another packet, or none at all, which [`Packet::decode`](super::Packet::decode) has to decode.
 #[inline]
 pub fn as_announced(
     words: &Words,
@@ -164,6 +211,24 @@ pub fn as_announced(
             rkey,
         };
         Announced::Rts(tagged.then_some(last), has_data.then_some(data), source)
+    } else if kind == Kind::Push as u8 && len == PUSH {
+        let (prefix, addr, rest) = (word(0), RemoteAddr::new(word(8)), word(16));
+        if flags != 0 || prefix as u32 as usize != PUSH_SIZE || !is_sink(addr, last) {
+            return None;
+        }
+        Announced::Push(End {
+            op: OpId::new((prefix >> 32) as u32),
+            offset: last,
+            addr,
+            rkey: Rkey::new(rest as u32),
+            receiver: OpId::new((rest >> 32) as u32),
+        })
+    } else if kind == Kind::Pushed as u8 && len == PREFIX {
+        let prefix = word(0);
+        if flags != 0 || prefix as u32 != 0 {
+            return None;
+        }
+        Announced::Pushed(OpId::new((prefix >> 32) as u32), last)
     } else {
         return None;
     };

@@ -356,6 +356,10 @@ proptest! {
                 ring::Announced::Rts(message.tag, data, source)
             }),
             Body::Fin { op, status } => Some(ring::Announced::Fin(op, status)),
+            Body::Push { op, offset, addr, rkey, receiver } => {
+                Some(ring::Announced::Push(ring::End { op, offset, addr, rkey, receiver }))
+            }
+            Body::Pushed { op, written } => Some(ring::Announced::Pushed(op, written)),
             _ => None,
         };
         prop_assert_eq!(announced, expected.map(|it| (packet.header, it)));
@@ -368,28 +372,40 @@ proptest! {
                 let again = ring::fin(&packet.header, op, status);
                 prop_assert_eq!((again.0, &again.1[..]), (words, &payload[..]));
             }
+            Some(ring::Announced::Push(end)) => {
+                let again = ring::push(&packet.header, &end);
+                prop_assert_eq!((again.0, &again.1[..]), (words, &payload[..]));
+            }
+            Some(ring::Announced::Pushed(op, written)) => {
+                let again = ring::pushed(&packet.header, op, written);
+                prop_assert_eq!((again.0, &again.1[..]), (words, &payload[..]));
+            }
             None => {}
         }
     }
 
-    /// Words that are accepted as an announcement, or as the end of a message, are those of their
-    /// encoding, and the decoder accepts the same ones.
+    /// Words that are accepted as a packet of an announced message are those of their encoding, and
+    /// the decoder accepts the same ones.
     #[test]
     fn announcements_in_a_ring_have_one_encoding(
         words in any::<[u64; 3]>(),
-        is_fin in any::<bool>(),
+        kind in prop_oneof![
+            Just(Kind::Fin), Just(Kind::Rts), Just(Kind::Push), Just(Kind::Pushed)
+        ],
         flags in prop_oneof![Just(0_u64), 0_u64..16],
         last in prop_oneof![Just(0_u64), 0_u64..5000, any::<u64>()],
-        (said, a) in (prop_oneof![Just(0_u32), Just(24), any::<u32>()], prop_oneof![Just(0), any::<u32>()]),
+        (said, a) in (prop_oneof![Just(0_u32), Just(16), Just(24), any::<u32>()], prop_oneof![Just(0), any::<u32>()]),
         addr in prop_oneof![Just(0), any::<u64>()],
         size in prop_oneof![0_u64..1 << 40, any::<u64>()],
         (rkey, op) in (prop_oneof![Just(0), any::<u32>()], any::<u32>()),
-        len in prop_oneof![Just(ring::PREFIX), Just(ring::RTS), 0..ring::RTS + 9],
+        len in prop_oneof![
+            Just(ring::PREFIX), Just(ring::RTS), Just(ring::PUSH), 0..ring::RTS + 9
+        ],
     ) {
-        let kind = if is_fin { Kind::Fin } else { Kind::Rts };
         let words = [words[0], words[1] & !0xffff | kind as u64 | flags << 8, last];
         let rest = u64::from(rkey) | u64::from(op) << 32;
-        let mut bytes = [u64::from(said) | u64::from(a) << 32, addr, size, rest]
+        let third = if kind == Kind::Push { rest } else { size };
+        let mut bytes = [u64::from(said) | u64::from(a) << 32, addr, third, rest]
             .map(u64::to_le_bytes)
             .concat();
         bytes.resize(len, 0);
@@ -413,8 +429,23 @@ proptest! {
                 let packet = packet.unwrap();
                 prop_assert_eq!((packet.header, packet.body), (header, Body::Fin { op, status }));
             }
+            Some((header, ring::Announced::Push(end))) => {
+                let again = ring::push(&header, &end);
+                prop_assert_eq!((again.0, &again.1[..]), (words, &bytes[..]));
+                let packet = packet.unwrap();
+                let ring::End { op, offset, addr, rkey, receiver } = end;
+                prop_assert_eq!(packet.header, header);
+                prop_assert_eq!(packet.body, Body::Push { op, offset, addr, rkey, receiver });
+            }
+            Some((header, ring::Announced::Pushed(op, written))) => {
+                let again = ring::pushed(&header, op, written);
+                prop_assert_eq!((again.0, &again.1[..]), (words, &bytes[..]));
+                let packet = packet.unwrap();
+                prop_assert_eq!((packet.header, packet.body), (header, Body::Pushed { op, written }));
+            }
             None => {
-                let announced = matches!(packet.map(|it| it.body), Some(Body::Fin { .. } | Body::Rts {
+                let announced = matches!(packet.map(|it| it.body), Some(Body::Fin { .. }
+                    | Body::Push { .. } | Body::Pushed { .. } | Body::Rts {
                     message: Message { ack: false, data: None | Some(0..=0xffff_ffff), .. }, ..
                 }));
                 prop_assert!(!announced);
