@@ -1,11 +1,12 @@
-//! Registrations that stay after the messages whose sources they were: an application sends from
-//! the same buffers again.
+//! Registrations that stay after the messages whose sources or sinks they were: an application
+//! sends from, and receives into, the same buffers again.
 //!
 //! Only for a device that registers on demand without a call of the kernel. There a registration
 //! holds no pages and translates no address: each access finds the memory that is at the addresses
 //! then. So it stays correct when the application unmaps the buffer, and needs no monitor.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
@@ -20,6 +21,8 @@ pub(super) struct Recent {
     rkey: Rkey,
     /// Address and length.
     range: (u64, usize),
+    /// It has ended, or is to be ended: nothing else uses it.
+    ends: AtomicBool,
     /// `None`: it has ended.
     mr: Mutex<Option<Mr>>,
 }
@@ -29,6 +32,7 @@ impl Recent {
         Arc::new(Self {
             rkey: mr.rkey(),
             range,
+            ends: AtomicBool::new(false),
             mr: Mutex::new(Some(mr)),
         })
     }
@@ -52,8 +56,10 @@ impl Recent {
     /// Ends the registration without a wait.
     ///
     /// # Errors
-    /// A peer executes a READ, and no other one can begin. The caller repeats the call.
+    /// A peer executes a READ or a WRITE, and no other one can begin. The caller repeats the call.
     pub(super) fn end(&self) -> Result<(), ()> {
+        // the owner of the table has the lock of its endpoint, as whoever ends a sink
+        self.ends.store(true, Ordering::Relaxed);
         let mut held = self.mr.lock();
         let ended = held.take().map_or(Ok(()), Mr::deregister_now);
         ended.map_err(|mr| *held = Some(mr))
@@ -83,7 +89,7 @@ impl RecentSources {
     #[inline]
     pub(super) fn find(&self, range: (u64, usize)) -> Option<&Arc<Recent>> {
         let recent = self.places.get(Self::place(range))?.as_ref()?;
-        (recent.range == range).then_some(recent)
+        (recent.range == range && !recent.ends.load(Ordering::Relaxed)).then_some(recent)
     }
 
     /// Keeps a registration. Returns the one that had its place; it is to be ended when no

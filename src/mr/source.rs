@@ -1,4 +1,5 @@
-//! Registrations of sources that peers read: of messages that a receiver fetches by READ.
+//! Registrations of sources that peers read: of messages that a receiver fetches by READ; and of
+//! sinks that peers write: parts of receives.
 //!
 //! Each source is registered by itself, on demand, if the device does so without a call of the
 //! kernel; the last registrations stay for later messages. Otherwise it uses a cache of its own
@@ -48,24 +49,26 @@ impl Source {
     }
 }
 
-/// The registration of a part of a receive that its sender writes.
+/// The registration of a part of a receive that its sender writes. To be released by
+/// [`SourceKeys::release_sink`] or ended by [`Self::end`].
 #[derive(Debug)]
-pub(crate) struct Sink(Box<Mr>);
+pub(crate) struct Sink(Arc<Recent>);
 
 impl Sink {
     /// The key for the sender.
+    #[inline]
     pub(crate) fn rkey(&self) -> Rkey {
         self.0.rkey()
     }
 
-    /// Ends the registration, so that no peer writes when this has succeeded. Does not wait.
+    /// Ends the registration, so that no peer writes when this has succeeded, and no later receive
+    /// uses it. WRITEs to other receives in the same memory are refused. Does not wait.
     ///
     /// # Errors
     /// The sink itself: a WRITE is being executed, and no other one can begin. The caller repeats
     /// the call.
     pub(crate) fn end(self) -> std::result::Result<(), Self> {
-        let ended = self.0.deregister_now();
-        ended.map_err(|mr| Self(Box::new(mr)))
+        self.0.end().map_err(|()| self)
     }
 }
 
@@ -125,6 +128,8 @@ pub(crate) struct SourceKeys {
     /// The device registers on demand without a call of the kernel.
     at_once: bool,
     recent: RecentSources,
+    /// Those of sinks.
+    sinks: RecentSources,
     /// A registration whose place another one has, and that a peer reads.
     replaced: Option<Withdrawn>,
     cache: Option<Arc<SourceCache>>,
@@ -148,6 +153,7 @@ impl SourceKeys {
             pd: Arc::clone(pd),
             at_once,
             recent: RecentSources::new(),
+            sinks: RecentSources::new(),
             replaced: None,
             cache,
             failures: 0,
@@ -194,16 +200,40 @@ impl SourceKeys {
     /// `ibv_reg_mr(3)`.
     ///
     /// # Safety
-    /// The caller does not free the buffer before the sink has ended.
-    pub(crate) unsafe fn open_sink(&self, iov: &libc::iovec) -> Result<Sink> {
+    /// The caller does not free the buffer before the sink has ended, or its sender has stated that
+    /// it has written.
+    #[inline]
+    pub(crate) unsafe fn open_sink(&mut self, iov: &libc::iovec) -> Result<Sink> {
+        if let Some(recent) = self.sinks.find(range_of(iov)) {
+            return Ok(Sink(Arc::clone(recent)));
+        }
+        // SAFETY: as this function.
+        unsafe { self.open_new_sink(iov) }
+    }
+
+    unsafe fn open_new_sink(&mut self, iov: &libc::iovec) -> Result<Sink> {
         if !self.at_once {
             return Err(FiErrno::EOPNOTSUPP);
         }
         let rights =
             sys::IBV_ACCESS_LOCAL_WRITE | sys::IBV_ACCESS_REMOTE_WRITE | sys::IBV_ACCESS_ON_DEMAND;
-        // SAFETY: as this function.
+        // SAFETY: as this function. If the registration stays longer, the device does not access the
+        // memory by itself, and a peer writes only what a receive has asked for.
         let mr = unsafe { Mr::register(&self.pd, iov.iov_base, iov.iov_len, rights) }?;
-        Ok(Sink(Box::new(mr)))
+        let stays = !mr.is_in_device_memory();
+        let recent = Recent::new(mr, range_of(iov));
+        if stays {
+            let replaced = self.sinks.keep(&recent);
+            self.end_replaced(replaced);
+        }
+        Ok(Sink(recent))
+    }
+
+    /// Releases the sink of a receive whose sender has written it. Does not wait: `Some` is to be
+    /// ended by a thread that may.
+    #[inline]
+    pub(crate) fn release_sink(&self, sink: Sink) -> Option<Withdrawn> {
+        last(sink.0)
     }
 
     #[cold]
@@ -250,27 +280,32 @@ impl SourceKeys {
     /// Keeps a registration for later sources.
     fn keep(&mut self, mr: Mr, iov: &libc::iovec) -> Arc<Recent> {
         let recent = Recent::new(mr, range_of(iov));
-        if let Some(old) = self.recent.keep(&recent).and_then(last)
+        let replaced = self.recent.keep(&recent);
+        self.end_replaced(replaced);
+        recent
+    }
+
+    /// Ends a registration whose place another one has, when no operation uses it.
+    fn end_replaced(&mut self, replaced: Option<Arc<Recent>>) {
+        if let Some(old) = replaced.and_then(last)
             && let Some(busy) = self.replaced.replace(old)
         {
             // the caller has not taken it
             busy.abandon();
         }
-        recent
     }
 
-    /// A registration that was replaced by the last [`Self::register`] and is to be ended by a
-    /// thread that may wait, because a peer reads it.
+    /// A registration that was replaced by the last [`Self::register`] or [`Self::open_sink`] and is
+    /// to be ended by a thread that may wait, because a peer uses it.
     #[inline]
     pub(crate) fn replaced(&mut self) -> Option<Withdrawn> {
         self.replaced.take()
     }
 
-    /// All registrations that are kept for later sources; the endpoint is closed.
+    /// All registrations that are kept for later sources and sinks; the endpoint is closed.
     pub(crate) fn take_recent(&mut self) -> impl Iterator<Item = Withdrawn> {
-        self.recent
-            .take()
-            .map(|recent| Withdrawn(Ends::Recent(recent)))
+        let recent = self.recent.take().chain(self.sinks.take());
+        recent.map(|recent| Withdrawn(Ends::Recent(recent)))
     }
 
     /// Releases the source of a message that the receiver has ended. Does not wait: `Some` is to be
@@ -321,7 +356,7 @@ fn once(mr: Mr) -> Source {
     Source(Kept::Once(Box::new(mr)))
 }
 
-/// Ends a registration if nothing else refers to it. Returns it if a peer reads it.
+/// Ends a registration if nothing else refers to it. Returns it if a peer uses it.
 #[inline]
 fn last(recent: Arc<Recent>) -> Option<Withdrawn> {
     // a reference is only taken under the endpoint's lock, as this function is called
@@ -394,6 +429,45 @@ mod tests {
         for withdrawn in keys.take_recent().collect::<Vec<_>>() {
             assert!(withdrawn.end().is_ok());
         }
+    }
+
+    #[test]
+    fn a_sink_stays_until_it_is_ended() {
+        let domain = domain();
+        let Some(mut keys) = keeping(&domain) else {
+            return;
+        };
+        let bytes = vec![1; 1 << 14];
+        let open = |keys: &mut SourceKeys| {
+            let iov = libc::iovec {
+                iov_base: bytes.as_ptr().cast_mut().cast(),
+                iov_len: bytes.len(),
+            };
+            // SAFETY: nobody writes the bytes.
+            unsafe { keys.open_sink(&iov) }.unwrap()
+        };
+        let first = open(&mut keys);
+        let key = first.rkey();
+        assert!(keys.release_sink(first).is_none());
+        let (second, third) = (open(&mut keys), open(&mut keys));
+        assert_eq!((second.rkey(), third.rkey()), (key, key));
+        // a source of the same bytes has a key of its own
+        let source = register(&mut keys, &bytes);
+        assert_ne!(source.rkey(), key);
+        // its sender does not write: no later receive has this key
+        assert!(second.end().is_ok());
+        let fresh = open(&mut keys);
+        assert_ne!(fresh.rkey(), key);
+        assert!(keys.release_sink(third).is_none());
+        let again = open(&mut keys);
+        assert_eq!(again.rkey(), fresh.rkey());
+        for sink in [fresh, again] {
+            assert!(keys.release_sink(sink).is_none());
+        }
+        assert!(keys.release(source).is_none());
+        let kept: Vec<_> = keys.take_recent().collect();
+        assert_eq!(kept.len(), 2);
+        assert!(kept.into_iter().all(|it| it.end().is_ok()));
     }
 
     #[test]

@@ -266,15 +266,16 @@ impl<I: Io> Core<I> {
         inbound.is_half_used()
     }
 
-    /// Begins an answer without payload. `None`: something to the peer is before it.
+    /// Begins an answer without payload, which uses this credit. `None`: something to the peer is
+    /// before it, or it needs more credit.
     #[inline]
-    pub fn direct_answer(&mut self, peer: PeerKey) -> Option<Direct<'_>> {
+    pub fn direct_answer(&mut self, peer: PeerKey, uses: Credit) -> Option<Direct<'_>> {
         let peer = self.peers.get_mut(peer)?;
         let link = peer.out?;
         let header = peer.header(peer.next);
-        peer.is_clear().then_some(Direct {
+        (peer.is_clear() && peer.outbound.has(uses)).then_some(Direct {
             peer,
-            uses: Credit::ZERO,
+            uses,
             link,
             header,
         })

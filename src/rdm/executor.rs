@@ -132,6 +132,10 @@ pub(super) struct Executor {
     /// Messages that were read when their announcement was found in a ring.
     #[cfg(test)]
     pub(super) read_in_ring: u32,
+    /// Messages whose end was asked for, and those that were completed, when RTS and PUSHED were
+    /// found in a ring.
+    #[cfg(test)]
+    pub(super) both_in_ring: (u32, u32),
     /// Those of them that were read together with others.
     #[cfg(test)]
     pub(super) read_in_lists: u32,
@@ -247,6 +251,8 @@ impl Executor {
             read_at_once: 0,
             #[cfg(test)]
             read_in_ring: 0,
+            #[cfg(test)]
+            both_in_ring: (0, 0),
             #[cfg(test)]
             read_in_lists: 0,
             #[cfg(test)]

@@ -22,8 +22,8 @@ pub(super) enum Way {
 /// lengths; the last one has no end.
 const SHORTEST: u32 = 14;
 const RANGES: usize = 8;
-/// The first range whose messages are long enough for [`Way::Both`]: 128 KiB.
-const FIRST_OF_BOTH: usize = 3;
+/// The first range whose messages are long enough for [`Way::Both`]: 32 KiB.
+const FIRST_OF_BOTH: usize = 1;
 /// The ways of a range, in the order in which they are tried; shorter messages have two.
 const WAYS: [Way; 3] = [Way::Stream, Way::Read, Way::Both];
 /// Consecutive messages of a range that try a way: its code is in no cache at the first one.
@@ -221,20 +221,19 @@ impl Paces {
         way
     }
 
-    /// As [`Self::choose`], for a message that is read in this call: whether it is measured.
-    /// `None`: it is not to be read. Nothing changes; [`Self::has_read`] follows.
+    /// How the next message arrives, and whether it is measured. Nothing changes; if it is read in
+    /// this call, [`Self::has_read`] follows, otherwise [`Self::choose`].
     #[inline]
-    pub(super) fn reads(&mut self, peer: PeerKey, len: u64) -> Option<bool> {
+    pub(super) fn next(&mut self, peer: PeerKey, len: u64) -> (Way, bool) {
         #[cfg(test)]
         if let Some(way) = self.fixed {
-            return (way == Way::Read).then_some(false);
+            return (way, false);
         }
         let (range, ways) = self.range(peer, len);
-        let (way, measured) = range.next(ways);
-        (way == Way::Read).then_some(measured)
+        range.next(ways)
     }
 
-    /// As [`Self::reads`], for a message that is read together with others and not measured.
+    /// Whether a message is read that is read together with others and not measured.
     #[inline]
     pub(super) fn reads_more(&mut self, peer: PeerKey, len: u64) -> bool {
         #[cfg(test)]
@@ -298,7 +297,8 @@ impl Paces {
 mod tests {
     use super::*;
 
-    const LEN: u64 = 1 << 15;
+    /// It has two ways.
+    const LEN: u64 = 1 << 14;
     const LONG: u64 = 1 << 20;
 
     fn peer() -> PeerKey {
@@ -395,7 +395,7 @@ mod tests {
         run(&mut paces, 1024, [1000, 2000]);
         let key = ArrivalKey::from_number(1);
         for number in 0..2 * TRIALS {
-            let way = paces.choose(peer(), LEN / 2, key);
+            let way = paces.choose(peer(), 2 * LEN, key);
             assert_eq!(way == Way::Stream, number < TRIALS);
         }
         paces.forget_peer(peer());
@@ -433,6 +433,6 @@ mod tests {
         let begin = paces.measured[0].begin;
         paces.completed_at(first, begin + Duration::from_micros(50));
         paces.completed_at(second, begin + Duration::from_micros(52));
-        assert_eq!(paces.range(peer(), LEN).0.times, [4000, 0, 0]);
+        assert_eq!(paces.range(peer(), LEN).0.times, [8000, 0, 0]);
     }
 }

@@ -79,7 +79,7 @@ impl State {
         // a thread that sleeps on another queue would wait for the further parts
         self.io.streams.polled = !self.sleepers;
         self.io.bytes_copied = 0;
-        let usual = self.io.streams.is_empty()
+        let usual = self.io.streams.is_idle()
             && self.io.bytes_read == 0
             && !self.core.has_reports()
             && !self.failed;
@@ -201,7 +201,7 @@ impl State {
     /// The rest of [`Self::read_from`].
     #[inline]
     fn after_reads(&mut self) -> bool {
-        if !self.io.streams.is_empty() {
+        if !self.io.streams.is_idle() {
             self.run_streams();
         }
         self.turn += TURN;
@@ -214,7 +214,7 @@ impl State {
         let rest = match self.next_ready() {
             Some(first) => self.read_from(first, reader),
             None => {
-                if !self.io.streams.is_empty() {
+                if !self.io.streams.is_idle() {
                     self.run_streams();
                 }
                 self.turn += self.step;
@@ -232,6 +232,10 @@ impl State {
         let reads = self.io.bytes_read != 0;
         if self.turn >= BUSY || reads || self.io.links.hot.is_empty() {
             self.turn = 0;
+            // messages of peers that do not go on with them
+            if !self.io.streams.is_empty() {
+                self.run_streams();
+            }
             return self.poll().map(drop);
         }
         if self.core.has_reports() {
@@ -244,7 +248,7 @@ impl State {
 
     #[inline(never)]
     fn run_streams(&mut self) {
-        self.io.run_streams(&mut self.core);
+        self.io.run_streams(&mut self.core, self.calls);
         self.settle();
     }
 

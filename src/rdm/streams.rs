@@ -13,7 +13,7 @@ use crate::verbs::{RemoteAddr, Rkey};
 use crate::wire::rdm::OpId;
 
 /// Progress calls without a further part of a message, after which the receiver reads it. The
-/// sender may compute, or may not have the processor.
+/// sender may compute, or may not have the processor. One call of at most 64 looks.
 const PATIENCE: u32 = 4096;
 /// Messages of such a peer that are read, before one is streamed again.
 const READ: u32 = 16;
@@ -22,10 +22,10 @@ const READ: u32 = 16;
 #[derive(Clone, Copy, Debug)]
 struct Arriving {
     key: ArrivalKey,
-    /// Number of bytes that had arrived at the last look.
-    seen: u64,
-    /// Number of looks since.
-    looks: u32,
+    /// Number of bytes that had arrived at the last look; `None`: there was none.
+    seen: Option<u64>,
+    /// The number of the progress call that has first seen them.
+    since: u32,
 }
 
 /// The end of a message that its receiver has asked for.
@@ -70,7 +70,13 @@ impl Streams {
     /// Whether no message is streamed.
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
-        self.sent.is_empty() && self.asked.is_empty() && self.arriving.is_empty()
+        self.is_idle() && self.arriving.is_empty()
+    }
+
+    /// Whether no progress call goes on with a message of this side.
+    #[inline(always)]
+    pub(super) fn is_idle(&self) -> bool {
+        self.sent.is_empty() && self.asked.is_empty()
     }
 
     /// Whether messages may be streamed now.
@@ -81,6 +87,12 @@ impl Streams {
             return false;
         }
         self.polled
+    }
+
+    /// Whether messages of a peer are read because it was late.
+    #[inline]
+    pub(super) fn was_late(&self, peer: PeerKey) -> bool {
+        self.late.contains_key(&peer.number())
     }
 
     /// The next message of a peer can be streamed. Counts those that are read instead.
@@ -112,8 +124,8 @@ impl Streams {
         }
         self.arriving.push(Arriving {
             key,
-            seen: 0,
-            looks: 0,
+            seen: None,
+            since: 0,
         });
     }
 
@@ -137,21 +149,21 @@ impl Streams {
         self.late.remove(&peer.number());
     }
 
-    /// Removes a message whose parts do not come; `now`: any message. `arrived`: the number of bytes
-    /// of a message that have arrived, `None` if it is complete.
+    /// Removes a message whose parts do not come until this progress call; `None`: any message.
+    /// `arrived`: the number of bytes of a message that have arrived, `None` if it is complete.
     pub(super) fn take_stalled(
         &mut self,
-        now: bool,
+        call: Option<u32>,
         arrived: impl Fn(ArrivalKey) -> Option<u64>,
     ) -> Option<ArrivalKey> {
         let mut at = 0;
         while let Some(message) = self.arriving.get_mut(at) {
             let found = arrived(message.key);
-            match found {
-                Some(bytes) if !now && bytes != message.seen => {
-                    (message.seen, message.looks) = (bytes, 0);
+            match (found, call) {
+                (Some(_), Some(call)) if found != message.seen => {
+                    (message.seen, message.since) = (found, call);
                 }
-                Some(_) if !now && message.looks < PATIENCE => message.looks += 1,
+                (Some(_), Some(call)) if call.wrapping_sub(message.since) <= PATIENCE => {}
                 _ => {
                     let message = self.arriving.swap_remove(at);
                     if found.is_some() {
@@ -171,22 +183,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_message_is_stalled_after_many_looks_without_bytes() {
+    fn a_message_is_stalled_after_many_calls_without_bytes() {
         let mut streams = Streams::default();
         let (moving, stalled, complete) = (1, 2, 3);
         for number in [moving, stalled, complete] {
             streams.begin(ArrivalKey::from_number(number));
         }
-        for look in 0..=u64::from(PATIENCE) {
-            let found = streams.take_stalled(false, |key| match key.number() {
-                1 => Some(look + 1),
-                2 => Some(0),
-                _ => None,
-            });
-            let last = look == u64::from(PATIENCE);
+        // the number of calls wraps
+        let first = u32::MAX - 70;
+        for calls in (0..=PATIENCE + 1).step_by(17) {
+            let found =
+                streams.take_stalled(Some(first.wrapping_add(calls)), |key| match key.number() {
+                    1 => Some(calls.into()),
+                    2 => Some(0),
+                    _ => None,
+                });
+            let last = calls == PATIENCE + 1;
             assert_eq!(found.map(|key| key.number()), last.then_some(stalled));
         }
-        let now = streams.take_stalled(true, |_| Some(1));
+        let now = streams.take_stalled(None, |_| Some(1));
         assert_eq!(now.map(|key| key.number()), Some(moving));
         assert!(streams.is_empty());
     }
@@ -198,7 +213,7 @@ mod tests {
         streams.begin(key);
         streams.begin(key);
         assert_eq!(streams.arriving(), 1);
-        assert!(streams.take_stalled(true, |_| Some(1)).is_some());
+        assert!(streams.take_stalled(None, |_| Some(1)).is_some());
         streams.begin(key);
         assert_eq!(streams.arriving(), 1);
     }

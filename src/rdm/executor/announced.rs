@@ -1,6 +1,7 @@
 //! Fast path of long messages on a device that executes READs in their call: an announcement that
 //! is the next packet of its peer is taken, read and answered without entries in the tables, and
-//! so is the answer. `docs/rdm.md`, "Rings".
+//! so is the answer. Of a message that both sides copy (`executor::push`) only the receiver has an
+//! entry. `docs/rdm.md`, "Rings".
 
 #![allow(
     unsafe_code,
@@ -14,8 +15,9 @@ use super::super::core::{Core, Origin};
 use super::super::link::LinkKey;
 use super::super::link_ring::RingPost;
 use super::super::operations::{Kind, TxKey};
+use super::super::paces::Way;
 use super::super::peer::PeerKey;
-use super::super::receives::{Envelope, Receive, RxKey, completion_of, index_of};
+use super::super::receives::{ArrivalKey, Envelope, Receive, RxKey, completion_of, index_of};
 use super::announced_list::Listed;
 use super::pull::READ_BYTES;
 use super::rings::MANY;
@@ -49,7 +51,7 @@ impl Announcement {
 }
 
 /// What has become of an announcement, and whether the peer has used half of its credit.
-enum Taken {
+pub(super) enum Taken {
     /// The message was read.
     Read(bool),
     /// It arrives as all other messages.
@@ -120,6 +122,17 @@ impl Executor {
                     }
                 }
             }
+            Announced::Push(end) => {
+                self.asked_in_ring(core, key, (&header, &end))?;
+                run.take(&message);
+                false
+            }
+            Announced::Pushed(op, written) => {
+                let packet = (&header, ArrivalKey::from_number(op.get()), written);
+                let half = self.pushed_in_ring(core, key, packet, reader)?;
+                run.take(&message);
+                half
+            }
             Announced::Fin(op, status) => {
                 let (origin, _) = core.answered(key, &header, Credit::ZERO)?;
                 core.take_answered(key, Credit::ZERO, Credit::ZERO);
@@ -177,7 +190,11 @@ impl Executor {
         let (origin, out) = self.may_read(core, key, announcement, 0)?;
         let peer = origin.peer;
         let measured = match self.streams.may_stream() {
-            true => self.paces.reads(peer, len)?,
+            true => match self.paces.next(peer, len) {
+                (Way::Read, measured) => measured,
+                (Way::Both, _) => return self.announced_to_both(core, key, announcement, out),
+                (Way::Stream, _) => return None,
+            },
             false => false,
         };
         let envelope = announcement.envelope_of(peer);
@@ -242,6 +259,17 @@ impl Executor {
         self.paces.has_read(peer, envelope.len, time);
         self.pulls.succeeded(peer);
         self.end_at_sender(core, origin, op);
+        self.pass_received(envelope, receive, reader);
+    }
+
+    /// The entry of a message that is complete in a receive of its own.
+    #[inline(always)]
+    pub(super) fn pass_received(
+        &mut self,
+        envelope: &Envelope,
+        receive: &Receive,
+        reader: Option<&mut Reader<'_, '_>>,
+    ) {
         let mut completion = completion_of(receive);
         // within the receive, whose length is a usize
         completion.len = envelope.len as usize;
@@ -251,7 +279,7 @@ impl Executor {
             completion.flags |= Flags::REMOTE_CQ_DATA;
         }
         self.completions
-            .received(&completion, peer, receive.wanted, reader);
+            .received(&completion, envelope.peer, receive.wanted, reader);
     }
 
     /// Whether the device can execute READs in their call.
@@ -312,9 +340,9 @@ impl Executor {
         Some((sge, keyed))
     }
 
-    /// Posts FIN for a message that was read.
+    /// Posts FIN for a message that is complete.
     #[inline]
-    fn end_at_sender(&mut self, core: &mut Core<Self>, origin: Origin, op: OpId) {
+    pub(super) fn end_at_sender(&mut self, core: &mut Core<Self>, origin: Origin, op: OpId) {
         if !self.fin_to_ring(core, origin.peer, op) {
             self.answer(origin, Kind::Fin { op, status: 0 });
         }
@@ -323,14 +351,28 @@ impl Executor {
     /// Posts FIN to a ring without an operation. `false`: it has to be posted as an operation next.
     #[inline]
     fn fin_to_ring(&mut self, core: &mut Core<Self>, peer: PeerKey, op: OpId) -> bool {
-        let Some(direct) = core.direct_answer(peer) else {
+        self.answer_to_ring(core, (peer, Credit::ZERO), |header| {
+            ring::fin(header, op, 0)
+        })
+    }
+
+    /// Posts an answer to a ring without an operation. `false`: it has to be posted as an operation
+    /// next.
+    #[inline]
+    pub(super) fn answer_to_ring<const N: usize>(
+        &mut self,
+        core: &mut Core<Self>,
+        (peer, uses): (PeerKey, Credit),
+        packet: impl FnOnce(&Header) -> (ring::Words, [u8; N]),
+    ) -> bool {
+        let Some(direct) = core.direct_answer(peer, uses) else {
             return false;
         };
         let ring = self.links.get_mut(direct.link);
         let Some(ring) = ring.and_then(|link| link.free_ring()) else {
             return false;
         };
-        let posted = ring.post_packet(&ring::fin(&direct.header, op, 0));
+        let posted = ring.post_packet(&packet(&direct.header));
         if posted == RingPost::Sent {
             direct.sent();
         }

@@ -297,26 +297,38 @@ impl Executor {
             spare: None,
             push: None,
         };
-        match self.rx.arrivals.insert(arrival) {
-            Some(key) => {
-                let receiver = OpId::new(key.number());
-                self.todo.push_back(Todo::Begin(origin, key));
-                match pull {
-                    // a truncated message is not needed as a whole
-                    Some(_) if self.streams.polled && room == envelope.len => {
-                        self.todo.push_back(Todo::Choose(origin, key, at.link));
-                    }
-                    Some(_) => self.begin_pull(origin.peer, key),
-                    None => self.answer(origin, Kind::Cts { op, receiver }),
-                }
+        let Some(key) = self.insert_arrival(arrival) else {
+            return;
+        };
+        let receiver = OpId::new(key.number());
+        self.todo.push_back(Todo::Begin(origin, key));
+        match pull {
+            // a truncated message is not needed as a whole
+            Some(_) if self.streams.polled && room == envelope.len => {
+                self.todo.push_back(Todo::Choose(origin, key, at.link));
             }
-            None => {
-                let result = Err((FiErrno::ENOMEM, 0));
-                self.received_message(&target, &envelope, 0, result, None);
-                let status = FiErrno::ENOMEM.code() as u16;
-                self.answer(origin, Kind::Fin { op, status });
-            }
+            Some(_) => self.begin_pull(origin.peer, key),
+            None => self.answer(origin, Kind::Cts { op, receiver }),
         }
+    }
+
+    /// Enters a message that arrives. `None`: 2^24 do already, and it has failed.
+    pub(super) fn insert_arrival(&mut self, arrival: Arrival) -> Option<ArrivalKey> {
+        let Arrival {
+            target,
+            envelope,
+            origin,
+            op,
+            ..
+        } = arrival;
+        let key = self.rx.arrivals.insert(arrival);
+        if key.is_none() {
+            let result = Err((FiErrno::ENOMEM, 0));
+            self.received_message(&target, &envelope, 0, result, None);
+            let status = FiErrno::ENOMEM.code() as u16;
+            self.answer(origin, Kind::Fin { op, status });
+        }
+        key
     }
 
     /// Answers a packet.

@@ -1,26 +1,33 @@
 //! Long messages that both processors copy at the same time: the receiver reads the begin, and the
 //! sender, if its application polls, writes the end. `docs/protocol-rdm.md`, "Long messages".
+//!
+//! The fast path takes RTS, PUSH and PUSHED where they are found in a ring
+//! (`executor::announced`): none of them has an operation. Everything else takes the way through
+//! the tables.
 
 #![allow(
     unsafe_code,
     reason = "registers and writes buffers of the application"
 )]
 
-use super::super::core::{Origin, Send};
+use super::super::completions::Reader;
+use super::super::core::{Core, Origin, Send};
 use super::super::direct::PART;
-#[cfg(test)]
-use super::super::operations::TxKey;
-use super::super::operations::{Kind, Operation};
+use super::super::iov::Iov;
+use super::super::link::LinkKey;
+use super::super::operations::{Kind, Operation, TxKey};
 use super::super::ops::Uses;
 use super::super::pull::{PullState, Push};
-use super::super::receives::ArrivalKey;
+use super::super::receives::{Arrival, ArrivalKey, AtSender, Target, index_of};
 use super::super::streams::Asked;
+use super::announced::{Announcement, Taken};
 use super::pull::READ_BYTES;
-use super::{Executor, Todo};
-#[cfg(test)]
-use crate::verbs::Rkey;
-use crate::verbs::{Lkey, RemoteAddr, Sge};
-use crate::wire::rdm::OpId;
+use super::{Executor, Step, Todo};
+use crate::mr::Withdrawn;
+use crate::verbs::{Lkey, RemoteAddr, Rkey, Sge};
+use crate::wire::rdm::packet::RTS_CREDIT;
+use crate::wire::rdm::ring::{self, End, Source};
+use crate::wire::rdm::{Credit, Header, OpId};
 
 /// The end of a message begins at a multiple of this.
 const ALIGN: u64 = 4096;
@@ -43,26 +50,19 @@ impl Executor {
         let Some(pull) = &mut arrival.pull else {
             return false;
         };
-        let offset = end_of(pull.len);
-        // within the receive, whose length is a usize
-        let len = (pull.len - offset) as usize;
-        let piece = arrival.target.receive.iov.piece(offset as usize, len);
-        let Some(piece) = piece
-            .map(|piece| piece.iovec())
-            .filter(|it| it.iov_len == len)
-        else {
+        let (op, iov, len) = (arrival.op, arrival.target.receive.iov, pull.len);
+        let Some((push, to)) = self.open_end(&iov, len) else {
             return false;
         };
-        // SAFETY: the application keeps the buffer until the receive is reported, and that is after
-        // the end of the sink.
-        let Ok(sink) = (unsafe { self.sources.open_sink(&piece) }) else {
-            return false;
-        };
-        pull.len = offset;
-        let to = (RemoteAddr::new(piece.iov_base as u64), sink.rkey());
-        arrival.push = Some(Push { offset, sink });
+        let offset = push.offset;
+        if let Some(arrival) = self.rx.arrivals.get_mut(key) {
+            if let Some(pull) = &mut arrival.pull {
+                pull.len = offset;
+            }
+            arrival.push = Some(push);
+        }
         let push = Kind::Push {
-            op: arrival.op,
+            op,
             offset,
             to,
             receiver: OpId::new(key.number()),
@@ -71,6 +71,213 @@ impl Executor {
         self.answer(origin, push);
         self.begin_pull(origin.peer, key);
         true
+    }
+
+    /// Registers the end of a receive for a message of `len` bytes, which fits into it. `None`: that
+    /// part is no single buffer, or cannot be registered.
+    #[inline]
+    fn open_end(&mut self, iov: &Iov, len: u64) -> Option<(Push, (RemoteAddr, Rkey))> {
+        let offset = end_of(len);
+        // within the receive, whose length is a usize
+        let len = (len - offset) as usize;
+        let piece = iov.piece(offset as usize, len)?.iovec();
+        if piece.iov_len != len {
+            return None;
+        }
+        // SAFETY: the application keeps the buffer until the receive is reported. Before that the
+        // sink has ended, or its sender has stated that it has written.
+        let sink = unsafe { self.sources.open_sink(&piece) }.ok()?;
+        let replaced = self.sources.replaced();
+        self.withdraw(replaced);
+        let to = (RemoteAddr::new(piece.iov_base as u64), sink.rkey());
+        Some((Push { offset, sink }, to))
+    }
+
+    /// A registration that is ended by a thread that may wait.
+    #[inline]
+    fn withdraw(&mut self, busy: Option<Withdrawn>) {
+        self.steps
+            .extend(busy.map(|it| Step::Withdraw(Some(it), None)));
+    }
+
+    /// Takes the announcement of a message that both sides copy, which is the next packet of its
+    /// peer: asks for the end of the message and reads the begin, without operations.
+    /// `None`: nothing has changed.
+    pub(super) fn announced_to_both(
+        &mut self,
+        core: &mut Core<Self>,
+        key: LinkKey,
+        announcement: &Announcement,
+        out: LinkKey,
+    ) -> Option<Taken> {
+        let (origin, _) = core.answered(key, &announcement.header, RTS_CREDIT)?;
+        let peer = origin.peer;
+        let ring = self.links.get_mut(key)?.ring.as_ref()?;
+        if !ring.is_large() || self.streams.was_late(peer) {
+            return None;
+        }
+        let envelope = announcement.envelope_of(peer);
+        let store = self.rx.own()?;
+        let target = match store.recent(envelope.tag, index_of(peer)) {
+            Some((found, receive)) => {
+                let receive = *receive;
+                store.take_recent(envelope.tag.is_some(), &found);
+                Target {
+                    receive,
+                    multi: None,
+                    posting: None,
+                }
+            }
+            None => {
+                let matched = store.find(&envelope, index_of(peer))?;
+                store.target(&matched)?
+            }
+        };
+        let half = core.take_answered(key, RTS_CREDIT, Credit::new(0, 1));
+        let Source { op, addr, rkey, .. } = announcement.source;
+        let at = AtSender {
+            op,
+            addr,
+            rkey,
+            link: Some(key),
+        };
+        let fits =
+            target.multi.is_none() && target.receive.iov.first(envelope.len as usize).is_some();
+        let end = match fits {
+            true => self.open_end(&target.receive.iov, envelope.len),
+            false => None,
+        };
+        let Some((push, to)) = end else {
+            // the way of all other messages
+            self.begin_arrival(origin, at, envelope, target);
+            return Some(Taken::Begun(half));
+        };
+        let half = half | core.give_back_answered(key, Credit::new(2, 0));
+        let offset = push.offset;
+        let arrival = Arrival {
+            target,
+            envelope,
+            origin,
+            op,
+            arrived: 0,
+            pull: self.pull_of(peer, &at, offset),
+            asked: false,
+            prefix: 0,
+            spare: None,
+            push: Some(push),
+        };
+        let Some(arrival) = self.insert_arrival(arrival) else {
+            return Some(Taken::Begun(half));
+        };
+        #[cfg(test)]
+        {
+            self.both_in_ring.0 += 1;
+        }
+        core.hold(peer, self);
+        self.paces.choose(peer, envelope.len, arrival);
+        self.streams.begin(arrival);
+        let receiver = OpId::new(arrival.number());
+        let end = End {
+            op,
+            offset,
+            addr: to.0,
+            rkey: to.1,
+            receiver,
+        };
+        if !self.answer_to_ring(core, (peer, Credit::ZERO), |header| {
+            ring::push(header, &end)
+        }) {
+            let push = Kind::Push {
+                op,
+                offset,
+                to,
+                receiver,
+            };
+            self.answer(origin, push);
+        }
+        match self.read_at_once(out, arrival) {
+            true => self.pulls.succeeded(peer),
+            false => self.begin_pull(peer, arrival),
+        }
+        Some(Taken::Begun(half))
+    }
+
+    /// Takes PUSH, if it is the next packet of its peer and this call may write what it asks for:
+    /// writes it and answers, without an operation. `None`: nothing has changed.
+    pub(super) fn asked_in_ring(
+        &mut self,
+        core: &mut Core<Self>,
+        link: LinkKey,
+        (header, end): (&Header, &End),
+    ) -> Option<()> {
+        let (origin, _) = core.answered(link, header, Credit::ZERO)?;
+        let asked = Asked {
+            origin,
+            link,
+            op: TxKey::from_number(end.op.get()),
+            receiver: end.receiver,
+            to: (end.addr, end.rkey),
+            offset: end.offset,
+        };
+        if !self.streams.polled || !self.streams.asked.is_empty() || self.bytes_copied >= READ_BYTES
+        {
+            return None;
+        }
+        let op = self.tx.get_mut(asked.op)?;
+        if !op.is_announced() || op.peer != origin.peer || op.pushed {
+            return None;
+        }
+        op.pushed = true;
+        core.take_answered(link, Credit::ZERO, Credit::ZERO);
+        let written = self.write_end(&asked).unwrap_or(0);
+        let sent = self.answer_to_ring(core, (origin.peer, PART), |header| {
+            ring::pushed(header, asked.receiver, written.into())
+        });
+        if !sent {
+            self.post_pushed(&asked, written);
+        }
+        Some(())
+    }
+
+    /// Takes PUSHED, if it is the next packet of its peer and completes a message: ends the message
+    /// without an operation. `None`: nothing has changed. Otherwise whether the peer has used half
+    /// of its credit.
+    pub(super) fn pushed_in_ring(
+        &mut self,
+        core: &mut Core<Self>,
+        link: LinkKey,
+        (header, key, written): (&Header, ArrivalKey, u64),
+        reader: Option<&mut Reader<'_, '_>>,
+    ) -> Option<bool> {
+        let (origin, _) = core.answered(link, header, PART)?;
+        let arrival = self.rx.arrivals.get(key)?;
+        let (pull, push) = (arrival.pull.as_ref()?, arrival.push.as_ref()?);
+        let target = &arrival.target;
+        let ends = arrival.origin == origin
+            && pull.state == PullState::Reads
+            && pull.reads == 0
+            && arrival.arrived == pull.len
+            && arrival.envelope.len - push.offset == written
+            && target.multi.is_none()
+            && target.posting.is_none();
+        if !ends || self.rx.own().is_none() {
+            return None;
+        }
+        let arrival = self.rx.arrivals.remove(key)?;
+        #[cfg(test)]
+        {
+            self.both_in_ring.1 += 1;
+        }
+        let half = core.take_answered(link, PART, PART);
+        let busy = arrival
+            .push
+            .and_then(|push| self.sources.release_sink(push.sink));
+        self.withdraw(busy);
+        self.paces.completed(key);
+        self.end_at_sender(core, origin, arrival.op);
+        self.pass_received(&arrival.envelope, &arrival.target.receive, reader);
+        core.release(origin.peer, self);
+        Some(half)
     }
 
     /// A receiver asks for the end of a message: it is written now, if those before it are written
@@ -111,6 +318,10 @@ impl Executor {
             true => self.write_end(asked).unwrap_or(0),
             false => 0,
         };
+        self.post_pushed(asked, written);
+    }
+
+    fn post_pushed(&mut self, asked: &Asked, written: u32) {
         let answer = Kind::Pushed {
             op: asked.receiver,
             written: written.into(),
@@ -170,12 +381,22 @@ impl Executor {
             return;
         };
         let whole = arrival.envelope.len - push.offset == written;
-        if !arrival.end_push() {
-            // another process writes, which has guessed the key
-            return;
+        if whole {
+            let push = arrival.push.take();
+            let busy = push.and_then(|push| self.sources.release_sink(push.sink));
+            self.withdraw(busy);
+            self.end_written(key);
+        } else if arrival.end_push() {
+            self.read_end(key);
         }
-        match arrival.pull.map(|pull| pull.state) {
-            Some(PullState::Reads) if whole => self.pull_ended(key),
+        // otherwise another process writes, which has guessed the key
+    }
+
+    /// The end of a message is written.
+    fn end_written(&mut self, key: ArrivalKey) {
+        let pull = self.rx.arrivals.get(key).and_then(|it| it.pull);
+        match pull.map(|pull| pull.state) {
+            Some(PullState::Reads) => self.pull_ended(key),
             _ => self.read_end(key),
         }
     }

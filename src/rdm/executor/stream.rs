@@ -35,14 +35,15 @@ impl Executor {
     }
 
     /// Posts parts of the messages that are streamed, and reads those whose parts do not come.
-    pub(in crate::rdm) fn run_streams(&mut self, core: &mut Core<Self>) {
+    /// `call`: the number of the progress call.
+    pub(in crate::rdm) fn run_streams(&mut self, core: &mut Core<Self>, call: u32) {
         for _ in 0..self.streams.sent.len() {
             let key = self.streams.sent.pop_front();
             let waiting = key.filter(|key| self.stream(core, *key));
             self.streams.sent.extend(waiting);
         }
         self.run_pushes(false);
-        self.read_stalled(false);
+        self.read_stalled(Some(call));
     }
 
     /// The application does not poll: what was streamed becomes operations and READs.
@@ -55,7 +56,7 @@ impl Executor {
             self.send_parts(key, PARTS);
         }
         self.run_pushes(true);
-        self.read_stalled(true);
+        self.read_stalled(None);
     }
 
     /// Posts parts of a message. `false`: this is not done by the next progress call.
@@ -128,8 +129,8 @@ impl Executor {
         true
     }
 
-    /// Reads messages whose parts do not come; `now`: all.
-    fn read_stalled(&mut self, now: bool) {
+    /// Reads messages whose parts do not come until this progress call; `None`: all.
+    fn read_stalled(&mut self, call: Option<u32>) {
         // those that are being written are listed again
         for _ in 0..self.streams.arriving() {
             let arrivals = &self.rx.arrivals;
@@ -140,7 +141,7 @@ impl Executor {
                     None => arrival.spare.map(|_| arrival.prefix),
                 }
             };
-            let Some(key) = self.streams.take_stalled(now, arrived) else {
+            let Some(key) = self.streams.take_stalled(call, arrived) else {
                 return;
             };
             let Some(arrival) = self.rx.arrivals.get_mut(key) else {

@@ -86,6 +86,12 @@ fn messages_arrive_while_both_sides_poll() {
         assert_eq!(counts(&b), (50, 0), "{way:?}");
         let pushed = a.state(|state| state.io.pushed);
         assert_eq!(pushed, if way == Way::Both { 50 } else { 0 });
+        let (begun, ended) = b.state(|state| state.io.both_in_ring);
+        // the first ones enlarge the ring
+        match way {
+            Way::Both => assert!(begun > 40 && ended == 50, "{begun}, {ended}"),
+            _ => assert_eq!((begun, ended), (0, 0)),
+        }
     }
 }
 
