@@ -13,7 +13,7 @@ use std::sync::Arc;
 use rdma_core_sys as sys;
 
 use super::cache::{Got, Held};
-use super::recent_sources::{Recent, RecentSources};
+use super::recent::{Range, Recent, RecentKey, RecentKeys};
 use super::{MrDomain, SourceCache};
 use crate::errno::{FiErrno, Result};
 use crate::log::{info_log, warn_log};
@@ -22,15 +22,18 @@ use crate::verbs::{Mr, Pd, Rkey};
 /// Binary logarithm of the largest number of sources that are not registered after `ENOMEM`.
 const MAX_PAUSE: u32 = 10;
 
-/// The registration of one source. To be released by [`SourceKeys::release`] or
-/// [`SourceKeys::withdraw`]; otherwise a cached registration is never deregistered.
+/// The registration of one source, or of a sink. To be released by [`SourceKeys::release`] or
+/// [`SourceKeys::withdraw`]; otherwise a registration that others use too is never deregistered.
 #[derive(Debug)]
-pub(crate) struct Source(Kept);
+pub(crate) struct Source {
+    rkey: Rkey,
+    kept: Kept,
+}
 
 #[derive(Debug)]
 enum Kept {
     /// A registration that later sources of the same range use too.
-    Recent(Arc<Recent>),
+    Recent(RecentKey),
     /// A registration of this source alone.
     Once(Box<Mr>),
     /// A reference to a cached registration.
@@ -40,39 +43,12 @@ enum Kept {
 impl Source {
     /// The key for peers.
     #[inline]
-    pub(crate) fn rkey(&self) -> Rkey {
-        match &self.0 {
-            Kept::Recent(recent) => recent.rkey(),
-            Kept::Once(mr) => mr.rkey(),
-            Kept::Cached(held) => held.key,
-        }
+    pub(crate) const fn rkey(&self) -> Rkey {
+        self.rkey
     }
 }
 
-/// The registration of a part of a receive that its sender writes. To be released by
-/// [`SourceKeys::release_sink`] or ended by [`Self::end`].
-#[derive(Debug)]
-pub(crate) struct Sink(Arc<Recent>);
-
-impl Sink {
-    /// The key for the sender.
-    #[inline]
-    pub(crate) fn rkey(&self) -> Rkey {
-        self.0.rkey()
-    }
-
-    /// Ends the registration, so that no peer writes when this has succeeded, and no later receive
-    /// uses it. WRITEs to other receives in the same memory are refused. Does not wait.
-    ///
-    /// # Errors
-    /// The sink itself: a WRITE is being executed, and no other one can begin. The caller repeats
-    /// the call.
-    pub(crate) fn end(self) -> std::result::Result<(), Self> {
-        self.0.end().map_err(|()| self)
-    }
-}
-
-/// A source that no peer may read any more, and whose registration has not ended.
+/// A source that no peer may use any more, and whose registration has not ended.
 #[derive(Debug)]
 pub(crate) struct Withdrawn(Ends);
 
@@ -127,9 +103,7 @@ pub(crate) struct SourceKeys {
     pd: Arc<Pd>,
     /// The device registers on demand without a call of the kernel.
     at_once: bool,
-    recent: RecentSources,
-    /// Those of sinks.
-    sinks: RecentSources,
+    recent: RecentKeys,
     /// A registration whose place another one has, and that a peer reads.
     replaced: Option<Withdrawn>,
     cache: Option<Arc<SourceCache>>,
@@ -152,8 +126,7 @@ impl SourceKeys {
         Self {
             pd: Arc::clone(pd),
             at_once,
-            recent: RecentSources::new(),
-            sinks: RecentSources::new(),
+            recent: RecentKeys::new(),
             replaced: None,
             cache,
             failures: 0,
@@ -171,11 +144,18 @@ impl SourceKeys {
     /// The caller does not free the buffer before it releases the source.
     #[inline]
     pub(crate) unsafe fn register(&mut self, iov: &libc::iovec) -> Result<Source> {
-        if let Some(recent) = self.recent.find(range_of(iov)) {
-            return Ok(Source(Kept::Recent(Arc::clone(recent))));
+        if let Some(found) = self.find(iov, false) {
+            return Ok(found);
         }
         // SAFETY: as this function.
         unsafe { self.register_new(iov) }
+    }
+
+    #[inline]
+    fn find(&mut self, iov: &libc::iovec, written: bool) -> Option<Source> {
+        let (key, rkey) = self.recent.find(range_of(iov, written))?;
+        let kept = Kept::Recent(key);
+        Some(Source { rkey, kept })
     }
 
     unsafe fn register_new(&mut self, iov: &libc::iovec) -> Result<Source> {
@@ -193,25 +173,25 @@ impl SourceKeys {
         source
     }
 
-    /// Registers a part of a receive for remote write.
+    /// Registers a part of a receive, a sink, for remote write.
     ///
     /// # Errors
     /// `EOPNOTSUPP`: the device does not register on demand without a call of the kernel. Those of
     /// `ibv_reg_mr(3)`.
     ///
     /// # Safety
-    /// The caller does not free the buffer before the sink has ended, or its sender has stated that
-    /// it has written.
+    /// The caller does not free the buffer before it releases the sink, because its sender has
+    /// stated that it has written, or the withdrawn sink has ended.
     #[inline]
-    pub(crate) unsafe fn open_sink(&mut self, iov: &libc::iovec) -> Result<Sink> {
-        if let Some(recent) = self.sinks.find(range_of(iov)) {
-            return Ok(Sink(Arc::clone(recent)));
+    pub(crate) unsafe fn open_sink(&mut self, iov: &libc::iovec) -> Result<Source> {
+        if let Some(found) = self.find(iov, true) {
+            return Ok(found);
         }
         // SAFETY: as this function.
         unsafe { self.open_new_sink(iov) }
     }
 
-    unsafe fn open_new_sink(&mut self, iov: &libc::iovec) -> Result<Sink> {
+    unsafe fn open_new_sink(&mut self, iov: &libc::iovec) -> Result<Source> {
         if !self.at_once {
             return Err(FiErrno::EOPNOTSUPP);
         }
@@ -220,20 +200,10 @@ impl SourceKeys {
         // SAFETY: as this function. If the registration stays longer, the device does not access the
         // memory by itself, and a peer writes only what a receive has asked for.
         let mr = unsafe { Mr::register(&self.pd, iov.iov_base, iov.iov_len, rights) }?;
-        let stays = !mr.is_in_device_memory();
-        let recent = Recent::new(mr, range_of(iov));
-        if stays {
-            let replaced = self.sinks.keep(&recent);
-            self.end_replaced(replaced);
-        }
-        Ok(Sink(recent))
-    }
-
-    /// Releases the sink of a receive whose sender has written it. Does not wait: `Some` is to be
-    /// ended by a thread that may.
-    #[inline]
-    pub(crate) fn release_sink(&self, sink: Sink) -> Option<Withdrawn> {
-        last(sink.0)
+        Ok(match mr.is_in_device_memory() {
+            true => once(mr),
+            false => self.keep(mr, range_of(iov, true)),
+        })
     }
 
     #[cold]
@@ -262,7 +232,7 @@ impl SourceKeys {
             if !self.at_once || mr.is_in_device_memory() {
                 return Ok(once(mr));
             }
-            return Ok(Source(Kept::Recent(self.keep(mr, iov))));
+            return Ok(self.keep(mr, range_of(iov, false)));
         };
         let (addr, len) = (iov.iov_base as u64, iov.iov_len as u64);
         let known = cache.find(addr, addr.saturating_add(len), false, None);
@@ -274,25 +244,23 @@ impl SourceKeys {
                 Got::Once(mr, _) => return Ok(once(mr)),
             },
         };
-        Ok(Source(Kept::Cached(Box::new(held))))
+        let rkey = held.key;
+        let kept = Kept::Cached(Box::new(held));
+        Ok(Source { rkey, kept })
     }
 
     /// Keeps a registration for later sources.
-    fn keep(&mut self, mr: Mr, iov: &libc::iovec) -> Arc<Recent> {
-        let recent = Recent::new(mr, range_of(iov));
-        let replaced = self.recent.keep(&recent);
-        self.end_replaced(replaced);
-        recent
-    }
-
-    /// Ends a registration whose place another one has, when no operation uses it.
-    fn end_replaced(&mut self, replaced: Option<Arc<Recent>>) {
-        if let Some(old) = replaced.and_then(last)
+    fn keep(&mut self, mr: Mr, range: Range) -> Source {
+        let rkey = mr.rkey();
+        let (key, replaced) = self.recent.keep(mr, range);
+        if let Some(old) = replaced.and_then(ended)
             && let Some(busy) = self.replaced.replace(old)
         {
             // the caller has not taken it
             busy.abandon();
         }
+        let kept = Kept::Recent(key);
+        Source { rkey, kept }
     }
 
     /// A registration that was replaced by the last [`Self::register`] or [`Self::open_sink`] and is
@@ -304,16 +272,17 @@ impl SourceKeys {
 
     /// All registrations that are kept for later sources and sinks; the endpoint is closed.
     pub(crate) fn take_recent(&mut self) -> impl Iterator<Item = Withdrawn> {
-        let recent = self.recent.take().chain(self.sinks.take());
-        recent.map(|recent| Withdrawn(Ends::Recent(recent)))
+        self.recent
+            .take()
+            .map(|recent| Withdrawn(Ends::Recent(recent)))
     }
 
-    /// Releases the source of a message that the receiver has ended. Does not wait: `Some` is to be
-    /// ended by a thread that may.
+    /// Releases the source of a message that the receiver has ended, or a sink that the sender has
+    /// written. Does not wait: `Some` is to be ended by a thread that may.
     #[inline]
-    pub(crate) fn release(&self, source: Source) -> Option<Withdrawn> {
-        match source.0 {
-            Kept::Recent(recent) => last(recent),
+    pub(crate) fn release(&mut self, source: Source) -> Option<Withdrawn> {
+        match source.kept {
+            Kept::Recent(key) => self.recent.release(key).and_then(ended),
             Kept::Once(mr) => {
                 let withdrawn = Withdrawn(Ends::Once(mr));
                 match self.at_once {
@@ -332,11 +301,12 @@ impl SourceKeys {
         }
     }
 
-    /// Releases the source of a message that has failed. Later sources do not use its registration.
+    /// Releases the source of a message that has failed, or a sink that its sender does not write.
+    /// Later ones do not use its registration.
     pub(crate) fn withdraw(&mut self, source: Source) -> Option<Withdrawn> {
-        match source.0 {
-            Kept::Recent(recent) => {
-                self.recent.forget(&recent);
+        match source.kept {
+            Kept::Recent(key) => {
+                let recent = self.recent.withdraw(key)?;
                 Some(Withdrawn(Ends::Recent(recent)))
             }
             Kept::Once(mr) => Some(Withdrawn(Ends::Once(mr))),
@@ -348,22 +318,23 @@ impl SourceKeys {
     }
 }
 
-fn range_of(iov: &libc::iovec) -> (u64, usize) {
-    (iov.iov_base as u64, iov.iov_len)
+fn range_of(iov: &libc::iovec, written: bool) -> Range {
+    Range {
+        addr: iov.iov_base as u64,
+        len: iov.iov_len,
+        written,
+    }
 }
 
 fn once(mr: Mr) -> Source {
-    Source(Kept::Once(Box::new(mr)))
+    let rkey = mr.rkey();
+    let kept = Kept::Once(Box::new(mr));
+    Source { rkey, kept }
 }
 
-/// Ends a registration if nothing else refers to it. Returns it if a peer uses it.
-#[inline]
-fn last(recent: Arc<Recent>) -> Option<Withdrawn> {
-    // a reference is only taken under the endpoint's lock, as this function is called
-    match Arc::strong_count(&recent) {
-        1 => Withdrawn(Ends::Recent(recent)).end().err(),
-        _ => None,
-    }
+/// Ends a registration that nothing else uses. Returns it if a peer uses it.
+fn ended(recent: Arc<Recent>) -> Option<Withdrawn> {
+    Withdrawn(Ends::Recent(recent)).end().err()
 }
 
 #[cfg(test)]
@@ -394,12 +365,9 @@ mod tests {
         keys.at_once.then_some(keys)
     }
 
-    fn uses(keys: &SourceKeys, source: &Source) -> usize {
-        match &source.0 {
-            Kept::Recent(recent) => {
-                let table = keys.recent.find(recent.range()).is_some();
-                Arc::strong_count(recent) - usize::from(table)
-            }
+    fn uses(keys: &SourceKeys, source: &Source) -> u32 {
+        match &source.kept {
+            Kept::Recent(key) => keys.recent.uses(key).1,
             _ => 0,
         }
     }
@@ -448,21 +416,21 @@ mod tests {
         };
         let first = open(&mut keys);
         let key = first.rkey();
-        assert!(keys.release_sink(first).is_none());
+        assert!(keys.release(first).is_none());
         let (second, third) = (open(&mut keys), open(&mut keys));
         assert_eq!((second.rkey(), third.rkey()), (key, key));
         // a source of the same bytes has a key of its own
         let source = register(&mut keys, &bytes);
         assert_ne!(source.rkey(), key);
         // its sender does not write: no later receive has this key
-        assert!(second.end().is_ok());
+        assert!(keys.withdraw(second).unwrap().end().is_ok());
         let fresh = open(&mut keys);
         assert_ne!(fresh.rkey(), key);
-        assert!(keys.release_sink(third).is_none());
+        assert!(keys.release(third).is_none());
         let again = open(&mut keys);
         assert_eq!(again.rkey(), fresh.rkey());
         for sink in [fresh, again] {
-            assert!(keys.release_sink(sink).is_none());
+            assert!(keys.release(sink).is_none());
         }
         assert!(keys.release(source).is_none());
         let kept: Vec<_> = keys.take_recent().collect();
@@ -478,24 +446,25 @@ mod tests {
         };
         let bytes = vec![1; 1 << 20];
         let first = register(&mut keys, &bytes[..1]);
-        let Kept::Recent(recent) = &first.0 else {
+        let Kept::Recent(key) = &first.kept else {
             panic!("{first:?}");
         };
-        let recent = Arc::clone(recent);
+        let (recent, _) = keys.recent.uses(key);
+        let range = Range {
+            addr: bytes.as_ptr() as u64,
+            len: 1,
+            written: false,
+        };
+        assert!(keys.recent.has(range));
         // as many as have no place besides each other, whatever their places are
         for len in 2..1 << 14 {
             let source = register(&mut keys, &bytes[..len]);
             assert!(keys.release(source).is_none() && keys.replaced().is_none());
         }
-        assert!(keys.recent.find(recent.range()).is_none());
+        assert!(!keys.recent.has(range));
         assert!(recent.is_registered());
-        drop(recent);
-        let Kept::Recent(recent) = &first.0 else {
-            panic!("{first:?}");
-        };
-        let weak = Arc::downgrade(recent);
         assert!(keys.release(first).is_none());
-        assert!(weak.upgrade().is_none());
+        assert!(!recent.is_registered());
     }
 
     /// A buffer of the device stays reachable by a registration after other memory is at its
@@ -508,7 +477,7 @@ mod tests {
         // SAFETY: the buffer has these bytes.
         let bytes = unsafe { std::slice::from_raw_parts(buf.addr, 1 << 14) };
         let source = register(&mut keys, bytes);
-        assert!(!matches!(source.0, Kept::Recent(_)));
+        assert!(!matches!(source.kept, Kept::Recent(_)));
         assert!(keys.release(source).is_none_or(|it| it.end().is_ok()));
     }
 }

@@ -20,7 +20,7 @@ use crate::conn::{CmTarget, ConnectRequest};
 use crate::errno::{FiErrno, Result};
 use crate::initiator::Initiator;
 use crate::log::{info_log, warn_log};
-use crate::mr::{Sink, Withdrawn};
+use crate::mr::Withdrawn;
 use crate::queue::Completion;
 use crate::verbs::{AsyncEvent, AsyncListener, CmEvent, CmEventKind, CmId, Qp};
 use crate::wire::rdm::cm::{REQUEST_SIZE, VERSION};
@@ -54,7 +54,7 @@ pub(super) enum Step {
     /// all other steps of its time: those that end the peer's queue pairs.
     Withdraw(Option<Withdrawn>, Option<(Completion, FiErrno)>),
     /// End the registration of a part of a receive, then report the receive, which has failed.
-    EndSink(Sink, Option<Box<Arrival>>),
+    EndSink(Withdrawn, Option<Box<Arrival>>),
     /// A step of an endpoint on XRC.
     Xrc(XrcStep),
 }

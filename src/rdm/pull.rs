@@ -1,7 +1,7 @@
 //! The state of a long message that the receiver reads. `docs/protocol-rdm.md`, "Long messages".
 
 use super::link::LinkKey;
-use crate::mr::Sink;
+use crate::mr::{Source, SourceKeys, Withdrawn};
 use crate::verbs::{RemoteAddr, Rkey};
 
 /// A message that is read from the memory of its sender.
@@ -27,8 +27,31 @@ pub(super) struct Pull {
 pub(super) struct Push {
     /// Offset of its first byte.
     pub(super) offset: u64,
-    /// The registration of that part of the receive. It ends before the receive is reported.
     pub(super) sink: Sink,
+}
+
+/// The registration of the part of a receive that its sender writes.
+#[derive(Debug)]
+pub(super) enum Sink {
+    /// The sender may write.
+    Open(Source),
+    /// A WRITE is being executed, and no other one can begin.
+    Ends(Withdrawn),
+}
+
+impl Sink {
+    /// Ends the registration of a part that the sender does not write any more, so that no peer
+    /// writes when this has succeeded. Does not wait.
+    ///
+    /// # Errors
+    /// A WRITE is being executed, and no other one can begin. The caller ends it later.
+    pub(super) fn end(self, keys: &mut SourceKeys) -> Result<(), Withdrawn> {
+        let withdrawn = match self {
+            Self::Open(source) => keys.withdraw(source),
+            Self::Ends(withdrawn) => Some(withdrawn),
+        };
+        withdrawn.map_or(Ok(()), Withdrawn::end)
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -20,12 +20,13 @@ use super::iov::Iov;
 use super::link::LinkKey;
 use super::operations::TxKey;
 use super::peer::{PeerKey, PeerMark};
-use super::pull::{Pull, Push};
+use super::pull::{Pull, Push, Sink};
 use super::slab::{Key, Slab};
 use crate::PeerIndex;
 use crate::flags::Flags;
 use crate::matching::{Found, Matched, Matching, MultiId, Release, Want};
 use crate::mr::Desc;
+use crate::mr::SourceKeys;
 use crate::queue::Completion;
 use crate::verbs::{RemoteAddr, Rkey};
 use crate::wire::rdm::OpId;
@@ -137,11 +138,11 @@ pub(super) struct Arrival {
 impl Arrival {
     /// Ends the registration of the part that the sender writes, if there is one. `false`: it is
     /// being written.
-    pub(super) fn end_push(&mut self) -> bool {
+    pub(super) fn end_push(&mut self, keys: &mut SourceKeys) -> bool {
         let Some(Push { offset, sink }) = self.push.take() else {
             return true;
         };
-        let busy = sink.end().err();
+        let busy = sink.end(keys).err().map(Sink::Ends);
         self.push = busy.map(|sink| Push { offset, sink });
         self.push.is_none()
     }

@@ -46,8 +46,9 @@ impl Executor {
         }
         for key in self.rx.arrivals.keys_where(|it| it.push.is_some()) {
             let push = self.rx.arrivals.get_mut(key).and_then(|it| it.push.take());
+            let busy = push.and_then(|push| push.sink.end(&mut self.sources).err());
             self.steps
-                .extend(push.map(|push| Step::EndSink(push.sink, None)));
+                .extend(busy.map(|sink| Step::EndSink(sink, None)));
         }
         let recent = self.sources.take_recent();
         self.steps

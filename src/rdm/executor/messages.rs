@@ -371,7 +371,8 @@ impl Executor {
     pub(in crate::rdm) fn fail_arrival(&mut self, key: ArrivalKey, held: bool) {
         if let Some(mut arrival) = self.rx.arrivals.remove(key) {
             let peer = arrival.origin.peer;
-            match arrival.push.take().map(|push| push.sink.end()) {
+            let push = arrival.push.take();
+            match push.map(|push| push.sink.end(&mut self.sources)) {
                 // its sender, or another peer, is writing
                 Some(Err(sink)) => {
                     let failed = Some(Box::new(arrival));

@@ -362,7 +362,7 @@ impl Executor {
             PullState::Reads => {}
             PullState::Failed => self.fail_arrival(key, false),
             // the sender is writing: it is tried again
-            PullState::Refused if !arrival.end_push() => self.streams.begin(key),
+            PullState::Refused if !arrival.end_push(&mut self.sources) => self.streams.begin(key),
             PullState::Refused => {
                 #[cfg(test)]
                 {

@@ -17,7 +17,7 @@ use super::super::iov::Iov;
 use super::super::link::LinkKey;
 use super::super::operations::{Kind, Operation, TxKey};
 use super::super::ops::Uses;
-use super::super::pull::{PullState, Push};
+use super::super::pull::{PullState, Push, Sink};
 use super::super::receives::{Arrival, ArrivalKey, AtSender, Target, index_of};
 use super::super::streams::Asked;
 use super::announced::{Announcement, Taken};
@@ -90,7 +90,19 @@ impl Executor {
         let replaced = self.sources.replaced();
         self.withdraw(replaced);
         let to = (RemoteAddr::new(piece.iov_base as u64), sink.rkey());
+        let sink = Sink::Open(sink);
         Some((Push { offset, sink }, to))
+    }
+
+    /// Releases the registration of the end of a message that its sender has written.
+    #[inline]
+    fn release_sink(&mut self, push: Option<Push>) {
+        let busy = match push.map(|push| push.sink) {
+            Some(Sink::Open(source)) => self.sources.release(source),
+            Some(Sink::Ends(withdrawn)) => Some(withdrawn),
+            None => None,
+        };
+        self.withdraw(busy);
     }
 
     /// A registration that is ended by a thread that may wait.
@@ -258,6 +270,7 @@ impl Executor {
             && pull.reads == 0
             && arrival.arrived == pull.len
             && arrival.envelope.len - push.offset == written
+            && matches!(push.sink, Sink::Open(_))
             && target.multi.is_none()
             && target.posting.is_none();
         if !ends || self.rx.own().is_none() {
@@ -269,10 +282,7 @@ impl Executor {
             self.both_in_ring.1 += 1;
         }
         let half = core.take_answered(link, PART, PART);
-        let busy = arrival
-            .push
-            .and_then(|push| self.sources.release_sink(push.sink));
-        self.withdraw(busy);
+        self.release_sink(arrival.push);
         self.paces.completed(key);
         self.end_at_sender(core, origin, arrival.op);
         self.pass_received(&arrival.envelope, &arrival.target.receive, reader);
@@ -381,15 +391,18 @@ impl Executor {
             return;
         };
         let whole = arrival.envelope.len - push.offset == written;
-        if whole {
+        let open = matches!(push.sink, Sink::Open(_));
+        if whole && open {
             let push = arrival.push.take();
-            let busy = push.and_then(|push| self.sources.release_sink(push.sink));
-            self.withdraw(busy);
-            self.end_written(key);
-        } else if arrival.end_push() {
-            self.read_end(key);
+            self.release_sink(push);
+        } else if !arrival.end_push(&mut self.sources) {
+            // another process writes, which has guessed the key
+            return;
         }
-        // otherwise another process writes, which has guessed the key
+        match whole {
+            true => self.end_written(key),
+            false => self.read_end(key),
+        }
     }
 
     /// The end of a message is written.
@@ -452,7 +465,7 @@ impl Executor {
             return;
         };
         let peer = arrival.origin.peer;
-        if !arrival.end_push() {
+        if !arrival.end_push(&mut self.sources) {
             // the sender is writing
             return self.streams.begin(key);
         }
