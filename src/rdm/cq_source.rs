@@ -255,6 +255,15 @@ impl Source for CqSource {
                     return Ok(());
                 }
                 Work::Ring(at) => {
+                    if !self.receives && max == 1 && state.read_end(at) {
+                        let passed = state.pass_sent(sink);
+                        if self.shared.is_followed(state) {
+                            self.shared.after(state);
+                        }
+                        if passed {
+                            return Ok(());
+                        }
+                    }
                     let mut reader = self.reader(sink, max);
                     let read = reader.as_mut().map(|reader| state.read_first(at, reader));
                     let left = match read {

@@ -140,6 +140,23 @@ impl State {
         };
     }
 
+    /// Fast path of [`Self::read_from`], after [`Work::Ring`], for a reader of the entries of sends:
+    /// processes the packet in the hot ring at `at`, if it is one of an announced message. Returns
+    /// whether it has, and nothing has followed from it that the call has to do.
+    #[inline(always)]
+    pub(super) fn read_end(&mut self, at: usize) -> bool {
+        let Some(&Hot { link, ring }) = self.io.links.hot.get(at) else {
+            return false;
+        };
+        if self.turn + TURN >= BUSY || self.behind.is_some_and(|behind| behind != link) {
+            return false;
+        }
+        self.next_hot = at;
+        // SAFETY: a listed ring is that of its link, and a forked child has no `Work::Ring`.
+        let read = unsafe { self.read_announced((link, ring), None) };
+        read == Announced::Done
+    }
+
     /// Fast path of [`Self::read_from`], after [`Work::Ring`]: the reader, which has room, gets the
     /// entry of the first message in the hot ring at `at`, if that arrives whole or is read in this
     /// call. Counts the call, if it is done.

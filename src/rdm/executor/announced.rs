@@ -103,8 +103,6 @@ impl Executor {
         };
         // SAFETY: nothing of the ring is consumed meanwhile.
         let (header, announced) = unsafe { as_announced(&message) }?;
-        // the lines of later packets arrive while this one is copied
-        run.prefetch();
         let half = match announced {
             Announced::Rts(tag, data, source) => {
                 let announcement = Announcement {
@@ -140,6 +138,7 @@ impl Executor {
                     core.release(origin.peer, self);
                 }
                 run.take(&message);
+                run.prefetch_next();
                 false
             }
         };

@@ -121,6 +121,17 @@ impl Run {
         }
     }
 
+    /// Has the processor read the slot of the next message.
+    #[inline(always)]
+    pub fn prefetch_next(&self) {
+        #[cfg(target_arch = "x86_64")]
+        if self.left != 0 {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            // SAFETY: it is a hint, valid for any address.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(self.next.cast()) };
+        }
+    }
+
     /// Ends the run: the messages that it has taken are not the next ones any more. Returns the
     /// number of slots of all messages that were taken and whose room was not given back; the
     /// caller calls [`Ring::give_back`](super::Ring::give_back) with 0 before it sleeps, and before
