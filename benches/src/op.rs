@@ -48,6 +48,8 @@ ops! {
     WriteStream = "write-stream",
     /// Writes, 64 at a time; each but the last one says that another one follows (`FI_MORE`).
     WriteStreamMore = "write-stream-more",
+    /// The same, each write to the address behind the one before.
+    WriteStreamNext = "write-stream-next",
     /// Reads, 64 at a time.
     ReadStream = "read-stream",
     /// Fetch and add on a word of the peer's memory, one at a time.

@@ -195,6 +195,11 @@ fn msg() -> Vec<Case> {
             peer(VerbsMsg, Op::WriteStreamMore, 1.0),
         ];
         cases.push(case("msg", WeftMsg, Op::WriteStreamMore, len, peers));
+        let peers = vec![
+            peer(WeftMsg, Op::Write, 0.5),
+            peer(VerbsMsg, Op::WriteStreamNext, 1.0),
+        ];
+        cases.push(case("msg", WeftMsg, Op::WriteStreamNext, len, peers));
     }
     let verbs = vec![peer(VerbsAtomic, Op::FetchAdd, 1.0)];
     cases.push(case("msg", WeftAtomic, Op::FetchAdd, 8, verbs));
@@ -265,6 +270,11 @@ fn rdm_rma() -> Vec<Case> {
                 peer(RxmRdm, Op::WriteStreamMore, 1.0),
             ];
             cases.push(case("rdm", WeftRdm, Op::WriteStreamMore, len, peers));
+            let peers = vec![
+                peer(WeftRdm, Op::Write, 0.5),
+                peer(RxmRdm, Op::WriteStreamNext, 1.0),
+            ];
+            cases.push(case("rdm", WeftRdm, Op::WriteStreamNext, len, peers));
         }
     }
     let shm = |wanted| {

@@ -728,6 +728,7 @@ impl Subject for Fabric {
             | Op::WriteStream
             | Op::ReadStream
             | Op::WriteStreamMore
+            | Op::WriteStreamNext
             | Op::FetchAdd => self.access(op, len, count),
             Op::Idle => self.idle(count),
             other => panic!("libfabric has no {other}"),

@@ -102,14 +102,15 @@ impl Fabric {
         posted(ret, "fi_fetch_atomic")
     }
 
-    /// As [`Self::post_rma`] of a write, which another one follows at once if `more`.
+    /// As [`Self::post_rma`] of a write at an offset, which another one follows at once if `more`.
     #[inline]
-    fn post_write_more(&mut self, len: usize, more: bool) -> bool {
+    fn post_write_more(&mut self, (offset, len): (usize, usize), more: bool) -> bool {
         let context = self.context();
         let (addr, key) = self.remote;
+        let addr = addr + offset as u64;
         let mut desc = self.out_desc;
         let iov = libc::iovec {
-            iov_base: self.outbox.at.cast(),
+            iov_base: self.outbox.at.wrapping_add(offset).cast(),
             iov_len: len,
         };
         let range = fi_rma_iov { addr, len, key };
@@ -130,11 +131,15 @@ impl Fabric {
         posted(ret, "fi_writemsg")
     }
 
+    /// Posts an operation of a window; `at`: its number in it.
     #[inline]
-    fn post_access(&mut self, op: Op, len: usize, last: bool) -> bool {
+    fn post_access(&mut self, op: Op, len: usize, (at, window): (u64, u64)) -> bool {
+        let more = at + 1 != window;
         match op {
             Op::Read | Op::ReadStream => self.post_rma(true, len),
-            Op::WriteStreamMore => self.post_write_more(len, !last),
+            Op::WriteStreamMore => self.post_write_more((0, len), more),
+            // a window is within the buffers
+            Op::WriteStreamNext => self.post_write_more((at as usize * len, len), more),
             Op::FetchAdd => self.post_fetch_add(),
             _ => self.post_rma(false, len),
         }
@@ -198,7 +203,7 @@ impl Fabric {
             return 0.0;
         }
         let window = match op {
-            Op::WriteStream | Op::ReadStream | Op::WriteStreamMore => WINDOW,
+            Op::WriteStream | Op::ReadStream | Op::WriteStreamMore | Op::WriteStreamNext => WINDOW,
             _ => 1,
         };
         let windows = count.div_ceil(window);
@@ -210,8 +215,8 @@ impl Fabric {
             }
             let mut done = 0;
             let mut patience = Patience::default();
-            for i in 0..window {
-                while !self.post_access(op, len, i + 1 == window) {
+            for at in 0..window {
+                while !self.post_access(op, len, (at, window)) {
                     done += self.poll(self.tx, 16);
                     patience.wait();
                 }
