@@ -302,7 +302,10 @@ def pair_of_guests(image, **options):
 
 
 def _pair_of_guests(image, **options):
-    end_a, end_b = socket.socketpair()
+    # Datagrams, so that packets to a guest that has been powered off are lost, as on a cable. With a
+    # stream, QEMU keeps those that it could not pass on, and the interface of the guest stops for
+    # good.
+    end_a, end_b = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     options = dict(options)
     sinks = options.pop("sinks", {"a": (None, None), "b": (None, None)})
     exchanges = options.pop("exchanges", {"a": None, "b": None})
