@@ -31,13 +31,14 @@ mod todo;
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use self::atomic::Results;
 use super::circuit_cm::XrcStep;
 use super::completions::{Completions, Side};
 use super::core::{Core, Io};
 use super::link::LinkKey;
-use super::link_cm::{Ended, LinkCm, Step};
+use super::link_cm::{ANSWER, Ended, LinkCm, Step};
 use super::links::{LinkQp, Links, Posted, WrId};
 use super::operations::{Kind, Operation, PAYLOAD, TxKey, TxMark};
 use super::ops::Form;
@@ -152,6 +153,8 @@ pub(super) struct Executor {
     rma_config: RmaConfig,
     /// The vendor error of requests that were not executed, if the device reports them.
     pub(super) not_executed: Option<u32>,
+    /// See [`ANSWER`]; 0 if the device reports it.
+    pub(super) answer: Duration,
     /// The counters of the peers' operations, for those that this side executes.
     pub(super) remote: Vec<(Event, Arc<Counter>)>,
     /// The link of the packet that is being processed.
@@ -219,6 +222,7 @@ impl Executor {
         sizes: Sizes,
     ) -> Self {
         let not_executed = keys.2.device().backend().not_executed;
+        let answer = not_executed.map_or(ANSWER, |_| Duration::ZERO);
         Self {
             shared: Weak::clone(shared),
             links: Links::default(),
@@ -265,6 +269,7 @@ impl Executor {
             rma: Rma::new(),
             rma_config: sizes.rma,
             not_executed,
+            answer,
             remote: Vec::new(),
             arriving: None,
             messages: 0,

@@ -2,7 +2,8 @@
 //! thread executes, and its events. No step holds the endpoint's lock.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
@@ -37,6 +38,15 @@ pub(super) struct Ended {
     pub(super) rma: Vec<RmaKey>,
 }
 
+/// How long the queue pair of a link that the peer has disconnected is not moved to ERR, if the
+/// device does not report whether a flushed request was executed.
+///
+/// A device that refuses a request moves its queue pair to ERR, and then its process disconnects.
+/// The disconnect request can be processed before the negative acknowledgement: they belong to
+/// different queue pairs. In ERR the device of the initiator ignores the latter (Linux:
+/// `drain_resp_pkts` in `drivers/infiniband/sw/rxe/rxe_comp.c`).
+pub(super) const ANSWER: Duration = Duration::from_millis(250);
+
 /// A step that the driver executes.
 #[derive(Debug)]
 pub(super) enum Step {
@@ -66,6 +76,8 @@ pub(super) struct LinkCm {
     /// Private data of the request, on the side that dials.
     request: Option<[u8; REQUEST_SIZE]>,
     id: Mutex<Option<Arc<CmId>>>,
+    /// When the peer has disconnected.
+    disconnected: OnceLock<Instant>,
 }
 
 impl std::fmt::Debug for LinkCm {
@@ -85,6 +97,7 @@ impl LinkCm {
             link,
             request,
             id: Mutex::new(None),
+            disconnected: OnceLock::new(),
         })
     }
 
@@ -172,6 +185,12 @@ impl LinkCm {
         }
     }
 
+    /// Whether the results of requests are still awaited although the peer has disconnected.
+    fn awaits_answers(&self, shared: &Shared) -> bool {
+        let since = self.disconnected.get();
+        since.is_some_and(|since| shared.awaits_answers(self.link, *since))
+    }
+
     /// The dial has failed without a message of the peer.
     fn failed(&self, shared: &Shared, failure: Failure) {
         shared.change(|core, io| {
@@ -210,6 +229,9 @@ impl Step {
                 }
             }
             Self::End(cm, qp) => {
+                if cm.awaits_answers(shared) {
+                    return Some(Self::End(cm, qp));
+                }
                 if let Some(qp) = &qp {
                     // an error is that of a queue pair that is in this state already
                     let _ = qp.set_error();
@@ -313,7 +335,12 @@ impl CmTarget for LinkCm {
                 Ok(())
             }
             CmEventKind::Unreachable => Err(FiErrno::new(event.status)),
-            CmEventKind::Disconnected | CmEventKind::DeviceRemoval => {
+            CmEventKind::Disconnected => {
+                let _ = self.disconnected.set(Instant::now());
+                shared.change(|core, io| core.broken(link, io));
+                Ok(())
+            }
+            CmEventKind::DeviceRemoval => {
                 shared.change(|core, io| core.broken(link, io));
                 Ok(())
             }

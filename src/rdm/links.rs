@@ -189,6 +189,12 @@ impl LinkQp {
         self.ending.is_some()
     }
 
+    /// Whether requests of RMA have not completed.
+    #[inline]
+    pub(super) fn has_rma(&self) -> bool {
+        self.end.as_ref().is_some_and(|end| end.rings.is_busy())
+    }
+
     /// On a circuit: whether requests have not completed.
     pub(super) fn is_under_way(&self) -> bool {
         let packets = self.port.as_ref().is_some_and(|port| port.under_way != 0);
@@ -211,6 +217,12 @@ impl LinkQp {
         room
     }
 
+    /// Whether the queue pair was moved to ERR.
+    #[cfg(test)]
+    pub(super) fn is_draining(&self) -> bool {
+        self.ending.as_ref().is_some_and(|it| it.since.is_some())
+    }
+
     /// As if a SEND were under way for ever.
     #[cfg(test)]
     pub(super) fn occupy(&mut self) {
@@ -221,7 +233,7 @@ impl LinkQp {
     /// it have arrived, and so has RMA, which must not be overtaken (`FI_ORDER_SAW`).
     #[inline(always)]
     pub(super) fn free_ring(&mut self) -> Option<&mut LinkRing> {
-        let rma = self.end.as_ref().is_some_and(|end| end.rings.is_busy());
+        let rma = self.has_rma();
         match !self.queue.has_packets() && self.ending.is_none() && !rma {
             true => self.ring.as_mut(),
             false => None,

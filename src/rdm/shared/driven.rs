@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use super::Shared;
 use crate::conn::{CmSink, Dispatcher, Driven, Driver, Outcome};
 use crate::rdm::cq_source::CqSource;
+use crate::rdm::link::LinkKey;
 use crate::rdm::link_cm::Step;
 use crate::rdm::parked_ids::is_port_down;
 use crate::verbs::CmId;
@@ -38,6 +39,17 @@ impl Watch {
 }
 
 impl Shared {
+    /// Whether RMA of a link that the peer has disconnected has not completed, and its results may
+    /// still arrive ([`ANSWER`](crate::rdm::link_cm::ANSWER)).
+    pub(in crate::rdm) fn awaits_answers(&self, link: LinkKey, disconnected: Instant) -> bool {
+        let mut state = self.lock();
+        let Some(io) = state.as_mut().map(|state| &mut state.io) else {
+            return false;
+        };
+        let limit = disconnected + io.answer;
+        Instant::now() < limit && io.links.get_mut(link).is_some_and(|link| link.has_rma())
+    }
+
     /// Whether the driver was woken only for requests that wait for a further operation, which
     /// still may follow.
     fn waits_for_more(&self) -> bool {

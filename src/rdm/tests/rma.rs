@@ -184,7 +184,47 @@ fn a_read_that_is_not_flushed_ends_with_its_queue_pair() {
     });
 }
 
-/// As above, when the session ends: the failure is reported behind the queue pair too.
+/// The peer has disconnected because its device has refused a request, and the answer of the device
+/// comes later than that. The queue pair of this side is moved to ERR when the requests have
+/// completed, or after a limit.
+#[test]
+fn a_link_that_is_disconnected_waits_for_the_answers_to_its_requests() {
+    let limits = [Duration::from_millis(200), 10 * SECOND, Duration::ZERO];
+    for (limit, answers) in limits.into_iter().zip([false, true, false]) {
+        let domain = domain(true);
+        let (a, b, to_b) = connected(&domain, Transport::Rc);
+        let link = a.link().0;
+        let shared = a.end.ep.shared();
+        shared.change(|_, io| {
+            io.answer = limit;
+            io.links.get_mut(link).unwrap().silent = true;
+        });
+        let source = memory(3, 100);
+        a.write(to_b, b.range(0, 100), &source, 5, false);
+        let begin = Instant::now();
+        break_link(&b);
+        let seen = |what: &dyn Fn(&mut Executor) -> bool| {
+            while !shared.lock().as_mut().is_some_and(|it| what(&mut it.io)) {
+                assert!(begin.elapsed() < 5 * SECOND);
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
+        let drains = |io: &mut Executor| io.links.get_mut(link).is_none_or(|it| it.is_draining());
+        seen(&|io| io.links.ends(link));
+        if answers {
+            std::thread::sleep(SECOND / 5);
+            shared.change(|_, io| {
+                assert!(!drains(io), "before the answer");
+                let end = io.links.get_mut(link).unwrap().end.as_ref().unwrap();
+                end.rings.complete(0).unwrap();
+            });
+        }
+        seen(&drains);
+        assert!(begin.elapsed() >= limit || answers, "before the limit");
+    }
+}
+
+/// As the first one, when the session ends: the failure is reported behind the queue pair too.
 #[test]
 fn a_failed_read_that_is_not_flushed_ends_with_its_queue_pair() {
     Transport::each(|transport| {
