@@ -284,8 +284,9 @@ impl Io for Hands {
         assert_eq!(self.up.remove(&link.number()), Some(link));
     }
 
-    fn probe(&mut self, link: LinkKey) {
+    fn probe(&mut self, link: LinkKey) -> bool {
         assert_eq!(self.up.get(&link.number()), Some(&link));
+        false
     }
 
     fn loop_back(&mut self, (): ()) {}

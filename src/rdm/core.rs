@@ -129,8 +129,10 @@ pub trait Io {
     fn down(&mut self, peer: PeerKey, link: LinkKey);
 
     /// Posts a request that has no effect, a WRITE of 0 bytes, unless an earlier one is under way.
-    /// If the peer does not acknowledge it, the link breaks ([`Core::broken`]).
-    fn probe(&mut self, link: LinkKey);
+    /// If the peer does not acknowledge it, the link breaks ([`Core::broken`]). Returns whether
+    /// requests of the link are under way that must complete within some seconds, and none has
+    /// completed since the last call.
+    fn probe(&mut self, link: LinkKey) -> bool;
 
     /// An operation was sent to an address of this endpoint itself. The caller delivers it.
     fn loop_back(&mut self, op: Self::Op);

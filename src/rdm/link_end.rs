@@ -209,6 +209,11 @@ impl LinkRings {
         self.tx.get().is_some_and(|tx| tx.outstanding() != 0)
     }
 
+    /// Number of the first request of RMA that has not completed; wraps.
+    pub(super) fn first(&self) -> u32 {
+        self.tx.get().map_or(0, |tx| tx.tail())
+    }
+
     /// Whether any request has not completed, until the circuit was destroyed.
     pub(super) fn has_requests(&self) -> bool {
         let abandoned = self.abandoned.load(Ordering::Relaxed);

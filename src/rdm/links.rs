@@ -122,6 +122,8 @@ pub(super) struct LinkQp {
     last_receive: bool,
     /// A probe has not completed.
     probing: bool,
+    /// The first packet and the first request of RMA that had not completed at the last beat.
+    stood: Option<(u16, u32)>,
     /// Slots of operations that have failed, whose requests have not completed.
     kept: Vec<Slot>,
     /// This side of the link as peers access it, if the endpoint has RMA.
@@ -166,6 +168,7 @@ impl LinkQp {
             ending: None,
             last_receive: false,
             probing: false,
+            stood: None,
             kept: Vec::new(),
             end: None,
             initiator: None,
@@ -376,6 +379,14 @@ impl LinkQp {
             let posted = self.post_empty(SendOpcode::Write, Sent::Probe);
             self.probing = posted.is_some();
         }
+    }
+
+    /// Whether requests are under way, and none has completed since the last call.
+    pub(super) fn stands(&mut self) -> bool {
+        let rma = self.end.as_ref().map_or(0, |end| end.rings.first());
+        let first = (self.queue.position(), rma);
+        let before = self.stood.replace(first);
+        before == Some(first) && (!self.queue.is_empty() || self.has_rma())
     }
 }
 

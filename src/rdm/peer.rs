@@ -157,6 +157,8 @@ pub(super) struct Peer {
     pub(super) busy: bool,
     /// A packet has arrived, or a SEND has completed, since the last beat.
     pub(super) heard: bool,
+    /// Number of beats in a row in which neither has happened although requests were under way.
+    pub(super) stands: u8,
     /// In the list of peers that may have something to report.
     pub(super) listed: bool,
     /// An answer to CLOSE may wait for room.
@@ -225,6 +227,7 @@ impl Peer {
             executed: 0,
             busy: false,
             heard: false,
+            stands: 0,
             listed: false,
             refuses: false,
         }

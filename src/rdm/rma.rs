@@ -175,6 +175,11 @@ impl RmaOp {
         atomic.atomic.ranged.then_some(self.context)
     }
 
+    /// Its length in bytes.
+    pub(super) fn len(&self) -> usize {
+        self.remote[..self.ranges].iter().map(|it| it.len).sum()
+    }
+
     /// Whether all parts are posted.
     pub(super) fn is_posted(&self) -> bool {
         self.next.0 >= self.ranges

@@ -11,6 +11,12 @@ const MS: u64 = 1_000_000;
 /// as its device has ended the link that this one replaces, at most 1 s.
 const GREETING: u64 = 2_000 * MS;
 
+/// A link is ended after this number of beats in a row in which nothing has completed or arrived
+/// although requests were under way: 15 s with a beat of 750 ms. A device reports a dead peer before
+/// (`docs/protocol.md`: after at most 7.5 s), unless it has stopped. rxe has needed 7.7 s for a
+/// message whose packets were reordered (`docs/real-verbs.md`).
+const STANDS: u8 = 20;
+
 /// Dials of a recovery that are ended if they have no answer. The next one has the rest of the
 /// connect timeout, so that a peer that is slow, or busy with many others, can answer.
 const LIMITED: u8 = 3;
@@ -51,7 +57,8 @@ impl<I: Io> Core<I> {
 
     /// Probes the peers that were silent since the last beat and from which something is awaited.
     /// The device detects by itself that a packet is not acknowledged, but not that no answer
-    /// comes: the peer may have ended the link, and its disconnect request may be lost.
+    /// comes: the peer may have ended the link, and its disconnect request may be lost. Ends a link
+    /// whose device has stopped.
     fn beat(&mut self, io: &mut I) {
         let mut awaits = false;
         let mut next = self.peers.at_or_behind(0);
@@ -63,8 +70,14 @@ impl<I: Io> Core<I> {
                 && peer.awaits()
             {
                 awaits = true;
-                if !std::mem::replace(&mut peer.heard, false) {
-                    io.probe(out);
+                let silent = !std::mem::replace(&mut peer.heard, false);
+                peer.stands = match silent && io.probe(out) {
+                    true => peer.stands + 1,
+                    false => 0,
+                };
+                if peer.stands == STANDS {
+                    peer.stands = 0;
+                    self.end_link(out, io);
                 }
             }
         }

@@ -19,6 +19,9 @@ use crate::wire::rdm::{
     Body, Credit, Header, Listener, Packet, Reason, Rejection, Reply, Request, Terms,
 };
 
+/// RMA of so many bytes completes within some seconds, or parts of it do.
+const SOON: usize = 16 << 20;
+
 impl Io for Executor {
     type Op = TxKey;
     type Held = Held;
@@ -325,10 +328,13 @@ impl Io for Executor {
 
     fn down(&mut self, _: PeerKey, _: LinkKey) {}
 
-    fn probe(&mut self, link: LinkKey) {
-        if let Some(link) = self.links.get_mut(link) {
-            link.probe();
-        }
+    fn probe(&mut self, key: LinkKey) -> bool {
+        let long = |op: &RmaOp| op.link == Some(key) && op.len() > SOON;
+        let Some(link) = self.links.get_mut(key).filter(|link| link.port.is_none()) else {
+            return false;
+        };
+        link.probe();
+        link.stands() && !self.rma.ops.any(long)
     }
 
     fn loop_back(&mut self, op: TxKey) {

@@ -607,8 +607,7 @@ impl Executor {
             return;
         };
         let (peer, order) = (op.peer, op.order);
-        let ranges = op.remote[..op.ranges].iter().map(|range| range.len);
-        let len = u32::try_from(ranges.sum::<usize>()).unwrap_or(u32::MAX);
+        let len = u32::try_from(op.len()).unwrap_or(u32::MAX);
         let mut notice = Operation::new(Kind::Notice { of, data, len }, peer);
         notice.order = order;
         let Some(key) = self.tx.insert(notice) else {

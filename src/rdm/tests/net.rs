@@ -285,8 +285,9 @@ impl Io for Hands {
         assert_eq!(was, Some(link), "a link that was not up");
     }
 
-    fn probe(&mut self, link: LinkKey) {
+    fn probe(&mut self, link: LinkKey) -> bool {
         self.actions.push(Action::Probe(link));
+        self.chaos && !self.random.one_in(8)
     }
 
     fn loop_back(&mut self, op: Op) {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::super::completions::Side as Direction;
+use super::super::core::Io as _;
 use super::super::executor::Executor;
 use super::super::link::LinkKey;
 use super::super::link_end::CIRCUIT_RMA;
@@ -222,6 +223,36 @@ fn a_link_that_is_disconnected_waits_for_the_answers_to_its_requests() {
         seen(&drains);
         assert!(begin.elapsed() >= limit || answers, "before the limit");
     }
+}
+
+/// A link stands while requests are under way and none of them completes.
+#[test]
+fn a_link_stands_while_nothing_completes() {
+    let domain = domain(true);
+    let (a, b, to_b) = connected(&domain, Transport::Rc);
+    let link = a.link().0;
+    let shared = a.end.ep.shared();
+    let poll = || {
+        assert_eq!(
+            a.end.cq.read(1, &mut |_: &Completion| ()),
+            Err(FiErrno::EAGAIN)
+        )
+    };
+    let probe = || {
+        poll();
+        shared.lock().as_mut().unwrap().io.probe(link)
+    };
+    assert_eq!([probe(), probe()], [false; 2], "the device completes it");
+    poll();
+    shared.change(|_, io| io.links.get_mut(link).unwrap().silent = true);
+    let source = memory(3, 100);
+    a.write(to_b, b.range(0, 100), &source, 5, false);
+    assert_eq!([probe(), probe(), probe()], [false, true, true]);
+    shared.change(|_, io| {
+        let end = io.links.get_mut(link).unwrap().end.as_ref().unwrap();
+        end.rings.complete(0).unwrap();
+    });
+    assert_eq!([probe(), probe()], [false, true]);
 }
 
 /// As the first one, when the session ends: the failure is reported behind the queue pair too.

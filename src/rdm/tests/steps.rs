@@ -33,6 +33,8 @@ struct Acts {
     ups: Vec<(LinkKey, Terms)>,
     downs: Vec<LinkKey>,
     probes: Vec<LinkKey>,
+    /// No request completes.
+    stands: bool,
     posts: usize,
     delivered: usize,
     discarded: usize,
@@ -110,8 +112,9 @@ impl Io for Acts {
         self.downs.push(link);
     }
 
-    fn probe(&mut self, link: LinkKey) {
+    fn probe(&mut self, link: LinkKey) -> bool {
         self.probes.push(link);
+        self.stands
     }
 
     fn loop_back(&mut self, op: u32) {
@@ -656,6 +659,44 @@ fn silent_peers_are_probed_while_something_is_awaited() {
     }
     beat(&mut it, 3);
     assert_eq!(it.acts.probes.len(), 5);
+}
+
+/// A device can stop without an error. Then the probe does not complete.
+#[test]
+fn a_link_is_ended_if_nothing_completes_on_it() {
+    let mut it = Scene::new();
+    it.send(it.peer, 1);
+    let link = it.reply();
+    it.core.sent(link, Number::new(0), &mut it.acts);
+    it.settle(link);
+    it.core.hold(it.peer, &mut it.acts);
+    let beats = |it: &mut Scene, count| {
+        for _ in 0..count {
+            let time = it.core.deadline().expect("a beat");
+            it.core.set_now(time);
+            it.core.tick(&mut it.acts);
+        }
+    };
+    // not in a row: a request completes, then a packet arrives
+    beats(&mut it, 1);
+    it.acts.stands = true;
+    beats(&mut it, 19);
+    it.acts.stands = false;
+    beats(&mut it, 1);
+    it.acts.stands = true;
+    beats(&mut it, 19);
+    it.settle(link);
+    beats(&mut it, 20);
+    assert!(it.acts.ends.is_empty(), "after 19 beats in a row");
+    beats(&mut it, 1);
+    assert_eq!(it.acts.ends, [link]);
+    // a dead peer does not answer, so the operations fail after the connect timeout
+    let begin = it.core.deadline().expect("a beat") - BEAT;
+    it.end(link);
+    assert_eq!(it.acts.dials.len(), 2);
+    it.core.set_now(begin + 10_000_000_000);
+    it.core.tick(&mut it.acts);
+    assert_eq!(it.acts.failed, [FiErrno::EHOSTUNREACH]);
 }
 
 /// The thread that sends replies may be late, for instance when many processes connect at once.
