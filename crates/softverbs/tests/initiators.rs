@@ -18,7 +18,10 @@ const TRIES: u32 = 100;
 fn main() {
     fleet::main(&[
         ("who_held_before_is_told", held_before),
-        ("one_that_comes_later_is_missed", comes_later),
+        ("one_that_comes_later_is_missed", || comes_later(false)),
+        ("one_that_comes_later_and_ends_unseen_is_missed", || {
+            comes_later(true)
+        }),
         ("one_that_nobody_knows_claims_nothing", unknown),
         (
             "one_in_the_place_of_another_keeps_its_claims",
@@ -50,8 +53,9 @@ fn held_before() {
 }
 
 /// The target is connected to a number that no queue pair has. A queue pair that gets the number
-/// later sends through the target to another process, and ends.
-fn comes_later() {
+/// later sends through the target to another process, and ends. `unseen`: before the holder of the
+/// target runs again.
+fn comes_later(unseen: bool) {
     let place = Place::new();
     let (mut holder, mut receiver) = (open(&place), open(&place));
     let srq = receiver.number("srq 8");
@@ -73,6 +77,9 @@ fn comes_later() {
             first = second;
             continue;
         }
+        if unseen {
+            holder.stop();
+        }
         for command in [
             format!("init {first}"),
             format!("rtr {first} {target}"),
@@ -84,6 +91,9 @@ fn comes_later() {
         sender.sent(3, IBV_WC_SUCCESS);
         receiver.got(0, 3, 10, target);
         sender.kill();
+        if unseen {
+            holder.go_on();
+        }
         holder.event(IBV_EVENT_QP_FATAL, target);
         return;
     }

@@ -183,7 +183,9 @@ impl Qp {
             sq.peer = holder.and_then(|slot| process.peer(slot).ok());
             if let Some(holder) = sq.peer.as_ref().filter(|_| ours) {
                 // The holder may have failed to open this process when it connected the target, or
-                // may have opened the target later.
+                // may have opened the target later. This process may end before the holder follows
+                // the call.
+                domain.record_initiator(process, at);
                 holder.call_attention();
             }
         }

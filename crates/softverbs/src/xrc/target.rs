@@ -86,6 +86,15 @@ impl Domain {
         moved
     }
 
+    /// Records this process as that of the initiator of the target with its entry at `at`, if there
+    /// was no process in its slot when the target was connected.
+    pub(crate) fn record_initiator(&self, process: &Process, at: usize) {
+        let recorded = self.map.u64(at + layout::INITIATOR);
+        let own = process.identity.cookie;
+        // The holder that finds the word lost needs no order but that of the call behind it.
+        let _ = recorded.compare_exchange(0, own, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
     /// Calls all holders of a target to check its state.
     fn call_holders(&self, process: &Process, at: usize) {
         for slot in holders(self, at) {
