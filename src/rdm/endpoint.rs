@@ -628,8 +628,9 @@ impl Endpoint {
             timeout: timeout.as_nanos() as u64,
             answer: ANSWER.0.max(timeout / ANSWER.1).as_nanos() as u64,
             pool: POOL,
-            // 750 ms
-            beat: device.needs_keepalive().then_some(PERIOD.as_nanos() as u64),
+            // 750 ms. The end of a process is reported by its circuit, which may have ended before
+            beat: (shared.config.xrc || device.needs_keepalive())
+                .then_some(PERIOD.as_nanos() as u64),
         });
         Ok(State::new(core, io, vector, listening.scope()))
     }

@@ -56,10 +56,12 @@ pub(super) struct Port {
     pub(super) attached: bool,
     /// A packet was posted or has arrived.
     pub(super) used: bool,
-    /// Number of posted packets and READs of messages that have not completed, and of the READs
-    /// among them.
+    /// Number of posted packets, probes and READs of messages that have not completed, and of the
+    /// READs among them.
     pub(super) under_way: u32,
     pub(super) reads: u32,
+    /// A probe has not completed.
+    pub(super) probing: bool,
     /// The listening address of the peer, and its endpoint if that is known.
     pub(super) address: Listener,
     pub(super) peer: Option<EndpointId>,
@@ -87,6 +89,7 @@ impl Port {
             used: false,
             under_way: 0,
             reads: 0,
+            probing: false,
             address,
             peer: None,
             node: None,
@@ -498,6 +501,34 @@ impl Xrc {
         port.reads += 1;
         self.look |= unwatched;
         Ok(())
+    }
+
+    /// Posts a WRITE of 0 bytes for a link, unless one is under way or there is no room. Another
+    /// process may delay it for as long as that has no receive, so it does not count as a request
+    /// that waits ([`Self::watch`]).
+    pub(super) fn probe(&mut self, link: &mut LinkQp) {
+        let (key, open) = (link.key(), !link.is_ending());
+        let port = link.port.as_mut().filter(|port| port.attached && open);
+        let Some((port, inbox)) = port.and_then(|port| port.inbox.map(|inbox| (port, inbox)))
+        else {
+            return;
+        };
+        let circuit = port.circuit.filter(|_| !port.probing);
+        let Some(on) = circuit.and_then(|circuit| self.queue_mut(circuit)) else {
+            return;
+        };
+        let room = on.failing.is_none() && on.queue.has_room(false);
+        let Some((qp, circuit)) = on.qp.as_ref().filter(|_| room).zip(circuit) else {
+            return;
+        };
+        let mut request = SendRequest::new(SendOpcode::Write, &[]);
+        request.to_srq(inbox.srq);
+        let wr_id = |position| WrId::circuit(circuit, position);
+        let record = (key, Sent::Probe);
+        // SAFETY: no buffers.
+        let posted = unsafe { on.queue.post(qp, wr_id, &mut request, record) }.is_ok();
+        port.under_way += u32::from(posted);
+        port.probing = posted;
     }
 
     /// Where the other requests of a link are posted, if it may post. `None`: it has no circuit, or

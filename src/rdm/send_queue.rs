@@ -78,9 +78,11 @@ impl<L> SendQueue<L> {
         self.first
     }
 
-    /// What the records of the requests have besides, oldest first.
+    /// What the records of the requests besides probes have, oldest first.
     pub(super) fn owners(&self) -> impl Iterator<Item = &L> {
-        self.sent.iter().map(|(of, _)| of)
+        let asked = self.sent.iter();
+        let asked = asked.filter(|(_, sent)| !matches!(sent, Sent::Probe));
+        asked.map(|(of, _)| of)
     }
 
     /// Whether all requests have completed.

@@ -458,6 +458,7 @@ impl Executor {
             if let Some(port) = self.port_mut(link) {
                 port.under_way -= 1;
                 port.reads -= u32::from(read);
+                port.probing &= !matches!(sent, Sent::Probe);
             }
             match sent {
                 Sent::Control(Some(slot)) => {

@@ -330,11 +330,17 @@ impl Io for Executor {
 
     fn probe(&mut self, key: LinkKey) -> bool {
         let long = |op: &RmaOp| op.link == Some(key) && op.len() > SOON;
-        let Some(link) = self.links.get_mut(key).filter(|link| link.port.is_none()) else {
-            return false;
-        };
-        link.probe();
-        link.stands() && !self.rma.ops.any(long)
+        match (self.links.get_mut(key), &mut self.xrc) {
+            (Some(link), None) => {
+                link.probe();
+                link.stands() && !self.rma.ops.any(long)
+            }
+            (Some(link), Some(xrc)) => {
+                xrc.probe(link);
+                false
+            }
+            (None, _) => false,
+        }
     }
 
     fn loop_back(&mut self, op: TxKey) {

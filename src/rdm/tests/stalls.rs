@@ -101,16 +101,25 @@ fn a_stopped_process_delays_the_others_of_its_node_once() {
     );
 }
 
-/// A circuit whose requests are all to one process waits for it without a limit, as RC does.
+/// A circuit whose requests are all to one process waits for it without a limit, as RC does. That
+/// another process of the node, which is silent, is probed, is no reason to end it.
 #[test]
 fn a_stopped_process_that_delays_no_other_is_awaited() {
     let node = Node::new();
-    let (a, stopped) = (
+    let (a, stopped, silent) = (
         open_at(&Node::new().process(), None),
+        open_at(&node.process(), None),
         open_at(&node.process(), None),
     );
     exchange(&a, &stopped);
+    exchange(&a, &silent);
     let to_stopped = a.knows(&stopped);
+    a.state(|state| state.core.config.beat = Some(20_000_000));
+    let long = vec![5; 20_000];
+    a.send(a.knows(&silent), Some(4), &long, 2);
+    while silent.state(|state| state.io.rx.own().unwrap().stored_len()) == 0 {
+        assert_eq!((a.poll(), silent.poll()), (None, None));
+    }
     let (srq, empty) = stopped.state(|state| {
         let xrcd = state.io.xrc.as_ref().unwrap().domain.xrcd();
         let empty = Srq::create_xrc(stopped.ep.shared().pd(), xrcd, &state.device_queue(), 4, 1);
@@ -129,7 +138,15 @@ fn a_stopped_process_that_delays_no_other_is_awaited() {
     while begin.elapsed() < STALL + Duration::from_secs(1) {
         assert_eq!(a.poll(), None);
         assert_eq!(stopped.poll(), None);
+        assert_eq!(silent.poll(), None);
     }
+    let probing = a.state(|state| {
+        let keys: Vec<_> = state.io.links.keys().collect();
+        let probing = |key: &&LinkKey| state.io.port_mut(**key).unwrap().probing;
+        keys.iter().filter(probing).count()
+    });
+    // behind the message to the stopped process, which awaits an answer too
+    assert!(probing >= 1, "no probe");
     let counts = a.state(|state| {
         let counts = &state.io.xrc.as_ref().unwrap().counts;
         (counts.stalls, counts.circuits_failed)

@@ -13,6 +13,7 @@ use crate::queue::Completion;
 use crate::rdm::EndpointConfig;
 use crate::rdm::circuits::Choice;
 use crate::rdm::link::LinkKey;
+use crate::rdm::shared::State;
 use crate::rdm::slab::Slab;
 use crate::verbs::SrqNumber;
 use crate::wire::rdm::xrc::{Inbox, LinkRejection, LinkReply, LinkTag, NodeId, Presence};
@@ -381,6 +382,83 @@ fn error(end: &End, other: &End) -> FiErrno {
             Err(FiErrno::EAGAIN) => assert!(Instant::now() < limit, "no error"),
             found => panic!("{found:?}"),
         }
+    }
+}
+
+/// A process ends whose circuit has ended before: no target fails with it, and the one through which
+/// it is reached has another holder. A side that waits for its answer has to ask.
+#[test]
+fn the_end_of_a_process_behind_an_ended_circuit_is_found() {
+    let node = Node::new();
+    let a = open(&Node::new().process());
+    let (b, other) = (open(&node.process()), open(&node.process()));
+    exchange(&a, &b);
+    exchange(&a, &other);
+    assert_eq!(objects(&a).0, 1, "one circuit to the node");
+    // announced, and not answered, because there is no receive
+    let long = vec![5; 20_000];
+    a.send(a.knows(&b), Some(3), &long, 1);
+    let limit = Instant::now() + Duration::from_secs(20);
+    while b.state(|state| state.io.rx.own().unwrap().stored_len()) == 0 {
+        assert_eq!((a.poll(), b.poll()), (None, None));
+        assert!(Instant::now() < limit, "not announced");
+    }
+    // as a process that is killed: its peers get no message. The device destroys its initiators, and
+    // reports nothing
+    drop(b.ep.shared().end());
+    drop(b);
+    let begin = Instant::now();
+    assert_eq!(error(&a, &other), FiErrno::ECONNABORTED);
+    // two periods of probes, and the recovery
+    assert!(
+        begin.elapsed() < Duration::from_secs(4),
+        "{:?}",
+        begin.elapsed()
+    );
+    exchange(&a, &other);
+}
+
+/// A peer that is silent, because it has no receive, is asked, and answers when it has one. Nothing
+/// breaks.
+#[test]
+fn a_peer_that_is_silent_is_probed() {
+    let (a, b) = (open(&Node::new().process()), open(&Node::new().process()));
+    exchange(&a, &b);
+    a.state(|state| state.core.config.beat = Some(20_000_000));
+    let completed = || {
+        a.state(|state| {
+            let queues = state.io.xrc.as_ref().unwrap().queues();
+            queues.map(|queue| queue.queue.position()).sum::<u16>()
+        })
+    };
+    let long = vec![5; 20_000];
+    a.send(a.knows(&b), Some(3), &long, 1);
+    let stored = || b.state(|state| state.io.rx.own().unwrap().stored_len());
+    let limit = Instant::now() + Duration::from_secs(20);
+    while stored() == 0 {
+        assert_eq!((a.poll(), b.poll()), (None, None));
+        assert!(Instant::now() < limit, "not announced");
+    }
+    let before = completed();
+    // each period, not just once
+    while completed() < before + 5 {
+        assert_eq!((a.poll(), b.poll()), (None, None));
+        assert!(Instant::now() < limit, "{before} {}", completed());
+    }
+    let mut at_b = vec![0; long.len()];
+    b.recv(Some((3, 0)), &mut at_b, 2);
+    wait([&a, &b], [1, 1]);
+    assert!(at_b == long);
+    let failed = |end: &End| {
+        let count = |state: &mut State| state.io.xrc.as_ref().unwrap().counts.circuits_failed;
+        end.state(count)
+    };
+    assert_eq!((failed(&a), failed(&b)), (0, 0));
+    // nothing is awaited any more
+    let limit = Instant::now() + Duration::from_secs(20);
+    while a.state(|state| state.core.deadline()).is_some() {
+        assert!(Instant::now() < limit, "it is still asked");
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 
