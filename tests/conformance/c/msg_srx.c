@@ -9,7 +9,9 @@
  *   msg_srx killed PROV NODE     the same, and a server is killed: FI_SHUTDOWN on each of its endpoints within 1 s
  *   msg_srx stopped PROV NODE    the same, and a server is stopped for 2 s
  *   msg_srx left PROV NODE       the same, and clients close and connect endpoints meanwhile
- *   msg_srx idle PROV NODE       the same, then 3 s without a call, then again
+ *   msg_srx orderly PROV NODE    clients close endpoints, and one its context, at the same time and with nothing
+ *                                under way: the other connections stay
+ *   msg_srx idle PROV NODE       the same as flow, then 3 s without a call, then again
  *   msg_srx truncated PROV NODE  a message that is longer than its receive
  *   msg_srx selective PROV NODE  FI_SELECTIVE_COMPLETION, fi_inject, counters
  *   msg_srx waits PROV NODE      messages that find no receive, of one of two contexts
@@ -665,6 +667,69 @@ static void left_client(int place)
 }
 
 static void check_left(void) { run_all(left_server, SERVERS, left_client, CLIENTS); }
+
+/* ---- endpoints that leave with nothing under way ---- */
+
+enum { LEAVES = 6, EACH = 20, COMING = 2 };
+
+/* In each round each client has one connection to each server that stays, and COMING new ones to one of the servers,
+ * which have sent nothing yet. The sum of the messages of both sides is known, so nothing is under way after it. */
+static void orderly_server(int place)
+{
+	struct host host;
+
+	open_host(&host, "0", (uint32_t)place + 1);
+	listen_at(&host, place);
+	for (int round = 1; round <= LEAVES; round++) {
+		int coming = round % SERVERS == place ? COMING * CLIENTS : 0;
+
+		await(&host, CONNECTED, CLIENTS + coming);
+		exchange(&host, EACH, EACH * CLIENTS + EACH * round * coming);
+		meet(2 * round - 1, SERVERS + CLIENTS);
+		await(&host, SHUT, coming);
+		IS(in_state(&host, CONNECTED) == CLIENTS);
+		for (int i = 0; i < host.eps; i++)
+			if (host.state[i] == SHUT)
+				close_ep(&host, i);
+		meet(2 * round, SERVERS + CLIENTS);
+	}
+	await(&host, SHUT, 1);
+	exchange(&host, EACH, EACH);
+	UNTIL(told(STOP), pause_ms(1));
+	close_host(&host);
+}
+
+static void orderly_client(int place)
+{
+	struct host host;
+
+	open_host(&host, NULL, (uint32_t)(SERVERS + place) + 1);
+	for (int i = 0; i < SERVERS; i++)
+		connect_to(&host, i, 1);
+	for (int round = 1; round <= LEAVES; round++) {
+		int first = host.eps;
+
+		connect_to(&host, round % SERVERS, COMING);
+		exchange(&host, EACH, EACH * SERVERS + EACH * round * COMING);
+		meet(2 * round - 1, SERVERS + CLIENTS);
+		/* each client at the same time */
+		for (int i = first; i < host.eps; i++)
+			close_ep(&host, i);
+		meet(2 * round, SERVERS + CLIENTS);
+		event_once(&host, 0);
+		IS(in_state(&host, CONNECTED) == SERVERS);
+	}
+	/* the context of one client ends; the connections of the other go on */
+	if (place != 0) {
+		exchange(&host, EACH, EACH * SERVERS);
+		event_once(&host, 0);
+		IS(in_state(&host, CONNECTED) == SERVERS);
+		put(STOP, 1);
+	}
+	close_host(&host);
+}
+
+static void check_orderly(void) { run_all(orderly_server, SERVERS, orderly_client, CLIENTS); }
 
 /* ---- truncation ---- */
 
@@ -1384,6 +1449,7 @@ int main(int argc, char **argv)
 	static const struct mode modes[] = {
 		{ "flow", check_flow },		  { "small", check_small },	    { "sread", check_sread },	{ "fd", check_fd },
 		{ "killed", check_killed },	  { "stopped", check_stopped },	    { "left", check_left },	{ "idle", check_idle },
+		{ "orderly", check_orderly },
 		{ "truncated", check_truncated }, { "selective", check_selective }, { "waits", check_waits },	{ "events", check_events },
 		{ "missed", check_missed },	  { "undelivered", check_undelivered },	  { "many", check_many },		  { "threads", check_threads },	    { "forked", check_forked },
 	};

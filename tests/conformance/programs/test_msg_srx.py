@@ -27,6 +27,11 @@ class MsgSrx(common.CProgram):
     def test_endpoints_that_come_and_leave(self):
         self.both("left")
 
+    def test_endpoints_that_leave_with_nothing_under_way(self):
+        self.both("orderly")
+        with self.subTest(mode="orderly, on a common XRC domain"):
+            self.succeeds(programs.SYSTEM, "orderly", WEFT_TEST_XRC="1", XDG_RUNTIME_DIR=self.folder.name, FI_WEFT_XRCD_PATH="shared")
+
     def test_truncation(self):
         self.both("truncated")
 
