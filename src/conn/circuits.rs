@@ -31,8 +31,11 @@ use crate::wire::msg_xrc::{End, Kind};
 const PATIENCE: Duration = Duration::from_millis(100);
 /// How long the connecting side waits for the peer's reciprocal request.
 const RECIPROCAL: Duration = Duration::from_secs(10);
-/// How long a notice of the end may take, and how long the close of the domain waits for notices.
+/// How long a notice of the end may take, and how long the close of the domain, or of a context, waits
+/// for notices.
 const NOTICE: Duration = Duration::from_secs(1);
+/// How often the driver examines whether a notice can be answered.
+const LOOK: Duration = Duration::from_millis(1);
 /// How long the identifiers of answered requests stay.
 const RETIRED: Duration = Duration::from_secs(1);
 /// Endpoints that share a circuit, unless the device's send queues are shorter.
@@ -172,10 +175,27 @@ struct State {
     awaiting: Vec<(u32, Instant)>,
     listeners: Vec<Listening>,
     notices: Vec<(Arc<Notice>, Instant)>,
+    /// Notices of peers that are not answered yet.
+    unanswered: Vec<Unanswered>,
     peer_queues: PeerQueues,
     /// The identifiers of requests that are answered.
     retired: Vec<(Retired, Instant)>,
     closed: bool,
+}
+
+/// A peer's notice of the end. When it is answered, the peer may end its receive queue, which breaks
+/// the circuit of a request to it: so the requests of the endpoint complete before, if they can.
+#[derive(Debug)]
+struct Unanswered {
+    id: CmId,
+    end: End,
+    user: Weak<dyn CircuitUser>,
+    due: Instant,
+}
+
+fn answer_notice(id: &CmId, end: &End) {
+    // the peer has nothing to do with an error
+    let _ = id.answer_service(&end.encode());
 }
 
 /// The listeners at one local address, at one port in both port spaces.
@@ -512,12 +532,24 @@ impl Circuits {
     /// A request at one of the domain's listeners.
     fn requested(&self, request: ConnectRequest) {
         if let Some(end) = End::decode(request.private_data().bytes()) {
-            if let Some(user) = self.user(end.to) {
+            let user = self.user(end.to);
+            if let Some(user) = &user {
                 user.peer_ended();
             }
-            if let Some((id, _)) = request.take() {
-                // the peer has nothing to do with an error
-                let _ = id.answer_service(&end.encode());
+            let Some((id, _)) = request.take() else {
+                return;
+            };
+            match user.filter(|user| user.has_requests()) {
+                Some(user) => {
+                    self.state.lock().unanswered.push(Unanswered {
+                        id,
+                        end,
+                        user: Arc::downgrade(&user),
+                        due: Instant::now() + NOTICE,
+                    });
+                    self.driver.wake(&self.turn);
+                }
+                None => answer_notice(&id, &end),
             }
             return;
         }
@@ -621,6 +653,23 @@ impl Circuits {
         drop(id);
     }
 
+    /// Answers the notices of peers to which nothing is under way any more. Returns the time of the
+    /// next look.
+    fn answer_notices(&self, now: Instant) -> Option<Instant> {
+        let mut held = std::mem::take(&mut self.state.lock().unanswered);
+        held.retain(|notice| {
+            let user = notice.user.upgrade();
+            let waits = notice.due > now && user.is_some_and(|user| user.has_requests());
+            if !waits {
+                answer_notice(&notice.id, &notice.end);
+            }
+            waits
+        });
+        let waits = !held.is_empty();
+        self.state.lock().unanswered.append(&mut held);
+        waits.then(|| now + LOOK)
+    }
+
     /// What is due at this time, and the time of the next call.
     fn take_due(&self, now: Instant) -> (Due, Option<Instant>) {
         let mut state = self.state.lock();
@@ -702,6 +751,7 @@ impl Driven for Circuits {
             let Some(step) = step else { break };
             self.execute(step);
         }
+        let held = self.answer_notices(Instant::now());
         let (due, next) = self.take_due(Instant::now());
         for dial in due.dials {
             self.place(&dial, true);
@@ -717,7 +767,7 @@ impl Driven for Circuits {
                 self.drop_id(id);
             }
         }
-        next
+        next.into_iter().chain(held).min()
     }
 }
 

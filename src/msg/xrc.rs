@@ -616,6 +616,11 @@ impl CircuitUser for Core {
         self.conn.qp_failed();
     }
 
+    fn has_requests(&self) -> bool {
+        let shares = |circuit: Arc<Circuit>| circuit.is_shared() && !circuit.has_failed();
+        self.rings.tx.outstanding() != 0 && self.own_circuit().is_some_and(shares)
+    }
+
     fn progress_mark(&self) -> u32 {
         self.rings.tx.progress_mark()
     }

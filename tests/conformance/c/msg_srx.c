@@ -11,6 +11,7 @@
  *   msg_srx left PROV NODE       the same, and clients close and connect endpoints meanwhile
  *   msg_srx orderly PROV NODE    clients close endpoints, and one its context, at the same time and with nothing
  *                                under way: the other connections stay
+ *   msg_srx behind PROV NODE     a context closes while a message to it waits behind one to another process
  *   msg_srx idle PROV NODE       the same as flow, then 3 s without a call, then again
  *   msg_srx truncated PROV NODE  a message that is longer than its receive
  *   msg_srx selective PROV NODE  FI_SELECTIVE_COMPLETION, fi_inject, counters
@@ -731,6 +732,65 @@ static void orderly_client(int place)
 
 static void check_orderly(void) { run_all(orderly_server, SERVERS, orderly_client, CLIENTS); }
 
+/* ---- a context that closes while a message to it waits ---- */
+
+/* The message to the second client finds no receive until the first client closes its context, and on a common XRC
+ * domain that to the first one waits behind it. The connection to the second client stays. */
+static void behind_server(int place)
+{
+	struct host host;
+	int first;
+
+	open_host(&host, "0", (uint32_t)place + 1);
+	listen_at(&host, place);
+	await(&host, CONNECTED, CLIENTS);
+	first = host.peer[0] / MOST == SERVERS + 1 ? 0 : 1;
+	host.to_send = 1;
+	send_some(&host, !first);
+	send_some(&host, first);
+	put(GO, 1);
+	await(&host, SHUT, 1);
+	IS(host.state[first] == SHUT);
+	close_ep(&host, first);
+	UNTIL(host.done_count[!first] == 1, {
+		event_once(&host, 0);
+		take_some(&host, true);
+	});
+	host.to_send = 2;
+	UNTIL(host.done_count[!first] == 2, {
+		IS(host.state[!first] == CONNECTED);
+		send_some(&host, !first);
+		event_once(&host, 0);
+		take_some(&host, true);
+	});
+	put(STOP, 1);
+	close_host(&host);
+}
+
+static void behind_client(int place)
+{
+	struct host host;
+
+	how.no_posts = place == 1;
+	open_host(&host, NULL, (uint32_t)(SERVERS + place) + 1);
+	connect_to(&host, 0, 1);
+	UNTIL(told(GO), pause_ms(1));
+	if (place == 1) {
+		pause_ms(50);
+		for (size_t slot = 0; slot < host.slots; slot++)
+			post(&host, slot);
+		UNTIL(host.taken == 2, {
+			event_once(&host, 0);
+			IS(host.state[0] == CONNECTED);
+			take_some(&host, false);
+		});
+		UNTIL(told(STOP), pause_ms(1));
+	}
+	close_host(&host);
+}
+
+static void check_behind(void) { run_all(behind_server, 1, behind_client, CLIENTS); }
+
 /* ---- truncation ---- */
 
 /* An error completion, or the first after ordinary ones. */
@@ -1449,7 +1509,7 @@ int main(int argc, char **argv)
 	static const struct mode modes[] = {
 		{ "flow", check_flow },		  { "small", check_small },	    { "sread", check_sread },	{ "fd", check_fd },
 		{ "killed", check_killed },	  { "stopped", check_stopped },	    { "left", check_left },	{ "idle", check_idle },
-		{ "orderly", check_orderly },
+		{ "orderly", check_orderly },	  { "behind", check_behind },
 		{ "truncated", check_truncated }, { "selective", check_selective }, { "waits", check_waits },	{ "events", check_events },
 		{ "missed", check_missed },	  { "undelivered", check_undelivered },	  { "many", check_many },		  { "threads", check_threads },	    { "forked", check_forked },
 	};

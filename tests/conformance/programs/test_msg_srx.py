@@ -27,10 +27,12 @@ class MsgSrx(common.CProgram):
     def test_endpoints_that_come_and_leave(self):
         self.both("left")
 
-    def test_endpoints_that_leave_with_nothing_under_way(self):
-        self.both("orderly")
-        with self.subTest(mode="orderly, on a common XRC domain"):
-            self.succeeds(programs.SYSTEM, "orderly", WEFT_TEST_XRC="1", XDG_RUNTIME_DIR=self.folder.name, FI_WEFT_XRCD_PATH="shared")
+    def test_endpoints_and_contexts_that_leave_end_no_other_connection(self):
+        self.both("orderly", "behind")
+        for mode in ["orderly", "behind"]:
+            with self.subTest(mode=mode, domain="common"):
+                home = self.folder.name
+                self.succeeds(programs.SYSTEM, mode, WEFT_TEST_XRC="1", XDG_RUNTIME_DIR=home, FI_WEFT_XRCD_PATH="shared")
 
     def test_truncation(self):
         self.both("truncated")
