@@ -333,8 +333,8 @@ int main(int argc, char **argv)
 	/* each of the two sides that are left has the last message of the other one */
 	UNTIL(peers[0].closing, { post_send(&peers[0], true); step(); });
 	UNTIL(peers[0].ended && left(&peers[0]) == 0, step());
-	/* answers that the survivor waits for */
-	for (double until = survives ? 0 : now() + LINGER; now() < until;)
+	/* answers that the other side waits for */
+	for (double until = now() + LINGER; now() < until;)
 		step();
 	double began = now();
 	MUST(fi_close(&side.ep->fid));
