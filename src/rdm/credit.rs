@@ -14,23 +14,38 @@ const BUSY: Credit = Credit::new(4096, 128);
 /// Positions are valid up to this distance.
 const MAX_WINDOW: u32 = 1 << 30;
 
-/// The credit of all windows together, beyond the smallest ones.
+/// Blocks that an announcement uses.
+const ANNOUNCEMENT: u32 = 2;
+
+/// The credit of all windows together, beyond the smallest ones, and a reserve of blocks for
+/// announcements behind messages that hold a whole window.
 #[derive(Clone, Copy, Debug)]
 pub struct Pool {
     size: Credit,
     taken: Credit,
+    reserve: u32,
 }
 
 impl Pool {
-    /// Of this size.
+    /// Of this size, with a reserve of half as many blocks.
     pub const fn new(size: Credit) -> Self {
-        let taken = Credit::ZERO;
-        Self { size, taken }
+        let (taken, reserve) = (Credit::ZERO, size.blocks / 2);
+        Self {
+            size,
+            taken,
+            reserve,
+        }
     }
 
     /// The credit that windows have taken.
     pub const fn taken(&self) -> Credit {
         self.taken
+    }
+
+    /// As if others held the reserve.
+    #[cfg(test)]
+    pub const fn take_reserve(&mut self) {
+        self.reserve = 0;
     }
 
     fn take(&mut self, amount: Credit) -> bool {
@@ -74,6 +89,8 @@ pub(super) struct Inbound {
     grant: Grant,
     /// Credit in circulation.
     window: Credit,
+    /// Blocks of the window that are from the reserve.
+    extra: u32,
     /// The window becomes the smallest one as credit returns.
     shrinks: bool,
 }
@@ -91,13 +108,21 @@ impl Inbound {
                 limit: window,
             },
             window,
+            extra: 0,
             shrinks: false,
         }
     }
 
     /// The end of the session.
     pub(super) fn release(self, pool: &mut Pool) {
-        pool.give_back(self.window.sub(SMALLEST));
+        pool.give_back(self.base().sub(SMALLEST));
+        pool.reserve += self.extra;
+    }
+
+    /// The window without what is from the reserve.
+    #[inline]
+    const fn base(&self) -> Credit {
+        Credit::new(self.window.blocks - self.extra, self.window.slots)
     }
 
     pub(super) const fn used(&self) -> Credit {
@@ -147,33 +172,65 @@ impl Inbound {
     #[inline]
     pub(super) fn give_back(&mut self, amount: Credit, pool: &mut Pool) {
         self.returned = self.returned.add(amount);
+        if self.extra != 0 {
+            self.give_back_extra(amount.blocks, pool);
+        }
         if self.shrinks {
             self.shrink(pool);
         }
     }
 
+    /// Blocks that return go to the reserve first.
+    #[cold]
+    fn give_back_extra(&mut self, returned: u32, pool: &mut Pool) {
+        let back = returned.min(self.extra);
+        self.extra -= back;
+        self.window.blocks -= back;
+        pool.reserve += back;
+    }
+
     /// Makes the window as small as the grant permits.
     fn shrink(&mut self, pool: &mut Pool) {
-        // positions that the peer may use stay in the window
+        // positions that the peer may use stay in the window, and what is from the reserve
         let bound = self.grant.limit.sub(self.returned);
+        let base = self.base();
         let window = Credit::new(
-            bound.blocks.clamp(SMALLEST.blocks, self.window.blocks),
-            bound.slots.clamp(SMALLEST.slots, self.window.slots),
+            bound.blocks.clamp(SMALLEST.blocks, base.blocks),
+            bound.slots.clamp(SMALLEST.slots, base.slots),
         );
-        pool.give_back(self.window.sub(window));
-        self.window = window;
+        pool.give_back(base.sub(window));
+        self.window = Credit::new(window.blocks + self.extra, window.slots);
         self.shrinks = window != SMALLEST;
     }
 
     /// Doubles the window, if the pool permits it. Returns whether it did.
     pub(super) fn grow(&mut self, pool: &mut Pool) -> bool {
         let larger = self.window.blocks < MAX_WINDOW && pool.is_half_free();
-        let grows = larger && pool.take(self.window);
+        let base = self.base();
+        let grows = larger && pool.take(base);
         if grows {
-            self.window = self.window.add(self.window);
+            self.window = self.window.add(base);
             self.shrinks = false;
         }
         grows
+    }
+
+    /// Whether stored messages leave no room for an announcement: the peer cannot even say that it
+    /// has a further message, for which there may be a receive.
+    #[inline]
+    pub(super) fn is_full(&self) -> bool {
+        let room = self.entitled().blocks.wrapping_sub(self.used.blocks);
+        room < ANNOUNCEMENT
+    }
+
+    /// Adds blocks of the reserve to a window that is full, for two announcements. They go back when
+    /// messages are matched. A reserve that is exhausted bounds the messages that are stored.
+    pub(super) fn add_extra(&mut self, pool: &mut Pool) {
+        if pool.reserve >= SMALLEST.blocks {
+            pool.reserve -= SMALLEST.blocks;
+            self.extra += SMALLEST.blocks;
+            self.window.blocks += SMALLEST.blocks;
+        }
     }
 
     /// Whether messages that no receive has matched hold three quarters of the blocks.
@@ -183,9 +240,16 @@ impl Inbound {
         stored > self.window.blocks - self.window.blocks / 4
     }
 
+    /// Whether [`Core::flush`](super::core::Core::flush) has something to do: the window may grow,
+    /// or a grant is due.
+    #[inline]
+    pub(super) fn reports(&self) -> bool {
+        self.is_short() || self.is_due() || self.is_full()
+    }
+
     /// Doubles the blocks of the window, if the pool permits it.
     pub(super) fn grow_blocks(&mut self, pool: &mut Pool) {
-        let more = Credit::new(self.window.blocks, 0);
+        let more = Credit::new(self.base().blocks, 0);
         if self.window.blocks < MAX_WINDOW && pool.has_half_of_blocks() && pool.take(more) {
             self.window = self.window.add(more);
             self.shrinks = false;
@@ -197,7 +261,7 @@ impl Inbound {
     /// sends many messages gets fewer grants.
     #[inline]
     pub(super) fn grow_busy(&mut self, pool: &mut Pool) {
-        let (window, unused) = (self.window, self.grant.limit.sub(self.used));
+        let (window, unused) = (self.base(), self.grant.limit.sub(self.used));
         let slots = window.slots < BUSY.slots && unused.slots < window.slots.div_ceil(2);
         let blocks = window.blocks < BUSY.blocks && unused.blocks < window.blocks.div_ceil(2);
         if slots && pool.has_half_of_slots() && pool.take(Credit::new(0, window.slots)) {
@@ -268,7 +332,7 @@ impl Inbound {
 
     /// Whether the pool had no room when the session began, or the credit was recalled.
     pub(super) fn is_smallest(&self) -> bool {
-        self.window == SMALLEST
+        self.base() == SMALLEST
     }
 
     /// Whether a recall could return credit to the pool.
@@ -424,12 +488,18 @@ mod tests {
                     }
                     _ => {}
                 }
+                if inbound.is_full() {
+                    inbound.add_extra(&mut pool);
+                }
                 if inbound.is_due() {
                     prop_assert!(outbound.receive(inbound.renew(), false));
                 }
+                let announces = outbound.has(Credit::new(ANNOUNCEMENT, 0));
+                prop_assert!(announces || pool.reserve < SMALLEST.blocks);
                 prop_assert_eq!(inbound.used, outbound.used);
                 prop_assert_eq!(inbound.grant, outbound.grant);
-                prop_assert_eq!(pool.taken, inbound.window.sub(SMALLEST));
+                prop_assert_eq!(pool.taken, inbound.base().sub(SMALLEST));
+                prop_assert_eq!(pool.reserve + inbound.extra, 300);
                 prop_assert_eq!(inbound.stored(), Credit::new(blocks, slots));
                 let promised = inbound.grant.limit.sub(inbound.returned);
                 prop_assert!(inbound.window.covers(promised) || inbound.shrinks);
@@ -439,8 +509,10 @@ mod tests {
                 outbound.receive(inbound.renew(), false);
             }
             prop_assert!(outbound.spend(Credit::new(2, 1)));
+            // what a window that was not quite full has besides
+            prop_assert!(inbound.extra < SMALLEST.blocks, "{}", inbound.extra);
             inbound.release(&mut pool);
-            prop_assert_eq!(pool.taken, Credit::ZERO);
+            prop_assert_eq!((pool.taken, pool.reserve), (Credit::ZERO, 300));
         }
     }
 }

@@ -376,7 +376,7 @@ impl Peer {
         let flags = self.restate | self.recall | self.recalled | self.refuses;
         let inbound = self.inbound.as_ref();
         flags
-            || inbound.is_some_and(|inbound| inbound.is_short() || inbound.is_due())
+            || inbound.is_some_and(|inbound| inbound.reports())
             || self.told.is_before(self.ack)
             || self.has_return()
     }

@@ -542,9 +542,12 @@ impl<I: Io> Core<I> {
             return;
         };
         if let Some(inbound) = &mut peer.inbound
-            && inbound.is_short()
+            && (inbound.is_short() || inbound.is_full())
         {
             inbound.grow_blocks(&mut self.pool);
+            if inbound.is_full() {
+                inbound.add_extra(&mut self.pool);
+            }
         }
         if !peer.has_report() && !peer.has_return() && !peer.refuses {
             // the window has grown, which is no reason by itself

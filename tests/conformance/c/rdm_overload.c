@@ -5,6 +5,7 @@
  *                                      bounded, and all of them come later, in their order
  *   rdm_overload deaf PROV NODE        the same, and the receiver calls nothing
  *   rdm_overload mutual PROV NODE      two processes do that to each other, until one posts
+ *   rdm_overload behind PROV NODE      the only message with a receive is the last of many
  *   rdm_overload full PROV NODE        each waits for its sends while its receive queue is full
  *   rdm_overload readerr PROV NODE     fi_cq_readerr is the only call that makes progress
  *   rdm_overload transmit PROV NODE    one process reads its transmit queue alone
@@ -285,6 +286,70 @@ static void two(void (*one)(int), int first, void (*other)(int), int second)
 
 static void check_unread(void) { two(unread_sender, 0, unread_receiver, 0); }
 static void check_deaf(void) { two(unread_sender, 0, unread_receiver, 1); }
+
+/* ---- a message behind many for which there is no receive yet ---- */
+
+enum { CROWD = 15, EACH = 150, CROWD_LENGTH = 4000 };
+
+/* Of each sender, EACH messages, all outstanding, tagged by its place and by their numbers. */
+static void crowd_sender(int this)
+{
+	static uint8_t bytes[EACH][CROWD_LENGTH];
+	struct side side;
+
+	open_side(&side, this);
+	fi_addr_t to = address(&side, 0);
+	for (uint64_t i = 0; i < EACH; i++) {
+		uint64_t tag = (uint64_t)this << 32 | i;
+
+		fill(bytes[i], CROWD_LENGTH, tag);
+		POST(&side, fi_tsend(side.ep, bytes[i], CROWD_LENGTH, NULL, to, tag, bytes[i]));
+	}
+	add(STAGE);
+	for (int i = 0; i < EACH; i++)
+		next(&side, side.tx);
+	add(STAGE_2);
+	UNTIL(told(STAGE_2) == CROWD + 1, progress(&side));
+	close_side(&side);
+}
+
+/* Takes the messages of each sender in the reverse order: each receive is that of a message behind
+ * all of its sender that have not been received. */
+static void crowd_receiver(int unused)
+{
+	uint8_t bytes[CROWD_LENGTH];
+	struct side side;
+
+	(void)unused;
+	open_side(&side, 0);
+	UNTIL(told(STAGE) == CROWD, progress(&side));
+	for (uint64_t i = EACH; i-- > 0;)
+		for (uint64_t from = 1; from <= CROWD; from++) {
+			uint64_t tag = from << 32 | i;
+
+			POST(&side, fi_trecv(side.ep, bytes, sizeof bytes, NULL, FI_ADDR_UNSPEC, tag, 0, NULL));
+			struct fi_cq_tagged_entry got = next(&side, side.rx);
+			IS(got.tag == tag && got.len == CROWD_LENGTH);
+			must_be(bytes, CROWD_LENGTH, tag);
+		}
+	add(STAGE_2);
+	UNTIL(told(STAGE_2) == CROWD + 1, progress(&side));
+	close_side(&side);
+}
+
+static void check_behind(void)
+{
+	pid_t pids[CROWD + 1];
+	int failed = 0;
+
+	pids[0] = start("receiver", crowd_receiver, 0);
+	for (int i = 1; i <= CROWD; i++)
+		pids[i] = start("sender", crowd_sender, i);
+	for (int i = 0; i <= CROWD; i++)
+		failed |= status_of(pids[i], "behind");
+	if (failed)
+		exit(1);
+}
 
 /* Process 0 posts receives when neither can send more, process 1 when all its sends are
  * complete. */
@@ -1084,6 +1149,7 @@ int main(int argc, char **argv)
 		{ "unread", check_unread },
 		{ "deaf", check_deaf },
 		{ "mutual", check_mutual },
+		{ "behind", check_behind },
 		{ "full", check_full },
 		{ "readerr", check_readerr },
 		{ "transmit", check_transmit },

@@ -55,6 +55,9 @@ class Overload(Load):
     def test_two_processes_that_post_nothing(self):
         self.succeeds("mutual", 20000, long=10**6)
 
+    def test_a_message_behind_many_without_receives(self):
+        self.succeeds("behind")
+
     def test_waiting_for_sends_with_a_full_receive_queue(self):
         self.succeeds("full")
 
