@@ -663,6 +663,7 @@ impl<I: Io> Core<I> {
         assert_eq!(self.violations, 0, "a packet violates the protocol");
         assert!(self.dials <= self.config.dials);
         let mut taken = Credit::ZERO;
+        let mut lent = 0;
         let mut links = 0;
         let mut dials = 0;
         let all = std::iter::successors(self.peers.at_or_behind(0), |key| self.peers.after(*key));
@@ -671,7 +672,9 @@ impl<I: Io> Core<I> {
                 continue;
             };
             if let Some(inbound) = &peer.inbound {
-                taken = taken.add(inbound.window().sub(super::credit::SMALLEST));
+                let extra = Credit::new(inbound.extra(), 0);
+                taken = taken.add(inbound.window().sub(extra).sub(super::credit::SMALLEST));
+                lent += extra.blocks;
             }
             for link in [peer.own, peer.accepted].into_iter().flatten() {
                 let link = self.links.get(link).expect("a link of a peer");
@@ -700,5 +703,6 @@ impl<I: Io> Core<I> {
             (self.pool.taken(), self.links.len(), self.dials)
         );
         assert!(self.config.pool.covers(taken));
+        assert_eq!(lent, self.pool.lent());
     }
 }

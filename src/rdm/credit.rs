@@ -42,6 +42,12 @@ impl Pool {
         self.taken
     }
 
+    /// Blocks that windows have from the reserve.
+    #[cfg(test)]
+    pub const fn lent(&self) -> u32 {
+        self.size.blocks / 2 - self.reserve
+    }
+
     /// As if others held the reserve.
     #[cfg(test)]
     pub const fn take_reserve(&mut self) {
@@ -136,6 +142,12 @@ impl Inbound {
     #[cfg(test)]
     pub(super) const fn window(&self) -> Credit {
         self.window
+    }
+
+    /// Blocks of the window that are from the reserve.
+    #[cfg(test)]
+    pub(super) const fn extra(&self) -> u32 {
+        self.extra
     }
 
     /// Credit that was used and not returned.

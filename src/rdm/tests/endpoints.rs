@@ -332,8 +332,8 @@ fn both_dial_at_once() {
 /// Messages that nobody receives yet are bounded at both sides and arrive in order later.
 #[test]
 fn a_flood_waits_for_its_receives() {
-    // the pool has 2^18 blocks, of which a message uses 2
-    const COUNT: usize = 140_000;
+    // the pool has 2^18 blocks, and the reserve 2^17, of which a message uses 2
+    const COUNT: usize = 200_000;
     let domain = domain();
     let (a, b) = (End::open(&domain), End::open(&domain));
     let to_b = a.knows(&b);
