@@ -763,6 +763,8 @@ static void behind_server(int place)
 		event_once(&host, 0);
 		take_some(&host, true);
 	});
+	/* the client has its entries before it gets FI_SHUTDOWN */
+	UNTIL(told(TURN), pause_ms(1));
 	put(STOP, 1);
 	close_host(&host);
 }
@@ -784,6 +786,7 @@ static void behind_client(int place)
 			IS(host.state[0] == CONNECTED);
 			take_some(&host, false);
 		});
+		put(TURN, 1);
 		UNTIL(told(STOP), pause_ms(1));
 	}
 	close_host(&host);
