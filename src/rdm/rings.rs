@@ -3,6 +3,7 @@
 #![allow(unsafe_code, reason = "passes buffers on")]
 
 use std::hint::spin_loop;
+use std::time::Instant;
 
 use super::completions::{Entry, Reader, Side};
 use super::executor::Stop;
@@ -265,7 +266,8 @@ impl State {
 
     #[inline(never)]
     fn run_streams(&mut self) {
-        self.io.run_streams(&mut self.core, self.calls);
+        let call = (Instant::now(), self.calls);
+        self.io.run_streams(&mut self.core, call);
         self.settle();
     }
 

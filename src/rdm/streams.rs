@@ -2,6 +2,7 @@
 //! messages".
 
 use std::collections::VecDeque;
+use std::time::{Duration, Instant};
 
 use super::core::Origin;
 use super::link::LinkKey;
@@ -12,9 +13,13 @@ use super::receives::ArrivalKey;
 use crate::verbs::{RemoteAddr, Rkey};
 use crate::wire::rdm::OpId;
 
-/// Progress calls without a further part of a message, after which the receiver reads it. The
-/// sender may compute, or may not have the processor. One call of at most 64 looks.
-const PATIENCE: u32 = 4096;
+/// How long, and how often, the receiver polls without a further part of a message before it reads it:
+/// the sender may compute, or may not have the processor. It may also be writing the ends of messages
+/// before, of up to 4 MiB.
+const PATIENCE: (Duration, u32) = (Duration::from_micros(600), 4096);
+
+/// The time of a progress call, and its number, which wraps.
+pub(super) type Call = (Instant, u32);
 /// Messages of such a peer that are read, before one is streamed again.
 const READ: u32 = 16;
 
@@ -24,8 +29,8 @@ struct Arriving {
     key: ArrivalKey,
     /// Number of bytes that had arrived at the last look; `None`: there was none.
     seen: Option<u64>,
-    /// The number of the progress call that has first seen them.
-    since: u32,
+    /// The progress call that has first seen them; `None`: there was none.
+    since: Option<Call>,
 }
 
 /// The end of a message that its receiver has asked for.
@@ -125,7 +130,7 @@ impl Streams {
         self.arriving.push(Arriving {
             key,
             seen: None,
-            since: 0,
+            since: None,
         });
     }
 
@@ -153,17 +158,24 @@ impl Streams {
     /// `arrived`: the number of bytes of a message that have arrived, `None` if it is complete.
     pub(super) fn take_stalled(
         &mut self,
-        call: Option<u32>,
+        call: Option<Call>,
         arrived: impl Fn(ArrivalKey) -> Option<u64>,
     ) -> Option<ArrivalKey> {
         let mut at = 0;
         while let Some(message) = self.arriving.get_mut(at) {
             let found = arrived(message.key);
+            let since = message.since;
+            let waits = |(now, call): Call| {
+                since.is_some_and(|(begin, first)| {
+                    now.saturating_duration_since(begin) <= PATIENCE.0
+                        || call.wrapping_sub(first) <= PATIENCE.1
+                })
+            };
             match (found, call) {
-                (Some(_), Some(call)) if found != message.seen => {
+                (Some(_), Some(_)) if found != message.seen => {
                     (message.seen, message.since) = (found, call);
                 }
-                (Some(_), Some(call)) if call.wrapping_sub(message.since) <= PATIENCE => {}
+                (Some(_), Some(call)) if waits(call) => {}
                 _ => {
                     let message = self.arriving.swap_remove(at);
                     if found.is_some() {
@@ -183,22 +195,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_message_is_stalled_after_many_calls_without_bytes() {
+    fn a_message_is_stalled_after_a_time_and_many_calls_without_bytes() {
         let mut streams = Streams::default();
         let (moving, stalled, complete) = (1, 2, 3);
         for number in [moving, stalled, complete] {
             streams.begin(ArrivalKey::from_number(number));
         }
         // the number of calls wraps
-        let first = u32::MAX - 70;
-        for calls in (0..=PATIENCE + 1).step_by(17) {
-            let found =
-                streams.take_stalled(Some(first.wrapping_add(calls)), |key| match key.number() {
-                    1 => Some(calls.into()),
-                    2 => Some(0),
-                    _ => None,
-                });
-            let last = calls == PATIENCE + 1;
+        let (begin, first) = (Instant::now(), u32::MAX - 1000);
+        // either is not enough
+        for call in [
+            (begin, first),
+            (begin + 9 * PATIENCE.0, first),
+            (begin, first.wrapping_add(9 * PATIENCE.1)),
+        ] {
+            let found = streams.take_stalled(Some(call), |key| (key.number() != 3).then_some(0));
+            assert_eq!(found, None);
+        }
+        for look in 0..=7 {
+            let now = begin + look * PATIENCE.0 / 6;
+            let now = (now, first.wrapping_add(look * PATIENCE.1 / 6));
+            let found = streams.take_stalled(Some(now), |key| match key.number() {
+                1 => Some(look.into()),
+                2 => Some(0),
+                _ => None,
+            });
+            let last = look == 7;
             assert_eq!(found.map(|key| key.number()), last.then_some(stalled));
         }
         let now = streams.take_stalled(None, |_| Some(1));

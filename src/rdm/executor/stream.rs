@@ -11,6 +11,7 @@ use super::super::operations::{Kind, PARTS, TxKey};
 use super::super::ops::Uses;
 use super::super::paces::Way;
 use super::super::receives::ArrivalKey;
+use super::super::streams::Call;
 use super::Executor;
 use crate::wire::rdm::terms::MAX_EAGER;
 use crate::wire::rdm::{OpId, ring};
@@ -35,8 +36,7 @@ impl Executor {
     }
 
     /// Posts parts of the messages that are streamed, and reads those whose parts do not come.
-    /// `call`: the number of the progress call.
-    pub(in crate::rdm) fn run_streams(&mut self, core: &mut Core<Self>, call: u32) {
+    pub(in crate::rdm) fn run_streams(&mut self, core: &mut Core<Self>, call: Call) {
         for _ in 0..self.streams.sent.len() {
             let key = self.streams.sent.pop_front();
             let waiting = key.filter(|key| self.stream(core, *key));
@@ -130,7 +130,7 @@ impl Executor {
     }
 
     /// Reads messages whose parts do not come until this progress call; `None`: all.
-    fn read_stalled(&mut self, call: Option<u32>) {
+    fn read_stalled(&mut self, call: Option<Call>) {
         // those that are being written are listed again
         for _ in 0..self.streams.arriving() {
             let arrivals = &self.rx.arrivals;
