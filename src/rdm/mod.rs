@@ -87,6 +87,7 @@ mod tests;
 mod timers;
 mod traffic;
 mod vector;
+mod wr_id;
 
 pub use self::core::{Config, Core, Failure, Io, Origin, Post, Random, Send};
 pub use crate::initiator::{LocalIov, RemoteIov};
