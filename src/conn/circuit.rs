@@ -46,8 +46,8 @@ pub(crate) trait CircuitUser: Send + Sync {
     /// The peer has ended the connection.
     fn peer_ended(&self);
 
-    /// Whether requests of the endpoint are under way on a circuit that others use. Acquires no lock
-    /// but leaves.
+    /// Whether requests of the endpoint are under way on a circuit that others use. Acquires no
+    /// lock but leaves.
     fn has_requests(&self) -> bool;
 
     /// Changes when a request of the endpoint completes. Acquires no lock.

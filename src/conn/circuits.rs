@@ -31,8 +31,8 @@ use crate::wire::msg_xrc::{End, Kind};
 const PATIENCE: Duration = Duration::from_millis(100);
 /// How long the connecting side waits for the peer's reciprocal request.
 const RECIPROCAL: Duration = Duration::from_secs(10);
-/// How long a notice of the end may take, and how long the close of the domain, or of a context, waits
-/// for notices.
+/// How long a notice of the end may take, and how long the close of the domain, or of a context,
+/// waits for notices.
 const NOTICE: Duration = Duration::from_secs(1);
 /// How often the driver examines whether a notice can be answered.
 const LOOK: Duration = Duration::from_millis(1);
@@ -183,8 +183,9 @@ struct State {
     closed: bool,
 }
 
-/// A peer's notice of the end. When it is answered, the peer may end its receive queue, which breaks
-/// the circuit of a request to it: so the requests of the endpoint complete before, if they can.
+/// A peer's notice of the end. When it is answered, the peer may end its receive queue, which
+/// breaks the circuit of a request to it: so the requests of the endpoint complete before, if they
+/// can.
 #[derive(Debug)]
 struct Unanswered {
     id: CmId,
@@ -324,8 +325,8 @@ impl Circuits {
         state.awaiting.retain(|(awaiting, _)| *awaiting != tag);
     }
 
-    /// Begins to connect: on a circuit that is up, or with a new one. `alone`: with a new one, which
-    /// nobody else uses.
+    /// Begins to connect: on a circuit that is up, or with a new one. `alone`: with a new one,
+    /// which nobody else uses.
     pub(crate) fn dial(
         &self,
         user: Weak<dyn CircuitUser>,
@@ -693,7 +694,8 @@ impl Circuits {
         (due, next)
     }
 
-    /// Ends the domain's circuits: waits at most 1 s for the notices under way. No endpoint is left.
+    /// Ends the domain's circuits: waits at most 1 s for the notices under way. No endpoint is
+    /// left.
     pub(crate) fn close(&self) {
         let mut state = self.state.lock();
         state.closed = true;

@@ -107,8 +107,8 @@ impl RecentKeys {
         Some((RecentKey(index), slot.recent.rkey))
     }
 
-    /// Keeps a registration, which an operation uses. Also returns the one that had its place, if no
-    /// operation uses that: it is to be ended.
+    /// Keeps a registration, which an operation uses. Also returns the one that had its place, if
+    /// no operation uses that: it is to be ended.
     pub(super) fn keep(&mut self, mr: Mr, range: Range) -> (RecentKey, Option<Arc<Recent>>) {
         if self.places.is_empty() {
             self.places.resize(KEPT, NONE);

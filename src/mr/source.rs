@@ -32,7 +32,7 @@ pub(crate) struct Source {
 
 #[derive(Debug)]
 enum Kept {
-    /// A registration that later sources of the same range use too.
+    /// A registration that later sources, or sinks, of the same range use too.
     Recent(RecentKey),
     /// A registration of this source alone.
     Once(Box<Mr>),
@@ -60,15 +60,15 @@ enum Ends {
 }
 
 impl Withdrawn {
-    /// Ends the registration, so that no peer reads the source when this has succeeded. The
-    /// registration of one message does not wait for a READ that is being executed (softverbs), nor
-    /// does one that later messages would have used: the READs of these are refused. A cached one
-    /// waits, as `ibv_dereg_mr(3)`, unless other operations use it: then the caller has ended the
-    /// peer's queue pairs before.
+    /// Ends the registration, so that no peer accesses the source or sink when this has succeeded.
+    /// The registration of one message does not wait for a READ or WRITE that is being executed
+    /// (softverbs), nor does one that later messages would have used: those of these are refused. A
+    /// cached one waits, as `ibv_dereg_mr(3)`, unless other operations use it: then the caller has
+    /// ended the peer's queue pairs before.
     ///
     /// # Errors
-    /// The source itself: a READ is being executed, and no other one can begin. The caller repeats
-    /// the call.
+    /// The source itself: a READ or a WRITE is being executed, and no other one can begin. The
+    /// caller repeats the call.
     pub(crate) fn end(self) -> std::result::Result<(), Self> {
         match self.0 {
             Ends::Recent(recent) => match recent.end() {
@@ -91,7 +91,7 @@ impl Withdrawn {
     pub(crate) fn abandon(self) {
         warn_log!(
             Mr,
-            "a message is being read by a peer; its registration remains"
+            "a message or a receive is being accessed by a peer; its registration remains"
         );
         std::mem::forget(self);
     }
@@ -104,7 +104,7 @@ pub(crate) struct SourceKeys {
     /// The device registers on demand without a call of the kernel.
     at_once: bool,
     recent: RecentKeys,
-    /// A registration whose place another one has, and that a peer reads.
+    /// A registration whose place another one has, and that a peer uses.
     replaced: Option<Withdrawn>,
     cache: Option<Arc<SourceCache>>,
     /// Number of consecutive failures with `ENOMEM`, and of sources that are not registered before
@@ -197,8 +197,8 @@ impl SourceKeys {
         }
         let rights =
             sys::IBV_ACCESS_LOCAL_WRITE | sys::IBV_ACCESS_REMOTE_WRITE | sys::IBV_ACCESS_ON_DEMAND;
-        // SAFETY: as this function. If the registration stays longer, the device does not access the
-        // memory by itself, and a peer writes only what a receive has asked for.
+        // SAFETY: as this function. If the registration stays longer, the device does not access
+        // the memory by itself, and a peer writes only what a receive has asked for.
         let mr = unsafe { Mr::register(&self.pd, iov.iov_base, iov.iov_len, rights) }?;
         Ok(match mr.is_in_device_memory() {
             true => once(mr),
@@ -249,7 +249,7 @@ impl SourceKeys {
         Ok(Source { rkey, kept })
     }
 
-    /// Keeps a registration for later sources.
+    /// Keeps a registration for later sources or sinks.
     fn keep(&mut self, mr: Mr, range: Range) -> Source {
         let rkey = mr.rkey();
         let (key, replaced) = self.recent.keep(mr, range);
@@ -263,8 +263,8 @@ impl SourceKeys {
         Source { rkey, kept }
     }
 
-    /// A registration that was replaced by the last [`Self::register`] or [`Self::open_sink`] and is
-    /// to be ended by a thread that may wait, because a peer uses it.
+    /// A registration that was replaced by the last [`Self::register`] or [`Self::open_sink`] and
+    /// is to be ended by a thread that may wait, because a peer uses it.
     #[inline]
     pub(crate) fn replaced(&mut self) -> Option<Withdrawn> {
         self.replaced.take()

@@ -479,8 +479,8 @@ impl Core {
         self.conn.qp_failed();
     }
 
-    /// Whether the answer to this side's request has an effect on the connection. The accepting side
-    /// may have seen the end of the connection before the answer that establishes it.
+    /// Whether the answer to this side's request has an effect on the connection. The accepting
+    /// side may have seen the end of the connection before the answer that establishes it.
     fn awaits_answer(&self, passive: bool) -> bool {
         matches!(
             (self.conn.state.get(), passive),

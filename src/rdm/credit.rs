@@ -1,21 +1,19 @@
 //! Credit of one direction: both sides of it, and the pool of a process. `docs/protocol-rdm.md`,
 //! "Credit".
 
+use crate::wire::rdm::packet::RTS_CREDIT;
 use crate::wire::rdm::{Credit, Grant, GrantNumber};
 
 /// The window that every peer has, outside the pool.
 pub const SMALLEST: Credit = Credit::new(4, 2);
 /// The window of a new peer while the pool has room.
 pub const FIRST: Credit = Credit::new(64, 4);
-/// The window of a peer that sends continually: as many short messages as a ring of 128 slots holds,
-/// or 63 of 4 KiB. It gets a grant for each half of it.
+/// The window of a peer that sends continually: as many short messages as a ring of 128 slots
+/// holds, or 63 of 4 KiB. It gets a grant for each half of it.
 const BUSY: Credit = Credit::new(4096, 128);
 
 /// Positions are valid up to this distance.
 const MAX_WINDOW: u32 = 1 << 30;
-
-/// Blocks that an announcement uses.
-const ANNOUNCEMENT: u32 = 2;
 
 /// The credit of all windows together, beyond the smallest ones, and a reserve of blocks for
 /// announcements behind messages that hold a whole window.
@@ -232,11 +230,11 @@ impl Inbound {
     #[inline]
     pub(super) fn is_full(&self) -> bool {
         let room = self.entitled().blocks.wrapping_sub(self.used.blocks);
-        room < ANNOUNCEMENT
+        room < RTS_CREDIT.blocks
     }
 
-    /// Adds blocks of the reserve to a window that is full, for two announcements. They go back when
-    /// messages are matched. A reserve that is exhausted bounds the messages that are stored.
+    /// Adds blocks of the reserve to a window that is full, for two announcements. They go back
+    /// when messages are matched. A reserve that is exhausted bounds the messages that are stored.
     pub(super) fn add_extra(&mut self, pool: &mut Pool) {
         if pool.reserve >= SMALLEST.blocks {
             pool.reserve -= SMALLEST.blocks;
@@ -506,7 +504,7 @@ mod tests {
                 if inbound.is_due() {
                     prop_assert!(outbound.receive(inbound.renew(), false));
                 }
-                let announces = outbound.has(Credit::new(ANNOUNCEMENT, 0));
+                let announces = outbound.has(Credit::new(RTS_CREDIT.blocks, 0));
                 prop_assert!(announces || pool.reserve < SMALLEST.blocks);
                 prop_assert_eq!(inbound.used, outbound.used);
                 prop_assert_eq!(inbound.grant, outbound.grant);

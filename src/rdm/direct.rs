@@ -203,9 +203,9 @@ impl<I: Io> Core<I> {
         })
     }
 
-    /// The peer of a link and its out-link, if a packet with this header is the next one of the peer,
-    /// which has credit for it, and an answer can be posted at once. [`Self::take_answered`] takes
-    /// the packet; otherwise it is passed to [`Self::arrived`].
+    /// The peer of a link and its out-link, if a packet with this header is the next one of the
+    /// peer, which has credit for it, and an answer can be posted at once. [`Self::take_answered`]
+    /// takes the packet; otherwise it is passed to [`Self::arrived`].
     #[inline]
     pub fn answered(
         &self,

@@ -70,8 +70,8 @@ pub(super) use self::todo::{Place, Todo};
 /// Largest number of bytes that are sent inline.
 const MAX_INLINE: usize = 512;
 
-/// Limit of posted receives of a new endpoint (see [`Executor::is_behind`]). On XRC a packet without
-/// a receive delays those to other processes, so the limit grows before there is none
+/// Limit of posted receives of a new endpoint (see [`Executor::is_behind`]). On XRC a packet
+/// without a receive delays those to other processes, so the limit grows before there is none
 /// ([`Executor::receives_low`]).
 pub(super) const FEWEST_RECEIVES: usize = 128;
 

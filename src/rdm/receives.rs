@@ -149,6 +149,27 @@ impl Arrival {
 }
 
 impl Arrival {
+    /// A message of which nothing has arrived. Without `pull` its parts are asked for.
+    pub(super) const fn new(
+        (origin, op): (Origin, OpId),
+        envelope: Envelope,
+        target: Target,
+        pull: Option<Pull>,
+    ) -> Self {
+        Self {
+            target,
+            envelope,
+            origin,
+            op,
+            arrived: 0,
+            asked: pull.is_none(),
+            pull,
+            prefix: 0,
+            spare: None,
+            push: None,
+        }
+    }
+
     pub(super) const fn has_all_parts(&self) -> bool {
         self.asked && self.prefix == self.envelope.len
     }

@@ -13,15 +13,15 @@ use super::receives::ArrivalKey;
 use crate::verbs::{RemoteAddr, Rkey};
 use crate::wire::rdm::OpId;
 
-/// How long, and how often, the receiver polls without a further part of a message before it reads it:
-/// the sender may compute, or may not have the processor. It may also be writing the ends of messages
-/// before, of up to 4 MiB.
+/// How long, and how often, a receiver polls without a further part of a message before it reads
+/// it. The sender may compute, or may not have the processor. Or it writes the ends of other
+/// messages, of up to 4 MiB.
 const PATIENCE: (Duration, u32) = (Duration::from_micros(600), 4096);
+/// Messages of such a peer that are read, before one is streamed again.
+const READ: u32 = 16;
 
 /// The time of a progress call, and its number, which wraps.
 pub(super) type Call = (Instant, u32);
-/// Messages of such a peer that are read, before one is streamed again.
-const READ: u32 = 16;
 
 /// A message that arrives.
 #[derive(Clone, Copy, Debug)]

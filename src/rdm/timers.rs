@@ -12,9 +12,9 @@ const MS: u64 = 1_000_000;
 const GREETING: u64 = 2_000 * MS;
 
 /// A link is ended after this number of beats in a row in which nothing has completed or arrived
-/// although requests were under way: 15 s with a beat of 750 ms. A device reports a dead peer before
-/// (`docs/protocol.md`: after at most 7.5 s), unless it has stopped. rxe has needed 7.7 s for a
-/// message whose packets were reordered (`docs/real-verbs.md`).
+/// although requests were under way: 15 s with a beat of 750 ms. A device reports a dead peer
+/// before (`docs/protocol.md`: after at most 7.5 s), unless it has stopped. rxe has needed 7.7 s
+/// for a message whose packets were reordered (`docs/real-verbs.md`).
 const STANDS: u8 = 20;
 
 /// Dials of a recovery that are ended if they have no answer. The next one has the rest of the

@@ -686,8 +686,8 @@ fn at_once_child(link: &mut Link) {
     link.expect("done");
 }
 
-/// READs of the device's memory without requests: into registered memory by this processor, and none
-/// into other memory, which may not be mapped.
+/// READs of the device's memory without requests: into registered memory by this processor, and
+/// none into other memory, which may not be mapped.
 fn without_requests(end: &End, (_, key): (u64, u32), list: &[Access]) {
     let call = verbs().softdv_access_list.unwrap();
     let sge = |access: &Access| ibv_sge {

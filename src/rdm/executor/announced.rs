@@ -191,7 +191,9 @@ impl Executor {
         let measured = match self.streams.may_stream() {
             true => match self.paces.next(peer, len) {
                 (Way::Read, measured) => measured,
-                (Way::Both, _) => return self.announced_to_both(core, key, announcement, out),
+                (Way::Both, _) => {
+                    return self.announced_to_both(core, key, announcement, (origin, out));
+                }
                 (Way::Stream, _) => return None,
             },
             false => false,

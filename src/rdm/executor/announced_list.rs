@@ -119,8 +119,8 @@ impl Executor {
         half
     }
 
-    /// Takes an announcement, if its message may be read with those of the list. `None`: nothing has
-    /// changed. `false`: it is the last one of the list, and has no sge.
+    /// Takes an announcement, if its message may be read with those of the list. `None`: nothing
+    /// has changed. `false`: it is the last one of the list, and has no sge.
     fn take_next(
         &mut self,
         core: &mut Core<Self>,

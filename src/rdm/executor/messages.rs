@@ -285,18 +285,7 @@ impl Executor {
         }
         // the entries of such messages in a multi-receive buffer are bounded by its length
         self.todo.push_back(Todo::GiveBack(origin, blocks));
-        let arrival = Arrival {
-            target,
-            envelope,
-            origin,
-            op,
-            arrived: 0,
-            pull,
-            asked: pull.is_none(),
-            prefix: 0,
-            spare: None,
-            push: None,
-        };
+        let arrival = Arrival::new((origin, op), envelope, target, pull);
         let Some(key) = self.insert_arrival(arrival) else {
             return;
         };

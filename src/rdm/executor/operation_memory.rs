@@ -1,4 +1,5 @@
-//! The memory of operations whose payload or operands were copied, and the links that wait for some.
+//! The memory of operations whose payload or operands were copied, and the links that wait for
+//! some.
 
 #![allow(unsafe_code, reason = "reads the application's buffers")]
 

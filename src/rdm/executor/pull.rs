@@ -141,8 +141,8 @@ impl Executor {
         }
     }
 
-    /// Reads a message in this call without requests, if the device can, at most [`READ_BYTES`] in a
-    /// progress call. Returns whether the whole message is read; READs are posted for the rest.
+    /// Reads a message in this call without requests, if the device can, at most [`READ_BYTES`] in
+    /// a progress call. Returns whether the whole message is read; READs are posted for the rest.
     pub(super) fn read_at_once(&mut self, at: LinkKey, key: ArrivalKey) -> bool {
         #[cfg(test)]
         if self.refuse_reads.is_some() || self.posts_reads {

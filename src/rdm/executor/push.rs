@@ -41,8 +41,9 @@ const fn end_of(len: u64) -> u64 {
 }
 
 impl Executor {
-    /// Asks the sender to write the end of a message, and begins to read the begin. `false`: nothing
-    /// has begun, because that part of the receive is no single buffer, or cannot be registered.
+    /// Asks the sender to write the end of a message, and begins to read the begin. `false`:
+    /// nothing has begun, because that part of the receive is no single buffer, or cannot be
+    /// registered.
     pub(super) fn begin_push(&mut self, origin: Origin, key: ArrivalKey) -> bool {
         let Some(arrival) = self.rx.arrivals.get_mut(key) else {
             return false;
@@ -73,8 +74,8 @@ impl Executor {
         true
     }
 
-    /// Registers the end of a receive for a message of `len` bytes, which fits into it. `None`: that
-    /// part is no single buffer, or cannot be registered.
+    /// Registers the end of a receive for a message of `len` bytes, which fits into it. `None`:
+    /// that part is no single buffer, or cannot be registered.
     #[inline]
     fn open_end(&mut self, iov: &Iov, len: u64) -> Option<(Push, (RemoteAddr, Rkey))> {
         let offset = end_of(len);
@@ -113,16 +114,15 @@ impl Executor {
     }
 
     /// Takes the announcement of a message that both sides copy, which is the next packet of its
-    /// peer: asks for the end of the message and reads the begin, without operations.
-    /// `None`: nothing has changed.
+    /// peer ([`Self::may_read`]): asks for the end of the message and reads the begin, without
+    /// operations. `None`: nothing has changed.
     pub(super) fn announced_to_both(
         &mut self,
         core: &mut Core<Self>,
         key: LinkKey,
         announcement: &Announcement,
-        out: LinkKey,
+        (origin, out): (Origin, LinkKey),
     ) -> Option<Taken> {
-        let (origin, _) = core.answered(key, &announcement.header, RTS_CREDIT)?;
         let peer = origin.peer;
         let ring = self.links.get_mut(key)?.ring.as_ref()?;
         if !ring.is_large() || self.streams.was_late(peer) {
@@ -166,21 +166,16 @@ impl Executor {
         };
         let half = half | core.give_back_answered(key, Credit::new(2, 0));
         let offset = push.offset;
-        let arrival = Arrival {
-            target,
-            envelope,
-            origin,
-            op,
-            arrived: 0,
-            pull: self.pull_of(peer, &at, offset),
-            asked: false,
-            prefix: 0,
-            spare: None,
-            push: Some(push),
-        };
+        // it has an address, and READs from the peer have not been refused
+        let pull = self.pull_of(peer, &at, offset);
+        let arrival = Arrival::new((origin, op), envelope, target, pull);
         let Some(arrival) = self.insert_arrival(arrival) else {
+            self.release_sink(Some(push));
             return Some(Taken::Begun(half));
         };
+        if let Some(arrival) = self.rx.arrivals.get_mut(arrival) {
+            arrival.push = Some(push);
+        }
         #[cfg(test)]
         {
             self.both_in_ring.0 += 1;

@@ -16,8 +16,8 @@ use crate::{Token, log::warn_log};
 /// application with automatic progress polls.
 const PERIOD: Duration = Duration::from_millis(1);
 
-/// The driver's part in requests that wait for a further operation (`FI_MORE`): it posts them if the
-/// application makes no further call for [`PERIOD`] to two times that.
+/// The driver's part in requests that wait for a further operation (`FI_MORE`): it posts them if
+/// the application makes no further call for [`PERIOD`] to two times that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Watch {
     Off,

@@ -95,8 +95,8 @@ fn messages_arrive_while_both_sides_poll() {
     }
 }
 
-/// More messages than one progress call writes are asked for at the same time, and messages of which
-/// a call does not write half.
+/// More messages than one progress call writes are asked for at the same time, and messages of
+/// which a call does not write half.
 #[test]
 fn both_sides_copy_many_long_messages() {
     let (a, b, to_b) = pair_with(&config(), Way::Both);

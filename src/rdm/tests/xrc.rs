@@ -283,8 +283,8 @@ fn a_link_that_ends_leaves_no_circuit_behind() {
     }
 }
 
-/// The peer of an accepted link may post as soon as it has the reply. A link on which HELLO does not
-/// arrive in time accepts it later: its target, which others use, does not fail.
+/// The peer of an accepted link may post as soon as it has the reply. A link on which HELLO does
+/// not arrive in time accepts it later: its target, which others use, does not fail.
 #[test]
 fn an_accepted_link_without_hello_lingers() {
     let domain = Node::new().process();
@@ -385,8 +385,8 @@ fn error(end: &End, other: &End) -> FiErrno {
     }
 }
 
-/// A process ends whose circuit has ended before: no target fails with it, and the one through which
-/// it is reached has another holder. A side that waits for its answer has to ask.
+/// A process ends whose circuit has ended before: no target fails with it, and the one through
+/// which it is reached has another holder. A side that waits for its answer has to ask.
 #[test]
 fn the_end_of_a_process_behind_an_ended_circuit_is_found() {
     let node = Node::new();
@@ -403,8 +403,8 @@ fn the_end_of_a_process_behind_an_ended_circuit_is_found() {
         assert_eq!((a.poll(), b.poll()), (None, None));
         assert!(Instant::now() < limit, "not announced");
     }
-    // as a process that is killed: its peers get no message. The device destroys its initiators, and
-    // reports nothing
+    // as a process that is killed: its peers get no message. The device destroys its initiators,
+    // and reports nothing
     drop(b.ep.shared().end());
     drop(b);
     let begin = Instant::now();
