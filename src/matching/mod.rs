@@ -19,6 +19,7 @@
 //! 4. A peer's index does not change its meaning while an entry has it. The owner holds the index
 //!    (`av`) until it has removed these entries.
 
+mod arrivals;
 mod cost;
 mod list;
 mod multi;

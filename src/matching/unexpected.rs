@@ -1,8 +1,8 @@
 //! Messages that no receive has matched: a list in the order of arrival, and for each class that a
 //! search has used one FIFO per key.
 
+use super::arrivals::Arrivals;
 use super::cost;
-use super::list::{Linked, List};
 use super::posted::CLASSES;
 use super::queues::{Entries, Key, Link, NIL, Queues, peer_key};
 use super::table::Place;
@@ -33,19 +33,15 @@ struct Entry<M> {
     tag: u64,
     /// Length in bytes.
     len: u64,
-    /// Neighbours in the order of arrival; `next` of a free entry is the next free one.
+    /// Neighbours in the FIFO of the class whose links are [`Links::InEntries`].
     link: Link,
+    /// Place in [`Unexpected::arrivals`]; of a free entry, the next free one.
+    place: u32,
     peer: PeerIndex,
     /// Incremented whenever the entry becomes free.
     generation: u32,
     state: State,
     message: M,
-}
-
-impl<M> Linked for Entry<M> {
-    fn link(&mut self) -> &mut Link {
-        &mut self.link
-    }
 }
 
 /// A listed message that [`Unexpected::find`] has found.
@@ -65,12 +61,21 @@ struct Class {
     /// Number of the last search that used it.
     used: u64,
     queues: Queues,
-    /// Place of each entry in the FIFO of its key: an element for each entry of the slab.
-    links: Chunks<Link>,
+    links: Links,
+}
+
+/// The links of the FIFOs of a class.
+#[derive(Debug)]
+enum Links {
+    /// Those of one class, which is mostly the only one: a match reads no further memory.
+    InEntries,
+    /// An element for each entry of the slab.
+    Apart(Chunks<Link>),
 }
 
 impl Class {
-    fn with<'a, M>(&'a mut self, slab: &'a Chunks<Entry<M>>) -> (&'a mut Queues, Keyed<'a, M>) {
+    #[inline(always)]
+    fn with<'a, M>(&'a mut self, slab: &'a mut Chunks<Entry<M>>) -> (&'a mut Queues, Keyed<'a, M>) {
         let keyed = Keyed {
             slab,
             ignore: self.ignore,
@@ -83,15 +88,19 @@ impl Class {
 
 /// The messages as a class sees them.
 struct Keyed<'a, M> {
-    slab: &'a Chunks<Entry<M>>,
+    slab: &'a mut Chunks<Entry<M>>,
     ignore: u64,
     directed: bool,
-    links: &'a mut Chunks<Link>,
+    links: &'a mut Links,
 }
 
 impl<M> Entries for Keyed<'_, M> {
+    #[inline(always)]
     fn link(&mut self, index: u32) -> &mut Link {
-        &mut self.links[index]
+        match self.links {
+            Links::InEntries => &mut self.slab[index].link,
+            Links::Apart(links) => &mut links[index],
+        }
     }
 
     #[inline]
@@ -114,7 +123,7 @@ pub(super) struct Unexpected<M> {
     listed: u32,
     claimed: u32,
     /// The listed messages in the order of arrival.
-    list: List,
+    arrivals: Arrivals,
     classes: Vec<Class>,
     /// Number of searches among listed messages.
     searches: u64,
@@ -128,7 +137,7 @@ impl<M: Copy> Unexpected<M> {
             free: NIL,
             listed: 0,
             claimed: 0,
-            list: List::EMPTY,
+            arrivals: Arrivals::with_capacity(capacity),
             classes: Vec::with_capacity(CLASSES),
             searches: 0,
         }
@@ -144,39 +153,36 @@ impl<M: Copy> Unexpected<M> {
 
     /// Adds a message behind all others.
     pub(super) fn store(&mut self, tag: u64, peer: PeerIndex, len: u64, message: M) {
-        let link = Link::NONE;
-        let index = if self.free == NIL {
-            for class in &mut self.classes {
-                class.links.push(Link::NONE);
-            }
-            self.slab.push(Entry {
-                tag,
-                len,
-                link,
-                peer,
-                generation: 0,
-                state: State::Listed,
-                message,
-            })
-        } else {
-            let index = self.free;
-            let place = &mut self.slab[index];
-            self.free = place.link.next;
-            *place = Entry {
-                tag,
-                len,
-                link,
-                peer,
-                generation: place.generation,
-                state: State::Listed,
-                message,
-            };
-            index
+        let index = match self.free {
+            NIL => self.slab.len(),
+            free => free,
         };
-        self.list.push(&mut self.slab, index);
+        let mut entry = Entry {
+            tag,
+            len,
+            link: Link::NONE,
+            place: self.arrivals.push(index),
+            peer,
+            generation: 0,
+            state: State::Listed,
+            message,
+        };
+        if self.free == NIL {
+            for class in &mut self.classes {
+                if let Links::Apart(links) = &mut class.links {
+                    links.push(Link::NONE);
+                }
+            }
+            self.slab.push(entry);
+        } else {
+            let free = &mut self.slab[index];
+            self.free = free.place;
+            entry.generation = free.generation;
+            *free = entry;
+        }
         self.listed += 1;
         for class in &mut self.classes {
-            let (queues, mut keyed) = class.with(&self.slab);
+            let (queues, mut keyed) = class.with(&mut self.slab);
             queues.push(&mut keyed, index, self.hasher);
         }
     }
@@ -184,19 +190,19 @@ impl<M: Copy> Unexpected<M> {
     /// Whether no message is listed.
     #[inline(always)]
     pub(super) fn is_empty(&self) -> bool {
-        self.list.first() == NIL
+        self.listed == 0
     }
 
     /// The message that arrived first of those that match `want`. Builds the class if it does
     /// not exist and fewer than [`CLASSES`] do.
     pub(super) fn find(&mut self, want: &Want) -> Option<Found> {
         let place = None;
-        if self.list.first() == NIL {
+        if self.is_empty() {
             return None;
         }
         if want.ignore == u64::MAX && want.from.is_none() {
             cost::entry();
-            let index = self.list.first();
+            let index = self.arrivals.first();
             return Some(Found { index, place });
         }
         self.searches += 1;
@@ -209,7 +215,7 @@ impl<M: Copy> Unexpected<M> {
             tag: want.tag & !want.ignore,
             peer: peer_key(want.from),
         };
-        let (queues, keyed) = class.with(&self.slab);
+        let (queues, keyed) = class.with(&mut self.slab);
         let (place, index) = queues.find(&keyed, key, self.hasher)?;
         let place = Some((number, place));
         Some(Found { index, place })
@@ -217,14 +223,14 @@ impl<M: Copy> Unexpected<M> {
 
     /// The first match by reading all messages: for masks without a class.
     fn walk(&self, want: &Want) -> Option<u32> {
-        let mut index = self.list.first();
+        let mut index = self.arrivals.first();
         while index != NIL {
             cost::entry();
             let entry = &self.slab[index];
             if want.matches(entry.tag, entry.peer) {
                 return Some(index);
             }
-            index = entry.link.next;
+            index = self.arrivals.after(entry.place);
         }
         None
     }
@@ -254,22 +260,29 @@ impl<M: Copy> Unexpected<M> {
 
     /// Adds a class with all listed messages.
     fn build(&mut self, ignore: u64, directed: bool) {
+        let in_entries = |class: &Class| matches!(class.links, Links::InEntries);
+        let links = if self.classes.iter().any(in_entries) {
+            let mut links = Chunks::in_huge_pages(self.slab.len() as usize);
+            for _ in 0..self.slab.len() {
+                links.push(Link::NONE);
+            }
+            Links::Apart(links)
+        } else {
+            Links::InEntries
+        };
         let mut class = Class {
             ignore,
             directed,
             used: self.searches,
             queues: Queues::with_capacity(self.len().min(KEYS)),
-            links: Chunks::in_huge_pages(self.slab.len() as usize),
+            links,
         };
-        for _ in 0..self.slab.len() {
-            class.links.push(Link::NONE);
-        }
-        let mut index = self.list.first();
+        let mut index = self.arrivals.first();
         while index != NIL {
             cost::entry();
-            let (queues, mut keyed) = class.with(&self.slab);
+            let (queues, mut keyed) = class.with(&mut self.slab);
             queues.push(&mut keyed, index, self.hasher);
-            index = self.slab[index].link.next;
+            index = self.arrivals.after(self.slab[index].place);
         }
         self.classes.push(class);
     }
@@ -290,13 +303,13 @@ impl<M: Copy> Unexpected<M> {
     #[inline]
     fn unlist(&mut self, Found { index, place }: Found) {
         for (number, class) in self.classes.iter_mut().enumerate() {
-            let (queues, mut keyed) = class.with(&self.slab);
+            let (queues, mut keyed) = class.with(&mut self.slab);
             match place {
                 Some((of, place)) if of == number => queues.remove_first(&mut keyed, index, place),
                 _ => queues.remove(&mut keyed, index, self.hasher),
             }
         }
-        self.list.remove(&mut self.slab, index);
+        self.arrivals.remove(self.slab[index].place);
         self.listed -= 1;
     }
 
@@ -304,7 +317,7 @@ impl<M: Copy> Unexpected<M> {
         let entry = &mut self.slab[index];
         entry.state = State::Free;
         entry.generation = entry.generation.wrapping_add(1);
-        entry.link.next = std::mem::replace(&mut self.free, index);
+        entry.place = std::mem::replace(&mut self.free, index);
     }
 
     /// Removes a listed message: the last result of [`Self::find`], without a change since.
@@ -347,9 +360,9 @@ impl<M: Copy> Unexpected<M> {
     /// Removes the messages that `keep` refuses: the listed ones in the order of arrival, then
     /// those that are claimed.
     pub(super) fn retain(&mut self, mut keep: impl FnMut(&Message<M>, bool) -> bool) {
-        let mut index = self.list.first();
+        let mut index = self.arrivals.first();
         while index != NIL {
-            let next = self.slab[index].link.next;
+            let next = self.arrivals.after(self.slab[index].place);
             if !keep(&self.message(index), false) {
                 self.take_listed(index);
             }
@@ -373,13 +386,13 @@ impl<M: Copy> Unexpected<M> {
 
     fn listed(&self, is: impl Fn(PeerIndex) -> bool) -> Vec<u32> {
         let mut found = Vec::new();
-        let mut index = self.list.first();
+        let mut index = self.arrivals.first();
         while index != NIL {
             let entry = &self.slab[index];
             if is(entry.peer) {
                 found.push(index);
             }
-            index = entry.link.next;
+            index = self.arrivals.after(entry.place);
         }
         found
     }
@@ -395,14 +408,14 @@ impl<M: Copy> Unexpected<M> {
         let both = self.listed(|peer| peer == from || peer == into);
         for index in &both {
             for class in self.classes.iter_mut().filter(|class| class.directed) {
-                let (queues, mut keyed) = class.with(&self.slab);
+                let (queues, mut keyed) = class.with(&mut self.slab);
                 queues.remove(&mut keyed, *index, self.hasher);
             }
         }
         for index in both {
             self.slab[index].peer = into;
             for class in self.classes.iter_mut().filter(|class| class.directed) {
-                let (queues, mut keyed) = class.with(&self.slab);
+                let (queues, mut keyed) = class.with(&mut self.slab);
                 queues.push(&mut keyed, index, self.hasher);
             }
         }
