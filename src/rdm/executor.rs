@@ -21,6 +21,7 @@ mod io;
 mod messages;
 mod operation_memory;
 mod own_rma;
+mod packet_receives;
 mod pull;
 mod push;
 mod rings;
@@ -53,15 +54,15 @@ use super::shared::Shared;
 use super::slab::Slab;
 use super::streams::Streams;
 use crate::errno::{FiErrno, Result};
-use crate::log::warn_log;
 use crate::mr::{MrDomain, SourceKeys};
 use crate::queue::Counter;
 use crate::queue::event_cell::Event;
-use crate::verbs::{Cq, Lkey, Pd, RecvRequest, Sge, Srq, Wc};
+use crate::verbs::{Cq, Lkey, Pd, Sge, Srq, Wc};
 use crate::wire::rdm::packet::{MAX_HEAD, SLOT_SIZE};
 use crate::wire::rdm::{Body, Header, Packet};
 use crate::xrc::XrcDomain;
 
+use self::packet_receives::PacketReceives;
 pub(super) use self::rings::Stop;
 pub(super) use self::rma::RmaConfig;
 use self::rma_recovery::Failure;
@@ -69,11 +70,6 @@ pub(super) use self::todo::{Place, Todo};
 
 /// Largest number of bytes that are sent inline.
 const MAX_INLINE: usize = 512;
-
-/// Limit of posted receives of a new endpoint (see [`Executor::is_behind`]). On XRC a packet
-/// without a receive delays those to other processes, so the limit grows before there is none
-/// ([`Executor::receives_low`]).
-pub(super) const FEWEST_RECEIVES: usize = 128;
 
 /// Objects of the device that the endpoint owns. The queue pairs are in [`Links`].
 #[derive(Debug)]
@@ -96,11 +92,7 @@ pub(super) struct Executor {
     pub(super) xrc: Option<Box<Xrc>>,
     pub(super) objects: Objects,
     pub(super) memory: PacketMemory,
-    /// Number of posted receives, its present limit, and the largest limit. A packet without a
-    /// posted receive waits in the sender's queue, so 1,000 idle peers do not need 5,000 receives.
-    receives_posted: usize,
-    receives_limit: usize,
-    max_receives: usize,
+    receives: PacketReceives,
     /// Completions that were polled since a poll has emptied the device queue.
     pub(super) backlog: usize,
     max_inline: usize,
@@ -229,9 +221,7 @@ impl Executor {
             xrc: None,
             objects,
             memory,
-            receives_posted: 0,
-            receives_limit: FEWEST_RECEIVES.min(sizes.max_receives),
-            max_receives: sizes.max_receives,
+            receives: PacketReceives::new(sizes.max_receives),
             backlog: 0,
             max_inline: sizes.max_inline.min(MAX_INLINE),
             max_links: sizes.max_links,
@@ -277,72 +267,6 @@ impl Executor {
             short: Vec::new(),
             found_for_others: false,
         }
-    }
-
-    /// A poll has taken so many completions, and the device queue has more. Doubles the limit of
-    /// receives when such polls have taken as many: packets may wait for receives.
-    #[cold]
-    pub(super) fn is_behind(&mut self, completions: usize) {
-        self.backlog += completions;
-        if self.backlog >= self.receives_limit {
-            self.receives_limit = (self.receives_limit * 2).min(self.max_receives);
-            self.backlog = 0;
-        }
-    }
-
-    /// Posts receives until so many are posted, or as many as the limit allows.
-    ///
-    /// # Errors
-    /// `ENOMEM`: no memory for packets.
-    #[inline]
-    pub(super) fn post_receives(&mut self, wanted: usize) -> Result<()> {
-        while self.receives_posted < wanted.min(self.receives_limit) {
-            let slot = self.memory.take()?;
-            if !self.post_receive(slot) {
-                return Err(FiErrno::ENOMEM);
-            }
-        }
-        if wanted > self.receives_limit {
-            self.ask_to_arm();
-        }
-        Ok(())
-    }
-
-    #[cfg(test)]
-    pub(super) fn limit_receives(&mut self, limit: usize) {
-        (self.receives_limit, self.max_receives) = (limit, limit);
-    }
-
-    /// The limit of receives, and its maximum.
-    #[cfg(test)]
-    pub(super) fn receives_limits(&self) -> (usize, usize) {
-        (self.receives_limit, self.max_receives)
-    }
-
-    #[cfg(test)]
-    pub(super) fn receives_posted(&self) -> usize {
-        self.receives_posted
-    }
-
-    /// Posts the receive of a packet.
-    #[inline]
-    fn post_receive(&mut self, slot: Slot) -> bool {
-        let sges = [self.memory.sge(&slot, 0, SLOT_SIZE)];
-        let request = RecvRequest {
-            wr_id: slot.number().into(),
-            sges: &sges,
-        };
-        // SAFETY: the slot lives until the shared receive queue is destroyed, and nobody uses it
-        // before the receive has completed.
-        let posted = unsafe { self.objects.srq.post_recv(&request) };
-        match posted {
-            Ok(()) => self.receives_posted += 1,
-            Err(error) => {
-                warn_log!(EpData, "ibv_post_srq_recv: {error}");
-                self.memory.give_back(slot);
-            }
-        }
-        posted.is_ok()
     }
 
     /// Adds a link, which may have the place of one that the core has just removed.
@@ -409,7 +333,7 @@ impl Executor {
         }
         match WrId::of(wc.wr_id()) {
             WrId::Receive(number) => {
-                let slot = Slot::of_completed_receive(number);
+                let slot = self.receives.completed(number);
                 match self.xrc {
                     None => self.received(core, slot, wc),
                     Some(_) => self.received_on_circuit(core, slot, wc),
@@ -428,7 +352,6 @@ impl Executor {
 
     #[inline]
     fn received(&mut self, core: &mut Core<Self>, slot: Slot, wc: &Wc) {
-        self.receives_posted -= 1;
         let link = self.links.of_qp(wc.qp_num());
         let (Some(link), 0) = (link, wc.status()) else {
             self.post_receive(slot);
@@ -691,11 +614,6 @@ impl Executor {
     #[inline]
     pub(super) fn outstanding(&self) -> usize {
         self.messages + self.rma.ops.len() + self.completions.len(Side::Tx)
-    }
-
-    /// Largest number of posted receives.
-    pub(super) fn max_receives(&self) -> usize {
-        self.max_receives
     }
 
     /// Whether packets have not reached their peers that the application cannot repeat: copies,

@@ -187,12 +187,6 @@ impl Executor {
         }
     }
 
-    /// A quarter of the posted receives, if that is not too few to be armed.
-    fn receives_quarter(&self) -> Option<u32> {
-        let quarter = (self.receives_posted / 4) as u32;
-        (quarter >= 4).then_some(quarter)
-    }
-
     /// Makes the device report when the receives run out, at a quarter of those that are posted.
     fn arm_receives(&mut self) {
         let (quarter, srq) = (self.receives_quarter(), Arc::clone(&self.objects.srq));

@@ -513,7 +513,6 @@ impl Executor {
     /// A packet has arrived.
     #[inline]
     pub(super) fn received_on_circuit(&mut self, core: &mut Core<Self>, slot: Slot, wc: &Wc) {
-        self.receives_posted -= 1;
         let Some(xrc) = &self.xrc else {
             return;
         };
@@ -714,7 +713,7 @@ impl Executor {
             xrc.limit = 0;
             xrc.counts.receives_low += 1;
         }
-        self.receives_limit = (self.receives_limit * 2).min(self.max_receives);
+        self.receives.raise();
         self.xrc_step(XrcStep::Look);
     }
 

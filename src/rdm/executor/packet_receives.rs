@@ -1,0 +1,157 @@
+//! The posted receives of packets: their number and its limit.
+//!
+//! On XRC, and on devices without rings, a packet without a receive waits in its sender's queue.
+
+use super::super::packet_memory::Slot;
+use super::Executor;
+use crate::errno::{FiErrno, Result};
+use crate::log::warn_log;
+use crate::verbs::RecvRequest;
+use crate::wire::rdm::packet::SLOT_SIZE;
+
+/// Limit of posted receives of a new endpoint (see [`Executor::is_behind`]). On XRC a packet
+/// without a receive delays those to other processes, so the limit grows before there is none
+/// ([`Executor::receives_low`]).
+pub(in crate::rdm) const FEWEST_RECEIVES: usize = 128;
+
+#[derive(Debug)]
+pub(super) struct PacketReceives {
+    /// Number of those that are posted.
+    posted: usize,
+    /// The limit of their number at present. 1,000 idle peers do not need 5,000 receives.
+    limit: usize,
+    /// The largest limit.
+    most: usize,
+    /// Number of those that the peers may use.
+    wanted: usize,
+}
+
+impl PacketReceives {
+    /// No receive is posted. Never more than `most` are.
+    pub(super) fn new(most: usize) -> Self {
+        Self {
+            posted: 0,
+            limit: FEWEST_RECEIVES.min(most),
+            most,
+            wanted: 0,
+        }
+    }
+
+    /// A posted receive has completed. Returns its slot, from the number in its `wr_id`.
+    #[inline(always)]
+    pub(super) fn completed(&mut self, number: u32) -> Slot {
+        self.posted -= 1;
+        Slot::of_completed_receive(number)
+    }
+
+    /// Doubles the limit.
+    fn double(&mut self) {
+        self.limit = (self.limit * 2).min(self.most);
+    }
+
+    /// A burst has taken three quarters of the receives: raises the limit to the number that the
+    /// peers may use, and at least doubles it.
+    pub(super) fn raise(&mut self) {
+        self.double();
+        self.limit = self.limit.max(self.wanted.min(self.most));
+    }
+}
+
+impl Executor {
+    /// A poll has taken so many completions, and the device queue has more. Doubles the limit of
+    /// receives when such polls have taken as many: packets may wait for receives.
+    #[cold]
+    pub(in crate::rdm) fn is_behind(&mut self, completions: usize) {
+        self.backlog += completions;
+        if self.backlog >= self.receives.limit {
+            self.receives.double();
+            self.backlog = 0;
+        }
+    }
+
+    /// Posts receives until so many are posted, or as many as the limit allows.
+    ///
+    /// # Errors
+    /// `ENOMEM`: no memory for packets.
+    #[inline]
+    pub(in crate::rdm) fn post_receives(&mut self, wanted: usize) -> Result<()> {
+        self.receives.wanted = wanted;
+        while self.receives.posted < wanted.min(self.receives.limit) {
+            let slot = self.memory.take()?;
+            if !self.post_receive(slot) {
+                return Err(FiErrno::ENOMEM);
+            }
+        }
+        if wanted > self.receives.limit {
+            self.ask_to_arm();
+        }
+        Ok(())
+    }
+
+    /// Posts the receive of a packet.
+    #[inline]
+    pub(super) fn post_receive(&mut self, slot: Slot) -> bool {
+        let sges = [self.memory.sge(&slot, 0, SLOT_SIZE)];
+        let request = RecvRequest {
+            wr_id: slot.number().into(),
+            sges: &sges,
+        };
+        // SAFETY: the slot lives until the shared receive queue is destroyed, and nobody uses it
+        // before the receive has completed.
+        let posted = unsafe { self.objects.srq.post_recv(&request) };
+        match posted {
+            Ok(()) => self.receives.posted += 1,
+            Err(error) => {
+                warn_log!(EpData, "ibv_post_srq_recv: {error}");
+                self.memory.give_back(slot);
+            }
+        }
+        posted.is_ok()
+    }
+
+    /// A quarter of the posted receives, if that is not too few to be armed.
+    pub(super) fn receives_quarter(&self) -> Option<u32> {
+        let quarter = (self.receives.posted / 4) as u32;
+        (quarter >= 4).then_some(quarter)
+    }
+
+    /// Largest number of posted receives.
+    pub(in crate::rdm) fn max_receives(&self) -> usize {
+        self.receives.most
+    }
+
+    #[cfg(test)]
+    pub(in crate::rdm) fn limit_receives(&mut self, limit: usize) {
+        (self.receives.limit, self.receives.most) = (limit, limit);
+    }
+
+    /// The limit of receives, and its maximum.
+    #[cfg(test)]
+    pub(in crate::rdm) fn receives_limits(&self) -> (usize, usize) {
+        (self.receives.limit, self.receives.most)
+    }
+
+    #[cfg(test)]
+    pub(in crate::rdm) fn receives_posted(&self) -> usize {
+        self.receives.posted
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_burst_raises_the_limit_to_what_peers_may_use() {
+        let mut receives = PacketReceives::new(4096);
+        receives.raise();
+        assert_eq!(receives.limit, 2 * FEWEST_RECEIVES);
+        receives.wanted = 1016;
+        receives.raise();
+        assert_eq!(receives.limit, 1016);
+        receives.wanted = 1_000_000;
+        receives.raise();
+        assert_eq!(receives.limit, 4096);
+        assert_eq!(PacketReceives::new(100).limit, 100);
+    }
+}
