@@ -138,6 +138,7 @@ pub fn rdm_peer(data: &[u8]) {
         timeout: 1_000_000_000,
         answer: 200_000_000,
         beat: Some(750_000_000),
+        retries: 100_000_000,
         pool: Credit::new(300, 20),
     });
     let mut hands = Hands::default();

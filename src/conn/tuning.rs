@@ -1,5 +1,7 @@
 //! Connection parameters that the application or its user can override.
 
+use std::time::Duration;
+
 use crate::errno::{FiErrno, Result};
 use crate::log::{info_log, warn_log};
 use crate::verbs::{CmId, ConnParam, Device, Qp};
@@ -51,6 +53,16 @@ impl Tuning {
             Ok(())
         } else {
             Err(FiErrno::EINVAL)
+        }
+    }
+
+    /// How long a device with an exact timer repeats a request that is not acknowledged; zero if
+    /// without end.
+    pub(crate) fn retries(&self) -> Duration {
+        let tries = u32::from(self.retry_count) + 1;
+        match self.ack_timeout {
+            0 => Duration::ZERO,
+            shift => Duration::from_nanos(4_096 << shift) * tries,
         }
     }
 

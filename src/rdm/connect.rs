@@ -177,6 +177,7 @@ impl<I: Io> Core<I> {
         let token = peer.and_then(|peer| peer.shows.or(peer.former));
         let other = rejection.reason == Reason::Other && shown.is_some() && shown == token;
         self.dial_failed(link, other);
+        self.end_silence(key);
         match rejection.reason {
             Reason::Foreign | Reason::Version | Reason::Transport => {
                 self.fail(key, FiErrno::ECONNREFUSED, io)
@@ -258,6 +259,7 @@ impl<I: Io> Core<I> {
             Err(reason) => return io.reject(held, &answer(reason)),
         };
         self.reject_held(key, Reason::Stale, Some(request.epoch), io);
+        self.end_silence(key);
         let Some(peer) = self.peers.get_mut(key) else {
             return;
         };

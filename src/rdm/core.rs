@@ -177,6 +177,9 @@ pub struct Config {
     /// The period in which a silent peer is probed while something is awaited from it, in ns.
     /// `None`: never, because the device reports by itself that a peer has ended.
     pub beat: Option<u64>,
+    /// How long the device of this side repeats a request that is not acknowledged, at least, in
+    /// ns.
+    pub retries: u64,
     /// The credit of the process beyond the smallest windows.
     pub pool: Credit,
 }

@@ -631,6 +631,7 @@ impl Endpoint {
             // 750 ms. The end of a process is reported by its circuit, which may have ended before
             beat: (shared.config.xrc || device.needs_keepalive())
                 .then_some(PERIOD.as_nanos() as u64),
+            retries: domain.tuning().retries().as_nanos() as u64,
         });
         Ok(State::new(core, io, vector, listening.scope()))
     }

@@ -382,6 +382,15 @@ impl Executor {
         core.broken(link, self);
     }
 
+    /// A link has broken because the peer acknowledges nothing.
+    #[cold]
+    pub(super) fn unanswered(&mut self, core: &mut Core<Self>, link: LinkKey) {
+        if let Some(shared) = self.shared.upgrade() {
+            core.set_now(shared.now());
+        }
+        core.unanswered(link, self);
+    }
+
     #[inline]
     fn sent(&mut self, core: &mut Core<Self>, link: LinkKey, position: u16, wc: &Wc) {
         let status = self.links.status(link, wc);

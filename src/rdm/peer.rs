@@ -21,6 +21,9 @@ pub type PeerKey = Key<PeerMark>;
 pub(super) struct Dial {
     /// The first dial since the last link or failure, in ns.
     pub(super) since: Option<u64>,
+    /// The last sign of life of a peer whose link has broken because it acknowledges nothing, in
+    /// ns.
+    pub(super) silent_since: Option<u64>,
     /// The next dial is not before this time.
     pub(super) not_before: Option<u64>,
     /// Dials that were ended because they had no answer.

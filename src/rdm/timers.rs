@@ -1,9 +1,9 @@
 //! What is due at a time: the end of a dial and of a handshake, the next dial, the steps of an
 //! eviction, the probe of silent peers.
 
-use super::core::{Core, Io};
+use super::core::{Config, Core, Io};
 use super::link::{LinkKey, State};
-use super::peer::PeerKey;
+use super::peer::{Dial, PeerKey};
 use crate::errno::FiErrno;
 
 const MS: u64 = 1_000_000;
@@ -16,6 +16,10 @@ const GREETING: u64 = 2_000 * MS;
 /// before (`docs/protocol.md`: after at most 7.5 s), unless it has stopped. rxe has needed 7.7 s
 /// for a message whose packets were reordered (`docs/real-verbs.md`).
 const STANDS: u8 = 20;
+
+/// The part of the connect timeout after which the operations of a silent peer fail, counted from
+/// its last sign of life, which can be a beat later than estimated.
+const SILENT: (u64, u64) = (17, 20);
 
 /// Dials of a recovery that are ended if they have no answer. The next one has the rest of the
 /// connect timeout, so that a peer that is slow, or busy with many others, can answer.
@@ -76,7 +80,7 @@ impl<I: Io> Core<I> {
                     false => 0,
                 };
                 if peer.stands == STANDS {
-                    peer.stands = 0;
+                    self.note_silence(out);
                     self.end_link(out, io);
                 }
             }
@@ -84,6 +88,53 @@ impl<I: Io> Core<I> {
         if awaits {
             self.await_answer();
         }
+    }
+
+    /// A link has broken because the peer acknowledges nothing, perhaps after another report of the
+    /// break.
+    pub fn unanswered(&mut self, link: LinkKey, io: &mut I) {
+        self.note_silence(link);
+        self.broken(link, io);
+    }
+
+    /// The peer of the out-link is silent: the dials that follow end earlier. Not on devices that
+    /// report the end of a process by themselves.
+    fn note_silence(&mut self, link: LinkKey) {
+        let peer = self.links.get(link).map(|link| link.peer);
+        let peer = peer.and_then(|peer| self.peers.get_mut(peer));
+        if let Some((peer, beat)) = peer.zip(self.config.beat)
+            && peer.out.is_none_or(|out| out == link)
+        {
+            // the count is that of the present silence while the beats go on
+            let current = peer.awaits() && !peer.heard;
+            let beats = u64::from(current) * (u64::from(peer.stands) + 1);
+            let silence = self.config.retries.max(beats * beat);
+            peer.dial.silent_since = Some(self.now.saturating_sub(silence));
+            peer.stands = 0;
+        }
+    }
+
+    /// A sign of life of a peer that is dialled.
+    pub(super) fn end_silence(&mut self, key: PeerKey) {
+        if let Some(peer) = self.peers.get_mut(key)
+            && peer.dial.silent_since.take().is_some()
+        {
+            self.retimed = true;
+        }
+    }
+
+    /// When the operations of a peer that is dialled fail.
+    fn dials_until(&self, dial: &Dial) -> Option<u64> {
+        let Config {
+            timeout, answer, ..
+        } = self.config;
+        let since = dial.since?;
+        let latest = since + timeout;
+        let Some(silent) = dial.silent_since else {
+            return Some(latest);
+        };
+        let earliest = since + answer.min(timeout);
+        Some((silent + timeout / SILENT.1 * SILENT.0).clamp(earliest, latest))
     }
 
     /// The request of [`Io::dial`] was passed to the connection manager: the answer is awaited from
@@ -116,9 +167,8 @@ impl<I: Io> Core<I> {
 
     fn time_of(&self, key: PeerKey) -> Option<u64> {
         let peer = self.peers.get(key)?;
-        let end = peer.dial.since.map(|since| since + self.config.timeout);
         let times = [
-            end,
+            self.dials_until(&peer.dial),
             peer.dial.not_before,
             peer.close_at,
             self.hello_by(key),
@@ -183,19 +233,19 @@ impl<I: Io> Core<I> {
             peer.dial.not_before = None;
         }
         let now = self.now;
-        let expired = |time: Option<u64>, more| time.is_some_and(|time| time + more <= now);
-        let closes = expired(peer.close_at, 0);
+        let expired = |time: Option<u64>| time.is_some_and(|time| time <= now);
+        let closes = expired(peer.close_at);
         if closes {
             peer.close_at = None;
         }
         let drains = peer.drain.is_some();
-        let (since, own, accepted) = (peer.dial.since, peer.own, peer.accepted);
-        let greeted = !expired(self.hello_by(key), 0);
+        let (dial, own, accepted) = (peer.dial, peer.own, peer.accepted);
+        let greeted = !expired(self.hello_by(key));
         if let Some(accepted) = accepted.filter(|_| !greeted) {
             // its dialler has ended it, and the disconnect request was lost
             self.end_link(accepted, io);
         }
-        let answered = !expired(self.answer_by(key), 0);
+        let answered = !expired(self.answer_by(key));
         if let Some(own) = own.filter(|_| !answered) {
             if let Some(peer) = self.peers.get_mut(key) {
                 peer.dial.unanswered += 1;
@@ -203,7 +253,7 @@ impl<I: Io> Core<I> {
             // when it has ended, the peer is dialled again
             self.end_link(own, io);
         }
-        if expired(since, self.config.timeout) {
+        if expired(self.dials_until(&dial)) {
             self.fail(key, FiErrno::EHOSTUNREACH, io);
         } else if closes && drains {
             self.drain(key, io);

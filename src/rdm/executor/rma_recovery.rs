@@ -44,6 +44,11 @@ impl Failure {
         self.not_executed
     }
 
+    /// Whether the peer has not acknowledged the request.
+    fn is_silence(&self) -> bool {
+        self.status == sys::IBV_WC_RETRY_EXC_ERR
+    }
+
     /// Whether none of the requests behind it was or will be executed. The queue pair of a peer
     /// that answers with an error executes nothing any more (IB specification, 9.9.3), and a
     /// request waits behind one for which the peer has no receive.
@@ -97,7 +102,10 @@ impl Executor {
                 .for_each(|it| self.circuit_request_failed(it, failure));
         }
         on.stopped |= failure.stops();
-        self.broken(core, link);
+        match failure.is_silence() {
+            true => self.unanswered(core, link),
+            false => self.broken(core, link),
+        }
     }
 
     /// A request on a circuit has failed.

@@ -585,6 +585,7 @@ impl World {
                 _ => 2_000 * MS,
             },
             beat: Some(750 * MS),
+            retries: 1_900 * MS,
             pool: self.plan.pool,
         };
         let hands = Hands {
@@ -950,7 +951,8 @@ impl World {
             }
             Event::Poll(node, link) => self.poll(node, link),
             Event::Broken(node, link) => {
-                self.call(node, |core, hands| core.broken(link, hands));
+                // the device reports a peer that acknowledges nothing
+                self.call(node, |core, hands| core.unanswered(link, hands));
             }
             Event::Ended(node, link) => {
                 while self.nodes[node]

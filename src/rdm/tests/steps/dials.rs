@@ -1,8 +1,13 @@
 //! Dials that get no answer.
 
-use super::{Failure, FiErrno, Number, Scene};
+use super::{
+    BEAT, Failure, FiErrno, LinkKey, Number, RETRIES, Reason, Rejection, Scene, VERSION, id,
+};
 
 const S: u64 = 1_000_000_000;
+
+/// When the operations of a silent peer fail, after its last sign of life.
+const SILENT: u64 = 8_500_000_000;
 
 /// A network that is out loses requests, and the connection manager repeats them after 4 to 5 s.
 #[test]
@@ -67,4 +72,109 @@ fn repeated_dials_end_with_the_connect_timeout() {
     }
     assert_eq!(it.acts.completed, [(1, Err(FiErrno::EHOSTUNREACH))]);
     assert_eq!((it.acts.dials.len(), it.core.deadline()), (5, None));
+}
+
+/// A session with a link that is up at 20 s, on which nothing has arrived since.
+fn silent() -> (Scene, LinkKey) {
+    let mut it = Scene::new();
+    it.core.set_now(20 * S);
+    it.send(it.peer, 1);
+    let own = it.reply();
+    it.core.sent(own, Number::new(0), &mut it.acts);
+    it.settle(own);
+    it.send(it.peer, 2);
+    (it, own)
+}
+
+/// The operations fail at this time, and not before.
+fn fails_at(mut it: Scene, time: u64) {
+    // beats
+    while let Some(beat) = it.core.deadline().filter(|at| *at < time) {
+        it.core.set_now(beat);
+        it.core.tick(&mut it.acts);
+        assert_ne!(it.core.deadline(), Some(beat));
+    }
+    assert_eq!(it.core.deadline(), Some(time));
+    it.core.set_now(time - 1);
+    it.core.tick(&mut it.acts);
+    assert!(it.acts.failed.is_empty());
+    it.core.set_now(time);
+    it.core.tick(&mut it.acts);
+    assert_eq!(it.acts.failed, [FiErrno::EHOSTUNREACH]);
+}
+
+/// What the device needs to report a dead peer counts as time of the dials.
+#[test]
+fn a_silent_peer_is_dialled_until_a_time_after_its_last_sign_of_life() {
+    // the time of the device's retries is known
+    let (mut it, own) = silent();
+    it.core.set_now(23 * S);
+    it.core.unanswered(own, &mut it.acts);
+    it.core.set_now(24 * S);
+    it.core.ended(own, &mut it.acts);
+    assert_eq!(it.acts.dials.len(), 2);
+    fails_at(it, 23 * S - RETRIES + SILENT);
+    // another report of the break was earlier
+    let (mut it, own) = silent();
+    it.core.broken(own, &mut it.acts);
+    it.core.unanswered(own, &mut it.acts);
+    it.core.ended(own, &mut it.acts);
+    fails_at(it, 20 * S - RETRIES + SILENT);
+    // other breaks are no silence
+    let (mut it, own) = silent();
+    it.core.broken(own, &mut it.acts);
+    it.core.ended(own, &mut it.acts);
+    fails_at(it, 30 * S);
+}
+
+/// Nothing has completed on the link in this number of beats before it broke.
+fn broken_after(beats: u64) -> (Scene, u64) {
+    let (mut it, own) = silent();
+    it.core.hold(it.peer, &mut it.acts);
+    it.acts.stands = true;
+    for _ in 0..=beats {
+        let time = it.core.deadline().expect("a beat");
+        it.core.set_now(time);
+        it.core.tick(&mut it.acts);
+    }
+    it.core.unanswered(own, &mut it.acts);
+    it.core.ended(own, &mut it.acts);
+    // in the first beat the link was heard
+    (it, 20 * S + (beats + 1) * BEAT)
+}
+
+#[test]
+fn silence_is_counted_in_beats() {
+    let (it, now) = broken_after(4);
+    fails_at(it, now - 5 * BEAT + SILENT);
+    // the dial has the time of one answer
+    let (it, now) = broken_after(12);
+    fails_at(it, now + 2 * S);
+}
+
+#[test]
+fn a_sign_of_life_gives_a_dial_the_whole_connect_timeout() {
+    let (mut it, _) = broken_after(4);
+    let since = 20 * S + 5 * BEAT;
+    let (link, request) = *it.acts.dials.last().expect("a dial");
+    let busy = Rejection {
+        version: VERSION,
+        epoch: Some(request.epoch),
+        id: id(2),
+        newest: None,
+        reason: Reason::Busy,
+    };
+    it.core.rejected(link, &busy.encode(), &mut it.acts);
+    // the next dial is later
+    let next = it.core.deadline().expect("a dial");
+    it.core.set_now(next);
+    it.core.tick(&mut it.acts);
+    fails_at(it, since + 10 * S);
+    // a request, whose link is lost
+    let (mut it, _) = broken_after(4);
+    let token = it.acts.dials.last().expect("a dial").1.gives;
+    it.request(1, Some(token));
+    assert_eq!(it.acts.accepts.len(), 1);
+    it.core.ended(it.acts.accepts[0].0, &mut it.acts);
+    fails_at(it, since + 10 * S);
 }
