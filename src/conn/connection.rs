@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock, Weak};
+use std::time::Instant;
 
 use parking_lot::Mutex;
 
@@ -96,6 +97,8 @@ pub(crate) struct Connection {
     /// the connection was closed reports nothing afterwards, because the application may free the
     /// context of a closed endpoint.
     closed: Mutex<bool>,
+    /// When the peer has disconnected.
+    pub(super) disconnected: OnceLock<Instant>,
 }
 
 impl Connection {
@@ -108,6 +111,7 @@ impl Connection {
             token,
             bound: OnceLock::new(),
             closed: Mutex::new(false),
+            disconnected: OnceLock::new(),
         }
     }
 
@@ -172,6 +176,7 @@ impl Connection {
                 established.map(|()| self.established(owner, event.private_data))
             }
             CmEventKind::Disconnected => {
+                self.note_disconnect();
                 if !self.end() {
                     self.fail(FiErrno::ECONNABORTED, event);
                 }

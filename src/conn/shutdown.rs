@@ -1,10 +1,31 @@
 //! The end of a connection.
 
+use std::time::{Duration, Instant};
+
 use super::{Connection, Registry, Side, State};
 use crate::errno::{FiErrno, Result};
 use crate::verbs::PrivateData;
 
+/// How long a queue pair that the peer has disconnected is not moved to ERR while requests are under
+/// way, if the device does not report whether a flushed request was executed.
+///
+/// A device that refuses a request moves its queue pair to ERR, and then its process disconnects.
+/// The disconnect request can be processed before the negative acknowledgement: they belong to
+/// different queue pairs. In ERR the device of the initiator ignores the latter (Linux:
+/// `drain_resp_pkts` in `drivers/infiniband/sw/rxe/rxe_comp.c`).
+pub(crate) const ANSWER: Duration = Duration::from_millis(250);
+
 impl Connection {
+    /// The peer has disconnected.
+    pub(super) fn note_disconnect(&self) {
+        let _ = self.disconnected.set(Instant::now());
+    }
+
+    /// When the peer has disconnected.
+    pub(crate) fn disconnected(&self) -> Option<Instant> {
+        self.disconnected.get().copied()
+    }
+
     /// Begins to end an established connection: changes the state, so that no further operation is
     /// posted. The caller then returns the keys that it holds of the peer, and calls
     /// [`Self::disconnect`] and [`Self::report_end`].

@@ -200,6 +200,13 @@ impl CmTarget for Core {
                 return;
             }
             Self::take_in(&control);
+        }
+        self.await_answers();
+        {
+            let control = self.control.lock();
+            if self.conn.state.is(State::Closed) {
+                return;
+            }
             // answers the peer's disconnect, or initiates one if this side detected the end first
             self.conn.disconnect(&control.side);
         }

@@ -106,6 +106,9 @@ pub(crate) struct Core {
     pub(crate) rx: biased_lock::Mutex<Option<RxSide>>,
     /// Of an endpoint on XRC. A leaf.
     pub(super) ends: Mutex<Ends>,
+    /// Replaces the limit for results of requests after the peer has disconnected.
+    #[cfg(test)]
+    pub(super) answer: std::sync::OnceLock<std::time::Duration>,
 }
 
 impl Core {
@@ -158,6 +161,8 @@ impl Core {
             tx: biased_lock::Mutex::new(None),
             rx: biased_lock::Mutex::new(None),
             ends: Mutex::default(),
+            #[cfg(test)]
+            answer: std::sync::OnceLock::new(),
         });
         let listener: Weak<dyn FailureListener> = core.weak();
         // new rings have no owner yet

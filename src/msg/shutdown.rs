@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::core::{Control, Core};
 use super::pep::no_data;
-use crate::conn::State;
+use crate::conn::{ANSWER, State};
 use crate::errno::Result;
 use crate::log::info_log;
 use crate::mr::Mode;
@@ -50,6 +50,35 @@ impl Core {
             && let Some(side) = self.tx.lock().as_mut()
         {
             side.return_keys_and_wait();
+        }
+    }
+
+    /// If the peer has disconnected: waits for the results of requests under way, at most [`ANSWER`]
+    /// from then on. One of them may be a refusal, which the peer has disconnected for.
+    pub(super) fn await_answers(&self) {
+        let Some(disconnected) = self.conn.disconnected() else {
+            return;
+        };
+        let limit = disconnected + self.answer_limit();
+        let queue = self.control.lock().tx.clone();
+        while self.rings.tx.outstanding() != 0 && Instant::now() < limit {
+            std::thread::sleep(Duration::from_micros(100));
+            if let Some(binding) = &queue {
+                let _ = binding.cq.progress_all();
+            }
+        }
+    }
+
+    /// Zero if the device reports whether a flushed request was executed: such a device reports a
+    /// refusal in ERR too. An endpoint on XRC has no queue pair that the peer disconnects.
+    fn answer_limit(&self) -> Duration {
+        #[cfg(test)]
+        if let Some(limit) = self.answer.get() {
+            return *limit;
+        }
+        match self.domain.device().backend().not_executed {
+            None if !self.config.xrc => ANSWER,
+            _ => Duration::ZERO,
         }
     }
 

@@ -3,7 +3,7 @@
 
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use parking_lot::Mutex;
 
@@ -37,15 +37,6 @@ pub(super) struct Ended {
     pub(super) reads: Vec<ReadKey>,
     pub(super) rma: Vec<RmaKey>,
 }
-
-/// How long the queue pair of a link that the peer has disconnected is not moved to ERR, if the
-/// device does not report whether a flushed request was executed.
-///
-/// A device that refuses a request moves its queue pair to ERR, and then its process disconnects.
-/// The disconnect request can be processed before the negative acknowledgement: they belong to
-/// different queue pairs. In ERR the device of the initiator ignores the latter (Linux:
-/// `drain_resp_pkts` in `drivers/infiniband/sw/rxe/rxe_comp.c`).
-pub(super) const ANSWER: Duration = Duration::from_millis(250);
 
 /// A step that the driver executes.
 #[derive(Debug)]

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::queue::Counter;
+use crate::queue::slots::Slot;
 
 #[test]
 fn a_device_is_listed_with_its_addresses() {
@@ -56,6 +57,32 @@ fn closing_one_end_is_told_to_the_other() {
     );
     assert_eq!(error.completion.flags, Flags::RECV | Flags::MSG);
     assert!(!server.cq.strerror(error.prov_errno).is_empty());
+}
+
+/// The peer has disconnected because its device has refused a request, and the answer of the device
+/// comes later than that. In ERR the device of this side would ignore it.
+#[test]
+fn requests_are_answered_before_a_disconnected_queue_pair_is_in_error() {
+    for (limit, answers) in [(Duration::from_millis(600), false), (LIMIT, true)] {
+        let (client, server) = connected(false, |_| {});
+        let core = &client.ep.core;
+        core.answer.set(limit).unwrap();
+        let request = core.rings.tx.push(Slot::default());
+        let begin = Instant::now();
+        server.ep.shutdown().unwrap();
+        std::thread::scope(|scope| {
+            let end = scope.spawn(|| next_event(&client.eq));
+            if answers {
+                std::thread::sleep(LIMIT / 50);
+                assert!(!end.is_finished(), "before the answer");
+                core.rings.tx.complete(request).unwrap();
+            }
+            assert_eq!(end.join().unwrap(), Ok(Told::Shutdown(CLIENT)));
+        });
+        assert!(begin.elapsed() >= limit || answers, "before the limit");
+        assert!(begin.elapsed() < LIMIT, "after the answer");
+        let _ = core.rings.tx.complete(request);
+    }
 }
 
 #[test]
