@@ -248,6 +248,25 @@ survivor() {
 	return $survivor_status
 }
 
+# Delays the acknowledgements of this guest by 30 ms, and none of its other packets: those with the
+# BTH opcode 0x11 (RC ACKNOWLEDGE), which is 28 bytes behind the begin of the IPv4 header. To be
+# called before the first packet (docs/real-verbs.md), answers_were_slow behind the last one.
+slow_answers() {
+	dev=$(rxe_dev)
+	modprobe sch_netem && modprobe sch_prio && modprobe cls_u32 &&
+		tc qdisc replace dev "$dev" root handle 1: prio bands 3 priomap 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 &&
+		tc qdisc add dev "$dev" parent 1:1 netem limit 10000 delay 30ms &&
+		tc filter add dev "$dev" parent 1: protocol ip u32 match ip protocol 17 0xff match u8 0x11 0xff at 28 flowid 1:1
+}
+
+# Whether at least this number of packets were delayed. answers_were_slow NUMBER
+answers_were_slow() {
+	tc -s qdisc show dev "$dev" | grep -A 1 netem
+	delayed=$(tc -s qdisc show dev "$dev" | sed -n '/netem/,$s/.*Sent [0-9]* bytes \([0-9]*\) pkt.*/\1/p' | head -1)
+	tc qdisc del dev "$dev" root
+	[ "$delayed" -ge "$1" ] || { echo "$delayed packets were delayed"; return 1; }
+}
+
 # The fabtests of a suite (msg, rdm) whose command matches, on rxe0. fabtests SUITE PATTERN [OPTION...]
 fabtests() {
 	folder=$WEFT_PROJECT/build/vm/fabtests

@@ -240,6 +240,8 @@ def end_with_parent():
 def base_argv(image, root, memory, cpus, exchange):
     # /dev/kvm is not used even where it exists: nested KVM often fails, and the tier makes no claim
     # about times
+    modules = image.modules()
+    more = ["-virtfs", f"local,path={modules},mount_tag=modules,security_model=none,readonly=on,multidevs=remap"] if modules else []
     return [
         images.find_tool("qemu-system-x86_64"), "-nodefaults", "-no-user-config", "-no-reboot",
         "-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", str(cpus), "-m", str(memory),
@@ -248,6 +250,7 @@ def base_argv(image, root, memory, cpus, exchange):
         "-device", "virtio-blk-pci,drive=root", "-device", "virtio-rng-pci",
         "-virtfs", f"local,path={PROJECT},mount_tag=project,security_model=none,readonly=on,multidevs=remap",
         "-virtfs", f"local,path={exchange},mount_tag=exchange,security_model=none,multidevs=remap",
+        *more,
     ]
 
 

@@ -146,8 +146,8 @@ def package_versions(status):
     return found
 
 
-def module_order(modules_dir):
-    """The module files in the order of insertion, each after its dependencies (modules.dep lists
+def module_order(modules_dir, names=recipe.MODULES):
+    """The files of these modules in the order of insertion, each after its dependencies (modules.dep lists
     the dependencies of a module, nearest first).
     """
     needs, by_name = {}, {}
@@ -160,7 +160,7 @@ def module_order(modules_dir):
         for line in (modules_dir / "modules.builtin").read_text().splitlines()
     }
     order = []
-    for name in recipe.MODULES:
+    for name in names:
         if name in builtin:
             continue
         if name not in by_name:
@@ -228,6 +228,12 @@ class Image:
     def root(self, name):
         return self.top / recipe.IMAGE.format(name=name)
 
+    def modules(self):
+        """The modules of a kernel that is not that of the sid root, for the guest's modprobe; None: the
+        root has them.
+        """
+        return self.kernel_top / "modules" if self.kernel_top != self.top else None
+
     def initramfs(self):
         """Packed again after each change of guest/init; cheap, so not part of the digest."""
         digest = hashlib.sha256((HERE / "guest" / "init").read_bytes()).hexdigest()[:12]
@@ -279,7 +285,7 @@ def ensure_kernel(name):
             argv += KERNEL_HOOKS + sync_kernel(scratch) + ["--format=null", rest, "-"]
             argv += [f"deb {mirror} {rest} main", f"deb {mirror} {suite} main"]
             run_download(argv, f"mmdebstrap {suite}", scratch / "mmdebstrap.log")
-            (part / "versions").write_text(f"kernel {keep_kernel(scratch, part)}\n")
+            (part / "versions").write_text(f"kernel {keep_kernel(scratch, part, kernels.MODULES)}\n")
             shutil.rmtree(top, ignore_errors=True)
             part.rename(top)
         finally:
@@ -328,22 +334,24 @@ def sync_kernel(scratch):
     return [f"--customize-hook=sync-out {source} {scratch}/{name}" for source, name in (("/boot", "boot"), ("/usr/lib/modules", "modules"))]
 
 
-def keep_kernel(scratch, part):
-    """Moves what sync_kernel has copied to `part`; returns the kernel's release."""
+def keep_kernel(scratch, part, names=()):
+    """Moves what sync_kernel has copied to `part`; returns the kernel's release. `names`: modules that
+    are kept in addition to those of the initramfs.
+    """
     found = sorted((scratch / "boot").glob("vmlinuz-*"))
     if not found:
         raise CannotMake("the root has no kernel in /boot")
     release = found[-1].name.removeprefix("vmlinuz-")
     shutil.copy(found[-1], part / "vmlinuz")
-    keep_modules(scratch / "modules" / release, part / "modules" / release)
+    keep_modules(scratch / "modules" / release, part / "modules" / release, names)
     return release
 
 
-def keep_modules(source, target):
-    """Copies the module index and only the modules of the initramfs."""
+def keep_modules(source, target, names):
+    """Copies the module index, the modules of the initramfs, and those with these names."""
     target.mkdir(parents=True)
-    for name in ("modules.dep", "modules.builtin"):
-        shutil.copy(source / name, target / name)
-    for path in module_order(source):
+    for index in source.glob("modules.*"):
+        shutil.copy(index, target / index.name)
+    for path in dict.fromkeys(module_order(source) + module_order(source, names)):
         (target / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(source / path, target / path)

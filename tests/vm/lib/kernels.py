@@ -8,3 +8,6 @@ KERNELS = {
 }
 
 PACKAGE = "linux-image-amd64"
+
+# Those that cases load, in addition to those of the initramfs. The sid root has all of its kernel.
+MODULES = ["sch_netem", "sch_prio", "cls_u32", "nfit", "nd_pmem", "dax_pmem", "device_dax"]

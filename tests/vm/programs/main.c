@@ -16,7 +16,7 @@ static const struct {
 	{"advise", test_advise},     {"refresh", test_refresh},
 	{"unregistered", test_unregistered}, {"local", test_local},
 	{"reads", test_reads},	     {"connect", test_connect}, {"count", test_count},
-	{"durable", test_durable},
+	{"durable", test_durable},   {"rejected", test_rejected},
 };
 
 int main(int argc, char **argv)
@@ -39,7 +39,7 @@ int main(int argc, char **argv)
 	}
 	if (argc - optind != 2) {
 		fprintf(stderr, "usage: fipeer [-s] [-p provider] [-d domain] [-P port] [-n iterations] [-z bytes] [-T seconds] "
-				"[-m send|write|recv|read] transfer|survive|watch|bench|register|atomic|advise|refresh|unregistered|local|reads|connect|count|durable ADDRESS\n");
+				"[-m send|write|recv|read] transfer|survive|watch|bench|register|atomic|advise|refresh|unregistered|local|reads|connect|count|durable|rejected ADDRESS\n");
 		return 2;
 	}
 	opt.test = argv[optind];

@@ -102,5 +102,6 @@ int test_reads(const struct options *opt);
 int test_connect(const struct options *opt);
 int test_count(const struct options *opt);
 int test_durable(const struct options *opt);
+int test_rejected(const struct options *opt);
 
 #endif
