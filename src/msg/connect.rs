@@ -1,6 +1,7 @@
 //! Connecting and accepting: the endpoint's part in each step of its connection.
 
 use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
 
 use super::core::{Core, introduction_in};
 use super::pep::no_data;
@@ -189,6 +190,9 @@ impl CmTarget for Core {
                  (FI_PROTO_RDMA_CM_IB_XRC), this one on RC (FI_PROTO_RDMA_CM_IB_RC)",
                 peer.map_or_else(|| "a peer".to_owned(), |peer| peer.to_string())
             );
+        }
+        if event.kind == CmEventKind::DeviceRemoval {
+            self.removed.store(true, Ordering::Relaxed);
         }
         self.conn.advance(self, &event);
     }

@@ -4,6 +4,7 @@
 //! hold the last reference, with locks held; so no drop in this module acquires a lock.
 //! [`Core::close`] releases everything; the owning endpoint calls it.
 
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
@@ -99,6 +100,8 @@ pub(crate) struct Core {
     pub(crate) conn: Connection,
     pub(crate) rings: Arc<Rings>,
     pub(super) silence: Silence,
+    /// The device was removed, or has failed.
+    pub(super) removed: AtomicBool,
     /// Maximum lengths of operations.
     pub(crate) lengths: Lengths,
     pub(crate) control: Mutex<Control>,
@@ -157,6 +160,7 @@ impl Core {
             config,
             rings,
             silence: Silence::default(),
+            removed: AtomicBool::new(false),
             control: Mutex::new(control),
             tx: biased_lock::Mutex::new(None),
             rx: biased_lock::Mutex::new(None),

@@ -1,5 +1,6 @@
 //! The end of a connection and of an endpoint, and the events that report it.
 
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::core::{Control, Core};
@@ -159,9 +160,24 @@ impl Core {
                     "requests not flushed within {FLUSH_WAIT:?}: {:?}",
                     self.rings
                 );
+                if self.removed.load(Ordering::Relaxed) && !self.config.xrc {
+                    self.abandon();
+                }
                 return;
             }
             std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+
+    /// Reports requests that the device has not flushed, because it was removed: the kernel may have
+    /// destroyed the queue pair, and then nothing completes any more (Linux 7.3.4 with rxe).
+    fn abandon(&self) {
+        let control = self.control.lock();
+        if let Some((binding, place)) = control.tx.as_ref().zip(control.tx_place) {
+            binding.cq.abandon(place, true, false);
+        }
+        if let Some((binding, place)) = control.rx.as_ref().zip(control.rx_place) {
+            binding.cq.abandon(place, false, true);
         }
     }
 
@@ -301,6 +317,9 @@ impl FailureListener for Core {
 
 impl AsyncListener for Core {
     fn async_event(&self, event: AsyncEvent) {
+        if event == AsyncEvent::DeviceFatal {
+            self.removed.store(true, Ordering::Relaxed);
+        }
         match event {
             AsyncEvent::QpError | AsyncEvent::DeviceFatal if self.config.xrc => {
                 self.target_failed();

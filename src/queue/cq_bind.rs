@@ -232,6 +232,22 @@ impl CompletionQueue {
         // `attach` has assigned the index from 16 bits
         inner.table.free.push(id.index() as u16);
         inner.reserved -= completions;
+        self.abandon_in(&mut inner, &rings, (tx, rx));
+    }
+
+    /// Reports the outstanding requests of an endpoint as flushed (`tx`: those it sends, `rx`: its
+    /// receives). The device completes none of them any more: it was removed.
+    pub(crate) fn abandon(&self, id: WrId, tx: bool, rx: bool) {
+        let mut inner = self.inner.lock();
+        let _ = self.drain_all(&mut inner);
+        let place = inner.table.endpoints.get(id.index());
+        let place = place.filter(|place| place.generation == id.generation());
+        if let Some(rings) = place.and_then(|place| place.rings.clone()) {
+            self.abandon_in(&mut inner, &rings, (tx, rx));
+        }
+    }
+
+    fn abandon_in(&self, inner: &mut Inner, rings: &Rings, (tx, rx): (bool, bool)) {
         let directions = [(tx, &rings.tx), (rx, &rings.rx)];
         for (_, ring) in directions.into_iter().filter(|(mine, _)| *mine) {
             while let Some(slot) = ring.abandon() {

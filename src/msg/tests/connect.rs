@@ -1,5 +1,7 @@
 //! Connections: establishing, refusing and ending them.
 
+use std::sync::atomic::Ordering;
+
 use super::*;
 use crate::queue::Counter;
 use crate::queue::slots::Slot;
@@ -82,6 +84,35 @@ fn requests_are_answered_before_a_disconnected_queue_pair_is_in_error() {
         assert!(begin.elapsed() >= limit || answers, "before the limit");
         assert!(begin.elapsed() < LIMIT, "after the answer");
         let _ = core.rings.tx.complete(request);
+    }
+}
+
+/// The kernel can destroy the queue pairs of a device that is removed: nothing is flushed.
+#[test]
+fn requests_of_a_device_that_was_removed_are_reported() {
+    for removed in [true, false] {
+        let (client, server) = connected(false, |_| {});
+        let core = &client.ep.core;
+        for (ring, context) in [(&core.rings.rx, 7), (&core.rings.tx, 8)] {
+            ring.push(Slot {
+                context,
+                signaled: true,
+                visible: true,
+                reports_failure: true,
+                ..Slot::default()
+            });
+        }
+        core.removed.store(removed, Ordering::Relaxed);
+        server.ep.shutdown().unwrap();
+        assert_eq!(next_event(&client.eq), Ok(Told::Shutdown(CLIENT)));
+        if removed {
+            let errors = [0; 2].map(|_| client.completion().unwrap_err());
+            let contexts = errors.map(|error| (error.completion.context, error.err));
+            assert_eq!(contexts, [(8, FiErrno::ECANCELED), (7, FiErrno::ECANCELED)]);
+        }
+        // a device that stays may still flush them
+        assert_eq!(core.rings.rx.outstanding(), u32::from(!removed));
+        super::transfer::no_completion(&client);
     }
 }
 
