@@ -113,7 +113,7 @@ pub struct EndpointConfig {
     /// Whether links are on circuits (`FI_PROTO_RDMA_CM_IB_XRC`), which requires a device with XRC.
     /// Such an endpoint has neither RMA nor atomics.
     pub xrc: bool,
-    /// Authorization key, if it is not the domain's.
+    /// Authorization key; `None`: the domain's.
     pub auth: Option<AuthKey>,
     /// Local address, if the application has set one; port 0: any. Without a specific address the
     /// endpoint listens at all addresses of the device, or at those of the wildcard's family.
@@ -193,6 +193,8 @@ impl Endpoint {
         config.tx_size = config.tx_size.clamp(1, limits.tx_size);
         config.rx_size = config.rx_size.clamp(1, limits.rx_size);
         config.inject_size = config.inject_size.min(limits.inject_size);
+        let of_domain = domain.mr().config().auth.as_ref();
+        config.auth = config.auth.or_else(|| of_domain.cloned());
         // a region that is bound to the endpoint is not accessible through others
         let pd = match domain.mr().config().form.mode.contains(Mode::ENDPOINT) {
             true => Pd::alloc(domain.device())?,
@@ -726,11 +728,10 @@ impl Endpoint {
     /// The registration scope of this endpoint (`FI_MR_ENDPOINT`, `fi_mr(3)`).
     pub fn scope(&self) -> Scope<'_> {
         let shared = self.shared();
-        let of_domain = shared.domain.mr().config().auth.as_ref();
         Scope {
             domain: shared.domain.mr(),
             pd: shared.pd(),
-            auth: shared.config.auth.as_ref().or(of_domain),
+            auth: shared.config.auth.as_ref(),
         }
     }
 

@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::Token;
+use crate::auth::AuthKey;
 use crate::av::FiAddr;
 use crate::domain::{Domain, DomainConfig};
 use crate::errno::FiErrno;
@@ -309,6 +310,56 @@ fn a_message_to_itself() {
             assert!(target == bytes);
         }
     }
+}
+
+/// An endpoint without an authorization key has that of its domain (`fi_endpoint(3)`, *auth_key*).
+#[test]
+fn endpoints_have_the_key_of_their_domain() {
+    let key = |bytes: &[u8]| Some(AuthKey::new(bytes).unwrap());
+    let domain_with = |auth| {
+        let device = crate::verbs::devices(&[softverbs::backend()], false).remove(0);
+        let mut config = DomainConfig::default();
+        config.mr.auth = auth;
+        Domain::open(&device, config).unwrap()
+    };
+    Transport::each(|transport| {
+        let (keyed, same) = (domain_with(key(b"one")), domain_with(key(b"one")));
+        let (other, none) = (domain_with(key(b"two")), domain_with(None));
+        let open = |domain: &Arc<Domain>, auth: Option<AuthKey>| {
+            let config = EndpointConfig {
+                auth,
+                ..transport.config()
+            };
+            End::with(domain, config, 0)
+        };
+        for (peer, auth, meets) in [
+            (&same, None, true),
+            (&none, key(b"one"), true),
+            (&other, key(b"one"), true),
+            (&other, None, false),
+            (&none, None, false),
+            (&same, key(b"two"), false),
+        ] {
+            let (a, b) = (open(&keyed, None), open(peer, auth.clone()));
+            let mut target = [0; 8];
+            b.recv(None, &mut target, 2);
+            a.send(a.knows(&b), None, &[7; 8], 1);
+            if meets {
+                wait([&a, &b], [1, 1]);
+                assert_eq!(target, [7; 8], "{auth:?}");
+                continue;
+            }
+            let limit = Instant::now() + Duration::from_secs(20);
+            let read = || {
+                a.cq.read(1, &mut |sent: &Completion| panic!("{auth:?}: {sent:?}"))
+            };
+            while read() != Err(FiErrno::EAVAIL) {
+                assert_eq!(b.poll(), None);
+                assert!(Instant::now() < limit, "{auth:?}");
+            }
+            assert_eq!(a.cq.read_error().unwrap().err, FiErrno::EACCES);
+        }
+    });
 }
 
 /// Both sides send first at the same time, so that both may dial.
