@@ -29,8 +29,6 @@ pub struct Limits {
     pub iov_limit: usize,
     /// Bytes of injected data.
     pub inject_size: usize,
-    /// Bytes of a message.
-    pub max_msg_size: u64,
 }
 
 impl Limits {
@@ -44,7 +42,14 @@ impl Limits {
             rx_size: 1 << 20,
             iov_limit: 4,
             inject_size: 4096,
-            max_msg_size: 1 << 47,
         })
+    }
+
+    /// Bytes of the longest message; `xrc`: of endpoints on XRC. Open MPI spreads its processes over
+    /// entries with equal attributes, among which is this one, and not the protocol: endpoints on RC
+    /// and on XRC would meet.
+    #[must_use]
+    pub const fn max_msg_size(xrc: bool) -> usize {
+        (1 << 47) - xrc as usize
     }
 }

@@ -196,7 +196,7 @@ impl Offer {
             false => FI_PROTO_IB_RDM,
         };
         self.primary_caps = ep.primary_caps;
-        self.max_msg_size = usize::try_from(limits.max_msg_size).unwrap_or(usize::MAX);
+        self.max_msg_size = rdm::Limits::max_msg_size(ep.xrc);
         self.max_order_size = self.max_msg_size;
         self.max_order_war_size = rdm::MAX_ATOMIC_SIZE;
         self.tx_size = depth(limits.tx_size, params.tx_size.or(Some(RDM_TX_DEPTH)));
@@ -206,10 +206,6 @@ impl Offer {
         self.shared_rx = Some(self.rx);
         if ep.xrc {
             self.ep_cnt = self.device.attr().max_srq;
-            // Open MPI spreads its processes over entries with equal attributes, among which is this
-            // one, and not the protocol: endpoints on RC and on XRC would meet
-            self.max_msg_size -= 1;
-            self.max_order_size = self.max_msg_size;
         }
         self
     }

@@ -10,6 +10,7 @@ use biased_lock::MutexGuard;
 use super::super::completions::Side;
 use super::super::core::Send;
 use super::super::iov::Iov;
+use super::super::limits::Limits;
 use super::super::link_ring::RingPost;
 use super::super::operations::{Kind, Operation};
 use super::super::ops::Uses;
@@ -212,7 +213,10 @@ impl Endpoint {
         let shared = self.shared();
         let config = &shared.config;
         let inject = flags.contains(Flags::INJECT);
-        let most = if inject { config.inject_size } else { 1 << 47 };
+        let most = match inject {
+            true => config.inject_size,
+            false => Limits::max_msg_size(config.xrc),
+        };
         if iov.len() > most {
             return Err(FiErrno::EMSGSIZE);
         }

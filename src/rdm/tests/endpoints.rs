@@ -18,7 +18,7 @@ use crate::queue::{BindFlags, Completion, CompletionQueue, CqConfig, WaitKind};
 use crate::rdm::core::Core;
 use crate::rdm::executor::Executor;
 use crate::rdm::link::LinkKey;
-use crate::rdm::{AddressVector, Endpoint, EndpointConfig, LocalIov};
+use crate::rdm::{AddressVector, Endpoint, EndpointConfig, Limits, LocalIov};
 use crate::verbs::Qp;
 
 /// What the links of an endpoint are made of. Tests of both run on each.
@@ -310,6 +310,27 @@ fn a_message_to_itself() {
             assert!(target == bytes);
         }
     }
+}
+
+/// A message of more than `max_msg_size` bytes is refused.
+#[test]
+fn messages_longer_than_the_maximum() {
+    let domain = domain();
+    Transport::each(|transport| {
+        let end = End::with(&domain, transport.config(), 0);
+        let to_itself = end.knows(&end);
+        let mut byte = 0_u8;
+        let iov = libc::iovec {
+            iov_base: (&raw mut byte).cast(),
+            iov_len: Limits::max_msg_size(transport == Transport::Xrc) + 1,
+        };
+        for tag in [None, Some(1)] {
+            let local = LocalIov::single(&iov, &Desc::NULL);
+            // SAFETY: a message that is refused is not read.
+            let sent = unsafe { end.ep.send(to_itself, tag, local, None, 1, None) };
+            assert_eq!(sent, Err(FiErrno::EMSGSIZE));
+        }
+    });
 }
 
 /// An endpoint without an authorization key has that of its domain (`fi_endpoint(3)`, *auth_key*).
