@@ -1,5 +1,5 @@
-"""Long messages: tests/conformance/c/rdm_long.c, rdm_long_ends.c, rdm_long_death.c, rdm_long_calls.c and
-rdm_long_uses.c.
+"""Long messages: tests/conformance/c/rdm_long.c, rdm_long_ends.c, rdm_long_death.c, rdm_long_calls.c,
+rdm_long_uses.c and rdm_long_forked.c.
 
 Each mode runs in some of the forms of `FORMS`. With WEFT_RDM_LONG=1 it runs in all of them, with more
 lengths and rounds.
@@ -120,3 +120,13 @@ class RdmLongUses(LongMessages):
 
     def test_claims_of_a_killed_sender(self):
         self.runs("claimed")
+
+
+class RdmLongForked(common.CProgram):
+    SOURCE = "rdm_long_forked"
+
+    def test_forks_between_post_and_completion(self):
+        for progress, form in (("manual", {}), ("auto", {"SOFTVERBS_ODP": "0"}), ("manual", {"WEFT_TEST_XRC": "1"})):
+            for mode in ("posted", "pages"):
+                with self.subTest(mode=mode, progress=progress, **form):
+                    self.succeeds(programs.SYSTEM, mode, progress, **form)
