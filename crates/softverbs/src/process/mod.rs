@@ -541,17 +541,9 @@ impl Process {
 
     /// Rings all open peers, as any of them may wait for this process.
     pub(crate) fn ring_all_peers(&self) {
-        // Neither locks the list while ringing nor copies it; quadratic, but the number of peers is
-        // small.
-        let mut from = 0;
-        loop {
-            let peers = self.peers();
-            let rest = peers.values().filter(|peer| peer.slot >= from);
-            let Some(peer) = rest.min_by_key(|peer| peer.slot).cloned() else {
-                return;
-            };
-            drop(peers);
-            from = peer.slot + 1;
+        // a ring is a system call, so the list is not locked meanwhile
+        let peers: Vec<_> = self.peers().values().cloned().collect();
+        for peer in peers {
             peer.ring_process();
         }
     }
