@@ -438,9 +438,17 @@ impl Srq {
     fn ring_senders(&self) {
         let process = self.process();
         process.ring_all_peers();
-        if !self.pulls.swap(true, Ordering::AcqRel) {
+        // Initiators of XRC make no pending messages.
+        let pending = self.users.load(Ordering::Relaxed) > 0;
+        if pending && !self.pulls.swap(true, Ordering::AcqRel) {
             process.request_shared_pull(self.index);
         }
+    }
+
+    /// Whether initiators of XRC may wait for receives of this SRQ. Takes no lock.
+    fn serves_initiators(&self) -> bool {
+        let map = &self.process().segment.map;
+        map.u32(self.at() + layout::STAMP).load(Ordering::Relaxed) != 0
     }
 
     /// Makes the queue pairs that use this SRQ check for pending messages of waiting senders. The
@@ -456,9 +464,10 @@ impl Srq {
             qp.pull();
         }
         // If no sender waits, the next receive need not ring: a sender marks its queue pair before
-        // it asks.
+        // it asks. An initiator of XRC has no queue pair of this process to mark, so its request
+        // stays.
         let waits = || process.qps.iter().any(|qp| qp.has_waiting_sender(self));
-        if waits() {
+        if waits() || self.serves_initiators() {
             return;
         }
         signal::asked_in_turn(map, waiting);
