@@ -9,6 +9,7 @@ mod incoming;
 mod pool;
 mod progress;
 mod progress_flags;
+mod retry_thread;
 
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -97,6 +98,7 @@ pub(crate) struct Process {
     /// Readable when any of doorbell, timer and pidfds is; a member of every channel's set.
     pub(crate) wake: Epoll,
     agent: Agent,
+    retry_thread: retry_thread::RetryThread,
     /// The word that [`header::PROBE`] points to.
     _probe: Box<u64>,
     /// Descriptors of the completion channels' doorbells, which peers open.
@@ -220,6 +222,7 @@ impl Process {
             timer,
             wake,
             agent: Agent::default(),
+            retry_thread: retry_thread::RetryThread::default(),
             _probe: probe,
             channels: Lock::new(Vec::new()),
             fork,

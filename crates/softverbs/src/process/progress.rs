@@ -69,7 +69,7 @@ pub(super) const DEAD_PEERS: usize = 2 * MAX_PROCESSES;
 
 /// The numbers in a list that other threads change at the same time. Removing an entry only moves
 /// later entries forward, so iterating from the end visits every entry that stays.
-fn one_by_one(list: &Lock<Vec<u32>>) -> impl Iterator<Item = u32> {
+pub(super) fn one_by_one(list: &Lock<Vec<u32>>) -> impl Iterator<Item = u32> {
     let count = list.lock().len();
     (0..count)
         .rev()
@@ -223,8 +223,12 @@ impl Process {
         // for it.
         heavy_fence();
         // A completion queue may have been armed before, so the timer may have to be set earlier.
-        if let Some(deadline) = self.qps.get(index).and_then(Qp::deadline) {
+        let qp = self.qps.get(index);
+        if let Some(deadline) = qp.and_then(Qp::deadline) {
             self.timer.arm(deadline);
+        }
+        if qp.is_some_and(Qp::is_waiting_initiator) {
+            self.unpark_retry_thread();
         }
     }
 
@@ -241,6 +245,7 @@ impl Process {
 
     #[cold]
     fn retry_waiting(&self) {
+        self.retry_thread.note_round();
         for _ in 0..TURNS {
             let before = self.turns();
             self.retry_each();

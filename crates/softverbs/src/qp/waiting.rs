@@ -373,6 +373,12 @@ impl Qp {
         self.may_execute(&self.sq.lock())
     }
 
+    /// Whether this is an XRC initiator with requests that wait.
+    pub(crate) fn is_waiting_initiator(&self) -> bool {
+        let sq = self.sq.lock();
+        sq.route.is_some() && self.may_execute(&sq)
+    }
+
     /// Deadline of the first request, if it has one.
     pub(crate) fn deadline(&self) -> Option<u64> {
         let sq = self.sq.lock();

@@ -10,6 +10,7 @@ mod proc;
 mod reach;
 mod seqpacket;
 mod text;
+mod thread;
 mod vm;
 
 pub(crate) use bounce::BounceFile;
@@ -28,6 +29,7 @@ pub(crate) use proc::{
 pub(crate) use reach::{allow_tracers, block_signals, dumpable, restore_signals, yama_restricts};
 pub(crate) use seqpacket::{Credentials, Line, Listener};
 pub(crate) use text::ShortPath;
+pub(crate) use thread::{Thread, start_thread};
 pub(crate) use vm::{
     MAX_IOV, as_local, copies_allowed, file_behind, page_end, pages_huge, pages_of, pages_usable,
     readable_locally, refused, same_page_offset, vm_read, vm_write, writable_locally, write_back,

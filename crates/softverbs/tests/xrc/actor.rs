@@ -206,7 +206,8 @@ impl Actor {
             "initiator" => self.initiator(number(0) as u8),
             "init" => self.init(number(0) as u32),
             "rtr" => self.rtr(number(0) as u32, number(1) as u32),
-            "rts" => self.rts(number(0) as u32),
+            "rts" => self.rts(number(0) as u32, 7),
+            "rts_retries" => self.rts(number(0) as u32, number(1) as u8),
             "fail" => self.modify(number(0) as u32, IBV_QP_STATE, |attr| {
                 attr.qp_state = IBV_QPS_ERR;
             }),
@@ -230,6 +231,17 @@ impl Actor {
             "write_now" => self.access(words, IBV_WR_RDMA_WRITE),
             "read_now" => self.access(words, IBV_WR_RDMA_READ),
             "change_now" => self.change(words),
+            "receive_away" => {
+                // posts a receive, and makes no call for a time
+                let reply = self.receive(number(0), number(1) as u32);
+                std::thread::sleep(Duration::from_millis(number(2)));
+                reply
+            }
+            "away" => {
+                // no call of the device, also not one of those that await a command
+                std::thread::sleep(Duration::from_millis(number(0)));
+                "ok".into()
+            }
             "sent" => self.sent(),
             "unsent" => self.unsent(),
             "received" => self.received(false),
@@ -424,7 +436,7 @@ impl Actor {
         })
     }
 
-    fn rts(&self, qp: u32) -> String {
+    fn rts(&self, qp: u32, rnr_retry: u8) -> String {
         let mut mask = IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_SQ_PSN;
         if !self.is_target(qp) {
             mask |= IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC;
@@ -433,7 +445,7 @@ impl Actor {
             attr.qp_state = IBV_QPS_RTS;
             attr.timeout = 14;
             attr.retry_cnt = 7;
-            attr.rnr_retry = 7;
+            attr.rnr_retry = rnr_retry;
             attr.max_rd_atomic = 4;
         })
     }

@@ -183,6 +183,16 @@ impl Drop for Place {
 
 /// Creates an initiator, connects it through a target, and returns its number.
 pub(crate) fn connect(initiator: &mut Actor, holder: &mut Actor, target: u32) -> u32 {
+    connect_with(initiator, holder, target, 7)
+}
+
+/// As [`connect`], with the RNR retry count of the initiator.
+pub(crate) fn connect_with(
+    initiator: &mut Actor,
+    holder: &mut Actor,
+    target: u32,
+    rnr_retry: u8,
+) -> u32 {
     let source = initiator.number("initiator 7");
     for command in [
         format!("init {target}"),
@@ -194,7 +204,7 @@ pub(crate) fn connect(initiator: &mut Actor, holder: &mut Actor, target: u32) ->
     for command in [
         format!("init {source}"),
         format!("rtr {source} {target}"),
-        format!("rts {source}"),
+        format!("rts_retries {source} {rnr_retry}"),
     ] {
         initiator.does(&command);
     }

@@ -1,0 +1,155 @@
+//! The retry thread: continues the waiting requests of this process's XRC initiators while the
+//! application makes no call of the device. `docs/softverbs-xrc.md`, "Requests that wait", has its
+//! states.
+//!
+//! The thread is a further thread that sleeps in the device ([`Process::prepare_sleep`]), and has no
+//! other access to requests. The mutex is acquired before all locks of queues.
+
+use std::ffi::CStr;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+use super::{Process, progress};
+use crate::qp::Qp;
+use crate::sys::{self, Errno};
+
+/// Shortest and longest sleep of a thread that watches.
+const SHORTEST: Duration = Duration::from_millis(1);
+const LONGEST: Duration = Duration::from_millis(32);
+/// Time without waiting requests after which the thread parks.
+const IDLE: Duration = Duration::from_secs(1);
+/// Time that threads of the application have to react to a wake-up first.
+const GRACE: Duration = Duration::from_micros(200);
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum State {
+    /// There is no thread.
+    #[default]
+    None,
+    /// As `None`; the kernel has refused a thread, which was logged.
+    Refused,
+    Parked,
+    Runs,
+}
+
+/// The thread's state.
+#[derive(Debug, Default)]
+pub(super) struct RetryThread {
+    state: Mutex<State>,
+    unparked: Condvar,
+    /// Number of rounds over the waiting requests of this process, by any thread; wrapping.
+    rounds: AtomicU32,
+}
+
+impl RetryThread {
+    /// Counts a round over the waiting requests.
+    pub(super) fn note_round(&self) {
+        self.rounds.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn rounds(&self) -> u32 {
+        self.rounds.load(Ordering::Relaxed)
+    }
+}
+
+impl Process {
+    /// Makes the retry thread watch, and starts it if it does not exist. To be called after a
+    /// request of an initiator has begun to wait. The caller holds no lock of a queue.
+    #[cold]
+    pub(super) fn unpark_retry_thread(&self) {
+        let Some(process) = Self::current().filter(|process| std::ptr::eq(*process, self)) else {
+            return;
+        };
+        let thread = &process.retry_thread;
+        let mut state = thread.state.lock().unwrap_or_else(PoisonError::into_inner);
+        match *state {
+            State::Runs => {}
+            State::Parked => {
+                *state = State::Runs;
+                thread.unparked.notify_one();
+            }
+            State::None | State::Refused => match sys::start_thread(process) {
+                Ok(()) => *state = State::Runs,
+                Err(Errno(_)) if *state == State::Refused => {}
+                Err(error) => {
+                    *state = State::Refused;
+                    drop(state);
+                    crate::log::say(&format!(
+                        "softverbs: no retry thread ({error:?}): requests on XRC that wait continue only when this process calls the device"
+                    ));
+                }
+            },
+        }
+    }
+
+    /// Whether a request of an XRC initiator waits.
+    fn initiators_wait(&self) -> bool {
+        progress::one_by_one(&self.waiting)
+            .any(|index| self.qps.get(index).is_some_and(Qp::is_waiting_initiator))
+    }
+
+    /// Parks the thread unless requests wait.
+    fn park_retry_thread(&self) {
+        let thread = &self.retry_thread;
+        let mut state = thread.state.lock().unwrap_or_else(PoisonError::into_inner);
+        // A request that begins to wait later is in the list before its thread acquires the mutex.
+        if self.initiators_wait() {
+            return;
+        }
+        *state = State::Parked;
+        while *state == State::Parked {
+            let woken = thread.unparked.wait(state);
+            state = woken.unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Returns when requests of initiators wait and no thread has retried them for a while.
+    fn watch_waiting(&self) {
+        let mut rounds = self.retry_thread.rounds();
+        let (mut sleep, mut idle) = (SHORTEST, Duration::ZERO);
+        loop {
+            std::thread::sleep(sleep);
+            let (last, waits) = (rounds, self.initiators_wait());
+            rounds = self.retry_thread.rounds();
+            if waits && rounds == last {
+                return;
+            }
+            idle = if waits { Duration::ZERO } else { idle + sleep };
+            sleep = (2 * sleep).min(LONGEST);
+            if idle >= IDLE {
+                self.park_retry_thread();
+                (sleep, idle) = (SHORTEST, Duration::ZERO);
+                rounds = self.retry_thread.rounds();
+            }
+        }
+    }
+
+    /// Continues the requests until a thread of the application does so, or none waits.
+    fn serve_waiting(&self) {
+        loop {
+            self.prepare_sleep();
+            let rounds = self.retry_thread.rounds();
+            if !self.initiators_wait() {
+                return;
+            }
+            // An error is an interruption: the next round finds what there is to do.
+            let _ = self.wake.wait(-1);
+            std::thread::sleep(GRACE);
+            if self.retry_thread.rounds() != rounds {
+                return;
+            }
+        }
+    }
+}
+
+impl sys::Thread for Process {
+    const NAME: &CStr = c"softverbs-retry";
+
+    fn run(&'static self) {
+        loop {
+            self.watch_waiting();
+            self.serve_waiting();
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! Threads of the device.
+
+use std::ffi::CStr;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use super::{Errno, Res, block_signals, restore_signals};
+
+/// The stack of a thread, in bytes.
+const STACK: usize = 256 << 10;
+
+/// An object with a thread of its own.
+pub(crate) trait Thread: Sync + 'static {
+    /// The thread's name in `/proc`, at most 15 bytes.
+    const NAME: &CStr;
+
+    /// The thread ends when this returns or panics.
+    fn run(&'static self);
+}
+
+/// Starts the object's thread, which blocks all signals and is never joined. Allocates no memory by
+/// Rust's allocator, so a lack of memory is an errno.
+///
+/// # Errors
+/// `EAGAIN`: the kernel refuses another thread, or has no memory. `EPERM`: a filter refuses it.
+pub(crate) fn start_thread<T: Thread>(object: &'static T) -> Res<()> {
+    let mut attributes = std::mem::MaybeUninit::<libc::pthread_attr_t>::uninit();
+    // SAFETY: initialised by the first call, and destroyed once by `end`.
+    let ret = unsafe { libc::pthread_attr_init(attributes.as_mut_ptr()) };
+    if ret != 0 {
+        return Err(Errno(ret));
+    }
+    let attributes = attributes.as_mut_ptr();
+    let mut thread = std::mem::MaybeUninit::<libc::pthread_t>::uninit();
+    let all = block_signals();
+    // SAFETY: initialised attributes; `object` lives for ever and may be shared with other threads,
+    // and `main` gets it with its type.
+    let ret = unsafe {
+        libc::pthread_attr_setstacksize(attributes, STACK);
+        libc::pthread_attr_setdetachstate(attributes, libc::PTHREAD_CREATE_DETACHED);
+        let of = std::ptr::from_ref(object).cast_mut().cast();
+        let ret = libc::pthread_create(thread.as_mut_ptr(), attributes, main::<T>, of);
+        libc::pthread_attr_destroy(attributes);
+        ret
+    };
+    restore_signals(&all);
+    if ret == 0 { Ok(()) } else { Err(Errno(ret)) }
+}
+
+extern "C" fn main<T: Thread>(of: *mut libc::c_void) -> *mut libc::c_void {
+    // SAFETY: `start_thread` passes a `&'static T`.
+    let object: &'static T = unsafe { &*of.cast::<T>() };
+    // SAFETY: the calling thread, and a string that ends with a zero.
+    unsafe { libc::prctl(libc::PR_SET_NAME, T::NAME.as_ptr()) };
+    // A panic ends the thread, and not the application.
+    let _ = catch_unwind(AssertUnwindSafe(|| object.run()));
+    std::ptr::null_mut()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::{Sender, channel};
+    use std::sync::{Mutex, PoisonError};
+    use std::time::Duration;
+
+    struct Reports(Mutex<Sender<String>>);
+
+    impl Thread for Reports {
+        const NAME: &CStr = c"softverbs-test";
+
+        fn run(&'static self) {
+            let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+            let sender = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            sender.send(status).unwrap();
+            panic!("ends this thread alone");
+        }
+    }
+
+    #[test]
+    fn a_thread_has_a_name_and_blocks_signals() {
+        let (to, from) = channel();
+        start_thread(Box::leak(Box::new(Reports(Mutex::new(to))))).unwrap();
+        let status = from.recv_timeout(Duration::from_secs(20)).unwrap();
+        assert!(status.contains("softverbs-test"));
+        let blocked = status
+            .lines()
+            .find_map(|line| line.strip_prefix("SigBlk:"))
+            .map(|mask| u64::from_str_radix(mask.trim(), 16).unwrap());
+        // SIGINT, SIGTERM, SIGALRM
+        let wanted = [2, 15, 14].map(|signal| 1 << (signal - 1));
+        assert!(wanted.iter().all(|bit| blocked.unwrap() & bit != 0));
+    }
+}
