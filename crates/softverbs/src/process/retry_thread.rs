@@ -14,9 +14,9 @@ use super::{Process, progress};
 use crate::qp::Qp;
 use crate::sys::{self, Errno};
 
-/// Shortest and longest sleep of a thread that watches.
-const SHORTEST: Duration = Duration::from_millis(1);
-const LONGEST: Duration = Duration::from_millis(32);
+/// Shortest and longest time without a retry by another thread, after which the thread serves.
+const SHORTEST: Duration = Duration::from_millis(8);
+const LONGEST: Duration = Duration::from_millis(256);
 /// Time without waiting requests after which the thread parks.
 const IDLE: Duration = Duration::from_secs(1);
 /// Time that threads of the application have to react to a wake-up first.
@@ -104,40 +104,44 @@ impl Process {
         }
     }
 
-    /// Returns when requests of initiators wait and no thread has retried them for a while.
-    fn watch_waiting(&self) {
+    /// Returns when requests of initiators wait and no thread has retried them for this time.
+    fn watch_waiting(&self, patience: Duration) {
         let mut rounds = self.retry_thread.rounds();
-        let (mut sleep, mut idle) = (SHORTEST, Duration::ZERO);
+        let mut idle = Duration::ZERO;
         loop {
-            std::thread::sleep(sleep);
+            std::thread::sleep(patience);
             let (last, waits) = (rounds, self.initiators_wait());
             rounds = self.retry_thread.rounds();
             if waits && rounds == last {
                 return;
             }
-            idle = if waits { Duration::ZERO } else { idle + sleep };
-            sleep = (2 * sleep).min(LONGEST);
+            idle = if waits {
+                Duration::ZERO
+            } else {
+                idle + patience
+            };
             if idle >= IDLE {
                 self.park_retry_thread();
-                (sleep, idle) = (SHORTEST, Duration::ZERO);
+                idle = Duration::ZERO;
                 rounds = self.retry_thread.rounds();
             }
         }
     }
 
-    /// Continues the requests until a thread of the application does so, or none waits.
-    fn serve_waiting(&self) {
+    /// Continues the requests until a thread of the application does so, or none waits. Returns
+    /// whether none waits.
+    fn serve_waiting(&self) -> bool {
         loop {
             self.prepare_sleep();
             let rounds = self.retry_thread.rounds();
             if !self.initiators_wait() {
-                return;
+                return true;
             }
             // An error is an interruption: the next round finds what there is to do.
             let _ = self.wake.wait(-1);
             std::thread::sleep(GRACE);
             if self.retry_thread.rounds() != rounds {
-                return;
+                return false;
             }
         }
     }
@@ -147,9 +151,14 @@ impl sys::Thread for Process {
     const NAME: &CStr = c"softverbs-retry";
 
     fn run(&'static self) {
+        let mut patience = SHORTEST;
         loop {
-            self.watch_waiting();
-            self.serve_waiting();
+            self.watch_waiting(patience);
+            // Threads of the application that wait for a processor need no help.
+            patience = match self.serve_waiting() {
+                true => SHORTEST,
+                false => (2 * patience).min(LONGEST),
+            };
         }
     }
 }
