@@ -52,6 +52,7 @@ def run():
 
     crash = "server still running, client killed by SIGSEGV"
     assert cm.too_early(["ib_send_lat", "-R"], crash, f"RDMA CM event error:\n{cm.TOO_EARLY}\n")
+    assert cm.too_early(["ib_send_lat", "-R"], crash.replace("SIGSEGV", "SIGBUS"), cm.TOO_EARLY)
     assert not cm.too_early(["ib_send_lat", "-R"], crash, "")
     assert not cm.too_early(["ib_send_lat", "-R"], "client exit 1", cm.TOO_EARLY)
     assert not cm.too_early(["rping"], crash, cm.TOO_EARLY)
