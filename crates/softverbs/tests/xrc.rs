@@ -450,7 +450,7 @@ fn waits_unfenced() {
 /// Time within which a message of an initiator that makes no call must arrive.
 const SOON: Duration = Duration::from_secs(1);
 /// Time that it makes no call, in milliseconds.
-const AWAY: u32 = 2_500;
+const AWAY: u32 = 5_000;
 
 /// A process with a domain and an empty shared receive queue, whose number is returned.
 fn unready(place: &Place) -> (Actor, u32) {
@@ -623,7 +623,7 @@ fn absent_retries() {
         sender.sent(1, IBV_WC_SUCCESS);
         sender.does(&format!("send {qp} {srq} 2 50"));
         // the retries of the target's timer take 0.64 ms each
-        sender.does("away 300");
+        sender.does("away 3000");
         a.does(&format!("receive 1 {ROOM}"));
         sender.sent(2, IBV_WC_RNR_RETRY_EXC_ERR);
         // the receive is still there

@@ -32,7 +32,7 @@ use crate::peer::{Peer, Signature};
 use crate::qp::Qp;
 use crate::region::{AccessError, Description, Initiator, Range, Regions, Target};
 use crate::registry::{Entry, Registry};
-use crate::segment::layout::{MAX_CQS, MAX_QPS, MAX_SRQS, header};
+use crate::segment::layout::{MAX_CQS, MAX_PROCESSES, MAX_QPS, MAX_SRQS, header};
 use crate::segment::{Mapping, OwnSegment};
 use crate::signal::{self, Attention};
 use crate::srq::Srq;
@@ -544,10 +544,22 @@ impl Process {
 
     /// Rings all open peers, as any of them may wait for this process.
     pub(crate) fn ring_all_peers(&self) {
-        // a ring is a system call, so the list is not locked meanwhile
-        let peers: Vec<_> = self.peers().values().cloned().collect();
-        for peer in peers {
-            peer.ring_process();
+        // A ring is a system call, so the list is not locked meanwhile. It is reached from a post,
+        // which must not end for lack of memory.
+        let mut slots = [0_u64; MAX_PROCESSES / 64];
+        for slot in self.peers().keys() {
+            if let Some(word) = slots.get_mut(*slot as usize / 64) {
+                *word |= 1 << (slot % 64);
+            }
+        }
+        for (word, mut slots) in (0..).zip(slots) {
+            while slots != 0 {
+                let slot = 64 * word + slots.trailing_zeros();
+                slots &= slots - 1;
+                if let Some(peer) = self.mapped_peer(slot) {
+                    peer.ring_process();
+                }
+            }
         }
     }
 

@@ -161,4 +161,12 @@ impl sys::Thread for Process {
             };
         }
     }
+
+    fn has_panicked(&'static self) {
+        let thread = &self.retry_thread;
+        *thread.state.lock().unwrap_or_else(PoisonError::into_inner) = State::None;
+        crate::log::say(
+            "softverbs: the retry thread has panicked: the next request on XRC that waits starts another one",
+        );
+    }
 }

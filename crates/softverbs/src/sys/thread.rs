@@ -15,16 +15,20 @@ pub(crate) trait Thread: Sync + 'static {
 
     /// The thread ends when this returns or panics.
     fn run(&'static self);
+
+    /// The thread has panicked and ends. The message of the panic is printed.
+    fn has_panicked(&'static self) {}
 }
 
-/// Starts the object's thread, which blocks all signals and is never joined. Allocates no memory by
+/// Starts the object's thread, which is never joined. It blocks all signals but those of faults: the
+/// application may have handlers for accesses to its buffers. Allocates no memory by
 /// Rust's allocator, so a lack of memory is an errno.
 ///
 /// # Errors
 /// `EAGAIN`: the kernel refuses another thread, or has no memory. `EPERM`: a filter refuses it.
 pub(crate) fn start_thread<T: Thread>(object: &'static T) -> Res<()> {
     let mut attributes = std::mem::MaybeUninit::<libc::pthread_attr_t>::uninit();
-    // SAFETY: initialised by the first call, and destroyed once by `end`.
+    // SAFETY: memory for attributes, which are destroyed once, below.
     let ret = unsafe { libc::pthread_attr_init(attributes.as_mut_ptr()) };
     if ret != 0 {
         return Err(Errno(ret));
@@ -51,9 +55,32 @@ extern "C" fn main<T: Thread>(of: *mut libc::c_void) -> *mut libc::c_void {
     let object: &'static T = unsafe { &*of.cast::<T>() };
     // SAFETY: the calling thread, and a string that ends with a zero.
     unsafe { libc::prctl(libc::PR_SET_NAME, T::NAME.as_ptr()) };
+    unblock_faults();
     // A panic ends the thread, and not the application.
-    let _ = catch_unwind(AssertUnwindSafe(|| object.run()));
+    if catch_unwind(AssertUnwindSafe(|| object.run())).is_err() {
+        object.has_panicked();
+    }
     std::ptr::null_mut()
+}
+
+/// The signals of faults of this thread are delivered to it.
+fn unblock_faults() {
+    let faults = [
+        libc::SIGSEGV,
+        libc::SIGBUS,
+        libc::SIGFPE,
+        libc::SIGILL,
+        libc::SIGTRAP,
+    ];
+    let mut set = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: the set is initialised by the first call.
+    unsafe {
+        libc::sigemptyset(set.as_mut_ptr());
+        for fault in faults {
+            libc::sigaddset(set.as_mut_ptr(), fault);
+        }
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, set.as_ptr(), std::ptr::null_mut());
+    }
 }
 
 #[cfg(test)]
@@ -74,10 +101,15 @@ mod tests {
             sender.send(status).unwrap();
             panic!("ends this thread alone");
         }
+
+        fn has_panicked(&'static self) {
+            let sender = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            sender.send("has panicked".into()).unwrap();
+        }
     }
 
     #[test]
-    fn a_thread_has_a_name_and_blocks_signals() {
+    fn a_thread_has_a_name_and_blocks_signals_and_tells_of_a_panic() {
         let (to, from) = channel();
         start_thread(Box::leak(Box::new(Reports(Mutex::new(to))))).unwrap();
         let status = from.recv_timeout(Duration::from_secs(20)).unwrap();
@@ -89,5 +121,10 @@ mod tests {
         // SIGINT, SIGTERM, SIGALRM
         let wanted = [2, 15, 14].map(|signal| 1 << (signal - 1));
         assert!(wanted.iter().all(|bit| blocked.unwrap() & bit != 0));
+        // SIGSEGV, SIGBUS
+        let faults = [11, 7].map(|signal| 1 << (signal - 1));
+        assert!(faults.iter().all(|bit| blocked.unwrap() & bit == 0));
+        let last = from.recv_timeout(Duration::from_secs(20));
+        assert_eq!(last.unwrap(), "has panicked");
     }
 }
