@@ -3,6 +3,8 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
+
 use super::core::{Control, Core};
 use super::pep::no_data;
 use crate::conn::{ANSWER, State};
@@ -19,6 +21,13 @@ const FLUSH_WAIT: Duration = Duration::from_millis(200);
 const SHARED_FLUSH_WAIT: Duration = Duration::from_secs(1);
 /// As [`SHARED_FLUSH_WAIT`], while requests of the circuit complete.
 const SHARED_FLUSH_LIMIT: Duration = Duration::from_secs(10);
+
+/// When the last wait for results has reached its limit ([`Core::await_answers`]).
+static IN_VAIN: Mutex<Option<Instant>> = Mutex::new(None);
+
+/// The reader of an event queue waits for one connection after the other. If many peers end at once,
+/// and acknowledge nothing, the waits shall not add up.
+const PAUSE: Duration = Duration::from_secs(1);
 
 impl Core {
     /// Ends the connection.
@@ -55,18 +64,27 @@ impl Core {
     }
 
     /// If the peer has disconnected: waits for the results of requests under way, at most [`ANSWER`]
-    /// from then on. One of them may be a refusal, which the peer has disconnected for.
+    /// from then on. One of them may be a refusal, which the peer has disconnected for. Does not wait
+    /// within [`PAUSE`] after a wait of the process that has reached its limit.
     pub(super) fn await_answers(&self) {
         let Some(disconnected) = self.conn.disconnected() else {
             return;
         };
+        if IN_VAIN.lock().is_some_and(|end| end.elapsed() < PAUSE) {
+            return;
+        }
         let limit = disconnected + self.answer_limit();
         let queue = self.control.lock().tx.clone();
+        let mut waited = false;
         while self.rings.tx.outstanding() != 0 && Instant::now() < limit {
+            waited = true;
             std::thread::sleep(Duration::from_micros(100));
             if let Some(binding) = &queue {
                 let _ = binding.cq.progress_all();
             }
+        }
+        if waited && self.rings.tx.outstanding() != 0 {
+            *IN_VAIN.lock() = Some(Instant::now());
         }
     }
 

@@ -385,11 +385,11 @@ impl Executor {
 
     /// A link has broken because the peer acknowledges nothing.
     #[cold]
-    pub(super) fn unanswered(&mut self, core: &mut Core<Self>, link: LinkKey) {
+    pub(super) fn unacknowledged(&mut self, core: &mut Core<Self>, link: LinkKey) {
         if let Some(shared) = self.shared.upgrade() {
             core.set_now(shared.now());
         }
-        core.unanswered(link, self);
+        core.unacknowledged(link, self);
     }
 
     #[inline]

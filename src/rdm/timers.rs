@@ -92,7 +92,7 @@ impl<I: Io> Core<I> {
 
     /// A link has broken because the peer acknowledges nothing, perhaps after another report of the
     /// break.
-    pub fn unanswered(&mut self, link: LinkKey, io: &mut I) {
+    pub fn unacknowledged(&mut self, link: LinkKey, io: &mut I) {
         self.note_silence(link);
         self.broken(link, io);
     }

@@ -103,7 +103,7 @@ impl Executor {
         }
         on.stopped |= failure.stops();
         match failure.is_silence() {
-            true => self.unanswered(core, link),
+            true => self.unacknowledged(core, link),
             false => self.broken(core, link),
         }
     }

@@ -952,7 +952,7 @@ impl World {
             Event::Poll(node, link) => self.poll(node, link),
             Event::Broken(node, link) => {
                 // the device reports a peer that acknowledges nothing
-                self.call(node, |core, hands| core.unanswered(link, hands));
+                self.call(node, |core, hands| core.unacknowledged(link, hands));
             }
             Event::Ended(node, link) => {
                 while self.nodes[node]

@@ -109,7 +109,7 @@ fn a_silent_peer_is_dialled_until_a_time_after_its_last_sign_of_life() {
     // the time of the device's retries is known
     let (mut it, own) = silent();
     it.core.set_now(23 * S);
-    it.core.unanswered(own, &mut it.acts);
+    it.core.unacknowledged(own, &mut it.acts);
     it.core.set_now(24 * S);
     it.core.ended(own, &mut it.acts);
     assert_eq!(it.acts.dials.len(), 2);
@@ -117,7 +117,7 @@ fn a_silent_peer_is_dialled_until_a_time_after_its_last_sign_of_life() {
     // another report of the break was earlier
     let (mut it, own) = silent();
     it.core.broken(own, &mut it.acts);
-    it.core.unanswered(own, &mut it.acts);
+    it.core.unacknowledged(own, &mut it.acts);
     it.core.ended(own, &mut it.acts);
     fails_at(it, 20 * S - RETRIES + SILENT);
     // other breaks are no silence
@@ -137,7 +137,7 @@ fn broken_after(beats: u64) -> (Scene, u64) {
         it.core.set_now(time);
         it.core.tick(&mut it.acts);
     }
-    it.core.unanswered(own, &mut it.acts);
+    it.core.unacknowledged(own, &mut it.acts);
     it.core.ended(own, &mut it.acts);
     // in the first beat the link was heard
     (it, 20 * S + (beats + 1) * BEAT)
