@@ -473,6 +473,7 @@ pub(crate) unsafe fn destroy(cq: *mut ibv_cq) -> Res<()> {
     if this.users.load(Ordering::Relaxed) > 0 {
         return Err(Errno(libc::EBUSY));
     }
+    this.forget_held();
     let context = this.context();
     if let Some(channel) = this.channel() {
         channel.detach(this.index);

@@ -77,9 +77,14 @@ impl Cq {
             return true;
         }
         moderation.held = 0;
-        drop(moderation);
+        // under the lock: the channel of a queue that is destroyed may end ([`Self::forget_held`])
         self.raise();
         false
+    }
+
+    /// A queue that is destroyed raises no event that is held back. On return no thread does so.
+    pub(super) fn forget_held(&self) {
+        self.moderation.lock().held = 0;
     }
 
     /// Time until which an event is held back, if one is.
