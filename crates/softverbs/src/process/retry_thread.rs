@@ -14,9 +14,9 @@ use super::{Process, progress};
 use crate::qp::Qp;
 use crate::sys::{self, Errno};
 
-/// Shortest and longest time without a retry by another thread, after which the thread serves.
-const SHORTEST: Duration = Duration::from_millis(8);
-const LONGEST: Duration = Duration::from_millis(256);
+/// Time without a retry by another thread, after which the thread serves. Threads of the application
+/// that wait for a processor need no help.
+const PATIENCE: Duration = Duration::from_millis(250);
 /// Time without waiting requests after which the thread parks.
 const IDLE: Duration = Duration::from_secs(1);
 /// Time that threads of the application have to react to a wake-up first.
@@ -104,12 +104,12 @@ impl Process {
         }
     }
 
-    /// Returns when requests of initiators wait and no thread has retried them for this time.
-    fn watch_waiting(&self, patience: Duration) {
+    /// Returns when requests of initiators wait and no thread has retried them for [`PATIENCE`].
+    fn watch_waiting(&self) {
         let mut rounds = self.retry_thread.rounds();
         let mut idle = Duration::ZERO;
         loop {
-            std::thread::sleep(patience);
+            std::thread::sleep(PATIENCE);
             let (last, waits) = (rounds, self.initiators_wait());
             rounds = self.retry_thread.rounds();
             if waits && rounds == last {
@@ -118,7 +118,7 @@ impl Process {
             idle = if waits {
                 Duration::ZERO
             } else {
-                idle + patience
+                idle + PATIENCE
             };
             if idle >= IDLE {
                 self.park_retry_thread();
@@ -128,20 +128,19 @@ impl Process {
         }
     }
 
-    /// Continues the requests until a thread of the application does so, or none waits. Returns
-    /// whether none waits.
-    fn serve_waiting(&self) -> bool {
+    /// Continues the requests until a thread of the application does so, or none waits.
+    fn serve_waiting(&self) {
         loop {
             self.prepare_sleep();
             let rounds = self.retry_thread.rounds();
             if !self.initiators_wait() {
-                return true;
+                return;
             }
             // An error is an interruption: the next round finds what there is to do.
             let _ = self.wake.wait(-1);
             std::thread::sleep(GRACE);
             if self.retry_thread.rounds() != rounds {
-                return false;
+                return;
             }
         }
     }
@@ -151,14 +150,9 @@ impl sys::Thread for Process {
     const NAME: &CStr = c"softverbs-retry";
 
     fn run(&'static self) {
-        let mut patience = SHORTEST;
         loop {
-            self.watch_waiting(patience);
-            // Threads of the application that wait for a processor need no help.
-            patience = match self.serve_waiting() {
-                true => SHORTEST,
-                false => (2 * patience).min(LONGEST),
-            };
+            self.watch_waiting();
+            self.serve_waiting();
         }
     }
 
