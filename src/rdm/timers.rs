@@ -18,7 +18,7 @@ const GREETING: u64 = 2_000 * MS;
 const STANDS: u8 = 20;
 
 /// The part of the connect timeout after which the operations of a silent peer fail, counted from
-/// its last sign of life, which can be a beat later than estimated.
+/// its last sign of life, which is estimated at most two beats too late.
 const SILENT: (u64, u64) = (17, 20);
 
 /// Dials of a recovery that are ended if they have no answer. The next one has the rest of the

@@ -94,7 +94,8 @@ impl Side {
 
     /// The only link.
     fn key(&self) -> LinkKey {
-        self.end.state(|state| state.io.links.keys().next().unwrap())
+        self.end
+            .state(|state| state.io.links.keys().next().unwrap())
     }
 
     /// The only link, through which this side can send.
@@ -147,7 +148,7 @@ fn memory(seed: usize, len: usize) -> Memory {
 
 /// Breaks the only link of a side.
 fn break_link(side: &Side) {
-    let (link, _) = side.link();
+    let link = side.key();
     side.end
         .ep
         .shared()

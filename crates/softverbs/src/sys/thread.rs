@@ -17,15 +17,16 @@ pub(crate) trait Thread: Sync + 'static {
     fn run(&'static self);
 
     /// The thread has panicked and ends. The message of the panic is printed.
-    fn has_panicked(&'static self) {}
+    fn has_panicked(&'static self);
 }
 
 /// Starts the object's thread, which is never joined. It blocks all signals but those of faults: the
-/// application may have handlers for accesses to its buffers. Allocates no memory by
-/// Rust's allocator, so a lack of memory is an errno.
+/// application may have handlers for accesses to its buffers. Allocates no memory by Rust's
+/// allocator, whose failure would end the process: a post can start the thread.
 ///
 /// # Errors
 /// `EAGAIN`: the kernel refuses another thread, or has no memory. `EPERM`: a filter refuses it.
+/// `EINVAL`: the program's thread-local variables leave no room in the stack.
 pub(crate) fn start_thread<T: Thread>(object: &'static T) -> Res<()> {
     let mut attributes = std::mem::MaybeUninit::<libc::pthread_attr_t>::uninit();
     // SAFETY: memory for attributes, which are destroyed once, below.
