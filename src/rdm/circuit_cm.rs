@@ -219,7 +219,7 @@ pub(super) struct SrqEvents(pub(super) Weak<Shared>);
 impl AsyncListener for SrqEvents {
     fn async_event(&self, event: AsyncEvent) {
         if let (AsyncEvent::SrqLimit, Some(shared)) = (event, self.0.upgrade()) {
-            shared.change(|_, io| io.receives_low());
+            shared.change(|core, io| io.receives_low(core.link_count()));
         }
     }
 }

@@ -455,6 +455,11 @@ impl<I: Io> Core<I> {
         of_peer.map(|(address, _)| address.socket_addr()).collect()
     }
 
+    /// Number of links, connected or not.
+    pub fn link_count(&self) -> usize {
+        self.links.len()
+    }
+
     /// Number of receives that must be posted, so that each packet that the peers may send finds
     /// one: the windows, five or six for the packets without number of each link, and two for the
     /// answers to each operation.

@@ -706,14 +706,14 @@ impl Executor {
         }
     }
 
-    /// Fewer receives are posted than the limit that was set. The driver takes what has arrived and
-    /// posts receives; as many again may be needed.
-    pub(in crate::rdm) fn receives_low(&mut self) {
+    /// Fewer receives are posted than the limit that was set: a burst of an endpoint with so many
+    /// links. The driver takes what has arrived and posts receives.
+    pub(in crate::rdm) fn receives_low(&mut self, links: usize) {
         if let Some(xrc) = &mut self.xrc {
             xrc.limit = 0;
             xrc.counts.receives_low += 1;
         }
-        self.receives.raise();
+        self.receives.raise(links);
         self.xrc_step(XrcStep::Look);
     }
 

@@ -87,17 +87,17 @@ fn messages_of_every_length_on_circuits() {
     assert_eq!((objects(&a), objects(&b)), ((1, 1, 0), (1, 1, 0)));
 }
 
-/// All endpoints have one IP address, so the first choice of a circuit is wrong for most.
-/// An endpoint with idle peers posts few receives. Their number is doubled when the device reports
-/// that three quarters of them are consumed, and the device is asked to report it again.
+/// An endpoint with idle peers posts few receives. Their number is raised with the number of links
+/// when the device reports that three quarters of them are consumed, and the device is asked to
+/// report it again.
 #[test]
 fn receives_follow_the_limit_of_their_queue() {
     let end = open(&Node::new().process());
-    let posted = |low: bool| {
+    let posted = |low: Option<usize>| {
         let mut posted = 0;
         end.ep.shared().change(|_, io| {
-            if low {
-                io.receives_low();
+            if let Some(links) = low {
+                io.receives_low(links);
             }
             io.post_receives(400).unwrap();
             posted = io.receives_posted();
@@ -115,13 +115,16 @@ fn receives_follow_the_limit_of_their_queue() {
     };
     // the driver has no other reason to run any more
     std::thread::sleep(Duration::from_millis(200));
-    assert_eq!([false, false].map(posted), [128, 128]);
+    assert_eq!([None, None].map(posted), [128, 128]);
     is_armed_at(32);
-    assert_eq!(posted(true), 256);
+    assert_eq!(posted(Some(2)), 256);
     is_armed_at(64);
-    assert_eq!(posted(true), 400);
+    assert_eq!(posted(Some(150)), 300);
+    is_armed_at(75);
+    assert_eq!(posted(Some(1000)), 400);
 }
 
+/// All endpoints have one IP address, so the first choice of a circuit is wrong for most.
 #[test]
 fn endpoints_at_one_address_find_their_nodes() {
     const COUNT: usize = 6;
