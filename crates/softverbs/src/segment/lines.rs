@@ -89,7 +89,9 @@ impl Payloads {
     }
 }
 
-/// Whether the processor executes `cldemote` (CPUID.(EAX=7,ECX=0):ECX bit 25).
+/// Whether the processor executes `cldemote`: by its flag (CPUID.(EAX=7,ECX=0):ECX bit 25), or by
+/// its model, because some monitors of virtual machines clear the flag and cannot keep a guest from
+/// the instruction.
 fn has_cldemote() -> bool {
     static HAS: OnceLock<bool> = OnceLock::new();
     // CPUID leaves a virtual machine, which takes microseconds
@@ -97,12 +99,24 @@ fn has_cldemote() -> bool {
         #[cfg(all(target_arch = "x86_64", not(miri)))]
         let has = {
             use std::arch::x86_64::{__cpuid, __cpuid_count};
-            __cpuid(0).eax >= 7 && __cpuid_count(7, 0).ecx & 1 << 25 != 0
+            let first = __cpuid(0);
+            let vendor = [first.ebx, first.edx, first.ecx].map(u32::to_le_bytes);
+            let flag = first.eax >= 7 && __cpuid_count(7, 0).ecx & 1 << 25 != 0;
+            flag || is_listed(vendor.as_flattened(), __cpuid(1).eax)
         };
         #[cfg(not(all(target_arch = "x86_64", not(miri))))]
         let has = false;
         has
     })
+}
+
+/// Whether a processor of this vendor with this signature (CPUID.1:EAX) executes `cldemote`:
+/// Sapphire Rapids, Emerald Rapids, Granite Rapids.
+#[cfg(any(test, all(target_arch = "x86_64", not(miri))))]
+fn is_listed(vendor: &[u8], signature: u32) -> bool {
+    let family = signature >> 8 & 0xf;
+    let model = signature >> 4 & 0xf | signature >> 12 & 0xf0;
+    vendor == b"GenuineIntel" && family == 6 && matches!(model, 0x8f | 0xcf | 0xad | 0xae)
 }
 
 /// The processor's counter of time, which has 2 to 4 ticks in a nanosecond; 0 on processors of
@@ -115,4 +129,23 @@ fn ticks() -> u64 {
     #[cfg(not(all(target_arch = "x86_64", not(miri))))]
     let ticks = 0;
     ticks
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_listed;
+
+    #[test]
+    fn processors_are_known_by_their_signature() {
+        let intel = b"GenuineIntel";
+        // steppings and reserved bits are of no matter
+        for signature in [0x000c_06f2, 0x000c_06f1, 0x0008_06f8, 0xf00a_06d0] {
+            assert!(is_listed(intel, signature), "{signature:#x}");
+            assert!(!is_listed(b"AuthenticAMD", signature), "{signature:#x}");
+        }
+        // Ice Lake, Skylake, Zen 4 as another vendor's, family 15
+        for signature in [0x0006_06a6, 0x0005_0654, 0x00a1_0f11, 0x000c_0ff2, 0] {
+            assert!(!is_listed(intel, signature), "{signature:#x}");
+        }
+    }
 }
