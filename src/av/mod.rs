@@ -253,7 +253,8 @@ impl Av {
         inserted
     }
 
-    /// Removes an address. Its peer stays if it has other addresses, or while it is held.
+    /// Removes an address. Its peer stays if it has other addresses, or while it is held. No other
+    /// address gets the index before [`Self::release_index`].
     ///
     /// # Errors
     /// `EINVAL`: the address is not in the vector.
@@ -275,7 +276,6 @@ impl Av {
             self.entries[after].prev = prev;
         }
         self.entries[index] = UNUSED;
-        self.unused.add(index);
         self.len -= 1;
         let removed = Removed {
             peer: PeerIndex(peer),
@@ -283,6 +283,18 @@ impl Av {
         };
         self.forget(peer);
         Ok(removed)
+    }
+
+    /// The index of an address that was removed, and not released since, can be used again.
+    pub fn release_index(&mut self, removed: FiAddr) {
+        debug_assert_eq!(
+            self.index(removed),
+            Err(FiErrno::EINVAL),
+            "{removed:?} is in use"
+        );
+        if let Ok(index) = u32::try_from(removed.0) {
+            self.unused.add(index);
+        }
     }
 
     /// The peer of an address. O(1), does not allocate.

@@ -115,6 +115,7 @@ fn agree(ops: &[Op]) {
                     let source = model.source(&addr);
                     assert_eq!(av.remove(FiAddr(index)), Ok(Removed { peer, source }));
                     assert_eq!(av.remove(FiAddr(index)), Err(FiErrno::EINVAL));
+                    av.release_index(FiAddr(index));
                 }
             }
             Op::Learn(addr) => {
@@ -227,6 +228,7 @@ fn a_late_insertion_finds_the_peer() {
     assert_eq!(av.peer(fi_addr), Ok(peer));
     assert_eq!(av.source(peer), Some(fi_addr));
     av.remove(fi_addr).unwrap();
+    av.release_index(fi_addr);
     assert_eq!(av.peer_addr(peer), Some(addr));
     av.release(peer);
     assert_eq!(av.peer_addr(peer), None);
@@ -269,6 +271,7 @@ fn many_duplicates_are_one_peer() {
     assert_eq!(av.peers(), 1);
     for i in 0..999_999 {
         let source = av.remove(FiAddr(i)).unwrap().source;
+        av.release_index(FiAddr(i));
         assert_eq!(source, Some(FiAddr(i + 1)));
     }
     assert_eq!(av.remove(FiAddr(999_999)).unwrap().source, None);

@@ -1,6 +1,7 @@
 //! An address vector of a domain, which its endpoints share: [`Av`] behind a lock.
 //!
-//! Posts do not acquire the lock: an endpoint caches what it has looked up, and looks up again when
+//! Posts do not acquire the lock: an endpoint keeps the peers that it has looked up, and a removal
+//! calls it to clear them. The address of a peer, which it has looked up for an entry, it uses until
 //! [`AddressVector::generation`] has changed. Users are called without the lock, so that they can
 //! acquire their own ones, which precede it in the lock order (`docs/locking.md`).
 
@@ -64,7 +65,8 @@ impl AddressVector {
         inserted
     }
 
-    /// Removes an address, and then tells the users.
+    /// Removes an address, and then tells the users. Until all have been told, no other address gets
+    /// this `fi_addr_t`: posts to it would go to the peer that was removed.
     ///
     /// # Errors
     /// `EINVAL`: the address is not in the vector.
@@ -82,6 +84,7 @@ impl AddressVector {
         for user in users {
             user.removed(addr);
         }
+        self.av.lock().release_index(addr);
         Ok(())
     }
 
@@ -148,6 +151,8 @@ mod tests {
             // the vector's locks are free: this would block otherwise
             let vector = self.0.upgrade().unwrap();
             assert_eq!(vector.lookup(addr), Err(FiErrno::EINVAL));
+            // another user may still have the peer of this index
+            assert!(!insert(&vector, &[9]).contains(&Ok(addr)));
             let user: Arc<Self> = Arc::new(Self(Weak::new(), Mutex::default()));
             let user: Weak<dyn VectorUser> = Arc::downgrade(&user) as _;
             vector.attach(user);
@@ -174,6 +179,8 @@ mod tests {
         assert_eq!(vector.remove(FiAddr(2)), Err(FiErrno::EINVAL));
         assert_eq!(vector.remove(FiAddr(0)), Ok(()));
         assert_eq!(*kept.1.lock(), [FiAddr(2), FiAddr(0)]);
+        // `removed` has inserted at 1 and at 2
+        assert_eq!(insert(&vector, &[3]), [Ok(FiAddr(0))]);
         // those that `removed` attached were dropped at once
         assert!(vector.users.lock().len() <= 2);
     }
