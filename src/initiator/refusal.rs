@@ -23,6 +23,12 @@ pub(crate) fn no_buffers(count: usize) -> FiErrno {
     refused!(EpData, EINVAL, "iov is NULL and its count is {count}")
 }
 
+/// A buffer at NULL that has a length.
+#[cold]
+pub(crate) fn null_buffer() -> FiErrno {
+    refused!(EpData, EINVAL, "a buffer at NULL has a length")
+}
+
 /// More bytes than the limit of an operation.
 #[cold]
 pub(crate) fn too_long(len: usize, max: usize) -> FiErrno {

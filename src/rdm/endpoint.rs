@@ -111,7 +111,6 @@ pub struct EndpointConfig {
     /// Whether data progresses without calls of the application (`FI_PROGRESS_AUTO`).
     pub auto: bool,
     /// Whether links are on circuits (`FI_PROTO_RDMA_CM_IB_XRC`), which requires a device with XRC.
-    /// Such an endpoint has neither RMA nor atomics.
     pub xrc: bool,
     /// Authorization key; `None`: the domain's.
     pub auth: Option<AuthKey>,

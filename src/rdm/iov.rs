@@ -3,7 +3,7 @@
 #![allow(unsafe_code, reason = "copies from and to buffers of the application")]
 
 use crate::errno::{FiErrno, Result};
-use crate::initiator::LocalIov;
+use crate::initiator::{LocalIov, refusal};
 use crate::verbs::RemoteAddr;
 
 /// Maximum number of buffers of an operation.
@@ -66,6 +66,18 @@ impl Iov {
             this.len = this.len.saturating_add(buffer.len);
         }
         Ok(this)
+    }
+
+    /// The buffers of a send, or of RMA. A receive may have buffers at NULL, which have length 0.
+    ///
+    /// # Errors
+    /// `EINVAL`: more than [`MAX_IOV`] buffers, or a buffer at NULL with a length.
+    pub(super) fn of_transfer(local: &LocalIov<'_>) -> Result<Self> {
+        let this = Self::new(local)?;
+        match this.len == local.len() {
+            true => Ok(this),
+            false => Err(refusal::null_buffer()),
+        }
     }
 
     /// One buffer of the application.

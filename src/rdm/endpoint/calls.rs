@@ -56,8 +56,8 @@ impl Endpoint {
     ///
     /// # Errors
     /// - `EAGAIN`: `tx_size` operations are under way.
-    /// - `EINVAL`: more buffers than [`Limits::iov_limit`], or the address is not in the address
-    ///   vector.
+    /// - `EINVAL`: more buffers than [`Limits::iov_limit`], a buffer at NULL with a length, or the
+    ///   address is not in the address vector.
     /// - `EMSGSIZE`: longer than the maximum, or injected and longer than the inject size.
     /// - `EBADFLAGS`: a flag that the operation does not accept.
     /// - `EOPBADSTATE`: not enabled, or closed.
@@ -209,7 +209,7 @@ impl Endpoint {
             wanted,
             ..
         } = *outgoing;
-        let iov = Iov::new(&outgoing.local)?;
+        let iov = Iov::of_transfer(&outgoing.local)?;
         let shared = self.shared();
         let config = &shared.config;
         let inject = flags.contains(Flags::INJECT);

@@ -73,8 +73,8 @@ fn request(opcode: SendOpcode, flags: Flags) -> Request {
 /// # Errors
 /// - `EAGAIN`: `tx_size` operations are under way.
 /// - `EINVAL`: more buffers than [`Limits::iov_limit`](crate::rdm::Limits::iov_limit) or more
-///   remote ranges than 4; both have different lengths; an invalid descriptor; or the address is
-///   not in the address vector.
+///   remote ranges than 4; both have different lengths; a local buffer at NULL with a length; an
+///   invalid descriptor; or the address is not in the address vector.
 /// - `EMSGSIZE`: injected and longer than the inject size.
 /// - `EBADFLAGS`: a flag that the operation does not accept.
 /// - `EKEYREJECTED`: the value cannot be a key of the peer.
@@ -250,7 +250,7 @@ impl Endpoint {
         if unsafe { self.execute(call) } {
             return Ok(());
         }
-        let iov = Iov::new(&call.local)?;
+        let iov = Iov::of_transfer(&call.local)?;
         let inject = call.request.flags.contains(Flags::INJECT);
         if inject && iov.len() > config.inject_size {
             return Err(refusal::too_long_to_inject(iov.len(), config.inject_size));

@@ -299,6 +299,17 @@ static void check_variants(void)
 	close_side(&side);
 }
 
+/* A buffer at NULL has no bytes to send. */
+static void refuses_null(struct side *side)
+{
+	struct iovec with_null[2] = { { out, 8 }, { NULL, 8 } };
+
+	RETURNS(fi_inject(side->ep, NULL, 8, side->peer), -FI_EINVAL);
+	RETURNS(fi_send(side->ep, NULL, 8, NULL, side->peer, NULL), -FI_EINVAL);
+	RETURNS(fi_tsend(side->ep, NULL, 1 << 20, NULL, side->peer, 7, NULL), -FI_EINVAL);
+	RETURNS(fi_sendv(side->ep, with_null, NULL, 2, side->peer, NULL), -FI_EINVAL);
+}
+
 static void check_inject(void)
 {
 	struct side side;
@@ -311,6 +322,7 @@ static void check_inject(void)
 
 		RETURNS(fi_inject(side.ep, out, most + 1, side.peer), -FI_EMSGSIZE);
 		RETURNS(fi_tinject(side.ep, out, most + 1, side.peer, 7), -FI_EMSGSIZE);
+		refuses_null(&side); /* without a connection */
 		for (unsigned i = 0; i < 200; i++) {
 			size_t len = i * most / 199;
 
@@ -328,6 +340,7 @@ static void check_inject(void)
 		}
 		for (unsigned i = 2; i < 200; i += 3)
 			check_sent(next(&side, side.tx), 0, out);
+		refuses_null(&side);
 		must_be_empty(side.tx);
 	} else {
 		for (unsigned i = 0; i < 200; i++) {

@@ -204,6 +204,13 @@ static void forms(void)
 		contains(10000, joined, len < 1000 ? len : 1000);
 	}
 	RETURNS(fi_inject_write(side.ep, local, side.info->tx_attr->inject_size + 1, side.peer, at(0), key), -FI_EMSGSIZE);
+	/* a buffer at NULL has no bytes to transfer */
+	struct iovec with_null[2] = { { local, 8 }, { NULL, 8 } };
+	RETURNS(fi_write(side.ep, NULL, 100, NULL, side.peer, at(0), key, NULL), -FI_EINVAL);
+	RETURNS(fi_read(side.ep, NULL, 100, NULL, side.peer, at(0), key, NULL), -FI_EINVAL);
+	RETURNS(fi_inject_write(side.ep, NULL, 100, side.peer, at(0), key), -FI_EINVAL);
+	RETURNS(fi_writev(side.ep, with_null, NULL, 2, side.peer, at(0), key, NULL), -FI_EINVAL);
+	RETURNS(fi_readv(side.ep, with_null, NULL, 2, side.peer, at(0), key, NULL), -FI_EINVAL);
 	/* many at once */
 	int posted = 0, done = 0;
 	while (done < 3000) {
