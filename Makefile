@@ -93,7 +93,7 @@ bench-scale: all deps ## 8 to 256 processes: counts, slopes; 1 to 1,000,000 addr
 bench-vm: all ## weft beside libfabric's verbs provider in that virtual machine, as ratios; OPTIONS='--test local'
 	@tests/vm/bench $(OPTIONS)
 
-check-long: all deps ## what takes longer, about 90 minutes: docs/testing.md; OPTIONS='--step fuzz' for one step
+check-long: all deps ## what takes longer, about 85 minutes: docs/testing.md; OPTIONS='--step fuzz' for one step
 	@tests/tools/long $(OPTIONS)
 
 SUITE ?= msg

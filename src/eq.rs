@@ -64,7 +64,8 @@ pub enum Event {
         event: u32,
         /// The event's content.
         bytes: Box<[u8]>,
-        /// The object of the event: closing that object removes the event.
+        /// The object of the event. Events of an address vector stay when it is closed
+        /// (`fi_av(3)`); all other objects remove theirs.
         owner: Token,
     },
 }
