@@ -161,7 +161,8 @@ impl Endpoint {
         let inject = outgoing.flags.contains(Flags::INJECT);
         let mut guard = shared.lock();
         let mut posted = RingPost::No;
-        if let Some(state) = guard.as_mut()
+        if !outgoing.flags.contains(Flags::FENCE)
+            && let Some(state) = guard.as_mut()
             && let [only] = outgoing.local.iov()
             && !only.iov_base.is_null()
             && let Some(data) = message.narrow()
@@ -237,6 +238,8 @@ impl Endpoint {
         // SAFETY: the caller keeps the contract of this function.
         let posted = match tried {
             RingPost::Ended => tried,
+            // it may have to wait (`Executor::waits_for_rma`)
+            _ if flags.contains(Flags::FENCE) => tried,
             // SAFETY: the caller keeps the contract of this function.
             _ => unsafe { state.send_direct(peer, &message, &iov) },
         };

@@ -55,8 +55,9 @@ pub(in crate::rdm) struct RmaConfig {
 impl Executor {
     /// Whether a message or an atomic waits for earlier RMA operations to the peer: with a fence,
     /// for those that are not complete; messages, if sends are ordered behind writes, for those
-    /// that are not posted; both, for those with a fence that are not posted. An atomic with a
-    /// fence also waits for earlier messages and atomics that are not complete.
+    /// that are not posted; both, for those with a fence that are not posted. With a fence they
+    /// also wait for earlier messages and atomics that are not complete: RMA behind the fence is
+    /// executed by the device and could overtake these.
     #[inline]
     pub(super) fn waits_for_rma(&mut self, on: LinkKey, op: TxKey) -> bool {
         let any = self.rma.ops.len() != 0 || self.rma.fences != 0;
@@ -75,11 +76,10 @@ impl Executor {
         let (peer, order, fence) = (op.peer, op.order, op.fence);
         let earlier = |rma: &RmaOp| rma.peer == peer && rma.order < order;
         let waits = if fence {
-            // packets are executed in their order, but long messages arrive later
             let sent = |other: &Operation| {
                 other.is_of_application() && other.peer == peer && other.order < order
             };
-            self.rma.ops.any(earlier) || !message && self.tx.any(sent)
+            self.rma.ops.any(earlier) || self.tx.any(sent)
         } else {
             let fenced = |rma: &RmaOp| {
                 earlier(rma) && !rma.is_posted() && rma.request.flags.contains(Flags::FENCE)
