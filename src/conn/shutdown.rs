@@ -13,7 +13,10 @@ use crate::verbs::PrivateData;
 /// The disconnect request can be processed before the negative acknowledgement: they belong to
 /// different queue pairs. In ERR the device of the initiator ignores the latter (Linux:
 /// `drain_resp_pkts` in `drivers/infiniband/sw/rxe/rxe_comp.c`).
-pub(crate) const ANSWER: Duration = Duration::from_millis(250);
+///
+/// Requests without a completion count too: the device reports no success of these, so whether they
+/// have been executed is not known here, but one that is refused has an error entry (`fi_cq(3)`).
+pub(crate) const REFUSAL_WAIT: Duration = Duration::from_millis(250);
 
 impl Connection {
     /// The peer has disconnected.

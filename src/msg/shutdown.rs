@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 
 use super::core::{Control, Core};
 use super::pep::no_data;
-use crate::conn::{ANSWER, State};
+use crate::conn::{REFUSAL_WAIT, State};
 use crate::errno::Result;
 use crate::log::info_log;
 use crate::mr::Mode;
@@ -63,7 +63,7 @@ impl Core {
         }
     }
 
-    /// If the peer has disconnected: waits for the results of requests under way, at most [`ANSWER`]
+    /// If the peer has disconnected: waits for the results of requests under way, at most [`REFUSAL_WAIT`]
     /// from then on. One of them may be a refusal, which the peer has disconnected for. Does not wait
     /// within [`PAUSE`] after a wait of the process that has reached its limit.
     pub(super) fn await_answers(&self) {
@@ -96,7 +96,7 @@ impl Core {
             return *limit;
         }
         match self.domain.device().backend().not_executed {
-            None if !self.config.xrc => ANSWER,
+            None if !self.config.xrc => REFUSAL_WAIT,
             _ => Duration::ZERO,
         }
     }

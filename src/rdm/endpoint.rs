@@ -59,7 +59,7 @@ const PEERS: usize = 1 << 20;
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a dial to a peer with a session remains without answer before it is repeated: at least
 /// this time, and this part of the time above.
-const ANSWER: (Duration, u32) = (Duration::from_secs(2), 5);
+const REDIAL: (Duration, u32) = (Duration::from_secs(2), 5);
 /// How long a close waits until the peers have received what was sent.
 const LINGER: Duration = Duration::from_secs(10);
 /// How long a close waits for the peers of an endpoint on XRC to end their halves of the links.
@@ -627,7 +627,7 @@ impl Endpoint {
             peers: PEERS,
             // less than 2^32 s
             timeout: timeout.as_nanos() as u64,
-            answer: ANSWER.0.max(timeout / ANSWER.1).as_nanos() as u64,
+            answer: REDIAL.0.max(timeout / REDIAL.1).as_nanos() as u64,
             pool: POOL,
             // 750 ms. The end of a process is reported by its circuit, which may have ended before
             beat: (shared.config.xrc || device.needs_keepalive())

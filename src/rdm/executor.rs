@@ -53,7 +53,7 @@ use super::send_queue::Sent;
 use super::shared::Shared;
 use super::slab::Slab;
 use super::streams::Streams;
-use crate::conn::ANSWER;
+use crate::conn::REFUSAL_WAIT;
 use crate::errno::{FiErrno, Result};
 use crate::mr::{MrDomain, SourceKeys};
 use crate::queue::Counter;
@@ -146,7 +146,7 @@ pub(super) struct Executor {
     rma_config: RmaConfig,
     /// The vendor error of requests that were not executed, if the device reports them.
     pub(super) not_executed: Option<u32>,
-    /// See [`ANSWER`]; 0 if the device reports it.
+    /// See [`REFUSAL_WAIT`]; 0 if the device reports it.
     pub(super) answer: Duration,
     /// The counters of the peers' operations, for those that this side executes.
     pub(super) remote: Vec<(Event, Arc<Counter>)>,
@@ -215,7 +215,7 @@ impl Executor {
         sizes: Sizes,
     ) -> Self {
         let not_executed = keys.2.device().backend().not_executed;
-        let answer = not_executed.map_or(ANSWER, |_| Duration::ZERO);
+        let answer = not_executed.map_or(REFUSAL_WAIT, |_| Duration::ZERO);
         Self {
             shared: Weak::clone(shared),
             links: Links::default(),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::circuits::{FLUSH, PAUSES};
-use super::handshake::ANSWER;
+use super::handshake::LINK_REPLY_WAIT;
 use super::{Executor, Todo};
 use crate::log::info_log;
 use crate::rdm::circuit_cm::XrcStep;
@@ -142,7 +142,7 @@ impl Executor {
             .queues()
             .filter(|queue| xrc.circuits.is_dialled(queue.key()))
         {
-            match queue.dialled + ANSWER {
+            match queue.dialled + LINK_REPLY_WAIT {
                 limit if limit <= now => silent.push(queue.key()),
                 limit => next = next.into_iter().chain([limit]).min(),
             }

@@ -21,7 +21,7 @@ use crate::wire::rdm::xrc::{
 use crate::wire::rdm::{Bad, EndpointId, Epoch, Listener, Reason, Rejection, Reply, Request};
 
 /// How long the answer to a link request is awaited.
-pub(super) const ANSWER: Duration = Duration::from_secs(3);
+pub(super) const LINK_REPLY_WAIT: Duration = Duration::from_secs(3);
 /// How many targets without links are held for circuits of one endpoint, and in all.
 const LOOSE_OF_ONE: usize = 4;
 const LOOSE_OF_ALL: usize = 64;
@@ -73,7 +73,7 @@ impl Executor {
             xrc.counts.link_requests += 1;
         }
         let sidr = LinkSidr::new(&self.shared, link, &request);
-        let limit = Instant::now() + ANSWER;
+        let limit = Instant::now() + LINK_REPLY_WAIT;
         let former = port.exchange.replace((Arc::clone(&sidr), limit));
         let to = port.address.socket_addr();
         if let Some((former, _)) = former {

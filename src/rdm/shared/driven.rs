@@ -40,7 +40,7 @@ impl Watch {
 
 impl Shared {
     /// Whether RMA of a link that the peer has disconnected has not completed, and its results may
-    /// still arrive ([`ANSWER`](crate::conn::ANSWER)).
+    /// still arrive ([`REFUSAL_WAIT`](crate::conn::REFUSAL_WAIT)).
     pub(in crate::rdm) fn awaits_answers(&self, link: LinkKey, disconnected: Instant) -> bool {
         let mut state = self.lock();
         let Some(io) = state.as_mut().map(|state| &mut state.io) else {
