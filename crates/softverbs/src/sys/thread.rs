@@ -26,8 +26,14 @@ pub(crate) trait Thread: Sync + 'static {
 ///
 /// # Errors
 /// `EAGAIN`: the kernel refuses another thread, or has no memory. `EPERM`: a filter refuses it.
-/// `EINVAL`: the program's thread-local variables leave no room in the stack.
+/// `EINVAL`: the program's thread-local variables leave no room in the stack, or the system's
+/// minimum is more than [`STACK`].
 pub(crate) fn start_thread<T: Thread>(object: &'static T) -> Res<()> {
+    start_with_stack(object, STACK)
+}
+
+/// As [`start_thread`], with a stack of so many bytes.
+fn start_with_stack<T: Thread>(object: &'static T, stack: usize) -> Res<()> {
     let mut attributes = std::mem::MaybeUninit::<libc::pthread_attr_t>::uninit();
     // SAFETY: memory for attributes, which are destroyed once, below.
     let ret = unsafe { libc::pthread_attr_init(attributes.as_mut_ptr()) };
@@ -40,10 +46,14 @@ pub(crate) fn start_thread<T: Thread>(object: &'static T) -> Res<()> {
     // SAFETY: initialised attributes; `object` lives for ever and may be shared with other threads,
     // and `main` gets it with its type.
     let ret = unsafe {
-        libc::pthread_attr_setstacksize(attributes, STACK);
-        libc::pthread_attr_setdetachstate(attributes, libc::PTHREAD_CREATE_DETACHED);
-        let of = std::ptr::from_ref(object).cast_mut().cast();
-        let ret = libc::pthread_create(thread.as_mut_ptr(), attributes, main::<T>, of);
+        let mut ret = libc::pthread_attr_setstacksize(attributes, stack);
+        if ret == 0 {
+            ret = libc::pthread_attr_setdetachstate(attributes, libc::PTHREAD_CREATE_DETACHED);
+        }
+        if ret == 0 {
+            let of = std::ptr::from_ref(object).cast_mut().cast();
+            ret = libc::pthread_create(thread.as_mut_ptr(), attributes, main::<T>, of);
+        }
         libc::pthread_attr_destroy(attributes);
         ret
     };
@@ -127,5 +137,14 @@ mod tests {
         assert!(faults.iter().all(|bit| blocked.unwrap() & bit == 0));
         let last = from.recv_timeout(Duration::from_secs(20));
         assert_eq!(last.unwrap(), "has panicked");
+    }
+
+    /// The thread does not get a stack of another size instead.
+    #[test]
+    fn a_stack_that_the_system_refuses_is_an_error() {
+        let (to, from) = channel();
+        let object = Box::leak(Box::new(Reports(Mutex::new(to))));
+        assert_eq!(start_with_stack(object, 1), Err(Errno(libc::EINVAL)));
+        assert!(from.recv_timeout(Duration::from_millis(100)).is_err());
     }
 }
