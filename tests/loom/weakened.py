@@ -51,6 +51,9 @@ ROUND = "srq::a_late_claimant_finds_the_receive_of_the_next_round"
 SKIPPED = "srq::a_place_that_was_not_looked_at_is_used_again"
 NO_ROOM = "srq::a_receive_that_can_t_be_written_has_no_room"
 SHARED = "srq::senders_without_a_shared_receive_find_one_or_are_rung"
+LATER_RECEIVE = "srq::a_sender_that_sleeps_is_rung_by_a_later_receive"
+TAKEN_LATE = "srq::a_sender_whose_name_is_taken_late_is_rung"
+BOTH_RUNG = "srq::both_queue_pairs_of_a_process_find_a_receive_or_are_rung"
 PENDING = "pending::what_was_not_taken_back_was_delivered_once"
 FAILS = "pending::a_sender_that_fails_knows_what_was_delivered"
 LATER = "pending::a_message_of_an_earlier_time_is_not_taken_for_a_later_one"
@@ -75,6 +78,14 @@ STRONGER = "signal::a_late_weaker_request_replaces_no_stronger_one"
 LAST_STATE = "closing::who_finds_the_state_unchanged_was_heard"
 LAST_STAMP = "closing::who_finds_the_stamp_unchanged_was_heard"
 
+NAME_BEHIND = (
+    "        signal::name_waiter(map, self.at + layout::WAITERS, slot);\n        let now = signal::ask_in_turn(map, self.at + layout::WAITING);\n",
+    "        let now = signal::ask_in_turn(map, self.at + layout::WAITING);\n        signal::name_waiter(map, self.at + layout::WAITERS, slot);\n",
+)
+NAMES_BEFORE = (
+    "    asked_in_turn(map, at).then(|| take_waiters(map, names))",
+    "    let words = take_waiters(map, names);\n    asked_in_turn(map, at).then_some(words)",
+)
 NO_LIGHT = "        fence(Ordering::SeqCst);\n    }\n}", "    }\n}"
 NO_HEAVY = "pub(crate) fn heavy_fence() {\n    fence(Ordering::SeqCst);", "pub(crate) fn heavy_fence() {\n    if true { return; }"
 
@@ -161,6 +172,17 @@ WEAKENED = [
     *no_fences(SHARED),
     Bug(SHARED, "no second look where somebody else asks", S + "srq/shared.rs", "        let now = signal::ask_in_turn(", "        if map.u32(self.at + layout::WAITING).load(Ordering::Relaxed) & 1 != 0 {\n            return false;\n        }\n        let now = signal::ask_in_turn("),
     Bug(SHARED, "a turn that comes back", S + "signal.rs", "turn.wrapping_add(1),", "turn.wrapping_sub(1),"),
+    *no_fences(LATER_RECEIVE),
+    Bug(LATER_RECEIVE, "the name behind the turn", S + "srq/shared.rs", *NAME_BEHIND),
+    Bug(LATER_RECEIVE, "the names taken before the turn", S + "signal.rs", *NAMES_BEFORE),
+    Bug(LATER_RECEIVE, "the names taken without an exchange", S + "signal.rs", "word.swap(0, Ordering::AcqRel))\n}", "{ let names = word.load(Ordering::Acquire); word.store(0, Ordering::Release); names })\n}"),
+    Bug(TAKEN_LATE, "no second look in a later turn", S + "srq/shared.rs", "std::mem::replace(turn, now) != now", "std::mem::replace(turn, now) & 0 != 0"),
+    Bug(TAKEN_LATE, "the names taken before the turn", S + "signal.rs", *NAMES_BEFORE),
+    Bug(BOTH_RUNG, "no second look in a later turn", S + "srq/shared.rs", "std::mem::replace(turn, now) != now", "std::mem::replace(turn, now) & 0 != 0"),
+    Bug(BOTH_RUNG, "a word without names is not exchanged", S + "signal.rs", "        .map(|word| word.swap(0, Ordering::AcqRel))", "        .map(|word| if word.load(Ordering::Relaxed) == 0 { 0 } else { word.swap(0, Ordering::AcqRel) })"),
+    relaxed(BOTH_RUNG, "the names taken with Relaxed", S + "signal.rs", "word.swap(0, Ordering::AcqRel))\n}"),
+    relaxed(BOTH_RUNG, "a name looked for with Relaxed", S + "signal.rs", "word.load(Ordering::Acquire) & bit == 0"),
+    relaxed(BOTH_RUNG, "a name added with Relaxed", S + "signal.rs", "word.fetch_or(bit, Ordering::AcqRel);"),
     relaxed(PENDING, "messages shown with Relaxed", S + "qp/pending_word.rs", "map.u64(at).store(word.0, Ordering::Release)"),
     relaxed(PENDING, "one added with Relaxed", S + "qp/pending_word.rs", "compare_exchange(old.0, new.0, Ordering::AcqRel"),
     relaxed(PENDING, "looked at with Relaxed", S + "qp/pending_word.rs", "    PendingWord(map.u64(at).load(Ordering::Acquire))\n}"),

@@ -6,7 +6,7 @@
 //! 0 has the duty to ring, so only one supplier rings.
 
 use crate::segment::Mapping;
-use crate::segment::layout::{ARMED_NOT, ARMED_SOLICITED, StateWord, cq, header, qp};
+use crate::segment::layout::{ARMED_NOT, ARMED_SOLICITED, StateWord, cq, header, qp, srq};
 use crate::sync::atomic::{AtomicU32, Ordering, fence};
 use crate::sync::light_fence;
 
@@ -102,6 +102,41 @@ pub(crate) fn asked_in_turn(map: &Mapping, at: usize) -> bool {
                 Ordering::Relaxed,
             )
             .is_ok()
+}
+
+/// Names the process in `slot` in the waiters' words at `at`. The caller then calls
+/// [`ask_in_turn`].
+pub(crate) fn name_waiter(map: &Mapping, at: usize, slot: u32) {
+    let (word, bit) = (slot as usize / 64, 1 << (slot % 64));
+    if word >= srq::WAITER_WORDS {
+        return;
+    }
+    let word = map.u64(at + 8 * word);
+    // Acquire: if a supplier has taken the names since the caller's last call, the caller must see
+    // that supplier's turn, also if another thread has named the process again.
+    if word.load(Ordering::Acquire) & bit == 0 {
+        word.fetch_or(bit, Ordering::AcqRel);
+    }
+}
+
+/// As [`asked_in_turn`], of the word at `at`; takes the names in the waiters' words at `names`, and
+/// returns them as one bit for each slot. The caller rings the processes. The words can hold any
+/// bits: the name of a process that does not wait causes a superfluous ring.
+#[inline]
+pub(crate) fn waiters_in_turn(
+    map: &Mapping,
+    at: usize,
+    names: usize,
+) -> Option<[u64; srq::WAITER_WORDS]> {
+    // The turn comes first: a sender whose name is added behind the exchange finds it changed.
+    asked_in_turn(map, at).then(|| take_waiters(map, names))
+}
+
+#[cold]
+fn take_waiters(map: &Mapping, at: usize) -> [u64; srq::WAITER_WORDS] {
+    // Each word is exchanged, also if it is 0: a later waiter acquires the turn by it.
+    map.words::<{ srq::WAITER_WORDS }>(at)
+        .map(|word| word.swap(0, Ordering::AcqRel))
 }
 
 /// Value for [`ask`] where many processes use one word and none of them withdraws its request.

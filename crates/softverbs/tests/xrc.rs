@@ -9,6 +9,8 @@ mod actor;
 mod common;
 #[path = "xrc/fleet.rs"]
 mod fleet;
+#[path = "xrc/waiters.rs"]
+mod waiters;
 
 use self::actor::ROOM;
 use self::fleet::{Actor, Place, connect};
@@ -42,6 +44,12 @@ const CASES: &[(&str, fn())] = &[
         absent::bereaved,
     ),
     ("retries_of_an_absent_initiator", absent::retries),
+    ("a_receive_wakes_who_waits_for_it_alone", waiters::alone),
+    ("each_of_those_that_wait_is_woken", waiters::many),
+    (
+        "both_kinds_that_wait_for_one_queue_are_woken",
+        waiters::mixed,
+    ),
     ("deaths_in_every_order", deaths),
     ("an_initiators_end_is_told_to_all", initiator_ends),
     ("numbers_of_two_processes_differ", random_numbers),

@@ -295,8 +295,14 @@ impl Run {
                 let map = &Process::open().unwrap().segment.map;
                 let entry = srq::AT + srq::STRIDE * self.own as usize;
                 let order = map.u64(entry + srq::RING_AT).load(Ordering::Relaxed) as usize;
-                let at = match input.u8() % 4 {
+                let at = match input.u8() % 6 {
                     0 => entry + srq::HINT,
+                    // names, and in some cases a request to ring them at the next post
+                    1..=2 => {
+                        let word = srq::WAITERS + 8 * input.below(srq::WAITER_WORDS);
+                        map.u64(entry + word).store(input.edgy(), Ordering::Relaxed);
+                        entry + srq::WAITING
+                    }
                     _ => order + 8 * input.below(COUNT as usize),
                 };
                 map.u64(at).store(input.edgy(), Ordering::Relaxed);

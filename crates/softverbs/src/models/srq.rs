@@ -140,38 +140,134 @@ fn a_place_that_was_not_looked_at_is_used_again() {
     });
 }
 
+/// A sender that finds no receive asks, and looks once more if it has to. Returns whether it has a
+/// receive; if not, it sleeps.
+fn claim_or_ask(map: &Mapping, slot: u32, turn: &mut u32) -> bool {
+    let shared = Shared::read(map, 0).unwrap();
+    if shared.claim(map, slot).is_some() {
+        return true;
+    }
+    let fresh = shared.ask_to_ring(map, slot, turn);
+    if fresh {
+        heavy_fence();
+    }
+    fresh && shared.claim(map, slot).is_some()
+}
+
+/// The names of the processes that wait, if there is a request.
+fn waiters(map: &Mapping) -> u64 {
+    let at = (srq::AT + srq::WAITING, srq::AT + srq::WAITERS);
+    signal::waiters_in_turn(map, at.0, at.1).map_or(0, |words| words[0])
+}
+
+/// A queue whose requests, of the sender in slot 3, have been taken once.
+fn asked_once(count: u32) -> (Mapping, Order, u32) {
+    let (map, order) = queue(count);
+    map.prepare([srq::AT + srq::WAITING], [srq::AT + srq::WAITERS]);
+    let mut turn = 0;
+    assert!(!claim_or_ask(&map, 3, &mut turn));
+    assert_eq!(waiters(&map), 1 << 3);
+    (map, order, turn)
+}
+
 /// Two senders find no receive and request one, while the owner posts a receive for each and checks
 /// for requests once: it finds the request of the first sender, of the second sender, or neither.
 #[test]
 fn senders_without_a_shared_receive_find_one_or_are_rung() {
     check(|| {
-        let (map, mut order) = queue(2);
-        map.prepare([srq::AT + srq::WAITING], []);
-        // Both senders have been rung once before.
-        let mut turn = 0;
-        let asked = Shared::read(&map, 0).unwrap().ask_to_ring(&map, &mut turn);
-        assert!(asked && signal::asked_in_turn(&map, srq::AT + srq::WAITING));
+        let (map, mut order, turn) = asked_once(2);
         let senders: Vec<_> = [3, 4]
             .into_iter()
             .map(|slot| {
                 let (map, mut turn) = (map.again(), turn);
-                thread::spawn(move || {
-                    let shared = Shared::read(&map, 0).unwrap();
-                    if shared.claim(&map, slot).is_some() {
-                        return true;
-                    }
-                    let fresh = shared.ask_to_ring(&map, &mut turn);
-                    if fresh {
-                        heavy_fence();
-                    }
-                    fresh && shared.claim(&map, slot).is_some()
-                })
+                thread::spawn(move || (slot, claim_or_ask(&map, slot, &mut turn)))
             })
             .collect();
         order.append(&map, 0, 100);
         order.append(&map, 1, 200);
         light_fence_towards_all(&false.into());
-        let rung = signal::asked_in_turn(&map, srq::AT + srq::WAITING);
+        let rung = waiters(&map);
+        for sender in senders {
+            let (slot, claimed) = sender.join().unwrap();
+            assert!(claimed || rung & 1 << slot != 0, "{slot}");
+        }
+    });
+}
+
+/// A sender asks while the owner posts a receive, for which another sender waits, and then another
+/// receive.
+#[test]
+fn a_sender_that_sleeps_is_rung_by_a_later_receive() {
+    check(|| {
+        let (map, mut order, mut turn) = asked_once(2);
+        assert!(!claim_or_ask(&map, 3, &mut turn));
+        let other = map.again();
+        let sender = thread::spawn(move || claim_or_ask(&other, 4, &mut 0));
+        post(&map, &mut order, 0, 100);
+        light_fence_towards_all(&false.into());
+        let mut rung = waiters(&map);
+        let took = claim(&map, 3).is_some();
+        post(&map, &mut order, 1, 200);
+        light_fence_towards_all(&false.into());
+        // a sender that the first receive has rung looks again, as in the next model
+        rung |= waiters(&map);
+        assert!(sender.join().unwrap() || rung & 1 << 4 != 0, "{took}");
+    });
+}
+
+/// A thread of the owner takes the names while a sender asks again, and another thread posts a
+/// receive. The sender looks again when it is rung.
+#[test]
+fn a_sender_whose_name_is_taken_late_is_rung() {
+    check(|| {
+        let (map, mut order, mut turn) = asked_once(2);
+        assert!(!claim_or_ask(&map, 3, &mut turn));
+        let doorbell = loom::sync::Arc::new(loom::sync::atomic::AtomicU32::new(0));
+        let late = {
+            let (map, doorbell) = (map.again(), doorbell.clone());
+            thread::spawn(move || {
+                if waiters(&map) != 0 {
+                    doorbell.fetch_add(1, Ordering::AcqRel);
+                }
+            })
+        };
+        let sender = {
+            let (map, doorbell) = (map.again(), doorbell.clone());
+            thread::spawn(move || {
+                let again = claim_or_ask(&map, 3, &mut turn);
+                let rung = doorbell.swap(0, Ordering::AcqRel) != 0;
+                again || rung && claim_or_ask(&map, 3, &mut turn)
+            })
+        };
+        post(&map, &mut order, 0, 100);
+        light_fence_towards_all(&false.into());
+        if waiters(&map) != 0 {
+            doorbell.fetch_add(1, Ordering::AcqRel);
+        }
+        late.join().unwrap();
+        let claimed = sender.join().unwrap();
+        assert!(claimed || doorbell.load(Ordering::Acquire) != 0);
+    });
+}
+
+/// Two queue pairs of one process ask in the turn of their last calls, after the name of the process
+/// has been taken late.
+#[test]
+fn both_queue_pairs_of_a_process_find_a_receive_or_are_rung() {
+    check(|| {
+        let (map, mut order, mut turn) = asked_once(2);
+        assert!(!claim_or_ask(&map, 3, &mut turn));
+        map.u64(srq::AT + srq::WAITERS).store(0, Ordering::Relaxed);
+        let senders: Vec<_> = (0..2)
+            .map(|_| {
+                let (map, mut turn) = (map.again(), turn);
+                thread::spawn(move || claim_or_ask(&map, 3, &mut turn))
+            })
+            .collect();
+        post(&map, &mut order, 0, 100);
+        post(&map, &mut order, 1, 200);
+        light_fence_towards_all(&false.into());
+        let rung = waiters(&map) != 0;
         for sender in senders {
             assert!(sender.join().unwrap() || rung);
         }

@@ -544,15 +544,20 @@ impl Process {
 
     /// Rings all open peers, as any of them may wait for this process.
     pub(crate) fn ring_all_peers(&self) {
-        // A ring is a system call, so the list is not locked meanwhile. It is reached from a post,
-        // which must not end for lack of memory.
         let mut slots = [0_u64; MAX_PROCESSES / 64];
         for slot in self.peers().keys() {
             if let Some(word) = slots.get_mut(*slot as usize / 64) {
                 *word |= 1 << (slot % 64);
             }
         }
-        for (word, mut slots) in (0..).zip(slots) {
+        self.ring_peers(&slots);
+    }
+
+    /// Rings those of the open peers whose slots have their bits set. Other bits have no effect.
+    pub(crate) fn ring_peers(&self, slots: &[u64]) {
+        // A ring is a system call, so the list is not locked meanwhile. It is reached from a post,
+        // which must not end for lack of memory.
+        for (word, mut slots) in (0..).zip(slots.iter().copied()) {
             while slots != 0 {
                 let slot = 64 * word + slots.trailing_zeros();
                 slots &= slots - 1;

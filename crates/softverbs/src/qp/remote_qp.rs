@@ -203,11 +203,13 @@ impl Connection {
     /// not asked before: the caller must then execute a heavy fence and check once more.
     pub(super) fn ask_to_ring(&mut self, own: u32) -> bool {
         let fresh = signal::ask(&self.state, self.at + layout::WAITING, own);
-        // The owner of a shared queue searches for the queue pairs that wait.
+        // The owner of a shared queue rings the processes that wait, and searches for the queue
+        // pairs that do.
+        let (own_slot, _) = split_qp_num(own);
         let shared = self
             .srq
             .as_ref()
-            .is_some_and(|srq| srq.ask_to_ring(&self.peer.map, &mut self.turn));
+            .is_some_and(|srq| srq.ask_to_ring(&self.peer.map, own_slot, &mut self.turn));
         fresh || shared
     }
 

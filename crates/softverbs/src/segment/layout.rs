@@ -8,7 +8,7 @@
 //! start and are sealed at that size; a part gets its pages before its first use is published.
 
 /// Magic: the first word of every process's tables.
-pub(crate) const MAGIC: u64 = 0x0003_6265_7674_666f;
+pub(crate) const MAGIC: u64 = 0x0004_6265_7674_666f;
 /// Magic: the first word of every ring.
 pub(crate) const RING_MAGIC: u64 = 0x0001_676e_6972_766f;
 
@@ -167,7 +167,7 @@ pub(crate) mod qp {
 pub(crate) mod srq {
     use super::OWNED;
     pub(crate) const AT: usize = super::qp::END;
-    pub(crate) const STRIDE: usize = 128;
+    pub(crate) const STRIDE: usize = 256;
     /// u64, u64, u32, u32: offsets of the order of receives and of their descriptors in the
     /// segment, number of words of the order (a power of two), bytes of a descriptor. The first is
     /// 0 if the SRQ is unused.
@@ -192,6 +192,16 @@ pub(crate) mod srq {
     /// u32, by both: the limit whose passing the claimant reports to the owner; 0 if there is none,
     /// or a claimant has reported it. In the hint's cache line, which each claimant has anyway.
     pub(crate) const LIMIT: usize = 68;
+    /// u64 each, by both: one bit for the slot of each process of which a sender waits for a
+    /// receive. The sender sets it before it makes `WAITING` odd; the owner takes all of them when
+    /// it has found that word odd.
+    pub(crate) const WAITERS: usize = 128;
+    #[cfg(not(all(test, loom)))]
+    pub(crate) const WAITER_WORDS: usize = super::MAX_PLACES / 64;
+    /// A model tries every order of the accesses, so it has one word.
+    #[cfg(all(test, loom))]
+    pub(crate) const WAITER_WORDS: usize = 1;
+    const _: () = assert!(WAITERS + 8 * WAITER_WORDS <= STRIDE);
     pub(crate) const END: usize = AT + STRIDE * super::MAX_SRQS;
 }
 

@@ -425,22 +425,30 @@ impl Srq {
         self.notice_limit();
     }
 
+    /// Rings the senders that wait for a receive, after a change for which they wait.
     #[inline]
     fn wake_senders(&self) {
         let process = self.process();
         light_fence_towards_all(&process.unfenced);
-        if signal::asked_in_turn(&process.segment.map, self.at() + layout::WAITING) {
-            self.ring_senders();
+        let (map, at) = (&process.segment.map, self.at());
+        let waiting = (at + layout::WAITING, at + layout::WAITERS);
+        if let Some(waiters) = signal::waiters_in_turn(map, waiting.0, waiting.1) {
+            self.ring_senders(&waiters);
         }
     }
 
+    /// Rings the processes with these slots. If queue pairs use the SRQ, rings all peers.
     #[cold]
-    fn ring_senders(&self) {
+    fn ring_senders(&self, waiters: &[u64]) {
         let process = self.process();
+        if self.users.load(Ordering::Relaxed) == 0 {
+            process.ring_peers(waiters);
+            return;
+        }
+        // A sender with pending messages does not name its process again when it finds no receive:
+        // the pull asks in its place.
         process.ring_all_peers();
-        // Initiators of XRC make no pending messages.
-        let pending = self.users.load(Ordering::Relaxed) > 0;
-        if pending && !self.pulls.swap(true, Ordering::AcqRel) {
+        if !self.pulls.swap(true, Ordering::AcqRel) {
             process.request_shared_pull(self.index);
         }
     }
@@ -476,7 +484,7 @@ impl Srq {
             // A sender began to wait while the request was still set, and a receive posted since
             // then rang no process.
             signal::ask_in_turn(map, waiting);
-            self.ring_senders();
+            self.ring_senders(&[]);
         }
     }
 }

@@ -245,9 +245,12 @@ impl Shared {
         None
     }
 
-    /// Asks the owner to ring when it posts a receive; `turn` holds the turn of the last call.
-    /// Returns true if the caller has to run a heavy fence and check once more.
-    pub(crate) fn ask_to_ring(&self, map: &Mapping, turn: &mut u32) -> bool {
+    /// Asks the owner to ring the process in `slot`, the caller's own, when the owner posts a
+    /// receive; `turn` holds the turn of the last call. Returns true if the caller has to run a
+    /// heavy fence and check once more.
+    pub(crate) fn ask_to_ring(&self, map: &Mapping, slot: u32, turn: &mut u32) -> bool {
+        // In this order: the owner takes the names after it has seen the turn.
+        signal::name_waiter(map, self.at + layout::WAITERS, slot);
         let now = signal::ask_in_turn(map, self.at + layout::WAITING);
         std::mem::replace(turn, now) != now
     }

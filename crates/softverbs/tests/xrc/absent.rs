@@ -8,12 +8,12 @@ use super::fleet::{Actor, Place, connect, connect_with};
 use rdma_core_sys::*;
 
 /// Time within which a message of an initiator that makes no call must arrive.
-const SOON: Duration = Duration::from_secs(1);
+pub(super) const SOON: Duration = Duration::from_secs(1);
 /// Time that it makes no call, in milliseconds.
 const AWAY: u32 = 5_000;
 
 /// A process with a domain and an empty shared receive queue, whose number is returned.
-fn unready(place: &Place) -> (Actor, u32) {
+pub(super) fn unready(place: &Place) -> (Actor, u32) {
     let mut actor = Actor::start();
     actor.does(&place.open(CREATE));
     let number = actor.number("srq 8");

@@ -204,6 +204,7 @@ impl Actor {
             "target" => self.target(None),
             "hold" => self.target(Some(number(0) as u32)),
             "initiator" => self.initiator(number(0) as u8),
+            "rc" => self.reliable(),
             "init" => self.init(number(0) as u32),
             "rtr" => self.rtr(number(0) as u32, number(1) as u32),
             "rts" => self.rts(number(0) as u32, 7),
@@ -242,6 +243,7 @@ impl Actor {
                 std::thread::sleep(Duration::from_millis(number(0)));
                 "ok".into()
             }
+            "doze" => self.doze(Duration::from_millis(number(0))),
             "sent" => self.sent(),
             "unsent" => self.unsent(),
             "received" => self.received(false),
@@ -398,6 +400,24 @@ impl Actor {
         self.keep(qp)
     }
 
+    /// A reliable connection, on the shared receive queue if there is one.
+    fn reliable(&mut self) -> String {
+        let mut init = ibv_qp_init_attr {
+            send_cq: self.outbox,
+            recv_cq: self.inbox,
+            srq: self.srq,
+            qp_type: IBV_QPT_RC,
+            ..Default::default()
+        };
+        init.cap.max_send_wr = 64;
+        init.cap.max_send_sge = 1;
+        init.cap.max_recv_wr = 1;
+        init.cap.max_recv_sge = 1;
+        // SAFETY: live objects, valid attributes.
+        let qp = unsafe { (verbs().ibv_create_qp)(self.pd, &raw mut init) };
+        self.keep(qp)
+    }
+
     fn modify(&self, qp: u32, mask: u32, set: impl FnOnce(&mut ibv_qp_attr)) -> String {
         let mut attr = ibv_qp_attr::default();
         set(&mut attr);
@@ -415,14 +435,14 @@ impl Actor {
         })
     }
 
-    fn is_target(&self, qp: u32) -> bool {
+    fn has_type(&self, qp: u32, wanted: ibv_qp_type) -> bool {
         // SAFETY: live.
-        unsafe { (*self.qps[&qp]).qp_type == IBV_QPT_XRC_RECV }
+        unsafe { (*self.qps[&qp]).qp_type == wanted }
     }
 
     fn rtr(&self, qp: u32, dest: u32) -> String {
         let mut mask = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
-        if self.is_target(qp) {
+        if !self.has_type(qp, IBV_QPT_XRC_SEND) {
             mask |= IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
         }
         self.modify(qp, mask, |attr| {
@@ -438,7 +458,7 @@ impl Actor {
 
     fn rts(&self, qp: u32, rnr_retry: u8) -> String {
         let mut mask = IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_SQ_PSN;
-        if !self.is_target(qp) {
+        if !self.has_type(qp, IBV_QPT_XRC_RECV) {
             mask |= IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC;
         }
         self.modify(qp, mask, |attr| {
@@ -597,6 +617,42 @@ impl Actor {
             }
             None
         }
+    }
+
+    /// Sleeps in the device until a request has completed, at most for the given time. Returns how
+    /// many times the process was woken.
+    fn doze(&mut self, limit: Duration) -> String {
+        // SAFETY: live objects.
+        let fd = unsafe { (*self.channel).fd };
+        let (begin, mut woken) = (Instant::now(), 0);
+        loop {
+            // SAFETY: live objects. The call returns an event or EAGAIN, after it has prepared the
+            // process for sleep.
+            unsafe {
+                let flags = libc::fcntl(fd, libc::F_GETFL);
+                libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK);
+                let (mut cq, mut context) = (std::ptr::null_mut(), std::ptr::null_mut());
+                if (verbs().ibv_get_cq_event)(self.channel, &raw mut cq, &raw mut context) == 0 {
+                    (verbs().ibv_ack_cq_events)(cq, 1);
+                }
+            }
+            if let Some(wc) = poll_one(self.outbox) {
+                self.kept.entry(self.outbox).or_default().push_back(wc);
+                break;
+            }
+            let left = limit.saturating_sub(begin.elapsed());
+            let mut poll = libc::pollfd {
+                fd,
+                events: libc::POLLIN,
+                revents: 0,
+            };
+            // SAFETY: one descriptor.
+            if unsafe { libc::poll(&raw mut poll, 1, left.as_millis() as i32) } == 0 {
+                break;
+            }
+            woken += 1;
+        }
+        woken.to_string()
     }
 
     /// The result of a request: its number and status, and the word that it fetched.

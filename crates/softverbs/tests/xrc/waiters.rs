@@ -1,0 +1,131 @@
+//! The processes that a posted receive wakes.
+
+use std::time::{Duration, Instant};
+
+use super::absent::{SOON, unready};
+use super::actor::ROOM;
+use super::fleet::{Actor, Place, connect};
+use rdma_core_sys::*;
+
+/// Time that a process sleeps if nothing wakes it, in milliseconds.
+const SLEEP: u32 = 5_000;
+/// In one of the rounds at least, a waiting process must react within this time. The retry thread
+/// takes part after 250 ms.
+const AT_ONCE: Duration = Duration::from_millis(100);
+/// Time from the request until the receive is posted: before and after the retry thread takes part.
+const DELAYS: [u64; 4] = [50, 700, 50, 50];
+
+/// An initiator that has sent a message to the queue: the owner has opened its process.
+fn known(owner: &mut Actor, srq: u32) -> (Actor, u32, u32) {
+    let mut sender = Actor::start();
+    let target = owner.number("target");
+    let qp = connect(&mut sender, owner, target);
+    owner.does(&format!("receive 0 {ROOM}"));
+    sender.does(&format!("send {qp} {srq} 0 50"));
+    sender.sent(0, IBV_WC_SUCCESS);
+    owner.got(0, 0, 50, target);
+    (sender, qp, target)
+}
+
+/// A posted receive wakes the initiator that waits for it, and no other process.
+pub(super) fn alone() {
+    let place = Place::new();
+    let (mut a, srq) = unready(&place);
+    let (mut waiter, qp, target) = known(&mut a, srq);
+    let (mut bystander, ..) = known(&mut a, srq);
+    let mut best = SOON;
+    for (number, delay) in (1..).zip(DELAYS) {
+        waiter.does(&format!("send {qp} {srq} {number} 50"));
+        waiter.say(&format!("doze {SLEEP}"));
+        bystander.say(&format!("doze {}", delay + 1_000));
+        std::thread::sleep(Duration::from_millis(delay));
+        let posted = Instant::now();
+        a.does(&format!("receive {number} {ROOM}"));
+        a.got(number, number, 50, target);
+        let took = posted.elapsed();
+        assert!(took < SOON, "{took:?}");
+        best = best.min(took);
+        waiter.hear();
+        waiter.sent(number, IBV_WC_SUCCESS);
+        // one that waits no more is not rung either
+        a.does(&format!("receive {number} {ROOM}"));
+        assert_eq!(bystander.hear(), "0", "the bystander was woken");
+        waiter.does(&format!("send {qp} {srq} 0 50"));
+        waiter.sent(0, IBV_WC_SUCCESS);
+        a.got(number, 0, 50, target);
+    }
+    assert!(best < AT_ONCE, "{best:?}");
+}
+
+/// Of several initiators that wait, each is woken, also after others have taken the receives.
+pub(super) fn many() {
+    let place = Place::new();
+    let (mut a, srq) = unready(&place);
+    let mut all: Vec<_> = (0..4).map(|_| known(&mut a, srq)).collect();
+    for (waiter, qp, _) in &mut all {
+        waiter.does(&format!("send {qp} {srq} 1 50"));
+        waiter.say(&format!("doze {SLEEP}"));
+    }
+    std::thread::sleep(Duration::from_millis(700));
+    for number in 0..4 {
+        let posted = Instant::now();
+        a.does(&format!("receive {number} {ROOM}"));
+        let received = a.ask("received");
+        let wanted = format!("{number} {IBV_WC_SUCCESS} 50 0 ");
+        assert!(received.starts_with(&wanted), "{received}");
+        let took = posted.elapsed();
+        assert!(took < SOON, "{took:?}");
+    }
+    for (mut waiter, ..) in all {
+        waiter.hear();
+        waiter.sent(1, IBV_WC_SUCCESS);
+    }
+}
+
+/// An initiator of XRC and a reliable connection wait for receives of the same queue. One of them
+/// is woken in vain, and waits for the next receive, whose owner makes no progress.
+pub(super) fn mixed() {
+    let place = Place::new();
+    let (mut a, srq) = unready(&place);
+    let (mut first, qp, _) = known(&mut a, srq);
+    let mut second = Actor::start();
+    let (ours, theirs) = (a.number("rc"), second.number("rc"));
+    for (actor, own, other) in [(&mut a, ours, theirs), (&mut second, theirs, ours)] {
+        for command in ["init", "rtr", "rts"] {
+            let to = if command == "rtr" {
+                format!(" {other}")
+            } else {
+                String::new()
+            };
+            actor.does(&format!("{command} {own}{to}"));
+        }
+    }
+    for (number, delay) in (1..).zip(DELAYS.into_iter().chain(DELAYS)) {
+        first.does(&format!("send {qp} {srq} {number} 50"));
+        second.does(&format!("send {theirs} 0 {number} 60"));
+        for sender in [&mut first, &mut second] {
+            sender.say(&format!("doze {SLEEP}"));
+        }
+        std::thread::sleep(Duration::from_millis(delay));
+        // one of the two takes it, and the other one finds none
+        a.does(&format!("receive 0 {ROOM}"));
+        let taken = a.ask("received");
+        let is_first = taken.starts_with(&format!("0 {IBV_WC_SUCCESS} 50 "));
+        std::thread::sleep(Duration::from_millis(20));
+        let posted = Instant::now();
+        a.say(&format!("receive_away 1 {ROOM} 1500"));
+        let other = if is_first { &mut second } else { &mut first };
+        other.hear();
+        let took = posted.elapsed();
+        assert!(took < SOON, "{taken}: {took:?}");
+        assert_eq!(a.hear(), "ok");
+        let len = if is_first { 60 } else { 50 };
+        let wanted = format!("1 {IBV_WC_SUCCESS} {len} ");
+        assert!(a.ask("received").starts_with(&wanted));
+        let one = if is_first { &mut first } else { &mut second };
+        one.hear();
+        for sender in [&mut first, &mut second] {
+            sender.sent(number, IBV_WC_SUCCESS);
+        }
+    }
+}
