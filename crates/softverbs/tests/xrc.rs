@@ -50,6 +50,10 @@ const CASES: &[(&str, fn())] = &[
         "both_kinds_that_wait_for_one_queue_are_woken",
         waiters::mixed,
     ),
+    (
+        "the_end_of_a_queue_wakes_who_waits_for_it",
+        waiters::destroyed,
+    ),
     ("deaths_in_every_order", deaths),
     ("an_initiators_end_is_told_to_all", initiator_ends),
     ("numbers_of_two_processes_differ", random_numbers),

@@ -167,9 +167,11 @@ impl Srq {
         Ok(())
     }
 
+    /// Ends the SRQ for senders. Those that wait for a receive are rung: their requests fail.
     fn hide(&self) {
         let stamp = self.process().segment.map.u32(self.at() + layout::STAMP);
         stamp.store(0, Ordering::SeqCst);
+        self.wake_senders();
     }
 
     /// Drops the references to the XRC domain and the completion queue.
@@ -191,6 +193,7 @@ impl Srq {
         };
         let at = self.at() + layout::STAMP;
         if overrun && self.process().segment.map.u32(at).swap(0, Ordering::SeqCst) != 0 {
+            self.wake_senders();
             self.raise(IBV_EVENT_SRQ_ERR);
         }
     }

@@ -1,4 +1,4 @@
-//! The processes that a posted receive wakes.
+//! The processes that a posted receive, and the end of a shared receive queue, wake.
 
 use std::time::{Duration, Instant};
 
@@ -127,5 +127,25 @@ pub(super) fn mixed() {
         for sender in [&mut first, &mut second] {
             sender.sent(number, IBV_WC_SUCCESS);
         }
+    }
+}
+
+/// An initiator that waits without a limit for a receive of a queue is woken when the queue is
+/// destroyed, and its request fails.
+pub(super) fn destroyed() {
+    for delay in DELAYS {
+        let place = Place::new();
+        let (mut a, srq) = unready(&place);
+        let (mut waiter, qp, target) = known(&mut a, srq);
+        waiter.does(&format!("send {qp} {srq} 1 50"));
+        waiter.say(&format!("doze {SLEEP}"));
+        std::thread::sleep(Duration::from_millis(delay));
+        let begin = Instant::now();
+        a.does("end_srq");
+        waiter.hear();
+        let took = begin.elapsed();
+        assert!(took < SOON, "{took:?}");
+        waiter.sent(1, IBV_WC_REM_INV_REQ_ERR);
+        a.event(IBV_EVENT_QP_REQ_ERR, target);
     }
 }
