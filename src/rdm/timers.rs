@@ -69,8 +69,10 @@ impl<I: Io> Core<I> {
         while let Some(key) = next {
             next = self.peers.after(key);
             let open = self.open_link(key);
-            if let Some(peer) = self.peers.get_mut(key)
-                && let Some(out) = open
+            let Some(peer) = self.peers.get_mut(key) else {
+                continue;
+            };
+            if let Some(out) = open
                 && peer.awaits()
             {
                 awaits = true;
@@ -83,6 +85,9 @@ impl<I: Io> Core<I> {
                     self.note_silence(out);
                     self.end_link(out, io);
                 }
+            } else {
+                // what is awaited later begins a silence of its own
+                peer.stands = 0;
             }
         }
         if awaits {

@@ -152,6 +152,30 @@ fn silence_is_counted_in_beats() {
     fails_at(it, now + 2 * S);
 }
 
+/// A silence has ended without a packet, because the device has completed what was awaited. What is
+/// awaited later does not continue it.
+#[test]
+fn an_earlier_silence_is_not_counted() {
+    let (mut it, own) = silent();
+    it.settle(own);
+    it.core.hold(it.peer, &mut it.acts);
+    it.acts.stands = true;
+    let mut now = 0;
+    for beat in 0..=5 {
+        if beat == 5 {
+            it.core.release(it.peer, &mut it.acts);
+        }
+        now = it.core.deadline().expect("a beat");
+        it.core.set_now(now);
+        it.core.tick(&mut it.acts);
+    }
+    assert_eq!(it.core.deadline(), None);
+    it.core.hold(it.peer, &mut it.acts);
+    it.core.unacknowledged(own, &mut it.acts);
+    it.core.ended(own, &mut it.acts);
+    fails_at(it, now - RETRIES + SILENT);
+}
+
 #[test]
 fn a_sign_of_life_gives_a_dial_the_whole_connect_timeout() {
     let (mut it, _) = broken_after(4);
