@@ -21,8 +21,8 @@ pub(crate) struct Ep {
     pub(crate) format: Format,
     /// Whether RMA writes may carry remote CQ data (`FI_RX_CQ_DATA` was negotiated).
     pub(crate) rma_data: bool,
-    /// The uses of the objects to which the endpoint is bound.
-    pub(crate) bound: Mutex<Vec<User>>,
+    /// The uses of the objects to which the endpoint is bound, also by calls of an alias.
+    pub(crate) bound: Arc<Mutex<Vec<User>>>,
     /// Of an alias: the use of the original endpoint, which holds the use of the domain.
     pub(crate) parent: Option<User>,
     pub(crate) _domain: Option<User>,

@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use libfabric_sys::layout::WithMainSlot;
 use libfabric_sys::*;
-use parking_lot::Mutex;
 use weft::Token;
 use weft::errno::{FiErrno, Result};
 use weft::flags::Flags;
@@ -215,7 +214,7 @@ impl EndpointRequest {
                 engine,
                 format,
                 rma_data,
-                bound: Mutex::new(Vec::new()),
+                bound: Arc::default(),
                 parent: None,
                 _domain: Some(user),
             };
@@ -266,7 +265,7 @@ unsafe fn alias(handle: *mut fid, ep: &Object<Ep>, arg: *mut fi_alias) -> Result
             engine,
             format: ep.format,
             rma_data: ep.rma_data,
-            bound: Mutex::new(Vec::new()),
+            bound: Arc::clone(&ep.bound),
             parent: Some(ep.users.add()?),
             _domain: None,
         },

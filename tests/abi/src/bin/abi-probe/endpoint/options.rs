@@ -5,7 +5,7 @@ use std::ptr::{null, null_mut};
 
 use abi_tests::call;
 use abi_tests::load::Lib;
-use abi_tests::objects::{Setup, bind, close, control, open_ep};
+use abi_tests::objects::{Setup, bind, close, control, cq_attr, open_cq, open_ep, open_eq};
 use abi_tests::pair::{Pair, Role, completion, is_empty};
 use libfabric_sys::*;
 
@@ -270,5 +270,38 @@ unsafe fn aliases(lib: &Lib, setup: &Setup) {
         assert_eq!(control(ep, FI_ALIAS, (&raw mut arg).cast()), 0);
         assert_eq!(close(loud), 0);
         assert_eq!(close(ep), 0);
+        alias_binds(setup);
+    }
+}
+
+/// Binding by an alias is binding of the endpoint: the queues stay in use after the alias is
+/// closed, until the endpoint is (fi_cq(3), fi_eq(3)).
+unsafe fn alias_binds(setup: &Setup) {
+    // SAFETY: see `run`.
+    unsafe {
+        let (mut ep, mut alias) = (null_mut::<fid_ep>(), null_mut::<fid_ep>());
+        let (domain, info) = (setup.domain, setup.info.first());
+        let ops = (*domain).ops;
+        let ret = call!(ops, endpoint, domain, info, &raw mut ep, null_mut());
+        assert_eq!(ret, 0);
+        let cq = open_cq(domain, cq_attr(FI_CQ_FORMAT_DATA, FI_WAIT_NONE));
+        let eq = open_eq(setup.fabric);
+        let mut arg = fi_alias {
+            fid: (&raw mut alias).cast(),
+            flags: FI_TRANSMIT,
+        };
+        assert_eq!(control(ep, FI_ALIAS, (&raw mut arg).cast()), 0);
+        let both = FI_TRANSMIT | FI_RECV;
+        assert_eq!(bind(alias, cq, both), 0);
+        assert_eq!(bind(ep, cq, both), INVALID, "the alias has bound it");
+        assert_eq!(bind(alias, eq, 0), 0);
+        assert_eq!(close(cq), -FI_EBUSY);
+        assert_eq!(close(alias), 0);
+        assert_eq!(close(cq), -FI_EBUSY, "the endpoint is still bound");
+        assert_eq!(close(eq), -FI_EBUSY, "the endpoint is still bound");
+        assert_eq!(control(ep, FI_ENABLE, null_mut()), 0);
+        assert_eq!(close(ep), 0);
+        assert_eq!(close(cq), 0);
+        assert_eq!(close(eq), 0);
     }
 }
