@@ -45,10 +45,12 @@ impl<'a> LocalIov<'a> {
         }
     }
 
-    /// From C arguments: `count` buffers, and as many descriptors unless `desc` is NULL.
+    /// From C arguments: `count` buffers, and as many descriptors unless `desc` is NULL. No element
+    /// is read here. The count is checked against the largest limit of all endpoints, so that a
+    /// count that was never set is refused before any function walks the vector.
     ///
     /// # Errors
-    /// `EINVAL`: `iov` is NULL and `count` is not 0.
+    /// `EINVAL`: `iov` is NULL and `count` is not 0; more than [`MAX_IOV`] buffers.
     ///
     /// # Safety
     /// `iov`, and `desc` if it isn't NULL, point to `count` elements that live for `'a`.
@@ -60,6 +62,9 @@ impl<'a> LocalIov<'a> {
     ) -> Result<Self> {
         if count != 0 && iov.is_null() {
             return Err(refusal::no_buffers(count));
+        }
+        if count > MAX_IOV {
+            return Err(refusal::beyond_all_limits(count, MAX_IOV));
         }
         Ok(Self {
             iov,

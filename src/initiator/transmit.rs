@@ -2,7 +2,7 @@
 //! atomic. It is the only form between the call and the work request ([`Transmit::request`]).
 
 use super::atomic::{AtomicKind, AtomicOp};
-use super::local::{LocalIov, MAX_IOV};
+use super::local::LocalIov;
 use super::refusal;
 use super::remote::RemoteIov;
 use crate::errno::{FiErrno, Result};
@@ -64,8 +64,8 @@ impl<'a> Transmit<'a> {
     /// As [`Self::rma`], of a list of remote ranges as C passes it.
     ///
     /// # Errors
-    /// `EINVAL`: the number of ranges is not 1, the length of the range differs from the local
-    /// length, or more than [`MAX_IOV`] buffers.
+    /// `EINVAL`: the number of ranges is not 1, or the length of the range differs from the local
+    /// length.
     #[inline]
     pub(crate) fn rma_msg(
         opcode: SendOpcode,
@@ -77,10 +77,6 @@ impl<'a> Transmit<'a> {
         let &[range] = remote else {
             return Err(FiErrno::EINVAL);
         };
-        // the endpoint's limit is checked later; this check bounds the number of elements read here
-        if local.count() > MAX_IOV {
-            return Err(refusal::too_many_buffers(local.count(), MAX_IOV));
-        }
         if range.len != local.len() {
             return Err(refusal::other_length(local.len(), range.len));
         }

@@ -13,6 +13,7 @@ use libfabric_sys::*;
 
 mod endpoints;
 mod regions;
+mod vectors;
 
 const INVALID: i32 = -FI_EINVAL;
 const FLAGS: i32 = -FI_EBADFLAGS;
@@ -33,6 +34,7 @@ pub(crate) fn run(lib: &Lib) {
         closed(lib, &setup);
     }
     setup.close(); // and it all still works
+    vectors::run(lib);
     println!("bad input is refused and changes nothing");
 }
 
