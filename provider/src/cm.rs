@@ -1,22 +1,24 @@
 //! Connection management calls of endpoints and passive endpoints, `fi_cm(3)`.
 
 use std::ffi::{c_int, c_void};
+use std::net::SocketAddr;
 
 use libfabric_sys::*;
 use weft::errno::{FiErrno, Result};
 use weft::msg::PassiveEndpoint;
 use weft::wire::cm_data::CM_DATA_SIZE;
 
+use crate::addr::Format;
 use crate::connreq;
 use crate::ep::Ep;
-use crate::ffi::fid::{Object, object, on};
-use crate::ffi::{guard, stub};
+use crate::ffi::fid::{Kind, object, on};
+use crate::ffi::stub;
 use crate::pep::Pep;
 
 /// The calls of active endpoints.
 pub(crate) static EP_OPS: fi_ops_cm = fi_ops_cm {
-    setname: Some(setname),
-    getname: Some(getname),
+    setname: Some(setname::<Ep>),
+    getname: Some(getname::<Ep>),
     getpeer: Some(getpeer),
     connect: Some(connect),
     accept: Some(accept),
@@ -26,28 +28,45 @@ pub(crate) static EP_OPS: fi_ops_cm = fi_ops_cm {
 
 /// The calls of passive endpoints.
 pub(crate) static PEP_OPS: fi_ops_cm = fi_ops_cm {
-    setname: Some(setname),
-    getname: Some(getname),
+    setname: Some(setname::<Pep>),
+    getname: Some(getname::<Pep>),
     listen: Some(listen),
     reject: Some(reject),
     ..stub::cm::<FI_ENOSYS>()
 };
 
-/// An endpoint of either kind.
-enum Either<'a> {
-    Active(&'a Object<Ep>),
-    Passive(&'a Object<Pep>),
+/// An endpoint kind with a local address.
+trait Local: Kind {
+    fn format(&self) -> Format;
+    fn set_addr(&self, addr: SocketAddr) -> Result<()>;
+    fn addr(&self) -> Result<SocketAddr>;
 }
 
-/// # Safety
-/// `handle` is NULL or readable as a fid.
-unsafe fn either<'a>(handle: *mut fid) -> Result<Either<'a>> {
-    // SAFETY: the caller passes NULL or a readable fid.
-    unsafe {
-        match object::<Ep>(handle) {
-            Ok(ep) => Ok(Either::Active(ep)),
-            Err(_) => object::<Pep>(handle).map(Either::Passive),
-        }
+impl Local for Ep {
+    fn format(&self) -> Format {
+        self.format
+    }
+
+    fn set_addr(&self, addr: SocketAddr) -> Result<()> {
+        self.engine.set_name(addr)
+    }
+
+    fn addr(&self) -> Result<SocketAddr> {
+        self.engine.local_addr()
+    }
+}
+
+impl Local for Pep {
+    fn format(&self) -> Format {
+        self.format
+    }
+
+    fn set_addr(&self, addr: SocketAddr) -> Result<()> {
+        self.engine.set_name(addr)
+    }
+
+    fn addr(&self) -> Result<SocketAddr> {
+        self.engine.local_addr()
     }
 }
 
@@ -66,33 +85,28 @@ unsafe fn data_of<'a>(param: *const c_void, len: usize) -> Result<&'a [u8]> {
     Ok(unsafe { std::slice::from_raw_parts(param.cast::<u8>(), len) })
 }
 
-unsafe extern "C" fn setname(handle: *mut fid, addr: *mut c_void, len: usize) -> c_int {
-    guard::entry(|| {
-        // SAFETY: the contract of fi_setname(3).
-        unsafe {
-            match either(handle)? {
-                Either::Active(ep) => {
-                    ep.engine.set_name(ep.format.read(addr, Some(len))?)?;
-                }
-                Either::Passive(pep) => {
-                    pep.engine.set_name(pep.format.read(addr, Some(len))?)?;
-                }
-            }
-        }
+unsafe extern "C" fn setname<E: Local>(handle: *mut fid, addr: *mut c_void, len: usize) -> c_int {
+    // SAFETY: an endpoint by the contract of fi_setname(3).
+    let ep = unsafe { object::<E>(handle) };
+    on(ep, |ep| {
+        // SAFETY: an address of `len` bytes by the contract of fi_setname(3).
+        let addr = unsafe { ep.format().read(addr, Some(len))? };
+        ep.set_addr(addr)?;
         Ok(0)
     })
 }
 
-unsafe extern "C" fn getname(handle: *mut fid, addr: *mut c_void, len: *mut usize) -> c_int {
-    guard::entry(|| {
-        // SAFETY: the contract of fi_getname(3).
-        unsafe {
-            let (format, local) = match either(handle)? {
-                Either::Active(ep) => (ep.format, ep.engine.local_addr()?),
-                Either::Passive(pep) => (pep.format, pep.engine.local_addr()?),
-            };
-            format.answer(&local, addr, len)?;
-        }
+unsafe extern "C" fn getname<E: Local>(
+    handle: *mut fid,
+    addr: *mut c_void,
+    len: *mut usize,
+) -> c_int {
+    // SAFETY: an endpoint by the contract of fi_getname(3).
+    let ep = unsafe { object::<E>(handle) };
+    on(ep, |ep| {
+        let local = ep.addr()?;
+        // SAFETY: a buffer and its length by the contract of fi_getname(3).
+        unsafe { ep.format().answer(&local, addr, len)? };
         Ok(0)
     })
 }
@@ -164,10 +178,12 @@ unsafe extern "C" fn reject(
     param: *const c_void,
     len: usize,
 ) -> c_int {
-    guard::entry(|| {
-        // SAFETY: the contract of fi_reject(3). All is checked before the request is taken.
+    // SAFETY: a passive endpoint by the contract of fi_reject(3).
+    let pep = unsafe { object::<Pep>(pep) };
+    on(pep, |_| {
+        // SAFETY: data of `len` bytes and the handle of a request, by the contract of fi_reject(3).
+        // Both are checked before the request is taken.
         unsafe {
-            object::<Pep>(pep)?;
             let data = data_of(param, len)?;
             let request = connreq::take(handle)?;
             let done = PassiveEndpoint::reject(request, data);

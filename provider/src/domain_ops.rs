@@ -17,7 +17,7 @@ use crate::ffi::fid::{Kind, Object, close, header, object, on};
 use crate::ffi::info::View;
 use crate::ffi::log::{info, refused};
 use crate::ffi::param::{self, fault_point};
-use crate::ffi::{guard, log, stub};
+use crate::ffi::{log, stub};
 use crate::{
     atomic, av, cntr, cq, devices, ep_ops, getinfo, mr, poll, rdm_srx_ops, srx, weft_mr_ops,
 };
@@ -91,11 +91,8 @@ pub(crate) unsafe extern "C" fn open(
     out: *mut *mut fid_domain,
     context: *mut c_void,
 ) -> c_int {
-    guard::entry(|| {
-        // SAFETY: the contract of fi_domain(3).
-        unsafe { open_body(fabric, info, out, context)? };
-        Ok(0)
-    })
+    // SAFETY: the contract of fi_domain(3).
+    unsafe { open2(fabric, info, out, 0, context) }
 }
 
 /// `fi_domain2(3)`
@@ -106,7 +103,9 @@ pub(crate) unsafe extern "C" fn open2(
     flags: u64,
     context: *mut c_void,
 ) -> c_int {
-    guard::entry(|| {
+    // SAFETY: a fabric by the contract of fi_domain(3).
+    let fabric = unsafe { object::<Fabric>(fabric) };
+    on(fabric, |fabric| {
         if flags != 0 {
             return Err(FiErrno::EBADFLAGS); // FI_PEER: objects are not shared with other providers
         }
@@ -119,13 +118,11 @@ pub(crate) unsafe extern "C" fn open2(
 /// # Safety
 /// The contract of fi_domain(3).
 unsafe fn open_body(
-    fabric: *mut fid_fabric,
+    fabric: &Object<Fabric>,
     info: *mut fi_info,
     out: *mut *mut fid_domain,
     context: *mut c_void,
 ) -> Result<()> {
-    // SAFETY: the caller passes a fid, by the contract of fi_domain(3).
-    let fabric = unsafe { object::<Fabric>(fabric)? };
     // SAFETY: NULL or a valid fi_info, by the contract of fi_domain(3).
     let info = unsafe { View::new(info) }.filter(|_| !out.is_null());
     let info = info.ok_or(FiErrno::EINVAL)?;

@@ -19,7 +19,7 @@ use crate::fabric::Fabric;
 use crate::ffi::fid::{Kind, Object, User, close, header, object, on};
 use crate::ffi::info::Info;
 use crate::ffi::log::warning;
-use crate::ffi::{guard, stub};
+use crate::ffi::stub;
 use crate::{connreq, pep};
 
 /// An open event queue.
@@ -67,9 +67,9 @@ pub(crate) unsafe extern "C" fn open(
     out: *mut *mut fid_eq,
     context: *mut c_void,
 ) -> c_int {
-    guard::entry(|| {
-        // SAFETY: a fabric by the contract of fi_eq_open(3).
-        let fabric = unsafe { object::<Fabric>(fabric)? };
+    // SAFETY: a fabric by the contract of fi_eq_open(3).
+    let fabric = unsafe { object::<Fabric>(fabric) };
+    on(fabric, |fabric| {
         if attr.is_null() || out.is_null() {
             return Err(FiErrno::EINVAL);
         }

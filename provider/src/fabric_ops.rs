@@ -11,7 +11,7 @@ use crate::domain_ops;
 use crate::eq::{self, Eq};
 use crate::fabric::Fabric;
 use crate::ffi::alloc::str_of;
-use crate::ffi::fid::{Kind, Object, close, header, object};
+use crate::ffi::fid::{Kind, Object, close, header, object, on};
 use crate::ffi::{guard, stub};
 use crate::pep_ops;
 
@@ -73,9 +73,9 @@ pub(crate) unsafe extern "C" fn fabric(
 
 /// `fi_trywait(3)`: whether a thread may go to sleep on the descriptors of these objects.
 unsafe extern "C" fn trywait(fabric: *mut fid_fabric, fids: *mut *mut fid, count: c_int) -> c_int {
-    guard::entry(|| {
-        // SAFETY: fids by the contract of fi_trywait(3).
-        unsafe { object::<Fabric>(fabric)? };
+    // SAFETY: a fabric by the contract of fi_trywait(3).
+    let fabric = unsafe { object::<Fabric>(fabric) };
+    on(fabric, |_| {
         let count = usize::try_from(count).map_err(|_| FiErrno::EINVAL)?;
         if count != 0 && fids.is_null() {
             return Err(FiErrno::EINVAL);

@@ -8,7 +8,6 @@ use weft::msg::{ATOMIC_SIZE, LengthOption};
 
 use crate::ep::Ep;
 use crate::ffi::fid::{object, on};
-use crate::ffi::guard;
 use crate::pep::Pep;
 use crate::rdm_ep::RdmEp;
 use crate::rdm_srx::RdmSrx;
@@ -242,9 +241,9 @@ pub(crate) unsafe extern "C" fn setopt(
     buf: *const c_void,
     len: usize,
 ) -> c_int {
-    guard::entry(|| {
-        // SAFETY: the contract of fi_setopt(3).
-        let ep = unsafe { object::<Ep>(handle)? };
+    // SAFETY: an endpoint by the contract of fi_setopt(3).
+    let ep = unsafe { object::<Ep>(handle) };
+    on(ep, |ep| {
         if level.cast_unsigned() != FI_OPT_ENDPOINT {
             return Err(FiErrno::ENOPROTOOPT);
         }

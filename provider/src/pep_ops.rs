@@ -16,7 +16,7 @@ use crate::fabric::Fabric;
 use crate::ffi::fid::{Kind, Object, close, header, object, on};
 use crate::ffi::info::{Info, View};
 use crate::ffi::param;
-use crate::ffi::{guard, stub};
+use crate::ffi::stub;
 use crate::pep::Pep;
 use crate::{cm, devices, getinfo, option};
 
@@ -56,9 +56,9 @@ pub(crate) unsafe extern "C" fn open(
     out: *mut *mut fid_pep,
     context: *mut c_void,
 ) -> c_int {
-    guard::entry(|| {
-        // SAFETY: a fabric by the contract of fi_passive_ep(3).
-        let fabric = unsafe { object::<Fabric>(fabric)? };
+    // SAFETY: a fabric by the contract of fi_passive_ep(3).
+    let fabric = unsafe { object::<Fabric>(fabric) };
+    on(fabric, |fabric| {
         // SAFETY: NULL or a valid fi_info, by the contract of fi_passive_ep(3).
         let view = unsafe { View::new(info) }.filter(|_| !out.is_null());
         let view = view.ok_or(FiErrno::EINVAL)?;

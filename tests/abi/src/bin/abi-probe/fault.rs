@@ -32,6 +32,7 @@ pub(crate) fn run(lib: &Lib, place: &str) {
                 assert_eq!(ret, OTHER);
                 assert!(domain.is_null());
             }
+            poisoned(fabric, info);
         } else {
             let domain = open_domain(fabric, info);
             let reg = || {
@@ -84,4 +85,28 @@ pub(crate) fn run(lib: &Lib, place: &str) {
         assert_eq!(close(fabric), 0);
     }
     println!("survived");
+}
+
+/// All other calls on a fabric after a panic: none reaches its body.
+unsafe fn poisoned(fabric: *mut fid_fabric, info: *mut fi_info) {
+    let (mut eq, mut pep) = (null_mut(), null_mut());
+    let mut attr = fi_eq_attr {
+        size: 16,
+        flags: 0,
+        wait_obj: FI_WAIT_NONE,
+        signaling_vector: 0,
+        wait_set: null_mut(),
+    };
+    let none = null_mut();
+    // SAFETY: an open fabric.
+    unsafe {
+        let ops = (*fabric).ops;
+        let ret = call!(ops, eq_open, fabric, &raw mut attr, &raw mut eq, none);
+        assert_eq!(ret, OTHER, "the fabric is poisoned");
+        assert!(eq.is_null());
+        let ret = call!(ops, passive_ep, fabric, info, &raw mut pep, none);
+        assert_eq!(ret, OTHER, "the fabric is poisoned");
+        assert!(pep.is_null());
+        assert_eq!(call!(ops, trywait, fabric, null_mut(), 0), OTHER);
+    }
 }
