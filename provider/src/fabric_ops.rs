@@ -11,7 +11,7 @@ use crate::domain_ops;
 use crate::eq::{self, Eq};
 use crate::fabric::Fabric;
 use crate::ffi::alloc::str_of;
-use crate::ffi::fid::{Kind, Object, close, header, object, on};
+use crate::ffi::fid::{Kind, Object, close, header, object, on, probe};
 use crate::ffi::{guard, stub};
 use crate::pep_ops;
 
@@ -84,9 +84,9 @@ unsafe extern "C" fn trywait(fabric: *mut fid_fabric, fids: *mut *mut fid, count
             // SAFETY: `fids` has `count` elements, each NULL or a fid.
             unsafe {
                 let handle = *fids.add(index);
-                if let Ok(cq) = object::<Cq>(handle) {
+                if let Some(cq) = probe::<Cq>(handle) {
                     cq.engine.trywait()?;
-                } else if let Ok(cntr) = object::<Cntr>(handle) {
+                } else if let Some(cntr) = probe::<Cntr>(handle) {
                     cntr.engine.trywait()?;
                 } else {
                     object::<Eq>(handle)?.engine.trywait()?;

@@ -12,7 +12,7 @@ use weft::queue::{CompletionQueue, Counter, QueueDomain};
 use crate::cntr::Cntr;
 use crate::cq::Cq;
 use crate::domain::Domain;
-use crate::ffi::fid::{Kind, Object, User, close, header, object, on};
+use crate::ffi::fid::{Kind, Object, User, close, header, object, on, probe};
 use crate::ffi::stub;
 
 /// An open poll set.
@@ -105,7 +105,7 @@ pub(crate) unsafe extern "C" fn open(
 unsafe fn member(domain: &Arc<QueueDomain>, handle: *mut fid) -> Result<Member> {
     // SAFETY: the caller passes NULL or a readable fid.
     let (what, owner, user) = unsafe {
-        if let Ok(cq) = object::<Cq>(handle) {
+        if let Some(cq) = probe::<Cq>(handle) {
             let owner = Arc::clone(cq.engine.domain());
             (What::Cq(Arc::clone(&cq.engine)), owner, cq.users.add()?)
         } else {

@@ -76,18 +76,28 @@ pub(crate) fn header<K: Kind>(context: *mut c_void) -> fid {
 /// `handle` is NULL or points to readable memory that starts with a `fid`, and the object is not
 /// closed while the reference lives.
 pub(crate) unsafe fn object<'a, K: Kind>(handle: *const impl Sized) -> Result<&'a Object<K>> {
+    // SAFETY: the caller keeps the contract.
+    unsafe { probe(handle) }.ok_or_else(|| not_open(K::CLASS, handle.cast()))
+}
+
+/// As [`object`], for a call that accepts objects of several kinds: another kind is no refusal yet,
+/// and is not logged.
+///
+/// # Safety
+/// As [`object`].
+pub(crate) unsafe fn probe<'a, K: Kind>(handle: *const impl Sized) -> Option<&'a Object<K>> {
     let handle = handle.cast::<fid>();
     if handle.is_null() || !handle.is_aligned() {
-        return Err(not_open(K::CLASS, handle));
+        return None;
     }
     // SAFETY: readable by the caller's promise; fields are read one by one, without a reference.
     let (class, ops) = unsafe { ((*handle).fclass, (*handle).ops) };
     if class != K::CLASS || !std::ptr::eq(ops, K::ops()) {
-        return Err(not_open(K::CLASS, handle));
+        return None;
     }
     // SAFETY: the table is that of `K` alone (`Kind`), and `open_with` accepts a fid with it only
     // at the start of an `Object<K>`.
-    Ok(unsafe { &*handle.cast::<Object<K>>() })
+    Some(unsafe { &*handle.cast::<Object<K>>() })
 }
 
 /// As [`object`], for the fast path: no check, as in libfabric's own providers.

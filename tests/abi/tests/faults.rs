@@ -22,6 +22,17 @@ fn a_panic_is_an_error_and_a_log_line() {
     }
 }
 
+/// Calls that accept several kinds of objects try one after the other: only a refused call logs.
+#[test]
+fn a_call_that_succeeds_logs_no_refusal() {
+    let mut command = probe(PROBE, &system(), &provider_dir(), "quiet");
+    command.env("FI_LOG_LEVEL", "info");
+    let output = must(command);
+    let log = String::from_utf8_lossy(&output.stderr);
+    let refusals = log.matches("is not an open object of class").count();
+    assert_eq!(refusals, 1, "the last call alone is refused:\n{log}");
+}
+
 /// Without the parameter the same calls succeed: the other test sees the planted panic only.
 #[test]
 fn no_fault_without_the_parameter() {

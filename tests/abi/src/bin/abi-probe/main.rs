@@ -14,6 +14,7 @@ mod hints;
 mod listing;
 mod matrix;
 mod order;
+mod quiet;
 mod regions;
 mod shared;
 mod slots;
@@ -56,6 +57,7 @@ fn main() {
         }
         "slots" => slots::run(&lib),
         "order" => order::run(&lib),
+        "quiet" => quiet::run(&lib),
         "asynchronous" => asynchronous::run(&lib),
         "regions" => regions::run(&lib),
         "fault" => fault::run(&lib, &rest[0]),
