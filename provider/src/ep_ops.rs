@@ -331,6 +331,9 @@ unsafe extern "C" fn bind(handle: *mut fid, other: *mut fid, flags: u64) -> c_in
                 if flags != 0 {
                     return Err(FiErrno::EBADFLAGS);
                 }
+                if !Arc::ptr_eq(&xrcd.domain, ep.engine.domain()) {
+                    return Err(FiErrno::EDOMAIN);
+                }
                 let user = xrcd.users.add()?;
                 ep.engine.bind_xrcd(&xrcd.engine)?;
                 ep.bound.lock().push(user);

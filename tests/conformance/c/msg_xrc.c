@@ -627,6 +627,14 @@ static void check_bound(void)
 	struct fid_ep *ep;
 	MUST(fi_endpoint(host.end.domain, host.end.info, &ep, NULL));
 	IS(fi_ep_bind(ep, xrcd, FI_SEND) == -FI_EBADFLAGS);
+	/* an XRC domain of another fi_domain, on the same device */
+	struct fid_domain *second;
+	struct fid *foreign;
+	MUST(fi_domain(host.end.fabric, host.end.info, &second, NULL));
+	MUST(ops->xrcd_open(second, NULL, -1, O_CREAT, &foreign, NULL));
+	IS(fi_ep_bind(ep, foreign, 0) == -FI_EDOMAIN);
+	MUST(fi_close(foreign));
+	MUST(fi_close(&second->fid));
 	MUST(fi_ep_bind(ep, xrcd, 0));
 	IS(fi_ep_bind(ep, host.xrcd, 0) == -FI_EINVAL);
 	MUST(fi_close(&ep->fid));
