@@ -470,11 +470,8 @@ unsafe extern "C" fn readerr(cq: *mut fid_cq, buf: *mut fi_cq_err_entry, flags: 
             if let (true, None) = (sized, vendor) {
                 (*buf).err_data_size = 0;
             } else if let (true, Some(vendor), 1..) = (sized, vendor, (*buf).err_data_size) {
-                let count = (*buf).err_data_size.min(vendor.len());
-                if !(*buf).err_data.is_null() {
-                    std::ptr::copy_nonoverlapping(vendor.as_ptr(), (*buf).err_data.cast(), count);
-                }
-                (*buf).err_data_size = count;
+                let to = (*buf).err_data.cast();
+                (*buf).err_data_size = copy_data(&vendor, to, (*buf).err_data_size);
             } else {
                 (*buf).err_data = cq.vendor_err.as_ptr().cast();
                 if sized {
@@ -510,6 +507,21 @@ unsafe extern "C" fn strerror(
     // SAFETY: `buf` is NULL or has `len` bytes.
     unsafe { copy_text(text, buf, len) };
     text.as_ptr()
+}
+
+/// Copies as much of the error data as fits, and returns the number of bytes copied, which is the
+/// `err_data_size` of the answer (fi_cq(3), fi_eq(3)).
+///
+/// # Safety
+/// `to` is NULL or has `room` bytes.
+pub(crate) unsafe fn copy_data(data: &[u8], to: *mut u8, room: usize) -> usize {
+    if to.is_null() {
+        return 0;
+    }
+    let count = data.len().min(room);
+    // SAFETY: not NULL; the caller passes `room` bytes, at least `count`.
+    unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), to, count) };
+    count
 }
 
 /// Copies as much of `text` as fits, with a NUL.

@@ -14,7 +14,7 @@ use weft::errno::{FiErrno, Result};
 
 use weft::wire::cm_data::CmData;
 
-use crate::cq::{copy_text, wait_control, wait_kind};
+use crate::cq::{copy_data, copy_text, wait_control, wait_kind};
 use crate::fabric::Fabric;
 use crate::ffi::fid::{Kind, Object, User, close, header, object, on};
 use crate::ffi::info::Info;
@@ -383,11 +383,8 @@ unsafe extern "C" fn readerr(eq: *mut fid_eq, buf: *mut fi_eq_err_entry, flags: 
             (*buf).prov_errno = error.prov_errno;
             let sized = eq.api_version >= fi_version(1, 5);
             if sized && (*buf).err_data_size != 0 {
-                let count = (*buf).err_data_size.min(data.len());
-                if !(*buf).err_data.is_null() {
-                    std::ptr::copy_nonoverlapping(data.as_ptr(), (*buf).err_data.cast(), count);
-                }
-                (*buf).err_data_size = count;
+                let to = (*buf).err_data.cast();
+                (*buf).err_data_size = copy_data(data, to, (*buf).err_data_size);
             } else {
                 (*buf).err_data = data.as_ptr().cast_mut().cast();
                 (*buf).err_data_size = data.len();

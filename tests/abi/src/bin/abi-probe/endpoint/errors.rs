@@ -113,6 +113,14 @@ fn entries(lib: &Lib, size: usize) {
                 -(FI_EAGAIN as isize)
             );
         }
+        // no buffer: nothing is copied, whatever the size (fi_cq(3))
+        fail(&setup);
+        let mut entry = std::mem::zeroed::<fi_cq_err_entry>();
+        entry.err_data_size = 64;
+        let cq = setup.cq;
+        assert_eq!(call!((*cq).ops, readerr, cq, &raw mut entry, 0), 1);
+        assert!(entry.err_data.is_null());
+        assert_eq!(entry.err_data_size, 0, "bytes copied");
     }
     setup.close();
 }
