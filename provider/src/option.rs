@@ -5,6 +5,7 @@ use std::ffi::{c_int, c_void};
 use libfabric_sys::*;
 use weft::errno::{FiErrno, Result};
 use weft::msg::{ATOMIC_SIZE, LengthOption};
+use weft::rdm::MAX_ATOMIC_SIZE;
 
 use crate::ep::Ep;
 use crate::ffi::fid::{object, on};
@@ -107,8 +108,12 @@ pub(crate) unsafe extern "C" fn getopt_rdm(
         }
         let value = match name.cast_unsigned() {
             FI_OPT_MIN_MULTI_RECV => ep.engine.min_multi_recv(),
-            FI_OPT_MAX_MSG_SIZE | FI_OPT_MAX_TAGGED_SIZE => ep.max_msg_size,
-            FI_OPT_INJECT_MSG_SIZE | FI_OPT_INJECT_TAGGED_SIZE => ep.inject_size,
+            FI_OPT_MAX_MSG_SIZE | FI_OPT_MAX_TAGGED_SIZE | FI_OPT_MAX_RMA_SIZE => ep.max_msg_size,
+            FI_OPT_INJECT_MSG_SIZE | FI_OPT_INJECT_TAGGED_SIZE | FI_OPT_INJECT_RMA_SIZE => {
+                ep.inject_size
+            }
+            // operands are copied in any case, so an injected atomic has no smaller limit
+            FI_OPT_MAX_ATOMIC_SIZE | FI_OPT_INJECT_ATOMIC_SIZE if ep.atomics => MAX_ATOMIC_SIZE,
             _ => return Err(FiErrno::ENOPROTOOPT),
         };
         // SAFETY: a buffer and its length by the contract of fi_getopt(3).

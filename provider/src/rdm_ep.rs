@@ -24,6 +24,8 @@ pub(crate) struct RdmEp {
     /// Maximum length of injected data and of a message, in bytes.
     pub(crate) inject_size: usize,
     pub(crate) max_msg_size: usize,
+    /// Whether `FI_ATOMIC` was requested.
+    pub(crate) atomics: bool,
     /// The uses of the objects to which the endpoint is bound, also by calls of an alias.
     pub(crate) bound: Arc<Mutex<Vec<User>>>,
     /// Of an alias: the use of the original endpoint, which holds the use of the domain.

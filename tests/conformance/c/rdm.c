@@ -1407,6 +1407,13 @@ static void check_objects(void)
 	IS(value == side.info->ep_attr->max_msg_size);
 	MUST(fi_getopt(&ep->fid, FI_OPT_ENDPOINT, 17 /* FI_OPT_INJECT_TAGGED_SIZE */, &value, &len));
 	IS(value == side.info->tx_attr->inject_size);
+	MUST(fi_getopt(&ep->fid, FI_OPT_ENDPOINT, 14 /* FI_OPT_MAX_RMA_SIZE */, &value, &len));
+	IS(value == side.info->ep_attr->max_msg_size);
+	MUST(fi_getopt(&ep->fid, FI_OPT_ENDPOINT, 18 /* FI_OPT_INJECT_RMA_SIZE */, &value, &len));
+	IS(value == side.info->tx_attr->inject_size);
+	/* without FI_ATOMIC */
+	RETURNS(fi_getopt(&ep->fid, FI_OPT_ENDPOINT, 15 /* FI_OPT_MAX_ATOMIC_SIZE */, &value, &len), -FI_ENOPROTOOPT);
+	RETURNS(fi_getopt(&ep->fid, FI_OPT_ENDPOINT, 19 /* FI_OPT_INJECT_ATOMIC_SIZE */, &value, &len), -FI_ENOPROTOOPT);
 
 	/* default flags, and those of an alias */
 	flags = FI_TRANSMIT | FI_DELIVERY_COMPLETE;

@@ -638,6 +638,11 @@ static void ask(int place)
 	to = address(&side, TARGET);
 	MUST(fi_query_atomic(side.domain, FI_UINT64, FI_SUM, &attr, 0));
 	IS(attr.count < 300);
+	size_t longest, len = sizeof longest;
+	MUST(fi_getopt(&ep->fid, FI_OPT_ENDPOINT, 15 /* FI_OPT_MAX_ATOMIC_SIZE */, &longest, &len));
+	IS(longest == attr.count * attr.size);
+	MUST(fi_getopt(&ep->fid, FI_OPT_ENDPOINT, 19 /* FI_OPT_INJECT_ATOMIC_SIZE */, &longest, &len));
+	IS(longest == attr.count * attr.size);
 	RETURNS(fi_atomic(ep, operand, attr.count + 1, NULL, to, 0, KEY, FI_UINT64, FI_SUM, NULL), -FI_EMSGSIZE);
 	RETURNS(fi_atomic(ep, operand, 0, NULL, to, 0, KEY, FI_UINT64, FI_SUM, NULL), -FI_EINVAL);
 	RETURNS(fi_atomic(ep, NULL, 1, NULL, to, 0, KEY, FI_UINT64, FI_SUM, NULL), -FI_EINVAL);
