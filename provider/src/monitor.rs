@@ -14,7 +14,7 @@ use weft::mr::{Monitor, memory_changed};
 
 use crate::domain::Domain;
 use crate::ffi::fid::Object;
-use crate::ffi::stub;
+use crate::ffi::{guard, stub};
 
 static NOTIFY: fi_ops_mem_notify = fi_ops_mem_notify {
     size: size_of::<fi_ops_mem_notify>(),
@@ -198,17 +198,23 @@ pub(crate) unsafe fn import(domain: &Object<Domain>, monitor: *mut fid_mem_monit
     })
 }
 
-/// `fi_ops_mem_notify.notify`: the same for every monitor, as memory belongs to the process.
+/// `fi_ops_mem_notify.notify`: the same for every monitor, as memory belongs to the process. The
+/// call has no result: a panic is logged, and the notification is lost.
 unsafe extern "C" fn notify(_: *mut fid_mem_monitor, addr: *const c_void, len: usize) {
-    memory_changed(addr as u64, len as u64);
+    let _: c_int = guard::entry(|| {
+        memory_changed(addr as u64, len as u64);
+        Ok(0)
+    });
 }
 
 /// `fi_close` of a monitor.
 unsafe extern "C" fn close(handle: *mut fid) -> c_int {
-    if used().iter().any(|one| one.monitor == handle as usize) {
-        return -FI_EBUSY;
-    }
-    0
+    guard::entry(|| {
+        if used().iter().any(|one| one.monitor == handle as usize) {
+            return Err(FiErrno::EBUSY);
+        }
+        Ok(0)
+    })
 }
 
 const _: () = assert!(std::mem::offset_of!(fid_mem_monitor, fid) == 0);
