@@ -423,10 +423,15 @@ unsafe extern "C" fn lookup(
         let addr = av.engine.lookup(FiAddr(addr))?;
         // SAFETY: not NULL; `buf` is NULL or has `*len` bytes, by the contract of fi_av_lookup(3).
         unsafe {
-            let buf = room(buf, *len);
             *len = match av.format {
-                Format::Str => answer_text(&to_string(&addr), buf),
-                format => answer_bytes(&format.bytes(&addr), buf),
+                Format::Str => {
+                    let text = to_string(&addr);
+                    reply(|part| answer_text(&text, part), buf, *len)
+                }
+                format => {
+                    let bytes = format.bytes(&addr);
+                    reply(|part| answer_bytes(&bytes, part), buf, *len)
+                }
             };
         }
         Ok(0)
@@ -450,21 +455,28 @@ unsafe extern "C" fn straddr(
         // `*len` bytes, by the contract of fi_av_straddr(3).
         unsafe {
             let text = to_string(&av.format.read(addr, None)?);
-            *len = answer_text(&text, room(buf.cast(), *len));
+            *len = reply(|part| answer_text(&text, part), buf.cast(), *len);
         }
         Ok(0)
     });
     if written == 0 { buf } else { std::ptr::null() }
 }
 
-/// The buffer of an answer; NULL has no room.
+/// Writes as much of an answer as fits, and returns the length of the whole answer; NULL has no
+/// room. `answer` writes to the slice as much as fits there, and returns the whole length.
+///
+/// The application's memory may be uninitialised and its length wrong, so no reference covers it:
+/// only the bytes of the answer are copied.
 ///
 /// # Safety
-/// `buf` is NULL, or has `len` bytes that nothing else uses for `'a`.
-unsafe fn room<'a>(buf: *mut c_void, len: usize) -> &'a mut [u8] {
-    if buf.is_null() {
-        return &mut [];
+/// `buf` is NULL, or `len` bytes can be written there.
+unsafe fn reply(answer: impl Fn(&mut [u8]) -> usize, buf: *mut c_void, len: usize) -> usize {
+    let whole = answer(&mut []);
+    if !buf.is_null() {
+        let mut part = vec![0; whole.min(len)];
+        answer(&mut part);
+        // SAFETY: not NULL; the caller passes `len` bytes, and the part has no more.
+        unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), buf.cast(), part.len()) };
     }
-    // SAFETY: not NULL; the caller passes `len` bytes.
-    unsafe { std::slice::from_raw_parts_mut(buf.cast(), len) }
+    whole
 }

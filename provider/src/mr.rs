@@ -131,7 +131,12 @@ pub(crate) unsafe fn register(
     unsafe { *out = object.as_ptr().cast() };
     if let Some(events) = events {
         // SAFETY: just opened, and the application's only when this returns.
-        register_later(unsafe { object.as_ref() }, events, context)?;
+        let mr = unsafe { object.as_ref() };
+        // The application's variable has the region already, so an error here is the result of the
+        // registration, as one of the worker, and not that of the call, which would leak the region.
+        if let Err(error) = register_later(mr, events, context) {
+            tell(events, token(mr), context.expose_provenance(), Err(error));
+        }
     }
     Ok(())
 }
