@@ -204,7 +204,9 @@ impl EndpointRequest {
                             engine
                         }
                         Err((errno, request)) => {
-                            connreq::put_back(connreq, request);
+                            if let Some(request) = request {
+                                connreq::put_back(connreq, request);
+                            }
                             return Err(errno);
                         }
                     }

@@ -173,20 +173,21 @@ impl Endpoint {
     /// Makes an endpoint that will accept a request (`fi_endpoint(3)`, `fi_info.handle`).
     ///
     /// # Errors
-    /// The request is returned with the errno.
+    /// The request is returned with the errno, unless it is rejected.
     /// - `EDOMAIN`: the request arrived on another device than the domain's.
-    /// - `EINVAL`: the request is one of the other transport.
+    /// - `EINVAL`: the request is one of the other transport; or it is none that an endpoint can
+    ///   accept, and is rejected.
     /// - `ENOMEM`: the device has no protection domain left for an endpoint that needs its own.
     pub fn from_request(
         domain: &Arc<Domain>,
         config: EndpointConfig,
         request: ConnectRequest,
-    ) -> std::result::Result<Arc<Self>, (FiErrno, ConnectRequest)> {
+    ) -> std::result::Result<Arc<Self>, (FiErrno, Option<ConnectRequest>)> {
         if !request.is_on(domain.device()) {
-            return Err((FiErrno::EDOMAIN, request));
+            return Err((FiErrno::EDOMAIN, Some(request)));
         }
         if request.is_xrc() != config.xrc {
-            return Err((FiErrno::EINVAL, request));
+            return Err((FiErrno::EINVAL, Some(request)));
         }
         match Self::pd_for(domain, &config) {
             Ok(pd) => {
@@ -194,9 +195,13 @@ impl Endpoint {
                     true => Incoming::of(request).map(Request::Xrc),
                     false => request.take().map(|(id, data)| Request::Rc(id, data)),
                 };
-                Ok(Self::new(domain, pd, config, request))
+                // without the request it would be an endpoint that connects
+                match request {
+                    Some(request) => Ok(Self::new(domain, pd, config, Some(request))),
+                    None => Err((FiErrno::EINVAL, None)),
+                }
             }
-            Err(error) => Err((error, request)),
+            Err(error) => Err((error, Some(request))),
         }
     }
 
