@@ -182,7 +182,10 @@ impl Line {
         message.msg_iov = &raw mut iovec;
         message.msg_iovlen = 1;
         message.msg_control = (&raw mut control).cast();
-        message.msg_controllen = CONTROL as _;
+        // The kernel passes as many descriptors as fit, and closes further ones. The padding of
+        // `CONTROL` would admit a second one, which nobody would close.
+        // SAFETY: computes a length.
+        message.msg_controllen = unsafe { libc::CMSG_LEN(size_of::<i32>() as u32) } as _;
         let n = loop {
             // SAFETY: the message names writable buffers that live as long as the call.
             let n = unsafe {
@@ -194,8 +197,7 @@ impl Line {
                 Err(_) => return Err(Errno::last()),
             }
         };
-        // Every descriptor in the message belongs to this process now, also if the message is
-        // refused.
+        // The descriptor in the message belongs to this process now, also if the message is refused.
         let file = taken(&message);
         if n == 0 {
             return Err(Errno(libc::EPIPE));
@@ -207,7 +209,7 @@ impl Line {
     }
 }
 
-/// Room for one descriptor; the kernel discards further ones.
+/// Room for one descriptor, with the padding behind it.
 const CONTROL: usize = 24;
 
 #[repr(C, align(8))]
@@ -233,7 +235,7 @@ fn taken(message: &libc::msghdr) -> Option<OwnedFd> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::fd::AsFd;
+    use std::os::fd::{AsFd, BorrowedFd};
 
     #[test]
     fn messages_and_descriptors_arrive_whole() {
@@ -266,5 +268,57 @@ mod tests {
         drop(near);
         assert_eq!(far.receive(&mut bytes).err(), Some(Errno(libc::EPIPE)));
         assert!(far.send(&[1; 8], None).is_err());
+    }
+
+    /// Sends 8 bytes with two descriptors.
+    fn send_two(line: &Line, files: [BorrowedFd<'_>; 2]) {
+        let bytes = [3_u8; 8];
+        let mut iovec = libc::iovec {
+            iov_base: bytes.as_ptr().cast_mut().cast(),
+            iov_len: bytes.len(),
+        };
+        let mut control = Control([0; CONTROL]);
+        // SAFETY: all zeros is a value of it; the buffers live through the call, and the header and
+        // two descriptors have exactly the length of the control buffer.
+        unsafe {
+            let mut message: libc::msghdr = zeroed();
+            message.msg_iov = &raw mut iovec;
+            message.msg_iovlen = 1;
+            message.msg_control = (&raw mut control).cast();
+            message.msg_controllen = CONTROL as _;
+            let header = libc::CMSG_FIRSTHDR(&raw const message);
+            (*header).cmsg_level = libc::SOL_SOCKET;
+            (*header).cmsg_type = libc::SCM_RIGHTS;
+            (*header).cmsg_len = libc::CMSG_LEN(8) as _;
+            let numbers = files.map(|file| file.as_raw_fd());
+            libc::CMSG_DATA(header)
+                .cast::<[i32; 2]>()
+                .write_unaligned(numbers);
+            assert_eq!(libc::sendmsg(line.0.as_raw_fd(), &raw const message, 0), 8);
+        }
+    }
+
+    #[test]
+    fn a_second_descriptor_of_a_message_is_closed() {
+        let name = format!("softverbs-test.{}", crate::sys::random());
+        let listener = Listener::bind(&name).unwrap();
+        let near = Line::connect(&name).unwrap();
+        let far = listener.accept().unwrap();
+        let (mut read, write) = std::io::pipe().unwrap();
+        send_two(&near, [write.as_fd(), write.as_fd()]);
+        drop(write);
+        let mut bytes = [0; 8];
+        let file = far.receive(&mut bytes).unwrap();
+        assert!(file.is_some());
+        drop(file);
+        // the end of the pipe, unless a descriptor is still open
+        let mut pipe = libc::pollfd {
+            fd: read.as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        // SAFETY: one element.
+        assert_eq!(unsafe { libc::poll(&raw mut pipe, 1, 0) }, 1);
+        assert_eq!(std::io::Read::read(&mut read, &mut bytes).unwrap(), 0);
     }
 }
