@@ -279,6 +279,17 @@ fn wait_for(
     named: impl Fn(Use) -> bool,
     lives: impl Fn(u32) -> bool,
 ) -> Res<()> {
+    wait_at_most(PATIENCE, segment, named, lives)
+}
+
+/// As [`wait_for`], with another limit. It ends the wait for processes that have ended too: a
+/// process that breaks the protocol can restore the words that are cleared.
+fn wait_at_most(
+    patience: Duration,
+    segment: &OwnSegment,
+    named: impl Fn(Use) -> bool,
+    lives: impl Fn(u32) -> bool,
+) -> Res<()> {
     let begin = Instant::now();
     let mut round = 0u32;
     while let Some((visitor, word)) = find(segment, &named) {
@@ -286,7 +297,8 @@ fn wait_for(
         if round > 100 {
             if !lives(visitor) {
                 segment.map.u64(word).store(0, Ordering::Relaxed);
-            } else if begin.elapsed() > PATIENCE {
+            }
+            if begin.elapsed() > patience {
                 return Err(Errno(libc::EBUSY));
             }
             std::thread::sleep(Duration::from_micros(50));
@@ -368,6 +380,25 @@ mod tests {
         for i in 0..announce::HAZARD_COUNT {
             assert_eq!(word(i).load(Ordering::Relaxed), 0);
         }
+    }
+
+    #[test]
+    fn a_neighbour_that_restores_words_ends_the_wait_late() {
+        let segment = OwnSegment::create(1, 0, true).unwrap();
+        let words = [0, 1].map(|i| segment.map.u64(word_at(3, i)));
+        let visitors = segment.map.u64(header::VISITORS);
+        visitors.store(1 << 3, Ordering::Relaxed);
+        words[0].store(5 | 1 << 32, Ordering::Relaxed);
+        let (patience, begin) = (Duration::from_millis(100), Instant::now());
+        let lives = |_| {
+            // only one of them is cleared
+            words.map(|word| word.store(5 | 1 << 32, Ordering::Relaxed));
+            // for the test to end, the process lives from a time on
+            begin.elapsed() > 100 * patience
+        };
+        let waited = wait_at_most(patience, &segment, |used| used.names_key(Key(5)), lives);
+        assert_eq!(waited, Err(Errno(libc::EBUSY)));
+        assert!(begin.elapsed() < 50 * patience);
     }
 
     #[test]

@@ -134,7 +134,8 @@ impl<'a> Stripe<'a> {
             {
                 return Some(Self { map, at, own });
             }
-            if late && !free {
+            // also if another process has changed the word since: it may do so each time
+            if late {
                 return None;
             }
             pause(round);
@@ -309,6 +310,24 @@ mod tests {
         std::mem::forget(lock(1, true).unwrap());
         assert!(lock(2, true).is_none());
         assert!(lock(2, false).is_some());
+    }
+
+    #[test]
+    fn a_lock_that_changes_whenever_it_could_be_taken_is_given_up() {
+        let segment = crate::segment::OwnSegment::create(1, 0, true).unwrap();
+        let map = &segment.map;
+        let word = map.u64(stripe::AT + stripe::STRIDE * index_of(64));
+        word.store(holder(3, 1), Ordering::Relaxed);
+        let asked = std::cell::Cell::new(0_u64);
+        let lives = |_| {
+            asked.set(asked.get() + 1);
+            assert!(asked.get() < 1_000_000, "the wait does not end");
+            // another holder that has ended
+            word.store(holder(3, 1 + asked.get()), Ordering::Relaxed);
+            false
+        };
+        let lock = Stripe::lock(map, 64, holder(4, 1), Duration::from_millis(20), lives);
+        assert!(lock.is_none());
     }
 
     #[test]
