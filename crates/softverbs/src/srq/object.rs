@@ -262,8 +262,8 @@ pub(crate) unsafe fn destroy(srq: *mut ibv_srq) -> Res<()> {
         old.order.position(),
     );
     segment.give(old.desc_at, old.desc_stride * old.posted.len());
-    let raised = this.events.load(Ordering::Relaxed);
     let unread = context.events.forget(Element::Srq(srq));
+    let raised = this.events.load(Ordering::Relaxed);
     // SAFETY: the object is live until its index is given back below.
     let pd = unsafe {
         libc::pthread_mutex_lock(&raw mut (*srq).mutex);

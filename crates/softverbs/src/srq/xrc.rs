@@ -187,15 +187,18 @@ impl Srq {
 
     /// Disables the SRQ and raises `IBV_EVENT_SRQ_ERR` if its completion queue has overrun.
     pub(crate) fn notice_overrun(&self) {
-        let overrun = {
-            let xrc = self.xrc.lock();
-            xrc.cq.is_some_and(Cq::is_overrun)
-        };
-        let at = self.at() + layout::STAMP;
-        if overrun && self.process().segment.map.u32(at).swap(0, Ordering::SeqCst) != 0 {
-            self.wake_senders();
-            self.raise(IBV_EVENT_SRQ_ERR);
+        let xrc = self.xrc.lock();
+        if xrc.ends || !xrc.cq.is_some_and(Cq::is_overrun) {
+            return;
         }
+        let at = self.at() + layout::STAMP;
+        if self.process().segment.map.u32(at).swap(0, Ordering::SeqCst) == 0 {
+            return;
+        }
+        // with the lock held: a thread that destroys the SRQ has not begun to forget its events
+        self.raise(IBV_EVENT_SRQ_ERR);
+        drop(xrc);
+        self.wake_senders();
     }
 }
 
