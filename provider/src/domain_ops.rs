@@ -237,14 +237,7 @@ unsafe fn map_raw(domain: &MrDomain, map: *const fi_mr_map_raw) -> Result<()> {
         if map.raw_key.is_null() || map.key.is_null() {
             return Err(FiErrno::EINVAL);
         }
-        let size = map.key_size;
-        if size > MAX_RAW_KEY_SIZE {
-            info!(
-                FI_LOG_MR,
-                "fi_mr_map_raw: -EINVAL: key_size is {size}; a raw key has at most {MAX_RAW_KEY_SIZE} bytes"
-            );
-            return Err(FiErrno::EINVAL);
-        }
+        let size = map.key_size.min(MAX_RAW_KEY_SIZE);
         let raw = std::slice::from_raw_parts(map.raw_key, size);
         *map.key = domain.map_raw(raw).inspect_err(|errno| {
             info!(
