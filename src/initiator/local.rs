@@ -64,7 +64,7 @@ impl<'a> LocalIov<'a> {
             return Err(refusal::no_buffers(count));
         }
         if count > MAX_IOV {
-            return Err(refusal::beyond_all_limits(count, MAX_IOV));
+            return Err(refusal::too_many_buffers(count, MAX_IOV));
         }
         Ok(Self {
             iov,

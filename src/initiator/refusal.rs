@@ -17,16 +17,6 @@ pub(crate) fn too_many_buffers(count: usize, limit: usize) -> FiErrno {
     )
 }
 
-/// A vector with more buffers than any endpoint accepts.
-#[cold]
-pub(crate) fn beyond_all_limits(count: usize, limit: usize) -> FiErrno {
-    refused!(
-        EpData,
-        EINVAL,
-        "the operation has {count} buffers; no endpoint accepts more than {limit}"
-    )
-}
-
 /// A count of buffers with a NULL vector.
 #[cold]
 pub(crate) fn no_buffers(count: usize) -> FiErrno {
