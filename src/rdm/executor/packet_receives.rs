@@ -14,12 +14,13 @@ use crate::wire::rdm::packet::SLOT_SIZE;
 /// ([`Executor::receives_low`]).
 pub(in crate::rdm) const FEWEST_RECEIVES: usize = 128;
 
-/// Polls that never find the device queue empty take so many times the limit before it is doubled.
-/// Peers that all connect at once, and then are idle, send five packets each; receives stay posted.
+/// The limit is doubled when polls that have not emptied the device queue have taken so many times
+/// as many completions. With 1 the peers that connect at once, with five packets each, would double
+/// it, and the receives stay posted when the peers are idle.
 const BEHIND: usize = 4;
 
-/// Receives for each link in a burst. What an endpoint has posted stays resident: these are 8.5 KiB
-/// of the 16 KiB that an idle connected peer may need.
+/// Receives for each link after a burst. They stay posted and resident, and take 8.5 KiB of the
+/// 16 KiB that an idle connected peer may need.
 const IN_BURST: usize = 2;
 
 #[derive(Debug)]
