@@ -392,7 +392,9 @@ mod tests {
         let (patience, begin) = (Duration::from_millis(100), Instant::now());
         let lives = |_| {
             // only one of them is cleared
-            words.map(|word| word.store(5 | 1 << 32, Ordering::Relaxed));
+            words
+                .iter()
+                .for_each(|word| word.store(5 | 1 << 32, Ordering::Relaxed));
             // for the test to end, the process lives from a time on
             begin.elapsed() > 100 * patience
         };

@@ -376,11 +376,13 @@ fn an_operation_that_is_executed_in_its_call_has_its_entry() {
         assert_eq!(a.entry().0, 3);
         // Behind a request that waits for its completion. The driver's thread, which has connected
         // the link, may poll between the calls; then nothing waits, and the attempt shows nothing.
+        // Each attempt ends with a new link, whose thread is awake then: the pause lets it sleep.
         let wrong = RemoteIov {
             key: b.region.key() ^ 0x5a00,
             ..b.range(0, 100)
         };
-        let behind = || {
+        let behind = |attempt: u64| {
+            std::thread::sleep(Duration::from_millis(5 * attempt));
             b.memory.set(300, &[0; 100]);
             a.write(to_b, wrong, &source, 4, false);
             a.write(to_b, b.range(300, 100), &source, 5, false);
@@ -390,7 +392,7 @@ fn an_operation_that_is_executed_in_its_call_has_its_entry() {
             assert!(b.memory.is(300, &pattern(1, 100)));
             both_wait
         };
-        assert!((0..20).any(|_| behind()));
+        assert!((0..20).any(behind));
         // the key of a region that is closed
         let gone = b.range(0, 100);
         drop(b.region);
