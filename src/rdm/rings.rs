@@ -3,7 +3,7 @@
 #![allow(unsafe_code, reason = "passes buffers on")]
 
 use std::hint::spin_loop;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::completions::{Entry, Reader, Side};
 use super::executor::Stop;
@@ -30,6 +30,12 @@ const FOUND: u32 = 16;
 /// receiver that polls has made room by then. A SEND costs more, and so do all messages behind it,
 /// which cannot use the ring before it has completed.
 const ROOM: u32 = 64;
+/// A caller is slow whose calls are so far apart: a poll of the device costs a tenth of it at most.
+/// It computes, or yields the processor to others, and each call that does not poll delays what the
+/// device has by one of these intervals.
+const SLOW: Duration = Duration::from_micros(2);
+/// Number of calls from one look at their time to the next, at least.
+const TIMED: u32 = 16;
 /// The device is quiet after so many polls without a completion, if no RMA is under way.
 const QUIET: u32 = 64;
 /// Of so many polls of the device, one looks for hot rings that are not used.
@@ -70,6 +76,32 @@ pub(super) enum Work {
     Entries,
     /// Anything.
     Any,
+}
+
+/// How often the application calls.
+#[derive(Debug)]
+pub(super) struct Pace {
+    /// [`State::calls`] at the last look, and its time.
+    calls: u32,
+    at: Instant,
+    /// The calls before it were [`SLOW`].
+    slow: bool,
+}
+
+impl Pace {
+    pub(super) fn new() -> Self {
+        Self {
+            calls: 0,
+            at: Instant::now(),
+            slow: false,
+        }
+    }
+
+    fn look(&mut self, calls: u32, now: Instant) {
+        let interval = now.saturating_duration_since(self.at);
+        self.slow = interval >= SLOW * calls.wrapping_sub(self.calls);
+        (self.calls, self.at) = (calls, now);
+    }
 }
 
 impl State {
@@ -133,9 +165,12 @@ impl State {
     /// Decides how often the device is polled from now on, after a poll.
     #[inline]
     pub(super) fn set_step(&mut self) {
+        if self.calls.wrapping_sub(self.pace.calls) >= TIMED {
+            self.pace.look(self.calls, Instant::now());
+        }
         self.step = match self.quiet < QUIET || self.io.rma.ops.len() != 0 {
             // only the device has news
-            _ if self.io.links.hot.is_empty() => BUSY,
+            _ if self.io.links.hot.is_empty() || self.pace.slow => BUSY,
             true => BUSY / EMPTY,
             false => 1,
         };

@@ -31,6 +31,7 @@ use super::parked_ids::ParkedIds;
 use super::peer::PeerKey;
 use super::ports::CIRCUIT_DEPTH;
 use super::receives::Left;
+use super::rings::Pace;
 use super::send_queue::DEPTH;
 use super::vector::{AddressVector, VectorUser};
 use crate::av::FiAddr;
@@ -91,6 +92,7 @@ pub(super) struct State {
     pub(super) step: u32,
     /// Number of polls of the device without a completion since the last one with a completion.
     pub(super) quiet: u32,
+    pub(super) pace: Pace,
     /// Index of the hot ring that is examined first.
     pub(super) next_hot: usize,
     /// The link in whose ring messages were read last, if [`Self::end_run`] has to follow.
@@ -490,9 +492,10 @@ impl Shared {
     }
 
     /// Waits until the peers have received what the application cannot repeat: copied messages,
-    /// answers, and *processed* of the messages that have arrived.
-    pub(super) fn linger(&self, limit: Instant) {
+    /// answers, and *processed* of the messages that have arrived. Calls `gone_on` in each round.
+    pub(super) fn linger(&self, limit: Instant, gone_on: &dyn Fn()) {
         loop {
+            gone_on();
             {
                 let mut guard = self.lock();
                 let Some(state) = guard.as_mut() else {
@@ -590,6 +593,7 @@ impl State {
             turn: 0,
             step: 0,
             quiet: 0,
+            pace: Pace::new(),
             next_hot: 0,
             behind: None,
             looked: 0,

@@ -522,3 +522,25 @@ fn addresses_are_found_for_those_who_use_them() {
         assert_eq!(sources, [from_a.0; 4]);
     }
 }
+
+/// A reader that computes or yields the processor between its calls polls the device in each of
+/// them, and one that does not, in every 64th call without a packet.
+#[test]
+fn slow_readers_poll_the_device_in_each_call() {
+    let domain = domain();
+    let (a, b) = (End::open(&domain), End::open(&domain));
+    b.knows(&a);
+    one_by_one(&a, &b, 4, || b.cq.read(1, &mut |_: &Completion| ()).is_ok());
+    let steps_after = |pause: Option<Duration>| {
+        for _ in 0..200 {
+            assert_eq!(b.poll(), None);
+            pause.map(std::thread::sleep);
+        }
+        b.ep.shared().lock().as_ref().unwrap().step
+    };
+    // the test may lose the processor, so it repeats what is to be fast
+    let is_fast = || (0..1000).any(|_| steps_after(None) == 1);
+    assert!(is_fast());
+    assert_eq!(steps_after(Some(Duration::from_micros(20))), 64);
+    assert!(is_fast());
+}
