@@ -61,7 +61,7 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// this time, and this part of the time above.
 const REDIAL: (Duration, u32) = (Duration::from_secs(2), 5);
 /// How long a close waits until the peers have received what was sent.
-const LINGER: Duration = Duration::from_secs(10);
+pub(super) const LINGER: Duration = Duration::from_secs(10);
 /// How long a close waits for the peers of an endpoint on XRC to end their halves of the links.
 const LEAVE: Duration = Duration::from_secs(1);
 /// Default of `FI_OPT_MIN_MULTI_RECV`.
@@ -714,7 +714,7 @@ impl Endpoint {
         if std::mem::replace(&mut control.closed, true) || !control.enabled {
             return;
         }
-        shared.linger(Instant::now() + LINGER);
+        shared.linger(Instant::now() + LINGER, &|| ());
         if let Some(listening) = shared.listening.get() {
             listening.close();
         }
@@ -781,15 +781,6 @@ impl SharedRx {
         let limits = Limits::of(domain.device()).ok_or(FiErrno::EOPNOTSUPP)?;
         config.size = config.size.clamp(1, limits.rx_size);
         Self::with(domain, config, MIN_MULTI_RECV)
-    }
-}
-
-/// Waits until the peers of all endpoints of the process have received what was injected, at most
-/// 10 s. Called when the process ends: endpoints that were not closed lose nothing.
-pub fn linger_all() {
-    let limit = Instant::now() + LINGER;
-    for shared in Shared::all() {
-        shared.linger(limit);
     }
 }
 

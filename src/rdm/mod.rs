@@ -69,6 +69,7 @@ mod parked_ids;
 mod peer;
 mod places;
 mod ports;
+mod process_end;
 mod pull;
 mod pulls;
 mod ranges;
@@ -94,12 +95,11 @@ pub use crate::initiator::{LocalIov, RemoteIov};
 pub use atomic_ops;
 pub use context::{SharedRx, SharedRxConfig};
 pub use credit::{FIRST, Pool, SMALLEST};
-pub use endpoint::{
-    AtomicCall, Endpoint, EndpointConfig, MAX_ATOMIC_SIZE, linger_all, max_atomic_count,
-};
+pub use endpoint::{AtomicCall, Endpoint, EndpointConfig, MAX_ATOMIC_SIZE, max_atomic_count};
 pub use limits::Limits;
 pub use link::{LinkKey, LinkMark};
 pub use ops::{Form, Uses};
 pub use peer::{PeerKey, PeerMark};
+pub use process_end::linger_all;
 pub use slab::Key;
 pub use vector::{AddressVector, VectorUser};

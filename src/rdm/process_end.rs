@@ -1,0 +1,93 @@
+//! The end of a process that has not closed its endpoints.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use super::endpoint::LINGER;
+use super::shared::Shared;
+
+/// How long the wait for the peers may stand still. A thread that was interrupted inside a call by a
+/// signal, whose handler calls `exit(3)`, never releases the lock that the wait needs.
+const STUCK: Duration = Duration::from_millis(500);
+
+/// Waits until the peers of all endpoints of the process have received what was injected, at most
+/// 10 s. Called when the process ends: endpoints that were not closed lose nothing.
+///
+/// Another thread waits, because the calling one may have a lock of an endpoint already. If a lock
+/// is not released within 0.5 s, the function returns.
+pub fn linger_all() {
+    let endpoints = Shared::all();
+    if !endpoints.is_empty() {
+        within(STUCK, move |gone_on| {
+            let limit = Instant::now() + LINGER;
+            for endpoint in endpoints {
+                endpoint.linger(limit, gone_on);
+            }
+        });
+    }
+}
+
+/// Runs `wait` in another thread until it returns or has not called its argument for a time. Without
+/// memory for a thread it does not run.
+fn within(time: Duration, wait: impl FnOnce(&dyn Fn()) + Send + 'static) {
+    let rounds = Arc::new(AtomicU32::new(0));
+    let (ended, end) = channel::<()>();
+    let counter = Arc::clone(&rounds);
+    let waits = std::thread::Builder::new()
+        .name("weft-end".to_owned())
+        .spawn(move || {
+            wait(&|| {
+                counter.fetch_add(1, Ordering::Relaxed);
+            });
+            // also by a panic, the receiver is told
+            drop(ended);
+        });
+    if waits.is_err() {
+        return;
+    }
+    let mut seen = rounds.load(Ordering::Relaxed);
+    while end.recv_timeout(time) == Err(RecvTimeoutError::Timeout) {
+        let now = rounds.load(Ordering::Relaxed);
+        if now == seen {
+            return;
+        }
+        seen = now;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use parking_lot::Mutex;
+
+    use super::*;
+
+    #[test]
+    fn a_wait_that_goes_on_is_awaited() {
+        let done = Arc::new(AtomicU32::new(0));
+        let waits = Arc::clone(&done);
+        within(Duration::from_millis(200), move |gone_on| {
+            for _ in 0..40 {
+                std::thread::sleep(Duration::from_millis(10));
+                gone_on();
+            }
+            waits.store(1, Ordering::Relaxed);
+        });
+        assert_eq!(done.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn a_wait_for_a_lock_of_the_calling_thread_ends() {
+        let lock = Arc::new(Mutex::new(()));
+        let held = lock.lock();
+        let other = Arc::clone(&lock);
+        let begin = Instant::now();
+        within(Duration::from_millis(20), move |gone_on| {
+            gone_on();
+            drop(other.lock());
+        });
+        assert!(begin.elapsed() < Duration::from_secs(10));
+        drop(held);
+    }
+}
