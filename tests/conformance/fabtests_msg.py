@@ -149,7 +149,10 @@ def _ranks(argv, env, seconds):
 
 def _service(test, argv, prov, address, env, seconds):
     more = lambda options: options.replace("ADDRESS", address).replace("PROV", prov).split()
-    text = (REQUESTS / test.requests).read_text().replace("PROV,", f"{prov},")
+    # a device of the kernel pins memory, which is offered as FI_MR_ALLOCATED alone
+    pins = env.get("FI_WEFT_DEVICE", "soft0") != "soft0"
+    mode = " mr_mode: [ FI_MR_ALLOCATED, ]," if pins else ""
+    text = (REQUESTS / test.requests).read_text().replace("PROV,", f"{prov},{mode}")
     with tempfile.NamedTemporaryFile("w", prefix="weft-fabtests-") as requests:
         requests.write(text)
         requests.flush()

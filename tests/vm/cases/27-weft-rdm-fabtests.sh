@@ -17,5 +17,5 @@ run() {
 	[ -n "$WEFT_VM_LONG" ] && only='^(?!.*pingpong( -v)?$|.*_bw -v$|fi_(multinode|rdm_stress|ubertest))'
 	limit=120
 	[ -n "$WEFT_VM_ALL" ] && only='.' limit=1800
-	fabtests rdm "$only" --long --seconds $limit --more '^fi_cq_test=-L 1024' --more 'rma_bw|rma_pingpong=-W 8' --more 'rdm_atomic=-S 64'
+	fabtests rdm "$only" --long --seconds $limit --more '^fi_cq_test=-L 1024' --more 'multi_ep=-S 256' --more 'rma_bw|rma_pingpong=-W 8' --more 'rdm_atomic=-S 64'
 }
