@@ -64,6 +64,7 @@ mod receive_ring;
 #[allow(unsafe_code, reason = "memory regions are raw memory")]
 mod region;
 mod registry;
+mod repeat;
 #[allow(
     unsafe_code,
     reason = "rings lie in memory shared with other processes"

@@ -9,6 +9,7 @@ use crate::agent::{self, Link, Opener};
 use crate::dm::Directs;
 use crate::hazard::Hazards;
 use crate::registry::Entry;
+use crate::repeat::{self, Repeats};
 use crate::ring::{Header, Producer, Pushed, RING_SIZE};
 use crate::segment::Mapping;
 use crate::segment::layout::{
@@ -52,6 +53,9 @@ pub(crate) struct Peer {
     unmade: AtomicU8,
     out: Lock<Option<Producer>>,
     doorbells: Mutex<Vec<Doorbell>>,
+    /// Doorbells that could not be opened. They are rung again at the time in `repeats`.
+    unrung: Lock<Vec<Bell>>,
+    repeats: Arc<Repeats>,
     pub(crate) hazards: Arc<Hazards>,
     directs: Directs,
     /// Opens the peer's files.
@@ -120,6 +124,42 @@ impl Life {
             None => sys::may_run(self.pid, self.start_time),
         };
         runs && self.tables.is_open()
+    }
+}
+
+/// What a doorbell of the peer wakes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Bell {
+    Process,
+    /// The threads that sleep on the completion queue whose entry is at this offset.
+    Cq(usize),
+}
+
+impl Bell {
+    /// Whether the peer still has to be woken; the caller then rings.
+    fn must_ring(self, map: &Mapping) -> bool {
+        match self {
+            Self::Process => signal::must_ring(map),
+            Self::Cq(at) => signal::must_notify(map, at, true, false),
+        }
+    }
+
+    /// Undoes [`Self::must_ring`].
+    fn must_still_ring(self, map: &Mapping) {
+        match self {
+            Self::Process => signal::must_still_ring(map),
+            Self::Cq(at) => signal::must_still_notify(map, at),
+        }
+    }
+
+    /// Descriptor and inode of the doorbell.
+    fn place(self, map: &Mapping) -> (RawFd, u64) {
+        let (fd, inode) = match self {
+            Self::Process => (header::DOORBELL, header::DOORBELL_INODE),
+            Self::Cq(at) => (at + cq::DOORBELL, at + cq::DOORBELL_INODE),
+        };
+        let fd = map.u32(fd).load(Ordering::Relaxed);
+        (fd.cast_signed(), map.u64(inode).load(Ordering::Relaxed))
     }
 }
 
@@ -214,7 +254,13 @@ impl Peer {
     /// # Errors
     /// `ESRCH`: the process has ended. `EACCES`: it cannot be reached. `EPERM`: its files are not
     /// sealed. `EPROTO`: its segment is invalid.
-    pub(crate) fn open(entry: &Entry, slot: u32, own_slot: u32, guarded: bool) -> Res<Self> {
+    pub(crate) fn open(
+        entry: &Entry,
+        slot: u32,
+        own_slot: u32,
+        guarded: bool,
+        repeats: &Arc<Repeats>,
+    ) -> Res<Self> {
         let pid = entry.identity.pid;
         // Not for this process itself: it needs no liveness check, and tools that run it may not
         // support the system call.
@@ -255,6 +301,8 @@ impl Peer {
             unmade: AtomicU8::new(Unmade::Waits as u8),
             out: Lock::new(None),
             doorbells: Mutex::new(Vec::new()),
+            unrung: Lock::new(Vec::new()),
+            repeats: Arc::clone(repeats),
             hazards: Arc::try_new(Hazards::new())?,
             directs: Directs::default(),
             opener,
@@ -600,45 +648,88 @@ impl Peer {
         self.notify_cq(cq, true);
     }
 
-    /// Rings the doorbell of the completion queue whose entry is at `at`.
+    /// Rings the doorbell of the completion queue whose entry is at `at`, whose request the caller
+    /// has taken.
     #[cold]
     pub(crate) fn ring_cq(&self, at: usize) {
-        let fd = self.map.u32(at + cq::DOORBELL).load(Ordering::Relaxed);
-        let inode = self
-            .map
-            .u64(at + cq::DOORBELL_INODE)
-            .load(Ordering::Relaxed);
-        self.ring_doorbell(fd.cast_signed(), inode);
+        self.ring(Bell::Cq(at));
     }
 
     /// Wakes the peer if it may sleep, so that the peer handles a request or an event of this
     /// process.
     pub(crate) fn ring_process(&self) {
         if signal::must_ring(&self.map) {
-            let fd = self.map.u32(header::DOORBELL).load(Ordering::Relaxed);
-            let inode = self.map.u64(header::DOORBELL_INODE).load(Ordering::Relaxed);
-            self.ring_doorbell(fd.cast_signed(), inode);
+            self.ring(Bell::Process);
         }
     }
 
-    fn ring_doorbell(&self, fd: RawFd, inode: u64) {
+    /// Rings a doorbell. If it cannot be opened now, publishes the peer's request again, and enters
+    /// the doorbell in the list of those that are rung again.
+    #[cold]
+    fn ring(&self, bell: Bell) {
+        let unrung = self.unrung.lock();
+        if unrung.contains(&bell) {
+            // Under the lock: `ring_again` finds the request, or has removed the doorbell before.
+            bell.must_still_ring(&self.map);
+            return;
+        }
+        drop(unrung);
+        let began = sys::now_ns();
+        let Err(error) = self.ring_doorbell(bell.place(&self.map)) else {
+            return;
+        };
+        // A doorbell that does not exist any more belongs to a channel or process that has ended.
+        if !repeat::may_pass(error) || self.is_dead() {
+            return;
+        }
+        let mut unrung = self.unrung.lock();
+        // Without memory for the list, the next ring of any process wakes the peer.
+        if !unrung.contains(&bell) {
+            let _ = unrung.try_push(bell);
+        }
+        bell.must_still_ring(&self.map);
+        drop(unrung);
+        self.repeats.add(began);
+    }
+
+    /// Whether doorbells are to be rung again.
+    pub(crate) fn has_unrung(&self) -> bool {
+        !self.unrung.lock().is_empty()
+    }
+
+    /// Rings the doorbells that could not be opened before, unless other processes have rung them.
+    #[cold]
+    pub(crate) fn ring_again(&self) {
+        let count = self.unrung.lock().len();
+        for _ in 0..count {
+            let mut unrung = self.unrung.lock();
+            if unrung.is_empty() {
+                return;
+            }
+            let bell = unrung.remove(0);
+            let rings = bell.must_ring(&self.map);
+            drop(unrung);
+            if rings {
+                self.ring(bell);
+            }
+        }
+    }
+
+    /// # Errors
+    /// Those of opening the doorbell. `ESTALE`: the descriptor is another file by now.
+    fn ring_doorbell(&self, (fd, inode): (RawFd, u64)) -> Res<()> {
         let mut doorbells = self
             .doorbells
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         if let Some(bell) = doorbells.iter().find(|b| b.fd == fd && b.inode == inode) {
             sys::ring_fd(bell.pipe.as_raw_fd());
-            return;
+            return Ok(());
         }
-        // A doorbell that cannot be opened belongs to a channel or process that has ended.
-        let pipe = self.opener.open(fd, libc::O_RDWR);
-        if let Ok(pipe) = pipe
-            && sys::is_pipe(&pipe, inode).is_ok()
-        {
-            sys::ring_fd(pipe.as_raw_fd());
-            if !sys::is_spare(pipe.as_raw_fd(), PIPES) {
-                return;
-            }
+        let pipe = self.opener.open(fd, libc::O_RDWR)?;
+        sys::is_pipe(&pipe, inode)?;
+        sys::ring_fd(pipe.as_raw_fd());
+        if sys::is_spare(pipe.as_raw_fd(), PIPES) {
             doorbells.retain(|b| b.fd != fd);
             if doorbells.len() >= DOORBELLS {
                 doorbells.remove(0);
@@ -646,6 +737,7 @@ impl Peer {
             // Without memory for the list, the doorbell is opened again at the next ring.
             let _ = doorbells.try_push(Doorbell { fd, inode, pipe });
         }
+        Ok(())
     }
 
     /// Moves one of the peer's queue pairs to ERR if its state word still is `word`, and notifies

@@ -6,7 +6,9 @@
 //! 0 has the duty to ring, so only one supplier rings.
 
 use crate::segment::Mapping;
-use crate::segment::layout::{ARMED_NOT, ARMED_SOLICITED, StateWord, cq, header, qp, srq};
+use crate::segment::layout::{
+    ARMED_ANY, ARMED_NOT, ARMED_SOLICITED, StateWord, cq, header, qp, srq,
+};
 use crate::sync::atomic::{AtomicU32, Ordering, fence};
 use crate::sync::light_fence;
 
@@ -25,6 +27,21 @@ pub(crate) fn may_sleep(own: &Mapping) -> bool {
 pub(crate) fn must_ring(map: &Mapping) -> bool {
     fence(Ordering::SeqCst);
     take(map.u32(header::SLEEPS))
+}
+
+/// Undoes a [`must_ring`] that returned true, by a caller that cannot ring the process yet: other
+/// suppliers ring it. The caller tries again later, which begins with [`must_ring`].
+#[cold]
+pub(crate) fn must_still_ring(map: &Mapping) {
+    map.u32(header::SLEEPS).store(1, Ordering::SeqCst);
+}
+
+/// As [`must_still_ring`], of a [`must_notify`]. The request becomes the strongest one, as the word
+/// no longer has the former one: at most, the owner wakes up once in vain.
+#[cold]
+pub(crate) fn must_still_notify(map: &Mapping, at: usize) {
+    map.u32(at + cq::ARMED)
+        .fetch_max(ARMED_ANY, Ordering::SeqCst);
 }
 
 /// Publishes in the caller's own CQ entry, at `at`, which messages must wake the owner, unless a
@@ -218,7 +235,6 @@ impl Attention {
 mod tests {
     use super::*;
     use crate::segment::OwnSegment;
-    use crate::segment::layout::ARMED_ANY;
 
     #[test]
     fn a_weaker_request_replaces_no_stronger_one() {

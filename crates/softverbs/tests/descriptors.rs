@@ -1,5 +1,5 @@
 //! A process with few descriptors left opens none to watch its peers, and detects their end
-//! nevertheless.
+//! nevertheless. A process with none left wakes its peers when it has one again.
 
 #![allow(unsafe_code, reason = "verbs is a C interface")]
 
@@ -17,6 +17,12 @@ fn main() {
         ("a_watched_peer", watched_parent, child),
         ("an_unwatched_peer", unwatched_parent, child),
         ("an_unwatched_sender", unwatched_sender_parent, child),
+        ("a_sleeper_is_rung_later", ringing_parent, sleeping_child),
+        (
+            "a_sleeper_is_rung_by_a_thread_that_sleeps",
+            sleeping_parent,
+            sleeping_child,
+        ),
     ]);
 }
 
@@ -92,4 +98,72 @@ fn unwatched_sender_parent(link: &mut Link) {
     let wc = end.wait(LIMIT);
     assert_eq!((wc.status, wc.wr_id), (IBV_WC_WR_FLUSH_ERR, 9));
     assert_eq!(end.async_event(), IBV_EVENT_QP_FATAL);
+}
+
+/// More descriptors than any test needs.
+const ENOUGH: usize = 1024;
+/// Time in which a process falls asleep, or uses a resource that it has again.
+const WHILE: Duration = Duration::from_millis(300);
+/// The wake-up must not come from anything slower.
+const SOON: Duration = Duration::from_secs(5);
+
+/// Lets this process open no more descriptors.
+fn exhaust() {
+    allow(3);
+    let file = std::fs::File::open("/proc/self/stat");
+    assert_eq!(file.unwrap_err().raw_os_error(), Some(libc::EMFILE));
+}
+
+/// Sends a message to the sleeping peer without a descriptor to wake it; a receive for its answer
+/// is posted.
+fn send_unheard(link: &mut Link) -> End {
+    let mut end = End::connect(link, 16, 16, 1);
+    let receive = end.buffer(&[0; 8]);
+    end.recv(&receive, 9);
+    let mut buffer = end.buffer(&[1; 8]);
+    link.expect("sleeps");
+    std::thread::sleep(WHILE);
+    exhaust();
+    end.send(&mut buffer, 8, None, IBV_SEND_SIGNALED, 1);
+    let wc = end.wait(LIMIT);
+    assert_eq!((wc.status, wc.wr_id), (IBV_WC_SUCCESS, 1));
+    end
+}
+
+/// The sender polls when it has a descriptor again.
+fn ringing_parent(link: &mut Link) {
+    let mut end = send_unheard(link);
+    std::thread::sleep(WHILE);
+    assert!(end.poll().is_none(), "the peer was woken");
+    allow(ENOUGH);
+    let wc = end.wait(SOON);
+    assert_eq!((wc.status, wc.wr_id), (IBV_WC_SUCCESS, 9));
+    link.say("done");
+}
+
+/// The sender sleeps when it has a descriptor again.
+fn sleeping_parent(link: &mut Link) {
+    let mut end = send_unheard(link);
+    let freed = std::thread::spawn(|| {
+        std::thread::sleep(WHILE);
+        allow(ENOUGH);
+    });
+    let wc = end.sleep(SOON);
+    assert_eq!((wc.status, wc.wr_id), (IBV_WC_SUCCESS, 9));
+    freed.join().unwrap();
+    link.say("done");
+}
+
+/// Sleeps until a message arrives, and answers it.
+fn sleeping_child(link: &mut Link) {
+    let mut end = End::connect(link, 16, 16, 1);
+    let receive = end.buffer(&[0; 8]);
+    end.recv(&receive, 8);
+    link.say("sleeps");
+    let wc = end.sleep(LIMIT);
+    assert_eq!((wc.status, wc.wr_id), (IBV_WC_SUCCESS, 8));
+    let mut buffer = end.buffer(&[2; 8]);
+    end.send(&mut buffer, 8, None, IBV_SEND_SIGNALED, 2);
+    assert_eq!(end.wait(LIMIT).wr_id, 2);
+    link.expect("done");
 }

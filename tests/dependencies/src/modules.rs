@@ -74,7 +74,7 @@ const SOFTVERBS_LAYERS: &[&[&str]] = &[
     &["environment", "limits", "log", "sys"],
     &["entry", "gid", "sync"],
     // the shared memory of a process, and how another process asks for files of it
-    &["agent", "segment"],
+    &["agent", "repeat", "segment"],
     &["dm", "key", "registry", "signal"],
     &["hazard", "receive_ring", "ring"],
     &["peer"],

@@ -9,6 +9,7 @@ mod incoming;
 mod pool;
 mod progress;
 mod progress_flags;
+mod repeat;
 mod retry_thread;
 
 use std::collections::HashMap;
@@ -32,6 +33,7 @@ use crate::peer::{Peer, Signature};
 use crate::qp::Qp;
 use crate::region::{AccessError, Description, Initiator, Range, Regions, Target};
 use crate::registry::{Entry, Registry};
+use crate::repeat::Repeats;
 use crate::segment::layout::{MAX_CQS, MAX_PROCESSES, MAX_QPS, MAX_SRQS, header};
 use crate::segment::{Mapping, OwnSegment};
 use crate::signal::{self, Attention};
@@ -94,7 +96,10 @@ pub(crate) struct Process {
     doorbell: Pipe,
     /// Nothing is written to it; see [`header::LIFE`].
     life: Pipe,
-    timer: Timer,
+    timer: Arc<Timer>,
+    /// The time at which actions towards peers that have failed are repeated. The lists of
+    /// doorbells to ring again are in the peers.
+    repeats: Arc<Repeats>,
     /// Readable when any of doorbell, timer and pidfds is; a member of every channel's set.
     pub(crate) wake: Epoll,
     agent: Agent,
@@ -149,7 +154,8 @@ impl Process {
         let node = emulated_node();
         let segment = OwnSegment::create(identity.cookie, node, barriers)?;
         let (doorbell, life) = (Pipe::new()?, Pipe::new()?);
-        let timer = Timer::new()?;
+        let timer = Arc::try_new(Timer::new()?)?;
+        let repeats = Arc::try_new(Repeats::new(Arc::clone(&timer)))?;
         let wake = wake_set(&doorbell, &timer)?;
         let probe = sys::try_box(identity.cookie)?;
         describe_process(&segment.map, &doorbell, &life, &probe);
@@ -220,6 +226,7 @@ impl Process {
             doorbell,
             life,
             timer,
+            repeats,
             wake,
             agent: Agent::default(),
             retry_thread: retry_thread::RetryThread::default(),
@@ -282,7 +289,9 @@ impl Process {
         self.peers()
             .try_reserve(1)
             .map_err(|_| Errno(libc::ENOMEM))?;
-        let peer = Arc::try_new(Peer::open(&entry, slot, self.slot, self.segment.guarded)?)?;
+        let guarded = self.segment.guarded;
+        let peer = Peer::open(&entry, slot, self.slot, guarded, &self.repeats)?;
+        let peer = Arc::try_new(peer)?;
         // The peer is added to the epoll set before it can be used: otherwise its end would not be
         // noticed. A thread that reads the set in between finds no peer of that slot, and checks
         // again.

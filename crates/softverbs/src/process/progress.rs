@@ -474,8 +474,8 @@ impl Process {
     }
 
     /// Time of the next timed action, in nanoseconds of the monotonic clock: a waiting request
-    /// fails or is retried, a moderated event is raised, or receives are flushed; 0 if there is
-    /// none.
+    /// fails or is retried, a moderated event is raised, receives are flushed, or an action that
+    /// failed is repeated; 0 if there is none.
     fn next_deadline(&self) -> u64 {
         // The lists are locked for one lookup at a time: the calls take locks that come before the
         // lists' locks in the lock order. A thread that adds an entry meanwhile sets the timer
@@ -489,10 +489,13 @@ impl Process {
             .progress_flags
             .has(progress_flags::CLOSING)
             .then(|| sys::now_ns() + FLUSH_NS);
-        requests.chain(events).chain(flushes).min().unwrap_or(0)
+        let repeats = Some(self.repeats.due()).filter(|&due| due != 0);
+        let all = requests.chain(events).chain(flushes).chain(repeats);
+        all.min().unwrap_or(0)
     }
 
-    /// Finds the peers that have ended, and reads the answers of agents.
+    /// Finds the peers that have ended, reads the answers of agents, and repeats actions towards
+    /// peers that have failed.
     #[cold]
     fn look_at_peers(&self) {
         while let Ok((tokens, n)) = self.wake.wait(0) {
@@ -524,6 +527,7 @@ impl Process {
             }
         }
         self.look_at_unwatched();
+        self.repeat_failed();
     }
 
     /// Looks at one of the peers whose end makes no descriptor readable, at another one with each
