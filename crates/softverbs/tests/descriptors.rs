@@ -23,6 +23,7 @@ fn main() {
             sleeping_parent,
             sleeping_child,
         ),
+        ("a_sleeper_makes_a_ring_later", datagram_parent, full_child),
     ]);
 }
 
@@ -166,4 +167,42 @@ fn sleeping_child(link: &mut Link) {
     end.send(&mut buffer, 8, None, IBV_SEND_SIGNALED, 2);
     assert_eq!(end.wait(LIMIT).wr_id, 2);
     link.expect("done");
+}
+
+/// The first datagram to a process requests a ring.
+fn datagram_parent(link: &mut Link) {
+    let mut end = datagram_end();
+    let to = Address::parse(&link.hear());
+    let ah = address_handle(&end, to);
+    let buffer = end.buffer(&[1; 8]);
+    link.expect("sleeps");
+    std::thread::sleep(WHILE);
+    send_datagram(&mut end, &buffer, 8, (ah, to.qpn, QKEY));
+    let wc = end.wait(LIMIT);
+    assert_eq!(wc.status, IBV_WC_SUCCESS);
+    // if that took 1 s, the datagram is in the list of late messages
+    let begin = std::time::Instant::now();
+    while begin.elapsed() < SOON / 2 {
+        assert!(end.poll().is_none());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    link.expect("received");
+}
+
+/// Has no descriptor to open the sender's process, and then sleeps.
+fn full_child(link: &mut Link) {
+    let mut end = datagram_end();
+    end.say_address(link);
+    let receive = end.buffer(&[0; 64]);
+    end.recv(&receive, 8);
+    link.say("sleeps");
+    exhaust();
+    let freed = std::thread::spawn(|| {
+        std::thread::sleep(2 * WHILE);
+        allow(ENOUGH);
+    });
+    let wc = end.sleep(SOON);
+    assert_eq!((wc.status, wc.wr_id), (IBV_WC_SUCCESS, 8));
+    freed.join().unwrap();
+    link.say("received");
 }

@@ -6,11 +6,12 @@ use std::sync::{Mutex, PoisonError};
 use super::Process;
 use crate::cq::Poll;
 use crate::peer::Peer;
+use crate::repeat;
 use crate::ring::{Consumer, SLOTS};
 use crate::segment::Mapping;
 use crate::segment::layout::{MAX_PROCESSES, announce, header, rings};
 use crate::sync::{Arc, Lock, heavy_fence, light_fence};
-use crate::sys::{Errno, Res, list, try_box};
+use crate::sys::{self, Res, list, try_box};
 
 /// Maximum number of messages that are taken from one ring before the next ring is served.
 const BATCH: usize = 64;
@@ -190,12 +191,12 @@ impl Process {
         any
     }
 
-    /// Creates the rings that senders requested.
+    /// Creates the rings that senders requested. A ring that cannot be created for a passing reason
+    /// is tried again, see [`crate::repeat`].
     #[cold]
-    fn grant_rings(&self) {
+    pub(super) fn grant_rings(&self) {
         let map = &self.segment.map;
         let wanted = map.u32(header::WANTED).load(Ordering::Acquire);
-        let mut complete = true;
         for slot in 0..MAX_PROCESSES as u32 {
             let at = announce::AT + announce::STRIDE * slot as usize;
             let cookie = map.u64(at + announce::WANTED).load(Ordering::Acquire);
@@ -207,6 +208,7 @@ impl Process {
             if self.cookie_of(slot) != Some(cookie) {
                 continue;
             }
+            let began = sys::now_ns();
             let granted = self.peer(slot).and_then(|peer| {
                 if peer.identity.cookie == cookie {
                     self.clean_up_dead_peers();
@@ -214,14 +216,12 @@ impl Process {
                 }
                 Ok(())
             });
-            // A local shortage: retried at the next progress.
-            if let Err(Errno(libc::EMFILE | libc::ENFILE | libc::ENOMEM)) = granted {
-                complete = false;
+            // The request stays in the segment: `repeat_failed` calls this function again.
+            if granted.is_err_and(repeat::may_pass) {
+                self.repeats.add(began);
             }
         }
-        if complete {
-            self.incoming.seen.store(wanted, Ordering::Relaxed);
-        }
+        self.incoming.seen.store(wanted, Ordering::Relaxed);
     }
 
     /// Creates the ring for messages from `peer`, unless it exists, and rings the peer if it has

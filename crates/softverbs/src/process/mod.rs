@@ -98,7 +98,7 @@ pub(crate) struct Process {
     life: Pipe,
     timer: Arc<Timer>,
     /// The time at which actions towards peers that have failed are repeated. The lists of
-    /// doorbells to ring again are in the peers.
+    /// doorbells to ring again are in the peers, the requests for rings in the segment.
     repeats: Arc<Repeats>,
     /// Readable when any of doorbell, timer and pidfds is; a member of every channel's set.
     pub(crate) wake: Epoll,

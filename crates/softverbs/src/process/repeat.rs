@@ -28,6 +28,7 @@ impl Process {
                 peer.ring_again();
             }
         }
+        self.grant_rings();
     }
 }
 
