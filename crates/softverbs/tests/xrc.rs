@@ -56,6 +56,7 @@ const CASES: &[(&str, fn())] = &[
     ),
     ("deaths_in_every_order", deaths),
     ("an_initiators_end_is_told_to_all", initiator_ends),
+    ("a_holder_out_of_reach_is_told_later", unreachable_holder),
     ("numbers_of_two_processes_differ", random_numbers),
     ("a_number_of_an_ended_owner_is_refused", successors),
     ("a_sleeping_owner_learns_of_its_limit", limits),
@@ -578,6 +579,30 @@ fn initiator_ends() {
         (a.ask("events"), b.ask("events")),
         ("none".into(), "none".into())
     );
+}
+
+/// A process without a free descriptor fails a target, one of whose holders it has not opened yet.
+fn unreachable_holder() {
+    let place = Place::new();
+    let (mut a, srq) = receiver(&place);
+    let mut b = Actor::start();
+    b.does(&place.open(0));
+    let target = a.number("target");
+    assert_eq!(b.number(&format!("hold {target}")), target);
+    let mut sender = Actor::start();
+    let qp = connect(&mut sender, &mut a, target);
+    sender.does(&format!("send {qp} {srq} 1 100"));
+    sender.sent(1, IBV_WC_SUCCESS);
+    a.got(0, 1, 100, target);
+    let memory = a.ask("memory");
+    let (addr, _) = memory.split_once(' ').unwrap();
+    sender.does("descriptors 3");
+    sender.does(&format!("write {qp} {srq} 2 8 {addr} 0"));
+    sender.sent(2, IBV_WC_REM_ACCESS_ERR);
+    a.event(IBV_EVENT_QP_ACCESS_ERR, target);
+    assert_eq!(b.ask("events"), "none");
+    sender.does("descriptors 1024");
+    b.event(IBV_EVENT_QP_ACCESS_ERR, target);
 }
 
 /// The low bits of a number, which name the queue in its process.

@@ -97,9 +97,12 @@ pub(crate) struct Process {
     /// Nothing is written to it; see [`header::LIFE`].
     life: Pipe,
     timer: Arc<Timer>,
-    /// The time at which actions towards peers that have failed are repeated. The lists of
-    /// doorbells to ring again are in the peers, the requests for rings in the segment.
+    /// The time at which actions towards peers that have failed are repeated. Their lists: the
+    /// peers' doorbells, `uncalled`, and the rings that peers requested.
     repeats: Arc<Repeats>,
+    /// Slots, as bits, of processes that are to check the states of their queue pairs, and could not
+    /// be opened for the call.
+    uncalled: [AtomicU64; MAX_PROCESSES / 64],
     /// Readable when any of doorbell, timer and pidfds is; a member of every channel's set.
     pub(crate) wake: Epoll,
     agent: Agent,
@@ -227,6 +230,7 @@ impl Process {
             life,
             timer,
             repeats,
+            uncalled: [const { AtomicU64::new(0) }; MAX_PROCESSES / 64],
             wake,
             agent: Agent::default(),
             retry_thread: retry_thread::RetryThread::default(),

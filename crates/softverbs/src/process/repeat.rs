@@ -1,9 +1,46 @@
 //! Actions towards peers that have failed for a passing reason, see [`crate::repeat`].
 
+use std::sync::atomic::Ordering;
+
 use super::Process;
+use crate::repeat;
 use crate::segment::layout::MAX_PROCESSES;
+use crate::sys;
 
 impl Process {
+    /// Requests that the process in `slot`, which is not this one, checks the states of its queue
+    /// pairs. If the process cannot be opened now, the call is repeated.
+    #[cold]
+    pub(crate) fn call_process(&self, slot: u32) {
+        let began = sys::now_ns();
+        match self.peer(slot) {
+            Ok(peer) => peer.call_attention(),
+            Err(error) if repeat::may_pass(error) => self.call_later(slot, began),
+            // The process has ended.
+            Err(_) => {}
+        }
+    }
+
+    /// Wakes the process in `slot`, if it may sleep. If the process cannot be opened now, the
+    /// repetition is a call as in [`Self::call_process`].
+    #[cold]
+    pub(crate) fn wake_process(&self, slot: u32) {
+        let began = sys::now_ns();
+        match self.peer(slot) {
+            Ok(peer) => peer.ring_process(),
+            Err(error) if repeat::may_pass(error) => self.call_later(slot, began),
+            Err(_) => {}
+        }
+    }
+
+    fn call_later(&self, slot: u32, began: u64) {
+        // A neighbour may have written any slot.
+        if let Some(word) = self.uncalled.get(slot as usize / 64) {
+            word.fetch_or(1 << (slot % 64), Ordering::AcqRel);
+            self.repeats.add(began);
+        }
+    }
+
     /// Repeats the actions whose time has come. The caller holds no lock.
     #[inline]
     pub(super) fn repeat_failed(&self) {
@@ -27,6 +64,10 @@ impl Process {
             if let Some(peer) = self.mapped_peer(slot) {
                 peer.ring_again();
             }
+        }
+        let uncalled = self.uncalled.each_ref();
+        for slot in bits(uncalled.map(|word| word.swap(0, Ordering::AcqRel))) {
+            self.call_process(slot);
         }
         self.grant_rings();
     }

@@ -101,9 +101,8 @@ impl Domain {
             if slot == process.slot {
                 signal::call_attention(&process.segment.map);
                 process.wake_up();
-            } else if let Ok(peer) = process.peer(slot) {
-                // A holder that can't be reached has ended.
-                peer.call_attention();
+            } else {
+                process.call_process(slot);
             }
         }
     }
@@ -112,10 +111,8 @@ impl Domain {
     fn wake_initiator(&self, process: &Process, at: usize) {
         fence(Ordering::SeqCst);
         let waiting = self.map.u32(at + qp::WAITING).load(Ordering::Relaxed);
-        if waiting != 0
-            && let Ok(peer) = process.peer(split_qp_num(waiting).0)
-        {
-            peer.ring_process();
+        if waiting != 0 {
+            process.wake_process(split_qp_num(waiting).0);
         }
     }
 }
