@@ -11,6 +11,7 @@ mod progress;
 mod progress_flags;
 mod repeat;
 mod retry_thread;
+mod waiting;
 
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -70,7 +71,7 @@ pub(crate) struct Process {
     /// that post one use a full fence.
     pub(crate) unfenced: AtomicBool,
     /// Indices of the queue pairs whose first request waits.
-    waiting: Lock<Vec<u32>>,
+    waiting: Lock<waiting::Waiting>,
     /// Number of finished turns of datagrams at full rings, wrapping.
     turns: AtomicU32,
     /// Messages that belong to no request and found no room in a ring, or no ring.
@@ -180,7 +181,7 @@ impl Process {
         };
         let (regions, incoming) = (Regions::new()?, incoming::Incoming::new()?);
         // Each list has room for all its possible entries, so adding an entry can't fail.
-        let waiting = sys::with_room(MAX_QPS)?;
+        let waiting = waiting::Waiting::with_room(MAX_QPS)?;
         let moderated = sys::with_room(MAX_CQS)?;
         let pulls = sys::with_room(MAX_QPS + MAX_SRQS)?;
         let dead_peers = sys::with_room(progress::DEAD_PEERS)?;

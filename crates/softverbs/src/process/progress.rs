@@ -3,6 +3,7 @@
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
+use super::waiting::Waiting;
 use super::{Process, progress_flags};
 use crate::cq::{Cq, Poll};
 use crate::peer::{Peer, Push};
@@ -69,7 +70,7 @@ pub(super) const DEAD_PEERS: usize = 2 * MAX_PROCESSES;
 
 /// The numbers in a list that other threads change at the same time. Removing an entry only moves
 /// later entries forward, so iterating from the end visits every entry that stays.
-pub(super) fn one_by_one(list: &Lock<Vec<u32>>) -> impl Iterator<Item = u32> {
+fn one_by_one(list: &Lock<Vec<u32>>) -> impl Iterator<Item = u32> {
     let count = list.lock().len();
     (0..count)
         .rev()
@@ -213,8 +214,7 @@ impl Process {
     /// Adds a queue pair to those that are retried at each progress. Its first request waits.
     pub(crate) fn wait(&self, index: u32) {
         let mut waiting = self.waiting.lock();
-        if !waiting.contains(&index) {
-            waiting.push(index);
+        if waiting.add(index) {
             self.progress_flags.set(progress_flags::WAITING, true);
         }
         drop(waiting);
@@ -264,38 +264,22 @@ impl Process {
     /// Retries each queue pair that waits now, in the order in which they began to wait or had
     /// their last turn.
     fn retry_each(&self) {
-        let mut at = 0;
-        let count = self.waiting.lock().len();
-        for _ in 0..count {
-            // The list is locked for one lookup at a time: a request that completes may take other
-            // locks.
-            let Some(index) = self.waiting.lock().get(at).copied() else {
-                return;
-            };
-            let went = self.qps.get(index).map_or(Went::Through, Qp::have_turn);
-            if went == Went::Waits {
-                at += 1;
-                continue;
-            }
-            let mut waiting = self.waiting.lock();
-            if let Some(position) = waiting.iter().position(|&i| i == index) {
-                waiting.remove(position);
-                if went == Went::Yields {
-                    // There is room: an entry was just removed.
-                    waiting.push(index);
+        Waiting::round(
+            &self.waiting,
+            |index| self.qps.get(index).map_or(Went::Through, Qp::have_turn),
+            |waiting| {
+                self.progress_flags
+                    .set(progress_flags::WAITING, !waiting.is_empty());
+            },
+            |index| {
+                let waits = self.qps.get(index).is_some_and(Qp::waits);
+                if waits {
+                    self.wait(index);
                 }
-            }
-            self.progress_flags
-                .set(progress_flags::WAITING, !waiting.is_empty());
-            drop(waiting);
-            // A request of the queue pair may have begun to wait again in between.
-            if went == Went::Through
-                && let Some(qp) = self.qps.get(index)
-                && qp.waits()
-            {
-                self.wait(index);
-            }
-        }
+                waits
+            },
+            || self.doorbell.ring(),
+        );
     }
 
     /// Queues a message that belongs to no request; it is sent when the ring has room. Takes no
@@ -480,7 +464,7 @@ impl Process {
         // The lists are locked for one lookup at a time: the calls take locks that come before the
         // lists' locks in the lock order. A thread that adds an entry meanwhile sets the timer
         // itself.
-        let requests = one_by_one(&self.waiting)
+        let requests = Waiting::each(&self.waiting)
             .filter_map(|index| self.qps.get(index).and_then(Qp::deadline));
         let events = one_by_one(&self.moderated)
             .filter_map(|index| self.cqs.get(index).and_then(Cq::held_until));

@@ -10,7 +10,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use super::{Process, progress};
+use super::Process;
+use super::waiting::Waiting;
 use crate::qp::Qp;
 use crate::sys::{self, Errno};
 
@@ -85,7 +86,7 @@ impl Process {
 
     /// Whether a request of an XRC initiator waits.
     fn initiators_wait(&self) -> bool {
-        progress::one_by_one(&self.waiting)
+        Waiting::each(&self.waiting)
             .any(|index| self.qps.get(index).is_some_and(Qp::is_waiting_initiator))
     }
 
