@@ -47,8 +47,12 @@ const CASES: &[(&str, fn())] = &[
     ("a_receive_wakes_who_waits_for_it_alone", waiters::alone),
     ("each_of_those_that_wait_is_woken", waiters::many),
     (
-        "both_kinds_that_wait_for_one_queue_are_woken",
-        waiters::mixed,
+        "an_initiator_that_was_woken_in_vain_is_woken_again",
+        waiters::initiators_in_vain,
+    ),
+    (
+        "a_connection_that_was_woken_in_vain_is_woken_again",
+        waiters::connections_in_vain,
     ),
     (
         "the_end_of_a_queue_wakes_who_waits_for_it",

@@ -226,7 +226,9 @@ pub(super) fn blank(index: u32) -> Qp {
     }
 }
 
-fn check(init: &ibv_qp_init_attr) -> Res<()> {
+/// # Safety
+/// The shared receive queue must be live.
+unsafe fn check(init: &ibv_qp_init_attr) -> Res<()> {
     if !state::is_supported_type(init.qp_type) {
         // Types that other devices have are valid, but not supported here.
         let elsewhere = matches!(init.qp_type, IBV_QPT_RAW_PACKET | IBV_QPT_DRIVER);
@@ -246,7 +248,10 @@ fn check(init: &ibv_qp_init_attr) -> Res<()> {
         && cap.max_send_sge <= MAX_SGE
         && cap.max_recv_sge <= MAX_SGE
         && cap.max_inline_data <= MAX_INLINE;
-    if good {
+    // SAFETY: NULL, or a live queue, as the caller promises.
+    let srq = unsafe { init.srq.cast::<Srq>().as_ref() };
+    // As in the kernel (`create_qp` of `drivers/infiniband/core/uverbs_cmd.c`).
+    if good && !srq.is_some_and(Srq::is_xrc) {
         Ok(())
     } else {
         Err(Errno(libc::EINVAL))
@@ -256,13 +261,14 @@ fn check(init: &ibv_qp_init_attr) -> Res<()> {
 /// `ibv_create_qp`.
 ///
 /// # Errors
-/// `EINVAL`: a capability exceeds the limits. `EOPNOTSUPP`: the type or an operation is not
+/// `EINVAL`: a capability exceeds the limits, or the shared receive queue is one of XRC. `EOPNOTSUPP`: the type or an operation is not
 /// supported. `ENOMEM`: no memory.
 ///
 /// # Safety
 /// The domain and queues must be live.
 pub(crate) unsafe fn create(mut init: QpInit) -> Res<&'static Qp> {
-    check(&init.attr)?;
+    // SAFETY: the caller promises live queues.
+    unsafe { check(&init.attr)? };
     let offered = extended::operations(init.attr.qp_type);
     if init.operations.is_some_and(|asked| asked & !offered != 0) {
         return Err(Errno(libc::EOPNOTSUPP));

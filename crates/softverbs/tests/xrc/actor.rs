@@ -208,6 +208,7 @@ impl Actor {
             // SAFETY: live.
             "leave" => code(unsafe { ibv_close_xrcd(self.xrcd) }),
             "srq" => self.create_srq(number(0) as u32),
+            "basic_srq" => self.create_basic_srq(number(0) as u32),
             "number" => self.srq_num(),
             // SAFETY: live.
             "end_srq" => code(unsafe { (verbs().ibv_destroy_srq)(self.srq) }),
@@ -335,6 +336,16 @@ impl Actor {
         // the queue's actual sizes are stored, and are at least the requested ones
         assert!(self.srq.is_null() || init.attr.max_wr >= receives && init.attr.max_sge >= 1);
         answer(self.srq, || self.srq_num())
+    }
+
+    /// A shared receive queue of connections.
+    fn create_basic_srq(&mut self, receives: u32) -> String {
+        let mut init = ibv_srq_init_attr::default();
+        init.attr.max_wr = receives;
+        init.attr.max_sge = 1;
+        // SAFETY: live domain, valid attributes.
+        self.srq = unsafe { (verbs().ibv_create_srq)(self.pd, &raw mut init) };
+        answer(self.srq, || "ok".into())
     }
 
     fn srq_num(&self) -> String {

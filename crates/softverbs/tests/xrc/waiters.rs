@@ -82,28 +82,18 @@ pub(super) fn many() {
     }
 }
 
-/// An initiator of XRC and a reliable connection wait for receives of the same queue. One of them
-/// is woken in vain, and waits for the next receive, whose owner makes no progress.
-pub(super) fn mixed() {
-    let place = Place::new();
-    let (mut a, srq) = unready(&place);
-    let (mut first, qp, _) = known(&mut a, srq);
-    let mut second = Actor::start();
-    let (ours, theirs) = (a.number("rc"), second.number("rc"));
-    for (actor, own, other) in [(&mut a, ours, theirs), (&mut second, theirs, ours)] {
-        for command in ["init", "rtr", "rts"] {
-            let to = if command == "rtr" {
-                format!(" {other}")
-            } else {
-                String::new()
-            };
-            actor.does(&format!("{command} {own}{to}"));
-        }
-    }
+/// A sender that waits for receives: the process, its queue pair, and the number of the shared
+/// receive queue in its requests.
+type Waiter = (Actor, u32, u32);
+
+/// Two senders wait for receives of the same queue of `a`. One of them is woken in vain, and waits
+/// for the next receive, whose owner makes no progress.
+fn in_vain(a: &mut Actor, waiters: &mut [Waiter; 2]) {
     for (number, delay) in (1..).zip(DELAYS.into_iter().chain(DELAYS)) {
-        first.does(&format!("send {qp} {srq} {number} 50"));
-        second.does(&format!("send {theirs} 0 {number} 60"));
-        for sender in [&mut first, &mut second] {
+        for ((sender, qp, srq), len) in waiters.iter_mut().zip([50, 60]) {
+            sender.does(&format!("send {qp} {srq} {number} {len}"));
+        }
+        for (sender, ..) in waiters.iter_mut() {
             sender.say(&format!("doze {SLEEP}"));
         }
         std::thread::sleep(Duration::from_millis(delay));
@@ -114,20 +104,48 @@ pub(super) fn mixed() {
         std::thread::sleep(Duration::from_millis(20));
         let posted = Instant::now();
         a.say(&format!("receive_away 1 {ROOM} 1500"));
-        let other = if is_first { &mut second } else { &mut first };
-        other.hear();
+        let (one, other) = if is_first { (0, 1) } else { (1, 0) };
+        waiters[other].0.hear();
         let took = posted.elapsed();
         assert!(took < SOON, "{taken}: {took:?}");
         assert_eq!(a.hear(), "ok");
-        let len = if is_first { 60 } else { 50 };
-        let wanted = format!("1 {IBV_WC_SUCCESS} {len} ");
+        let wanted = format!("1 {IBV_WC_SUCCESS} {} ", [50, 60][other]);
         assert!(a.ask("received").starts_with(&wanted));
-        let one = if is_first { &mut first } else { &mut second };
-        one.hear();
-        for sender in [&mut first, &mut second] {
+        waiters[one].0.hear();
+        for (sender, ..) in waiters.iter_mut() {
             sender.sent(number, IBV_WC_SUCCESS);
         }
     }
+}
+
+/// [`in_vain`] with initiators of XRC.
+pub(super) fn initiators_in_vain() {
+    let place = Place::new();
+    let (mut a, srq) = unready(&place);
+    let mut waiters = [(); 2].map(|()| {
+        let (sender, qp, _) = known(&mut a, srq);
+        (sender, qp, srq)
+    });
+    // a queue of XRC is of no connection, as in the kernel
+    a.refuses("rc", libc::EINVAL);
+    in_vain(&mut a, &mut waiters);
+}
+
+/// [`in_vain`] with reliable connections.
+pub(super) fn connections_in_vain() {
+    let mut a = Actor::start();
+    a.does("basic_srq 8");
+    let mut waiters = [(); 2].map(|()| {
+        let mut sender = Actor::start();
+        let (ours, theirs) = (a.number("rc"), sender.number("rc"));
+        for (actor, own, other) in [(&mut a, ours, theirs), (&mut sender, theirs, ours)] {
+            actor.does(&format!("init {own}"));
+            actor.does(&format!("rtr {own} {other}"));
+            actor.does(&format!("rts {own}"));
+        }
+        (sender, theirs, 0)
+    });
+    in_vain(&mut a, &mut waiters);
 }
 
 /// An initiator that waits without a limit for a receive of a queue is woken when the queue is
