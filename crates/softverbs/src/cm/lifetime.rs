@@ -28,8 +28,10 @@ pub(super) unsafe extern "C" fn rdma_create_id(
             RDMA_PS_UDP => (Space::Udp, IBV_QPT_UD),
             // The application may set another type of queue pair in the id.
             RDMA_PS_IB => (Space::Ib, IBV_QPT_RC),
-            // RDMA_PS_IPOIB: its queue keys are those of a network interface's multicast group.
-            _ => return Err(Errno(libc::EPROTONOSUPPORT)),
+            // Its queue keys are those of a network interface's multicast group.
+            RDMA_PS_IPOIB => return Err(Errno(libc::EPROTONOSUPPORT)),
+            // As in the kernel (`ucma_get_qp_type` of `drivers/infiniband/core/ucma.c`).
+            _ => return Err(Errno(libc::EINVAL)),
         };
         let own_channel = if channel.is_null() {
             Some(Channel::create()?)

@@ -13,9 +13,14 @@ use crate::segment::layout::{StateWord, qp as layout, qp_access, split_qp_num};
 use crate::sync::Arc;
 use crate::sys::{Errno, Res};
 
+/// The attributes that `ibv_modify_qp` has without an extension of the device
+/// (`IB_QP_ATTR_STANDARD_BITS` of `include/rdma/ib_verbs.h`).
+const ATTRIBUTES: u32 = 2 * IBV_QP_DEST_QPN - 1;
+
 /// `ibv_modify_qp`.
 ///
 /// # Errors
+/// `EOPNOTSUPP`: attributes of extensions, such as `IBV_QP_RATE_LIMIT`, or unknown ones.
 /// `EINVAL`: an illegal transition, a missing or surplus attribute, or a value out of range; the
 /// queue pair is unchanged. `EBUSY`: the queue pair is in RESET, but a stopped process may still
 /// write into its receives.
@@ -27,6 +32,10 @@ pub(crate) unsafe fn modify(qp: *mut ibv_qp, attr: &ibv_qp_attr, mask: u32) -> R
     let this = unsafe { Qp::from_ptr(qp) };
     if this.process().forked() {
         return Err(Errno(libc::EIO));
+    }
+    // As in the kernel (`ib_uverbs_modify_qp` of `drivers/infiniband/core/uverbs_cmd.c`).
+    if mask & !ATTRIBUTES != 0 {
+        return Err(Errno(libc::EOPNOTSUPP));
     }
     // SAFETY: the queue pair is live, and its type never changes.
     let kind = unsafe { (*qp).qp_type };

@@ -112,3 +112,27 @@ fn calls_out_of_turn_are_refused() {
     }
     channel.destroy();
 }
+
+#[test]
+fn port_spaces() {
+    let made = |space| {
+        let mut id = std::ptr::null_mut();
+        let null = std::ptr::null_mut();
+        // SAFETY: NULL asks for a channel of the id's own; room for a pointer.
+        let made = unsafe { (cm().rdma_create_id)(null, &raw mut id, null.cast(), space) };
+        let errno = errno_of(made);
+        if errno == 0 {
+            Id(id).destroy();
+        }
+        errno
+    };
+    for space in [RDMA_PS_TCP, RDMA_PS_UDP, RDMA_PS_IB] {
+        assert_eq!(made(space), 0);
+    }
+    for space in [0, 1, 3, 0x107, u32::MAX] {
+        assert_eq!(made(space), libc::EINVAL, "{space:#x}");
+    }
+    if softverbs() {
+        assert_eq!(made(RDMA_PS_IPOIB), libc::EPROTONOSUPPORT);
+    }
+}
