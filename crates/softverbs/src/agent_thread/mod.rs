@@ -114,7 +114,7 @@ impl Server {
             Err(_) => return,
         };
         let Ok(who) = line.credentials() else { return };
-        if who.uid != sys::effective_uid() {
+        if !sys::is_own_user(who.uid, who.pid) {
             return;
         }
         let index = match self.clients.iter().position(Option::is_none) {

@@ -10,7 +10,7 @@ use super::redial::Redial;
 use super::sock::Sock;
 use super::state::{Phase, State};
 use super::wire::{Private, SidrRep};
-use crate::sys::{self, Errno, Res};
+use crate::sys::{Errno, Res};
 
 /// Result of connecting to a listener.
 pub(super) enum Called {
@@ -33,7 +33,7 @@ pub(super) fn call(state: &mut State, names: &[String]) -> Res<Called> {
     let result = (|| {
         for name in names {
             match sock.connect(name) {
-                Ok(()) if sock.peer_uid()? == sys::effective_uid() => return Ok(true),
+                Ok(()) if sock.is_of_own_user()? => return Ok(true),
                 // A process of another user has taken the name: it counts as no listener. The
                 // socket cannot be connected a second time.
                 Ok(()) => sock = Sock::new()?,

@@ -18,7 +18,7 @@ use super::state::{Phase, State};
 use super::wire::{Message, Private, REJ_DATA, Rej, Req, SidrRep, SidrReq, Transport};
 use crate::process::Process;
 use crate::segment::layout::{split_qp_num, xrc::split_target};
-use crate::sys::{self, Errno, Res};
+use crate::sys::{Errno, Res};
 
 /// Maximum number of connections without a request; a further one ends the oldest.
 const SILENT: usize = 64;
@@ -81,7 +81,7 @@ fn accept(state: &mut State) -> Res<()> {
             };
             let Some(sock) = name.accept()? else { break };
             room -= 1;
-            if sock.peer_uid()? != sys::effective_uid() {
+            if !sock.is_of_own_user()? {
                 continue;
             }
             let child = Shared::new(Arc::clone(&events), Phase::Accepted);

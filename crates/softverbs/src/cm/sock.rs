@@ -8,7 +8,7 @@
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 use crate::process::Process;
-use crate::sys::{Errno, Res, check};
+use crate::sys::{self, Errno, Res, check};
 
 /// A socket; shut down when its process drops it, so that a forked child with a copy does not keep
 /// the conversation open. A child that drops its copy closes only that.
@@ -114,9 +114,10 @@ impl Sock {
         }
     }
 
-    /// The effective user of the other end when it connected or began to listen.
-    pub(super) fn peer_uid(&self) -> Res<u32> {
-        Ok(self.peer()?.uid)
+    /// Whether the other end had this process's effective user when it connected or began to listen.
+    pub(super) fn is_of_own_user(&self) -> Res<bool> {
+        let peer = self.peer()?;
+        Ok(sys::is_own_user(peer.uid, peer.pid.cast_unsigned()))
     }
 
     /// The process that connected or began to listen; 0 if it is in another pid namespace.
@@ -351,7 +352,7 @@ mod tests {
     #[test]
     fn packets_sent_before_a_close_arrive() {
         let (client, server) = pair("softverbs-test/sock-1");
-        assert_eq!(client.peer_uid().unwrap(), crate::sys::effective_uid());
+        assert!(client.is_of_own_user().unwrap());
         assert_eq!(server.peer_pid().unwrap(), std::process::id());
         let mut buffer = [0; 16];
         assert_eq!(server.recv(&mut buffer), Received::Nothing);

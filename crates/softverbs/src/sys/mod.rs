@@ -36,6 +36,7 @@ pub(crate) use vm::{
 };
 
 use std::fmt;
+use std::io::Read;
 
 /// A positive errno of the C library.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -109,6 +110,40 @@ pub(crate) fn effective_uid() -> u32 {
     unsafe { libc::geteuid() }
 }
 
+/// Whether the process with these credentials, as the kernel reports them for a socket, is of this
+/// process's effective user.
+///
+/// In a user namespace the kernel shows each user that the namespace does not map as the overflow
+/// user (`user_namespaces(7)`), so that a process of any such user can look like this one. `kill(2)`
+/// compares the users themselves.
+pub(crate) fn is_own_user(uid: u32, pid: u32) -> bool {
+    uid == effective_uid() && (uid != overflow_uid() || may_signal(pid))
+}
+
+/// Whether this process may send signals to another one, which exists.
+fn may_signal(pid: u32) -> bool {
+    // 0 is a process of another pid namespace, and for `kill` this process's group.
+    let pid = pid.cast_signed();
+    // SAFETY: no memory is passed; signal 0 only checks the permission.
+    pid > 0 && unsafe { libc::kill(pid, 0) } == 0
+}
+
+/// The number that stands for all users that a namespace does not map.
+fn overflow_uid() -> u32 {
+    static NUMBER: std::sync::OnceLock<u32> = std::sync::OnceLock::new();
+    *NUMBER.get_or_init(|| {
+        let mut text = [0; 16];
+        let read = std::fs::File::open("/proc/sys/kernel/overflowuid")
+            .and_then(|mut file| file.read(&mut text));
+        let digits = read
+            .ok()
+            .and_then(|len| std::str::from_utf8(&text[..len]).ok());
+        let number = digits.and_then(|digits| digits.trim().parse().ok());
+        // DEFAULT_OVERFLOWUID of the kernel's `include/linux/highuid.h`
+        number.unwrap_or(65_534)
+    })
+}
+
 /// A random number from the kernel.
 pub(crate) fn random() -> u64 {
     let mut bytes = [0u8; 8];
@@ -119,5 +154,78 @@ pub(crate) fn random() -> u64 {
     } else {
         // only kernels that lack other calls used here refuse this one
         now_ns() ^ (u64::from(std::process::id()) << 32)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A child of another user, which sleeps until it is killed.
+    fn stranger(uid: u32) -> libc::pid_t {
+        // SAFETY: the child makes system calls only.
+        unsafe {
+            let child = libc::fork();
+            if child == 0 {
+                libc::syscall(libc::SYS_setresuid, uid, uid, uid);
+                loop {
+                    libc::pause();
+                }
+            }
+            child
+        }
+    }
+
+    #[test]
+    fn an_own_process_is_of_the_own_user() {
+        assert!(is_own_user(effective_uid(), std::process::id()));
+        assert!(!is_own_user(effective_uid() ^ 1, std::process::id()));
+        assert!(!may_signal(0));
+        assert!(!may_signal(u32::MAX));
+        // SAFETY: no memory is passed.
+        let parent = unsafe { libc::getppid() };
+        assert!(effective_uid() != 0 || may_signal(parent.cast_unsigned()));
+    }
+
+    /// In a namespace that maps no user, a process of another user has the number of this one.
+    #[test]
+    fn a_user_that_is_not_mapped_is_not_this_one() {
+        if effective_uid() != 0 {
+            println!("skipped: the test needs processes of two users");
+            return;
+        }
+        const USER: u32 = 2001;
+        let overflow = overflow_uid();
+        let (same, other) = (stranger(USER), stranger(USER + 1));
+        // the children change their users in this time at the latest
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        // SAFETY: the child makes system calls only.
+        let status = unsafe {
+            let child = libc::fork();
+            if child == 0 {
+                libc::syscall(libc::SYS_setresuid, USER, USER, USER);
+                if libc::unshare(libc::CLONE_NEWUSER) != 0 {
+                    libc::_exit(77);
+                }
+                let own = libc::getpid().cast_unsigned();
+                let good = effective_uid() == overflow
+                    && is_own_user(overflow, own)
+                    && is_own_user(overflow, same.cast_unsigned())
+                    && !is_own_user(overflow, other.cast_unsigned());
+                libc::_exit(i32::from(!good));
+            }
+            let mut status = 0;
+            assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+            for child in [same, other] {
+                libc::kill(child, libc::SIGKILL);
+                libc::waitpid(child, std::ptr::null_mut(), 0);
+            }
+            libc::WEXITSTATUS(status)
+        };
+        if status == 77 {
+            println!("skipped: the kernel refuses user namespaces");
+            return;
+        }
+        assert_eq!(status, 0);
     }
 }
