@@ -360,9 +360,21 @@ impl Circuits {
         self.keys().filter(used).count()
     }
 
-    /// The node that the endpoint at an address has stated.
+    /// The node that the endpoint at an address has stated, or that of the others at its IP address.
     pub(super) fn node(&self, address: Listener) -> Option<NodeId> {
-        self.nodes.get(&address).copied()
+        self.hint(address)
+    }
+
+    /// Whether all peers that have stated their nodes are on one.
+    pub(super) fn has_one_node(&self) -> bool {
+        let mut nodes = self.hosts.values().flatten();
+        let first = nodes.next();
+        first.is_some() && nodes.all(|node| Some(node) == first)
+    }
+
+    /// The circuits that are up and have no links.
+    pub(super) fn unused(&self) -> Vec<CircuitKey> {
+        self.keys().filter(|key| self.is_unused(*key)).collect()
     }
 
     /// Whether a circuit is dialled for more than one link.

@@ -45,10 +45,11 @@ pub trait Io {
     /// call. Its result is [`Core::replied`], [`Core::rejected`] or [`Core::failed`].
     fn dial(&mut self, link: LinkKey, to: Listener, request: &Request);
 
-    /// Whether a queue pair for one more link can be had. If not, [`Core`] evicts a link.
+    /// Whether a queue pair for one more link can be had. If not, [`Core`] evicts a link. On
+    /// circuits [`Core`] counts the places, and `false` refuses one besides.
     fn has_place(&mut self) -> bool;
 
-    /// The number of links that can exist.
+    /// The number of links that can exist; on circuits, that of circuits and targets.
     fn places(&self) -> usize {
         usize::MAX
     }
@@ -59,9 +60,20 @@ pub trait Io {
         true
     }
 
-    /// On circuits: the node of a link's peer, if it is known.
-    fn node_of(&mut self, _link: LinkKey) -> Option<u64> {
+    /// On circuits: whether all requests of a link have completed. Two links of a peer can be on
+    /// different circuits, whose packets overtake each other.
+    fn has_completed(&mut self, _link: LinkKey) -> bool {
+        true
+    }
+
+    /// On circuits: the node to which a link to this address leads, if it is known or assumed.
+    fn node_at(&self, _address: Listener) -> Option<u64> {
         None
+    }
+
+    /// On circuits: whether all peers that are known are on one node.
+    fn has_one_node(&self) -> bool {
+        false
     }
 
     /// Accepts a request. [`Core::accepted`] follows when the reply was sent, not during this call.

@@ -650,7 +650,9 @@ impl Endpoint {
         };
         let default = attr.max_qp.min(descriptors) / 4 * 3;
         let wanted = shared.config.max_links.unwrap_or(default);
-        wanted.min(attr.max_qp).min(entries).max(1)
+        // on XRC a link needs a circuit and a target
+        let least = if shared.config.xrc { 2 } else { 1 };
+        wanted.min(attr.max_qp).min(entries).max(least)
     }
 
     /// Makes the endpoint a source of its completion queues.

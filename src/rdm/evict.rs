@@ -1,8 +1,6 @@
 //! Eviction: the choice of the link whose place an endpoint needs for a further one, and the
 //! packets by which both sides agree. `docs/protocol-rdm.md`, "Eviction".
 
-use std::collections::HashMap;
-
 use super::core::{Core, Io};
 use super::link::{Closing, Link, LinkKey, Numbers, State};
 use super::peer::{Drain, PeerKey};
@@ -36,23 +34,11 @@ enum Choice {
     InUse(PeerKey),
 }
 
-/// The links to the peers of a node.
-#[derive(Debug, Default)]
-struct Node {
-    /// When one was used last.
-    used: u64,
-    busy: bool,
-    peers: Vec<PeerKey>,
-}
-
 impl<I: Io> Core<I> {
-    /// Begins to evict links: those that were idle for longest, or else, except on circuits, those
-    /// that are in use for longest. A link that was used since the previous call counts as used now,
+    /// Begins to evict links: those that were idle for longest, or else those that are in use for
+    /// longest. A link that was used since the previous call counts as used now,
     /// so nothing is recorded when packets are posted or arrive.
     pub(super) fn make_room(&mut self, io: &mut I) {
-        if self.config.circuits {
-            return self.evict_node(io);
-        }
         let most = self.waiters.len().clamp(1, UNDER_WAY);
         for _ in 0..most {
             let begun = match self.choose(most) {
@@ -85,7 +71,9 @@ impl<I: Io> Core<I> {
                 continue;
             };
             let open = self.open_link(peer);
-            if dial.is_none() && open.is_some() && self.is_dialling(peer) {
+            // on circuits the links of a peer have the same places
+            let gives_up = dial.is_none() && !self.config.circuits;
+            if gives_up && open.is_some() && self.is_dialling(peer) {
                 dial = self.peers.get(peer).and_then(|peer| peer.own);
             }
             if open != Some(key) {
@@ -124,43 +112,6 @@ impl<I: Io> Core<I> {
     fn numbers(&self, key: PeerKey) -> Option<Numbers> {
         let peer = self.peers.get(key)?;
         Some((peer.next, peer.expected, peer.executed))
-    }
-
-    /// As [`Self::make_room`], on circuits: evicts the links to the node whose links were all idle
-    /// for longest. A circuit ends with the last of its links. A peer whose node is not known is
-    /// one.
-    fn evict_node(&mut self, io: &mut I) {
-        let now = self.now;
-        let mut under_way = 0;
-        let mut nodes: HashMap<(bool, u64), Node> = HashMap::new();
-        let mut next = self.links.at_or_behind(0);
-        while let Some(key) = next {
-            next = self.links.after(key);
-            let Some(peer) = self.count_use(key, now) else {
-                let link = self.links.get(key);
-                under_way += usize::from(link.is_some_and(|it| it.state != State::Lingering));
-                continue;
-            };
-            let of = match io.node_of(key) {
-                Some(node) => (true, node),
-                None => (false, peer.number().into()),
-            };
-            let used = self.links.get(key).map_or(now, |link| link.used);
-            let node = nodes.entry(of).or_default();
-            node.used = node.used.max(used);
-            node.busy |= !self.is_idle(peer);
-            if !node.peers.contains(&peer) {
-                node.peers.push(peer);
-            }
-        }
-        let idle = nodes.into_values().filter(|node| !node.busy);
-        if let Some(node) = idle.min_by_key(|node| node.used)
-            && under_way < UNDER_WAY
-        {
-            for peer in node.peers {
-                self.evict(peer, io);
-            }
-        }
     }
 
     /// Notes whether a link was used since the last call. Returns its peer; `None`: it ends, or is
@@ -228,7 +179,11 @@ impl<I: Io> Core<I> {
         };
         let up = |link: LinkKey| self.links.get(link).is_some_and(|it| it.state == State::Up);
         let asks = question.is_none_or(up);
-        let quiet = io.is_quiet(out);
+        let mut quiet = io.is_quiet(out);
+        if self.config.circuits && question.is_some_and(|question| question != out) {
+            // the answer states that all packets have arrived
+            quiet &= io.has_completed(out);
+        }
         let late = until <= self.now;
         if quiet {
             let (link, close, closing) = match question {
@@ -239,7 +194,12 @@ impl<I: Io> Core<I> {
                 if let Some(peer) = self.peers.get_mut(key) {
                     (peer.drain, peer.demanded) = (None, true);
                 }
-                return self.begin_closing(key, &[link, out], closing);
+                self.begin_closing(key, &[link, out], closing);
+                if self.config.circuits && closing == Closing::Accepted {
+                    // CLOSE was the last packet of each side
+                    self.close_links(key, io);
+                }
+                return;
             }
         }
         if !asks || late && !(quiet && question.is_none()) {
@@ -458,7 +418,7 @@ impl<I: Io> Core<I> {
                 }
                 self.refuse_on(key, link, io);
             }
-            (Close::Demand, Closing::No) if !self.config.circuits => {
+            (Close::Demand, Closing::No) => {
                 let drains = self.is_linked(key) && self.begin_drain(key, Some(link), io);
                 if !drains {
                     self.refuse_on(key, link, io);

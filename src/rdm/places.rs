@@ -1,12 +1,17 @@
 //! Places for links, of which an endpoint has a limited number: the peers that wait for one, in
 //! the order in which they get them. `docs/protocol-rdm.md`, "Eviction".
 //!
-//! On circuits nothing waits here: a dial is repeated, and a request is rejected.
+//! On circuits a peer with links has two places: that of the target through which it sends, and that
+//! of the circuit to its node, which all peers of the node share. Both are counted from the begin of
+//! its first link, although the circuit is dialled, and the target opened, later.
+//! `docs/protocol-xrc.md`, "Eviction and turns".
+
+use std::collections::HashSet;
 
 use super::core::{Core, Io};
 use super::link::State;
 use super::peer::PeerKey;
-use crate::wire::rdm::{Reason, Request};
+use crate::wire::rdm::{Listener, Reason, Request};
 
 /// Peers that can wait; requests of further ones are rejected.
 const WAITERS: usize = 256;
@@ -14,41 +19,99 @@ const WAITERS: usize = 256;
 /// How often room is made for those that wait, in ns.
 const AGAIN: u64 = 2_000_000;
 
+/// The places of a peer on circuits: its target, and its circuit.
+const OF_PEER: usize = 2;
+
+/// What has a place on circuits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Holder {
+    /// The target through which a peer sends.
+    Target(PeerKey),
+    /// The circuit to a node.
+    Circuit(u64),
+    /// The circuit to the node of a peer, which is not known.
+    CircuitOf(PeerKey),
+}
+
+/// The holders of places on circuits.
+struct Taken {
+    all: HashSet<Holder>,
+    /// Those of peers that are dialled. Nothing but the answers of these peers ends this.
+    dials: HashSet<Holder>,
+}
+
+/// A peer that needs its places on circuits; `None`: one that is not known yet.
+#[derive(Clone, Copy)]
+struct Applicant {
+    key: Option<PeerKey>,
+    node: Option<u64>,
+}
+
+impl Applicant {
+    /// The number of places, with those of the applicant.
+    fn added_to(self, holders: &HashSet<Holder>) -> usize {
+        let target = self.key.map(Holder::Target);
+        let circuit = match self.node {
+            Some(node) => Some(Holder::Circuit(node)),
+            None => self.key.map(Holder::CircuitOf),
+        };
+        let new = |holder: &Option<Holder>| holder.is_none_or(|holder| !holders.contains(&holder));
+        holders.len() + [target, circuit].iter().filter(|it| new(it)).count()
+    }
+}
+
 impl<I: Io> Core<I> {
     /// Whether a place for a link of a peer can be taken now. `dial`: for one that this side dials.
     /// If not, the peer waits for it, and is advanced when it gets it.
     pub(super) fn takes_place(&mut self, key: PeerKey, dial: bool, io: &mut I) -> bool {
-        if self.config.circuits {
-            if !dial || io.has_place() {
-                // that of a request was looked for when it arrived
-                return true;
-            }
-            self.make_room(io);
-            self.plan(key, false);
-            return false;
-        }
         let turn = self.turn.take_if(|turn| *turn == key).is_some();
+        if self.config.circuits && self.has_link(key) {
+            // its places are those of the other link
+            return true;
+        }
         let held = self.held.iter().any(|(of, ..)| *of == key);
         if !turn && dial && held {
             // its request has the same place, and was first
             return false;
         }
-        let free = || self.waiters.is_empty() && (!dial || self.may_dial_more(io));
-        if !(turn || free() && io.has_place()) {
+        let free = turn
+            || self.waiters.is_empty()
+                && (!dial || self.may_dial_more(key, io))
+                && self.has_place(Some(key), None, io);
+        if !free {
             self.wait_for_place(key, io);
             return false;
         }
-        if dial && io.places() == 1 {
-            self.reject_greater(io);
+        if dial {
+            self.reject_greater(key, io);
         }
         true
     }
 
-    /// The only place is used by a dial: requests that would not wait for it do not either if they
-    /// have waited before.
-    fn reject_greater(&mut self, io: &mut I) {
-        let greater = |it: &&(PeerKey, I::Held, Request)| it.2.id.get() > self.config.id.get();
-        let rejected: Vec<_> = self.held.iter().filter(greater).map(|it| it.0).collect();
+    /// The peer is dialled, and each request that it leaves no place for does not wait any more, as
+    /// if it had arrived afterwards.
+    fn reject_greater(&mut self, dialled: PeerKey, io: &mut I) {
+        if self.held.is_empty() {
+            return;
+        }
+        let mut dials = HashSet::new();
+        if self.config.circuits {
+            dials = self.taken(io).dials;
+            let applicant = self.applicant(Some(dialled), None, io);
+            dials.insert(Holder::Target(dialled));
+            dials.insert(match applicant.node {
+                Some(node) => Holder::Circuit(node),
+                None => Holder::CircuitOf(dialled),
+            });
+        } else if io.places() != 1 {
+            return;
+        }
+        let no_place = |it: &&(PeerKey, I::Held, Request)| {
+            let fits = self.config.circuits
+                && self.applicant(Some(it.0), None, io).added_to(&dials) <= io.places();
+            !fits && it.2.id.get() > self.config.id.get()
+        };
+        let rejected: Vec<_> = self.held.iter().filter(no_place).map(|it| it.0).collect();
         for key in rejected {
             self.reject_held(key, Reason::Busy, None, io);
         }
@@ -56,8 +119,78 @@ impl<I: Io> Core<I> {
 
     /// Whether one more place can be used by a dial. The last one serves requests, so that endpoints
     /// that wait for places of each other make progress.
-    fn may_dial_more(&self, io: &I) -> bool {
-        self.dials + 1 < io.places().max(2)
+    fn may_dial_more(&self, key: PeerKey, io: &I) -> bool {
+        if !self.config.circuits {
+            return self.dials + 1 < io.places().max(2);
+        }
+        if self.dials == 0 || (self.dials + 2) * OF_PEER <= io.places() {
+            return true;
+        }
+        let dials = self.taken(io).dials;
+        self.may_dial_beside(&dials, key, io)
+    }
+
+    /// As [`Self::may_dial_more`], on circuits.
+    fn may_dial_beside(&self, dials: &HashSet<Holder>, key: PeerKey, io: &I) -> bool {
+        // a request of a further peer of the only node needs no circuit
+        let request = if io.has_one_node() { 1 } else { OF_PEER };
+        let applicant = self.applicant(Some(key), None, io);
+        self.dials == 0 || applicant.added_to(dials) + request <= io.places()
+    }
+
+    /// Whether the places of a peer can be had now.
+    fn has_place(&self, key: Option<PeerKey>, address: Option<Listener>, io: &mut I) -> bool {
+        if !io.has_place() {
+            return false;
+        }
+        if !self.config.circuits || (self.links.len() + 1) * OF_PEER <= io.places() {
+            return true;
+        }
+        let taken = self.taken(io).all;
+        self.applicant(key, address, io).added_to(&taken) <= io.places()
+    }
+
+    fn applicant(&self, key: Option<PeerKey>, address: Option<Listener>, io: &I) -> Applicant {
+        let of_peer = key.and_then(|key| self.peers.get(key)?.address);
+        let node = of_peer.or(address).and_then(|at| io.node_at(at));
+        Applicant { key, node }
+    }
+
+    /// The places that are used on circuits. A lingering link has none: this side does not post to
+    /// it any more, and the peer decides when it ends.
+    fn taken(&self, io: &I) -> Taken {
+        let (mut all, mut dials) = (HashSet::new(), HashSet::new());
+        let mut next = self.links.at_or_behind(0);
+        while let Some(key) = next {
+            next = self.links.after(key);
+            let Some(link) = self.links.get(key) else {
+                continue;
+            };
+            if link.state == State::Lingering {
+                continue;
+            }
+            let node = self.applicant(Some(link.peer), None, io).node;
+            let circuit = node.map_or(Holder::CircuitOf(link.peer), Holder::Circuit);
+            for holder in [Holder::Target(link.peer), circuit] {
+                all.insert(holder);
+                if link.state == State::Dialling {
+                    dials.insert(holder);
+                }
+            }
+        }
+        Taken { all, dials }
+    }
+
+    /// The places that are used on circuits.
+    #[cfg(test)]
+    pub(super) fn places_taken(&self, io: &I) -> usize {
+        self.taken(io).all.len()
+    }
+
+    /// Whether a peer has a link that does not linger.
+    fn has_link(&self, key: PeerKey) -> bool {
+        let peer = self.peers.get(key);
+        peer.is_some_and(|peer| peer.own.is_some() || peer.accepted.is_some())
     }
 
     fn wait_for_place(&mut self, key: PeerKey, io: &mut I) {
@@ -80,10 +213,23 @@ impl<I: Io> Core<I> {
         if self.waiters.is_empty() || !io.has_place() {
             return false;
         }
-        let dial = self.may_dial_more(io);
-        let mut waiters = self.waiters.iter();
-        let next = waiters.position(|key| dial || self.held.iter().any(|(of, ..)| of == key));
-        let Some(key) = next.and_then(|next| self.waiters.remove(next)) else {
+        let taken = self.config.circuits.then(|| self.taken(io));
+        let may_dial = |key| match &taken {
+            None => self.may_dial_more(key, io),
+            Some(taken) => self.may_dial_beside(&taken.dials, key, io),
+        };
+        let may = |key: &PeerKey| may_dial(*key) || self.held.iter().any(|(of, ..)| of == key);
+        let Some(next) = self.waiters.iter().position(may) else {
+            return false;
+        };
+        // those behind it wait until its places are free
+        if let Some((taken, key)) = taken.zip(self.waiters.get(next).copied())
+            && !self.has_link(key)
+            && self.applicant(Some(key), None, io).added_to(&taken.all) > io.places()
+        {
+            return false;
+        }
+        let Some(key) = self.waiters.remove(next) else {
             return false;
         };
         if let Some(peer) = self.peers.get_mut(key) {
@@ -115,20 +261,26 @@ impl<I: Io> Core<I> {
         key: Option<PeerKey>,
         io: &mut I,
     ) -> bool {
-        if io.has_place() {
+        let circuits = self.config.circuits;
+        if circuits && key.is_some_and(|key| self.has_link(key)) {
             return true;
         }
-        if self.config.circuits {
-            self.make_room(io);
-            return false;
+        if self.has_place(key, Some(request.listener), io) {
+            return true;
         }
-        if key.is_some_and(|key| self.is_dialling(key)) {
+        if !circuits && key.is_some_and(|key| self.is_dialling(key)) {
             // one of both sides gives its dial up
             return self.yields(request, io);
         }
-        // with one place it may be used by a dial, which may wait for the place of another endpoint
-        let ends = self.dials < io.places() || request.id.get() < self.config.id.get();
-        ends && self.waiters.len() < WAITERS
+        // a dial may have its place, and wait for the place of another endpoint
+        let ends = match circuits {
+            false => self.dials < io.places(),
+            true => {
+                let applicant = self.applicant(key, Some(request.listener), io);
+                self.dials == 0 || applicant.added_to(&self.taken(io).dials) <= io.places()
+            }
+        };
+        (ends || request.id.get() < self.config.id.get()) && self.waiters.len() < WAITERS
     }
 
     /// Both sides dial each other, and this one has no further place: whether it gives its dial up.

@@ -8,7 +8,7 @@ use super::circuits::{FLUSH, PAUSES};
 use super::handshake::LINK_REPLY_WAIT;
 use super::{Executor, Todo};
 use crate::log::info_log;
-use crate::rdm::circuit_cm::XrcStep;
+use crate::rdm::circuit_cm::{Held, XrcStep};
 use crate::rdm::core::{self, Core};
 use crate::rdm::link_cm::Step;
 use crate::rdm::ports::{Failing, HeldTarget, WATCH};
@@ -58,6 +58,15 @@ impl Executor {
         }
         for queue in xrc.proven() {
             steps.push(XrcStep::EndCircuitCm(queue));
+        }
+        // requests that wait for a place name them
+        for (_, held, _) in &core.held {
+            if let Held::Link(_, request) = held
+                && let Some(on) = request.circuit
+                && let Some(target) = xrc.targets.get_mut(&on.target)
+            {
+                target.loose_since = now;
+            }
         }
         // one through which the peer may have posted ends when all that has arrived was processed
         let closes = |held: &HeldTarget| {

@@ -71,6 +71,7 @@ impl Executor {
             }
             Choice::Dial(circuit, _) => {
                 port.circuit = Some(circuit);
+                self.end_unused_circuits();
                 let cm = InitiatorCm::new(&self.shared, circuit);
                 if let Some(xrc) = &mut self.xrc {
                     xrc.add_queue(circuit, Arc::clone(&cm));
@@ -88,6 +89,20 @@ impl Executor {
                     false => Todo::Broken(link),
                 });
             }
+        }
+    }
+
+    /// Ends the circuits without links, if their places are needed.
+    fn end_unused_circuits(&mut self) {
+        let Some(xrc) = &self.xrc else {
+            return;
+        };
+        let unused = match xrc.places_used() > self.max_links {
+            true => xrc.circuits.unused(),
+            false => Vec::new(),
+        };
+        for circuit in unused {
+            self.break_circuit(circuit);
         }
     }
 

@@ -5,6 +5,7 @@ use super::super::core::{Io, Origin, Post};
 use super::super::link::LinkKey;
 use super::super::link_cm::{LinkCm, Step};
 use super::super::link_end::LinkEnd;
+use super::super::links::LinkQp;
 use super::super::operations::{Atomic, Kind, Operation, TxKey};
 use super::super::ops::Form;
 use super::super::peer::PeerKey;
@@ -39,7 +40,8 @@ impl Io for Executor {
     fn has_place(&mut self) -> bool {
         match &self.xrc {
             None => self.links.len() < self.max_links,
-            Some(xrc) => xrc.places_used() < self.max_links,
+            // the core counts them
+            Some(_) => true,
         }
     }
 
@@ -49,14 +51,31 @@ impl Io for Executor {
 
     fn is_quiet(&mut self, link: LinkKey) -> bool {
         let under_way = |op: &RmaOp| op.link == Some(link) && op.parts != 0;
-        let reads = self.links.get_mut(link).map_or(0, |link| link.reads());
-        reads == 0 && !self.rma.ops.any(under_way)
+        let reads = |on: &mut LinkQp| match on.port.as_ref() {
+            None => on.reads() != 0,
+            // requests for keys too: one that the peer refuses would end the circuit of others
+            Some(port) => {
+                let end = on.end.as_ref();
+                port.reads != 0 || end.is_some_and(|end| end.rings.has_requests())
+            }
+        };
+        let reads = self.links.get_mut(link).is_some_and(reads);
+        !reads && !self.rma.ops.any(under_way)
     }
 
-    fn node_of(&mut self, link: LinkKey) -> Option<u64> {
-        let address = self.port_mut(link)?.address;
+    fn has_completed(&mut self, link: LinkKey) -> bool {
+        let on = self.links.get_mut(link);
+        on.is_none_or(|on| !on.is_under_way())
+    }
+
+    fn node_at(&self, address: Listener) -> Option<u64> {
         let node = self.xrc.as_ref()?.circuits.node(address)?;
         Some(node.get())
+    }
+
+    fn has_one_node(&self) -> bool {
+        let xrc = self.xrc.as_ref();
+        xrc.is_some_and(|xrc| xrc.circuits.has_one_node())
     }
 
     fn accept(&mut self, link: LinkKey, held: Held, reply: &Reply) {

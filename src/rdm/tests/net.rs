@@ -123,6 +123,9 @@ pub(super) struct Hands {
     /// Links that have a circuit; `circuits`: the others refuse posts.
     attached: HashSet<u32>,
     circuits: bool,
+    /// The number of endpoints on each node, if nodes are known, and whether there is one.
+    on_node: Option<usize>,
+    one_node: bool,
 }
 
 impl Io for Hands {
@@ -137,7 +140,8 @@ impl Io for Hands {
     }
 
     fn has_place(&mut self) -> bool {
-        self.used < self.places && !(self.chaos && self.random.one_in(10))
+        // on circuits the core counts them
+        (self.circuits || self.used < self.places) && !(self.chaos && self.random.one_in(10))
     }
 
     fn places(&self) -> usize {
@@ -146,6 +150,19 @@ impl Io for Hands {
 
     fn is_quiet(&mut self, _: LinkKey) -> bool {
         !self.rma || self.random.one_in(4)
+    }
+
+    fn has_completed(&mut self, link: LinkKey) -> bool {
+        let posted = self.posted.get(&link.number());
+        posted.is_none_or(|posted| *posted == 0)
+    }
+
+    fn node_at(&self, address: Listener) -> Option<u64> {
+        Some((number_of(address) / self.on_node?) as u64)
+    }
+
+    fn has_one_node(&self) -> bool {
+        self.one_node
     }
 
     fn accept(&mut self, link: LinkKey, held: usize, reply: &Reply) {
@@ -470,8 +487,10 @@ pub(super) struct Plan {
     pub(super) rings: bool,
     /// Links are on circuits.
     pub(super) circuits: bool,
-    /// Each two endpoints are on one node, and share targets.
-    pub(super) shared: bool,
+    /// The number of endpoints on each node, which share targets.
+    pub(super) on_node: usize,
+    /// Endpoints do not assume on which node a peer is.
+    pub(super) hidden: bool,
     /// The number of links that an endpoint can have.
     pub(super) places: usize,
     /// Each endpoint sends again when a message has been delivered, until this time in ms.
@@ -514,6 +533,11 @@ pub(super) struct World {
 fn address(number: usize) -> Listener {
     let ip = std::net::Ipv4Addr::new(127, 0, 0, 1);
     Listener::new(ip.into(), 1000 + number as u16).unwrap()
+}
+
+/// The number of the endpoints at an address.
+fn number_of(listener: Listener) -> usize {
+    usize::from(listener.port()) - 1000
 }
 
 /// A second address of the same endpoint.
@@ -601,6 +625,8 @@ impl World {
             rings: HashSet::new(),
             attached: HashSet::new(),
             circuits: self.plan.circuits,
+            on_node: (!self.plan.hidden).then_some(self.plan.on_node),
+            one_node: !self.plan.hidden && self.plan.on_node >= self.plan.nodes,
         };
         self.inboxes.push(Some(self.nodes.len()));
         self.at.insert(listener, self.nodes.len());
@@ -660,7 +686,10 @@ impl World {
         }
         let at = &mut self.nodes[node];
         at.core.check();
-        at.hands.used = at.core.links.len();
+        at.hands.used = match self.plan.circuits {
+            true => at.core.places_taken(&at.hands),
+            false => at.core.links.len(),
+        };
         assert!(at.hands.used <= at.hands.places);
         let deadline = at.core.deadline();
         if let Some(time) = deadline

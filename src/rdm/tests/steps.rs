@@ -4,6 +4,7 @@ mod demands;
 mod dials;
 mod evictions;
 mod sessions;
+mod turns;
 
 use super::super::core::{Config, Core, Failure, Io, Origin, Post, Send};
 use super::super::link::LinkKey;
@@ -42,6 +43,10 @@ struct Acts {
     full: bool,
     /// RMA is under way.
     rma: bool,
+    /// The number of places on circuits; 0: no limit.
+    places: usize,
+    /// Links that linger and that the peer does not use any more.
+    closes: Vec<LinkKey>,
 }
 
 impl Io for Acts {
@@ -57,8 +62,24 @@ impl Io for Acts {
         !self.full
     }
 
+    fn places(&self) -> usize {
+        match self.places {
+            0 => usize::MAX,
+            places => places,
+        }
+    }
+
     fn is_quiet(&mut self, _: LinkKey) -> bool {
         !self.rma
+    }
+
+    /// Peers whose ports have the same tens are on one node.
+    fn node_at(&self, address: Listener) -> Option<u64> {
+        Some(u64::from(address.socket_addr().port() / 10))
+    }
+
+    fn close(&mut self, link: LinkKey) {
+        self.closes.push(link);
     }
 
     fn accept(&mut self, link: LinkKey, (): (), reply: &Reply) {
@@ -157,13 +178,22 @@ impl Scene {
 
     /// With this connect timeout, in ns.
     fn with_timeout(timeout: u64) -> Self {
+        Self::with(timeout, false)
+    }
+
+    /// On circuits.
+    fn on_circuits() -> Self {
+        Self::with(10_000_000_000, true)
+    }
+
+    fn with(timeout: u64, circuits: bool) -> Self {
         let mut core = Core::new(Config {
             id: id(1),
             listener: place(1),
             auth: 0,
             further: vec![place(11), place(12)],
             application_keys: true,
-            circuits: false,
+            circuits,
             device_atomics: true,
             random: Box::new({
                 let mut random = Random(5);

@@ -13,7 +13,7 @@ from . import common
 SECONDS = "20" if os.environ.get("WEFT_RDM_LONG") == "1" else "3"
 
 
-class Crowd(common.CProgram):
+class Form(common.CProgram):
     SOURCE = "rdm_crowd"
     OPTIONS = ("-D_GNU_SOURCE",)
 
@@ -22,6 +22,8 @@ class Crowd(common.CProgram):
         more.setdefault("FI_WEFT_CONNECT_TIMEOUT", "10" if SECONDS == "20" else "2")
         super().succeeds(programs.SYSTEM, mode, progress, SECONDS, FI_WEFT_MAX_LINKS=links, **more)
 
+
+class Crowd(Form):
     def test_messages(self):
         self.succeeds("messages", "3")
 
@@ -36,3 +38,26 @@ class Crowd(common.CProgram):
 
     def test_writes_reads_and_atomics_of_the_processor(self):
         self.succeeds("memory", "3", SOFTVERBS_ATOMICS="0")
+
+
+class CrowdOnXrc(Form):
+    """Each node of the peers has a place, and each peer. All processes are on one node, or with
+    FI_WEFT_XRCD_PATH=private each on its own.
+    """
+
+    XRC = True
+
+    def test_messages(self):
+        self.succeeds("messages", "3")
+
+    def test_messages_between_nodes(self):
+        self.succeeds("messages", "4", FI_WEFT_XRCD_PATH="private")
+
+    def test_messages_in_one_direction_with_automatic_progress(self):
+        self.succeeds("oneway", "3", "auto")
+
+    def test_writes_reads_and_atomics(self):
+        self.succeeds("memory", "3")
+
+    def test_writes_reads_and_atomics_between_nodes(self):
+        self.succeeds("memory", "6", FI_WEFT_XRCD_PATH="private")

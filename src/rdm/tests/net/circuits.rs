@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 
-use super::{Conn, Event, MS, Wire, World};
+use super::{Conn, Event, MS, Wire, World, number_of};
 use crate::rdm::link::LinkKey;
 use crate::verbs::QpNumber;
 use crate::wire::rdm::packet::Attach;
@@ -66,11 +66,7 @@ impl World {
 
     /// The node of an endpoint.
     fn node_of(&self, endpoint: usize) -> usize {
-        let place = usize::from(self.nodes[endpoint].listener.port()) - 1000;
-        match self.plan.shared {
-            true => place / 2,
-            false => place,
-        }
+        number_of(self.nodes[endpoint].listener) / self.plan.on_node
     }
 
     /// The endpoint that gets the packets of a side of a connection: a successor of the other side
@@ -231,7 +227,7 @@ impl World {
         self.inboxes[old] = self.random.one_in(2).then_some(new);
         let node = self.node_of(old);
         for circuit in 0..self.circuits.len() {
-            let lives = self.plan.shared || self.random.one_in(2);
+            let lives = self.plan.on_node > 1 || self.random.one_in(2);
             let it = &mut self.circuits[circuit];
             it.err |= it.from == old;
             // of a node with one endpoint: the target is held by nobody else

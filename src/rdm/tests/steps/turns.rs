@@ -1,0 +1,124 @@
+//! Turns of peers on circuits, step by step. Peers whose ports have the same tens are on one node.
+
+use super::*;
+
+const MS: u64 = 1_000_000;
+
+impl Scene {
+    /// A peer on a circuit with a message under way, and operations for others, at these ports.
+    fn with_crowd(places: usize, ports: &[u16]) -> (Self, LinkKey) {
+        let mut it = Self::on_circuits();
+        it.acts.places = places;
+        it.send(it.peer, 1);
+        let link = it.reply();
+        it.settle(link);
+        assert_eq!((it.acts.posts, it.acts.completed.len()), (1, 0));
+        for port in ports {
+            let other = it.core.peer_at(place(*port)).expect("a peer");
+            it.send(other, (*port).into());
+        }
+        (it, link)
+    }
+
+    fn tick(&mut self, time: u64) {
+        self.core.set_now(time);
+        self.core.tick(&mut self.acts);
+    }
+
+    fn posted_closes(&self) -> Vec<(LinkKey, Close)> {
+        let close = |(link, packet): &(LinkKey, Packet)| match packet.body {
+            Body::Close(close) => Some((*link, close)),
+            _ => None,
+        };
+        self.acts.packets.iter().filter_map(close).collect()
+    }
+
+    /// Both halves of a link, which no side uses any more, have ended.
+    fn halves_ended(&mut self, link: LinkKey) {
+        assert_eq!(self.acts.ends, [link]);
+        self.core.half_ended(link, &mut self.acts);
+        assert_eq!(self.acts.closes, [link]);
+        self.core.ended(link, &mut self.acts);
+    }
+
+    /// The ports of the peers that were dialled.
+    fn dialled_ports(&self) -> Vec<u16> {
+        let dials = self.acts.dials.iter();
+        let peers = dials.filter_map(|(link, _)| self.core.peer_of(*link));
+        let addresses = peers.filter_map(|peer| self.core.address(peer));
+        addresses.map(|address| address.port()).collect()
+    }
+}
+
+#[test]
+fn the_places_of_a_busy_peer_are_demanded_for_another_node() {
+    let (mut it, link) = Scene::with_crowd(2, &[23]);
+    it.tick(49 * MS);
+    assert_eq!((it.acts.dials.len(), it.acts.downs.len()), (1, 0));
+    it.tick(52 * MS);
+    assert_eq!(it.posted_closes(), [(link, Close::Demand)]);
+    it.packet(link, 0, 99, Body::Close(Close::Accept));
+    it.halves_ended(link);
+    it.tick(54 * MS);
+    assert_eq!(it.dialled_ports(), [23]);
+    assert!(it.acts.failed.is_empty());
+}
+
+#[test]
+fn peers_of_one_node_share_the_place_of_its_circuit() {
+    // the circuit and two targets
+    let (mut it, link) = Scene::with_crowd(3, &[3, 4]);
+    assert_eq!(it.dialled_ports(), [2, 3]);
+    it.tick(52 * MS);
+    assert_eq!(it.posted_closes(), [(link, Close::Demand)]);
+    it.packet(link, 0, 99, Body::Close(Close::Accept));
+    it.halves_ended(link);
+    // a request has precedence over a second dial
+    it.tick(54 * MS);
+    assert_eq!(it.dialled_ports(), [3]);
+    it.request_of(7, 1);
+    assert_eq!((it.acts.accepts.len(), it.acts.rejects.len()), (1, 0));
+}
+
+#[test]
+fn a_demand_is_accepted_and_both_halves_end() {
+    let (mut it, link) = Scene::with_crowd(8, &[]);
+    it.acts.rma = true;
+    it.packet(link, 0, 99, Body::Close(Close::Demand));
+    it.send(it.peer, 2);
+    assert_eq!((it.posted_closes(), it.acts.posts), (vec![], 1));
+    it.acts.rma = false;
+    it.tick(MS);
+    assert_eq!(it.posted_closes(), [(link, Close::Accept)]);
+    it.halves_ended(link);
+    // what has not arrived is repeated on the next link
+    assert_eq!(it.dialled_ports(), [2]);
+    it.reply_with(0);
+    assert_eq!((it.acts.posts, it.core.violations), (3, 0));
+}
+
+#[test]
+fn demands_of_both_sides_meet_on_circuits() {
+    let (mut it, link) = Scene::with_crowd(2, &[23]);
+    it.tick(52 * MS);
+    it.packet(link, 0, 99, Body::Close(Close::Demand));
+    assert_eq!(it.posted_closes(), [(link, Close::Demand)]);
+    it.halves_ended(link);
+    assert_eq!((it.dialled_ports(), it.core.violations), (vec![23], 0));
+}
+
+/// A circle of endpoints that wait for each other with all their places is broken by the order of
+/// their ids.
+#[test]
+fn a_request_waits_if_its_places_are_not_those_of_a_dial() {
+    for (places, waits) in [(2, false), (3, true)] {
+        let mut it = Scene::on_circuits();
+        it.acts.places = places;
+        // one node
+        let other = it.core.peer_at(place(3)).expect("a peer");
+        it.send(other, 1);
+        it.request_of(7, 1);
+        let answers = (it.acts.accepts.len(), it.acts.rejects.len());
+        assert_eq!(answers, if waits { (1, 0) } else { (0, 1) }, "{places}");
+    }
+}
