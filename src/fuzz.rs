@@ -112,6 +112,10 @@ impl Io for Hands {
     fn loop_back(&mut self, (): ()) {}
 
     fn alias(&mut self, _: PeerKey, _: Option<PeerKey>) {}
+
+    fn free(&mut self, peers: &mut Vec<(PeerKey, Option<Listener>)>) {
+        peers.retain(|(peer, _)| !self.delivered.iter().any(|from| from.peer == *peer));
+    }
 }
 
 /// Endpoints that send arbitrary requests and packets, beside one that follows the protocol: the
@@ -139,6 +143,7 @@ pub fn rdm_peer(data: &[u8]) {
         answer: 200_000_000,
         beat: Some(750_000_000),
         retries: 100_000_000,
+        idle: (600_000_000, 300_000_000),
         pool: Credit::new(300, 20),
     });
     let mut hands = Hands::default();

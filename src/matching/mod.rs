@@ -313,6 +313,12 @@ impl<R: Copy + Debug, M: Copy + Debug> Matching<R, M> {
         self.unexpected.is_empty()
     }
 
+    /// The peers that posted receives name. Takes O(entries), allocates.
+    #[must_use]
+    pub fn named(&self) -> Vec<PeerIndex> {
+        self.posted.named()
+    }
+
     /// As [`Self::receive`], while [`Self::lists_none`].
     #[inline(always)]
     pub fn post(&mut self, want: &Want, context: usize, receive: R) {

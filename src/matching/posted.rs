@@ -460,6 +460,14 @@ impl<R: Copy> Posted<R> {
         found
     }
 
+    /// The peers that receives name, each at least once.
+    pub(super) fn named(&self) -> Vec<PeerIndex> {
+        let entries = (0..self.entries.len()).map(|index| &self.entries[index]);
+        let live = entries.filter(|entry| entry.class != FREE);
+        live.filter_map(|entry| entry.peer.checked_sub(1).map(PeerIndex))
+            .collect()
+    }
+
     /// Receives from `from` are receives from `into` from now on; the order of posting stays.
     pub(super) fn merge(&mut self, from: PeerIndex, into: PeerIndex) {
         let both = self.all(|peer| peer == Some(from) || peer == Some(into));

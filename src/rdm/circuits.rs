@@ -116,6 +116,11 @@ impl Circuits {
         }
     }
 
+    /// The peer at an address was freed: its node is learnt again when it returns.
+    pub(super) fn forget(&mut self, address: Listener) {
+        self.nodes.remove(&address);
+    }
+
     /// The node of the peers to which circuits are dialled is known now.
     fn dialled_to(&mut self, address: Listener, node: NodeId) {
         for key in self.keys().collect::<Vec<_>>() {

@@ -256,7 +256,10 @@ impl<I: Io> Core<I> {
         let answer = |reason| answer(reason, Some(request.epoch), newest);
         let key = match self.examine(request, io) {
             Ok(key) => key,
-            Err(reason) => return io.reject(held, &answer(reason)),
+            Err(reason) => {
+                io.reject(held, &answer(reason));
+                return self.settle(io);
+            }
         };
         self.reject_held(key, Reason::Stale, Some(request.epoch), io);
         self.end_silence(key);
@@ -266,6 +269,7 @@ impl<I: Io> Core<I> {
         peer.newest = Some(request.epoch);
         peer.requests = peer.requests.wrapping_add(1);
         peer.shows = Some(request.gives);
+        peer.leaves = false;
         let (own, accepted) = (peer.own, peer.accepted);
         self.held.push((key, held, *request));
         if let Some(own) = own
@@ -307,6 +311,7 @@ impl<I: Io> Core<I> {
             reason,
         };
         io.reject(held, &rejection);
+        self.list_idle(key);
     }
 
     /// Whether the epoch of a link is before this one.
@@ -400,6 +405,10 @@ impl<I: Io> Core<I> {
     ) -> Result<PeerKey, Reason> {
         let peer = self.peers.get(key).ok_or(Reason::Busy)?;
         if peer.begun && request.shows.is_none() {
+            if self.links_of(key).next().is_none() {
+                // the dialler may have freed its peer. Only a dial with the token shows that
+                self.doubt(key);
+            }
             return Err(Reason::Known);
         }
         let is_late = |newest: Epoch| !newest.is_before(request.epoch);

@@ -152,6 +152,11 @@ pub trait Io {
     /// A peer turned out to be another address of `of`; `None`: of this endpoint. Both keys are
     /// valid, and its operations were moved, or follow by [`Self::loop_back`].
     fn alias(&mut self, peer: PeerKey, of: Option<PeerKey>);
+
+    /// Removes those of the peers from the list that the caller names: in operations, messages,
+    /// receives or entries. The others are freed after this call, and their keys name other peers
+    /// later: the caller forgets what it has of them. `address` is where a peer was dialled.
+    fn free(&mut self, peers: &mut Vec<(PeerKey, Option<Listener>)>);
 }
 
 /// A source of random bits that an attacker cannot predict. Its errors are those of the system.
@@ -192,6 +197,9 @@ pub struct Config {
     /// How long the device of this side repeats a request that is not acknowledged, at least, in
     /// ns.
     pub retries: u64,
+    /// How long a peer without links is kept, in ns: one with a session, and one that has got a
+    /// token and may have begun a session. `u64::MAX`: for ever.
+    pub idle: (u64, u64),
     /// The credit of the process beyond the smallest windows.
     pub pool: Credit,
 }
@@ -271,6 +279,11 @@ pub struct Core<I: Io> {
     pub(super) recall_from: usize,
     /// Peers whose state is to be advanced, instead of a recursion.
     pub(super) changed: Vec<PeerKey>,
+    /// Peers without links, and when they are examined next.
+    pub(super) idle: Vec<PeerKey>,
+    pub(super) free_at: Option<u64>,
+    /// The count of sessions with which new peers begin: no peer that was freed has reached it.
+    pub(super) session: u32,
     /// The endpoint is being closed ([`Self::leave`]).
     pub(super) left: bool,
     /// Packets that violate the protocol.
@@ -305,6 +318,9 @@ impl<I: Io> Core<I> {
             secrets: HashMap::new(),
             recall_from: 0,
             changed: Vec::new(),
+            idle: Vec::new(),
+            free_at: None,
+            session: 0,
             left: false,
             #[cfg(test)]
             violations: 0,
@@ -343,9 +359,9 @@ impl<I: Io> Core<I> {
         address: Option<Listener>,
         id: Option<EndpointId>,
     ) -> Result<PeerKey> {
-        self.peers
-            .insert(Peer::new(address, id))
-            .ok_or(FiErrno::ENOMEM)
+        let mut peer = Peer::new(address, id);
+        peer.session = self.session;
+        self.peers.insert(peer).ok_or(FiErrno::ENOMEM)
     }
 
     /// The token that this side gives to a peer, drawn when the first request or reply needs it.
@@ -637,6 +653,14 @@ impl<I: Io> Core<I> {
         let first = self.peers.at_or_behind(0);
         let all = std::iter::successors(first, |key| self.peers.after(*key));
         all.filter(|key| self.resolve(*key) == *key)
+    }
+
+    /// The number of peers, those aside that are this endpoint itself, and of what leads to them.
+    pub(super) fn unfreed(&self) -> usize {
+        let peers = self.peers.keys_where(|peer| !peer.itself).len();
+        let at = |key: &&PeerKey| self.peers.get(**key).is_none_or(|peer| !peer.itself);
+        let addresses = self.addresses.values().filter(at).count();
+        peers + addresses + self.ids.len() + self.secrets.len() + self.idle.len()
     }
 
     pub(super) fn set_random(&mut self, random: Random) {

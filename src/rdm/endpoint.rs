@@ -64,6 +64,11 @@ const REDIAL: (Duration, u32) = (Duration::from_secs(2), 5);
 pub(super) const LINGER: Duration = Duration::from_secs(10);
 /// How long a close waits for the peers of an endpoint on XRC to end their halves of the links.
 const LEAVE: Duration = Duration::from_secs(1);
+/// How long a close waits until the peers know of it.
+const END: Duration = Duration::from_millis(100);
+/// How long a peer without links is kept if it has a session, and if it may have one: at least this
+/// time, and so many times the connect timeout, after which the peer has failed its operations.
+const IDLE: [(Duration, u32); 2] = [(Duration::from_secs(60), 6), (Duration::from_secs(30), 3)];
 /// Default of `FI_OPT_MIN_MULTI_RECV`.
 const MIN_MULTI_RECV: usize = 64;
 
@@ -628,6 +633,9 @@ impl Endpoint {
             // less than 2^32 s
             timeout: timeout.as_nanos() as u64,
             answer: REDIAL.0.max(timeout / REDIAL.1).as_nanos() as u64,
+            idle: IDLE
+                .map(|(least, times)| least.max(timeout * times).as_nanos() as u64)
+                .into(),
             pool: POOL,
             // 750 ms. The end of a process is reported by its circuit, which may have ended before
             beat: (shared.config.xrc || device.needs_keepalive())
@@ -722,6 +730,8 @@ impl Endpoint {
         }
         if shared.config.xrc {
             shared.leave(Instant::now() + LEAVE);
+        } else {
+            shared.announce_end(Instant::now() + END);
         }
         self.release(&mut control);
     }

@@ -326,6 +326,18 @@ impl<I: Io> Core<I> {
         link.is_some_and(|link| link.closing == Closing::Asked)
     }
 
+    /// The endpoint is being closed: informs the peers to which a link is open, so that they need
+    /// not keep their sessions. On circuits [`Self::leave`] does this.
+    pub fn announce_end(&mut self, io: &mut I) {
+        let mut next = self.peers.at_or_behind(0);
+        while let Some(key) = next {
+            next = self.peers.after(key);
+            if let Some(out) = self.open_link(key) {
+                self.post_close(key, out, Close::End, io);
+            }
+        }
+    }
+
     /// The endpoint is being closed: ends all links, on circuits, and informs the peers, so that
     /// they post nothing more. Nothing is dialled or accepted any more.
     pub fn leave(&mut self, io: &mut I) {
@@ -354,7 +366,16 @@ impl<I: Io> Core<I> {
         let Some(from @ Link { peer: key, .. }) = self.links.get(link).copied() else {
             return;
         };
-        if close == Close::End && self.config.circuits {
+        if close == Close::End
+            && let Some(peer) = self.peers.get_mut(key)
+        {
+            peer.leaves = true;
+            if !self.config.circuits {
+                // the disconnect of the link follows
+                return;
+            }
+        }
+        if close == Close::End {
             // the last packet of each side
             if let Some(out) = self.open_link(key) {
                 self.post_close(key, out, Close::Accept, io);

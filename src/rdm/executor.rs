@@ -17,6 +17,7 @@ mod circuits;
 mod close;
 mod elements;
 mod handshake;
+mod idle;
 mod io;
 mod messages;
 mod operation_memory;
@@ -45,6 +46,7 @@ use super::operations::{Kind, Operation, PAYLOAD, TxKey, TxMark};
 use super::ops::Form;
 use super::paces::Paces;
 use super::packet_memory::{PacketMemory, Slot};
+use super::peer::PeerKey;
 use super::ports::{Port, Xrc};
 use super::pulls::Pulls;
 use super::receives::Receives;
@@ -160,6 +162,8 @@ pub(super) struct Executor {
     /// Messages of other endpoints of the shared receive context have got a receive
     /// ([`Receives::take_pending`]).
     pub(super) found_for_others: bool,
+    /// Peers that were freed, of which [`State`](super::shared::State) has entries.
+    pub(super) freed: Vec<PeerKey>,
 }
 
 impl std::fmt::Debug for Executor {
@@ -267,6 +271,7 @@ impl Executor {
             results: Results::default(),
             short: Vec::new(),
             found_for_others: false,
+            freed: Vec::new(),
         }
     }
 

@@ -92,13 +92,15 @@ impl<I: Io> Core<I> {
             if !into.begun {
                 into.former = into.former.or(former);
             }
-            into.aliased = true;
+            into.aliases += 1;
         }
+        self.move_aliases(key, of);
         io.alias(key, Some(of));
         for link in lingering.into_iter().flatten() {
             // that of another endpoint, which had the address
             self.silence(link, io);
         }
+        self.list_idle(key);
         self.changed.push(of);
     }
 
@@ -141,6 +143,7 @@ impl<I: Io> Core<I> {
             if let Some(old) = peer.id.replace(id).filter(|old| *old != id) {
                 // epochs and tokens are those of one endpoint
                 (peer.newest, peer.void, peer.former) = (None, None, None);
+                peer.leaves = false;
                 former = peer.lingering;
                 if self.ids.get(&old) == Some(&key) {
                     self.ids.remove(&old);

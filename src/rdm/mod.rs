@@ -52,6 +52,7 @@ mod endpoint;
 mod evict;
 mod executor;
 mod identity;
+mod idle;
 mod iov;
 mod limits;
 mod link;

@@ -93,8 +93,15 @@ pub(super) struct Peer {
     /// The count of out-links.
     pub(super) outs: u32,
     pub(super) dial: Dial,
-    /// Another peer is an alias of this one.
-    pub(super) aliased: bool,
+    /// Number of peers that are aliases of this one.
+    pub(super) aliases: u32,
+    /// Number of `fi_addr_t` that name this peer.
+    pub(super) kept: u32,
+    /// The endpoint of the peer is being closed: it has said so.
+    pub(super) leaves: bool,
+    /// In the list of peers without links ([`Core::list_idle`](super::core::Core::list_idle)): the
+    /// time, in ns, since which it has none.
+    pub(super) idle_since: Option<u64>,
     /// In the list of timers.
     pub(super) timed: bool,
     /// When a CLOSE without answer ends its link, or when it is looked whether it has drained.
@@ -196,7 +203,10 @@ impl Peer {
             closing: false,
             outs: 0,
             dial: Dial::default(),
-            aliased: false,
+            aliases: 0,
+            kept: 0,
+            leaves: false,
+            idle_since: None,
             timed: false,
             close_at: None,
             drain: None,
@@ -255,7 +265,10 @@ impl Peer {
             session: self.session.wrapping_add(1),
             former: self.former,
             meant: self.meant,
-            aliased: self.aliased,
+            aliases: self.aliases,
+            kept: self.kept,
+            leaves: self.leaves,
+            idle_since: self.idle_since,
             timed: self.timed,
             listed: self.listed,
             waits: self.waits,

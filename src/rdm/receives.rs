@@ -7,6 +7,7 @@
 
 #![allow(unsafe_code, reason = "copies from a ring")]
 
+mod names;
 mod repost;
 
 use std::sync::Arc;

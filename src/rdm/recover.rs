@@ -258,6 +258,7 @@ impl<I: Io> Core<I> {
     pub(super) fn unlink(&mut self, key: PeerKey, link: LinkKey) {
         self.detach(key, link);
         self.end_session(key);
+        self.list_idle(key);
     }
 
     /// Nothing is posted to a link any more, and what was posted may be lost.
@@ -306,12 +307,13 @@ impl<I: Io> Core<I> {
             if let Some(token) = peer.gives {
                 self.secrets.remove(&token);
             }
-            let aliased = peer.aliased;
+            let aliased = peer.aliases != 0;
             peer.forget(&mut self.pool);
             if aliased {
                 self.forget_tokens(key);
             }
         }
+        self.list_idle(key);
     }
 
     /// Forgets the tokens that were given by the other addresses of a peer.

@@ -523,6 +523,13 @@ impl Shared {
         guard.take().zip(Some(left))
     }
 
+    /// Informs the peers that the endpoint is being closed. A packet that has not arrived at `limit`
+    /// may get lost.
+    pub(super) fn announce_end(&self, limit: Instant) {
+        self.change(|core, io| core.announce_end(io));
+        self.linger(limit, &|| ());
+    }
+
     /// Ends all links of an endpoint on XRC, and waits until the peers post nothing more, at most
     /// until `limit`. The driver ends the links.
     pub(super) fn leave(&self, limit: Instant) {
@@ -792,6 +799,7 @@ impl State {
         if self.peers.len() <= at {
             self.peers.resize(at + 1, None);
         }
+        self.core.keep(peer);
         self.peers[at] = Some(peer);
         Ok(peer)
     }
@@ -801,8 +809,11 @@ impl VectorUser for Shared {
     fn removed(&self, addr: FiAddr) {
         if let Some(state) = self.lock().as_mut()
             && let Some(place) = state.peers.get_mut(addr.0 as usize)
+            && let Some(peer) = place.take()
         {
-            *place = None;
+            state.core.set_now(self.now());
+            state.core.unkeep(peer);
+            self.after(state);
         }
         if let Some(context) = self.context.get() {
             context.forget(addr);

@@ -32,7 +32,8 @@ impl<I: Io> Core<I> {
         if self.retimed {
             self.retimed = false;
             let mut timers = std::mem::take(&mut self.timers);
-            let mut earliest = self.beat.into_iter().chain(self.room_at).min();
+            let others = [self.beat, self.room_at, self.free_at];
+            let mut earliest = others.into_iter().flatten().min();
             timers.retain(|key| {
                 let time = self.time_of(*key);
                 earliest = earliest.into_iter().chain(time).min();
@@ -228,6 +229,7 @@ impl<I: Io> Core<I> {
             }
         }
         self.settle(io);
+        self.free_idle(io);
     }
 
     fn timer(&mut self, key: PeerKey, io: &mut I) {

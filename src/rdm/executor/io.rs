@@ -386,4 +386,8 @@ impl Io for Executor {
         }
         self.found_for_others |= others;
     }
+
+    fn free(&mut self, peers: &mut Vec<(PeerKey, Option<Listener>)>) {
+        self.free_peers(peers);
+    }
 }

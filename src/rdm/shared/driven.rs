@@ -143,6 +143,7 @@ impl Driven for Shared {
             .tend_circuits(&mut state.core, empty, Instant::now());
         state.settle();
         state.core.tick(&mut state.io);
+        state.forget_freed();
         for (stored, target) in state.io.rx.take_pending() {
             state.io.deliver_stored(stored, target);
         }

@@ -35,6 +35,15 @@ impl State {
         addr
     }
 
+    /// The core has freed peers: their places name others later.
+    pub(super) fn forget_freed(&mut self) {
+        for peer in self.io.freed.drain(..) {
+            if let Some(source) = self.sources.get_mut(peer.place()) {
+                *source = (u64::MAX, 0);
+            }
+        }
+    }
+
     /// Passes on at most `max` entries of a direction. Returns their number.
     #[inline]
     pub(in crate::rdm) fn pass(

@@ -111,6 +111,39 @@ fn a_broken_network_loses_and_repeats_nothing() {
     }
 }
 
+/// Peers that nothing names are freed, and return.
+#[test]
+fn peers_are_freed_and_return() {
+    for seed in seeds(1000) {
+        let mut random = Random(!seed);
+        let circuits = random.one_in(3);
+        let plan = Plan {
+            nodes: 2 + random.below(3) as usize,
+            sends: 10 + random.below(60) as usize,
+            chaos: random.below(14) as usize,
+            restarts: random.one_in(4),
+            losses: [0, 4, 10, 30][random.below(4) as usize],
+            aliases: random.one_in(3),
+            evictions: random.one_in(2),
+            pool: match random.below(3) {
+                0 => Credit::new(0, 0),
+                1 => Credit::new(100, 5),
+                _ => LARGE,
+            },
+            one_way: random.one_in(5),
+            late: random.one_in(6),
+            walls: random.one_in(4),
+            halves: random.one_in(4),
+            rings: !circuits && random.one_in(2),
+            circuits,
+            on_node: 1 + usize::from(circuits && random.one_in(2)),
+            frees: true,
+            ..CALM
+        };
+        try_seed("peers_are_freed_and_return", seed, plan);
+    }
+}
+
 #[test]
 fn broken_circuits_lose_and_repeat_nothing() {
     for seed in seeds(1000) {
@@ -253,6 +286,7 @@ const CALM: Plan = Plan {
     hidden: false,
     places: usize::MAX,
     stream: 0,
+    frees: false,
 };
 
 /// Endpoints with fewer links than busy peers: all of them get their turn, and nothing fails.

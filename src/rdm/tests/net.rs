@@ -126,6 +126,8 @@ pub(super) struct Hands {
     /// The number of endpoints on each node, if nodes are known, and whether there is one.
     on_node: Option<usize>,
     one_node: bool,
+    /// Peers with messages that were not matched.
+    unmatched: HashSet<u32>,
 }
 
 impl Io for Hands {
@@ -312,6 +314,10 @@ impl Io for Hands {
     }
 
     fn alias(&mut self, _: PeerKey, _: Option<PeerKey>) {}
+
+    fn free(&mut self, peers: &mut Vec<(PeerKey, Option<Listener>)>) {
+        peers.retain(|(peer, _)| !self.unmatched.contains(&peer.number()));
+    }
 }
 
 /// One packet that is passed to the core as [`Arrivals`].
@@ -411,6 +417,8 @@ pub(super) struct Node {
     /// The last message of each sender and address, by the model's number.
     last: HashMap<(usize, Listener), usize>,
     tick: Option<u64>,
+    /// Peers that are named.
+    kept: Vec<PeerKey>,
 }
 
 /// A connection: two queue pairs.
@@ -495,6 +503,9 @@ pub(super) struct Plan {
     pub(super) places: usize,
     /// Each endpoint sends again when a message has been delivered, until this time in ms.
     pub(super) stream: u64,
+    /// Peers without links are freed; when all has come to rest, and again, each endpoint sends to
+    /// each other one.
+    pub(super) frees: bool,
 }
 
 pub(super) struct World {
@@ -610,6 +621,10 @@ impl World {
             },
             beat: Some(750 * MS),
             retries: 1_900 * MS,
+            idle: match self.plan.frees {
+                true => (60_000 * MS, 30_000 * MS),
+                false => (u64::MAX, u64::MAX),
+            },
             pool: self.plan.pool,
         };
         let hands = Hands {
@@ -627,6 +642,7 @@ impl World {
             circuits: self.plan.circuits,
             on_node: (!self.plan.hidden).then_some(self.plan.on_node),
             one_node: !self.plan.hidden && self.plan.on_node >= self.plan.nodes,
+            unmatched: HashSet::new(),
         };
         self.inboxes.push(Some(self.nodes.len()));
         self.at.insert(listener, self.nodes.len());
@@ -644,6 +660,7 @@ impl World {
             waits: Vec::new(),
             last: HashMap::new(),
             tick: None,
+            kept: Vec::new(),
         });
     }
 
@@ -672,6 +689,8 @@ impl World {
         };
         let at = &mut self.nodes[node];
         at.hands.rings = rings;
+        let unmatched = at.unexpected.iter().map(|(from, ..)| from.peer.number());
+        at.hands.unmatched = unmatched.collect();
         call(&mut at.core, &mut at.hands);
         loop {
             let at = &mut self.nodes[node];
@@ -1155,6 +1174,9 @@ impl World {
             Uses::Message(len)
         };
         let peer = self.nodes[from].core.peer_at(to).unwrap();
+        if self.plan.frees {
+            self.name_or_forget(from, peer);
+        }
         self.sent.push(Sent {
             from,
             to,
@@ -1181,6 +1203,54 @@ impl World {
         });
     }
 
+    fn evict_all(&mut self) {
+        for node in 0..self.nodes.len() {
+            let peers: Vec<_> = self.nodes[node].core.peer_keys().collect();
+            for peer in peers {
+                self.call(node, |core, hands| {
+                    core.evict(peer, hands);
+                });
+            }
+        }
+    }
+
+    /// A peer gets a name, or another one loses its name.
+    fn name_or_forget(&mut self, node: usize, peer: PeerKey) {
+        let (name, forget) = (self.random.one_in(3), self.random.one_in(3));
+        let kept = &mut self.nodes[node].kept;
+        let forgotten = kept.pop_if(|_| forget);
+        if name {
+            kept.push(peer);
+        }
+        self.call(node, |core, _| {
+            forgotten.into_iter().for_each(|peer| core.unkeep(peer));
+            if name {
+                core.keep(peer);
+            }
+        });
+    }
+
+    /// Nothing names a peer any more: all are freed that have no link. An idle link may exist at one
+    /// side alone.
+    fn free_all(&mut self) {
+        for node in 0..self.nodes.len() {
+            let kept = std::mem::take(&mut self.nodes[node].kept);
+            self.call(node, |core, _| {
+                kept.into_iter().for_each(|peer| core.unkeep(peer))
+            });
+        }
+        for _ in 0..4 {
+            self.evict_all();
+            self.rest(0);
+        }
+        for (place, node) in self.nodes.iter().enumerate().filter(|(_, node)| node.alive) {
+            if node.core.link_count() == 0 && node.core.unfreed() != 0 {
+                node.core.print();
+                panic!("{place}: {} peers are not freed", node.core.unfreed());
+            }
+        }
+    }
+
     fn disturb(&mut self) {
         let choice = self.random.below(10);
         if choice == 0 && self.plan.restarts {
@@ -1192,15 +1262,7 @@ impl World {
             return self.restart(address(place));
         }
         if choice < 3 && self.plan.evictions {
-            for node in 0..self.nodes.len() {
-                let peers: Vec<_> = self.nodes[node].core.peer_keys().collect();
-                for peer in peers {
-                    self.call(node, |core, hands| {
-                        core.evict(peer, hands);
-                    });
-                }
-            }
-            return;
+            return self.evict_all();
         }
         if choice < 6 && self.plan.walls {
             return self.wall();
@@ -1349,7 +1411,7 @@ impl World {
             }
         }
         self.rest(busy + 100 * MS);
-        if plan.walls {
+        for _ in 0..usize::from(plan.walls) + 2 * usize::from(plan.frees) {
             // each side may have given up; now nothing hinders them
             self.again = true;
             self.now += 60_000 * MS;
@@ -1361,6 +1423,9 @@ impl World {
             self.rest(0);
         }
         self.check();
+        if plan.frees {
+            self.free_all();
+        }
     }
 
     /// Runs until nothing happens any more, undisturbed after the time `calm`.
@@ -1427,13 +1492,18 @@ impl World {
                 panic!("{id}: {message:?} does not complete");
             };
             let original = address(usize::from(message.to.port()) - 1000);
-            let may_fail = !self.restarted.is_empty() || self.plan.walls;
+            // one side may post to a link that the other one has ended long ago, and whose session
+            // it has freed; and an answer ends with its session
+            let half_open = self.plan.halves || self.plan.circuits;
+            let freed = self.plan.frees && (half_open || message.answer);
+            let may_fail = !self.restarted.is_empty() || self.plan.walls || freed;
             // a session with a process that has ended fails when its end is noticed; answers end
             // with their session, and so do packets that were posted to a link that is broken
             let lives = |id| self.nodes.iter().any(|node| node.alive && node.id == id);
             // of two addresses of one endpoint, one may still have the token of the ended session
             let may_fail_late = message.answer || self.plan.halves || self.plan.aliases;
-            let must = message.must && !may_fail_late && message.meant_for.is_none_or(lives);
+            let must =
+                message.must && !may_fail_late && !freed && message.meant_for.is_none_or(lives);
             assert!(ok || !must, "{id}: {message:?} fails at the end");
             let unheard = self.unheard.contains(&(message.from, self.at[&message.to]));
             let late = !self.killed.contains(&original) || self.is_behind_replacement(message);

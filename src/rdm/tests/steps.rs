@@ -3,6 +3,7 @@
 mod demands;
 mod dials;
 mod evictions;
+mod idle;
 mod sessions;
 mod turns;
 
@@ -47,6 +48,8 @@ struct Acts {
     places: usize,
     /// Links that linger and that the peer does not use any more.
     closes: Vec<LinkKey>,
+    /// Peers of messages that were not matched, or of entries that were not read.
+    names: Vec<PeerKey>,
 }
 
 impl Io for Acts {
@@ -143,10 +146,17 @@ impl Io for Acts {
     }
 
     fn alias(&mut self, _: PeerKey, _: Option<PeerKey>) {}
+
+    fn free(&mut self, peers: &mut Vec<(PeerKey, Option<Listener>)>) {
+        peers.retain(|(peer, _)| !self.names.contains(peer));
+    }
 }
 
 /// The period of probes.
 const BEAT: u64 = 750_000_000;
+
+/// How long peers without links are kept.
+const IDLE: (u64, u64) = (60_000_000_000, 30_000_000_000);
 
 /// The time of the device's retries.
 const RETRIES: u64 = 1_900_000_000;
@@ -206,9 +216,11 @@ impl Scene {
             answer: timeout / 5,
             beat: Some(BEAT),
             retries: RETRIES,
+            idle: IDLE,
             pool: Credit::new(1 << 20, 1 << 16),
         });
         let peer = core.peer_at(place(2)).expect("a peer");
+        core.keep(peer);
         Self {
             core,
             acts: Acts::default(),

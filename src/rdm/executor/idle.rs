@@ -1,0 +1,56 @@
+//! What an executor names and keeps of peers that are to be freed. `docs/rdm.md`, "The life of a
+//! peer".
+
+use std::collections::HashSet;
+
+use super::Executor;
+use crate::rdm::completions::{Entry, Side};
+use crate::rdm::peer::PeerKey;
+use crate::wire::rdm::Listener;
+
+impl Executor {
+    /// Removes the peers from the list that something names, and forgets the others.
+    pub(super) fn free_peers(&mut self, peers: &mut Vec<(PeerKey, Option<Listener>)>) {
+        if !self.todo.is_empty() {
+            // it may name any of them
+            return peers.clear();
+        }
+        let named = self.named_peers();
+        peers.retain(|(peer, _)| !named.contains(peer) && !self.pulls.has_waiting(*peer));
+        self.rx.retain_unnamed(peers);
+        for (peer, address) in peers.iter() {
+            self.pulls.forget_peer(*peer);
+            self.streams.forget_peer(*peer);
+            self.paces.forget_peer(*peer);
+            self.rx.forget_peer(*peer);
+            if let Some((xrc, address)) = self.xrc.as_mut().zip(*address) {
+                xrc.circuits.forget(address);
+            }
+            self.freed.push(*peer);
+        }
+    }
+
+    /// The peers of operations and of entries that were not read.
+    fn named_peers(&mut self) -> HashSet<PeerKey> {
+        let mut named: HashSet<PeerKey> = self.rma.peers().into_iter().collect();
+        for key in self.tx.keys_where(|_| true) {
+            named.extend(self.tx.get(key).map(|op| op.peer));
+        }
+        for key in self.rma.ops.keys_where(|_| true) {
+            named.extend(self.rma.ops.get(key).map(|op| op.peer));
+        }
+        for side in [Side::Tx, Side::Rx] {
+            for entry in &*self.completions.of(side) {
+                match entry {
+                    Entry::Done(_, peer) => named.extend(*peer),
+                    Entry::Held(_, peer, origin, _) => {
+                        named.extend(*peer);
+                        named.insert(origin.peer);
+                    }
+                    Entry::Failed(_) => {}
+                }
+            }
+        }
+        named
+    }
+}
