@@ -534,7 +534,9 @@ fn slow_readers_poll_the_device_in_each_call() {
     let steps_after = |pause: Option<Duration>| {
         for _ in 0..200 {
             assert_eq!(b.poll(), None);
-            pause.map(std::thread::sleep);
+            if let Some(pause) = pause {
+                std::thread::sleep(pause);
+            }
         }
         b.ep.shared().lock().as_ref().unwrap().step
     };
