@@ -127,10 +127,10 @@ unsafe impl Send for Prepared {}
 
 impl Prepared {
     /// Builds the `fi_info` of a request; `None`: no endpoint can answer it, and it is rejected.
-    fn new(pep: Token, request: Option<ConnectRequest>) -> Option<Self> {
-        // SAFETY: the token is the passive endpoint's fid; the engine returns no event of a closed
-        // passive endpoint.
-        match request.map(|request| unsafe { pep::request_info(pep, request) }) {
+    ///
+    /// Another thread may close the passive endpoint meanwhile, so its fid is not dereferenced.
+    fn new(request: Option<ConnectRequest>) -> Option<Self> {
+        match request.map(pep::request_info) {
             Some(Ok(info)) => Some(Self(Info::into_raw(info))),
             other => {
                 let error = other.and_then(Result::err).unwrap_or(FiErrno::EOTHER);
@@ -284,7 +284,7 @@ impl Object<Eq> {
                 } => {
                     let prepared = match prepared.map(<Box<dyn Any + Send>>::downcast::<Prepared>) {
                         Some(Ok(prepared)) => Some(*prepared),
-                        _ => Prepared::new(pep, request),
+                        _ => Prepared::new(request),
                     };
                     let info = prepared.as_ref().map(|prepared| prepared.0);
                     let kept = if peek {

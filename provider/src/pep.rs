@@ -4,13 +4,12 @@ use std::sync::Arc;
 
 use libfabric_sys::fid;
 use parking_lot::Mutex;
-use weft::Token;
 use weft::conn::ConnectRequest;
 use weft::errno::{FiErrno, Result};
 use weft::msg::PassiveEndpoint;
 
 use crate::addr::Format;
-use crate::ffi::fid::{User, object};
+use crate::ffi::fid::User;
 use crate::ffi::info::Info;
 use crate::{connreq, getinfo};
 
@@ -18,34 +17,36 @@ use crate::{connreq, getinfo};
 pub(crate) struct Pep {
     pub(crate) engine: Arc<PassiveEndpoint>,
     pub(crate) format: Format,
-    pub(crate) api_version: u32,
     /// Maximum length in bytes of the application's data in a connection message, for endpoints
     /// that have the authorization keys of this passive endpoint.
     pub(crate) cm_data_size: usize,
-    /// The `fi_info` with which the passive endpoint was opened: the template for those of
-    /// requests.
-    pub(crate) seed: Info,
     pub(crate) eq: Mutex<Option<User>>,
     pub(crate) _fabric: User,
+}
+
+/// From which the `fi_info` of each request is built. Each request owns it with the passive
+/// endpoint, which may be closed while another thread reads the request.
+pub(crate) struct Template {
+    pub(crate) api_version: u32,
+    /// The `fi_info` with which the passive endpoint was opened.
+    pub(crate) seed: Info,
 }
 
 /// The `fi_info` of an incoming request; its handle holds the request.
 ///
 /// # Errors
 /// Those of building the `fi_info`: no endpoint could answer the request, which is then refused.
-///
-/// # Safety
-/// `pep` is the token of an open passive endpoint.
-pub(crate) unsafe fn request_info(pep: Token, request: ConnectRequest) -> Result<Info> {
-    let handle: *mut fid = std::ptr::with_exposed_provenance_mut(pep.0);
-    // SAFETY: the caller passes the token of an open passive endpoint.
-    let pep = unsafe { object::<Pep>(handle)? };
+pub(crate) fn request_info(request: ConnectRequest) -> Result<Info> {
+    let template = request
+        .template()
+        .and_then(|it| it.downcast::<Template>().ok());
+    let template = template.ok_or(FiErrno::EOTHER)?;
     let device = request.device().ok_or(FiErrno::ENODEV)?;
     let (local, peer) = (request.local_addr()?, request.peer_addr()?);
     let connreq = connreq::open(request).as_ptr().cast::<fid>();
     let info = getinfo::for_request(
-        pep.api_version,
-        &pep.seed,
+        template.api_version,
+        &template.seed,
         &device,
         local,
         peer,

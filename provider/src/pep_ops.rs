@@ -1,6 +1,7 @@
 //! The calls of `fid_pep`, `fi_passive_ep(3)`.
 
 use std::ffi::{c_int, c_void};
+use std::sync::Arc;
 
 use libfabric_sys::layout::WithMainSlot;
 use libfabric_sys::*;
@@ -17,7 +18,7 @@ use crate::ffi::fid::{Kind, Object, close, header, object, on};
 use crate::ffi::info::{Info, View};
 use crate::ffi::param;
 use crate::ffi::stub;
-use crate::pep::Pep;
+use crate::pep::{Pep, Template};
 use crate::{cm, devices, getinfo, option};
 
 static FID_OPS: fi_ops = fi_ops {
@@ -96,6 +97,7 @@ pub(crate) unsafe extern "C" fn open(
                         .unwrap_or(0),
                     token: Token(handle.expose_provenance()),
                     xrc,
+                    template: Some(Arc::new(Template { api_version, seed })),
                 },
             )?;
             Ok::<_, FiErrno>((
@@ -107,9 +109,7 @@ pub(crate) unsafe extern "C" fn open(
                 Pep {
                     engine,
                     format,
-                    api_version,
                     cm_data_size,
-                    seed,
                     eq: Mutex::new(None),
                     _fabric: user,
                 },

@@ -1,5 +1,6 @@
 //! Unanswered connection requests.
 
+use std::any::Any;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -8,6 +9,9 @@ use crate::errno::{FiErrno, Result};
 use crate::verbs::{CmId, Device, PrivateData, known_device};
 use crate::wire::cm_data::CmData;
 use crate::wire::msg_xrc;
+
+/// What the provider attaches to a passive endpoint; each of its requests shares the ownership.
+pub type Template = Arc<dyn Any + Send + Sync>;
 
 /// The identifier of a request and its private data.
 pub(crate) type RequestParts = (CmId, PrivateData);
@@ -26,6 +30,8 @@ pub struct ConnectRequest {
     sidr: bool,
     /// The request is one of an endpoint on XRC.
     xrc: bool,
+    /// That of the passive endpoint, which may be closed before the request is answered.
+    template: Option<Template>,
 }
 
 impl ConnectRequest {
@@ -37,7 +43,19 @@ impl ConnectRequest {
             refusal,
             sidr: false,
             xrc: false,
+            template: None,
         }
+    }
+
+    /// What the provider has attached to the passive endpoint
+    /// ([`PepConfig::template`](crate::msg::PepConfig::template)). Stays valid when the passive
+    /// endpoint is closed.
+    pub fn template(&self) -> Option<Template> {
+        self.template.clone()
+    }
+
+    pub(crate) fn set_template(&mut self, template: Option<Template>) {
+        self.template = template;
     }
 
     /// Whether the request is one of an endpoint on XRC.

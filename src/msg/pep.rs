@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use parking_lot::Mutex;
 
 use crate::Token;
-use crate::conn::{CmSink, ConnectRequest, Dispatcher, Listener, Outcome};
+use crate::conn::{CmSink, ConnectRequest, Dispatcher, Listener, Outcome, Template};
 use crate::eq::EventQueue;
 use crate::errno::{FiErrno, Result};
 use crate::log::{info_log, warn_log};
@@ -16,7 +16,7 @@ use crate::wire::cm_data::CmData;
 use crate::wire::msg_xrc::{self, HEADER_SIZE, Header, Kind};
 
 /// Attributes of a new passive endpoint (`fi_passive_ep(3)`).
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct PepConfig {
     /// Address to listen on. Port 0 selects any free port; `None` is the wildcard address of IPv4
     /// with any port.
@@ -27,6 +27,9 @@ pub struct PepConfig {
     pub token: Token,
     /// Whether the endpoint takes requests of endpoints on XRC, instead of those on RC.
     pub xrc: bool,
+    /// Passed on with each request ([`ConnectRequest::template`]): the reader of a request needs
+    /// nothing of the passive endpoint itself, which another thread may close meanwhile.
+    pub template: Option<Template>,
 }
 
 /// Private data of a rejection without data of the application: the length byte.
@@ -41,6 +44,7 @@ pub(super) fn no_data() -> &'static [u8] {
 pub struct PassiveEndpoint {
     listener: Arc<Listener>,
     xrc: bool,
+    template: Option<Template>,
     /// Of an endpoint on XRC: takes the requests of peers that have a circuit, at the same address.
     services: Mutex<Option<Arc<Listener>>>,
     token: Token,
@@ -61,11 +65,12 @@ fn no_data_on_xrc() -> &'static [u8] {
     &NO_DATA
 }
 
-/// Passes the requests of endpoints on the same transport to a sink.
+/// Passes the requests of endpoints on the same transport to a sink, with the template.
 #[derive(Debug)]
 struct Admission {
     sink: Arc<dyn CmSink>,
     xrc: bool,
+    template: Option<Template>,
 }
 
 impl Admission {
@@ -106,6 +111,7 @@ impl Admission {
             }
             request.set_xrc(no_data_on_xrc());
         }
+        request.set_template(self.template.clone());
         Some(request)
     }
 }
@@ -144,6 +150,7 @@ impl PassiveEndpoint {
         let this = Arc::new(Self {
             listener,
             xrc: config.xrc,
+            template: config.template,
             services: Mutex::default(),
             token,
             backlog: AtomicUsize::new(backlog),
@@ -213,7 +220,12 @@ impl PassiveEndpoint {
     /// `EINVAL`: an event queue is bound already. `EOPBADSTATE`: closed.
     pub fn bind_eq(&self, eq: &Arc<EventQueue>) -> Result<()> {
         let (sink, xrc) = (Arc::clone(eq) as _, self.xrc);
-        let sink: Arc<dyn CmSink> = Arc::new(Admission { sink, xrc });
+        let template = self.template.clone();
+        let sink: Arc<dyn CmSink> = Arc::new(Admission {
+            sink,
+            xrc,
+            template,
+        });
         self.listener.bind(&sink)?;
         let services = self.services.lock().clone();
         services.map_or(Ok(()), |services| services.bind(&sink))

@@ -262,7 +262,7 @@ fn listener(device: &Arc<Device>, eq: &Arc<EventQueue>) -> (Arc<PassiveEndpoint>
             addr: Some(address(device)),
             backlog: 0,
             token: PEP,
-            xrc: false,
+            ..PepConfig::default()
         },
     )
     .unwrap();

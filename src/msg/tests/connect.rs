@@ -394,3 +394,40 @@ fn everything_else_may_be_dropped_before_the_endpoint() {
     drop(ep);
     assert_eq!(next_event(&server.eq), Ok(Told::Shutdown(SERVER)));
 }
+
+/// A thread that reads a request and one that closes the passive endpoint are not ordered: all that
+/// the reader uses of the passive endpoint belongs to the request.
+#[test]
+fn a_request_owns_the_template_of_its_passive_endpoint() {
+    let device = device();
+    let eq = EventQueue::open(EqConfig::default()).unwrap();
+    let template: crate::conn::Template = Arc::new(String::from("seed"));
+    let freed = Arc::downgrade(&template);
+    let with_template = PepConfig {
+        addr: Some(address(&device)),
+        token: PEP,
+        template: Some(template),
+        ..PepConfig::default()
+    };
+    let pep = PassiveEndpoint::open(&device, with_template).unwrap();
+    pep.bind_eq(&eq).unwrap();
+    pep.listen().unwrap();
+    let client = Side::new(&device, config(CLIENT), false);
+    client
+        .ep
+        .connect(Some(pep.local_addr().unwrap()), b"")
+        .unwrap();
+    let request = pump(&client, || {
+        eq.read(false, |event| match event {
+            Event::ConnReq { request, .. } => Ok(request.take().unwrap()),
+            other => panic!("{other:?}"),
+        })
+        .ok()
+    });
+    pep.close();
+    drop(pep);
+    let of_request = request.template().unwrap();
+    assert_eq!(of_request.downcast_ref(), Some(&String::from("seed")));
+    drop((of_request, request));
+    assert!(freed.upgrade().is_none(), "nothing else owns it");
+}
