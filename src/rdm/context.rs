@@ -14,6 +14,7 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 
 use super::completions::Side;
+use super::number_map::NumberMap;
 use super::receives::{
     Cancel, Left, Membership, Owner, Receive, SharedStore, StoredKey, Target, completion_of,
 };
@@ -58,8 +59,10 @@ pub struct SharedRx {
     members: Mutex<Vec<Member>>,
     /// The address vector of all endpoints (`fi_endpoint(3)`, "Shared contexts"), by the first one.
     vector: Mutex<Option<Weak<AddressVector>>>,
-    /// The peers of addresses from which receives were directed.
-    peers: Mutex<Vec<Option<PeerIndex>>>,
+    /// The peers of addresses from which receives were directed. Before the first endpoint is
+    /// enabled no address vector is known, and each address below 2^32 is accepted: a map, so that
+    /// its memory depends on the number of the addresses only.
+    peers: Mutex<NumberMap<PeerIndex>>,
     owners: AtomicU32,
     /// Number of receives that are not posted any more, but keep their place: their message is
     /// arriving, or their entry was not taken.
@@ -143,10 +146,8 @@ impl SharedRx {
         });
         // receives that are directed already match messages of this endpoint too
         let peers = self.peers.lock().clone();
-        for (addr, index) in peers.iter().enumerate() {
-            if let Some(index) = index {
-                self.identify(shared, FiAddr(addr as u64), *index);
-            }
+        for (addr, index) in peers {
+            self.identify(shared, FiAddr(addr.into()), index);
         }
         self.report_ended();
     }
@@ -161,8 +162,8 @@ impl SharedRx {
 
     /// An address was removed from the vector.
     pub(super) fn forget(&self, addr: FiAddr) {
-        if let Some(place) = self.peers.lock().get_mut(addr.0 as usize) {
-            *place = None;
+        if let Ok(number) = u32::try_from(addr.0) {
+            self.peers.lock().remove(&number);
         }
     }
 
@@ -245,24 +246,19 @@ impl SharedRx {
     /// The peer of an address, at all endpoints.
     ///
     /// # Errors
-    /// `EINVAL`: the address is not in the address vector. `ENOMEM`.
+    /// `EINVAL`: the address is not in the address vector, or is none that a vector returns.
     fn peer_of(&self, addr: FiAddr) -> Result<PeerIndex> {
         let vector = self.vector.lock().as_ref().and_then(Weak::upgrade);
         if let Some(vector) = vector {
             vector.lookup(addr)?;
         }
-        let place = usize::try_from(addr.0).map_err(|_| FiErrno::EINVAL)?;
-        if let Some(Some(index)) = self.peers.lock().get(place) {
+        // a vector has fewer than 2^32 addresses
+        let number = u32::try_from(addr.0).map_err(|_| FiErrno::EINVAL)?;
+        if let Some(index) = self.peers.lock().get(&number) {
             return Ok(self.store.lock().find(*index));
         }
         let index = self.store.lock().add_peer();
-        {
-            let mut peers = self.peers.lock();
-            if peers.len() <= place {
-                peers.resize(place + 1, None);
-            }
-            peers[place] = Some(index);
-        }
+        self.peers.lock().insert(number, index);
         for member in self.enabled() {
             self.identify(&member, addr, index);
         }

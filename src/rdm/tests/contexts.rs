@@ -49,6 +49,42 @@ fn context(domain: &Arc<Domain>, size: usize) -> Arc<SharedRx> {
     SharedRx::open(domain, config).unwrap()
 }
 
+/// No address vector is known before the first endpoint: an address that none could have is
+/// refused, and memory does not depend on the address.
+#[test]
+fn directed_receives_without_an_address_vector() {
+    let domain = domain();
+    let config = SharedRxConfig {
+        size: 8,
+        op_flags: Flags::empty(),
+        directed: true,
+    };
+    let context = SharedRx::open(&domain, config).unwrap();
+    let mut byte = [0; 1];
+    let mut from = |addr, number| {
+        let (list, tag) = (iov(&mut byte), Some((1, 0)));
+        let local = LocalIov::single(&list, &Desc::NULL);
+        // SAFETY: the buffer lives until the context is dropped.
+        unsafe { context.recv(FiAddr(addr), tag, local, number, None) }
+    };
+    for addr in [1 << 32, 1 << 40, u64::MAX - 1] {
+        assert_eq!(from(addr, 1), Err(FiErrno::EINVAL), "{addr:#x}");
+    }
+    let begin = resident();
+    for addr in [0, 1, u64::from(u32::MAX)] {
+        from(addr, 1).unwrap();
+    }
+    assert!(resident() - begin < 16 << 20, "bytes for three receives");
+    context.cancel(1).unwrap();
+}
+
+/// The resident memory of the process in bytes.
+fn resident() -> i64 {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: i64 = statm.split(' ').nth(1).unwrap().parse().unwrap();
+    pages * 4096
+}
+
 /// Posts a tagged receive from any source, with the lowest 4 bits of the tag ignored.
 fn recv(context: &SharedRx, tag: u64, bytes: &mut [u8], number: usize) -> Result<(), FiErrno> {
     let (list, any) = (iov(bytes), FiAddr(u64::MAX));
