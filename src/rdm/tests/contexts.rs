@@ -60,9 +60,9 @@ fn directed_receives_without_an_address_vector() {
         directed: true,
     };
     let context = SharedRx::open(&domain, config).unwrap();
-    let mut byte = [0; 1];
-    let mut from = |addr, number| {
-        let (list, tag) = (iov(&mut byte), Some((1, 0)));
+    let byte = [0; 1];
+    let from = |addr, number| {
+        let (list, tag) = (iov(&byte), Some((1, 0)));
         let local = LocalIov::single(&list, &Desc::NULL);
         // SAFETY: the buffer lives until the context is dropped.
         unsafe { context.recv(FiAddr(addr), tag, local, number, None) }
