@@ -57,6 +57,7 @@ use super::slab::Slab;
 use super::streams::Streams;
 use crate::conn::REFUSAL_WAIT;
 use crate::errno::{FiErrno, Result};
+use crate::log::info_log;
 use crate::mr::{MrDomain, SourceKeys};
 use crate::queue::Counter;
 use crate::queue::event_cell::Event;
@@ -159,6 +160,9 @@ pub(super) struct Executor {
     pub(super) results: Results,
     /// Links whose next packet waits for memory.
     short: Vec<LinkKey>,
+    /// Links on which the device has refused a request although its send queue has room: the driver
+    /// posts it again.
+    again: Vec<LinkKey>,
     /// Messages of other endpoints of the shared receive context have got a receive
     /// ([`Receives::take_pending`]).
     pub(super) found_for_others: bool,
@@ -202,6 +206,10 @@ fn post(
     (inline, solicited): (bool, bool),
     posted: Posted,
 ) -> Result<()> {
+    #[cfg(test)]
+    if let Some(error) = link.refuse_next() {
+        return Err(error);
+    }
     match xrc {
         None => link.post(sge, inline, solicited, posted),
         Some(xrc) => xrc.post(link, sge, inline, solicited, posted),
@@ -270,6 +278,7 @@ impl Executor {
             messages: 0,
             results: Results::default(),
             short: Vec::new(),
+            again: Vec::new(),
             found_for_others: false,
             freed: Vec::new(),
         }
@@ -536,7 +545,10 @@ impl Executor {
                 lkey: Lkey::default(),
             };
             let solicited = op.is_solicited();
-            post(link, &mut self.xrc, sge, (true, solicited), posted).ok()?;
+            if let Err(error) = post(link, &mut self.xrc, sge, (true, solicited), posted) {
+                self.post_refused(on, error);
+                return None;
+            }
             (op.form, op.posted) = (form, true);
             return Some(());
         }
@@ -557,23 +569,55 @@ impl Executor {
         }
         let sge = self.memory.sge(slot, begin, size + len);
         let solicited = op.is_solicited();
-        post(link, &mut self.xrc, sge, (false, solicited), posted).ok()?;
+        if let Err(error) = post(link, &mut self.xrc, sge, (false, solicited), posted) {
+            self.post_refused(on, error);
+            return None;
+        }
         (op.form, op.posted, op.posted_on) = (form, true, Some(link.key()));
         Some(())
     }
 
-    /// Posts a packet without number. `None`: no room.
-    fn post_control(&mut self, link: LinkKey, packet: &Packet) -> Option<()> {
+    /// The device has refused a request although the send queue of the link has room. After an
+    /// error that passes, the driver posts it again ([`Self::post_again`]); another one breaks the
+    /// link.
+    #[cold]
+    fn post_refused(&mut self, on: LinkKey, error: FiErrno) {
+        info_log!(EpData, "ibv_post_send: {error}");
+        if error != FiErrno::EAGAIN {
+            self.todo.push_back(Todo::Broken(on));
+        } else if !self.again.contains(&on) {
+            self.again.push(on);
+        }
+    }
+
+    /// Whether the device has refused requests, which the driver posts again.
+    #[inline]
+    pub(super) fn posts_again(&self) -> bool {
+        !self.again.is_empty()
+    }
+
+    /// What follows if the device has refused requests: they are posted again.
+    pub(super) fn post_again(&mut self, core: &Core<Self>) {
+        for link in self.again.drain(..) {
+            self.todo.push_back(Todo::Room(link));
+            let peer = core.peer_of(link);
+            let reads = peer.filter(|peer| self.pulls.has_waiting(*peer));
+            self.todo.extend(reads.map(Todo::Pull));
+        }
+    }
+
+    /// Posts a packet without number. `None`: no room, or no memory.
+    fn post_control(&mut self, on: LinkKey, packet: &Packet) -> Option<()> {
         let mut head = [0; MAX_HEAD];
         let size = packet.encode(&mut head);
         let solicited = matches!(
             packet.body,
             Body::Hello(_) | Body::Close(_) | Body::Attach(_)
         ) || matches!(packet.body, Body::Credit { recall: true, .. });
-        if let Some(posted) = self.control_to_ring(link, (&head, size), solicited) {
+        if let Some(posted) = self.control_to_ring(on, (&head, size), solicited) {
             return posted.then_some(());
         }
-        let link = self.links.get_mut(link)?;
+        let link = self.links.get_mut(on)?;
         if !has_room(link, &mut self.xrc, false) {
             return None;
         }
@@ -584,13 +628,23 @@ impl Executor {
                 lkey: Lkey::default(),
             };
             let posted = Posted::Control(None);
-            return post(link, &mut self.xrc, sge, (true, solicited), posted).ok();
+            let sent = post(link, &mut self.xrc, sge, (true, solicited), posted);
+            return sent.map_err(|error| self.post_refused(on, error)).ok();
         }
-        let slot = self.memory.take().ok()?;
+        let Ok(slot) = self.memory.take() else {
+            self.wait_for_memory(on);
+            return None;
+        };
         self.memory.bytes_mut(&slot)[..size].copy_from_slice(&head[..size]);
         let sge = self.memory.sge(&slot, 0, size);
+        let number = slot.number();
         let posted = Posted::Control(Some(slot));
-        post(link, &mut self.xrc, sge, (false, solicited), posted).ok()
+        let sent = post(link, &mut self.xrc, sge, (false, solicited), posted);
+        let refused = |error| {
+            self.memory.give_back(Slot::of_refused_post(number));
+            self.post_refused(on, error);
+        };
+        sent.map_err(refused).ok()
     }
 
     /// Begins a message of the application.

@@ -57,6 +57,9 @@ pub(super) struct LinkQp {
     queue: SendQueue<()>,
     /// A post was refused for lack of room.
     starved: bool,
+    /// See [`LinkQp::refuse`].
+    #[cfg(test)]
+    refused: Vec<FiErrno>,
     ending: Option<Ending>,
     /// The queue pair consumes no receive any more. The device can report this before it reports
     /// that the queue pair has failed.
@@ -106,6 +109,8 @@ impl LinkQp {
             queue: SendQueue::new(DEPTH, UNSIGNALED),
             port,
             starved: false,
+            #[cfg(test)]
+            refused: Vec::new(),
             ending: None,
             last_receive: false,
             probing: false,
@@ -159,6 +164,17 @@ impl LinkQp {
         let room = self.queue.has_room(numbered) && self.qp.is_some() && self.ending.is_none();
         self.starved |= !room;
         room
+    }
+
+    /// The next posts of packets fail with these errors, the last one first.
+    #[cfg(test)]
+    pub(super) fn refuse(&mut self, errors: &[FiErrno]) {
+        self.refused = errors.to_vec();
+    }
+
+    #[cfg(test)]
+    pub(super) fn refuse_next(&mut self) -> Option<FiErrno> {
+        self.refused.pop()
     }
 
     /// Whether the queue pair was moved to ERR.

@@ -28,6 +28,11 @@ impl Slot {
         self.0
     }
 
+    /// The slot of a request that was not posted, and that was dropped with its record.
+    pub(super) const fn of_refused_post(number: u32) -> Self {
+        Self(number)
+    }
+
     /// The slot of a receive that has completed, from the number in its `wr_id`.
     pub(super) const fn of_completed_receive(number: u32) -> Self {
         Self(number)

@@ -276,7 +276,9 @@ impl Shared {
         let waits = state.io.rma.waits() && !std::mem::replace(&mut state.io.rma.called, true);
         // without a further operation the driver posts what was delayed
         let delayed = state.io.rma.delayed.is_some() && state.watch.begins();
-        let due = !state.io.steps.is_empty() || state.core.is_retimed() || waits || delayed;
+        let again = state.io.posts_again();
+        let due =
+            !state.io.steps.is_empty() || state.core.is_retimed() || waits || delayed || again;
         if due && !state.woken {
             state.woken = true;
             self.driver.wake(&self.turn);

@@ -142,6 +142,8 @@ impl Driven for Shared {
             .io
             .tend_circuits(&mut state.core, empty, Instant::now());
         state.settle();
+        state.io.post_again(&state.core);
+        state.settle();
         state.core.tick(&mut state.io);
         state.forget_freed();
         for (stored, target) in state.io.rx.take_pending() {
@@ -168,6 +170,7 @@ impl Driven for Shared {
             || !steps.is_empty()
             || !empty
             || state.io.results.holds_credit()
+            || state.io.posts_again()
             || reads;
         drop(guard);
         let mut left: Vec<Step> = steps

@@ -12,7 +12,7 @@ use super::super::executor::Executor;
 use super::super::operations::Kind;
 use super::super::peer::PeerKey;
 use super::super::shared::State;
-use super::endpoints::{End, config, domain, queue, wait, wait_for};
+use super::endpoints::{End, Transport, config, domain, queue, wait, wait_for};
 use crate::av::FiAddr;
 use crate::conn::CmTarget;
 use crate::errno::FiErrno;
@@ -658,4 +658,45 @@ fn links_of_both_sides_do_not_keep_others_out() {
         }
     }
     assert!(doubles != 0, "no pair had two links");
+}
+
+/// A packet that the device refuses although the send queue has room is posted again by the driver:
+/// nothing else is under way on the link. After an error that does not pass, the next link has it.
+#[test]
+fn a_packet_that_the_device_refuses_is_posted_again() {
+    Transport::each(|transport| {
+        let domain = domain();
+        let ends = [(); 2].map(|()| End::with_rings(&domain, transport.config(), 0, false));
+        let [a, b] = &ends;
+        let to_b = a.knows(b);
+        let refusals: [&[FiErrno]; 4] = [
+            &[],
+            &[FiErrno::EAGAIN],
+            &[FiErrno::EAGAIN; 5],
+            &[FiErrno::EINVAL],
+        ];
+        // sent inline, and from the memory of a packet
+        for (refused, len) in refusals.into_iter().flat_map(|it| [(it, 1), (it, 2000)]) {
+            let (bytes, mut target) = (vec![3; len], vec![0; len]);
+            let mut before = None;
+            b.recv(Some((1, 0)), &mut target, 2);
+            a.ep.shared().change(|core, io| {
+                before = core.peer_keys().next().and_then(|it| core.out_link(it));
+                if let Some(link) = before {
+                    io.links.get_mut(link).unwrap().refuse(refused);
+                }
+            });
+            a.send(to_b, Some(1), &bytes, 1);
+            wait([a, b], [1, 1]);
+            assert!(target == bytes, "{refused:?}");
+            a.call(|core, peer, _| {
+                let stays = before.is_none() || core.out_link(peer) == before;
+                assert_eq!(
+                    stays,
+                    refused.first() != Some(&FiErrno::EINVAL),
+                    "{refused:?}"
+                );
+            });
+        }
+    });
 }
