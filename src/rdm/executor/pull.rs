@@ -234,7 +234,7 @@ impl Executor {
         }
     }
 
-    /// Posts a READ. `false`: the link has broken.
+    /// Posts a READ. `false`: nothing further can be posted to the link at present.
     fn post_read(&mut self, peer: PeerKey, at: LinkKey, key: ReadKey) -> bool {
         let Some(read) = self.pulls.get(key) else {
             return true;
@@ -267,7 +267,12 @@ impl Executor {
             return true;
         };
         info_log!(EpData, "ibv_post_send of a READ: {error}");
-        if error != FiErrno::ENOMEM && std::mem::replace(&mut pull.refused, true) {
+        if error == FiErrno::EAGAIN {
+            self.pulls.wait(peer, Waiting::Again(key));
+            self.post_refused(at, error);
+            return false;
+        }
+        if std::mem::replace(&mut pull.refused, true) {
             // on a second link too
             pull.state = PullState::Refused;
             self.pulls.refused(peer);

@@ -527,6 +527,40 @@ fn a_device_without_reads_receives_in_parts() {
     });
 }
 
+/// A READ that the device refuses because its send queue is full is posted again, on the same link.
+#[test]
+fn a_read_waits_for_room_in_the_device() {
+    Transport::each(|transport| {
+        let domain = domain();
+        let (a, b) = (reader(&domain, transport), reader(&domain, transport));
+        let to_b = a.knows(&b);
+        let mut byte = [0; 1];
+        b.recv(Some((1, 0)), &mut byte, 2);
+        a.send(to_b, Some(1), &[1], 1);
+        wait([&a, &b], [1, 1]);
+        for round in 0..4 {
+            b.ep.shared()
+                .change(|_, io| io.refuse_reads = Some(FiErrno::EAGAIN));
+            let (bytes, mut target) = (bytes_of(round), vec![0; LEN]);
+            b.recv(Some((1, 0)), &mut target, 2);
+            a.send(to_b, Some(1), &bytes, 1);
+            let until = Instant::now() + Duration::from_millis(20);
+            while Instant::now() < until {
+                assert!(a.poll().is_none() && b.poll().is_none());
+            }
+            b.ep.shared().change(|core, io| {
+                let peer = core.peer_keys().next().unwrap();
+                assert!(core.open_link(peer).is_some(), "the link has broken");
+                assert_eq!(io.is_reading(peer), (false, true));
+                (io.refuse_reads, io.posts_reads) = (None, true);
+            });
+            wait([&a, &b], [1, 1]);
+            assert!(target == bytes, "round {round}");
+            assert_eq!(pull_failures(&b), (0, 0), "round {round}");
+        }
+    });
+}
+
 /// Runs `check` at an endpoint whose READ of a message has been posted and not been completed.
 /// Returns after the first such message; others have arrived before.
 fn while_reading(a: &End, b: &End, check: impl Fn(&mut Core<Executor>, &mut Executor, PeerKey)) {
