@@ -87,8 +87,9 @@ impl RecentKeys {
         }
     }
 
+    /// Where the registration of a range is kept; that of another range there is replaced.
     #[inline]
-    fn place(range: Range) -> usize {
+    pub(super) fn place(range: Range) -> usize {
         // Fibonacci hashing; buffers differ in the bits from 6 on
         let mixed = range.addr >> 6 ^ (range.len as u64) << 1 ^ u64::from(range.written);
         (mixed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - KEPT.ilog2())) as usize
