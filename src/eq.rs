@@ -186,7 +186,9 @@ impl EventQueue {
     /// - Those of `take`, for instance `ETOOSMALL`.
     pub fn read<R>(&self, peek: bool, take: impl FnOnce(&mut Event) -> Result<R>) -> Result<R> {
         let mut fifo = self.fifo.lock();
-        if fifo.items.is_empty() {
+        // also while another reader has the first event: the descriptor stays readable until the
+        // events of the connection manager are taken, and a waiting thread would spin
+        if fifo.has_nothing() {
             drop(fifo);
             self.progress();
             fifo = self.fifo.lock();
@@ -417,10 +419,10 @@ impl EventQueue {
         self.dispatcher.wait().wake();
     }
 
-    /// Takes events of the connection manager until this queue has an event, or none is left.
+    /// Takes events of the connection manager until this queue has an event that can be read, or
+    /// none is left.
     fn progress(&self) {
-        self.dispatcher
-            .progress(|| !self.fifo.lock().items.is_empty());
+        self.dispatcher.progress(|| !self.fifo.lock().has_nothing());
     }
 }
 

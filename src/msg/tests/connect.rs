@@ -431,3 +431,35 @@ fn a_request_owns_the_template_of_its_passive_endpoint() {
     drop((of_request, request));
     assert!(freed.upgrade().is_none(), "nothing else owns it");
 }
+
+/// The descriptor of a queue stays readable until the events of the connection manager are taken.
+#[test]
+fn a_reader_takes_events_of_the_connection_manager_during_a_peek() {
+    let device = device();
+    let eq = EventQueue::open(EqConfig { wait: WaitKind::Fd }).unwrap();
+    let (_pep, addr) = listener(&device, &eq);
+    let clients = [(); 2].map(|()| Side::new(&device, config(CLIENT), false));
+    clients[0].ep.connect(Some(addr), b"").unwrap();
+    let peek = |event: &mut Event| match event {
+        Event::ConnReq { id, request, .. } => Ok((*id, request.take())),
+        other => panic!("{other:?}"),
+    };
+    let (id, request) = pump(&clients[0], || eq.read(true, peek).ok());
+    clients[1].ep.connect(Some(addr), b"").unwrap();
+    // its request has arrived, and makes the descriptor readable
+    let begin = Instant::now();
+    let limit = Duration::from_millis(200);
+    pump(&clients[1], || (begin.elapsed() > limit).then_some(()));
+    let nothing = eq.sread(false, Some(limit), |_| Ok(()));
+    assert_eq!(nothing, Err(FiErrno::EAGAIN));
+    let mut fd = libc::pollfd {
+        fd: eq.fd().unwrap(),
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // SAFETY: one valid structure.
+    assert_eq!(unsafe { libc::poll(&raw mut fd, 1, 0) }, 0, "readers spin");
+    eq.end_peek(id, None).unwrap();
+    eq.read(false, |_| Ok(())).unwrap();
+    drop(request);
+}
