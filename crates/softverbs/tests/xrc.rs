@@ -61,7 +61,6 @@ const CASES: &[(&str, fn())] = &[
     ("deaths_in_every_order", deaths),
     ("an_initiators_end_is_told_to_all", initiator_ends),
     ("a_holder_out_of_reach_is_told_later", unreachable_holder),
-    ("two_holders_modify_a_target_at_once", two_modify),
     ("numbers_of_two_processes_differ", random_numbers),
     ("a_number_of_an_ended_owner_is_refused", successors),
     ("a_sleeping_owner_learns_of_its_limit", limits),
@@ -613,22 +612,6 @@ fn unreachable_holder() {
     } else {
         assert_eq!(found, format!("{IBV_EVENT_QP_ACCESS_ERR} {target}"));
     }
-}
-
-/// Each of the calls is allowed, in whichever order the two holders make them.
-fn two_modify() {
-    let place = Place::new();
-    let (mut a, _) = receiver(&place);
-    let mut b = Actor::start();
-    b.does(&place.open(0));
-    let target = a.number("target");
-    assert_eq!(b.number(&format!("hold {target}")), target);
-    let mut sender = Actor::start();
-    connect(&mut sender, &mut a, target);
-    for holder in [&mut a, &mut b] {
-        holder.say(&format!("rights {target} 60000"));
-    }
-    assert_eq!((a.hear(), b.hear()), ("ok".into(), "ok".into()));
 }
 
 /// The low bits of a number, which name the queue in its process.

@@ -151,103 +151,66 @@ fn make(xrcd: &'static Xrcd, qp_context: *mut c_void, target: Target) -> Res<&'s
     Ok(qp)
 }
 
-/// Whether a change of the state word connects the target.
-fn connects(old: StateWord, new: StateWord) -> bool {
-    receives(new.state()) && !receives(old.state())
-}
-
-/// One call of `ibv_modify_qp` in the state `old`, by the only caller at this time. Returns the new
-/// state word; `None`, with nothing changed, if the state is not `old` any more.
-///
-/// # Errors
-/// `EINVAL`: the call is not allowed in this state, or has an invalid value; nothing is changed.
-fn change_target(
-    target: &Target,
-    old: StateWord,
-    attr: &ibv_qp_attr,
-    mask: u32,
-) -> Res<Option<StateWord>> {
-    let from = old.state();
-    let to = if mask & IBV_QP_STATE != 0 {
-        attr.qp_state
-    } else {
-        from
-    };
-    if mask & IBV_QP_CUR_STATE != 0 && attr.cur_qp_state != from
-        || !transition_allowed(IBV_QPT_XRC_RECV, from, to, mask)
-    {
-        return Err(Errno(libc::EINVAL));
-    }
-    modify::check(attr, mask)?;
-    let former = target.attr();
-    let mut known = former;
-    let new = match to {
-        IBV_QPS_RESET => {
-            known = Attr::default();
-            StateWord::new(to, 0, 0, old.incarnation().wrapping_add(1))
-        }
-        // the reason stays, of which other holders may have to raise the event yet
-        IBV_QPS_ERR if from == IBV_QPS_ERR => old,
-        IBV_QPS_ERR => old.failed(Fault::Asked),
-        _ => {
-            modify::remember(known.get(), attr, mask);
-            let dest = if mask & IBV_QP_DEST_QPN != 0 {
-                attr.dest_qp_num
-            } else {
-                old.dest()
-            };
-            let access = qp_access(known.get().qp_access_flags);
-            StateWord::new(to, dest, access, old.incarnation())
-        }
-    };
-    // In this order: an initiator that finds the new state finds the RNR timer.
-    target.put_attr(&known);
-    let former_timer = target.rnr_timer();
-    if !matches!(to, IBV_QPS_RESET | IBV_QPS_ERR) && mask & IBV_QP_MIN_RNR_TIMER != 0 {
-        target.set_rnr_timer(attr.min_rnr_timer.into());
-    }
-    if connects(old, new) {
-        target.record_connection(new.dest());
-    }
-    if target.change(old, new) {
-        return Ok(Some(new));
-    }
-    target.put_attr(&former);
-    target.set_rnr_timer(former_timer);
-    Ok(None)
-}
-
 impl Qp {
     fn handle(&self) -> MutexGuard<'_, Option<Handle>> {
         self.target.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// `ibv_modify_qp` of a target. As [`super::modify`].
-    ///
-    /// # Errors
-    /// Also `EBUSY`: another process holds the domain's lock until the timeout; nothing is changed.
     pub(super) fn modify_target(&self, attr: &ibv_qp_attr, mask: u32) -> Res<()> {
         self.notice_target();
         let process = self.process();
         let mut held = self.handle();
         let handle = held.as_mut().ok_or(Errno(libc::EINVAL))?;
         let target = &handle.target;
-        // The calls of all holders are made one after the other, each on the state that the one
-        // before it has left.
-        let (old, new) = target.exclusively(|| {
-            loop {
-                let old = target.word();
-                let new = change_target(target, old, attr, mask)?;
-                if let Some(new) = new {
-                    return Ok((old, new));
-                }
-                // The target has failed meanwhile: the call is made in the state ERR.
+        let old = target.word();
+        let from = old.state();
+        let to = if mask & IBV_QP_STATE != 0 {
+            attr.qp_state
+        } else {
+            from
+        };
+        if mask & IBV_QP_CUR_STATE != 0 && attr.cur_qp_state != from
+            || !transition_allowed(IBV_QPT_XRC_RECV, from, to, mask)
+        {
+            return Err(Errno(libc::EINVAL));
+        }
+        modify::check(attr, mask)?;
+        let new = match to {
+            IBV_QPS_RESET => {
+                target.put_attr(&Attr::default());
+                StateWord::new(to, 0, 0, old.incarnation().wrapping_add(1))
             }
-        })?;
-        target.wake_initiator();
+            // the reason stays, of which other holders may have to raise the event yet
+            IBV_QPS_ERR if old.state() == IBV_QPS_ERR => old,
+            IBV_QPS_ERR => old.failed(Fault::Asked),
+            _ => {
+                let mut known = target.attr();
+                modify::remember(known.get(), attr, mask);
+                target.put_attr(&known);
+                if mask & IBV_QP_MIN_RNR_TIMER != 0 {
+                    target.set_rnr_timer(attr.min_rnr_timer);
+                }
+                let dest = if mask & IBV_QP_DEST_QPN != 0 {
+                    attr.dest_qp_num
+                } else {
+                    old.dest()
+                };
+                let access = qp_access(known.get().qp_access_flags);
+                StateWord::new(to, dest, access, old.incarnation())
+            }
+        };
+        let connects = receives(new.state()) && !receives(old.state());
+        if connects {
+            target.record_connection(new.dest());
+        }
+        if !target.change(old, new) {
+            // Another holder has changed the target meanwhile.
+            return Err(Errno(libc::EINVAL));
+        }
         handle.seen = new;
         handle.watch();
-        if connects(old, new) {
+        if connects {
             // The other holders watch the initiator too, as this process may end before it.
             handle.target.call_holders();
         }
@@ -260,7 +223,7 @@ impl Qp {
             let _ = process.grant_ring(&initiator);
         }
         // SAFETY: the object is live; `ibv_qp.state` is a hint that C code reads without a lock.
-        unsafe { (*self.as_ptr()).state = new.state() };
+        unsafe { (*self.as_ptr()).state = to };
         Ok(())
     }
 

@@ -1,7 +1,7 @@
 //! Target queue pairs: entries of a domain, and this process's handles on them.
 //!
-//! An entry is free if no live process holds it. A process that creates, opens, modifies or destroys
-//! a target holds the domain's lock. If it is killed meanwhile, the holders' bits still determine whether
+//! An entry is free if no live process holds it. A process that creates, opens or destroys a target
+//! holds the domain's lock. If it is killed meanwhile, the holders' bits still determine whether
 //! the entry is free.
 
 use std::sync::PoisonError;
@@ -243,32 +243,15 @@ impl Target {
         StateWord(state.load(Ordering::Acquire))
     }
 
-    /// Runs `modify` while no other thread or process creates, opens, modifies or closes a target of
-    /// the domain.
-    ///
-    /// # Errors
-    /// `EBUSY`: as [`Self::create`]. Those of `modify`.
-    pub(crate) fn exclusively<T>(&self, modify: impl FnOnce() -> Res<T>) -> Res<T> {
-        let Membership {
-            domain, process, ..
-        } = &*self.membership;
-        let _threads = self.membership.held();
-        let _one = directory::hold_domain(process.registry().file(), domain.number)?;
-        modify()
-    }
-
-    /// Moves the target from one state word to another. Returns false if the state has changed
-    /// meanwhile. After a change the caller calls [`Self::wake_initiator`].
+    /// Moves the target from one state word to another, and rings an initiator that waits. Returns
+    /// false if the state has changed meanwhile.
     pub(crate) fn change(&self, from: StateWord, to: StateWord) -> bool {
-        signal::move_state(&self.membership.domain.map, self.at, from, to)
-    }
-
-    /// Rings the initiator if it waits for a change of the state.
-    pub(crate) fn wake_initiator(&self) {
-        let Membership {
-            domain, process, ..
-        } = &*self.membership;
-        domain.wake_initiator(process, self.at);
+        let domain = &self.membership.domain;
+        let done = signal::move_state(&domain.map, self.at, from, to);
+        if done {
+            domain.wake_initiator(self.membership.process, self.at);
+        }
+        done
     }
 
     /// Calls all holders to check the target's state.
@@ -328,18 +311,12 @@ impl Target {
         }
     }
 
-    /// The RNR timer, which any member can write.
-    pub(crate) fn rnr_timer(&self) -> u32 {
-        let map = &self.membership.domain.map;
-        map.u32(self.at + layout::RNR_TIMER).load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn set_rnr_timer(&self, timer: u32) {
+    pub(crate) fn set_rnr_timer(&self, timer: u8) {
         self.membership
             .domain
             .map
             .u32(self.at + layout::RNR_TIMER)
-            .store(timer, Ordering::Relaxed);
+            .store(timer.into(), Ordering::Relaxed);
     }
 
     /// The attributes that holders have set. Not trusted, as any member can write them.

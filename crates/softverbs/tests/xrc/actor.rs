@@ -224,7 +224,6 @@ impl Actor {
             "fail" => self.modify(number(0) as u32, IBV_QP_STATE, |attr| {
                 attr.qp_state = IBV_QPS_ERR;
             }),
-            "rights" => self.change_rights(number(0) as u32, number(1)),
             "reset" => self.modify(number(0) as u32, IBV_QP_STATE, |attr| {
                 attr.qp_state = IBV_QPS_RESET;
             }),
@@ -447,23 +446,6 @@ impl Actor {
         set(&mut attr);
         // SAFETY: live queue pair, valid attributes.
         code(unsafe { (verbs().ibv_modify_qp)(self.qps[&qp], &raw mut attr, mask.cast_signed()) })
-    }
-
-    /// Changes the rights and the RNR timer of a target in RTS many times.
-    fn change_rights(&self, qp: u32, count: u64) -> String {
-        let mask = IBV_QP_STATE | IBV_QP_ACCESS_FLAGS | IBV_QP_MIN_RNR_TIMER;
-        for i in 0..count {
-            let done = self.modify(qp, mask, |attr| {
-                attr.qp_state = IBV_QPS_RTS;
-                attr.qp_access_flags =
-                    [IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE][i as usize % 2];
-                attr.min_rnr_timer = 1 + (i % 31) as u8;
-            });
-            if done != "ok" {
-                return format!("{done} at {i}");
-            }
-        }
-        "ok".into()
     }
 
     fn init(&self, qp: u32) -> String {
