@@ -9,7 +9,7 @@ use crate::agent::{self, Link, Opener};
 use crate::dm::Directs;
 use crate::hazard::Hazards;
 use crate::registry::Entry;
-use crate::repeat::{self, Repeats};
+use crate::repeat::Repeats;
 use crate::ring::{Header, Producer, Pushed, RING_SIZE};
 use crate::segment::Mapping;
 use crate::segment::layout::{
@@ -675,11 +675,12 @@ impl Peer {
         }
         drop(unrung);
         let began = sys::now_ns();
-        let Err(error) = self.ring_doorbell(bell.place(&self.map)) else {
+        let place = bell.place(&self.map);
+        let Err(error) = self.ring_doorbell(place) else {
             return;
         };
         // A doorbell that does not exist any more belongs to a channel or process that has ended.
-        if !repeat::may_pass(error) || self.is_dead() {
+        if place.0 < 0 || !self.repeats.may_pass(error) || self.is_dead() {
             return;
         }
         let mut unrung = self.unrung.lock();

@@ -3,11 +3,11 @@
 //!
 //! The lists of these actions are elsewhere. Here is the time of the next try, one for all of them:
 //! 1 ms after a failure, twice as long after each further one, at most 1 s; and at least 4 times
-//! the duration of the try that failed, which may have waited for the agent of a stopped peer.
+//! the duration of the tries before, which may have waited for the agents of stopped peers. A peer
+//! that cannot be reached is given up after about a minute.
 
-use std::sync::Mutex;
-use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::sync::Arc;
 use crate::sys::{self, Errno, Timer};
@@ -15,27 +15,29 @@ use crate::sys::{self, Errno, Timer};
 /// The first and the longest pause between two tries, in nanoseconds.
 const FIRST_NS: u64 = 1_000_000;
 const LONGEST_NS: u64 = 1_000_000_000;
-/// The smallest pause as a multiple of the duration of the last try.
+/// The smallest pause as a multiple of the duration of the last tries.
 const REST: u64 = 4;
-
-/// Whether an action towards a peer can succeed later: the error does not mean that the peer has
-/// ended (`ENOENT`, `ESRCH`), that its descriptor is another file by now (`ESTALE`), or that the
-/// peer must not be used (`EPERM`, `EPROTO`).
-pub(crate) fn may_pass(error: Errno) -> bool {
-    !matches!(
-        error.0,
-        libc::ENOENT | libc::ESRCH | libc::ESTALE | libc::EPROTO | libc::EPERM
-    )
-}
+/// Number of rounds of tries after which peers that cannot be reached are given up: a minute.
+const ROUNDS: u32 = 70;
 
 /// The time of the next try.
 #[derive(Debug)]
 pub(crate) struct Repeats {
-    /// In nanoseconds of the monotonic clock; 0: nothing is to be repeated. Changed under `pause`.
+    /// In nanoseconds of the monotonic clock; 0: nothing is to be repeated. Changed under `last`.
     due: AtomicU64,
-    /// The last pause in nanoseconds; 0 after a try without a failure.
-    pause: Mutex<u64>,
+    last: Mutex<Last>,
     timer: Arc<Timer>,
+}
+
+/// The last tries.
+#[derive(Debug, Default)]
+struct Last {
+    /// The pause behind them in nanoseconds; 0 after a round without a failure.
+    pause: u64,
+    /// When the present round has begun, in nanoseconds of the monotonic clock.
+    began: u64,
+    /// Number of rounds with a failure, without one between that had none.
+    rounds: u32,
 }
 
 impl Repeats {
@@ -43,7 +45,7 @@ impl Repeats {
     pub(crate) fn new(timer: Arc<Timer>) -> Self {
         Self {
             due: AtomicU64::new(0),
-            pause: Mutex::new(0),
+            last: Mutex::default(),
             timer,
         }
     }
@@ -53,19 +55,36 @@ impl Repeats {
         self.due.load(Ordering::Relaxed)
     }
 
+    /// Whether an action towards a peer can succeed later. `EACCES` and `ETIMEDOUT`: its agent does
+    /// not answer, or there is none, which counts for a minute. Other errors than these and those of
+    /// limits mean that the peer has ended, that its descriptor is another file by now, or that the
+    /// peer must not be used.
+    pub(crate) fn may_pass(&self, error: Errno) -> bool {
+        match error.0 {
+            libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOSPC => true,
+            libc::EINTR | libc::EAGAIN => true,
+            libc::EACCES | libc::ETIMEDOUT => self.last().rounds < ROUNDS,
+            _ => false,
+        }
+    }
+
+    fn last(&self) -> MutexGuard<'_, Last> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// To be called after an action has failed and was entered in its list; `began`: the time at
     /// which the action began. Takes no lock that another lock is taken under, so a caller may hold
     /// any.
     #[cold]
     pub(crate) fn add(&self, began: u64) {
         let now = sys::now_ns();
-        let mut pause = self.pause.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self.last();
         if self.due.load(Ordering::Relaxed) == 0 {
-            *pause = next_pause(*pause, now.saturating_sub(began));
-            self.due.store(now + *pause, Ordering::Relaxed);
+            last.pause = next_pause(last.pause, now.saturating_sub(began));
+            self.due.store(now + last.pause, Ordering::Relaxed);
         }
         let due = self.due.load(Ordering::Relaxed);
-        drop(pause);
+        drop(last);
         self.timer.arm(due);
     }
 
@@ -79,21 +98,33 @@ impl Repeats {
 
     #[cold]
     fn take(&self, now: u64) -> bool {
-        let _pause = self.pause.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self.last();
         let due = self.due.load(Ordering::Relaxed);
         let begins = due != 0 && now >= due;
         if begins {
             self.due.store(0, Ordering::Relaxed);
+            last.began = now;
         }
         begins
     }
 
     /// Without a failure in this round, the next failure is repeated after the first pause.
     pub(crate) fn end_round(&self) {
-        let mut pause = self.pause.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.due.load(Ordering::Relaxed) == 0 {
-            *pause = 0;
+        self.end_round_at(sys::now_ns());
+    }
+
+    fn end_round_at(&self, now: u64) {
+        let mut last = self.last();
+        let due = self.due.load(Ordering::Relaxed);
+        if due == 0 {
+            (last.pause, last.rounds) = (0, 0);
+            return;
         }
+        last.rounds = last.rounds.saturating_add(1);
+        let rest = REST.saturating_mul(now.saturating_sub(last.began));
+        let rested = now.saturating_add(rest.min(60 * LONGEST_NS));
+        // an earlier timer wakes up in vain
+        self.due.store(due.max(rested), Ordering::Relaxed);
     }
 }
 
@@ -139,9 +170,40 @@ mod tests {
         repeats.add(sys::now_ns());
         repeats.end_round();
         assert!(repeats.take(repeats.due()));
-        assert_eq!(*repeats.pause.lock().unwrap(), 2 * FIRST_NS);
+        assert_eq!(repeats.last().pause, 2 * FIRST_NS);
         repeats.end_round();
-        assert_eq!((repeats.due(), *repeats.pause.lock().unwrap()), (0, 0));
+        assert_eq!((repeats.due(), repeats.last().pause), (0, 0));
+    }
+
+    /// Tries for which peers make this process wait have a fifth of its time.
+    #[test]
+    fn a_long_round_is_followed_by_a_longer_pause() {
+        let repeats = repeats();
+        repeats.add(sys::now_ns());
+        let begin = repeats.due();
+        assert!(repeats.take(begin));
+        repeats.add(sys::now_ns());
+        repeats.end_round_at(begin + 10 * LONGEST_NS);
+        assert_eq!(repeats.due(), begin + 50 * LONGEST_NS);
+    }
+
+    #[test]
+    fn a_peer_that_cannot_be_reached_is_given_up() {
+        let repeats = repeats();
+        let mut time = 0;
+        while repeats.may_pass(Errno(libc::EACCES)) {
+            repeats.add(sys::now_ns());
+            time += repeats.last().pause;
+            assert!(repeats.take(repeats.due()));
+            repeats.add(sys::now_ns());
+            repeats.end_round();
+        }
+        assert!((50 * LONGEST_NS..70 * LONGEST_NS).contains(&time), "{time}");
+        assert!(repeats.may_pass(Errno(libc::EMFILE)));
+        // a round without a failure
+        assert!(repeats.take(repeats.due()));
+        repeats.end_round();
+        assert!(repeats.may_pass(Errno(libc::EACCES)));
     }
 
     #[test]
@@ -156,6 +218,7 @@ mod tests {
 
     #[test]
     fn an_error_of_the_peer_does_not_pass() {
+        let repeats = repeats();
         for error in [
             libc::EMFILE,
             libc::ENFILE,
@@ -166,7 +229,7 @@ mod tests {
             libc::EACCES,
             libc::EAGAIN,
         ] {
-            assert!(may_pass(Errno(error)), "{error}");
+            assert!(repeats.may_pass(Errno(error)), "{error}");
         }
         for error in [
             libc::ENOENT,
@@ -175,7 +238,7 @@ mod tests {
             libc::EPROTO,
             libc::EPERM,
         ] {
-            assert!(!may_pass(Errno(error)), "{error}");
+            assert!(!repeats.may_pass(Errno(error)), "{error}");
         }
     }
 }

@@ -6,7 +6,6 @@ use std::sync::{Mutex, PoisonError};
 use super::Process;
 use crate::cq::Poll;
 use crate::peer::Peer;
-use crate::repeat;
 use crate::ring::{Consumer, SLOTS};
 use crate::segment::Mapping;
 use crate::segment::layout::{MAX_PROCESSES, announce, header, rings};
@@ -217,7 +216,7 @@ impl Process {
                 Ok(())
             });
             // The request stays in the segment: `repeat_failed` calls this function again.
-            if granted.is_err_and(repeat::may_pass) {
+            if granted.is_err_and(|error| self.repeats.may_pass(error)) {
                 self.repeats.add(began);
             }
         }

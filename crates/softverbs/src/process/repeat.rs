@@ -3,7 +3,6 @@
 use std::sync::atomic::Ordering;
 
 use super::Process;
-use crate::repeat;
 use crate::segment::layout::MAX_PROCESSES;
 use crate::sys;
 
@@ -15,7 +14,7 @@ impl Process {
         let began = sys::now_ns();
         match self.peer(slot) {
             Ok(peer) => peer.call_attention(),
-            Err(error) if repeat::may_pass(error) => self.call_later(slot, began),
+            Err(error) if self.repeats.may_pass(error) => self.call_later(slot, began),
             // The process has ended.
             Err(_) => {}
         }
@@ -28,7 +27,7 @@ impl Process {
         let began = sys::now_ns();
         match self.peer(slot) {
             Ok(peer) => peer.ring_process(),
-            Err(error) if repeat::may_pass(error) => self.call_later(slot, began),
+            Err(error) if self.repeats.may_pass(error) => self.call_later(slot, began),
             Err(_) => {}
         }
     }
