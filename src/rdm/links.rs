@@ -66,6 +66,9 @@ pub(super) struct LinkQp {
     last_receive: bool,
     /// A probe has not completed.
     probing: bool,
+    /// On circuits: nothing is posted to the link, which may end at the peer at any time. A request
+    /// that the peer refuses then would end the circuit of other links.
+    pub(super) down: bool,
     /// The first packet and the first request of RMA that had not completed at the last beat.
     stood: Option<(u16, u32)>,
     /// Slots of operations that have failed, whose requests have not completed.
@@ -114,6 +117,7 @@ impl LinkQp {
             ending: None,
             last_receive: false,
             probing: false,
+            down: false,
             stood: None,
             kept: Vec::new(),
             end: None,

@@ -339,13 +339,21 @@ impl Io for Executor {
     }
 
     fn up(&mut self, peer: PeerKey, link: LinkKey, terms: &Terms) {
+        if let Some(link) = self.links.get_mut(link) {
+            link.down = false;
+        }
         self.rma_up(peer, link, terms);
         if self.pulls.has_waiting(peer) {
             self.todo.push_back(Todo::Pull(peer));
         }
     }
 
-    fn down(&mut self, _: PeerKey, _: LinkKey) {}
+    fn down(&mut self, _: PeerKey, link: LinkKey) {
+        let on_circuit = self.xrc.is_some();
+        if let Some(link) = self.links.get_mut(link) {
+            link.down = on_circuit;
+        }
+    }
 
     fn probe(&mut self, key: LinkKey) -> bool {
         let long = |op: &RmaOp| op.link == Some(key) && op.len() > SOON;

@@ -710,7 +710,7 @@ impl Executor {
 
     /// Acknowledges the revocations of a link's peer.
     pub(in crate::rdm) fn acknowledge(&mut self, link: LinkKey) {
-        let on = self.links.get_mut(link);
+        let on = self.links.get_mut(link).filter(|on| !on.down);
         if let Some(initiator) = on.and_then(|on| on.initiator.as_deref_mut()) {
             initiator.acknowledge();
         }
@@ -756,6 +756,11 @@ impl Executor {
                 return true;
             }
             let on = self.links.get_mut(*link);
+            if on.as_ref().is_some_and(|on| on.down) {
+                // the end of the link returns the keys
+                *due = now + AGAIN;
+                return true;
+            }
             let initiator = on.and_then(|on| on.initiator.as_deref_mut());
             let lease = initiator.map_or(Lease::Over, Initiator::lease_expired);
             *due = now
