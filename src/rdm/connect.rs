@@ -613,6 +613,8 @@ impl<I: Io> Core<I> {
             return;
         };
         let first = !peer.begun;
+        // another endpoint may have been at the address
+        peer.leaves &= !first;
         peer.begun = true;
         (peer.shows, peer.former) = (Some(reply.gives), None);
         peer.void = reply.ended.or(peer.void);

@@ -55,6 +55,7 @@ use super::send_queue::Sent;
 use super::shared::Shared;
 use super::slab::Slab;
 use super::streams::Streams;
+use super::vector::AddressVector;
 use crate::conn::REFUSAL_WAIT;
 use crate::errno::{FiErrno, Result};
 use crate::log::info_log;
@@ -166,6 +167,9 @@ pub(super) struct Executor {
     /// Messages of other endpoints of the shared receive context have got a receive
     /// ([`Receives::take_pending`]).
     pub(super) found_for_others: bool,
+    /// The address vector of the endpoint, whose peers are not freed, and the scope of link-local
+    /// addresses.
+    pub(super) vector: Option<(Arc<AddressVector>, u32)>,
     /// Peers that were freed, of which [`State`](super::shared::State) has entries.
     pub(super) freed: Vec<PeerKey>,
 }
@@ -280,6 +284,7 @@ impl Executor {
             short: Vec::new(),
             again: Vec::new(),
             found_for_others: false,
+            vector: None,
             freed: Vec::new(),
         }
     }

@@ -93,6 +93,7 @@ impl<I: Io> Core<I> {
                 into.former = into.former.or(former);
             }
             into.aliases += 1;
+            into.aliased = true;
         }
         self.move_aliases(key, of);
         io.alias(key, Some(of));

@@ -182,6 +182,7 @@ impl<I: Io> Core<I> {
         }
         if let Some(of) = self.peers.get_mut(of) {
             of.aliases += count;
+            of.aliased = true;
         }
     }
 }

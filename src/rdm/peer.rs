@@ -95,6 +95,8 @@ pub(super) struct Peer {
     pub(super) dial: Dial,
     /// Number of peers that are aliases of this one.
     pub(super) aliases: u32,
+    /// Another peer is an alias of this one, or was, and this one has its tokens.
+    pub(super) aliased: bool,
     /// Number of `fi_addr_t` that name this peer.
     pub(super) kept: u32,
     /// The endpoint of the peer is being closed: it has said so.
@@ -204,6 +206,7 @@ impl Peer {
             outs: 0,
             dial: Dial::default(),
             aliases: 0,
+            aliased: false,
             kept: 0,
             leaves: false,
             idle_since: None,
@@ -266,6 +269,7 @@ impl Peer {
             former: self.former,
             meant: self.meant,
             aliases: self.aliases,
+            aliased: self.aliased,
             kept: self.kept,
             leaves: self.leaves,
             idle_since: self.idle_since,

@@ -307,7 +307,7 @@ impl<I: Io> Core<I> {
             if let Some(token) = peer.gives {
                 self.secrets.remove(&token);
             }
-            let aliased = peer.aliases != 0;
+            let aliased = peer.aliased;
             peer.forget(&mut self.pool);
             if aliased {
                 self.forget_tokens(key);

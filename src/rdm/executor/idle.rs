@@ -5,6 +5,7 @@ use std::collections::HashSet;
 
 use super::Executor;
 use crate::rdm::completions::{Entry, Side};
+use crate::rdm::listening::scoped;
 use crate::rdm::peer::PeerKey;
 use crate::wire::rdm::Listener;
 
@@ -14,6 +15,11 @@ impl Executor {
         if !self.todo.is_empty() {
             // it may name any of them
             return peers.clear();
+        }
+        if let Some((vector, scope)) = &self.vector {
+            // it may be used later, and the peer may use memory of this endpoint meanwhile
+            let known = |at: Listener| vector.source(&[scoped(at.socket_addr(), *scope)]);
+            peers.retain(|(_, address)| address.and_then(known).is_none());
         }
         let named = self.named_peers();
         peers.retain(|(peer, _)| !named.contains(peer) && !self.pulls.has_waiting(*peer));

@@ -32,12 +32,13 @@ impl Receives {
     /// Removes the peers from the list that posted receives, stored messages or messages that are
     /// arriving name.
     pub(in crate::rdm) fn retain_unnamed<T>(&mut self, peers: &mut Vec<(PeerKey, T)>) {
+        let mut arriving = HashSet::new();
         for key in self.arrivals.keys_where(|_| true) {
             if let Some(arrival) = self.arrivals.get(key) {
-                let names = [arrival.envelope.peer, arrival.origin.peer];
-                peers.retain(|(peer, _)| !names.contains(peer));
+                arriving.extend([arrival.envelope.peer, arrival.origin.peer]);
             }
         }
+        peers.retain(|(peer, _)| !arriving.contains(peer));
         match &mut self.home {
             Home::Own(store) => {
                 let (named, senders) = (store.named(), store.senders(0));
