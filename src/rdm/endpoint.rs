@@ -68,7 +68,7 @@ const LEAVE: Duration = Duration::from_secs(1);
 const END: Duration = Duration::from_millis(100);
 /// How long a peer without links is kept if it has a session, and if it may have one: at least this
 /// time, and so many times the connect timeout, after which the peer has failed its operations.
-const IDLE: [(Duration, u32); 2] = [(Duration::from_secs(60), 6), (Duration::from_secs(30), 3)];
+const IDLE: [(Duration, u32); 2] = [(Duration::from_secs(3600), 6), (Duration::from_secs(30), 3)];
 /// Default of `FI_OPT_MIN_MULTI_RECV`.
 const MIN_MULTI_RECV: usize = 64;
 
@@ -724,7 +724,7 @@ impl Endpoint {
         if std::mem::replace(&mut control.closed, true) || !control.enabled {
             return;
         }
-        shared.linger(Instant::now() + LINGER, &|| ());
+        shared.linger(Instant::now() + LINGER);
         if let Some(listening) = shared.listening.get() {
             listening.close();
         }

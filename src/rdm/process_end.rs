@@ -6,35 +6,52 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use super::endpoint::LINGER;
-use super::shared::Shared;
+use super::shared::{LINGER_PERIOD, Shared};
 
 /// How long the wait for the peers may stand still. A thread that was interrupted inside a call by a
-/// signal, whose handler calls `exit(3)`, never releases the lock that the wait needs.
-const STUCK: Duration = Duration::from_millis(500);
+/// signal, whose handler calls `exit(3)`, never releases the lock that the wait needs. Other threads
+/// release it, but can have it for 2 s, if a device waits for another process.
+const STUCK: Duration = Duration::from_millis(2500);
+/// How often it is looked whether the wait goes on.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// Waits until the peers of all endpoints of the process have received what was injected, at most
 /// 10 s. Called when the process ends: endpoints that were not closed lose nothing.
 ///
-/// Another thread waits, because the calling one may have a lock of an endpoint already. If a lock
-/// is not released within 0.5 s, the function returns.
+/// Another thread waits, because the calling one may have a lock of an endpoint already. Endpoints
+/// whose locks are not released within 2.5 s are left out.
 pub fn linger_all() {
     let endpoints = Shared::all();
     if !endpoints.is_empty() {
-        within(STUCK, move |gone_on| {
-            let limit = Instant::now() + LINGER;
-            for endpoint in endpoints {
-                endpoint.linger(limit, gone_on);
-            }
-        });
+        within(STUCK, move |gone_on| linger(endpoints, gone_on));
     }
 }
 
-/// Runs `wait` in another thread until it returns or has not called its argument for a time. Without
-/// memory for a thread it does not run.
-fn within(time: Duration, wait: impl FnOnce(&dyn Fn()) + Send + 'static) {
+/// Waits for the peers of endpoints. Calls `gone_on` in each round that has found one unlocked.
+fn linger(mut endpoints: Vec<Arc<Shared>>, gone_on: &dyn Fn()) {
+    let limit = Instant::now() + LINGER;
+    loop {
+        let mut found = false;
+        endpoints.retain(|endpoint| {
+            let owes = endpoint.owes();
+            found |= owes.is_some();
+            owes != Some(false)
+        });
+        if endpoints.is_empty() || Instant::now() >= limit {
+            return;
+        }
+        if found {
+            gone_on();
+        }
+        std::thread::sleep(LINGER_PERIOD);
+    }
+}
+
+/// Runs `wait` in another thread until it returns, or has not called its argument for a time.
+fn within(time: Duration, wait: impl FnOnce(&dyn Fn()) + Clone + Send + 'static) {
     let rounds = Arc::new(AtomicU32::new(0));
     let (ended, end) = channel::<()>();
-    let counter = Arc::clone(&rounds);
+    let (counter, again) = (Arc::clone(&rounds), wait.clone());
     let waits = std::thread::Builder::new()
         .name("weft-end".to_owned())
         .spawn(move || {
@@ -45,15 +62,17 @@ fn within(time: Duration, wait: impl FnOnce(&dyn Fn()) + Send + 'static) {
             drop(ended);
         });
     if waits.is_err() {
-        return;
+        // without a thread the wait ends by its own limit
+        return again(&|| ());
     }
-    let mut seen = rounds.load(Ordering::Relaxed);
-    while end.recv_timeout(time) == Err(RecvTimeoutError::Timeout) {
-        let now = rounds.load(Ordering::Relaxed);
-        if now == seen {
+    let mut seen = (rounds.load(Ordering::Relaxed), Instant::now());
+    while end.recv_timeout(LOOK.min(time)) == Err(RecvTimeoutError::Timeout) {
+        let (now, time_now) = (rounds.load(Ordering::Relaxed), Instant::now());
+        if now != seen.0 {
+            seen = (now, time_now);
+        } else if time_now.saturating_duration_since(seen.1) >= time {
             return;
         }
-        seen = now;
     }
 }
 

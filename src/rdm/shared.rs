@@ -55,7 +55,7 @@ const READ_BYTES: u64 = 1 << 20;
 /// Maximum number of consecutive polls of the driver, which holds the endpoint's lock.
 const ROUNDS: usize = 16;
 /// Period of the polls of an endpoint that is being closed.
-const LINGER_PERIOD: Duration = Duration::from_micros(50);
+pub(super) const LINGER_PERIOD: Duration = Duration::from_micros(50);
 
 /// The endpoints of the process that are not dropped.
 static ALL: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
@@ -494,24 +494,26 @@ impl Shared {
     }
 
     /// Waits until the peers have received what the application cannot repeat: copied messages,
-    /// answers, and *processed* of the messages that have arrived. Calls `gone_on` in each round.
-    pub(super) fn linger(&self, limit: Instant, gone_on: &dyn Fn()) {
-        loop {
-            gone_on();
-            {
-                let mut guard = self.lock();
-                let Some(state) = guard.as_mut() else {
-                    return;
-                };
-                let polled = state.poll();
-                self.after(state);
-                let owes = state.io.owes() || state.core.owes();
-                if polled.is_err() || !owes || Instant::now() >= limit {
-                    return;
-                }
-            }
+    /// answers, and *processed* of the messages that have arrived.
+    pub(super) fn linger(&self, limit: Instant) {
+        while self.owes_in(self.lock()) && Instant::now() < limit {
             std::thread::sleep(LINGER_PERIOD);
         }
+    }
+
+    /// Polls, and returns whether the peers have still to receive something, as in [`Self::linger`].
+    /// `None`: another thread, or a call that this thread has interrupted, has the lock.
+    pub(super) fn owes(&self) -> Option<bool> {
+        self.try_lock().map(|guard| self.owes_in(guard))
+    }
+
+    fn owes_in(&self, mut guard: MutexGuard<'_, Option<State>>) -> bool {
+        let Some(state) = guard.as_mut() else {
+            return false;
+        };
+        let polled = state.poll();
+        self.after(state);
+        polled.is_ok() && (state.io.owes() || state.core.owes())
     }
 
     /// Ends the endpoint, which the driver serves no more: takes its state, after a last poll, and
@@ -529,7 +531,7 @@ impl Shared {
     /// may get lost.
     pub(super) fn announce_end(&self, limit: Instant) {
         self.change(|core, io| core.announce_end(io));
-        self.linger(limit, &|| ());
+        self.linger(limit);
     }
 
     /// Ends all links of an endpoint on XRC, and waits until the peers post nothing more, at most
@@ -581,10 +583,11 @@ impl Shared {
 impl State {
     pub(super) fn new(
         core: Core<Executor>,
-        io: Executor,
+        mut io: Executor,
         vector: Option<Arc<AddressVector>>,
         scope: u32,
     ) -> Self {
+        io.vector = vector.clone().map(|vector| (vector, scope));
         let mut this = Self {
             core,
             io,
