@@ -86,9 +86,10 @@ mod tests {
     fn a_wait_that_goes_on_is_awaited() {
         let done = Arc::new(AtomicU32::new(0));
         let waits = Arc::clone(&done);
-        within(Duration::from_millis(200), move |gone_on| {
-            for _ in 0..40 {
-                std::thread::sleep(Duration::from_millis(10));
+        // longer than the test may lose the processor
+        within(Duration::from_secs(1), move |gone_on| {
+            for _ in 0..30 {
+                std::thread::sleep(Duration::from_millis(50));
                 gone_on();
             }
             waits.store(1, Ordering::Relaxed);
