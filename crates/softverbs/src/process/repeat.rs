@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use super::Process;
+use crate::peer::Peer;
 use crate::segment::layout::MAX_PROCESSES;
 use crate::sys;
 
@@ -11,23 +12,22 @@ impl Process {
     /// pairs. If the process cannot be opened now, the call is repeated.
     #[cold]
     pub(crate) fn call_process(&self, slot: u32) {
-        let began = sys::now_ns();
-        match self.peer(slot) {
-            Ok(peer) => peer.call_attention(),
-            Err(error) if self.repeats.may_pass(error) => self.call_later(slot, began),
-            // The process has ended.
-            Err(_) => {}
-        }
+        self.with_process(slot, Peer::call_attention);
     }
 
     /// Wakes the process in `slot`, if it may sleep. If the process cannot be opened now, the
     /// repetition is a call as in [`Self::call_process`].
     #[cold]
     pub(crate) fn wake_process(&self, slot: u32) {
+        self.with_process(slot, Peer::ring_process);
+    }
+
+    fn with_process(&self, slot: u32, call: impl FnOnce(&Peer)) {
         let began = sys::now_ns();
         match self.peer(slot) {
-            Ok(peer) => peer.ring_process(),
+            Ok(peer) => call(&peer),
             Err(error) if self.repeats.may_pass(error) => self.call_later(slot, began),
+            // The process has ended.
             Err(_) => {}
         }
     }

@@ -261,8 +261,8 @@ unsafe fn check(init: &ibv_qp_init_attr) -> Res<()> {
 /// `ibv_create_qp`.
 ///
 /// # Errors
-/// `EINVAL`: a capability exceeds the limits, or the shared receive queue is one of XRC. `EOPNOTSUPP`: the type or an operation is not
-/// supported. `ENOMEM`: no memory.
+/// `EINVAL`: a capability exceeds the limits, or the shared receive queue is one of XRC.
+/// `EOPNOTSUPP`: the type or an operation is not supported. `ENOMEM`: no memory.
 ///
 /// # Safety
 /// The domain and queues must be live.
