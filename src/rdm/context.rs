@@ -14,6 +14,8 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 
 use super::completions::Side;
+use super::endpoint::MIN_MULTI_RECV;
+use super::limits::Limits;
 use super::number_map::NumberMap;
 use super::receives::{
     Cancel, Left, Membership, Owner, Receive, SharedStore, StoredKey, Target, completion_of,
@@ -79,6 +81,16 @@ impl std::fmt::Debug for SharedRx {
 }
 
 impl SharedRx {
+    /// Opens a shared receive context (`fi_srx_context(3)`).
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP`: the device has no [`Limits`]. Those of getrandom(2).
+    pub fn open(domain: &Arc<Domain>, mut config: SharedRxConfig) -> Result<Arc<Self>> {
+        let limits = Limits::of(domain.device()).ok_or(FiErrno::EOPNOTSUPP)?;
+        config.size = config.size.clamp(1, limits.rx_size);
+        Self::with(domain, config, MIN_MULTI_RECV)
+    }
+
     /// Opens a context. `min_multi_recv`: the default of `FI_OPT_MIN_MULTI_RECV`.
     pub(super) fn with(
         domain: &Arc<Domain>,

@@ -655,7 +655,9 @@ impl<I: Io> Core<I> {
         all.filter(|key| self.resolve(*key) == *key)
     }
 
-    /// The number of peers, those aside that are this endpoint itself, and of what leads to them.
+    /// The number of peers and of the entries that lead to them, without the peers that are this
+    /// endpoint itself.
+    #[cfg(test)]
     pub(super) fn unfreed(&self) -> usize {
         let peers = self.peers.keys_where(|peer| !peer.itself).len();
         let at = |key: &&PeerKey| self.peers.get(**key).is_none_or(|peer| !peer.itself);

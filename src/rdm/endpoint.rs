@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 
 use super::circuit_cm::SrqEvents;
 use super::completions::{Completions, Side};
-use super::context::{SharedRx, SharedRxConfig};
+use super::context::SharedRx;
 use super::core::{Config, Core};
 use super::cq_source::CqSource;
 use super::executor::{Executor, Objects, RmaConfig, Sizes};
@@ -70,7 +70,7 @@ const END: Duration = Duration::from_millis(100);
 /// time, and so many times the connect timeout, after which the peer has failed its operations.
 const IDLE: [(Duration, u32); 2] = [(Duration::from_secs(3600), 6), (Duration::from_secs(30), 3)];
 /// Default of `FI_OPT_MIN_MULTI_RECV`.
-const MIN_MULTI_RECV: usize = 64;
+pub(super) const MIN_MULTI_RECV: usize = 64;
 
 /// Attributes of a new endpoint (`fi_endpoint(3)`).
 #[derive(Clone, Debug)]
@@ -781,18 +781,6 @@ impl Endpoint {
     /// Changes what [`Self::min_multi_recv`] returns, for buffers that are posted later.
     pub fn set_min_multi_recv(&self, bytes: usize) {
         self.common.min_multi_recv.store(bytes, Ordering::Relaxed);
-    }
-}
-
-impl SharedRx {
-    /// Opens a shared receive context (`fi_srx_context(3)`).
-    ///
-    /// # Errors
-    /// `EOPNOTSUPP`: the device has no [`Limits`]. Those of getrandom(2).
-    pub fn open(domain: &Arc<Domain>, mut config: SharedRxConfig) -> Result<Arc<Self>> {
-        let limits = Limits::of(domain.device()).ok_or(FiErrno::EOPNOTSUPP)?;
-        config.size = config.size.clamp(1, limits.rx_size);
-        Self::with(domain, config, MIN_MULTI_RECV)
     }
 }
 

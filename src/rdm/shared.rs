@@ -5,12 +5,13 @@
 
 mod circuits;
 mod driven;
+mod end;
 mod entries;
 
 use std::mem::MaybeUninit;
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use biased_lock::MutexGuard;
 use parking_lot::Mutex;
@@ -30,7 +31,6 @@ use super::listening::Listening;
 use super::parked_ids::ParkedIds;
 use super::peer::PeerKey;
 use super::ports::CIRCUIT_DEPTH;
-use super::receives::Left;
 use super::rings::Pace;
 use super::send_queue::DEPTH;
 use super::vector::{AddressVector, VectorUser};
@@ -45,6 +45,7 @@ use crate::verbs::{CmId, Cq, Pd, Qp, QpConfig, RemoteAddr, Rkey, Transport, Wc};
 use crate::wire::rdm::Listener;
 
 pub(super) use driven::RequestSink;
+pub(super) use end::LINGER_PERIOD;
 
 /// Maximum number of work completions per poll, and of polls per progress call.
 const BATCH: usize = 16;
@@ -54,8 +55,6 @@ const POLLS: usize = 4;
 const READ_BYTES: u64 = 1 << 20;
 /// Maximum number of consecutive polls of the driver, which holds the endpoint's lock.
 const ROUNDS: usize = 16;
-/// Period of the polls of an endpoint that is being closed.
-pub(super) const LINGER_PERIOD: Duration = Duration::from_micros(50);
 
 /// The endpoints of the process that are not dropped.
 static ALL: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
@@ -491,70 +490,6 @@ impl Shared {
             core.broken(link, io);
         });
         self.driver.wake(&self.turn);
-    }
-
-    /// Waits until the peers have received what the application cannot repeat: copied messages,
-    /// answers, and *processed* of the messages that have arrived.
-    pub(super) fn linger(&self, limit: Instant) {
-        while self.owes_in(self.lock()) && Instant::now() < limit {
-            std::thread::sleep(LINGER_PERIOD);
-        }
-    }
-
-    /// Polls, and returns whether the peers have still to receive something, as in [`Self::linger`].
-    /// `None`: another thread, or a call that this thread has interrupted, has the lock.
-    pub(super) fn owes(&self) -> Option<bool> {
-        self.try_lock().map(|guard| self.owes_in(guard))
-    }
-
-    fn owes_in(&self, mut guard: MutexGuard<'_, Option<State>>) -> bool {
-        let Some(state) = guard.as_mut() else {
-            return false;
-        };
-        let polled = state.poll();
-        self.after(state);
-        polled.is_ok() && (state.io.owes() || state.core.owes())
-    }
-
-    /// Ends the endpoint, which the driver serves no more: takes its state, after a last poll, and
-    /// what its shared receive context reports. `None`: it was not enabled, or has ended.
-    pub(super) fn end(&self) -> Option<(State, Left)> {
-        let mut guard = self.lock();
-        let state = guard.as_mut()?;
-        state.core.set_now(self.now());
-        state.poll_all();
-        let left = state.io.rx.begin_leave();
-        guard.take().zip(Some(left))
-    }
-
-    /// Informs the peers that the endpoint is being closed. A packet that has not arrived at `limit`
-    /// may get lost.
-    pub(super) fn announce_end(&self, limit: Instant) {
-        self.change(|core, io| core.announce_end(io));
-        self.linger(limit);
-    }
-
-    /// Ends all links of an endpoint on XRC, and waits until the peers post nothing more, at most
-    /// until `limit`. The driver ends the links.
-    pub(super) fn leave(&self, limit: Instant) {
-        self.change(|core, io| {
-            io.count_at_end();
-            core.leave(io);
-        });
-        loop {
-            {
-                let mut guard = self.lock();
-                let Some(state) = guard.as_mut() else {
-                    return;
-                };
-                let polled = state.poll();
-                self.after(state);
-                if polled.is_err() || state.io.links.len() == 0 || Instant::now() >= limit {
-                    return;
-                }
-            }
-            std::thread::sleep(LINGER_PERIOD);
-        }
     }
 
     /// All endpoints that this process has opened.

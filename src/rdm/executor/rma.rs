@@ -758,7 +758,7 @@ impl Executor {
             let on = self.links.get_mut(*link);
             if on.as_ref().is_some_and(|on| on.down) {
                 // the end of the link returns the keys
-                *due = now + AGAIN;
+                *due = now + LEASE;
                 return true;
             }
             let initiator = on.and_then(|on| on.initiator.as_deref_mut());
