@@ -54,6 +54,7 @@ SHARED = "srq::senders_without_a_shared_receive_find_one_or_are_rung"
 LATER_RECEIVE = "srq::a_sender_that_sleeps_is_rung_by_a_later_receive"
 TAKEN_LATE = "srq::a_sender_whose_name_is_taken_late_is_rung"
 BOTH_RUNG = "srq::both_queue_pairs_of_a_process_find_a_receive_or_are_rung"
+PULL_ENDS = "srq::a_sender_that_waits_while_a_pull_ends_finds_a_receive_or_is_rung"
 PENDING = "pending::what_was_not_taken_back_was_delivered_once"
 FAILS = "pending::a_sender_that_fails_knows_what_was_delivered"
 LATER = "pending::a_message_of_an_earlier_time_is_not_taken_for_a_later_one"
@@ -183,6 +184,9 @@ WEAKENED = [
     relaxed(BOTH_RUNG, "the names taken with Relaxed", S + "signal.rs", "word.swap(0, Ordering::AcqRel))\n}"),
     relaxed(BOTH_RUNG, "a name looked for with Relaxed", S + "signal.rs", "word.load(Ordering::Acquire) & bit == 0"),
     relaxed(BOTH_RUNG, "a name added with Relaxed", S + "signal.rs", "word.fetch_or(bit, Ordering::AcqRel);"),
+    Bug(PULL_ENDS, "no fence between the request at the queue pair and the turn", S + "signal.rs", "    if fresh {\n        fence(Ordering::SeqCst);\n    }\n    fresh\n", "    fresh\n"),
+    Bug(PULL_ENDS, "no fence behind the withdrawal", S + "signal.rs", "    asked_in_turn(map, at);\n    fence(Ordering::SeqCst);\n    if !waits()", "    asked_in_turn(map, at);\n    if !waits()"),
+    Bug(PULL_ENDS, "no second look at those that wait", S + "signal.rs", "    if !waits() {\n        return false;\n    }\n    ask_in_turn(map, at);\n    true\n", "    false\n"),
     relaxed(PENDING, "messages shown with Relaxed", S + "qp/pending_word.rs", "map.u64(at).store(word.0, Ordering::Release)"),
     relaxed(PENDING, "one added with Relaxed", S + "qp/pending_word.rs", "compare_exchange(old.0, new.0, Ordering::AcqRel"),
     relaxed(PENDING, "looked at with Relaxed", S + "qp/pending_word.rs", "    PendingWord(map.u64(at).load(Ordering::Acquire))\n}"),

@@ -121,6 +121,33 @@ pub(crate) fn asked_in_turn(map: &Mapping, at: usize) -> bool {
             .is_ok()
 }
 
+/// Withdraws the request of [`ask_in_turn`] on behalf of all, unless one of them still waits. Each
+/// of them has published that it waits by [`ask_as_one`], which is what `waits` looks for. Returns
+/// true if one began to wait meanwhile: the request is published again, and the caller has the duty
+/// to ring, as a supplier may have found no request.
+pub(crate) fn stop_asking_in_turn(map: &Mapping, at: usize, waits: impl Fn() -> bool) -> bool {
+    if waits() {
+        return false;
+    }
+    asked_in_turn(map, at);
+    fence(Ordering::SeqCst);
+    if !waits() {
+        return false;
+    }
+    ask_in_turn(map, at);
+    true
+}
+
+/// As [`ask`], by one of those that also call [`ask_in_turn`] afterwards: either it finds a changed
+/// turn there, or [`stop_asking_in_turn`] finds the request of this call.
+pub(crate) fn ask_as_one(map: &Mapping, at: usize, who: u32) -> bool {
+    let fresh = ask(map, at, who);
+    if fresh {
+        fence(Ordering::SeqCst);
+    }
+    fresh
+}
+
 /// Names the process in `slot` in the waiters' words at `at`. The caller then calls
 /// [`ask_in_turn`].
 pub(crate) fn name_waiter(map: &Mapping, at: usize, slot: u32) {

@@ -4,7 +4,7 @@ use loom::thread;
 
 use super::check;
 use crate::segment::Mapping;
-use crate::segment::layout::{SEGMENT_SIZE, arena, desc, order, srq};
+use crate::segment::layout::{SEGMENT_SIZE, arena, desc, order, qp, srq};
 use crate::signal;
 use crate::srq::{Claim, Order, Shared};
 use crate::sync::atomic::Ordering;
@@ -271,6 +271,42 @@ fn both_queue_pairs_of_a_process_find_a_receive_or_are_rung() {
         for sender in senders {
             assert!(sender.join().unwrap() || rung);
         }
+    });
+}
+
+/// A pull has found no sender that waits and withdraws the request; meanwhile a sender that has
+/// seen this turn before begins to wait, and another thread of the owner posts a receive.
+#[test]
+fn a_sender_that_waits_while_a_pull_ends_finds_a_receive_or_is_rung() {
+    const WAITS: usize = qp::AT + qp::WAITING;
+    check(|| {
+        let (map, mut order, mut turn) = asked_once(1);
+        map.prepare([WAITS], []);
+        assert!(!claim_or_ask(&map, 3, &mut turn));
+        let sender = {
+            let map = map.again();
+            thread::spawn(move || {
+                let fresh = signal::ask_as_one(&map, WAITS, 3);
+                let shared = Shared::read(&map, 0).unwrap();
+                let fresh = shared.ask_to_ring(&map, 3, &mut turn) || fresh;
+                if fresh {
+                    heavy_fence();
+                }
+                fresh && shared.claim(&map, 3).is_some()
+            })
+        };
+        let puller = {
+            let map = map.again();
+            thread::spawn(move || {
+                let waits = || signal::asks(&map, WAITS);
+                signal::stop_asking_in_turn(&map, srq::AT + srq::WAITING, waits)
+            })
+        };
+        post(&map, &mut order, 0, 100);
+        light_fence_towards_all(&false.into());
+        let rung = signal::asked_in_turn(&map, srq::AT + srq::WAITING);
+        let claimed = sender.join().unwrap();
+        assert!(puller.join().unwrap() || rung || claimed);
     });
 }
 

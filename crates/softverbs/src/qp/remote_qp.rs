@@ -202,7 +202,7 @@ impl Connection {
     /// Asks the owner to ring when it posts a receive or changes the state. Returns true if it was
     /// not asked before: the caller must then execute a heavy fence and check once more.
     pub(super) fn ask_to_ring(&mut self, own: u32) -> bool {
-        let fresh = signal::ask(&self.state, self.at + layout::WAITING, own);
+        let fresh = signal::ask_as_one(&self.state, self.at + layout::WAITING, own);
         // The owner of a shared queue rings the processes that wait, and searches for the queue
         // pairs that do.
         let (own_slot, _) = split_qp_num(own);

@@ -14,7 +14,7 @@ mod shared;
 mod xrc;
 
 use std::cell::UnsafeCell;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 
 use rdma_core_sys::{IBV_EVENT_SRQ_LIMIT_REACHED, ibv_event_type, ibv_recv_wr, ibv_sge, ibv_srq};
 
@@ -475,15 +475,9 @@ impl Srq {
         // it asks. An initiator of XRC has no queue pair of this process to mark, so its request
         // stays.
         let waits = || process.qps.iter().any(|qp| qp.has_waiting_sender(self));
-        if waits() || self.serves_initiators() {
-            return;
-        }
-        signal::asked_in_turn(map, waiting);
-        fence(Ordering::SeqCst);
-        if waits() {
+        if !self.serves_initiators() && signal::stop_asking_in_turn(map, waiting, waits) {
             // A sender began to wait while the request was still set, and a receive posted since
             // then rang no process.
-            signal::ask_in_turn(map, waiting);
             self.ring_senders(&[]);
         }
     }
