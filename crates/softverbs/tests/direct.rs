@@ -28,6 +28,7 @@ pub(crate) fn main() {
         ("atomic_writes", atomic_write_parent, atomic_write_child),
         ("flushes", flush_parent, flush_child),
         ("keys_that_come_back_at_once", nothing_yet, reuse_child),
+        ("freed_memory_is_not_kept", freed_parent, freed_child),
     ];
     run(cases);
 }
@@ -160,6 +161,48 @@ fn memory_child(link: &mut Link) {
     end.rdma(IBV_WR_RDMA_WRITE, &word, 8, addr, ordinary, None);
     assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
     link.say("done");
+}
+
+const ALLOCATIONS: u64 = 10;
+
+/// Allocates memory, lets the peer write to it, and frees it.
+fn freed_parent(link: &mut Link) {
+    let mut end = End::create(link, 8, 8, 1);
+    end.join(link);
+    for round in 0..ALLOCATIONS {
+        let dm = alloc_dm(end.context, 1 << 20);
+        assert!(!dm.is_null());
+        let mr = reg_dm(end.pd, dm, 0, 1 << 20, ALL | ZERO);
+        assert!(!mr.is_null());
+        link.say_numbers(u64::from(keys(mr).1), round);
+        link.expect("written");
+        assert_eq!(get(dm, 0, 8).unwrap(), [7; 8]);
+        assert_eq!(dereg(mr), 0);
+        assert_eq!(free_dm(dm), 0);
+    }
+}
+
+fn freed_child(link: &mut Link) {
+    let mut end = End::connect(link, 8, 8, 1);
+    let source = end.buffer(&[7; 8]);
+    let mut most = 0;
+    for _ in 0..ALLOCATIONS {
+        let (rkey, _) = link.numbers();
+        end.rdma(IBV_WR_RDMA_WRITE, &source, 8, 0, rkey as u32, None);
+        assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
+        most = most.max(mapped_buffers());
+        link.say("written");
+    }
+    // that of the last access, and the one in use
+    assert!((1..=2).contains(&most), "{most}");
+}
+
+/// Number of mappings of device memory in this process.
+fn mapped_buffers() -> usize {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    maps.lines()
+        .filter(|line| line.contains("softverbs-buffer"))
+        .count()
 }
 
 fn errors(_: &mut Link) {

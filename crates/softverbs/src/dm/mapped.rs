@@ -3,7 +3,6 @@
 use super::Shown;
 use crate::agent::Opener;
 use crate::segment::Mapping;
-use crate::segment::layout::MAX_BUFFERS;
 use crate::sync::{Arc, Lock};
 use crate::sys::{self, Grow};
 
@@ -42,8 +41,8 @@ impl Directs {
 
     #[cold]
     fn open(&self, segment: &Mapping, opener: &Opener, stamp: u64) -> Option<Arc<Mapping>> {
-        let index = stamp as u32 % MAX_BUFFERS as u32;
-        let shown = Shown::read(segment, index).filter(|shown| shown.stamp == stamp)?;
+        self.drop_ended(segment);
+        let shown = Shown::of(segment, stamp)?;
         let file = shown.open(opener).ok()?;
         let len = sys::sealed_size(&file).ok()?;
         let map = Arc::try_new(Mapping::new(&file, len).ok()?).ok()?;
@@ -56,5 +55,21 @@ impl Directs {
         // Dropped without the lock held: this may unmap memory.
         drop(gone);
         Some(map)
+    }
+
+    /// Drops the mappings of buffers that the peer has freed: the pages of such a buffer are freed
+    /// with the last mapping of its file.
+    fn drop_ended(&self, segment: &Mapping) {
+        loop {
+            let mut known = self.0.lock();
+            let ended = |&(stamp, _): &(u64, _)| Shown::of(segment, stamp).is_none();
+            let Some(at) = known.iter().position(ended) else {
+                return;
+            };
+            let gone = known.swap_remove(at);
+            drop(known);
+            // as above
+            drop(gone);
+        }
     }
 }

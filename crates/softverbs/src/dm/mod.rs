@@ -155,6 +155,11 @@ fn index_of(stamp: u64) -> usize {
     stamp as usize & (MAX_BUFFERS - 1)
 }
 
+/// Whether two ranges, each an address and a length, have a byte in common.
+fn meets(one: (u64, u64), other: (u64, u64)) -> bool {
+    other.0.wrapping_sub(one.0) < one.1 || one.0.wrapping_sub(other.0) < other.1
+}
+
 fn entry_at(index: usize) -> usize {
     layout::AT + layout::STRIDE * index
 }
@@ -330,6 +335,13 @@ impl Buffers {
         })
     }
 
+    /// Whether a buffer has one of the `len` bytes at an address.
+    pub(crate) fn any(&self, addr: u64, len: u64) -> bool {
+        let slots = self.lock();
+        let mut buffers = slots.iter().flatten().map(|slot| &slot.buffer);
+        buffers.any(|buffer| meets((buffer.addr(), buffer.len as u64), (addr, len)))
+    }
+
     /// Reopens the file of a buffer by its descriptor; `None`: no buffer has the descriptor.
     pub(crate) fn reopen(&self, fd: i32) -> Option<OwnedFd> {
         let slots = self.lock();
@@ -403,12 +415,26 @@ impl Shown {
         (map.u64(at + layout::STAMP).load(Ordering::Relaxed) == stamp).then_some(shown)
     }
 
+    /// The entry of the buffer with this stamp; `None`: the peer has freed it.
+    pub(crate) fn of(map: &Mapping, stamp: u64) -> Option<Self> {
+        let index = index_of(stamp) as u32;
+        Self::read(map, index).filter(|shown| shown.stamp == stamp)
+    }
+
     /// The buffer that contains an address of the peer.
     pub(crate) fn at(map: &Mapping, addr: u64) -> Option<Self> {
         let count = map.u32(header::BUFFERS).load(Ordering::Acquire);
         (0..count.min(MAX_BUFFERS as u32))
             .filter_map(|index| Self::read(map, index))
             .find(|shown| addr.wrapping_sub(shown.addr) < shown.len)
+    }
+
+    /// Whether a buffer of the peer has one of the `len` bytes at an address.
+    pub(crate) fn any(map: &Mapping, addr: u64, len: u64) -> bool {
+        let count = map.u32(header::BUFFERS).load(Ordering::Acquire);
+        (0..count.min(MAX_BUFFERS as u32))
+            .filter_map(|index| Self::read(map, index))
+            .any(|shown| meets((shown.addr, shown.len), (addr, len)))
     }
 
     /// Opens its file through the peer's descriptor.
