@@ -190,6 +190,8 @@ pub(crate) fn change_elements(
     let len = elements.shape.len();
     let place = resolve(&peer.map, target, target.addr, len as u64, right);
     let place = place.ok_or(AccessError::Remote)?;
+    // most memory is in no buffer, so the table is not searched for each element
+    let ordinary = place.direct.stamp == 0 && !Shown::any(&peer.map, place.addr, len as u64);
     let memory = Memory {
         initiator,
         peer,
@@ -198,11 +200,16 @@ pub(crate) fn change_elements(
             if place.direct.stamp != 0 {
                 // the whole region is in this buffer
                 let map = peer.direct(place.direct.stamp);
-                let offset = place.direct.offset + addr.wrapping_sub(place.addr);
+                // a wrong sum is outside the mapping, or in other memory of this peer
+                let inside = addr.wrapping_sub(place.addr);
+                let offset = place.direct.offset.wrapping_add(inside);
                 return Ok(Some((
                     Place::Mapped(map.ok_or(AccessError::Refused)?),
                     offset,
                 )));
+            }
+            if ordinary {
+                return Ok(None);
             }
             let Some(shown) = Shown::at(&peer.map, addr) else {
                 return Ok(None);
@@ -269,10 +276,16 @@ pub(crate) fn change_own_elements(
     patience: Duration,
     elements: &mut Elements<'_>,
 ) -> Result<(), AccessError> {
+    let ordinary = !ranges
+        .iter()
+        .any(|&(addr, len)| buffers.any(addr, len as u64));
     let memory = Memory {
         initiator,
         peer: own,
         buffer: |addr: u64, len: usize| {
+            if ordinary {
+                return Ok(None);
+            }
             let found = buffers.find(addr, len as u64);
             Ok(found.map(|(buffer, offset)| (Place::Own(buffer), offset)))
         },
