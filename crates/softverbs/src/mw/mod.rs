@@ -69,6 +69,8 @@ struct Window {
     bound: Option<Bound>,
     /// An invalidated key that an initiator may still use.
     dying: Option<Key>,
+    /// [`Windows::free`] has begun: nothing is bound to it any more.
+    closing: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -118,6 +120,7 @@ impl Windows {
             key,
             bound: None,
             dying: None,
+            closing: false,
         };
         all.insert(key.index() as u32, window);
         self.count.fetch_add(1, Ordering::Relaxed);
@@ -134,6 +137,7 @@ impl Windows {
             let mut all = self.lock();
             let window = all.get_mut(&handle).ok_or(Errno(libc::EINVAL))?;
             window.kill(owner);
+            window.closing = true;
             [Some(window.key), window.dying]
         };
         // without the lock, because this waits for other processes
@@ -155,7 +159,8 @@ impl Windows {
     /// `EINVAL`, as section 10.6.6.2 of the specification requires: no such window or region,
     /// another domain, a range outside the region, a region that is zero-based or without
     /// `IBV_ACCESS_MW_BIND`, a right to write that the region does not have; for type 2 a window
-    /// that is bound already, or a binding of length 0. The window is unchanged.
+    /// that is bound already, or a binding of length 0; a window that is being freed. The window is
+    /// unchanged.
     pub(crate) fn bind(&self, owner: &Owner<'_>, bind: &Bind, qp: u32, pd: u32) -> Res<Progress> {
         let mut all = self.lock();
         let window = all.get_mut(&bind.window).ok_or(Errno(libc::EINVAL))?;
@@ -276,6 +281,7 @@ impl Window {
         if bind.key.0 >> 8 != self.key.0 >> 8
             || bind.access & !OFFERED != 0
             || self.pd != pd
+            || self.closing
             || two && (self.bound.is_some() || bind.len == 0)
         {
             return wrong;

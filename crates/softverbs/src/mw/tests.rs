@@ -282,3 +282,35 @@ fn a_used_key_delays_what_replaces_it() {
     };
     own.windows.free(&owner, window.index() as u32).unwrap();
 }
+
+/// A binding that waits for the earlier one is tried again while the window is freed.
+#[test]
+fn a_window_that_is_being_freed_is_not_bound() {
+    let own = Fixture::new();
+    let region = own.region(BINDABLE);
+    let window = own.window(Kind::One);
+    let (first, second) = (next(window), next(next(window)));
+    own.bind(&to(window, first, region, READ)).unwrap();
+    let word = announce::AT + announce::STRIDE * 3 + announce::HAZARDS;
+    let map = &own.segment.map;
+    map.u64(header::VISITORS).store(1 << 3, Ordering::SeqCst);
+    map.u64(word)
+        .store(u64::from(first.0) | 1 << 32, Ordering::SeqCst);
+    let again = to(window, second, region, READ);
+    let bound = std::cell::Cell::new(None);
+    let owner = Owner {
+        // called by `free`, without its lock: the initiator ends
+        lives: &|_| {
+            map.u64(word).store(0, Ordering::SeqCst);
+            bound.set(Some(own.bind(&again)));
+            false
+        },
+        ..own.owner()
+    };
+    own.windows.free(&owner, window.index() as u32).unwrap();
+    assert_eq!(bound.take(), Some(BAD));
+    assert!(own.reach(second, 0x9_0100, 8, READ, QP).is_none());
+    own.windows
+        .unless_bound(region, || ())
+        .expect("nothing is bound");
+}
