@@ -507,7 +507,9 @@ impl Regions {
             return Err(Errno(libc::EINVAL));
         }
         if let Some(entry) = self.entry(key.index()) {
-            self.locked.give_back(entry.locked.load(Ordering::Relaxed));
+            // the next key of this index may be that of a region without pages
+            self.locked
+                .give_back(entry.locked.swap(0, Ordering::Relaxed));
         }
         self.give_key(key);
         Ok(())
