@@ -68,7 +68,7 @@ pub(super) fn act(id: &Arc<Shared>) -> Res<()> {
 /// Accepts connections while fewer requests than the backlog wait for the application. Further
 /// connections wait in the socket's queue, which has the same limit; a peer that finds it full
 /// repeats its request. A connection that could not be accepted later for lack of a descriptor for
-/// its deadline stays in the queue too.
+/// its deadline stays in the queue too; one that cannot be watched is closed.
 fn accept(state: &mut State) -> Res<()> {
     let asked = state.children.iter().filter(|(_, asked)| *asked).count();
     let mut room = state.backlog.saturating_sub(asked).min(ACCEPTED_AT_ONCE);
@@ -86,7 +86,10 @@ fn accept(state: &mut State) -> Res<()> {
             }
             let child = Shared::new(Arc::clone(&events), Phase::Accepted);
             events.enroll(&child);
-            events.watch(sock.fd(), &child, false)?;
+            if let Err(error) = events.watch(sock.fd(), &child, false) {
+                events.expel(&child);
+                return Err(error);
+            }
             {
                 // This is the reverse of the lock order, and safe: the child has no listener yet,
                 // so a thread with the child's lock does not wait for the listener's.
