@@ -68,9 +68,12 @@ pub enum Found {
 }
 
 /// A file that this process has locked. Dropped, it is collected if no other process has it. The
-/// owner closes its XRC domain before.
+/// owner closes its XRC domain before. In a forked child, whose descriptor has the lock of its
+/// parent, only the descriptor is closed.
 #[derive(Debug)]
 pub struct DomainFile {
+    /// The process that has locked it.
+    process: u32,
     directory: OwnedFd,
     name: CString,
     /// `None` only while it is dropped.
@@ -99,6 +102,9 @@ impl Drop for DomainFile {
         let Some(file) = self.file.take() else {
             return;
         };
+        if self.process != std::process::id() {
+            return;
+        }
         let collector = Collector::closing(self.directory.as_fd(), &self.name, file);
         if let Err(error) = collector.run() {
             info_log!(Domain, "{:?}: the file is not removed: {error}", self.name);
@@ -277,6 +283,7 @@ fn open_in(directory: OwnedFd, name: &CStr) -> std::result::Result<DomainFile, R
         }
     };
     Ok(DomainFile {
+        process: std::process::id(),
         directory,
         name: name.to_owned(),
         file: Some(file),

@@ -303,6 +303,25 @@ fn the_file_is_removed_with_its_last_process() {
     assert!(folder.names().is_empty());
 }
 
+/// A forked child has the descriptor and its lock, which is also that of its parent.
+#[test]
+fn a_child_that_drops_the_file_changes_nothing() {
+    let folder = Folder::new();
+    let file = found(&folder.search());
+    let names = folder.names();
+    let child = DomainFile {
+        process: file.process + 1,
+        directory: file.directory.try_clone().unwrap(),
+        name: file.name.clone(),
+        file: file.file.as_ref().map(|file| file.try_clone().unwrap()),
+    };
+    drop(child);
+    assert_eq!(folder.names(), names);
+    let other = calls::open_file(file.directory.as_fd(), &file.name, true).unwrap();
+    assert!(!calls::try_lock(&other, true).unwrap(), "the lock is held");
+    assert!(calls::try_lock(&other, false).unwrap(), "shared");
+}
+
 #[test]
 fn endpoints_keys_and_devices_have_files_of_their_own() {
     let folder = Folder::new();
