@@ -13,16 +13,16 @@ thread_local! {
 }
 
 /// The parts of a range that are readable, and writable if `write`: pairs of the first byte and the
-/// byte behind the last. Adjacent parts are merged. A mapped page may have no memory yet:
-/// registering allocates it.
+/// byte behind the last, in ascending order, one for each mapping. A mapped page may have no memory
+/// yet: registering allocates it.
 ///
 /// Takes time in proportion to the mappings in the range, not to those of the process.
 ///
 /// # Errors
 /// - `ENOTTY`: a kernel before Linux 6.11, on which all mappings of the process must be
-///   [read](read_runs).
+///   [read](read_parts).
 /// - `EACCES`: `/proc` is not accessible. Others of the query.
-pub(super) fn runs(start: u64, end: u64, write: bool) -> Result<Vec<(u64, u64)>, FiErrno> {
+pub(super) fn parts(start: u64, end: u64, write: bool) -> Result<Vec<(u64, u64)>, FiErrno> {
     #[cfg(test)]
     if OLD_KERNEL.get() {
         return Err(FiErrno::ENOTTY);
@@ -30,35 +30,27 @@ pub(super) fn runs(start: u64, end: u64, write: bool) -> Result<Vec<(u64, u64)>,
     // opened for each call: after a fork it is that of the child
     let maps = File::open("/proc/self/maps").map_err(|_| FiErrno::EACCES)?;
     let flags = OR_NEXT | READABLE | if write { WRITABLE } else { 0 };
-    let (mut runs, mut at) = (Vec::new(), start);
+    let (mut parts, mut at) = (Vec::new(), start);
     while at < end {
         match Query::ask(&maps, at, flags) {
             Ok(found) if found.start < end && at < found.end => {
-                add(&mut runs, found.start.max(start), found.end.min(end));
+                parts.push((found.start.max(start), found.end.min(end)));
                 at = found.end;
             }
             Ok(_) | Err(FiErrno::ENOENT) => break,
             Err(error) => return Err(error),
         }
     }
-    Ok(runs)
+    Ok(parts)
 }
 
-/// As [`runs`], on every kernel; reads all mappings of the process.
+/// As [`parts`], on every kernel; reads all mappings of the process.
 ///
 /// # Errors
 /// `/proc` is not accessible.
-pub(super) fn read_runs(start: u64, end: u64, write: bool) -> IoResult<Vec<(u64, u64)>> {
+pub(super) fn read_parts(start: u64, end: u64, write: bool) -> IoResult<Vec<(u64, u64)>> {
     let maps = std::fs::read_to_string("/proc/self/maps")?;
     Ok(parse(&maps, start, end, write))
-}
-
-/// Appends a part at or behind the end of the last one; merges it if they touch.
-fn add(runs: &mut Vec<(u64, u64)>, from: u64, to: u64) {
-    match runs.last_mut() {
-        Some(last) if last.1 == from => last.1 = to,
-        _ => runs.push((from, to)),
-    }
 }
 
 /// All mappings of the process that are not of a file, in ascending order: pairs of the first byte
@@ -90,17 +82,17 @@ fn lines(maps: &str) -> impl Iterator<Item = (u64, u64, &str)> {
 }
 
 fn parse(maps: &str, start: u64, end: u64, write: bool) -> Vec<(u64, u64)> {
-    let mut runs: Vec<(u64, u64)> = Vec::new();
+    let mut parts = Vec::new();
     for (from, to, rights) in lines(maps) {
         if !rights.starts_with('r') || (write && !rights.starts_with("rw")) {
             continue;
         }
         let (from, to) = (from.max(start), to.min(end));
         if from < to {
-            add(&mut runs, from, to);
+            parts.push((from, to));
         }
     }
-    runs
+    parts
 }
 
 #[cfg(test)]
@@ -118,9 +110,10 @@ rubbish
 ";
 
     #[test]
-    fn runs_have_the_rights_and_the_bounds() {
+    fn parts_have_the_rights_and_the_bounds() {
         let all = parse(MAPS, 0, u64::MAX, false);
-        assert_eq!(all, [(0x1000, 0x5000), (0x6000, 0x7000), (0x8000, 0x9000)]);
+        let files = [(0x3000, 0x5000), (0x6000, 0x7000), (0x8000, 0x9000)];
+        assert_eq!((all[0], &all[1..]), ((0x1000, 0x3000), &files[..]));
         let written = parse(MAPS, 0, u64::MAX, true);
         assert_eq!(written[0], (0x1000, 0x3000));
         assert_eq!(written.len(), 3);
@@ -145,8 +138,8 @@ rubbish
         let memory = vec![0_u8; 100_000];
         let start = memory.as_ptr() as u64;
         let whole = vec![(start, start + 100_000)];
-        assert_eq!(read_runs(start, start + 100_000, true).unwrap(), whole);
-        match runs(start, start + 100_000, true) {
+        assert_eq!(read_parts(start, start + 100_000, true).unwrap(), whole);
+        match parts(start, start + 100_000, true) {
             Ok(found) => assert_eq!(found, whole),
             Err(error) => assert_eq!(error, FiErrno::ENOTTY),
         }
@@ -183,8 +176,8 @@ rubbish
         ] {
             for write in [false, true] {
                 let (from, to) = (start + from * page + 1, start + to * page - 1);
-                let read = read_runs(from, to, write).unwrap();
-                match runs(from, to, write) {
+                let read = read_parts(from, to, write).unwrap();
+                match parts(from, to, write) {
                     Ok(found) => assert_eq!(found, read),
                     Err(error) => assert_eq!(error, FiErrno::ENOTTY),
                 }

@@ -144,8 +144,8 @@ impl Segments {
     ) -> Result<()> {
         steps.push((start, end, None));
         let write = self.rights & sys::IBV_ACCESS_LOCAL_WRITE != 0;
-        let runs = match backed::runs(start, end, write) {
-            Ok(runs) => runs,
+        let parts = match backed::parts(start, end, write) {
+            Ok(parts) => parts,
             // the kernel cannot report mappings: registers the whole range first, which fails with
             // EFAULT if a page is absent
             Err(_) => match self.register(start, end) {
@@ -155,18 +155,46 @@ impl Segments {
                 }
                 Err(FiErrno::EFAULT) => {
                     // no present page if /proc is not available
-                    backed::read_runs(start, end, write).unwrap_or_default()
+                    backed::read_parts(start, end, write).unwrap_or_default()
                 }
                 Err(error) => return Err(error),
             },
         };
-        for (start, end) in runs {
-            match self.register(start, end) {
-                Ok(mr) => steps.push((start, end, Some(mr))),
-                // mapped, but beyond the end of the file
-                Err(FiErrno::EFAULT) => {}
+        // adjacent mappings are registered as one
+        for run in parts.chunk_by(|one, next| one.1 == next.0) {
+            let (Some((start, _)), Some((_, end))) = (run.first(), run.last()) else {
+                continue;
+            };
+            match self.register(*start, *end) {
+                Ok(mr) => steps.push((*start, *end, Some(mr))),
+                Err(FiErrno::EFAULT) => self.renew_begins(steps, run)?,
                 Err(error) => return Err(error),
             }
+        }
+        Ok(())
+    }
+
+    /// Registers as much of the begin of each mapping as can be pinned: a mapping can be longer than
+    /// its file, or be of a device. A mapping of n pages takes at most 2 + log n registrations.
+    #[cold]
+    fn renew_begins(
+        &self,
+        steps: &mut Vec<(u64, u64, Option<Shared>)>,
+        mappings: &[(u64, u64)],
+    ) -> Result<()> {
+        for &(start, end) in mappings {
+            // the begin up to `some` can be pinned, the one up to `all` cannot
+            let (mut some, mut found, mut all) = (page::floor(start), None, end);
+            let mut next = end;
+            while some < next {
+                match self.register(start, next) {
+                    Ok(mr) => (some, found) = (next, Some(mr)),
+                    Err(FiErrno::EFAULT) => all = next,
+                    Err(error) => return Err(error),
+                }
+                next = page::floor(some + (all - some).div_ceil(2));
+            }
+            steps.extend(found.map(|mr| (start, some, Some(mr))));
         }
         Ok(())
     }

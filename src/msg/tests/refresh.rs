@@ -112,11 +112,13 @@ fn role() {
         return;
     }
     holes_are_refused_and_filled();
+    the_pages_of_a_short_file_are_absent_alone();
     growth_moves_nobody();
     parts_are_not_counted();
     // before Linux 6.11
     OLD_KERNEL.set(true);
     holes_are_refused_and_filled();
+    the_pages_of_a_short_file_are_absent_alone();
     parts_are_not_counted();
     OLD_KERNEL.set(false);
     lists_that_change_hurt_no_writer();
@@ -205,6 +207,54 @@ fn holes_are_refused_and_filled() {
         poke(&client, &mut source, 3 * PAGE, 10),
         Err(FiErrno::EKEYREJECTED)
     );
+}
+
+/// A file that is shorter than its mapping, between other memory: the pages behind its end cannot be
+/// pinned, all others are accessible.
+fn the_pages_of_a_short_file_are_absent_alone() {
+    let (client, server) = in_form(FORM);
+    let mut source = Buffer::all(&client.domain, 16 * PAGE);
+    let space = Space::new();
+    space.back(0, 3);
+    let file = short_file(3 * PAGE);
+    let flags = libc::MAP_SHARED | libc::MAP_FIXED;
+    let rights = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: pages of this test's own; the device alone accesses them.
+    let at = unsafe {
+        use std::os::fd::AsRawFd;
+        let at = space.page(3).cast();
+        libc::mmap(at, 9 * PAGE, rights, flags, file.as_raw_fd(), 0)
+    };
+    assert_eq!(at, space.page(3).cast());
+    space.back(12, 4);
+    let region = space.region(&server.domain, 0, 16).unwrap();
+    for round in 0..2 {
+        for page in 0..16 {
+            let expected = match page {
+                6..12 => Err(FiErrno::EACCES),
+                _ => Ok(()),
+            };
+            let done = poke(&client, &mut source, page * PAGE, page as u64);
+            assert_eq!(done, expected, "{round} {page}");
+        }
+        region.refresh(&[space.range(0, 16)]).unwrap();
+    }
+    file.set_len(7 * PAGE as u64).unwrap();
+    region.refresh(&[space.range(3, 9)]).unwrap();
+    assert_eq!(poke(&client, &mut source, 9 * PAGE, 1), Ok(()));
+    assert_eq!(
+        poke(&client, &mut source, 10 * PAGE, 1),
+        Err(FiErrno::EACCES)
+    );
+}
+
+/// A file in memory, without a name.
+fn short_file(len: usize) -> std::fs::File {
+    use std::os::fd::FromRawFd;
+    // SAFETY: a name that ends with 0; the descriptor is new.
+    let file = unsafe { std::fs::File::from_raw_fd(libc::memfd_create(c"short".as_ptr(), 0)) };
+    file.set_len(len as u64).unwrap();
+    file
 }
 
 /// Memory grows page by page. A receive that was posted before completes, although registrations
