@@ -199,7 +199,8 @@ unsafe fn elements(
     }
 }
 
-/// `softdv_release_buf`: undoes `softdv_adopt_buf`. Remaining regions stay valid.
+/// `softdv_release_buf`: undoes `softdv_adopt_buf`. Remaining regions stay valid. Without them, no
+/// thread of the device uses the mapping on return.
 pub(super) unsafe extern "C" fn release_buf(adopted: *mut c_void) {
     let _: Res<()> = guard(|| {
         non_null(adopted)?;
@@ -211,9 +212,13 @@ pub(super) unsafe extern "C" fn release_buf(adopted: *mut c_void) {
             std::mem::forget(this);
             return Ok(());
         }
-        process
-            .buffers
-            .leave_to_regions(&process.segment, this.buffer_reference.stamp);
+        let stamp = this.buffer_reference.stamp;
+        let gone = process.buffers.leave_to_regions(&process.segment, stamp);
+        drop(this);
+        if let Some(buffer) = gone {
+            // the caller removes the mapping, which a peer's atomic on another region may use
+            Buffer::await_users(&buffer);
+        }
         Ok(())
     });
 }

@@ -12,6 +12,7 @@ mod mapped;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 pub(crate) use import::{Imports, Origin};
 pub(crate) use mapped::{Direct, Directs};
@@ -22,6 +23,9 @@ use crate::segment::{Mapping, OwnSegment};
 use crate::sync::Arc;
 use crate::sync::atomic::fence;
 use crate::sys::{self, Errno, Grow, Res};
+
+/// Longest wait for threads of this process that use a buffer which its owner releases.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A buffer that this process has mapped.
 #[derive(Debug)]
@@ -87,6 +91,15 @@ impl Buffer {
         // SAFETY: the caller's promise; pages are mapped whole.
         let map = unsafe { Mapping::borrowed(addr, whole)? };
         Self::of(file, map, len)
+    }
+
+    /// Waits until no other thread of this process uses a buffer that is in the table no more. An
+    /// atomic uses it for as long as it waits for a lock: less than [`PATIENCE`].
+    pub(crate) fn await_users(buffer: &Arc<Self>) {
+        let begin = Instant::now();
+        while !Arc::is_only(buffer) && begin.elapsed() < PATIENCE {
+            std::thread::sleep(Duration::from_micros(100));
+        }
     }
 
     fn of(file: OwnedFd, map: Mapping, len: usize) -> Res<Self> {
@@ -282,27 +295,29 @@ impl Buffers {
         Ok(())
     }
 
-    /// As [`Self::release`]; if regions hold the buffer, it stays until they end.
-    pub(crate) fn leave_to_regions(&self, segment: &OwnSegment, stamp: u64) {
+    /// As [`Self::release`]; if regions hold the buffer, it stays until they end. Returns the
+    /// buffer if it is in the table no more.
+    pub(crate) fn leave_to_regions(&self, segment: &OwnSegment, stamp: u64) -> Option<Arc<Buffer>> {
         let mut slots = self.lock();
         let index = index_of(stamp);
-        if let Some(slot) = slots.get_mut(index).and_then(Option::as_mut)
-            && slot.stamp == stamp
-        {
-            slot.holders -= 1;
-            self.remove_unused(segment, &mut slots, index);
-        }
+        let slot = slots.get_mut(index).and_then(Option::as_mut);
+        let slot = slot.filter(|slot| slot.stamp == stamp)?;
+        slot.holders -= 1;
+        self.remove_unused(segment, &mut slots, index)
     }
 
-    fn remove_unused(&self, segment: &OwnSegment, slots: &mut [Option<Slot>], index: usize) {
-        let unused = |slot: &Slot| slot.holders == 0 && slot.regions == 0;
-        if slots[index].as_ref().is_some_and(unused) {
-            let map = &segment.map;
-            map.u64(entry_at(index) + layout::STAMP)
-                .store(0, Ordering::Relaxed);
-            slots[index] = None;
-            self.count.fetch_sub(1, Ordering::Relaxed);
-        }
+    fn remove_unused(
+        &self,
+        segment: &OwnSegment,
+        slots: &mut [Option<Slot>],
+        index: usize,
+    ) -> Option<Arc<Buffer>> {
+        let gone = slots[index].take_if(|slot| slot.holders == 0 && slot.regions == 0)?;
+        let map = &segment.map;
+        map.u64(entry_at(index) + layout::STAMP)
+            .store(0, Ordering::Relaxed);
+        self.count.fetch_sub(1, Ordering::Relaxed);
+        Some(gone.buffer)
     }
 
     /// The buffer that contains all of a range of addresses; the range is counted as a region of
@@ -536,5 +551,30 @@ mod tests {
         assert!(wrong.open(&opener).is_err());
         assert_eq!(Buffer::create(0).err(), Some(Errno(libc::EINVAL)));
         assert_eq!(Buffer::create(usize::MAX).err(), Some(Errno(libc::ENOMEM)));
+    }
+
+    #[test]
+    fn a_released_buffer_is_awaited() {
+        let segment = OwnSegment::create(1, 0, true).unwrap();
+        let buffers = Buffers::default();
+        let own = buffers
+            .add(&segment, Buffer::create(4096).unwrap(), 0)
+            .unwrap();
+        let (user, _) = buffers.find(own.buffer.addr(), 8).unwrap();
+        let gone = buffers.leave_to_regions(&segment, own.stamp).unwrap();
+        drop(own);
+        assert!(buffers.find(user.addr(), 8).is_none());
+        let ended = std::sync::Arc::new(AtomicU32::new(0));
+        let thread = std::thread::spawn({
+            let ended = std::sync::Arc::clone(&ended);
+            move || {
+                std::thread::sleep(Duration::from_millis(50));
+                ended.store(1, Ordering::Relaxed);
+                drop(user);
+            }
+        });
+        Buffer::await_users(&gone);
+        assert_eq!(ended.load(Ordering::Relaxed), 1);
+        thread.join().unwrap();
     }
 }

@@ -51,6 +51,12 @@ impl<T> Arc<T> {
         this.0 == other.0
     }
 
+    /// Whether no other owner exists. If so, what former owners have done with the value is visible
+    /// afterwards.
+    pub(crate) fn is_only(this: &Self) -> bool {
+        this.inner().owners.load(Ordering::Acquire) == 1
+    }
+
     pub(crate) fn downgrade(this: &Self) -> Weak<T> {
         this.inner().watchers.fetch_add(1, Ordering::Relaxed);
         Weak(this.0)
