@@ -308,7 +308,8 @@ impl Process {
                 self.drain(line, attached, SLOTS as usize, &mut Poll::none());
                 self.incoming.expect(line, Next::NONE);
                 *ring = None;
-                self.segment.close_ring(peer.slot);
+                self.segment
+                    .close_ring(peer.slot, peer.has_ended_for_good());
             }
         }
     }

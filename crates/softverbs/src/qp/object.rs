@@ -453,6 +453,8 @@ pub(crate) unsafe fn destroy(qp: *mut ibv_qp) -> Res<()> {
         sq.sges = Box::new([]);
         sq.inline = Box::new([]);
         sq.copies = Copies::default();
+        // the object stays in the pool
+        sq.route = None;
         rq.posted = Box::new([]);
         rq.sges = Box::new([]);
         let cqs = (sq.cq, rq.cq);

@@ -186,15 +186,16 @@ impl OwnSegment {
         Ok(Mapping::part(&self.map, at, len))
     }
 
-    /// Takes the pages of that ring's slots away; the page with its positions stays. A process that
-    /// still writes into a slot gets a new page, which the next [`Self::open_ring`] takes away.
-    pub(crate) fn close_ring(&self, slot: u32) {
-        let at = layout::rings::ring_at(slot) + layout::rings::SLOTS_AT;
+    /// Takes the pages of that ring away. If its sender may still run (`ended` is false), the page
+    /// with its positions stays, and a sender that still writes into a slot gets a new page, which
+    /// the next [`Self::open_ring`] takes away.
+    pub(crate) fn close_ring(&self, slot: u32, ended: bool) {
+        let from = if ended { 0 } else { layout::rings::SLOTS_AT };
         // A failure leaves the pages in use.
         let _ = punch_hole(
             self.shared_fd(),
-            at,
-            layout::rings::STRIDE - layout::rings::SLOTS_AT,
+            layout::rings::ring_at(slot) + from,
+            layout::rings::STRIDE - from,
         );
     }
 
