@@ -4,6 +4,9 @@
 //!
 //! Node ids are hints. A wrong one costs a rejected link request (NODE) and a further choice.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::HashMap;
 use std::net::IpAddr;
 
@@ -87,8 +90,8 @@ pub(super) struct Circuits {
     next: CircuitNumber,
     /// The nodes that peers have stated, by listening address.
     nodes: HashMap<Listener, NodeId>,
-    /// The nodes that each IP address has shown.
-    hosts: HashMap<IpAddr, Vec<NodeId>>,
+    /// The nodes of the addresses in `nodes`, by IP address, each with the number of its addresses.
+    hosts: HashMap<IpAddr, Vec<(NodeId, usize)>>,
 }
 
 fn host(address: Listener) -> IpAddr {
@@ -107,18 +110,41 @@ impl Circuits {
 
     /// The endpoint at an address has stated its node.
     pub(super) fn learn(&mut self, address: Listener, node: NodeId) {
-        if self.nodes.insert(address, node) != Some(node) {
-            self.dialled_to(address, node);
+        let old = self.nodes.insert(address, node);
+        if old == Some(node) {
+            return;
         }
+        self.dialled_to(address, node);
         let shown = self.hosts.entry(host(address)).or_default();
-        if !shown.contains(&node) {
-            shown.push(node);
+        match shown.iter_mut().find(|(of, _)| *of == node) {
+            Some((_, count)) => *count += 1,
+            None => shown.push((node, 1)),
+        }
+        if let Some(old) = old {
+            self.leave_node(address, old);
         }
     }
 
     /// The peer at an address was freed: its node is learnt again when it returns.
     pub(super) fn forget(&mut self, address: Listener) {
-        self.nodes.remove(&address);
+        if let Some(node) = self.nodes.remove(&address) {
+            self.leave_node(address, node);
+        }
+    }
+
+    /// An address is not on this node any more. The IP address has shown a node as long as one of
+    /// its addresses is on it.
+    fn leave_node(&mut self, address: Listener, node: NodeId) {
+        let Some(shown) = self.hosts.get_mut(&host(address)) else {
+            return;
+        };
+        for (_, count) in shown.iter_mut().filter(|(of, _)| *of == node) {
+            *count -= 1;
+        }
+        shown.retain(|(_, count)| *count != 0);
+        if shown.is_empty() {
+            self.hosts.remove(&host(address));
+        }
     }
 
     /// The node of the peers to which circuits are dialled is known now.
@@ -138,7 +164,7 @@ impl Circuits {
         let shown = self.hosts.get(&host(address)).map(Vec::as_slice);
         match (self.nodes.get(&address), shown) {
             (Some(node), _) => Some(*node),
-            (None, Some([only])) => Some(*only),
+            (None, Some([(only, _)])) => Some(*only),
             _ => None,
         }
     }
@@ -367,7 +393,7 @@ impl Circuits {
 
     /// Whether all peers that have stated their nodes are on one.
     pub(super) fn has_one_node(&self) -> bool {
-        let mut nodes = self.hosts.values().flatten();
+        let mut nodes = self.hosts.values().flatten().map(|(node, _)| node);
         let first = nodes.next();
         first.is_some() && nodes.all(|node| Some(node) == first)
     }
@@ -446,6 +472,13 @@ impl Circuits {
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.keys().count()
+    }
+
+    /// Numbers of addresses whose nodes are known, and of nodes of IP addresses.
+    #[cfg(test)]
+    pub(super) fn sizes(&self) -> (usize, usize) {
+        let shown = self.hosts.values().map(Vec::len).sum();
+        (self.nodes.len(), shown)
     }
 
     /// A circuit that was ending has ended.

@@ -5,6 +5,10 @@ use std::collections::HashSet;
 
 use crate::verbs::QpNumber;
 
+/// Most numbers of targets that are recorded: an endpoint can have peers that come and end for a
+/// year. Tests have fewer.
+const TARGETS: usize = 1024;
+
 /// The counters of an endpoint on XRC, for the whole time of the endpoint.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
@@ -24,7 +28,8 @@ pub(super) struct Counts {
     /// Requests of peers that were accepted.
     pub(super) circuits_accepted: u64,
     pub(super) links_accepted: u64,
-    /// Most targets that were held at a time, and the numbers of those that links have used.
+    /// Most targets that were held at a time, and the numbers of the first [`TARGETS`] of those that
+    /// links have used.
     pub(super) targets_most: usize,
     pub(super) targets: HashSet<QpNumber>,
     /// When the endpoint was closed: circuits with links, and the numbers of targets with links.
@@ -41,6 +46,13 @@ pub(super) struct Counts {
 }
 
 impl Counts {
+    /// A link has used a target.
+    pub(super) fn count_target(&mut self, number: QpNumber) {
+        if self.targets.len() < TARGETS {
+            self.targets.insert(number);
+        }
+    }
+
     /// The members of a line.
     pub(super) fn members(&self) -> Vec<(&'static str, String)> {
         let sorted = |numbers: &mut dyn Iterator<Item = &QpNumber>| {
@@ -84,6 +96,13 @@ pub(super) fn object(members: &[(&'static str, String)]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_list_of_targets_is_bounded() {
+        let mut counts = Counts::default();
+        (1..5000).for_each(|number| counts.count_target(QpNumber::new(number).unwrap()));
+        assert_eq!(counts.targets.len(), TARGETS);
+    }
 
     #[test]
     fn counts_are_an_object() {

@@ -320,7 +320,7 @@ impl Xrc {
     pub(super) fn use_target(&mut self, number: QpNumber, link: LinkKey) {
         if let Some(held) = self.targets.get_mut(&number) {
             held.links.push(link);
-            self.counts.targets.insert(number);
+            self.counts.count_target(number);
         }
         self.counts.targets_most = self.counts.targets_most.max(self.targets.len());
     }

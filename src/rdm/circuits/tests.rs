@@ -326,3 +326,28 @@ fn a_link_that_gives_up_leaves_the_circuit_that_is_dialled() {
     assert!(!it.circuits.leave(key, first));
     assert_eq!(it.circuits.up(key, on(number, 7)), kept([second]));
 }
+
+/// A host whose processes restart, each as a node of its own: what is known of it does not grow, and
+/// the one node that it has is used without a question.
+#[test]
+fn nodes_that_no_address_has_are_forgotten() {
+    let mut it = Bench::new();
+    for number in 0..100 {
+        // one address restarts again and again, the other ones come and are freed
+        it.circuits.learn(at(1), NodeId::new(1000 + number));
+        it.circuits
+            .learn(at(2 + number as u16), NodeId::new(2000 + number));
+        it.circuits.forget(at(2 + number as u16));
+        assert_eq!(it.circuits.sizes(), (1, 1));
+    }
+    it.circuits.learn(at(1), NodeId::new(1099));
+    assert_eq!(it.circuits.node(at(7)), Some(NodeId::new(1099)));
+    assert!(it.circuits.has_one_node());
+    it.circuits.learn(at(2), NodeId::new(1099));
+    it.circuits.forget(at(1));
+    assert_eq!(it.circuits.node(at(7)), Some(NodeId::new(1099)));
+    it.circuits.forget(at(2));
+    it.circuits.forget(at(2));
+    assert_eq!(it.circuits.sizes(), (0, 0));
+    assert!(matches!(it.choose(7).1, Choice::Dial(..)));
+}
