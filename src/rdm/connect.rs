@@ -3,7 +3,7 @@
 use super::core::{Core, Failure, Io};
 use super::credit::Inbound;
 use super::link::{Link, LinkKey, Role, State};
-use super::peer::PeerKey;
+use super::peer::{Fate, PeerKey};
 use super::recover::Waiting;
 use crate::errno::FiErrno;
 use crate::wire::rdm::cm::VERSION;
@@ -269,7 +269,7 @@ impl<I: Io> Core<I> {
         peer.newest = Some(request.epoch);
         peer.requests = peer.requests.wrapping_add(1);
         peer.shows = Some(request.gives);
-        peer.leaves = false;
+        (peer.leaves, peer.fate) = (false, Fate::Open);
         let (own, accepted) = (peer.own, peer.accepted);
         self.held.push((key, held, *request));
         if let Some(own) = own

@@ -3,7 +3,8 @@
 use std::collections::{HashMap, HashSet};
 
 use super::core::{Core, Io};
-use super::peer::{Peer, PeerKey};
+use super::link::{Closing, Link};
+use super::peer::{Fate, Peer, PeerKey};
 
 /// The shortest time between two examinations of the list, in ns.
 const PERIOD: u64 = 500_000_000;
@@ -11,6 +12,10 @@ const PERIOD: u64 = 500_000_000;
 /// The time after which a peer is examined again that was due but is in use, in ns: at least this,
 /// and as long as it has had no link.
 const AGAIN: u64 = 5_000_000_000;
+
+/// How long the out-link of a peer has to be broken until the peer is dialled to find out whether its
+/// endpoint has ended, in ns. A peer that has something to send dials before.
+const ASK: u64 = 1_000_000_000;
 
 impl<I: Io> Core<I> {
     /// A `fi_addr_t` names the peer, until [`Self::unkeep`]: it is not freed.
@@ -46,6 +51,51 @@ impl<I: Io> Core<I> {
             self.free_at = Some(now + PERIOD);
             self.retimed = true;
         }
+    }
+
+    /// A link is gone. If it was the out-link of a session and has broken, the process of the peer may
+    /// have ended.
+    pub(super) fn note_break(&mut self, ended: &Link) {
+        if let Some(peer) = self.peers.get_mut(ended.peer)
+            && ended.was_out
+            && ended.closing == Closing::No
+            && peer.begun
+            && !peer.ends
+            && !peer.leaves
+        {
+            peer.fate = Fate::Broken;
+        }
+    }
+
+    /// The dial that asks whether the endpoint of a peer has ended is over.
+    pub(super) fn end_question(&mut self, key: PeerKey) {
+        if let Some(peer) = self.peers.get_mut(key)
+            && let Fate::Asked(since) = peer.fate
+        {
+            peer.fate = Fate::Open;
+            // the link that was dialled is none
+            peer.idle_since = peer.idle_since.map(|_| since);
+        }
+    }
+
+    /// Dials peers whose out-links have broken, to find out whether their endpoints have ended. A
+    /// refused dial shows that, and frees the peer; without an answer nothing changes. Takes no
+    /// place from others, and at most half of the dials. Returns whether some are left.
+    fn ask(&mut self, broken: Vec<PeerKey>, io: &mut I) -> bool {
+        let most = (self.config.dials / 2).max(1);
+        let mut left = false;
+        for key in broken {
+            if self.dials >= most || !self.has_spare_place(key, io) {
+                left = true;
+                continue;
+            }
+            let Some(peer) = self.peers.get_mut(key) else {
+                continue;
+            };
+            peer.fate = Fate::Asked(peer.idle_since.unwrap_or(self.now));
+            self.advance(key, io);
+        }
+        left
     }
 
     /// When a peer is freed unless it is in use; `None`: it has a link, a `fi_addr_t` or an alias.
@@ -92,6 +142,7 @@ impl<I: Io> Core<I> {
         let mut next = u64::MAX;
         let mut free = Vec::new();
         let mut again = HashMap::new();
+        let mut broken = Vec::new();
         let mut idle = std::mem::take(&mut self.idle);
         idle.retain(|key| {
             let until = self.idle_until(*key);
@@ -102,11 +153,17 @@ impl<I: Io> Core<I> {
                 peer.idle_since = None;
                 return false;
             };
+            let since = peer.idle_since.unwrap_or(now);
             if until > now {
                 next = next.min(until);
+                if peer.fate == Fate::Broken && peer.address.is_some() && peer.alias.is_none() {
+                    match since + ASK {
+                        at if at <= now => broken.push(*key),
+                        at => next = next.min(at),
+                    }
+                }
                 return true;
             }
-            let since = peer.idle_since.unwrap_or(now);
             again.insert(*key, now + AGAIN.max(now.saturating_sub(since)));
             if !peer.is_in_use() && !listed.contains(key) {
                 free.push((*key, peer.address));
@@ -124,6 +181,13 @@ impl<I: Io> Core<I> {
         self.free_at = (next != u64::MAX).then(|| next.max(now + PERIOD));
         self.retimed = true;
         self.free_peers(free.iter().map(|it| it.0));
+        if !broken.is_empty() && !self.left {
+            if self.ask(broken, io) {
+                let at = now + PERIOD;
+                self.free_at = Some(self.free_at.map_or(at, |time| time.min(at)));
+            }
+            self.settle(io);
+        }
     }
 
     /// Frees peers. What an alias has passes to its peer.
@@ -195,6 +259,16 @@ impl Peer {
 
     /// Whether the core itself has something to do for the peer.
     fn is_in_use(&self) -> bool {
-        self.has_ops() || self.probe || self.meant.is_some()
+        self.has_ops() || self.probe || self.is_asked() || self.meant.is_some()
+    }
+
+    /// Whether the peer is dialled to find out whether its endpoint has ended.
+    pub(super) const fn is_asked(&self) -> bool {
+        matches!(self.fate, Fate::Asked(_))
+    }
+
+    /// As [`Self::is_asked`], and nothing else needs the dial.
+    pub(super) fn is_only_asked(&self) -> bool {
+        self.is_asked() && !self.has_ops() && !self.probe
     }
 }

@@ -43,6 +43,18 @@ pub(super) struct Drain {
     pub(super) question: Option<LinkKey>,
 }
 
+/// What is known of the endpoint of a peer without links.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Fate {
+    /// Nothing shows that it has ended, or it was dialled without a result.
+    #[default]
+    Open,
+    /// The last out-link has broken without CLOSE: perhaps its process has ended.
+    Broken,
+    /// It is dialled to find that out; it has had no link since this time, in ns.
+    Asked(u64),
+}
+
 /// A peer.
 #[derive(Debug)]
 pub(super) struct Peer {
@@ -99,8 +111,10 @@ pub(super) struct Peer {
     pub(super) aliased: bool,
     /// Number of `fi_addr_t` that name this peer.
     pub(super) kept: u32,
-    /// The endpoint of the peer is being closed: it has said so.
+    /// The endpoint of the peer is being closed: it has said so. Or nothing listens at its address
+    /// any more.
     pub(super) leaves: bool,
+    pub(super) fate: Fate,
     /// In the list of peers without links ([`Core::list_idle`](super::core::Core::list_idle)): the
     /// time, in ns, since which it has none.
     pub(super) idle_since: Option<u64>,
@@ -209,6 +223,7 @@ impl Peer {
             aliased: false,
             kept: 0,
             leaves: false,
+            fate: Fate::Open,
             idle_since: None,
             timed: false,
             close_at: None,

@@ -88,6 +88,13 @@ impl<I: Io> Core<I> {
         true
     }
 
+    /// Whether a dial to a peer would take a place that no other peer waits for.
+    pub(super) fn has_spare_place(&self, key: PeerKey, io: &mut I) -> bool {
+        self.waiters.is_empty()
+            && self.may_dial_more(key, io)
+            && self.has_place(Some(key), None, io)
+    }
+
     /// The peer is dialled, and each request that it leaves no place for does not wait any more, as
     /// if it had arrived afterwards.
     fn reject_greater(&mut self, dialled: PeerKey, io: &mut I) {

@@ -4,7 +4,7 @@ use super::connect::PATIENCE;
 use super::core::{Core, Io};
 use super::link::{Closing, Link, LinkKey, Role, State};
 use super::ops::{Entry, List};
-use super::peer::{Dial, Peer, PeerKey};
+use super::peer::{Dial, Fate, Peer, PeerKey};
 use crate::errno::FiErrno;
 use crate::wire::rdm::{Epoch, Number, Reason, Terms};
 
@@ -38,6 +38,11 @@ impl<I: Io> Core<I> {
         let dials = peer.requests != dialled.requests;
         if peer.begun && !peer.ends && peer.accepted.is_none() && !dials {
             self.fail(dialled.peer, FiErrno::ECONNABORTED, io);
+            if let Some(peer) = self.peers.get_mut(dialled.peer) {
+                // nothing is left of its session that it could continue
+                peer.leaves = true;
+            }
+            self.list_idle(dialled.peer);
         }
     }
 
@@ -233,6 +238,7 @@ impl<I: Io> Core<I> {
         };
         let key = ended.peer;
         self.unlink(key, link);
+        self.note_break(&ended);
         if ended.state != State::Lingering {
             self.pause_dial(&ended);
         }
@@ -259,6 +265,7 @@ impl<I: Io> Core<I> {
         self.detach(key, link);
         self.end_session(key);
         self.list_idle(key);
+        self.end_question(key);
     }
 
     /// Nothing is posted to a link any more, and what was posted may be lost.
@@ -403,7 +410,8 @@ impl<I: Io> Core<I> {
         let linked = peer.own.is_some_and(up)
             || peer.accepted.is_some_and(up)
             || peer.lingering.into_iter().flatten().any(open);
-        peer.has_ops() || peer.probe || linked && (peer.has_report() || peer.has_return())
+        let asks = peer.probe || peer.is_asked();
+        peer.has_ops() || asks || linked && (peer.has_report() || peer.has_return())
     }
 
     /// Takes the next steps of a peer, after any change.
@@ -520,6 +528,7 @@ impl<I: Io> Core<I> {
             ..Dial::default()
         };
         (peer.probe, peer.confirm, peer.heard) = (false, true, true);
+        peer.fate = Fate::Open;
         self.retimed = true;
         self.resume(key, &terms, io);
         self.begin_use(key, link);

@@ -3,7 +3,7 @@
 
 use super::core::{Config, Core, Io};
 use super::link::{LinkKey, State};
-use super::peer::{Dial, PeerKey};
+use super::peer::{Dial, Peer, PeerKey};
 use crate::errno::FiErrno;
 
 const MS: u64 = 1_000_000;
@@ -260,7 +260,12 @@ impl<I: Io> Core<I> {
             // when it has ended, the peer is dialled again
             self.end_link(own, io);
         }
-        if expired(self.dials_until(&dial)) {
+        let asked = self.peers.get(key).is_some_and(Peer::is_only_asked);
+        if expired(self.dials_until(&dial)) && asked {
+            // no answer shows nothing
+            self.end_links(key, io);
+            self.end_question(key);
+        } else if expired(self.dials_until(&dial)) {
             self.fail(key, FiErrno::EHOSTUNREACH, io);
         } else if closes && drains {
             self.drain(key, io);

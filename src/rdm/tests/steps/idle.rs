@@ -5,11 +5,19 @@ use super::*;
 const S: u64 = 1_000_000_000;
 
 impl Scene {
-    /// Calls the endpoint when it wants to be called, until this time.
+    /// Calls the endpoint when it wants to be called, until this time. Dials have no answer, and
+    /// links that it ends have ended at once.
     fn run_until(&mut self, time: u64) {
         while let Some(next) = self.core.deadline().filter(|next| *next <= time) {
+            let (dials, ends) = (self.acts.dials.len(), self.acts.ends.len());
             self.core.set_now(next);
             self.core.tick(&mut self.acts);
+            for (link, _) in &self.acts.dials[dials..] {
+                self.core.requesting(*link);
+            }
+            for link in self.acts.ends.split_off(ends) {
+                self.core.ended(link, &mut self.acts);
+            }
         }
         self.core.set_now(time);
     }
@@ -90,6 +98,41 @@ fn peers_without_links_are_freed_after_a_time() {
     it.visit(100, false);
     it.run_until(IDLE.0 - S);
     assert_ne!(it.core.unfreed(), before);
+    it.run_until(IDLE.0 + S);
+    assert_eq!((it.core.unfreed(), it.core.deadline()), (before, None));
+}
+
+/// As above, and nothing listens at their addresses any more, which a dial shows.
+#[test]
+fn peers_that_are_killed_are_freed_after_a_refused_dial() {
+    let mut it = Scene::new();
+    let before = it.core.unfreed();
+    let mut most = 0;
+    for client in 0..2_000 {
+        let from = place(1000 + client as u16);
+        it.visit_from(100 + client, from, false);
+        most = most.max(it.core.unfreed());
+        let dials = it.acts.dials.len();
+        it.run_until(it.core.now + 3 * S / 2);
+        assert_eq!(it.acts.dials.len(), dials + 1);
+        let (link, _) = it.acts.dials[dials];
+        it.core.failed(link, Failure::Refused, &mut it.acts);
+        it.run_until(it.core.now + S);
+    }
+    assert_eq!((it.core.unfreed(), most - before), (before, 5));
+    it.core.check();
+}
+
+/// As above, but their address does not answer: one dial, and their session stays for its time.
+#[test]
+fn peers_that_do_not_answer_are_dialled_once() {
+    let mut it = Scene::new();
+    let before = it.core.unfreed();
+    it.visit(100, false);
+    let dials = it.acts.dials.len();
+    it.run_until(IDLE.0 - S);
+    assert_ne!(it.core.unfreed(), before);
+    assert_eq!(it.acts.dials.len(), dials + 1);
     it.run_until(IDLE.0 + S);
     assert_eq!((it.core.unfreed(), it.core.deadline()), (before, None));
 }
