@@ -11,7 +11,7 @@ use crate::mr::key_cache::{KeyCache, There};
 use crate::mr::lookup::{Lookup, Map, Outcome, READ_WORDS, Resolved};
 use crate::queue::slots::{Slot, SlotRing};
 use crate::rdm::{
-    Config, Core, Failure, Form, Io, LinkKey, Origin, PeerKey, Post, Random, Send, Uses,
+    Config, Core, Failure, Form, Io, LinkKey, Origin, PeerKey, Post, Random, Send, Uses, Waiting,
 };
 use crate::verbs::{RemoteAddr, Rkey};
 use crate::wire::rdm::packet::{HEADER_SIZE, Message, Payload};
@@ -90,7 +90,9 @@ impl Io for Hands {
 
     fn discard(&mut self, (): ()) {}
 
-    fn failed(&mut self, _: PeerKey, _: FiErrno) {}
+    fn failed(&mut self, _: PeerKey, _: FiErrno, _: Waiting) -> u32 {
+        0
+    }
 
     fn block(&mut self, _: PeerKey, _: LinkKey) -> (RemoteAddr, Rkey) {
         (RemoteAddr::NULL, Rkey::new(0))

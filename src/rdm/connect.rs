@@ -203,15 +203,16 @@ impl<I: Io> Core<I> {
         // operations that were posted after a failure are kept
         if peer.begun && !ends {
             let same = peer.id == Some(by);
-            if same && !peer.waiting.is_empty() {
-                peer.meant = peer.id;
-            }
             let fails = match (same, peer.probe) {
                 (true, _) => Waiting::Kept,
                 (false, true) => Waiting::KeptSince(peer.doubts),
                 (false, false) => Waiting::Failed,
             };
             self.fail_ops(key, FiErrno::ECONNABORTED, fails, io);
+            let kept = self.peers.get_mut(key).filter(|_| same);
+            if let Some(peer) = kept.filter(|peer| !peer.waiting.is_empty() || peer.holds != 0) {
+                peer.meant = peer.id;
+            }
         }
         self.drop_links(key, io);
         // a request of the old one

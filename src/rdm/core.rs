@@ -6,6 +6,7 @@ use super::credit::{Pool, SMALLEST};
 use super::link::{Link, LinkKey, LinkMark};
 use super::ops::{Entry, Form, List, Table, Uses};
 use super::peer::{Peer, PeerKey, PeerMark};
+use super::recover::Waiting;
 use super::slab::Slab;
 use crate::errno::{FiErrno, Result};
 use crate::verbs::{RemoteAddr, Rkey};
@@ -116,13 +117,15 @@ pub trait Io {
     /// the caller: it used none.
     fn discard(&mut self, slot: Self::Slot);
 
-    /// All operations of a peer fail. Those that the core has are passed to [`Self::complete`]; the
-    /// caller completes the others, which the peer was held for, and releases none of them.
+    /// The operations of a peer fail, but those that `waiting` keeps. Those that the core has and
+    /// that fail are passed to [`Self::complete`]; the caller completes its own ones, which the peer
+    /// was held for, and releases none of them. Returns the number of its own operations that it
+    /// keeps, which hold the peer as before.
     ///
     /// If the peer had a session, it has ended: messages of the peer that were delivered as RTS and
     /// are not complete are void. Their data must not be read any more, [`Core::answer`] refuses
     /// answers, and the credit of stored ones is not given back.
-    fn failed(&mut self, peer: PeerKey, error: FiErrno);
+    fn failed(&mut self, peer: PeerKey, error: FiErrno, waiting: Waiting) -> u32;
 
     /// The connection block of this side for a link, which may not exist yet: an address that is a
     /// multiple of 8, and its rkey. [`RemoteAddr::NULL`]: none.
@@ -587,6 +590,12 @@ impl<I: Io> Core<I> {
                 self.await_answer();
             }
         }
+    }
+
+    /// The time of doubts about a peer's address ([`Waiting::KeptSince`]).
+    pub(super) fn doubts(&self, peer: PeerKey) -> u32 {
+        let peer = self.peers.get(self.resolve(peer));
+        peer.map_or(0, |peer| peer.doubts)
     }
 
     /// An operation without packets has used the link of a peer: RMA.

@@ -102,5 +102,6 @@ pub use link::{LinkKey, LinkMark};
 pub use ops::{Form, Uses};
 pub use peer::{PeerKey, PeerMark};
 pub use process_end::linger_all;
+pub use recover::Waiting;
 pub use slab::Key;
 pub use vector::{AddressVector, VectorUser};

@@ -13,8 +13,10 @@ const STRIKES: u32 = 16;
 
 /// What becomes of the operations that were never posted, when those of a session fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Waiting {
+pub enum Waiting {
+    /// They fail too.
     Failed,
+    /// They wait for the next session.
     Kept,
     /// Those are kept that were posted since the peer's address is in doubt, for the time with this
     /// number.
@@ -396,7 +398,10 @@ impl<I: Io> Core<I> {
             }
         }
         peer.waiting = kept;
-        io.failed(key, error);
+        let holds = io.failed(key, error, waiting);
+        if let Some(peer) = self.peers.get_mut(key) {
+            peer.holds = holds;
+        }
     }
 
     /// Whether the peer needs an out-link.

@@ -13,6 +13,7 @@ use super::number_map::NumberMap;
 use super::operations::Atomic;
 use super::packet_memory::Slot;
 use super::peer::PeerKey;
+use super::recover::Waiting;
 use super::slab::{Key, Slab};
 use crate::errno::FiErrno;
 use crate::flags::Flags;
@@ -131,6 +132,8 @@ pub(super) struct RmaOp {
     pub(super) again: bool,
     /// Parts may have been executed or not.
     pub(super) uncertain: bool,
+    /// If it could not be posted at once: the count of doubts about the peer's address then.
+    pub(super) doubts: Option<u32>,
 }
 
 impl RmaOp {
@@ -160,7 +163,21 @@ impl RmaOp {
             fault: None,
             again: false,
             uncertain: false,
+            doubts: None,
         }
+    }
+
+    /// Whether an operation that waits is posted to the next session of its peer, when the session
+    /// ends: no part of it is under way or was executed, so it has nothing of a link.
+    pub(super) fn is_kept(&self, waiting: Waiting) -> bool {
+        let kept = match waiting {
+            Waiting::Failed => false,
+            Waiting::Kept => true,
+            Waiting::KeptSince(doubts) => self.doubts == Some(doubts),
+        };
+        let begun = self.next != (0, 0) || self.executed != 0 || self.parts != 0;
+        let broken = self.again || self.uncertain || self.fault.is_some();
+        kept && !begun && !broken && self.link.is_none()
     }
 
     /// The entry of the operation.

@@ -10,6 +10,7 @@ use super::super::operations::{Atomic, Kind, Operation, TxKey};
 use super::super::ops::Form;
 use super::super::peer::PeerKey;
 use super::super::receives::{ArrivalKey, AtSender, Envelope, Payload};
+use super::super::recover::Waiting;
 use super::super::rma::RmaOp;
 use super::super::streams::Asked;
 use super::{Executor, Place, Todo};
@@ -305,7 +306,7 @@ impl Io for Executor {
         self.free(slot);
     }
 
-    fn failed(&mut self, peer: PeerKey, error: FiErrno) {
+    fn failed(&mut self, peer: PeerKey, error: FiErrno, waiting: Waiting) -> u32 {
         let of_peer = |op: &Operation| op.peer == peer && !op.in_core;
         let messages = |op: &Operation| op.is_of_application() && of_peer(op);
         for key in self.tx.keys_where(messages) {
@@ -320,7 +321,7 @@ impl Io for Executor {
             }
         }
         self.rx.drop_absent(peer);
-        self.rma_failed(peer, error);
+        self.rma_failed(peer, error, waiting)
     }
 
     /// That of a link that is accepted is created with its queue pair, and added to the reply

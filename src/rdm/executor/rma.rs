@@ -240,6 +240,7 @@ impl Executor {
         if let Some(op) = self.rma.ops.get_mut(key) {
             op.held = true;
             let peer = op.peer;
+            op.doubts = op.link.is_none().then(|| core.doubts(peer));
             core.hold(peer, self);
         }
     }

@@ -15,6 +15,7 @@ use crate::rdm::link::LinkKey;
 use crate::rdm::link_cm::Ended;
 use crate::rdm::link_end::LinkSq;
 use crate::rdm::peer::PeerKey;
+use crate::rdm::recover::Waiting;
 use crate::rdm::rma::{Fault, Notice, Outcome, RmaKey, RmaOp};
 use crate::rdm::send_queue::Sent;
 use crate::wire::rdm::{Number, Terms};
@@ -310,19 +311,28 @@ impl Executor {
         }
     }
 
-    /// All operations of a peer fail. Parts that are under way end with their link.
-    pub(super) fn rma_failed(&mut self, peer: PeerKey, error: FiErrno) {
+    /// The operations of a peer fail, but those that `waiting` keeps: they wait for its next
+    /// session, in their order. Parts that are under way end with their link. Returns the number of
+    /// operations that are kept.
+    pub(super) fn rma_failed(&mut self, peer: PeerKey, error: FiErrno, waiting: Waiting) -> u32 {
         if self.rma.ops.len() == 0 {
-            return;
+            return 0;
         }
-        while self.rma.first(peer).is_some() {
+        let mut kept = Vec::new();
+        while let Some(key) = self.rma.first(peer) {
             self.rma.pop(peer);
+            let op = self.rma.ops.get(key);
+            if op.is_some_and(|op| op.is_kept(waiting)) {
+                kept.push(key);
+            }
         }
         let ops = &self.rma.ops;
         let of_peer = |key: &RmaKey| ops.get(*key).is_some_and(|op| op.peer == peer);
         self.rma.doubtful.retain(|key| !of_peer(key));
         for key in self.rma.ops.keys_where(|op| op.peer == peer) {
-            if let Some(op) = self.rma.ops.get_mut(key) {
+            if !kept.contains(&key)
+                && let Some(op) = self.rma.ops.get_mut(key)
+            {
                 // the core has dropped its holds
                 op.held = false;
                 op.fault = op.fault.or(Some(Fault::of(error)));
@@ -331,6 +341,10 @@ impl Executor {
                 self.todo.push_back(Todo::SettleRma(key));
             }
         }
+        let held = |key: &&RmaKey| self.rma.ops.get(**key).is_some_and(|op| op.held);
+        let holds = kept.iter().filter(held).count() as u32;
+        kept.into_iter().for_each(|key| self.rma.wait(key));
+        holds
     }
 
     /// A link has ended. Operations with requests that have not completed end with its queue pair;

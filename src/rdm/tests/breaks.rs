@@ -32,7 +32,7 @@ use crate::rdm::{EndpointConfig, LocalIov, RemoteIov};
 mod model;
 
 use model::*;
-pub(super) use model::{Memory, domain, pattern};
+pub(super) use model::{Memory, add, domain, pattern};
 
 /// One seed takes as long as so many of the network in memory.
 const SHARE: u64 = 25;

@@ -17,6 +17,7 @@ use super::super::direct::Arrivals;
 use super::super::link::LinkKey;
 use super::super::ops::{Form, Uses};
 use super::super::peer::PeerKey;
+use super::super::recover::Waiting;
 use super::Random;
 use crate::errno::{FiErrno, Result};
 use crate::verbs::{RemoteAddr, Rkey};
@@ -286,8 +287,9 @@ impl Io for Hands {
 
     fn discard(&mut self, (): ()) {}
 
-    fn failed(&mut self, peer: PeerKey, _: FiErrno) {
+    fn failed(&mut self, peer: PeerKey, _: FiErrno, _: Waiting) -> u32 {
         self.actions.push(Action::Failed(peer));
+        0
     }
 
     fn block(&mut self, _: PeerKey, _: LinkKey) -> (RemoteAddr, Rkey) {

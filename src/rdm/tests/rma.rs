@@ -11,8 +11,8 @@ use super::super::executor::Executor;
 use super::super::link::LinkKey;
 use super::super::link_end::CIRCUIT_RMA;
 use super::super::rma::{Request, RmaOp};
-use super::breaks::{Memory, domain, pattern};
-use super::endpoints::{End, Transport, give_up_circuits, queue_pair, wait};
+use super::breaks::{Memory, add, domain, pattern};
+use super::endpoints::{End, Transport, give_up_circuits, queue_pair, wait, wait_for};
 use crate::av::FiAddr;
 use crate::domain::Domain;
 use crate::errno::FiErrno;
@@ -37,6 +37,7 @@ impl Side {
         let config = EndpointConfig {
             rma: true,
             target: true,
+            atomics: true,
             rma_after_sends: true,
             sends_after_rma: true,
             ..transport.config()
@@ -574,4 +575,68 @@ fn a_link_that_lingers_holds_no_keys() {
     let begin = Instant::now();
     b.region.close().unwrap();
     assert!(begin.elapsed() < SECOND, "{:?}", begin.elapsed());
+}
+
+/// The peer has ended the session when there was no link. RMA, atomics and messages that this side
+/// posts then are posted to the next session, in their order, with keys that are looked up again.
+#[test]
+fn operations_that_were_never_posted_wait_for_the_next_session() {
+    Transport::each(|transport| {
+        for (native, packets) in [(true, false), (false, false), (false, true)] {
+            let domain = domain(native);
+            let (a, b, to_b) = connected(&domain, transport);
+            if packets {
+                a.end.ep.shared().change(|_, io| io.send_atomics());
+            }
+            b.memory.set(0, &pattern(1, 100));
+            let base = if native { b.memory.addr() as u64 } else { 0 };
+            let range = |at: usize, len| RemoteIov {
+                addr: base + at as u64,
+                ..b.range(at, len)
+            };
+            let (target, source) = (Memory::new(100), memory(2, 100));
+            a.read(to_b, range(0, 100), &target, 4);
+            assert!(a.entry().1.is_none() && target.is(0, &pattern(1, 100)));
+            b.end.ep.shared().change(|core, io| {
+                let peer = core.peer_keys().next().unwrap();
+                core.fail(peer, FiErrno::ETIMEDOUT, io);
+            });
+            let limit = Instant::now() + 20 * SECOND;
+            // on XRC this side learns it by its next packet, and halves linger until then
+            a.end.ep.shared().change(|core, io| {
+                let peer = core.peer_keys().next().unwrap();
+                core.end_links(peer, io);
+            });
+            let linked = |side: &Side| {
+                side.end.state(|state| {
+                    let peer = state.core.peer_keys().next().unwrap();
+                    state.core.links_to(peer) != 0
+                })
+            };
+            while linked(&a) || linked(&b) {
+                assert!(Instant::now() < limit, "a link remains");
+            }
+            let mut bytes = [0; 8];
+            b.end.recv(None, &mut bytes, 2);
+            let target = Memory::new(100);
+            a.read(to_b, range(0, 100), &target, 5);
+            a.write(to_b, range(0, 100), &source, 6, false);
+            a.write(to_b, range(200, 100), &source, 7, true);
+            let (word, flags) = ([range(304, 8)], Flags::COMPLETION | Flags::FENCE);
+            // SAFETY: the operands are copied.
+            unsafe { add(&a.end.ep, to_b, &word, LocalIov::NONE, (8, flags)) }.unwrap();
+            a.end.send(to_b, None, &[9; 8], 9);
+            let mut all = [(); 5].map(|()| a.entry());
+            all.sort_by_key(|(context, _)| *context);
+            for (number, (context, error)) in (5..).zip(all) {
+                assert!(error.is_none(), "{native} {packets} {context}: {error:?}");
+                assert_eq!(context, number);
+            }
+            wait_for(&b.end, 1);
+            assert!(target.is(0, &pattern(1, 100)), "the later write was first");
+            assert!(b.memory.is(0, &pattern(2, 100)) && b.memory.is(200, &pattern(2, 100)));
+            assert_eq!(bytes, [9; 8]);
+            assert!(b.memory.is(304, &1_u64.to_ne_bytes()));
+        }
+    });
 }

@@ -11,6 +11,7 @@ use super::super::core::{Config, Core, Failure, Io, Origin, Post, Send};
 use super::super::link::LinkKey;
 use super::super::ops::{Form, Uses};
 use super::super::peer::PeerKey;
+use super::super::recover::Waiting;
 use super::Random;
 use crate::errno::{FiErrno, Result};
 use crate::verbs::{RemoteAddr, Rkey};
@@ -32,6 +33,8 @@ struct Acts {
     completed: Vec<(u32, Result<()>)>,
     own: Vec<u32>,
     failed: Vec<FiErrno>,
+    /// Operations of the caller that wait for the next session.
+    keeps: u32,
     ups: Vec<(LinkKey, Terms)>,
     downs: Vec<LinkKey>,
     probes: Vec<LinkKey>,
@@ -120,8 +123,12 @@ impl Io for Acts {
         self.discarded += 1;
     }
 
-    fn failed(&mut self, _: PeerKey, error: FiErrno) {
+    fn failed(&mut self, _: PeerKey, error: FiErrno, waiting: Waiting) -> u32 {
         self.failed.push(error);
+        match waiting {
+            Waiting::Kept => self.keeps,
+            _ => 0,
+        }
     }
 
     fn block(&mut self, _: PeerKey, _: LinkKey) -> (RemoteAddr, Rkey) {

@@ -162,7 +162,7 @@ pub(super) fn word_of(first: usize, place: usize) -> usize {
 ///
 /// # Safety
 /// As [`Endpoint::atomic`].
-pub(super) unsafe fn add(
+pub(in crate::rdm::tests) unsafe fn add(
     ep: &Endpoint,
     to: FiAddr,
     targets: &[RemoteIov],

@@ -172,6 +172,42 @@ fn operations_for_an_endpoint_do_not_reach_another_one() {
     assert_eq!((it.acts.completed[1], it.acts.posts), (lost, 1));
 }
 
+/// As above, for operations that hold the peer and have no packets: RMA.
+#[test]
+fn operations_without_packets_wait_for_the_endpoint() {
+    for replies in [2, 3] {
+        let mut it = Scene::with_session();
+        it.core.hold(it.peer, &mut it.acts);
+        it.acts.keeps = 1;
+        let (link, request) = it.acts.dials[1];
+        let other = Rejection {
+            version: VERSION,
+            epoch: Some(request.epoch),
+            id: id(2),
+            newest: None,
+            reason: Reason::Other,
+        };
+        it.core.rejected(link, &other.encode(), &mut it.acts);
+        assert_eq!(it.acts.failed.len(), 1);
+        // the operation still needs a link
+        let (link, request) = it.acts.dials[2];
+        assert_eq!((request.shows, request.fresh), (None, false));
+        let reply = Reply {
+            epoch: request.epoch,
+            id: id(replies),
+            auth: 0,
+            gives: Secret::new(8).expect("not 0"),
+            ended: None,
+            terms: it.terms(0),
+        };
+        it.core.replied(link, &reply.encode(), &mut it.acts);
+        assert_eq!(it.acts.failed.len(), if replies == 2 { 1 } else { 2 });
+        if replies == 2 {
+            it.core.release(it.peer, &mut it.acts);
+        }
+    }
+}
+
 /// A process starts at the address of one that has died, and is heard of before an operation to the
 /// address is posted: this operation is meant for it, an earlier one is not.
 #[test]
