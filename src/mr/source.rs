@@ -54,6 +54,9 @@ pub(crate) struct Withdrawn(Ends);
 
 #[derive(Debug)]
 enum Ends {
+    /// A peer uses it as long as the value is `true`.
+    #[cfg(test)]
+    Used(Arc<std::sync::atomic::AtomicBool>),
     Recent(Arc<Recent>),
     Once(Box<Mr>),
     Cached(Box<Held<Rkey>>, Arc<SourceCache>),
@@ -71,6 +74,11 @@ impl Withdrawn {
     /// caller repeats the call.
     pub(crate) fn end(self) -> std::result::Result<(), Self> {
         match self.0 {
+            #[cfg(test)]
+            Ends::Used(used) => match used.load(std::sync::atomic::Ordering::Relaxed) {
+                true => Err(Self(Ends::Used(used))),
+                false => Ok(()),
+            },
             Ends::Recent(recent) => match recent.end() {
                 Ok(()) => Ok(()),
                 Err(()) => Err(Self(Ends::Recent(recent))),
@@ -84,6 +92,12 @@ impl Withdrawn {
                 Ok(())
             }
         }
+    }
+
+    /// One that a peer uses as long as the value is `true`.
+    #[cfg(test)]
+    pub(crate) fn of_test(used: &Arc<std::sync::atomic::AtomicBool>) -> Self {
+        Self(Ends::Used(Arc::clone(used)))
     }
 
     /// Leaves the registration to the device, which never ends it.

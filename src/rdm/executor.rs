@@ -145,6 +145,8 @@ pub(super) struct Executor {
     pub(super) steps: Vec<Step>,
     /// Steps that are repeated until no peer reads their source any more.
     pub(super) withdrawing: Vec<Step>,
+    /// Of an endpoint that is being closed: registrations of receives that are to be ended.
+    sinks: Vec<close::ClosingSink>,
     mr: Arc<MrDomain>,
     pub(super) rma: Rma,
     rma_config: RmaConfig,
@@ -272,6 +274,7 @@ impl Executor {
             todo: VecDeque::new(),
             steps: Vec::new(),
             withdrawing: Vec::new(),
+            sinks: Vec::new(),
             mr: keys.2,
             rma: Rma::new(),
             rma_config: sizes.rma,

@@ -55,7 +55,7 @@ pub(super) enum Step {
     /// all other steps of its time: those that end the peer's queue pairs.
     Withdraw(Option<Withdrawn>, Option<(Completion, FiErrno)>),
     /// End the registration of a part of a receive, then report the receive, which has failed.
-    EndSink(Withdrawn, Option<Box<Arrival>>),
+    EndSink(Withdrawn, Box<Arrival>),
     /// A step of an endpoint on XRC.
     Xrc(XrcStep),
 }
@@ -249,9 +249,7 @@ impl Step {
                 if let Err(sink) = sink.end() {
                     return Some(Self::EndSink(sink, failed));
                 }
-                if let Some(arrival) = failed {
-                    shared.change(|_, io| io.arrival_failed(&arrival));
-                }
+                shared.change(|_, io| io.arrival_failed(&failed));
             }
             Self::Destroy(cm, qp, (end, initiator), ended) => {
                 if let Some(qp) = &qp {

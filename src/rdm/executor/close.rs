@@ -4,18 +4,41 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Executor;
+use crate::mr::Withdrawn;
 use crate::rdm::circuit_cm::XrcStep;
 use crate::rdm::link::LinkKey;
 use crate::rdm::link_cm::Step;
-use crate::rdm::receives::Left;
+use crate::rdm::receives::{ArrivalKey, Left};
 use crate::rdm::shared::Shared;
 
-/// How long a close waits for READs of its sources that are being executed (softverbs), and the
-/// period of its attempts.
+/// How long a close waits for READs of its sources and WRITEs to its receives that are being
+/// executed (softverbs), and the period of its attempts.
 const WITHDRAWAL: Duration = Duration::from_secs(5);
 const WITHDRAWAL_PERIOD: Duration = Duration::from_millis(1);
 
+/// The registration of a part of a receive that its sender, or another peer, is writing, and the
+/// message that was arriving there.
+pub(super) type ClosingSink = (Withdrawn, ArrivalKey);
+
 impl Executor {
+    /// The endpoint begins to close. Receives that have failed, and that the driver would report when
+    /// no peer writes to them any more, count as those of messages that are arriving: they return to
+    /// a shared receive context.
+    pub(in crate::rdm) fn take_sinks(&mut self) {
+        let mut steps = std::mem::take(&mut self.steps);
+        steps.append(&mut self.withdrawing);
+        for step in steps {
+            match step {
+                Step::EndSink(sink, arrival) => match self.rx.arrivals.insert(*arrival) {
+                    Some(key) => self.sinks.push((sink, key)),
+                    // 2^24 messages are arriving
+                    None => sink.abandon(),
+                },
+                step => self.steps.push(step),
+            }
+        }
+    }
+
     /// Disconnects all links and releases the objects of the device. The receives and the
     /// operations under way end without entries: nobody could read them. Returns what
     /// a shared receive context reports.
@@ -47,24 +70,28 @@ impl Executor {
         for key in self.rx.arrivals.keys_where(|it| it.push.is_some()) {
             let push = self.rx.arrivals.get_mut(key).and_then(|it| it.push.take());
             let busy = push.and_then(|push| push.sink.end(&mut self.sources).err());
-            self.steps
-                .extend(busy.map(|sink| Step::EndSink(sink, None)));
+            self.sinks.extend(busy.map(|sink| (sink, key)));
         }
         let recent = self.sources.take_recent();
         self.steps
             .extend(recent.map(|source| Step::Withdraw(Some(source), None)));
         steps.append(&mut self.steps);
         steps.sort_by_key(Step::is_last);
+        let mut sinks = std::mem::take(&mut self.sinks);
         let limit = Instant::now() + WITHDRAWAL;
-        while !steps.is_empty() {
+        while !steps.is_empty() || !sinks.is_empty() {
             steps = steps
                 .into_iter()
                 .filter_map(|step| step.execute(shared))
                 .collect();
+            let sinks_left = sinks.into_iter();
+            sinks = sinks_left
+                .filter_map(|(sink, key)| Some((sink.end().err()?, key)))
+                .collect();
             if Instant::now() >= limit {
                 break;
             }
-            if !steps.is_empty() {
+            if !steps.is_empty() || !sinks.is_empty() {
                 std::thread::sleep(WITHDRAWAL_PERIOD);
             }
         }
@@ -72,6 +99,10 @@ impl Executor {
             if let Step::Withdraw(Some(source), _) = step {
                 source.abandon();
             }
+        }
+        for (sink, key) in sinks {
+            sink.abandon();
+            self.rx.end_in_leave(key);
         }
         // the queue pairs are destroyed
         self.pulls.end_all();

@@ -364,8 +364,7 @@ impl Executor {
             match push.map(|push| push.sink.end(&mut self.sources)) {
                 // its sender, or another peer, is writing
                 Some(Err(sink)) => {
-                    let failed = Some(Box::new(arrival));
-                    self.steps.push(Step::EndSink(sink, failed));
+                    self.steps.push(Step::EndSink(sink, Box::new(arrival)));
                 }
                 _ => self.arrival_failed(&arrival),
             }

@@ -223,6 +223,15 @@ impl Receives {
         left
     }
 
+    /// A peer may write to the buffer of a message that was arriving, also later: [`Self::leave`]
+    /// does not post its receive again.
+    pub(in crate::rdm) fn end_in_leave(&mut self, key: ArrivalKey) {
+        let arrival = self.arrivals.get_mut(key);
+        if let Some(posting) = arrival.and_then(|it| it.target.posting.as_mut()) {
+            posting.cancelled = true;
+        }
+    }
+
     /// The endpoint has ended: the receives of the messages that were arriving are posted again.
     pub(in crate::rdm) fn leave(&mut self) -> Left {
         let mut left = Left::default();

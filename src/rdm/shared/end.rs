@@ -41,6 +41,7 @@ impl Shared {
         let state = guard.as_mut()?;
         state.core.set_now(self.now());
         state.poll_all();
+        state.io.take_sinks();
         let left = state.io.rx.begin_leave();
         guard.take().zip(Some(left))
     }

@@ -11,8 +11,9 @@ use crate::av::FiAddr;
 use crate::domain::Domain;
 use crate::errno::FiErrno;
 use crate::flags::Flags;
-use crate::mr::Desc;
+use crate::mr::{Desc, Withdrawn};
 use crate::queue::{BindFlags, Completion};
+use crate::rdm::pull::{Push, Sink};
 use crate::rdm::{AddressVector, Endpoint, EndpointConfig, LocalIov, SharedRx, SharedRxConfig};
 
 /// Endpoints of one context and one address vector.
@@ -200,6 +201,47 @@ fn a_receive_survives_the_endpoint_of_its_message() {
 #[test]
 fn a_receive_that_survives_its_endpoint_gets_a_stored_message() {
     closes_during_a_message(true);
+}
+
+/// The session of a message has ended while its sender writes to the receive, and the endpoint
+/// closes. The receive is posted again when the sender does not write any more. If it is stopped, the
+/// receive ends after 5 s, and its registration stays, because its end would take as long again.
+#[test]
+fn a_receive_survives_a_sender_that_writes_to_it() {
+    for ends in [true, false] {
+        let domain = domain();
+        let context = context(&domain, 16);
+        let [first, second] = members(&domain, &context);
+        let (a, b) = (End::open(&domain), End::open(&domain));
+        let (to_first, to_second) = (a.knows(&first), b.knows(&second));
+        let mut target = vec![0; 30_000];
+        connect(&context, [(&a, to_first, &first), (&b, to_second, &second)]);
+        recv(&context, 0x50, &mut target, 7).unwrap();
+        let (long, short) = (vec![3; 10_000], [4; 100]);
+        begin_long(&a, to_first, &first, &long, 1);
+        let used = Arc::new(AtomicBool::new(true));
+        first.ep.shared().change(|_, io| {
+            let key = io.rx.arrivals.keys_where(|_| true)[0];
+            let sink = Sink::Ends(Withdrawn::of_test(&used));
+            io.rx.arrivals.get_mut(key).unwrap().push = Some(Push { offset: 0, sink });
+            io.fail_arrival(key, true);
+        });
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(100));
+                used.store(!ends, Ordering::Relaxed);
+            });
+            let begin = Instant::now();
+            drop(first);
+            assert!(begin.elapsed() < Duration::from_secs(8), "{ends}");
+        });
+        b.send(to_second, Some(0x5a), &short, 6);
+        let expected = if ends { None } else { Some(FiErrno::ECANCELED) };
+        assert_eq!(wait_entry(&second), (7, expected));
+        assert_eq!(target[..100] == short, ends);
+        // one that is dropped would be waited for
+        assert_eq!(Arc::strong_count(&used), if ends { 1 } else { 2 });
+    }
 }
 
 #[test]
