@@ -67,6 +67,8 @@ use crate::wire::rdm::packet::{MAX_HEAD, SLOT_SIZE};
 use crate::wire::rdm::{Body, Header, Packet};
 use crate::xrc::XrcDomain;
 
+#[cfg(test)]
+pub(super) use self::own_rma::CALL;
 use self::packet_receives::PacketReceives;
 pub(super) use self::rings::Stop;
 pub(super) use self::rma::RmaConfig;
@@ -149,6 +151,10 @@ pub(super) struct Executor {
     sinks: Vec<close::ClosingSink>,
     mr: Arc<MrDomain>,
     pub(super) rma: Rma,
+    /// Messages and atomics to the endpoint itself that are behind RMA (`own_rma.rs`), in order.
+    own_sends: VecDeque<TxKey>,
+    /// Addresses of the endpoint itself to which RMA is continued by the next call.
+    own_busy: Vec<PeerKey>,
     rma_config: RmaConfig,
     /// The vendor error of requests that were not executed, if the device reports them.
     pub(super) not_executed: Option<u32>,
@@ -277,6 +283,8 @@ impl Executor {
             sinks: Vec::new(),
             mr: keys.2,
             rma: Rma::new(),
+            own_sends: VecDeque::new(),
+            own_busy: Vec::new(),
             rma_config: sizes.rma,
             not_executed,
             answer,

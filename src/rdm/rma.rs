@@ -134,6 +134,8 @@ pub(super) struct RmaOp {
     pub(super) uncertain: bool,
     /// If it could not be posted at once: the count of doubts about the peer's address then.
     pub(super) doubts: Option<u32>,
+    /// RMA of the endpoint to itself: the generation of the region that is being copied.
+    pub(super) generation: Option<u64>,
 }
 
 impl RmaOp {
@@ -164,6 +166,7 @@ impl RmaOp {
             again: false,
             uncertain: false,
             doubts: None,
+            generation: None,
         }
     }
 

@@ -485,7 +485,7 @@ impl Executor {
     }
 
     /// Delivers a message to this endpoint itself.
-    pub(in crate::rdm) fn loop_back(&mut self, key: TxKey) {
+    pub(super) fn loop_back_now(&mut self, key: TxKey) {
         let Some(op) = self.tx.get(key) else {
             return;
         };

@@ -13,12 +13,16 @@ use crate::mr::{Span, mapped_key};
 use crate::queue::event_cell::Event;
 use crate::rdm::core::Core;
 use crate::rdm::iov::Iov;
+use crate::rdm::operations::{Operation, TxKey};
 use crate::rdm::peer::PeerKey;
 use crate::rdm::rma::{Notice, RmaKey, RmaOp};
 use crate::verbs::SendOpcode;
 
 /// Bytes that are copied under the lock of the domain's regions.
 const PIECE: usize = 1 << 20;
+
+/// Bytes that are copied in one call under the endpoint's lock, by [`PIECE`].
+pub(in crate::rdm) const CALL: usize = 4 << 20;
 
 impl Executor {
     /// Executes an operation, or lists it behind those that wait.
@@ -37,9 +41,15 @@ impl Executor {
         }
         let inject = op.request.flags.contains(Flags::INJECT);
         let waits = self.rma.first(op.peer).is_some() || self.is_behind_sends(core, &op);
+        let peer = op.peer;
         let key = self.rma.ops.insert(op).ok_or(FiErrno::EAGAIN)?;
         if !waits {
-            self.own_rma(core, key);
+            // injected data is less than the budget
+            let mut budget = CALL;
+            if !self.own_rma(core, key, &mut budget) {
+                self.rma.wait(key);
+                self.own_busy.push(peer);
+            }
             return Ok(());
         }
         // SAFETY: as this function.
@@ -51,28 +61,42 @@ impl Executor {
         Ok(())
     }
 
-    /// Executes the operations that wait, up to the first one that is behind a message.
+    /// Executes the operations that wait, up to the first one that is behind a message, or until
+    /// [`CALL`] bytes are copied: the next progress call or the driver continues.
     pub(super) fn run_own_rma(&mut self, core: &mut Core<Self>, peer: PeerKey) {
+        let mut budget = CALL;
+        self.own_busy.retain(|busy| *busy != peer);
         while let Some(key) = self.rma.first(peer) {
+            let op = self.rma.ops.get(key);
+            let order = op.map_or(0, |op| op.order);
+            self.loop_back_before(peer, order);
             if let Some(op) = self.rma.ops.get(key)
                 && self.is_behind_sends(core, op)
             {
                 break;
             }
-            self.rma.pop(peer);
             if self.rma.ops.get(key).is_some_and(|op| op.atomic.is_some()) {
                 // posted when another endpoint was expected at the address
+                self.rma.pop(peer);
                 self.post_as_packet(core, key);
                 continue;
             }
-            self.own_rma(core, key);
+            if budget == 0 {
+                return self.own_busy.push(peer);
+            }
+            self.rma.pop(peer);
+            if !self.own_rma(core, key, &mut budget) {
+                self.rma.wait(key);
+                return self.own_busy.push(peer);
+            }
         }
+        self.loop_back_before(peer, u64::MAX);
     }
 
-    /// Executes an operation and ends it.
-    fn own_rma(&mut self, core: &mut Core<Self>, key: RmaKey) {
-        let Some(op) = self.rma.ops.get(key) else {
-            return;
+    /// Executes an operation and ends it. `false`: the budget, in bytes, is used up before.
+    fn own_rma(&mut self, core: &mut Core<Self>, key: RmaKey, budget: &mut usize) -> bool {
+        let Some(op) = self.rma.ops.get_mut(key) else {
+            return true;
         };
         let (iov, peer, notice) = (op.iov, op.peer, op.notice);
         let event = match op.request.opcode {
@@ -80,18 +104,27 @@ impl Executor {
             _ => Event::Write,
         };
         let (remote, ranges) = (op.remote, op.ranges);
-        let mut start = 0;
+        let (mut next, mut generation) = (op.next, op.generation);
         let mut result = Ok(());
-        for range in &remote[..ranges] {
-            let part = iov.part(start, range.len);
-            start += range.len;
+        while next.0 < ranges && result.is_ok() {
+            let range = &remote[next.0];
+            let before = remote[..next.0].iter().map(|range| range.len);
+            let local = iov.part(before.sum(), range.len);
+            let mut part = (next.1, generation);
             // SAFETY: the application keeps the buffers until the operation completes; injected
             // data is valid during the call of the application, or in a slot.
-            result = unsafe { self.own_range(range, &part, event) };
-            if result.is_err() {
-                break;
+            result = unsafe { self.own_range(range, &local, event, &mut part, budget) };
+            (next.1, generation) = part;
+            if result.is_ok() && next.1 < range.len {
+                if let Some(op) = self.rma.ops.get_mut(key) {
+                    (op.next, op.generation) = (next, generation);
+                }
+                return false;
             }
-            self.count_own(event);
+            if result.is_ok() {
+                self.count_own(event);
+                (next, generation) = ((next.0 + 1, 0), None);
+            }
         }
         if let Some(op) = self.rma.ops.get_mut(key) {
             (op.next, op.notice) = ((ranges, 0), Notice::No);
@@ -100,24 +133,34 @@ impl Executor {
             }
         }
         if let (Ok(()), Notice::Due(data)) = (result, notice) {
-            self.completions.own_notice(peer, data, start);
+            let len = remote[..ranges].iter().map(|range| range.len);
+            self.completions.own_notice(peer, data, len.sum());
         }
         self.settle_rma(core, key);
+        true
     }
 
-    /// Copies one range.
+    /// Copies one range from an offset on, until it ends or the budget is used up. The region is the
+    /// one of the generation, which the first piece finds.
     ///
     /// # Safety
     /// The local buffers are readable, for a read writable.
-    unsafe fn own_range(&self, range: &RemoteIov, local: &Iov, event: Event) -> Result<()> {
+    unsafe fn own_range(
+        &self,
+        range: &RemoteIov,
+        local: &Iov,
+        event: Event,
+        (offset, generation): &mut (usize, Option<u64>),
+        budget: &mut usize,
+    ) -> Result<()> {
         let mr = &self.objects.mr;
         let key = mapped_key(mr, range.key)?;
         let mut span = Span {
-            addr: range.addr,
+            addr: range.addr.wrapping_add(*offset as u64),
             key,
-            left: range.len,
+            left: range.len - *offset,
             event,
-            generation: None,
+            generation: *generation,
         };
         if range.len == 0 {
             // as on a link, nothing is accessed, so the key need not be one
@@ -125,13 +168,54 @@ impl Executor {
             let _ = unsafe { mr.targets().copy(&self.objects.pd, &mut span, &[]) };
             return Ok(());
         }
-        while span.left != 0 {
-            let done = range.len - span.left;
-            let buffers = local.part(done, span.left.min(PIECE)).iovecs();
+        while span.left != 0 && *budget != 0 {
+            let before = span.left;
+            let len = before.min(PIECE).min(*budget);
+            let buffers = local.part(*offset, len).iovecs();
             // SAFETY: the caller promises the buffers.
             unsafe { mr.targets().copy(&self.objects.pd, &mut span, &buffers) }?;
+            let moved = before - span.left;
+            *offset += moved;
+            *budget -= moved.min(*budget);
         }
+        *generation = span.generation;
         Ok(())
+    }
+
+    /// Whether RMA of the endpoint on itself waits only because [`CALL`] bytes were copied.
+    pub(in crate::rdm) fn copies(&self) -> bool {
+        !self.own_busy.is_empty()
+    }
+
+    /// Delivers a message or an atomic to the endpoint itself, or lists it behind RMA that was
+    /// posted before and waits for the next call.
+    pub(in crate::rdm) fn loop_back(&mut self, key: TxKey) {
+        let Some(op) = self.tx.get(key) else {
+            return;
+        };
+        let (peer, order) = (op.peer, op.order);
+        let of_peer = |key: &TxKey| self.tx.get(*key).is_some_and(|op| op.peer == peer);
+        let first = self.rma.first(peer).and_then(|key| self.rma.ops.get(key));
+        let earlier = first.is_some_and(|op| op.order < order);
+        let busy = earlier && self.own_busy.contains(&peer);
+        if busy || self.own_sends.iter().any(of_peer) {
+            return self.own_sends.push_back(key);
+        }
+        self.loop_back_now(key);
+    }
+
+    /// Delivers what waits for RMA and was posted before this operation.
+    fn loop_back_before(&mut self, peer: PeerKey, order: u64) {
+        let earlier = |op: &Operation| op.peer == peer && op.order < order;
+        let mut at = 0;
+        while let Some(key) = self.own_sends.get(at).copied() {
+            if self.tx.get(key).is_none_or(earlier) {
+                self.own_sends.remove(at);
+                self.loop_back_now(key);
+            } else {
+                at += 1;
+            }
+        }
     }
 
     /// Counts an operation on a region of this side, as the counters of the endpoint want it.

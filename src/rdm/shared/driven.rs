@@ -157,7 +157,7 @@ impl Driven for Shared {
         let mut steps = std::mem::take(&mut state.io.steps);
         steps.append(&mut state.io.withdrawing);
         steps.sort_by_key(Step::is_last);
-        let reads = state.io.reads_wait;
+        let reads = state.io.reads_wait || state.io.copies();
         let deadline = state.core.deadline();
         // operations wait for the completion of look-ups, for room or for credit
         let rma = state.io.rma.progresses(&state.core);

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use super::super::completions::Side as Direction;
 use super::super::core::Io as _;
-use super::super::executor::Executor;
+use super::super::executor::{CALL, Executor};
+use super::super::iov::Iov;
 use super::super::link::LinkKey;
 use super::super::link_end::CIRCUIT_RMA;
 use super::super::rma::{Request, RmaOp};
@@ -21,6 +22,7 @@ use crate::mr::{Access, Buffer, Desc, Peer as _, Region, RegionConfig};
 use crate::queue::{Completion, CompletionError};
 use crate::rdm::{EndpointConfig, LocalIov, RemoteIov};
 use crate::verbs::{Qp, SendOpcode};
+use crate::wire::rdm::Listener;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -639,4 +641,94 @@ fn operations_that_were_never_posted_wait_for_the_next_session() {
             assert!(b.memory.is(304, &1_u64.to_ne_bytes()));
         }
     });
+}
+
+/// A long operation of an endpoint on itself is copied by parts, under the lock for a short time
+/// each. What is posted behind it is executed behind it; the driver goes on without the application.
+#[test]
+fn a_long_copy_within_an_endpoint_is_divided() {
+    const LEN: usize = 2 * CALL;
+    for polls in [true, false] {
+        let domain = domain(true);
+        let a = Side::open(&domain, Transport::Rc);
+        let to_a = a.end.knows(&a.end);
+        let (source, target, read) = (memory(1, LEN), Memory::new(LEN), Memory::new(LEN));
+        let buffer = Buffer {
+            addr: target.addr() as *const _,
+            len: LEN,
+        };
+        let config = RegionConfig {
+            buffers: &[buffer],
+            access: Access::REMOTE_READ | Access::REMOTE_WRITE,
+            requested_key: (target.addr() as u64) >> 4,
+            ..RegionConfig::default()
+        };
+        // SAFETY: the memory is dropped behind the region.
+        let region = unsafe { Region::register(domain.mr(), &config) }.unwrap();
+        let range = |at: usize, len: usize| RemoteIov {
+            addr: (target.addr() + at) as u64,
+            len,
+            key: region.key(),
+        };
+        let mut bytes = [0; 8];
+        a.end.recv(None, &mut bytes, 1);
+        // no other thread makes progress before the operations are posted
+        a.end.ep.shared().change(|core, io| {
+            let peer = core
+                .peer_at({
+                    let name = a.end.ep.name().unwrap();
+                    Listener::new(name.ip(), name.port()).unwrap()
+                })
+                .unwrap();
+            for (opcode, kind, memory, context) in [
+                (SendOpcode::Write, Flags::WRITE, &source, 5),
+                (SendOpcode::Read, Flags::READ, &read, 6),
+            ] {
+                let request = Request {
+                    opcode,
+                    flags: Flags::empty(),
+                    kind: Flags::RMA | kind,
+                    compare_add: 0,
+                    swap: 0,
+                };
+                let mut op = RmaOp::new(request, peer, io.rma.next_order());
+                let iov = memory.iov();
+                let local = LocalIov::single(&iov, &Desc::NULL);
+                (op.iov, op.count) = (Iov::of_transfer(&local).unwrap(), 1);
+                (op.context, op.wanted, op.ranges) = (context, true, 2);
+                op.remote[0] = range(0, CALL + 5000);
+                op.remote[1] = range(CALL + 5000, CALL - 5000);
+                // SAFETY: the memory lives until the entries.
+                unsafe { io.begin_rma(core, op) }.unwrap();
+                let first = io.rma.first(peer).expect("copied in one call");
+                assert_eq!(io.rma.ops.get(first).unwrap().next, (0, CALL));
+            }
+            // the write ends with the bytes of the call, and the read has not begun
+            io.run_rma(core);
+            let first = io.rma.first(peer).expect("copied in one call");
+            assert_eq!((io.rma.ops.len(), io.copies()), (1, true));
+            assert_eq!(io.rma.ops.get(first).unwrap().next, (0, 0));
+        });
+        a.end.send(to_a, None, &[9; 8], 7);
+        if !polls {
+            let limit = Instant::now() + 20 * SECOND;
+            while a.end.state(|state| state.io.rma.ops.len()) != 0 {
+                assert!(Instant::now() < limit, "the driver does not go on");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        let mut contexts = Vec::new();
+        while contexts.len() != 4 {
+            let (context, error) = a.entry();
+            assert!(error.is_none(), "{error:?}");
+            if context == 1 {
+                assert!(read.is(0, &pattern(1, LEN)), "the message was first");
+            }
+            contexts.push(context);
+        }
+        contexts.retain(|context| *context != 1);
+        assert_eq!((contexts, bytes), (vec![5, 6, 7], [9; 8]));
+        assert!(target.is(0, &pattern(1, LEN)));
+        region.close().unwrap();
+    }
 }
