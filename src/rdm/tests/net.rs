@@ -58,6 +58,10 @@ struct Sent {
     /// The session when it was posted.
     meant_for: Option<EndpointId>,
     result: Option<bool>,
+    /// When it was complete, or had failed.
+    ended: u64,
+    /// The last connection on which it was posted, and the side.
+    posted: Option<(usize, usize)>,
     delivered: Option<usize>,
     /// It was sent when nothing disturbed the network any more.
     must: bool,
@@ -129,6 +133,10 @@ pub(super) struct Hands {
     one_node: bool,
     /// Peers with messages that were not matched.
     unmatched: HashSet<u32>,
+    /// Messages that this call has posted, and the link.
+    sent: Vec<(usize, u32)>,
+    /// Addresses of peers that were freed.
+    freed: Vec<Listener>,
 }
 
 impl Io for Hands {
@@ -194,6 +202,9 @@ impl Io for Hands {
             return Post::Refused;
         }
         *posted += u32::from(!ring);
+        if !op.fin {
+            self.sent.push((op.id, link.number()));
+        }
         let message = Message {
             tag: Some(op.id as u64),
             data: None,
@@ -319,6 +330,7 @@ impl Io for Hands {
 
     fn free(&mut self, peers: &mut Vec<(PeerKey, Option<Listener>)>) {
         peers.retain(|(peer, _)| !self.unmatched.contains(&peer.number()));
+        self.freed.extend(peers.iter().filter_map(|it| it.1));
     }
 }
 
@@ -530,6 +542,9 @@ pub(super) struct World {
     /// Messages that were sent by streams, and may be incomplete.
     streams: HashMap<(usize, usize), Vec<usize>>,
     restarted: Vec<Listener>,
+    /// Places of an endpoint and of its peer, and when the first has freed the second, or has failed
+    /// its operations.
+    left: Vec<([usize; 2], u64)>,
     /// When the endpoint at an address has begun.
     replaced: HashMap<Listener, u64>,
     /// Addresses whose endpoints were killed; those of the others have left.
@@ -577,6 +592,7 @@ impl World {
             sent: Vec::new(),
             streams: HashMap::new(),
             restarted: Vec::new(),
+            left: Vec::new(),
             replaced: HashMap::new(),
             killed: HashSet::new(),
             chaos: plan.chaos > 0,
@@ -645,6 +661,8 @@ impl World {
             on_node: (!self.plan.hidden).then_some(self.plan.on_node),
             one_node: !self.plan.hidden && self.plan.on_node >= self.plan.nodes,
             unmatched: HashSet::new(),
+            sent: Vec::new(),
+            freed: Vec::new(),
         };
         self.inboxes.push(Some(self.nodes.len()));
         self.at.insert(listener, self.nodes.len());
@@ -697,6 +715,9 @@ impl World {
         loop {
             let at = &mut self.nodes[node];
             at.core.flush(&mut at.hands);
+            for (id, link) in at.hands.sent.drain(..) {
+                self.sent[id].posted = Some(at.links[&link]);
+            }
             let actions = std::mem::take(&mut at.hands.actions);
             if actions.is_empty() {
                 break;
@@ -706,6 +727,10 @@ impl World {
             }
         }
         let at = &mut self.nodes[node];
+        let place = number_of(at.listener);
+        let freed = at.hands.freed.drain(..);
+        self.left
+            .extend(freed.map(|peer| ([place, number_of(peer)], self.now)));
         at.core.check();
         at.hands.used = match self.plan.circuits {
             true => at.core.places_taken(&at.hands),
@@ -831,6 +856,7 @@ impl World {
                 let message = &mut self.sent[id];
                 assert!(message.result.is_none(), "{message:?} completes twice");
                 message.result = Some(ok);
+                message.ended = self.now;
             }
             Action::Deliver(from, id, uses, rts) => {
                 self.arrived(node, id);
@@ -865,6 +891,10 @@ impl World {
                 let at = &mut self.nodes[node];
                 let (core, sent) = (&at.core, &mut self.sent);
                 let peer = core.resolve(peer);
+                if let Some(address) = core.address(peer) {
+                    let places = [number_of(at.listener), usize::from(address.port()) - 1000];
+                    self.left.push((places, self.now));
+                }
                 at.waits.retain(|id| {
                     let fails = core.resolve(sent[*id].peer) == peer;
                     if fails {
@@ -1185,6 +1215,8 @@ impl World {
             answer,
             meant_for: self.nodes[from].core.session(peer),
             result: None,
+            ended: 0,
+            posted: None,
             delivered: None,
             must: self.again,
             peer,
@@ -1481,6 +1513,26 @@ impl World {
         first.is_some_and(|first| message.time > first + 300 * MS)
     }
 
+    /// Whether a message may fail because it was posted to a link that the other side had ended,
+    /// unnoticed by its sender, and whose session that side has freed or ended. One that was never
+    /// posted waits for the next session.
+    fn is_of_half_open_link(&self, message: &Sent) -> bool {
+        let from = number_of(self.nodes[message.from].listener);
+        let places = [number_of(message.to), from];
+        let left = |it: &([usize; 2], u64)| it.0 == places && it.1 <= message.ended;
+        message.posted.is_some() && self.left.iter().any(left)
+    }
+
+    /// The endpoint to which a message was posted last.
+    fn posted_to(&self, message: &Sent) -> Option<usize> {
+        let (conn, side) = message.posted?;
+        let conn = &self.conns[conn];
+        match side {
+            0 => conn.acceptor,
+            _ => Some(conn.dialler),
+        }
+    }
+
     fn check(&self) {
         for (id, message) in self.sent.iter().enumerate() {
             if !self.nodes[message.from].alive {
@@ -1493,17 +1545,22 @@ impl World {
                 }
                 panic!("{id}: {message:?} does not complete");
             };
+            // an announced one fails with the operations of its peer
+            let ok = ok && message.fin != Some(false);
             let original = address(usize::from(message.to.port()) - 1000);
-            // one side may post to a link that the other one has ended long ago, and whose session
-            // it has freed; and an answer ends with its session
+            // an answer ends with its session
             let half_open = self.plan.halves || self.plan.circuits;
-            let freed = self.plan.frees && (half_open || message.answer);
+            let freed = message.answer || half_open && self.is_of_half_open_link(message);
+            let freed = self.plan.frees && freed;
             let may_fail = !self.restarted.is_empty() || self.plan.walls || freed;
             // a session with a process that has ended fails when its end is noticed; answers end
             // with their session, and so do packets that were posted to a link that is broken
             let lives = |id| self.nodes.iter().any(|node| node.alive && node.id == id);
             // of two addresses of one endpoint, one may still have the token of the ended session
             let may_fail_late = message.answer || self.plan.halves || self.plan.aliases;
+            // also if the address was in doubt, and there was a link still
+            let dead = |node: usize| !self.nodes[node].alive;
+            let may_fail_late = may_fail_late || self.posted_to(message).is_some_and(dead);
             let must =
                 message.must && !may_fail_late && !freed && message.meant_for.is_none_or(lives);
             assert!(ok || !must, "{id}: {message:?} fails at the end");
