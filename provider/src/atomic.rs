@@ -35,6 +35,33 @@ pub(crate) const fn ops<E: Atomics>() -> fi_ops_atomic {
     }
 }
 
+/// The table of a kind with the families that return values; its other calls are those of `rest`.
+pub(crate) const fn read_ops<E: Atomics>(rest: fi_ops_atomic) -> fi_ops_atomic {
+    fi_ops_atomic {
+        readwrite: Some(readwrite::<E>),
+        readwritev: Some(readwritev::<E>),
+        readwritemsg: Some(readwritemsg::<E>),
+        compwrite: Some(compwrite::<E>),
+        compwritev: Some(compwritev::<E>),
+        compwritemsg: Some(compwritemsg::<E>),
+        readwritevalid: Some(readwritevalid::<E>),
+        compwritevalid: Some(compwritevalid::<E>),
+        ..rest
+    }
+}
+
+/// The table of a kind with the base family alone; its other calls are those of `rest`.
+pub(crate) const fn write_ops<E: Atomics>(rest: fi_ops_atomic) -> fi_ops_atomic {
+    fi_ops_atomic {
+        write: Some(write::<E>),
+        writev: Some(writev::<E>),
+        writemsg: Some(writemsg::<E>),
+        inject: Some(inject::<E>),
+        writevalid: Some(writevalid::<E>),
+        ..rest
+    }
+}
+
 /// Flags of the `msg` calls: an atomic has no remote CQ data.
 const ATOMIC_FLAGS: u64 = TX_FLAGS & !FI_REMOTE_CQ_DATA;
 

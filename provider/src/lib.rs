@@ -52,6 +52,7 @@ mod rdm_ep;
 mod rdm_ep_ops;
 mod rdm_srx;
 mod rdm_srx_ops;
+mod rdm_tables;
 mod rma;
 mod srx;
 mod tagged;

@@ -25,6 +25,19 @@ pub(crate) const fn ops<E: Receives + Sends>() -> fi_ops_msg {
     }
 }
 
+/// The table of a kind that only sends; its other calls are those of `rest`.
+pub(crate) const fn send_ops<E: Sends>(rest: fi_ops_msg) -> fi_ops_msg {
+    fi_ops_msg {
+        send: Some(send::<E>),
+        sendv: Some(sendv::<E>),
+        sendmsg: Some(sendmsg::<E>),
+        inject: Some(inject::<E>),
+        senddata: Some(senddata::<E>),
+        injectdata: Some(injectdata::<E>),
+        ..rest
+    }
+}
+
 /// The table of a kind that only receives; its other calls are those of `rest`.
 pub(crate) const fn receive_ops<E: Receives>(rest: fi_ops_msg) -> fi_ops_msg {
     fi_ops_msg {

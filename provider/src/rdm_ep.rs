@@ -3,7 +3,10 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use libfabric_sys::{FI_MULTI_RECV, FI_REMOTE_CQ_DATA, fi_addr_t};
+use libfabric_sys::{
+    FI_MULTI_RECV, FI_REMOTE_CQ_DATA, fi_addr_t, fi_ops_atomic, fi_ops_msg, fi_ops_rma,
+    fi_ops_tagged,
+};
 use parking_lot::Mutex;
 use weft::av::FiAddr;
 use weft::errno::Result;
@@ -15,6 +18,15 @@ use crate::ep_traits::{OpFlags, Receives, Rma, Sends, TX_FLAGS, Tag, Tagged, Tag
 use crate::ffi::fid::User;
 use crate::getinfo;
 
+/// The calls of an endpoint that transfer data.
+#[derive(Clone, Copy)]
+pub(crate) struct Tables {
+    pub(crate) msg: &'static fi_ops_msg,
+    pub(crate) tagged: &'static fi_ops_tagged,
+    pub(crate) rma: &'static fi_ops_rma,
+    pub(crate) atomic: &'static fi_ops_atomic,
+}
+
 /// An open endpoint.
 pub(crate) struct RdmEp {
     pub(crate) engine: Arc<Endpoint>,
@@ -24,8 +36,10 @@ pub(crate) struct RdmEp {
     /// Maximum length of injected data and of a message, in bytes.
     pub(crate) inject_size: usize,
     pub(crate) max_msg_size: usize,
-    /// Whether `FI_ATOMIC` was requested.
+    /// Whether atomics can be initiated.
     pub(crate) atomics: bool,
+    /// The calls that the capabilities permit.
+    pub(crate) tables: Tables,
     /// The uses of the objects to which the endpoint is bound, also by calls of an alias.
     pub(crate) bound: Arc<Mutex<Vec<User>>>,
     /// Of an alias: the use of the original endpoint, which holds the use of the domain.

@@ -9,6 +9,7 @@ use libfabric_sys::*;
 use weft::Token;
 use weft::errno::{FiErrno, Result};
 use weft::flags::Flags;
+use weft::mr::Access;
 use weft::queue::BindFlags;
 use weft::rdm::{Endpoint, EndpointConfig};
 
@@ -23,10 +24,10 @@ use crate::ffi::info::View;
 use crate::ffi::log::{info, refused};
 use crate::ffi::param;
 use crate::ffi::stub;
-use crate::rdm_ep::RdmEp;
+use crate::rdm_ep::{RdmEp, Tables};
 use crate::rdm_srx::RdmSrx;
 use crate::xrcd::Xrcd;
-use crate::{atomic, getinfo, msg, op_flags, option, rma, tagged};
+use crate::{getinfo, op_flags, option, rdm_tables};
 
 static FID_OPS: fi_ops = fi_ops {
     close: Some(close::<RdmEp>),
@@ -48,10 +49,6 @@ static CM: fi_ops_cm = fi_ops_cm {
     ..stub::cm::<FI_ENOSYS>() // there are no connections that the application sees
 };
 
-static MSG: fi_ops_msg = msg::ops::<RdmEp>();
-static TAGGED: fi_ops_tagged = tagged::ops::<RdmEp>();
-static RMA: fi_ops_rma = rma::ops::<RdmEp>();
-static ATOMIC: fi_ops_atomic = atomic::ops::<RdmEp>();
 static COLLECTIVE: fi_ops_collective = stub::collective::<FI_ENOSYS>();
 
 // SAFETY: `fid_ep` begins with its `fid`; `FID_OPS` is a static that only this kind uses.
@@ -95,6 +92,8 @@ pub(crate) fn open(
     }
     let (_, auth) = getinfo::auth_keys(domain.api_version, info)?;
     let format = Format::of(info.addr_format)?.unwrap_or(Format::Sockaddr);
+    let atomics = terms.tx_caps & FI_ATOMIC != 0 && terms.tx_caps & (FI_READ | FI_WRITE) != 0;
+    let tables = rdm_tables::of(&terms);
     let mut config = EndpointConfig {
         token: Token(0),
         context: context.expose_provenance(),
@@ -108,7 +107,9 @@ pub(crate) fn open(
         rma: terms.tx_caps & (FI_READ | FI_WRITE) != 0,
         target: terms.rx_caps & (FI_REMOTE_READ | FI_REMOTE_WRITE) != 0,
         durable: terms.caps & FI_RMA_PMEM != 0,
-        atomics: terms.caps & FI_ATOMIC != 0,
+        atomics,
+        accepts_data: terms.rx_caps & FI_RMA != 0 && terms.rx_caps & FI_REMOTE_WRITE != 0,
+        peer_atomics: peer_atomics(terms.rx_caps),
         rma_after_sends: terms.msg_order & (FI_ORDER_RAS | FI_ORDER_WAS) != 0,
         sends_after_rma: terms.msg_order & FI_ORDER_SAW != 0,
         shared_rx: terms.shared_rx,
@@ -134,27 +135,38 @@ pub(crate) fn open(
             api_version: domain.api_version,
             inject_size: terms.inject_size,
             max_msg_size: terms.max_msg_size,
-            atomics: terms.caps & FI_ATOMIC != 0,
+            atomics,
+            tables,
             bound: Arc::default(),
             parent: None,
             domain: Arc::clone(&domain.engine),
             _domain: Some(user),
         };
-        Ok::<_, FiErrno>((c_part(context), body))
+        Ok::<_, FiErrno>((c_part(context, tables), body))
     })?;
     Ok(object.as_ptr().cast())
 }
 
+/// What atomics of peers may do to the regions, by the capabilities of the receive side.
+fn peer_atomics(rx_caps: u64) -> Access {
+    let mut access = Access::empty();
+    if rx_caps & FI_ATOMIC != 0 {
+        access.set(Access::REMOTE_READ, rx_caps & FI_REMOTE_READ != 0);
+        access.set(Access::REMOTE_WRITE, rx_caps & FI_REMOTE_WRITE != 0);
+    }
+    access
+}
+
 /// The C structure of an endpoint.
-fn c_part(context: *mut c_void) -> fid_ep {
+fn c_part(context: *mut c_void, tables: Tables) -> fid_ep {
     fid_ep {
         fid: header::<RdmEp>(context),
         ops: (&raw const OPS.base).cast_mut(),
         cm: (&raw const CM).cast_mut(),
-        msg: (&raw const MSG).cast_mut(),
-        rma: (&raw const RMA).cast_mut(),
-        tagged: (&raw const TAGGED).cast_mut(),
-        atomic: (&raw const ATOMIC).cast_mut(),
+        msg: std::ptr::from_ref(tables.msg).cast_mut(),
+        rma: std::ptr::from_ref(tables.rma).cast_mut(),
+        tagged: std::ptr::from_ref(tables.tagged).cast_mut(),
+        atomic: std::ptr::from_ref(tables.atomic).cast_mut(),
         collective: (&raw const COLLECTIVE).cast_mut(),
     }
 }
@@ -185,12 +197,13 @@ unsafe fn alias(handle: *mut fid, ep: &Object<RdmEp>, arg: *mut fi_alias) -> Res
         inject_size: ep.inject_size,
         max_msg_size: ep.max_msg_size,
         atomics: ep.atomics,
+        tables: ep.tables,
         bound: Arc::clone(&ep.bound),
         parent: Some(ep.users.add()?),
         domain: Arc::clone(&ep.domain),
         _domain: None,
     };
-    let object = Object::open(c_part(context), body);
+    let object = Object::open(c_part(context, ep.tables), body);
     // SAFETY: not NULL; the object starts with its fid.
     unsafe { *arg.fid = object.as_ptr().cast() };
     Ok(())

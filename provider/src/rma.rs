@@ -27,6 +27,29 @@ pub(crate) const fn ops<E: Rma>() -> fi_ops_rma {
     }
 }
 
+/// The table of a kind that only reads; its other calls are those of `rest`.
+pub(crate) const fn read_ops<E: Rma>(rest: fi_ops_rma) -> fi_ops_rma {
+    fi_ops_rma {
+        read: Some(read::<E>),
+        readv: Some(readv::<E>),
+        readmsg: Some(readmsg::<E>),
+        ..rest
+    }
+}
+
+/// The table of a kind that only writes; its other calls are those of `rest`.
+pub(crate) const fn write_ops<E: Rma>(rest: fi_ops_rma) -> fi_ops_rma {
+    fi_ops_rma {
+        write: Some(write::<E>),
+        writev: Some(writev::<E>),
+        writemsg: Some(writemsg::<E>),
+        inject: Some(inject::<E>),
+        writedata: Some(writedata::<E>),
+        injectdata: Some(injectdata::<E>),
+        ..rest
+    }
+}
+
 /// Flags of a read: no inject, and no remote completion data, which verbs does not carry with
 /// reads.
 const READ_FLAGS: u64 = TX_FLAGS & !(FI_INJECT | FI_REMOTE_CQ_DATA);

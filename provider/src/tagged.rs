@@ -29,6 +29,19 @@ pub(crate) const fn ops<E: Tagged>() -> fi_ops_tagged {
     }
 }
 
+/// The table of a kind that only sends; its other calls are those of `rest`.
+pub(crate) const fn send_ops<E: Tagged>(rest: fi_ops_tagged) -> fi_ops_tagged {
+    fi_ops_tagged {
+        send: Some(send::<E>),
+        sendv: Some(sendv::<E>),
+        sendmsg: Some(sendmsg::<E>),
+        inject: Some(inject::<E>),
+        senddata: Some(senddata::<E>),
+        injectdata: Some(injectdata::<E>),
+        ..rest
+    }
+}
+
 /// The table of a kind that only receives; its other calls are those of `rest`.
 pub(crate) const fn receive_ops<E: TaggedReceives>(rest: fi_ops_tagged) -> fi_ops_tagged {
     fi_ops_tagged {

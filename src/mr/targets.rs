@@ -101,7 +101,7 @@ impl Change<'_> {
 
     /// The rights that it needs: "the target buffer of fetch-atomic operations must be enabled for
     /// remote read access" (`fi_atomic(3)`).
-    fn access(&self) -> Access {
+    pub(crate) fn access(&self) -> Access {
         let mut access = Access::empty();
         access.set(Access::REMOTE_READ, self.fetches);
         access.set(Access::REMOTE_WRITE, self.operation.op().writes());

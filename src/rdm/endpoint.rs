@@ -20,7 +20,7 @@ use super::completions::{Completions, Side};
 use super::context::SharedRx;
 use super::core::{Config, Core};
 use super::cq_source::CqSource;
-use super::executor::{Executor, Objects, RmaConfig, Sizes};
+use super::executor::{Accepts, Executor, Objects, RmaConfig, Sizes};
 use super::limits::{Limits, max_descriptors};
 use super::listening::Listening;
 use super::packet_memory::PacketMemory;
@@ -37,7 +37,7 @@ use crate::eq::EventQueue;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
 use crate::log::info_log;
-use crate::mr::{Mode, Scope, SourceKeys, random};
+use crate::mr::{Access, Mode, Scope, SourceKeys, random};
 use crate::queue::event_cell::Event;
 use crate::queue::keepalive::PERIOD;
 use crate::queue::source::Source;
@@ -69,6 +69,8 @@ const END: Duration = Duration::from_millis(100);
 /// How long a peer without links is kept if it has a session, and if it may have one: at least this
 /// time, and so many times the connect timeout, after which the peer has failed its operations.
 const IDLE: [(Duration, u32); 2] = [(Duration::from_secs(3600), 6), (Duration::from_secs(30), 3)];
+/// The rights of atomics of all families.
+const ALL_ATOMICS: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 /// Default of `FI_OPT_MIN_MULTI_RECV`.
 pub(super) const MIN_MULTI_RECV: usize = 64;
 
@@ -100,8 +102,13 @@ pub struct EndpointConfig {
     pub target: bool,
     /// Whether writes can be made durable (`FI_RMA_PMEM`); requires a device with flush operations.
     pub durable: bool,
-    /// Whether the endpoint has atomics; requires a device with atomics.
+    /// Whether the endpoint initiates atomics.
     pub atomics: bool,
+    /// Whether peers' RMA writes have remote CQ data at this side, which is discarded otherwise.
+    pub accepts_data: bool,
+    /// What atomics of peers may do to the regions of this side: the endpoint's rights, beside
+    /// those of the region. Empty: it executes none.
+    pub peer_atomics: Access,
     /// Whether RMA is processed behind earlier messages (`FI_ORDER_RAS`, `FI_ORDER_WAS`).
     pub rma_after_sends: bool,
     /// Whether messages are processed behind earlier RMA writes (`FI_ORDER_SAW`).
@@ -586,6 +593,10 @@ impl Endpoint {
             max_inline: device.max_inline(),
             max_links: self.max_links(receives),
             rma,
+            accepts: Accepts {
+                data: config.accepts_data,
+                atomics: config.peer_atomics,
+            },
         };
         let mut io = Executor::new(
             &shared.weak(),
@@ -617,6 +628,8 @@ impl Endpoint {
             io.xrc = Some(Box::new(Xrc::new(node, srq, (id, tag))));
         }
         let mode = domain.mr().config().form.mode;
+        // the device of a peer compares the rights of regions, and knows none of an endpoint
+        let peer_rights = shared.config.peer_atomics;
         let timeout = shared.config.connect_timeout.unwrap_or(TIMEOUT);
         let core = Core::new(Config {
             id,
@@ -625,7 +638,7 @@ impl Endpoint {
             auth: tag,
             random: Box::new(random),
             circuits: shared.config.xrc,
-            device_atomics: shared.has_rma() && device_atomics,
+            device_atomics: peer_rights.contains(ALL_ATOMICS) && device_atomics,
             application_keys: shared.has_rma() && !mode.contains(Mode::PROV_KEY),
             eager: MAX_EAGER,
             dials: DIALS,

@@ -59,7 +59,7 @@ use super::vector::AddressVector;
 use crate::conn::REFUSAL_WAIT;
 use crate::errno::{FiErrno, Result};
 use crate::log::info_log;
-use crate::mr::{MrDomain, SourceKeys};
+use crate::mr::{Access, MrDomain, SourceKeys};
 use crate::queue::Counter;
 use crate::queue::event_cell::Event;
 use crate::verbs::{Cq, Lkey, Pd, Sge, Srq, Wc};
@@ -156,6 +156,7 @@ pub(super) struct Executor {
     /// Addresses of the endpoint itself to which RMA is continued by the next call.
     own_busy: Vec<PeerKey>,
     rma_config: RmaConfig,
+    accepts: Accepts,
     /// The vendor error of requests that were not executed, if the device reports them.
     pub(super) not_executed: Option<u32>,
     /// See [`REFUSAL_WAIT`]; 0 if the device reports it.
@@ -188,13 +189,23 @@ impl std::fmt::Debug for Executor {
     }
 }
 
-/// Sizes of an executor's queues, and how it posts RMA.
+/// Operations of peers that the endpoint's capabilities permit.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Accepts {
+    /// Remote CQ data of RMA writes.
+    pub(super) data: bool,
+    /// The rights of atomics.
+    pub(super) atomics: Access,
+}
+
+/// Sizes of an executor's queues, how it posts RMA, and what it accepts.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sizes {
     pub(super) max_receives: usize,
     pub(super) max_inline: usize,
     pub(super) max_links: usize,
     pub(super) rma: RmaConfig,
+    pub(super) accepts: Accepts,
 }
 
 /// Whether a packet can be posted to a link: to its queue pair, or to its circuit.
@@ -286,6 +297,7 @@ impl Executor {
             own_sends: VecDeque::new(),
             own_busy: Vec::new(),
             rma_config: sizes.rma,
+            accepts: sizes.accepts,
             not_executed,
             answer,
             remote: Vec::new(),

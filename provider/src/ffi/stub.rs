@@ -1,5 +1,6 @@
-//! A whole ops table of refusals for each kind: for unsupported calls of a fid, and for all calls
-//! of a closed fid. Real tables are built on these, so that no slot is ever NULL.
+//! A whole ops table of refusals for each kind: for unsupported calls of a fid (`FI_ENOSYS`), for
+//! calls whose capability an endpoint was opened without (`FI_EOPNOTSUPP`), and for all calls of a
+//! closed fid (`FI_EINVAL`). Real tables are built on these, so that no slot is ever NULL.
 
 use std::ffi::{c_char, c_int};
 
@@ -48,6 +49,10 @@ macro_rules! refusal {
         unsafe extern "C" fn $name<const E: i32, R: Answer, $($arg),*>($(_: $arg),*) -> R {
             if E == FI_EINVAL {
                 refused!(FI_LOG_CORE, EINVAL, "the object is closed");
+            }
+            if E == FI_EOPNOTSUPP {
+                let reason = "the endpoint was opened without the capability of this call";
+                refused!(FI_LOG_EP_DATA, EOPNOTSUPP, "{reason}");
             }
             R::refused(E)
         }

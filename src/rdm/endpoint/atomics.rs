@@ -18,7 +18,7 @@ use super::rma::POLLS;
 use crate::av::FiAddr;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
-use crate::initiator::{LocalIov, RemoteIov};
+use crate::initiator::{LocalIov, RemoteIov, refusal};
 use crate::log::info_log;
 use crate::mr::{Mode, mapped_key};
 use crate::queue::Completion;
@@ -85,13 +85,16 @@ impl Endpoint {
     /// - `EMSGSIZE`: more elements than [`max_atomic_count`].
     /// - `EBADFLAGS`: a flag that the operation does not accept.
     /// - `EKEYREJECTED`: a key that `fi_mr_map_raw(3)` has returned and that is not mapped.
-    /// - `EOPBADSTATE`: not enabled, or closed.
+    /// - `EOPBADSTATE`: not enabled, or closed. `EOPNOTSUPP`: opened without atomics.
     ///
     /// # Safety
     /// The operands are readable during the call. The buffers of the result stay valid until the
     /// operation completes.
     pub unsafe fn atomic(&self, to: FiAddr, call: &AtomicCall<'_>) -> Result<()> {
         let (family, operation) = (call.family, call.operation);
+        if !self.shared().config.atomics {
+            return Err(refusal::no_atomics());
+        }
         let flags = match call.flags {
             Some(flags) if flags.intersects(FLAGS.complement()) => {
                 return Err(FiErrno::EBADFLAGS);

@@ -151,6 +151,10 @@ impl Executor {
     }
 
     /// Executes an operation. Returns the size of the results in bytes.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP`: the endpoint was opened without atomics of peers. `EACCES`: without the right
+    /// that the operation needs. Those of the region.
     fn change(
         &self,
         atomic: &Atomic,
@@ -166,6 +170,13 @@ impl Executor {
             operands,
             fetches: atomic.fetches,
         };
+        let rights = self.accepts.atomics;
+        if rights.is_empty() {
+            return Err(FiErrno::EOPNOTSUPP);
+        }
+        if !rights.contains(change.access()) {
+            return Err(FiErrno::EACCES);
+        }
         let targets = self.objects.mr.targets();
         targets.change(&self.objects.pd, &change, earlier)?;
         // as the peers of a key of the directory count (`docs/protocol.md`, "Counted events")

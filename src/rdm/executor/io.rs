@@ -267,6 +267,8 @@ impl Io for Executor {
             Body::Pushed { op, written } => {
                 self.pushed(origin, ArrivalKey::from_number(op.get()), *written);
             }
+            // the capabilities permit no entry for it
+            Body::Notice { .. } if !self.accepts.data => credit = Credit::new(1, 1),
             Body::Notice { data, len, .. } => credit = self.noticed(origin, *data, *len),
             Body::Atomic {
                 op,

@@ -88,6 +88,8 @@ impl<'a> World<'a> {
             rma: true,
             target: true,
             atomics: true,
+            accepts_data: true,
+            peer_atomics: Access::REMOTE_READ | Access::REMOTE_WRITE,
             rma_after_sends: plan.after_sends,
             sends_after_rma: plan.before_sends,
             src: Some(src),

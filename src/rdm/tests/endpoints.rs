@@ -13,7 +13,7 @@ use crate::av::FiAddr;
 use crate::domain::{Domain, DomainConfig};
 use crate::errno::FiErrno;
 use crate::flags::Flags;
-use crate::mr::Desc;
+use crate::mr::{Access, Desc};
 use crate::queue::{BindFlags, Completion, CompletionQueue, CqConfig, WaitKind};
 use crate::rdm::core::Core;
 use crate::rdm::executor::Executor;
@@ -92,6 +92,8 @@ pub(super) fn config() -> EndpointConfig {
         target: false,
         durable: false,
         atomics: false,
+        accepts_data: false,
+        peer_atomics: Access::empty(),
         rma_after_sends: false,
         sends_after_rma: false,
         shared_rx: false,

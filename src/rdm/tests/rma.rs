@@ -40,6 +40,8 @@ impl Side {
             rma: true,
             target: true,
             atomics: true,
+            accepts_data: true,
+            peer_atomics: Access::REMOTE_READ | Access::REMOTE_WRITE,
             rma_after_sends: true,
             sends_after_rma: true,
             ..transport.config()

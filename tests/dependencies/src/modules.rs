@@ -51,7 +51,7 @@ const PROVIDER_LAYERS: &[&[&str]] = &[
     &["msg_atomic", "rdm_atomic"],
     &["cq", "monitor", "pep", "srx", "xrcd"],
     &["atomic", "cntr", "eq"],
-    &["av", "cm", "mr", "option", "poll"],
+    &["av", "cm", "mr", "option", "poll", "rdm_tables"],
     &["pep_ops", "rdm_ep_ops", "rdm_srx_ops", "weft_mr_ops"],
     &["ep_ops"],
     &["domain_ops"],

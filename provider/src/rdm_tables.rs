@@ -1,0 +1,63 @@
+//! The calls of endpoints with many peers that transfer data, by capabilities (`fi_getinfo(3)`):
+//! those of capabilities that an endpoint was opened without return `-FI_EOPNOTSUPP`. They are in
+//! tables of their own, so the other calls need no check.
+
+use libfabric_sys::*;
+
+use crate::ffi::stub;
+use crate::getinfo::Terms;
+use crate::rdm_ep::{RdmEp, Tables};
+use crate::{atomic, msg, rma, tagged};
+
+const NO: i32 = FI_EOPNOTSUPP;
+
+// Of each kind: no call; those of the first direction; those of the second one; all.
+
+/// By `FI_RECV`, `FI_SEND`.
+static MSG: [fi_ops_msg; 4] = [
+    stub::msg::<NO>(),
+    msg::receive_ops::<RdmEp>(stub::msg::<NO>()),
+    msg::send_ops::<RdmEp>(stub::msg::<NO>()),
+    msg::ops::<RdmEp>(),
+];
+
+/// By `FI_RECV`, `FI_SEND`.
+static TAGGED: [fi_ops_tagged; 4] = [
+    stub::tagged::<NO>(),
+    tagged::receive_ops::<RdmEp>(stub::tagged::<NO>()),
+    tagged::send_ops::<RdmEp>(stub::tagged::<NO>()),
+    tagged::ops::<RdmEp>(),
+];
+
+/// By `FI_READ`, `FI_WRITE`.
+static RMA: [fi_ops_rma; 4] = [
+    stub::rma::<NO>(),
+    rma::read_ops::<RdmEp>(stub::rma::<NO>()),
+    rma::write_ops::<RdmEp>(stub::rma::<NO>()),
+    rma::ops::<RdmEp>(),
+];
+
+/// By `FI_READ`, `FI_WRITE`: an atomic that returns values is a read, as in its completion flags
+/// (`fi_cq(3)`) and for counters (`fi_cntr(3)`).
+static ATOMIC: [fi_ops_atomic; 4] = [
+    stub::atomic::<NO>(),
+    atomic::read_ops::<RdmEp>(stub::atomic::<NO>()),
+    atomic::write_ops::<RdmEp>(stub::atomic::<NO>()),
+    atomic::ops::<RdmEp>(),
+];
+
+/// The tables of an endpoint with these terms.
+pub(crate) fn of(terms: &Terms) -> Tables {
+    let (tx, rx) = (terms.tx_caps, terms.rx_caps);
+    let both = |caps: u64, of: u64| caps & of == of;
+    let message =
+        |kind| usize::from(both(rx, kind | FI_RECV)) | usize::from(both(tx, kind | FI_SEND)) << 1;
+    let access =
+        |kind| usize::from(both(tx, kind | FI_READ)) | usize::from(both(tx, kind | FI_WRITE)) << 1;
+    Tables {
+        msg: &MSG[message(FI_MSG)],
+        tagged: &TAGGED[message(FI_TAGGED)],
+        rma: &RMA[access(FI_RMA)],
+        atomic: &ATOMIC[access(FI_ATOMIC)],
+    }
+}
