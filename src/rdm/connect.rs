@@ -406,9 +406,13 @@ impl<I: Io> Core<I> {
     ) -> Result<PeerKey, Reason> {
         let peer = self.peers.get(key).ok_or(Reason::Busy)?;
         if peer.begun && request.shows.is_none() {
+            // the dialler may have freed its peer
             if self.links_of(key).next().is_none() {
-                // the dialler may have freed its peer. Only a dial with the token shows that
+                // only a dial with the token shows that
                 self.doubt(key);
+            } else if let Some(out) = peer.out {
+                // the link may be at this side alone, which notices nothing while it is idle
+                io.probe(out);
             }
             return Err(Reason::Known);
         }

@@ -234,3 +234,25 @@ fn a_peer_that_has_freed_this_side_is_dialled() {
     it.request(3, None);
     assert_eq!(it.acts.accepts.len(), accepts + 1);
 }
+
+/// The peer has freed this side, and dials it, while this side has a link to it, of whose end it has
+/// not learned. This side probes the link, and dials when that has broken.
+#[test]
+fn a_link_is_probed_if_the_peer_may_have_freed_this_side() {
+    let mut it = Scene::new();
+    it.send(it.peer, 1);
+    let own = it.reply();
+    it.core.sent(own, Number::new(0), &mut it.acts);
+    it.settle(own);
+    assert_eq!(it.acts.probes, []);
+    it.request(1, None);
+    assert_eq!(it.acts.rejects[0].reason, Reason::Known);
+    assert_eq!((&it.acts.probes[..], it.acts.ends.len()), (&[own][..], 0));
+    it.core.broken(own, &mut it.acts);
+    it.end(own);
+    let dials = it.acts.dials.len();
+    it.request(2, None);
+    assert_eq!(it.acts.rejects[1].reason, Reason::Known);
+    let (_, request) = it.acts.dials[dials];
+    assert!(request.shows.is_some() && !request.fresh);
+}
