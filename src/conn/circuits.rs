@@ -771,6 +771,16 @@ impl Driven for Circuits {
         }
         next.into_iter().chain(held).min()
     }
+
+    /// Endpoints that wait for the peer's request are not connected. Those that are connected need
+    /// no driver until they close.
+    fn fail(&self) {
+        for (_, due) in &mut self.state.lock().awaiting {
+            *due = Instant::now();
+        }
+        let (due, _) = self.take_due(Instant::now());
+        due.users.iter().for_each(|user| user.not_answered());
+    }
 }
 
 impl CmSink for Circuits {

@@ -3,12 +3,16 @@
 //! when nothing is due. A thread of the application that polls does this work when it finds it
 //! undone, because spinning threads can keep the driver from a processor for seconds.
 //!
+//! A panic fails the object whose call has panicked, or all objects if an event of the connection
+//! manager has, and does not end the thread ([`Driven::fail`]).
+//!
 //! The completion queues of all its endpoints use one completion channel. With a channel for each
 //! endpoint, a process could have about 95 endpoints: the kernel limits the paths by which one
 //! descriptor wakes nested epoll descriptors, and each channel of the embedded device contains the
 //! descriptor that peers make readable.
 
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
@@ -37,6 +41,11 @@ pub(crate) trait Driven: Send + Sync {
     /// its completion queue or [`Driver::wake`]. Called without a lock, by one thread at a time:
     /// the driver's, or one that polls.
     fn drive(&self) -> Option<Instant>;
+
+    /// A call for it has panicked, or the driver cannot serve it any more: its calls fail from now
+    /// on, and threads that wait for it are woken. Called once, without a lock; the object is not
+    /// driven afterwards.
+    fn fail(&self);
 }
 
 /// When an object is to be driven.
@@ -80,6 +89,8 @@ struct Shared {
     /// Created with the first completion queue.
     channel: Mutex<Option<Arc<CompChannel>>>,
     stopped: AtomicBool,
+    /// An event of the connection manager has panicked: no object is served any more.
+    failed: AtomicBool,
     /// Held while events are taken and what is due is done.
     serving: Mutex<()>,
     begin: Instant,
@@ -88,11 +99,23 @@ struct Shared {
     due: AtomicU64,
     /// When polling threads look next, in the same unit.
     look: AtomicU64,
+    /// The next look at events panics.
+    #[cfg(test)]
+    panics: AtomicBool,
 }
 
 impl std::fmt::Debug for Shared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Driver").finish_non_exhaustive()
+    }
+}
+
+/// Fails an object, unless that panics too.
+#[cold]
+fn fail(driven: &Weak<dyn Driven>) {
+    if let Some(driven) = driven.upgrade() {
+        // the panic is logged, and nothing is left to do
+        let _ = catch_unwind(AssertUnwindSafe(|| driven.fail()));
     }
 }
 
@@ -120,10 +143,13 @@ impl Driver {
             driven: Mutex::default(),
             channel: Mutex::default(),
             stopped: AtomicBool::new(false),
+            failed: AtomicBool::new(false),
             serving: Mutex::default(),
             begin: Instant::now(),
             due: AtomicU64::new(u64::MAX),
             look: AtomicU64::new(0),
+            #[cfg(test)]
+            panics: AtomicBool::new(false),
         });
         Ok(Self {
             shared,
@@ -156,6 +182,10 @@ impl Driver {
     /// completion queue.
     pub(crate) fn add(&self, driven: Weak<dyn Driven>, turn: &Arc<Turn>, cq: Option<&Cq>) {
         let mut driving = self.shared.driven.lock();
+        if self.shared.failed.load(Ordering::Acquire) {
+            drop(driving);
+            return fail(&driven);
+        }
         driving.all.push((Arc::clone(turn), driven));
         if let Some(cq) = cq {
             driving.queues.insert(cq.object(), Arc::clone(turn));
@@ -173,9 +203,7 @@ impl Driver {
 
     /// As [`Self::remove`], without a wait: a call of [`Driven::drive`] may be under way.
     pub(crate) fn forget(&self, turn: &Arc<Turn>) {
-        let mut driving = self.shared.driven.lock();
-        driving.all.retain(|(known, _)| !Arc::ptr_eq(known, turn));
-        driving.queues.retain(|_, known| !Arc::ptr_eq(known, turn));
+        self.shared.forget(turn);
     }
 
     /// Whether this process has the thread: a forked child has none.
@@ -236,7 +264,13 @@ impl Shared {
         for (turn, driven) in due {
             // a later call leads to another turn; the object sees what preceded the earlier ones
             turn.called.swap(false, Ordering::AcqRel);
-            let next = driven.upgrade().and_then(|driven| driven.drive());
+            let drive = || driven.upgrade().and_then(|driven| driven.drive());
+            let Ok(next) = catch_unwind(AssertUnwindSafe(drive)) else {
+                warn_log!(EpCtrl, "an endpoint has failed by a panic of its driver");
+                self.forget(&turn);
+                fail(&driven);
+                continue;
+            };
             *turn.due.lock() = next;
         }
         let driving = self.driven.lock();
@@ -244,11 +278,45 @@ impl Shared {
         times.min()
     }
 
-    /// Takes events, and does what is due. Returns the time of the next call.
+    /// Takes events, and does what is due. Returns the time of the next call. A panic fails the
+    /// objects concerned: that of a call of [`Driven::drive`], or all of them.
     fn serve(&self) -> Option<Instant> {
-        self.dispatcher.progress(|| false);
-        self.take_events();
+        if self.failed.load(Ordering::Acquire) {
+            return None;
+        }
+        let events = || {
+            #[cfg(test)]
+            assert!(!self.panics.load(Ordering::Relaxed), "planted");
+            self.dispatcher.progress(|| false);
+            self.take_events();
+        };
+        if catch_unwind(AssertUnwindSafe(events)).is_err() {
+            self.fail_all();
+            return None;
+        }
         self.drive()
+    }
+
+    /// The object is not driven any more.
+    fn forget(&self, turn: &Arc<Turn>) {
+        let mut driving = self.driven.lock();
+        driving.all.retain(|(known, _)| !Arc::ptr_eq(known, turn));
+        driving.queues.retain(|_, known| !Arc::ptr_eq(known, turn));
+    }
+
+    /// The event that has panicked may have left the dispatcher and any object in the middle of a
+    /// change.
+    #[cold]
+    fn fail_all(&self) {
+        warn_log!(
+            EpCtrl,
+            "all endpoints of the domain have failed by a panic of the driver"
+        );
+        self.failed.store(true, Ordering::Release);
+        let driving = std::mem::take(&mut *self.driven.lock());
+        for (_, driven) in driving.all {
+            fail(&driven);
+        }
     }
 
     /// A time in ns since `begin`; the maximum for none.
@@ -318,6 +386,7 @@ mod tests {
         fn drive(&self) -> Option<Instant> {
             Some(Instant::now())
         }
+        fn fail(&self) {}
     }
 
     /// Counts its calls, and asks for the next one after a time.
@@ -328,6 +397,73 @@ mod tests {
             self.0.fetch_add(1, Ordering::Relaxed);
             Some(Instant::now() + self.1)
         }
+        fn fail(&self) {
+            self.0.store(FAILED, Ordering::Relaxed);
+        }
+    }
+
+    const FAILED: u64 = 1 << 32;
+
+    /// Panics in its first call.
+    #[derive(Default)]
+    struct Panicking(AtomicU64);
+
+    impl Driven for Panicking {
+        fn drive(&self) -> Option<Instant> {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            panic!("planted");
+        }
+        fn fail(&self) {
+            self.0.fetch_add(FAILED, Ordering::Relaxed);
+        }
+    }
+
+    /// Runs `done` until it is true.
+    fn until(done: impl Fn() -> bool) {
+        let limit = Instant::now() + Duration::from_secs(20);
+        while !done() {
+            assert!(Instant::now() < limit);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// A panic for one object fails that object alone, once, and the thread serves the others.
+    #[test]
+    fn a_panic_fails_its_object() {
+        let driver = Driver::start().unwrap();
+        let panicking = Arc::new(Panicking::default());
+        let other = Arc::new(Counting(AtomicU64::new(0), Duration::from_millis(1)));
+        let objects: [Arc<dyn Driven>; 2] = [Arc::clone(&panicking) as _, Arc::clone(&other) as _];
+        let turns: [Arc<Turn>; 2] = Default::default();
+        for (object, turn) in objects.iter().zip(&turns) {
+            driver.add(Arc::downgrade(object), turn, None);
+        }
+        until(|| panicking.0.load(Ordering::Relaxed) == FAILED + 1);
+        driver.wake(&turns[0]);
+        let calls = other.0.load(Ordering::Relaxed);
+        until(|| other.0.load(Ordering::Relaxed) > calls + 2);
+        assert_eq!(panicking.0.load(Ordering::Relaxed), FAILED + 1);
+        driver.remove(&turns[0]);
+    }
+
+    /// A panic elsewhere fails all objects, and those that are added later.
+    #[test]
+    fn a_panic_of_an_event_fails_all_objects() {
+        let driver = Driver::start().unwrap();
+        let counting = || Arc::new(Counting(AtomicU64::new(0), Duration::from_secs(3600)));
+        let all = [counting(), counting()];
+        let failed = |object: &Counting| object.0.load(Ordering::Relaxed) == FAILED;
+        let add = |object: &Arc<Counting>| {
+            let driven: Arc<dyn Driven> = Arc::clone(object) as _;
+            driver.add(Arc::downgrade(&driven), &Arc::default(), None);
+        };
+        all.iter().for_each(add);
+        driver.shared.panics.store(true, Ordering::Relaxed);
+        driver.shared.dispatcher.wait().wake();
+        until(|| all.iter().all(|object| failed(object)));
+        let late = counting();
+        add(&late);
+        assert!(failed(&late));
     }
 
     /// A thread that polls does what the driver's thread, which never gets a processor here, has to

@@ -9,7 +9,7 @@ use biased_lock::MutexGuard;
 use super::completions::{Reader, Side};
 use super::rings::{First, Work};
 use super::shared::{Shared, State};
-use crate::errno::{FiErrno, Result};
+use crate::errno::Result;
 use crate::queue::WakeEvent;
 use crate::queue::source::{Sink, Source};
 
@@ -146,6 +146,13 @@ impl CqSource {
         let Some(state) = guard.as_mut() else {
             return Ok(());
         };
+        if let Some(error) = state.failed {
+            // the entries of operations that have completed before
+            return match self.pass(state, sink, max) {
+                0 => Err(error),
+                _ => Ok(()),
+            };
+        }
         state.calls = state.calls.wrapping_add(1);
         // under the endpoint's lock, as all changes of it
         let armed = self.armed.load(Ordering::Relaxed);
@@ -205,10 +212,10 @@ impl CqSource {
         if self.shared.is_followed(state) {
             self.shared.after(state);
         }
-        if state.failed && left == max {
-            return Err(FiErrno::EOVERRUN);
+        match state.failed {
+            Some(error) if left == max => Err(error),
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     /// Passes on all entries of an endpoint that has ended.

@@ -27,7 +27,7 @@ use super::packet_memory::PacketMemory;
 use super::ports::Xrc;
 use super::pulls::Pulls;
 use super::receives::Receives;
-use super::shared::{RequestSink, Shared, State};
+use super::shared::{CqEvents, RequestSink, Shared, State};
 use super::vector::{AddressVector, VectorUser};
 use crate::Token;
 use crate::auth::AuthKey;
@@ -160,8 +160,9 @@ struct Control {
     named: bool,
     enabled: bool,
     closed: bool,
-    /// Of an endpoint on XRC: its receive queue as an object of events, and their receiver.
-    events: Option<(usize, Arc<dyn AsyncListener>)>,
+    /// The device's objects whose events are received, and their receivers: the completion queue,
+    /// and on XRC the receive queue.
+    events: Vec<(usize, Arc<dyn AsyncListener>)>,
     /// The endpoint as a source of its queues.
     sources: Vec<(Arc<CompletionQueue>, Arc<dyn Source>)>,
 }
@@ -467,15 +468,19 @@ impl Endpoint {
         };
         let bound = (control.vector.clone(), control.xrc.clone());
         let state = self.open_state(listening, bound, rx)?;
-        let srq = shared.config.xrc.then(|| Arc::clone(&state.io.objects.srq));
+        let (srq, cq) = (state.io.objects.srq.object(), state.device_queue());
         *shared.lock() = Some(state);
-        if let Some(srq) = srq {
-            let events: Arc<dyn AsyncListener> = Arc::new(SrqEvents(shared.weak()));
+        control.events = vec![(cq.object(), Arc::new(CqEvents(shared.weak())))];
+        if shared.config.xrc {
+            control
+                .events
+                .push((srq, Arc::new(SrqEvents(shared.weak()))));
+        }
+        for (object, events) in &control.events {
             shared
                 .domain
                 .device()
-                .listen(srq.object(), Arc::downgrade(&events));
-            control.events = Some((srq.object(), events));
+                .listen(*object, Arc::downgrade(events));
         }
         self.attach(control)?;
         if let Some(context) = &control.context {
@@ -487,8 +492,7 @@ impl Endpoint {
         let sidr: Arc<dyn CmSink> = RequestSink::new(shared, true);
         listening.listen(&sink, &sidr)?;
         let driven: Weak<dyn Driven> = shared.weak();
-        let cq = shared.lock().as_ref().map(State::device_queue);
-        shared.driver().add(driven, &shared.turn, cq.as_deref());
+        shared.driver().add(driven, &shared.turn, Some(&cq));
         Ok(())
     }
 
@@ -508,7 +512,7 @@ impl Endpoint {
             });
         }
         control.own = None;
-        if let Some((object, _)) = control.events.take() {
+        for (object, _) in control.events.drain(..) {
             shared.domain.device().unlisten(object);
         }
         let Some((state, left)) = ended else {

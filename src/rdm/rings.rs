@@ -115,7 +115,7 @@ impl State {
         let usual = self.io.streams.is_idle()
             && self.io.bytes_read == 0
             && !self.core.has_reports()
-            && !self.failed;
+            && self.failed.is_none();
         if !usual || self.turn >= BUSY {
             return Work::Any;
         }

@@ -7,6 +7,7 @@ mod circuits;
 mod driven;
 mod end;
 mod entries;
+mod failure;
 
 use std::mem::MaybeUninit;
 use std::net::SocketAddr;
@@ -46,6 +47,7 @@ use crate::wire::rdm::Listener;
 
 pub(super) use driven::RequestSink;
 pub(super) use end::LINGER_PERIOD;
+pub(super) use failure::CqEvents;
 
 /// Maximum number of work completions per poll, and of polls per progress call.
 const BATCH: usize = 16;
@@ -77,7 +79,9 @@ pub(super) struct State {
     calls_seen: u32,
     /// The time, in ns, of the last call of the driver that has found a change of it.
     polled_at: u64,
-    pub(super) failed: bool,
+    /// Why it serves nothing any more: `EOVERRUN`, the device queue has lost completions; `EOTHER`,
+    /// a call of the driver has panicked.
+    pub(super) failed: Option<FiErrno>,
     /// Number of receives of the shared receive context that are not posted any more and keep their
     /// place in its size, as the context counts them.
     places: usize,
@@ -146,6 +150,9 @@ pub(super) struct Shared {
     /// As if the device had no rings.
     #[cfg(test)]
     pub(super) no_rings: std::sync::atomic::AtomicBool,
+    /// The next call of the driver panics.
+    #[cfg(test)]
+    pub(super) panics: std::sync::atomic::AtomicBool,
 }
 
 impl std::fmt::Debug for Shared {
@@ -181,6 +188,8 @@ impl Shared {
             cell: OnceLock::new(),
             #[cfg(test)]
             no_rings: false.into(),
+            #[cfg(test)]
+            panics: false.into(),
         });
         let mut all = ALL.lock();
         all.retain(|shared| shared.strong_count() != 0);
@@ -258,7 +267,7 @@ impl Shared {
     /// Changes the state by an event: not on the fast path.
     pub(super) fn change(&self, change: impl FnOnce(&mut Core<Executor>, &mut Executor)) {
         let mut guard = self.lock();
-        if let Some(state) = guard.as_mut() {
+        if let Some(state) = guard.as_mut().filter(|state| !state.has_panicked()) {
             state.core.set_now(self.now());
             change(&mut state.core, &mut state.io);
             state.settle();
@@ -302,19 +311,8 @@ impl Shared {
     /// Wakes the threads that sleep on a completion queue for which there is an entry.
     #[inline]
     pub(super) fn wake_readers(&self, state: &mut State) {
-        if state.sleepers && !state.io.completions.is_empty() {
+        if state.sleepers && (!state.io.completions.is_empty() || state.failed.is_some()) {
             self.wake_sources(state);
-        }
-    }
-
-    #[cold]
-    fn wake_sources(&self, state: &mut State) {
-        state.sleepers = false;
-        for source in &*self.sources.lock() {
-            if source.is_armed() && source.has(state) {
-                source.wake();
-            }
-            state.sleepers |= source.is_armed();
         }
     }
 
@@ -533,7 +531,7 @@ impl State {
             calls: 0,
             calls_seen: 0,
             polled_at: 0,
-            failed: false,
+            failed: None,
             places: 0,
             short: false,
             sleepers: false,
@@ -639,9 +637,12 @@ impl State {
     /// apart from completions of further such READs (`Executor::reads_wait`).
     ///
     /// # Errors
-    /// `EOVERRUN`: the device has lost completions.
+    /// Why the endpoint has failed ([`Self::failed`]). `EOVERRUN`: the device has lost completions.
     #[inline]
     pub(super) fn poll(&mut self) -> Result<bool> {
+        if let Some(error) = self.failed {
+            return Err(error);
+        }
         let mut buffer = [const { MaybeUninit::<Wc>::uninit() }; BATCH];
         let mut empty = false;
         let mut polled = 0;
@@ -649,7 +650,7 @@ impl State {
         self.io.bytes_copied = 0;
         for round in 0..POLLS {
             let Ok(wcs) = self.io.objects.cq.poll(&mut buffer, BATCH) else {
-                self.failed = true;
+                self.fail(FiErrno::EOVERRUN);
                 return Err(FiErrno::EOVERRUN);
             };
             let before = self.io.bytes_read;
@@ -730,6 +731,9 @@ impl State {
 
     #[cold]
     fn find_peer(&mut self, addr: FiAddr) -> Result<PeerKey> {
+        if let Some(error) = self.failed {
+            return Err(error);
+        }
         let vector = self.vector.as_ref().ok_or(FiErrno::EINVAL)?;
         let address = vector.lookup(addr)?;
         let listener = Listener::new(address.ip(), address.port()).ok_or(FiErrno::EINVAL)?;

@@ -509,6 +509,14 @@ impl Device {
         }
     }
 
+    /// As if the device had raised an event of `object`.
+    #[cfg(test)]
+    pub(crate) fn raise(&self, event: AsyncEvent, object: usize) {
+        for listener in self.listeners_of(event, object) {
+            listener.async_event(event);
+        }
+    }
+
     /// The listeners of an event of `object`; all listeners, if the device has failed.
     fn listeners_of(&self, event: AsyncEvent, object: usize) -> Vec<Arc<dyn AsyncListener>> {
         if let AsyncEvent::Other(number) = event {

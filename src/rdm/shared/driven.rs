@@ -1,10 +1,13 @@
 //! What the driver's thread does for an endpoint, and the connection requests to it.
 
+#[cfg(test)]
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use super::Shared;
 use crate::conn::{CmSink, Dispatcher, Driven, Driver, Outcome};
+use crate::errno::FiErrno;
 use crate::rdm::cq_source::CqSource;
 use crate::rdm::link::LinkKey;
 use crate::rdm::link_cm::Step;
@@ -76,6 +79,8 @@ impl Driven for Shared {
         if self.waits_for_more() {
             return Some(Instant::now() + PERIOD);
         }
+        #[cfg(test)]
+        assert!(!self.panics.load(Ordering::Relaxed), "planted");
         let calls = std::mem::take(&mut *self.calls.lock());
         let mut guard = self.lock();
         let state = guard.as_mut()?;
@@ -192,6 +197,10 @@ impl Driven for Shared {
         }
         let deadline = deadline.map(|time| self.begin + Duration::from_nanos(time));
         [next, deadline].into_iter().flatten().min()
+    }
+
+    fn fail(&self) {
+        Shared::fail(self, FiErrno::EOTHER);
     }
 }
 

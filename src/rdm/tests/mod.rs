@@ -7,6 +7,7 @@
 mod breaks;
 mod contexts;
 pub(in crate::rdm) mod endpoints;
+mod failures;
 mod links;
 mod net;
 mod nodes;

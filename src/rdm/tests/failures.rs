@@ -1,0 +1,102 @@
+//! The failure of an endpoint.
+
+#![allow(unsafe_code, reason = "passes buffers as C does")]
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use super::endpoints::{End, Transport, domain, wait};
+use crate::domain::Domain;
+use crate::errno::{FiErrno, Result};
+use crate::flags::Flags;
+use crate::mr::Desc;
+use crate::queue::{Completion, Counter, WaitKind};
+use crate::rdm::LocalIov;
+use crate::verbs::AsyncEvent;
+
+const LIMIT: Option<Duration> = Some(Duration::from_secs(20));
+
+/// One message from `a` to `b`.
+fn exchange(a: &End, b: &End) {
+    let mut bytes = [0; 8];
+    b.recv(None, &mut bytes, 2);
+    a.send(a.knows(b), None, &[7; 8], 1);
+    wait([a, b], [1, 1]);
+    assert_eq!(bytes, [7; 8]);
+}
+
+/// What a post to this endpoint itself returns.
+fn post(end: &End) -> Result<()> {
+    let byte = 0_u8;
+    let iov = libc::iovec {
+        iov_base: (&raw const byte).cast_mut().cast(),
+        iov_len: 1,
+    };
+    let local = LocalIov::single(&iov, &Desc::NULL);
+    // SAFETY: injected, so the buffer is read during the call alone.
+    unsafe {
+        end.ep
+            .send(end.knows(end), None, local, None, 1, Some(Flags::INJECT))
+    }
+}
+
+/// Threads wait on an endpoint's queue and on a counter while `fail` fails the endpoint: each gets
+/// the error, as do later posts and reads. Closing the endpoint does not wait.
+fn waits_end(domain: &Arc<Domain>, transport: Transport, error: FiErrno, fail: impl FnOnce(&End)) {
+    let (a, b) = (
+        End::with(domain, transport.config(), 0),
+        End::with(domain, transport.config(), 0),
+    );
+    exchange(&a, &b);
+    let counter = Counter::open(domain.queues(), WaitKind::Unspec).unwrap();
+    counter.watch(&a.cq);
+    let mut ignore = |_: &Completion| {};
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| a.cq.sread(1, 1, LIMIT, &mut |_: &Completion| {}));
+        let waiter = scope.spawn(|| counter.wait(1, LIMIT));
+        std::thread::sleep(Duration::from_millis(100));
+        fail(&a);
+        assert_eq!(reader.join().unwrap(), Err(error));
+        assert_eq!(waiter.join().unwrap(), Err(error));
+    });
+    for _ in 0..2 {
+        assert_eq!(post(&a), Err(error));
+        assert_eq!(a.cq.read(1, &mut ignore), Err(error));
+    }
+    let begin = std::time::Instant::now();
+    a.ep.close();
+    assert!(
+        begin.elapsed() < Duration::from_secs(5),
+        "{:?}",
+        begin.elapsed()
+    );
+    // the others are served
+    let c = End::with(domain, transport.config(), 0);
+    exchange(&b, &c);
+    exchange(&c, &b);
+}
+
+#[test]
+fn a_panic_of_the_driver_ends_the_waits() {
+    let domain = domain();
+    Transport::each(|transport| {
+        waits_end(&domain, transport, FiErrno::EOTHER, |end| {
+            let shared = end.ep.shared();
+            shared.panics.store(true, Ordering::Relaxed);
+            shared.driver().wake(&shared.turn);
+        });
+    });
+}
+
+/// The device reports an overrun by the event alone.
+#[test]
+fn the_failure_of_the_device_queue_ends_the_waits() {
+    let domain = domain();
+    Transport::each(|transport| {
+        waits_end(&domain, transport, FiErrno::EOVERRUN, |end| {
+            let queue = end.state(|state| state.device_queue().object());
+            domain.device().raise(AsyncEvent::CqError, queue);
+        });
+    });
+}
