@@ -4,6 +4,7 @@
 
 mod atomics;
 mod calls;
+mod device_queue;
 mod rma;
 
 pub use self::atomics::{AtomicCall, MAX_ATOMIC_SIZE, max_atomic_count};
@@ -21,7 +22,7 @@ use super::context::SharedRx;
 use super::core::{Config, Core};
 use super::cq_source::CqSource;
 use super::executor::{Accepts, Executor, Objects, RmaConfig, Sizes};
-use super::limits::{Limits, max_descriptors};
+use super::limits::Limits;
 use super::listening::Listening;
 use super::packet_memory::PacketMemory;
 use super::ports::Xrc;
@@ -42,7 +43,7 @@ use crate::queue::event_cell::Event;
 use crate::queue::keepalive::PERIOD;
 use crate::queue::source::Source;
 use crate::queue::{BindFlags, CompletionQueue, Counter, Counters, CqConfig, WaitKind};
-use crate::verbs::{AsyncListener, Cq, Pd, Srq};
+use crate::verbs::{AsyncListener, Pd, Srq};
 use crate::wire::rdm::terms::MAX_EAGER;
 use crate::wire::rdm::{self, Credit, EndpointId};
 use crate::xrc::XrcDomain;
@@ -567,8 +568,7 @@ impl Endpoint {
         let further = addresses.collect();
         let receives = RECEIVES.min(device.attr().max_srq_wr);
         let channel = shared.driver().channel(device)?;
-        let entries = (receives * 2).min(device.attr().max_cqe);
-        let cq = Arc::new(Cq::create(device, entries, Some(channel), 0)?);
+        let (cq, entries) = device_queue::create(device, receives, &channel)?;
         let auth = shared.config.auth.as_ref();
         let tag = auth.map_or(0, AuthKey::tag);
         let node = match (shared.config.xrc, bound) {
@@ -595,7 +595,7 @@ impl Endpoint {
         let sizes = Sizes {
             max_receives: receives,
             max_inline: device.max_inline(),
-            max_links: self.max_links(receives),
+            max_links: self.max_links(entries - receives),
             rma,
             accepts: Accepts {
                 data: config.accepts_data,
@@ -660,24 +660,6 @@ impl Endpoint {
             retries: domain.tuning().retries().as_nanos() as u64,
         });
         Ok(State::new(core, io, vector, listening.scope()))
-    }
-
-    /// Maximum number of links of an endpoint that posts so many receives: 3/4 of what the device
-    /// and the process have, because others need some too, and as many as the completion queue has
-    /// room for. On XRC circuits and held targets are counted, and no descriptors.
-    fn max_links(&self, receives: usize) -> usize {
-        let shared = self.shared();
-        let attr = shared.domain.device().attr();
-        let entries = attr.max_cqe.saturating_sub(receives) / shared.depth();
-        let descriptors = match shared.config.xrc {
-            true => usize::MAX,
-            false => max_descriptors(),
-        };
-        let default = attr.max_qp.min(descriptors) / 4 * 3;
-        let wanted = shared.config.max_links.unwrap_or(default);
-        // on XRC a link needs a circuit and a target
-        let least = if shared.config.xrc { 2 } else { 1 };
-        wanted.min(attr.max_qp).min(entries).max(least)
     }
 
     /// Makes the endpoint a source of its completion queues.

@@ -21,6 +21,8 @@ mod pd;
 mod qp;
 mod qp_create;
 mod quirks;
+#[cfg(test)]
+pub(crate) mod replaced;
 mod ring;
 mod sockaddr;
 mod srq;

@@ -1,4 +1,4 @@
-//! The failure of an endpoint.
+//! The failure of an endpoint, and devices whose completion queues cannot be resized.
 
 #![allow(unsafe_code, reason = "passes buffers as C does")]
 
@@ -7,13 +7,14 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::endpoints::{End, Transport, domain, wait};
-use crate::domain::Domain;
+use crate::domain::{Domain, DomainConfig};
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
 use crate::mr::Desc;
 use crate::queue::{Completion, Counter, WaitKind};
-use crate::rdm::LocalIov;
+use crate::rdm::{EndpointConfig, LocalIov};
 use crate::verbs::AsyncEvent;
+use crate::verbs::replaced::without_resize;
 
 const LIMIT: Option<Duration> = Some(Duration::from_secs(20));
 
@@ -99,4 +100,27 @@ fn the_failure_of_the_device_queue_ends_the_waits() {
             domain.device().raise(AsyncEvent::CqError, queue);
         });
     });
+}
+
+/// An endpoint on a device that cannot resize queues has 40 peers: if the device makes the queue as
+/// large as asked for, each keeps its link; otherwise idle ones make room for further ones.
+#[test]
+fn a_queue_that_cannot_be_resized_is_enough_for_all_peers() {
+    for (small, links) in [(false, 40..=40), (true, 20..=25)] {
+        let device = crate::verbs::devices(&[without_resize(small)], false).remove(0);
+        let domain = Domain::open(&device, DomainConfig::default()).unwrap();
+        let config = EndpointConfig {
+            rma: true,
+            target: true,
+            ..Transport::Rc.config()
+        };
+        let hub = End::with(&domain, config, 0);
+        let peers: Vec<End> = (0..40).map(|_| End::open(&domain)).collect();
+        for peer in &peers {
+            exchange(peer, &hub);
+            exchange(&hub, peer);
+        }
+        let found = hub.state(|state| state.io.links.len());
+        assert!(links.contains(&found), "{found} links");
+    }
 }

@@ -1,0 +1,65 @@
+//! The device completion queue of an endpoint, and how many links have room in it.
+
+use std::sync::Arc;
+
+use super::super::limits::max_descriptors;
+use super::Endpoint;
+use crate::errno::{FiErrno, Result};
+use crate::log::info_log;
+use crate::verbs::{CompChannel, Cq, Device};
+
+/// Entries of a queue that cannot be resized: 4 MiB with entries of 64 bytes, for 960 links without
+/// RMA or 391 with it.
+const FIXED: usize = 1 << 16;
+
+/// Creates a queue with room for so many receives and the first links, which is resized for further
+/// ones; or a larger one, if the device cannot resize queues. Returns it, and the maximum number of
+/// its entries, which is at least `receives`.
+///
+/// # Errors
+/// `ENOMEM`, `EMFILE`.
+pub(super) fn create(
+    device: &Arc<Device>,
+    receives: usize,
+    channel: &Arc<CompChannel>,
+) -> Result<(Arc<Cq>, usize)> {
+    let most = device.attr().max_cqe;
+    let create =
+        |entries: usize| Cq::create(device, entries.min(most), Some(Arc::clone(channel)), 0);
+    let cq = create(receives * 2)?;
+    // No device has so many entries: one that can resize queues refuses the number, without effect.
+    let trial = cq.resize(i32::MAX as usize);
+    if !matches!(trial, Err(FiErrno::EOPNOTSUPP | FiErrno::ENOSYS)) {
+        return Ok((Arc::new(cq), most.max(receives)));
+    }
+    info_log!(
+        EpCtrl,
+        "{}: completion queues cannot be resized",
+        device.name()
+    );
+    // without memory for the larger one, links are evicted earlier
+    let cq = create(FIXED.max(receives * 2)).unwrap_or(cq);
+    let entries = cq.cqe().max(receives);
+    Ok((Arc::new(cq), entries))
+}
+
+impl Endpoint {
+    /// Maximum number of links of an endpoint: 3/4 of what the device and the process have, because
+    /// others need some too, and as many as the completion queue has room for, that is `entries`
+    /// beside those of receives. On XRC circuits and held targets are counted, and no descriptors.
+    pub(super) fn max_links(&self, entries: usize) -> usize {
+        let shared = self.shared();
+        let attr = shared.domain.device().attr();
+        // the queue pair of a further link may be created before that of a removed one is destroyed
+        let entries = (entries / shared.depth()).saturating_sub(1);
+        let descriptors = match shared.config.xrc {
+            true => usize::MAX,
+            false => max_descriptors(),
+        };
+        let default = attr.max_qp.min(descriptors) / 4 * 3;
+        let wanted = shared.config.max_links.unwrap_or(default);
+        // on XRC a link needs a circuit and a target
+        let least = if shared.config.xrc { 2 } else { 1 };
+        wanted.min(attr.max_qp).min(entries).max(least)
+    }
+}
