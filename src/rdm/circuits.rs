@@ -294,6 +294,7 @@ impl Circuits {
     }
 
     /// The peer of a link was found not to be behind its circuit (NODE), and has stated its node.
+    /// [`Choice::Fail`]: the circuit has no target any more, and has to be ended.
     /// `from`: the circuit that the request has named, which the link leaves after this call.
     pub(super) fn elsewhere(
         &mut self,

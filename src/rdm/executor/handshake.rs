@@ -7,7 +7,7 @@ use super::{Executor, Todo};
 use crate::conn::ConnectRequest;
 use crate::log::warn_log;
 use crate::rdm::circuit_cm::{Held, LinkSidr, NoTarget, TargetCm, XrcStep};
-use crate::rdm::circuits::CircuitKey;
+use crate::rdm::circuits::{Choice, CircuitKey};
 use crate::rdm::core::{self, Core};
 use crate::rdm::link::LinkKey;
 use crate::rdm::link_cm::Step;
@@ -171,6 +171,10 @@ impl Executor {
             });
             if let Some(circuit) = circuit {
                 self.leave_circuit(circuit, link);
+                if choice == Some(Choice::Fail) {
+                    // a link that was accepted on it would find out by the retries of the device
+                    self.break_circuit(circuit);
+                }
             }
             if let Some(choice) = choice {
                 self.follow(link, choice);
