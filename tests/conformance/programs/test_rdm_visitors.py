@@ -23,10 +23,11 @@ class Visitors(common.CProgram):
         common.at_once(self, [({"mode": each[0]}, run(*each)) for each in runs], 3)
 
     def test_clients_that_close_their_endpoints(self):
+        # a list that grows by doubling may do it among the counted clients: 120 KiB
         self.clients(
-            ("received", "manual", KEPT, 300, 48),
-            ("answered", "auto", KEPT, 300, 48),
-            ("inserted", "manual", KEPT, 300, 48),
+            ("received", "manual", KEPT, 300, 500),
+            ("answered", "auto", KEPT, 300, 500),
+            ("inserted", "manual", KEPT, 300, 500),
         )
 
     def test_clients_that_are_killed(self):
@@ -35,9 +36,9 @@ class Visitors(common.CProgram):
 
     def test_clients_on_xrc(self):
         self.clients(
-            ("received", "manual", 8, 16, 6000),
-            ("answered", "auto", 8, 16, 6000),
-            ("killed", "auto", 8, 24, 7000),
+            ("received", "manual", 32, 16, 6000),
+            ("answered", "auto", 32, 16, 6000),
+            ("killed", "auto", 32, 24, 7000),
             WEFT_TEST_XRC="1",
         )
 

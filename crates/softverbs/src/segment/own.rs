@@ -30,6 +30,8 @@ struct Room {
     rings: Arena,
     /// One bit for each [`STEP`] bytes; set if the range has pages.
     backed: Box<[u64]>,
+    /// The slot of the last ring that was closed after its sender had ended: it has its first page.
+    closed_ring: Option<u32>,
 }
 
 /// Bytes that are backed with pages in one step.
@@ -54,6 +56,7 @@ impl OwnSegment {
                 order: Arena::new(layout::order::AT, layout::order::LEN)?,
                 rings: Arena::new(layout::receive_rings::AT, layout::receive_rings::LEN)?,
                 backed: zeroed(SEGMENT_SIZE / STEP / 64 + 1)?,
+                closed_ring: None,
             }),
         };
         segment.back_halves(0, layout::announce::END)?;
@@ -180,23 +183,33 @@ impl OwnSegment {
     /// `ENOMEM`.
     pub(crate) fn open_ring(&self, slot: u32) -> Res<Mapping> {
         let (at, len) = (layout::rings::ring_at(slot), layout::rings::STRIDE);
+        self.lock().closed_ring.take_if(|closed| *closed == slot);
         // Pages that an earlier ring had are taken away, so that the memory is zero again.
         punch_hole(self.shared_fd(), at, len)?;
         fallocate(self.shared_fd(), at, len)?;
         Ok(Mapping::part(&self.map, at, len))
     }
 
-    /// Takes the pages of that ring away. If its sender may still run (`ended` is false), the page
-    /// with its positions stays, and a sender that still writes into a slot gets a new page, which
-    /// the next [`Self::open_ring`] takes away.
+    /// Takes the pages of that ring's slots away. A process that still writes into a slot gets a new
+    /// page, which the next [`Self::open_ring`] takes away. The page with its positions stays; if the
+    /// sender has `ended`, until another such ring is closed, so that one page is left of all of them.
     pub(crate) fn close_ring(&self, slot: u32, ended: bool) {
-        let from = if ended { 0 } else { layout::rings::SLOTS_AT };
+        let at = layout::rings::ring_at(slot) + layout::rings::SLOTS_AT;
         // A failure leaves the pages in use.
         let _ = punch_hole(
             self.shared_fd(),
-            layout::rings::ring_at(slot) + from,
-            layout::rings::STRIDE - from,
+            at,
+            layout::rings::STRIDE - layout::rings::SLOTS_AT,
         );
+        if ended {
+            // the lock is held meanwhile: `open_ring` must not have opened the ring
+            let mut room = self.lock();
+            let last = room.closed_ring.replace(slot).filter(|last| *last != slot);
+            if let Some(last) = last {
+                let at = layout::rings::ring_at(last);
+                let _ = punch_hole(self.shared_fd(), at, layout::rings::SLOTS_AT);
+            }
+        }
     }
 
     fn take_from(&self, which: impl Fn(&mut Room) -> &mut Arena, len: usize) -> Res<usize> {
