@@ -55,7 +55,7 @@ struct Circuit {
     state: State,
     /// Other circuits of its node are of no use for this peer.
     splinter: bool,
-    /// Its creator does not have its target any more: no further link uses it.
+    /// Its creator does not have its target any more, or has ended: no further link uses it.
     stale: bool,
     /// The number of the first one of the circuits that are dialled for the same links.
     group: CircuitNumber,
@@ -322,6 +322,22 @@ impl Circuits {
                 Choice::Use(key, on)
             }
             None => self.dial(link, address, true),
+        }
+    }
+
+    /// The endpoint at an address ends, or has ended; `link` is one to it. Its circuit may have no
+    /// target any more, if no other link shows that the target has a further holder: no further
+    /// link uses it.
+    pub(super) fn departed(&mut self, address: Listener, link: LinkKey) {
+        let keys: Vec<CircuitKey> = self.keys().collect();
+        for key in keys {
+            if let Some(circuit) = self.circuits.get_mut(key)
+                && circuit.address == address
+                && matches!(circuit.state, State::Up(_))
+                && circuit.links.iter().all(|of| *of == link)
+            {
+                circuit.stale = true;
+            }
         }
     }
 

@@ -101,6 +101,9 @@ pub trait Io {
     /// [`Core::ended`] follows, not during this call.
     fn close(&mut self, _link: LinkKey) {}
 
+    /// The endpoint of the peer of a link is being closed.
+    fn departs(&mut self, _link: LinkKey) {}
+
     /// What the peer posts on a link on a circuit has no effect any more, and it has not stated
     /// that it posts nothing. Moves the target through which it sends to ERR, so that it gets
     /// errors. [`Core::silenced`] follows for all links of the target, not during this call.

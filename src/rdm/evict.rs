@@ -376,6 +376,7 @@ impl<I: Io> Core<I> {
             }
         }
         if close == Close::End {
+            io.departs(link);
             // the last packet of each side
             if let Some(out) = self.open_link(key) {
                 self.post_close(key, out, Close::Accept, io);

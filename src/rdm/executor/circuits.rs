@@ -678,6 +678,14 @@ impl Executor {
         ended
     }
 
+    /// The endpoint of a link's peer is being closed.
+    pub(super) fn departs_on_circuit(&mut self, link: LinkKey) {
+        let address = self.port_mut(link).map(|port| port.address);
+        if let (Some(address), Some(xrc)) = (address, &mut self.xrc) {
+            xrc.circuits.departed(address, link);
+        }
+    }
+
     /// A link posts nothing more, and accepts packets until its peer has stated that it posts none.
     pub(in crate::rdm) fn linger(&mut self, link: LinkKey) {
         let Some(port) = self.port_mut(link) else {

@@ -107,15 +107,19 @@ impl Executor {
         if let Some(xrc) = &mut self.xrc {
             xrc.counts.link_failures += 1;
         }
-        let port = self.port_mut(link).filter(|port| port.circuit.is_none());
-        let address = port.map(|port| port.address);
-        match (address, &mut self.xrc, failure) {
-            (Some(address), Some(xrc), core::Failure::Refused) => {
+        let port = self.port_mut(link);
+        let dialled = port.map(|port| (port.address, port.circuit.is_some()));
+        match (dialled, &mut self.xrc, failure) {
+            (Some((address, false)), Some(xrc), core::Failure::Refused) => {
                 let choice = xrc.circuits.dial(link, address, false);
-                self.follow(link, choice);
+                return self.follow(link, choice);
             }
-            _ => self.not_dialled(core, link, failure),
+            (Some((address, true)), Some(xrc), core::Failure::Refused) => {
+                xrc.circuits.departed(address, link);
+            }
+            _ => {}
         }
+        self.not_dialled(core, link, failure);
     }
 
     /// The dial of a link has failed.

@@ -145,6 +145,10 @@ impl Io for Executor {
         self.xrc_step(XrcStep::Look);
     }
 
+    fn departs(&mut self, link: LinkKey) {
+        self.departs_on_circuit(link);
+    }
+
     fn silence(&mut self, link: LinkKey) {
         self.silence_on_circuit(link);
     }
