@@ -83,6 +83,8 @@ pub struct Counter {
     armed: AtomicBool,
     /// The value and the number of failures that were last returned or reported to the application.
     seen: [AtomicU64; 2],
+    /// Those that [`Self::poll`] has last reported.
+    polled: [AtomicU64; 2],
     value: AtomicU64,
     errors: AtomicU64,
     reads: AtomicU32,
@@ -117,6 +119,7 @@ impl Counter {
             timer: OnceLock::new(),
             armed: AtomicBool::new(false),
             seen: Default::default(),
+            polled: Default::default(),
             value: AtomicU64::new(0),
             errors: AtomicU64::new(0),
             reads: AtomicU32::new(0),
@@ -146,21 +149,21 @@ impl Counter {
         value
     }
 
-    /// Whether a value has changed since the application last read it or was notified of a change.
-    fn has_news(&self) -> bool {
+    /// Whether a value differs from the one in `known`, which gets the values.
+    fn differs(&self, known: &[AtomicU64; 2]) -> bool {
         let mut news = false;
-        for (value, seen) in [&self.value, &self.errors].into_iter().zip(&self.seen) {
+        for (value, known) in [&self.value, &self.errors].into_iter().zip(known) {
             let value = value.load(Ordering::Acquire);
-            news |= seen.swap(value, Ordering::Relaxed) != value;
+            news |= known.swap(value, Ordering::Relaxed) != value;
         }
         news
     }
 
-    /// Makes progress, and returns whether a value has changed since the last read, or since the
-    /// last change that this call or [`Self::trywait`] reported (`fi_poll(3)`).
+    /// Makes progress, and returns whether a value has changed since the last call (`fi_poll(3)`),
+    /// also if the application has read it since: another thread may have.
     pub fn poll(&self) -> bool {
         let _ = self.progress();
-        self.has_news()
+        self.differs(&self.polled)
     }
 
     /// Adds to the value; wraps.
@@ -284,7 +287,7 @@ impl Counter {
         let wait = self.wait.as_ref().ok_or(FiErrno::EINVAL)?;
         self.domain.polled();
         let armed = self.arm(wait);
-        if self.has_news() {
+        if self.differs(&self.seen) {
             return Err(FiErrno::EAGAIN);
         }
         armed.queues.and(armed.timer)
