@@ -13,26 +13,12 @@ use crate::atomic_call::{Atomics, Call, Vector};
 use crate::domain::Domain;
 use crate::ep_traits::{TX_FLAGS, flags_of, message, post};
 use crate::ffi::fid::{object, on};
+use crate::ffi::stub;
 use crate::{msg_atomic, rdm_atomic};
 
 /// The table of an endpoint kind.
 pub(crate) const fn ops<E: Atomics>() -> fi_ops_atomic {
-    fi_ops_atomic {
-        size: size_of::<fi_ops_atomic>(),
-        write: Some(write::<E>),
-        writev: Some(writev::<E>),
-        writemsg: Some(writemsg::<E>),
-        inject: Some(inject::<E>),
-        readwrite: Some(readwrite::<E>),
-        readwritev: Some(readwritev::<E>),
-        readwritemsg: Some(readwritemsg::<E>),
-        compwrite: Some(compwrite::<E>),
-        compwritev: Some(compwritev::<E>),
-        compwritemsg: Some(compwritemsg::<E>),
-        writevalid: Some(writevalid::<E>),
-        readwritevalid: Some(readwritevalid::<E>),
-        compwritevalid: Some(compwritevalid::<E>),
-    }
+    write_ops::<E>(read_ops::<E>(stub::atomic::<FI_ENOSYS>()))
 }
 
 /// The table of a kind with the families that return values; its other calls are those of `rest`.

@@ -8,21 +8,11 @@ use weft::mr::Desc;
 use weft::msg::LocalIov;
 
 use crate::ep_traits::{Receives, Sends, buffer, flags_of, message, post, token};
+use crate::ffi::stub;
 
 /// The table of an endpoint kind.
 pub(crate) const fn ops<E: Receives + Sends>() -> fi_ops_msg {
-    fi_ops_msg {
-        size: size_of::<fi_ops_msg>(),
-        recv: Some(recv::<E>),
-        recvv: Some(recvv::<E>),
-        recvmsg: Some(recvmsg::<E>),
-        send: Some(send::<E>),
-        sendv: Some(sendv::<E>),
-        sendmsg: Some(sendmsg::<E>),
-        inject: Some(inject::<E>),
-        senddata: Some(senddata::<E>),
-        injectdata: Some(injectdata::<E>),
-    }
+    send_ops::<E>(receive_ops::<E>(stub::msg::<FI_ENOSYS>()))
 }
 
 /// The table of a kind that only sends; its other calls are those of `rest`.

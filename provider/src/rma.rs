@@ -10,21 +10,11 @@ use weft::msg::{LocalIov, RemoteIov};
 
 use crate::ep_traits::{Rma, TX_FLAGS, buffer, flags_of, message, post, token};
 use crate::ffi::log::refused;
+use crate::ffi::stub;
 
 /// The table of an endpoint kind.
 pub(crate) const fn ops<E: Rma>() -> fi_ops_rma {
-    fi_ops_rma {
-        size: size_of::<fi_ops_rma>(),
-        read: Some(read::<E>),
-        readv: Some(readv::<E>),
-        readmsg: Some(readmsg::<E>),
-        write: Some(write::<E>),
-        writev: Some(writev::<E>),
-        writemsg: Some(writemsg::<E>),
-        inject: Some(inject::<E>),
-        writedata: Some(writedata::<E>),
-        injectdata: Some(injectdata::<E>),
-    }
+    write_ops::<E>(read_ops::<E>(stub::rma::<FI_ENOSYS>()))
 }
 
 /// The table of a kind that only reads; its other calls are those of `rest`.

@@ -12,21 +12,11 @@ use crate::ep_traits::{
     TX_FLAGS, Tag, Tagged, TaggedReceives, buffer, flags_of, message, post, token,
 };
 use crate::ffi::log::refused;
+use crate::ffi::stub;
 
 /// The table of an endpoint kind.
 pub(crate) const fn ops<E: Tagged>() -> fi_ops_tagged {
-    fi_ops_tagged {
-        size: size_of::<fi_ops_tagged>(),
-        recv: Some(recv::<E>),
-        recvv: Some(recvv::<E>),
-        recvmsg: Some(recvmsg::<E>),
-        send: Some(send::<E>),
-        sendv: Some(sendv::<E>),
-        sendmsg: Some(sendmsg::<E>),
-        inject: Some(inject::<E>),
-        senddata: Some(senddata::<E>),
-        injectdata: Some(injectdata::<E>),
-    }
+    send_ops::<E>(receive_ops::<E>(stub::tagged::<FI_ENOSYS>()))
 }
 
 /// The table of a kind that only sends; its other calls are those of `rest`.

@@ -28,8 +28,8 @@ pub(super) struct Counts {
     /// Requests of peers that were accepted.
     pub(super) circuits_accepted: u64,
     pub(super) links_accepted: u64,
-    /// Most targets that were held at a time, and the numbers of the first [`TARGETS`] of those that
-    /// links have used.
+    /// Most targets that were held at a time, and the numbers of the first [`TARGETS`] of those
+    /// that links have used.
     pub(super) targets_most: usize,
     pub(super) targets: HashSet<QpNumber>,
     /// When the endpoint was closed: circuits with links, and the numbers of targets with links.

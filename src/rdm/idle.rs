@@ -13,8 +13,8 @@ const PERIOD: u64 = 500_000_000;
 /// and as long as it has had no link.
 const AGAIN: u64 = 5_000_000_000;
 
-/// How long the out-link of a peer has to be broken until the peer is dialled to find out whether its
-/// endpoint has ended, in ns. A peer that has something to send dials before.
+/// How long the out-link of a peer has to be broken until the peer is dialled to find out whether
+/// its endpoint has ended, in ns. A peer that has something to send dials before.
 const ASK: u64 = 1_000_000_000;
 
 impl<I: Io> Core<I> {
@@ -53,8 +53,8 @@ impl<I: Io> Core<I> {
         }
     }
 
-    /// A link is gone. If it was the out-link of a session and has broken, the process of the peer may
-    /// have ended.
+    /// A link is gone. If it was the out-link of a session and has broken, the process of the peer
+    /// may have ended.
     pub(super) fn note_break(&mut self, ended: &Link) {
         if let Some(peer) = self.peers.get_mut(ended.peer)
             && ended.was_out

@@ -23,7 +23,8 @@ unsafe extern "C" fn small_queue(
     unsafe { create(context, cqe.min(8192), cq_context, channel, vector) }
 }
 
-/// A device that cannot resize completion queues. `small`: it makes them with at most 8,192 entries.
+/// A device that cannot resize completion queues. `small`: it makes them with at most 8,192
+/// entries.
 pub(crate) fn without_resize(small: bool) -> &'static Backend {
     let mut backend = *softverbs::backend();
     backend.name = "fixed queues";

@@ -399,8 +399,8 @@ impl Peer {
         self.is_dead() || self.life.as_ref().is_some_and(|life| !life.is_there())
     }
 
-    /// Whether the peer's program has ended. [`Self::is_dead`] can also be a running process that has
-    /// sent invalid messages.
+    /// Whether the peer's program has ended. [`Self::is_dead`] can also be a running process that
+    /// has sent invalid messages.
     #[cold]
     pub(crate) fn has_ended_for_good(&self) -> bool {
         self.life.as_ref().is_some_and(|life| !life.is_there())

@@ -140,8 +140,8 @@ pub(crate) fn stop_asking_in_turn(map: &Mapping, at: usize, waits: impl Fn() -> 
 
 /// As [`ask`], by one of those that also call [`ask_in_turn`] afterwards: either it finds a changed
 /// turn there, or [`stop_asking_in_turn`] finds the request of this call.
-pub(crate) fn ask_as_one(map: &Mapping, at: usize, who: u32) -> bool {
-    let fresh = ask(map, at, who);
+pub(crate) fn ask_as_one(map: &Mapping, at: usize, waiter: u32) -> bool {
+    let fresh = ask(map, at, waiter);
     if fresh {
         fence(Ordering::SeqCst);
     }

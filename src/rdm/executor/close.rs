@@ -21,9 +21,9 @@ const WITHDRAWAL_PERIOD: Duration = Duration::from_millis(1);
 pub(super) type ClosingSink = (Withdrawn, ArrivalKey);
 
 impl Executor {
-    /// The endpoint begins to close. Receives that have failed, and that the driver would report when
-    /// no peer writes to them any more, count as those of messages that are arriving: they return to
-    /// a shared receive context.
+    /// The endpoint begins to close. Receives that have failed, and that the driver would report
+    /// when no peer writes to them any more, count as those of messages that are arriving: they
+    /// return to a shared receive context.
     pub(in crate::rdm) fn take_sinks(&mut self) {
         let mut steps = std::mem::take(&mut self.steps);
         steps.append(&mut self.withdrawing);

@@ -47,8 +47,8 @@ impl State {
         self.failed == Some(FiErrno::EOTHER)
     }
 
-    /// Ends all service: posts to peers and reads of the queues fail with `error`. No post finds its
-    /// peer any more, so that the fast paths need no check.
+    /// Ends all service: posts to peers and reads of the queues fail with `error`. No post finds
+    /// its peer any more, so that the fast paths need no check.
     #[cold]
     pub(super) fn fail(&mut self, error: FiErrno) {
         if self.failed.is_none() {
