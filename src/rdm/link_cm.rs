@@ -67,7 +67,7 @@ pub(super) struct LinkCm {
     /// Private data of the request, on the side that dials.
     request: Option<[u8; REQUEST_SIZE]>,
     id: Mutex<Option<Arc<CmId>>>,
-    /// When the peer has disconnected.
+    /// When the peer has disconnected, or this side has begun to end the link.
     disconnected: OnceLock<Instant>,
 }
 
@@ -176,10 +176,11 @@ impl LinkCm {
         }
     }
 
-    /// Whether the results of requests are still awaited although the peer has disconnected.
+    /// Whether the results of requests are still awaited although the link ends.
     fn awaits_answers(&self, shared: &Shared) -> bool {
-        let since = self.disconnected.get();
-        since.is_some_and(|since| shared.awaits_answers(self.link, *since))
+        // the next request of a peer that has disconnected can arrive before its disconnect request
+        let since = self.disconnected.get_or_init(Instant::now);
+        shared.awaits_answers(self.link, *since)
     }
 
     /// The dial has failed without a message of the peer.

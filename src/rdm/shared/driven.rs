@@ -13,7 +13,10 @@ use crate::rdm::link::LinkKey;
 use crate::rdm::link_cm::Step;
 use crate::rdm::parked_ids::is_port_down;
 use crate::verbs::CmId;
-use crate::{Token, log::warn_log};
+use crate::{
+    Token,
+    log::{info_log, warn_log},
+};
 
 /// Period at which the driver polls while it ends links, and at which it examines whether an
 /// application with automatic progress polls.
@@ -42,15 +45,25 @@ impl Watch {
 }
 
 impl Shared {
-    /// Whether RMA of a link that the peer has disconnected has not completed, and its results may
-    /// still arrive ([`REFUSAL_WAIT`](crate::conn::REFUSAL_WAIT)).
+    /// Whether RMA of a link that the peer may have disconnected has not completed, and its results
+    /// may still arrive ([`REFUSAL_WAIT`](crate::conn::REFUSAL_WAIT)).
     pub(in crate::rdm) fn awaits_answers(&self, link: LinkKey, disconnected: Instant) -> bool {
         let mut state = self.lock();
         let Some(io) = state.as_mut().map(|state| &mut state.io) else {
             return false;
         };
-        let limit = disconnected + io.answer;
-        Instant::now() < limit && io.links.get_mut(link).is_some_and(|link| link.has_rma())
+        if !io.links.get_mut(link).is_some_and(|link| link.has_rma()) {
+            return false;
+        }
+        let awaited = Instant::now() < disconnected + io.answer;
+        if !awaited && !io.answer.is_zero() {
+            info_log!(
+                EpData,
+                "RMA on {link:?} has had no result for {} ms since the end of the link began",
+                io.answer.as_millis()
+            );
+        }
+        awaited
     }
 
     /// Whether the driver was woken only for requests that wait for a further operation, which
