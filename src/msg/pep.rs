@@ -191,19 +191,26 @@ impl PassiveEndpoint {
     /// `EOPBADSTATE`: listening already, or closed. `EADDRINUSE`, `EADDRNOTAVAIL`: the address
     /// cannot be used; the endpoint keeps its old one.
     pub fn set_name(&self, addr: SocketAddr) -> Result<()> {
+        let old = self.listener.local_addr()?;
         self.listener.set_addr(addr)?;
-        if self.xrc {
-            let services = self.services.lock().take();
-            if let Some(services) = services {
-                services.close();
-            }
-            self.open_services(Some(addr))?;
-            let services = self.services.lock().clone();
-            if let (Some(services), Some(sink)) = (services, self.listener.sink()) {
-                services.bind(&sink)?;
-            }
+        if !self.xrc {
+            return Ok(());
         }
-        Ok(())
+        let services = self.services.lock().take();
+        if let Some(services) = services {
+            services.close();
+        }
+        let opened = self.open_services(Some(addr));
+        if opened.is_err() {
+            // without services, `listen` fails
+            self.listener.set_addr(old)?;
+            self.open_services(Some(old))?;
+        }
+        let services = self.services.lock().clone();
+        if let (Some(services), Some(sink)) = (services, self.listener.sink()) {
+            services.bind(&sink)?;
+        }
+        opened
     }
 
     /// The bound address, with the actual port (`fi_getname(3)`).
@@ -247,10 +254,14 @@ impl PassiveEndpoint {
     ///
     /// # Errors
     /// `ENOEQ`: no event queue is bound, or the endpoint is closed. `EOPBADSTATE`: listening
-    /// already.
+    /// already. `EADDRNOTAVAIL`: [`Self::set_name`] has failed, and another process uses the
+    /// earlier address.
     pub fn listen(&self) -> Result<()> {
-        self.listener.listen()?;
         let services = self.services.lock().clone();
+        if self.xrc && services.is_none() {
+            return Err(FiErrno::EADDRNOTAVAIL);
+        }
+        self.listener.listen()?;
         services.map_or(Ok(()), |services| services.listen())
     }
 

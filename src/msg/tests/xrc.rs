@@ -1,7 +1,7 @@
 //! Endpoints on XRC, in one process: two domains, whose endpoints share receive contexts.
 
 use super::*;
-use crate::conn::{CircuitUser, State};
+use crate::conn::{CircuitUser, Listener, State};
 use crate::queue::Counter;
 use crate::verbs::{SendOpcode, SendRequest, SrqNumber};
 use crate::xrc::Places;
@@ -96,6 +96,28 @@ fn xrc_listener(device: &Arc<Device>, host: &Host) -> (Arc<PassiveEndpoint>, Soc
     pep.listen().unwrap();
     let addr = pep.local_addr().unwrap();
     (pep, addr)
+}
+
+#[test]
+fn a_name_that_cannot_be_used_leaves_the_old_one() {
+    let device = device();
+    let (client, host) = (Host::new(&device), Host::new(&device));
+    let config = PepConfig {
+        addr: Some(address(&device)),
+        token: PEP,
+        xrc: true,
+        ..PepConfig::default()
+    };
+    let pep = PassiveEndpoint::open(&device, config).unwrap();
+    pep.bind_eq(&host.eq).unwrap();
+    let old = pep.local_addr().unwrap();
+    // the port of the other listener is free for connections, and not for services
+    let taken = Listener::open_service(&device, address(&device), 1, Token(99)).unwrap();
+    let addr = taken.local_addr().unwrap();
+    assert_eq!(pep.set_name(addr), Err(FiErrno::EADDRINUSE));
+    assert_eq!(pep.local_addr(), Ok(old));
+    pep.listen().unwrap();
+    connect((&client, &host), old, 1, |_| {});
 }
 
 /// A connected pair: endpoint `10 + n` of the client, `20 + n` of the server.
