@@ -48,7 +48,7 @@ pub(crate) use incoming::Incoming;
 pub(crate) use listen::Listener;
 pub(crate) use notifier::RevocationNotifier;
 pub use request::{ConnectRequest, Template};
-pub(crate) use shutdown::REFUSAL_WAIT;
+pub(crate) use shutdown::{DeviceError, REFUSAL_WAIT};
 pub(crate) use sink::{CmSink, Outcome};
 pub(crate) use state::{AtomicState, State};
 pub use tuning::Tuning;

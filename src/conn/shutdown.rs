@@ -1,10 +1,11 @@
 //! The end of a connection.
 
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use super::{Connection, Registry, Side, State};
 use crate::errno::{FiErrno, Result};
-use crate::verbs::PrivateData;
+use crate::verbs::{PrivateData, Qp};
 
 /// How long a queue pair that the peer has disconnected is not moved to ERR while requests are under
 /// way, if the device does not report whether a flushed request was executed.
@@ -17,6 +18,45 @@ use crate::verbs::PrivateData;
 /// Requests without a completion count too: the device reports no success of these, so whether they
 /// have been executed is not known here, but one that is refused has an error entry (`fi_cq(3)`).
 pub(crate) const REFUSAL_WAIT: Duration = Duration::from_millis(250);
+
+/// Time limit for a device that has reported an error of a queue pair to move it to ERR.
+const ERROR_WAIT: Duration = Duration::from_millis(100);
+
+/// The error of a queue pair that its device has reported by an asynchronous event.
+///
+/// The event can come before the device has answered the request that it refuses: rxe raises
+/// `IBV_EVENT_QP_ACCESS_ERR` first (Linux 7.2), then sends the negative acknowledgement, and moves
+/// the queue pair to ERR last. If the process moves it there before, the peer gets no answer, and
+/// does not know that its request was refused.
+#[derive(Debug, Default)]
+pub(crate) struct DeviceError {
+    reported: OnceLock<Instant>,
+}
+
+impl DeviceError {
+    /// The device has reported an error.
+    pub(crate) fn note(&self) {
+        let _ = self.reported.set(Instant::now());
+    }
+
+    /// Whether the device has reported an error, at most [`ERROR_WAIT`] ago, and has not moved the
+    /// queue pair to ERR yet. The process then must not do so.
+    pub(crate) fn is_unanswered(&self, qp: &Qp) -> bool {
+        let recent = self
+            .reported
+            .get()
+            .is_some_and(|at| at.elapsed() < ERROR_WAIT);
+        recent && qp.is_in_error() == Ok(false)
+    }
+
+    /// Waits until the device has moved the queue pair to ERR, if it has reported an error; at most
+    /// [`ERROR_WAIT`].
+    pub(crate) fn await_answer(&self, qp: &Qp) {
+        while self.is_unanswered(qp) {
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+}
 
 impl Connection {
     /// The peer has disconnected.

@@ -206,6 +206,7 @@ impl CmTarget for Core {
             Self::take_in(&control);
         }
         self.await_answers();
+        self.await_device();
         {
             let control = self.control.lock();
             if self.conn.state.is(State::Closed) {

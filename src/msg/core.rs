@@ -13,7 +13,7 @@ use super::recv::RxSide;
 use super::tx::TxSide;
 use super::xrc::{Ends, XrcSide};
 use crate::conn::silence::Silence;
-use crate::conn::{CmSink, CmTarget, Connection, Incoming, RevocationNotifier, Side};
+use crate::conn::{CmSink, CmTarget, Connection, DeviceError, Incoming, RevocationNotifier, Side};
 use crate::domain::Domain;
 use crate::errno::Result;
 use crate::initiator::{Lengths, QpLink};
@@ -102,6 +102,7 @@ pub(crate) struct Core {
     pub(super) silence: Silence,
     /// The device was removed, or has failed.
     pub(super) removed: AtomicBool,
+    pub(super) device_error: DeviceError,
     /// Maximum lengths of operations.
     pub(crate) lengths: Lengths,
     pub(crate) control: Mutex<Control>,
@@ -161,6 +162,7 @@ impl Core {
             rings,
             silence: Silence::default(),
             removed: AtomicBool::new(false),
+            device_error: DeviceError::default(),
             control: Mutex::new(control),
             tx: biased_lock::Mutex::new(None),
             rx: biased_lock::Mutex::new(None),

@@ -32,6 +32,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 impl Core {
     /// Ends the connection.
     pub(crate) fn shutdown(&self) -> Result<()> {
+        self.await_device();
         let mut control = self.control.lock();
         self.conn.begin_shutdown()?;
         if self.config.xrc {
@@ -60,6 +61,15 @@ impl Core {
             && let Some(side) = self.tx.lock().as_mut()
         {
             side.return_keys_and_wait();
+        }
+    }
+
+    /// If the device has refused a request of the peer, waits until it has answered it
+    /// ([`DeviceError`](crate::conn::DeviceError)).
+    pub(super) fn await_device(&self) {
+        let qp = self.control.lock().qp.clone();
+        if let Some(qp) = qp {
+            self.device_error.await_answer(&qp);
         }
     }
 
@@ -201,6 +211,7 @@ impl Core {
 
     /// Disconnects and releases all resources. Idempotent.
     pub(crate) fn close(&self) {
+        self.await_device();
         let connected = {
             let sink = self.conn.sink();
             let mut registry = sink.map(|sink| sink.dispatcher().registry());
@@ -342,7 +353,12 @@ impl AsyncListener for Core {
             AsyncEvent::QpError | AsyncEvent::DeviceFatal if self.config.xrc => {
                 self.target_failed();
             }
-            AsyncEvent::QpError | AsyncEvent::DeviceFatal => self.operation_failed(),
+            AsyncEvent::QpError | AsyncEvent::DeviceFatal => {
+                if event == AsyncEvent::QpError {
+                    self.device_error.note();
+                }
+                self.operation_failed();
+            }
             AsyncEvent::QpEstablished => {
                 if let Some(id) = &self.control.lock().side.id {
                     let _ = id.notify_established();

@@ -17,7 +17,7 @@ use super::pulls::ReadKey;
 use super::receives::Arrival;
 use super::rma::RmaKey;
 use super::shared::Shared;
-use crate::conn::{CmTarget, ConnectRequest};
+use crate::conn::{CmTarget, ConnectRequest, DeviceError};
 use crate::errno::{FiErrno, Result};
 use crate::initiator::Initiator;
 use crate::log::{info_log, warn_log};
@@ -69,6 +69,7 @@ pub(super) struct LinkCm {
     id: Mutex<Option<Arc<CmId>>>,
     /// When the peer has disconnected, or this side has begun to end the link.
     disconnected: OnceLock<Instant>,
+    device_error: DeviceError,
 }
 
 impl std::fmt::Debug for LinkCm {
@@ -89,6 +90,7 @@ impl LinkCm {
             request,
             id: Mutex::new(None),
             disconnected: OnceLock::new(),
+            device_error: DeviceError::default(),
         })
     }
 
@@ -221,7 +223,8 @@ impl Step {
                 }
             }
             Self::End(cm, qp) => {
-                if cm.awaits_answers(shared) {
+                let unanswered = |qp: &Arc<Qp>| cm.device_error.is_unanswered(qp);
+                if qp.as_ref().is_some_and(unanswered) || cm.awaits_answers(shared) {
                     return Some(Self::End(cm, qp));
                 }
                 if let Some(qp) = &qp {
@@ -379,6 +382,9 @@ impl AsyncListener for LinkCm {
         };
         match event {
             AsyncEvent::QpError | AsyncEvent::DeviceFatal => {
+                if event == AsyncEvent::QpError {
+                    self.device_error.note();
+                }
                 shared.change(|core, io| core.broken(self.link, io));
             }
             AsyncEvent::QpLastReceive => shared.last_receive(self.link),

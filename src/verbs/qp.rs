@@ -214,6 +214,22 @@ impl Qp {
         self.modify(&mut attr, sys::IBV_QP_STATE)
     }
 
+    /// Whether the queue pair is in its error state (`ibv_query_qp(3)`).
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn is_in_error(&self) -> Result<bool> {
+        let mut attr = sys::ibv_qp_attr::default();
+        let mut init = sys::ibv_qp_init_attr::default();
+        let verbs = &self.pd.device().backend().verbs;
+        let mask = sys::IBV_QP_STATE as c_int;
+        // SAFETY: live and of this backend; both structures are writable.
+        FiErrno::from_verb(unsafe {
+            (verbs.ibv_query_qp)(self.raw, &raw mut attr, mask, &raw mut init)
+        })?;
+        Ok(attr.qp_state == sys::IBV_QPS_ERR)
+    }
+
     /// Queries the current attributes (`ibv_query_qp(3)`).
     ///
     /// # Errors

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use super::*;
 use crate::queue::Counter;
 use crate::queue::slots::Slot;
+use crate::verbs::{AsyncEvent, AsyncListener as _};
 
 #[test]
 fn a_device_is_listed_with_its_addresses() {
@@ -94,6 +95,34 @@ fn requests_are_answered_before_a_disconnected_queue_pair_is_in_error() {
     assert_eq!(next_event(&client.eq), Ok(Told::Shutdown(CLIENT)));
     assert!(begin.elapsed() < LIMIT);
     let _ = client.ep.core.rings.tx.complete(request);
+}
+
+/// A device can report that it has refused a request before it answers it, and answers nothing when
+/// its queue pair is in ERR.
+#[test]
+fn a_queue_pair_is_not_moved_to_err_before_its_device_has_answered() {
+    for ends in [
+        (|side: &Side| drop(next_event(&side.eq))) as fn(&Side),
+        |side| side.ep.close(),
+    ] {
+        for answers in [true, false] {
+            let (_client, server) = connected(false, |_| {});
+            let core = &server.ep.core;
+            let qp = core.control.lock().qp.clone().unwrap();
+            core.async_event(AsyncEvent::QpError);
+            std::thread::scope(|scope| {
+                let end = scope.spawn(|| ends(&server));
+                std::thread::sleep(Duration::from_millis(20));
+                assert!(!end.is_finished(), "before the answer");
+                assert_eq!(qp.is_in_error(), Ok(false), "before the answer");
+                if answers {
+                    qp.set_error().unwrap();
+                }
+                end.join().unwrap();
+            });
+            assert_eq!(qp.is_in_error(), Ok(true));
+        }
+    }
 }
 
 /// The kernel can destroy the queue pairs of a device that is removed: nothing is flushed.

@@ -21,7 +21,7 @@ use crate::flags::Flags;
 use crate::mr::{Access, Buffer, Desc, Peer as _, Region, RegionConfig};
 use crate::queue::{Completion, CompletionError};
 use crate::rdm::{EndpointConfig, LocalIov, RemoteIov};
-use crate::verbs::{Qp, SendOpcode};
+use crate::verbs::{AsyncEvent, AsyncListener as _, Qp, SendOpcode};
 use crate::wire::rdm::Listener;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -305,6 +305,30 @@ fn a_failed_read_that_is_not_flushed_ends_with_its_queue_pair() {
         assert_eq!((context, error.unwrap().err), (5, FiErrno::ECONNABORTED));
         assert!(qp.upgrade().is_none(), "the queue pair exists");
     });
+}
+
+/// A device can report that it has refused a request before it answers it, and answers nothing when
+/// its queue pair is in ERR.
+#[test]
+fn a_queue_pair_is_not_moved_to_err_before_its_device_has_answered() {
+    let domain = domain(true);
+    for answers in [true, false] {
+        let (a, _b, _) = connected(&domain, Transport::Rc);
+        let (link, qp) = a.link();
+        let cm = a.end.ep.shared().cm_of(link).unwrap();
+        let begin = Instant::now();
+        cm.async_event(AsyncEvent::QpError);
+        std::thread::sleep(Duration::from_millis(20));
+        assert_eq!(qp.is_in_error(), Ok(false), "before the answer");
+        if answers {
+            qp.set_error().unwrap();
+        }
+        while Arc::strong_count(&qp) != 1 {
+            assert!(begin.elapsed() < SECOND, "the link does not end");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(qp.is_in_error(), Ok(true));
+    }
 }
 
 /// RMA and messages that are ordered behind an operation wait until the queue pair of its link is
