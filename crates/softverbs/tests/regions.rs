@@ -360,7 +360,7 @@ fn write(end: &mut End, source: &Buffer, addr: u64, rkey: u32) -> u32 {
 }
 
 fn names_parent(link: &mut Link) {
-    for _ in 0..3 {
+    for _ in 0..4 {
         let mut end = End::connect(link, 8, 8, 1);
         let (first, rkey) = link.numbers();
         let rkey = rkey as u32;
@@ -379,26 +379,32 @@ fn names_child(link: &mut Link) {
     let inside = 72;
     // SAFETY: inside the mapping.
     let start = unsafe { pages.addr.add(inside) };
-    for first in [None, Some(inside as u64), Some((7 << 40) + inside as u64)] {
+    let address = start as u64;
+    let zero = ALL | IBV_ACCESS_ZERO_BASED;
+    let far = (7 << 40) + inside as u64;
+    // the name of the first byte, the iova that is passed, and the rights
+    for (first, iova, access) in [
+        (0, None, zero),
+        (0, Some(address), zero), // as `ibv_reg_mr` of verbs.h
+        (inside as u64, Some(inside as u64), ALL),
+        (far, Some(far), ALL),
+    ] {
         let mut end = End::create(link, 8, 8, 1);
+        let reg = verbs().ibv_reg_mr_iova2.unwrap();
         // SAFETY: a live domain; the memory is this test's.
         let mr = unsafe {
-            match first {
-                None => {
-                    let zero = ALL | IBV_ACCESS_ZERO_BASED;
-                    ibv_reg_mr(verbs(), end.pd, start.cast(), 2 * PAGE, zero)
-                }
+            match iova {
+                None => ibv_reg_mr(verbs(), end.pd, start.cast(), 2 * PAGE, access),
                 Some(iova) => {
-                    let reg = verbs().ibv_reg_mr_iova2.unwrap();
                     let odd = reg(end.pd, start.cast(), 2 * PAGE, iova ^ 8, ALL);
                     assert!(odd.is_null());
-                    reg(end.pd, start.cast(), 2 * PAGE, iova, ALL)
+                    reg(end.pd, start.cast(), 2 * PAGE, iova, access)
                 }
             }
         };
         assert!(!mr.is_null());
         end.join(link);
-        link.say_numbers(first.unwrap_or(0), u64::from(keys(mr).1));
+        link.say_numbers(first, u64::from(keys(mr).1));
         link.expect("written");
         assert_eq!(pages.bytes(inside, 8), [7; 8]);
         assert_eq!(pages.bytes(inside + 2 * PAGE - 8, 8), [7; 8]);

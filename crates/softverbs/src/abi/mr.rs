@@ -50,6 +50,11 @@ pub(super) unsafe extern "C" fn reg_mr_iova2(
     iova: u64,
     access: c_uint,
 ) -> *mut ibv_mr {
+    // `ibv_reg_mr` of verbs.h is this call, with the address, unless the rights are a constant
+    let iova = match iova == addr as u64 {
+        true => default_iova(addr, access),
+        false => iova,
+    };
     // SAFETY: the caller promises a live domain.
     pointer(|| unsafe { register(pd, addr, length, iova, access) })
 }
