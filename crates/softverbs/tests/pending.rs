@@ -5,6 +5,8 @@
 
 mod common;
 
+use std::ptr::null_mut;
+
 use common::*;
 use rdma_core_sys::*;
 
@@ -15,6 +17,11 @@ pub(crate) fn main() {
         ("a_sender_that_sleeps_elsewhere", away_parent, away_child),
         ("a_sleeping_receiver", away_parent, asleep_child),
         ("through_a_shared_queue", shared_away_parent, shared_child),
+        (
+            "through_a_shared_queue_of_a_sleeper",
+            two_parent,
+            shared_asleep_child,
+        ),
         ("a_stopped_sender", stopped_parent, stopped_child),
         ("a_write_between", write_parent, write_child),
         ("too_long_for_the_receive", long_parent, long_child),
@@ -160,6 +167,59 @@ fn shared_child(link: &mut Link) {
     let wc = first.wait(LIMIT);
     assert_eq!((wc.status, wc.wr_id), (IBV_WC_SUCCESS, 8));
     assert_eq!(buffers[8].bytes()[..5], pattern(7, 5));
+    link.say("done");
+}
+
+/// Two connections with one message each, on which the sender sleeps.
+fn two_parent(link: &mut Link) {
+    let mut ends = [End::connect(link, 16, 16, 1), End::connect(link, 16, 16, 1)];
+    for end in &mut ends {
+        let mut buffer = end.buffer(&[3; 8]);
+        end.send(&mut buffer, 8, None, IBV_SEND_SIGNALED, 1);
+    }
+    link.say("sent");
+    for end in &mut ends {
+        assert_eq!(end.sleep(LIMIT).status, IBV_WC_SUCCESS);
+    }
+    link.expect("done");
+}
+
+/// What another thread posts.
+struct Posts(*mut ibv_srq, [Buffer; 2]);
+
+// SAFETY: the queue and its memory exist until the thread has ended.
+unsafe impl Send for Posts {}
+
+impl Posts {
+    fn run(self) {
+        for (id, buffer) in self.1.iter().enumerate() {
+            std::thread::sleep(std::time::Duration::from_millis(100));
+            assert_eq!(post_srq(self.0, buffer, id as u64), 0);
+        }
+    }
+}
+
+/// Sleeps on the queue of the second connection. The first message, which takes the first receive,
+/// wakes nobody here, and the sender of the second one was rung in vain.
+fn shared_asleep_child(link: &mut Link) {
+    let armed = End::with(32, 32, 1);
+    let srq = armed.create_srq(8);
+    // SAFETY: live objects of one context.
+    let quiet = unsafe {
+        let cq = (verbs().ibv_create_cq)(armed.context, 32, null_mut(), armed.channel, 0);
+        assert!(!cq.is_null());
+        End::of_parts(armed.context, armed.channel, armed.pd, cq, armed.qp)
+    };
+    let mut ends = [quiet.on_srq(srq), armed.on_srq(srq)];
+    for end in &mut ends {
+        end.join(link);
+    }
+    link.expect("sent");
+    let posts = Posts(srq, [0, 1].map(|_| armed.buffer(&[0; 8])));
+    let poster = std::thread::spawn(|| posts.run());
+    assert_eq!(ends[1].sleep(LIMIT).status, IBV_WC_SUCCESS);
+    assert_eq!(ends[0].wait(LIMIT).status, IBV_WC_SUCCESS);
+    poster.join().unwrap();
     link.say("done");
 }
 

@@ -370,7 +370,9 @@ impl Srq {
         if claimed == Some(State::Claimed(slot)) {
             self.publish(&mut queue, index);
             drop(queue);
-            self.wake_senders();
+            // a pull that cannot copy the message of a sender comes here each time: a thread that
+            // it woke would only repeat it
+            self.ring_waiters(false);
         }
     }
 
@@ -428,28 +430,41 @@ impl Srq {
     /// Rings the senders that wait for a receive, after a change for which they wait.
     #[inline]
     fn wake_senders(&self) {
+        self.ring_waiters(true);
+    }
+
+    /// As [`Self::wake_senders`]. `pulls_now`: a thread of this process that sleeps does the pull.
+    #[inline]
+    fn ring_waiters(&self, pulls_now: bool) {
         let process = self.process();
         light_fence_towards_all(&process.unfenced);
         let (map, at) = (&process.segment.map, self.at());
         let waiting = (at + layout::WAITING, at + layout::WAITERS);
         if let Some(waiters) = signal::waiters_in_turn(map, waiting.0, waiting.1) {
-            self.ring_senders(&waiters);
+            self.ring_senders(&waiters, pulls_now);
         }
     }
 
-    /// Rings the processes with these slots. If queue pairs use the SRQ, rings all peers.
+    /// Rings the processes with these slots. If queue pairs use the SRQ, rings all peers, and
+    /// requests a pull.
     #[cold]
-    fn ring_senders(&self, waiters: &[u64]) {
+    fn ring_senders(&self, waiters: &[u64], pulls_now: bool) {
         let process = self.process();
         if self.users.load(Ordering::Relaxed) == 0 {
             process.ring_peers(waiters);
             return;
         }
         // A sender with pending messages does not name its process again when it finds no receive:
-        // the pull asks in its place.
-        process.ring_all_peers();
-        if !self.pulls.swap(true, Ordering::AcqRel) {
+        // the pull asks in its place. It is requested before the rings: a sender that was rung can
+        // take a receive, and the message can make a thread of this process look for the last time
+        // before it sleeps, while this one has not returned from the rings.
+        let requested = !self.pulls.swap(true, Ordering::AcqRel);
+        if requested {
             process.request_shared_pull(self.index);
+        }
+        process.ring_all_peers();
+        if requested && pulls_now && signal::must_ring(&process.segment.map) {
+            process.wake_up();
         }
     }
 
@@ -478,7 +493,7 @@ impl Srq {
         if !self.serves_initiators() && signal::stop_asking_in_turn(map, waiting, waits) {
             // A sender began to wait while the request was still set, and a receive posted since
             // then rang no process.
-            self.ring_senders(&[]);
+            self.ring_senders(&[], true);
         }
     }
 }
