@@ -151,7 +151,8 @@ pub(super) struct Executor {
     sinks: Vec<close::ClosingSink>,
     mr: Arc<MrDomain>,
     pub(super) rma: Rma,
-    /// Messages and atomics to the endpoint itself that are behind RMA (`own_rma.rs`), in order.
+    /// Messages and atomics to the endpoint itself that wait for earlier operations
+    /// (`own_rma.rs`), in order.
     own_sends: VecDeque<TxKey>,
     /// Addresses of the endpoint itself to which RMA is continued by the next call.
     own_busy: Vec<PeerKey>,

@@ -603,6 +603,7 @@ impl State {
             Todo::SettleRma(op) => io.settle_rma(core, op),
             Todo::DecideRma(peer, expected) => io.decide_all_rma(core, peer, expected),
             Todo::RunRma => io.run_rma(core),
+            Todo::RunOwnSends => io.run_own_sends(),
             Todo::Pull(peer) => {
                 if let Some(link) = core.open_link(peer) {
                     io.pull(peer, link);

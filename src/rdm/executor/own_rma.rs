@@ -40,7 +40,7 @@ impl Executor {
             mapped_key(&self.objects.mr, range.key)?;
         }
         let inject = op.request.flags.contains(Flags::INJECT);
-        let waits = self.rma.first(op.peer).is_some() || self.is_behind_sends(core, &op);
+        let waits = self.rma.first(op.peer).is_some() || self.own_rma_waits(&op);
         let peer = op.peer;
         let key = self.rma.ops.insert(op).ok_or(FiErrno::EAGAIN)?;
         if !waits {
@@ -70,9 +70,8 @@ impl Executor {
             let op = self.rma.ops.get(key);
             let order = op.map_or(0, |op| op.order);
             self.loop_back_before(peer, order);
-            if let Some(op) = self.rma.ops.get(key)
-                && self.is_behind_sends(core, op)
-            {
+            let waits = |op: &RmaOp| self.own_rma_waits(op);
+            if self.rma.ops.get(key).is_some_and(waits) {
                 break;
             }
             if self.rma.ops.get(key).is_some_and(|op| op.atomic.is_some()) {
@@ -187,34 +186,76 @@ impl Executor {
         !self.own_busy.is_empty()
     }
 
-    /// Delivers a message or an atomic to the endpoint itself, or lists it behind RMA that was
-    /// posted before and waits for the next call.
+    /// Delivers a message or an atomic to the endpoint itself, or lists it behind what was posted
+    /// before.
     pub(in crate::rdm) fn loop_back(&mut self, key: TxKey) {
         let Some(op) = self.tx.get(key) else {
             return;
         };
-        let (peer, order) = (op.peer, op.order);
-        let of_peer = |key: &TxKey| self.tx.get(*key).is_some_and(|op| op.peer == peer);
-        let first = self.rma.first(peer).and_then(|key| self.rma.ops.get(key));
-        let earlier = first.is_some_and(|op| op.order < order);
-        let busy = earlier && self.own_busy.contains(&peer);
-        if busy || self.own_sends.iter().any(of_peer) {
+        if self.is_behind_own_sends(op.peer, op.order) || self.own_send_waits(op) {
             return self.own_sends.push_back(key);
         }
         self.loop_back_now(key);
     }
 
-    /// Delivers what waits for RMA and was posted before this operation.
-    fn loop_back_before(&mut self, peer: PeerKey, order: u64) {
+    /// Whether a listed message or atomic was posted before an operation.
+    fn is_behind_own_sends(&self, peer: PeerKey, order: u64) -> bool {
         let earlier = |op: &Operation| op.peer == peer && op.order < order;
+        let mut listed = self.own_sends.iter();
+        listed.any(|key| self.tx.get(*key).is_some_and(earlier))
+    }
+
+    /// Whether a message or an atomic waits for earlier operations: for RMA that was not executed;
+    /// with a fence, for all that are not complete.
+    fn own_send_waits(&self, op: &Operation) -> bool {
+        let first = self.rma.first(op.peer);
+        let first = first.and_then(|key| self.rma.ops.get(key));
+        let behind_rma = first.is_some_and(|first| first.order < op.order);
+        behind_rma || op.is_fenced() && self.is_behind_own(op.peer, op.order)
+    }
+
+    /// Whether RMA waits: for messages and atomics that are listed; with a fence, for all earlier
+    /// operations that are not complete.
+    fn own_rma_waits(&self, op: &RmaOp) -> bool {
+        let fence = op.request.flags.contains(Flags::FENCE);
+        self.is_behind_own_sends(op.peer, op.order)
+            || fence && self.is_behind_own(op.peer, op.order)
+    }
+
+    /// Whether an earlier operation is not complete.
+    fn is_behind_own(&self, peer: PeerKey, order: u64) -> bool {
+        let rma = |rma: &RmaOp| rma.peer == peer && rma.order < order;
+        let sent = |op: &Operation| op.is_of_application() && op.peer == peer && op.order < order;
+        self.rma.ops.any(rma) || self.tx.any(sent)
+    }
+
+    /// Delivers the listed messages and atomics of an address that were posted before an operation,
+    /// up to the first one that still waits.
+    fn loop_back_before(&mut self, peer: PeerKey, order: u64) {
         let mut at = 0;
         while let Some(key) = self.own_sends.get(at).copied() {
-            if self.tx.get(key).is_none_or(earlier) {
-                self.own_sends.remove(at);
-                self.loop_back_now(key);
-            } else {
-                at += 1;
+            match self.tx.get(key) {
+                Some(op) if op.peer != peer => at += 1,
+                Some(op) if op.order >= order || self.own_send_waits(op) => return,
+                _ => {
+                    self.own_sends.remove(at);
+                    self.loop_back_now(key);
+                }
             }
+        }
+    }
+
+    /// An operation has ended: delivers what has waited for it with a fence.
+    pub(in crate::rdm) fn run_own_sends(&mut self) {
+        let mut peers: Vec<_> = self
+            .own_sends
+            .iter()
+            .filter_map(|key| self.tx.get(*key))
+            .map(|op| op.peer)
+            .collect();
+        peers.dedup();
+        for peer in peers {
+            self.loop_back_before(peer, u64::MAX);
         }
     }
 

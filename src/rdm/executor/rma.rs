@@ -109,6 +109,9 @@ impl Executor {
         if self.rma.waits() {
             self.todo.push_back(Todo::RunRma);
         }
+        if !self.own_sends.is_empty() {
+            self.todo.push_back(Todo::RunOwnSends);
+        }
     }
 
     /// The order of the first RMA operation to a peer that is not completely posted.

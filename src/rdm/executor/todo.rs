@@ -39,6 +39,8 @@ pub(in crate::rdm) enum Todo {
     DecideRma(PeerKey, Number),
     /// Operations that wait can be posted.
     RunRma,
+    /// Messages and atomics to the endpoint itself that wait can be delivered.
+    RunOwnSends,
     /// There is no memory for the next packet of a link, and no packet under way frees any.
     NoMemory(LinkKey),
     /// A link has got its circuit, and ATTACH can be posted.
