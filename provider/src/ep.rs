@@ -4,7 +4,7 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use libfabric_sys::{FI_COMMIT_COMPLETE, FI_MATCH_COMPLETE, fi_addr_t};
+use libfabric_sys::{FI_COMMIT_COMPLETE, FI_MATCH_COMPLETE, fi_addr_t, fi_ops_rma};
 use parking_lot::Mutex;
 use weft::errno::Result;
 use weft::flags::Flags;
@@ -21,6 +21,8 @@ pub(crate) struct Ep {
     pub(crate) format: Format,
     /// Whether RMA writes may carry remote CQ data (`FI_RX_CQ_DATA` was negotiated).
     pub(crate) rma_data: bool,
+    /// The calls of RMA that its capabilities permit.
+    pub(crate) rma: &'static fi_ops_rma,
     /// The uses of the objects to which the endpoint is bound, also by calls of an alias.
     pub(crate) bound: Arc<Mutex<Vec<User>>>,
     /// Of an alias: the use of the original endpoint, which holds the use of the domain.

@@ -24,7 +24,7 @@ use crate::ffi::stub;
 use crate::pep::Pep;
 use crate::srx::Srx;
 use crate::xrcd::Xrcd;
-use crate::{atomic, cm, connreq, getinfo, msg, op_flags, option, rdm_ep_ops, rma};
+use crate::{atomic, cm, connreq, getinfo, msg, op_flags, option, rdm_ep_ops, rdm_tables, rma};
 
 static FID_OPS: fi_ops = fi_ops {
     close: Some(close::<Ep>),
@@ -41,7 +41,14 @@ static OPS: WithMainSlot<fi_ops_ep> = stub::ep::<FI_ENOSYS>(fi_ops_ep {
 });
 
 static MSG: fi_ops_msg = msg::ops::<Ep>();
-static RMA: fi_ops_rma = rma::ops::<Ep>();
+/// By `FI_READ`, `FI_WRITE`: calls of capabilities that an endpoint was opened without return
+/// `-FI_EOPNOTSUPP`.
+static RMA: [fi_ops_rma; 4] = [
+    stub::rma::<FI_EOPNOTSUPP>(),
+    rma::read_ops::<Ep>(stub::rma::<FI_EOPNOTSUPP>()),
+    rma::write_ops::<Ep>(stub::rma::<FI_EOPNOTSUPP>()),
+    rma::ops::<Ep>(),
+];
 static ATOMIC: fi_ops_atomic = atomic::ops::<Ep>();
 static TAGGED: fi_ops_tagged = stub::tagged::<FI_ENOSYS>(); // FI_TAGGED is not offered
 static COLLECTIVE: fi_ops_collective = stub::collective::<FI_ENOSYS>(); // nor is FI_COLLECTIVE
@@ -134,6 +141,7 @@ struct EndpointRequest {
     origin: Origin,
     format: Format,
     rma_data: bool,
+    rma: &'static fi_ops_rma,
 }
 
 impl EndpointRequest {
@@ -174,6 +182,7 @@ impl EndpointRequest {
             origin,
             format,
             rma_data: terms.rx_mode & FI_RX_CQ_DATA != 0,
+            rma: &RMA[rdm_tables::access(&terms, FI_RMA)],
         })
     }
 
@@ -184,6 +193,7 @@ impl EndpointRequest {
             origin,
             format,
             rma_data,
+            rma,
         } = self;
         let object = Object::open_with(|handle| {
             config.token = Token(handle.expose_provenance());
@@ -216,24 +226,25 @@ impl EndpointRequest {
                 engine,
                 format,
                 rma_data,
+                rma,
                 bound: Arc::default(),
                 parent: None,
                 _domain: Some(user),
             };
-            Ok::<_, FiErrno>((c_part(context), body))
+            Ok::<_, FiErrno>((c_part(context, rma), body))
         })?;
         Ok(object.as_ptr().cast())
     }
 }
 
 /// The C structure of an endpoint.
-fn c_part(context: *mut c_void) -> fid_ep {
+fn c_part(context: *mut c_void, rma: &'static fi_ops_rma) -> fid_ep {
     fid_ep {
         fid: header::<Ep>(context),
         ops: (&raw const OPS.base).cast_mut(),
         cm: (&raw const cm::EP_OPS).cast_mut(),
         msg: (&raw const MSG).cast_mut(),
-        rma: (&raw const RMA).cast_mut(),
+        rma: std::ptr::from_ref(rma).cast_mut(),
         tagged: (&raw const TAGGED).cast_mut(),
         atomic: (&raw const ATOMIC).cast_mut(),
         collective: (&raw const COLLECTIVE).cast_mut(),
@@ -262,11 +273,12 @@ unsafe fn alias(handle: *mut fid, ep: &Object<Ep>, arg: *mut fi_alias) -> Result
     // SAFETY: the caller passes the handle of the open endpoint `ep`.
     let context = unsafe { (*handle).context };
     let object = Object::open(
-        c_part(context),
+        c_part(context, ep.rma),
         Ep {
             engine,
             format: ep.format,
             rma_data: ep.rma_data,
+            rma: ep.rma,
             bound: Arc::clone(&ep.bound),
             parent: Some(ep.users.add()?),
             _domain: None,

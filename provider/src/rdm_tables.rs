@@ -49,15 +49,22 @@ static ATOMIC: [fi_ops_atomic; 4] = [
 /// The tables of an endpoint with these terms.
 pub(crate) fn of(terms: &Terms) -> Tables {
     let (tx, rx) = (terms.tx_caps, terms.rx_caps);
-    let both = |caps: u64, of: u64| caps & of == of;
     let message =
-        |kind| usize::from(both(rx, kind | FI_RECV)) | usize::from(both(tx, kind | FI_SEND)) << 1;
-    let access =
-        |kind| usize::from(both(tx, kind | FI_READ)) | usize::from(both(tx, kind | FI_WRITE)) << 1;
+        |kind| usize::from(has(rx, kind | FI_RECV)) | usize::from(has(tx, kind | FI_SEND)) << 1;
     Tables {
         msg: &MSG[message(FI_MSG)],
         tagged: &TAGGED[message(FI_TAGGED)],
-        rma: &RMA[access(FI_RMA)],
-        atomic: &ATOMIC[access(FI_ATOMIC)],
+        rma: &RMA[access(terms, FI_RMA)],
+        atomic: &ATOMIC[access(terms, FI_ATOMIC)],
     }
+}
+
+/// The index of the table of `kind`, `FI_RMA` or `FI_ATOMIC`, of an endpoint with these terms.
+pub(crate) fn access(terms: &Terms, kind: u64) -> usize {
+    let tx = terms.tx_caps;
+    usize::from(has(tx, kind | FI_READ)) | usize::from(has(tx, kind | FI_WRITE)) << 1
+}
+
+fn has(caps: u64, of: u64) -> bool {
+    caps & of == of
 }
