@@ -401,16 +401,16 @@ impl Endpoint {
     /// `EOPBADSTATE`: the endpoint has no local address yet, or is closed.
     pub fn local_addr(&self) -> Result<SocketAddr> {
         let control = self.core.control.lock();
+        let state = self.core.conn.state.get();
+        // the address of fi_setname(3) or of the info
+        let given = control.side.src.filter(|addr| addr.port() != 0);
         if self.core.config.xrc {
-            let known = control
-                .xrc
-                .local
-                .filter(|_| !self.core.conn.state.is(State::Closed));
+            let known = control.xrc.local.or(given);
+            let known = known.filter(|_| state != State::Closed);
             return known.ok_or(FiErrno::EOPBADSTATE);
         }
-        if !control.side.bound && matches!(self.core.conn.state.get(), State::Idle | State::Enabled)
-        {
-            return Err(FiErrno::EOPBADSTATE);
+        if !control.side.bound && matches!(state, State::Idle | State::Enabled) {
+            return given.ok_or(FiErrno::EOPBADSTATE);
         }
         let id = control.side.id()?;
         id.local_addr().ok_or(FiErrno::EOPBADSTATE)

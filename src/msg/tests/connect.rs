@@ -125,6 +125,29 @@ fn a_queue_pair_is_not_moved_to_err_before_its_device_has_answered() {
     }
 }
 
+#[test]
+fn a_name_that_was_given_is_known_before_the_connection() {
+    let device = device();
+    let domain = Domain::open(&device, DomainConfig::default()).unwrap();
+    for xrc in [false, true] {
+        let config = EndpointConfig {
+            xrc,
+            shared_rx: xrc,
+            ..config(CLIENT)
+        };
+        let ep = Endpoint::open(&domain, config).unwrap();
+        assert_eq!(ep.local_addr(), Err(FiErrno::EOPBADSTATE));
+        let mut name = address(&device);
+        ep.set_name(name).unwrap();
+        assert_eq!(ep.local_addr(), Err(FiErrno::EOPBADSTATE), "no port");
+        name.set_port(5001);
+        ep.set_name(name).unwrap();
+        assert_eq!(ep.local_addr(), Ok(name));
+        ep.close();
+        assert_eq!(ep.local_addr(), Err(FiErrno::EOPBADSTATE));
+    }
+}
+
 /// The kernel can destroy the queue pairs of a device that is removed: nothing is flushed.
 #[test]
 fn requests_of_a_device_that_was_removed_are_reported() {
