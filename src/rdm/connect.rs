@@ -460,6 +460,10 @@ impl<I: Io> Core<I> {
         }
         if let Some(at) = at {
             if self.is_new(at) {
+                if self.peers.get(at).is_some_and(|peer| peer.ends) {
+                    // the end of the session would drop the endpoint id
+                    return Err(Reason::Busy);
+                }
                 self.name(at, request.id, io);
                 return Ok(at);
             }

@@ -749,6 +749,8 @@ impl<I: Io> Core<I> {
                 );
                 links += 1;
             }
+            let named = peer.id.is_some_and(|id| self.ids.get(&id) == Some(&key));
+            assert!(named || !peer.begun, "a session without endpoint id");
             let out = peer.out.and_then(|out| self.links.get(out));
             assert!(out.is_none_or(|out| out.state == super::link::State::Up));
             assert!(peer.out.is_none() || peer.out == peer.own || peer.out == peer.accepted);

@@ -51,6 +51,8 @@ struct Acts {
     places: usize,
     /// Links that linger and that the peer does not use any more.
     closes: Vec<LinkKey>,
+    /// Links whose peers shall get errors.
+    silences: Vec<LinkKey>,
     /// Peers of messages that were not matched, or of entries that were not read.
     names: Vec<PeerKey>,
 }
@@ -86,6 +88,10 @@ impl Io for Acts {
 
     fn close(&mut self, link: LinkKey) {
         self.closes.push(link);
+    }
+
+    fn silence(&mut self, link: LinkKey) {
+        self.silences.push(link);
     }
 
     fn accept(&mut self, link: LinkKey, (): (), reply: &Reply) {

@@ -431,3 +431,30 @@ fn a_reply_to_a_request_without_a_session_shows_its_end() {
         assert_eq!((it.acts.posts, &it.acts.completed[..]), (2, &[][..]));
     }
 }
+
+/// An endpoint restarts before HELLO of its predecessor, and dials while this side waits for the end
+/// of the predecessor's link. The end of that session would take its endpoint id along.
+#[test]
+fn a_successor_waits_for_the_end_of_the_session() {
+    let mut it = Scene::on_circuits();
+    it.request(1, None);
+    let (accepted, _) = it.acts.accepts[0];
+    it.send(it.peer, 1);
+    it.core.broken(accepted, &mut it.acts);
+    it.core.half_ended(accepted, &mut it.acts);
+    it.core.set_now(1_000_000_000);
+    it.core.tick(&mut it.acts);
+    it.other();
+    assert_eq!(it.acts.silences, [accepted]);
+    it.request_of(3, 1);
+    assert_eq!(it.acts.rejects[0].reason, Reason::Busy);
+    it.core.silenced(accepted, &mut it.acts);
+    it.core.ended(accepted, &mut it.acts);
+    it.request_of(3, 2);
+    it.hello(2, 0);
+    it.core.check();
+    assert_eq!(it.core.session(it.peer), Some(id(3)));
+    // its session is not ended by a request without the token
+    it.request_of(3, 3);
+    assert_eq!(it.acts.rejects[1].reason, Reason::Known);
+}
