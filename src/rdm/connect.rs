@@ -365,7 +365,26 @@ impl<I: Io> Core<I> {
         let Some(key) = found else {
             return self.newcomer(request, io);
         };
-        self.examine_peer(request, key, io)
+        let found = self.examine_peer(request, key, io)?;
+        // an endpoint gives one token in a session: with another one it has begun the next session,
+        // by a request of this side that has shown none
+        let peer = self.peers.get(key).filter(|peer| peer.begun);
+        let shows = peer.and_then(|peer| peer.shows);
+        if shows.is_some_and(|shows| shows != request.gives) {
+            self.end_replaced(request, key, io)?;
+        }
+        Ok(found)
+    }
+
+    /// The dialler of a request has ended the session.
+    fn end_replaced(&mut self, request: &Request, key: PeerKey, io: &mut I) -> Result<(), Reason> {
+        self.replaced(key, request.id, io);
+        if self.ids.contains_key(&request.id) {
+            // when its links have ended
+            return Err(Reason::Busy);
+        }
+        self.name(key, request.id, io);
+        Ok(())
     }
 
     /// As [`Self::examine`]: the dialler has ended the session of the token that it shows. A token
@@ -387,12 +406,7 @@ impl<I: Io> Core<I> {
         }
         let found = self.examine_peer(request, key, io)?;
         if begun {
-            self.replaced(key, request.id, io);
-            if self.ids.contains_key(&request.id) {
-                // when its links have ended
-                return Err(Reason::Busy);
-            }
-            self.name(key, request.id, io);
+            self.end_replaced(request, key, io)?;
         }
         Ok(found)
     }
@@ -511,7 +525,10 @@ impl<I: Io> Core<I> {
             Some(own) => own.epoch,
             None => self.epoch,
         };
-        let link = Link::new(key, Role::Accepted, request.epoch, mark);
+        let link = Link {
+            given: Some(request.gives),
+            ..Link::new(key, Role::Accepted, request.epoch, mark)
+        };
         let Ok(gives) = self.token(key) else {
             return self.reject_held(key, Reason::Busy, None, io);
         };

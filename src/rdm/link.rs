@@ -63,6 +63,8 @@ pub(super) struct Link {
     pub(super) mark: Option<u32>,
     /// The token that the request of this side has shown.
     pub(super) shown: Option<Secret>,
+    /// Accepted: the token that the request of the peer has given.
+    pub(super) given: Option<Secret>,
     /// The request has NEW.
     pub(super) fresh: bool,
     /// Own: the count of the peer's requests when this side dialled.
@@ -105,6 +107,7 @@ impl Link {
             },
             mark,
             shown: None,
+            given: None,
             fresh: false,
             requests: 0,
             hello_by: None,

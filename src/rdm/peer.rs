@@ -92,7 +92,8 @@ pub(super) struct Peer {
     /// How often another endpoint has stated the address of this peer; wraps. While this is in
     /// doubt ([`Self::probe`]), later operations are meant for the endpoint that has the address.
     pub(super) doubts: u32,
-    /// Links ended because of the peer's packets, since the last packet that was processed.
+    /// Links ended because of the peer's packets or terms, since the last packet that was
+    /// processed.
     pub(super) strikes: u32,
 
     pub(super) own: Option<LinkKey>,
@@ -283,6 +284,7 @@ impl Peer {
             session: self.session.wrapping_add(1),
             former: self.former,
             meant: self.meant,
+            strikes: self.strikes,
             aliases: self.aliases,
             aliased: self.aliased,
             kept: self.kept,

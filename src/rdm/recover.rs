@@ -341,11 +341,34 @@ impl<I: Io> Core<I> {
     /// Completes all operations of a peer in error, and ends its links and the session. The next
     /// request informs the peer.
     pub(super) fn fail(&mut self, key: PeerKey, error: FiErrno, io: &mut I) {
-        self.fail_ops(key, error, Waiting::Failed, io);
+        self.fail_but(key, error, Waiting::Failed, io);
+    }
+
+    /// The terms of a peer contradict what this side has posted: they are those of another session.
+    /// Operations that were never posted are not affected, and wait for the next one, unless this
+    /// happens again and again.
+    fn damaged(&mut self, key: PeerKey, io: &mut I) {
+        let Some(peer) = self.peers.get_mut(key) else {
+            return;
+        };
+        peer.strikes += 1;
+        if peer.strikes > STRIKES {
+            peer.strikes = 0;
+            return self.fail(key, FiErrno::ECONNABORTED, io);
+        }
+        self.fail_but(key, FiErrno::ECONNABORTED, Waiting::Kept, io);
+    }
+
+    /// As [`Self::fail`], but for the operations that are to wait for the next session.
+    fn fail_but(&mut self, key: PeerKey, error: FiErrno, waiting: Waiting, io: &mut I) {
+        self.fail_ops(key, error, waiting, io);
         let peer = self.peers.get_mut(key);
         let begun = peer.filter(|peer| peer.begun).map(|peer| {
             peer.former = peer.shows;
             peer.ends = true;
+            if waiting == Waiting::Kept && (!peer.waiting.is_empty() || peer.holds != 0) {
+                peer.meant = peer.id;
+            }
         });
         self.drop_links(key, io);
         if begun.is_some() {
@@ -523,7 +546,7 @@ impl<I: Io> Core<I> {
         let expected = terms.expected;
         let damaged = expected.is_before(peer.completed) || peer.next.is_before(expected);
         if damaged {
-            return self.fail(key, FiErrno::ECONNABORTED, io);
+            return self.damaged(key, io);
         }
         (peer.out, peer.closing, peer.demanded) = (Some(link), false, false);
         peer.outs = peer.outs.wrapping_add(1);

@@ -448,13 +448,19 @@ impl<I: Io> Core<I> {
                 }
                 from.greeted = true;
                 from.terms = Some(hello.terms);
+                let given = from.given;
                 if from.state == State::Replied {
                     from.state = State::Up;
                 }
                 let first = self.peers.get_mut(key);
                 let first = first.is_some_and(|peer| {
                     peer.former = None;
-                    !std::mem::replace(&mut peer.begun, true)
+                    let first = !std::mem::replace(&mut peer.begun, true);
+                    if first {
+                        // a request that has come since then, by another address, gives another one
+                        peer.shows = given;
+                    }
+                    first
                 });
                 io.introduced(link, &hello.terms);
                 self.take_terms(key, &hello.terms, first);

@@ -298,13 +298,24 @@ impl Scene {
     }
 
     fn dialled(&mut self, id: EndpointId, number: u32, shows: Option<Secret>, fresh: bool) {
+        self.dialled_with(id, number, (7, shows), fresh);
+    }
+
+    /// The dialler gives and shows these tokens.
+    fn dialled_with(
+        &mut self,
+        id: EndpointId,
+        number: u32,
+        (gives, shows): (u32, Option<Secret>),
+        fresh: bool,
+    ) {
         let request = Request {
             listener: place(2),
             id,
             auth: 0,
             epoch: epoch(number),
             ended: None,
-            gives: Secret::new(7).expect("not 0"),
+            gives: Secret::new(gives).expect("not 0"),
             shows,
             fresh,
         };

@@ -262,11 +262,95 @@ fn a_damaged_session_does_not_last() {
     it.core.replied(link, &reply.encode(), &mut it.acts);
     assert_eq!(it.acts.failed, [FiErrno::ECONNABORTED]);
     it.end(link);
-    it.send(it.peer, 3);
+    // the message that was not posted is not affected
     let (_, next) = it.acts.dials[2];
     assert_eq!((next.shows, next.fresh), (request.shows, true));
+    it.send(it.peer, 3);
     it.reply();
-    assert_eq!((it.acts.ups.len(), it.acts.posts), (2, 2));
+    assert_eq!((it.acts.ups.len(), it.acts.posts), (2, 3));
+    assert_eq!(it.acts.completed, [(1, Ok(()))]);
+}
+
+/// A peer whose terms are wrong each time gets no further dials without end.
+#[test]
+fn sessions_that_are_damaged_again_and_again_fail_what_waits() {
+    let mut it = Scene::with_session();
+    it.send(it.peer, 2);
+    for strike in 0..=16 {
+        assert_eq!(it.acts.completed, [(1, Ok(()))], "after {strike}");
+        let link = it.reply_with(5);
+        it.end(link);
+    }
+    let failed = (2, Err(FiErrno::ECONNABORTED));
+    assert_eq!(it.acts.completed, [(1, Ok(())), failed]);
+    assert_eq!(it.core.deadline(), None);
+}
+
+/// A message of the peer, the first one.
+fn first_message(it: &mut Scene, link: LinkKey) {
+    let payload = Payload { offset: 32, len: 8 };
+    let message = Message::default();
+    it.packet(link, 0, 1, Body::Eager { message, payload });
+}
+
+/// The peer has freed the session, and has accepted a request to another address, which has shown
+/// no token. The token of that request is not one of the session that this side still has.
+#[test]
+fn a_session_that_the_peer_has_begun_anew_is_not_the_former_one() {
+    for linked in [false, true] {
+        let mut it = Scene::new();
+        it.send(it.peer, 1);
+        let own = it.reply();
+        it.core.sent(own, Number::new(0), &mut it.acts);
+        first_message(&mut it, own);
+        it.settle(own);
+        if !linked {
+            it.end(own);
+        }
+        let other = it.core.peer_at(place(3)).expect("a peer");
+        it.send(other, 2);
+        let (_, request) = *it.acts.dials.last().expect("a dial");
+        assert_eq!(request.shows, None);
+        it.dialled_with(id(2), 1, (8, Some(request.gives)), false);
+        if linked {
+            assert_eq!(it.acts.rejects[0].reason, Reason::Busy);
+            it.end(own);
+            it.dialled_with(id(2), 2, (8, Some(request.gives)), false);
+        }
+        let (_, reply) = *it.acts.accepts.last().expect("an accepted request");
+        assert_eq!(reply.terms.expected, Number::new(0), "{linked}");
+        // it is that of the other address if the session had to end before
+        assert_eq!(reply.terms.index.get() == other.number(), linked);
+        if linked {
+            it.peer = other;
+        }
+        it.hello(1 + u32::from(linked), 0);
+        assert_eq!(it.core.session(it.peer), Some(id(2)));
+        // the message to the other address was not posted
+        assert_eq!(it.acts.completed, [(1, Ok(()))]);
+    }
+}
+
+/// The peer dials two addresses of this endpoint, and the session begins by the first of these
+/// requests. The token of the other one is not that of the session.
+#[test]
+fn a_session_has_the_token_of_its_first_link() {
+    let mut it = Scene::new();
+    it.request(1, None);
+    let (first, reply) = it.acts.accepts[0];
+    it.dialled_with(id(2), 2, (8, None), false);
+    assert_eq!(it.acts.ends, [first]);
+    it.hello(1, 0);
+    first_message(&mut it, first);
+    it.core.ended(first, &mut it.acts);
+    let (second, _) = it.acts.accepts[1];
+    it.end(second);
+    it.request(3, Some(reply.gives));
+    let (_, reply) = *it.acts.accepts.last().expect("an accepted request");
+    assert_eq!(
+        (it.acts.rejects.len(), reply.terms.expected),
+        (0, Number::new(1))
+    );
 }
 
 #[test]
