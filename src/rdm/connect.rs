@@ -200,6 +200,10 @@ impl<I: Io> Core<I> {
         };
         let ends = std::mem::replace(&mut peer.ends, true);
         (peer.former, peer.shows) = (None, None);
+        self.close_unattached(key, io);
+        let Some(peer) = self.peers.get_mut(key) else {
+            return;
+        };
         // operations that were posted after a failure are kept
         if peer.begun && !ends {
             let same = peer.id == Some(by);

@@ -5,6 +5,7 @@ use std::collections::{HashMap, VecDeque};
 use super::credit::{Pool, SMALLEST};
 use super::link::{Link, LinkKey, LinkMark};
 use super::ops::{Entry, Form, List, Table, Uses};
+use super::orphans::Orphan;
 use super::peer::{Peer, PeerKey, PeerMark};
 use super::recover::Waiting;
 use super::slab::Slab;
@@ -262,6 +263,8 @@ pub struct Core<I: Io> {
     pub(super) pool: Pool,
     /// Requests that wait until older links have ended: at most one per peer.
     pub(super) held: Vec<(PeerKey, I::Held, Request)>,
+    /// Links whose sessions have ended before their peers were able to learn it.
+    pub(super) orphans: Vec<Orphan>,
     /// Dials under way, and peers that wait for one.
     pub(super) dials: usize,
     pub(super) queue: VecDeque<PeerKey>,
@@ -311,6 +314,7 @@ impl<I: Io> Core<I> {
             ids: HashMap::new(),
             addresses: HashMap::new(),
             held: Vec::new(),
+            orphans: Vec::new(),
             dials: 0,
             queue: VecDeque::new(),
             reports: Vec::new(),
@@ -758,6 +762,7 @@ impl<I: Io> Core<I> {
             let open = out.is_some_and(super::link::Link::is_open);
             assert_eq!(open, out.is_some() && !peer.closing);
         }
+        links += self.orphans.len();
         assert_eq!(
             (taken, links, dials),
             (self.pool.taken(), self.links.len(), self.dials)

@@ -170,6 +170,10 @@ impl<I: Io> Core<I> {
             }
             true
         });
+        for key in again.keys() {
+            // nothing is posted so long after HELLO
+            self.close_orphans(*key, None, io);
+        }
         if !free.is_empty() {
             io.free(&mut free);
         }

@@ -77,6 +77,8 @@ pub(super) struct Link {
     pub(super) terms: Option<Terms>,
     /// HELLO was sent or has arrived.
     pub(super) greeted: bool,
+    /// On a circuit, own: ATTACH has arrived.
+    pub(super) attached: bool,
     /// It was the out-link.
     pub(super) was_out: bool,
     /// On a circuit: the peer posts nothing more on it.
@@ -114,6 +116,7 @@ impl Link {
             answer_by: None,
             terms: None,
             greeted: false,
+            attached: false,
             was_out: false,
             peer_ended: false,
             closing: Closing::No,
@@ -129,6 +132,11 @@ impl Link {
     /// Whether HELLO has not arrived in time on a link on a circuit that the peer has dialled.
     pub(super) fn is_silent(&self) -> bool {
         self.state == State::Lingering && self.role == Role::Accepted && !self.greeted
+    }
+
+    /// On a circuit: whether the peer may post, and it is not known through which target.
+    pub(super) fn is_unattached(&self) -> bool {
+        self.role == Role::Own && self.greeted && !self.attached
     }
 
     /// Whether packets may be posted.

@@ -64,6 +64,7 @@ mod listening;
 mod number_map;
 mod operations;
 mod ops;
+mod orphans;
 mod paces;
 mod packet_memory;
 mod parked_ids;

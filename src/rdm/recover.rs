@@ -38,7 +38,12 @@ impl<I: Io> Core<I> {
             return;
         };
         let dials = peer.requests != dialled.requests;
-        if peer.begun && !peer.ends && peer.accepted.is_none() && !dials {
+        if peer.accepted.is_some() || dials {
+            return;
+        }
+        let fails = peer.begun && !peer.ends;
+        self.close_unattached(dialled.peer, io);
+        if fails {
             self.fail(dialled.peer, FiErrno::ECONNABORTED, io);
             if let Some(peer) = self.peers.get_mut(dialled.peer) {
                 // nothing is left of its session that it could continue
@@ -139,11 +144,19 @@ impl<I: Io> Core<I> {
         self.settle(io);
     }
 
-    /// Accepts nothing on a link on a circuit any more, although the peer has stated nothing.
+    /// Accepts nothing on a link on a circuit any more, although the peer has stated nothing. What
+    /// the peer posts is accepted until the target through which it sends is known and has failed.
     pub(super) fn silence(&mut self, link: LinkKey, io: &mut I) {
-        let ended = self.links.get(link).is_none_or(|link| link.peer_ended);
-        if self.config.circuits && !ended {
-            io.silence(link);
+        let silenced = self.links.get(link).filter(|_| self.config.circuits);
+        let Some(silenced) = silenced.filter(|link| !link.peer_ended) else {
+            return;
+        };
+        if !silenced.is_unattached() {
+            return io.silence(link);
+        }
+        let ends = self.peers.get(silenced.peer).is_some_and(|peer| peer.ends);
+        if ends && silenced.state == State::Lingering {
+            self.orphan(link);
         }
     }
 
@@ -180,6 +193,9 @@ impl<I: Io> Core<I> {
         (own, accepted): (Option<Epoch>, Option<Epoch>),
         io: &mut I,
     ) {
+        if own.is_some() {
+            self.close_orphans(key, own, io);
+        }
         for link in self.links_of(key) {
             let role = self.links.get(link).map(|link| link.role);
             let before = match role {
@@ -202,7 +218,7 @@ impl<I: Io> Core<I> {
         };
         let ended = |link: LinkKey| self.links.get(link).is_some_and(|it| it.peer_ended);
         let mut lingering = peer.lingering.into_iter().flatten();
-        lingering.any(|link| peer.ends || ended(link))
+        lingering.any(|link| peer.ends || ended(link)) || self.is_closing_orphans(key)
     }
 
     /// On a circuit: all requests of a link that is being ended have completed, or can have no
@@ -219,6 +235,12 @@ impl<I: Io> Core<I> {
         half.state = State::Lingering;
         let half = *half;
         let key = half.peer;
+        let ends = self.peers.get(key).is_some_and(|peer| peer.ends);
+        if ends && half.is_unattached() && !half.peer_ended {
+            self.orphan(link);
+            self.advance(key, io);
+            return self.settle(io);
+        }
         self.detach(key, link);
         if let Some(peer) = self.peers.get_mut(key) {
             let place = peer.lingering.iter_mut().find(|place| place.is_none());
@@ -239,6 +261,12 @@ impl<I: Io> Core<I> {
             return;
         };
         let key = ended.peer;
+        if let Some(at) = self.orphans.iter().position(|it| it.link == link) {
+            self.orphans.swap_remove(at);
+            self.list_idle(key);
+            self.advance(self.resolve(key), io);
+            return self.settle(io);
+        }
         self.unlink(key, link);
         self.note_break(&ended);
         if ended.state != State::Lingering {
@@ -271,7 +299,7 @@ impl<I: Io> Core<I> {
     }
 
     /// Nothing is posted to a link any more, and what was posted may be lost.
-    fn detach(&mut self, key: PeerKey, link: LinkKey) {
+    pub(super) fn detach(&mut self, key: PeerKey, link: LinkKey) {
         let Some(peer) = self.peers.get_mut(key) else {
             return;
         };

@@ -335,8 +335,13 @@ impl<I: Io> Core<I> {
         };
         let future = packet.header.processed.until(peer.next) < 0;
         if !known || hello != greets || early || future {
-            io.discard(slot);
-            return self.violation(link, io);
+            let mut slot = Some(slot);
+            let orphan = self.arrived_on_orphan(link, packet, &mut slot, io);
+            slot.into_iter().for_each(|slot| io.discard(slot));
+            return match orphan {
+                true => self.settle(io),
+                false => self.violation(link, io),
+            };
         }
         (peer.busy, peer.heard) = (true, true);
         let acks = peer.acks > 0;
@@ -470,7 +475,7 @@ impl<I: Io> Core<I> {
                 self.advance(key, io);
             }
             // the caller has examined it
-            Body::Attach(_) if self.config.circuits => {}
+            Body::Attach(_) if self.config.circuits => self.attached(link, io),
             Body::Credit { grant, recall } => {
                 if let Some(peer) = self.peers.get_mut(key)
                     && peer.outbound.receive(*grant, false)

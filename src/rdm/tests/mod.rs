@@ -200,6 +200,7 @@ fn a_peer_on_circuits_that_cannot_be_reached_returns() {
             circuits: true,
             on_node: 1 + random.below(2) as usize,
             hidden: false,
+            slow_circuits: random.one_in(3),
             ..CALM
         };
         try_seed("a_peer_on_circuits", seed, plan);
@@ -285,6 +286,7 @@ const CALM: Plan = Plan {
     circuits: false,
     on_node: 1,
     hidden: false,
+    slow_circuits: false,
     places: usize::MAX,
     stream: 0,
     frees: false,

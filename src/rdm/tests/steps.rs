@@ -4,6 +4,7 @@ mod demands;
 mod dials;
 mod evictions;
 mod idle;
+mod orphans;
 mod sessions;
 mod turns;
 
@@ -358,12 +359,8 @@ impl Scene {
     fn hello(&mut self, number: u32, expected: u32) -> LinkKey {
         let (link, _) = *self.acts.accepts.last().expect("an accepted link");
         let terms = self.terms(expected);
-        self.packet(
-            link,
-            0,
-            1,
-            Body::Hello(Box::new(Hello::new(epoch(number), terms, []))),
-        );
+        let hello = Hello::new(epoch(number), terms, []);
+        self.packet(link, 0, 1, Body::Hello(Box::new(hello)));
         link
     }
 

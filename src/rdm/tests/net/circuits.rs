@@ -122,7 +122,12 @@ impl World {
     /// HELLO has arrived at the acceptor, which needs a circuit.
     pub(super) fn greeted(&mut self, node: usize, link: LinkKey) {
         if self.nodes[node].links[&link.number()].1 == 1 {
-            self.on_circuit(OnCircuit::Attach(node, link));
+            let attach = OnCircuit::Attach(node, link);
+            if self.plan.slow_circuits && self.chaos && self.random.one_in(2) {
+                let time = self.now + self.random.below(15_000 * MS);
+                return self.at(time, Event::OnCircuit(attach));
+            }
+            self.on_circuit(attach);
         }
     }
 
@@ -166,18 +171,13 @@ impl World {
         self.on_circuit(OnCircuit::Close(node, link));
     }
 
-    /// The target through which the peer sends on a link fails. Without one, messages of the peer
-    /// can get lost.
+    /// The target through which the peer sends on a link fails. Without one, the peer has posted
+    /// nothing on the link.
     pub(super) fn silence_link(&mut self, node: usize, link: LinkKey) {
         let (conn, side) = self.nodes[node].links[&link.number()];
         match self.conns[conn].bound[side] {
             Some(circuit) => self.on_circuit(OnCircuit::TargetFails(circuit)),
-            None => {
-                if let Some((other, _)) = self.side(conn, 1 - side) {
-                    self.unheard.insert((other, node));
-                }
-                self.on_circuit(OnCircuit::Silenced(node, link));
-            }
+            None => self.on_circuit(OnCircuit::Silenced(node, link)),
         }
     }
 
@@ -261,6 +261,13 @@ impl World {
         }
         while !self.nodes[node].cq.is_empty() {
             self.poll_one(node);
+        }
+        // a target that is not known does not fail: its peer finds a successor as after a kill
+        let unknown = |conn: &Conn| {
+            conn.dialler == node && conn.bound[0].is_none() && conn.sides[1].is_some()
+        };
+        if self.conns.iter().any(unknown) {
+            self.killed.insert(listener);
         }
         self.restart(listener);
     }
