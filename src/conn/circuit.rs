@@ -56,8 +56,8 @@ pub(crate) trait CircuitUser: Send + Sync {
     /// Tells the peer that the connection has ended, because the circuit has failed. The driver.
     fn tell_end(&self);
 
-    /// The circuit has failed. Called once, with any lock held that precedes that of a completion
-    /// queue, or this one.
+    /// The circuit on which the endpoint is connected has failed. Called once, with any lock held
+    /// that precedes that of a completion queue, or this one.
     fn circuit_failed(&self);
 }
 
@@ -72,7 +72,16 @@ pub(crate) struct Circuit {
     /// The number of the target; 0 until the circuit is up.
     target: AtomicU32,
     failed: AtomicBool,
-    users: Mutex<Vec<Weak<dyn CircuitUser>>>,
+    users: Mutex<Vec<User>>,
+}
+
+/// An endpoint that has a share of a circuit.
+#[derive(Debug)]
+struct User {
+    user: Weak<dyn CircuitUser>,
+    /// Its peer has answered. An endpoint whose request is under way does not fail with the circuit:
+    /// a peer of another process does not have the target, and gets a circuit of its own.
+    connected: bool,
 }
 
 impl Circuit {
@@ -124,22 +133,25 @@ impl Circuit {
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, free)
             .ok()?;
         let mut users = self.users.lock();
-        users.retain(|known| known.strong_count() != 0);
-        users.push(Weak::clone(user));
+        users.retain(|known| known.user.strong_count() != 0);
+        users.push(User {
+            user: Weak::clone(user),
+            connected: false,
+        });
         drop(users);
         let share = Share {
             circuit: Arc::clone(self),
             room,
             user: Weak::clone(user),
         };
-        // the users of a circuit that fails meanwhile are found in the list, or here
         (!self.has_failed()).then_some(share)
     }
 
     /// Whether more than one endpoint uses it.
     pub(crate) fn is_shared(&self) -> bool {
         let users = self.users.lock();
-        users.iter().filter(|user| user.strong_count() != 0).count() > 1
+        let live = users.iter().filter(|known| known.user.strong_count() != 0);
+        live.count() > 1
     }
 
     /// Changes when a request of one of its users completes.
@@ -147,7 +159,8 @@ impl Circuit {
         // the drop of a user acquires this lock
         let users: Vec<_> = {
             let users = self.users.lock();
-            users.iter().filter_map(Weak::upgrade).collect()
+            let users = users.iter().map(|known| &known.user);
+            users.filter_map(Weak::upgrade).collect()
         };
         let marks = users.iter().map(|user| user.progress_mark());
         marks.fold(0, u32::wrapping_add)
@@ -158,14 +171,15 @@ impl Circuit {
         self.failed.load(Ordering::Acquire)
     }
 
-    /// Notes that a request has failed, or the device has reported the failure: all users fail.
-    /// Acquires no lock that precedes that of a completion queue.
+    /// Notes that a request has failed, or the device has reported the failure: all connected users
+    /// fail. Acquires no lock that precedes that of a completion queue.
     pub(crate) fn failed(&self) {
         if self.failed.swap(true, Ordering::AcqRel) {
             return;
         }
         let users = std::mem::take(&mut *self.users.lock());
-        for user in users.iter().filter_map(Weak::upgrade) {
+        let connected = users.iter().filter(|known| known.connected);
+        for user in connected.filter_map(|known| known.user.upgrade()) {
             user.circuit_failed();
         }
     }
@@ -205,12 +219,24 @@ impl Share {
     pub(crate) fn circuit(&self) -> &Arc<Circuit> {
         &self.circuit
     }
+
+    fn is_of(&self, known: &User) -> bool {
+        std::ptr::addr_eq(known.user.as_ptr(), self.user.as_ptr())
+    }
+
+    /// The peer has answered: from now on the endpoint fails with the circuit. False: the circuit
+    /// has failed already, and the endpoint is not told.
+    pub(super) fn connect(&self) -> bool {
+        let mut users = self.circuit.users.lock();
+        let known = users.iter_mut().find(|known| self.is_of(known));
+        known.map(|known| known.connected = true).is_some()
+    }
 }
 
 impl Drop for Share {
     fn drop(&mut self) {
         let mut users = self.circuit.users.lock();
-        users.retain(|user| !std::ptr::addr_eq(user.as_ptr(), self.user.as_ptr()));
+        users.retain(|known| !self.is_of(known));
         drop(users);
         self.circuit.used.fetch_sub(self.room, Ordering::AcqRel);
     }

@@ -222,7 +222,11 @@ impl Dial {
     fn answered(&self, answer: &PrivateData) {
         let share = self.state.lock().share.take();
         if let (Some(user), Some(share)) = (self.user.upgrade(), share) {
+            let lives = share.connect();
             user.answered(share, answer);
+            if !lives {
+                user.circuit_failed();
+            }
         }
     }
 

@@ -613,6 +613,56 @@ fn the_failure_of_a_circuit_is_told_to_the_peers() {
     assert_eq!(ended, [10, 11].map(|token| Told::Shutdown(Token(token))));
 }
 
+/// The circuit to another process, which a request under way names, fails: the connection gets a
+/// circuit of its own, in each direction.
+#[test]
+fn the_failure_of_a_circuit_does_not_end_a_request_under_way() {
+    let device = device();
+    let hosts = [0, 1].map(|_| Host::new(&device));
+    let [other, own] = &hosts;
+    let server = Host::new(&device);
+    let (_pep, addr) = xrc_listener(&device, &server);
+    let first = connect((other, &server), addr, 0, |_| {});
+    let dials = own.endpoint(on_xrc(11));
+    dials.connect(Some(addr), b"").unwrap();
+    let (request, _) = next_request(&server.eq);
+    // the peer cannot answer the reciprocal request while its events are not taken
+    let peer = own.domain.driver().unwrap();
+    let peer_events = peer.dispatcher().registry();
+    let accepts = server.accept(request, on_xrc(21));
+    let start = Instant::now();
+    while accepts.core.own_circuit().is_none() {
+        assert!(start.elapsed() < LIMIT, "no reciprocal request");
+        std::thread::yield_now();
+    }
+    let shared = circuit(&first.1);
+    assert!(Arc::ptr_eq(&circuit(&accepts), &shared));
+    shared.fail();
+    assert_eq!(next_event(&server.eq), Ok(Told::Shutdown(Token(20))));
+    drop(peer_events);
+    let welcome = Told::Connected(Token(11), b"welcome".to_vec());
+    assert_eq!(next_event(&own.eq), Ok(welcome));
+    let connected = Told::Connected(Token(21), Vec::new());
+    assert_eq!(next_event(&server.eq), Ok(connected));
+    transfer((own, &dials), &server, 1);
+    transfer((&server, &accepts), own, 2);
+    // the dialling side: the circuit to one listener is named in the request to another one
+    let second = Host::new(&device);
+    let (_pep, second_at) = xrc_listener(&device, &second);
+    let dials_again = own.endpoint(on_xrc(12));
+    dials_again.connect(Some(second_at), b"").unwrap();
+    let (request, _) = next_request(&second.eq);
+    circuit(&dials).fail();
+    assert_eq!(next_event(&own.eq), Ok(Told::Shutdown(Token(11))));
+    let accepts_again = second.accept(request, on_xrc(22));
+    let welcome = Told::Connected(Token(12), b"welcome".to_vec());
+    assert_eq!(next_event(&own.eq), Ok(welcome));
+    let connected = Told::Connected(Token(22), Vec::new());
+    assert_eq!(next_event(&second.eq), Ok(connected));
+    transfer((own, &dials_again), &second, 3);
+    transfer((&second, &accepts_again), own, 4);
+}
+
 /// Two queues that live have different numbers: the peer of the older connection has ended.
 #[test]
 fn a_connection_to_a_queue_that_has_ended_ends() {
