@@ -224,7 +224,9 @@ impl Core {
             };
             let connected = !matches!(old, State::Idle | State::Enabled);
             if self.config.xrc {
-                self.leave_peer(&mut control, old == State::Connected);
+                // a peer that this side has answered may wait for the reciprocal request
+                let told = [State::Accepted, State::Broken, State::Connected];
+                self.leave_peer(&mut control, told.contains(&old));
             }
             if connected {
                 if old != State::Disconnected && !self.config.xrc {

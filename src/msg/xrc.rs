@@ -410,8 +410,8 @@ impl Core {
         Ok(())
     }
 
-    /// Ends the requests of the connection, and tells the peer that an established connection has
-    /// ended.
+    /// Ends the requests of the connection. `tell`: the peer is told the end of a connection that is
+    /// established, or whose request this side has answered.
     pub(super) fn leave_peer(&self, control: &mut Control, tell: bool) {
         let Ok(circuits) = self.circuits() else {
             return;

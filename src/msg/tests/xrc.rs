@@ -663,6 +663,34 @@ fn the_failure_of_a_circuit_does_not_end_a_request_under_way() {
     transfer((&second, &accepts_again), own, 4);
 }
 
+/// The accepting side closes its endpoint while the peer's answer, which completes the connection,
+/// is missing.
+#[test]
+fn the_close_of_an_accepted_endpoint_is_told() {
+    let device = device();
+    let (client, server) = (Host::new(&device), Host::new(&device));
+    let (_pep, addr) = xrc_listener(&device, &server);
+    let stays = connect((&client, &server), addr, 0, |_| {});
+    let dials = client.endpoint(on_xrc(11));
+    dials.connect(Some(addr), b"").unwrap();
+    let (request, _) = next_request(&server.eq);
+    let own = server.domain.driver().unwrap();
+    // this side sends no reciprocal request
+    let own_events = own.dispatcher().registry();
+    let accepts = server.accept(request, on_xrc(21));
+    assert!(accepts.core.conn.state.is(State::Accepted));
+    let begin = Instant::now();
+    accepts.close();
+    drop(own_events);
+    let error = next_error(&client.eq);
+    assert_eq!((error.owner, error.err), (Token(11), FiErrno::ECONNABORTED));
+    // without the notice the client waits 10 s
+    let took = begin.elapsed();
+    assert!(took < Duration::from_secs(5), "{took:?}");
+    transfer((&client, &stays.0), &server, 1);
+    transfer((&server, &stays.1), &client, 2);
+}
+
 /// Two queues that live have different numbers: the peer of the older connection has ended.
 #[test]
 fn a_connection_to_a_queue_that_has_ended_ends() {
