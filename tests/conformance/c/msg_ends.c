@@ -1,0 +1,261 @@
+/* Connections that are being made while other processes end, and such that the accepting side ends at once, from
+ * fi_cm(3) and fi_eq(3). WEFT_TEST_XRC=1 requests XRC.
+ *
+ *   msg_ends others PROV NODE     clients are killed when they have connected, while other processes connect to the
+ *                                 same server: each of their requests leads to FI_CONNECTED
+ *   msg_ends abandoned PROV NODE  an endpoint is closed after fi_accept: the peer has an event within 2 s
+ *
+ * Ends with 0, or says what went wrong. Plain libfabric 1.17. */
+#include "rdm_processes.h"
+
+enum { OTHERS = 3, EACH = 3, ROUNDS = 10 };
+#define KILLING_SECONDS 6
+
+/* Words of the board */
+enum { STOP, FAILED, CONNECTIONS };
+
+struct host {
+	struct fi_info *info;
+	struct fid_fabric *fabric;
+	struct fid_eq *eq;
+	struct fid_domain *domain;
+	struct fid_cq *cq;
+	struct fid_ep *srx;
+};
+
+static void open_host(struct host *host, const char *service)
+{
+	struct fi_info *hints = fi_allocinfo();
+	struct fi_cq_attr attr = { .format = FI_CQ_FORMAT_CONTEXT, .wait_obj = FI_WAIT_NONE };
+	struct fi_eq_attr eq_attr = { .wait_obj = FI_WAIT_UNSPEC };
+
+	hints->caps = FI_MSG;
+	hints->mode = FI_CONTEXT | FI_CONTEXT2 | FI_RX_CQ_DATA;
+	hints->ep_attr->type = FI_EP_MSG;
+	hints->ep_attr->protocol = asked_protocol();
+	hints->ep_attr->rx_ctx_cnt = FI_SHARED_CONTEXT;
+	hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
+	hints->fabric_attr->prov_name = strdup(provider);
+	MUST(fi_getinfo(FI_VERSION(1, 17), node, service, FI_SOURCE, hints, &host->info));
+	fi_freeinfo(hints);
+	MUST(fi_fabric(host->info->fabric_attr, &host->fabric, NULL));
+	MUST(fi_eq_open(host->fabric, &eq_attr, &host->eq, NULL));
+	MUST(fi_domain(host->fabric, host->info, &host->domain, NULL));
+	MUST(fi_cq_open(host->domain, &attr, &host->cq, NULL));
+	MUST(fi_srx_context(host->domain, host->info->rx_attr, &host->srx, NULL));
+}
+
+static void close_host(struct host *host)
+{
+	MUST(fi_close(&host->srx->fid));
+	MUST(fi_close(&host->cq->fid));
+	MUST(fi_close(&host->domain->fid));
+	MUST(fi_close(&host->eq->fid));
+	MUST(fi_close(&host->fabric->fid));
+	fi_freeinfo(host->info);
+}
+
+static struct fid_ep *open_ep(struct host *host, struct fi_info *info)
+{
+	struct fid_ep *ep;
+
+	MUST(fi_endpoint(host->domain, info, &ep, NULL));
+	MUST(fi_ep_bind(ep, &host->eq->fid, 0));
+	MUST(fi_ep_bind(ep, &host->cq->fid, FI_TRANSMIT | FI_RECV));
+	MUST(fi_ep_bind(ep, &host->srx->fid, 0));
+	MUST(fi_enable(ep));
+	return ep;
+}
+
+static struct fid_ep *dial(struct host *host)
+{
+	struct fid_ep *ep = open_ep(host, host->info);
+
+	UNTIL(atomic_load(&board->named[0]), pause_ms(1));
+	MUST(fi_connect(ep, board->names[0].bytes, NULL, 0));
+	return ep;
+}
+
+static void listen_at(struct host *host, struct fid_pep **pep)
+{
+	struct name *name = &board->names[0];
+
+	MUST(fi_passive_ep(host->fabric, host->info, pep, NULL));
+	MUST(fi_pep_bind(*pep, &host->eq->fid, 0));
+	MUST(fi_listen(*pep));
+	name->len = sizeof name->bytes;
+	MUST(fi_getname(&(*pep)->fid, name->bytes, &name->len));
+	atomic_store(&board->named[0], 1);
+}
+
+/* The next event; 0 for an error, -1 if there is none. */
+static int next_event(struct host *host, int timeout, struct fi_eq_cm_entry *entry, struct fi_eq_err_entry *error)
+{
+	uint32_t kind = 0;
+	ssize_t len;
+
+	while ((len = fi_eq_sread(host->eq, &kind, entry, sizeof *entry, timeout, 0)) == -FI_EINTR)
+		;
+	if (len == -FI_EAGAIN || len == -FI_ETIMEDOUT)
+		return -1;
+	if (len == -FI_EAVAIL) {
+		memset(error, 0, sizeof *error);
+		MUST(fi_eq_readerr(host->eq, error, 0));
+		return 0;
+	}
+	MUST(len);
+	return (int)kind;
+}
+
+/* ---- others ---- */
+
+/* Accepts what comes, and closes what has ended. */
+static void others_server(int argument)
+{
+	struct host host;
+	struct fid_pep *pep;
+
+	(void)argument;
+	open_host(&host, "0");
+	listen_at(&host, &pep);
+	while (told(STOP) < 2) {
+		struct fi_eq_cm_entry entry;
+		struct fi_eq_err_entry error;
+		int kind = next_event(&host, 10, &entry, &error);
+
+		if (kind == FI_CONNREQ) {
+			struct fid_ep *ep = open_ep(&host, entry.info);
+
+			/* its client may have been killed */
+			if (fi_accept(ep, NULL, 0))
+				MUST(fi_close(&ep->fid));
+			fi_freeinfo(entry.info);
+		} else if (kind == 0 || kind == FI_SHUTDOWN) {
+			MUST(fi_close(kind ? entry.fid : error.fid));
+		}
+	}
+	_exit(0);
+}
+
+static void killed_client(int count)
+{
+	struct host host;
+
+	open_host(&host, NULL);
+	for (int i = 0; i < count; i++) {
+		struct fi_eq_cm_entry entry;
+		struct fi_eq_err_entry error;
+
+		dial(&host);
+		IS(next_event(&host, 10000, &entry, &error) == FI_CONNECTED);
+	}
+	kill(getpid(), SIGKILL);
+}
+
+static void other_client(int argument)
+{
+	struct host host;
+
+	(void)argument;
+	open_host(&host, NULL);
+	while (!told(STOP)) {
+		struct fid_ep *ep[EACH];
+
+		for (int i = 0; i < EACH; i++)
+			ep[i] = dial(&host);
+		for (int i = 0; i < EACH; i++) {
+			struct fi_eq_cm_entry entry;
+			struct fi_eq_err_entry error;
+			int kind = next_event(&host, 20000, &entry, &error);
+
+			if (kind == FI_CONNECTED) {
+				add(CONNECTIONS);
+				continue;
+			}
+			fprintf(stderr, "%s: event %d, error %d\n", role, kind, kind ? 0 : error.err);
+			add(FAILED);
+		}
+		for (int i = 0; i < EACH; i++)
+			MUST(fi_close(&ep[i]->fid));
+	}
+	close_host(&host);
+}
+
+static void check_others(void)
+{
+	pid_t server = start("server", others_server, 0), others[OTHERS];
+	double end = now() + KILLING_SECONDS;
+
+	UNTIL(atomic_load(&board->named[0]), pause_ms(1));
+	for (int i = 0; i < OTHERS; i++)
+		others[i] = start("other", other_client, 0);
+	for (int i = 0; now() < end || !told(CONNECTIONS); i++) {
+		pid_t pid = start("killed", killed_client, 1 + i % EACH);
+		int status;
+
+		IS(waitpid(pid, &status, 0) == pid && WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+	}
+	put(STOP, 1);
+	for (int i = 0; i < OTHERS; i++)
+		IS(status_of(others[i], "other") == 0);
+	put(STOP, 2);
+	IS(status_of(server, "server") == 0);
+	IS(told(FAILED) == 0);
+}
+
+/* ---- abandoned ---- */
+
+static void abandoned_client(int argument)
+{
+	struct host host;
+
+	(void)argument;
+	open_host(&host, NULL);
+	for (int i = 0; i < ROUNDS; i++) {
+		double begin = now();
+		struct fid_ep *ep = dial(&host);
+		struct fi_eq_cm_entry entry;
+		struct fi_eq_err_entry error;
+		int kind = next_event(&host, 20000, &entry, &error);
+
+		if (kind == FI_CONNECTED)
+			kind = next_event(&host, 20000, &entry, &error);
+		if (now() - begin > 2)
+			die("event %d, error %d, after %.1f s", kind, kind ? 0 : error.err, now() - begin);
+		IS(kind == 0 || kind == FI_SHUTDOWN);
+		MUST(fi_close(&ep->fid));
+	}
+	close_host(&host);
+}
+
+static void check_abandoned(void)
+{
+	pid_t pid = start("client", abandoned_client, 0);
+	struct fid_pep *pep;
+	struct host host;
+
+	open_host(&host, "0");
+	listen_at(&host, &pep);
+	for (int i = 0; i < ROUNDS; i++) {
+		struct fi_eq_cm_entry entry;
+		struct fi_eq_err_entry error;
+		struct fid_ep *ep;
+
+		IS(next_event(&host, 20000, &entry, &error) == FI_CONNREQ);
+		ep = open_ep(&host, entry.info);
+		MUST(fi_accept(ep, NULL, 0));
+		fi_freeinfo(entry.info);
+		MUST(fi_close(&ep->fid));
+	}
+	IS(status_of(pid, "client") == 0);
+	MUST(fi_close(&pep->fid));
+	close_host(&host);
+}
+
+int main(int argc, char **argv)
+{
+	static const struct mode modes[] = { { "others", check_others }, { "abandoned", check_abandoned } };
+
+	alarm(80);
+	return run_mode(modes, sizeof modes / sizeof *modes, argc, argv);
+}
