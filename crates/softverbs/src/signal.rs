@@ -121,6 +121,12 @@ pub(crate) fn asked_in_turn(map: &Mapping, at: usize) -> bool {
             .is_ok()
 }
 
+/// Whether a request of [`ask_in_turn`] is published. The caller runs a fence between publishing the
+/// awaited state and this call.
+pub(crate) fn is_asked_in_turn(map: &Mapping, at: usize) -> bool {
+    map.u32(at).load(Ordering::Relaxed) & 1 != 0
+}
+
 /// Withdraws the request of [`ask_in_turn`] on behalf of all, unless one of them still waits. Each
 /// of them has published that it waits by [`ask_as_one`], which is what `waits` looks for. Returns
 /// true if one began to wait meanwhile: the request is published again, and the caller has the duty

@@ -370,9 +370,7 @@ impl Srq {
         if claimed == Some(State::Claimed(slot)) {
             self.publish(&mut queue, index);
             drop(queue);
-            // a pull that cannot copy the message of a sender comes here each time: a thread that
-            // it woke would only repeat it
-            self.ring_waiters(false);
+            self.ring_again();
         }
     }
 
@@ -430,25 +428,35 @@ impl Srq {
     /// Rings the senders that wait for a receive, after a change for which they wait.
     #[inline]
     fn wake_senders(&self) {
-        self.ring_waiters(true);
-    }
-
-    /// As [`Self::wake_senders`]. `pulls_now`: a thread of this process that sleeps does the pull.
-    #[inline]
-    fn ring_waiters(&self, pulls_now: bool) {
         let process = self.process();
         light_fence_towards_all(&process.unfenced);
         let (map, at) = (&process.segment.map, self.at());
         let waiting = (at + layout::WAITING, at + layout::WAITERS);
         if let Some(waiters) = signal::waiters_in_turn(map, waiting.0, waiting.1) {
-            self.ring_senders(&waiters, pulls_now);
+            self.ring_senders(&waiters);
+        }
+    }
+
+    /// As [`Self::wake_senders`], for a receive that was claimed in vain. The requests of the
+    /// senders stay if queue pairs use the SRQ: a pull that cannot copy a message comes here, has
+    /// asked in the place of all of them, and must not request the next pull, which would do the
+    /// same.
+    #[cold]
+    fn ring_again(&self) {
+        let process = self.process();
+        if self.users.load(Ordering::Relaxed) == 0 {
+            return self.wake_senders();
+        }
+        light_fence_towards_all(&process.unfenced);
+        if signal::is_asked_in_turn(&process.segment.map, self.at() + layout::WAITING) {
+            process.ring_all_peers();
         }
     }
 
     /// Rings the processes with these slots. If queue pairs use the SRQ, rings all peers, and
     /// requests a pull.
     #[cold]
-    fn ring_senders(&self, waiters: &[u64], pulls_now: bool) {
+    fn ring_senders(&self, waiters: &[u64]) {
         let process = self.process();
         if self.users.load(Ordering::Relaxed) == 0 {
             process.ring_peers(waiters);
@@ -463,7 +471,7 @@ impl Srq {
             process.request_shared_pull(self.index);
         }
         process.ring_all_peers();
-        if requested && pulls_now && signal::must_ring(&process.segment.map) {
+        if requested && signal::must_ring(&process.segment.map) {
             process.wake_up();
         }
     }
@@ -493,7 +501,7 @@ impl Srq {
         if !self.serves_initiators() && signal::stop_asking_in_turn(map, waiting, waits) {
             // A sender began to wait while the request was still set, and a receive posted since
             // then rang no process.
-            self.ring_senders(&[], true);
+            self.ring_senders(&[]);
         }
     }
 }
