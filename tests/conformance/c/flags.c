@@ -4,7 +4,9 @@
  *
  * The initiator operates on the memory of the target, which is a persistent mapping of FILE
  * (FI_RMA_PMEM). Each call is made once with each flag: the flags that its page lists complete, the
- * others are -FI_EBADFLAGS. The bytes written with FI_COMMIT_COMPLETE are read back from FILE. */
+ * others are -FI_EBADFLAGS. The bytes written with FI_COMMIT_COMPLETE are read back from FILE. Then
+ * endpoints without FI_RMA, or with one direction of it: the other calls are -FI_EOPNOTSUPP
+ * (fi_getinfo(3), "Capabilities"), also before there is a connection. */
 #include "end.h"
 
 #include <fcntl.h>
@@ -188,6 +190,39 @@ static void durable_write(const char *file)
 	close(fd);
 }
 
+static void only(uint64_t rights, int reads, int writes)
+{
+	struct iovec iov = { .iov_base = NULL };
+	struct fi_rma_iov remote = { .addr = 0 };
+	struct fi_msg_rma rma = { .msg_iov = &iov, .iov_count = 1, .rma_iov = &remote, .rma_iov_count = 1 };
+
+	memset(&end, 0, sizeof end);
+	caps = FI_MSG | rights;
+	open_side(NULL, 0, NULL);
+	bind_endpoint(&end, info);
+
+	const struct {
+		const char *call;
+		ssize_t got;
+		int permitted;
+	} calls[] = {
+		{ "fi_read", fi_read(end.ep, end.memory, SIZE, fi_mr_desc(end.mr), 0, 0, 0, NULL), reads },
+		{ "fi_readmsg", fi_readmsg(end.ep, &rma, 0), reads },
+		{ "fi_write", fi_write(end.ep, end.memory, SIZE, fi_mr_desc(end.mr), 0, 0, 0, NULL), writes },
+		{ "fi_writemsg", fi_writemsg(end.ep, &rma, 0), writes },
+		{ "fi_inject_write", fi_inject_write(end.ep, end.memory, SIZE, 0, 0, 0), writes },
+	};
+
+	for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+		/* what is permitted fails because nothing is connected */
+		if (calls[i].got >= 0 || (calls[i].got != -FI_EOPNOTSUPP) != calls[i].permitted) {
+			fprintf(stderr, "%s with the capabilities %#lx: %ld\n", calls[i].call, (long)caps, (long)calls[i].got);
+			failures++;
+		}
+	}
+	MUST(fi_close(&end.ep->fid));
+}
+
 int main(int argc, char **argv)
 {
 	int pipes[2];
@@ -221,6 +256,9 @@ int main(int argc, char **argv)
 	connect_here();
 	every_call();
 	MUST(fi_close(&end.ep->fid));
+	only(0, 0, 0);
+	only(FI_RMA | FI_READ | FI_SEND | FI_RECV, 1, 0);
+	only(FI_RMA | FI_WRITE | FI_SEND | FI_RECV, 0, 1);
 	unlink(argv[3]);
 	if (status_of(pid, "target") || failures)
 		return 1;
