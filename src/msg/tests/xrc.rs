@@ -120,6 +120,15 @@ fn a_name_that_cannot_be_used_leaves_the_old_one() {
     connect((&client, &host), old, 1, |_| {});
 }
 
+/// Waits until an endpoint that has accepted has a circuit for its reciprocal request.
+fn await_reciprocal(accepts: &Endpoint) {
+    let start = Instant::now();
+    while accepts.core.own_circuit().is_none() {
+        assert!(start.elapsed() < LIMIT, "no reciprocal request");
+        std::thread::yield_now();
+    }
+}
+
 /// A connected pair: endpoint `10 + n` of the client, `20 + n` of the server.
 fn connect(
     (client, server): (&Host, &Host),
@@ -346,11 +355,7 @@ fn a_message_that_breaks_an_accepted_connection_ends_it() {
         .into();
     let peer_events = peer.dispatcher().registry();
     let accepts = server.accept(request, on_xrc(20));
-    let start = Instant::now();
-    while accepts.core.own_circuit().is_none() {
-        assert!(start.elapsed() < LIMIT, "no reciprocal request");
-        std::thread::yield_now();
-    }
+    await_reciprocal(&accepts);
     let own_events = own.dispatcher().registry();
     drop(peer_events);
     let connected = |token| Told::Connected(Token(token), Vec::new());
@@ -367,6 +372,7 @@ fn a_message_that_breaks_an_accepted_connection_ends_it() {
     let failed = client.cq.sread(1, 1, Some(LIMIT), &mut |_: &Completion| {});
     assert_eq!(failed, Err(FiErrno::EAVAIL));
     assert_eq!(next_event(&client.eq), Ok(Told::Shutdown(Token(10))));
+    let start = Instant::now();
     while state() == State::Accepted {
         assert!(start.elapsed() < LIMIT, "the target has not failed");
         device.dispatch_async();
@@ -393,11 +399,7 @@ fn a_notice_that_precedes_the_last_answer_ends_an_accepted_connection() {
     let peer = client.domain.driver().unwrap();
     let peer_events = peer.dispatcher().registry();
     let accepts = server.accept(request, on_xrc(20));
-    let start = Instant::now();
-    while accepts.core.own_circuit().is_none() {
-        assert!(start.elapsed() < LIMIT, "no reciprocal request");
-        std::thread::yield_now();
-    }
+    await_reciprocal(&accepts);
     CircuitUser::peer_ended(&*accepts.core);
     assert!(!accepts.core.conn.state.can_post());
     drop(peer_events);
@@ -630,11 +632,7 @@ fn the_failure_of_a_circuit_does_not_end_a_request_under_way() {
     let peer = own.domain.driver().unwrap();
     let peer_events = peer.dispatcher().registry();
     let accepts = server.accept(request, on_xrc(21));
-    let start = Instant::now();
-    while accepts.core.own_circuit().is_none() {
-        assert!(start.elapsed() < LIMIT, "no reciprocal request");
-        std::thread::yield_now();
-    }
+    await_reciprocal(&accepts);
     let shared = circuit(&first.1);
     assert!(Arc::ptr_eq(&circuit(&accepts), &shared));
     shared.fail();
