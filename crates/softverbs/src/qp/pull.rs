@@ -208,8 +208,8 @@ impl Qp {
         copied == Ok(entry.len as usize)
     }
 
-    /// If the kernel denies this process the copy, asks the sender's agent to make progress, so
-    /// that the sender sends the pending message itself.
+    /// Makes the sender send a pending message that could not be copied: wakes its process, or, if
+    /// the kernel denies this process the copy, asks its agent to make progress.
     #[cold]
     fn send_from_there(&self, peer: &Arc<Peer>) {
         if peer.refuses()
@@ -217,6 +217,8 @@ impl Qp {
         {
             link.ask_to_go_on();
         }
+        // its process sleeps if it has seen the message held
+        peer.ring_process();
     }
 
     fn complete_pulled(&self, rq: &RecvQueue, receive: &Receive<'_>, entry: &Entry) {
