@@ -246,6 +246,15 @@ static int in_state(struct host *host, enum state state)
 
 static bool take_some(struct host *host, bool errors);
 
+/* Waits for an event; meanwhile messages are taken. */
+static void next_event(struct host *host)
+{
+	/* a peer that closes an endpoint may wait until its messages have found receives */
+	if (host->to_send)
+		take_some(host, true);
+	event_once(host, host->to_send ? 0 : 100);
+}
+
 static void await(struct host *host, enum state state, int count)
 {
 	double limit = now() + SETUP_SECONDS;
@@ -253,10 +262,19 @@ static void await(struct host *host, enum state state, int count)
 	while (in_state(host, state) < count) {
 		if (now() > limit)
 			die("%d endpoints of %d in state %d", in_state(host, state), count, state);
-		/* a peer that closes an endpoint may wait until its messages have found receives */
-		if (host->to_send)
-			take_some(host, true);
-		event_once(host, host->to_send ? 0 : 100);
+		next_event(host);
+	}
+}
+
+/* Waits until no endpoint is connecting. Connections of earlier endpoints may end meanwhile. */
+static void await_connections(struct host *host)
+{
+	double limit = now() + SETUP_SECONDS;
+
+	while (in_state(host, CONNECTING)) {
+		if (now() > limit)
+			die("%d endpoints of %d are connecting", in_state(host, CONNECTING), host->eps);
+		next_event(host);
 	}
 }
 
@@ -270,7 +288,7 @@ static void connect_to(struct host *host, int place, int count)
 
 		MUST(fi_connect(ep, board->names[place].bytes, &data, 4));
 	}
-	await(host, CONNECTED, host->eps - in_state(host, NONE) - in_state(host, SHUT));
+	await_connections(host);
 }
 
 static void close_ep(struct host *host, int at)
