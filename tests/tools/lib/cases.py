@@ -65,10 +65,21 @@ def _name(test):
     return test.id() if hasattr(test, "id") else str(test)
 
 
-def run(folder, top, pattern="test_*.py"):
-    """Runs the cases of a folder and returns the total; the caller prints it."""
+def _cases(suite):
+    for each in suite:
+        if isinstance(each, unittest.TestSuite):
+            yield from _cases(each)
+        else:
+            yield each
+
+
+def run(folder, top, pattern="test_*.py", wanted=None):
+    """Runs the cases of a folder and returns the total; the caller prints it. `wanted`: called with
+    the name of each case, whether it is to run; by default all run."""
     sys.path.insert(0, str(top))
     suite = unittest.TestLoader().discover(str(folder), pattern=pattern, top_level_dir=str(top))
+    if wanted:
+        suite = unittest.TestSuite(case for case in _cases(suite) if wanted(_name(case)))
     result = _Result()
     suite.run(result)
     return result.total

@@ -240,7 +240,9 @@ class Cases(unittest.TestCase):
             (pathlib.Path(folder) / "test_unreadable.py").write_text("def (")
             with mock.patch("builtins.print"):
                 counted = cases.run(folder, folder)
+                some = cases.run(folder, folder, wanted=lambda name: name.endswith(("test_good", "test_bad")))
         self.assertEqual(counted, total.Total(passed=1, failed=4, skipped=1))
+        self.assertEqual(some, total.Total(passed=1, failed=1))
 
 
 class AtOnce(unittest.TestCase):
