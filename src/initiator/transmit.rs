@@ -7,6 +7,7 @@ use super::refusal;
 use super::remote::RemoteIov;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
+use crate::queue::event_cell::Counted;
 use crate::queue::slots::Slot;
 use crate::verbs::{RemoteAddr, Rkey, SendOpcode, SendRequest, Sge};
 
@@ -40,6 +41,8 @@ pub(crate) struct Transmit<'a> {
     pub(crate) swap: u64,
     /// Flags of the operation's completion.
     pub(crate) kind: Flags,
+    /// The event cells that count it.
+    pub(crate) counted: Counted,
 }
 
 impl<'a> Transmit<'a> {
@@ -129,6 +132,7 @@ impl<'a> Transmit<'a> {
             compare_add: 0,
             swap: 0,
             kind: completion_flags(opcode),
+            counted: Counted::WHOLE,
         }
     }
 

@@ -75,6 +75,8 @@ pub(crate) struct Span {
     pub(crate) event: Event,
     /// The generation of the region, once it is known.
     pub(crate) generation: Option<u64>,
+    /// Whether the counters of the region count it.
+    pub(crate) counted: bool,
 }
 
 /// An operation on the elements of a region.
@@ -226,7 +228,8 @@ impl Targets {
                 span.left -= moved;
             }
             span.generation = Some(target.generation);
-            counter = target.counter(span.event).filter(|_| span.left == 0);
+            let ended = span.counted && span.left == 0;
+            counter = target.counter(span.event).filter(|_| ended);
         }
         if let Some(counter) = counter {
             counter.add(1);

@@ -18,6 +18,36 @@ use crate::verbs::{Pd, RemoteAddr, Rkey, Words};
 
 /// Maximum number of event cells in use per protection domain.
 const CELLS: usize = 1 << 16;
+/// The event cells that count a part of an operation. An operation on several ranges, or in several
+/// parts, is one operation for each region and one for the endpoint (`FI_CNTR_EVENTS_COMP`,
+/// `fi_cntr(3)`): the last part there counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Counted {
+    pub(crate) by_region: bool,
+    pub(crate) by_endpoint: bool,
+}
+
+impl Counted {
+    /// An operation in one part.
+    pub(crate) const WHOLE: Self = Self {
+        by_region: true,
+        by_endpoint: true,
+    };
+    /// A part of a range, with more of that range behind it.
+    pub(crate) const NOT: Self = Self {
+        by_region: false,
+        by_endpoint: false,
+    };
+
+    /// The last part of a range. `later`: the keys of the ranges of the operation behind it.
+    pub(crate) fn of_range(key: u64, mut later: impl ExactSizeIterator<Item = u64>) -> Self {
+        Self {
+            by_endpoint: later.len() == 0,
+            by_region: later.all(|other| other != key),
+        }
+    }
+}
+
 /// Words of a cell.
 const WORDS: usize = 2;
 
@@ -164,6 +194,17 @@ impl Watch {
 mod tests {
     use super::*;
     use crate::verbs::devices;
+
+    #[test]
+    fn an_operation_on_several_ranges_counts_once_for_each_region() {
+        let keys = [7, 8, 7, 9];
+        let counted =
+            |index: usize| Counted::of_range(keys[index], keys[index + 1..].iter().copied());
+        let by_region = [0, 1, 2, 3].map(|index| counted(index).by_region);
+        let by_endpoint = [0, 1, 2, 3].map(|index| counted(index).by_endpoint);
+        assert_eq!(by_region, [false, true, true, true]);
+        assert_eq!(by_endpoint, [false, false, false, true]);
+    }
 
     #[test]
     fn a_cell_is_given_out_again_only_when_nobody_holds_it() {

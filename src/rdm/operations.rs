@@ -97,6 +97,9 @@ pub(super) struct Atomic {
     /// Whether it is one of several ranges of a call, whose key is the operation's context
     /// (`ranges.rs`).
     pub(super) ranged: bool,
+    /// Whether it is on the last range of its call: counters of the target's endpoint count the
+    /// call there. Counters of regions count each range.
+    pub(super) last: bool,
 }
 
 /// An operation.
@@ -225,6 +228,7 @@ impl Operation {
                 datatype: atomic.datatype,
                 count: atomic.count,
                 fetches: atomic.fetches,
+                last: atomic.last,
                 operands: payload(self.len),
             },
             Kind::Result { op, status, .. } => Body::Result {

@@ -13,6 +13,7 @@ use crate::initiator::sq::Sq;
 use crate::initiator::{Initiator, Transmit};
 use crate::mr::Desc;
 use crate::queue::EngineLink;
+use crate::queue::event_cell::Counted;
 use crate::verbs::SendOpcode;
 
 /// An operation that is not or not completely posted: it waits for a look-up, for a result or for
@@ -33,6 +34,7 @@ pub(crate) struct Deferred {
     compare_add: u64,
     swap: u64,
     kind: Flags,
+    counted: Counted,
     /// Number of bytes of the operation that are posted.
     posted: u64,
 }
@@ -78,6 +80,7 @@ impl Deferred {
             compare_add: op.compare_add,
             swap: op.swap,
             kind: op.kind,
+            counted: op.counted,
             posted,
         }
     }
@@ -105,6 +108,7 @@ impl Deferred {
             compare_add: self.compare_add,
             swap: self.swap,
             kind: self.kind,
+            counted: self.counted,
         }
     }
 }

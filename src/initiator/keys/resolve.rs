@@ -187,14 +187,14 @@ fn resolution(
         }
         Ok(fragment)
             if fragment.last
-                && resolved.entry.cell.is_null()
+                && !is_counted_by(resolved, op)
                 && !(counted || durable || resolved.entry.once) =>
         {
             Resolution::One(fragment)
         }
         // without a result buffer the initiator cannot detect success
         _ if op.opcode == SendOpcode::CompareSwap
-            && !resolved.entry.cell.is_null()
+            && is_counted_by(resolved, op)
             && !resolved.entry.once
             && op.local.count() != 0 =>
         {
@@ -202,6 +202,11 @@ fn resolution(
         }
         _ => Resolution::Many(offset),
     }
+}
+
+/// Whether counters of the region count the operation.
+pub(super) fn is_counted_by(resolved: &Resolved, op: &Transmit<'_>) -> bool {
+    op.counted.by_region && !resolved.entry.cell.is_null()
 }
 
 /// As [`resolution`], for an atomic on elements that are present.
@@ -231,7 +236,7 @@ fn elements(
             return Resolution::Refused(FiErrno::EACCES);
         }
     };
-    let of_region = !resolved.entry.cell.is_null();
+    let of_region = is_counted_by(resolved, op);
     if of_region && shape.writes && !shape.always {
         return Resolution::Compare(offset);
     }

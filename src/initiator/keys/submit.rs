@@ -3,7 +3,7 @@
 #![allow(unsafe_code, reason = "posts buffers that the caller keeps valid")]
 
 use super::Deferred;
-use super::resolve::{Resolution, leaves_unchanged, need};
+use super::resolve::{Resolution, is_counted_by, leaves_unchanged, need};
 use crate::errno::{FiErrno, Result};
 use crate::initiator::local::LocalRange;
 use crate::initiator::plan::Batch;
@@ -251,18 +251,18 @@ impl<Q: Sq> Initiator<Q> {
         // claim
         let of_region = if region.entry.once {
             Some((region.entry.claim_addr(), region.entry.rkey))
-        } else if !region.entry.cell.is_null() {
+        } else if is_counted_by(region, op) {
             let addr = region.entry.cell.wrapping_add(event.offset());
             Some((addr, region.cells_rkey))
         } else {
             None
         };
         // only for regions of a directory, not for those with native keys
-        let of_endpoint =
-            (!peer.map.cell.is_null() && region.cells_rkey != Rkey::default()).then(|| {
-                let offset = need(op, 0).0.event_of_endpoint().offset();
-                (peer.map.cell.wrapping_add(offset), region.cells_rkey)
-            });
+        let has_cell = !peer.map.cell.is_null() && region.cells_rkey != Rkey::default();
+        let of_endpoint = (op.counted.by_endpoint && has_cell).then(|| {
+            let offset = need(op, 0).0.event_of_endpoint().offset();
+            (peer.map.cell.wrapping_add(offset), region.cells_rkey)
+        });
         let mut count = 0;
         let targets = of_region.into_iter().chain(of_endpoint);
         for (event, (addr, rkey)) in events.iter_mut().zip(targets) {

@@ -149,6 +149,7 @@ impl Endpoint {
             count: 0,
             fetches: family != Family::Base,
             ranged: false,
+            last: true,
         };
         let buffers = Buffers {
             operands: if reads { Iov::default() } else { operands },
@@ -475,8 +476,9 @@ impl State {
         parameters.atomic.ranged = true;
         let mut prepared = [const { None }; MAX_RMA_IOV];
         let (mut start, mut refused) = (0, None);
-        for (to, range) in prepared.iter_mut().zip(ranges) {
+        for (index, (to, range)) in prepared.iter_mut().zip(ranges).enumerate() {
             let buffers = buffers.part(start, range.len);
+            parameters.atomic.last = index + 1 == ranges.len();
             // SAFETY: the caller promises readable operands.
             let op = unsafe {
                 match device {

@@ -184,7 +184,8 @@ impl Executor {
             true => Event::Read,
             false => Event::Write,
         };
-        for (_, counter) in self.remote.iter().filter(|(of, _)| *of == event) {
+        let counts = |(of, _): &&(Event, _)| atomic.last && *of == event;
+        for (_, counter) in self.remote.iter().filter(counts) {
             counter.add(1);
         }
         Ok(if atomic.fetches { change.len() } else { 0 })

@@ -282,6 +282,7 @@ impl Io for Executor {
                 datatype,
                 count,
                 fetches,
+                last,
                 operands,
             } => {
                 let atomic = Atomic {
@@ -292,6 +293,7 @@ impl Io for Executor {
                     count: *count,
                     fetches: *fetches,
                     ranged: false,
+                    last: *last,
                 };
                 credit = Credit::ZERO;
                 self.atomic(origin, *op, &atomic, (&slot, *operands));

@@ -10,7 +10,7 @@ use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
 use crate::initiator::RemoteIov;
 use crate::mr::{Span, mapped_key};
-use crate::queue::event_cell::Event;
+use crate::queue::event_cell::{Counted, Event};
 use crate::rdm::core::Core;
 use crate::rdm::iov::Iov;
 use crate::rdm::operations::{Operation, TxKey};
@@ -108,11 +108,13 @@ impl Executor {
         while next.0 < ranges && result.is_ok() {
             let range = &remote[next.0];
             let before = remote[..next.0].iter().map(|range| range.len);
+            let later = remote[next.0 + 1..ranges].iter().map(|range| range.key);
+            let counted = Counted::of_range(range.key, later);
             let local = iov.part(before.sum(), range.len);
             let mut part = (next.1, generation);
             // SAFETY: the application keeps the buffers until the operation completes; injected
             // data is valid during the call of the application, or in a slot.
-            result = unsafe { self.own_range(range, &local, event, &mut part, budget) };
+            result = unsafe { self.own_range((range, counted), &local, event, &mut part, budget) };
             (next.1, generation) = part;
             if result.is_ok() && next.1 < range.len {
                 if let Some(op) = self.rma.ops.get_mut(key) {
@@ -121,7 +123,9 @@ impl Executor {
                 return false;
             }
             if result.is_ok() {
-                self.count_own(event);
+                if counted.by_endpoint {
+                    self.count_own(event);
+                }
                 (next, generation) = ((next.0 + 1, 0), None);
             }
         }
@@ -146,7 +150,7 @@ impl Executor {
     /// The local buffers are readable, for a read writable.
     unsafe fn own_range(
         &self,
-        range: &RemoteIov,
+        (range, counted): (&RemoteIov, Counted),
         local: &Iov,
         event: Event,
         (offset, generation): &mut (usize, Option<u64>),
@@ -160,6 +164,7 @@ impl Executor {
             left: range.len - *offset,
             event,
             generation: *generation,
+            counted: counted.by_region,
         };
         if range.len == 0 {
             // as on a link, nothing is accessed, so the key need not be one

@@ -261,6 +261,8 @@ pub enum Body {
         count: u16,
         /// Whether RESULT has the earlier values of the elements.
         fetches: bool,
+        /// Whether it is on the last range of its call.
+        last: bool,
         /// At most [`MAX_OPERANDS`] bytes.
         operands: Payload,
     },
@@ -568,12 +570,14 @@ impl Packet {
                 datatype,
                 count,
                 fetches,
+                last,
                 ..
             } => {
                 put(body, 0, key.to_le_bytes());
                 put(body, 8, [*operator, *datatype]);
                 put(body, 10, count.to_le_bytes());
-                put(body, 12, u32::from(*fetches).to_le_bytes());
+                let flags = u32::from(*fetches) | u32::from(!last) << 1;
+                put(body, 12, flags.to_le_bytes());
             }
             Body::Hello(hello) => hello.encode(body),
             _ => {}
@@ -844,8 +848,8 @@ impl Source<'_> {
         let operands = self.payload(ATOMIC_SIZE, 0, MAX_OPERANDS)?;
         let [operator, datatype] = bytes(self.head, HEADER_SIZE + 8)?;
         let count = u16::from_le_bytes(bytes(self.head, HEADER_SIZE + 10)?);
-        let fetches = get32(self.head, HEADER_SIZE + 12)?;
-        if count == 0 || fetches > 1 {
+        let flags = get32(self.head, HEADER_SIZE + 12)?;
+        if count == 0 || flags > 3 {
             return Err(Bad::Value);
         }
         Ok(Body::Atomic {
@@ -855,7 +859,8 @@ impl Source<'_> {
             operator,
             datatype,
             count,
-            fetches: fetches == 1,
+            fetches: flags & 1 != 0,
+            last: flags & 2 == 0,
             operands,
         })
     }

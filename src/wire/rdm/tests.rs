@@ -190,11 +190,11 @@ fn body() -> impl Strategy<Value = Body> {
         any::<(u64, u32, bool)>().prop_map(|(data, len, ack)| Body::Notice { data, len, ack }),
         (
             (op(), payload(16, 0..=MAX_OPERANDS)),
-            any::<(u64, u64, u8, u8, bool)>(),
+            any::<(u64, u64, u8, u8, bool, bool)>(),
             1..=u16::MAX
         )
             .prop_map(
-                |((op, operands), (addr, key, operator, datatype, fetches), count)| {
+                |((op, operands), (addr, key, operator, datatype, fetches, last), count)| {
                     Body::Atomic {
                         op,
                         addr,
@@ -203,6 +203,7 @@ fn body() -> impl Strategy<Value = Body> {
                         datatype,
                         count,
                         fetches,
+                        last,
                         operands,
                     }
                 }

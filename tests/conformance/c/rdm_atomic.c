@@ -731,7 +731,8 @@ static void is_counted(int place)
 	POST(&side, fi_compare_atomic(side.ep, &operand, 1, NULL, &zero, NULL, &result, NULL, to, 0, KEY, FI_UINT64, FI_CSWAP, NULL));
 	operand = 2;
 	POST(&side, fi_atomic(side.ep, &operand, 1, NULL, to, 0, KEY, FI_UINT64, FI_ATOMIC_WRITE, NULL));
-	/* each range counts, as each range of a write */
+	/* counters of regions count each range of an atomic, because each may change its elements or
+	 * not; those of endpoints count the call */
 	msg.addr = to;
 	POST(&side, fi_atomicmsg(side.ep, &msg, FI_COMPLETION));
 	for (int done = 0; done < 7; done++)

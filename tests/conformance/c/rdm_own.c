@@ -194,12 +194,18 @@ static void counted(void)
 		POST(&side, fi_read(side.ep, local, LEN, NULL, side.peer, 0, 1, local));
 		DONE(&side, local, READ_DONE);
 	}
+	/* a call on two ranges is one operation */
+	struct iovec from = { local, 16 };
+	struct fi_rma_iov to[2] = { { 0, 8, 1 }, { 64, 8, 1 } };
+	struct fi_msg_rma msg = { .msg_iov = &from, .iov_count = 1, .addr = side.peer, .rma_iov = to, .rma_iov_count = 2, .context = local };
+	POST(&side, fi_writemsg(side.ep, &msg, FI_COMPLETION));
+	DONE(&side, local, WRITTEN);
 	POST(&side, fi_write(side.ep, local, 100, NULL, side.peer, LEN, 1, local));
 	REFUSED(&side, local);
-	IS(fi_cntr_read(counters.write) == 7 && fi_cntr_readerr(counters.write) == 1);
+	IS(fi_cntr_read(counters.write) == 8 && fi_cntr_readerr(counters.write) == 1);
 	IS(fi_cntr_read(counters.read) == 3 && fi_cntr_readerr(counters.read) == 0);
-	IS(fi_cntr_read(counters.remote_write) == 7 && fi_cntr_read(counters.remote_read) == 3);
-	IS(fi_cntr_read(of_region) == 7 && fi_cntr_read(reads_of_region) == 3);
+	IS(fi_cntr_read(counters.remote_write) == 8 && fi_cntr_read(counters.remote_read) == 3);
+	IS(fi_cntr_read(of_region) == 8 && fi_cntr_read(reads_of_region) == 3);
 	must_be_empty(&side);
 	MUST(fi_close(&side.ep->fid));
 	side.ep = NULL;

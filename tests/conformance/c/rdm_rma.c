@@ -395,27 +395,38 @@ static void counters(void)
 			else
 				POST(&side, fi_write(side.ep, local + i * 512, 512, NULL, side.peer, addr, there[0].key, NULL));
 		}
+		/* a call on several ranges is one operation (FI_CNTR_EVENTS_COMP) */
+		struct iovec from = { local, 3 * 8 };
+		struct fi_rma_iov to[3];
+		for (unsigned i = 0; i < 3; i++)
+			to[i] = (struct fi_rma_iov){ there[0].addr + i * 512, 8, there[0].key };
+		struct fi_msg_rma msg = { .msg_iov = &from, .iov_count = 1, .addr = side.peer, .rma_iov = to, .rma_iov_count = 3 };
 		IS(value_of(c.write, COUNT) == COUNT && fi_cntr_read(c.read) == 0);
-		for (unsigned i = 0; i < COUNT / 3; i++)
+		POST(&side, fi_writemsg(side.ep, &msg, FI_DELIVERY_COMPLETE));
+		IS(value_of(c.write, COUNT + 1) == COUNT + 1);
+		from.iov_base = local + MIB + 64;
+		POST(&side, fi_readmsg(side.ep, &msg, 0));
+		IS(value_of(c.read, 1) == 1 && !memcmp(local + MIB + 64, local, 24));
+		for (unsigned i = 1; i < COUNT / 3; i++)
 			POST(&side, fi_read(side.ep, local + MIB, 8, NULL, side.peer, there[0].addr, there[0].key, NULL));
 		/* a sleeping wait */
 		MUST(fi_cntr_wait(c.read, COUNT / 3, SECONDS * 1000));
 		IS(fi_cntr_read(c.read) == COUNT / 3);
-		IS(fi_cntr_read(c.write) == COUNT);
+		IS(fi_cntr_read(c.write) == COUNT + 1);
 		IS(!memcmp(local, local + MIB, 8));
 		/* errors */
 		POST(&side, fi_write(side.ep, local, 8, NULL, side.peer, there[0].addr + AREA, there[0].key, &c));
 		UNTIL(fi_cntr_readerr(c.write) == 1, (void)fi_cntr_read(c.write));
-		IS(fi_cntr_read(c.write) == COUNT && fi_cntr_readerr(c.read) == 0);
+		IS(fi_cntr_read(c.write) == COUNT + 1 && fi_cntr_readerr(c.read) == 0);
 		REFUSED(&side, &c);
 	} else if (events) {
-		IS(value_of(c.remote_write, COUNT) == COUNT);
+		IS(value_of(c.remote_write, COUNT + 1) == COUNT + 1);
 		IS(value_of(c.remote_read, COUNT / 3) == COUNT / 3);
-		IS(differs(memory, 16, 1) == 16 && differs(memory + 512, 512, 1) == 0);
+		IS(differs(memory, 8, 1) == 8 && differs(memory + 1536, 512, 1) == 0);
 	}
 	meet(&side);
 	if (events && me == 1)
-		IS(fi_cntr_read(c.remote_write) == COUNT && fi_cntr_read(c.remote_read) == COUNT / 3);
+		IS(fi_cntr_read(c.remote_write) == COUNT + 1 && fi_cntr_read(c.remote_read) == COUNT / 3);
 	must_be_empty(&side);
 	MUST(fi_close(&side.ep->fid));
 	side.ep = NULL;
