@@ -7,6 +7,7 @@
 
 use std::any::Any;
 use std::collections::VecDeque;
+use std::ffi::CStr;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -99,7 +100,8 @@ pub struct EqError {
     pub owner: Token,
     /// The reason as libfabric's errno.
     pub err: FiErrno,
-    /// The reason as the connection manager's status, made positive.
+    /// The reason as the connection manager's status, made positive: an errno value, or the reason
+    /// of a rejection. [`EqError::text`] names it.
     pub prov_errno: i32,
     /// Data of the peer's rejection.
     pub data: CmData,
@@ -107,6 +109,24 @@ pub struct EqError {
     pub context: usize,
     /// `context` of `fi_eq_err_entry`; `None`: that of the object.
     pub operation: Option<usize>,
+}
+
+impl EqError {
+    /// The text of a [`EqError::prov_errno`] that is the reason of a rejection (InfiniBand
+    /// specification, volume 1, "Rejection reason"). `None`: it is an errno value, or a reason that
+    /// connection managers do not give for the requests of RC and XRC.
+    pub const fn text(prov_errno: i32) -> Option<&'static CStr> {
+        Some(match prov_errno {
+            1 => c"the peer has no queue pair for the connection",
+            4 => c"the peer has waited too long for the next step of the connection",
+            5 => c"the peer does not support the request",
+            8 => c"nobody listens at the address of the peer",
+            9 => c"the peer has no service of this type at the address",
+            10 => c"the queue pair number is in use by an earlier connection",
+            28 => c"the application of the peer has rejected the connection",
+            _ => return None,
+        })
+    }
 }
 
 enum Item {

@@ -1,7 +1,7 @@
 //! `fid_eq`: event queues, `fi_eq(3)`.
 
 use std::any::Any;
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use libfabric_sys::*;
 use parking_lot::Mutex;
 use weft::Token;
 use weft::conn::ConnectRequest;
-use weft::eq::{EqConfig, Event, EventQueue};
+use weft::eq::{EqConfig, EqError, Event, EventQueue};
 use weft::errno::{FiErrno, Result};
 
 use weft::wire::cm_data::CmData;
@@ -422,7 +422,7 @@ unsafe extern "C" fn write(
     })
 }
 
-/// The connection manager's codes are errno values.
+/// The connection manager's codes are reasons of rejections, or errno values.
 unsafe extern "C" fn strerror(
     _eq: *mut fid_eq,
     prov_errno: c_int,
@@ -430,12 +430,12 @@ unsafe extern "C" fn strerror(
     buf: *mut c_char,
     len: usize,
 ) -> *const c_char {
-    // SAFETY: strerror returns a C string; `buf` is NULL or has `len` bytes.
-    unsafe {
-        let text = libc::strerror(prov_errno);
-        copy_text(std::ffi::CStr::from_ptr(text), buf, len);
-        text
-    }
+    // SAFETY: strerror returns a C string.
+    let errno = || unsafe { CStr::from_ptr(libc::strerror(prov_errno)) };
+    let text = EqError::text(prov_errno).unwrap_or_else(errno);
+    // SAFETY: `buf` is NULL or has `len` bytes.
+    unsafe { copy_text(text, buf, len) };
+    text.as_ptr()
 }
 
 unsafe extern "C" fn control(handle: *mut fid, command: c_int, arg: *mut c_void) -> c_int {

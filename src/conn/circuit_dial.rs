@@ -13,6 +13,11 @@ use crate::verbs::{CmEvent, CmEventKind, CmId, PrivateData, Qp};
 use crate::wire::cm_data::CmData;
 use crate::wire::msg_xrc::{self, Header, Kind};
 
+/// The statuses of rejections (InfiniBand specification, volume 1, "Rejection reason"): by the
+/// peer's application, and because nobody listens.
+const BY_APPLICATION: i32 = 28;
+const NO_LISTENER: i32 = 8;
+
 /// `IB_SIDR_REJECT` of the kernel's ib_cm.h: the service has refused the request.
 const SERVICE_REFUSED: i32 = 2;
 
@@ -235,7 +240,7 @@ impl Dial {
         let header = Header::decode(answer.bytes()).ok_or(FiErrno::ECONNREFUSED)?;
         match header.kind {
             Kind::Original | Kind::Reciprocal => self.answered(answer),
-            Kind::Rejected => self.failed(FiErrno::ECONNREFUSED, 0, answer),
+            Kind::Rejected => self.failed(FiErrno::ECONNREFUSED, BY_APPLICATION, answer),
             Kind::OtherDomain => {
                 // the process has another XRC domain: it gets a circuit of its own
                 let (id, share) = {
@@ -301,12 +306,17 @@ impl CmTarget for Dial {
             }
             CmEventKind::Unreachable => {
                 let makes = self.state.lock().makes;
-                let refused = event.is_no_service() || (!makes && event.status == SERVICE_REFUSED);
-                let error = match refused {
-                    true => FiErrno::ECONNREFUSED,
-                    false => connection::unreachable_errno(event.status),
+                // a service ID request has statuses of its own
+                let reason = if event.is_no_service() {
+                    Some(NO_LISTENER)
+                } else {
+                    (!makes && event.status == SERVICE_REFUSED).then_some(BY_APPLICATION)
                 };
-                self.failed(error, event.status, &PrivateData::EMPTY);
+                let (error, status) = match reason {
+                    Some(reason) => (FiErrno::ECONNREFUSED, reason),
+                    None => (connection::unreachable_errno(event.status), event.status),
+                };
+                self.failed(error, status, &PrivateData::EMPTY);
                 Ok(())
             }
             CmEventKind::DeviceRemoval => Err(FiErrno::ENODEV),

@@ -1179,6 +1179,12 @@ static int failure(struct host *host, struct fid_ep *ep, const char *data, doubl
 	IS(error.fid == &ep->fid && error.context == ep->fid.context);
 	if (data)
 		IS(error.err_data_size >= strlen(data) && !memcmp(error.err_data, data, strlen(data)));
+	if (error.err == FI_ECONNREFUSED) {
+		char text[64] = "";
+		const char *whole = fi_eq_strerror(host->eq, error.prov_errno, error.err_data, text, sizeof text);
+
+		IS((strstr(whole, "rejected") || (!data && strstr(whole, "listens"))) && !strncmp(whole, text, sizeof text - 1));
+	}
 	return error.err;
 }
 
