@@ -220,10 +220,17 @@ impl Object<Av> {
     /// Inserts addresses and reports the results. Returns the number that were inserted; with
     /// `FI_EVENT`, 0.
     ///
+    /// # Errors
+    /// `ENOMEM`
+    ///
     /// # Safety
     /// The arrays of `results` have an element for each of `addrs`.
-    unsafe fn insert_all(&self, addrs: Vec<Result<SocketAddr>>, results: &Results<'_>) -> c_int {
-        let mut inserted = Vec::with_capacity(addrs.len());
+    unsafe fn insert_all(
+        &self,
+        addrs: Vec<Result<SocketAddr>>,
+        results: &Results<'_>,
+    ) -> Result<c_int> {
+        let mut inserted = room(addrs.len())?;
         let fits = |addr: SocketAddr| {
             let fits = self.format.fits(&addr);
             fits.then_some(addr).ok_or(FiErrno::EINVAL)
@@ -251,14 +258,14 @@ impl Object<Av> {
                 _ => {}
             }
         }
-        match &results.errors {
+        Ok(match &results.errors {
             Errors::Queue(queue, context) => {
                 let event = eq::entry(owner, *context, count as u64);
                 queue.write(FI_AV_COMPLETE, &event, owner);
                 0
             }
             _ => c_int::try_from(count).unwrap_or(c_int::MAX),
-        }
+        })
     }
 }
 
@@ -317,7 +324,7 @@ unsafe extern "C" fn insert(
         // SAFETY: arrays of `count` elements by the contract of fi_av_insert(3).
         unsafe {
             let addrs = read_all(av.format, addrs, count);
-            Ok(av.insert_all(addrs, &results))
+            av.insert_all(addrs, &results)
         }
     })
 }
@@ -358,10 +365,21 @@ unsafe extern "C" fn insertsym(
             Target::Addr(addr) => Ok(addr),
             Target::Name { node, service } => getinfo::resolve_name(&node, &service, av.format),
         };
-        let addrs = targets.targets().map(resolve).collect();
+        let mut addrs = room(targets.count())?;
+        addrs.extend(targets.targets().map(resolve));
         // SAFETY: arrays of that many elements by the contract of fi_av_insertsym(3).
-        Ok(unsafe { av.insert_all(addrs, &results) })
+        unsafe { av.insert_all(addrs, &results) }
     })
+}
+
+/// An empty list with room for so many elements. A call has up to 2^31 addresses.
+///
+/// # Errors
+/// `ENOMEM`
+fn room<T>(count: usize) -> Result<Vec<T>> {
+    let mut list = Vec::new();
+    list.try_reserve_exact(count).map_err(|_| FiErrno::ENOMEM)?;
+    Ok(list)
 }
 
 /// A C string argument that may be NULL.
