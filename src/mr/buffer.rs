@@ -20,6 +20,20 @@ unsafe impl Send for Buffer {}
 // SAFETY: as above.
 unsafe impl Sync for Buffer {}
 
+/// The buffers of a region, those that follow each other in memory as one: a local buffer may lie
+/// across them, because "multiple memory buffers are registered as a single memory region"
+/// (`fi_mr(3)`). Their ends do not overflow.
+pub(super) fn joined(buffers: &[Buffer]) -> Box<[Buffer]> {
+    let mut joined: Vec<Buffer> = Vec::with_capacity(buffers.len());
+    for buffer in buffers {
+        match joined.last_mut() {
+            Some(last) if last.end() == buffer.start() => last.len += buffer.len,
+            _ => joined.push(*buffer),
+        }
+    }
+    joined.into()
+}
+
 impl Buffer {
     /// Address of the first byte.
     pub(super) fn start(&self) -> u64 {

@@ -2,8 +2,12 @@
 
 #![allow(unsafe_code, reason = "follows descriptors as C passes them")]
 
+use std::collections::VecDeque;
 use std::ffi::c_void;
-use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
 
 use super::MrDomain;
 use super::region::Region;
@@ -12,9 +16,27 @@ use crate::log::{Subsystem, refuse, refused};
 use crate::log_place;
 use crate::verbs::{Lkey, Pd};
 
-/// Marks a live region. Most invalid descriptors are refused because they do not point to it.
+/// Mark a live and a closed region. Most invalid descriptors are refused because they do not point
+/// to the first.
 pub(super) const MAGIC: u32 = 0x7765_6672;
 pub(super) const DEAD: u32 = 0xdead_6672;
+
+/// Number of closed regions whose descriptors are certainly refused.
+const CLOSED: usize = 1024;
+
+/// The memory of the last closed regions, oldest first. Operations that wait have descriptors, and
+/// the application may close a region before them (`fi_mr(3)`, "queued operations that reference a
+/// memory region being closed may fail").
+static MEMORY: Mutex<VecDeque<Weak<Region>>> = Mutex::new(VecDeque::new());
+
+/// Keeps the memory of a region that is closed.
+pub(super) fn keep_memory(region: &Arc<Region>) {
+    let mut memory = MEMORY.lock();
+    memory.push_back(Arc::downgrade(region));
+    let oldest = (memory.len() > CLOSED).then(|| memory.pop_front());
+    drop(memory);
+    drop(oldest);
+}
 
 /// A descriptor as the application passes it: a pointer from [`Region::desc`], or NULL.
 #[derive(Clone, Copy, Debug)]
@@ -56,17 +78,22 @@ impl Desc {
     /// - Those of registering (`ibv_reg_mr(3)`).
     ///
     /// # Safety
-    /// NULL, or a pointer from [`Region::desc`] of a region that is still open.
+    /// NULL, or a pointer from [`Region::desc`] of a region that is open, or one of the last
+    /// [`CLOSED`] that were closed, and which no thread closes during the call.
     #[inline]
     pub(crate) unsafe fn lkey(self, place: &Place, iov: &libc::iovec) -> Result<Lkey> {
         if self.0.is_null() {
             return Err(absent(iov.iov_base as u64, iov.iov_len));
         }
-        // SAFETY: the caller promises that the region is open.
-        let region = unsafe { &*self.0.cast::<Region>() };
-        if region.magic != MAGIC {
+        let region = self.0.cast::<Region>();
+        // SAFETY: the caller promises that the region is open, or one of the last that were closed:
+        // `MEMORY` keeps those, in which the mark stays valid.
+        let mark = unsafe { &(*region).magic };
+        if mark.load(Ordering::Relaxed) != MAGIC {
             return Err(foreign(self.0 as u64));
         }
+        // SAFETY: as above; it is open.
+        let region = unsafe { &*region };
         match region.registration.get() {
             Some(registration) if Arc::ptr_eq(registration.pd(), &place.pd) => registration
                 .lkey(iov)
@@ -114,4 +141,53 @@ fn elsewhere(desc: u64) -> FiErrno {
         EINVAL,
         "the region of descriptor {desc:#x} belongs to another domain than the endpoint"
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::{Domain, DomainConfig};
+    use crate::mr::{Access, Buffer, RegionConfig};
+    use crate::verbs::devices;
+
+    /// Regions of the same size are registered meanwhile, which would be allocated in its memory.
+    #[test]
+    fn a_descriptor_of_a_closed_region_is_refused() {
+        let device = devices(&[softverbs::backend()], false).remove(0);
+        let domain = Domain::open(&device, DomainConfig::default()).unwrap();
+        let memory = [0_u8; 64];
+        let buffers = [Buffer {
+            addr: memory.as_ptr().cast(),
+            len: memory.len(),
+        }];
+        let register = || {
+            let config = RegionConfig {
+                buffers: &buffers,
+                access: Access::READ,
+                ..RegionConfig::default()
+            };
+            // SAFETY: the memory outlives the regions.
+            unsafe { Region::register(domain.mr(), &config) }.unwrap()
+        };
+        let region = register();
+        let (desc, pd) = (
+            Desc(region.desc()),
+            region.registration.get().unwrap().pd().clone(),
+        );
+        let place = Place::new(domain.mr(), &pd);
+        let iov = libc::iovec {
+            iov_base: memory.as_ptr().cast_mut().cast(),
+            iov_len: 64,
+        };
+        // SAFETY: the region is open.
+        assert!(unsafe { desc.lkey(&place, &iov) }.is_ok());
+        region.close().unwrap();
+        drop(region);
+        let others: Vec<_> = (0..100).map(|_| register()).collect();
+        // SAFETY: the region is one of the last that were closed.
+        assert_eq!(unsafe { desc.lkey(&place, &iov) }, Err(FiErrno::EINVAL));
+        for other in others {
+            other.close().unwrap();
+        }
+    }
 }

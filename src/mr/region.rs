@@ -4,11 +4,13 @@
 
 use std::ffi::c_void;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 
-use super::desc::{DEAD, MAGIC};
+use super::buffer::joined;
+use super::desc::{DEAD, MAGIC, keep_memory};
 use super::elsewhere::Elsewhere;
 use super::key_cache::kind;
 use super::ops::{Shared, SharedMemory};
@@ -69,7 +71,7 @@ pub struct Dmabuf {
 #[derive(Debug)]
 #[repr(C)]
 pub struct Region {
-    pub(super) magic: u32,
+    pub(super) magic: AtomicU32,
     access: Access,
     /// Set once the region is enabled. Dropped before all other fields.
     pub(super) registration: OnceLock<Registration>,
@@ -318,11 +320,11 @@ impl Region {
             None
         };
         Ok(Arc::new(Self {
-            magic: MAGIC,
+            magic: AtomicU32::new(MAGIC),
             access: config.access,
             registration: OnceLock::new(),
             elsewhere: Arc::default(),
-            buffers: config.buffers.into(),
+            buffers: joined(config.buffers),
             len,
             requested_key: config.requested_key,
             counted: config.counted,
@@ -530,7 +532,7 @@ impl Region {
     /// # Errors
     /// `EBUSY`: the wait has timed out and the access may still be executed. No new access can
     /// start. The caller repeats the call.
-    pub fn close(&self) -> Result<()> {
+    pub fn close(self: &Arc<Self>) -> Result<()> {
         self.settle();
         if let Some(shared) = &self.shared {
             shared.end();
@@ -539,7 +541,9 @@ impl Region {
         bindings.closing = true;
         self.remove_target();
         let ended = self.registration.get().map_or(Ok(()), Registration::end);
-        ended.and(self.elsewhere.end())
+        ended.and(self.elsewhere.end())?;
+        keep_memory(self);
+        Ok(())
     }
 
     /// Whether the region is enabled.
@@ -673,7 +677,7 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        self.magic = DEAD;
+        *self.magic.get_mut() = DEAD;
         self.remove_target();
         // the key is revoked first, so that operations executed before are counted
         drop(self.registration.take());

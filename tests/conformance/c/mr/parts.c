@@ -199,15 +199,25 @@ static void auth_key_flag(void)
 	close_end(&end);
 }
 
+/* Two adjacent buffers: "multiple memory buffers are registered as a single memory region". */
+static struct fid_mr *reg_two(struct end *end, uint8_t *memory, uint64_t access, uint64_t key)
+{
+	struct iovec two[2] = { { memory, 64 }, { memory + 64, PAGE - 64 } };
+	struct fid_mr *mr;
+
+	MUST(fi_mr_regv(end->domain, two, 2, access, 0, key, 0, &mr, NULL));
+	return mr;
+}
+
 /* "In libfabric 1.22 and later, the desc parameter must be either valid or NULL": both are
- * accepted, also mixed. */
+ * accepted, also mixed, and of a region across whose buffers the local one lies. */
 static void descriptors_may_be_given(void)
 {
 	struct end end = { .version = API };
 	uint8_t *buffer = pages(PAGE, true), *local = pages(PAGE, true);
 
 	if (connected(&end, form_bits())) {
-		struct fid_mr *mr = reg(&end, buffer, PAGE, REMOTE, 1), *own = reg(&end, local, PAGE, FI_RECV, 2);
+		struct fid_mr *mr = reg(&end, buffer, PAGE, REMOTE, 1), *own = reg_two(&end, local, FI_RECV, 2);
 
 		tell_region(&end, mr, buffer);
 		for (int i = 0; i < 2; i++) {
@@ -223,7 +233,7 @@ static void descriptors_may_be_given(void)
 		MUST(fi_close(&own->fid));
 	} else {
 		struct remote to = hear_region(&end);
-		struct fid_mr *own = reg(&end, local, PAGE, FI_SEND | FI_WRITE, 2);
+		struct fid_mr *own = reg_two(&end, local, FI_SEND | FI_WRITE, 2);
 
 		memset(local, 7, PAGE);
 		for (int i = 0; i < 2; i++) {
