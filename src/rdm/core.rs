@@ -207,7 +207,7 @@ pub struct Config {
     /// How long a peer without links is kept, in ns: one with a session, and one that has got a
     /// token and may have begun a session. `u64::MAX`: for ever.
     pub idle: (u64, u64),
-    /// The credit of the process beyond the smallest windows.
+    /// The credit of the endpoint beyond the smallest windows.
     pub pool: Credit,
 }
 

@@ -271,16 +271,18 @@ impl Source for CqSource {
                             return Ok(());
                         }
                     }
+                    let room = sink.room();
                     let mut reader = self.reader(sink, max);
                     let read = reader.as_mut().map(|reader| state.read_first(at, reader));
-                    let left = match read {
-                        Some(First::Done) => {
-                            state.calls = state.calls.wrapping_add(1);
-                            return Ok(());
+                    if matches!(read, Some(First::Done)) {
+                        state.calls = state.calls.wrapping_add(1);
+                        if !state.io.steps.is_empty() {
+                            self.shared.after(state);
                         }
-                        Some(First::Entry) => max - 1,
-                        _ => max,
-                    };
+                        return Ok(());
+                    }
+                    // announcements that are read together have several entries
+                    let left = max - (room - sink.room());
                     return self.progress_ring(guard, sink, (max, left));
                 }
                 Work::Entries if max == 1 && self.sends && state.pass_sent(sink) => return Ok(()),

@@ -1,4 +1,4 @@
-//! Credit of one direction: both sides of it, and the pool of a process. `docs/protocol-rdm.md`,
+//! Credit of one direction: both sides of it, and the pool of an endpoint. `docs/protocol-rdm.md`,
 //! "Credit".
 
 use crate::wire::rdm::packet::RTS_CREDIT;

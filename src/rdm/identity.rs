@@ -137,7 +137,7 @@ impl<I: Io> Core<I> {
         self.merge(at, key, io);
     }
 
-    /// A peer turned out to be this endpoint.
+    /// The endpoint of a peer is known: the one with this id.
     pub(super) fn name(&mut self, key: PeerKey, id: EndpointId, io: &mut I) {
         let mut former = [None; 2];
         if let Some(peer) = self.peers.get_mut(key) {

@@ -242,8 +242,9 @@ impl Shared {
     /// Whether [`Self::after`] has something to do.
     #[inline(always)]
     pub(super) fn is_followed(&self, state: &State) -> bool {
-        let driver = !state.io.steps.is_empty() || state.core.is_retimed() || state.io.rma.waits();
-        driver || state.sleepers || self.context.get().is_some()
+        let io = &state.io;
+        let driver = !io.steps.is_empty() || state.core.is_retimed() || io.rma.waits();
+        driver || io.posts_again() || state.sleepers || self.context.get().is_some()
     }
 
     /// The addresses from which and to which a peer is dialled.

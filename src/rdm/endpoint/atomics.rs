@@ -196,11 +196,21 @@ impl Endpoint {
             }
         };
         state.settle();
-        if begun.is_ok() && device {
-            state.poll_for_keys(peer);
-        }
+        let polled = match begun {
+            Ok(()) if device => {
+                state.poll_for_keys(peer);
+                Ok(())
+            }
+            // progress frees packets
+            Err(FiErrno::EAGAIN) => state.poll().map(|_| ()),
+            _ => Ok(()),
+        };
         shared.after(state);
-        begun
+        if begun == Err(FiErrno::EAGAIN) {
+            drop(guard);
+            shared.domain.queues().polled();
+        }
+        polled.and(begun)
     }
 }
 

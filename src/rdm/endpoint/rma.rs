@@ -302,7 +302,11 @@ impl Endpoint {
         // SAFETY: the caller keeps the contract of this function.
         let begun = unsafe { state.io.begin_rma(&mut state.core, op) };
         state.settle();
-        if begun.is_ok() {
+        let mut polled = Ok(());
+        if begun == Err(FiErrno::EAGAIN) {
+            // progress frees packets
+            polled = state.poll().map(|_| ());
+        } else if begun.is_ok() {
             // the remote CQ data follows the completion of the write
             let mut polls = usize::from(call.data.is_some());
             if state.io.rma.waits() && state.core.is_up(peer) {
@@ -319,6 +323,10 @@ impl Endpoint {
             }
         }
         shared.after(state);
-        begun
+        if begun == Err(FiErrno::EAGAIN) {
+            drop(guard);
+            shared.domain.queues().polled();
+        }
+        polled.and(begun)
     }
 }

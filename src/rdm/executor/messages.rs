@@ -392,12 +392,15 @@ impl Executor {
     ) {
         let key = ArrivalKey::from_number(op.get());
         let Some(arrival) = self.rx.arrivals.get_mut(key) else {
-            // the receive has failed meanwhile
+            // the receive has failed meanwhile, or was completed by READs
             return;
         };
+        if arrival.origin != origin {
+            // the same, and the key was used again
+            return;
+        }
         let left = arrival.envelope.len - arrival.prefix;
-        let asked = arrival.origin == origin && arrival.asked;
-        if !asked || offset != arrival.prefix || len as u64 > left {
+        if !arrival.asked || offset != arrival.prefix || len as u64 > left {
             return self.todo.extend(self.arriving.map(Todo::Refused));
         }
         let to = &arrival.target.receive.iov;

@@ -124,7 +124,8 @@ impl Driven for Shared {
             state.polled_at = now;
         }
         // with manual progress only the application continues
-        if sleeper || auto && now - state.polled_at >= PERIOD.as_nanos() as u64 {
+        let polled = auto && now - state.polled_at < PERIOD.as_nanos() as u64;
+        if sleeper || auto && !polled {
             state.stop_streams();
         }
         let mut empty = state.poll_all();
@@ -184,7 +185,7 @@ impl Driven for Shared {
         let again = rma
             || state.io.links.is_ending()
             || state.io.ends_on_circuits()
-            || auto && polls
+            || polled && (polls || !state.io.streams.is_empty())
             || !steps.is_empty()
             || !empty
             || state.io.results.holds_credit()

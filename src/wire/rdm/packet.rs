@@ -198,7 +198,7 @@ pub enum Close {
     Accept,
     /// It does not.
     Refuse,
-    /// The endpoint of the sender is being closed, which posts nothing more. On circuits alone.
+    /// The endpoint of the sender is being closed, which posts nothing more.
     End,
     /// The sender needs the place of the link, although operations are under way.
     Demand,
