@@ -77,7 +77,9 @@ impl<I: Io> Core<I> {
         self.dials += 1;
         if let Some(peer) = self.peers.get_mut(key) {
             peer.own = Some(link);
+            peer.dial.begun = peer.dial.begun.or(Some(self.now));
         }
+        self.set_timer(key);
         let request = Request {
             listener: self.config.listener,
             id: self.config.id,

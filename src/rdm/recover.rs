@@ -496,7 +496,8 @@ impl<I: Io> Core<I> {
             } else if let Some(peer) = self.peers.get_mut(key) {
                 // no dial is repeated
                 if peer.own.is_none() {
-                    (peer.dial.since, peer.dial.silent_since) = (None, None);
+                    (peer.dial.since, peer.dial.begun) = (None, None);
+                    peer.dial.silent_since = None;
                     peer.dial.backoff = 0;
                 }
             }

@@ -129,17 +129,18 @@ impl<I: Io> Core<I> {
         }
     }
 
-    /// When the operations of a peer that is dialled fail.
+    /// When the operations of a peer that is dialled fail. A silent peer has at least the time of one
+    /// answer, which begins with its first dial: until then nothing can show that it lives.
     fn dials_until(&self, dial: &Dial) -> Option<u64> {
         let Config {
             timeout, answer, ..
         } = self.config;
         let since = dial.since?;
         let latest = since + timeout;
-        let Some(silent) = dial.silent_since else {
+        let Some((silent, begun)) = dial.silent_since.zip(dial.begun) else {
             return Some(latest);
         };
-        let earliest = since + answer.min(timeout);
+        let earliest = (begun + answer).min(latest);
         Some((silent + timeout / SILENT.1 * SILENT.0).clamp(earliest, latest))
     }
 

@@ -127,6 +127,39 @@ fn a_silent_peer_is_dialled_until_a_time_after_its_last_sign_of_life() {
     fails_at(it, 30 * S);
 }
 
+/// A silent peer whose dial has to wait for a place until this time, in ns.
+fn waiting_until(time: u64) -> Scene {
+    let (mut it, own) = silent();
+    it.acts.full = true;
+    it.core.set_now(23 * S);
+    it.core.unacknowledged(own, &mut it.acts);
+    it.core.ended(own, &mut it.acts);
+    while let Some(next) = it.core.deadline().filter(|at| *at <= time) {
+        it.core.set_now(next);
+        it.core.tick(&mut it.acts);
+    }
+    it.core.set_now(time);
+    assert_eq!((it.acts.dials.len(), it.acts.failed.len()), (1, 0));
+    it
+}
+
+/// While the dial of a silent peer waits for a place, nothing can show that the peer lives.
+#[test]
+fn a_silent_peer_that_waits_for_a_place_has_the_time_of_an_answer() {
+    // 0.6 s before the operations would fail if the dial had begun with the break
+    let mut it = waiting_until(29 * S);
+    it.acts.full = false;
+    it.core.tick(&mut it.acts);
+    assert_eq!(it.acts.dials.len(), 2);
+    fails_at(it, 31 * S);
+    // not later than those of other peers
+    let mut it = waiting_until(32 * S);
+    it.acts.full = false;
+    it.core.tick(&mut it.acts);
+    fails_at(it, 33 * S);
+    fails_at(waiting_until(30 * S), 33 * S);
+}
+
 /// Nothing has completed on the link in this number of beats before it broke.
 fn broken_after(beats: u64) -> (Scene, u64) {
     let (mut it, own) = silent();
