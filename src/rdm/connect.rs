@@ -19,6 +19,18 @@ const MS: u64 = 1_000_000;
 const BACKOFF: (u64, u64) = (MS, 250 * MS);
 /// How long the acceptor of a broken link waits for a request.
 pub(super) const PATIENCE: u64 = 20 * MS;
+/// How long the answer to a request for a link on a circuit is awaited. Its dialler owns nothing that
+/// could tell the acceptor that it has given the request up.
+pub(super) const LINK_REPLY_WAIT: u64 = 3_000 * MS;
+
+/// A request that waits until older links have ended, or for a place.
+pub(super) struct HeldRequest<H> {
+    pub(super) peer: PeerKey,
+    pub(super) held: H,
+    pub(super) request: Request,
+    /// When it arrived, in ns.
+    since: u64,
+}
 
 impl<I: Io> Core<I> {
     /// Dials a peer, which has neither out-link nor own link, now or when it may.
@@ -278,7 +290,12 @@ impl<I: Io> Core<I> {
         peer.shows = Some(request.gives);
         (peer.leaves, peer.fate) = (false, Fate::Open);
         let (own, accepted) = (peer.own, peer.accepted);
-        self.held.push((key, held, *request));
+        self.held.push(HeldRequest {
+            peer: key,
+            held,
+            request: *request,
+            since: self.now,
+        });
         if let Some(own) = own
             && let Some(Link {
                 fresh,
@@ -306,10 +323,10 @@ impl<I: Io> Core<I> {
         newest: Option<Epoch>,
         io: &mut I,
     ) {
-        let Some(at) = self.held.iter().position(|(peer, ..)| *peer == key) else {
+        let Some(at) = self.held.iter().position(|it| it.peer == key) else {
             return;
         };
-        let (_, held, request) = self.held.swap_remove(at);
+        let HeldRequest { held, request, .. } = self.held.swap_remove(at);
         let rejection = Rejection {
             version: VERSION,
             epoch: Some(request.epoch),
@@ -319,6 +336,20 @@ impl<I: Io> Core<I> {
         };
         io.reject(held, &rejection);
         self.list_idle(key);
+    }
+
+    /// Whether the dialler of a request has given it up.
+    fn is_late(&self, held: &HeldRequest<I::Held>) -> bool {
+        self.config.circuits && held.since + LINK_REPLY_WAIT <= self.now
+    }
+
+    /// Rejects the requests that were given up: their links would keep their places until HELLO is
+    /// not awaited any more. The peers keep their turns, for a dial of this side or their next
+    /// requests.
+    pub(super) fn reject_late(&mut self, io: &mut I) {
+        while let Some(late) = self.held.iter().find(|held| self.is_late(held)) {
+            self.reject_held(late.peer, Reason::Busy, None, io);
+        }
     }
 
     /// Whether the epoch of a link is before this one.
@@ -503,10 +534,13 @@ impl<I: Io> Core<I> {
 
     /// Accepts the held request of a peer, when the links that it replaces have ended.
     pub(super) fn accept_held(&mut self, key: PeerKey, io: &mut I) {
-        let Some(at) = self.held.iter().position(|(peer, ..)| *peer == key) else {
+        let Some(at) = self.held.iter().position(|it| it.peer == key) else {
             return;
         };
-        let request = self.held[at].2;
+        if self.is_late(&self.held[at]) {
+            return self.reject_held(key, Reason::Busy, None, io);
+        }
+        let request = self.held[at].request;
         let Some(peer) = self.peers.get(key) else {
             return;
         };
@@ -541,7 +575,7 @@ impl<I: Io> Core<I> {
         let Some(link) = self.links.insert(link) else {
             return self.reject_held(key, Reason::Busy, None, io);
         };
-        let (_, held, request) = self.held.swap_remove(at);
+        let HeldRequest { held, request, .. } = self.held.swap_remove(at);
         if let Some(peer) = self.peers.get_mut(key) {
             peer.accepted = Some(link);
         }

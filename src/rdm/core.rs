@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
+use super::connect::HeldRequest;
 use super::credit::{Pool, SMALLEST};
 use super::link::{Link, LinkKey, LinkMark};
 use super::ops::{Entry, Form, List, Table, Uses};
@@ -262,7 +263,7 @@ pub struct Core<I: Io> {
     pub(super) addresses: HashMap<Listener, PeerKey>,
     pub(super) pool: Pool,
     /// Requests that wait until older links have ended: at most one per peer.
-    pub(super) held: Vec<(PeerKey, I::Held, Request)>,
+    pub(super) held: Vec<HeldRequest<I::Held>>,
     /// Links whose sessions have ended before their peers were able to learn it.
     pub(super) orphans: Vec<Orphan>,
     /// Dials under way, and peers that wait for one.

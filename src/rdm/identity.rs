@@ -39,7 +39,7 @@ impl<I: Io> Core<I> {
     /// been heard of it since its request or since this side has ended the session, and it may have
     /// restarted.
     pub(super) fn is_new(&self, key: PeerKey) -> bool {
-        let held = || self.held.iter().any(|(of, ..)| *of == key);
+        let held = || self.held.iter().any(|it| it.peer == key);
         let peer = self.peers.get(key);
         peer.is_some_and(|peer| match peer.id {
             None => !peer.itself,

@@ -119,7 +119,7 @@ impl<I: Io> Core<I> {
 
     /// The peers that lists of the core name.
     fn listed_peers(&self) -> HashSet<PeerKey> {
-        let mut listed: HashSet<PeerKey> = self.held.iter().map(|it| it.0).collect();
+        let mut listed: HashSet<PeerKey> = self.held.iter().map(|it| it.peer).collect();
         listed.extend(&self.queue);
         listed.extend(&self.reports);
         listed.extend(&self.timers);

@@ -8,6 +8,7 @@
 
 use std::collections::HashSet;
 
+use super::connect::HeldRequest;
 use super::core::{Core, Io};
 use super::link::State;
 use super::peer::PeerKey;
@@ -69,7 +70,7 @@ impl<I: Io> Core<I> {
             // its places are those of the other link
             return true;
         }
-        let held = self.held.iter().any(|(of, ..)| *of == key);
+        let held = self.held.iter().any(|it| it.peer == key);
         if !turn && dial && held {
             // its request has the same place, and was first
             return false;
@@ -113,12 +114,17 @@ impl<I: Io> Core<I> {
         } else if io.places() != 1 {
             return;
         }
-        let no_place = |it: &&(PeerKey, I::Held, Request)| {
+        let no_place = |it: &&HeldRequest<I::Held>| {
             let fits = self.config.circuits
-                && self.applicant(Some(it.0), None, io).added_to(&dials) <= io.places();
-            !fits && it.2.id.get() > self.config.id.get()
+                && self.applicant(Some(it.peer), None, io).added_to(&dials) <= io.places();
+            !fits && it.request.id.get() > self.config.id.get()
         };
-        let rejected: Vec<_> = self.held.iter().filter(no_place).map(|it| it.0).collect();
+        let rejected: Vec<_> = self
+            .held
+            .iter()
+            .filter(no_place)
+            .map(|it| it.peer)
+            .collect();
         for key in rejected {
             self.reject_held(key, Reason::Busy, None, io);
         }
@@ -220,12 +226,13 @@ impl<I: Io> Core<I> {
         if self.waiters.is_empty() || !io.has_place() {
             return false;
         }
+        self.reject_late(io);
         let taken = self.config.circuits.then(|| self.taken(io));
         let may_dial = |key| match &taken {
             None => self.may_dial_more(key, io),
             Some(taken) => self.may_dial_beside(&taken.dials, key, io),
         };
-        let may = |key: &PeerKey| may_dial(*key) || self.held.iter().any(|(of, ..)| of == key);
+        let may = |key: &PeerKey| may_dial(*key) || self.held.iter().any(|it| it.peer == *key);
         let Some(next) = self.waiters.iter().position(may) else {
             return false;
         };

@@ -60,8 +60,8 @@ impl Executor {
             steps.push(XrcStep::EndCircuitCm(queue));
         }
         // requests that wait for a place name them
-        for (_, held, _) in &core.held {
-            if let Held::Link(_, request) = held
+        for waiting in &core.held {
+            if let Held::Link(_, request) = &waiting.held
                 && let Some(on) = request.circuit
                 && let Some(target) = xrc.targets.get_mut(&on.target)
             {

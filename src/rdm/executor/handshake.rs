@@ -8,6 +8,7 @@ use crate::conn::ConnectRequest;
 use crate::log::warn_log;
 use crate::rdm::circuit_cm::{Held, LinkSidr, NoTarget, TargetCm, XrcStep};
 use crate::rdm::circuits::{Choice, CircuitKey};
+use crate::rdm::connect;
 use crate::rdm::core::{self, Core};
 use crate::rdm::link::LinkKey;
 use crate::rdm::link_cm::Step;
@@ -21,7 +22,7 @@ use crate::wire::rdm::xrc::{
 use crate::wire::rdm::{Bad, EndpointId, Epoch, Listener, Reason, Rejection, Reply, Request};
 
 /// How long the answer to a link request is awaited.
-pub(super) const LINK_REPLY_WAIT: Duration = Duration::from_secs(3);
+pub(super) const LINK_REPLY_WAIT: Duration = Duration::from_nanos(connect::LINK_REPLY_WAIT);
 /// How many targets without links are held for circuits of one endpoint, and in all.
 const LOOSE_OF_ONE: usize = 4;
 const LOOSE_OF_ALL: usize = 64;

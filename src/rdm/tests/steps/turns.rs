@@ -122,3 +122,32 @@ fn a_request_waits_if_its_places_are_not_those_of_a_dial() {
         assert_eq!(answers, if waits { (1, 0) } else { (0, 1) }, "{places}");
     }
 }
+
+/// A dialler gives its request up after 3 s, and nothing reports that to the acceptor: a link of this
+/// request would have the places for the 2 s in which HELLO is awaited.
+#[test]
+fn a_request_that_has_waited_until_its_dialler_gave_it_up_gets_no_place() {
+    for (time, late) in [(2_999, false), (3_000, true)] {
+        let mut it = Scene::on_circuits();
+        it.acts.full = true;
+        it.send(it.peer, 1);
+        it.request(1, None);
+        while let Some(next) = it.core.deadline().filter(|at| *at < time * MS) {
+            it.tick(next);
+        }
+        assert_eq!((it.acts.dials.len(), it.acts.rejects.len()), (0, 0));
+        it.acts.full = false;
+        it.tick(time * MS);
+        if late {
+            // the place is that of a dial
+            assert_eq!((it.dialled_ports(), it.acts.accepts.len()), (vec![2], 0));
+            assert_eq!(it.acts.rejects[0].reason, Reason::Busy);
+            it.request(2, None);
+            let up = it.hello(2, 0);
+            assert_eq!(it.core.out_link(it.peer), Some(up));
+        } else {
+            assert_eq!((it.acts.dials.len(), it.acts.accepts.len()), (0, 1));
+        }
+        assert!(it.acts.failed.is_empty());
+    }
+}
