@@ -12,6 +12,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet, VecDeque};
 
 use self::circuits::{Circuit, OnCircuit, Polled};
+use super::super::connect::LINK_REPLY_WAIT;
 use super::super::core::{Config, Core, Failure, Io, Origin, Post, Send};
 use super::super::direct::Arrivals;
 use super::super::link::LinkKey;
@@ -461,6 +462,8 @@ pub(super) struct Conn {
     acceptor: Option<usize>,
     /// The reply, for a repeated request.
     reply: Vec<u8>,
+    /// The endpoint that has the request and has not answered it.
+    held: Option<usize>,
 }
 
 #[derive(Debug)]
@@ -473,6 +476,8 @@ enum Event {
     Ack(usize, usize, Number),
     Poll(usize, LinkKey),
     Broken(usize, LinkKey),
+    /// As `Broken`: a request was not acknowledged.
+    Silent(usize, LinkKey),
     Ended(usize, LinkKey),
     Room(usize, LinkKey),
     Tick(usize),
@@ -792,11 +797,19 @@ impl World {
                     dialler: node,
                     acceptor: None,
                     reply: Vec::new(),
+                    held: None,
                 });
                 self.check_request(conn, link);
                 self.nodes[node].hands.attached.insert(link.number());
                 self.nodes[node].links.insert(link.number(), (conn, 0));
-                self.nodes[node].core.requesting(link);
+                if self.plan.circuits {
+                    let time = self.now + LINK_REPLY_WAIT;
+                    self.at(time, Event::DialFailed(conn, Failure::Silent));
+                }
+                if !self.plan.circuits || self.plan.stream == 0 {
+                    // on circuits too, so that answers are late
+                    self.nodes[node].core.requesting(link);
+                }
                 if self.is_walled(node, to) {
                     // also so late that the dialler gives up before
                     let time = self.now + 500 * MS + self.random.below(4_000 * MS);
@@ -806,6 +819,7 @@ impl World {
             }
             Action::Accept(link, conn, reply) => {
                 self.check_reply(conn, node, &reply);
+                self.conns[conn].held = None;
                 self.conns[conn].sides[1] = Some((node, link));
                 self.conns[conn].acceptor = Some(node);
                 self.nodes[node].links.insert(link.number(), (conn, 1));
@@ -815,6 +829,7 @@ impl World {
                 self.nodes[node].core.accepted(link);
             }
             Action::Reject(conn, rejection) => {
+                self.conns[conn].held = None;
                 self.message(conn, Event::Reject(conn, rejection));
             }
             Action::Post(link, wire) if self.plan.circuits => {
@@ -1032,7 +1047,9 @@ impl World {
             }
             Event::Poll(node, link) => self.poll(node, link),
             Event::Broken(node, link) => {
-                // the device reports a peer that acknowledges nothing
+                self.call(node, |core, hands| core.broken(link, hands));
+            }
+            Event::Silent(node, link) => {
                 self.call(node, |core, hands| core.unacknowledged(link, hands));
             }
             Event::Ended(node, link) => {
@@ -1106,7 +1123,7 @@ impl World {
             && let Some((node, link)) = self.conns[conn].sides[from]
         {
             let delay = 100 * MS + self.random.below(900 * MS);
-            self.at(self.now + delay, Event::Broken(node, link));
+            self.at(self.now + delay, Event::Silent(node, link));
         }
     }
 
@@ -1337,7 +1354,8 @@ impl World {
         }
     }
 
-    /// Breaks a link: what is in flight is lost, and each side notices at another time.
+    /// Breaks a link: what is in flight is lost, and each side notices at another time: by a request
+    /// that is not acknowledged, or by the disconnect of the connection.
     fn cut(&mut self, conn: usize) {
         self.conns[conn].cut = true;
         let dialled = self.conns[conn].sides[1].is_none();
@@ -1350,7 +1368,12 @@ impl World {
         };
         for side in (0..2).filter(|side| *side != unaware) {
             if let Some((node, link)) = self.conns[conn].sides[side] {
-                self.later(Event::Broken(node, link));
+                let posted = &self.nodes[node].hands.posted;
+                let silent = posted.get(&link.number()).is_some_and(|it| *it > 0);
+                self.later(match silent {
+                    true => Event::Silent(node, link),
+                    false => Event::Broken(node, link),
+                });
             }
         }
         // an own link whose reply is lost
@@ -1389,6 +1412,10 @@ impl World {
         if self.chaos && self.random.one_in(6) {
             self.later(Event::Request(conn, to));
         }
+        if self.conns[conn].held == Some(node) {
+            // the connection manager drops a repetition of what it has not answered
+            return;
+        }
         let reply = self.conns[conn].reply.clone();
         let replied = self.conns[conn].sides[1].is_some_and(|(at, link)| {
             at == node && !self.conns[conn].err[1] && self.nodes[at].core.peer_of(link).is_some()
@@ -1404,6 +1431,7 @@ impl World {
             return self.later(Event::DialFailed(conn, Failure::Silent));
         }
         let request = self.conns[conn].request.clone();
+        self.conns[conn].held = Some(node);
         self.call(node, |core, hands| core.requested(conn, &request, hands));
     }
 
