@@ -88,7 +88,7 @@ impl RecentKeys {
     }
 
     /// Where the registration of a range is kept; that of another range there is replaced.
-    #[inline]
+    #[inline(always)]
     pub(super) fn place(range: Range) -> usize {
         // Fibonacci hashing; buffers differ in the bits from 6 on
         let mixed = range.addr >> 6 ^ (range.len as u64) << 1 ^ u64::from(range.written);
@@ -100,7 +100,7 @@ impl RecentKeys {
     }
 
     /// The registration of exactly this range, for one more operation.
-    #[inline]
+    #[inline(always)]
     pub(super) fn find(&mut self, range: Range) -> Option<(RecentKey, Rkey)> {
         let index = *self.places.get(Self::place(range))?;
         let slot = self.slot(index).filter(|it| it.recent.range == range)?;

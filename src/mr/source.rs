@@ -156,7 +156,7 @@ impl SourceKeys {
     ///
     /// # Safety
     /// The caller does not free the buffer before it releases the source.
-    #[inline]
+    #[inline(always)]
     pub(crate) unsafe fn register(&mut self, iov: &libc::iovec) -> Result<Source> {
         if let Some(found) = self.find(iov, false) {
             return Ok(found);
@@ -165,13 +165,14 @@ impl SourceKeys {
         unsafe { self.register_new(iov) }
     }
 
-    #[inline]
+    #[inline(always)]
     fn find(&mut self, iov: &libc::iovec, written: bool) -> Option<Source> {
         let (key, rkey) = self.recent.find(range_of(iov, written))?;
         let kept = Kept::Recent(key);
         Some(Source { rkey, kept })
     }
 
+    #[inline(never)]
     unsafe fn register_new(&mut self, iov: &libc::iovec) -> Result<Source> {
         if self.skipped != 0 {
             self.skipped -= 1;
@@ -293,9 +294,17 @@ impl SourceKeys {
 
     /// Releases the source of a message that the receiver has ended, or a sink that the sender has
     /// written. Does not wait: `Some` is to be ended by a thread that may.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn release(&mut self, source: Source) -> Option<Withdrawn> {
         match source.kept {
+            Kept::Recent(key) => self.recent.release(key).and_then(ended),
+            kept => self.release_other(kept),
+        }
+    }
+
+    #[inline(never)]
+    fn release_other(&mut self, kept: Kept) -> Option<Withdrawn> {
+        match kept {
             Kept::Recent(key) => self.recent.release(key).and_then(ended),
             Kept::Once(mr) => {
                 let withdrawn = Withdrawn(Ends::Once(mr));

@@ -7,9 +7,9 @@
 use super::core::{Core, Io, Origin};
 use super::credit::{Inbound, Pool};
 use super::link::LinkKey;
-use super::ops::Uses;
+use super::ops::{Entry, Form, Uses};
 use super::peer::{Peer, PeerKey};
-use crate::wire::rdm::packet::eager_credit;
+use crate::wire::rdm::packet::{RTS_CREDIT, eager_credit};
 use crate::wire::rdm::{Body, Credit, GrantNumber, Header, Number, Packet};
 
 /// Credit of a part of a message.
@@ -67,6 +67,14 @@ impl Direct<'_> {
         peer.next = self.header.number.next();
         peer.completed = peer.next;
         peer.mark_told();
+    }
+
+    /// As [`Self::sent`], RTS: FIN ends the operation of the message ([`Core::take_end`], or
+    /// [`Core::release`]). [`Core::await_answer`] follows.
+    #[inline(always)]
+    pub fn announced(self) {
+        self.peer.holds += 1;
+        self.sent();
     }
 }
 
@@ -145,6 +153,46 @@ impl<I: Io> Core<I> {
             link,
             header,
         })
+    }
+
+    /// Begins the announcement of a message of `len` bytes that is too long for EAGER on the
+    /// present link. `None`: as [`Self::direct`].
+    #[inline]
+    pub fn direct_announcement(&mut self, peer: PeerKey, len: usize) -> Option<Direct<'_>> {
+        // a packet whose link ends takes a place (`Self::announced_at_end`)
+        if self.ops.is_full() {
+            return None;
+        }
+        let peer = self.peers.get_mut(peer)?;
+        let link = peer.out?;
+        if len <= peer.eager as usize || !peer.is_clear() {
+            return None;
+        }
+        let header = peer.header(peer.next);
+        peer.outbound.has(RTS_CREDIT).then_some(Direct {
+            peer,
+            uses: RTS_CREDIT,
+            link,
+            header,
+        })
+    }
+
+    /// The link has ended while the RTS of [`Self::direct_announcement`] was written, which may have
+    /// arrived: it counts as posted, and is posted again on the next link with the same number.
+    #[cold]
+    pub fn announced_at_end(&mut self, key: PeerKey, op: I::Op, len: u64) {
+        let Some(peer) = self.peers.get_mut(key) else {
+            return;
+        };
+        let number = peer.next;
+        peer.outbound.spend_granted(RTS_CREDIT);
+        peer.holds += 1;
+        peer.next = number.next();
+        peer.mark_told();
+        let mut entry = Entry::new(op, Uses::Message(len), false);
+        (entry.number, entry.form, entry.spent) = (number, Form::Rts, RTS_CREDIT);
+        self.keep_posted(key, entry);
+        self.posted_one(key);
     }
 
     /// Sends a part of a message without an operation, if `deliver` writes it to the memory of the
@@ -237,11 +285,8 @@ impl<I: Io> Core<I> {
     /// it does not use any more. Returns whether the peer has used half of its credit:
     /// [`Self::end_direct`] follows at once, and otherwise later.
     #[inline]
-    pub fn take_answered(&mut self, link: LinkKey, uses: Credit, back: Credit) -> bool {
-        let Some(key) = self.links.get(link).map(|link| link.peer) else {
-            return false;
-        };
-        let Some(peer) = self.peers.get_mut(key) else {
+    pub fn take_answered(&mut self, peer: PeerKey, uses: Credit, back: Credit) -> bool {
+        let Some(peer) = self.peers.get_mut(peer) else {
             return false;
         };
         peer.expected = peer.expected.next();
@@ -253,12 +298,26 @@ impl<I: Io> Core<I> {
         inbound.is_half_used()
     }
 
+    /// As [`Self::take_answered`], a packet without credit. `ends`: it ends an operation, as
+    /// [`Self::release`].
+    #[inline(always)]
+    pub fn take_end(&mut self, peer: PeerKey, ends: bool) {
+        let Some(peer) = self.peers.get_mut(peer) else {
+            return;
+        };
+        peer.expected = peer.expected.next();
+        if ends {
+            // the peer has an out-link, so no dial becomes superfluous
+            debug_assert!(peer.holds > 0 && peer.out.is_some());
+            peer.holds = peer.holds.saturating_sub(1);
+        }
+    }
+
     /// A packet that was taken by [`Self::take_answered`] does not use this credit any more.
     /// Returns whether the peer has used half of its credit.
     #[inline]
-    pub fn give_back_answered(&mut self, link: LinkKey, back: Credit) -> bool {
-        let peer = self.links.get(link).map(|link| link.peer);
-        let peer = peer.and_then(|key| self.peers.get_mut(key));
+    pub fn give_back_answered(&mut self, peer: PeerKey, back: Credit) -> bool {
+        let peer = self.peers.get_mut(peer);
         let Some(inbound) = peer.and_then(|peer| peer.inbound.as_mut()) else {
             return false;
         };

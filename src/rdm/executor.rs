@@ -9,6 +9,7 @@
     reason = "copies from and to buffers of the application, posts receives"
 )]
 
+mod announce;
 mod announced;
 mod announced_list;
 mod atomic;
@@ -132,6 +133,9 @@ pub(super) struct Executor {
     /// Messages that were read when their announcement was found in a ring.
     #[cfg(test)]
     pub(super) read_in_ring: u32,
+    /// Messages that were announced without the lists of the core.
+    #[cfg(test)]
+    pub(super) announced: u32,
     /// Messages whose end was asked for, and those that were completed, when RTS and PUSHED were
     /// found in a ring.
     #[cfg(test)]
@@ -282,6 +286,8 @@ impl Executor {
             read_at_once: 0,
             #[cfg(test)]
             read_in_ring: 0,
+            #[cfg(test)]
+            announced: 0,
             #[cfg(test)]
             both_in_ring: (0, 0),
             #[cfg(test)]

@@ -96,6 +96,10 @@ pub(super) struct LinkRing {
     full: u32,
     /// [`FORKS`] in the process that has created the ring.
     forks: u32,
+    /// The connection ends during the next [`Self::post_packet`], and whether the packet is in the
+    /// ring nevertheless.
+    #[cfg(test)]
+    pub(super) ends_next: Option<bool>,
 }
 
 /// Larger rings of the process.
@@ -164,6 +168,8 @@ impl LinkRing {
             overflows: 0,
             full: 0,
             forks: forks(),
+            #[cfg(test)]
+            ends_next: None,
         })
     }
 
@@ -297,8 +303,17 @@ impl LinkRing {
         if !self.is_attached() {
             return RingPost::No;
         }
+        #[cfg(test)]
+        if self.ends_next == Some(false) {
+            self.ends_next = None;
+            return RingPost::Ended;
+        }
         // SAFETY: the payload is only read.
         let posted = unsafe { self.ring.post(*words, payload.as_ptr(), N, false) };
+        #[cfg(test)]
+        if self.ends_next.take().is_some() {
+            return RingPost::Ended;
+        }
         self.outcome(posted)
     }
 

@@ -169,11 +169,22 @@ struct Measured {
     begin: Instant,
 }
 
+/// The times of one peer.
+#[derive(Debug)]
+struct OfPeer {
+    /// Its number.
+    peer: u32,
+    ranges: [Range; RANGES],
+}
+
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Paces {
-    /// By the number of the peer.
-    ranges: NumberMap<[Range; RANGES]>,
+    of: Vec<OfPeer>,
+    /// Indices in `of`, by the number of the peer.
+    places: NumberMap<u32>,
+    /// Index of the peer that was looked up last, which is mostly the next one too.
+    last: usize,
     /// At most [`AT_ONCE`]. A sender that has many messages outstanding announces them before the
     /// first one is complete.
     measured: Vec<Measured>,
@@ -190,8 +201,25 @@ impl Paces {
     fn range(&mut self, peer: PeerKey, len: u64) -> (&mut Range, u32) {
         let of = len.max(1).ilog2().saturating_sub(SHORTEST) as usize;
         let of = of.min(RANGES - 1);
-        let ranges = self.ranges.entry(peer.number()).or_default();
+        let last = self.of.get(self.last);
+        if last.is_none_or(|last| last.peer != peer.number()) {
+            self.look_up(peer.number());
+        }
+        let ranges = &mut self.of[self.last].ranges;
         (&mut ranges[of], if of < FIRST_OF_BOTH { 2 } else { 3 })
+    }
+
+    /// Makes this peer the last one.
+    #[inline(never)]
+    fn look_up(&mut self, peer: u32) {
+        // fewer than 2^24, as peers
+        let next = self.of.len() as u32;
+        let place = *self.places.entry(peer).or_insert(next);
+        if place == next {
+            let ranges = Default::default();
+            self.of.push(OfPeer { peer, ranges });
+        }
+        self.last = place as usize;
     }
 
     /// Decides how a message arrives.
@@ -288,7 +316,13 @@ impl Paces {
 
     /// The session of a peer has ended.
     pub(super) fn forget_peer(&mut self, peer: PeerKey) {
-        self.ranges.remove(&peer.number());
+        if let Some(place) = self.places.remove(&peer.number()) {
+            self.of.swap_remove(place as usize);
+            // the last one has its place now
+            if let Some(moved) = self.of.get(place as usize) {
+                self.places.insert(moved.peer, place);
+            }
+        }
         self.measured.retain(|measured| measured.peer != peer);
     }
 }
@@ -404,6 +438,27 @@ mod tests {
             let way = paces.choose(peer(), LEN, key);
             assert_eq!(way == Way::Stream, number < TRIALS);
         }
+    }
+
+    #[test]
+    fn peers_that_are_forgotten_leave_the_others_theirs() {
+        let mut paces = Paces::default();
+        let peers = [3, 9, 1 << 24 | 3, 4].map(PeerKey::from_number);
+        for (trials, peer) in (1..).zip(peers) {
+            paces.range(peer, LEN).0.trials = trials;
+        }
+        paces.forget_peer(peers[0]);
+        paces.forget_peer(peers[0]);
+        paces.forget_peer(PeerKey::from_number(5));
+        let mut trials = |peer| paces.range(peer, LEN).0.trials;
+        assert_eq!(peers.map(&mut trials), [0, 2, 3, 4]);
+        let peers = [peers[3], peers[1]];
+        peers.iter().for_each(|peer| paces.forget_peer(*peer));
+        assert_eq!((paces.of.len(), paces.places.len()), (2, 2));
+        assert_eq!(
+            paces.range(PeerKey::from_number(1 << 24 | 3), LEN).0.trials,
+            3
+        );
     }
 
     /// All messages are announced before the first one is complete.

@@ -72,6 +72,8 @@ pub(super) struct Pulls {
     reads: Slab<ReadMark, Read>,
     /// By the number of the peer.
     waiting: NumberMap<VecDeque<Waiting>>,
+    /// Number of all entries of `waiting`, whose lists may be empty.
+    waits: usize,
     /// Empty lists for reuse.
     spare: Vec<Vec<Kept>>,
 }
@@ -96,6 +98,7 @@ impl Pulls {
             refusals: NumberMap::default(),
             reads: Slab::new(),
             waiting: NumberMap::default(),
+            waits: 0,
             spare: Vec::new(),
         }
     }
@@ -173,11 +176,13 @@ impl Pulls {
             self.end(key);
         }
         self.waiting.clear();
+        self.waits = 0;
     }
 
     /// Adds to what waits for a link of a peer: READs of a broken link first.
     pub(super) fn wait(&mut self, peer: PeerKey, what: Waiting) {
         let list = self.waiting.entry(peer.number()).or_default();
+        self.waits += 1;
         match what {
             Waiting::Again(_) => list.push_front(what),
             Waiting::Pieces(_) => list.push_back(what),
@@ -192,7 +197,8 @@ impl Pulls {
     /// Removes the first, if it is this one.
     pub(super) fn pop(&mut self, peer: PeerKey, first: Waiting) {
         if let Some(list) = self.waiting.get_mut(&peer.number()) {
-            list.pop_front_if(|it| *it == first);
+            let popped = list.pop_front_if(|it| *it == first);
+            self.waits -= usize::from(popped.is_some());
         }
     }
 
@@ -201,6 +207,7 @@ impl Pulls {
         let Some(mut list) = self.waiting.remove(&peer.number()) else {
             return;
         };
+        self.waits -= list.len();
         list.retain(|waiting| {
             let of = match *waiting {
                 Waiting::Pieces(of) => Some(of),
@@ -213,6 +220,7 @@ impl Pulls {
             }
             of != Some(message)
         });
+        self.waits += list.len();
         if !list.is_empty() {
             self.waiting.insert(peer.number(), list);
         }
@@ -221,7 +229,9 @@ impl Pulls {
     /// The session of a peer has ended: removes all that waits for its links.
     pub(super) fn forget_peer(&mut self, peer: PeerKey) {
         self.refusals.remove(&peer.number());
-        for waiting in self.waiting.remove(&peer.number()).into_iter().flatten() {
+        let list = self.waiting.remove(&peer.number()).unwrap_or_default();
+        self.waits -= list.len();
+        for waiting in list {
             if let Waiting::Again(key) = waiting {
                 self.end(key);
             }
@@ -248,6 +258,7 @@ impl Pulls {
     ///
     /// # Safety
     /// As [`LocalKeys::lkey`].
+    #[inline(always)]
     pub(super) unsafe fn key_at_once(
         &mut self,
         receive: &Receive,
@@ -259,6 +270,20 @@ impl Pulls {
         if self.keys.may_be_unregistered(receive.desc) {
             return Some((Lkey::default(), false));
         }
+        // SAFETY: as this function.
+        unsafe { self.described_key(receive, to) }
+    }
+
+    /// [`Self::key_at_once`] of a buffer that needs its descriptor.
+    ///
+    /// # Safety
+    /// As [`Self::key_at_once`].
+    #[inline(never)]
+    unsafe fn described_key(
+        &mut self,
+        receive: &Receive,
+        to: &libc::iovec,
+    ) -> Option<(Lkey, bool)> {
         if self.refreshed {
             return None;
         }
@@ -279,6 +304,6 @@ impl Pulls {
     /// Whether anything waits for a link of a peer.
     #[inline]
     pub(super) fn has_waiting(&self, peer: PeerKey) -> bool {
-        !self.waiting.is_empty() && self.first(peer).is_some()
+        self.waits != 0 && self.first(peer).is_some()
     }
 }

@@ -15,7 +15,7 @@ use super::peer::PeerKey;
 use super::shared::State;
 use crate::errno::Result;
 use crate::queue::source::Sink;
-use crate::verbs::RingProbe;
+use crate::verbs::{Message as RingMessage, Next, RingProbe, Run};
 use crate::wire::rdm::packet::Message;
 
 /// Maximum number of packets of one ring that one progress call processes.
@@ -189,7 +189,7 @@ impl State {
         }
         self.next_hot = at;
         // SAFETY: a listed ring is that of its link, and a forked child has no `Work::Ring`.
-        let read = unsafe { self.read_announced((link, ring), None) };
+        let read = unsafe { self.read_next_announced((link, ring), None) };
         read == Announced::Done
     }
 
@@ -206,14 +206,22 @@ impl State {
             self.end_run();
         }
         // SAFETY: a listed ring is that of its link, and a forked child has no `Work::Ring`.
-        let ends = unsafe { self.io.read_one(&mut self.core, (link, ring), reader) };
-        let ends = match ends {
-            Some(ends) => ends,
-            None => {
+        let run = unsafe { ring.run() };
+        // SAFETY: as above.
+        let Next::Message(message) = (unsafe { run.peek() }) else {
+            self.next_hot = at;
+            return First::Nothing;
+        };
+        let next = (run, &message);
+        // SAFETY: as above, and the message is the next one.
+        let ends = match unsafe { self.io.read_one(&mut self.core, link, next, reader) } {
+            Ok(ends) => ends,
+            Err(run) => {
                 self.next_hot = at;
                 let left = reader.left();
-                // SAFETY: as above.
-                let read = unsafe { self.read_announced((link, ring), Some(reader)) };
+                let next = (run, &message);
+                // SAFETY: as above: nothing has changed.
+                let read = unsafe { self.read_announced(link, next, Some(reader)) };
                 if read == Announced::No || reader.left() == left {
                     return First::Nothing;
                 }
@@ -486,7 +494,7 @@ impl State {
                     left -= 1;
                     // SAFETY: as above.
                     let announced =
-                        unsafe { self.read_announced((link, ring), reader.as_deref_mut()) };
+                        unsafe { self.read_next_announced((link, ring), reader.as_deref_mut()) };
                     if announced != Announced::No {
                         if reader.as_ref().is_some_and(|reader| reader.is_full()) {
                             return false;
@@ -504,19 +512,40 @@ impl State {
         false
     }
 
-    /// [`Executor::read_announced`](super::executor::Executor::read_announced), and what follows
-    /// from it; [`Self::end_run`] follows later.
+    /// [`Self::read_announced`] of the next packet in a ring.
     ///
     /// # Safety
     /// As [`Self::read`].
     #[inline]
-    unsafe fn read_announced(
+    unsafe fn read_next_announced(
         &mut self,
         (link, ring): (LinkKey, RingProbe),
         reader: Option<&mut Reader<'_, '_>>,
     ) -> Announced {
         // SAFETY: the caller's promise.
-        let ends = unsafe { self.io.read_announced(&mut self.core, (link, ring), reader) };
+        let run = unsafe { ring.run() };
+        // SAFETY: as above.
+        match unsafe { run.peek() } {
+            // SAFETY: as above, and the message is the next one.
+            Next::Message(message) => unsafe { self.read_announced(link, (run, &message), reader) },
+            _ => Announced::No,
+        }
+    }
+
+    /// [`Executor::read_announced`](super::executor::Executor::read_announced), and what follows
+    /// from it; [`Self::end_run`] follows later.
+    ///
+    /// # Safety
+    /// As [`Self::read`]; the message is that of [`Run::peek`].
+    #[inline]
+    unsafe fn read_announced(
+        &mut self,
+        link: LinkKey,
+        next: (Run, &RingMessage),
+        reader: Option<&mut Reader<'_, '_>>,
+    ) -> Announced {
+        // SAFETY: the caller's promise.
+        let ends = unsafe { self.io.read_announced(&mut self.core, link, next, reader) };
         let Some(ends) = ends else {
             return Announced::No;
         };

@@ -239,6 +239,22 @@ impl Shared {
         guard
     }
 
+    /// What follows from a message that was announced
+    /// ([`Executor::announce`](super::executor::Executor::announce)).
+    #[inline(always)]
+    pub(super) fn announced(&self, state: &mut State) {
+        // something is to be done if its link has ended
+        if !state.io.todo.is_empty() || self.is_followed(state) {
+            self.settle_after(state);
+        }
+    }
+
+    #[inline(never)]
+    fn settle_after(&self, state: &mut State) {
+        state.settle();
+        self.after(state);
+    }
+
     /// Whether [`Self::after`] has something to do.
     #[inline(always)]
     pub(super) fn is_followed(&self, state: &State) -> bool {

@@ -135,10 +135,12 @@ impl<M, T> Slab<M, T> {
     /// As [`Self::remove`], without moving the entry.
     #[inline(always)]
     pub(super) fn free(&mut self, key: Key<M>) {
-        if self.get(key).is_none() {
+        let Some((generation, at @ Place::Used(_))) = self.places.get_mut(key.place()) else {
+            return;
+        };
+        if *generation != key.number >> PLACE {
             return;
         }
-        let (generation, at) = &mut self.places[key.place()];
         *generation = generation.wrapping_add(1) & (u32::MAX >> PLACE);
         *at = Place::Free(self.free);
         self.free = Some(key.place() as u32);

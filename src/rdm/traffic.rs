@@ -176,11 +176,19 @@ impl<I: Io> Core<I> {
         }
         let mut entry = Entry::new(send.op, send.uses, false);
         (entry.number, entry.form, entry.spent) = (number, form, uses);
-        if let Some(op) = self.ops.insert(entry) {
+        self.keep_posted(key, entry);
+        true
+    }
+
+    /// Enters a packet that was posted, before which none is under way or waits. The table has room
+    /// for it.
+    pub(super) fn keep_posted(&mut self, key: PeerKey, entry: Entry<I::Op>) {
+        if let Some(peer) = self.peers.get_mut(key)
+            && let Some(op) = self.ops.insert(entry)
+        {
             peer.unsent = Some(op);
             peer.posted.push(&mut self.ops, op);
         }
-        true
     }
 
     /// The SENDs of all numbered packets on a link up to this number have completed.

@@ -183,6 +183,20 @@ impl Endpoint {
                 shared.wake_readers(state);
                 return Ok(());
             }
+            if posted == RingPost::No && !inject && only.iov_len <= Limits::max_msg_size(config.xrc)
+            {
+                let (core, io) = (&mut state.core, &mut state.io);
+                let (message, entry) = (
+                    (peer, message.tag, data),
+                    (outgoing.context, outgoing.wanted),
+                );
+                // SAFETY: as above.
+                let announced = unsafe { io.announce(core, message, only, entry) };
+                if matches!(announced, RingPost::Sent | RingPost::Ended) {
+                    shared.announced(state);
+                    return Ok(());
+                }
+            }
         }
         // a copy, so that the fast path stores nothing of it
         let outgoing = Outgoing { ..outgoing };

@@ -24,7 +24,7 @@ use super::rings::MANY;
 use super::{Executor, Todo};
 use crate::flags::Flags;
 use crate::matching::{Found, Matched};
-use crate::verbs::{Message as RingMessage, Next, RemoteAddr, RingProbe, Rkey, Sge};
+use crate::verbs::{Message as RingMessage, RemoteAddr, Rkey, Run, Sge};
 use crate::wire::rdm::packet::RTS_CREDIT;
 use crate::wire::rdm::ring::{Announced, Source};
 use crate::wire::rdm::{Credit, Header, OpId, ring};
@@ -88,21 +88,17 @@ impl Executor {
     /// [`Executor::todo`].
     ///
     /// # Safety
-    /// As [`Self::read_run`].
+    /// As [`Self::read_run`]; the message is that of [`Run::peek`].
     pub(in crate::rdm) unsafe fn read_announced(
         &mut self,
         core: &mut Core<Self>,
-        (key, ring): (LinkKey, RingProbe),
+        key: LinkKey,
+        (mut run, message): (Run, &RingMessage),
         mut reader: Option<&mut Reader<'_, '_>>,
     ) -> Option<bool> {
-        // SAFETY: the caller's promise, and below no link is removed and no ring read.
-        let mut run = unsafe { ring.run() };
-        // SAFETY: as above.
-        let Next::Message(message) = (unsafe { run.peek() }) else {
-            return None;
-        };
+        // Below no link is removed and no ring read.
         // SAFETY: nothing of the ring is consumed meanwhile.
-        let (header, announced) = unsafe { as_announced(&message) }?;
+        let (header, announced) = unsafe { as_announced(message) }?;
         let half = match announced {
             Announced::Rts(tag, data, source) => {
                 let announcement = Announcement {
@@ -111,7 +107,7 @@ impl Executor {
                     source,
                 };
                 let taken = self.announced(core, key, &announcement, reader.as_deref_mut())?;
-                run.take(&message);
+                run.take(message);
                 match taken {
                     Taken::Begun(half) => half,
                     Taken::Read(half) => {
@@ -122,22 +118,20 @@ impl Executor {
             }
             Announced::Push(end) => {
                 self.asked_in_ring(core, key, (&header, &end))?;
-                run.take(&message);
+                run.take(message);
                 false
             }
             Announced::Pushed(op, written) => {
                 let packet = (&header, ArrivalKey::from_number(op.get()), written);
                 let half = self.pushed_in_ring(core, key, packet, reader)?;
-                run.take(&message);
+                run.take(message);
                 half
             }
             Announced::Fin(op, status) => {
                 let (origin, _) = core.answered(key, &header, Credit::ZERO)?;
-                core.take_answered(key, Credit::ZERO, Credit::ZERO);
-                if self.fin_of(origin, TxKey::from_number(op.get()), status) {
-                    core.release(origin.peer, self);
-                }
-                run.take(&message);
+                let ends = self.fin_of(origin, TxKey::from_number(op.get()), status);
+                core.take_end(origin.peer, ends);
+                run.take(message);
                 run.prefetch_next();
                 false
             }
@@ -219,7 +213,7 @@ impl Executor {
             let Match::Removed(matched) = found else {
                 return None;
             };
-            let half = core.take_answered(key, RTS_CREDIT, Credit::new(0, 1));
+            let half = core.take_answered(peer, RTS_CREDIT, Credit::new(0, 1));
             let listed = Listed {
                 origin,
                 source,
@@ -236,7 +230,7 @@ impl Executor {
                 Match::Removed(matched) => store.release(matched.receive),
             }
         }
-        let half = core.take_answered(key, RTS_CREDIT, RTS_CREDIT);
+        let half = core.take_answered(peer, RTS_CREDIT, RTS_CREDIT);
         self.was_read(core, (origin, op), (&envelope, time), &receive, reader);
         Some(Taken::Read(half))
     }
@@ -386,11 +380,24 @@ impl Executor {
             return false;
         };
         let ends = op.is_announced() && op.peer == origin.peer && op.fin.is_none();
-        if ends {
-            op.fin = Some(status);
-            self.finish_if_over(key);
+        if !ends {
+            return false;
         }
-        ends
+        op.fin = Some(status);
+        let usual = status == 0 && op.is_over() && op.slot.is_none() && self.rma.fences == 0;
+        if !usual {
+            self.finish_if_over(key);
+            return true;
+        }
+        // as `Self::finish`
+        let source = op.source.take();
+        self.messages -= 1;
+        self.completions.sent(&op.message, op.context, op.wanted);
+        self.tx.free(key);
+        if let Some(source) = source {
+            self.release_source(source);
+        }
+        true
     }
 
     pub(super) fn fin(&mut self, origin: Origin, key: TxKey, status: u16) {

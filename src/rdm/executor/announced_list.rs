@@ -75,7 +75,7 @@ impl Executor {
     ///
     /// # Safety
     /// As [`Self::read_run`]; the run is in the ring of this link.
-    #[inline]
+    #[inline(always)]
     pub(super) unsafe fn read_list(
         &mut self,
         core: &mut Core<Self>,
@@ -88,6 +88,22 @@ impl Executor {
         if room == 0 || !matches!(unsafe { run.peek() }, Next::Message(_)) {
             return false;
         }
+        // SAFETY: as above.
+        unsafe { self.read_more(core, key, run, (room, reader)) }
+    }
+
+    /// [`Self::read_list`] of at most `room` messages; there is a packet.
+    ///
+    /// # Safety
+    /// As [`Self::read_list`].
+    #[inline(never)]
+    unsafe fn read_more(
+        &mut self,
+        core: &mut Core<Self>,
+        key: LinkKey,
+        run: &mut Run,
+        (room, reader): (usize, Option<&mut Reader<'_, '_>>),
+    ) -> bool {
         let mut list = std::mem::take(&mut self.list);
         while list.messages.len() < room.min(MOST) {
             // SAFETY: as above.
@@ -138,7 +154,7 @@ impl Executor {
         let matched = store.find(&envelope, index_of(origin.peer))?;
         let receive = store.receive(matched.receive).copied();
         let receive = receive.filter(|_| matched.piece.is_none());
-        core.take_answered(key, RTS_CREDIT, Credit::ZERO);
+        core.take_answered(origin.peer, RTS_CREDIT, Credit::ZERO);
         list.messages.push(Listed {
             origin,
             source,
@@ -178,7 +194,7 @@ impl Executor {
         for (at, listed) in list.messages.iter().enumerate() {
             let receive = list.receives.get(at).filter(|_| at < read);
             let Some(receive) = receive else {
-                half |= core.give_back_answered(key, Credit::new(0, 1));
+                half |= core.give_back_answered(listed.origin.peer, Credit::new(0, 1));
                 self.begin_unread(key, listed);
                 continue;
             };
@@ -186,7 +202,7 @@ impl Executor {
             if let Some(store) = self.rx.own() {
                 store.release(listed.matched.receive);
             }
-            half |= core.give_back_answered(key, RTS_CREDIT);
+            half |= core.give_back_answered(listed.origin.peer, RTS_CREDIT);
             let answer = (listed.origin, listed.source.op);
             let to = reader.as_deref_mut();
             self.was_read(core, answer, (&listed.envelope, None), receive, to);

@@ -76,9 +76,9 @@ impl Executor {
             // the step that reports it.
             let source = unsafe { self.sources.register(&buffer.iovec()) };
             op.source = source.ok();
-            let replaced = self.sources.replaced();
-            self.steps
-                .extend(replaced.map(|old| Step::Withdraw(Some(old), None)));
+            if let Some(old) = self.sources.replaced() {
+                self.steps.push(Step::Withdraw(Some(old), None));
+            }
         }
     }
 
@@ -421,10 +421,11 @@ impl Executor {
 
     /// Ends the registration of the source of a message that the receiver has ended. If the
     /// receiver reads it nevertheless, the driver waits for that.
+    #[inline]
     pub(super) fn release_source(&mut self, source: Source) {
-        let busy = self.sources.release(source);
-        let step = busy.map(|source| Step::Withdraw(Some(source), None));
-        self.steps.extend(step);
+        if let Some(busy) = self.sources.release(source) {
+            self.steps.push(Step::Withdraw(Some(busy), None));
+        }
     }
 
     /// No peer can read the source of a failed operation any more.

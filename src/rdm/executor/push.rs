@@ -145,7 +145,7 @@ impl Executor {
                 store.target(&matched)?
             }
         };
-        let half = core.take_answered(key, RTS_CREDIT, Credit::new(0, 1));
+        let half = core.take_answered(peer, RTS_CREDIT, Credit::new(0, 1));
         let Source { op, addr, rkey, .. } = announcement.source;
         let at = AtSender {
             op,
@@ -164,7 +164,7 @@ impl Executor {
             self.begin_arrival(origin, at, envelope, target);
             return Some(Taken::Begun(half));
         };
-        let half = half | core.give_back_answered(key, Credit::new(2, 0));
+        let half = half | core.give_back_answered(peer, Credit::new(2, 0));
         let offset = push.offset;
         // it has an address, and READs from the peer have not been refused
         let pull = self.pull_of(peer, &at, offset);
@@ -235,7 +235,7 @@ impl Executor {
             return None;
         }
         op.pushed = true;
-        core.take_answered(link, Credit::ZERO, Credit::ZERO);
+        core.take_end(origin.peer, false);
         let written = self.write_end(&asked).unwrap_or(0);
         let sent = self.answer_to_ring(core, (origin.peer, PART), |header| {
             ring::pushed(header, asked.receiver, written.into())
@@ -276,7 +276,7 @@ impl Executor {
         {
             self.both_in_ring.1 += 1;
         }
-        let half = core.take_answered(link, PART, PART);
+        let half = core.take_answered(origin.peer, PART, PART);
         self.release_sink(arrival.push);
         self.paces.completed(key);
         self.end_at_sender(core, origin, arrival.op);

@@ -299,41 +299,44 @@ impl Executor {
     }
 
     /// Fast path of [`Self::read_run`]: one message, whose receive is there and takes all of it,
-    /// for a reader that has room. `None`: nothing has changed. Otherwise whether
-    /// [`Self::end_run`] must follow at once; if not, it follows later.
+    /// for a reader that has room. Returns whether [`Self::end_run`] must follow at once; if not,
+    /// it follows later.
+    ///
+    /// # Errors
+    /// The run: nothing has changed.
     ///
     /// # Safety
-    /// As [`Self::read_run`].
+    /// As [`Self::read_run`]; the message is that of [`Run::peek`].
     #[inline(always)]
     pub(in crate::rdm) unsafe fn read_one(
         &mut self,
         core: &mut Core<Self>,
-        (key, ring): (LinkKey, RingProbe),
+        key: LinkKey,
+        (mut run, message): (Run, &RingMessage),
         reader: &mut Reader<'_, '_>,
-    ) -> Option<bool> {
-        // SAFETY: the caller's promise, and below no link is removed and no ring read.
-        let mut run = unsafe { ring.run() };
-        // SAFETY: as above.
-        let Next::Message(message) = (unsafe { run.peek() }) else {
-            return None;
-        };
+    ) -> Result<bool, Run> {
+        // Below no link is removed and no ring read.
         // SAFETY: nothing of the ring is consumed meanwhile.
-        let (eager, len) = unsafe { as_eager(&message) }?;
-        let mut from = core.direct_from(key)?;
+        let Some((eager, len)) = (unsafe { as_eager(message) }) else {
+            return Err(run);
+        };
+        let Some(mut from) = core.direct_from(key) else {
+            return Err(run);
+        };
         if !from.is_next(&eager.header, len) {
-            return None;
+            return Err(run);
         }
         // SAFETY: the ring holds the payload until it is consumed.
-        if !unsafe { self.deliver_whole(from.origin, &eager, &message, Some(reader)) } {
-            return None;
+        if !unsafe { self.deliver_whole(from.origin, &eager, message, Some(reader)) } {
+            return Err(run);
         }
         from.take(len);
         from.give_back(eager_credit(len));
-        run.take(&message);
+        run.take(message);
         let half = from.is_half_used();
         // SAFETY: as above.
         let behind = unsafe { run.leave() }.unwrap_or_else(|slots| self.give_back(key, slots));
-        Some(half || behind >= MANY)
+        Ok(half || behind >= MANY)
     }
 
     /// Gives back the room of packets at the end of a ring. Returns [`MANY`].
