@@ -264,6 +264,8 @@ impl Qp {
         actual: sys::ibv_qp_cap,
         flush: Option<FlushCalls>,
     ) -> Self {
+        // SAFETY: `raw` is a new queue pair of this backend.
+        unsafe { never_wait(pd.device(), raw) };
         Self {
             raw,
             flush,
@@ -279,6 +281,20 @@ impl Qp {
             #[cfg(test)]
             flushes: Default::default(),
         }
+    }
+}
+
+/// Asks the device not to wait, in calls that end the queue pair or the target, for a request of its
+/// peer that is being executed (`softdv_set_access_wait`): the thread that makes these calls serves
+/// all peers, and one that is stopped would delay the others. The registrations that the peer uses
+/// are deregistered before their memory is released, and that waits.
+///
+/// # Safety
+/// `raw` is live and of the device's backend.
+pub(super) unsafe fn never_wait(device: &Device, raw: *mut sys::ibv_qp) {
+    if let Some(set_access_wait) = device.backend().verbs.softdv_set_access_wait {
+        // SAFETY: the caller's promise.
+        unsafe { set_access_wait(raw, 0) };
     }
 }
 

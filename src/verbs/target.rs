@@ -13,6 +13,7 @@ use std::sync::Arc;
 use rdma_core_sys as sys;
 
 use super::advance::{Advance, Receiving};
+use super::qp_create::never_wait;
 use super::{CmId, Device, QpNumber, Xrcd};
 use crate::errno::{FiErrno, Result};
 use crate::log::warn_log;
@@ -97,6 +98,8 @@ impl Target {
             }
             Ok(qp)
         })?;
+        // SAFETY: the new handle, of this backend.
+        unsafe { never_wait(xrcd.device(), raw) };
         Ok(Self {
             raw,
             xrcd: Arc::clone(xrcd),

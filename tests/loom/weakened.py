@@ -38,6 +38,7 @@ AGAIN = "ring::a_sender_that_waits_for_room_once_more_finds_it_or_is_rung"
 LOCK = "lock::the_lock_of_a_process_excludes"
 STRIPE = "lock::the_lock_of_an_address_excludes_processes"
 REMOTE = "region::no_initiator_uses_memory_after_its_deregistration"
+RIGHT = "region::no_initiator_uses_memory_after_the_end_of_its_right"
 LOCAL = "region::a_local_key_leads_to_its_own_region_or_nowhere"
 SEEN = "region::a_region_that_was_seen_is_not_found_behind_its_change"
 CHANGED = "region::a_key_whose_region_changes_leads_to_one_or_the_other"
@@ -88,6 +89,11 @@ NAMES_BEFORE = (
     "    let words = take_waiters(map, names);\n    asked_in_turn(map, at).then_some(words)",
 )
 NO_LIGHT = "        fence(Ordering::SeqCst);\n    }\n}", "    }\n}"
+NO_HAZARD_FENCE = (
+    "store(what.to_word(), Ordering::Relaxed);\n        fence(Ordering::SeqCst);\n",
+    "store(what.to_word(), Ordering::Relaxed);\n",
+)
+NO_WAIT_ACQUIRE = ("'s next steps.\n    fence(Ordering::Acquire);\n", "'s next steps.\n")
 NO_HEAVY = "pub(crate) fn heavy_fence() {\n    fence(Ordering::SeqCst);", "pub(crate) fn heavy_fence() {\n    if true { return; }"
 
 USED = "what_is_used_stays_until_the_last_has_done_with_it"
@@ -140,11 +146,17 @@ WEAKENED = [
     relaxed(LOCK, "released with Relaxed", S + "sync.rs", "held.store(0, Ordering::Release)"),
     relaxed(STRIPE, "taken with Relaxed", S + "region/atomic.rs", "compare_exchange(held, own, Ordering::SeqCst"),
     relaxed(STRIPE, "released with Relaxed", S + "region/atomic.rs", "compare_exchange(self.own, 0, Ordering::Release"),
-    Bug(REMOTE, "no fence behind the hazard", S + "hazard.rs", "store(what.into().to_word(), Ordering::Relaxed);\n        fence(Ordering::SeqCst);\n", "store(what.into().to_word(), Ordering::Relaxed);\n"),
+    Bug(REMOTE, "no fence behind the hazard", S + "hazard.rs", *NO_HAZARD_FENCE),
     Bug(REMOTE, "no fence behind the key's end", S + "region/table.rs", "        fence(Ordering::SeqCst);\n", ""),
     relaxed(REMOTE, "the hazard cleared with Relaxed", S + "hazard.rs", "store(0, Ordering::Release)"),
-    Bug(REMOTE, "no acquire behind the wait", S + "hazard.rs", "'s next steps.\n    fence(Ordering::Acquire);\n", "'s next steps.\n"),
-    Bug(REMOTE, "hazards not looked at", S + "hazard.rs", "while let Some((visitor, word)) = find(segment, &named) {", "while let Some((visitor, word)) = find(segment, &named).filter(|_| false) {"),
+    Bug(REMOTE, "no acquire behind the wait", S + "hazard.rs", *NO_WAIT_ACQUIRE),
+    Bug(REMOTE, "hazards not looked at", S + "hazard.rs", "while let Some(found) = find() {", "while let Some(found) = find().filter(|_| false) {"),
+    Bug(RIGHT, "no fence behind the hazard", S + "hazard.rs", *NO_HAZARD_FENCE),
+    Bug(RIGHT, "no fence behind the new state", S + "hazard.rs", "    fence(Ordering::SeqCst);\n    wait_for(segment, |used| used.names_access(qp, rights), lives)", "    wait_for(segment, |used| used.names_access(qp, rights), lives)"),
+    relaxed(RIGHT, "the hazard cleared with Relaxed", S + "hazard.rs", "store(0, Ordering::Release)"),
+    Bug(RIGHT, "no acquire behind the wait", S + "hazard.rs", *NO_WAIT_ACQUIRE),
+    Bug(RIGHT, "the state not looked at", S + "hazard.rs", "        self.state.load(Ordering::Acquire) == self.word.0\n", "        true\n"),
+    Bug(RIGHT, "other hazards looked at", S + "hazard.rs", "== u64::from(qp) + 1 && self.0 & rights_bits(rights) != 0", "== u64::from(qp)"),
     Bug(REMOTE, "a key that does not change", S + "region/table.rs", "            generation + 1\n", "            generation\n"),
     Bug(LOCAL, "the second look before the words", S + "region/table.rs", "        fence(Ordering::Acquire);\n        let unchanged", "        let unchanged"),
     Bug(LOCAL, "no second look", S + "region/table.rs", "let unchanged = entry.version.load(Ordering::Relaxed) == version;", "let unchanged = true;"),

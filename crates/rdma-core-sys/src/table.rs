@@ -150,6 +150,7 @@ function_table! {
         softdv_page_prefetch: fn(mr: *mut ibv_mr, pages: *mut u64) -> c_int;
         softdv_dereg_mr_now: fn(mr: *mut ibv_mr) -> c_int;
         softdv_is_in_buffer: fn(mr: *mut ibv_mr) -> c_int;
+        softdv_set_access_wait: fn(qp: *mut ibv_qp, wait: c_int) -> c_int;
         softdv_ring_create: fn(qp: *mut ibv_qp, attr: *const softdv_ring_attr) -> *mut softdv_ring;
         softdv_ring_attach: fn(ring: *mut softdv_ring, info: *mut softdv_ring_info) -> c_int;
         softdv_ring_post: fn(ring: *mut softdv_ring, w1: u64, w2: u64, w3: u64, addr: *const c_void, length: u32, flags: u32) -> c_int;

@@ -1,10 +1,13 @@
-//! Hazards: words in an owner's segment in which initiators publish the keys that they use. The
-//! owner makes a key invalid and then waits until no hazard names it.
+//! Hazards: words in an owner's segment in which initiators publish the keys that they use, and the
+//! queue pairs through which they do. The owner makes a key invalid, or ends rights of a queue
+//! pair, and then waits until no hazard names the key or the queue pair with these rights.
 
 use std::time::{Duration, Instant};
 
+use rdma_core_sys::{IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE};
+
 use crate::key::Key;
-use crate::segment::layout::{self, announce, header};
+use crate::segment::layout::{self, StateWord, announce, header, xrc};
 use crate::segment::{Mapping, OwnSegment};
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use crate::sync::{Arc, pause};
@@ -17,8 +20,13 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// such copy of each hazard.
 pub(crate) const MOST_AT_ONCE: usize = 1 << 22;
 
-/// The content of a hazard word: the key in use, and for the key of a receive also the queue pair
-/// or SRQ.
+/// The rights that hazards name, in the form of `ibv_access_flags`.
+pub(crate) const RIGHTS: u32 =
+    IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
+
+/// The content of a hazard word. Bits 0 to 31: the key in use; 32: 1; 33 to 47: index + 1 of the
+/// owner's queue pair or SRQ, 0 for none; 48: it is an SRQ; 49 to 51: the rights that an access
+/// through the queue pair needs, 0 for a receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Use(u64);
 
@@ -39,8 +47,19 @@ impl Use {
         Self(Self::of_receive(srq, key).0 | 1 << 48)
     }
 
+    /// The key of an access through a queue pair of the owner, by a request that needs `rights`,
+    /// some of [`RIGHTS`].
+    #[inline(always)]
+    pub(crate) fn of_access(through: Through, key: Key, rights: u32) -> Self {
+        Self(Self::from(key).0 | through.0 | rights_bits(rights))
+    }
+
     fn to_word(self) -> u64 {
         self.0
+    }
+
+    fn names_access(self, qp: u32, rights: u32) -> bool {
+        self.0 >> 33 & 0xffff == u64::from(qp) + 1 && self.0 & rights_bits(rights) != 0
     }
 
     fn names_key(self, key: Key) -> bool {
@@ -53,6 +72,152 @@ impl Use {
 
     fn names_shared_receive(self, srq: u32) -> bool {
         self.0 >> 33 == (u64::from(srq) + 1) | (1 << 15)
+    }
+}
+
+#[inline(always)]
+const fn rights_bits(rights: u32) -> u64 {
+    const FIRST: u32 = IBV_ACCESS_REMOTE_WRITE.trailing_zeros();
+    ((rights & RIGHTS) as u64) << (49 - FIRST)
+}
+const _: () = assert!(rights_bits(RIGHTS) == 7 << 49);
+
+/// The queue pair of the owner that the hazards of accesses name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Through(u64);
+
+impl Through {
+    /// An XRC target, which is no queue pair of the owner.
+    pub(crate) const TARGET: Self = Self(0);
+
+    /// The queue pair with this index.
+    pub(crate) fn queue_pair(index: u32) -> Self {
+        Self((u64::from(index & 0x3fff) + 1) << 33)
+    }
+}
+
+/// The process of a word in which accesses through an XRC target are published. Bits 0 to 2 of such
+/// a word: the rights in use; 3 to 13: slot + 1; 14 to 63: the lowest bits of the process's cookie.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Accessor(u64);
+
+impl Accessor {
+    const RIGHTS: u64 = 7;
+
+    pub(crate) fn new(slot: u32, cookie: u64) -> Self {
+        Self(cookie << 14 | (u64::from(slot & 0x3ff) + 1) << 3)
+    }
+
+    /// Publishes an access that needs `rights` in a free word of an XRC target; its words are at
+    /// `at` in `map`. The caller then runs a full fence. `None`: no word is free.
+    #[inline]
+    pub(crate) fn enter(self, map: &Mapping, at: usize, rights: u32) -> Option<Entered<'_>> {
+        let new = self.0 | rights_bits(rights) >> 49;
+        // An initiator that is not connected any more may use one at the same time.
+        (0..xrc::USED_WORDS).map(|i| at + 8 * i).find_map(|at| {
+            let word = map.u64(at);
+            let free = word.load(Ordering::Relaxed) == 0;
+            let taken = free
+                && word
+                    .compare_exchange(0, new, Ordering::Relaxed, Ordering::Relaxed)
+                    .is_ok();
+            taken.then_some(Entered(Some((word, at))))
+        })
+    }
+
+    /// Whether the word has one of these rights.
+    pub(crate) fn has(word: u64, rights: u32) -> bool {
+        word & rights_bits(rights) >> 49 != 0
+    }
+
+    pub(crate) fn is_of(self, word: u64) -> bool {
+        word & !Self::RIGHTS == self.0
+    }
+
+    pub(crate) fn slot_of(word: u64) -> u32 {
+        ((word >> 3) as u32 & 0x7ff).saturating_sub(1)
+    }
+}
+
+/// An access that has begun. For an XRC target its word and the word's offset, which shows it.
+pub(crate) struct Entered<'a>(Option<(&'a AtomicU64, usize)>);
+
+impl Entered<'_> {
+    /// Through a queue pair: the hazard alone shows the access.
+    #[inline(always)]
+    fn queue_pair() -> Self {
+        Self(None)
+    }
+
+    /// The offset of the word, which the caller clears.
+    pub(crate) fn leak(mut self) -> usize {
+        self.0.take().map_or(0, |(_, at)| at)
+    }
+}
+
+impl Drop for Entered<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        if let Some((word, _)) = self.0 {
+            word.store(0, Ordering::Release);
+        }
+    }
+}
+
+/// The queue pair of the other end through which an initiator accesses memory, and the state in
+/// which the initiator has read it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Gate<'a> {
+    state: &'a AtomicU64,
+    word: StateWord,
+    through: Through,
+    /// Where an XRC target's words for accesses are, and the initiator's process.
+    target: Option<(&'a Mapping, usize, Accessor)>,
+}
+
+impl<'a> Gate<'a> {
+    /// A queue pair. `state`: its state word. `word`: the value when it was read.
+    #[inline(always)]
+    pub(crate) fn new(state: &'a AtomicU64, word: StateWord, through: Through) -> Self {
+        Self {
+            state,
+            word,
+            through,
+            target: None,
+        }
+    }
+
+    /// The same for an XRC target, whose words for accesses are at `at` in `map`, and whose
+    /// initiator belongs to the process `who`.
+    #[inline(always)]
+    pub(crate) fn of_target(self, map: &'a Mapping, at: usize, who: Accessor) -> Self {
+        Self {
+            target: Some((map, at, who)),
+            ..self
+        }
+    }
+
+    /// Begins an access that needs `rights`. The caller publishes [`Self::used`] next, and then
+    /// checks [`Self::is_open`]. `None`: no access is possible now.
+    #[inline(always)]
+    pub(crate) fn enter(&self, rights: u32) -> Option<Entered<'a>> {
+        match self.target {
+            None => Some(Entered::queue_pair()),
+            Some((map, at, who)) => who.enter(map, at, rights),
+        }
+    }
+
+    /// What the hazard of a request that needs `rights` names.
+    #[inline(always)]
+    pub(crate) fn used(&self, key: Key, rights: u32) -> Use {
+        Use::of_access(self.through, key, rights)
+    }
+
+    /// Whether the queue pair still is in the state in which it was read. If so, and the caller has
+    /// published [`Self::used`] before, the owner waits for the caller when it ends these rights.
+    #[inline(always)]
+    pub(crate) fn is_open(&self) -> bool {
+        self.state.load(Ordering::Acquire) == self.word.0
     }
 }
 
@@ -171,14 +336,14 @@ impl OwnHazard {
         &'a self,
         map: &'a Mapping,
         own_slot: u32,
-        key: Key,
+        what: impl Into<Use>,
     ) -> Option<Hazard<'a>> {
         let number = self.hazards.reserve_below(announce::HAZARD_COUNT as u32)?;
         Some(Hazard::publish_in(
             &self.hazards,
             map,
             (own_slot, number),
-            key,
+            what,
         ))
     }
 }
@@ -252,6 +417,21 @@ pub(crate) fn await_receive(segment: &OwnSegment, qp: u32, lives: impl Fn(u32) -
     wait_for(segment, |used| used.names_receive(qp), lives)
 }
 
+/// Waits until no living process accesses memory through the queue pair with this index by a
+/// request that needs one of `rights`. The queue pair does not grant them any more.
+///
+/// # Errors
+/// `EBUSY`: a process still does after 5 seconds.
+pub(crate) fn await_accesses(
+    segment: &OwnSegment,
+    qp: u32,
+    rights: u32,
+    lives: impl Fn(u32) -> bool,
+) -> Res<()> {
+    fence(Ordering::SeqCst);
+    wait_for(segment, |used| used.names_access(qp, rights), lives)
+}
+
 /// As [`await_receive`], for the SRQ with this index.
 ///
 /// # Errors
@@ -279,25 +459,32 @@ fn wait_for(
     named: impl Fn(Use) -> bool,
     lives: impl Fn(u32) -> bool,
 ) -> Res<()> {
-    wait_at_most(PATIENCE, segment, named, lives)
+    let tidy = |(visitor, word)| {
+        if !lives(visitor) {
+            segment.map.u64(word).store(0, Ordering::Relaxed);
+        }
+    };
+    await_words(|| find(segment, &named), tidy)
 }
 
-/// As [`wait_for`], with another limit. It ends the wait for processes that have ended too: a
+/// Waits until `find` finds no word that a process has stored. `tidy` clears the word that was
+/// found if its process has ended.
+///
+/// # Errors
+/// `EBUSY`: it still finds one after 5 seconds.
+pub(crate) fn await_words<T>(find: impl Fn() -> Option<T>, tidy: impl Fn(T)) -> Res<()> {
+    wait_at_most(PATIENCE, find, tidy)
+}
+
+/// As [`await_words`], with another limit. It ends the wait for processes that have ended too: a
 /// process that breaks the protocol can restore the words that are cleared.
-fn wait_at_most(
-    patience: Duration,
-    segment: &OwnSegment,
-    named: impl Fn(Use) -> bool,
-    lives: impl Fn(u32) -> bool,
-) -> Res<()> {
+fn wait_at_most<T>(patience: Duration, find: impl Fn() -> Option<T>, tidy: impl Fn(T)) -> Res<()> {
     let begin = Instant::now();
     let mut round = 0u32;
-    while let Some((visitor, word)) = find(segment, &named) {
+    while let Some(found) = find() {
         round += 1;
         if round > 100 {
-            if !lives(visitor) {
-                segment.map.u64(word).store(0, Ordering::Relaxed);
-            }
+            tidy(found);
             if begin.elapsed() > patience {
                 return Err(Errno(libc::EBUSY));
             }
@@ -383,6 +570,36 @@ mod tests {
     }
 
     #[test]
+    fn uses_name_what_they_are_of() {
+        let (write, read) = (IBV_ACCESS_REMOTE_WRITE, IBV_ACCESS_REMOTE_READ);
+        let access = Use::of_access(
+            Through::queue_pair(7),
+            Key(5),
+            write | IBV_ACCESS_REMOTE_ATOMIC,
+        );
+        assert!(access.names_key(Key(5)) && !access.names_key(Key(6)));
+        assert!(access.names_access(7, RIGHTS) && access.names_access(7, write));
+        assert!(!access.names_access(7, read) && !access.names_access(6, RIGHTS));
+        assert!(!access.names_receive(7) && !access.names_shared_receive(7));
+        // the highest index, and all bits of a key
+        let last = Use::of_access(Through::queue_pair(0x3fff), Key(u32::MAX), RIGHTS);
+        assert!(last.names_key(Key(u32::MAX)) && last.names_access(0x3fff, read));
+        assert_eq!(last.to_word() >> 52, 0);
+        for other in [
+            Use::of_receive(7, Key(5)),
+            Use::of_shared_receive(7, Key(5)),
+            Use::from(Key(5)),
+            Use::of_access(Through::TARGET, Key(5), RIGHTS),
+        ] {
+            assert!(other.names_key(Key(5)));
+            assert!(
+                (0..0x4000).all(|qp| !other.names_access(qp, RIGHTS)),
+                "{other:?}"
+            );
+        }
+    }
+
+    #[test]
     fn a_neighbour_that_restores_words_ends_the_wait_late() {
         let segment = OwnSegment::create(1, 0, true).unwrap();
         let words = [0, 1].map(|i| segment.map.u64(word_at(3, i)));
@@ -398,7 +615,13 @@ mod tests {
             // for the test to end, the process lives from a time on
             begin.elapsed() > 100 * patience
         };
-        let waited = wait_at_most(patience, &segment, |used| used.names_key(Key(5)), lives);
+        let found = || find(&segment, |used| used.names_key(Key(5)));
+        let tidy = |(visitor, word)| {
+            if !lives(visitor) {
+                segment.map.u64(word).store(0, Ordering::Relaxed);
+            }
+        };
+        let waited = wait_at_most(patience, found, tidy);
         assert_eq!(waited, Err(Errno(libc::EBUSY)));
         assert!(begin.elapsed() < 50 * patience);
     }

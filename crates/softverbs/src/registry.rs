@@ -146,7 +146,7 @@ impl Registry {
         let path = ShortPath::<MAX_PATH>::below(
             directory,
             format_args!(
-                "/softverbs7.{}.{}.{}",
+                "/softverbs8.{}.{}.{}",
                 sys::effective_uid(),
                 sys::namespace("net"),
                 sys::namespace("pid"),

@@ -30,8 +30,10 @@ use rdma_core_sys::*;
 /// - `a_stopped_target`, `a_stopped_sender`: their agents are stopped with them;
 /// - `a_write_between`: the receiver does not take a write behind a pending message, but an agent
 ///   continues with it;
-/// - `rdma_without_a_request`: what a call executes is copied by this process.
-const NOT_HERE: &str = "a_stopped_target a_stopped_sender a_write_between rdma_without_a_request";
+/// - `rdma_without_a_request`: what a call executes is copied by this process;
+/// - `a_stopped_initiator`, `a_stopped_initiator_of_xrc`: the target's agent makes the accesses.
+const NOT_HERE: &str = "a_stopped_target a_stopped_sender a_write_between rdma_without_a_request \
+                        a_stopped_initiator a_stopped_initiator_of_xrc";
 
 fn main() {
     let more: [Suite; 5] = [

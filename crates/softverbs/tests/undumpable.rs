@@ -23,9 +23,11 @@ use everywhere::common::{ALL, Link, refuse, run};
 ///   continues with it;
 /// - `flushes`: `nobody` cannot make its file in the directory of the test;
 /// - `imported_objects`: the test passes a descriptor through `/proc`;
-/// - `rdma_without_a_request`: what a call executes is copied by this process.
+/// - `rdma_without_a_request`: what a call executes is copied by this process;
+/// - `a_stopped_initiator`, `a_stopped_initiator_of_xrc`: the target's agent makes the accesses.
 const NOT_HERE: &str = "a_stopped_target a_stopped_sender a_write_between flushes \
-                        imported_objects rdma_without_a_request";
+                        imported_objects rdma_without_a_request \
+                        a_stopped_initiator a_stopped_initiator_of_xrc";
 
 fn main() {
     let more: [Suite; 2] = [("refusals", refusals), ("xrc", xrc::main)];

@@ -107,6 +107,7 @@ pub fn verbs() -> &'static VerbsFns {
         softdv_page_prefetch: Some(softdv::page_prefetch),
         softdv_dereg_mr_now: Some(mr::dereg_mr_now),
         softdv_is_in_buffer: Some(softdv::is_in_buffer),
+        softdv_set_access_wait: Some(softdv::set_access_wait),
         softdv_ring_create: Some(ring::create),
         softdv_ring_attach: Some(ring::attach),
         softdv_ring_post: Some(ring::post),

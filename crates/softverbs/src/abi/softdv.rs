@@ -258,6 +258,18 @@ pub(super) unsafe extern "C" fn is_in_buffer(mr: *mut ibv_mr) -> c_int {
     c_int::from(stamp != Ok(0))
 }
 
+/// `softdv_set_access_wait`: whether `ibv_modify_qp(3)` and `ibv_destroy_qp(3)` of this queue pair,
+/// or of this handle of an XRC target, wait for accesses of initiators, at most 5 s. `wait` 0: they
+/// do not, and accesses that are under way may end later. A new queue pair waits. Thread safe.
+pub(super) unsafe extern "C" fn set_access_wait(qp: *mut ibv_qp, wait: c_int) -> c_int {
+    status(|| {
+        non_null(qp)?;
+        // SAFETY: the caller promises a live queue pair.
+        unsafe { Qp::from_ptr(qp) }.set_access_wait(wait != 0);
+        Ok(())
+    })
+}
+
 /// `softdv_max_atomic`: the largest size of the elements of one operation in bytes; 0 if the device
 /// has no atomics but those of verbs. Thread safe.
 pub(super) unsafe extern "C" fn max_atomic(_: *mut ibv_context) -> c_int {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use rdma_core_sys::{IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE};
 
 use crate::agent::{Kind, Outcome, PLACE, Request};
-use crate::hazard::{Hazard, Use};
+use crate::hazard::{Hazard, Through, Use};
 use crate::key::Key;
 use crate::peer::Peer;
 use crate::process::Process;
@@ -18,6 +18,7 @@ use crate::region::{
 use crate::segment::layout::xrc;
 use crate::srq::{Srq, split_srq_num};
 use crate::sys::{self, BounceFile};
+use crate::xrc::AgentAccess;
 
 /// The receiver of a request's payload: a queue pair, or for an XRC target the shared receive queue
 /// that the request names.
@@ -98,6 +99,26 @@ fn publish<'a>(process: &'a Process, own: &'a Peer, what: impl Into<Use>) -> Haz
     Hazard::publish(&own.hazards, &process.segment.map, process.slot, what)
 }
 
+/// Publishes an access, before [`target`] checks the queue pair or target: the end of its rights
+/// waits for the access. `None`: the request names none.
+fn enter<'a>(
+    process: &'a Process,
+    own: &'a Peer,
+    request: &Request,
+    right: u32,
+) -> Option<(Hazard<'a>, Option<AgentAccess>)> {
+    let (through, entered) = if xrc::split_target(request.qp).is_some() {
+        let (_, index) = split_srq_num(request.srq)?;
+        let entered = process.srqs.get(index)?.enter_target(request.qp, right)?;
+        (Through::TARGET, Some(entered))
+    } else {
+        let qp = process.qp_by_num(request.qp)?;
+        (Through::queue_pair(qp.index()), None)
+    };
+    let used = Use::of_access(through, Key(request.key), right);
+    Some((publish(process, own, used), entered))
+}
+
 fn copy(process: &Process, slot: u32, bounce: &BounceFile, request: &Request) -> Option<()> {
     let write = request.kind == Kind::Write;
     let right = if write {
@@ -105,9 +126,9 @@ fn copy(process: &Process, slot: u32, bounce: &BounceFile, request: &Request) ->
     } else {
         IBV_ACCESS_REMOTE_READ
     };
-    let (_, target) = target(process, slot, request, right)?;
     let own = process.peer(process.slot).ok()?;
-    let hazard = publish(process, &own, target.key);
+    let entered = enter(process, &own, request, right)?;
+    let (_, target) = target(process, slot, request, right)?;
     let addr = process.own_place(target, request.len, right)?;
     let iovec = [sys::as_local(addr, request.len as usize)];
     let at = request.place as usize * PLACE;
@@ -116,7 +137,7 @@ fn copy(process: &Process, slot: u32, bounce: &BounceFile, request: &Request) ->
     } else {
         bounce.fill(at, &iovec)
     };
-    drop(hazard);
+    drop(entered);
     done.ok()
 }
 
@@ -152,13 +173,15 @@ fn change(process: &Process, slot: u32, request: &Request) -> Outcome {
         _ => Change::Store(request.a),
     };
     let right = change.right();
-    let Some((_, target)) = target(process, slot, request, right) else {
-        return Outcome::Refused;
-    };
     let Ok(own) = process.peer(process.slot) else {
         return Outcome::Refused;
     };
-    let hazard = publish(process, &own, target.key);
+    let Some(entered) = enter(process, &own, request, right) else {
+        return Outcome::Refused;
+    };
+    let Some((_, target)) = target(process, slot, request, right) else {
+        return Outcome::Refused;
+    };
     let place = process
         .own_place(target, 8, right)
         .filter(|addr| addr.is_multiple_of(8));
@@ -170,7 +193,7 @@ fn change(process: &Process, slot: u32, request: &Request) -> Outcome {
         Err(AccessError::Dead | AccessError::Locked) => Outcome::Busy,
         Err(_) => Outcome::Refused,
     };
-    drop(hazard);
+    drop(entered);
     outcome
 }
 
@@ -183,9 +206,9 @@ fn elements(process: &Process, slot: u32, bounce: &BounceFile, request: &Request
     };
     let fetches = request.b != 0;
     let right = shape.rights(fetches);
-    let Some((_, target)) = target(process, slot, request, right).filter(|_| right != 0) else {
+    if right == 0 {
         return Outcome::Refused;
-    };
+    }
     let Ok(own) = process.peer(process.slot) else {
         return Outcome::Refused;
     };
@@ -206,14 +229,19 @@ fn elements(process: &Process, slot: u32, bounce: &BounceFile, request: &Request
         earlier: &mut earlier[..shape.len()],
         changed: 0,
     };
-    let hazard = publish(process, &own, target.key);
+    let Some(entered) = enter(process, &own, request, right) else {
+        return Outcome::Refused;
+    };
+    let Some((_, target)) = target(process, slot, request, right) else {
+        return Outcome::Refused;
+    };
     let Some(addr) = process.own_place(target, request.len, right) else {
         return Outcome::Refused;
     };
     let (ranges, buffers) = ([(addr, shape.len())], &process.buffers);
     let patience = Duration::from_millis(1);
     let done = change_own_elements(process, buffers, &own, &ranges, patience, &mut elements);
-    drop(hazard);
+    drop(entered);
     let changed = elements.changed.into();
     match done {
         Ok(()) => {}

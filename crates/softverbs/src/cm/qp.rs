@@ -13,6 +13,7 @@ use super::device::{self, verbs};
 use super::guard::{lock, status, void};
 use super::id::Id;
 use super::state::{Phase, State};
+use crate::qp::modify_now;
 use crate::sys::{Errno, Res};
 
 /// Default of the local acknowledgement timeout: 4.096 µs × 2^18, about 1.07 s.
@@ -44,17 +45,19 @@ fn modify(qp: *mut ibv_qp, attr: &mut ibv_qp_attr, mask: c_int) -> Res<()> {
     }
 }
 
-/// Moves the queue pair of the id, if it has one, to the error state.
+/// Moves the queue pair of the id, if it has one, to the error state. Does not wait for accesses
+/// through it: the caller holds a lock of the id.
 pub(super) fn to_error(handle: *mut Id) -> Res<()> {
     let qp = of(handle);
     if qp.is_null() {
         return Ok(());
     }
-    let mut attr = ibv_qp_attr {
+    let attr = ibv_qp_attr {
         qp_state: IBV_QPS_ERR,
         ..ibv_qp_attr::default()
     };
-    modify(qp, &mut attr, IBV_QP_STATE as c_int)
+    // SAFETY: the application keeps a queue pair alive while its id has it.
+    unsafe { modify_now(qp, &attr, IBV_QP_STATE) }.map(drop)
 }
 
 /// Moves the queue pair of the id, if it has one, from INIT to RTS.

@@ -3,14 +3,15 @@
 use std::sync::Arc;
 
 use loom::thread;
-use rdma_core_sys::{IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_READ, ibv_sge};
+use rdma_core_sys::{IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_READ, IBV_QPS_RTS, ibv_sge};
 
 use super::{Memory, check};
-use crate::hazard::{Hazard, Hazards, OwnHazard};
+use crate::hazard::{Gate, Hazard, Hazards, OwnHazard, RIGHTS, Through, await_accesses};
 use crate::key::Key;
 use crate::region::{LastRegion, Range, Regions, Target, resolve};
 use crate::segment::OwnSegment;
-use crate::segment::layout::{MAX_PROCESSES, announce, header};
+use crate::segment::layout::{MAX_PROCESSES, StateWord, announce, header, qp};
+use crate::signal;
 use crate::sync::atomic::{AtomicU32, Ordering};
 
 const ACCESS: u32 = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ;
@@ -20,6 +21,10 @@ const NEW: u64 = 0x9000;
 
 /// A process in slot 3 may have hazards.
 const VISITOR: u32 = 3;
+
+/// The queue pair through which it accesses memory.
+const INDEX: u32 = 2;
+const QP: usize = qp::AT + INDEX as usize * qp::STRIDE;
 
 fn at(addr: u64) -> Range {
     Range {
@@ -39,7 +44,9 @@ fn owner() -> (Arc<OwnSegment>, Arc<Regions>, Key) {
     let visitors = (0..MAX_PROCESSES / 64).map(|i| header::VISITORS + 8 * i);
     segment.map.prepare(
         [],
-        visitors.chain((0..announce::HAZARD_COUNT).map(|i| hazards + 8 * i)),
+        visitors
+            .chain((0..announce::HAZARD_COUNT).map(|i| hazards + 8 * i))
+            .chain([QP + qp::STATE]),
     );
     let regions = Regions::new().unwrap();
     let key = regions.register(&segment, PD, at(OLD), ACCESS).unwrap();
@@ -88,6 +95,51 @@ fn deregistered(own_word: bool) {
         memory.write(2);
         let again = regions.register(&segment, PD, at(NEW), ACCESS).unwrap();
         assert_eq!(again.index(), key.index());
+        initiator.join().unwrap();
+    });
+}
+
+/// The application may use the memory again when the queue pair does not grant the right any more,
+/// although the key stays valid.
+#[test]
+fn no_initiator_uses_memory_after_the_end_of_its_right() {
+    ended(false);
+}
+
+/// The same; the initiator is a queue pair with a hazard word of its own.
+#[test]
+fn no_queue_pair_uses_memory_after_the_end_of_its_right() {
+    ended(true);
+}
+
+fn ended(own_word: bool) {
+    check(move || {
+        let (segment, _, key) = owner();
+        let memory = Memory::new(1);
+        let word = StateWord::new(IBV_QPS_RTS, 5, ACCESS, 1);
+        let state = segment.map.u64(QP + qp::STATE);
+        state.store(word.0, Ordering::Relaxed);
+        let (their_segment, theirs) = (Arc::clone(&segment), memory.clone());
+        let initiator = thread::spawn(move || {
+            let map = &their_segment.map;
+            let through = Through::queue_pair(INDEX);
+            let gate = Gate::new(map.u64(QP + qp::STATE), word, through);
+            let used = gate.used(key, IBV_ACCESS_REMOTE_READ);
+            let hazards = crate::sync::Arc::try_new(Hazards::new()).unwrap();
+            let own = own_word.then(|| OwnHazard::new(&hazards, VISITOR));
+            let hazard = match &own {
+                Some(own) => own.publish(map, VISITOR, used),
+                None => Hazard::publish(&hazards, map, VISITOR, used),
+            };
+            if gate.is_open() {
+                assert_eq!(theirs.read(), 1);
+            }
+            drop(hazard);
+        });
+        let without = StateWord::new(IBV_QPS_RTS, 5, 0, 1);
+        assert!(signal::move_state(&segment.map, QP, word, without));
+        await_accesses(&segment, INDEX, RIGHTS, |_| true).unwrap();
+        memory.write(2);
         initiator.join().unwrap();
     });
 }

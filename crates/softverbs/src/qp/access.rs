@@ -353,7 +353,7 @@ impl Qp {
             && self.state() == IBV_QPS_RTS
             && sq.executed == sq.head
             && conn.word.access() & right(way) != 0
-            && conn.current()
+            && !conn.peer.is_dead()
             && !conn.peer.refuses();
         // SAFETY: the caller promises a valid chain.
         let (queue, rkey) = unsafe { (queue_of(wr, sq.kind), wr.wr.rdma.rkey) };
@@ -376,7 +376,15 @@ impl Qp {
         };
         let peer = &conn.peer;
         let mut list = List::new(true);
-        let hazard = conn.hazard.publish(&peer.map, process.slot, Key(rkey));
+        let gate = conn.gate();
+        let Some(entered) = gate.enter(right(way)) else {
+            return none;
+        };
+        let used = gate.used(Key(rkey), right(way));
+        let hazard = conn.hazard.publish(&peer.map, process.slot, used);
+        if !gate.is_open() {
+            return none;
+        }
         let mut next = first;
         // SAFETY: the caller promises a valid chain.
         while let Some(request) = unsafe { next.as_ref() } {
@@ -399,7 +407,7 @@ impl Qp {
             next = request.next;
         }
         let copied = list.copy(peer, way);
-        drop(hazard);
+        drop((hazard, entered));
         match copied {
             // SAFETY: the caller promises a valid chain.
             Ok(()) => unsafe { self.complete_list(sq, first, list.ends()) },

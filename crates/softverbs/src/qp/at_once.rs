@@ -34,8 +34,13 @@ fn copy_part(
     (from, done, len): (u64, usize, usize),
     (way, may_map): (Direction, bool),
 ) -> Result<usize, bool> {
-    let peer = &conn.peer;
-    let hazard = conn.hazard.publish(&peer.map, own_slot, target.key);
+    let (peer, gate) = (&conn.peer, conn.gate());
+    let entered = gate.enter(right(way)).ok_or(false)?;
+    let used = gate.used(target.key, right(way));
+    let hazard = conn.hazard.publish(&peer.map, own_slot, used);
+    if !gate.is_open() {
+        return Err(false);
+    }
     let left = len - done;
     // all bytes that are left are checked, so an operation beyond its region changes nothing
     let place = region::resolve(&peer.map, target, target.addr, left as u64, right(way));
@@ -57,7 +62,7 @@ fn copy_part(
         Direction::Write => sys::vm_write(pid, &local, &remote),
         Direction::Read => sys::vm_read(pid, &local, &remote),
     };
-    drop(hazard);
+    drop((hazard, entered));
     match moved {
         Ok(all) if all == bytes => Ok(bytes),
         Ok(some) => Err(some != 0),
@@ -81,11 +86,12 @@ impl Qp {
             && (queue == 0 || self.reach_shared(sq, queue).is_ok())
     }
 
-    /// Whether an operation that needs these rights may be executed now, on an idle queue pair.
+    /// Whether an operation that needs these rights may be executed now, on an idle queue pair, if
+    /// [`Connection::gate`] is open behind its hazard.
     #[inline(always)]
     fn is_at_once(conn: &Connection, queue: u32, rights: u32) -> bool {
         conn.word.access() & rights == rights
-            && conn.current()
+            && !conn.peer.is_dead()
             && conn.delivery.number == queue
             && conn.still_delivers()
     }
@@ -207,7 +213,13 @@ impl Qp {
         let Some(&first) = rkeys.first() else {
             return 0;
         };
-        let hazard = conn.hazard.publish(&peer.map, process.slot, Key(first));
+        let gate = conn.gate();
+        // no XRC target, so there is nothing to enter
+        let used = |key| gate.used(Key(key), right(way));
+        let hazard = conn.hazard.publish(&peer.map, process.slot, used(first));
+        if !gate.is_open() {
+            return 0;
+        }
         // Each further key has a hazard of its own: a process that is stopped here delays the
         // deregistration of these keys alone.
         let mut more: [_; KEYS - 1] = [const { None }; KEYS - 1];
@@ -220,7 +232,7 @@ impl Qp {
                 };
                 *slot = conn
                     .hazard
-                    .publish_more(&peer.map, process.slot, Key(*rkey));
+                    .publish_more(&peer.map, process.slot, used(*rkey));
                 if slot.is_none() {
                     break;
                 }
@@ -318,13 +330,16 @@ impl Qp {
             earlier,
             changed: 0,
         };
+        let gate = conn.gate();
+        let entered = gate.enter(rights)?;
+        let used = gate.used(target.key, rights);
         let hazard = conn
             .hazard
-            .publish(&conn.peer.map, self.process().slot, target.key);
-        if !region::change_words(&conn.peer, target, rights, &mut elements) {
+            .publish(&conn.peer.map, self.process().slot, used);
+        if !gate.is_open() || !region::change_words(&conn.peer, target, rights, &mut elements) {
             return None;
         }
-        drop(hazard);
+        drop((hazard, entered));
         if !results.is_null() {
             // SAFETY: the caller has room for the elements.
             unsafe { results.copy_from_nonoverlapping(elements.earlier.as_ptr(), len) };

@@ -44,13 +44,15 @@ impl Qp {
             region::change(
                 self.process(),
                 &conn.peer,
-                target,
+                (target, conn.gate()),
                 change,
                 lock_patience(sq),
             )
         };
-        if result == Err(AccessError::Locked) {
-            return Step::Wait(Reason::Lock);
+        match result {
+            Err(AccessError::Locked) => return Step::Wait(Reason::Lock),
+            Err(AccessError::Moved) => return self.moved(sq),
+            _ => {}
         }
         sq.begun = true;
         let result = if result == Err(AccessError::Refused) {
@@ -72,7 +74,7 @@ impl Qp {
             Err(AccessError::Remote) => return self.refused_access(sq),
             Err(AccessError::Local) => IBV_WC_LOC_PROT_ERR,
             Err(AccessError::Dead | AccessError::Locked) => IBV_WC_RETRY_EXC_ERR,
-            Err(AccessError::Refused) => IBV_WC_LOC_QP_OP_ERR,
+            Err(AccessError::Refused | AccessError::Moved) => IBV_WC_LOC_QP_OP_ERR,
         })
     }
 }

@@ -59,10 +59,13 @@ impl Qp {
                 qp: sq.dest,
             };
             let (process, patience) = (self.process(), lock_patience(sq));
-            region::change_elements(process, &conn.peer, target, right, patience, &mut elements)
+            let through = (target, conn.gate());
+            region::change_elements(process, &conn.peer, through, right, patience, &mut elements)
         };
-        if result == Err(AccessError::Locked) {
-            return Step::Wait(Reason::Lock);
+        match result {
+            Err(AccessError::Locked) => return Step::Wait(Reason::Lock),
+            Err(AccessError::Moved) => return self.moved(sq),
+            _ => {}
         }
         sq.begun |= result != Err(AccessError::Refused);
         if result == Err(AccessError::Refused) {
@@ -91,7 +94,7 @@ impl Qp {
             Err(AccessError::Remote) => return self.refused_access(sq),
             Err(AccessError::Local) => IBV_WC_LOC_PROT_ERR,
             Err(AccessError::Dead | AccessError::Locked) => IBV_WC_RETRY_EXC_ERR,
-            Err(AccessError::Refused) => IBV_WC_LOC_QP_OP_ERR,
+            Err(AccessError::Refused | AccessError::Moved) => IBV_WC_LOC_QP_OP_ERR,
         })
     }
 

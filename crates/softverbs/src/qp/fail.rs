@@ -7,9 +7,9 @@ use rdma_core_sys::*;
 use super::copies::Copies;
 use super::drain::Drain;
 use super::recv::sender_slot;
-use super::{DESTROYED, Flow, Qp, RecvQueue, SendQueue};
+use super::{DESTROYED, Flow, Qp, RecvQueue, SendQueue, TARGET};
 use crate::events::Element;
-use crate::hazard::{await_receive, receive_in_use};
+use crate::hazard::{await_accesses, await_receive, receive_in_use};
 use crate::peer::{Peer, Push};
 use crate::ring::{Header, flag, op};
 use crate::segment::layout::{Credit, Fault, StateWord, qp as layout, split_qp_num};
@@ -393,6 +393,30 @@ impl Qp {
         let process = self.process();
         await_receive(&process.segment, self.index, |slot| process.lives(slot))?;
         self.reopen_ring()
+    }
+
+    /// Waits until no initiator accesses memory through the queue pair, or the target of this
+    /// handle, by a request that needs one
+    /// of `rights`, which it does not grant any more. The caller holds no lock.
+    ///
+    /// # Errors
+    /// `EBUSY`: an initiator still does after the timeout. The call can be repeated.
+    pub(super) fn await_accesses(&self, rights: u32) -> Res<()> {
+        if !self.awaits_accesses.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        if self.state() == TARGET {
+            let place = self.target_place();
+            return place.map_or(Ok(()), |place| place.await_accesses(rights));
+        }
+        let process = self.process();
+        let lives = |slot| process.lives(slot);
+        await_accesses(&process.segment, self.index, rights, lives)
+    }
+
+    /// Sets whether the calls that end rights wait for accesses of initiators.
+    pub(crate) fn set_access_wait(&self, waits: bool) {
+        self.awaits_accesses.store(waits, Ordering::Relaxed);
     }
 
     pub(super) fn set_state(&self, state: u32) {

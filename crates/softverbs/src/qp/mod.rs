@@ -39,7 +39,7 @@ mod xrc_target;
 
 pub(crate) use datagram::notify as notify_datagram;
 pub(crate) use fast_path::deliver_fast;
-pub(crate) use modify::{address_good, modify, query};
+pub(crate) use modify::{address_good, modify, modify_now, query};
 pub(crate) use object::{QpInit, abandon, create, destroy};
 pub(crate) use own_ring::OwnRing;
 #[cfg(any(test, fuzzing))]
@@ -52,7 +52,7 @@ pub(crate) use window::bind_mw;
 pub(crate) use xrc_target::{create as create_target, open as open_target};
 
 use std::cell::UnsafeCell;
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rdma_core_sys::{
@@ -89,6 +89,8 @@ pub(crate) struct Qp {
     recv_done: AtomicU32,
     /// Asynchronous events that were raised.
     events: AtomicU32,
+    /// The calls that end rights of the other end wait for its accesses.
+    awaits_accesses: AtomicBool,
     sq: Lock<SendQueue>,
     rq: Lock<RecvQueue>,
     attr: Mutex<Attributes>,

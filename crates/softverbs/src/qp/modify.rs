@@ -6,7 +6,9 @@ use rdma_core_sys::*;
 
 use super::state::{meaningful, transition_allowed};
 use super::{Qp, RecvQueue, SendQueue, TARGET};
+use crate::delivery::receives;
 use crate::gid;
+use crate::hazard::RIGHTS;
 use crate::limits::{MAX_NODES, MAX_RD_ATOMIC};
 use crate::peer::Peer;
 use crate::segment::layout::{StateWord, qp as layout, qp_access, split_qp_num};
@@ -22,12 +24,33 @@ const ATTRIBUTES: u32 = 2 * IBV_QP_DEST_QPN - 1;
 /// # Errors
 /// `EOPNOTSUPP`: attributes of extensions, such as `IBV_QP_RATE_LIMIT`, or unknown ones.
 /// `EINVAL`: an illegal transition, a missing or surplus attribute, or a value out of range; the
-/// queue pair is unchanged. `EBUSY`: the queue pair is in RESET, but a stopped process may still
-/// write into its receives.
+/// queue pair is unchanged. `EBUSY`: the queue pair is in the new state, but a stopped process may
+/// still access memory through it, or write into receives of before RESET; the call can be
+/// repeated.
 ///
 /// # Safety
 /// `qp` must be live, `attr` valid where `mask` says so.
 pub(crate) unsafe fn modify(qp: *mut ibv_qp, attr: &ibv_qp_attr, mask: u32) -> Res<()> {
+    // SAFETY: the caller's promise.
+    let ended = unsafe { modify_now(qp, attr, mask) }?;
+    if ended == 0 {
+        return Ok(());
+    }
+    // SAFETY: the caller promises a live queue pair.
+    let this = unsafe { Qp::from_ptr(qp) };
+    this.await_accesses(ended)
+}
+
+/// As [`modify`], without the wait for accesses; a RESET waits for writers of receives. Returns the
+/// rights of the other end that have ended now, or have ended before, some of [`RIGHTS`]; 0 if the
+/// other end had none.
+///
+/// # Errors
+/// As [`modify`].
+///
+/// # Safety
+/// As [`modify`].
+pub(crate) unsafe fn modify_now(qp: *mut ibv_qp, attr: &ibv_qp_attr, mask: u32) -> Res<u32> {
     // SAFETY: the caller promises a live queue pair.
     let this = unsafe { Qp::from_ptr(qp) };
     if this.process().forked() {
@@ -68,13 +91,27 @@ pub(crate) unsafe fn modify(qp: *mut ibv_qp, attr: &ibv_qp_attr, mask: u32) -> R
                 attributes.attr.cap = cap;
             }
             this.reset();
-            this.await_writers()
+            this.await_writers()?;
+            Ok(RIGHTS)
         }
         IBV_QPS_ERR => {
             this.fail(&mut this.sq.lock(), IBV_WC_WR_FLUSH_ERR);
-            Ok(())
+            Ok(RIGHTS)
         }
-        _ => this.apply(attr, mask, from, to),
+        _ => {
+            this.apply(attr, mask, from, to)?;
+            Ok(ended_rights(from, attr, mask))
+        }
+    }
+}
+
+/// The rights that the other end of a queue pair in state `from` does not have any more behind a
+/// change of these attributes.
+pub(super) fn ended_rights(from: ibv_qp_state, attr: &ibv_qp_attr, mask: u32) -> u32 {
+    if receives(from) && mask & IBV_QP_ACCESS_FLAGS != 0 {
+        RIGHTS & !attr.qp_access_flags
+    } else {
+        0
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::cell::UnsafeCell;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use rdma_core_sys::{
     IBV_QPS_RESET, IBV_QPT_DRIVER, IBV_QPT_RAW_PACKET, IBV_QPT_RC, IBV_QPT_UD, IBV_QPT_XRC_SEND,
@@ -18,6 +18,7 @@ use super::{
     Attributes, DESTROYED, Flow, Posted, Qp, RecvQueue, SendQueue, TARGET, extended, state,
 };
 use crate::cq::Cq;
+use crate::hazard::RIGHTS;
 use crate::limits::{MAX_INLINE, MAX_SGE, MAX_WR};
 use crate::object::{Context, Pd};
 use crate::process::Process;
@@ -215,6 +216,7 @@ pub(super) fn blank(index: u32) -> Qp {
         send_done: AtomicU32::new(0),
         recv_done: AtomicU32::new(0),
         events: AtomicU32::new(0),
+        awaits_accesses: AtomicBool::new(true),
         sq: Lock::new(SendQueue::unused()),
         rq: Lock::new(RecvQueue::unused()),
         attr: Mutex::new(Attributes { attr, init }),
@@ -287,6 +289,7 @@ pub(crate) unsafe fn create(mut init: QpInit) -> Res<&'static Qp> {
     pd.children.fetch_add(1, Ordering::Relaxed);
     context.children.fetch_add(1, Ordering::Relaxed);
     qp.events.store(0, Ordering::Relaxed);
+    qp.set_access_wait(true);
     qp.remember_init(&init.attr);
     qp.publish_queues(&sq, &rq);
     {
@@ -418,8 +421,8 @@ impl Qp {
 /// has read.
 ///
 /// # Errors
-/// `EBUSY`: a stopped process may still write into its receives. The queue pair is then in RESET,
-/// and the call can be repeated.
+/// `EBUSY`: a stopped process may still write into its receives, or access memory through it. The
+/// queue pair is then in RESET, and the call can be repeated.
 ///
 /// # Safety
 /// `qp` must be live, and must not be used after success.
@@ -440,6 +443,7 @@ pub(crate) unsafe fn destroy(qp: *mut ibv_qp) -> Res<()> {
     }
     this.reset();
     this.await_writers()?;
+    this.await_accesses(RIGHTS)?;
     this.free_ring();
     let counts;
     let (desc_at, desc_len, send_cq, recv_cq, srq) = {
@@ -500,7 +504,7 @@ pub(crate) fn abandon(process: &Process, context: *mut ibv_context) {
             }
             qp.reset();
             // Closing a context succeeds even if writers remain.
-            let _ = qp.await_writers();
+            let _ = qp.await_writers().and_then(|()| qp.await_accesses(RIGHTS));
             qp.state.store(DESTROYED, Ordering::Relaxed);
         }
     }

@@ -7,7 +7,7 @@ use rdma_core_sys::{IBV_QPS_ERR, IBV_QPS_INIT, IBV_QPS_RESET};
 use super::request::IovecList;
 use super::{Qp, SendQueue, entry_at};
 use crate::delivery::receives;
-use crate::hazard::{OwnHazard, Use};
+use crate::hazard::{Accessor, Gate, OwnHazard, Through, Use};
 use crate::key::Key;
 use crate::limits::MAX_SGE;
 use crate::peer::Peer;
@@ -28,6 +28,8 @@ pub(super) struct Connection {
     pub(super) peer: Arc<Peer>,
     /// For accesses to the owner's memory.
     pub(super) hazard: OwnHazard,
+    /// What the hazards of accesses name.
+    through: Through,
     /// The mapping with the state word: the peer's segment, or an XRC target's domain.
     state: Arc<Mapping>,
     /// Index of the queue pair, and offset of its entry in `state`.
@@ -56,6 +58,8 @@ pub(super) struct Delivery {
     pub(super) number: u32,
     pub(super) stamp_at: usize,
     pub(super) stamp: u32,
+    /// The process of this end.
+    pub(super) initiator: Accessor,
 }
 
 impl Delivery {
@@ -99,6 +103,7 @@ impl Connection {
     ) -> Self {
         Self {
             hazard: OwnHazard::new(&peer.hazards, own_slot),
+            through: Through::TARGET,
             peer,
             state,
             index: 0,
@@ -117,6 +122,7 @@ impl Connection {
     }
 
     /// Whether the state word is that of an XRC target.
+    #[inline(always)]
     fn is_through_target(&self) -> bool {
         self.delivery.stamp_at != 0
     }
@@ -142,6 +148,18 @@ impl Connection {
         match &self.srq {
             Some(srq) if self.is_through_target() => Use::of_shared_receive(srq.number, key),
             _ => Use::of_receive(self.index, key),
+        }
+    }
+
+    /// For accesses through the other end's queue pair.
+    #[inline(always)]
+    pub(super) fn gate(&self) -> Gate<'_> {
+        let state = self.state.u64(self.at + layout::STATE);
+        let gate = Gate::new(state, self.word, self.through);
+        if self.is_through_target() {
+            gate.of_target(&self.state, self.at + xrc::USED, self.delivery.initiator)
+        } else {
+            gate
         }
     }
 
@@ -392,6 +410,7 @@ fn read(
     Ok(Connection {
         peer: Arc::clone(peer),
         hazard: OwnHazard::new(&peer.hazards, own_slot),
+        through: Through::queue_pair(index),
         state: Arc::clone(map),
         ring: false,
         delivery: Delivery::default(),

@@ -451,8 +451,13 @@ impl Qp {
         } else if sq.agent_request.is_some() {
             Err(AccessError::Refused)
         } else {
-            region::copy(&conn.peer, process.slot, target, request.iovecs, way)
+            let through = (target, conn.gate());
+            region::copy(&conn.peer, process.slot, through, request.iovecs, way)
         };
+        if result == Err(AccessError::Moved) {
+            sq.begun |= request.len > MOST_AT_ONCE as u64;
+            return self.moved(sq);
+        }
         // the kernel can begin to refuse behind the first part of a longer request
         sq.begun |= result != Err(AccessError::Refused) || request.len > MOST_AT_ONCE as u64;
         if result == Err(AccessError::Refused) {
@@ -477,8 +482,10 @@ impl Qp {
             Err(AccessError::Remote) => return self.refused_access(sq),
             Err(AccessError::Local) => IBV_WC_LOC_PROT_ERR,
             Err(AccessError::Dead) => IBV_WC_RETRY_EXC_ERR,
-            // a copy takes no lock
-            Err(AccessError::Refused | AccessError::Locked) => IBV_WC_LOC_QP_OP_ERR,
+            // a copy takes no lock, and was not moved
+            Err(AccessError::Refused | AccessError::Locked | AccessError::Moved) => {
+                IBV_WC_LOC_QP_OP_ERR
+            }
         };
         Step::Done(status)
     }
@@ -512,10 +519,8 @@ impl Qp {
         Step::Done(match result {
             Ok(()) => IBV_WC_SUCCESS,
             Err(AccessError::Remote) => return self.refused_access(sq),
-            Err(AccessError::Local | AccessError::Refused | AccessError::Locked) => {
-                IBV_WC_LOC_QP_OP_ERR
-            }
             Err(AccessError::Dead) => IBV_WC_RETRY_EXC_ERR,
+            Err(_) => IBV_WC_LOC_QP_OP_ERR,
         })
     }
 
@@ -632,7 +637,7 @@ impl Qp {
                     }
                     AccessError::Local => return Step::Done(IBV_WC_LOC_PROT_ERR),
                     AccessError::Dead => return Step::Done(IBV_WC_RETRY_EXC_ERR),
-                    AccessError::Refused | AccessError::Locked => {
+                    AccessError::Refused | AccessError::Locked | AccessError::Moved => {
                         return Step::Done(IBV_WC_LOC_QP_OP_ERR);
                     }
                 },

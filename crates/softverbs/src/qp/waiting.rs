@@ -352,6 +352,17 @@ impl Qp {
         None
     }
 
+    /// The other end's queue pair has left the state in which it was read, before the access began:
+    /// the request is executed again from its beginning.
+    #[cold]
+    pub(super) fn moved(&self, sq: &SendQueue) -> Step {
+        if let Some((domain, at)) = sq.route.as_ref().and_then(|route| route.target()) {
+            // or no word of the target was free
+            domain.tidy_accesses(self.process(), *at);
+        }
+        Step::Wait(Reason::Connection)
+    }
+
     /// Whether the deadline of the first request's wait for a ring has passed.
     pub(super) fn waited_for_ring(&self, sq: &SendQueue) -> bool {
         sq.wait

@@ -12,6 +12,7 @@ use rdma_core_sys::{IBV_EVENT_QP_FATAL, IBV_QPS_ERR, IBV_QPS_RESET, IBV_WC_RETRY
 use super::remote_qp::{Connection, Delivery, Unreachable};
 use super::{Qp, SendQueue};
 use crate::delivery::receives;
+use crate::hazard::Accessor;
 use crate::peer::Peer;
 use crate::segment::layout::{Fault, StateWord, qp as layout, srq, xrc};
 use crate::signal;
@@ -71,6 +72,10 @@ impl Route {
             others: list(REMEMBERED, |_| None)?,
             owners: Owners::default(),
         })
+    }
+
+    pub(super) fn target(&self) -> Option<&(Arc<Domain>, usize)> {
+        self.target.as_ref()
     }
 
     pub(super) fn forget(&mut self) {
@@ -232,6 +237,7 @@ impl Qp {
             number,
             stamp_at: entry + srq::STAMP,
             stamp,
+            initiator: Accessor::new(process.slot, process.identity.cookie),
         };
         let (pd, recv_cq) = (part(srq::PD), part(srq::CQ));
         let state = Arc::clone(&domain.map);

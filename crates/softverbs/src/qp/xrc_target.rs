@@ -15,12 +15,13 @@ use super::state::transition_allowed;
 use super::{DESTROYED, Qp, TARGET, entry_at, modify};
 use crate::delivery::receives;
 use crate::events::Element;
+use crate::hazard::RIGHTS;
 use crate::object::Context;
 use crate::peer::Peer;
 use crate::segment::layout::{Fault, StateWord, qp as layout, qp_access, split_qp_num};
 use crate::sync::Arc;
 use crate::sys::{Errno, Res};
-use crate::xrc::{Attr, Target, Xrcd};
+use crate::xrc::{Attr, Place, Target, Xrcd};
 
 /// The target of a handle, and the handle's view of it.
 pub(super) struct Handle {
@@ -135,6 +136,7 @@ fn make(xrcd: &'static Xrcd, qp_context: *mut c_void, target: Target) -> Res<&'s
         libc::pthread_cond_init(&raw mut (*object).cond, std::ptr::null());
     }
     qp.events.store(0, Ordering::Relaxed);
+    qp.set_access_wait(true);
     let mut handle = Handle {
         seen: target.word(),
         target,
@@ -156,10 +158,18 @@ impl Qp {
         self.target.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// `ibv_modify_qp` of a target. As [`super::modify`].
-    pub(super) fn modify_target(&self, attr: &ibv_qp_attr, mask: u32) -> Res<()> {
+    /// `ibv_modify_qp` of a target. As [`super::modify::modify_now`].
+    pub(super) fn modify_target(&self, attr: &ibv_qp_attr, mask: u32) -> Res<u32> {
         self.notice_target();
         let process = self.process();
+        // The RESET may have returned `EBUSY`. The word of the next initiator is the same.
+        let in_reset = self.handle().as_ref().and_then(|handle| {
+            let target = &handle.target;
+            (target.word().state() == IBV_QPS_RESET).then(|| target.place())
+        });
+        if let Some(place) = in_reset {
+            place.await_accesses(RIGHTS)?;
+        }
         let mut held = self.handle();
         let handle = held.as_mut().ok_or(Errno(libc::EINVAL))?;
         let target = &handle.target;
@@ -224,7 +234,10 @@ impl Qp {
         }
         // SAFETY: the object is live; `ibv_qp.state` is a hint that C code reads without a lock.
         unsafe { (*self.as_ptr()).state = to };
-        Ok(())
+        Ok(match to {
+            IBV_QPS_RESET | IBV_QPS_ERR => RIGHTS,
+            _ => modify::ended_rights(from, attr, mask),
+        })
     }
 
     /// `ibv_query_qp` of a target.
@@ -259,11 +272,22 @@ impl Qp {
     /// it has read.
     ///
     /// # Errors
-    /// `EBUSY`: another process holds the domain's lock until the timeout; nothing is changed.
+    /// `EBUSY`: another process holds the domain's lock until the timeout; nothing is changed. Or a
+    /// stopped process may still access memory through the target, of which this is the last
+    /// handle; it is in RESET, and the call can be repeated.
     pub(super) fn destroy_target(&self) -> Res<()> {
         let (process, context) = (self.process(), self.context());
         // Events of earlier changes are raised first.
         process.progress();
+        if self.awaits_accesses.load(Ordering::Relaxed) {
+            let ended = match self.handle().as_ref() {
+                Some(handle) if handle.target.end_if_last()? => Some(handle.target.place()),
+                _ => None,
+            };
+            if let Some(place) = ended {
+                place.await_accesses(RIGHTS)?;
+            }
+        }
         let xrcd = {
             let mut handle = self.handle();
             let there = handle.as_ref().ok_or(Errno(libc::EINVAL))?;
@@ -278,6 +302,11 @@ impl Qp {
         context.children.fetch_sub(1, Ordering::Relaxed);
         process.qps.give(self.index);
         Ok(())
+    }
+
+    /// Where the target is; `None` if this is no handle on one.
+    pub(super) fn target_place(&self) -> Option<Place> {
+        self.handle().as_ref().map(|handle| handle.target.place())
     }
 
     /// Closes the handle, as its context is closed.

@@ -10,7 +10,7 @@ use rdma_core_sys::{IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_WRITE};
 use super::device_buffer;
 use super::remote::{AccessError, Target, resolve};
 use crate::dm::{Buffers, Direct, Shown};
-use crate::hazard::Hazard;
+use crate::hazard::{Gate, Hazard};
 use crate::peer::Peer;
 use crate::segment::Mapping;
 use crate::segment::layout::stripe;
@@ -188,20 +188,25 @@ pub(super) fn lives(initiator: &impl Initiator, held: u64) -> bool {
     }
 }
 
-/// Changes a word of a peer's region and returns its earlier value. The address is a multiple of 8.
-/// Waits at most `patience` for the word's lock.
+/// Changes a word of a peer's region, through the queue pair of `gate`, and returns its earlier
+/// value. The address is a multiple of 8. Waits at most `patience` for the word's lock.
 ///
 /// # Errors
 /// [`AccessError`]; the word is unchanged.
 pub(crate) fn change(
     initiator: &impl Initiator,
     peer: &Peer,
-    target: Target,
+    (target, gate): (Target, Gate<'_>),
     change: Change,
     patience: Duration,
 ) -> Result<u64, AccessError> {
     let (slot, _) = initiator.identity();
-    let hazard = Hazard::publish(&peer.hazards, &peer.map, slot, target.key);
+    let entered = gate.enter(change.right()).ok_or(AccessError::Moved)?;
+    let used = gate.used(target.key, change.right());
+    let hazard = Hazard::publish(&peer.hazards, &peer.map, slot, used);
+    if !gate.is_open() {
+        return Err(AccessError::Moved);
+    }
     let place =
         resolve(&peer.map, target, target.addr, 8, change.right()).ok_or(AccessError::Remote)?;
     // The word's address, not the key, decides the method: an implicit region also covers device
@@ -226,7 +231,7 @@ pub(crate) fn change(
         return Err(AccessError::Refused);
     }
     let old = change_ordinary(initiator, peer, at, change, patience)?;
-    drop(hazard);
+    drop((hazard, entered));
     Ok(old)
 }
 

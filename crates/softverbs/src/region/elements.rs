@@ -15,7 +15,7 @@ use super::atomic::{Initiator, PATIENCE, Patience, Stripe, holder, index_of, liv
 use super::remote::{AccessError, Target, resolve};
 use crate::dm::{Buffer, Buffers, Shown};
 use crate::environment;
-use crate::hazard::Hazard;
+use crate::hazard::{Gate, Hazard};
 use crate::peer::Peer;
 use crate::segment::Mapping;
 use crate::segment::layout::stripe;
@@ -180,13 +180,18 @@ struct Memory<'a, I, F> {
 pub(crate) fn change_elements(
     initiator: &impl Initiator,
     peer: &Peer,
-    target: Target,
+    (target, gate): (Target, Gate<'_>),
     right: u32,
     patience: Duration,
     elements: &mut Elements<'_>,
 ) -> Result<(), AccessError> {
     let (slot, _) = initiator.identity();
-    let hazard = Hazard::publish(&peer.hazards, &peer.map, slot, target.key);
+    let entered = gate.enter(right).ok_or(AccessError::Moved)?;
+    let used = gate.used(target.key, right);
+    let hazard = Hazard::publish(&peer.hazards, &peer.map, slot, used);
+    if !gate.is_open() {
+        return Err(AccessError::Moved);
+    }
     let len = elements.shape.len();
     let place = resolve(&peer.map, target, target.addr, len as u64, right);
     let place = place.ok_or(AccessError::Remote)?;
@@ -224,7 +229,7 @@ pub(crate) fn change_elements(
         patience,
     };
     let result = memory.change(&[(place.addr, len)], elements);
-    drop(hazard);
+    drop((hazard, entered));
     result
 }
 

@@ -4,7 +4,7 @@ use rdma_core_sys::{IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE};
 
 use super::{Description, Range, device_buffer};
 use crate::dm::Direct;
-use crate::hazard::{Hazard, MOST_AT_ONCE};
+use crate::hazard::{Gate, Hazard, MOST_AT_ONCE};
 use crate::key::Key;
 use crate::peer::Peer;
 use crate::segment::Mapping;
@@ -43,6 +43,9 @@ pub(crate) enum AccessError {
     /// Another living process, which may be stopped, holds a lock of the memory. Nothing has
     /// changed.
     Locked,
+    /// The other end's queue pair is in another state than the one in which it was read. Whole
+    /// parts of [`MOST_AT_ONCE`] bytes may have been copied.
+    Moved,
 }
 
 /// Location of a target's bytes.
@@ -121,15 +124,15 @@ pub(crate) fn granted(peer: &Peer, own_slot: u32, key: Key) -> Option<Descriptio
     (live && map.u32(at + region::QP).load(Ordering::Relaxed) == 0).then_some(found)
 }
 
-/// Copies between local buffers and a peer's region. A copy of 0 bytes always succeeds (9.4.3: no
-/// check of the key).
+/// Copies between local buffers and a peer's region, through the queue pair of `gate`. A copy of 0
+/// bytes always succeeds (9.4.3: no check of the key).
 ///
 /// # Errors
 /// [`AccessError`]; part of the bytes may have been copied.
 pub(crate) fn copy(
     peer: &Peer,
     own_slot: u32,
-    target: Target,
+    (target, gate): (Target, Gate<'_>),
     local: &[libc::iovec],
     direction: Direction,
 ) -> Result<(), AccessError> {
@@ -144,7 +147,12 @@ pub(crate) fn copy(
     let mut left: u64 = local.iter().map(|iovec| iovec.iov_len as u64).sum();
     while left > 0 {
         let (batch, count, bytes) = iovecs.next(MOST_AT_ONCE);
-        let hazard = Hazard::publish(&peer.hazards, &peer.map, own_slot, target.key);
+        let entered = gate.enter(right).ok_or(AccessError::Moved)?;
+        let used = gate.used(target.key, right);
+        let hazard = Hazard::publish(&peer.hazards, &peer.map, own_slot, used);
+        if !gate.is_open() {
+            return Err(AccessError::Moved);
+        }
         let place = resolve(&peer.map, target, addr, left, right).ok_or(AccessError::Remote)?;
         let batch = &batch[..count];
         match peer.direct(place.direct.stamp) {
@@ -155,7 +163,7 @@ pub(crate) fn copy(
             None if peer.refuses() => return Err(AccessError::Refused),
             None => move_bytes(peer, batch, place.addr, bytes, direction)?,
         }
-        drop(hazard);
+        drop((hazard, entered));
         addr = addr.wrapping_add(bytes as u64);
         left -= bytes as u64;
     }

@@ -347,7 +347,12 @@ pub(crate) mod xrc {
     /// u32 each: `struct ibv_qp_attr` with the attributes that holders have set.
     pub(crate) const ATTR: usize = 256;
     pub(crate) const ATTR_WORDS: usize = size_of::<rdma_core_sys::ibv_qp_attr>() / 4;
-    const _: () = assert!(ATTR + 4 * ATTR_WORDS <= STRIDE);
+    const _: () = assert!(ATTR + 4 * ATTR_WORDS <= USED);
+    /// u64 each, by initiators and by agents of the owners of shared receive queues: accesses to
+    /// memory through the target (see [`crate::hazard::Accessor`]), or 0.
+    pub(crate) const USED: usize = 448;
+    pub(crate) const USED_WORDS: usize = 8;
+    const _: () = assert!(USED + 8 * USED_WORDS <= STRIDE);
     pub(crate) const SIZE: usize = AT + STRIDE * (MAX_TARGETS + 1);
 
     /// Offset of a target's entry.

@@ -24,7 +24,7 @@ use crate::segment::layout::{
 };
 use crate::sync::{Arc, heavy_fence};
 use crate::sys::{Errno, Res};
-use crate::xrc::{Domain, Xrcd};
+use crate::xrc::{AgentAccess, Domain, Xrcd};
 
 const SRQ_BITS: u32 = MAX_SRQS.trailing_zeros();
 
@@ -146,6 +146,19 @@ impl Srq {
             && word.incarnation() == incarnation
             && split_qp_num(from).0 == slot;
         connected.then(|| (self.queue.lock().pd, word.access()))
+    }
+
+    /// Publishes an access of this process's agent through the target with this number. `None`: the
+    /// target is not of the domain of this SRQ.
+    pub(crate) fn enter_target(&self, target: u32, rights: u32) -> Option<AgentAccess> {
+        let (map, at) = {
+            let xrc = self.xrc.lock();
+            let domain = &xrc.xrcd?.membership.domain;
+            let (number, index) = xrc::split_target(target)?;
+            let at = domain.entry(index).filter(|_| number == domain.number)?;
+            (Arc::clone(&domain.map), at)
+        };
+        AgentAccess::enter(self.process(), &map, at, rights)
     }
 
     /// Hides the SRQ from senders and delivers the messages that they had published.

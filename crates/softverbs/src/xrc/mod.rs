@@ -6,11 +6,13 @@
 //! and belongs to all its holders. No process executes work for a target: initiators read its state
 //! and deliver to the owner of a shared receive queue.
 
+mod accesses;
 mod directory;
 mod domain;
 mod object;
 mod target;
 
+pub(crate) use accesses::AgentAccess;
 pub(crate) use domain::{Domain, Domains, Membership};
 pub(crate) use object::{Xrcd, close, open};
-pub(crate) use target::{Attr, Target};
+pub(crate) use target::{Attr, Place, Target};

@@ -8,8 +8,8 @@ use std::sync::PoisonError;
 
 use rdma_core_sys::{IBV_QPS_ERR, IBV_QPS_RESET, IBV_QPT_XRC_RECV, ibv_qp_attr};
 
-use super::directory;
-use super::{Domain, Membership};
+use super::{Domain, Membership, accesses, directory};
+use crate::hazard::RIGHTS;
 use crate::process::Process;
 use crate::segment::layout::xrc::{self as layout, MAX_TARGETS};
 use crate::segment::layout::{Fault, StateWord, qp, split_qp_num};
@@ -24,6 +24,25 @@ pub(crate) struct Target {
     membership: Arc<Membership>,
     index: u32,
     at: usize,
+}
+
+/// The place of a target, for a wait without a handle.
+#[derive(Debug)]
+pub(crate) struct Place {
+    membership: Arc<Membership>,
+    at: usize,
+}
+
+impl Place {
+    /// Waits until no living process accesses memory through the target by a request that needs one
+    /// of `rights`, which it does not grant any more. The caller holds no lock.
+    ///
+    /// # Errors
+    /// `EBUSY`: a process still does after 5 seconds.
+    pub(crate) fn await_accesses(&self, rights: u32) -> Res<()> {
+        let (domain, process) = (&self.membership.domain, self.membership.process);
+        accesses::wait(process, &domain.map, self.at, rights)
+    }
 }
 
 /// Slots of the processes whose bits are set in the entry at `at`; they may have ended.
@@ -95,6 +114,13 @@ impl Domain {
         let _ = recorded.compare_exchange(0, own, Ordering::Relaxed, Ordering::Relaxed);
     }
 
+    /// Clears the words of ended processes that have accessed memory through the target with its
+    /// entry at `at`.
+    #[cold]
+    pub(crate) fn tidy_accesses(&self, process: &Process, at: usize) {
+        accesses::tidy(process, &self.map, at, u32::MAX);
+    }
+
     /// Calls all holders of a target to check its state.
     fn call_holders(&self, process: &Process, at: usize) {
         for slot in holders(self, at) {
@@ -132,6 +158,8 @@ impl Target {
             !held.contains_key(&index)
                 && !holders(domain, at)
                     .any(|slot| slot != process.slot && lives(process, domain, slot))
+                // an initiator of the entry's last target may be stopped in the middle
+                && !accesses::tidy(process, &domain.map, at, RIGHTS)
         };
         // Not the entry that was freed last: initiators may still use its number.
         let start = crate::sys::random() as u32;
@@ -220,6 +248,35 @@ impl Target {
             }
         }
         Ok(())
+    }
+
+    /// Moves the target to RESET, if this is the last handle: closing it would end the target.
+    /// Returns whether it was moved.
+    ///
+    /// # Errors
+    /// `EBUSY`: as [`Self::create`]; nothing is changed.
+    pub(crate) fn end_if_last(&self) -> Res<bool> {
+        let (domain, process) = (&self.membership.domain, self.membership.process);
+        let held = self.membership.held();
+        let _one = directory::hold_domain(process.registry().file(), domain.number)?;
+        let others = || {
+            holders(domain, self.at)
+                .any(|slot| slot != process.slot && lives(process, domain, slot))
+        };
+        let last = held.get(&self.index) == Some(&1) && !others();
+        if last {
+            self.renew();
+            domain.wake_initiator(process, self.at);
+        }
+        Ok(last)
+    }
+
+    /// Where the target is.
+    pub(crate) fn place(&self) -> Place {
+        Place {
+            membership: Arc::clone(&self.membership),
+            at: self.at,
+        }
     }
 
     /// Begins the next incarnation, in RESET.

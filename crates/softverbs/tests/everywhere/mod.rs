@@ -9,6 +9,8 @@
 mod direct;
 #[path = "../elements.rs"]
 mod elements;
+#[path = "../ended_rights.rs"]
+mod ended_rights;
 #[path = "../pending.rs"]
 mod pending;
 #[path = "../queues.rs"]
@@ -30,7 +32,7 @@ pub(crate) use two_processes::common;
 
 use common::suites::Suite;
 
-pub(crate) const SUITES: [Suite; 10] = [
+pub(crate) const SUITES: [Suite; 11] = [
     ("two_processes", two_processes::main),
     ("types", types::main),
     ("regions", regions::main),
@@ -40,5 +42,6 @@ pub(crate) const SUITES: [Suite; 10] = [
     ("pending", pending::main),
     ("queues", queues::main),
     ("withdrawn", withdrawn::main),
+    ("ended_rights", ended_rights::main),
     ("sleepers", sleepers::main),
 ];
