@@ -456,7 +456,10 @@ impl<Q: Sq> Initiator<Q> {
         let (link, local) = (self.sq.link(), (&sge, lkey.is_some()));
         let target = op.native_target();
         // SAFETY: as this function.
-        unsafe { link.qp().execute(op.opcode, local, target, link.srq()) }
+        let executed = unsafe { link.qp().execute(op.opcode, local, target, link.srq()) };
+        // a registration of the buffer was used during the call
+        self.local.refused();
+        executed
     }
 
     /// Whether the operation's success is reported to the application.

@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 
 use super::MrDomain;
 use super::region::Region;
+use super::registration::InUse;
 use crate::errno::{FiErrno, Result};
 use crate::log::{Subsystem, refuse, refused};
 use crate::log_place;
@@ -70,7 +71,9 @@ impl Desc {
 
     /// The lkey of the region in the protection domain of `place`. If the region is registered in
     /// another one, or not enabled yet, the first use in this one registers the region there, which
-    /// blocks and allocates; later uses take a lock of the region.
+    /// blocks and allocates; later uses take a lock of the region. If a refresh may replace the
+    /// registration, `hold` gets the use of it, which the caller keeps until the operation is
+    /// complete.
     ///
     /// # Errors
     /// - `EINVAL`: NULL; not a region; a region of another domain; or no buffer of the region has
@@ -81,7 +84,12 @@ impl Desc {
     /// NULL, or a pointer from [`Region::desc`] of a region that is open, or one of the last
     /// [`CLOSED`] that were closed, and which no thread closes during the call.
     #[inline]
-    pub(crate) unsafe fn lkey(self, place: &Place, iov: &libc::iovec) -> Result<Lkey> {
+    pub(super) unsafe fn lkey(
+        self,
+        place: &Place,
+        iov: &libc::iovec,
+        hold: impl FnOnce(InUse),
+    ) -> Result<Lkey> {
         if self.0.is_null() {
             return Err(absent(iov.iov_base as u64, iov.iov_len));
         }
@@ -96,10 +104,10 @@ impl Desc {
         let region = unsafe { &*region };
         match region.registration.get() {
             Some(registration) if Arc::ptr_eq(registration.pd(), &place.pd) => registration
-                .lkey(iov)
+                .lkey(iov, hold)
                 .map_err(|error| outside(error, iov.iov_base as u64, iov.iov_len)),
             _ if Arc::as_ptr(region.domain()).addr() == place.domain => {
-                region.lkey_elsewhere(&place.pd, iov)
+                region.lkey_elsewhere(&place.pd, iov, hold)
             }
             _ => Err(elsewhere(self.0 as u64)),
         }

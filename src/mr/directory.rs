@@ -356,7 +356,9 @@ impl BlockPlace {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Access, Buffer, Form, Mode, MrConfig, Region, RegionConfig};
+    use super::super::{
+        Access, Buffer, Desc, Form, LocalKeys, Mode, MrConfig, Region, RegionConfig, Use,
+    };
     use super::*;
     use crate::domain::{Domain, DomainConfig};
     use crate::verbs::devices;
@@ -440,6 +442,72 @@ mod tests {
         block.leave();
         assert_eq!(directory.retired(), 0);
     }
+
+    /// A silent peer that records the end of its connection.
+    #[derive(Default)]
+    struct Severed(AtomicUsize);
+
+    impl Peer for Severed {
+        fn notify_revocations(&self) {}
+        fn look(&self) -> Look {
+            Silent.look()
+        }
+        fn acknowledge(&self) {}
+        fn sever(&self) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// A local operation uses the registration that a refresh replaces, so it keeps its rights: a
+    /// peer that may still use it is disconnected. Without such an operation the peer stays.
+    #[test]
+    #[allow(unsafe_code, reason = "registers memory")]
+    fn a_silent_peer_is_disconnected_if_a_replaced_registration_is_in_use() {
+        let device = devices(&[softverbs::backend()], false).remove(0);
+        let config = DomainConfig {
+            mr: MrConfig {
+                form: Form::new(Mode::ALLOCATED | Mode::MMU_NOTIFY | Mode::LOCAL, false),
+                ..MrConfig::default()
+            },
+            ..DomainConfig::default()
+        };
+        let domain = Domain::open(&device, config).unwrap();
+        let directory = domain.mr().directory(domain.pd()).unwrap();
+        let block = directory.block(None).unwrap();
+        let peer = Arc::new(Severed::default());
+        let weak: Weak<dyn Peer> = Arc::<Severed>::downgrade(&peer);
+        block.join(weak);
+        let words = &block.place.words;
+        words.store(block.place.index + Block::ACKNOWLEDGED, 1);
+        let memory = vec![0_u8; 4096];
+        let buffers = [Buffer {
+            addr: memory.as_ptr().cast(),
+            len: memory.len(),
+        }];
+        let config = RegionConfig {
+            buffers: &buffers,
+            access: Access::all(),
+            requested_key: 1,
+            ..RegionConfig::default()
+        };
+        // SAFETY: the memory is dropped last.
+        let region = unsafe { Region::register(domain.mr(), &config) }.unwrap();
+        region.refresh(&[]).unwrap();
+        assert_eq!(peer.0.load(Ordering::Relaxed), 0);
+        let mut keys = LocalKeys::new(domain.mr(), domain.pd());
+        let iov = libc::iovec {
+            iov_base: memory.as_ptr().cast_mut().cast(),
+            iov_len: memory.len(),
+        };
+        // SAFETY: the region is open; nothing is posted.
+        unsafe { keys.lkey(Desc(region.desc()), &iov, Use::Source) }.unwrap();
+        region.refresh(&[]).unwrap();
+        assert_eq!(peer.0.load(Ordering::Relaxed), 1);
+        region.close().unwrap();
+        assert_eq!(peer.0.load(Ordering::Relaxed), 1);
+        block.leave();
+    }
+
     /// A peer that counts its notifications.
     #[derive(Default)]
     struct Counts(AtomicUsize);

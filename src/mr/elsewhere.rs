@@ -8,7 +8,7 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
-use super::registration::Registration;
+use super::registration::{InUse, Registration};
 use super::{Buffer, Region};
 use crate::errno::Result;
 use crate::verbs::{Lkey, Pd};
@@ -19,17 +19,24 @@ use crate::verbs::{Lkey, Pd};
 pub(super) struct Elsewhere(Mutex<HashMap<usize, Registration>>);
 
 impl Elsewhere {
-    /// The lkey of a local buffer in `pd`. The first use there registers the region.
+    /// The lkey of a local buffer in `pd`. The first use there registers the region. `hold` as for
+    /// [`Registration::lkey`].
     ///
     /// # Errors
     /// `EINVAL`: no buffer of the region has all bytes. Those of registering (`ibv_reg_mr(3)`).
-    fn lkey(self: &Arc<Self>, region: &Region, pd: &Arc<Pd>, iov: &libc::iovec) -> Result<Lkey> {
+    fn lkey(
+        self: &Arc<Self>,
+        region: &Region,
+        pd: &Arc<Pd>,
+        iov: &libc::iovec,
+        hold: impl FnOnce(InUse),
+    ) -> Result<Lkey> {
         let mut all = self.0.lock();
         if let Some(known) = all.get(&address(pd)) {
-            return known.lkey(iov);
+            return known.lkey(iov, hold);
         }
         let new = Registration::local(region, pd)?;
-        let lkey = new.lkey(iov)?;
+        let lkey = new.lkey(iov, hold)?;
         region.domain().visited().insert(pd, self);
         all.insert(address(pd), new);
         Ok(lkey)
@@ -94,8 +101,13 @@ impl Visited {
 impl Region {
     /// The lkey in a protection domain other than the region's own.
     #[cold]
-    pub(super) fn lkey_elsewhere(&self, pd: &Arc<Pd>, iov: &libc::iovec) -> Result<Lkey> {
-        self.elsewhere.lkey(self, pd, iov)
+    pub(super) fn lkey_elsewhere(
+        &self,
+        pd: &Arc<Pd>,
+        iov: &libc::iovec,
+        hold: impl FnOnce(InUse),
+    ) -> Result<Lkey> {
+        self.elsewhere.lkey(self, pd, iov, hold)
     }
 
     /// Number of protection domains in which the region has such a registration.

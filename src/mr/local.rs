@@ -4,7 +4,9 @@
 //! A buffer without a descriptor uses the domain's implicit on-demand region if the device supports
 //! it, otherwise a registration of the cache (`docs/registration-cache.md`), otherwise a
 //! registration for this operation only. The latter two are held until the operation is complete
-//! and a later operation of the same direction is posted, or until the endpoint is closed.
+//! and a later operation of the same direction is posted, or until the endpoint is closed. So are
+//! the registrations of regions whose pages may change: a refresh must not end one that an operation
+//! uses.
 
 #![allow(unsafe_code, reason = "takes buffers and descriptors as C passes them")]
 
@@ -14,6 +16,7 @@ use std::sync::Arc;
 use rdma_core_sys as sys;
 
 use super::MrDomain;
+use super::registration::InUse;
 use crate::errno::Result;
 use crate::mr::cache::{Got, Held};
 use crate::mr::{Desc, DescRule, LocalCache, Place};
@@ -38,6 +41,8 @@ pub(crate) enum Kept {
     },
     /// A reference to a cached registration.
     Cached(Held),
+    /// The use of a registration that a refresh may replace.
+    Region(InUse),
 }
 
 /// Length in bytes up to which copying takes less time than the system call that checks whether a
@@ -121,9 +126,9 @@ impl LocalKeys {
     pub(crate) unsafe fn lkey(&mut self, desc: Desc, iov: &libc::iovec, to: Use) -> Result<Lkey> {
         match self.rule {
             // SAFETY: as this function.
-            DescRule::Required => unsafe { desc.lkey(&self.place, iov) },
+            DescRule::Required => unsafe { self.of_descriptor(desc, iov) },
             // SAFETY: as this function.
-            DescRule::Optional if !desc.0.is_null() => unsafe { desc.lkey(&self.place, iov) },
+            DescRule::Optional if !desc.0.is_null() => unsafe { self.of_descriptor(desc, iov) },
             _ => match self.implicit {
                 Some(lkey) => Ok(lkey),
                 // SAFETY: as this function.
@@ -143,17 +148,19 @@ impl LocalKeys {
         }
     }
 
-    /// The lkey of a buffer by its descriptor.
+    /// The lkey of a buffer by its descriptor. For an operation that is complete when it is posted,
+    /// the caller calls [`Self::refused`] behind it.
     ///
     /// # Errors
     /// `EINVAL`: the descriptor is invalid.
     ///
     /// # Safety
     /// `desc` is NULL or the descriptor of an open region.
-    #[inline]
-    pub(crate) unsafe fn of_descriptor(&self, desc: Desc, iov: &libc::iovec) -> Result<Lkey> {
+    #[inline(always)]
+    pub(crate) unsafe fn of_descriptor(&mut self, desc: Desc, iov: &libc::iovec) -> Result<Lkey> {
+        let Self { place, taken, .. } = self;
         // SAFETY: as this function.
-        unsafe { desc.lkey(&self.place, iov) }
+        unsafe { desc.lkey(place, iov, |used| taken.push(Kept::Region(used))) }
     }
 
     /// The lkey of a cached registration, or else of a new one.
@@ -223,14 +230,21 @@ impl LocalKeys {
             && let Some(kept) = self.taken.pop()
         {
             // fast path: one registration; avoids the cost of extending the list
-            self.held.push_back((number, kept));
+            if let Kept::Region(used) = &kept
+                && let Some((last, Kept::Region(before))) = self.held.back_mut()
+                && used.is_same(before)
+            {
+                *last = number;
+            } else {
+                self.held.push_back((number, kept));
+            }
         } else {
             self.held
                 .extend(self.taken.drain(..).map(|kept| (number, kept)));
         }
         while let Some((oldest, kept)) = self.held.front()
             && (tail.wrapping_sub(*oldest) as i32) > 0
-            && (self.held.len() > 1 || matches!(kept, Kept::Once { .. }))
+            && (self.held.len() > 1 || !matches!(kept, Kept::Cached(_)))
         {
             if let Some((_, kept)) = self.held.pop_front() {
                 self.give_back(kept);

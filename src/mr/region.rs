@@ -655,6 +655,12 @@ impl Region {
         self.domain.device().attr().atomic_cap != 0
     }
 
+    /// Number of the device's registrations, of a region whose pages may change.
+    #[cfg(test)]
+    pub(crate) fn registrations(&self) -> usize {
+        self.registration.get().map_or(0, Registration::alive)
+    }
+
     /// The address of the first buffer.
     pub(super) fn start(&self) -> u64 {
         self.buffers.first().map_or(0, Buffer::start)

@@ -149,12 +149,20 @@ impl Settled<'_> {
         drop(freed);
     }
 
+    /// Ends the connections of the peers that may still use older records: a registration stays,
+    /// with its rights.
+    pub(crate) fn cut_off(&self) {
+        if self.lagging {
+            self.directory.inner.lock().sever(self.wanted);
+        }
+    }
+
     /// As [`Self::end`], for the former registrations of a refreshed region. A registration with an
     /// access under way is ended when the region is closed ([`Directory::take_stuck`]). Returns the
     /// registrations that reserve their keys.
-    pub(crate) fn end_replaced(&self, mrs: Vec<Arc<Mr>>, generation: u64) -> Vec<Mr> {
+    pub(crate) fn end_replaced(&self, mrs: Vec<Mr>, generation: u64) -> Vec<Mr> {
         let mut keys = Vec::new();
-        for mr in mrs.into_iter().filter_map(Arc::into_inner) {
+        for mr in mrs {
             match self.end(mr) {
                 End::Reserved(mr) => keys.push(mr),
                 End::Busy(mr) => self.directory.inner.lock().stuck.push((generation, mr)),

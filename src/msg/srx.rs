@@ -106,8 +106,29 @@ struct Posting {
     early: Vec<Early>,
     local: LocalKeys,
     /// Registrations of the receives under way, indexed by slot number; empty if the application
-    /// registers the buffers.
+    /// registers the buffers, unless a refresh may replace their registrations.
     held: Vec<Vec<Kept>>,
+    /// Index in `held` that [`Self::release_some`] examines next.
+    next: usize,
+}
+
+impl Posting {
+    /// Examines two slots, and releases the registrations of regions there if the receive is
+    /// complete: the slots that are used again are the last ones that became free.
+    fn release_some(&mut self, slots: &SharedSlots) {
+        for _ in 0..2 {
+            self.next = match self.next + 1 {
+                next if next < self.held.len() => next,
+                _ => 0,
+            };
+            if let Some(kept) = self.held.get_mut(self.next)
+                && matches!(kept.first(), Some(Kept::Region(_)))
+                && !slots.is_posted(self.next as u32)
+            {
+                self.local.exchange(kept);
+            }
+        }
+    }
 }
 
 impl Drop for Posting {
@@ -153,6 +174,7 @@ impl SharedRx {
                 early: Vec::new(),
                 local: LocalKeys::new(domain.mr(), domain.pd()),
                 held: Vec::new(),
+                next: 0,
             }),
         }))
     }
@@ -314,6 +336,7 @@ impl SharedRx {
             local: keys,
             held,
             early,
+            ..
         } = &mut *posting;
         let mut sges = [const { MaybeUninit::uninit() }; MAX_IOV];
         // SAFETY: the caller keeps the contract of this function.
@@ -339,6 +362,9 @@ impl SharedRx {
             return Err(error);
         }
         hold(held, number as usize, keys);
+        if !held.is_empty() {
+            posting.release_some(&self.slots);
+        }
         Ok(())
     }
 }

@@ -144,6 +144,12 @@ impl SharedSlots {
         }
     }
 
+    /// Whether receive `number` is posted. Poster only: another thread's answer may be out of date.
+    pub(crate) fn is_posted(&self, number: u32) -> bool {
+        let slot = self.slots.get(number as usize);
+        slot.is_some_and(|slot| slot.posted.load(Ordering::Acquire))
+    }
+
     /// Removes receive `number`, which is complete or could not be posted. `None`: no receive of
     /// this number is posted.
     #[inline]
@@ -194,7 +200,9 @@ mod tests {
         let numbers: Vec<_> = (0..3).map(|i| slots.take(recv(i)).unwrap()).collect();
         assert_eq!(slots.take(recv(9)), None, "full");
         for i in [1, 2, 0] {
+            assert!(slots.is_posted(numbers[i]));
             assert_eq!(slots.complete(numbers[i]), Some(recv(i)));
+            assert!(!slots.is_posted(numbers[i]));
             assert_eq!(slots.complete(numbers[i]), None, "twice");
         }
         for number in [3, END - 1, END] {

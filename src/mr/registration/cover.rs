@@ -25,6 +25,11 @@ impl<M: Clone + PartialEq> Cover<M> {
         self.ranges.into_values().map(|(_, by)| by)
     }
 
+    /// As [`Self::into_registrations`], by reference.
+    pub(super) fn registrations(&self) -> impl Iterator<Item = &M> {
+        self.ranges.values().map(|(_, by)| by)
+    }
+
     /// Removes a range. The registrations that covered it, wholly or in part, are appended to
     /// `gone`, once for each of their ranges.
     pub(super) fn cut(&mut self, start: u64, end: u64, gone: &mut Vec<M>) {

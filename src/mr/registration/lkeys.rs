@@ -1,6 +1,6 @@
 //! The lkeys of local buffers in a region.
 
-use super::Registration;
+use super::{InUse, Registration};
 use crate::errno::{FiErrno, Result};
 use crate::mr::Buffer;
 use crate::verbs::{Lkey, Mr};
@@ -32,15 +32,16 @@ impl Lkeys {
 }
 
 impl Registration {
-    /// The lkey of a local buffer.
+    /// The lkey of a local buffer. If a refresh may replace the registration, `hold` gets the use of
+    /// it, which the caller keeps until the operation is complete.
     ///
     /// # Errors
     /// `EINVAL`: no single buffer of the region covers it.
     #[inline]
-    pub(in crate::mr) fn lkey(&self, iov: &libc::iovec) -> Result<Lkey> {
+    pub(in crate::mr) fn lkey(&self, iov: &libc::iovec, hold: impl FnOnce(InUse)) -> Result<Lkey> {
         match self.lkeys.only {
             Some(lkey) => Ok(lkey),
-            None => self.lkey_of_several(iov),
+            None => self.lkey_of_several(iov, hold),
         }
     }
 
@@ -52,13 +53,15 @@ impl Registration {
             iov_len: len as usize,
         };
         let any = || self.mrs.read().first().map_or(Lkey::default(), Mr::lkey);
-        self.lkey(&iov).unwrap_or_else(|_| any())
+        self.lkey(&iov, drop).unwrap_or_else(|_| any())
     }
 
     /// The lkey of the buffer or the segments that cover a local buffer.
-    fn lkey_of_several(&self, iov: &libc::iovec) -> Result<Lkey> {
+    fn lkey_of_several(&self, iov: &libc::iovec, hold: impl FnOnce(InUse)) -> Result<Lkey> {
         if let Some(segments) = &self.segments {
-            return segments.lkey(iov);
+            let (lkey, used) = segments.lkey(iov)?;
+            hold(used);
+            return Ok(lkey);
         }
         let (addr, len) = (iov.iov_base as u64, iov.iov_len as u64);
         let mut buffers = self.lkeys.buffers.iter();

@@ -7,6 +7,7 @@ mod cover;
 mod deregister;
 mod key;
 mod lkeys;
+mod pinned;
 mod record;
 mod refresh;
 mod reg_mr;
@@ -20,6 +21,7 @@ use rdma_core_sys as sys;
 
 use self::key::Key;
 use self::lkeys::Lkeys;
+pub(crate) use self::pinned::InUse;
 use self::record::Record;
 use self::reg_mr::{Registered, reg_mr};
 use self::segments::Segments;
@@ -140,6 +142,12 @@ impl Registration {
     pub(super) fn prefetched(&self) -> Result<u64> {
         let mrs = self.mrs.read();
         mrs.iter().try_fold(0, |sum, mr| Ok(sum + mr.prefetched()?))
+    }
+
+    /// Number of the device's registrations, of a region whose pages may change.
+    #[cfg(test)]
+    pub(super) fn alive(&self) -> usize {
+        self.segments.as_ref().map_or(0, Segments::alive)
     }
 
     /// The segments of a region with several buffers, as peers address them; otherwise empty.

@@ -1,23 +1,21 @@
 //! Registers changed pages of a region again, and publishes the change.
 
-use std::sync::Arc;
-
 use rdma_core_sys as sys;
 
 use super::Registration;
 use super::record::Record;
 use super::reg_mr::explain;
-use super::segments::{Change, Segments};
+use super::segments::{Change, Segments, Unused};
 use crate::errno::{FiErrno, Result};
 use crate::mr::Buffer;
 use crate::mr::revocation::Left;
-use crate::verbs::{Mr, Words};
+use crate::verbs::Words;
 use crate::wire::records::{MAX_LIST_WORDS, MAX_SEGMENTS};
 
 impl Registration {
     /// Registers the present pages of these ranges, publishes them, and ends the replaced
-    /// registrations after peers have acknowledged the change; blocks until then. The ranges lie in
-    /// the region's buffers.
+    /// registrations after peers have acknowledged the change; blocks until then. Those that local
+    /// operations use end with these operations. The ranges lie in the region's buffers.
     ///
     /// # Errors
     /// `ENOMEM` and others of registering: nothing has changed. `EOPBADSTATE`: the region is
@@ -37,16 +35,17 @@ impl Registration {
             explain(error, len);
         })?;
         let Some(directory) = &self.directory else {
-            drop(segments.make(change));
+            segments.end_local(segments.make(change));
             return Ok(());
         };
-        let (replaced, lists) = if record.long_list.is_some() {
-            self.change_long(&mut record, segments, change)?
-        } else {
-            self.change_short(&mut record, segments, change)?
-        };
+        let (replaced, lists) = self.change(&mut record, segments, change)?;
         let settled = directory.settle(directory.replace(&record.entry));
-        let keys = settled.end_replaced(replaced, self.entry.generation);
+        if replaced.is_published_used() {
+            // such a registration keeps its rights until the last local operation is complete
+            settled.cut_off();
+        }
+        let free = segments.end_published(replaced);
+        let keys = settled.end_replaced(free, self.entry.generation);
         settled.retire(Left {
             keys,
             lists,
@@ -55,19 +54,19 @@ impl Registration {
         Ok(())
     }
 
-    /// Changes a region whose segments are in a long list. Returns the registrations and the lists
-    /// that peers may use until they have processed the revocation.
+    /// Changes the segments and the record. Returns the registrations and the lists that peers may
+    /// use until they have processed the revocation.
     ///
     /// # Errors
     /// `ENOMEM` and others of registering a longer list: nothing has changed.
-    fn change_long(
+    fn change(
         &self,
         record: &mut Record,
         current: &Segments,
         change: Change<'_>,
-    ) -> Result<(Vec<Arc<Mr>>, Vec<Words>)> {
+    ) -> Result<(Unused, Vec<Words>)> {
         let Some(mut list) = record.long_list.take() else {
-            return Ok(Default::default());
+            return self.change_short(record, current, change);
         };
         let changed: Vec<_> = change
             .ranges()
@@ -93,7 +92,7 @@ impl Registration {
         Ok((replaced, lists))
     }
 
-    /// As [`Self::change_long`], for a region with at most [`MAX_SEGMENTS`] segments.
+    /// As [`Self::change`], for a region with at most [`MAX_SEGMENTS`] segments.
     ///
     /// # Errors
     /// `ENOMEM` and others of registering a list: nothing has changed.
@@ -102,7 +101,7 @@ impl Registration {
         record: &mut Record,
         current: &Segments,
         change: Change<'_>,
-    ) -> Result<(Vec<Arc<Mr>>, Vec<Words>)> {
+    ) -> Result<(Unused, Vec<Words>)> {
         let most = current.all().len() + change.most_segments();
         let long = if most > MAX_SEGMENTS {
             Some(self.list(most)?)

@@ -3,10 +3,12 @@
 //! devices without on-demand paging, for memory that may be absent.
 //!
 //! New pages get a new registration; a segment whose pages are unchanged keeps its registration.
-//! Only memory and the device limit the number of segments. A local operation that covers several
-//! adjacent segments registers the whole contiguous run of segments as one; the previous
-//! registrations stay until the region is closed, because outstanding operations may use them. A
-//! registration whose pages have all changed ends as soon as no peer can use it.
+//! Only memory and the device limit the number of segments. A registration whose pages have all
+//! been replaced ends as soon as no peer and no local operation can use it.
+//!
+//! A local operation that covers several adjacent segments registers the whole contiguous run of
+//! segments as one. If peers can access the region, this registration is for local operations
+//! alone, besides those of the segments. Refreshes replace it in the same way.
 //!
 //! A change of k of n segments takes O(k log n) steps.
 
@@ -18,14 +20,34 @@ use parking_lot::{Mutex, MutexGuard, RwLock};
 use rdma_core_sys as sys;
 
 use super::cover::Cover;
+use super::pinned::{InUse, Pinned};
 use crate::errno::{FiErrno, Result};
 use crate::mr::{Buffer, backed, page};
 use crate::verbs::{Lkey, Mr, Pd, RemoteAddr, Rkey};
 use crate::wire::records::Segment;
 
-/// A registration shared by several segments.
+/// A registration shared by several segments. Its references are those of segments.
 #[derive(Clone, Debug)]
-struct Shared(Arc<Mr>);
+struct Shared(Arc<OfSegments>);
+
+#[derive(Debug)]
+struct OfSegments {
+    /// Local operations have further references.
+    pinned: Arc<Pinned>,
+}
+
+impl Shared {
+    fn new(mr: Mr, len: u64) -> Self {
+        let pinned = Arc::new(Pinned::new(mr, len));
+        Self(Arc::new(OfSegments { pinned }))
+    }
+
+    /// The lkey, and a use of the registration. The caller holds the lock of the segments, so that
+    /// no thread replaces the registration before it is in use.
+    fn hold(&self) -> (Lkey, InUse) {
+        (self.0.pinned.lkey(), self.0.pinned.hold())
+    }
+}
 
 impl PartialEq for Shared {
     fn eq(&self, other: &Self) -> bool {
@@ -47,8 +69,61 @@ pub(super) struct Segments {
 
 #[derive(Debug, Default)]
 struct Inner {
+    /// The segments.
     cover: Cover<Shared>,
-    merged: Vec<Shared>,
+    /// Registrations of several adjacent segments, for local operations, of a region that peers can
+    /// access.
+    joined: Cover<Shared>,
+    /// Replaced registrations that local operations use.
+    replaced: Vec<Arc<Pinned>>,
+}
+
+impl Inner {
+    /// The sum of the lengths of the joined registrations, in bytes.
+    fn joined_len(&self) -> u64 {
+        let mut all: Vec<_> = self.joined.registrations().collect();
+        all.sort_unstable_by_key(|mr| Arc::as_ptr(&mr.0));
+        all.dedup();
+        all.iter().map(|mr| mr.0.pinned.len()).sum()
+    }
+
+    /// A registration of all of these bytes, for a local operation.
+    fn find(&self, addr: u64, len: u64) -> Option<&Shared> {
+        let joined = || self.joined.find(addr, len);
+        self.cover.find(addr, len).or_else(joined)
+    }
+
+    /// Adds a replaced registration that has not ended. Amortized over the additions, this removes
+    /// those that have ended meanwhile.
+    fn add_replaced(&mut self, mr: Arc<Pinned>) {
+        if self.replaced.len() == self.replaced.capacity() {
+            self.tidy();
+            self.replaced.reserve(self.replaced.len() + 1);
+        }
+        self.replaced.push(mr);
+    }
+
+    /// Removes the replaced registrations that have ended, and ends those that could not be ended
+    /// with their last operation, because a request was being executed.
+    fn tidy(&mut self) {
+        self.replaced.retain(|mr| mr.is_used() || !mr.end());
+    }
+}
+
+/// Registrations that no segment uses any more.
+#[must_use]
+pub(super) struct Unused {
+    /// Those that peers may use until they have acknowledged the change.
+    published: Vec<Arc<Pinned>>,
+    /// Those for local operations alone.
+    local: Vec<Arc<Pinned>>,
+}
+
+impl Unused {
+    /// Whether a local operation uses a registration that peers have used.
+    pub(super) fn is_published_used(&self) -> bool {
+        self.published.iter().any(|mr| mr.is_used())
+    }
 }
 
 /// A planned refresh; takes effect when it is [made](Segments::make).
@@ -71,11 +146,13 @@ impl Change<'_> {
     }
 }
 
-/// The distinct registrations of a list.
-fn distinct(mut all: Vec<Shared>) -> impl Iterator<Item = Arc<Mr>> {
+/// The distinct registrations of a list that no segment outside it uses.
+fn unused(mut all: Vec<Shared>) -> Vec<Arc<Pinned>> {
     all.sort_unstable_by_key(|mr| Arc::as_ptr(&mr.0));
     all.dedup();
-    all.into_iter().map(|mr| mr.0)
+    let all = all.into_iter();
+    let alone = all.filter_map(|mr| Arc::into_inner(mr.0));
+    alone.map(|of| of.pinned).collect()
 }
 
 impl Segments {
@@ -92,21 +169,21 @@ impl Segments {
             inner: RwLock::default(),
         };
         let change = this.refresh(buffers)?;
-        this.make(change);
+        let unused = this.make(change);
+        // those of ranges that several buffers have
+        this.end_local(unused);
         Ok(this)
     }
 
     fn register(&self, start: u64, end: u64) -> Result<Shared> {
+        self.register_with(start, end, self.rights)
+    }
+
+    fn register_with(&self, start: u64, end: u64, rights: u32) -> Result<Shared> {
+        let len = end - start;
         // SAFETY: the caller of `Region::register` promised that the memory stays valid.
-        let mr = unsafe {
-            Mr::register(
-                &self.pd,
-                start as *const _,
-                (end - start) as usize,
-                self.rights,
-            )
-        };
-        Ok(Shared(Arc::new(mr?)))
+        let mr = unsafe { Mr::register(&self.pd, start as *const _, len as usize, rights) };
+        Ok(Shared::new(mr?, len))
     }
 
     /// Registers the present pages of these ranges. The segments change when [`Self::make`] is
@@ -116,6 +193,9 @@ impl Segments {
     /// As [`Self::new`].
     pub(super) fn refresh(&self, ranges: &[Buffer]) -> Result<Change<'_>> {
         let alone = self.changing.lock();
+        if !self.inner.read().replaced.is_empty() {
+            self.inner.write().tidy();
+        }
         let mut steps = Vec::new();
         for range in ranges {
             // page boundaries of larger pages are boundaries of these pages too
@@ -217,7 +297,7 @@ impl Segments {
             segments.extend(walk.map(|(addr, len, by)| Segment {
                 addr: RemoteAddr::new(addr),
                 len,
-                rkey: by.map_or(Rkey::default(), |mr| mr.0.rkey()),
+                rkey: by.map_or(Rkey::default(), |mr| mr.0.pinned.rkey()),
                 absent: by.is_none(),
             }));
         }
@@ -240,58 +320,148 @@ impl Segments {
         })
     }
 
-    /// Applies a change. Returns the registrations that no segment uses any more.
-    pub(super) fn make(&self, change: Change<'_>) -> Vec<Arc<Mr>> {
-        let mut gone = Vec::new();
+    /// Applies a change. Returns the registrations that no segment uses any more: the caller ends
+    /// them ([`Self::end_local`], [`Self::end_published`]).
+    pub(super) fn make(&self, change: Change<'_>) -> Unused {
+        let (mut published, mut local) = (Vec::new(), Vec::new());
         let mut inner = self.inner.write();
         for (start, end, by) in change.steps {
             match by {
-                None => inner.cover.cut(start, end, &mut gone),
-                Some(mr) => inner.cover.put(start, end, &mr, &mut gone),
+                None => {
+                    inner.cover.cut(start, end, &mut published);
+                    inner.joined.cut(start, end, &mut local);
+                }
+                Some(mr) => inner.cover.put(start, end, &mr, &mut published),
             }
         }
-        // other segments, or merged registrations, may still refer to the registration
-        distinct(gone)
-            .filter(|mr| Arc::strong_count(mr) == 1)
-            .collect()
+        Unused {
+            published: unused(published),
+            local: unused(local),
+        }
     }
 
-    /// The lkey of a local buffer. Acquires a read lock whose writers hold it only while the
-    /// segments change. If the buffer covers several segments, registers them as one, which blocks
-    /// and allocates.
+    /// Ends the registrations that peers do not use; all of them, of a region that is not in a
+    /// directory. Those that local operations use end with these operations.
+    pub(super) fn end_local(&self, unused: Unused) {
+        self.end_now(unused.published);
+        self.end_now(unused.local);
+    }
+
+    /// As [`Self::end_local`], when the peers have acknowledged the change. Returns the
+    /// registrations that peers have used and no local operation uses: the caller ends these.
+    pub(super) fn end_published(&self, unused: Unused) -> Vec<Mr> {
+        self.end_now(unused.local);
+        let mut free = Vec::new();
+        for mr in unused.published {
+            match mr.replace() {
+                Some(mr) => free.push(mr),
+                None => self.inner.write().add_replaced(mr),
+            }
+        }
+        free
+    }
+
+    /// Ends registrations that no peer uses.
+    fn end_now(&self, unused: Vec<Arc<Pinned>>) {
+        for mr in unused {
+            if !mr.end_replaced() {
+                self.inner.write().add_replaced(mr);
+            }
+        }
+    }
+
+    /// The lkey of a local buffer, and the use of its registration, which the caller keeps until the
+    /// operation is complete. Acquires a read lock whose writers hold it only while the segments
+    /// change. If the buffer covers several segments, registers them as one, which blocks and
+    /// allocates.
     ///
     /// # Errors
     /// `EINVAL`: a page of the buffer is absent. Those of registering, if the buffer covers several
     /// segments.
-    pub(super) fn lkey(&self, iov: &libc::iovec) -> Result<Lkey> {
+    pub(super) fn lkey(&self, iov: &libc::iovec) -> Result<(Lkey, InUse)> {
         let (addr, len) = (iov.iov_base as u64, iov.iov_len as u64);
-        if let Some(mr) = self.inner.read().cover.find(addr, len) {
-            return Ok(mr.0.lkey());
+        if let Some(mr) = self.inner.read().find(addr, len) {
+            return Ok(mr.hold());
         }
         let _alone = self.changing.lock();
         let around = {
             let inner = self.inner.read();
-            if let Some(mr) = inner.cover.find(addr, len) {
-                return Ok(mr.0.lkey()); // another thread has registered it meanwhile
+            if let Some(mr) = inner.find(addr, len) {
+                return Ok(mr.hold()); // another thread has registered it meanwhile
             }
             inner.cover.around(addr, len)
         };
         let (start, end) = around.ok_or(FiErrno::EINVAL)?;
-        let mr = self.register(start, end)?;
-        let lkey = mr.0.lkey();
-        let mut inner = self.inner.write();
-        let Inner { cover, merged } = &mut *inner;
-        cover.put(start, end, &mr, merged);
-        Ok(lkey)
+        self.join(start, end)
     }
 
-    /// Removes and returns all registrations, of which the caller becomes the only owner. The
-    /// region then has no segments.
+    /// Registers adjacent segments, which are contiguous memory, as one. The caller holds the lock of
+    /// changes.
+    #[cold]
+    fn join(&self, start: u64, end: u64) -> Result<(Lkey, InUse)> {
+        let local = self.rights & sys::IBV_ACCESS_LOCAL_WRITE;
+        if self.rights == local {
+            let new = self.register(start, end)?;
+            let mut gone = Vec::new();
+            let joined = {
+                let mut inner = self.inner.write();
+                inner.cover.put(start, end, &new, &mut gone);
+                new.hold()
+            };
+            drop(new);
+            self.end_now(unused(gone));
+            return Ok(joined);
+        }
+        // The previous ones end first, because the limit of locked memory counts each.
+        let mut gone = Vec::new();
+        self.inner.write().joined.cut(start, end, &mut gone);
+        self.end_now(unused(gone));
+        let new = self.register_with(start, end, local)?;
+        let mut gone = Vec::new();
+        let joined = {
+            let mut inner = self.inner.write();
+            inner.joined.put(start, end, &new, &mut gone);
+            if inner.joined_len() > 2 * self.len() {
+                // A joined registration of which segments have a small part left pins all of it.
+                inner.joined.cut(0, start, &mut gone);
+                inner.joined.cut(end, u64::MAX, &mut gone);
+            }
+            new.hold()
+        };
+        self.end_now(unused(gone));
+        Ok(joined)
+    }
+
+    /// Bytes of all buffers.
+    fn len(&self) -> u64 {
+        let lengths = self.buffers.iter().map(|buffer| buffer.len as u64);
+        lengths.sum()
+    }
+
+    /// Number of registrations that have not ended.
+    #[cfg(test)]
+    pub(super) fn alive(&self) -> usize {
+        let inner = self.inner.read();
+        let segments = inner
+            .cover
+            .registrations()
+            .chain(inner.joined.registrations());
+        let pinned = segments.map(|mr| &mr.0.pinned).chain(&inner.replaced);
+        let alive = pinned.filter(|mr| !mr.is_over());
+        alive
+            .map(Arc::as_ptr)
+            .collect::<std::collections::HashSet<_>>()
+            .len()
+    }
+
+    /// Removes and returns all registrations. The region then has no segments.
     pub(super) fn take(&self) -> Vec<Mr> {
         let _alone = self.changing.lock();
         let inner = std::mem::take(&mut *self.inner.write());
-        let mut all = inner.merged;
-        all.extend(inner.cover.into_registrations());
-        distinct(all).filter_map(Arc::into_inner).collect()
+        let mut all: Vec<_> = inner.cover.into_registrations().collect();
+        all.extend(inner.joined.into_registrations());
+        let mut all = unused(all);
+        all.extend(inner.replaced);
+        all.iter().filter_map(|mr| mr.take()).collect()
     }
 }

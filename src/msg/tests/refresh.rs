@@ -514,3 +514,115 @@ fn ranges_are_checked() {
         assert_eq!(buffer.region.refresh(&[]), expected, "all of it");
     }
 }
+
+/// The pages of a region as a local buffer.
+fn local(space: &Space, region: &Arc<Region>, first: usize, count: usize) -> (libc::iovec, Desc) {
+    let iov = libc::iovec {
+        iov_base: space.page(first).cast(),
+        iov_len: count * PAGE,
+    };
+    (iov, Desc(region.desc()))
+}
+
+/// A posted receive keeps the registration that a refresh replaces, and its end ends it.
+#[test]
+fn a_replaced_registration_ends_with_its_operations() {
+    let (client, server) = in_form(Mode::LOCAL | Mode::ALLOCATED | Mode::MMU_NOTIFY);
+    let mut source = Buffer::all(&client.domain, PAGE);
+    let space = Space::new();
+    space.back(0, 8);
+    let region = space.region(&server.domain, 0, 8).unwrap();
+    let (iov, desc) = local(&space, &region, 2, 1);
+    // SAFETY: the memory outlives the operations.
+    let recv = |context| unsafe { server.ep.recv(LocalIov::single(&iov, &desc), context) }.unwrap();
+    assert_eq!(region.registrations(), 1);
+    for round in 0..3 {
+        recv(2 * round);
+        region.refresh(&[]).unwrap();
+        recv(2 * round + 1);
+        // the first receive has the replaced registration, the second one the new one
+        assert_eq!(region.registrations(), 2);
+        for context in [2 * round, 2 * round + 1] {
+            source.fill(context as u8);
+            client.send(&source, PAGE, 9).unwrap();
+            client.completion().unwrap();
+            assert_eq!(server.completion().unwrap().context, context);
+            assert_eq!(space.word(2 * PAGE).to_ne_bytes(), source.memory[..8]);
+        }
+    }
+    // the next receive releases the registrations of the receives that are complete
+    region.refresh(&[]).unwrap();
+    recv(20);
+    assert_eq!(region.registrations(), 1);
+    // the end of the region ends all of them
+    region.refresh(&[]).unwrap();
+    assert_eq!(region.registrations(), 2);
+    region.close().unwrap();
+    assert_eq!(region.registrations(), 0);
+}
+
+/// As long as operations across segments alternate with refreshes, the number of registrations does
+/// not grow.
+#[test]
+fn joined_registrations_are_replaced() {
+    for access in [Access::all(), Access::SEND | Access::RECV] {
+        let (client, server) = in_form(Mode::LOCAL | Mode::ALLOCATED | Mode::MMU_NOTIFY);
+        let target = Buffer::with_key(&client.domain, 3 * PAGE, Access::RECV, 1);
+        let space = Space::new();
+        space.back(0, 16);
+        let config = RegionConfig {
+            buffers: &[space.range(0, 16)],
+            access,
+            requested_key: 7,
+            ..RegionConfig::default()
+        };
+        // SAFETY: the region is dropped before the memory.
+        let region = unsafe { Region::register(server.domain.mr(), &config) }.unwrap();
+        for round in 0..50 {
+            space.back(5, 1);
+            // SAFETY: the page was mapped above.
+            unsafe { space.page(5).write_bytes(round, 8) };
+            region.refresh(&[space.range(5, 1)]).unwrap();
+            for (first, count) in [(4, 3), (5, 1), (4, 2), (2, 3)] {
+                client.recv(&target, 3 * PAGE, 1).unwrap();
+                let (iov, desc) = local(&space, &region, first, count);
+                // SAFETY: the memory outlives the operation.
+                unsafe { server.ep.send(LocalIov::single(&iov, &desc), 2) }.unwrap();
+                client.completion().unwrap();
+                server.completion().unwrap();
+                if let Some(at) = (5 - first < count).then_some((5 - first) * PAGE) {
+                    assert_eq!(target.memory[at..at + 8], [round; 8]);
+                }
+            }
+            // the page, the pages around it, the joined registration, and one that the last send
+            // has used
+            let alive = region.registrations();
+            assert!(alive <= 4, "{access:?} {round}: {alive}");
+        }
+    }
+}
+
+/// Registrations of runs that become shorter, of each of which a page is left, do not pin more
+/// than twice the region.
+#[test]
+fn joined_registrations_are_bounded() {
+    let (client, server) = in_form(Mode::LOCAL | Mode::ALLOCATED | Mode::MMU_NOTIFY);
+    let target = Buffer::with_key(&client.domain, PAGES * PAGE, Access::RECV, 1);
+    let space = Space::new();
+    space.back(0, PAGES);
+    let region = space.region(&server.domain, 0, PAGES).unwrap();
+    for last in (3..PAGES).rev().step_by(2) {
+        // the page before the last is absent, so the last one is a run of its own
+        region.refresh(&[space.range(0, 1)]).unwrap();
+        let (iov, desc) = local(&space, &region, 0, last + 1);
+        client.recv(&target, PAGES * PAGE, 1).unwrap();
+        // SAFETY: the memory outlives the operation.
+        unsafe { server.ep.send(LocalIov::single(&iov, &desc), 2) }.unwrap();
+        client.completion().unwrap();
+        server.completion().unwrap();
+        space.unback(last - 1, 1);
+        region.refresh(&[space.range(last - 1, 1)]).unwrap();
+    }
+    let alive = region.registrations();
+    assert!(alive <= 8, "{alive}");
+}

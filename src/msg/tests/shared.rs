@@ -286,3 +286,34 @@ fn what_does_not_belong_together_is_refused() {
         assert_eq!(bad, Err(FiErrno::EBADFLAGS));
     }
 }
+
+/// Replaced registrations end with their receives, although the last slots that become free are
+/// used first.
+#[test]
+fn receives_keep_replaced_registrations() {
+    use crate::mr::Mode;
+    let form = super::keys::kind(Mode::LOCAL | Mode::ALLOCATED | Mode::MMU_NOTIFY);
+    let (clients, servers, srx) = connections_in(form, 1, false, |_| {});
+    let target = Buffer::with_key(&servers[0].domain, 64, Access::all(), 1);
+    let mut source = Buffer::all(&clients[0].domain, 64);
+    for round in 0..SIZE {
+        post(&srx, &target, 0, round).unwrap();
+        target.region.refresh(&[]).unwrap();
+    }
+    assert_eq!(target.region.registrations(), SIZE + 1);
+    let mut receive = |seed: usize| {
+        source.fill(seed as u8);
+        clients[0].send(&source, 64, 1).unwrap();
+        clients[0].completion().unwrap();
+        servers[0].completion().unwrap();
+        assert_eq!(target.memory, source.memory);
+    };
+    for round in 0..SIZE {
+        receive(round);
+    }
+    for round in 0..SIZE {
+        post(&srx, &target, 0, round).unwrap();
+        receive(round);
+    }
+    assert_eq!(target.region.registrations(), 1);
+}
