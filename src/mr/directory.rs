@@ -361,6 +361,8 @@ mod tests {
     };
     use super::*;
     use crate::domain::{Domain, DomainConfig};
+    use crate::flags::Flags;
+    use crate::queue::{Counter, WaitKind};
     use crate::verbs::devices;
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::time::{Duration, Instant};
@@ -505,6 +507,57 @@ mod tests {
         assert_eq!(peer.0.load(Ordering::Relaxed), 1);
         region.close().unwrap();
         assert_eq!(peer.0.load(Ordering::Relaxed), 1);
+        block.leave();
+    }
+
+    /// A counter is bound to an enabled region: the call returns when a peer that holds keys has
+    /// acknowledged the new record, which it counts by.
+    #[test]
+    #[allow(unsafe_code, reason = "registers memory")]
+    fn binding_a_counter_waits_for_the_holders_of_keys() {
+        let device = devices(&[softverbs::backend()], false).remove(0);
+        let config = DomainConfig {
+            mr: MrConfig {
+                form: Form::new(Mode::ALLOCATED | Mode::LOCAL, false),
+                events: true,
+                ..MrConfig::default()
+            },
+            ..DomainConfig::default()
+        };
+        let domain = Domain::open(&device, config).unwrap();
+        let directory = domain.mr().directory(domain.pd()).unwrap();
+        let block = directory.block(None).unwrap();
+        let peer: Arc<dyn Peer> = Arc::new(Silent);
+        block.join(Arc::downgrade(&peer));
+        let words = &block.place.words;
+        let acknowledge = |value| words.store(block.place.index + Block::ACKNOWLEDGED, value);
+        acknowledge(1);
+        let memory = [0_u8; 64];
+        let buffers = [Buffer {
+            addr: memory.as_ptr().cast(),
+            len: memory.len(),
+        }];
+        let config = RegionConfig {
+            buffers: &buffers,
+            access: Access::all(),
+            ..RegionConfig::default()
+        };
+        // SAFETY: the memory is dropped last.
+        let region = unsafe { Region::register(domain.mr(), &config) }.unwrap();
+        let acknowledged = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(100));
+                acknowledged.store(1, Ordering::Relaxed);
+                acknowledge(1000);
+            });
+            for kind in [Flags::REMOTE_WRITE, Flags::REMOTE_READ] {
+                let counter = Counter::open(domain.queues(), WaitKind::None).unwrap();
+                region.bind_counter(&counter, kind).unwrap();
+                assert_eq!(acknowledged.load(Ordering::Relaxed), 1);
+            }
+        });
+        region.close().unwrap();
         block.leave();
     }
 

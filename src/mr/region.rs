@@ -350,7 +350,8 @@ impl Region {
 
     /// Binds a counter of peers' operations on the region (`fi_mr_bind(3)`): writes and atomics,
     /// reads, or both. In a form with [`Mode::RMA_EVENT`] only before the region is enabled;
-    /// otherwise at any time; later operations are counted.
+    /// otherwise at any time. Operations that peers post after the return are counted. If the region
+    /// is enabled, blocks until the peers that hold keys have acknowledged, at most 1 s.
     ///
     /// # Errors
     /// - `ENOSYS`: the domain has no events.

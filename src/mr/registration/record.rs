@@ -160,13 +160,15 @@ impl Registration {
         }
     }
 
-    /// Publishes an event cell. A peer counts its operations after it has read the new record.
+    /// Publishes an event cell, and waits until the peers that hold keys have acknowledged it: they
+    /// count the operations that they post afterwards. A peer that does not acknowledge in time
+    /// counts from its next look-up on.
     pub(in crate::mr) fn count(&self, cell: &Arc<Cell>) {
         if let Some(directory) = &self.directory {
             let mut record = self.record.lock();
             record.entry.cell = cell.addr();
             record.cell = Some(Arc::clone(cell));
-            directory.replace(&record.entry);
+            directory.settle(directory.replace(&record.entry));
         }
     }
 }
