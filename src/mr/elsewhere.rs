@@ -10,13 +10,13 @@ use parking_lot::Mutex;
 
 use super::registration::{InUse, Registration};
 use super::{Buffer, Region};
-use crate::errno::Result;
+use crate::errno::{FiErrno, Result};
 use crate::verbs::{Lkey, Pd};
 
 /// The registrations of one region, by the address of their protection domain, which each of them
 /// keeps alive. Thread safe.
 #[derive(Debug, Default)]
-pub(super) struct Elsewhere(Mutex<HashMap<usize, Registration>>);
+pub(super) struct Elsewhere(Mutex<HashMap<usize, Arc<Registration>>>);
 
 impl Elsewhere {
     /// The lkey of a local buffer in `pd`. The first use there registers the region. `hold` as for
@@ -38,8 +38,16 @@ impl Elsewhere {
         let new = Registration::local(region, pd)?;
         let lkey = new.lkey(iov, hold)?;
         region.domain().visited().insert(pd, self);
-        all.insert(address(pd), new);
+        all.insert(address(pd), Arc::new(new));
         Ok(lkey)
+    }
+
+    /// Calls `f` for each registration, without the lock: the device may wait, and other threads
+    /// look for lkeys meanwhile. Continues after a failure; returns the first error.
+    fn each(&self, f: impl Fn(&Registration) -> Result<()>) -> Result<()> {
+        let all: Vec<_> = self.0.lock().values().map(Arc::clone).collect();
+        let results = all.iter().map(|registration| f(registration));
+        results.fold(Ok(()), Result::and)
     }
 
     /// Ends all registrations. Continues after a failure, so that none permits a new access.
@@ -47,21 +55,30 @@ impl Elsewhere {
     /// # Errors
     /// Those of [`Registration::end`]; the first one.
     pub(super) fn end(&self) -> Result<()> {
-        let all = self.0.lock();
-        let mut result = Ok(());
-        for registration in all.values() {
-            result = result.and(registration.end());
-        }
-        result
+        self.each(Registration::end)
     }
 
-    /// Registers the pages of `ranges` again.
+    /// Registers the pages of `ranges` again. Continues after a failure.
     ///
     /// # Errors
-    /// Those of [`Registration::refresh`].
+    /// Those of [`Registration::refresh`]; the first one.
     pub(super) fn refresh(&self, ranges: &[Buffer]) -> Result<()> {
-        let all = self.0.lock();
-        all.values().try_for_each(|local| local.refresh(ranges))
+        self.each(|registration| match registration.refresh(ranges) {
+            // it ends with its endpoint
+            Err(FiErrno::EOPBADSTATE) => Ok(()),
+            result => result,
+        })
+    }
+
+    /// Ends the registration in `pd`. If that fails, the end of the region repeats it.
+    fn leave(&self, pd: &Arc<Pd>) {
+        // stays in the table until it has ended, so that the end of the region waits for that
+        let Some(registration) = self.0.lock().get(&address(pd)).map(Arc::clone) else {
+            return;
+        };
+        if registration.end().is_ok() {
+            self.0.lock().remove(&address(pd));
+        }
     }
 }
 
@@ -92,8 +109,7 @@ impl Visited {
     pub(super) fn leave(&self, pd: &Arc<Pd>) {
         let regions = self.0.lock().remove(&address(pd));
         for region in regions.into_iter().flatten().filter_map(|of| of.upgrade()) {
-            // dropping a registration ends it; not under the lock, because the device may wait
-            drop(region.0.lock().remove(&address(pd)));
+            region.leave(pd);
         }
     }
 }
@@ -114,5 +130,96 @@ impl Region {
     #[cfg(test)]
     pub(crate) fn registrations_elsewhere(&self) -> usize {
         self.elsewhere.0.lock().len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+    use crate::domain::{Domain, DomainConfig};
+    use crate::mr::{Access, Form, Mode, MrConfig, RegionConfig};
+    use crate::verbs::devices;
+    use crate::verbs::observed::{ON_END, SUCCEED, backend};
+
+    /// One test for both, because the state of the device is global.
+    #[test]
+    #[allow(unsafe_code, reason = "registers memory")]
+    fn refreshes_go_on_after_a_failure_and_ends_do_not_hold_the_lock() {
+        let device = devices(&[backend()], false).remove(0);
+        let config = DomainConfig {
+            mr: MrConfig {
+                form: Form::new(Mode::ALLOCATED | Mode::MMU_NOTIFY | Mode::LOCAL, false),
+                ..MrConfig::default()
+            },
+            ..DomainConfig::default()
+        };
+        let domain = Domain::open(&device, config).unwrap();
+        let memory = vec![0_u8; 4096];
+        let buffers = [Buffer {
+            addr: memory.as_ptr().cast(),
+            len: memory.len(),
+        }];
+        let config = RegionConfig {
+            buffers: &buffers,
+            access: Access::SEND,
+            ..RegionConfig::default()
+        };
+        // SAFETY: the memory is dropped last.
+        let region = unsafe { Region::register(domain.mr(), &config) }.unwrap();
+        let iov = libc::iovec {
+            iov_base: memory.as_ptr().cast_mut().cast(),
+            iov_len: memory.len(),
+        };
+        let pds: Vec<_> = (0..6).map(|_| Pd::alloc(&device).unwrap()).collect();
+        let lkeys = || -> Vec<_> {
+            let lkeys = pds.iter().map(|pd| region.lkey_elsewhere(pd, &iov, drop));
+            lkeys.map(Result::unwrap).collect()
+        };
+        let before = lkeys();
+        // the region's own registration succeeds, and every second one of the others
+        *SUCCEED.lock() = 1;
+        assert_eq!(region.refresh(&[]), Err(FiErrno::ENOMEM));
+        *SUCCEED.lock() = usize::MAX;
+        let after = lkeys();
+        let changed = before
+            .iter()
+            .zip(&after)
+            .filter(|(one, other)| one != other);
+        assert_eq!(changed.count(), 3, "{before:?} {after:?}");
+        // the region's own registration fails, and every second one of the others
+        *SUCCEED.lock() = 0;
+        assert_eq!(region.refresh(&[]), Err(FiErrno::ENOMEM));
+        *SUCCEED.lock() = usize::MAX;
+        let changed = lkeys()
+            .iter()
+            .zip(&after)
+            .filter(|(one, other)| one != other)
+            .count();
+        assert_eq!(changed, 3);
+
+        let (free, locked) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        *ON_END.lock() = Some(Box::new({
+            let table = Arc::clone(&region.elsewhere);
+            let (free, locked) = (Arc::clone(&free), Arc::clone(&locked));
+            move || {
+                let count = if table.0.try_lock().is_some() {
+                    &free
+                } else {
+                    &locked
+                };
+                count.fetch_add(1, Ordering::Relaxed);
+            }
+        }));
+        let ends = || (free.load(Ordering::Relaxed), locked.load(Ordering::Relaxed));
+        for pd in &pds[..3] {
+            domain.mr().forget(pd);
+        }
+        assert_eq!(region.registrations_elsewhere(), 3);
+        assert_eq!(ends(), (3, 0));
+        region.close().unwrap();
+        assert_eq!(ends(), (7, 0));
+        *ON_END.lock() = None;
     }
 }

@@ -35,7 +35,9 @@ impl Region {
     /// - `EOPNOTSUPP`: pinned at registration: the mode is without
     ///   [`Mode::MMU_NOTIFY`](super::Mode::MMU_NOTIFY).
     /// - `ENOMEM`: the limit of locked memory, or more segments with gaps between them than a
-    ///   region can have; the region is unchanged.
+    ///   region can have. A region that is a local buffer in several protection domains has a
+    ///   registration in each: one that fails is unchanged, and the others are refreshed. The caller
+    ///   can repeat the call.
     pub fn refresh(&self, ranges: &[Buffer]) -> Result<()> {
         let inside = |range: &Buffer| {
             let (addr, len) = (range.start(), range.len as u64);
@@ -68,8 +70,8 @@ impl Region {
             Paging::OnDemand if self.is_on_demand() => registration.prefetch(self, ranges),
             Paging::OnDemand => Ok(()), // nothing pins or unpins its pages
             Paging::Refreshed { .. } => {
-                registration.refresh(ranges)?;
-                self.elsewhere.refresh(ranges)
+                let own = registration.refresh(ranges);
+                own.and(self.elsewhere.refresh(ranges))
             }
         }
     }

@@ -45,9 +45,9 @@ pub(crate) use device::{AsyncListener, known_device};
 pub(crate) use elements::ElementsRequest;
 pub use keys::{Lkey, RemoteAddr, Rkey};
 pub use mr::Mr;
-#[cfg(test)]
-pub(crate) use mr::planted;
 pub(crate) use mr::{Advised, FLUSH, NO_FAULT, advise};
+#[cfg(test)]
+pub(crate) use mr::{observed, planted};
 pub use numbers::{QpNumber, SrqNumber};
 pub use pd::Pd;
 pub use qp::{Qp, QpConfig, QpLimits, QpState};

@@ -349,3 +349,54 @@ pub(crate) mod planted {
         unsafe { sys::ibv_reg_mr(verbs, pd, addr, length, access) }
     }
 }
+
+/// softverbs with registrations that fail and ends that are observed, for tests. One test of a
+/// process uses it.
+#[cfg(test)]
+pub(crate) mod observed {
+    use std::ffi::c_int;
+
+    use parking_lot::Mutex;
+    use rdma_core_sys::Backend;
+
+    use super::*;
+
+    /// Number of registrations that succeed; then every second one fails with `ENOMEM`.
+    pub(crate) static SUCCEED: Mutex<usize> = Mutex::new(usize::MAX);
+    /// Called before each deregistration.
+    pub(crate) static ON_END: Mutex<Option<Box<dyn FnMut() + Send>>> = Mutex::new(None);
+
+    pub(crate) fn backend() -> &'static Backend {
+        let mut backend = *softverbs::backend();
+        backend.name = "observed";
+        backend.verbs.ibv_reg_mr = reg_mr;
+        backend.verbs.ibv_dereg_mr = dereg_mr;
+        Box::leak(Box::new(backend))
+    }
+
+    unsafe extern "C" fn reg_mr(
+        pd: *mut sys::ibv_pd,
+        addr: *mut c_void,
+        length: usize,
+        access: c_int,
+    ) -> *mut sys::ibv_mr {
+        let mut succeed = SUCCEED.lock();
+        if *succeed == 0 {
+            *succeed = 1;
+            // SAFETY: the number belongs to the calling thread.
+            unsafe { *libc::__errno_location() = libc::ENOMEM };
+            return std::ptr::null_mut();
+        }
+        *succeed -= 1;
+        // SAFETY: the caller's promises.
+        unsafe { (softverbs::backend().verbs.ibv_reg_mr)(pd, addr, length, access) }
+    }
+
+    unsafe extern "C" fn dereg_mr(mr: *mut sys::ibv_mr) -> c_int {
+        if let Some(observe) = &mut *ON_END.lock() {
+            observe();
+        }
+        // SAFETY: the caller's promises.
+        unsafe { (softverbs::backend().verbs.ibv_dereg_mr)(mr) }
+    }
+}
