@@ -188,12 +188,15 @@ mod tests {
             iov_len: 64,
         };
         // SAFETY: the region is open.
-        assert!(unsafe { desc.lkey(&place, &iov) }.is_ok());
+        assert!(unsafe { desc.lkey(&place, &iov, drop) }.is_ok());
         region.close().unwrap();
         drop(region);
         let others: Vec<_> = (0..100).map(|_| register()).collect();
         // SAFETY: the region is one of the last that were closed.
-        assert_eq!(unsafe { desc.lkey(&place, &iov) }, Err(FiErrno::EINVAL));
+        assert_eq!(
+            unsafe { desc.lkey(&place, &iov, drop) },
+            Err(FiErrno::EINVAL)
+        );
         for other in others {
             other.close().unwrap();
         }
