@@ -14,6 +14,9 @@ const BUSY: Credit = Credit::new(4096, 128);
 
 /// Positions are valid up to this distance.
 const MAX_WINDOW: u32 = 1 << 30;
+/// One window has at most this share of the pool, and at least [`FIRST`]: a peer that is never
+/// idle, or that keeps what it is asked for, leaves the rest to the others.
+const SHARE: u32 = 4;
 
 /// The credit of all windows together, beyond the smallest ones, and a reserve of blocks for
 /// announcements behind messages that hold a whole window.
@@ -50,6 +53,21 @@ impl Pool {
     #[cfg(test)]
     pub const fn take_reserve(&mut self) {
         self.reserve = 0;
+    }
+
+    /// The largest window, without what is from the reserve.
+    fn largest(&self) -> Credit {
+        let share = |size: u32, least: u32| (size / SHARE).clamp(least, MAX_WINDOW);
+        Credit::new(
+            share(self.size.blocks, FIRST.blocks),
+            share(self.size.slots, FIRST.slots),
+        )
+    }
+
+    /// Whether a window that has these blocks of the reserve may have further ones: as many as are
+    /// left to the others.
+    const fn lends(&self, extra: u32) -> bool {
+        self.reserve >= SMALLEST.blocks && self.reserve > extra
     }
 
     fn take(&mut self, amount: Credit) -> bool {
@@ -213,13 +231,25 @@ impl Inbound {
         self.shrinks = window != SMALLEST;
     }
 
-    /// Doubles the window, if the pool permits it. Returns whether it did.
+    /// What doubles the window, unless it is the largest one then.
+    fn growth(&self, pool: &Pool) -> Credit {
+        let (base, largest) = (self.base(), pool.largest());
+        let more = |base: u32, largest: u32| base.min(largest.saturating_sub(base));
+        Credit::new(
+            more(base.blocks, largest.blocks),
+            more(base.slots, largest.slots),
+        )
+    }
+
+    /// Doubles the window, up to the largest one, if the pool permits it. `false`: it lacks credit.
     pub(super) fn grow(&mut self, pool: &mut Pool) -> bool {
-        let larger = self.window.blocks < MAX_WINDOW && pool.is_half_free();
-        let base = self.base();
-        let grows = larger && pool.take(base);
+        let more = self.growth(pool);
+        if more == Credit::ZERO {
+            return true;
+        }
+        let grows = pool.is_half_free() && pool.take(more);
         if grows {
-            self.window = self.window.add(base);
+            self.window = self.window.add(more);
             self.shrinks = false;
         }
         grows
@@ -235,8 +265,9 @@ impl Inbound {
 
     /// Adds blocks of the reserve to a window that is full, for two announcements. They go back
     /// when messages are matched. A reserve that is exhausted bounds the messages that are stored.
+    /// A window has at most as much of the reserve as is left, half of it if it is the only one.
     pub(super) fn add_extra(&mut self, pool: &mut Pool) {
-        if pool.reserve >= SMALLEST.blocks {
+        if pool.lends(self.extra) {
             pool.reserve -= SMALLEST.blocks;
             self.extra += SMALLEST.blocks;
             self.window.blocks += SMALLEST.blocks;
@@ -257,10 +288,10 @@ impl Inbound {
         self.is_short() || self.is_due() || self.is_full()
     }
 
-    /// Doubles the blocks of the window, if the pool permits it.
+    /// Doubles the blocks of the window, up to the largest one, if the pool permits it.
     pub(super) fn grow_blocks(&mut self, pool: &mut Pool) {
-        let more = Credit::new(self.base().blocks, 0);
-        if self.window.blocks < MAX_WINDOW && pool.has_half_of_blocks() && pool.take(more) {
+        let more = Credit::new(self.growth(pool).blocks, 0);
+        if more != Credit::ZERO && pool.has_half_of_blocks() && pool.take(more) {
             self.window = self.window.add(more);
             self.shrinks = false;
         }
@@ -505,7 +536,7 @@ mod tests {
                     prop_assert!(outbound.receive(inbound.renew(), false));
                 }
                 let announces = outbound.has(Credit::new(RTS_CREDIT.blocks, 0));
-                prop_assert!(announces || pool.reserve < SMALLEST.blocks);
+                prop_assert!(announces || !pool.lends(inbound.extra));
                 prop_assert_eq!(inbound.used, outbound.used);
                 prop_assert_eq!(inbound.grant, outbound.grant);
                 prop_assert_eq!(pool.taken, inbound.base().sub(SMALLEST));
@@ -524,5 +555,47 @@ mod tests {
             inbound.release(&mut pool);
             prop_assert_eq!((pool.taken, pool.reserve), (Credit::ZERO, 300));
         }
+    }
+
+    /// Fills a window with messages that are not matched, all its slots and blocks.
+    fn fill(inbound: &mut Inbound, pool: &mut Pool) {
+        for _ in 0..1 << 17 {
+            inbound.grow(pool);
+            inbound.grow_blocks(pool);
+            inbound.grow_busy(pool);
+            if inbound.is_full() {
+                inbound.add_extra(pool);
+            }
+            inbound.renew();
+            if !inbound.arrive(Credit::new(RTS_CREDIT.blocks, 1)) {
+                break;
+            }
+            inbound.give_back(Credit::new(0, 1), pool);
+        }
+    }
+
+    /// A peer that takes what it can leaves three quarters of the pool, and half of the reserve.
+    #[test]
+    fn one_peer_does_not_take_the_pool() {
+        let size = Credit::new(1 << 18, 8192);
+        let mut pool = Pool::new(size);
+        let mut first = Inbound::new(&mut pool);
+        fill(&mut first, &mut pool);
+        let most = Credit::new(size.blocks / SHARE, size.slots / SHARE);
+        assert_eq!(first.base().blocks, most.blocks);
+        assert!(most.covers(first.base()), "{first:?}");
+        let reserve = size.blocks / 2;
+        assert!(pool.reserve.abs_diff(reserve / 2) <= SMALLEST.blocks);
+        // the next one gets as much of the pool
+        let mut second = Inbound::new(&mut pool);
+        assert_eq!(second.window, FIRST);
+        fill(&mut second, &mut pool);
+        assert_eq!(second.base().blocks, most.blocks);
+        // and each further one can announce messages
+        let mut third = Inbound::new(&mut pool);
+        fill(&mut third, &mut pool);
+        assert!(third.extra > reserve / 16);
+        // one that returns no credit keeps nobody from the first window
+        assert!((0..100).all(|_| Inbound::new(&mut pool).window == FIRST));
     }
 }

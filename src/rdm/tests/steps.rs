@@ -7,6 +7,7 @@ mod idle;
 mod orphans;
 mod sessions;
 mod turns;
+mod window;
 
 use super::super::core::{Config, Core, Failure, Io, Origin, Post, Send};
 use super::super::link::LinkKey;
