@@ -261,6 +261,8 @@ pub struct Core<I: Io> {
     pub(super) ops: Table<I::Op>,
     pub(super) ids: HashMap<EndpointId, PeerKey>,
     pub(super) addresses: HashMap<Listener, PeerKey>,
+    /// The addresses in [`Peer::further`], each with the number of peers that have stated it.
+    pub(super) further: HashMap<Listener, u32>,
     pub(super) pool: Pool,
     /// Requests that wait until older links have ended: at most one per peer.
     pub(super) held: Vec<HeldRequest<I::Held>>,
@@ -314,6 +316,7 @@ impl<I: Io> Core<I> {
             ops: Table::new(),
             ids: HashMap::new(),
             addresses: HashMap::new(),
+            further: HashMap::new(),
             held: Vec::new(),
             orphans: Vec::new(),
             dials: 0,
@@ -343,7 +346,9 @@ impl<I: Io> Core<I> {
         self.now = self.now.max(now);
     }
 
-    /// The peer at an address; a new one if the address is unknown. Connects to nothing.
+    /// The peer at an address; a new one if the address is unknown. Connects to nothing. But if a
+    /// peer has stated the address as a further one, it is dialled ([`Self::is_doubtful`]), so that
+    /// messages of that peer match receives from this address.
     ///
     /// # Errors
     /// `ENOMEM`: 2^24 peers.
@@ -357,7 +362,16 @@ impl<I: Io> Core<I> {
             peer.itself = itself;
         }
         self.addresses.insert(address, key);
+        if self.further.contains_key(&address) {
+            self.doubt(key);
+        }
         Ok(key)
+    }
+
+    /// Whether a dial is to show which endpoint has the address of a peer: [`Self::flush`] begins
+    /// it.
+    pub fn is_doubtful(&self, peer: PeerKey) -> bool {
+        self.peers.get(peer).is_some_and(|peer| peer.probe)
     }
 
     /// Whether this endpoint listens at the address.
@@ -487,11 +501,19 @@ impl<I: Io> Core<I> {
         Some(address.socket_addr())
     }
 
-    /// All addresses of a peer. Reads those of all peers.
+    /// All addresses of a peer, also those that it has stated and that lead to no other one. Reads
+    /// those of all peers.
     pub fn addresses(&self, peer: PeerKey) -> Vec<std::net::SocketAddr> {
         let all = self.addresses.iter();
         let of_peer = all.filter(|(_, of)| self.resolve(**of) == peer);
-        of_peer.map(|(address, _)| address.socket_addr()).collect()
+        let stated = self
+            .peers
+            .get(peer)
+            .map_or(&[][..], |peer| peer.further.as_slice());
+        let stated = stated.iter();
+        let stated = stated.filter(|address| !self.addresses.contains_key(address));
+        let of_peer = of_peer.map(|(address, _)| address).chain(stated);
+        of_peer.map(|address| address.socket_addr()).collect()
     }
 
     /// Number of links, connected or not.
@@ -679,7 +701,8 @@ impl<I: Io> Core<I> {
         let peers = self.peers.keys_where(|peer| !peer.itself).len();
         let at = |key: &&PeerKey| self.peers.get(**key).is_none_or(|peer| !peer.itself);
         let addresses = self.addresses.values().filter(at).count();
-        peers + addresses + self.ids.len() + self.secrets.len() + self.idle.len()
+        let stated = self.further.len();
+        peers + addresses + stated + self.ids.len() + self.secrets.len() + self.idle.len()
     }
 
     pub(super) fn set_random(&mut self, random: Random) {

@@ -8,8 +8,8 @@ use super::recover::Waiting;
 use crate::errno::FiErrno;
 use crate::wire::rdm::{EndpointId, Listener, Reply};
 
-/// Peers can state so many addresses each, on average.
-const ADDRESSES: usize = 8;
+/// Further addresses of one peer: as many as HELLO has.
+const FURTHER: usize = 8;
 
 impl<I: Io> Core<I> {
     /// The acceptor knows this endpoint by another address, or is this endpoint.
@@ -64,6 +64,7 @@ impl<I: Io> Core<I> {
     /// Makes `key`, a peer without session and links, an alias of `of`.
     pub(super) fn merge(&mut self, key: PeerKey, of: PeerKey, io: &mut I) {
         let into = self.peers.get(of).and_then(|of| of.id);
+        self.forget_further(key);
         let meant = self.peers.get_mut(key).and_then(|it| it.meant.take());
         if meant.is_some() && meant != into {
             self.fail_ops(key, FiErrno::ECONNABORTED, Waiting::Failed, io);
@@ -71,7 +72,7 @@ impl<I: Io> Core<I> {
         let Some(peer) = self.peers.get_mut(key) else {
             return;
         };
-        peer.alias = Some(of);
+        (peer.alias, peer.probe) = (Some(of), false);
         let lingering = peer.lingering;
         let former = peer.former.take();
         if let Some(id) = peer.id.take()
@@ -117,29 +118,52 @@ impl<I: Io> Core<I> {
         }
     }
 
-    /// A further address of a peer, which HELLO states.
-    pub(super) fn further(&mut self, key: PeerKey, address: Listener, io: &mut I) {
-        let Some(at) = self.addresses.get(&address).copied() else {
-            if self.addresses.len() < ADDRESSES * self.config.peers && !self.is_own(address) {
-                self.addresses.insert(address, key);
+    /// The further addresses of a peer, which HELLO states, replace those that it has stated
+    /// before. Any peer can state any address, so no message goes to it for that. The address is
+    /// dialled as soon as the application uses it, and an endpoint that is there proves that it is
+    /// this peer (KNOWN).
+    pub(super) fn state_further(&mut self, key: PeerKey, addresses: &[Listener]) {
+        self.forget_further(key);
+        for address in addresses.iter().copied() {
+            let at = self.addresses.get(&address);
+            let at = at.map(|at| self.resolve(*at));
+            if at == Some(key) || self.is_own(address) {
+                continue;
             }
-            return;
-        };
-        let at = self.resolve(at);
-        if at == key {
-            return;
+            let Some(peer) = self.peers.get_mut(key) else {
+                return;
+            };
+            if peer.further.len() < FURTHER && !peer.further.contains(&address) {
+                peer.further.push(address);
+                *self.further.entry(address).or_default() += 1;
+            }
+            if let Some(at) = at {
+                self.doubt(at);
+            }
         }
-        if !self.is_new(at) {
-            return self.doubt(at);
+    }
+
+    /// A peer states its further addresses no more.
+    pub(super) fn forget_further(&mut self, key: PeerKey) {
+        let peer = self.peers.get_mut(key);
+        let addresses = peer.map(|peer| std::mem::take(&mut peer.further));
+        for address in addresses.unwrap_or_default() {
+            if let Some(count) = self.further.get_mut(&address) {
+                *count -= 1;
+                if *count == 0 {
+                    self.further.remove(&address);
+                }
+            }
         }
-        // perhaps it is being dialled; nothing was posted to it
-        self.end_links(at, io);
-        self.merge(at, key, io);
     }
 
     /// The endpoint of a peer is known: the one with this id.
     pub(super) fn name(&mut self, key: PeerKey, id: EndpointId, io: &mut I) {
         let mut former = [None; 2];
+        let known = self.peers.get(key).and_then(|peer| peer.id);
+        if known.is_some_and(|known| known != id) {
+            self.forget_further(key);
+        }
         if let Some(peer) = self.peers.get_mut(key) {
             if let Some(old) = peer.id.replace(id).filter(|old| *old != id) {
                 // epochs and tokens are those of one endpoint

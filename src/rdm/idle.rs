@@ -198,6 +198,7 @@ impl<I: Io> Core<I> {
     fn free_peers(&mut self, keys: impl Iterator<Item = PeerKey>) {
         let mut freed: HashMap<PeerKey, Option<PeerKey>> = HashMap::new();
         for key in keys {
+            self.forget_further(key);
             let Some(peer) = self.peers.remove(key) else {
                 continue;
             };

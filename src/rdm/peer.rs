@@ -113,6 +113,8 @@ pub(super) struct Peer {
     pub(super) aliases: u32,
     /// Another peer is an alias of this one, or was, and this one has its tokens.
     pub(super) aliased: bool,
+    /// Further addresses that it has stated in its last HELLO: at most 8, of which none is proven.
+    pub(super) further: Vec<Listener>,
     /// Number of `fi_addr_t` that name this peer.
     pub(super) kept: u32,
     /// The endpoint of the peer is being closed: it has said so. Or nothing listens at its address
@@ -225,6 +227,7 @@ impl Peer {
             dial: Dial::default(),
             aliases: 0,
             aliased: false,
+            further: Vec::new(),
             kept: 0,
             leaves: false,
             fate: Fate::Open,
@@ -290,6 +293,7 @@ impl Peer {
             strikes: self.strikes,
             aliases: self.aliases,
             aliased: self.aliased,
+            further: std::mem::take(&mut self.further),
             kept: self.kept,
             leaves: self.leaves,
             idle_since: self.idle_since,

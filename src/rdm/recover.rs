@@ -334,8 +334,13 @@ impl<I: Io> Core<I> {
         if !ends || self.links_of(key).next().is_some() {
             return;
         }
+        let former = self.peers.get(key).and_then(|peer| peer.former);
+        if former.is_none() {
+            // the next session may be one of another endpoint
+            self.forget_further(key);
+        }
         if let Some(peer) = self.peers.get_mut(key) {
-            if peer.former.is_none()
+            if former.is_none()
                 && let Some(id) = peer.id
             {
                 self.ids.remove(&id);

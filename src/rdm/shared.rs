@@ -763,6 +763,9 @@ impl State {
         }
         self.core.keep(peer);
         self.peers[at] = Some(peer);
+        if self.core.is_doubtful(peer) {
+            self.core.flush(&mut self.io);
+        }
         Ok(peer)
     }
 }

@@ -477,9 +477,8 @@ impl<I: Io> Core<I> {
                 });
                 io.introduced(link, &hello.terms);
                 self.take_terms(key, &hello.terms, first);
-                for listener in hello.listeners() {
-                    self.further(key, listener, io);
-                }
+                let further: Vec<_> = hello.listeners().collect();
+                self.state_further(key, &further);
                 self.advance(key, io);
             }
             // the caller has examined it

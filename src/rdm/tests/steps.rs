@@ -3,6 +3,7 @@
 mod demands;
 mod dials;
 mod evictions;
+mod further;
 mod idle;
 mod orphans;
 mod sessions;
@@ -594,57 +595,6 @@ fn terms_state_the_block_of_the_link() {
 
 fn hello_token(it: &Scene) -> Secret {
     it.acts.dials[0].1.gives
-}
-
-#[test]
-fn hello_merges_further_addresses() {
-    let mut it = Scene::new();
-    // an address that is being dialled
-    let other = it.core.peer_at(place(3)).expect("a peer");
-    it.send(other, 1);
-    let (dialled, _) = it.acts.dials[0];
-    it.request(1, None);
-    let (link, _) = it.acts.accepts[0];
-    let terms = it.terms(0);
-    let further = [place(3), place(4), place(1)];
-    let hello = Hello::new(epoch(1), terms, further);
-    it.packet(link, 0, 1, Body::Hello(Box::new(hello)));
-    it.core.flush(&mut it.acts);
-    assert_eq!(it.core.resolve(other), it.peer);
-    assert_eq!(it.core.peer_at(place(4)), Ok(it.peer));
-    assert_eq!((&it.acts.ends[..], it.acts.posts), (&[dialled][..], 1));
-    // this endpoint's own address stays its own
-    let own = it.core.peer_at(place(1)).expect("a peer");
-    it.send(own, 2);
-    assert_eq!(it.acts.own, [2]);
-    // an address of another endpoint is dialled when that one has no link
-    let mut it = Scene::new();
-    it.send(it.peer, 1);
-    let own = it.reply();
-    it.core.sent(own, Number::new(0), &mut it.acts);
-    let request = Request {
-        listener: place(5),
-        id: id(5),
-        auth: 0,
-        epoch: epoch(1),
-        ended: None,
-        gives: Secret::new(9).expect("not 0"),
-        shows: None,
-        fresh: false,
-    };
-    it.core.requested((), &request.encode(), &mut it.acts);
-    let (link, reply) = it.acts.accepts[0];
-    let hello = Hello::new(epoch(1), it.terms(0), [place(2)]);
-    let header = Header {
-        to: reply.terms.index,
-        ..Header::default()
-    };
-    let body = Body::Hello(Box::new(hello));
-    it.core
-        .arrived(link, &Packet { header, body }, (), &mut it.acts);
-    assert_eq!(it.core.peer_at(place(2)), Ok(it.peer));
-    it.end(own);
-    assert_eq!(it.acts.dials.len(), 2);
 }
 
 #[test]
