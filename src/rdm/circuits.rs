@@ -7,13 +7,13 @@
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 
 use super::link::LinkKey;
 use super::slab::{Key, Slab};
-use crate::wire::rdm::Listener;
 use crate::wire::rdm::xrc::{CircuitNumber, NodeId, OnCircuit};
+use crate::wire::rdm::{EndpointId, Listener};
 
 /// Marks keys of circuits.
 pub(super) enum CircuitMark {}
@@ -63,7 +63,13 @@ struct Circuit {
     links: Vec<LinkKey>,
     /// The node to which it leads, if that is known.
     leads_to: Option<NodeId>,
+    /// The endpoints whose links have left it last, at most [`FORMER`].
+    former: VecDeque<EndpointId>,
 }
+
+/// Endpoints that a circuit remembers when their links have left it. A peer that is forgotten finds
+/// a failed circuit by the retries of the device.
+const FORMER: usize = 64;
 
 /// A circuit that ends, and the links that waited for it or used it.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -251,6 +257,7 @@ impl Circuits {
             group: group.unwrap_or(number),
             links: vec![link],
             leads_to: None,
+            former: VecDeque::new(),
         };
         match self.circuits.insert(circuit) {
             Some(key) => {
@@ -392,6 +399,29 @@ impl Circuits {
             self.get(*key)
                 .is_some_and(|on| on.number == number && on.node == node)
         })
+    }
+
+    /// The links that use a circuit, or wait for it.
+    pub(super) fn links(&self, key: CircuitKey) -> &[LinkKey] {
+        self.circuits.get(key).map_or(&[], |it| &it.links)
+    }
+
+    /// A link to this endpoint leaves a circuit.
+    pub(super) fn note_former(&mut self, key: CircuitKey, peer: EndpointId) {
+        let circuit = self.circuits.get_mut(key);
+        let up = circuit.filter(|it| matches!(it.state, State::Up(_)));
+        if let Some(circuit) = up.filter(|it| !it.former.contains(&peer)) {
+            if circuit.former.len() >= FORMER {
+                circuit.former.pop_front();
+            }
+            circuit.former.push_back(peer);
+        }
+    }
+
+    /// Whether a link to this endpoint has left a circuit, unless that was long ago.
+    pub(super) fn is_former(&self, key: CircuitKey, peer: EndpointId) -> bool {
+        let circuit = self.circuits.get(key);
+        circuit.is_some_and(|it| it.former.contains(&peer))
     }
 
     /// Number of links that use a circuit, or wait for it.

@@ -124,6 +124,10 @@ impl Executor {
 
     /// A link does not use a circuit any more, which ends with its last link.
     pub(in crate::rdm) fn leave_circuit(&mut self, circuit: CircuitKey, link: LinkKey) {
+        let peer = self.port_mut(link).and_then(|port| port.peer);
+        if let Some((peer, xrc)) = peer.zip(self.xrc.as_mut()) {
+            xrc.circuits.note_former(circuit, peer);
+        }
         let xrc = self.xrc.as_mut();
         if xrc.is_some_and(|xrc| xrc.circuits.leave(circuit, link)) {
             let xrc = self.xrc.as_mut();

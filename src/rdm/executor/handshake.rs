@@ -508,6 +508,22 @@ impl Executor {
         })
     }
 
+    /// The circuit of this side whose target has failed at the dialler, as its request states. The
+    /// dialler could state any node, so this is a circuit that a link to the dialler uses or has
+    /// used: the circuits of other peers are not affected.
+    pub(in crate::rdm) fn failed_circuit(&mut self, request: &LinkRequest) -> Option<CircuitKey> {
+        let circuits = &self.xrc.as_ref()?.circuits;
+        let circuit = circuits.find(request.failed?, request.node)?;
+        let peer = request.request.id;
+        let links = circuits.links(circuit).to_vec();
+        let uses = circuits.is_former(circuit, peer)
+            || links.into_iter().any(|link| {
+                let port = self.port_mut(link);
+                port.is_some_and(|port| port.peer == Some(peer))
+            });
+        uses.then_some(circuit)
+    }
+
     /// Rejects a request for a link.
     pub(super) fn reject_link(&mut self, held: ConnectRequest, rejection: &Rejection) {
         let Some(xrc) = &self.xrc else {
@@ -548,8 +564,7 @@ impl Executor {
             return self.reject_link(held, &rejection);
         };
         let ended = xrc.circuits.ended_before(request.node);
-        let failed = request.failed;
-        let failed = failed.and_then(|number| xrc.circuits.find(number, request.node));
+        let failed = self.failed_circuit(request);
         // the peer gets the reply when the targets are in their error state
         self.peer_ended(request.request.id, request.ended);
         if let Some(circuit) = failed {

@@ -16,8 +16,10 @@ use crate::rdm::link::LinkKey;
 use crate::rdm::shared::State;
 use crate::rdm::slab::Slab;
 use crate::verbs::SrqNumber;
-use crate::wire::rdm::xrc::{Inbox, LinkRejection, LinkReply, LinkTag, NodeId, Presence};
-use crate::wire::rdm::{EndpointId, Epoch, Reason, Reply, Secret, Terms};
+use crate::wire::rdm::xrc::{
+    Inbox, LinkRejection, LinkReply, LinkRequest, LinkTag, NodeId, Presence,
+};
+use crate::wire::rdm::{EndpointId, Epoch, Reason, Reply, Request, Secret, Terms};
 
 pub(super) fn open_at(domain: &Arc<Domain>, src: Option<std::net::SocketAddr>) -> End {
     open_with(domain, src, None)
@@ -371,6 +373,68 @@ fn a_link_without_attach_does_not_break_the_circuit_of_others() {
         core.broken(link, io);
         assert!(io.xrc.as_ref().unwrap().circuits.get(circuit).is_some());
         io.leave_circuit(circuit, other);
+    });
+    exchange(&a, &b);
+}
+
+/// A peer can end a circuit of the other side only if it is behind the circuit, whatever node it
+/// states.
+#[test]
+fn a_peer_ends_no_circuit_of_others() {
+    let (node, other) = (Node::new(), Node::new());
+    let domain = node.process();
+    let [a, b, c] = [&domain, &other.process(), &domain].map(open);
+    let link = accepted_link(&a, &b);
+    exchange(&c, &a);
+    let id_of = |end: &End| end.state(|state| state.io.xrc.as_ref().unwrap().id);
+    let (id, neighbour) = (id_of(&a), id_of(&c));
+    let stranger = EndpointId::new(6).unwrap();
+    b.ep.shared().change(|_, io| {
+        let port = io.port_mut(link).unwrap();
+        let (circuit, node) = (port.circuit.unwrap(), port.node.unwrap());
+        let (address, tag) = (port.address, port.tag);
+        let on = io.xrc.as_ref().unwrap().circuits.get(circuit).unwrap();
+        let states = |id: EndpointId, failed: Option<_>| LinkRequest {
+            request: Request {
+                listener: address,
+                id,
+                auth: 0,
+                epoch: Epoch::new(5).unwrap(),
+                ended: None,
+                gives: Secret::new(7).unwrap(),
+                shows: None,
+                fresh: false,
+            },
+            node,
+            circuit: None,
+            ended: None,
+            inbox: Inbox {
+                srq: SrqNumber::new(9).unwrap(),
+                tag,
+            },
+            presence: Presence::default(),
+            failed,
+        };
+        let failed = Some(on.number);
+        assert_eq!(io.failed_circuit(&states(stranger, failed)), None);
+        // an endpoint of that node which this one has no link to
+        assert_eq!(io.failed_circuit(&states(neighbour, failed)), None);
+        assert_eq!(io.failed_circuit(&states(id, failed)), Some(circuit));
+        assert_eq!(io.failed_circuit(&states(id, Some(on.number.next()))), None);
+        assert_eq!(io.failed_circuit(&states(id, None)), None);
+        // its link may have left the circuit before the request arrives
+        let xrc = io.xrc.as_mut().unwrap();
+        for number in 1..=64 {
+            xrc.circuits
+                .note_former(circuit, EndpointId::new(number).unwrap());
+            xrc.circuits.note_former(circuit, id);
+        }
+        assert!(xrc.circuits.is_former(circuit, id));
+        assert!(!xrc.circuits.is_former(circuit, EndpointId::new(1).unwrap()));
+        assert!(
+            xrc.circuits
+                .is_former(circuit, EndpointId::new(64).unwrap())
+        );
     });
     exchange(&a, &b);
 }
