@@ -7,7 +7,6 @@ use super::peer::{Fate, PeerKey};
 use super::recover::Waiting;
 use crate::errno::FiErrno;
 use crate::wire::rdm::cm::VERSION;
-use crate::wire::rdm::terms::MAX_DATA;
 use crate::wire::rdm::xrc::CircuitRequest;
 use crate::wire::rdm::{
     Bad, Body, EndpointId, Epoch, Hello, Packet, PeerIndex, Reason, Rejection, Reply, Request,
@@ -615,7 +614,6 @@ impl<I: Io> Core<I> {
             block_addr,
             block_rkey,
             eager,
-            data: MAX_DATA,
             device_atomics: self.config.device_atomics,
         };
         if short {

@@ -18,7 +18,7 @@ use crate::flags::Flags;
 use crate::matching::Release;
 use crate::queue::Completion;
 use crate::wire::rdm::packet::eager_credit;
-use crate::wire::rdm::terms::MAX_EAGER;
+use crate::wire::rdm::terms::MAX_DATA;
 use crate::wire::rdm::{Credit, OpId};
 
 impl Executor {
@@ -465,7 +465,7 @@ impl Executor {
     pub(super) fn next_part(&mut self, key: TxKey) -> Option<TxKey> {
         let op = self.tx.get(key).filter(|op| op.next < op.len)?;
         let (receiver, offset) = (op.receiver?, op.next);
-        let len = (op.len - offset).min(MAX_EAGER as usize);
+        let len = (op.len - offset).min(MAX_DATA as usize);
         // the message keeps its slot until all parts are complete
         let iov = match &op.slot {
             Some(slot) if op.copied => {

@@ -13,7 +13,7 @@ use super::super::paces::Way;
 use super::super::receives::ArrivalKey;
 use super::super::streams::Call;
 use super::Executor;
-use crate::wire::rdm::terms::MAX_EAGER;
+use crate::wire::rdm::terms::MAX_DATA;
 use crate::wire::rdm::{OpId, ring};
 
 /// Parts of a message that one progress call posts.
@@ -72,7 +72,7 @@ impl Executor {
                 return false;
             }
             let (offset, peer) = (op.next, op.peer);
-            let len = (op.len - offset).min(MAX_EAGER as usize);
+            let len = (op.len - offset).min(MAX_DATA as usize);
             let part = op.iov.part(offset, len);
             let links = &mut self.links;
             let mut posted = PartInRing::Full;

@@ -10,8 +10,9 @@ pub const TERMS_SIZE: usize = 56;
 /// Largest payload of EAGER in bytes.
 pub const MAX_EAGER: u32 = 8192;
 
-/// Largest payload of DATA in bytes.
-pub const MAX_DATA: u32 = 16384;
+/// Largest payload of DATA in bytes: what a slot of the receive queue holds. All endpoints state
+/// it.
+pub const MAX_DATA: u32 = MAX_EAGER;
 
 const APPLICATION_KEYS: u16 = 1;
 
@@ -46,8 +47,6 @@ pub struct Terms {
     pub block_addr: RemoteAddr,
     /// Largest payload of EAGER in bytes, at most [`MAX_EAGER`].
     pub eager: u32,
-    /// Largest payload of DATA in bytes, at most [`MAX_DATA`].
-    pub data: u32,
     /// Whether a peer's device may execute atomics on the sender's regions.
     pub device_atomics: bool,
 }
@@ -67,15 +66,15 @@ impl Terms {
         put(&mut out, 28, self.block_rkey.get().to_le_bytes());
         put(&mut out, 32, self.block_addr.get().to_le_bytes());
         put(&mut out, 40, self.eager.to_le_bytes());
-        put(&mut out, 44, self.data.to_le_bytes());
+        put(&mut out, 44, MAX_DATA.to_le_bytes());
         put(&mut out, 48, u32::from(self.device_atomics).to_le_bytes());
         out
     }
 
     /// Decodes the terms at the begin of `from`; bytes that follow are not read.
     ///
-    /// # Errors
-    /// See [`Bad`]. Positions that are used but not granted are [`Bad::Value`].
+    /// # Errors See [`Bad`]. Positions that are used but not granted, and another largest payload
+    /// of DATA than [`MAX_DATA`], are [`Bad::Value`].
     pub fn decode(from: &[u8]) -> Result<Self, Bad> {
         let flags = get16(from, 6)?;
         reserved(flags & !APPLICATION_KEYS)?;
@@ -94,13 +93,12 @@ impl Terms {
             block_rkey: Rkey::new(get32(from, 28)?),
             block_addr: RemoteAddr::new(get64(from, 32)?),
             eager: get32(from, 40)?,
-            data: get32(from, 44)?,
             device_atomics: mechanisms & DEVICE_ATOMICS != 0,
         };
         let fits = this.used.until(this.grant.limit).is_some()
             && this.block_addr.is_multiple_of(8)
             && this.eager <= MAX_EAGER
-            && this.data <= MAX_DATA;
+            && get32(from, 44)? == MAX_DATA;
         if fits { Ok(this) } else { Err(Bad::Value) }
     }
 }

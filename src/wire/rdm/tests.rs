@@ -47,13 +47,7 @@ fn terms() -> impl Strategy<Value = Terms> {
     (
         (any::<u32>(), any::<u16>(), any::<u32>(), any::<bool>()),
         (credit(), amount),
-        (
-            any::<u32>(),
-            any::<u64>(),
-            0..=MAX_EAGER,
-            0..=MAX_DATA,
-            any::<bool>(),
-        ),
+        (any::<u32>(), any::<u64>(), 0..=MAX_EAGER, any::<bool>()),
     )
         .prop_map(|(first, (used, (blocks, slots)), last)| Terms {
             expected: Number::new(first.0),
@@ -67,8 +61,7 @@ fn terms() -> impl Strategy<Value = Terms> {
             block_rkey: Rkey::new(last.0),
             block_addr: RemoteAddr::new(last.1 & !7),
             eager: last.2,
-            data: last.3,
-            device_atomics: last.4,
+            device_atomics: last.3,
         })
 }
 
@@ -594,6 +587,34 @@ fn the_bytes_are_those_of_the_page() {
     assert_eq!(eager_credit(MAX_EAGER), Credit::new(129, 1));
     // the longest packets that need no ring
     assert!(HEADER_SIZE + 8 + MAX_EAGER as usize <= SLOT_SIZE && MAX_HEAD <= SLOT_SIZE);
+    assert!(HEADER_SIZE + MAX_DATA as usize <= SLOT_SIZE);
+}
+
+/// Terms state the largest payload of DATA, and DATA has no longer one.
+#[test]
+fn the_largest_payload_of_data_is_one_number() {
+    let data = |len: usize| {
+        let body = Body::Data {
+            op: OpId::new(1),
+            offset: 0,
+            payload: Payload {
+                offset: HEADER_SIZE,
+                len: len as u32,
+            },
+        };
+        let header = Header::default();
+        let (head, _) = encoded(&Packet { header, body });
+        Packet::decode(&head, HEADER_SIZE + len)
+    };
+    let terms = Terms::default().encode();
+    let stated = u32::from_le_bytes(terms[44..48].try_into().unwrap());
+    assert!(data(stated as usize).is_ok() && data(stated as usize + 1).is_err());
+    assert!(HEADER_SIZE + stated as usize <= SLOT_SIZE);
+    for other in [0, 1, stated - 1, stated + 1, 2 * stated] {
+        let mut terms = terms;
+        terms[44..48].copy_from_slice(&other.to_le_bytes());
+        assert_eq!(Terms::decode(&terms), Err(Bad::Value), "{other}");
+    }
 }
 
 #[test]
