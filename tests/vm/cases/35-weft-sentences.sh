@@ -2,7 +2,7 @@
 # seconds: 300
 # The cases of tests/conformance/c/mr on rxe0, each of which tests a sentence of fi_mr(3)
 # (docs/conformance.md): sub-regions, application keys, counted events, memory that is mapped later.
-# Those on sub-regions; WEFT_VM_ALL=1: all 262 runs.
+# Those on sub-regions; WEFT_VM_ALL=1: all 269 runs.
 sentence() { # PROGRAM CASE FORM
 	out=/tmp/out-$1-$2-$3
 	FI_WEFT_DEVICE=rxe0 FI_PROVIDER_PATH=$WEFT_DIR FI_PROVIDER=weft WEFT_TEST_NODE=10.77.0.1 WEFT_TEST_PINS=1 \
@@ -23,7 +23,7 @@ run() {
 	export -f sentence
 	export WEFT_DIR WEFT_PROJECT
 	programs=parts
-	[ -n "$WEFT_VM_ALL" ] && programs="attrs cache close durable events keys memory odd parts shared"
+	[ -n "$WEFT_VM_ALL" ] && programs="attrs cache close durable events keys memory odd parts refresh shared"
 	for program in $programs; do
 		[ -x "$WEFT_PROJECT/build/vm/mr/$program" ] || { echo "$program is not built: libfabric 2.1 cannot be downloaded"; continue; }
 		"$WEFT_PROJECT/build/vm/mr/$program" --list | sed "s/^/$program /" || return 1
