@@ -155,38 +155,21 @@ fn elsewhere(desc: u64) -> FiErrno {
 mod tests {
     use super::*;
     use crate::domain::{Domain, DomainConfig};
-    use crate::mr::{Access, Buffer, RegionConfig};
-    use crate::verbs::devices;
+    use crate::mr::{Access, tests};
 
     /// Regions of the same size are registered meanwhile, which would be allocated in its memory.
     #[test]
     fn a_descriptor_of_a_closed_region_is_refused() {
-        let device = devices(&[softverbs::backend()], false).remove(0);
-        let domain = Domain::open(&device, DomainConfig::default()).unwrap();
+        let domain = Domain::open(&tests::device(), DomainConfig::default()).unwrap();
         let memory = [0_u8; 64];
-        let buffers = [Buffer {
-            addr: memory.as_ptr().cast(),
-            len: memory.len(),
-        }];
-        let register = || {
-            let config = RegionConfig {
-                buffers: &buffers,
-                access: Access::READ,
-                ..RegionConfig::default()
-            };
-            // SAFETY: the memory outlives the regions.
-            unsafe { Region::register(domain.mr(), &config) }.unwrap()
-        };
+        let register = || tests::region(&domain, &memory, Access::READ, 0);
         let region = register();
         let (desc, pd) = (
             Desc(region.desc()),
             region.registration.get().unwrap().pd().clone(),
         );
         let place = Place::new(domain.mr(), &pd);
-        let iov = libc::iovec {
-            iov_base: memory.as_ptr().cast_mut().cast(),
-            iov_len: 64,
-        };
+        let iov = tests::iov(&memory);
         // SAFETY: the region is open.
         assert!(unsafe { desc.lkey(&place, &iov, drop) }.is_ok());
         region.close().unwrap();

@@ -356,9 +356,7 @@ impl BlockPlace {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{
-        Access, Buffer, Desc, Form, LocalKeys, Mode, MrConfig, Region, RegionConfig, Use,
-    };
+    use super::super::{Access, Buffer, Desc, LocalKeys, Mode, Use, tests};
     use super::*;
     use crate::domain::{Domain, DomainConfig};
     use crate::flags::Flags;
@@ -387,16 +385,8 @@ mod tests {
     #[test]
     #[allow(unsafe_code, reason = "registers memory")]
     fn a_silent_peer_is_given_up_and_keeps_keys_only() {
-        let device = devices(&[softverbs::backend()], false).remove(0);
         let mode = Mode::ALLOCATED | Mode::MMU_NOTIFY | Mode::LOCAL;
-        let config = DomainConfig {
-            mr: MrConfig {
-                form: Form::new(mode, false),
-                ..MrConfig::default()
-            },
-            ..DomainConfig::default()
-        };
-        let domain = Domain::open(&device, config).unwrap();
+        let domain = tests::domain(&tests::device(), mode, false);
         let directory = domain.mr().directory(domain.pd()).unwrap();
         let block = directory.block(None).unwrap();
         let peer: Arc<dyn Peer> = Arc::new(Silent);
@@ -406,19 +396,8 @@ mod tests {
         words.store(block.place.index + Block::ACKNOWLEDGED, 1);
         let memory = vec![0_u8; 3 * 4096];
         let register = |key| {
-            let buffers = [Buffer {
-                addr: memory.as_ptr().cast(),
-                len: memory.len(),
-            }];
-            let config = RegionConfig {
-                buffers: &buffers,
-                access: Access::all(),
-                requested_key: key,
-                ..RegionConfig::default()
-            };
-            // SAFETY: the memory is dropped last.
-            let region = unsafe { Region::register(domain.mr(), &config) }.unwrap();
-            region.refresh(&buffers).unwrap();
+            let region = tests::region(&domain, &memory, Access::all(), key);
+            region.refresh(&[]).unwrap();
             region
         };
         let start = Instant::now();
@@ -465,15 +444,8 @@ mod tests {
     #[test]
     #[allow(unsafe_code, reason = "registers memory")]
     fn a_silent_peer_is_disconnected_if_a_replaced_registration_is_in_use() {
-        let device = devices(&[softverbs::backend()], false).remove(0);
-        let config = DomainConfig {
-            mr: MrConfig {
-                form: Form::new(Mode::ALLOCATED | Mode::MMU_NOTIFY | Mode::LOCAL, false),
-                ..MrConfig::default()
-            },
-            ..DomainConfig::default()
-        };
-        let domain = Domain::open(&device, config).unwrap();
+        let mode = Mode::ALLOCATED | Mode::MMU_NOTIFY | Mode::LOCAL;
+        let domain = tests::domain(&tests::device(), mode, false);
         let directory = domain.mr().directory(domain.pd()).unwrap();
         let block = directory.block(None).unwrap();
         let peer = Arc::new(Severed::default());
@@ -482,25 +454,11 @@ mod tests {
         let words = &block.place.words;
         words.store(block.place.index + Block::ACKNOWLEDGED, 1);
         let memory = vec![0_u8; 4096];
-        let buffers = [Buffer {
-            addr: memory.as_ptr().cast(),
-            len: memory.len(),
-        }];
-        let config = RegionConfig {
-            buffers: &buffers,
-            access: Access::all(),
-            requested_key: 1,
-            ..RegionConfig::default()
-        };
-        // SAFETY: the memory is dropped last.
-        let region = unsafe { Region::register(domain.mr(), &config) }.unwrap();
+        let region = tests::region(&domain, &memory, Access::all(), 1);
         region.refresh(&[]).unwrap();
         assert_eq!(peer.0.load(Ordering::Relaxed), 0);
         let mut keys = LocalKeys::new(domain.mr(), domain.pd());
-        let iov = libc::iovec {
-            iov_base: memory.as_ptr().cast_mut().cast(),
-            iov_len: memory.len(),
-        };
+        let iov = tests::iov(&memory);
         // SAFETY: the region is open; nothing is posted.
         unsafe { keys.lkey(Desc(region.desc()), &iov, Use::Source) }.unwrap();
         region.refresh(&[]).unwrap();
@@ -515,16 +473,7 @@ mod tests {
     #[test]
     #[allow(unsafe_code, reason = "registers memory")]
     fn binding_a_counter_waits_for_the_holders_of_keys() {
-        let device = devices(&[softverbs::backend()], false).remove(0);
-        let config = DomainConfig {
-            mr: MrConfig {
-                form: Form::new(Mode::ALLOCATED | Mode::LOCAL, false),
-                events: true,
-                ..MrConfig::default()
-            },
-            ..DomainConfig::default()
-        };
-        let domain = Domain::open(&device, config).unwrap();
+        let domain = tests::domain(&tests::device(), Mode::ALLOCATED | Mode::LOCAL, true);
         let directory = domain.mr().directory(domain.pd()).unwrap();
         let block = directory.block(None).unwrap();
         let peer: Arc<dyn Peer> = Arc::new(Silent);
@@ -533,17 +482,7 @@ mod tests {
         let acknowledge = |value| words.store(block.place.index + Block::ACKNOWLEDGED, value);
         acknowledge(1);
         let memory = [0_u8; 64];
-        let buffers = [Buffer {
-            addr: memory.as_ptr().cast(),
-            len: memory.len(),
-        }];
-        let config = RegionConfig {
-            buffers: &buffers,
-            access: Access::all(),
-            ..RegionConfig::default()
-        };
-        // SAFETY: the memory is dropped last.
-        let region = unsafe { Region::register(domain.mr(), &config) }.unwrap();
+        let region = tests::region(&domain, &memory, Access::all(), 0);
         let acknowledged = AtomicUsize::new(0);
         std::thread::scope(|scope| {
             scope.spawn(|| {

@@ -138,40 +138,19 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
-    use crate::domain::{Domain, DomainConfig};
-    use crate::mr::{Access, Form, Mode, MrConfig, RegionConfig};
+    use crate::mr::{Access, Mode, tests};
     use crate::verbs::devices;
     use crate::verbs::observed::{ON_END, SUCCEED, backend};
 
     /// One test for both, because the state of the device is global.
     #[test]
-    #[allow(unsafe_code, reason = "registers memory")]
     fn refreshes_go_on_after_a_failure_and_ends_do_not_hold_the_lock() {
         let device = devices(&[backend()], false).remove(0);
-        let config = DomainConfig {
-            mr: MrConfig {
-                form: Form::new(Mode::ALLOCATED | Mode::MMU_NOTIFY | Mode::LOCAL, false),
-                ..MrConfig::default()
-            },
-            ..DomainConfig::default()
-        };
-        let domain = Domain::open(&device, config).unwrap();
+        let mode = Mode::ALLOCATED | Mode::MMU_NOTIFY | Mode::LOCAL;
+        let domain = tests::domain(&device, mode, false);
         let memory = vec![0_u8; 4096];
-        let buffers = [Buffer {
-            addr: memory.as_ptr().cast(),
-            len: memory.len(),
-        }];
-        let config = RegionConfig {
-            buffers: &buffers,
-            access: Access::SEND,
-            ..RegionConfig::default()
-        };
-        // SAFETY: the memory is dropped last.
-        let region = unsafe { Region::register(domain.mr(), &config) }.unwrap();
-        let iov = libc::iovec {
-            iov_base: memory.as_ptr().cast_mut().cast(),
-            iov_len: memory.len(),
-        };
+        let region = tests::region(&domain, &memory, Access::SEND, 0);
+        let iov = tests::iov(&memory);
         let pds: Vec<_> = (0..6).map(|_| Pd::alloc(&device).unwrap()).collect();
         let lkeys = || -> Vec<_> {
             let lkeys = pds.iter().map(|pd| region.lkey_elsewhere(pd, &iov, drop));

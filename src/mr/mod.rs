@@ -29,6 +29,8 @@ mod registration;
 mod revocation;
 mod source;
 mod targets;
+#[cfg(test)]
+mod tests;
 
 pub use access::Access;
 #[cfg(test)]

@@ -365,9 +365,18 @@ impl Circuits {
         self.choose(link, address)
     }
 
-    /// A link does not use or wait for its circuit any more. Returns whether the circuit has no
-    /// link left, so that it is to be ended.
-    pub(super) fn leave(&mut self, key: CircuitKey, link: LinkKey) -> bool {
+    /// A link does not use or wait for its circuit any more. `peer`: its endpoint, if that is known,
+    /// which [`Self::is_former`] remembers. Returns whether the circuit has no link left, so that it
+    /// is to be ended.
+    pub(super) fn leave(
+        &mut self,
+        key: CircuitKey,
+        link: LinkKey,
+        peer: Option<EndpointId>,
+    ) -> bool {
+        if let Some(peer) = peer {
+            self.note_former(key, peer);
+        }
         let Some(circuit) = self.circuits.get_mut(key) else {
             return false;
         };

@@ -72,8 +72,8 @@ impl<'a, 'b> Reader<'a, 'b> {
 }
 
 /// See the module. An operation keeps its place in the transmit or receive size until its entry is
-/// taken, and a message in a multi-receive buffer its credit, so the lists are bounded, except for the
-/// entries of peeks: those that the application has asked for.
+/// taken, and a message in a multi-receive buffer its credit, so the lists are bounded, except for
+/// the entries of peeks: those that the application has asked for.
 #[derive(Debug, Default)]
 pub(super) struct Completions {
     tx: VecDeque<Entry>,

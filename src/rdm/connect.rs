@@ -18,8 +18,8 @@ const MS: u64 = 1_000_000;
 const BACKOFF: (u64, u64) = (MS, 250 * MS);
 /// How long the acceptor of a broken link waits for a request.
 pub(super) const PATIENCE: u64 = 20 * MS;
-/// How long the answer to a request for a link on a circuit is awaited. Its dialler owns nothing that
-/// could tell the acceptor that it has given the request up.
+/// How long the answer to a request for a link on a circuit is awaited. Its dialler owns nothing
+/// that could tell the acceptor that it has given the request up.
 pub(super) const LINK_REPLY_WAIT: u64 = 3_000 * MS;
 
 /// A request that waits until older links have ended, or for a place.

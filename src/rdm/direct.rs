@@ -177,8 +177,8 @@ impl<I: Io> Core<I> {
         })
     }
 
-    /// The link has ended while the RTS of [`Self::direct_announcement`] was written, which may have
-    /// arrived: it counts as posted, and is posted again on the next link with the same number.
+    /// The link has ended while the RTS of [`Self::direct_announcement`] was written, which may
+    /// have arrived: it counts as posted, and is posted again on the next link with the same number.
     #[cold]
     pub fn announced_at_end(&mut self, key: PeerKey, op: I::Op, len: u64) {
         let Some(peer) = self.peers.get_mut(key) else {

@@ -703,8 +703,8 @@ impl Executor {
         }
     }
 
-    /// A part of a message could not be passed to the core, because there is no memory, or the message
-    /// or its session has ended.
+    /// A part of a message could not be passed to the core, because there is no memory, or the
+    /// message or its session has ended.
     pub(super) fn refused(&mut self, key: TxKey) {
         self.complete(key, Err(FiErrno::ENOMEM));
     }

@@ -180,8 +180,8 @@ struct OfPeer {
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Paces {
-    of: Vec<OfPeer>,
-    /// Indices in `of`, by the number of the peer.
+    peers: Vec<OfPeer>,
+    /// Indices in `peers`, by the number of the peer.
     places: NumberMap<u32>,
     /// Index of the peer that was looked up last, which is mostly the next one too.
     last: usize,
@@ -201,11 +201,11 @@ impl Paces {
     fn range(&mut self, peer: PeerKey, len: u64) -> (&mut Range, u32) {
         let of = len.max(1).ilog2().saturating_sub(SHORTEST) as usize;
         let of = of.min(RANGES - 1);
-        let last = self.of.get(self.last);
+        let last = self.peers.get(self.last);
         if last.is_none_or(|last| last.peer != peer.number()) {
             self.look_up(peer.number());
         }
-        let ranges = &mut self.of[self.last].ranges;
+        let ranges = &mut self.peers[self.last].ranges;
         (&mut ranges[of], if of < FIRST_OF_BOTH { 2 } else { 3 })
     }
 
@@ -213,11 +213,11 @@ impl Paces {
     #[inline(never)]
     fn look_up(&mut self, peer: u32) {
         // fewer than 2^24, as peers
-        let next = self.of.len() as u32;
+        let next = self.peers.len() as u32;
         let place = *self.places.entry(peer).or_insert(next);
         if place == next {
             let ranges = Default::default();
-            self.of.push(OfPeer { peer, ranges });
+            self.peers.push(OfPeer { peer, ranges });
         }
         self.last = place as usize;
     }
@@ -317,9 +317,9 @@ impl Paces {
     /// The session of a peer has ended.
     pub(super) fn forget_peer(&mut self, peer: PeerKey) {
         if let Some(place) = self.places.remove(&peer.number()) {
-            self.of.swap_remove(place as usize);
+            self.peers.swap_remove(place as usize);
             // the last one has its place now
-            if let Some(moved) = self.of.get(place as usize) {
+            if let Some(moved) = self.peers.get(place as usize) {
                 self.places.insert(moved.peer, place);
             }
         }
@@ -454,7 +454,7 @@ mod tests {
         assert_eq!(peers.map(&mut trials), [0, 2, 3, 4]);
         let peers = [peers[3], peers[1]];
         peers.iter().for_each(|peer| paces.forget_peer(*peer));
-        assert_eq!((paces.of.len(), paces.places.len()), (2, 2));
+        assert_eq!((paces.peers.len(), paces.places.len()), (2, 2));
         assert_eq!(
             paces.range(PeerKey::from_number(1 << 24 | 3), LEN).0.trials,
             3

@@ -21,8 +21,8 @@ pub type PeerKey = Key<PeerMark>;
 pub(super) struct Dial {
     /// The first dial since the last link or failure, in ns.
     pub(super) since: Option<u64>,
-    /// When the first dial was begun, in ns; `None`: it waits for a place, for other dials, or for the
-    /// end of links.
+    /// When the first dial was begun, in ns; `None`: it waits for a place, for other dials, or for
+    /// the end of links.
     pub(super) begun: Option<u64>,
     /// The last sign of life of a peer whose link has broken because it acknowledges nothing, in
     /// ns.

@@ -20,6 +20,7 @@ use crate::flags::Flags;
 use crate::initiator::RemoteIov;
 use crate::mr::Desc;
 use crate::queue::Completion;
+use crate::queue::event_cell::Counted;
 use crate::verbs::SendOpcode;
 use crate::wire::rdm::Number;
 
@@ -193,6 +194,21 @@ impl RmaOp {
     pub(super) fn call(&self) -> Option<usize> {
         let atomic = self.atomic.as_ref()?;
         atomic.atomic.ranged.then_some(self.context)
+    }
+
+    /// The event cells that count its next part, of `len` bytes.
+    pub(super) fn counted(&self, len: usize) -> Counted {
+        let (index, offset) = self.next;
+        let range = &self.remote[index];
+        let later = self.remote[index + 1..self.ranges].iter();
+        match &self.atomic {
+            Some(device) => Counted {
+                by_region: true,
+                by_endpoint: device.atomic.last,
+            },
+            None if offset + len < range.len => Counted::NOT,
+            None => Counted::of_range(range.key, later.map(|range| range.key)),
+        }
     }
 
     /// Its length in bytes.

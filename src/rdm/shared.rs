@@ -255,6 +255,28 @@ impl Shared {
         self.after(state);
     }
 
+    /// Ends a call that posts. One that is refused because no packet is free makes progress, which
+    /// frees packets.
+    pub(super) fn end_post(
+        &self,
+        mut guard: MutexGuard<'_, Option<State>>,
+        posted: Result<()>,
+    ) -> Result<()> {
+        let Some(state) = guard.as_mut() else {
+            return posted;
+        };
+        if posted != Err(FiErrno::EAGAIN) {
+            self.after(state);
+            return posted;
+        }
+        let polled = state.poll();
+        self.after(state);
+        drop(guard);
+        self.domain.queues().polled();
+        polled?;
+        posted
+    }
+
     /// Whether [`Self::after`] has something to do.
     #[inline(always)]
     pub(super) fn is_followed(&self, state: &State) -> bool {

@@ -188,11 +188,11 @@ impl<'a> Gate<'a> {
     }
 
     /// The same for an XRC target, whose words for accesses are at `at` in `map`, and whose
-    /// initiator belongs to the process `who`.
+    /// initiator's process is `accessor`.
     #[inline(always)]
-    pub(crate) fn of_target(self, map: &'a Mapping, at: usize, who: Accessor) -> Self {
+    pub(crate) fn of_target(self, map: &'a Mapping, at: usize, accessor: Accessor) -> Self {
         Self {
-            target: Some((map, at, who)),
+            target: Some((map, at, accessor)),
             ..self
         }
     }
@@ -203,7 +203,7 @@ impl<'a> Gate<'a> {
     pub(crate) fn enter(&self, rights: u32) -> Option<Entered<'a>> {
         match self.target {
             None => Some(Entered::queue_pair()),
-            Some((map, at, who)) => who.enter(map, at, rights),
+            Some((map, at, accessor)) => accessor.enter(map, at, rights),
         }
     }
 

@@ -513,34 +513,42 @@ fn stopped(link: &mut Link) {
         clear(&a, &from, true);
         clear(&b, &to, true);
         assert!(other < PATIENCE / 2, "another connection: {other:?}");
-        if ret == 0 {
-            // it was stopped between two accesses, or a call has returned meanwhile
-            assert!(took < PATIENCE + ROOM, "{took:?}");
-            memory.fill(OURS);
-        } else {
-            assert_eq!(ret, libc::EBUSY, "{way:?}");
-            assert!(took >= PATIENCE && took < PATIENCE + ROOM, "{took:?}");
+        if was_busy(link, (&end, &memory), way, (ret, took)) {
             busy += 1;
         }
-        link.go_on();
-        if ret != 0 {
-            // the access ends now
-            assert_eq!(end_rights(end.qp, way, Kind::Write(LEN)), 0, "{way:?}");
-            memory.fill(OURS);
-        }
-        link.expect("ended");
-        assert!(memory.is(OURS), "{way:?} {ret}");
-        clear(&end, &memory, way != Way::Destroy);
         if busy == WAYS.len() {
-            break;
+            return link.say("enough");
         }
     }
-    assert_eq!(
-        busy,
-        WAYS.len(),
-        "the initiator was never stopped in an access"
-    );
-    link.say("enough");
+    panic!("the initiator was never stopped in an access: {busy}");
+}
+
+/// The end of a round with a stopped initiator. Returns whether it was stopped in an access, for
+/// which the call has waited 5 s; otherwise it was stopped between two accesses, or a call of it
+/// has returned meanwhile.
+fn was_busy(
+    link: &mut Link,
+    (end, memory): (&End, &Memory),
+    way: Way,
+    (ret, took): (i32, Duration),
+) -> bool {
+    assert!(took < PATIENCE + ROOM, "{took:?}");
+    if ret == 0 {
+        memory.fill(OURS);
+    } else {
+        assert_eq!(ret, libc::EBUSY, "{way:?}");
+        assert!(took >= PATIENCE, "{took:?}");
+    }
+    link.go_on();
+    if ret != 0 {
+        // the access ends now
+        assert_eq!(end_rights(end.qp, way, Kind::Write(LEN)), 0, "{way:?}");
+        memory.fill(OURS);
+    }
+    link.expect("ended");
+    assert!(memory.is(OURS), "{way:?} {ret}");
+    clear(end, memory, way != Way::Destroy);
+    ret != 0
 }
 
 /// A queue pair that does not wait ([`VerbsFns::softdv_set_access_wait`]).
@@ -725,29 +733,12 @@ fn xrc_stopped(link: &mut Link) {
         let begin = Instant::now();
         let ret = end_rights(end.qp, way, Kind::Write(LEN));
         let took = begin.elapsed();
-        assert!(took < PATIENCE + ROOM, "{took:?}");
-        memory.fill(OURS);
-        if ret != 0 {
-            assert_eq!(ret, libc::EBUSY, "{way:?}");
-            assert!(took >= PATIENCE, "{took:?}");
+        if was_busy(link, (&end, &memory), way, (ret, took)) {
             busy += 1;
         }
-        link.go_on();
-        if ret != 0 {
-            assert_eq!(end_rights(end.qp, way, Kind::Write(LEN)), 0, "{way:?}");
-            memory.fill(OURS);
-        }
-        link.expect("ended");
-        assert!(memory.is(OURS), "{way:?} {ret}");
-        clear(&end, &memory, way != Way::Destroy);
         if busy == WAYS.len() {
-            break;
+            return link.say("enough");
         }
     }
-    assert_eq!(
-        busy,
-        WAYS.len(),
-        "the initiator was never stopped in an access"
-    );
-    link.say("enough");
+    panic!("the initiator was never stopped in an access: {busy}");
 }

@@ -40,7 +40,7 @@ pub(crate) struct Deferred {
 }
 
 // SAFETY: the caller keeps the buffers valid until completion (fi_rma(3)), on whichever thread the
-// operation is posted.
+// operation is posted. Descriptors are read under the contract of `Desc::lkey`.
 unsafe impl Send for Deferred {}
 
 impl Deferred {
@@ -133,7 +133,8 @@ impl<Q: Sq> Initiator<Q> {
         }
         while let Some(mut deferred) = self.deferred.pop_front() {
             // SAFETY: the caller that posted the operation promised that the buffers stay valid
-            // until completion.
+            // until completion. A descriptor may be of a region that was closed meanwhile, which is
+            // refused (`Desc::lkey`).
             if !unsafe { self.retry(&mut deferred) } {
                 self.deferred.push_front(deferred);
                 return;

@@ -181,8 +181,8 @@ fn the_peers_of_a_node_share_the_circuit_that_is_dialled() {
         let choice = it.circuits.choose(link, at(port));
         assert_eq!(choice, Choice::Use(key, on(number, 7)));
     }
-    assert!(!it.circuits.leave(key, first));
-    assert!(it.circuits.leave(key, second));
+    assert!(!it.circuits.leave(key, first, None));
+    assert!(it.circuits.leave(key, second, None));
 }
 
 #[test]
@@ -191,7 +191,7 @@ fn a_wrong_choice_costs_one_request() {
     let (_, first) = it.connected(1, 7);
     let (link, choice) = it.choose(2);
     assert!(matches!(choice, Choice::Use(key, _) if key == first));
-    assert!(!it.circuits.leave(first, link));
+    assert!(!it.circuits.leave(first, link, None));
     // the peer is on another node, to which there is no circuit
     let choice = it
         .circuits
@@ -215,7 +215,7 @@ fn equal_ids_of_different_nodes_cost_a_splinter() {
     let mut it = Bench::new();
     let (_, first) = it.connected(1, 7);
     let (link, _) = it.choose(2);
-    it.circuits.leave(first, link);
+    it.circuits.leave(first, link, None);
     let choice = it
         .circuits
         .elsewhere(link, at(2), NodeId::new(7), Some(first));
@@ -323,7 +323,7 @@ fn a_link_that_gives_up_leaves_the_circuit_that_is_dialled() {
         panic!("{choice:?}");
     };
     let (second, _) = it.choose(2);
-    assert!(!it.circuits.leave(key, first));
+    assert!(!it.circuits.leave(key, first, None));
     assert_eq!(it.circuits.up(key, on(number, 7)), kept([second]));
 }
 

@@ -196,21 +196,10 @@ impl Endpoint {
             }
         };
         state.settle();
-        let polled = match begun {
-            Ok(()) if device => {
-                state.poll_for_keys(peer);
-                Ok(())
-            }
-            // progress frees packets
-            Err(FiErrno::EAGAIN) => state.poll().map(|_| ()),
-            _ => Ok(()),
-        };
-        shared.after(state);
-        if begun == Err(FiErrno::EAGAIN) {
-            drop(guard);
-            shared.domain.queues().polled();
+        if begun.is_ok() && device {
+            state.poll_for_keys(peer);
         }
-        polled.and(begun)
+        shared.end_post(guard, begun)
     }
 }
 

@@ -279,17 +279,7 @@ impl Endpoint {
             core.fail(peer, FiErrno::ECONNABORTED, io);
         }
         state.settle();
-        let polled = match result {
-            // progress frees packets
-            Err(FiErrno::EAGAIN) => state.poll().map(|_| ()),
-            _ => Ok(()),
-        };
-        shared.after(state);
-        if result == Err(FiErrno::EAGAIN) {
-            drop(guard);
-            shared.domain.queues().polled();
-        }
-        polled.and(result)
+        shared.end_post(guard, result)
     }
 
     /// Begins an operation.

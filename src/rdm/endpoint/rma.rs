@@ -302,11 +302,7 @@ impl Endpoint {
         // SAFETY: the caller keeps the contract of this function.
         let begun = unsafe { state.io.begin_rma(&mut state.core, op) };
         state.settle();
-        let mut polled = Ok(());
-        if begun == Err(FiErrno::EAGAIN) {
-            // progress frees packets
-            polled = state.poll().map(|_| ());
-        } else if begun.is_ok() {
+        if begun.is_ok() {
             // the remote CQ data follows the completion of the write
             let mut polls = usize::from(call.data.is_some());
             if state.io.rma.waits() && state.core.is_up(peer) {
@@ -322,11 +318,6 @@ impl Endpoint {
                 }
             }
         }
-        shared.after(state);
-        if begun == Err(FiErrno::EAGAIN) {
-            drop(guard);
-            shared.domain.queues().polled();
-        }
-        polled.and(begun)
+        shared.end_post(guard, begun)
     }
 }

@@ -5,6 +5,8 @@
 //! half is open until the peer has stated that it posts nothing more, or the target through which
 //! the peer posts is in its error state; then the completion queue is polled until it is empty.
 //! Nothing that the device has acknowledged is lost, and a circuit keeps its other links.
+//!
+//! In one file, because the begin and the end of a link change the same circuits and targets.
 
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
@@ -125,14 +127,11 @@ impl Executor {
     /// A link does not use a circuit any more, which ends with its last link.
     pub(in crate::rdm) fn leave_circuit(&mut self, circuit: CircuitKey, link: LinkKey) {
         let peer = self.port_mut(link).and_then(|port| port.peer);
-        if let Some((peer, xrc)) = peer.zip(self.xrc.as_mut()) {
-            xrc.circuits.note_former(circuit, peer);
-        }
-        let xrc = self.xrc.as_mut();
-        if xrc.is_some_and(|xrc| xrc.circuits.leave(circuit, link)) {
-            let xrc = self.xrc.as_mut();
-            let up = xrc.filter(|xrc| xrc.circuits.is_unused(circuit));
-            match up.and_then(|xrc| xrc.queue_mut(circuit)) {
+        if let Some(xrc) = self.xrc.as_mut()
+            && xrc.circuits.leave(circuit, link, peer)
+        {
+            let unused = xrc.circuits.is_unused(circuit);
+            match xrc.queue_mut(circuit).filter(|_| unused) {
                 Some(queue) => {
                     queue.unused_until = Some(Instant::now() + UNUSED);
                     self.xrc_step(XrcStep::Look);

@@ -14,7 +14,6 @@ use crate::initiator::local::LocalRange;
 use crate::initiator::sq::Sq as _;
 use crate::initiator::{Initiator, InitiatorConfig, Lengths, LocalIov, Transmit};
 use crate::log::info_log;
-use crate::queue::event_cell::Counted;
 use crate::queue::slots::{EngineRequest, Lease};
 use crate::rdm::core::{Core, Origin, Send};
 use crate::rdm::iov::{Iov, MAX_IOV};
@@ -371,15 +370,6 @@ impl Executor {
                     part.insert(LocalRange::default()).of(&whole, start, len)
                 }
             };
-            let later = op.remote[index + 1..op.ranges].iter();
-            let counted = match op.atomic {
-                Some(device) => Counted {
-                    by_region: true,
-                    by_endpoint: device.atomic.last,
-                },
-                None if offset + len < remote.len => Counted::NOT,
-                None => Counted::of_range(remote.key, later.map(|range| range.key)),
-            };
             let request = &op.request;
             let transmit = Transmit {
                 opcode: request.opcode,
@@ -393,7 +383,7 @@ impl Executor {
                 compare_add: request.compare_add,
                 swap: request.swap,
                 kind: request.kind,
-                counted,
+                counted: op.counted(len),
             };
             // SAFETY: the application keeps the buffers until the operation completes; injected
             // data is valid during the call of the application, or in a slot.

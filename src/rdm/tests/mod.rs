@@ -4,6 +4,7 @@
 //! `WEFT_RDM_SEEDS=100000` runs so many seeds of each test, beginning with `WEFT_RDM_FIRST` (0).
 //! `WEFT_RDM_SEED=N` runs one, and `WEFT_RDM_TRACE=1` prints its events, packets and actions.
 
+mod announce;
 mod breaks;
 mod contexts;
 pub(in crate::rdm) mod endpoints;

@@ -482,10 +482,8 @@ impl Qp {
             Err(AccessError::Remote) => return self.refused_access(sq),
             Err(AccessError::Local) => IBV_WC_LOC_PROT_ERR,
             Err(AccessError::Dead) => IBV_WC_RETRY_EXC_ERR,
-            // a copy takes no lock, and was not moved
-            Err(AccessError::Refused | AccessError::Locked | AccessError::Moved) => {
-                IBV_WC_LOC_QP_OP_ERR
-            }
+            // refused; a copy takes no lock, and was not moved
+            Err(_) => IBV_WC_LOC_QP_OP_ERR,
         };
         Step::Done(status)
     }

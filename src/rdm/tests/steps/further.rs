@@ -27,6 +27,22 @@ impl Scene {
         self.core.rejected(link, &known.encode(), &mut self.acts);
     }
 
+    /// The endpoint at this place requests a connection for the first time.
+    fn is_requested_by(&mut self, number: u16) {
+        let request = Request {
+            listener: place(number),
+            id: id(number.into()),
+            auth: 0,
+            epoch: epoch(1),
+            ended: None,
+            gives: Secret::new(9).expect("not 0"),
+            shows: None,
+            fresh: false,
+        };
+        let acts = &mut self.acts;
+        self.core.requested((), &request.encode(), acts);
+    }
+
     /// The address to which a dial leads.
     fn dialled_to(&self, dial: usize) -> Option<std::net::SocketAddr> {
         let peer = self.core.peer_of(self.acts.dials[dial].0);
@@ -71,17 +87,7 @@ fn a_further_address_of_another_endpoint_is_dialled_without_a_link() {
     it.send(it.peer, 1);
     let own = it.reply();
     it.core.sent(own, Number::new(0), &mut it.acts);
-    let request = Request {
-        listener: place(5),
-        id: id(5),
-        auth: 0,
-        epoch: epoch(1),
-        ended: None,
-        gives: Secret::new(9).expect("not 0"),
-        shows: None,
-        fresh: false,
-    };
-    it.core.requested((), &request.encode(), &mut it.acts);
+    it.is_requested_by(5);
     let (link, reply) = it.acts.accepts[0];
     let hello = Hello::new(epoch(1), it.terms(0), [place(2)]);
     let header = Header {
@@ -119,17 +125,7 @@ fn a_peer_captures_no_address_of_others() {
     };
     it.core.replied(link, &reply.encode(), &mut it.acts);
     assert_eq!(it.acts.posts, 1);
-    let request = Request {
-        listener: place(4),
-        id: id(4),
-        auth: 0,
-        epoch: epoch(1),
-        ended: None,
-        gives: Secret::new(9).expect("not 0"),
-        shows: None,
-        fresh: false,
-    };
-    it.core.requested((), &request.encode(), &mut it.acts);
+    it.is_requested_by(4);
     let (link, _) = *it.acts.accepts.last().expect("an accepted link");
     assert_eq!(it.core.peer_of(link), Some(unused));
     assert_eq!(it.core.resolve(dialled), dialled);

@@ -123,8 +123,8 @@ fn a_request_waits_if_its_places_are_not_those_of_a_dial() {
     }
 }
 
-/// A dialler gives its request up after 3 s, and nothing reports that to the acceptor: a link of this
-/// request would have the places for the 2 s in which HELLO is awaited.
+/// A dialler gives its request up after 3 s, and nothing reports that to the acceptor: a link of
+/// this request would have the places for the 2 s in which HELLO is awaited.
 #[test]
 fn a_request_that_has_waited_until_its_dialler_gave_it_up_gets_no_place() {
     for (time, late) in [(2_999, false), (3_000, true)] {
