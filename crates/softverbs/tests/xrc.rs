@@ -46,6 +46,11 @@ const CASES: &[(&str, fn())] = &[
     ("retries_of_an_absent_initiator", absent::retries),
     ("a_receive_wakes_who_waits_for_it_alone", waiters::alone),
     ("each_of_those_that_wait_is_woken", waiters::many),
+    ("a_receive_wakes_few_of_many", waiters::a_crowd),
+    (
+        "the_only_one_that_is_not_stopped_is_served",
+        waiters::the_only_one_that_runs,
+    ),
     (
         "an_initiator_that_was_woken_in_vain_is_woken_again",
         waiters::initiators_in_vain,

@@ -19,6 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub(crate) use pool::Pool;
+pub(crate) use progress::ticks;
 
 use rdma_core_sys::IBV_ACCESS_FLUSH_PERSISTENT;
 
@@ -568,7 +569,9 @@ impl Process {
     }
 
     /// Rings those of the open peers whose slots have their bits set. Other bits have no effect.
-    pub(crate) fn ring_peers(&self, slots: &[u64]) {
+    /// Returns the number of these peers.
+    pub(crate) fn ring_peers(&self, slots: &[u64]) -> u32 {
+        let mut rung = 0;
         // A ring is a system call, so the list is not locked meanwhile. It is reached from a post,
         // which must not end for lack of memory.
         for (word, mut slots) in (0..).zip(slots.iter().copied()) {
@@ -577,9 +580,11 @@ impl Process {
                 slots &= slots - 1;
                 if let Some(peer) = self.mapped_peer(slot) {
                     peer.ring_process();
+                    rung += 1;
                 }
             }
         }
+        rung
     }
 
     /// Publishes that this process may sleep, so that peers ring it when they change a state that

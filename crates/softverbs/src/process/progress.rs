@@ -23,7 +23,7 @@ pub(super) const TOKEN_LINK: u64 = 1 << 33;
 
 /// A cheap clock that limits how often expensive work is done; a tick is about 1 ns or less.
 #[inline]
-fn ticks() -> u64 {
+pub(crate) fn ticks() -> u64 {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: every processor of this architecture has `rdtsc`.
     unsafe {
@@ -52,6 +52,9 @@ const TURNS: usize = 16;
 /// Delay before the receives of a failed queue pair are checked again for a sender that writes into
 /// them, in nanoseconds.
 const FLUSH_NS: u64 = 1_000_000;
+
+/// Delay before further processes that wait for receives are rung, in nanoseconds.
+const UNRUNG_NS: u64 = 1_000_000;
 
 /// Maximum number of datagrams that are queued for one process that has not made a ring yet.
 const MAX_LATE: usize = 64;
@@ -137,6 +140,40 @@ impl Process {
         }
         if self.progress_flags.has(progress_flags::CLOSING) {
             self.flush_closing();
+        }
+        if self.progress_flags.has(progress_flags::UNRUNG) {
+            self.ring_further();
+        }
+    }
+
+    /// To be called when processes that wait for receives of a shared receive queue are not rung
+    /// yet: the next progress rings them, or the retry thread. Takes no lock of a queue.
+    #[cold]
+    pub(crate) fn ring_later(&self) {
+        if !self.rings_later() {
+            self.still_rings_later();
+            self.unpark_retry_thread();
+        }
+        self.timer.arm(sys::now_ns() + UNRUNG_NS);
+    }
+
+    /// As [`Self::ring_later`], by the progress, whose caller continues or sets the timer.
+    pub(crate) fn still_rings_later(&self) {
+        self.progress_flags.set(progress_flags::UNRUNG, true);
+    }
+
+    /// Whether [`Self::ring_later`] was called, and no progress has rung all since.
+    pub(super) fn rings_later(&self) -> bool {
+        self.progress_flags.has(progress_flags::UNRUNG)
+    }
+
+    #[cold]
+    fn ring_further(&self) {
+        self.retry_thread.note_round();
+        // A queue of which processes are still not rung sets it again.
+        self.progress_flags.set(progress_flags::UNRUNG, false);
+        for srq in self.srqs.iter() {
+            srq.ring_further();
         }
     }
 
@@ -474,7 +511,9 @@ impl Process {
             .has(progress_flags::CLOSING)
             .then(|| sys::now_ns() + FLUSH_NS);
         let repeats = Some(self.repeats.due()).filter(|&due| due != 0);
-        let all = requests.chain(events).chain(flushes).chain(repeats);
+        let unrung = self.rings_later().then(|| sys::now_ns() + UNRUNG_NS);
+        let all = requests.chain(events).chain(flushes);
+        let all = all.chain(repeats).chain(unrung);
         all.min().unwrap_or(0)
     }
 

@@ -17,6 +17,8 @@ pub(super) const DEAD_PEERS: u32 = 1 << 4;
 pub(super) const CLOSING: u32 = 1 << 5;
 /// There may be pending messages to pull.
 pub(super) const PULLS: u32 = 1 << 6;
+/// Processes that wait for receives of shared receive queues are not rung yet.
+pub(super) const UNRUNG: u32 = 1 << 7;
 
 /// One bit for each kind of work. The bit of a list is changed under the list's lock, so that it
 /// agrees with the list.

@@ -1,5 +1,6 @@
-//! The retry thread: continues the waiting requests of this process's XRC initiators while the
-//! application makes no call of the device. `docs/softverbs-xrc.md`, "Requests that wait", has its
+//! The retry thread: continues the waiting requests of this process's XRC initiators, and rings
+//! initiators that wait for receives of this process, while the application makes no call of the
+//! device. `docs/softverbs-xrc.md`, "Requests that wait", has its
 //! states.
 //!
 //! The thread is a further thread that sleeps in the device ([`Process::prepare_sleep`]), and has no
@@ -39,12 +40,13 @@ enum State {
 pub(super) struct RetryThread {
     state: Mutex<State>,
     unparked: Condvar,
-    /// Number of rounds over the waiting requests of this process, by any thread; wrapping.
+    /// Number of rounds over the waiting requests of this process, or over the processes that are
+    /// to be rung, by any thread; wrapping.
     rounds: AtomicU32,
 }
 
 impl RetryThread {
-    /// Counts a round over the waiting requests.
+    /// Counts a round.
     pub(super) fn note_round(&self) {
         self.rounds.fetch_add(1, Ordering::Relaxed);
     }
@@ -55,8 +57,8 @@ impl RetryThread {
 }
 
 impl Process {
-    /// Makes the retry thread watch, and starts it if it does not exist. To be called after a
-    /// request of an initiator has begun to wait. The caller holds no lock of a queue.
+    /// Makes the retry thread watch, and starts it if it does not exist. To be called after there is
+    /// something to serve. The caller holds no lock of a queue.
     #[cold]
     pub(super) fn unpark_retry_thread(&self) {
         let Some(process) = Self::current().filter(|process| std::ptr::eq(*process, self)) else {
@@ -90,12 +92,18 @@ impl Process {
             .any(|index| self.qps.get(index).is_some_and(Qp::is_waiting_initiator))
     }
 
-    /// Parks the thread unless requests wait.
+    /// Whether requests of initiators wait, or processes that wait for receives of this one are not
+    /// rung yet.
+    fn has_to_serve(&self) -> bool {
+        self.rings_later() || self.initiators_wait()
+    }
+
+    /// Parks the thread unless it has to serve.
     fn park_retry_thread(&self) {
         let thread = &self.retry_thread;
         let mut state = thread.state.lock().unwrap_or_else(PoisonError::into_inner);
         // A request that begins to wait later is in the list before its thread acquires the mutex.
-        if self.initiators_wait() {
+        if self.has_to_serve() {
             return;
         }
         *state = State::Parked;
@@ -105,13 +113,13 @@ impl Process {
         }
     }
 
-    /// Returns when requests of initiators wait and no thread has retried them for [`PATIENCE`].
+    /// Returns when the thread has to serve and no other one has done so for [`PATIENCE`].
     fn watch_waiting(&self) {
         let mut rounds = self.retry_thread.rounds();
         let mut idle = Duration::ZERO;
         loop {
             std::thread::sleep(PATIENCE);
-            let (last, waits) = (rounds, self.initiators_wait());
+            let (last, waits) = (rounds, self.has_to_serve());
             rounds = self.retry_thread.rounds();
             if waits && rounds == last {
                 return;
@@ -129,12 +137,13 @@ impl Process {
         }
     }
 
-    /// Continues the requests until a thread of the application does so, or none waits.
+    /// Continues the requests, and rings, until a thread of the application does so, or there is
+    /// nothing left.
     fn serve_waiting(&self) {
         loop {
             self.prepare_sleep();
             let rounds = self.retry_thread.rounds();
-            if !self.initiators_wait() {
+            if !self.has_to_serve() {
                 return;
             }
             // An error is an interruption: the next round finds what there is to do.

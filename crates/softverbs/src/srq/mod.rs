@@ -11,6 +11,7 @@ mod fast_path;
 mod object;
 mod order;
 mod shared;
+mod unrung;
 mod xrc;
 
 use std::cell::UnsafeCell;
@@ -54,6 +55,9 @@ pub(crate) struct Srq {
     events: AtomicU32,
     /// A pull is already requested: see [`Self::pull`].
     pulls: AtomicBool,
+    /// Processes that wait for a receive and are not rung yet, and whether there are any.
+    unrung: unrung::Unrung,
+    any_unrung: AtomicBool,
     queue: Lock<Queue>,
     /// The additional state of an XRC SRQ.
     xrc: Lock<xrc::Part>,
@@ -414,27 +418,17 @@ impl Srq {
                 queue.posted[index].state = State::Lost;
             }
         }
+        let mut lost = 0;
         for index in 0..queue.posted.len() {
             if queue.posted[index].state == State::Lost {
                 self.publish(&mut queue, index as u32);
+                lost += 1;
             }
         }
         drop(queue);
-        self.wake_senders();
+        self.wake_senders(lost);
         // The process may have taken the limit without the call that reports it.
         self.notice_limit();
-    }
-
-    /// Rings the senders that wait for a receive, after a change for which they wait.
-    #[inline]
-    fn wake_senders(&self) {
-        let process = self.process();
-        light_fence_towards_all(&process.unfenced);
-        let (map, at) = (&process.segment.map, self.at());
-        let waiting = (at + layout::WAITING, at + layout::WAITERS);
-        if let Some(waiters) = signal::waiters_in_turn(map, waiting.0, waiting.1) {
-            self.ring_senders(&waiters);
-        }
     }
 
     /// As [`Self::wake_senders`], for a receive that was claimed in vain. The requests of the
@@ -445,7 +439,7 @@ impl Srq {
     fn ring_again(&self) {
         let process = self.process();
         if self.users.load(Ordering::Relaxed) == 0 {
-            return self.wake_senders();
+            return self.wake_senders(1);
         }
         light_fence_towards_all(&process.unfenced);
         if signal::is_asked_in_turn(&process.segment.map, self.at() + layout::WAITING) {
@@ -453,14 +447,13 @@ impl Srq {
         }
     }
 
-    /// Rings the processes with these slots. If queue pairs use the SRQ, rings all peers, and
-    /// requests a pull.
+    /// Rings some of the processes with these slots, for so many receives ([`Self::ring_some`]). If
+    /// queue pairs use the SRQ, rings all peers, and requests a pull.
     #[cold]
-    fn ring_senders(&self, waiters: &[u64]) {
+    fn ring_senders(&self, waiters: &unrung::Names, posted: u32) {
         let process = self.process();
         if self.users.load(Ordering::Relaxed) == 0 {
-            process.ring_peers(waiters);
-            return;
+            return self.ring_some(waiters, posted);
         }
         // A sender with pending messages does not name its process again when it finds no receive:
         // the pull asks in its place. It is requested before the rings: a sender that was rung can
@@ -501,7 +494,7 @@ impl Srq {
         if !self.serves_initiators() && signal::stop_asking_in_turn(map, waiting, waits) {
             // A sender began to wait while the request was still set, and a receive posted since
             // then rang no process.
-            self.ring_senders(&[]);
+            self.ring_senders(&unrung::Names::default(), 1);
         }
     }
 }
@@ -523,6 +516,7 @@ pub(crate) unsafe fn post_srq_recv(
         return libc::EIO;
     }
     let mut ret = 0;
+    let mut posted = 0;
     {
         let mut queue = this.queue.lock();
         let mut next = wr;
@@ -531,6 +525,7 @@ pub(crate) unsafe fn post_srq_recv(
             // SAFETY: the caller promises a valid chain.
             if unsafe { this.post_fast(&mut queue, receive) } {
                 next = receive.next;
+                posted += 1;
                 continue;
             }
             if let Err(error) = this.post(&mut queue, receive) {
@@ -540,8 +535,9 @@ pub(crate) unsafe fn post_srq_recv(
                 break;
             }
             next = receive.next;
+            posted += 1;
         }
     }
-    this.wake_senders();
+    this.wake_senders(posted);
     ret
 }

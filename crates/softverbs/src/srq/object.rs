@@ -35,6 +35,8 @@ fn blank(index: u32) -> Srq {
         users: AtomicU32::new(0),
         events: AtomicU32::new(0),
         pulls: AtomicBool::new(false),
+        unrung: super::unrung::Unrung::default(),
+        any_unrung: AtomicBool::new(false),
         queue: Lock::new(Queue::default()),
         xrc: Lock::new(super::xrc::Part::default()),
     }
@@ -255,6 +257,7 @@ pub(crate) unsafe fn destroy(srq: *mut ibv_srq) -> Res<()> {
         .store(0, Ordering::Release);
     let old = std::mem::take(&mut *this.queue.lock());
     old.order.clear(map);
+    this.forget_unrung();
     this.give_order(
         segment,
         old.order.at(),

@@ -127,7 +127,7 @@ impl Actor {
             let channel = (verbs().ibv_create_comp_channel)(context);
             let null = std::ptr::null_mut();
             let cq = |channel| (verbs().ibv_create_cq)(context, 256, null, channel, 0);
-            let (inbox, outbox) = (cq(channel), cq(std::ptr::null_mut()));
+            let (inbox, outbox) = (cq(channel), cq(channel));
             let pd = (verbs().ibv_alloc_pd)(context);
             let bytes = Box::leak(vec![0u8; 9 * ROOM].into_boxed_slice());
             let all = IBV_ACCESS_LOCAL_WRITE
@@ -658,6 +658,8 @@ impl Actor {
                 if (verbs().ibv_get_cq_event)(self.channel, &raw mut cq, &raw mut context) == 0 {
                     (verbs().ibv_ack_cq_events)(cq, 1);
                 }
+                // the retry thread may complete the request
+                ibv_req_notify_cq(self.outbox, 0);
             }
             if let Some(wc) = poll_one(self.outbox) {
                 self.kept.entry(self.outbox).or_default().push_back(wc);

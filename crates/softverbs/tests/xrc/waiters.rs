@@ -82,6 +82,82 @@ pub(super) fn many() {
     }
 }
 
+/// Of many initiators that wait, a posted receive wakes a few, and each of them is served.
+pub(super) fn a_crowd() {
+    const COUNT: u64 = 24;
+    /// Processes that one post rings, and one that the message of another wakes.
+    const FEW: u64 = 5;
+    let place = Place::new();
+    let (mut a, srq) = unready(&place);
+    let mut all: Vec<_> = (0..COUNT).map(|_| known(&mut a, srq)).collect();
+    for (waiter, qp, _) in &mut all {
+        waiter.does(&format!("send {qp} {srq} 1 50"));
+        waiter.say(&format!("doze {}", 4 * SLEEP));
+    }
+    std::thread::sleep(Duration::from_millis(100));
+    for number in 0..COUNT {
+        let posted = Instant::now();
+        a.does(&format!("receive {} {ROOM}", number % 8));
+        let received = a.ask("received");
+        let wanted = format!("{} {IBV_WC_SUCCESS} 50 0 ", number % 8);
+        assert!(received.starts_with(&wanted), "{received}");
+        let took = posted.elapsed();
+        assert!(took < SOON, "{took:?}");
+    }
+    let mut woken = 0;
+    for (mut waiter, ..) in all {
+        woken += waiter.hear().parse::<u64>().unwrap();
+        waiter.sent(1, IBV_WC_SUCCESS);
+    }
+    // a wake-up of each for each message would be 300
+    assert!(woken <= FEW * COUNT, "{woken}");
+}
+
+/// Of several initiators that wait, all but one are stopped. That one is served, whichever it is, by
+/// an owner that makes progress or makes no call.
+pub(super) fn the_only_one_that_runs() {
+    let place = Place::new();
+    let (mut a, srq) = unready(&place);
+    let mut all: Vec<_> = (0..8).map(|_| known(&mut a, srq)).collect();
+    for (waiter, qp, _) in &mut all {
+        waiter.does(&format!("send {qp} {srq} 1 50"));
+        waiter.say(&format!("doze {}", 4 * SLEEP));
+    }
+    std::thread::sleep(Duration::from_millis(50));
+    for away in [true, false] {
+        for running in 0..all.len() {
+            let others = |(waiter, _): &(usize, &(Actor, u32, u32))| *waiter != running;
+            for (_, (waiter, ..)) in all.iter().enumerate().filter(others) {
+                waiter.stop();
+            }
+            let posted = Instant::now();
+            match away {
+                true => a.say(&format!("receive_away 0 {ROOM} 1500")),
+                false => a.does(&format!("receive 0 {ROOM}")),
+            }
+            if !away {
+                let received = a.ask("received");
+                let wanted = format!("0 {IBV_WC_SUCCESS} 50 ");
+                assert!(received.starts_with(&wanted), "{received}");
+            }
+            let (waiter, qp, _) = &mut all[running];
+            waiter.hear();
+            let took = posted.elapsed();
+            assert!(took < SOON, "{running}: {took:?}");
+            waiter.sent(1, IBV_WC_SUCCESS);
+            if away {
+                assert_eq!(a.hear(), "ok");
+                a.ask("received");
+            }
+            waiter.does(&format!("send {qp} {srq} 1 50"));
+            waiter.say(&format!("doze {}", 4 * SLEEP));
+            for (_, (waiter, ..)) in all.iter().enumerate().filter(others) {
+                waiter.go_on();
+            }
+        }
+    }
+}
+
 /// A sender that waits for receives: the process, its queue pair, and the number of the shared
 /// receive queue in its requests.
 type Waiter = (Actor, u32, u32);
