@@ -129,7 +129,7 @@ impl Deadline {
                 .map_or(4096 << 24, |ms| ms.saturating_mul(1_000_000))
         });
         self.at = sys::now_ns().saturating_add(span.max(1));
-        self.timer.arm(self.at);
+        self.timer.set_to(self.at);
     }
 
     pub(super) fn fd(&self) -> RawFd {
@@ -140,13 +140,43 @@ impl Deadline {
         sys::now_ns() >= self.at
     }
 
-    /// Makes the timer's descriptor readable in `nanoseconds`, at the latest at the deadline; 0
-    /// means only then.
+    /// Makes the timer's descriptor readable in `nanoseconds`, at the latest at the deadline, and
+    /// not before; 0 means only at the deadline.
     pub(super) fn look_in(&self, nanoseconds: u64) {
         let next = match nanoseconds {
             0 => self.at,
             span => sys::now_ns().saturating_add(span).min(self.at),
         };
-        self.timer.arm(next);
+        self.timer.set_to(next);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MILLISECOND: u64 = 1_000_000;
+
+    /// A descriptor that stayed readable would keep a thread of the application awake.
+    #[test]
+    fn a_deadline_is_readable_only_when_it_is_due() {
+        let readable =
+            |deadline: &Deadline, wait| sys::epoll_readable(deadline.fd(), wait).unwrap();
+        let mut deadline = Deadline::new().unwrap();
+        assert!(!readable(&deadline, 0));
+        deadline.look_in(1);
+        assert!(readable(&deadline, 20_000));
+        // later than the last time: the next attempt, the deadline, a new deadline
+        deadline.look_in(60_000 * MILLISECOND);
+        assert!(!readable(&deadline, 0));
+        deadline.look_in(1);
+        assert!(readable(&deadline, 20_000));
+        deadline.look_in(0);
+        assert!(!readable(&deadline, 0));
+        deadline.look_in(1);
+        assert!(readable(&deadline, 20_000));
+        deadline.restart();
+        assert!(!readable(&deadline, 0));
+        assert!(!deadline.has_passed());
     }
 }

@@ -104,5 +104,8 @@ pub(super) fn repeat(state: &mut State, id: &Arc<Shared>) {
     if proceed(state, id, called.unwrap_or(Called::Busy), redial).is_err() {
         // The end of an unwatched socket would not be noticed; the deadline ends the attempt.
         state.link = None;
+        if let Some(timer) = &state.timer {
+            timer.look_in(0);
+        }
     }
 }

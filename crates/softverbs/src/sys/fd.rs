@@ -136,6 +136,14 @@ impl Timer {
         }
     }
 
+    /// Makes the timer unreadable until `at` (monotonic clock, nanoseconds), also if it was set to
+    /// an earlier time or has expired; 0 means never.
+    pub(crate) fn set_to(&self, at: u64) {
+        let mut armed = self.at.lock().unwrap_or_else(PoisonError::into_inner);
+        *armed = at;
+        self.set(at);
+    }
+
     /// Makes the timer neither readable nor armed. Afterwards the caller checks for waiting
     /// requests, and arms the timer again for them.
     pub(crate) fn disarm(&self) {

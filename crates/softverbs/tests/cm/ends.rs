@@ -267,3 +267,38 @@ fn a_listener_goes_with_those_who_have_asked() {
     one.destroy();
     two.destroy();
 }
+
+/// Its client is woken for each attempt, and not between two of them.
+#[test]
+fn a_full_backlog_keeps_no_channel_readable() {
+    if skip_on_hardware("the library does not process the messages of the protocol") {
+        return;
+    }
+    let (server, channel) = (Channel::new(), Channel::new());
+    let (listener, to) = server.listener(&on_device(0), 1);
+    let ids = [(); 2].map(|()| channel.routed(to));
+    for id in ids {
+        assert_eq!(id.create_qp(), 0);
+        assert_eq!(id.connect(&mut param(b"full")), 0);
+    }
+    // after 1, 3, 7, 15, 31 and 63 ms
+    let wakes = channel.wakes(Duration::from_millis(100));
+    assert!((1..=8).contains(&wakes), "{wakes} wakes in 100 ms");
+    // there is room now: the second request is sent, and its deadline is a minute away
+    let mut requests = Vec::new();
+    let until = Instant::now() + PATIENCE;
+    while requests.len() < 2 {
+        assert!(Instant::now() < until, "{} requests", requests.len());
+        requests.extend(server.next_within(Duration::from_millis(5)));
+        channel.wakes(Duration::ZERO);
+    }
+    assert_eq!(channel.wakes(Duration::from_millis(100)), 0);
+    for request in requests {
+        assert_eq!(request.kind, RDMA_CM_EVENT_CONNECT_REQUEST);
+        request.id.destroy();
+    }
+    ids.into_iter().for_each(Id::destroy);
+    listener.destroy();
+    server.destroy();
+    channel.destroy();
+}

@@ -220,6 +220,20 @@ impl Channel {
         }
     }
 
+    /// How often the descriptor is readable during `span`, without an event for the application.
+    pub(crate) fn wakes(self, span: Duration) -> usize {
+        let until = Instant::now() + span;
+        let mut count = 0;
+        while self.readable(until.saturating_duration_since(Instant::now())) {
+            assert_eq!(self.raw().unwrap_err(), libc::EAGAIN);
+            count += 1;
+            if Instant::now() >= until {
+                break;
+            }
+        }
+        count
+    }
+
     pub(crate) fn destroy(self) {
         // SAFETY: the tests use it no more.
         unsafe { (cm().rdma_destroy_event_channel)(self.0) };
