@@ -5,9 +5,12 @@
 //! for its user in its network namespace. `any4` and `any6` represent the unspecified addresses. An
 //! IPv4-mapped IPv6 address has the name of the IPv4 address.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
 use std::ops::RangeInclusive;
+use std::thread;
+use std::time::Duration;
 
 use libc::{c_int, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage};
 
@@ -184,20 +187,25 @@ fn host_part(address: &SocketAddr) -> String {
     }
 }
 
+/// The host part of all addresses of the family of an address.
+fn any_of(address: &SocketAddr) -> String {
+    let any = if canonical(address.ip()).is_ipv4() {
+        "any4"
+    } else {
+        "any6"
+    };
+    any.into()
+}
+
 fn name(space: Space, host: &str, port: u16) -> String {
     format!("{}{host}/{port}", space.prefix())
 }
 
 /// The names that a listener for connections to `destination` may have, the most specific first.
 pub(super) fn candidates(space: Space, destination: &SocketAddr) -> [String; 2] {
-    let any = if canonical(destination.ip()).is_ipv4() {
-        "any4"
-    } else {
-        "any6"
-    };
     [
         name(space, &host_part(destination), destination.port()),
-        name(space, any, destination.port()),
+        name(space, &any_of(destination), destination.port()),
     ]
 }
 
@@ -217,9 +225,9 @@ fn overlap(mine: &str, other: &str) -> bool {
     mine == other || (mine.starts_with("any") || other.starts_with("any")) && v6(mine) == v6(other)
 }
 
-/// Whether another socket of this user owns a name that overlaps with `mine`. `taken` is the
+/// The hosts of this user's sockets whose names with `port` overlap with `mine`. `taken` is the
 /// contents of `/proc/net/unix`.
-fn overlaps_with_another(taken: &str, space: Space, mine: &[String], port: u16) -> bool {
+fn overlapping(taken: &str, space: Space, mine: &[String], port: u16) -> BTreeSet<String> {
     let prefix = format!("@{}", space.prefix());
     let suffix = format!("/{port}");
     taken
@@ -232,7 +240,56 @@ fn overlaps_with_another(taken: &str, space: Space, mine: &[String], port: u16) 
         // a name of another port space, whose prefix is longer
         .filter(|other| !other.contains('/'))
         .filter(|other| !mine.iter().any(|host| host == other))
-        .any(|other| mine.iter().any(|host| overlap(host, other)))
+        .filter(|other| mine.iter().any(|host| overlap(host, other)))
+        .map(str::to_owned)
+        .collect()
+}
+
+/// Whether a socket owns the name. `/proc/net/unix` does not tell: the socket of an accepted
+/// connection shows the name of its listener, and does not own it. The name is taken for the
+/// duration of the call.
+fn is_owned(name: &str) -> Res<bool> {
+    match Sock::new()?.bind(name) {
+        Ok(()) => Ok(false),
+        Err(Errno(libc::EADDRINUSE)) => Ok(true),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// Whether a socket owns the name of one of the hosts.
+fn is_one_owned(space: Space, hosts: &BTreeSet<String>, port: u16) -> Res<bool> {
+    for host in hosts {
+        if is_owned(&name(space, host, port))? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// The hosts whose names another socket of this user shows, and that overlap with `mine`. Without
+/// /proc there are none.
+fn shown(space: Space, mine: &[String], port: u16) -> BTreeSet<String> {
+    let taken = fs::read("/proc/net/unix").unwrap_or_default();
+    overlapping(&String::from_utf8_lossy(&taken), space, mine, port)
+}
+
+/// Sockets that own the hosts' names with `port`.
+///
+/// # Errors
+/// `EADDRINUSE`: another socket owns the port for an overlapping address.
+fn own_hosts(space: Space, mine: &[String], port: u16) -> Res<Vec<Sock>> {
+    /// Milliseconds between attempts: another caller of [`is_owned`] may have the name.
+    const PAUSES: [u64; 3] = [0, 1, 2];
+    // After binding the names: of two sockets with overlapping names at least one sees the other.
+    let sockets = own_names(space, mine, port)?;
+    let others = shown(space, mine, port);
+    for pause in PAUSES {
+        thread::sleep(Duration::from_millis(pause));
+        if !is_one_owned(space, &others, port)? {
+            return Ok(sockets);
+        }
+    }
+    Err(Errno(libc::EADDRINUSE))
 }
 
 /// Sockets that own `address` with its port: one, or two if the IPv4 addresses are included.
@@ -240,20 +297,19 @@ fn overlaps_with_another(taken: &str, space: Space, mine: &[String], port: u16) 
 /// # Errors
 /// `EADDRINUSE`: another socket owns the port for an overlapping address.
 pub(super) fn own(space: Space, address: &SocketAddr, only_own_family: bool) -> Res<Vec<Sock>> {
-    let mine = hosts(address, only_own_family);
-    let sockets = own_names(space, &mine, address.port())?;
-    // After binding the names: of two sockets with overlapping names at least one sees the other.
-    // Without /proc the check finds no overlap.
-    let taken = fs::read("/proc/net/unix").unwrap_or_default();
-    if overlaps_with_another(
-        &String::from_utf8_lossy(&taken),
-        space,
-        &mine,
-        address.port(),
-    ) {
-        return Err(Errno(libc::EADDRINUSE));
+    own_hosts(space, &hosts(address, only_own_family), address.port())
+}
+
+/// The sockets that [`own`] returns for `address` in addition if the IPv4 addresses are included:
+/// one for `::`, none for other addresses.
+///
+/// # Errors
+/// As [`own`].
+pub(super) fn own_other_family(space: Space, address: &SocketAddr) -> Res<Vec<Sock>> {
+    match hosts(address, false).get(1..) {
+        Some(rest) if !rest.is_empty() => own_hosts(space, rest, address.port()),
+        _ => Ok(Vec::new()),
     }
-    Ok(sockets)
 }
 
 fn own_names(space: Space, hosts: &[String], port: u16) -> Res<Vec<Sock>> {
@@ -268,19 +324,41 @@ fn own_names(space: Space, hosts: &[String], port: u16) -> Res<Vec<Sock>> {
 }
 
 /// As [`own`], with a free port of the ephemeral range of the host.
+///
+/// # Errors
+/// `EADDRNOTAVAIL`: none is free.
 pub(super) fn own_any_port(
     space: Space,
     address: &SocketAddr,
     only_own_family: bool,
 ) -> Res<(SocketAddr, Vec<Sock>)> {
+    own_port_of(&ephemeral_ports(), space, address, only_own_family)
+}
+
+/// As [`own`], with a free port of `range`.
+fn own_port_of(
+    range: &RangeInclusive<u16>,
+    space: Space,
+    address: &SocketAddr,
+    only_own_family: bool,
+) -> Res<(SocketAddr, Vec<Sock>)> {
     let mine = hosts(address, only_own_family);
-    let range = ephemeral_ports();
     let count = u64::from(range.end() - range.start()) + 1;
     let start = sys::random() % count;
     for step in 0..count {
         let port = range.start() + ((start + step) % count) as u16;
         match own_names(space, &mine, port) {
-            Ok(sockets) => return Ok((with_port(address, port), sockets)),
+            Ok(sockets) => {
+                // One address overlaps with all addresses of its family only. The list of the
+                // sockets is not read for it: it is long where many ids are active.
+                let others = match &mine[..] {
+                    [host] if !host.starts_with("any") => BTreeSet::from([any_of(address)]),
+                    _ => shown(space, &mine, port),
+                };
+                if !is_one_owned(space, &others, port)? {
+                    return Ok((with_port(address, port), sockets));
+                }
+            }
             Err(Errno(libc::EADDRINUSE)) => {}
             Err(errno) => return Err(errno),
         }
@@ -404,27 +482,54 @@ mod tests {
             "0: 2 0 10000 5 1 1 @softverbs/{}/any4/9\n0: 2 0 0 5 1 1 @x/any4/9\n\n",
             sys::effective_uid().wrapping_add(1)
         );
-        assert!(!overlaps_with_another(
-            &list,
-            Space::Tcp,
-            &["127.0.0.1".into()],
-            9
-        ));
+        let mine = ["127.0.0.1".to_owned()];
+        let overlapping = |list: &str, port| overlapping(list, Space::Tcp, &mine, port);
+        assert!(overlapping(&list, 9).is_empty());
         let own = format!(
             "0: 2 0 10000 5 1 1 @softverbs/{}/any4/9",
             sys::effective_uid()
         );
-        assert!(overlaps_with_another(
-            &own,
-            Space::Tcp,
-            &["127.0.0.1".into()],
-            9
-        ));
-        assert!(!overlaps_with_another(
-            &own,
-            Space::Tcp,
-            &["127.0.0.1".into()],
-            19
-        ));
+        assert!(overlapping(&own, 9).contains("any4"));
+        assert!(overlapping(&own, 19).is_empty());
+    }
+
+    #[test]
+    fn a_port_of_the_range_has_no_overlapping_owner() {
+        let own_port = |range: &RangeInclusive<u16>, host| {
+            own_port_of(range, Space::Tcp, &address(host), false)
+        };
+        for (first, second) in [
+            ("127.0.0.1:0", "0.0.0.0:0"),
+            ("0.0.0.0:0", "127.0.0.1:0"),
+            ("[::1]:0", "[::]:0"),
+            ("[::]:0", "[::1]:0"),
+            ("[::]:0", "127.0.0.1:0"),
+        ] {
+            let (bound, held) = own_any_port(Space::Tcp, &address(first), false).unwrap();
+            let range = bound.port()..=bound.port();
+            let taken = own_port(&range, second).map(drop);
+            assert_eq!(taken, Err(Errno(libc::EADDRNOTAVAIL)), "{first} {second}");
+            drop(held);
+            assert_eq!(own_port(&range, second).map(drop), Ok(()));
+        }
+    }
+
+    #[test]
+    fn addresses_that_do_not_overlap_can_be_owned_at_the_same_time() {
+        let (bound, held) = own_any_port(Space::Tcp, &address("127.0.0.9:0"), false).unwrap();
+        let threads: Vec<_> = (1..5)
+            .map(|host| {
+                let mine = address(&format!("127.0.0.{host}:{}", bound.port()));
+                thread::spawn(move || {
+                    for _ in 0..500 {
+                        own(Space::Tcp, &mine, false).map(drop).unwrap();
+                    }
+                })
+            })
+            .collect();
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        drop(held);
     }
 }

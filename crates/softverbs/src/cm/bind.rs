@@ -257,6 +257,14 @@ pub(super) unsafe extern "C" fn rdma_set_option(
                     // The first name is that of the address itself.
                     state.names.truncate(1);
                 }
+                (false, Phase::Bound) => {
+                    // An id that shares the address owns no name until it listens.
+                    if let ([_], Some(source)) = (&state.names[..], state.source) {
+                        let rest = address::own_other_family(state.space, &source)?;
+                        state.names.extend(rest);
+                    }
+                    state.options.only_own_family = false;
+                }
                 _ => return Err(INVALID),
             },
             RDMA_OPTION_ID_ACK_TIMEOUT => match byte()? {

@@ -42,6 +42,37 @@ fn addresses_and_ports_have_one_owner() {
     channel.destroy();
 }
 
+/// The socket of an accepted connection shows the name of its listener, and does not own it.
+#[test]
+fn a_port_is_free_after_its_listener() {
+    if skip_on_hardware("the addresses are those of no device") {
+        return;
+    }
+    let channel = Channel::new();
+    let one = &1i32.to_ne_bytes();
+    for (first, second) in [("0.0.0.0", "127.0.0.1"), ("127.0.0.1", "0.0.0.0")] {
+        let (listener, at) = channel.listener(&format!("{first}:0"), 8);
+        let id = channel.routed(SocketAddr::from(([127, 0, 0, 1], at.port())));
+        assert_eq!(id.connect(&mut param(b"")), 0);
+        let passive = channel.expect(RDMA_CM_EVENT_CONNECT_REQUEST, 0).id;
+        let again = format!("{second}:{}", at.port());
+        let (sharing, other) = (channel.id(), channel.id());
+        assert_eq!(other.bind(&again), libc::EADDRINUSE);
+        assert_eq!(sharing.set_option(RDMA_OPTION_ID_REUSEADDR, one), 0);
+        assert_eq!(sharing.bind(&again), 0);
+        assert_eq!(sharing.listen(1), libc::EADDRINUSE);
+        listener.destroy();
+        assert_eq!(sharing.listen(1), 0, "{again}");
+        sharing.destroy();
+        assert_eq!(other.bind(&again), 0, "{again}");
+        assert_eq!(other.listen(1), 0);
+        for id in [other, id, passive] {
+            id.destroy();
+        }
+    }
+    channel.destroy();
+}
+
 #[test]
 fn options() {
     let channel = Channel::new();
@@ -69,6 +100,46 @@ fn options() {
     assert_eq!(id.set_option(RDMA_OPTION_ID_AFONLY, only), libc::EINVAL);
     assert_eq!(id.set_option(RDMA_OPTION_ID_REUSEADDR, only), libc::EINVAL);
     id.destroy();
+    channel.destroy();
+}
+
+/// As the kernel's `rdma_set_afonly`, before and after the id is bound.
+#[test]
+fn the_restriction_to_one_family_can_be_taken_back() {
+    if skip_on_hardware("the kernel looks at the other family's port when it listens") {
+        return;
+    }
+    let channel = Channel::new();
+    let set = |id: Id, on: i32| id.set_option(RDMA_OPTION_ID_AFONLY, &on.to_ne_bytes());
+    let id = channel.id();
+    assert_eq!([set(id, 1), set(id, 0)], [0, 0]);
+    assert_eq!(id.bind("[::]:0"), 0);
+    assert_eq!(set(id, 0), 0);
+    let port = id.source().unwrap().port();
+    let ipv4 = format!("0.0.0.0:{port}");
+    let other = channel.id();
+    assert_eq!(other.bind(&ipv4), libc::EADDRINUSE);
+    assert_eq!(set(id, 1), 0);
+    assert_eq!(other.bind(&ipv4), 0);
+    assert_eq!(set(other, 0), 0);
+    // IPv4's half of the port has another owner
+    assert_eq!(set(id, 0), libc::EADDRINUSE);
+    other.destroy();
+    assert_eq!(set(id, 0), 0);
+    assert_eq!(set(id, 0), 0);
+    let other = channel.id();
+    assert_eq!(other.bind(&ipv4), libc::EADDRINUSE);
+    other.destroy();
+    // both halves listen
+    assert_eq!(id.listen(1), 0);
+    assert_eq!(set(id, 0), libc::EINVAL);
+    let to = SocketAddr::from(([127, 0, 0, 1], port));
+    let active = channel.routed(to);
+    assert_eq!(active.connect(&mut param(b"")), 0);
+    let passive = channel.expect(RDMA_CM_EVENT_CONNECT_REQUEST, 0).id;
+    for id in [passive, active, id] {
+        id.destroy();
+    }
     channel.destroy();
 }
 
