@@ -69,9 +69,15 @@ impl Shared {
         self.acknowledged.notify_all();
     }
 
-    pub(super) fn wait_for_acknowledgements(&self) {
+    /// The number of events that the application has got.
+    pub(super) fn reported(&self) -> u64 {
+        lock(&self.count).reported
+    }
+
+    /// Waits until the application has acknowledged that many events.
+    pub(super) fn wait_for_acknowledgements(&self, of: u64) {
         let mut count = lock(&self.count);
-        while count.completed < count.reported {
+        while count.completed < of {
             count = self
                 .acknowledged
                 .wait(count)
@@ -170,15 +176,17 @@ impl Id {
 }
 
 /// Moves the id with its descriptors and queued events to another channel, and with it the ids of
-/// connection requests that the application does not have yet.
-pub(super) fn move_to(shared: &Arc<Shared>, events: &Arc<Events>) {
-    let children = {
+/// connection requests that the application does not have yet. Returns the number of events that
+/// the application had got before any of the new channel.
+pub(super) fn move_to(shared: &Arc<Shared>, events: &Arc<Events>) -> u64 {
+    let (children, reported) = {
         let mut state = lock(&shared.state);
         if Arc::ptr_eq(&state.events, events) {
-            return;
+            return shared.reported();
         }
         let old = std::mem::replace(&mut state.events, Arc::clone(events));
         let waiting = old.expel(shared);
+        let reported = shared.reported();
         events.enroll(shared);
         for (fd, writable) in state.watched() {
             old.unwatch(fd);
@@ -188,11 +196,12 @@ pub(super) fn move_to(shared: &Arc<Shared>, events: &Arc<Events>) {
         for event in waiting {
             events.push(event);
         }
-        state.children.clone()
+        (state.children.clone(), reported)
     };
     for (child, _) in children {
         if child.handle().is_null() {
             move_to(&child, events);
         }
     }
+    reported
 }

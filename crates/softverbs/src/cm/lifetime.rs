@@ -71,7 +71,7 @@ pub(super) unsafe extern "C" fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int {
         Id::abandon(&shared);
         // SAFETY: the caller promises a live id.
         unsafe { acknowledge_last(id) };
-        shared.wait_for_acknowledgements();
+        shared.wait_for_acknowledgements(shared.reported());
         let own_channel = lock(&shared.state).own_channel.take();
         // SAFETY: no other thread uses the id or, if the id owned it, its channel.
         unsafe {
@@ -102,13 +102,15 @@ pub(super) unsafe extern "C" fn rdma_migrate_id(
         let channel = own_channel.unwrap_or(channel);
         // SAFETY: the caller promises a live channel, or it was made above.
         let events = unsafe { Channel::events_of(channel) };
-        move_to(&shared, &events);
+        // As rdma_migrate_id(3): the events of the channel that the id leaves. Another thread may
+        // already hold one of the new channel.
+        let reported = move_to(&shared, &events);
         let left = std::mem::replace(&mut lock(&shared.state).own_channel, own_channel);
         if left.is_some() {
             // SAFETY: the caller promises a live id.
             unsafe { acknowledge_last(id) };
         }
-        shared.wait_for_acknowledgements();
+        shared.wait_for_acknowledgements(reported);
         // SAFETY: the id lives; no other id uses its own channel, which it has left.
         unsafe {
             (*id).channel = channel;

@@ -249,3 +249,39 @@ fn a_forked_child_connects_on_its_own() {
     forking.expect("forked");
     second.finish();
 }
+
+/// As rdma_migrate_id(3) says: for the events of the channel that the id leaves. A thread may
+/// already hold a later one, of the new channel.
+#[test]
+fn moving_does_not_wait_for_the_events_of_the_new_channel() {
+    let (first, other) = (Channel::new(), Channel::new());
+    let id = first.id();
+    assert_eq!(id.resolve(None, on_device(9).parse().unwrap()), 0);
+    assert!(first.readable(PATIENCE));
+    let earlier = first.raw().unwrap();
+    assert_eq!(id.resolve_route(), 0);
+    let (send, receive) = std::sync::mpsc::channel();
+    let mover = std::thread::spawn(move || {
+        let (id, other) = (id, other);
+        let moved = id.migrate(other);
+        send.send(()).unwrap();
+        moved
+    });
+    // the second event has moved, and the call waits for the first one
+    assert!(other.readable(PATIENCE));
+    let later = other.raw().unwrap();
+    assert_eq!(read(later).kind, RDMA_CM_EVENT_ROUTE_RESOLVED);
+    assert!(
+        receive.recv_timeout(Duration::from_millis(100)).is_err(),
+        "it did not wait"
+    );
+    // SAFETY: not acknowledged before.
+    assert_eq!(unsafe { (cm().rdma_ack_cm_event)(earlier) }, 0);
+    receive.recv_timeout(PATIENCE).expect("it still waits");
+    assert_eq!(mover.join().unwrap(), 0);
+    // SAFETY: not acknowledged before.
+    assert_eq!(unsafe { (cm().rdma_ack_cm_event)(later) }, 0);
+    id.destroy();
+    first.destroy();
+    other.destroy();
+}
