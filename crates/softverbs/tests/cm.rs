@@ -17,6 +17,8 @@ mod harness;
 mod hostile;
 #[path = "cm/process.rs"]
 mod process;
+#[path = "cm/repeats.rs"]
+mod repeats;
 #[path = "cm/second.rs"]
 mod second;
 #[path = "cm/services.rs"]

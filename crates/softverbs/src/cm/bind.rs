@@ -126,11 +126,18 @@ fn listen(id: &Arc<Shared>, backlog: c_int) -> Res<()> {
     } else {
         MAX_BACKLOG
     };
-    for name in &state.names {
-        name.listen(backlog)?;
-    }
-    for name in &state.names {
-        state.events.watch(name.fd(), id, false)?;
+    let watched = state
+        .names
+        .iter()
+        .try_for_each(|name| state.events.watch(name.fd(), id, false));
+    // Listens last: no client is in the queue of a socket that is not watched.
+    let listens =
+        watched.and_then(|()| state.names.iter().try_for_each(|name| name.listen(backlog)));
+    if let Err(errno) = listens {
+        for name in &state.names {
+            state.events.unwatch(name.fd());
+        }
+        return Err(errno);
     }
     state.qp_type = qp::type_of(id.handle());
     state.backlog = backlog.cast_unsigned() as usize;

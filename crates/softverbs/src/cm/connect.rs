@@ -123,11 +123,13 @@ fn connect(id: &Arc<Shared>, param: Option<&rdma_conn_param>) -> Res<()> {
         (Message::Req(req), Some((party, retry_count)))
     };
     let deadline = Deadline::new()?;
-    let names = address::candidates(state.space, &destination);
-    let called = dial::call(&mut state, &names)?;
     state.events.watch(deadline.fd(), id, false)?;
     state.timer = Some(deadline);
-    if let Err(errno) = dial::proceed(&mut state, id, called, Redial::new(request, destination)) {
+    let names = address::candidates(state.space, &destination);
+    let proceeded = dial::call(&mut state, &names).and_then(|called| {
+        dial::proceed(&mut state, id, called, Redial::new(request, destination))
+    });
+    if let Err(errno) = proceeded {
         state.stop_timer();
         return Err(errno);
     }
@@ -163,17 +165,38 @@ fn accept(id: &Arc<Shared>, param: Option<&rdma_conn_param>) -> Res<()> {
         None => Deadline::new()?,
     };
     deadline.restart();
-    state.responder_resources = party.responder_resources;
-    state.initiator_depth = party.initiator_depth;
-    qp::to_ready(&state, id.handle())?;
-    let said = state.say(id, &Message::Rep(Rep { party, data }));
-    if let Err(errno) = said.and_then(|()| state.events.watch(deadline.fd(), id, false)) {
-        let _ = qp::to_error(id.handle());
-        return Err(errno);
+    (state.responder_resources, state.initiator_depth) =
+        (party.responder_resources, party.initiator_depth);
+    let answered = answer(&mut state, id, &deadline, Rep { party, data });
+    match answered {
+        Ok(()) => {
+            state.timer = Some(deadline);
+            state.phase = Phase::RepSent;
+        }
+        // The application may repeat the call.
+        Err(_) => {
+            state.reserved = Some(deadline);
+            (state.responder_resources, state.initiator_depth) = asked;
+        }
     }
-    state.timer = Some(deadline);
-    state.phase = Phase::RepSent;
-    Ok(())
+    answered
+}
+
+/// Connects the queue pair and sends the reply, last: the peer must not see one that is taken back.
+/// A failure leaves the deadline unwatched.
+fn answer(state: &mut State, id: &Arc<Shared>, deadline: &Deadline, reply: Rep) -> Res<()> {
+    state.events.watch(deadline.fd(), id, false)?;
+    let answered = qp::to_ready(state, id.handle()).and_then(|()| {
+        let said = state.say(id, &Message::Rep(reply));
+        if said.is_err() {
+            let _ = qp::to_error(id.handle());
+        }
+        said
+    });
+    if answered.is_err() {
+        state.events.unwatch(deadline.fd());
+    }
+    answered
 }
 
 fn reject(id: &Arc<Shared>, data: &[u8]) -> Res<()> {

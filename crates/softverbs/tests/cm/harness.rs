@@ -3,6 +3,7 @@
 
 use std::ffi::CStr;
 use std::net::SocketAddr;
+use std::os::fd::AsRawFd;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -232,6 +233,26 @@ impl Channel {
             }
         }
         count
+    }
+
+    /// Runs `act` while the channel's descriptor is no epoll set, so that no descriptor can be
+    /// watched (`EINVAL`).
+    pub(crate) fn without_epoll<T>(self, act: impl FnOnce() -> T) -> T {
+        let null = std::fs::File::open("/dev/null").unwrap();
+        // SAFETY: descriptors of this test.
+        let kept = unsafe { libc::fcntl(self.fd(), libc::F_DUPFD_CLOEXEC, 0) };
+        assert!(kept >= 0);
+        let replace = |fd| {
+            // SAFETY: as above.
+            let replaced = unsafe { libc::dup3(fd, self.fd(), libc::O_CLOEXEC) };
+            assert_eq!(replaced, self.fd());
+        };
+        replace(null.as_raw_fd());
+        let out = act();
+        replace(kept);
+        // SAFETY: as above.
+        unsafe { libc::close(kept) };
+        out
     }
 
     pub(crate) fn destroy(self) {

@@ -1,0 +1,159 @@
+//! Calls that fail for lack of a resource leave nothing half done, and can be repeated.
+
+use std::os::fd::AsRawFd;
+
+use super::*;
+
+/// The descriptor of this process whose socket has a name that ends with `end`.
+fn socket_named(end: &str) -> i32 {
+    let named = |fd: i32| {
+        // SAFETY: all zeros is a value of it; the length is that of the structure.
+        unsafe {
+            let mut name: libc::sockaddr_un = std::mem::zeroed();
+            let mut len = size_of::<libc::sockaddr_un>() as libc::socklen_t;
+            if libc::getsockname(fd, (&raw mut name).cast(), &raw mut len) != 0 {
+                return false;
+            }
+            let path = name.sun_path.map(|byte| byte as u8);
+            let len = len as usize - size_of::<libc::sa_family_t>();
+            path[..len].ends_with(end.as_bytes())
+        }
+    };
+    (0..1024).find(|&fd| named(fd)).unwrap()
+}
+
+#[test]
+fn a_listener_that_cannot_be_watched_does_not_listen() {
+    if skip_on_hardware("its sockets are in the kernel") {
+        return;
+    }
+    let channel = Channel::new();
+    let listener = channel.id();
+    assert_eq!(listener.bind("[::]:0"), 0);
+    let to = SocketAddr::from(([127, 0, 0, 1], listener.source().unwrap().port()));
+    assert_eq!(channel.without_epoll(|| listener.listen(1)), libc::EINVAL);
+    let id = channel.routed(to);
+    assert_eq!(id.connect(&mut param(b"")), 0);
+    channel.expect(RDMA_CM_EVENT_REJECTED, NOBODY_LISTENS);
+    id.destroy();
+    // the second of the two names cannot be watched, because it is already
+    let second = socket_named(&format!("/any4/{}", to.port()));
+    let mut event = libc::epoll_event { events: 0, u64: 0 };
+    // SAFETY: a readable structure and descriptors of this process.
+    let watched =
+        unsafe { libc::epoll_ctl(channel.fd(), libc::EPOLL_CTL_ADD, second, &raw mut event) };
+    assert_eq!(watched, 0);
+    assert_eq!(listener.listen(1), libc::EEXIST);
+    // SAFETY: as above. The call may have removed it.
+    unsafe { libc::epoll_ctl(channel.fd(), libc::EPOLL_CTL_DEL, second, &raw mut event) };
+    assert_eq!(listener.listen(1), 0);
+    let id = channel.routed(to);
+    assert_eq!(id.connect(&mut param(b"")), 0);
+    let passive = channel.expect(RDMA_CM_EVENT_CONNECT_REQUEST, 0).id;
+    for id in [id, passive, listener] {
+        id.destroy();
+    }
+    channel.destroy();
+}
+
+#[test]
+fn an_acceptance_that_fails_is_not_sent() {
+    if skip_on_hardware("its sockets are in the kernel") {
+        return;
+    }
+    let (server, channel) = (Channel::new(), Channel::new());
+    let (listener, to) = server.listener(&on_device(0), 8);
+    let request = || {
+        let id = channel.routed(to);
+        assert_eq!(id.create_qp(), 0);
+        assert_eq!(id.connect(&mut param(b"")), 0);
+        let passive = server.expect(RDMA_CM_EVENT_CONNECT_REQUEST, 0).id;
+        assert_eq!(passive.create_qp(), 0);
+        (id, passive)
+    };
+    // the first connection of two processes opens descriptors
+    let (first, second) = request();
+    assert_eq!(second.accept(&mut param(b"")), 0);
+    channel.expect(RDMA_CM_EVENT_ESTABLISHED, 0);
+    server.expect(RDMA_CM_EVENT_ESTABLISHED, 0);
+    let (id, passive) = request();
+    let with = |resources, depth| rdma_conn_param {
+        responder_resources: resources,
+        initiator_depth: depth,
+        ..param(b"")
+    };
+    // the deadline cannot be watched
+    let failed = server.without_epoll(|| passive.accept(&mut with(1, 1)));
+    assert_eq!(failed, libc::EINVAL);
+    channel.expect_silence();
+    // the queue pair cannot be connected
+    let mut attr = ibv_qp_attr {
+        qp_state: IBV_QPS_ERR,
+        ..ibv_qp_attr::default()
+    };
+    // SAFETY: a live queue pair and a readable structure.
+    let moved =
+        unsafe { (verbs().ibv_modify_qp)(passive.c().qp, &raw mut attr, IBV_QP_STATE as i32) };
+    assert_eq!(moved, 0);
+    assert_ne!(passive.accept(&mut with(1, 1)), 0);
+    channel.expect_silence();
+    // SAFETY: a live id with a queue pair.
+    unsafe { (cm().rdma_destroy_qp)(passive.0) };
+    assert_eq!(passive.create_qp(), 0);
+    // the request has kept its deadline's descriptor and its limits
+    let accepted = without_descriptors(|| passive.accept(&mut with(255, 255)));
+    assert_eq!(accepted, 0);
+    let said = channel.expect(RDMA_CM_EVENT_ESTABLISHED, 0);
+    let limits = (said.conn.responder_resources, said.conn.initiator_depth);
+    assert_eq!(limits, (3, 2));
+    server.expect(RDMA_CM_EVENT_ESTABLISHED, 0);
+    for id in [first, second, id, passive, listener] {
+        id.destroy();
+    }
+    server.destroy();
+    channel.destroy();
+}
+
+fn open_files() -> libc::rlimit {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: a writable structure.
+    let got = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
+    assert_eq!(got, 0);
+    limit
+}
+
+/// Runs `act` with `free` descriptors above the highest one in use.
+fn with_descriptors<T>(free: u64, act: impl FnOnce() -> T) -> T {
+    let highest = std::fs::read_dir("/proc/self/fd")
+        .unwrap()
+        .filter_map(|entry| entry.unwrap().file_name().to_str()?.parse::<u64>().ok())
+        .max()
+        .unwrap();
+    // the gaps below it
+    let mut gaps = Vec::new();
+    loop {
+        let file = std::fs::File::open("/dev/null").unwrap();
+        if file.as_raw_fd() as u64 > highest {
+            break;
+        }
+        gaps.push(file);
+    }
+    let before = open_files();
+    let set = |rlim_cur| {
+        let limit = libc::rlimit { rlim_cur, ..before };
+        // SAFETY: a readable structure.
+        let set = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) };
+        assert_eq!(set, 0);
+    };
+    set(highest + 1 + free);
+    let out = act();
+    set(before.rlim_cur);
+    out
+}
+
+fn without_descriptors<T>(act: impl FnOnce() -> T) -> T {
+    with_descriptors(0, act)
+}
