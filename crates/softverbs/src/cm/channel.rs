@@ -86,6 +86,28 @@ impl Channel {
     }
 }
 
+/// A channel for the id of a request to a listener without a channel of the application, until the
+/// application gets the id.
+pub(super) struct Spare(*mut rdma_event_channel);
+
+impl Spare {
+    pub(super) fn create() -> Res<Self> {
+        Channel::create().map(Self)
+    }
+
+    /// The channel, which the caller destroys.
+    pub(super) fn take(self) -> *mut rdma_event_channel {
+        std::mem::ManuallyDrop::new(self).0
+    }
+}
+
+impl Drop for Spare {
+    fn drop(&mut self) {
+        // SAFETY: made by `create`; no id and no thread uses it.
+        unsafe { Channel::destroy(self.0) };
+    }
+}
+
 impl Events {
     /// Queues an event. The caller holds the lock of the subject's state.
     pub(super) fn push(&self, event: Raw) {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use libc::c_int;
 use rdma_core_sys::*;
 
-use super::channel::Events;
+use super::channel::{Channel, Events};
 use super::event::{Kind, Raw, sidr};
 use super::guard::{lock, status};
 use super::id::{self, Id, Shared};
@@ -113,15 +113,16 @@ pub(super) fn deliver(raw: Raw, channel: &Arc<Events>) -> Option<Box<Event>> {
             party,
             retry_count,
             data,
-        } => deliver_request(&subject, &child, channel).map(|()| {
+        } => {
+            deliver_request(&subject, &child, channel);
             let mut event = Event::new(Arc::clone(&subject), RDMA_CM_EVENT_CONNECT_REQUEST, 0);
             event.c.id = child.handle().cast();
             event.c.listen_id = subject.handle().cast();
             event.set_party(&party);
             event.conn().retry_count = retry_count;
             event.set_data(data.padded());
-            event
-        }),
+            Some(event)
+        }
         Kind::Response { party, data } => {
             let (event, status) = deliver_response(&subject);
             let mut event = Event::new(Arc::clone(&subject), event, status);
@@ -130,13 +131,12 @@ pub(super) fn deliver(raw: Raw, channel: &Arc<Events>) -> Option<Box<Event>> {
             Some(event)
         }
         Kind::ServiceRequest { child, data } => {
-            deliver_request(&subject, &child, channel).map(|()| {
-                let mut event = Event::new(Arc::clone(&subject), RDMA_CM_EVENT_CONNECT_REQUEST, 0);
-                event.c.id = child.handle().cast();
-                event.c.listen_id = subject.handle().cast();
-                event.set_service(rdma_ud_param::default(), data.padded());
-                event
-            })
+            deliver_request(&subject, &child, channel);
+            let mut event = Event::new(Arc::clone(&subject), RDMA_CM_EVENT_CONNECT_REQUEST, 0);
+            event.c.id = child.handle().cast();
+            event.c.listen_id = subject.handle().cast();
+            event.set_service(rdma_ud_param::default(), data.padded());
+            Some(event)
         }
         Kind::Service(answer) => {
             let (event, status) = match answer.status {
@@ -177,25 +177,38 @@ pub(super) fn deliver(raw: Raw, channel: &Arc<Events>) -> Option<Box<Event>> {
     delivered
 }
 
-/// Prepares the new id for the application. `None` without a device.
-fn deliver_request(listener: &Shared, child: &Arc<Shared>, channel: &Arc<Events>) -> Option<()> {
-    // the listener, and the child with it, may have moved to another channel after the event was
-    // taken from the queue
-    id::move_to(child, channel);
-    lock(&listener.state)
-        .children
-        .retain(|(other, _)| other.serial != child.serial);
-    let mut state = lock(&child.state);
-    if state.bind_device(child).is_ok() {
-        state.show_addresses(child);
-        state.show_route(child);
-        return Some(());
+/// Prepares the new id for the application. It has its device since its connection was accepted, so
+/// that this cannot fail.
+fn deliver_request(listener: &Shared, child: &Arc<Shared>, channel: &Arc<Events>) {
+    let waits = {
+        let mut above = lock(&listener.state);
+        above
+            .children
+            .retain(|(other, _)| other.serial != child.serial);
+        above.own_channel.is_some()
+    };
+    let spare = lock(&child.state).spare_channel.take();
+    match spare.filter(|_| waits) {
+        // As `ucma_process_conn_req` of librdmacm: calls on the new id wait for their events too.
+        // The listener's channel ends with the listener.
+        Some(spare) => {
+            let own = spare.take();
+            // SAFETY: a live channel.
+            id::move_to(child, &unsafe { Channel::events_of(own) });
+            lock(&child.state).own_channel = Some(own);
+            // SAFETY: the id lives, and the application does not have it yet.
+            unsafe { (*child.handle()).c.channel = own };
+        }
+        // The listener, and the child with it, may have moved to another channel after the event
+        // was taken from the queue.
+        None => {
+            id::move_to(child, channel);
+        }
     }
-    drop(state);
-    Id::abandon(child);
-    // SAFETY: made when the event was taken, and never passed to the application.
-    unsafe { Id::free(child.handle()) };
-    None
+    let state = lock(&child.state);
+    state.show_device(child);
+    state.show_addresses(child);
+    state.show_route(child);
 }
 
 /// Completes the connection on the active side, if the id has a queue pair.

@@ -158,7 +158,7 @@ impl Id {
                 names,
                 state.link.take(),
                 (state.timer.take(), state.reserved.take()),
-                state.device.take(),
+                (state.device.take(), state.spare_channel.take()),
             );
             (std::mem::take(&mut state.children), events, parts)
         };

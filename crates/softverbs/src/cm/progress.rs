@@ -8,7 +8,9 @@ use std::sync::{Arc, Weak};
 
 use rdma_core_sys::*;
 
+use super::channel::Spare;
 use super::conversation::{Deadline, Heard, Link};
+use super::device::Device;
 use super::dial;
 use super::event::{Kind, Raw, reason, sidr};
 use super::guard::lock;
@@ -67,8 +69,9 @@ pub(super) fn act(id: &Arc<Shared>) -> Res<()> {
 
 /// Accepts connections while fewer requests than the backlog wait for the application. Further
 /// connections wait in the socket's queue, which has the same limit; a peer that finds it full
-/// repeats its request. A connection that could not be accepted later for lack of a descriptor for
-/// its deadline stays in the queue too; one that cannot be watched is closed.
+/// repeats its request. A connection whose request could not be delivered or accepted later, for
+/// lack of the device or of descriptors for its deadline and its channel, stays in the queue too;
+/// one that cannot be watched is closed.
 fn accept(state: &mut State) -> Res<()> {
     let asked = state.children.iter().filter(|(_, asked)| *asked).count();
     let mut room = state.backlog.saturating_sub(asked).min(ACCEPTED_AT_ONCE);
@@ -78,6 +81,11 @@ fn accept(state: &mut State) -> Res<()> {
             let reserved = match state.qp_type {
                 IBV_QPT_UD => None,
                 _ => Some(Deadline::new()?),
+            };
+            let device = Device::acquire()?;
+            let spare_channel = match state.own_channel {
+                Some(_) => Some(Spare::create()?),
+                None => None,
             };
             let Some(sock) = name.accept()? else { break };
             room -= 1;
@@ -99,6 +107,8 @@ fn accept(state: &mut State) -> Res<()> {
                 inner.listener = listener.clone();
                 inner.link = Some(Link::new(sock));
                 inner.reserved = reserved;
+                inner.device = Some(device);
+                inner.spare_channel = spare_channel;
             }
             state.children.push((child, false));
         }

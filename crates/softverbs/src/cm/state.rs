@@ -10,7 +10,7 @@ use libc::{c_int, sockaddr_storage};
 use rdma_core_sys::*;
 
 use super::address::{self, Space};
-use super::channel::Events;
+use super::channel::{Events, Spare};
 use super::conversation::{Deadline, Link};
 use super::device::{self, Device};
 use super::event::{Kind, Raw};
@@ -62,6 +62,8 @@ pub(super) struct State {
     pub(super) events: Arc<Events>,
     /// The channel of an id that was created without one: calls then wait for their events.
     pub(super) own_channel: Option<*mut rdma_event_channel>,
+    /// Of a connection request to such a listener: the channel that its id will have.
+    pub(super) spare_channel: Option<Spare>,
     pub(super) phase: Phase,
     pub(super) space: Space,
     /// The type of the id's queue pair, from `rdma_connect` and `rdma_listen` on.
@@ -102,7 +104,7 @@ pub(super) struct State {
     pub(super) listener: Weak<Shared>,
 }
 
-// SAFETY: the raw pointer is a channel that this id owns, used by the rules of
+// SAFETY: the raw pointers are channels that this id owns, used by the rules of
 // rdma_get_cm_event(3), which any thread may call.
 unsafe impl Send for State {}
 
@@ -111,6 +113,7 @@ impl State {
         Self {
             events,
             own_channel: None,
+            spare_channel: None,
             phase,
             space: Space::Tcp,
             qp_type: IBV_QPT_RC,
@@ -207,8 +210,15 @@ impl State {
         if self.device.is_some() {
             return Ok(());
         }
-        let device = Device::acquire()?;
+        self.device = Some(Device::acquire()?);
+        self.show_device(id);
+        Ok(())
+    }
+
+    /// Writes the device to the application's id.
+    pub(super) fn show_device(&self, id: &Shared) {
         let handle = id.handle();
+        let Some(device) = &self.device else { return };
         // SAFETY: the handle lives during a call on it and the delivery of its event.
         unsafe {
             (*handle).c.verbs = device.context;
@@ -216,8 +226,6 @@ impl State {
             (*handle).c.port_num = device::PORT;
             (*(&raw mut (*handle).c.route.addr.addr).cast::<rdma_ib_addr>()).pkey = device::PKEY;
         }
-        self.device = Some(device);
-        Ok(())
     }
 
     /// Writes the current addresses to the application's id.

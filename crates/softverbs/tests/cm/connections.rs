@@ -315,18 +315,8 @@ fn the_application_may_hear_of_the_connection_from_its_queue_pair() {
 #[test]
 fn an_id_without_a_channel_waits_by_itself() {
     let (second, to) = server(&on_device(0), "accept");
-    let mut id = std::ptr::null_mut();
-    // SAFETY: NULL asks for a channel of the id's own; room for a pointer.
-    let made = unsafe {
-        (cm().rdma_create_id)(
-            std::ptr::null_mut(),
-            &raw mut id,
-            std::ptr::null_mut(),
-            RDMA_PS_TCP,
-        )
-    };
-    assert_eq!(errno_of(made), 0);
-    let id = Id(id);
+    // NULL asks for a channel of the id's own
+    let id = Channel(std::ptr::null_mut()).id();
     assert_eq!(id.resolve(None, to), 0);
     assert_eq!(id.resolve_route(), 0);
     assert_eq!(id.create_qp(), 0);
@@ -347,6 +337,35 @@ fn an_id_without_a_channel_waits_by_itself() {
     id.destroy();
     channel.destroy();
     second.finish();
+}
+
+/// So does the id of a request to a listener without a channel, which outlives the listener.
+#[test]
+fn a_request_to_a_listener_without_a_channel_has_its_own() {
+    let listener = Channel(std::ptr::null_mut()).id();
+    assert_eq!(listener.bind(&on_device(0)), 0);
+    assert_eq!(listener.listen(4), 0);
+    let to = listener.source().unwrap();
+    let dialler = Second::start("dial", &[("CM_TO", &to.to_string()), ("CM_SAY", "1")]);
+    dialler.expect("connecting");
+    let requests = Channel(listener.c().channel);
+    assert!(requests.readable(PATIENCE));
+    let said = requests.next();
+    assert_eq!(said.kind, RDMA_CM_EVENT_CONNECT_REQUEST);
+    let passive = said.id;
+    assert_ne!(passive.c().channel, listener.c().channel);
+    listener.destroy();
+    assert_eq!(passive.create_qp(), 0);
+    assert_eq!(passive.accept(&mut param(b"")), 0);
+    assert_eq!(read(passive.c().event).kind, RDMA_CM_EVENT_ESTABLISHED);
+    dialler.expect("ESTABLISHED 0 data ");
+    assert_eq!(passive.disconnect(), 0);
+    passive.destroy();
+    dialler.expect("DISCONNECTED 0 data ");
+    if softverbs() {
+        dialler.expect("TIMEWAIT_EXIT 0 data ");
+    }
+    dialler.finish();
 }
 
 #[test]

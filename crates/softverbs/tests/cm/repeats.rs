@@ -157,3 +157,35 @@ fn with_descriptors<T>(free: u64, act: impl FnOnce() -> T) -> T {
 fn without_descriptors<T>(act: impl FnOnce() -> T) -> T {
     with_descriptors(0, act)
 }
+
+/// The first request to a listener of all addresses opens the device.
+#[test]
+fn a_request_without_a_device_stays_in_the_queue() {
+    if skip_on_hardware("its device is opened when the application lists the devices") {
+        return;
+    }
+    let channel = Channel::new();
+    let (listener, at) = channel.listener("0.0.0.0:0", 8);
+    let to = format!("127.0.0.1:{}", at.port());
+    let dialler = Second::start("dial", &[("CM_TO", &to), ("CM_SAY", "1")]);
+    dialler.expect("connecting");
+    assert!(channel.readable(PATIENCE));
+    // enough for the connection and its deadline
+    with_descriptors(2, || {
+        for _ in 0..4 {
+            assert_eq!(channel.raw().unwrap_err(), libc::EMFILE);
+            assert!(channel.readable(Duration::ZERO));
+        }
+    });
+    let passive = channel.expect(RDMA_CM_EVENT_CONNECT_REQUEST, 0).id;
+    assert!(!passive.c().verbs.is_null());
+    assert_eq!(passive.create_qp(), 0);
+    assert_eq!(passive.accept(&mut param(b"")), 0);
+    dialler.expect("ESTABLISHED 0 data ");
+    channel.expect(RDMA_CM_EVENT_ESTABLISHED, 0);
+    dialler.finish();
+    for id in [passive, listener] {
+        id.destroy();
+    }
+    channel.destroy();
+}
