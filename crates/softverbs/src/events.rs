@@ -84,7 +84,7 @@ impl AsyncQueue {
             if self.epoll.nonblocking() {
                 return Err(Errno(libc::EAGAIN));
             }
-            self.epoll.wait(-1)?;
+            self.epoll.sleep()?;
         }
     }
 }

@@ -27,7 +27,7 @@ pub(super) unsafe fn acknowledge_last(id: *mut rdma_cm_id) {
 }
 
 /// On an id without a channel of the application, waits for the event of the call that has just
-/// begun.
+/// begun, also while signal handlers are called.
 ///
 /// # Errors
 /// The status of the event, as an errno.
@@ -41,9 +41,16 @@ pub(super) unsafe fn complete(id: *mut rdma_cm_id) -> Res<()> {
         return Ok(());
     };
     // SAFETY: as above; the channel is the id's.
-    let event = unsafe {
+    let events = unsafe {
         acknowledge_last(id);
-        get_event::next(&Channel::events_of(channel))?.into_c()
+        Channel::events_of(channel)
+    };
+    let event = loop {
+        match get_event::next(&events) {
+            // The operation has begun, and the call could not be repeated.
+            Err(Errno(libc::EINTR)) => {}
+            next => break next?.into_c(),
+        }
     };
     // SAFETY: the event has just been returned.
     let (kind, status) = unsafe {

@@ -124,7 +124,7 @@ impl Channel {
             if self.epoll.nonblocking() {
                 return Err(Errno(libc::EAGAIN));
             }
-            self.epoll.wait(-1)?;
+            self.epoll.sleep()?;
         }
     }
 }

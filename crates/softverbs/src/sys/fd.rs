@@ -243,6 +243,15 @@ impl Epoll {
         Ok((tokens, n as usize))
     }
 
+    /// Blocks until a descriptor is readable.
+    ///
+    /// # Errors
+    /// `EINTR`: a signal handler was called. After a stop and SIGCONT the wait continues, unlike
+    /// one by `epoll_wait(2)` (`signal(7)`).
+    pub(crate) fn sleep(&self) -> Res<()> {
+        epoll_readable(self.fd(), -1).map(drop)
+    }
+
     /// Whether the application made the set's descriptor non-blocking.
     pub(crate) fn nonblocking(&self) -> bool {
         // SAFETY: no memory is passed.

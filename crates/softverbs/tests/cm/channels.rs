@@ -285,3 +285,20 @@ fn moving_does_not_wait_for_the_events_of_the_new_channel() {
     first.destroy();
     other.destroy();
 }
+
+/// As a debugger or a shell does. `epoll_wait(2)` ends with EINTR then, without any handler.
+#[test]
+fn a_process_that_was_stopped_still_waits() {
+    if skip_on_hardware("an event of the device may come") {
+        return;
+    }
+    let mut second = Second::start("wait", &[]);
+    second.expect("waiting");
+    for _ in 0..3 {
+        second.stop_and_continue();
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    second.tell("go");
+    second.expect("ended: false false false");
+    second.finish();
+}

@@ -368,6 +368,53 @@ fn a_request_to_a_listener_without_a_channel_has_its_own() {
     dialler.finish();
 }
 
+/// The request has been sent: a call that ended would leave its event to the next one.
+#[test]
+fn a_signal_does_not_end_a_call_that_waits() {
+    if skip_on_hardware("the library returns EINTR") {
+        return;
+    }
+    extern "C" fn handler(_signal: libc::c_int) {}
+    // without SA_RESTART
+    // SAFETY: all zeros is a value of it.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = handler as *const () as usize;
+    // SAFETY: a readable structure and a handler that does nothing.
+    let set = unsafe { libc::sigaction(libc::SIGUSR1, &raw const action, std::ptr::null_mut()) };
+    assert_eq!(set, 0);
+    let at = on_device(0);
+    let answer = [
+        ("CM_BIND", &at[..]),
+        ("CM_ANSWER", "accept"),
+        ("CM_PAUSED", "1"),
+    ];
+    let mut second = Second::start("serve", &answer);
+    let line = second.line();
+    let to = line.strip_prefix("listening on ").unwrap().parse().unwrap();
+    let id = Channel(std::ptr::null_mut()).id();
+    assert_eq!(id.resolve(None, to), 0);
+    assert_eq!(id.resolve_route(), 0);
+    assert_eq!(id.create_qp(), 0);
+    let (send, receive) = std::sync::mpsc::channel();
+    let caller = std::thread::spawn(move || {
+        let id = id;
+        // SAFETY: no arguments.
+        send.send(unsafe { libc::pthread_self() }).unwrap();
+        id.connect(&mut param(b"signal"))
+    });
+    let thread = receive.recv().unwrap();
+    for _ in 0..5 {
+        std::thread::sleep(Duration::from_millis(30));
+        // SAFETY: a thread that has not been joined.
+        assert_eq!(unsafe { libc::pthread_kill(thread, libc::SIGUSR1) }, 0);
+    }
+    second.tell("go");
+    assert_eq!(caller.join().unwrap(), 0);
+    assert_eq!(read(id.c().event).kind, RDMA_CM_EVENT_ESTABLISHED);
+    id.destroy();
+    second.finish();
+}
+
 #[test]
 fn requests_that_arrive_together_are_all_delivered() {
     // more than the connections that may be without a request

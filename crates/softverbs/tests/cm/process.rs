@@ -70,6 +70,19 @@ impl Second {
         writeln!(self.stdin, "{line}").unwrap();
     }
 
+    /// Stops it for a moment.
+    pub(crate) fn stop_and_continue(&mut self) {
+        let pid = self.child.id().cast_signed();
+        let mut status = 0;
+        // SAFETY: a child that has not been waited for, and a writable status.
+        unsafe {
+            assert_eq!(libc::kill(pid, libc::SIGSTOP), 0);
+            assert_eq!(libc::waitpid(pid, &raw mut status, libc::WUNTRACED), pid);
+            assert!(libc::WIFSTOPPED(status));
+            assert_eq!(libc::kill(pid, libc::SIGCONT), 0);
+        }
+    }
+
     pub(crate) fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();

@@ -43,6 +43,7 @@ pub(crate) fn run() {
         "dial" => dial(),
         "dial_many" => dial_many(),
         "fork" => fork(),
+        "wait" => wait(),
         role => panic!("no role {role:?}: this test is started by others"),
     }
 }
@@ -254,4 +255,43 @@ fn fork() {
     id.destroy();
     channel.destroy();
     say("forked");
+}
+
+/// Threads wait for an event of the connection manager, of a completion channel and of the device,
+/// none of which comes.
+fn wait() {
+    let channel = Channel::new();
+    // SAFETY: the channel's descriptor.
+    assert_eq!(unsafe { libc::fcntl(channel.fd(), libc::F_SETFL, 0) }, 0);
+    let id = channel.id();
+    assert_eq!(id.bind("127.0.0.1:0"), 0);
+    let context = id.c().verbs as usize;
+    let device = move || context as *mut ibv_context;
+    let of_channel = std::thread::spawn(move || {
+        let channel = channel;
+        channel.raw().map(drop)
+    });
+    let of_queues = std::thread::spawn(move || {
+        let (mut cq, mut user) = (std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: a live context; room for pointers.
+        errno_of(unsafe {
+            let channel = (verbs().ibv_create_comp_channel)(device());
+            (verbs().ibv_get_cq_event)(channel, &raw mut cq, &raw mut user)
+        })
+    });
+    let of_device = std::thread::spawn(move || {
+        let mut event = ibv_async_event::default();
+        // SAFETY: a live context; a writable structure.
+        errno_of(unsafe { (verbs().ibv_get_async_event)(device(), &raw mut event) })
+    });
+    std::thread::sleep(Duration::from_millis(100));
+    say("waiting");
+    assert_eq!(told(PATIENCE).as_deref(), Some("go"));
+    say(&format!(
+        "ended: {} {} {}",
+        of_channel.is_finished(),
+        of_queues.is_finished(),
+        of_device.is_finished()
+    ));
+    assert_eq!(told(PATIENCE).as_deref(), Some("exit"));
 }
