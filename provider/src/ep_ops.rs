@@ -162,6 +162,7 @@ impl EndpointRequest {
         Ok(Self {
             config: EndpointConfig {
                 token: Token(0),
+                context: 0,
                 tx_size: terms.tx_size,
                 rx_size: terms.rx_size,
                 tx_iov_limit: limit(info.tx().map(|tx| tx.iov_limit), terms.tx_iov_limit),
@@ -197,6 +198,7 @@ impl EndpointRequest {
         } = self;
         let object = Object::open_with(|handle| {
             config.token = Token(handle.expose_provenance());
+            config.context = context.expose_provenance();
             let engine = match origin {
                 Origin::Connect => Endpoint::open(&domain.engine, config)?,
                 Origin::Replace(pep) => {

@@ -306,7 +306,6 @@ impl<Q: Sq> Initiator<Q> {
     pub(super) fn post_failure(&mut self, op: &Transmit<'_>, error: FiErrno) -> Result<()> {
         self.sq.reserve()?;
         let slot = Slot {
-            reports_failure: true,
             refused: Some(error),
             ..op.slot(true)
         };

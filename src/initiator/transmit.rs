@@ -8,7 +8,7 @@ use super::remote::RemoteIov;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
 use crate::queue::event_cell::Counted;
-use crate::queue::slots::Slot;
+use crate::queue::slots::{Failures, Slot};
 use crate::verbs::{RemoteAddr, Rkey, SendOpcode, SendRequest, Sge};
 
 /// Flags accepted by `fi_sendmsg` and `fi_writemsg`. `FI_MORE` has no effect on messages, which
@@ -219,7 +219,10 @@ impl Transmit<'_> {
             context: self.context,
             flags: self.kind,
             visible,
-            reports_failure: !self.silent,
+            failures: match self.silent {
+                true => Failures::Refusals,
+                false => Failures::All,
+            },
             ..Slot::default()
         }
     }

@@ -57,14 +57,16 @@ impl Endpoint {
         unsafe { self.core.transmit(&op) }
     }
 
-    /// `fi_inject_atomic` (`fi_atomic(3)`): no completion.
+    /// `fi_inject_atomic` (`fi_atomic(3)`): no completion, but an error entry if the peer or the
+    /// device refuses it.
     ///
     /// # Errors
     /// As [`Self::atomic`].
     #[inline]
     pub fn inject_atomic(&self, op: AtomicOp, target: (u64, u64)) -> Result<()> {
         let flags = Flags::empty();
-        let op = self.describe(op, AtomicKind::Base, LocalIov::NONE, target, 0, flags)?;
+        let context = self.core.config.context;
+        let op = self.describe(op, AtomicKind::Base, LocalIov::NONE, target, context, flags)?;
         // SAFETY: no buffers.
         unsafe { self.core.transmit(&op.injected()) }
     }

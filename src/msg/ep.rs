@@ -26,6 +26,9 @@ use crate::verbs::{Device, Pd, Xrcd};
 pub struct EndpointConfig {
     /// Identifies the endpoint in events.
     pub token: Token,
+    /// The context with which the application has opened the endpoint: that of the errors of
+    /// operations without a context of their own.
+    pub context: usize,
     /// Maximum number of transmit operations under way.
     pub tx_size: usize,
     /// Maximum number of posted receives.

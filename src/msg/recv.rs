@@ -15,7 +15,7 @@ use crate::initiator::refusal;
 use crate::mr::LocalKeys;
 use crate::msg::{Endpoint, LocalIov};
 use crate::queue::WrId;
-use crate::queue::slots::Slot;
+use crate::queue::slots::{Failures, Slot};
 use crate::verbs::{Qp, RecvRequest};
 
 /// Flags that `fi_recvmsg` accepts. A receive completes when its data is in memory, which satisfies
@@ -114,7 +114,7 @@ impl Core {
             context,
             flags: Flags::RECV.union(Flags::MSG),
             visible: !side.selective || flags.contains(Flags::COMPLETION),
-            reports_failure: true,
+            failures: Failures::All,
             signaled: true,
             ..Slot::default()
         });

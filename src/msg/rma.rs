@@ -80,7 +80,7 @@ impl Endpoint {
         unsafe { self.core.transmit(&op) }
     }
 
-    /// `fi_inject_write`.
+    /// `fi_inject_write`: no completion, but an error entry if the peer or the device refuses it.
     #[inline]
     pub unsafe fn inject_write(
         &self,
@@ -91,7 +91,14 @@ impl Endpoint {
     ) -> Result<()> {
         let iov = buffer(buf, len);
         let local = LocalIov::single(&iov, &Desc::NULL);
-        let op = Transmit::rma(SendOpcode::Write, local, (addr, key), 0, Flags::empty());
+        let context = self.core.config.context;
+        let op = Transmit::rma(
+            SendOpcode::Write,
+            local,
+            (addr, key),
+            context,
+            Flags::empty(),
+        );
         // SAFETY: the caller keeps the contract of this function.
         unsafe { self.core.transmit(&op.injected()) }
     }
@@ -108,7 +115,14 @@ impl Endpoint {
     ) -> Result<()> {
         let iov = buffer(buf, len);
         let local = LocalIov::single(&iov, &Desc::NULL);
-        let op = Transmit::rma(SendOpcode::Write, local, (addr, key), 0, Flags::empty());
+        let context = self.core.config.context;
+        let op = Transmit::rma(
+            SendOpcode::Write,
+            local,
+            (addr, key),
+            context,
+            Flags::empty(),
+        );
         // SAFETY: the caller keeps the contract of this function.
         unsafe { self.core.transmit(&op.injected().with_data(data)) }
     }

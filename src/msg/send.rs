@@ -84,11 +84,12 @@ impl Endpoint {
         unsafe { self.core.transmit(&op) }
     }
 
-    /// `fi_inject`: no completion; the application may reuse the buffer on return.
+    /// `fi_inject`: no completion, but an error entry if the peer or the device refuses it; the application may reuse the buffer on return.
     #[inline(always)]
     pub unsafe fn inject(&self, buf: *const c_void, len: usize) -> Result<()> {
         let iov = buffer(buf, len);
-        let op = Transmit::send(LocalIov::single(&iov, &Desc::NULL), 0, Flags::empty());
+        let context = self.core.config.context;
+        let op = Transmit::send(LocalIov::single(&iov, &Desc::NULL), context, Flags::empty());
         // SAFETY: the caller keeps the contract of this function.
         unsafe { self.core.transmit_here(&op.injected()) }
     }
@@ -97,7 +98,8 @@ impl Endpoint {
     #[inline]
     pub unsafe fn inject_data(&self, buf: *const c_void, len: usize, data: u64) -> Result<()> {
         let iov = buffer(buf, len);
-        let op = Transmit::send(LocalIov::single(&iov, &Desc::NULL), 0, Flags::empty());
+        let context = self.core.config.context;
+        let op = Transmit::send(LocalIov::single(&iov, &Desc::NULL), context, Flags::empty());
         // SAFETY: the caller keeps the contract of this function.
         unsafe { self.core.transmit(&op.injected().with_data(data)) }
     }

@@ -32,6 +32,7 @@ mod connect;
 mod counters;
 mod durable;
 mod events;
+mod inject;
 mod keepalive;
 mod keys;
 mod lease;
@@ -52,6 +53,8 @@ mod xrc;
 const LIMIT: Duration = Duration::from_secs(20);
 const CLIENT: Token = Token(0xc);
 const SERVER: Token = Token(0x5);
+/// The context of each endpoint.
+const ENDPOINT: usize = 0xe9;
 const PEP: Token = Token(0x9);
 
 fn device() -> Arc<Device> {
@@ -125,6 +128,7 @@ impl Buffer {
 fn config(token: Token) -> EndpointConfig {
     EndpointConfig {
         token,
+        context: ENDPOINT,
         tx_size: 64,
         rx_size: 64,
         tx_iov_limit: 4,

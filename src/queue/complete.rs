@@ -237,18 +237,22 @@ impl EndpointTable {
         }
         if wc.status() != sys::IBV_WC_SUCCESS {
             rings.notify_failure();
+            let error = failure(&slot, wc.status(), wc.vendor_err());
             let reported = if recv {
-                slot.visible || slot.reports_failure
+                slot.visible || slot.failures.include(error.err)
             } else {
-                rings.reports_failure(&slot)
+                rings.reports_failure(&slot, error.err)
             };
             if reported {
-                sink.fail(failure(&slot, wc.status(), wc.vendor_err()));
+                sink.fail(error);
             }
             return;
         }
         if let Some(error) = slot.refused {
-            return sink.fail(refusal(&slot, error));
+            if slot.failures.include(error) {
+                sink.fail(refusal(&slot, error));
+            }
+            return;
         }
         if !slot.visible {
             return;

@@ -256,9 +256,12 @@ impl CompletionQueue {
                 {
                     counters.count(slot.flags, false);
                 }
-                let sent = std::ptr::eq(ring, &rings.tx);
-                if (sent && rings.reports_failure(&slot)) || (!sent && slot.reports_failure) {
-                    let error = failure(&slot, sys::IBV_WC_WR_FLUSH_ERR, 0);
+                let error = failure(&slot, sys::IBV_WC_WR_FLUSH_ERR, 0);
+                let reported = match std::ptr::eq(ring, &rings.tx) {
+                    true => rings.reports_failure(&slot, error.err),
+                    false => slot.failures.include(error.err),
+                };
+                if reported {
                     inner.backlog.push_back(Entry::Failed(error));
                 }
             }

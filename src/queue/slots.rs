@@ -18,6 +18,39 @@ use crate::queue::{Counter, Counters};
 use crate::sync::{AtomicU32, UnsafeCell};
 use crate::wire::records::MAX_SEGMENTS;
 
+/// The failures of a request that produce an error entry.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Failures {
+    #[default]
+    None,
+    /// Those of the operation itself: it was refused, here or by the peer. Not those of the
+    /// connection, which the event queue reports ([`is_of_connection`]).
+    Refusals,
+    All,
+}
+
+impl Failures {
+    /// Whether a failure with this errno produces an entry.
+    pub(crate) fn include(self, err: FiErrno) -> bool {
+        match self {
+            Self::None => false,
+            Self::Refusals => !is_of_connection(err),
+            Self::All => true,
+        }
+    }
+}
+
+/// Whether the errno is that of a request whose connection has ended or cannot reach the peer.
+fn is_of_connection(err: FiErrno) -> bool {
+    let ends = [
+        FiErrno::ECANCELED,
+        FiErrno::ETIMEDOUT,
+        FiErrno::ENORX,
+        FiErrno::EIO,
+    ];
+    ends.contains(&err)
+}
+
 /// The state of a posted request.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Slot {
@@ -26,9 +59,7 @@ pub(crate) struct Slot {
     pub(crate) flags: Flags,
     /// Whether success produces a completion entry.
     pub(crate) visible: bool,
-    /// Whether failure produces an error entry. False for inject, which has no context to identify
-    /// the operation.
-    pub(crate) reports_failure: bool,
+    pub(crate) failures: Failures,
     /// Whether the device reports success.
     pub(crate) signaled: bool,
     /// Whether another request of the same operation follows it.
@@ -480,10 +511,10 @@ impl Rings {
 
     /// Whether the failure of a transmit request is to be reported: of an operation of several
     /// requests, the first that fails. Poller only.
-    pub(crate) fn reports_failure(&self, slot: &Slot) -> bool {
+    pub(crate) fn reports_failure(&self, slot: &Slot, err: FiErrno) -> bool {
         let reported = self.broken_off.load(Ordering::Relaxed);
         self.broken_off.store(slot.more, Ordering::Relaxed);
-        slot.reports_failure && !reported
+        slot.failures.include(err) && !reported
     }
 
     /// Records the completion of the probe; a failure is reported to the endpoint.

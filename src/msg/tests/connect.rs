@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use super::*;
 use crate::queue::Counter;
-use crate::queue::slots::Slot;
+use crate::queue::slots::{Failures, Slot};
 use crate::verbs::{AsyncEvent, AsyncListener as _};
 
 #[test]
@@ -159,7 +159,7 @@ fn requests_of_a_device_that_was_removed_are_reported() {
                 context,
                 signaled: true,
                 visible: true,
-                reports_failure: true,
+                failures: Failures::All,
                 ..Slot::default()
             });
         }

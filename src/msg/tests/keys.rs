@@ -298,7 +298,7 @@ fn many_keys_are_told_apart() {
         };
         written.unwrap();
         if !regions.contains_key(&i) {
-            assert_eq!(client.refused(0), FiErrno::EKEYREJECTED);
+            assert_eq!(client.refused(ENDPOINT), FiErrno::EKEYREJECTED);
         }
     }
     client.read(&source, 0, 0, 0, 5).unwrap();
