@@ -30,18 +30,22 @@ static IN_VAIN: Mutex<Option<Instant>> = Mutex::new(None);
 const PAUSE: Duration = Duration::from_secs(1);
 
 impl Core {
-    /// Ends the connection.
+    /// Ends the connection. Returns when the device has flushed the posted requests, or after
+    /// [`FLUSH_WAIT`]: the entries of cancelled operations are in the completion queues then.
     pub(crate) fn shutdown(&self) -> Result<()> {
         self.await_device();
-        let mut control = self.control.lock();
-        self.conn.begin_shutdown()?;
-        if self.config.xrc {
-            self.leave_peer(&mut control, true);
-        } else {
-            self.give_keys_back();
+        {
+            let mut control = self.control.lock();
+            self.conn.begin_shutdown()?;
+            if self.config.xrc {
+                self.leave_peer(&mut control, true);
+            } else {
+                self.give_keys_back();
+            }
+            Self::take_in(&control);
+            self.conn.disconnect(&control.side);
         }
-        Self::take_in(&control);
-        self.conn.disconnect(&control.side);
+        self.await_flush();
         self.conn.report_end();
         Ok(())
     }

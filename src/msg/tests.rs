@@ -28,6 +28,7 @@ use crate::wire::cm_data::CM_DATA_SIZE;
 mod atomic;
 mod auth;
 mod blocks;
+mod closing;
 mod connect;
 mod counters;
 mod durable;
