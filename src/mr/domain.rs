@@ -163,6 +163,12 @@ impl MrDomain {
         drop(gone);
     }
 
+    /// Number of key directories.
+    #[cfg(test)]
+    pub(crate) fn directory_count(&self) -> usize {
+        self.directories.lock().len()
+    }
+
     /// How its regions hold on to their pages.
     pub(crate) fn paging(&self) -> Paging {
         self.paging

@@ -455,6 +455,20 @@ impl Endpoint {
         Ok(())
     }
 
+    /// As [`Self::enable`] after an error of its last step.
+    #[cfg(test)]
+    pub(super) fn fail_to_enable(&self) -> Result<()> {
+        let shared = self.shared();
+        let mut control = self.common.control.lock();
+        let (src, token) = (control.src, shared.config.token);
+        let form = (shared.config.ipv4, shared.config.xrc);
+        let listening = Listening::open(shared.domain.device(), src, form, control.named, token)?;
+        let opened = self.open(&mut control, &listening);
+        listening.close();
+        self.release(&mut control);
+        opened
+    }
+
     /// Creates the objects of an enabled endpoint. After an error the caller releases them.
     fn open(&self, control: &mut Control, listening: &Listening) -> Result<()> {
         let shared = self.shared();
@@ -527,10 +541,6 @@ impl Endpoint {
         shared.domain.note_counts(&counts);
         let entries = state.kept_places();
         let left = state.io.close(shared);
-        let form = &shared.domain.mr().config().form;
-        if !Arc::ptr_eq(shared.pd(), shared.domain.pd()) && form.mode.contains(Mode::ENDPOINT) {
-            shared.domain.mr().forget(shared.pd());
-        }
         if let Some(context) = &control.context {
             context.leave(shared);
             context.left(&left);
@@ -720,19 +730,33 @@ impl Endpoint {
             return;
         }
         let mut control = self.common.control.lock();
-        if std::mem::replace(&mut control.closed, true) || !control.enabled {
+        if std::mem::replace(&mut control.closed, true) {
             return;
         }
-        shared.linger(Instant::now() + LINGER);
-        if let Some(listening) = shared.listening.get() {
-            listening.close();
+        if control.enabled {
+            shared.linger(Instant::now() + LINGER);
+            if let Some(listening) = shared.listening.get() {
+                listening.close();
+            }
+            if shared.config.xrc {
+                shared.leave(Instant::now() + LEAVE);
+            } else {
+                shared.announce_end(Instant::now() + END);
+            }
+            self.release(&mut control);
         }
-        if shared.config.xrc {
-            shared.leave(Instant::now() + LEAVE);
-        } else {
-            shared.announce_end(Instant::now() + END);
+        // Regions that are bound to the endpoint have their records in the directory of its own
+        // protection domain, also before the endpoint is enabled.
+        if shared
+            .domain
+            .mr()
+            .config()
+            .form
+            .mode
+            .contains(Mode::ENDPOINT)
+        {
+            shared.domain.mr().forget(shared.pd());
         }
-        self.release(&mut control);
     }
 
     /// The registration scope of this endpoint (`FI_MR_ENDPOINT`, `fi_mr(3)`).
