@@ -156,12 +156,28 @@ unsafe extern "C" fn wait(cntr: *mut fid_cntr, threshold: u64, timeout: c_int) -
     })
 }
 
-/// The wait object's commands. Counters have no operation flags.
+/// The commands of fi_cntr(3). No operation flag is defined for counters.
 unsafe extern "C" fn control(handle: *mut fid, command: c_int, arg: *mut c_void) -> c_int {
     // SAFETY: a fid by the contract of fi_control(3).
     let cntr = unsafe { object::<Cntr>(handle) };
     on(cntr, |cntr| {
         // SAFETY: the argument of the command, by the contract of fi_control(3).
-        unsafe { wait_control(command, arg, cntr.engine.fd(), cntr.engine.wait_kind()) }
+        unsafe {
+            match command.cast_unsigned() {
+                command @ (FI_GETOPSFLAG | FI_SETOPSFLAG) => {
+                    let flags = arg.cast::<u64>().as_mut().ok_or(FiErrno::EINVAL)?;
+                    match (command, *flags) {
+                        (FI_GETOPSFLAG, _) => *flags = 0,
+                        (_, 0) => {}
+                        _ => return Err(FiErrno::EBADFLAGS),
+                    }
+                    Ok(0)
+                }
+                _ => {
+                    let wait = (cntr.engine.fd(), cntr.engine.wait_kind());
+                    wait_control(command, arg, wait.0, wait.1)
+                }
+            }
+        }
     })
 }

@@ -126,6 +126,24 @@ unsafe fn send(pair: &Pair) {
     }
 }
 
+/// A counter has no operation flags: reading them gives 0, and nothing else can be set.
+unsafe fn operation_flags(cntr: *mut fid_cntr) {
+    let invalid = -FI_EINVAL;
+    // SAFETY: an open counter.
+    unsafe {
+        let mut flags = 99_u64;
+        assert_eq!(control(cntr, FI_GETOPSFLAG, (&raw mut flags).cast()), 0);
+        assert_eq!(flags, 0);
+        assert_eq!(control(cntr, FI_SETOPSFLAG, (&raw mut flags).cast()), 0);
+        flags = FI_COMPLETION;
+        let ret = control(cntr, FI_SETOPSFLAG, (&raw mut flags).cast());
+        assert_eq!(ret, -FI_EBADFLAGS);
+        for command in [FI_GETOPSFLAG, FI_SETOPSFLAG] {
+            assert_eq!(control(cntr, command, null_mut()), invalid);
+        }
+    }
+}
+
 unsafe fn counter_wakes(setup: &Setup, pair: &Pair, cntr: *mut fid_cntr) {
     // SAFETY: open objects.
     unsafe {
@@ -133,6 +151,7 @@ unsafe fn counter_wakes(setup: &Setup, pair: &Pair, cntr: *mut fid_cntr) {
         let mut kind = 99;
         assert_eq!(control(cntr, FI_GETWAITOBJ, (&raw mut kind).cast()), 0);
         assert_eq!(kind, FI_WAIT_FD);
+        operation_flags(cntr);
         for round in 1..=3_u64 {
             assert_eq!(trywait(setup, cntr), 0);
             send(pair);
