@@ -23,8 +23,8 @@ pub(crate) struct Cq {
     /// Whether a blocking read's condition is a number of completions.
     threshold: bool,
     api_version: u32,
-    /// The device's code of the last error: `err_data` points to it if the application passes no
-    /// buffer of its own. Valid until the next error is read (fi_cq(3)).
+    /// The device's code of the last error, 0 if it has none: `err_data` points to it if the
+    /// application passes no buffer of its own. Valid until the next error is read (fi_cq(3)).
     vendor_err: AtomicU32,
     /// Whether the queue is one of endpoints with many peers, so that no connected endpoint can be
     /// bound to it.
@@ -450,9 +450,9 @@ unsafe extern "C" fn readerr(cq: *mut fid_cq, buf: *mut fi_cq_err_entry, flags: 
             error => error?,
         };
         let done = error.completion;
-        if let Some(vendor_err) = error.vendor_err {
-            cq.vendor_err.store(vendor_err, Ordering::Relaxed);
-        }
+        let vendor = error.vendor_err.map(u32::to_ne_bytes);
+        cq.vendor_err
+            .store(error.vendor_err.unwrap_or(0), Ordering::Relaxed);
         // SAFETY: not NULL; each field is written only where the application's version has it, and
         // `err_data` has the application's `err_data_size` bytes (from 1.5 on).
         unsafe {
@@ -465,14 +465,13 @@ unsafe extern "C" fn readerr(cq: *mut fid_cq, buf: *mut fi_cq_err_entry, flags: 
             (*buf).olen = error.olen;
             (*buf).err = error.err.code();
             (*buf).prov_errno = error.prov_errno;
-            let vendor = error.vendor_err.map(u32::to_ne_bytes);
             let sized = cq.api_version >= fi_version(1, 5);
-            if let (true, None) = (sized, vendor) {
-                (*buf).err_data_size = 0;
-            } else if let (true, Some(vendor), 1..) = (sized, vendor, (*buf).err_data_size) {
+            if sized && (*buf).err_data_size != 0 {
+                let data = vendor.as_ref().map_or(&[][..], |vendor| &vendor[..]);
                 let to = (*buf).err_data.cast();
-                (*buf).err_data_size = copy_data(&vendor, to, (*buf).err_data_size);
+                (*buf).err_data_size = copy_data(data, to, (*buf).err_data_size);
             } else {
+                // fi_cq(3): a buffer of the provider, also if the error has no data
                 (*buf).err_data = cq.vendor_err.as_ptr().cast();
                 if sized {
                     (*buf).err_data_size = 0;

@@ -127,13 +127,18 @@ static struct fi_cq_tagged_entry next(struct side *side, struct fid_cq *cq) { re
 static struct fi_cq_err_entry next_error_in(struct side *side, struct fid_cq *cq, struct fi_cq_err_entry error)
 {
 	struct fi_cq_tagged_entry entry;
+	size_t room = error.err_data_size;
 	double limit = now() + SECONDS;
 
 	for (;;) {
 		ssize_t got = fi_cq_read(cq, &entry, 1);
 
 		if (got == -FI_EAVAIL) {
+			if (!room)
+				error.err_data = &entry; /* ignored */
 			RETURNS(fi_cq_readerr(cq, &error, 0), 1);
+			/* without a buffer of the caller: that of the provider */
+			IS(room || (error.err_data && error.err_data != &entry && !error.err_data_size));
 			return error;
 		}
 		if (got != -FI_EAGAIN)
