@@ -6,6 +6,7 @@ use libfabric_sys::*;
 use weft::errno::{FiErrno, Result};
 use weft::msg::{ATOMIC_SIZE, LengthOption};
 use weft::rdm::MAX_ATOMIC_SIZE;
+use weft::verbs::Device;
 
 use crate::ep::Ep;
 use crate::ffi::fid::{object, on};
@@ -142,7 +143,9 @@ pub(crate) unsafe extern "C" fn setopt_rdm(
                     ep.engine.set_min_multi_recv(size_in(buf, len)?);
                     Ok(0)
                 }
-                name => permit(name, buf, len).unwrap_or(Err(FiErrno::ENOPROTOOPT)),
+                name => {
+                    permit(ep.domain.device(), name, buf, len).unwrap_or(Err(FiErrno::ENOPROTOOPT))
+                }
             }
         }
     })
@@ -208,12 +211,17 @@ unsafe fn size_in(buf: *const c_void, len: usize) -> Result<usize> {
     Ok(unsafe { buf.cast::<usize>().read_unaligned() })
 }
 
-/// `fi_setopt(3)` of the options by which an application permits or forbids something that is not
-/// used; `None`: another option.
+/// `fi_setopt(3)` of the options by which an application permits or forbids the use of something;
+/// `None`: another option.
 ///
 /// # Safety
 /// `buf` is NULL or has `len` bytes.
-unsafe fn permit(name: u32, buf: *const c_void, len: usize) -> Option<Result<c_int>> {
+unsafe fn permit(
+    device: &Device,
+    name: u32,
+    buf: *const c_void,
+    len: usize,
+) -> Option<Result<c_int>> {
     Some(match name {
         // FI_HMEM is not offered, so no device memory is passed: every value is satisfied except
         // FI_HMEM_P2P_REQUIRED.
@@ -226,10 +234,16 @@ unsafe fn permit(name: u32, buf: *const c_void, len: usize) -> Option<Result<c_i
                 Ok(0)
             }
         }
-        FI_OPT_CUDA_API_PERMITTED | FI_OPT_SHARED_MEMORY_PERMITTED
-            if len == size_of::<bool>() && !buf.is_null() =>
-        {
-            Ok(0) // neither is used, permitted or not
+        // CUDA is not used, permitted or not
+        FI_OPT_CUDA_API_PERMITTED if len == size_of::<bool>() && !buf.is_null() => Ok(0),
+        FI_OPT_SHARED_MEMORY_PERMITTED if len == size_of::<bool>() && !buf.is_null() => {
+            // SAFETY: not NULL, of that size by the caller's promise.
+            let permitted = unsafe { buf.cast::<u8>().read() } != 0;
+            // soft0 has no other way to its peers; other devices never use shared memory
+            match permitted || !std::ptr::eq(device.backend(), softverbs::backend()) {
+                true => Ok(0),
+                false => Err(FiErrno::EOPNOTSUPP),
+            }
         }
         FI_OPT_FI_HMEM_P2P | FI_OPT_CUDA_API_PERMITTED | FI_OPT_SHARED_MEMORY_PERMITTED => {
             Err(FiErrno::EINVAL)
@@ -253,8 +267,9 @@ pub(crate) unsafe extern "C" fn setopt(
             return Err(FiErrno::ENOPROTOOPT);
         }
         let name = name.cast_unsigned();
+        let device = ep.engine.domain().device();
         // SAFETY: a buffer and its length by the contract of fi_setopt(3).
-        if let Some(result) = unsafe { permit(name, buf, len) } {
+        if let Some(result) = unsafe { permit(device, name, buf, len) } {
             return result;
         }
         if name == FI_OPT_CM_DATA_SIZE {

@@ -1407,7 +1407,8 @@ static void check_objects(void)
 	RETURNS(fi_setopt(&ep->fid, FI_OPT_ENDPOINT, FI_OPT_MIN_MULTI_RECV, &value, 4), -FI_EINVAL);
 	RETURNS(fi_getopt(&ep->fid, FI_OPT_ENDPOINT, FI_OPT_CM_DATA_SIZE, &value, &len), -FI_ENOPROTOOPT);
 	RETURNS(fi_setopt(&ep->fid, FI_OPT_ENDPOINT, 10 /* FI_OPT_CUDA_API_PERMITTED */, &no, sizeof no), 0);
-	RETURNS(fi_setopt(&ep->fid, FI_OPT_ENDPOINT, 11 /* FI_OPT_SHARED_MEMORY_PERMITTED */, &no, sizeof no), 0);
+	/* soft0 reaches its peers by shared memory alone */
+	RETURNS(fi_setopt(&ep->fid, FI_OPT_ENDPOINT, 11 /* FI_OPT_SHARED_MEMORY_PERMITTED */, &no, sizeof no), -FI_EOPNOTSUPP);
 	MUST(fi_getopt(&ep->fid, FI_OPT_ENDPOINT, 12 /* FI_OPT_MAX_MSG_SIZE */, &value, &len));
 	IS(value == side.info->ep_attr->max_msg_size);
 	MUST(fi_getopt(&ep->fid, FI_OPT_ENDPOINT, 17 /* FI_OPT_INJECT_TAGGED_SIZE */, &value, &len));

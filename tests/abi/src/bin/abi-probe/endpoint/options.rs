@@ -157,9 +157,14 @@ unsafe fn choices(ep: *mut fid_ep) {
         assert_eq!(p2p(FI_HMEM_P2P_REQUIRED), -FI_EOPNOTSUPP);
         assert_eq!(set(FI_OPT_FI_HMEM_P2P, null(), 4), INVALID);
         for name in [FI_OPT_CUDA_API_PERMITTED, FI_OPT_SHARED_MEMORY_PERMITTED] {
-            for value in [false, true] {
-                let value = (&raw const value).cast();
-                assert_eq!(set(name, value, 1), 0);
+            for permitted in [false, true] {
+                let value = (&raw const permitted).cast();
+                // soft0 reaches its peers by shared memory alone
+                let ret = match name == FI_OPT_SHARED_MEMORY_PERMITTED && !permitted {
+                    true => -FI_EOPNOTSUPP,
+                    false => 0,
+                };
+                assert_eq!(set(name, value, 1), ret);
                 assert_eq!(set(name, value, 8), INVALID, "a bool has one byte");
             }
             assert_eq!(set(name, null(), 1), INVALID);
