@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use libfabric_sys::*;
 use parking_lot::Mutex;
@@ -256,12 +256,16 @@ impl Object<Eq> {
             return Err(FiErrno::EBADFLAGS);
         }
         let peek = flags & FI_PEEK != 0;
+        // later than any clock can show: no limit
+        let deadline =
+            wait.map(|timeout| timeout.and_then(|time| Instant::now().checked_add(time)));
         loop {
-            let taken = match wait {
+            let taken = match deadline {
                 None => self.engine.read(peek, |event| take(event, target))?,
-                Some(timeout) => self
-                    .engine
-                    .sread(peek, timeout, |event| take(event, target))?,
+                Some(deadline) => {
+                    let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+                    self.engine.sread(peek, left, |event| take(event, target))?
+                }
             };
             match taken {
                 Taken::User(event, length) => {
@@ -300,9 +304,6 @@ impl Object<Eq> {
                         return Ok(unsafe {
                             target.connection(FI_CONNREQ, pep, info, data.data())
                         });
-                    }
-                    if matches!(wait, Some(Some(_))) {
-                        return Err(FiErrno::EAGAIN);
                     }
                 }
             }
