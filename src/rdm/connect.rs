@@ -79,6 +79,7 @@ impl<I: Io> Core<I> {
             shown,
             fresh,
             requests,
+            since: self.now,
             ..Link::new(key, Role::Own, epoch, Some(outs))
         };
         let Some(link) = self.links.insert(link) else {
@@ -124,6 +125,7 @@ impl<I: Io> Core<I> {
         if removed.state == State::Dialling {
             self.dialled();
         }
+        self.spend(&removed);
         self.unlink(removed.peer, link);
         self.plan(removed.peer, again);
         Some(removed.peer)
@@ -489,6 +491,10 @@ impl<I: Io> Core<I> {
         }
         let replaces = peer.accepted.is_some();
         if !replaces && !self.may_request(request, Some(key), io) {
+            if self.peers.get(key).is_some_and(|peer| peer.begun) {
+                // it has shown the token of the session
+                self.line_up(key);
+            }
             return Err(Reason::Busy);
         }
         Ok(key)
@@ -566,6 +572,7 @@ impl<I: Io> Core<I> {
         };
         let link = Link {
             given: Some(request.gives),
+            since: self.now,
             ..Link::new(key, Role::Accepted, request.epoch, mark)
         };
         let Ok(gives) = self.token(key) else {

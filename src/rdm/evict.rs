@@ -12,6 +12,10 @@ const UNDER_WAY: usize = 8;
 /// How long a link in use keeps its place, in ns.
 const TURN: u64 = 50_000_000;
 
+/// How long HELLO on a circuit is awaited while other peers wait for the places of the link, in ns.
+/// Nothing states that its dialler has ended the link before the reply.
+const HELLO_WAIT: u64 = 5 * TURN;
+
 /// How long RMA on a link in use is waited for, and how often it is looked, in ns.
 const DRAIN: u64 = 500_000_000;
 const LOOK: u64 = 1_000_000;
@@ -28,6 +32,8 @@ enum Choice {
     None,
     /// The dial of a link to a peer that has dialled too, and whose link is the out-link.
     Dial(LinkKey),
+    /// A link on a circuit on which HELLO has not arrived for a time.
+    Silent(LinkKey),
     /// The links of a peer that is idle.
     Idle(PeerKey),
     /// Those of a peer that uses them.
@@ -43,7 +49,7 @@ impl<I: Io> Core<I> {
         for _ in 0..most {
             let begun = match self.choose(most) {
                 Choice::None => false,
-                Choice::Dial(link) => {
+                Choice::Dial(link) | Choice::Silent(link) => {
                     self.end_link(link, io);
                     true
                 }
@@ -60,7 +66,7 @@ impl<I: Io> Core<I> {
     fn choose(&mut self, most: usize) -> Choice {
         let now = self.now;
         let mut under_way = 0;
-        let mut dial = None;
+        let (mut dial, mut silent) = (None, None);
         let (mut idle, mut in_use): (Option<(u64, PeerKey)>, _) = (None, None);
         let mut next = self.links.at_or_behind(0);
         while let Some(key) = next {
@@ -75,6 +81,9 @@ impl<I: Io> Core<I> {
             let gives_up = dial.is_none() && !self.config.circuits;
             if gives_up && open.is_some() && self.is_dialling(peer) {
                 dial = self.peers.get(peer).and_then(|peer| peer.own);
+            }
+            if silent.is_none() && self.is_overdue(key) {
+                silent = Some(key);
             }
             if open != Some(key) {
                 continue;
@@ -96,9 +105,23 @@ impl<I: Io> Core<I> {
             _ if under_way >= most => Choice::None,
             (Some(link), ..) => Choice::Dial(link),
             (None, Some((_, peer)), _) => Choice::Idle(peer),
-            (None, None, Some((_, peer))) => Choice::InUse(peer),
-            (None, None, None) => Choice::None,
+            (None, None, in_use) => match (silent, in_use) {
+                (Some(link), _) => Choice::Silent(link),
+                (None, Some((_, peer))) => Choice::InUse(peer),
+                (None, None) => Choice::None,
+            },
         }
+    }
+
+    /// Whether HELLO on a link on a circuit is awaited for so long that its dialler has probably
+    /// ended it. Not if the last HELLO of the peer was later still.
+    fn is_overdue(&self, key: LinkKey) -> bool {
+        let Some(link) = self.links.get(key).filter(|_| self.config.circuits) else {
+            return false;
+        };
+        let late = self.peers.get(link.peer).is_some_and(|peer| peer.late);
+        let replied = link.replied_at().filter(|_| !late);
+        replied.is_some_and(|time| time + HELLO_WAIT <= self.now)
     }
 
     /// A link has become the out-link.

@@ -4,6 +4,10 @@ use super::peer::PeerKey;
 use super::slab::Key;
 use crate::wire::rdm::{Epoch, Number, Secret, Terms};
 
+/// How long an acceptor waits for HELLO after it has sent the reply, in ns. The dialler posts it as
+/// soon as its device has ended the link that this one replaces, at most 1 s.
+pub(super) const GREETING: u64 = 2_000_000_000;
+
 /// Marks keys of links.
 pub enum LinkMark {}
 
@@ -91,6 +95,7 @@ pub(super) struct Link {
     pub(super) numbers: Option<Numbers>,
     pub(super) used: u64,
     /// These numbers, and the time, when it became the out-link or the peer refused to end it.
+    /// Before: `None`, and the time when it got its place.
     pub(super) begin: Option<Numbers>,
     pub(super) since: u64,
     /// The peer has refused CLOSE (ask): it uses the link.
@@ -127,6 +132,12 @@ impl Link {
             since: 0,
             refused: false,
         }
+    }
+
+    /// When the reply was sent, if HELLO is awaited.
+    pub(super) fn replied_at(&self) -> Option<u64> {
+        let hello_by = self.hello_by.filter(|_| self.state == State::Replied);
+        Some(hello_by?.saturating_sub(GREETING))
     }
 
     /// Whether HELLO has not arrived in time on a link on a circuit that the peer has dialled.

@@ -46,6 +46,16 @@ pub(super) struct Drain {
     pub(super) question: Option<LinkKey>,
 }
 
+/// The position of a peer without out-link among those that wait for a place.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Position {
+    /// Since when it needs a place, in ns; `None`: it needs none, or its place is that of the
+    /// out-link.
+    pub(super) since: Option<u64>,
+    /// How long its links have had a place since then, in ns.
+    pub(super) spent: u64,
+}
+
 /// What is known of the endpoint of a peer without links.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Fate {
@@ -136,6 +146,9 @@ pub(super) struct Peer {
     pub(super) fruitless: u8,
     /// In the queue of peers that wait for a place for a link.
     pub(super) waits: bool,
+    pub(super) position: Position,
+    /// On a circuit: its last HELLO has arrived after the link was given up.
+    pub(super) late: bool,
 
     /// Numbered packets that are not complete.
     pub(super) posted: List,
@@ -238,6 +251,8 @@ impl Peer {
             demanded: false,
             fruitless: 0,
             waits: false,
+            position: Position::default(),
+            late: false,
             posted: List::default(),
             repost: None,
             unsent: None,
@@ -300,6 +315,7 @@ impl Peer {
             timed: self.timed,
             listed: self.listed,
             waits: self.waits,
+            position: self.position,
             ..fresh
         };
     }

@@ -10,12 +10,16 @@ use std::collections::HashSet;
 
 use super::connect::HeldRequest;
 use super::core::{Core, Io};
-use super::link::State;
-use super::peer::PeerKey;
+use super::link::{Link, State};
+use super::peer::{PeerKey, Position};
 use crate::wire::rdm::{Listener, Reason, Request};
 
 /// Peers that can wait; requests of further ones are rejected.
 const WAITERS: usize = 256;
+
+/// How long the links of a peer can have a place, before one is the out-link, until the peer loses
+/// its position, in ns.
+const SPENDABLE: u64 = 500_000_000;
 
 /// How often room is made for those that wait, in ns.
 const AGAIN: u64 = 2_000_000;
@@ -83,10 +87,42 @@ impl<I: Io> Core<I> {
             self.wait_for_place(key, io);
             return false;
         }
+        self.line_up(key);
         if dial {
             self.reject_greater(key, io);
         }
         true
+    }
+
+    /// The time that gives a peer its position among those that wait for a place: that of its first
+    /// attempt to get one since its last out-link. It keeps it if its request, or the dial of this
+    /// side, is rejected, but not for longer than the connect timeout.
+    pub(super) fn line_up(&mut self, key: PeerKey) -> u64 {
+        let (now, timeout) = (self.now, self.config.timeout);
+        let Some(peer) = self.peers.get_mut(key).filter(|peer| peer.out.is_none()) else {
+            return now;
+        };
+        let lapsed = |since: u64| since.saturating_add(timeout) < now;
+        if peer.position.since.is_none_or(lapsed) {
+            peer.position = Position {
+                since: Some(now),
+                spent: 0,
+            };
+        }
+        peer.position.since.unwrap_or(now)
+    }
+
+    /// A link has given its place back. A peer whose links have had one for long without being used
+    /// loses its position, so that it does not keep it by requests and answers that lead to nothing.
+    pub(super) fn spend(&mut self, link: &Link) {
+        let time = self.now.saturating_sub(link.since);
+        let unused = link.begin.is_none();
+        if let Some(peer) = self.peers.get_mut(link.peer).filter(|_| unused) {
+            peer.position.spent = peer.position.spent.saturating_add(time);
+            if peer.position.spent > SPENDABLE {
+                peer.position = Position::default();
+            }
+        }
     }
 
     /// Whether a dial to a peer would take a place that no other peer waits for.
@@ -207,11 +243,15 @@ impl<I: Io> Core<I> {
     }
 
     fn wait_for_place(&mut self, key: PeerKey, io: &mut I) {
+        let since = self.line_up(key);
         if let Some(peer) = self.peers.get_mut(key)
             && !peer.waits
         {
             peer.waits = true;
-            self.waiters.push_back(key);
+            let since_of = |other: &PeerKey| self.peers.get(*other)?.position.since;
+            let before = |other: &PeerKey| since_of(other).is_none_or(|other| other <= since);
+            let behind = self.waiters.iter().rposition(before);
+            self.waiters.insert(behind.map_or(0, |at| at + 1), key);
         }
         if self.room_at.is_none() {
             self.room_at = Some(self.now + AGAIN);

@@ -4,7 +4,7 @@ use super::connect::PATIENCE;
 use super::core::{Core, Io};
 use super::link::{Closing, Link, LinkKey, Role, State};
 use super::ops::{Entry, List};
-use super::peer::{Dial, Fate, Peer, PeerKey};
+use super::peer::{Dial, Fate, Peer, PeerKey, Position};
 use crate::errno::FiErrno;
 use crate::wire::rdm::{Epoch, Number, Reason, Terms};
 
@@ -234,6 +234,7 @@ impl<I: Io> Core<I> {
         }
         half.state = State::Lingering;
         let half = *half;
+        self.spend(&half);
         let key = half.peer;
         let ends = self.peers.get(key).is_some_and(|peer| peer.ends);
         if ends && half.is_unattached() && !half.peer_ended {
@@ -270,6 +271,7 @@ impl<I: Io> Core<I> {
         self.unlink(key, link);
         self.note_break(&ended);
         if ended.state != State::Lingering {
+            self.spend(&ended);
             self.pause_dial(&ended);
         }
         self.advance(key, io);
@@ -420,6 +422,7 @@ impl<I: Io> Core<I> {
             peer.meant = None;
         }
         peer.probe = false;
+        peer.position = Position::default();
         self.retimed = true;
         (peer.acks, peer.holds) = (0, 0);
         (peer.repost, peer.unsent) = (None, None);
@@ -583,6 +586,7 @@ impl<I: Io> Core<I> {
             return self.damaged(key, io);
         }
         (peer.out, peer.closing, peer.demanded) = (Some(link), false, false);
+        peer.position = Position::default();
         peer.outs = peer.outs.wrapping_add(1);
         peer.restate |= peer.stated.is_some_and(|stated| stated != link);
         peer.dial = Dial {

@@ -2,14 +2,9 @@
 //! eviction, the probe of silent peers.
 
 use super::core::{Config, Core, Io};
-use super::link::{LinkKey, State};
+use super::link::{GREETING, LinkKey, State};
 use super::peer::{Dial, Peer, PeerKey};
 use crate::errno::FiErrno;
-
-const MS: u64 = 1_000_000;
-/// How long an acceptor waits for HELLO after it has sent the reply. The dialler posts it as soon
-/// as its device has ended the link that this one replaces, at most 1 s.
-const GREETING: u64 = 2_000 * MS;
 
 /// A link is ended after this number of beats in a row in which nothing has completed or arrived
 /// although requests were under way: 15 s with a beat of 750 ms. A device reports a dead peer

@@ -462,11 +462,13 @@ impl<I: Io> Core<I> {
                 from.greeted = true;
                 from.terms = Some(hello.terms);
                 let given = from.given;
-                if from.state == State::Replied {
+                let late = from.state != State::Replied;
+                if !late {
                     from.state = State::Up;
                 }
                 let first = self.peers.get_mut(key);
                 let first = first.is_some_and(|peer| {
+                    peer.late = late;
                     peer.former = None;
                     let first = !std::mem::replace(&mut peer.begun, true);
                     if first {

@@ -81,6 +81,17 @@ fn seeds(share: u64) -> std::ops::Range<u64> {
     }
 }
 
+/// The seeds of plans of which one takes as long as 50 of the others: a share of those that are to
+/// run, or, in the fast tests, `known` ones besides, which have failed.
+fn long_seeds(known: &'static [u64]) -> impl Iterator<Item = u64> {
+    let all = seeds(1_000);
+    let count = (all.end - all.start).div_ceil(50);
+    let chosen = ["WEFT_RDM_SEED", "WEFT_RDM_SEEDS"];
+    let chosen = chosen.iter().any(|name| std::env::var_os(name).is_some());
+    let known = if chosen { &[] } else { known };
+    (all.start..all.start + count).chain(known.iter().copied())
+}
+
 const LARGE: Credit = Credit::new(1 << 20, 1 << 16);
 
 #[test]
@@ -297,10 +308,7 @@ const CALM: Plan = Plan {
 /// Endpoints with fewer links than busy peers: all of them get their turn, and nothing fails.
 #[test]
 fn busy_peers_take_turns() {
-    let all = seeds(1_000);
-    // each takes as long as 100 seeds of the other plans
-    let count = (all.end - all.start).div_ceil(50);
-    for seed in all.start..all.start + count {
+    for seed in long_seeds(&[530]) {
         let mut random = Random(!seed);
         let nodes = 3 + random.below(4) as usize;
         let places = 1 + random.below(nodes as u64) as usize;
@@ -325,9 +333,7 @@ fn busy_peers_take_turns() {
 /// As above on circuits, of which a peer needs one for its node, and a target.
 #[test]
 fn busy_peers_on_circuits_take_turns() {
-    let all = seeds(1_000);
-    let count = (all.end - all.start).div_ceil(50);
-    for seed in all.start..all.start + count {
+    for seed in long_seeds(&[52, 449, 838, 877]) {
         let mut random = Random(!seed);
         let nodes = 3 + random.below(4) as usize;
         let on_node = [1, 2, nodes][random.below(3) as usize];

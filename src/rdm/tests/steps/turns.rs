@@ -41,6 +41,20 @@ impl Scene {
         self.core.ended(link, &mut self.acts);
     }
 
+    /// The peer rejects the last dial.
+    fn reject_dial(&mut self, reason: Reason) {
+        let (link, request) = *self.acts.dials.last().expect("a dial");
+        let rejection = Rejection {
+            version: VERSION,
+            epoch: Some(request.epoch),
+            id: id(2),
+            newest: None,
+            reason,
+        };
+        let private_data = rejection.encode();
+        self.core.rejected(link, &private_data, &mut self.acts);
+    }
+
     /// The ports of the peers that were dialled.
     fn dialled_ports(&self) -> Vec<u16> {
         let dials = self.acts.dials.iter();
@@ -150,4 +164,104 @@ fn a_request_that_has_waited_until_its_dialler_gave_it_up_gets_no_place() {
         }
         assert!(it.acts.failed.is_empty());
     }
+}
+
+/// A peer whose dial is rejected gets the next place before those that have begun to wait later,
+/// unless its dials had a place for long.
+#[test]
+fn a_peer_that_is_busy_keeps_its_position() {
+    for (time, order) in [(1, [2, 3]), (500, [2, 3]), (501, [3, 2])] {
+        let mut it = Scene::new();
+        it.send(it.peer, 1);
+        it.acts.full = true;
+        it.core.set_now(MS / 2);
+        let other = it.core.peer_at(place(3)).expect("a peer");
+        it.send(other, 2);
+        it.core.set_now(time * MS);
+        it.reject_dial(Reason::Busy);
+        it.tick((time + 2) * MS);
+        assert_eq!(it.acts.dials.len(), 1);
+        it.acts.full = false;
+        it.tick((time + 4) * MS);
+        assert_eq!(it.dialled_ports(), order, "{time}");
+    }
+}
+
+/// A peer of the session has a position although its request is rejected.
+#[test]
+fn a_rejected_request_of_the_session_gives_a_position() {
+    for session in [true, false] {
+        let mut it = Scene::new();
+        it.acts.places = 1;
+        let mut token = None;
+        if session {
+            it.send(it.peer, 1);
+            token = Some(it.acts.dials[0].1.gives);
+            let link = it.reply();
+            it.core.sent(link, Number::new(0), &mut it.acts);
+            it.end(link);
+        }
+        // the place is that of a dial, and the id of the peer is the greater one
+        let other = it.core.peer_at(place(3)).expect("a peer");
+        it.send(other, 2);
+        it.acts.full = true;
+        it.request(1, token);
+        assert_eq!(it.acts.rejects[0].reason, Reason::Busy);
+        it.core.set_now(MS / 2);
+        let third = it.core.peer_at(place(4)).expect("a peer");
+        it.send(third, 3);
+        it.core.set_now(MS);
+        it.send(it.peer, 4);
+        it.reject_dial(Reason::Foreign);
+        it.acts.full = false;
+        it.tick(3 * MS);
+        let first = if session { 2 } else { 4 };
+        assert_eq!(it.dialled_ports(), [first], "{session}");
+    }
+}
+
+/// Nothing states that a dialler has ended its link before the reply.
+#[test]
+fn the_places_of_a_link_without_hello_are_given_to_others() {
+    let mut it = Scene::on_circuits();
+    it.acts.places = 2;
+    it.request(1, None);
+    let (link, Reply { gives, .. }) = it.acts.accepts[0];
+    it.core.accepted(link);
+    let other = it.core.peer_at(place(23)).expect("a peer");
+    it.send(other, 1);
+    it.tick(249 * MS);
+    assert_eq!(it.acts.ends, []);
+    it.tick(252 * MS);
+    assert_eq!(it.acts.ends, [link]);
+    it.core.half_ended(link, &mut it.acts);
+    it.tick(254 * MS);
+    assert_eq!(it.dialled_ports(), [23]);
+    it.reject_dial(Reason::Foreign);
+
+    // HELLO was late: the next one is awaited for the whole time
+    it.hello(1, 0);
+    it.request(2, Some(gives));
+    assert_eq!(it.acts.closes, [link]);
+    it.core.ended(link, &mut it.acts);
+    let (link, _) = it.acts.accepts[1];
+    it.core.accepted(link);
+    it.send(other, 2);
+    it.tick((254 + 1_999) * MS);
+    assert_eq!(it.acts.ends.len(), 1);
+    it.tick((254 + 2_000) * MS);
+    assert_eq!(it.acts.ends[1..], [link]);
+}
+
+#[test]
+fn hello_is_awaited_while_no_other_peer_waits() {
+    let mut it = Scene::on_circuits();
+    it.acts.places = 2;
+    it.request(1, None);
+    let (link, _) = it.acts.accepts[0];
+    it.core.accepted(link);
+    it.tick(1_999 * MS);
+    assert_eq!(it.acts.ends, []);
+    it.tick(2_000 * MS);
+    assert_eq!(it.acts.ends, [link]);
 }
