@@ -379,9 +379,8 @@ impl Endpoint {
         self.core.shutdown()
     }
 
-    /// Disconnects, discards the operations under way, and releases the device's resources
-    /// (`fi_close(3)`). Completions that have arrived stay in the completion queues. Later operations
-    /// and state changes fail. Idempotent.
+    /// Disconnects, flushes every operation to its completion queue, and releases the device's
+    /// resources (`fi_close(3)`). Later operations and state changes fail. Idempotent.
     pub fn close(&self) {
         self.core.close();
     }

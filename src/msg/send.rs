@@ -84,7 +84,8 @@ impl Endpoint {
         unsafe { self.core.transmit(&op) }
     }
 
-    /// `fi_inject`: no completion, but an error entry if the peer or the device refuses it; the application may reuse the buffer on return.
+    /// `fi_inject`: no completion, but an error entry if the peer or the device refuses it; the
+    /// application may reuse the buffer on return.
     #[inline(always)]
     pub unsafe fn inject(&self, buf: *const c_void, len: usize) -> Result<()> {
         let iov = buffer(buf, len);

@@ -213,8 +213,7 @@ impl Core {
         }
     }
 
-    /// Disconnects and releases all resources. Discards the operations under way: completions that
-    /// have arrived are passed on, cancelled operations have none. Idempotent.
+    /// Disconnects and releases all resources. Idempotent.
     pub(crate) fn close(&self) {
         self.await_device();
         let connected = {
@@ -238,10 +237,8 @@ impl Core {
                     self.give_keys_back();
                 }
                 Self::take_in(&control);
-                self.rings.discard();
                 self.conn.disconnect(&control.side);
             }
-            self.rings.discard();
             connected
         };
         if connected {

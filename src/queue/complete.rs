@@ -112,15 +112,6 @@ pub(crate) fn status_errno(status: u32, recv: bool) -> FiErrno {
     }
 }
 
-/// The errno with which a request has failed.
-#[cold]
-fn errno(slot: &Slot, wc: &Wc) -> FiErrno {
-    match (wc.status(), slot.refused) {
-        (sys::IBV_WC_SUCCESS, Some(refused)) => refused,
-        (status, _) => status_errno(status, slot.flags.contains(Flags::RECV)),
-    }
-}
-
 #[cold]
 pub(super) fn failure(slot: &Slot, status: u32, vendor_err: u32) -> CompletionError {
     CompletionError {
@@ -235,13 +226,10 @@ impl EndpointTable {
         let Some(slot) = ring.complete(id.0 as u32) else {
             return;
         };
-        let success = wc.status() == sys::IBV_WC_SUCCESS && slot.refused.is_none();
-        if !success && rings.discards(errno(&slot, wc)) {
-            return;
-        }
         if let Some(counters) = rings.counters()
             && !slot.more
         {
+            let success = wc.status() == sys::IBV_WC_SUCCESS && slot.refused.is_none();
             // a receive that a peer's write consumed has received no message
             if !(success && recv && wc.is_recv_rdma()) {
                 counters.count(slot.flags, success);

@@ -214,7 +214,7 @@ impl CompletionQueue {
     }
 
     /// Removes an endpoint whose queue pair is destroyed: its outstanding requests complete as
-    /// flushed, or are discarded if it is being closed.
+    /// flushed.
     pub(crate) fn detach(&self, id: WrId, completions: usize, tx: bool, rx: bool) {
         let mut inner = self.inner.lock();
         // polls all of the device's completions first, which precede the flushed ones
@@ -251,9 +251,6 @@ impl CompletionQueue {
         let directions = [(tx, &rings.tx), (rx, &rings.rx)];
         for (_, ring) in directions.into_iter().filter(|(mine, _)| *mine) {
             while let Some(slot) = ring.abandon() {
-                if rings.discards(FiErrno::ECANCELED) {
-                    continue;
-                }
                 if let Some(counters) = rings.counters()
                     && !slot.more
                 {

@@ -283,8 +283,6 @@ pub(crate) struct Rings {
     broken_off: AtomicBool,
     counted: AtomicBool,
     counters: Counters,
-    /// Whether the endpoint is being closed.
-    closing: AtomicBool,
 }
 
 /// The keepalive probe of a silent peer. It has no slot, so it uses no room of the application's
@@ -442,20 +440,7 @@ impl Rings {
             broken_off: AtomicBool::new(false),
             counted: AtomicBool::new(false),
             counters: Counters::default(),
-            closing: AtomicBool::new(false),
         }
-    }
-
-    /// Discards the operations that are cancelled from now on: they complete without an entry and
-    /// are not counted (`fi_endpoint(3)`, `fi_close`). Called before the queue pair enters its error
-    /// state.
-    pub(crate) fn discard(&self) {
-        self.closing.store(true, Ordering::Release);
-    }
-
-    /// Whether a failure with this errno is that of a discarded operation.
-    pub(crate) fn discards(&self, err: FiErrno) -> bool {
-        err == FiErrno::ECANCELED && self.closing.load(Ordering::Acquire)
     }
 
     /// The endpoint's counters, if any is bound.

@@ -400,7 +400,7 @@ fn what_waits_when_the_connection_ends_is_cancelled() {
     for context in 0..10 {
         client.write(&source, 64, 0, 4, context).unwrap();
     }
-    client.ep.shutdown().unwrap();
+    client.ep.close();
     for context in 0..10 {
         match client.completion() {
             Ok(done) => assert_eq!(done.context, context),
