@@ -2,7 +2,10 @@
 //! `docs/protocol-xrc.md`, "Circuits". A state machine without device, lock, thread or clock: its
 //! caller dials and ends circuits, and passes what has happened.
 //!
-//! Node ids are hints. A wrong one costs a rejected link request (NODE) and a further choice.
+//! Node ids are hints. A wrong one costs a rejected link request (NODE) and a further choice. A peer
+//! can state any of them, also that of another peer, and packets for it break the circuit if its
+//! receive queue is not behind it. So a circuit is used only for peers at the IP address to which it
+//! was dialled.
 
 #[cfg(test)]
 mod tests;
@@ -184,16 +187,18 @@ impl Circuits {
         self.next.get().wrapping_sub(number.get())
     }
 
-    /// The newest circuit to a node that is up, of those that are older than `before`.
+    /// The newest circuit to a node at an IP address that is up, of those that are older than
+    /// `before`.
     fn up_to(
         &self,
-        node: NodeId,
+        (node, ip): (NodeId, IpAddr),
         before: Option<CircuitNumber>,
     ) -> Option<(CircuitKey, OnCircuit)> {
         let up = |key| {
             let circuit = self.circuits.get(key)?;
+            let usable = !circuit.stale && host(circuit.address) == ip;
             match circuit.state {
-                State::Up(on) if on.node == node && !circuit.stale => Some((key, on)),
+                State::Up(on) if on.node == node && usable => Some((key, on)),
                 _ => None,
             }
         };
@@ -206,7 +211,8 @@ impl Circuits {
     /// Chooses the circuit of a link that is dialled to an address. The link has none.
     pub(super) fn choose(&mut self, link: LinkKey, address: Listener) -> Choice {
         let hint = self.node(address);
-        if let Some((key, on)) = hint.and_then(|node| self.up_to(node, None)) {
+        let ip = host(address);
+        if let Some((key, on)) = hint.and_then(|node| self.up_to((node, ip), None)) {
             self.join(key, link);
             return Choice::Use(key, on);
         }
@@ -214,10 +220,11 @@ impl Circuits {
         // address is probably on the same node
         let stated = self.nodes.get(&address).copied();
         let may_lead = |it: &Circuit| match it.state {
+            _ if host(it.address) != ip => false,
             State::Dialling(_, of) => match (stated, of) {
                 (Some(stated), Some(of)) => stated == of,
-                (None, Some(_)) if it.address != address && hint != of => false,
-                _ => host(it.address) == host(address),
+                (None, Some(_)) => it.address == address || hint == of,
+                _ => true,
             },
             _ => false,
         };
@@ -228,7 +235,7 @@ impl Circuits {
             self.join(key, link);
             return Choice::Wait(key);
         }
-        let shown = self.hosts.get(&host(address)).map_or(0, Vec::len);
+        let shown = self.hosts.get(&ip).map_or(0, Vec::len);
         match hint {
             None if shown > 1 => Choice::Ask,
             _ => self.dial(link, address, false),
@@ -323,7 +330,7 @@ impl Circuits {
             return Choice::Fail;
         }
         // its target has ended, or the ids are equal by accident
-        match self.up_to(node, Some(number)) {
+        match self.up_to((node, host(address)), Some(number)) {
             Some((key, on)) => {
                 self.join(key, link);
                 Choice::Use(key, on)
@@ -355,6 +362,7 @@ impl Circuits {
     }
 
     /// The circuit to the node of a peer, for the link that this side has accepted from it.
+    /// `address`: at the IP address that the connection manager has stated, not the peer.
     pub(super) fn for_accepted(
         &mut self,
         link: LinkKey,
@@ -447,11 +455,10 @@ impl Circuits {
         self.keys().filter(used).count()
     }
 
-    /// Whether all peers that have stated their nodes are on one.
+    /// Whether all peers that have stated their nodes are on one, at one IP address: one circuit
+    /// leads to them.
     pub(super) fn has_one_node(&self) -> bool {
-        let mut nodes = self.hosts.values().flatten().map(|(node, _)| node);
-        let first = nodes.next();
-        first.is_some() && nodes.all(|node| Some(node) == first)
+        self.hosts.values().map(Vec::len).sum::<usize>() == 1
     }
 
     /// The circuits that are up and have no links.
@@ -473,8 +480,11 @@ impl Circuits {
 
     /// A circuit is connected.
     pub(super) fn up(&mut self, key: CircuitKey, on: OnCircuit) -> Up {
-        let other = self.up_to(on.node, None).is_some();
         let mut up = Up::default();
+        let Some(address) = self.circuits.get(key).map(|it| it.address) else {
+            return up;
+        };
+        let other = self.up_to((on.node, host(address)), None).is_some();
         let Some(circuit) = self.circuits.get_mut(key) else {
             return up;
         };
@@ -488,9 +498,12 @@ impl Circuits {
             circuit.state = State::Up(on);
         }
         circuit.leads_to = Some(on.node);
-        let (address, group) = (circuit.address, circuit.group);
+        let group = circuit.group;
         up.links = std::mem::take(&mut circuit.links);
-        self.learn(address, on.node);
+        if !up.links.is_empty() {
+            // otherwise nothing may forget the address
+            self.learn(address, on.node);
+        }
         for key in self.keys().collect::<Vec<_>>() {
             let Some(circuit) = self.circuits.get_mut(key) else {
                 continue;
@@ -522,6 +535,12 @@ impl Circuits {
     /// Number of circuits that are up.
     pub(super) fn ups(&self) -> usize {
         self.keys().filter(|key| self.get(*key).is_some()).count()
+    }
+
+    /// As if circuits with the numbers before this one had ended.
+    #[cfg(test)]
+    pub(super) fn begin_at(&mut self, number: CircuitNumber) {
+        self.next = number;
     }
 
     /// Number of circuits, also of those that are not up.

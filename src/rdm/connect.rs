@@ -629,6 +629,14 @@ impl<I: Io> Core<I> {
         terms
     }
 
+    /// Whether the peer of a link may be the endpoint with this id: it is known as that, or no other
+    /// peer is.
+    pub(super) fn may_be(&self, link: LinkKey, id: EndpointId) -> bool {
+        let key = self.links.get(link).map(|link| link.peer);
+        let known = self.ids.get(&id).copied();
+        key.is_some() && known.is_none_or(|of| Some(of) == key)
+    }
+
     /// A reply has arrived.
     pub fn replied(&mut self, link: LinkKey, private_data: &[u8], io: &mut I) {
         self.replied_with(link, Reply::decode(private_data).ok(), io);

@@ -1,6 +1,7 @@
 //! The state of an endpoint, and its interface in both directions.
 
 use std::collections::{HashMap, VecDeque};
+use std::net::IpAddr;
 
 use super::connect::HeldRequest;
 use super::credit::{Pool, SMALLEST};
@@ -69,8 +70,9 @@ pub trait Io {
         true
     }
 
-    /// On circuits: the node to which a link to this address leads, if it is known or assumed.
-    fn node_at(&self, _address: Listener) -> Option<u64> {
+    /// On circuits: the node to which a link to this address leads, if it is known or assumed, and
+    /// the IP address. One circuit leads to all peers with equal ones.
+    fn node_at(&self, _address: Listener) -> Option<(IpAddr, u64)> {
         None
     }
 

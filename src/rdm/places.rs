@@ -7,6 +7,7 @@
 //! `docs/protocol-xrc.md`, "Eviction and turns".
 
 use std::collections::HashSet;
+use std::net::IpAddr;
 
 use super::connect::HeldRequest;
 use super::core::{Core, Io};
@@ -32,8 +33,8 @@ const OF_PEER: usize = 2;
 enum Holder {
     /// The target through which a peer sends.
     Target(PeerKey),
-    /// The circuit to a node.
-    Circuit(u64),
+    /// The circuit to a node at an IP address.
+    Circuit((IpAddr, u64)),
     /// The circuit to the node of a peer, which is not known.
     CircuitOf(PeerKey),
 }
@@ -49,7 +50,7 @@ struct Taken {
 #[derive(Clone, Copy)]
 struct Applicant {
     key: Option<PeerKey>,
-    node: Option<u64>,
+    node: Option<(IpAddr, u64)>,
 }
 
 impl Applicant {

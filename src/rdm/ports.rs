@@ -62,8 +62,12 @@ pub(super) struct Port {
     pub(super) reads: u32,
     /// A probe has not completed.
     pub(super) probing: bool,
-    /// The listening address of the peer, and its endpoint if that is known.
+    /// The listening address of the peer, and its endpoint if that is known. At the side that
+    /// accepts, the IP address is that from which the connection manager has got the request.
     pub(super) address: Listener,
+    /// The peer has stated another address, so nothing but the end of the link makes this side
+    /// forget the node at [`Self::address`].
+    pub(super) forgets: bool,
     pub(super) peer: Option<EndpointId>,
     /// The peer's node, at the side that accepts.
     pub(super) node: Option<NodeId>,
@@ -91,6 +95,7 @@ impl Port {
             reads: 0,
             probing: false,
             address,
+            forgets: false,
             peer: None,
             node: None,
             request: None,

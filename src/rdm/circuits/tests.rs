@@ -269,18 +269,56 @@ fn circuits_that_have_ended_are_stated() {
 fn a_second_circuit_to_a_node_ends() {
     let mut it = Bench::new();
     let (_, first) = it.connected(1, 7);
-    let link = it.link();
-    let other = Listener::new([127, 0, 0, 2].into(), 1).unwrap();
-    let choice = it.circuits.choose(link, other);
+    // a peer that is thought to be on another node
+    it.circuits.learn(at(2), NodeId::new(8));
+    let (link, choice) = it.choose(2);
     let Choice::Dial(second, number) = choice else {
         panic!("{choice:?}");
     };
     let up = it.circuits.up(second, on(number, 7));
     assert_eq!((up.links, up.ended), (vec![link], vec![second]));
-    assert!(matches!(it.circuits.choose(link, other), Choice::Use(key, _) if key == first));
+    assert!(matches!(it.circuits.choose(link, at(2)), Choice::Use(key, _) if key == first));
     assert_eq!(it.circuits.end(second), None);
     it.circuits.remove(second);
     assert_eq!(it.circuits.number(second), None);
+}
+
+/// A peer can state any node, and any receive queue, whose number the device refuses if it does not
+/// exist behind the circuit: a circuit to another host is neither used for it nor replaced by its
+/// own.
+#[test]
+fn a_peer_at_another_host_has_a_circuit_of_its_own_whatever_it_states() {
+    let other = |port| Listener::new([127, 0, 0, 2].into(), port).unwrap();
+    let mut it = Bench::new();
+    let (_, first) = it.connected(1, 7);
+    // its request states the node
+    let link = it.link();
+    let choice = it.circuits.for_accepted(link, other(1), NodeId::new(7));
+    let Choice::Dial(second, number) = choice else {
+        panic!("{choice:?}");
+    };
+    // so does the reply of its circuit
+    assert_eq!(it.circuits.up(second, on(number, 7)), kept([link]));
+    assert!(matches!(it.circuits.choose(link, other(1)), Choice::Use(key, _) if key == second));
+    // another one has no circuit, as its rejection states
+    let link = it.link();
+    assert!(matches!(it.circuits.choose(link, other(2)), Choice::Use(key, _) if key == second));
+    it.circuits.leave(second, link, None);
+    let choice = it
+        .circuits
+        .elsewhere(link, other(2), NodeId::new(7), Some(second));
+    assert!(matches!(choice, Choice::Dial(..)), "{choice:?}");
+    // the newest circuit to the node is not for the peers of the first host
+    assert!(matches!(it.choose(1).1, Choice::Use(key, _) if key == first));
+    assert!(matches!(it.choose(2).1, Choice::Use(key, _) if key == first));
+    // nor is one waited for that is dialled to the node at another host
+    let mut it = Bench::of_one_node();
+    let (_, choice) = it.choose(1);
+    assert!(matches!(choice, Choice::Dial(..)));
+    let link = it.link();
+    let choice = it.circuits.for_accepted(link, other(1), NodeId::new(7));
+    assert!(matches!(choice, Choice::Dial(..)), "{choice:?}");
+    assert!(!it.circuits.has_one_node());
 }
 
 #[test]

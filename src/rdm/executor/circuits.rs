@@ -714,6 +714,9 @@ impl Executor {
             self.xrc_step(XrcStep::EndExchange(Arc::clone(sidr)));
         }
         if let Some(xrc) = &mut self.xrc {
+            if port.forgets {
+                xrc.circuits.forget(port.address);
+            }
             xrc.remove_tag(port.tag);
             let held = port.from.and_then(|from| xrc.targets.get_mut(&from));
             if let Some(held) = held {

@@ -31,6 +31,15 @@ const ATTACH: Duration = Duration::from_secs(5);
 /// After this time the device is asked again for a target that it could not open.
 const REOPEN: Duration = Duration::from_millis(10);
 
+/// Where the dialler of a link is dialled for a circuit. Its request states an address, which could
+/// be that of another host; the IP address is that from which the connection manager has got the
+/// request. An endpoint listens at each address from which it dials, at one port.
+fn address_of(held: &ConnectRequest, stated: Listener) -> Listener {
+    let from = held.peer_addr().ok();
+    let from = from.and_then(|from| Listener::new(from.ip(), stated.port()));
+    from.unwrap_or(stated)
+}
+
 impl Executor {
     /// Dials a link: chooses a circuit first.
     pub(super) fn dial_on_circuit(&mut self, link: LinkKey, to: Listener, request: &Request) {
@@ -151,7 +160,10 @@ impl Executor {
             port.inbox = Some(answer.inbox);
             port.peer = Some(answer.reply.id);
             port.attached = circuit.is_some();
-            self.peer_ended(answer.reply.id, answer.ended);
+            // another endpoint could state the id of one that this side has links to
+            if core.may_be(link, answer.reply.id) {
+                self.peer_ended(answer.reply.id, answer.ended);
+            }
             if let Some(xrc) = &mut self.xrc {
                 xrc.attaches.push((Instant::now() + ATTACH, link));
                 xrc.failed.remove(&address);
@@ -573,7 +585,9 @@ impl Executor {
         let Some(xrc) = &mut self.xrc else {
             return;
         };
-        let mut port = Port::new(tag, request.request.listener);
+        let stated = request.request.listener;
+        let mut port = Port::new(tag, address_of(&held, stated));
+        port.forgets = port.address != stated;
         port.inbox = Some(request.inbox);
         port.from = Some(on.target);
         port.peer = Some(request.request.id);

@@ -1,5 +1,7 @@
 //! The calls of the [`Core`](super::super::core::Core): what it decides is done here.
 
+use std::net::IpAddr;
+
 use super::super::circuit_cm::{Held, XrcStep};
 use super::super::core::{Io, Origin, Post};
 use super::super::link::LinkKey;
@@ -69,9 +71,9 @@ impl Io for Executor {
         on.is_none_or(|on| !on.is_under_way())
     }
 
-    fn node_at(&self, address: Listener) -> Option<u64> {
+    fn node_at(&self, address: Listener) -> Option<(IpAddr, u64)> {
         let node = self.xrc.as_ref()?.circuits.node(address)?;
-        Some(node.get())
+        Some((address.socket_addr().ip(), node.get()))
     }
 
     fn has_one_node(&self) -> bool {

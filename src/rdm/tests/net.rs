@@ -10,6 +10,7 @@ mod circuits;
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet, VecDeque};
+use std::net::{IpAddr, Ipv4Addr};
 
 use self::circuits::{Circuit, OnCircuit, Polled};
 use super::super::connect::LINK_REPLY_WAIT;
@@ -170,8 +171,9 @@ impl Io for Hands {
         posted.is_none_or(|posted| *posted == 0)
     }
 
-    fn node_at(&self, address: Listener) -> Option<u64> {
-        Some((number_of(address) / self.on_node?) as u64)
+    fn node_at(&self, address: Listener) -> Option<(IpAddr, u64)> {
+        let node = number_of(address) / self.on_node?;
+        Some((Ipv4Addr::LOCALHOST.into(), node as u64))
     }
 
     fn has_one_node(&self) -> bool {

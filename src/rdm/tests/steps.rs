@@ -10,6 +10,8 @@ mod sessions;
 mod turns;
 mod window;
 
+use std::net::IpAddr;
+
 use super::super::core::{Config, Core, Failure, Io, Origin, Post, Send};
 use super::super::link::LinkKey;
 use super::super::ops::{Form, Uses};
@@ -85,8 +87,9 @@ impl Io for Acts {
     }
 
     /// Peers whose ports have the same tens are on one node.
-    fn node_at(&self, address: Listener) -> Option<u64> {
-        Some(u64::from(address.socket_addr().port() / 10))
+    fn node_at(&self, address: Listener) -> Option<(IpAddr, u64)> {
+        let address = address.socket_addr();
+        Some((address.ip(), u64::from(address.port() / 10)))
     }
 
     fn close(&mut self, link: LinkKey) {

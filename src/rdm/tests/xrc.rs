@@ -17,7 +17,7 @@ use crate::rdm::shared::State;
 use crate::rdm::slab::Slab;
 use crate::verbs::SrqNumber;
 use crate::wire::rdm::xrc::{
-    Inbox, LinkRejection, LinkReply, LinkRequest, LinkTag, NodeId, Presence,
+    CircuitNumber, Inbox, LinkRejection, LinkReply, LinkRequest, LinkTag, NodeId, Presence,
 };
 use crate::wire::rdm::{EndpointId, Epoch, Reason, Reply, Request, Secret, Terms};
 
@@ -436,6 +436,99 @@ fn a_peer_ends_no_circuit_of_others() {
                 .is_former(circuit, EndpointId::new(64).unwrap())
         );
     });
+    exchange(&a, &b);
+}
+
+/// Endpoints at the IP addresses of hosts, each on a node of its own. A hostile one states the node
+/// of another one, and the number of a receive queue that does not exist: packets to it break the
+/// circuit that they are posted to.
+fn hosts() -> [End; 3] {
+    let ends = [2, 3, 4].map(|host| {
+        let address = std::net::SocketAddr::from(([127, 0, 0, host], 0));
+        open_at(&Node::new().process(), Some(address))
+    });
+    let node = ends[1].state(|state| state.io.xrc.as_ref().unwrap().node);
+    ends[2].state(|state| {
+        let xrc = state.io.xrc.as_mut().unwrap();
+        (xrc.node, xrc.srq) = (node, SrqNumber::new(0xff_fffe).unwrap());
+    });
+    ends
+}
+
+/// Circuits and targets of an endpoint that have failed with links.
+fn failures(end: &End) -> (u64, u64) {
+    end.state(|state| {
+        let counts = &state.io.xrc.as_ref().unwrap().counts;
+        (counts.circuits_failed, counts.targets_failed)
+    })
+}
+
+#[test]
+fn a_peer_that_states_the_node_of_another_one_breaks_circuits_to_its_own_host_alone() {
+    let [a, b, hostile] = hosts();
+    exchange(&a, &b);
+    hostile.send(hostile.knows(&a), Some(9), &[1; 8], 1);
+    let limit = Instant::now() + Duration::from_secs(20);
+    while failures(&a).0 < 3 {
+        hostile.poll();
+        exchange(&a, &b);
+        assert_eq!(failures(&b), (0, 0));
+        assert!(Instant::now() < limit, "{:?}", failures(&a));
+    }
+}
+
+#[test]
+fn a_peer_that_states_the_address_of_another_one_breaks_none_of_its_circuits() {
+    let [a, b, hostile] = hosts();
+    exchange(&a, &b);
+    let (listener, node) = b.state(|state| {
+        let node = state.io.xrc.as_ref().unwrap().node;
+        (state.core.config.listener, node)
+    });
+    hostile.state(|state| state.core.config.listener = listener);
+    hostile.send(hostile.knows(&a), Some(9), &[1; 8], 1);
+    let accepted = || a.state(|state| state.io.xrc.as_ref().unwrap().counts.links_accepted);
+    let before = accepted();
+    let limit = Instant::now() + Duration::from_secs(20);
+    let mut end = None;
+    while end.is_none_or(|end| Instant::now() < end) {
+        hostile.poll();
+        exchange(&a, &b);
+        if accepted() > before {
+            end.get_or_insert(Instant::now() + Duration::from_millis(500));
+        }
+        assert!(Instant::now() < limit, "not accepted");
+    }
+    assert_eq!((failures(&a), failures(&b)), ((0, 0), (0, 0)));
+    // nor is its node the one that the peer states
+    let known = a.state(|state| state.io.xrc.as_ref().unwrap().circuits.node(listener));
+    assert_eq!(known, Some(node));
+}
+
+/// A reply states that the circuits of its endpoint have ended.
+#[test]
+fn a_peer_that_replies_as_another_one_ends_none_of_its_targets() {
+    let [a, b, hostile] = hosts();
+    exchange(&a, &b);
+    let id = b.state(|state| state.core.config.id);
+    hostile.state(|state| {
+        state.core.config.id = id;
+        let xrc = state.io.xrc.as_mut().unwrap();
+        xrc.id = id;
+        xrc.circuits.begin_at(CircuitNumber::new(100).unwrap());
+    });
+    let mut at_b = [0; 8];
+    b.recv(Some((9, 0)), &mut at_b, 2);
+    a.send(a.knows(&hostile), Some(9), &[1; 8], 1);
+    // the message goes to the endpoint with the id
+    let limit = Instant::now() + Duration::from_secs(20);
+    let mut left = 2;
+    while left > 0 {
+        left -= [&a, &b].into_iter().filter_map(End::poll).count();
+        hostile.poll();
+        assert!(Instant::now() < limit, "{left}");
+    }
+    assert_eq!((failures(&a).1, failures(&b).1), (0, 0));
     exchange(&a, &b);
 }
 
