@@ -435,7 +435,6 @@ impl<I: Io> Core<I> {
     }
 
     /// Whether [`Self::leave`] was called.
-    #[cfg(test)]
     pub(super) fn has_left(&self) -> bool {
         self.left
     }

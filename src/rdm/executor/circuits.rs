@@ -463,6 +463,7 @@ impl Executor {
         let status = self.links.circuit_status(circuit, wc);
         let failure = Failure::of(status, self.not_executed);
         let failed = failure.is_some();
+        let mut last = None;
         loop {
             let queue = self.xrc.as_mut().and_then(|xrc| xrc.queue_mut(circuit));
             let Some(queue) = queue else {
@@ -472,6 +473,7 @@ impl Executor {
             let Some((link, sent)) = queue.queue.take_completed(position) else {
                 break;
             };
+            last = Some(link);
             let read = matches!(sent, Sent::Read(_));
             if let Some(port) = self.port_mut(link) {
                 port.under_way -= 1;
@@ -489,7 +491,12 @@ impl Executor {
             }
         }
         if let Some(failure) = failure {
-            return self.circuit_request_failed(circuit, &failure);
+            self.circuit_request_failed(circuit, &failure);
+            // the receive queue of the peer, whose answer is awaited, does not exist
+            if let Some(link) = last.filter(|_| core.has_left() && failure.is_refusal()) {
+                core.silenced(link, self);
+            }
+            return;
         }
         let queue = self.xrc.as_mut().and_then(|xrc| xrc.queue_mut(circuit));
         if queue.is_some_and(|queue| queue.waiting() != 0) {

@@ -40,6 +40,11 @@ impl Failure {
         })
     }
 
+    /// Of a packet on a circuit: whether the peer's receive queue does not exist.
+    pub(super) fn is_refusal(&self) -> bool {
+        self.status == sys::IBV_WC_REM_INV_REQ_ERR
+    }
+
     /// Whether the device reports that no part of the request was executed.
     pub(super) fn not_executed(&self) -> bool {
         self.not_executed

@@ -578,6 +578,29 @@ fn the_end_of_a_process_behind_an_ended_circuit_is_found() {
     exchange(&a, &other);
 }
 
+/// An endpoint that is closed informs its peers, and awaits their answers: not that of a peer whose
+/// receive queue does not exist, also if the target of the circuit does.
+#[test]
+fn a_close_does_not_wait_for_a_peer_that_has_ended() {
+    let node = Node::new();
+    let a = open(&Node::new().process());
+    let (b, holder) = (open(&node.process()), open(&node.process()));
+    exchange(&a, &b);
+    let on = a.state(|state| {
+        let xrc = state.io.xrc.as_ref().unwrap();
+        let mut up = xrc.keys().into_iter();
+        up.find_map(|key| xrc.circuits.get(key)).unwrap()
+    });
+    let _held = holder.ep.shared().open_target(on.target).unwrap();
+    // as a process that is killed, whose initiator has ended before: no target fails with it
+    drop(b.ep.shared().end());
+    drop(b);
+    let begin = Instant::now();
+    a.ep.close();
+    let time = begin.elapsed();
+    assert!(time < Duration::from_millis(800), "{time:?}");
+}
+
 /// A peer that is silent, because it has no receive, is asked, and answers when it has one. Nothing
 /// breaks.
 #[test]
