@@ -43,6 +43,14 @@ pub(crate) trait CircuitUser: Send + Sync {
     /// The peer has not connected the other direction in time.
     fn not_answered(&self);
 
+    /// The peer's answer has arrived some time ago, and its request is missing: looks whether its
+    /// process lives.
+    fn probe(&self);
+
+    /// The peer's process has ended, unless the connection is established: it has ended the exchange
+    /// that it has answered, or does not listen any more.
+    fn process_ended(&self);
+
     /// The peer has ended the connection.
     fn peer_ended(&self);
 

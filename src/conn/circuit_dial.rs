@@ -320,7 +320,13 @@ impl CmTarget for Dial {
                 Ok(())
             }
             CmEventKind::DeviceRemoval => Err(FiErrno::ENODEV),
-            // the peer ends the exchange that has made the circuit, not the circuit
+            CmEventKind::Disconnected => {
+                // the exchange that has made the circuit ends, not the circuit
+                if let Some(user) = self.user.upgrade() {
+                    user.process_ended();
+                }
+                Ok(())
+            }
             _ => Ok(()),
         };
         if let Err(error) = step {

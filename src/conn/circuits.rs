@@ -17,6 +17,7 @@ use super::circuit_dial::Dial;
 use super::driver::{Driven, Turn};
 use super::end_notice::Notice;
 use super::incoming::Incoming;
+use super::peer_queues::PeerQueues;
 use super::{CmSink, ConnectRequest, Dispatcher, Driver, Listener, Outcome, Tuning};
 use crate::Token;
 use crate::errno::{FiErrno, Result};
@@ -31,6 +32,9 @@ use crate::wire::msg_xrc::{End, Kind};
 const PATIENCE: Duration = Duration::from_millis(100);
 /// How long the connecting side waits for the peer's reciprocal request.
 const RECIPROCAL: Duration = Duration::from_secs(10);
+/// How often it looks meanwhile whether the peer's process lives. The request of one that lives
+/// follows its answer at once.
+const PROBE: Duration = Duration::from_millis(250);
 /// How long a notice of the end may take, and how long the close of the domain, or of a context,
 /// waits for notices.
 const NOTICE: Duration = Duration::from_secs(1);
@@ -118,52 +122,6 @@ pub(super) enum Step {
     FailTarget(Arc<Xrcd>, QpNumber),
 }
 
-/// The endpoints that are connected to one receive queue of one process.
-#[derive(Debug)]
-struct PeerQueue {
-    /// Where the process takes notices.
-    process: SocketAddr,
-    users: Vec<Weak<dyn CircuitUser>>,
-}
-
-/// The receive queues to which a domain's endpoints are connected, by IP address and number.
-#[derive(Debug, Default)]
-struct PeerQueues {
-    queues: HashMap<(IpAddr, SrqNumber), PeerQueue>,
-    /// The number of queues at which those without users are removed.
-    prune_at: usize,
-}
-
-impl PeerQueues {
-    /// Adds a user of a queue. Returns the users of an ended queue that had this number: two queues
-    /// of one device that live have different ones.
-    fn add(
-        &mut self,
-        srq: SrqNumber,
-        process: SocketAddr,
-        user: Weak<dyn CircuitUser>,
-    ) -> Vec<Weak<dyn CircuitUser>> {
-        let lives = |user: &Weak<dyn CircuitUser>| user.strong_count() != 0;
-        if self.queues.len() >= self.prune_at {
-            self.queues.retain(|_, queue| queue.users.iter().any(lives));
-            self.prune_at = (2 * self.queues.len()).max(64);
-        }
-        let queue = self.queues.entry((process.ip(), srq));
-        let queue = queue.or_insert_with(|| PeerQueue {
-            process,
-            users: Vec::new(),
-        });
-        let mut ended = Vec::new();
-        if queue.process != process {
-            queue.process = process;
-            ended = std::mem::take(&mut queue.users);
-        }
-        queue.users.retain(lives);
-        queue.users.push(user);
-        ended
-    }
-}
-
 #[derive(Debug, Default)]
 struct State {
     places: Vec<Place>,
@@ -173,6 +131,8 @@ struct State {
     served: Vec<(Weak<Target>, SrqNumber)>,
     /// Users that wait for a reciprocal request.
     awaiting: Vec<(u32, Instant)>,
+    /// The same users, with the time of the next probe of each one's peer.
+    probes: Vec<(u32, Instant)>,
     listeners: Vec<Listening>,
     notices: Vec<(Arc<Notice>, Instant)>,
     /// Notices of peers that are not answered yet.
@@ -181,6 +141,14 @@ struct State {
     /// The identifiers of requests that are answered.
     retired: Vec<(Retired, Instant)>,
     closed: bool,
+}
+
+impl State {
+    /// The peer of a user has sent its request, or the user has ended.
+    fn awaits_no_more(&mut self, tag: u32) {
+        self.awaiting.retain(|(awaiting, _)| *awaiting != tag);
+        self.probes.retain(|(awaiting, _)| *awaiting != tag);
+    }
 }
 
 /// A peer's notice of the end. When it is answered, the peer may end its receive queue, which
@@ -309,20 +277,23 @@ impl Circuits {
     pub(crate) fn forget(&self, tag: u32) {
         let mut state = self.state.lock();
         state.users.remove(&tag);
-        state.awaiting.retain(|(awaiting, _)| *awaiting != tag);
+        state.awaits_no_more(tag);
     }
 
-    /// The user gets [`CircuitUser::not_answered`] unless it is [`Self::expect`]ed no more in time.
+    /// The user gets [`CircuitUser::not_answered`] unless it is [`Self::expect`]ed no more in time,
+    /// and [`CircuitUser::probe`] meanwhile.
     pub(crate) fn expect(&self, tag: u32) {
-        let due = Instant::now() + RECIPROCAL;
-        self.state.lock().awaiting.push((tag, due));
+        let now = Instant::now();
+        let mut state = self.state.lock();
+        state.awaiting.push((tag, now + RECIPROCAL));
+        state.probes.push((tag, now + PROBE));
+        drop(state);
         self.driver.wake(&self.turn);
     }
 
     /// The reciprocal request has arrived.
     pub(crate) fn arrived(&self, tag: u32) {
-        let mut state = self.state.lock();
-        state.awaiting.retain(|(awaiting, _)| *awaiting != tag);
+        self.state.lock().awaits_no_more(tag);
     }
 
     /// Begins to connect: on a circuit that is up, or with a new one. `alone`: with a new one,
@@ -467,7 +438,36 @@ impl Circuits {
         end: End,
         keep: Box<dyn std::any::Any + Send + Sync>,
     ) {
-        let notice = Notice::new(&self.this, (from, to), end, keep);
+        self.send(Notice::new(&self.this, (from, to), end, None, keep));
+    }
+
+    /// Asks whether the process of a peer's receive queue lives, which answers a notice to nobody.
+    /// If it has ended, the user gets [`CircuitUser::process_ended`]. No effect unless another
+    /// connection to the queue has shown where the process takes notices.
+    pub(crate) fn ask(
+        &self,
+        from: Option<SocketAddr>,
+        (ip, srq): (IpAddr, SrqNumber),
+        user: Weak<dyn CircuitUser>,
+    ) {
+        let process = {
+            let state = self.state.lock();
+            state.peer_queues.process(ip, srq)
+        };
+        if let Some(to) = process {
+            let nobody = End { to: 0, from: 0 };
+            let asks = Some(user);
+            self.send(Notice::new(
+                &self.this,
+                (from, to),
+                nobody,
+                asks,
+                Box::new(()),
+            ));
+        }
+    }
+
+    fn send(&self, notice: Arc<Notice>) {
         let mut state = self.state.lock();
         if state.closed {
             return;
@@ -683,11 +683,22 @@ impl Circuits {
             .iter()
             .filter_map(|tag| state.users.get(tag)?.upgrade());
         due.users = users.collect();
+        let probes = overdue(&mut state.probes, now);
+        let waits = |tag: &u32| state.awaiting.iter().any(|(of, _)| of == tag);
+        let again: Vec<_> = probes.into_iter().filter(waits).collect();
+        let probed = again
+            .iter()
+            .filter_map(|tag| state.users.get(tag)?.upgrade());
+        due.probed = probed.collect();
+        state
+            .probes
+            .extend(again.into_iter().map(|tag| (tag, now + PROBE)));
         due.notices = overdue(&mut state.notices, now);
         due.retired = overdue(&mut state.retired, now);
         let waiting = state.places.iter().flat_map(|place| &place.waiting);
         let next = waiting.map(|(_, at)| *at);
         let next = next.chain(state.awaiting.iter().map(|(_, at)| *at));
+        let next = next.chain(state.probes.iter().map(|(_, at)| *at));
         let next = next.chain(state.notices.iter().map(|(_, at)| *at));
         let next = next.chain(state.retired.iter().map(|(_, at)| *at));
         let next = next.min();
@@ -723,6 +734,7 @@ impl Circuits {
 struct Due {
     dials: Vec<Arc<Dial>>,
     users: Vec<Arc<dyn CircuitUser>>,
+    probed: Vec<Arc<dyn CircuitUser>>,
     notices: Vec<Arc<Notice>>,
     retired: Vec<Retired>,
 }
@@ -760,6 +772,9 @@ impl Driven for Circuits {
         }
         for user in due.users {
             user.not_answered();
+        }
+        for user in due.probed {
+            user.probe();
         }
         for notice in due.notices {
             self.end_notice(&notice);

@@ -8,6 +8,7 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 
 use super::CmTarget;
+use super::circuit::CircuitUser;
 use super::circuits::{Circuits, Step};
 use crate::errno::{FiErrno, Result};
 use crate::log::info_log;
@@ -21,6 +22,8 @@ pub(super) struct Notice {
     path: (Option<SocketAddr>, SocketAddr),
     end: End,
     id: Mutex<Option<Arc<CmId>>>,
+    /// Gets [`CircuitUser::process_ended`] if nobody listens at the address.
+    asks: Option<Weak<dyn CircuitUser>>,
     _keep: Box<dyn Any + Send + Sync>,
 }
 
@@ -31,10 +34,12 @@ impl std::fmt::Debug for Notice {
 }
 
 impl Notice {
+    /// `asks`: the user that asks whether the process lives.
     pub(super) fn new(
         circuits: &Weak<Circuits>,
         path: (Option<SocketAddr>, SocketAddr),
         end: End,
+        asks: Option<Weak<dyn CircuitUser>>,
         keep: Box<dyn Any + Send + Sync>,
     ) -> Arc<Self> {
         Arc::new_cyclic(|this| Self {
@@ -43,6 +48,7 @@ impl Notice {
             path,
             end,
             id: Mutex::default(),
+            asks,
             _keep: keep,
         })
     }
@@ -95,7 +101,13 @@ impl CmTarget for Notice {
                 self.done();
                 Ok(())
             }
-            CmEventKind::Rejected | CmEventKind::Unreachable => Err(FiErrno::ECONNREFUSED),
+            CmEventKind::Rejected | CmEventKind::Unreachable => {
+                let asks = self.asks.as_ref().filter(|_| event.is_no_service());
+                if let Some(user) = asks.and_then(Weak::upgrade) {
+                    user.process_ended();
+                }
+                Err(FiErrno::ECONNREFUSED)
+            }
             _ => Ok(()),
         };
         if let Err(error) = step {

@@ -29,6 +29,7 @@ mod incoming;
 pub(crate) mod introduction;
 mod listen;
 mod notifier;
+mod peer_queues;
 mod request;
 mod shutdown;
 pub(crate) mod silence;

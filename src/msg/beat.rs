@@ -1,6 +1,7 @@
-//! Keepalive of a connected endpoint: each beat probes a silent peer.
+//! Keepalive of a connected endpoint: each beat probes a silent peer. On XRC also while the peer's
+//! request is awaited.
 
-use super::core::Core;
+use super::core::{Control, Core};
 use crate::conn::State;
 use crate::queue::keepalive::Probed;
 
@@ -13,6 +14,13 @@ impl Probed for Core {
         let Some(control) = self.control.try_lock() else {
             return true;
         };
+        self.probe_silent(&control)
+    }
+}
+
+impl Core {
+    /// Probes the peer, if it is silent. Returns whether the endpoint has a queue pair.
+    pub(super) fn probe_silent(&self, control: &Control) -> bool {
         let (Some(qp), Some((binding, place))) = (&control.qp, control.engine_queue()) else {
             return false;
         };

@@ -2,6 +2,7 @@
 //! too. `docs/protocol-xrc.md`, "MSG endpoints".
 
 use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 use super::core::{Control, Core};
@@ -24,6 +25,9 @@ pub(crate) struct XrcSide {
     pub(super) bound: Option<Arc<Xrcd>>,
     /// The request that the endpoint was made from, until it is answered.
     request: Option<Incoming>,
+    /// The first request of a `weft` peer, answered, until the connection is complete: the peer takes
+    /// its end before that for the end of this process.
+    answered: Option<Incoming>,
     /// The peer's reciprocal request, while the answer to this side's request is missing.
     reciprocal: Option<Incoming>,
     /// The number by which peers find this endpoint; 0: none.
@@ -244,7 +248,10 @@ impl Core {
         });
         control.xrc.notices = to;
         control.xrc.peer_srq = SrqNumber::new(header.srq);
-        circuits.retire(request);
+        match control.xrc.peer {
+            0 => circuits.retire(request),
+            _ => control.xrc.answered = Some(request),
+        }
         let to = to.ok_or(FiErrno::EOPBADSTATE)?;
         let config = self.dial_config(control, to)?;
         let alone = control.xrc.peer == 0;
@@ -354,6 +361,9 @@ impl Core {
         if let Some(dial) = control.xrc.dial.take() {
             dial.retire();
         }
+        if let (Ok(circuits), Some(request)) = (self.circuits(), control.xrc.answered.take()) {
+            circuits.retire(request);
+        }
         let xrc = &control.xrc;
         if let (Ok(circuits), Some(srq), Some(process)) =
             (self.circuits(), xrc.peer_srq, xrc.notices)
@@ -423,6 +433,9 @@ impl Core {
         for request in xrc.request.take().into_iter().chain(xrc.reciprocal.take()) {
             request.reject(&CmData::EMPTY);
         }
+        if let Some(request) = xrc.answered.take() {
+            circuits.retire(request);
+        }
         if xrc.own != 0 {
             circuits.forget(xrc.own);
         }
@@ -472,7 +485,7 @@ impl Core {
     /// A request has failed, and with it this side's circuit.
     pub(super) fn fail_xrc(&self) {
         if let Some(circuit) = self.own_circuit()
-            && self.conn.state.is(State::Connected)
+            && matches!(self.conn.state.get(), State::Connected | State::Connecting)
         {
             circuit.failed();
         }
@@ -610,6 +623,38 @@ impl CircuitUser for Core {
     fn not_answered(&self) {
         self.conn
             .not_connected(FiErrno::ETIMEDOUT, 0, PrivateData::EMPTY);
+    }
+
+    fn probe(&self) {
+        // a control call is under way: the next call probes
+        let Some(control) = self.control.try_lock() else {
+            return;
+        };
+        // another provider's queue need not permit it
+        if !self.conn.state.is(State::Connecting) || control.xrc.peer == 0 {
+            return;
+        }
+        if let Some((binding, _)) = control.engine_queue() {
+            let _ = binding.cq.progress_engine_requests();
+        }
+        let waits = self.rings.probe.pending.load(Ordering::Acquire);
+        self.probe_silent(&control);
+        if !waits {
+            return;
+        }
+        // a device may find out late that a target has ended with all its holders
+        let xrc = &control.xrc;
+        if let (Ok(circuits), Some(remote), Some(srq)) = (self.circuits(), xrc.remote, xrc.peer_srq)
+        {
+            circuits.ask(xrc.local, (remote.ip(), srq), self.user());
+        }
+    }
+
+    fn process_ended(&self) {
+        let peer = self.control.lock().xrc.peer;
+        if self.conn.state.is(State::Connecting) && peer != 0 {
+            self.conn.qp_failed();
+        }
     }
 
     fn peer_ended(&self) {

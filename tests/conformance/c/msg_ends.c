@@ -4,6 +4,8 @@
  *   msg_ends others PROV NODE     clients are killed when they have connected, while other processes connect to the
  *                                 same server: each of their requests leads to FI_CONNECTED
  *   msg_ends abandoned PROV NODE  an endpoint is closed after fi_accept: the peer has an event within 2 s
+ *   msg_ends killed PROV NODE     a server is killed after fi_accept, of its first connection or of a second one:
+ *                                 each endpoint of its peer has an event within 2 s
  *
  * Ends with 0, or says what went wrong. Plain libfabric 1.17. */
 #include "rdm_processes.h"
@@ -67,26 +69,31 @@ static struct fid_ep *open_ep(struct host *host, struct fi_info *info)
 	return ep;
 }
 
-static struct fid_ep *dial(struct host *host)
+/* The server at a place of the board. */
+static struct fid_ep *dial_at(struct host *host, int place)
 {
 	struct fid_ep *ep = open_ep(host, host->info);
 
-	UNTIL(atomic_load(&board->named[0]), pause_ms(1));
-	MUST(fi_connect(ep, board->names[0].bytes, NULL, 0));
+	UNTIL(atomic_load(&board->named[place]), pause_ms(1));
+	MUST(fi_connect(ep, board->names[place].bytes, NULL, 0));
 	return ep;
 }
 
-static void listen_at(struct host *host, struct fid_pep **pep)
+static struct fid_ep *dial(struct host *host) { return dial_at(host, 0); }
+
+static void listen_as(struct host *host, struct fid_pep **pep, int place)
 {
-	struct name *name = &board->names[0];
+	struct name *name = &board->names[place];
 
 	MUST(fi_passive_ep(host->fabric, host->info, pep, NULL));
 	MUST(fi_pep_bind(*pep, &host->eq->fid, 0));
 	MUST(fi_listen(*pep));
 	name->len = sizeof name->bytes;
 	MUST(fi_getname(&(*pep)->fid, name->bytes, &name->len));
-	atomic_store(&board->named[0], 1);
+	atomic_store(&board->named[place], 1);
 }
+
+static void listen_at(struct host *host, struct fid_pep **pep) { listen_as(host, pep, 0); }
 
 /* The next event; 0 for an error, -1 if there is none. */
 static int next_event(struct host *host, int timeout, struct fi_eq_cm_entry *entry, struct fi_eq_err_entry *error)
@@ -252,9 +259,84 @@ static void check_abandoned(void)
 	close_host(&host);
 }
 
+/* ---- killed ---- */
+
+/* The number of connections of a round. */
+static int connections_of(int round) { return 1 + round % 2; }
+
+static void mortal_server(int round)
+{
+	struct fi_eq_cm_entry entry;
+	struct fi_eq_err_entry error;
+	struct fid_pep *pep;
+	struct host host;
+
+	open_host(&host, "0");
+	listen_as(&host, &pep, round);
+	for (int left = connections_of(round); left;) {
+		int kind = next_event(&host, 20000, &entry, &error);
+
+		/* the peer may be connected, and dial again, before this side is connected */
+		IS(kind == FI_CONNREQ || kind == FI_CONNECTED);
+		if (kind == FI_CONNREQ) {
+			MUST(fi_accept(open_ep(&host, entry.info), NULL, 0));
+			left--;
+		}
+	}
+	kill(getpid(), SIGKILL);
+}
+
+static void bereaved_client(int argument)
+{
+	struct host host;
+
+	(void)argument;
+	open_host(&host, NULL);
+	for (int round = 0; round < ROUNDS; round++) {
+		struct fi_eq_cm_entry entry;
+		struct fi_eq_err_entry error;
+		struct fid_ep *ep[2];
+		int count = connections_of(round), ended = 0;
+		double begin;
+
+		for (int i = 0; i < count; i++) {
+			ep[i] = dial_at(&host, round);
+			if (i + 1 < count)
+				IS(next_event(&host, 20000, &entry, &error) == FI_CONNECTED);
+		}
+		begin = now();
+		while (ended < count) {
+			int kind = next_event(&host, 20000, &entry, &error);
+
+			if (now() - begin > 2)
+				die("round %d: event %d, error %d, after %.1f s", round, kind, kind ? 0 : error.err, now() - begin);
+			IS(kind == 0 || kind == FI_SHUTDOWN || kind == FI_CONNECTED);
+			ended += kind != FI_CONNECTED;
+		}
+		for (int i = 0; i < count; i++)
+			MUST(fi_close(&ep[i]->fid));
+	}
+	close_host(&host);
+}
+
+static void check_killed(void)
+{
+	pid_t client = start("client", bereaved_client, 0);
+
+	for (int round = 0; round < ROUNDS; round++) {
+		pid_t pid = start("server", mortal_server, round);
+		int status;
+
+		IS(waitpid(pid, &status, 0) == pid && WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+	}
+	IS(status_of(client, "client") == 0);
+}
+
 int main(int argc, char **argv)
 {
-	static const struct mode modes[] = { { "others", check_others }, { "abandoned", check_abandoned } };
+	static const struct mode modes[] = { { "others", check_others },
+					     { "abandoned", check_abandoned },
+					     { "killed", check_killed } };
 
 	alarm(80);
 	return run_mode(modes, sizeof modes / sizeof *modes, argc, argv);

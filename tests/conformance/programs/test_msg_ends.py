@@ -2,6 +2,8 @@
 
 import unittest
 
+from lib import programs
+
 from . import common
 
 
@@ -13,6 +15,11 @@ class MsgEnds(common.CProgram):
 
     def test_an_endpoint_that_is_closed_after_it_has_accepted(self):
         self.both("abandoned")
+
+    def test_a_server_that_is_killed_after_it_has_accepted(self):
+        self.both("killed")
+        home = self.folder.name
+        self.succeeds(programs.SYSTEM, "killed", WEFT_TEST_XRC="1", XDG_RUNTIME_DIR=home, FI_WEFT_XRCD_PATH="shared")
 
 
 if __name__ == "__main__":
