@@ -3,6 +3,8 @@
 //!
 //! The domain's driver thread takes the events of the connection manager, and executes the steps
 //! that need the dispatcher's lock, or none: a step never runs inside an event.
+//!
+//! In one file: the steps are queued by calls and events, and executed here alone.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
