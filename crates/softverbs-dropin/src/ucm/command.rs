@@ -335,13 +335,13 @@ unsafe fn migrate_id(fd: c_int, channel: Channel, command: &Command<'_>) -> Res<
     command.needs(size_of::<One>())?;
     let from = body.fd.cast_signed();
     let id = find(from, body.id)?;
+    Table::lock().begin_move(body.id, fd, channel);
     // SAFETY: a live id and a live channel.
-    done(unsafe { (cm().rdma_migrate_id)(id, channel.0) })?;
-    let reported = {
-        let mut table = Table::lock();
-        table.set_fd(body.id, fd);
-        table.reported(body.id)
-    };
+    let moved = done(unsafe { (cm().rdma_migrate_id)(id, channel.0) });
+    // rdma_migrate_id(3) waits for the events of the former channel alone: another thread may
+    // already hold one of the new channel.
+    let reported = Table::lock().end_move(body.id, moved.is_ok());
+    moved?;
     // SAFETY: the caller passes the room.
     unsafe { command.answer(body.response, bytes(&One { id: reported })) }
 }

@@ -18,7 +18,7 @@ pub(super) fn next(channel: Channel) -> Res<[u8; EVENT]> {
         // SAFETY: a live channel, and room for a pointer.
         done(unsafe { (cm().rdma_get_cm_event)(channel.0, &raw mut event) })?;
         // SAFETY: the event has just been returned.
-        let answer = unsafe { answer(&*event) };
+        let answer = unsafe { answer(&*event, channel) };
         // SAFETY: acknowledged once.
         done(unsafe { (cm().rdma_ack_cm_event)(event) })?;
         match answer {
@@ -34,19 +34,20 @@ pub(super) fn next(channel: Channel) -> Res<[u8; EVENT]> {
     }
 }
 
-/// The answer for an event. The error is an id that the event has brought, if the caller cannot get
+/// The answer for an event of a channel. The error is an id that the event has brought, if the caller cannot get
 /// the event.
 ///
 /// # Safety
 /// `event` must be an event of the connection manager that is not yet acknowledged.
-unsafe fn answer(event: &rdma_cm_event) -> Result<[u8; EVENT], Option<Id>> {
+unsafe fn answer(event: &rdma_cm_event, from: Channel) -> Result<[u8; EVENT], Option<Id>> {
     let mut table = Table::lock();
     let (number, uid) = if event.event == RDMA_CM_EVENT_CONNECT_REQUEST {
         let request = Id(event.id);
-        let (_, uid, fd) = table.report(Id(event.listen_id)).ok_or(Some(request))?;
+        let listener = table.report(Id(event.listen_id), from);
+        let (_, uid, fd) = listener.ok_or(Some(request))?;
         (table.add(request, fd, 0), uid)
     } else {
-        let (number, uid, _) = table.report(Id(event.id)).ok_or(None)?;
+        let (number, uid, _) = table.report(Id(event.id), from).ok_or(None)?;
         (number, uid)
     };
     drop(table);

@@ -42,7 +42,7 @@ pub(super) struct Id(pub(super) *mut rdma_cm_id);
 unsafe impl Send for Id {}
 
 /// The connection manager's object of a descriptor.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Channel(pub(super) *mut rdma_event_channel);
 
 // SAFETY: rdma_cm(7): any thread may use an event channel.
@@ -54,6 +54,16 @@ struct Entry {
     /// The caller's name for the id in events; 0 while a requested id is not yet accepted.
     uid: u64,
     /// Number of events of the id that the caller has got.
+    reported: u32,
+    /// During MIGRATE_ID.
+    move_to: Option<Move>,
+}
+
+/// The descriptor to which an id is being moved.
+struct Move {
+    fd: c_int,
+    channel: Channel,
+    /// Number of the id's events that the caller has got from it already.
     reported: u32,
 }
 
@@ -105,6 +115,7 @@ impl Table {
                 fd,
                 uid,
                 reported,
+                move_to: None,
             },
         );
         self.numbers.insert(id, self.last);
@@ -137,29 +148,80 @@ impl Table {
         self.ids.remove(&number).map_or(0, |entry| entry.reported)
     }
 
-    /// The number of events that the caller has got of an id.
-    pub(super) fn reported(&self, number: u32) -> u32 {
-        self.ids.get(&number).map_or(0, |entry| entry.reported)
-    }
-
     /// Sets the caller's name for an id. Returns the former one.
     pub(super) fn set_uid(&mut self, number: u32, uid: u64) -> u64 {
         let entry = self.ids.get_mut(&number);
         entry.map_or(0, |entry| std::mem::replace(&mut entry.uid, uid))
     }
 
-    pub(super) fn set_fd(&mut self, number: u32, fd: c_int) {
-        if let Some(entry) = self.ids.get_mut(&number) {
-            entry.fd = fd;
+    /// To be called before the connection manager moves an id to another descriptor.
+    pub(super) fn begin_move(&mut self, number: u32, fd: c_int, channel: Channel) {
+        if let Some(entry) = self.ids.get_mut(&number).filter(|entry| entry.fd != fd) {
+            entry.move_to = Some(Move {
+                fd,
+                channel,
+                reported: 0,
+            });
         }
     }
 
-    /// Counts an event of an id. Returns the id's number, the caller's name for it, and its
-    /// descriptor; `None` if the caller has no name for it, so that it cannot get the event.
-    pub(super) fn report(&mut self, id: Id) -> Option<(u32, u64, c_int)> {
+    /// The connection manager has moved the id, or has failed. Returns the number of events that the
+    /// caller has got of it, without those of the new descriptor.
+    pub(super) fn end_move(&mut self, number: u32, moved: bool) -> u32 {
+        let Some(entry) = self.ids.get_mut(&number) else {
+            return 0;
+        };
+        let Some(to) = entry.move_to.take() else {
+            return entry.reported;
+        };
+        if moved {
+            entry.fd = to.fd;
+        }
+        entry.reported - to.reported
+    }
+
+    /// Counts an event of an id that is read from a channel. Returns the id's number, the caller's
+    /// name for it, and its descriptor; `None` if the caller has no name for it, so that it cannot
+    /// get the event.
+    pub(super) fn report(&mut self, id: Id, from: Channel) -> Option<(u32, u64, c_int)> {
         let number = *self.numbers.get(&id)?;
         let entry = self.ids.get_mut(&number).filter(|entry| entry.uid != 0)?;
         entry.reported += 1;
-        Some((number, entry.uid, entry.fd))
+        let fd = match &mut entry.move_to {
+            Some(to) if to.channel == from => {
+                to.reported += 1;
+                to.fd
+            }
+            _ => entry.fd,
+        };
+        Some((number, entry.uid, fd))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ptr::without_provenance_mut as address;
+
+    use super::*;
+
+    /// A thread can read an event from the new descriptor before MIGRATE_ID has its answer.
+    #[test]
+    fn events_of_the_new_descriptor_are_not_awaited() {
+        let (id, old, new) = (Id(address(8)), Channel(address(16)), Channel(address(24)));
+        let mut table = Table::default();
+        let number = table.add(id, 3, 77);
+        assert_eq!(table.report(id, old), Some((number, 77, 3)));
+        table.begin_move(number, 4, new);
+        // a thread that has taken it from the former one is late
+        assert_eq!(table.report(id, old), Some((number, 77, 3)));
+        assert_eq!(table.report(id, new), Some((number, 77, 4)));
+        assert_eq!(table.end_move(number, true), 2);
+        assert_eq!(table.report(id, new), Some((number, 77, 4)));
+        // a move that fails, and one to the same descriptor
+        table.begin_move(number, 3, old);
+        assert_eq!(table.end_move(number, false), 4);
+        table.begin_move(number, 4, new);
+        assert_eq!(table.end_move(number, true), 4);
+        assert_eq!(table.report(id, new), Some((number, 77, 4)));
     }
 }
