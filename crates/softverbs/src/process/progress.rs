@@ -11,6 +11,7 @@ use crate::qp::{Qp, Went, notify_datagram};
 use crate::ring::Header;
 use crate::segment::layout::MAX_PROCESSES;
 use crate::signal;
+use crate::srq::PAUSE_TICKS;
 use crate::sync::{Arc, Lock, heavy_fence};
 use crate::sys::{self, Errno, Grow};
 
@@ -23,7 +24,7 @@ pub(super) const TOKEN_LINK: u64 = 1 << 33;
 
 /// A cheap clock that limits how often expensive work is done; a tick is about 1 ns or less.
 #[inline]
-pub(crate) fn ticks() -> u64 {
+fn ticks() -> u64 {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: every processor of this architecture has `rdtsc`.
     unsafe {
@@ -150,16 +151,17 @@ impl Process {
     /// yet: the next progress rings them, or the retry thread. Takes no lock of a queue.
     #[cold]
     pub(crate) fn ring_later(&self) {
-        if !self.rings_later() {
-            self.still_rings_later();
+        // Always in one step: a progress that has cleared the flag before finds no names, or this
+        // call sets it again.
+        if self.progress_flags.raise(progress_flags::UNRUNG) {
             self.unpark_retry_thread();
         }
         self.timer.arm(sys::now_ns() + UNRUNG_NS);
     }
 
-    /// As [`Self::ring_later`], by the progress, whose caller continues or sets the timer.
-    pub(crate) fn still_rings_later(&self) {
-        self.progress_flags.set(progress_flags::UNRUNG, true);
+    /// Processes that wait for receives were rung now.
+    pub(crate) fn note_rings(&self) {
+        self.rung_tick.store(ticks(), Ordering::Relaxed);
     }
 
     /// Whether [`Self::ring_later`] was called, and no progress has rung all since.
@@ -170,6 +172,9 @@ impl Process {
     #[cold]
     fn ring_further(&self) {
         self.retry_thread.note_round();
+        if ticks().wrapping_sub(self.rung_tick.load(Ordering::Relaxed)) < PAUSE_TICKS {
+            return;
+        }
         // A queue of which processes are still not rung sets it again.
         self.progress_flags.set(progress_flags::UNRUNG, false);
         for srq in self.srqs.iter() {

@@ -35,6 +35,11 @@ impl ProgressFlags {
         self.0.load(Ordering::Relaxed) & flag != 0
     }
 
+    /// Sets a flag. Returns whether it was not set.
+    pub(super) fn raise(&self, flag: u32) -> bool {
+        self.0.fetch_or(flag, Ordering::AcqRel) & flag == 0
+    }
+
     pub(super) fn set(&self, flag: u32, there: bool) {
         if there {
             self.0.fetch_or(flag, Ordering::Release);

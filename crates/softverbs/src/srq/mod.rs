@@ -24,6 +24,7 @@ pub(crate) use order::Order;
 #[cfg(any(test, fuzzing))]
 pub(crate) use shared::Claim;
 pub(crate) use shared::Shared;
+pub(crate) use unrung::PAUSE_TICKS;
 #[cfg(any(test, fuzzing))]
 pub(crate) use xrc::srq_num;
 pub(crate) use xrc::{
@@ -418,15 +419,13 @@ impl Srq {
                 queue.posted[index].state = State::Lost;
             }
         }
-        let mut lost = 0;
         for index in 0..queue.posted.len() {
             if queue.posted[index].state == State::Lost {
                 self.publish(&mut queue, index as u32);
-                lost += 1;
             }
         }
         drop(queue);
-        self.wake_senders(lost);
+        self.wake_senders(u32::MAX);
         // The process may have taken the limit without the call that reports it.
         self.notice_limit();
     }
@@ -439,7 +438,7 @@ impl Srq {
     fn ring_again(&self) {
         let process = self.process();
         if self.users.load(Ordering::Relaxed) == 0 {
-            return self.wake_senders(1);
+            return self.wake_senders(u32::MAX);
         }
         light_fence_towards_all(&process.unfenced);
         if signal::is_asked_in_turn(&process.segment.map, self.at() + layout::WAITING) {

@@ -257,7 +257,7 @@ pub(crate) unsafe fn destroy(srq: *mut ibv_srq) -> Res<()> {
         .store(0, Ordering::Release);
     let old = std::mem::take(&mut *this.queue.lock());
     old.order.clear(map);
-    this.forget_unrung();
+    this.end_rings();
     this.give_order(
         segment,
         old.order.at(),

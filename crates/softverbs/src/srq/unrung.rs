@@ -10,12 +10,15 @@
 //!   last rings: a process that was rung may have ended, be stopped or wait no more;
 //! - by its retry thread if no thread makes progress for 250 ms.
 //!
+//! Invariant: while names are kept and receives are available, the progress flag is set, or will be
+//! set by the thread that has changed the names, which then unparks the retry thread.
+//!
+//! Where a receive is published again, which is rare and happens under locks, all processes are rung.
 //! Queue pairs of the SRQ's own process have pending messages, for which this does not apply.
 
 use std::sync::atomic::Ordering;
 
 use super::Srq;
-use crate::process::ticks;
 use crate::segment::layout::srq::{self as layout, WAITER_WORDS};
 use crate::signal;
 use crate::sync::{Lock, light_fence_towards_all};
@@ -24,7 +27,7 @@ use crate::sync::{Lock, light_fence_towards_all};
 const AT_ONCE: u32 = 4;
 /// Time that processes that were rung have to claim receives: about 100 microseconds, more on slow
 /// clocks.
-const PAUSE_TICKS: u64 = 250_000;
+pub(crate) const PAUSE_TICKS: u64 = 250_000;
 
 /// One bit for the slot of each process that waits.
 pub(super) type Names = [u64; WAITER_WORDS];
@@ -38,8 +41,6 @@ struct State {
     names: Names,
     /// The slot at which the next choice begins, so that each process has its turn.
     next: u32,
-    /// When processes were rung last, in [`ticks`].
-    rung: u64,
 }
 
 impl Default for State {
@@ -47,7 +48,6 @@ impl Default for State {
         Self {
             names: [0; WAITER_WORDS],
             next: 0,
-            rung: 0,
         }
     }
 }
@@ -109,12 +109,17 @@ impl Srq {
     }
 
     /// Rings `posted`, and at least [`AT_ONCE`], of the processes with these slots and of those that
-    /// are not rung yet. The caller holds no lock of a queue.
+    /// are not rung yet; all, if the queue takes no messages of initiators any more. The caller holds
+    /// no lock of a queue, unless `posted` is `u32::MAX`.
     #[cold]
     pub(super) fn ring_some(&self, names: &Names, posted: u32) {
         let process = self.process();
         self.unrung.0.lock().add(names);
-        let mut left = posted.max(AT_ONCE);
+        // read behind the names: the end of the queue rings those that it finds
+        let mut left = match self.serves_initiators() {
+            true => posted.max(AT_ONCE),
+            false => u32::MAX,
+        };
         while left != 0 {
             let chosen = self.unrung.0.lock().choose(left);
             if chosen == Names::default() {
@@ -123,39 +128,38 @@ impl Srq {
             // A ring is a system call, so the list is not locked. Names of others do not count.
             left = left.saturating_sub(process.ring_peers(&chosen));
         }
-        let mut unrung = self.unrung.0.lock();
-        unrung.rung = ticks();
-        let any = !unrung.is_empty();
-        self.any_unrung.store(any, Ordering::Relaxed);
+        process.note_rings();
+        let any = {
+            let unrung = self.unrung.0.lock();
+            let any = !unrung.is_empty();
+            self.any_unrung.store(any, Ordering::Relaxed);
+            any
+        };
         if any {
             process.ring_later();
         }
     }
 
-    /// Rings further processes if receives are available, and processes that were rung have had the
-    /// time to claim them. The caller holds no lock of a queue.
+    /// Rings further processes if receives are available. The caller holds no lock of a queue, and has
+    /// cleared the progress flag.
     pub(crate) fn ring_further(&self) {
         if !self.any_unrung.load(Ordering::Relaxed) {
             return;
         }
-        let rung = self.unrung.0.lock().rung;
-        if ticks().wrapping_sub(rung) < PAUSE_TICKS {
-            self.process().still_rings_later();
-            return;
-        }
         // Without a receive the next post rings. A post after this check rings, and finds what is
         // left.
-        let available = self.available();
-        if available != 0 {
-            self.ring_some(&Names::default(), available);
+        let most = match self.serves_initiators() {
+            true => self.available(),
+            false => u32::MAX,
+        };
+        if most != 0 {
+            self.ring_some(&Names::default(), most);
         }
     }
 
-    /// Forgets the processes: the queue has no receives any more.
-    pub(super) fn forget_unrung(&self) {
-        let mut unrung = self.unrung.0.lock();
-        unrung.names = Names::default();
-        self.any_unrung.store(false, Ordering::Relaxed);
+    /// The queue has ended: rings the processes that are left.
+    pub(super) fn end_rings(&self) {
+        self.ring_some(&Names::default(), u32::MAX);
     }
 
     /// Number of receives that no process has claimed.
