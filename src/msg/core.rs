@@ -131,7 +131,8 @@ impl Core {
         let (id, private_data) = request.unzip();
         let introduction = private_data.and_then(|data| introduction_in(&data));
         let rx_size = if config.shared_rx { 0 } else { config.rx_size };
-        let rings = Arc::new(Rings::new(config.tx_size, rx_size));
+        let rings = Rings::new(config.tx_size, rx_size).on_xrc(config.xrc);
+        let rings = Arc::new(rings);
         let mut side = Side::new(id, config.src, config.dst);
         side.passive = passive;
         side.on_circuits = config.xrc;

@@ -31,7 +31,8 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 impl Core {
     /// Ends the connection. Returns when the device has flushed the posted requests, or after
-    /// [`FLUSH_WAIT`]: the entries of cancelled operations are in the completion queues then.
+    /// [`FLUSH_WAIT`] (on XRC twice, and at once if others use the circuit): the entries of cancelled
+    /// operations are in the completion queues then.
     pub(crate) fn shutdown(&self) -> Result<()> {
         self.await_device();
         {

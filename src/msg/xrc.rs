@@ -634,15 +634,21 @@ impl CircuitUser for Core {
         if !self.conn.state.is(State::Connecting) || control.xrc.peer == 0 {
             return;
         }
-        if let Some((binding, _)) = control.engine_queue() {
-            let _ = binding.cq.progress_engine_requests();
+        // A request that fails ends the circuit, and with it the connections of its other users.
+        let shared = self
+            .own_circuit()
+            .is_some_and(|circuit| circuit.is_shared());
+        if !shared {
+            if let Some((binding, _)) = control.engine_queue() {
+                let _ = binding.cq.progress_engine_requests();
+            }
+            let waits = self.rings.probe.pending.load(Ordering::Acquire);
+            self.probe_silent(&control);
+            if !waits {
+                return;
+            }
+            // a device may find out late that a target has ended with all its holders
         }
-        let waits = self.rings.probe.pending.load(Ordering::Acquire);
-        self.probe_silent(&control);
-        if !waits {
-            return;
-        }
-        // a device may find out late that a target has ended with all its holders
         let xrc = &control.xrc;
         if let (Ok(circuits), Some(remote), Some(srq)) = (self.circuits(), xrc.remote, xrc.peer_srq)
         {

@@ -283,6 +283,8 @@ pub(crate) struct Rings {
     broken_off: AtomicBool,
     counted: AtomicBool,
     counters: Counters,
+    /// Whether the endpoint is on XRC.
+    xrc: bool,
 }
 
 /// The keepalive probe of a silent peer. It has no slot, so it uses no room of the application's
@@ -440,7 +442,13 @@ impl Rings {
             broken_off: AtomicBool::new(false),
             counted: AtomicBool::new(false),
             counters: Counters::default(),
+            xrc: false,
         }
+    }
+
+    /// The same for an endpoint on XRC, or not.
+    pub(crate) fn on_xrc(self, xrc: bool) -> Self {
+        Self { xrc, ..self }
     }
 
     /// The endpoint's counters, if any is bound.
@@ -514,7 +522,9 @@ impl Rings {
     pub(crate) fn reports_failure(&self, slot: &Slot, err: FiErrno) -> bool {
         let reported = self.broken_off.load(Ordering::Relaxed);
         self.broken_off.store(slot.more, Ordering::Relaxed);
-        slot.failures.include(err) && !reported
+        // on XRC also the status of a request to a process that has ended
+        let refused = !(self.xrc && err == FiErrno::EREMOTEIO);
+        slot.failures.include(err) && !reported && (refused || slot.failures == Failures::All)
     }
 
     /// Records the completion of the probe; a failure is reported to the endpoint.
@@ -544,6 +554,26 @@ mod tests {
             signaled,
             visible: signaled,
             ..Slot::default()
+        }
+    }
+
+    /// On XRC a request to a process that has ended has the status of one that was refused.
+    #[test]
+    fn the_end_of_a_peer_on_xrc_is_no_refusal() {
+        let injected = Slot {
+            failures: Failures::Refusals,
+            ..slot(1, true)
+        };
+        let whole = Slot {
+            failures: Failures::All,
+            ..slot(2, true)
+        };
+        for xrc in [false, true] {
+            let rings = Rings::new(4, 4).on_xrc(xrc);
+            assert_eq!(rings.reports_failure(&injected, FiErrno::EREMOTEIO), !xrc);
+            assert!(rings.reports_failure(&injected, FiErrno::EKEYREJECTED));
+            assert!(!rings.reports_failure(&injected, FiErrno::ETIMEDOUT));
+            assert!(rings.reports_failure(&whole, FiErrno::EREMOTEIO));
         }
     }
 

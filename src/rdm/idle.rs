@@ -164,7 +164,10 @@ impl<I: Io> Core<I> {
                 }
                 return true;
             }
-            again.insert(*key, now + AGAIN.max(now.saturating_sub(since)));
+            again.insert(
+                *key,
+                now.saturating_add(AGAIN.max(now.saturating_sub(since))),
+            );
             if !peer.is_in_use() && !listed.contains(key) {
                 free.push((*key, peer.address));
             }

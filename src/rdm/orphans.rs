@@ -49,12 +49,17 @@ impl<I: Io> Core<I> {
         self.list_idle(key);
     }
 
+    /// The orphans of a peer, and of its aliases. An alias can be freed only without its own, so it
+    /// has them too.
     fn orphans_of(&self, key: PeerKey) -> impl Iterator<Item = LinkKey> {
-        let of = |link: LinkKey| self.links.get(link).map(|link| self.resolve(link.peer));
+        let is_its = move |link: LinkKey| {
+            let peer = self.links.get(link).map(|link| link.peer);
+            peer.is_some_and(|peer| peer == key || self.resolve(peer) == key)
+        };
         self.orphans
             .iter()
             .map(|orphan| orphan.link)
-            .filter(move |link| of(*link) == Some(key))
+            .filter(move |link| is_its(*link))
     }
 
     /// Whether orphans of a peer, on which the peer posts nothing more, have not ended.
