@@ -3,7 +3,7 @@
 use super::core::{Core, Failure, Io};
 use super::credit::Inbound;
 use super::link::{Link, LinkKey, Role, State};
-use super::peer::{Fate, PeerKey};
+use super::peer::{Fate, PeerKey, When};
 use super::recover::Waiting;
 use crate::errno::FiErrno;
 use crate::wire::rdm::cm::VERSION;
@@ -40,15 +40,16 @@ impl<I: Io> Core<I> {
         let Some(peer) = self.peers.get_mut(key) else {
             return;
         };
-        if peer.dial.since.is_none() {
-            peer.dial.since = Some(self.now);
+        if peer.dial.since == When::NONE {
+            peer.dial.since = When::at(self.now);
             peer.dial.backoff = BACKOFF.0;
         }
         self.set_timer(key);
         let Some(peer) = self.peers.get_mut(key) else {
             return;
         };
-        if peer.dial.not_before.is_some_and(|time| time > self.now) || peer.dial.queued {
+        let pauses = peer.dial.not_before.get();
+        if pauses.is_some_and(|time| time > self.now) || peer.dial.queued {
             return;
         }
         let Some(address) = peer.address else {
@@ -89,7 +90,7 @@ impl<I: Io> Core<I> {
         self.dials += 1;
         if let Some(peer) = self.peers.get_mut(key) {
             peer.own = Some(link);
-            peer.dial.begun = peer.dial.begun.or(Some(self.now));
+            peer.dial.begun = When::at(peer.dial.begun.get().unwrap_or(self.now));
         }
         self.set_timer(key);
         let request = Request {
@@ -138,7 +139,7 @@ impl<I: Io> Core<I> {
         };
         if !again {
             let pause = peer.dial.backoff.max(BACKOFF.0);
-            peer.dial.not_before = Some(self.now + pause);
+            peer.dial.not_before = When::at(self.now + pause);
             peer.dial.backoff = (pause * 2).min(BACKOFF.1);
             self.set_timer(key);
         }

@@ -3,7 +3,7 @@
 
 use super::core::{Core, Io};
 use super::link::{Closing, Link, LinkKey, Numbers, State};
-use super::peer::{Drain, PeerKey};
+use super::peer::{Drain, PeerKey, When};
 use crate::wire::rdm::{Body, Close, Packet, Reason};
 
 /// Evictions and ends of links under way, beyond which no further eviction begins.
@@ -236,7 +236,7 @@ impl<I: Io> Core<I> {
             self.end_links(key, io);
         } else {
             if let Some(peer) = self.peers.get_mut(key) {
-                peer.close_at = Some(self.now + LOOK);
+                peer.close_at = When::at(self.now + LOOK);
             }
             self.set_timer(key);
         }
@@ -248,7 +248,7 @@ impl<I: Io> Core<I> {
         let Some(peer) = self.peers.get_mut(key) else {
             return;
         };
-        (peer.closing, peer.close_at, peer.drain) = (false, None, None);
+        (peer.closing, peer.close_at, peer.drain) = (false, When::NONE, None);
         let out = peer.out;
         self.retimed = true;
         for link in self.links_of(key) {
@@ -293,7 +293,7 @@ impl<I: Io> Core<I> {
             return;
         }
         peer.fruitless = (peer.fruitless + 1).min(PAUSE.1);
-        peer.dial.not_before = Some(self.now + (PAUSE.0 << peer.fruitless));
+        peer.dial.not_before = When::at(self.now + (PAUSE.0 << peer.fruitless));
         self.set_timer(key);
     }
 
@@ -306,7 +306,7 @@ impl<I: Io> Core<I> {
         }
         if let Some(peer) = self.peers.get_mut(key) {
             // the answer, or the disconnect request, may not come
-            (peer.closing, peer.close_at) = (true, Some(self.now + SECOND));
+            (peer.closing, peer.close_at) = (true, When::at(self.now + SECOND));
         }
         self.set_timer(key);
     }

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use super::core::{Core, Io};
 use super::link::{Closing, Link};
-use super::peer::{Fate, Peer, PeerKey};
+use super::peer::{Fate, Peer, PeerKey, When};
 
 /// The shortest time between two examinations of the list, in ns.
 const PERIOD: u64 = 500_000_000;
@@ -44,7 +44,7 @@ impl<I: Io> Core<I> {
         let Some(peer) = self.peers.get_mut(key).filter(listed) else {
             return;
         };
-        if peer.idle_since.replace(now).is_none() {
+        if std::mem::replace(&mut peer.idle_since, When::at(now)) == When::NONE {
             self.idle.push(key);
         }
         if self.free_at.is_none_or(|time| time > now + PERIOD) {
@@ -74,7 +74,9 @@ impl<I: Io> Core<I> {
         {
             peer.fate = Fate::Open;
             // the link that was dialled is none
-            peer.idle_since = peer.idle_since.map(|_| since);
+            if peer.idle_since != When::NONE {
+                peer.idle_since = When::at(since);
+            }
         }
     }
 
@@ -92,7 +94,7 @@ impl<I: Io> Core<I> {
             let Some(peer) = self.peers.get_mut(key) else {
                 continue;
             };
-            peer.fate = Fate::Asked(peer.idle_since.unwrap_or(self.now));
+            peer.fate = Fate::Asked(peer.idle_since.get().unwrap_or(self.now));
             self.advance(key, io);
         }
         left
@@ -101,7 +103,7 @@ impl<I: Io> Core<I> {
     /// When a peer is freed unless it is in use; `None`: it has a link, a `fi_addr_t` or an alias.
     fn idle_until(&self, key: PeerKey) -> Option<u64> {
         let peer = self.peers.get(key)?;
-        let since = peer.idle_since?;
+        let since = peer.idle_since.get()?;
         let named = peer.kept != 0 || peer.aliases != 0 || peer.itself;
         if named || self.links_of(key).next().is_some() {
             return None;
@@ -150,10 +152,10 @@ impl<I: Io> Core<I> {
                 return false;
             };
             let Some(until) = until else {
-                peer.idle_since = None;
+                peer.idle_since = When::NONE;
                 return false;
             };
-            let since = peer.idle_since.unwrap_or(now);
+            let since = peer.idle_since.get().unwrap_or(now);
             if until > now {
                 next = next.min(until);
                 if peer.fate == Fate::Broken && peer.address.is_some() && peer.alias.is_none() {

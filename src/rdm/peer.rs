@@ -1,6 +1,8 @@
 //! Peers: the state of an endpoint for one remote endpoint, or for an address whose endpoint is not
 //! known yet.
 
+use std::num::NonZero;
+
 use super::credit::{Inbound, Outbound, Pool};
 use super::link::LinkKey;
 use super::ops::{Form, List, OpKey, Uses};
@@ -16,19 +18,36 @@ pub enum PeerMark {}
 /// A peer of an endpoint. Its number is the `to` of packets to this endpoint.
 pub type PeerKey = Key<PeerMark>;
 
+/// A time in ns, or none, in 8 bytes: an endpoint has a record of each of its peers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct When(Option<NonZero<u64>>);
+
+impl When {
+    pub(super) const NONE: Self = Self(None);
+
+    pub(super) const fn at(time: u64) -> Self {
+        // 0 is a time too
+        Self(NonZero::new(time.saturating_add(1)))
+    }
+
+    pub(super) fn get(self) -> Option<u64> {
+        self.0.map(|time| time.get() - 1)
+    }
+}
+
 /// When a peer is dialled.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Dial {
     /// The first dial since the last link or failure, in ns.
-    pub(super) since: Option<u64>,
+    pub(super) since: When,
     /// When the first dial was begun, in ns; `None`: it waits for a place, for other dials, or for
     /// the end of links.
-    pub(super) begun: Option<u64>,
+    pub(super) begun: When,
     /// The last sign of life of a peer whose link has broken because it acknowledges nothing, in
     /// ns.
-    pub(super) silent_since: Option<u64>,
+    pub(super) silent_since: When,
     /// The next dial is not before this time.
-    pub(super) not_before: Option<u64>,
+    pub(super) not_before: When,
     /// Dials that were ended because they had no answer.
     pub(super) unanswered: u8,
     /// The next interval.
@@ -51,7 +70,7 @@ pub(super) struct Drain {
 pub(super) struct Position {
     /// Since when it needs a place, in ns; `None`: it needs none, or its place is that of the
     /// out-link.
-    pub(super) since: Option<u64>,
+    pub(super) since: When,
     /// How long its links have had a place since then, in ns.
     pub(super) spent: u64,
 }
@@ -133,11 +152,11 @@ pub(super) struct Peer {
     pub(super) fate: Fate,
     /// In the list of peers without links ([`Core::list_idle`](super::core::Core::list_idle)): the
     /// time, in ns, since which it has none.
-    pub(super) idle_since: Option<u64>,
+    pub(super) idle_since: When,
     /// In the list of timers.
     pub(super) timed: bool,
     /// When a CLOSE without answer ends its link, or when it is looked whether it has drained.
-    pub(super) close_at: Option<u64>,
+    pub(super) close_at: When,
     /// The out-link drains.
     pub(super) drain: Option<Drain>,
     /// The place of the out-link was demanded, by this side or by the peer.
@@ -244,9 +263,9 @@ impl Peer {
             kept: 0,
             leaves: false,
             fate: Fate::Open,
-            idle_since: None,
+            idle_since: When::NONE,
             timed: false,
-            close_at: None,
+            close_at: When::NONE,
             drain: None,
             demanded: false,
             fruitless: 0,
@@ -413,7 +432,7 @@ impl Peer {
     /// A new operation: a pause after links on which nothing has passed is over.
     pub(super) fn end_pause(&mut self) {
         if std::mem::take(&mut self.fruitless) != 0 {
-            self.dial.not_before = None;
+            self.dial.not_before = When::NONE;
         }
     }
 
@@ -445,5 +464,26 @@ impl Peer {
     #[inline]
     pub(super) fn has_return(&self) -> bool {
         self.recalled || self.confirm && (self.acks > 0 || self.has_waiting())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_and_none() {
+        for time in [0, 1, u64::MAX - 1] {
+            assert_eq!(When::at(time).get(), Some(time));
+        }
+        assert_eq!(When::NONE.get(), None);
+        assert_eq!(size_of::<When>(), 8);
+    }
+
+    /// Records of peers are kept for an hour after their last link.
+    #[test]
+    fn the_record_of_a_peer_is_small() {
+        let size = size_of::<Peer>();
+        assert!(size <= 512, "{size}");
     }
 }

@@ -12,7 +12,7 @@ use std::net::IpAddr;
 use super::connect::HeldRequest;
 use super::core::{Core, Io};
 use super::link::{Link, State};
-use super::peer::{PeerKey, Position};
+use super::peer::{PeerKey, Position, When};
 use crate::wire::rdm::{Listener, Reason, Request};
 
 /// Peers that can wait; requests of further ones are rejected.
@@ -104,13 +104,13 @@ impl<I: Io> Core<I> {
             return now;
         };
         let lapsed = |since: u64| since.saturating_add(timeout) < now;
-        if peer.position.since.is_none_or(lapsed) {
+        if peer.position.since.get().is_none_or(lapsed) {
             peer.position = Position {
-                since: Some(now),
+                since: When::at(now),
                 spent: 0,
             };
         }
-        peer.position.since.unwrap_or(now)
+        peer.position.since.get().unwrap_or(now)
     }
 
     /// A link has given its place back. A peer whose links have had one for long without being used
@@ -249,7 +249,7 @@ impl<I: Io> Core<I> {
             && !peer.waits
         {
             peer.waits = true;
-            let since_of = |other: &PeerKey| self.peers.get(*other)?.position.since;
+            let since_of = |other: &PeerKey| self.peers.get(*other)?.position.since.get();
             let before = |other: &PeerKey| since_of(other).is_none_or(|other| other <= since);
             let behind = self.waiters.iter().rposition(before);
             self.waiters.insert(behind.map_or(0, |at| at + 1), key);

@@ -4,7 +4,7 @@ use super::connect::PATIENCE;
 use super::core::{Core, Io};
 use super::link::{Closing, Link, LinkKey, Role, State};
 use super::ops::{Entry, List};
-use super::peer::{Dial, Fate, Peer, PeerKey, Position};
+use super::peer::{Dial, Fate, Peer, PeerKey, Position, When};
 use crate::errno::FiErrno;
 use crate::wire::rdm::{Epoch, Number, Reason, Terms};
 
@@ -89,7 +89,7 @@ impl<I: Io> Core<I> {
             && peer.out == Some(link)
         {
             (peer.out, peer.closing) = (None, false);
-            peer.close_at = None;
+            peer.close_at = When::NONE;
             drain = peer.drain.take();
             self.retimed = true;
             ending.was_out = true;
@@ -107,7 +107,7 @@ impl<I: Io> Core<I> {
         if agreed {
             // the peer ends all of them
             if let Some(peer) = self.peers.get_mut(key) {
-                (peer.closing, peer.close_at) = (false, None);
+                (peer.closing, peer.close_at) = (false, When::NONE);
                 self.retimed = true;
             }
             self.end_links(key, io);
@@ -284,7 +284,7 @@ impl<I: Io> Core<I> {
         let patient = ended.was_out && ended.role == Role::Accepted;
         let patient = patient && ended.closing == Closing::No;
         if patient && let Some(peer) = self.peers.get_mut(ended.peer) {
-            peer.dial.not_before = Some(self.now + PATIENCE);
+            peer.dial.not_before = When::at(self.now + PATIENCE);
             self.set_timer(ended.peer);
         }
         if ended.was_out {
@@ -504,8 +504,8 @@ impl<I: Io> Core<I> {
             } else if let Some(peer) = self.peers.get_mut(key) {
                 // no dial is repeated
                 if peer.own.is_none() {
-                    (peer.dial.since, peer.dial.begun) = (None, None);
-                    peer.dial.silent_since = None;
+                    (peer.dial.since, peer.dial.begun) = (When::NONE, When::NONE);
+                    peer.dial.silent_since = When::NONE;
                     peer.dial.backoff = 0;
                 }
             }
@@ -566,7 +566,7 @@ impl<I: Io> Core<I> {
             (Some(State::Up), Some(own)) if !coming => self.end_link(own, io),
             (None, _) if !coming && !ending => self.dial(key, io),
             _ => {
-                peer.dial.since = peer.dial.since.or(Some(self.now));
+                peer.dial.since = When::at(peer.dial.since.get().unwrap_or(self.now));
                 self.set_timer(key);
             }
         }

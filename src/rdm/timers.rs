@@ -3,7 +3,7 @@
 
 use super::core::{Config, Core, Io};
 use super::link::{GREETING, LinkKey, State};
-use super::peer::{Dial, Peer, PeerKey};
+use super::peer::{Dial, Peer, PeerKey, When};
 use crate::errno::FiErrno;
 
 /// A link is ended after this number of beats in a row in which nothing has completed or arrived
@@ -110,7 +110,7 @@ impl<I: Io> Core<I> {
             let current = peer.awaits() && !peer.heard;
             let beats = u64::from(current) * (u64::from(peer.stands) + 1);
             let silence = self.config.retries.max(beats * beat);
-            peer.dial.silent_since = Some(self.now.saturating_sub(silence));
+            peer.dial.silent_since = When::at(self.now.saturating_sub(silence));
             peer.stands = 0;
         }
     }
@@ -118,7 +118,7 @@ impl<I: Io> Core<I> {
     /// A sign of life of a peer that is dialled.
     pub(super) fn end_silence(&mut self, key: PeerKey) {
         if let Some(peer) = self.peers.get_mut(key)
-            && peer.dial.silent_since.take().is_some()
+            && std::mem::take(&mut peer.dial.silent_since) != When::NONE
         {
             self.retimed = true;
         }
@@ -130,9 +130,9 @@ impl<I: Io> Core<I> {
         let Config {
             timeout, answer, ..
         } = self.config;
-        let since = dial.since?;
+        let since = dial.since.get()?;
         let latest = since + timeout;
-        let Some((silent, begun)) = dial.silent_since.zip(dial.begun) else {
+        let Some((silent, begun)) = dial.silent_since.get().zip(dial.begun.get()) else {
             return Some(latest);
         };
         let earliest = (begun + answer).min(latest);
@@ -171,8 +171,8 @@ impl<I: Io> Core<I> {
         let peer = self.peers.get(key)?;
         let times = [
             self.dials_until(&peer.dial),
-            peer.dial.not_before,
-            peer.close_at,
+            peer.dial.not_before.get(),
+            peer.close_at.get(),
             self.hello_by(key),
             self.answer_by(key),
         ];
@@ -232,14 +232,19 @@ impl<I: Io> Core<I> {
         let Some(peer) = self.peers.get_mut(key) else {
             return;
         };
-        if peer.dial.not_before.is_some_and(|time| time <= self.now) {
-            peer.dial.not_before = None;
+        if peer
+            .dial
+            .not_before
+            .get()
+            .is_some_and(|time| time <= self.now)
+        {
+            peer.dial.not_before = When::NONE;
         }
         let now = self.now;
         let expired = |time: Option<u64>| time.is_some_and(|time| time <= now);
-        let closes = expired(peer.close_at);
+        let closes = expired(peer.close_at.get());
         if closes {
-            peer.close_at = None;
+            peer.close_at = When::NONE;
         }
         let drains = peer.drain.is_some();
         let (dial, own, accepted) = (peer.dial, peer.own, peer.accepted);
