@@ -1,7 +1,6 @@
 //! The retry thread: continues the waiting requests of this process's XRC initiators, and rings
 //! initiators that wait for receives of this process, while the application makes no call of the
-//! device. `docs/softverbs-xrc.md`, "Requests that wait", has its
-//! states.
+//! device. `docs/softverbs-xrc.md`, "Requests that wait", has its states.
 //!
 //! The thread is a further thread that sleeps in the device ([`Process::prepare_sleep`]), and has no
 //! other access to requests. The mutex is acquired before all locks of queues.

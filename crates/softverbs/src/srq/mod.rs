@@ -425,7 +425,7 @@ impl Srq {
             }
         }
         drop(queue);
-        self.wake_senders(u32::MAX);
+        self.wake_senders(unrung::ALL);
         // The process may have taken the limit without the call that reports it.
         self.notice_limit();
     }
@@ -438,7 +438,7 @@ impl Srq {
     fn ring_again(&self) {
         let process = self.process();
         if self.users.load(Ordering::Relaxed) == 0 {
-            return self.wake_senders(u32::MAX);
+            return self.wake_senders(unrung::ALL);
         }
         light_fence_towards_all(&process.unfenced);
         if signal::is_asked_in_turn(&process.segment.map, self.at() + layout::WAITING) {

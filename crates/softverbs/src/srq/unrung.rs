@@ -1,8 +1,8 @@
 //! Which of the processes that wait for a receive of an SRQ are rung, and when.
 //!
-//! The words [`WAITERS`](layout::WAITERS) can name any number of processes, and a receive is for one
-//! of them. If all of them were rung for each receive, n waiting processes would be woken n times for
-//! each message of each of them. So a post rings as many processes as receives were posted, and at
+//! The words [`WAITERS`](layout::WAITERS) can name any number of processes, and a receive is for
+//! one of them. If all of them were rung for each receive, n waiting processes would be woken n
+//! times for each message of each of them. So a post rings as many processes as receives were posted, and at
 //! least [`AT_ONCE`]. The owner keeps the other names, and rings further processes
 //!
 //! - when it posts further receives;
@@ -28,6 +28,9 @@ const AT_ONCE: u32 = 4;
 /// Time that processes that were rung have to claim receives: about 100 microseconds, more on slow
 /// clocks.
 pub(crate) const PAUSE_TICKS: u64 = 250_000;
+
+/// Number of receives for which all processes that wait are rung.
+pub(super) const ALL: u32 = u32::MAX;
 
 /// One bit for the slot of each process that waits.
 pub(super) type Names = [u64; WAITER_WORDS];
@@ -91,8 +94,8 @@ impl State {
 }
 
 impl Srq {
-    /// Rings processes that wait for a receive, after `posted` receives were published; `u32::MAX`:
-    /// all of them.
+    /// Rings processes that wait for a receive, after `posted` receives were published; [`ALL`]: all
+    /// of them.
     #[inline]
     pub(super) fn wake_senders(&self, posted: u32) {
         let process = self.process();
@@ -110,7 +113,7 @@ impl Srq {
 
     /// Rings `posted`, and at least [`AT_ONCE`], of the processes with these slots and of those that
     /// are not rung yet; all, if the queue takes no messages of initiators any more. The caller holds
-    /// no lock of a queue, unless `posted` is `u32::MAX`.
+    /// no lock of a queue, unless `posted` is [`ALL`].
     #[cold]
     pub(super) fn ring_some(&self, names: &Names, posted: u32) {
         let process = self.process();
@@ -118,7 +121,7 @@ impl Srq {
         // read behind the names: the end of the queue rings those that it finds
         let mut left = match self.serves_initiators() {
             true => posted.max(AT_ONCE),
-            false => u32::MAX,
+            false => ALL,
         };
         while left != 0 {
             let chosen = self.unrung.0.lock().choose(left);
@@ -135,7 +138,8 @@ impl Srq {
             self.any_unrung.store(any, Ordering::Relaxed);
             any
         };
-        if any {
+        // After all were rung, the names are those of a thread that adds them now, and that calls it.
+        if any && posted != ALL {
             process.ring_later();
         }
     }
@@ -150,7 +154,7 @@ impl Srq {
         // left.
         let most = match self.serves_initiators() {
             true => self.available(),
-            false => u32::MAX,
+            false => ALL,
         };
         if most != 0 {
             self.ring_some(&Names::default(), most);
@@ -159,7 +163,7 @@ impl Srq {
 
     /// The queue has ended: rings the processes that are left.
     pub(super) fn end_rings(&self) {
-        self.ring_some(&Names::default(), u32::MAX);
+        self.ring_some(&Names::default(), ALL);
     }
 
     /// Number of receives that no process has claimed.

@@ -184,7 +184,7 @@ impl Srq {
     fn hide(&self) {
         let stamp = self.process().segment.map.u32(self.at() + layout::STAMP);
         stamp.store(0, Ordering::SeqCst);
-        self.wake_senders(u32::MAX);
+        self.wake_senders(super::unrung::ALL);
     }
 
     /// Drops the references to the XRC domain and the completion queue.
@@ -211,7 +211,7 @@ impl Srq {
         // with the lock held: a thread that destroys the SRQ has not begun to forget its events
         self.raise(IBV_EVENT_SRQ_ERR);
         drop(xrc);
-        self.wake_senders(u32::MAX);
+        self.wake_senders(super::unrung::ALL);
     }
 }
 

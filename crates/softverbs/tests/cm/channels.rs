@@ -1,5 +1,8 @@
 //! Event channels, threads, and the release of resources.
 
+use std::sync::mpsc::Receiver;
+use std::thread::JoinHandle;
+
 use super::*;
 
 #[test]
@@ -89,6 +92,19 @@ fn ids_move_among_channels_with_their_events() {
     other.destroy();
 }
 
+/// Moves the id in a thread, whose result is that of the call. The receiver gets a message when the
+/// call has returned.
+fn moving(id: Id, to: Channel) -> (JoinHandle<i32>, Receiver<()>) {
+    let (send, receive) = std::sync::mpsc::channel();
+    let mover = std::thread::spawn(move || {
+        let (id, to) = (id, to);
+        let moved = id.migrate(to);
+        send.send(()).unwrap();
+        moved
+    });
+    (mover, receive)
+}
+
 #[test]
 fn moving_waits_for_acknowledgements() {
     let (first, other) = (Channel::new(), Channel::new());
@@ -96,13 +112,7 @@ fn moving_waits_for_acknowledgements() {
     assert_eq!(id.resolve(None, on_device(9).parse().unwrap()), 0);
     assert!(first.readable(PATIENCE));
     let event = first.raw().unwrap();
-    let (send, receive) = std::sync::mpsc::channel();
-    let mover = std::thread::spawn(move || {
-        let (id, other) = (id, other);
-        let moved = id.migrate(other);
-        send.send(()).unwrap();
-        moved
-    });
+    let (mover, receive) = moving(id, other);
     assert!(
         receive.recv_timeout(Duration::from_millis(100)).is_err(),
         "it did not wait"
@@ -260,13 +270,7 @@ fn moving_does_not_wait_for_the_events_of_the_new_channel() {
     assert!(first.readable(PATIENCE));
     let earlier = first.raw().unwrap();
     assert_eq!(id.resolve_route(), 0);
-    let (send, receive) = std::sync::mpsc::channel();
-    let mover = std::thread::spawn(move || {
-        let (id, other) = (id, other);
-        let moved = id.migrate(other);
-        send.send(()).unwrap();
-        moved
-    });
+    let (mover, receive) = moving(id, other);
     // the second event has moved, and the call waits for the first one
     assert!(other.readable(PATIENCE));
     let later = other.raw().unwrap();

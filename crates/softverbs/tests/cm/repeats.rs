@@ -39,9 +39,9 @@ fn a_listener_that_cannot_be_watched_does_not_listen() {
     // the second of the two names cannot be watched, because it is already
     let second = socket_named(&format!("/any4/{}", to.port()));
     let mut event = libc::epoll_event { events: 0, u64: 0 };
+    let (set, add) = (channel.fd(), libc::EPOLL_CTL_ADD);
     // SAFETY: a readable structure and descriptors of this process.
-    let watched =
-        unsafe { libc::epoll_ctl(channel.fd(), libc::EPOLL_CTL_ADD, second, &raw mut event) };
+    let watched = unsafe { libc::epoll_ctl(set, add, second, &raw mut event) };
     assert_eq!(watched, 0);
     assert_eq!(listener.listen(1), libc::EEXIST);
     // SAFETY: as above. The call may have removed it.
