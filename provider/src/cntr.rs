@@ -173,10 +173,7 @@ unsafe extern "C" fn control(handle: *mut fid, command: c_int, arg: *mut c_void)
                     }
                     Ok(0)
                 }
-                _ => {
-                    let wait = (cntr.engine.fd(), cntr.engine.wait_kind());
-                    wait_control(command, arg, wait.0, wait.1)
-                }
+                _ => wait_control(command, arg, cntr.engine.fd(), cntr.engine.wait_kind()),
             }
         }
     })

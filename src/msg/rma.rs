@@ -80,6 +80,13 @@ impl Endpoint {
         unsafe { self.core.transmit(&op) }
     }
 
+    /// A write of `fi_inject_write`, with the context of the endpoint for an error entry.
+    #[inline]
+    fn injected_write<'a>(&self, local: LocalIov<'a>, target: (u64, u64)) -> Transmit<'a> {
+        let context = self.core.config.context;
+        Transmit::rma(SendOpcode::Write, local, target, context, Flags::empty()).injected()
+    }
+
     /// `fi_inject_write`: no completion, but an error entry if the peer or the device refuses it.
     #[inline]
     pub unsafe fn inject_write(
@@ -90,17 +97,9 @@ impl Endpoint {
         key: u64,
     ) -> Result<()> {
         let iov = buffer(buf, len);
-        let local = LocalIov::single(&iov, &Desc::NULL);
-        let context = self.core.config.context;
-        let op = Transmit::rma(
-            SendOpcode::Write,
-            local,
-            (addr, key),
-            context,
-            Flags::empty(),
-        );
+        let op = self.injected_write(LocalIov::single(&iov, &Desc::NULL), (addr, key));
         // SAFETY: the caller keeps the contract of this function.
-        unsafe { self.core.transmit(&op.injected()) }
+        unsafe { self.core.transmit(&op) }
     }
 
     /// `fi_inject_writedata`.
@@ -114,17 +113,9 @@ impl Endpoint {
         key: u64,
     ) -> Result<()> {
         let iov = buffer(buf, len);
-        let local = LocalIov::single(&iov, &Desc::NULL);
-        let context = self.core.config.context;
-        let op = Transmit::rma(
-            SendOpcode::Write,
-            local,
-            (addr, key),
-            context,
-            Flags::empty(),
-        );
+        let op = self.injected_write(LocalIov::single(&iov, &Desc::NULL), (addr, key));
         // SAFETY: the caller keeps the contract of this function.
-        unsafe { self.core.transmit(&op.injected().with_data(data)) }
+        unsafe { self.core.transmit(&op.with_data(data)) }
     }
 
     /// `fi_read`, `fi_readv`.

@@ -522,9 +522,11 @@ impl Rings {
     pub(crate) fn reports_failure(&self, slot: &Slot, err: FiErrno) -> bool {
         let reported = self.broken_off.load(Ordering::Relaxed);
         self.broken_off.store(slot.more, Ordering::Relaxed);
-        // on XRC also the status of a request to a process that has ended
-        let refused = !(self.xrc && err == FiErrno::EREMOTEIO);
-        slot.failures.include(err) && !reported && (refused || slot.failures == Failures::All)
+        if self.xrc && err == FiErrno::EREMOTEIO && slot.failures == Failures::Refusals {
+            // also the status of a request to a process that has ended
+            return false;
+        }
+        slot.failures.include(err) && !reported
     }
 
     /// Records the completion of the probe; a failure is reported to the endpoint.

@@ -90,7 +90,7 @@ impl<I: Io> Core<I> {
         self.dials += 1;
         if let Some(peer) = self.peers.get_mut(key) {
             peer.own = Some(link);
-            peer.dial.begun = When::at(peer.dial.begun.get().unwrap_or(self.now));
+            peer.dial.begun = peer.dial.begun.or(self.now);
         }
         self.set_timer(key);
         let request = Request {

@@ -747,15 +747,9 @@ impl Endpoint {
         }
         // Regions that are bound to the endpoint have their records in the directory of its own
         // protection domain, also before the endpoint is enabled.
-        if shared
-            .domain
-            .mr()
-            .config()
-            .form
-            .mode
-            .contains(Mode::ENDPOINT)
-        {
-            shared.domain.mr().forget(shared.pd());
+        let mr = shared.domain.mr();
+        if mr.config().form.mode.contains(Mode::ENDPOINT) {
+            mr.forget(shared.pd());
         }
     }
 

@@ -101,15 +101,13 @@ impl<I: Io> Core<I> {
                 in_use = Some((link.since, peer));
             }
         }
-        match (dial, idle, in_use) {
+        match (dial, idle, silent, in_use) {
             _ if under_way >= most => Choice::None,
             (Some(link), ..) => Choice::Dial(link),
-            (None, Some((_, peer)), _) => Choice::Idle(peer),
-            (None, None, in_use) => match (silent, in_use) {
-                (Some(link), _) => Choice::Silent(link),
-                (None, Some((_, peer))) => Choice::InUse(peer),
-                (None, None) => Choice::None,
-            },
+            (_, Some((_, peer)), ..) => Choice::Idle(peer),
+            (_, _, Some(link), _) => Choice::Silent(link),
+            (_, _, _, Some((_, peer))) => Choice::InUse(peer),
+            (None, None, None, None) => Choice::None,
         }
     }
 

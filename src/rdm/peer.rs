@@ -33,6 +33,11 @@ impl When {
     pub(super) fn get(self) -> Option<u64> {
         self.0.map(|time| time.get() - 1)
     }
+
+    /// The same, or this time if there is none.
+    pub(super) fn or(self, time: u64) -> Self {
+        Self::at(self.get().unwrap_or(time))
+    }
 }
 
 /// When a peer is dialled.
@@ -40,7 +45,7 @@ impl When {
 pub(super) struct Dial {
     /// The first dial since the last link or failure, in ns.
     pub(super) since: When,
-    /// When the first dial was begun, in ns; `None`: it waits for a place, for other dials, or for
+    /// When the first dial was begun, in ns; none: it waits for a place, for other dials, or for
     /// the end of links.
     pub(super) begun: When,
     /// The last sign of life of a peer whose link has broken because it acknowledges nothing, in
@@ -68,7 +73,7 @@ pub(super) struct Drain {
 /// The position of a peer without out-link among those that wait for a place.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Position {
-    /// Since when it needs a place, in ns; `None`: it needs none, or its place is that of the
+    /// Since when it needs a place, in ns; none: it needs no place, or its place is that of the
     /// out-link.
     pub(super) since: When,
     /// How long its links have had a place since then, in ns.

@@ -566,7 +566,7 @@ impl<I: Io> Core<I> {
             (Some(State::Up), Some(own)) if !coming => self.end_link(own, io),
             (None, _) if !coming && !ending => self.dial(key, io),
             _ => {
-                peer.dial.since = When::at(peer.dial.since.get().unwrap_or(self.now));
+                peer.dial.since = peer.dial.since.or(self.now);
                 self.set_timer(key);
             }
         }

@@ -232,16 +232,11 @@ impl<I: Io> Core<I> {
         let Some(peer) = self.peers.get_mut(key) else {
             return;
         };
-        if peer
-            .dial
-            .not_before
-            .get()
-            .is_some_and(|time| time <= self.now)
-        {
-            peer.dial.not_before = When::NONE;
-        }
         let now = self.now;
         let expired = |time: Option<u64>| time.is_some_and(|time| time <= now);
+        if expired(peer.dial.not_before.get()) {
+            peer.dial.not_before = When::NONE;
+        }
         let closes = expired(peer.close_at.get());
         if closes {
             peer.close_at = When::NONE;
