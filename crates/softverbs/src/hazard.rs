@@ -121,7 +121,8 @@ impl Accessor {
                 && word
                     .compare_exchange(0, new, Ordering::Relaxed, Ordering::Relaxed)
                     .is_ok();
-            taken.then_some(Entered(Some((word, at))))
+            // only of a word that was taken: dropping it clears the word
+            taken.then(|| Entered(Some((word, at))))
         })
     }
 
@@ -597,6 +598,35 @@ mod tests {
                 "{other:?}"
             );
         }
+    }
+
+    #[test]
+    fn accesses_through_a_target_leave_the_words_of_others() {
+        let segment = OwnSegment::create(1, 0, true).unwrap();
+        // any 8 words
+        let (map, at) = (&segment.map, word_at(3, 0));
+        let words = || {
+            let all = (0..xrc::USED_WORDS).map(|i| map.u64(at + 8 * i).load(Ordering::Relaxed));
+            all.collect::<Vec<_>>()
+        };
+        let enter = |slot, rights| Accessor::new(slot, 7).enter(map, at, rights);
+        let mut all = Vec::new();
+        let mut expected = vec![0; xrc::USED_WORDS];
+        for i in 0..xrc::USED_WORDS {
+            all.push(enter(i as u32, IBV_ACCESS_REMOTE_ATOMIC).unwrap());
+            expected[i] = Accessor::new(i as u32, 7).0 | 4;
+            assert_eq!(words(), expected);
+        }
+        assert!(enter(99, IBV_ACCESS_REMOTE_READ).is_none());
+        assert_eq!(words(), expected);
+        drop(all.remove(2));
+        expected[2] = 0;
+        assert_eq!(words(), expected);
+        all.push(enter(99, IBV_ACCESS_REMOTE_WRITE).unwrap());
+        expected[2] = Accessor::new(99, 7).0 | 1;
+        assert_eq!(words(), expected);
+        drop(all);
+        assert!(words().iter().all(|&word| word == 0));
     }
 
     #[test]
