@@ -10,6 +10,11 @@
 //!   this pays for long ones alone: a sender that never waits can be faster than its receiver,
 //!   which then takes away the line of each header by polling it.
 //!
+//! Whether passing on pays depends on where the two processors are: if they have a common cache of
+//! level 1 or 2, the receiver reads the lines there in less time than from the cache to which they
+//! were moved. A virtual machine does not show where its processors are, and they can change. So a
+//! sender [tries](Trial) both ways.
+//!
 //! Processors without `cldemote` get neither hint: on two of AMD's (Zen 4) without a common cache
 //! requests for the lines of the next message made a ping-pong of 4 KiB slower (375 to 470 ns).
 //!
@@ -32,6 +37,8 @@ const LEAST: usize = 256;
 const LONG: usize = 1024;
 /// Most bytes that are acquired.
 const MOST: usize = 8192;
+/// One in this many messages whose receiver waits is sent in the way that has taken more time.
+const TRIES: u32 = 32;
 
 /// `len` bytes at `at` in a mapping, behind the line of a header.
 #[derive(Clone, Copy, Debug)]
@@ -47,12 +54,61 @@ pub(crate) struct Payloads {
     last: u64,
     /// Least length for which hints are given.
     least: usize,
+    trial: Trial,
+}
+
+/// The time between a message whose receiver waits and the next one, with and without passing on:
+/// nearly all of it in a ping-pong. In other patterns it may say nothing about the two ways; then
+/// the choice is random, and costs what the wrong one does.
+#[derive(Debug, Default)]
+struct Trial {
+    /// Averages in [`ticks`], without passing on and with it; 0: not known.
+    took: [u32; 2],
+    /// Messages whose receivers waited.
+    count: u32,
+    /// Lines of these messages.
+    lines: u32,
+    /// Whether the last message was passed on, if its receiver waited.
+    last: Option<bool>,
+}
+
+impl Trial {
+    /// Whether to pass on the next message of this many lines, whose receiver waits; `pause`: the
+    /// time since the last message.
+    #[inline]
+    fn passes_on(&mut self, pause: u64, lines: u32) -> bool {
+        if lines != self.lines {
+            *self = Self {
+                lines,
+                ..Self::default()
+            };
+        }
+        if let Some(way) = self.last {
+            let took = &mut self.took[usize::from(way)];
+            let pause = pause.min(1 << 20) as u32;
+            // one message that was interrupted has little effect
+            *took = match *took {
+                0 => pause,
+                before => before - before / 8 + pause.min(2 * before) / 8,
+            };
+        }
+        self.count = self.count.wrapping_add(1);
+        let [without, with] = self.took;
+        let better = without == 0 || with <= without;
+        let way = better ^ self.count.is_multiple_of(TRIES);
+        self.last = Some(way);
+        way
+    }
 }
 
 impl Payloads {
     pub(crate) fn new() -> Self {
         let least = if has_cldemote() { LEAST } else { usize::MAX };
-        Self { last: 0, least }
+        Self {
+            last: 0,
+            least,
+            trial: Trial::default(),
+        }
     }
 
     /// The payload `sent` was written and published. `next` is where the payload of the next
@@ -62,8 +118,13 @@ impl Payloads {
         if sent.len < self.least {
             return;
         }
-        let waits = self.was_awaited(sent.len);
-        if waits {
+        let now = ticks();
+        let pause = now.wrapping_sub(self.last);
+        self.last = now;
+        let waits = is_awaited(pause, sent.len);
+        if !waits {
+            self.trial.last = None;
+        } else if self.trial.passes_on(pause, (sent.len / LINE) as u32) {
             for line in (0..sent.len).step_by(LINE) {
                 map.pass_on(sent.at + line);
             }
@@ -74,19 +135,16 @@ impl Payloads {
             }
         }
     }
+}
 
-    /// Whether nothing was published for so long before this payload that the receiver has read
-    /// everything and waits: half of the time in which such a message and its answer were measured,
-    /// and more than the distance of two messages of a stream.
-    #[inline(always)]
-    fn was_awaited(&mut self, len: usize) -> bool {
-        const LEAST_PAUSE: u64 = 768;
-        const EACH_LINE: u64 = 28;
-        let now = ticks();
-        let pause = now.wrapping_sub(self.last);
-        self.last = now;
-        pause >= LEAST_PAUSE + EACH_LINE * (len / LINE) as u64
-    }
+/// Whether nothing was published for so long before a payload that the receiver has read everything
+/// and waits: half of the time in which such a message and its answer were measured, and more than
+/// the distance of two messages of a stream.
+#[inline(always)]
+fn is_awaited(pause: u64, len: usize) -> bool {
+    const LEAST_PAUSE: u64 = 768;
+    const EACH_LINE: u64 = 28;
+    pause >= LEAST_PAUSE + EACH_LINE * (len / LINE) as u64
 }
 
 /// Whether the processor executes `cldemote`: by its flag (CPUID.(EAX=7,ECX=0):ECX bit 25), or by
@@ -133,7 +191,38 @@ fn ticks() -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::is_listed;
+    use super::{TRIES, Trial, is_listed};
+
+    /// Sends messages that take so long, without passing on and with it, and returns how many of
+    /// the last 320 were passed on.
+    fn passed_on(trial: &mut Trial, took: [u64; 2]) -> usize {
+        let mut pause = 1000;
+        let mut ways = Vec::new();
+        for i in 0..640 {
+            let way = trial.passes_on(pause, 8);
+            ways.push(way);
+            // one in 100 is interrupted
+            pause = took[usize::from(way)] + if i % 100 == 99 { 1 << 40 } else { 0 };
+        }
+        ways[320..].iter().filter(|&&way| way).count()
+    }
+
+    #[test]
+    fn the_way_that_takes_less_time_is_used() {
+        let tries = 320 / TRIES as usize;
+        let mut trial = Trial::default();
+        assert_eq!(passed_on(&mut trial, [900, 650]), 320 - tries);
+        // the processors have moved together, and apart again
+        assert_eq!(passed_on(&mut trial, [500, 900]), tries);
+        assert_eq!(passed_on(&mut trial, [900, 650]), 320 - tries);
+    }
+
+    #[test]
+    fn another_length_begins_with_passing_on() {
+        let mut trial = Trial::default();
+        passed_on(&mut trial, [500, 900]);
+        assert!(trial.passes_on(900, 64));
+    }
 
     #[test]
     fn processors_are_known_by_their_signature() {
