@@ -135,7 +135,8 @@ pub(crate) unsafe extern "C" fn open(
             format if format <= FI_CQ_FORMAT_TAGGED => format,
             _ => return Err(FiErrno::EINVAL),
         };
-        if attr.wait_cond > FI_CQ_COND_THRESHOLD {
+        // ignored without a wait object
+        if attr.wait_obj != FI_WAIT_NONE && attr.wait_cond > FI_CQ_COND_THRESHOLD {
             return Err(FiErrno::EINVAL);
         }
         let config = CqConfig {

@@ -63,7 +63,8 @@ pub(crate) unsafe extern "C" fn open(
         // SAFETY: NULL or a valid fi_info, by the contract of fi_passive_ep(3).
         let view = unsafe { View::new(info) }.filter(|_| !out.is_null());
         let view = view.ok_or(FiErrno::EINVAL)?;
-        if view.ep().map_or(FI_EP_MSG, |ep| ep.type_) != FI_EP_MSG {
+        let kind = view.ep().map_or(FI_EP_UNSPEC, |ep| ep.type_);
+        if !matches!(kind, FI_EP_UNSPEC | FI_EP_MSG) {
             return Err(FiErrno::EINVAL); // endpoints of other types have no connections
         }
         let format = Format::of(view.addr_format)?.unwrap_or(Format::Sockaddr);

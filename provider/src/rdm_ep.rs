@@ -4,8 +4,8 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use libfabric_sys::{
-    FI_MULTI_RECV, FI_REMOTE_CQ_DATA, fi_addr_t, fi_ops_atomic, fi_ops_msg, fi_ops_rma,
-    fi_ops_tagged,
+    FI_COMMIT_COMPLETE, FI_MULTI_RECV, FI_REMOTE_CQ_DATA, fi_addr_t, fi_ops_atomic, fi_ops_msg,
+    fi_ops_rma, fi_ops_tagged,
 };
 use parking_lot::Mutex;
 use weft::av::FiAddr;
@@ -65,6 +65,7 @@ impl OpFlags for RdmEp {
 
     fn allowed_op_flags(&self, transmit: bool) -> u64 {
         match transmit {
+            true if self.engine.is_durable() => getinfo::RDM.tx_op_flags | FI_COMMIT_COMPLETE,
             true => getinfo::RDM.tx_op_flags,
             false => getinfo::RDM.rx_op_flags,
         }

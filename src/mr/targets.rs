@@ -178,7 +178,7 @@ impl Targets {
             counter = target.counter(if written { Event::Write } else { Event::Read });
         }
         if let Some(counter) = counter {
-            counter.add(1);
+            counter.count(1);
         }
         Ok(())
     }
@@ -232,7 +232,7 @@ impl Targets {
             counter = target.counter(span.event).filter(|_| ended);
         }
         if let Some(counter) = counter {
-            counter.add(1);
+            counter.count(1);
         }
         Ok(())
     }

@@ -81,9 +81,10 @@ pub struct Counter {
     timer: OnceLock<Timer>,
     /// Whether a thread sleeps on the counter, or is about to.
     armed: AtomicBool,
-    /// The value and the number of failures that were last returned or reported to the application.
+    /// The value and the number of failures that were last returned or reported to the application;
+    /// after the application has changed one, a number that it does not have.
     seen: [AtomicU64; 2],
-    /// Those that [`Self::poll`] has last reported.
+    /// Those that [`Self::poll`] has last reported; otherwise as `seen`.
     polled: [AtomicU64; 2],
     value: AtomicU64,
     errors: AtomicU64,
@@ -144,9 +145,21 @@ impl Counter {
 
     /// Returns one of the two values, and records it in `seen`.
     fn look(&self, which: usize) -> u64 {
-        let value = [&self.value, &self.errors][which].load(Ordering::Acquire);
+        let value = self.number(which).load(Ordering::Acquire);
         self.seen[which].store(value, Ordering::Relaxed);
         value
+    }
+
+    fn number(&self, which: usize) -> &AtomicU64 {
+        [&self.value, &self.errors][which]
+    }
+
+    /// The application has changed one of the two values: operations may change it to the one that
+    /// was seen last, which would hide them. So it counts as changed until it is seen again.
+    fn forget(&self, which: usize) {
+        let unlike = !self.number(which).load(Ordering::Acquire);
+        self.seen[which].store(unlike, Ordering::Relaxed);
+        self.polled[which].store(unlike, Ordering::Relaxed);
     }
 
     /// Whether a value differs from the one in `known`, which gets the values.
@@ -166,28 +179,45 @@ impl Counter {
         self.differs(&self.polled)
     }
 
-    /// Adds to the value; wraps.
+    /// Counts operations that succeeded; wraps.
+    pub(crate) fn count(&self, operations: u64) {
+        self.value.fetch_add(operations, Ordering::AcqRel);
+        self.changed();
+    }
+
+    /// Counts operations that failed.
+    pub(crate) fn count_errors(&self, operations: u64) {
+        self.errors.fetch_add(operations, Ordering::AcqRel);
+        self.changed();
+    }
+
+    /// Adds to the value (`fi_cntr_add(3)`); wraps.
     pub fn add(&self, value: u64) {
         self.value.fetch_add(value, Ordering::AcqRel);
+        self.forget(0);
         self.changed();
     }
 
-    /// Adds to the number of failures.
+    /// Adds to the number of failures (`fi_cntr_adderr(3)`).
     pub fn add_errors(&self, value: u64) {
         self.errors.fetch_add(value, Ordering::AcqRel);
+        self.forget(1);
         self.changed();
     }
 
-    /// Sets the value. Peers' operations before the call are discarded, later ones are counted.
+    /// Sets the value (`fi_cntr_set(3)`). Peers' operations before the call are discarded, later
+    /// ones are counted.
     pub fn set(&self, value: u64) {
         self.take_events();
         self.value.store(value, Ordering::Release);
+        self.forget(0);
         self.changed();
     }
 
-    /// Sets the number of failures.
+    /// Sets the number of failures (`fi_cntr_seterr(3)`).
     pub fn set_errors(&self, value: u64) {
         self.errors.store(value, Ordering::Release);
+        self.forget(1);
         self.changed();
     }
 
@@ -430,7 +460,7 @@ impl Counter {
             if count != 0 {
                 // under the lock, so that `set`, which takes the changes first, overwrites all that
                 // were taken before
-                self.add(count);
+                self.count(count);
             }
         }
     }
@@ -512,9 +542,9 @@ impl Counters {
     pub(crate) fn count(&self, flags: Flags, success: bool) {
         if let Some(counter) = self.place(flags).and_then(OnceLock::get) {
             if success {
-                counter.add(1);
+                counter.count(1);
             } else {
-                counter.add_errors(1);
+                counter.count_errors(1);
             }
         }
     }

@@ -295,7 +295,7 @@ mod tests {
                     Entry::Failed(error) => sink.fail(error),
                 }
                 if let Some(counter) = &self.counter {
-                    counter.add(1);
+                    counter.count(1);
                 }
             }
             Ok(())

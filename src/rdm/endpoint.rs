@@ -405,13 +405,19 @@ impl Endpoint {
         Ok(())
     }
 
-    /// The local address, with the actual port (`fi_getname(3)`).
+    /// The local address, with the actual port (`fi_getname(3)`). Before the endpoint is enabled it
+    /// is that of [`Self::set_name`], if that is a whole address.
     ///
     /// # Errors
-    /// `EOPBADSTATE`: not enabled, or closed.
+    /// `EOPBADSTATE`: the endpoint has no address yet, or is closed.
     pub fn name(&self) -> Result<SocketAddr> {
-        let listening = self.shared().listening.get();
-        listening.ok_or(FiErrno::EOPBADSTATE)?.name()
+        if let Some(listening) = self.shared().listening.get() {
+            return listening.name();
+        }
+        let control = self.common.control.lock();
+        let given = control.src.filter(|_| control.named && !control.closed);
+        let whole = given.filter(|addr| addr.port() != 0 && !addr.ip().is_unspecified());
+        whole.ok_or(FiErrno::EOPBADSTATE)
     }
 
     /// Enables the endpoint (`fi_enable(3)`): it listens, and operations can be posted.

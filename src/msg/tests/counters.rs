@@ -225,6 +225,31 @@ fn a_change_is_told_once_by_trywait_and_by_poll() {
 }
 
 #[test]
+fn operations_that_restore_the_value_before_a_set_are_a_change() {
+    let domain = Domain::open(&device(), DomainConfig::default()).unwrap();
+    let counter = Counter::open(domain.queues(), WaitKind::Fd).unwrap();
+    counter.count(3);
+    counter.count_errors(1);
+    assert_eq!((counter.read(), counter.read_errors()), (3, 1));
+    assert!(counter.poll());
+    counter.set(0);
+    counter.count(3);
+    assert_eq!(counter.trywait(), Err(FiErrno::EAGAIN));
+    assert!(counter.poll());
+    assert_eq!(counter.read(), 3);
+    assert_eq!((counter.trywait(), counter.poll()), (Ok(()), false));
+    counter.add(3_u64.wrapping_neg());
+    counter.count(3);
+    assert_eq!(counter.trywait(), Err(FiErrno::EAGAIN));
+    assert!(counter.poll());
+    assert_eq!((counter.trywait(), counter.poll()), (Ok(()), false));
+    counter.set_errors(0);
+    counter.count_errors(1);
+    assert_eq!(counter.trywait(), Err(FiErrno::EAGAIN));
+    assert!(counter.poll());
+}
+
+#[test]
 fn failures_are_counted_apart_and_wake_who_waits() {
     let (client, server, counters) = counted(&[Flags::SEND | Flags::WRITE, Flags::RECV]);
     let buffer = Buffer::all(&client.domain, 256);

@@ -186,7 +186,7 @@ impl Executor {
         };
         let counts = |(of, _): &&(Event, _)| atomic.last && *of == event;
         for (_, counter) in self.remote.iter().filter(counts) {
-            counter.add(1);
+            counter.count(1);
         }
         Ok(if atomic.fetches { change.len() } else { 0 })
     }

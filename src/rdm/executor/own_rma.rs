@@ -274,7 +274,7 @@ impl Executor {
         let counter = counter.map(|(_, counter)| Arc::clone(counter));
         drop(counters);
         if let Some(counter) = counter {
-            counter.add(1);
+            counter.count(1);
         }
     }
 }

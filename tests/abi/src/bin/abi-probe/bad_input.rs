@@ -103,7 +103,11 @@ unsafe fn opening(setup: &Setup) {
             try_open(&|attr| attr.wait_obj = FI_WAIT_SET, cq_out),
             -FI_ENOSYS
         );
-        assert_eq!(try_open(&|attr| attr.wait_cond = 99, cq_out), INVALID);
+        let unknown_condition = |attr: &mut fi_cq_attr| {
+            attr.wait_obj = FI_WAIT_FD;
+            attr.wait_cond = 99;
+        };
+        assert_eq!(try_open(&unknown_condition, cq_out), INVALID);
         assert!(try_open(&|attr| attr.size = usize::MAX, cq_out) < 0);
         assert!(cq.is_null());
 
