@@ -34,6 +34,8 @@ const EARLY: Duration = Duration::from_millis(100);
 /// How long a polling thread waits for the driver, which may need a lock that the thread acquires
 /// again and again, and for the processor of the thread.
 const PATIENCE: Duration = Duration::from_millis(1);
+/// Time between two looks of a driver that has failed for the end of its domain.
+const FAILED_PAUSE: Duration = Duration::from_millis(100);
 
 /// An object that a [`Driver`] serves.
 pub(crate) trait Driven: Send + Sync {
@@ -233,6 +235,11 @@ impl Shared {
                 self.due.store(self.time(due), Ordering::Relaxed);
                 due
             };
+            if self.failed.load(Ordering::Acquire) {
+                // nobody takes the events that keep the descriptors readable
+                std::thread::sleep(FAILED_PAUSE);
+                continue;
+            }
             if let Err(error) = wait.wait(due)
                 && error != crate::errno::FiErrno::EINTR
             {
