@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -246,7 +246,7 @@ impl Region {
     }
 
     /// Fetches the pages of a large pinned region by several threads, before the registration pins
-    /// them. Errors are ignored: the registration reports them.
+    /// them, up to the first page that cannot be fetched: the registration reports the error.
     fn fetch_pages(&self) {
         let pinned = self.domain().paging() == Paging::Pinned;
         // DMA-BUF memory has no pages to fetch
@@ -259,13 +259,18 @@ impl Region {
         } else {
             libc::MADV_POPULATE_READ
         };
-        let shares: Vec<_> = self.buffers.iter().flat_map(shares).collect();
-        let next = AtomicUsize::new(0);
+        // no list of the shares: a region of 2^64 bytes has 2^40
+        let (next, failed) = (AtomicU64::new(0), AtomicBool::new(false));
         let fetch = || {
-            while let Some(share) = shares.get(next.fetch_add(1, Ordering::Relaxed)) {
+            while !failed.load(Ordering::Relaxed)
+                && let Some(share) = share(&self.buffers, next.fetch_add(1, Ordering::Relaxed))
+            {
                 // SAFETY: whole pages of the caller's memory (`Region::register`); the advice keeps
                 // the contents.
-                unsafe { libc::madvise(share.addr.cast_mut(), share.len, advice) };
+                let ret = unsafe { libc::madvise(share.addr.cast_mut(), share.len, advice) };
+                if ret != 0 {
+                    failed.store(true, Ordering::Relaxed);
+                }
             }
         };
         std::thread::scope(|scope| {
@@ -280,19 +285,28 @@ impl Region {
     }
 }
 
-/// Divides the whole pages of a buffer into shares.
-fn shares(buffer: &Buffer) -> impl Iterator<Item = Buffer> + use<> {
-    let start = page::floor(buffer.start());
-    let end = page::ceil(buffer.end()).unwrap_or(buffer.end());
-    (start..end).step_by(SHARE).map(move |addr| Buffer {
-        addr: std::ptr::without_provenance(addr as usize), // only the kernel uses it
-        len: SHARE.min((end - addr) as usize),
-    })
+/// The share number `number` of the whole pages of buffers, if there is one.
+fn share(buffers: &[Buffer], mut number: u64) -> Option<Buffer> {
+    for buffer in buffers {
+        let start = page::floor(buffer.start());
+        let end = page::ceil(buffer.end()).unwrap_or(buffer.end());
+        let count = (end - start).div_ceil(SHARE as u64);
+        if number < count {
+            let addr = start + number * SHARE as u64;
+            return Some(Buffer {
+                addr: std::ptr::without_provenance(addr as usize), // only the kernel uses it
+                len: SHARE.min((end - addr) as usize),
+            });
+        }
+        number -= count;
+    }
+    None
 }
 
 #[cfg(test)]
 mod tests {
     use std::ffi::c_void;
+    use std::sync::atomic::AtomicUsize;
 
     use super::*;
 
@@ -306,7 +320,8 @@ mod tests {
         ] {
             let addr: *const c_void = std::ptr::without_provenance(addr);
             let buffer = Buffer { addr, len };
-            let shares: Vec<_> = shares(&buffer).collect();
+            let buffers = [buffer];
+            let shares: Vec<_> = (0..).map_while(|number| share(&buffers, number)).collect();
             assert_eq!(shares[0].start(), page::floor(buffer.start()));
             let mut at = shares[0].start();
             for share in &shares {
@@ -316,6 +331,17 @@ mod tests {
             }
             assert_eq!(Some(at), page::ceil(buffer.end()));
         }
+        let buffer = |addr, len| Buffer {
+            addr: std::ptr::without_provenance(addr),
+            len,
+        };
+        let two = [buffer(0x7001, SHARE), buffer(0, usize::MAX)];
+        let starts = [0x7000, 0x7000 + SHARE, 0, SHARE];
+        for (number, start) in starts.into_iter().enumerate() {
+            assert_eq!(share(&two, number as u64).unwrap().start(), start as u64);
+        }
+        let all = u64::MAX.div_ceil(SHARE as u64);
+        assert!(share(&two, all + 1).is_some() && share(&two, all + 2).is_none());
     }
 
     #[test]
@@ -375,6 +401,28 @@ mod tests {
             // SAFETY: this test's mapping, which no region uses any more.
             unsafe { libc::munmap(addr, len) };
         }
+    }
+
+    /// A list of the shares would need 16 TiB.
+    #[test]
+    fn the_whole_address_space_is_not_fetched() {
+        use super::super::{Access, Buffer, RegionConfig};
+        use crate::domain::{Domain, DomainConfig};
+
+        let device = crate::verbs::devices(&[softverbs::backend()], false).remove(0);
+        let domain = Domain::open(&device, DomainConfig::default()).unwrap();
+        let config = RegionConfig {
+            buffers: &[Buffer {
+                addr: std::ptr::null(),
+                len: usize::MAX,
+            }],
+            access: Access::all(),
+            requested_key: 1,
+            ..RegionConfig::default()
+        };
+        // SAFETY: nothing is accessed.
+        let region = unsafe { Region::prepare(domain.mr(), &config) }.unwrap();
+        region.fetch_pages();
     }
 
     /// After a panic in a worker the application receives its event, and closing the region does

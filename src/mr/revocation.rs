@@ -119,7 +119,9 @@ impl Settled<'_> {
                          peers that have not acknowledged its revocation are disconnected",
                         mr.rkey().get()
                     );
-                    self.directory.inner.lock().sever(self.wanted);
+                    // also of one whose late acknowledgement of an older revocation has arrived
+                    // since the owner gave it up
+                    self.directory.inner.lock().sever(self.wanted, |_| true);
                 }
             }
         }
@@ -142,7 +144,7 @@ impl Settled<'_> {
         if inner.retired.len() > MAX_RETIRED
             && let Some(&(oldest, _)) = inner.retired.front()
         {
-            inner.sever(oldest);
+            inner.sever(oldest, DirectoryPeer::is_given_up);
             freed.extend(inner.sweep());
         }
         drop(inner);
@@ -153,7 +155,7 @@ impl Settled<'_> {
     /// with its rights.
     pub(crate) fn cut_off(&self) {
         if self.lagging {
-            self.directory.inner.lock().sever(self.wanted);
+            self.directory.inner.lock().sever(self.wanted, |_| true);
         }
     }
 
@@ -219,11 +221,11 @@ impl Inner {
         }
     }
 
-    /// Ends the connections of the peers that lag behind revocation `wanted` and that the owner no
-    /// longer waits for.
-    fn sever(&mut self, wanted: u64) {
+    /// Ends the connections of the peers that lag behind revocation `wanted` and that `concerns`
+    /// accepts.
+    fn sever(&mut self, wanted: u64, concerns: impl Fn(&DirectoryPeer) -> bool) {
         self.peers.remove_unconfirmed(|member| {
-            let ends = member.lags(wanted) && member.is_given_up();
+            let ends = member.lags(wanted) && concerns(member);
             if ends && let Some(peer) = member.peer.upgrade() {
                 warn_log!(
                     Mr,

@@ -194,14 +194,14 @@ impl Userfault {
             shift: page.unsigned_abs().trailing_zeros(),
             thread: None,
         };
-        let told = false;
+        let runs = false;
         Ok((
             this,
             Reader {
                 fd,
                 stop,
                 gate,
-                told,
+                runs,
             },
         ))
     }
@@ -292,16 +292,17 @@ pub(super) struct Reader {
     fd: Arc<OwnedFd>,
     stop: Arc<OwnedFd>,
     gate: Gate,
-    /// Whether the thread was stopped because no cache is left.
-    told: bool,
+    /// Whether the thread runs, and was not stopped because no cache is left.
+    runs: bool,
 }
 
 impl Drop for Reader {
     /// Ends all events and releases the waiting threads: another file replaces the descriptor. This
     /// must happen in the thread's own code: when the thread ends, it frees memory of its own,
-    /// which may be in a watched mapping. The gate stays closed if the thread ends for an error.
+    /// which may be in a watched mapping. The gate stays closed if the thread ends for an error; if
+    /// it was not started, nothing is watched.
     fn drop(&mut self) {
-        if !self.told {
+        if self.runs {
             self.gate.close();
         }
         // SAFETY: two descriptors that this object owns.
@@ -328,6 +329,7 @@ impl Reader {
     }
 
     fn run(mut self) {
+        self.runs = true;
         loop {
             let poll = |fd: &Arc<OwnedFd>| libc::pollfd {
                 fd: fd.as_raw_fd(),
@@ -345,7 +347,7 @@ impl Reader {
             }
             let [events, stop] = fds;
             if stop.revents != 0 {
-                self.told = true;
+                self.runs = false;
                 return;
             }
             if events.revents & libc::POLLIN == 0 {

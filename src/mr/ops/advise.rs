@@ -22,6 +22,9 @@ pub struct AdvisedRange<'a> {
 const PAGE: u64 = 1 << 12;
 /// Maximum length of one element of a verbs list, whose length field has 32 bits.
 const ELEMENT: u64 = 1 << 30;
+/// Most elements that are passed to the device at once: a range of a region of the whole address
+/// space has up to 2^34.
+const MOST_AT_ONCE: usize = 1024;
 
 impl AdvisedRange<'_> {
     /// The protection domain and lkey of the range. A range outside every buffer of the region gets
@@ -108,6 +111,7 @@ impl MrDomain {
         }
         let mut list = Vec::with_capacity(ranges.len());
         let mut at = self.pd();
+        let mut sent = false;
         for (range, (pd, lkey)) in ranges.iter().zip(&keys) {
             if !Arc::ptr_eq(at, pd) {
                 if !list.is_empty() {
@@ -126,9 +130,19 @@ impl MrDomain {
                 return Err(FiErrno::EFAULT);
             }
             let most = if inside { usize::MAX } else { 1 };
-            list.extend(range.elements(*lkey).take(most));
+            for element in range.elements(*lkey).take(most) {
+                list.push(element);
+                if list.len() >= MOST_AT_ONCE {
+                    advise(at, advice, flags, &list)?;
+                    sent = true;
+                    list.clear();
+                }
+            }
         }
-        // the device refuses an empty list
+        // the device refuses an empty list of the caller
+        if sent && list.is_empty() {
+            return Ok(());
+        }
         advise(at, advice, flags, &list)
     }
 }
