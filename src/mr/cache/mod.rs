@@ -24,6 +24,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use entry::{NONE, Pool, Word};
+use parking_lot::RwLock;
 use slow::Slow;
 use tree::{Kind, Tree};
 
@@ -165,6 +166,8 @@ pub(crate) struct Cache<R: Registrar> {
     watch: Box<dyn Watch>,
     /// The value of [`Watch::asks_of_registrations`].
     whole: bool,
+    /// Held for reading by threads in [`Self::drain`].
+    draining: RwLock<()>,
 }
 
 /// The state that the cache shares with the monitor's thread.
@@ -302,6 +305,7 @@ impl<R: Registrar> Cache<R> {
             inner,
             watch,
             whole,
+            draining: RwLock::default(),
         })
     }
 
@@ -435,14 +439,16 @@ impl<R: Registrar> Cache<R> {
         }
     }
 
-    /// Retires the registrations of a reference's range, and releases the reference. Deregisters
-    /// what no other operation uses, which blocks.
+    /// Retires the registrations of a reference's range, and releases the reference. Those that no
+    /// other operation uses are deregistered when the call returns; it blocks.
     #[cold]
     pub(crate) fn retire(&self, held: Held<R::Key>) {
         if !self.watch.is_forked() {
             self.inner.kill(held.start, held.end);
             self.release(&held);
             self.drain();
+            // other threads may have taken the registrations, and may still be busy with others
+            drop(self.draining.write());
         }
     }
 
@@ -459,6 +465,7 @@ impl<R: Registrar> Cache<R> {
         if self.watch.is_forked() {
             return;
         }
+        let _draining = self.draining.read();
         let mut index = self.inner.zombies.swap(NONE, Ordering::Acquire);
         while let Some(entry) = self.inner.pool.get(index) {
             let next = entry.next.load(Ordering::Relaxed);

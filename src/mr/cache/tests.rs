@@ -410,6 +410,68 @@ fn addresses_beyond_the_tree_are_not_kept() {
     assert!(got.is_err());
 }
 
+/// A device that deregisters the memory below page 25 only while nobody holds the lock.
+#[derive(Debug, Default)]
+struct Blocked {
+    lock: Arc<Mutex<()>>,
+    live: Arc<AtomicUsize>,
+}
+
+#[derive(Debug)]
+struct Blocking(Option<Arc<Mutex<()>>>, Arc<AtomicUsize>);
+
+impl Drop for Blocking {
+    fn drop(&mut self) {
+        drop(self.0.as_ref().map(|lock| lock.lock().unwrap()));
+        self.1.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl Registrar for Blocked {
+    type Mr = Blocking;
+    type Key = Lkey;
+    unsafe fn register(&self, start: u64, _: u64, _: bool) -> Result<(Blocking, Lkey)> {
+        self.live.fetch_add(1, Ordering::SeqCst);
+        let lock = (start < 25 * PAGE).then(|| Arc::clone(&self.lock));
+        let mr = Blocking(lock, Arc::clone(&self.live));
+        Ok((mr, Lkey::new(1)))
+    }
+}
+
+/// Another thread has taken the list of dead registrations, and is busy with the first one.
+#[test]
+fn a_retired_registration_has_ended_when_the_call_returns() {
+    let device = Blocked::default();
+    let (lock, live) = (Arc::clone(&device.lock), Arc::clone(&device.live));
+    let cache = Cache::new(device, BOUNDS, |_| Ok(Box::new(Manual) as Box<dyn Watch>)).unwrap();
+    let kept = |at: u64| {
+        // SAFETY: nothing is touched.
+        match unsafe { cache.get(at * PAGE, PAGE, false) } {
+            Ok(Got::Kept(held)) => held,
+            other => panic!("{other:?}"),
+        }
+    };
+    let all = [10, 20, 30].map(kept);
+    cache.inner.kill(0, 25 * PAGE);
+    let blocked = lock.lock().unwrap();
+    all[..2].iter().for_each(|held| cache.release(held));
+    std::thread::scope(|scope| {
+        let busy = scope.spawn(|| cache.drain());
+        while cache.has_zombies() {
+            std::thread::yield_now();
+        }
+        let [_, _, last] = all;
+        let cache = &cache;
+        let retiring = scope.spawn(move || cache.retire(last));
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        assert!(!retiring.is_finished());
+        drop(blocked);
+        retiring.join().unwrap();
+        assert_eq!(live.load(Ordering::SeqCst), 0);
+        busy.join().unwrap();
+    });
+}
+
 fn counted(fake: Fake, bounds: Bounds) -> (Cache<Fake>, Arc<Counted>) {
     let counted = Arc::new(Counted::default());
     let watch = Foreign(Arc::clone(&counted));
