@@ -170,6 +170,16 @@ impl ConnectionBlock {
         inner.peers.insert(self.place.number, member);
     }
 
+    /// From now on `peer` is asked about the peer, in place of what was passed to [`Self::join`]. No
+    /// effect if the peer was removed.
+    pub(crate) fn succeed(&self, peer: Weak<dyn Peer>) {
+        self.directory
+            .inner
+            .lock()
+            .peers
+            .succeed(self.place.number, peer);
+    }
+
     /// Removes the peer. The queue pair must be unable to execute further operations of the peer.
     pub(crate) fn leave(&self) {
         let mut inner = self.directory.inner.lock();

@@ -107,6 +107,13 @@ impl Members {
         self.slots[number] = Some(member);
     }
 
+    /// Replaces what is asked about the peer of connection block `number`, if there is one.
+    pub(super) fn succeed(&mut self, number: usize, peer: Weak<dyn Peer>) {
+        if let Some(member) = self.slots.get_mut(number).and_then(Option::as_mut) {
+            member.peer = peer;
+        }
+    }
+
     /// Removes the peer of connection block `number`. Returns whether it had not confirmed.
     pub(super) fn remove(&mut self, number: usize) -> bool {
         let listed = self.slots.get_mut(number).and_then(Option::take);

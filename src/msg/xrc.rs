@@ -13,6 +13,7 @@ use crate::conn::{
 };
 use crate::errno::{FiErrno, Result};
 use crate::log::warn_log;
+use crate::mr::{ConnectionBlock, Look, Peer};
 use crate::verbs::{AsyncListener, PrivateData, QpConfig, SrqNumber, Target, Xrcd};
 use crate::wire::cm_data::CmData;
 use crate::wire::introduction::Introduction;
@@ -78,6 +79,41 @@ impl XrcSide {
 pub(crate) struct Ends {
     circuit: Option<Arc<Circuit>>,
     target: Option<Arc<Target>>,
+}
+
+/// The peer of a connection that has ended, until it has answered the notice of the end or is given
+/// up: it may still use keys. Revocations wait for that. It is not told of them.
+struct Leaving(Arc<ConnectionBlock>);
+
+impl Leaving {
+    fn of(block: &Arc<ConnectionBlock>) -> Arc<Self> {
+        let this = Arc::new(Self(Arc::clone(block)));
+        let weak = Arc::downgrade(&this);
+        block.succeed(weak);
+        this
+    }
+}
+
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        self.0.leave();
+    }
+}
+
+impl Peer for Leaving {
+    fn notify_revocations(&self) {}
+
+    fn look(&self) -> Look {
+        Look {
+            up: true,
+            answer: None,
+            asked: false,
+        }
+    }
+
+    fn acknowledge(&self) {}
+
+    fn sever(&self) {}
 }
 
 impl Core {
@@ -456,9 +492,10 @@ impl Core {
                 to: xrc.peer,
                 from: xrc.own,
             };
-            // the peer may access the block until it has been told
-            let keep = control.block.clone();
-            circuits.notify((xrc.local, to), end, Box::new(keep));
+            // the peer may access the block, and use keys, until it has been told
+            let leaving = control.block.as_ref().map(Leaving::of);
+            control.notifier = None;
+            circuits.notify((xrc.local, to), end, Box::new(leaving));
         }
     }
 

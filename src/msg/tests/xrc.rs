@@ -1,7 +1,9 @@
 //! Endpoints on XRC, in one process: two domains, whose endpoints share receive contexts.
 
+use super::keys::{TARGET, kind};
 use super::*;
 use crate::conn::{CircuitUser, Listener, State};
+use crate::mr::Mode;
 use crate::queue::Counter;
 use crate::verbs::{SendOpcode, SendRequest, SrqNumber};
 use crate::xrc::Places;
@@ -26,6 +28,10 @@ impl Host {
             xrc,
             ..DomainConfig::default()
         };
+        Self::with(device, config)
+    }
+
+    fn with(device: &Arc<Device>, config: DomainConfig) -> Self {
         let domain = Domain::open(device, config).unwrap();
         let config = SharedRxConfig {
             size: 16,
@@ -728,4 +734,45 @@ fn a_context_is_closed_when_the_peers_have_been_told() {
         drop(peer_events);
     });
     assert_eq!(next_event(&client.eq), Ok(Told::Shutdown(Token(10))));
+}
+
+/// The key of a region is not used again, and the region keeps its rights, until the peer of a
+/// closed or ended connection has answered the notice: its requests may be under way on a circuit
+/// that other endpoints use.
+#[test]
+fn a_region_ends_when_the_peers_have_been_told() {
+    let device = device();
+    for closes in [true, false] {
+        let form = Mode::ALLOCATED | Mode::LOCAL;
+        let [client, server] = [0, 1].map(|_| Host::with(&device, kind(form)));
+        let (_pep, addr) = xrc_listener(&device, &server);
+        let (dials, accepts) = connect((&client, &server), addr, 0, |_| {});
+        let target = Buffer::with_key(&server.domain, LEN, TARGET, 5);
+        let source = Buffer::all(&client.domain, LEN);
+        let (iov, desc) = source.part(0, LEN);
+        // SAFETY: the buffers live until the operation has completed.
+        unsafe { dials.write(LocalIov::single(&iov, &desc), 0, 5, 1) }.unwrap();
+        client.completion();
+        let peer = client.domain.driver().unwrap();
+        let peer_events = peer.dispatcher().registry();
+        // nor does it return the keys because it has not used them
+        let peer_keys = dials.core.tx.lock();
+        if closes {
+            accepts.close();
+        } else {
+            accepts.shutdown().unwrap();
+        }
+        std::thread::scope(|scope| {
+            let closing = scope.spawn(|| target.region.close());
+            std::thread::sleep(Duration::from_millis(100));
+            assert!(!closing.is_finished(), "{closes}");
+            let begin = Instant::now();
+            drop((peer_keys, peer_events));
+            closing.join().unwrap().unwrap();
+            // the patience is 1 s
+            assert!(begin.elapsed() < Duration::from_millis(500), "{closes}");
+        });
+        let directory = server.domain.mr().directory(server.domain.pd()).unwrap();
+        assert_eq!(directory.retired(), 0, "{closes}");
+    }
 }
