@@ -110,25 +110,30 @@ impl Listener {
     /// `EOPBADSTATE`: the listener is listening, or is closed. `EADDRINUSE`, `EADDRNOTAVAIL`: the
     /// address cannot be used; the listener keeps its previous address.
     pub(crate) fn set_addr(self: &Arc<Self>, addr: SocketAddr) -> Result<()> {
-        let sink = self.state.lock().sink.clone();
-        let mut registry = sink.as_ref().map(|sink| sink.dispatcher().registry());
-        let mut state = self.state.lock();
-        let old = state.id.as_ref().ok_or(FiErrno::EOPBADSTATE)?.object();
-        if state.listening {
-            return Err(FiErrno::EOPBADSTATE);
+        loop {
+            let sink = self.state.lock().sink.clone();
+            let mut registry = sink.as_ref().map(|sink| sink.dispatcher().registry());
+            let mut state = self.state.lock();
+            if state.sink.is_some() != sink.is_some() {
+                continue; // another thread has bound one, whose registry's lock precedes this one
+            }
+            let old = state.id.as_ref().ok_or(FiErrno::EOPBADSTATE)?.object();
+            if state.listening {
+                return Err(FiErrno::EOPBADSTATE);
+            }
+            let channel = match &mut registry {
+                Some(registry) => registry.channel(&self.device)?,
+                None => EventChannel::create(self.device.backend())?,
+            };
+            let id = bound_id(&channel, addr, self.sidr)?;
+            if let (Some(registry), Some(sink)) = (&mut registry, &sink) {
+                registry.remove(old);
+                sink.forget(self.token);
+                registry.insert(id.object(), self.target());
+            }
+            state.id = Some(id);
+            return Ok(());
         }
-        let channel = match &mut registry {
-            Some(registry) => registry.channel(&self.device)?,
-            None => EventChannel::create(self.device.backend())?,
-        };
-        let id = bound_id(&channel, addr, self.sidr)?;
-        if let (Some(registry), Some(sink)) = (&mut registry, &sink) {
-            registry.remove(old);
-            sink.forget(self.token);
-            registry.insert(id.object(), self.target());
-        }
-        state.id = Some(id);
-        Ok(())
     }
 
     /// The bound address, with the actual port.
