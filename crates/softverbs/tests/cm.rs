@@ -23,6 +23,8 @@ mod repeats;
 mod second;
 #[path = "cm/services.rs"]
 mod services;
+#[path = "cm/synchronous.rs"]
+mod synchronous;
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};

@@ -16,7 +16,7 @@ use super::guard::{lock, status};
 use super::id::{Id, Shared};
 use super::redial::Redial;
 use super::state::{Phase, State};
-use super::synchronous::complete;
+use super::synchronous::{collect, complete};
 use super::wire::{Message, Party, Private, Rej, Rep, Req, Transport};
 use super::{dial, qp, service};
 use crate::sys::{Errno, Res};
@@ -232,7 +232,8 @@ fn close_when_sent(state: &mut State) {
     }
 }
 
-fn disconnect(id: &Arc<Shared>) -> Res<()> {
+/// Returns whether the application gets an event of this call.
+fn disconnect(id: &Arc<Shared>) -> Res<bool> {
     let mut state = lock(&id.state);
     if state.device.is_none() {
         return Err(INVALID);
@@ -244,14 +245,14 @@ fn disconnect(id: &Arc<Shared>) -> Res<()> {
             state.phase = Phase::Disconnected;
             close_when_sent(&mut state);
             state.announce_disconnect(id, None);
-            Ok(())
+            Ok(!state.connect_error)
         }
         // The peer has disconnected first, or there is no connection: only the queue pair is moved.
         Phase::ReqSent | Phase::ReqReceived | Phase::Disconnected | Phase::Failed => {
-            qp::to_error(id.handle())
+            qp::to_error(id.handle()).map(|()| false)
         }
         // A datagram service has no connection.
-        Phase::Served => Ok(()),
+        Phase::Served => Ok(false),
         _ => Err(INVALID),
     }
 }
@@ -311,8 +312,11 @@ pub(super) unsafe extern "C" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
     status(|| {
         // SAFETY: the caller promises a live id.
         unsafe {
-            disconnect(&Id::shared_of(id)?)?;
-            complete(id)
+            if disconnect(&Id::shared_of(id)?)? {
+                complete(id)
+            } else {
+                collect(id)
+            }
         }
     })
 }

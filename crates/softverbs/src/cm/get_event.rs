@@ -11,16 +11,19 @@ use super::guard::status;
 use super::progress;
 use crate::sys::{Errno, Res};
 
+/// The next event for the application of those that are queued.
+pub(super) fn queued(events: &Arc<Events>) -> Option<Box<Event>> {
+    std::iter::from_fn(|| events.pop()).find_map(|raw| deliver(raw, events))
+}
+
 /// The next event for the application.
 ///
 /// # Errors
 /// `EAGAIN`: none, and the channel is non-blocking. `EINTR`. Those of accepting connections.
 pub(super) fn next(events: &Arc<Events>) -> Res<Box<Event>> {
     loop {
-        while let Some(raw) = events.pop() {
-            if let Some(event) = deliver(raw, events) {
-                return Ok(event);
-            }
+        if let Some(event) = queued(events) {
+            return Ok(event);
         }
         match events.turn(progress::act) {
             // The error is returned by the call that finds no event.

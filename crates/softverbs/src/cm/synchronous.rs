@@ -2,11 +2,12 @@
 //! (rdma_create_id(3), synchronous operation).
 
 use std::ptr::null_mut;
+use std::sync::Arc;
 
 use rdma_core_sys::*;
 
-use super::channel::Channel;
-use super::deliver::rdma_ack_cm_event;
+use super::channel::{Channel, Events};
+use super::deliver::{Event, rdma_ack_cm_event};
 use super::get_event;
 use super::guard::lock;
 use super::id::Id;
@@ -36,23 +37,65 @@ pub(super) unsafe fn acknowledge_last(id: *mut rdma_cm_id) {
 /// `id` must be live.
 pub(super) unsafe fn complete(id: *mut rdma_cm_id) -> Res<()> {
     // SAFETY: the caller promises a live id.
-    let shared = unsafe { Id::shared_of(id)? };
-    let Some(channel) = lock(&shared.state).own_channel else {
+    let Some(events) = (unsafe { own_events(id)? }) else {
         return Ok(());
     };
-    // SAFETY: as above; the channel is the id's.
-    let events = unsafe {
-        acknowledge_last(id);
-        Channel::events_of(channel)
-    };
+    // SAFETY: as above.
+    unsafe { acknowledge_last(id) };
     let event = loop {
         match get_event::next(&events) {
             // The operation has begun, and the call could not be repeated.
             Err(Errno(libc::EINTR)) => {}
-            next => break next?.into_c(),
+            next => break next?,
         }
     };
-    // SAFETY: the event has just been returned.
+    // SAFETY: as above.
+    unsafe { keep(id, event) }
+}
+
+/// On an id without a channel of the application, takes the event that the id has, if it has one,
+/// in place of the last one: a call that has begun no operation has no event to wait for.
+///
+/// # Errors
+/// The status of the event, as an errno.
+///
+/// # Safety
+/// `id` must be live.
+pub(super) unsafe fn collect(id: *mut rdma_cm_id) -> Res<()> {
+    // SAFETY: the caller promises a live id.
+    let Some(event) = (unsafe { own_events(id)? }).and_then(|events| get_event::queued(&events))
+    else {
+        return Ok(());
+    };
+    // SAFETY: as above.
+    unsafe {
+        acknowledge_last(id);
+        keep(id, event)
+    }
+}
+
+/// The channel of an id without a channel of the application.
+///
+/// # Safety
+/// `id` must be live.
+unsafe fn own_events(id: *mut rdma_cm_id) -> Res<Option<Arc<Events>>> {
+    // SAFETY: the caller promises a live id.
+    let shared = unsafe { Id::shared_of(id)? };
+    let channel = lock(&shared.state).own_channel;
+    // SAFETY: as above; the channel is the id's.
+    Ok(channel.map(|channel| unsafe { Channel::events_of(channel) }))
+}
+
+/// Leaves an event in the id.
+///
+/// # Errors
+/// Its status, as an errno.
+///
+/// # Safety
+/// `id` must be live.
+unsafe fn keep(id: *mut rdma_cm_id, event: Box<Event>) -> Res<()> {
+    let event = event.into_c();
+    // SAFETY: the caller promises a live id; the event has just been made.
     let (kind, status) = unsafe {
         (*id).event = event;
         ((*event).event, (*event).status)

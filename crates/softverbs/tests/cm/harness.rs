@@ -342,6 +342,13 @@ impl Id {
         errno_of(unsafe { (cm().rdma_listen)(self.0, backlog) })
     }
 
+    /// This id, listening at an address of the device, and the address.
+    pub(crate) fn listening(self) -> (Self, SocketAddr) {
+        assert_eq!(self.bind(&on_device(0)), 0);
+        assert_eq!(self.listen(8), 0);
+        (self, self.source().unwrap())
+    }
+
     pub(crate) fn resolve(self, from: Option<SocketAddr>, to: SocketAddr) -> c_int {
         let mut from = from.map(storage);
         let from = from
