@@ -126,13 +126,14 @@ fn connect(id: &Arc<Shared>, param: Option<&rdma_conn_param>) -> Res<()> {
     state.events.watch(deadline.fd(), id, false)?;
     state.timer = Some(deadline);
     let names = address::candidates(state.space, &destination);
-    let proceeded = dial::call(&mut state, &names).and_then(|called| {
-        dial::proceed(&mut state, id, called, Redial::new(request, destination))
-    });
-    if let Err(errno) = proceeded {
-        state.stop_timer();
-        return Err(errno);
-    }
+    let called = match dial::call(&mut state, id, &names) {
+        Ok(called) => called,
+        Err(errno) => {
+            state.stop_timer();
+            return Err(errno);
+        }
+    };
+    dial::proceed(&mut state, id, called, Redial::new(request, destination));
     if state.phase != Phase::Failed {
         state.phase = Phase::ReqSent;
     }

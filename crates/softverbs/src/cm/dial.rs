@@ -14,6 +14,7 @@ use crate::sys::{Errno, Res};
 
 /// Result of connecting to a listener.
 pub(super) enum Called {
+    /// The socket is watched.
     Answered(Sock),
     /// No process listens there.
     Nobody,
@@ -21,47 +22,62 @@ pub(super) enum Called {
     Busy,
 }
 
-/// Connects to the listener on one of `names`. The socket has the name of the local address, if the
-/// id alone owns that.
-pub(super) fn call(state: &mut State, names: &[String]) -> Res<Called> {
-    let mut sock = if state.names.is_empty() {
-        Sock::new()?
-    } else {
-        state.names.remove(0)
+/// Result of connecting to one name.
+enum Attempt {
+    Answered,
+    /// No socket listens there.
+    Refused,
+    /// The queue is full.
+    Busy,
+    /// A process of another user has taken the name: it counts as no listener.
+    Stranger,
+}
+
+/// Connects to one name. The socket is watched before: if that fails, the listener has no
+/// connection, and the socket can be used again. It stays watched if it is answered.
+fn attempt(state: &State, id: &Shared, sock: &Sock, name: &str) -> Res<Attempt> {
+    state.events.watch(sock.fd(), id, false)?;
+    let attempt = match sock.connect(name) {
+        Ok(()) if sock.is_of_own_user().unwrap_or(false) => return Ok(Attempt::Answered),
+        Ok(()) => Ok(Attempt::Stranger),
+        Err(Errno(libc::ECONNREFUSED)) => Ok(Attempt::Refused),
+        Err(Errno(libc::EAGAIN)) => Ok(Attempt::Busy),
+        Err(errno) => Err(errno),
     };
+    state.events.unwatch(sock.fd());
+    attempt
+}
+
+/// Connects to the listener on one of `names`. The socket has the name of the local address, if the
+/// id alone owns that, and the id keeps it unless the listener has answered.
+///
+/// # Errors
+/// Those of watching and of connecting; the call can be repeated.
+pub(super) fn call(state: &mut State, id: &Shared, names: &[String]) -> Res<Called> {
     let mut busy = false;
-    let result = (|| {
-        for name in names {
-            match sock.connect(name) {
-                Ok(()) if sock.is_of_own_user()? => return Ok(true),
-                // A process of another user has taken the name: it counts as no listener. The
-                // socket cannot be connected a second time.
-                Ok(()) => sock = Sock::new()?,
-                Err(Errno(libc::ECONNREFUSED)) => {}
-                // The user of a full queue is not known, so the other name is tried too.
-                Err(Errno(libc::EAGAIN)) => busy = true,
-                Err(errno) => return Err(errno),
-            }
+    for name in names {
+        let sock = if state.names.is_empty() {
+            Sock::new()?
+        } else {
+            state.names.remove(0)
+        };
+        let attempt = attempt(state, id, &sock, name);
+        match attempt {
+            Ok(Attempt::Answered) => return Ok(Called::Answered(sock)),
+            // The socket cannot be connected a second time.
+            Ok(Attempt::Stranger) => state.names.insert(0, sock.renewed()?),
+            _ => state.names.insert(0, sock),
         }
-        Ok(false)
-    })();
-    match result {
-        Ok(true) => return Ok(Called::Answered(sock)),
-        _ => state.names.insert(0, sock),
+        // The user of a full queue is not known, so the other name is tried too.
+        busy |= matches!(attempt?, Attempt::Busy);
     }
-    result.map(|_| if busy { Called::Busy } else { Called::Nobody })
+    Ok(if busy { Called::Busy } else { Called::Nobody })
 }
 
 /// Continues after an attempt: sends the request, schedules the next attempt, or refuses.
-pub(super) fn proceed(
-    state: &mut State,
-    id: &Arc<Shared>,
-    called: Called,
-    mut redial: Redial,
-) -> Res<()> {
+pub(super) fn proceed(state: &mut State, id: &Arc<Shared>, called: Called, mut redial: Redial) {
     match called {
         Called::Answered(sock) => {
-            state.events.watch(sock.fd(), id, false)?;
             state.link = Some(Link::new(sock));
             // A listener that closes at this moment is processed later as a refusal.
             let _ = state.say(id, &redial.request);
@@ -90,7 +106,6 @@ pub(super) fn proceed(
             state.push(id, nobody);
         }
     }
-    Ok(())
 }
 
 /// Repeats a request that is due.
@@ -100,12 +115,6 @@ pub(super) fn repeat(state: &mut State, id: &Arc<Shared>) {
     };
     // An attempt that fails for lack of memory or descriptors is repeated, as for a full queue.
     let names = address::candidates(state.space, &redial.destination);
-    let called = call(state, &names);
-    if proceed(state, id, called.unwrap_or(Called::Busy), redial).is_err() {
-        // The end of an unwatched socket would not be noticed; the deadline ends the attempt.
-        state.link = None;
-        if let Some(timer) = &state.timer {
-            timer.look_in(0);
-        }
-    }
+    let called = call(state, id, &names);
+    proceed(state, id, called.unwrap_or(Called::Busy), redial);
 }

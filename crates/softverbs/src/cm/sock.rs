@@ -78,10 +78,36 @@ impl Sock {
 
     /// Binds a name. `EADDRINUSE`: another socket of the namespace has it.
     pub(super) fn bind(&self, name: &str) -> Res<()> {
-        let (address, len) = abstract_name(name)?;
+        self.bind_address(&abstract_name(name)?)
+    }
+
+    fn bind_address(&self, (address, len): &(libc::sockaddr_un, libc::socklen_t)) -> Res<()> {
         // SAFETY: `len` bytes of the structure are set.
-        check(unsafe { libc::bind(self.fd(), (&raw const address).cast(), len) })?;
+        check(unsafe { libc::bind(self.fd(), (&raw const *address).cast(), *len) })?;
         Ok(())
+    }
+
+    /// The address that the socket is bound to; `None` if it has no name.
+    fn address(&self) -> Option<(libc::sockaddr_un, libc::socklen_t)> {
+        // SAFETY: all zeros is a valid value.
+        let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
+        let mut len = size_of::<libc::sockaddr_un>() as libc::socklen_t;
+        // SAFETY: `address` has room for `len` bytes.
+        let got = unsafe { libc::getsockname(self.fd(), (&raw mut address).cast(), &raw mut len) };
+        let named = got == 0 && len as usize > size_of::<libc::sa_family_t>();
+        named.then_some((address, len))
+    }
+
+    /// A socket that is not connected, in place of this one, with its name. It has no name if
+    /// another socket takes the name in the meantime, or if a forked child has a copy of this one.
+    pub(super) fn renewed(self) -> Res<Self> {
+        let address = self.address();
+        drop(self);
+        let sock = Self::new()?;
+        if let Some(address) = address {
+            let _ = sock.bind_address(&address);
+        }
+        Ok(sock)
     }
 
     /// Limits the number of connections in the queue to `pending`.
@@ -414,6 +440,26 @@ mod tests {
         );
         drop(first);
         second.bind("softverbs-test/sock-3").unwrap();
+    }
+
+    #[test]
+    fn a_renewed_socket_has_the_name_and_can_be_connected_again() {
+        let listener = Sock::new().unwrap();
+        listener.bind("softverbs-test/sock-5").unwrap();
+        listener.listen(2).unwrap();
+        let client = Sock::new().unwrap();
+        client.bind("softverbs-test/sock-6").unwrap();
+        client.connect("softverbs-test/sock-5").unwrap();
+        let again = client.connect("softverbs-test/sock-5");
+        assert_eq!(again, Err(Errno(libc::EISCONN)));
+        let client = client.renewed().unwrap();
+        client.connect("softverbs-test/sock-5").unwrap();
+        assert_eq!(
+            Sock::new().unwrap().bind("softverbs-test/sock-6"),
+            Err(Errno(libc::EADDRINUSE))
+        );
+        let unnamed = Sock::new().unwrap().renewed().unwrap();
+        assert!(unnamed.address().is_none());
     }
 
     #[test]

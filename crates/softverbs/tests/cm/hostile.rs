@@ -4,6 +4,7 @@ use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
+use super::repeats::with_descriptors;
 use super::*;
 
 /// A socket of the connection manager's type, which the standard library cannot create.
@@ -268,6 +269,17 @@ fn other_users_are_nobody() {
     let id = channel.routed(to);
     assert_eq!(id.create_qp(), 0);
     assert_eq!(id.connect(&mut param(b"secret")), 0);
+    channel.expect(RDMA_CM_EVENT_REJECTED, NOBODY_LISTENS);
+    // the id has its port still
+    let other = channel.id();
+    let from = id.source().unwrap().to_string();
+    assert_eq!(other.bind(&from), libc::EADDRINUSE);
+    other.destroy();
+    id.destroy();
+    // also with one descriptor, which the deadline takes
+    let id = channel.routed(to);
+    let connected = with_descriptors(1, || id.connect(&mut param(b"secret")));
+    assert_eq!(connected, 0);
     channel.expect(RDMA_CM_EVENT_REJECTED, NOBODY_LISTENS);
     id.destroy();
     channel.destroy();

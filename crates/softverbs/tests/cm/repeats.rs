@@ -22,6 +22,20 @@ fn socket_named(end: &str) -> i32 {
     (0..1024).find(|&fd| named(fd)).unwrap()
 }
 
+/// Runs `act` while the channel watches a descriptor of this process already, so that it cannot be
+/// watched (`EEXIST`).
+fn watched_already<T>(channel: Channel, fd: i32, act: impl FnOnce() -> T) -> T {
+    let mut event = libc::epoll_event { events: 0, u64: 0 };
+    let (set, add, remove) = (channel.fd(), libc::EPOLL_CTL_ADD, libc::EPOLL_CTL_DEL);
+    // SAFETY: a readable structure and descriptors of this process.
+    let watched = unsafe { libc::epoll_ctl(set, add, fd, &raw mut event) };
+    assert_eq!(watched, 0);
+    let out = act();
+    // SAFETY: as above. The act may have removed it.
+    unsafe { libc::epoll_ctl(set, remove, fd, &raw mut event) };
+    out
+}
+
 #[test]
 fn a_listener_that_cannot_be_watched_does_not_listen() {
     if skip_on_hardware("its sockets are in the kernel") {
@@ -38,14 +52,8 @@ fn a_listener_that_cannot_be_watched_does_not_listen() {
     id.destroy();
     // the second of the two names cannot be watched, because it is already
     let second = socket_named(&format!("/any4/{}", to.port()));
-    let mut event = libc::epoll_event { events: 0, u64: 0 };
-    let (set, add) = (channel.fd(), libc::EPOLL_CTL_ADD);
-    // SAFETY: a readable structure and descriptors of this process.
-    let watched = unsafe { libc::epoll_ctl(set, add, second, &raw mut event) };
-    assert_eq!(watched, 0);
-    assert_eq!(listener.listen(1), libc::EEXIST);
-    // SAFETY: as above. The call may have removed it.
-    unsafe { libc::epoll_ctl(channel.fd(), libc::EPOLL_CTL_DEL, second, &raw mut event) };
+    let failed = watched_already(channel, second, || listener.listen(1));
+    assert_eq!(failed, libc::EEXIST);
     assert_eq!(listener.listen(1), 0);
     let id = channel.routed(to);
     assert_eq!(id.connect(&mut param(b"")), 0);
@@ -53,6 +61,86 @@ fn a_listener_that_cannot_be_watched_does_not_listen() {
     for id in [id, passive, listener] {
         id.destroy();
     }
+    channel.destroy();
+}
+
+/// The result of binding another id to an address.
+fn taken(address: SocketAddr) -> i32 {
+    let channel = Channel::new();
+    let other = channel.id();
+    let errno = other.bind(&address.to_string());
+    other.destroy();
+    channel.destroy();
+    errno
+}
+
+#[test]
+fn an_attempt_that_cannot_be_watched_keeps_its_port() {
+    if skip_on_hardware("its sockets are in the kernel") {
+        return;
+    }
+    let (server, channel) = (Channel::new(), Channel::new());
+    let (listener, to) = server.listener(&on_device(0), 8);
+    let id = channel.routed(to);
+    let from = id.source().unwrap();
+    let socket = socket_named(&format!("/{}/{}", from.ip(), from.port()));
+    let connect = || id.connect(&mut param(b""));
+    // its deadline, then its socket
+    assert_eq!(channel.without_epoll(connect), libc::EINVAL);
+    assert_eq!(watched_already(channel, socket, connect), libc::EEXIST);
+    assert!(!server.readable(Duration::ZERO), "a connection came");
+    assert_eq!(taken(from), libc::EADDRINUSE);
+    assert_eq!(connect(), 0);
+    let passive = server.expect(RDMA_CM_EVENT_CONNECT_REQUEST, 0).id;
+    assert_eq!(passive.destination(), Some(from));
+    assert_eq!(taken(from), libc::EADDRINUSE);
+    for id in [id, passive, listener] {
+        id.destroy();
+    }
+    server.destroy();
+    channel.destroy();
+}
+
+/// As one that finds the listener's queue full.
+#[test]
+fn a_repeated_attempt_that_cannot_be_watched_is_repeated_again() {
+    if skip_on_hardware("its sockets are in the kernel") {
+        return;
+    }
+    let (server, channel) = (Channel::new(), Channel::new());
+    let (listener, to) = server.listener(&on_device(0), 1);
+    let ids = [(); 2].map(|()| channel.routed(to));
+    for id in ids {
+        assert_eq!(id.connect(&mut param(b"")), 0);
+    }
+    let from = ids[1].source().unwrap();
+    let socket = socket_named(&format!("/{}/{}", from.ip(), from.port()));
+    let first = watched_already(channel, socket, || {
+        // there is room now
+        let first = server.expect(RDMA_CM_EVENT_CONNECT_REQUEST, 0).id;
+        let until = Instant::now() + Duration::from_millis(50);
+        while Instant::now() < until {
+            assert_eq!(channel.raw().unwrap_err(), libc::EAGAIN);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(!server.readable(Duration::ZERO), "a connection came");
+        first
+    });
+    assert_eq!(taken(from), libc::EADDRINUSE);
+    let until = Instant::now() + PATIENCE;
+    let second = loop {
+        assert!(Instant::now() < until, "no request came");
+        channel.wakes(Duration::ZERO);
+        if let Some(said) = server.next_within(Duration::from_millis(5)) {
+            assert_eq!(said.kind, RDMA_CM_EVENT_CONNECT_REQUEST);
+            break said.id;
+        }
+    };
+    assert_eq!(second.destination(), Some(from));
+    for id in [first, second, listener, ids[0], ids[1]] {
+        id.destroy();
+    }
+    server.destroy();
     channel.destroy();
 }
 
@@ -126,7 +214,7 @@ fn open_files() -> libc::rlimit {
 }
 
 /// Runs `act` with `free` descriptors above the highest one in use.
-fn with_descriptors<T>(free: u64, act: impl FnOnce() -> T) -> T {
+pub(crate) fn with_descriptors<T>(free: u64, act: impl FnOnce() -> T) -> T {
     let highest = std::fs::read_dir("/proc/self/fd")
         .unwrap()
         .filter_map(|entry| entry.unwrap().file_name().to_str()?.parse::<u64>().ok())
