@@ -2,7 +2,7 @@
 //!
 //! Invariants: an id in a phase past `Idle` has a source; unless it shares the address with others
 //! (RDMA_OPTION_ID_REUSEADDR), `names` own it. A call that fails after it has bound the id leaves
-//! it bound; else it leaves the phase unchanged.
+//! it bound; else it leaves the phase and the names unchanged.
 
 use std::net::SocketAddr;
 use std::ptr::null_mut;
@@ -110,12 +110,13 @@ fn resolve(id: &Arc<Shared>, from: Option<SocketAddr>, to: &SocketAddr) -> Res<(
 
 fn listen(id: &Arc<Shared>, backlog: c_int) -> Res<()> {
     let mut state = lock(&id.state);
+    let shares = state.phase == Phase::Bound && state.names.is_empty();
     match (state.phase, state.source) {
         (Phase::Idle, _) => {
             let any = SocketAddr::from(([0, 0, 0, 0], 0));
             bind(&mut state, id, &any)?;
         }
-        (Phase::Bound, Some(source)) if state.names.is_empty() => {
+        (Phase::Bound, Some(source)) if shares => {
             state.names = address::own(state.space, &source, state.options.only_own_family)?;
         }
         (Phase::Bound, _) => {}
@@ -136,6 +137,9 @@ fn listen(id: &Arc<Shared>, backlog: c_int) -> Res<()> {
     if let Err(errno) = listens {
         for name in &state.names {
             state.events.unwatch(name.fd());
+        }
+        if shares {
+            state.names.clear();
         }
         return Err(errno);
     }

@@ -64,6 +64,29 @@ fn a_listener_that_cannot_be_watched_does_not_listen() {
     channel.destroy();
 }
 
+/// Another id can bind and listen then.
+#[test]
+fn a_listener_that_fails_does_not_keep_an_address_that_it_shares() {
+    if skip_on_hardware("its sockets are in the kernel") {
+        return;
+    }
+    let channel = Channel::new();
+    let (owner, at) = channel.listener(&on_device(0), 8);
+    let sharing = channel.id();
+    let on = 1i32.to_ne_bytes();
+    assert_eq!(sharing.set_option(RDMA_OPTION_ID_REUSEADDR, &on), 0);
+    assert_eq!(sharing.bind(&at.to_string()), 0);
+    owner.destroy();
+    assert_eq!(channel.without_epoll(|| sharing.listen(8)), libc::EINVAL);
+    let (other, _) = channel.listener(&at.to_string(), 8);
+    assert_eq!(sharing.listen(8), libc::EADDRINUSE);
+    other.destroy();
+    assert_eq!(sharing.listen(8), 0);
+    assert_eq!(taken(at), libc::EADDRINUSE);
+    sharing.destroy();
+    channel.destroy();
+}
+
 /// The result of binding another id to an address.
 fn taken(address: SocketAddr) -> i32 {
     let channel = Channel::new();
