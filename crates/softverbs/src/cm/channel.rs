@@ -86,13 +86,16 @@ impl Channel {
     }
 }
 
-/// A channel for the id of a request to a listener without a channel of the application, until the
-/// application gets the id.
+/// A channel for an id without a channel of the application, until the id has it.
 pub(super) struct Spare(*mut rdma_event_channel);
 
 impl Spare {
     pub(super) fn create() -> Res<Self> {
         Channel::create().map(Self)
+    }
+
+    pub(super) fn channel(&self) -> *mut rdma_event_channel {
+        self.0
     }
 
     /// The channel, which the caller destroys.

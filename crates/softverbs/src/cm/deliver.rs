@@ -180,29 +180,31 @@ pub(super) fn deliver(raw: Raw, channel: &Arc<Events>) -> Option<Box<Event>> {
 /// Prepares the new id for the application. It has its device since its connection was accepted, so
 /// that this cannot fail.
 fn deliver_request(listener: &Shared, child: &Arc<Shared>, channel: &Arc<Events>) {
-    let waits = {
+    let spare = {
         let mut above = lock(&listener.state);
-        above
+        let at = above
             .children
-            .retain(|(other, _)| other.serial != child.serial);
-        above.own_channel.is_some()
+            .iter()
+            .position(|other| other.id.serial == child.serial);
+        at.and_then(|at| above.children.remove(at).spare)
     };
-    let spare = lock(&child.state).spare_channel.take();
-    match spare.filter(|_| waits) {
+    match spare {
         // As `ucma_process_conn_req` of librdmacm: calls on the new id wait for their events too.
         // The listener's channel ends with the listener.
         Some(spare) => {
             let own = spare.take();
             // SAFETY: a live channel.
-            id::move_to(child, &unsafe { Channel::events_of(own) });
-            lock(&child.state).own_channel = Some(own);
+            let events = unsafe { Channel::events_of(own) };
+            let mut state = lock(&child.state);
+            id::move_to(&mut state, child, &events);
+            state.own_channel = Some(own);
             // SAFETY: the id lives, and the application does not have it yet.
             unsafe { (*child.handle()).c.channel = own };
         }
         // The listener, and the child with it, may have moved to another channel after the event
         // was taken from the queue.
         None => {
-            id::move_to(child, channel);
+            id::move_to(&mut lock(&child.state), child, channel);
         }
     }
     let state = lock(&child.state);

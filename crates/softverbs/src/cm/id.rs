@@ -11,9 +11,9 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use rdma_core_sys::*;
 
-use super::channel::Events;
+use super::channel::{Events, Spare};
 use super::guard::lock;
-use super::state::{Phase, State};
+use super::state::{Child, Phase, State};
 use crate::sys::{Errno, Res};
 
 /// The object that the application holds.
@@ -158,50 +158,94 @@ impl Id {
                 names,
                 state.link.take(),
                 (state.timer.take(), state.reserved.take()),
-                (state.device.take(), state.spare_channel.take()),
+                state.device.take(),
             );
-            (std::mem::take(&mut state.children), events, parts)
+            // A child whose event was taken from the queue before the events were removed belongs
+            // to the application.
+            let (children, taken) = std::mem::take(&mut state.children)
+                .into_iter()
+                .partition::<Vec<Child>, _>(|child| child.id.handle().is_null());
+            state.children = taken;
+            (children, events, parts)
         };
         drop(parts);
         // Requests in the queue hold only objects that `children` has too.
         drop(events);
-        for (child, _) in children {
-            // A child whose event was taken from the queue before the events were removed belongs
-            // to the application.
-            if child.handle().is_null() {
-                Self::abandon(&child);
-            }
+        for child in children {
+            Self::abandon(&child.id);
         }
     }
 }
 
-/// Moves the id with its descriptors and queued events to another channel, and with it the ids of
-/// connection requests that the application does not have yet. Returns the number of events that
-/// the application had got before any of the new channel.
-pub(super) fn move_to(shared: &Arc<Shared>, events: &Arc<Events>) -> u64 {
-    let (children, reported) = {
-        let mut state = lock(&shared.state);
-        if Arc::ptr_eq(&state.events, events) {
-            return shared.reported();
-        }
-        let old = std::mem::replace(&mut state.events, Arc::clone(events));
-        let waiting = old.expel(shared);
-        let reported = shared.reported();
-        events.enroll(shared);
-        for (fd, writable) in state.watched() {
-            old.unwatch(fd);
-            // Fails for lack of memory only; the end of the peer's socket reveals it.
-            let _ = events.watch(fd, shared, writable);
-        }
-        for event in waiting {
-            events.push(event);
-        }
-        (state.children.clone(), reported)
-    };
-    for (child, _) in children {
-        if child.handle().is_null() {
-            move_to(&child, events);
-        }
+/// Moves the id with its descriptors and queued events to another channel. Returns the number of
+/// events that the application had got before any of the new channel. The caller holds the lock of
+/// the state, which is that of the id.
+pub(super) fn move_to(state: &mut State, shared: &Arc<Shared>, events: &Arc<Events>) -> u64 {
+    move_and(state, shared, events, |_| {})
+}
+
+/// As [`move_to`]. Runs `act` while the id's events are in no channel.
+fn move_and(
+    state: &mut State,
+    shared: &Arc<Shared>,
+    events: &Arc<Events>,
+    act: impl FnOnce(&mut State),
+) -> u64 {
+    if Arc::ptr_eq(&state.events, events) {
+        return shared.reported();
+    }
+    let old = std::mem::replace(&mut state.events, Arc::clone(events));
+    let waiting = old.expel(shared);
+    let reported = shared.reported();
+    act(state);
+    events.enroll(shared);
+    for (fd, writable) in state.watched() {
+        old.unwatch(fd);
+        // Fails for lack of memory only; the end of the peer's socket reveals it.
+        let _ = events.watch(fd, shared, writable);
+    }
+    for event in waiting {
+        events.push(event);
     }
     reported
+}
+
+/// Moves an id of the application as [`move_to`], and with it the ids of connection requests that
+/// the application does not have yet. `own` is the new channel if it is not the application's.
+/// Returns the number of events as [`move_to`], and the former channel if it was not the
+/// application's.
+///
+/// # Errors
+/// Those of creating channels for the ids of requests; then nothing has moved.
+pub(super) fn migrate(
+    shared: &Arc<Shared>,
+    events: &Arc<Events>,
+    own: Option<Spare>,
+) -> Res<(u64, Option<*mut rdma_event_channel>)> {
+    let mut state = lock(&shared.state);
+    let old = Arc::clone(&state.events);
+    let needed = own.as_ref().map_or(0, |_| state.children.len());
+    let mut spares = (0..needed)
+        .map(|_| Spare::create())
+        .collect::<Res<Vec<_>>>()?;
+    let (mut left, mut children) = (None, Vec::new());
+    let reported = move_and(&mut state, shared, events, |state| {
+        left = std::mem::replace(&mut state.own_channel, own.map(Spare::take));
+        for child in &mut state.children {
+            // A request whose event was taken from the queue before is one of the old channel.
+            if child.id.handle().is_null() {
+                child.spare = spares.pop();
+                children.push(Arc::clone(&child.id));
+            }
+        }
+    });
+    drop(state);
+    for child in children {
+        let mut state = lock(&child.state);
+        // A thread that has taken its event from the new channel may have moved it further.
+        if Arc::ptr_eq(&state.events, &old) {
+            move_to(&mut state, &child, events);
+        }
+    }
+    Ok((reported, left))
 }

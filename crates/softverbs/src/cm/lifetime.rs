@@ -6,9 +6,9 @@ use libc::{c_int, c_void};
 use rdma_core_sys::*;
 
 use super::address::Space;
-use super::channel::Channel;
+use super::channel::{Channel, Spare};
 use super::guard::{lock, status};
-use super::id::{Id, Shared, move_to};
+use super::id::{Id, Shared, migrate};
 use super::state::Phase;
 use super::synchronous::acknowledge_last;
 use crate::sys::Errno;
@@ -91,21 +91,17 @@ pub(super) unsafe extern "C" fn rdma_migrate_id(
     status(|| {
         // SAFETY: the caller promises a live id.
         let shared = unsafe { Id::shared_of(id)? };
-        if channel.is_null() && lock(&shared.state).own_channel.is_some() {
+        let left = lock(&shared.state).own_channel;
+        if left.is_some_and(|own| channel.is_null() || channel == own) {
             return Err(Errno(libc::EINVAL));
         }
-        let own_channel = if channel.is_null() {
-            Some(Channel::create()?)
-        } else {
-            None
-        };
-        let channel = own_channel.unwrap_or(channel);
+        let own = channel.is_null().then(Spare::create).transpose()?;
+        let channel = own.as_ref().map_or(channel, Spare::channel);
         // SAFETY: the caller promises a live channel, or it was made above.
         let events = unsafe { Channel::events_of(channel) };
         // As rdma_migrate_id(3): the events of the channel that the id leaves. Another thread may
         // already hold one of the new channel.
-        let reported = move_to(&shared, &events);
-        let left = std::mem::replace(&mut lock(&shared.state).own_channel, own_channel);
+        let (reported, left) = migrate(&shared, &events, own)?;
         if left.is_some() {
             // SAFETY: the caller promises a live id.
             unsafe { acknowledge_last(id) };

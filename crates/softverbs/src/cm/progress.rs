@@ -16,7 +16,7 @@ use super::event::{Kind, Raw, reason, sidr};
 use super::guard::lock;
 use super::id::{Id, Shared};
 use super::service;
-use super::state::{Phase, State};
+use super::state::{Child, Phase, State};
 use super::wire::{Message, Private, REJ_DATA, Rej, Req, SidrRep, SidrReq, Transport};
 use crate::process::Process;
 use crate::segment::layout::{split_qp_num, xrc::split_target};
@@ -55,7 +55,7 @@ pub(super) fn act(id: &Arc<Shared>) -> Res<()> {
                 if let Some(listener) = listener {
                     lock(&listener.state)
                         .children
-                        .retain(|(child, _)| child.serial != id.serial);
+                        .retain(|child| child.id.serial != id.serial);
                 }
             }
             Ok(())
@@ -73,7 +73,7 @@ pub(super) fn act(id: &Arc<Shared>) -> Res<()> {
 /// lack of the device or of descriptors for its deadline and its channel, stays in the queue too;
 /// one that cannot be watched is closed.
 fn accept(state: &mut State) -> Res<()> {
-    let asked = state.children.iter().filter(|(_, asked)| *asked).count();
+    let asked = state.children.iter().filter(|child| child.asked).count();
     let mut room = state.backlog.saturating_sub(asked).min(ACCEPTED_AT_ONCE);
     let (events, listener) = (Arc::clone(&state.events), state.listener.clone());
     for name in &state.names {
@@ -83,7 +83,7 @@ fn accept(state: &mut State) -> Res<()> {
                 _ => Some(Deadline::new()?),
             };
             let device = Device::acquire()?;
-            let spare_channel = match state.own_channel {
+            let spare = match state.own_channel {
                 Some(_) => Some(Spare::create()?),
                 None => None,
             };
@@ -108,9 +108,12 @@ fn accept(state: &mut State) -> Res<()> {
                 inner.link = Some(Link::new(sock));
                 inner.reserved = reserved;
                 inner.device = Some(device);
-                inner.spare_channel = spare_channel;
             }
-            state.children.push((child, false));
+            state.children.push(Child {
+                id: child,
+                asked: false,
+                spare,
+            });
         }
     }
     Ok(())
@@ -118,10 +121,10 @@ fn accept(state: &mut State) -> Res<()> {
 
 /// The oldest connections without a request beyond [`SILENT`].
 fn silent_crowd(state: &State) -> Vec<Arc<Shared>> {
-    let silent = || state.children.iter().filter(|(_, asked)| !asked);
+    let silent = || state.children.iter().filter(|child| !child.asked);
     let surplus = silent().count().saturating_sub(SILENT);
     let oldest = silent().take(surplus);
-    oldest.map(|(child, _)| Arc::clone(child)).collect()
+    oldest.map(|child| Arc::clone(&child.id)).collect()
 }
 
 /// Ends a connection to `listener`, unless its request has been received.
@@ -130,7 +133,7 @@ fn drop_silent(listener: &Shared, child: &Arc<Shared>) {
     let before = state.children.len();
     state
         .children
-        .retain(|(other, asked)| *asked || other.serial != child.serial);
+        .retain(|other| other.asked || other.id.serial != child.serial);
     let dropped = state.children.len() < before;
     drop(state);
     if dropped {
@@ -173,11 +176,11 @@ fn announce(listener: &Weak<Shared>, id: &Arc<Shared>, kind: Kind) -> bool {
     let known = above
         .children
         .iter_mut()
-        .find(|(child, _)| child.serial == id.serial);
-    let Some((_, asked)) = known else {
+        .find(|child| child.id.serial == id.serial);
+    let Some(child) = known else {
         return false;
     };
-    *asked = true;
+    child.asked = true;
     above.events.push(Raw {
         subject: Arc::clone(&listener),
         kind,

@@ -57,13 +57,20 @@ pub(super) struct Options {
     pub(super) ack_timeout: Option<u8>,
 }
 
+/// A connection to a listener whose request event the application has not read yet.
+pub(super) struct Child {
+    pub(super) id: Arc<Shared>,
+    /// Whether the request has been received.
+    pub(super) asked: bool,
+    /// The channel that the id will have, if the listener has none of the application.
+    pub(super) spare: Option<Spare>,
+}
+
 /// The mutable state of an id.
 pub(super) struct State {
     pub(super) events: Arc<Events>,
     /// The channel of an id that was created without one: calls then wait for their events.
     pub(super) own_channel: Option<*mut rdma_event_channel>,
-    /// Of a connection request to such a listener: the channel that its id will have.
-    pub(super) spare_channel: Option<Spare>,
     pub(super) phase: Phase,
     pub(super) space: Space,
     /// The type of the id's queue pair, from `rdma_connect` and `rdma_listen` on.
@@ -97,9 +104,7 @@ pub(super) struct State {
     pub(super) connect_error: bool,
     /// Listening: maximum number of pending requests.
     pub(super) backlog: usize,
-    /// Listening: connections whose request event the application has not read yet, and whether
-    /// their request has been received.
-    pub(super) children: Vec<(Arc<Shared>, bool)>,
+    pub(super) children: Vec<Child>,
     /// Of the id of a connection request, until the application has it.
     pub(super) listener: Weak<Shared>,
 }
@@ -113,7 +118,6 @@ impl State {
         Self {
             events,
             own_channel: None,
-            spare_channel: None,
             phase,
             space: Space::Tcp,
             qp_type: IBV_QPT_RC,

@@ -1,5 +1,6 @@
 //! Ids without a channel of the application, whose calls wait for their events.
 
+use super::repeats::with_descriptors;
 use super::*;
 
 /// An id without a channel.
@@ -167,4 +168,116 @@ fn refused_calls_do_not_wait() {
     assert_eq!(last(id), RDMA_CM_EVENT_ESTABLISHED);
     id.destroy();
     second.finish();
+}
+
+/// A process that has sent a request.
+fn dialler(to: SocketAddr) -> Second {
+    let dialler = Second::start("dial", &[("CM_TO", &to.to_string()), ("CM_SAY", "1")]);
+    dialler.expect("connecting");
+    dialler
+}
+
+/// Accepts a request whose id has no channel of the application.
+fn accept_and_wait(id: Id) {
+    assert_eq!(id.create_qp(), 0);
+    assert_eq!(returned(id, |id| id.accept(&mut param(b""))), 0);
+    assert_eq!(last(id), RDMA_CM_EVENT_ESTABLISHED);
+}
+
+#[test]
+fn a_listener_that_loses_its_channel_keeps_its_requests() {
+    if skip_on_hardware("the kernel loses a request that waits while its listener moves") {
+        return;
+    }
+    let channel = Channel::new();
+    let (listener, to) = channel.listener(&on_device(0), 8);
+    // one request has been read, one is queued, one is in the socket
+    let two = [dialler(to), dialler(to)];
+    let first = channel.expect(RDMA_CM_EVENT_CONNECT_REQUEST, 0).id;
+    let third = dialler(to);
+    assert_eq!(listener.migrate(Channel(std::ptr::null_mut())), 0);
+    assert!(!channel.readable(Duration::ZERO));
+    assert_eq!(first.c().channel, channel.0);
+    let own = Channel(listener.c().channel);
+    let waiting = [(); 2].map(|()| own.expect(RDMA_CM_EVENT_CONNECT_REQUEST, 0).id);
+    for id in waiting {
+        assert!(![own.0, channel.0].contains(&id.c().channel));
+    }
+    listener.destroy();
+    waiting.into_iter().for_each(accept_and_wait);
+    assert_eq!(first.create_qp(), 0);
+    assert_eq!(first.accept(&mut param(b"")), 0);
+    channel.expect(RDMA_CM_EVENT_ESTABLISHED, 0);
+    for dialler in two.into_iter().chain([third]) {
+        dialler.expect("ESTABLISHED 0 data ");
+        dialler.finish();
+    }
+    waiting.into_iter().for_each(Id::destroy);
+    first.destroy();
+    channel.destroy();
+}
+
+#[test]
+fn a_listener_does_not_lose_its_channel_without_one_for_each_request() {
+    if skip_on_hardware("the kernel loses a request that waits while its listener moves") {
+        return;
+    }
+    let channel = Channel::new();
+    let (listener, to) = channel.listener(&on_device(0), 8);
+    let two = [dialler(to), dialler(to)];
+    let first = channel.expect(RDMA_CM_EVENT_CONNECT_REQUEST, 0).id;
+    // the channel of the listener, and not that of the second request
+    let none = Channel(std::ptr::null_mut());
+    let moved = with_descriptors(2, || listener.migrate(none));
+    assert_eq!((moved, listener.c().channel), (libc::EMFILE, channel.0));
+    let second = channel.expect(RDMA_CM_EVENT_CONNECT_REQUEST, 0).id;
+    for id in [first, second] {
+        assert_eq!(id.c().channel, channel.0);
+        assert_eq!(id.create_qp(), 0);
+        assert_eq!(id.accept(&mut param(b"")), 0);
+        channel.expect(RDMA_CM_EVENT_ESTABLISHED, 0);
+    }
+    for dialler in two {
+        dialler.expect("ESTABLISHED 0 data ");
+        dialler.finish();
+    }
+    for id in [first, second, listener] {
+        id.destroy();
+    }
+    channel.destroy();
+}
+
+#[test]
+fn a_listener_that_gets_a_channel_keeps_its_requests() {
+    if skip_on_hardware("the kernel loses a request that waits while its listener moves") {
+        return;
+    }
+    let (listener, to) = synchronous().listening();
+    let two = [dialler(to), dialler(to)];
+    let own = Channel(listener.c().channel);
+    let first = own.expect(RDMA_CM_EVENT_CONNECT_REQUEST, 0).id;
+    let third = dialler(to);
+    let before = open_descriptors();
+    let channel = Channel::new();
+    assert_eq!(listener.migrate(own), libc::EINVAL);
+    assert_eq!(listener.migrate(channel), 0);
+    // those of the listener's channel, and of the channel of the request that was queued
+    assert_eq!(open_descriptors(), before + 2 - 4);
+    let moved = [(); 2].map(|()| channel.expect(RDMA_CM_EVENT_CONNECT_REQUEST, 0).id);
+    for id in moved {
+        assert_eq!(id.c().channel, channel.0);
+        assert_eq!(id.create_qp(), 0);
+        assert_eq!(returned(id, |id| id.accept(&mut param(b""))), 0);
+        assert!(id.c().event.is_null());
+        assert_eq!(channel.expect(RDMA_CM_EVENT_ESTABLISHED, 0).id, id);
+        id.destroy();
+    }
+    accept_and_wait(first);
+    for dialler in two.into_iter().chain([third]) {
+        dialler.expect("ESTABLISHED 0 data ");
+        dialler.finish();
+    }
+    first.destroy();
+    listener.destroy();
+    channel.destroy();
 }
