@@ -201,7 +201,8 @@ fn move_and(
     events.enroll(shared);
     for (fd, writable) in state.watched() {
         old.unwatch(fd);
-        // Fails for lack of memory only; the end of the peer's socket reveals it.
+        // Fails for one that is watched already, and for lack of memory: the end of the peer's
+        // socket reveals that.
         let _ = events.watch(fd, shared, writable);
     }
     for event in waiting {
@@ -210,13 +211,27 @@ fn move_and(
     reported
 }
 
+/// Watches the descriptors of the id in a channel, all or none.
+fn watch_all(state: &State, shared: &Shared, events: &Events) -> Res<()> {
+    let descriptors = state.watched();
+    for (count, &(fd, writable)) in descriptors.iter().enumerate() {
+        events.watch(fd, shared, writable).inspect_err(|_| {
+            for &(fd, _) in descriptors.iter().take(count) {
+                events.unwatch(fd);
+            }
+        })?;
+    }
+    Ok(())
+}
+
 /// Moves an id of the application as [`move_to`], and with it the ids of connection requests that
 /// the application does not have yet. `own` is the new channel if it is not the application's.
 /// Returns the number of events as [`move_to`], and the former channel if it was not the
 /// application's.
 ///
 /// # Errors
-/// Those of creating channels for the ids of requests; then nothing has moved.
+/// Those of creating channels for the ids of requests, and of watching the descriptors of the id in
+/// the new channel; then nothing has moved.
 pub(super) fn migrate(
     shared: &Arc<Shared>,
     events: &Arc<Events>,
@@ -228,6 +243,9 @@ pub(super) fn migrate(
     let mut spares = (0..needed)
         .map(|_| Spare::create())
         .collect::<Res<Vec<_>>>()?;
+    if !Arc::ptr_eq(&old, events) {
+        watch_all(&state, shared, events)?;
+    }
     let (mut left, mut children) = (None, Vec::new());
     let reported = move_and(&mut state, shared, events, |state| {
         left = std::mem::replace(&mut state.own_channel, own.map(Spare::take));

@@ -1,5 +1,6 @@
 //! Calls that fail for lack of a resource leave nothing half done, and can be repeated.
 
+use std::net::Ipv6Addr;
 use std::os::fd::AsRawFd;
 
 use super::*;
@@ -62,6 +63,35 @@ fn a_listener_that_cannot_be_watched_does_not_listen() {
         id.destroy();
     }
     channel.destroy();
+}
+
+#[test]
+fn an_id_that_cannot_be_watched_does_not_move() {
+    if skip_on_hardware("its sockets are in the kernel") {
+        return;
+    }
+    let (first, other) = (Channel::new(), Channel::new());
+    let (listener, at) = first.listener("[::]:0", 8);
+    let to = SocketAddr::from((Ipv6Addr::LOCALHOST, at.port()));
+    let failed = other.without_epoll(|| listener.migrate(other));
+    assert_eq!((failed, listener.c().channel), (libc::EINVAL, first.0));
+    // the second of the two names cannot be watched; the first one is not any more
+    let second = socket_named(&format!("/any4/{}", at.port()));
+    let failed = watched_already(other, second, || listener.migrate(other));
+    assert_eq!((failed, listener.c().channel), (libc::EEXIST, first.0));
+    let id = first.routed(to);
+    assert_eq!(id.connect(&mut param(b"")), 0);
+    assert!(!other.readable(Duration::ZERO));
+    let passive = first.expect(RDMA_CM_EVENT_CONNECT_REQUEST, 0).id;
+    assert_eq!(passive.c().channel, first.0);
+    assert_eq!(listener.migrate(other), 0);
+    assert_eq!(passive.reject(b""), 0);
+    first.expect(RDMA_CM_EVENT_REJECTED, CONSUMER);
+    for id in [passive, id, listener] {
+        id.destroy();
+    }
+    first.destroy();
+    other.destroy();
 }
 
 /// Another id can bind and listen then.
