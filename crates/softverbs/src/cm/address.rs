@@ -268,9 +268,16 @@ fn is_one_owned(space: Space, hosts: &BTreeSet<String>, port: u16) -> Res<bool> 
 
 /// The hosts whose names another socket of this user shows, and that overlap with `mine`. Without
 /// /proc there are none.
-fn shown(space: Space, mine: &[String], port: u16) -> BTreeSet<String> {
-    let taken = fs::read("/proc/net/unix").unwrap_or_default();
-    overlapping(&String::from_utf8_lossy(&taken), space, mine, port)
+///
+/// # Errors
+/// `EMFILE`, `ENFILE`, `ENOMEM`: the list cannot be read.
+fn shown(space: Space, mine: &[String], port: u16) -> Res<BTreeSet<String>> {
+    let taken = match fs::read("/proc/net/unix").map_err(Errno::from) {
+        Err(errno @ Errno(libc::EMFILE | libc::ENFILE | libc::ENOMEM)) => return Err(errno),
+        read => read.unwrap_or_default(),
+    };
+    let taken = String::from_utf8_lossy(&taken);
+    Ok(overlapping(&taken, space, mine, port))
 }
 
 /// Sockets that own the hosts' names with `port`.
@@ -282,7 +289,7 @@ fn own_hosts(space: Space, mine: &[String], port: u16) -> Res<Vec<Sock>> {
     const PAUSES: [u64; 3] = [0, 1, 2];
     // After binding the names: of two sockets with overlapping names at least one sees the other.
     let sockets = own_names(space, mine, port)?;
-    let others = shown(space, mine, port);
+    let others = shown(space, mine, port)?;
     for pause in PAUSES {
         thread::sleep(Duration::from_millis(pause));
         if !is_one_owned(space, &others, port)? {
@@ -353,7 +360,7 @@ fn own_port_of(
                 // sockets is not read for it: it is long where many ids are active.
                 let others = match &mine[..] {
                     [host] if !host.starts_with("any") => BTreeSet::from([any_of(address)]),
-                    _ => shown(space, &mine, port),
+                    _ => shown(space, &mine, port)?,
                 };
                 if !is_one_owned(space, &others, port)? {
                     return Ok((with_port(address, port), sockets));

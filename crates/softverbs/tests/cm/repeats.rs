@@ -299,6 +299,29 @@ fn without_descriptors<T>(act: impl FnOnce() -> T) -> T {
     with_descriptors(0, act)
 }
 
+/// The owner of an address that overlaps is found in a list, which takes a descriptor to read.
+#[test]
+fn an_address_is_not_taken_for_free_without_descriptors() {
+    if skip_on_hardware("its addresses are the kernel's") {
+        return;
+    }
+    let channel = Channel::new();
+    let (listener, at) = channel.listener("0.0.0.0:0", 8);
+    let id = channel.id();
+    let to = format!("127.0.0.1:{}", at.port());
+    assert_eq!(id.bind(&to), libc::EADDRINUSE);
+    // opens the device
+    let other = channel.id();
+    assert_eq!(other.bind("127.0.0.1:0"), 0);
+    // for the socket with the name
+    assert_eq!(with_descriptors(1, || id.bind(&to)), libc::EMFILE);
+    listener.destroy();
+    assert_eq!(id.bind(&to), 0);
+    id.destroy();
+    other.destroy();
+    channel.destroy();
+}
+
 /// The first request to a listener of all addresses opens the device.
 #[test]
 fn a_request_without_a_device_stays_in_the_queue() {
