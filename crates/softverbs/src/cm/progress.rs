@@ -77,7 +77,7 @@ fn accept(state: &mut State) -> Res<()> {
     let mut room = state.backlog.saturating_sub(asked).min(ACCEPTED_AT_ONCE);
     let (events, listener) = (Arc::clone(&state.events), state.listener.clone());
     for name in &state.names {
-        while room > 0 {
+        while room > 0 && name.has_connection()? {
             let reserved = match state.qp_type {
                 IBV_QPT_UD => None,
                 _ => Some(Deadline::new()?),

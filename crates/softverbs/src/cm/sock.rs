@@ -127,6 +127,11 @@ impl Sock {
         Ok(())
     }
 
+    /// Whether a connection is in the queue.
+    pub(super) fn has_connection(&self) -> Res<bool> {
+        sys::epoll_readable(self.fd(), 0)
+    }
+
     /// The next connection of the queue.
     pub(super) fn accept(&self) -> Res<Option<Self>> {
         let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;

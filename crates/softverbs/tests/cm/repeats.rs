@@ -322,6 +322,38 @@ fn an_address_is_not_taken_for_free_without_descriptors() {
     channel.destroy();
 }
 
+#[test]
+fn a_request_needs_no_more_descriptors_than_its_own() {
+    if skip_on_hardware("its connections are the kernel's") {
+        return;
+    }
+    let channel = Channel::new();
+    let (listener, to) = channel.listener(&on_device(0), 8);
+    let dialler = Second::start("dial", &[("CM_TO", &to.to_string()), ("CM_SAY", "1")]);
+    dialler.expect("connecting");
+    // the connection and its deadline
+    let event = with_descriptors(2, || {
+        loop {
+            assert!(channel.readable(PATIENCE), "no request came");
+            match channel.raw() {
+                Ok(event) => break event,
+                Err(errno) => assert_eq!(errno, libc::EAGAIN),
+            }
+        }
+    });
+    let said = read(event);
+    assert_eq!(said.kind, RDMA_CM_EVENT_CONNECT_REQUEST);
+    // SAFETY: an event not acknowledged before.
+    assert_eq!(unsafe { (cm().rdma_ack_cm_event)(event) }, 0);
+    assert_eq!(said.id.reject(b""), 0);
+    dialler.expect(&format!("REJECTED {CONSUMER} data "));
+    dialler.finish();
+    for id in [said.id, listener] {
+        id.destroy();
+    }
+    channel.destroy();
+}
+
 /// The first request to a listener of all addresses opens the device.
 #[test]
 fn a_request_without_a_device_stays_in_the_queue() {
