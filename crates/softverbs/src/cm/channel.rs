@@ -120,10 +120,15 @@ impl Events {
     }
 
     /// Takes the next event from the queue, and counts it as reported. Makes the id of a connection
-    /// request, so that a thread that takes that id's next event finds it.
+    /// request, so that a thread that takes that id's next event finds it. Until then an event of
+    /// that id stays: `rdma_migrate_id` moves the request first, and then the id.
     pub(super) fn pop(&self) -> Option<Raw> {
         let mut pending = lock(&self.pending);
-        let event = pending.queue.pop_front()?;
+        let queue = &mut pending.queue;
+        let next = queue
+            .iter()
+            .position(|raw| !raw.subject.handle().is_null())?;
+        let event = queue.remove(next)?;
         if pending.queue.is_empty() {
             self.flag.clear();
         }
@@ -223,4 +228,41 @@ pub(super) unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_ev
             unsafe { Channel::destroy(channel) };
         }
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use rdma_core_sys::rdma_cm_id;
+
+    use super::super::state::Phase;
+    use super::*;
+
+    #[test]
+    fn an_event_of_a_request_stays_until_the_application_has_the_request() {
+        let channel = Channel::create().unwrap();
+        // SAFETY: a live channel.
+        let events = unsafe { Channel::events_of(channel) };
+        let [early, known] = [(); 2].map(|()| Shared::new(Arc::clone(&events), Phase::ReqReceived));
+        let push = |id: &Arc<Shared>| {
+            events.push(Raw {
+                subject: Arc::clone(id),
+                kind: Kind::TimewaitExit,
+            });
+        };
+        let popped = || events.pop().map(|raw| raw.subject.serial);
+        let known_id = Id::make(&known, rdma_cm_id::default());
+        push(&early);
+        assert_eq!((popped(), events.has_event()), (None, true));
+        push(&known);
+        assert_eq!(popped(), Some(known.serial));
+        let early_id = Id::make(&early, rdma_cm_id::default());
+        assert_eq!(popped(), Some(early.serial));
+        assert_eq!((popped(), events.has_event()), (None, false));
+        // SAFETY: made above, and not used any more.
+        unsafe {
+            Id::free(early_id);
+            Id::free(known_id);
+            Channel::destroy(channel);
+        }
+    }
 }
