@@ -689,6 +689,26 @@ fn own(link: &mut Link) {
     // no memory
     list[2].iov_base = std::ptr::without_provenance_mut(8);
     assert_eq!(execute(&list, &mut asked, null_mut()), libc::EFAULT);
+    // memory that wraps at the end of the address space; a call that loops ends the test
+    // SAFETY: has no memory; the process has no other alarm.
+    unsafe { libc::alarm(20) };
+    for (at, len) in [(usize::MAX - 7, 16), (usize::MAX, 16)] {
+        let wraps = libc::iovec {
+            iov_base: std::ptr::without_provenance_mut(at),
+            iov_len: len,
+        };
+        assert_eq!(execute(&[wraps], &mut asked, null_mut()), libc::EFAULT);
+        let last = libc::iovec {
+            iov_len: 8,
+            ..wraps
+        };
+        let lists = [[list[2], last], [last, list[2]]];
+        for list in lists {
+            assert_eq!(execute(&list, &mut asked, null_mut()), libc::EFAULT);
+        }
+    }
+    // SAFETY: as above.
+    unsafe { libc::alarm(0) };
     // SAFETY: live context.
     let most = unsafe { verbs().softdv_max_atomic.unwrap()(end.context) };
     assert_eq!(most, 1024);

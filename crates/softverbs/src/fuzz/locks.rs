@@ -1,12 +1,17 @@
-//! Atomics on a word whose lock another process holds, which may be stopped.
+//! Atomics on a word whose lock another process holds, which may be stopped, and on a region whose
+//! owner publishes a wrong address.
 
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use rdma_core_sys::*;
 
 use super::device::{Buffer, End, attributes};
+use super::stranger::{self, INDEX, KEY};
 use crate::process::Process;
 use crate::region::hold_lock;
+use crate::segment::layout::{qp_num, region};
 
 /// Moves a queue pair to RTS, connected to another one of this process.
 fn connect(end: &End, dest: u32) {
@@ -102,5 +107,53 @@ fn a_request_waits_for_the_holder_of_a_lock() {
         };
         assert_eq!((wc.wr_id, wc.status), (1, IBV_WC_SUCCESS));
         assert_eq!((buffer.word(0), buffer.word(1)), (5, 0));
+    }
+}
+
+/// Runs a call that must return within 20 s; otherwise the process ends, because a thread in an
+/// endless loop cannot be stopped.
+fn within_limit<R>(call: impl FnOnce() -> R) -> R {
+    let (done, wait) = channel::<()>();
+    let watchdog = std::thread::spawn(move || {
+        if wait.recv_timeout(Duration::from_secs(20)) == Err(RecvTimeoutError::Timeout) {
+            eprintln!("the call does not return");
+            std::process::abort();
+        }
+    });
+    let result = call();
+    drop(done);
+    watchdog.join().unwrap();
+    result
+}
+
+/// The address of a region that wraps at the end of the address space is an address without memory.
+#[test]
+fn a_published_address_that_wraps_is_refused() {
+    let stranger = stranger::child();
+    let end = End::new(IBV_QPT_RC, false);
+    stranger.be_honest(end.number(), false);
+    let entry = region::AT + region::STRIDE;
+    let addr = stranger.segment.map.u64(entry + region::ADDR);
+    connect(&end, qp_num(stranger.slot, INDEX));
+    for wrapping in [u64::MAX - 7, u64::MAX - 8, u64::MAX] {
+        addr.store(wrapping, Ordering::Relaxed);
+        let operands = [5_u64; 2];
+        // SAFETY: all zeros is a value of both.
+        let (mut atomic, mut wr): (softdv_atomic, ibv_send_wr) = unsafe { std::mem::zeroed() };
+        // FI_SUM of FI_UINT64
+        (atomic.op, atomic.datatype, atomic.count) = (2, 7, 2);
+        atomic.operands = operands.as_ptr().cast();
+        (wr.opcode, wr.send_flags) = (SOFTDV_WR_ATOMIC, IBV_SEND_SIGNALED);
+        (wr.wr.atomic.remote_addr, wr.wr.atomic.rkey) = (stranger.memory, KEY);
+        wr.wr.atomic.compare_add = (&raw mut atomic).expose_provenance() as u64;
+        within_limit(|| assert_eq!(end.post_send(&mut wr), 0));
+        let begin = Instant::now();
+        let wc = loop {
+            if let Some(wc) = within_limit(|| end.poll()) {
+                break wc;
+            }
+            assert!(begin.elapsed() < Duration::from_secs(20));
+        };
+        assert_ne!(wc.status, IBV_WC_SUCCESS);
     }
 }

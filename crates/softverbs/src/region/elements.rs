@@ -194,6 +194,7 @@ pub(crate) fn change_elements(
     }
     let len = elements.shape.len();
     let place = resolve(&peer.map, target, target.addr, len as u64, right);
+    let place = place.filter(|place| !wraps(place.addr, len));
     let place = place.ok_or(AccessError::Remote)?;
     // most memory is in no buffer, so the table is not searched for each element
     let ordinary = place.direct.stamp == 0 && !Shown::any(&peer.map, place.addr, len as u64);
@@ -281,6 +282,9 @@ pub(crate) fn change_own_elements(
     patience: Duration,
     elements: &mut Elements<'_>,
 ) -> Result<(), AccessError> {
+    if ranges.iter().any(|&(addr, len)| wraps(addr, len)) {
+        return Err(AccessError::Remote);
+    }
     let ordinary = !ranges
         .iter()
         .any(|&(addr, len)| buffers.any(addr, len as u64));
@@ -297,6 +301,12 @@ pub(crate) fn change_own_elements(
         patience,
     };
     memory.change(ranges, elements)
+}
+
+/// Whether a range wraps at the end of the address space, where no memory is. Its words are not
+/// counted, and their locks not acquired: the owner of a region can publish any address.
+fn wraps(addr: u64, len: usize) -> bool {
+    addr.checked_add(len as u64).is_none()
 }
 
 /// The error of an operation. `begun`: elements have changed, so that an agent must not repeat it.
@@ -468,10 +478,10 @@ where
     ) -> Option<[Option<Stripe<'_>>; MOST_LOCKS]> {
         let mut wanted = [0_u64; stripe::COUNT / 64];
         each_range(ranges, part.start, part.len(), |addr, len| {
-            let last = addr.wrapping_add(len as u64 - 1);
-            let words = (last >> 3).wrapping_sub(addr >> 3) + 1;
-            for word in 0..words {
-                let index = index_of(((addr >> 3) + word) << 3);
+            // the range does not wrap, see `wraps`
+            let last = addr.saturating_add(len as u64 - 1);
+            for word in addr >> 3..=last >> 3 {
+                let index = index_of(word << 3);
                 wanted[index / 64] |= 1 << (index % 64);
             }
         });
