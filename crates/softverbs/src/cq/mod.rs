@@ -73,7 +73,8 @@ unsafe impl sys::Zero for Cqe {}
 pub(crate) struct Cq {
     object: UnsafeCell<ibv_cq_ex>,
     index: u32,
-    process: AtomicPtr<Process>,
+    /// The process in whose pool the object is.
+    process: &'static Process,
     channel: AtomicPtr<Channel>,
     /// The event that the application waits for, `ARMED_*`; the shared word is a copy for peers.
     armed: AtomicU32,
@@ -177,8 +178,7 @@ impl Cq {
 
     #[inline]
     pub(crate) fn process(&self) -> &'static Process {
-        // SAFETY: set before the application got the queue; processes are never freed.
-        unsafe { &*self.process.load(Ordering::Relaxed) }
+        self.process
     }
 
     fn channel(&self) -> Option<&Channel> {
@@ -391,7 +391,7 @@ pub(crate) unsafe fn create(init: &CqInit) -> Res<&'static Cq> {
         // SAFETY: all zeros is a valid value of the C structure.
         object: UnsafeCell::new(unsafe { std::mem::zeroed() }),
         index,
-        process: AtomicPtr::new(std::ptr::null_mut()),
+        process,
         channel: AtomicPtr::new(std::ptr::null_mut()),
         armed: AtomicU32::new(ARMED_NOT),
         events: AtomicU32::new(0),
@@ -416,8 +416,6 @@ pub(crate) unsafe fn create(init: &CqInit) -> Res<&'static Cq> {
         .back_halves(at, layout::STRIDE)
         .and_then(|()| channel.map_or(Ok(()), |channel| channel.attach(cq.index)))
         .inspect_err(|_| process.cqs.give(cq.index))?;
-    cq.process
-        .store(std::ptr::from_ref(process).cast_mut(), Ordering::Relaxed);
     cq.armed.store(ARMED_NOT, Ordering::Relaxed);
     cq.events.store(0, Ordering::Relaxed);
     cq.asynchronous.store(0, Ordering::Relaxed);

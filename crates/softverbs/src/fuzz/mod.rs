@@ -12,6 +12,8 @@ mod device;
 mod input;
 #[cfg(test)]
 mod locks;
+#[cfg(test)]
+mod objects;
 mod packets;
 mod pending;
 mod region;

@@ -144,6 +144,21 @@ impl OwnSegment {
         self.take_from(|room| &mut room.arena, len)
     }
 
+    /// As [`Self::take`] for all the room that is left: the ranges, without pages.
+    #[cfg(test)]
+    pub(crate) fn exhaust(&self) -> Vec<(usize, usize)> {
+        let mut room = self.lock();
+        let mut ranges = Vec::new();
+        let mut len = layout::arena::LEN;
+        while len >= 32 {
+            match room.arena.take(len) {
+                Ok(at) => ranges.push((at, len)),
+                Err(_) => len /= 2,
+            }
+        }
+        ranges
+    }
+
     /// Releases a range that [`Self::take`] returned for this length.
     pub(crate) fn give(&self, at: usize, len: usize) {
         self.lock().arena.give(at, len);

@@ -15,7 +15,7 @@ mod unrung;
 mod xrc;
 
 use std::cell::UnsafeCell;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use rdma_core_sys::{IBV_EVENT_SRQ_LIMIT_REACHED, ibv_event_type, ibv_recv_wr, ibv_sge, ibv_srq};
 
@@ -50,7 +50,8 @@ use crate::sys::{Errno, Res, Zero};
 pub(crate) struct Srq {
     object: UnsafeCell<ibv_srq>,
     index: u32,
-    process: AtomicPtr<Process>,
+    /// The process in whose pool the object is.
+    process: &'static Process,
     /// Number of queue pairs that use this SRQ.
     pub(crate) users: AtomicU32,
     events: AtomicU32,
@@ -183,8 +184,7 @@ impl Srq {
     }
 
     pub(crate) fn process(&self) -> &'static Process {
-        // SAFETY: `create` sets the pointer before it returns the queue; processes are never freed.
-        unsafe { &*self.process.load(Ordering::Relaxed) }
+        self.process
     }
 
     fn context(&self) -> &Context {
@@ -295,7 +295,6 @@ impl Srq {
         let mut queue = self.queue.lock();
         let limit = queue.limit;
         if limit == 0 {
-            // Also a queue that is being created or has been destroyed: it may have no process.
             return;
         }
         let shared = self.process().segment.map.u32(self.at() + layout::LIMIT);

@@ -3,7 +3,7 @@
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use rdma_core_sys::{
     IBV_SRQ_LIMIT, IBV_SRQ_MAX_WR, ibv_pd, ibv_sge, ibv_srq, ibv_srq_attr, ibv_srq_init_attr,
@@ -14,6 +14,7 @@ use crate::environment;
 use crate::events::Element;
 use crate::limits::{MAX_SGE, MAX_WR};
 use crate::object::{Context, Pd};
+use crate::process::Process;
 use crate::region::LastRegion;
 use crate::segment::layout::{desc, srq as layout};
 use crate::segment::{Mapping, OwnSegment};
@@ -26,12 +27,14 @@ use crate::sys::{Errno, Res, with_room, zeroed};
 /// processors with each message.
 const LINE: u32 = 8;
 
-fn blank(index: u32) -> Srq {
+/// A queue that is not in use. Messages and requests of other processes may name it from now on,
+/// also if its creation fails.
+fn blank(index: u32, process: &'static Process) -> Srq {
     Srq {
         // SAFETY: all zeros is a valid `ibv_srq`.
         object: UnsafeCell::new(unsafe { std::mem::zeroed() }),
         index,
-        process: AtomicPtr::new(std::ptr::null_mut()),
+        process,
         users: AtomicU32::new(0),
         events: AtomicU32::new(0),
         pulls: AtomicBool::new(false),
@@ -86,12 +89,10 @@ pub(crate) unsafe fn create(all: &SrqInit) -> Res<&'static Srq> {
     let posted = zeroed::<Posted>(count)?;
     let sges = zeroed::<ibv_sge>(count * max_sge)?;
     let order = zeroed::<u32>(words)?;
-    let srq = process.srqs.take(blank)?;
+    let srq = process.srqs.take(|index| blank(index, process))?;
     let places = srq.take_places(segment, words, desc_stride * count, all.xrc.is_some());
     let places = places.inspect_err(|_| process.srqs.give(srq.index))?;
     let map = &segment.map;
-    srq.process
-        .store(std::ptr::from_ref(process).cast_mut(), Ordering::Relaxed);
     srq.users.store(0, Ordering::Relaxed);
     srq.events.store(0, Ordering::Relaxed);
     // SAFETY: no other thread has the object yet; the caller promises a live domain.
