@@ -45,19 +45,21 @@ impl Context {
     }
 
     /// A context with the operations in `verbs`: a separate context, or one that shares the objects
-    /// of the context that `origin` names. The context owns `command`, and closes it.
+    /// of the context that `origin` names. The context owns the descriptor of `command`, and closes
+    /// it.
     ///
     /// # Errors
-    /// `ENOMEM`, `EMFILE`.
+    /// `ENOMEM`, `EMFILE`: `command` was not called.
     pub(crate) fn make(
         mut verbs: verbs_context,
         device: *mut ibv_device,
         process: &'static Process,
         origin: Origin,
-        command: OwnedFd,
+        command: impl FnOnce() -> OwnedFd,
     ) -> Res<*mut ibv_context> {
         let room = room()?;
         let events = AsyncQueue::new(process)?;
+        let command = command();
         let context = &mut verbs.context;
         context.device = device;
         context.cmd_fd = command.as_raw_fd();
