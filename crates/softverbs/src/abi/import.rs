@@ -6,6 +6,7 @@
 //! there, with the rights that their owner granted and no others. Regions of other memory cannot be
 //! imported by another process.
 
+use std::sync::Once;
 use std::sync::atomic::Ordering;
 
 use rdma_core_sys::*;
@@ -13,6 +14,7 @@ use rdma_core_sys::*;
 use crate::dm::{Shown, domain};
 use crate::entry::{guard, pointer};
 use crate::key::Key;
+use crate::log;
 use crate::object::{Context, Dm, Import, Pd, origin_peer, region_object};
 use crate::process::Process;
 use crate::region::{self, Range};
@@ -176,8 +178,15 @@ pub(super) unsafe extern "C" fn unimport_mr(region: *mut ibv_mr) {
         let domain = Pd::from_ptr((*region).pd);
         let process = Context::from_ptr((*region).context).process;
         if !process.forked() {
-            if domain.import.is_some_and(|import| import.foreign) {
-                process.end_region(Key((*region).handle))?;
+            // The call has no result, so the object ends also if a stopped process uses the region,
+            // which keeps its memory then.
+            if domain.import.is_some_and(|import| import.foreign)
+                && process.end_region(Key((*region).handle)).is_err()
+            {
+                static ONCE: Once = Once::new();
+                ONCE.call_once(|| {
+                    log::say("softverbs: an imported region is in use and stays registered");
+                });
             }
             domain.children.fetch_sub(1, Ordering::Relaxed);
         }

@@ -5,6 +5,9 @@ use std::ptr::null_mut;
 use rdma_core_sys::*;
 
 use super::device::{device, verbs};
+use crate::hazard::Hazard;
+use crate::key::Key;
+use crate::object::{Import, Pd};
 use crate::process::Process;
 
 /// The index of a shared receive queue whose creation has failed can be named by any message and
@@ -41,4 +44,33 @@ fn a_shared_queue_that_was_not_created_gives_and_takes_nothing() {
         srq.ring_further();
     }
     assert_eq!(count, 1);
+}
+
+/// A process that was stopped during an access keeps the region, not the objects of the
+/// application, because a call without a result cannot be repeated.
+#[test]
+fn an_imported_region_that_is_in_use_leaves_its_domain() {
+    let context = device().context;
+    let process = Process::current().unwrap();
+    let memory = vec![0_u8; 4096];
+    // SAFETY: all objects are live until their last use; no other thread uses the domain.
+    unsafe {
+        let pd = (verbs().ibv_alloc_pd)(context);
+        let addr = memory.as_ptr().cast_mut().cast();
+        let mr = (verbs().ibv_reg_mr)(pd, addr, memory.len(), 0);
+        assert!(!pd.is_null() && !mr.is_null());
+        // as if another process had made the domain
+        (*pd.cast::<Pd>()).import = Some(Import {
+            handle: 77,
+            foreign: true,
+        });
+        let own = process.peer(process.slot).unwrap();
+        let key = Key((*mr).lkey);
+        let hazard = Hazard::publish(&own.hazards, &process.segment.map, process.slot, key);
+        verbs().ibv_unimport_mr.unwrap()(mr);
+        drop(hazard);
+        assert!(process.regions.describe(key).is_none());
+        (*pd.cast::<Pd>()).import = None;
+        assert_eq!((verbs().ibv_dealloc_pd)(pd), 0);
+    }
 }
