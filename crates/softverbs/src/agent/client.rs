@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::name;
 use super::wire::{Kind, Outcome, PLACE, PLACES, REPLY, Reply, Request};
 use crate::sync::Lock;
-use crate::sys::{self, BounceFile, Errno, Identity, Line, Res};
+use crate::sys::{self, BounceFile, Errno, Grow, Identity, Line, Res};
 
 /// Maximum wait for a file.
 const FILE_PATIENCE: Duration = Duration::from_secs(2);
@@ -37,6 +37,8 @@ struct State {
     places: [Place; PLACES],
     /// Queue pairs that wait for a place, first come first served.
     queue: VecDeque<u32>,
+    /// Requests of [`Link::give_back`] for which the socket had no room.
+    unsent: Vec<Request>,
     next_id: u64,
     broken: bool,
 }
@@ -88,6 +90,7 @@ impl Link {
             state: Lock::new(State {
                 places: [Place::Free; PLACES],
                 queue: VecDeque::new(),
+                unsent: Vec::new(),
                 next_id: 1,
                 broken: false,
             }),
@@ -183,11 +186,12 @@ impl Link {
         self.bounce.empty(place * PLACE, to)
     }
 
-    /// Sends a request for a place that the caller has acquired.
+    /// Sends a request for a place that the caller has acquired. Returns false if the socket has no
+    /// room, because the peer is stopped: the caller repeats the call.
     ///
     /// # Errors
     /// [`Broken`].
-    pub(crate) fn ask(&self, place: usize, request: Request) -> Result<(), Broken> {
+    pub(crate) fn ask(&self, place: usize, request: Request) -> Result<bool, Broken> {
         let mut state = self.state.lock();
         let id = state.next_id;
         state.next_id += 1;
@@ -196,38 +200,67 @@ impl Link {
             id,
             ..request
         };
-        // The socket has room: at most one request per place is in progress.
-        if state.broken || self.line.send(&request.to_bytes(), None).is_err() {
-            state.broken = true;
+        let sent = self.send_unsent(&mut state) && self.send(&mut state, &request);
+        if state.broken {
             return Err(Broken);
         }
-        state.places[place] = Place::Asked {
-            id,
-            abandoned: false,
+        if sent {
+            state.places[place] = Place::Asked {
+                id,
+                abandoned: false,
+            };
+        }
+        Ok(sent)
+    }
+
+    /// Sends a request. False: the socket has no room, or the line is broken.
+    fn send(&self, state: &mut State, request: &Request) -> bool {
+        let sent = match state.broken {
+            true => Err(Errno(libc::EPIPE)),
+            false => self.line.send(&request.to_bytes(), None),
         };
-        Ok(())
+        state.broken |= !matches!(sent, Ok(()) | Err(Errno(libc::EAGAIN)));
+        sent.is_ok()
+    }
+
+    /// Sends the requests for which the socket had no room. False: one is left.
+    fn send_unsent(&self, state: &mut State) -> bool {
+        while let Some(request) = state.unsent.last().copied() {
+            if !self.send(state, &request) {
+                return false;
+            }
+            state.unsent.pop();
+        }
+        true
     }
 
     /// Sends a request that gives a claimed receive back to its shared queue, behind the requests
-    /// in progress for it. Returns false if the line is broken, so that no request can be in
-    /// progress.
-    pub(crate) fn give_back(&self, srq: u32, index: u32) -> bool {
+    /// in progress for it: at once, or when the socket has room again. `stamp`: that of the queue if
+    /// it is one of XRC, otherwise 0. Returns false if the line is broken, so that no request can be
+    /// in progress.
+    pub(crate) fn give_back(&self, srq: u32, stamp: u32, index: u32) -> bool {
         let request = Request {
+            incarnation: stamp,
             a: u64::from(srq),
             b: u64::from(index),
             ..Request::new(Kind::Return)
         };
         let mut state = self.state.lock();
-        if !state.broken && self.line.send(&request.to_bytes(), None).is_err() {
-            state.broken = true;
+        if !self.send(&mut state, &request) && !state.broken {
+            // without memory the agent could still write into a receive that is posted again
+            state.broken = state.unsent.try_push(request).is_err();
         }
         !state.broken
     }
 
-    /// Asks the peer to make progress; a lost request does no harm.
+    /// Asks the peer to make progress. The request is omitted if the peer has so many others to read
+    /// that one of them asks for the same: at most [`PLACES`] are for places and as many give
+    /// receives back. So a stopped peer leaves room for these.
     pub(crate) fn ask_to_go_on(&self) {
-        let request = Request::new(Kind::GoOn);
-        let _ = self.line.send(&request.to_bytes(), None);
+        if !self.line.is_crowded() {
+            let request = Request::new(Kind::GoOn);
+            let _ = self.line.send(&request.to_bytes(), None);
+        }
     }
 
     /// The answer for a place, if it has arrived. Calls `others` if answers for other users arrived
@@ -263,6 +296,7 @@ impl Link {
     /// Returns true if there are answers for users other than that of `own`.
     fn take_answers(&self, state: &mut State, own: Option<usize>) -> bool {
         let mut others = false;
+        self.send_unsent(state);
         let mut bytes = [0; REPLY];
         // The loop is bounded: an agent with more answers than requests is cut off.
         for _ in 0..=PLACES {
@@ -327,5 +361,92 @@ pub(crate) fn fetch_file(slot: u32, identity: &Identity, own_slot: u32, fd: RawF
             Err(Errno(libc::EAGAIN)) => {}
             Err(_) => return Err(Errno(libc::EACCES)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::wire::REQUEST;
+    use super::*;
+    use crate::sys::Listener;
+
+    /// A line to an agent that does not read: the other end, and a name that no other test has.
+    fn to_a_stopped_agent(slot: u32) -> (Link, Line) {
+        let identity = Identity {
+            pid: std::process::id(),
+            start_time: 0,
+            cookie: sys::random(),
+        };
+        let listener = Listener::bind(&name(slot, &identity)).unwrap();
+        let link = Link::open(slot, &identity, 1).unwrap();
+        let agent = listener.accept().unwrap();
+        assert_eq!(next(&agent).unwrap().kind, Kind::Hello);
+        (link, agent)
+    }
+
+    fn next(agent: &Line) -> Option<Request> {
+        let mut bytes = [0; REQUEST];
+        match agent.receive(&mut bytes) {
+            Ok(_) => Request::of_bytes(&bytes),
+            Err(error) => {
+                assert_eq!(error, Errno(libc::EAGAIN));
+                None
+            }
+        }
+    }
+
+    #[test]
+    fn requests_to_go_on_leave_room_for_others() {
+        let (link, agent) = to_a_stopped_agent(7);
+        for _ in 0..5000 {
+            link.ask_to_go_on();
+        }
+        for qp in 0..PLACES as u32 {
+            let place = link.take(qp).unwrap();
+            assert_eq!(link.ask(place, Request::new(Kind::Read)), Ok(true));
+            assert!(link.give_back(3, 0, qp));
+        }
+        let kinds: Vec<_> = std::iter::from_fn(|| next(&agent))
+            .map(|it| it.kind)
+            .collect();
+        let count = |kind| kinds.iter().filter(|&&other| other == kind).count();
+        assert!((1..500).contains(&count(Kind::GoOn)));
+        assert_eq!((count(Kind::Read), count(Kind::Return)), (PLACES, PLACES));
+        // the agent reads again
+        link.ask_to_go_on();
+        assert_eq!(next(&agent).unwrap().kind, Kind::GoOn);
+    }
+
+    #[test]
+    fn a_full_socket_breaks_no_line() {
+        let (link, agent) = to_a_stopped_agent(8);
+        let place = link.take(5).unwrap();
+        assert_eq!(link.ask(place, Request::new(Kind::Receive)), Ok(true));
+        let second = link.take(6).unwrap();
+        while link
+            .line
+            .send(&Request::new(Kind::GoOn).to_bytes(), None)
+            .is_ok()
+        {}
+        assert!(link.give_back(3, 9, 4));
+        assert_eq!(link.ask(second, Request::new(Kind::Write)), Ok(false));
+        link.ask_to_go_on();
+        assert!(!link.look() && !link.is_broken());
+        let first = next(&agent).unwrap();
+        assert_eq!(first.kind, Kind::Receive);
+        while let Some(request) = next(&agent) {
+            assert_eq!(request.kind, Kind::GoOn);
+        }
+        // what found no room follows, in its order
+        assert_eq!(link.ask(second, Request::new(Kind::Write)), Ok(true));
+        let returned = next(&agent).unwrap();
+        let (kind, stamp) = (returned.kind, returned.incarnation);
+        assert_eq!(
+            (kind, stamp, returned.a, returned.b),
+            (Kind::Return, 9, 3, 4)
+        );
+        assert_eq!(next(&agent).unwrap().kind, Kind::Write);
+        drop(agent);
+        assert_eq!(link.ask(place, Request::new(Kind::Write)), Err(Broken));
     }
 }

@@ -50,7 +50,8 @@ pub(crate) struct Request {
     pub(crate) kind: Kind,
     pub(crate) place: u32,
     pub(crate) id: u64,
-    /// The owner's queue pair, the initiator's queue pair, and the owner's incarnation.
+    /// The owner's queue pair, the initiator's queue pair, and the owner's incarnation; of RETURN
+    /// the stamp of an XRC shared receive queue.
     pub(crate) qp: u32,
     pub(crate) from: u32,
     pub(crate) incarnation: u32,

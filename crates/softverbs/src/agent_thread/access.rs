@@ -65,7 +65,7 @@ pub(super) fn execute(
 /// Returns a claimed receive of a shared queue that no message will consume.
 pub(super) fn give_back(process: &Process, slot: u32, request: &Request) {
     if let Some(srq) = process.srqs.get(request.a as u32) {
-        srq.give_back(request.b as u32, slot);
+        srq.give_back_to(request.incarnation, request.b as u32, slot);
     }
 }
 

@@ -139,6 +139,7 @@ impl Qp {
     /// has finished; then the result is true.
     #[cold]
     pub(super) fn drop_agent_request(&self, sq: &mut SendQueue, claim: Option<(u32, u32)>) -> bool {
+        let stamp = sq.conn.as_ref().map_or(0, |conn| conn.delivery.stamp);
         if let Some(link) = sq.conn.as_ref().and_then(|conn| conn.peer.link()) {
             link.leave(self.index);
         }
@@ -147,7 +148,7 @@ impl Qp {
         };
         match claim {
             Some((srq, index)) if agent_request.asked.is_some() && agent_request.receive => {
-                agent_request.link.give_back(srq, index)
+                agent_request.link.give_back(srq, stamp, index)
             }
             _ => false,
         }
@@ -223,10 +224,9 @@ impl AgentRequest {
             }
         };
         self.receive = matches!(what, What::Receive(_));
-        self.asked = Some(bytes);
-        self.link
-            .ask(self.place, request)
-            .map_err(|Broken| AccessError::Dead)?;
+        let sent = self.link.ask(self.place, request);
+        // without room in the socket the next progress sends it
+        self.asked = sent.map_err(|Broken| AccessError::Dead)?.then_some(bytes);
         // The answer may come at once; otherwise the next progress reads it.
         Ok(Moved::No)
     }

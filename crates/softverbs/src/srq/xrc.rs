@@ -161,6 +161,16 @@ impl Srq {
         AgentAccess::enter(self.process(), &map, at, rights)
     }
 
+    /// As [`Srq::give_back`], for a receive that was claimed while the SRQ had this stamp; 0: it was
+    /// not one of XRC.
+    pub(crate) fn give_back_to(&self, stamp: u32, index: u32, slot: u32) {
+        // held meanwhile: the SRQ cannot get another stamp
+        let xrc = self.xrc.lock();
+        if stamp == xrc.xrcd.map_or(0, |_| xrc.stamp) {
+            self.give_back(index, slot);
+        }
+    }
+
     /// Hides the SRQ from senders and delivers the messages that they had published.
     ///
     /// # Errors

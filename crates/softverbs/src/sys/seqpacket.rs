@@ -160,6 +160,24 @@ impl Line {
         }
     }
 
+    /// Whether messages that the other end has not received fill more than a quarter of the room.
+    pub(crate) fn is_crowded(&self) -> bool {
+        let (mut unread, mut room): (i32, i32) = (0, 0);
+        let mut len = size_of::<i32>() as libc::socklen_t;
+        // SAFETY: both calls write one integer.
+        let known = unsafe {
+            libc::ioctl(self.0.as_raw_fd(), libc::TIOCOUTQ, &raw mut unread) == 0
+                && libc::getsockopt(
+                    self.0.as_raw_fd(),
+                    libc::SOL_SOCKET,
+                    libc::SO_SNDBUF,
+                    (&raw mut room).cast(),
+                    &raw mut len,
+                ) == 0
+        };
+        known && unread > room / 4
+    }
+
     /// Closes the line for both ends, even if a forked child has a copy of this end.
     pub(crate) fn hang_up(&self) {
         // SAFETY: no memory is passed. The call fails only if the line has ended already.
