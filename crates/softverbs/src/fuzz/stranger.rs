@@ -38,6 +38,16 @@ pub(super) struct Stranger {
     pub(super) memory: u64,
 }
 
+/// The words of a shared receive queue whose receives are all posted, from position 1 on.
+pub(super) fn show_order(map: &Mapping) {
+    for index in 0..u64::from(COUNT) {
+        let position = index + 1;
+        let place = (position % u64::from(COUNT)) as usize;
+        map.u64(ORDER_AT + 8 * place)
+            .store(position << 32 | 1 << 16 | index, Ordering::Relaxed);
+    }
+}
+
 pub(super) fn child() -> &'static Stranger {
     static STRANGER: OnceLock<Stranger> = OnceLock::new();
     STRANGER.get_or_init(|| {
@@ -135,9 +145,8 @@ impl Stranger {
                 .store(self.memory, Ordering::Relaxed);
             map.u32(at + desc::FIRST + 8)
                 .store(1 << 15, Ordering::Relaxed);
-            map.u64(ORDER_AT + 8 * i)
-                .store((i as u64 + 1) << 32 | 1 << 16 | i as u64, Ordering::Relaxed);
         }
+        show_order(map);
         map.u32(srq::AT + srq::HINT).store(1, Ordering::Relaxed);
         for (at, value) in [
             (QP + qp::DESC_COUNT, COUNT),

@@ -13,7 +13,7 @@ use rdma_core_sys::*;
 
 use super::Input;
 use super::device::{Buffer, End, SENDS, attributes, device, request, verbs};
-use super::stranger::{COUNT, DESC_AT, INDEX, KEY, ORDER_AT, Stranger, child};
+use super::stranger::{COUNT, DESC_AT, INDEX, KEY, ORDER_AT, Stranger, child, show_order};
 use super::xrc::Targeted;
 use crate::entry::PANICKED;
 use crate::process::Process;
@@ -46,10 +46,7 @@ fn show_queue(stranger: &Stranger, domain: u32) {
     ] {
         map.u32(SRQ_AT + at).store(value, Ordering::Relaxed);
     }
-    for i in 0..u64::from(COUNT) {
-        map.u64(ORDER_AT + 8 * i as usize)
-            .store((i + 1) << 32 | 1 << 16 | i, Ordering::Relaxed);
-    }
+    show_order(map);
     map.u64(SRQ_AT + srq::DESC_AT)
         .store(DESC_AT as u64, Ordering::Relaxed);
     map.u64(SRQ_AT + srq::RING_AT)
@@ -483,4 +480,66 @@ pub fn stranger_xrc(data: &[u8]) {
     drop(neighbour);
     run.poll_receives();
     assert!(!PANICKED.load(Ordering::Relaxed), "a call has panicked");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ring::{Consumer, op};
+    use crate::srq::before_claim;
+
+    /// The next message of this process to the stranger.
+    fn next(ring: &mut Consumer) -> Option<Header> {
+        let message = ring.peek().unwrap()?;
+        ring.advance(&message);
+        Some(message.header)
+    }
+
+    /// While the sender is stopped in front of its claim, the owner destroys the queue and creates
+    /// another one with the same number. The sender claims a receive of that one.
+    #[test]
+    fn a_late_claim_is_returned_to_the_queue_of_the_receive() {
+        let stranger = child();
+        let process = Process::open().unwrap();
+        let ring = stranger.segment.open_ring(process.slot).unwrap();
+        let mut ring = Consumer::new(ring, process.identity.cookie);
+        let (run, neighbour) = Run::new();
+        let (addr, lkey) = run.outbox.place();
+        let stamp = stranger.segment.map.u32(SRQ_AT + srq::STAMP);
+        // a request of two sges takes the general path; the first one connects
+        let rounds = [(1, 5, 0), (2, 6, 1), (1, 7, 3)];
+        for (num_sge, life, first) in rounds {
+            let mut sges = [ibv_sge {
+                addr,
+                length: 8,
+                lkey,
+            }; 2];
+            // SAFETY: all zeros is a value of it.
+            let mut wr: ibv_send_wr = unsafe { std::mem::zeroed() };
+            (wr.opcode, wr.send_flags) = (IBV_WR_SEND, IBV_SEND_SIGNALED);
+            (wr.sg_list, wr.num_sge) = (sges.as_mut_ptr(), num_sge);
+            wr.qp_type.xrc.remote_srqn = srq_num(stranger.slot, SRQ);
+            let mut expected = vec![(op::SEND, first)];
+            if life != 5 {
+                before_claim::once(move || stamp.store(life, Ordering::Release));
+                expected = vec![(op::RETURN, first), (op::SEND, first + 1)];
+            }
+            assert!(run.initiator.post(&mut wr));
+            assert!(!before_claim::is_left());
+            let mut sent = HashSet::from([0]);
+            for _ in 0..1_000_000 {
+                poll(run.initiator.cq, &mut sent);
+                if sent.is_empty() {
+                    break;
+                }
+            }
+            for (op, index) in expected {
+                let header = next(&mut ring).expect("a message");
+                let expected = (op, SRQ << 16 | index, life as u8);
+                assert_eq!((header.op, header.msn, header.life), expected);
+            }
+            assert!(sent.is_empty() && next(&mut ring).is_none());
+        }
+        drop(neighbour);
+    }
 }

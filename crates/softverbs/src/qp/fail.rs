@@ -7,12 +7,14 @@ use rdma_core_sys::*;
 use super::copies::Copies;
 use super::drain::Drain;
 use super::recv::sender_slot;
+use super::remote_qp::Connection;
 use super::{DESTROYED, Flow, Qp, RecvQueue, SendQueue, TARGET};
 use crate::events::Element;
 use crate::hazard::{await_accesses, await_receive, receive_in_use};
 use crate::peer::{Peer, Push};
 use crate::ring::{Header, flag, op};
 use crate::segment::layout::{Credit, Fault, StateWord, qp as layout, split_qp_num};
+use crate::srq::Claim;
 use crate::sync::Arc;
 use crate::sys::{self, Res};
 
@@ -160,24 +162,41 @@ impl Qp {
         if self.drop_agent_request(sq, claimed) {
             return;
         }
-        let Some(index) = claim else { return };
-        if let Some(conn) = &sq.conn
-            && let Some(srq) = &conn.srq
-        {
-            let header = Header {
-                op: op::RETURN,
-                flags: flag::SHARED,
-                dst_qpn: sq.dest,
-                msn: srq.number << 16 | index,
-                src_qpn: self.number(),
-                life: conn.delivery.life(),
-                ..Header::default()
-            };
-            let process = self.process();
-            let pushed = conn.peer.push(process.signature(), &header, |_| {});
-            if matches!(pushed, Push::Full | Push::Unmade) {
-                process.push_later(&conn.peer, header);
-            }
+        if let (Some(index), Some(conn)) = (claim, &sq.conn) {
+            self.send_return(sq.dest, conn, index, conn.delivery.life());
+        }
+    }
+
+    /// Returns a receive that was claimed after the shared receive queue of an XRC request had
+    /// ended: the receive is one of the queue that has this number now. The stamp of that queue was
+    /// set before the receive was posted, and an unchanged claim shows that it has not ended
+    /// either.
+    #[cold]
+    pub(super) fn return_late_claim(&self, dest: u32, conn: &Connection, claim: &Claim) {
+        let stamp = conn.present_stamp();
+        let (map, slot) = (&conn.peer.map, self.process().slot);
+        let srq = conn.srq.as_ref().filter(|_| stamp != 0);
+        if let Some(index) = srq.and_then(|srq| srq.still_claimed(map, claim, slot)) {
+            self.send_return(dest, conn, index, stamp as u8);
+        }
+    }
+
+    /// Sends the owner of a shared receive queue the message that returns a claimed receive.
+    fn send_return(&self, dst_qpn: u32, conn: &Connection, index: u32, life: u8) {
+        let Some(srq) = &conn.srq else { return };
+        let header = Header {
+            op: op::RETURN,
+            flags: flag::SHARED,
+            dst_qpn,
+            msn: srq.number << 16 | index,
+            src_qpn: self.number(),
+            life,
+            ..Header::default()
+        };
+        let process = self.process();
+        let pushed = conn.peer.push(process.signature(), &header, |_| {});
+        if matches!(pushed, Push::Full | Push::Unmade) {
+            process.push_later(&conn.peer, header);
         }
     }
 

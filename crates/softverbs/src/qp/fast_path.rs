@@ -126,6 +126,10 @@ impl Qp {
         let Some(claim) = srq.claim_fast(&conn.peer.map, self.process().slot) else {
             return false;
         };
+        if !conn.still_delivers() {
+            self.return_late_claim(sq.dest, conn, &claim);
+            return false;
+        }
         sq.claim = Some(claim.index);
         let published = if payload.len <= claim.room {
             let consumed = Consumed {

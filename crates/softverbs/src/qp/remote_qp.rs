@@ -143,6 +143,13 @@ impl Connection {
         stamp_at == 0 || self.peer.map.u32(stamp_at).load(Ordering::Acquire) == stamp
     }
 
+    /// The stamp that the shared receive queue of an XRC request has now; 0 while there is none.
+    #[cold]
+    pub(super) fn present_stamp(&self) -> u32 {
+        let map = &self.peer.map;
+        map.u32(self.delivery.stamp_at).load(Ordering::Acquire)
+    }
+
     /// The resource that a hazard names while the receive is written.
     pub(super) fn used_receive(&self, key: Key) -> Use {
         match &self.srq {

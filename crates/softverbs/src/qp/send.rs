@@ -668,6 +668,12 @@ impl Qp {
                 }
             }
             let claim = srq.claim(&conn.peer.map, process.slot);
+            if let Some(claim) = &claim
+                && !conn.still_delivers()
+            {
+                self.return_late_claim(sq.dest, conn, claim);
+                return Some(Step::Wait(Reason::Connection));
+            }
             let passed = claim.is_some_and(|claim| {
                 srq.passes_limit(&conn.peer.map, claim.position, conn.peer.barriers)
             });

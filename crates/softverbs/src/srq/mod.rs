@@ -21,9 +21,9 @@ use rdma_core_sys::{IBV_EVENT_SRQ_LIMIT_REACHED, ibv_event_type, ibv_recv_wr, ib
 
 pub(crate) use object::{SrqInit, create, destroy, enabled, modify, query};
 pub(crate) use order::Order;
-#[cfg(any(test, fuzzing))]
-pub(crate) use shared::Claim;
-pub(crate) use shared::Shared;
+#[cfg(test)]
+pub(crate) use shared::before_claim;
+pub(crate) use shared::{Claim, Shared};
 pub(crate) use unrung::PAUSE_TICKS;
 #[cfg(any(test, fuzzing))]
 pub(crate) use xrc::srq_num;

@@ -152,6 +152,8 @@ impl Shared {
     /// Claims the first available receive for the process in `slot`.
     #[inline(never)]
     pub(crate) fn claim(&self, map: &Mapping, slot: u32) -> Option<Claim> {
+        #[cfg(test)]
+        before_claim::run();
         self.claim_if(map, slot, |_| true)
     }
 
@@ -159,6 +161,8 @@ impl Shared {
     /// for example because another sender has claimed, calls [`Self::claim`].
     #[inline(always)]
     pub(crate) fn claim_fast(&self, map: &Mapping, slot: u32) -> Option<Claim> {
+        #[cfg(test)]
+        before_claim::run();
         let hint = map.u32(self.at + layout::HINT);
         let position = hint.load(Ordering::Relaxed);
         let cell = map.u64(self.ring_at + 8 * (position & self.mask) as usize);
@@ -178,6 +182,15 @@ impl Shared {
             room: word.room(),
             position,
         })
+    }
+
+    /// The descriptor of the receive that the process in `slot` has claimed, if the word of the claim
+    /// is unchanged. Then the queue to which the receive belongs has not been destroyed.
+    #[cold]
+    pub(crate) fn still_claimed(&self, map: &Mapping, claim: &Claim, slot: u32) -> Option<u32> {
+        let place = self.ring_at + 8 * (claim.position & self.mask) as usize;
+        let word = Word(map.u64(place).load(Ordering::Acquire));
+        (word.position() == claim.position && word == word.claimed(slot)).then(|| word.index())
     }
 
     /// The receive at `position` was claimed. The owner has written the words of the next cache line
@@ -253,6 +266,35 @@ impl Shared {
         signal::name_waiter(map, self.at + layout::WAITERS, slot);
         let now = signal::ask_in_turn(map, self.at + layout::WAITING);
         std::mem::replace(turn, now) != now
+    }
+}
+
+/// What a test does while a sender is about to claim a receive.
+#[cfg(test)]
+pub(crate) mod before_claim {
+    use std::cell::Cell;
+
+    type Action = Box<dyn FnOnce()>;
+
+    thread_local!(static NEXT: Cell<Option<Action>> = const { Cell::new(None) });
+
+    /// Runs `action` once, in this thread's next claim.
+    pub(crate) fn once(action: impl FnOnce() + 'static) {
+        NEXT.set(Some(Box::new(action)));
+    }
+
+    /// Whether the action has not run yet.
+    pub(crate) fn is_left() -> bool {
+        let action = NEXT.take();
+        let left = action.is_some();
+        NEXT.set(action);
+        left
+    }
+
+    pub(super) fn run() {
+        if let Some(action) = NEXT.take() {
+            action();
+        }
     }
 }
 
