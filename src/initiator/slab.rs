@@ -14,7 +14,8 @@ use crate::verbs::{Lkey, Mr, Pd};
 /// is free.
 #[derive(Debug)]
 pub(super) struct Slab {
-    mr: Mr,
+    /// `None` only during the drop.
+    mr: Option<Mr>,
     memory: Box<[UnsafeCell<u8>]>,
     size: usize,
 }
@@ -28,9 +29,9 @@ impl Slab {
         let memory = Box::into_raw(vec![0_u8; count * size].into_boxed_slice());
         // SAFETY: `UnsafeCell<u8>` has the layout of `u8`, and the box is not used otherwise.
         let memory = unsafe { Box::from_raw(memory as *mut [UnsafeCell<u8>]) };
-        // SAFETY: `Slab` drops the registration before the memory (field order). The device only
-        // reads.
+        // SAFETY: `Slab` ends the registration before it frees the memory. The device only reads.
         let mr = unsafe { Mr::register(pd, memory.as_ptr().cast(), memory.len(), 0) }?;
+        let mr = Some(mr);
         Ok(Self { mr, memory, size })
     }
 
@@ -39,7 +40,16 @@ impl Slab {
     pub(crate) fn buffer(&mut self, index: usize) -> (*mut u8, Lkey) {
         let start = index * self.size;
         let buffer = &self.memory[start..start + self.size];
-        (buffer.as_ptr().cast_mut().cast(), self.mr.lkey())
+        let lkey = self.mr.as_ref().map(Mr::lkey).unwrap_or_default();
+        (buffer.as_ptr().cast_mut().cast(), lkey)
+    }
+}
+
+impl Drop for Slab {
+    fn drop(&mut self) {
+        if !self.mr.take().is_none_or(Mr::release) {
+            std::mem::forget(std::mem::take(&mut self.memory));
+        }
     }
 }
 

@@ -81,9 +81,10 @@ impl Chunk {
 
 impl Drop for Chunk {
     fn drop(&mut self) {
-        self.mr = None;
-        // SAFETY: allocated by `new` with this layout; the device has no access to it any more.
-        unsafe { dealloc(self.allocated.as_ptr(), Self::LAYOUT) }
+        if self.mr.take().is_none_or(Mr::release) {
+            // SAFETY: allocated by `new` with this layout; the device has no access to it any more.
+            unsafe { dealloc(self.allocated.as_ptr(), Self::LAYOUT) }
+        }
     }
 }
 
@@ -185,5 +186,30 @@ impl PacketMemory {
         let (at, _) = self.address(slot);
         // SAFETY: as in `bytes`; the slot's holder is the only one that uses its memory.
         unsafe { std::slice::from_raw_parts_mut(at.as_ptr(), SLOT_SIZE) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::{Domain, DomainConfig};
+    use crate::verbs::replaced::{self, BUSY};
+
+    /// A peer that was stopped while it wrote a packet continues later.
+    #[test]
+    fn memory_in_use_is_not_freed() {
+        let device = crate::verbs::devices(&[replaced::with_busy_regions()], false).remove(0);
+        let domain = Domain::open(&device, DomainConfig::default()).unwrap();
+        let chunk = Chunk::new(domain.pd()).unwrap();
+        let first = chunk.memory;
+        BUSY.with(|busy| busy.set(true));
+        drop(chunk);
+        BUSY.with(|busy| busy.set(false));
+        let mut resident = [0_u8; Chunk::LEN / PAGE];
+        // SAFETY: one byte for each page; the kernel checks that the pages are mapped.
+        let ret = unsafe { libc::mincore(first.as_ptr().cast(), Chunk::LEN, &raw mut resident[0]) };
+        assert_eq!(ret, 0, "unmapped");
+        let next = Chunk::new(domain.pd()).unwrap();
+        assert_ne!(next.memory, first, "used again");
     }
 }

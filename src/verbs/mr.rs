@@ -246,6 +246,23 @@ impl Mr {
         }
     }
 
+    /// Deregisters memory that the engine owns. False: the access of a stopped peer has not ended,
+    /// so the caller must not free the memory. The registration stays then, and the log has a line.
+    #[must_use]
+    pub(crate) fn release(self) -> bool {
+        let Err(busy) = self.deregister() else {
+            return true;
+        };
+        // SAFETY: live, as its deregistration has failed.
+        let (addr, len) = unsafe { ((*busy.raw).addr, (*busy.raw).length) };
+        warn_log!(
+            Mr,
+            "{len} bytes at {addr:p} are not freed: the access of a stopped peer has not ended"
+        );
+        std::mem::forget(busy);
+        false
+    }
+
     /// As [`Self::deregister`], without waiting for a request of a peer that is being executed, if
     /// the device can (`softdv_dereg_mr_now`).
     ///
@@ -301,7 +318,12 @@ impl Mr {
 impl Drop for Mr {
     fn drop(&mut self) {
         if !self.raw.is_null() {
-            tell(self.end());
+            let ended = self.end();
+            if ended == Err(FiErrno::EBUSY) {
+                // a stopped peer may still access this memory
+                std::mem::forget(self.held.take());
+            }
+            tell(ended);
         }
     }
 }

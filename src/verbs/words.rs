@@ -156,17 +156,9 @@ impl Drop for WordRange {
 
 impl Drop for Words {
     fn drop(&mut self) {
-        let Some(Err(busy)) = self.mr.take().map(Mr::deregister) else {
-            return;
-        };
-        // leaks the memory, so that the outstanding access does not write memory that was reused
-        warn_log!(
-            Mr,
-            "{} bytes at {:p} are not freed: the access of a stopped peer has not ended",
-            size_of_val(&*self.memory),
-            self.memory.as_ptr()
-        );
-        std::mem::forget(busy);
-        std::mem::forget(std::mem::take(&mut self.memory));
+        if !self.mr.take().is_none_or(Mr::release) {
+            // leaks the memory, so that the outstanding access does not write memory that was reused
+            std::mem::forget(std::mem::take(&mut self.memory));
+        }
     }
 }
