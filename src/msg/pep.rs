@@ -196,21 +196,44 @@ impl PassiveEndpoint {
         if !self.xrc {
             return Ok(());
         }
-        let services = self.services.lock().take();
-        if let Some(services) = services {
-            services.close();
-        }
+        self.close_services();
         let opened = self.open_services(Some(addr));
         if opened.is_err() {
             // without services, `listen` fails
             self.listener.set_addr(old)?;
             self.open_services(Some(old))?;
         }
-        let services = self.services.lock().clone();
-        if let (Some(services), Some(sink)) = (services, self.listener.sink()) {
-            services.bind(&sink)?;
-        }
+        self.bind_services()?;
         opened
+    }
+
+    fn close_services(&self) {
+        let services = self.services.lock().take();
+        if let Some(services) = services {
+            services.close();
+        }
+    }
+
+    /// Binds the second listener to the sink of the first one, if that has one.
+    fn bind_services(&self) -> Result<()> {
+        let services = self.services.lock().clone();
+        match (services, self.listener.sink()) {
+            (Some(services), Some(sink)) => services.bind(&sink),
+            _ => Ok(()),
+        }
+    }
+
+    /// Replaces the second listener after a call that only it has executed: the endpoint is as
+    /// before the call, which can be repeated.
+    fn renew_services(&self) {
+        self.close_services();
+        let bound = self.listener.local_addr();
+        let opened = bound.and_then(|bound| self.open_services(Some(bound)));
+        if let Err(error) = opened.and_then(|()| self.bind_services()) {
+            // without services, `listen` fails
+            self.close_services();
+            warn_log!(EpCtrl, "a listener cannot be opened again: {error}");
+        }
     }
 
     /// The bound address, with the actual port (`fi_getname(3)`).
@@ -233,9 +256,13 @@ impl PassiveEndpoint {
             xrc,
             template,
         });
-        self.listener.bind(&sink)?;
         let services = self.services.lock().clone();
-        services.map_or(Ok(()), |services| services.bind(&sink))
+        let Some(services) = services else {
+            return self.listener.bind(&sink);
+        };
+        services.bind(&sink)?;
+        let bound = self.listener.bind(&sink);
+        bound.inspect_err(|_| self.renew_services())
     }
 
     /// Sets the maximum number of unanswered requests (`FI_BACKLOG`, `fi_control(3)`), before
@@ -261,8 +288,14 @@ impl PassiveEndpoint {
         if self.xrc && services.is_none() {
             return Err(FiErrno::EADDRNOTAVAIL);
         }
-        self.listener.listen()?;
-        services.map_or(Ok(()), |services| services.listen())
+        let Some(services) = services else {
+            return self.listener.listen();
+        };
+        // Its requests are of peers that have a circuit. They find the other listener later, if at
+        // all.
+        services.listen()?;
+        let listens = self.listener.listen();
+        listens.inspect_err(|_| self.renew_services())
     }
 
     /// Rejects a request and sends `data` to the peer's application (`fi_reject(3)`).
@@ -281,10 +314,7 @@ impl PassiveEndpoint {
     /// Stops listening and discards the endpoint's unread events (`fi_close(3)`). Later calls fail
     /// or have no effect. Idempotent.
     pub fn close(&self) {
-        let services = self.services.lock().take();
-        if let Some(services) = services {
-            services.close();
-        }
+        self.close_services();
         self.listener.close();
     }
 }

@@ -5,6 +5,7 @@ use super::*;
 use crate::conn::{CircuitUser, Listener, State};
 use crate::mr::Mode;
 use crate::queue::Counter;
+use crate::verbs::replaced::{self, LISTENER_FAILS};
 use crate::verbs::{SendOpcode, SendRequest, SrqNumber};
 use crate::xrc::Places;
 
@@ -124,6 +125,42 @@ fn a_name_that_cannot_be_used_leaves_the_old_one() {
     assert_eq!(pep.local_addr(), Ok(old));
     pep.listen().unwrap();
     connect((&client, &host), old, 1, |_| {});
+}
+
+/// A call of which one of the two listeners executes its part and the other one fails is as if it
+/// had not been made, and can be repeated.
+#[test]
+fn a_call_that_fails_half_way_can_be_repeated() {
+    let device = devices(&[replaced::with_failing_listeners()], false).remove(0);
+    let (client, host) = (Host::new(&device), Host::new(&device));
+    let fails = |failing: u32, call: &dyn Fn() -> Result<()>| {
+        LISTENER_FAILS.set(failing);
+        assert_eq!(call(), Err(FiErrno::ENOMEM), "{failing}");
+        LISTENER_FAILS.set(0);
+    };
+    let config = PepConfig {
+        addr: Some(address(&device)),
+        token: PEP,
+        xrc: true,
+        ..PepConfig::default()
+    };
+    let pep = PassiveEndpoint::open(&device, config).unwrap();
+    for failing in [1, 2] {
+        fails(failing, &|| pep.bind_eq(&host.eq));
+    }
+    pep.bind_eq(&host.eq).unwrap();
+    assert_eq!(pep.bind_eq(&host.eq), Err(FiErrno::EINVAL));
+    let addr = pep.local_addr().unwrap();
+    for failing in [1, 2] {
+        fails(failing, &|| pep.listen());
+        assert_eq!(pep.local_addr(), Ok(addr));
+    }
+    pep.listen().unwrap();
+    assert_eq!(pep.listen(), Err(FiErrno::EOPBADSTATE));
+    // by a new circuit, and by the same one: one request for each listener
+    let first = connect((&client, &host), addr, 1, |_| {});
+    let second = connect((&client, &host), addr, 2, |_| {});
+    drop((first, second));
 }
 
 /// Waits until an endpoint that has accepted has a circuit for its reciprocal request.
