@@ -39,6 +39,8 @@ LOCK = "lock::the_lock_of_a_process_excludes"
 STRIPE = "lock::the_lock_of_an_address_excludes_processes"
 REMOTE = "region::no_initiator_uses_memory_after_its_deregistration"
 RIGHT = "region::no_initiator_uses_memory_after_the_end_of_its_right"
+NEXT_KEY = "region::the_key_in_an_ended_process_s_hazard_is_awaited_for_the_next_one"
+NEXT_WORD = "region::another_key_in_the_word_of_an_ended_process_is_awaited"
 LOCAL = "region::a_local_key_leads_to_its_own_region_or_nowhere"
 SEEN = "region::a_region_that_was_seen_is_not_found_behind_its_change"
 CHANGED = "region::a_key_whose_region_changes_leads_to_one_or_the_other"
@@ -148,15 +150,18 @@ WEAKENED = [
     relaxed(STRIPE, "released with Relaxed", S + "region/atomic.rs", "compare_exchange(self.own, 0, Ordering::Release"),
     Bug(REMOTE, "no fence behind the hazard", S + "hazard.rs", *NO_HAZARD_FENCE),
     Bug(REMOTE, "no fence behind the key's end", S + "region/table.rs", "        fence(Ordering::SeqCst);\n", ""),
-    relaxed(REMOTE, "the hazard cleared with Relaxed", S + "hazard.rs", "store(0, Ordering::Release)"),
+    relaxed(REMOTE, "the hazard cleared with Relaxed", S + "hazard.rs", "self.word.store(0, Ordering::Release)"),
     Bug(REMOTE, "no acquire behind the wait", S + "hazard.rs", *NO_WAIT_ACQUIRE),
     Bug(REMOTE, "hazards not looked at", S + "hazard.rs", "while let Some(found) = find() {", "while let Some(found) = find().filter(|_| false) {"),
     Bug(RIGHT, "no fence behind the hazard", S + "hazard.rs", *NO_HAZARD_FENCE),
     Bug(RIGHT, "no fence behind the new state", S + "hazard.rs", "    fence(Ordering::SeqCst);\n    wait_for(segment, |used| used.names_access(qp, rights), lives)", "    wait_for(segment, |used| used.names_access(qp, rights), lives)"),
-    relaxed(RIGHT, "the hazard cleared with Relaxed", S + "hazard.rs", "store(0, Ordering::Release)"),
+    relaxed(RIGHT, "the hazard cleared with Relaxed", S + "hazard.rs", "self.word.store(0, Ordering::Release)"),
     Bug(RIGHT, "no acquire behind the wait", S + "hazard.rs", *NO_WAIT_ACQUIRE),
     Bug(RIGHT, "the state not looked at", S + "hazard.rs", "        self.state.load(Ordering::Acquire) == self.word.0\n", "        true\n"),
     Bug(RIGHT, "other hazards looked at", S + "hazard.rs", "== u64::from(qp) + 1 && self.0 & rights_bits(rights) != 0", "== u64::from(qp)"),
+    Bug(NEXT_KEY, "no fence behind the hazard", S + "hazard.rs", *NO_HAZARD_FENCE),
+    Bug(NEXT_KEY, "no fence behind the key's end", S + "region/table.rs", "        fence(Ordering::SeqCst);\n", ""),
+    Bug(NEXT_WORD, "a word cleared whatever it holds", S + "hazard.rs", "let _ = word.compare_exchange(self.used.to_word(), 0, relaxed, relaxed);", "word.store(0, relaxed);"),
     Bug(REMOTE, "a key that does not change", S + "region/table.rs", "            generation + 1\n", "            generation\n"),
     Bug(LOCAL, "the second look before the words", S + "region/table.rs", "        fence(Ordering::Acquire);\n        let unchanged", "        let unchanged"),
     Bug(LOCAL, "no second look", S + "region/table.rs", "let unchanged = entry.version.load(Ordering::Relaxed) == version;", "let unchanged = true;"),

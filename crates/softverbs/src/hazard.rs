@@ -82,6 +82,36 @@ const fn rights_bits(rights: u32) -> u64 {
 }
 const _: () = assert!(rights_bits(RIGHTS) == 7 << 49);
 
+/// A process whose hazards an owner reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Visitor {
+    pub(crate) slot: u32,
+    /// Distinguishes the process from earlier and later ones of its slot. `None`: any of them.
+    pub(crate) cookie: Option<u64>,
+}
+
+impl From<u32> for Visitor {
+    fn from(slot: u32) -> Self {
+        Self { slot, cookie: None }
+    }
+}
+
+/// Enters the process in `slot` into the list of processes whose hazards the owner of the segment
+/// (`map`) reads. To be called before the process publishes its first hazard there.
+pub(crate) fn become_visitor(map: &Mapping, slot: u32, cookie: u64) {
+    let at = announce::AT + announce::STRIDE * slot as usize;
+    map.u64(at + announce::VISITOR)
+        .store(cookie, Ordering::Relaxed);
+    // An ended process that had this slot may have left hazards. An exchange, because the owner may
+    // clear the same word at the same time: one of the two finds the other's.
+    for number in 0..announce::HAZARD_COUNT {
+        map.u64(at + announce::HAZARDS + 8 * number)
+            .swap(0, Ordering::Relaxed);
+    }
+    map.u64(header::VISITORS + 8 * (slot as usize / 64))
+        .fetch_or(1 << (slot % 64), Ordering::SeqCst);
+}
+
 /// The queue pair of the owner that the hazards of accesses name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Through(u64);
@@ -404,7 +434,7 @@ impl Drop for Hazard<'_> {
 ///
 /// # Errors
 /// `EBUSY`: a process still does after 5 seconds.
-pub(crate) fn wait(segment: &OwnSegment, key: Key, lives: impl Fn(u32) -> bool) -> Res<()> {
+pub(crate) fn wait(segment: &OwnSegment, key: Key, lives: impl Fn(Visitor) -> bool) -> Res<()> {
     wait_for(segment, |used| used.names_key(key), lives)
 }
 
@@ -413,7 +443,11 @@ pub(crate) fn wait(segment: &OwnSegment, key: Key, lives: impl Fn(u32) -> bool) 
 ///
 /// # Errors
 /// `EBUSY`: a process still does after 5 seconds.
-pub(crate) fn await_receive(segment: &OwnSegment, qp: u32, lives: impl Fn(u32) -> bool) -> Res<()> {
+pub(crate) fn await_receive(
+    segment: &OwnSegment,
+    qp: u32,
+    lives: impl Fn(Visitor) -> bool,
+) -> Res<()> {
     fence(Ordering::SeqCst);
     wait_for(segment, |used| used.names_receive(qp), lives)
 }
@@ -427,7 +461,7 @@ pub(crate) fn await_accesses(
     segment: &OwnSegment,
     qp: u32,
     rights: u32,
-    lives: impl Fn(u32) -> bool,
+    lives: impl Fn(Visitor) -> bool,
 ) -> Res<()> {
     fence(Ordering::SeqCst);
     wait_for(segment, |used| used.names_access(qp, rights), lives)
@@ -440,7 +474,7 @@ pub(crate) fn await_accesses(
 pub(crate) fn await_shared_receive(
     segment: &OwnSegment,
     srq: u32,
-    lives: impl Fn(u32) -> bool,
+    lives: impl Fn(Visitor) -> bool,
 ) -> Res<()> {
     fence(Ordering::SeqCst);
     wait_for(segment, |used| used.names_shared_receive(srq), lives)
@@ -458,12 +492,10 @@ pub(crate) fn receive_in_use(segment: &OwnSegment, qp: u32) -> bool {
 fn wait_for(
     segment: &OwnSegment,
     named: impl Fn(Use) -> bool,
-    lives: impl Fn(u32) -> bool,
+    lives: impl Fn(Visitor) -> bool,
 ) -> Res<()> {
-    let tidy = |(visitor, word)| {
-        if !lives(visitor) {
-            segment.map.u64(word).store(0, Ordering::Relaxed);
-        }
+    let tidy = |found: Found| {
+        found.is_alive(&segment.map, &lives);
     };
     await_words(|| find(segment, &named), tidy)
 }
@@ -500,24 +532,54 @@ fn wait_at_most<T>(patience: Duration, find: impl Fn() -> Option<T>, tidy: impl 
 }
 
 /// Whether a living process may still use `key`, which is already invalid. Does not wait.
-pub(crate) fn is_used(segment: &OwnSegment, key: Key, lives: impl Fn(u32) -> bool) -> bool {
+pub(crate) fn is_used(segment: &OwnSegment, key: Key, lives: impl Fn(Visitor) -> bool) -> bool {
     // One round for each hazard word. A process that restores a cleared word breaks the protocol,
     // and cannot extend the loop.
     for _ in 0..layout::MAX_PROCESSES * announce::HAZARD_COUNT {
-        let Some((visitor, word)) = find(segment, |used| used.names_key(key)) else {
+        let Some(found) = find(segment, |used| used.names_key(key)) else {
             fence(Ordering::Acquire);
             return false;
         };
-        if lives(visitor) {
+        if found.is_alive(&segment.map, &lives) {
             return true;
         }
-        segment.map.u64(word).store(0, Ordering::Relaxed);
     }
     true
 }
 
-/// Finds a hazard for which `named` returns true: its process's slot and its offset in the segment.
-fn find(segment: &OwnSegment, named: impl Fn(Use) -> bool) -> Option<(u32, usize)> {
+/// A hazard: the slot of its process, its offset in the owner's segment, and its content.
+#[derive(Clone, Copy, Debug)]
+struct Found {
+    slot: u32,
+    at: usize,
+    used: Use,
+}
+
+impl Found {
+    /// Whether the process that has published it may still run. If not, clears the word, unless a
+    /// later process of the slot has changed it meanwhile.
+    ///
+    /// The caller has ended the key or the right and then run a full fence. If the later process
+    /// publishes before this fence, the cookie is read as it has stored it. Otherwise it finds that
+    /// the key or the right has ended, and uses neither: nothing is lost if its word, with the same
+    /// value, is cleared.
+    fn is_alive(self, map: &Mapping, lives: impl Fn(Visitor) -> bool) -> bool {
+        let at = announce::AT + announce::STRIDE * self.slot as usize + announce::VISITOR;
+        let cookie = map.u64(at).load(Ordering::Relaxed);
+        let living = lives(Visitor {
+            slot: self.slot,
+            cookie: Some(cookie).filter(|&cookie| cookie != 0),
+        });
+        if !living {
+            let (word, relaxed) = (map.u64(self.at), Ordering::Relaxed);
+            let _ = word.compare_exchange(self.used.to_word(), 0, relaxed, relaxed);
+        }
+        living
+    }
+}
+
+/// Finds a hazard for which `named` returns true.
+fn find(segment: &OwnSegment, named: impl Fn(Use) -> bool) -> Option<Found> {
     const WORDS: usize = layout::MAX_PROCESSES / 64;
     let all = segment.map.words::<WORDS>(header::VISITORS);
     all.iter().enumerate().find_map(|(word, visitors)| {
@@ -528,9 +590,11 @@ fn find(segment: &OwnSegment, named: impl Fn(Use) -> bool) -> Option<(u32, usize
             let at = announce::AT + announce::STRIDE * slot + announce::HAZARDS;
             let found = (0..announce::HAZARD_COUNT)
                 .map(|i| at + 8 * i)
-                .find(|&at| named(Use(segment.map.u64(at).load(Ordering::Relaxed))));
-            if let Some(at) = found {
-                return Some((slot as u32, at));
+                .map(|at| (at, Use(segment.map.u64(at).load(Ordering::Relaxed))))
+                .find(|&(_, used)| named(used));
+            if let Some((at, used)) = found {
+                let slot = slot as u32;
+                return Some(Found { slot, at, used });
             }
         }
         None

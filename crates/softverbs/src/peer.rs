@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::agent::{self, Link, Opener};
 use crate::dm::Directs;
-use crate::hazard::Hazards;
+use crate::hazard::{Hazards, become_visitor};
 use crate::registry::Entry;
 use crate::repeat::Repeats;
 use crate::ring::{Header, Producer, Pushed, RING_SIZE};
@@ -235,21 +235,9 @@ fn map_segment(opener: &Opener, entry: &Entry, guarded: bool) -> Res<(Mapping, O
     }
 }
 
-/// Enters the process in `own_slot` into the list of processes whose hazards the owner of the
-/// segment reads.
-fn become_visitor(map: &Mapping, own_slot: u32) {
-    // An ended process that had this slot may have left hazards.
-    let hazards = announce::AT + announce::STRIDE * own_slot as usize + announce::HAZARDS;
-    for i in 0..announce::HAZARD_COUNT {
-        map.u64(hazards + 8 * i).store(0, Ordering::Relaxed);
-    }
-    map.u64(header::VISITORS + 8 * (own_slot as usize / 64))
-        .fetch_or(1 << (own_slot % 64), Ordering::SeqCst);
-}
-
 impl Peer {
-    /// Opens the process that the registry has in `slot`. With `guarded`, its tables must be sealed
-    /// against writes by other processes.
+    /// Opens the process that the registry has in `slot`. `own`: slot and cookie of this process.
+    /// With `guarded`, the peer's tables must be sealed against writes by other processes.
     ///
     /// # Errors
     /// `ESRCH`: the process has ended. `EACCES`: it cannot be reached. `EPERM`: its files are not
@@ -257,11 +245,11 @@ impl Peer {
     pub(crate) fn open(
         entry: &Entry,
         slot: u32,
-        own_slot: u32,
+        own: (u32, u64),
         guarded: bool,
         repeats: &Arc<Repeats>,
     ) -> Res<Self> {
-        let pid = entry.identity.pid;
+        let ((own_slot, own_cookie), pid) = (own, entry.identity.pid);
         // Not for this process itself: it needs no liveness check, and tools that run it may not
         // support the system call.
         let pidfd = if slot == own_slot {
@@ -287,7 +275,7 @@ impl Peer {
         if sys::start_time(pid) != Some(entry.identity.start_time) {
             return Err(Errno(libc::ESRCH));
         }
-        become_visitor(&map, own_slot);
+        become_visitor(&map, own_slot, own_cookie);
         let peer = Self {
             identity: entry.identity,
             slot,

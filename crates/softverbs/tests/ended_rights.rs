@@ -5,6 +5,8 @@
 
 mod common;
 
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -59,6 +61,11 @@ pub(crate) fn main() {
         ("rights_that_stay", staying, reader),
         ("a_stopped_initiator", stopped, writer),
         ("a_queue_pair_that_does_not_wait", impatient, writer),
+        (
+            "an_initiator_that_executes_another_program",
+            replaced,
+            replaced_writer,
+        ),
     ]);
 }
 
@@ -549,6 +556,60 @@ fn was_busy(
     assert!(memory.is(OURS), "{way:?} {ret}");
     clear(end, memory, way != Way::Destroy);
     ret != 0
+}
+
+/// Set for a program that an initiator executes in the middle of its accesses.
+const LATER: &str = "SOFTVERBS_TEST_LATER";
+
+/// The program that follows in the slot of an initiator has not opened this process. No call waits
+/// for what the initiator has left.
+fn replaced(link: &mut Link) {
+    for round in 0..12 {
+        link.say("again");
+        let end = connect(link);
+        let memory = Memory::new(&end, false);
+        link.say_numbers(memory.addr as u64, memory.rkey().into());
+        link.expect("begun");
+        std::thread::sleep(Duration::from_micros(170 * round));
+        link.say("execute");
+        link.expect("opened");
+        let begin = Instant::now();
+        if round % 2 == 0 {
+            // SAFETY: live, and not used again.
+            assert_eq!(unsafe { (verbs().ibv_dereg_mr)(memory.mr) }, 0);
+            assert_eq!(end_rights(end.qp, Way::Destroy, Kind::Write(LEN)), 0);
+        } else {
+            assert_eq!(end_rights(end.qp, Way::Reset, Kind::Write(LEN)), 0);
+            clear(&end, &memory, true);
+        }
+        assert!(begin.elapsed() < PATIENCE / 2, "{:?}", begin.elapsed());
+    }
+    link.say("enough");
+}
+
+/// Opens the device, and writes until it is to execute the same program again.
+fn replaced_writer(link: &mut Link) {
+    if std::env::var_os(LATER).is_some() {
+        open();
+        link.say("opened");
+    }
+    if link.hear() == "enough" {
+        return;
+    }
+    let mut end = connect(link);
+    let memory = Memory::new(&end, false);
+    let (addr, rkey) = link.numbers();
+    let mut lent = Lent(&mut end);
+    std::thread::scope(|scope| {
+        let memory = &memory;
+        scope.spawn(
+            move || while request(lent.get(), memory, Kind::Write(LEN), (addr, rkey as u32)) {},
+        );
+        link.say("begun");
+        link.expect("execute");
+        let mut program = Command::new(std::env::current_exe().unwrap());
+        panic!("{}", program.env(LATER, "1").exec());
+    });
 }
 
 /// A queue pair that does not wait ([`VerbsFns::softdv_set_access_wait`]).

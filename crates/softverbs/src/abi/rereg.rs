@@ -146,7 +146,7 @@ unsafe fn apply(mr: *mut ibv_mr, before: Option<Description>, change: &Change) -
     to.direct = process.buffers.cover(to.range.addr, to.range.len);
     let changed = process
         .regions
-        .change(&process.segment, key, &to, |slot| process.lives(slot));
+        .change(&process.segment, key, &to, |visitor| process.lives(visitor));
     // A region whose change failed still has its old range, until it is deregistered.
     let gone = if changed.is_ok() {
         left

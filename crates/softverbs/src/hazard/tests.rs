@@ -97,7 +97,7 @@ fn a_neighbour_that_restores_words_ends_the_wait_late() {
     visitors.store(1 << 3, Ordering::Relaxed);
     words[0].store(5 | 1 << 32, Ordering::Relaxed);
     let (patience, begin) = (Duration::from_millis(100), Instant::now());
-    let lives = |_| {
+    let lives = |_: Visitor| {
         // only one of them is cleared
         words
             .iter()
@@ -106,10 +106,8 @@ fn a_neighbour_that_restores_words_ends_the_wait_late() {
         begin.elapsed() > 100 * patience
     };
     let found = || find(&segment, |used| used.names_key(Key(5)));
-    let tidy = |(visitor, word)| {
-        if !lives(visitor) {
-            segment.map.u64(word).store(0, Ordering::Relaxed);
-        }
+    let tidy = |found: Found| {
+        found.is_alive(&segment.map, lives);
     };
     let waited = wait_at_most(patience, found, tidy);
     assert_eq!(waited, Err(Errno(libc::EBUSY)));
@@ -217,6 +215,65 @@ fn who_was_refused_can_come_again() {
     assert_eq!(again, Err(Errno(libc::EINVAL)));
 }
 
+/// A process that has ended left a hazard; the next one of its slot has not opened the owner.
+#[test]
+fn the_hazard_of_an_ended_process_is_not_that_of_the_next_one_of_its_slot() {
+    let segment = OwnSegment::create(1, 0, true).unwrap();
+    let map = &segment.map;
+    let (ended, next) = (Some(5), Some(7));
+    let registry = |visitor: Visitor| visitor.cookie.is_none() || visitor.cookie == next;
+    let hazards = Hazards::new();
+    let uses = [
+        Use::from(Key(5)),
+        Use::of_access(Through::queue_pair(2), Key(6), RIGHTS),
+        Use::of_receive(2, Key(6)),
+        Use::of_shared_receive(2, Key(6)),
+    ];
+    let leave = |cookie: Option<u64>| {
+        become_visitor(map, 3, cookie.unwrap());
+        for used in uses {
+            std::mem::forget(Hazard::publish(&hazards, map, 3, used));
+        }
+        hazards.taken.store(0, Ordering::Relaxed);
+    };
+    leave(ended);
+    wait(&segment, Key(5), registry).unwrap();
+    await_accesses(&segment, 2, RIGHTS, registry).unwrap();
+    await_receive(&segment, 2, registry).unwrap();
+    await_shared_receive(&segment, 2, registry).unwrap();
+    assert!(find(&segment, |used| used.to_word() != 0).is_none());
+    leave(ended);
+    assert!(!is_used(&segment, Key(5), registry));
+    leave(next);
+    assert!(is_used(&segment, Key(5), registry));
+    // it has stored no cookie
+    map.u64(announce::AT + announce::STRIDE * 3 + announce::VISITOR)
+        .store(0, Ordering::Relaxed);
+    assert!(is_used(&segment, Key(5), registry));
+}
+
+/// The owner finds the hazard of an ended process; before it clears the word, the next process
+/// of the slot publishes another key in it.
+#[test]
+fn a_word_that_has_changed_is_not_cleared() {
+    let segment = OwnSegment::create(1, 0, true).unwrap();
+    let map = &segment.map;
+    let hazards = Hazards::new();
+    become_visitor(map, 3, 5);
+    std::mem::forget(Hazard::publish(&hazards, map, 3, Key(5)));
+    let next = Hazards::new();
+    let hazard = std::cell::OnceCell::new();
+    let used = is_used(&segment, Key(5), |visitor| {
+        become_visitor(map, 3, 7);
+        assert!(hazard.set(Hazard::publish(&next, map, 3, Key(6))).is_ok());
+        visitor.cookie != Some(5)
+    });
+    assert!(!used);
+    assert!(is_used(&segment, Key(6), |visitor| visitor.cookie == Some(7)));
+    drop(hazard);
+    assert!(!is_used(&segment, Key(6), |_| true));
+}
+
 #[test]
 fn a_dead_visitor_is_not_awaited_and_a_living_one_is() {
     let segment = OwnSegment::create(1, 0, true).unwrap();
@@ -239,7 +296,9 @@ fn a_dead_visitor_is_not_awaited_and_a_living_one_is() {
             .store(u64::from(key.0) | 1 << 32, Ordering::SeqCst);
     };
     visit(key);
-    regions.deregister(&segment, key, |slot| slot != 3).unwrap();
+    regions
+        .deregister(&segment, key, |visitor| visitor.slot != 3)
+        .unwrap();
     let key = register();
     visit(key);
     let now = |lives| regions.deregister_now(&segment, key, |_| lives);

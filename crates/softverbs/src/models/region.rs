@@ -6,7 +6,9 @@ use loom::thread;
 use rdma_core_sys::{IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_READ, IBV_QPS_RTS, ibv_sge};
 
 use super::{Memory, check};
-use crate::hazard::{Gate, Hazard, Hazards, OwnHazard, RIGHTS, Through, await_accesses};
+use crate::hazard::{
+    Gate, Hazard, Hazards, OwnHazard, RIGHTS, Through, Visitor, await_accesses, become_visitor,
+};
 use crate::key::Key;
 use crate::region::{LastRegion, Range, Regions, Target, resolve};
 use crate::segment::OwnSegment;
@@ -142,6 +144,61 @@ fn ended(own_word: bool) {
         memory.write(2);
         initiator.join().unwrap();
     });
+}
+
+/// An ended process has left a hazard with the first key. The next process of its slot opens the
+/// owner, and uses one of the keys.
+fn succeeded(uses: usize) {
+    const ENDED: u64 = 5;
+    const NEXT: u64 = 7;
+    check(move || {
+        let (segment, regions, key) = owner();
+        let announced = announce::AT + announce::STRIDE * VISITOR as usize;
+        let map = &segment.map;
+        map.u64(announced + announce::VISITOR)
+            .store(ENDED, Ordering::Relaxed);
+        map.u64(announced + announce::HAZARDS)
+            .store(u64::from(key.0) | 1 << 32, Ordering::Relaxed);
+        let keys = [
+            key,
+            regions.register(&segment, PD, at(OLD), ACCESS).unwrap(),
+        ];
+        let memory = Memory::new(1);
+        let (their_segment, theirs) = (Arc::clone(&segment), memory.clone());
+        let initiator = thread::spawn(move || {
+            let map = &their_segment.map;
+            let target = Target {
+                key: keys[uses],
+                addr: OLD,
+                pd: PD,
+                qp: 2,
+            };
+            become_visitor(map, VISITOR, NEXT);
+            let hazards = Hazards::new();
+            let hazard = Hazard::publish(&hazards, map, VISITOR, target.key);
+            if resolve(map, target, OLD, 8, IBV_ACCESS_REMOTE_READ).is_some() {
+                assert_eq!(theirs.read(), 1);
+            }
+            drop(hazard);
+        });
+        // the registry has the next process
+        let lives = |visitor: Visitor| visitor.cookie == Some(NEXT);
+        let ended = keys.map(|key| regions.deregister_now(&segment, key, lives).is_ok());
+        if ended[uses] {
+            memory.write(2);
+        }
+        initiator.join().unwrap();
+    });
+}
+
+#[test]
+fn the_key_in_an_ended_process_s_hazard_is_awaited_for_the_next_one() {
+    succeeded(0);
+}
+
+#[test]
+fn another_key_in_the_word_of_an_ended_process_is_awaited() {
+    succeeded(1);
 }
 
 #[test]

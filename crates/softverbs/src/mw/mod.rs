@@ -16,6 +16,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use rdma_core_sys::*;
 
 use crate::dm::Direct;
+use crate::hazard::Visitor;
 use crate::key::Key;
 use crate::region::{Description, Range, Regions};
 use crate::segment::OwnSegment;
@@ -93,8 +94,8 @@ pub(crate) struct Windows {
 pub(crate) struct Owner<'a> {
     pub(crate) regions: &'a Regions,
     pub(crate) segment: &'a OwnSegment,
-    /// Whether the process of a slot may still access memory.
-    pub(crate) lives: &'a dyn Fn(u32) -> bool,
+    /// Whether a process may still access memory.
+    pub(crate) lives: &'a dyn Fn(Visitor) -> bool,
 }
 
 impl Windows {

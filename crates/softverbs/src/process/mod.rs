@@ -27,6 +27,7 @@ use crate::agent_thread::Agent;
 use crate::cq::Cq;
 use crate::dm::Buffers;
 use crate::environment;
+use crate::hazard::Visitor;
 use crate::key::Key;
 use crate::limits::MAX_NODES;
 use crate::mw::{Owner, Windows};
@@ -297,8 +298,9 @@ impl Process {
         self.peers()
             .try_reserve(1)
             .map_err(|_| Errno(libc::ENOMEM))?;
+        let own = (self.slot, self.identity.cookie);
         let guarded = self.segment.guarded;
-        let peer = Peer::open(&entry, slot, self.slot, guarded, &self.repeats)?;
+        let peer = Peer::open(&entry, slot, own, guarded, &self.repeats)?;
         let peer = Arc::try_new(peer)?;
         // The peer is added to the epoll set before it can be used: otherwise its end would not be
         // noticed. A thread that reads the set in between finds no peer of that slot, and checks
@@ -433,11 +435,19 @@ impl Process {
         buffer.or_else(|| self.domains.reopen(fd))
     }
 
-    /// Whether the process in `slot` may still be alive.
-    pub(crate) fn lives(&self, slot: u32) -> bool {
+    /// Whether a process may still be alive: any process of a slot, or the visitor with a cookie.
+    pub(crate) fn lives(&self, who: impl Into<Visitor>) -> bool {
+        let Visitor { slot, cookie } = who.into();
+        let is_it = |found: u64| cookie.is_none_or(|cookie| cookie == found);
         // The registry is a file that any process may corrupt.
         let known = self.mapped_peer(slot);
-        known.is_some_and(|peer| peer.check_alive()) || self.registry.may_live(slot)
+        if known.is_some_and(|peer| is_it(peer.identity.cookie) && peer.check_alive()) {
+            return true;
+        }
+        match self.cookie_of(slot) {
+            Some(found) => is_it(found),
+            None => self.registry.may_live(slot),
+        }
     }
 
     /// The cookie that distinguishes the live process in `slot` from other processes of that slot.
@@ -501,7 +511,7 @@ impl Process {
     pub(crate) fn end_region(&self, key: Key) -> Res<()> {
         let (regions, segment) = (&self.regions, &self.segment);
         self.end_region_by(key, || {
-            regions.deregister(segment, key, |slot| self.lives(slot))
+            regions.deregister(segment, key, |visitor| self.lives(visitor))
         })
     }
 
@@ -509,7 +519,7 @@ impl Process {
     pub(crate) fn end_region_now(&self, key: Key) -> Res<()> {
         let (regions, segment) = (&self.regions, &self.segment);
         self.end_region_by(key, || {
-            regions.deregister_now(segment, key, |slot| self.lives(slot))
+            regions.deregister_now(segment, key, |visitor| self.lives(visitor))
         })
     }
 
@@ -533,7 +543,7 @@ impl Process {
         let owner = Owner {
             regions: &self.regions,
             segment: &self.segment,
-            lives: &|slot| self.lives(slot),
+            lives: &|visitor| self.lives(visitor),
         };
         change(&self.windows, &owner)
     }
@@ -645,3 +655,6 @@ pub(crate) fn emulated_node() -> u32 {
         .filter(|&node| node < MAX_NODES)
         .unwrap_or(0)
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests;

@@ -410,7 +410,8 @@ impl Qp {
     /// `EBUSY`: a sender still writes after the timeout. The call can be repeated.
     pub(super) fn await_writers(&self) -> Res<()> {
         let process = self.process();
-        await_receive(&process.segment, self.index, |slot| process.lives(slot))?;
+        let lives = |visitor| process.lives(visitor);
+        await_receive(&process.segment, self.index, lives)?;
         self.reopen_ring()
     }
 
@@ -429,7 +430,7 @@ impl Qp {
             return place.map_or(Ok(()), |place| place.await_accesses(rights));
         }
         let process = self.process();
-        let lives = |slot| process.lives(slot);
+        let lives = |visitor| process.lives(visitor);
         await_accesses(&process.segment, self.index, rights, lives)
     }
 

@@ -8,7 +8,7 @@ use super::locked::Locked;
 use super::{Range, null};
 use crate::dm::Direct;
 use crate::environment;
-use crate::hazard;
+use crate::hazard::{self, Visitor};
 use crate::key::Key;
 use crate::segment::OwnSegment;
 use crate::segment::layout::{MAX_REGIONS, region};
@@ -347,7 +347,7 @@ impl Regions {
         segment: &OwnSegment,
         key: Key,
         to: &Description,
-        lives: impl Fn(u32) -> bool,
+        lives: impl Fn(Visitor) -> bool,
     ) -> Res<()> {
         self.kill(segment, key);
         let entry = self.made_entry(key.index());
@@ -373,7 +373,7 @@ impl Regions {
         &self,
         segment: &OwnSegment,
         key: Key,
-        lives: impl Fn(u32) -> bool,
+        lives: impl Fn(Visitor) -> bool,
     ) -> Res<()> {
         hazard::wait(segment, key, lives)
     }
@@ -383,7 +383,7 @@ impl Regions {
         &self,
         segment: &OwnSegment,
         key: Key,
-        lives: impl Fn(u32) -> bool,
+        lives: impl Fn(Visitor) -> bool,
     ) -> bool {
         hazard::is_used(segment, key, lives)
     }
@@ -470,7 +470,7 @@ impl Regions {
         &self,
         segment: &OwnSegment,
         key: Key,
-        lives: impl Fn(u32) -> bool,
+        lives: impl Fn(Visitor) -> bool,
     ) -> Res<()> {
         self.kill(segment, key);
         hazard::wait(segment, key, lives)?;
@@ -485,7 +485,7 @@ impl Regions {
         &self,
         segment: &OwnSegment,
         key: Key,
-        lives: impl Fn(u32) -> bool,
+        lives: impl Fn(Visitor) -> bool,
     ) -> Res<()> {
         self.kill(segment, key);
         if hazard::is_used(segment, key, lives) {

@@ -84,9 +84,9 @@ pub(crate) mod announce {
     pub(crate) const WANTED: usize = 0;
     /// u64: cookie of the sender that the ring in [`super::rings`] is for; stored last.
     pub(crate) const GRANTED: usize = OWNED + 8;
-    /// u64 each, by the sender: the key that one of its threads uses, or 0. The key (32 bits), a
-    /// one, and the index + 1 of the queue pair or SRQ whose receive the thread writes (15 bits);
-    /// bit 48 is set for an SRQ.
+    /// u64, by the sender: its cookie, stored before its first hazard.
+    pub(crate) const VISITOR: usize = 16;
+    /// u64 each, by the sender: what one of its threads uses, or 0; see [`crate::hazard::Use`].
     pub(crate) const HAZARDS: usize = 64;
     pub(crate) const HAZARD_COUNT: usize = 8;
     pub(crate) const END: usize = AT + STRIDE * MAX_PROCESSES;
