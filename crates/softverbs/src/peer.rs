@@ -238,6 +238,7 @@ fn map_segment(opener: &Opener, entry: &Entry, guarded: bool) -> Res<(Mapping, O
 impl Peer {
     /// Opens the process that the registry has in `slot`. `own`: slot and cookie of this process.
     /// With `guarded`, the peer's tables must be sealed against writes by other processes.
+    /// `former`: this process's hazards there, if it has opened the same process before.
     ///
     /// # Errors
     /// `ESRCH`: the process has ended. `EACCES`: it cannot be reached. `EPERM`: its files are not
@@ -248,6 +249,7 @@ impl Peer {
         own: (u32, u64),
         guarded: bool,
         repeats: &Arc<Repeats>,
+        former: Option<Arc<Hazards>>,
     ) -> Res<Self> {
         let ((own_slot, own_cookie), pid) = (own, entry.identity.pid);
         // Not for this process itself: it needs no liveness check, and tools that run it may not
@@ -275,7 +277,16 @@ impl Peer {
         if sys::start_time(pid) != Some(entry.identity.start_time) {
             return Err(Errno(libc::ESRCH));
         }
-        become_visitor(&map, own_slot, own_cookie);
+        let hazards = match former {
+            // Threads may be in the middle of accesses under these words, which the owner reads
+            // since the process was opened first.
+            Some(former) => former,
+            None => {
+                let hazards = Arc::try_new(Hazards::new())?;
+                become_visitor(&map, own_slot, own_cookie);
+                hazards
+            }
+        };
         let peer = Self {
             identity: entry.identity,
             slot,
@@ -291,7 +302,7 @@ impl Peer {
             doorbells: Mutex::new(Vec::new()),
             unrung: Lock::new(Vec::new()),
             repeats: Arc::clone(repeats),
-            hazards: Arc::try_new(Hazards::new())?,
+            hazards,
             directs: Directs::default(),
             opener,
             refuses: AtomicBool::new(false),

@@ -27,7 +27,7 @@ use crate::agent_thread::Agent;
 use crate::cq::Cq;
 use crate::dm::Buffers;
 use crate::environment;
-use crate::hazard::Visitor;
+use crate::hazard::{Hazards, Visitor};
 use crate::key::Key;
 use crate::limits::MAX_NODES;
 use crate::mw::{Owner, Windows};
@@ -65,8 +65,10 @@ pub(crate) struct Process {
     pub(crate) next_pd: AtomicU32,
     registry: Registry,
     peers: Mutex<HashMap<u32, Arc<Peer>>>,
-    /// Serializes the opening of peers, so that each peer is opened once.
-    opening: Mutex<()>,
+    /// Serializes the opening of peers, so that each peer is opened once. For each slot, the
+    /// process that was opened there last, and this process's hazards in its segment: if the same
+    /// process is opened again, its object uses the same words.
+    opening: Mutex<HashMap<u32, (Identity, Arc<Hazards>)>>,
     incoming: incoming::Incoming,
     /// There is a ring for a process without barriers, which may wait for a shared receive: threads
     /// that post one use a full fence.
@@ -214,7 +216,7 @@ impl Process {
             next_pd: AtomicU32::new(1),
             registry,
             peers: Mutex::new(HashMap::new()),
-            opening: Mutex::new(()),
+            opening: Mutex::default(),
             incoming,
             unfenced: AtomicBool::new(false),
             waiting: Lock::new(waiting),
@@ -284,7 +286,7 @@ impl Process {
         {
             return Ok(Arc::clone(peer));
         }
-        let _opening = self.opening.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut opening = self.opening.lock().unwrap_or_else(PoisonError::into_inner);
         let entry = self.registry.lookup(slot).ok_or(Errno(libc::ESRCH))?;
         // the cleanup gets the former process of the slot before the new process replaces it
         let old = self.mapped_peer(slot);
@@ -295,13 +297,16 @@ impl Process {
             self.peers().remove(&slot);
             self.request_cleanup(&old);
         }
-        self.peers()
-            .try_reserve(1)
-            .map_err(|_| Errno(libc::ENOMEM))?;
+        let full = |_| Errno(libc::ENOMEM);
+        self.peers().try_reserve(1).map_err(full)?;
+        opening.try_reserve(1).map_err(full)?;
+        let same = opening.get(&slot).filter(|last| last.0 == entry.identity);
+        let hazards = same.map(|(_, hazards)| Arc::clone(hazards));
         let own = (self.slot, self.identity.cookie);
         let guarded = self.segment.guarded;
-        let peer = Peer::open(&entry, slot, own, guarded, &self.repeats)?;
+        let peer = Peer::open(&entry, slot, own, guarded, &self.repeats, hazards)?;
         let peer = Arc::try_new(peer)?;
+        opening.insert(slot, (peer.identity, Arc::clone(&peer.hazards)));
         // The peer is added to the epoll set before it can be used: otherwise its end would not be
         // noticed. A thread that reads the set in between finds no peer of that slot, and checks
         // again.

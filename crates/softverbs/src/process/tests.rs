@@ -1,6 +1,7 @@
 //! Tests of this process's tables.
 
 use super::*;
+use crate::hazard::{self, Hazard, OwnHazard};
 
 #[test]
 fn a_visitor_lives_with_its_cookie() {
@@ -13,4 +14,33 @@ fn a_visitor_lives_with_its_cookie() {
         assert!(!lives(Some(cookie + 2)));
         process.peer(slot).unwrap();
     }
+}
+
+/// A living process can be opened again: after it has sent an invalid message.
+#[test]
+fn a_process_that_is_opened_again_has_the_same_hazards() {
+    let process = Process::open().unwrap();
+    let slot = process.slot;
+    let first = process.peer(slot).unwrap();
+    let own = OwnHazard::new(&first.hazards, slot);
+    let all = [
+        own.publish(&first.map, slot, Key(5)),
+        Hazard::publish(&first.hazards, &first.map, slot, Key(6)),
+    ];
+    process.request_cleanup(&first);
+    process.clean_up_dead_peers();
+    let again = process.peer(slot).unwrap();
+    assert!(!Arc::ptr_eq(&first, &again));
+    let used = || {
+        let lives = |visitor| process.lives(visitor);
+        [5, 6, 7].map(|key| hazard::is_used(&process.segment, Key(key), lives))
+    };
+    assert_eq!(used(), [true, true, false]);
+    let own_again = OwnHazard::new(&again.hazards, slot);
+    let further = own_again.publish(&again.map, slot, Key(7));
+    assert_eq!(used(), [true, true, true]);
+    drop(all);
+    assert_eq!(used(), [false, false, true]);
+    drop(further);
+    assert_eq!(used(), [false, false, false]);
 }
