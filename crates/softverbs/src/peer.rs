@@ -118,6 +118,25 @@ impl Life {
         })
     }
 
+    /// Watches the process if it is unwatched; see [`Peer::watch_now`].
+    #[cold]
+    fn watch_now(&self, set: &Epoll, token: u64) -> Res<()> {
+        let mut watch = self.watch.lock();
+        if watch.pidfd.is_some() {
+            return Ok(());
+        }
+        let pidfd = PidFd::open(self.pid)?;
+        // The pidfd may have taken the last descriptor, so that the start time cannot be read. If
+        // it belongs to a later process with the same pid, `is_there` finds that the tables' file
+        // is not open any more.
+        if !sys::may_run(self.pid, self.start_time) {
+            return Err(Errno(libc::ESRCH));
+        }
+        set.add(pidfd.fd(), token)?;
+        watch.pidfd = Some(pidfd);
+        Ok(())
+    }
+
     fn is_there(&self) -> bool {
         let runs = match &self.watch.lock().pidfd {
             Some(pidfd) => pidfd.alive(),
@@ -242,7 +261,7 @@ impl Peer {
     ///
     /// # Errors
     /// `ESRCH`: the process has ended. `EACCES`: it cannot be reached. `EPERM`: its files are not
-    /// sealed. `EPROTO`: its segment is invalid.
+    /// sealed. `EPROTO`: its segment is invalid. `EMFILE`, `ENFILE`, `ENOMEM`.
     pub(crate) fn open(
         entry: &Entry,
         slot: u32,
@@ -274,7 +293,7 @@ impl Peer {
         };
         // Checks that the pidfd belongs to the registry's process and not to a later process with
         // the same pid.
-        if sys::start_time(pid) != Some(entry.identity.start_time) {
+        if sys::start_time(pid)? != entry.identity.start_time {
             return Err(Errno(libc::ESRCH));
         }
         let hazards = match former {
@@ -340,26 +359,17 @@ impl Peer {
     }
 
     /// Watches an unwatched peer after the end of a conversation with it: its process may be ending
-    /// at this moment. The descriptor takes the place of the conversation's.
+    /// at this moment. The descriptor takes the place of the conversation's. The caller then checks
+    /// [`Self::has_ended`].
     ///
     /// # Errors
     /// Those of `pidfd_open(2)`, `ESRCH` among them, and of `epoll_ctl(2)`.
     #[cold]
     pub(crate) fn watch_now(&self, set: &Epoll, token: u64) -> Res<()> {
-        let Some(life) = &self.life else {
-            return Ok(());
-        };
-        let mut watch = life.watch.lock();
-        if watch.pidfd.is_some() {
-            return Ok(());
+        match &self.life {
+            Some(life) => life.watch_now(set, token),
+            None => Ok(()),
         }
-        let pidfd = PidFd::open(life.pid)?;
-        if sys::start_time(life.pid) != Some(life.start_time) {
-            return Err(Errno(libc::ESRCH));
-        }
-        set.add(pidfd.fd(), token)?;
-        watch.pidfd = Some(pidfd);
-        Ok(())
     }
 
     /// Undoes [`Self::watch`].
@@ -763,3 +773,6 @@ impl Peer {
         self.ring_process();
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests;

@@ -125,16 +125,24 @@ fn says_stopped(stat: &[u8]) -> bool {
 }
 
 /// The start time of a process that exists and is no zombie.
-pub(crate) fn start_time(pid: u32) -> Option<u64> {
-    parse_start_time(Start::of_stat(pid).ok()?.as_bytes())
+///
+/// # Errors
+/// `ESRCH`: there is no such process. `EMFILE`, `ENFILE`, `ENOMEM`: it cannot be found out now.
+pub(crate) fn start_time(pid: u32) -> Res<u64> {
+    const GONE: Errno = Errno(libc::ESRCH);
+    let stat = Start::of_stat(pid).map_err(|error| match error.0 {
+        libc::EMFILE | libc::ENFILE | libc::ENOMEM => error,
+        _ => GONE,
+    })?;
+    parse_start_time(stat.as_bytes()).ok_or(GONE)
 }
 
 /// Whether a process has this start time. Returns true if a lack of descriptors or memory prevents
 /// the look.
 pub(crate) fn may_run(pid: u32, start_time: u64) -> bool {
-    match Start::of_stat(pid) {
-        Ok(stat) => parse_start_time(stat.as_bytes()) == Some(start_time),
-        Err(error) => matches!(error.0, libc::EMFILE | libc::ENFILE | libc::ENOMEM),
+    match self::start_time(pid) {
+        Ok(found) => found == start_time,
+        Err(error) => error != Errno(libc::ESRCH),
     }
 }
 
@@ -263,7 +271,7 @@ mod tests {
     #[test]
     fn this_process_lives() {
         let pid = std::process::id();
-        assert_eq!(start_time(pid), own_start_time());
+        assert_eq!(start_time(pid).ok(), own_start_time());
         assert!(PidFd::open(pid).unwrap().alive());
     }
 
@@ -300,11 +308,11 @@ mod tests {
             while !fs::read_to_string(&path).unwrap().contains(") Z ") {
                 std::thread::yield_now();
             }
-            assert!(start_time(pid).is_some());
+            assert!(start_time(pid).is_ok());
             assert!(has_open(pid, 5, 1));
             libc::kill(child, libc::SIGKILL);
             // the process exists until it is waited for, but is not alive
-            while start_time(pid).is_some() {
+            while start_time(pid).is_ok() {
                 std::thread::yield_now();
             }
             assert!(!has_open(pid, 5, 1));
