@@ -53,7 +53,7 @@ pub(crate) struct Process {
     pub(crate) regions: Regions,
     pub(crate) windows: Windows,
     pub(crate) buffers: Buffers,
-    files: Mutex<HashMap<u32, OwnedFd>>,
+    files: Mutex<Files>,
     /// Source of contexts' numbers.
     pub(crate) next_context: AtomicU32,
     pub(crate) imports: crate::dm::Imports,
@@ -118,6 +118,27 @@ pub(crate) struct Process {
     /// Descriptors of the completion channels' doorbells, which peers open.
     pub(crate) channels: Lock<Vec<i32>>,
     fork: fork::Guard,
+}
+
+/// Files that persistent flushes write back.
+#[derive(Debug, Default)]
+struct Files {
+    /// By key of their region. The number tells apart two regions that had the same key.
+    of_keys: HashMap<u32, (u64, OwnedFd)>,
+    next: u64,
+}
+
+impl Files {
+    /// There is room, from `try_reserve`.
+    fn insert(&mut self, key: Key, file: OwnedFd) {
+        self.next += 1;
+        self.of_keys.insert(key.0, (self.next, file));
+    }
+
+    /// The number of the key's file.
+    fn number(&self, key: Key) -> Option<u64> {
+        self.of_keys.get(&key.0).map(|file| file.0)
+    }
 }
 
 static CURRENT: AtomicPtr<Process> = AtomicPtr::new(std::ptr::null_mut());
@@ -432,7 +453,11 @@ impl Process {
         }
         drop(channels);
         let files = self.files();
-        if files.values().any(|file| file.as_raw_fd() == fd) {
+        if files
+            .of_keys
+            .values()
+            .any(|(_, file)| file.as_raw_fd() == fd)
+        {
             return open(libc::O_RDONLY);
         }
         drop(files);
@@ -462,8 +487,7 @@ impl Process {
             .map(|entry| entry.identity.cookie)
     }
 
-    /// Files that persistent flushes write back, by key of their region.
-    fn files(&self) -> MutexGuard<'_, HashMap<u32, OwnedFd>> {
+    fn files(&self) -> MutexGuard<'_, Files> {
         self.files.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -482,7 +506,10 @@ impl Process {
         let mut files = match &file {
             Some(_) => {
                 let mut files = self.files();
-                files.try_reserve(1).map_err(|_| Errno(libc::ENOMEM))?;
+                files
+                    .of_keys
+                    .try_reserve(1)
+                    .map_err(|_| Errno(libc::ENOMEM))?;
                 Some(files)
             }
             None => None,
@@ -500,7 +527,7 @@ impl Process {
         let added = self.regions.add(&self.segment, &what);
         match (&added, file, &mut files) {
             (Ok(key), Some(file), Some(files)) => {
-                files.insert(key.0, file);
+                files.insert(*key, file);
             }
             (Err(_), ..) => self.buffers.uncover(&self.segment, direct.stamp),
             _ => {}
@@ -533,12 +560,15 @@ impl Process {
         self.windows
             .unless_bound(key, || regions.kill(segment, key))?;
         let stamp = regions.stamp_of(key);
+        let file = self.files().number(key);
         deregister()?;
         self.buffers.uncover(segment, stamp);
-        let mut files = self.files();
-        // mostly no region has a file
-        if !files.is_empty() {
-            files.remove(&key.0);
+        // Another region may have the key by now, and a file of its own.
+        if file.is_some() {
+            let mut files = self.files();
+            if files.number(key) == file {
+                files.of_keys.remove(&key.0);
+            }
         }
         Ok(())
     }

@@ -1,5 +1,7 @@
 //! Tests of this process's tables.
 
+use std::fs::File;
+
 use super::*;
 use crate::hazard::{self, Hazard, OwnHazard};
 
@@ -43,4 +45,33 @@ fn a_process_that_is_opened_again_has_the_same_hazards() {
     assert_eq!(used(), [false, false, true]);
     drop(further);
     assert_eq!(used(), [false, false, false]);
+}
+
+/// A thread ends a region with a file; before it removes the file, another thread has registered a
+/// region under the same key.
+#[test]
+fn the_file_of_a_later_region_stays() {
+    let process = Process::open().unwrap();
+    let open = |path| OwnedFd::from(File::open(path).unwrap());
+    let range = Range {
+        addr: 0x1000,
+        len: 8,
+        iova: 0,
+    };
+    let key = process.add_region(1, range, 0).unwrap();
+    process.files().insert(key, open("/dev/null"));
+    let later = open("/dev/zero");
+    let fd = later.as_raw_fd();
+    process
+        .end_region_by(key, || {
+            process.files().insert(key, later);
+            Ok(())
+        })
+        .unwrap();
+    assert!(process.shown_file(fd).is_some());
+    let busy = Err(Errno(libc::EBUSY));
+    assert_eq!(process.end_region_by(key, || busy), busy);
+    assert!(process.shown_file(fd).is_some());
+    process.end_region(key).unwrap();
+    assert!(process.files().of_keys.is_empty());
 }
