@@ -19,6 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub(crate) use pool::Pool;
+pub(crate) use progress::ticks;
 
 use rdma_core_sys::IBV_ACCESS_FLUSH_PERSISTENT;
 
@@ -93,8 +94,8 @@ pub(crate) struct Process {
     cleaning_up: Mutex<()>,
     /// Time of the last check for ended peers, in processor ticks.
     liveness_tick: AtomicU64,
-    /// When processes that wait for receives were rung last, in [`ticks`].
-    rung_tick: AtomicU64,
+    /// When the queues with processes that are not rung yet are looked at next, in [`ticks`].
+    unrung_due: AtomicU64,
     /// Peers may be open that no descriptor watches; `last_look`: slot of the last one that was
     /// looked at.
     any_unwatched: AtomicBool,
@@ -251,7 +252,7 @@ impl Process {
             dead_peers: Mutex::new(dead_peers),
             cleaning_up: Mutex::new(()),
             liveness_tick: AtomicU64::new(0),
-            rung_tick: AtomicU64::new(0),
+            unrung_due: AtomicU64::new(u64::MAX),
             any_unwatched: AtomicBool::new(false),
             last_look: AtomicU32::new(0),
             doorbell,

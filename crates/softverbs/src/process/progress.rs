@@ -24,7 +24,7 @@ pub(super) const TOKEN_LINK: u64 = 1 << 33;
 
 /// A cheap clock that limits how often expensive work is done; a tick is about 1 ns or less.
 #[inline]
-fn ticks() -> u64 {
+pub(crate) fn ticks() -> u64 {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: every processor of this architecture has `rdtsc`.
     unsafe {
@@ -148,20 +148,21 @@ impl Process {
     }
 
     /// To be called when processes that wait for receives of a shared receive queue are not rung
-    /// yet: the next progress rings them, or the retry thread. Takes no lock of a queue.
+    /// yet. `rung`: when others were rung, in [`ticks`]. The first progress after the pause rings
+    /// them, or the retry thread. Takes no lock of a queue.
     #[cold]
-    pub(crate) fn ring_later(&self) {
+    pub(crate) fn ring_later(&self, rung: u64) {
         // Always in one step: a progress that has cleared the flag before finds no names, or this
         // call sets it again.
-        if self.progress_flags.raise(progress_flags::UNRUNG) {
+        let first = self.progress_flags.raise(progress_flags::UNRUNG);
+        // Behind the flag: a progress that removes this time clears the flag afterwards, and then
+        // looks at the queue.
+        let due = rung.saturating_add(PAUSE_TICKS);
+        self.unrung_due.fetch_min(due, Ordering::Relaxed);
+        if first {
             self.unpark_retry_thread();
         }
         self.timer.arm(sys::now_ns() + UNRUNG_NS);
-    }
-
-    /// Processes that wait for receives were rung now.
-    pub(crate) fn note_rings(&self) {
-        self.rung_tick.store(ticks(), Ordering::Relaxed);
     }
 
     /// Whether [`Self::ring_later`] was called, and no progress has rung all since.
@@ -172,13 +173,16 @@ impl Process {
     #[cold]
     fn ring_further(&self) {
         self.retry_thread.note_round();
-        if ticks().wrapping_sub(self.rung_tick.load(Ordering::Relaxed)) < PAUSE_TICKS {
+        let now = ticks();
+        if now < self.unrung_due.load(Ordering::Relaxed) {
             return;
         }
-        // A queue of which processes are still not rung sets it again.
+        // A queue of which processes are still not rung sets both again.
+        self.unrung_due.store(u64::MAX, Ordering::Relaxed);
         self.progress_flags.set(progress_flags::UNRUNG, false);
-        for srq in self.srqs.iter() {
-            srq.ring_further();
+        let early = self.srqs.iter().filter_map(|srq| srq.ring_further(now));
+        if let Some(rung) = early.min() {
+            self.ring_later(rung);
         }
     }
 

@@ -7,7 +7,7 @@
 //!
 //! - when it posts further receives;
 //! - in its progress, and before it sleeps, while receives are available [`PAUSE_TICKS`] after the
-//!   last rings: a process that was rung may have ended, be stopped or wait no more;
+//!   last rings of the queue: a process that was rung may have ended, be stopped or wait no more;
 //! - by its retry thread if no thread makes progress for 250 ms.
 //!
 //! Invariant: while names are kept and receives are available, the progress flag is set, or will be
@@ -16,9 +16,10 @@
 //! Where a receive is published again, which is rare and happens under locks, all processes are rung.
 //! Queue pairs of the SRQ's own process have pending messages, for which this does not apply.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::Srq;
+use crate::process::ticks;
 use crate::segment::layout::srq::{self as layout, WAITER_WORDS};
 use crate::signal;
 use crate::sync::{Lock, light_fence_towards_all};
@@ -37,7 +38,11 @@ pub(super) type Names = [u64; WAITER_WORDS];
 
 /// The processes of an SRQ that are not rung yet.
 #[derive(Debug, Default)]
-pub(super) struct Unrung(Lock<State>);
+pub(super) struct Unrung {
+    state: Lock<State>,
+    /// When processes of this queue were rung last, in [`ticks`].
+    rung: AtomicU64,
+}
 
 #[derive(Debug)]
 struct State {
@@ -117,38 +122,47 @@ impl Srq {
     #[cold]
     pub(super) fn ring_some(&self, names: &Names, posted: u32) {
         let process = self.process();
-        self.unrung.0.lock().add(names);
+        self.unrung.state.lock().add(names);
         // read behind the names: the end of the queue rings those that it finds
         let mut left = match self.serves_initiators() {
             true => posted.max(AT_ONCE),
             false => ALL,
         };
         while left != 0 {
-            let chosen = self.unrung.0.lock().choose(left);
+            let chosen = self.unrung.state.lock().choose(left);
             if chosen == Names::default() {
                 break;
             }
             // A ring is a system call, so the list is not locked. Names of others do not count.
             left = left.saturating_sub(process.ring_peers(&chosen));
         }
-        process.note_rings();
+        let rung = ticks();
+        self.unrung.rung.store(rung, Ordering::Relaxed);
         let any = {
-            let unrung = self.unrung.0.lock();
+            let unrung = self.unrung.state.lock();
             let any = !unrung.is_empty();
             self.any_unrung.store(any, Ordering::Relaxed);
             any
         };
         // After all were rung, the names are those of a thread that adds them now, and that calls it.
         if any && posted != ALL {
-            process.ring_later();
+            process.ring_later(rung);
         }
     }
 
-    /// Rings further processes if receives are available. The caller holds no lock of a queue, and has
-    /// cleared the progress flag.
-    pub(crate) fn ring_further(&self) {
+    /// Rings further processes if receives are available and the last rings were [`PAUSE_TICKS`]
+    /// before `now`. Returns the time of these rings if it is too early: the caller calls
+    /// [`Process::ring_later`]. The caller holds no lock of a queue, and has cleared the progress
+    /// flag.
+    ///
+    /// [`Process::ring_later`]: crate::process::Process::ring_later
+    pub(crate) fn ring_further(&self, now: u64) -> Option<u64> {
         if !self.any_unrung.load(Ordering::Relaxed) {
-            return;
+            return None;
+        }
+        let rung = self.unrung.rung.load(Ordering::Relaxed);
+        if now.wrapping_sub(rung) < PAUSE_TICKS {
+            return Some(rung);
         }
         // Without a receive the next post rings. A post after this check rings, and finds what is
         // left.
@@ -159,6 +173,7 @@ impl Srq {
         if most != 0 {
             self.ring_some(&Names::default(), most);
         }
+        None
     }
 
     /// The queue has ended: rings the processes that are left.
@@ -179,6 +194,8 @@ impl Srq {
 
 #[cfg(test)]
 mod tests {
+    use rdma_core_sys::ibv_srq_init_attr;
+
     use super::*;
 
     fn names(slots: impl IntoIterator<Item = u32>) -> Names {
@@ -214,5 +231,58 @@ mod tests {
         assert_eq!(state.choose(1), names([6]));
         assert_eq!(state.choose(2), names([3, 4]));
         assert_eq!(state.choose(9), names([5]));
+    }
+
+    /// A shared receive queue of this process, with one name that is not rung yet or none.
+    fn create(any: bool) -> &'static Srq {
+        let verbs = &crate::backend().verbs;
+        // SAFETY: all zeros is a value of it.
+        let mut init: ibv_srq_init_attr = unsafe { std::mem::zeroed() };
+        (init.attr.max_wr, init.attr.max_sge) = (1, 1);
+        // SAFETY: live objects, which are never destroyed.
+        let srq = unsafe {
+            let list = (verbs.ibv_get_device_list)(std::ptr::null_mut());
+            let context = (verbs.ibv_open_device)(*list);
+            (verbs.ibv_free_device_list)(list);
+            let pd = (verbs.ibv_alloc_pd)(context);
+            Srq::from_ptr((verbs.ibv_create_srq)(pd, &raw mut init))
+        };
+        srq.unrung.state.lock().add(&names(any.then_some(700)));
+        srq.any_unrung.store(any, Ordering::Relaxed);
+        srq
+    }
+
+    #[test]
+    fn a_queue_that_rings_often_does_not_delay_another_one() {
+        let (busy, quiet) = (create(false), create(true));
+        let process = quiet.process();
+        let begin = ticks();
+        process.ring_later(begin);
+        loop {
+            let late = ticks().wrapping_sub(begin) >= PAUSE_TICKS;
+            // of this queue, all are rung at once
+            busy.ring_some(&names([701]), 1);
+            process.progress();
+            if late {
+                break;
+            }
+        }
+        assert!(!quiet.any_unrung.load(Ordering::Relaxed));
+    }
+
+    #[test]
+    fn a_queue_is_looked_at_again_after_its_own_pause() {
+        let (early, late) = (create(true), create(true));
+        let process = early.process();
+        let now = ticks();
+        late.unrung.rung.store(now, Ordering::Relaxed);
+        assert_eq!(late.ring_further(now + PAUSE_TICKS - 1), Some(now));
+        assert!(late.any_unrung.load(Ordering::Relaxed));
+        process.ring_later(now - PAUSE_TICKS);
+        while late.any_unrung.load(Ordering::Relaxed) {
+            process.progress();
+        }
+        assert!(ticks() - now >= PAUSE_TICKS);
+        assert!(!early.any_unrung.load(Ordering::Relaxed));
     }
 }
