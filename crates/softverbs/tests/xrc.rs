@@ -9,6 +9,8 @@ mod actor;
 mod common;
 #[path = "xrc/fleet.rs"]
 mod fleet;
+#[path = "xrc/holders.rs"]
+mod holders;
 #[path = "xrc/waiters.rs"]
 mod waiters;
 
@@ -69,6 +71,7 @@ const CASES: &[(&str, fn())] = &[
     ("numbers_of_two_processes_differ", random_numbers),
     ("a_number_of_an_ended_owner_is_refused", successors),
     ("a_sleeping_owner_learns_of_its_limit", limits),
+    ("a_late_holder_leaves_the_next_connection", holders::late),
 ];
 
 pub(crate) fn main() {

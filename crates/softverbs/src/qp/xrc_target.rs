@@ -31,11 +31,14 @@ pub(super) struct Handle {
     seen: StateWord,
     /// The process of the initiator, once it is open.
     initiator: Option<Arc<Peer>>,
+    /// The incarnation of the target whose initiator that is.
+    watched: u32,
 }
 
 impl Handle {
     /// Opens the initiator's process, so that its end is noticed.
     fn watch(&mut self) {
+        self.watched = self.seen.incarnation();
         let process = self.target.membership().process;
         self.initiator = if receives(self.seen.state()) {
             process.peer(split_qp_num(self.seen.dest()).0).ok()
@@ -142,6 +145,7 @@ fn make(xrcd: &'static Xrcd, qp_context: *mut c_void, target: Target) -> Res<&'s
         target,
         xrcd,
         initiator: None,
+        watched: 0,
     };
     handle.watch();
     *qp.handle() = Some(handle);
@@ -340,9 +344,12 @@ impl Qp {
                 Fault::Fatal => self.raise(IBV_EVENT_QP_FATAL),
                 Fault::Asked => {}
             }
-        } else if new.dest() != old.dest() || handle.initiator.is_none() {
+        } else if new.dest() != old.dest()
+            || new.incarnation() != handle.watched
+            || handle.initiator.is_none()
+        {
             // Another holder has connected the target, or the initiator's process could not be
-            // opened before.
+            // opened before. The next initiator may have the number of the last one.
             handle.watch();
             if handle.initiator.is_none()
                 && receives(new.state())
@@ -368,7 +375,9 @@ impl Qp {
             return;
         }
         let word = handle.target.word();
-        if receives(word.state()) && word.dest() == handle.seen.dest() {
+        // the target may be connected to another process by now
+        let same = word.dest() == handle.seen.dest() && word.incarnation() == handle.watched;
+        if receives(word.state()) && same {
             handle.target.fail(word, Fault::Fatal);
         }
     }

@@ -6,6 +6,7 @@ use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use atomic_ops::{Datatype, Op};
@@ -38,6 +39,31 @@ struct Actor {
     qps: HashMap<u32, *mut ibv_qp>,
     /// Completions that arrived while it waited for a command.
     kept: HashMap<*mut ibv_cq, VecDeque<ibv_wc>>,
+}
+
+/// A live queue pair, for use by several threads.
+#[derive(Clone, Copy)]
+struct Handle(*mut ibv_qp);
+
+// SAFETY: queue pairs may be used by several threads at once.
+unsafe impl Send for Handle {}
+
+impl Handle {
+    fn modify(self, mask: u32, set: impl FnOnce(&mut ibv_qp_attr)) -> i32 {
+        let mut attr = ibv_qp_attr::default();
+        set(&mut attr);
+        // SAFETY: live queue pair, valid attributes.
+        unsafe { (verbs().ibv_modify_qp)(self.0, &raw mut attr, mask.cast_signed()) }
+    }
+
+    fn query(self) -> ibv_qp_attr {
+        let mut attr = ibv_qp_attr::default();
+        let mut init = ibv_qp_init_attr::default();
+        // SAFETY: live queue pair, writable outputs.
+        let ret = unsafe { (verbs().ibv_query_qp)(self.0, &raw mut attr, 0, &raw mut init) };
+        assert_eq!(ret, 0);
+        attr
+    }
 }
 
 fn errno() -> i32 {
@@ -219,8 +245,11 @@ impl Actor {
             "rc" => self.reliable(),
             "init" => self.init(number(0) as u32),
             "rtr" => self.rtr(number(0) as u32, number(1) as u32),
-            "rts" => self.rts(number(0) as u32, 7),
-            "rts_retries" => self.rts(number(0) as u32, number(1) as u8),
+            "rts" => self.rts(number(0) as u32, 7, 14),
+            "rts_retries" => self.rts(number(0) as u32, number(1) as u8, 14),
+            "rts_timeout" => self.rts(number(0) as u32, 7, number(1) as u8),
+            "restrict" => self.restrict(number(0) as u32, number(1)),
+            "contend" => self.contend(number(0) as u32, number(1)),
             "fail" => self.modify(number(0) as u32, IBV_QP_STATE, |attr| {
                 attr.qp_state = IBV_QPS_ERR;
             }),
@@ -301,8 +330,11 @@ impl Actor {
                 .create(true)
                 .truncate(false)
                 .open(words[0])
-                .unwrap()
         });
+        let file = match file.transpose() {
+            Ok(file) => file,
+            Err(error) => return format!("errno {}", error.raw_os_error().unwrap_or(0)),
+        };
         let mut init = ibv_xrcd_init_attr {
             comp_mask: IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS,
             fd: file.as_ref().map_or(-1, AsRawFd::as_raw_fd),
@@ -442,10 +474,7 @@ impl Actor {
     }
 
     fn modify(&self, qp: u32, mask: u32, set: impl FnOnce(&mut ibv_qp_attr)) -> String {
-        let mut attr = ibv_qp_attr::default();
-        set(&mut attr);
-        // SAFETY: live queue pair, valid attributes.
-        code(unsafe { (verbs().ibv_modify_qp)(self.qps[&qp], &raw mut attr, mask.cast_signed()) })
+        code(Handle(self.qps[&qp]).modify(mask, set))
     }
 
     fn init(&self, qp: u32) -> String {
@@ -479,29 +508,129 @@ impl Actor {
         })
     }
 
-    fn rts(&self, qp: u32, rnr_retry: u8) -> String {
+    fn rts(&self, qp: u32, rnr_retry: u8, timeout: u8) -> String {
         let mut mask = IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_SQ_PSN;
         if !self.has_type(qp, IBV_QPT_XRC_RECV) {
             mask |= IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC;
         }
         self.modify(qp, mask, |attr| {
             attr.qp_state = IBV_QPS_RTS;
-            attr.timeout = 14;
+            attr.timeout = timeout;
             attr.retry_cnt = 7;
             attr.rnr_retry = rnr_retry;
             attr.max_rd_atomic = 4;
         })
     }
 
-    fn state(&self, qp: u32) -> String {
-        // SAFETY: live queue pair, writable outputs.
-        unsafe {
-            let mut attr = ibv_qp_attr::default();
-            let mut init = ibv_qp_init_attr::default();
-            let query = verbs().ibv_query_qp;
-            assert_eq!(query(self.qps[&qp], &raw mut attr, 0, &raw mut init), 0);
-            format!("{} {}", attr.qp_state, attr.dest_qp_num)
+    /// Opens a second handle on a target, and calls a function on each of the two in each round, at
+    /// the same time, by two threads. Then calls `check` with the second one; ends with the first
+    /// answer that is not "ok".
+    fn at_once(
+        &mut self,
+        target: u32,
+        rounds: u64,
+        change: [fn(Handle) -> i32; 2],
+        check: impl Fn(Handle) -> String,
+    ) -> String {
+        let first = Handle(self.qps[&target]);
+        let opened = self.target(Some(target));
+        if opened != target.to_string() {
+            return opened;
         }
+        let second = Handle(self.qps[&target]);
+        // each thread begins a round when the other one has finished the last one
+        let done = [AtomicU64::new(0), AtomicU64::new(0)];
+        let failed = AtomicI32::new(0);
+        let one_side = |own: usize, handle: Handle, round: u64| {
+            let ret = change[own](handle);
+            if ret != 0 {
+                failed.store(ret, Ordering::Relaxed);
+            }
+            done[own].store(round, Ordering::Release);
+            while done[1 - own].load(Ordering::Acquire) < round {
+                std::hint::spin_loop();
+                std::thread::yield_now();
+            }
+        };
+        let go = AtomicU64::new(0);
+        let mut result = String::from("ok");
+        std::thread::scope(|scope| {
+            let (go, one_side) = (&go, &one_side);
+            scope.spawn(move || {
+                for round in 1..=rounds {
+                    while go.load(Ordering::Acquire) < round {
+                        std::hint::spin_loop();
+                        std::thread::yield_now();
+                    }
+                    one_side(0, first, round);
+                }
+            });
+            for round in 1..=rounds {
+                go.store(round, Ordering::Release);
+                one_side(1, second, round);
+                if result == "ok" {
+                    result = match failed.load(Ordering::Relaxed) {
+                        0 => check(second),
+                        errno => format!("errno {errno} in round {round}"),
+                    };
+                }
+            }
+        });
+        // SAFETY: live, and not used any more.
+        assert_eq!(unsafe { (verbs().ibv_destroy_qp)(first.0) }, 0);
+        result
+    }
+
+    /// One handle of a connected target removes all rights while another one sets a timer.
+    fn restrict(&mut self, target: u32, rounds: u64) -> String {
+        fn timer(handle: Handle) -> i32 {
+            handle.modify(IBV_QP_MIN_RNR_TIMER, |attr| attr.min_rnr_timer = 3)
+        }
+        fn without_rights(handle: Handle) -> i32 {
+            handle.modify(IBV_QP_ACCESS_FLAGS, |_| {})
+        }
+        // the call that finds the target changed meanwhile may fail; then it has changed nothing
+        fn timer_once(handle: Handle) -> i32 {
+            match timer(handle) {
+                libc::EINVAL => 0,
+                ret => ret,
+            }
+        }
+        fn until_done(handle: Handle) -> i32 {
+            loop {
+                match without_rights(handle) {
+                    libc::EINVAL => {}
+                    ret => return ret,
+                }
+            }
+        }
+        self.at_once(target, rounds, [until_done, timer_once], |handle| {
+            let later = timer(handle);
+            let left = handle.query().qp_access_flags;
+            let all = |attr: &mut ibv_qp_attr| attr.qp_access_flags = IBV_ACCESS_REMOTE_WRITE;
+            let again = handle.modify(IBV_QP_ACCESS_FLAGS, all);
+            if (later, left, again) == (0, 0, 0) {
+                "ok".into()
+            } else {
+                format!("{later} {left} {again}")
+            }
+        })
+    }
+
+    /// One handle of a target moves it to RESET while another one moves it to ERR.
+    fn contend(&mut self, target: u32, rounds: u64) -> String {
+        fn reset(handle: Handle) -> i32 {
+            handle.modify(IBV_QP_STATE, |attr| attr.qp_state = IBV_QPS_RESET)
+        }
+        fn fail(handle: Handle) -> i32 {
+            handle.modify(IBV_QP_STATE, |attr| attr.qp_state = IBV_QPS_ERR)
+        }
+        self.at_once(target, rounds, [reset, fail], |handle| code(reset(handle)))
+    }
+
+    fn state(&self, qp: u32) -> String {
+        let attr = Handle(self.qps[&qp]).query();
+        format!("{} {}", attr.qp_state, attr.dest_qp_num)
     }
 
     /// `qp srqn message len [addr rkey [imm or operand]]`.

@@ -186,12 +186,35 @@ pub(crate) fn connect(initiator: &mut Actor, holder: &mut Actor, target: u32) ->
     connect_with(initiator, holder, target, 7)
 }
 
+/// As [`connect`], with the timeout of the initiator.
+pub(crate) fn connect_with_timeout(
+    initiator: &mut Actor,
+    holder: &mut Actor,
+    target: u32,
+    timeout: u8,
+) -> u32 {
+    connect_by(initiator, holder, target, |source| {
+        format!("rts_timeout {source} {timeout}")
+    })
+}
+
 /// As [`connect`], with the RNR retry count of the initiator.
 pub(crate) fn connect_with(
     initiator: &mut Actor,
     holder: &mut Actor,
     target: u32,
     rnr_retry: u8,
+) -> u32 {
+    connect_by(initiator, holder, target, |source| {
+        format!("rts_retries {source} {rnr_retry}")
+    })
+}
+
+fn connect_by(
+    initiator: &mut Actor,
+    holder: &mut Actor,
+    target: u32,
+    last: impl Fn(u32) -> String,
 ) -> u32 {
     let source = initiator.number("initiator 7");
     for command in [
@@ -204,7 +227,7 @@ pub(crate) fn connect_with(
     for command in [
         format!("init {source}"),
         format!("rtr {source} {target}"),
-        format!("rts_retries {source} {rnr_retry}"),
+        last(source),
     ] {
         initiator.does(&command);
     }

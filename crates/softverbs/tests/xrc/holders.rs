@@ -1,0 +1,60 @@
+//! Several holders of one target: those that run late, close it before the others, or change it at
+//! the same time.
+
+use rdma_core_sys::*;
+
+use super::fleet::{Actor, Place, connect};
+use super::{CREATE, receiver};
+
+/// Maximum number of tries: another process of the machine may get the slot in between.
+const TRIES: u32 = 20;
+
+fn member(place: &Place) -> Actor {
+    let mut actor = Actor::start();
+    actor.does(&place.open(CREATE));
+    actor
+}
+
+fn hold(holder: &mut Actor, target: u32) {
+    assert_eq!(holder.number(&format!("hold {target}")), target);
+}
+
+/// A holder is stopped while the initiator's process ends and another one with the same queue pair
+/// number takes its place.
+pub(crate) fn late() {
+    for _ in 0..TRIES {
+        let place = Place::new();
+        let (mut connector, srq) = receiver(&place);
+        let mut late = member(&place);
+        let target = connector.number("target");
+        hold(&mut late, target);
+        let mut sender = Actor::start();
+        let first = connect(&mut sender, &mut connector, target);
+        sender.does(&format!("send {first} {srq} 1 10"));
+        sender.sent(1, IBV_WC_SUCCESS);
+        connector.got(0, 1, 10, target);
+        // it watches the initiator's process by now
+        let connected = format!("{IBV_QPS_RTS} {first}");
+        assert_eq!(late.ask(&format!("state {target}")), connected);
+        late.stop();
+        sender.does("again");
+        connector.event(IBV_EVENT_QP_FATAL, target);
+        connector.does(&format!("reset {target}"));
+        sender.does("open");
+        let second = connect(&mut sender, &mut connector, target);
+        late.go_on();
+        if second != first {
+            continue;
+        }
+        assert_eq!(late.ask("events"), "none");
+        assert_eq!(connector.ask("events"), "none");
+        sender.does(&format!("send {second} {srq} 2 10"));
+        sender.sent(2, IBV_WC_SUCCESS);
+        connector.got(1, 2, 10, target);
+        sender.kill();
+        connector.event(IBV_EVENT_QP_FATAL, target);
+        late.event(IBV_EVENT_QP_FATAL, target);
+        return;
+    }
+    panic!("another process has the place each time");
+}
