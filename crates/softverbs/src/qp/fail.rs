@@ -255,6 +255,7 @@ impl Qp {
                 Fault::Fatal | Fault::Asked => IBV_EVENT_QP_FATAL,
             });
         }
+        self.notice_holder();
     }
 
     /// Fails the queue pair if one of its completion queues was overrun.

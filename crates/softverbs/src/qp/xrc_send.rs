@@ -7,7 +7,9 @@
 
 use std::sync::atomic::Ordering;
 
-use rdma_core_sys::{IBV_EVENT_QP_FATAL, IBV_QPS_ERR, IBV_QPS_RESET, IBV_WC_RETRY_EXC_ERR};
+use rdma_core_sys::{
+    IBV_EVENT_QP_FATAL, IBV_QPS_ERR, IBV_QPS_RESET, IBV_QPT_XRC_SEND, IBV_WC_RETRY_EXC_ERR,
+};
 
 use super::remote_qp::{Connection, Delivery, Unreachable};
 use super::{Qp, SendQueue};
@@ -165,7 +167,6 @@ impl Qp {
         let Some(route) = &mut sq.route else {
             return Err(Unreachable::Gone);
         };
-        let holder_lives = sq.peer.as_ref().is_some_and(|peer| peer.check_alive());
         if route.target.is_none() {
             let domain = process.domains.find(process, number);
             route.target = domain.and_then(|domain| {
@@ -182,7 +183,8 @@ impl Qp {
         }
         let word = StateWord(domain.map.u64(at + layout::STATE).load(Ordering::Acquire));
         let ours = word.dest() == self.number();
-        if !holder_lives {
+        let watched = sq.peer.as_ref();
+        if !watched.is_some_and(|peer| domain.is_held_by(at, peer.slot) && peer.check_alive()) {
             // The end of the last holder ends the target; the holder is watched like any peer.
             let holder = domain.living_holder(process, at);
             sq.peer = holder.and_then(|slot| process.peer(slot).ok());
@@ -303,6 +305,27 @@ impl Qp {
             return;
         }
         sq.peer = None;
+        self.find_next_holder(sq);
+    }
+
+    /// Looks for another holder of the target, if the one that is watched has closed the target.
+    pub(super) fn notice_holder(&self) {
+        // SAFETY: the object is live, and its type never changes.
+        if unsafe { (*self.as_ptr()).qp_type } != IBV_QPT_XRC_SEND {
+            return;
+        }
+        let mut sq = self.sq.lock();
+        let target = sq.route.as_ref().and_then(|route| route.target());
+        if let Some((holder, (domain, at))) = sq.peer.as_ref().zip(target)
+            && !domain.is_held_by(*at, holder.slot)
+        {
+            self.find_next_holder(&mut sq);
+        }
+    }
+
+    /// The holder that was watched holds the target no more: the target ends with the last one.
+    #[cold]
+    fn find_next_holder(&self, sq: &mut SendQueue) {
         if receives(self.state()) && matches!(self.find_target(sq), Err(Unreachable::Gone)) {
             self.fail(sq, IBV_WC_RETRY_EXC_ERR);
             self.raise(IBV_EVENT_QP_FATAL);

@@ -12,7 +12,7 @@ use super::{Domain, Membership, accesses, directory};
 use crate::hazard::RIGHTS;
 use crate::process::Process;
 use crate::segment::layout::xrc::{self as layout, MAX_TARGETS};
-use crate::segment::layout::{Fault, StateWord, qp, split_qp_num};
+use crate::segment::layout::{Fault, StateWord, qp, receives, split_qp_num};
 use crate::signal;
 use crate::sync::Arc;
 use crate::sync::atomic::{Ordering, fence};
@@ -58,9 +58,24 @@ pub(crate) fn holders(domain: &Domain, at: usize) -> impl Iterator<Item = u32> +
     })
 }
 
+/// Calls a process to check the states of its queue pairs.
+fn call(process: &Process, slot: u32) {
+    if slot == process.slot {
+        signal::call_attention(&process.segment.map);
+        process.wake_up();
+    } else {
+        process.call_process(slot);
+    }
+}
+
+/// The offset of the word with the bit of the process in `slot`, and the bit.
+fn holder_bit(at: usize, slot: u32) -> (usize, u64) {
+    let word = slot as usize / 64 % layout::HOLDER_WORDS;
+    (at + layout::HOLDERS + 8 * word, 1 << (slot % 64))
+}
+
 fn set_holder(domain: &Domain, at: usize, slot: u32, holds: bool) {
-    let word = at + layout::HOLDERS + 8 * (slot as usize / 64);
-    let bit = 1u64 << (slot % 64);
+    let (word, bit) = holder_bit(at, slot);
     let word = domain.map.u64(word);
     if holds {
         word.fetch_or(bit, Ordering::AcqRel);
@@ -121,15 +136,16 @@ impl Domain {
         accesses::tidy(process, &self.map, at, u32::MAX);
     }
 
+    /// Whether the bit of the process in `slot` is set in the entry at `at`.
+    pub(crate) fn is_held_by(&self, at: usize, slot: u32) -> bool {
+        let (word, bit) = holder_bit(at, slot);
+        self.map.u64(word).load(Ordering::Acquire) & bit != 0
+    }
+
     /// Calls all holders of a target to check its state.
     fn call_holders(&self, process: &Process, at: usize) {
         for slot in holders(self, at) {
-            if slot == process.slot {
-                signal::call_attention(&process.segment.map);
-                process.wake_up();
-            } else {
-                process.call_process(slot);
-            }
+            call(process, slot);
         }
     }
 
@@ -235,17 +251,27 @@ impl Target {
     pub(crate) fn close(&self) -> Res<()> {
         let (domain, process) = (&self.membership.domain, self.membership.process);
         let mut held = self.membership.held();
-        let _one = directory::hold_domain(process.registry().file(), domain.number)?;
+        let one = directory::hold_domain(process.registry().file(), domain.number)?;
         match held.get_mut(&self.index) {
-            Some(count) if *count > 1 => *count -= 1,
-            _ => {
-                held.remove(&self.index);
-                set_holder(domain, self.at, process.slot, false);
-                if !holders(domain, self.at).any(|slot| lives(process, domain, slot)) {
-                    self.renew();
-                    domain.wake_initiator(process, self.at);
-                }
+            Some(count) if *count > 1 => {
+                *count -= 1;
+                return Ok(());
             }
+            _ => {}
+        }
+        held.remove(&self.index);
+        set_holder(domain, self.at, process.slot, false);
+        if !holders(domain, self.at).any(|slot| lives(process, domain, slot)) {
+            self.renew();
+            domain.wake_initiator(process, self.at);
+            return Ok(());
+        }
+        drop(one);
+        drop(held);
+        // The initiator may watch this process, and must watch another holder from now on.
+        let word = self.word();
+        if receives(word.state()) {
+            call(process, split_qp_num(word.dest()).0);
         }
         Ok(())
     }

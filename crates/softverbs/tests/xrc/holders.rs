@@ -58,3 +58,26 @@ pub(crate) fn late() {
     }
     panic!("another process has the place each time");
 }
+
+/// The holder that the initiator watches closes the target and lives on, and the other one is
+/// killed.
+pub(crate) fn closed_first() {
+    let place = Place::new();
+    let (mut first, srq) = receiver(&place);
+    let mut second = member(&place);
+    let target = first.number("target");
+    let mut sender = Actor::start();
+    let qp = connect(&mut sender, &mut first, target);
+    sender.does(&format!("send {qp} {srq} 1 10"));
+    sender.sent(1, IBV_WC_SUCCESS);
+    first.got(0, 1, 10, target);
+    hold(&mut second, target);
+    first.does(&format!("destroy {target}"));
+    sender.does(&format!("send {qp} {srq} 2 10"));
+    sender.sent(2, IBV_WC_SUCCESS);
+    first.got(1, 2, 10, target);
+    second.kill();
+    sender.event(IBV_EVENT_QP_FATAL, qp);
+    sender.does(&format!("send {qp} {srq} 3 10"));
+    sender.sent(3, IBV_WC_WR_FLUSH_ERR);
+}
