@@ -119,7 +119,7 @@ fn make(xrcd: &'static Xrcd, qp_context: *mut c_void, target: Target) -> Res<&'s
         Ok(qp) => qp,
         Err(error) => {
             // If that times out, this holder's bit is cleared when the process ends.
-            let _ = target.close();
+            let _ = target.close_now();
             return Err(error);
         }
     };
@@ -283,23 +283,22 @@ impl Qp {
         let (process, context) = (self.process(), self.context());
         // Events of earlier changes are raised first.
         process.progress();
-        if self.awaits_accesses.load(Ordering::Relaxed) {
-            let ended = match self.handle().as_ref() {
-                Some(handle) if handle.target.end_if_last()? => Some(handle.target.place()),
-                _ => None,
-            };
-            if let Some(place) = ended {
-                place.await_accesses(RIGHTS)?;
-            }
-        }
-        let xrcd = {
+        let mut reset = None;
+        let xrcd = loop {
             let mut handle = self.handle();
             let there = handle.as_ref().ok_or(Errno(libc::EINVAL))?;
-            there.target.close()?;
-            let xrcd = there.xrcd;
-            self.state.store(DESTROYED, Ordering::Relaxed);
-            *handle = None;
-            xrcd
+            reset = there.target.close(reset)?;
+            if reset.is_none() {
+                let xrcd = there.xrcd;
+                self.state.store(DESTROYED, Ordering::Relaxed);
+                *handle = None;
+                break xrcd;
+            }
+            let place = there.target.place();
+            drop(handle);
+            if self.awaits_accesses.load(Ordering::Relaxed) {
+                place.await_accesses(RIGHTS)?;
+            }
         };
         self.await_acknowledgements();
         xrcd.children.fetch_sub(1, Ordering::Relaxed);
@@ -318,7 +317,7 @@ impl Qp {
         let gone = self.handle().take();
         if let Some(handle) = gone {
             // If that times out, this holder's bit is cleared when the process ends.
-            let _ = handle.target.close();
+            let _ = handle.target.close_now();
             handle.xrcd.children.fetch_sub(1, Ordering::Relaxed);
         }
     }

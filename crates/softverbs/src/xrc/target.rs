@@ -244,57 +244,53 @@ impl Target {
         })
     }
 
-    /// Closes the handle; with the last live handle the target ends.
+    /// Closes the handle. If it is the last one and the target is not in the state `reset`, the
+    /// handle stays: this call moves the target to RESET and returns its state. The caller then
+    /// waits for accesses, and calls again with this state.
     ///
     /// # Errors
     /// `EBUSY`: as [`Self::create`]; nothing is changed.
-    pub(crate) fn close(&self) -> Res<()> {
+    pub(crate) fn close(&self, reset: Option<StateWord>) -> Res<Option<StateWord>> {
         let (domain, process) = (&self.membership.domain, self.membership.process);
         let mut held = self.membership.held();
         let one = directory::hold_domain(process.registry().file(), domain.number)?;
-        match held.get_mut(&self.index) {
-            Some(count) if *count > 1 => {
-                *count -= 1;
-                return Ok(());
-            }
-            _ => {}
+        if let Some(count) = held.get_mut(&self.index).filter(|count| **count > 1) {
+            *count -= 1;
+            return Ok(None);
+        }
+        let last = !holders(domain, self.at)
+            .any(|slot| slot != process.slot && lives(process, domain, slot));
+        let word = self.word();
+        if last && reset != Some(word) {
+            let new = self.renew();
+            drop(one);
+            drop(held);
+            domain.wake_initiator(process, self.at);
+            return Ok(Some(new));
         }
         held.remove(&self.index);
         set_holder(domain, self.at, process.slot, false);
-        if !holders(domain, self.at).any(|slot| lives(process, domain, slot)) {
-            self.renew();
-            domain.wake_initiator(process, self.at);
-            return Ok(());
-        }
         drop(one);
         drop(held);
         // The initiator may watch this process, and must watch another holder from now on.
-        let word = self.word();
         if receives(word.state()) {
             call(process, split_qp_num(word.dest()).0);
         }
-        Ok(())
+        Ok(None)
     }
 
-    /// Moves the target to RESET, if this is the last handle: closing it would end the target.
-    /// Returns whether it was moved.
+    /// As [`Self::close`], without a wait for accesses.
     ///
     /// # Errors
-    /// `EBUSY`: as [`Self::create`]; nothing is changed.
-    pub(crate) fn end_if_last(&self) -> Res<bool> {
-        let (domain, process) = (&self.membership.domain, self.membership.process);
-        let held = self.membership.held();
-        let _one = directory::hold_domain(process.registry().file(), domain.number)?;
-        let others = || {
-            holders(domain, self.at)
-                .any(|slot| slot != process.slot && lives(process, domain, slot))
-        };
-        let last = held.get(&self.index) == Some(&1) && !others();
-        if last {
-            self.renew();
-            domain.wake_initiator(process, self.at);
+    /// As [`Self::close`].
+    pub(crate) fn close_now(&self) -> Res<()> {
+        let mut reset = None;
+        loop {
+            reset = self.close(reset)?;
+            if reset.is_none() {
+                return Ok(());
+            }
         }
-        Ok(last)
     }
 
     /// Where the target is.
@@ -305,12 +301,13 @@ impl Target {
         }
     }
 
-    /// Begins the next incarnation, in RESET.
-    fn renew(&self) {
+    /// Begins the next incarnation, in RESET. Returns the new state.
+    fn renew(&self) -> StateWord {
         let state = self.membership.domain.map.u64(self.at + qp::STATE);
         let old = StateWord(state.load(Ordering::Relaxed));
         let word = StateWord::new(IBV_QPS_RESET, 0, 0, old.incarnation().wrapping_add(1));
         state.store(word.0, Ordering::Release);
+        word
     }
 
     pub(crate) fn membership(&self) -> &Arc<Membership> {
@@ -451,5 +448,40 @@ fn is_fresh(domain: &Domain, index: u32) -> bool {
 impl Membership {
     fn held(&self) -> std::sync::MutexGuard<'_, std::collections::HashMap<u32, u32>> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rdma_core_sys::{IBV_QPS_INIT, IBV_QPS_RTS};
+
+    use super::directory::Name;
+    use super::*;
+    use crate::segment::layout::qp_num;
+
+    /// The caller has no other way to know that accesses are to be awaited.
+    #[test]
+    fn the_last_handle_is_closed_in_reset() {
+        let process = Process::open().unwrap();
+        let name = Name {
+            node: process.node,
+            file: None,
+        };
+        let membership = process.domains.open(process, name, true, false).unwrap();
+        let first = Target::create(&membership).unwrap();
+        let second = Target::open(&membership, first.number()).unwrap();
+        let connected = StateWord::new(IBV_QPS_RTS, qp_num(process.slot, 2), 7, 9);
+        assert!(first.change(first.word(), connected));
+        assert_eq!(first.close(None), Ok(None));
+        assert_eq!(second.word(), connected);
+        let reset = second.close(None).unwrap().unwrap();
+        assert_eq!(reset, StateWord::new(IBV_QPS_RESET, 0, 0, 10));
+        assert_eq!(second.word(), reset);
+        // another thread has used the handle meanwhile
+        assert!(second.change(reset, reset.with_state(IBV_QPS_INIT)));
+        let again = second.close(Some(reset)).unwrap().unwrap();
+        assert_eq!(again, StateWord::new(IBV_QPS_RESET, 0, 0, 11));
+        assert_eq!(second.close(Some(again)), Ok(None));
+        assert!(Target::open(&membership, second.number()).is_err());
     }
 }
