@@ -76,6 +76,8 @@ const CASES: &[(&str, fn())] = &[
         "the_last_holder_ends_behind_the_close_of_another",
         holders::closed_first,
     ),
+    ("rights_that_are_removed_stay_removed", holders::rights),
+    ("a_target_can_be_reset_while_it_fails", holders::ends),
 ];
 
 pub(crate) fn main() {

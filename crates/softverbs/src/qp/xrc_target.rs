@@ -56,6 +56,20 @@ impl Handle {
     }
 }
 
+/// Number of times that a change is tried while initiators change the target: each of them does so
+/// once for each connection.
+const TRIES: u32 = 1000;
+
+/// Result of [`Qp::change_target`].
+enum Change {
+    Done {
+        from: ibv_qp_state,
+        to: ibv_qp_state,
+    },
+    /// Nothing is changed: the target is in RESET, in which the caller has not waited for accesses.
+    InReset(StateWord, Place),
+}
+
 /// `ibv_create_qp_ex` of a target.
 ///
 /// # Errors
@@ -163,85 +177,122 @@ impl Qp {
     }
 
     /// `ibv_modify_qp` of a target. As [`super::modify::modify_now`].
+    ///
+    /// # Errors
+    /// Also `EBUSY`: another process holds the domain's lock until the timeout; nothing is changed.
     pub(super) fn modify_target(&self, attr: &ibv_qp_attr, mask: u32) -> Res<u32> {
         self.notice_target();
-        let process = self.process();
-        // The RESET may have returned `EBUSY`. The word of the next initiator is the same.
-        let in_reset = self.handle().as_ref().and_then(|handle| {
-            let target = &handle.target;
-            (target.word().state() == IBV_QPS_RESET).then(|| target.place())
-        });
-        if let Some(place) = in_reset {
-            place.await_accesses(RIGHTS)?;
-        }
-        let mut held = self.handle();
-        let handle = held.as_mut().ok_or(Errno(libc::EINVAL))?;
-        let target = &handle.target;
-        let old = target.word();
-        let from = old.state();
-        let to = if mask & IBV_QP_STATE != 0 {
-            attr.qp_state
-        } else {
-            from
-        };
-        if mask & IBV_QP_CUR_STATE != 0 && attr.cur_qp_state != from
-            || !transition_allowed(IBV_QPT_XRC_RECV, from, to, mask)
-        {
-            return Err(Errno(libc::EINVAL));
-        }
-        modify::check(attr, mask)?;
-        let new = match to {
-            IBV_QPS_RESET => {
-                target.put_attr(&Attr::default());
-                StateWord::new(to, 0, 0, old.incarnation().wrapping_add(1))
-            }
-            // the reason stays, of which other holders may have to raise the event yet
-            IBV_QPS_ERR if old.state() == IBV_QPS_ERR => old,
-            IBV_QPS_ERR => old.failed(Fault::Asked),
-            _ => {
-                let mut known = target.attr();
-                modify::remember(known.get(), attr, mask);
-                target.put_attr(&known);
-                if mask & IBV_QP_MIN_RNR_TIMER != 0 {
-                    target.set_rnr_timer(attr.min_rnr_timer);
+        let mut reset = None;
+        let (from, to) = loop {
+            match self.change_target(attr, mask, reset)? {
+                Change::Done { from, to } => break (from, to),
+                Change::InReset(word, place) => {
+                    place.await_accesses(RIGHTS)?;
+                    reset = Some(word);
                 }
-                let dest = if mask & IBV_QP_DEST_QPN != 0 {
-                    attr.dest_qp_num
-                } else {
-                    old.dest()
-                };
-                let access = qp_access(known.get().qp_access_flags);
-                StateWord::new(to, dest, access, old.incarnation())
             }
         };
-        let connects = receives(new.state()) && !receives(old.state());
-        if connects {
-            target.record_connection(new.dest());
-        }
-        if !target.change(old, new) {
-            // Another holder has changed the target meanwhile.
-            return Err(Errno(libc::EINVAL));
-        }
-        handle.seen = new;
-        handle.watch();
-        if connects {
-            // The other holders watch the initiator too, as this process may end before it.
-            handle.target.call_holders();
-        }
-        let initiator = handle.initiator.clone();
-        drop(held);
+        let process = self.process();
+        let initiator = {
+            let mut handle = self.handle();
+            let handle = handle.as_mut().ok_or(Errno(libc::EINVAL))?;
+            handle.target.wake_initiator();
+            handle.watch();
+            if receives(to) && !receives(from) {
+                // The other holders watch the initiator too, as this process may end before it.
+                handle.target.call_holders();
+            }
+            handle.initiator.clone()
+        };
         if let Some(initiator) = initiator {
             // The initiator most likely sends to this process first. If the ring can't be created
             // now, the initiator requests it again.
             process.clean_up_dead_peers();
             let _ = process.grant_ring(&initiator);
         }
-        // SAFETY: the object is live; `ibv_qp.state` is a hint that C code reads without a lock.
-        unsafe { (*self.as_ptr()).state = to };
         Ok(match to {
             IBV_QPS_RESET | IBV_QPS_ERR => RIGHTS,
             _ => modify::ended_rights(from, attr, mask),
         })
+    }
+
+    /// Changes the target's word and attributes. `reset`: the RESET in which the caller has waited
+    /// for accesses.
+    fn change_target(
+        &self,
+        attr: &ibv_qp_attr,
+        mask: u32,
+        reset: Option<StateWord>,
+    ) -> Res<Change> {
+        let mut handle = self.handle();
+        let handle = handle.as_mut().ok_or(Errno(libc::EINVAL))?;
+        let membership = Arc::clone(handle.target.membership());
+        // No other holder changes the target meanwhile.
+        let _locked = membership.lock()?;
+        for _ in 0..TRIES {
+            let old = handle.target.word();
+            self.see(handle, old);
+            let target = &handle.target;
+            let from = old.state();
+            let to = if mask & IBV_QP_STATE != 0 {
+                attr.qp_state
+            } else {
+                from
+            };
+            if mask & IBV_QP_CUR_STATE != 0 && attr.cur_qp_state != from
+                || !transition_allowed(IBV_QPT_XRC_RECV, from, to, mask)
+            {
+                return Err(Errno(libc::EINVAL));
+            }
+            modify::check(attr, mask)?;
+            if from == IBV_QPS_RESET && to != from && reset != Some(old) {
+                // The RESET may have returned `EBUSY`. The word of the next initiator is the same.
+                return Ok(Change::InReset(old, target.place()));
+            }
+            let mut known = target.attr();
+            modify::remember(known.get(), attr, mask);
+            let new = match to {
+                IBV_QPS_RESET => {
+                    known = Attr::default();
+                    StateWord::new(to, 0, 0, old.incarnation().wrapping_add(1))
+                }
+                // the reason stays, of which other holders may have to raise the event yet
+                IBV_QPS_ERR if from == IBV_QPS_ERR => old,
+                IBV_QPS_ERR => old.failed(Fault::Asked),
+                _ => {
+                    let dest = if mask & IBV_QP_DEST_QPN != 0 {
+                        attr.dest_qp_num
+                    } else {
+                        old.dest()
+                    };
+                    let access = if mask & IBV_QP_ACCESS_FLAGS != 0 {
+                        qp_access(attr.qp_access_flags)
+                    } else {
+                        old.access()
+                    };
+                    StateWord::new(to, dest, access, old.incarnation())
+                }
+            };
+            if receives(to) && !receives(from) {
+                // An initiator that sees the new state adds its process.
+                target.record_connection(new.dest());
+            }
+            if !target.change(old, new) {
+                // An initiator has failed the target.
+                continue;
+            }
+            if to != IBV_QPS_ERR {
+                target.put_attr(&known);
+            }
+            if receives(to) && mask & IBV_QP_MIN_RNR_TIMER != 0 {
+                target.set_rnr_timer(attr.min_rnr_timer);
+            }
+            handle.seen = new;
+            // SAFETY: the object is live; `ibv_qp.state` is a hint that C code reads without a lock.
+            unsafe { (*self.as_ptr()).state = to };
+            return Ok(Change::Done { from, to });
+        }
+        Err(Errno(libc::EBUSY))
     }
 
     /// `ibv_query_qp` of a target.
@@ -333,19 +384,11 @@ impl Qp {
             return true;
         };
         let (old, new) = (handle.seen, handle.target.word());
-        handle.seen = new;
-        let failed = new.state() == IBV_QPS_ERR
-            && (old.state() != IBV_QPS_ERR || old.incarnation() != new.incarnation());
-        if failed {
-            match new.fault() {
-                Fault::Access => self.raise(IBV_EVENT_QP_ACCESS_ERR),
-                Fault::Request => self.raise(IBV_EVENT_QP_REQ_ERR),
-                Fault::Fatal => self.raise(IBV_EVENT_QP_FATAL),
-                Fault::Asked => {}
-            }
-        } else if new.dest() != old.dest()
-            || new.incarnation() != handle.watched
-            || handle.initiator.is_none()
+        let failed = self.see(handle, new);
+        if !failed
+            && (new.dest() != old.dest()
+                || new.incarnation() != handle.watched
+                || handle.initiator.is_none())
         {
             // Another holder has connected the target, or the initiator's process could not be
             // opened before. The next initiator may have the number of the last one.
@@ -358,6 +401,23 @@ impl Qp {
             }
         }
         true
+    }
+
+    /// Records the target's state; raises the event if the target has failed since the last call,
+    /// and returns true.
+    fn see(&self, handle: &mut Handle, new: StateWord) -> bool {
+        let old = std::mem::replace(&mut handle.seen, new);
+        let failed = new.state() == IBV_QPS_ERR
+            && (old.state() != IBV_QPS_ERR || old.incarnation() != new.incarnation());
+        if failed {
+            match new.fault() {
+                Fault::Access => self.raise(IBV_EVENT_QP_ACCESS_ERR),
+                Fault::Request => self.raise(IBV_EVENT_QP_REQ_ERR),
+                Fault::Fatal => self.raise(IBV_EVENT_QP_FATAL),
+                Fault::Asked => {}
+            }
+        }
+        failed
     }
 
     /// Handles the end of a process, which may be the initiator's.

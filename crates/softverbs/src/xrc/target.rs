@@ -4,7 +4,8 @@
 //! holds the domain's lock. If it is killed meanwhile, the holders' bits still determine whether
 //! the entry is free.
 
-use std::sync::PoisonError;
+use std::collections::HashMap;
+use std::sync::{MutexGuard, PoisonError};
 
 use rdma_core_sys::{IBV_QPS_ERR, IBV_QPS_RESET, IBV_QPT_XRC_RECV, ibv_qp_attr};
 
@@ -166,9 +167,9 @@ impl Target {
     /// `ENOMEM`: the domain is full. `EBUSY`: another process holds the domain's lock for 5 s.
     pub(crate) fn create(membership: &Arc<Membership>) -> Res<Self> {
         let (domain, process) = (&membership.domain, membership.process);
-        let mut held = membership.held();
+        let mut locked = membership.lock()?;
+        let held = &mut locked.handles;
         held.try_reserve(1).map_err(|_| Errno(libc::ENOMEM))?;
-        let _one = directory::hold_domain(process.registry().file(), domain.number)?;
         let free = |index: u32| {
             let at = layout::entry_at(index);
             !held.contains_key(&index)
@@ -226,9 +227,9 @@ impl Target {
             return Err(none);
         }
         let at = domain.entry(index).ok_or(none)?;
-        let mut held = membership.held();
+        let mut locked = membership.lock()?;
+        let held = &mut locked.handles;
         held.try_reserve(1).map_err(|_| Errno(libc::ENOMEM))?;
-        let _one = directory::hold_domain(process.registry().file(), domain.number)?;
         let known = held.get(&index).copied().unwrap_or(0);
         let theirs =
             || holders(domain, at).any(|slot| slot != process.slot && lives(process, domain, slot));
@@ -252,9 +253,12 @@ impl Target {
     /// `EBUSY`: as [`Self::create`]; nothing is changed.
     pub(crate) fn close(&self, reset: Option<StateWord>) -> Res<Option<StateWord>> {
         let (domain, process) = (&self.membership.domain, self.membership.process);
-        let mut held = self.membership.held();
-        let one = directory::hold_domain(process.registry().file(), domain.number)?;
-        if let Some(count) = held.get_mut(&self.index).filter(|count| **count > 1) {
+        let mut locked = self.membership.lock()?;
+        if let Some(count) = locked
+            .handles
+            .get_mut(&self.index)
+            .filter(|count| **count > 1)
+        {
             *count -= 1;
             return Ok(None);
         }
@@ -263,15 +267,13 @@ impl Target {
         let word = self.word();
         if last && reset != Some(word) {
             let new = self.renew();
-            drop(one);
-            drop(held);
+            drop(locked);
             domain.wake_initiator(process, self.at);
             return Ok(Some(new));
         }
-        held.remove(&self.index);
+        locked.handles.remove(&self.index);
         set_holder(domain, self.at, process.slot, false);
-        drop(one);
-        drop(held);
+        drop(locked);
         // The initiator may watch this process, and must watch another holder from now on.
         if receives(word.state()) {
             call(process, split_qp_num(word.dest()).0);
@@ -323,15 +325,19 @@ impl Target {
         StateWord(state.load(Ordering::Acquire))
     }
 
-    /// Moves the target from one state word to another, and rings an initiator that waits. Returns
-    /// false if the state has changed meanwhile.
+    /// Moves the target from one state word to another. Returns false if the state has changed
+    /// meanwhile. The caller has locked the domain, so only an initiator can have changed it, and
+    /// calls [`Self::wake_initiator`] when it has released the lock.
     pub(crate) fn change(&self, from: StateWord, to: StateWord) -> bool {
-        let domain = &self.membership.domain;
-        let done = signal::move_state(&domain.map, self.at, from, to);
-        if done {
-            domain.wake_initiator(self.membership.process, self.at);
-        }
-        done
+        signal::move_state(&self.membership.domain.map, self.at, from, to)
+    }
+
+    /// Rings an initiator that waits for a change of the target.
+    pub(crate) fn wake_initiator(&self) {
+        let Membership {
+            domain, process, ..
+        } = &*self.membership;
+        domain.wake_initiator(process, self.at);
     }
 
     /// Calls all holders to check the target's state.
@@ -343,7 +349,7 @@ impl Target {
     }
 
     /// Records the processes on both ends of a connection that is about to be made to `initiator`,
-    /// the number of a queue pair.
+    /// the number of a queue pair. The caller has locked the domain.
     pub(crate) fn record_connection(&self, initiator: u32) {
         let Membership {
             domain, process, ..
@@ -445,9 +451,24 @@ fn is_fresh(domain: &Domain, index: u32) -> bool {
     state.load(Ordering::Relaxed) == 0
 }
 
+/// Number of handles of this process on each target, by index. While it exists, no other holder
+/// creates, opens, changes or closes a target of the domain.
+pub(crate) struct Locked<'a> {
+    // Released first: a lock of the file does not exclude threads of this process.
+    _one: directory::RangeLock<'a>,
+    handles: MutexGuard<'a, HashMap<u32, u32>>,
+}
+
 impl Membership {
-    fn held(&self) -> std::sync::MutexGuard<'_, std::collections::HashMap<u32, u32>> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    /// # Errors
+    /// `EBUSY`: another process holds the domain's lock for 5 s.
+    pub(crate) fn lock(&self) -> Res<Locked<'_>> {
+        let handles = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let file = self.process.registry().file();
+        Ok(Locked {
+            _one: directory::hold_domain(file, self.domain.number)?,
+            handles,
+        })
     }
 }
 

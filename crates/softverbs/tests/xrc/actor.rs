@@ -6,7 +6,7 @@ use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use atomic_ops::{Datatype, Op};
@@ -47,6 +47,8 @@ struct Handle(*mut ibv_qp);
 
 // SAFETY: queue pairs may be used by several threads at once.
 unsafe impl Send for Handle {}
+// SAFETY: as above.
+unsafe impl Sync for Handle {}
 
 impl Handle {
     fn modify(self, mask: u32, set: impl FnOnce(&mut ibv_qp_attr)) -> i32 {
@@ -54,6 +56,16 @@ impl Handle {
         set(&mut attr);
         // SAFETY: live queue pair, valid attributes.
         unsafe { (verbs().ibv_modify_qp)(self.0, &raw mut attr, mask.cast_signed()) }
+    }
+
+    fn init(self) -> i32 {
+        let mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
+        self.modify(mask, |attr| {
+            attr.qp_state = IBV_QPS_INIT;
+            attr.port_num = 1;
+            attr.qp_access_flags =
+                IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
+        })
     }
 
     fn query(self) -> ibv_qp_attr {
@@ -248,8 +260,8 @@ impl Actor {
             "rts" => self.rts(number(0) as u32, 7, 14),
             "rts_retries" => self.rts(number(0) as u32, number(1) as u8, 14),
             "rts_timeout" => self.rts(number(0) as u32, 7, number(1) as u8),
-            "restrict" => self.restrict(number(0) as u32, number(1)),
-            "contend" => self.contend(number(0) as u32, number(1)),
+            "restrict" => self.restrict(number(0) as u32, Duration::from_millis(number(1))),
+            "contend" => self.contend(number(0) as u32, Duration::from_millis(number(1))),
             "fail" => self.modify(number(0) as u32, IBV_QP_STATE, |attr| {
                 attr.qp_state = IBV_QPS_ERR;
             }),
@@ -478,13 +490,7 @@ impl Actor {
     }
 
     fn init(&self, qp: u32) -> String {
-        let mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
-        self.modify(qp, mask, |attr| {
-            attr.qp_state = IBV_QPS_INIT;
-            attr.port_num = 1;
-            attr.qp_access_flags =
-                IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
-        })
+        code(Handle(self.qps[&qp]).init())
     }
 
     fn has_type(&self, qp: u32, wanted: ibv_qp_type) -> bool {
@@ -522,15 +528,14 @@ impl Actor {
         })
     }
 
-    /// Opens a second handle on a target, and calls a function on each of the two in each round, at
-    /// the same time, by two threads. Then calls `check` with the second one; ends with the first
-    /// answer that is not "ok".
-    fn at_once(
+    /// Opens a second handle on a target, which another thread changes all the time. Meanwhile calls
+    /// `check` with the first one until its answer is not "ok", or for the given time.
+    fn beside(
         &mut self,
         target: u32,
-        rounds: u64,
-        change: [fn(Handle) -> i32; 2],
-        check: impl Fn(Handle) -> String,
+        limit: Duration,
+        change: fn(Handle),
+        mut check: impl FnMut(Handle) -> String,
     ) -> String {
         let first = Handle(self.qps[&target]);
         let opened = self.target(Some(target));
@@ -538,43 +543,19 @@ impl Actor {
             return opened;
         }
         let second = Handle(self.qps[&target]);
-        // each thread begins a round when the other one has finished the last one
-        let done = [AtomicU64::new(0), AtomicU64::new(0)];
-        let failed = AtomicI32::new(0);
-        let one_side = |own: usize, handle: Handle, round: u64| {
-            let ret = change[own](handle);
-            if ret != 0 {
-                failed.store(ret, Ordering::Relaxed);
-            }
-            done[own].store(round, Ordering::Release);
-            while done[1 - own].load(Ordering::Acquire) < round {
-                std::hint::spin_loop();
-                std::thread::yield_now();
-            }
-        };
-        let go = AtomicU64::new(0);
+        let over = AtomicBool::new(false);
         let mut result = String::from("ok");
         std::thread::scope(|scope| {
-            let (go, one_side) = (&go, &one_side);
-            scope.spawn(move || {
-                for round in 1..=rounds {
-                    while go.load(Ordering::Acquire) < round {
-                        std::hint::spin_loop();
-                        std::thread::yield_now();
-                    }
-                    one_side(0, first, round);
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    change(second);
                 }
             });
-            for round in 1..=rounds {
-                go.store(round, Ordering::Release);
-                one_side(1, second, round);
-                if result == "ok" {
-                    result = match failed.load(Ordering::Relaxed) {
-                        0 => check(second),
-                        errno => format!("errno {errno} in round {round}"),
-                    };
-                }
+            let begin = Instant::now();
+            while result == "ok" && begin.elapsed() < limit {
+                result = check(first);
             }
+            over.store(true, Ordering::Relaxed);
         });
         // SAFETY: live, and not used any more.
         assert_eq!(unsafe { (verbs().ibv_destroy_qp)(first.0) }, 0);
@@ -582,50 +563,37 @@ impl Actor {
     }
 
     /// One handle of a connected target removes all rights while another one sets a timer.
-    fn restrict(&mut self, target: u32, rounds: u64) -> String {
-        fn timer(handle: Handle) -> i32 {
-            handle.modify(IBV_QP_MIN_RNR_TIMER, |attr| attr.min_rnr_timer = 3)
+    fn restrict(&mut self, target: u32, limit: Duration) -> String {
+        fn set_timer(handle: Handle) {
+            // it may find the target changed meanwhile
+            handle.modify(IBV_QP_MIN_RNR_TIMER, |attr| attr.min_rnr_timer = 3);
         }
-        fn without_rights(handle: Handle) -> i32 {
-            handle.modify(IBV_QP_ACCESS_FLAGS, |_| {})
+        fn allow(handle: Handle, rights: u32) {
+            let set = |attr: &mut ibv_qp_attr| attr.qp_access_flags = rights;
+            while handle.modify(IBV_QP_ACCESS_FLAGS, set) != 0 {}
         }
-        // the call that finds the target changed meanwhile may fail; then it has changed nothing
-        fn timer_once(handle: Handle) -> i32 {
-            match timer(handle) {
-                libc::EINVAL => 0,
-                ret => ret,
-            }
-        }
-        fn until_done(handle: Handle) -> i32 {
-            loop {
-                match without_rights(handle) {
-                    libc::EINVAL => {}
-                    ret => return ret,
-                }
-            }
-        }
-        self.at_once(target, rounds, [until_done, timer_once], |handle| {
-            let later = timer(handle);
-            let left = handle.query().qp_access_flags;
-            let all = |attr: &mut ibv_qp_attr| attr.qp_access_flags = IBV_ACCESS_REMOTE_WRITE;
-            let again = handle.modify(IBV_QP_ACCESS_FLAGS, all);
-            if (later, left, again) == (0, 0, 0) {
-                "ok".into()
-            } else {
-                format!("{later} {left} {again}")
+        self.beside(target, limit, set_timer, |handle| {
+            allow(handle, IBV_ACCESS_REMOTE_WRITE);
+            allow(handle, 0);
+            let left = (0..20).map(|_| handle.query().qp_access_flags);
+            match left.max() {
+                Some(0) => "ok".into(),
+                left => format!("{left:?}"),
             }
         })
     }
 
     /// One handle of a target moves it to RESET while another one moves it to ERR.
-    fn contend(&mut self, target: u32, rounds: u64) -> String {
-        fn reset(handle: Handle) -> i32 {
-            handle.modify(IBV_QP_STATE, |attr| attr.qp_state = IBV_QPS_RESET)
+    fn contend(&mut self, target: u32, limit: Duration) -> String {
+        fn fail(handle: Handle) {
+            // illegal behind the RESET
+            handle.modify(IBV_QP_STATE, |attr| attr.qp_state = IBV_QPS_ERR);
         }
-        fn fail(handle: Handle) -> i32 {
-            handle.modify(IBV_QP_STATE, |attr| attr.qp_state = IBV_QPS_ERR)
-        }
-        self.at_once(target, rounds, [reset, fail], |handle| code(reset(handle)))
+        self.beside(target, limit, fail, |handle| {
+            // in INIT or, by the other handle, in ERR
+            handle.init();
+            code(handle.modify(IBV_QP_STATE, |attr| attr.qp_state = IBV_QPS_RESET))
+        })
     }
 
     fn state(&self, qp: u32) -> String {

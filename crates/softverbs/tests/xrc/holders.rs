@@ -81,3 +81,21 @@ pub(crate) fn closed_first() {
     sender.does(&format!("send {qp} {srq} 3 10"));
     sender.sent(3, IBV_WC_WR_FLUSH_ERR);
 }
+
+/// One handle removes the rights of the initiator while another one changes an attribute.
+pub(crate) fn rights() {
+    let place = Place::new();
+    let (mut holder, _) = receiver(&place);
+    let target = holder.number("target");
+    let mut sender = Actor::start();
+    connect(&mut sender, &mut holder, target);
+    holder.does(&format!("restrict {target} 1000"));
+}
+
+/// RESET is legal in every state, so also while another handle changes the state.
+pub(crate) fn ends() {
+    let place = Place::new();
+    let mut holder = member(&place);
+    let target = holder.number("target");
+    holder.does(&format!("contend {target} 1000"));
+}
