@@ -62,10 +62,8 @@ const TRIES: u32 = 1000;
 
 /// Result of [`Qp::change_target`].
 enum Change {
-    Done {
-        from: ibv_qp_state,
-        to: ibv_qp_state,
-    },
+    /// The target's word before and behind the change.
+    Done(StateWord, StateWord),
     /// Nothing is changed: the target is in RESET, in which the caller has not waited for accesses.
     InReset(StateWord, Place),
 }
@@ -183,9 +181,9 @@ impl Qp {
     pub(super) fn modify_target(&self, attr: &ibv_qp_attr, mask: u32) -> Res<u32> {
         self.notice_target();
         let mut reset = None;
-        let (from, to) = loop {
+        let (old, new) = loop {
             match self.change_target(attr, mask, reset)? {
-                Change::Done { from, to } => break (from, to),
+                Change::Done(old, new) => break (old, new),
                 Change::InReset(word, place) => {
                     place.await_accesses(RIGHTS)?;
                     reset = Some(word);
@@ -196,9 +194,9 @@ impl Qp {
         let initiator = {
             let mut handle = self.handle();
             let handle = handle.as_mut().ok_or(Errno(libc::EINVAL))?;
-            handle.target.wake_initiator();
+            handle.target.wake_initiators(old, new);
             handle.watch();
-            if receives(to) && !receives(from) {
+            if receives(new.state()) && !receives(old.state()) {
                 // The other holders watch the initiator too, as this process may end before it.
                 handle.target.call_holders();
             }
@@ -210,9 +208,9 @@ impl Qp {
             process.clean_up_dead_peers();
             let _ = process.grant_ring(&initiator);
         }
-        Ok(match to {
+        Ok(match new.state() {
             IBV_QPS_RESET | IBV_QPS_ERR => RIGHTS,
-            _ => modify::ended_rights(from, attr, mask),
+            _ => modify::ended_rights(old.state(), attr, mask),
         })
     }
 
@@ -290,7 +288,7 @@ impl Qp {
             handle.seen = new;
             // SAFETY: the object is live; `ibv_qp.state` is a hint that C code reads without a lock.
             unsafe { (*self.as_ptr()).state = to };
-            return Ok(Change::Done { from, to });
+            return Ok(Change::Done(old, new));
         }
         Err(Errno(libc::EBUSY))
     }

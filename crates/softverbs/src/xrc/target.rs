@@ -116,7 +116,7 @@ impl Domain {
         let moved = signal::move_state(&self.map, at, word, word.failed(fault));
         if moved {
             self.call_holders(process, at);
-            self.wake_initiator(process, at);
+            self.wake_initiators(process, at, &[word.dest()]);
         }
         moved
     }
@@ -150,12 +150,20 @@ impl Domain {
         }
     }
 
-    /// Rings the initiator if it waits for this state.
-    fn wake_initiator(&self, process: &Process, at: usize) {
+    /// Rings the initiators that may wait for this state, if any has asked: the last one that has
+    /// asked, whose request has replaced those of others, and those with these numbers (0: none),
+    /// to which the target was or is connected.
+    fn wake_initiators(&self, process: &Process, at: usize, initiators: &[u32]) {
         fence(Ordering::SeqCst);
-        let waiting = self.map.u32(at + qp::WAITING).load(Ordering::Relaxed);
-        if waiting != 0 {
-            process.wake_process(split_qp_num(waiting).0);
+        let asked = self.map.u32(at + qp::WAITING).load(Ordering::Relaxed);
+        if asked == 0 {
+            return;
+        }
+        process.wake_process(split_qp_num(asked).0);
+        for &initiator in initiators {
+            if initiator != 0 && initiator != asked {
+                process.wake_process(split_qp_num(initiator).0);
+            }
         }
     }
 }
@@ -268,7 +276,7 @@ impl Target {
         if last && reset != Some(word) {
             let new = self.renew();
             drop(locked);
-            domain.wake_initiator(process, self.at);
+            self.wake_initiators(word, new);
             return Ok(Some(new));
         }
         locked.handles.remove(&self.index);
@@ -327,17 +335,17 @@ impl Target {
 
     /// Moves the target from one state word to another. Returns false if the state has changed
     /// meanwhile. The caller has locked the domain, so only an initiator can have changed it, and
-    /// calls [`Self::wake_initiator`] when it has released the lock.
+    /// calls [`Self::wake_initiators`] when it has released the lock.
     pub(crate) fn change(&self, from: StateWord, to: StateWord) -> bool {
         signal::move_state(&self.membership.domain.map, self.at, from, to)
     }
 
-    /// Rings an initiator that waits for a change of the target.
-    pub(crate) fn wake_initiator(&self) {
+    /// Rings the initiators that wait for a change of the target's state from `old` to `new`.
+    pub(crate) fn wake_initiators(&self, old: StateWord, new: StateWord) {
         let Membership {
             domain, process, ..
         } = &*self.membership;
-        domain.wake_initiator(process, self.at);
+        domain.wake_initiators(process, self.at, &[old.dest(), new.dest()]);
     }
 
     /// Calls all holders to check the target's state.

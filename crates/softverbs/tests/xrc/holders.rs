@@ -1,9 +1,11 @@
 //! Several holders of one target: those that run late, close it before the others, or change it at
 //! the same time.
 
+use std::time::{Duration, Instant};
+
 use rdma_core_sys::*;
 
-use super::fleet::{Actor, Place, connect};
+use super::fleet::{Actor, Place, connect, connect_with_timeout};
 use super::{CREATE, receiver};
 
 /// Maximum number of tries: another process of the machine may get the slot in between.
@@ -80,6 +82,52 @@ pub(crate) fn closed_first() {
     sender.event(IBV_EVENT_QP_FATAL, qp);
     sender.does(&format!("send {qp} {srq} 3 10"));
     sender.sent(3, IBV_WC_WR_FLUSH_ERR);
+}
+
+/// Two initiators wait for one target. The former one asks to be rung behind the next one.
+pub(crate) fn next_is_rung() {
+    let place = Place::new();
+    let (mut holder, srq) = receiver(&place);
+    let (mut former, mut next) = (Actor::start(), Actor::start());
+    let (target, other) = (holder.number("target"), holder.number("target"));
+    // the rings between all of them exist
+    for (i, sender) in (0..).zip([&mut former, &mut next]) {
+        let qp = connect(sender, &mut holder, other);
+        sender.does(&format!("send {qp} {srq} {i} 10"));
+        sender.sent(i, IBV_WC_SUCCESS);
+        holder.got(i, i, 10, other);
+        holder.does(&format!("reset {other}"));
+    }
+    let qp = connect_with_timeout(&mut former, &mut holder, target, 0);
+    holder.does(&format!("reset {target}"));
+    let source = next.number("initiator 7");
+    for command in [
+        format!("init {source}"),
+        format!("rtr {source} {target}"),
+        format!("rts_timeout {source} 0"),
+        format!("send {source} {srq} 8 10"),
+    ] {
+        next.does(&command);
+    }
+    next.say("doze 4000");
+    // its retry thread sleeps too by then
+    std::thread::sleep(Duration::from_millis(600));
+    // it polls from now on, and is the last one that has asked
+    former.does(&format!("send {qp} {srq} 9 10"));
+    std::thread::sleep(Duration::from_millis(200));
+    let begin = Instant::now();
+    for command in [
+        format!("init {target}"),
+        format!("rtr {target} {source}"),
+        format!("rts {target}"),
+    ] {
+        holder.does(&command);
+    }
+    next.hear();
+    let waited = begin.elapsed();
+    assert!(waited < Duration::from_millis(2000), "{waited:?}");
+    next.sent(8, IBV_WC_SUCCESS);
+    holder.got(2, 8, 10, target);
 }
 
 /// One handle removes the rights of the initiator while another one changes an attribute.
