@@ -72,6 +72,7 @@ const CASES: &[(&str, fn())] = &[
     ("a_number_of_an_ended_owner_is_refused", successors),
     ("a_sleeping_owner_learns_of_its_limit", limits),
     ("a_late_holder_leaves_the_next_connection", holders::late),
+    ("a_late_holder_takes_no_successor", holders::successor),
     (
         "the_last_holder_ends_behind_the_close_of_another",
         holders::closed_first,

@@ -41,7 +41,9 @@ impl Handle {
         self.watched = self.seen.incarnation();
         let process = self.target.membership().process;
         self.initiator = if receives(self.seen.state()) {
-            process.peer(split_qp_num(self.seen.dest()).0).ok()
+            let peer = process.peer(split_qp_num(self.seen.dest()).0).ok();
+            // the initiator may have ended, and another process may have its slot
+            peer.filter(|peer| self.target.may_be_from(&peer.identity))
         } else {
             None
         };
@@ -152,20 +154,21 @@ fn make(xrcd: &'static Xrcd, qp_context: *mut c_void, target: Target) -> Res<&'s
     }
     qp.events.store(0, Ordering::Relaxed);
     qp.set_access_wait(true);
-    let mut handle = Handle {
+    let handle = Handle {
         seen: target.word(),
         target,
         xrcd,
         initiator: None,
         watched: 0,
     };
-    handle.watch();
     *qp.handle() = Some(handle);
     xrcd.children.fetch_add(1, Ordering::Relaxed);
     // SAFETY: a handle's context is live.
     let owner = unsafe { Context::from_ptr(context) };
     owner.children.fetch_add(1, Ordering::Relaxed);
     qp.state.store(TARGET, Ordering::Release);
+    // A connected target: opens the initiator's process, or finds that it has ended.
+    qp.notice_target();
     Ok(qp)
 }
 

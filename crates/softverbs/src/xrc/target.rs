@@ -17,7 +17,7 @@ use crate::segment::layout::{Fault, StateWord, qp, receives, split_qp_num};
 use crate::signal;
 use crate::sync::Arc;
 use crate::sync::atomic::{Ordering, fence};
-use crate::sys::{Errno, Res};
+use crate::sys::{Errno, Identity, Res};
 
 /// One handle of this process on a target.
 #[derive(Debug)]
@@ -370,6 +370,14 @@ impl Target {
             .map
             .u32(self.at + layout::CONNECTOR_SLOT)
             .store(process.slot, Ordering::Relaxed);
+    }
+
+    /// Whether the target may be connected to a queue pair of this process: it is the recorded one,
+    /// or none is recorded.
+    pub(crate) fn may_be_from(&self, identity: &Identity) -> bool {
+        let recorded = self.membership.domain.map.u64(self.at + layout::INITIATOR);
+        let recorded = recorded.load(Ordering::Relaxed);
+        recorded == 0 || recorded == identity.cookie
     }
 
     /// Whether the process of the initiator `initiator` (a queue pair number) ended before this

@@ -61,6 +61,30 @@ pub(crate) fn late() {
     panic!("another process has the place each time");
 }
 
+/// The initiator ends before a holder has opened it, and another process has its slot by then. The
+/// process that connected the target has ended too.
+pub(crate) fn successor() {
+    for _ in 0..TRIES {
+        let place = Place::new();
+        let (mut connector, mut late) = (member(&place), member(&place));
+        let target = connector.number("target");
+        hold(&mut late, target);
+        late.stop();
+        let mut sender = Actor::start();
+        let first = connect(&mut sender, &mut connector, target);
+        connector.kill();
+        sender.does("again");
+        sender.does("open");
+        let second = sender.number("initiator 7");
+        late.go_on();
+        if second == first {
+            late.event(IBV_EVENT_QP_FATAL, target);
+            return;
+        }
+    }
+    panic!("another process has the place each time");
+}
+
 /// The holder that the initiator watches closes the target and lives on, and the other one is
 /// killed.
 pub(crate) fn closed_first() {
