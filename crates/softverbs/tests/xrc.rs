@@ -77,6 +77,7 @@ const CASES: &[(&str, fn())] = &[
         "the_last_holder_ends_behind_the_close_of_another",
         holders::closed_first,
     ),
+    ("a_shortage_ends_no_initiator", holders::shortage),
     ("the_next_initiator_is_rung", holders::next_is_rung),
     ("rights_that_are_removed_stay_removed", holders::rights),
     ("a_target_can_be_reset_while_it_fails", holders::ends),

@@ -368,6 +368,7 @@ impl Qp {
         sq.conn = None;
         if let Some(route) = &mut sq.route {
             route.forget();
+            self.lacks_holder.store(false, Ordering::Relaxed);
         }
         sq.dest = 0;
         rq.head = 0;

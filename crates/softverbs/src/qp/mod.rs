@@ -91,6 +91,8 @@ pub(crate) struct Qp {
     events: AtomicU32,
     /// The calls that end rights of the other end wait for its accesses.
     awaits_accesses: AtomicBool,
+    /// XRC initiator: a process holds the target, and none that does could be opened.
+    lacks_holder: AtomicBool,
     sq: Lock<SendQueue>,
     rq: Lock<RecvQueue>,
     attr: Mutex<Attributes>,

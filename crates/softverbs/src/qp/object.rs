@@ -217,6 +217,7 @@ pub(super) fn blank(index: u32) -> Qp {
         recv_done: AtomicU32::new(0),
         events: AtomicU32::new(0),
         awaits_accesses: AtomicBool::new(true),
+        lacks_holder: AtomicBool::new(false),
         sq: Lock::new(SendQueue::unused()),
         rq: Lock::new(RecvQueue::unused()),
         attr: Mutex::new(Attributes { attr, init }),

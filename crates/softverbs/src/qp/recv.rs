@@ -93,9 +93,12 @@ impl Qp {
         rq.peer.as_ref()
     }
 
-    /// Whether the process opened in `slot` may own the other end of this queue pair and not be
-    /// recorded here. Takes no lock.
+    /// Whether the process opened in `slot` may own the other end of this queue pair, or hold the
+    /// target of it, and not be recorded here. Takes no lock.
     pub(crate) fn may_miss(&self, slot: u32) -> bool {
+        if self.lacks_holder.load(Ordering::Acquire) {
+            return true;
+        }
         let word = StateWord(self.word.load(Ordering::Relaxed));
         receives(word.state()) && split_qp_num(word.dest()).0 == slot
     }

@@ -20,7 +20,7 @@ use crate::segment::layout::{Fault, StateWord, qp as layout, srq, xrc};
 use crate::signal;
 use crate::srq::{Shared, split_srq_num};
 use crate::sync::Arc;
-use crate::sys::{Grow, Res, list};
+use crate::sys::{Errno, Grow, Res, list};
 use crate::xrc::Domain;
 
 /// Number of cached destinations; a power of two.
@@ -186,8 +186,7 @@ impl Qp {
         let watched = sq.peer.as_ref();
         if !watched.is_some_and(|peer| domain.is_held_by(at, peer.slot) && peer.check_alive()) {
             // The end of the last holder ends the target; the holder is watched like any peer.
-            let holder = domain.living_holder(process, at);
-            sq.peer = holder.and_then(|slot| process.peer(slot).ok());
+            sq.peer = self.open_holder(&domain, at);
             if let Some(holder) = sq.peer.as_ref().filter(|_| ours) {
                 // The holder may have failed to open this process when it connected the target, or
                 // may have opened the target later. This process may end before the holder follows
@@ -195,6 +194,10 @@ impl Qp {
                 domain.record_initiator(process, at);
                 holder.call_attention();
             }
+        }
+        let failed = ours && word.state() == IBV_QPS_ERR;
+        if sq.peer.is_none() && !failed && self.lacks_holder.load(Ordering::Relaxed) {
+            return Err(Unreachable::Yet);
         }
         if sq.peer.is_none() {
             // If the target was destroyed or reset before its process ended, or its domain is of an
@@ -211,6 +214,32 @@ impl Qp {
             IBV_QPS_ERR if ours => Err(Unreachable::Gone),
             _ => Err(Unreachable::Yet),
         }
+    }
+
+    /// Opens a living holder of the target. If none of them can be opened now, this process repeats
+    /// that, and [`Self::lacks_holder`] is set until one is open.
+    #[cold]
+    fn open_holder(&self, domain: &Domain, at: usize) -> Option<Arc<Peer>> {
+        let process = self.process();
+        let mut unopened = None;
+        for slot in domain.living_holders(process, at) {
+            match process.peer(slot) {
+                Ok(peer) => {
+                    self.lacks_holder.store(false, Ordering::Relaxed);
+                    return Some(peer);
+                }
+                Err(error) if may_pass(error) => unopened = unopened.or(Some(slot)),
+                // It has ended, or must not be used.
+                Err(_) => {}
+            }
+        }
+        let lacked = self.lacks_holder.swap(unopened.is_some(), Ordering::AcqRel);
+        let slot = unopened.filter(|_| !lacked)?;
+        process.call_process(slot);
+        // A thread that opens it from now on finds the flag.
+        let opened = process.mapped_peer(slot)?;
+        self.lacks_holder.store(false, Ordering::Relaxed);
+        Some(opened)
     }
 
     /// Creates a connection through the target to the shared receive queue with this number, if the
@@ -308,17 +337,22 @@ impl Qp {
         self.find_next_holder(sq);
     }
 
-    /// Looks for another holder of the target, if the one that is watched has closed the target.
+    /// Looks for another holder of the target, if the one that is watched has closed the target, or
+    /// none could be opened before.
     pub(super) fn notice_holder(&self) {
         // SAFETY: the object is live, and its type never changes.
         if unsafe { (*self.as_ptr()).qp_type } != IBV_QPT_XRC_SEND {
             return;
         }
         let mut sq = self.sq.lock();
-        let target = sq.route.as_ref().and_then(|route| route.target());
-        if let Some((holder, (domain, at))) = sq.peer.as_ref().zip(target)
-            && !domain.is_held_by(*at, holder.slot)
-        {
+        let Some((domain, at)) = sq.route.as_ref().and_then(|route| route.target()) else {
+            return;
+        };
+        let lost = match &sq.peer {
+            Some(holder) => !domain.is_held_by(*at, holder.slot),
+            None => self.lacks_holder.load(Ordering::Relaxed),
+        };
+        if lost {
             self.find_next_holder(&mut sq);
         }
     }
@@ -326,11 +360,43 @@ impl Qp {
     /// The holder that was watched holds the target no more: the target ends with the last one.
     #[cold]
     fn find_next_holder(&self, sq: &mut SendQueue) {
-        if receives(self.state()) && matches!(self.find_target(sq), Err(Unreachable::Gone)) {
-            self.fail(sq, IBV_WC_RETRY_EXC_ERR);
-            self.raise(IBV_EVENT_QP_FATAL);
+        if !receives(self.state()) {
+            return;
+        }
+        match self.find_target(sq) {
+            Err(Unreachable::Gone) => {
+                self.fail(sq, IBV_WC_RETRY_EXC_ERR);
+                self.raise(IBV_EVENT_QP_FATAL);
+            }
+            Err(_) if sq.peer.is_none() => {
+                // The next request looks for a holder: nothing is sent while none is watched.
+                self.give_claim_back(sq);
+                sq.pushed = false;
+                sq.conn = None;
+                if let Some(route) = &mut sq.route {
+                    route.forget_destinations();
+                }
+            }
+            _ => {}
         }
     }
+}
+
+/// Whether a process that could not be opened may be opened later: this process has a shortage, or
+/// the agent of the other one does not answer. Other errors mean that the other one has ended, or
+/// must not be used.
+fn may_pass(error: Errno) -> bool {
+    matches!(
+        error.0,
+        libc::EMFILE
+            | libc::ENFILE
+            | libc::ENOMEM
+            | libc::ENOSPC
+            | libc::EINTR
+            | libc::EAGAIN
+            | libc::EACCES
+            | libc::ETIMEDOUT
+    )
 }
 
 #[cfg(test)]

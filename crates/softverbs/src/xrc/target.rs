@@ -98,9 +98,13 @@ fn lives(process: &Process, domain: &Domain, slot: u32) -> bool {
 }
 
 impl Domain {
-    /// A live process that holds the target with its entry at `at`. It may be this process.
-    pub(crate) fn living_holder(&self, process: &Process, at: usize) -> Option<u32> {
-        holders(self, at).find(|&slot| slot == process.slot || lives(process, self, slot))
+    /// Live processes that hold the target with its entry at `at`. This process may be one of them.
+    pub(crate) fn living_holders<'a>(
+        &'a self,
+        process: &'a Process,
+        at: usize,
+    ) -> impl Iterator<Item = u32> + 'a {
+        holders(self, at).filter(|&slot| slot == process.slot || lives(process, self, slot))
     }
 
     /// Moves a target to ERR, if its state is still `word`, and notifies all holders. Returns

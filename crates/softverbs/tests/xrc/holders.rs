@@ -108,6 +108,38 @@ pub(crate) fn closed_first() {
     sender.sent(3, IBV_WC_WR_FLUSH_ERR);
 }
 
+/// The holder that the initiator watches ends while the initiator can't open another process.
+pub(crate) fn shortage() {
+    for idle in [false, true] {
+        let place = Place::new();
+        let (mut owner, srq) = receiver(&place);
+        let (mut first, mut second) = (member(&place), member(&place));
+        let target = first.number("target");
+        let mut sender = Actor::start();
+        let qp = connect(&mut sender, &mut first, target);
+        sender.does(&format!("send {qp} {srq} 1 10"));
+        sender.sent(1, IBV_WC_SUCCESS);
+        owner.got(0, 1, 10, target);
+        hold(&mut second, target);
+        sender.does("descriptors 3");
+        first.kill();
+        assert_eq!(sender.ask("events"), "none");
+        if !idle {
+            sender.does(&format!("send {qp} {srq} 2 10"));
+        }
+        sender.does("descriptors 1024");
+        if idle {
+            // the longest pause between two tries
+            std::thread::sleep(Duration::from_millis(1200));
+        } else {
+            sender.sent(2, IBV_WC_SUCCESS);
+            owner.got(1, 2, 10, target);
+        }
+        second.kill();
+        sender.event(IBV_EVENT_QP_FATAL, qp);
+    }
+}
+
 /// Two initiators wait for one target. The former one asks to be rung behind the next one.
 pub(crate) fn next_is_rung() {
     let place = Place::new();
