@@ -259,13 +259,18 @@ impl Domains {
         number: u32,
         entry: Entry,
     ) -> Res<Option<Arc<Membership>>> {
-        let file = process.registry().file();
-        directory::join(file, number, process.slot)?;
         let Some(domain) = self.find_among_others(process, number, entry) else {
-            directory::leave(file, number, process.slot);
             return Ok(None);
         };
+        // Before this process is a member: with its lock the bits that an ended process of this
+        // slot has left would be those of a living holder.
         super::target::forget(&domain, process.slot);
+        let file = process.registry().file();
+        directory::join(file, number, process.slot)?;
+        if !directory::is_open_elsewhere(file, number) {
+            directory::leave(file, number, process.slot);
+            return Ok(None);
+        }
         Ok(Some(Self::show(process, domain)?))
     }
 
