@@ -81,6 +81,10 @@ const CASES: &[(&str, fn())] = &[
     ("the_next_initiator_is_rung", holders::next_is_rung),
     ("rights_that_are_removed_stay_removed", holders::rights),
     ("a_target_can_be_reset_while_it_fails", holders::ends),
+    (
+        "a_short_process_makes_no_second_domain",
+        holders::no_second_domain,
+    ),
 ];
 
 pub(crate) fn main() {

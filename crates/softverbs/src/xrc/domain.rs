@@ -173,19 +173,35 @@ impl Domains {
         sys::open_fd_of(std::process::id(), file, libc::O_RDWR).ok()
     }
 
-    /// The domain with this number, if it has members.
+    /// The domain with this number, if it has members and one of them can be opened.
     pub(crate) fn find(&self, process: &Process, number: u32) -> Option<Arc<Domain>> {
+        self.try_find(process, number).ok().flatten()
+    }
+
+    /// The domain with this number, if it has members.
+    ///
+    /// # Errors
+    /// It has members, and none of them can be opened; the error of the last one.
+    fn try_find(&self, process: &Process, number: u32) -> Res<Option<Arc<Domain>>> {
         let file = process.registry().file();
-        let entry = directory::read(file, number)?;
+        let Some(entry) = directory::read(file, number) else {
+            return Ok(None);
+        };
         let known = self.mapped().get(&number).and_then(Weak::upgrade);
         if let Some(domain) = known.filter(|domain| domain.cookie == entry.cookie) {
-            return Some(domain);
+            return Ok(Some(domain));
         }
-        let domain = directory::others(file, number)
-            .ok()?
-            .into_iter()
-            .find_map(|slot| Domain::open_from(process, slot, number, entry.cookie).ok())?;
-        self.remember(number, domain).ok()
+        let mut result = Ok(None);
+        for slot in directory::others(file, number)? {
+            match Domain::open_from(process, slot, number, entry.cookie) {
+                Ok(domain) => return self.remember(number, domain).map(Some),
+                Err(Errno(libc::ESRCH | libc::ENOENT)) => {}
+                Err(error) if directory::is_member(file, number, slot) => result = Err(error),
+                // It has ended meanwhile.
+                Err(_) => {}
+            }
+        }
+        result
     }
 
     fn forget_unmapped(&self) {
@@ -253,13 +269,16 @@ impl Domains {
     }
 
     /// Joins a domain that another process has open. `None` if all members end meanwhile.
+    ///
+    /// # Errors
+    /// Also those of opening a member: another domain for the same file must not be made.
     fn join(
         &self,
         process: &'static Process,
         number: u32,
         entry: Entry,
     ) -> Res<Option<Arc<Membership>>> {
-        let Some(domain) = self.find_among_others(process, number, entry) else {
+        let Some(domain) = self.find_among_others(process, number, entry)? else {
             return Ok(None);
         };
         // Before this process is a member: with its lock the bits that an ended process of this
@@ -279,14 +298,14 @@ impl Domains {
         process: &Process,
         number: u32,
         entry: Entry,
-    ) -> Option<Arc<Domain>> {
+    ) -> Res<Option<Arc<Domain>>> {
         // The mapped domain may be one whose members have all ended, and its number may be free, so
         // a live member is required.
         if !directory::is_open_elsewhere(process.registry().file(), number) {
-            return None;
+            return Ok(None);
         }
-        self.find(process, number)
-            .filter(|domain| domain.cookie == entry.cookie)
+        let found = self.try_find(process, number)?;
+        Ok(found.filter(|domain| domain.cookie == entry.cookie))
     }
 
     fn make(&self, process: &'static Process, name: Name) -> Res<Arc<Membership>> {

@@ -203,3 +203,23 @@ pub(crate) fn ends() {
     let target = holder.number("target");
     holder.does(&format!("contend {target} 1000"));
 }
+
+/// A process that can't open the members of a domain makes no second one for the same file.
+pub(crate) fn no_second_domain() {
+    let place = Place::new();
+    let mut member = member(&place);
+    let target = member.number("target");
+    let mut late = Actor::start();
+    for limit in 3..100 {
+        late.does(&format!("descriptors {limit}"));
+        let reply = late.ask(&place.open(CREATE));
+        if reply == "ok" {
+            late.does("descriptors 1024");
+            hold(&mut late, target);
+            assert!(limit > 3);
+            return;
+        }
+        assert_eq!(reply, format!("errno {}", libc::EMFILE));
+    }
+    panic!("the domain can't be opened");
+}
