@@ -132,8 +132,7 @@ fn make(xrcd: &'static Xrcd, qp_context: *mut c_void, target: Target) -> Res<&'s
     let qp = match placed {
         Ok(qp) => qp,
         Err(error) => {
-            // If that times out, this holder's bit is cleared when the process ends.
-            let _ = target.close_now();
+            target.abandon();
             return Err(error);
         }
     };
@@ -368,8 +367,7 @@ impl Qp {
     pub(super) fn abandon_target(&self) {
         let gone = self.handle().take();
         if let Some(handle) = gone {
-            // If that times out, this holder's bit is cleared when the process ends.
-            let _ = handle.target.close_now();
+            handle.target.abandon();
             handle.xrcd.children.fetch_sub(1, Ordering::Relaxed);
         }
     }

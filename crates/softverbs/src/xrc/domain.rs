@@ -116,6 +116,9 @@ pub(crate) struct Membership {
     /// Number of handles of this process on each target, by index. Locked while holders' bits are
     /// changed.
     pub(super) held: Mutex<HashMap<u32, u32>>,
+    /// Indices of targets, of each of which a handle could not be closed. Closed by the next call
+    /// that creates or opens a target; with the membership all handles end.
+    pub(super) unclosed: Mutex<Vec<u32>>,
 }
 
 impl Drop for Membership {
@@ -364,6 +367,7 @@ impl Domains {
             domain,
             process,
             held: Mutex::default(),
+            unclosed: Mutex::default(),
         })
     }
 

@@ -17,7 +17,7 @@ use crate::segment::layout::{Fault, StateWord, qp, receives, split_qp_num};
 use crate::signal;
 use crate::sync::Arc;
 use crate::sync::atomic::{Ordering, fence};
-use crate::sys::{Errno, Identity, Res};
+use crate::sys::{Errno, Grow, Identity, Res};
 
 /// One handle of this process on a target.
 #[derive(Debug)]
@@ -179,6 +179,7 @@ impl Target {
     /// `ENOMEM`: the domain is full. `EBUSY`: another process holds the domain's lock for 5 s.
     pub(crate) fn create(membership: &Arc<Membership>) -> Res<Self> {
         let (domain, process) = (&membership.domain, membership.process);
+        close_abandoned(membership)?;
         let mut locked = membership.lock()?;
         let held = &mut locked.handles;
         held.try_reserve(1).map_err(|_| Errno(libc::ENOMEM))?;
@@ -239,6 +240,7 @@ impl Target {
             return Err(none);
         }
         let at = domain.entry(index).ok_or(none)?;
+        close_abandoned(membership)?;
         let mut locked = membership.lock()?;
         let held = &mut locked.handles;
         held.try_reserve(1).map_err(|_| Errno(libc::ENOMEM))?;
@@ -293,11 +295,16 @@ impl Target {
         Ok(None)
     }
 
-    /// As [`Self::close`], without a wait for accesses.
-    ///
-    /// # Errors
-    /// As [`Self::close`].
-    pub(crate) fn close_now(&self) -> Res<()> {
+    /// As [`Self::close`], without a wait for accesses. If the domain's lock is not free, the next
+    /// call that creates or opens a target of the domain closes the handle.
+    pub(crate) fn abandon(self) {
+        if self.close_now().is_err() {
+            // Without memory, the holder's bit stays until this process leaves the domain.
+            let _ = self.membership.unclosed().try_push(self.index);
+        }
+    }
+
+    fn close_now(&self) -> Res<()> {
         let mut reset = None;
         loop {
             reset = self.close(reset)?;
@@ -471,6 +478,27 @@ fn is_fresh(domain: &Domain, index: u32) -> bool {
     state.load(Ordering::Relaxed) == 0
 }
 
+/// Closes the handles that [`Target::abandon`] could not close.
+///
+/// # Errors
+/// `EBUSY`: as [`Target::create`].
+fn close_abandoned(membership: &Arc<Membership>) -> Res<()> {
+    loop {
+        let Some(index) = membership.unclosed().pop() else {
+            return Ok(());
+        };
+        let target = Target {
+            membership: Arc::clone(membership),
+            index,
+            at: layout::entry_at(index),
+        };
+        if let Err(error) = target.close_now() {
+            let _ = membership.unclosed().try_push(index);
+            return Err(error);
+        }
+    }
+}
+
 /// Number of handles of this process on each target, by index. While it exists, no other holder
 /// creates, opens, changes or closes a target of the domain.
 pub(crate) struct Locked<'a> {
@@ -480,6 +508,10 @@ pub(crate) struct Locked<'a> {
 }
 
 impl Membership {
+    fn unclosed(&self) -> MutexGuard<'_, Vec<u32>> {
+        self.unclosed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// # Errors
     /// `EBUSY`: another process holds the domain's lock for 5 s.
     pub(crate) fn lock(&self) -> Res<Locked<'_>> {
@@ -494,21 +526,29 @@ impl Membership {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+    use std::os::fd::AsRawFd;
+
     use rdma_core_sys::{IBV_QPS_INIT, IBV_QPS_RTS};
 
     use super::directory::Name;
     use super::*;
     use crate::segment::layout::qp_num;
 
-    /// The caller has no other way to know that accesses are to be awaited.
-    #[test]
-    fn the_last_handle_is_closed_in_reset() {
+    fn membership() -> Arc<Membership> {
         let process = Process::open().unwrap();
         let name = Name {
             node: process.node,
             file: None,
         };
-        let membership = process.domains.open(process, name, true, false).unwrap();
+        process.domains.open(process, name, true, false).unwrap()
+    }
+
+    /// The caller has no other way to know that accesses are to be awaited.
+    #[test]
+    fn the_last_handle_is_closed_in_reset() {
+        let membership = membership();
+        let process = membership.process;
         let first = Target::create(&membership).unwrap();
         let second = Target::open(&membership, first.number()).unwrap();
         let connected = StateWord::new(IBV_QPS_RTS, qp_num(process.slot, 2), 7, 9);
@@ -524,5 +564,24 @@ mod tests {
         assert_eq!(again, StateWord::new(IBV_QPS_RESET, 0, 0, 11));
         assert_eq!(second.close(Some(again)), Ok(None));
         assert!(Target::open(&membership, second.number()).is_err());
+    }
+    #[test]
+    fn a_handle_that_could_not_be_closed_is_closed_later() {
+        let membership = membership();
+        let registry = membership.process.registry().file();
+        // locks of another opening of the file are those of another process
+        let path = format!("/proc/self/fd/{}", registry.as_raw_fd());
+        let other = File::options().read(true).write(true).open(path).unwrap();
+        let target = Target::create(&membership).unwrap();
+        let number = target.number();
+        let lock = directory::hold_domain(&other, membership.domain.number).unwrap();
+        target.abandon();
+        drop(lock);
+        let next = Target::create(&membership).unwrap();
+        if next.number() != number {
+            assert!(Target::open(&membership, number).is_err());
+        }
+        assert_eq!(next.close_now(), Ok(()));
+        assert!(membership.lock().unwrap().handles.is_empty());
     }
 }
