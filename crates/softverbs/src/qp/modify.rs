@@ -26,7 +26,8 @@ const ATTRIBUTES: u32 = 2 * IBV_QP_DEST_QPN - 1;
 /// `EINVAL`: an illegal transition, a missing or surplus attribute, or a value out of range; the
 /// queue pair is unchanged. `EBUSY`: the queue pair is in the new state, but a stopped process may
 /// still access memory through it, or write into receives of before RESET; the call can be
-/// repeated.
+/// repeated. XRC target: also if a holder was stopped while it had the domain locked; then nothing
+/// is changed.
 ///
 /// # Safety
 /// `qp` must be live, `attr` valid where `mask` says so.
