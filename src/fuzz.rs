@@ -59,7 +59,7 @@ impl Io for Hands {
         true
     }
 
-    fn accept(&mut self, link: LinkKey, (): (), reply: &Reply) {
+    fn accept(&mut self, link: LinkKey, (): (), reply: &Reply, _: Option<Listener>) {
         self.accepted.push((link, *reply));
     }
 

@@ -99,7 +99,8 @@ pub(super) struct Circuits {
     next: CircuitNumber,
     /// The nodes that peers have stated, by listening address.
     nodes: HashMap<Listener, NodeId>,
-    /// The nodes of the addresses in `nodes`, by IP address, each with the number of its addresses.
+    /// The nodes of the addresses in `nodes` and of the circuits that are up, by IP address, each
+    /// with the number of these.
     hosts: HashMap<IpAddr, Vec<(NodeId, usize)>>,
 }
 
@@ -124,25 +125,31 @@ impl Circuits {
             return;
         }
         self.dialled_to(address, node);
-        let shown = self.hosts.entry(host(address)).or_default();
-        match shown.iter_mut().find(|(of, _)| *of == node) {
-            Some((_, count)) => *count += 1,
-            None => shown.push((node, 1)),
-        }
+        self.show(address, node);
         if let Some(old) = old {
             self.leave_node(address, old);
         }
     }
 
-    /// The peer at an address was freed: its node is learnt again when it returns.
+    /// An address, or a circuit to it, is on a node.
+    fn show(&mut self, address: Listener, node: NodeId) {
+        let shown = self.hosts.entry(host(address)).or_default();
+        match shown.iter_mut().find(|(of, _)| *of == node) {
+            Some((_, count)) => *count += 1,
+            None => shown.push((node, 1)),
+        }
+    }
+
+    /// The peer at an address was freed, or the link to an address that no peer has was removed: the
+    /// node is learnt again when the peer returns.
     pub(super) fn forget(&mut self, address: Listener) {
         if let Some(node) = self.nodes.remove(&address) {
             self.leave_node(address, node);
         }
     }
 
-    /// An address is not on this node any more. The IP address has shown a node as long as one of
-    /// its addresses is on it.
+    /// An address is not on this node any more, or a circuit to it has ended. The IP address has
+    /// shown a node as long as one of its addresses is on it, or a circuit leads to it.
     fn leave_node(&mut self, address: Listener, node: NodeId) {
         let Some(shown) = self.hosts.get_mut(&host(address)) else {
             return;
@@ -455,8 +462,8 @@ impl Circuits {
         self.keys().filter(used).count()
     }
 
-    /// Whether all peers that have stated their nodes are on one, at one IP address: one circuit
-    /// leads to them.
+    /// Whether all peers that have stated their nodes, and all circuits that are up, are on one node
+    /// at one IP address: one circuit leads to them.
     pub(super) fn has_one_node(&self) -> bool {
         self.hosts.values().map(Vec::len).sum::<usize>() == 1
     }
@@ -488,19 +495,24 @@ impl Circuits {
         let Some(circuit) = self.circuits.get_mut(key) else {
             return up;
         };
-        if !matches!(circuit.state, State::Dialling(..)) {
+        let State::Dialling(link, _) = circuit.state else {
             return up;
-        }
-        if other && !circuit.splinter {
-            circuit.state = State::Ending;
-            up.ended.push(key);
-        } else {
-            circuit.state = State::Up(on);
-        }
+        };
+        let ends = other && !circuit.splinter;
+        circuit.state = match ends {
+            true => State::Ending,
+            false => State::Up(on),
+        };
         circuit.leads_to = Some(on.node);
         let group = circuit.group;
         up.links = std::mem::take(&mut circuit.links);
-        if !up.links.is_empty() {
+        if ends {
+            up.ended.push(key);
+        } else {
+            // the links of other peers find it by the IP address
+            self.show(address, on.node);
+        }
+        if up.links.contains(&link) {
             // otherwise nothing may forget the address
             self.learn(address, on.node);
         }
@@ -523,9 +535,13 @@ impl Circuits {
         let circuit = self.circuits.get_mut(key)?;
         let state = std::mem::replace(&mut circuit.state, State::Ending);
         let mut links = std::mem::take(&mut circuit.links);
+        let address = circuit.address;
         let dialled_for = match state {
             State::Ending => return None,
-            State::Up(_) => None,
+            State::Up(on) => {
+                self.leave_node(address, on.node);
+                None
+            }
             State::Dialling(link, _) => Some(link).filter(|link| links.contains(link)),
         };
         links.retain(|link| Some(*link) != dialled_for);
@@ -549,7 +565,7 @@ impl Circuits {
         self.keys().count()
     }
 
-    /// Numbers of addresses whose nodes are known, and of nodes of IP addresses.
+    /// Numbers of addresses whose nodes are known, and of nodes of IP addresses, also by circuits.
     #[cfg(test)]
     pub(super) fn sizes(&self) -> (usize, usize) {
         let shown = self.hosts.values().map(Vec::len).sum();

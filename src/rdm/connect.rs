@@ -594,7 +594,8 @@ impl<I: Io> Core<I> {
             ended: Some(ended),
             terms: self.terms(key, link, io),
         };
-        io.accept(link, held, &reply);
+        let at = self.dialled_at(key);
+        io.accept(link, held, &reply, at);
     }
 
     /// The terms of this side, as a grant on a link.

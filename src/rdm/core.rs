@@ -82,7 +82,8 @@ pub trait Io {
     }
 
     /// Accepts a request. [`Core::accepted`] follows when the reply was sent, not during this call.
-    fn accept(&mut self, link: LinkKey, held: Self::Held, reply: &Reply);
+    /// `peer`: where the peer is dialled; [`Self::free`] names this address.
+    fn accept(&mut self, link: LinkKey, held: Self::Held, reply: &Reply, peer: Option<Listener>);
 
     /// Rejects a request.
     fn reject(&mut self, held: Self::Held, rejection: &Rejection);

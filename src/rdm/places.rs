@@ -188,6 +188,11 @@ impl<I: Io> Core<I> {
         self.dials == 0 || applicant.added_to(dials) + request <= io.places()
     }
 
+    /// Where a peer is dialled.
+    pub(super) fn dialled_at(&self, key: PeerKey) -> Option<Listener> {
+        self.peers.get(key)?.address
+    }
+
     /// Whether the places of a peer can be had now.
     fn has_place(&self, key: Option<PeerKey>, address: Option<Listener>, io: &mut I) -> bool {
         if !io.has_place() {

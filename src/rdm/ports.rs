@@ -65,8 +65,9 @@ pub(super) struct Port {
     /// The listening address of the peer, and its endpoint if that is known. At the side that
     /// accepts, the IP address is that from which the connection manager has got the request.
     pub(super) address: Listener,
-    /// The peer has stated another address, so nothing but the end of the link makes this side
-    /// forget the node at [`Self::address`].
+    /// The core has its peer at another address, which another request has stated, so nothing but the
+    /// end of the link makes this side forget the node at [`Self::address`], and no request states
+    /// *failed circuit* to it.
     pub(super) forgets: bool,
     pub(super) peer: Option<EndpointId>,
     /// The peer's node, at the side that accepts.
@@ -265,8 +266,8 @@ pub(super) struct Xrc {
     /// The link that was accepted last from each endpoint, if it exists.
     pub(super) accepted: HashMap<EndpointId, LinkKey>,
     pub(super) targets: HashMap<QpNumber, HeldTarget>,
-    /// *failed circuit*, by the address of the peer: its newest circuit whose target has failed, and
-    /// which was not stated yet.
+    /// *failed circuit*, by the address of the peer, until the peer is freed: its newest circuit whose
+    /// target has failed, and which was not stated yet.
     pub(super) failed: HashMap<Listener, CircuitNumber>,
     tags: NumberMap<LinkKey>,
     pub(super) node: NodeId,

@@ -365,6 +365,26 @@ fn a_link_that_gives_up_leaves_the_circuit_that_is_dialled() {
     assert_eq!(it.circuits.up(key, on(number, 7)), kept([second]));
 }
 
+/// The link for whose peer a circuit was dialled has ended, and nothing would forget the peer's
+/// address. The links of other peers find the circuit by its IP address.
+#[test]
+fn the_address_of_a_link_that_has_ended_is_not_learnt() {
+    let mut it = Bench::new();
+    let (first, choice) = it.choose(1);
+    let Choice::Dial(key, number) = choice else {
+        panic!("{choice:?}");
+    };
+    let (second, wait) = it.choose(2);
+    assert_eq!(wait, Choice::Wait(key));
+    assert!(!it.circuits.leave(key, first, None));
+    assert_eq!(it.circuits.up(key, on(number, 7)), kept([second]));
+    assert_eq!(it.circuits.sizes(), (0, 1));
+    let again = it.circuits.choose(second, at(2));
+    assert_eq!(again, Choice::Use(key, on(number, 7)));
+    it.circuits.end(key);
+    assert_eq!(it.circuits.sizes(), (0, 0));
+}
+
 /// A host whose processes restart, each as a node of its own: what is known of it does not grow, and
 /// the one node that it has is used without a question.
 #[test]

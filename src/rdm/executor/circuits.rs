@@ -212,7 +212,8 @@ impl Executor {
         if let Some(of) = held.of {
             for link in &held.links {
                 let port = self.links.get_mut(*link).and_then(|on| on.port.as_ref());
-                let Some(port) = port else {
+                // nothing is dialled at an address that the peer of the link does not have
+                let Some(port) = port.filter(|port| !port.forgets) else {
                     continue;
                 };
                 let newest = xrc.failed.entry(port.address).or_insert(of.number);

@@ -549,12 +549,12 @@ impl Executor {
         self.xrc_step(XrcStep::AnswerLink(held, answer, None));
     }
 
-    /// Accepts a request for a link.
+    /// Accepts a request for a link. `peer`: where the peer is dialled.
     pub(super) fn accept_on_circuit(
         &mut self,
         link: LinkKey,
         held: ConnectRequest,
-        request: &LinkRequest,
+        (request, peer): (&LinkRequest, Option<Listener>),
         reply: &Reply,
     ) {
         let holds = self.holds(request);
@@ -585,9 +585,8 @@ impl Executor {
         let Some(xrc) = &mut self.xrc else {
             return;
         };
-        let stated = request.request.listener;
-        let mut port = Port::new(tag, address_of(&held, stated));
-        port.forgets = port.address != stated;
+        let mut port = Port::new(tag, address_of(&held, request.request.listener));
+        port.forgets = peer != Some(port.address);
         port.inbox = Some(request.inbox);
         port.from = Some(on.target);
         port.peer = Some(request.request.id);

@@ -31,6 +31,7 @@ impl Executor {
             self.rx.forget_peer(*peer);
             if let Some((xrc, address)) = self.xrc.as_mut().zip(*address) {
                 xrc.circuits.forget(address);
+                xrc.failed.remove(&address);
             }
             self.freed.push(*peer);
         }

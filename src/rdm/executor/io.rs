@@ -81,11 +81,11 @@ impl Io for Executor {
         xrc.is_some_and(|xrc| xrc.circuits.has_one_node())
     }
 
-    fn accept(&mut self, link: LinkKey, held: Held, reply: &Reply) {
+    fn accept(&mut self, link: LinkKey, held: Held, reply: &Reply, peer: Option<Listener>) {
         let held = match held {
             Held::Connect(held) => held,
             Held::Link(held, request) => {
-                return self.accept_on_circuit(link, held, &request, reply);
+                return self.accept_on_circuit(link, held, (&request, peer), reply);
             }
         };
         let cm = LinkCm::new(&self.shared, link, None);

@@ -180,7 +180,7 @@ impl Io for Hands {
         self.one_node
     }
 
-    fn accept(&mut self, link: LinkKey, held: usize, reply: &Reply) {
+    fn accept(&mut self, link: LinkKey, held: usize, reply: &Reply, _: Option<Listener>) {
         let bytes = reply.encode().to_vec();
         self.used += 1;
         self.actions.push(Action::Accept(link, held, bytes));

@@ -100,7 +100,7 @@ impl Io for Acts {
         self.silences.push(link);
     }
 
-    fn accept(&mut self, link: LinkKey, (): (), reply: &Reply) {
+    fn accept(&mut self, link: LinkKey, (): (), reply: &Reply, _: Option<Listener>) {
         self.accepts.push((link, *reply));
     }
 

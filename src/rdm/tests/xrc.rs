@@ -19,7 +19,7 @@ use crate::verbs::SrqNumber;
 use crate::wire::rdm::xrc::{
     CircuitNumber, Inbox, LinkRejection, LinkReply, LinkRequest, LinkTag, NodeId, Presence,
 };
-use crate::wire::rdm::{EndpointId, Epoch, Reason, Reply, Request, Secret, Terms};
+use crate::wire::rdm::{EndpointId, Epoch, Listener, Reason, Reply, Request, Secret, Terms};
 
 pub(super) fn open_at(domain: &Arc<Domain>, src: Option<std::net::SocketAddr>) -> End {
     open_with(domain, src, None)
@@ -503,6 +503,44 @@ fn a_peer_that_states_the_address_of_another_one_breaks_none_of_its_circuits() {
     // nor is its node the one that the peer states
     let known = a.state(|state| state.io.xrc.as_ref().unwrap().circuits.node(listener));
     assert_eq!(known, Some(node));
+}
+
+/// A peer states another port in each request, and its circuit fails again and again. What this side
+/// notes of its addresses does not grow.
+#[test]
+fn a_peer_that_states_many_ports_adds_no_entries() {
+    let [a, b, _] = hosts();
+    exchange(&a, &b);
+    let to_a = b.knows(&a);
+    let ip = b.state(|state| state.core.config.listener.socket_addr().ip());
+    let accepted = || a.state(|state| state.io.xrc.as_ref().unwrap().counts.links_accepted);
+    let limit = Instant::now() + Duration::from_secs(60);
+    for port in 1..=20 {
+        let listener = Listener::new(ip, port).unwrap();
+        b.state(|state| state.core.config.listener = listener);
+        let before = accepted();
+        while accepted() == before {
+            b.ep.shared().change(|_, io| {
+                for circuit in io.xrc.as_ref().unwrap().keys() {
+                    io.break_circuit(circuit);
+                }
+            });
+            b.send(to_a, Some(9), &[1; 8], 1);
+            while b.poll().is_none() {
+                a.poll();
+                assert!(Instant::now() < limit, "not sent");
+            }
+        }
+    }
+    let (nodes, failed) = a.state(|state| {
+        let xrc = state.io.xrc.as_ref().unwrap();
+        (xrc.circuits.sizes(), xrc.failed.len())
+    });
+    // the peer has one address, and its links, of which some linger, some others
+    assert!(
+        nodes.0 <= 5 && nodes.1 <= 5 && failed <= 1,
+        "{nodes:?} {failed}"
+    );
 }
 
 /// A reply states that the circuits of its endpoint have ended.
