@@ -9,8 +9,8 @@ use crate::errno::FiErrno;
 use crate::wire::rdm::cm::VERSION;
 use crate::wire::rdm::xrc::CircuitRequest;
 use crate::wire::rdm::{
-    Bad, Body, EndpointId, Epoch, Hello, Packet, PeerIndex, Reason, Rejection, Reply, Request,
-    Terms,
+    Bad, Body, EndpointId, Epoch, Hello, Listener, Packet, PeerIndex, Reason, Rejection, Reply,
+    Request, Terms,
 };
 
 const MS: u64 = 1_000_000;
@@ -27,6 +27,8 @@ pub(super) struct HeldRequest<H> {
     pub(super) peer: PeerKey,
     pub(super) held: H,
     pub(super) request: Request,
+    /// [`Io::source_of`].
+    pub(super) source: Listener,
     /// When it arrived, in ns.
     since: u64,
 }
@@ -275,7 +277,8 @@ impl<I: Io> Core<I> {
         let newest = self.ids.get(&request.id);
         let newest = newest.and_then(|peer| self.peers.get(*peer)?.newest);
         let answer = |reason| answer(reason, Some(request.epoch), newest);
-        let key = match self.examine(request, io) {
+        let source = io.source_of(&held, request);
+        let key = match self.examine((request, source), io) {
             Ok(key) => key,
             Err(reason) => {
                 io.reject(held, &answer(reason));
@@ -296,6 +299,7 @@ impl<I: Io> Core<I> {
             peer: key,
             held,
             request: *request,
+            source,
             since: self.now,
         });
         if let Some(own) = own
@@ -361,8 +365,12 @@ impl<I: Io> Core<I> {
             .is_some_and(|(link, ended)| link.epoch.is_before(ended))
     }
 
-    /// The peer of a request, or the reason to reject it.
-    fn examine(&mut self, request: &Request, io: &mut I) -> Result<PeerKey, Reason> {
+    /// The peer of a request, or the reason to reject it. `source`: [`Io::source_of`].
+    fn examine(
+        &mut self,
+        (request, source): (&Request, Listener),
+        io: &mut I,
+    ) -> Result<PeerKey, Reason> {
         if request.auth != self.config.auth {
             return Err(Reason::Auth);
         }
@@ -376,7 +384,7 @@ impl<I: Io> Core<I> {
         let given = request.shows.and_then(|token| self.secrets.get(&token));
         let given = given.map(|peer| self.resolve(*peer));
         if request.fresh {
-            return self.examine_fresh(request, named, given, io);
+            return self.examine_fresh((request, source), named, given, io);
         }
         // tokens are forgotten with their session: one that this side has given to the peer since
         // then is of a session that has begun at the dialler, and whose HELLO was lost. Any other
@@ -402,9 +410,9 @@ impl<I: Io> Core<I> {
             _ => return Err(Reason::Other),
         };
         let Some(key) = found else {
-            return self.newcomer(request, io);
+            return self.newcomer((request, source), io);
         };
-        let found = self.examine_peer(request, key, io)?;
+        let found = self.examine_peer((request, source), key, io)?;
         // an endpoint gives one token in a session: with another one it has begun the next session,
         // by a request of this side that has shown none
         let peer = self.peers.get(key).filter(|peer| peer.begun);
@@ -431,19 +439,19 @@ impl<I: Io> Core<I> {
     /// session too.
     fn examine_fresh(
         &mut self,
-        request: &Request,
+        (request, source): (&Request, Listener),
         named: Option<PeerKey>,
         given: Option<PeerKey>,
         io: &mut I,
     ) -> Result<PeerKey, Reason> {
         let Some(key) = named else {
-            return self.newcomer(request, io);
+            return self.newcomer((request, source), io);
         };
         let begun = self.peers.get(key).is_some_and(|peer| peer.begun);
         if begun && given != named {
             return Err(Reason::Known);
         }
-        let found = self.examine_peer(request, key, io)?;
+        let found = self.examine_peer((request, source), key, io)?;
         if begun {
             self.end_replaced(request, key, io)?;
         }
@@ -453,7 +461,7 @@ impl<I: Io> Core<I> {
     /// Whether a request of this peer can be accepted.
     fn examine_peer(
         &mut self,
-        request: &Request,
+        (request, source): (&Request, Listener),
         key: PeerKey,
         io: &mut I,
     ) -> Result<PeerKey, Reason> {
@@ -491,7 +499,7 @@ impl<I: Io> Core<I> {
             return Err(Reason::Busy);
         }
         let replaces = peer.accepted.is_some();
-        if !replaces && !self.may_request(request, Some(key), io) {
+        if !replaces && !self.may_request((request, source), Some(key), io) {
             if self.peers.get(key).is_some_and(|peer| peer.begun) {
                 // it has shown the token of the session
                 self.line_up(key);
@@ -509,10 +517,14 @@ impl<I: Io> Core<I> {
     }
 
     /// The peer of an unknown endpoint id.
-    fn newcomer(&mut self, request: &Request, io: &mut I) -> Result<PeerKey, Reason> {
+    fn newcomer(
+        &mut self,
+        (request, source): (&Request, Listener),
+        io: &mut I,
+    ) -> Result<PeerKey, Reason> {
         let at = self.addresses.get(&request.listener);
         let at = at.map(|at| self.resolve(*at));
-        if !self.may_request(request, at, io) {
+        if !self.may_request((request, source), at, io) {
             return Err(Reason::Busy);
         }
         if let Some(at) = at {

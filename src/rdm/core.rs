@@ -76,6 +76,19 @@ pub trait Io {
         None
     }
 
+    /// On circuits: as [`Self::node_at`], for the circuit that a link uses, or that is chosen for it.
+    /// `peer`: where the peer is dialled. A peer that dials can state another address than that from
+    /// which its request has come.
+    fn node_of(&self, _link: LinkKey, peer: Option<Listener>) -> Option<(IpAddr, u64)> {
+        peer.and_then(|peer| self.node_at(peer))
+    }
+
+    /// On circuits: the address to which the circuit for a link is dialled, if this request is
+    /// accepted.
+    fn source_of(&self, _held: &Self::Held, request: &Request) -> Listener {
+        request.listener
+    }
+
     /// On circuits: whether all peers that are known are on one node.
     fn has_one_node(&self) -> bool {
         false

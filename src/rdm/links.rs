@@ -417,6 +417,11 @@ impl Links {
         Some(link.key)
     }
 
+    pub(super) fn get(&self, key: LinkKey) -> Option<&LinkQp> {
+        let link = self.places.get(key.place())?.as_ref()?;
+        (link.key == key).then_some(link)
+    }
+
     #[inline]
     pub(super) fn get_mut(&mut self, key: LinkKey) -> Option<&mut LinkQp> {
         let link = self.places.get_mut(key.place())?.as_mut()?;

@@ -54,6 +54,12 @@ struct Applicant {
 }
 
 impl Applicant {
+    /// `address`: where its circuit is dialled.
+    fn new(key: Option<PeerKey>, address: Option<Listener>, io: &impl Io) -> Self {
+        let node = address.and_then(|at| io.node_at(at));
+        Self { key, node }
+    }
+
     /// The number of places, with those of the applicant.
     fn added_to(self, holders: &HashSet<Holder>) -> usize {
         let target = self.key.map(Holder::Target);
@@ -83,7 +89,7 @@ impl<I: Io> Core<I> {
         let free = turn
             || self.waiters.is_empty()
                 && (!dial || self.may_dial_more(key, io))
-                && self.has_place(Some(key), None, io);
+                && self.has_place(Some(key), self.source(key, dial), io);
         if !free {
             self.wait_for_place(key, io);
             return false;
@@ -130,7 +136,7 @@ impl<I: Io> Core<I> {
     pub(super) fn has_spare_place(&self, key: PeerKey, io: &mut I) -> bool {
         self.waiters.is_empty()
             && self.may_dial_more(key, io)
-            && self.has_place(Some(key), None, io)
+            && self.has_place(Some(key), self.dialled_at(key), io)
     }
 
     /// The peer is dialled, and each request that it leaves no place for does not wait any more, as
@@ -142,7 +148,7 @@ impl<I: Io> Core<I> {
         let mut dials = HashSet::new();
         if self.config.circuits {
             dials = self.taken(io).dials;
-            let applicant = self.applicant(Some(dialled), None, io);
+            let applicant = Applicant::new(Some(dialled), self.dialled_at(dialled), io);
             dials.insert(Holder::Target(dialled));
             dials.insert(match applicant.node {
                 Some(node) => Holder::Circuit(node),
@@ -152,8 +158,8 @@ impl<I: Io> Core<I> {
             return;
         }
         let no_place = |it: &&HeldRequest<I::Held>| {
-            let fits = self.config.circuits
-                && self.applicant(Some(it.peer), None, io).added_to(&dials) <= io.places();
+            let applicant = Applicant::new(Some(it.peer), Some(it.source), io);
+            let fits = self.config.circuits && applicant.added_to(&dials) <= io.places();
             !fits && it.request.id.get() > self.config.id.get()
         };
         let rejected: Vec<_> = self
@@ -184,7 +190,7 @@ impl<I: Io> Core<I> {
     fn may_dial_beside(&self, dials: &HashSet<Holder>, key: PeerKey, io: &I) -> bool {
         // a request of a further peer of the only node needs no circuit
         let request = if io.has_one_node() { 1 } else { OF_PEER };
-        let applicant = self.applicant(Some(key), None, io);
+        let applicant = Applicant::new(Some(key), self.dialled_at(key), io);
         self.dials == 0 || applicant.added_to(dials) + request <= io.places()
     }
 
@@ -193,7 +199,14 @@ impl<I: Io> Core<I> {
         self.peers.get(key)?.address
     }
 
-    /// Whether the places of a peer can be had now.
+    /// Where the circuit for the next link of a peer is dialled: `dial`, if this side dials the link.
+    fn source(&self, key: PeerKey, dial: bool) -> Option<Listener> {
+        let mut held = self.held.iter().filter(|_| !dial);
+        let held = held.find(|it| it.peer == key);
+        held.map(|it| it.source).or_else(|| self.dialled_at(key))
+    }
+
+    /// Whether the places of a peer whose circuit is dialled to this address can be had now.
     fn has_place(&self, key: Option<PeerKey>, address: Option<Listener>, io: &mut I) -> bool {
         if !io.has_place() {
             return false;
@@ -202,17 +215,12 @@ impl<I: Io> Core<I> {
             return true;
         }
         let taken = self.taken(io).all;
-        self.applicant(key, address, io).added_to(&taken) <= io.places()
-    }
-
-    fn applicant(&self, key: Option<PeerKey>, address: Option<Listener>, io: &I) -> Applicant {
-        let of_peer = key.and_then(|key| self.peers.get(key)?.address);
-        let node = of_peer.or(address).and_then(|at| io.node_at(at));
-        Applicant { key, node }
+        Applicant::new(key, address, io).added_to(&taken) <= io.places()
     }
 
     /// The places that are used on circuits. A lingering link has none: this side does not post to
-    /// it any more, and the peer decides when it ends.
+    /// it any more, and the peer decides when it ends. The links of a peer that dials from another
+    /// address than it states have a circuit each.
     fn taken(&self, io: &I) -> Taken {
         let (mut all, mut dials) = (HashSet::new(), HashSet::new());
         let mut next = self.links.at_or_behind(0);
@@ -224,7 +232,7 @@ impl<I: Io> Core<I> {
             if link.state == State::Lingering {
                 continue;
             }
-            let node = self.applicant(Some(link.peer), None, io).node;
+            let node = io.node_of(key, self.dialled_at(link.peer));
             let circuit = node.map_or(Holder::CircuitOf(link.peer), Holder::Circuit);
             for holder in [Holder::Target(link.peer), circuit] {
                 all.insert(holder);
@@ -285,7 +293,8 @@ impl<I: Io> Core<I> {
         // those behind it wait until its places are free
         if let Some((taken, key)) = taken.zip(self.waiters.get(next).copied())
             && !self.has_link(key)
-            && self.applicant(Some(key), None, io).added_to(&taken.all) > io.places()
+            && let applicant = Applicant::new(Some(key), self.source(key, false), io)
+            && applicant.added_to(&taken.all) > io.places()
         {
             return false;
         }
@@ -313,11 +322,11 @@ impl<I: Io> Core<I> {
         }
     }
 
-    /// Whether a request can be accepted, now or when there is a place. `key`: its peer, if it has
-    /// one. The peer has no accepted link.
+    /// Whether a request can be accepted, now or when there is a place. `source`: [`Io::source_of`].
+    /// `key`: its peer, if it has one. The peer has no accepted link.
     pub(super) fn may_request(
         &mut self,
-        request: &Request,
+        (request, source): (&Request, Listener),
         key: Option<PeerKey>,
         io: &mut I,
     ) -> bool {
@@ -325,7 +334,7 @@ impl<I: Io> Core<I> {
         if circuits && key.is_some_and(|key| self.has_link(key)) {
             return true;
         }
-        if self.has_place(key, Some(request.listener), io) {
+        if self.has_place(key, Some(source), io) {
             return true;
         }
         if !circuits && key.is_some_and(|key| self.is_dialling(key)) {
@@ -336,7 +345,7 @@ impl<I: Io> Core<I> {
         let ends = match circuits {
             false => self.dials < io.places(),
             true => {
-                let applicant = self.applicant(key, Some(request.listener), io);
+                let applicant = Applicant::new(key, Some(source), io);
                 self.dials == 0 || applicant.added_to(&self.taken(io).dials) <= io.places()
             }
         };

@@ -34,7 +34,7 @@ const REOPEN: Duration = Duration::from_millis(10);
 /// Where the dialler of a link is dialled for a circuit. Its request states an address, which could
 /// be that of another host; the IP address is that from which the connection manager has got the
 /// request. An endpoint listens at each address from which it dials, at one port.
-fn address_of(held: &ConnectRequest, stated: Listener) -> Listener {
+pub(super) fn address_of(held: &ConnectRequest, stated: Listener) -> Listener {
     let from = held.peer_addr().ok();
     let from = from.and_then(|from| Listener::new(from.ip(), stated.port()));
     from.unwrap_or(stated)

@@ -15,6 +15,7 @@ use super::super::receives::{ArrivalKey, AtSender, Envelope, Payload};
 use super::super::recover::Waiting;
 use super::super::rma::RmaOp;
 use super::super::streams::Asked;
+use super::handshake::address_of;
 use super::{Executor, Place, Todo};
 use crate::errno::{FiErrno, Result};
 use crate::log::warn_log;
@@ -74,6 +75,25 @@ impl Io for Executor {
     fn node_at(&self, address: Listener) -> Option<(IpAddr, u64)> {
         let node = self.xrc.as_ref()?.circuits.node(address)?;
         Some((address.socket_addr().ip(), node.get()))
+    }
+
+    fn node_of(&self, link: LinkKey, peer: Option<Listener>) -> Option<(IpAddr, u64)> {
+        let xrc = self.xrc.as_ref()?;
+        let Some(port) = self.links.get(link).and_then(|on| on.port.as_ref()) else {
+            return self.node_at(peer?);
+        };
+        let up = port.circuit.and_then(|circuit| xrc.circuits.get(circuit));
+        match up {
+            Some(on) => Some((port.address.socket_addr().ip(), on.node.get())),
+            None => self.node_at(port.address),
+        }
+    }
+
+    fn source_of(&self, held: &Held, request: &Request) -> Listener {
+        match held {
+            Held::Connect(_) => request.listener,
+            Held::Link(held, _) => address_of(held, request.listener),
+        }
     }
 
     fn has_one_node(&self) -> bool {

@@ -543,6 +543,52 @@ fn a_peer_that_states_many_ports_adds_no_entries() {
     );
 }
 
+/// A circuit leads to the IP address from which its peer has dialled, whatever the peer states:
+/// places are counted there.
+#[test]
+fn places_are_counted_where_circuits_lead() {
+    let at = |host: u8| std::net::SocketAddr::from(([127, 0, 0, host], 0));
+    let states = |end: &End, host: u8| {
+        end.state(|state| {
+            let port = state.core.config.listener.socket_addr().port();
+            state.core.config.listener = Listener::new([127, 0, 0, host].into(), port).unwrap();
+        });
+    };
+    let a = || open_at(&Node::new().process(), Some(at(2)));
+    // one at another host states the IP address of B
+    let b = open_at(&Node::new().process(), Some(at(3)));
+    let other = open_at(&Node::new().process(), Some(at(4)));
+    states(&other, 3);
+    // two of one node state another IP address than theirs
+    let node = Node::new();
+    let twins = [0, 1].map(|_| open_at(&node.process(), Some(at(5))));
+    twins.iter().for_each(|twin| states(twin, 6));
+    let [first, second] = twins;
+    for (ends, circuits) in [([b, other], 2), ([first, second], 1)] {
+        let a = a();
+        for end in &ends {
+            end.send(end.knows(&a), Some(9), &[1; 8], 1);
+        }
+        let limit = Instant::now() + Duration::from_secs(20);
+        let attached = || {
+            a.state(|state| {
+                let keys: Vec<_> = state.io.links.keys().collect();
+                let attached = |key: &&LinkKey| state.io.port_mut(**key).unwrap().attached;
+                keys.iter().filter(attached).count()
+            })
+        };
+        while (objects(&a).0, attached()) != (circuits, 2) {
+            a.poll();
+            for end in &ends {
+                end.poll();
+            }
+            assert!(Instant::now() < limit, "{:?} {}", objects(&a), attached());
+        }
+        let places = a.state(|state| state.core.places_taken(&state.io));
+        assert_eq!(places, circuits + 2);
+    }
+}
+
 /// A reply states that the circuits of its endpoint have ended.
 #[test]
 fn a_peer_that_replies_as_another_one_ends_none_of_its_targets() {
