@@ -43,8 +43,8 @@ pub(crate) trait CircuitUser: Send + Sync {
     /// The peer has not connected the other direction in time.
     fn not_answered(&self);
 
-    /// The peer's answer has arrived some time ago, and its request is missing: looks whether its
-    /// process lives.
+    /// The peer's answer has arrived, or the peer was redirected, some time ago, and its request is
+    /// missing: looks whether its process lives.
     fn probe(&self);
 
     /// The peer's process has ended, unless the connection is established: it has ended the exchange

@@ -443,30 +443,18 @@ impl Circuits {
         self.send(Notice::new(&self.this, (from, to), end, None, keep));
     }
 
-    /// Asks whether the process of a peer's receive queue lives, which answers a notice to nobody.
-    /// If it has ended, the user gets [`CircuitUser::process_ended`]. No effect unless another
-    /// connection to the queue has shown where the process takes notices.
-    pub(crate) fn ask(
-        &self,
-        from: Option<SocketAddr>,
-        (ip, srq): (IpAddr, SrqNumber),
-        user: Weak<dyn CircuitUser>,
-    ) {
-        let process = {
-            let state = self.state.lock();
-            state.peer_queues.process(ip, srq)
-        };
-        if let Some(to) = process {
-            let nobody = End { to: 0, from: 0 };
-            let asks = Some(user);
-            self.send(Notice::new(
-                &self.this,
-                (from, to),
-                nobody,
-                asks,
-                Box::new(()),
-            ));
-        }
+    /// Asks whether the process lives that takes notices at the second address, which answers one to
+    /// nobody. If it has ended, the user gets [`CircuitUser::process_ended`].
+    pub(crate) fn ask(&self, path: (Option<SocketAddr>, SocketAddr), user: Weak<dyn CircuitUser>) {
+        let nobody = End { to: 0, from: 0 };
+        let notice = Notice::new(&self.this, path, nobody, Some(user), Box::new(()));
+        self.send(notice);
+    }
+
+    /// Where the process of a peer's receive queue takes notices, if a connection to the queue has
+    /// shown that.
+    pub(crate) fn process_of(&self, ip: IpAddr, srq: SrqNumber) -> Option<SocketAddr> {
+        self.state.lock().peer_queues.process(ip, srq)
     }
 
     fn send(&self, notice: Arc<Notice>) {
@@ -519,6 +507,14 @@ impl Circuits {
             return Ok(port);
         }
         Err(FiErrno::EADDRINUSE)
+    }
+
+    /// This side states that it listens at this port, as one whose process has ended.
+    #[cfg(test)]
+    pub(crate) fn state_port(&self, port: u16) {
+        for at in &mut self.state.lock().listeners {
+            at.port = port;
+        }
     }
 
     /// The port of the listeners at a local address, if they are open.

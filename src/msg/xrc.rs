@@ -39,6 +39,8 @@ pub(crate) struct XrcSide {
     tag: u32,
     /// Where the peer takes reciprocal requests and notices.
     notices: Option<SocketAddr>,
+    /// Where the process of a `weft` peer takes notices, while this side waits for its request.
+    process: Option<SocketAddr>,
     /// The peer has been told the end.
     told: bool,
     pub(super) local: Option<SocketAddr>,
@@ -114,6 +116,13 @@ impl Peer for Leaving {
     fn acknowledge(&self) {}
 
     fn sever(&self) {}
+}
+
+/// A port of the peer; `None`: the peer has stated none.
+fn peer_at(peer: Option<SocketAddr>, port: u16) -> Option<SocketAddr> {
+    let mut peer = peer.filter(|_| port != 0)?;
+    peer.set_port(port);
+    Some(peer)
 }
 
 impl Core {
@@ -248,6 +257,7 @@ impl Core {
         let opened = self.open_target(control, &request);
         if opened.as_ref().err() == Some(&FiErrno::ENOENT) && request.names_target() {
             if request.redirect(port, control.xrc.own, request.is_marked()) {
+                control.xrc.process = peer_at(control.xrc.remote, request.header().port);
                 circuits.expect(control.xrc.own);
                 return Ok(());
             }
@@ -255,9 +265,10 @@ impl Core {
             return Err(FiErrno::ECONNABORTED);
         }
         let answered = opened.and_then(|target| {
+            let notices = control.xrc.local.and_then(|at| circuits.port_at(at));
             let answer = Header {
                 kind: Kind::Original,
-                port: 0,
+                port: notices.filter(|_| request.is_marked()).unwrap_or(0),
                 target: control.xrc.own,
                 srq: self.srq_number(control)?,
                 tag: control.xrc.tag,
@@ -430,6 +441,7 @@ impl Core {
         }
         if peer.is_some() {
             control.xrc.peer = header.target;
+            control.xrc.process = peer_at(control.xrc.remote, header.port);
         }
         control.xrc.peer_srq = SrqNumber::new(header.srq);
         control.xrc.answer = Some(answer.behind(HEADER_SIZE));
@@ -667,15 +679,17 @@ impl CircuitUser for Core {
         let Some(control) = self.control.try_lock() else {
             return;
         };
+        let redirected = self.conn.state.is(State::Accepting) && control.xrc.process.is_some();
         // another provider's queue need not permit it
-        if !self.conn.state.is(State::Connecting) || control.xrc.peer == 0 {
+        let answered = self.conn.state.is(State::Connecting) && control.xrc.peer != 0;
+        if !redirected && !answered {
             return;
         }
         // A request that fails ends the circuit, and with it the connections of its other users.
         let shared = self
             .own_circuit()
             .is_some_and(|circuit| circuit.is_shared());
-        if !shared {
+        if answered && !shared {
             if let Some((binding, _)) = control.engine_queue() {
                 let _ = binding.cq.progress_engine_requests();
             }
@@ -686,17 +700,25 @@ impl CircuitUser for Core {
             }
             // a device may find out late that a target has ended with all its holders
         }
-        let xrc = &control.xrc;
-        if let (Ok(circuits), Some(remote), Some(srq)) = (self.circuits(), xrc.remote, xrc.peer_srq)
-        {
-            circuits.ask(xrc.local, (remote.ip(), srq), self.user());
+        let (Ok(circuits), xrc) = (self.circuits(), &control.xrc) else {
+            return;
+        };
+        // an earlier release does not state it
+        let known = || circuits.process_of(xrc.remote?.ip(), xrc.peer_srq?);
+        if let Some(process) = xrc.process.or_else(known) {
+            circuits.ask((xrc.local, process), self.user());
         }
     }
 
     fn process_ended(&self) {
-        let peer = self.control.lock().xrc.peer;
+        let control = self.control.lock();
+        let (peer, process) = (control.xrc.peer, control.xrc.process);
         if self.conn.state.is(State::Connecting) && peer != 0 {
             self.conn.qp_failed();
+        } else if self.conn.state.is(State::Accepting) && process.is_some() {
+            // nothing of the connection exists yet
+            let error = FiErrno::ECONNABORTED;
+            self.conn.not_connected(error, 0, PrivateData::EMPTY);
         }
     }
 

@@ -732,6 +732,84 @@ fn the_close_of_an_accepted_endpoint_is_told() {
     transfer((&server, &stays.1), &client, 2);
 }
 
+/// A port of the device at which nothing listens.
+fn dead_port(device: &Arc<Device>) -> u16 {
+    let listener = Listener::open_service(device, address(device), 1, Token(99)).unwrap();
+    listener.local_addr().unwrap().port()
+}
+
+/// The failure of the connection of an endpoint, whose peer's process does not listen any more.
+fn aborted(host: &Host, token: usize, begin: Instant) {
+    let error = next_error(&host.eq);
+    let expected = (Token(token), FiErrno::ECONNABORTED);
+    assert_eq!((error.owner, error.err), expected);
+    // otherwise it waits 10 s
+    let took = begin.elapsed();
+    assert!(took < Duration::from_secs(5), "{took:?}");
+}
+
+/// A process is killed when it has accepted a connection on a circuit that others use, and which
+/// another process of its node keeps: nothing but its port shows that.
+#[test]
+fn the_end_of_a_process_that_has_accepted_on_a_shared_circuit_is_found() {
+    let device = device();
+    let directory = Directory::new("accepted");
+    let client = Host::of(&device, directory.places("a"));
+    let hosts = [0, 1].map(|_| Host::of(&device, directory.places("b")));
+    let [(_pep, first_at), (_other, second_at)] =
+        hosts.each_ref().map(|h| xrc_listener(&device, h));
+    let stays = connect((&client, &hosts[0]), first_at, 0, |_| {});
+    let dials = client.endpoint(on_xrc(11));
+    dials.connect(Some(second_at), b"").unwrap();
+    let (request, _) = next_request(&hosts[1].eq);
+    let circuits = hosts[1].domain.circuits().unwrap();
+    circuits.listen_at(second_at).unwrap();
+    circuits.state_port(dead_port(&device));
+    let driver = hosts[1].domain.driver().unwrap();
+    // it sends no reciprocal request
+    let events = driver.dispatcher().registry();
+    let begin = Instant::now();
+    let _accepts = hosts[1].accept(request, on_xrc(21));
+    aborted(&client, 11, begin);
+    drop(events);
+    transfer((&client, &stays.0), &hosts[0], 1);
+    transfer((&hosts[0], &stays.1), &client, 2);
+}
+
+/// A client is killed when a process that does not have the target of its circuit has answered, so
+/// that the client's request for a new circuit does not come.
+#[test]
+fn the_end_of_a_redirected_client_is_found() {
+    let device = device();
+    let private = || Places {
+        demanded: Some("private".into()),
+        runtime_dir: None,
+    };
+    let client = Host::new(&device);
+    let hosts = [0, 1].map(|_| Host::of(&device, private()));
+    let [(_pep, first_at), (_other, second_at)] =
+        hosts.each_ref().map(|h| xrc_listener(&device, h));
+    let stays = connect((&client, &hosts[0]), first_at, 0, |_| {});
+    let circuits = client.domain.circuits().unwrap();
+    circuits.state_port(dead_port(&device));
+    let dials = client.endpoint(on_xrc(11));
+    dials.connect(Some(second_at), b"").unwrap();
+    let (request, _) = next_request(&hosts[1].eq);
+    let driver = client.domain.driver().unwrap();
+    let events = driver.dispatcher().registry();
+    let begin = Instant::now();
+    let accepts = hosts[1].accept(request, on_xrc(21));
+    assert!(accepts.core.conn.state.is(State::Accepting), "redirected");
+    aborted(&hosts[1], 21, begin);
+    drop(events);
+    // it lives after all
+    let error = next_error(&client.eq);
+    let refused = (Token(11), FiErrno::ECONNREFUSED);
+    assert_eq!((error.owner, error.err), refused);
+    transfer((&client, &stays.0), &hosts[0], 1);
+    transfer((&hosts[0], &stays.1), &client, 2);
+}
+
 /// Two queues that live have different numbers: the peer of the older connection has ended.
 #[test]
 fn a_connection_to_a_queue_that_has_ended_ends() {

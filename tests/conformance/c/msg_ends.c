@@ -6,6 +6,9 @@
  *   msg_ends abandoned PROV NODE  an endpoint is closed after fi_accept: the peer has an event within 2 s
  *   msg_ends killed PROV NODE     a server is killed after fi_accept, of its first connection or of a second one:
  *                                 each endpoint of its peer has an event within 2 s
+ *   msg_ends beside PROV NODE     the same while a process of the server's node stays, which its peer is connected to
+ *   msg_ends redirected PROV NODE clients are killed when a second server of the host is about to accept: its endpoint
+ *                                 has an event within 2 s
  *
  * Ends with 0, or says what went wrong. Plain libfabric 1.17. */
 #include "rdm_processes.h"
@@ -14,7 +17,7 @@ enum { OTHERS = 3, EACH = 3, ROUNDS = 10 };
 #define KILLING_SECONDS 6
 
 /* Words of the board */
-enum { STOP, FAILED, CONNECTIONS };
+enum { STOP, FAILED, CONNECTIONS, VICTIM, ENDED };
 
 struct host {
 	struct fi_info *info;
@@ -117,14 +120,13 @@ static int next_event(struct host *host, int timeout, struct fi_eq_cm_entry *ent
 /* ---- others ---- */
 
 /* Accepts what comes, and closes what has ended. */
-static void others_server(int argument)
+static void others_server(int place)
 {
 	struct host host;
 	struct fid_pep *pep;
 
-	(void)argument;
 	open_host(&host, "0");
-	listen_at(&host, &pep);
+	listen_as(&host, &pep, place);
 	while (told(STOP) < 2) {
 		struct fi_eq_cm_entry entry;
 		struct fi_eq_err_entry error;
@@ -286,12 +288,19 @@ static void mortal_server(int round)
 	kill(getpid(), SIGKILL);
 }
 
-static void bereaved_client(int argument)
+static void bereaved_client(int beside)
 {
+	struct fid_ep *kept = NULL;
 	struct host host;
 
-	(void)argument;
 	open_host(&host, NULL);
+	if (beside) {
+		struct fi_eq_cm_entry entry;
+		struct fi_eq_err_entry error;
+
+		kept = dial_at(&host, ROUNDS);
+		IS(next_event(&host, 20000, &entry, &error) == FI_CONNECTED);
+	}
 	for (int round = 0; round < ROUNDS; round++) {
 		struct fi_eq_cm_entry entry;
 		struct fi_eq_err_entry error;
@@ -311,17 +320,20 @@ static void bereaved_client(int argument)
 			if (now() - begin > 2)
 				die("round %d: event %d, error %d, after %.1f s", round, kind, kind ? 0 : error.err, now() - begin);
 			IS(kind == 0 || kind == FI_SHUTDOWN || kind == FI_CONNECTED);
+			IS(!kept || (kind ? entry.fid : error.fid) != &kept->fid);
 			ended += kind != FI_CONNECTED;
 		}
 		for (int i = 0; i < count; i++)
 			MUST(fi_close(&ep[i]->fid));
 	}
+	if (kept)
+		MUST(fi_close(&kept->fid));
 	close_host(&host);
 }
 
-static void check_killed(void)
+static void kill_servers(int beside)
 {
-	pid_t client = start("client", bereaved_client, 0);
+	pid_t client = start("client", bereaved_client, beside);
 
 	for (int round = 0; round < ROUNDS; round++) {
 		pid_t pid = start("server", mortal_server, round);
@@ -332,11 +344,100 @@ static void check_killed(void)
 	IS(status_of(client, "client") == 0);
 }
 
+static void check_killed(void) { kill_servers(0); }
+
+static void check_beside(void)
+{
+	pid_t stays = start("stays", others_server, ROUNDS);
+
+	kill_servers(1);
+	put(STOP, 2);
+	IS(status_of(stays, "stays") == 0);
+}
+
+/* ---- redirected ---- */
+
+/* Is connected to one server of the host, so that its request to the other one names what the first one has. */
+static void doomed_client(int argument)
+{
+	struct fi_eq_cm_entry entry;
+	struct fi_eq_err_entry error;
+	struct host host;
+
+	(void)argument;
+	open_host(&host, NULL);
+	dial(&host);
+	IS(next_event(&host, 20000, &entry, &error) == FI_CONNECTED);
+	put(VICTIM, getpid());
+	dial_at(&host, 1);
+	for (;;)
+		next_event(&host, 1000, &entry, &error);
+}
+
+static void second_server(int argument)
+{
+	struct fid_pep *pep;
+	struct host host;
+
+	(void)argument;
+	open_host(&host, "0");
+	listen_as(&host, &pep, 1);
+	for (int i = 0; i < ROUNDS; i++) {
+		struct fi_eq_cm_entry entry;
+		struct fi_eq_err_entry error;
+		struct fid_ep *ep;
+		pid_t victim;
+		double begin;
+
+		IS(next_event(&host, 20000, &entry, &error) == FI_CONNREQ);
+		ep = open_ep(&host, entry.info);
+		fi_freeinfo(entry.info);
+		victim = (pid_t)told(VICTIM);
+		IS(victim > 0 && kill(victim, SIGKILL) == 0);
+		/* the first process waits for it */
+		UNTIL(kill(victim, 0) == -1 && errno == ESRCH, pause_ms(1));
+		begin = now();
+		/* it may be known that the client has ended */
+		if (fi_accept(ep, NULL, 0) == 0) {
+			int kind;
+
+			while ((kind = next_event(&host, 20000, &entry, &error)) == FI_CONNECTED)
+				;
+			if (now() - begin > 2)
+				die("event %d, error %d, after %.1f s", kind, kind ? 0 : error.err, now() - begin);
+			IS(kind == 0 || kind == FI_SHUTDOWN);
+		}
+		MUST(fi_close(&ep->fid));
+		add(ENDED);
+	}
+	MUST(fi_close(&pep->fid));
+	close_host(&host);
+}
+
+static void check_redirected(void)
+{
+	pid_t first = start("first", others_server, 0), second = start("second", second_server, 0);
+
+	for (int i = 0; i < ROUNDS; i++) {
+		pid_t client = start("client", doomed_client, 0);
+		int status;
+
+		IS(waitpid(client, &status, 0) == client && WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+		/* what is next at the second server is of the next client */
+		UNTIL(told(ENDED) == (uint64_t)i + 1, pause_ms(1));
+	}
+	IS(status_of(second, "second") == 0);
+	put(STOP, 2);
+	IS(status_of(first, "first") == 0);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct mode modes[] = { { "others", check_others },
 					     { "abandoned", check_abandoned },
-					     { "killed", check_killed } };
+					     { "killed", check_killed },
+					     { "beside", check_beside },
+					     { "redirected", check_redirected } };
 
 	alarm(80);
 	return run_mode(modes, sizeof modes / sizeof *modes, argc, argv);
