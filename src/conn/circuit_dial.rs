@@ -115,6 +115,11 @@ impl Dial {
         if let Err(error) = self.begin(circuits) {
             self.failed(error, 0, &PrivateData::EMPTY);
         }
+        // a dial can end while its place is looked for: no other one waits for it
+        let ended = self.state.lock().ended;
+        if let Some(this) = self.this.upgrade().filter(|_| ended) {
+            circuits.made(&this, None);
+        }
     }
 
     fn begin(&self, circuits: &Circuits) -> Result<()> {

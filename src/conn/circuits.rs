@@ -517,6 +517,20 @@ impl Circuits {
         }
     }
 
+    /// [`Self::place`], as if the dial had not ended meanwhile.
+    #[cfg(test)]
+    pub(crate) fn place_ended(&self, dial: &Arc<Dial>) {
+        self.place(dial, false);
+    }
+
+    /// The number of circuits that are being made.
+    #[cfg(test)]
+    pub(crate) fn making(&self) -> usize {
+        let state = self.state.lock();
+        let making = state.places.iter().filter(|place| place.maker.is_some());
+        making.count()
+    }
+
     /// The port of the listeners at a local address, if they are open.
     pub(crate) fn port_at(&self, local: SocketAddr) -> Option<u16> {
         let state = self.state.lock();

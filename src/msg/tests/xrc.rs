@@ -2,7 +2,7 @@
 
 use super::keys::{TARGET, kind};
 use super::*;
-use crate::conn::{CircuitUser, Listener, State};
+use crate::conn::{CircuitUser, DialConfig, Listener, State};
 use crate::mr::Mode;
 use crate::queue::Counter;
 use crate::verbs::replaced::{self, LISTENER_FAILS};
@@ -808,6 +808,30 @@ fn the_end_of_a_redirected_client_is_found() {
     assert_eq!((error.owner, error.err), refused);
     transfer((&client, &stays.0), &hosts[0], 1);
     transfer((&hosts[0], &stays.1), &client, 2);
+}
+
+/// A dial ends while the circuit for it is looked for: no other one waits for its circuit.
+#[test]
+fn an_ended_dial_makes_no_circuit() {
+    let device = device();
+    let client = Host::new(&device);
+    let user: std::sync::Weak<dyn CircuitUser> = client.endpoint(on_xrc(10)).core.weak();
+    let circuits = client.domain.circuits().unwrap();
+    let config = DialConfig {
+        from: None,
+        to: address(&device),
+        pd: Arc::clone(client.domain.pd()),
+        cq: Arc::clone(&client.cq),
+        qp: crate::verbs::QpConfig::SMALL,
+    };
+    let dial = circuits.dial(user, config, false);
+    dial.end();
+    circuits.place_ended(&dial);
+    let start = Instant::now();
+    while circuits.making() != 0 {
+        assert!(start.elapsed() < LIMIT, "it is still being made");
+        std::thread::yield_now();
+    }
 }
 
 /// Two queues that live have different numbers: the peer of the older connection has ended.
