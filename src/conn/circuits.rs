@@ -143,6 +143,8 @@ struct State {
     /// The identifiers of requests that are answered.
     retired: Vec<(Retired, Instant)>,
     closed: bool,
+    /// The driver has failed: nothing is connected any more.
+    failed: bool,
 }
 
 impl State {
@@ -263,8 +265,14 @@ impl Circuits {
     }
 
     /// A number by which peers find this user; not 0.
+    ///
+    /// # Errors
+    /// `EOTHER`: the driver has failed. Those of getrandom(2).
     pub(crate) fn register(&self, user: Weak<dyn CircuitUser>) -> Result<u32> {
         let mut state = self.state.lock();
+        if state.failed {
+            return Err(FiErrno::EOTHER);
+        }
         loop {
             // the low half is as random as the whole
             let tag = crate::mr::random()? as u32;
@@ -459,7 +467,7 @@ impl Circuits {
 
     fn send(&self, notice: Arc<Notice>) {
         let mut state = self.state.lock();
-        if state.closed {
+        if state.closed || state.failed {
             return;
         }
         let due = Instant::now() + NOTICE;
@@ -799,14 +807,19 @@ impl Driven for Circuits {
         next.into_iter().chain(held).min()
     }
 
-    /// Endpoints that wait for the peer's request are not connected. Those that are connected need
-    /// no driver until they close.
+    /// Endpoints that are being connected are not connected. Those that are connected need no driver
+    /// until they close.
     fn fail(&self) {
-        for (_, due) in &mut self.state.lock().awaiting {
-            *due = Instant::now();
-        }
-        let (due, _) = self.take_due(Instant::now());
-        due.users.iter().for_each(|user| user.not_answered());
+        let (users, notices) = {
+            let mut state = self.state.lock();
+            state.failed = true;
+            let users: Vec<_> = state.users.values().filter_map(Weak::upgrade).collect();
+            (users, std::mem::take(&mut state.notices))
+        };
+        users.iter().for_each(|user| user.not_answered());
+        // what waits for their answers
+        drop(notices);
+        self.ended.notify_all();
     }
 }
 

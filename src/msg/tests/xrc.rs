@@ -2,7 +2,7 @@
 
 use super::keys::{TARGET, kind};
 use super::*;
-use crate::conn::{CircuitUser, DialConfig, Listener, State};
+use crate::conn::{CircuitUser, DialConfig, Driven, Listener, State};
 use crate::mr::Mode;
 use crate::queue::Counter;
 use crate::verbs::replaced::{self, LISTENER_FAILS};
@@ -832,6 +832,24 @@ fn an_ended_dial_makes_no_circuit() {
         assert!(start.elapsed() < LIMIT, "it is still being made");
         std::thread::yield_now();
     }
+}
+
+/// The driver has failed: what is being connected fails, and so does what is connected later.
+#[test]
+fn nothing_is_connected_without_a_driver() {
+    let device = device();
+    let (client, server) = (Host::new(&device), Host::new(&device));
+    let (_pep, addr) = xrc_listener(&device, &server);
+    let first = connect((&client, &server), addr, 0, |_| {});
+    let dials = client.endpoint(on_xrc(11));
+    dials.connect(Some(addr), b"").unwrap();
+    let (_request, _) = next_request(&server.eq);
+    Driven::fail(&**client.domain.circuits().unwrap());
+    assert_eq!(next_error(&client.eq).owner, Token(11));
+    let again = client.endpoint(on_xrc(12));
+    let connected = again.connect(Some(addr), b"");
+    assert_eq!(connected, Err(FiErrno::EOTHER));
+    transfer((&client, &first.0), &server, 1);
 }
 
 /// Two queues that live have different numbers: the peer of the older connection has ended.
