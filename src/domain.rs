@@ -212,6 +212,15 @@ impl Domain {
         Ok(Arc::clone(open.insert(opened).xrcd()))
     }
 
+    /// Ends the circuits of connected endpoints on XRC (`fi_close(3)`), and waits at most 1 s for
+    /// their notices. No endpoint is left. Idempotent. The drop does the same, but an event of the
+    /// connection manager, whose lock is held, may have the last reference.
+    pub fn close(&self) {
+        if let Some(circuits) = self.circuits.get() {
+            circuits.close();
+        }
+    }
+
     /// The identities of the domain's shared receive contexts.
     pub(crate) fn shared_ids(&self) -> &SharedIds {
         &self.shared
@@ -225,8 +234,8 @@ impl Domain {
 
 impl Drop for Domain {
     fn drop(&mut self) {
+        self.close();
         if let Some(circuits) = self.circuits.get() {
-            circuits.close();
             let counts = circuits.counts();
             info_log!(EpCtrl, "counts: {counts}");
             self.note_counts(&counts);

@@ -66,6 +66,7 @@ unsafe impl Kind for Domain {
             let reason = "the domain has keys of fi_mr_map_raw: call fi_mr_unmap_key first";
             return Err(refused!(FI_LOG_DOMAIN, EBUSY, "{reason}"));
         }
+        domain.engine.close();
         Ok(())
     }
 }

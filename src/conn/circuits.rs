@@ -726,10 +726,12 @@ impl Circuits {
     }
 
     /// Ends the domain's circuits: waits at most 1 s for the notices under way. No endpoint is
-    /// left.
+    /// left. Idempotent; the first call acquires the dispatcher's lock.
     pub(crate) fn close(&self) {
         let mut state = self.state.lock();
-        state.closed = true;
+        if std::mem::replace(&mut state.closed, true) {
+            return;
+        }
         let deadline = Instant::now() + NOTICE;
         while !state.notices.is_empty() && self.driver.is_of_this_process() {
             if self.ended.wait_until(&mut state, deadline).timed_out() {

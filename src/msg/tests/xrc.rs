@@ -852,6 +852,23 @@ fn nothing_is_connected_without_a_driver() {
     transfer((&client, &first.0), &server, 1);
 }
 
+/// An event of the connection manager may have the last reference to a domain, with the lock of the
+/// dispatcher held.
+#[test]
+fn a_closed_domain_ends_inside_an_event() {
+    let device = device();
+    let (client, server) = (Host::new(&device), Host::new(&device));
+    let (_pep, addr) = xrc_listener(&device, &server);
+    let (dials, accepts) = connect((&client, &server), addr, 0, |_| {});
+    dials.close();
+    accepts.close();
+    client.domain.close();
+    let driver = client.domain.driver().unwrap();
+    let events = driver.dispatcher().registry();
+    drop((dials, client));
+    drop(events);
+}
+
 /// Two queues that live have different numbers: the peer of the older connection has ended.
 #[test]
 fn a_connection_to_a_queue_that_has_ended_ends() {
