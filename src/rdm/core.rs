@@ -127,6 +127,10 @@ pub trait Io {
     /// errors. [`Core::silenced`] follows for all links of the target, not during this call.
     fn silence(&mut self, _link: LinkKey) {}
 
+    /// The device may still send the packet of an operation. [`Self::complete`] follows at once, but
+    /// the memory of the packet must not change before its link has ended.
+    fn keep_packet(&mut self, _op: Self::Op) {}
+
     /// An operation is complete. With an error its packet may have arrived or not.
     fn complete(&mut self, op: Self::Op, result: Result<()>);
 

@@ -709,10 +709,11 @@ impl Executor {
         self.complete(key, Err(FiErrno::ENOMEM));
     }
 
-    /// Whether the message of a part is still under way.
+    /// Whether the message of a part is still under way, and the receiver has not ended it.
     pub(super) fn is_part_of_open_message(&self, part: TxKey) -> bool {
         let kind = self.tx.get(part).map(|part| part.kind);
-        matches!(kind, Some(Kind::Data { of, .. }) if self.tx.get(of).is_some())
+        let open = |of| self.tx.get(of).is_some_and(|op| op.fin.is_none());
+        matches!(kind, Some(Kind::Data { of, .. }) if open(of))
     }
 
     /// Number of messages that are under way, or whose entry was not taken.

@@ -163,6 +163,12 @@ impl LinkQp {
         self.kept.push(slot);
     }
 
+    /// Number of slots that are kept.
+    #[cfg(test)]
+    pub(super) fn kept(&self) -> usize {
+        self.kept.len()
+    }
+
     /// Whether a packet can be posted. If not, [`Links::completed`] reports when it can.
     pub(super) fn has_room(&mut self, numbered: bool) -> bool {
         let room = self.queue.has_room(numbered) && self.qp.is_some() && self.ending.is_none();

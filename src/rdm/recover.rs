@@ -452,7 +452,13 @@ impl<I: Io> Core<I> {
                 if let Some(entry) = self.ops.remove(op)
                     && !entry.done
                 {
-                    io.complete(entry.op, Err(error));
+                    if number == 0 && !entry.sent {
+                        io.keep_packet(entry.op);
+                    }
+                    // that the peer has processed it is known although its SEND has not completed
+                    let processed = entry.ack && entry.acked;
+                    let result = if processed { Ok(()) } else { Err(error) };
+                    io.complete(entry.op, result);
                 }
             }
         }

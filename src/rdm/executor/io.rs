@@ -184,8 +184,8 @@ impl Io for Executor {
         match op.kind {
             Kind::Message => match result {
                 Ok(()) if op.form == Form::Whole && op.parts == 0 => self.finish(key, Ok(())),
-                Ok(()) => self.finish_if_over(key),
-                Err(error) => self.finish(key, Err(error)),
+                Err(error) if op.fin.is_none() => self.finish(key, Err(error)),
+                _ => self.finish_if_over(key),
             },
             Kind::Data { of, .. } => {
                 self.finish(key, result);
@@ -202,14 +202,24 @@ impl Io for Executor {
                 self.notice_ended(of, result);
             }
             Kind::Atomic(_) => match result {
-                Ok(()) => self.finish_if_over(key),
-                Err(error) => self.finish(key, Err(error)),
+                Err(error) if op.fin.is_none() => self.finish(key, Err(error)),
+                _ => self.finish_if_over(key),
             },
             Kind::Cts { .. }
             | Kind::Push { .. }
             | Kind::Pushed { .. }
             | Kind::Fin { .. }
             | Kind::Result { .. } => self.finish(key, result),
+        }
+    }
+
+    #[cold]
+    fn keep_packet(&mut self, key: TxKey) {
+        if let Some(op) = self.tx.get_mut(key)
+            && let Some(link) = op.posted_on.and_then(|link| self.links.get_mut(link))
+            && let Some(slot) = op.slot.take()
+        {
+            link.keep_until_removed(slot);
         }
     }
 
@@ -340,7 +350,11 @@ impl Io for Executor {
         let of_peer = |op: &Operation| op.peer == peer && !op.in_core;
         let messages = |op: &Operation| op.is_of_application() && of_peer(op);
         for key in self.tx.keys_where(messages) {
-            self.finish(key, Err(error));
+            match self.tx.get(key).and_then(|op| op.fin) {
+                None => self.finish(key, Err(error)),
+                // the peer has answered it, so its result is known
+                Some(_) => self.finish_if_over(key),
+            }
         }
         self.pulls.forget_peer(peer);
         self.streams.forget_peer(peer);

@@ -12,6 +12,7 @@ mod failures;
 mod links;
 mod net;
 mod nodes;
+mod outcomes;
 mod own_regions;
 mod pull;
 mod rings;

@@ -27,10 +27,10 @@ use crate::wire::rdm::Listener;
 const SECOND: Duration = Duration::from_secs(1);
 
 /// An endpoint with a region.
-struct Side {
-    end: End,
+pub(super) struct Side {
+    pub(super) end: End,
     region: Arc<Region>,
-    memory: Memory,
+    pub(super) memory: Memory,
 }
 
 impl Side {
@@ -67,7 +67,7 @@ impl Side {
         }
     }
 
-    fn range(&self, at: usize, len: usize) -> RemoteIov {
+    pub(super) fn range(&self, at: usize, len: usize) -> RemoteIov {
         RemoteIov {
             addr: (self.memory.addr() + at) as u64,
             len,
@@ -98,7 +98,7 @@ impl Side {
     }
 
     /// The only link.
-    fn key(&self) -> LinkKey {
+    pub(super) fn key(&self) -> LinkKey {
         self.end
             .state(|state| state.io.links.keys().next().unwrap())
     }
@@ -111,7 +111,7 @@ impl Side {
     }
 
     /// The next entry: the context, and the error of a failure.
-    fn entry(&self) -> (usize, Option<CompletionError>) {
+    pub(super) fn entry(&self) -> (usize, Option<CompletionError>) {
         let limit = Instant::now() + 20 * SECOND;
         loop {
             let mut found = None;
@@ -135,7 +135,7 @@ impl Side {
 }
 
 /// Two sides with one link, and the address of the second.
-fn connected(domain: &Arc<Domain>, transport: Transport) -> (Side, Side, FiAddr) {
+pub(super) fn connected(domain: &Arc<Domain>, transport: Transport) -> (Side, Side, FiAddr) {
     let (a, b) = (Side::open(domain, transport), Side::open(domain, transport));
     let to_b = a.end.knows(&b.end);
     let mut bytes = [0; 8];
@@ -145,7 +145,7 @@ fn connected(domain: &Arc<Domain>, transport: Transport) -> (Side, Side, FiAddr)
     (a, b, to_b)
 }
 
-fn memory(seed: usize, len: usize) -> Memory {
+pub(super) fn memory(seed: usize, len: usize) -> Memory {
     let memory = Memory::new(len);
     memory.set(0, &pattern(seed, len));
     memory
