@@ -148,8 +148,8 @@ pub trait Io {
     /// keeps, which hold the peer as before.
     ///
     /// If the peer had a session, it has ended: messages of the peer that were delivered as RTS and
-    /// are not complete are void. Their data must not be read any more, [`Core::answer`] refuses
-    /// answers, and the credit of stored ones is not given back.
+    /// are not complete are void. Their data must not be read any more, and [`Core::answer`] refuses
+    /// answers. The credit of stored ones is given back by the caller.
     fn failed(&mut self, peer: PeerKey, error: FiErrno, waiting: Waiting) -> u32;
 
     /// The connection block of this side for a link, which may not exist yet: an address that is a
@@ -232,7 +232,8 @@ pub struct Config {
     pub pool: Credit,
 }
 
-/// The session of which a packet is: its credit is given back to that session alone.
+/// The session of which a packet is: its credit is given back to that session, or to the pool when
+/// the session has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Origin {
     /// The peer. It stays the same if its session ends.
@@ -806,11 +807,12 @@ impl<I: Io> Core<I> {
             assert_eq!(open, out.is_some() && !peer.closing);
         }
         links += self.orphans.len();
+        let stale = self.pool.stale();
         assert_eq!(
-            (taken, links, dials),
+            (taken.add(Credit::new(stale.0, 0)), links, dials),
             (self.pool.taken(), self.links.len(), self.dials)
         );
         assert!(self.config.pool.covers(taken));
-        assert_eq!(lent, self.pool.lent());
+        assert_eq!(lent + stale.1, self.pool.lent());
     }
 }

@@ -25,6 +25,8 @@ pub struct Pool {
     size: Credit,
     taken: Credit,
     reserve: u32,
+    /// Blocks of messages that outlive their sessions: part of `taken`, and missing in `reserve`.
+    stale: (u32, u32),
 }
 
 impl Pool {
@@ -35,10 +37,11 @@ impl Pool {
             size,
             taken,
             reserve,
+            stale: (0, 0),
         }
     }
 
-    /// The credit that windows have taken.
+    /// The credit that windows have taken, and the blocks of messages that outlive their sessions.
     pub const fn taken(&self) -> Credit {
         self.taken
     }
@@ -77,6 +80,30 @@ impl Pool {
             self.taken = self.taken.add(amount);
         }
         fits
+    }
+
+    /// A message of a session that has ended is stored, and has so many blocks.
+    pub(super) fn keep(&mut self, blocks: u32) {
+        self.taken = self.taken.add(Credit::new(blocks, 0));
+        self.stale.0 += blocks;
+    }
+
+    /// Messages that have outlived their session do not use these blocks any more.
+    #[cold]
+    pub(super) fn give_back_stale(&mut self, blocks: u32) {
+        let (taken, lent) = self.stale;
+        debug_assert!(blocks <= taken + lent);
+        let to_reserve = blocks.min(lent);
+        let back = (blocks - to_reserve).min(taken);
+        self.stale = (taken - back, lent - to_reserve);
+        self.reserve += to_reserve;
+        self.give_back(Credit::new(back, 0));
+    }
+
+    /// Blocks of messages that have outlived their sessions: of the pool, and of the reserve.
+    #[cfg(test)]
+    pub(super) const fn stale(&self) -> (u32, u32) {
+        self.stale
     }
 
     fn give_back(&mut self, amount: Credit) {
@@ -135,10 +162,16 @@ impl Inbound {
         }
     }
 
-    /// The end of the session.
+    /// The end of the session. What its messages hold, which are stored or whose entries were not
+    /// taken, stays taken until [`Pool::give_back_stale`]: a peer that ends its session again and
+    /// again gets no more than others.
     pub(super) fn release(self, pool: &mut Pool) {
+        let held = self.used.sub(self.returned).blocks;
+        let lent = held.min(self.extra);
         pool.give_back(self.base().sub(SMALLEST));
-        pool.reserve += self.extra;
+        pool.reserve += self.extra - lent;
+        pool.stale.1 += lent;
+        pool.keep(held - lent);
     }
 
     /// The window without what is from the reserve.

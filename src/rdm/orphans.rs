@@ -17,7 +17,7 @@ use crate::wire::rdm::{Body, Epoch, Number, Packet};
 #[derive(Debug)]
 pub(super) struct Orphan {
     pub(super) link: LinkKey,
-    /// The count of the session.
+    /// The count of a session that no credit is given back to: the session may have other links.
     session: u32,
     /// The number of the next packet of the peer.
     expected: Number,
@@ -40,7 +40,7 @@ impl<I: Io> Core<I> {
         if let Some((inbound, of)) = of.and_then(|peer| Some((peer.inbound?, peer))) {
             self.orphans.push(Orphan {
                 link,
-                session: of.session,
+                session: of.session.wrapping_sub(1),
                 expected: of.expected,
                 inbound,
             });
@@ -144,8 +144,9 @@ impl<I: Io> Core<I> {
                 if !matches!(packet.body, Body::Rts { .. })
                     && let Some(slot) = slot.take()
                 {
-                    // the credit of an ended session is nobody's
-                    io.deliver(origin, packet, slot);
+                    self.pool.keep(packet.body.uses().blocks);
+                    let credit = io.deliver(origin, packet, slot);
+                    self.give_back(origin, credit);
                 }
             }
             _ => {}

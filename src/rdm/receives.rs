@@ -10,6 +10,7 @@
 mod names;
 mod repost;
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
@@ -194,6 +195,9 @@ pub(super) struct Store {
     untagged: Messages,
     posted: Slab<RxMark, Receive>,
     stored: Slab<StoredMark, Stored>,
+    /// As if 2^24 messages were stored.
+    #[cfg(test)]
+    pub(super) full: bool,
 }
 
 impl Store {
@@ -204,6 +208,8 @@ impl Store {
             untagged: Matching::new(!seed, 0, 0),
             posted: Slab::new(),
             stored: Slab::new(),
+            #[cfg(test)]
+            full: false,
         }
     }
 
@@ -301,6 +307,10 @@ impl Store {
 
     /// Stores a message that no receive matches. `None`: 2^24 messages are stored.
     fn store(&mut self, stored: Stored, peer: PeerIndex) -> Option<()> {
+        #[cfg(test)]
+        if self.full {
+            return None;
+        }
         let envelope = stored.envelope;
         let key = self.stored.insert(stored)?;
         let tag = envelope.tag.unwrap_or_default();
@@ -428,12 +438,14 @@ impl Store {
     }
 
     /// Drops the stored messages that fulfil a condition. The application holds the claims of
-    /// others, which stay as [`Payload::Lost`].
-    fn lose_where(&mut self, is: impl Fn(&Stored) -> bool) {
+    /// others, which stay as [`Payload::Lost`]. Returns their number.
+    fn lose_where(&mut self, is: impl Fn(&Stored) -> bool) -> u32 {
         let stored = &mut self.stored;
+        let mut count = 0;
         for messages in [&mut self.tagged, &mut self.untagged] {
             messages.retain(|message, claimed| {
                 let lost = stored.get_mut(message.payload).filter(|stored| is(stored));
+                count += u32::from(lost.is_some());
                 match lost {
                     None => true,
                     Some(stored) if claimed => {
@@ -447,6 +459,7 @@ impl Store {
                 }
             });
         }
+        count
     }
 
     /// Messages of `from` become messages of `into`. Returns the pairs that match now.
@@ -788,19 +801,24 @@ impl Receives {
     }
 
     /// Drops the stored messages of a peer whose payload is at the peer: it cannot be fetched any
-    /// more. Receives of those that are claimed fail.
-    pub(super) fn drop_absent(&mut self, peer: PeerKey) {
+    /// more. Receives of those that are claimed fail. Returns their session and their number: those
+    /// of earlier sessions were dropped before.
+    pub(super) fn drop_absent(&mut self, peer: PeerKey) -> Option<(Origin, u32)> {
         let me = match &self.home {
             Home::Own(_) => 0,
             Home::Shared(member) => member.owner,
         };
-        self.with(|store| {
-            store.lose_where(|stored| {
-                let at_peer =
-                    matches!(&stored.payload, Payload::AtSender(origin, _) if origin.peer == peer);
-                stored.owner == me && at_peer
-            });
+        let from = Cell::new(None);
+        let count = self.with(|store| {
+            store.lose_where(|stored| match &stored.payload {
+                Payload::AtSender(origin, _) if stored.owner == me && origin.peer == peer => {
+                    from.set(Some(*origin));
+                    true
+                }
+                _ => false,
+            })
         });
+        Some((from.get()?, count))
     }
 
     /// Messages of `from` become messages of `into`. Returns the endpoint's messages that match

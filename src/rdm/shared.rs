@@ -649,6 +649,7 @@ impl State {
                 }
             }
             Todo::Refused(link) => core.refused(link, io),
+            Todo::Dropped(origin) => core.dropped(origin, io),
             Todo::Room(link) => core.has_room(link, io),
             Todo::NoMemory(link) => core.no_memory(link, io),
             Todo::Broken(link) => io.broken(core, link),

@@ -410,6 +410,7 @@ impl<I: Io> Core<I> {
         }
         if ends && matches!(packet.body, Body::Rts { .. }) {
             // it cannot be answered
+            self.give_back(origin, packet.body.uses());
             self.list(key);
             return io.discard(slot);
         }
@@ -518,7 +519,7 @@ impl<I: Io> Core<I> {
     }
 
     /// Credit of delivered packets: blocks of matched messages, slots that were posted again. The
-    /// peer is told by the next [`Self::flush`].
+    /// peer is told by the next [`Self::flush`]. If their session has ended, others get the blocks.
     #[inline]
     pub fn give_back(&mut self, from: Origin, credit: Credit) {
         if let Some(peer) = self.peers.get_mut(from.peer)
@@ -530,7 +531,19 @@ impl<I: Io> Core<I> {
                 peer.listed = true;
                 self.reports.push(from.peer);
             }
+        } else {
+            self.pool.give_back_stale(credit.blocks);
         }
+    }
+
+    /// A message was dropped for lack of memory although its SEND has completed. Its session ends,
+    /// so that the peer learns that messages are lost.
+    #[cold]
+    pub fn dropped(&mut self, from: Origin, io: &mut I) {
+        if self.is_current(from) {
+            self.fail(from.peer, FiErrno::ENOMEM, io);
+        }
+        self.settle(io);
     }
 
     /// Lists a peer to which something may have to be reported.

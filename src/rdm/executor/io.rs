@@ -20,6 +20,7 @@ use super::{Executor, Place, Todo};
 use crate::errno::{FiErrno, Result};
 use crate::log::warn_log;
 use crate::verbs::{RemoteAddr, Rkey};
+use crate::wire::rdm::packet::RTS_CREDIT;
 use crate::wire::rdm::{
     Body, Credit, Header, Listener, Packet, Reason, Rejection, Reply, Request, Terms,
 };
@@ -259,7 +260,8 @@ impl Io for Executor {
                     None => {
                         let payload = Payload::AtSender(origin, at);
                         if !self.store(&envelope, payload) {
-                            self.todo.extend(self.arriving.map(Todo::Refused));
+                            credit = RTS_CREDIT;
+                            self.todo.push_back(Todo::Dropped(origin));
                         }
                     }
                 }
@@ -364,7 +366,10 @@ impl Io for Executor {
                 self.fail_arrival(key, false);
             }
         }
-        self.rx.drop_absent(peer);
+        if let Some((origin, count)) = self.rx.drop_absent(peer) {
+            let blocks = Credit::new(count * RTS_CREDIT.blocks, 0);
+            self.todo.push_back(Todo::GiveBack(origin, blocks));
+        }
         self.rma_failed(peer, error, waiting)
     }
 

@@ -81,7 +81,8 @@ impl Executor {
                     Place::Ring(packet) => unsafe { self.rx.copy_from(packet.at(at), len) },
                 };
                 if !self.store(envelope, Payload::Bytes(origin, payload)) {
-                    self.todo.extend(self.arriving.map(Todo::Refused));
+                    self.todo.push_back(Todo::Dropped(origin));
+                    return eager_credit(len as u32);
                 }
                 Credit::new(0, 1)
             }

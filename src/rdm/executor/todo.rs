@@ -31,6 +31,8 @@ pub(in crate::rdm) enum Todo {
     Broken(LinkKey),
     /// The content of a delivered packet violates the protocol.
     Refused(LinkKey),
+    /// A message of the session could not be stored.
+    Dropped(Origin),
     /// There is memory for the packets of a link again.
     Room(LinkKey),
     /// An operation may have ended.

@@ -17,6 +17,7 @@ mod own_regions;
 mod pull;
 mod rings;
 mod rma;
+mod shortage;
 mod stalls;
 mod steps;
 mod streams;

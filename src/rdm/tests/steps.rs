@@ -47,6 +47,8 @@ struct Acts {
     stands: bool,
     posts: usize,
     delivered: usize,
+    /// Credit that delivered packets do not use any more.
+    unused: Credit,
     discarded: usize,
     /// The number of links that exist is the largest.
     full: bool,
@@ -128,7 +130,7 @@ impl Io for Acts {
 
     fn deliver(&mut self, _: Origin, _: &Packet, (): ()) -> Credit {
         self.delivered += 1;
-        Credit::ZERO
+        self.unused
     }
 
     fn discard(&mut self, (): ()) {

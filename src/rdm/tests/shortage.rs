@@ -1,0 +1,106 @@
+//! What peers hold of an endpoint's memory and credit, and operations that find no memory.
+
+#![allow(unsafe_code, reason = "passes buffers as C does")]
+
+use std::time::{Duration, Instant};
+
+use super::super::peer::PeerKey;
+use super::endpoints::{End, Transport, domain, wait, wait_for};
+use crate::errno::FiErrno;
+use crate::queue::Completion;
+
+/// Waits until a condition holds, while an end polls.
+fn until(end: &End, mut holds: impl FnMut() -> bool) {
+    let limit = Instant::now() + Duration::from_secs(20);
+    while !holds() {
+        assert_eq!(end.poll(), None);
+        assert!(Instant::now() < limit);
+    }
+}
+
+/// The only peer of an end, and the count of its session.
+fn peer(end: &End) -> (PeerKey, u32) {
+    end.state(|state| {
+        let peer = state.core.peer_keys().next().unwrap();
+        (peer, state.core.peers.get(peer).unwrap().session)
+    })
+}
+
+/// The session of the only peer ends.
+fn fail(end: &End) {
+    let (peer, _) = peer(end);
+    let shared = end.ep.shared();
+    shared.change(|core, io| core.fail(peer, FiErrno::ETIMEDOUT, io));
+}
+
+/// Blocks of messages that have outlived their sessions.
+fn stale(end: &End) -> (u32, u32) {
+    end.state(|state| state.core.pool.stale())
+}
+
+/// Messages that have arrived as a whole outlive the session, and keep their blocks until they get
+/// their receives. Those that were announced go, and so do their blocks.
+#[test]
+fn messages_that_outlive_their_session_keep_their_blocks() {
+    let domain = domain();
+    Transport::each(|transport| {
+        let (a, b) = (
+            End::with(&domain, transport.config(), 0),
+            End::with(&domain, transport.config(), 0),
+        );
+        let to_b = a.knows(&b);
+        let long = vec![5; 10_000];
+        a.send(to_b, None, &[7; 100], 1);
+        a.send(to_b, None, &long, 2);
+        let stored = || b.state(|state| state.io.rx.own().unwrap().stored_len());
+        until(&b, || stored() == 2);
+        let (_, session) = peer(&b);
+        fail(&b);
+        until(&b, || peer(&b).1 != session);
+        assert_eq!((stored(), stale(&b)), (1, (3, 0)));
+        let mut bytes = [0; 100];
+        b.recv(None, &mut bytes, 3);
+        wait_for(&b, 1);
+        assert_eq!((bytes, stale(&b)), ([7; 100], (0, 0)));
+    });
+}
+
+/// A message that cannot be stored is lost although its SEND has completed: its session ends. The
+/// next one is as good as any.
+#[test]
+fn a_message_that_cannot_be_stored_ends_its_session() {
+    let domain = domain();
+    for len in [100, 10_000] {
+        let (a, b) = (End::open(&domain), End::open(&domain));
+        let to_b = a.knows(&b);
+        let mut bytes = [0; 8];
+        b.recv(None, &mut bytes, 2);
+        a.send(to_b, None, &[1; 8], 1);
+        wait([&a, &b], [1, 1]);
+        let full = |full| b.state(|state| state.io.rx.own().unwrap().full = full);
+        full(true);
+        let (_, session) = peer(&b);
+        let lost = vec![5; len];
+        a.send(to_b, None, &lost, 3);
+        until(&b, || peer(&b).1 != session);
+        assert_eq!(stale(&b), (0, 0));
+        if len > 8192 {
+            // an announced one fails at its sender
+            let limit = Instant::now() + Duration::from_secs(20);
+            while a.cq.read(1, &mut |_: &Completion| {}) != Err(FiErrno::EAVAIL) {
+                assert!(Instant::now() < limit);
+            }
+            assert_eq!(a.cq.read_error().unwrap().completion.context, 3);
+        } else {
+            wait_for(&a, 1);
+        }
+        full(false);
+        until(&a, || {
+            a.state(|state| state.io.links.keys().next().is_none())
+        });
+        b.recv(None, &mut bytes, 4);
+        a.send(to_b, None, &[9; 8], 5);
+        wait([&a, &b], [1, 1]);
+        assert_eq!(bytes, [9; 8]);
+    }
+}
