@@ -79,8 +79,6 @@ pub(super) struct LinkQp {
     pub(super) initiator: Option<Box<Initiator<LinkSq>>>,
     /// The peer's connection block and the form of its keys.
     pub(super) introduction: Option<Introduction>,
-    /// *expected* of the terms with which the link became the out-link.
-    pub(super) adopted: Option<Number>,
     /// A request has failed, and none of those behind it was or will be executed.
     pub(super) stopped: bool,
     /// As if the acknowledgements of all requests that have not completed were lost.
@@ -123,7 +121,6 @@ impl LinkQp {
             end: None,
             initiator: None,
             introduction: None,
-            adopted: None,
             stopped: false,
             #[cfg(test)]
             loses: false,

@@ -127,6 +127,9 @@ pub(super) struct RmaOp {
     /// All packets before this number that the peer had not processed when the link became the
     /// out-link were posted to the link before the operation. `None`: none is known.
     pub(super) behind: Option<Number>,
+    /// *expected* of the terms of the first out-link behind the one to which parts were posted. The
+    /// peer has processed no later packet of that one.
+    pub(super) known: Option<Number>,
     /// The first failure.
     pub(super) fault: Option<Fault>,
     /// Parts were not executed, because their link has broken before.
@@ -163,6 +166,7 @@ impl RmaOp {
             link: None,
             before: None,
             behind: None,
+            known: None,
             fault: None,
             again: false,
             uncertain: false,
@@ -258,7 +262,7 @@ impl RmaOp {
         for _ in 0..self.executed {
             self.advance(max_len);
         }
-        self.link = None;
+        (self.link, self.known) = (None, None);
         (self.again, self.uncertain) = (false, false);
     }
 

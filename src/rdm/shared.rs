@@ -640,7 +640,7 @@ impl State {
             Todo::Release(peer) => core.release(peer, io),
             Todo::LoopBack(op) => io.loop_back(op),
             Todo::SettleRma(op) => io.settle_rma(core, op),
-            Todo::DecideRma(peer, expected) => io.decide_all_rma(core, peer, expected),
+            Todo::DecideRma(peer) => io.decide_all_rma(core, peer),
             Todo::RunRma => io.run_rma(core),
             Todo::RunOwnSends => io.run_own_sends(),
             Todo::Pull(peer) => {

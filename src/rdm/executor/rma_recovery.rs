@@ -244,12 +244,10 @@ impl Executor {
         if op.is_repeatable() || !op.uncertain {
             return self.repeat_rma(core, key);
         }
-        let (peer, link) = (op.peer, op.link);
+        let known = op.known;
         // on XRC a link can be ended twice: with its circuit, and then its half
         self.rma.doubtful.retain(|listed| *listed != key);
-        let adopted = core.open_link(peer).filter(|open| link != Some(*open));
-        let adopted = adopted.and_then(|link| self.links.get_mut(link)?.adopted);
-        match adopted {
+        match known {
             Some(expected) => self.decide_rma(core, key, expected),
             None => self.rma.doubtful.push(key),
         }
@@ -286,11 +284,19 @@ impl Executor {
     /// A link to a peer is up: the outcome of operations becomes known.
     pub(super) fn rma_up(&mut self, peer: PeerKey, link: LinkKey, terms: &Terms) {
         if let Some(on) = self.links.get_mut(link) {
-            on.adopted = Some(terms.expected);
             on.device_atomics = terms.device_atomics;
         }
+        let earlier = |op: &RmaOp| op.peer == peer && op.link.is_some_and(|of| of != link);
+        if self.rma.ops.len() != 0 {
+            for key in self.rma.ops.keys_where(earlier) {
+                if let Some(op) = self.rma.ops.get_mut(key) {
+                    // a later link states what was posted to the next one too
+                    op.known.get_or_insert(terms.expected);
+                }
+            }
+        }
         if !self.rma.doubtful.is_empty() {
-            self.todo.push_back(Todo::DecideRma(peer, terms.expected));
+            self.todo.push_back(Todo::DecideRma(peer));
         }
         if self.rma.first(peer).is_some() {
             self.todo.push_back(Todo::RunRma);
@@ -298,18 +304,16 @@ impl Executor {
     }
 
     /// See [`Self::decide_rma`].
-    pub(in crate::rdm) fn decide_all_rma(
-        &mut self,
-        core: &mut Core<Self>,
-        peer: PeerKey,
-        expected: Number,
-    ) {
-        let of_peer = |key: &RmaKey| self.rma.ops.get(*key).is_some_and(|op| op.peer == peer);
+    pub(in crate::rdm) fn decide_all_rma(&mut self, core: &mut Core<Self>, peer: PeerKey) {
+        let known = |key: &RmaKey| {
+            let op = self.rma.ops.get(*key).filter(|op| op.peer == peer);
+            op.is_some_and(|op| op.known.is_some())
+        };
         let doubtful = std::mem::take(&mut self.rma.doubtful);
-        let (decided, others): (Vec<_>, Vec<_>) = doubtful.into_iter().partition(of_peer);
+        let (decided, others): (Vec<_>, Vec<_>) = doubtful.into_iter().partition(known);
         self.rma.doubtful = others;
         for key in decided {
-            self.decide_rma(core, key, expected);
+            self.recover_rma(core, key);
         }
         if self.rma.first(peer).is_some() {
             self.todo.push_back(Todo::RunRma);

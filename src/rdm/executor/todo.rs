@@ -9,7 +9,7 @@ use super::super::packet_memory::Slot;
 use super::super::peer::PeerKey;
 use super::super::receives::ArrivalKey;
 use super::super::rma::RmaKey;
-use crate::wire::rdm::{Credit, Number};
+use crate::wire::rdm::Credit;
 
 /// What follows from a call of the core.
 #[derive(Clone, Copy, Debug)]
@@ -37,8 +37,8 @@ pub(in crate::rdm) enum Todo {
     Room(LinkKey),
     /// An operation may have ended.
     SettleRma(RmaKey),
-    /// The peer has processed all packets before this number: outcomes are known.
-    DecideRma(PeerKey, Number),
+    /// A link to the peer is up: outcomes are known.
+    DecideRma(PeerKey),
     /// Operations that wait can be posted.
     RunRma,
     /// Messages and atomics to the endpoint itself that wait can be delivered.

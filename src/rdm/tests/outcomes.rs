@@ -1,5 +1,4 @@
-//! Operations whose outcome is known although the SENDs of their packets have not completed, at the
-//! end of the session.
+//! Operations whose outcome is known, or becomes known, when their link or the session has ended.
 
 #![allow(unsafe_code, reason = "passes buffers as C does")]
 
@@ -9,15 +8,18 @@ use atomic_ops::{Datatype, Family, Op as Operator, Operation as Arithmetic};
 
 use super::super::endpoint::AtomicCall;
 use super::super::links::LinkQp;
+use super::super::rma::{Request, RmaOp};
 use super::super::shared::State;
 use super::breaks::{Memory, domain, pattern};
-use super::endpoints::{End, Transport};
+use super::endpoints::{End, Transport, wait};
 use super::rma::{Side, connected, memory};
 use crate::av::FiAddr;
 use crate::errno::FiErrno;
 use crate::flags::Flags;
 use crate::mr::Desc;
-use crate::rdm::LocalIov;
+use crate::queue::Completion;
+use crate::rdm::{EndpointConfig, LocalIov};
+use crate::verbs::SendOpcode;
 
 /// Elements of an atomic whose packet is not inline.
 const WORDS: usize = 64;
@@ -134,4 +136,66 @@ fn operations_without_answer_fail_with_their_session() {
     });
     contexts.sort_unstable();
     assert_eq!(contexts, [5, 6]);
+}
+
+/// The packets that the peer had processed when the link of a write was lost show whether it was
+/// executed. What it has processed on later links shows nothing.
+#[test]
+fn a_write_is_decided_by_the_next_link() {
+    let domain = domain(true);
+    let config = EndpointConfig {
+        rma: true,
+        target: true,
+        ..Transport::Rc.config()
+    };
+    let open = || End::with_rings(&domain, config.clone(), 0, false);
+    let (a, b) = (open(), open());
+    let to_b = a.knows(&b);
+    let message = || {
+        let mut bytes = [0; 8];
+        b.recv(None, &mut bytes, 2);
+        a.send(to_b, None, &[1; 8], 1);
+        wait([&a, &b], [1, 1]);
+    };
+    let break_link = || {
+        let key = a.state(|state| state.io.links.keys().next().unwrap());
+        a.ep.shared().change(|core, io| core.broken(key, io));
+        until([&a, &b], |state| state.io.links.keys().next().is_none());
+        key
+    };
+    message();
+    let lost = break_link();
+    // a write on this link, behind the last packet; its requests have not been flushed
+    let mut ending = None;
+    a.ep.shared().change(|core, io| {
+        let request = Request {
+            opcode: SendOpcode::Write,
+            flags: Flags::empty(),
+            kind: Flags::RMA | Flags::WRITE,
+            compare_add: 0,
+            swap: 0,
+        };
+        let peer = core.peer_keys().next().unwrap();
+        let mut op = RmaOp::new(request, peer, io.rma.next_order());
+        (op.context, op.wanted, op.parts) = (5, true, 1);
+        (op.link, op.uncertain) = (Some(lost), true);
+        op.before = Some(core.next_number(peer));
+        let key = io.rma.ops.insert(op).unwrap();
+        io.rma.ending.push(key);
+        ending = Some(key);
+    });
+    message();
+    break_link();
+    message();
+    let ended = [ending.unwrap()];
+    a.ep.shared().change(|core, io| io.rma_ended(core, &ended));
+    assert_eq!(
+        a.cq.read(1, &mut |it: &Completion| panic!("{it:?}")),
+        Err(FiErrno::EAVAIL)
+    );
+    let error = a.cq.read_error().unwrap();
+    assert_eq!(
+        (error.completion.context, error.err),
+        (5, FiErrno::ECONNABORTED)
+    );
 }
