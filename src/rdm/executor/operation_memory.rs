@@ -87,14 +87,19 @@ impl Executor {
         }
     }
 
-    /// Whether operations with memory were posted, which give it back when they complete.
+    /// Whether operations with memory give it back without a further packet of this side.
     #[cold]
-    pub(super) fn frees_memory(&self) -> bool {
-        let posted = |op: &Operation| {
-            let answered = op.form == Form::Rts || matches!(op.kind, Kind::Atomic(_));
-            op.posted_on.is_some() || answered
+    pub(in crate::rdm) fn frees_memory(&self) -> bool {
+        let frees = |op: &Operation| match op.kind {
+            // RESULT ends it
+            Kind::Atomic(_) => op.posted,
+            // FIN ends it, unless the receiver has asked for parts
+            Kind::Message if op.form == Form::Rts => {
+                op.parts == 0 && (op.receiver.is_none() || op.fin.is_some())
+            }
+            _ => op.in_core && op.posted_on.is_some(),
         };
-        self.tx.any(|op| op.slot.is_some() && posted(op))
+        self.tx.any(|op| op.slot.is_some() && frees(op))
     }
 
     /// The next packet of a link has no memory: it waits until packets under way have given theirs

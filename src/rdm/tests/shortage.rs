@@ -4,10 +4,13 @@
 
 use std::time::{Duration, Instant};
 
+use super::super::operations::{Atomic, Kind, Operation};
+use super::super::ops::Form;
 use super::super::peer::PeerKey;
 use super::endpoints::{End, Transport, domain, wait, wait_for};
 use crate::errno::FiErrno;
 use crate::queue::Completion;
+use crate::wire::rdm::OpId;
 
 /// Waits until a condition holds, while an end polls.
 fn until(end: &End, mut holds: impl FnMut() -> bool) {
@@ -103,4 +106,54 @@ fn a_message_that_cannot_be_stored_ends_its_session() {
         wait([&a, &b], [1, 1]);
         assert_eq!(bytes, [9; 8]);
     }
+}
+
+/// A link waits for memory only if an operation that has some ends without a further packet of this
+/// side: that packet may need memory too.
+#[test]
+fn operations_that_wait_for_memory_themselves_free_none() {
+    let domain = domain();
+    let (a, b) = (End::open(&domain), End::open(&domain));
+    let mut bytes = [0; 8];
+    b.recv(None, &mut bytes, 2);
+    a.send(a.knows(&b), None, &[1; 8], 1);
+    wait([&a, &b], [1, 1]);
+    let (peer, _) = peer(&a);
+    a.ep.shared().change(|_, io| {
+        let atomic = Kind::Atomic(Atomic {
+            addr: 0,
+            key: 0,
+            operator: 0,
+            datatype: 0,
+            count: 1,
+            fetches: false,
+            ranged: false,
+            last: true,
+        });
+        let mut frees = |kind, change: &dyn Fn(&mut Operation)| {
+            let mut op = Operation::new(kind, peer);
+            (op.slot, op.copied) = (Some(io.memory.take().unwrap()), true);
+            change(&mut op);
+            let key = io.tx.insert(op).unwrap();
+            let frees = io.frees_memory();
+            let op = io.tx.remove(key).unwrap();
+            io.release(op);
+            frees
+        };
+        assert!(!frees(atomic, &|_| {}), "an ATOMIC that was never posted");
+        assert!(frees(atomic, &|op| op.posted = true));
+        assert!(!frees(Kind::Message, &|_| {}), "a message never posted");
+        let announced = |op: &mut Operation| (op.form, op.in_core) = (Form::Rts, false);
+        assert!(frees(Kind::Message, &announced));
+        let asked = |op: &mut Operation| {
+            announced(op);
+            op.receiver = Some(OpId::new(1));
+        };
+        assert!(!frees(Kind::Message, &asked), "its parts need memory");
+        let answered = |op: &mut Operation| {
+            asked(op);
+            op.fin = Some(0);
+        };
+        assert!(frees(Kind::Message, &answered));
+    });
 }
