@@ -71,6 +71,7 @@ impl Executor {
     ) {
         let arithmetic = arithmetic(atomic);
         if arithmetic.is_some_and(|it| !is_complete(atomic, it, operands.len as usize)) {
+            self.todo.push_back(Todo::GiveBack(origin, CREDIT));
             return self.todo.extend(self.arriving.map(Todo::Refused));
         }
         // the memory of the answer comes first: an operation that is executed has its answer

@@ -4,13 +4,16 @@
 
 use std::time::{Duration, Instant};
 
+use super::super::executor::Place;
 use super::super::operations::{Atomic, Kind, Operation};
 use super::super::ops::Form;
 use super::super::peer::PeerKey;
-use super::endpoints::{End, Transport, domain, wait, wait_for};
+use super::endpoints::{End, Transport, config, domain, wait, wait_for};
 use crate::errno::FiErrno;
 use crate::queue::Completion;
-use crate::wire::rdm::OpId;
+use crate::rdm::EndpointConfig;
+use crate::wire::rdm::packet::Payload;
+use crate::wire::rdm::{Body, Credit, Header, OpId, Packet, PeerIndex};
 
 /// Waits until a condition holds, while an end polls.
 fn until(end: &End, mut holds: impl FnMut() -> bool) {
@@ -106,6 +109,54 @@ fn a_message_that_cannot_be_stored_ends_its_session() {
         wait([&a, &b], [1, 1]);
         assert_eq!(bytes, [9; 8]);
     }
+}
+
+/// A refused ATOMIC breaks its link, and uses no slot of the session any more.
+#[test]
+fn a_refused_atomic_gives_its_credit_back() {
+    let domain = domain();
+    let open = || {
+        let config = EndpointConfig {
+            atomics: true,
+            rma: true,
+            target: true,
+            ..config()
+        };
+        End::with_rings(&domain, config, 0, false)
+    };
+    let (a, b) = (open(), open());
+    let to_b = a.knows(&b);
+    let mut bytes = [0; 8];
+    b.recv(None, &mut bytes, 2);
+    a.send(to_b, None, &[1; 8], 1);
+    wait([&a, &b], [1, 1]);
+    let (peer, _) = peer(&b);
+    b.ep.shared().change(|core, io| {
+        let link = core.out_link(peer).unwrap();
+        let slot = io.memory.take().unwrap();
+        let header = Header {
+            number: core.audit(peer).unwrap().expected,
+            to: PeerIndex::new(peer.number()),
+            ..Header::default()
+        };
+        // one element of 8 bytes, with an operand of 4
+        let body = Body::Atomic {
+            op: OpId::new(1),
+            addr: 0,
+            key: 0,
+            operator: atomic_ops::Op::Sum as u8,
+            datatype: atomic_ops::Datatype::Uint64 as u8,
+            count: 1,
+            fetches: false,
+            last: true,
+            operands: Payload { offset: 64, len: 4 },
+        };
+        core.arrived(link, &Packet { header, body }, Place::Slot(slot), io);
+    });
+    b.state(|state| {
+        assert_eq!(state.core.out_link(peer), None, "it was not refused");
+        assert_eq!(state.core.audit(peer).unwrap().stored, Credit::ZERO);
+    });
 }
 
 /// A link waits for memory only if an operation that has some ends without a further packet of this
