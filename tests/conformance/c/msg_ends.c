@@ -6,7 +6,6 @@
  *   msg_ends abandoned PROV NODE  an endpoint is closed after fi_accept: the peer has an event within 2 s
  *   msg_ends killed PROV NODE     a server is killed after fi_accept, of its first connection or of a second one:
  *                                 each endpoint of its peer has an event within 2 s
- *   msg_ends beside PROV NODE     the same while a process of the server's node stays, which its peer is connected to
  *   msg_ends redirected PROV NODE clients are killed when a second server of the host is about to accept: its endpoint
  *                                 has an event within 2 s
  *
@@ -120,13 +119,14 @@ static int next_event(struct host *host, int timeout, struct fi_eq_cm_entry *ent
 /* ---- others ---- */
 
 /* Accepts what comes, and closes what has ended. */
-static void others_server(int place)
+static void others_server(int argument)
 {
 	struct host host;
 	struct fid_pep *pep;
 
+	(void)argument;
 	open_host(&host, "0");
-	listen_as(&host, &pep, place);
+	listen_at(&host, &pep);
 	while (told(STOP) < 2) {
 		struct fi_eq_cm_entry entry;
 		struct fi_eq_err_entry error;
@@ -288,19 +288,12 @@ static void mortal_server(int round)
 	kill(getpid(), SIGKILL);
 }
 
-static void bereaved_client(int beside)
+static void bereaved_client(int argument)
 {
-	struct fid_ep *kept = NULL;
 	struct host host;
 
+	(void)argument;
 	open_host(&host, NULL);
-	if (beside) {
-		struct fi_eq_cm_entry entry;
-		struct fi_eq_err_entry error;
-
-		kept = dial_at(&host, ROUNDS);
-		IS(next_event(&host, 20000, &entry, &error) == FI_CONNECTED);
-	}
 	for (int round = 0; round < ROUNDS; round++) {
 		struct fi_eq_cm_entry entry;
 		struct fi_eq_err_entry error;
@@ -320,20 +313,17 @@ static void bereaved_client(int beside)
 			if (now() - begin > 2)
 				die("round %d: event %d, error %d, after %.1f s", round, kind, kind ? 0 : error.err, now() - begin);
 			IS(kind == 0 || kind == FI_SHUTDOWN || kind == FI_CONNECTED);
-			IS(!kept || (kind ? entry.fid : error.fid) != &kept->fid);
 			ended += kind != FI_CONNECTED;
 		}
 		for (int i = 0; i < count; i++)
 			MUST(fi_close(&ep[i]->fid));
 	}
-	if (kept)
-		MUST(fi_close(&kept->fid));
 	close_host(&host);
 }
 
-static void kill_servers(int beside)
+static void check_killed(void)
 {
-	pid_t client = start("client", bereaved_client, beside);
+	pid_t client = start("client", bereaved_client, 0);
 
 	for (int round = 0; round < ROUNDS; round++) {
 		pid_t pid = start("server", mortal_server, round);
@@ -342,17 +332,6 @@ static void kill_servers(int beside)
 		IS(waitpid(pid, &status, 0) == pid && WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
 	}
 	IS(status_of(client, "client") == 0);
-}
-
-static void check_killed(void) { kill_servers(0); }
-
-static void check_beside(void)
-{
-	pid_t stays = start("stays", others_server, ROUNDS);
-
-	kill_servers(1);
-	put(STOP, 2);
-	IS(status_of(stays, "stays") == 0);
 }
 
 /* ---- redirected ---- */
@@ -436,7 +415,6 @@ int main(int argc, char **argv)
 	static const struct mode modes[] = { { "others", check_others },
 					     { "abandoned", check_abandoned },
 					     { "killed", check_killed },
-					     { "beside", check_beside },
 					     { "redirected", check_redirected } };
 
 	alarm(80);

@@ -21,11 +21,6 @@ class MsgEnds(common.CProgram):
         home = self.folder.name
         self.succeeds(programs.SYSTEM, "killed", WEFT_TEST_XRC="1", XDG_RUNTIME_DIR=home, FI_WEFT_XRCD_PATH="shared")
 
-    def test_a_server_that_is_killed_beside_another_one(self):
-        home = self.folder.name
-        self.succeeds(programs.SYSTEM, "beside")
-        self.succeeds(programs.SYSTEM, "beside", WEFT_TEST_XRC="1", XDG_RUNTIME_DIR=home, FI_WEFT_XRCD_PATH="shared")
-
     def test_a_client_that_is_killed_before_it_is_redirected(self):
         self.both("redirected")
 
