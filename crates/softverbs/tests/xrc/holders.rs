@@ -69,6 +69,10 @@ pub(crate) fn successor() {
         let (mut connector, mut late) = (member(&place), member(&place));
         let target = connector.number("target");
         hold(&mut late, target);
+        // an earlier connection, for which the connector opens the other holder
+        let mut other = Actor::start();
+        connect(&mut other, &mut connector, target);
+        connector.does(&format!("reset {target}"));
         late.stop();
         let mut sender = Actor::start();
         let first = connect(&mut sender, &mut connector, target);
@@ -219,7 +223,9 @@ pub(crate) fn no_second_domain() {
             assert!(limit > 3);
             return;
         }
-        assert_eq!(reply, format!("errno {}", libc::EMFILE));
+        // EACCES: it can't reach the agent of a process that has no other way
+        let errors = [libc::EMFILE, libc::EACCES].map(|errno| format!("errno {errno}"));
+        assert!(errors.contains(&reply), "{reply}");
     }
     panic!("the domain can't be opened");
 }
