@@ -18,7 +18,7 @@ use super::xrc::Targeted;
 use crate::agent::name as agent_name;
 use crate::process::Process;
 use crate::region::Shape;
-use crate::segment::layout::{StateWord, qp};
+use crate::segment::layout::{StateWord, qp, srq};
 use crate::srq::{Shared, split_srq_num};
 use crate::sys::{self, BounceFile, Line};
 
@@ -359,7 +359,10 @@ impl World {
             qp: rarely(input, numbers[which], numbers[1 - which] ^ 1),
             from: rarely(input, self.ends[1].number(), numbers[which]),
             incarnation: {
-                let right = self.incarnations[which];
+                let right = match kind {
+                    RETURN => self.stamp(),
+                    _ => self.incarnations[which],
+                };
                 rarely(input, right, right.wrapping_add(1))
             },
             key,
@@ -369,6 +372,14 @@ impl World {
             b,
             srq: rarely(input, self.through.srqn, self.through.srqn ^ 1),
         }
+    }
+
+    /// The stamp of the shared receive queue, which a request that returns a receive names.
+    fn stamp(&self) -> u32 {
+        let process = Process::open().unwrap();
+        let at = srq::AT + srq::STRIDE * (self.through.srqn & 0x3fff) as usize;
+        let stamp = process.segment.map.u32(at + srq::STAMP);
+        stamp.load(Ordering::Relaxed)
     }
 
     /// The rights of a request, if its initiator and connection are valid.
@@ -475,7 +486,8 @@ impl Run {
     /// A request that returns a receive has no reply. The reply to the next request on the line
     /// shows that it was executed, before more receives are claimed.
     fn await_return(&mut self, request: &Request) {
-        if request.a == u64::from(self.world.through.srqn & 0x3fff) {
+        let named = request.a == u64::from(self.world.through.srqn & 0x3fff);
+        if named && request.incarnation == self.world.stamp() {
             self.world.claimed.remove(&request.b);
         }
         let behind = Request {
