@@ -467,7 +467,8 @@ impl Circuits {
 
     fn send(&self, notice: Arc<Notice>) {
         let mut state = self.state.lock();
-        if state.closed || state.failed {
+        // a forked child has no driver
+        if state.closed || state.failed || !self.driver.is_of_this_process() {
             return;
         }
         let due = Instant::now() + NOTICE;

@@ -84,21 +84,31 @@ pub(crate) struct Ends {
 }
 
 /// The peer of a connection that has ended, until it has answered the notice of the end or is given
-/// up: it may still use keys. Revocations wait for that. It is not told of them.
-struct Leaving(Arc<ConnectionBlock>);
+/// up: it may still use keys. Revocations wait for that. It is not told of them. The directory may
+/// drop the last reference with its lock held, so it does nothing.
+struct Leaving;
 
-impl Leaving {
-    fn of(block: &Arc<ConnectionBlock>) -> Arc<Self> {
-        let this = Arc::new(Self(Arc::clone(block)));
-        let weak = Arc::downgrade(&this);
+/// What is kept until a peer has been told the end.
+struct Kept {
+    block: Arc<ConnectionBlock>,
+    _peer: Arc<Leaving>,
+}
+
+impl Kept {
+    fn of(block: &Arc<ConnectionBlock>) -> Self {
+        let peer = Arc::new(Leaving);
+        let weak: Weak<Leaving> = Arc::downgrade(&peer);
         block.succeed(weak);
-        this
+        Self {
+            block: Arc::clone(block),
+            _peer: peer,
+        }
     }
 }
 
-impl Drop for Leaving {
+impl Drop for Kept {
     fn drop(&mut self) {
-        self.0.leave();
+        self.block.leave();
     }
 }
 
@@ -505,9 +515,9 @@ impl Core {
                 from: xrc.own,
             };
             // the peer may access the block, and use keys, until it has been told
-            let leaving = control.block.as_ref().map(Leaving::of);
+            let kept = control.block.as_ref().map(Kept::of);
             control.notifier = None;
-            circuits.notify((xrc.local, to), end, Box::new(leaving));
+            circuits.notify((xrc.local, to), end, Box::new(kept));
         }
     }
 

@@ -99,6 +99,14 @@ pub struct Counter {
     watches: Mutex<Vec<Watch>>,
 }
 
+/// Replaces the number `before` that was seen by `value`, which was read behind it, unless the
+/// application has changed the counter since ([`Counter::forget`]).
+fn note(seen: &AtomicU64, before: u64, value: u64) {
+    if before != value {
+        let _ = seen.compare_exchange(before, value, Ordering::Relaxed, Ordering::Relaxed);
+    }
+}
+
 impl Counter {
     /// Opens a counter with a wait object of `kind`.
     ///
@@ -145,8 +153,9 @@ impl Counter {
 
     /// Returns one of the two values, and records it in `seen`.
     fn look(&self, which: usize) -> u64 {
+        let seen = self.seen[which].load(Ordering::Relaxed);
         let value = self.number(which).load(Ordering::Acquire);
-        self.seen[which].store(value, Ordering::Relaxed);
+        note(&self.seen[which], seen, value);
         value
     }
 
@@ -165,9 +174,11 @@ impl Counter {
     /// Whether a value differs from the one in `known`, which gets the values.
     fn differs(&self, known: &[AtomicU64; 2]) -> bool {
         let mut news = false;
-        for (value, known) in [&self.value, &self.errors].into_iter().zip(known) {
-            let value = value.load(Ordering::Acquire);
-            news |= known.swap(value, Ordering::Relaxed) != value;
+        for (which, known) in known.iter().enumerate() {
+            let before = known.load(Ordering::Relaxed);
+            let value = self.number(which).load(Ordering::Acquire);
+            news |= before != value;
+            note(known, before, value);
         }
         news
     }

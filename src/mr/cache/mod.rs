@@ -10,6 +10,7 @@
 
 #![allow(unsafe_code, reason = "registers memory that the caller keeps valid")]
 
+mod drains;
 mod entry;
 mod slow;
 mod tree;
@@ -23,8 +24,8 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use drains::Drains;
 use entry::{NONE, Pool, Word};
-use parking_lot::RwLock;
 use slow::Slow;
 use tree::{Kind, Tree};
 
@@ -166,8 +167,7 @@ pub(crate) struct Cache<R: Registrar> {
     watch: Box<dyn Watch>,
     /// The value of [`Watch::asks_of_registrations`].
     whole: bool,
-    /// Held for reading by threads in [`Self::drain`].
-    draining: RwLock<()>,
+    drains: Drains,
 }
 
 /// The state that the cache shares with the monitor's thread.
@@ -305,7 +305,7 @@ impl<R: Registrar> Cache<R> {
             inner,
             watch,
             whole,
-            draining: RwLock::default(),
+            drains: Drains::default(),
         })
     }
 
@@ -448,7 +448,7 @@ impl<R: Registrar> Cache<R> {
             self.release(&held);
             self.drain();
             // other threads may have taken the registrations, and may still be busy with others
-            drop(self.draining.write());
+            self.drains.await_earlier();
         }
     }
 
@@ -465,7 +465,7 @@ impl<R: Registrar> Cache<R> {
         if self.watch.is_forked() {
             return;
         }
-        let _draining = self.draining.read();
+        let _drain = self.drains.begin();
         let mut index = self.inner.zombies.swap(NONE, Ordering::Acquire);
         while let Some(entry) = self.inner.pool.get(index) {
             let next = entry.next.load(Ordering::Relaxed);
