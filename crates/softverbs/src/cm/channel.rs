@@ -125,9 +125,7 @@ impl Events {
     pub(super) fn pop(&self) -> Option<Raw> {
         let mut pending = lock(&self.pending);
         let queue = &mut pending.queue;
-        let next = queue
-            .iter()
-            .position(|raw| !raw.subject.handle().is_null())?;
+        let next = queue.iter().position(Raw::is_due)?;
         let event = queue.remove(next)?;
         if pending.queue.is_empty() {
             self.flag.clear();
@@ -197,9 +195,9 @@ impl Events {
         result
     }
 
-    /// Whether an event is queued.
+    /// Whether an event is queued that [`Self::pop`] returns.
     pub(super) fn has_event(&self) -> bool {
-        !lock(&self.pending).queue.is_empty()
+        lock(&self.pending).queue.iter().any(Raw::is_due)
     }
 
     /// Waits until an event is queued or a descriptor is ready.

@@ -35,6 +35,13 @@ pub(super) struct Raw {
     pub(super) kind: Kind,
 }
 
+impl Raw {
+    /// Whether the application has the id.
+    pub(super) fn is_due(&self) -> bool {
+        !self.subject.handle().is_null()
+    }
+}
+
 /// The kind of an event. A status is a negative errno.
 #[allow(
     clippy::large_enum_variant,

@@ -26,8 +26,13 @@ use loom::cell::UnsafeCell;
 
 /// Runs a model. Three preemptions are enough to find all planted bugs.
 fn check(model: impl Fn() + Send + Sync + 'static) {
+    check_within(3, model);
+}
+
+/// As [`check`], with at most so many changes of the thread at steps that do not block.
+fn check_within(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(3);
+    builder.preemption_bound = Some(preemptions);
     builder.check(model);
 }
 

@@ -5,16 +5,17 @@ use std::sync::Arc;
 use loom::thread;
 use rdma_core_sys::{IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_READ, IBV_QPS_RTS, ibv_sge};
 
-use super::{Memory, check};
+use super::{Memory, check, check_within};
 use crate::hazard::{
     Gate, Hazard, Hazards, OwnHazard, RIGHTS, Through, Visitor, await_accesses, become_visitor,
+    is_used,
 };
 use crate::key::Key;
 use crate::region::{LastRegion, Range, Regions, Target, resolve};
 use crate::segment::OwnSegment;
 use crate::segment::layout::{MAX_PROCESSES, StateWord, announce, header, qp};
 use crate::signal;
-use crate::sync::atomic::{AtomicU32, Ordering};
+use crate::sync::atomic::{AtomicU32, Ordering, fence};
 
 const ACCESS: u32 = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ;
 const PD: u32 = 7;
@@ -146,59 +147,86 @@ fn ended(own_word: bool) {
     });
 }
 
-/// An ended process has left a hazard with the first key. The next process of its slot opens the
-/// owner, and uses one of the keys.
-fn succeeded(uses: usize) {
-    const ENDED: u64 = 5;
-    const NEXT: u64 = 7;
-    check(move || {
+const ENDED: u64 = 5;
+const NEXT: u64 = 7;
+
+/// The registry has the next process of the slot.
+fn lives(visitor: Visitor) -> bool {
+    visitor.cookie == Some(NEXT)
+}
+
+/// An ended process has left a hazard with this key.
+fn leave_hazard(segment: &OwnSegment, key: Key) {
+    let announced = announce::AT + announce::STRIDE * VISITOR as usize;
+    let (map, relaxed) = (&segment.map, Ordering::Relaxed);
+    map.u64(announced + announce::VISITOR).store(ENDED, relaxed);
+    map.u64(announced + announce::HAZARDS)
+        .store(u64::from(key.0) | 1 << 32, relaxed);
+}
+
+/// The next process of its slot opens the owner, and uses the same key.
+#[test]
+fn the_key_in_an_ended_process_s_hazard_is_awaited_for_the_next_one() {
+    // each word of a process is a step of both threads: three preemptions take minutes
+    check_within(2, || {
         let (segment, regions, key) = owner();
-        let announced = announce::AT + announce::STRIDE * VISITOR as usize;
-        let map = &segment.map;
-        map.u64(announced + announce::VISITOR)
-            .store(ENDED, Ordering::Relaxed);
-        map.u64(announced + announce::HAZARDS)
-            .store(u64::from(key.0) | 1 << 32, Ordering::Relaxed);
-        let keys = [
-            key,
-            regions.register(&segment, PD, at(OLD), ACCESS).unwrap(),
-        ];
+        leave_hazard(&segment, key);
         let memory = Memory::new(1);
         let (their_segment, theirs) = (Arc::clone(&segment), memory.clone());
         let initiator = thread::spawn(move || {
             let map = &their_segment.map;
             let target = Target {
-                key: keys[uses],
+                key,
                 addr: OLD,
                 pd: PD,
                 qp: 2,
             };
             become_visitor(map, VISITOR, NEXT);
             let hazards = Hazards::new();
-            let hazard = Hazard::publish(&hazards, map, VISITOR, target.key);
+            let hazard = Hazard::publish(&hazards, map, VISITOR, key);
             if resolve(map, target, OLD, 8, IBV_ACCESS_REMOTE_READ).is_some() {
                 assert_eq!(theirs.read(), 1);
             }
             drop(hazard);
         });
-        // the registry has the next process
-        let lives = |visitor: Visitor| visitor.cookie == Some(NEXT);
-        let ended = keys.map(|key| regions.deregister_now(&segment, key, lives).is_ok());
-        if ended[uses] {
+        if regions.deregister_now(&segment, key, lives).is_ok() {
             memory.write(2);
         }
         initiator.join().unwrap();
     });
 }
 
-#[test]
-fn the_key_in_an_ended_process_s_hazard_is_awaited_for_the_next_one() {
-    succeeded(0);
-}
-
+/// The next process of its slot opens the owner, and uses another key in the same word, while the
+/// owner clears the word.
 #[test]
 fn another_key_in_the_word_of_an_ended_process_is_awaited() {
-    succeeded(1);
+    check_within(2, || {
+        let (segment, _, first) = owner();
+        leave_hazard(&segment, first);
+        let second = Key(first.0 ^ 0x100);
+        // the keys are not looked up: this takes less steps
+        let ended = Arc::new(AtomicU32::new(0));
+        let memory = Memory::new(1);
+        let (their_segment, theirs) = (Arc::clone(&segment), memory.clone());
+        let seen = Arc::clone(&ended);
+        let initiator = thread::spawn(move || {
+            let map = &their_segment.map;
+            become_visitor(map, VISITOR, NEXT);
+            let hazards = Hazards::new();
+            let hazard = Hazard::publish(&hazards, map, VISITOR, second);
+            if seen.load(Ordering::Acquire) == 0 {
+                assert_eq!(theirs.read(), 1);
+            }
+            drop(hazard);
+        });
+        is_used(&segment, first, lives);
+        ended.store(1, Ordering::Release);
+        fence(Ordering::SeqCst);
+        if !is_used(&segment, second, lives) {
+            memory.write(2);
+        }
+        initiator.join().unwrap();
+    });
 }
 
 #[test]

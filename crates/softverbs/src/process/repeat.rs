@@ -4,8 +4,9 @@ use std::sync::atomic::Ordering;
 
 use super::Process;
 use crate::peer::Peer;
+use crate::qp::Qp;
 use crate::segment::layout::MAX_PROCESSES;
-use crate::sys;
+use crate::{signal, sys};
 
 impl Process {
     /// Requests that the process in `slot`, which is not this one, checks the states of its queue
@@ -26,17 +27,30 @@ impl Process {
         let began = sys::now_ns();
         match self.peer(slot) {
             Ok(peer) => call(&peer),
-            Err(error) if self.repeats.may_pass(error) => self.call_later(slot, began),
-            // The process has ended.
+            Err(error) if self.repeats.may_pass(error) => self.repeat_call(slot, began),
+            // The process has ended. A queue pair that waits for it as the holder of its target
+            // looks for another one.
+            Err(_) if self.qps.iter().any(Qp::lacks_holder) => {
+                signal::call_attention(&self.segment.map);
+                self.doorbell.ring();
+            }
             Err(_) => {}
         }
     }
 
-    fn call_later(&self, slot: u32, began: u64) {
+    /// Requests the same as [`Self::call_process`], but at the next repetition.
+    #[cold]
+    pub(crate) fn call_later(&self, slot: u32) {
+        self.repeat_call(slot, sys::now_ns());
+    }
+
+    fn repeat_call(&self, slot: u32, began: u64) {
         // A neighbour may have written any slot.
         if let Some(word) = self.uncalled.get(slot as usize / 64) {
-            word.fetch_or(1 << (slot % 64), Ordering::AcqRel);
-            self.repeats.add(began);
+            let bit = 1 << (slot % 64);
+            if word.fetch_or(bit, Ordering::AcqRel) & bit == 0 {
+                self.repeats.add(began);
+            }
         }
     }
 

@@ -96,7 +96,7 @@ impl Qp {
     /// Whether the process opened in `slot` may own the other end of this queue pair, or hold the
     /// target of it, and not be recorded here. Takes no lock.
     pub(crate) fn may_miss(&self, slot: u32) -> bool {
-        if self.lacks_holder.load(Ordering::Acquire) {
+        if self.lacks_holder() {
             return true;
         }
         let word = StateWord(self.word.load(Ordering::Relaxed));

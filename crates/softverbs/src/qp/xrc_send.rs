@@ -5,11 +5,9 @@
 //! domain and whose receives are in the segment of the queue's owner. The queue pair caches the
 //! connections of up to 64 queues besides the current one.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 
-use rdma_core_sys::{
-    IBV_EVENT_QP_FATAL, IBV_QPS_ERR, IBV_QPS_RESET, IBV_QPT_XRC_SEND, IBV_WC_RETRY_EXC_ERR,
-};
+use rdma_core_sys::{IBV_EVENT_QP_FATAL, IBV_QPS_ERR, IBV_QPS_RESET, IBV_WC_RETRY_EXC_ERR};
 
 use super::remote_qp::{Connection, Delivery, Unreachable};
 use super::{Qp, SendQueue};
@@ -221,9 +219,15 @@ impl Qp {
     #[cold]
     fn open_holder(&self, domain: &Domain, at: usize) -> Option<Arc<Peer>> {
         let process = self.process();
+        // While repetitions open a holder, at their pace, it is left to them.
+        let lacked = self.lacks_holder.load(Ordering::Acquire);
+        let open = |slot| match lacked {
+            true => process.mapped_peer(slot).ok_or(Errno(libc::EAGAIN)),
+            false => process.peer(slot),
+        };
         let mut unopened = None;
         for slot in domain.living_holders(process, at) {
-            match process.peer(slot) {
+            match open(slot) {
                 Ok(peer) => {
                     self.lacks_holder.store(false, Ordering::Relaxed);
                     return Some(peer);
@@ -233,13 +237,19 @@ impl Qp {
                 Err(_) => {}
             }
         }
-        let lacked = self.lacks_holder.swap(unopened.is_some(), Ordering::AcqRel);
-        let slot = unopened.filter(|_| !lacked)?;
-        process.call_process(slot);
+        self.lacks_holder
+            .store(unopened.is_some(), Ordering::Release);
+        process.call_later(unopened?);
         // A thread that opens it from now on finds the flag.
-        let opened = process.mapped_peer(slot)?;
+        fence(Ordering::SeqCst);
+        let opened = process.mapped_peer(unopened?)?;
         self.lacks_holder.store(false, Ordering::Relaxed);
         Some(opened)
+    }
+
+    /// Whether no holder of the target could be opened yet. Takes no lock.
+    pub(crate) fn lacks_holder(&self) -> bool {
+        self.lacks_holder.load(Ordering::Acquire)
     }
 
     /// Creates a connection through the target to the shared receive queue with this number, if the
@@ -340,10 +350,7 @@ impl Qp {
     /// Looks for another holder of the target, if the one that is watched has closed the target, or
     /// none could be opened before.
     pub(super) fn notice_holder(&self) {
-        // SAFETY: the object is live, and its type never changes.
-        if unsafe { (*self.as_ptr()).qp_type } != IBV_QPT_XRC_SEND {
-            return;
-        }
+        // only a queue pair of XRC has a route
         let mut sq = self.sq.lock();
         let Some((domain, at)) = sq.route.as_ref().and_then(|route| route.target()) else {
             return;

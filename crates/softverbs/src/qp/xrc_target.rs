@@ -21,7 +21,7 @@ use crate::peer::Peer;
 use crate::segment::layout::{Fault, StateWord, qp as layout, qp_access, split_qp_num};
 use crate::sync::Arc;
 use crate::sys::{Errno, Res};
-use crate::xrc::{Attr, Place, Target, Xrcd};
+use crate::xrc::{Attr, Membership, Place, Target, Xrcd};
 
 /// The target of a handle, and the handle's view of it.
 pub(super) struct Handle {
@@ -176,6 +176,13 @@ impl Qp {
         self.target.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The membership of the target's domain. Its lock precedes that of the handle.
+    fn target_membership(&self) -> Res<Arc<Membership>> {
+        let handle = self.handle();
+        let handle = handle.as_ref().ok_or(Errno(libc::EINVAL))?;
+        Ok(Arc::clone(handle.target.membership()))
+    }
+
     /// `ibv_modify_qp` of a target. As [`super::modify::modify_now`].
     ///
     /// # Errors
@@ -224,11 +231,13 @@ impl Qp {
         mask: u32,
         reset: Option<StateWord>,
     ) -> Res<Change> {
+        let membership = self.target_membership()?;
+        // No other holder changes the target meanwhile. A move to ERR writes the word alone, and
+        // does not wait for a holder that is stopped.
+        let ends = mask & IBV_QP_STATE != 0 && attr.qp_state == IBV_QPS_ERR;
+        let _locked = if ends { None } else { Some(membership.lock()?) };
         let mut handle = self.handle();
         let handle = handle.as_mut().ok_or(Errno(libc::EINVAL))?;
-        let membership = Arc::clone(handle.target.membership());
-        // No other holder changes the target meanwhile.
-        let _locked = membership.lock()?;
         for _ in 0..TRIES {
             let old = handle.target.word();
             self.see(handle, old);
@@ -334,11 +343,14 @@ impl Qp {
         let (process, context) = (self.process(), self.context());
         // Events of earlier changes are raised first.
         process.progress();
+        let membership = self.target_membership()?;
         let mut reset = None;
         let xrcd = loop {
+            // in this order: other threads need the handle for a poll
+            let locked = membership.lock()?;
             let mut handle = self.handle();
             let there = handle.as_ref().ok_or(Errno(libc::EINVAL))?;
-            reset = there.target.close(reset)?;
+            reset = there.target.close_locked(locked, reset);
             if reset.is_none() {
                 let xrcd = there.xrcd;
                 self.state.store(DESTROYED, Ordering::Relaxed);

@@ -266,15 +266,23 @@ impl Target {
     /// # Errors
     /// `EBUSY`: as [`Self::create`]; nothing is changed.
     pub(crate) fn close(&self, reset: Option<StateWord>) -> Res<Option<StateWord>> {
+        Ok(self.close_locked(self.membership.lock()?, reset))
+    }
+
+    /// As [`Self::close`], with the lock of the domain.
+    pub(crate) fn close_locked(
+        &self,
+        mut locked: Locked<'_>,
+        reset: Option<StateWord>,
+    ) -> Option<StateWord> {
         let (domain, process) = (&self.membership.domain, self.membership.process);
-        let mut locked = self.membership.lock()?;
         if let Some(count) = locked
             .handles
             .get_mut(&self.index)
             .filter(|count| **count > 1)
         {
             *count -= 1;
-            return Ok(None);
+            return None;
         }
         let last = !holders(domain, self.at)
             .any(|slot| slot != process.slot && lives(process, domain, slot));
@@ -283,7 +291,7 @@ impl Target {
             let new = self.renew();
             drop(locked);
             self.wake_initiators(word, new);
-            return Ok(Some(new));
+            return Some(new);
         }
         locked.handles.remove(&self.index);
         set_holder(domain, self.at, process.slot, false);
@@ -292,7 +300,7 @@ impl Target {
         if receives(word.state()) {
             call(process, split_qp_num(word.dest()).0);
         }
-        Ok(None)
+        None
     }
 
     /// As [`Self::close`], without a wait for accesses. If the domain's lock is not free, the next
