@@ -53,8 +53,8 @@ impl PeerQueues {
         ended
     }
 
-    /// Where the process of a queue takes notices, if a user is connected to it. The number of a queue
-    /// whose users have ended can be that of another process by now.
+    /// Where the process of a queue takes notices, if a user is connected to it. The number of a
+    /// queue whose users have ended can be that of another process by now.
     pub(super) fn process(&self, ip: IpAddr, srq: SrqNumber) -> Option<SocketAddr> {
         let queue = self.queues.get(&(ip, srq))?;
         let is_used = queue.users.iter().any(|user| user.strong_count() != 0);

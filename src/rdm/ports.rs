@@ -266,8 +266,8 @@ pub(super) struct Xrc {
     /// The link that was accepted last from each endpoint, if it exists.
     pub(super) accepted: HashMap<EndpointId, LinkKey>,
     pub(super) targets: HashMap<QpNumber, HeldTarget>,
-    /// *failed circuit*, by the address of the peer, until the peer is freed: its newest circuit whose
-    /// target has failed, and which was not stated yet.
+    /// *failed circuit*, by the address of the peer, until the peer is freed: its newest circuit
+    /// whose target has failed, and which was not stated yet.
     pub(super) failed: HashMap<Listener, CircuitNumber>,
     tags: NumberMap<LinkKey>,
     pub(super) node: NodeId,

@@ -34,8 +34,8 @@ pub(super) fn next(channel: Channel) -> Res<[u8; EVENT]> {
     }
 }
 
-/// The answer for an event of a channel. The error is an id that the event has brought, if the caller cannot get
-/// the event.
+/// The answer for an event of a channel. The error is an id that the event has brought, if the
+/// caller cannot get the event.
 ///
 /// # Safety
 /// `event` must be an event of the connection manager that is not yet acknowledged.

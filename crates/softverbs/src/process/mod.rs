@@ -467,8 +467,8 @@ impl Process {
     }
 
     /// Whether a process may still be alive: any process of a slot, or the visitor with a cookie.
-    pub(crate) fn lives(&self, who: impl Into<Visitor>) -> bool {
-        let Visitor { slot, cookie } = who.into();
+    pub(crate) fn lives(&self, process: impl Into<Visitor>) -> bool {
+        let Visitor { slot, cookie } = process.into();
         let is_it = |found: u64| cookie.is_none_or(|cookie| cookie == found);
         // The registry is a file that any process may corrupt.
         let known = self.mapped_peer(slot);

@@ -205,9 +205,10 @@ impl OwnSegment {
         Ok(Mapping::part(&self.map, at, len))
     }
 
-    /// Takes the pages of that ring's slots away. A process that still writes into a slot gets a new
-    /// page, which the next [`Self::open_ring`] takes away. The page with its positions stays; if the
-    /// sender has `ended`, until another such ring is closed, so that one page is left of all of them.
+    /// Takes the pages of that ring's slots away. A process that still writes into a slot gets a
+    /// new page, which the next [`Self::open_ring`] takes away. The page with its positions stays;
+    /// if the sender has `ended`, until another such ring is closed, so that one page is left of
+    /// all of them.
     pub(crate) fn close_ring(&self, slot: u32, ended: bool) {
         let at = layout::rings::ring_at(slot) + layout::rings::SLOTS_AT;
         // A failure leaves the pages in use.

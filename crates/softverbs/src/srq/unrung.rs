@@ -2,8 +2,8 @@
 //!
 //! The words [`WAITERS`](layout::WAITERS) can name any number of processes, and a receive is for
 //! one of them. If all of them were rung for each receive, n waiting processes would be woken n
-//! times for each message of each of them. So a post rings as many processes as receives were posted, and at
-//! least [`AT_ONCE`]. The owner keeps the other names, and rings further processes
+//! times for each message of each of them. So a post rings as many processes as receives were
+//! posted, and at least [`AT_ONCE`]. The owner keeps the other names, and rings further processes
 //!
 //! - when it posts further receives;
 //! - in its progress, and before it sleeps, while receives are available [`PAUSE_TICKS`] after the
@@ -13,8 +13,8 @@
 //! Invariant: while names are kept and receives are available, the progress flag is set, or will be
 //! set by the thread that has changed the names, which then unparks the retry thread.
 //!
-//! Where a receive is published again, which is rare and happens under locks, all processes are rung.
-//! Queue pairs of the SRQ's own process have pending messages, for which this does not apply.
+//! Where a receive is published again, which is rare and happens under locks, all processes are
+//! rung. Queue pairs of the SRQ's own process have pending messages, for which this does not apply.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -99,8 +99,8 @@ impl State {
 }
 
 impl Srq {
-    /// Rings processes that wait for a receive, after `posted` receives were published; [`ALL`]: all
-    /// of them.
+    /// Rings processes that wait for a receive, after `posted` receives were published; [`ALL`]:
+    /// all of them.
     #[inline]
     pub(super) fn wake_senders(&self, posted: u32) {
         let process = self.process();
@@ -117,8 +117,8 @@ impl Srq {
     }
 
     /// Rings `posted`, and at least [`AT_ONCE`], of the processes with these slots and of those that
-    /// are not rung yet; all, if the queue takes no messages of initiators any more. The caller holds
-    /// no lock of a queue, unless `posted` is [`ALL`].
+    /// are not rung yet; all, if the queue takes no messages of initiators any more. The caller
+    /// holds no lock of a queue, unless `posted` is [`ALL`].
     #[cold]
     pub(super) fn ring_some(&self, names: &Names, posted: u32) {
         let process = self.process();
@@ -144,7 +144,8 @@ impl Srq {
             self.any_unrung.store(any, Ordering::Relaxed);
             any
         };
-        // After all were rung, the names are those of a thread that adds them now, and that calls it.
+        // After all were rung, the names are those of a thread that adds them now; it calls
+        // `ring_later`.
         if any && posted != ALL {
             process.ring_later(rung);
         }
