@@ -1,5 +1,8 @@
 //! The state of an endpoint, and its interface in both directions.
 
+#[cfg(test)]
+mod audit;
+
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 
@@ -689,130 +692,5 @@ impl<I: Io> Core<I> {
         peer.map_or(0, |peer| {
             usize::from(peer.own.is_some()) + usize::from(peer.accepted.is_some())
         })
-    }
-}
-
-/// What a test compares between two endpoints.
-#[cfg(test)]
-#[derive(Debug)]
-pub(super) struct Audit {
-    pub(super) id: Option<EndpointId>,
-    /// It has an out-link.
-    pub(super) up: bool,
-    pub(super) next: crate::wire::rdm::Number,
-    pub(super) spent: Credit,
-    pub(super) expected: crate::wire::rdm::Number,
-    pub(super) used: Credit,
-    pub(super) stored: Credit,
-}
-
-#[cfg(test)]
-impl<I: Io> Core<I> {
-    pub(super) fn peer_keys(&self) -> impl Iterator<Item = PeerKey> + '_ {
-        let first = self.peers.at_or_behind(0);
-        let all = std::iter::successors(first, |key| self.peers.after(*key));
-        all.filter(|key| self.resolve(*key) == *key)
-    }
-
-    /// The number of peers and of the entries that lead to them, without the peers that are this
-    /// endpoint itself.
-    #[cfg(test)]
-    pub(super) fn unfreed(&self) -> usize {
-        let peers = self.peers.keys_where(|peer| !peer.itself).len();
-        let at = |key: &&PeerKey| self.peers.get(**key).is_none_or(|peer| !peer.itself);
-        let addresses = self.addresses.values().filter(at).count();
-        let stated = self.further.len();
-        peers + addresses + stated + self.ids.len() + self.secrets.len() + self.idle.len()
-    }
-
-    pub(super) fn set_random(&mut self, random: Random) {
-        self.config.random = random;
-    }
-
-    /// No peer has a token.
-    pub(super) fn random_is_unused(&self) -> bool {
-        self.secrets.is_empty()
-    }
-
-    pub(super) fn audit(&self, key: PeerKey) -> Option<Audit> {
-        let peer = self.peers.get(key)?;
-        let inbound = peer.inbound.as_ref()?;
-        Some(Audit {
-            id: peer.id,
-            up: peer.out.is_some(),
-            next: peer.next,
-            spent: peer.outbound.used(),
-            expected: peer.expected,
-            used: inbound.used(),
-            stored: inbound.stored(),
-        })
-    }
-
-    /// Prints the state of all peers and links.
-    pub(super) fn print(&self) {
-        let all = std::iter::successors(self.peers.at_or_behind(0), |key| self.peers.after(*key));
-        for key in all {
-            let peer = self.peers.get(key);
-            eprintln!("  peer {key:?}: {peer:?}");
-            let links = peer.iter().flat_map(|peer| {
-                let [first, second] = peer.lingering;
-                [peer.own, peer.accepted, first, second]
-            });
-            for link in links.flatten() {
-                eprintln!("    link {link:?}: {:?}", self.links.get(link));
-            }
-        }
-    }
-
-    /// What always holds between calls.
-    pub(super) fn check(&self) {
-        assert_eq!(self.violations, 0, "a packet violates the protocol");
-        assert!(self.dials <= self.config.dials);
-        let mut taken = Credit::ZERO;
-        let mut lent = 0;
-        let mut links = 0;
-        let mut dials = 0;
-        let all = std::iter::successors(self.peers.at_or_behind(0), |key| self.peers.after(*key));
-        for key in all {
-            let Some(peer) = self.peers.get(key) else {
-                continue;
-            };
-            if let Some(inbound) = &peer.inbound {
-                let extra = Credit::new(inbound.extra(), 0);
-                taken = taken.add(inbound.window().sub(extra).sub(super::credit::SMALLEST));
-                lent += extra.blocks;
-            }
-            for link in [peer.own, peer.accepted].into_iter().flatten() {
-                let link = self.links.get(link).expect("a link of a peer");
-                assert_eq!(link.peer, key);
-                assert_ne!(link.state, super::link::State::Lingering);
-                links += 1;
-                dials += usize::from(link.state == super::link::State::Dialling);
-            }
-            for link in peer.lingering.into_iter().flatten() {
-                let link = self.links.get(link).expect("a lingering link of a peer");
-                assert_eq!(
-                    (link.peer, link.state),
-                    (key, super::link::State::Lingering)
-                );
-                links += 1;
-            }
-            let named = peer.id.is_some_and(|id| self.ids.get(&id) == Some(&key));
-            assert!(named || !peer.begun, "a session without endpoint id");
-            let out = peer.out.and_then(|out| self.links.get(out));
-            assert!(out.is_none_or(|out| out.state == super::link::State::Up));
-            assert!(peer.out.is_none() || peer.out == peer.own || peer.out == peer.accepted);
-            assert!(peer.alias.is_none() || peer.out.is_none());
-            let open = out.is_some_and(super::link::Link::is_open);
-            assert_eq!(open, out.is_some() && !peer.closing);
-        }
-        links += self.orphans.len();
-        let stale = self.pool.stale();
-        assert_eq!(
-            (taken.add(Credit::new(stale.0, 0)), links, dials),
-            (self.pool.taken(), self.links.len(), self.dials)
-        );
-        assert!(self.config.pool.covers(taken));
-        assert_eq!(lent + stale.1, self.pool.lent());
     }
 }

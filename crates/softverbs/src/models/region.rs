@@ -37,6 +37,16 @@ fn at(addr: u64) -> Range {
     }
 }
 
+/// What a request with this key names.
+fn named(key: Key) -> Target {
+    Target {
+        key,
+        addr: OLD,
+        pd: PD,
+        qp: INDEX,
+    }
+}
+
 fn owner() -> (Arc<OwnSegment>, Arc<Regions>, Key) {
     let segment = OwnSegment::create(1, 0, true).unwrap();
     segment
@@ -76,12 +86,7 @@ fn deregistered(own_word: bool) {
         let (their_segment, theirs) = (Arc::clone(&segment), memory.clone());
         let initiator = thread::spawn(move || {
             let map = &their_segment.map;
-            let target = Target {
-                key,
-                addr: OLD,
-                pd: PD,
-                qp: 2,
-            };
+            let target = named(key);
             let hazards = crate::sync::Arc::try_new(Hazards::new()).unwrap();
             let own = own_word.then(|| OwnHazard::new(&hazards, VISITOR));
             let hazard = match &own {
@@ -175,12 +180,7 @@ fn the_key_in_an_ended_process_s_hazard_is_awaited_for_the_next_one() {
         let (their_segment, theirs) = (Arc::clone(&segment), memory.clone());
         let initiator = thread::spawn(move || {
             let map = &their_segment.map;
-            let target = Target {
-                key,
-                addr: OLD,
-                pd: PD,
-                qp: 2,
-            };
+            let target = named(key);
             become_visitor(map, VISITOR, NEXT);
             let hazards = Hazards::new();
             let hazard = Hazard::publish(&hazards, map, VISITOR, key);

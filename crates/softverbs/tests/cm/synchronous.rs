@@ -40,6 +40,14 @@ fn a_disconnection_that_has_no_event_does_not_wait() {
         assert_eq!(id.connect(&mut param(b"hello")), 0);
         id
     };
+    // the application has got the event of the peer's disconnection itself
+    let ended_by_peer = |second: &mut Second| {
+        let id = connected();
+        let events = Channel(id.c().channel);
+        second.tell("disconnect");
+        events.expect(RDMA_CM_EVENT_DISCONNECTED, 0);
+        (id, events)
+    };
     // this side disconnects, several times
     let id = connected();
     for kind in [
@@ -53,20 +61,14 @@ fn a_disconnection_that_has_no_event_does_not_wait() {
     }
     id.destroy();
     // the peer has disconnected, and the application has got both events itself
-    let id = connected();
-    let events = Channel(id.c().channel);
-    second.tell("disconnect");
-    events.expect(RDMA_CM_EVENT_DISCONNECTED, 0);
+    let (id, events) = ended_by_peer(&mut second);
     events.expect_timewait();
     assert_eq!(returned(id, Id::disconnect), 0);
     assert_eq!(last(id), RDMA_CM_EVENT_ESTABLISHED);
     assert_eq!(id.qp_state(), IBV_QPS_ERR);
     id.destroy();
     // or one of them
-    let id = connected();
-    let events = Channel(id.c().channel);
-    second.tell("disconnect");
-    events.expect(RDMA_CM_EVENT_DISCONNECTED, 0);
+    let (id, _) = ended_by_peer(&mut second);
     for _ in 0..2 {
         assert_eq!(returned(id, Id::disconnect), 0);
         assert_eq!(last(id), RDMA_CM_EVENT_TIMEWAIT_EXIT);

@@ -1,5 +1,7 @@
 //! A process that executes XRC commands: it reads one command per line, and prints one line as the
 //! answer.
+//!
+//! In one file, because all commands use and change the objects of the one process.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::Write;

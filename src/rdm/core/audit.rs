@@ -1,0 +1,123 @@
+//! What tests read of an endpoint's state, and what always holds in it.
+
+use super::super::link;
+use super::*;
+
+/// What a test compares between two endpoints.
+#[derive(Debug)]
+pub(in crate::rdm) struct Audit {
+    pub(in crate::rdm) id: Option<EndpointId>,
+    /// It has an out-link.
+    pub(in crate::rdm) up: bool,
+    pub(in crate::rdm) next: Number,
+    pub(in crate::rdm) spent: Credit,
+    pub(in crate::rdm) expected: Number,
+    pub(in crate::rdm) used: Credit,
+    pub(in crate::rdm) stored: Credit,
+}
+
+impl<I: Io> Core<I> {
+    pub(in crate::rdm) fn peer_keys(&self) -> impl Iterator<Item = PeerKey> + '_ {
+        let first = self.peers.at_or_behind(0);
+        let all = std::iter::successors(first, |key| self.peers.after(*key));
+        all.filter(|key| self.resolve(*key) == *key)
+    }
+
+    /// The number of peers and of the entries that lead to them, without the peers that are this
+    /// endpoint itself.
+    pub(in crate::rdm) fn unfreed(&self) -> usize {
+        let peers = self.peers.keys_where(|peer| !peer.itself).len();
+        let at = |key: &&PeerKey| self.peers.get(**key).is_none_or(|peer| !peer.itself);
+        let addresses = self.addresses.values().filter(at).count();
+        let stated = self.further.len();
+        peers + addresses + stated + self.ids.len() + self.secrets.len() + self.idle.len()
+    }
+
+    pub(in crate::rdm) fn set_random(&mut self, random: Random) {
+        self.config.random = random;
+    }
+
+    /// No peer has a token.
+    pub(in crate::rdm) fn random_is_unused(&self) -> bool {
+        self.secrets.is_empty()
+    }
+
+    pub(in crate::rdm) fn audit(&self, key: PeerKey) -> Option<Audit> {
+        let peer = self.peers.get(key)?;
+        let inbound = peer.inbound.as_ref()?;
+        Some(Audit {
+            id: peer.id,
+            up: peer.out.is_some(),
+            next: peer.next,
+            spent: peer.outbound.used(),
+            expected: peer.expected,
+            used: inbound.used(),
+            stored: inbound.stored(),
+        })
+    }
+
+    /// Prints the state of all peers and links.
+    pub(in crate::rdm) fn print(&self) {
+        let all = std::iter::successors(self.peers.at_or_behind(0), |key| self.peers.after(*key));
+        for key in all {
+            let peer = self.peers.get(key);
+            eprintln!("  peer {key:?}: {peer:?}");
+            let links = peer.iter().flat_map(|peer| {
+                let [first, second] = peer.lingering;
+                [peer.own, peer.accepted, first, second]
+            });
+            for link in links.flatten() {
+                eprintln!("    link {link:?}: {:?}", self.links.get(link));
+            }
+        }
+    }
+
+    /// What always holds between calls.
+    pub(in crate::rdm) fn check(&self) {
+        assert_eq!(self.violations, 0, "a packet violates the protocol");
+        assert!(self.dials <= self.config.dials);
+        let mut taken = Credit::ZERO;
+        let mut lent = 0;
+        let mut links = 0;
+        let mut dials = 0;
+        let all = std::iter::successors(self.peers.at_or_behind(0), |key| self.peers.after(*key));
+        for key in all {
+            let Some(peer) = self.peers.get(key) else {
+                continue;
+            };
+            if let Some(inbound) = &peer.inbound {
+                let extra = Credit::new(inbound.extra(), 0);
+                taken = taken.add(inbound.window().sub(extra).sub(SMALLEST));
+                lent += extra.blocks;
+            }
+            for link in [peer.own, peer.accepted].into_iter().flatten() {
+                let link = self.links.get(link).expect("a link of a peer");
+                assert_eq!(link.peer, key);
+                assert_ne!(link.state, link::State::Lingering);
+                links += 1;
+                dials += usize::from(link.state == link::State::Dialling);
+            }
+            for link in peer.lingering.into_iter().flatten() {
+                let link = self.links.get(link).expect("a lingering link of a peer");
+                assert_eq!((link.peer, link.state), (key, link::State::Lingering));
+                links += 1;
+            }
+            let named = peer.id.is_some_and(|id| self.ids.get(&id) == Some(&key));
+            assert!(named || !peer.begun, "a session without endpoint id");
+            let out = peer.out.and_then(|out| self.links.get(out));
+            assert!(out.is_none_or(|out| out.state == link::State::Up));
+            assert!(peer.out.is_none() || peer.out == peer.own || peer.out == peer.accepted);
+            assert!(peer.alias.is_none() || peer.out.is_none());
+            let open = out.is_some_and(link::Link::is_open);
+            assert_eq!(open, out.is_some() && !peer.closing);
+        }
+        links += self.orphans.len();
+        let stale = self.pool.stale();
+        assert_eq!(
+            (taken.add(Credit::new(stale.0, 0)), links, dials),
+            (self.pool.taken(), self.links.len(), self.dials)
+        );
+        assert!(self.config.pool.covers(taken));
+        assert_eq!(lent + stale.1, self.pool.lent());
+    }
+}
