@@ -6,7 +6,8 @@ use super::Process;
 use crate::peer::Peer;
 use crate::qp::Qp;
 use crate::segment::layout::MAX_PROCESSES;
-use crate::{signal, sys};
+use crate::signal;
+use crate::sys::{self, Errno};
 
 impl Process {
     /// Requests that the process in `slot`, which is not this one, checks the states of its queue
@@ -42,6 +43,17 @@ impl Process {
     #[cold]
     pub(crate) fn call_later(&self, slot: u32) {
         self.repeat_call(slot, sys::now_ns());
+    }
+
+    /// Whether a process that could not be opened with this error may be opened later.
+    pub(crate) fn may_open_later(&self, error: Errno) -> bool {
+        self.repeats.may_pass(error)
+    }
+
+    /// Whether a repetition opens the process in `slot`.
+    pub(crate) fn is_called_later(&self, slot: u32) -> bool {
+        let word = self.uncalled.get(slot as usize / 64);
+        word.is_some_and(|word| word.load(Ordering::Acquire) >> (slot % 64) & 1 == 1)
     }
 
     fn repeat_call(&self, slot: u32, began: u64) {

@@ -219,9 +219,8 @@ impl Qp {
     #[cold]
     fn open_holder(&self, domain: &Domain, at: usize) -> Option<Arc<Peer>> {
         let process = self.process();
-        // While repetitions open a holder, at their pace, it is left to them.
-        let lacked = self.lacks_holder.load(Ordering::Acquire);
-        let open = |slot| match lacked {
+        // A process that a repetition opens later, at its pace, is left to it.
+        let open = |slot| match process.is_called_later(slot) {
             true => process.mapped_peer(slot).ok_or(Errno(libc::EAGAIN)),
             false => process.peer(slot),
         };
@@ -232,7 +231,7 @@ impl Qp {
                     self.lacks_holder.store(false, Ordering::Relaxed);
                     return Some(peer);
                 }
-                Err(error) if may_pass(error) => unopened = unopened.or(Some(slot)),
+                Err(error) if process.may_open_later(error) => unopened = unopened.or(Some(slot)),
                 // It has ended, or must not be used.
                 Err(_) => {}
             }
@@ -387,23 +386,6 @@ impl Qp {
             _ => {}
         }
     }
-}
-
-/// Whether a process that could not be opened may be opened later: this process has a shortage, or
-/// the agent of the other one does not answer. Other errors mean that the other one has ended, or
-/// must not be used.
-fn may_pass(error: Errno) -> bool {
-    matches!(
-        error.0,
-        libc::EMFILE
-            | libc::ENFILE
-            | libc::ENOMEM
-            | libc::ENOSPC
-            | libc::EINTR
-            | libc::EAGAIN
-            | libc::EACCES
-            | libc::ETIMEDOUT
-    )
 }
 
 #[cfg(test)]
