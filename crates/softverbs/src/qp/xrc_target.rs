@@ -58,8 +58,8 @@ impl Handle {
     }
 }
 
-/// Number of times that a change is tried while initiators change the target: each of them does so
-/// once for each connection.
+/// Number of times that a change is tried while initiators and holders move the target to ERR: each
+/// of them does so once for each connection.
 const TRIES: u32 = 1000;
 
 /// Result of [`Qp::change_target`].
@@ -287,7 +287,7 @@ impl Qp {
                 target.record_connection(new.dest());
             }
             if !target.change(old, new) {
-                // An initiator has failed the target.
+                // An initiator or another holder has moved the target to ERR.
                 continue;
             }
             if to != IBV_QPS_ERR {
