@@ -42,6 +42,8 @@ RIGHT = "region::no_initiator_uses_memory_after_the_end_of_its_right"
 NEXT_KEY = "region::the_key_in_an_ended_process_s_hazard_is_awaited_for_the_next_one"
 NEXT_WORD = "region::another_key_in_the_word_of_an_ended_process_is_awaited"
 LOCAL = "region::a_local_key_leads_to_its_own_region_or_nowhere"
+OWN = "region::no_thread_of_the_owner_uses_memory_after_its_deregistration"
+TWO_MARKS = "region::a_holder_that_another_thread_has_marked_is_awaited"
 SEEN = "region::a_region_that_was_seen_is_not_found_behind_its_change"
 CHANGED = "region::a_key_whose_region_changes_leads_to_one_or_the_other"
 SLEEP = "signal::a_process_that_sleeps_finds_its_work_or_is_rung"
@@ -110,6 +112,13 @@ COMPLETED = "a_completed_shared_receive_is_the_posted_one"
 TWICE = "a_shared_receive_completes_once"
 FREE = "src/queue/srx_slots.rs"
 
+FOLLOWED = "a_descriptor_is_followed_before_the_close_or_refused"
+NEXT_SLOT = "a_slot_of_another_thread_hides_no_descriptor"
+CROWD = "a_descriptor_without_a_place_is_followed_before_the_close_or_refused"
+F = "src/mr/following.rs"
+NO_FOLLOW_FENCE = ("`mark_changed` has the other fence.\n        fence(Ordering::SeqCst);", "`mark_changed` has the other fence.")
+NO_CLOSE_FENCE = ("`Following::follow` has the other fence\n    fence(Ordering::SeqCst);", "`Following::follow` has the other fence")
+
 
 def no_fences(model):
     """The asymmetric barrier without its light fence, and without its heavy one."""
@@ -145,7 +154,7 @@ WEAKENED = [
     Bug(ROOM, "no fence of who asks", S + "ring/producer.rs", "        light_fence(true);\n        let look = may_sleep();\n        if look {\n            heavy_fence();\n        }\n        look\n", "        let _ = (light_fence, heavy_fence);\n        may_sleep()\n"),
     Bug(AGAIN, "no second look", S + "ring/producer.rs", "        look\n    }\n}", "        false\n    }\n}"),
     relaxed(LOCK, "taken with Relaxed", S + "sync.rs", "compare_exchange(0, 1, Ordering::Acquire"),
-    relaxed(LOCK, "released with Relaxed", S + "sync.rs", "held.store(0, Ordering::Release)"),
+    relaxed(LOCK, "released with Relaxed", S + "sync.rs", "const RELEASE: Ordering = Ordering::Release;"),
     relaxed(STRIPE, "taken with Relaxed", S + "region/atomic.rs", "compare_exchange(held, own, Ordering::SeqCst"),
     relaxed(STRIPE, "released with Relaxed", S + "region/atomic.rs", "compare_exchange(self.own, 0, Ordering::Release"),
     Bug(REMOTE, "no fence behind the hazard", S + "hazard.rs", *NO_HAZARD_FENCE),
@@ -163,6 +172,11 @@ WEAKENED = [
     Bug(NEXT_KEY, "no fence behind the key's end", S + "region/table.rs", "        fence(Ordering::SeqCst);\n", ""),
     Bug(NEXT_WORD, "a word cleared whatever it holds", S + "hazard.rs", "let _ = word.compare_exchange(self.used.to_word(), 0, relaxed, relaxed);", "word.store(0, relaxed);"),
     Bug(REMOTE, "a key that does not change", S + "region/table.rs", "            generation + 1\n", "            generation\n"),
+    Bug(OWN, "no fence behind the key's end", S + "region/table.rs", "        fence(Ordering::SeqCst);\n", ""),
+    Bug(OWN, "the holder not awaited", S + "sync.rs", "                Ok(_) => mark.0,", "                Ok(_) => return None,"),
+    Bug(OWN, "no acquire behind the wait", S + "hazard.rs", *NO_WAIT_ACQUIRE),
+    Bug(OWN, "no exchange where a thread lets another one pass", S + "sync.rs", "self.held.swap(HELD, Ordering::AcqRel);", "self.held.swap(HELD, Ordering::Relaxed);"),
+    Bug(TWO_MARKS, "no fence where a thread lets others pass", S + "sync.rs", "self.held.swap(HELD, Ordering::AcqRel);\n        // before the later look-ups, as acquiring the lock is\n        fence(Ordering::SeqCst);", "self.held.swap(HELD, Ordering::AcqRel);"),
     Bug(LOCAL, "the second look before the words", S + "region/table.rs", "        fence(Ordering::Acquire);\n        let unchanged", "        let unchanged"),
     Bug(LOCAL, "no second look", S + "region/table.rs", "let unchanged = entry.version.load(Ordering::Relaxed) == version;", "let unchanged = true;"),
     Bug(CHANGED, "the version counted behind the words", S + "region/table.rs", "        self.version.fetch_add(1, Ordering::Relaxed);\n        fence(Ordering::Release);\n", "        fence(Ordering::Release);\n"),
@@ -241,7 +255,7 @@ WEAKENED = [
     Bug(ENDING_FULL, "no wake-up without a message", R + "usage.rs", "!connected && signal", "false && signal"),
     Bug(FORSAKEN, "no light fence", S + "sync.rs", *NO_LIGHT),
     Bug(FORSAKEN, "no look at the state behind the request", R + "usage.rs", "        heavy_fence();\n        self.release(usage, ring)\n", "        heavy_fence();\n        drop((usage, ring));\n        true\n"),
-    Bug(PADDING, "padding before its message", R + "sender.rs", "        self.pass(pad);\n        self.put(words, len, slots, fill);", "        let early = u64::from(sequence(pads)) | u64::from(PAD) << 32;\n        if pad > 0 {\n            self.ring.map().u64(self.ring.place(pads)).store(early, Ordering::Release);\n        }\n        self.pass(pad);\n        self.put(words, len, slots, fill);"),
+    Bug(PADDING, "padding before its message", R + "sender.rs", "        self.pass(pad);\n        let at = self.ring.place(self.head) + SLOT;\n        self.put(words, len, slots, fill);", "        let early = u64::from(sequence(pads)) | u64::from(PAD) << 32;\n        if pad > 0 {\n            self.ring.map().u64(self.ring.place(pads)).store(early, Ordering::Release);\n        }\n        self.pass(pad);\n        let at = self.ring.place(self.head) + SLOT;\n        self.put(words, len, slots, fill);"),
     Bug(GROWS, "a larger ring shown before it is cleared", R + "receiver.rs", "        fence(Ordering::Release);\n        self.prepare(larger);\n        self.larger = Some(larger);\n        show();\n", "        show();\n        fence(Ordering::Release);\n        self.prepare(larger);\n        self.larger = Some(larger);\n"),
     Bug(GROWS, "no position at the marker", R + "sender.rs", "        self.head = self.head.wrapping_add(1);\n        self.former", "        self.former"),
     *no_fences(GROWS_COLD),
@@ -256,6 +270,16 @@ WEAKENED = [
     Bug(STRONGER, "the request stored", S + "signal.rs", "fetch_max(armed, Ordering::SeqCst)", "store(armed, Ordering::SeqCst)"),
     *no_fences(LAST_STATE),
     *no_fences(LAST_STAMP),
+    Bug(FOLLOWED, "no fence behind the descriptor", F, *NO_FOLLOW_FENCE),
+    Bug(FOLLOWED, "no fence behind the mark", F, *NO_CLOSE_FENCE),
+    relaxed(FOLLOWED, "a descriptor removed with Relaxed", F, "desc.store(0, Ordering::Release);"),
+    relaxed(FOLLOWED, "a descriptor looked for with Relaxed", F, ".any(|desc| desc.load(Ordering::Acquire) == addr)"),
+    relaxed(FOLLOWED, "a slot given back with Relaxed", F, "slot.owner.store(0, Ordering::Release);"),
+    relaxed(FOLLOWED, "the owner of a slot read with Relaxed", F, "slot.owner.load(Ordering::Acquire) == now"),
+    relaxed(NEXT_SLOT, "a slot claimed with Relaxed", F, ".compare_exchange(owner, now, Ordering::Acquire, Ordering::Relaxed)"),
+    relaxed(NEXT_SLOT, "a descriptor published with Relaxed", F, "desc.store(addr, Ordering::Release);"),
+    relaxed(CROWD, "a thread counted off with Relaxed", F, "let (set, read) = (Ordering::Release, Ordering::Relaxed);"),
+    relaxed(CROWD, "the count of threads read with Relaxed", F, "crowd_of(self.crowd.load(Ordering::Acquire))"),
     Bug(VISITS, "no light fence", B + "platform.rs", *NO_LIGHT_HERE),
     Bug(VISITS, "no heavy fence", B + "platform.rs", *NO_HEAVY_HERE),
     Bug(VISITS, "no second look at the bias", B + "raw.rs", "if self.bias.load(Ordering::Acquire) == thread {", "if self.bias.load(Ordering::Acquire) == thread || true {"),

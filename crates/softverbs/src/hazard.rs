@@ -533,10 +533,30 @@ fn wait_at_most<T>(patience: Duration, find: impl Fn() -> Option<T>, tidy: impl 
 
 /// Whether a living process may still use `key`, which is already invalid. Does not wait.
 pub(crate) fn is_used(segment: &OwnSegment, key: Key, lives: impl Fn(Visitor) -> bool) -> bool {
+    is_named(segment, |used| used.names_key(key), lives)
+}
+
+/// Whether a living process may still write into receives of the queue pair with this index, or
+/// access memory through it. The queue pair permits neither any more. Does not wait.
+pub(crate) fn queue_pair_in_use(
+    segment: &OwnSegment,
+    qp: u32,
+    lives: impl Fn(Visitor) -> bool,
+) -> bool {
+    let named = |used: Use| used.names_receive(qp) || used.names_access(qp, RIGHTS);
+    fence(Ordering::SeqCst);
+    is_named(segment, named, lives)
+}
+
+fn is_named(
+    segment: &OwnSegment,
+    named: impl Fn(Use) -> bool,
+    lives: impl Fn(Visitor) -> bool,
+) -> bool {
     // One round for each hazard word. A process that restores a cleared word breaks the protocol,
     // and cannot extend the loop.
     for _ in 0..layout::MAX_PROCESSES * announce::HAZARD_COUNT {
-        let Some(found) = find(segment, |used| used.names_key(key)) else {
+        let Some(found) = find(segment, &named) else {
             fence(Ordering::Acquire);
             return false;
         };

@@ -19,8 +19,8 @@ use crate::signal;
 use crate::sync::{Arc, Lock};
 use crate::sys::{self, Epoll, Errno, Grow, Identity, OpenFile, PidFd, Res};
 
-/// Nanoseconds of [`sys::tick_ns`] for which a peer counts as alive after a check: with the ticks of
-/// the kernel's clock, at most 10 ms. A pid is not reused within that time.
+/// Nanoseconds of [`sys::tick_ns`] for which a peer counts as alive after a check: with the ticks
+/// of the kernel's clock, at most 10 ms. A pid is not reused within that time.
 const FRESH_NS: u64 = 1_000_000;
 
 /// Doorbells of one peer that are kept open; the oldest is closed first.
@@ -90,6 +90,23 @@ struct Watch {
 }
 
 impl Watch {
+    /// Adds the descriptors to `set`.
+    ///
+    /// # Errors
+    /// Those of `epoll_ctl(2)`; the set then contains none of them.
+    fn add_to(&self, set: &Epoll, token: u64) -> Res<()> {
+        if let Some(pidfd) = &self.pidfd {
+            set.add(pidfd.fd(), token)?;
+        }
+        // Every process of the user can write to the pipe, which would be no sign of an end.
+        let pipe = self.pipe.as_ref();
+        let added = pipe.map_or(Ok(()), |pipe| set.add_hang_up(pipe.as_raw_fd(), token));
+        if added.is_err() {
+            self.fds().for_each(|fd| set.remove(fd));
+        }
+        added
+    }
+
     fn fds(&self) -> impl Iterator<Item = RawFd> {
         let pidfd = self.pidfd.as_ref().map(PidFd::fd);
         pidfd
@@ -341,14 +358,7 @@ impl Peer {
         let Some(life) = &self.life else {
             return Ok(());
         };
-        let watch = life.watch.lock();
-        for fd in watch.fds() {
-            if let Err(error) = set.add(fd, token) {
-                watch.fds().for_each(|fd| set.remove(fd));
-                return Err(error);
-            }
-        }
-        Ok(())
+        life.watch.lock().add_to(set, token)
     }
 
     /// Whether no descriptor becomes readable when the peer ends.
@@ -372,7 +382,8 @@ impl Peer {
         }
     }
 
-    /// Undoes [`Self::watch`].
+    /// Undoes [`Self::watch`], and removes the connection to the peer's agent from `set`. The
+    /// caller has marked the peer as dead.
     pub(crate) fn unwatch(&self, set: &Epoll) {
         if let Some(link) = self.link() {
             set.remove(link.fd());
@@ -462,25 +473,36 @@ impl Peer {
         self.link.lock().clone()
     }
 
-    /// Opens a connection to the peer's agent and watches it in `set` with `token`; drops a broken
-    /// earlier connection.
+    /// Opens a connection to the peer's agent and watches it in `set` with `token`. Returns also
+    /// the broken connection that it replaces.
     ///
     /// # Errors
     /// `ECONNREFUSED`, `EAGAIN`: the caller can retry later. Other errors of the system calls.
-    pub(crate) fn open_link(&self, own_slot: u32, set: &Epoll, token: u64) -> Res<Arc<Link>> {
+    pub(crate) fn open_link(
+        &self,
+        own_slot: u32,
+        set: &Epoll,
+        token: u64,
+    ) -> Res<(Arc<Link>, Option<Arc<Link>>)> {
         let link = Arc::try_new(Link::open(self.slot, &self.identity, own_slot)?)?;
         set.add(link.fd(), token)?;
         let mut slot = self.link.lock();
         if let Some(other) = slot.as_ref().filter(|other| !other.is_broken()) {
             set.remove(link.fd());
-            return Ok(Arc::clone(other));
+            return Ok((Arc::clone(other), None));
         }
         let old = slot.replace(Arc::clone(&link));
         drop(slot);
-        if let Some(old) = old {
+        if let Some(old) = &old {
             set.remove(old.fd());
         }
-        Ok(link)
+        // A connection that ends stays readable, and the set would wake a thread for it in vain
+        // again and again. Either this call sees that the peer has ended, or [`Self::unwatch`]
+        // finds the connection.
+        if self.is_dead() {
+            set.remove(link.fd());
+        }
+        Ok((link, old))
     }
 
     pub(crate) fn is_dead(&self) -> bool {

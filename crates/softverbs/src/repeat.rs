@@ -56,12 +56,12 @@ impl Repeats {
     }
 
     /// Whether an action towards a peer can succeed later. `EACCES` and `ETIMEDOUT`: its agent does
-    /// not answer, or there is none, which counts for a minute. Other errors than these and those of
-    /// limits mean that the peer has ended, that its descriptor is another file by now, or that the
-    /// peer must not be used.
+    /// not answer, or there is none, which counts for a minute. Other errors than these and those
+    /// of a shortage ([`sys::is_shortage`]) mean that the peer has ended, that its descriptor is
+    /// another file by now, or that the peer must not be used.
     pub(crate) fn may_pass(&self, error: Errno) -> bool {
         match error.0 {
-            libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOSPC => true,
+            _ if sys::is_shortage(error) => true,
             libc::EINTR | libc::EAGAIN => true,
             libc::EACCES | libc::ETIMEDOUT => self.last().rounds < ROUNDS,
             _ => false,
@@ -225,6 +225,8 @@ mod tests {
             libc::ENOMEM,
             libc::EINTR,
             libc::ENOSPC,
+            libc::ENOBUFS,
+            libc::ETOOMANYREFS,
             libc::ETIMEDOUT,
             libc::EACCES,
             libc::EAGAIN,

@@ -121,8 +121,8 @@ pub(crate) fn asked_in_turn(map: &Mapping, at: usize) -> bool {
             .is_ok()
 }
 
-/// Whether a request of [`ask_in_turn`] is published. The caller runs a fence between publishing the
-/// awaited state and this call.
+/// Whether a request of [`ask_in_turn`] is published. The caller runs a fence between publishing
+/// the awaited state and this call.
 pub(crate) fn is_asked_in_turn(map: &Mapping, at: usize) -> bool {
     map.u32(at).load(Ordering::Relaxed) & 1 != 0
 }

@@ -28,7 +28,11 @@ pub(crate) mod atomic {
 /// A spin lock for sections of less than a microsecond: one atomic operation to acquire, one store
 /// to release. A waiting thread spins 64 rounds, then yields the processor, then sleeps 50
 /// microseconds at a time.
+///
+/// A thread can also wait for the present holder alone ([`Self::mark_holder`]), however often other
+/// threads acquire the lock then.
 pub(crate) struct Lock<T> {
+    /// 0: free; [`HELD`]; or held, with the [`Mark`] of a thread that waits for the holder.
     held: AtomicU32,
     value: UnsafeCell<T>,
 }
@@ -37,6 +41,41 @@ pub(crate) struct Lock<T> {
 unsafe impl<T: Send> Send for Lock<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Sync for Lock<T> {}
+
+/// What the word of a lock has while the lock is held and its holder has no mark.
+const HELD: u32 = 1;
+
+/// Whether acquiring a lock is a full fence: on x86-64 each locked instruction is one. The models
+/// run a fence behind it instead.
+const ACQUIRING_FENCES: bool = cfg!(any(target_arch = "x86_64", all(test, loom)));
+
+/// What a thread stores in a lock's word to recognize the holder: another value than [`HELD`], and
+/// than the marks of the 2^31 calls before.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mark(u32);
+
+impl Mark {
+    pub(crate) fn new() -> Self {
+        // not a word of the models: only its values matter, not their order
+        static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+        Self(NEXT.fetch_add(1, Ordering::Relaxed) | 1 << 31)
+    }
+}
+
+/// A thread that held a lock when it was marked.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Holder<'a> {
+    held: &'a AtomicU32,
+    mark: u32,
+}
+
+impl Holder<'_> {
+    /// Whether the thread still holds the lock, and has not called [`Lock::let_pass`] since. If
+    /// not, the caller runs an acquire fence before it relies on that.
+    pub(crate) fn stays(&self) -> bool {
+        self.held.load(Ordering::Relaxed) == self.mark
+    }
+}
 
 impl<T> std::fmt::Debug for Lock<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -73,6 +112,61 @@ impl<T> Lock<T> {
             Some(guard) => guard,
             None => self.lock_slow(),
         }
+    }
+
+    /// Marks the thread that holds the lock; `None` if none does. Costs a holder nothing. The
+    /// caller has stored what later holders are to find, and has run a full fence since. A thread
+    /// that acquires the lock after this call finds it, also before [`Holder::stays`] is false.
+    ///
+    /// Why a later holder finds it. If the lock is free: acquiring it is a full fence, or reads
+    /// what the exchange of zeros below has stored. If it is held: the holder's release follows
+    /// this call's load of the word, and the later holder has read that release. On x86-64 and
+    /// AArch64 a store that one other processor can read is visible to all, so the caller's earlier
+    /// stores are too.
+    pub(crate) fn mark_holder(&self, mark: Mark) -> Option<Holder<'_>> {
+        let (release, relaxed) = (Ordering::Release, Ordering::Relaxed);
+        let found = match ACQUIRING_FENCES {
+            true => self.held.load(relaxed),
+            false => {
+                let exchanged = self.held.compare_exchange(0, 0, release, relaxed);
+                exchanged.unwrap_or_else(|found| found)
+            }
+        };
+        let mark = match found {
+            0 => return None,
+            HELD => match self.held.compare_exchange(HELD, mark.0, release, relaxed) {
+                Ok(_) => mark.0,
+                Err(0) => return None,
+                // the mark of another thread, or of a later holder
+                Err(other) => other,
+            },
+            other => other,
+        };
+        let held = &self.held;
+        Some(Holder { held, mark })
+    }
+
+    /// To be called by the thread that holds the lock, where it uses nothing that it has found
+    /// under the lock before: threads that wait for the present holder need not wait for the rest
+    /// of a long section. One load if none waits.
+    #[inline(always)]
+    pub(crate) fn let_pass(&self) {
+        if self.held.load(Ordering::Relaxed) > HELD {
+            self.pass_marked();
+        }
+    }
+
+    /// Whether a thread waits for the present holder.
+    #[cfg(test)]
+    pub(crate) fn is_awaited(&self) -> bool {
+        self.held.load(Ordering::Relaxed) > HELD
+    }
+
+    #[cold]
+    fn pass_marked(&self) {
+        self.held.swap(HELD, Ordering::AcqRel);
+        // before the later look-ups, as acquiring the lock is
+        fence(Ordering::SeqCst);
     }
 
     #[cold]
@@ -130,7 +224,14 @@ impl<T> DerefMut for Guard<'_, T> {
 impl<T> Drop for Guard<'_, T> {
     #[inline]
     fn drop(&mut self) {
-        self.lock.held.store(0, Ordering::Release);
+        const RELEASE: Ordering = Ordering::Release;
+        if cfg!(all(test, loom)) {
+            // `mark_holder` exchanges the holder's own value, so its mark precedes this store in
+            // the order of the word; loom does not order a store behind such an exchange
+            self.lock.held.swap(0, RELEASE);
+        } else {
+            self.lock.held.store(0, RELEASE);
+        }
     }
 }
 
@@ -232,5 +333,25 @@ mod tests {
         let held = lock.lock();
         assert!(lock.try_lock().is_none());
         drop(held);
+    }
+
+    #[test]
+    fn a_mark_is_of_the_present_holder() {
+        let lock = Lock::new(());
+        let mark = || lock.mark_holder(Mark::new());
+        assert!(mark().is_none());
+        let first = lock.lock();
+        let [one, same] = [mark().unwrap(), mark().unwrap()];
+        assert!(one.stays() && same.stays() && lock.try_lock().is_none());
+        drop(first);
+        assert!(!one.stays() && lock.try_lock().is_some());
+        let _second = lock.lock();
+        assert!(!one.stays() && !same.stays(), "a later holder is awaited");
+        let later = mark().unwrap();
+        assert!(later.stays() && !one.stays());
+        lock.let_pass();
+        assert!(!later.stays() && lock.try_lock().is_none());
+        lock.let_pass();
+        assert!(lock.try_lock().is_none());
     }
 }

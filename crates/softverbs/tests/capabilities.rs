@@ -136,6 +136,17 @@ fn every_limit_is_reached_and_not_passed() {
     let (wr, sge) = (attr.max_srq_wr, attr.max_srq_sge);
     assert!(shared_queue(&end, wr, 1) && shared_queue(&end, 1, sge));
     assert!(!shared_queue(&end, wr + 1, 1) && !shared_queue(&end, 1, sge + 1));
+    let most = attr.max_srq as usize;
+    // SAFETY: live objects, which are destroyed once.
+    unsafe {
+        let srqs: Vec<_> = (0..most).map(|_| end.create_srq(1)).collect();
+        let mut init: ibv_srq_init_attr = std::mem::zeroed();
+        (init.attr.max_wr, init.attr.max_sge) = (1, 1);
+        assert!((verbs().ibv_create_srq)(end.pd, &raw mut init).is_null());
+        for srq in srqs {
+            assert_eq!((verbs().ibv_destroy_srq)(srq), 0);
+        }
+    }
     assert!(completion_queue(&end, attr.max_cqe));
     assert!(!completion_queue(&end, attr.max_cqe + 1));
 }

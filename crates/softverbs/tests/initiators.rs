@@ -18,6 +18,10 @@ const TRIES: u32 = 100;
 fn main() {
     fleet::main(&[
         ("who_held_before_is_told", held_before),
+        (
+            "one_that_ends_before_it_is_connected_is_missed",
+            unconnected,
+        ),
         ("one_that_comes_later_is_missed", || comes_later(false)),
         ("one_that_comes_later_and_ends_unseen_is_missed", || {
             comes_later(true)
@@ -50,6 +54,39 @@ fn held_before() {
     holder.event(IBV_EVENT_QP_FATAL, target);
     holder.does(&format!("destroy {target}"));
     holder.refuses(&format!("hold {target}"), libc::EINVAL);
+}
+
+/// The target is connected first: its initiator ends in INIT.
+fn unconnected() {
+    for destroyed in [false, true] {
+        let place = Place::new();
+        let (mut connector, mut holder) = (open(&place), open(&place));
+        let target = connector.number("target");
+        assert_eq!(holder.number(&format!("hold {target}")), target);
+        let mut sender = Actor::start();
+        let source = sender.number("initiator 7");
+        sender.does(&format!("init {source}"));
+        for command in [
+            format!("init {target}"),
+            format!("rtr {target} {source}"),
+            format!("rts {target}"),
+        ] {
+            connector.does(&command);
+        }
+        let connected = format!("{IBV_QPS_RTS} {source}");
+        assert_eq!(holder.ask(&format!("state {target}")), connected);
+        if destroyed {
+            sender.does(&format!("destroy {source}"));
+        }
+        sender.kill();
+        for actor in [&mut connector, &mut holder] {
+            if destroyed {
+                assert_eq!(actor.ask("events"), "none");
+            } else {
+                actor.event(IBV_EVENT_QP_FATAL, target);
+            }
+        }
+    }
 }
 
 /// The target is connected to a number that no queue pair has. A queue pair that gets the number

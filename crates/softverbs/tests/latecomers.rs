@@ -21,6 +21,7 @@ const TRIES: u32 = 100;
 fn main() {
     run(&[
         ("is_rung", rung_parent, rung_child),
+        ("is_rung_later", rung_later_parent, rung_later_child),
         ("is_pulled_from", pulled_parent, pulled_child),
         ("has_ended", ended_parent, ended_child),
         ("is_open_already", open_parent, open_child),
@@ -110,6 +111,29 @@ fn rung_child(link: &mut Link) {
     assert_eq!(end.sleep(LIMIT).status, IBV_WC_SUCCESS);
     let opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
     end.rdma(opcode, &source, 8, addr, rkey as u32, Some(9));
+    assert!(end.poll().is_none());
+    link.say("waits");
+    assert_eq!(end.sleep(LIMIT).status, IBV_WC_SUCCESS);
+    link.say("sent");
+}
+
+/// The receiver has no descriptor to open the sender's process when it posts the receive, and then
+/// sleeps.
+fn rung_later_parent(link: &mut Link) {
+    let mut end = early(link);
+    let receive = end.buffer(&[0; 8]);
+    link.expect("waits");
+    let limit = limit_descriptors(0);
+    end.recv(&receive, 1);
+    limit_descriptors(limit);
+    assert_eq!(end.sleep(LIMIT / 3).status, IBV_WC_SUCCESS);
+    assert_eq!(receive.bytes(), [4; 8]);
+    link.expect("sent");
+}
+
+fn rung_later_child(link: &mut Link) {
+    let mut end = late(link);
+    end.send_unregistered(&mut [4; 8], None, IBV_SEND_INLINE | IBV_SEND_SIGNALED, 2);
     assert!(end.poll().is_none());
     link.say("waits");
     assert_eq!(end.sleep(LIMIT).status, IBV_WC_SUCCESS);

@@ -36,6 +36,12 @@ pub(crate) fn main() {
 
 /// Whether the channel has an event within this time; takes the event.
 fn event(end: &End, milliseconds: i32) -> bool {
+    event_after(end, milliseconds).is_some()
+}
+
+/// As [`event`]. Returns how often the channel was readable without one before.
+fn event_after(end: &End, milliseconds: i32) -> Option<u32> {
+    let mut wakes = 0;
     // SAFETY: live objects.
     unsafe {
         let fd = (*end.channel).fd;
@@ -49,13 +55,14 @@ fn event(end: &End, milliseconds: i32) -> bool {
                 revents: 0,
             };
             if libc::poll(&raw mut poll, 1, left.max(0)) == 0 {
-                return false;
+                return None;
             }
             let (mut cq, mut context) = (std::ptr::null_mut(), std::ptr::null_mut());
             if (verbs().ibv_get_cq_event)(end.channel, &raw mut cq, &raw mut context) == 0 {
                 (verbs().ibv_ack_cq_events)(cq, 1);
-                return true;
+                return Some(wakes);
             }
+            wakes += 1;
         }
     }
 }
@@ -100,12 +107,14 @@ fn moderated_parent(link: &mut Link) {
     let begin = std::time::Instant::now();
     link.say("send 1");
     link.expect("sent");
-    assert!(event(&end, 10_000));
+    let wakes = event_after(&end, 10_000).unwrap();
     let by_time = begin.elapsed();
     assert!(
         by_time >= std::time::Duration::from_millis(40),
         "{by_time:?}"
     );
+    // the thread sleeps while the event is held back
+    assert!(wakes < 10, "{wakes} wake-ups");
     end.wait(LIMIT);
     // a completion of this process itself, for which no peer rings the doorbell
     arm(&end);

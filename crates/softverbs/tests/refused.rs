@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 use everywhere::SUITES;
 use everywhere::common::suites::{Suite, run_suites};
-use everywhere::common::{End, Link, refuse, run};
+use everywhere::common::{End, Link, Wc, refuse, run};
 use rdma_core_sys::*;
 
 /// Cases that cannot pass here:
@@ -57,6 +57,12 @@ fn agents() {
         ("flushed_under_a_request", flushed_parent, flushed_child),
         ("killed_under_requests", killed_parent, killed_child),
         ("more_queues_than_places", many_parent, many_child),
+        ("a_line_without_a_descriptor", short_parent, stopped_child),
+        (
+            "a_receiver_without_a_descriptor",
+            short_receiver_parent,
+            short_receiver_child,
+        ),
     ]);
 }
 
@@ -189,6 +195,74 @@ fn killed_child(link: &mut Link) {
     let buffer = end.buffer(&vec![0; 4 << 20]);
     link.say_numbers(buffer.addr(), buffer.rkey().into());
     link.wait_end();
+}
+
+/// Descriptors of this process from now on; those that are open stay open.
+fn allow_descriptors(count: u64) {
+    // SAFETY: a structure on the stack; all zeros is a value of it.
+    unsafe {
+        let mut limit: libc::rlimit = std::mem::zeroed();
+        assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit), 0);
+        limit.rlim_cur = count;
+        assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit), 0);
+    }
+}
+
+/// More descriptors than any test needs.
+const ENOUGH: u64 = 1024;
+/// The wake-up must not come from anything slower.
+const SOON: Duration = Duration::from_secs(5);
+
+/// Nothing completes while no descriptor is free. Sleeps until something does, while another thread
+/// permits descriptors again.
+fn completion_with_descriptors(end: &mut End) -> Wc {
+    let begin = Instant::now();
+    while begin.elapsed() < Duration::from_millis(100) {
+        assert!(end.poll().is_none());
+    }
+    let later = std::thread::spawn(|| {
+        std::thread::sleep(Duration::from_millis(200));
+        allow_descriptors(ENOUGH);
+    });
+    let wc = end.sleep(SOON);
+    later.join().unwrap();
+    wc
+}
+
+/// A request waits while no descriptor is free for the line to the agent, and the sleeping process
+/// repeats it.
+fn short_parent(link: &mut Link) {
+    let mut end = End::connect(link, 8, 8, 1);
+    let (addr, rkey) = link.numbers();
+    let buffer = end.buffer(&vec![9; 1 << 20]);
+    allow_descriptors(3);
+    end.rdma(IBV_WR_RDMA_WRITE, &buffer, 1 << 20, addr, rkey as u32, None);
+    assert_eq!(completion_with_descriptors(&mut end).status, IBV_WC_SUCCESS);
+    link.say("written");
+    link.expect("seen");
+}
+
+/// The receiver of a pending message has no descriptor for the line by which it asks the sender's
+/// agent to send the message. The sender makes no call of the device meanwhile.
+fn short_receiver_parent(link: &mut Link) {
+    let mut end = End::connect(link, 8, 8, 1);
+    link.expect("sent");
+    allow_descriptors(3);
+    let buffer = end.buffer(&vec![0; 1 << 20]);
+    end.recv(&buffer, 5);
+    let wc = completion_with_descriptors(&mut end);
+    assert_eq!((wc.status, wc.wr_id), (IBV_WC_SUCCESS, 5));
+    assert!(buffer.bytes().iter().all(|&byte| byte == 9));
+    link.say("over");
+}
+
+fn short_receiver_child(link: &mut Link) {
+    let mut end = End::connect(link, 8, 8, 1);
+    let mut buffer = end.buffer(&vec![9; 1 << 20]);
+    end.send(&mut buffer, 1 << 20, None, IBV_SEND_SIGNALED, 1);
+    link.say("sent");
+    link.expect("over");
+    assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
 }
 
 const QUEUES: usize = 24;

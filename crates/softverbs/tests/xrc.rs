@@ -78,12 +78,27 @@ const CASES: &[(&str, fn())] = &[
         holders::closed_first,
     ),
     ("a_shortage_ends_no_initiator", holders::shortage),
+    ("a_shortage_repeats_no_atomic", holders::once),
+    ("a_shortage_refuses_no_queue", holders::unopened_owner),
+    ("a_shortage_hides_no_domain", holders::unopened_domain),
+    (
+        "a_domain_whose_members_are_stopped_is_awaited",
+        holders::stopped_domain,
+    ),
+    (
+        "an_owner_that_is_stopped_is_awaited",
+        holders::stopped_owner,
+    ),
     ("the_next_initiator_is_rung", holders::next_is_rung),
     ("rights_that_are_removed_stay_removed", holders::rights),
     ("a_target_can_be_reset_while_it_fails", holders::ends),
     (
         "a_short_process_makes_no_second_domain",
         holders::no_second_domain,
+    ),
+    (
+        "stopped_members_delay_their_own_domain_alone",
+        holders::stopped_members,
     ),
 ];
 
@@ -600,10 +615,16 @@ fn initiator_ends() {
     // an initiator that is destroyed before its process ends causes no event
     next.does(&format!("destroy {qp}"));
     next.kill();
-    assert_eq!(
-        (a.ask("events"), b.ask("events")),
-        ("none".into(), "none".into())
-    );
+    let connected = format!("{IBV_QPS_RTS} {qp}");
+    for actor in [&mut a, &mut b] {
+        assert_eq!(actor.ask("events"), "none");
+        assert_eq!(actor.ask(&format!("state {target}")), connected);
+        assert_eq!(actor.ask("events"), "none");
+    }
+    // nor does the close of the holder that connected the target
+    a.does(&format!("destroy {target}"));
+    assert_eq!(b.ask(&format!("state {target}")), connected);
+    assert_eq!(b.ask("events"), "none");
 }
 
 /// A process without a free descriptor fails a target, one of whose holders it has not opened yet.

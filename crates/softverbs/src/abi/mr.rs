@@ -154,7 +154,8 @@ pub(super) unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr) -> c_int {
 }
 
 /// `softdv_dereg_mr_now`: as `ibv_dereg_mr(3)`, without a wait. `EBUSY`: a peer executes a request
-/// with the key, which is invalid; the caller can repeat the call, or call `ibv_dereg_mr(3)`.
+/// with the key, which is invalid; or a window is bound to the region, or was and is still used,
+/// and the key is valid. The caller can repeat the call, or call `ibv_dereg_mr(3)`.
 pub(super) unsafe extern "C" fn dereg_mr_now(mr: *mut ibv_mr) -> c_int {
     // SAFETY: as this function.
     unsafe { deregister(mr, Process::end_region_now) }

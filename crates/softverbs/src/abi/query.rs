@@ -64,7 +64,7 @@ fn device_attr(context: &Context) -> ibv_device_attr {
     attr.max_qp_init_rd_atom = MAX_RD_ATOMIC.into();
     attr.atomic_cap = IBV_ATOMIC_HCA;
     if srq::enabled() {
-        attr.max_srq = MAX_SRQS as c_int;
+        attr.max_srq = MAX_SRQS as c_int - 1; // index 0 is not used
         attr.max_srq_wr = MAX_WR.cast_signed();
         attr.max_srq_sge = MAX_SGE.cast_signed();
     } else {

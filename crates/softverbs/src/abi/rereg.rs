@@ -80,7 +80,7 @@ pub(super) unsafe extern "C" fn rereg_mr(
 ///
 /// # Errors
 /// `EINVAL`: a null region, which has no range that can change. `EBUSY`: a window is bound to the
-/// region.
+/// region, or an initiator still uses one that was, after 5 seconds.
 ///
 /// # Safety
 /// `mr` must be live.
@@ -91,12 +91,15 @@ unsafe fn begin(mr: *mut ibv_mr) -> Res<Option<Description>> {
     if regions.is_null(key) {
         return Err(Errno(libc::EINVAL));
     }
-    process.windows.unless_bound(key, || {
-        let before = regions
-            .describe(key)
-            .or_else(|| regions.describe_unchanged(key));
-        regions.kill(&process.segment, key);
-        before
+    process.with_windows(|windows, owner| {
+        windows.await_former(owner, key)?;
+        windows.unless_bound(owner, key, || {
+            let before = regions
+                .describe(key)
+                .or_else(|| regions.describe_unchanged(key));
+            regions.kill(&process.segment, key);
+            before
+        })
     })
 }
 
@@ -144,9 +147,13 @@ unsafe fn apply(mr: *mut ibv_mr, before: Option<Description>, change: &Change) -
     process.poison_receives(key.0);
     let left = to.direct.stamp;
     to.direct = process.buffers.cover(to.range.addr, to.range.len);
-    let changed = process
-        .regions
-        .change(&process.segment, key, &to, |visitor| process.lives(visitor));
+    let changed = process.regions.change(
+        &process.segment,
+        key,
+        &to,
+        |visitor| process.lives(visitor),
+        || process.await_own_copies(),
+    );
     // A region whose change failed still has its old range, until it is deregistered.
     let gone = if changed.is_ok() {
         left

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rdma_core_sys::{IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE};
 
-use crate::agent::{Kind, Outcome, PLACE, Request};
+use crate::agent::{Kind, Outcome, PLACE, Request, Requester};
 use crate::hazard::{Hazard, Through, Use};
 use crate::key::Key;
 use crate::peer::Peer;
@@ -46,44 +46,51 @@ impl Receiver<'_> {
     }
 }
 
-/// Executes a request of the process in `slot`.
+/// Executes a request. `None`: it was executed, but its result could not be
+/// stored. No answer would be true, and the line must be closed.
 pub(super) fn execute(
     process: &Process,
-    slot: u32,
+    who: Requester,
     bounce: &BounceFile,
     request: &Request,
-) -> Outcome {
+) -> Option<Outcome> {
     let done = match request.kind {
-        Kind::Write | Kind::Read => copy(process, slot, bounce, request),
-        Kind::Receive => receive(process, slot, bounce, request),
-        Kind::Elements => return elements(process, slot, bounce, request),
-        _ => return change(process, slot, request),
+        Kind::Write | Kind::Read => copy(process, who, bounce, request),
+        Kind::Receive => receive(process, who, bounce, request),
+        Kind::Elements => return elements(process, who, bounce, request),
+        _ => return Some(change(process, who, request)),
     };
-    done.map_or(Outcome::Refused, |()| Outcome::Done(0))
+    Some(done.map_or(Outcome::Refused, |()| Outcome::Done(0)))
 }
 
 /// Returns a claimed receive of a shared queue that no message will consume.
-pub(super) fn give_back(process: &Process, slot: u32, request: &Request) {
-    if let Some(srq) = process.srqs.get(request.a as u32) {
-        srq.give_back_to(request.incarnation, request.b as u32, slot);
+pub(super) fn give_back(process: &Process, who: Requester, request: &Request) {
+    if process.admits(who, None)
+        && let Some(srq) = process.srqs.get(request.a as u32)
+    {
+        srq.give_back_to(request.incarnation, request.b as u32, who.slot);
     }
 }
 
 /// The target of a request, if its queue pairs are connected and grant the access.
 fn target<'a>(
     process: &'a Process,
-    slot: u32,
+    who: Requester,
     request: &Request,
     right: u32,
 ) -> Option<(Receiver<'a>, Target)> {
     let (receiver, (pd, access)) = if xrc::split_target(request.qp).is_some() {
         let (owner, index) = split_srq_num(request.srq)?;
         let srq = process.srqs.get(index).filter(|_| owner == process.slot)?;
-        let granted = srq.granted_through(request.qp, request.from, request.incarnation, slot)?;
+        let (from, incarnation) = (request.from, request.incarnation);
+        let granted = srq.granted_through(request.qp, from, incarnation, who.slot)?;
+        if !process.admits(who, None) {
+            return None;
+        }
         (Receiver::Srq(srq), granted)
     } else {
         let qp = process.qp_by_num(request.qp)?;
-        let granted = qp.granted_to(request.from, request.incarnation, slot)?;
+        let granted = qp.granted_to(request.from, request.incarnation, who)?;
         (Receiver::Qp(qp), granted)
     };
     let target = Target {
@@ -119,7 +126,7 @@ fn enter<'a>(
     Some((publish(process, own, used), entered))
 }
 
-fn copy(process: &Process, slot: u32, bounce: &BounceFile, request: &Request) -> Option<()> {
+fn copy(process: &Process, who: Requester, bounce: &BounceFile, request: &Request) -> Option<()> {
     let write = request.kind == Kind::Write;
     let right = if write {
         IBV_ACCESS_REMOTE_WRITE
@@ -128,7 +135,7 @@ fn copy(process: &Process, slot: u32, bounce: &BounceFile, request: &Request) ->
     };
     let own = process.peer(process.slot).ok()?;
     let entered = enter(process, &own, request, right)?;
-    let (_, target) = target(process, slot, request, right)?;
+    let (_, target) = target(process, who, request, right)?;
     let addr = process.own_place(target, request.len, right)?;
     let iovec = [sys::as_local(addr, request.len as usize)];
     let at = request.place as usize * PLACE;
@@ -141,19 +148,24 @@ fn copy(process: &Process, slot: u32, bounce: &BounceFile, request: &Request) ->
     done.ok()
 }
 
-fn receive(process: &Process, slot: u32, bounce: &BounceFile, request: &Request) -> Option<()> {
+fn receive(
+    process: &Process,
+    who: Requester,
+    bounce: &BounceFile,
+    request: &Request,
+) -> Option<()> {
     let number = u32::try_from(request.a).ok()?;
-    let (receiver, _) = target(process, slot, request, 0)?;
+    let (receiver, _) = target(process, who, request, 0)?;
     let own = process.peer(process.slot).ok()?;
     let len = u32::try_from(request.len).ok()?;
-    let places = receiver.places(number, request.b, len, slot)?;
+    let places = receiver.places(number, request.b, len, who.slot)?;
     let mut at = request.place as usize * PLACE;
     for (i, &(addr, len, key)) in places.list[..places.count].iter().enumerate() {
         let hazard = publish(process, &own, receiver.used(key));
         // The target may have become invalid before the hazard was published, so it is checked
         // again.
-        target(process, slot, request, 0)?;
-        let now = receiver.places(number, request.b, request.len as u32, slot)?;
+        target(process, who, request, 0)?;
+        let now = receiver.places(number, request.b, request.len as u32, who.slot)?;
         if now.list[..now.count].get(i) != Some(&(addr, len, key)) {
             return None;
         }
@@ -166,7 +178,7 @@ fn receive(process: &Process, slot: u32, bounce: &BounceFile, request: &Request)
     Some(())
 }
 
-fn change(process: &Process, slot: u32, request: &Request) -> Outcome {
+fn change(process: &Process, who: Requester, request: &Request) -> Outcome {
     let change = match request.kind {
         Kind::Add => Change::Add(request.a),
         Kind::Swap => Change::Swap(request.a, request.b),
@@ -179,7 +191,7 @@ fn change(process: &Process, slot: u32, request: &Request) -> Outcome {
     let Some(entered) = enter(process, &own, request, right) else {
         return Outcome::Refused;
     };
-    let Some((_, target)) = target(process, slot, request, right) else {
+    let Some((_, target)) = target(process, who, request, right) else {
         return Outcome::Refused;
     };
     let place = process
@@ -198,19 +210,24 @@ fn change(process: &Process, slot: u32, request: &Request) -> Outcome {
 }
 
 /// An operation on elements: the operands are in the place of the request, and the earlier values
-/// replace them there.
-fn elements(process: &Process, slot: u32, bounce: &BounceFile, request: &Request) -> Outcome {
+/// replace them there. `None`: the elements have changed, and their earlier values are lost.
+fn elements(
+    process: &Process,
+    who: Requester,
+    bounce: &BounceFile,
+    request: &Request,
+) -> Option<Outcome> {
     let shape = Shape::of_word(request.a).filter(|shape| shape.len() as u64 == request.len);
     let (Some(shape), true) = (shape, region::offers_elements()) else {
-        return Outcome::Refused;
+        return Some(Outcome::Refused);
     };
     let fetches = request.b != 0;
     let right = shape.rights(fetches);
     if right == 0 {
-        return Outcome::Refused;
+        return Some(Outcome::Refused);
     }
     let Ok(own) = process.peer(process.slot) else {
-        return Outcome::Refused;
+        return Some(Outcome::Refused);
     };
     // copied once: the initiator can change its file at any time
     let mut operands = [0_u8; 2 * MAX_ELEMENTS];
@@ -220,7 +237,7 @@ fn elements(process: &Process, slot: u32, bounce: &BounceFile, request: &Request
     let addr_of = |bytes: *mut u8| bytes.expose_provenance() as u64;
     let to = sys::as_local(addr_of(operands.as_mut_ptr()), operands.len());
     if bounce.empty(at, &[to]).is_err() {
-        return Outcome::Refused;
+        return Some(Outcome::Refused);
     }
     let mut earlier = [0_u8; MAX_ELEMENTS];
     let mut elements = Elements {
@@ -230,13 +247,13 @@ fn elements(process: &Process, slot: u32, bounce: &BounceFile, request: &Request
         changed: 0,
     };
     let Some(entered) = enter(process, &own, request, right) else {
-        return Outcome::Refused;
+        return Some(Outcome::Refused);
     };
-    let Some((_, target)) = target(process, slot, request, right) else {
-        return Outcome::Refused;
+    let Some((_, target)) = target(process, who, request, right) else {
+        return Some(Outcome::Refused);
     };
     let Some(addr) = process.own_place(target, request.len, right) else {
-        return Outcome::Refused;
+        return Some(Outcome::Refused);
     };
     let (ranges, buffers) = ([(addr, shape.len())], &process.buffers);
     let patience = Duration::from_millis(1);
@@ -245,12 +262,12 @@ fn elements(process: &Process, slot: u32, bounce: &BounceFile, request: &Request
     let changed = elements.changed.into();
     match done {
         Ok(()) => {}
-        Err(AccessError::Dead | AccessError::Locked) => return Outcome::Busy,
-        Err(_) => return Outcome::Refused,
+        Err(AccessError::Dead | AccessError::Locked) => return Some(Outcome::Busy),
+        Err(_) => return Some(Outcome::Refused),
     }
     let from = sys::as_local(addr_of(earlier.as_mut_ptr()), shape.len());
-    match fetches.then(|| bounce.fill(at, &[from])) {
-        None | Some(Ok(())) => Outcome::Done(changed),
-        Some(Err(_)) => Outcome::Refused,
+    if fetches {
+        bounce.fill(at, &[from]).ok()?;
     }
+    Some(Outcome::Done(changed))
 }

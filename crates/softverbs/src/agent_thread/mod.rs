@@ -9,9 +9,11 @@ mod access;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use crate::agent::{Due, Kind, Outcome, PLACE, PLACES, REPLY, REQUEST, Reply, Request, name};
+use crate::agent::{
+    Due, Kind, Outcome, PLACE, PLACES, REPLY, REQUEST, Reply, Request, Requester, name,
+};
 use crate::process::Process;
 use crate::segment::layout::MAX_PROCESSES;
 use crate::sys::{self, BounceFile, Credentials, Epoll, Errno, Line, Listener, Res};
@@ -27,6 +29,19 @@ const OWN: u64 = 1 << 32;
 /// Maximum rounds of progress for answers that have arrived; another thread may be about to take
 /// them.
 const ROUNDS: u32 = 64;
+
+/// Number of tries to send an answer for which the kernel has no memory, and the time between two:
+/// 50 ms in total, in which other peers wait.
+const TRIES: u32 = 6;
+const TRY_AGAIN: Duration = Duration::from_millis(10);
+
+/// Time between two tries to accept a connection, or the file of a line's first message, while
+/// there is no descriptor for it.
+const ADMIT_AGAIN: Duration = Duration::from_millis(20);
+
+/// Maximum number of requests that are read from a line that has ended. A socket has room for
+/// fewer.
+const UNREAD: u32 = 4096;
 
 /// Whether this process's agent runs.
 #[derive(Debug, Default)]
@@ -49,6 +64,8 @@ impl Agent {
             process,
             listener,
             set,
+            admits_at: None,
+            greets_at: None,
             clients: Vec::new(),
         };
         let all = sys::block_signals();
@@ -68,6 +85,11 @@ struct Server {
     process: &'static Process,
     listener: Listener,
     set: Epoll,
+    /// When the listener returns to the set, from which it is removed while there is no descriptor
+    /// for a connection.
+    admits_at: Option<Instant>,
+    /// When the lines in [`Client::unheard`] return to the set.
+    greets_at: Option<Instant>,
     clients: Vec<Option<Client>>,
 }
 
@@ -79,12 +101,21 @@ struct Client {
     /// process in that slot.
     slot: Option<u32>,
     bounce: Option<BounceFile>,
+    /// The line is not in the set, because there is no descriptor for the file of its first
+    /// message.
+    unheard: bool,
 }
 
 impl Server {
     fn run(mut self) {
         loop {
-            match self.set.wait(-1) {
+            let pauses = [self.admit_again(), self.greet_again()];
+            let pause = pauses
+                .into_iter()
+                .filter(|&pause| pause >= 0)
+                .min()
+                .unwrap_or(-1);
+            match self.set.wait(pause) {
                 Ok((tokens, n)) => {
                     for &token in &tokens[..n] {
                         if token == NAME {
@@ -102,13 +133,70 @@ impl Server {
         }
     }
 
+    /// Returns the listener to the set when its pause is over. The result is the rest of the pause
+    /// in milliseconds, −1 without one.
+    fn admit_again(&mut self) -> i32 {
+        let Some(at) = self.admits_at else { return -1 };
+        let left = at.saturating_duration_since(Instant::now());
+        if !left.is_zero() {
+            return left.as_millis() as i32 + 1;
+        }
+        self.admits_at = None;
+        if self.set.add(self.listener.as_raw_fd(), NAME).is_err() {
+            return self.pause_admission();
+        }
+        -1
+    }
+
+    /// Removes the listener from the set for [`ADMIT_AGAIN`]. The result is that time in
+    /// milliseconds.
+    fn pause_admission(&mut self) -> i32 {
+        self.set.remove(self.listener.as_raw_fd());
+        self.admits_at = Some(Instant::now() + ADMIT_AGAIN);
+        ADMIT_AGAIN.as_millis() as i32
+    }
+
+    /// Returns the lines whose first message was not received to the set when their pause is over.
+    /// The result is as that of [`Self::admit_again`].
+    fn greet_again(&mut self) -> i32 {
+        let Some(at) = self.greets_at else { return -1 };
+        let left = at.saturating_duration_since(Instant::now());
+        if !left.is_zero() {
+            return left.as_millis() as i32 + 1;
+        }
+        self.greets_at = None;
+        for (index, client) in self.clients.iter_mut().enumerate() {
+            if let Some(client) = client.as_mut().filter(|client| client.unheard) {
+                let added = self.set.add(client.line.as_raw_fd(), index as u64);
+                client.unheard = added.is_err();
+                if client.unheard {
+                    self.greets_at = Some(Instant::now() + ADMIT_AGAIN);
+                }
+            }
+        }
+        self.greets_at
+            .map_or(-1, |_| ADMIT_AGAIN.as_millis() as i32)
+    }
+
+    /// Removes a line from the set for at most [`ADMIT_AGAIN`]: its first message stays in its
+    /// socket, and other lines are served meanwhile.
+    fn pause_greeting(&mut self, index: usize) {
+        let Some(client) = self.clients[index].as_mut() else {
+            return;
+        };
+        self.set.remove(client.line.as_raw_fd());
+        client.unheard = true;
+        self.greets_at.get_or_insert(Instant::now() + ADMIT_AGAIN);
+    }
+
     /// Accepts a connection, if it is of the same user.
     fn admit(&mut self) {
         let line = match self.listener.accept() {
             Ok(line) => line,
             Err(Errno(libc::EMFILE | libc::ENFILE | libc::ENOMEM)) => {
-                // The listener stays readable, so the thread waits 20 ms before the next try.
-                std::thread::sleep(Duration::from_millis(20));
+                // The listener stays readable. Requests of the lines need no descriptor, and are
+                // served meanwhile.
+                self.pause_admission();
                 return;
             }
             Err(_) => return,
@@ -131,6 +219,7 @@ impl Server {
                 who,
                 slot: None,
                 bounce: None,
+                unheard: false,
             });
         }
     }
@@ -146,16 +235,24 @@ impl Server {
         match done {
             Ok(Ok(None)) => {}
             Ok(Ok(Some(slot))) => self.make_progress(slot),
+            Ok(Err(error)) if client.slot.is_none() && sys::is_shortage(error) => {
+                self.pause_greeting(index);
+            }
             _ => self.close_line(index),
         }
     }
 
     /// Ends a line explicitly. Closing alone would have no effect while a forked child has a copy
     /// of its descriptor.
+    ///
+    /// The peer counts a receive that it has given back over the line as returned. So the requests
+    /// of this kind that are left in the socket are executed: the peer can send none any more.
     fn close_line(&mut self, index: usize) {
         if let Some(client) = self.clients[index].take() {
             self.set.remove(client.line.as_raw_fd());
             client.line.hang_up();
+            let process = self.process;
+            let _ = catch_unwind(AssertUnwindSafe(|| client.take_returns(process)));
         }
     }
 
@@ -187,22 +284,28 @@ impl Client {
     /// progress.
     ///
     /// # Errors
-    /// The line must be closed.
+    /// The line must be closed. But before its first message, an error of a shortage has no effect:
+    /// the call can be repeated.
     fn serve(&mut self, process: &Process) -> Res<Option<u32>> {
         let mut bytes = [0; REQUEST];
-        let file = match self.line.receive(&mut bytes) {
+        let received = match self.slot {
+            // the first message has a file, which is not sent again
+            None => self.line.receive_whole(&mut bytes),
+            Some(_) => self.line.receive(&mut bytes),
+        };
+        let file = match received {
             Err(Errno(libc::EAGAIN)) => return Ok(None),
             done => done?,
         };
         let request = Request::of_bytes(&bytes).ok_or(Errno(libc::EPROTO))?;
-        let Some(slot) = self.slot else {
+        let Some(who) = self.requester() else {
             return self.greet(process, &request, file).map(|()| None);
         };
         match request.kind {
             Kind::Hello => return Err(Errno(libc::EPROTO)),
-            Kind::GoOn => return Ok(Some(slot)),
+            Kind::GoOn => return Ok(Some(who.slot)),
             Kind::Return => {
-                access::give_back(process, slot, &request);
+                access::give_back(process, who, &request);
                 return Ok(None);
             }
             Kind::File => {
@@ -215,8 +318,14 @@ impl Client {
         let inside = (request.place as usize) < PLACES && request.len <= PLACE as u64;
         let bounce = self.bounce.as_ref().filter(|_| inside);
         let bounce = bounce.ok_or(Errno(libc::EPROTO))?;
-        let outcome = access::execute(process, slot, bounce, &request);
+        let outcome = access::execute(process, who, bounce, &request);
+        let outcome = outcome.ok_or(Errno(libc::EIO))?;
         self.answer(&request, outcome, None).map(|()| None)
+    }
+
+    fn requester(&self) -> Option<Requester> {
+        let pid = self.who.pid;
+        self.slot.map(|slot| Requester { slot, pid })
     }
 
     fn greet(&mut self, process: &Process, request: &Request, file: Option<OwnedFd>) -> Res<()> {
@@ -233,6 +342,26 @@ impl Client {
         Ok(())
     }
 
+    /// Executes the requests to give receives back that are left on a line that has ended. Other
+    /// requests get no answer, and are not executed.
+    fn take_returns(&self, process: &Process) {
+        let Some(who) = self.requester() else { return };
+        let mut bytes = [0; REQUEST];
+        for _ in 0..UNREAD {
+            match self.line.receive(&mut bytes) {
+                Ok(_) => {}
+                // a message of another length
+                Err(Errno(libc::EPROTO)) => continue,
+                Err(_) => return,
+            }
+            if let Some(request) = Request::of_bytes(&bytes)
+                && request.kind == Kind::Return
+            {
+                access::give_back(process, who, &request);
+            }
+        }
+    }
+
     fn answer(&self, request: &Request, outcome: Outcome, file: Option<&OwnedFd>) -> Res<()> {
         let reply = Reply {
             outcome,
@@ -240,8 +369,39 @@ impl Client {
             id: request.id,
         };
         let bytes: [u8; REPLY] = reply.to_bytes();
-        // The line of a peer that does not read its answers is closed.
-        self.line.send(&bytes, file.map(AsFd::as_fd))
+        let mut left = TRIES;
+        loop {
+            left -= 1;
+            match self.line.send(&bytes, file.map(AsFd::as_fd)) {
+                Err(Errno(libc::ENOBUFS | libc::ENOMEM)) if left > 0 => {
+                    std::thread::sleep(TRY_AGAIN);
+                }
+                // The line of a peer that does not read its answers is closed.
+                done => return done,
+            }
+        }
+    }
+}
+
+/// Serves a line that has all these requests in its socket, until the line is closed.
+#[cfg(test)]
+pub(crate) fn serve(process: &'static Process, requests: &[Request]) {
+    let name = format!("softverbs-test.{}", sys::random());
+    let mut server = Server {
+        process,
+        listener: Listener::bind(&name).unwrap(),
+        set: Epoll::new().unwrap(),
+        admits_at: None,
+        greets_at: None,
+        clients: Vec::new(),
+    };
+    let line = Line::connect(&name).unwrap();
+    server.admit();
+    for request in requests {
+        line.send(&request.to_bytes(), None).unwrap();
+    }
+    while server.clients[0].is_some() {
+        server.serve_line(0);
     }
 }
 
@@ -250,20 +410,95 @@ impl Client {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_line_that_a_forked_child_has_is_cut() {
-        let process = Process::open().unwrap();
-        process.start_agent();
+    /// A line of this process to its own agent.
+    fn connect(process: &Process) -> Line {
         let line = Line::connect(&name(process.slot, &process.identity)).unwrap();
         let mut hello = Request::new(Kind::Hello);
         hello.a = process.slot.into();
         line.send(&hello.to_bytes(), None).unwrap();
+        line
+    }
+
+    /// Requests a file that does not exist. Returns whether an answer comes.
+    fn is_answered(line: &Line) -> bool {
         let mut file = Request::new(Kind::File);
         file.a = u64::MAX;
         line.send(&file.to_bytes(), None).unwrap();
-        let came = || sys::epoll_readable(line.as_raw_fd(), 20_000).unwrap();
-        assert!(came(), "no answer");
-        line.receive(&mut [0; REPLY]).unwrap();
+        sys::epoll_readable(line.as_raw_fd(), 20_000).unwrap()
+            && line.receive(&mut [0; REPLY]).is_ok()
+    }
+
+    /// Requests of lines that exist need no descriptor.
+    #[test]
+    fn a_connection_that_cannot_be_accepted_delays_no_line() {
+        let process = Process::open().unwrap();
+        process.start_agent();
+        let line = connect(process);
+        assert!(is_answered(&line));
+        // SAFETY: all zeros is a value of it.
+        let mut before: libc::rlimit = unsafe { std::mem::zeroed() };
+        let set = |limit: &libc::rlimit| {
+            // SAFETY: a readable structure.
+            sys::check(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, limit) }).unwrap();
+        };
+        // SAFETY: a writable structure.
+        sys::check(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut before) }).unwrap();
+        let lowest_free = std::fs::File::open("/dev/null").unwrap().as_raw_fd();
+        set(&libc::rlimit {
+            rlim_cur: lowest_free as u64 + 1,
+            ..before
+        });
+        // it takes the last descriptor, so the agent cannot accept it
+        let next = connect(process);
+        assert_eq!(next.as_raw_fd(), lowest_free);
+        let begin = Instant::now();
+        let answered = (0..100).all(|_| is_answered(&line));
+        let took = begin.elapsed();
+        set(&before);
+        assert!(answered && took < Duration::from_secs(1), "{took:?}");
+        assert!(is_answered(&next));
+    }
+
+    /// The connection has the last descriptor, so there is none for the file of the first message.
+    #[test]
+    fn a_line_whose_file_finds_no_descriptor_is_served_later() {
+        let process = Process::open().unwrap();
+        process.start_agent();
+        let line = connect(process);
+        assert!(is_answered(&line));
+        let bounce = BounceFile::create(PLACES * PLACE).unwrap();
+        let count = || sys::count_entries("/proc/self/fd");
+        let before = count();
+        let next = Line::connect(&name(process.slot, &process.identity)).unwrap();
+        // both ends are in this process
+        while count() < before + 2 {
+            std::thread::yield_now();
+        }
+        let hello = Request {
+            a: process.slot.into(),
+            ..Request::new(Kind::Hello)
+        };
+        sys::with_descriptors(0, || {
+            next.send(&hello.to_bytes(), Some(bounce.as_fd())).unwrap();
+            // it refuses this one, but has the file
+            next.send(&Request::new(Kind::Write).to_bytes(), None)
+                .unwrap();
+            assert!((0..100).all(|_| is_answered(&line)));
+            // no answer, and no end
+            assert!(!sys::epoll_readable(next.as_raw_fd(), 3 * 20).unwrap());
+        });
+        assert!(sys::epoll_readable(next.as_raw_fd(), 20_000).unwrap());
+        let mut bytes = [0; REPLY];
+        next.receive(&mut bytes).expect("the line is closed");
+        assert_eq!(Reply::of_bytes(&bytes).outcome, Outcome::Refused);
+    }
+
+    #[test]
+    fn a_line_that_a_forked_child_has_is_cut() {
+        let process = Process::open().unwrap();
+        process.start_agent();
+        let line = connect(process);
+        assert!(is_answered(&line), "no answer");
         // SAFETY: the child only waits to be killed.
         let child = unsafe { libc::fork() };
         if child == 0 {
@@ -273,7 +508,8 @@ mod tests {
             }
         }
         line.send(b"nothing", None).unwrap();
-        let cut = came() && line.receive(&mut [0; REPLY]).is_err();
+        let came = sys::epoll_readable(line.as_raw_fd(), 20_000).unwrap();
+        let cut = came && line.receive(&mut [0; REPLY]).is_err();
         // SAFETY: this test's own child.
         unsafe {
             libc::kill(child, libc::SIGKILL);

@@ -10,12 +10,12 @@ use libc::c_int;
 use rdma_core_sys::*;
 
 use super::channel::{Channel, Events};
-use super::event::{Kind, Raw, sidr};
+use super::event::{Kind, Raw};
 use super::guard::{lock, status};
 use super::id::{self, Id, Shared};
 use super::qp;
 use super::state::{Phase, State};
-use super::wire::{Message, Party};
+use super::wire::{Message, Party, sidr};
 use crate::sys::{Errno, Res};
 
 /// The object that the application holds.
@@ -177,8 +177,9 @@ pub(super) fn deliver(raw: Raw, channel: &Arc<Events>) -> Option<Box<Event>> {
     delivered
 }
 
-/// Prepares the new id for the application. It has its device since its connection was accepted, so
-/// that this cannot fail.
+/// Prepares the new id for the application. It has its device and its channel since its connection
+/// was accepted. If the kernel cannot watch its socket in that channel, the application gets the id
+/// of a request whose peer has given up.
 fn deliver_request(listener: &Shared, child: &Arc<Shared>, channel: &Arc<Events>) {
     let spare = {
         let mut above = lock(&listener.state);
@@ -196,7 +197,7 @@ fn deliver_request(listener: &Shared, child: &Arc<Shared>, channel: &Arc<Events>
             // SAFETY: a live channel.
             let events = unsafe { Channel::events_of(own) };
             let mut state = lock(&child.state);
-            id::move_to(&mut state, child, &events);
+            id::move_request(&mut state, child, &events);
             state.own_channel = Some(own);
             // SAFETY: the id lives, and the application does not have it yet.
             unsafe { (*child.handle()).c.channel = own };
@@ -204,7 +205,7 @@ fn deliver_request(listener: &Shared, child: &Arc<Shared>, channel: &Arc<Events>
         // The listener, and the child with it, may have moved to another channel after the event
         // was taken from the queue.
         None => {
-            id::move_to(&mut lock(&child.state), child, channel);
+            id::move_request(&mut lock(&child.state), child, channel);
         }
     }
     let state = lock(&child.state);

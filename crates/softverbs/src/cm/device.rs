@@ -3,7 +3,7 @@
 //!
 //! Invariants: the context is opened once and stays open, as in librdmacm, because applications
 //! keep the pointers from `rdma_get_devices` and `id->verbs`. The protection domain lives as long
-//! as the last [`Device`].
+//! as the last [`Device`], and longer if there are still objects in it then.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -135,7 +135,7 @@ impl Device {
         if failed {
             return Err(Errno(libc::ENODEV));
         }
-        if shared.users == 0 {
+        if shared.pd.is_null() {
             // SAFETY: a live context.
             shared.pd = unsafe { (verbs().ibv_alloc_pd)(context) };
             if shared.pd.is_null() {
@@ -170,10 +170,11 @@ impl Drop for Device {
         }
         shared.users -= 1;
         if shared.users == 0 {
-            // SAFETY: from `acquire`, released by the last user. If the application still has
-            // objects in it, the call is refused and it stays until the process ends.
-            unsafe { (verbs().ibv_dealloc_pd)(shared.pd) };
-            shared.pd = std::ptr::null_mut();
+            // SAFETY: from `acquire`, released by the last user. If there are still objects in it,
+            // the call is refused, and the next user has the domain.
+            if unsafe { (verbs().ibv_dealloc_pd)(shared.pd) } == 0 {
+                shared.pd = std::ptr::null_mut();
+            }
         }
     }
 }

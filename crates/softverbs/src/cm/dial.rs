@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use super::address;
 use super::conversation::Link;
-use super::event::{Kind, reason, sidr};
+use super::event::{Kind, reason};
 use super::id::Shared;
 use super::redial::Redial;
 use super::sock::Sock;
 use super::state::{Phase, State};
-use super::wire::{Private, SidrRep};
+use super::wire::{Private, SidrRep, sidr};
 use crate::sys::{Errno, Res};
 
 /// Result of connecting to a listener.

@@ -19,15 +19,6 @@ pub(super) mod reason {
     pub(in super::super) const CONSUMER_DEFINED: u16 = 28;
 }
 
-/// Status of a datagram service's answer, which applications find in an event's status.
-pub(super) mod sidr {
-    pub(in super::super) const SUCCESS: u8 = 0;
-    /// No process listens.
-    pub(in super::super) const UNSUPPORTED: u8 = 1;
-    /// The application has rejected, or has ended.
-    pub(in super::super) const REJECT: u8 = 2;
-}
-
 /// An event in a channel's queue.
 pub(super) struct Raw {
     /// The id that counts the event: the listener for a connection request.

@@ -177,15 +177,24 @@ impl Id {
     }
 }
 
-/// Moves the id with its descriptors and queued events to another channel. Returns the number of
-/// events that the application had got before any of the new channel. The caller holds the lock of
-/// the state, which is that of the id.
-pub(super) fn move_to(state: &mut State, shared: &Arc<Shared>, events: &Arc<Events>) -> u64 {
-    move_and(state, shared, events, |_| {})
+/// Moves the id of a connection request that the application does not have yet, as
+/// [`move_watched`]. If a descriptor cannot be watched in the new channel, nothing would notice
+/// what the peer does: the request ends, as if the peer had given up.
+pub(super) fn move_request(state: &mut State, shared: &Arc<Shared>, events: &Arc<Events>) {
+    if Arc::ptr_eq(&state.events, events) {
+        return;
+    }
+    if watch_all(state, shared, events).is_err() {
+        state.end_request(shared);
+    }
+    move_watched(state, shared, events, |_| {});
 }
 
-/// As [`move_to`]. Runs `act` while the id's events are in no channel.
-fn move_and(
+/// Moves the id with its queued events to another channel, in which its descriptors are watched
+/// already. Runs `act` while the id's events are in no channel. Returns the number of events that
+/// the application had got before any of the new channel. The caller holds the lock of the state,
+/// which is that of the id.
+fn move_watched(
     state: &mut State,
     shared: &Arc<Shared>,
     events: &Arc<Events>,
@@ -199,11 +208,8 @@ fn move_and(
     let reported = shared.reported();
     act(state);
     events.enroll(shared);
-    for (fd, writable) in state.watched() {
+    for (fd, _) in state.watched() {
         old.unwatch(fd);
-        // Fails for one that is watched already, and for lack of memory: the end of the peer's
-        // socket reveals that.
-        let _ = events.watch(fd, shared, writable);
     }
     for event in waiting {
         events.push(event);
@@ -224,9 +230,9 @@ fn watch_all(state: &State, shared: &Shared, events: &Events) -> Res<()> {
     Ok(())
 }
 
-/// Moves an id of the application as [`move_to`], and with it the ids of connection requests that
-/// the application does not have yet. `own` is the new channel if it is not the application's.
-/// Returns the number of events as [`move_to`], and the former channel if it was not the
+/// Moves an id of the application as [`move_watched`], and with it the ids of connection requests
+/// that the application does not have yet. `own` is the new channel if it is not the application's.
+/// Returns the number of events as [`move_watched`], and the former channel if it was not the
 /// application's.
 ///
 /// # Errors
@@ -247,7 +253,7 @@ pub(super) fn migrate(
         watch_all(&state, shared, events)?;
     }
     let (mut left, mut children) = (None, Vec::new());
-    let reported = move_and(&mut state, shared, events, |state| {
+    let reported = move_watched(&mut state, shared, events, |state| {
         left = std::mem::replace(&mut state.own_channel, own.map(Spare::take));
         for child in &mut state.children {
             // A request whose event was taken from the queue before is one of the old channel.
@@ -262,7 +268,17 @@ pub(super) fn migrate(
         let mut state = lock(&child.state);
         // A thread that has taken its event from the new channel may have moved it further.
         if Arc::ptr_eq(&state.events, &old) {
-            move_to(&mut state, &child, events);
+            move_request(&mut state, &child, events);
+        }
+        // One that has no request yet will have none.
+        let is_lost = state.phase == Phase::Accepted && state.link.is_none();
+        drop(state);
+        if is_lost {
+            Id::abandon(&child);
+            let mut above = lock(&shared.state);
+            above
+                .children
+                .retain(|other| other.id.serial != child.serial);
         }
     }
     Ok((reported, left))

@@ -9,6 +9,7 @@ use super::address::Space;
 use super::channel::{Channel, Spare};
 use super::guard::{lock, status};
 use super::id::{Id, Shared, migrate};
+use super::qp;
 use super::state::Phase;
 use super::synchronous::acknowledge_last;
 use crate::sys::Errno;
@@ -68,6 +69,7 @@ pub(super) unsafe extern "C" fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int {
     status(|| {
         // SAFETY: the caller promises a live id.
         let shared = unsafe { Id::shared_of(id)? };
+        qp::destroy_unfinished();
         Id::abandon(&shared);
         // SAFETY: the caller promises a live id.
         unsafe { acknowledge_last(id) };

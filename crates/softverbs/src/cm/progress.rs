@@ -12,12 +12,12 @@ use super::channel::Spare;
 use super::conversation::{Deadline, Heard, Link};
 use super::device::Device;
 use super::dial;
-use super::event::{Kind, Raw, reason, sidr};
+use super::event::{Kind, Raw, reason};
 use super::guard::lock;
 use super::id::{Id, Shared};
 use super::service;
 use super::state::{Child, Phase, State};
-use super::wire::{Message, Private, REJ_DATA, Rej, Req, SidrRep, SidrReq, Transport};
+use super::wire::{Message, Private, REJ_DATA, Rej, Req, SidrRep, SidrReq, Transport, sidr};
 use crate::process::Process;
 use crate::segment::layout::{split_qp_num, xrc::split_target};
 use crate::sys::{Errno, Res};
@@ -364,15 +364,14 @@ fn end(state: &mut State, id: &Arc<Shared>, why: Option<Errno>) {
         (Phase::ReqSent, None) if state.is_datagram() => {
             service::answered(state, id, SidrRep::refusal(sidr::REJECT));
         }
-        // The service can still answer, without effect.
-        (Phase::ReqReceived, _) if state.is_datagram() => state.close_link(),
+        (Phase::ReqReceived, _) if state.is_datagram() => state.end_request(id),
         (Phase::ReqSent | Phase::RepReceived, Some(why)) => {
             failed(state, Kind::Unreachable(why));
         }
         (Phase::ReqReceived | Phase::RepSent, Some(why)) => {
             failed(state, Kind::ConnectError(why));
         }
-        (Phase::ReqReceived, None) => rejected(state, id, reason::TIMEOUT, Private::EMPTY),
+        (Phase::ReqReceived, None) => state.end_request(id),
         (Phase::ReqSent | Phase::RepReceived | Phase::RepSent, None) => {
             rejected(state, id, reason::CONSUMER_DEFINED, Private::EMPTY);
         }

@@ -5,6 +5,7 @@
 //! gets the same connection.
 
 use std::ptr::null_mut;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use libc::c_int;
 use rdma_core_sys::*;
@@ -13,8 +14,9 @@ use super::device::{self, verbs};
 use super::guard::{lock, status, void};
 use super::id::Id;
 use super::state::{Phase, State};
-use crate::qp::modify_now;
-use crate::sys::{Errno, Res};
+use crate::cq;
+use crate::qp::{destroy_unused, end_events, modify_now};
+use crate::sys::{Errno, Grow, Res};
 
 /// Default of the local acknowledgement timeout: 4.096 µs × 2^18, about 1.07 s.
 const ACK_TIMEOUT: u8 = 18;
@@ -341,20 +343,34 @@ fn create_missing_cqs(c: &mut rdma_cm_id, attr: &ibv_qp_init_attr_ex) -> Res<()>
 }
 
 fn destroy_cqs(c: &mut rdma_cm_id) {
-    // Completion queues of this module have a channel.
-    for (channel, cq) in [
+    destroy_each(take_cqs(c));
+}
+
+/// The completion queues of [`create_missing_cqs`], which the id does not have any more.
+fn take_cqs(c: &mut rdma_cm_id) -> [(*mut ibv_comp_channel, *mut ibv_cq); 2] {
+    let own = [
         (&mut c.recv_cq_channel, &mut c.recv_cq),
         (&mut c.send_cq_channel, &mut c.send_cq),
-    ] {
+    ];
+    own.map(|(channel, cq)| {
+        // Completion queues of this module have a channel.
         if channel.is_null() {
-            continue;
+            return (null_mut(), null_mut());
         }
+        let mut taken = (null_mut(), null_mut());
+        std::mem::swap(channel, &mut taken.0);
+        std::mem::swap(cq, &mut taken.1);
+        taken
+    })
+}
+
+fn destroy_each(cqs: [(*mut ibv_comp_channel, *mut ibv_cq); 2]) {
+    for (channel, cq) in cqs.into_iter().filter(|(channel, _)| !channel.is_null()) {
         // SAFETY: made by `create_missing_cqs`; the queue pair that used them is destroyed.
         unsafe {
-            (verbs().ibv_destroy_cq)(*cq);
-            (verbs().ibv_destroy_comp_channel)(*channel);
+            (verbs().ibv_destroy_cq)(cq);
+            (verbs().ibv_destroy_comp_channel)(channel);
         }
-        (*channel, *cq) = (null_mut(), null_mut());
     }
 }
 
@@ -367,11 +383,195 @@ pub(super) unsafe extern "C" fn rdma_destroy_qp(id: *mut rdma_cm_id) {
         // events.
         // SAFETY: the caller promises a live id, and that no other thread uses its queue pair.
         let c = unsafe { &mut *id };
-        if !c.qp.is_null() {
+        destroy_unfinished();
+        let qp = std::mem::replace(&mut c.qp, null_mut());
+        if !qp.is_null() {
             // SAFETY: the id's queue pair, which the caller does not use again.
-            unsafe { (verbs().ibv_destroy_qp)(c.qp) };
-            c.qp = null_mut();
+            let ret = unsafe { (verbs().ibv_destroy_qp)(qp) };
+            if ret == libc::EBUSY {
+                let rest = Unfinished {
+                    pid: std::process::id(),
+                    qp,
+                    cqs: take_cqs(c),
+                };
+                // The caller gets no event of these objects behind this call, as behind every
+                // destruction. The later one must not wait for acknowledgements: the thread that
+                // makes it may owe them.
+                // SAFETY: live objects, which no list has yet, and the caller does not use again.
+                unsafe { rest.end_events() };
+                // without memory for the list the objects stay
+                let _ = unfinished().try_push(rest);
+            }
         }
         destroy_cqs(c);
     });
+}
+
+/// A queue pair that was in use by another process for too long when its id lost it, and the
+/// completion queues that the id had made for it.
+struct Unfinished {
+    /// The process that the objects belong to, which may have forked this one.
+    pid: u32,
+    qp: *mut ibv_qp,
+    cqs: [(*mut ibv_comp_channel, *mut ibv_cq); 2],
+}
+
+impl Unfinished {
+    /// Drops the unread events, and waits until the application has acknowledged those that it has
+    /// read.
+    ///
+    /// # Safety
+    /// The objects must be live, and no other thread destroys them meanwhile.
+    unsafe fn end_events(&self) {
+        // SAFETY: the caller's promise.
+        unsafe { end_events(self.qp) };
+        for (_, cq) in self.cqs.iter().filter(|(_, cq)| !cq.is_null()) {
+            // SAFETY: the caller's promise.
+            unsafe { cq::end_events(*cq) };
+        }
+    }
+}
+
+// SAFETY: verbs objects may be used by any thread (verbs(7), "thread-safe"); the application has
+// given these up.
+unsafe impl Send for Unfinished {}
+
+static UNFINISHED: Mutex<Vec<Unfinished>> = Mutex::new(Vec::new());
+
+fn unfinished() -> MutexGuard<'static, Vec<Unfinished>> {
+    UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Destroys those of the queue pairs of [`rdma_destroy_qp`] that are not in use any more: until
+/// then their completion queues and protection domains can't be destroyed. Does not wait for other
+/// processes, nor for acknowledgements of events.
+pub(super) fn destroy_unfinished() {
+    let all = std::mem::take(&mut *unfinished());
+    for rest in all {
+        if rest.pid != std::process::id() {
+            continue;
+        }
+        // SAFETY: a live queue pair of this process, which only this list has.
+        if unsafe { destroy_unused(rest.qp) } == Err(Errno(libc::EBUSY)) {
+            let _ = unfinished().try_push(rest);
+        } else {
+            destroy_each(rest.cqs);
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::{Duration, Instant};
+
+    use super::super::lifetime::{rdma_create_id, rdma_destroy_id};
+    use super::*;
+    use crate::hazard::{Hazard, Use};
+    use crate::key::Key;
+    use crate::object::Context;
+    use crate::process::Process;
+    use crate::qp::Qp;
+    use crate::segment::layout::split_qp_num;
+
+    /// An event that another thread acknowledges.
+    struct SendPtr(*mut ibv_async_event);
+
+    // SAFETY: events may be acknowledged by any thread (verbs(7), "thread-safe"); the test keeps
+    // the event alive until that thread has ended.
+    unsafe impl Send for SendPtr {}
+    // SAFETY: as above; one thread uses the event.
+    unsafe impl Sync for SendPtr {}
+
+    impl SendPtr {
+        /// # Safety
+        /// The event must be live, and not acknowledged yet.
+        unsafe fn acknowledge(&self) {
+            // SAFETY: the caller's promise.
+            unsafe { (crate::backend().verbs.ibv_ack_async_event)(self.0) };
+        }
+    }
+
+    /// The next asynchronous event, with the queue pair that it is of.
+    ///
+    /// # Safety
+    /// `context` must be live, and its descriptor non-blocking.
+    unsafe fn next_event(context: *mut ibv_context) -> Option<(ibv_async_event, *mut ibv_qp)> {
+        // SAFETY: the caller's promise; all zeros is a value of the event, and all members of the
+        // union are pointers.
+        unsafe {
+            let mut event: ibv_async_event = std::mem::zeroed();
+            let verbs = &crate::backend().verbs;
+            match (verbs.ibv_get_async_event)(context, &raw mut event) {
+                0 => Some((event, event.element.qp)),
+                _ => None,
+            }
+        }
+    }
+
+    /// As if a process were stopped while it writes into a receive.
+    #[test]
+    fn a_queue_pair_in_use_is_destroyed_later() {
+        let backend = crate::backend();
+        let (cm, verbs) = (&backend.cm, &backend.verbs);
+        // SAFETY: live objects, each destroyed once; all zeros is a value of the structures.
+        unsafe {
+            let mut id = null_mut();
+            let made = rdma_create_id(null_mut(), &raw mut id, null_mut(), RDMA_PS_TCP);
+            assert_eq!(made, 0);
+            let mut address: libc::sockaddr_in = std::mem::zeroed();
+            address.sin_family = libc::AF_INET as u16;
+            address.sin_addr.s_addr = u32::from_ne_bytes([127, 0, 0, 1]);
+            assert_eq!((cm.rdma_bind_addr)(id, (&raw mut address).cast()), 0);
+            let context = (*id).verbs;
+            let pd = (verbs.ibv_alloc_pd)(context);
+            let cq = (verbs.ibv_create_cq)(context, 4, null_mut(), null_mut(), 0);
+            let mut init: ibv_qp_init_attr = std::mem::zeroed();
+            // the id makes the queue for the sends
+            init.recv_cq = cq;
+            init.qp_type = IBV_QPT_RC;
+            (init.cap.max_send_wr, init.cap.max_send_sge) = (1, 1);
+            (init.cap.max_recv_wr, init.cap.max_recv_sge) = (1, 1);
+            assert_eq!(rdma_create_qp(id, pd, &raw mut init), 0);
+            let (_, index) = split_qp_num((*(*id).qp).qp_num);
+            let process = Process::current().unwrap();
+            let own = process.peer(process.slot).unwrap();
+            let map = &process.segment.map;
+            let used = Use::of_receive(index, Key(5));
+            let hazard = Hazard::publish(&own.hazards, map, process.slot, used);
+            let flags = libc::fcntl((*context).async_fd, libc::F_GETFL);
+            libc::fcntl((*context).async_fd, libc::F_SETFL, flags | libc::O_NONBLOCK);
+            // one event that another thread handles during the call, and one that is unread
+            Qp::from_ptr((*id).qp).fail_asynchronously(IBV_EVENT_QP_FATAL);
+            let (mut event, of) = next_event(context).unwrap();
+            assert_eq!(of, (*id).qp);
+            Qp::from_ptr((*id).qp).raise(IBV_EVENT_QP_ACCESS_ERR);
+            let handled = AtomicBool::new(false);
+            let event = SendPtr(&raw mut event);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    // longer than the call waits for the process
+                    std::thread::sleep(Duration::from_secs(6));
+                    handled.store(true, Ordering::SeqCst);
+                    event.acknowledge();
+                });
+                rdma_destroy_qp(id);
+                assert!(handled.load(Ordering::SeqCst), "an event is in use");
+            });
+            assert!(next_event(context).is_none(), "of a destroyed object");
+            assert!((*id).qp.is_null() && (*id).send_cq.is_null());
+            assert_eq!((verbs.ibv_dealloc_pd)(pd), libc::EBUSY);
+            // no other call waits for that process
+            let begin = Instant::now();
+            rdma_destroy_qp(id);
+            assert!(begin.elapsed() < Duration::from_secs(2));
+            assert_eq!((verbs.ibv_destroy_cq)(cq), libc::EBUSY);
+            drop(hazard);
+            assert_eq!(rdma_destroy_id(id), 0);
+            assert_eq!((verbs.ibv_destroy_cq)(cq), 0);
+            assert_eq!((verbs.ibv_dealloc_pd)(pd), 0);
+            let left = Context::from_ptr(context).children.load(Ordering::Relaxed);
+            assert_eq!(left, 0);
+        }
+    }
 }

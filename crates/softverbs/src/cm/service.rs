@@ -1,8 +1,9 @@
 //! Datagram services: a client asks a listener for the number and the key of its queue pair
 //! (InfiniBand: service ID resolution, SIDR).
 //!
-//! Invariant: there is no connection. After the answer both ids are in phase `Served`, and neither
-//! has further events.
+//! Invariant: there is no connection. After the answer the service's id is in phase `Served`, and
+//! the client's in `Served` or, after a refusal, in `Failed`. The client has the event of the
+//! answer; neither id has further ones.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -11,11 +12,11 @@ use rdma_core_sys::*;
 
 use super::conversation::Link;
 use super::device;
-use super::event::{Kind, sidr};
+use super::event::Kind;
 use super::id::Shared;
 use super::qp;
 use super::state::{Phase, State};
-use super::wire::{Message, Private, SIDR_REP_DATA, SidrRep, SidrReq};
+use super::wire::{Message, Private, SIDR_REP_DATA, SidrRep, SidrReq, sidr};
 use crate::process::Process;
 use crate::segment::layout::split_qp_num;
 use crate::sys::{Errno, Res};
@@ -82,9 +83,9 @@ pub(super) fn request(
 }
 
 /// Creates the ring for the datagrams of the peer, whose message has named a queue pair. Its first
-/// datagram needs no progress of this process then. Without resources the ring is created later,
-/// and none is created for another process than the one at the other end of the socket: a peer
-/// cannot make this process open others.
+/// datagram needs no progress of this process then. Without resources the ring is created when the
+/// peer requests it. None is created unless the queue pair is of the process that has connected the
+/// socket or has begun to listen (`SO_PEERCRED`): a peer cannot make this process open others.
 fn await_datagrams(link: Option<&Link>, qp_num: u32) {
     let (Some(process), Some(link)) = (Process::current(), link) else {
         return;

@@ -145,7 +145,8 @@ impl Sock {
         }
     }
 
-    /// Whether the other end had this process's effective user when it connected or began to listen.
+    /// Whether the other end had this process's effective user when it connected or began to
+    /// listen.
     pub(super) fn is_of_own_user(&self) -> Res<bool> {
         let peer = self.peer()?;
         Ok(sys::is_own_user(peer.uid, peer.pid.cast_unsigned()))

@@ -13,11 +13,11 @@ use super::address::{self, Space};
 use super::channel::{Events, Spare};
 use super::conversation::{Deadline, Link};
 use super::device::{self, Device};
-use super::event::{Kind, Raw};
+use super::event::{Kind, Raw, reason};
 use super::id::Shared;
 use super::redial::Redial;
 use super::sock::Sock;
-use super::wire::{Message, Party};
+use super::wire::{Message, Party, Private};
 use crate::sys::{self, Errno, Res};
 
 /// The state of an id in the state diagram of `docs/softverbs-cm.md`.
@@ -206,6 +206,22 @@ impl State {
         self.reserved = None;
         if let Some(timer) = self.timer.take() {
             self.events.unwatch(timer.fd());
+        }
+    }
+
+    /// The peer has given up its request, or this side cannot serve it. A datagram service can
+    /// still answer, without effect.
+    pub(super) fn end_request(&mut self, id: &Arc<Shared>) {
+        self.close_link();
+        if self.phase == Phase::ReqReceived && !self.is_datagram() {
+            self.phase = Phase::Failed;
+            self.push(
+                id,
+                Kind::Rejected {
+                    reason: reason::TIMEOUT,
+                    data: Private::EMPTY,
+                },
+            );
         }
     }
 

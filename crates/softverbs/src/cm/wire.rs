@@ -34,6 +34,15 @@ const KIND_DREQ: u8 = 5;
 const KIND_SIDR_REQ: u8 = 6;
 const KIND_SIDR_REP: u8 = 7;
 
+/// Status of a datagram service's answer, which applications find in an event's status.
+pub(super) mod sidr {
+    pub(in super::super) const SUCCESS: u8 = 0;
+    /// No process listens.
+    pub(in super::super) const UNSUPPORTED: u8 = 1;
+    /// The application has rejected, or has ended.
+    pub(in super::super) const REJECT: u8 = 2;
+}
+
 /// The transport service of a connection, as in InfiniBand's request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Transport {
@@ -142,7 +151,7 @@ pub(super) struct SidrReq {
 /// A datagram service's answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SidrRep {
-    /// Status of the InfiniBand specification's SIDR_REP; 0 is success.
+    /// Status of the InfiniBand specification's SIDR_REP: 0 for success, or 2 for a refusal.
     pub(super) status: u8,
     /// Queue pair number, 24 bits.
     pub(super) qp_num: u32,
@@ -250,6 +259,13 @@ impl<'a> Reader<'a> {
             } else {
                 Err(Malformed)
             }
+        })
+    }
+    /// The status of a datagram service's answer.
+    fn status(&mut self) -> Result<u8, Malformed> {
+        self.u8().and_then(|value| match value {
+            sidr::SUCCESS | sidr::REJECT => Ok(value),
+            _ => Err(Malformed),
         })
     }
     fn zeros(&mut self, count: usize) -> Result<(), Malformed> {
@@ -425,7 +441,7 @@ pub(super) fn decode(packet: &[u8]) -> Result<Message, Malformed> {
             })
         }
         KIND_SIDR_REP => {
-            let status = body.u8()?;
+            let status = body.status()?;
             let len = body.u8()?;
             body.zeros(2)?;
             Message::SidrRep(SidrRep {
@@ -526,7 +542,7 @@ mod tests {
                     })
                 }
                 _ => Message::SidrRep(SidrRep {
-                    status: self.byte(),
+                    status: [sidr::SUCCESS, sidr::REJECT][self.below(2) as usize],
                     qp_num: self.below(1 << 24) as u32,
                     qkey: self.next() as u32,
                     gid: self.array(),
@@ -613,6 +629,23 @@ mod tests {
             rep[24..44],
             *b"\x08\x08\x08\x08\x08\x08\x08\x08\x08\x08\x08\x08\x08\x08\x08\x08yes\0"
         );
+    }
+
+    /// Status 1, no listener, is not sent: the client finds no socket.
+    #[test]
+    fn a_service_succeeds_or_refuses() {
+        for status in 0..=u8::MAX {
+            let packet = Message::SidrRep(SidrRep {
+                status,
+                qp_num: 0,
+                qkey: 0,
+                gid: [0; 16],
+                data: Private::EMPTY,
+            })
+            .encode();
+            let known = [sidr::SUCCESS, sidr::REJECT].contains(&status);
+            assert_eq!(decode(&packet).is_ok(), known, "{status}");
+        }
     }
 
     #[test]

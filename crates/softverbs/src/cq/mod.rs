@@ -458,6 +458,34 @@ pub(crate) unsafe fn create(init: &CqInit) -> Res<&'static Cq> {
     Ok(cq)
 }
 
+/// Drops the asynchronous events that were not read, and waits until the application has
+/// acknowledged all events that it has read. Without further completions, [`destroy`] waits for no
+/// acknowledgement then.
+///
+/// # Safety
+/// `cq` must be live, and no other thread destroys it meanwhile.
+pub(crate) unsafe fn end_events(cq: *mut ibv_cq) {
+    // SAFETY: the caller promises a live queue.
+    let this = unsafe { Cq::from_ptr(cq) };
+    let unread = this.context().events.forget(Element::Cq(cq));
+    this.asynchronous.fetch_sub(unread, Ordering::Relaxed);
+    let events = this.events.load(Ordering::Relaxed);
+    let raised = this.asynchronous.load(Ordering::Relaxed);
+    // SAFETY: the caller promises a live object.
+    unsafe {
+        libc::pthread_mutex_lock(&raw mut (*cq).mutex);
+        // Later events of a queue that is not destroyed now can be acknowledged together with
+        // these.
+        let lacks = |completed: u32, taken: u32| completed.wrapping_sub(taken).cast_signed() < 0;
+        while lacks((*cq).comp_events_completed, events)
+            || lacks((*cq).async_events_completed, raised)
+        {
+            libc::pthread_cond_wait(&raw mut (*cq).cond, &raw mut (*cq).mutex);
+        }
+        libc::pthread_mutex_unlock(&raw mut (*cq).mutex);
+    }
+}
+
 /// `ibv_destroy_cq`: waits until the application has acknowledged every event that it has read.
 ///
 /// # Errors
@@ -476,18 +504,9 @@ pub(crate) unsafe fn destroy(cq: *mut ibv_cq) -> Res<()> {
     if let Some(channel) = this.channel() {
         channel.detach(this.index);
     }
-    let unread = context.events.forget(Element::Cq(cq));
-    let events = this.events.load(Ordering::Relaxed);
-    let raised = this.asynchronous.load(Ordering::Relaxed);
     // SAFETY: the object is live until its index is given back below.
     unsafe {
-        libc::pthread_mutex_lock(&raw mut (*cq).mutex);
-        while (*cq).comp_events_completed != events
-            || (*cq).async_events_completed.wrapping_add(unread) != raised
-        {
-            libc::pthread_cond_wait(&raw mut (*cq).cond, &raw mut (*cq).mutex);
-        }
-        libc::pthread_mutex_unlock(&raw mut (*cq).mutex);
+        end_events(cq);
         libc::pthread_mutex_destroy(&raw mut (*cq).mutex);
         libc::pthread_cond_destroy(&raw mut (*cq).cond);
     }
@@ -535,4 +554,17 @@ pub(crate) fn resize(cq: &Cq, cqe: i32) -> Res<()> {
     // SAFETY: the object is live; readers of `cqe` race with a resize in C as well.
     unsafe { (*cq.as_ptr()).cqe = cqe };
     Ok(())
+}
+
+/// A context of a test, which is never closed.
+#[cfg(all(test, not(loom)))]
+fn test_context() -> *mut ibv_context {
+    let verbs = &crate::backend().verbs;
+    // SAFETY: the list is freed after its only use.
+    unsafe {
+        let list = (verbs.ibv_get_device_list)(std::ptr::null_mut());
+        let context = (verbs.ibv_open_device)(*list);
+        (verbs.ibv_free_device_list)(list);
+        context
+    }
 }

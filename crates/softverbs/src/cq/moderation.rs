@@ -60,26 +60,28 @@ impl Cq {
             return false;
         }
         if moderation.held == 1 {
-            moderation.until = sys::now_ns() + u64::from(moderation.period) * 1000;
+            let until = sys::now_ns() + u64::from(moderation.period) * 1000;
+            moderation.until = until;
             drop(moderation);
-            self.process().will_raise(self.index);
+            self.process().will_raise(self.index, until);
         }
         true
     }
 
-    /// Raises the held event if its time has come. Returns true if it must still wait.
-    pub(crate) fn raise_if_due(&self) -> bool {
+    /// Raises the held event if its time has come. If it must still wait, returns the time until
+    /// which it is held back.
+    pub(crate) fn raise_if_due(&self) -> Option<u64> {
         let mut moderation = self.moderation.lock();
         if moderation.held == 0 {
-            return false;
+            return None;
         }
         if sys::now_ns() < moderation.until {
-            return true;
+            return Some(moderation.until);
         }
         moderation.held = 0;
         // under the lock: the channel of a queue that is destroyed may end ([`Self::forget_held`])
         self.raise();
-        false
+        None
     }
 
     /// A queue that is destroyed raises no event that is held back. On return no thread does so.

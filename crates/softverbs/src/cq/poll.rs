@@ -144,7 +144,9 @@ pub(super) fn next_one(cq: &Cq) -> Res<Cqe> {
             let mut ring = cq.ring.lock();
             if ring.len() > 0 {
                 cq.patience.poll_was_full();
-                return Ok(next(&mut ring, process));
+                let cqe = next(&mut ring, process);
+                cq.restart_if_empty(&mut ring);
+                return Ok(cqe);
             }
             if ring.overrun {
                 return Err(Errno(libc::EIO));
@@ -176,13 +178,21 @@ unsafe fn take(cq: &Cq, process: &Process, most: u32, wc: *mut ibv_wc) -> i32 {
     if count == 0 && ring.overrun {
         return -1;
     }
-    if ring.len() == 0 && !ring.overrun {
-        (ring.head, ring.tail) = (0, 0);
-        // Release: after the slots that the completions freed, for threads that read only this
-        // flag.
-        cq.filled.store(false, Ordering::Release);
-    }
+    cq.restart_if_empty(&mut ring);
     count.cast_signed()
+}
+
+impl Cq {
+    /// Behind a poll. `ring` is the queue's own.
+    #[inline]
+    fn restart_if_empty(&self, ring: &mut Ring) {
+        if ring.len() == 0 && !ring.overrun {
+            (ring.head, ring.tail) = (0, 0);
+            // Release: after the slots that the completions freed, for threads that read only this
+            // flag.
+            self.filled.store(false, Ordering::Release);
+        }
+    }
 }
 
 /// Takes the first completion. The ring must not be empty.
@@ -243,4 +253,47 @@ pub(crate) unsafe fn req_notify(cq: *mut ibv_cq, solicited_only: i32) -> i32 {
     }
     cq.arm(solicited_only != 0);
     0
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::ptr::null_mut;
+
+    use super::super::{CqInit, create, test_context};
+    use super::*;
+
+    /// The memory of a long queue stays unused, with either kind of poll.
+    #[test]
+    fn an_emptied_queue_starts_at_its_first_entry() {
+        let init = CqInit {
+            context: test_context(),
+            cqe: 8,
+            cq_context: null_mut(),
+            channel: null_mut(),
+            comp_vector: 0,
+            extended: Some(0),
+        };
+        // SAFETY: a live context; the queue is never destroyed.
+        let cq = unsafe { create(&init) }.unwrap();
+        for one_by_one in [false, true] {
+            for _ in 0..3 {
+                cq.push(Cqe::default(), false);
+            }
+            for _ in 0..3 {
+                assert!(cq.may_have_some());
+                if one_by_one {
+                    next_one(cq).unwrap();
+                } else {
+                    // SAFETY: all zeros is a completion; a live queue, and room for one.
+                    unsafe {
+                        let mut wc: ibv_wc = std::mem::zeroed();
+                        assert_eq!(poll_cq(cq.as_ptr(), 1, &raw mut wc), 1);
+                    }
+                }
+            }
+            let ring = cq.ring.lock();
+            assert_eq!((ring.head, ring.tail), (0, 0));
+            assert!(!cq.may_have_some());
+        }
+    }
 }

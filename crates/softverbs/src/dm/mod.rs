@@ -182,8 +182,8 @@ impl Buffers {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Publishes a buffer to peers. If its file is published already, the existing entry gets one
-    /// more holder.
+    /// Publishes a buffer to peers. If its file is published already, with at least the same
+    /// length, the existing entry gets one more holder.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -194,7 +194,10 @@ impl Buffers {
         context: u32,
     ) -> Res<BufferReference> {
         let mut slots = self.lock();
-        let known = |slot: &&mut Slot| slot.buffer.inode == buffer.inode;
+        // The entries of another process, from which a buffer is imported, can state different
+        // lengths for one file, and the caller uses the whole length of its own.
+        let known =
+            |slot: &&mut Slot| slot.buffer.inode == buffer.inode && slot.buffer.len >= buffer.len;
         if let Some(slot) = slots.iter_mut().flatten().find(known) {
             slot.holders += 1;
             return Ok(slot.buffer_reference());
@@ -520,6 +523,39 @@ mod tests {
         assert_ne!(next.stamp, buffer_reference.stamp);
     }
 
+    /// Opens descriptors of this process.
+    fn own_opener() -> Opener {
+        Opener {
+            identity: sys::Identity {
+                pid: std::process::id(),
+                start_time: 0,
+                cookie: 0,
+            },
+            slot: 0,
+            own_slot: 0,
+        }
+    }
+
+    /// Two entries of one file can state different lengths: a region that is inside the longer one
+    /// must be covered by the buffer in which it is registered.
+    #[test]
+    fn a_longer_buffer_of_the_same_file_is_another_one() {
+        let segment = OwnSegment::create(1, 0, true).unwrap();
+        let buffers = Buffers::default();
+        let own = buffers
+            .add(&segment, Buffer::create(5000).unwrap(), 0)
+            .unwrap();
+        let shown = Shown::read(&segment.map, own.handle()).unwrap();
+        for len in [8192, 100, 5000, 8192] {
+            let imported = Shown { len, ..shown }.import(&own_opener()).unwrap();
+            let held = buffers.add(&segment, imported, 0).unwrap();
+            let direct = buffers.cover(held.buffer.addr() + len - 50, 50);
+            assert_eq!(direct.stamp, held.stamp, "{len}");
+        }
+        // no more than one of each length
+        assert_eq!(buffers.count.load(Ordering::Relaxed), 2);
+    }
+
     #[test]
     fn another_mapping_of_the_file_is_the_same_memory() {
         let segment = OwnSegment::create(1, 0, true).unwrap();
@@ -528,15 +564,7 @@ mod tests {
             .add(&segment, Buffer::create(1 << 21).unwrap(), 0)
             .unwrap();
         let shown = Shown::read(&segment.map, buffer_reference.handle()).unwrap();
-        let opener = Opener {
-            identity: sys::Identity {
-                pid: std::process::id(),
-                start_time: 0,
-                cookie: 0,
-            },
-            slot: 0,
-            own_slot: 0,
-        };
+        let opener = own_opener();
         let second = shown.import(&opener).unwrap();
         buffer_reference
             .buffer

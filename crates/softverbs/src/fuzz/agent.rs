@@ -261,7 +261,7 @@ impl World {
         let own = qp::AT + qp::STRIDE * index as usize + qp::STATE;
         let word = StateWord(process.segment.map.u64(own).load(Ordering::Relaxed));
         let (domain, target) = crate::segment::layout::xrc::split_target(through.number()).unwrap();
-        let domain = process.domains.find(process, domain).unwrap();
+        let domain = process.domains.find(process, domain).unwrap().unwrap();
         let at = domain.entry(target).unwrap() + qp::STATE;
         let theirs = StateWord(domain.map.u64(at).load(Ordering::Relaxed));
         Self {

@@ -10,12 +10,18 @@ use rdma_core_sys::*;
 use super::device::{Buffer, End, attributes};
 use super::stranger::{self, INDEX, KEY};
 use crate::process::Process;
-use crate::region::hold_lock;
+use crate::region::{PATIENCE, hold_lock};
 use crate::segment::layout::{qp_num, region};
 
 /// Moves a queue pair to RTS, connected to another one of this process.
-fn connect(end: &End, dest: u32) {
+pub(super) fn connect(end: &End, dest: u32) {
+    connect_with(end, dest, 0);
+}
+
+/// As [`connect`], with the number of retries without a receive.
+pub(super) fn connect_with(end: &End, dest: u32, rnr_retry: u8) {
     let mut attr = attributes(dest);
+    attr.rnr_retry = rnr_retry;
     for (state, mask) in [
         (
             IBV_QPS_INIT,
@@ -88,13 +94,10 @@ fn a_request_waits_for_the_holder_of_a_lock() {
         let begin = Instant::now();
         add(kind, &buffer, &operand, &mut atomic, 1, &a);
         // the lock is tried again by each poll, beyond the limit of the calls
-        while begin.elapsed() < crate::region::PATIENCE + Duration::from_millis(500) {
+        while begin.elapsed() < PATIENCE + Duration::from_millis(500) {
             let before = Instant::now();
             assert!(a.poll().is_none());
-            assert!(
-                before.elapsed() < Duration::from_millis(500),
-                "a poll waits"
-            );
+            assert!(before.elapsed() < PATIENCE, "a poll waits");
             std::thread::sleep(Duration::from_millis(20));
         }
         assert_eq!(buffer.word(0), 0);

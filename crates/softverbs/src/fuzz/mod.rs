@@ -7,6 +7,8 @@
 //! `AddressSanitizer`.
 
 mod agent;
+#[cfg(all(test, not(loom)))]
+mod agents;
 mod arena;
 mod device;
 mod input;

@@ -250,7 +250,7 @@ impl Run {
         let initiator = Initiator::new();
         let process = Process::open().unwrap();
         let (number, index) = xrc::split_target(through.number()).unwrap();
-        let domain: Arc<Domain> = process.domains.find(process, number).unwrap();
+        let domain: Arc<Domain> = process.domains.find(process, number).unwrap().unwrap();
         let target = domain.entry(index).unwrap();
         stranger.be_honest(initiator.number(), true);
         let neighbour = neighbour(stranger);
@@ -486,7 +486,10 @@ pub fn stranger_xrc(data: &[u8]) {
 mod tests {
     use super::*;
     use crate::ring::{Consumer, op};
+    use crate::segment::layout::{StateWord, qp};
     use crate::srq::before_claim;
+    use crate::xrc::{hold_domain, in_reset};
+    use std::time::Duration;
 
     /// The next message of this process to the stranger.
     fn next(ring: &mut Consumer) -> Option<Header> {
@@ -541,5 +544,56 @@ mod tests {
             assert!(sent.is_empty() && next(&mut ring).is_none());
         }
         drop(neighbour);
+    }
+
+    /// Another member changes the word of a target in RESET between any two steps of a call.
+    #[test]
+    fn calls_on_a_target_end_whatever_a_member_writes() {
+        let process = Process::open().unwrap();
+        let targeted = Targeted::new(true);
+        let (number, index) = xrc::split_target(targeted.number()).unwrap();
+        let domain = process.domains.find(process, number).unwrap().unwrap();
+        let at = xrc::entry_at(index) + qp::STATE;
+        in_reset::set(Some(Box::new(move || {
+            let word = domain.map.u64(at);
+            let incarnation = StateWord(word.load(Ordering::Relaxed)).incarnation() + 1;
+            let reset = StateWord::new(IBV_QPS_RESET, 0, 0, incarnation);
+            word.store(reset.0, Ordering::Relaxed);
+        })));
+        let mut attr = attributes(0);
+        attr.qp_state = IBV_QPS_INIT;
+        let mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
+        assert_eq!(targeted.modify(&mut attr, mask), libc::EBUSY);
+        // SAFETY: a live queue pair, which stays if the call fails.
+        let destroyed = unsafe { (verbs().ibv_destroy_qp)(targeted.qp) };
+        assert_eq!(destroyed, libc::EBUSY);
+        in_reset::set(None);
+    }
+
+    /// Time in which a call gets the lock is not time in which other members change the word.
+    #[test]
+    fn a_call_that_waited_for_the_lock_is_not_refused() {
+        let process = Process::open().unwrap();
+        let targeted = Targeted::new(true);
+        let (number, _) = xrc::split_target(targeted.number()).unwrap();
+        let while_another_holds_it = |call: &dyn Fn()| {
+            let held = hold_domain(process.registry().file(), number).unwrap();
+            std::thread::scope(|scope| {
+                scope.spawn(move || {
+                    std::thread::sleep(Duration::from_millis(600));
+                    drop(held);
+                });
+                call();
+            });
+        };
+        while_another_holds_it(&|| {
+            let mut attr = attributes(0);
+            attr.qp_state = IBV_QPS_INIT;
+            let mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
+            assert_eq!(targeted.modify(&mut attr, mask), 0);
+        });
+        let targeted = std::cell::Cell::new(Some(targeted));
+        // destroys its queue pair, and expects success
+        while_another_holds_it(&|| drop(targeted.take()));
     }
 }

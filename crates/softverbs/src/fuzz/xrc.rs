@@ -81,7 +81,7 @@ impl Targeted {
         unsafe { (*self.qp).qp_num }
     }
 
-    fn modify(&self, attr: &mut ibv_qp_attr, mask: u32) -> i32 {
+    pub(super) fn modify(&self, attr: &mut ibv_qp_attr, mask: u32) -> i32 {
         // SAFETY: live, with valid attributes.
         unsafe { (verbs().ibv_modify_qp)(self.qp, attr, mask.cast_signed()) }
     }

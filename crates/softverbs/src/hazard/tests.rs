@@ -197,7 +197,10 @@ fn who_was_refused_can_come_again() {
     let busy = Err(Errno(libc::EBUSY));
     std::thread::scope(|scope| {
         let end = scope.spawn(|| regions.deregister(&segment, ended, |_| true));
-        assert_eq!(regions.change(&segment, changed, &to, |_| true), busy);
+        assert_eq!(
+            regions.change(&segment, changed, &to, |_| true, || Ok(())),
+            busy
+        );
         assert_eq!(end.join().unwrap(), busy);
     });
     assert_eq!((local(ended), local(changed)), (None, None));
@@ -207,7 +210,9 @@ fn who_was_refused_can_come_again() {
     for i in 0..2 {
         word(i).store(0, Ordering::SeqCst);
     }
-    regions.change(&segment, changed, &to, |_| true).unwrap();
+    regions
+        .change(&segment, changed, &to, |_| true, || Ok(()))
+        .unwrap();
     assert_eq!(local(changed), Some(0x2000));
     assert_eq!(regions.describe_unchanged(changed).map(|was| was.pd), None);
     regions.deregister(&segment, ended, |_| true).unwrap();

@@ -2,10 +2,10 @@
 //! memory model allows, up to a bound of preemptions (`make check-loom`).
 //!
 //! The models run the shipped code. Only [`Mapping`](crate::segment::Mapping) supplies loom's words
-//! instead of memory, and a ring has 4 slots. Two things are not modelled. A barrier of
-//! `membarrier(2)` is a fence on both sides here, which also orders two light fences with each
-//! other; no protocol has light fences on both sides. And payload is a cell of the model instead of
-//! bytes.
+//! instead of memory, and a ring has 4 slots. A lock is released by an exchange instead of a store
+//! (`Guard` in `crate::sync`). Two things are not modelled. A barrier of `membarrier(2)` is a fence
+//! on both sides here, which also orders two light fences with each other; no protocol has light
+//! fences on both sides. And payload is a cell of the model instead of bytes.
 //!
 //! Each model fails when one of its orderings is weakened: `tests/loom/weakened.py` has the list,
 //! and `make check-loom OPTIONS=--planted` runs it.

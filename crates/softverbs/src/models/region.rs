@@ -7,8 +7,8 @@ use rdma_core_sys::{IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_READ, IBV_QPS_RTS,
 
 use super::{Memory, check, check_within};
 use crate::hazard::{
-    Gate, Hazard, Hazards, OwnHazard, RIGHTS, Through, Visitor, await_accesses, become_visitor,
-    is_used,
+    Gate, Hazard, Hazards, OwnHazard, RIGHTS, Through, Visitor, await_accesses, await_words,
+    become_visitor, is_used,
 };
 use crate::key::Key;
 use crate::region::{LastRegion, Range, Regions, Target, resolve};
@@ -16,6 +16,7 @@ use crate::segment::OwnSegment;
 use crate::segment::layout::{MAX_PROCESSES, StateWord, announce, header, qp};
 use crate::signal;
 use crate::sync::atomic::{AtomicU32, Ordering, fence};
+use crate::sync::{Holder, Lock, Mark};
 
 const ACCESS: u32 = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ;
 const PD: u32 = 7;
@@ -229,6 +230,101 @@ fn another_key_in_the_word_of_an_ended_process_is_awaited() {
     });
 }
 
+/// Waits for the present holder, as `Process::await_own_copies` does for several.
+fn await_holder(lock: &Lock<()>) {
+    let holder = lock.mark_holder(Mark::new());
+    await_words(|| holder.filter(Holder::stays), |_| ()).unwrap();
+}
+
+/// A thread of the owner looks a local key up and copies, under a lock; then it does so again,
+/// under the same lock, or acquires it again. The application uses the memory again when the key
+/// has ended and the holder that was marked has passed.
+#[test]
+fn no_thread_of_the_owner_uses_memory_after_its_deregistration() {
+    for passes in [false, true] {
+        check(move || {
+            let (segment, regions, key) = owner();
+            let memory = Memory::new(1);
+            let lock = Arc::new(Lock::new(()));
+            let (theirs, their_lock) = (Arc::clone(&regions), Arc::clone(&lock));
+            let their_memory = memory.clone();
+            let user = thread::spawn(move || {
+                let mut last_region = LastRegion::default();
+                let mut copy = || {
+                    let sge = ibv_sge {
+                        addr: OLD,
+                        length: 8,
+                        lkey: key.0,
+                    };
+                    if theirs
+                        .local_again(&mut last_region, &sge, PD, true)
+                        .is_some()
+                    {
+                        assert_eq!(their_memory.read(), 1);
+                    }
+                };
+                // a locked instruction of x86-64, which acquires the lock, is a full fence
+                let mut held = their_lock.lock();
+                fence(Ordering::SeqCst);
+                copy();
+                if passes {
+                    their_lock.let_pass();
+                } else {
+                    drop(held);
+                    held = their_lock.lock();
+                    fence(Ordering::SeqCst);
+                }
+                copy();
+                drop(held);
+            });
+            regions.kill(&segment, key);
+            await_holder(&lock);
+            memory.write(2);
+            user.join().unwrap();
+        });
+    }
+}
+
+/// Of two threads that end keys, the second finds the mark of the first.
+#[test]
+fn a_holder_that_another_thread_has_marked_is_awaited() {
+    check_within(2, || {
+        let (segment, regions, key) = owner();
+        let other = regions.register(&segment, PD, at(NEW), ACCESS).unwrap();
+        let memory = Memory::new(1);
+        let lock = Arc::new(Lock::new(()));
+        let (theirs, their_lock) = (Arc::clone(&regions), Arc::clone(&lock));
+        let their_memory = memory.clone();
+        let user = thread::spawn(move || {
+            let held = their_lock.lock();
+            fence(Ordering::SeqCst);
+            for _ in 0..2 {
+                let sge = ibv_sge {
+                    addr: OLD,
+                    length: 8,
+                    lkey: key.0,
+                };
+                if theirs.local(&sge, PD, true).is_some() {
+                    assert_eq!(their_memory.read(), 1);
+                }
+                their_lock.let_pass();
+            }
+            drop(held);
+        });
+        let (theirs, their_lock) = (Arc::clone(&regions), Arc::clone(&lock));
+        let their_segment = Arc::clone(&segment);
+        let first = thread::spawn(move || {
+            theirs.kill(&their_segment, other);
+            their_lock.mark_holder(Mark::new());
+        });
+        regions.kill(&segment, key);
+        await_holder(&lock);
+        memory.write(2);
+        user.join().unwrap();
+        first.join().unwrap();
+    });
+}
+
 #[test]
 fn a_local_key_leads_to_its_own_region_or_nowhere() {
     check(|| {
@@ -269,7 +365,9 @@ fn a_key_whose_region_changes_leads_to_one_or_the_other() {
         let mut to = regions.describe(key).unwrap();
         to.range.addr = NEW;
         to.range.iova = OLD + 0x80;
-        regions.change(&segment, key, &to, |_| true).unwrap();
+        regions
+            .change(&segment, key, &to, |_| true, || Ok(()))
+            .unwrap();
         user.join().unwrap();
     });
 }
@@ -298,7 +396,9 @@ fn a_region_that_was_seen_is_not_found_behind_its_change() {
         });
         let mut to = regions.describe(key).unwrap();
         to.range.addr = NEW;
-        regions.change(&segment, key, &to, |_| true).unwrap();
+        regions
+            .change(&segment, key, &to, |_| true, || Ok(()))
+            .unwrap();
         told.store(1, Ordering::Release);
         user.join().unwrap();
     });

@@ -250,8 +250,8 @@ fn a_sender_whose_name_is_taken_late_is_rung() {
     });
 }
 
-/// Two queue pairs of one process ask in the turn of their last calls, after the name of the process
-/// has been taken late.
+/// Two queue pairs of one process ask in the turn of their last calls, after the name of the
+/// process has been taken late.
 #[test]
 fn both_queue_pairs_of_a_process_find_a_receive_or_are_rung() {
     check(|| {

@@ -4,7 +4,8 @@
 //! its own. Initiators find it in the same published entries, so a check of its bounds costs as
 //! much as that of a region. The region that a window is bound to is in private memory only, under
 //! one lock for all windows of the process, which is a leaf. Deregistration acquires that lock too,
-//! because a region with bound windows cannot be deregistered.
+//! because a region with bound windows cannot be deregistered, nor one with a window that was bound
+//! and is still used.
 //!
 //! A key becomes invalid at once when its window is bound again, invalidated or freed. The request
 //! that caused this completes when no initiator uses the key any more.
@@ -68,10 +69,17 @@ struct Window {
     /// The current key; without a binding, the key from which the next one is derived.
     key: Key,
     bound: Option<Bound>,
-    /// An invalidated key that an initiator may still use.
-    dying: Option<Key>,
+    /// The key of the previous binding, if an initiator may still use it.
+    dying: Option<Dying>,
     /// [`Windows::free`] has begun: nothing is bound to it any more.
     closing: bool,
+}
+
+/// The key of a binding that has ended, and its region.
+#[derive(Clone, Copy, Debug)]
+struct Dying {
+    key: Key,
+    region: Key,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -139,7 +147,7 @@ impl Windows {
             let window = all.get_mut(&handle).ok_or(Errno(libc::EINVAL))?;
             window.kill(owner);
             window.closing = true;
-            [Some(window.key), window.dying]
+            [Some(window.key), window.dying.map(|dying| dying.key)]
         };
         // without the lock, because this waits for other processes
         for key in keys.into_iter().flatten() {
@@ -197,7 +205,7 @@ impl Windows {
             .filter(|window| window.kind == Kind::TwoB && window.pd == pd)
             .ok_or(Errno(libc::EINVAL))?;
         let live = window.key == key && window.bound.is_some();
-        if !live && window.dying != Some(key) {
+        if !live && window.dying.is_none_or(|dying| dying.key != key) {
             return Err(Errno(libc::EINVAL));
         }
         window.kill(owner);
@@ -234,20 +242,44 @@ impl Windows {
         }
     }
 
-    /// Calls `then`, which ends a region, unless a window is bound to the region.
+    /// Calls `then`, which ends a region, unless a window is bound to the region, or was and is
+    /// still used.
     ///
     /// # Errors
-    /// `EBUSY`: a window is bound.
-    pub(crate) fn unless_bound<T>(&self, region: Key, then: impl FnOnce() -> T) -> Res<T> {
+    /// `EBUSY`: a window is bound, or an initiator still uses one that was.
+    pub(crate) fn unless_bound<T>(
+        &self,
+        owner: &Owner<'_>,
+        region: Key,
+        then: impl FnOnce() -> T,
+    ) -> Res<T> {
         if !self.any() {
             return Ok(then());
         }
-        let all = self.lock();
-        let is_bound = |window: &Window| window.bound.is_some_and(|bound| bound.region == region);
-        if all.values().any(is_bound) {
+        let mut all = self.lock();
+        if all.values_mut().any(|window| window.reaches(owner, region)) {
             return Err(Errno(libc::EBUSY));
         }
         Ok(then())
+    }
+
+    /// Waits until no initiator uses a window that was bound to the region.
+    ///
+    /// # Errors
+    /// `EBUSY`: an initiator still does after 5 s.
+    pub(crate) fn await_former(&self, owner: &Owner<'_>, region: Key) -> Res<()> {
+        // At most one round for each window.
+        for _ in 0..self.count.load(Ordering::Relaxed) {
+            let former = |window: &mut Window| window.former_key(owner, region);
+            let Some(key) = self.lock().values_mut().find_map(former) else {
+                break;
+            };
+            // without the lock, because this waits for other processes
+            owner
+                .regions
+                .await_unused(owner.segment, key, owner.lives)?;
+        }
+        Ok(())
     }
 
     /// The range and rights of the bound window with this key, and the number of the only queue
@@ -324,9 +356,12 @@ impl Window {
 
     /// Invalidates the key: no initiator starts to use it from now on.
     fn kill(&mut self, owner: &Owner<'_>) {
-        if self.bound.take().is_some() {
+        if let Some(bound) = self.bound.take() {
             owner.regions.kill(owner.segment, self.key);
-            self.dying = Some(self.key);
+            self.dying = Some(Dying {
+                key: self.key,
+                region: bound.region,
+            });
         }
     }
 
@@ -334,11 +369,23 @@ impl Window {
     fn in_use(&mut self, owner: &Owner<'_>) -> bool {
         let used = self
             .dying
-            .is_some_and(|key| owner.regions.in_use(owner.segment, key, owner.lives));
+            .is_some_and(|dying| owner.regions.in_use(owner.segment, dying.key, owner.lives));
         if !used {
             self.dying = None;
         }
         used
+    }
+
+    /// The key of the previous binding, if it was to this region and an initiator may still use it.
+    fn former_key(&mut self, owner: &Owner<'_>, region: Key) -> Option<Key> {
+        let key = self.dying.filter(|dying| dying.region == region)?.key;
+        self.in_use(owner).then_some(key)
+    }
+
+    /// Whether an initiator may access the region through the window.
+    fn reaches(&mut self, owner: &Owner<'_>, region: Key) -> bool {
+        self.bound.is_some_and(|bound| bound.region == region)
+            || self.former_key(owner, region).is_some()
     }
 }
 

@@ -105,13 +105,16 @@ fn bounds_and_rights_are_the_window_s() {
         };
         assert_eq!(own.regions.local(&sge, PD, false), None);
         assert!(own.windows.has(key) && !own.windows.has(window));
-        let busy = own.windows.unless_bound(region, || ());
+        let busy = own.windows.unless_bound(&own.owner(), region, || ());
         assert_eq!(busy, Err(Errno(libc::EBUSY)));
         own.windows
             .free(&own.owner(), window.index() as u32)
             .unwrap();
         assert_eq!(own.reach(key, 0x9_0100, 8, READ, QP), None);
-        assert_eq!(own.windows.unless_bound(region, || ()), Ok(()));
+        assert_eq!(
+            own.windows.unless_bound(&own.owner(), region, || ()),
+            Ok(())
+        );
     }
 }
 
@@ -132,7 +135,10 @@ fn type_1_is_bound_again_and_to_nothing() {
     };
     own.bind(&nothing).unwrap();
     assert_eq!(own.reach(second, 0x9_0100, 8, READ, QP), None);
-    assert_eq!(own.windows.unless_bound(region, || ()), Ok(()));
+    assert_eq!(
+        own.windows.unless_bound(&own.owner(), region, || ()),
+        Ok(())
+    );
     let zero = to(window, next(second), region, READ | IBV_ACCESS_ZERO_BASED);
     assert_eq!(own.bind(&zero), BAD);
     let owner = own.owner();
@@ -172,7 +178,10 @@ fn type_2_is_bound_once_until_it_is_invalidated() {
     assert!(own.reach(first, 0x9_0100, 8, READ, QP).is_some());
     own.windows.release(&owner, QP);
     assert_eq!(own.reach(first, 0x9_0100, 8, READ, QP), None);
-    assert_eq!(own.windows.unless_bound(region, || ()), Ok(()));
+    assert_eq!(
+        own.windows.unless_bound(&own.owner(), region, || ()),
+        Ok(())
+    );
 }
 
 #[test]
@@ -270,7 +279,13 @@ fn a_used_key_delays_what_replaces_it() {
         assert_eq!(own.reach(first, 0x9_0100, 8, READ, QP), None);
         assert_eq!(own.reach(second, 0x9_0100, 8, READ, QP), None);
     }
+    // the memory of the region is still reached, and no other region's
+    let unused = own.region(BINDABLE);
+    let end = |region| own.windows.unless_bound(&own.owner(), region, || ());
+    assert_eq!(end(region), Err(Errno(libc::EBUSY)));
+    assert_eq!(end(unused), Ok(()));
     map.u64(word).store(0, Ordering::SeqCst);
+    assert_eq!(end(region), Ok(()));
     assert_eq!(own.bind(&again), Ok(Progress::Done));
     assert!(own.reach(second, 0x9_0100, 8, READ, QP).is_some());
     // bind does not wait for a sender that has ended
@@ -311,6 +326,39 @@ fn a_window_that_is_being_freed_is_not_bound() {
     assert_eq!(bound.take(), Some(BAD));
     assert!(own.reach(second, 0x9_0100, 8, READ, QP).is_none());
     own.windows
-        .unless_bound(region, || ())
+        .unless_bound(&own.owner(), region, || ())
         .expect("nothing is bound");
+}
+
+/// An initiator is in the middle of an access through a window that ends with its queue pair.
+#[test]
+fn the_end_of_a_region_waits_for_an_access_through_a_former_window() {
+    let own = Fixture::new();
+    let region = own.region(BINDABLE);
+    let window = own.window(Kind::TwoB);
+    let key = next(window);
+    own.bind(&to(window, key, region, READ)).unwrap();
+    let word = announce::AT + announce::STRIDE * 3 + announce::HAZARDS;
+    let map = &own.segment.map;
+    map.u64(header::VISITORS).store(1 << 3, Ordering::SeqCst);
+    map.u64(word)
+        .store(u64::from(key.0) | 1 << 32, Ordering::SeqCst);
+    own.windows.release(&own.owner(), QP);
+    let end = |owner: &Owner<'_>| own.windows.unless_bound(owner, region, || ());
+    assert_eq!(end(&own.owner()), Err(Errno(libc::EBUSY)));
+    let asked = std::cell::Cell::new(0);
+    let owner = Owner {
+        // the access ends while the owner waits
+        lives: &|_| {
+            asked.set(asked.get() + 1);
+            if asked.get() == 3 {
+                map.u64(word).store(0, Ordering::SeqCst);
+            }
+            true
+        },
+        ..own.owner()
+    };
+    own.windows.await_former(&owner, region).unwrap();
+    assert_eq!(asked.get(), 3);
+    assert_eq!(end(&own.owner()), Ok(()));
 }

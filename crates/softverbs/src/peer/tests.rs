@@ -1,32 +1,18 @@
 //! Tests of the watch over a peer.
 
 use std::fs::File;
+use std::os::fd::FromRawFd;
 use std::process::{Command, Stdio};
 
 use super::*;
+use crate::process::Process;
+use crate::sys::{Listener, with_descriptors};
 
-/// Permits one further descriptor, or none, during the call.
-fn with_descriptors<T>(count: u64, call: impl FnOnce() -> T) -> T {
-    let limits = |limit: &libc::rlimit| {
-        // SAFETY: a structure that lives as long as the call.
-        sys::check(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, limit) }).unwrap();
-    };
-    let mut before = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
-    // SAFETY: writable structure.
-    sys::check(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut before) }).unwrap();
-    // the lowest one that is free
-    let lowest = File::open("/dev/null").unwrap().as_raw_fd();
-    let few = u64::try_from(lowest).unwrap() + count;
-    limits(&libc::rlimit {
-        rlim_cur: few,
-        ..before
-    });
-    let result = call();
-    limits(&before);
-    result
+impl Peer {
+    /// As if the kernel refused copies from and to the peer's memory, which may be this process's.
+    pub(crate) fn refuse(&self) {
+        self.refuses.store(true, Ordering::Relaxed);
+    }
 }
 
 #[test]
@@ -53,4 +39,40 @@ fn the_last_descriptor_watches_a_living_process() {
     assert_eq!((tokens[0], count), (7, 1));
     assert!(!life.is_there());
     assert_eq!(sys::start_time(pid), Err(Errno(libc::ESRCH)));
+}
+
+/// Any process of the user can write to the pipe of another one.
+#[test]
+fn a_pipe_tells_the_end_by_its_hang_up_alone() {
+    let (mut fds, set) = ([0; 2], Epoll::new().unwrap());
+    // SAFETY: room for two descriptors.
+    sys::check(unsafe { libc::pipe2(fds.as_mut_ptr(), libc::O_CLOEXEC) }).unwrap();
+    // SAFETY: the call made both, and nothing else owns them.
+    let [read, write] = fds.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
+    let watch = Watch {
+        pidfd: None,
+        pipe: Some(read),
+    };
+    watch.add_to(&set, 7).unwrap();
+    sys::ring_fd(write.as_raw_fd());
+    assert_eq!(set.wait(0).unwrap().1, 0);
+    drop(write);
+    let (tokens, count) = set.wait(0).unwrap();
+    assert_eq!((tokens[0], count), (7, 1));
+}
+
+/// The peer ends while a thread opens a line to its agent.
+#[test]
+fn a_line_to_the_agent_of_an_ended_peer_wakes_nobody() {
+    let process = Process::open().unwrap();
+    let peer = process.peer(process.slot).unwrap();
+    let listener = Listener::bind(&agent::name(peer.slot, &peer.identity)).unwrap();
+    let set = Epoll::new().unwrap();
+    peer.mark_dead();
+    peer.unwatch(&set);
+    let (link, former) = peer.open_link(process.slot, &set, 7).unwrap();
+    assert!(former.is_none());
+    listener.accept().unwrap().hang_up();
+    assert!(sys::epoll_readable(link.fd(), 0).unwrap());
+    assert_eq!(set.wait(0).unwrap().1, 0);
 }

@@ -9,7 +9,7 @@ use crate::peer::Peer;
 use crate::ring::{Consumer, SLOTS};
 use crate::segment::Mapping;
 use crate::segment::layout::{MAX_PROCESSES, announce, header, rings};
-use crate::sync::{Arc, Lock, heavy_fence, light_fence};
+use crate::sync::{Arc, Holder, Lock, Mark, heavy_fence, light_fence};
 use crate::sys::{self, Res, list, try_box};
 
 /// Maximum number of messages that are taken from one ring before the next ring is served.
@@ -312,6 +312,12 @@ impl Process {
                     .close_ring(peer.slot, peer.has_ended_for_good());
             }
         }
+    }
+
+    /// Marks the threads that deliver messages.
+    pub(super) fn mark_deliveries(&self, mark: Mark) -> impl Iterator<Item = Holder<'_>> {
+        let lines = self.incoming.lines();
+        lines.filter_map(move |line| line.ring.mark_holder(mark))
     }
 
     /// Whether a message waits in a ring. Waits for a thread that is taking messages, as that

@@ -6,6 +6,7 @@
 
 mod fork;
 mod incoming;
+mod own_copies;
 mod pool;
 mod progress;
 mod progress_flags;
@@ -23,7 +24,7 @@ pub(crate) use progress::ticks;
 
 use rdma_core_sys::IBV_ACCESS_FLUSH_PERSISTENT;
 
-use crate::agent::{self, Link};
+use crate::agent::{self, Link, Requester};
 use crate::agent_thread::Agent;
 use crate::cq::Cq;
 use crate::dm::Buffers;
@@ -104,12 +105,17 @@ pub(crate) struct Process {
     /// Nothing is written to it; see [`header::LIFE`].
     life: Pipe,
     timer: Arc<Timer>,
-    /// The time at which actions towards peers that have failed are repeated. Their lists: the
-    /// peers' doorbells, `uncalled`, and the rings that peers requested.
+    /// The time at which actions towards peers that have failed are repeated. The actions are
+    /// listed apart: doorbells to ring (`Peer::has_unrung`), calls of processes (`uncalled`),
+    /// requests to agents (`unasked`), and rings that peers have requested.
     repeats: Arc<Repeats>,
-    /// Slots, as bits, of processes that are to check the states of their queue pairs, and could not
-    /// be opened for the call.
+    /// Slots, as bits, of processes that are to check the states of their queue pairs, and could
+    /// not be opened for the call.
     uncalled: [AtomicU64; MAX_PROCESSES / 64],
+    /// Those of them that a repetition is calling.
+    calling: [AtomicU64; MAX_PROCESSES / 64],
+    /// As `uncalled`, of processes whose agents are to make progress.
+    unasked: [AtomicU64; MAX_PROCESSES / 64],
     /// Readable when any of doorbell, timer and pidfds is; a member of every channel's set.
     pub(crate) wake: Epoll,
     agent: Agent,
@@ -140,6 +146,16 @@ impl Files {
     fn number(&self, key: Key) -> Option<u64> {
         self.of_keys.get(&key.0).map(|file| file.0)
     }
+}
+
+/// Result of [`Process::link_to`].
+pub(crate) enum AgentLink {
+    Open(Arc<Link>),
+    /// The agent does not run yet. The call has requested it; the peer rings when it runs.
+    Requested,
+    /// There is no descriptor or memory for the line, or too many connections wait for the agent,
+    /// which runs. Nothing wakes this process when that ends.
+    Unopened,
 }
 
 static CURRENT: AtomicPtr<Process> = AtomicPtr::new(std::ptr::null_mut());
@@ -260,6 +276,8 @@ impl Process {
             timer,
             repeats,
             uncalled: [const { AtomicU64::new(0) }; MAX_PROCESSES / 64],
+            calling: [const { AtomicU64::new(0) }; MAX_PROCESSES / 64],
+            unasked: [const { AtomicU64::new(0) }; MAX_PROCESSES / 64],
             wake,
             agent: Agent::default(),
             retry_thread: retry_thread::RetryThread::default(),
@@ -332,7 +350,7 @@ impl Process {
         // The peer is added to the epoll set before it can be used: otherwise its end would not be
         // noticed. A thread that reads the set in between finds no peer of that slot, and checks
         // again.
-        peer.watch(&self.wake, progress::TOKEN_PEER | u64::from(slot))?;
+        peer.watch(&self.wake, progress::peer_token(slot, &peer.identity))?;
         self.peers().insert(slot, Arc::clone(&peer));
         if peer.is_unwatched() {
             self.any_unwatched.store(true, Ordering::Relaxed);
@@ -385,25 +403,33 @@ impl Process {
         }
     }
 
-    /// The link to a peer's agent. `None` if the agent does not run yet; the call has requested it.
+    /// The link to a peer's agent, which is opened if there is none.
     ///
     /// # Errors
-    /// [`AccessError::Dead`]: the peer has ended. [`AccessError::Refused`]: its agent can't be
-    /// reached either.
-    pub(crate) fn link_to(&self, peer: &Arc<Peer>) -> Result<Option<Arc<Link>>, AccessError> {
+    /// [`AccessError::Dead`]: the peer has ended, or its agent has closed the new line.
+    /// [`AccessError::Refused`]: its agent can't be reached either.
+    pub(crate) fn link_to(&self, peer: &Arc<Peer>) -> Result<AgentLink, AccessError> {
         if let Some(link) = peer.link().filter(|link| !link.is_broken()) {
-            return Ok(Some(link));
+            return Ok(AgentLink::Open(link));
         }
         if !peer.check_alive() {
             return Err(AccessError::Dead);
         }
         let token = progress::TOKEN_LINK | u64::from(peer.slot);
         match peer.open_link(self.slot, &self.wake, token) {
-            Ok(link) => Ok(Some(link)),
-            Err(Errno(libc::ECONNREFUSED | libc::EAGAIN)) => {
-                self.call_agent(peer);
-                Ok(None)
+            Ok((link, broken)) => {
+                if let Some(broken) = broken {
+                    self.return_unsent(peer, &broken);
+                }
+                Ok(AgentLink::Open(link))
             }
+            Err(Errno(libc::ECONNREFUSED)) => {
+                self.call_agent(peer);
+                Ok(AgentLink::Requested)
+            }
+            Err(Errno(libc::EAGAIN)) => Ok(AgentLink::Unopened),
+            Err(error) if sys::is_shortage(error) => Ok(AgentLink::Unopened),
+            Err(Errno(libc::EPIPE | libc::ECONNRESET)) => Err(AccessError::Dead),
             Err(_) => Err(AccessError::Refused),
         }
     }
@@ -431,9 +457,22 @@ impl Process {
         allowed.then(|| what.range.addr.wrapping_add(offset))
     }
 
-    /// Process id of the live process in `slot`, from the registry.
+    /// Process id of the live process in `slot`: of the one that is open. The registry, which every
+    /// process of the user can write, is read only if none is.
     pub(crate) fn pid_of(&self, slot: u32) -> Option<u32> {
-        self.registry.lookup(slot).map(|entry| entry.identity.pid)
+        let open = self.mapped_peer(slot).filter(|peer| !peer.has_ended());
+        let pid = open.map(|peer| peer.identity.pid);
+        pid.or_else(|| self.registry.lookup(slot).map(|entry| entry.identity.pid))
+    }
+
+    /// Whether the requester is `connected`, or without it the process that is open in its slot. If
+    /// none is open there, or one that has ended, the check of the line's first message stands
+    /// ([`Self::pid_of`]).
+    pub(crate) fn admits(&self, who: Requester, connected: Option<Arc<Peer>>) -> bool {
+        let mapped = || self.mapped_peer(who.slot).filter(|peer| peer.check_alive());
+        let open = connected.or_else(mapped);
+        let is_it = |peer: Arc<Peer>| (peer.slot, peer.identity.pid) == (who.slot, who.pid);
+        open.is_none_or(|peer| peer.check_alive() && is_it(peer))
     }
 
     /// Reopens the file behind `fd` if this process shares it with its peers; `None` for all other
@@ -539,16 +578,20 @@ impl Process {
     /// Ends a region.
     ///
     /// # Errors
-    /// `EBUSY`: a window is bound to it, or an initiator still uses it after a timeout. In the
-    /// second case its key is already invalid, and the call can be repeated.
+    /// `EBUSY`: a window is bound to it; or after a timeout an initiator still uses it, or a window
+    /// that was bound, or a thread of this process still copies. The call can be repeated. The
+    /// region's own key may be invalid by now.
     pub(crate) fn end_region(&self, key: Key) -> Res<()> {
+        self.with_windows(|windows, owner| windows.await_former(owner, key))?;
         let (regions, segment) = (&self.regions, &self.segment);
         self.end_region_by(key, || {
+            self.await_own_copies()?;
             regions.deregister(segment, key, |visitor| self.lives(visitor))
         })
     }
 
-    /// As [`Self::end_region`], without a wait.
+    /// As [`Self::end_region`], without a wait. Does not look at the copies of this process's
+    /// threads: the caller has seen the ends of the requests and receives that name the region.
     pub(crate) fn end_region_now(&self, key: Key) -> Res<()> {
         let (regions, segment) = (&self.regions, &self.segment);
         self.end_region_by(key, || {
@@ -558,8 +601,9 @@ impl Process {
 
     fn end_region_by(&self, key: Key, deregister: impl FnOnce() -> Res<()>) -> Res<()> {
         let (regions, segment) = (&self.regions, &self.segment);
-        self.windows
-            .unless_bound(key, || regions.kill(segment, key))?;
+        self.with_windows(|windows, owner| {
+            windows.unless_bound(owner, key, || regions.kill(segment, key))
+        })?;
         let stamp = regions.stamp_of(key);
         let file = self.files().number(key);
         deregister()?;

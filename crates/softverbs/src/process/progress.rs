@@ -5,22 +5,31 @@ use std::sync::atomic::Ordering;
 
 use super::waiting::Waiting;
 use super::{Process, progress_flags};
+use crate::agent::Link;
 use crate::cq::{Cq, Poll};
 use crate::peer::{Peer, Push};
-use crate::qp::{Qp, Went, notify_datagram};
+use crate::qp::{Qp, Went, notify_datagram, return_header};
 use crate::ring::Header;
 use crate::segment::layout::MAX_PROCESSES;
 use crate::signal;
 use crate::srq::PAUSE_TICKS;
 use crate::sync::{Arc, Lock, heavy_fence};
-use crate::sys::{self, Errno, Grow};
+use crate::sys::{self, Errno, Grow, Identity};
 
 pub(super) const TOKEN_DOORBELL: u64 = 1;
 pub(super) const TOKEN_TIMER: u64 = 2;
-/// The lower 32 bits are the peer's slot.
-pub(super) const TOKEN_PEER: u64 = 1 << 32;
+/// The lower 32 bits are the peer's slot, and those of [`PEER_NAME`] those of its cookie.
+const TOKEN_PEER: u64 = 1 << 32;
 /// Of the link to a peer's agent. The lower 32 bits are the peer's slot.
 pub(super) const TOKEN_LINK: u64 = 1 << 33;
+/// Bits of a cookie in [`TOKEN_PEER`]: a token that was read before a process ended must not name
+/// the next process of its slot.
+const PEER_NAME: u64 = u64::MAX << 34;
+
+/// The token of the descriptors that show the end of a process.
+pub(super) fn peer_token(slot: u32, identity: &Identity) -> u64 {
+    TOKEN_PEER | u64::from(slot) | identity.cookie & PEER_NAME
+}
 
 /// A cheap clock that limits how often expensive work is done; a tick is about 1 ns or less.
 #[inline]
@@ -59,6 +68,9 @@ const UNRUNG_NS: u64 = 1_000_000;
 
 /// Maximum number of datagrams that are queued for one process that has not made a ring yet.
 const MAX_LATE: usize = 64;
+
+/// Number of late messages that are sent before their receivers are notified.
+const MAX_SENT: usize = 16;
 
 /// A message that belongs to no request and found no room.
 #[derive(Debug)]
@@ -228,10 +240,12 @@ impl Process {
         self.doorbell.ring();
     }
 
-    /// As [`Self::request_flush`], but without ringing the doorbell: a sender still writes into a
-    /// receive.
+    /// As [`Self::request_flush`], but after a pause: a sender still writes into a receive. Takes
+    /// no lock that another lock is taken under.
     pub(crate) fn flush_again(&self) {
         self.progress_flags.set(progress_flags::CLOSING, true);
+        // A thread that has gone to sleep meanwhile has not seen the flag.
+        self.timer.arm(sys::now_ns() + FLUSH_NS);
     }
 
     #[cold]
@@ -341,6 +355,20 @@ impl Process {
         }
     }
 
+    /// Returns by the ring the receives that could not be given back over a line to the peer's
+    /// agent before the line broke.
+    pub(super) fn return_unsent(&self, peer: &Arc<Peer>, broken: &Link) {
+        for claim in broken.take_unreturned() {
+            let header = return_header(
+                claim.dest,
+                claim.from,
+                (claim.srq, claim.index),
+                claim.stamp,
+            );
+            self.push_later(peer, header);
+        }
+    }
+
     fn add_late(&self, late: &mut Vec<Late>, peer: &Arc<Peer>, header: Header, payload: Box<[u8]>) {
         late.push(Late {
             peer: Arc::clone(peer),
@@ -389,6 +417,23 @@ impl Process {
 
     #[cold]
     fn push_late(&self) {
+        loop {
+            let mut sent = [const { None }; MAX_SENT];
+            let count = self.push_some_late(&mut sent);
+            // Without the lock: this takes 2 s if the agent of a stopped process is to open the
+            // doorbell.
+            for (peer, header) in sent.iter().flatten() {
+                notify_datagram(peer, header);
+            }
+            if count < MAX_SENT {
+                return;
+            }
+        }
+    }
+
+    /// Sends late messages until `sent` is full. Returns their number.
+    fn push_some_late(&self, sent: &mut [Option<(Arc<Peer>, Header)>; MAX_SENT]) -> usize {
+        let mut count = 0;
         let mut late = self.late.lock();
         late.retain(
             |Late {
@@ -399,30 +444,38 @@ impl Process {
                 if peer.is_dead() {
                     return false;
                 }
+                let Some(place) = sent.get_mut(count) else {
+                    return true;
+                };
                 let pushed = peer.push(self.signature(), header, |to| {
                     // SAFETY: the ring reserved room for the message, whose payload is `payload`.
                     unsafe { to.copy_from_nonoverlapping(payload.as_ptr(), payload.len()) };
                 });
                 if pushed == Push::Sent {
-                    notify_datagram(peer, header);
+                    *place = Some((Arc::clone(peer), *header));
+                    count += 1;
                 }
                 matches!(pushed, Push::Full | Push::Unmade)
             },
         );
         self.progress_flags
             .set(progress_flags::LATE, !late.is_empty());
+        count
     }
 
-    /// A completion queue holds an event back until its period is over, so a thread that sleeps
-    /// must set the timer. Takes no other lock.
+    /// A completion queue holds an event back until `until`, in nanoseconds of the monotonic clock.
+    /// A thread that sleeps wakes up for it then. Takes no lock that another lock is taken under.
     #[cold]
-    pub(crate) fn will_raise(&self, cq: u32) {
+    pub(crate) fn will_raise(&self, cq: u32, until: u64) {
         let mut moderated = self.moderated.lock();
         if !moderated.contains(&cq) {
             moderated.push(cq);
             self.progress_flags.set(progress_flags::MODERATED, true);
-            self.doorbell.ring();
         }
+        drop(moderated);
+        // Also if the queue is in the list from an earlier event: a thread that goes to sleep may
+        // have looked at the queue between the two.
+        self.timer.arm(until);
     }
 
     #[cold]
@@ -438,8 +491,8 @@ impl Process {
             self.progress_flags
                 .set(progress_flags::MODERATED, !moderated.is_empty());
             drop(moderated);
-            if self.cqs.get(index).is_some_and(Cq::raise_if_due) {
-                self.will_raise(index);
+            if let Some(until) = self.cqs.get(index).and_then(Cq::raise_if_due) {
+                self.will_raise(index, until);
             }
         }
     }
@@ -533,26 +586,7 @@ impl Process {
         while let Ok((tokens, n)) = self.wake.wait(0) {
             let mut any = false;
             for &token in &tokens[..n] {
-                if token & TOKEN_LINK != 0 {
-                    // Reads answers that no thread waits for any more, and removes a broken link.
-                    if let Some(link) = self.link_of(token as u32) {
-                        if link.look() {
-                            // The caller may sleep without another round of progress, so the
-                            // doorbell keeps it awake.
-                            self.doorbell.ring();
-                        }
-                        if link.is_broken() {
-                            self.wake.remove(link.fd());
-                        }
-                    }
-                }
-                if token & TOKEN_PEER != 0 {
-                    let peer = self.mapped_peer(token as u32);
-                    if let Some(peer) = peer {
-                        self.request_cleanup(&peer);
-                        any = true;
-                    }
-                }
+                any |= self.handle_token(token);
             }
             if !any {
                 break;
@@ -560,6 +594,36 @@ impl Process {
         }
         self.look_at_unwatched();
         self.repeat_failed();
+    }
+
+    /// Handles a token that the wake set has reported, possibly some time ago. Returns true if a
+    /// peer has ended.
+    pub(super) fn handle_token(&self, token: u64) -> bool {
+        if token & TOKEN_PEER != 0 {
+            let name = |peer: &Arc<Peer>| peer_token(peer.slot, &peer.identity);
+            let ended = self.mapped_peer(token as u32);
+            let ended = ended.filter(|peer| name(peer) == token);
+            if let Some(peer) = &ended {
+                self.request_cleanup(peer);
+            }
+            return ended.is_some();
+        }
+        if token & TOKEN_LINK != 0
+            && let Some(peer) = self.mapped_peer(token as u32)
+            && let Some(link) = peer.link()
+        {
+            // Reads answers that no thread waits for any more, and removes a broken link.
+            if link.look() {
+                // The caller may sleep without another round of progress, so the doorbell keeps it
+                // awake.
+                self.doorbell.ring();
+            }
+            if link.is_broken() {
+                self.wake.remove(link.fd());
+                self.return_unsent(&peer, &link);
+            }
+        }
+        false
     }
 
     /// Looks at one of the peers whose end makes no descriptor readable, at another one with each
@@ -594,7 +658,7 @@ impl Process {
         let Some(peer) = self.mapped_peer(slot).filter(|peer| peer.is_unwatched()) else {
             return;
         };
-        let token = TOKEN_PEER | u64::from(slot);
+        let token = peer_token(slot, &peer.identity);
         let watched = peer.watch_now(&self.wake, token);
         if peer.has_ended() || matches!(watched, Err(Errno(libc::ESRCH))) {
             self.request_cleanup(&peer);
@@ -631,7 +695,8 @@ impl Process {
     }
 
     /// Cleans up after dead peers. On return the cleanup is complete, also if another thread did
-    /// it. The caller holds no lock.
+    /// it. The caller holds no lock of the device's objects; it may hold those of the connection
+    /// manager's, which precede them.
     #[cold]
     pub(crate) fn clean_up_dead_peers(&self) {
         let _one = self

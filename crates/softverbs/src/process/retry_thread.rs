@@ -2,8 +2,8 @@
 //! initiators that wait for receives of this process, while the application makes no call of the
 //! device. `docs/softverbs-xrc.md`, "Requests that wait", has its states.
 //!
-//! The thread is a further thread that sleeps in the device ([`Process::prepare_sleep`]), and has no
-//! other access to requests. The mutex is acquired before all locks of queues.
+//! The thread is a further thread that sleeps in the device ([`Process::prepare_sleep`]), and has
+//! no other access to requests. The mutex is acquired before all locks of queues.
 
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -15,8 +15,8 @@ use super::waiting::Waiting;
 use crate::qp::Qp;
 use crate::sys::{self, Errno};
 
-/// Time without a retry by another thread, after which the thread serves. Threads of the application
-/// that wait for a processor need no help.
+/// Time without a retry by another thread, after which the thread serves. Threads of the
+/// application that wait for a processor need no help.
 const PATIENCE: Duration = Duration::from_millis(250);
 /// Time without waiting requests after which the thread parks.
 const IDLE: Duration = Duration::from_secs(1);
@@ -56,8 +56,8 @@ impl RetryThread {
 }
 
 impl Process {
-    /// Makes the retry thread watch, and starts it if it does not exist. To be called after there is
-    /// something to serve. The caller holds no lock of a queue.
+    /// Makes the retry thread watch, and starts it if it does not exist. To be called after there
+    /// is something to serve. The caller holds no lock of a queue.
     #[cold]
     pub(super) fn unpark_retry_thread(&self) {
         let Some(process) = Self::current().filter(|process| std::ptr::eq(*process, self)) else {

@@ -74,8 +74,8 @@ impl Waiting {
     }
 
     /// Gives a turn to each queue pair that waits now. `changed` is called after each change of the
-    /// list, under its lock. `waits_again` is called for a queue pair that has left the list: it adds
-    /// the queue pair if a request waits again, and returns whether it does.
+    /// list, under its lock. `waits_again` is called for a queue pair that has left the list: it
+    /// adds the queue pair if a request waits again, and returns whether it does.
     ///
     /// A wake-up since the turn of that queue pair may have been taken by a thread that has not
     /// found it in the list. So `wake` is called, which makes a thread retry it.
@@ -168,8 +168,8 @@ mod tests {
         assert_eq!(round(&list, |_| Went::Waits), [2, 4, 3]);
     }
 
-    /// A request begins to wait after the turn of its queue pair, and is ready before the queue pair
-    /// is in the list again. The thread that takes the wake-up does not find it there.
+    /// A request begins to wait after the turn of its queue pair, and is ready before the queue
+    /// pair is in the list again. The thread that takes the wake-up does not find it there.
     #[test]
     fn a_wake_up_while_a_queue_pair_is_not_in_the_list_is_not_lost() {
         let list = list(&[1]);

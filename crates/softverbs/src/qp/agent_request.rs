@@ -5,10 +5,9 @@
 use rdma_core_sys::IBV_QPT_UC;
 
 use super::{Qp, SendQueue};
-use crate::agent::{Broken, Kind, Link, Outcome, PLACE, Request};
+use crate::agent::{Broken, Kind, Link, Outcome, PLACE, Request, Return};
 use crate::key::Key;
-use crate::peer::Peer;
-use crate::process::Process;
+use crate::process::{AgentLink, Process};
 use crate::region::{AccessError, Change, IovecCursor, Shape};
 use crate::sync::Arc;
 
@@ -23,6 +22,13 @@ pub(super) enum What {
     /// Changes elements, and fetches their earlier values if the flag is set. The first two local
     /// ranges have the operands, the third one gets the earlier values.
     Elements(Key, u64, Shape, bool),
+}
+
+impl What {
+    /// An atomic, which must not be executed twice.
+    fn is_atomic(self) -> bool {
+        matches!(self, Self::Change(..) | Self::Elements(..))
+    }
 }
 
 /// An agent request in progress. Dropping it releases its place in the link's bounce file.
@@ -49,6 +55,15 @@ impl Drop for AgentRequest {
 /// Progress of an agent request: its result (of an atomic, the old word; of elements, the number of
 /// those that have changed), or `None` while it is in progress.
 pub(super) type Progress = Option<Result<u64, AccessError>>;
+
+impl SendQueue {
+    /// Whether the kernel had no memory to send the agent request of the first request, or no
+    /// descriptor or memory for the line, or the agent's queue of connections was full.
+    pub(super) fn agent_lacks_memory(&self) -> bool {
+        let lacks = |it: &AgentRequest| it.asked.is_none() && it.link.lacks_memory();
+        self.lacks_line || self.agent_request.as_ref().is_some_and(lacks)
+    }
+}
 
 impl Qp {
     /// Advances the first request's agent request, with `len` bytes in the sges `iovecs`. The first
@@ -83,9 +98,20 @@ impl Qp {
             .take_if(|agent_request| of_before(agent_request));
         drop(old);
         if sq.agent_request.is_none() {
-            match self.begin_agent_request(&conn.peer, incarnation) {
-                Ok(Some(agent_request)) => sq.agent_request = Some(agent_request),
-                Ok(None) => return None,
+            let link = self.process().link_to(&conn.peer);
+            sq.lacks_line = matches!(link, Ok(AgentLink::Unopened));
+            match link {
+                Ok(AgentLink::Open(link)) => {
+                    let begun = self.begin_agent_request(&link, incarnation);
+                    let Some(begun) = begun else {
+                        self.wait_for_place(sq, &link);
+                        return None;
+                    };
+                    sq.agent_request = Some(begun);
+                    // the limit for its answer begins now, not with the wait for the place
+                    sq.wait = None;
+                }
+                Ok(AgentLink::Requested | AgentLink::Unopened) => return None,
                 Err(error) => return Some(Err(error)),
             }
         }
@@ -103,6 +129,11 @@ impl Qp {
             } else {
                 agent_request.ask(what, iovecs, len, request)
             };
+            // From the moment the request is sent until the agent answers that it did nothing, an
+            // atomic must not be executed again, also if the line breaks.
+            let nothing = matches!(result, Ok(Moved::Again) | Err(AccessError::Remote));
+            sq.may_have_changed |= what.is_atomic() && agent_request.asked.is_some();
+            sq.may_have_changed &= !nothing;
             match result {
                 // an agent that answers has a new limit for its next answer
                 Ok(Moved::On | Moved::Again) => sq.wait = None,
@@ -113,25 +144,17 @@ impl Qp {
         }
     }
 
-    /// Acquires a place at the agent of a peer; `None` if no place is free or the agent does not
-    /// run yet.
-    fn begin_agent_request(
-        &self,
-        peer: &Arc<Peer>,
-        incarnation: u32,
-    ) -> Result<Option<AgentRequest>, AccessError> {
-        let Some(link) = self.process().link_to(peer)? else {
-            return Ok(None);
-        };
-        Ok(link.take(self.index).map(|place| AgentRequest {
+    /// Acquires a place at an agent; `None` if no place is free.
+    fn begin_agent_request(&self, link: &Arc<Link>, incarnation: u32) -> Option<AgentRequest> {
+        link.take(self.index).map(|place| AgentRequest {
             process: self.process(),
-            link,
+            link: Arc::clone(link),
             place,
             incarnation,
             done: 0,
             asked: None,
             receive: false,
-        }))
+        })
     }
 
     /// Abandons the agent request of the first request. If the agent may still write into the
@@ -148,7 +171,13 @@ impl Qp {
         };
         match claim {
             Some((srq, index)) if agent_request.asked.is_some() && agent_request.receive => {
-                agent_request.link.give_back(srq, stamp, index)
+                agent_request.link.give_back(Return {
+                    srq,
+                    stamp,
+                    index,
+                    dest: sq.dest,
+                    from: self.number(),
+                })
             }
             _ => false,
         }

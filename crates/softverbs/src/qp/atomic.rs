@@ -34,6 +34,8 @@ impl Qp {
             return self.refused(sq, Fault::Request, IBV_WC_REM_INV_REQ_ERR);
         } else if conn.word.access() & change.right() == 0 {
             Err(AccessError::Remote)
+        } else if sq.agent_request.is_some() {
+            Err(AccessError::Refused)
         } else {
             let target = Target {
                 key: Key(operands.rkey),
@@ -59,7 +61,7 @@ impl Qp {
             let what = What::Change(Key(operands.rkey), operands.remote_addr, change);
             match self.by_agent(sq, what, &[], 0) {
                 Some(done) => done,
-                None => return Step::Wait(Reason::Agent),
+                None => return Step::Wait(sq.agent_wait()),
             }
         } else {
             result

@@ -18,7 +18,7 @@ use crate::ring::{Consumer, Header, Message, Pushed, flag, op};
 use crate::segment::layout::{qp as layout, split_qp_num};
 use crate::srq::Srq;
 use crate::sync::{Arc, Guard};
-use crate::sys;
+use crate::sys::{self, Errno};
 
 /// Length of the GRH before the payload in a datagram's receive, in bytes.
 const GRH: usize = 40;
@@ -39,6 +39,20 @@ pub(crate) fn notify(peer: &Peer, header: &Header) {
 }
 
 impl Qp {
+    /// Opens the process that a datagram is for. A process whose agent does not answer is left to a
+    /// repetition; datagrams for it are dropped until then.
+    #[cold]
+    fn open_receiver(&self, slot: u32) -> Option<Arc<Peer>> {
+        let process = self.process();
+        let opened = process.open_now(slot);
+        if let Err(error @ Errno(libc::EACCES | libc::ETIMEDOUT)) = opened
+            && process.may_open_later(error)
+        {
+            process.call_later(slot);
+        }
+        opened.ok()
+    }
+
     pub(super) fn run_datagram(&self, sq: &mut SendQueue, request: &Request<'_>) -> Step {
         if request.len > MAX_DATAGRAM {
             return Step::Done(IBV_WC_LOC_LEN_ERR);
@@ -50,7 +64,7 @@ impl Qp {
             .as_ref()
             .is_some_and(|peer| peer.slot == slot && peer.check_alive());
         if !known {
-            sq.peer = self.process().peer(slot).ok();
+            sq.peer = self.open_receiver(slot);
         }
         let Some(peer) = sq.peer.as_ref().filter(|peer| peer.node == to.node) else {
             return Step::Done(IBV_WC_SUCCESS);

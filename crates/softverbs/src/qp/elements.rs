@@ -77,7 +77,7 @@ impl Qp {
                 }
                 None => {
                     sq.begun |= sq.agent_request.is_some();
-                    return Step::Wait(Reason::Agent);
+                    return Step::Wait(sq.agent_wait());
                 }
             }
         }

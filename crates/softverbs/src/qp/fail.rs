@@ -10,7 +10,7 @@ use super::recv::sender_slot;
 use super::remote_qp::Connection;
 use super::{DESTROYED, Flow, Qp, RecvQueue, SendQueue, TARGET};
 use crate::events::Element;
-use crate::hazard::{await_accesses, await_receive, receive_in_use};
+use crate::hazard::{RIGHTS, await_accesses, await_receive, queue_pair_in_use, receive_in_use};
 use crate::peer::{Peer, Push};
 use crate::ring::{Header, flag, op};
 use crate::segment::layout::{Credit, Fault, StateWord, qp as layout, split_qp_num};
@@ -21,6 +21,21 @@ use crate::sys::{self, Res};
 /// Time that receives of a failed queue pair are not flushed while a sender writes into one, in
 /// nanoseconds.
 const PATIENCE_NS: u64 = 5_000_000_000;
+
+/// The message that returns a claimed receive to its shared queue. `claim`: number of the queue and
+/// index of the receive; `stamp`: that of the queue if it is one of XRC.
+pub(crate) fn return_header(dest: u32, from: u32, claim: (u32, u32), stamp: u32) -> Header {
+    Header {
+        op: op::RETURN,
+        flags: flag::SHARED,
+        dst_qpn: dest,
+        msn: claim.0 << 16 | claim.1,
+        src_qpn: from,
+        // the part of the stamp that messages have
+        life: stamp as u8,
+        ..Header::default()
+    }
+}
 
 impl Qp {
     /// Moves the queue pair to ERR and flushes both queues; the first waiting request, if there
@@ -151,6 +166,7 @@ impl Qp {
         sq.copies = Copies::default();
         self.end_wait(sq);
         sq.pushed = false;
+        sq.may_have_changed = false;
         self.give_claim_back(sq);
     }
 
@@ -163,7 +179,7 @@ impl Qp {
             return;
         }
         if let (Some(index), Some(conn)) = (claim, &sq.conn) {
-            self.send_return(sq.dest, conn, index, conn.delivery.life());
+            self.send_return(sq.dest, conn, index, conn.delivery.stamp);
         }
     }
 
@@ -177,22 +193,14 @@ impl Qp {
         let (map, slot) = (&conn.peer.map, self.process().slot);
         let srq = conn.srq.as_ref().filter(|_| stamp != 0);
         if let Some(index) = srq.and_then(|srq| srq.still_claimed(map, claim, slot)) {
-            self.send_return(dest, conn, index, stamp as u8);
+            self.send_return(dest, conn, index, stamp);
         }
     }
 
     /// Sends the owner of a shared receive queue the message that returns a claimed receive.
-    fn send_return(&self, dst_qpn: u32, conn: &Connection, index: u32, life: u8) {
+    fn send_return(&self, dst_qpn: u32, conn: &Connection, index: u32, stamp: u32) {
         let Some(srq) = &conn.srq else { return };
-        let header = Header {
-            op: op::RETURN,
-            flags: flag::SHARED,
-            dst_qpn,
-            msn: srq.number << 16 | index,
-            src_qpn: self.number(),
-            life,
-            ..Header::default()
-        };
+        let header = return_header(dst_qpn, self.number(), (srq.number, index), stamp);
         let process = self.process();
         let pushed = conn.peer.push(process.signature(), &header, |_| {});
         if matches!(pushed, Push::Full | Push::Unmade) {
@@ -226,12 +234,21 @@ impl Qp {
 
     /// Events that peers cause are raised under a lock of the queue pair, so that none is raised
     /// after it is destroyed.
-    pub(super) fn raise(&self, event: ibv_event_type) {
+    pub(crate) fn raise(&self, event: ibv_event_type) {
+        if !self.raises_events.load(Ordering::Relaxed) {
+            return;
+        }
         self.events.fetch_add(1, Ordering::Relaxed);
         let events = &self.context().events;
         if !events.push(event, Element::Qp(self.as_ptr())) {
             self.events.fetch_sub(1, Ordering::Relaxed);
         }
+    }
+
+    /// No event of a new queue pair was raised yet.
+    pub(super) fn begin_events(&self) {
+        self.events.store(0, Ordering::Relaxed);
+        self.raises_events.store(true, Ordering::Relaxed);
     }
 
     /// Completes the transition after a peer moved the shared state to ERR.
@@ -359,6 +376,7 @@ impl Qp {
         };
         sq.pushed = false;
         sq.begun = false;
+        sq.may_have_changed = false;
         sq.agent_request = None;
         sq.lossy = false;
         sq.copies = Copies::default();
@@ -394,7 +412,7 @@ impl Qp {
         fence(Ordering::SeqCst);
         let waits_for_ring = self.ring_is_awaited();
         if (waits || waits_for_ring)
-            && let Some(sender) = sender.or_else(|| self.process().peer(slot?).ok())
+            && let Some(sender) = sender.or_else(|| self.process().open_now_or_later(slot?))
         {
             if waits {
                 sender.ring_process();
@@ -434,6 +452,18 @@ impl Qp {
         let process = self.process();
         let lives = |visitor| process.lives(visitor);
         await_accesses(&process.segment, self.index, rights, lives)
+    }
+
+    /// Whether another process still accesses memory through the queue pair or the target of this
+    /// handle, or writes into its receives or its ring. It is in RESET. Does not wait.
+    pub(super) fn is_in_use(&self) -> bool {
+        if self.state() == TARGET {
+            let place = self.target_place();
+            return place.is_some_and(|place| place.has_accesses(RIGHTS));
+        }
+        let process = self.process();
+        let lives = |visitor| process.lives(visitor);
+        queue_pair_in_use(&process.segment, self.index, lives) || self.is_ring_in_use()
     }
 
     /// Sets whether the calls that end rights wait for accesses of initiators.

@@ -38,9 +38,10 @@ mod xrc_send;
 mod xrc_target;
 
 pub(crate) use datagram::notify as notify_datagram;
+pub(crate) use fail::return_header;
 pub(crate) use fast_path::deliver_fast;
 pub(crate) use modify::{address_good, modify, modify_now, query};
-pub(crate) use object::{QpInit, abandon, create, destroy};
+pub(crate) use object::{QpInit, abandon, create, destroy, destroy_unused, end_events};
 pub(crate) use own_ring::OwnRing;
 #[cfg(any(test, fuzzing))]
 pub(crate) use pending::PendingView;
@@ -49,6 +50,8 @@ pub(crate) use ring_sends::OutgoingMessage;
 pub(crate) use send::post_send;
 pub(crate) use waiting::Went;
 pub(crate) use window::bind_mw;
+#[cfg(test)]
+pub(crate) use xrc_target::behind_child;
 pub(crate) use xrc_target::{create as create_target, open as open_target};
 
 use std::cell::UnsafeCell;
@@ -59,6 +62,7 @@ use rdma_core_sys::{
     IBV_QPT_RC, IBV_QPT_XRC_SEND, ibv_qp, ibv_qp_attr, ibv_qp_ex, ibv_qp_init_attr, ibv_sge,
 };
 
+use crate::agent::Requester;
 use crate::cq::Cq;
 use crate::delivery::receives;
 use crate::object::Context;
@@ -69,7 +73,7 @@ use crate::segment::Mapping;
 use crate::segment::layout::{Credit, StateWord, qp as layout, split_qp_num};
 use crate::signal;
 use crate::srq::Srq;
-use crate::sync::{Arc, Lock};
+use crate::sync::{Arc, Holder, Lock, Mark};
 use crate::sys::Zero;
 
 /// A queue pair. The C object is the first field, so a pointer to the C object is also a pointer to
@@ -87,11 +91,14 @@ pub(crate) struct Qp {
     /// Requests and receives whose completions were polled, wrapping.
     send_done: AtomicU32,
     recv_done: AtomicU32,
-    /// Asynchronous events that were raised.
+    /// Asynchronous events that were raised, and not dropped unread.
     events: AtomicU32,
+    /// The application has not given the queue pair up.
+    raises_events: AtomicBool,
     /// The calls that end rights of the other end wait for its accesses.
     awaits_accesses: AtomicBool,
-    /// XRC initiator: a process holds the target, and none that does could be opened.
+    /// XRC initiator: a process holds the target, and none that does could be opened; or the
+    /// target's domain has members, and none of them could be opened.
     lacks_holder: AtomicBool,
     sq: Lock<SendQueue>,
     rq: Lock<RecvQueue>,
@@ -177,8 +184,13 @@ struct SendQueue {
     pushed: bool,
     /// A part of the first request, a READ, WRITE or atomic, may have been executed.
     begun: bool,
+    /// An agent may have executed the first request, an atomic. Set until the request has finished,
+    /// also when its agent request has ended; cleared when the agent answers that it did nothing.
+    may_have_changed: bool,
     /// The agent request that the other end's agent executes for the first waiting request.
     agent_request: Option<agent_request::AgentRequest>,
+    /// There was no descriptor or memory for the line to that agent, when it was needed last.
+    lacks_line: bool,
     /// Messages that consumed a receive of a shared receive queue, wrapping.
     sent: u32,
     wait: Option<waiting::Wait>,
@@ -296,6 +308,29 @@ impl RecvQueue {
 }
 
 impl Qp {
+    /// Marks the threads that may copy from or to local memory for this queue pair.
+    pub(crate) fn mark_holders(&self, mark: Mark) -> impl Iterator<Item = Holder<'_>> {
+        let holders = [self.sq.mark_holder(mark), self.rq.mark_holder(mark)];
+        holders.into_iter().flatten()
+    }
+
+    /// Calls `then` as a thread that copies, from local memory if `sends`. Its arguments return
+    /// whether another thread waits for this one, and let that thread pass.
+    #[cfg(test)]
+    pub(crate) fn while_copying<T>(
+        &self,
+        sends: bool,
+        then: impl FnOnce(&dyn Fn() -> bool, &dyn Fn()) -> T,
+    ) -> T {
+        if sends {
+            let _held = self.sq.lock();
+            then(&|| self.sq.is_awaited(), &|| self.sq.let_pass())
+        } else {
+            let _held = self.rq.lock();
+            then(&|| self.rq.is_awaited(), &|| self.rq.let_pass())
+        }
+    }
+
     /// # Safety
     /// `qp` must come from [`create`] and be live.
     #[inline]
@@ -303,6 +338,17 @@ impl Qp {
         // SAFETY: the C object is the first field and begins as an `ibv_qp`; the memory is never
         // freed.
         unsafe { &*qp.cast::<Self>() }
+    }
+
+    /// Whether a request without an answer waits for the next connection; `may_have_changed`: it is
+    /// an atomic that an agent may have executed.
+    #[cfg(test)]
+    pub(crate) fn waits_unanswered(&self, may_have_changed: bool) -> bool {
+        let mut sq = self.sq.lock();
+        let before = std::mem::replace(&mut sq.may_have_changed, may_have_changed);
+        let waits = send::unanswered(&sq, rdma_core_sys::IBV_WC_RETRY_EXC_ERR);
+        sq.may_have_changed = before;
+        waits
     }
 
     pub(crate) fn as_ptr(&self) -> *mut ibv_qp {
@@ -342,15 +388,28 @@ impl Qp {
     }
 
     /// The protection domain and the access rights that this queue pair grants to the queue pair
-    /// `from` of the process in `slot`, if `from` is connected to this incarnation. Read from
-    /// private memory only.
-    pub(crate) fn granted_to(&self, from: u32, incarnation: u32, slot: u32) -> Option<(u32, u32)> {
+    /// `from` of the requester, if `from` is connected to this incarnation and the requester is the
+    /// process to which this queue pair is connected. Read from private memory only.
+    pub(crate) fn granted_to(
+        &self,
+        from: u32,
+        incarnation: u32,
+        who: Requester,
+    ) -> Option<(u32, u32)> {
         let word = StateWord(self.word.load(Ordering::Acquire));
         let connected = receives(self.state())
             && word.dest() == from
             && word.incarnation() == incarnation
-            && split_qp_num(from).0 == slot;
-        connected.then(|| (self.rq.lock().pd, word.access()))
+            && split_qp_num(from).0 == who.slot;
+        if !connected {
+            return None;
+        }
+        let rq = self.rq.lock();
+        let (pd, peer) = (rq.pd, rq.peer.clone());
+        drop(rq);
+        // Without a peer, the process could not be opened when this queue pair was connected.
+        let admitted = self.process().admits(who, peer);
+        admitted.then_some((pd, word.access()))
     }
 
     fn attributes(&self) -> MutexGuard<'_, Attributes> {

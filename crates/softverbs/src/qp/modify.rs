@@ -13,7 +13,7 @@ use crate::limits::{MAX_NODES, MAX_RD_ATOMIC};
 use crate::peer::Peer;
 use crate::segment::layout::{StateWord, qp as layout, qp_access, split_qp_num};
 use crate::sync::Arc;
-use crate::sys::{Errno, Res};
+use crate::sys::{self, Errno, Res};
 
 /// The attributes that `ibv_modify_qp` has without an extension of the device
 /// (`IB_QP_ATTR_STANDARD_BITS` of `include/rdma/ib_verbs.h`).
@@ -207,8 +207,8 @@ impl Qp {
 
     /// # Errors
     /// `EINVAL`: the queue pair is not in `from` any more. `EBUSY`: a stopped process may still
-    /// write into the ring. `EMFILE`, `ENFILE`, `ENOMEM`, `ENOSPC`:
-    /// a local shortage prevents opening the other end's process.
+    /// write into the ring. `EMFILE` and others ([`sys::is_shortage`]): a lack of descriptors or
+    /// memory prevents opening the other end's process.
     fn apply(
         &self,
         attr: &ibv_qp_attr,
@@ -277,8 +277,8 @@ impl Qp {
     /// sends. `None` if there is no such process, which is possible on a wire too.
     ///
     /// # Errors
-    /// `EMFILE`, `ENFILE`, `ENOMEM`, `ENOSPC`: the process exists, but a local shortage prevents
-    /// opening it.
+    /// `EMFILE` and others ([`sys::is_shortage`]): the process exists, but a lack of descriptors or
+    /// memory prevents opening it.
     fn open_peer(&self, attr: &ibv_qp_attr, mask: u32) -> Res<Option<Arc<Peer>>> {
         if mask & IBV_QP_DEST_QPN == 0 {
             return Ok(None);
@@ -286,7 +286,7 @@ impl Qp {
         let process = self.process();
         let peer = match process.peer(split_qp_num(attr.dest_qp_num).0) {
             Ok(peer) => Some(peer),
-            Err(error) if is_ours(error) => return Err(error),
+            Err(error) if sys::is_shortage(error) => return Err(error),
             Err(_) => None,
         };
         // Receives that an ended process of that slot had claimed must not count as claimed by the
@@ -337,14 +337,6 @@ impl Qp {
                 .store(u32::from(attr.min_rnr_timer), Ordering::Relaxed);
         }
     }
-}
-
-/// Whether opening a peer failed because of a local shortage, independent of the peer.
-fn is_ours(error: Errno) -> bool {
-    matches!(
-        error.0,
-        libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOSPC
-    )
 }
 
 /// `ibv_query_qp`.

@@ -72,7 +72,9 @@ impl SendQueue {
             claim: None,
             pushed: false,
             begun: false,
+            may_have_changed: false,
             agent_request: None,
+            lacks_line: false,
             sent: 0,
             wait: None,
             drain: Drain::default(),
@@ -216,6 +218,7 @@ pub(super) fn blank(index: u32) -> Qp {
         send_done: AtomicU32::new(0),
         recv_done: AtomicU32::new(0),
         events: AtomicU32::new(0),
+        raises_events: AtomicBool::new(true),
         awaits_accesses: AtomicBool::new(true),
         lacks_holder: AtomicBool::new(false),
         sq: Lock::new(SendQueue::unused()),
@@ -289,7 +292,7 @@ pub(crate) unsafe fn create(mut init: QpInit) -> Res<&'static Qp> {
     }
     pd.children.fetch_add(1, Ordering::Relaxed);
     context.children.fetch_add(1, Ordering::Relaxed);
-    qp.events.store(0, Ordering::Relaxed);
+    qp.begin_events();
     qp.set_access_wait(true);
     qp.remember_init(&init.attr);
     qp.publish_queues(&sq, &rq);
@@ -488,6 +491,35 @@ pub(crate) unsafe fn destroy(qp: *mut ibv_qp) -> Res<()> {
     context.children.fetch_sub(1, Ordering::Relaxed);
     process.qps.give(this.index);
     Ok(())
+}
+
+/// As [`destroy`], for a queue pair for which that was `EBUSY`. Does not wait for the processes
+/// that use it.
+///
+/// # Errors
+/// `EBUSY`: as for [`destroy`].
+///
+/// # Safety
+/// As for [`destroy`].
+pub(crate) unsafe fn destroy_unused(qp: *mut ibv_qp) -> Res<()> {
+    // SAFETY: the caller promises a live queue pair.
+    if unsafe { Qp::from_ptr(qp) }.is_in_use() {
+        return Err(Errno(libc::EBUSY));
+    }
+    // SAFETY: the caller's promise.
+    unsafe { destroy(qp) }
+}
+
+/// To be called for a queue pair for which [`destroy`] was `EBUSY`, and which the application has
+/// given up nevertheless. Drops its unread events, and waits until the application has acknowledged
+/// those that it has read, as [`destroy`] does. No event of it is raised from then on, so that
+/// [`destroy_unused`] waits for no acknowledgement.
+///
+/// # Safety
+/// As for [`destroy`]. No other thread destroys the queue pair meanwhile.
+pub(crate) unsafe fn end_events(qp: *mut ibv_qp) {
+    // SAFETY: the caller promises a live queue pair.
+    unsafe { Qp::from_ptr(qp) }.end_events();
 }
 
 /// Takes the remaining queue pairs of a closed context out of service, as the kernel does with the

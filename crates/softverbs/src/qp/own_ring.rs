@@ -293,6 +293,25 @@ impl Qp {
         Ok(())
     }
 
+    /// Whether [`Self::reopen_ring`] would wait for a sender that this process has open.
+    pub(super) fn is_ring_in_use(&self) -> bool {
+        let ring = self.ring.load(Ordering::Acquire);
+        if ring.is_null() {
+            return false;
+        }
+        // SAFETY: as in `close_ring`.
+        let inbound = unsafe { &(*ring).inbound };
+        let Some(former) = inbound.former.as_ref() else {
+            return false;
+        };
+        heavy_fence();
+        let (slot, _) = split_qp_num(former.dest);
+        let peer = former.peer.clone();
+        let peer = peer.or_else(|| self.process().mapped_peer(slot));
+        inbound.phase == Phase::Closed
+            && peer.is_some_and(|peer| writes(&peer, former.dest, former.used))
+    }
+
     /// Frees the ring of a queue pair that is being destroyed, after [`Self::reopen_ring`].
     pub(super) fn free_ring(&self) {
         let ring = self.ring.swap(std::ptr::null_mut(), Ordering::AcqRel);

@@ -43,6 +43,7 @@ impl Qp {
         };
         let mut any = false;
         for _ in 0..TRIES {
+            self.rq.let_pass();
             match self.pull_one(&mut rq, &peer, &seen) {
                 Outcome::Taken => any = true,
                 Outcome::Again => {}
@@ -212,10 +213,8 @@ impl Qp {
     /// the kernel denies this process the copy, asks its agent to make progress.
     #[cold]
     fn send_from_there(&self, peer: &Arc<Peer>) {
-        if peer.refuses()
-            && let Ok(Some(link)) = self.process().link_to(peer)
-        {
-            link.ask_to_go_on();
+        if peer.refuses() {
+            self.process().ask_to_go_on(peer);
         }
         // its process sleeps if it has seen the message held
         peer.ring_process();

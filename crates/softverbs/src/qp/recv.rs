@@ -85,10 +85,11 @@ impl Qp {
     }
 
     /// The process of the other end, which asked to be rung. Opens it if it did not exist when the
-    /// queue pair was connected.
+    /// queue pair was connected. If it cannot be opened now, the repetition does that, and rings
+    /// it.
     pub(super) fn sender<'a>(&self, rq: &'a mut RecvQueue) -> Option<&'a Arc<Peer>> {
         if rq.peer.is_none() {
-            rq.peer = sender_slot(rq).and_then(|slot| self.process().peer(slot).ok());
+            rq.peer = sender_slot(rq).and_then(|slot| self.process().open_now_or_later(slot));
         }
         rq.peer.as_ref()
     }

@@ -323,7 +323,8 @@ impl Qp {
     fn reach_slowly(&self, sq: &mut SendQueue) -> Result<(), Unreachable> {
         let (slot, index) = split_qp_num(sq.dest);
         if sq.peer.is_none() {
-            sq.peer = self.process().peer(slot).ok();
+            // A thread that opens the process later lets the request try again.
+            sq.peer = self.process().open_now_or_later(slot);
         }
         let Some(peer) = sq.peer.clone() else {
             return Err(Unreachable::Yet);
@@ -343,6 +344,9 @@ impl Qp {
         let known = sq.conn.as_ref().map(|conn| conn.word.incarnation());
         let conn = read((&peer, self.process().slot), index, self.number())?;
         if known != Some(conn.word.incarnation()) {
+            if sq.may_have_changed {
+                return Err(Unreachable::Gone);
+            }
             self.give_claim_back(sq);
             // Payload that was copied went to a receive of another incarnation.
             sq.pushed = false;

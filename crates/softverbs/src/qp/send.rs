@@ -109,6 +109,9 @@ impl Qp {
                 let executed = unsafe { self.access_fast(sq, next) };
                 if executed.rest != next && !executed.stopped {
                     next = executed.rest;
+                    if !next.is_null() {
+                        self.sq.let_pass();
+                    }
                     continue;
                 }
                 next = executed.rest;
@@ -122,6 +125,7 @@ impl Qp {
                 break;
             };
             self.post_one(sq, request).map_err(|error| (error, next))?;
+            self.sq.let_pass();
             next = request.next;
         }
         Ok(())
@@ -323,6 +327,7 @@ impl Qp {
         status: ibv_wc_status,
     ) {
         sq.executed = sq.executed.wrapping_add(1);
+        sq.may_have_changed = false;
         if status != IBV_WC_SUCCESS {
             self.complete_send(sq, wr_id, opcode, status, 0);
             if Self::is_reliable(sq.kind) {
@@ -472,7 +477,7 @@ impl Qp {
                 }
                 None => {
                     sq.begun |= sq.agent_request.is_some();
-                    return Step::Wait(Reason::Agent);
+                    return Step::Wait(sq.agent_wait());
                 }
             }
         }
@@ -518,6 +523,7 @@ impl Qp {
             Ok(()) => IBV_WC_SUCCESS,
             Err(AccessError::Remote) => return self.refused_access(sq),
             Err(AccessError::Dead) => IBV_WC_RETRY_EXC_ERR,
+            Err(AccessError::Locked) => return Step::Wait(Reason::Lock),
             Err(_) => IBV_WC_LOC_QP_OP_ERR,
         })
     }
@@ -624,7 +630,7 @@ impl Qp {
                     return Step::Wait(Reason::Connection);
                 }
                 Err(Unpushed::Moved) => return Step::Done(IBV_WC_SUCCESS),
-                Err(Unpushed::Asked) => return Step::Wait(Reason::Agent),
+                Err(Unpushed::Asked) => return Step::Wait(sq.agent_wait()),
                 Err(Unpushed::Access(error)) => match error {
                     AccessError::Remote => {
                         header.op = op::UNWRITABLE;
@@ -779,7 +785,7 @@ fn outcome_after_change(conn: &Connection, kind: u32, number: u32) -> ibv_wc_sta
 /// Whether a request failed because the other end was destroyed or reset while the request was
 /// executed. On a wire no answer comes then, and the sender retransmits until its retries are
 /// exhausted. So the request waits as long here, and the completions of acknowledged messages come
-/// first.
+/// first. An atomic that an agent may have executed does not wait, as it is not executed again.
 #[inline]
 pub(super) fn unanswered(sq: &SendQueue, status: ibv_wc_status) -> bool {
     status != IBV_WC_SUCCESS && unanswered_slowly(sq, status)
@@ -791,7 +797,10 @@ fn unanswered_slowly(sq: &SendQueue, status: ibv_wc_status) -> bool {
         status,
         IBV_WC_RETRY_EXC_ERR | IBV_WC_REM_ACCESS_ERR | IBV_WC_REM_OP_ERR | IBV_WC_REM_INV_REQ_ERR
     );
-    by_other_end && Qp::is_reliable(sq.kind) && sq.conn.as_ref().is_some_and(Connection::was_reset)
+    by_other_end
+        && !sq.may_have_changed
+        && Qp::is_reliable(sq.kind)
+        && sq.conn.as_ref().is_some_and(Connection::was_reset)
 }
 
 /// The status of a request whose ring can't be opened. The ring of a peer that is ending can't be

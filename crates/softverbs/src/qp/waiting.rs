@@ -9,6 +9,7 @@ use super::agent_request::patience_ns;
 use super::remote_qp::{Connection, rnr_delay_ns};
 use super::request::{IovecList, Request, fetches};
 use super::{Qp, SendQueue};
+use crate::agent::Link;
 use crate::limits::MAX_DATAGRAM;
 use crate::peer::Peer;
 use crate::region;
@@ -52,7 +53,10 @@ pub(super) enum Reason {
     Ring,
     /// The other end's agent executes the request.
     Agent,
-    /// Another process, which may be stopped, holds the lock of an atomic's word.
+    /// Another process, which may be stopped, holds the lock of an atomic's word. Or the kernel had
+    /// no memory for a request to the agent, or no descriptor or memory for the line to it or for a
+    /// file to flush, or the agent's queue of connections was full. Nothing wakes this process when
+    /// that ends.
     Lock,
 }
 
@@ -72,7 +76,34 @@ impl Wait {
     }
 }
 
+impl SendQueue {
+    /// What the first request waits for while [`Qp::by_agent`] has no result.
+    #[cold]
+    pub(super) fn agent_wait(&self) -> Reason {
+        match self.agent_lacks_memory() {
+            true => Reason::Lock,
+            false => Reason::Agent,
+        }
+    }
+}
+
 impl Qp {
+    /// The first request waits for a place at an agent. While the agent answers other requests, the
+    /// time limit of an answer begins again.
+    #[cold]
+    pub(super) fn wait_for_place(&self, sq: &mut SendQueue, link: &Link) {
+        let patience = patience_ns(sq.kind);
+        let wait = sq.wait.as_mut();
+        let Some(wait) = wait.filter(|wait| wait.reason == Reason::Agent && patience != 0) else {
+            return;
+        };
+        // Answers may have arrived that no thread has read.
+        if sys::now_ns() >= wait.deadline && link.look() {
+            self.process().wake_up();
+        }
+        wait.deadline = wait.deadline.max(link.answered() + patience);
+    }
+
     /// Records that the first request can't be executed now. Returns true if this call has newly
     /// asked the other end to ring: then the caller must check the condition once more after a
     /// heavy fence.
@@ -151,7 +182,9 @@ impl Qp {
         } else {
             u32::MAX
         };
+        let mut again = 0;
         while self.may_execute(sq) {
+            self.sq.let_pass();
             if left == 0 || left < TURN && self.process().turns() != turns {
                 self.process().note_turn();
                 return Went::Yields;
@@ -195,6 +228,12 @@ impl Qp {
             } else if pending {
                 std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
             } else {
+                return Went::Waits;
+            }
+            // Another process may write these words all the time. Then the next progress checks.
+            again += 1;
+            if again > CHECKS {
+                self.process().wake_up();
                 return Went::Waits;
             }
         }
@@ -301,6 +340,7 @@ impl Qp {
         sq.pushed = false;
         sq.copies.free(slot);
         self.finish(sq, stored.wr_id, stored.opcode, stored.flags, len, status);
+        Self::leave_unwatched(sq);
     }
 
     /// The status of the first request if its deadline has passed; extends the deadline if retries
@@ -431,6 +471,9 @@ fn receive_there(sq: &SendQueue) -> bool {
     }
 }
 
+/// Number of checks of the first request's condition in one call after which the call returns.
+const CHECKS: u32 = 64;
+
 /// Number of datagrams that a queue pair sends before other queue pairs have their turn.
 const TURN: u32 = 16;
 
@@ -470,9 +513,11 @@ pub(super) fn no_receive(sq: &SendQueue) -> Step {
 const HAZARD_DELAY_NS: u64 = 20_000_000;
 const HAZARD_ROUNDS: u8 = 250;
 
-/// Interval in nanoseconds at which a request tries to get a lock while no thread polls, and the
-/// number of times that it is doubled: up to 64 ms. The holder is in a system call or two, or is
-/// stopped; it does not wake others.
+/// Interval in nanoseconds at which a request tries again while no thread polls, and the number of
+/// times that the interval is doubled: up to 64 ms. The request waits for a lock, whose holder is
+/// in one or two system calls, or is stopped, and wakes no others. Or it waits for memory of the
+/// kernel, a descriptor or a place in the agent's queue of connections, which it needs to reach an
+/// agent.
 const LOCK_DELAY_NS: u64 = 1_000_000;
 const LOCK_DOUBLINGS: u8 = 6;
 

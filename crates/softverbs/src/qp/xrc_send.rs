@@ -14,11 +14,12 @@ use super::{Qp, SendQueue};
 use crate::delivery::receives;
 use crate::hazard::Accessor;
 use crate::peer::Peer;
+use crate::process::Process;
 use crate::segment::layout::{Fault, StateWord, qp as layout, srq, xrc};
 use crate::signal;
 use crate::srq::{Shared, split_srq_num};
 use crate::sync::Arc;
-use crate::sys::{Errno, Grow, Res, list};
+use crate::sys::{self, Errno, Grow, Res, list};
 use crate::xrc::Domain;
 
 /// Number of cached destinations; a power of two.
@@ -39,17 +40,20 @@ struct Owners {
 
 impl Owners {
     /// Whether the process with this cookie may be the owner of `number` for this send queue: it
-    /// was before, or no other one is remembered. Without memory for the list it may not.
-    fn admit(&mut self, number: u32, cookie: u64) -> bool {
+    /// was before, or no other one is remembered.
+    ///
+    /// # Errors
+    /// `ENOMEM`: no memory for the list.
+    fn admit(&mut self, number: u32, cookie: u64) -> Res<bool> {
         if let Some((_, owner)) = self.list.iter().find(|(known, _)| *known == number) {
-            return *owner == cookie;
+            return Ok(*owner == cookie);
         }
         if self.list.len() < OWNERS {
-            return self.list.try_push((number, cookie)).is_ok();
+            return self.list.try_push((number, cookie)).map(|()| true);
         }
         self.list[self.oldest] = (number, cookie);
         self.oldest = (self.oldest + 1) % OWNERS;
-        true
+        Ok(true)
     }
 }
 
@@ -58,6 +62,9 @@ impl Owners {
 pub(super) struct Route {
     /// The target's domain, once it is open, and the offset of the target's entry in it.
     target: Option<(Arc<Domain>, usize)>,
+    /// The domain that was found last. While the target has no holder it is looked up again by each
+    /// try, which maps only another domain.
+    domain: Option<Arc<Domain>>,
     /// Cached destinations other than the current one, each at the hash of its number.
     others: Box<[Option<Connection>]>,
     owners: Owners,
@@ -69,6 +76,7 @@ impl Route {
     pub(super) fn new() -> Res<Self> {
         Ok(Self {
             target: None,
+            domain: None,
             others: list(REMEMBERED, |_| None)?,
             owners: Owners::default(),
         })
@@ -78,8 +86,34 @@ impl Route {
         self.target.as_ref()
     }
 
+    /// Looks the target up, unless it is known.
+    ///
+    /// # Errors
+    /// As [`Domains::find`](crate::xrc::Domains::find).
+    fn find(
+        &mut self,
+        process: &Process,
+        number: u32,
+        index: u32,
+    ) -> Result<Option<(Arc<Domain>, usize)>, Vec<u32>> {
+        if self.target.is_none()
+            && let Some(domain) = process.domains.find(process, number)?
+        {
+            self.domain = Some(Arc::clone(&domain));
+            let at = domain.entry(index);
+            self.target = at.map(|at| (domain, at));
+        }
+        Ok(self.target.clone())
+    }
+
+    /// The target has no holder: its number may be that of a target of another domain next time.
+    fn lose(&mut self) {
+        self.target = None;
+    }
+
     pub(super) fn forget(&mut self) {
         self.target = None;
+        self.domain = None;
         self.owners = Owners::default();
         self.forget_destinations();
     }
@@ -141,15 +175,20 @@ impl Qp {
             return Ok(());
         }
         // A claim or a copied payload belongs to a receive of another incarnation.
+        let may_have_changed = sq.may_have_changed;
         self.give_claim_back(sq);
         sq.pushed = false;
         sq.conn = None;
-        let conn = self.connect(&domain, at, word, number);
-        let conn = conn.ok_or(Unreachable::Invalid)?;
+        let conn = self.connect(&domain, at, word, number)?;
         let cookie = conn.peer.identity.cookie;
         let route = sq.route.as_mut().ok_or(Unreachable::Gone)?;
-        if !route.owners.admit(number, cookie) {
-            return Err(Unreachable::Invalid);
+        match route.owners.admit(number, cookie) {
+            Ok(true) => {}
+            Ok(false) => return Err(Unreachable::Invalid),
+            Err(_) => return Err(self.open_later(conn.peer.slot)),
+        }
+        if may_have_changed {
+            return Err(Unreachable::Gone);
         }
         sq.conn = Some(conn);
         Ok(())
@@ -165,17 +204,16 @@ impl Qp {
         let Some(route) = &mut sq.route else {
             return Err(Unreachable::Gone);
         };
-        if route.target.is_none() {
-            let domain = process.domains.find(process, number);
-            route.target = domain.and_then(|domain| {
-                let at = domain.entry(index)?;
-                Some((domain, at))
-            });
-        }
-        let Some((domain, at)) = &route.target else {
-            return Err(Unreachable::Yet);
+        let is_new = route.target.is_none();
+        let began = sys::now_ns();
+        let found = match route.find(process, number, index) {
+            Ok(found) => found,
+            Err(members) => return Err(self.find_later(&members, began)),
         };
-        let (domain, at) = (Arc::clone(domain), *at);
+        if is_new {
+            self.lacks_holder.store(false, Ordering::Relaxed);
+        }
+        let (domain, at) = found.ok_or(Unreachable::Yet)?;
         if sq.dest_node.is_some_and(|node| node != domain.node) {
             return Err(Unreachable::Yet);
         }
@@ -200,8 +238,10 @@ impl Qp {
         if sq.peer.is_none() {
             // If the target was destroyed or reset before its process ended, or its domain is of an
             // earlier incarnation, the request waits as on a wire.
-            route.target = None;
+            route.lose();
             return Err(if ours && word.state() != IBV_QPS_RESET {
+                // No request of this queue pair looks the target up again.
+                route.domain = None;
                 Unreachable::Gone
             } else {
                 Unreachable::Yet
@@ -214,19 +254,40 @@ impl Qp {
         }
     }
 
+    /// The first request waits, and a repetition opens the process in `slot`: also a process that
+    /// sleeps tries the request again then.
+    #[cold]
+    fn open_later(&self, slot: u32) -> Unreachable {
+        self.process().call_later(slot);
+        Unreachable::Yet
+    }
+
+    /// No member of the target's domain can be opened now: [`Self::lacks_holder`] is set, and this
+    /// process repeats to open `members`, and then to find the target. `began`: the time before the
+    /// members were tried, in nanoseconds.
+    #[cold]
+    fn find_later(&self, members: &[u32], began: u64) -> Unreachable {
+        let process = self.process();
+        // A repetition that takes a slot finds the flag.
+        self.lacks_holder.store(true, Ordering::Release);
+        for &slot in members {
+            process.call_later_than(slot, began);
+        }
+        if members.is_empty() {
+            // For want of memory there is no other slot. The repetition is the same.
+            process.call_later_than(process.slot, began);
+        }
+        Unreachable::Yet
+    }
+
     /// Opens a living holder of the target. If none of them can be opened now, this process repeats
     /// that, and [`Self::lacks_holder`] is set until one is open.
     #[cold]
     fn open_holder(&self, domain: &Domain, at: usize) -> Option<Arc<Peer>> {
         let process = self.process();
-        // A process that a repetition opens later, at its pace, is left to it.
-        let open = |slot| match process.is_called_later(slot) {
-            true => process.mapped_peer(slot).ok_or(Errno(libc::EAGAIN)),
-            false => process.peer(slot),
-        };
         let mut unopened = None;
         for slot in domain.living_holders(process, at) {
-            match open(slot) {
+            match process.open_now(slot) {
                 Ok(peer) => {
                     self.lacks_holder.store(false, Ordering::Relaxed);
                     return Some(peer);
@@ -246,32 +307,44 @@ impl Qp {
         Some(opened)
     }
 
-    /// Whether no holder of the target could be opened yet. Takes no lock.
+    /// Whether no holder of the target, or no member of its domain, could be opened yet. Takes no
+    /// lock.
     pub(crate) fn lacks_holder(&self) -> bool {
         self.lacks_holder.load(Ordering::Acquire)
     }
 
     /// Creates a connection through the target to the shared receive queue with this number, if the
     /// queue can be reached through the target.
+    ///
+    /// # Errors
+    /// `Yet`: the owner can't be opened now, and this process repeats that. `Invalid`: the number
+    /// is of no queue of the target's domain.
     fn connect(
         &self,
         domain: &Arc<Domain>,
         at: usize,
         word: StateWord,
         number: u32,
-    ) -> Option<Connection> {
-        let (slot, index) = split_srq_num(number)?;
+    ) -> Result<Connection, Unreachable> {
+        let (slot, index) = split_srq_num(number).ok_or(Unreachable::Invalid)?;
         let process = self.process();
-        let peer = process.peer(slot).ok()?;
+        let peer = match process.open_now(slot) {
+            Ok(peer) => peer,
+            Err(error) if process.may_open_later(error) => return Err(self.open_later(slot)),
+            // it is stopped, or has no agent; the target stays for its other users
+            Err(Errno(libc::EACCES | libc::ETIMEDOUT)) => return Err(Unreachable::Gone),
+            // it has ended, or must not be used
+            Err(_) => return Err(Unreachable::Invalid),
+        };
         // The owner must have opened this process before a request waits for the owner.
         let _ = peer.has_ring(process.signature());
         let entry = srq::AT + srq::STRIDE * index as usize;
         let map = &peer.map;
         let stamp = map.u32(entry + srq::STAMP).load(Ordering::Acquire);
         let part = |part: usize| map.u32(entry + part).load(Ordering::Relaxed);
-        let shared = Shared::read(map, index)?;
+        let shared = Shared::read(map, index).ok_or(Unreachable::Invalid)?;
         if stamp == 0 || part(srq::XRCD) != domain.number || peer.node != domain.node {
-            return None;
+            return Err(Unreachable::Invalid);
         }
         let delivery = Delivery {
             number,
@@ -282,7 +355,7 @@ impl Qp {
         let (pd, recv_cq) = (part(srq::PD), part(srq::CQ));
         let state = Arc::clone(&domain.map);
         let peer = (peer, self.process().slot);
-        Some(Connection::through_target(
+        Ok(Connection::through_target(
             peer, state, at, word, shared, pd, recv_cq, delivery,
         ))
     }
@@ -351,14 +424,28 @@ impl Qp {
     pub(super) fn notice_holder(&self) {
         // only a queue pair of XRC has a route
         let mut sq = self.sq.lock();
-        let Some((domain, at)) = sq.route.as_ref().and_then(|route| route.target()) else {
+        let Some(route) = sq.route.as_ref() else {
             return;
         };
-        let lost = match &sq.peer {
-            Some(holder) => !domain.is_held_by(*at, holder.slot),
-            None => self.lacks_holder.load(Ordering::Relaxed),
+        let lost = match (route.target(), &sq.peer) {
+            (Some((domain, at)), Some(holder)) => !domain.is_held_by(*at, holder.slot),
+            (None, Some(_)) => false,
+            (_, None) => self.lacks_holder.load(Ordering::Relaxed),
         };
         if lost {
+            self.find_next_holder(&mut sq);
+        }
+    }
+
+    /// Looks for the target again, if no member of its domain could be opened before. The caller
+    /// repeats all actions that have failed, and holds no lock.
+    pub(crate) fn find_domain_again(&self) {
+        if !self.lacks_holder() {
+            return;
+        }
+        let mut sq = self.sq.lock();
+        let unknown = |route: &Route| route.target.is_none();
+        if sq.peer.is_none() && sq.route.as_deref().is_some_and(unknown) {
             self.find_next_holder(&mut sq);
         }
     }
@@ -376,9 +463,11 @@ impl Qp {
             }
             Err(_) if sq.peer.is_none() => {
                 // The next request looks for a holder: nothing is sent while none is watched.
-                self.give_claim_back(sq);
-                sq.pushed = false;
-                sq.conn = None;
+                if !sq.may_have_changed {
+                    self.give_claim_back(sq);
+                    sq.pushed = false;
+                    sq.conn = None;
+                }
                 if let Some(route) = &mut sq.route {
                     route.forget_destinations();
                 }
@@ -386,25 +475,58 @@ impl Qp {
             _ => {}
         }
     }
+
+    /// An atomic that was under way when the last holder was lost has ended: the next request looks
+    /// for a holder.
+    pub(super) fn leave_unwatched(sq: &mut SendQueue) {
+        if sq.route.is_some() && sq.peer.is_none() {
+            sq.conn = None;
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::xrc::{Target, test_membership};
+
+    /// Each try of a request that waits for a holder would map the domain.
+    #[test]
+    fn a_target_without_a_holder_is_found_in_the_same_domain() {
+        let membership = test_membership();
+        let process = membership.process;
+        let target = Target::create(&membership).unwrap();
+        let (number, index) = xrc::split_target(target.number()).unwrap();
+        let mut route = Route::new().unwrap();
+        let (found, at) = route.find(process, number, index).unwrap().unwrap();
+        let domain = Arc::downgrade(&found);
+        drop((found, target, membership));
+        route.lose();
+        let (again, same) = route.find(process, number, index).unwrap().unwrap();
+        assert!(Arc::ptr_eq(
+            &again,
+            &domain.upgrade().expect("the mapped domain")
+        ));
+        assert_eq!(same, at);
+        drop(again);
+        route.forget();
+        assert!(domain.upgrade().is_none());
+    }
 
     #[test]
     fn a_number_has_one_owner() {
         let mut owners = Owners::default();
-        assert!(owners.admit(7, 1) && owners.admit(8, 2));
-        assert!(owners.admit(7, 1));
-        assert!(!owners.admit(7, 2) && !owners.admit(7, 3));
+        let mut admit = |number, cookie| owners.admit(number, cookie).unwrap();
+        assert!(admit(7, 1) && admit(8, 2));
+        assert!(admit(7, 1));
+        assert!(!admit(7, 2) && !admit(7, 3));
         for number in 100..100 + OWNERS as u32 - 2 {
-            assert!(owners.admit(number, 5));
+            assert!(admit(number, 5));
         }
-        assert!(!owners.admit(7, 2));
+        assert!(!admit(7, 2));
         // one more: the oldest entry is forgotten, and the list does not grow
-        assert!(owners.admit(9, 5));
-        assert!(owners.admit(7, 2) && !owners.admit(9, 6));
+        assert!(admit(9, 5));
+        assert!(admit(7, 2) && !admit(9, 6));
         assert_eq!(owners.list.len(), OWNERS);
     }
 }

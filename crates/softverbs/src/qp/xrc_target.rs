@@ -7,6 +7,7 @@
 use std::ffi::c_void;
 use std::sync::atomic::Ordering;
 use std::sync::{MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use rdma_core_sys::*;
 
@@ -19,7 +20,7 @@ use crate::hazard::RIGHTS;
 use crate::object::Context;
 use crate::peer::Peer;
 use crate::segment::layout::{Fault, StateWord, qp as layout, qp_access, split_qp_num};
-use crate::sync::Arc;
+use crate::sync::{Arc, pause};
 use crate::sys::{Errno, Res};
 use crate::xrc::{Attr, Membership, Place, Target, Xrcd};
 
@@ -49,18 +50,57 @@ impl Handle {
         };
     }
 
-    /// Whether the initiator was destroyed or reset before its process ended.
+    /// Whether the initiator was destroyed or reset before its process ended. The target of a
+    /// connection is connected first: an initiator without a destination is not connected yet.
     fn initiator_was_reset(&self, peer: &Peer) -> bool {
         let (_, index) = split_qp_num(self.seen.dest());
-        let theirs = peer.map.u64(entry_at(index) + layout::STATE);
-        let theirs = StateWord(theirs.load(Ordering::Acquire));
-        theirs.state() == IBV_QPS_RESET || theirs.dest() != self.target.number()
+        let at = entry_at(index);
+        let theirs = StateWord(peer.map.u64(at + layout::STATE).load(Ordering::Acquire));
+        match theirs.dest() {
+            _ if theirs.state() == IBV_QPS_RESET => true,
+            0 => peer.map.u32(at + layout::TYPE).load(Ordering::Relaxed) != IBV_QPT_XRC_SEND,
+            dest => dest != self.target.number(),
+        }
     }
 }
 
 /// Number of times that a change is tried while initiators and holders move the target to ERR: each
 /// of them does so once for each connection.
 const TRIES: u32 = 1000;
+
+/// Maximum time in which a call repeats its wait for accesses to a target in RESET, because other
+/// threads or a member that breaks the protocol have changed the target's word meanwhile. Shorter
+/// in the tests of this crate.
+const PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 300 } else { 5000 });
+
+/// The repeated waits of one call for accesses to a target in RESET.
+#[derive(Default)]
+struct Rounds {
+    /// The time before the first wait. What the call has waited for the domain's lock before does
+    /// not count.
+    begin: Option<Instant>,
+    count: u32,
+}
+
+impl Rounds {
+    /// Begins the next round. Pauses before a repetition, which is due only to a change of the
+    /// word: a member that changes the word in each round causes no load.
+    ///
+    /// # Errors
+    /// `EBUSY`: the rounds have lasted [`PATIENCE`].
+    fn next(&mut self) -> Res<()> {
+        match self.begin {
+            None => self.begin = Some(Instant::now()),
+            Some(begin) if begin.elapsed() > PATIENCE => return Err(Errno(libc::EBUSY)),
+            Some(_) => {
+                // the first 64 repetitions yield the processor, later ones sleep 50 microseconds
+                self.count = self.count.saturating_add(1);
+                pause(960_u32.saturating_add(self.count));
+            }
+        }
+        Ok(())
+    }
+}
 
 /// Result of [`Qp::change_target`].
 enum Change {
@@ -151,7 +191,7 @@ fn make(xrcd: &'static Xrcd, qp_context: *mut c_void, target: Target) -> Res<&'s
         libc::pthread_mutex_init(&raw mut (*object).mutex, std::ptr::null());
         libc::pthread_cond_init(&raw mut (*object).cond, std::ptr::null());
     }
-    qp.events.store(0, Ordering::Relaxed);
+    qp.begin_events();
     qp.set_access_wait(true);
     let handle = Handle {
         seen: target.word(),
@@ -186,14 +226,17 @@ impl Qp {
     /// `ibv_modify_qp` of a target. As [`super::modify::modify_now`].
     ///
     /// # Errors
-    /// Also `EBUSY`: another process holds the domain's lock until the timeout; nothing is changed.
+    /// Also `EBUSY`: another process holds the domain's lock until the timeout, or changes the word
+    /// of a target in RESET for as long; nothing is changed.
     pub(super) fn modify_target(&self, attr: &ibv_qp_attr, mask: u32) -> Res<u32> {
         self.notice_target();
         let mut reset = None;
+        let mut rounds = Rounds::default();
         let (old, new) = loop {
             match self.change_target(attr, mask, reset)? {
                 Change::Done(old, new) => break (old, new),
                 Change::InReset(word, place) => {
+                    rounds.next()?;
                     place.await_accesses(RIGHTS)?;
                     reset = Some(word);
                 }
@@ -286,6 +329,9 @@ impl Qp {
                 // An initiator that sees the new state adds its process.
                 target.record_connection(new.dest());
             }
+            if (from, to) == (IBV_QPS_ERR, IBV_QPS_RESET) && old.fault() != Fault::Asked {
+                target.record_failure(old);
+            }
             if !target.change(old, new) {
                 // An initiator or another holder has moved the target to ERR.
                 continue;
@@ -297,7 +343,8 @@ impl Qp {
                 target.set_rnr_timer(attr.min_rnr_timer);
             }
             handle.seen = new;
-            // SAFETY: the object is live; `ibv_qp.state` is a hint that C code reads without a lock.
+            // SAFETY: the object is live; `ibv_qp.state` is a hint that C code reads without a
+            // lock.
             unsafe { (*self.as_ptr()).state = to };
             return Ok(Change::Done(old, new));
         }
@@ -338,19 +385,21 @@ impl Qp {
     /// # Errors
     /// `EBUSY`: another process holds the domain's lock until the timeout; nothing is changed. Or a
     /// stopped process may still access memory through the target, of which this is the last
-    /// handle; it is in RESET, and the call can be repeated.
+    /// handle; it is in RESET, and the call can be repeated. Or another process has changed the
+    /// word of the target in RESET for 5 s.
     pub(super) fn destroy_target(&self) -> Res<()> {
         let (process, context) = (self.process(), self.context());
         // Events of earlier changes are raised first.
         process.progress();
         let membership = self.target_membership()?;
         let mut reset = None;
+        let mut rounds = Rounds::default();
         let xrcd = loop {
             // in this order: other threads need the handle for a poll
             let locked = membership.lock()?;
             let mut handle = self.handle();
             let there = handle.as_ref().ok_or(Errno(libc::EINVAL))?;
-            reset = there.target.close_locked(locked, reset);
+            reset = there.target.close(locked, reset);
             if reset.is_none() {
                 let xrcd = there.xrcd;
                 self.state.store(DESTROYED, Ordering::Relaxed);
@@ -359,12 +408,18 @@ impl Qp {
             }
             let place = there.target.place();
             drop(handle);
+            rounds.next()?;
             if self.awaits_accesses.load(Ordering::Relaxed) {
                 place.await_accesses(RIGHTS)?;
             }
         };
         self.await_acknowledgements();
-        xrcd.children.fetch_sub(1, Ordering::Relaxed);
+        // The last reference is dropped by `ibv_close_xrcd`, under the lock of the memberships: the
+        // call may be made from here on.
+        drop(membership);
+        xrcd.children.fetch_sub(1, Ordering::Release);
+        #[cfg(test)]
+        behind_child::run();
         context.children.fetch_sub(1, Ordering::Relaxed);
         process.qps.give(self.index);
         Ok(())
@@ -378,9 +433,10 @@ impl Qp {
     /// Closes the handle, as its context is closed.
     pub(super) fn abandon_target(&self) {
         let gone = self.handle().take();
-        if let Some(handle) = gone {
-            handle.target.abandon();
-            handle.xrcd.children.fetch_sub(1, Ordering::Relaxed);
+        if let Some(Handle { target, xrcd, .. }) = gone {
+            // as in `destroy_target`
+            target.abandon();
+            xrcd.children.fetch_sub(1, Ordering::Release);
         }
     }
 
@@ -415,20 +471,27 @@ impl Qp {
     }
 
     /// Records the target's state; raises the event if the target has failed since the last call,
-    /// and returns true.
+    /// and returns true. Also raises that of a connection that was reset meanwhile.
     fn see(&self, handle: &mut Handle, new: StateWord) -> bool {
         let old = std::mem::replace(&mut handle.seen, new);
+        if let Some(fault) = handle.target.missed_fault(old, new) {
+            self.raise_fault(fault);
+        }
         let failed = new.state() == IBV_QPS_ERR
             && (old.state() != IBV_QPS_ERR || old.incarnation() != new.incarnation());
         if failed {
-            match new.fault() {
-                Fault::Access => self.raise(IBV_EVENT_QP_ACCESS_ERR),
-                Fault::Request => self.raise(IBV_EVENT_QP_REQ_ERR),
-                Fault::Fatal => self.raise(IBV_EVENT_QP_FATAL),
-                Fault::Asked => {}
-            }
+            self.raise_fault(new.fault());
         }
         failed
+    }
+
+    fn raise_fault(&self, fault: Fault) {
+        match fault {
+            Fault::Access => self.raise(IBV_EVENT_QP_ACCESS_ERR),
+            Fault::Request => self.raise(IBV_EVENT_QP_REQ_ERR),
+            Fault::Fatal => self.raise(IBV_EVENT_QP_FATAL),
+            Fault::Asked => {}
+        }
     }
 
     /// Handles the end of a process, which may be the initiator's.
@@ -441,32 +504,84 @@ impl Qp {
             return;
         };
         let known = |initiator: &mut Arc<Peer>| Arc::ptr_eq(initiator, peer);
-        if handle.initiator.take_if(known).is_none() || handle.initiator_was_reset(peer) {
+        if handle.initiator.take_if(known).is_none() {
             return;
         }
         let word = handle.target.word();
         // the target may be connected to another process by now
         let same = word.dest() == handle.seen.dest() && word.incarnation() == handle.watched;
-        if receives(word.state()) && same {
+        if !receives(word.state()) || !same {
+            return;
+        }
+        if handle.initiator_was_reset(peer) {
+            // From now on the process is one that has ended, for this holder and the others.
+            handle.target.forget_initiator(&peer.identity);
+        } else {
             handle.target.fail(word, Fault::Fatal);
+        }
+    }
+
+    /// Ends the events, as the last step but giving the index back: the object's mutex and
+    /// condition are destroyed.
+    pub(super) fn await_acknowledgements(&self) {
+        self.settle_events();
+        let qp = self.as_ptr();
+        // SAFETY: the object is live until its index is given back. No thread waits for the
+        // condition, and none acknowledges further events.
+        unsafe {
+            libc::pthread_mutex_destroy(&raw mut (*qp).mutex);
+            libc::pthread_cond_destroy(&raw mut (*qp).cond);
         }
     }
 
     /// Drops the events that were not read, and waits until the application has acknowledged the
     /// events that it has read.
-    pub(super) fn await_acknowledgements(&self) {
+    fn settle_events(&self) {
         let qp = self.as_ptr();
         let unread = self.context().events.forget(Element::Qp(qp));
+        self.events.fetch_sub(unread, Ordering::Relaxed);
         let raised = self.events.load(Ordering::Relaxed);
         // SAFETY: the object is live until its index is given back.
         unsafe {
             libc::pthread_mutex_lock(&raw mut (*qp).mutex);
-            while (*qp).events_completed.wrapping_add(unread) != raised {
+            while (*qp).events_completed != raised {
                 libc::pthread_cond_wait(&raw mut (*qp).cond, &raw mut (*qp).mutex);
             }
             libc::pthread_mutex_unlock(&raw mut (*qp).mutex);
-            libc::pthread_mutex_destroy(&raw mut (*qp).mutex);
-            libc::pthread_cond_destroy(&raw mut (*qp).cond);
+        }
+    }
+
+    /// The application has given the queue pair up, which is still in use: as
+    /// [`Self::settle_events`], and no event is raised until it is destroyed.
+    pub(super) fn end_events(&self) {
+        {
+            // Each event of a queue pair that is in RESET, or of a handle, is raised under one of
+            // these locks.
+            let _sq = self.sq.lock();
+            let _handle = self.handle();
+            self.raises_events.store(false, Ordering::Relaxed);
+        }
+        self.settle_events();
+    }
+}
+
+/// What another thread does as soon as a handle is no child of its domain, for tests.
+#[cfg(test)]
+pub(crate) mod behind_child {
+    use std::cell::Cell;
+
+    type Action = Box<dyn FnOnce()>;
+
+    thread_local!(static NEXT: Cell<Option<Action>> = const { Cell::new(None) });
+
+    /// Runs `action` once, in the next destruction of a handle by this thread.
+    pub(crate) fn once(action: impl FnOnce() + 'static) {
+        NEXT.set(Some(Box::new(action)));
+    }
+
+    pub(super) fn run() {
+        if let Some(action) = NEXT.take() {
+            action();
         }
     }
 }

@@ -66,7 +66,12 @@ pub(crate) fn flush(
     fence(Ordering::SeqCst);
     if flush.placement & IBV_FLUSH_PERSISTENT != 0 {
         let fd = peer.map.u32(at + region::FILE).load(Ordering::Relaxed);
-        let file = open(peer, fd).map_err(|_| AccessError::Refused)?;
+        let file = open(peer, fd).map_err(|error| match error {
+            // the agent's queue of connections is full
+            Errno(libc::EAGAIN) => AccessError::Locked,
+            _ if sys::is_shortage(error) => AccessError::Locked,
+            _ => AccessError::Refused,
+        })?;
         sys::write_back(&file).map_err(|_| AccessError::Remote)?;
     }
     drop(hazard);

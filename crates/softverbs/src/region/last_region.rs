@@ -121,7 +121,9 @@ mod tests {
         // A changed region keeps its key.
         let mut to = regions.describe(second).unwrap();
         to.range.addr = 0x7000;
-        regions.change(&segment, second, &to, |_| true).unwrap();
+        regions
+            .change(&segment, second, &to, |_| true, || Ok(()))
+            .unwrap();
         assert_eq!(ask(second, 0x9010, 8, 7, false), Some(0x7010));
     }
 }

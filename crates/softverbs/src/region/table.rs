@@ -336,18 +336,20 @@ impl Regions {
         map.u32(at + region::KEY).store(key.0, Ordering::Release);
     }
 
-    /// Changes a region under the same key, after all initiators have stopped using the old one.
+    /// Changes a region under the same key, after all initiators have stopped using the old one,
+    /// and `await_own` has waited for the owner's threads.
     ///
     /// # Errors
-    /// `EBUSY`: an initiator still uses the key after 5 seconds; the key is invalid then, and the
-    /// caller can repeat the call. `ENOMEM`: the limit of locked memory is exceeded; the old memory
-    /// counts until the new memory does.
+    /// `EBUSY`: an initiator still uses the key after 5 seconds, or the error of `await_own`; the
+    /// key is invalid then, and the caller can repeat the call. `ENOMEM`: the limit of locked
+    /// memory is exceeded; the old memory counts until the new memory does.
     pub(crate) fn change(
         &self,
         segment: &OwnSegment,
         key: Key,
         to: &Description,
         lives: impl Fn(Visitor) -> bool,
+        await_own: impl FnOnce() -> Res<()>,
     ) -> Res<()> {
         self.kill(segment, key);
         let entry = self.made_entry(key.index());
@@ -356,7 +358,9 @@ impl Regions {
         let moves = was.range != to.range || (was.access ^ to.access) & IBV_ACCESS_ON_DEMAND != 0;
         let pages = if moves { self.locked.charge(to)? } else { 0 };
         entry.changing.store(key.0, Ordering::Relaxed);
-        hazard::wait(segment, key, lives).inspect_err(|_| self.locked.give_back(pages))?;
+        await_own()
+            .and_then(|()| hazard::wait(segment, key, lives))
+            .inspect_err(|_| self.locked.give_back(pages))?;
         if moves {
             self.locked
                 .give_back(entry.locked.swap(pages, Ordering::Relaxed));
@@ -626,7 +630,9 @@ mod tests {
             direct: Direct::default(),
             file: 0,
         };
-        regions.change(&segment, key, &to, |_| true).unwrap();
+        regions
+            .change(&segment, key, &to, |_| true, || Ok(()))
+            .unwrap();
         assert_eq!(regions.local(&sge(0x5000, 1, key), 7, false), None);
         assert_eq!(regions.local(&sge(8, 8, key), 8, false), Some(0x9008));
         assert_eq!(regions.local(&sge(8, 9, key), 8, false), None);
@@ -658,8 +664,12 @@ mod tests {
                 }
             });
             for _ in 0..20_000 {
-                regions.change(&segment, key, &high, |_| true).unwrap();
-                regions.change(&segment, key, &low, |_| true).unwrap();
+                regions
+                    .change(&segment, key, &high, |_| true, || Ok(()))
+                    .unwrap();
+                regions
+                    .change(&segment, key, &low, |_| true, || Ok(()))
+                    .unwrap();
             }
             stop.store(true, Ordering::Relaxed);
         });

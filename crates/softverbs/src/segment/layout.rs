@@ -339,8 +339,12 @@ pub(crate) mod xrc {
     pub(crate) const CONNECTOR_SLOT: usize = 52;
     pub(crate) const CONNECTOR: usize = 64;
     /// u64: cookie of the initiator's process, stored with the two above; 0 if its slot had no live
-    /// process.
+    /// process; [`FORGOTTEN`] if that process has ended behind the initiator.
     pub(crate) const INITIATOR: usize = 56;
+    /// No cookie of a process: those are odd.
+    pub(crate) const FORGOTTEN: u64 = 2;
+    /// u64: the last state word in ERR, of a fault, that a holder has reset.
+    pub(crate) const FAILED: usize = 72;
     /// u64 each: one bit for the slot of each process that holds the target. The bit of an ended
     /// process may stay set.
     pub(crate) const HOLDERS: usize = 128;

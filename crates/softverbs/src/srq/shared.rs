@@ -184,8 +184,8 @@ impl Shared {
         })
     }
 
-    /// The descriptor of the receive that the process in `slot` has claimed, if the word of the claim
-    /// is unchanged. Then the queue to which the receive belongs has not been destroyed.
+    /// The descriptor of the receive that the process in `slot` has claimed, if the word of the
+    /// claim is unchanged. Then the queue to which the receive belongs has not been destroyed.
     #[cold]
     pub(crate) fn still_claimed(&self, map: &Mapping, claim: &Claim, slot: u32) -> Option<u32> {
         let place = self.ring_at + 8 * (claim.position & self.mask) as usize;
@@ -193,8 +193,8 @@ impl Shared {
         (word.position() == claim.position && word == word.claimed(slot)).then(|| word.index())
     }
 
-    /// The receive at `position` was claimed. The owner has written the words of the next cache line
-    /// too, so a claim there would wait for the line.
+    /// The receive at `position` was claimed. The owner has written the words of the next cache
+    /// line too, so a claim there would wait for the line.
     #[inline(always)]
     pub(crate) fn prefetch_next(&self, map: &Mapping, position: u32) {
         if position.is_multiple_of(LINE) {

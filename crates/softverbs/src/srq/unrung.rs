@@ -116,9 +116,9 @@ impl Srq {
         }
     }
 
-    /// Rings `posted`, and at least [`AT_ONCE`], of the processes with these slots and of those that
-    /// are not rung yet; all, if the queue takes no messages of initiators any more. The caller
-    /// holds no lock of a queue, unless `posted` is [`ALL`].
+    /// Rings `posted`, and at least [`AT_ONCE`], of the processes with these slots and of those
+    /// that are not rung yet; all, if the queue takes no messages of initiators any more. The
+    /// caller holds no lock of a queue, unless `posted` is [`ALL`].
     #[cold]
     pub(super) fn ring_some(&self, names: &Names, posted: u32) {
         let process = self.process();

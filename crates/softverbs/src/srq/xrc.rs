@@ -161,8 +161,8 @@ impl Srq {
         AgentAccess::enter(self.process(), &map, at, rights)
     }
 
-    /// As [`Srq::give_back`], for a receive that was claimed while the SRQ had this stamp; 0: it was
-    /// not one of XRC.
+    /// As [`Srq::give_back`], for a receive that was claimed while the SRQ had this stamp; 0: it
+    /// was not one of XRC.
     pub(crate) fn give_back_to(&self, stamp: u32, index: u32, slot: u32) {
         // held meanwhile: the SRQ cannot get another stamp
         let xrc = self.xrc.lock();

@@ -14,10 +14,27 @@ impl BounceFile {
     ///
     /// # Errors
     /// `ENOMEM`, `EMFILE`.
+    #[cfg(any(test, fuzzing))]
     pub(crate) fn create(len: usize) -> Res<Self> {
-        let file = memfd_create(c"softverbs-bounce", len)?;
-        fallocate(file.as_raw_fd(), 0, len)?;
-        Ok(Self(file))
+        let file = Self::unallocated(len)?;
+        file.allocate(len)?;
+        Ok(file)
+    }
+
+    /// A file of `len` bytes without pages.
+    ///
+    /// # Errors
+    /// `ENOMEM`, `EMFILE`.
+    pub(crate) fn unallocated(len: usize) -> Res<Self> {
+        Ok(Self(memfd_create(c"softverbs-bounce", len)?))
+    }
+
+    /// Allocates the pages of the first `len` bytes.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub(crate) fn allocate(&self, len: usize) -> Res<()> {
+        fallocate(self.0.as_raw_fd(), 0, len)
     }
 
     /// The bounce file of another process.

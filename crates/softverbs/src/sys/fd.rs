@@ -6,6 +6,10 @@ use std::sync::{Mutex, PoisonError};
 
 use super::{Res, check};
 
+/// Reads of 1 KiB that drain a doorbell, at most: those of a full pipe of the usual size. Every
+/// process of the user can write to it.
+const DRAINS: u32 = 64;
+
 /// A non-blocking pipe that serves as a doorbell: it is readable after a ring and carries no data.
 #[derive(Debug)]
 pub(crate) struct Pipe {
@@ -40,11 +44,12 @@ impl Pipe {
         ring_fd(self.write.as_raw_fd());
     }
 
-    /// Makes it unreadable; returns false if it was unreadable already.
+    /// Makes it unreadable; returns false if it was unreadable already. A process that writes to it
+    /// all the time can leave it readable, for one superfluous wake-up.
     pub(crate) fn drain(&self) -> bool {
-        let mut buffer = [0u8; 256];
+        let mut buffer = [0u8; 1024];
         let mut any = false;
-        loop {
+        for _ in 0..DRAINS {
             // SAFETY: the buffer has the length given.
             let n = unsafe {
                 libc::read(
@@ -61,6 +66,7 @@ impl Pipe {
                 return true;
             }
         }
+        any
     }
 }
 
@@ -199,10 +205,17 @@ impl Epoll {
 
     /// Adds a descriptor, whose events are reported with `token`.
     pub(crate) fn add(&self, fd: RawFd, token: u64) -> Res<()> {
-        let mut event = libc::epoll_event {
-            events: libc::EPOLLIN as u32,
-            u64: token,
-        };
+        self.add_for(libc::EPOLLIN as u32, fd, token)
+    }
+
+    /// Adds a pipe's end for reading, whose hang-up alone is reported with `token`, not its bytes.
+    pub(crate) fn add_hang_up(&self, fd: RawFd, token: u64) -> Res<()> {
+        // `EPOLLHUP` is always reported.
+        self.add_for(0, fd, token)
+    }
+
+    fn add_for(&self, events: u32, fd: RawFd, token: u64) -> Res<()> {
+        let mut event = libc::epoll_event { events, u64: token };
         // SAFETY: a readable structure.
         check(unsafe { libc::epoll_ctl(self.fd(), libc::EPOLL_CTL_ADD, fd, &raw mut event) })?;
         Ok(())
@@ -289,6 +302,31 @@ pub(crate) fn count_entries(path: &str) -> usize {
     fs::read_dir(path).map_or(0, Iterator::count)
 }
 
+/// Permits this number of further descriptors during the call.
+#[cfg(test)]
+pub(crate) fn with_descriptors<T>(count: u64, call: impl FnOnce() -> T) -> T {
+    let limits = |limit: &libc::rlimit| {
+        // SAFETY: a structure that lives as long as the call.
+        check(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, limit) }).unwrap();
+    };
+    let mut before = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: writable structure.
+    check(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut before) }).unwrap();
+    // the lowest one that is free
+    let lowest = fs::File::open("/dev/null").unwrap().as_raw_fd();
+    let few = u64::try_from(lowest).unwrap() + count;
+    limits(&libc::rlimit {
+        rlim_cur: few,
+        ..before
+    });
+    let result = call();
+    limits(&before);
+    result
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -319,6 +357,25 @@ mod tests {
         assert_eq!(set(), 0);
         timer.arm(now + 5000 * second);
         assert!((4990..5001).contains(&set()), "{}", set());
+    }
+
+    /// As if another process wrote to it all the time.
+    #[test]
+    fn a_doorbell_is_drained_with_a_bound() {
+        let pipe = Pipe::new().unwrap();
+        let (fd, size) = (pipe.write.as_raw_fd(), 1 << 20);
+        // SAFETY: no memory is passed.
+        let room = check(unsafe { libc::fcntl(fd, libc::F_SETPIPE_SZ, size) }).unwrap();
+        assert_eq!(room, size);
+        let block = vec![1u8; 1 << 20];
+        // SAFETY: a readable buffer of the length given.
+        let written = unsafe { libc::write(fd, block.as_ptr().cast(), block.len()) };
+        assert_eq!(written, 1 << 20);
+        assert!(pipe.drain());
+        assert!(epoll_readable(pipe.read_fd(), 0).unwrap());
+        // each call empties as much as a pipe of the usual size holds
+        assert_eq!((0..100).filter(|_| pipe.drain()).count(), 15);
+        assert!(!epoll_readable(pipe.read_fd(), 0).unwrap());
     }
 
     #[test]

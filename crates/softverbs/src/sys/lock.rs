@@ -1,14 +1,24 @@
 //! Locks on byte ranges of a file. No call waits for a lock.
 //!
 //! A lock belongs to the open file, not to the process: closing another descriptor of the same file
-//! does not release it. The open file is closed at the latest when the process ends or executes
-//! another program.
+//! does not release it. It ends when the last descriptor of the open file is closed. A forked child
+//! has a copy of each descriptor until it ends or executes another program, so a lock that its
+//! parent has not released outlives the parent. A lock that protects one call is therefore taken on
+//! a file that is opened for the call ([`reopen`]).
 
 use std::fs::File;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 
-use super::{Res, check};
+use super::{Res, check, open_fd_of};
+
+/// Opens the file another time, for locks of its own.
+///
+/// # Errors
+/// `EMFILE`, `ENFILE`, `ENOMEM`: resources. `ENOENT`: /proc is not mounted.
+pub(crate) fn reopen(file: &File) -> Res<File> {
+    open_fd_of(std::process::id(), file.as_raw_fd(), libc::O_RDWR).map(File::from)
+}
 
 /// # Errors
 /// `EAGAIN`: another open file has a lock on a part of the range.

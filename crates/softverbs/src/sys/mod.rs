@@ -15,8 +15,10 @@ mod vm;
 
 pub(crate) use bounce::BounceFile;
 pub(crate) use fd::{Epoll, Pipe, Timer, epoll_readable, is_pipe, one_readable, ring_fd};
+#[cfg(test)]
+pub(crate) use fd::{count_entries, with_descriptors};
 pub(crate) use limits::{is_spare, may_exceed_memlock, memlock};
-pub(crate) use lock::{holder, lock, locked, unlock};
+pub(crate) use lock::{holder, lock, locked, reopen, unlock};
 pub(crate) use memfd::{
     Tables, create as memfd_create, fallocate, inode_of, is_guarded, name_of, punch_hole,
     read_sealed, read_word, sealed_file, sealed_size,
@@ -76,6 +78,20 @@ impl From<std::io::Error> for Errno {
 /// A result with an errno.
 pub(crate) type Res<T> = Result<T, Errno>;
 
+/// Whether this process or the kernel lacks a descriptor or memory for the call: it may succeed
+/// later.
+pub(crate) fn is_shortage(error: Errno) -> bool {
+    matches!(
+        error.0,
+        libc::EMFILE
+            | libc::ENFILE
+            | libc::ENOMEM
+            | libc::ENOBUFS
+            | libc::ENOSPC
+            | libc::ETOOMANYREFS
+    )
+}
+
 /// `ret` of a system call, or its errno.
 pub(crate) fn check(ret: libc::c_int) -> Res<libc::c_int> {
     if ret < 0 { Err(Errno::last()) } else { Ok(ret) }
@@ -114,8 +130,8 @@ pub(crate) fn effective_uid() -> u32 {
 /// process's effective user.
 ///
 /// In a user namespace the kernel shows each user that the namespace does not map as the overflow
-/// user (`user_namespaces(7)`), so that a process of any such user can look like this one. `kill(2)`
-/// compares the users themselves.
+/// user (`user_namespaces(7)`), so that a process of any such user can look like this one.
+/// `kill(2)` compares the users themselves.
 pub(crate) fn is_own_user(uid: u32, pid: u32) -> bool {
     uid == effective_uid() && (uid != overflow_uid() || may_signal(pid))
 }

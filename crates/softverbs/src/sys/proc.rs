@@ -108,8 +108,27 @@ impl OpenFile {
 
 /// Whether the first thread of a process has ended and others have not.
 fn leader_ended(pid: u32) -> bool {
-    Start::of_stat(pid)
-        .is_ok_and(|stat| parse_stat(stat.as_bytes()).is_some_and(|(_, zombie)| zombie))
+    match Start::of_stat(pid) {
+        Ok(stat) => parse_stat(stat.as_bytes()).is_some_and(|(_, zombie)| zombie),
+        Err(error) => is_lack(error) && may_have_threads(pid),
+    }
+}
+
+/// Whether a process has more threads than the first one, of which a zombie has none. Needs no
+/// descriptor. The directory of the threads has 2 links and one for each thread. Returns true if
+/// `/proc` does not tell.
+fn may_have_threads(pid: u32) -> bool {
+    let threads = ProcPath::new(format_args!("/proc/{pid}/task"))
+        .and_then(|path| Ok(fs::metadata(path.as_path())?));
+    match threads {
+        Ok(threads) => threads.nlink() != 3,
+        Err(error) => !matches!(error.0, libc::ENOENT | libc::ESRCH),
+    }
+}
+
+/// Whether a look at a process failed for lack of descriptors or memory.
+fn is_lack(error: Errno) -> bool {
+    matches!(error.0, libc::EMFILE | libc::ENFILE | libc::ENOMEM)
 }
 
 /// Whether a process is stopped, by a signal or a tracer.
@@ -130,10 +149,7 @@ fn says_stopped(stat: &[u8]) -> bool {
 /// `ESRCH`: there is no such process. `EMFILE`, `ENFILE`, `ENOMEM`: it cannot be found out now.
 pub(crate) fn start_time(pid: u32) -> Res<u64> {
     const GONE: Errno = Errno(libc::ESRCH);
-    let stat = Start::of_stat(pid).map_err(|error| match error.0 {
-        libc::EMFILE | libc::ENFILE | libc::ENOMEM => error,
-        _ => GONE,
-    })?;
+    let stat = Start::of_stat(pid).map_err(|error| if is_lack(error) { error } else { GONE })?;
     parse_start_time(stat.as_bytes()).ok_or(GONE)
 }
 
@@ -240,6 +256,7 @@ impl PidFd {
 
 #[cfg(test)]
 mod tests {
+    use super::super::with_descriptors;
     use super::*;
 
     #[test]
@@ -308,15 +325,20 @@ mod tests {
             while !fs::read_to_string(&path).unwrap().contains(") Z ") {
                 std::thread::yield_now();
             }
+            let open = || {
+                let at_the_limit = with_descriptors(0, || has_open(pid, 5, 1));
+                [has_open(pid, 5, 1), at_the_limit]
+            };
             assert!(start_time(pid).is_ok());
-            assert!(has_open(pid, 5, 1));
+            assert_eq!(open(), [true, true]);
             libc::kill(child, libc::SIGKILL);
             // the process exists until it is waited for, but is not alive
             while start_time(pid).is_ok() {
                 std::thread::yield_now();
             }
-            assert!(!has_open(pid, 5, 1));
+            assert_eq!(open(), [false, false]);
             libc::waitpid(child, std::ptr::null_mut(), 0);
+            assert_eq!(open(), [false, false]);
         }
     }
 }

@@ -47,12 +47,17 @@ impl Listener {
     /// # Errors
     /// `EADDRINUSE`: another socket has the name.
     pub(crate) fn bind(name: &str) -> Res<Self> {
+        Self::bind_for(name, libc::SOMAXCONN)
+    }
+
+    /// As [`Self::bind`]; more than `waiting` connections that wait to be accepted fail.
+    pub(crate) fn bind_for(name: &str, waiting: libc::c_int) -> Res<Self> {
         let fd = socket()?;
         let (address, len) = address(name);
         // SAFETY: an address of that length.
         check(unsafe { libc::bind(fd.as_raw_fd(), (&raw const address).cast(), len) })?;
         // SAFETY: no memory is passed.
-        check(unsafe { libc::listen(fd.as_raw_fd(), libc::SOMAXCONN) })?;
+        check(unsafe { libc::listen(fd.as_raw_fd(), waiting) })?;
         Ok(Self(fd))
     }
 
@@ -188,8 +193,43 @@ impl Line {
     ///
     /// # Errors
     /// `EAGAIN`: there is no message. `EPIPE`: the other end is closed. `EPROTO`: the message has
-    /// another length.
+    /// another length. `EMFILE`, `ENFILE`, `ENOMEM`: no descriptor is free for the one in the
+    /// message, which is lost. `EACCES`: the kernel does not permit this process to have it.
     pub(crate) fn receive(&self, bytes: &mut [u8]) -> Res<Option<OwnedFd>> {
+        self.receive_with(bytes, 0)
+    }
+
+    /// As [`Self::receive`], but a message for whose descriptor none is free stays: the call can be
+    /// repeated.
+    ///
+    /// # Errors
+    /// As [`Self::receive`].
+    pub(crate) fn receive_whole(&self, bytes: &mut [u8]) -> Res<Option<OwnedFd>> {
+        let look = |bytes: &mut [u8]| self.receive_with(bytes, libc::MSG_PEEK);
+        let file = match look(bytes) {
+            // or another thread has closed a descriptor meanwhile
+            Err(Errno(libc::EACCES)) => look(bytes)?,
+            done => done?,
+        };
+        // Without room for a descriptor the kernel drops the one in the message; `file` is another
+        // one for the same file.
+        // SAFETY: a writable buffer of that length.
+        let n = unsafe {
+            libc::recv(
+                self.0.as_raw_fd(),
+                bytes.as_mut_ptr().cast(),
+                bytes.len(),
+                0,
+            )
+        };
+        match usize::try_from(n) {
+            Ok(n) if n == bytes.len() => Ok(file),
+            Ok(_) => Err(Errno(libc::EPROTO)),
+            Err(_) => Err(Errno::last()),
+        }
+    }
+
+    fn receive_with(&self, bytes: &mut [u8], flags: libc::c_int) -> Res<Option<OwnedFd>> {
         let mut iovec = libc::iovec {
             iov_base: bytes.as_mut_ptr().cast(),
             iov_len: bytes.len(),
@@ -207,7 +247,8 @@ impl Line {
         let n = loop {
             // SAFETY: the message names writable buffers that live as long as the call.
             let n = unsafe {
-                libc::recvmsg(self.0.as_raw_fd(), &raw mut message, libc::MSG_CMSG_CLOEXEC)
+                let flags = flags | libc::MSG_CMSG_CLOEXEC;
+                libc::recvmsg(self.0.as_raw_fd(), &raw mut message, flags)
             };
             match usize::try_from(n) {
                 Ok(n) => break n,
@@ -215,7 +256,8 @@ impl Line {
                 Err(_) => return Err(Errno::last()),
             }
         };
-        // The descriptor in the message belongs to this process now, also if the message is refused.
+        // The descriptor in the message belongs to this process now, also if the message is
+        // refused.
         let file = taken(&message);
         if n == 0 {
             return Err(Errno(libc::EPIPE));
@@ -223,7 +265,24 @@ impl Line {
         if n != bytes.len() || message.msg_flags & libc::MSG_TRUNC != 0 {
             return Err(Errno(libc::EPROTO));
         }
+        // of a second descriptor too, which is no lack
+        if file.is_none() && message.msg_flags & libc::MSG_CTRUNC != 0 {
+            return Err(self.lack());
+        }
         Ok(file)
+    }
+
+    /// Why the kernel has given this process no descriptor for the file in a message. The kernel
+    /// itself does not tell.
+    fn lack(&self) -> Errno {
+        // SAFETY: no memory is passed.
+        let free = check(unsafe { libc::fcntl(self.0.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 0) });
+        match free {
+            // SAFETY: the call has just returned this descriptor; no other owner exists.
+            Ok(free) => drop(unsafe { OwnedFd::from_raw_fd(free) }),
+            Err(error) => return error,
+        }
+        Errno(libc::EACCES)
     }
 }
 
@@ -288,6 +347,44 @@ mod tests {
         assert!(far.send(&[1; 8], None).is_err());
     }
 
+    #[test]
+    fn a_descriptor_that_finds_none_free_is_an_error() {
+        let name = format!("softverbs-test.{}", crate::sys::random());
+        let listener = Listener::bind(&name).unwrap();
+        let near = Line::connect(&name).unwrap();
+        let far = listener.accept().unwrap();
+        let file = crate::sys::memfd_create(c"test", 4096).unwrap();
+        let with_none = |receive: &mut dyn FnMut() -> Res<Option<OwnedFd>>| {
+            crate::sys::with_descriptors(0, receive).err()
+        };
+        let mut bytes = [0; 8];
+        for byte in 1..4 {
+            near.send(&[byte; 8], Some(file.as_fd())).unwrap();
+        }
+        let lack = Some(Errno(libc::EMFILE));
+        assert_eq!(with_none(&mut || far.receive(&mut bytes)), lack);
+        for _ in 0..2 {
+            assert_eq!(with_none(&mut || far.receive_whole(&mut bytes)), lack);
+        }
+        for byte in 2..4 {
+            let passed = far.receive_whole(&mut bytes).unwrap().unwrap();
+            assert_eq!(bytes, [byte; 8]);
+            let inode = crate::sys::inode_of;
+            assert_eq!(inode(&passed), inode(&file));
+        }
+        // without a descriptor in the message, none is needed
+        near.send(&[4; 8], None).unwrap();
+        assert_eq!(with_none(&mut || far.receive_whole(&mut bytes)), None);
+        let none = far.receive_whole(&mut bytes);
+        assert_eq!(none.err(), Some(Errno(libc::EAGAIN)));
+        near.send(&[5; 9], Some(file.as_fd())).unwrap();
+        let wrong = far.receive_whole(&mut bytes);
+        assert_eq!(wrong.err(), Some(Errno(libc::EPROTO)));
+        drop((near, far.receive(&mut bytes)));
+        let ended = far.receive_whole(&mut bytes);
+        assert_eq!(ended.err(), Some(Errno(libc::EPIPE)));
+    }
+
     /// Sends 8 bytes with two descriptors.
     fn send_two(line: &Line, files: [BorrowedFd<'_>; 2]) {
         let bytes = [3_u8; 8];
@@ -314,6 +411,19 @@ mod tests {
                 .write_unaligned(numbers);
             assert_eq!(libc::sendmsg(line.0.as_raw_fd(), &raw const message, 0), 8);
         }
+    }
+
+    /// The kernel delivers the message without the descriptor.
+    #[test]
+    fn a_descriptor_without_a_number_is_an_error() {
+        let name = format!("softverbs-test.{}", crate::sys::random());
+        let listener = Listener::bind(&name).unwrap();
+        let near = Line::connect(&name).unwrap();
+        let far = listener.accept().unwrap();
+        near.send(&[7; 8], Some(listener.0.as_fd())).unwrap();
+        let mut bytes = [0_u8; 8];
+        let received = crate::sys::with_descriptors(0, || far.receive(&mut bytes));
+        assert_eq!(received.err(), Some(Errno(libc::EMFILE)));
     }
 
     #[test]

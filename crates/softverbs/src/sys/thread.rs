@@ -20,8 +20,8 @@ pub(crate) trait Thread: Sync + 'static {
     fn has_panicked(&'static self);
 }
 
-/// Starts the object's thread, which is never joined. It blocks all signals but those of faults: the
-/// application may have handlers for accesses to its buffers. Allocates no memory by Rust's
+/// Starts the object's thread, which is never joined. It blocks all signals but those of faults:
+/// the application may have handlers for accesses to its buffers. Allocates no memory by Rust's
 /// allocator, whose failure would end the process: a post can start the thread.
 ///
 /// # Errors

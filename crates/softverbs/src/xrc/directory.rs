@@ -1,7 +1,11 @@
 //! The registry's part for XRC domains: the file of each number, and the member processes.
 //!
 //! Membership is a lock on a byte without content: it can't be forged for a live process, and ends
-//! with the process.
+//! with the process, or with the last of its forked children that execute no other program.
+//!
+//! The locks of one call ([`hold_all`], [`hold_domain`]) are taken on the registry's file, opened
+//! for the call. So a forked child can keep such a lock only if it was forked while the call held
+//! it, and the parent was killed before the end of the call.
 
 use std::fs::File;
 use std::ops::Range;
@@ -91,14 +95,36 @@ impl Entry {
 
 /// Holds a lock of the registry until it is dropped.
 pub(crate) struct RangeLock<'a> {
-    file: &'a File,
+    file: Reopened<'a>,
     byte: u64,
+}
+
+/// The open file that a lock belongs to.
+enum Reopened<'a> {
+    /// The registry, opened for this lock.
+    Own(File),
+    /// The process's own one, if the registry cannot be opened again (no descriptor or memory, no
+    /// `/proc`, no permission): a target can be closed in any case. Locks of this kind do not
+    /// exclude each other within the process.
+    Shared(&'a File),
+}
+
+impl std::ops::Deref for Reopened<'_> {
+    type Target = File;
+
+    fn deref(&self) -> &File {
+        match self {
+            Self::Own(file) => file,
+            Self::Shared(file) => file,
+        }
+    }
 }
 
 impl Drop for RangeLock<'_> {
     fn drop(&mut self) {
-        // A lock that can't be released ends with the process.
-        let _ = sys::unlock(self.file, byte(self.byte));
+        // Closing the file is not enough: a child that was forked meanwhile has a copy. A lock that
+        // can't be released ends with the last process that has the open file.
+        let _ = sys::unlock(&self.file, byte(self.byte));
     }
 }
 
@@ -110,15 +136,19 @@ fn members(domain: u32) -> u64 {
     MEMBERS_AT + u64::from(domain) * MAX_PROCESSES as u64
 }
 
-/// Acquires a lock; waits at most 5 s for its holder. File locks do not exclude threads of one
-/// process; the callers do that.
+/// Acquires a lock; waits at most 5 s for its holder. The callers exclude threads of one process by
+/// a mutex, as locks of [`Reopened::Shared`] do not.
 ///
 /// # Errors
 /// `EBUSY`: another process holds the lock for 5 s.
 fn hold(file: &File, at: u64) -> Res<RangeLock<'_>> {
     let begin = Instant::now();
     let mut round = 64;
-    while let Err(error) = sys::lock(file, byte(at)) {
+    let file = match sys::reopen(file) {
+        Ok(own) => Reopened::Own(own),
+        Err(_) => Reopened::Shared(file),
+    };
+    while let Err(error) = sys::lock(&file, byte(at)) {
         if !matches!(error, Errno(libc::EAGAIN | libc::EACCES)) {
             return Err(error);
         }
@@ -202,7 +232,7 @@ pub(crate) fn join(file: &File, domain: u32, slot: u32) -> Res<()> {
 }
 
 pub(crate) fn leave(file: &File, domain: u32, slot: u32) {
-    // A lock that can't be released ends with the process.
+    // A lock that can't be released ends with the process and its forked children.
     let _ = sys::unlock(file, byte(members(domain) + u64::from(slot)));
 }
 
@@ -245,8 +275,10 @@ pub(crate) fn is_open_elsewhere(file: &File, domain: u32) -> bool {
 }
 
 #[cfg(test)]
+#[allow(unsafe_code, reason = "forks")]
 mod tests {
     use super::*;
+    use std::io::{Read, Write};
     use std::os::fd::AsRawFd;
 
     fn two() -> (File, File) {
@@ -327,5 +359,76 @@ mod tests {
             waits.join().unwrap().unwrap();
         });
         drop(other);
+    }
+
+    /// A process that ends with the test, whatever its result.
+    struct Forked(libc::pid_t);
+
+    impl Drop for Forked {
+        fn drop(&mut self) {
+            // SAFETY: a child of this process that was not waited for: the number is no other's.
+            unsafe {
+                libc::kill(self.0, libc::SIGKILL);
+                libc::waitpid(self.0, std::ptr::null_mut(), 0);
+            }
+        }
+    }
+
+    /// Closes all descriptors but these: a forked process has copies of those of other tests.
+    fn keep(mut fds: [i32; 3]) {
+        fds.sort_unstable();
+        let mut first = 0;
+        for fd in fds.into_iter().chain([i32::MAX]) {
+            if first < fd {
+                // SAFETY: no memory is passed; a forked process drops no owner of a descriptor.
+                unsafe { libc::syscall(libc::SYS_close_range, first, fd - 1, 0) };
+            }
+            first = fd.saturating_add(1);
+        }
+    }
+
+    /// Waits until no process has the other end of the pipe, and ends this process.
+    fn end_with(mut test: impl Read) -> ! {
+        let _ = test.read(&mut [0]);
+        // SAFETY: no memory is passed.
+        unsafe { libc::_exit(1) }
+    }
+
+    /// A child that executes no other program has copies of its parent's descriptors. If it was
+    /// forked before the call in which the parent is killed, it does not keep the lock of the call.
+    #[test]
+    fn a_child_keeps_no_lock_of_a_killed_parent() {
+        let (file, theirs) = two();
+        let (mut from, mut to) = std::io::pipe().unwrap();
+        let (test, alive) = std::io::pipe().unwrap();
+        // SAFETY: the processes call functions of the kernel, and never return.
+        let parent = unsafe { libc::fork() };
+        if parent == 0 {
+            keep([file.as_raw_fd(), to.as_raw_fd(), test.as_raw_fd()]);
+            // SAFETY: as above.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                keep([file.as_raw_fd(), test.as_raw_fd(), test.as_raw_fd()]);
+                end_with(test);
+            }
+            let lock = hold_domain(&file, 3);
+            if child < 0 || lock.is_err() || to.write_all(b"held").is_err() {
+                // SAFETY: no memory is passed.
+                unsafe { libc::_exit(1) };
+            }
+            end_with(test);
+        }
+        assert!(parent > 0);
+        let parent = Forked(parent);
+        drop((to, test));
+        from.read_exact(&mut [0; 4]).expect("the parent has failed");
+        assert_eq!(
+            sys::lock(&theirs, byte(CONTROL_AT + 6)),
+            Err(Errno(libc::EAGAIN))
+        );
+        drop(parent);
+        let free = hold_domain(&theirs, 3).map(drop);
+        drop(alive);
+        assert_eq!(free, Ok(()));
     }
 }

@@ -11,7 +11,7 @@ use crate::segment::layout::member;
 use crate::segment::layout::xrc::{self as layout, MAX_DOMAINS, MAX_TARGETS};
 use crate::sync::atomic::Ordering;
 use crate::sync::{Arc, Weak};
-use crate::sys::{self, Errno, Res};
+use crate::sys::{self, Errno, Grow, Res};
 
 /// Number of entries whose pages are allocated at once.
 const STEP: u32 = 128;
@@ -47,6 +47,8 @@ impl Domain {
     }
 
     /// Opens the file that the process in `slot` shares for the domain with this number and cookie.
+    /// If only that process's agent can open files, this waits for the agent, at most 2 s for each
+    /// file.
     fn open_from(process: &Process, slot: u32, number: u32, cookie: u64) -> Res<Self> {
         let peer = process.peer(slot)?;
         let at = member::AT + member::STRIDE * number as usize;
@@ -136,13 +138,22 @@ impl Drop for Membership {
     }
 }
 
+/// A domain that another process has open, by its entry in the registry. It stays mapped with this.
+struct Found {
+    number: u32,
+    cookie: u64,
+    /// The error: it has members, and none of them can be opened.
+    domain: Res<Option<Arc<Domain>>>,
+}
+
 /// The domains that a process has mapped.
 #[derive(Debug, Default)]
 pub(crate) struct Domains {
     /// Domains that are mapped, as initiator or member, by number.
     mapped: Mutex<HashMap<u32, Weak<Domain>>>,
-    /// Domains that the process is a member of. Locked while it opens or closes one, as the
-    /// registry's file locks belong to the whole process.
+    /// Domains that the process is a member of. Locked while it opens or closes one: memberships
+    /// are locks of the process's own open file, which do not exclude its threads, and the lock
+    /// against opening domains can be one too.
     memberships: Mutex<HashMap<u32, Weak<Membership>>>,
     /// Domains whose files are shared with other processes. A leaf in the lock order, as the agent
     /// takes it.
@@ -176,9 +187,61 @@ impl Domains {
         sys::open_fd_of(std::process::id(), file, libc::O_RDWR).ok()
     }
 
-    /// The domain with this number, if it has members and one of them can be opened.
-    pub(crate) fn find(&self, process: &Process, number: u32) -> Option<Arc<Domain>> {
-        self.try_find(process, number).ok().flatten()
+    /// The domain with this number, for one of many tries: a member that a repetition calls later,
+    /// at its pace, is left to it. `None`: the domain does not exist, or none of its members may be
+    /// opened at any time.
+    ///
+    /// # Errors
+    /// It has members, and none of them can be opened now: those that may be opened later. The list
+    /// is empty if there is no memory for the members or the domain.
+    pub(crate) fn find(
+        &self,
+        process: &Process,
+        number: u32,
+    ) -> Result<Option<Arc<Domain>>, Vec<u32>> {
+        let file = process.registry().file();
+        let Some(entry) = directory::read(file, number) else {
+            return Ok(None);
+        };
+        if let Some(domain) = self.known(number, entry.cookie) {
+            return Ok(Some(domain));
+        }
+        let mut members = directory::others(file, number).map_err(|_| Vec::new())?;
+        let mut unopened = 0;
+        for i in 0..members.len() {
+            let slot = members[i];
+            // also one that is open: its agent may not answer for the domain's file
+            let opened = match process.is_called_later(slot) {
+                true => Err(Errno(libc::EAGAIN)),
+                false => Domain::open_from(process, slot, number, entry.cookie),
+            };
+            match opened {
+                Ok(domain) => {
+                    let domain = self.remember(number, domain).map_err(|_| Vec::new())?;
+                    return Ok(Some(domain));
+                }
+                Err(error)
+                    if process.may_open_later(error)
+                        && directory::is_member(file, number, slot) =>
+                {
+                    members[unopened] = slot;
+                    unopened += 1;
+                }
+                // It has ended meanwhile, or must not be used.
+                Err(_) => {}
+            }
+        }
+        members.truncate(unopened);
+        match unopened {
+            0 => Ok(None),
+            _ => Err(members),
+        }
+    }
+
+    /// The domain with this number and cookie, if it is mapped.
+    fn known(&self, number: u32, cookie: u64) -> Option<Arc<Domain>> {
+        let known = self.mapped().get(&number).and_then(Weak::upgrade);
+        known.filter(|domain| domain.cookie == cookie)
     }
 
     /// The domain with this number, if it has members.
@@ -190,8 +253,7 @@ impl Domains {
         let Some(entry) = directory::read(file, number) else {
             return Ok(None);
         };
-        let known = self.mapped().get(&number).and_then(Weak::upgrade);
-        if let Some(domain) = known.filter(|domain| domain.cookie == entry.cookie) {
+        if let Some(domain) = self.known(number, entry.cookie) {
             return Ok(Some(domain));
         }
         let mut result = Ok(None);
@@ -232,6 +294,10 @@ impl Domains {
         create: bool,
         exclusive: bool,
     ) -> Res<Arc<Membership>> {
+        let found = match exclusive {
+            true => Vec::new(),
+            false => self.look_ahead(process, name)?,
+        };
         let mut memberships = self.memberships();
         memberships
             .try_reserve(1)
@@ -249,7 +315,7 @@ impl Domains {
                         if exclusive {
                             return Err(Errno(libc::EINVAL));
                         }
-                        self.join(process, number, entry)?
+                        self.join(process, number, entry, &found)?
                     }
                 };
                 if let Some(joined) = joined {
@@ -271,6 +337,27 @@ impl Domains {
         Ok(made)
     }
 
+    /// Maps the domains with this name that other processes have open. Without the lock of all
+    /// domains: a member that is stopped delays its opening by up to 2 s, and would delay all
+    /// processes that open a domain.
+    fn look_ahead(&self, process: &Process, name: Name) -> Res<Vec<Found>> {
+        let mut all = Vec::new();
+        if name.file.is_none() {
+            return Ok(all);
+        }
+        let file = process.registry().file();
+        for (number, entry) in directory::named(file, name)? {
+            if directory::is_open_elsewhere(file, number) {
+                all.try_push(Found {
+                    number,
+                    cookie: entry.cookie,
+                    domain: self.try_find(process, number),
+                })?;
+            }
+        }
+        Ok(all)
+    }
+
     /// Joins a domain that another process has open. `None` if all members end meanwhile.
     ///
     /// # Errors
@@ -280,7 +367,13 @@ impl Domains {
         process: &'static Process,
         number: u32,
         entry: Entry,
+        found: &[Found],
     ) -> Res<Option<Arc<Membership>>> {
+        let same = |it: &&Found| (it.number, it.cookie) == (number, entry.cookie);
+        if let Some(Err(error)) = found.iter().find(same).map(|it| &it.domain) {
+            return Err(*error);
+        }
+        // at once, if it is mapped
         let Some(domain) = self.find_among_others(process, number, entry)? else {
             return Ok(None);
         };

@@ -13,6 +13,12 @@ mod object;
 mod target;
 
 pub(crate) use accesses::AgentAccess;
+#[cfg(test)]
+pub(crate) use directory::hold_domain;
 pub(crate) use domain::{Domain, Domains, Membership};
 pub(crate) use object::{Xrcd, close, open};
+#[cfg(test)]
+pub(crate) use target::in_reset;
+#[cfg(test)]
+pub(crate) use target::tests::membership as test_membership;
 pub(crate) use target::{Attr, Place, Target};

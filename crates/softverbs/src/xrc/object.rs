@@ -108,7 +108,8 @@ pub(crate) unsafe fn close(xrcd: *mut ibv_xrcd) -> Res<()> {
     // SAFETY: the caller promises a live handle, whose context is live.
     let (this, owner) = unsafe { (Xrcd::from_ptr(xrcd), Context::from_ptr((*xrcd).context)) };
     let process = owner.live()?;
-    if this.children.load(Ordering::Relaxed) > 0 {
+    // Acquire: the last child has released its reference to the membership.
+    if this.children.load(Ordering::Acquire) > 0 {
         return Err(Errno(libc::EBUSY));
     }
     owner.children.fetch_sub(1, Ordering::Relaxed);

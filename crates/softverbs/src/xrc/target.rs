@@ -41,8 +41,16 @@ impl Place {
     /// # Errors
     /// `EBUSY`: a process still does after 5 seconds.
     pub(crate) fn await_accesses(&self, rights: u32) -> Res<()> {
+        #[cfg(test)]
+        in_reset::run();
         let (domain, process) = (&self.membership.domain, self.membership.process);
         accesses::wait(process, &domain.map, self.at, rights)
+    }
+
+    /// Whether [`Self::await_accesses`] would wait.
+    pub(crate) fn has_accesses(&self, rights: u32) -> bool {
+        let (domain, process) = (&self.membership.domain, self.membership.process);
+        accesses::tidy(process, &domain.map, self.at, rights)
     }
 }
 
@@ -126,12 +134,14 @@ impl Domain {
     }
 
     /// Records this process as that of the initiator of the target with its entry at `at`, if there
-    /// was no process in its slot when the target was connected.
+    /// was no process in its slot when the target was connected, or the recorded one is forgotten.
     pub(crate) fn record_initiator(&self, process: &Process, at: usize) {
         let recorded = self.map.u64(at + layout::INITIATOR);
         let own = process.identity.cookie;
-        // The holder that finds the word lost needs no order but that of the call behind it.
-        let _ = recorded.compare_exchange(0, own, Ordering::Relaxed, Ordering::Relaxed);
+        for none in [0, layout::FORGOTTEN] {
+            // The holder that finds the word lost needs no order but that of the call behind it.
+            let _ = recorded.compare_exchange(none, own, Ordering::Relaxed, Ordering::Relaxed);
+        }
     }
 
     /// Clears the words of ended processes that have accessed memory through the target with its
@@ -259,48 +269,54 @@ impl Target {
         })
     }
 
-    /// Closes the handle. If it is the last one and the target is not in the state `reset`, the
-    /// handle stays: this call moves the target to RESET and returns its state. The caller then
-    /// waits for accesses, and calls again with this state.
-    ///
-    /// # Errors
-    /// `EBUSY`: as [`Self::create`]; nothing is changed.
-    pub(crate) fn close(&self, reset: Option<StateWord>) -> Res<Option<StateWord>> {
-        Ok(self.close_locked(self.membership.lock()?, reset))
-    }
-
-    /// As [`Self::close`], with the lock of the domain.
-    pub(crate) fn close_locked(
+    /// Closes the handle, with the lock of the domain. If it is the last one and the target is not
+    /// in the state `reset`, the handle stays: this call moves the target to RESET and returns its
+    /// state. The caller then waits for accesses, and calls again with this state.
+    pub(crate) fn close(
         &self,
         mut locked: Locked<'_>,
         reset: Option<StateWord>,
     ) -> Option<StateWord> {
-        let (domain, process) = (&self.membership.domain, self.membership.process);
-        if let Some(count) = locked
-            .handles
-            .get_mut(&self.index)
-            .filter(|count| **count > 1)
-        {
-            *count -= 1;
+        if self.close_one_of_several(&mut locked) {
             return None;
         }
-        let last = !holders(domain, self.at)
-            .any(|slot| slot != process.slot && lives(process, domain, slot));
         let word = self.word();
-        if last && reset != Some(word) {
+        if self.is_last() && reset != Some(word) {
             let new = self.renew();
             drop(locked);
             self.wake_initiators(word, new);
             return Some(new);
         }
+        self.let_go(locked);
+        self.call_initiator(word);
+        None
+    }
+
+    /// If this process has other handles on the target, counts one less, and returns true.
+    fn close_one_of_several(&self, locked: &mut Locked<'_>) -> bool {
+        let count = locked.handles.get_mut(&self.index);
+        let count = count.filter(|count| **count > 1);
+        count.map(|count| *count -= 1).is_some()
+    }
+
+    /// Whether no other process holds the target.
+    fn is_last(&self) -> bool {
+        let (domain, process) = (&self.membership.domain, self.membership.process);
+        !holders(domain, self.at).any(|slot| slot != process.slot && lives(process, domain, slot))
+    }
+
+    /// This process holds the target no more.
+    fn let_go(&self, mut locked: Locked<'_>) {
+        let (domain, process) = (&self.membership.domain, self.membership.process);
         locked.handles.remove(&self.index);
         set_holder(domain, self.at, process.slot, false);
-        drop(locked);
-        // The initiator may watch this process, and must watch another holder from now on.
+    }
+
+    /// The initiator may watch this process, and must watch another holder from now on.
+    fn call_initiator(&self, word: StateWord) {
         if receives(word.state()) {
-            call(process, split_qp_num(word.dest()).0);
+            call(self.membership.process, split_qp_num(word.dest()).0);
         }
-        None
     }
 
     /// As [`Self::close`], without a wait for accesses. If the domain's lock is not free, the next
@@ -312,14 +328,23 @@ impl Target {
         }
     }
 
+    /// In one step under the lock, whatever other members write into the target's word.
+    ///
+    /// # Errors
+    /// `EBUSY`: as [`Self::create`]; nothing is changed.
     fn close_now(&self) -> Res<()> {
-        let mut reset = None;
-        loop {
-            reset = self.close(reset)?;
-            if reset.is_none() {
-                return Ok(());
-            }
+        let mut locked = self.membership.lock()?;
+        if self.close_one_of_several(&mut locked) {
+            return Ok(());
         }
+        let old = self.word();
+        let new = self.is_last().then(|| self.renew());
+        self.let_go(locked);
+        match new {
+            Some(new) => self.wake_initiators(old, new),
+            None => self.call_initiator(old),
+        }
+        Ok(())
     }
 
     /// Where the target is.
@@ -336,6 +361,8 @@ impl Target {
         let old = StateWord(state.load(Ordering::Relaxed));
         let word = StateWord::new(IBV_QPS_RESET, 0, 0, old.incarnation().wrapping_add(1));
         state.store(word.0, Ordering::Release);
+        #[cfg(test)]
+        in_reset::run();
         word
     }
 
@@ -357,6 +384,27 @@ impl Target {
     /// calls [`Self::wake_initiators`] when it has released the lock.
     pub(crate) fn change(&self, from: StateWord, to: StateWord) -> bool {
         signal::move_state(&self.membership.domain.map, self.at, from, to)
+    }
+
+    /// Records that a connection has failed, before its state `failed` is reset: holders that have
+    /// not seen this state find it here. The caller has locked the domain.
+    pub(crate) fn record_failure(&self, failed: StateWord) {
+        let record = self.membership.domain.map.u64(self.at + layout::FAILED);
+        // the change of the state behind it orders it
+        record.store(failed.0, Ordering::Relaxed);
+    }
+
+    /// The fault of the last connection that has failed and was reset between the states `old` and
+    /// `new`, which were read in this order.
+    pub(crate) fn missed_fault(&self, old: StateWord, new: StateWord) -> Option<Fault> {
+        let record = self.membership.domain.map.u64(self.at + layout::FAILED);
+        let failed = StateWord(record.load(Ordering::Relaxed));
+        // incarnations have 24 bits
+        let since =
+            |word: StateWord| word.incarnation().wrapping_sub(old.incarnation()) & 0xff_ffff;
+        let is_between = failed.state() == IBV_QPS_ERR && since(failed) < since(new);
+        let is_known = since(failed) == 0 && old.state() == IBV_QPS_ERR;
+        (is_between && !is_known).then(|| failed.fault())
     }
 
     /// Rings the initiators that wait for a change of the target's state from `old` to `new`.
@@ -399,6 +447,15 @@ impl Target {
         recorded == 0 || recorded == identity.cookie
     }
 
+    /// The initiator was destroyed or reset before its process, which has this identity, ended: the
+    /// target is connected to no process, and no holder misses one. The next process of the slot is
+    /// another one, until it records itself. Another process that is recorded by now stays.
+    pub(crate) fn forget_initiator(&self, identity: &Identity) {
+        let recorded = self.membership.domain.map.u64(self.at + layout::INITIATOR);
+        let (old, new) = (identity.cookie, layout::FORGOTTEN);
+        let _ = recorded.compare_exchange(old, new, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
     /// Whether the process of the initiator `initiator` (a queue pair number) ended before this
     /// process could watch it, and no other process watched it: the process that connected the
     /// target has also ended or has closed the target.
@@ -413,7 +470,7 @@ impl Target {
             Some(cookie) => cookie != recorded,
             None => !process.lives(slot),
         };
-        if recorded == 0 || !ended {
+        if matches!(recorded, 0 | layout::FORGOTTEN) || !ended {
             return false;
         }
         let connector = domain.map.u32(self.at + layout::CONNECTOR_SLOT);
@@ -510,7 +567,8 @@ fn close_abandoned(membership: &Arc<Membership>) -> Res<()> {
 /// Number of handles of this process on each target, by index. While it exists, no other holder
 /// creates, opens, changes or closes a target of the domain.
 pub(crate) struct Locked<'a> {
-    // Released first: a lock of the file does not exclude threads of this process.
+    // Released first: the lock may be one of the process's own open file, which does not exclude
+    // its threads.
     _one: directory::RangeLock<'a>,
     handles: MutexGuard<'a, HashMap<u32, u32>>,
 }
@@ -532,8 +590,28 @@ impl Membership {
     }
 }
 
+/// What another member does while a target is in RESET, for tests.
 #[cfg(test)]
-mod tests {
+pub(crate) mod in_reset {
+    use std::cell::RefCell;
+
+    type Action = Box<dyn Fn()>;
+
+    thread_local!(static ACTION: RefCell<Option<Action>> = const { RefCell::new(None) });
+
+    /// Runs `action` in each call of this thread that has moved a target to RESET, or waits for
+    /// accesses; `None`: no more.
+    pub(crate) fn set(action: Option<Action>) {
+        ACTION.replace(action);
+    }
+
+    pub(super) fn run() {
+        ACTION.with_borrow(|action| action.iter().for_each(|action| action()));
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
     use std::fs::File;
     use std::os::fd::AsRawFd;
 
@@ -543,7 +621,7 @@ mod tests {
     use super::*;
     use crate::segment::layout::qp_num;
 
-    fn membership() -> Arc<Membership> {
+    pub(crate) fn membership() -> Arc<Membership> {
         let process = Process::open().unwrap();
         let name = Name {
             node: process.node,
@@ -561,16 +639,17 @@ mod tests {
         let second = Target::open(&membership, first.number()).unwrap();
         let connected = StateWord::new(IBV_QPS_RTS, qp_num(process.slot, 2), 7, 9);
         assert!(first.change(first.word(), connected));
-        assert_eq!(first.close(None), Ok(None));
+        let close = |target: &Target, reset| target.close(membership.lock().unwrap(), reset);
+        assert_eq!(close(&first, None), None);
         assert_eq!(second.word(), connected);
-        let reset = second.close(None).unwrap().unwrap();
+        let reset = close(&second, None).unwrap();
         assert_eq!(reset, StateWord::new(IBV_QPS_RESET, 0, 0, 10));
         assert_eq!(second.word(), reset);
         // another thread has used the handle meanwhile
         assert!(second.change(reset, reset.with_state(IBV_QPS_INIT)));
-        let again = second.close(Some(reset)).unwrap().unwrap();
+        let again = close(&second, Some(reset)).unwrap();
         assert_eq!(again, StateWord::new(IBV_QPS_RESET, 0, 0, 11));
-        assert_eq!(second.close(Some(again)), Ok(None));
+        assert_eq!(close(&second, Some(again)), None);
         assert!(Target::open(&membership, second.number()).is_err());
     }
     #[test]
@@ -590,6 +669,53 @@ mod tests {
             assert!(Target::open(&membership, number).is_err());
         }
         assert_eq!(next.close_now(), Ok(()));
+        assert!(membership.lock().unwrap().handles.is_empty());
+    }
+
+    /// The initiator was reset, and its process has ended. The next process of the slot is not
+    /// watched in its place, so that its end fails nothing, unless it uses the target itself.
+    #[test]
+    fn a_forgotten_initiator_has_no_successor_by_chance() {
+        let membership = membership();
+        let (domain, process) = (&membership.domain, membership.process);
+        let target = Target::create(&membership).unwrap();
+        let initiator = qp_num(process.slot, 2);
+        let of = |cookie: u64| Identity {
+            cookie,
+            ..process.identity
+        };
+        let own = process.identity.cookie;
+        let recorded = domain.map.u64(target.at + layout::INITIATOR);
+        let former = of(own.wrapping_add(2));
+        recorded.store(former.cookie, Ordering::Relaxed);
+        target.forget_initiator(&former);
+        assert!(!target.may_be_from(&process.identity) && !target.may_be_from(&former));
+        assert!(!target.initiator_is_lost(initiator));
+        domain.record_initiator(process, target.at);
+        assert!(target.may_be_from(&process.identity) && !target.may_be_from(&former));
+        // another process is recorded by now
+        target.forget_initiator(&former);
+        assert!(target.may_be_from(&process.identity));
+        // no process was in the slot when the target was connected
+        recorded.store(0, Ordering::Relaxed);
+        assert!(target.may_be_from(&process.identity));
+        domain.record_initiator(process, target.at);
+        assert_eq!(recorded.load(Ordering::Relaxed), own);
+        assert_eq!(target.close_now(), Ok(()));
+    }
+
+    /// Another member changes the word between any two steps of this process.
+    #[test]
+    fn a_handle_is_closed_whatever_others_write() {
+        let membership = membership();
+        let target = Target::create(&membership).unwrap();
+        let map = Arc::clone(&membership.domain.map);
+        let at = target.at + qp::STATE;
+        in_reset::set(Some(Box::new(move || {
+            map.u64(at).fetch_add(1, Ordering::Relaxed);
+        })));
+        assert_eq!(target.close_now(), Ok(()));
+        in_reset::set(None);
         assert!(membership.lock().unwrap().handles.is_empty());
     }
 }

@@ -283,3 +283,64 @@ fn a_listener_that_gets_a_channel_keeps_its_requests() {
     listener.destroy();
     channel.destroy();
 }
+
+/// Refuses to this thread that a descriptor is added to an epoll set, as the kernel does when the
+/// user has reached its limit.
+fn refuse_watching() {
+    const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
+    const EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
+    const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
+    let step = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
+    // the filter's input is `struct seccomp_data`: the number of the call, and at 16 its arguments
+    let mut filter = [
+        step(LOAD, 0, 0, 0),
+        step(EQUAL, 0, 3, libc::SYS_epoll_ctl as u32),
+        step(LOAD, 0, 0, 16 + 8),
+        step(EQUAL, 0, 1, libc::EPOLL_CTL_ADD as u32),
+        step(RETURN, 0, 0, libc::SECCOMP_RET_ERRNO | libc::ENOSPC as u32),
+        step(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog {
+        len: filter.len() as u16,
+        filter: filter.as_mut_ptr(),
+    };
+    let mode = libc::SECCOMP_MODE_FILTER;
+    // SAFETY: a filter that lives as long as the call.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        let set = libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const program);
+        assert_eq!(set, 0);
+    }
+}
+
+/// The id of a request gets a channel of its own. If its socket cannot be watched there, the
+/// request ends: neither side would notice any more what the other one does.
+#[test]
+fn a_request_that_cannot_be_watched_ends() {
+    if skip_on_hardware("the kernel watches ids itself") {
+        return;
+    }
+    let (listener, to) = synchronous().listening();
+    let channel = Channel::new();
+    let active = [(); 2].map(|()| {
+        let id = channel.routed(to);
+        assert_eq!(id.create_qp(), 0);
+        assert_eq!(id.connect(&mut param(b"hello")), 0);
+        id
+    });
+    let events = Channel(listener.c().channel);
+    // the call that returns the first request has received both
+    let first = events.next().id;
+    let second = std::thread::spawn(move || {
+        refuse_watching();
+        events.next().id
+    });
+    let second = second.join().unwrap();
+    channel.expect(RDMA_CM_EVENT_REJECTED, CONSUMER);
+    let own = Channel(second.c().channel);
+    assert_eq!(own.expect(RDMA_CM_EVENT_REJECTED, GAVE_UP).id, second);
+    assert_ne!(returned(second, |id| id.accept(&mut param(b""))), 0);
+    for id in [first, second, listener].into_iter().chain(active) {
+        id.destroy();
+    }
+}

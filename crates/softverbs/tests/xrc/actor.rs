@@ -313,6 +313,7 @@ impl Actor {
             "event" => self.event(),
             "events" => self.no_event(),
             "descriptors" => allow_descriptors(number(0)),
+            "mapped" => self.await_domain(),
             "memory" => {
                 // SAFETY: live.
                 let rkey = unsafe { (*self.memory).rkey };
@@ -840,6 +841,22 @@ impl Actor {
                 std::thread::sleep(Duration::from_millis(1));
             }
         }
+    }
+
+    /// Polls until the process has mapped the file of a domain.
+    fn await_domain(&mut self) -> String {
+        let begin = Instant::now();
+        while begin.elapsed() < LIMIT {
+            let maps = std::fs::read_to_string("/proc/self/maps");
+            if maps.is_ok_and(|maps| maps.contains("softverbs-xrc")) {
+                return "ok".into();
+            }
+            if let Some(wc) = poll_one(self.outbox) {
+                self.kept.entry(self.outbox).or_default().push_back(wc);
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        "nothing".into()
     }
 
     fn set_limit(&self, limit: u32) -> String {

@@ -112,6 +112,21 @@ impl Actor {
         assert_eq!(ret, 0);
     }
 
+    /// Sets its limit of descriptors, whatever it does now.
+    pub(crate) fn allow_descriptors(&self, count: u64) {
+        let pid = self.child.id().cast_signed();
+        let (none, nofile) = (std::ptr::null(), libc::RLIMIT_NOFILE);
+        // SAFETY: structures on the stack; all zeros is a value of them. The child is this
+        // process's own and not waited for yet.
+        unsafe {
+            let mut limit: libc::rlimit = std::mem::zeroed();
+            assert_eq!(libc::prlimit(pid, nofile, none, &raw mut limit), 0);
+            limit.rlim_cur = count;
+            let set = libc::prlimit(pid, nofile, &raw const limit, std::ptr::null_mut());
+            assert_eq!(set, 0);
+        }
+    }
+
     /// Stops it, and returns when it has stopped.
     pub(crate) fn stop(&self) {
         self.signal(libc::SIGSTOP);
@@ -193,9 +208,20 @@ pub(crate) fn connect_with_timeout(
     target: u32,
     timeout: u8,
 ) -> u32 {
-    connect_by(initiator, holder, target, |source| {
-        format!("rts_timeout {source} {timeout}")
-    })
+    connect_between(initiator, holder, target, timeout, |_, _| {})
+}
+
+/// As [`connect_with_timeout`], with `between` after the holder has connected the target, and before
+/// the initiator is connected.
+pub(crate) fn connect_between(
+    initiator: &mut Actor,
+    holder: &mut Actor,
+    target: u32,
+    timeout: u8,
+    between: impl FnOnce(&mut Actor, &mut Actor),
+) -> u32 {
+    let last = |source| format!("rts_timeout {source} {timeout}");
+    connect_by(initiator, holder, target, last, between)
 }
 
 /// As [`connect`], with the RNR retry count of the initiator.
@@ -205,9 +231,8 @@ pub(crate) fn connect_with(
     target: u32,
     rnr_retry: u8,
 ) -> u32 {
-    connect_by(initiator, holder, target, |source| {
-        format!("rts_retries {source} {rnr_retry}")
-    })
+    let last = |source| format!("rts_retries {source} {rnr_retry}");
+    connect_by(initiator, holder, target, last, |_, _| {})
 }
 
 fn connect_by(
@@ -215,6 +240,7 @@ fn connect_by(
     holder: &mut Actor,
     target: u32,
     last: impl Fn(u32) -> String,
+    between: impl FnOnce(&mut Actor, &mut Actor),
 ) -> u32 {
     let source = initiator.number("initiator 7");
     for command in [
@@ -224,6 +250,7 @@ fn connect_by(
     ] {
         holder.does(&command);
     }
+    between(initiator, holder);
     for command in [
         format!("init {source}"),
         format!("rtr {source} {target}"),

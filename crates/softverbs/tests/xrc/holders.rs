@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use rdma_core_sys::*;
 
-use super::fleet::{Actor, Place, connect, connect_with_timeout};
+use super::fleet::{Actor, Place, connect, connect_between, connect_with_timeout};
 use super::{CREATE, receiver};
 
 /// Maximum number of tries: another process of the machine may get the slot in between.
@@ -22,7 +22,7 @@ fn hold(holder: &mut Actor, target: u32) {
 }
 
 /// A holder is stopped while the initiator's process ends and another one with the same queue pair
-/// number takes its place.
+/// number takes its place. It gets the event of each of them.
 pub(crate) fn late() {
     for _ in 0..TRIES {
         let place = Place::new();
@@ -48,6 +48,7 @@ pub(crate) fn late() {
         if second != first {
             continue;
         }
+        late.event(IBV_EVENT_QP_FATAL, target);
         assert_eq!(late.ask("events"), "none");
         assert_eq!(connector.ask("events"), "none");
         sender.does(&format!("send {second} {srq} 2 10"));
@@ -144,6 +145,158 @@ pub(crate) fn shortage() {
     }
 }
 
+/// The first request to the shared receive queue of a further process, while `hinder` keeps the
+/// initiator from opening this process: nothing fails. It is executed after `end`.
+fn owner_is_awaited(
+    hinder: impl FnOnce(&mut Actor, &mut Actor),
+    end: impl FnOnce(&mut Actor, &mut Actor),
+) {
+    let place = Place::new();
+    let (mut holder, srq) = receiver(&place);
+    let (mut owner, other) = receiver(&place);
+    let target = holder.number("target");
+    let mut sender = Actor::start();
+    let qp = connect_with_timeout(&mut sender, &mut holder, target, 0);
+    sender.does(&format!("send {qp} {srq} 1 10"));
+    sender.sent(1, IBV_WC_SUCCESS);
+    holder.got(0, 1, 10, target);
+    hinder(&mut sender, &mut owner);
+    sender.does(&format!("send {qp} {other} 2 10"));
+    assert_eq!(
+        (sender.ask("events"), holder.ask("events")),
+        ("none".into(), "none".into())
+    );
+    end(&mut sender, &mut owner);
+    sender.sent(2, IBV_WC_SUCCESS);
+    owner.got(0, 2, 10, target);
+}
+
+/// The initiator can't open the owner of a shared receive queue.
+pub(crate) fn unopened_owner() {
+    owner_is_awaited(
+        |sender, _| sender.does("descriptors 3"),
+        |sender, _| sender.does("descriptors 1024"),
+    );
+}
+
+/// The owner of a shared receive queue is stopped when the first request names the queue. If only
+/// its agent can open its files, it can't be opened until it continues.
+pub(crate) fn stopped_owner() {
+    owner_is_awaited(
+        |_, owner| owner.stop(),
+        |_, owner| {
+            std::thread::sleep(Duration::from_millis(1000));
+            owner.go_on();
+        },
+    );
+}
+
+/// No member of the target's domain can be opened when the initiator is connected. A request is
+/// executed although the initiator's process sleeps until then, and the end of the holder is
+/// reported although no request was posted.
+pub(crate) fn unopened_domain() {
+    for idle in [false, true] {
+        let place = Place::new();
+        let (mut holder, srq) = receiver(&place);
+        let target = holder.number("target");
+        let mut sender = Actor::start();
+        let qp = connect_between(&mut sender, &mut holder, target, 0, |sender, _| {
+            sender.does("descriptors 3");
+        });
+        if idle {
+            sender.does("descriptors 1024");
+            sender.does("mapped");
+        } else {
+            sender.does(&format!("send {qp} {srq} 1 10"));
+            sender.say("doze 20000");
+            // its retry thread sleeps too by then
+            std::thread::sleep(Duration::from_millis(600));
+            let begin = Instant::now();
+            sender.allow_descriptors(1024);
+            sender.hear();
+            let waited = begin.elapsed();
+            assert!(waited < Duration::from_millis(10_000), "{waited:?}");
+            sender.sent(1, IBV_WC_SUCCESS);
+            holder.got(0, 1, 10, target);
+        }
+        holder.kill();
+        sender.event(IBV_EVENT_QP_FATAL, qp);
+    }
+}
+
+/// All members of a target's domain are stopped when the initiator is connected. If only their
+/// agents can open their files, each try takes 2 s: it is not made by each poll.
+pub(crate) fn stopped_domain() {
+    let (place, other) = (Place::new(), Place::new());
+    let (mut running, srq) = receiver(&other);
+    let target = running.number("target");
+    let mut sender = Actor::start();
+    let qp = connect(&mut sender, &mut running, target);
+    let (mut stopped, late) = receiver(&place);
+    let last = stopped.number("target");
+    let waiting = connect_between(&mut sender, &mut stopped, last, 0, |_, stopped| {
+        stopped.stop();
+    });
+    // inline, as the later ones use the same buffer
+    sender.does(&format!("batch {waiting} {late} 9 10"));
+    // elsewhere the message is in the ring of the stopped process
+    let (delivered, mut is_early) = (format!("9 {IBV_WC_SUCCESS}"), false);
+    let begin = Instant::now();
+    for number in 0..8 {
+        sender.does(&format!("send {qp} {srq} {number} 10"));
+        let mut sent = sender.ask("sent");
+        if sent == delivered {
+            is_early = true;
+            sent = sender.ask("sent");
+        }
+        assert_eq!(sent, format!("{number} {IBV_WC_SUCCESS}"));
+        running.got(number, number, 10, target);
+    }
+    let took = begin.elapsed();
+    assert!(took < Duration::from_millis(8_000), "{took:?}");
+    stopped.go_on();
+    if !is_early {
+        assert_eq!(sender.ask("sent"), delivered);
+    }
+    stopped.got(0, 9, 10, last);
+}
+
+/// As [`shortage`], while an atomic may be under way: with refused copies, the agent of a process
+/// that is stopped has its request.
+pub(crate) fn once() {
+    let place = Place::new();
+    let (mut owner, srq) = receiver(&place);
+    let (mut first, mut second) = (member(&place), member(&place));
+    let target = first.number("target");
+    let mut sender = Actor::start();
+    let qp = connect(&mut sender, &mut first, target);
+    let memory = owner.ask("memory");
+    owner.does("clear 0");
+    sender.does(&format!("add {qp} {srq} 1 8 {memory} 40"));
+    sender.sent(1, IBV_WC_SUCCESS);
+    hold(&mut second, target);
+    owner.stop();
+    sender.does(&format!("add {qp} {srq} 2 8 {memory} 2"));
+    sender.does("descriptors 3");
+    first.kill();
+    assert_eq!(sender.ask("events"), "none");
+    sender.does("descriptors 1024");
+    // the longest pause between two tries
+    std::thread::sleep(Duration::from_millis(1200));
+    owner.go_on();
+    sender.sent(2, IBV_WC_SUCCESS);
+    assert_eq!(sender.ask("word 8"), "40");
+    // behind all that the owner may have been asked for
+    sender.does(&format!("add {qp} {srq} 3 8 {memory} 0"));
+    sender.sent(3, IBV_WC_SUCCESS);
+    assert_eq!(
+        (sender.ask("word 8"), owner.ask("word 0")),
+        ("42".into(), "42".into())
+    );
+    second.kill();
+    sender.event(IBV_EVENT_QP_FATAL, qp);
+}
+
 /// Two initiators wait for one target. The former one asks to be rung behind the next one.
 pub(crate) fn next_is_rung() {
     let place = Place::new();
@@ -228,4 +381,25 @@ pub(crate) fn no_second_domain() {
         assert!(errors.contains(&reply), "{reply}");
     }
     panic!("the domain can't be opened");
+}
+
+/// While one process tries to open a domain whose members are stopped, another one opens another
+/// domain. If only the members' agents can open their files, the first one waits for them.
+pub(crate) fn stopped_members() {
+    let (place, other) = (Place::new(), Place::new());
+    let members: Vec<_> = (0..3).map(|_| member(&place)).collect();
+    let (mut late, mut quick) = (Actor::start(), Actor::start());
+    for member in &members {
+        member.stop();
+    }
+    late.say(&place.open(CREATE));
+    std::thread::sleep(Duration::from_millis(300));
+    let begin = Instant::now();
+    quick.does(&other.open(CREATE));
+    let took = begin.elapsed();
+    for member in &members {
+        member.go_on();
+    }
+    assert_eq!(late.hear(), "ok");
+    assert!(took < Duration::from_millis(1000), "{took:?}");
 }
