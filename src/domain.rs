@@ -168,8 +168,8 @@ impl Domain {
         Ok(Arc::clone(driver.insert(started)))
     }
 
-    /// Appends a line to the file for counts, if there is one, by one write, so that lines of several
-    /// processes do not mix.
+    /// Appends a line to the file for counts, if there is one, by one write, so that lines of
+    /// several processes do not mix.
     pub(crate) fn note_counts(&self, line: &str) {
         let Some(path) = &self.counts else {
             return;

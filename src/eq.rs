@@ -15,7 +15,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use crate::Token;
-use crate::conn::{CmSink, CmTarget, ConnectRequest, Dispatcher, Outcome};
+use crate::conn::{CmSink, CmTarget, ConnectRequest, Dispatcher, Found, Outcome};
 use crate::errno::{FiErrno, Result};
 use crate::queue::{WaitKind, deadline};
 use crate::verbs::PrivateData;
@@ -113,10 +113,12 @@ pub struct EqError {
 
 impl EqError {
     /// The text of a [`EqError::prov_errno`] that is the reason of a rejection (InfiniBand
-    /// specification, volume 1, "Rejection reason"). `None`: it is an errno value, or a reason that
-    /// connection managers do not give for the requests of RC and XRC.
+    /// specification, volume 1, "Rejection reason"), or 0: the connection manager has given no
+    /// status. `None`: it is an errno value, or a reason that connection managers do not give for
+    /// the requests of RC and XRC.
     pub const fn text(prov_errno: i32) -> Option<&'static CStr> {
         Some(match prov_errno {
+            0 => c"the provider has no further information; err is the reason",
             1 => c"the peer has no queue pair for the connection",
             4 => c"the peer has waited too long for the next step of the connection",
             5 => c"the peer does not support the request",
@@ -205,12 +207,22 @@ impl EventQueue {
     /// - `EAVAIL`: the first event is an error, which [`Self::read_error`] returns.
     /// - Those of `take`, for instance `ETOOSMALL`.
     pub fn read<R>(&self, peek: bool, take: impl FnOnce(&mut Event) -> Result<R>) -> Result<R> {
+        self.read_found(peek, take, &mut Found::Events)
+    }
+
+    /// As [`Self::read`]. `found`: what was found if the queue is empty.
+    fn read_found<R>(
+        &self,
+        peek: bool,
+        take: impl FnOnce(&mut Event) -> Result<R>,
+        found: &mut Found,
+    ) -> Result<R> {
         let mut fifo = self.fifo.lock();
         // also while another reader has the first event: the descriptor stays readable until the
         // events of the connection manager are taken, and a waiting thread would spin
         if fifo.has_nothing() {
             drop(fifo);
-            self.progress();
+            *found = self.progress();
             fifo = self.fifo.lock();
         }
         // `before_shutdown` may block, and takes locks that precede this one in the lock order
@@ -321,16 +333,18 @@ impl EventQueue {
         let deadline = deadline(timeout);
         let mut take = Some(take);
         loop {
-            let result = self.read(peek, |event| match take.take() {
+            let mut found = Found::Events;
+            let take_once = |event: &mut Event| match take.take() {
                 Some(take) => take(event),
                 // cannot be reached: a call of `take`, successful or not, ends the loop
                 None => Err(FiErrno::EAGAIN),
-            });
+            };
+            let result = self.read_found(peek, take_once, &mut found);
             match result {
                 Err(FiErrno::EAGAIN) => {}
                 result => return result,
             }
-            if take.is_none() || !self.dispatcher.wait().wait(deadline)? {
+            if take.is_none() || !self.dispatcher.wait_after(found, deadline)? {
                 return Err(FiErrno::EAGAIN);
             }
         }
@@ -439,10 +453,10 @@ impl EventQueue {
         self.dispatcher.wait().wake();
     }
 
-    /// Takes events of the connection manager until this queue has an event that can be read, or
-    /// none is left.
-    fn progress(&self) {
-        self.dispatcher.progress(|| !self.fifo.lock().has_nothing());
+    /// Takes events of the connection manager until this queue has an event that can be read, or as
+    /// many as one call takes.
+    fn progress(&self) -> Found {
+        self.dispatcher.progress(|| !self.fifo.lock().has_nothing())
     }
 }
 
@@ -596,6 +610,33 @@ mod tests {
             assert_eq!(eq.read(false, shutdown).is_ok(), peek);
             assert_eq!(eq.read(false, shutdown), Err(FiErrno::EAGAIN));
         }
+    }
+
+    /// A reader does not spin while the events of the connection manager cannot be taken, and gets
+    /// other events.
+    #[test]
+    fn a_waiting_reader_pauses_after_an_error() {
+        let (backend, events) = crate::verbs::replaced::with_failing_events();
+        let device = crate::verbs::devices(&[backend], false).remove(0);
+        let eq = EventQueue::open(EqConfig::default()).unwrap();
+        let channel = eq.dispatcher.registry().channel(&device).unwrap();
+        let id = channel.create_id().unwrap();
+        let to = (std::net::Ipv4Addr::LOCALHOST, 9).into();
+        id.resolve_addr(None, to).unwrap();
+        let time = Some(Duration::from_millis(100));
+        let begin = std::time::Instant::now();
+        assert_eq!(eq.sread(false, time, |_| Ok(())), Err(FiErrno::EAGAIN));
+        assert!(begin.elapsed() >= Duration::from_millis(100));
+        let calls = events.calls.load(std::sync::atomic::Ordering::Relaxed);
+        assert!((1..20).contains(&calls), "{calls} calls");
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(30));
+                eq.write(9, b"", Token(0));
+            });
+            assert_eq!(eq.sread(false, None, |_| Ok(())), Ok(()));
+        });
+        drop(id);
     }
 
     #[test]

@@ -47,6 +47,7 @@ errnos! {
     EEXIST = libc::EEXIST;
     ENODEV = libc::ENODEV;
     EINVAL = libc::EINVAL;
+    ENFILE = libc::ENFILE;
     EMFILE = libc::EMFILE;
     ENOSPC = libc::ENOSPC;
     ENOSYS = libc::ENOSYS;
@@ -103,6 +104,22 @@ impl FiErrno {
     /// The positive value.
     pub const fn code(self) -> i32 {
         self.0.get()
+    }
+
+    /// Whether the same call may succeed later: for lack of memory, descriptors or time. Such an
+    /// error shows nothing about a device.
+    pub(crate) const fn may_pass(self) -> bool {
+        matches!(
+            self,
+            Self::ENOMEM
+                | Self::EMFILE
+                | Self::ENFILE
+                | Self::ENOBUFS
+                | Self::EAGAIN
+                | Self::EBUSY
+                | Self::EINTR
+                | Self::ETIMEDOUT
+        )
     }
 
     /// The C library's `errno` of this thread.

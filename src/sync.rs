@@ -3,13 +3,13 @@
 #[cfg(all(test, loom))]
 pub(crate) use loom::{
     cell::UnsafeCell,
-    sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize},
+    sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, fence},
     sync::{Mutex, MutexGuard},
 };
 #[cfg(not(all(test, loom)))]
 pub(crate) use std::sync::{
     Mutex, MutexGuard,
-    atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize},
+    atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, fence},
 };
 
 /// Plain memory for one thread at a time, by a rule of its owner. loom's cell has the same

@@ -77,6 +77,12 @@ impl Format {
         }
     }
 
+    /// Every address of this host, with a port that is assigned, if the format admits one family
+    /// alone that is not the default.
+    pub(crate) fn any(self) -> Option<SocketAddr> {
+        (self.is_ipv4() == Some(false)).then(|| (Ipv6Addr::UNSPECIFIED, 0).into())
+    }
+
     /// Reads an address of this format.
     ///
     /// # Errors

@@ -13,10 +13,12 @@ use crate::cq::{wait_control, wait_kind};
 use crate::domain::Domain;
 use crate::ffi::fid::{Kind, Object, User, assumed, close, header, object, on};
 use crate::ffi::{guard, stub};
+use crate::poll_members::Memberships;
 
 /// An open counter.
 pub(crate) struct Cntr {
     pub(crate) engine: Arc<Counter>,
+    pub(crate) polls: Memberships,
     _domain: User,
 }
 
@@ -46,6 +48,10 @@ unsafe impl Kind for Cntr {
     }
     fn retire(c: &mut fid_cntr) {
         c.ops = (&raw const stub::closed::CNTR.base).cast_mut();
+    }
+    fn finish(object: &Object<Self>) -> Result<()> {
+        object.polls.leave();
+        Ok(())
     }
 }
 
@@ -85,6 +91,7 @@ pub(crate) unsafe extern "C" fn open(
             },
             Cntr {
                 engine: Counter::open(domain.engine.queues(), wait)?,
+                polls: Memberships::default(),
                 _domain: user,
             },
         );

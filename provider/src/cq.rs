@@ -15,6 +15,7 @@ use crate::domain::Domain;
 use crate::ffi::fid::{Kind, Object, User, assumed, close, header, object, on};
 use crate::ffi::param::fault_point;
 use crate::ffi::stub;
+use crate::poll_members::Memberships;
 
 /// An open completion queue.
 pub(crate) struct Cq {
@@ -29,6 +30,7 @@ pub(crate) struct Cq {
     /// Whether the queue is one of endpoints with many peers, so that no connected endpoint can be
     /// bound to it.
     pub(crate) rdm: bool,
+    pub(crate) polls: Memberships,
     _domain: User,
 }
 
@@ -59,6 +61,10 @@ unsafe impl Kind for Cq {
     fn retire(c: &mut fid_cq) {
         c.ops = (&raw const stub::closed::CQ.base).cast_mut();
     }
+    fn finish(object: &Object<Self>) -> Result<()> {
+        object.polls.leave();
+        Ok(())
+    }
 }
 
 /// The wait object of a queue; the engine chooses one for `FI_WAIT_UNSPEC`.
@@ -68,8 +74,8 @@ unsafe impl Kind for Cq {
 pub(crate) fn wait_kind(wait_obj: fi_wait_obj) -> Result<WaitKind> {
     match wait_obj {
         FI_WAIT_NONE => Ok(WaitKind::None),
-        // FI_WAIT_YIELD has no wait object that the application can see, so the default one serves.
-        FI_WAIT_UNSPEC | FI_WAIT_YIELD => Ok(WaitKind::Unspec),
+        FI_WAIT_UNSPEC => Ok(WaitKind::Unspec),
+        FI_WAIT_YIELD => Ok(WaitKind::Yield),
         FI_WAIT_FD => Ok(WaitKind::Fd),
         FI_WAIT_SET | FI_WAIT_MUTEX_COND | FI_WAIT_POLLFD => Err(FiErrno::ENOSYS),
         _ => Err(FiErrno::EINVAL),
@@ -104,6 +110,7 @@ pub(crate) unsafe fn wait_control(
             *arg.cast::<fi_wait_obj>() = match kind {
                 WaitKind::None => FI_WAIT_NONE,
                 WaitKind::Unspec => FI_WAIT_UNSPEC,
+                WaitKind::Yield => FI_WAIT_YIELD,
                 WaitKind::Fd => FI_WAIT_FD,
             };
         }
@@ -163,6 +170,7 @@ pub(crate) unsafe extern "C" fn open(
                 api_version: domain.api_version,
                 vendor_err: AtomicU32::new(0),
                 rdm: domain.rdm,
+                polls: Memberships::default(),
                 _domain: user,
             },
         );
@@ -467,15 +475,16 @@ unsafe extern "C" fn readerr(cq: *mut fid_cq, buf: *mut fi_cq_err_entry, flags: 
             (*buf).err = error.err.code();
             (*buf).prov_errno = error.prov_errno;
             let sized = cq.api_version >= fi_version(1, 5);
+            let data = vendor.as_ref().map_or(&[][..], |vendor| &vendor[..]);
             if sized && (*buf).err_data_size != 0 {
-                let data = vendor.as_ref().map_or(&[][..], |vendor| &vendor[..]);
                 let to = (*buf).err_data.cast();
                 (*buf).err_data_size = copy_data(data, to, (*buf).err_data_size);
             } else {
                 // fi_cq(3): a buffer of the provider, also if the error has no data
                 (*buf).err_data = cq.vendor_err.as_ptr().cast();
                 if sized {
-                    (*buf).err_data_size = 0;
+                    // its size, as from libfabric's own providers
+                    (*buf).err_data_size = data.len();
                 }
             }
             if cq.api_version >= fi_version(1, 20) {

@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use libfabric_sys::layout::WithMainSlot;
 use libfabric_sys::*;
+use weft::conn::Tuning;
 use weft::domain::{Domain as Engine, DomainConfig};
 use weft::errno::{FiErrno, Result};
 use weft::mr::{MrConfig, MrDomain};
@@ -19,7 +20,7 @@ use crate::ffi::log::{info, refused};
 use crate::ffi::param::{self, fault_point};
 use crate::ffi::{log, stub};
 use crate::{
-    atomic, av, cntr, cq, devices, ep_ops, getinfo, mr, poll, rdm_srx_ops, srx, weft_mr_ops,
+    atomic, av, cntr, cq, devices, ep_ops, getinfo, mr, opened, poll, rdm_srx_ops, srx, weft_mr_ops,
 };
 
 static FID_OPS: fi_ops = fi_ops {
@@ -67,6 +68,7 @@ unsafe impl Kind for Domain {
             return Err(refused!(FI_LOG_DOMAIN, EBUSY, "{reason}"));
         }
         domain.engine.close();
+        opened::DOMAINS.remove(domain.c().expose_provenance());
         Ok(())
     }
 }
@@ -140,7 +142,10 @@ unsafe fn open_body(
     let engine = Engine::open(
         &device,
         DomainConfig {
-            tuning: param::values().tuning(),
+            tuning: Tuning {
+                traffic_class: param::values().traffic_class(terms.traffic_class),
+                ..param::values().tuning()
+            },
             mr: MrConfig {
                 form: terms.form,
                 events: terms.events,
@@ -170,6 +175,14 @@ unsafe fn open_body(
             _fabric: user,
         },
     );
+    let opened = opened::Domain {
+        name: name.to_owned(),
+        fabric: fabric.c().expose_provenance(),
+        version: fabric.api_version,
+        rdm: terms.rdm,
+        mode: terms.form.mode,
+    };
+    opened::DOMAINS.add(object.as_ptr().expose_provenance(), opened);
     // SAFETY: not NULL; the object starts with its fid.
     unsafe { *out = object.as_ptr().cast() };
     Ok(())

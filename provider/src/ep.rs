@@ -11,7 +11,7 @@ use weft::flags::Flags;
 use weft::msg::{Endpoint, LocalIov, RemoteIov};
 
 use crate::addr::Format;
-use crate::ep_traits::{OpFlags, Receives, Rma, Sends, TX_FLAGS};
+use crate::ep_traits::{OpFlags, Posts, Receives, Rma, Sends, TX_FLAGS};
 use crate::ffi::fid::User;
 use crate::getinfo;
 
@@ -51,6 +51,12 @@ impl OpFlags for Ep {
             true => getinfo::MSG.tx_op_flags,
             false => getinfo::MSG.rx_op_flags,
         }
+    }
+}
+
+impl Posts for Ep {
+    fn post_delayed(&self) {
+        self.engine.post_delayed();
     }
 }
 

@@ -20,6 +20,7 @@ use crate::eq::Eq;
 use crate::ffi::fid::{Kind, Object, close, header, object, on};
 use crate::ffi::info::View;
 use crate::ffi::log::{info, refused};
+use crate::ffi::param;
 use crate::ffi::stub;
 use crate::pep::Pep;
 use crate::srx::Srx;
@@ -177,6 +178,7 @@ impl EndpointRequest {
                 needs_tx: terms.tx_caps & (FI_SEND | FI_READ | FI_WRITE) != 0,
                 needs_rx: terms.rx_caps & FI_RECV != 0,
                 auth,
+                traffic_class: param::values().traffic_class(terms.tclass.octet()),
                 src,
                 dst,
             },
@@ -201,12 +203,7 @@ impl EndpointRequest {
             config.context = context.expose_provenance();
             let engine = match origin {
                 Origin::Connect => Endpoint::open(&domain.engine, config)?,
-                Origin::Replace(pep) => {
-                    let engine = Endpoint::open(&domain.engine, config)?;
-                    // after the last call that can fail; the endpoint binds to the address later
-                    pep.close();
-                    engine
-                }
+                Origin::Replace(pep) => Endpoint::replace(&domain.engine, config, &pep)?,
                 // SAFETY: `info->handle` is a fid by the contract of fi_endpoint(3).
                 Origin::Answer(connreq) => unsafe {
                     let request = connreq::take(connreq)?;

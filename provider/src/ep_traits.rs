@@ -19,6 +19,12 @@ use weft::msg::{LocalIov, RemoteIov};
 use crate::ffi::fid::{Kind, assumed, on};
 use crate::ffi::log::refused;
 
+/// Transmit operations of any kind.
+pub(crate) trait Posts: Kind<C = fid_ep> {
+    /// Posts the operations that were delayed for further ones (`FI_MORE`).
+    fn post_delayed(&self);
+}
+
 /// Receives.
 #[allow(
     clippy::missing_safety_doc,
@@ -50,7 +56,7 @@ pub(crate) trait Receives: Kind<C = fid_ep> {
     clippy::missing_safety_doc,
     reason = "`Receives::recv` documents it for all methods"
 )]
-pub(crate) trait Sends: Kind<C = fid_ep> {
+pub(crate) trait Sends: Posts {
     /// Flags that `fi_sendmsg` may carry.
     const TX_FLAGS: u64;
 
@@ -117,7 +123,7 @@ pub(crate) trait TaggedReceives: Kind<C = fid_ep> {
     clippy::missing_safety_doc,
     reason = "`Receives::recv` documents it for all methods"
 )]
-pub(crate) trait Tagged: TaggedReceives {
+pub(crate) trait Tagged: Posts + TaggedReceives {
     /// `fi_tsend`, `fi_tsendv`, `fi_tsendmsg`, `fi_tsenddata`
     unsafe fn tsend(
         &self,
@@ -153,7 +159,7 @@ pub(crate) trait OpFlags {
     clippy::missing_safety_doc,
     reason = "`Receives::recv` documents it for all methods"
 )]
-pub(crate) trait Rma: Kind<C = fid_ep> {
+pub(crate) trait Rma: Posts {
     /// `rma_iov_limit`
     const RMA_IOV_LIMIT: usize;
 
@@ -247,15 +253,38 @@ pub(crate) const TX_FLAGS: u64 = FI_COMPLETION
     | FI_MORE
     | FI_REMOTE_CQ_DATA;
 
-/// Runs an operation on an endpoint.
+/// Runs a receive on an endpoint or a shared receive context.
+///
+/// # Safety
+/// `ep` is an open object of kind `E`.
+#[inline(always)]
+pub(crate) unsafe fn receive<E: Kind>(
+    ep: *mut fid_ep,
+    body: impl FnOnce(&E) -> Result<()>,
+) -> isize {
+    // SAFETY: the caller passes an open object of kind `E`.
+    let ep = unsafe { assumed::<E>(ep) };
+    on(ep, |ep| body(ep).map(|()| 0))
+}
+
+/// Runs a transmit operation on an endpoint.
+///
+/// fi_msg(3), fi_rma(3), `FI_MORE`: "all previously delayed calls [are] flushed when an error is
+/// returned from a new call".
 ///
 /// # Safety
 /// `ep` is an open endpoint of kind `E`.
 #[inline(always)]
-pub(crate) unsafe fn post<E: Kind>(ep: *mut fid_ep, body: impl FnOnce(&E) -> Result<()>) -> isize {
+pub(crate) unsafe fn post<E: Posts>(ep: *mut fid_ep, body: impl FnOnce(&E) -> Result<()>) -> isize {
     // SAFETY: the caller passes an open endpoint of kind `E`.
     let ep = unsafe { assumed::<E>(ep) };
-    on(ep, |ep| body(ep).map(|()| 0))
+    on(ep, |ep| match body(ep) {
+        Ok(()) => Ok(0),
+        Err(error) => {
+            ep.post_delayed();
+            Err(error)
+        }
+    })
 }
 
 /// One buffer as a vector of one element.

@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 
 use libfabric_sys::*;
-use weft::errno::FiErrno;
+use weft::errno::{FiErrno, Result};
 
 use crate::cntr::Cntr;
 use crate::cq::Cq;
@@ -13,7 +13,7 @@ use crate::fabric::Fabric;
 use crate::ffi::alloc::str_of;
 use crate::ffi::fid::{Kind, Object, close, header, object, on, probe};
 use crate::ffi::{guard, stub};
-use crate::pep_ops;
+use crate::{opened, pep_ops};
 
 static FID_OPS: fi_ops = fi_ops {
     close: Some(close::<Fabric>),
@@ -38,6 +38,10 @@ unsafe impl Kind for Fabric {
     }
     fn retire(c: &mut fid_fabric) {
         c.ops = (&raw const stub::closed::FABRIC).cast_mut();
+    }
+    fn finish(fabric: &Object<Self>) -> Result<()> {
+        opened::FABRICS.remove(fabric.c().expose_provenance());
+        Ok(())
     }
 }
 
@@ -65,6 +69,10 @@ pub(crate) unsafe extern "C" fn fabric(
             },
             Fabric { api_version },
         );
+        let handle = object.as_ptr().expose_provenance();
+        let name = name.to_owned();
+        let version = api_version;
+        opened::FABRICS.add(handle, opened::Fabric { name, version });
         // SAFETY: not NULL; the object starts with its fid.
         unsafe { *out = object.as_ptr().cast() };
         Ok(0)

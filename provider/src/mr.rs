@@ -133,7 +133,8 @@ pub(crate) unsafe fn register(
         // SAFETY: just opened, and the application's only when this returns.
         let mr = unsafe { object.as_ref() };
         // The application's variable has the region already, so an error here is the result of the
-        // registration, as one of the worker, and not that of the call, which would leak the region.
+        // registration, as one of the worker, and not that of the call, which would leak the
+        // region.
         if let Err(error) = register_later(mr, events, context) {
             tell(events, token(mr), context.expose_provenance(), Err(error));
         }

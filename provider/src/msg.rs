@@ -7,7 +7,7 @@ use libfabric_sys::*;
 use weft::mr::Desc;
 use weft::msg::LocalIov;
 
-use crate::ep_traits::{Receives, Sends, buffer, flags_of, message, post, token};
+use crate::ep_traits::{Receives, Sends, buffer, flags_of, message, post, receive, token};
 use crate::ffi::stub;
 
 /// The table of an endpoint kind.
@@ -49,7 +49,7 @@ unsafe extern "C" fn recv<E: Receives>(
     let (iov, desc) = (buffer(buf, len), Desc(desc));
     let local = LocalIov::single(&iov, &desc);
     // SAFETY: the contract of fi_recv(3).
-    unsafe { post::<E>(ep, |ep| ep.recv(src_addr, local, token(context))) }
+    unsafe { receive::<E>(ep, |ep| ep.recv(src_addr, local, token(context))) }
 }
 
 unsafe extern "C" fn recvv<E: Receives>(
@@ -62,7 +62,7 @@ unsafe extern "C" fn recvv<E: Receives>(
 ) -> isize {
     // SAFETY: the contract of fi_recvv(3).
     unsafe {
-        post::<E>(ep, |ep| {
+        receive::<E>(ep, |ep| {
             let local = LocalIov::from_raw(iov, desc, count)?;
             ep.recv(src_addr, local, token(context))
         })
@@ -76,7 +76,7 @@ unsafe extern "C" fn recvmsg<E: Receives>(
 ) -> isize {
     // SAFETY: the contract of fi_recvmsg(3).
     unsafe {
-        post::<E>(ep, |ep| {
+        receive::<E>(ep, |ep| {
             let msg = message(msg)?;
             let local = LocalIov::from_raw(msg.msg_iov, msg.desc, msg.iov_count)?;
             let flags = flags_of(flags, E::RX_FLAGS)?;

@@ -36,6 +36,15 @@ unsafe fn answer(value: usize, buf: *mut c_void, len: *mut usize) -> Result<c_in
     Ok(0)
 }
 
+/// The errno of `fi_getopt(3)` for an option that the endpoint does not have.
+fn no_option(name: u32) -> FiErrno {
+    match name {
+        // the page has an own answer for endpoints without triggered operations
+        FI_OPT_XPU_TRIGGER => FiErrno::EOPNOTSUPP,
+        _ => FiErrno::ENOPROTOOPT,
+    }
+}
+
 /// The length option with this name.
 ///
 /// # Errors
@@ -86,7 +95,7 @@ pub(crate) unsafe extern "C" fn getopt(
             FI_OPT_MAX_ATOMIC_SIZE | FI_OPT_INJECT_ATOMIC_SIZE if ep.engine.has_atomics() => {
                 ATOMIC_SIZE
             }
-            name => ep.engine.length(length(name)?),
+            name => ep.engine.length(length(name).map_err(|_| no_option(name))?),
         };
         // SAFETY: a buffer and its length by the contract of fi_getopt(3).
         unsafe { answer(value, buf, len) }
@@ -115,7 +124,7 @@ pub(crate) unsafe extern "C" fn getopt_rdm(
             }
             // operands are copied in any case, so an injected atomic has no smaller limit
             FI_OPT_MAX_ATOMIC_SIZE | FI_OPT_INJECT_ATOMIC_SIZE if ep.atomics => MAX_ATOMIC_SIZE,
-            _ => return Err(FiErrno::ENOPROTOOPT),
+            name => return Err(no_option(name)),
         };
         // SAFETY: a buffer and its length by the contract of fi_getopt(3).
         unsafe { answer(value, buf, len) }
@@ -235,7 +244,9 @@ unsafe fn permit(
             }
         }
         // CUDA is not used, permitted or not
-        FI_OPT_CUDA_API_PERMITTED if len == size_of::<bool>() && !buf.is_null() => Ok(0),
+        FI_OPT_CUDA_API_PERMITTED if len == size_of::<bool>() && !buf.is_null() => {
+            has_cuda().then_some(0).ok_or(FiErrno::EINVAL)
+        }
         FI_OPT_SHARED_MEMORY_PERMITTED if len == size_of::<bool>() && !buf.is_null() => {
             // SAFETY: not NULL, of that size by the caller's promise.
             let permitted = unsafe { buf.cast::<u8>().read() } != 0;
@@ -250,6 +261,18 @@ unsafe fn permit(
         }
         _ => return None,
     })
+}
+
+/// Whether the process has CUDA's library: one that can pass memory of CUDA has loaded it.
+fn has_cuda() -> bool {
+    let flags = libc::RTLD_LAZY | libc::RTLD_NOLOAD;
+    // SAFETY: a C string; nothing is loaded, and no code of the library runs.
+    let library = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), flags) };
+    if !library.is_null() {
+        // SAFETY: of the call before; the process has its own reference.
+        unsafe { libc::dlclose(library) };
+    }
+    !library.is_null()
 }
 
 /// `fi_setopt(3)`. Lengths can be reduced before the endpoint is enabled.

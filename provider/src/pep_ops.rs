@@ -67,8 +67,9 @@ pub(crate) unsafe extern "C" fn open(
         if !matches!(kind, FI_EP_UNSPEC | FI_EP_MSG) {
             return Err(FiErrno::EINVAL); // endpoints of other types have no connections
         }
+        getinfo::check_passive(fabric.api_version, view)?;
         let format = Format::of(view.addr_format)?.unwrap_or(Format::Sockaddr);
-        let addr = view.src(format)?;
+        let addr = view.src(format)?.or_else(|| format.any());
         let name = view.domain().and_then(|domain| domain.name());
         let name = name.and_then(|name| name.to_str().ok());
         let device = devices::list(false)

@@ -5,34 +5,21 @@ use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
 use libfabric_sys::*;
-use parking_lot::Mutex;
 use weft::errno::{FiErrno, Result};
-use weft::queue::{CompletionQueue, Counter, QueueDomain};
+use weft::queue::QueueDomain;
 
 use crate::cntr::Cntr;
 use crate::cq::Cq;
 use crate::domain::Domain;
 use crate::ffi::fid::{Kind, Object, User, close, header, object, on, probe};
 use crate::ffi::stub;
+use crate::poll_members::{Member, Members, What};
 
 /// An open poll set.
 pub(crate) struct Poll {
     domain: Arc<QueueDomain>,
-    members: Mutex<Vec<Member>>,
+    members: Arc<Members>,
     _user: User,
-}
-
-/// A member of a poll set.
-struct Member {
-    /// The address of its fid.
-    handle: usize,
-    what: What,
-    _user: User,
-}
-
-enum What {
-    Cq(Arc<CompletionQueue>),
-    Cntr(Arc<Counter>),
 }
 
 static FID_OPS: fi_ops = fi_ops {
@@ -47,8 +34,7 @@ static OPS: fi_ops_poll = fi_ops_poll {
     poll_del: Some(del),
 };
 
-// The default `Kind::finish` is enough: freeing the set releases its members, which can't be closed
-// while the set holds them (fi_poll(3)).
+// The default `Kind::finish` is enough: freeing the set releases its members.
 // SAFETY: `fid_poll` begins with its `fid`; `FID_OPS` is a static that only this kind uses.
 unsafe impl Kind for Poll {
     type C = fid_poll;
@@ -85,7 +71,7 @@ pub(crate) unsafe extern "C" fn open(
             },
             Poll {
                 domain: Arc::clone(domain.engine.queues()),
-                members: Mutex::new(Vec::new()),
+                members: Arc::default(),
                 _user: user,
             },
         );
@@ -95,34 +81,36 @@ pub(crate) unsafe extern "C" fn open(
     })
 }
 
-/// The member that a handle stands for in a poll set of this domain.
+/// Adds the queue or counter with this handle to a set.
 ///
 /// # Errors
-/// `EINVAL`: neither a completion queue nor a counter. `EDOMAIN`: an object of another domain.
+/// `EINVAL`: neither a completion queue nor a counter, or it is being closed. `EDOMAIN`: an object
+/// of another domain.
 ///
 /// # Safety
 /// `handle` is NULL or readable as a fid.
-unsafe fn member(domain: &Arc<QueueDomain>, handle: *mut fid) -> Result<Member> {
+unsafe fn add_member(poll: &Poll, handle: *mut fid) -> Result<()> {
     // SAFETY: the caller passes NULL or a readable fid.
-    let (what, owner, user) = unsafe {
+    let (what, owner, memberships, _open) = unsafe {
         if let Some(cq) = probe::<Cq>(handle) {
-            let owner = Arc::clone(cq.engine.domain());
-            (What::Cq(Arc::clone(&cq.engine)), owner, cq.users.add()?)
+            let what = What::Cq(Arc::clone(&cq.engine));
+            (what, cq.engine.domain(), &cq.polls, cq.users.add()?)
         } else {
             let cntr = object::<Cntr>(handle)?;
-            let owner = Arc::clone(cntr.engine.domain());
             let what = What::Cntr(Arc::clone(&cntr.engine));
-            (what, owner, cntr.users.add()?)
+            (what, cntr.engine.domain(), &cntr.polls, cntr.users.add()?)
         }
     };
-    if !Arc::ptr_eq(&owner, domain) {
+    if !Arc::ptr_eq(owner, &poll.domain) {
         return Err(FiErrno::EDOMAIN);
     }
-    Ok(Member {
-        handle: handle.expose_provenance(),
-        what,
-        _user: user,
-    })
+    let handle = handle.expose_provenance();
+    memberships.add(&poll.members, handle);
+    let mut members = poll.members.lock();
+    if members.iter().all(|member| member.handle != handle) {
+        members.push(Member { handle, what });
+    }
+    Ok(())
 }
 
 unsafe extern "C" fn add(poll: *mut fid_poll, handle: *mut fid, flags: u64) -> c_int {
@@ -133,11 +121,7 @@ unsafe extern "C" fn add(poll: *mut fid_poll, handle: *mut fid, flags: u64) -> c
             return Err(FiErrno::EBADFLAGS);
         }
         // SAFETY: a fid by the contract of fi_poll_add(3).
-        let new = unsafe { member(&poll.domain, handle)? };
-        let mut members = poll.members.lock();
-        if members.iter().all(|member| member.handle != new.handle) {
-            members.push(new);
-        }
+        unsafe { add_member(poll, handle)? };
         Ok(0)
     })
 }
@@ -153,7 +137,8 @@ unsafe extern "C" fn del(poll: *mut fid_poll, handle: *mut fid, flags: u64) -> c
         let index = members
             .iter()
             .position(|member| member.handle == handle.addr());
-        members.remove(index.ok_or(FiErrno::EINVAL)?);
+        let member = members.remove(index.ok_or(FiErrno::EINVAL)?);
+        drop((members, member));
         Ok(0)
     })
 }
@@ -169,18 +154,31 @@ unsafe extern "C" fn poll(poll: *mut fid_poll, contexts: *mut *mut c_void, count
             return Err(FiErrno::EINVAL);
         }
         let mut found = 0;
-        for member in poll.members.lock().iter() {
-            // Counters beyond `count` are not polled: a counter's change is reported only once.
+        // A member that another thread removes meanwhile may hide the next one from this call.
+        for at in 0.. {
+            // progress is made without the lock, for which a close of a member waits
+            let Some(member) = poll.members.lock().get(at).cloned() else {
+                break;
+            };
             let ready = match &member.what {
                 What::Cq(cq) => cq.poll_ready(),
                 What::Cntr(cntr) if found < room => cntr.poll(),
-                What::Cntr(_) => false,
+                // its change is reported only once: by a call that has room
+                What::Cntr(cntr) => {
+                    let _ = cntr.progress(); // a wait or a read reports its failure
+                    false
+                }
             };
-            if ready && found < room {
+            if !ready || found >= room {
+                continue;
+            }
+            let members = poll.members.lock();
+            if members.iter().any(|still| still.what == member.what) {
                 let handle: *mut fid = std::ptr::with_exposed_provenance_mut(member.handle);
-                // SAFETY: the member's fid is open while the set holds it; `contexts` has room for
-                // `count` elements by the contract of fi_poll(3). The context is read now, because
-                // the application may change it.
+                // SAFETY: the member's fid is open while the set has the member, which leaves under
+                // this lock before a close changes the fid; `contexts` has room for `count`
+                // elements by the contract of fi_poll(3). The context is read now, because the
+                // application may change it.
                 unsafe { contexts.add(found).write((*handle).context) };
                 found += 1;
             }

@@ -14,7 +14,9 @@ use weft::flags::Flags;
 use weft::rdm::{Endpoint, LocalIov, RemoteIov};
 
 use crate::addr::Format;
-use crate::ep_traits::{OpFlags, Receives, Rma, Sends, TX_FLAGS, Tag, Tagged, TaggedReceives};
+use crate::ep_traits::{
+    OpFlags, Posts, Receives, Rma, Sends, TX_FLAGS, Tag, Tagged, TaggedReceives,
+};
 use crate::ffi::fid::User;
 use crate::getinfo;
 
@@ -69,6 +71,12 @@ impl OpFlags for RdmEp {
             true => getinfo::RDM.tx_op_flags,
             false => getinfo::RDM.rx_op_flags,
         }
+    }
+}
+
+impl Posts for RdmEp {
+    fn post_delayed(&self) {
+        self.engine.post_delayed();
     }
 }
 

@@ -118,6 +118,7 @@ pub(crate) fn open(
         xrc: getinfo::is_xrc(info),
         auto: terms.data_progress == FI_PROGRESS_AUTO,
         auth,
+        traffic_class: param::values().traffic_class(terms.tclass.octet()),
         src: info.src(format)?,
         max_links: param::values().max_links,
         connect_timeout: param::values().connect_timeout,

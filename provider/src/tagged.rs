@@ -9,7 +9,7 @@ use weft::mr::Desc;
 use weft::rdm::LocalIov;
 
 use crate::ep_traits::{
-    TX_FLAGS, Tag, Tagged, TaggedReceives, buffer, flags_of, message, post, token,
+    TX_FLAGS, Tag, Tagged, TaggedReceives, buffer, flags_of, message, post, receive, token,
 };
 use crate::ffi::log::refused;
 use crate::ffi::stub;
@@ -80,7 +80,7 @@ unsafe extern "C" fn recv<E: TaggedReceives>(
     let tag = Tag { tag, ignore };
     // SAFETY: the contract of fi_trecv(3).
     unsafe {
-        post::<E>(ep, |ep| {
+        receive::<E>(ep, |ep| {
             ep.trecv(src_addr, tag, local, token(context), None)
         })
     }
@@ -98,7 +98,7 @@ unsafe extern "C" fn recvv<E: TaggedReceives>(
 ) -> isize {
     // SAFETY: the contract of fi_trecvv(3).
     unsafe {
-        post::<E>(ep, |ep| {
+        receive::<E>(ep, |ep| {
             let local = LocalIov::from_raw(iov, desc, count)?;
             let tag = Tag { tag, ignore };
             ep.trecv(src_addr, tag, local, token(context), None)
@@ -113,9 +113,13 @@ unsafe extern "C" fn recvmsg<E: TaggedReceives>(
 ) -> isize {
     // SAFETY: the contract of fi_trecvmsg(3).
     unsafe {
-        post::<E>(ep, |ep| {
+        receive::<E>(ep, |ep| {
             let msg = message(msg)?;
-            let local = LocalIov::from_raw(msg.msg_iov, msg.desc, msg.iov_count)?;
+            let local = match flags & FI_DISCARD {
+                0 => LocalIov::from_raw(msg.msg_iov, msg.desc, msg.iov_count)?,
+                // fi_tagged(3): "the input buffer(s) and length parameters are ignored"
+                _ => LocalIov::NONE,
+            };
             check_search(flags, msg.context)?;
             let flags = flags_of(flags, RX_FLAGS)?;
             let (tag, ignore) = (msg.tag, msg.ignore);

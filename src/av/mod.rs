@@ -8,7 +8,9 @@
 //! Not thread safe; the owner's lock protects it. No call blocks; names are resolved by the caller.
 //!
 //! Invariants:
-//! 1. An address has at most one peer. The peer exists as long as a `fi_addr_t` refers to it, or an
+//! 1. An address has at most one peer, whatever its form: an IPv4 address is the same as the IPv6
+//!    address that contains it (`::ffff:10.1.2.3`), the scope is part of a link-local address
+//!    alone, the flow label of none. The peer exists as long as a `fi_addr_t` refers to it, or an
 //!    endpoint holds it; its index does not change and is not used for another address meanwhile.
 //! 2. The `fi_addr_t` of a peer are in a list in the order of insertion; its first element is the
 //!    source.
@@ -20,6 +22,7 @@ pub mod symmetric;
 mod tests;
 pub mod text;
 
+use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 use self::lowest::Lowest;
@@ -121,16 +124,23 @@ impl Peer {
         SocketAddrV6::new(ip, self.port, self.flow, self.scope).into()
     }
 
-    /// Whether the addresses are the same. The flow label is no part of the identity.
+    /// The scope, if it distinguishes addresses.
+    fn scope(&self) -> u32 {
+        match Ipv6Addr::from(self.ip).is_unicast_link_local() {
+            true => self.scope,
+            false => 0,
+        }
+    }
+
+    /// Whether the addresses are the same, perhaps in different forms.
     fn is(&self, other: &Self) -> bool {
-        (self.ip, self.port, self.scope, self.family)
-            == (other.ip, other.port, other.scope, other.family)
+        (self.ip, self.port, self.scope()) == (other.ip, other.port, other.scope())
     }
 
     fn hash(&self, hasher: Hasher) -> u64 {
         let ip = u128::from_ne_bytes(self.ip);
         let first = hasher.hash(ip as u64, (ip >> 64) as u64);
-        hasher.hash(first, u64::from(self.scope) << 16 | u64::from(self.port))
+        hasher.hash(first, u64::from(self.scope()) << 16 | u64::from(self.port))
     }
 }
 
@@ -141,6 +151,8 @@ pub struct Av {
     /// Indices below `entries.len()` that are not in use.
     unused: Lowest,
     len: u32,
+    /// The addresses whose form is not that of their peer, by their `fi_addr_t`.
+    forms: HashMap<u32, SocketAddr>,
     peers: Chunks<Peer>,
     /// The first free peer.
     free: u32,
@@ -163,6 +175,7 @@ impl Av {
             entries: Chunks::with_capacity(count),
             unused: Lowest::default(),
             len: 0,
+            forms: HashMap::new(),
             peers: Chunks::with_capacity(count),
             free: NIL,
             count: 0,
@@ -196,7 +209,7 @@ impl Av {
     /// `EADDRNOTAVAIL`: no peer can have the address: it is unspecified, or its port is 0.
     /// `ENOMEM`: there are 2^32 - 3 addresses.
     pub fn insert(&mut self, addr: &SocketAddr) -> Result<FiAddr> {
-        if addr.ip().is_unspecified() || addr.port() == 0 {
+        if addr.ip().to_canonical().is_unspecified() || addr.port() == 0 {
             return Err(FiErrno::EADDRNOTAVAIL);
         }
         let peer = self.add_peer(addr)?;
@@ -221,6 +234,9 @@ impl Av {
             next: NIL,
             prev,
         };
+        if self.peers[peer].addr() != *addr {
+            self.forms.insert(index, *addr);
+        }
         self.len += 1;
         Ok(FiAddr(index.into()))
     }
@@ -276,6 +292,7 @@ impl Av {
             self.entries[after].prev = prev;
         }
         self.entries[index] = UNUSED;
+        self.forms.remove(&index);
         self.len -= 1;
         let removed = Removed {
             peer: PeerIndex(peer),
@@ -307,13 +324,14 @@ impl Av {
         Ok(PeerIndex(self.entries[index].peer))
     }
 
-    /// The address as it was inserted (of duplicates, the first one's flow label).
+    /// The address as it was inserted.
     ///
     /// # Errors
     /// `EINVAL`: the address is not in the vector.
     pub fn lookup(&self, addr: FiAddr) -> Result<SocketAddr> {
         let index = self.index(addr)?;
-        Ok(self.peers[self.entries[index].peer].addr())
+        let form = self.forms.get(&index).copied();
+        Ok(form.unwrap_or_else(|| self.peers[self.entries[index].peer].addr()))
     }
 
     /// The address that is reported as the source of a peer's messages: the first inserted one that
@@ -325,14 +343,14 @@ impl Av {
         (first != NIL).then(|| FiAddr(first.into()))
     }
 
-    /// The remote address of a peer. `None`: the index is not in use.
+    /// The remote address of a peer, in one of its forms. `None`: the index is not in use.
     #[must_use]
     pub fn peer_addr(&self, peer: PeerIndex) -> Option<SocketAddr> {
         let peer = self.peers.get(peer.0)?;
         (peer.family != Family::None).then(|| peer.addr())
     }
 
-    /// The peer with this remote address, if there is one.
+    /// The peer with this remote address, in any form, if there is one.
     #[must_use]
     pub fn find(&self, addr: &SocketAddr) -> Option<PeerIndex> {
         self.find_peer(&Peer::new(addr)).map(PeerIndex)
@@ -465,6 +483,11 @@ impl Av {
     /// Bytes of memory, in use and reserved.
     #[cfg(test)]
     fn bytes(&self) -> usize {
-        self.entries.bytes() + self.peers.bytes() + size_of_val(&*self.chains) + self.unused.bytes()
+        let forms = self.forms.capacity() * size_of::<(u32, SocketAddr)>();
+        self.entries.bytes()
+            + self.peers.bytes()
+            + size_of_val(&*self.chains)
+            + self.unused.bytes()
+            + forms
     }
 }

@@ -1,6 +1,6 @@
 //! The address vector beside a naive list.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 
@@ -16,12 +16,22 @@ fn addr() -> impl Strategy<Value = SocketAddr> {
         "[fe80::1%1]:1",
         "[fe80::1%2]:1",
         "[2001:db8::1]:1",
+        "[2001:db8::1%7]:1",
     ];
     let far = (0..2000_u32).prop_map(|i| SocketAddr::from(([10, 1, (i >> 8) as u8, i as u8], 9)));
     prop_oneof![
         3 => (0..text.len()).prop_map(move |i| text[i].parse().unwrap()),
         1 => far,
     ]
+}
+
+/// What all forms of an address have in common.
+fn key(addr: &SocketAddr) -> (IpAddr, u16, u32) {
+    let scope = match addr {
+        SocketAddr::V6(v6) if v6.ip().segments()[0] >> 6 == 0xfe80 >> 6 => v6.scope_id(),
+        _ => 0,
+    };
+    (addr.ip().to_canonical(), addr.port(), scope)
 }
 
 #[derive(Clone, Debug)]
@@ -67,7 +77,10 @@ impl Model {
     }
 
     fn source(&self, addr: &SocketAddr) -> Option<FiAddr> {
-        let of = self.live.iter().filter(|(_, (live, _))| live == addr);
+        let of = self
+            .live
+            .iter()
+            .filter(|(_, (live, _))| key(live) == key(addr));
         of.min_by_key(|(_, (_, insertion))| *insertion)
             .map(|(index, _)| FiAddr(*index))
     }
@@ -150,21 +163,27 @@ fn check(av: &Av, model: &Model) {
     for (index, (addr, _)) in &model.live {
         assert_eq!(av.lookup(FiAddr(*index)), Ok(*addr));
         let peer = av.peer(FiAddr(*index)).unwrap();
-        assert_eq!(*peers.entry(peer).or_insert(*addr), *addr, "one address");
+        assert_eq!(
+            *peers.entry(peer).or_insert(key(addr)),
+            key(addr),
+            "one address"
+        );
         assert_eq!(av.find(addr), Some(peer), "one peer");
         assert_eq!(av.source(peer), model.source(addr));
     }
     for (addr, peer) in &model.held {
         assert_eq!(
-            av.peer_addr(*peer),
-            Some(*addr),
+            av.peer_addr(*peer).as_ref().map(key),
+            Some(key(addr)),
             "the index is not used again"
         );
         assert_eq!(av.find(addr), Some(*peer));
         assert_eq!(av.source(*peer), model.source(addr));
-        peers.insert(*peer, *addr);
+        peers.insert(*peer, key(addr));
     }
     assert_eq!(av.peers(), peers.len());
+    let keys: BTreeSet<_> = peers.values().collect();
+    assert_eq!(keys.len(), peers.len(), "one peer for all forms");
     let unused = model.live.keys().next_back().map_or(0, |index| index + 1);
     for addr in [unused, u64::MAX, 1 << 32] {
         assert_eq!(av.lookup(FiAddr(addr)), Err(FiErrno::EINVAL));
@@ -185,7 +204,7 @@ proptest! {
 #[test]
 fn addresses_that_no_peer_can_have_are_refused() {
     let mut av = Av::new(0, 0);
-    for text in ["0.0.0.0:5", "[::]:5", "10.0.0.1:0"] {
+    for text in ["0.0.0.0:5", "[::]:5", "[::ffff:0.0.0.0]:5", "10.0.0.1:0"] {
         assert_eq!(
             av.insert(&text.parse().unwrap()),
             Err(FiErrno::EADDRNOTAVAIL)
@@ -215,6 +234,38 @@ fn the_flow_label_is_returned_but_no_part_of_the_address() {
     let second = av.insert(&with(8)).unwrap();
     assert_eq!(av.peer(first), av.peer(second));
     assert_eq!(av.lookup(first), Ok(with(7)));
+    assert_eq!(av.lookup(second), Ok(with(8)));
+}
+
+/// The addresses that peers announce are IPv4 where they can be, and have no scope.
+#[test]
+fn an_address_in_another_form_is_the_same_peer() {
+    let mut av = Av::new(0, 0);
+    let text = |text: &str| text.parse::<SocketAddr>().unwrap();
+    for (announced, inserted) in [
+        ("10.1.2.3:5", "[::ffff:10.1.2.3]:5"),
+        ("[2001:db8::1]:5", "[2001:db8::1%2]:5"),
+    ] {
+        let (announced, inserted) = (text(announced), text(inserted));
+        let fi_addr = av.insert(&inserted).unwrap();
+        let peer = av.find(&announced).unwrap();
+        assert_eq!(av.source(peer), Some(fi_addr));
+        assert_eq!(av.lookup(fi_addr), Ok(inserted));
+        // a peer that was known before the insertion
+        av.hold(peer);
+        av.remove(fi_addr).unwrap();
+        av.release_index(fi_addr);
+        let again = av.insert(&announced).unwrap();
+        assert_eq!((again, av.peer(again)), (fi_addr, Ok(peer)));
+        assert_eq!(av.lookup(again), Ok(announced));
+        av.release(peer);
+        av.remove(again).unwrap();
+        av.release_index(again);
+        assert_eq!(av.find(&inserted), None);
+    }
+    let first = av.insert(&text("[fe80::1%1]:5")).unwrap();
+    let second = av.insert(&text("[fe80::1%2]:5")).unwrap();
+    assert_ne!(av.peer(first), av.peer(second));
 }
 
 /// A peer that sent something before its address was inserted keeps its index.

@@ -10,8 +10,9 @@ use super::Incoming;
 use crate::errno::{FiErrno, Result};
 use crate::verbs::{AsyncEvent, AsyncListener, PrivateData, Qp, QpNumber};
 
-/// An endpoint, as its circuit's requests use it. Each call but [`Self::circuit_failed`] comes from
-/// the driver, some with the dispatcher's lock held.
+/// An endpoint, as its circuit's requests use it. Each call comes from the driver, some with the
+/// dispatcher's lock held, but [`Self::circuit_failed`] and [`Self::progress_mark`]: threads that
+/// close endpoints of the circuit call them too.
 pub(crate) trait CircuitUser: Send + Sync {
     /// The private data of the request on this circuit. `port`: where the domain takes reciprocal
     /// requests. `redirected`: the number by which the peer finds the endpoint that waits for this
@@ -47,8 +48,8 @@ pub(crate) trait CircuitUser: Send + Sync {
     /// missing: looks whether its process lives.
     fn probe(&self);
 
-    /// The peer's process has ended, unless the connection is established: it has ended the exchange
-    /// that it has answered, or does not listen any more.
+    /// The peer's process has ended, unless the connection is established: it has ended the
+    /// exchange that it has answered, or does not listen any more.
     fn process_ended(&self);
 
     /// The peer has ended the connection.
@@ -87,8 +88,8 @@ pub(crate) struct Circuit {
 #[derive(Debug)]
 struct User {
     user: Weak<dyn CircuitUser>,
-    /// Its peer has answered. An endpoint whose request is under way does not fail with the circuit:
-    /// a peer of another process does not have the target, and gets a circuit of its own.
+    /// Its peer has answered. An endpoint whose request is under way does not fail with the
+    /// circuit: a peer of another process does not have the target, and gets a circuit of its own.
     connected: bool,
 }
 

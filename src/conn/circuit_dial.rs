@@ -5,7 +5,8 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 
 use super::circuit::{Circuit, CircuitUser, Share};
-use super::circuits::{Circuits, DialConfig, Step};
+use super::circuits::{Circuits, Step};
+use super::dial_config::DialConfig;
 use super::{CmTarget, connection};
 use crate::errno::{FiErrno, Result};
 use crate::log::{info_log, warn_log};
@@ -29,8 +30,8 @@ struct State {
     makes: bool,
     port: u16,
     ended: bool,
-    /// Where the request goes instead, and the number that it has there: the process has another XRC
-    /// domain.
+    /// Where the request goes instead, and the number that it has there: the process has another
+    /// XRC domain.
     redirected: Option<(u16, u32)>,
 }
 

@@ -6,7 +6,7 @@
 //!
 //! In one file: the steps are queued by calls and events, and executed here alone.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
@@ -14,18 +14,19 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
+use super::answered::Answered;
 use super::circuit::{Circuit, CircuitUser};
 use super::circuit_dial::Dial;
+use super::dial_config::{DialConfig, Shape};
 use super::driver::{Driven, Turn};
-use super::end_notice::Notice;
+use super::end_notice::{Keep, Notice};
 use super::incoming::Incoming;
 use super::peer_queues::PeerQueues;
-use super::{CmSink, ConnectRequest, Dispatcher, Driver, Listener, Outcome, Tuning};
+use super::{CmSink, ConnectRequest, Dispatcher, Driver, Listener, Outcome, Tuning, is_in_use};
 use crate::Token;
 use crate::errno::{FiErrno, Result};
 use crate::log::info_log;
-use crate::queue::CompletionQueue;
-use crate::verbs::{CmId, Cq, Device, Pd, QpConfig, QpNumber, SrqNumber, Target, Xrcd};
+use crate::verbs::{CmId, Device, QpNumber, SrqNumber, Target, Xrcd};
 use crate::wire::cm_data::CmData;
 use crate::wire::msg_xrc::{End, Kind};
 
@@ -40,63 +41,28 @@ const PROBE: Duration = Duration::from_millis(250);
 /// How long a notice of the end may take, and how long the close of the domain, or of a context,
 /// waits for notices.
 const NOTICE: Duration = Duration::from_secs(1);
+/// When a notice without an answer is repeated, and the target of its peer is looked for. The time
+/// doubles up to the second.
+const REPEAT: Duration = Duration::from_secs(1);
+const LONGEST_REPEAT: Duration = Duration::from_secs(64);
+/// Maximum number of such notices. Beyond it, the peer of the oldest one is cut off.
+const LINGERING: usize = 1024;
 /// How often the driver examines whether a notice can be answered.
 const LOOK: Duration = Duration::from_millis(1);
 /// How long the identifiers of answered requests stay.
 const RETIRED: Duration = Duration::from_secs(1);
-/// Endpoints that share a circuit, unless the device's send queues are shorter.
-const SHARES: usize = 8;
 const BACKLOG: usize = 1024;
+/// Targets beyond which those that are not held any more are looked for.
+const SERVED: usize = 64;
 /// Free ports that are tried until one is free in both port spaces.
 const PORTS: usize = 32;
 const CONNECTIONS: Token = Token(1);
 const SERVICES: Token = Token(2);
 
-/// The parameters of a dial.
-#[derive(Clone, Debug)]
-pub(crate) struct DialConfig {
-    pub(crate) from: Option<SocketAddr>,
-    pub(crate) to: SocketAddr,
-    pub(crate) pd: Arc<Pd>,
-    pub(crate) cq: Arc<CompletionQueue>,
-    /// Of the endpoint: the initiator's send queue is longer.
-    pub(crate) qp: QpConfig,
-}
-
-impl DialConfig {
-    /// Whether endpoints with these parameters can share a circuit.
-    fn shares_with(&self, other: &Self) -> bool {
-        self.to.ip() == other.to.ip()
-            && self.from.map(|from| from.ip()) == other.from.map(|from| from.ip())
-            && Arc::ptr_eq(&self.cq, &other.cq)
-            && Arc::ptr_eq(&self.pd, &other.pd)
-            && (self.qp.max_send_sge, self.qp.max_inline)
-                == (other.qp.max_send_sge, other.qp.max_inline)
-    }
-
-    pub(super) fn room(&self) -> usize {
-        self.qp.max_send_wr
-    }
-
-    /// The configuration of an initiator for several endpoints.
-    pub(super) fn initiator(&self) -> QpConfig {
-        let most = self.pd.device().attr().max_qp_wr;
-        let shares = (most / self.room().max(1)).clamp(1, SHARES);
-        QpConfig {
-            max_send_wr: self.room() * shares,
-            ..self.qp
-        }
-    }
-
-    pub(super) fn send_cq(&self) -> Result<&Arc<Cq>> {
-        self.cq.device_cq()
-    }
-}
-
 /// A circuit that exists, or is being made.
 #[derive(Debug)]
 struct Place {
-    config: DialConfig,
+    shape: Shape,
     /// The dial that makes it, until it is up.
     maker: Option<Arc<Dial>>,
     circuit: Weak<Circuit>,
@@ -116,8 +82,10 @@ pub(super) enum Step {
     EndId(Arc<CmId>),
     /// Send a notice.
     Notify(Arc<Notice>),
-    /// A notice has been answered, or cannot be sent.
+    /// A notice has been answered.
     EndNotice(Arc<Notice>),
+    /// A notice cannot be sent, or is refused.
+    FailNotice(Arc<Notice>),
     /// The circuit of a user has failed: its peer is told.
     TellEnd(Weak<dyn CircuitUser>),
     /// Move a target to its error state.
@@ -130,13 +98,17 @@ struct State {
     steps: VecDeque<Step>,
     users: HashMap<u32, Weak<dyn CircuitUser>>,
     /// Targets that this side's endpoints hold, and the receive queue to which each delivers.
-    served: Vec<(Weak<Target>, SrqNumber)>,
+    served: HashMap<QpNumber, Vec<(Weak<Target>, SrqNumber)>>,
+    /// With so many of them, those that are not held any more are removed.
+    served_limit: usize,
     /// Users that wait for a reciprocal request.
     awaiting: Vec<(u32, Instant)>,
     /// The same users, with the time of the next probe of each one's peer.
     probes: Vec<(u32, Instant)>,
     listeners: Vec<Listening>,
     notices: Vec<(Arc<Notice>, Instant)>,
+    /// Notices without an answer, whose peers may still access what is kept for them; oldest first.
+    lingering: Vec<Lingering>,
     /// Notices of peers that are not answered yet.
     unanswered: Vec<Unanswered>,
     peer_queues: PeerQueues,
@@ -148,10 +120,37 @@ struct State {
 }
 
 impl State {
+    /// Without a driver, what is kept for a peer stays until the domain is closed.
+    fn keep(&mut self, notice: Arc<Notice>) {
+        if let Some(keep) = notice.keep() {
+            keep.give_up();
+            self.lingering.push(Lingering::new(notice));
+        }
+    }
+
     /// The peer of a user has sent its request, or the user has ended.
     fn awaits_no_more(&mut self, tag: u32) {
         self.awaiting.retain(|(awaiting, _)| *awaiting != tag);
         self.probes.retain(|(awaiting, _)| *awaiting != tag);
+    }
+}
+
+/// A notice that is repeated. Nothing waits for it.
+#[derive(Debug)]
+struct Lingering {
+    notice: Arc<Notice>,
+    due: Instant,
+    /// The time from then to the next repetition.
+    pause: Duration,
+}
+
+impl Lingering {
+    fn new(notice: Arc<Notice>) -> Self {
+        Self {
+            notice,
+            due: Instant::now() + REPEAT,
+            pause: 2 * REPEAT,
+        }
     }
 }
 
@@ -328,7 +327,7 @@ impl Circuits {
         let (room, user) = (dial.config().room(), dial.user());
         let to = dial.config().to;
         let suitable = |place: &&mut Place| {
-            !alone && place.config.shares_with(dial.config()) && !place.elsewhere.contains(&to)
+            !alone && place.shape.suits(dial.config()) && !place.elsewhere.contains(&to)
         };
         let mut making = None;
         // the newest first: the targets of older ones may have ended with their holders
@@ -350,7 +349,7 @@ impl Circuits {
         } else {
             if !dial.has_share() {
                 state.places.push(Place {
-                    config: dial.config().clone(),
+                    shape: Shape::of(dial.config()),
                     maker: Some(Arc::clone(dial)),
                     circuit: Weak::new(),
                     waiting: Vec::new(),
@@ -402,35 +401,57 @@ impl Circuits {
     /// queue would delay all messages to the other.
     pub(crate) fn serve(&self, target: &Arc<Target>, srq: SrqNumber) -> bool {
         let mut state = self.state.lock();
-        state.served.retain(|(held, _)| held.strong_count() != 0);
-        let other = |(held, of): &(Weak<Target>, SrqNumber)| {
-            *of != srq
-                && held
-                    .upgrade()
-                    .is_some_and(|held| held.number() == target.number())
-        };
-        if state.served.iter().any(other) {
+        let is_held = |(held, _): &(Weak<Target>, SrqNumber)| held.strong_count() != 0;
+        if state.served.len() >= state.served_limit {
+            state.served.retain(|_, of| of.iter().any(is_held));
+            state.served_limit = 2 * state.served.len().max(SERVED);
+        }
+        let of = state.served.entry(target.number()).or_default();
+        of.retain(is_held);
+        if of.iter().any(|(_, queue)| *queue != srq) {
             return false;
         }
-        state.served.push((Arc::downgrade(target), srq));
+        of.push((Arc::downgrade(target), srq));
         true
     }
 
     /// Keeps the identifier of an answered request until the peer has the answer.
     pub(crate) fn retire(&self, request: Incoming) {
-        self.add_retired(Retired::Request {
-            _request: Arc::new(request),
-        });
+        self.add_retired(Retired::Request(Arc::new(request)), RETIRED);
+    }
+
+    /// As [`Self::retire`], of a reciprocal request that makes a circuit, of a `weft` peer: until
+    /// the peer has confirmed the answer, at most 10 s. The user gets [`CircuitUser::peer_ended`]
+    /// if the exchange fails before. Inside an event.
+    pub(crate) fn await_confirmation(&self, request: Incoming, user: Weak<dyn CircuitUser>) {
+        let object = request.object();
+        let answered = Answered::new(&self.this, request, user);
+        let target: Weak<Answered> = Arc::downgrade(&answered);
+        self.driver.dispatcher().insert(object, target);
+        self.add_retired(Retired::Answered(answered), RECIPROCAL);
+    }
+
+    /// The peer has confirmed an answer, or the exchange has ended: the identifier of the request
+    /// ends like those of other requests.
+    pub(super) fn confirmed(&self, answered: &Answered) {
+        let due = Instant::now() + RETIRED;
+        let mut state = self.state.lock();
+        let mut retired = state.retired.iter_mut();
+        if let Some((_, at)) = retired.find(|(retired, _)| retired.keeps(answered)) {
+            *at = due;
+        }
+        drop(state);
+        self.driver.wake(&self.turn);
     }
 
     /// As [`Self::retire`], of a request of this side. libfabric's provider requires that the side
     /// with the target disconnects first.
     pub(super) fn retire_id(&self, id: Arc<CmId>) {
-        self.add_retired(Retired::Dial(id));
+        self.add_retired(Retired::Dial(id), RETIRED);
     }
 
-    fn add_retired(&self, retired: Retired) {
-        let due = Instant::now() + RETIRED;
+    fn add_retired(&self, retired: Retired, span: Duration) {
+        let due = Instant::now() + span;
         self.state.lock().retired.push((retired, due));
         self.driver.wake(&self.turn);
     }
@@ -441,21 +462,22 @@ impl Circuits {
     }
 
     /// Tells the peer at this address that a connection has ended. `keep` lives until the peer has
-    /// answered, or 1 s: memory that the peer may access until then.
+    /// answered, or after 1 s until it is not [needed](Keep::is_needed) any more: memory that the
+    /// peer may access until then.
     pub(crate) fn notify(
         &self,
         (from, to): (Option<SocketAddr>, SocketAddr),
         end: End,
-        keep: Box<dyn std::any::Any + Send + Sync>,
+        keep: Option<Box<dyn Keep>>,
     ) {
         self.send(Notice::new(&self.this, (from, to), end, None, keep));
     }
 
-    /// Asks whether the process lives that takes notices at the second address, which answers one to
-    /// nobody. If it has ended, the user gets [`CircuitUser::process_ended`].
+    /// Asks whether the process lives that takes notices at the second address, which answers one
+    /// to nobody. If it has ended, the user gets [`CircuitUser::process_ended`].
     pub(crate) fn ask(&self, path: (Option<SocketAddr>, SocketAddr), user: Weak<dyn CircuitUser>) {
         let nobody = End { to: 0, from: 0 };
-        let notice = Notice::new(&self.this, path, nobody, Some(user), Box::new(()));
+        let notice = Notice::new(&self.this, path, nobody, Some(user), None);
         self.send(notice);
     }
 
@@ -468,8 +490,11 @@ impl Circuits {
     fn send(&self, notice: Arc<Notice>) {
         let mut state = self.state.lock();
         // a forked child has no driver
-        if state.closed || state.failed || !self.driver.is_of_this_process() {
+        if state.closed || !self.driver.is_of_this_process() {
             return;
+        }
+        if state.failed {
+            return state.keep(notice);
         }
         let due = Instant::now() + NOTICE;
         state.notices.push((Arc::clone(&notice), due));
@@ -487,6 +512,7 @@ impl Circuits {
         }
         // kept until a port is found: each attempt gets another one
         let mut attempts = Vec::new();
+        let mut last = FiErrno::EADDRINUSE;
         for _ in 0..PORTS {
             let mut at = local;
             at.set_port(0);
@@ -495,8 +521,9 @@ impl Circuits {
             let port = connections.local_addr()?.port();
             at.set_port(port);
             let services = match Listener::open_service(device, at, BACKLOG, SERVICES) {
-                Err(FiErrno::EADDRINUSE) => {
+                Err(error) if is_in_use(error) => {
                     attempts.push(connections);
+                    last = error;
                     continue;
                 }
                 services => services?,
@@ -504,9 +531,13 @@ impl Circuits {
             let both = [connections, services];
             let sink = self.this.upgrade().ok_or(FiErrno::EOPBADSTATE)?;
             let sink: Arc<dyn CmSink> = sink;
-            for listener in &both {
+            let start = |listener: &Arc<Listener>| {
                 listener.bind(&sink)?;
-                listener.listen()?;
+                listener.listen()
+            };
+            if let Err(error) = both.iter().try_for_each(start) {
+                both.iter().for_each(|listener| listener.close());
+                return Err(error);
             }
             let ip = local.ip();
             self.state
@@ -515,7 +546,13 @@ impl Circuits {
                 .push(Listening { ip, port, both });
             return Ok(port);
         }
-        Err(FiErrno::EADDRINUSE)
+        Err(last)
+    }
+
+    /// The number of identifiers whose events the driver takes.
+    #[cfg(test)]
+    pub(crate) fn identifiers(&self) -> usize {
+        self.driver.dispatcher().registry().targets()
     }
 
     /// This side states that it listens at this port, as one whose process has ended.
@@ -530,6 +567,19 @@ impl Circuits {
     #[cfg(test)]
     pub(crate) fn place_ended(&self, dial: &Arc<Dial>) {
         self.place(dial, false);
+    }
+
+    /// The number of identifiers of answered requests that have not ended.
+    #[cfg(test)]
+    pub(crate) fn retired(&self) -> usize {
+        self.state.lock().retired.len()
+    }
+
+    /// The numbers of notices that are awaited, and of those that linger.
+    #[cfg(test)]
+    pub(crate) fn notices(&self) -> (usize, usize) {
+        let state = self.state.lock();
+        (state.notices.len(), state.lingering.len())
     }
 
     /// The number of circuits that are being made.
@@ -561,18 +611,21 @@ impl Circuits {
             let Some((id, _)) = request.take() else {
                 return;
             };
-            match user.filter(|user| user.has_requests()) {
-                Some(user) => {
-                    self.state.lock().unanswered.push(Unanswered {
-                        id,
-                        end,
-                        user: Arc::downgrade(&user),
-                        due: Instant::now() + NOTICE,
-                    });
-                    self.driver.wake(&self.turn);
-                }
-                None => answer_notice(&id, &end),
-            }
+            let waits = user.filter(|user| user.has_requests());
+            let mut state = self.state.lock();
+            // each connection has one; a peer that sends more does not use up the memory
+            let Some(user) = waits.filter(|_| state.unanswered.len() < BACKLOG) else {
+                drop(state);
+                return answer_notice(&id, &end);
+            };
+            state.unanswered.push(Unanswered {
+                id,
+                end,
+                user: Arc::downgrade(&user),
+                due: Instant::now() + NOTICE,
+            });
+            drop(state);
+            self.driver.wake(&self.turn);
             return;
         }
         let Some(incoming) = Incoming::of(request) else {
@@ -600,6 +653,7 @@ impl Circuits {
             Step::EndId(id) => self.drop_id(id),
             Step::Notify(notice) => notice.send(self),
             Step::EndNotice(notice) => self.end_notice(&notice),
+            Step::FailNotice(notice) => self.fail_notice(&notice),
             Step::TellEnd(user) => {
                 if let Some(user) = user.upgrade() {
                     user.tell_end();
@@ -666,8 +720,77 @@ impl Circuits {
         state
             .notices
             .retain(|(other, _)| !Arc::ptr_eq(other, notice));
+        state
+            .lingering
+            .retain(|other| !Arc::ptr_eq(&other.notice, notice));
         drop(state);
         self.ended.notify_all();
+    }
+
+    fn fail_notice(&self, notice: &Arc<Notice>) {
+        if let Some(id) = notice.take_id() {
+            self.drop_id(id);
+        }
+        let awaited = {
+            let state = self.state.lock();
+            let mut awaited = state.notices.iter();
+            awaited.any(|(other, _)| Arc::ptr_eq(other, notice))
+        };
+        if awaited {
+            self.linger(notice);
+        }
+    }
+
+    /// A notice has no answer. While requests of the peer may arrive, it stays, and is repeated.
+    fn linger(&self, notice: &Arc<Notice>) {
+        let Some(keep) = notice.keep().filter(|keep| keep.is_needed()) else {
+            return self.end_notice(notice);
+        };
+        keep.give_up();
+        let mut state = self.state.lock();
+        state
+            .notices
+            .retain(|(other, _)| !Arc::ptr_eq(other, notice));
+        let mut oldest = None;
+        if !state.closed {
+            state.lingering.push(Lingering::new(Arc::clone(notice)));
+            if state.lingering.len() > LINGERING {
+                oldest = Some(state.lingering.remove(0).notice);
+            }
+        }
+        drop(state);
+        self.ended.notify_all();
+        if let Some(oldest) = oldest {
+            if let Some(keep) = oldest.keep() {
+                keep.cut_off();
+            }
+            self.end_notice(&oldest);
+        }
+    }
+
+    /// Ends the notices whose peers' requests cannot arrive any more, and repeats the others that
+    /// are due. Returns the time of the next call.
+    fn repeat_notices(&self, now: Instant) -> Option<Instant> {
+        let mut due = Vec::new();
+        for lingering in &mut self.state.lock().lingering {
+            if lingering.due <= now {
+                lingering.due = now + lingering.pause;
+                lingering.pause = LONGEST_REPEAT.min(2 * lingering.pause);
+                due.push(Arc::clone(&lingering.notice));
+            }
+        }
+        for notice in due {
+            if notice.keep().is_none_or(|keep| !keep.is_needed()) {
+                self.end_notice(&notice);
+                continue;
+            }
+            if let Some(id) = notice.take_id() {
+                self.drop_id(id);
+            }
+            notice.send(self);
+        }
+        let state = self.state.lock();
+        state.lingering.iter().map(|lingering| lingering.due).min()
     }
 
     fn drop_id(&self, id: Arc<CmId>) {
@@ -705,7 +828,9 @@ impl Circuits {
             .filter_map(|tag| state.users.get(tag)?.upgrade());
         due.users = users.collect();
         let probes = overdue(&mut state.probes, now);
-        let waits = |tag: &u32| state.awaiting.iter().any(|(of, _)| of == tag);
+        let awaiting = state.awaiting.iter().filter(|_| !probes.is_empty());
+        let awaiting: HashSet<u32> = awaiting.map(|(of, _)| *of).collect();
+        let waits = |tag: &u32| awaiting.contains(tag);
         let again: Vec<_> = probes.into_iter().filter(waits).collect();
         let probed = again
             .iter()
@@ -765,8 +890,18 @@ struct Due {
 /// The identifier of a request that is answered.
 #[derive(Clone, Debug)]
 enum Retired {
-    Request { _request: Arc<Incoming> },
+    Request(#[allow(dead_code, reason = "ends when it is dropped")] Arc<Incoming>),
+    Answered(Arc<Answered>),
     Dial(Arc<CmId>),
+}
+
+impl Retired {
+    fn keeps(&self, answered: &Answered) -> bool {
+        match self {
+            Self::Answered(kept) => std::ptr::eq(Arc::as_ptr(kept), answered),
+            Self::Request(_) | Self::Dial(_) => false,
+        }
+    }
 }
 
 /// Takes the elements whose time has come.
@@ -800,24 +935,35 @@ impl Driven for Circuits {
             user.probe();
         }
         for notice in due.notices {
-            self.end_notice(&notice);
+            self.linger(&notice);
         }
+        let repeat = self.repeat_notices(Instant::now());
         for retired in due.retired {
-            if let Retired::Dial(id) = retired {
-                self.drop_id(id);
+            match retired {
+                Retired::Request(_) => {}
+                Retired::Answered(answered) => {
+                    let mut registry = self.driver.dispatcher().registry();
+                    // a confirmation that is still missing may be lost: no end of the connection
+                    registry.remove(answered.object());
+                }
+                Retired::Dial(id) => self.drop_id(id),
             }
         }
-        next.into_iter().chain(held).min()
+        next.into_iter().chain(held).chain(repeat).min()
     }
 
-    /// Endpoints that are being connected are not connected. Those that are connected need no driver
-    /// until they close.
+    /// Endpoints that are being connected are not connected. Those that are connected need no
+    /// driver until they close.
     fn fail(&self) {
         let (users, notices) = {
             let mut state = self.state.lock();
             state.failed = true;
             let users: Vec<_> = state.users.values().filter_map(Weak::upgrade).collect();
-            (users, std::mem::take(&mut state.notices))
+            let notices = std::mem::take(&mut state.notices);
+            for (notice, _) in &notices {
+                state.keep(Arc::clone(notice));
+            }
+            (users, notices)
         };
         users.iter().for_each(|user| user.not_answered());
         // what waits for their answers

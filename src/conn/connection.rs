@@ -6,12 +6,12 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 
-use super::{AtomicState, CmSink, CmTarget, Outcome, Registry, State, Tuning};
+use super::{AtomicState, CmSink, CmTarget, Outcome, Registry, Renamed, State, Tuning, rename};
 use crate::Token;
 use crate::errno::{FiErrno, Result};
 use crate::log::{info_log, warn_log};
 use crate::queue::keepalive::Keepalive;
-use crate::verbs::{CmEvent, CmEventKind, CmId, Device, PrivateData, Qp};
+use crate::verbs::{CmEvent, CmEventKind, CmId, Device, EventChannel, PrivateData, Qp};
 
 /// The owner of a connection has the queue pair, and performs the steps that need it. The calls
 /// come from [`Connection::advance`], with the dispatcher's lock held.
@@ -53,6 +53,8 @@ pub(crate) struct Side {
     pub(crate) dst: Option<SocketAddr>,
     /// The connection uses circuits (XRC): the identifiers are those of their requests.
     pub(crate) on_circuits: bool,
+    /// Of a connection on circuits: keeps the address of `fi_setname(3)` from other endpoints.
+    pub(crate) reserved: Option<CmId>,
 }
 
 impl Side {
@@ -65,6 +67,7 @@ impl Side {
             src,
             dst,
             on_circuits: false,
+            reserved: None,
         }
     }
 
@@ -72,6 +75,14 @@ impl Side {
     /// `EOPBADSTATE`: the side has no identifier, before binding or after closing.
     pub(crate) fn id(&self) -> Result<&Arc<CmId>> {
         self.id.as_ref().ok_or(FiErrno::EOPBADSTATE)
+    }
+
+    /// The address to which the side is bound.
+    fn bound_addr(&self) -> Option<SocketAddr> {
+        match self.on_circuits {
+            true => self.reserved.as_ref()?.local_addr(),
+            false => self.id.as_ref().filter(|_| self.bound)?.local_addr(),
+        }
     }
 }
 
@@ -154,6 +165,91 @@ impl Connection {
         // cannot fail: the lock has been held since the check above
         let _ = self.bound.set(Bound { sink, target });
         Ok(())
+    }
+
+    /// Binds the side to an address, in place of the one to which it is bound, by [`rename`].
+    /// `registry`: that of the sink, if one is bound.
+    ///
+    /// # Errors
+    /// `EADDRINUSE`, `EADDRNOTAVAIL`, or others of the connection manager: the address cannot be
+    /// used, or belongs to another device. The side keeps its earlier address; but if that was in
+    /// the way and another process has taken its port meanwhile, the side has no address.
+    pub(crate) fn rename(
+        &self,
+        side: &mut Side,
+        mut registry: Option<&mut Registry<'_>>,
+        addr: SocketAddr,
+    ) -> Result<()> {
+        let channel = match &mut registry {
+            Some(registry) if !side.on_circuits => registry.channel(&self.device)?,
+            // left when the sink is bound
+            _ => EventChannel::create(self.device.backend())?,
+        };
+        let open = |addr| {
+            let id = channel.create_id()?;
+            id.bind_addr(addr)?;
+            if id.has_device() {
+                self.check_device(&id)?;
+            }
+            Ok(id)
+        };
+        let own = side.bound_addr();
+        let renamed = rename(own, addr, open, || {
+            self.replace_id(side, &mut registry, None)
+        })?;
+        let (new, result) = match renamed {
+            Renamed::Same => return Ok(()),
+            Renamed::To(new) => (Some(new), Ok(())),
+            Renamed::Back(old, error) => (old, Err(error)),
+        };
+        side.bound = new.is_some();
+        side.src = new.as_ref().and_then(CmId::local_addr);
+        let new = match new {
+            // the events of one that is not bound have a receiver too
+            None if registry.is_some() && !side.on_circuits => channel.create_id().ok(),
+            new => new,
+        };
+        self.replace_id(side, &mut registry, new);
+        result
+    }
+
+    /// Replaces the identifier of a side that is not enabled, or the one that reserves its address.
+    fn replace_id(
+        &self,
+        side: &mut Side,
+        registry: &mut Option<&mut Registry<'_>>,
+        new: Option<CmId>,
+    ) {
+        if side.on_circuits {
+            side.reserved = new;
+            return;
+        }
+        let new = new.map(Arc::new);
+        if let (Some(registry), Some(bound)) = (registry, self.bound.get()) {
+            if let Some(old) = &side.id {
+                registry.remove(old.object());
+            }
+            if let Some(new) = &new {
+                registry.insert(new.object(), Weak::clone(&bound.target));
+            }
+        }
+        side.id = new;
+    }
+
+    /// # Errors
+    /// `EADDRNOTAVAIL`: the identifier is on another device.
+    pub(crate) fn check_device(&self, id: &CmId) -> Result<()> {
+        if id.is_on(&self.device) {
+            return Ok(());
+        }
+        info_log!(
+            EpCtrl,
+            "the local address {:?} belongs to device {:?}; the domain's device is {}",
+            id.local_addr(),
+            id.device_name(),
+            self.device.name()
+        );
+        Err(FiErrno::EADDRNOTAVAIL)
     }
 
     /// Whether a receiver of the results is bound.

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::Dispatcher;
+use super::{Dispatcher, Found};
 use crate::errno::Result;
 use crate::log::warn_log;
 use crate::queue::Assisted;
@@ -229,18 +229,18 @@ impl Shared {
             if self.stopped.load(Ordering::Acquire) {
                 return;
             }
-            let due = {
+            let (due, found) = {
                 let _serving = self.serving.lock();
-                let due = self.serve();
+                let (due, found) = self.serve();
                 self.due.store(self.time(due), Ordering::Relaxed);
-                due
+                (due, found)
             };
             if self.failed.load(Ordering::Acquire) {
                 // nobody takes the events that keep the descriptors readable
                 std::thread::sleep(FAILED_PAUSE);
                 continue;
             }
-            if let Err(error) = wait.wait(due)
+            if let Err(error) = self.dispatcher.wait_after(found, due)
                 && error != crate::errno::FiErrno::EINTR
             {
                 warn_log!(EpCtrl, "epoll_wait: {error}");
@@ -285,23 +285,25 @@ impl Shared {
         times.min()
     }
 
-    /// Takes events, and does what is due. Returns the time of the next call. A panic fails the
-    /// objects concerned: that of a call of [`Driven::drive`], or all of them.
-    fn serve(&self) -> Option<Instant> {
+    /// Takes events, and does what is due. Returns the time of the next call, and what the
+    /// dispatcher has found. A panic fails the objects concerned: that of a call of
+    /// [`Driven::drive`], or all of them.
+    fn serve(&self) -> (Option<Instant>, Found) {
         if self.failed.load(Ordering::Acquire) {
-            return None;
+            return (None, Found::Events);
         }
         let events = || {
             #[cfg(test)]
             assert!(!self.panics.load(Ordering::Relaxed), "planted");
-            self.dispatcher.progress(|| false);
+            let found = self.dispatcher.progress(|| false);
             self.take_events();
+            found
         };
-        if catch_unwind(AssertUnwindSafe(events)).is_err() {
+        let Ok(found) = catch_unwind(AssertUnwindSafe(events)) else {
             self.fail_all();
-            return None;
-        }
-        self.drive()
+            return (None, Found::Events);
+        };
+        (self.drive(), found)
     }
 
     /// The object is not driven any more.
@@ -353,7 +355,8 @@ impl Assisted for Driver {
         };
         wait.clear();
         let sleeps_until = shared.due.load(Ordering::Relaxed);
-        let due = shared.time(shared.serve());
+        let (due, _) = shared.serve();
+        let due = shared.time(due);
         if sleeps_until <= now {
             // the thread is about to wake
             shared.due.store(due, Ordering::Relaxed);

@@ -1,7 +1,6 @@
 //! The notice by which a connected endpoint on XRC ends its connection: an exchange without a
 //! connection (SIDR).
 
-use std::any::Any;
 use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
 
@@ -15,6 +14,20 @@ use crate::log::info_log;
 use crate::verbs::{CmEvent, CmEventKind, CmId};
 use crate::wire::msg_xrc::End;
 
+/// What is kept for the peer of an ended connection until it has answered the notice of the end, or
+/// cannot access it any more. Dropped then. Thread safe.
+pub(crate) trait Keep: Send + Sync {
+    /// The peer has not answered in time: nothing shall wait for it any more.
+    fn give_up(&self);
+
+    /// Whether requests of the peer may still arrive. May wait for other processes; the caller
+    /// holds no lock of an endpoint or of a circuit.
+    fn is_needed(&self) -> bool;
+
+    /// Ends what lets requests of the peer arrive. As [`Self::is_needed`].
+    fn cut_off(&self);
+}
+
 /// A notice under way. Dropped, it releases what was kept for the peer.
 pub(super) struct Notice {
     this: Weak<Self>,
@@ -24,7 +37,7 @@ pub(super) struct Notice {
     id: Mutex<Option<Arc<CmId>>>,
     /// Gets [`CircuitUser::process_ended`] if nobody listens at the address.
     asks: Option<Weak<dyn CircuitUser>>,
-    _keep: Box<dyn Any + Send + Sync>,
+    keep: Option<Box<dyn Keep>>,
 }
 
 impl std::fmt::Debug for Notice {
@@ -40,7 +53,7 @@ impl Notice {
         path: (Option<SocketAddr>, SocketAddr),
         end: End,
         asks: Option<Weak<dyn CircuitUser>>,
-        keep: Box<dyn Any + Send + Sync>,
+        keep: Option<Box<dyn Keep>>,
     ) -> Arc<Self> {
         Arc::new_cyclic(|this| Self {
             this: Weak::clone(this),
@@ -49,11 +62,16 @@ impl Notice {
             end,
             id: Mutex::default(),
             asks,
-            _keep: keep,
+            keep,
         })
     }
 
-    /// Begins to send. The driver's thread.
+    /// What is kept for the peer.
+    pub(super) fn keep(&self) -> Option<&dyn Keep> {
+        self.keep.as_deref()
+    }
+
+    /// Begins to send. The driver's thread. After [`Self::take_id`] it can be called again.
     pub(super) fn send(&self, circuits: &Circuits) {
         if let Err(error) = self.resolve(circuits) {
             self.failed(error);
@@ -77,12 +95,12 @@ impl Notice {
     fn failed(&self, error: FiErrno) {
         let to = self.path.1;
         info_log!(EpCtrl, "{to} is not told the end of a connection: {error}");
-        self.done();
+        self.push(Step::FailNotice);
     }
 
-    fn done(&self) {
+    fn push(&self, step: fn(Arc<Self>) -> Step) {
         if let (Some(circuits), Some(this)) = (self.circuits.upgrade(), self.this.upgrade()) {
-            circuits.push(Step::EndNotice(this));
+            circuits.push(step(this));
         }
     }
 
@@ -98,13 +116,19 @@ impl CmTarget for Notice {
             CmEventKind::AddrResolved => id.and_then(|id| id.resolve_route()),
             CmEventKind::RouteResolved => id.and_then(|id| id.request_service(&self.end.encode())),
             CmEventKind::Established => {
-                self.done();
+                self.push(Step::EndNotice);
                 Ok(())
             }
             CmEventKind::Rejected | CmEventKind::Unreachable => {
-                let asks = self.asks.as_ref().filter(|_| event.is_no_service());
+                let ended = event.is_no_service();
+                let asks = self.asks.as_ref().filter(|_| ended);
                 if let Some(user) = asks.and_then(Weak::upgrade) {
                     user.process_ended();
+                }
+                if ended && self.keep.is_some() {
+                    // nor are there queue pairs whose requests could arrive
+                    self.push(Step::EndNotice);
+                    return;
                 }
                 Err(FiErrno::ECONNREFUSED)
             }

@@ -43,6 +43,11 @@ impl Incoming {
         self.sidr
     }
 
+    /// The identity of the identifier in events.
+    pub(super) fn object(&self) -> usize {
+        self.id.object()
+    }
+
     pub(crate) fn header(&self) -> &Header {
         &self.header
     }

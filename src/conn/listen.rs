@@ -37,6 +37,22 @@ struct State {
     listening: bool,
 }
 
+/// Whether binding to an address of this host has failed because the port is in use. The kernel's
+/// connection manager has `EADDRNOTAVAIL` if either address is a wildcard (`cma_check_port`); for
+/// an address of another host it has `ENODEV`.
+pub(crate) fn is_in_use(error: FiErrno) -> bool {
+    matches!(error, FiErrno::EADDRINUSE | FiErrno::EADDRNOTAVAIL)
+}
+
+/// Whether an identifier that is bound to `own` is the cause of this error of binding another one
+/// to `addr`.
+pub(super) fn is_in_the_way(own: SocketAddr, addr: SocketAddr, error: FiErrno) -> bool {
+    // without a wildcard, the second one is the error of an address of another host
+    let wild = own.ip().is_unspecified() || addr.ip().is_unspecified();
+    let same = own.ip() == addr.ip() && error == FiErrno::EADDRINUSE;
+    own.port() == addr.port() && (same || wild && is_in_use(error))
+}
+
 /// A new identifier on a channel, bound to an address.
 fn bound_id(channel: &Arc<EventChannel>, addr: SocketAddr, sidr: bool) -> Result<CmId> {
     let id = match sidr {
@@ -104,11 +120,13 @@ impl Listener {
         }))
     }
 
-    /// Changes the address, before listening.
+    /// Changes the address, before listening. The previous one stays bound until the new one is,
+    /// except at its own port, where it may be in the way.
     ///
     /// # Errors
     /// `EOPBADSTATE`: the listener is listening, or is closed. `EADDRINUSE`, `EADDRNOTAVAIL`: the
-    /// address cannot be used; the listener keeps its previous address.
+    /// address cannot be used; the listener keeps its previous address. If another process has
+    /// taken its port meanwhile, the listener is closed.
     pub(crate) fn set_addr(self: &Arc<Self>, addr: SocketAddr) -> Result<()> {
         loop {
             let sink = self.state.lock().sink.clone();
@@ -117,7 +135,8 @@ impl Listener {
             if state.sink.is_some() != sink.is_some() {
                 continue; // another thread has bound one, whose registry's lock precedes this one
             }
-            let old = state.id.as_ref().ok_or(FiErrno::EOPBADSTATE)?.object();
+            let id = state.id.as_ref().ok_or(FiErrno::EOPBADSTATE)?;
+            let (old, previous) = (id.object(), id.local_addr());
             if state.listening {
                 return Err(FiErrno::EOPBADSTATE);
             }
@@ -125,14 +144,32 @@ impl Listener {
                 Some(registry) => registry.channel(&self.device)?,
                 None => EventChannel::create(self.device.backend())?,
             };
-            let id = bound_id(&channel, addr, self.sidr)?;
+            let mut bound = bound_id(&channel, addr, self.sidr);
+            let is_own = |error: &FiErrno| {
+                previous.is_some_and(|previous| is_in_the_way(previous, addr, *error))
+            };
+            let in_the_way = bound.as_ref().is_err_and(is_own);
+            if bound.is_err() && !in_the_way {
+                return bound.map(drop);
+            }
             if let (Some(registry), Some(sink)) = (&mut registry, &sink) {
                 registry.remove(old);
                 sink.forget(self.token);
+            }
+            let mut result = Ok(());
+            if in_the_way {
+                state.id = None;
+                bound = bound_id(&channel, addr, self.sidr);
+                if let (Err(error), Some(previous)) = (&bound, previous) {
+                    result = Err(*error);
+                    bound = bound_id(&channel, previous, self.sidr);
+                }
+            }
+            state.id = bound.ok();
+            if let (Some(registry), Some(id)) = (&mut registry, &state.id) {
                 registry.insert(id.object(), self.target());
             }
-            state.id = Some(id);
-            return Ok(());
+            return result;
         }
     }
 
@@ -221,6 +258,24 @@ impl Listener {
         }
         state.id = None;
         state.sink = None;
+    }
+
+    /// Closes the listener, and returns its identifier, which stays bound to its address. `None`:
+    /// it is listening, or closed.
+    pub(crate) fn take_id(&self) -> Option<CmId> {
+        let sink = self.state.lock().sink.clone();
+        let mut registry = sink.as_ref().map(|sink| sink.dispatcher().registry());
+        let mut state = self.state.lock();
+        if state.listening || state.sink.is_some() != sink.is_some() {
+            return None;
+        }
+        let id = state.id.take()?;
+        if let (Some(registry), Some(sink)) = (&mut registry, &sink) {
+            registry.remove(id.object());
+            sink.forget(self.token);
+        }
+        state.sink = None;
+        Some(id)
     }
 
     fn target(self: &Arc<Self>) -> Weak<dyn CmTarget> {

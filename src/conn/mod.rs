@@ -6,8 +6,8 @@
 //! - [`Connection`] is one side of a connection: its life cycle and its steps. The queue pair
 //!   belongs to the connection's [`Owner`], which is called between the steps.
 //! - [`Listener`] passes on the requests of peers, each as a [`ConnectRequest`].
-//! - [`Circuits`] are the initiators that connected endpoints on XRC share; each request for one, or
-//!   on one, is a [`Dial`], and the peer's an [`Incoming`].
+//! - [`Circuits`] are the initiators that connected endpoints on XRC share; each request for one,
+//!   or on one, is a [`Dial`], and the peer's an [`Incoming`].
 //! - [`RevocationNotifier`] notifies the peer of a connection of revoked keys.
 //! - [`CmSink`] receives the results. The application's event queue is one; this module does not
 //!   depend on it.
@@ -17,11 +17,13 @@
 //! No step blocks.
 
 mod accept;
+mod answered;
 mod circuit;
 mod circuit_dial;
 mod circuits;
 mod connection;
 mod dial;
+mod dial_config;
 mod dispatcher;
 mod driver;
 mod end_notice;
@@ -30,6 +32,7 @@ pub(crate) mod introduction;
 mod listen;
 mod notifier;
 mod peer_queues;
+mod rename;
 mod request;
 mod shutdown;
 pub(crate) mod silence;
@@ -41,13 +44,16 @@ mod tuning;
 
 pub(crate) use circuit::{Circuit, CircuitUser, Share};
 pub(crate) use circuit_dial::Dial;
-pub(crate) use circuits::{Circuits, DialConfig};
+pub(crate) use circuits::Circuits;
 pub(crate) use connection::{Connection, Owner, Side};
-pub(crate) use dispatcher::{CmTarget, Dispatcher, Registry};
+pub(crate) use dial_config::DialConfig;
+pub(crate) use dispatcher::{CmTarget, Dispatcher, Found, Registry};
 pub(crate) use driver::{Driven, Driver, Turn};
+pub(crate) use end_notice::Keep;
 pub(crate) use incoming::Incoming;
-pub(crate) use listen::Listener;
+pub(crate) use listen::{Listener, is_in_use};
 pub(crate) use notifier::RevocationNotifier;
+pub(crate) use rename::{Renamed, rename};
 pub use request::{ConnectRequest, Template};
 pub(crate) use shutdown::{DeviceError, REFUSAL_WAIT};
 pub(crate) use sink::{CmSink, Outcome};

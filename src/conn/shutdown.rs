@@ -7,8 +7,8 @@ use super::{Connection, Registry, Side, State};
 use crate::errno::{FiErrno, Result};
 use crate::verbs::{PrivateData, Qp};
 
-/// How long a queue pair that the peer has disconnected is not moved to ERR while requests are under
-/// way, if the device does not report whether a flushed request was executed.
+/// How long a queue pair that the peer has disconnected is not moved to ERR while requests are
+/// under way, if the device does not report whether a flushed request was executed.
 ///
 /// A device that refuses a request moves its queue pair to ERR, and then its process disconnects.
 /// The disconnect request can be processed before the negative acknowledgement: they belong to
@@ -96,7 +96,8 @@ impl Connection {
     /// Processes the failure of the queue pair or of one of the circuits, or the peer's notice of
     /// the end: reports the end of an established connection, or the failure of a requested one.
     /// After the reply to the peer's request is begun, the event of the peer's confirmation or of a
-    /// failure reports the result; on circuits, the answer to the reciprocal request or its failure.
+    /// failure reports the result; on circuits, the answer to the reciprocal request or its
+    /// failure.
     pub(crate) fn qp_failed(&self) {
         // another thread can change the state between two of these steps, to that of a later step
         let replied = self.state.change(State::Accepting, State::Broken)

@@ -56,6 +56,14 @@ impl Tuning {
         }
     }
 
+    /// The same with the traffic class of an endpoint, if it has one of its own.
+    pub(crate) fn with_class(self, class: Option<u8>) -> Self {
+        Self {
+            traffic_class: class.or(self.traffic_class),
+            ..self
+        }
+    }
+
     /// How long a device with an exact timer repeats a request that is not acknowledged; zero if
     /// without end.
     pub(crate) fn retries(&self) -> Duration {

@@ -10,7 +10,7 @@ use libc::iovec;
 
 use super::refusal;
 use crate::errno::{FiErrno, Result};
-use crate::mr::{Desc, LocalKeys, Use};
+use crate::mr::{Desc, Following, LocalKeys, Use};
 use crate::verbs::{Lkey, Sge};
 
 /// Maximum number of buffers per operation.
@@ -131,6 +131,13 @@ impl<'a> LocalIov<'a> {
         let first = all[0];
         let same = self.count == 1 || all.iter().all(|desc| desc.0 == first.0);
         same.then_some(first)
+    }
+
+    /// Makes the closes of the regions of the descriptors wait, for an operation that has waited.
+    pub(crate) fn follow(&self) -> Following<'static> {
+        let mut follows = Following::default();
+        (0..self.count).for_each(|index| follows.add(self.desc(index)));
+        follows
     }
 
     /// The descriptors of the first `N` buffers.

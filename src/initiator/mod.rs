@@ -1,12 +1,15 @@
 //! Requests on the send side of one queue pair: sends, RMA and atomics, for any endpoint type.
 //!
-//! The way of one operation, in the order in which it is to be read:
+//! The path of one operation, in the order in which it is to be read:
 //! 1. [`transmit`]: the arguments of one call as a [`Transmit`]; [`local`] and [`remote`] have the
 //!    local and the remote memory as C passes them.
 //! 2. [`post`]: an [`Initiator`] checks the lengths, finds lkeys of the local buffers or copies
 //!    short data ([`slab`]), and makes the work request.
 //! 3. [`sq`] and [`slot_sq`]: the send queue sets the work request's number, stores its record and
 //!    posts it to the queue pair ([`crate::verbs::Qp::post_send`]).
+//!
+//! A device that executes RMA in a call needs no work request: before step 2 the endpoint calls
+//! [`Initiator::execute`], which passes the operation to [`crate::verbs::Qp::execute`].
 //!
 //! Between steps 2 and 3, [`keys`] resolves a key that is not an rkey of the device, and [`plan`]
 //! makes the requests of an operation that is not exactly one: one for each fragment of the target,

@@ -128,7 +128,8 @@ impl<Q: Sq> Initiator<Q> {
         self.peer = Some(Box::new(keys));
     }
 
-    /// The state of the peer's keys, after [`Self::introduce`].
+    /// The state of the peer's keys, after [`Self::introduce`], for tests.
+    #[cfg(test)]
     pub(crate) fn peer_keys(&mut self) -> Option<&mut PeerKeys<Q::Link>> {
         self.peer.as_deref_mut()
     }
@@ -177,7 +178,7 @@ impl<Q: Sq> Initiator<Q> {
                 let len = self.check(op)?;
                 self.post(op, len, op.native_target())
             } else {
-                self.submit_resolved(op)
+                self.submit_unresolved(op)
             }
         }
     }
@@ -258,7 +259,7 @@ impl<Q: Sq> Initiator<Q> {
             };
             // SAFETY: as this function.
             unsafe { op.local.sges(Some((&mut self.local, to)), sges) }
-                .inspect_err(|_| self.local.refused())?
+                .inspect_err(|_| self.local.release_taken())?
         };
         Ok((sges, inline))
     }
@@ -303,7 +304,7 @@ impl<Q: Sq> Initiator<Q> {
     pub(super) fn posted(&mut self, number: u32) {
         self.local.posted(number, self.sq.tail());
         if let Some(bounce) = &mut self.bounce {
-            bounce.posted(number);
+            bounce.posted(number, self.sq.tail());
         }
     }
 
@@ -457,8 +458,7 @@ impl<Q: Sq> Initiator<Q> {
         let target = op.native_target();
         // SAFETY: as this function.
         let executed = unsafe { link.qp().execute(op.opcode, local, target, link.srq()) };
-        // a registration of the buffer was used during the call
-        self.local.refused();
+        self.local.release_taken();
         executed
     }
 
@@ -471,6 +471,6 @@ impl<Q: Sq> Initiator<Q> {
     /// Releases the registrations of an operation that was not posted.
     #[inline]
     pub(super) fn not_posted(&mut self) {
-        self.local.refused();
+        self.local.release_taken();
     }
 }

@@ -88,11 +88,7 @@ impl Bounce {
     /// complete.
     #[inline]
     pub(crate) fn take(&mut self, tail: u32) -> Option<(*mut u8, Lkey)> {
-        while self.tail != self.head
-            && (tail.wrapping_sub(self.numbers[self.tail as usize % BUFFERS]) as i32) > 0
-        {
-            self.tail = self.tail.wrapping_add(1);
-        }
+        self.release(tail);
         if self.head.wrapping_sub(self.tail) as usize == BUFFERS {
             return None;
         }
@@ -100,13 +96,51 @@ impl Bounce {
         Some(self.slab.buffer(self.head as usize % BUFFERS))
     }
 
-    /// Records that the operation was posted; `number` is that of its last request. If an operation
-    /// is refused, the next one uses its buffer.
+    /// Releases the buffers of the requests before `tail`.
     #[inline]
-    pub(crate) fn posted(&mut self, number: u32) {
+    fn release(&mut self, tail: u32) {
+        while self.tail != self.head
+            && (tail.wrapping_sub(self.numbers[self.tail as usize % BUFFERS]) as i32) > 0
+        {
+            self.tail = self.tail.wrapping_add(1);
+        }
+    }
+
+    /// Records that an operation was posted, also one that uses no buffer; `number` is that of its
+    /// last request, and requests before `tail` are complete. If an operation is refused, the next
+    /// one uses its buffer.
+    #[inline]
+    pub(crate) fn posted(&mut self, number: u32, tail: u32) {
+        // also without a buffer: a number of 2^31 requests ago would count as not complete
+        self.release(tail);
         if std::mem::take(&mut self.taken) {
             self.numbers[self.head as usize % BUFFERS] = number;
             self.head = self.head.wrapping_add(1);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::verbs::devices;
+
+    /// A buffer is free after its request, however many requests without one follow.
+    #[test]
+    fn a_bounce_buffer_is_free_after_any_number_of_requests() {
+        let device = devices(&[softverbs::backend()], false).remove(0);
+        let mut bounce = Bounce::new(&Pd::alloc(&device).unwrap()).unwrap();
+        assert!(bounce.take(0).is_some());
+        bounce.posted(0, 0);
+        let last = (1 << 31) + (1 << 30);
+        for number in [1 << 30, 1 << 31, last] {
+            bounce.posted(number, number);
+        }
+        for _ in 0..BUFFERS {
+            assert!(bounce.take(last).is_some());
+            bounce.posted(last, last);
+        }
+        assert!(bounce.take(last).is_none(), "all are in use");
+        assert!(bounce.take(last + 1).is_some());
     }
 }

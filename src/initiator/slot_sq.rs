@@ -130,8 +130,8 @@ impl SlotSq {
     }
 
     /// Posts an empty request behind all others. On a queue pair in its error state it is flushed
-    /// last: an unsignaled request for which no error was reported before has succeeded. Each request
-    /// of an initiator of XRC is signaled, and that queue pair may work.
+    /// last: an unsignaled request for which no error was reported before has succeeded. Each
+    /// request of an initiator of XRC is signaled, and that queue pair may work.
     pub(crate) fn post_marker(&mut self) {
         self.post_delayed();
         if self.link.peer.is_some() {

@@ -22,8 +22,8 @@ struct Block {
 
 /// Entries in one order, appended at its end. An entry knows its place. Not thread safe.
 ///
-/// A block is free again when none of its places is listed. So a message that stays can keep a block
-/// of 272 bytes alone.
+/// A block is free again when none of its places is listed. So a message that stays can keep a
+/// block of 272 bytes alone.
 #[derive(Debug)]
 pub(super) struct Arrivals {
     blocks: Chunks<Block>,

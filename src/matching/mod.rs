@@ -290,8 +290,9 @@ impl<R: Copy + Debug, M: Copy + Debug> Matching<R, M> {
     }
 
     /// As [`Self::receive`], of a receive that was posted before with this number, or has got its
-    /// message at once: it matches before all receives with a later number. Takes O(entries),
-    /// allocates.
+    /// message at once: it matches before all receives with a later number. After one or several of
+    /// these calls, and before the next arrival, the caller calls [`Self::restore_order`], unless
+    /// all of them had the [last number](Self::next_number).
     pub fn receive_again(
         &mut self,
         want: &Want,
@@ -304,6 +305,12 @@ impl<R: Copy + Debug, M: Copy + Debug> Matching<R, M> {
         }
         self.posted.post_again(want, context, receive, number);
         None
+    }
+
+    /// To be called after calls of [`Self::receive_again`]. Takes O(entries) and allocates, if one
+    /// of them has posted a receive that does not have the last number.
+    pub fn restore_order(&mut self) {
+        self.posted.restore_order();
     }
 
     /// Whether no message is listed: then a receive is posted without a search.

@@ -114,6 +114,8 @@ pub(super) struct Posted<R> {
     number: u64,
     /// Where the next search for a context begins.
     cursor: u32,
+    /// The least number of the receives that were posted again, and are not in their places.
+    returned: Option<u64>,
 }
 
 impl<R: Copy> Posted<R> {
@@ -129,6 +131,7 @@ impl<R: Copy> Posted<R> {
             list: List::EMPTY,
             number: 0,
             cursor: 0,
+            returned: None,
         }
     }
 
@@ -178,17 +181,25 @@ impl<R: Copy> Posted<R> {
         self.number
     }
 
-    /// Adds a receive with the number of an earlier one that was removed: it has its place.
+    /// Adds a receive with the number of an earlier one that was removed. It has its place after
+    /// [`Self::restore_order`].
     pub(super) fn post_again(&mut self, want: &Want, context: usize, receive: R, number: u64) {
         let newest = std::mem::replace(&mut self.number, number - 1);
         self.post(want, context, receive, None);
         self.number = newest;
-        if number == newest {
-            return;
+        if number != newest {
+            self.returned = Some(self.returned.map_or(number, |least| least.min(number)));
         }
-        // behind the receive are those that were posted later, of its queue and the others
+    }
+
+    /// Puts the receives that were posted again, and those that were posted behind the first of
+    /// them, into the order of their numbers.
+    pub(super) fn restore_order(&mut self) {
+        let Some(least) = self.returned.take() else {
+            return;
+        };
         for index in self.all(|_| true) {
-            if self.entries[index].number > number {
+            if self.entries[index].number >= least {
                 self.unlink(index);
                 self.link(index);
             }
@@ -281,6 +292,7 @@ impl<R: Copy> Posted<R> {
     /// The receive that was posted first of those that match a message.
     #[inline(always)]
     pub(super) fn find(&self, tag: u64, peer: PeerIndex) -> Option<Found> {
+        debug_assert!(self.returned.is_none(), "receives are out of order");
         let occupied = self.occupied;
         if !occupied.is_power_of_two() || self.list.first() != NIL {
             return self.find_among(tag, peer);

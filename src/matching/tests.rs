@@ -213,7 +213,10 @@ fn agree(ops: &[Op]) {
             Op::Again(which) => {
                 let with_number = |of: &Receive| numbers.contains_key(&of.number);
                 model.taken.retain(with_number);
-                if !model.taken.is_empty() {
+                for _ in 0..1 + which % 3 {
+                    if model.taken.is_empty() {
+                        break;
+                    }
                     let index = which % model.taken.len();
                     let receive = model.taken.swap_remove(index);
                     let Receive { want, number, .. } = receive;
@@ -232,6 +235,7 @@ fn agree(ops: &[Op]) {
                         }
                     }
                 }
+                real.restore_order();
             }
             Op::Multi(want, size, min) => {
                 let mut found = Vec::new();

@@ -1,7 +1,8 @@
 //! The parts of the address space that are mapped: `/proc/self/maps` (`proc_pid_maps(5)`).
 
 use std::fs::File;
-use std::io::Result as IoResult;
+use std::io::{ErrorKind, Result as IoResult};
+use std::os::unix::fs::FileExt as _;
 
 use super::procmap::{OR_NEXT, Query, READABLE, WRITABLE};
 use crate::errno::FiErrno;
@@ -10,6 +11,17 @@ use crate::errno::FiErrno;
 thread_local! {
     /// Tests emulate a kernel without the query for the refreshes of this thread.
     pub(crate) static OLD_KERNEL: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+    /// Tests emulate a process without a free descriptor.
+    pub(crate) static NO_DESCRIPTOR: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
+/// Opens `/proc/self/maps`; for each call: after a fork it is that of the child.
+fn open() -> IoResult<File> {
+    #[cfg(test)]
+    if NO_DESCRIPTOR.get() {
+        return Err(std::io::Error::from_raw_os_error(libc::EMFILE));
+    }
+    File::open("/proc/self/maps")
 }
 
 /// The parts of a range that are readable, and writable if `write`: pairs of the first byte and the
@@ -21,14 +33,14 @@ thread_local! {
 /// # Errors
 /// - `ENOTTY`: a kernel before Linux 6.11, on which all mappings of the process must be
 ///   [read](read_parts).
-/// - `EACCES`: `/proc` is not accessible. Others of the query.
+/// - `EACCES`, `ENOENT`: `/proc` is not accessible. `EMFILE`, `ENFILE`: no descriptor is free.
+///   Others of the query.
 pub(super) fn parts(start: u64, end: u64, write: bool) -> Result<Vec<(u64, u64)>, FiErrno> {
     #[cfg(test)]
     if OLD_KERNEL.get() {
         return Err(FiErrno::ENOTTY);
     }
-    // opened for each call: after a fork it is that of the child
-    let maps = File::open("/proc/self/maps").map_err(|_| FiErrno::EACCES)?;
+    let maps = open().map_err(FiErrno::from)?;
     let flags = OR_NEXT | READABLE | if write { WRITABLE } else { 0 };
     let (mut parts, mut at) = (Vec::new(), start);
     while at < end {
@@ -47,21 +59,36 @@ pub(super) fn parts(start: u64, end: u64, write: bool) -> Result<Vec<(u64, u64)>
 /// As [`parts`], on every kernel; reads all mappings of the process.
 ///
 /// # Errors
-/// `/proc` is not accessible.
-pub(super) fn read_parts(start: u64, end: u64, write: bool) -> IoResult<Vec<(u64, u64)>> {
-    let maps = std::fs::read_to_string("/proc/self/maps")?;
-    Ok(parse(&maps, start, end, write))
+/// `EACCES`, `EPERM`, `ENOENT`: `/proc` is not accessible. `EMFILE`, `ENFILE`: no descriptor is
+/// free. Others of reading.
+pub(super) fn read_parts(start: u64, end: u64, write: bool) -> Result<Vec<(u64, u64)>, FiErrno> {
+    Ok(parse(&read_all(&open()?)?, start, end, write))
 }
 
 /// All mappings of the process that are not of a file, in ascending order: pairs of the first byte
-/// and the byte behind the last. Adjacent mappings are not merged.
+/// and the byte behind the last. Adjacent mappings are not merged. `maps` is `/proc/self/maps`,
+/// opened by this process; no further descriptor is necessary.
 ///
 /// # Errors
-/// `/proc` is not accessible.
-pub(super) fn anonymous() -> IoResult<Vec<(u64, u64)>> {
-    let maps = std::fs::read_to_string("/proc/self/maps")?;
-    let own = lines(&maps).filter(|(_, _, rest)| is_anonymous(rest));
+/// Those of reading, for lack of memory.
+pub(super) fn anonymous(maps: &File) -> IoResult<Vec<(u64, u64)>> {
+    let text = read_all(maps)?;
+    let own = lines(&text).filter(|(_, _, rest)| is_anonymous(rest));
     Ok(own.map(|(from, to, _)| (from, to)).collect())
+}
+
+/// Reads a file from its begin. The position of the descriptor is not used. A name of a mapped file
+/// may be any bytes: those that are not UTF-8 are replaced.
+fn read_all(file: &File) -> IoResult<String> {
+    let (mut bytes, mut part) = (Vec::new(), vec![0; 1 << 16]);
+    loop {
+        match file.read_at(&mut part, bytes.len() as u64) {
+            Ok(0) => return Ok(String::from_utf8_lossy(&bytes).into_owned()),
+            Ok(count) => bytes.extend_from_slice(&part[..count]),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
 }
 
 /// Decides by the part of a line behind its range: rights, offset, device, inode and name.
@@ -131,6 +158,27 @@ rubbish
         ));
         assert!(!of("1000-3000 rw-p 00000000 00:0f 77   /memfd:x (deleted)"));
         assert!(!of("1000-3000 rw-p 00000000 00:0f 77"));
+    }
+
+    /// The kernel writes the name of a mapped file as it is, except line feeds.
+    #[test]
+    #[allow(unsafe_code, reason = "maps a file")]
+    fn a_name_that_is_not_utf_8_hides_no_mapping() {
+        // SAFETY: a C string.
+        let fd = unsafe { libc::memfd_create(c"\xff\xfe".as_ptr(), libc::MFD_CLOEXEC) };
+        assert_ne!(fd, -1);
+        // SAFETY: the new descriptor, which nothing else owns.
+        let file = unsafe { <File as std::os::fd::FromRawFd>::from_raw_fd(fd) };
+        file.set_len(4096).unwrap();
+        let shared = libc::MAP_SHARED;
+        // SAFETY: a new mapping.
+        let at = unsafe { libc::mmap(std::ptr::null_mut(), 4096, libc::PROT_READ, shared, fd, 0) };
+        assert_ne!(at, libc::MAP_FAILED);
+        let start = at as u64;
+        let found = read_parts(start, start + 4096, false);
+        assert_eq!(found, Ok(vec![(start, start + 4096)]));
+        // SAFETY: the mapping above.
+        unsafe { libc::munmap(at, 4096) };
     }
 
     #[test]

@@ -9,9 +9,9 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
-use super::MrDomain;
 use super::region::Region;
 use super::registration::InUse;
+use super::{MrDomain, following};
 use crate::errno::{FiErrno, Result};
 use crate::log::{Subsystem, refuse, refused};
 use crate::log_place;
@@ -37,6 +37,16 @@ pub(super) fn keep_memory(region: &Arc<Region>) {
     let oldest = (memory.len() > CLOSED).then(|| memory.pop_front());
     drop(memory);
     drop(oldest);
+}
+
+/// Makes the descriptor of a region invalid, and waits for the operations that follow it already
+/// ([`following`]).
+///
+/// # Errors
+/// `EBUSY`: one still follows it after 5 s. The caller repeats the call.
+pub(super) fn refuse_descriptor(region: &Region) -> Result<()> {
+    region.magic.store(DEAD, Ordering::Relaxed);
+    following::wait_for(std::ptr::from_ref(region).addr())
 }
 
 /// A descriptor as the application passes it: a pointer from [`Region::desc`], or NULL.
@@ -82,7 +92,8 @@ impl Desc {
     ///
     /// # Safety
     /// NULL, or a pointer from [`Region::desc`] of a region that is open, or one of the last
-    /// [`CLOSED`] that were closed, and which no thread closes during the call.
+    /// [`CLOSED`] that were closed. No thread closes it during the call, or the caller has added
+    /// the descriptor to a [`Following`](super::Following) that it holds.
     #[inline]
     pub(super) unsafe fn lkey(
         self,
@@ -100,7 +111,10 @@ impl Desc {
         if mark.load(Ordering::Relaxed) != MAGIC {
             return Err(foreign(self.0 as u64));
         }
-        // SAFETY: as above; it is open.
+        #[cfg(test)]
+        following::stops::reached(self);
+        // SAFETY: as above; it is open, and its close waits for the caller (`following`), or does
+        // not begin, by the caller's promise.
         let region = unsafe { &*region };
         match region.registration.get() {
             Some(registration) if Arc::ptr_eq(registration.pd(), &place.pd) => registration
@@ -155,7 +169,35 @@ fn elsewhere(desc: u64) -> FiErrno {
 mod tests {
     use super::*;
     use crate::domain::{Domain, DomainConfig};
-    use crate::mr::{Access, tests};
+    use crate::mr::{Access, Following, tests};
+
+    /// The close of a region waits for a thread that follows its descriptor; from its begin on the
+    /// descriptor is refused.
+    #[test]
+    fn a_close_waits_for_what_follows_a_descriptor() {
+        let domain = Domain::open(&tests::device(), DomainConfig::default()).unwrap();
+        let memory = [0_u8; 64];
+        let region = tests::region(&domain, &memory, Access::READ, 0);
+        let pd = region.registration.get().unwrap().pd().clone();
+        let place = Place::new(domain.mr(), &pd);
+        let (desc, iov) = (Desc(region.desc()), tests::iov(&memory));
+        let mut follows = Following::default();
+        follows.add(desc);
+        let closed = following::stops::close_at_next(&region);
+        // SAFETY: the descriptor is followed.
+        assert!(unsafe { desc.lkey(&place, &iov, drop) }.is_ok());
+        assert_eq!(*closed.lock(), Some(Err(FiErrno::EBUSY)));
+        let mut later = Following::default();
+        later.add(desc);
+        // SAFETY: as above.
+        let refused = unsafe { desc.lkey(&place, &iov, drop) };
+        assert_eq!(refused, Err(FiErrno::EINVAL));
+        std::thread::scope(|scope| {
+            let close = scope.spawn(|| region.close());
+            drop((follows, later));
+            close.join().unwrap().unwrap();
+        });
+    }
 
     /// Regions of the same size are registered meanwhile, which would be allocated in its memory.
     #[test]

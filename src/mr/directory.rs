@@ -3,8 +3,12 @@
 //! regions, which are retained until no peer can use their keys. `docs/protocol.md` has the bytes
 //! and the order of writing them.
 //!
+//! In one file: the keys, the blocks and the retained registrations change under one lock.
+//!
 //! While a thread holds the directory's lock, it acquires only locks of the peers' endpoints: the
-//! transmit lock if it is free, and the lock of the completion queue.
+//! lock of the completion queue, and for looks at peers none (`revocation.rs`).
+//!
+//! The file exceeds 800 lines by tests of revocations, which set the words of connection blocks.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
@@ -14,7 +18,7 @@ use rdma_core_sys as sys;
 
 use super::directory_peers::{DirectoryPeer, Members};
 use super::directory_table::Table;
-use super::revocation::Left;
+use super::revocation::{Ending, Left};
 use crate::errno::{FiErrno, Result};
 use crate::queue::event_cell::{Cell, Cells};
 use crate::verbs::{Lkey, Mr, Pd, RemoteAddr, Rkey, WordRange, Words};
@@ -64,6 +68,8 @@ pub(crate) struct Directory {
     domain: u64,
     /// The event cells, if regions may count peers' operations.
     cells: Option<Arc<Cells>>,
+    /// Held while the peers are looked at (`revocation.rs`), which posts requests: without `inner`.
+    pub(super) looking: Mutex<()>,
     pub(super) inner: Mutex<Inner>,
 }
 
@@ -81,6 +87,9 @@ pub(super) struct Inner {
     /// Former registrations of refreshed regions that could not be ended because an access was
     /// under way, each with its region's generation.
     pub(super) stuck: Vec<(u64, Mr)>,
+    /// Registrations that no peer can use any more, but an access of a peer, which may be stopped,
+    /// is under way.
+    pub(super) ending: Vec<Ending>,
 }
 
 impl std::fmt::Debug for Inner {
@@ -107,8 +116,8 @@ pub(super) struct BlockPlace {
 pub(crate) struct ConnectionBlock {
     directory: Arc<Directory>,
     place: BlockPlace,
-    /// The peer's access to the block.
-    access: WordRange,
+    /// The peer's access to the block. `None` only during the drop.
+    access: Option<WordRange>,
     _cell: Option<Arc<Cell>>,
 }
 
@@ -118,12 +127,18 @@ impl ConnectionBlock {
     }
 
     pub(crate) fn rkey(&self) -> Rkey {
-        self.access.rkey()
+        let access = self.access.as_ref();
+        access.map_or(Rkey::default(), WordRange::rkey)
     }
 
     /// A number that is unique to the connection with very high probability.
     pub(crate) fn token(&self) -> u64 {
         self.directory.domain ^ self.addr().get()
+    }
+
+    /// Whether the peer has looked up a key, and has not written 0 since.
+    pub(crate) fn holds_keys(&self) -> bool {
+        self.place.acknowledged() != 0
     }
 
     /// The last revocation count that the peer has written here.
@@ -170,33 +185,45 @@ impl ConnectionBlock {
         inner.peers.insert(self.place.number, member);
     }
 
-    /// From now on `peer` is asked about the peer, in place of what was passed to [`Self::join`]. No
-    /// effect if the peer was removed.
+    /// From now on `peer` is asked about the peer, in place of what was passed to [`Self::join`],
+    /// which the directory does not use after the return. No effect if the peer was removed.
     pub(crate) fn succeed(&self, peer: Weak<dyn Peer>) {
         self.directory
             .inner
             .lock()
             .peers
             .succeed(self.place.number, peer);
+        self.directory.wait_for_look();
     }
 
-    /// Removes the peer. The queue pair must be unable to execute further operations of the peer.
+    /// Removes the peer, which the directory does not use after the return. The queue pair must be
+    /// unable to execute further operations of the peer. Does not wait for an access that is under
+    /// way.
     pub(crate) fn leave(&self) {
         let mut inner = self.directory.inner.lock();
+        let mut ending = Vec::new();
         if inner.peers.remove(self.place.number) {
-            let freed = inner.sweep();
-            drop(inner);
-            drop(freed);
+            ending = inner.take_ending();
         }
+        drop(inner);
+        self.directory.end(ending);
+        self.directory.wait_for_look();
     }
 }
 
+/// Does not wait: the driver of connections drops blocks too. If the peer, which may be stopped,
+/// accesses the block, the block is free later.
 impl Drop for ConnectionBlock {
     fn drop(&mut self) {
-        self.leave();
-        if self.access.end() {
-            self.directory.inner.lock().free.push(self.place.number);
-        }
+        let mut inner = self.directory.inner.lock();
+        let mut ending = match inner.peers.remove(self.place.number) {
+            true => inner.take_ending(),
+            false => std::mem::take(&mut inner.ending),
+        };
+        drop(inner);
+        let access = self.access.take();
+        ending.extend(access.map(|access| Ending::Block(access, self.place.number)));
+        self.directory.end(ending);
     }
 }
 
@@ -215,6 +242,7 @@ impl Directory {
                 true => Some(Cells::new(pd)?),
                 false => None,
             },
+            looking: Mutex::new(()),
             inner: Mutex::new(Inner {
                 table: Table::new(pd)?,
                 revocations: 0,
@@ -223,6 +251,7 @@ impl Directory {
                 peers: Members::default(),
                 retired: VecDeque::new(),
                 stuck: Vec::new(),
+                ending: Vec::new(),
             }),
         };
         {
@@ -303,6 +332,8 @@ impl Directory {
     /// # Errors
     /// `ENOMEM` and others of registering memory.
     pub(crate) fn block(self: &Arc<Self>, cell: Option<Arc<Cell>>) -> Result<ConnectionBlock> {
+        let ending = std::mem::take(&mut self.inner.lock().ending);
+        self.end(ending);
         let mut inner = self.inner.lock();
         if inner.free.is_empty() {
             let slab = inner.blocks.len();
@@ -336,17 +367,40 @@ impl Directory {
                 index,
                 number,
             },
-            access,
+            access: Some(access),
             _cell: cell,
         })
+    }
+
+    /// Ends registrations that no peer can use any more. Those with an access under way are ended
+    /// by a later call, or with the directory. Does not wait. The caller does not hold the
+    /// directory's lock.
+    pub(super) fn end(&self, mut ending: Vec<Ending>) {
+        if ending.is_empty() {
+            return;
+        }
+        let mut free = Vec::new();
+        ending.retain_mut(|it| {
+            let ended = it.end_now();
+            if let (true, Ending::Block(_, number)) = (ended, it) {
+                free.push(*number);
+            }
+            !ended
+        });
+        let mut inner = self.inner.lock();
+        inner.free.append(&mut free);
+        inner.ending.append(&mut ending);
     }
 
     /// Number of retired registrations, for tests.
     #[cfg(test)]
     pub(crate) fn retired(&self) -> usize {
         let mut inner = self.inner.lock();
-        drop(inner.sweep());
-        inner.retired.len()
+        let ending = inner.take_ending();
+        let retired = inner.retired.len();
+        drop(inner);
+        self.end(ending);
+        retired
     }
 }
 
@@ -366,12 +420,14 @@ impl BlockPlace {
 
 #[cfg(test)]
 mod tests {
+    use super::super::revocation::MAX_RETIRED;
     use super::super::{Access, Buffer, Desc, LocalKeys, Mode, Use, tests};
     use super::*;
     use crate::domain::{Domain, DomainConfig};
     use crate::flags::Flags;
     use crate::queue::{Counter, WaitKind};
     use crate::verbs::devices;
+    use crate::verbs::replaced::{self, BUSY, MOVES, WAITS};
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::time::{Duration, Instant};
 
@@ -434,6 +490,39 @@ mod tests {
         assert_eq!(directory.retired(), 0);
     }
 
+    /// The thread that drives the connections of a domain drops connection blocks, and with the
+    /// last peer that may use it the remains of a region. A peer that is stopped in the middle of
+    /// an access delays neither; the block is not given to another peer before.
+    #[test]
+    #[allow(unsafe_code, reason = "registers memory")]
+    fn what_a_stopped_peer_accesses_is_ended_later() {
+        let device = devices(&[replaced::with_busy_regions()], false).remove(0);
+        let mode = Mode::ALLOCATED | Mode::MMU_NOTIFY | Mode::LOCAL;
+        let domain = tests::domain(&device, mode, false);
+        let directory = domain.mr().directory(domain.pd()).unwrap();
+        let block = directory.block(None).unwrap();
+        let number = block.place.number;
+        let peer: Arc<dyn Peer> = Arc::new(Silent);
+        block.join(Arc::downgrade(&peer));
+        let words = Arc::clone(&block.place.words);
+        words.store(block.place.index + Block::ACKNOWLEDGED, 1);
+        let memory = vec![0_u8; 3 * 4096];
+        let region = tests::region(&domain, &memory, Access::all(), 1);
+        region.refresh(&[]).unwrap();
+        assert_eq!(directory.retired(), 1);
+        BUSY.set(true);
+        drop(block);
+        assert_eq!((directory.retired(), WAITS.get()), (0, 0));
+        let next = directory.block(None).unwrap();
+        assert_ne!(next.place.number, number);
+        assert_eq!(directory.inner.lock().ending.len(), 2);
+        BUSY.set(false);
+        let again = directory.block(None).unwrap();
+        assert_eq!(again.place.number, number);
+        assert_eq!(directory.inner.lock().ending.len(), 0);
+        region.close().unwrap();
+    }
+
     /// A silent peer that records the end of its connection.
     #[derive(Default)]
     struct Severed(AtomicUsize);
@@ -449,6 +538,67 @@ mod tests {
         }
     }
 
+    /// A block with such a peer.
+    fn severed(directory: &Arc<Directory>) -> (ConnectionBlock, Arc<Severed>) {
+        let block = directory.block(None).unwrap();
+        let peer = Arc::new(Severed::default());
+        let weak: Weak<dyn Peer> = Arc::<Severed>::downgrade(&peer);
+        block.join(weak);
+        (block, peer)
+    }
+
+    /// A hostile peer writes another value to *acknowledged* all the time, and never the last
+    /// count. The owner waits once for about one second, and the limit of retired regions applies
+    /// to this peer too.
+    #[test]
+    #[allow(unsafe_code, reason = "registers memory")]
+    fn a_peer_whose_word_changes_all_the_time_is_given_up() {
+        const COUNT: u64 = 100_000;
+        let mode = Mode::ALLOCATED | Mode::LOCAL;
+        let domain = tests::domain(&tests::device(), mode, false);
+        let directory = domain.mr().directory(domain.pd()).unwrap();
+        let (block, peer) = severed(&directory);
+        let words = &block.place.words;
+        let write = |value| words.store(block.place.index + Block::ACKNOWLEDGED, value);
+        write(1);
+        for _ in 0..COUNT {
+            directory.change(|_| true);
+        }
+        let memory = [0_u8; 64];
+        let regions = [1, 2, 3].map(|key| tests::region(&domain, &memory, Access::all(), key));
+        let severed = || peer.0.load(Ordering::Relaxed);
+        let closed = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut value = 0;
+                while closed.load(Ordering::Relaxed) == 0 {
+                    // no value twice within ten seconds
+                    value = value % COUNT + 1;
+                    write(value);
+                    std::thread::sleep(Duration::from_micros(100));
+                }
+            });
+            let start = Instant::now();
+            regions[0].close().unwrap();
+            closed.store(1, Ordering::Relaxed);
+            let took = start.elapsed();
+            assert!(took < Duration::from_secs(3), "{took:?}");
+        });
+        // another value is no reason to wait again
+        write(2);
+        let start = Instant::now();
+        regions[1].close().unwrap();
+        let took = start.elapsed();
+        assert!(took < Duration::from_millis(500), "{took:?}");
+        assert_eq!(severed(), 0);
+        write(3);
+        let more = (0..MAX_RETIRED).map(|_| (COUNT + 1, Left::default()));
+        directory.inner.lock().retired.extend(more);
+        regions[2].close().unwrap();
+        assert_eq!(severed(), 1);
+        block.leave();
+    }
+
     /// A local operation uses the registration that a refresh replaces, so it keeps its rights: a
     /// peer that may still use it is disconnected. Without such an operation the peer stays.
     #[test]
@@ -457,10 +607,7 @@ mod tests {
         let mode = Mode::ALLOCATED | Mode::MMU_NOTIFY | Mode::LOCAL;
         let domain = tests::domain(&tests::device(), mode, false);
         let directory = domain.mr().directory(domain.pd()).unwrap();
-        let block = directory.block(None).unwrap();
-        let peer = Arc::new(Severed::default());
-        let weak: Weak<dyn Peer> = Arc::<Severed>::downgrade(&peer);
-        block.join(weak);
+        let (block, peer) = severed(&directory);
         let words = &block.place.words;
         words.store(block.place.index + Block::ACKNOWLEDGED, 1);
         let memory = vec![0_u8; 4096];
@@ -476,6 +623,29 @@ mod tests {
         region.close().unwrap();
         assert_eq!(peer.0.load(Ordering::Relaxed), 1);
         block.leave();
+    }
+
+    /// The device assigns another key to a registration that is moved, so the old one is free. It
+    /// is known after the first time: then the peer is disconnected before its key can be free.
+    #[test]
+    #[allow(unsafe_code, reason = "registers memory")]
+    fn a_silent_peer_is_disconnected_before_its_key_is_free() {
+        let device = devices(&[replaced::with_changing_keys()], false).remove(0);
+        let mode = Mode::ALLOCATED | Mode::LOCAL;
+        let domain = tests::domain(&device, mode, false);
+        let directory = domain.mr().directory(domain.pd()).unwrap();
+        let memory = [0_u8; 64];
+        for round in 0..2 {
+            let (block, peer) = severed(&directory);
+            let words = &block.place.words;
+            words.store(block.place.index + Block::ACKNOWLEDGED, 1);
+            let region = tests::region(&domain, &memory, Access::all(), round);
+            region.close().unwrap();
+            assert_eq!(peer.0.load(Ordering::Relaxed), 1);
+            assert_eq!(MOVES.get(), 1, "in round {round}");
+            block.leave();
+            assert_eq!(directory.retired(), 0);
+        }
     }
 
     /// A counter is bound to an enabled region: the call returns when a peer that holds keys has
@@ -507,6 +677,99 @@ mod tests {
             }
         });
         region.close().unwrap();
+        block.leave();
+    }
+
+    /// A peer that acknowledges when it was looked at three times. `calls`: those during which the
+    /// lock of the directory was free, and a peer that leaves would have waited; and others.
+    struct Observes {
+        directory: Weak<Directory>,
+        place: BlockPlace,
+        calls: [AtomicUsize; 2],
+        looks: AtomicUsize,
+    }
+
+    impl Observes {
+        fn observe(&self) {
+            let directory = self.directory.upgrade().unwrap();
+            let free = directory.inner.try_lock().is_some();
+            let leave_waits = directory.looking.try_lock().is_none();
+            let other = usize::from(!free || !leave_waits);
+            self.calls[other].fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    impl Peer for Observes {
+        fn notify_revocations(&self) {}
+        fn look(&self) -> Look {
+            self.observe();
+            if self.looks.fetch_add(1, Ordering::Relaxed) == 2 {
+                let Self { place, .. } = self;
+                place.words.store(place.index + Block::ACKNOWLEDGED, 1000);
+            }
+            Silent.look()
+        }
+        fn acknowledge(&self) {
+            self.observe();
+        }
+        fn sever(&self) {}
+    }
+
+    /// Looks at peers post requests, which a device may execute in the call: registrations and
+    /// other closes do not wait for that. A peer that leaves does.
+    #[test]
+    #[allow(unsafe_code, reason = "registers memory")]
+    fn peers_are_looked_at_without_the_lock_of_the_directory() {
+        let domain = tests::domain(&tests::device(), Mode::ALLOCATED | Mode::LOCAL, false);
+        let directory = domain.mr().directory(domain.pd()).unwrap();
+        let block = directory.block(None).unwrap();
+        let place = block.place.clone();
+        place.words.store(place.index + Block::ACKNOWLEDGED, 1);
+        let peer = Arc::new(Observes {
+            directory: Arc::downgrade(&directory),
+            place,
+            calls: Default::default(),
+            looks: AtomicUsize::new(0),
+        });
+        let weak: Weak<dyn Peer> = Arc::<Observes>::downgrade(&peer);
+        block.join(weak);
+        let memory = [0_u8; 64];
+        let region = tests::region(&domain, &memory, Access::all(), 0);
+        region.close().unwrap();
+        let calls = peer.calls.each_ref().map(|it| it.load(Ordering::Relaxed));
+        assert!(calls[0] >= 6, "{calls:?}");
+        assert_eq!(calls[1], 0);
+        block.leave();
+        assert_eq!(Arc::strong_count(&peer), 1);
+    }
+
+    /// A look at a peer that has left meanwhile does not count for the next one with its block.
+    #[test]
+    fn a_look_counts_for_its_own_peer() {
+        let domain = tests::domain(&tests::device(), Mode::ALLOCATED | Mode::LOCAL, false);
+        let directory = domain.mr().directory(domain.pd()).unwrap();
+        let block = directory.block(None).unwrap();
+        let number = block.place.number;
+        let peers: [Arc<dyn Peer>; 2] = [Arc::new(Counts::default()), Arc::new(Counts::default())];
+        let words = &block.place.words;
+        words.store(block.place.index + Block::ACKNOWLEDGED, 1);
+        block.join(Arc::downgrade(&peers[0]));
+        let count = directory.change(|_| true);
+        block.leave();
+        block.join(Arc::downgrade(&peers[1]));
+        let count = count.max(directory.change(|_| true));
+        let look = Look {
+            up: false,
+            answer: Some(Block::HOLDS_NONE),
+            asked: true,
+        };
+        let mut inner = directory.inner.lock();
+        let awaited = |inner: &mut Inner| inner.peers.get_mut(number).unwrap().is_awaited(count);
+        inner.looked(number, &peers[0], &look, count);
+        assert!(awaited(&mut inner));
+        inner.looked(number, &peers[1], &look, count);
+        assert!(!awaited(&mut inner));
+        drop(inner);
         block.leave();
     }
 

@@ -8,7 +8,7 @@
 //! owner's CPU is not notified of: a revocation reads one word of each block to find these peers
 //! ([`Directory`](super::Directory)).
 
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 
 use super::directory::{BlockPlace, Peer};
 use crate::wire::records::Block;
@@ -23,7 +23,8 @@ pub(super) struct DirectoryPeer {
     /// the revocation count when this side last posted a read of that word.
     settled: u64,
     asked: u64,
-    /// The value of *acknowledged* when the owner gave up waiting for the peer.
+    /// The revocation count that the peer had been notified of when the owner gave up waiting for
+    /// it. Not the peer's word, which the peer can change at any time.
     given_up: Option<u64>,
     /// Index in [`Members::unconfirmed`].
     listed: Option<usize>,
@@ -57,9 +58,12 @@ impl DirectoryPeer {
         acknowledged == 0 || self.settled.max(acknowledged - 1) >= self.notified
     }
 
-    /// Whether the owner has given up waiting for this peer.
+    /// Whether the owner has given up waiting for this peer, and the peer has not acknowledged
+    /// since then what it had been notified of.
     pub(super) fn is_given_up(&self) -> bool {
-        self.given_up == Some(self.place.acknowledged())
+        let acknowledged = self.place.acknowledged();
+        let behind = |count| acknowledged != 0 && acknowledged - 1 < count;
+        self.given_up.is_some_and(behind)
     }
 
     pub(super) fn is_awaited(&self, wanted: u64) -> bool {
@@ -80,8 +84,13 @@ impl DirectoryPeer {
         self.asked = count;
     }
 
+    /// Whether this peer is asked by `peer`.
+    pub(super) fn is(&self, peer: &Arc<dyn Peer>) -> bool {
+        std::ptr::addr_eq(self.peer.as_ptr(), Arc::as_ptr(peer))
+    }
+
     pub(super) fn give_up(&mut self) {
-        self.given_up = Some(self.place.acknowledged());
+        self.given_up = Some(self.notified);
     }
 }
 
@@ -185,6 +194,17 @@ impl Members {
                 self.remove(number);
             }
         }
+    }
+
+    /// Iterates over all peers, with the numbers of their connection blocks.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (usize, &DirectoryPeer)> {
+        let all = self.slots.iter().enumerate();
+        all.filter_map(|(number, slot)| Some((number, slot.as_ref()?)))
+    }
+
+    /// The peer of connection block `number`.
+    pub(super) fn get_mut(&mut self, number: usize) -> Option<&mut DirectoryPeer> {
+        self.slots.get_mut(number)?.as_mut()
     }
 
     /// Iterates over all peers.

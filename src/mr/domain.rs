@@ -16,6 +16,7 @@ use super::{
 };
 use crate::auth::AuthKey;
 use crate::errno::{FiErrno, Result};
+use crate::log::info_log;
 use crate::verbs::{Device, Lkey, Mr, Pd};
 
 /// Parameters of a domain's memory regions.
@@ -60,6 +61,8 @@ pub struct MrDomain {
     cache: OnceLock<Option<Arc<LocalCache>>>,
     /// Cached registrations of sources that peers read. Opened by the first use.
     sources: OnceLock<Option<Arc<SourceCache>>>,
+    /// Held while one of the caches is opened.
+    opening: Mutex<()>,
     workers: Workers,
     targets: Targets,
 }
@@ -101,6 +104,7 @@ impl MrDomain {
             implicit,
             cache: OnceLock::new(),
             sources: OnceLock::new(),
+            opening: Mutex::default(),
             workers: Workers::default(),
             targets: Targets::default(),
         })
@@ -229,19 +233,20 @@ impl MrDomain {
     /// The cache of registrations of local buffers in `pd`. The first call opens it, which may
     /// start the monitor's thread. `None`: `pd` is not the domain's own; the application registers
     /// local buffers; the device needs no registrations; the configuration disables the cache; or
-    /// the kernel refuses `userfaultfd(2)` to a domain without a monitor of the application.
+    /// the kernel refuses `userfaultfd(2)` to a domain without a monitor of the application. Also
+    /// if the process has no descriptor or no thread for it now: the next call tries again.
     pub(crate) fn local_cache(&self, pd: &Arc<Pd>) -> Option<Arc<LocalCache>> {
         if !Arc::ptr_eq(pd, &self.pd) || !self.caches() {
             return None;
         }
         let open = || LocalCache::open(&self.pd, &self.config.cache);
-        self.cache.get_or_init(open).clone()
+        opened(&self.cache, &self.opening, open)
     }
 
     /// The cache of registrations in `pd` of sources that peers read. The first call opens it,
     /// which may start the monitor's thread. `None`: `pd` is not the domain's own; the
     /// configuration disables the cache; the application has a monitor, which serves one cache; or
-    /// the kernel refuses `userfaultfd(2)`.
+    /// the kernel refuses `userfaultfd(2)`; also as [`Self::local_cache`].
     pub(crate) fn source_cache(&self, pd: &Arc<Pd>) -> Option<Arc<SourceCache>> {
         let foreign = self.cache.get().and_then(Option::as_ref);
         let foreign = foreign.is_some_and(|cache| cache.is_foreign());
@@ -249,7 +254,7 @@ impl MrDomain {
             return None;
         }
         let open = || SourceCache::open(&self.pd, &self.config.cache);
-        self.sources.get_or_init(open).clone()
+        opened(&self.sources, &self.opening, open)
     }
 
     fn caches(&self) -> bool {
@@ -291,6 +296,33 @@ impl MrDomain {
     }
 }
 
+/// The value of `cache`; the first call opens it. An error that may pass is not stored: the next
+/// call opens it again.
+fn opened<T: Clone>(
+    cache: &OnceLock<Option<T>>,
+    opening: &Mutex<()>,
+    open: impl FnOnce() -> Result<Option<T>>,
+) -> Option<T> {
+    if let Some(known) = cache.get() {
+        return known.clone();
+    }
+    let _opening = opening.lock();
+    if let Some(known) = cache.get() {
+        return known.clone();
+    }
+    match open() {
+        Ok(new) => cache.get_or_init(|| new).clone(),
+        Err(error) => {
+            info_log!(
+                Mr,
+                "the registration cache could not be opened: {error}; \
+                 it is tried again for the next endpoint"
+            );
+            None
+        }
+    }
+}
+
 /// 64 random bits of the kernel.
 pub(crate) fn random() -> Result<u64> {
     let mut bytes = [0; 8];
@@ -309,4 +341,20 @@ fn implicit(pd: &Arc<Pd>) -> Option<Mr> {
         return None;
     }
     implicit_region(pd).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cache_is_opened_again_after_an_error_that_may_pass() {
+        let (cache, opening) = (OnceLock::new(), Mutex::new(()));
+        assert_eq!(opened(&cache, &opening, || Err(FiErrno::EMFILE)), None);
+        assert_eq!(opened(&cache, &opening, || Ok(Some(1))), Some(1));
+        assert_eq!(opened(&cache, &opening, || Ok(Some(2))), Some(1));
+        let refused: OnceLock<Option<i32>> = OnceLock::new();
+        assert_eq!(opened(&refused, &opening, || Ok(None)), None);
+        assert_eq!(opened(&refused, &opening, || Ok(Some(2))), None);
+    }
 }

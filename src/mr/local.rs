@@ -5,8 +5,8 @@
 //! it, otherwise a registration of the cache (`docs/registration-cache.md`), otherwise a
 //! registration for this operation only. The latter two are held until the operation is complete
 //! and a later operation of the same direction is posted, or until the endpoint is closed. So are
-//! the registrations of regions whose pages may change: a refresh must not end one that an operation
-//! uses.
+//! the registrations of regions whose pages may change: a refresh must not end one that an
+//! operation uses.
 
 #![allow(unsafe_code, reason = "takes buffers and descriptors as C passes them")]
 
@@ -149,7 +149,7 @@ impl LocalKeys {
     }
 
     /// The lkey of a buffer by its descriptor. For an operation that is complete when it is posted,
-    /// the caller calls [`Self::refused`] behind it.
+    /// the caller calls [`Self::release_taken`] behind it.
     ///
     /// # Errors
     /// `EINVAL`: the descriptor is invalid.
@@ -242,8 +242,16 @@ impl LocalKeys {
             self.held
                 .extend(self.taken.drain(..).map(|kept| (number, kept)));
         }
+        // A registration that stays after completion: its number would be compared with those of
+        // requests 2^31 later, from which on it would count as not complete.
+        if self.held.len() == 1
+            && let Some((oldest, Kept::Cached(_))) = self.held.front_mut()
+            && is_before(*oldest, tail)
+        {
+            *oldest = tail.wrapping_sub(1);
+        }
         while let Some((oldest, kept)) = self.held.front()
-            && (tail.wrapping_sub(*oldest) as i32) > 0
+            && is_before(*oldest, tail)
             && (self.held.len() > 1 || !matches!(kept, Kept::Cached(_)))
         {
             if let Some((_, kept)) = self.held.pop_front() {
@@ -275,7 +283,7 @@ impl LocalKeys {
     #[inline]
     pub(crate) fn exchange(&mut self, complete: &mut Vec<Kept>) {
         std::mem::swap(&mut self.taken, complete);
-        self.refused();
+        self.release_taken();
         self.tidy();
     }
 
@@ -285,9 +293,10 @@ impl LocalKeys {
         !self.taken.is_empty()
     }
 
-    /// Releases the registrations of an operation that was not posted.
+    /// Releases the registrations that were taken since the last call of [`Self::posted`]: those of
+    /// an operation that was not posted, or is complete.
     #[inline]
-    pub(crate) fn refused(&mut self) {
+    pub(crate) fn release_taken(&mut self) {
         self.reused = false;
         while let Some(kept) = self.taken.pop() {
             self.give_back(kept);
@@ -297,12 +306,18 @@ impl LocalKeys {
 
 impl Drop for LocalKeys {
     fn drop(&mut self) {
-        self.refused();
+        self.release_taken();
         while let Some((_, kept)) = self.held.pop_front() {
             self.give_back(kept);
         }
         self.tidy();
     }
+}
+
+/// Whether request `number` precedes request `tail`, from which it is less than 2^31 requests away.
+#[inline]
+fn is_before(number: u32, tail: u32) -> bool {
+    (tail.wrapping_sub(number) as i32) > 0
 }
 
 /// Registers the whole address space on demand, for local use.
@@ -315,4 +330,52 @@ pub(crate) fn implicit_region(pd: &Arc<Pd>) -> Result<Mr> {
     // SAFETY: no memory is accessed before an operation names it, and that operation's caller keeps
     // its buffers valid; peers have no access right to the region.
     unsafe { Mr::register(pd, std::ptr::null(), usize::MAX, rights) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::{Domain, DomainConfig};
+    use crate::mr::{Form, LocalMemory, Mode, MrConfig, monitor, tests};
+
+    /// A cached registration that stays after its completion is released at the next use of another
+    /// one, however many requests without a registration are between the two.
+    #[test]
+    #[allow(unsafe_code, reason = "looks up lkeys")]
+    fn what_stays_is_released_after_any_number_of_requests() {
+        const LEN: usize = 1 << 16;
+        if !monitor::tests::available() {
+            return;
+        }
+        let config = DomainConfig {
+            mr: MrConfig {
+                form: Form::new(Mode::ALLOCATED, false),
+                local: LocalMemory::Cached,
+                ..MrConfig::default()
+            },
+            ..DomainConfig::default()
+        };
+        let domain = Domain::open(&tests::device(), config).unwrap();
+        let mut keys = LocalKeys::new(domain.mr(), domain.pd());
+        let memory = vec![1_u8; 6 * LEN];
+        let post = |keys: &mut LocalKeys, number, buffer: Option<usize>| {
+            if let Some(buffer) = buffer {
+                let iov = tests::iov(&memory[2 * buffer * LEN..][..LEN]);
+                // SAFETY: nothing is posted.
+                unsafe { keys.lkey(Desc::NULL, &iov, Use::Source) }.unwrap();
+            }
+            keys.posted(number, number);
+        };
+        post(&mut keys, 0, Some(0));
+        assert!(matches!(keys.held.front(), Some((0, Kept::Cached(_)))));
+        let last = (1 << 31) + (1 << 30);
+        for number in [1 << 30, 1 << 31, last] {
+            post(&mut keys, number, None);
+            assert_eq!(keys.held.len(), 1);
+        }
+        for more in 1..=100 {
+            post(&mut keys, last + more, Some(1 + more as usize % 2));
+            assert!(keys.held.len() <= 2, "{more}: {}", keys.held.len());
+        }
+    }
 }

@@ -100,7 +100,10 @@ impl Registrar for Readable {
 
 impl SourceCache {
     /// As [`LocalCache::open`].
-    pub(crate) fn open(pd: &Arc<Pd>, config: &CacheConfig) -> Option<Arc<Self>> {
+    ///
+    /// # Errors
+    /// As [`LocalCache::open`].
+    pub(crate) fn open(pd: &Arc<Pd>, config: &CacheConfig) -> Result<Option<Arc<Self>>> {
         open(Readable(Arc::clone(pd)), config)
     }
 }
@@ -119,13 +122,13 @@ fn all_memory() -> u64 {
     pages.saturating_mul(size) / processors / 2
 }
 
-/// A cache with `userfaultfd(2)` as its monitor. `None`: as [`LocalCache::open`].
+/// A cache with `userfaultfd(2)` as its monitor. Result as [`LocalCache::open`].
 fn open<R: Registrar<Mr: 'static> + 'static>(
     registrar: R,
     config: &CacheConfig,
-) -> Option<Arc<Cache<R>>> {
+) -> Result<Option<Arc<Cache<R>>>> {
     if config.max_count == 0 || !config.userfaultfd {
-        return None;
+        return Ok(None);
     }
     let cache = Cache::new(registrar, config.bounds(), |index| {
         let index = Arc::clone(index);
@@ -133,10 +136,11 @@ fn open<R: Registrar<Mr: 'static> + 'static>(
         Ok(watching)
     });
     match cache {
-        Ok(cache) => Some(Arc::new(cache)),
+        Ok(cache) => Ok(Some(Arc::new(cache))),
+        Err(error) if error.may_pass() => Err(error),
         Err(error) => {
             refused(error);
-            None
+            Ok(None)
         }
     }
 }
@@ -144,7 +148,11 @@ fn open<R: Registrar<Mr: 'static> + 'static>(
 impl LocalCache {
     /// The cache of a protection domain, with `userfaultfd(2)` as its monitor. `None`: the
     /// configuration disables the cache, or the kernel refuses `userfaultfd`, which is logged once.
-    pub(crate) fn open(pd: &Arc<Pd>, config: &CacheConfig) -> Option<Arc<Self>> {
+    ///
+    /// # Errors
+    /// Those that may pass: a later call can open the cache. `EMFILE`, `ENFILE`, `ENOMEM`;
+    /// `EAGAIN`: no thread could be started.
+    pub(crate) fn open(pd: &Arc<Pd>, config: &CacheConfig) -> Result<Option<Arc<Self>>> {
         open(Pinned(Arc::clone(pd)), config)
     }
 

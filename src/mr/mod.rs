@@ -10,6 +10,7 @@ mod directory_peers;
 mod directory_table;
 mod domain;
 mod elsewhere;
+mod following;
 pub(crate) mod key_cache;
 pub mod lkey_probe;
 mod local;
@@ -34,13 +35,16 @@ mod tests;
 
 pub use access::Access;
 #[cfg(test)]
-pub(crate) use backed::OLD_KERNEL;
+pub(crate) use backed::{NO_DESCRIPTOR, OLD_KERNEL};
 pub use buffer::Buffer;
 pub use desc::Desc;
 pub(crate) use desc::Place;
 pub(crate) use directory::{ConnectionBlock, Directory, Look, Peer};
 pub(crate) use domain::random;
 pub use domain::{MrConfig, MrDomain, Scope};
+pub(crate) use following::Following;
+#[cfg(test)]
+pub(crate) use following::stops;
 pub(crate) use local::{COPIED, Kept, LocalKeys, Use, implicit_region};
 pub use local_cache::{CacheConfig, LocalMemory};
 pub(crate) use local_cache::{LocalCache, SourceCache};

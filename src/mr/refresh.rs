@@ -34,10 +34,14 @@ impl Region {
     /// - `EOPBADSTATE`: not enabled, or being closed.
     /// - `EOPNOTSUPP`: pinned at registration: the mode is without
     ///   [`Mode::MMU_NOTIFY`](super::Mode::MMU_NOTIFY).
+    /// - `EFAULT`: a page of a range of an on-demand region is not mapped, or must be writable and
+    ///   is not; pages before it may have been prefetched. Others of the device.
+    /// - `EMFILE`, `ENFILE`: no descriptor is free to read which pages are present; nothing has
+    ///   changed.
     /// - `ENOMEM`: the limit of locked memory, or more segments with gaps between them than a
     ///   region can have. A region that is a local buffer in several protection domains has a
-    ///   registration in each: one that fails is unchanged, and the others are refreshed. The caller
-    ///   can repeat the call.
+    ///   registration in each: one that fails is unchanged, and the others are refreshed. The
+    ///   caller can repeat the call.
     pub fn refresh(&self, ranges: &[Buffer]) -> Result<()> {
         let inside = |range: &Buffer| {
             let (addr, len) = (range.start(), range.len as u64);

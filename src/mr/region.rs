@@ -10,7 +10,7 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::Mutex;
 
 use super::buffer::joined;
-use super::desc::{DEAD, MAGIC, keep_memory};
+use super::desc::{DEAD, MAGIC, keep_memory, refuse_descriptor};
 use super::elsewhere::Elsewhere;
 use super::key_cache::kind;
 use super::ops::{Shared, SharedMemory};
@@ -350,8 +350,8 @@ impl Region {
 
     /// Binds a counter of peers' operations on the region (`fi_mr_bind(3)`): writes and atomics,
     /// reads, or both. In a form with [`Mode::RMA_EVENT`] only before the region is enabled;
-    /// otherwise at any time. Operations that peers post after the return are counted. If the region
-    /// is enabled, blocks until the peers that hold keys have acknowledged, at most 1 s.
+    /// otherwise at any time. Operations that peers post after the return are counted. If the
+    /// region is enabled, blocks until the peers that hold keys have acknowledged, at most 1 s.
     ///
     /// # Errors
     /// - `ENOSYS`: the domain has no events.
@@ -532,8 +532,11 @@ impl Region {
     ///
     /// # Errors
     /// `EBUSY`: the wait has timed out and the access may still be executed. No new access can
-    /// start. The caller repeats the call.
+    /// start. The caller repeats the call. Also if a thread has posted an operation on the region,
+    /// which had waited, for 5 s: nothing else is done then.
     pub fn close(self: &Arc<Self>) -> Result<()> {
+        // first, with no lock held: no operation that waited uses a registration that ends
+        refuse_descriptor(self)?;
         self.settle();
         if let Some(shared) = &self.shared {
             shared.end();

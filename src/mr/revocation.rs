@@ -5,12 +5,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::directory::{Directory, Inner, holders};
+use super::directory::{Directory, Inner, Look, Peer, holders};
 use super::directory_peers::DirectoryPeer;
 use crate::errno::FiErrno;
 use crate::log::{info_log, warn_log};
 use crate::queue::event_cell::Cell;
-use crate::verbs::{Mr, Words};
+use crate::verbs::{Mr, WordRange, Words};
 
 /// Time limit of one wait for all peers, after the first [`SPINS`] polls.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -21,7 +21,7 @@ const SHORTEST: Duration = Duration::from_micros(20);
 const LONGEST: Duration = Duration::from_millis(1);
 /// Maximum number of retired regions. Beyond it, the owner ends the connections of the peers that
 /// the oldest one waits for.
-const MAX_RETIRED: usize = 4096;
+pub(super) const MAX_RETIRED: usize = 4096;
 
 /// Parts of a region that are retained while a peer may use its old records.
 #[derive(Debug, Default)]
@@ -38,6 +38,32 @@ impl Left {
     fn is_empty(&self) -> bool {
         self.keys.is_empty() && self.lists.is_empty() && self.cell.is_none()
     }
+
+    /// Ends the registrations without a wait. Returns whether all have ended; if not, the caller
+    /// can repeat the call.
+    fn end_now(&mut self) -> bool {
+        let keys = std::mem::take(&mut self.keys).into_iter();
+        self.keys = keys.filter_map(|mr| mr.deregister_now().err()).collect();
+        self.lists.retain_mut(|list| !list.end_now());
+        self.keys.is_empty() && self.lists.is_empty()
+    }
+}
+
+/// What can be ended when no access to it is under way.
+#[derive(Debug)]
+pub(super) enum Ending {
+    /// A connection block and its number.
+    Block(WordRange, usize),
+    Left(Left),
+}
+
+impl Ending {
+    pub(super) fn end_now(&mut self) -> bool {
+        match self {
+            Self::Block(access, _) => access.end_now(),
+            Self::Left(left) => left.end_now(),
+        }
+    }
 }
 
 /// Result of ending a registration.
@@ -47,6 +73,13 @@ pub(crate) enum End {
     Gone,
     /// An access is under way; the registration has not ended.
     Busy(Mr),
+}
+
+/// A peer that is looked at: the number of its connection block, and whether it is awaited.
+struct Member {
+    number: usize,
+    peer: Arc<dyn Peer>,
+    awaited: bool,
 }
 
 /// A revocation for which the owner has waited ([`Directory::settle`]).
@@ -61,20 +94,21 @@ pub(crate) struct Settled<'a> {
 
 impl Directory {
     /// Waits until the peers have acknowledged revocation number `wanted`, or for about
-    /// [`PATIENCE`] in total, and then gives up waiting for the others. The caller must hold no
-    /// lock of a peer or of an endpoint.
+    /// [`PATIENCE`] in total, and then gives up waiting for the others, whatever they write
+    /// meanwhile. The caller must hold no lock of a peer or of an endpoint.
     pub(crate) fn settle(&self, wanted: u64) -> Settled<'_> {
         let mut deadline = None;
         let mut pause = SHORTEST;
         let mut round = 0;
+        let mut late = false;
         loop {
             let mut inner = self.inner.lock();
             let awaited = |member: &DirectoryPeer| member.is_awaited(wanted);
-            if !inner.peers.any_unconfirmed(awaited) {
+            if late || !inner.peers.any_unconfirmed(awaited) {
                 let lagging = inner.peers.any_unconfirmed(|member| member.lags(wanted));
-                let freed = inner.sweep();
+                let ending = inner.take_ending();
                 drop(inner);
-                drop(freed);
+                self.end(ending);
                 return Settled {
                     directory: self,
                     wanted,
@@ -87,12 +121,63 @@ impl Directory {
                 std::hint::spin_loop();
                 continue;
             }
-            let late = Instant::now() >= *deadline.get_or_insert_with(|| Instant::now() + PATIENCE);
-            inner.look(wanted, late);
+            late = Instant::now() >= *deadline.get_or_insert_with(|| Instant::now() + PATIENCE);
             drop(inner);
+            self.look(wanted, late);
+            if late {
+                self.inner.lock().give_up(wanted);
+            }
             std::thread::sleep(pause);
             pause = (pause * 2).min(LONGEST);
         }
+    }
+
+    /// Acknowledges the revocations of all peers, and reads the progress of the awaited peers.
+    /// Gives up waiting for peers whose connections have ended. While another thread does the same,
+    /// whose looks serve this one too, it has no effect; the last look waits for that thread.
+    ///
+    /// Both post requests, which the device may execute in the call: the directory's lock, for
+    /// which other closes and registrations wait, is not held meanwhile. `looking` is: one read of
+    /// a peer's word is under way at a time, and its result belongs to the last count that
+    /// [`DirectoryPeer::asked`] has recorded.
+    fn look(&self, wanted: u64, is_last: bool) {
+        let looking = match self.looking.try_lock() {
+            Some(looking) => looking,
+            None if is_last => self.looking.lock(),
+            None => return,
+        };
+        let (count, members) = {
+            let inner = self.inner.lock();
+            (inner.revocations, inner.members(wanted))
+        };
+        let mut looks = Vec::new();
+        for Member {
+            number,
+            peer,
+            awaited,
+        } in members
+        {
+            // the peer may itself wait for this side's acknowledgement, possibly in another thread
+            // of this process
+            peer.acknowledge();
+            if awaited {
+                let look = peer.look();
+                looks.push((number, peer, look));
+            }
+        }
+        let mut inner = self.inner.lock();
+        for (number, peer, look) in &looks {
+            inner.looked(*number, peer, look, count);
+        }
+        drop(inner);
+        // the last references may be among them, whose drop acquires the directory's lock
+        drop(looks);
+        drop(looking);
+    }
+
+    /// Waits for the thread that looks at the peers, which may use one that was removed meanwhile.
+    pub(super) fn wait_for_look(&self) {
+        drop(self.looking.lock());
     }
 
     /// Removes and returns the former registrations of a refreshed region that could not be ended.
@@ -108,7 +193,10 @@ impl Settled<'_> {
     /// Ends a registration: afterwards no access to the memory through it is possible, and as long
     /// as peers may use its key, no other memory has that key.
     pub(crate) fn end(&self, mut mr: Mr) -> End {
-        if self.lagging {
+        if self.lagging && mr.may_lose_key() {
+            // first, because then another registration may have the key at once
+            self.cut_off();
+        } else if self.lagging {
             match mr.reserve_key() {
                 Ok(()) => return End::Reserved(mr),
                 Err(FiErrno::EBUSY) => return End::Busy(mr),
@@ -140,15 +228,15 @@ impl Settled<'_> {
         let mut inner = self.directory.inner.lock();
         let at = inner.retired.partition_point(|(of, _)| *of <= self.wanted);
         inner.retired.insert(at, (self.wanted, left));
-        let mut freed = inner.sweep();
+        let mut ending = inner.take_ending();
         if inner.retired.len() > MAX_RETIRED
             && let Some(&(oldest, _)) = inner.retired.front()
         {
             inner.sever(oldest, DirectoryPeer::is_given_up);
-            freed.extend(inner.sweep());
+            ending.extend(inner.take_ending());
         }
         drop(inner);
-        drop(freed);
+        self.directory.end(ending);
     }
 
     /// Ends the connections of the peers that may still use older records: a registration stays,
@@ -186,31 +274,40 @@ impl Inner {
         }
     }
 
-    /// Acknowledges the revocations of all peers, and reads the progress of the awaited peers.
-    /// Gives up waiting for peers whose connections have ended and, if `late`, for all awaited
-    /// peers.
-    fn look(&mut self, wanted: u64, late: bool) {
-        let count = self.revocations;
+    /// The peers of the directory.
+    fn members(&self, wanted: u64) -> Vec<Member> {
+        let members = self.peers.iter().filter_map(|(number, member)| {
+            Some(Member {
+                number,
+                peer: member.peer.upgrade()?,
+                awaited: member.is_awaited(wanted),
+            })
+        });
+        members.collect()
+    }
+
+    /// Records a look at a peer that had begun when the revocation count was `count`, unless the
+    /// peer has left since.
+    pub(super) fn looked(&mut self, number: usize, peer: &Arc<dyn Peer>, look: &Look, count: u64) {
+        let member = self.peers.get_mut(number);
+        let Some(member) = member.filter(|member| member.is(peer)) else {
+            return;
+        };
+        if let Some(settled) = look.answer {
+            member.answered(settled);
+        }
+        if look.asked {
+            member.asked(count);
+        }
+        if !look.up {
+            member.give_up();
+        }
+    }
+
+    /// Gives up waiting for all awaited peers.
+    fn give_up(&mut self, wanted: u64) {
         for member in self.peers.iter_mut() {
-            let Some(peer) = member.peer.upgrade() else {
-                continue;
-            };
-            // the peer may itself wait for this side's acknowledgement, possibly in another thread
-            // of this process
-            peer.acknowledge();
-            if !member.is_awaited(wanted) {
-                continue;
-            }
-            let look = peer.look();
-            if let Some(settled) = look.answer {
-                member.answered(settled);
-            }
-            if look.asked {
-                member.asked(count);
-            }
-            if !look.up {
-                member.give_up();
-            } else if late && member.is_awaited(wanted) {
+            if member.is_awaited(wanted) && member.peer.strong_count() != 0 {
                 warn_log!(
                     Mr,
                     "revocation {wanted}: a peer did not acknowledge it within {PATIENCE:?}; \
@@ -237,19 +334,21 @@ impl Inner {
         });
     }
 
-    /// Removes the retired registrations that every peer has acknowledged. The caller drops them
-    /// after it has released the directory's lock: the device waits for accesses to their lists.
+    /// Removes the retired registrations that every peer has acknowledged, and those that had an
+    /// access under way. The caller passes them to [`Directory::end`] after it has released the
+    /// directory's lock.
     #[must_use]
-    pub(super) fn sweep(&mut self) -> Vec<Left> {
-        let mut freed = Vec::new();
+    pub(super) fn take_ending(&mut self) -> Vec<Ending> {
+        let mut ending = std::mem::take(&mut self.ending);
         while let Some(&(wanted, _)) = self.retired.front() {
             let lags =
                 |member: &DirectoryPeer| member.peer.strong_count() != 0 && member.lags(wanted);
             if self.peers.any_unconfirmed(lags) {
                 break;
             }
-            freed.extend(self.retired.pop_front().map(|(_, left)| left));
+            let left = self.retired.pop_front();
+            ending.extend(left.map(|(_, left)| Ending::Left(left)));
         }
-        freed
+        ending
     }
 }

@@ -77,6 +77,7 @@ impl Core {
         self.join_directory(&mut control);
         self.introduced(&mut control, peer);
         let data = introducer.introduce(data, control.block.as_deref());
+        self.received.store(true, Ordering::Relaxed);
         self.conn.accept(&control.side, data.encoded())
     }
 
@@ -143,6 +144,7 @@ impl Owner for Core {
     }
 
     fn established(&self, private_data: &PrivateData) -> Result<()> {
+        self.received.store(true, Ordering::Relaxed);
         if self.conn.state.is(State::Disconnected) {
             // the queue pair has failed meanwhile, which is reported
             self.conn.disconnect(&self.control.lock().side);

@@ -33,12 +33,15 @@ pub(crate) struct CqBinding {
     pub(crate) selective: bool,
 }
 
-/// The request that an endpoint is made from.
+/// What an endpoint is made from.
 #[derive(Debug)]
-pub(crate) enum Request {
-    /// Its identifier and private data.
+pub(crate) enum Origin {
+    /// A request: its identifier and private data.
     Rc(CmId, PrivateData),
+    /// A request.
     Xrc(Incoming),
+    /// The identifier of a passive endpoint, bound to its address.
+    Reserved(CmId),
 }
 
 /// A receive posted before the queue pair exists.
@@ -103,6 +106,11 @@ pub(crate) struct Core {
     /// The device was removed, or has failed.
     pub(super) removed: AtomicBool,
     pub(super) device_error: DeviceError,
+    /// Whether the queue pair could receive.
+    pub(super) received: AtomicBool,
+    /// Whether the queue pair, which is in its error state, takes no more receives of the shared
+    /// context, and has completed those that it had taken.
+    pub(super) last_receive: AtomicBool,
     /// Maximum lengths of operations.
     pub(crate) lengths: Lengths,
     pub(crate) control: Mutex<Control>,
@@ -120,15 +128,15 @@ impl Core {
         domain: &Arc<Domain>,
         pd: Arc<Pd>,
         config: EndpointConfig,
-        request: Option<Request>,
+        origin: Option<Origin>,
     ) -> Arc<Self> {
-        let passive = request.is_some();
-        let (request, xrc) = match request {
-            Some(Request::Rc(id, data)) => (Some((id, data)), XrcSide::default()),
-            Some(Request::Xrc(request)) => (None, XrcSide::answering(Some(request))),
-            None => (None, XrcSide::default()),
+        let passive = matches!(origin, Some(Origin::Rc(..) | Origin::Xrc(_)));
+        let (id, private_data, xrc) = match origin {
+            Some(Origin::Rc(id, data)) => (Some(id), Some(data), XrcSide::default()),
+            Some(Origin::Xrc(request)) => (None, None, XrcSide::answering(Some(request))),
+            Some(Origin::Reserved(id)) => (Some(id), None, XrcSide::default()),
+            None => (None, None, XrcSide::default()),
         };
-        let (id, private_data) = request.unzip();
         let introduction = private_data.and_then(|data| introduction_in(&data));
         let rx_size = if config.shared_rx { 0 } else { config.rx_size };
         let rings = Rings::new(config.tx_size, rx_size).on_xrc(config.xrc);
@@ -152,7 +160,7 @@ impl Core {
             introduction,
             notifier: None,
         };
-        let tuning = *domain.tuning();
+        let tuning = domain.tuning().with_class(config.traffic_class);
         let core = Arc::new_cyclic(|this| Self {
             this: Weak::clone(this),
             domain: Arc::clone(domain),
@@ -164,6 +172,8 @@ impl Core {
             silence: Silence::default(),
             removed: AtomicBool::new(false),
             device_error: DeviceError::default(),
+            received: AtomicBool::new(false),
+            last_receive: AtomicBool::new(false),
             control: Mutex::new(control),
             tx: biased_lock::Mutex::new(None),
             rx: biased_lock::Mutex::new(None),

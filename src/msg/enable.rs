@@ -9,7 +9,6 @@ use super::recv::RxSide;
 use crate::conn::{CmSink, State};
 use crate::errno::{FiErrno, Result};
 use crate::initiator::keys::FURTHER_REQUESTS;
-use crate::log::info_log;
 use crate::mr::ConnectionBlock;
 use crate::queue::event_cell::Watch;
 use crate::queue::slots::EngineRequest;
@@ -171,16 +170,7 @@ impl Core {
     /// Creates the queue pair, the connection block, and both sides.
     pub(super) fn create_qp(&self, control: &mut Control) -> Result<()> {
         let id = control.side.id()?;
-        if !id.is_on(self.domain.device()) {
-            info_log!(
-                EpCtrl,
-                "the local address {:?} belongs to device {:?}; the domain's device is {}",
-                id.local_addr(),
-                id.device_name(),
-                self.domain.device().name()
-            );
-            return Err(FiErrno::EADDRNOTAVAIL);
-        }
+        self.conn.check_device(id)?;
         let (tx, rx) = (control.tx.as_ref(), control.rx.as_ref());
         let any = tx.or(rx).ok_or(FiErrno::ENOCQ)?;
         let send_cq = tx.unwrap_or(any).cq.device_cq()?;

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::core::{Core, CqBinding, Request};
+use super::core::{Core, CqBinding, Origin};
 use super::enable::ENGINE_REQUESTS;
 use crate::Token;
 use crate::auth::AuthKey;
@@ -14,8 +14,9 @@ use crate::eq::EventQueue;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
 use crate::initiator::local::MAX_IOV;
+use crate::initiator::sq::Sq as _;
 use crate::mr::{Mode, Scope};
-use crate::msg::{LengthOption, SharedRx};
+use crate::msg::{LengthOption, PassiveEndpoint, SharedRx};
 pub use crate::queue::BindFlags;
 use crate::queue::event_cell::Event;
 use crate::queue::{CompletionQueue, Counter, Counters};
@@ -40,8 +41,8 @@ pub struct EndpointConfig {
     /// Whether receives come from a shared context (`ep_attr->rx_ctx_cnt` of `FI_SHARED_CONTEXT`)
     /// instead of the endpoint's own queue. The context must be bound before enabling.
     pub shared_rx: bool,
-    /// Whether the endpoint is on XRC (`FI_PROTO_RDMA_CM_IB_XRC`); requires `shared_rx`, and a device
-    /// whose XRC is usable ([`Device::xrc_behaviour`]).
+    /// Whether the endpoint is on XRC (`FI_PROTO_RDMA_CM_IB_XRC`); requires `shared_rx`, and a
+    /// device whose XRC is usable ([`Device::xrc_behaviour`]).
     pub xrc: bool,
     /// Whether the endpoint has atomics; requires a device with atomics.
     pub atomics: bool,
@@ -62,6 +63,9 @@ pub struct EndpointConfig {
     /// Authorization key, if it is not the domain's. The endpoint connects only with endpoints that
     /// have the same key.
     pub auth: Option<AuthKey>,
+    /// Traffic class of the packets; `None`: the domain's, which endpoints on XRC have in any case,
+    /// because they share queue pairs.
+    pub traffic_class: Option<u8>,
     /// Local address, if the application has set one.
     pub src: Option<SocketAddr>,
     /// The peer's address, if the application has set one.
@@ -138,6 +142,27 @@ impl Endpoint {
         ))
     }
 
+    /// Makes an endpoint that will connect from the address of a passive endpoint, which is closed
+    /// (`fi_endpoint(3)`, `fi_info.handle`). `config.src` is that address. It stays bound; but if
+    /// the passive endpoint listens, or one of both is on XRC, it is free until the new endpoint
+    /// binds to it.
+    ///
+    /// # Errors
+    /// As [`Self::open`]. The passive endpoint stays open.
+    pub fn replace(
+        domain: &Arc<Domain>,
+        config: EndpointConfig,
+        pep: &PassiveEndpoint,
+    ) -> Result<Arc<Self>> {
+        let pd = Self::pd_for(domain, &config)?;
+        let id = match config.xrc {
+            true => None,
+            false => pep.take_id(domain.device()),
+        };
+        pep.close();
+        Ok(Self::new(domain, pd, config, id.map(Origin::Reserved)))
+    }
+
     /// The protection domain of a new endpoint.
     fn pd_for(domain: &Arc<Domain>, config: &EndpointConfig) -> Result<Arc<Pd>> {
         if domain.mr().config().form.mode.contains(Mode::ENDPOINT) {
@@ -151,15 +176,23 @@ impl Endpoint {
         domain: &Arc<Domain>,
         pd: Arc<Pd>,
         config: EndpointConfig,
-        request: Option<Request>,
+        origin: Option<Origin>,
     ) -> Arc<Self> {
         let config = clip(domain, config);
         Arc::new(Self {
             alias: false,
             tx_op_flags: AtomicU64::new(config.tx_op_flags.bits()),
             rx_op_flags: AtomicU64::new(config.rx_op_flags.bits()),
-            core: Core::new(domain, pd, config, request),
+            core: Core::new(domain, pd, config, origin),
         })
+    }
+
+    /// Posts the operations that were delayed for further ones (`FI_MORE`).
+    #[cold]
+    pub fn post_delayed(&self) {
+        if let Some(side) = self.core.tx.lock().as_mut() {
+            side.sq.post_delayed();
+        }
     }
 
     /// An alias with its own default flags (`fi_ep_alias(3)`), initially those of this endpoint.
@@ -195,8 +228,8 @@ impl Endpoint {
         match Self::pd_for(domain, &config) {
             Ok(pd) => {
                 let request = match config.xrc {
-                    true => Incoming::of(request).map(Request::Xrc),
-                    false => request.take().map(|(id, data)| Request::Rc(id, data)),
+                    true => Incoming::of(request).map(Origin::Xrc),
+                    false => request.take().map(|(id, data)| Origin::Rc(id, data)),
                 };
                 // without the request it would be an endpoint that connects
                 match request {
@@ -385,17 +418,32 @@ impl Endpoint {
         self.core.close();
     }
 
-    /// Changes the source address (`fi_setname(3)`).
+    /// Binds the source address (`fi_setname(3)`), in place of the earlier one. Port 0 stands for
+    /// the port of the endpoint, or for a free one. Does not block.
+    ///
+    /// Connections on XRC share the queue pairs and the ports of a process: the address is
+    /// reserved, and its host is that of the endpoint's requests.
     ///
     /// # Errors
-    /// `EOPBADSTATE`: enabled already, or made from a request.
+    /// - `EOPBADSTATE`: enabled already, closed, or made from a request.
+    /// - `EADDRINUSE`, `EADDRNOTAVAIL`: the address cannot be used, or belongs to another device.
+    ///   The endpoint keeps its earlier address; but if that has the same port and another process
+    ///   has taken it meanwhile, the endpoint has no address.
+    /// - `ENOMEM`, `EMFILE`: no resources left.
     pub fn set_name(&self, addr: SocketAddr) -> Result<()> {
-        let mut control = self.core.control.lock();
-        if !self.core.conn.state.is(State::Idle) || control.side.passive {
-            return Err(FiErrno::EOPBADSTATE);
+        let conn = &self.core.conn;
+        loop {
+            let sink = conn.sink();
+            let mut registry = sink.map(|sink| sink.dispatcher().registry());
+            let mut control = self.core.control.lock();
+            if !conn.state.is(State::Idle) || control.side.passive {
+                return Err(FiErrno::EOPBADSTATE);
+            }
+            if conn.is_bound() != sink.is_some() {
+                continue; // another thread has bound one, whose registry's lock precedes this one
+            }
+            return conn.rename(&mut control.side, registry.as_mut(), addr);
         }
-        control.side.src = Some(addr);
-        Ok(())
     }
 
     /// This side's address (`fi_getname(3)`).

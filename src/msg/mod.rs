@@ -7,6 +7,7 @@ mod core;
 mod enable;
 mod ep;
 mod introduced;
+mod leaving;
 mod pep;
 mod recv;
 mod rma;

@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use parking_lot::Mutex;
 
 use crate::Token;
-use crate::conn::{CmSink, ConnectRequest, Dispatcher, Listener, Outcome, Template};
+use crate::conn::{CmSink, ConnectRequest, Dispatcher, Listener, Outcome, Template, is_in_use};
 use crate::eq::EventQueue;
 use crate::errno::{FiErrno, Result};
 use crate::log::{info_log, warn_log};
-use crate::verbs::Device;
+use crate::verbs::{CmId, Device};
 use crate::wire::cm_data::CmData;
 use crate::wire::msg_xrc::{self, HEADER_SIZE, Header, Kind};
 
@@ -170,7 +170,7 @@ impl PassiveEndpoint {
             let opened = Listener::open_service(self.device(), bound, backlog, self.token);
             let free = addr.is_none_or(|addr| addr.port() == 0) && attempt < PORTS;
             match opened {
-                Err(FiErrno::EADDRINUSE) if free => {
+                Err(error) if free && is_in_use(error) => {
                     let mut other = bound;
                     other.set_port(0);
                     self.listener.set_addr(other)?;
@@ -309,6 +309,16 @@ impl PassiveEndpoint {
     /// The device that the endpoint was opened with.
     pub fn device(&self) -> &Arc<Device> {
         self.listener.device()
+    }
+
+    /// Closes the endpoint, and returns its identifier for an endpoint of `device`, bound to its
+    /// address. `None`, and not closed: it is listening, closed, or on XRC, or the device belongs
+    /// to another connection manager.
+    pub(super) fn take_id(&self, device: &Device) -> Option<CmId> {
+        if self.xrc || !std::ptr::eq(self.device().backend(), device.backend()) {
+            return None;
+        }
+        self.listener.take_id()
     }
 
     /// Stops listening and discards the endpoint's unread events (`fi_close(3)`). Later calls fail

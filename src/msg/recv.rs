@@ -109,7 +109,7 @@ impl Core {
         let mut sges = [const { MaybeUninit::uninit() }; MAX_IOV];
         // SAFETY: the caller keeps the contract of this function.
         let sges = unsafe { local.recv_sges(&mut side.local, &mut sges) }
-            .inspect_err(|_| side.local.refused())?;
+            .inspect_err(|_| side.local.release_taken())?;
         let number = ring.push(Slot {
             context,
             flags: Flags::RECV.union(Flags::MSG),
@@ -123,7 +123,7 @@ impl Core {
             // SAFETY: the caller keeps the contract of this function.
             if let Err(error) = unsafe { qp.post_recv(&RecvRequest { wr_id, sges }) } {
                 ring.unpush();
-                side.local.refused();
+                side.local.release_taken();
                 return Err(error);
             }
             side.local.posted(number, ring.tail());

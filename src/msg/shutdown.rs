@@ -16,8 +16,8 @@ use crate::verbs::{AsyncEvent, AsyncListener};
 
 /// Time limit for the device to flush the posted requests at the end of a connection.
 const FLUSH_WAIT: Duration = Duration::from_millis(200);
-/// Time limit for the requests of a closed endpoint on a circuit that others use too (XRC), while no
-/// request of the circuit completes: then they are flushed, with those of all its users.
+/// Time limit for the requests of a closed endpoint on a circuit that others use too (XRC), while
+/// no request of the circuit completes: then they are flushed, with those of all its users.
 const SHARED_FLUSH_WAIT: Duration = Duration::from_secs(1);
 /// As [`SHARED_FLUSH_WAIT`], while requests of the circuit complete.
 const SHARED_FLUSH_LIMIT: Duration = Duration::from_secs(10);
@@ -25,14 +25,14 @@ const SHARED_FLUSH_LIMIT: Duration = Duration::from_secs(10);
 /// When the last wait for results has reached its limit ([`Core::await_answers`]).
 static IN_VAIN: Mutex<Option<Instant>> = Mutex::new(None);
 
-/// The reader of an event queue waits for one connection after the other. If many peers end at once,
-/// and acknowledge nothing, the waits shall not add up.
+/// The reader of an event queue waits for one connection after the other. If many peers end at
+/// once, and acknowledge nothing, the waits shall not add up.
 const PAUSE: Duration = Duration::from_secs(1);
 
 impl Core {
     /// Ends the connection. Returns when the device has flushed the posted requests, or after
-    /// [`FLUSH_WAIT`] (on XRC twice, and at once if others use the circuit): the entries of cancelled
-    /// operations are in the completion queues then.
+    /// [`FLUSH_WAIT`] (on XRC twice, and at once if others use the circuit): the entries of
+    /// cancelled operations are in the completion queues then.
     pub(crate) fn shutdown(&self) -> Result<()> {
         self.await_device();
         {
@@ -121,10 +121,14 @@ impl Core {
     /// flushed by its end alone: at once if it has no other user and the endpoint is closed, after
     /// this time if it is not. If it has other users, they stay posted and complete later, when the
     /// peer has receives for them; the circuit is ended after [`SHARED_FLUSH_WAIT`] without a
-    /// completion, or [`SHARED_FLUSH_LIMIT`], if the endpoint is closed, because the buffers are the
-    /// application's.
+    /// completion, or [`SHARED_FLUSH_LIMIT`], if the endpoint is closed, because the buffers are
+    /// the application's.
+    ///
+    /// Before the queue pair of a closed endpoint on a shared receive context is destroyed, the
+    /// device must have reported the last receive (InfiniBand specification, volume 1, 10.3.1): one
+    /// that a message had taken, which is not complete, would be lost with it.
     pub(super) fn await_flush(&self) {
-        let (tx, rx) = {
+        let (tx, rx, shares) = {
             let control = self.control.lock();
             let Some(qp) = &control.qp else {
                 return;
@@ -133,7 +137,8 @@ impl Core {
             if !self.config.xrc {
                 let _ = qp.set_error();
             }
-            (control.tx.clone(), control.rx.clone())
+            let shares = control.srx.is_some() && !self.config.xrc;
+            (control.tx.clone(), control.rx.clone(), shares)
         };
         if let Some(side) = self.tx.lock().as_mut() {
             side.cancel_deferred();
@@ -143,6 +148,7 @@ impl Core {
             .own_circuit()
             .is_some_and(|circuit| circuit.is_shared());
         let closed = self.conn.state.is(State::Closed);
+        let takes = shares && closed && self.received.load(Ordering::Relaxed);
         let begin = Instant::now();
         let mut mark = None;
         let mut deadline = begin
@@ -154,10 +160,12 @@ impl Core {
                 (true, false) => Duration::ZERO,
             };
         loop {
+            // the completions are processed behind the event
+            let ended = !takes || self.took_last_receive();
             for binding in [&tx, &rx].into_iter().flatten() {
                 let _ = binding.cq.progress_all();
             }
-            if self.rings.tx.outstanding() + self.rings.rx.outstanding() == 0 {
+            if ended && self.rings.tx.outstanding() + self.rings.rx.outstanding() == 0 {
                 let mut tx = self.tx.lock();
                 let Some(side) = tx.as_mut().filter(|side| side.has_deferred()) else {
                     return;
@@ -190,7 +198,7 @@ impl Core {
             if Instant::now() >= deadline {
                 info_log!(
                     EpCtrl,
-                    "requests not flushed within {FLUSH_WAIT:?}: {:?}",
+                    "requests not flushed within {FLUSH_WAIT:?}: last receive {ended}, {:?}",
                     self.rings
                 );
                 if self.removed.load(Ordering::Relaxed) && !self.config.xrc {
@@ -202,8 +210,14 @@ impl Core {
         }
     }
 
-    /// Reports requests that the device has not flushed, because it was removed: the kernel may have
-    /// destroyed the queue pair, and then nothing completes any more (Linux 7.3.4 with rxe).
+    /// Whether the device has reported the last receive of the queue pair, or is removed.
+    fn took_last_receive(&self) -> bool {
+        self.domain.device().dispatch_async();
+        self.last_receive.load(Ordering::Acquire) || self.removed.load(Ordering::Relaxed)
+    }
+
+    /// Reports requests that the device has not flushed, because it was removed: the kernel may
+    /// have destroyed the queue pair, and then nothing completes any more (Linux 7.3.4 with rxe).
     fn abandon(&self) {
         let control = self.control.lock();
         if let Some((binding, place)) = control.tx.as_ref().zip(control.tx_place) {
@@ -249,6 +263,7 @@ impl Core {
         self.drop_qp(&mut control);
         self.detach(&mut control);
         control.side.id = None;
+        control.side.reserved = None;
         control.tx = None;
         control.rx = None;
         control.srx = None;
@@ -339,10 +354,8 @@ impl FailureListener for Core {
         if self.is_up()
             && let Some(mut tx) = self.tx.try_lock()
             && let Some(side) = tx.as_mut()
-            && let Some(peer) = side.peer_keys()
         {
-            peer.catch_up();
-            peer.acknowledge();
+            side.acknowledge();
         }
     }
 
@@ -371,10 +384,8 @@ impl AsyncListener for Core {
                     let _ = id.notify_established();
                 }
             }
-            AsyncEvent::CqError
-            | AsyncEvent::QpLastReceive
-            | AsyncEvent::SrqLimit
-            | AsyncEvent::Other(_) => {}
+            AsyncEvent::QpLastReceive => self.last_receive.store(true, Ordering::Release),
+            AsyncEvent::CqError | AsyncEvent::SrqLimit | AsyncEvent::Other(_) => {}
         }
     }
 }

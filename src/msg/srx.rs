@@ -135,7 +135,7 @@ impl Drop for Posting {
     fn drop(&mut self) {
         for kept in &mut self.held {
             self.local.exchange(kept);
-            self.local.refused();
+            self.local.release_taken();
         }
     }
 }
@@ -255,9 +255,9 @@ impl SharedRx {
         }
     }
 
-    /// Waits until the peers of the endpoints on XRC that were closed post nothing to the context any
-    /// more, at most 1 s: a request to a queue that has ended would break the connections of other
-    /// processes too. No endpoint uses the context. Not inside an event.
+    /// Waits until the peers of the endpoints on XRC that were closed post nothing to the context
+    /// any more, at most 1 s: a request to a queue that has ended would break the connections of
+    /// other processes too. No endpoint uses the context. Not inside an event.
     pub fn settle(&self) {
         if let Some(Queue::Xrc(..)) = self.queue.get()
             && let Ok(circuits) = self.domain.circuits()
@@ -340,13 +340,14 @@ impl SharedRx {
         } = &mut *posting;
         let mut sges = [const { MaybeUninit::uninit() }; MAX_IOV];
         // SAFETY: the caller keeps the contract of this function.
-        let sges = unsafe { local.recv_sges(keys, &mut sges) }.inspect_err(|_| keys.refused())?;
+        let sges =
+            unsafe { local.recv_sges(keys, &mut sges) }.inspect_err(|_| keys.release_taken())?;
         let recv = SharedRecv {
             context,
             selected: flags.contains(Flags::COMPLETION),
         };
         let number = self.slots.take(recv).ok_or(FiErrno::EAGAIN);
-        let number = number.inspect_err(|_| keys.refused())?;
+        let number = number.inspect_err(|_| keys.release_taken())?;
         let wr_id = WrId::shared(self.slots.id(), number);
         let posted = match self.queue.get() {
             Some(queue) => {
@@ -358,7 +359,7 @@ impl SharedRx {
         };
         if let Err(error) = posted {
             self.slots.complete(number);
-            keys.refused();
+            keys.release_taken();
             return Err(error);
         }
         hold(held, number as usize, keys);

@@ -28,6 +28,7 @@ use crate::wire::cm_data::CM_DATA_SIZE;
 mod atomic;
 mod auth;
 mod blocks;
+mod closed_regions;
 mod closing;
 mod connect;
 mod counters;
@@ -144,6 +145,7 @@ fn config(token: Token) -> EndpointConfig {
         needs_tx: true,
         needs_rx: true,
         auth: None,
+        traffic_class: None,
         src: None,
         dst: None,
     }

@@ -7,13 +7,13 @@ use std::sync::{Arc, Weak};
 
 use super::core::{Control, Core};
 use super::enable::ENGINE_REQUESTS;
+use super::leaving::Kept;
 use super::pep::no_data;
 use crate::conn::{
     Circuit, CircuitUser, Circuits, Dial, DialConfig, Incoming, Owner, Share, State,
 };
 use crate::errno::{FiErrno, Result};
 use crate::log::warn_log;
-use crate::mr::{ConnectionBlock, Look, Peer};
 use crate::verbs::{AsyncListener, PrivateData, QpConfig, SrqNumber, Target, Xrcd};
 use crate::wire::cm_data::CmData;
 use crate::wire::introduction::Introduction;
@@ -26,8 +26,8 @@ pub(crate) struct XrcSide {
     pub(super) bound: Option<Arc<Xrcd>>,
     /// The request that the endpoint was made from, until it is answered.
     request: Option<Incoming>,
-    /// The first request of a `weft` peer, answered, until the connection is complete: the peer takes
-    /// its end before that for the end of this process.
+    /// The first request of a `weft` peer, answered, until the connection is complete: the peer
+    /// takes its end before that for the end of this process.
     answered: Option<Incoming>,
     /// The peer's reciprocal request, while the answer to this side's request is missing.
     reciprocal: Option<Incoming>,
@@ -69,6 +69,12 @@ impl XrcSide {
         }
     }
 
+    /// This side's request.
+    #[cfg(test)]
+    pub(super) fn test_dial(&self) -> Arc<Dial> {
+        Arc::clone(self.dial.as_ref().expect("a dial"))
+    }
+
     /// The tag of the peer's authorization key in the request.
     fn peer_auth(&self) -> Option<u64> {
         let request = self.request.as_ref()?;
@@ -81,51 +87,6 @@ impl XrcSide {
 pub(crate) struct Ends {
     circuit: Option<Arc<Circuit>>,
     target: Option<Arc<Target>>,
-}
-
-/// The peer of a connection that has ended, until it has answered the notice of the end or is given
-/// up: it may still use keys. Revocations wait for that. It is not told of them. The directory may
-/// drop the last reference with its lock held, so it does nothing.
-struct Leaving;
-
-/// What is kept until a peer has been told the end.
-struct Kept {
-    block: Arc<ConnectionBlock>,
-    _peer: Arc<Leaving>,
-}
-
-impl Kept {
-    fn of(block: &Arc<ConnectionBlock>) -> Self {
-        let peer = Arc::new(Leaving);
-        let weak: Weak<Leaving> = Arc::downgrade(&peer);
-        block.succeed(weak);
-        Self {
-            block: Arc::clone(block),
-            _peer: peer,
-        }
-    }
-}
-
-impl Drop for Kept {
-    fn drop(&mut self) {
-        self.block.leave();
-    }
-}
-
-impl Peer for Leaving {
-    fn notify_revocations(&self) {}
-
-    fn look(&self) -> Look {
-        Look {
-            up: true,
-            answer: None,
-            asked: false,
-        }
-    }
-
-    fn acknowledge(&self) {}
-
-    fn sever(&self) {}
 }
 
 /// A port of the peer; `None`: the peer has stated none.
@@ -319,8 +280,9 @@ impl Core {
     /// The target of a request, which this endpoint holds from now on.
     ///
     /// # Errors
-    /// `ENOENT`: the target is not in the XRC domain, or delivers to another receive queue of this
-    /// domain and the peer is a `weft` endpoint, which can use another one.
+    /// `ENOENT`: the target is not in the XRC domain, has failed, or delivers to another receive
+    /// queue of this domain and the peer is a `weft` endpoint, which can use another one.
+    /// `ECONNABORTED`: the initiator of a new target has ended.
     fn open_target(&self, control: &Control, request: &Incoming) -> Result<Arc<Target>> {
         let xrcd = self.xrcd(control)?;
         let target = Arc::new(request.target(&xrcd, self.domain.tuning())?);
@@ -333,6 +295,14 @@ impl Core {
         }
         let listener: Weak<dyn AsyncListener> = self.weak();
         self.domain.device().listen(target.object(), listener);
+        // an event that was taken before has found no listener
+        if target.query().is_ok_and(|state| !state.receives) {
+            self.domain.device().unlisten(target.object());
+            return Err(match request.names_target() {
+                true => FiErrno::ENOENT,
+                false => FiErrno::ECONNABORTED,
+            });
+        }
         if let Some(srx) = &control.srx {
             srx.receive_through(target.number(), true);
         }
@@ -402,7 +372,11 @@ impl Core {
                     peer.set_port(request.header().port);
                     peer
                 });
-                circuits.retire(request);
+                // of a request for a service the peer's circuit was connected before
+                match request.names_target() || control.xrc.peer == 0 {
+                    true => circuits.retire(request),
+                    false => circuits.await_confirmation(request, self.user()),
+                }
                 let answer = control.xrc.answer.take();
                 self.complete(control, answer.unwrap_or(PrivateData::EMPTY));
             }
@@ -478,8 +452,8 @@ impl Core {
         Ok(())
     }
 
-    /// Ends the requests of the connection. `tell`: the peer is told the end of a connection that is
-    /// established, or whose request this side has answered.
+    /// Ends the requests of the connection. `tell`: the peer is told the end of a connection that
+    /// is established, or whose request this side has answered.
     pub(super) fn leave_peer(&self, control: &mut Control, tell: bool) {
         let Ok(circuits) = self.circuits() else {
             return;
@@ -515,9 +489,11 @@ impl Core {
                 from: xrc.own,
             };
             // the peer may access the block, and use keys, until it has been told
-            let kept = control.block.as_ref().map(Kept::of);
+            let target = self.ends.lock().target.clone();
+            let block = control.block.as_ref();
+            let kept = block.map(|block| Kept::of(block, target.as_deref()));
             control.notifier = None;
-            circuits.notify((xrc.local, to), end, Box::new(kept));
+            circuits.notify((xrc.local, to), end, kept);
         }
     }
 
@@ -534,6 +510,12 @@ impl Core {
     /// The circuit on which this side posts.
     pub(super) fn own_circuit(&self) -> Option<Arc<Circuit>> {
         self.ends.lock().circuit.clone()
+    }
+
+    /// The target at which the peer's requests arrive.
+    #[cfg(test)]
+    pub(super) fn own_target(&self) -> Option<Arc<Target>> {
+        self.ends.lock().target.clone()
     }
 
     /// The peer's circuit has failed, or has ended.
@@ -668,11 +650,16 @@ impl CircuitUser for Core {
         let Ok(circuits) = self.circuits() else {
             return;
         };
-        circuits.arrived(control.xrc.own);
         if request.names_target() || !self.conn.state.is(State::Accepting) {
             request.reject(&CmData::EMPTY);
+            // the target of the first request has failed while it was looked at
+            if self.conn.state.is(State::Broken) && control.xrc.dial.is_none() {
+                let error = FiErrno::ECONNABORTED;
+                self.conn.not_connected(error, 0, PrivateData::EMPTY);
+            }
             return;
         }
+        circuits.arrived(control.xrc.own);
         if let Err(error) = self.answer_original(&mut control, request, 0) {
             // the state of a failed answer is that of a connection that was never established
             self.conn.report_refusal(error);

@@ -40,8 +40,8 @@ const LOOK: Duration = Duration::from_millis(1);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Goal {
     threshold: u64,
-    /// The number of failures when the wait began.
-    errors: u64,
+    /// [`Counter::error_changes`] when the wait began.
+    error_changes: u64,
 }
 
 /// A goal in [`Counter::goals`].
@@ -88,6 +88,12 @@ pub struct Counter {
     polled: [AtomicU64; 2],
     value: AtomicU64,
     errors: AtomicU64,
+    /// How often `errors` has changed: a wait ends at each change, also if another one has restored
+    /// the number. Both change with `goals` locked.
+    error_changes: AtomicU64,
+    /// Called between the two changes.
+    #[cfg(test)]
+    between: OnceLock<fn()>,
     reads: AtomicU32,
     /// The goals of the threads that sleep in [`Self::wait`], or are about to.
     goals: Mutex<Vec<Goal>>,
@@ -115,7 +121,7 @@ impl Counter {
     pub fn open(domain: &Arc<QueueDomain>, kind: WaitKind) -> Result<Arc<Self>> {
         let wait = match kind {
             WaitKind::None => None,
-            WaitKind::Unspec | WaitKind::Fd => Some(WaitSet::new()?),
+            WaitKind::Unspec | WaitKind::Yield | WaitKind::Fd => Some(WaitSet::new()?),
         };
         if let (Some(wait), Some(keepalive)) = (&wait, domain.keepalive()) {
             wait.add(keepalive.fd())?;
@@ -131,6 +137,9 @@ impl Counter {
             polled: Default::default(),
             value: AtomicU64::new(0),
             errors: AtomicU64::new(0),
+            error_changes: AtomicU64::new(0),
+            #[cfg(test)]
+            between: OnceLock::new(),
             reads: AtomicU32::new(0),
             goals: Mutex::default(),
             queues: Mutex::default(),
@@ -198,8 +207,24 @@ impl Counter {
 
     /// Counts operations that failed.
     pub(crate) fn count_errors(&self, operations: u64) {
-        self.errors.fetch_add(operations, Ordering::AcqRel);
+        self.change_errors(|errors| errors.wrapping_add(operations));
         self.changed();
+    }
+
+    /// Changes the number of failures, and records that. A wait that begins meanwhile has either
+    /// both for changes before it, or neither: it does not end for a failure that its caller has
+    /// read before.
+    fn change_errors(&self, change: impl FnOnce(u64) -> u64) {
+        let _goals = self.goals.lock();
+        let before = self.errors.load(Ordering::Acquire);
+        let errors = change(before);
+        self.errors.store(errors, Ordering::Release);
+        #[cfg(test)]
+        if let Some(between) = self.between.get() {
+            between();
+        }
+        self.error_changes
+            .fetch_add(u64::from(errors != before), Ordering::Release);
     }
 
     /// Adds to the value (`fi_cntr_add(3)`); wraps.
@@ -211,7 +236,7 @@ impl Counter {
 
     /// Adds to the number of failures (`fi_cntr_adderr(3)`).
     pub fn add_errors(&self, value: u64) {
-        self.errors.fetch_add(value, Ordering::AcqRel);
+        self.change_errors(|errors| errors.wrapping_add(value));
         self.forget(1);
         self.changed();
     }
@@ -227,7 +252,7 @@ impl Counter {
 
     /// Sets the number of failures (`fi_cntr_seterr(3)`).
     pub fn set_errors(&self, value: u64) {
-        self.errors.store(value, Ordering::Release);
+        self.change_errors(|_| value);
         self.forget(1);
         self.changed();
     }
@@ -237,7 +262,7 @@ impl Counter {
     /// programs rely on it (fabtests' `fi_multi_mr`), and other providers support it.
     ///
     /// # Errors
-    /// - `EAVAIL`: the number of failures has changed meanwhile.
+    /// - `EAVAIL`: the number of failures has changed meanwhile, and may be the same again.
     /// - `ETIMEDOUT`: the timeout has passed.
     /// - `EINTR`: a signal handler ran.
     /// - `EOVERRUN`: a queue of the counter has lost completions.
@@ -245,7 +270,7 @@ impl Counter {
         let deadline = deadline(timeout);
         let goal = Goal {
             threshold,
-            errors: self.errors.load(Ordering::Acquire),
+            error_changes: self.error_changes(),
         };
         let Some(wait) = &self.wait else {
             return self.look_until(goal, deadline);
@@ -299,11 +324,17 @@ impl Counter {
         }
     }
 
+    /// [`Self::error_changes`], for a wait that begins.
+    fn error_changes(&self) -> u64 {
+        let _goals = self.goals.lock();
+        self.error_changes.load(Ordering::Acquire)
+    }
+
     /// The result of a wait for `goal`; `None`: the wait continues.
     fn result_of(&self, goal: Goal) -> Option<Result<()>> {
         if self.value.load(Ordering::Acquire) >= goal.threshold {
             Some(Ok(()))
-        } else if self.errors.load(Ordering::Acquire) != goal.errors {
+        } else if self.error_changes.load(Ordering::Acquire) != goal.error_changes {
             Some(Err(FiErrno::EAVAIL))
         } else {
             None
@@ -329,6 +360,8 @@ impl Counter {
         self.domain.polled();
         let armed = self.arm(wait);
         if self.differs(&self.seen) {
+            // arming has cleared the wake-up, for which a thread may wait that was told to
+            wait.wake();
             return Err(FiErrno::EAGAIN);
         }
         armed.queues.and(armed.timer)
@@ -490,7 +523,13 @@ impl Counter {
         result
     }
 
-    fn progress(&self) -> Result<()> {
+    /// Polls the queues that advance the counter, and adds the changes of its event cells. Never
+    /// blocks.
+    ///
+    /// # Errors
+    /// `EOVERRUN`: a queue has lost completions. Others: those of a device queue. All queues were
+    /// polled nevertheless, and a read of the queue returns the error too.
+    pub fn progress(&self) -> Result<()> {
         let result = self.for_queues(|queue| queue.progress().map(drop));
         self.take_events();
         let reads = self.reads.fetch_add(1, Ordering::Relaxed);
@@ -570,5 +609,41 @@ impl Counters {
     /// The counter of the receive side.
     pub(crate) fn rx(&self) -> Option<&Arc<Counter>> {
         self.recv.get()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+
+    use super::*;
+    use crate::domain::{Domain, DomainConfig};
+
+    static STEPS: Barrier = Barrier::new(2);
+
+    /// Between the two changes of a failure another thread reads the number.
+    fn between() {
+        STEPS.wait();
+        STEPS.wait();
+        // it begins to wait for the counter
+        std::thread::sleep(Duration::from_millis(20));
+    }
+
+    #[test]
+    fn a_wait_does_not_end_for_a_failure_that_was_read_before() {
+        let device = crate::verbs::devices(&[softverbs::backend()], false).remove(0);
+        let domain = Domain::open(&device, DomainConfig::default()).unwrap();
+        for kind in [WaitKind::None, WaitKind::Unspec] {
+            let counter = Counter::open(domain.queues(), kind).unwrap();
+            counter.between.set(between).unwrap();
+            std::thread::scope(|scope| {
+                scope.spawn(|| counter.count_errors(1));
+                STEPS.wait();
+                assert_eq!(counter.read_errors(), 1);
+                STEPS.wait();
+                let waited = counter.wait(1, Some(Duration::from_millis(100)));
+                assert_eq!(waited, Err(FiErrno::ETIMEDOUT));
+            });
+        }
     }
 }

@@ -65,8 +65,8 @@ pub(super) struct Sharer {
     pub(super) slots: Arc<SharedSlots>,
     /// Number of this queue's endpoints that use the context; 1 for a context of an XRC domain.
     pub(super) users: usize,
-    /// The endpoints on XRC that use the context, by their index. They have one setting and the same
-    /// counters: a completion shows the target, which many endpoints use.
+    /// The endpoints on XRC that use the context, by their index. They have one setting and the
+    /// same counters: a completion shows the target, which many endpoints use.
     pub(super) on_xrc: Vec<u16>,
     /// Of a context on XRC, if the device reports the target of a message.
     pub(super) xrc: Option<XrcReceives>,
@@ -92,6 +92,22 @@ impl Attachment {
             }
         }
     }
+}
+
+/// Whether a request with this status (`ibv_wc_status`) would fail on each connection. Others fail
+/// with their connection.
+pub(crate) fn is_refusal(status: u32) -> bool {
+    matches!(
+        status,
+        sys::IBV_WC_LOC_LEN_ERR
+            | sys::IBV_WC_LOC_QP_OP_ERR
+            | sys::IBV_WC_LOC_PROT_ERR
+            | sys::IBV_WC_LOC_ACCESS_ERR
+            | sys::IBV_WC_REM_ACCESS_ERR
+            | sys::IBV_WC_REM_INV_REQ_ERR
+            | sys::IBV_WC_REM_OP_ERR
+            | sys::IBV_WC_BAD_RESP_ERR
+    )
 }
 
 /// The errno for a failed work completion (`ibv_wc_status`).

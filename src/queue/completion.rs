@@ -54,8 +54,9 @@ pub struct CompletionError {
     pub olen: usize,
     /// The reason as libfabric's errno.
     pub err: FiErrno,
-    /// The reason as the device's status, `ibv_wc_status`; in a queue that has only sources, the
-    /// errno again. `CompletionQueue::strerror` names it.
+    /// The reason as the device's status, `ibv_wc_status`; in a queue that has only sources, that
+    /// of a request that the device or the peer has refused, otherwise the errno again.
+    /// `CompletionQueue::strerror` names it.
     pub prov_errno: i32,
     /// The device's own code (`vendor_err` of `ibv_poll_cq(3)`): the entry's `err_data`. `None`: no
     /// work completion is the reason.

@@ -1,10 +1,10 @@
 //! Completion queues.
 //!
-//! A completion queue reads its sources: the device queue of its MSG endpoints (`device.rs`) and
-//! sources that poll for their endpoints (`source.rs`). A read stores the device's completions
-//! directly in the application's buffer. Completions that are polled outside a read (by `trywait`,
-//! by a post that makes room, at the end of a connection), errors, and the completions that follow
-//! an error are queued in the backlog.
+//! A completion queue reads its sources: the device queue of its MSG endpoints
+//! (`device_queue.rs`) and sources that poll for their endpoints (`source.rs`). A read stores the
+//! device's completions directly in the application's buffer. Completions that are polled outside a
+//! read (by `trywait`, by a post that makes room, at the end of a connection), errors, and the
+//! completions that follow an error are queued in the backlog.
 
 use std::collections::VecDeque;
 use std::ffi::CStr;
@@ -19,7 +19,7 @@ use crate::queue::device_queue::DeviceQueue;
 use crate::queue::slots::Rings;
 use crate::queue::source::{BATCH, Entry, NoReader, Sink, Source, take};
 use crate::queue::wait::WaitSet;
-use crate::queue::{CompletionError, EntryWriter, QueueDomain, WaitKind, WrId};
+use crate::queue::{CompletionError, EntryWriter, QueueDomain, WaitKind, WrId, is_refusal};
 use crate::verbs::{AsyncEvent, AsyncListener, Cq};
 
 /// Size of a queue in completions if the application gives none.
@@ -56,7 +56,8 @@ pub(super) struct Inner {
     /// The endpoints of the device queue.
     pub(super) table: EndpointTable,
     pub(super) sources: Vec<Arc<dyn Source>>,
-    /// Which is first outside a read: 0: the device queue; otherwise 1 + the index of a source.
+    /// The source that the next progress outside a read polls first. 0: the device queue; `n`:
+    /// `sources[n - 1]`.
     next_turn: usize,
     /// Maximum number of outstanding completions of the bound endpoints.
     pub(super) reserved: usize,
@@ -151,7 +152,7 @@ impl CompletionQueue {
         };
         let wait = match config.wait {
             WaitKind::None => None,
-            WaitKind::Unspec | WaitKind::Fd => Some(WaitSet::new()?),
+            WaitKind::Unspec | WaitKind::Yield | WaitKind::Fd => Some(WaitSet::new()?),
         };
         let queue = match config.sources_only {
             true => None,
@@ -596,9 +597,12 @@ impl CompletionQueue {
 
     /// The text of a [`CompletionError::prov_errno`].
     pub fn strerror(&self, prov_errno: i32) -> &'static CStr {
-        match self.device {
-            Some(_) => self.domain.device().status_str(prov_errno),
-            None => reason(FiErrno::new(prov_errno)),
+        // in a queue of sources: these numbers are no errnos of their failures
+        let refusal = u32::try_from(prov_errno).is_ok_and(is_refusal);
+        if self.device.is_some() || refusal {
+            self.domain.device().status_str(prov_errno)
+        } else {
+            reason(FiErrno::new(prov_errno))
         }
     }
 
@@ -676,6 +680,15 @@ mod tests {
             let found = (self.1)(Completion::new(7, Flags::SEND));
             let cq = self.0.upgrade().expect("it is being read");
             cq.inner.lock().backlog.push_back(found);
+        }
+    }
+
+    /// [`CompletionQueue::strerror`] takes them for statuses.
+    #[test]
+    fn no_errno_with_a_text_is_the_status_of_a_refusal() {
+        for status in (0..64).filter(|status| is_refusal(*status)) {
+            let errno = FiErrno::new(status.cast_signed());
+            assert_eq!(reason(errno), reason(FiErrno::EIO), "{status}");
         }
     }
 

@@ -120,8 +120,8 @@ impl CompletionQueue {
         self.remove_sharer(&mut inner, usize::from(slots.id().index), slots);
     }
 
-    /// Registers an endpoint on XRC as a user of an [added context](Self::add_context). The receives
-    /// are selected and counted as those of the first user.
+    /// Registers an endpoint on XRC as a user of an [added context](Self::add_context). The
+    /// receives are selected and counted as those of the first user.
     pub(crate) fn share_xrc(&self, id: WrId, slots: &Arc<SharedSlots>, selective: bool) {
         let mut inner = self.inner.lock();
         let index = usize::from(slots.id().index);

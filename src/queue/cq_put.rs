@@ -4,14 +4,15 @@ use crate::queue::Completion;
 use crate::queue::cq::CompletionQueue;
 use crate::queue::source::Entry;
 
-/// Maximum number of entries without request between two polls of the device queue.
+/// Maximum number of entries of operations without a work request between two polls of the device
+/// queue.
 const MOST_PUT: u32 = 8;
 
 impl CompletionQueue {
-    /// Whether the queue takes the entry of an operation that has no request: the entry is then in
-    /// front of all that the device has not been asked for. One at a time, so that the entries
-    /// that nobody reads are bounded by the requests of their endpoints; and at most [`MOST_PUT`]
-    /// between two polls of the device queue, which reads of one entry leave out otherwise.
+    /// Whether [`Self::put`] may be called: the backlog is empty, and fewer than [`MOST_PUT`]
+    /// entries were put since the device queue was polled. The first condition keeps the order of
+    /// the entries, and bounds those that nobody reads to one. The second makes reads poll the
+    /// device queue: a read of one entry that is in the backlog does not.
     #[inline]
     pub(crate) fn takes_entries(&self) -> bool {
         let inner = self.inner.lock();

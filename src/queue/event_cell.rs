@@ -4,9 +4,11 @@
 //! A cell has 16 bytes: the count of writes and atomics, and the count of reads. Both only
 //! increase, also when the cell is reused for another region; a counter therefore adds the
 //! difference since its last read. A cell is reused only when no peer can add to it for the
-//! previous region. Peers have access to every cell of a protection domain, so a faulty peer can
-//! falsify any count.
+//! previous region; except, on soft0, a peer that is stopped while it adds: the cell does not wait
+//! for that, so it is reused as late as possible. Peers have access to every cell of a protection
+//! domain, so a faulty peer can falsify any count.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -88,7 +90,8 @@ pub(crate) struct Cells {
 
 #[derive(Debug, Default)]
 struct Free {
-    back: Vec<u32>,
+    /// Cells that were in use, in the order in which they became free.
+    back: VecDeque<u32>,
     /// The first cell that was never used.
     next: u32,
 }
@@ -110,19 +113,18 @@ impl Cells {
         self.words.rkey()
     }
 
-    /// Reserves a cell until the returned reference is dropped.
+    /// Reserves a cell until the returned reference is dropped: one that was never used, or else
+    /// the one that has been free for the longest time.
     ///
     /// # Errors
     /// `ENOMEM`: all cells are in use.
     pub(crate) fn take(self: &Arc<Self>) -> Result<Arc<Cell>> {
         let mut free = self.free.lock();
-        let index = match free.back.pop() {
-            Some(index) => index,
-            None if (free.next as usize) < CELLS => {
-                free.next += 1;
-                free.next - 1
-            }
-            None => return Err(FiErrno::ENOMEM),
+        let index = if (free.next as usize) < CELLS {
+            free.next += 1;
+            free.next - 1
+        } else {
+            free.back.pop_front().ok_or(FiErrno::ENOMEM)?
         };
         drop(free);
         Ok(Arc::new(Cell {
@@ -155,7 +157,7 @@ impl Cell {
 
 impl Drop for Cell {
     fn drop(&mut self) {
-        self.cells.free.lock().back.push(self.index);
+        self.cells.free.lock().back.push_back(self.index);
     }
 }
 
@@ -228,6 +230,20 @@ mod tests {
         assert!(cells.take().is_err(), "somebody holds {held_at:?}");
         drop(held);
         assert_eq!(cells.take().unwrap().addr(), held_at);
+    }
+
+    #[test]
+    fn a_cell_is_reused_as_late_as_possible() {
+        let device = devices(&[softverbs::backend()], false).remove(0);
+        let cells = Cells::new(&Pd::alloc(&device).unwrap()).unwrap();
+        let addrs: Vec<_> = (0..CELLS).map(|_| cells.take().unwrap().addr()).collect();
+        let mut distinct = addrs.clone();
+        distinct.sort_unstable();
+        distinct.dedup();
+        assert_eq!(distinct.len(), CELLS);
+        for addr in addrs {
+            assert_eq!(cells.take().unwrap().addr(), addr);
+        }
     }
 
     #[test]

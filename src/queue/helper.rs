@@ -31,6 +31,12 @@ const LEASE: Duration = Duration::from_millis(5);
 /// The same if the transmit lock was taken, or the last acknowledgement is still outstanding.
 const AGAIN: Duration = Duration::from_micros(500);
 
+#[cfg(test)]
+thread_local! {
+    /// Tests emulate a process that can have no further thread, for the calls of this thread.
+    pub(crate) static NO_THREAD: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
 /// See the module. Thread safe.
 #[derive(Debug, Default)]
 pub(crate) struct Helper {
@@ -87,18 +93,24 @@ impl Helper {
     /// Starts the lease timer of an endpoint whose [`Rings::holds_keys`] was set; the timer is
     /// restarted until the flag is cleared. Acquires a leaf lock only, so a caller may hold any
     /// other lock.
+    ///
+    /// Without a thread the endpoint stays listed: reads of empty completion queues acknowledge for
+    /// it ([`Self::has_holders`]), and the thread that a later call creates tends it.
     pub(crate) fn hold(&self, rings: Weak<Rings>, cq: &Arc<CompletionQueue>) {
         let mut state = self.shared.state.lock();
+        let due = Instant::now() + LEASE;
         let mut holders = state.holders.iter();
-        if holders.any(|(known, _)| known.rings.ptr_eq(&rings)) {
+        if !holders.any(|(known, _)| known.rings.ptr_eq(&rings)) {
+            let cq = Arc::downgrade(cq);
+            // without a thread no one else removes the endpoints that are gone
+            state
+                .holders
+                .retain(|(known, _)| known.rings.strong_count() != 0);
+            state.holders.push((HelpedEndpoint { rings, cq }, due));
+        } else if state.thread.is_some() {
             return;
         }
-        let due = Instant::now() + LEASE;
-        let cq = Arc::downgrade(cq);
-        state.holders.push((HelpedEndpoint { rings, cq }, due));
-        if !self.shared.start(&mut state, due) {
-            state.holders.pop();
-        }
+        self.shared.start(&mut state, due);
         self.shared.count(&state);
     }
 
@@ -163,14 +175,7 @@ impl Shared {
             }
             return true;
         }
-        let shared = Arc::clone(self);
-        let thread = std::thread::Builder::new()
-            .name("weft-helper".to_owned())
-            .spawn(move || {
-                biased_lock::visitor();
-                shared.run();
-            });
-        match thread {
+        match self.create_thread() {
             Ok(thread) => {
                 state.thread = Some(thread);
                 true
@@ -184,6 +189,20 @@ impl Shared {
                 false
             }
         }
+    }
+
+    fn create_thread(self: &Arc<Self>) -> std::io::Result<JoinHandle<()>> {
+        #[cfg(test)]
+        if NO_THREAD.get() {
+            return Err(std::io::Error::from_raw_os_error(libc::EAGAIN));
+        }
+        let shared = Arc::clone(self);
+        std::thread::Builder::new()
+            .name("weft-helper".to_owned())
+            .spawn(move || {
+                biased_lock::visitor();
+                shared.run();
+            })
     }
 
     fn count(&self, state: &State) {
@@ -336,6 +355,40 @@ mod tests {
         let limit = Instant::now() + Duration::from_secs(10);
         while thread.strong_count() != 0 {
             assert!(Instant::now() < limit, "the thread does not end");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// The thread cannot be created when an endpoint gets keys: reads of its queue acknowledge for
+    /// it. The thread that is created for the next endpoint tends both.
+    #[test]
+    fn an_endpoint_without_a_thread_is_tended_by_a_later_one() {
+        let device = crate::verbs::devices(&[softverbs::backend()], false).remove(0);
+        let domain = Domain::open(&device, DomainConfig::default()).unwrap();
+        let cq = CompletionQueue::open(domain.queues(), CqConfig::default()).unwrap();
+        let helper = domain.queues().helper();
+        let endpoint = || {
+            let rings = Arc::new(Rings::new(4, 4));
+            rings.set_holds_keys(true);
+            helper.hold(Arc::downgrade(&rings), &cq);
+            rings
+        };
+        NO_THREAD.set(true);
+        let first = endpoint();
+        assert!(helper.has_holders());
+        drop(endpoint());
+        let second = endpoint();
+        assert_eq!(helper.shared.holders.load(Ordering::Relaxed), 2);
+        NO_THREAD.set(false);
+        // also by an endpoint that is known
+        helper.hold(Arc::downgrade(&first), &cq);
+        let third = endpoint();
+        for rings in [&first, &second, &third] {
+            rings.set_holds_keys(false);
+        }
+        let limit = Instant::now() + Duration::from_secs(10);
+        while helper.has_holders() {
+            assert!(Instant::now() < limit, "the thread tends nobody");
             std::thread::sleep(Duration::from_millis(1));
         }
     }

@@ -25,7 +25,7 @@ pub(crate) mod xrc_receives;
 pub use bind_flags::BindFlags;
 pub use cntr::Counter;
 pub(crate) use cntr::Counters;
-pub(crate) use complete::status_errno;
+pub(crate) use complete::{is_refusal, status_errno};
 pub use completion::{Completion, CompletionError, EntryWriter};
 pub use cq::{CompletionQueue, CqConfig};
 pub(crate) use domain::Assisted;

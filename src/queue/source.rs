@@ -1,9 +1,9 @@
 //! The sources of a completion queue's completions, and their destination.
 //!
 //! A completion queue has a device queue for endpoints whose work requests complete there
-//! (`device.rs`), and any number of other sources, with their own polling. Each read of the queue
-//! runs all of them. A source passes completions to a [`Sink`]: none, one or many for each work
-//! completion that it polls.
+//! (`device_queue.rs`), and any number of other sources, with their own polling. Each read of the
+//! queue runs all of them. A source passes completions to a [`Sink`]: none, one or many for each
+//! work completion that it polls.
 
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
@@ -169,8 +169,8 @@ impl<W: EntryWriter + ?Sized> Sink<'_, W> {
         self.room
     }
 
-    /// Whether the next `count` completions need their [`Completion::src_addr`]: the reader uses it,
-    /// or has no room for them, so that another one reads them later.
+    /// Whether the next `count` completions need their [`Completion::src_addr`]: the reader uses
+    /// it, or has no room for them, so that another one reads them later.
     #[inline(always)]
     pub(crate) fn uses_sources(&self, count: usize) -> bool {
         self.sources || count > self.room || !self.backlog.is_empty()

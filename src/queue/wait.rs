@@ -15,6 +15,9 @@ pub enum WaitKind {
     /// The queue has a blocking read; the application gets no object.
     #[default]
     Unspec,
+    /// As `Unspec`; the application has requested that a waiting thread yields its processor
+    /// (`FI_WAIT_YIELD`).
+    Yield,
     /// The queue has a blocking read, and a file descriptor that the application may poll.
     Fd,
 }
@@ -68,6 +71,18 @@ impl WaitSet {
         let none = std::ptr::null_mut();
         // SAFETY: no pointers. The call fails only if `fd` is not in the set.
         unsafe { libc::epoll_ctl(epoll, libc::EPOLL_CTL_DEL, fd, none) };
+    }
+
+    /// Whether a descriptor of the set counts from now on. A thread that waits is woken if it
+    /// counts again and is readable.
+    pub(crate) fn watch(&self, fd: RawFd, counts: bool) {
+        let mut interest = libc::epoll_event {
+            events: if counts { libc::EPOLLIN as u32 } else { 0 },
+            u64: 0,
+        };
+        let epoll = self.epoll.as_raw_fd();
+        // SAFETY: `interest` lives through the call, which fails only if `fd` is not in the set.
+        unsafe { libc::epoll_ctl(epoll, libc::EPOLL_CTL_MOD, fd, &raw mut interest) };
     }
 
     pub(crate) fn fd(&self) -> RawFd {
@@ -229,5 +244,21 @@ mod tests {
         assert_eq!(set.wait(None), Ok(true));
         set.clear();
         assert!(!set.is_ready());
+    }
+
+    #[test]
+    fn a_descriptor_that_does_not_count_wakes_no_thread() {
+        let (set, event) = (WaitSet::new().unwrap(), WakeEvent::new().unwrap());
+        set.add(event.fd()).unwrap();
+        event.wake();
+        assert!(set.is_ready());
+        set.watch(event.fd(), false);
+        assert!(!set.is_ready());
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| set.wait(None));
+            std::thread::sleep(Duration::from_millis(10));
+            set.watch(event.fd(), true);
+            assert_eq!(waits.join().unwrap(), Ok(true));
+        });
     }
 }

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use super::circuits::CircuitKey;
 use super::core::Failure;
-use super::link::LinkKey;
+use super::core::link::LinkKey;
 use super::link_cm::Ended;
 use super::link_end::{LinkEnd, LinkSq};
 use super::shared::Shared;
@@ -59,8 +59,9 @@ pub(super) enum XrcStep {
     OpenTarget(Arc<TargetCm>, QpNumber, Option<QpNumber>),
     /// Move a target to its error state.
     FailTarget(Arc<Target>),
-    /// End the identifier of a circuit, which owns no queue pair.
+    /// End the identifier of a circuit, which owns no queue pair, at its initiator or its target.
     EndCircuitCm(Arc<InitiatorCm>),
+    EndTargetCm(Arc<TargetCm>),
     /// Destroy an initiator and its identifier, and then end what had not completed, of each link.
     DestroyCircuit(Arc<InitiatorCm>, Option<Arc<Qp>>, Vec<Unfinished>),
     /// Close the handle of a target, and destroy its identifier.
@@ -130,7 +131,7 @@ impl InitiatorCm {
             id
         };
         self.id.set(&id);
-        shared.domain.tuning().set_traffic_class(&id);
+        shared.tuning().set_traffic_class(&id);
         let (from, to) = shared.path(to);
         id.resolve_addr(from, to)
     }
@@ -146,7 +147,7 @@ impl InitiatorCm {
             shared.domain.device().unlisten(qp.object());
             return Err(FiErrno::ECANCELED);
         };
-        let tuning = shared.domain.tuning();
+        let tuning = shared.tuning();
         tuning.set_ack_timeout(&id);
         id.connect_with(qp.qp_number(), &tuning.conn_param(&request.encode()))
     }
@@ -304,7 +305,7 @@ impl TargetCm {
         registry.insert(id.object(), events);
         drop(registry);
         self.id.set(&id);
-        let tuning = shared.domain.tuning();
+        let tuning = shared.tuning();
         let created = shared.create_target().and_then(|target| {
             tuning.set_traffic_class(&id);
             tuning.set_ack_timeout(&id);
@@ -324,8 +325,21 @@ impl TargetCm {
 }
 
 impl CmTarget for TargetCm {
-    fn cm_event(&self, _: CmEvent) {
-        // the identifier owns no queue pair, and the target receives since the reply
+    /// The identifier owns no queue pair, and the target receives since the reply: neither needs
+    /// the other.
+    fn cm_event(&self, event: CmEvent) {
+        let over = matches!(
+            event.kind,
+            CmEventKind::Established
+                | CmEventKind::Disconnected
+                | CmEventKind::Rejected
+                | CmEventKind::Unreachable
+        );
+        if let (true, Some(shared), Some(this)) = (over, self.shared.upgrade(), self.this.upgrade())
+        {
+            // not under the dispatcher's lock
+            shared.change(|_, io| io.end_target_cm(this));
+        }
     }
 }
 
@@ -486,6 +500,7 @@ impl XrcStep {
                 shared.change(|core, io| io.target_failed(core, target.number()));
             }
             Self::EndCircuitCm(cm) => cm.id.end(shared),
+            Self::EndTargetCm(cm) => cm.id.end(shared),
             Self::DestroyCircuit(cm, qp, unfinished) => {
                 if let Some(qp) = &qp {
                     shared.domain.device().unlisten(qp.object());

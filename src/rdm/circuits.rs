@@ -2,10 +2,10 @@
 //! `docs/protocol-xrc.md`, "Circuits". A state machine without device, lock, thread or clock: its
 //! caller dials and ends circuits, and passes what has happened.
 //!
-//! Node ids are hints. A wrong one costs a rejected link request (NODE) and a further choice. A peer
-//! can state any of them, also that of another peer, and packets for it break the circuit if its
-//! receive queue is not behind it. So a circuit is used only for peers at the IP address to which it
-//! was dialled.
+//! Node ids are hints. A wrong one costs a rejected link request (NODE) and a further choice. A
+//! peer can state any of them, also that of another peer, and packets for it break the circuit if
+//! its receive queue is not behind it. So a circuit is used only for peers at the IP address to
+//! which it was dialled.
 
 #[cfg(test)]
 mod tests;
@@ -13,7 +13,7 @@ mod tests;
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 
-use super::link::LinkKey;
+use super::core::link::LinkKey;
 use super::slab::{Key, Slab};
 use crate::wire::rdm::xrc::{CircuitNumber, NodeId, OnCircuit};
 use crate::wire::rdm::{EndpointId, Listener};
@@ -140,8 +140,8 @@ impl Circuits {
         }
     }
 
-    /// The peer at an address was freed, or the link to an address that no peer has was removed: the
-    /// node is learnt again when the peer returns.
+    /// The peer at an address was freed, or the link to an address that no peer has was removed:
+    /// the node is learnt again when the peer returns.
     pub(super) fn forget(&mut self, address: Listener) {
         if let Some(node) = self.nodes.remove(&address) {
             self.leave_node(address, node);
@@ -283,8 +283,8 @@ impl Circuits {
     }
 
     /// A circuit that is dialled has no answer yet: a further one, to the next link that waits for
-    /// it and whose peer is at an address that is not being dialled for these links. `address`: that
-    /// of a link's peer. `None`: no other link waits.
+    /// it and whose peer is at an address that is not being dialled for these links. `address`:
+    /// that of a link's peer. `None`: no other link waits.
     pub(super) fn dial_second(
         &mut self,
         key: CircuitKey,
@@ -380,9 +380,9 @@ impl Circuits {
         self.choose(link, address)
     }
 
-    /// A link does not use or wait for its circuit any more. `peer`: its endpoint, if that is known,
-    /// which [`Self::is_former`] remembers. Returns whether the circuit has no link left, so that it
-    /// is to be ended.
+    /// A link does not use or wait for its circuit any more. `peer`: its endpoint, if that is
+    /// known, which [`Self::is_former`] remembers. Returns whether the circuit has no link left, so
+    /// that it is to be ended.
     pub(super) fn leave(
         &mut self,
         key: CircuitKey,
@@ -462,8 +462,8 @@ impl Circuits {
         self.keys().filter(used).count()
     }
 
-    /// Whether all peers that have stated their nodes, and all circuits that are up, are on one node
-    /// at one IP address: one circuit leads to them.
+    /// Whether all peers that have stated their nodes, and all circuits that are up, are on one
+    /// node at one IP address: one circuit leads to them.
     pub(super) fn has_one_node(&self) -> bool {
         self.hosts.values().map(Vec::len).sum::<usize>() == 1
     }

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::core::Origin;
+use super::core::peer::PeerKey;
 use super::operations::completion;
-use super::peer::PeerKey;
 use super::ranges::Calls;
 use super::rma::Fault;
 use crate::errno::FiErrno;

@@ -266,11 +266,13 @@ impl SharedRx {
         }
         // a vector has fewer than 2^32 addresses
         let number = u32::try_from(addr.0).map_err(|_| FiErrno::EINVAL)?;
-        if let Some(index) = self.peers.lock().get(&number) {
-            return Ok(self.store.lock().find(*index));
+        let index = self.peers.lock().get(&number).copied();
+        if let Some(index) = index {
+            return Ok(self.store.lock().find(index));
         }
-        let index = self.store.lock().add_peer();
-        self.peers.lock().insert(number, index);
+        let new = self.store.lock().add_peer();
+        // another thread may have added one meanwhile, with which it has posted its receive
+        let index = *self.peers.lock().entry(number).or_insert(new);
         for member in self.enabled() {
             self.identify(&member, addr, index);
         }
@@ -502,5 +504,49 @@ impl SharedRx {
                 completions.failed(completion, 0, FiErrno::ECANCELED);
             }
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::endpoints::domain;
+    use super::*;
+
+    /// Whether a thread of this process sleeps.
+    fn sleeps(thread: u32) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")).unwrap();
+        // behind the name, which is in parentheses
+        let state = stat.rsplit(") ").next().unwrap();
+        state.starts_with('S')
+    }
+
+    /// Two threads find no peer of an address, before one of them has added it.
+    #[test]
+    fn an_address_has_one_peer_for_all_threads() {
+        let config = SharedRxConfig {
+            size: 8,
+            op_flags: Flags::empty(),
+            directed: true,
+        };
+        let context = SharedRx::open(&domain(), config).unwrap();
+        let threads = [const { AtomicU32::new(0) }; 2];
+        let find = |thread: &AtomicU32| {
+            // SAFETY: no arguments.
+            thread.store(unsafe { libc::gettid() } as u32, Ordering::Relaxed);
+            context.peer_of(FiAddr(3)).unwrap()
+        };
+        let found = std::thread::scope(|scope| {
+            // the threads wait for it
+            let store = context.store.lock();
+            let calls = threads.each_ref().map(|it| scope.spawn(|| find(it)));
+            for thread in &threads {
+                while !matches!(thread.load(Ordering::Relaxed), id if id != 0 && sleeps(id)) {
+                    std::thread::yield_now();
+                }
+            }
+            drop(store);
+            calls.map(|call| call.join().unwrap())
+        });
+        assert_eq!(found[0], found[1]);
     }
 }

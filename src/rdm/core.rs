@@ -1,18 +1,35 @@
-//! The state of an endpoint, and its interface in both directions.
+//! The state of an endpoint, and its interface in both directions. The modules below implement
+//! [`Core`], and use nothing else of the endpoint (`tests/dependencies`).
 
 #[cfg(test)]
 mod audit;
+pub(super) mod connect;
+pub(super) mod credit;
+pub(super) mod direct;
+mod evict;
+mod identity;
+mod idle;
+pub(super) mod link;
+pub(super) mod ops;
+mod orphans;
+pub(super) mod peer;
+mod places;
+pub(super) mod recover;
+mod shares;
+mod timers;
+mod traffic;
 
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 
-use super::connect::HeldRequest;
-use super::credit::{Pool, SMALLEST};
-use super::link::{Link, LinkKey, LinkMark};
-use super::ops::{Entry, Form, List, Table, Uses};
-use super::orphans::Orphan;
-use super::peer::{Peer, PeerKey, PeerMark};
-use super::recover::Waiting;
+use self::connect::HeldRequest;
+use self::credit::{Pool, SMALLEST};
+use self::link::{Link, LinkKey, LinkMark};
+use self::ops::{Entry, Form, List, Table, Uses};
+use self::orphans::Orphan;
+use self::peer::{Peer, PeerKey, PeerMark};
+use self::recover::Waiting;
+use self::shares::Hosts;
 use super::slab::Slab;
 use crate::errno::{FiErrno, Result};
 use crate::verbs::{RemoteAddr, Rkey};
@@ -48,6 +65,11 @@ pub trait Io {
     /// Memory in which a packet has arrived.
     type Slot;
 
+    /// The present time for [`Core::set_now`]. `None`: that of the last call of it.
+    fn now(&self) -> Option<u64> {
+        None
+    }
+
     /// Sends a connection request. [`Core::requesting`] follows when it was sent, not during this
     /// call. Its result is [`Core::replied`], [`Core::rejected`] or [`Core::failed`].
     fn dial(&mut self, link: LinkKey, to: Listener, request: &Request);
@@ -79,9 +101,9 @@ pub trait Io {
         None
     }
 
-    /// On circuits: as [`Self::node_at`], for the circuit that a link uses, or that is chosen for it.
-    /// `peer`: where the peer is dialled. A peer that dials can state another address than that from
-    /// which its request has come.
+    /// On circuits: as [`Self::node_at`], for the circuit that a link uses, or that is chosen for
+    /// it. `peer`: where the peer is dialled. A peer that dials can state another address than that
+    /// from which its request has come.
     fn node_of(&self, _link: LinkKey, peer: Option<Listener>) -> Option<(IpAddr, u64)> {
         peer.and_then(|peer| self.node_at(peer))
     }
@@ -90,6 +112,12 @@ pub trait Io {
     /// accepted.
     fn source_of(&self, _held: &Self::Held, request: &Request) -> Listener {
         request.listener
+    }
+
+    /// The address from which a request has come: not one that it states, if the connection manager
+    /// has another one.
+    fn host_of(&self, _held: &Self::Held, request: &Request) -> IpAddr {
+        request.listener.socket_addr().ip()
     }
 
     /// On circuits: whether all peers that are known are on one node.
@@ -103,6 +131,12 @@ pub trait Io {
 
     /// Rejects a request.
     fn reject(&mut self, held: Self::Held, rejection: &Rejection);
+
+    /// Whether an operation was posted later than another one: messages and requests that wait for
+    /// a peer are in this order. `false`: as they are passed to the core.
+    fn is_later(&self, _op: Self::Op, _than: Self::Op) -> bool {
+        false
+    }
 
     /// Posts the numbered packet of an operation.
     fn post(&mut self, link: LinkKey, header: Header, op: Self::Op, form: Form) -> Post;
@@ -130,8 +164,8 @@ pub trait Io {
     /// errors. [`Core::silenced`] follows for all links of the target, not during this call.
     fn silence(&mut self, _link: LinkKey) {}
 
-    /// The device may still send the packet of an operation. [`Self::complete`] follows at once, but
-    /// the memory of the packet must not change before its link has ended.
+    /// The device may still send the packet of an operation. [`Self::complete`] follows at once,
+    /// but the memory of the packet must not change before its link has ended.
     fn keep_packet(&mut self, _op: Self::Op) {}
 
     /// An operation is complete. With an error its packet may have arrived or not.
@@ -146,13 +180,13 @@ pub trait Io {
     fn discard(&mut self, slot: Self::Slot);
 
     /// The operations of a peer fail, but those that `waiting` keeps. Those that the core has and
-    /// that fail are passed to [`Self::complete`]; the caller completes its own ones, which the peer
-    /// was held for, and releases none of them. Returns the number of its own operations that it
-    /// keeps, which hold the peer as before.
+    /// that fail are passed to [`Self::complete`]; the caller completes its own ones, which the
+    /// peer was held for, and releases none of them. Returns the number of its own operations that
+    /// it keeps, which hold the peer as before.
     ///
     /// If the peer had a session, it has ended: messages of the peer that were delivered as RTS and
-    /// are not complete are void. Their data must not be read any more, and [`Core::answer`] refuses
-    /// answers. The credit of stored ones is given back by the caller.
+    /// are not complete are void. Their data must not be read any more, and [`Core::answer`]
+    /// refuses answers. The credit of stored ones is given back by the caller.
     fn failed(&mut self, peer: PeerKey, error: FiErrno, waiting: Waiting) -> u32;
 
     /// The connection block of this side for a link, which may not exist yet: an address that is a
@@ -235,8 +269,8 @@ pub struct Config {
     pub pool: Credit,
 }
 
-/// The session of which a packet is: its credit is given back to that session, or to the pool when
-/// the session has ended.
+/// The session of which a packet is: its credit is given back to that session, or to the next one
+/// of the peer, or to the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Origin {
     /// The peer. It stays the same if its session ends.
@@ -245,6 +279,11 @@ pub struct Origin {
 }
 
 impl Origin {
+    /// A message of the endpoint to itself, which has no session and uses no credit.
+    pub(super) const fn of_itself(peer: PeerKey) -> Self {
+        Self { peer, session: 0 }
+    }
+
     /// A packet of a peer's first session.
     #[cfg(test)]
     pub(super) fn of_test(peer: PeerKey) -> Self {
@@ -279,7 +318,7 @@ pub struct Core<I: Io> {
     pub(super) config: Config,
     pub(super) now: u64,
     /// The epoch of the next dial.
-    pub(super) epoch: Epoch,
+    epoch: Epoch,
     pub(super) peers: Slab<PeerMark, Peer>,
     pub(super) links: Slab<LinkMark, Link>,
     pub(super) ops: Table<I::Op>,
@@ -287,41 +326,50 @@ pub struct Core<I: Io> {
     pub(super) addresses: HashMap<Listener, PeerKey>,
     /// The addresses in [`Peer::further`], each with the number of peers that have stated it.
     pub(super) further: HashMap<Listener, u32>,
+    /// Counts the changes of what [`Self::source_address`] and [`Self::addresses`] return.
+    names: u64,
+    /// Addresses of peers besides [`Peer::address`]: those of their aliases, freed or not.
+    others: HashMap<PeerKey, Vec<Listener>>,
+    /// How many addresses [`Self::addresses`] has examined.
+    #[cfg(test)]
+    pub(super) examined: std::cell::Cell<usize>,
     pub(super) pool: Pool,
+    /// What peers have that no `fi_addr_t` names, by the host from which they dial.
+    pub(super) hosts: Hosts,
     /// Requests that wait until older links have ended: at most one per peer.
     pub(super) held: Vec<HeldRequest<I::Held>>,
     /// Links whose sessions have ended before their peers were able to learn it.
-    pub(super) orphans: Vec<Orphan>,
+    orphans: Vec<Orphan>,
     /// Dials under way, and peers that wait for one.
-    pub(super) dials: usize,
-    pub(super) queue: VecDeque<PeerKey>,
+    dials: usize,
+    queue: VecDeque<PeerKey>,
     /// Peers that may have something to report.
-    pub(super) reports: Vec<PeerKey>,
-    /// Peers with a time in [`super::peer::Dial`] or `close_at`.
-    pub(super) timers: Vec<PeerKey>,
+    reports: Vec<PeerKey>,
+    /// Peers with a time in [`self::peer::Dial`] or `close_at`.
+    timers: Vec<PeerKey>,
     /// The earliest of these times, unless a time has changed since it was computed.
-    pub(super) earliest: Option<u64>,
-    pub(super) retimed: bool,
+    earliest: Option<u64>,
+    retimed: bool,
     /// When silent peers are probed.
-    pub(super) beat: Option<u64>,
+    beat: Option<u64>,
     /// Peers that wait for a place for a link, and when room is made again.
-    pub(super) waiters: VecDeque<PeerKey>,
-    pub(super) room_at: Option<u64>,
+    waiters: VecDeque<PeerKey>,
+    room_at: Option<u64>,
     /// The peer whose turn it is to take a free place.
-    pub(super) turn: Option<PeerKey>,
+    turn: Option<PeerKey>,
     /// The peer to which a token was given.
-    pub(super) secrets: HashMap<Secret, PeerKey>,
+    secrets: HashMap<Secret, PeerKey>,
     /// Where the next search for a peer to recall credit from begins.
-    pub(super) recall_from: usize,
+    recall_from: usize,
     /// Peers whose state is to be advanced, instead of a recursion.
-    pub(super) changed: Vec<PeerKey>,
+    changed: Vec<PeerKey>,
     /// Peers without links, and when they are examined next.
-    pub(super) idle: Vec<PeerKey>,
-    pub(super) free_at: Option<u64>,
+    idle: Vec<PeerKey>,
+    free_at: Option<u64>,
     /// The count of sessions with which new peers begin: no peer that was freed has reached it.
     pub(super) session: u32,
     /// The endpoint is being closed ([`Self::leave`]).
-    pub(super) left: bool,
+    left: bool,
     /// Packets that violate the protocol.
     #[cfg(test)]
     pub(super) violations: u32,
@@ -341,6 +389,11 @@ impl<I: Io> Core<I> {
             ids: HashMap::new(),
             addresses: HashMap::new(),
             further: HashMap::new(),
+            names: 0,
+            others: HashMap::new(),
+            #[cfg(test)]
+            examined: Default::default(),
+            hosts: Hosts::new(),
             held: Vec::new(),
             orphans: Vec::new(),
             dials: 0,
@@ -370,6 +423,14 @@ impl<I: Io> Core<I> {
         self.now = self.now.max(now);
     }
 
+    /// Sets the time from [`Io::now`]. Called where a call of the application begins a limit of
+    /// time: such calls do not call [`Self::set_now`], and the last event can be long ago.
+    pub(super) fn read_clock(&mut self, io: &I) {
+        if let Some(now) = io.now() {
+            self.set_now(now);
+        }
+    }
+
     /// The peer at an address; a new one if the address is unknown. Connects to nothing. But if a
     /// peer has stated the address as a further one, it is dialled ([`Self::is_doubtful`]), so that
     /// messages of that peer match receives from this address.
@@ -387,6 +448,7 @@ impl<I: Io> Core<I> {
         }
         self.addresses.insert(address, key);
         if self.further.contains_key(&address) {
+            self.names += 1;
             self.doubt(key);
         }
         Ok(key)
@@ -524,19 +586,45 @@ impl<I: Io> Core<I> {
         Some(address.socket_addr())
     }
 
-    /// All addresses of a peer, also those that it has stated and that lead to no other one. Reads
-    /// those of all peers.
+    /// The address at which a peer is dialled, unless it leads to another peer with a session: a
+    /// peer can state any address. While the address is in doubt it counts as the peer's, which may
+    /// be the successor of the other one.
+    pub fn source_address(&self, peer: PeerKey) -> Option<std::net::SocketAddr> {
+        let address = self.peers.get(peer)?.address?;
+        let at = self.addresses.get(&address).map(|at| self.resolve(*at));
+        // the peer may have become an alias behind the message
+        let of = self.resolve(peer);
+        let other = at.filter(|at| *at != of);
+        let taken = other.is_some_and(|other| self.session(other).is_some());
+        (!taken).then(|| address.socket_addr())
+    }
+
+    /// Counts the changes of the addresses of peers: what [`Self::source_address`] and
+    /// [`Self::addresses`] have returned is valid as long as the count is the same. The session of
+    /// a peer whose address another one states begins with the end of the doubt about that address.
+    pub const fn names(&self) -> u64 {
+        self.names
+    }
+
+    /// All addresses of a peer, also those that it has stated and that lead to no other one.
     pub fn addresses(&self, peer: PeerKey) -> Vec<std::net::SocketAddr> {
-        let all = self.addresses.iter();
-        let of_peer = all.filter(|(_, of)| self.resolve(**of) == peer);
-        let stated = self
-            .peers
-            .get(peer)
-            .map_or(&[][..], |peer| peer.further.as_slice());
-        let stated = stated.iter();
+        let Some(of) = self.peers.get(peer) else {
+            return Vec::new();
+        };
+        let stated = of.further.iter().copied();
         let stated = stated.filter(|address| !self.addresses.contains_key(address));
-        let of_peer = of_peer.map(|(address, _)| address).chain(stated);
-        of_peer.map(|address| address.socket_addr()).collect()
+        let mut all: Vec<Listener> = stated.collect();
+        let leads = |address: &&Listener| {
+            #[cfg(test)]
+            self.examined.set(self.examined.get() + 1);
+            let at = self.addresses.get(*address);
+            at.is_some_and(|at| self.resolve(*at) == peer)
+        };
+        let others = self.others.get(&peer).into_iter().flatten();
+        // its own address can have been that of an alias
+        let others = others.filter(|other| Some(**other) != of.address);
+        all.extend(of.address.iter().chain(others).filter(leads));
+        all.into_iter().map(Listener::socket_addr).collect()
     }
 
     /// Number of links, connected or not.
@@ -564,8 +652,8 @@ impl<I: Io> Core<I> {
         }
     }
 
-    /// Sends an operation behind the earlier ones to the peer. It completes by [`Io::complete`],
-    /// perhaps during this call.
+    /// Sends an operation behind the earlier ones to the peer, but in front of those that wait and
+    /// are later ([`Io::is_later`]). It completes by [`Io::complete`], perhaps during this call.
     ///
     /// # Errors
     /// `EINVAL`: no such peer. `EAGAIN`: the table of operations has 2^24 entries; the caller's
@@ -591,9 +679,17 @@ impl<I: Io> Core<I> {
         let Some(peer) = self.peers.get_mut(key) else {
             return Ok(());
         };
-        peer.list(send.uses).push(&mut self.ops, op);
         if let Some(entry) = self.ops.get_mut(op) {
             entry.doubts = peer.doubts;
+        }
+        match send.uses {
+            // mostly the last of them
+            Uses::Message(_) | Uses::Request(_) => {
+                let later = |op, than| io.is_later(op, than);
+                let mut list = List::of(op);
+                peer.waiting.merge(&mut self.ops, &mut list, later);
+            }
+            Uses::Part(_) | Uses::Answer => peer.list(send.uses).push(&mut self.ops, op),
         }
         if peer.out.is_some() {
             self.pump(key, io);

@@ -1,5 +1,5 @@
-//! What an endpoint has counted: a line of the log, and of a file for tests (`FI_WEFT_COUNTS`), when
-//! it is closed. None of it is counted on the fast path.
+//! What an endpoint has counted: a line of the log, and of a file for tests (`FI_WEFT_COUNTS`),
+//! when it is closed. None of it is counted on the fast path.
 
 use std::collections::HashSet;
 

@@ -32,7 +32,7 @@ use super::shared::{CqEvents, RequestSink, Shared, State};
 use super::vector::{AddressVector, VectorUser};
 use crate::Token;
 use crate::auth::AuthKey;
-use crate::conn::{CmSink, Driven};
+use crate::conn::{CmSink, Driven, Renamed, rename};
 use crate::domain::Domain;
 use crate::eq::EventQueue;
 use crate::errno::{FiErrno, Result};
@@ -127,6 +127,8 @@ pub struct EndpointConfig {
     pub xrc: bool,
     /// Authorization key; `None`: the domain's.
     pub auth: Option<AuthKey>,
+    /// Traffic class of the packets; `None`: the domain's.
+    pub traffic_class: Option<u8>,
     /// Local address, if the application has set one; port 0: any. Without a specific address the
     /// endpoint listens at all addresses of the device, or at those of the wildcard's family.
     pub src: Option<SocketAddr>,
@@ -157,8 +159,11 @@ struct Control {
     context: Option<Arc<SharedRx>>,
     xrc: Option<Arc<XrcDomain>>,
     src: Option<SocketAddr>,
-    /// The application has set the address by `fi_setname(3)`, and gets no other one.
+    /// The application has set the address by `fi_setname(3)`, and gets no other one: `src` has the
+    /// port.
     named: bool,
+    /// The listeners of that address, before enabling.
+    listening: Option<Listening>,
     enabled: bool,
     closed: bool,
     /// The device's objects whose events are received, and their receivers: the completion queue,
@@ -395,18 +400,57 @@ impl Endpoint {
         self.idle().map(drop)
     }
 
-    /// Changes the local address (`fi_setname(3)`).
+    /// Binds the local address (`fi_setname(3)`), in place of that of an earlier call. Port 0
+    /// stands for the port of the earlier call, or for a free one; a wildcard address for all
+    /// addresses of the device of its family. Does not block.
     ///
     /// # Errors
-    /// `EOPBADSTATE`: enabled already.
+    /// - `EOPBADSTATE`: enabled already, closed, or in a child of the process that has opened the
+    ///   endpoint.
+    /// - `EADDRINUSE`, `EADDRNOTAVAIL`: the address cannot be used. The endpoint keeps its earlier
+    ///   address; but if that has the same port and another process has taken it meanwhile,
+    ///   enabling fails.
+    /// - `ENOMEM`, `EMFILE`: resources of the process.
     pub fn set_name(&self, addr: SocketAddr) -> Result<()> {
         let mut control = self.idle()?;
-        (control.src, control.named) = (Some(addr), true);
-        Ok(())
+        let shared = self.shared();
+        if !shared.is_of_this_process() {
+            return Err(FiErrno::EOPBADSTATE);
+        }
+        let control = &mut *control;
+        let own = control.src.filter(|_| control.listening.is_some());
+        let open = |at| self.listen_at(Some(at), true);
+        let close = || control.listening.take().iter().for_each(Listening::close);
+        let (new, result) = match rename(own, addr, open, close)? {
+            Renamed::Same => return Ok(()),
+            Renamed::To(new) => (Some(new), Ok(())),
+            Renamed::Back(old, error) => (old, Err(error)),
+        };
+        if let (Some(new), Ok(())) = (&new, &result) {
+            let mut src = addr;
+            src.set_port(new.name()?.port());
+            (control.src, control.named) = (Some(src), true);
+        }
+        let old = std::mem::replace(&mut control.listening, new);
+        old.iter().for_each(Listening::close);
+        result
+    }
+
+    /// Binds the listeners of a local address. `fixed`: as [`Listening::open`].
+    fn listen_at(&self, src: Option<SocketAddr>, fixed: bool) -> Result<Listening> {
+        let shared = self.shared();
+        let form = (shared.config.ipv4, shared.config.xrc);
+        Listening::open(
+            shared.domain.device(),
+            src,
+            form,
+            fixed,
+            shared.config.token,
+        )
     }
 
     /// The local address, with the actual port (`fi_getname(3)`). Before the endpoint is enabled it
-    /// is that of [`Self::set_name`], if that is a whole address.
+    /// is that of [`Self::set_name`].
     ///
     /// # Errors
     /// `EOPBADSTATE`: the endpoint has no address yet, or is closed.
@@ -415,9 +459,8 @@ impl Endpoint {
             return listening.name();
         }
         let control = self.common.control.lock();
-        let given = control.src.filter(|_| control.named && !control.closed);
-        let whole = given.filter(|addr| addr.port() != 0 && !addr.ip().is_unspecified());
-        whole.ok_or(FiErrno::EOPBADSTATE)
+        let listening = control.listening.as_ref().ok_or(FiErrno::EOPBADSTATE)?;
+        listening.name()
     }
 
     /// Enables the endpoint (`fi_enable(3)`): it listens, and operations can be posted.
@@ -446,13 +489,17 @@ impl Endpoint {
             None if shared.config.shared_rx => return Err(FiErrno::EOPBADSTATE),
             None => {}
         }
-        let device = shared.domain.device();
-        let (src, ipv4, token) = (control.src, shared.config.ipv4, shared.config.token);
-        let listening =
-            Listening::open(device, src, (ipv4, shared.config.xrc), control.named, token)?;
+        let listening = match control.listening.take() {
+            Some(named) => named,
+            None => self.listen_at(control.src, control.named)?,
+        };
         if let Err(error) = self.open(&mut control, &listening) {
             listening.close();
             self.release(&mut control);
+            if control.named {
+                // the endpoint keeps its name, unless another process is faster
+                control.listening = self.listen_at(control.src, true).ok();
+            }
             return Err(error);
         }
         // set once: the endpoint is enabled once
@@ -464,11 +511,8 @@ impl Endpoint {
     /// As [`Self::enable`] after an error of its last step.
     #[cfg(test)]
     pub(super) fn fail_to_enable(&self) -> Result<()> {
-        let shared = self.shared();
         let mut control = self.common.control.lock();
-        let (src, token) = (control.src, shared.config.token);
-        let form = (shared.config.ipv4, shared.config.xrc);
-        let listening = Listening::open(shared.domain.device(), src, form, control.named, token)?;
+        let listening = self.listen_at(control.src, control.named)?;
         let opened = self.open(&mut control, &listening);
         listening.close();
         self.release(&mut control);
@@ -738,6 +782,9 @@ impl Endpoint {
         let mut control = self.common.control.lock();
         if std::mem::replace(&mut control.closed, true) {
             return;
+        }
+        if let Some(listening) = control.listening.take() {
+            listening.close();
         }
         if control.enabled {
             shared.linger(Instant::now() + LINGER);

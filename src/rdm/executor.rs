@@ -39,15 +39,16 @@ use std::time::Duration;
 use self::atomic::Results;
 use super::circuit_cm::XrcStep;
 use super::completions::{Completions, Side};
+use super::core::link::LinkKey;
+use super::core::ops::Form;
+use super::core::peer::PeerKey;
 use super::core::{Core, Io};
-use super::link::LinkKey;
 use super::link_cm::{Ended, LinkCm, Step};
+use super::link_ending::Polled;
 use super::links::{LinkQp, Links, Posted, WrId};
 use super::operations::{Kind, Operation, PAYLOAD, TxKey, TxMark};
-use super::ops::Form;
 use super::paces::Paces;
 use super::packet_memory::{PacketMemory, Slot};
-use super::peer::PeerKey;
 use super::ports::{Port, Xrc};
 use super::pulls::Pulls;
 use super::receives::Receives;
@@ -103,6 +104,7 @@ pub(super) struct Executor {
     receives: PacketReceives,
     /// Completions that were polled since a poll has emptied the device queue.
     pub(super) backlog: usize,
+    pub(super) polled: Polled,
     max_inline: usize,
     pub(super) max_links: usize,
     pub(super) tx: Slab<TxMark, Operation>,
@@ -146,6 +148,12 @@ pub(super) struct Executor {
     /// Ends of messages that were written.
     #[cfg(test)]
     pub(super) pushed: u32,
+    /// Parts of messages to the endpoint itself that were copied.
+    #[cfg(test)]
+    pub(super) own_parts: u32,
+    /// The next link on which an atomic is executed breaks before its event is posted.
+    #[cfg(test)]
+    pub(super) breaks_atomics: bool,
     pub(super) completions: Completions,
     pub(super) todo: VecDeque<Todo>,
     pub(super) steps: Vec<Step>,
@@ -264,6 +272,7 @@ impl Executor {
             memory,
             receives: PacketReceives::new(sizes.max_receives),
             backlog: 0,
+            polled: Polled::default(),
             max_inline: sizes.max_inline.min(MAX_INLINE),
             max_links: sizes.max_links,
             tx: Slab::new(),
@@ -294,6 +303,10 @@ impl Executor {
             read_in_lists: 0,
             #[cfg(test)]
             pushed: 0,
+            #[cfg(test)]
+            own_parts: 0,
+            #[cfg(test)]
+            breaks_atomics: false,
             completions,
             todo: VecDeque::new(),
             steps: Vec::new(),

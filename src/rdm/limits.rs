@@ -45,9 +45,9 @@ impl Limits {
         })
     }
 
-    /// Bytes of the longest message; `xrc`: of endpoints on XRC. Open MPI spreads its processes over
-    /// entries with equal attributes, among which is this one, and not the protocol: endpoints on RC
-    /// and on XRC would meet.
+    /// Bytes of the longest message; `xrc`: of endpoints on XRC. Open MPI spreads its processes
+    /// over entries with equal attributes, among which is this one, and not the protocol: endpoints
+    /// on RC and on XRC would meet.
     #[must_use]
     pub const fn max_msg_size(xrc: bool) -> usize {
         (1 << 47) - xrc as usize

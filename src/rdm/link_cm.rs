@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use super::circuit_cm::XrcStep;
 use super::core::Failure;
-use super::link::LinkKey;
+use super::core::link::LinkKey;
 use super::link_end::{LinkEnd, LinkSq};
 use super::link_ring::LinkRing;
 use super::parked_ids::is_port_down;
@@ -112,7 +112,7 @@ impl LinkCm {
             id
         };
         *self.id.lock() = Some(Arc::clone(&id));
-        shared.domain.tuning().set_traffic_class(&id);
+        shared.tuning().set_traffic_class(&id);
         let (from, to) = shared.path(to);
         id.resolve_addr(from, to)
     }
@@ -130,7 +130,7 @@ impl LinkCm {
         registry.insert(id.object(), self.target());
         drop(registry);
         *self.id.lock() = Some(Arc::clone(&id));
-        let tuning = shared.domain.tuning();
+        let tuning = shared.tuning();
         let accepted = self.create_qp(shared, &id).and_then(|()| {
             tuning.set_traffic_class(&id);
             tuning.set_ack_timeout(&id);
@@ -296,7 +296,7 @@ impl CmTarget for LinkCm {
             CmEventKind::Established => {
                 if self.request.is_some() {
                     if let Some(qp) = shared.connected(link) {
-                        let tuning = shared.domain.tuning();
+                        let tuning = shared.tuning();
                         tuning.set_rnr_timer(&qp, shared.domain.device());
                     }
                     let reply = event.private_data.bytes();
@@ -367,7 +367,7 @@ impl LinkCm {
         if is_port_down(shared.domain.device(), &id) {
             return Err(FiErrno::ENETDOWN);
         }
-        let tuning = shared.domain.tuning();
+        let tuning = shared.tuning();
         tuning.set_ack_timeout(&id);
         id.connect(&tuning.conn_param(&request))?;
         shared.change(|core, _| core.requesting(self.link));

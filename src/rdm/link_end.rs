@@ -10,7 +10,7 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Mutex;
 
-use super::link::LinkKey;
+use super::core::link::LinkKey;
 use super::links::WrId;
 use super::shared::Shared;
 use crate::conn::RevocationNotifier;

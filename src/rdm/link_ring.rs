@@ -6,12 +6,13 @@
     reason = "posts and reads memory of the application and of a ring"
 )]
 
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
+use super::core::link::LinkKey;
 use super::iov::{Iov, MAX_IOV};
-use super::link::LinkKey;
 use crate::errno::Result;
+use crate::forks::{self, forks};
 use crate::log::info_log;
 use crate::verbs::{Attached, Message, Polled, Posted, Qp, Ring, RingProbe};
 use crate::wire::rdm::packet::{HEADER_SIZE, MAX_HEAD};
@@ -94,7 +95,7 @@ pub(super) struct LinkRing {
     overflows: u32,
     /// Posts that have found the peer's ring full.
     full: u32,
-    /// [`FORKS`] in the process that has created the ring.
+    /// [`forks`] in the process that has created the ring.
     forks: u32,
     /// The connection ends during the next [`Self::post_packet`], and whether the packet is in the
     /// ring nevertheless.
@@ -126,34 +127,12 @@ impl Drop for Large {
     }
 }
 
-/// The number of forks between the first ring of a process and this process, its descendant. The
-/// ring is not mapped there.
-static FORKS: AtomicU32 = AtomicU32::new(0);
-
-/// See [`FORKS`].
-#[inline(always)]
-pub(super) fn forks() -> u32 {
-    FORKS.load(Ordering::Relaxed)
-}
-
-extern "C" fn forked() {
-    FORKS.fetch_add(1, Ordering::Relaxed);
-}
-
-/// Whether forks are counted.
-fn counts_forks() -> bool {
-    static REGISTERED: OnceLock<bool> = OnceLock::new();
-    *REGISTERED.get_or_init(|| {
-        // SAFETY: the handler only changes an atomic. The provider's library is never unloaded.
-        unsafe { libc::pthread_atfork(None, None, Some(forked)) == 0 }
-    })
-}
-
 impl LinkRing {
     /// Creates the ring of a queue pair that is not connected yet. `None`: the device has none, or
     /// no memory for it.
     pub(super) fn create(qp: &Arc<Qp>, link: LinkKey) -> Option<Self> {
-        if !counts_forks() {
+        // a forked child has no mapping of the ring
+        if !forks::are_counted() {
             return None;
         }
         let ring = Ring::create(qp, SLOTS, link.number().into());

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::circuits::CircuitKey;
-use super::link::LinkKey;
+use super::core::link::LinkKey;
 use super::link_cm::LinkCm;
 use super::link_end::{LinkEnd, LinkSq};
-use super::link_ring::{LinkRing, forks};
+use super::link_ending::{Ending, Polled};
+use super::link_ring::LinkRing;
 use super::number_map::NumberMap;
 use super::packet_memory::Slot;
 use super::ports::Port;
@@ -17,6 +18,7 @@ use super::pulls::ReadKey;
 use super::send_queue::{DEPTH, SendQueue, Sent, UNSIGNALED};
 pub(super) use super::wr_id::WrId;
 use crate::errno::{FiErrno, Result};
+use crate::forks::forks;
 use crate::initiator::Initiator;
 use crate::verbs::{Qp, RemoteAddr, RingProbe, Rkey, SendOpcode, SendRequest, Sge, Wc};
 use crate::wire::introduction::Introduction;
@@ -31,17 +33,6 @@ const COOLED: usize = 4;
 /// Time after which a queue pair is destroyed although the device has not reported that its
 /// receives have ended.
 const DRAIN: Duration = Duration::from_secs(1);
-
-/// The end of a link.
-#[derive(Debug, Default)]
-struct Ending {
-    /// When the wait for the completions began; `None`: the queue pair may still be in use.
-    since: Option<Instant>,
-    /// All requests of the send queue have completed.
-    sends: bool,
-    /// No receive is consumed any more.
-    receives: bool,
-}
 
 /// The queue pair of a link.
 #[derive(Debug)]
@@ -564,11 +555,18 @@ impl Links {
         &self.ending
     }
 
-    /// The links whose requests wait for their answers.
-    pub(super) fn exchanging(&self) -> impl Iterator<Item = LinkKey> + '_ {
+    /// The links that have requests on a circuit besides packets.
+    pub(super) fn with_requests_besides(
+        &self,
+        key: CircuitKey,
+    ) -> impl Iterator<Item = LinkKey> + '_ {
+        let has = move |link: &&LinkQp| {
+            let on = link.port.as_ref().and_then(|port| port.circuit);
+            let end = link.end.as_ref();
+            on == Some(key) && end.is_some_and(|end| end.rings.has_requests())
+        };
         let links = self.places.iter().flatten();
-        let waits = |link: &&LinkQp| link.port.as_ref().is_some_and(|it| it.exchange.is_some());
-        links.filter(waits).map(|link| link.key)
+        links.filter(has).map(|link| link.key)
     }
 
     /// The links that post to a circuit.
@@ -695,6 +693,7 @@ impl Links {
                 since: Some(Instant::now()),
                 sends: true,
                 receives: true,
+                drained: None,
             });
             self.ending.push(key);
         }
@@ -749,9 +748,21 @@ impl Links {
         !self.ending.is_empty()
     }
 
+    /// Whether all completions of a link that [`Self::drained`] has returned were polled, although
+    /// the device queue may not have been empty since: its peers can keep it filled.
+    pub(super) fn is_covered(&self, key: LinkKey, polled: Polled, cqe: usize) -> bool {
+        let ending = self.get(key).and_then(|link| link.ending.as_ref());
+        let drained = ending.and_then(|ending| ending.drained);
+        drained.is_some_and(|earlier| polled.covers(earlier, cqe))
+    }
+
     /// The links whose completions have all been polled if the completion queue is empty now, and
     /// the time at which another one is to be examined.
-    pub(super) fn drained(&mut self, now: Instant) -> (Vec<LinkKey>, Option<Instant>) {
+    pub(super) fn drained(
+        &mut self,
+        now: Instant,
+        polled: Polled,
+    ) -> (Vec<LinkKey>, Option<Instant>) {
         let mut drained = Vec::new();
         let mut next = None;
         for index in 0..self.ending.len() {
@@ -763,6 +774,7 @@ impl Links {
                 since: Some(since),
                 sends,
                 receives,
+                ..
             }) = link.ending
             else {
                 continue;
@@ -772,6 +784,9 @@ impl Links {
             let ring = !link.connected || link.ring.as_ref().is_none_or(|ring| ring.ended);
             if sends && receives && ring || limit <= now {
                 drained.push(key);
+                if let Some(ending) = &mut link.ending {
+                    ending.drained.get_or_insert(polled);
+                }
             } else {
                 next = Some(next.map_or(limit, |next: Instant| next.min(limit)));
             }

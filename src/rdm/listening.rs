@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use crate::Token;
-use crate::conn::{CmSink, Listener};
+use crate::conn::{CmSink, Listener, is_in_use};
 use crate::errno::{FiErrno, Result};
 use crate::log::info_log;
 use crate::verbs::{Device, DeviceAddress, address_rank};
@@ -132,6 +132,7 @@ impl Listening {
         let (first, others) = own.split_first().ok_or(FiErrno::EADDRNOTAVAIL)?;
         // kept until a port is found: each attempt gets another one
         let mut attempts = Vec::new();
+        let mut last = FiErrno::EADDRINUSE;
         for _ in 0..PORTS {
             let first = open(first, port)?;
             let shared = first.local_addr()?.port();
@@ -149,11 +150,14 @@ impl Listening {
             });
             match bound {
                 Ok(()) => return Ok((listeners, services)),
-                Err(FiErrno::EADDRINUSE) if port == 0 => attempts.push((listeners, services)),
+                Err(error) if port == 0 && is_in_use(error) => {
+                    attempts.push((listeners, services));
+                    last = error;
+                }
                 Err(error) => return Err(error),
             }
         }
-        Err(FiErrno::EADDRINUSE)
+        Err(last)
     }
 
     /// Binds the listeners. `ipv4`: see [`choose`]. `xrc`: also for links on circuits. `fixed`: the
@@ -175,7 +179,7 @@ impl Listening {
         let port = src.map_or(0, |src| src.port());
         let spaces = (token, xrc);
         let (listeners, services) = match Self::bind_all(device, &own, port, spaces) {
-            Err(FiErrno::EADDRINUSE) if port != 0 && !fixed => {
+            Err(error) if port != 0 && !fixed && is_in_use(error) => {
                 info_log!(
                     EpCtrl,
                     "port {port} is in use; the endpoint gets a free port"
@@ -258,6 +262,7 @@ pub(super) fn scoped(addr: SocketAddr, scope: u32) -> SocketAddr {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::verbs::{devices, replaced};
 
     fn addr(text: &str) -> SocketAddr {
         text.parse().unwrap()
@@ -337,5 +342,25 @@ mod tests {
         assert_eq!(scoped(addr("[fe80::9]:7"), 3), addr("[fe80::9%3]:7"));
         assert_eq!(scoped(addr("[fe80::9%2]:7"), 3), addr("[fe80::9%2]:7"));
         assert_eq!(scoped(addr("[fd00::9]:7"), 3), addr("[fd00::9]:7"));
+    }
+
+    #[test]
+    fn a_port_at_the_wildcard_address_of_another_listener_is_in_use() {
+        let device = devices(&[replaced::with_taken_ports()], false).remove(0);
+        let open = |src: SocketAddr, xrc, fixed| {
+            let opened = Listening::open(&device, Some(src), (None, xrc), fixed, Token(0));
+            opened.map(|listening| listening.name().unwrap())
+        };
+        let free = open(addr("127.0.0.1:0"), false, false).unwrap();
+        replaced::BIND_FAILS.set(1);
+        let other = open(free, false, false).unwrap();
+        assert_eq!(other.ip(), free.ip());
+        assert_ne!(other.port(), free.port());
+        replaced::BIND_FAILS.set(1);
+        assert_eq!(open(free, false, true), Err(FiErrno::EADDRNOTAVAIL));
+        // at one of several addresses, or in the other port space
+        replaced::BIND_FAILS.set(2);
+        assert!(open(addr("127.0.0.1:0"), true, false).is_ok());
+        assert_eq!(replaced::BIND_FAILS.get(), 0);
     }
 }

@@ -10,8 +10,9 @@
 //! - All calls are serialized by the lock of the endpoint. No call blocks, and none allocates once
 //!   the tables have grown, except calls of the connection manager's events. Methods of [`Io`] must
 //!   not call back into the [`Core`].
-//! - Call [`Core::set_now`] before the other methods, [`Core::flush`] at the end of each progress
-//!   call, and [`Core::tick`] when [`Core::deadline`] has passed.
+//! - Call [`Core::set_now`] before the other methods, except those of the application's calls,
+//!   which read [`Io::now`] where they begin a limit of time; [`Core::flush`] at the end of each
+//!   progress call, and [`Core::tick`] when [`Core::deadline`] has passed.
 //! - [`LinkKey`] fits into 32 bits and names one queue pair; use its number in `wr_id`. Events of a
 //!   link that has ended are ignored, so a late completion does no harm.
 //! - Events of one link have to be passed in their order: each SEND's completion, each packet.
@@ -34,49 +35,39 @@
 //! - [`Io::failed`] ends the session at both sides: the caller drops the stored RTS of the peer and
 //!   stops READs of matched ones before it returns to the application.
 //!
-//! [`Core`] decides what is posted where and when, and which operations are complete. It does not
-//! know payloads, matching, keys or rendezvous: RTS, CTS, FIN and the other numbered packets are
-//! delivered as they are.
+//! [`Core`] decides what is posted where and when, and which operations are complete. It handles no
+//! payload, matching, key or rendezvous: RTS, CTS, FIN and the other numbered packets are delivered
+//! as they are.
 
 mod circuit_cm;
+mod circuit_queue;
 mod circuits;
 mod completions;
-mod connect;
 mod context;
 mod core;
 mod counts;
 mod cq_source;
-mod credit;
-mod direct;
 mod endpoint;
-mod evict;
 mod executor;
-mod identity;
-mod idle;
 mod iov;
 mod limits;
-mod link;
 mod link_cm;
 mod link_end;
+mod link_ending;
 mod link_ring;
 mod links;
 mod listening;
 mod number_map;
 mod operations;
-mod ops;
-mod orphans;
 mod paces;
 mod packet_memory;
 mod parked_ids;
-mod peer;
-mod places;
 mod ports;
 mod process_end;
 mod pull;
 mod pulls;
 mod ranges;
 mod receives;
-mod recover;
 mod recv;
 mod rings;
 mod rma;
@@ -87,22 +78,20 @@ mod slab;
 mod streams;
 #[cfg(test)]
 mod tests;
-mod timers;
-mod traffic;
 mod vector;
 mod wr_id;
 
+pub use self::core::credit::{FIRST, Pool, SMALLEST};
+pub use self::core::link::{LinkKey, LinkMark};
+pub use self::core::ops::{Form, Uses};
+pub use self::core::peer::{PeerKey, PeerMark};
+pub use self::core::recover::Waiting;
 pub use self::core::{Config, Core, Failure, Io, Origin, Post, Random, Send};
 pub use crate::initiator::{LocalIov, RemoteIov};
 pub use atomic_ops;
 pub use context::{SharedRx, SharedRxConfig};
-pub use credit::{FIRST, Pool, SMALLEST};
 pub use endpoint::{AtomicCall, Endpoint, EndpointConfig, MAX_ATOMIC_SIZE, max_atomic_count};
 pub use limits::Limits;
-pub use link::{LinkKey, LinkMark};
-pub use ops::{Form, Uses};
-pub use peer::{PeerKey, PeerMark};
 pub use process_end::linger_all;
-pub use recover::Waiting;
 pub use slab::Key;
 pub use vector::{AddressVector, VectorUser};

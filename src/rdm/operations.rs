@@ -2,11 +2,11 @@
 //! packets that the engine sends for them.
 
 use super::core::Origin;
+use super::core::link::LinkKey;
+use super::core::ops::Form;
+use super::core::peer::PeerKey;
 use super::iov::Iov;
-use super::link::LinkKey;
-use super::ops::Form;
 use super::packet_memory::Slot;
-use super::peer::PeerKey;
 use super::rma::RmaKey;
 use super::slab::Key;
 use crate::flags::Flags;

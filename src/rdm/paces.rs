@@ -3,8 +3,8 @@
 
 use std::time::{Duration, Instant};
 
+use super::core::peer::PeerKey;
 use super::number_map::NumberMap;
-use super::peer::PeerKey;
 use super::receives::ArrivalKey;
 
 /// How a long message arrives.

@@ -3,43 +3,27 @@
 
 #![allow(unsafe_code, reason = "posts requests")]
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::circuit_cm::{InitiatorCm, LinkSidr, TargetCm};
+use super::circuit_queue::{CircuitQueue, Failing, Progress};
 use super::circuits::{CircuitKey, Circuits};
+use super::core::link::LinkKey;
 use super::counts::Counts;
-use super::link::LinkKey;
-use super::link_end::{Outlet, Room};
-use super::links::{LinkQp, Posted, WrId};
+use super::link_end::Outlet;
+use super::links::{LinkQp, Links, Posted, WrId};
 use super::number_map::NumberMap;
 use super::pulls::ReadKey;
-use super::send_queue::{SendQueue, Sent};
+use super::send_queue::Sent;
 use crate::conn::ConnectRequest;
 use crate::errno::{FiErrno, Result};
 use crate::mr::random;
-use crate::verbs::{
-    Qp, QpNumber, RemoteAddr, Rkey, SendOpcode, SendRequest, Sge, SrqNumber, Target,
-};
+use crate::verbs::{QpNumber, RemoteAddr, Rkey, SendOpcode, SendRequest, Sge, SrqNumber, Target};
 use crate::wire::rdm::xrc::{CircuitNumber, Inbox, LinkRequest, LinkTag, NodeId, OnCircuit};
 use crate::wire::rdm::{EndpointId, Listener, Request};
 use crate::xrc::XrcDomain;
-
-/// How long a circuit without links is kept. If both sides of several peers dial at once, links end
-/// and others follow.
-pub(super) const UNUSED: Duration = Duration::from_millis(100);
-/// After this time without an answer to a circuit request, another peer is asked for one; the next
-/// one after twice this time, and so on.
-const SECOND: Duration = Duration::from_millis(100);
-
-/// A circuit on which no request completes for this time, while several links have some, is ended.
-const STALL: Duration = Duration::from_secs(2);
-/// The period at which the driver looks at circuits with requests.
-pub(super) const WATCH: Duration = Duration::from_millis(500);
-
-/// Size of the send queue of a circuit.
-pub(super) const CIRCUIT_DEPTH: usize = 256;
 
 /// Where the packets of a link go, and whence they come.
 #[derive(Debug)]
@@ -65,15 +49,17 @@ pub(super) struct Port {
     /// The listening address of the peer, and its endpoint if that is known. At the side that
     /// accepts, the IP address is that from which the connection manager has got the request.
     pub(super) address: Listener,
-    /// The core has its peer at another address, which another request has stated, so nothing but the
-    /// end of the link makes this side forget the node at [`Self::address`], and no request states
-    /// *failed circuit* to it.
+    /// The core has its peer at another address, which another request has stated, so nothing but
+    /// the end of the link makes this side forget the node at [`Self::address`], and no request
+    /// states *failed circuit* to it.
     pub(super) forgets: bool,
     pub(super) peer: Option<EndpointId>,
     /// The peer's node, at the side that accepts.
     pub(super) node: Option<NodeId>,
-    /// The request, at the side that dials, and its exchange with the limit of its time.
+    /// The request, at the side that dials, the number of its answers NODE, and its exchange with
+    /// the limit of its time.
     pub(super) request: Option<Request>,
+    pub(super) elsewhere: u8,
     pub(super) exchange: Option<(Arc<LinkSidr>, Instant)>,
     /// The request and the reply to it, at the side that accepts: a repeated request gets the same
     /// reply.
@@ -100,6 +86,7 @@ impl Port {
             peer: None,
             node: None,
             request: None,
+            elsewhere: 0,
             exchange: None,
             reply: None,
             retries: None,
@@ -107,89 +94,13 @@ impl Port {
     }
 }
 
-/// The end of a circuit.
+/// A link to which nothing more is posted and whose requests may not have completed.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Failing {
+pub(super) struct HalfEnd {
+    pub(super) link: LinkKey,
+    /// When its end began, or when a request of its circuit was seen to have completed since.
     pub(super) since: Instant,
-    /// The initiator is in its error state.
-    pub(super) done: bool,
-}
-
-/// The requests of a circuit when the driver looked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Seen {
-    /// The position of the first one that has not completed.
-    first: u16,
-    /// None was under way.
-    empty: bool,
-}
-
-/// The initiator of a circuit.
-#[derive(Debug)]
-pub(super) struct CircuitQueue {
-    key: CircuitKey,
-    pub(super) cm: Arc<InitiatorCm>,
-    pub(super) qp: Option<Arc<Qp>>,
-    pub(super) queue: SendQueue<LinkKey>,
-    /// The requests besides packets.
-    pub(super) room: Arc<Room>,
-    /// Links to which room was refused, in this order.
-    waiting: VecDeque<LinkKey>,
-    /// The link that has the next free place, and whether it has used it.
-    turn: Option<(LinkKey, bool)>,
-    /// Until when it is kept without links.
-    pub(super) unused_until: Option<Instant>,
-    /// Links that post to the circuit.
-    pub(super) users: usize,
-    pub(super) failing: Option<Failing>,
-    /// When its dial began.
-    pub(super) dialled: Instant,
-    /// When a further circuit is dialled for a link that waits for this one.
-    pub(super) second_at: Instant,
-    /// How long the next one is awaited.
-    pub(super) pause: Duration,
-    /// A request has completed, so the target is connected; [`Xrc::proven`] has returned it.
-    pub(super) proven: bool,
-    told: bool,
-    /// The driver watches the progress of requests.
-    watched: bool,
-    /// What the driver saw at its last look, and since when it has seen the same.
-    stands: Option<(Seen, Instant)>,
-}
-
-impl CircuitQueue {
-    fn new(key: CircuitKey, cm: Arc<InitiatorCm>) -> Self {
-        let now = Instant::now();
-        Self {
-            key,
-            cm,
-            qp: None,
-            queue: SendQueue::new(CIRCUIT_DEPTH, 1),
-            room: Arc::default(),
-            waiting: VecDeque::new(),
-            turn: None,
-            unused_until: None,
-            users: 0,
-            failing: None,
-            dialled: now,
-            second_at: now + SECOND,
-            pause: SECOND * 2,
-            proven: false,
-            told: false,
-            watched: false,
-            stands: None,
-        }
-    }
-
-    pub(super) const fn key(&self) -> CircuitKey {
-        self.key
-    }
-
-    /// Whether nothing of the circuit is under way any more.
-    pub(super) fn is_flushed(&self) -> bool {
-        let done = self.failing.is_some_and(|failing| failing.done);
-        done && self.queue.is_empty() && self.room.is_empty()
-    }
+    pub(super) seen: Option<Progress>,
 }
 
 /// A circuit of a peer, as the peer has named it.
@@ -254,11 +165,11 @@ pub(super) struct Xrc {
     queues: Vec<Option<CircuitQueue>>,
     /// Circuits that are being ended.
     pub(super) ending: Vec<CircuitKey>,
-    /// Links to which nothing more is posted and whose requests may not have completed, with the
-    /// begin of their end.
-    pub(super) half_ends: Vec<(LinkKey, Instant)>,
+    pub(super) half_ends: Vec<HalfEnd>,
     /// Accepted links that choose a circuit again at a time.
     pub(super) retries: Vec<(Instant, LinkKey)>,
+    /// Links whose requests wait for their answers, and some whose exchanges have ended.
+    pub(super) exchanging: Vec<LinkKey>,
     /// Links that this side has dialled, and when each ends if ATTACH has not arrived.
     pub(super) attaches: Vec<(Instant, LinkKey)>,
     /// Targets that the device could not open, and when it is asked again.
@@ -304,6 +215,7 @@ impl Xrc {
             ending: Vec::new(),
             half_ends: Vec::new(),
             retries: Vec::new(),
+            exchanging: Vec::new(),
             attaches: Vec::new(),
             reopens: Vec::new(),
             accepted: HashMap::new(),
@@ -366,7 +278,7 @@ impl Xrc {
     #[inline]
     pub(super) fn queue_mut(&mut self, key: CircuitKey) -> Option<&mut CircuitQueue> {
         let queue = self.queues.get_mut(key.place())?.as_mut()?;
-        (queue.key == key).then_some(queue)
+        (queue.key() == key).then_some(queue)
     }
 
     pub(super) fn remove_queue(&mut self, key: CircuitKey) -> Option<CircuitQueue> {
@@ -403,11 +315,16 @@ impl Xrc {
 
     /// The circuits on which no request has completed for [`STALL`] although requests of several
     /// links are under way. Sets `watches` if the driver has to look again.
-    pub(super) fn watch(&mut self, now: Instant, watches: &mut bool) -> Vec<CircuitKey> {
+    pub(super) fn watch(
+        &mut self,
+        links: &Links,
+        now: Instant,
+        watches: &mut bool,
+    ) -> Vec<CircuitKey> {
         let mut stalled = Vec::new();
         for queue in self.queues.iter_mut().flatten() {
-            if queue.look(now) {
-                stalled.push(queue.key);
+            if queue.look(now, links.with_requests_besides(queue.key())) {
+                stalled.push(queue.key());
             }
             *watches |= queue.watched && queue.failing.is_none();
         }
@@ -417,7 +334,7 @@ impl Xrc {
 
     /// The keys of all circuits.
     pub(super) fn keys(&self) -> Vec<CircuitKey> {
-        self.queues().map(|queue| queue.key).collect()
+        self.queues().map(CircuitQueue::key).collect()
     }
 
     /// Whether a packet of a link can be posted. If not, the link continues when its circuit has
@@ -585,208 +502,5 @@ impl Xrc {
         port.under_way += 1;
         self.look |= unwatched;
         Ok(())
-    }
-}
-
-impl CircuitQueue {
-    /// The link that has its turn has used it. Returns whether the requests were not watched.
-    #[inline]
-    fn note_posted(&mut self) -> bool {
-        if let Some((_, used)) = &mut self.turn {
-            *used = true;
-        }
-        !std::mem::replace(&mut self.watched, true)
-    }
-
-    /// The driver looks at the requests. Returns whether none has completed for [`STALL`] although
-    /// requests of several links are under way. A circuit is watched until it had no request and
-    /// completed none for [`WATCH`]: otherwise the posts of a circuit whose requests complete at
-    /// once would wake the driver again and again.
-    fn look(&mut self, now: Instant) -> bool {
-        if self.failing.is_some() || !self.watched {
-            return false;
-        }
-        let seen = Seen {
-            first: self.queue.position(),
-            empty: self.queue.is_empty(),
-        };
-        let since = match self.stands {
-            Some((before, since)) if before == seen => since,
-            _ => now,
-        };
-        self.stands = Some((seen, since));
-        if seen.empty {
-            if now >= since + WATCH {
-                (self.watched, self.stands) = (false, None);
-            }
-            return false;
-        }
-        let mut owners = self.queue.owners();
-        let first = owners.next();
-        now >= since + STALL && owners.any(|of| Some(of) != first)
-    }
-
-    /// Lists a link that continues when there is room.
-    fn wait(&mut self, link: LinkKey) {
-        if !self.waiting.contains(&link) {
-            self.waiting.push_back(link);
-        }
-    }
-
-    /// Whether a link waits for room.
-    pub(super) fn is_waiting(&self, link: LinkKey) -> bool {
-        self.waiting.contains(&link)
-    }
-
-    /// Whether a link with so many requests under way may use a free place. Links that wait get
-    /// places in turn, one each; no link has more than half of them, unless it is the only one.
-    /// Packets without number have places of their own.
-    fn has_turn(&self, link: LinkKey, under_way: u32, numbered: bool) -> bool {
-        if !numbered {
-            return true;
-        }
-        let share = self.users < 2 || (under_way as usize) < CIRCUIT_DEPTH / 2;
-        share
-            && match self.turn {
-                Some((of, used)) => of == link && (!used || self.waiting.is_empty()),
-                None => self.waiting.is_empty(),
-            }
-    }
-
-    /// The link that waits for the longest time, if there is room: it has the next place until
-    /// [`Self::end_turn`].
-    pub(super) fn next_turn(&mut self) -> Option<LinkKey> {
-        if !self.queue.has_room(true) {
-            return None;
-        }
-        let link = self.waiting.pop_front()?;
-        self.turn = Some((link, false));
-        Some(link)
-    }
-
-    /// Returns whether the link has used its place.
-    pub(super) fn end_turn(&mut self) -> bool {
-        self.turn.take().is_some_and(|(_, used)| used)
-    }
-
-    /// Number of links that wait.
-    pub(super) fn waiting(&self) -> usize {
-        self.waiting.len()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::Weak;
-
-    use super::*;
-    use crate::rdm::slab::Slab;
-
-    fn queue() -> CircuitQueue {
-        let key = Slab::new().insert(()).unwrap();
-        CircuitQueue::new(key, InitiatorCm::new(&Weak::new(), key))
-    }
-
-    #[test]
-    fn links_that_wait_get_places_in_turn() {
-        let mut links = Slab::new();
-        let [a, b, c] = [(), (), ()].map(|()| links.insert(()).unwrap());
-        let mut queue = queue();
-        queue.users = 3;
-        assert!(queue.has_turn(a, 0, true), "no link waits");
-        for link in [a, b, a] {
-            queue.wait(link);
-        }
-        assert_eq!(queue.waiting(), 2);
-        // not before those that wait, apart from packets with places of their own
-        assert!(!queue.has_turn(c, 0, true) && queue.has_turn(c, 0, false));
-        assert_eq!(queue.next_turn(), Some(a));
-        assert!(queue.has_turn(a, 0, true) && !queue.has_turn(b, 0, true));
-        queue.turn = Some((a, true));
-        assert!(!queue.has_turn(a, 0, true), "one place");
-        queue.wait(a);
-        assert!(queue.end_turn());
-        assert_eq!(queue.next_turn(), Some(b));
-        // it needs none
-        assert!(!queue.end_turn());
-        assert_eq!(queue.next_turn(), Some(a));
-        queue.turn = Some((a, true));
-        assert!(queue.has_turn(a, 0, true), "no other link waits");
-    }
-
-    /// A request of a link was posted. Returns whether the driver is woken.
-    fn posts(queue: &mut CircuitQueue, link: LinkKey) -> bool {
-        queue.queue.record(link, Sent::Control(None));
-        queue.note_posted()
-    }
-
-    fn completes(queue: &mut CircuitQueue) {
-        assert!(queue.queue.take_completed(queue.queue.position()).is_some());
-    }
-
-    #[test]
-    fn the_driver_is_woken_once_while_requests_complete_at_once() {
-        let link = Slab::new().insert(()).unwrap();
-        let mut queue = queue();
-        let begin = Instant::now();
-        assert!(posts(&mut queue, link), "it begins to watch");
-        for n in 0..2_000 {
-            completes(&mut queue);
-            assert!(!queue.look(begin + WATCH * n / 500));
-            assert!(!posts(&mut queue, link), "after {n} requests");
-        }
-        completes(&mut queue);
-        let end = begin + WATCH * 4;
-        assert!(!queue.look(end) && queue.watched);
-        assert!(!queue.look(end + WATCH / 2) && queue.watched);
-        assert!(!queue.look(end + WATCH) && !queue.watched);
-        assert!(posts(&mut queue, link), "it was not watched");
-    }
-
-    #[test]
-    fn a_circuit_stalls_when_requests_of_several_links_do_not_complete() {
-        let mut links = Slab::new();
-        let [a, b] = [(), ()].map(|()| links.insert(()).unwrap());
-        let mut queue = queue();
-        let begin = Instant::now();
-        posts(&mut queue, a);
-        completes(&mut queue);
-        assert!(!queue.look(begin));
-        posts(&mut queue, a);
-        // the first request is as old as the look that has seen it
-        let begin = begin + WATCH - Duration::from_millis(1);
-        assert!(!queue.look(begin));
-        assert!(
-            !queue.look(begin + STALL * 2),
-            "one link waits for its peer alone"
-        );
-        posts(&mut queue, b);
-        let early = begin + STALL - Duration::from_millis(1);
-        assert!(queue.look(begin + STALL) && !queue.look(early));
-        completes(&mut queue);
-        assert!(!queue.look(begin + STALL * 3), "a request has completed");
-        posts(&mut queue, a);
-        assert!(queue.look(begin + STALL * 4));
-        queue.failing = Some(Failing {
-            since: begin,
-            done: false,
-        });
-        assert!(!queue.look(begin + STALL * 5), "it ends already");
-    }
-
-    #[test]
-    fn a_link_has_half_of_a_shared_queue() {
-        let mut links = Slab::new();
-        let link = links.insert(()).unwrap();
-        let mut queue = queue();
-        let half = CIRCUIT_DEPTH as u32 / 2;
-        for (users, under_way, may) in [(1, half, true), (2, half - 1, true), (2, half, false)] {
-            queue.users = users;
-            assert_eq!(
-                queue.has_turn(link, under_way, true),
-                may,
-                "{users} {under_way}"
-            );
-        }
     }
 }

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use super::endpoint::LINGER;
 use super::shared::{LINGER_PERIOD, Shared};
 
-/// How long the wait for the peers may stand still. A thread that was interrupted inside a call by a
-/// signal, whose handler calls `exit(3)`, never releases the lock that the wait needs. Other threads
-/// release it, but can have it for 2 s, if a device waits for another process.
+/// How long the wait for the peers may stand still. A thread that was interrupted inside a call by
+/// a signal, whose handler calls `exit(3)`, never releases the lock that the wait needs. Other
+/// threads release it, but can have it for 2 s, if a device waits for another process.
 const STUCK: Duration = Duration::from_millis(2500);
 /// How often it is looked whether the wait goes on.
 const LOOK: Duration = Duration::from_millis(50);

@@ -1,6 +1,6 @@
 //! The state of a long message that the receiver reads. `docs/protocol-rdm.md`, "Long messages".
 
-use super::link::LinkKey;
+use super::core::link::LinkKey;
 use crate::mr::{Source, SourceKeys, Withdrawn};
 use crate::verbs::{RemoteAddr, Rkey};
 

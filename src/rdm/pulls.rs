@@ -6,13 +6,13 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use super::core::peer::PeerKey;
 use super::iov::Buffer;
 use super::number_map::NumberMap;
-use super::peer::PeerKey;
 use super::receives::{ArrivalKey, Receive};
 use super::slab::{Key, Slab};
 use crate::errno::{FiErrno, Result};
-use crate::mr::{DescRule, Kept, LocalKeys, MrDomain, Paging, Use};
+use crate::mr::{DescRule, Following, Kept, LocalKeys, MrDomain, Paging, Use};
 use crate::verbs::{Lkey, Pd, Sge};
 
 /// Largest piece of a message in bytes: the next one is registered while it is read.
@@ -103,7 +103,8 @@ impl Pulls {
         }
     }
 
-    /// Begins the READ of a piece of a receive: registers the memory that it is written to.
+    /// Begins the READ of a piece of a receive: registers the memory that it is written to. The
+    /// caller keeps `follows` until the READ is posted.
     ///
     /// # Errors
     /// `EINVAL`: the buffer has no valid descriptor where one is required. `EOPNOTSUPP`: it is in a
@@ -118,10 +119,15 @@ impl Pulls {
         offset: u64,
         receive: &Receive,
         to: &Buffer,
+        follows: &mut Following<'static>,
     ) -> Result<ReadKey> {
         let refreshed = self.refreshed && !receive.desc.0.is_null();
         if self.described && (refreshed || receive.several) {
             return Err(FiErrno::EOPNOTSUPP);
+        }
+        if self.described {
+            // the application may close the region of a posted receive at the same time
+            follows.add(receive.desc);
         }
         let keys = &mut self.keys;
         let iov = to.iovec();
@@ -129,7 +135,7 @@ impl Pulls {
         let lkey = match unsafe { keys.lkey(receive.desc, &iov, Use::Sink) } {
             Ok(lkey) => lkey,
             Err(error) => {
-                keys.refused();
+                keys.release_taken();
                 return Err(error);
             }
         };
@@ -152,10 +158,45 @@ impl Pulls {
                 Ok(key)
             }
             None => {
-                keys.refused();
+                keys.release_taken();
                 Err(FiErrno::ENOMEM)
             }
         }
+    }
+
+    /// Follows the descriptor of a receive again, for a READ that is posted again: the region may
+    /// have been closed since, and its lkey be that of another one. `follows` as for
+    /// [`Self::begin`].
+    ///
+    /// # Errors
+    /// `EINVAL`: the descriptor is not valid any more.
+    ///
+    /// # Safety
+    /// As [`Self::begin`].
+    pub(super) unsafe fn renew(
+        &mut self,
+        key: ReadKey,
+        receive: &Receive,
+        follows: &mut Following<'static>,
+    ) -> Result<()> {
+        let Some(read) = self.reads.get_mut(key) else {
+            return Ok(());
+        };
+        // the READ holds the registration of a buffer without a descriptor
+        if !self.described || receive.desc.0.is_null() {
+            return Ok(());
+        }
+        follows.add(receive.desc);
+        let iov = libc::iovec {
+            iov_base: std::ptr::without_provenance_mut(read.sge.addr as usize),
+            iov_len: read.sge.length as usize,
+        };
+        // SAFETY: as this function.
+        let lkey = unsafe { self.keys.of_descriptor(receive.desc, &iov) };
+        // regions whose pages may change are not read into
+        self.keys.release_taken();
+        read.sge.lkey = lkey?;
+        Ok(())
     }
 
     pub(super) fn get(&self, key: ReadKey) -> Option<&Read> {
@@ -254,7 +295,8 @@ impl Pulls {
 
     /// The key of a buffer for a READ without a request, and whether the device checks it: it
     /// checks those of descriptors alone. `None`: the READ is posted; the device does not copy, or
-    /// [`Self::begin`] would refuse the buffer.
+    /// [`Self::begin`] would refuse the buffer. The caller keeps `follows` until the READ is
+    /// executed.
     ///
     /// # Safety
     /// As [`LocalKeys::lkey`].
@@ -263,6 +305,7 @@ impl Pulls {
         &mut self,
         receive: &Receive,
         to: &libc::iovec,
+        follows: &mut Following<'static>,
     ) -> Option<(Lkey, bool)> {
         if !self.copies || self.described && receive.several {
             return None;
@@ -271,7 +314,7 @@ impl Pulls {
             return Some((Lkey::default(), false));
         }
         // SAFETY: as this function.
-        unsafe { self.described_key(receive, to) }
+        unsafe { self.described_key(receive, to, follows) }
     }
 
     /// [`Self::key_at_once`] of a buffer that needs its descriptor.
@@ -283,14 +326,16 @@ impl Pulls {
         &mut self,
         receive: &Receive,
         to: &libc::iovec,
+        follows: &mut Following<'static>,
     ) -> Option<(Lkey, bool)> {
         if self.refreshed {
             return None;
         }
+        follows.add(receive.desc); // as in `begin`
         // SAFETY: as this function.
         let lkey = unsafe { self.keys.lkey(receive.desc, to, Use::Sink) };
         // a descriptor's region is not registered for this READ
-        self.keys.refused();
+        self.keys.release_taken();
         Some((lkey.ok()?, true))
     }
 

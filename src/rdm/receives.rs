@@ -7,6 +7,7 @@
 
 #![allow(unsafe_code, reason = "copies from a ring")]
 
+mod arrivals;
 mod names;
 mod repost;
 
@@ -15,13 +16,14 @@ use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
 
+use self::arrivals::Arrivals;
 use self::repost::Returning;
 pub(super) use self::repost::{Cancel, Left, Posting};
 use super::core::Origin;
+use super::core::link::LinkKey;
+use super::core::peer::{PeerKey, PeerMark};
 use super::iov::Iov;
-use super::link::LinkKey;
 use super::operations::TxKey;
-use super::peer::{PeerKey, PeerMark};
 use super::pull::{Pull, Push, Sink};
 use super::slab::{Key, Slab};
 use crate::PeerIndex;
@@ -135,6 +137,8 @@ pub(super) struct Arrival {
     pub(super) spare: Option<Pull>,
     /// The part that the sender writes.
     pub(super) push: Option<Push>,
+    /// Its name in packets to the sender ([`Arrivals::name`]).
+    name: Option<OpId>,
 }
 
 impl Arrival {
@@ -169,6 +173,7 @@ impl Arrival {
             prefix: 0,
             spare: None,
             push: None,
+            name: None,
         }
     }
 
@@ -195,6 +200,9 @@ pub(super) struct Store {
     untagged: Messages,
     posted: Slab<RxMark, Receive>,
     stored: Slab<StoredMark, Stored>,
+    /// Whether the last receive that was cancelled is tagged: the next one probably is too, and a
+    /// search of the other instance reads all its entries.
+    cancelled_tagged: bool,
     /// As if 2^24 messages were stored.
     #[cfg(test)]
     pub(super) full: bool,
@@ -208,6 +216,7 @@ impl Store {
             untagged: Matching::new(!seed, 0, 0),
             posted: Slab::new(),
             stored: Slab::new(),
+            cancelled_tagged: true,
             #[cfg(test)]
             full: false,
         }
@@ -218,6 +227,14 @@ impl Store {
             &mut self.tagged
         } else {
             &mut self.untagged
+        }
+    }
+
+    /// To be called after receives were posted again with their numbers, before the next message is
+    /// matched.
+    fn restore_order(&mut self) {
+        for messages in [&mut self.tagged, &mut self.untagged] {
+            messages.restore_order();
         }
     }
 
@@ -406,8 +423,10 @@ impl Store {
     /// Cancels a posted receive. `None`: none is posted. `Some(None)`: messages are being received
     /// into its buffer; the last of them reports the end ([`Release::Cancelled`]).
     pub(super) fn cancel(&mut self, context: usize) -> Option<Option<Completion>> {
-        for tagged in [true, false] {
+        let first = self.cancelled_tagged;
+        for tagged in [first, !first] {
             if let Some(cancelled) = self.messages(tagged).cancel(context) {
+                self.cancelled_tagged = tagged;
                 if !cancelled.released {
                     return Some(None);
                 }
@@ -633,7 +652,7 @@ enum Home {
 /// See the module.
 pub(super) struct Receives {
     home: Home,
-    pub(super) arrivals: Slab<ArrivalMark, Arrival>,
+    pub(super) arrivals: Arrivals,
     spare: Vec<Vec<u8>>,
 }
 
@@ -647,7 +666,7 @@ impl Receives {
     fn with_home(home: Home) -> Self {
         Self {
             home,
-            arrivals: Slab::new(),
+            arrivals: Arrivals::new(),
             spare: Vec::new(),
         }
     }

@@ -6,12 +6,12 @@ use std::hint::spin_loop;
 use std::time::{Duration, Instant};
 
 use super::completions::{Entry, Reader, Side};
+use super::core::link::LinkKey;
+use super::core::peer::PeerKey;
 use super::executor::Stop;
 use super::iov::Iov;
-use super::link::LinkKey;
 use super::link_ring::RingPost;
 use super::links::Hot;
-use super::peer::PeerKey;
 use super::shared::State;
 use crate::errno::Result;
 use crate::queue::source::Sink;
@@ -20,19 +20,20 @@ use crate::wire::rdm::packet::Message;
 
 /// Maximum number of packets of one ring that one progress call processes.
 const BATCH: usize = 16;
-/// The device is polled by one call of so many without a packet in a hot ring, while it is quiet.
-const BUSY: u32 = 64;
-/// The same while it is not quiet.
-const EMPTY: u32 = 4;
-/// The same for calls that find a packet or an entry, at any time.
-const FOUND: u32 = 16;
+/// Progress calls for each poll of the device: calls that find no packet in a hot ring, while the
+/// device is quiet;
+const CALLS_QUIET: u32 = 64;
+/// calls that find no packet, while it is not quiet;
+const CALLS_ACTIVE: u32 = 4;
+/// calls that find a packet or an entry, at any time.
+const CALLS_FOUND: u32 = 16;
 /// How often a post to a ring without room is repeated before the message is a SEND: 1 to 2 us. A
 /// receiver that polls has made room by then. A SEND costs more, and so do all messages behind it,
 /// which cannot use the ring before it has completed.
 const ROOM: u32 = 64;
-/// A caller is slow whose calls are so far apart: a poll of the device costs a tenth of it at most.
-/// It computes, or yields the processor to others, and each call that does not poll delays what the
-/// device has by one of these intervals.
+/// Interval between two calls of the application from which on each call polls the device: a poll
+/// takes at most a tenth of it. Such an application computes, or yields the processor to others,
+/// and each call that does not poll delays what the device has by one interval.
 const SLOW: Duration = Duration::from_micros(2);
 /// Number of calls from one look at their time to the next, at least.
 const TIMED: u32 = 16;
@@ -42,7 +43,7 @@ const QUIET: u32 = 64;
 const COOLING: u32 = 1024;
 
 /// What a call that finds a packet or an entry adds to [`State::turn`].
-const TURN: u32 = BUSY / FOUND;
+const TURN: u32 = CALLS_QUIET / CALLS_FOUND;
 
 /// The result of [`State::read_first`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,7 +117,7 @@ impl State {
             && self.io.bytes_read == 0
             && !self.core.has_reports()
             && self.failed.is_none();
-        if !usual || self.turn >= BUSY {
+        if !usual || self.turn >= CALLS_QUIET {
             return Work::Any;
         }
         if !self.io.completions.is_empty() {
@@ -127,7 +128,7 @@ impl State {
         }
         self.turn += self.step;
         // the call that has the device's turn polls it
-        match self.turn < BUSY && self.behind.is_none() {
+        match self.turn < CALLS_QUIET && self.behind.is_none() {
             true => Work::Nothing,
             false => Work::Any,
         }
@@ -170,8 +171,8 @@ impl State {
         }
         self.step = match self.quiet < QUIET || self.io.rma.ops.len() != 0 {
             // only the device has news
-            _ if self.io.links.hot.is_empty() || self.pace.slow => BUSY,
-            true => BUSY / EMPTY,
+            _ if self.io.links.hot.is_empty() || self.pace.slow => CALLS_QUIET,
+            true => CALLS_QUIET / CALLS_ACTIVE,
             false => 1,
         };
     }
@@ -184,7 +185,7 @@ impl State {
         let Some(&Hot { link, ring }) = self.io.links.hot.get(at) else {
             return false;
         };
-        if self.turn + TURN >= BUSY || self.behind.is_some_and(|behind| behind != link) {
+        if self.turn + TURN >= CALLS_QUIET || self.behind.is_some_and(|behind| behind != link) {
             return false;
         }
         self.next_hot = at;
@@ -231,7 +232,7 @@ impl State {
         self.behind = Some(link);
         // SAFETY: as above.
         let last = || self.io.links.hot.len() == 1 && unsafe { !ring.is_ready() };
-        if ends || self.turn + TURN >= BUSY || !reader.is_full() && !last() {
+        if ends || self.turn + TURN >= CALLS_QUIET || !reader.is_full() && !last() {
             // the ring has the rest of the run
             self.next_hot = if reader.is_full() { at + 1 } else { at };
             return First::Entry;
@@ -266,7 +267,7 @@ impl State {
             self.run_streams();
         }
         self.turn += TURN;
-        self.turn >= BUSY || self.io.bytes_read != 0 || self.core.has_reports()
+        self.turn >= CALLS_QUIET || self.io.bytes_read != 0 || self.core.has_reports()
     }
 
     /// As [`Self::read_from`], of all hot rings, whether they have packets or not.
@@ -279,7 +280,7 @@ impl State {
                     self.run_streams();
                 }
                 self.turn += self.step;
-                self.turn >= BUSY
+                self.turn >= CALLS_QUIET
             }
         };
         rest || self.io.links.hot.is_empty() || self.core.has_reports()
@@ -291,7 +292,7 @@ impl State {
     /// As [`Self::poll`].
     pub(super) fn poll_rest(&mut self) -> Result<()> {
         let reads = self.io.bytes_read != 0;
-        if self.turn >= BUSY || reads || self.io.links.hot.is_empty() {
+        if self.turn >= CALLS_QUIET || reads || self.io.links.hot.is_empty() {
             self.turn = 0;
             // messages of peers that do not go on with them
             if !self.io.streams.is_empty() {
@@ -383,7 +384,7 @@ impl State {
             self.run_streams();
         }
         self.turn += TURN;
-        if self.turn >= BUSY {
+        if self.turn >= CALLS_QUIET {
             self.turn = 0;
             // a call without entries reports a failure
             let _ = self.poll();
@@ -558,6 +559,13 @@ impl State {
         }
         self.settle();
         Announced::Followed
+    }
+
+    /// Whether nothing of a link that is being ended can be in the device queue any more, nor in
+    /// its ring, which is read.
+    pub(super) fn is_polled(&mut self, link: LinkKey) -> bool {
+        let (polled, cqe) = (self.io.polled, self.io.objects.cq.cqe());
+        self.io.links.is_covered(link, polled, cqe) && self.read_ending(link)
     }
 
     /// Processes packets in the ring of a link that ends. Returns whether all were taken.

@@ -6,19 +6,20 @@ use std::time::Instant;
 
 use atomic_ops::Op;
 
+use super::core::link::LinkKey;
+use super::core::peer::PeerKey;
+use super::core::recover::Waiting;
 use super::core::{Core, Io};
 use super::iov::{Iov, MAX_IOV};
-use super::link::LinkKey;
 use super::number_map::NumberMap;
-use super::operations::Atomic;
+use super::operations::{Atomic, TxKey};
 use super::packet_memory::Slot;
-use super::peer::PeerKey;
-use super::recover::Waiting;
+use super::receives::ArrivalKey;
 use super::slab::{Key, Slab};
 use crate::errno::FiErrno;
 use crate::flags::Flags;
 use crate::initiator::RemoteIov;
-use crate::mr::Desc;
+use crate::mr::{Desc, Following};
 use crate::queue::Completion;
 use crate::queue::event_cell::Counted;
 use crate::verbs::SendOpcode;
@@ -123,13 +124,16 @@ pub(super) struct RmaOp {
     pub(super) link: Option<LinkKey>,
     /// The number of the first packet that is posted to the link behind the operation. `None`:
     /// packets of the link are not ordered with its requests, or a part was deferred.
-    pub(super) before: Option<Number>,
+    pub(super) first_packet_after: Option<Number>,
     /// All packets before this number that the peer had not processed when the link became the
     /// out-link were posted to the link before the operation. `None`: none is known.
-    pub(super) behind: Option<Number>,
+    pub(super) packets_before: Option<Number>,
     /// *expected* of the terms of the first out-link behind the one to which parts were posted. The
     /// peer has processed no later packet of that one.
     pub(super) known: Option<Number>,
+    /// The device has executed an atomic whose event cell is to be changed by a further request,
+    /// which has not completed.
+    pub(super) begun: bool,
     /// The first failure.
     pub(super) fault: Option<Fault>,
     /// Parts were not executed, because their link has broken before.
@@ -164,9 +168,10 @@ impl RmaOp {
             parts: 0,
             executed: 0,
             link: None,
-            before: None,
-            behind: None,
+            first_packet_after: None,
+            packets_before: None,
             known: None,
+            begun: false,
             fault: None,
             again: false,
             uncertain: false,
@@ -213,6 +218,14 @@ impl RmaOp {
             None if offset + len < range.len => Counted::NOT,
             None => Counted::of_range(range.key, later.map(|range| range.key)),
         }
+    }
+
+    /// Makes the closes of the regions of its descriptors wait, after it has waited.
+    pub(super) fn follow(&self) -> Following<'static> {
+        let mut follows = Following::default();
+        let descs = self.desc.iter().take(self.count);
+        descs.for_each(|desc| follows.add(*desc));
+        follows
     }
 
     /// Its length in bytes.
@@ -263,7 +276,7 @@ impl RmaOp {
             self.advance(max_len);
         }
         (self.link, self.known) = (None, None);
-        (self.again, self.uncertain) = (false, false);
+        (self.begun, self.again, self.uncertain) = (false, false, false);
     }
 
     /// Length of the next part in bytes.
@@ -285,9 +298,13 @@ impl RmaOp {
     /// What is known of its execution if the peer has processed all packets before `expected`, and
     /// no later one: a queue pair executes requests in their order.
     pub(super) fn outcome(&self, expected: Number) -> Outcome {
-        if self.is_posted() && self.before.is_some_and(|it| it.is_before(expected)) {
+        if self.is_posted()
+            && self
+                .first_packet_after
+                .is_some_and(|it| it.is_before(expected))
+        {
             Outcome::Executed
-        } else if self.behind.is_some_and(|it| expected.is_before(it)) {
+        } else if self.packets_before.is_some_and(|it| expected.is_before(it)) {
             Outcome::NotExecuted
         } else {
             Outcome::Unknown
@@ -301,7 +318,7 @@ pub(super) struct Rma {
     /// Operations that are not posted, or not completely, by the number of the peer; in order.
     waiting: NumberMap<VecDeque<RmaKey>>,
     /// Operations of unknown outcome, until a link to the peer shows it.
-    pub(super) doubtful: Vec<RmaKey>,
+    pub(super) doubtful: NumberMap<Vec<RmaKey>>,
     /// Operations with requests that have not completed on a link that has ended. They end when the
     /// queue pair is destroyed: until then the device may access their buffers.
     pub(super) ending: Vec<RmaKey>,
@@ -313,10 +330,14 @@ pub(super) struct Rma {
     pub(super) blocked: Vec<LinkKey>,
     /// Links that hold keys of their peers, and when their leases expire.
     pub(super) leases: Vec<(LinkKey, Instant)>,
+    /// Messages to the endpoint itself that are being copied, by several calls, as RMA to itself.
+    pub(super) own_messages: VecDeque<(TxKey, ArrivalKey)>,
     /// Number of messages and atomics with a fence that are under way.
     pub(super) fences: u32,
     /// The order of the next operation, messages included.
     next: u64,
+    /// Counts the calls of [`Self::peers_in_turn`]; wraps.
+    turn: usize,
     /// The driver was called for what waits.
     pub(super) called: bool,
 }
@@ -326,14 +347,16 @@ impl Rma {
         Self {
             ops: Slab::new(),
             waiting: NumberMap::default(),
-            doubtful: Vec::new(),
+            doubtful: NumberMap::default(),
             ending: Vec::new(),
             delayed: None,
             deferring: Vec::new(),
             blocked: Vec::new(),
             leases: Vec::new(),
+            own_messages: VecDeque::new(),
             fences: 0,
             next: 0,
+            turn: 0,
             called: false,
         }
     }
@@ -345,10 +368,15 @@ impl Rma {
         self.next
     }
 
-    /// Whether an operation waits to be posted.
+    /// Whether an operation waits to be posted, or something is to be copied.
     #[inline]
     pub(super) fn waits(&self) -> bool {
-        !self.waiting.is_empty() || !self.deferring.is_empty()
+        !self.waiting.is_empty() || !self.deferring.is_empty() || !self.own_messages.is_empty()
+    }
+
+    /// Whether an operation to the peer waits to be posted, or one for the look-up of a key.
+    pub(super) fn waits_for(&self, peer: PeerKey) -> bool {
+        !self.deferring.is_empty() || self.first(peer).is_some()
     }
 
     /// Appends an operation to those of its peer that wait, or puts one back at its place.
@@ -378,15 +406,55 @@ impl Rma {
         self.waiting.get(&peer.number())?.front().copied()
     }
 
-    /// The order of the first operation of a peer that ends with the queue pair of its link, and
-    /// may be posted again.
-    pub(super) fn first_ending(&self, peer: PeerKey) -> Option<u64> {
-        if self.ending.is_empty() {
+    /// The order of the first operation of a peer that may be posted again: it ends with the queue
+    /// pair of its link, or its outcome is unknown.
+    pub(super) fn first_open(&self, peer: PeerKey) -> Option<u64> {
+        if self.ending.is_empty() && self.doubtful.is_empty() {
             return None;
         }
-        let ending = self.ending.iter().filter_map(|key| self.ops.get(*key));
-        let of_peer = ending.filter(|op| op.peer == peer);
+        let doubtful = self.doubtful.get(&peer.number());
+        let open = self.ending.iter().chain(doubtful.into_iter().flatten());
+        let open = open.filter_map(|key| self.ops.get(*key));
+        let of_peer = open.filter(|op| op.peer == peer);
         of_peer.map(|op| op.order).min()
+    }
+
+    /// Whether a new operation to a peer has to wait behind earlier ones.
+    pub(super) fn has_earlier(&self, peer: PeerKey) -> bool {
+        self.first(peer).is_some() || self.first_open(peer).is_some()
+    }
+
+    /// Removes an operation that has ended, also from those that wait: its next part may wait for
+    /// room when an earlier one fails.
+    pub(super) fn free(&mut self, key: RmaKey) {
+        if let Some(op) = self.ops.get(key)
+            && op.queued
+            && let Some(queue) = self.waiting.get_mut(&op.peer.number())
+        {
+            queue.retain(|waiting| *waiting != key);
+            if queue.is_empty() {
+                self.waiting.remove(&op.peer.number());
+            }
+        }
+        self.ops.free(key);
+    }
+
+    /// Removes the operations of a peer that do not fulfil a condition from those that wait.
+    pub(super) fn retain_waiting(&mut self, peer: PeerKey, keeps: impl Fn(&RmaOp) -> bool) {
+        let Some(queue) = self.waiting.get_mut(&peer.number()) else {
+            return;
+        };
+        let ops = &mut self.ops;
+        queue.retain(|key| {
+            let op = ops.get_mut(*key);
+            op.is_some_and(|op| {
+                op.queued = keeps(op);
+                op.queued
+            })
+        });
+        if queue.is_empty() {
+            self.waiting.remove(&peer.number());
+        }
     }
 
     /// Removes the first operation of a peer that waits.
@@ -407,7 +475,8 @@ impl Rma {
     /// Whether an operation waits although there is a link: for room, credit or a key.
     pub(super) fn progresses<I: Io>(&self, core: &Core<I>) -> bool {
         let up = |peer: PeerKey| core.is_up(peer) || core.is_itself(peer);
-        !self.deferring.is_empty() || self.peers().into_iter().any(up)
+        let busy = !self.deferring.is_empty() || !self.own_messages.is_empty();
+        busy || self.peers().into_iter().any(up)
     }
 
     /// The peers with operations that wait.
@@ -416,6 +485,16 @@ impl Rma {
         numbers
             .map(|number| PeerKey::from_number(*number))
             .collect()
+    }
+
+    /// As [`Self::peers`], each time with another one first: the links of a circuit share its
+    /// requests, and one with large operations takes all that are free.
+    pub(super) fn peers_in_turn(&mut self) -> Vec<PeerKey> {
+        let mut peers = self.peers();
+        self.turn = self.turn.wrapping_add(1);
+        let first = self.turn.checked_rem(peers.len()).unwrap_or(0);
+        peers.rotate_left(first);
+        peers
     }
 
     /// A peer is another address of `of`: its operations are moved.
@@ -432,6 +511,9 @@ impl Rma {
         }
         for key in moved {
             self.wait(key);
+        }
+        if let Some(keys) = self.doubtful.remove(&peer.number()) {
+            self.doubtful.entry(of.number()).or_default().extend(keys);
         }
     }
 }
@@ -467,13 +549,53 @@ mod tests {
         }
     }
 
+    /// Three operations of a peer that wait, in their order.
+    fn waiting() -> (Rma, [RmaKey; 3]) {
+        let mut rma = Rma::new();
+        let keys = [1, 2, 3].map(|order| {
+            let op = RmaOp { order, ..op(&[8]) };
+            let key = rma.ops.insert(op).expect("room");
+            rma.wait(key);
+            key
+        });
+        (rma, keys)
+    }
+
+    /// A part that waits for room belongs to an operation that fails by an earlier part.
+    #[test]
+    fn an_operation_that_has_ended_does_not_wait() {
+        let (mut rma, [first, second, third]) = waiting();
+        let peer = PeerKey::from_number(0);
+        rma.free(second);
+        rma.free(first);
+        assert_eq!(rma.first(peer), Some(third));
+        rma.free(third);
+        assert_eq!((rma.first(peer), rma.waits()), (None, false));
+    }
+
+    #[test]
+    fn operations_that_are_kept_wait_in_their_order() {
+        let (mut rma, keys) = waiting();
+        let peer = PeerKey::from_number(0);
+        rma.retain_waiting(peer, |op| op.order != 2);
+        let queued = keys.map(|key| rma.ops.get(key).is_some_and(|op| op.queued));
+        assert_eq!(queued, [true, false, true]);
+        for key in [keys[0], keys[2]] {
+            assert_eq!(rma.first(peer), Some(key));
+            rma.pop(peer);
+        }
+        rma.wait(keys[1]);
+        rma.retain_waiting(peer, |_| false);
+        assert!(!rma.waits());
+    }
+
     #[test]
     fn packets_show_the_outcome() {
         let number = |number| Some(Number::new(number));
         let mut op = op(&[8]);
         op.next = (1, 0);
         // packets 5 and 6 were posted before it, 7 behind it
-        (op.behind, op.before) = (number(7), number(7));
+        (op.packets_before, op.first_packet_after) = (number(7), number(7));
         let outcomes = [5, 6, 7, 8].map(|expected| op.outcome(Number::new(expected)));
         let expected = [
             Outcome::NotExecuted,
@@ -485,7 +607,7 @@ mod tests {
         // a part is not posted
         op.next = (0, 4);
         assert_eq!(op.outcome(Number::new(8)), Outcome::Unknown);
-        (op.behind, op.before) = (None, None);
+        (op.packets_before, op.first_packet_after) = (None, None);
         assert_eq!(op.outcome(Number::new(5)), Outcome::Unknown);
     }
 }

@@ -1,7 +1,7 @@
 //! The state that an endpoint shares with the driver thread and with its completion queues, and the
 //! way of work completions to the core.
 //!
-//! In one file: what `Todo` says is done here alone, next to the lock under which it is done.
+//! In one file: the steps of `Todo` are executed only here, under the lock that this file defines.
 
 mod circuits;
 mod driven;
@@ -18,25 +18,25 @@ use biased_lock::MutexGuard;
 use parking_lot::Mutex;
 
 use super::circuit_cm::Held;
+use super::circuit_queue::CIRCUIT_DEPTH;
 use super::context::SharedRx;
+use super::core::link::LinkKey;
+use super::core::peer::PeerKey;
 use super::core::{Core, Failure};
 use super::cq_source::CqSource;
 use super::endpoint::EndpointConfig;
 use super::executor::{Executor, Todo};
 use super::iov::MAX_IOV;
-use super::link::LinkKey;
 use super::link_cm::LinkCm;
 use super::link_end::{CIRCUIT_RMA, Call, LinkEnd, RMA_REQUESTS};
 use super::link_ring::LinkRing;
 use super::listening::Listening;
 use super::parked_ids::ParkedIds;
-use super::peer::PeerKey;
-use super::ports::CIRCUIT_DEPTH;
 use super::rings::Pace;
 use super::send_queue::DEPTH;
 use super::vector::{AddressVector, VectorUser};
 use crate::av::FiAddr;
-use crate::conn::{ConnectRequest, Driver, Turn};
+use crate::conn::{ConnectRequest, Driver, Tuning, Turn};
 use crate::domain::Domain;
 use crate::errno::{FiErrno, Result};
 use crate::log::warn_log;
@@ -68,8 +68,8 @@ pub(super) struct State {
     vector: Option<Arc<AddressVector>>,
     /// Peers by `fi_addr_t`, as they were found in the address vector.
     peers: Vec<Option<PeerKey>>,
-    /// Addresses of peers for `fi_cq_readfrom`, by the peer's place, each with the generation of
-    /// the address vector in which it was found.
+    /// Addresses of peers for `fi_cq_readfrom`, by the peer's place, each with the sum of the
+    /// generation of the address vector and the count of [`Core::names`] at which it was found.
     sources: Vec<(u64, u64)>,
     /// The scope of link-local addresses of peers.
     scope: u32,
@@ -107,6 +107,10 @@ pub(super) struct State {
     /// Number of calls of [`Driven::drive`].
     #[cfg(test)]
     pub(super) drives: usize,
+    /// As if peers sent without a pause: the driver's polls never find the device queue and all
+    /// rings empty.
+    #[cfg(test)]
+    pub(super) busy: bool,
     /// The driver was woken, and has not called [`Driven::drive`] since.
     woken: bool,
     /// The driver's part in delayed requests.
@@ -153,6 +157,9 @@ pub(super) struct Shared {
     /// The next call of the driver panics.
     #[cfg(test)]
     pub(super) panics: std::sync::atomic::AtomicBool,
+    /// So many targets cannot be opened, for lack of descriptors.
+    #[cfg(test)]
+    pub(super) short: std::sync::atomic::AtomicU32,
 }
 
 impl std::fmt::Debug for Shared {
@@ -190,6 +197,8 @@ impl Shared {
             no_rings: false.into(),
             #[cfg(test)]
             panics: false.into(),
+            #[cfg(test)]
+            short: 0.into(),
         });
         let mut all = ALL.lock();
         all.retain(|shared| shared.strong_count() != 0);
@@ -295,6 +304,12 @@ impl Shared {
     /// descriptors and of the memory, but none of the threads.
     pub(super) fn is_of_this_process(&self) -> bool {
         self.process == std::process::id()
+    }
+
+    /// The parameters of the endpoint's connections.
+    pub(super) fn tuning(&self) -> Tuning {
+        let class = self.config.traffic_class;
+        self.domain.tuning().with_class(class)
     }
 
     /// Nanoseconds since time 0 of the core.
@@ -440,13 +455,15 @@ impl Shared {
 
     /// Creates the queue pair of a link.
     pub(super) fn create_qp(&self, id: &Arc<CmId>) -> Result<Qp> {
-        let (cq, srq) = {
+        let (cq, srq, entries) = {
             let guard = self.lock();
             let state = guard.as_ref().ok_or(FiErrno::EOPBADSTATE)?;
             let objects = &state.io.objects;
-            self.make_entries(state, (state.io.links.len() + 1) * self.depth())?;
-            (Arc::clone(&objects.cq), Arc::clone(&objects.srq))
+            let requests = (state.io.links.len() + 1) * self.depth();
+            let entries = requests + state.io.max_receives();
+            (Arc::clone(&objects.cq), Arc::clone(&objects.srq), entries)
         };
+        self.make_entries(&cq, entries)?;
         let transport = Transport::Rc {
             send_cq: &cq,
             recv_cq: &cq,
@@ -463,10 +480,9 @@ impl Shared {
         Qp::create(id, &self.pd, transport, &config)
     }
 
-    /// Makes room in the device completion queue for so many requests, and the receives.
-    fn make_entries(&self, state: &State, requests: usize) -> Result<()> {
-        let cq = &state.io.objects.cq;
-        let needed = requests + state.io.max_receives();
+    /// Makes room in the device completion queue for so many requests and receives. Called by the
+    /// driver alone, without the endpoint's lock: the device can need a system call for it.
+    fn make_entries(&self, cq: &Cq, needed: usize) -> Result<()> {
         if needed > cq.cqe() {
             let most = self.domain.device().attr().max_cqe;
             cq.resize(needed.next_power_of_two().min(most).max(needed))?;
@@ -584,6 +600,8 @@ impl State {
             polls: 0,
             #[cfg(test)]
             drives: 0,
+            #[cfg(test)]
+            busy: false,
             woken: false,
             watch: driven::Watch::Off,
         };
@@ -708,6 +726,7 @@ impl State {
             let reads = self.io.bytes_read != before;
             self.io.reads_wait = reads;
             polled += wcs.len();
+            self.io.polled.note(wcs.len(), wcs.len() < BATCH);
             empty = wcs.len() < BATCH && all;
             let quiet = !self.core.has_reports() && !self.io.rma.waits();
             if round == 0 && wcs.is_empty() && empty && !reads && quiet {
@@ -727,6 +746,8 @@ impl State {
         }
         if self.io.rma.waits() {
             self.io.run_rma(&mut self.core);
+            // once in a call, however often RMA is run for it
+            self.io.run_own_messages();
             self.settle();
         }
         self.core.flush(&mut self.io);
@@ -740,6 +761,10 @@ impl State {
     fn poll_all(&mut self) -> bool {
         for _ in 0..ROUNDS {
             if !matches!(self.poll(), Ok(false)) {
+                #[cfg(test)]
+                if self.busy {
+                    return false;
+                }
                 return true;
             }
             if self.io.bytes_read >= READ_BYTES {

@@ -5,10 +5,10 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use super::core::Origin;
-use super::link::LinkKey;
+use super::core::link::LinkKey;
+use super::core::peer::PeerKey;
 use super::number_map::NumberMap;
 use super::operations::TxKey;
-use super::peer::PeerKey;
 use super::receives::ArrivalKey;
 use crate::verbs::{RemoteAddr, Rkey};
 use crate::wire::rdm::OpId;

@@ -1,9 +1,9 @@
 //! An address vector of a domain, which its endpoints share: [`Av`] behind a lock.
 //!
 //! Posts do not acquire the lock: an endpoint keeps the peers that it has looked up, and a removal
-//! calls it to clear them. The address of a peer, which it has looked up for an entry, it uses until
-//! [`AddressVector::generation`] has changed. Users are called without the lock, so that they can
-//! acquire their own ones, which precede it in the lock order (`docs/locking.md`).
+//! calls it to clear them. The address of a peer, which it has looked up for an entry, it uses
+//! until [`AddressVector::generation`] has changed. Users are called without the lock, so that they
+//! can acquire their own ones, which precede it in the lock order (`docs/locking.md`).
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -65,8 +65,8 @@ impl AddressVector {
         inserted
     }
 
-    /// Removes an address, and then tells the users. Until all have been told, no other address gets
-    /// this `fi_addr_t`: posts to it would go to the peer that was removed.
+    /// Removes an address, and then tells the users. Until all have been told, no other address
+    /// gets this `fi_addr_t`: posts to it would go to the peer that was removed.
     ///
     /// # Errors
     /// `EINVAL`: the address is not in the vector.

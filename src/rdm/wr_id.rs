@@ -1,7 +1,7 @@
 //! The `wr_id` of the requests of an endpoint with many peers.
 
 use super::circuits::CircuitKey;
-use super::link::LinkKey;
+use super::core::link::LinkKey;
 use crate::queue::slots::EngineRequest;
 
 /// `wr_id` of sends: this bit, the link's key (32 bits), the position in its send queue (16 bits).

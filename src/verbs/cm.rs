@@ -134,8 +134,8 @@ impl CmEvent {
     }
 
     /// Whether a connection request was rejected without private data although a process listens or
-    /// has listened at the address: it has destroyed the identifier of the request, could not accept
-    /// it, or has no room for requests. The transport pads private data with zeros.
+    /// has listened at the address: it has destroyed the identifier of the request, could not
+    /// accept it, or has no room for requests. The transport pads private data with zeros.
     pub fn is_unanswered(&self) -> bool {
         let rejected = self.kind == CmEventKind::Rejected && !self.is_no_listener();
         rejected && self.private_data.bytes().iter().all(|byte| *byte == 0)

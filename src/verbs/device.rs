@@ -3,6 +3,8 @@
 //! librdmacm can connect only queue pairs on its own context of the device. So a device here is an
 //! entry of `rdma_get_devices(3)` and is never opened by `ibv_open_device`. The list is referenced
 //! as long as one of its devices is in use, because librdmacm closes contexts without a reference.
+//!
+//! In one file: what is asked of a device is cached in it, and tested here.
 
 #![allow(unsafe_code, reason = "calls verbs")]
 
@@ -11,7 +13,9 @@ use std::ffi::{CStr, c_int};
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rdma_core_sys::{self as sys, Backend};
@@ -19,7 +23,7 @@ use rdma_core_sys::{self as sys, Backend};
 use super::attr::{DeviceAttr, LinkLayer, PciAddress, Port};
 use super::cm::{CmId, EventChannel};
 use super::qp_create::probe_max_inline;
-use super::quirks::{Behaviour, XrcBehaviour};
+use super::quirks::{Behaviour, NoBehaviour, XrcBehaviour};
 use super::sockaddr::SockAddr;
 use crate::errno::{FiErrno, Result};
 use crate::log::{info_log, warn_log};
@@ -98,6 +102,19 @@ pub(crate) trait AsyncListener: Send + Sync {
 
 type InterfaceList = Vec<DeviceAddress>;
 
+/// How long a list of addresses is used while an address cannot be bound: the detection of
+/// duplicates takes about this time, and an address that has one never can be.
+const TENTATIVE: Duration = Duration::from_secs(1);
+
+/// The result of the last search for the addresses of a device.
+struct Found {
+    /// The host's interfaces at that time.
+    interfaces: InterfaceList,
+    addresses: InterfaceList,
+    /// When the list has to be renewed, although the interfaces are the same.
+    until: Option<Instant>,
+}
+
 /// A device. Thread safe.
 pub struct Device {
     backend: &'static Backend,
@@ -106,10 +123,12 @@ pub struct Device {
     attr: DeviceAttr,
     max_inline: OnceLock<usize>,
     behaviour: OnceLock<Behaviour>,
+    /// Why the last trials had no result. Held while they run.
+    no_behaviour: Mutex<Option<NoBehaviour>>,
     xrc_behaviour: OnceLock<XrcBehaviour>,
-    /// The host's interfaces at the time of the last search for the device's addresses, and the
-    /// addresses found.
-    addresses: Mutex<Option<(InterfaceList, InterfaceList)>>,
+    /// Whether `ibv_rereg_mr(3)` has assigned another key to a registration.
+    pub(super) changes_keys: AtomicBool,
+    addresses: Mutex<Option<Found>>,
     /// Indexed by the address of the verbs object.
     listeners: Mutex<HashMap<usize, Weak<dyn AsyncListener>>>,
     _list: Arc<ContextList>,
@@ -300,7 +319,9 @@ impl Device {
             attr,
             max_inline: OnceLock::new(),
             behaviour: OnceLock::new(),
+            no_behaviour: Mutex::new(None),
             xrc_behaviour: OnceLock::new(),
+            changes_keys: AtomicBool::new(false),
             addresses: Mutex::new(None),
             listeners: Mutex::new(HashMap::new()),
             _list: Arc::clone(list),
@@ -349,24 +370,37 @@ impl Device {
         &self.behaviour
     }
 
+    /// Storage for the error of [`Device::behaviour`].
+    pub(super) fn not_observed(&self) -> &Mutex<Option<NoBehaviour>> {
+        &self.no_behaviour
+    }
+
     /// Storage for the result of [`Device::xrc_behaviour`].
     pub(super) fn observed_xrc(&self) -> &OnceLock<XrcBehaviour> {
         &self.xrc_behaviour
     }
 
     /// Maximum length in bytes of inline data of an RC queue pair with one send request and one
-    /// sge, at most 512. Determined once, by creating queue pairs; 0 if none can be created.
+    /// sge, at most 512. Determined once, by creating queue pairs; 0 if none can be created. A lack
+    /// of memory or descriptors also gives 0, and the next call determines it again.
     pub fn max_inline(self: &Arc<Self>) -> usize {
-        *self.max_inline.get_or_init(|| {
-            probe_max_inline(self).unwrap_or_else(|error| {
+        if let Some(max_inline) = self.max_inline.get() {
+            return *max_inline;
+        }
+        match probe_max_inline(self) {
+            Ok(max_inline) => *self.max_inline.get_or_init(|| max_inline),
+            Err(error) => {
                 info_log!(
                     Fabric,
                     "{}: the maximum of inline data could not be determined: {error}",
                     self.name
                 );
+                if !error.may_pass() {
+                    return *self.max_inline.get_or_init(|| 0);
+                }
                 0
-            })
-        })
+            }
+        }
     }
 
     /// The current state of a port. Ports are numbered from 1.
@@ -427,40 +461,57 @@ impl Device {
 
     /// The addresses of this host that reach the device: the connection manager binds them to the
     /// device. Loopback addresses come last. The list is renewed when the host's interfaces have
-    /// changed.
+    /// changed, and until no lack of memory or descriptors has hidden an address. It is renewed
+    /// each second while the host has an IPv6 address that cannot be bound: duplicates of it are
+    /// looked for, or have been found (RFC 4862). It is empty on a host without a connection
+    /// manager.
     pub fn addresses(self: &Arc<Self>) -> Vec<DeviceAddress> {
         let interfaces = interfaces();
         let mut cache = self.addresses.lock();
-        if let Some((seen, addresses)) = &*cache
-            && *seen == interfaces
+        if let Some(found) = &*cache
+            && found.interfaces == interfaces
+            && found.until.is_none_or(|until| Instant::now() < until)
         {
-            return addresses.clone();
+            return found.addresses.clone();
         }
-        let addresses = match EventChannel::create(self.backend) {
-            Ok(channel) => interfaces
-                .iter()
-                .filter(|interface| self.owns_address(&channel, interface.addr))
-                .cloned()
-                .collect(),
-            Err(error) => {
-                warn_log!(
-                    Fabric,
-                    "{}: its addresses could not be determined: {error}",
-                    self.name
-                );
-                Vec::new()
+        let mut addresses = Vec::new();
+        let mut failure = None;
+        let mut tentative = false;
+        match EventChannel::create(self.backend) {
+            Ok(channel) => {
+                for interface in &interfaces {
+                    match self.owns_address(&channel, interface.addr) {
+                        Ok(true) => addresses.push(interface.clone()),
+                        Err(error) if error.may_pass() => failure = Some(error),
+                        Err(FiErrno::EADDRNOTAVAIL) => tentative = true,
+                        // the device does not have it
+                        Ok(false) | Err(_) => {}
+                    }
+                }
             }
-        };
-        *cache = Some((interfaces, Vec::clone(&addresses)));
+            Err(error) => failure = Some(error),
+        }
+        if failure.is_none_or(|error| !error.may_pass()) {
+            *cache = Some(Found {
+                interfaces,
+                addresses: addresses.clone(),
+                until: tentative.then(|| Instant::now() + TENTATIVE),
+            });
+        }
+        if let Some(error) = failure {
+            warn_log!(
+                Fabric,
+                "{}: its addresses could not be determined: {error}",
+                self.name
+            );
+        }
         addresses
     }
 
-    fn owns_address(&self, channel: &Arc<EventChannel>, addr: SocketAddr) -> bool {
-        let bound = channel.create_id().and_then(|id| {
-            id.bind_addr(addr)?;
-            Ok(id.is_on(self))
-        });
-        bound.unwrap_or(false)
+    fn owns_address(&self, channel: &Arc<EventChannel>, addr: SocketAddr) -> Result<bool> {
+        let id = channel.create_id()?;
+        id.bind_addr(addr)?;
+        Ok(id.is_on(self))
     }
 
     /// Whether this address of the host reaches the device. True for wildcard addresses.
@@ -640,6 +691,7 @@ fn interfaces() -> InterfaceList {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::verbs::replaced;
 
     #[test]
     fn the_loopback_is_an_interface_and_comes_last() {
@@ -703,6 +755,54 @@ mod tests {
         device.dispatch_async();
         assert_eq!(*first.0.lock(), [AsyncEvent::QpError]);
         assert_eq!(*second.0.lock(), []);
+    }
+
+    /// A process that is short of descriptors for a moment has its addresses and inline data
+    /// afterwards.
+    #[test]
+    fn an_error_that_may_pass_is_not_stored() {
+        let device = scan(replaced::with_shortage(), &[]).unwrap().remove(0);
+        let short = |verb| replaced::SHORT.set(Some((verb, FiErrno::EMFILE.code())));
+        for verb in ["rdma_create_event_channel", "rdma_create_id"] {
+            short(verb);
+            assert_eq!(device.addresses(), []);
+        }
+        for verb in ["ibv_create_cq", "ibv_create_qp"] {
+            short(verb);
+            assert_eq!(device.max_inline(), 0);
+        }
+        // IPv6 addresses while duplicates of them are looked for
+        let tentative = ("rdma_bind_addr", FiErrno::EADDRNOTAVAIL.code());
+        replaced::SHORT.set(Some(tentative));
+        assert_eq!(device.addresses(), []);
+        replaced::SHORT.set(None);
+        // this answer is stored for a limited time, whose end the test chooses
+        let ends = |at| device.addresses.lock().as_mut().unwrap().until.replace(at);
+        assert!(ends(Instant::now() + Duration::from_hours(1)).is_some());
+        assert_eq!(device.addresses(), []);
+        ends(Instant::now());
+        let reference = scan(softverbs::backend(), &[]).unwrap().remove(0);
+        assert_eq!(device.addresses(), reference.addresses());
+        assert!(device.max_inline() > 0);
+        assert_eq!(device.max_inline(), reference.max_inline());
+        // both are stored
+        short("rdma_create_event_channel");
+        assert_ne!(device.addresses(), []);
+        // a host without a connection manager
+        let alone = scan(replaced::with_shortage(), &[]).unwrap().remove(0);
+        let missing = ("rdma_create_event_channel", FiErrno::ENODEV.code());
+        replaced::SHORT.set(Some(missing));
+        assert_eq!(alone.addresses(), []);
+        replaced::SHORT.set(None);
+        assert_eq!(alone.addresses(), []);
+        short("ibv_create_qp");
+        assert!(device.max_inline() > 0);
+        // a device that refuses all lengths
+        let none = scan(replaced::with_shortage(), &[]).unwrap().remove(0);
+        replaced::SHORT.set(Some(("ibv_create_qp", FiErrno::EINVAL.code())));
+        assert_eq!(none.max_inline(), 0);
+        replaced::SHORT.set(None);
+        assert_eq!(none.max_inline(), 0);
     }
 
     #[test]

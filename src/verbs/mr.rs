@@ -2,10 +2,11 @@
 
 #![allow(unsafe_code, reason = "calls verbs")]
 
-use std::alloc::{Layout, alloc_zeroed};
+use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::any::Any;
 use std::ffi::c_void;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 
 use rdma_core_sys as sys;
@@ -57,15 +58,33 @@ const PAGE: usize = 4096;
 /// `ENOMEM`: the page could not be allocated.
 fn nowhere() -> Result<*mut c_void> {
     static AT: OnceLock<usize> = OnceLock::new();
-    let at = *AT.get_or_init(|| {
-        let layout = Layout::from_size_align(PAGE, PAGE);
-        // SAFETY: the size of the layout is not 0.
-        layout.map_or(0, |page| unsafe { alloc_zeroed(page) }.expose_provenance())
-    });
-    match at {
-        0 => Err(FiErrno::ENOMEM),
-        at => Ok(std::ptr::with_exposed_provenance_mut(at)),
+    let layout = Layout::from_size_align(PAGE, PAGE).map_err(|_| FiErrno::EINVAL)?;
+    // SAFETY: the size of the layout is not 0.
+    stored_page(&AT, layout, || unsafe { alloc_zeroed(layout) })
+}
+
+/// The stored page; if there is none, one of `allocate`, which is stored.
+///
+/// # Errors
+/// `ENOMEM`: `allocate` has returned NULL. The next call tries again.
+fn stored_page(
+    storage: &OnceLock<usize>,
+    layout: Layout,
+    allocate: impl FnOnce() -> *mut u8,
+) -> Result<*mut c_void> {
+    if let Some(at) = storage.get() {
+        return Ok(std::ptr::with_exposed_provenance_mut(*at));
     }
+    let new = allocate();
+    if new.is_null() {
+        return Err(FiErrno::ENOMEM);
+    }
+    let at = *storage.get_or_init(|| new.expose_provenance());
+    if at != new.addr() {
+        // SAFETY: allocated above with this layout, and another thread has stored its own page.
+        unsafe { dealloc(new, layout) };
+    }
+    Ok(std::ptr::with_exposed_provenance_mut(at))
 }
 
 /// A registration. Thread safe.
@@ -225,8 +244,16 @@ impl Mr {
         self.held = None;
         match self.rkey() == key {
             true => Ok(()),
-            false => Err(FiErrno::EKEYREJECTED),
+            false => {
+                self.pd.device().changes_keys.store(true, Ordering::Relaxed);
+                Err(FiErrno::EKEYREJECTED)
+            }
         }
+    }
+
+    /// Whether [`Self::reserve_key`] may lose the key: it has lost one on this device.
+    pub fn may_lose_key(&self) -> bool {
+        self.pd.device().changes_keys.load(Ordering::Relaxed)
     }
 
     /// Deregisters the memory: `ibv_dereg_mr(3)`. Errors other than `EBUSY` are only logged,
@@ -420,5 +447,25 @@ pub(crate) mod observed {
         }
         // SAFETY: the caller's promises.
         unsafe { (softverbs::backend().verbs.ibv_dereg_mr)(mr) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failed_allocation_is_tried_again() {
+        let storage = OnceLock::new();
+        let layout = Layout::from_size_align(PAGE, PAGE).unwrap();
+        let none = || std::ptr::null_mut();
+        assert_eq!(stored_page(&storage, layout, none), Err(FiErrno::ENOMEM));
+        // SAFETY: the size of the layout is not 0.
+        let page = || unsafe { alloc_zeroed(layout) };
+        let first = stored_page(&storage, layout, page).unwrap();
+        assert!(!first.is_null());
+        assert_eq!(stored_page(&storage, layout, none), Ok(first));
+        // SAFETY: allocated above with this layout, and not used any more.
+        unsafe { dealloc(first.cast(), layout) };
     }
 }

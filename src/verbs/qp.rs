@@ -1,4 +1,4 @@
-//! Queue pairs: sizes, states and attributes. `qp_create.rs` creates them, `post.rs` posts to them.
+//! Queue pairs: sizes, states and attributes. `qp_create.rs` creates them, `wr.rs` posts to them.
 
 #![allow(unsafe_code, reason = "calls verbs")]
 

@@ -284,10 +284,10 @@ impl Qp {
     }
 }
 
-/// Asks the device not to wait, in calls that end the queue pair or the target, for a request of its
-/// peer that is being executed (`softdv_set_access_wait`): the thread that makes these calls serves
-/// all peers, and one that is stopped would delay the others. The registrations that the peer uses
-/// are deregistered before their memory is released, and that waits.
+/// Asks the device not to wait, in calls that end the queue pair or the target, for a request of
+/// its peer that is being executed (`softdv_set_access_wait`): the thread that makes these calls
+/// serves all peers, and one that is stopped would delay the others. The registrations that the
+/// peer uses are deregistered before their memory is released, and that waits.
 ///
 /// # Safety
 /// `raw` is live and of the device's backend.
@@ -342,8 +342,26 @@ fn create_xrc_recv(id: &CmId, pd: &Pd, xrcd: &Xrcd) -> Result<*mut sys::ibv_qp> 
 }
 
 /// Determines the maximum length of inline data, by creating queue pairs with decreasing lengths
-/// from 512 bytes.
+/// from 512 bytes; 0 if the device refuses all of them.
+///
+/// # Errors
+/// That of a queue pair, if it may pass and none can be created. Those of creating the other
+/// objects.
 pub(super) fn probe_max_inline(device: &Arc<Device>) -> Result<usize> {
+    let (found, failure) = try_inline(device)?;
+    match failure {
+        None => Ok(found),
+        // drivers refuse a length in this way too: what happens again is their answer
+        Some(error) => match try_inline(device)? {
+            (0, Some(_)) => Err(error),
+            (found, _) => Ok(found),
+        },
+    }
+}
+
+/// The length of the first queue pair that can be created, or 0; and the error that may pass of an
+/// earlier one.
+fn try_inline(device: &Arc<Device>) -> Result<(usize, Option<FiErrno>)> {
     let verbs = &device.backend().verbs;
     let pd = Pd::alloc(device)?;
     let cq = Arc::new(Cq::create(device, 1, None, 0)?);
@@ -352,6 +370,7 @@ pub(super) fn probe_max_inline(device: &Arc<Device>) -> Result<usize> {
         recv_cq: Some(cq),
         ..Objects::default()
     };
+    let mut failure = None;
     for max_inline in [512, 384, 256, 128, 64, 32] {
         let config = QpConfig {
             max_send_wr: 1,
@@ -367,10 +386,13 @@ pub(super) fn probe_max_inline(device: &Arc<Device>) -> Result<usize> {
         if !qp.is_null() {
             // SAFETY: created above, destroyed once.
             unsafe { (verbs.ibv_destroy_qp)(qp) };
-            return Ok((attr.cap.max_inline_data as usize).min(512));
+            return Ok(((attr.cap.max_inline_data as usize).min(512), failure));
         }
+        failure = Some(FiErrno::last())
+            .filter(|error| error.may_pass())
+            .or(failure);
     }
-    Ok(0)
+    Ok((0, failure))
 }
 
 #[cfg(test)]

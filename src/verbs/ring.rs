@@ -121,8 +121,9 @@ pub struct Ring {
 // SAFETY: rings may be used by any thread (docs/softverbs-ring.md, "Interface"); the methods that
 // exclude each other take `&mut self`.
 unsafe impl Send for Ring {}
-// SAFETY: the methods with `&self` only read memory that changes in methods with `&mut self`, and
-// the word of the next message, which is atomic.
+// SAFETY: the methods with `&self` read the address of the ring and its queue pair, which do not
+// change; fields that only methods with `&mut self` change; and the word of the next message, which
+// the peer changes and which is accessed by atomics alone.
 unsafe impl Sync for Ring {}
 
 /// The address of a ring, to examine it and read it in place.
@@ -440,9 +441,9 @@ impl Ring {
         FiErrno::from_verb(unsafe { (self.calls.advance)(self.raw.as_ptr(), slots) })
     }
 
-    /// Offers the sender a larger ring of `slots` slots, to which it moves when it has no room for a
-    /// message. Once per ring; the memory is kept until the queue pair is destroyed. Messages arrive
-    /// as before.
+    /// Offers the sender a larger ring of `slots` slots, to which it moves when it has no room for
+    /// a message. Once per ring; the memory is kept until the queue pair is destroyed. Messages
+    /// arrive as before.
     ///
     /// # Errors
     /// `EALREADY`: a larger ring was offered before. `EINVAL`: not a power of two up to 4,096 that

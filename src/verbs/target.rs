@@ -121,6 +121,11 @@ impl Target {
         self.raw
     }
 
+    /// The XRC domain.
+    pub fn xrcd(&self) -> &Arc<Xrcd> {
+        &self.xrcd
+    }
+
     /// The device.
     pub fn device(&self) -> &Arc<Device> {
         self.xrcd.device()

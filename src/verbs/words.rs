@@ -53,6 +53,12 @@ impl Words {
         self.memory.len()
     }
 
+    /// Ends the registration without a wait. False: an access of a peer is under way; the caller
+    /// can repeat the call.
+    pub(crate) fn end_now(&mut self) -> bool {
+        end_now(&mut self.mr)
+    }
+
     pub(crate) fn lkey(&self) -> Lkey {
         self.mr.as_ref().map_or(Lkey::default(), Mr::lkey)
     }
@@ -98,6 +104,11 @@ impl Words {
     }
 }
 
+fn end_now(mr: &mut Option<Mr>) -> bool {
+    *mr = mr.take().and_then(|mr| mr.deregister_now().err());
+    mr.is_none()
+}
+
 /// A further registration of some of the words: its keys give access to these words alone.
 /// Deregistered when dropped.
 #[derive(Debug)]
@@ -132,11 +143,17 @@ impl WordRange {
         self.mr.as_ref().map_or(Rkey::default(), Mr::rkey)
     }
 
-    /// Ends the registration. Returns whether the words can be used again; they cannot while an
-    /// access of a stopped peer is under way. Idempotent.
-    pub(crate) fn end(&mut self) -> bool {
+    /// Ends the registration without a wait. Returns whether the words can be used again; they
+    /// cannot while an access of a peer is under way. The caller can repeat the call.
+    pub(crate) fn end_now(&mut self) -> bool {
+        end_now(&mut self.mr)
+    }
+}
+
+impl Drop for WordRange {
+    fn drop(&mut self) {
         let Some(Err(busy)) = self.mr.take().map(Mr::deregister) else {
-            return true;
+            return;
         };
         warn_log!(
             Mr,
@@ -144,20 +161,14 @@ impl WordRange {
         );
         std::mem::forget(busy);
         std::mem::forget(Arc::clone(&self.words));
-        false
-    }
-}
-
-impl Drop for WordRange {
-    fn drop(&mut self) {
-        self.end();
     }
 }
 
 impl Drop for Words {
     fn drop(&mut self) {
         if !self.mr.take().is_none_or(Mr::release) {
-            // leaks the memory, so that the outstanding access does not write memory that was reused
+            // leaks the memory, so that the outstanding access does not write memory that was
+            // reused
             std::mem::forget(std::mem::take(&mut self.memory));
         }
     }

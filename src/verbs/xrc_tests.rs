@@ -78,10 +78,6 @@ impl Side {
         }
     }
 
-    pub(crate) fn xrcd(&self) -> &Arc<Xrcd> {
-        &self.xrcd
-    }
-
     fn srq(&self) -> SrqNumber {
         self.srq.number().unwrap()
     }

@@ -35,8 +35,8 @@ pub enum Kind {
     /// An answer between `weft` endpoints: the application has rejected the request, which named a
     /// target.
     Rejected,
-    /// An answer between `weft` endpoints: the target of the request is not in the XRC domain of the
-    /// process that answers.
+    /// An answer between `weft` endpoints: the target of the request is not in the XRC domain of
+    /// the process that answers.
     OtherDomain,
 }
 
@@ -45,9 +45,9 @@ pub enum Kind {
 pub struct Header {
     /// The kind.
     pub kind: Kind,
-    /// In requests: the port at which the sender takes reciprocal requests and notices of the end. In
-    /// answers of `weft` to an original request of `weft`: the port at which the answering side takes
-    /// notices. Otherwise 0.
+    /// In requests: the port at which the sender takes reciprocal requests and notices of the end.
+    /// In answers of `weft` to an original request of `weft`: the port at which the answering side
+    /// takes notices. Otherwise 0.
     pub port: u16,
     /// In requests: the number of the target, if the sender's circuit exists; 0: the request makes
     /// it. In answers of `weft` to an original request: the number by which the answering side

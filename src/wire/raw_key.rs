@@ -57,7 +57,7 @@ impl RawKey {
     ///
     /// # Errors
     /// `Torn`: the key is truncated or modified. `Foreign`: the key has another version or invalid
-    /// values.
+    /// values, or more segments than a key can have.
     pub fn decode(bytes: &[u8]) -> Result<Self, Bad> {
         let chunks = bytes.as_chunks::<8>().0.iter();
         let words: Vec<u64> = chunks.map(|chunk| u64::from_le_bytes(*chunk)).collect();
@@ -67,6 +67,10 @@ impl RawKey {
         }
         let (_, record) = head.split_last_chunk::<WORDS>().ok_or(Bad::Torn)?;
         let entry = Entry::decode(record)?.ok_or(Bad::Foreign)?;
+        if entry.is_long() {
+            // such a list is in blocks of the owner's memory, never in a key
+            return Err(Bad::Foreign);
+        }
         let count = 3 * usize::from(entry.segments);
         let (listed, after) = rest.split_at_checked(count).ok_or(Bad::Torn)?;
         if after.first() != Some(&checksum(&words[..HEAD + count])) {
@@ -148,6 +152,34 @@ mod tests {
             let end = bytes.len() - 8;
             bytes[end..].copy_from_slice(&sum);
             assert_eq!(RawKey::decode(&bytes), Err(Bad::Foreign));
+        }
+    }
+
+    /// The checksum is no secret: a peer can forge it.
+    #[test]
+    fn a_key_has_no_more_segments_than_fit() {
+        let key = |count: u16| {
+            let segment = Segment {
+                len: 1,
+                ..Segment::default()
+            };
+            RawKey {
+                domain: 1,
+                published: true,
+                entry: Entry {
+                    key: 77,
+                    len: count.into(),
+                    segments: count,
+                    ..Entry::default()
+                },
+                segments: vec![segment; count.into()],
+            }
+        };
+        let most = MAX_SEGMENTS as u16;
+        assert!(RawKey::decode(&key(most).encode()).is_ok());
+        for forged in [most + 1, Entry::LONG - 1, Entry::LONG] {
+            let bytes = key(forged).encode();
+            assert_eq!(RawKey::decode(&bytes), Err(Bad::Foreign), "{forged}");
         }
     }
 

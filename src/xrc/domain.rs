@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use super::NodeId;
 use super::file::{self, DomainFile, Endpoints, Found, Search};
-use super::{NodeId, Targets};
 use crate::errno::Result;
 use crate::log::warn_log;
 use crate::verbs::{Device, Xrcd};
@@ -33,8 +33,6 @@ const SHARED: &str = "shared";
 pub struct XrcDomain {
     xrcd: Arc<Xrcd>,
     node: NodeId,
-    /// The targets that endpoints of this process share.
-    targets: Targets,
     /// Behind the domain: collected when it is closed.
     _file: Option<DomainFile>,
 }
@@ -113,7 +111,6 @@ impl XrcDomain {
         Self {
             xrcd,
             node,
-            targets: Targets::default(),
             _file: file,
         }
     }
@@ -126,11 +123,5 @@ impl XrcDomain {
     /// The node of the processes that have it open.
     pub fn node(&self) -> NodeId {
         self.node
-    }
-
-    /// The targets that endpoints of this process share, for connected endpoints. Endpoints with
-    /// many peers have a handle of each target of their own.
-    pub fn targets(&self) -> &Targets {
-        &self.targets
     }
 }

@@ -107,8 +107,8 @@ fn collect(collector: &mut Collector<'_>) -> Result<Step<()>> {
 
 /// One run of two openers and a collector. `choices` are the actors of the first steps, each as its
 /// place among those that can take a step; then the first one takes it. Returns the choices of the
-/// run, each with the number of actors that could take the step. A file is opened and checked in one
-/// step, because the check has the same result at any time.
+/// run, each with the number of actors that could take the step. A file is opened and checked in
+/// one step, because the check has the same result at any time.
 fn run(folder: &Folder, before: Before, choices: &[usize]) -> Vec<(usize, usize)> {
     let directory = folder.open();
     let at = directory.as_fd();

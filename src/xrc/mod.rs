@@ -1,5 +1,5 @@
-//! What the processes of a node share: their XRC domain ([`XrcDomain`]) and its file ([`file`]), the
-//! id of the node ([`NodeId`]), and the targets that this process holds ([`Targets`]).
+//! What the processes of a node share: their XRC domain ([`XrcDomain`]) and its file ([`file`]),
+//! and the id of the node ([`NodeId`]).
 //!
 //! `docs/protocol-xrc.md` has the rules. This module uses the device by [`crate::verbs`] alone and
 //! knows neither endpoints nor messages.
@@ -8,8 +8,6 @@ mod calls;
 mod domain;
 pub mod file;
 mod node;
-mod targets;
 
 pub use domain::{Places, XrcDomain};
 pub use node::NodeId;
-pub use targets::{TargetKey, Targets};

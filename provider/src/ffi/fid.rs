@@ -219,8 +219,9 @@ impl<K: Kind> Object<K> {
         log::explained("fi_close", || K::finish(object))?;
         std::mem::forget(reopened);
         let object = handle.cast::<Self>();
-        // SAFETY: from here on this function is the only user of the fid. The tables are replaced
-        // first, so that the handle is refused even if dropping the body panics.
+        // SAFETY: from here on this function is the only user of the fid: `Kind::finish` has
+        // removed it from the poll sets. The tables are replaced first, so that the handle is
+        // refused even if dropping the body panics.
         unsafe {
             let header = handle;
             (*header).fclass = FI_CLASS_UNSPEC;

@@ -89,12 +89,23 @@ unsafe impl Part for fi_fabric_attr {
 /// # Safety
 /// `part` is readable in the size that it has in a release since 1.17.
 unsafe fn copy<T: Part>(part: *const T) -> T {
+    // SAFETY: readable by the caller's promise, as no release has less.
+    unsafe { copy_bytes(part, T::OLDEST) }
+}
+
+/// A copy of the first `size` bytes of a structure, at most the whole; the fields beyond them are
+/// zeros.
+///
+/// # Safety
+/// `part` is readable in that size.
+unsafe fn copy_bytes<T: Part>(part: *const T, size: usize) -> T {
     const { assert!(T::OLDEST <= size_of::<T>()) };
+    let size = size.min(size_of::<T>());
     let mut copy = MaybeUninit::<T>::zeroed();
-    // SAFETY: readable by the caller's promise, as no release has less; the copy has that size.
-    // Zeros and the copied bytes make a value, by the contract of `Part`.
+    // SAFETY: readable by the caller's promise; the copy has at least that size. Zeros and the
+    // copied bytes make a value, by the contract of `Part`.
     unsafe {
-        std::ptr::copy_nonoverlapping(part.cast::<u8>(), copy.as_mut_ptr().cast(), T::OLDEST);
+        std::ptr::copy_nonoverlapping(part.cast::<u8>(), copy.as_mut_ptr().cast(), size);
         copy.assume_init()
     }
 }
@@ -202,6 +213,22 @@ impl<'a> View<'a, fi_info> {
 
     pub(crate) fn domain(&self) -> Option<View<'a, fi_domain_attr>> {
         self.part(self.domain_attr)
+    }
+
+    /// As [`Self::domain`], with the fields that the host's release has beyond those of 1.17.
+    ///
+    /// # Safety
+    /// These are the hints of a call that the host has passed to `getinfo`: it converts those of
+    /// programs that were built with an earlier release (`abi_1_0.c`), unlike the `fi_info` of
+    /// other calls.
+    pub(crate) unsafe fn whole_domain(&self) -> Option<View<'a, fi_domain_attr>> {
+        let version = host::get().map_or(fi_version(1, 17), |host| host.version);
+        (!self.domain_attr.is_null()).then(|| View {
+            // SAFETY: not NULL, valid by the promise of `new`, and of the size of the host's
+            // release by the caller's promise.
+            part: unsafe { copy_bytes(self.domain_attr, domain_attr_size(version, false)) },
+            memory: PhantomData,
+        })
     }
 
     pub(crate) fn fabric(&self) -> Option<View<'a, fi_fabric_attr>> {
@@ -386,6 +413,20 @@ impl Info {
     pub(crate) fn set_handle(&mut self, handle: usize) {
         self.write(self.0, |info| {
             info.handle = std::ptr::with_exposed_provenance_mut(handle);
+        });
+    }
+
+    /// Sets `fabric_attr->fabric`, as [`Self::set_handle`].
+    pub(crate) fn set_fabric_handle(&mut self, handle: usize) {
+        self.write(self.head().fabric_attr, |fabric| {
+            fabric.fabric = std::ptr::with_exposed_provenance_mut(handle);
+        });
+    }
+
+    /// Sets `domain_attr->domain`, as [`Self::set_handle`].
+    pub(crate) fn set_domain_handle(&mut self, handle: usize) {
+        self.write(self.head().domain_attr, |domain| {
+            domain.domain = std::ptr::with_exposed_provenance_mut(handle);
         });
     }
 

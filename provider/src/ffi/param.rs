@@ -86,7 +86,7 @@ const PARAMS: &[Param] = &[
     Param {
         name: c"traffic_class",
         kind: FI_PARAM_INT,
-        help: c"Traffic class of the packets of a connection, 0 to 255 (default: chosen by the connection manager)",
+        help: c"Traffic class of the packets of all connections, 0 to 255 (default: that of tclass in hints, or chosen by the connection manager)",
     },
     Param {
         name: c"mr_mode",
@@ -196,6 +196,11 @@ impl Values {
     /// The limits of the registration cache.
     pub(crate) fn cache(&self) -> CacheConfig {
         self.cache.unwrap_or_default()
+    }
+
+    /// The traffic class of connections, for which the application asks for this one.
+    pub(crate) fn traffic_class(&self, asked: Option<u8>) -> Option<u8> {
+        self.tuning().traffic_class.or(asked)
     }
 
     /// Parameters of connections.

@@ -61,6 +61,7 @@ pub(crate) fn info(
         tx.size = terms.tx_size;
         tx.iov_limit = terms.tx_iov_limit;
         tx.rma_iov_limit = offer.ep.rma_iov_limit;
+        tx.tclass = terms.tclass.number();
     });
     info.set_rx(|rx| {
         rx.caps = terms.rx_caps;
@@ -117,11 +118,12 @@ fn set_domain(info: &mut Info, hints: &Hints, offer: &Offer, terms: &Terms) -> R
         domain.rx_ctx_cnt = offer.ep_cnt;
         domain.max_ep_tx_ctx = 1;
         domain.max_ep_rx_ctx = 1;
-        domain.max_ep_srx_ctx = offer.shared_rx.iter().count();
+        domain.max_ep_srx_ctx = offer.max_sharing();
         domain.mr_iov_limit = offer::MR_IOV_LIMIT;
         domain.caps = DOMAIN_CAPS;
         domain.max_err_data = offer::MAX_ERR_DATA;
         domain.mr_cnt = offer.mr_cnt;
+        domain.tclass = terms.domain_tclass.number();
     });
     let key = hints
         .domain

@@ -23,6 +23,8 @@ pub(crate) struct Side {
     pub(crate) size: usize,
     pub(crate) iov_limit: usize,
     pub(crate) rma_iov_limit: usize,
+    /// Of the transmit side.
+    pub(crate) tclass: u32,
 }
 
 /// `fi_ep_attr`
@@ -67,6 +69,13 @@ pub(crate) struct DomainHints {
     pub(crate) mr_cnt: usize,
     pub(crate) mr_iov_limit: usize,
     pub(crate) max_err_data: usize,
+    pub(crate) tclass: u32,
+    /// The handle of an open domain, by its address; 0: none.
+    pub(crate) handle: usize,
+    /// Since 1.20; 0 unless [`Hints::read_newer`] has read it.
+    pub(crate) max_ep_auth_key: usize,
+    /// Since 2.0; as above.
+    pub(crate) max_group_id: u32,
 }
 
 /// The whole `fi_info`. An absent structure is `None`: the application requests nothing of it.
@@ -86,6 +95,8 @@ pub(crate) struct Hints {
     pub(crate) ep: Option<EpHints>,
     pub(crate) domain: Option<DomainHints>,
     pub(crate) fabric_name: Option<String>,
+    /// The handle of an open fabric, by its address; 0: none.
+    pub(crate) fabric_handle: usize,
     /// Whether `fabric_attr->prov_name` contains `weft`, alone or below a layered provider.
     pub(crate) names_weft: bool,
     pub(crate) prov_version: u32,
@@ -93,6 +104,35 @@ pub(crate) struct Hints {
     pub(crate) nic_name: Option<String>,
     /// True for the info of an object that is opened: its `mr_mode` is the negotiated one.
     pub(crate) exact: bool,
+}
+
+/// Which addresses of the hints apply (fi_getinfo(3), `src_addr` and `dest_addr`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Addresses {
+    src: bool,
+    dst: bool,
+}
+
+impl Default for Addresses {
+    fn default() -> Self {
+        Self {
+            src: true,
+            dst: true,
+        }
+    }
+}
+
+impl Addresses {
+    /// `named`: the call has a node or a service.
+    pub(crate) fn of_call(named: bool, flags: u64) -> Self {
+        let source = flags & FI_SOURCE != 0;
+        // such a call is answered without a look at the addresses
+        let any = flags & FI_PROV_ATTR_ONLY == 0;
+        Self {
+            src: any && !source,
+            dst: any && (source || !named),
+        }
+    }
 }
 
 /// A name. `ENODATA` if it is not UTF-8: no name of this provider has such bytes.
@@ -114,6 +154,18 @@ impl Hints {
     ///   `FI_AV_AUTH_KEY`.
     /// - `EINVAL`: an address that is not valid in its format.
     pub(crate) fn read(version: u32, hints: Option<View<'_, fi_info>>) -> Result<Self> {
+        Self::read_with(version, hints, Addresses::default())
+    }
+
+    /// As [`Self::read`], for a call that ignores the other addresses: they are not read.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub(crate) fn read_with(
+        version: u32,
+        hints: Option<View<'_, fi_info>>,
+        read: Addresses,
+    ) -> Result<Self> {
         let Some(hints) = hints else {
             return Ok(Self::default());
         };
@@ -123,10 +175,18 @@ impl Hints {
             caps: hints.caps,
             mode: Some(hints.mode),
             format,
-            src: hints.src(addresses)?,
-            dst: hints.dst(addresses)?,
+            src: if read.src {
+                hints.src(addresses)?
+            } else {
+                None
+            },
+            dst: if read.dst {
+                hints.dst(addresses)?
+            } else {
+                None
+            },
             handle: hints.handle.expose_provenance(),
-            tx: hints.tx().as_ref().map(Side::tx),
+            tx: hints.tx().as_ref().map(|tx| Side::tx(version, tx)),
             rx: hints.rx().as_ref().map(Side::rx),
             ..Self::default()
         };
@@ -138,6 +198,7 @@ impl Hints {
         }
         if let Some(fabric) = hints.fabric() {
             this.fabric_name = owned(fabric.name())?;
+            this.fabric_handle = fabric.fabric.expose_provenance();
             let names = fabric.provider().and_then(|names| names.to_str().ok());
             let mut names = names.unwrap_or_default().split(';');
             this.names_weft = names.any(|name| name.eq_ignore_ascii_case(identity::NAME));
@@ -146,10 +207,23 @@ impl Hints {
         this.nic_name = owned(hints.nic_name())?;
         Ok(this)
     }
+
+    /// Reads the fields that releases since 1.17 have appended.
+    ///
+    /// # Safety
+    /// As [`View::whole_domain`].
+    pub(crate) unsafe fn read_newer(&mut self, hints: &View<'_, fi_info>) {
+        // SAFETY: the caller keeps the contract.
+        let domain = unsafe { hints.whole_domain() };
+        if let (Some(this), Some(domain)) = (&mut self.domain, domain) {
+            this.max_ep_auth_key = domain.max_ep_auth_key;
+            this.max_group_id = domain.max_group_id;
+        }
+    }
 }
 
 impl Side {
-    fn tx(tx: &View<'_, fi_tx_attr>) -> Self {
+    fn tx(version: u32, tx: &View<'_, fi_tx_attr>) -> Self {
         Self {
             caps: tx.caps,
             mode: (tx.mode != 0).then_some(tx.mode),
@@ -160,6 +234,7 @@ impl Side {
             size: tx.size,
             iov_limit: tx.iov_limit,
             rma_iov_limit: tx.rma_iov_limit,
+            tclass: tclass(version, tx.tclass),
         }
     }
 
@@ -175,6 +250,14 @@ impl Side {
             ..Self::default()
         }
     }
+}
+
+/// The traffic class of an application of API `version`: before 1.9 the fields do not exist.
+fn tclass(version: u32, tclass: u32) -> u32 {
+    if version < fi_version(1, 9) {
+        return FI_TC_UNSPEC;
+    }
+    tclass
 }
 
 /// The key of an application of API `version`: before 1.5 the fields are not read.
@@ -234,6 +317,10 @@ impl DomainHints {
             mr_cnt: domain.mr_cnt,
             mr_iov_limit: domain.mr_iov_limit,
             max_err_data: domain.max_err_data,
+            tclass: tclass(version, domain.tclass),
+            handle: domain.domain.expose_provenance(),
+            max_ep_auth_key: 0,
+            max_group_id: 0,
         })
     }
 }

@@ -4,12 +4,14 @@ mod addresses;
 mod build;
 mod ep_type;
 mod hints;
+mod instances;
 pub(crate) mod layered;
 pub(crate) mod mr_mode;
 mod negotiate;
 mod offer;
 mod refusal;
 mod resolve;
+mod traffic_class;
 
 use std::ffi::{c_char, c_int};
 use std::net::SocketAddr;
@@ -28,11 +30,13 @@ use crate::addr::Format;
 use crate::devices;
 use crate::ffi::guard;
 use crate::ffi::info::{Info, View};
-use crate::ffi::log::info;
+use crate::ffi::log::{info, refused};
 use crate::ffi::param;
-use hints::Hints;
+use hints::{Addresses, Hints};
+use instances::Instances;
 use negotiate::all_terms;
 use offer::Offer;
+use traffic_class::TrafficClass;
 
 /// The provider's `getinfo`. Unknown flags are accepted: the core adds internal ones.
 pub(crate) unsafe extern "C" fn getinfo(
@@ -47,10 +51,16 @@ pub(crate) unsafe extern "C" fn getinfo(
         if info.is_null() {
             return Err(FiErrno::EINVAL);
         }
-        // SAFETY: NULL or valid hints, by the contract of fi_getinfo(3).
-        let hints = Hints::read(version, unsafe { View::new(hints) })?;
         // SAFETY: NULL or C strings, by the contract of fi_getinfo(3).
         let (node, service) = unsafe { (resolve::argument(node), resolve::argument(service)) };
+        let addresses = Addresses::of_call(node.is_some() || service.is_some(), flags);
+        // SAFETY: NULL or valid hints, by the contract of fi_getinfo(3).
+        let view = unsafe { View::new(hints) };
+        let mut hints = Hints::read_with(version, view, addresses)?;
+        if let Some(view) = &view {
+            // SAFETY: the host calls this function, with hints of its own release.
+            unsafe { hints.read_newer(view) };
+        }
         if layered::is_repeated(version, node, service, flags, &hints) {
             return Err(FiErrno::ENODATA);
         }
@@ -71,6 +81,7 @@ fn find(
     if flags & FI_PROV_ATTR_ONLY != 0 {
         return Ok(vec![build::attributes_only()?]);
     }
+    let instances = Instances::of(hints)?;
     let mut devices = devices::list(flags & FI_RESCAN != 0);
     devices.retain(|device| !layered::leaves_out(device, flags, hints));
     if devices.is_empty() && layered::is_layered(flags) {
@@ -80,22 +91,27 @@ fn find(
     let forced = param::values().mr_mode;
     let mut list = Vec::new();
     let offers = offers(&devices, hints.protocol());
-    for offer in &offers {
+    for offer in offers.iter().filter(|offer| instances.have(offer)) {
         let own = offer.addresses();
-        let terms = all_terms(version, hints, offer, forced);
+        let mut terms = all_terms(version, hints, offer, forced);
+        terms.retain(|terms| instances.permit(terms));
         if terms.is_empty() || !offer.transport_works() {
             continue;
         }
         for terms in terms {
             for path in &paths {
                 for path in resolve::of_device(&own, offer.host_only, path, hints.format) {
-                    list.push(build::info(version, hints, offer, &terms, &path)?);
+                    let mut info = build::info(version, hints, offer, &terms, &path)?;
+                    instances.name_in(&mut info, version, offer, &terms);
+                    list.push(info);
                 }
             }
         }
     }
     if list.is_empty() {
-        refusal::report(version, flags, hints, &offers, &paths);
+        if instances.is_empty() {
+            refusal::report(version, flags, hints, &offers, &paths);
+        }
         refusal::report_xrc(flags, hints, &devices);
         return Err(FiErrno::ENODATA);
     }
@@ -141,18 +157,10 @@ pub(crate) fn for_request(
     handle: usize,
 ) -> Result<Info> {
     let seed = seed.view();
-    let mut hints = Hints::read(version, Some(seed))?;
+    let mut hints = passive_hints(version, seed)?;
     hints.handle = handle;
-    if let Some(domain) = &mut hints.domain {
-        // A passive endpoint on a wildcard address takes requests from any device.
-        domain.name = None;
-    }
-    hints.fabric_name = None;
-    hints.nic_name = None;
     hints.format = hints.format.or(Some(Format::native(&local)));
-    let ep = ep_type::of(FI_EP_MSG, hints.protocol()).ok_or(FiErrno::ENODATA)?;
-    let offer = Offer::of(device, ep)?;
-    let terms = exact_terms(version, &mut hints, &offer)?;
+    let (offer, terms) = passive_terms(version, &mut hints, device)?;
     let path = resolve::Path {
         src: Some(local),
         dst: Some(peer),
@@ -166,12 +174,50 @@ pub(crate) fn for_request(
     Ok(info)
 }
 
+/// The hints for the answers to requests of a passive endpoint that was opened with this info.
+fn passive_hints(version: u32, info: View<'_, fi_info>) -> Result<Hints> {
+    let mut hints = Hints::read(version, Some(info))?;
+    if let Some(domain) = &mut hints.domain {
+        // A passive endpoint on a wildcard address takes requests from any device.
+        domain.name = None;
+    }
+    hints.fabric_name = None;
+    hints.nic_name = None;
+    Ok(hints)
+}
+
+/// What a device offers to an endpoint that answers a request, and its terms.
+fn passive_terms(version: u32, hints: &mut Hints, device: &Arc<Device>) -> Result<(Offer, Terms)> {
+    let ep = ep_type::of(FI_EP_MSG, hints.protocol()).ok_or(FiErrno::ENODATA)?;
+    let offer = Offer::of(device, ep)?;
+    let terms = exact_terms(version, hints, &offer)?;
+    Ok((offer, terms))
+}
+
+/// Checks that a passive endpoint opened with this info could give the `fi_info` of a request
+/// ([`for_request`]), on any device.
+///
+/// # Errors
+/// `EINVAL`: each request would be rejected.
+pub(crate) fn check_passive(version: u32, info: View<'_, fi_info>) -> Result<()> {
+    let mut hints = passive_hints(version, info).map_err(|_| FiErrno::EINVAL)?;
+    let mut devices = devices::list(false).into_iter();
+    let answered = devices.any(|device| passive_terms(version, &mut hints, &device).is_ok());
+    if answered {
+        return Ok(());
+    }
+    let reason = "fi_passive_ep: no device has the attributes of the fi_info";
+    Err(refused!(FI_LOG_EP_CTRL, EINVAL, "{reason}"))
+}
+
 /// The terms of a domain that is opened with an info.
 pub(crate) struct DomainTerms {
     pub(crate) form: Form,
     /// Whether peers' operations on its regions are counted.
     pub(crate) events: bool,
     pub(crate) auth: Option<AuthKey>,
+    /// The default traffic class of its connections.
+    pub(crate) traffic_class: Option<u8>,
     /// Whether its regions may be persistent.
     pub(crate) durable: bool,
     /// Whether the info is one of an endpoint with many peers.
@@ -185,8 +231,8 @@ pub(crate) struct DomainTerms {
 /// The terms of a domain that is opened with `info`.
 ///
 /// # Errors
-/// `EINVAL`: an `mr_mode` that the device does not support, or an authorization key that is too
-/// long.
+/// `EINVAL`: an `mr_mode` that the device does not support, an authorization key that is too long,
+/// or a traffic class that is no code point.
 pub(crate) fn domain_terms(
     version: u32,
     info: View<'_, fi_info>,
@@ -199,12 +245,15 @@ pub(crate) fn domain_terms(
     let ep = ep_type::of(number, hints.protocol()).unwrap_or(&ep_type::MSG);
     let offer = Offer::of(device, ep)?;
     let forms = mr_mode::of_offer(version, &hints, &offer, None).map_err(open)?;
+    let tclass = hints.domain.as_ref().map_or(0, |domain| domain.tclass);
+    let class = TrafficClass::of(tclass).ok_or(FiErrno::EINVAL)?;
     forms
         .first()
         .map(|mr| DomainTerms {
             form: mr.form(version),
             events: mr_mode::counts(&hints),
             auth: hints.domain.as_ref().and_then(|domain| domain.auth.clone()),
+            traffic_class: class.octet(),
             durable: hints.caps & FI_RMA_PMEM != 0,
             rdm: ep.number == FI_EP_RDM,
             xrc: ep.xrc,

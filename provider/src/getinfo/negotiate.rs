@@ -11,6 +11,7 @@ use super::ep_type::{DOMAIN_CAPS, EpType};
 use super::hints::{DomainHints, EpHints, Hints, Side};
 use super::mr_mode::{self, MrMode};
 use super::offer::{self, Offer, RxLimits};
+use super::traffic_class::TrafficClass;
 
 /// The outcome, as far as it depends on the hints.
 #[derive(Clone, Debug)]
@@ -39,6 +40,9 @@ pub(crate) struct Terms {
     pub(crate) av_type: u32,
     /// Of both sides.
     pub(crate) msg_order: u64,
+    pub(crate) tclass: TrafficClass,
+    /// The domain's.
+    pub(crate) domain_tclass: TrafficClass,
 }
 
 /// `Err(ENODATA)` unless `condition`: the hints request more of the attribute `what` than the
@@ -59,6 +63,12 @@ fn subset(asked: u64, offered: u64, what: &str) -> Result<()> {
         return Ok(());
     }
     need(false, &format!("{what} {:#x}", asked & !offered))
+}
+
+fn class_of(tclass: u32, what: &str) -> Result<TrafficClass> {
+    let class = TrafficClass::of(tclass);
+    need(class.is_some(), what)?;
+    Ok(class.unwrap_or_default())
 }
 
 /// The possible terms, one per `mr_mode`, best first. With `forced`, only the terms of that form.
@@ -123,6 +133,8 @@ fn negotiate(hints: &Hints, offer: &Offer, mr: MrMode) -> Result<Terms> {
     let tx_op_flags = offer.ep.tx_op_flags | committed;
     check_side(offer.ep, &tx, (tx_op_flags, order), "tx_attr")?;
     check_side(offer.ep, &rx, (offer.ep.rx_op_flags, order), "rx_attr")?;
+    let tclass = class_of(tx.tclass, "tx_attr->tclass")?;
+    let domain_tclass = class_of(domain.tclass, "domain_attr->tclass")?;
     let shared_rx = ep.rx_ctx_cnt == FI_SHARED_CONTEXT;
     let rx_limits = offer.rx_limits(shared_rx);
     check_sizes(&tx, &rx, offer, rx_limits)?;
@@ -166,6 +178,12 @@ fn negotiate(hints: &Hints, offer: &Offer, mr: MrMode) -> Result<Terms> {
             asked if asked != 0 && offer.ep.number == FI_EP_RDM => asked,
             _ => order,
         },
+        // connected endpoints on XRC share queue pairs, which have the class of the domain
+        tclass: match offer.ep.xrc && offer.ep.number == FI_EP_MSG {
+            true => TrafficClass::UNSPEC,
+            false => tclass,
+        },
+        domain_tclass,
     })
 }
 
@@ -379,7 +397,11 @@ fn check_domain(domain: &DomainHints, offer: &Offer) -> Result<()> {
         domain.control_progress <= FI_PROGRESS_CONTROL_UNIFIED,
         "control_progress",
     )?;
-    need(domain.data_progress <= FI_PROGRESS_MANUAL, "data_progress")?;
+    // since 2.0 the field is `progress`, the only one; FI_PROGRESS_CONTROL_UNIFIED implies manual
+    need(
+        domain.data_progress <= FI_PROGRESS_CONTROL_UNIFIED,
+        "data_progress",
+    )?;
     need(domain.resource_mgmt <= FI_RM_ENABLED, "resource_mgmt")?;
     need(domain.av_type <= FI_AV_TABLE, "av_type")?;
     subset(domain.caps, DOMAIN_CAPS, "domain_attr->caps")?;
@@ -392,7 +414,7 @@ fn check_domain(domain: &DomainHints, offer: &Offer) -> Result<()> {
         "max_ep_tx_ctx, max_ep_rx_ctx",
     )?;
     need(
-        domain.max_ep_stx_ctx == 0 && domain.max_ep_srx_ctx <= offer.shared_rx.iter().count(),
+        domain.max_ep_stx_ctx == 0 && domain.max_ep_srx_ctx <= offer.max_sharing(),
         "max_ep_stx_ctx, max_ep_srx_ctx",
     )?;
     need(domain.cntr_cnt <= offer::CNTR_CNT, "cntr_cnt")?;
@@ -400,7 +422,11 @@ fn check_domain(domain: &DomainHints, offer: &Offer) -> Result<()> {
         domain.mr_cnt <= offer.mr_cnt && domain.mr_iov_limit <= offer::MR_IOV_LIMIT,
         "mr_cnt, mr_iov_limit",
     )?;
-    need(domain.max_err_data <= offer::MAX_ERR_DATA, "max_err_data")
+    need(domain.max_err_data <= offer::MAX_ERR_DATA, "max_err_data")?;
+    need(
+        domain.max_ep_auth_key == 0 && domain.max_group_id == 0,
+        "max_ep_auth_key, max_group_id",
+    )
 }
 
 #[cfg(test)]

@@ -217,6 +217,11 @@ impl Offer {
         OwnAddresses::of(&self.device, self.port, self.has_ip_gids)
     }
 
+    /// How many endpoints may use one shared receive context; 0 if there are none.
+    pub(crate) fn max_sharing(&self) -> usize {
+        self.shared_rx.map_or(0, |_| self.ep_cnt)
+    }
+
     /// The limits of an endpoint's receives. `shared`: whether they come from a shared context.
     pub(crate) fn rx_limits(&self, shared: bool) -> RxLimits {
         self.shared_rx.filter(|_| shared).unwrap_or(self.rx)

@@ -40,6 +40,7 @@ pub(crate) fn paths(
     } else {
         None
     };
+    // the hints have no addresses that the call ignores
     Ok(match (found, flags & FI_SOURCE != 0) {
         (Some(found), true) => found
             .into_iter()
@@ -55,9 +56,8 @@ pub(crate) fn paths(
                 dst: Some(dst),
             })
             .collect(),
-        (None, source) => vec![Path {
-            // With FI_SOURCE the hint is ignored, and no other source address is given.
-            src: if source { None } else { hints.src },
+        (None, _) => vec![Path {
+            src: hints.src,
             dst: hints.dst,
         }],
     })

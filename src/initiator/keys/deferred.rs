@@ -134,7 +134,7 @@ impl<Q: Sq> Initiator<Q> {
         while let Some(mut deferred) = self.deferred.pop_front() {
             // SAFETY: the caller that posted the operation promised that the buffers stay valid
             // until completion. A descriptor may be of a region that was closed meanwhile, which is
-            // refused (`Desc::lkey`).
+            // refused, or that is being closed: `retry` holds a `Following` (`Desc::lkey`).
             if !unsafe { self.retry(&mut deferred) } {
                 self.deferred.push_front(deferred);
                 return;
@@ -159,23 +159,29 @@ impl<Q: Sq> Initiator<Q> {
                 return false;
             }
             let len = op.local.len();
-            let result = if self.is_native(&op) {
-                // SAFETY: as this function.
-                unsafe { self.post(&op, len, op.native_target()) }.map(|()| None)
-            } else {
-                match self.resolve(&op, len, done) {
-                    Resolution::Pending => return false,
-                    Resolution::Compare(offset) => {
-                        // SAFETY: as this function.
-                        match unsafe { self.compare(&op, len, offset) } {
-                            Ok(all) => return all,
-                            Err(error) => Err(error),
-                        }
-                    }
-                    // SAFETY: as this function.
-                    resolution => unsafe { self.post_resolved(&op, len, done, resolution) },
-                }
+            let resolution = match self.is_native(&op) {
+                true => None,
+                false => Some(self.resolve(&op, len, done)),
             };
+            if matches!(resolution, Some(Resolution::Pending)) {
+                return false;
+            }
+            // the application may close the region of a local buffer at the same time
+            let follows = op.local.follow();
+            let result = match resolution {
+                // SAFETY: as this function.
+                None => unsafe { self.post(&op, len, op.native_target()) }.map(|()| None),
+                Some(Resolution::Compare(offset)) => {
+                    // SAFETY: as this function.
+                    match unsafe { self.compare(&op, len, offset) } {
+                        Ok(all) => return all,
+                        Err(error) => Err(error),
+                    }
+                }
+                // SAFETY: as this function.
+                Some(resolution) => unsafe { self.post_resolved(&op, len, done, resolution) },
+            };
+            drop(follows);
             match result {
                 Ok(None) => return true,
                 Ok(Some(done)) => deferred.set_posted(done),
@@ -204,8 +210,10 @@ impl<Q: Sq> Initiator<Q> {
         taken.map(posted).collect()
     }
 
-    /// Acknowledges the revocations of the peer's keys.
+    /// Acknowledges the revocations of the peer's keys, behind the delayed requests, which use the
+    /// keys from before.
     pub(crate) fn acknowledge(&mut self) {
+        self.sq.post_delayed();
         if let Some(peer) = &mut self.peer {
             peer.catch_up();
             peer.acknowledge();

@@ -82,7 +82,8 @@ impl<L: Link> PeerKeys<L> {
     }
 
     /// Writes the current value to the peer's *acknowledged* if it differs from the last one
-    /// written, ordered behind all earlier requests. At most one such write is outstanding.
+    /// written, ordered behind all earlier requests. At most one such write is outstanding. The
+    /// caller has posted the delayed requests ([`Sq::post_delayed`]).
     ///
     /// It is fenced only if a read or an atomic is outstanding, and no look-up is posted behind a
     /// fenced one: rxe retransmits a request with a fence only when no read is outstanding, also
@@ -193,6 +194,8 @@ impl<Q: Sq> Initiator<Q> {
     /// Handles an expired lease timer: returns the keys if none was used since the timer was
     /// started and no operation is deferred.
     pub(crate) fn lease_expired(&mut self) -> Lease {
+        // an acknowledgement is posted behind all requests that use the keys from before
+        self.sq.post_delayed();
         let idle = self.deferred.is_empty();
         let Some(peer) = &mut self.peer else {
             return Lease::Over;
@@ -213,6 +216,8 @@ impl<Q: Sq> Initiator<Q> {
     /// Returns the keys at the end of a connection, and waits at most [`RETURN_WAIT`] for the write
     /// to complete.
     pub(crate) fn return_keys_and_wait(&mut self) {
+        // as in `lease_expired`
+        self.sq.post_delayed();
         let Some(peer) = &mut self.peer else {
             return;
         };

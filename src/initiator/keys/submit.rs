@@ -23,7 +23,10 @@ impl<Q: Sq> Initiator<Q> {
     /// # Safety
     /// As [`Initiator::submit`].
     #[inline(never)]
-    pub(in crate::initiator) unsafe fn submit_resolved(&mut self, op: &Transmit<'_>) -> Result<()> {
+    pub(in crate::initiator) unsafe fn submit_unresolved(
+        &mut self,
+        op: &Transmit<'_>,
+    ) -> Result<()> {
         let len = self.check(op)?;
         if self.deferred.is_empty()
             && let Some(target) = self.cached_target(op, len)
@@ -33,7 +36,7 @@ impl<Q: Sq> Initiator<Q> {
         }
         self.resume();
         // SAFETY: as this function.
-        if self.deferred.is_empty() && unsafe { self.post_unless_pending(op, len) }? {
+        if self.deferred.is_empty() && unsafe { self.resolve_and_post(op, len) }? {
             return Ok(());
         }
         if !self.sq.can_defer(self.deferred.len()) {
@@ -72,7 +75,7 @@ impl<Q: Sq> Initiator<Q> {
     ///
     /// # Safety
     /// As [`Initiator::submit`].
-    unsafe fn post_unless_pending(&mut self, op: &Transmit<'_>, len: usize) -> Result<bool> {
+    unsafe fn resolve_and_post(&mut self, op: &Transmit<'_>, len: usize) -> Result<bool> {
         if self.is_native(op) {
             // SAFETY: as this function.
             unsafe { self.post(op, len, op.native_target()) }?;

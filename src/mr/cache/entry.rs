@@ -118,6 +118,11 @@ impl Entry {
         left & (DEAD | QUEUED) == DEAD && left & REFS == 0 && self.claim(left)
     }
 
+    /// Whether an operation has a reference.
+    pub(super) fn is_used(&self) -> bool {
+        self.state.load(Ordering::Relaxed) & REFS != 0
+    }
+
     /// Marks the registration dead, so that it gets no new references. Returns true if it has no
     /// references; the caller must then queue it.
     pub(super) fn kill(&self) -> bool {

@@ -237,7 +237,8 @@ impl<M> Inner<M> {
         }
     }
 
-    /// Evicts a registration that was not used recently. The slow lock is held.
+    /// Evicts a registration that is not in use and was not used recently. Returns false if none
+    /// was found ([`Slow::victim`]). The slow lock is held.
     fn evict(&self, slow: &mut Slow) -> bool {
         let Some(index) = slow.victim(&self.pool) else {
             return false;
@@ -536,19 +537,25 @@ impl<R: Registrar> Cache<R> {
         }
     }
 
-    /// Evicts half of the cached registrations. Returns false if none is cached.
+    /// Evicts half of the cached registrations, without those in use. Returns false if none was
+    /// evicted: all of them are in use, or none is cached.
     fn make_room(&self) -> bool {
         if self.watch.is_forked() {
             return false;
         }
         let mut slow = self.inner.slow();
         let half = slow.live.div_ceil(2);
-        for _ in 0..half {
-            self.inner.evict(&mut slow);
+        // an eviction in vain has examined `CHANCES` registrations and moved them to the end
+        let (mut evicted, mut vain) = (0, 0);
+        while evicted < half && vain * slow::CHANCES <= slow.live {
+            match self.inner.evict(&mut slow) {
+                true => (evicted, vain) = (evicted + 1, 0),
+                false => vain += 1,
+            }
         }
         drop(slow);
         self.drain();
-        half > 0
+        evicted > 0
     }
 
     /// Registers the pages of a range, and caches the registration if possible. `None`: registering
@@ -675,13 +682,16 @@ impl<R: Registrar> Cache<R> {
         let mut slow = inner.slow();
         let displaced = |word| inner.retire(&mut slow, Word(word));
         inner.tree.words(first, behind, kind, displaced);
-        // bounded, because evicted registrations that operations still use count until they are
-        // released
+        // bounded, because other threads take the room of evicted registrations, and an operation
+        // may begin to use one in the moment in which it is evicted
         for _ in 0..EVICTIONS {
             let next = slow.next();
             let full = slow.count >= bounds.count || slow.bytes.saturating_add(len) > bounds.size;
             if full {
-                inner.evict(&mut slow);
+                // what this registration replaces has its room until it is drained
+                if !inner.evict(&mut slow) && !self.has_zombies() {
+                    break;
+                }
             } else if inner.pool.get(next).is_some() {
                 break;
             }

@@ -12,9 +12,9 @@ use crate::sync::AtomicU32;
 /// Maximum number of ranges that are registered for the cache at the same time.
 const MAKING: usize = 32;
 
-/// Maximum number of recently used registrations that an eviction skips. Bounds the time for which
-/// the monitor may wait for the lock.
-const CHANCES: usize = 64;
+/// Maximum number of registrations that an eviction skips: used recently, or in use. Bounds the
+/// time for which the monitor may wait for the lock.
+pub(super) const CHANCES: usize = 64;
 
 /// A miss whose registration was not cached: page and kind, and the count of misses at that time.
 #[derive(Clone, Copy, Debug, Default)]
@@ -179,19 +179,29 @@ impl Slow {
         }
     }
 
-    /// The registration to evict: the oldest that was not used since it was last moved to the end
-    /// of the list; after [`CHANCES`] recently used ones, the next in any case.
+    /// The registration to evict: the oldest that no operation uses and that was not used since it
+    /// was last moved to the end of the list. After [`CHANCES`] others, the next one, or the first
+    /// of these, that no operation uses. `None`: operations use all of these. The eviction of a
+    /// registration in use would free nothing before the operation is complete.
     pub(super) fn victim<M>(&mut self, pool: &Pool<M>) -> Option<u32> {
+        let mut idle = None;
         for _ in 0..self.live.min(CHANCES) {
             let index = self.oldest;
             let entry = pool.get(index)?;
-            if entry.stamp() == get(&entry.seen) {
-                return Some(index);
+            if !entry.is_used() {
+                if entry.stamp() == get(&entry.seen) {
+                    return Some(index);
+                }
+                idle = idle.or(Some(index));
             }
             self.unlink(pool, entry);
             self.append(pool, index, entry);
         }
-        (self.oldest != NONE).then_some(self.oldest)
+        let next = pool.get(self.oldest)?;
+        match next.is_used() {
+            true => idle,
+            false => Some(self.oldest),
+        }
     }
 
     /// The index of the oldest registration.

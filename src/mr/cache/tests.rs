@@ -311,6 +311,71 @@ fn a_full_cache_follows_the_program() {
     assert_eq!(cache.registrar.next.load(Ordering::Relaxed), 8 + 4 + 4);
 }
 
+/// All registrations of a full cache are in use, for instance by posted receives: a miss that is
+/// admitted evicts none of them, because that would make no room. When an operation is complete,
+/// its registration can be evicted.
+#[test]
+fn what_operations_use_is_not_evicted() {
+    for count in [8, 100] {
+        let cache = cache(Bounds { count, ..BOUNDS });
+        let at = |i: u64| i * 10 * PAGE;
+        let mut held: Vec<_> = (1..=count as u64)
+            .map(|i| cache.kept(at(i), 1, false))
+            .collect();
+        for _ in 0..3 {
+            // SAFETY: nothing is touched.
+            let got = unsafe { cache.get(at(1000), 1, false) };
+            assert!(matches!(got, Ok(Got::Once(..))), "{got:?}");
+        }
+        for (i, held) in (1..).zip(&held) {
+            assert_eq!(cache.used(at(i), 1, false), held.key, "{i}");
+        }
+        assert_eq!(cache.live(), count);
+        let done = held.pop().unwrap();
+        cache.release(&done);
+        // at most 64 are examined for each miss
+        let admitted = (0..8).any(|_| {
+            // SAFETY: nothing is touched.
+            match unsafe { cache.get(at(1000), 1, false) } {
+                Ok(Got::Kept(held)) => {
+                    cache.release(&held);
+                    true
+                }
+                _ => false,
+            }
+        });
+        assert!(admitted);
+        for (i, held) in (1..).zip(&held) {
+            assert_eq!(cache.used(at(i), 1, false), held.key, "{i}");
+            cache.release(held);
+        }
+        assert_eq!(cache.live(), count);
+    }
+}
+
+/// A longer registration takes the room of the one that it replaces, although operations use all
+/// others: in a cache that is full by its count, or by its bytes.
+#[test]
+fn the_room_of_a_replaced_registration_is_used() {
+    let bytes = Bounds {
+        size: 9 * PAGE,
+        ..BOUNDS
+    };
+    for bounds in [Bounds { count: 8, ..BOUNDS }, bytes] {
+        let cache = cache(bounds);
+        let at = |i: u64| i * 10 * PAGE;
+        let held: Vec<_> = (1..8).map(|i| cache.kept(at(i), 1, false)).collect();
+        let short = cache.kept(at(20), 1, false);
+        cache.release(&short);
+        let long = cache.kept(at(20), 2 * PAGE, false);
+        assert_eq!(cache.used(at(20), 2 * PAGE, false), long.key);
+        for held in held.iter().chain([&long]) {
+            cache.release(held);
+        }
+        assert_eq!(cache.live(), 8);
+    }
+}
+
 /// An eviction takes a bounded time, independent of the number of registrations in use.
 #[test]
 fn not_all_are_passed_over_for_one() {

@@ -2,22 +2,40 @@
 
 use std::fs::File;
 
+use parking_lot::Mutex;
+
 use crate::errno::{FiErrno, Result};
 use crate::mr::procmap::Query;
 use crate::mr::{backed, page};
 
 /// `/proc/self/maps` of this process. Thread safe.
 #[derive(Debug)]
-pub(super) struct Maps(File);
+pub(super) struct Maps {
+    file: File,
+    /// One thread reads it at a time. The kernel continues a read at the place of the last one; at
+    /// another place it begins with the first mapping again.
+    reads: Mutex<()>,
+}
 
 impl Maps {
     /// Opens the file.
     ///
     /// # Errors
-    /// `EACCES`: `/proc` is not accessible.
+    /// `EACCES`, `ENOENT`: `/proc` is not accessible. `EMFILE`, `ENFILE`: no descriptor is free.
     pub(super) fn open() -> Result<Self> {
-        let file = File::open("/proc/self/maps");
-        file.map(Self).map_err(|_| FiErrno::EACCES)
+        Ok(Self {
+            file: File::open("/proc/self/maps")?,
+            reads: Mutex::new(()),
+        })
+    }
+
+    /// All anonymous mappings. Needs no further descriptor.
+    ///
+    /// # Errors
+    /// Those of reading, for lack of memory.
+    pub(super) fn anonymous(&self) -> Result<Vec<(u64, u64)>> {
+        let _one = self.reads.lock();
+        Ok(backed::anonymous(&self.file)?)
     }
 
     /// The extent of the mappings that contain this range, all of which must be anonymous:
@@ -34,7 +52,7 @@ impl Maps {
                     at = to;
                 }
                 Err(FiErrno::EFAULT) => return Err(FiErrno::EFAULT),
-                _ => return Self::read(start, end),
+                _ => return self.read(start, end),
             }
         }
         Ok((first, at))
@@ -42,7 +60,7 @@ impl Maps {
 
     /// The mapping that contains an address.
     fn query(&self, addr: u64) -> Result<(u64, u64)> {
-        let query = Query::ask(&self.0, addr, 0).map_err(|error| match error {
+        let query = Query::ask(&self.file, addr, 0).map_err(|error| match error {
             FiErrno::ENOENT => FiErrno::EFAULT,
             error => error,
         })?;
@@ -59,8 +77,8 @@ impl Maps {
         Ok((query.start, query.end))
     }
 
-    fn read(start: u64, end: u64) -> Result<(u64, u64)> {
-        let mappings = backed::anonymous().map_err(|_| FiErrno::EACCES)?;
+    fn read(&self, start: u64, end: u64) -> Result<(u64, u64)> {
+        let mappings = self.anonymous()?;
         let (mut first, mut at) = (start, start);
         for (from, to) in mappings {
             if from <= at && at < to && at < end {
@@ -115,7 +133,7 @@ mod tests {
             let found = Ok((start + found.0 * page, start + found.1 * page));
             let (from, to) = (start + from * page, start + to * page);
             assert_eq!(maps.around(from, to), found);
-            assert_eq!(Maps::read(from, to), found);
+            assert_eq!(maps.read(from, to), found);
         }
         // SAFETY: replaces one page of the mapping above by a file, and unmaps another.
         unsafe {
@@ -129,7 +147,7 @@ mod tests {
         for at in [start, start + 2 * page] {
             let refused = Err(FiErrno::EFAULT);
             assert_eq!(maps.around(at - page, at + 2 * page), refused);
-            assert_eq!(Maps::read(at - page, at + 2 * page), refused);
+            assert_eq!(maps.read(at - page, at + 2 * page), refused);
         }
     }
 }

@@ -131,6 +131,7 @@ fn in_a_process() {
         Ok("stays") => ways::stays(),
         Ok("untold") => ways::untold(),
         Ok("forks") => forks::child(),
+        Ok("no descriptor") => forks::without_descriptor(),
         Ok("gate") => gate::closed(),
         Ok("window") => window::window(),
         Ok("refused") => {
@@ -168,6 +169,11 @@ fn the_gate_is_closed_while_a_change_is_told() {
 #[test]
 fn a_child_keeps_nothing() {
     run("forks", None);
+}
+
+#[test]
+fn memory_can_be_unmapped_after_an_end_without_a_free_descriptor() {
+    run("no descriptor", None);
 }
 
 #[test]

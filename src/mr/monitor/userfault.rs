@@ -22,7 +22,6 @@ use super::maps::Maps;
 use super::{Gate, Listed, fork, list};
 use crate::errno::{FiErrno, Result};
 use crate::log::{info_log, warn_log};
-use crate::mr::backed;
 use crate::mr::cache::{Index, Watch};
 
 /// Names and values of linux/userfaultfd.h.
@@ -131,7 +130,7 @@ fn open() -> Result<OwnedFd> {
             unsafe {
                 let path = c"/dev/userfaultfd".as_ptr();
                 let device = owned(libc::open(path, libc::O_RDWR | libc::O_CLOEXEC).into());
-                let device = device.map_err(|_| error)?;
+                let device = device.map_err(|own| if own.may_pass() { own } else { error })?;
                 owned(libc::ioctl(device.as_raw_fd(), abi::USERFAULTFD_IOC_NEW as _, flags).into())
             }
         })
@@ -142,7 +141,8 @@ impl Userfault {
     ///
     /// # Errors
     /// `EPERM`, `ENOSYS`, `EINVAL`: the kernel refuses userfaultfd, or this process is a forked
-    /// child. `EACCES`: `/proc` is not accessible. `EAGAIN`: no thread could be started.
+    /// child. `EACCES`, `ENOENT`: `/proc` is not accessible. `EMFILE`, `ENFILE`: no descriptor is
+    /// free. `EAGAIN`: no thread could be started.
     pub(crate) fn get() -> Result<Arc<Self>> {
         if Gate::get().is_none_or(Gate::is_forked) {
             return Err(FiErrno::ENOSYS);
@@ -232,7 +232,7 @@ impl Userfault {
     /// descriptor unregister a range of another one, for example of another library's; so each
     /// mapping is registered first, which fails if another descriptor watches it.
     fn unwatch_all(&self) {
-        for (start, end) in backed::anonymous().unwrap_or_default() {
+        for (start, end) in self.maps.anonymous().unwrap_or_default() {
             if self.register(start, end).is_ok() {
                 let mut range = [start, end - start];
                 let _ = ioctl(self.fd.as_raw_fd(), abi::UFFDIO_UNREGISTER, &mut range);

@@ -32,8 +32,8 @@ impl Lkeys {
 }
 
 impl Registration {
-    /// The lkey of a local buffer. If a refresh may replace the registration, `hold` gets the use of
-    /// it, which the caller keeps until the operation is complete.
+    /// The lkey of a local buffer. If a refresh may replace the registration, `hold` gets the use
+    /// of it, which the caller keeps until the operation is complete.
     ///
     /// # Errors
     /// `EINVAL`: no single buffer of the region covers it.

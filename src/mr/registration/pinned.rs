@@ -72,8 +72,8 @@ impl Pinned {
         self.uses.load(Ordering::Acquire) & !REPLACED != 0
     }
 
-    /// Marks a registration that [`Self::hold`] is not called for any more. Returns the registration
-    /// if no operation uses it; otherwise the last operation ends it.
+    /// Marks a registration that [`Self::hold`] is not called for any more. Returns the
+    /// registration if no operation uses it; otherwise the last operation ends it.
     pub(super) fn replace(&self) -> Option<Mr> {
         let uses = self.uses.fetch_or(REPLACED, Ordering::AcqRel);
         if uses == 0 { self.take() } else { None }
@@ -92,8 +92,8 @@ impl Pinned {
         uses == 0 && self.end()
     }
 
-    /// Ends a registration, without waiting for a request that is being executed. Returns whether it
-    /// has ended; if not, the caller can repeat the call.
+    /// Ends a registration, without waiting for a request that is being executed. Returns whether
+    /// it has ended; if not, the caller can repeat the call.
     pub(super) fn end(&self) -> bool {
         let mut mr = self.mr.lock();
         *mr = mr.take().and_then(|mr| mr.deregister_now().err());

@@ -159,7 +159,8 @@ impl Segments {
     /// Registers the present pages of the buffers.
     ///
     /// # Errors
-    /// `ENOMEM` and others of registering.
+    /// `ENOMEM` and others of registering. If a page is absent: `EMFILE`, `ENFILE`, because no
+    /// descriptor is free to read which pages are present; others of reading that.
     pub(super) fn new(pd: &Arc<Pd>, buffers: &[Buffer], rights: u32) -> Result<Self> {
         let this = Self {
             pd: Arc::clone(pd),
@@ -226,17 +227,21 @@ impl Segments {
         let write = self.rights & sys::IBV_ACCESS_LOCAL_WRITE != 0;
         let parts = match backed::parts(start, end, write) {
             Ok(parts) => parts,
-            // the kernel cannot report mappings: registers the whole range first, which fails with
-            // EFAULT if a page is absent
-            Err(_) => match self.register(start, end) {
+            // The kernel cannot report mappings, or no descriptor is free: registers the whole
+            // range first, which needs no descriptor, and fails with EFAULT if a page is absent.
+            Err(unknown) => match self.register(start, end) {
                 Ok(mr) => {
                     steps.push((start, end, Some(mr)));
                     return Ok(());
                 }
-                Err(FiErrno::EFAULT) => {
-                    // no present page if /proc is not available
-                    backed::read_parts(start, end, write).unwrap_or_default()
-                }
+                // which pages are present is unknown only for now
+                Err(FiErrno::EFAULT) if unknown.may_pass() => return Err(unknown),
+                Err(FiErrno::EFAULT) => match backed::read_parts(start, end, write) {
+                    Ok(parts) => parts,
+                    // no present page if /proc is not accessible
+                    Err(FiErrno::EACCES | FiErrno::EPERM | FiErrno::ENOENT) => Vec::new(),
+                    Err(error) => return Err(error),
+                },
                 Err(error) => return Err(error),
             },
         };
@@ -254,8 +259,9 @@ impl Segments {
         Ok(())
     }
 
-    /// Registers as much of the begin of each mapping as can be pinned: a mapping can be longer than
-    /// its file, or be of a device. A mapping of n pages takes at most 2 + log n registrations.
+    /// Registers as much of the begin of each mapping as can be pinned: a mapping can be longer
+    /// than its file, or be of a device. A mapping of n pages takes at most 2 + log n
+    /// registrations.
     #[cold]
     fn renew_begins(
         &self,
@@ -370,10 +376,10 @@ impl Segments {
         }
     }
 
-    /// The lkey of a local buffer, and the use of its registration, which the caller keeps until the
-    /// operation is complete. Acquires a read lock whose writers hold it only while the segments
-    /// change. If the buffer covers several segments, registers them as one, which blocks and
-    /// allocates.
+    /// The lkey of a local buffer, and the use of its registration, which the caller keeps until
+    /// the operation is complete. Acquires a read lock whose writers hold it only while the
+    /// segments change. If the buffer covers several segments, registers them as one, which blocks
+    /// and allocates.
     ///
     /// # Errors
     /// `EINVAL`: a page of the buffer is absent. Those of registering, if the buffer covers several
@@ -395,8 +401,8 @@ impl Segments {
         self.join(start, end)
     }
 
-    /// Registers adjacent segments, which are contiguous memory, as one. The caller holds the lock of
-    /// changes.
+    /// Registers adjacent segments, which are contiguous memory, as one. The caller holds the lock
+    /// of changes.
     #[cold]
     fn join(&self, start: u64, end: u64) -> Result<(Lkey, InUse)> {
         let local = self.rights & sys::IBV_ACCESS_LOCAL_WRITE;

@@ -1,5 +1,6 @@
 //! Connections: establishing, refusing and ending them.
 
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::atomic::Ordering;
 
 use super::*;
@@ -135,15 +136,42 @@ fn a_name_that_was_given_is_known_before_the_connection() {
             shared_rx: xrc,
             ..config(CLIENT)
         };
-        let ep = Endpoint::open(&domain, config).unwrap();
+        let ep = Endpoint::open(&domain, config.clone()).unwrap();
         assert_eq!(ep.local_addr(), Err(FiErrno::EOPBADSTATE));
         let mut name = address(&device);
         ep.set_name(name).unwrap();
-        assert_eq!(ep.local_addr(), Err(FiErrno::EOPBADSTATE), "no port");
-        name.set_port(5001);
+        let given = ep.local_addr().unwrap();
+        assert_eq!(given.ip(), name.ip());
+        assert_ne!(given.port(), 0);
+        ep.set_name(name).unwrap();
+        assert_eq!(ep.local_addr(), Ok(given), "it has a port");
+        let other = Endpoint::open(&domain, config.clone()).unwrap();
+        assert_eq!(other.set_name(given), Err(FiErrno::EADDRINUSE));
+        assert_eq!(other.local_addr(), Err(FiErrno::EOPBADSTATE));
+        other.set_name(name).unwrap();
+        name = other.local_addr().unwrap();
+        other.close();
         ep.set_name(name).unwrap();
         assert_eq!(ep.local_addr(), Ok(name));
+        // the earlier address is free, and stays free of what has failed
+        let other = Endpoint::open(&domain, config).unwrap();
+        other.set_name(given).unwrap();
+        let foreign = "203.0.113.1:0".parse().unwrap();
+        for ep in [&ep, &other] {
+            assert_eq!(ep.set_name(foreign), Err(FiErrno::EADDRNOTAVAIL));
+        }
+        assert_eq!((ep.local_addr(), other.local_addr()), (Ok(name), Ok(given)));
+        // the wildcard address of the same port, and back
+        let wildcard = match name {
+            SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+            SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+        };
+        for ip in [wildcard, name.ip()] {
+            ep.set_name(SocketAddr::new(ip, 0)).unwrap();
+            assert_eq!(ep.local_addr(), Ok(SocketAddr::new(ip, name.port())));
+        }
         ep.close();
+        other.set_name(name).unwrap();
         assert_eq!(ep.local_addr(), Err(FiErrno::EOPBADSTATE));
     }
 }

@@ -1,5 +1,8 @@
 //! Counters of an endpoint's operations.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::transfer::readable;
 use super::*;
 use crate::queue::Counter;
 
@@ -18,6 +21,24 @@ fn counted(kinds: &[Flags]) -> (Side, Side, Vec<Arc<Counter>>) {
         }
     });
     (client, server, counters)
+}
+
+/// Waits for a value while another thread changes the counter every [`LATER`] until the wait has
+/// ended. A wait that begins behind a change of the number of failures does not end by it, so one
+/// change would be too few where this thread does not run for [`LATER`].
+fn wait_while_changed(counter: &Counter, value: u64, change: fn(&Counter)) -> Result<()> {
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::Acquire) {
+                std::thread::sleep(LATER);
+                change(counter);
+            }
+        });
+        let result = counter.wait(value, Some(LIMIT));
+        over.store(true, Ordering::Release);
+        result
+    })
 }
 
 fn nothing_to_read(side: &Side) {
@@ -51,9 +72,8 @@ fn a_value_is_read_set_and_waited_for() {
     let adding = later(|counter| counter.add(1));
     assert_eq!(counter.wait(8, Some(LIMIT)), Ok(()));
     adding.join().unwrap();
-    let failing = later(|counter| counter.add_errors(1));
-    assert_eq!(counter.wait(1000, Some(LIMIT)), Err(FiErrno::EAVAIL));
-    failing.join().unwrap();
+    let failed = wait_while_changed(&counter, 1000, |counter| counter.add_errors(1));
+    assert_eq!(failed, Err(FiErrno::EAVAIL));
     let unwaited = Counter::open(domain.queues(), WaitKind::None).unwrap();
     assert_eq!(unwaited.wait(0, None), Ok(()));
     let start = Instant::now();
@@ -66,12 +86,62 @@ fn a_value_is_read_set_and_waited_for() {
             unwaited.add(3);
         });
         assert_eq!(unwaited.wait(3, Some(LIMIT)), Ok(()));
-        scope.spawn(|| {
-            std::thread::sleep(LATER);
-            unwaited.add_errors(1);
-        });
-        assert_eq!(unwaited.wait(4, Some(LIMIT)), Err(FiErrno::EAVAIL));
     });
+    let failed = wait_while_changed(&unwaited, 4, |counter| counter.add_errors(1));
+    assert_eq!(failed, Err(FiErrno::EAVAIL));
+}
+
+/// "Any change in a counter's error value will unblock any thread inside fi_cntr_wait"
+/// (fi_cntr(3)), also if the thread runs after the value is as before.
+#[test]
+fn a_wait_ends_though_the_number_of_failures_is_the_same_again() {
+    let domain = Domain::open(&device(), DomainConfig::default()).unwrap();
+    for kind in [WaitKind::Unspec, WaitKind::None] {
+        let counter = Counter::open(domain.queues(), kind).unwrap();
+        let changes: [fn(&Counter); 2] = [
+            |counter| {
+                counter.add_errors(1);
+                counter.add_errors(u64::MAX);
+            },
+            |counter| {
+                counter.set_errors(5);
+                counter.set_errors(0);
+            },
+        ];
+        for change in changes {
+            let ended = wait_while_changed(&counter, 1, change);
+            assert_eq!(ended, Err(FiErrno::EAVAIL));
+            assert_eq!(counter.read_errors(), 0);
+        }
+        // these change nothing
+        counter.add_errors(0);
+        counter.set_errors(0);
+        let short = Some(Duration::from_millis(30));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                counter.add_errors(0);
+                counter.set_errors(0);
+            });
+            assert_eq!(counter.wait(1, short), Err(FiErrno::ETIMEDOUT));
+        });
+    }
+}
+
+/// A thread that was told to wait polls the descriptor; another one is then told not to.
+#[test]
+fn a_refused_trywait_leaves_the_descriptor_readable() {
+    let domain = Domain::open(&device(), DomainConfig::default()).unwrap();
+    let counter = Counter::open(domain.queues(), WaitKind::Fd).unwrap();
+    let fd = counter.fd().unwrap();
+    assert_eq!(counter.trywait(), Ok(()));
+    assert!(!readable(fd));
+    counter.add(1);
+    assert!(readable(fd));
+    assert_eq!(counter.trywait(), Err(FiErrno::EAGAIN));
+    assert!(readable(fd));
+    assert_eq!(counter.read(), 1);
+    assert_eq!(counter.trywait(), Ok(()));
+    assert!(!readable(fd));
 }
 
 /// Each kind of operation, including inject, without reading the completion queue.

@@ -1,4 +1,5 @@
-//! Injected operations that fail: an entry with the endpoint's context, if the operation was refused.
+//! Injected operations that fail: an entry with the endpoint's context, if the operation was
+//! refused.
 
 use super::keys::{TARGET, in_form};
 use super::transfer::no_completion;

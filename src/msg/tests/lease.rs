@@ -60,12 +60,12 @@ fn what_was_given_back_is_good_again_or_forgotten() {
             assert!(old.memory == source.memory);
             until_given_back(&client);
         }
-        // closing sends no revocation and waits for no acknowledgement
+        // closing sends no revocation and waits for no acknowledgement, for which a close waits 1 s
         let before = old.memory.clone();
         let start = Instant::now();
         old.region.close().unwrap();
         let took = start.elapsed();
-        assert!(took < Duration::from_millis(100), "{took:?}");
+        assert!(took < Duration::from_millis(900), "{took:?}");
         client.write(&source, 64, 0, KEY, 2).unwrap();
         assert_eq!(client.refused(2), FiErrno::EKEYREJECTED);
         assert!(old.memory == before);

@@ -1,7 +1,10 @@
 //! `FI_MORE`: reads and writes that are posted together with those that follow.
 
+use super::keys::{TARGET, in_form};
 use super::*;
 use crate::initiator::sq::Sq as _;
+use crate::msg::core::Core;
+use crate::queue::slots::FailureListener as _;
 
 struct Ends {
     client: Side,
@@ -49,10 +52,8 @@ impl Ends {
         (0..count).map(byte).collect()
     }
 
-    /// Whether a request waits for further ones.
     fn is_delayed(&self) -> bool {
-        let tx = self.client.ep.core.tx.lock();
-        tx.as_ref().is_some_and(|tx| tx.sq.has_delayed())
+        is_delayed(&self.client.ep.core)
     }
 
     fn completed(&self, contexts: std::ops::Range<usize>) {
@@ -60,6 +61,12 @@ impl Ends {
             assert_eq!(self.client.completion().unwrap().context, context);
         }
     }
+}
+
+/// Whether a request waits for further ones.
+fn is_delayed(core: &Core) -> bool {
+    let tx = core.tx.lock();
+    tx.as_ref().is_some_and(|tx| tx.sq.has_delayed())
 }
 
 /// Waits without a call to the endpoint or its queue.
@@ -124,6 +131,53 @@ fn a_read_of_the_queue_posts_a_list() {
             at += 1;
         }
     }
+}
+
+/// An acknowledgement of revoked keys, and the return of keys, are posted behind the delayed
+/// requests, which use these keys. A round counts as above.
+#[test]
+fn keys_are_acknowledged_behind_a_list() {
+    const KEY: u64 = 7;
+    let (client, server) = in_form(Mode::ALLOCATED | Mode::LOCAL);
+    let source = Buffer::all(&client.domain, 64);
+    let target = Buffer::with_key(&server.domain, 64, TARGET, KEY);
+    let (iov, desc) = source.part(0, 64);
+    let (addr, len) = (0, 64);
+    let remote = [RemoteIov {
+        addr,
+        len,
+        key: KEY,
+    }];
+    let core = &client.ep.core;
+    let ways: [&dyn Fn(); 3] = [
+        &|| core.acknowledge(),
+        &|| {
+            core.tend_keys();
+        },
+        &|| {
+            let mut tx = core.tx.lock();
+            tx.as_mut().unwrap().return_keys_and_wait();
+        },
+    ];
+    for (i, way) in ways.into_iter().enumerate() {
+        let (mut rounds, mut at) = (0, 0);
+        while rounds < 20 {
+            assert!(at < 4000, "{i}: the list is never delayed");
+            // the key is looked up
+            client.write(&source, 64, 0, KEY, 1).unwrap();
+            assert_eq!(client.completion().unwrap().context, 1);
+            let local = LocalIov::single(&iov, &desc);
+            // SAFETY: the buffers outlive the operation.
+            unsafe { client.ep.write_msg(local, &remote, 0, 2, Flags::MORE) }.unwrap();
+            let delayed = is_delayed(core);
+            way();
+            rounds += usize::from(delayed);
+            assert!(!is_delayed(core), "{i}: in round {at}");
+            assert_eq!(client.completion().unwrap().context, 2);
+            at += 1;
+        }
+    }
+    assert!(target.memory == source.memory);
 }
 
 #[test]

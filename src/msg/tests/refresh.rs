@@ -7,7 +7,7 @@ use std::process::Command;
 
 use super::keys::{TARGET, connect, in_form, kind};
 use super::*;
-use crate::mr::OLD_KERNEL;
+use crate::mr::{NO_DESCRIPTOR, OLD_KERNEL};
 
 const ROLE: &str = "WEFT_TEST_REFRESH";
 const PAGE: usize = 4096;
@@ -115,17 +115,68 @@ fn role() {
     the_pages_of_a_short_file_are_absent_alone();
     growth_moves_nobody();
     parts_are_not_counted();
+    pages_stay_if_no_descriptor_is_free();
     // before Linux 6.11
     OLD_KERNEL.set(true);
+    pages_stay_if_no_descriptor_is_free();
     holes_are_refused_and_filled();
     the_pages_of_a_short_file_are_absent_alone();
     parts_are_not_counted();
+    pages_stay_if_a_file_has_an_odd_name();
     OLD_KERNEL.set(false);
     lists_that_change_hurt_no_writer();
     operations_go_over_many_parts();
 }
 
 const FORM: Mode = Mode::LOCAL.union(Mode::MMU_NOTIFY);
+
+/// Which pages are present cannot be read for the moment: the refresh fails, and peers access the
+/// pages of before.
+fn pages_stay_if_no_descriptor_is_free() {
+    let (client, server) = in_form(FORM);
+    let mut source = Buffer::all(&client.domain, PAGE);
+    let space = Space::new();
+    space.back(0, 1);
+    space.back(2, 1);
+    NO_DESCRIPTOR.set(true);
+    let refused = space.region(&server.domain, 0, 3).map(drop);
+    // all pages of this one are present, so nothing has to be read
+    let whole = space.region(&server.domain, 2, 1);
+    let renewed = whole.as_ref().map(|region| region.refresh(&[]));
+    NO_DESCRIPTOR.set(false);
+    assert_eq!(refused, Err(FiErrno::EMFILE));
+    assert_eq!(renewed, Ok(Ok(())));
+    whole.unwrap().close().unwrap();
+    let region = space.region(&server.domain, 0, 3).unwrap();
+    space.back(1, 1);
+    space.unback(0, 1);
+    NO_DESCRIPTOR.set(true);
+    let refused = region.refresh(&[]);
+    NO_DESCRIPTOR.set(false);
+    assert_eq!(refused, Err(FiErrno::EMFILE));
+    assert_eq!(poke(&client, &mut source, 2 * PAGE, 4), Ok(()));
+    assert_eq!(space.word(2 * PAGE), 4);
+    assert_eq!(poke(&client, &mut source, PAGE, 5), Err(FiErrno::EACCES));
+    region.refresh(&[]).unwrap();
+    assert_eq!(poke(&client, &mut source, PAGE, 6), Ok(()));
+    region.close().unwrap();
+}
+
+/// A mapped file has a name that is not UTF-8: the present pages of a region are found.
+fn pages_stay_if_a_file_has_an_odd_name() {
+    // SAFETY: a C string.
+    let fd = unsafe { libc::memfd_create(c"\xff\xfe".as_ptr(), libc::MFD_CLOEXEC) };
+    // SAFETY: the new descriptor, which nothing else owns.
+    let file = unsafe { <std::fs::File as std::os::fd::FromRawFd>::from_raw_fd(fd) };
+    file.set_len(PAGE as u64).unwrap();
+    let rights = libc::PROT_READ | libc::PROT_WRITE;
+    let named = Space::of(1);
+    let flags = libc::MAP_SHARED | libc::MAP_FIXED;
+    // SAFETY: the page of `named`.
+    let at = unsafe { libc::mmap(named.0.cast(), PAGE, rights, flags, fd, 0) };
+    assert_ne!(at, libc::MAP_FAILED);
+    holes_are_refused_and_filled();
+}
 
 fn holes_are_refused_and_filled() {
     let (client, server) = in_form(FORM);
@@ -209,8 +260,8 @@ fn holes_are_refused_and_filled() {
     );
 }
 
-/// A file that is shorter than its mapping, between other memory: the pages behind its end cannot be
-/// pinned, all others are accessible.
+/// A file that is shorter than its mapping, between other memory: the pages behind its end cannot
+/// be pinned, all others are accessible.
 fn the_pages_of_a_short_file_are_absent_alone() {
     let (client, server) = in_form(FORM);
     let mut source = Buffer::all(&client.domain, 16 * PAGE);

@@ -44,14 +44,24 @@ fn connections_in(
     selective: bool,
     prepare: impl Fn(&Side),
 ) -> (Vec<Side>, Vec<Side>, Arc<SharedRx>) {
-    let device = device();
-    let domain = Domain::open(&device, kind).unwrap();
+    connections_on(&device(), kind, count, selective, prepare)
+}
+
+/// As [`connections_in`], on a device.
+fn connections_on(
+    device: &Arc<Device>,
+    kind: DomainConfig,
+    count: usize,
+    selective: bool,
+    prepare: impl Fn(&Side),
+) -> (Vec<Side>, Vec<Side>, Arc<SharedRx>) {
+    let domain = Domain::open(device, kind).unwrap();
     let srx = open(&domain);
     let eq = EventQueue::open(EqConfig::default()).unwrap();
-    let (_pep, addr) = listener(&device, &eq);
+    let (_pep, addr) = listener(device, &eq);
     let mut sides = (Vec::new(), Vec::new());
     for _ in 0..count {
-        let client = Side::new(&device, config(CLIENT), false);
+        let client = Side::new(device, config(CLIENT), false);
         client.ep.connect(Some(addr), b"hello").unwrap();
         let request = pump(&client, || {
             eq.read(false, |event| match event {
@@ -316,4 +326,23 @@ fn receives_keep_replaced_registrations() {
         receive(round);
     }
     assert_eq!(target.region.registrations(), 1);
+}
+
+/// A device may report the last receive after the queue pair is in its error state, and write the
+/// completion of a receive that a message has taken before.
+#[test]
+fn a_close_awaits_the_last_receive_of_the_queue_pair() {
+    use crate::verbs::replaced::{LAST_RECEIVES, with_late_last_receives};
+    use std::sync::atomic::Ordering;
+
+    let device = devices(&[with_late_last_receives()], false).remove(0);
+    let kind = DomainConfig::default();
+    let (clients, servers, srx) = connections_on(&device, kind, 2, false, |_| {});
+    let target = Buffer::all(&servers[0].domain, SIZE * 64);
+    post(&srx, &target, 0, 7).unwrap();
+    for (number, server) in (1..).zip(&servers) {
+        server.ep.close();
+        assert_eq!(LAST_RECEIVES.load(Ordering::Relaxed), number);
+    }
+    drop(clients);
 }

@@ -34,6 +34,26 @@ fn timers_and_retries_are_those_asked_for() {
 }
 
 #[test]
+fn an_endpoint_s_traffic_class_is_that_of_its_packets() {
+    let kind = DomainConfig {
+        tuning: Tuning {
+            traffic_class: Some(0x68),
+            ..Tuning::default()
+        },
+        ..DomainConfig::default()
+    };
+    let (client, _server) = connected_in(kind.clone(), false, |_| {});
+    assert_eq!(state(&client).traffic_class, 0x68, "the domain's");
+    let own = EndpointConfig {
+        traffic_class: Some(0xb8),
+        ..config(CLIENT)
+    };
+    let enable = |client: &Side| client.ep.enable().unwrap();
+    let (client, _server) = connected_as(kind, own, false, enable);
+    assert_eq!(state(&client).traffic_class, 0xb8);
+}
+
+#[test]
 fn depths_are_the_endpoint_s_with_room_for_the_engine_s_own() {
     let (client, _server) = connected(false, |_| {});
     let state = state(&client);

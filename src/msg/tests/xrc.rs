@@ -137,6 +137,22 @@ fn a_name_that_cannot_be_used_leaves_the_old_one() {
     connect((&client, &host), old, 1, |_| {});
 }
 
+/// Another listener has the port for services, at the wildcard address.
+#[test]
+fn a_free_port_is_free_in_both_port_spaces() {
+    let device = devices(&[replaced::with_taken_ports()], false).remove(0);
+    let config = PepConfig {
+        addr: Some(address(&device)),
+        token: PEP,
+        xrc: true,
+        ..PepConfig::default()
+    };
+    replaced::BIND_FAILS.set(2);
+    let pep = PassiveEndpoint::open(&device, config).unwrap();
+    assert_eq!(replaced::BIND_FAILS.get(), 0);
+    pep.local_addr().unwrap();
+}
+
 /// A call of which one of the two listeners executes its part and the other one fails is as if it
 /// had not been made, and can be repeated.
 #[test]
@@ -171,6 +187,25 @@ fn a_call_that_fails_half_way_can_be_repeated() {
     let first = connect((&client, &host), addr, 1, |_| {});
     let second = connect((&client, &host), addr, 2, |_| {});
     drop((first, second));
+}
+
+/// Of the two listeners of a domain none stays if one of them cannot be started.
+#[test]
+fn a_domain_has_both_listeners_or_none() {
+    let device = devices(&[replaced::with_failing_listeners()], false).remove(0);
+    let host = Host::new(&device);
+    let circuits = host.domain.circuits().unwrap();
+    let local = address(&device);
+    // each of them is bound, and started
+    for failing in 1..=4 {
+        LISTENER_FAILS.set(failing);
+        let port = circuits.listen_at(local);
+        assert_eq!((port, LISTENER_FAILS.get()), (Err(FiErrno::ENOMEM), 0));
+        assert_eq!(circuits.identifiers(), 0, "{failing}");
+    }
+    let port = circuits.listen_at(local).unwrap();
+    assert_eq!(circuits.port_at(local), Some(port));
+    assert_eq!(circuits.identifiers(), 2);
 }
 
 /// Waits until an endpoint that has accepted has a circuit for its reciprocal request.

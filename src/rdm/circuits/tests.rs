@@ -1,7 +1,7 @@
 //! Choices of circuits for links, without device.
 
 use super::*;
-use crate::rdm::link::LinkMark;
+use crate::rdm::core::link::LinkMark;
 use crate::verbs::QpNumber;
 
 struct Bench {
@@ -385,8 +385,8 @@ fn the_address_of_a_link_that_has_ended_is_not_learnt() {
     assert_eq!(it.circuits.sizes(), (0, 0));
 }
 
-/// A host whose processes restart, each as a node of its own: what is known of it does not grow, and
-/// the one node that it has is used without a question.
+/// A host whose processes restart, each as a node of its own: what is known of it does not grow,
+/// and the one node that it has is used without a question.
 #[test]
 fn nodes_that_no_address_has_are_forgotten() {
     let mut it = Bench::new();

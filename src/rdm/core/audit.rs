@@ -1,6 +1,7 @@
 //! What tests read of an endpoint's state, and what always holds in it.
 
-use super::super::link;
+use super::credit::Left;
+use super::link;
 use super::*;
 
 /// What a test compares between two endpoints.
@@ -85,7 +86,11 @@ impl<I: Io> Core<I> {
             let Some(peer) = self.peers.get(key) else {
                 continue;
             };
+            let (base, from_reserve) = peer.left().taken();
+            taken = taken.add(Credit::new(base, 0));
+            lent += from_reserve;
             if let Some(inbound) = &peer.inbound {
+                assert_eq!(peer.left(), Left::NONE);
                 let extra = Credit::new(inbound.extra(), 0);
                 taken = taken.add(inbound.window().sub(extra).sub(SMALLEST));
                 lent += extra.blocks;
@@ -112,12 +117,43 @@ impl<I: Io> Core<I> {
             assert_eq!(open, out.is_some() && !peer.closing);
         }
         links += self.orphans.len();
-        let stale = self.pool.stale();
         assert_eq!(
-            (taken.add(Credit::new(stale.0, 0)), links, dials),
+            (taken, links, dials),
             (self.pool.taken(), self.links.len(), self.dials)
         );
-        assert!(self.config.pool.covers(taken));
-        assert_eq!(lent + stale.1, self.pool.lent());
+        // on circuits blocks of the messages of orphans come on top
+        let blocks = if self.config.circuits {
+            0
+        } else {
+            taken.blocks
+        };
+        let bounded = Credit::new(blocks, taken.slots);
+        assert!(self.config.pool.covers(bounded));
+        self.check_hosts();
+        if !self.others.is_empty() || self.peers.any(|peer| peer.alias.is_some()) {
+            self.check_addresses();
+        }
+        assert_eq!(lent, self.pool.lent());
+    }
+
+    /// All addresses that lead to each peer are found.
+    fn check_addresses(&self) {
+        let mut leads: HashMap<PeerKey, Vec<_>> = HashMap::new();
+        for (address, at) in &self.addresses {
+            let of = leads.entry(self.resolve(*at)).or_default();
+            of.push(address.socket_addr());
+        }
+        for key in self.peer_keys() {
+            let mut leads = leads.remove(&key).unwrap_or_default();
+            let mut found = self.addresses(key);
+            let stated = self.peers.get(key).map(|peer| &peer.further);
+            let stated = stated.into_iter().flatten().map(|it| it.socket_addr());
+            let stated: Vec<_> = stated.collect();
+            found.retain(|it| leads.contains(it) || !stated.contains(it));
+            leads.sort_unstable();
+            found.sort_unstable();
+            assert_eq!(found, leads);
+        }
+        assert!(leads.is_empty(), "addresses of no peer");
     }
 }

@@ -7,10 +7,10 @@ use std::sync::atomic::Ordering;
 use atomic_ops::{Family, Op, Operation as Arithmetic};
 
 use super::super::core::Send;
+use super::super::core::ops::Uses;
+use super::super::core::peer::PeerKey;
 use super::super::iov::Iov;
 use super::super::operations::{Atomic, Kind, Operation};
-use super::super::ops::Uses;
-use super::super::peer::PeerKey;
 use super::super::rma::{Fault, MAX_RMA_IOV, Request, RmaOp};
 use super::super::shared::State;
 use super::Endpoint;
@@ -537,13 +537,15 @@ impl State {
     }
 
     /// Whether the device executes atomics on the regions of a peer. Without a link this is not
-    /// known, and the operation waits for one.
+    /// known, and the operation waits for one. Behind operations that wait it waits too: those with
+    /// atomics become packets when it is their turn (`run_rma`), and a packet that is posted now
+    /// would overtake them.
     fn executes_atomics(&mut self, peer: PeerKey) -> bool {
         if !self.io.expects_device_atomics() || self.core.is_itself(peer) {
             return false;
         }
         match self.core.open_link(peer) {
-            Some(link) => self.io.has_device_atomics(link),
+            Some(link) => self.io.has_device_atomics(link) || self.io.rma.has_earlier(peer),
             None => true,
         }
     }
@@ -551,7 +553,7 @@ impl State {
     /// Polls for the reads of the look-up of a key, for which an operation to the peer waits.
     fn poll_for_keys(&mut self, peer: PeerKey) {
         for _ in 0..POLLS {
-            if !self.io.rma.waits() || !self.core.is_up(peer) {
+            if !self.io.rma.waits_for(peer) || !self.core.is_up(peer) {
                 break;
             }
             let _ = self.poll();

@@ -9,11 +9,11 @@ use biased_lock::MutexGuard;
 
 use super::super::completions::Side;
 use super::super::core::Send;
+use super::super::core::ops::Uses;
 use super::super::iov::Iov;
 use super::super::limits::Limits;
 use super::super::link_ring::RingPost;
 use super::super::operations::{Kind, Operation};
-use super::super::ops::Uses;
 use super::super::receives::{Receive, Target, index_of};
 use super::super::recv::{is_multi, plain_receive, receive_of, want_of};
 use super::super::search::{SEARCHES, Search};

@@ -198,11 +198,13 @@ impl Endpoint {
             return false;
         };
         let inject = request.flags.contains(Flags::INJECT);
+        // the other way refuses it, unless it has no bytes
+        let null = buffer.iov_base.is_null();
         let plain = call.data.is_none()
             && !request.opcode.is_atomic()
             && !request.flags.intersects(NOT_AT_ONCE)
             && buffer.iov_len == remote.len
-            && !(inject && remote.len > config.inject_size);
+            && !(null || inject && remote.len > config.inject_size);
         if !plain {
             return false;
         }
@@ -237,6 +239,13 @@ impl Endpoint {
         state.io.completions.rma_done(completion, wanted);
         shared.wake_readers(state);
         true
+    }
+
+    /// Posts the operations that were delayed for further ones (`FI_MORE`).
+    #[cold]
+    pub fn post_delayed(&self) {
+        // acquiring the lock posts them
+        drop(self.shared().lock());
     }
 
     /// Posts an operation of one call.
@@ -305,7 +314,7 @@ impl Endpoint {
         if begun.is_ok() {
             // the remote CQ data follows the completion of the write
             let mut polls = usize::from(call.data.is_some());
-            if state.io.rma.waits() && state.core.is_up(peer) {
+            if state.io.rma.waits_for(peer) && state.core.is_up(peer) {
                 polls = POLLS;
             }
             if polls != 0 {
@@ -313,7 +322,7 @@ impl Endpoint {
             }
             for _ in 0..polls {
                 let _ = state.poll();
-                if !state.io.rma.waits() {
+                if !state.io.rma.waits_for(peer) {
                     break;
                 }
             }

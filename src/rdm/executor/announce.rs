@@ -5,11 +5,11 @@
 #![allow(unsafe_code, reason = "registers the application's buffer")]
 
 use super::super::core::Core;
+use super::super::core::ops::Form;
+use super::super::core::peer::PeerKey;
 use super::super::iov::Iov;
 use super::super::link_ring::RingPost;
 use super::super::operations::{Kind, Operation};
-use super::super::ops::Form;
-use super::super::peer::PeerKey;
 use super::{Executor, Step, Todo};
 use crate::mr;
 use crate::verbs::RemoteAddr;

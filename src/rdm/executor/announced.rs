@@ -11,19 +11,20 @@
 use std::time::{Duration, Instant};
 
 use super::super::completions::Reader;
+use super::super::core::link::LinkKey;
+use super::super::core::peer::PeerKey;
 use super::super::core::{Core, Origin};
-use super::super::link::LinkKey;
 use super::super::link_ring::RingPost;
 use super::super::operations::{Kind, TxKey};
 use super::super::paces::Way;
-use super::super::peer::PeerKey;
-use super::super::receives::{ArrivalKey, Envelope, Receive, RxKey, completion_of, index_of};
+use super::super::receives::{Envelope, Receive, RxKey, completion_of, index_of};
 use super::announced_list::Listed;
 use super::pull::READ_BYTES;
 use super::rings::MANY;
 use super::{Executor, Todo};
 use crate::flags::Flags;
 use crate::matching::{Found, Matched};
+use crate::mr::Following;
 use crate::verbs::{Message as RingMessage, RemoteAddr, Rkey, Run, Sge};
 use crate::wire::rdm::packet::RTS_CREDIT;
 use crate::wire::rdm::ring::{Announced, Source};
@@ -122,7 +123,7 @@ impl Executor {
                 false
             }
             Announced::Pushed(op, written) => {
-                let packet = (&header, ArrivalKey::from_number(op.get()), written);
+                let packet = (&header, op, written);
                 let half = self.pushed_in_ring(core, key, packet, reader)?;
                 run.take(message);
                 half
@@ -297,12 +298,12 @@ impl Executor {
         from: (RemoteAddr, Rkey),
         len: usize,
     ) -> bool {
-        let sge = self.sge_at_once(receive, len);
+        let mut follows = Following::default();
+        let sge = self.sge_at_once(receive, len, &mut follows);
         let (Some((sge, keyed)), Some(link)) = (sge, self.links.get_mut(out)) else {
             return false;
         };
-        // SAFETY: the application keeps the buffer, and the region of its descriptor, until the
-        // receive is reported.
+        // SAFETY: the application keeps the buffer until the receive is reported.
         let done = unsafe { link.read_at_once((&sge, keyed), from) };
         if done {
             self.bytes_copied += len as u64;
@@ -316,16 +317,21 @@ impl Executor {
 
     /// The buffer for a message of `len` bytes, at most what may be copied in one call, and whether
     /// its lkey is checked. `None`: the receive has several buffers or is too short, or the
-    /// READ has to be posted.
+    /// READ has to be posted. The caller keeps `follows` until the message is read.
     #[inline]
-    pub(super) fn sge_at_once(&mut self, receive: &Receive, len: usize) -> Option<(Sge, bool)> {
+    pub(super) fn sge_at_once(
+        &mut self,
+        receive: &Receive,
+        len: usize,
+        follows: &mut Following<'static>,
+    ) -> Option<(Sge, bool)> {
         let to = libc::iovec {
             iov_base: receive.iov.first(len)?.cast(),
             iov_len: len,
         };
-        // SAFETY: the application keeps the buffer, and the region of its descriptor, until the
-        // receive is reported.
-        let (lkey, keyed) = unsafe { self.pulls.key_at_once(receive, &to) }?;
+        // SAFETY: the application keeps the buffer until the receive is reported. The region of its
+        // descriptor may be closed: the caller keeps `follows`.
+        let (lkey, keyed) = unsafe { self.pulls.key_at_once(receive, &to, follows) }?;
         let sge = Sge {
             addr: to.iov_base as u64,
             // at most 4 MiB

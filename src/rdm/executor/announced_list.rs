@@ -9,12 +9,13 @@
 )]
 
 use super::super::completions::Reader;
+use super::super::core::link::LinkKey;
 use super::super::core::{Core, Origin};
-use super::super::link::LinkKey;
 use super::super::receives::{AtSender, Envelope, Receive, RxKey, index_of};
 use super::Executor;
 use super::announced::{Announcement, as_announced};
 use crate::matching::Matched;
+use crate::mr::Following;
 use crate::verbs::{Next, RemoteAddr, Rkey, Run, Sge};
 use crate::wire::rdm::Credit;
 use crate::wire::rdm::packet::RTS_CREDIT;
@@ -41,6 +42,8 @@ pub(in crate::rdm) struct List {
     sges: Vec<Sge>,
     addrs: Vec<RemoteAddr>,
     rkeys: Vec<Rkey>,
+    /// The descriptors of the receives, until the messages are read.
+    follows: Following<'static>,
     bytes: u64,
     /// The link on which they are read, and whether the lkeys of the receives are checked.
     way: Option<(LinkKey, bool)>,
@@ -65,6 +68,7 @@ impl List {
         self.sges.clear();
         self.addrs.clear();
         self.rkeys.clear();
+        self.follows = Following::default();
     }
 }
 
@@ -165,7 +169,8 @@ impl Executor {
             return Some(false);
         };
         // at most what may be copied in one call
-        let Some((sge, keyed)) = self.sge_at_once(&receive, source.len as usize) else {
+        let to = self.sge_at_once(&receive, source.len as usize, &mut list.follows);
+        let Some((sge, keyed)) = to else {
             return Some(false);
         };
         let way = (out, keyed);
@@ -228,8 +233,7 @@ impl Executor {
         {
             let (sges, keys) = (&list.sges[read..], &list.rkeys[read..]);
             let from = (&list.addrs[read..], keys);
-            // SAFETY: the application keeps the buffers, and the regions of their descriptors,
-            // until the receives are reported.
+            // SAFETY: the application keeps the buffers until the receives are reported.
             match unsafe { link.read_list((sges, keyed), from) } {
                 0 => break,
                 more => read += more,

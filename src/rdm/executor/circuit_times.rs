@@ -9,9 +9,11 @@ use super::handshake::LINK_REPLY_WAIT;
 use super::{Executor, Todo};
 use crate::log::info_log;
 use crate::rdm::circuit_cm::{Held, XrcStep};
+use crate::rdm::circuit_queue::{CircuitQueue, Failing, WATCH};
+use crate::rdm::core::link::LinkKey;
 use crate::rdm::core::{self, Core};
 use crate::rdm::link_cm::Step;
-use crate::rdm::ports::{Failing, HeldTarget, WATCH};
+use crate::rdm::ports::HeldTarget;
 
 /// How long a target without links is held.
 const LOOSE: Duration = Duration::from_secs(2);
@@ -44,7 +46,7 @@ impl Executor {
             let Some(queue) = xrc.queue_mut(circuit) else {
                 continue;
             };
-            let Some(Failing { since, done }) = queue.failing else {
+            let Some(Failing { since, done, .. }) = queue.failing else {
                 continue;
             };
             if !done || !queue.is_flushed() && now < since + FLUSH {
@@ -69,11 +71,16 @@ impl Executor {
             }
         }
         // one through which the peer may have posted ends when all that has arrived was processed
-        let closes = |held: &HeldTarget| {
-            let done = held.failing.is_some_and(|failing| failing.done);
+        let (polled, cqe) = (self.polled, self.objects.cq.cqe());
+        let closes = |held: &mut HeldTarget| {
+            let done = held.failing.as_mut().filter(|failing| failing.done);
+            let processed = done.is_some_and(|failing| {
+                let earlier = *failing.polled.get_or_insert(polled);
+                empty || polled.covers(earlier, cqe)
+            });
             let unused = held.failing.is_none() && held.target.is_some();
             let unused = unused && now >= held.loose_since + LOOSE;
-            held.is_loose() && (empty && done || unused)
+            held.is_loose() && (processed || unused)
         };
         for (_, held) in xrc.targets.extract_if(|_, held| closes(held)) {
             steps.push(XrcStep::CloseTarget(held.cm, held.target));
@@ -167,12 +174,25 @@ impl Executor {
     fn watch_circuits(&mut self, now: Instant) -> Option<Instant> {
         let xrc = self.xrc.as_mut()?;
         let mut watches = false;
-        let stalled = xrc.watch(now, &mut watches);
+        let stalled = xrc.watch(&self.links, now, &mut watches);
         for circuit in stalled {
             info_log!(EpData, "circuit {circuit:?} does not proceed");
             self.break_circuit(circuit);
         }
         watches.then_some(now + WATCH)
+    }
+
+    /// The driver watches the circuit of a link to which RMA was posted.
+    #[inline]
+    pub(super) fn watch_rma(&mut self, link: LinkKey) {
+        if self.xrc.is_none() {
+            return;
+        }
+        let circuit = self.port_mut(link).and_then(|port| port.circuit);
+        let queue = circuit.and_then(|circuit| self.xrc.as_mut()?.queue_mut(circuit));
+        if queue.is_some_and(CircuitQueue::note_rma_posted) {
+            self.begin_watch();
+        }
     }
 
     /// A request was posted to a circuit that the driver does not watch yet: it begins.

@@ -15,13 +15,14 @@ use std::time::{Duration, Instant};
 use super::rma_recovery::Failure;
 use super::{Executor, Place, Todo};
 use crate::rdm::circuit_cm::{InitiatorCm, TargetCm, XrcStep};
+use crate::rdm::circuit_queue::{Failing, UNUSED};
 use crate::rdm::circuits::{Choice, CircuitKey, Left, Up};
+use crate::rdm::core::link::LinkKey;
 use crate::rdm::core::{self, Core};
 use crate::rdm::counts::object;
-use crate::rdm::link::LinkKey;
 use crate::rdm::link_cm::Step;
 use crate::rdm::packet_memory::Slot;
-use crate::rdm::ports::{Failing, HeldTarget, OfPeer, Port, UNUSED};
+use crate::rdm::ports::{HalfEnd, HeldTarget, OfPeer, Port};
 use crate::rdm::send_queue::Sent;
 use crate::verbs::{QpNumber, Target, Wc};
 use crate::wire::rdm::cm::VERSION;
@@ -124,7 +125,8 @@ impl Executor {
         }
     }
 
-    /// A link does not use a circuit any more, which ends with its last link.
+    /// A link does not use a circuit any more. Without links it ends: after [`UNUSED`], if it is
+    /// up.
     pub(in crate::rdm) fn leave_circuit(&mut self, circuit: CircuitKey, link: LinkKey) {
         let peer = self.port_mut(link).and_then(|port| port.peer);
         if let Some(xrc) = self.xrc.as_mut()
@@ -176,10 +178,7 @@ impl Executor {
             return xrc.circuits.remove(circuit);
         };
         let qp = queue.qp.clone();
-        queue.failing = Some(Failing {
-            since: Instant::now(),
-            done: qp.is_none(),
-        });
+        queue.failing = Some(Failing::new(qp.is_none()));
         xrc.ending.push(circuit);
         self.xrc_step(match qp {
             Some(qp) => XrcStep::FailCircuit(circuit, qp),
@@ -204,10 +203,7 @@ impl Executor {
         let Some(held) = held.filter(|held| held.failing.is_none()) else {
             return;
         };
-        held.failing = Some(Failing {
-            since: Instant::now(),
-            done: false,
-        });
+        held.failing = Some(Failing::new(false));
         let target = held.target.clone();
         if let Some(of) = held.of {
             for link in &held.links {
@@ -324,8 +320,15 @@ impl Executor {
         failure: core::Failure,
         rejection: Option<Rejection>,
     ) {
-        let left = self.xrc.as_mut().and_then(|xrc| xrc.circuits.end(circuit));
-        let Some(Left { dialled_for, links }) = left else {
+        let Some(xrc) = self.xrc.as_mut() else {
+            return;
+        };
+        if !xrc.circuits.is_dialled(circuit) {
+            // an acceptor that ends before the ready-to-use has arrived rejects a circuit that is
+            // up
+            return self.break_circuit(circuit);
+        }
+        let Some(Left { dialled_for, links }) = xrc.circuits.end(circuit) else {
             return;
         };
         self.fail_circuit(circuit);
@@ -337,9 +340,10 @@ impl Executor {
             match rejection {
                 Some(_) if dials => {
                     core.rejected_by(link, rejection, self);
-                    self.remove_dialled(link);
+                    self.dial_ended(core, link);
                 }
                 None if dials => self.not_dialled(core, link, failure),
+                Some(rejection) if rejection.reason.is_lasting() => core.broken(link, self),
                 _ => self.retry(core, link),
             }
         }
@@ -349,7 +353,7 @@ impl Executor {
     }
 
     /// The circuit of a link that this side has accepted cannot be dialled now. The link chooses
-    /// again after a pause, for at most the connect timeout from HELLO on.
+    /// again after a pause, for at most the connect timeout from the first call on.
     fn retry(&mut self, core: &mut Core<Self>, link: LinkKey) {
         let now = Instant::now();
         let limit = core.timeout();
@@ -506,12 +510,15 @@ impl Executor {
     }
 
     /// Gives the free places of a circuit to the links that wait, one place each in turn, until
-    /// none of them uses one.
+    /// none of them uses one. A link that does not use its place leaves the list, or is put to its
+    /// end.
     #[cold]
-    fn give_turns(&mut self, core: &mut Core<Self>, circuit: CircuitKey) {
-        let mut idle = 0;
+    pub(in crate::rdm) fn give_turns(&mut self, core: &mut Core<Self>, circuit: CircuitKey) {
+        // how many links that wait may use a place
+        let mut left = usize::MAX;
         while let Some(queue) = self.xrc.as_mut().and_then(|xrc| xrc.queue_mut(circuit)) {
-            if idle > queue.waiting() {
+            left = left.min(queue.waiting());
+            if left == 0 {
                 break;
             }
             let Some(link) = queue.next_turn() else {
@@ -532,7 +539,7 @@ impl Executor {
             }
             let queue = self.xrc.as_mut().and_then(|xrc| xrc.queue_mut(circuit));
             let used = queue.is_some_and(|queue| queue.end_turn());
-            idle = if used { 0 } else { idle + 1 };
+            left = if used { usize::MAX } else { left - 1 };
         }
     }
 
@@ -659,7 +666,11 @@ impl Executor {
             self.leave_circuit(circuit, link);
         }
         if let Some(xrc) = &mut self.xrc {
-            xrc.half_ends.push((link, Instant::now()));
+            xrc.half_ends.push(HalfEnd {
+                link,
+                since: Instant::now(),
+                seen: None,
+            });
         }
         self.xrc_step(XrcStep::Look);
     }
@@ -671,17 +682,25 @@ impl Executor {
         };
         let mut late = Vec::new();
         let links = &mut self.links;
-        let ended = xrc.half_ends.extract_if(.., |(link, since)| {
-            let on = links.get_mut(*link).filter(|on| on.is_under_way());
+        let mut half_ends = std::mem::take(&mut xrc.half_ends);
+        let ended = half_ends.extract_if(.., |half| {
+            let on = links.get(half.link).filter(|on| on.is_under_way());
             let Some(port) = on.and_then(|on| on.port.as_ref()) else {
                 return true;
             };
-            if now >= *since + FLUSH {
+            let queue = port.circuit.and_then(|circuit| xrc.queue_mut(circuit));
+            let progress = queue.map(|queue| queue.progress());
+            let before = std::mem::replace(&mut half.seen, progress);
+            if before.is_some() && before != progress {
+                half.since = now;
+            }
+            if now >= half.since + FLUSH {
                 late.extend(port.circuit);
             }
             false
         });
-        let ended = ended.map(|(link, _)| link).collect();
+        let ended = ended.map(|half| half.link).collect();
+        xrc.half_ends = half_ends;
         for circuit in late {
             // its target does not acknowledge
             self.break_circuit(circuit);
@@ -736,7 +755,7 @@ impl Executor {
             {
                 xrc.accepted.remove(&id);
             }
-            xrc.half_ends.retain(|(of, _)| *of != link);
+            xrc.half_ends.retain(|half| half.link != link);
         }
         if let Some(circuit) = port.circuit {
             self.leave_circuit(circuit, link);

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::Executor;
 use crate::mr::Withdrawn;
 use crate::rdm::circuit_cm::XrcStep;
-use crate::rdm::link::LinkKey;
+use crate::rdm::core::link::LinkKey;
 use crate::rdm::link_cm::Step;
 use crate::rdm::receives::{ArrivalKey, Left};
 use crate::rdm::shared::Shared;

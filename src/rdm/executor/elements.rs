@@ -9,13 +9,13 @@ use super::Executor;
 use crate::errno::{FiErrno, Result};
 use crate::initiator::elements::{Elements, Shape};
 use crate::log::info_log;
+use crate::rdm::core::link::LinkKey;
+use crate::rdm::core::ops::Uses;
+use crate::rdm::core::peer::PeerKey;
 use crate::rdm::core::{Core, Send};
 use crate::rdm::iov::Iov;
-use crate::rdm::link::LinkKey;
 use crate::rdm::operations::{Atomic, Kind, Operation, PAYLOAD};
-use crate::rdm::ops::Uses;
 use crate::rdm::packet_memory::Slot;
-use crate::rdm::peer::PeerKey;
 use crate::rdm::rma::{DeviceAtomic, Fault, RmaKey, RmaOp};
 use crate::verbs::{ElementsRequest, Sge};
 use crate::wire::rdm::Credit;
@@ -144,7 +144,9 @@ impl Executor {
     }
 
     /// Sends an operation, of which nothing is posted, as a packet: the peer's processor executes
-    /// it.
+    /// it. Later messages that wait already stay behind it ([`Io::is_later`]).
+    ///
+    /// [`Io::is_later`]: crate::rdm::core::Io::is_later
     #[cold]
     pub(super) fn post_as_packet(&mut self, core: &mut Core<Self>, key: RmaKey) {
         let Some(mut rma) = self.rma.ops.remove(key) else {

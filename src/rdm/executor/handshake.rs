@@ -7,12 +7,13 @@ use super::{Executor, Todo};
 use crate::conn::ConnectRequest;
 use crate::log::warn_log;
 use crate::rdm::circuit_cm::{Held, LinkSidr, NoTarget, TargetCm, XrcStep};
+use crate::rdm::circuit_queue::Failing;
 use crate::rdm::circuits::{Choice, CircuitKey};
-use crate::rdm::connect;
+use crate::rdm::core::connect;
+use crate::rdm::core::link::LinkKey;
 use crate::rdm::core::{self, Core};
-use crate::rdm::link::LinkKey;
 use crate::rdm::link_cm::Step;
-use crate::rdm::ports::{Failing, HeldTarget, OfPeer, Port};
+use crate::rdm::ports::{HeldTarget, OfPeer, Port};
 use crate::verbs::{Qp, QpNumber, Target};
 use crate::wire::rdm::cm::VERSION;
 use crate::wire::rdm::xrc::{
@@ -26,8 +27,12 @@ pub(super) const LINK_REPLY_WAIT: Duration = Duration::from_nanos(connect::LINK_
 /// How many targets without links are held for circuits of one endpoint, and in all.
 const LOOSE_OF_ONE: usize = 4;
 const LOOSE_OF_ALL: usize = 64;
+/// After so many answers NODE a dial has failed: the peer states another node each time, or that of
+/// the circuit. One that is reachable needs two, and one for each further circuit to a node with
+/// the id of its own.
+const ELSEWHERE: u8 = 8;
 /// How long ATTACH is awaited. A process that has ended before is reported by no target.
-const ATTACH: Duration = Duration::from_secs(5);
+const ATTACH: Duration = Duration::from_nanos(connect::ATTACH);
 /// After this time the device is asked again for a target that it could not open.
 const REOPEN: Duration = Duration::from_millis(10);
 
@@ -86,8 +91,13 @@ impl Executor {
         let limit = Instant::now() + LINK_REPLY_WAIT;
         let former = port.exchange.replace((Arc::clone(&sidr), limit));
         let to = port.address.socket_addr();
-        if let Some((former, _)) = former {
-            self.xrc_step(XrcStep::EndExchange(former));
+        match former {
+            Some((former, _)) => self.xrc_step(XrcStep::EndExchange(former)),
+            None => {
+                if let Some(xrc) = &mut self.xrc {
+                    xrc.exchanging.push(link);
+                }
+            }
         }
         self.xrc_step(XrcStep::DialLink(sidr, to));
     }
@@ -140,7 +150,7 @@ impl Executor {
         failure: core::Failure,
     ) {
         core.failed(link, failure, self);
-        self.remove_dialled(link);
+        self.dial_ended(core, link);
     }
 
     /// The answer to a link request has arrived.
@@ -175,10 +185,18 @@ impl Executor {
         }
         let Ok(answer) = LinkRejection::decode(answer) else {
             core.rejected_by(link, None, self);
-            return self.remove_dialled(link);
+            return self.dial_ended(core, link);
         };
         let fits = port.request.map(|request| request.epoch) == answer.rejection.epoch;
         if answer.rejection.reason == Reason::Node && fits {
+            port.elsewhere += 1;
+            if port.elsewhere > ELSEWHERE {
+                // the next dial is after a pause
+                if let Some(xrc) = &mut self.xrc {
+                    xrc.circuits.learn(address, answer.node);
+                }
+                return self.not_dialled(core, link, core::Failure::Silent);
+            }
             port.circuit = None;
             let xrc = self.xrc.as_mut();
             let choice = xrc.map(|xrc| {
@@ -199,7 +217,7 @@ impl Executor {
             return;
         }
         core.rejected_by(link, Some(answer.rejection), self);
-        self.remove_dialled(link);
+        self.dial_ended(core, link);
     }
 
     /// The initiator of a circuit was created. `None`: the circuit was ended.
@@ -336,7 +354,10 @@ impl Executor {
         // one with this number that is being opened does not exist
         xrc.counts.circuits_accepted += 1;
         if let Some(former) = xrc.targets.insert(target.number(), held) {
-            self.refuse_requests(former.requests);
+            // it acknowledges nothing
+            let links = former.links.into_iter().map(Todo::Silenced);
+            self.todo.extend(links);
+            self.refuse_requests(former.requests, Reason::Node);
         }
         let xrc = self.xrc.as_ref()?;
         Some(CircuitReply {
@@ -345,6 +366,12 @@ impl Executor {
             auth: xrc.auth,
             target: target.number(),
         })
+    }
+
+    /// The initiator of a circuit has the reply, or has ended: the identifier at the target is not
+    /// needed any more.
+    pub(in crate::rdm) fn end_target_cm(&mut self, cm: Arc<TargetCm>) {
+        self.xrc_step(XrcStep::EndTargetCm(cm));
     }
 
     /// A request for a link has arrived.
@@ -386,14 +413,14 @@ impl Executor {
     /// it is opened, unless this endpoint knows the number as that of another target.
     fn request_elsewhere(&mut self, held: ConnectRequest, request: LinkRequest) {
         let (Some(on), Some(xrc)) = (request.circuit, &mut self.xrc) else {
-            return self.refuse_requests(vec![(held, Box::new(request))]);
+            return self.refuse_requests(vec![(held, Box::new(request))], Reason::Node);
         };
         let of = OfPeer::of(&request.request, &on);
         match xrc.targets.get_mut(&on.target) {
             Some(known) if known.target.is_none() && known.failing.is_none() => {
                 known.requests.push((held, Box::new(request)));
             }
-            Some(_) => self.refuse_requests(vec![(held, Box::new(request))]),
+            Some(_) => self.refuse_requests(vec![(held, Box::new(request))], Reason::Node),
             None => {
                 let cm = TargetCm::new(&self.shared);
                 let mut opening = HeldTarget::opening(Arc::clone(&cm), Some(of));
@@ -404,8 +431,8 @@ impl Executor {
         }
     }
 
-    /// A peer has ended its circuits with numbers before this one: nothing that was posted to them is
-    /// to have an effect any more. Their targets are moved to their error state.
+    /// A peer has ended its circuits with numbers before this one: nothing that was posted to them
+    /// is to have an effect any more. Their targets are moved to their error state.
     fn peer_ended(&mut self, peer: EndpointId, before: Option<CircuitNumber>) {
         let Some((xrc, before)) = self.xrc.as_ref().zip(before) else {
             return;
@@ -420,8 +447,12 @@ impl Executor {
         }
     }
 
-    /// Answers requests for links with NODE.
-    pub(super) fn refuse_requests(&mut self, requests: Vec<(ConnectRequest, Box<LinkRequest>)>) {
+    /// Answers requests for links: NODE, or BUSY if it is not known whether their targets exist.
+    pub(super) fn refuse_requests(
+        &mut self,
+        requests: Vec<(ConnectRequest, Box<LinkRequest>)>,
+        reason: Reason,
+    ) {
         for (held, request) in requests {
             let Some(xrc) = &self.xrc else {
                 return;
@@ -431,7 +462,7 @@ impl Executor {
                 epoch: Some(request.request.epoch),
                 id: xrc.id,
                 newest: None,
-                reason: Reason::Node,
+                reason,
             };
             self.reject_link(held, &rejection);
         }
@@ -450,6 +481,10 @@ impl Executor {
             return false;
         };
         let is_held = opened.is_ok();
+        let reason = match opened {
+            Err(NoTarget::Unknown) => Reason::Busy,
+            _ => Reason::Node,
+        };
         let requests = std::mem::take(&mut held.requests);
         match opened {
             Ok(target) => {
@@ -461,10 +496,7 @@ impl Executor {
             }
             Err(NoTarget::Gone) => {
                 // it acknowledges nothing
-                held.failing = Some(Failing {
-                    since: Instant::now(),
-                    done: true,
-                });
+                held.failing = Some(Failing::new(true));
                 for link in held.links.clone() {
                     core.silenced(link, self);
                 }
@@ -479,10 +511,14 @@ impl Executor {
                 self.xrc_step(XrcStep::Look);
             }
             Err(NoTarget::Unknown) => {
-                held.failing = Some(Failing {
-                    since: Instant::now(),
-                    done: true,
-                });
+                // nothing is known of it when it is asked for again
+                let held = self
+                    .xrc
+                    .as_mut()
+                    .and_then(|xrc| xrc.targets.remove(&number));
+                if let Some(HeldTarget { cm, target, .. }) = held {
+                    self.xrc_step(XrcStep::CloseTarget(cm, target));
+                }
             }
         }
         for (held, request) in requests {
@@ -492,7 +528,7 @@ impl Executor {
                 let inner = request.request;
                 core.request(Held::Link(held, request), &inner, self);
             } else {
-                self.refuse_requests(vec![(held, request)]);
+                self.refuse_requests(vec![(held, request)], reason);
             }
         }
         is_held
@@ -614,23 +650,28 @@ impl Executor {
         core: &mut Core<Self>,
         now: Instant,
     ) -> Option<Instant> {
-        self.xrc.as_ref()?;
         let mut next: Option<Instant> = None;
-        let keys: Vec<LinkKey> = self.links.exchanging().collect();
-        for link in keys {
-            let exchange = self.port_mut(link).and_then(|port| port.exchange.as_ref());
-            match exchange.map(|(_, limit)| *limit) {
-                Some(limit) if limit <= now => {
-                    self.end_exchange(link);
-                    if let Some(xrc) = &mut self.xrc {
-                        xrc.counts.link_failures += 1;
-                    }
-                    self.not_dialled(core, link, core::Failure::Silent);
+        let mut exchanging = std::mem::take(&mut self.xrc.as_mut()?.exchanging);
+        exchanging.retain(|link| {
+            let exchange = self.port_mut(*link).and_then(|port| port.exchange.as_ref());
+            let Some(limit) = exchange.map(|(_, limit)| *limit) else {
+                return false;
+            };
+            if limit <= now {
+                self.end_exchange(*link);
+                if let Some(xrc) = &mut self.xrc {
+                    xrc.counts.link_failures += 1;
                 }
-                Some(limit) => next = Some(next.map_or(limit, |next| next.min(limit))),
-                None => {}
+                self.not_dialled(core, *link, core::Failure::Silent);
+                return false;
             }
-        }
+            next = Some(next.map_or(limit, |next| next.min(limit)));
+            true
+        });
+        let xrc = self.xrc.as_mut()?;
+        // links that were dialled meanwhile
+        exchanging.append(&mut xrc.exchanging);
+        xrc.exchanging = exchanging;
         next
     }
 }

@@ -5,8 +5,8 @@ use std::collections::HashSet;
 
 use super::Executor;
 use crate::rdm::completions::{Entry, Side};
+use crate::rdm::core::peer::PeerKey;
 use crate::rdm::listening::scoped;
-use crate::rdm::peer::PeerKey;
 use crate::wire::rdm::Listener;
 
 impl Executor {
@@ -18,7 +18,10 @@ impl Executor {
         }
         if let Some((vector, scope)) = &self.vector {
             // it may be used later, and the peer may use memory of this endpoint meanwhile
-            let known = |at: Listener| vector.source(&[scoped(at.socket_addr(), *scope)]);
+            let known = |at: Listener| {
+                let addr = at.socket_addr();
+                vector.source(&[scoped(addr, *scope), addr])
+            };
             peers.retain(|(_, address)| address.and_then(known).is_none());
         }
         let named = self.named_peers();

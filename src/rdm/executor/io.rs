@@ -3,16 +3,16 @@
 use std::net::IpAddr;
 
 use super::super::circuit_cm::{Held, XrcStep};
+use super::super::core::link::LinkKey;
+use super::super::core::ops::Form;
+use super::super::core::peer::PeerKey;
+use super::super::core::recover::Waiting;
 use super::super::core::{Io, Origin, Post};
-use super::super::link::LinkKey;
 use super::super::link_cm::{LinkCm, Step};
 use super::super::link_end::LinkEnd;
 use super::super::links::LinkQp;
 use super::super::operations::{Atomic, Kind, Operation, TxKey};
-use super::super::ops::Form;
-use super::super::peer::PeerKey;
-use super::super::receives::{ArrivalKey, AtSender, Envelope, Payload};
-use super::super::recover::Waiting;
+use super::super::receives::{AtSender, Envelope, Payload};
 use super::super::rma::RmaOp;
 use super::super::streams::Asked;
 use super::handshake::address_of;
@@ -32,6 +32,10 @@ impl Io for Executor {
     type Op = TxKey;
     type Held = Held;
     type Slot = Place;
+
+    fn now(&self) -> Option<u64> {
+        Some(self.shared.upgrade()?.now())
+    }
 
     fn dial(&mut self, link: LinkKey, to: Listener, request: &Request) {
         if self.xrc.is_some() {
@@ -97,6 +101,11 @@ impl Io for Executor {
         }
     }
 
+    fn host_of(&self, held: &Held, request: &Request) -> IpAddr {
+        let (Held::Connect(held) | Held::Link(held, _)) = held;
+        address_of(held, request.listener).socket_addr().ip()
+    }
+
     fn has_one_node(&self) -> bool {
         let xrc = self.xrc.as_ref();
         xrc.is_some_and(|xrc| xrc.circuits.has_one_node())
@@ -129,6 +138,11 @@ impl Io for Executor {
             }
             Held::Link(held, _) => self.reject_link(held, rejection),
         }
+    }
+
+    fn is_later(&self, op: TxKey, than: TxKey) -> bool {
+        let order = |key| self.tx.get(key).map_or(0, |op| op.order);
+        order(op) > order(than)
     }
 
     #[inline]
@@ -303,7 +317,7 @@ impl Io for Executor {
                 }
             }
             Body::Pushed { op, written } => {
-                self.pushed(origin, ArrivalKey::from_number(op.get()), *written);
+                self.pushed(origin, *op, *written);
             }
             // the capabilities permit no entry for it
             Body::Notice { .. } if !self.accepts.data => credit = Credit::new(1, 1),

@@ -2,16 +2,17 @@
 //! messages to the endpoint itself.
 
 use super::super::completions::Reader;
+use super::super::core::direct::PART;
+use super::super::core::ops::{Form, Uses};
+use super::super::core::peer::PeerKey;
 use super::super::core::{Origin, Send};
-use super::super::direct::PART;
 use super::super::iov::{Iov, copy_short};
 use super::super::operations::{Kind, Operation, PAYLOAD, TxKey};
-use super::super::ops::{Form, Uses};
-use super::super::peer::PeerKey;
 use super::super::receives::{
     Arrival, ArrivalKey, AtSender, Envelope, Payload, Stored, StoredKey, Target, completion_of,
     index_of,
 };
+use super::own_rma::CALL;
 use super::{Executor, Place, Step, Todo};
 use crate::errno::FiErrno;
 use crate::flags::Flags;
@@ -144,7 +145,7 @@ impl Executor {
     /// A message is complete in its receive. `blocks`: the credit that it uses. Returns whether its
     /// entry keeps this credit; otherwise the caller gives it back.
     #[inline]
-    fn arrived(
+    pub(super) fn arrived(
         &mut self,
         target: &Target,
         envelope: &Envelope,
@@ -162,7 +163,7 @@ impl Executor {
 
     /// Reports the result of a receive: with an error, the number of bytes beyond the buffer too.
     /// `blocks` and the result: see [`Self::arrived`].
-    fn received_message(
+    pub(super) fn received_message(
         &mut self,
         target: &Target,
         envelope: &Envelope,
@@ -290,7 +291,6 @@ impl Executor {
         let Some(key) = self.insert_arrival(arrival) else {
             return;
         };
-        let receiver = OpId::new(key.number());
         self.todo.push_back(Todo::Begin(origin, key));
         match pull {
             // a truncated message is not needed as a whole
@@ -298,7 +298,14 @@ impl Executor {
                 self.todo.push_back(Todo::Choose(origin, key, at.link));
             }
             Some(_) => self.begin_pull(origin.peer, key),
-            None => self.answer(origin, Kind::Cts { op, receiver }),
+            None => self.ask_for_parts(origin, key, op),
+        }
+    }
+
+    /// Asks the sender of a message for its parts.
+    pub(super) fn ask_for_parts(&mut self, origin: Origin, key: ArrivalKey, op: OpId) {
+        if let Some(receiver) = self.rx.arrivals.name(key) {
+            self.answer(origin, Kind::Cts { op, receiver });
         }
     }
 
@@ -345,11 +352,14 @@ impl Executor {
         self.finish(key, Err(FiErrno::ECONNABORTED));
         match kind {
             Some(Kind::Cts { receiver, .. }) => {
-                self.fail_arrival(ArrivalKey::from_number(receiver.get()), true);
+                if let Some(arrival) = self.rx.arrivals.named(receiver) {
+                    self.fail_arrival(arrival, true);
+                }
             }
             Some(Kind::Push { receiver, .. }) => {
-                let arrival = ArrivalKey::from_number(receiver.get());
-                if self.end_pull(arrival) {
+                if let Some(arrival) = self.rx.arrivals.named(receiver)
+                    && self.end_pull(arrival)
+                {
                     self.fail_arrival(arrival, true);
                 }
             }
@@ -391,15 +401,15 @@ impl Executor {
         from: &Place,
         (at, len): (usize, usize),
     ) {
-        let key = ArrivalKey::from_number(op.get());
-        let Some(arrival) = self.rx.arrivals.get_mut(key) else {
+        let Some(key) = self.rx.arrivals.named(op) else {
             // the receive has failed meanwhile, or was completed by READs
             return;
         };
-        if arrival.origin != origin {
-            // the same, and the key was used again
+        let arrival = self.rx.arrivals.get_mut(key);
+        let Some(arrival) = arrival.filter(|it| it.origin == origin) else {
+            // the same, and the name was used again
             return;
-        }
+        };
         let left = arrival.envelope.len - arrival.prefix;
         if !arrival.asked || offset != arrival.prefix || len as u64 > left {
             return self.todo.extend(self.arriving.map(Todo::Refused));
@@ -520,6 +530,9 @@ impl Executor {
                     let payload = &self.memory.bytes(slot)[PAYLOAD..PAYLOAD + op.len];
                     // SAFETY: the application keeps the buffers until the receive completes.
                     unsafe { to.write(0, payload) };
+                }
+                _ if op.iov.len().min(to.len()) > CALL => {
+                    return self.begin_own_copy(key, envelope, target);
                 }
                 // SAFETY: the application keeps the buffers until both operations complete.
                 _ => unsafe {

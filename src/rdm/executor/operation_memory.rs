@@ -3,10 +3,10 @@
 
 #![allow(unsafe_code, reason = "reads the application's buffers")]
 
+use super::super::core::link::LinkKey;
+use super::super::core::ops::Form;
 use super::super::iov::Iov;
-use super::super::link::LinkKey;
 use super::super::operations::{Kind, Operation, PAYLOAD};
-use super::super::ops::Form;
 use super::super::packet_memory::Slot;
 use super::{Executor, Todo};
 use crate::errno::{FiErrno, Result};

@@ -1,22 +1,25 @@
 //! RMA of an endpoint to itself: the processor copies, by `mr/targets.rs`. `docs/rdm.md`, "RMA".
+//! And long messages to itself, which are copied by several calls too.
 
 #![allow(unsafe_code, reason = "copies from and to buffers of the application")]
 
 use std::sync::Arc;
 
 use super::Executor;
-use super::rma::refused_part;
+use super::rma_recovery::refused_part;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
 use crate::initiator::RemoteIov;
 use crate::mr::{Span, mapped_key};
 use crate::queue::event_cell::{Counted, Event};
-use crate::rdm::core::Core;
+use crate::rdm::core::peer::PeerKey;
+use crate::rdm::core::{Core, Origin};
 use crate::rdm::iov::Iov;
 use crate::rdm::operations::{Operation, TxKey};
-use crate::rdm::peer::PeerKey;
+use crate::rdm::receives::{Arrival, Envelope, Target};
 use crate::rdm::rma::{Notice, RmaKey, RmaOp};
 use crate::verbs::SendOpcode;
+use crate::wire::rdm::OpId;
 
 /// Bytes that are copied under the lock of the domain's regions.
 const PIECE: usize = 1 << 20;
@@ -48,7 +51,7 @@ impl Executor {
             let mut budget = CALL;
             if !self.own_rma(core, key, &mut budget) {
                 self.rma.wait(key);
-                self.own_busy.push(peer);
+                self.leave_busy(peer);
             }
             return Ok(());
         }
@@ -81,15 +84,22 @@ impl Executor {
                 continue;
             }
             if budget == 0 {
-                return self.own_busy.push(peer);
+                return self.leave_busy(peer);
             }
             self.rma.pop(peer);
             if !self.own_rma(core, key, &mut budget) {
                 self.rma.wait(key);
-                return self.own_busy.push(peer);
+                return self.leave_busy(peer);
             }
         }
         self.loop_back_before(peer, u64::MAX);
+    }
+
+    /// Leaves the rest of a copy to the next progress call or the driver. The driver may have been
+    /// called before, for operations that wait for a link, and sleep since then.
+    fn leave_busy(&mut self, peer: PeerKey) {
+        self.own_busy.push(peer);
+        self.rma.called = false;
     }
 
     /// Executes an operation and ends it. `false`: the budget, in bytes, is used up before.
@@ -143,8 +153,8 @@ impl Executor {
         true
     }
 
-    /// Copies one range from an offset on, until it ends or the budget is used up. The region is the
-    /// one of the generation, which the first piece finds.
+    /// Copies one range from an offset on, until it ends or the budget is used up. The region is
+    /// the one of the generation, which the first piece finds.
     ///
     /// # Safety
     /// The local buffers are readable, for a read writable.
@@ -186,9 +196,60 @@ impl Executor {
         Ok(())
     }
 
-    /// Whether RMA of the endpoint on itself waits only because [`CALL`] bytes were copied.
+    /// Whether RMA of the endpoint on itself, or a message to itself, waits only because [`CALL`]
+    /// bytes were copied.
     pub(in crate::rdm) fn copies(&self) -> bool {
-        !self.own_busy.is_empty()
+        !self.own_busy.is_empty() || !self.rma.own_messages.is_empty()
+    }
+
+    /// Begins to copy a long message to its receive. As a message of a peer that arrives, it
+    /// returns its receive to a shared receive context if the endpoint is closed before its end.
+    #[cold]
+    pub(super) fn begin_own_copy(&mut self, key: TxKey, envelope: &Envelope, target: &Target) {
+        let from = (Origin::of_itself(envelope.peer), OpId::new(0));
+        let arrival = Arrival::new(from, *envelope, *target, None);
+        let Some(arrival) = self.rx.arrivals.insert(arrival) else {
+            let error = FiErrno::ENOMEM;
+            self.received_message(target, envelope, 0, Err((error, 0)), None);
+            return self.finish(key, Err(error));
+        };
+        self.rma.own_messages.push_back((key, arrival));
+        if self.rma.own_messages.len() == 1 {
+            self.run_own_messages();
+            // as `leave_busy`
+            self.rma.called &= self.rma.own_messages.is_empty();
+        }
+    }
+
+    /// Copies messages to the endpoint itself, until [`CALL`] bytes are copied: the next progress
+    /// call or the driver continues.
+    pub(in crate::rdm) fn run_own_messages(&mut self) {
+        let mut budget = CALL;
+        while let Some((key, arriving)) = self.rma.own_messages.front().copied() {
+            let op = self.tx.get(key);
+            if let Some((op, arrival)) = op.zip(self.rx.arrivals.get_mut(arriving)) {
+                let to = &arrival.target.receive.iov;
+                // at most the length of the receive
+                let (next, len) = (arrival.arrived as usize, op.iov.len().min(to.len()));
+                let part = budget.min(len - next);
+                // SAFETY: the application keeps the buffers until both operations complete.
+                unsafe { to.part(next, part).copy_from(&op.iov.part(next, part)) };
+                arrival.arrived += part as u64;
+                budget -= part;
+                #[cfg(test)]
+                {
+                    self.own_parts += 1;
+                }
+                if next + part != len {
+                    return;
+                }
+            }
+            self.rma.own_messages.pop_front();
+            if let Some(arrival) = self.rx.arrivals.remove(arriving) {
+                self.arrived(&arrival.target, &arrival.envelope, None);
+                self.finish(key, Ok(()));
+            }
+        }
     }
 
     /// Delivers a message or an atomic to the endpoint itself, or lists it behind what was posted

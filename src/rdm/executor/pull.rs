@@ -8,40 +8,24 @@
 
 use rdma_core_sys as sys;
 
-use super::super::link::LinkKey;
+use super::super::core::link::LinkKey;
+use super::super::core::peer::PeerKey;
 use super::super::operations::{Kind, TxKey};
-use super::super::peer::PeerKey;
 use super::super::pull::{Pull, PullState};
 use super::super::pulls::{ReadKey, Waiting};
 use super::super::receives::{Arrival, ArrivalKey, AtSender};
 use super::{Executor, Step, Todo};
 use crate::errno::FiErrno;
 use crate::log::info_log;
-use crate::mr::Source;
-use crate::queue::Completion;
+use crate::mr::{Following, Source};
+use crate::queue::{Completion, is_refusal};
 use crate::verbs::Sge;
-use crate::wire::rdm::OpId;
 
 /// Breaks of links without a READ that succeeds between, after which a message is asked for in
 /// parts.
 const BREAKS: u32 = 16;
 /// Bytes that one call reads at most without requests.
 pub(super) const READ_BYTES: u64 = 1 << 22;
-
-/// Whether a READ with this status would fail on each link. Others break with their link.
-pub(super) fn is_refusal(status: u32) -> bool {
-    matches!(
-        status,
-        sys::IBV_WC_LOC_LEN_ERR
-            | sys::IBV_WC_LOC_QP_OP_ERR
-            | sys::IBV_WC_LOC_PROT_ERR
-            | sys::IBV_WC_LOC_ACCESS_ERR
-            | sys::IBV_WC_REM_ACCESS_ERR
-            | sys::IBV_WC_REM_INV_REQ_ERR
-            | sys::IBV_WC_REM_OP_ERR
-            | sys::IBV_WC_BAD_RESP_ERR
-    )
-}
 
 impl Pull {
     /// A READ could not be executed on a link, which has broken. `false`: the message is not read
@@ -123,15 +107,22 @@ impl Executor {
             if !room {
                 return;
             }
+            // until the READ is posted
+            let mut follows = Following::default();
             let (read, last) = match waiting {
                 Waiting::Again(read) => (Some(read), true),
-                Waiting::Pieces(key) => match self.next_piece(peer, key) {
+                Waiting::Pieces(key) => match self.next_piece(peer, key, &mut follows) {
                     Some((read, last)) => (Some(read), last),
                     None => (None, true),
                 },
             };
             if last {
                 self.pulls.pop(peer, waiting);
+            }
+            if let Waiting::Again(read) = waiting
+                && !self.renew_read(read, &mut follows)
+            {
+                continue;
             }
             if let Some(read) = read
                 && !self.post_read(peer, link, read)
@@ -159,6 +150,7 @@ impl Executor {
             return false;
         }
         let receive = &arrival.target.receive;
+        let mut follows = Following::default();
         while pull.next != pull.len {
             let left = READ_BYTES.saturating_sub(self.bytes_copied);
             // within the receive, whose length is a usize
@@ -167,9 +159,9 @@ impl Executor {
                 return false;
             };
             let to = to.iovec();
-            // SAFETY: the application keeps the buffer, and the region of its descriptor, until the
-            // receive is reported.
-            let key = unsafe { self.pulls.key_at_once(receive, &to) };
+            // SAFETY: the application keeps the buffer until the receive is reported. The region of
+            // its descriptor may be closed: `follows` is kept.
+            let key = unsafe { self.pulls.key_at_once(receive, &to, &mut follows) };
             let Some((lkey, keyed)) = key else {
                 return false;
             };
@@ -204,7 +196,12 @@ impl Executor {
 
     /// The READ of the next piece of a peer's message, and whether it is the last one. `None`:
     /// there is none, or its buffer cannot be registered.
-    fn next_piece(&mut self, peer: PeerKey, key: ArrivalKey) -> Option<(ReadKey, bool)> {
+    fn next_piece(
+        &mut self,
+        peer: PeerKey,
+        key: ArrivalKey,
+        follows: &mut Following<'static>,
+    ) -> Option<(ReadKey, bool)> {
         let arrivals = &mut self.rx.arrivals;
         let arrival = arrivals.get_mut(key).filter(|it| it.origin.peer == peer)?;
         if arrival.has_all_parts() {
@@ -218,9 +215,10 @@ impl Executor {
         // both are within the receive, whose length is a usize
         let receive = &arrival.target.receive;
         let to = receive.iov.piece(offset as usize, len as usize)?;
-        // SAFETY: the application keeps the buffer, and the region of its descriptor, until the
-        // receive completes, which follows the end of all its READs.
-        match unsafe { self.pulls.begin(key, offset, receive, &to) } {
+        // SAFETY: the application keeps the buffer until the receive completes, which follows the
+        // end of all its READs. The region of its descriptor may be closed: the caller keeps
+        // `follows`.
+        match unsafe { self.pulls.begin(key, offset, receive, &to, follows) } {
             Ok(read) => {
                 pull.next += to.iovec().iov_len as u64;
                 Some((read, pull.next == pull.len))
@@ -232,6 +230,32 @@ impl Executor {
                 None
             }
         }
+    }
+
+    /// Makes a READ that was posted before ready to be posted again. `false`: the message is not
+    /// read any more, because the region of its receive is closed.
+    fn renew_read(&mut self, key: ReadKey, follows: &mut Following<'static>) -> bool {
+        let Some(of) = self.pulls.get(key).map(|read| read.of) else {
+            return true;
+        };
+        let Some(arrival) = self.rx.arrivals.get_mut(of) else {
+            return true;
+        };
+        let receive = &arrival.target.receive;
+        // SAFETY: the application keeps the buffer until the receive completes, which follows the
+        // end of all its READs. The region of its descriptor may be closed: `follows` is kept.
+        let Err(error) = (unsafe { self.pulls.renew(key, receive, follows) }) else {
+            return true;
+        };
+        info_log!(EpData, "a receive is not read into again: {error}");
+        if let Some(pull) = arrival.pull.as_mut()
+            && pull.state == PullState::Reads
+        {
+            pull.state = PullState::Refused;
+        }
+        self.pulls.end(key);
+        self.pull_ended(of);
+        false
     }
 
     /// Posts a READ. `false`: nothing further can be posted to the link at present.
@@ -381,8 +405,7 @@ impl Executor {
                 if all {
                     self.arrival_complete(key);
                 } else if !asked {
-                    let receiver = OpId::new(key.number());
-                    self.answer(origin, Kind::Cts { op, receiver });
+                    self.ask_for_parts(origin, key, op);
                 }
             }
         }
@@ -406,6 +429,12 @@ impl Executor {
     pub(in crate::rdm) fn is_reading(&self, peer: PeerKey) -> (bool, bool) {
         let reads = |arrival: &Arrival| arrival.pull.is_some_and(|pull| pull.reads != 0);
         (self.rx.arrivals.any(reads), self.pulls.has_waiting(peer))
+    }
+
+    /// Whether a READ that was posted before waits for a link of the peer.
+    #[cfg(test)]
+    pub(in crate::rdm) fn reads_again(&self, peer: PeerKey) -> bool {
+        matches!(self.pulls.first(peer), Some(Waiting::Again(_)))
     }
 
     /// Ends the registrations of all sources, as if the rkeys in RTS were wrong.

@@ -11,12 +11,12 @@
 )]
 
 use super::super::completions::Reader;
+use super::super::core::direct::PART;
+use super::super::core::link::LinkKey;
+use super::super::core::ops::Uses;
 use super::super::core::{Core, Origin, Send};
-use super::super::direct::PART;
 use super::super::iov::Iov;
-use super::super::link::LinkKey;
 use super::super::operations::{Kind, Operation, TxKey};
-use super::super::ops::Uses;
 use super::super::pull::{PullState, Push, Sink};
 use super::super::receives::{Arrival, ArrivalKey, AtSender, Target, index_of};
 use super::super::streams::Asked;
@@ -52,6 +52,9 @@ impl Executor {
             return false;
         };
         let (op, iov, len) = (arrival.op, arrival.target.receive.iov, pull.len);
+        let Some(receiver) = self.rx.arrivals.name(key) else {
+            return false;
+        };
         let Some((push, to)) = self.open_end(&iov, len) else {
             return false;
         };
@@ -66,7 +69,7 @@ impl Executor {
             op,
             offset,
             to,
-            receiver: OpId::new(key.number()),
+            receiver,
         };
         self.streams.begin(key);
         self.answer(origin, push);
@@ -169,7 +172,9 @@ impl Executor {
         // it has an address, and READs from the peer have not been refused
         let pull = self.pull_of(peer, &at, offset);
         let arrival = Arrival::new((origin, op), envelope, target, pull);
-        let Some(arrival) = self.insert_arrival(arrival) else {
+        let arrival = self.insert_arrival(arrival);
+        let named = arrival.and_then(|key| Some((key, self.rx.arrivals.name(key)?)));
+        let Some((arrival, receiver)) = named else {
             self.release_sink(Some(push));
             return Some(Taken::Begun(half));
         };
@@ -183,7 +188,6 @@ impl Executor {
         core.hold(peer, self);
         self.paces.choose(peer, envelope.len, arrival);
         self.streams.begin(arrival);
-        let receiver = OpId::new(arrival.number());
         let end = End {
             op,
             offset,
@@ -253,10 +257,11 @@ impl Executor {
         &mut self,
         core: &mut Core<Self>,
         link: LinkKey,
-        (header, key, written): (&Header, ArrivalKey, u64),
+        (header, name, written): (&Header, OpId, u64),
         reader: Option<&mut Reader<'_, '_>>,
     ) -> Option<bool> {
         let (origin, _) = core.answered(link, header, PART)?;
+        let key = self.rx.arrivals.named(name)?;
         let arrival = self.rx.arrivals.get(key)?;
         let (pull, push) = (arrival.pull.as_ref()?, arrival.push.as_ref()?);
         let target = &arrival.target;
@@ -375,10 +380,14 @@ impl Executor {
     }
 
     /// The sender has written the end of a message, or has not.
-    pub(super) fn pushed(&mut self, origin: Origin, key: ArrivalKey, written: u64) {
+    pub(super) fn pushed(&mut self, origin: Origin, name: OpId, written: u64) {
+        let Some(key) = self.rx.arrivals.named(name) else {
+            // the receive has failed meanwhile, or the end was read
+            return;
+        };
         let arrival = self.rx.arrivals.get_mut(key);
         let Some(arrival) = arrival.filter(|it| it.origin == origin) else {
-            // the receive has failed meanwhile
+            // the same, and the name was used again
             return;
         };
         let Some(push) = &arrival.push else {

@@ -1,15 +1,15 @@
 //! Packets through the rings of links. `docs/rdm.md`, "Rings".
 
 use super::super::completions::Reader;
+use super::super::core::direct::{Arrivals, Direct};
+use super::super::core::link::LinkKey;
+use super::super::core::ops::Form;
+use super::super::core::peer::PeerKey;
 use super::super::core::{Core, Origin, Post};
-use super::super::direct::{Arrivals, Direct};
 use super::super::iov::Iov;
-use super::super::link::LinkKey;
 use super::super::link_ring::{Content, LARGE, LinkRing, RingPacket, RingPost, SLOTS};
 use super::super::operations::{Operation, PAYLOAD, TxKey};
-use super::super::ops::Form;
 use super::super::packet_memory::PacketMemory;
-use super::super::peer::PeerKey;
 use super::super::receives::Envelope;
 use super::{Executor, Place, Todo};
 use crate::verbs::{Message as RingMessage, Next, RingProbe, Run};

@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::rma_recovery::Failure;
+use super::rma_recovery::{Failure, refused_part};
 use super::{Executor, Todo};
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
@@ -15,13 +15,13 @@ use crate::initiator::sq::Sq as _;
 use crate::initiator::{Initiator, InitiatorConfig, Lengths, LocalIov, Transmit};
 use crate::log::info_log;
 use crate::queue::slots::{EngineRequest, Lease};
+use crate::rdm::core::link::LinkKey;
+use crate::rdm::core::ops::Uses;
+use crate::rdm::core::peer::PeerKey;
 use crate::rdm::core::{Core, Origin, Send};
 use crate::rdm::iov::{Iov, MAX_IOV};
-use crate::rdm::link::LinkKey;
 use crate::rdm::link_end::{Call, LinkSq};
 use crate::rdm::operations::{Kind, Operation, PAYLOAD, TxKey};
-use crate::rdm::ops::Uses;
-use crate::rdm::peer::PeerKey;
 use crate::rdm::rma::{Fault, Notice, RmaKey, RmaOp};
 use crate::verbs::Wc;
 use crate::wire::introduction::Introduction;
@@ -31,9 +31,6 @@ use crate::wire::rdm::{Credit, Terms};
 /// last acknowledgement is under way. As the helper of connected endpoints (`queue/helper.rs`).
 const LEASE: Duration = Duration::from_millis(5);
 const AGAIN: Duration = Duration::from_micros(500);
-
-/// Largest part of an operation, in bytes.
-const PART: usize = 1 << 30;
 
 /// Parameters of the initiators of an endpoint.
 #[derive(Clone, Copy, Debug)]
@@ -61,11 +58,12 @@ impl Executor {
     #[inline]
     pub(super) fn waits_for_rma(&mut self, on: LinkKey, op: TxKey) -> bool {
         let any = self.rma.ops.len() != 0 || self.rma.fences != 0;
-        any && self.is_behind_rma(on, op)
+        any && self.wait_behind_rma(on, op)
     }
 
+    /// [`Self::waits_for_rma`]; the link of an operation that waits is listed in `blocked`.
     #[cold]
-    fn is_behind_rma(&mut self, on: LinkKey, op: TxKey) -> bool {
+    fn wait_behind_rma(&mut self, on: LinkKey, op: TxKey) -> bool {
         let Some(op) = self.tx.get(op) else {
             return false;
         };
@@ -87,7 +85,7 @@ impl Executor {
             let behind_fence = self.rma.first(peer).is_some() && self.rma.ops.any(fenced);
             let ordered = message && self.rma_config.before_sends;
             let first = if ordered {
-                self.first_unposted(on, peer)
+                self.first_unposted_order(on, peer)
             } else {
                 None
             };
@@ -99,7 +97,8 @@ impl Executor {
         waits
     }
 
-    /// A message or an atomic ends: fenced ones may be posted, and RMA behind the fence of one.
+    /// Called when a message or an atomic ends. Lists the posts that have waited for it: operations
+    /// with a fence, and RMA that follows its fence.
     #[cold]
     pub(super) fn pass_fences(&mut self, key: TxKey) {
         let ended = self.tx.get(key).is_some_and(Operation::is_fenced);
@@ -115,14 +114,14 @@ impl Executor {
     }
 
     /// The order of the first RMA operation to a peer that is not completely posted.
-    fn first_unposted(&mut self, on: LinkKey, peer: PeerKey) -> Option<u64> {
+    fn first_unposted_order(&mut self, on: LinkKey, peer: PeerKey) -> Option<u64> {
         let initiator = self.links.get_mut(on).and_then(|on| on.initiator.as_ref());
         let deferred = initiator.and_then(|initiator| initiator.first_deferred());
         // the context of a request is the key of its operation
         let deferred = deferred.map(|number| RmaKey::from_number(number as u32));
         let first = deferred.or_else(|| self.rma.first(peer));
         let first = first.and_then(|first| Some(self.rma.ops.get(first)?.order));
-        first.into_iter().chain(self.rma.first_ending(peer)).min()
+        first.into_iter().chain(self.rma.first_open(peer)).min()
     }
 
     /// The link to a peer if nothing is in front of a new operation.
@@ -185,8 +184,7 @@ impl Executor {
         }
         let inject = op.request.flags.contains(Flags::INJECT);
         let link = core.open_link(peer);
-        let first = self.rma.first(peer).is_none() && self.rma.first_ending(peer).is_none();
-        let at_once = link.filter(|_| first);
+        let at_once = link.filter(|_| !self.rma.has_earlier(peer));
         let at_once = at_once.filter(|_| !self.is_behind_sends(core, &op));
         let atomic = op.atomic.is_some();
         let more = op.request.flags.contains(Flags::MORE);
@@ -323,16 +321,16 @@ impl Executor {
         link.initiator.as_deref_mut().ok_or(FiErrno::EOPNOTSUPP)
     }
 
-    /// Largest part of an operation, in bytes.
-    pub(super) fn largest_part(&self) -> usize {
-        self.rma_config.max_len.min(PART)
-    }
-
     /// Posts what is not posted of an operation. `false`: the rest waits for room.
     ///
     /// # Errors
     /// Those of the initiator; no part of the operation is under way.
     fn post_rma(&mut self, core: &Core<Self>, link: LinkKey, key: RmaKey) -> Result<bool> {
+        let posted = self.post_parts(core, link, key);
+        posted.inspect(|_| self.watch_rma(link))
+    }
+
+    fn post_parts(&mut self, core: &Core<Self>, link: LinkKey, key: RmaKey) -> Result<bool> {
         let max_len = self.largest_part();
         let port = self.port_mut(link);
         if port.is_some_and(|port| !port.attached) {
@@ -353,7 +351,7 @@ impl Executor {
             op.link = Some(link);
             // packets in rings are not ordered with requests
             let posted = core.posted_until(op.peer);
-            op.behind = posted.filter(|_| on.ring.is_none());
+            op.packets_before = posted.filter(|_| on.ring.is_none());
         }
         let (iov, desc) = (op.iov.iovecs(), op.desc);
         let whole = LocalIov::borrowed(&iov[..op.count], &desc[..op.count]);
@@ -407,7 +405,7 @@ impl Executor {
         let deferred = initiator.has_deferred();
         // a part that is deferred is posted behind later packets
         let ordered = on.ring.is_none() && !deferred;
-        op.before = ordered.then(|| core.next_number(op.peer));
+        op.first_packet_after = ordered.then(|| core.next_number(op.peer));
         if deferred && !self.rma.deferring.contains(&link) {
             self.rma.deferring.push(link);
         }
@@ -456,9 +454,10 @@ impl Executor {
                 if initiator.has_deferred() {
                     self.rma.deferring.push(link);
                 }
+                self.watch_rma(link);
             }
         }
-        for peer in self.rma.peers() {
+        for peer in self.rma.peers_in_turn() {
             if core.is_itself(peer) {
                 self.run_own_rma(core, peer);
                 continue;
@@ -473,7 +472,7 @@ impl Executor {
                 };
                 let fenced = op.next == (0, 0) && self.is_behind_sends(core, op);
                 let elsewhere = op.link.is_some_and(|on| on != link);
-                let earlier = self.rma.first_ending(peer);
+                let earlier = self.rma.first_open(peer);
                 if fenced || elsewhere || earlier.is_some_and(|earlier| earlier < op.order) {
                     break;
                 }
@@ -482,7 +481,10 @@ impl Executor {
                     self.post_as_packet(core, key);
                     continue;
                 }
-                match self.post_rma(core, link, key) {
+                let follows = self.rma.ops.get(key).map(RmaOp::follow);
+                let posted = self.post_rma(core, link, key);
+                drop(follows);
+                match posted {
                     Ok(true) => self.rma.pop(peer),
                     Ok(false) => break,
                     Err(error) => {
@@ -535,16 +537,26 @@ impl Executor {
                 // unsignaled requests of the part, before this one, have succeeded
                 Some(failure) => {
                     let untouched = (stopped || failure.not_executed()) && before == 0;
-                    op.request_failed(&failure, untouched);
+                    op.note_failure(&failure, untouched && !op.begun);
                 }
                 None => match slot.refused {
                     Some(error) => refused_part(op, error),
-                    None => op.executed += u32::from(!slot.more),
+                    None => {
+                        op.executed += u32::from(!slot.more);
+                        // batches of a WRITE can be repeated, an atomic can not
+                        op.begun = slot.more && op.atomic.is_some();
+                    }
                 },
             }
             if !slot.more {
                 op.parts = op.parts.saturating_sub(1);
             }
+        }
+        #[cfg(test)]
+        if failure.is_none() && slot.more && std::mem::take(&mut self.breaks_atomics) {
+            let on = self.links.get_mut(link);
+            let qp = on.and_then(|on| on.qp.clone());
+            qp.map(|qp| qp.set_error());
         }
         if let Some(failure) = failure {
             self.request_failed(core, link, &failure);
@@ -662,7 +674,7 @@ impl Executor {
         if op.fault.is_none() {
             core.note_executed(peer);
         }
-        self.rma.ops.free(key);
+        self.rma.free(key);
         if let Some(slot) = slot {
             self.memory.give_back(slot);
             self.has_memory();
@@ -787,14 +799,4 @@ impl Executor {
             .ops
             .any(|op| op.held && (op.request.flags.contains(Flags::INJECT) || op.atomic.is_some()))
     }
-}
-
-/// The engine has refused a part of an operation.
-#[cold]
-pub(super) fn refused_part(op: &mut RmaOp, error: FiErrno) {
-    let fault = Fault {
-        err: error,
-        status: Some((rdma_core_sys::IBV_WC_REM_ACCESS_ERR, 0)),
-    };
-    op.fault = op.fault.or(Some(fault));
 }

@@ -3,22 +3,26 @@
 
 use rdma_core_sys as sys;
 
-use super::pull::is_refusal;
 use super::{Executor, Todo};
 use crate::errno::FiErrno;
 use crate::initiator::Initiator;
-use crate::queue::status_errno;
+use crate::queue::{is_refusal, status_errno};
 use crate::rdm::circuit_cm::{Unfinished, XrcStep};
 use crate::rdm::circuits::CircuitKey;
 use crate::rdm::core::Core;
-use crate::rdm::link::LinkKey;
+use crate::rdm::core::link::LinkKey;
+use crate::rdm::core::peer::PeerKey;
+use crate::rdm::core::recover::Waiting;
 use crate::rdm::link_cm::Ended;
 use crate::rdm::link_end::LinkSq;
-use crate::rdm::peer::PeerKey;
-use crate::rdm::recover::Waiting;
 use crate::rdm::rma::{Fault, Notice, Outcome, RmaKey, RmaOp};
 use crate::rdm::send_queue::Sent;
 use crate::wire::rdm::{Number, Terms};
+
+/// Largest part of an operation, in bytes; and on a circuit, where a request that takes
+/// [`STALL`](crate::rdm::circuit_queue) would be taken for one that waits.
+const PART: usize = 1 << 30;
+const CIRCUIT_PART: usize = 1 << 20;
 
 /// Status and vendor error of a request that has failed.
 #[derive(Clone, Copy, Debug)]
@@ -73,7 +77,7 @@ impl RmaOp {
     /// A request has failed with its link. `untouched`: it was not executed, nor was an earlier one
     /// of the same part.
     #[cold]
-    pub(super) fn request_failed(&mut self, failure: &Failure, untouched: bool) {
+    pub(super) fn note_failure(&mut self, failure: &Failure, untouched: bool) {
         if is_refusal(failure.status) {
             let fault = Fault {
                 err: status_errno(failure.status, false),
@@ -88,7 +92,26 @@ impl RmaOp {
     }
 }
 
+/// The engine has refused a part of an operation.
+#[cold]
+pub(super) fn refused_part(op: &mut RmaOp, error: FiErrno) {
+    let fault = Fault {
+        err: error,
+        status: Some((sys::IBV_WC_REM_ACCESS_ERR, 0)),
+    };
+    op.fault = op.fault.or(Some(fault));
+}
+
 impl Executor {
+    /// Largest part of an operation, in bytes.
+    pub(super) fn largest_part(&self) -> usize {
+        let part = match self.xrc {
+            Some(_) => CIRCUIT_PART,
+            None => PART,
+        };
+        self.rma_config.max_len.min(part)
+    }
+
     /// A request of a link has failed, and with it its queue pair: on XRC the circuit, with all its
     /// links.
     #[cold]
@@ -136,7 +159,7 @@ impl Executor {
         let Some(queue) = xrc.queue_mut(circuit) else {
             return;
         };
-        queue.room.give(count);
+        queue.others_completed(count);
         if queue.room.take_refused() {
             let ends = self
                 .links
@@ -244,12 +267,17 @@ impl Executor {
         if op.is_repeatable() || !op.uncertain {
             return self.repeat_rma(core, key);
         }
-        let known = op.known;
+        let (known, peer) = (op.known, op.peer);
+        let doubtful = self.rma.doubtful.entry(peer.number()).or_default();
         // on XRC a link can be ended twice: with its circuit, and then its half
-        self.rma.doubtful.retain(|listed| *listed != key);
-        match known {
-            Some(expected) => self.decide_rma(core, key, expected),
-            None => self.rma.doubtful.push(key),
+        doubtful.retain(|listed| *listed != key);
+        if known.is_none() {
+            doubtful.push(key);
+        } else if doubtful.is_empty() {
+            self.rma.doubtful.remove(&peer.number());
+        }
+        if let Some(expected) = known {
+            self.decide_rma(core, key, expected);
         }
     }
 
@@ -295,7 +323,7 @@ impl Executor {
                 }
             }
         }
-        if !self.rma.doubtful.is_empty() {
+        if self.rma.doubtful.contains_key(&peer.number()) {
             self.todo.push_back(Todo::DecideRma(peer));
         }
         if self.rma.first(peer).is_some() {
@@ -306,18 +334,20 @@ impl Executor {
     /// See [`Self::decide_rma`].
     pub(in crate::rdm) fn decide_all_rma(&mut self, core: &mut Core<Self>, peer: PeerKey) {
         let known = |key: &RmaKey| {
-            let op = self.rma.ops.get(*key).filter(|op| op.peer == peer);
+            let op = self.rma.ops.get(*key);
             op.is_some_and(|op| op.known.is_some())
         };
-        let doubtful = std::mem::take(&mut self.rma.doubtful);
-        let (decided, others): (Vec<_>, Vec<_>) = doubtful.into_iter().partition(known);
-        self.rma.doubtful = others;
+        let doubtful = self.rma.doubtful.remove(&peer.number());
+        let doubtful = doubtful.into_iter().flatten();
+        let (decided, others): (Vec<_>, Vec<_>) = doubtful.partition(known);
+        if !others.is_empty() {
+            self.rma.doubtful.insert(peer.number(), others);
+        }
         for key in decided {
             self.recover_rma(core, key);
         }
-        if self.rma.first(peer).is_some() {
-            self.todo.push_back(Todo::RunRma);
-        }
+        // posts what has waited for these outcomes too: messages, and RMA behind them
+        self.todo.push_back(Todo::RunRma);
     }
 
     /// The operations of a peer fail, but those that `waiting` keeps: they wait for its next
@@ -327,21 +357,16 @@ impl Executor {
         if self.rma.ops.len() == 0 {
             return 0;
         }
-        let mut kept = Vec::new();
-        while let Some(key) = self.rma.first(peer) {
-            self.rma.pop(peer);
-            let op = self.rma.ops.get(key);
-            if op.is_some_and(|op| op.is_kept(waiting)) {
-                kept.push(key);
-            }
-        }
-        let ops = &self.rma.ops;
-        let of_peer = |key: &RmaKey| ops.get(*key).is_some_and(|op| op.peer == peer);
-        self.rma.doubtful.retain(|key| !of_peer(key));
+        self.rma.retain_waiting(peer, |op| op.is_kept(waiting));
+        self.rma.doubtful.remove(&peer.number());
+        let mut holds = 0;
         for key in self.rma.ops.keys_where(|op| op.peer == peer) {
-            if !kept.contains(&key)
-                && let Some(op) = self.rma.ops.get_mut(key)
-            {
+            let Some(op) = self.rma.ops.get_mut(key) else {
+                continue;
+            };
+            if op.queued {
+                holds += u32::from(op.held);
+            } else {
                 // the core has dropped its holds
                 op.held = false;
                 op.fault = op.fault.or(Some(Fault::of(error)));
@@ -350,9 +375,6 @@ impl Executor {
                 self.todo.push_back(Todo::SettleRma(key));
             }
         }
-        let held = |key: &&RmaKey| self.rma.ops.get(**key).is_some_and(|op| op.held);
-        let holds = kept.iter().filter(held).count() as u32;
-        kept.into_iter().for_each(|key| self.rma.wait(key));
         holds
     }
 
@@ -394,8 +416,9 @@ impl Executor {
                 self.todo.push_back(Todo::SettleRma(key));
             } else if !self.rma.ending.contains(&key) {
                 // requests complete in their order, so these are behind one that has failed
-                op.again |= stopped;
-                op.uncertain |= !stopped;
+                let untouched = stopped && !op.begun;
+                op.again |= untouched;
+                op.uncertain |= !untouched;
                 self.rma.ending.push(key);
             }
         }

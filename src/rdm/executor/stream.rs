@@ -3,18 +3,18 @@
 
 #![allow(unsafe_code, reason = "posts from buffers of the application")]
 
+use super::super::core::direct::{PART, PartPost};
+use super::super::core::link::LinkKey;
+use super::super::core::ops::Uses;
 use super::super::core::{Core, Origin, Send};
-use super::super::direct::{PART, PartPost};
-use super::super::link::LinkKey;
 use super::super::link_ring::PartInRing;
-use super::super::operations::{Kind, PARTS, TxKey};
-use super::super::ops::Uses;
+use super::super::operations::{PARTS, TxKey};
 use super::super::paces::Way;
 use super::super::receives::ArrivalKey;
 use super::super::streams::Call;
 use super::Executor;
+use crate::wire::rdm::ring;
 use crate::wire::rdm::terms::MAX_DATA;
-use crate::wire::rdm::{OpId, ring};
 
 /// Parts of a message that one progress call posts.
 const BATCH: usize = 64;
@@ -192,8 +192,7 @@ impl Executor {
         (arrival.spare, arrival.asked) = (arrival.pull.take(), true);
         let op = arrival.op;
         self.streams.begin(key);
-        let receiver = OpId::new(key.number());
-        self.answer(origin, Kind::Cts { op, receiver });
+        self.ask_for_parts(origin, key, op);
     }
 
     /// A message has arrived as a SEND: it was too long for the ring of its link, or the ring was

@@ -1,12 +1,12 @@
 //! What follows from calls of the core, and the memory of a packet that has arrived.
 
 use super::super::circuits::CircuitKey;
+use super::super::core::link::LinkKey;
+use super::super::core::peer::PeerKey;
 use super::super::core::{Origin, Send};
-use super::super::link::LinkKey;
 use super::super::link_ring::RingPacket;
 use super::super::operations::TxKey;
 use super::super::packet_memory::Slot;
-use super::super::peer::PeerKey;
 use super::super::receives::ArrivalKey;
 use super::super::rma::RmaKey;
 use crate::wire::rdm::Credit;

@@ -61,6 +61,21 @@ impl SharedState {
         receive: Receive,
         number: Option<u64>,
     ) -> Result<Option<Delivery>, ()> {
+        let posted = self.post_one(want, receive, number);
+        if number.is_some() {
+            self.store.restore_order();
+        }
+        posted
+    }
+
+    /// As [`Self::post`]; with a number [`Store::restore_order`](super::Store::restore_order)
+    /// follows.
+    fn post_one(
+        &mut self,
+        want: &Want,
+        receive: Receive,
+        number: Option<u64>,
+    ) -> Result<Option<Delivery>, ()> {
         let key = self.store.posted.insert(receive).ok_or(())?;
         let messages = self.store.messages(receive.tagged);
         let posting = Posting {
@@ -142,7 +157,7 @@ impl SharedState {
     }
 
     /// The message of a target does not arrive: posts its receive again. Stored messages that it
-    /// matches are pending.
+    /// matches are pending. As [`Self::post_one`].
     fn give_back(&mut self, target: &Target, left: &mut Left) {
         let receive = target.receive;
         match (target.multi, target.posting) {
@@ -153,7 +168,7 @@ impl SharedState {
             }
             (None, Some(posting)) if !posting.cancelled => {
                 let want = self.current(&posting.want);
-                match self.post(&want, receive, Some(posting.number)) {
+                match self.post_one(&want, receive, Some(posting.number)) {
                     Ok(delivery) => self.pending.extend(delivery),
                     Err(()) => left.ended.push(receive),
                 }
@@ -220,6 +235,7 @@ impl Receives {
         for (_, target) in state.take_pending(me) {
             state.give_back(&target, &mut left);
         }
+        state.store.restore_order();
         left
     }
 
@@ -255,6 +271,7 @@ impl Receives {
             }
             state.give_back(&target, &mut left);
         }
+        state.store.restore_order();
         left
     }
 }
@@ -268,8 +285,8 @@ mod tests {
     use crate::flags::Flags;
     use crate::mr::Desc;
     use crate::rdm::core::Origin;
+    use crate::rdm::core::peer::PeerKey;
     use crate::rdm::iov::Iov;
-    use crate::rdm::peer::PeerKey;
     use crate::wire::rdm::OpId;
 
     /// The peer of both endpoints.
@@ -307,6 +324,7 @@ mod tests {
             prefix: 0,
             spare: None,
             push: None,
+            name: None,
         }
     }
 

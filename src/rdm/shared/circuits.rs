@@ -8,8 +8,8 @@ use crate::log::info_log;
 use crate::rdm::circuit_cm::TargetCm;
 use crate::rdm::circuits::CircuitKey;
 use crate::rdm::core::Failure;
+use crate::rdm::core::link::LinkKey;
 use crate::rdm::iov::MAX_IOV;
-use crate::rdm::link::LinkKey;
 use crate::verbs::{Qp, QpConfig, QpNumber, Target};
 use crate::wire::rdm::cm::VERSION;
 use crate::wire::rdm::xrc::{CircuitReply, CircuitRequest};
@@ -19,14 +19,14 @@ use crate::xrc::XrcDomain;
 impl Shared {
     /// Creates the initiator of a circuit.
     pub(in crate::rdm) fn create_initiator(&self) -> Result<Qp> {
-        let cq = {
+        let (cq, entries) = {
             let guard = self.lock();
             let state = guard.as_ref().ok_or(FiErrno::EOPBADSTATE)?;
             let xrc = state.io.xrc.as_ref().ok_or(FiErrno::EOPBADSTATE)?;
             let requests = xrc.queues().count() * self.depth();
-            self.make_entries(state, requests)?;
-            state.device_queue()
+            (state.device_queue(), requests + state.io.max_receives())
         };
+        self.make_entries(&cq, entries)?;
         let config = QpConfig {
             max_send_wr: self.depth(),
             max_recv_wr: 0,
@@ -68,6 +68,16 @@ impl Shared {
 
     /// Opens a target of the node.
     pub(in crate::rdm) fn open_target(&self, number: QpNumber) -> Result<Target> {
+        #[cfg(test)]
+        {
+            use std::sync::atomic::Ordering::Relaxed;
+            let left = self
+                .short
+                .fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1));
+            if left.is_ok() {
+                return Err(FiErrno::EMFILE);
+            }
+        }
         Target::open(self.xrc_domain()?.xrcd(), number)
     }
 

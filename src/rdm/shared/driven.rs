@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use super::Shared;
 use crate::conn::{CmSink, Dispatcher, Driven, Driver, Outcome};
 use crate::errno::FiErrno;
+use crate::rdm::core::link::LinkKey;
 use crate::rdm::cq_source::CqSource;
-use crate::rdm::link::LinkKey;
 use crate::rdm::link_cm::Step;
 use crate::rdm::parked_ids::is_port_down;
 use crate::verbs::CmId;
@@ -144,12 +144,15 @@ impl Driven for Shared {
             }
             state.settle();
         }
-        let (drained, mut next) = state.io.links.drained(Instant::now());
+        let seen = state.io.polled;
+        let (drained, mut next) = state.io.links.drained(Instant::now(), seen);
         if !drained.is_empty() && empty {
             empty = state.poll_all();
         }
-        if empty {
-            for link in drained {
+        for link in drained {
+            // peers that send without a pause do not delay the end of other links
+            let ended = empty || state.is_polled(link);
+            if ended {
                 // what is repeated precedes what the core posts to the next link
                 state.io.end_rma(link);
                 state.settle();
@@ -176,10 +179,12 @@ impl Driven for Shared {
         let mut steps = std::mem::take(&mut state.io.steps);
         steps.append(&mut state.io.withdrawing);
         steps.sort_by_key(Step::is_last);
-        let reads = state.io.reads_wait || state.io.copies();
+        // the polls of a failed endpoint return before they do it
+        let live = state.failed.is_none();
+        let reads = state.io.reads_wait || live && state.io.copies();
         let deadline = state.core.deadline();
         // operations wait for the completion of look-ups, for room or for credit
-        let rma = state.io.rma.progresses(&state.core);
+        let rma = live && state.io.rma.progresses(&state.core);
         state.io.rma.called = state.io.rma.waits();
         next = next.into_iter().chain(lease).chain(circuits).min();
         let again = rma

@@ -19,8 +19,9 @@ impl Shared {
         }
     }
 
-    /// Polls, and returns whether the peers have still to receive something, as in [`Self::linger`].
-    /// `None`: another thread, or a call that this thread has interrupted, has the lock.
+    /// Polls, and returns whether the peers have still to receive something, as in
+    /// [`Self::linger`]. `None`: another thread, or a call that this thread has interrupted, has
+    /// the lock.
     pub(in crate::rdm) fn owes(&self) -> Option<bool> {
         self.try_lock().map(|guard| self.owes_in(guard))
     }
@@ -46,8 +47,8 @@ impl Shared {
         guard.take().zip(Some(left))
     }
 
-    /// Informs the peers that the endpoint is being closed. A packet that has not arrived at `limit`
-    /// may get lost.
+    /// Informs the peers that the endpoint is being closed. A packet that has not arrived at
+    /// `limit` may get lost.
     pub(in crate::rdm) fn announce_end(&self, limit: Instant) {
         self.change(|core, io| core.announce_end(io));
         self.linger(limit);

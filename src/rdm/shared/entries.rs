@@ -4,8 +4,8 @@ use super::State;
 use crate::queue::Completion;
 use crate::queue::source::Sink;
 use crate::rdm::completions::{Entry, Side};
+use crate::rdm::core::peer::PeerKey;
 use crate::rdm::listening::scoped;
-use crate::rdm::peer::PeerKey;
 
 impl State {
     /// The `fi_addr_t` of a peer.
@@ -13,18 +13,21 @@ impl State {
         let Some(vector) = &self.vector else {
             return Completion::NO_ADDR;
         };
-        let generation = vector.generation();
+        // the generation and the count only grow, so each change of either one changes the sum
+        let generation = vector.generation().wrapping_add(self.core.names());
         let place = peer.place();
         if let Some((seen, addr)) = self.sources.get(place)
             && *seen == generation
         {
             return *addr;
         }
-        let first = self.core.address(peer);
-        let found = first.and_then(|first| vector.source(&[scoped(first, self.scope)]));
+        // a link-local address may have been inserted without its scope
+        let both = |addr| [scoped(addr, self.scope), addr];
+        let first = self.core.source_address(peer);
+        let found = first.and_then(|first| vector.source(&both(first)));
         let found = found.or_else(|| {
             let all = self.core.addresses(peer).into_iter();
-            let all: Vec<_> = all.map(|addr| scoped(addr, self.scope)).collect();
+            let all: Vec<_> = all.flat_map(both).collect();
             vector.source(&all)
         });
         let addr = found.map_or(Completion::NO_ADDR, |addr| addr.0);

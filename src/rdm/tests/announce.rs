@@ -1,6 +1,6 @@
 //! Messages that are announced in the call that sends them, on the embedded device.
 
-use super::super::link::LinkKey;
+use super::super::core::link::LinkKey;
 use super::endpoints::{Transport, wait};
 use super::pull::{bytes_of, domain, reader_at_once};
 use crate::queue::Completion;

@@ -2,7 +2,7 @@
 //! at random moments. A model checks each operation; `Plan` has what a seed permits.
 //!
 //! - Each operation ends once, within a limit of time. Without lost acknowledgements, restarts and
-//!   ends of sessions only injected writes and those with a wrong key fail.
+//!   ends of sessions only injected writes, those with a wrong key, and counted ones fail.
 //! - A success has the right bytes, and was executed once; remote CQ data arrives once.
 //! - A failed operation was executed at most once, and never after its failure was reported.
 //! - Messages of an endpoint to another one are matched in their order.
@@ -17,8 +17,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::super::core::Core;
+use super::super::core::link::LinkKey;
 use super::super::executor::Executor;
-use super::super::link::LinkKey;
 use super::endpoints::{End, Transport};
 use super::{Random, seeds};
 use crate::av::FiAddr;
@@ -26,13 +26,13 @@ use crate::domain::Domain;
 use crate::errno::FiErrno;
 use crate::flags::Flags;
 use crate::mr::{Access, Buffer, Desc, Region, RegionConfig};
-use crate::queue::{Completion, CompletionError};
+use crate::queue::{Completion, CompletionError, Counter, WaitKind};
 use crate::rdm::{EndpointConfig, LocalIov, RemoteIov};
 
 mod model;
 
 use model::*;
-pub(super) use model::{Memory, add, domain, pattern};
+pub(super) use model::{Memory, add, counting_domain, domain, pattern};
 
 /// One seed takes as long as so many of the network in memory.
 const SHARE: u64 = 25;
@@ -132,6 +132,11 @@ impl<'a> World<'a> {
         };
         // SAFETY: the memory lives longer than the region.
         let region = unsafe { Region::register(self.domain.mr(), &config) }.unwrap();
+        if plan.counted {
+            let counter = Counter::open(self.domain.queues(), WaitKind::None).unwrap();
+            let kinds = Flags::REMOTE_READ | Flags::REMOTE_WRITE;
+            region.bind_counter(&counter, kinds).unwrap();
+        }
         let receives = (0..RECEIVES).map(|_| (Memory::new(MESSAGE), 0)).collect();
         self.lives.push(Life {
             node,
@@ -529,8 +534,8 @@ impl<'a> World<'a> {
         let lost = error.err == FiErrno::ECONNABORTED;
         let allowed = match op.what {
             What::Wrong => error.err == FiErrno::EKEYREJECTED || lost && plan.lossy,
-            What::Write { inject, .. } => lost && (plan.lossy || inject),
-            What::Add { .. } => lost && plan.lossy && plan.device_atomics,
+            What::Write { inject, .. } => lost && (plan.lossy || plan.counted || inject),
+            What::Add { .. } => lost && (plan.lossy || plan.counted) && plan.device_atomics,
             _ => false,
         };
         assert!(
@@ -760,7 +765,7 @@ impl Drop for World<'_> {
 
 #[test]
 fn operations_on_links_that_break_end_once() {
-    let domains = [domain(false), domain(true)];
+    let domains = [counting_domain(), domain(true)];
     let mut breaks = 0;
     let all = seeds(1_000);
     let count = (all.end - all.start).div_ceil(SHARE);

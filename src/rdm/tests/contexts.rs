@@ -204,8 +204,9 @@ fn a_receive_that_survives_its_endpoint_gets_a_stored_message() {
 }
 
 /// The session of a message has ended while its sender writes to the receive, and the endpoint
-/// closes. The receive is posted again when the sender does not write any more. If it is stopped, the
-/// receive ends after 5 s, and its registration stays, because its end would take as long again.
+/// closes. The receive is posted again when the sender does not write any more. If it is stopped,
+/// the receive ends after 5 s, and its registration stays, because its end would take as long
+/// again.
 #[test]
 fn a_receive_survives_a_sender_that_writes_to_it() {
     for ends in [true, false] {

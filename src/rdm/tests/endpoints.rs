@@ -3,6 +3,7 @@
 #![allow(unsafe_code, reason = "passes buffers as C does")]
 
 use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -16,8 +17,8 @@ use crate::flags::Flags;
 use crate::mr::{Access, Desc};
 use crate::queue::{BindFlags, Completion, CompletionQueue, CqConfig, WaitKind};
 use crate::rdm::core::Core;
-use crate::rdm::executor::Executor;
-use crate::rdm::link::LinkKey;
+use crate::rdm::core::link::LinkKey;
+use crate::rdm::executor::{CALL, Executor};
 use crate::rdm::{AddressVector, Endpoint, EndpointConfig, Limits, LocalIov};
 use crate::verbs::Qp;
 
@@ -102,6 +103,7 @@ pub(super) fn config() -> EndpointConfig {
         xrc: false,
         auto: false,
         auth: None,
+        traffic_class: None,
         src: Some("127.0.0.1:0".parse().unwrap()),
         max_links: None,
         connect_timeout: None,
@@ -314,6 +316,70 @@ fn a_message_to_itself() {
     }
 }
 
+/// No call copies more of them than a limit, whether the application polls or not; what is behind
+/// them does not wait.
+#[test]
+fn long_messages_to_itself_are_divided() {
+    const LEN: usize = 2 * CALL + 5000;
+    let domain = domain();
+    for (early, polls) in [(true, true), (true, false), (false, true), (false, false)] {
+        let a = End::open(&domain);
+        let to_a = a.knows(&a);
+        let bytes: Vec<u8> = (0..LEN).map(|i| (i >> 9) as u8).collect();
+        // the second one is truncated
+        let mut targets = [vec![0; LEN], vec![0; CALL + 9]];
+        let (mut short, mut contexts) = ([0; 8], Vec::new());
+        for tag in [1, 2] {
+            if early {
+                a.recv(
+                    Some((tag, 0)),
+                    &mut targets[tag as usize - 1],
+                    10 + tag as usize,
+                );
+            }
+            a.send(to_a, Some(tag), &bytes, tag as usize);
+        }
+        if !early {
+            for tag in [1, 2] {
+                a.recv(
+                    Some((tag, 0)),
+                    &mut targets[tag as usize - 1],
+                    10 + tag as usize,
+                );
+            }
+        }
+        a.recv(Some((3, 0)), &mut short, 13);
+        a.send(to_a, Some(3), &[7; 8], 3);
+        let limit = Instant::now() + Duration::from_secs(20);
+        if !polls {
+            while a.state(|state| state.io.copies()) {
+                assert!(Instant::now() < limit, "the driver does not go on");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        while contexts.len() != 6 {
+            match a
+                .cq
+                .read(1, &mut |it: &Completion| contexts.push(it.context))
+            {
+                Ok(_) => {}
+                Err(FiErrno::EAGAIN) => assert!(Instant::now() < limit, "{contexts:?}"),
+                Err(_) => {
+                    let error = a.cq.read_error().unwrap();
+                    assert_eq!((error.err, error.olen), (FiErrno::ETRUNC, LEN - CALL - 9));
+                    contexts.push(error.completion.context);
+                }
+            }
+        }
+        let parts = a.state(|state| state.io.own_parts);
+        assert!((5..8).contains(&parts), "{parts} parts");
+        contexts.sort_unstable();
+        assert_eq!(contexts, [1, 2, 3, 11, 12, 13]);
+        assert!(targets[0] == bytes && targets[1] == bytes[..CALL + 9]);
+        assert_eq!(short, [7; 8]);
+    }
+}
+
 /// A message of more than `max_msg_size` bytes is refused.
 #[test]
 fn messages_longer_than_the_maximum() {
@@ -381,6 +447,105 @@ fn endpoints_have_the_key_of_their_domain() {
                 assert!(Instant::now() < limit, "{auth:?}");
             }
             assert_eq!(a.cq.read_error().unwrap().err, FiErrno::EACCES);
+        }
+    });
+}
+
+/// `fi_setname(3)` binds the address: before the endpoint is enabled, and also if that fails.
+#[test]
+fn a_name_is_bound_when_it_is_given() {
+    let folder = std::env::temp_dir().join(format!("weft-names-{}", std::process::id()));
+    std::fs::create_dir(&folder).unwrap();
+    let permit = |mode| {
+        let mode = PermissionsExt::from_mode(mode);
+        std::fs::set_permissions(&folder, mode).unwrap();
+    };
+    let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
+    Transport::each(|transport| {
+        let device = crate::verbs::devices(&[softverbs::backend()], false).remove(0);
+        let mut config = DomainConfig::default();
+        config.xrc.demanded = Some(folder.join("domain"));
+        let domain = Domain::open(&device, config).unwrap();
+        let new = || Endpoint::new(&domain, transport.config()).unwrap();
+        let (ep, other) = (new(), new());
+        assert_eq!(ep.name(), Err(FiErrno::EOPBADSTATE));
+        ep.set_name(any).unwrap();
+        let name = ep.name().unwrap();
+        assert_eq!(name.ip(), any.ip());
+        assert_ne!(name.port(), 0);
+        ep.set_name(any).unwrap();
+        assert_eq!(ep.name(), Ok(name), "it has a port");
+        assert_eq!(other.set_name(name), Err(FiErrno::EADDRINUSE));
+        let foreign = SocketAddr::new("203.0.113.1".parse().unwrap(), name.port());
+        for unnamed in [&ep, &other] {
+            let refused = unnamed.set_name(foreign);
+            assert_eq!(refused, Err(FiErrno::EADDRNOTAVAIL));
+        }
+        assert_eq!(ep.name(), Ok(name));
+        assert_eq!(other.name(), Err(FiErrno::EOPBADSTATE));
+        // all addresses with the same port, and back
+        ep.set_name("0.0.0.0:0".parse().unwrap()).unwrap();
+        assert_eq!(ep.name().unwrap().port(), name.port());
+        ep.set_name(name).unwrap();
+        assert_eq!(ep.name(), Ok(name));
+        // enabling keeps it
+        assert_eq!(ep.enable(), Err(FiErrno::ENOCQ));
+        let cq = queue(&domain, 0);
+        ep.bind_cq(&cq, BindFlags::TRANSMIT | BindFlags::RECV)
+            .unwrap();
+        ep.bind_vector(&AddressVector::open(4).unwrap()).unwrap();
+        if transport == Transport::Xrc {
+            permit(0o777);
+            assert_eq!(ep.enable(), Err(FiErrno::EACCES));
+            permit(0o755);
+            assert_eq!(ep.name(), Ok(name));
+            assert_eq!(other.set_name(name), Err(FiErrno::EADDRINUSE));
+        }
+        ep.enable().unwrap();
+        assert_eq!(ep.name(), Ok(name));
+        assert_eq!(ep.set_name(any), Err(FiErrno::EOPBADSTATE));
+        // the port is free when the endpoint is closed, enabled or not
+        ep.close();
+        other.set_name(name).unwrap();
+        other.close();
+        assert_eq!(other.name(), Err(FiErrno::EOPBADSTATE));
+        assert_eq!(other.set_name(any), Err(FiErrno::EOPBADSTATE));
+        new().set_name(name).unwrap();
+    });
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+/// The links of an endpoint with a traffic class of its own have that, and others the domain's.
+#[test]
+fn packets_have_the_traffic_class_of_their_endpoint() {
+    Transport::each(|transport| {
+        let device = crate::verbs::devices(&[softverbs::backend()], false).remove(0);
+        let mut config = DomainConfig::default();
+        config.tuning.traffic_class = Some(0x68);
+        let domain = Domain::open(&device, config).unwrap();
+        for (asked, class) in [(None, 0x68), (Some(0xb8), 0xb8)] {
+            let config = EndpointConfig {
+                traffic_class: asked,
+                ..transport.config()
+            };
+            let (a, b) = (
+                End::with(&domain, config, 0),
+                End::with(&domain, transport.config(), 0),
+            );
+            let mut target = [0; 8];
+            b.recv(None, &mut target, 2);
+            a.send(a.knows(&b), None, &[7; 8], 1);
+            wait([&a, &b], [1, 1]);
+            let classes = a.state(|state| {
+                let links: Vec<_> = state.io.links.keys().collect();
+                let qps = links
+                    .into_iter()
+                    .filter_map(|key| queue_pair(&mut state.io, key));
+                qps.map(|qp| qp.query().unwrap().traffic_class)
+                    .collect::<Vec<_>>()
+            });
+            assert!(!classes.is_empty());
+            assert!(classes.iter().all(|of| *of == class), "{classes:?}");
         }
     });
 }

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use super::super::completions::Side;
 use super::super::core::Core;
+use super::super::core::peer::PeerKey;
 use super::super::executor::Executor;
 use super::super::operations::Kind;
-use super::super::peer::PeerKey;
 use super::super::shared::State;
 use super::endpoints::{End, Transport, config, domain, queue, wait, wait_for};
 use crate::av::FiAddr;
@@ -21,6 +21,7 @@ use crate::mr::Desc;
 use crate::queue::{BindFlags, Completion, CompletionError};
 use crate::rdm::{AddressVector, Endpoint, EndpointConfig, LocalIov};
 use crate::verbs::{CmEvent, CmEventKind, PrivateData};
+use crate::wire::rdm::Listener;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -527,6 +528,127 @@ fn an_endpoint_listens_at_each_address_of_its_device() {
     };
     let ipv6 = End::with(&domain, ipv6, 0);
     assert!(ipv6.ep.name().unwrap().is_ipv6());
+}
+
+/// The source of messages is looked up again when an address turns out to be one of their sender.
+#[test]
+fn the_source_of_a_peer_follows_its_names() {
+    let domain = domain();
+    let anywhere = || EndpointConfig {
+        src: None,
+        ..config()
+    };
+    let (a, b) = (
+        End::with(&domain, anywhere(), 0),
+        End::with(&domain, anywhere(), 0),
+    );
+    let listening = a.ep.shared().listening.get().unwrap();
+    let Some(other) = listening.addresses().nth(1) else {
+        eprintln!("skipped: the device has one address");
+        return;
+    };
+    let (by_other, to_b) = (b.knows_at(other), a.knows(&b));
+    let mut dials = 0;
+    let ep = b.ep.shared();
+    ep.change(|core, _| dials = std::mem::take(&mut core.config.dials));
+    // the address is used
+    let (mut directed, mut bytes) = ([0; 8], [0; 8]);
+    let iov = libc::iovec {
+        iov_base: directed.as_mut_ptr().cast(),
+        iov_len: 8,
+    };
+    let local = LocalIov::single(&iov, &Desc::NULL);
+    // SAFETY: the buffer lives until the completion.
+    unsafe { b.ep.recv(by_other, None, local, 3, None) }.unwrap();
+    b.recv(None, &mut bytes, 2);
+    a.send(to_b, None, &[1; 8], 1);
+    let [_, got] = wait([&a, &b], [1, 1]);
+    assert_eq!((got[0].context, got[0].src_addr), (2, u64::MAX));
+    ep.change(|core, io| {
+        core.config.dials = dials;
+        core.settle(io);
+    });
+    let limit = Instant::now() + Duration::from_secs(20);
+    while b.state(|state| state.core.peer_keys().count()) != 1 {
+        b.poll();
+        assert!(Instant::now() < limit, "two peers");
+    }
+    a.send(to_b, None, &[2; 8], 1);
+    let [_, got] = wait([&a, &b], [1, 1]);
+    assert_eq!((got[0].context, got[0].src_addr), (3, by_other.0));
+}
+
+/// The driver has slept for longer than the connect timeout when the application uses an address
+/// that a peer has stated as a further one. It is dialled for its time all the same.
+#[test]
+fn a_stated_address_is_dialled_long_after_the_last_event() {
+    let domain = domain();
+    let impatient = EndpointConfig {
+        connect_timeout: Some(SECOND),
+        ..config()
+    };
+    let a = End::with(&domain, impatient, 0);
+    let (b, other) = (End::open(&domain), End::open(&domain));
+    connect(&a, &b);
+    let addr = other.ep.name().unwrap();
+    let stated = Listener::new(addr.ip(), addr.port()).unwrap();
+    a.call(|core, peer, _| core.state_further(peer, &[stated]));
+    std::thread::sleep(3 * SECOND / 2);
+    let mut bytes = [0; 8];
+    other.recv(None, &mut bytes, 2);
+    a.send(a.knows_at(addr), None, &[7; 8], 1);
+    wait([&a, &other], [1, 1]);
+    assert_eq!(bytes, [7; 8]);
+}
+
+/// The source of a peer's messages follows what its addresses are found to be.
+#[test]
+fn the_source_of_a_peer_follows_its_addresses() {
+    let domain = domain();
+    let (a, b) = (End::open(&domain), End::open(&domain));
+    let to_b = a.knows(&b);
+    let mut bytes = [0; 8];
+    let mut source = || {
+        b.recv(None, &mut bytes, 2);
+        a.send(to_b, None, &[1; 8], 1);
+        let [_, got] = wait([&a, &b], [1, 1]);
+        got[0].src_addr
+    };
+    assert_eq!(source(), Completion::NO_ADDR);
+    let places = [
+        Listener::new([127, 0, 0, 9].into(), 9),
+        Listener::new([127, 0, 0, 9].into(), 10),
+    ];
+    let [stated, used] = places.map(Option::unwrap);
+    let [to_stated, to_used] = [stated, used].map(|at| b.knows_at(at.socket_addr()));
+    let of_a = b.state(|state| state.core.peer_keys().next().unwrap());
+    assert_eq!(source(), Completion::NO_ADDR);
+    // HELLO states one
+    let states = |further: &[Listener]| {
+        let shared = b.ep.shared();
+        shared.change(|core, _| core.state_further(of_a, further));
+    };
+    states(&[stated]);
+    assert_eq!(source(), to_stated.0);
+    // which leads to another endpoint, perhaps
+    b.state(|state| state.peer_of(to_stated).unwrap());
+    assert_eq!(source(), Completion::NO_ADDR);
+    states(&[]);
+    // one that was used before is found to be an address of the peer
+    let alias = b.state(|state| state.peer_of(to_used).unwrap());
+    assert_eq!(source(), Completion::NO_ADDR);
+    // many others are known
+    for port in 1..100 {
+        let other = Listener::new([127, 0, 0, 8].into(), port).unwrap();
+        b.state(|state| state.core.peer_at(other).unwrap());
+    }
+    let examined = || b.state(|state| state.core.examined.take());
+    b.ep.shared().change(|core, io| core.merge(alias, of_a, io));
+    examined();
+    assert_eq!(source(), to_used.0);
+    assert_eq!(examined(), 2);
+    assert_eq!(source(), to_used.0);
+    assert_eq!(examined(), 0);
 }
 
 /// An endpoint that may have 3 links has 10 idle peers, and connects to each again.

@@ -13,13 +13,13 @@ use std::collections::{BinaryHeap, HashMap, HashSet, VecDeque};
 use std::net::{IpAddr, Ipv4Addr};
 
 use self::circuits::{Circuit, OnCircuit, Polled};
-use super::super::connect::LINK_REPLY_WAIT;
+use super::super::core::connect::LINK_REPLY_WAIT;
+use super::super::core::direct::Arrivals;
+use super::super::core::link::LinkKey;
+use super::super::core::ops::{Form, Uses};
+use super::super::core::peer::PeerKey;
+use super::super::core::recover::Waiting;
 use super::super::core::{Config, Core, Failure, Io, Origin, Post, Send};
-use super::super::direct::Arrivals;
-use super::super::link::LinkKey;
-use super::super::ops::{Form, Uses};
-use super::super::peer::PeerKey;
-use super::super::recover::Waiting;
 use super::Random;
 use crate::errno::{FiErrno, Result};
 use crate::verbs::{RemoteAddr, Rkey};
@@ -189,6 +189,10 @@ impl Io for Hands {
     fn reject(&mut self, held: usize, rejection: &Rejection) {
         let bytes = rejection.encode().to_vec();
         self.actions.push(Action::Reject(held, bytes));
+    }
+
+    fn is_later(&self, op: Op, than: Op) -> bool {
+        op.id > than.id
     }
 
     fn post(&mut self, link: LinkKey, header: Header, op: Op, form: Form) -> Post {
@@ -550,8 +554,8 @@ pub(super) struct World {
     /// Messages that were sent by streams, and may be incomplete.
     streams: HashMap<(usize, usize), Vec<usize>>,
     restarted: Vec<Listener>,
-    /// Places of an endpoint and of its peer, and when the first has freed the second, or has failed
-    /// its operations.
+    /// Places of an endpoint and of its peer, and when the first has freed the second, or has
+    /// failed its operations.
     left: Vec<([usize; 2], u64)>,
     /// When the endpoint at an address has begun.
     replaced: HashMap<Listener, u64>,
@@ -1284,8 +1288,8 @@ impl World {
         });
     }
 
-    /// Nothing names a peer any more: all are freed that have no link. An idle link may exist at one
-    /// side alone.
+    /// Nothing names a peer any more: all are freed that have no link. An idle link may exist at
+    /// one side alone.
     fn free_all(&mut self) {
         for node in 0..self.nodes.len() {
             let kept = std::mem::take(&mut self.nodes[node].kept);
@@ -1356,8 +1360,8 @@ impl World {
         }
     }
 
-    /// Breaks a link: what is in flight is lost, and each side notices at another time: by a request
-    /// that is not acknowledged, or by the disconnect of the connection.
+    /// Breaks a link: what is in flight is lost, and each side notices at another time: by a
+    /// request that is not acknowledged, or by the disconnect of the connection.
     fn cut(&mut self, conn: usize) {
         self.conns[conn].cut = true;
         let dialled = self.conns[conn].sides[1].is_none();

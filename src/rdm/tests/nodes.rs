@@ -13,7 +13,11 @@ use super::endpoints::End;
 use super::xrc::{break_one, exchange, objects, open_at, open_with};
 use crate::domain::{Domain, DomainConfig};
 use crate::rdm::circuits::CircuitKey;
+use crate::rdm::core::connect::BACKOFF;
 use crate::verbs::QpNumber;
+use crate::wire::rdm::cm::VERSION;
+use crate::wire::rdm::xrc::{LinkRejection, NodeId};
+use crate::wire::rdm::{EndpointId, Listener, Reason, Rejection};
 use crate::xrc::Places;
 
 /// A node: the path of its file, which is removed with its last domain.
@@ -217,4 +221,65 @@ fn a_close_breaks_no_circuit_of_others() {
             assert_eq!(broken, (0, 0, 0), "{counts:?}");
         });
     }
+}
+
+/// A process has no descriptor for the target of a circuit that exists: its peer repeats the
+/// request, and neither ends the circuit nor makes a further one.
+#[test]
+fn a_process_without_descriptors_answers_busy() {
+    let at = |host| Some(SocketAddr::from(([127, 0, 0, host], 0)));
+    let a = open_at(&Node::new().process(), at(2));
+    let node = Node::new();
+    let (b, c) = (
+        open_at(&node.process(), at(3)),
+        open_at(&node.process(), at(3)),
+    );
+    exchange(&a, &b);
+    c.ep.shared().short.store(3, Ordering::Relaxed);
+    exchange(&a, &c);
+    assert_eq!(c.ep.shared().short.load(Ordering::Relaxed), 0);
+    let counts = a.state(|state| {
+        let counts = &state.io.xrc.as_ref().unwrap().counts;
+        (
+            counts.nodes,
+            counts.circuit_requests,
+            counts.circuits_failed,
+        )
+    });
+    assert_eq!(counts, (0, 1, 0));
+    exchange(&a, &b);
+}
+
+/// A peer answers each request for a link with NODE, and states another node each time. The dial
+/// has failed after a few of them, and the next one is after a pause.
+#[test]
+fn a_peer_that_states_ever_new_nodes_is_dialled_with_pauses() {
+    let end = open_at(&Node::new().process(), None);
+    let nowhere = Listener::new([127, 0, 0, 1].into(), 1).unwrap();
+    let begin = Instant::now();
+    end.ep.shared().change(|core, io| {
+        let peer = core.peer_at(nowhere).unwrap();
+        core.hold(peer, io);
+        let link = io.links.keys().next().unwrap();
+        let mut answers = 0;
+        while core.peer_of(link).is_some() {
+            let request = io.port_mut(link).unwrap().request.unwrap();
+            let rejection = Rejection {
+                version: VERSION,
+                epoch: Some(request.epoch),
+                id: EndpointId::new(77).unwrap(),
+                newest: None,
+                reason: Reason::Node,
+            };
+            answers += 1;
+            let node = NodeId::new(1_000 + answers);
+            io.answered(core, link, &LinkRejection { rejection, node }.encode());
+            assert!(answers < 100);
+        }
+        assert_eq!(answers, 9);
+        assert!(!core.is_up(peer));
+        // the pause begins with the time of the last event, and can have passed on a busy machine
+        let pause = Duration::from_nanos(BACKOFF.0.into());
+        assert!(core.link_count() == 0 || begin.elapsed() >= pause);
+    });
 }

@@ -1,4 +1,5 @@
-//! Operations whose outcome is known, or becomes known, when their link or the session has ended.
+//! Operations whose outcome is known, or becomes known, when their link or the session has ended,
+//! and the order of those that are posted again.
 
 #![allow(unsafe_code, reason = "passes buffers as C does")]
 
@@ -10,15 +11,15 @@ use super::super::endpoint::AtomicCall;
 use super::super::links::LinkQp;
 use super::super::rma::{Request, RmaOp};
 use super::super::shared::State;
-use super::breaks::{Memory, domain, pattern};
+use super::breaks::{Memory, add, counting_domain, domain, pattern};
 use super::endpoints::{End, Transport, wait};
 use super::rma::{Side, connected, memory};
 use crate::av::FiAddr;
 use crate::errno::FiErrno;
 use crate::flags::Flags;
 use crate::mr::Desc;
-use crate::queue::Completion;
-use crate::rdm::{EndpointConfig, LocalIov};
+use crate::queue::{Completion, Counter, WaitKind};
+use crate::rdm::{EndpointConfig, LocalIov, RemoteIov};
 use crate::verbs::SendOpcode;
 
 /// Elements of an atomic whose packet is not inline.
@@ -35,7 +36,7 @@ fn until(ends: [&End; 2], mut holds: impl FnMut(&mut State) -> bool) {
 }
 
 /// Uses the only link of a side.
-fn link<R>(side: &Side, using: impl FnOnce(&mut LinkQp) -> R) -> R {
+pub(super) fn link<R>(side: &Side, using: impl FnOnce(&mut LinkQp) -> R) -> R {
     let key = side.key();
     side.end
         .state(|state| using(state.io.links.get_mut(key).unwrap()))
@@ -50,7 +51,7 @@ fn fail(side: &Side) {
 }
 
 /// Sends a message from memory that the caller keeps.
-fn send(side: &Side, to: FiAddr, from: &Memory, context: usize, flags: Flags) {
+pub(super) fn send(side: &Side, to: FiAddr, from: &Memory, context: usize, flags: Flags) {
     let iov = from.iov();
     let local = LocalIov::single(&iov, &Desc::NULL);
     let flags = Some(Flags::COMPLETION | flags);
@@ -179,7 +180,7 @@ fn a_write_is_decided_by_the_next_link() {
         let mut op = RmaOp::new(request, peer, io.rma.next_order());
         (op.context, op.wanted, op.parts) = (5, true, 1);
         (op.link, op.uncertain) = (Some(lost), true);
-        op.before = Some(core.next_number(peer));
+        op.first_packet_after = Some(core.next_number(peer));
         let key = io.rma.ops.insert(op).unwrap();
         io.rma.ending.push(key);
         ending = Some(key);
@@ -198,4 +199,124 @@ fn a_write_is_decided_by_the_next_link() {
         (error.completion.context, error.err),
         (5, FiErrno::ECONNABORTED)
     );
+}
+
+/// What is posted behind a write of unknown outcome, a message or another write, waits until the
+/// outcome is known: the write may have to be posted again.
+#[test]
+fn nothing_overtakes_a_write_of_unknown_outcome() {
+    let domain = domain(true);
+    let (a, b, to_b) = connected(&domain, Transport::Rc);
+    let lost = a.key();
+    let mut dials = 0;
+    a.end.ep.shared().change(|core, io| {
+        dials = std::mem::take(&mut core.config.dials);
+        core.broken(lost, io);
+    });
+    until([&a.end, &b.end], |state| {
+        state.io.links.keys().next().is_none()
+    });
+    let (first, second) = (memory(2, 100), memory(3, 100));
+    let mut bytes = [0; 8];
+    b.end.recv(None, &mut bytes, 2);
+    a.write(to_b, b.range(0, 100), &first, 5, false);
+    // as if it had been posted to the lost link, behind a packet that did not arrive
+    a.end.ep.shared().change(|core, io| {
+        let peer = core.peer_keys().next().unwrap();
+        let key = io.rma.first(peer).unwrap();
+        io.rma.pop(peer);
+        let op = io.rma.ops.get_mut(key).unwrap();
+        (op.link, op.next, op.uncertain) = (Some(lost), (1, 0), true);
+        op.packets_before = Some(core.next_number(peer).next());
+        io.rma.doubtful.entry(peer.number()).or_default().push(key);
+    });
+    a.end.send(to_b, None, &[9; 8], 6);
+    a.write(to_b, b.range(0, 100), &second, 7, false);
+    a.end.ep.shared().change(|core, io| {
+        core.config.dials = dials;
+        core.settle(io);
+    });
+    let [ended, _] = wait([&a.end, &b.end], [3, 1]);
+    let contexts: Vec<_> = ended.iter().map(|it| it.context).collect();
+    assert_eq!((contexts, bytes), (vec![5, 6, 7], [9; 8]));
+    assert!(b.memory.is(0, &pattern(3, 100)));
+}
+
+/// The link of an atomic breaks when the atomic was executed, and before the region has counted it.
+#[test]
+fn a_counted_atomic_is_executed_once() {
+    let domain = counting_domain();
+    let (a, b, to_b) = connected(&domain, Transport::Rc);
+    let counter = Counter::open(domain.queues(), WaitKind::None).unwrap();
+    b.region
+        .bind_counter(&counter, Flags::REMOTE_WRITE)
+        .unwrap();
+    let word = [RemoteIov {
+        addr: 0,
+        ..b.range(0, 8)
+    }];
+    let add_one = |context| {
+        let call = (context, Flags::COMPLETION);
+        // SAFETY: the operands are copied, and there is no result.
+        unsafe { add(&a.end.ep, to_b, &word, LocalIov::NONE, call) }.unwrap();
+        let (found, error) = a.entry();
+        assert_eq!(found, context);
+        error.map(|error| error.err)
+    };
+    assert_eq!(add_one(5), None);
+    a.end.ep.shared().change(|_, io| io.breaks_atomics = true);
+    assert_eq!(add_one(6), Some(FiErrno::ECONNABORTED));
+    assert!(!a.end.state(|state| state.io.breaks_atomics), "no event");
+    assert!(b.memory.is(0, &2_u64.to_ne_bytes()), "executed twice");
+    assert_eq!(add_one(7), None);
+    assert!(b.memory.is(0, &3_u64.to_ne_bytes()));
+}
+
+/// Stores a value in the first word of the peer's region.
+pub(super) fn store(side: &Side, to: FiAddr, of: &Side, value: u64, context: usize) {
+    let operand = libc::iovec {
+        iov_base: (&raw const value).cast_mut().cast(),
+        iov_len: 8,
+    };
+    let call = AtomicCall {
+        family: Family::Base,
+        operation: Arithmetic::new(Operator::Write, Datatype::Uint64).unwrap(),
+        count: 1,
+        operands: LocalIov::single(&operand, &Desc::NULL),
+        compare: LocalIov::NONE,
+        result: LocalIov::NONE,
+        targets: &[of.range(0, 8)],
+        context,
+        flags: Some(Flags::COMPLETION),
+        injected: false,
+    };
+    // SAFETY: the operand is copied.
+    unsafe { side.end.ep.atomic(to, &call) }.unwrap();
+}
+
+/// An atomic waits although the link turns out to be one to a peer whose device executes none: as
+/// a packet it is executed behind those that were posted before there was a link.
+#[test]
+fn an_atomic_does_not_overtake_one_that_waits() {
+    let domain = domain(true);
+    let (a, b, to_b) = connected(&domain, Transport::Rc);
+    // a fence behind a message without receive
+    let (long, source) = (memory(2, 10_000), memory(3, 8));
+    send(&a, to_b, &long, 4, Flags::empty());
+    let iov = source.iov();
+    let local = LocalIov::single(&iov, &Desc::NULL);
+    let flags = Some(Flags::COMPLETION | Flags::FENCE);
+    let ep = &a.end.ep;
+    // SAFETY: the memory lives until the entry.
+    unsafe { ep.write(to_b, local, &[b.range(8, 8)], None, 5, flags) }.unwrap();
+    store(&a, to_b, &b, 1, 6);
+    assert_eq!(a.end.state(|state| state.io.rma.ops.len()), 2);
+    link(&a, |link| link.device_atomics = false);
+    store(&a, to_b, &b, 2, 7);
+    let mut bytes = vec![0; 10_000];
+    b.end.recv(None, &mut bytes, 2);
+    let [ended, _] = wait([&a.end, &b.end], [4, 1]);
+    let contexts: Vec<_> = ended.iter().map(|it| it.context).collect();
+    assert_eq!(contexts, [4, 5, 6, 7]);
+    assert!(b.memory.is(0, &2_u64.to_ne_bytes()), "overtaken");
 }

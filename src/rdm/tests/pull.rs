@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use super::super::circuit_cm::XrcStep;
 use super::super::completions::Side;
 use super::super::core::Core;
+use super::super::core::link::LinkKey;
+use super::super::core::peer::PeerKey;
 use super::super::executor::Executor;
-use super::super::link::LinkKey;
 use super::super::link_cm::Step;
-use super::super::peer::PeerKey;
 use super::super::receives::AtSender;
 use super::endpoints::{End, Transport, give_up_circuits, queue_pair, wait, wait_for};
 use crate::av::FiAddr;
@@ -31,7 +31,7 @@ pub(super) fn domain() -> Arc<Domain> {
     domain_with(Mode::NATIVE)
 }
 
-fn domain_with(mode: Mode) -> Arc<Domain> {
+pub(super) fn domain_with(mode: Mode) -> Arc<Domain> {
     let device = crate::verbs::devices(&[softverbs::backend()], false).remove(0);
     let mr = MrConfig {
         form: Form::new(mode, false),
@@ -45,7 +45,7 @@ fn domain_with(mode: Mode) -> Arc<Domain> {
 }
 
 /// An endpoint that streams no messages: it reads them.
-fn reader(domain: &Arc<Domain>, transport: Transport) -> End {
+pub(super) fn reader(domain: &Arc<Domain>, transport: Transport) -> End {
     let end = reader_at_once(domain, transport);
     end.ep.shared().change(|_, io| io.posts_reads = true);
     end
@@ -59,7 +59,7 @@ pub(super) fn reader_at_once(domain: &Arc<Domain>, transport: Transport) -> End 
 }
 
 /// Calls `test` for each transport, with READs by requests and without.
-fn each_reader(test: impl Fn(Transport, fn(&Arc<Domain>, Transport) -> End)) {
+pub(super) fn each_reader(test: impl Fn(Transport, fn(&Arc<Domain>, Transport) -> End)) {
     Transport::each(|transport| {
         test(transport, reader);
         test(transport, reader_at_once);
@@ -80,7 +80,7 @@ pub(super) fn break_links(end: &End) {
     });
 }
 
-fn pull_failures(end: &End) -> (u32, u32) {
+pub(super) fn pull_failures(end: &End) -> (u32, u32) {
     end.ep.shared().lock().as_ref().unwrap().io.pull_failures
 }
 
@@ -400,6 +400,21 @@ fn messages_that_are_announced_together_are_read_together() {
     assert_eq!(pull_failures(b), (0, 0));
 }
 
+/// Registers memory that lives longer than the region.
+pub(super) fn region(domain: &Domain, bytes: &[u8], access: Access) -> Arc<Region> {
+    let buffer = Buffer {
+        addr: bytes.as_ptr().cast(),
+        len: bytes.len(),
+    };
+    let config = RegionConfig {
+        buffers: &[buffer],
+        access,
+        ..RegionConfig::default()
+    };
+    // SAFETY: the caller's promise.
+    unsafe { Region::register(domain.mr(), &config) }.unwrap()
+}
+
 /// Receives with descriptors, which the device checks: a message for a buffer that is not wholly in
 /// the region of its descriptor arrives in parts.
 #[test]
@@ -413,23 +428,10 @@ fn messages_are_read_without_requests_by_descriptors() {
         let to_b = a.knows(&b);
         let bytes = bytes_of(1);
         let mut target = vec![0u8; LEN];
-        let region = |bytes: &[u8], access| {
-            let buffer = Buffer {
-                addr: bytes.as_ptr().cast(),
-                len: bytes.len(),
-            };
-            let config = RegionConfig {
-                buffers: &[buffer],
-                access,
-                ..RegionConfig::default()
-            };
-            // SAFETY: the memory lives longer than the region.
-            unsafe { Region::register(domain.mr(), &config) }.unwrap()
-        };
-        let source = region(&bytes, Access::SEND);
+        let source = region(&domain, &bytes, Access::SEND);
         let (whole, half) = (
-            region(&target, Access::RECV),
-            region(&target[..LEN / 2], Access::RECV),
+            region(&domain, &target, Access::RECV),
+            region(&domain, &target[..LEN / 2], Access::RECV),
         );
         for (sink, at_once) in [(&whole, true), (&half, false), (&whole, true)] {
             target.fill(0);

@@ -1,18 +1,30 @@
 //! Receive queues that run empty (XRC): a request without a receive delays those behind it on its
 //! circuit, also those to other processes of the node. `docs/protocol-xrc.md`, "Flow control".
 
+#![allow(unsafe_code, reason = "passes buffers as C does")]
+
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
+use super::breaks::pattern;
 use super::endpoints::{End, wait, wait_for};
 use super::nodes::Node;
+use super::rma::{Side, memory};
 use super::xrc::{exchange, objects, open_at};
-use crate::rdm::link::LinkKey;
+use crate::flags::Flags;
+use crate::mr::Desc;
+use crate::rdm::LocalIov;
+use crate::rdm::core::link::LinkKey;
+use crate::rdm::executor::Executor;
+use crate::rdm::send_queue::Sent;
 use crate::verbs::Srq;
 
 const LIMIT: Duration = Duration::from_secs(20);
-/// Without a completion for this time, the circuit is ended (`ports.rs`).
+/// Without a completion for this time, the circuit is ended (`circuit_queue.rs`).
 const STALL: Duration = Duration::from_secs(2);
+/// Limit of a delay by one stall: the counter of stalls excludes a second one. The new circuit
+/// takes the longer the busier the processors are.
+const ONE_STALL: Duration = Duration::from_secs(10);
 
 /// The link of an endpoint whose peer receives through this queue.
 fn link_to(end: &End, srq: &Srq) -> LinkKey {
@@ -26,6 +38,25 @@ fn link_to(end: &End, srq: &Srq) -> LinkKey {
         assert!(to.next().is_none(), "one link");
         found.expect("a link")
     })
+}
+
+/// Calls a function while the driver of an endpoint's process, and calls for it, wait as in a
+/// process that is stopped.
+fn while_stopped(process: &End, call: impl FnOnce()) {
+    std::thread::scope(|scope| {
+        let (stop, stops) = mpsc::channel::<()>();
+        let (begun, begins) = mpsc::channel();
+        scope.spawn(move || {
+            process.state(|_| {
+                begun.send(()).unwrap();
+                // until the sender is dropped
+                let _ = stops.recv();
+            });
+        });
+        begins.recv().unwrap();
+        call();
+        drop(stop);
+    });
 }
 
 /// A process is stopped, and its queue has no receive: the circuit to its node ends after 2 s, and
@@ -58,34 +89,22 @@ fn a_stopped_process_delays_the_others_of_its_node_once() {
     stopped.recv(Some((3, 0)), &mut first, 2);
     other.recv(Some((3, 0)), &mut second, 2);
     other.recv(Some((4, 0)), &mut third, 2);
-    std::thread::scope(|scope| {
-        let (stop, stops) = mpsc::channel::<()>();
-        let (begun, begins) = mpsc::channel();
-        let process = &stopped;
-        scope.spawn(move || {
-            process.state(|_| {
-                begun.send(()).unwrap();
-                // until the sender is dropped
-                let _ = stops.recv();
-            });
-        });
-        begins.recv().unwrap();
+    while_stopped(&stopped, || {
         let begin = Instant::now();
         a.send(to_stopped, Some(3), &[5; 8], 1);
         a.send(to_other, Some(3), &[6; 8], 1);
         wait([&a, &other], [1, 1]);
         let delay = begin.elapsed();
-        assert!(delay >= STALL && delay < 2 * STALL, "{delay:?}");
+        assert!(delay >= STALL && delay < ONE_STALL, "{delay:?}");
         assert_eq!(
             a.state(|state| state.io.xrc.as_ref().unwrap().counts.stalls),
             1
         );
-        // the stopped process delays no more
+        // the stopped process delays no more: behind it, the message would wait for another stall
         let begin = Instant::now();
         a.send(to_other, Some(4), &[7; 8], 1);
         wait([&a, &other], [1, 1]);
-        assert!(begin.elapsed() < STALL / 2, "{:?}", begin.elapsed());
-        drop(stop);
+        assert!(begin.elapsed() < STALL, "{:?}", begin.elapsed());
     });
     wait([&a, &stopped], [1, 1]);
     assert_eq!((first, second, third), ([5; 8], [6; 8], [7; 8]));
@@ -99,6 +118,114 @@ fn a_stopped_process_delays_the_others_of_its_node_once() {
         a.state(|state| state.io.xrc.as_ref().unwrap().counts.stalls),
         1
     );
+}
+
+/// As above: RMA to another process of the node waits behind a message to the stopped one. Nothing
+/// else is sent to the other process.
+#[test]
+fn a_stopped_process_delays_rma_to_others_once() {
+    let node = Node::new();
+    let stopped = open_at(&node.process(), None);
+    let [a, other] = [&Node::new().process(), &node.process()]
+        .map(|domain| Side::on_circuits(domain, Duration::from_secs(20)));
+    exchange(&a.end, &stopped);
+    exchange(&a.end, &other.end);
+    assert_eq!(objects(&a.end).0, 1, "one circuit to the node");
+    let (to_stopped, to_other) = (a.end.knows(&stopped), a.end.knows(&other.end));
+    let (srq, empty) = stopped.state(|state| {
+        let xrcd = state.io.xrc.as_ref().unwrap().domain.xrcd();
+        let empty = Srq::create_xrc(stopped.ep.shared().pd(), xrcd, &state.device_queue(), 4, 1);
+        (state.io.objects.srq.clone(), empty.unwrap())
+    });
+    let source = memory(1, 100);
+    let write = |at: usize, context: usize| {
+        let iov = source.iov();
+        let local = LocalIov::single(&iov, &Desc::NULL);
+        let range = [other.range(at, 100)];
+        let flags = Some(Flags::COMPLETION | Flags::FENCE);
+        // SAFETY: the source lives until the entry.
+        unsafe {
+            a.end
+                .ep
+                .write(to_other, local, &range, Some(5), context, flags)
+        }
+        .unwrap();
+    };
+    // the keys of the other process are known
+    write(0, 3);
+    assert_eq!(a.entry().0, 3);
+    let link = link_to(&a.end, &srq);
+    a.end.state(|state| {
+        let inbox = &mut state.io.port_mut(link).unwrap().inbox;
+        inbox.as_mut().unwrap().srq = empty.number().unwrap();
+    });
+    while_stopped(&stopped, || {
+        let begin = Instant::now();
+        a.end.send(to_stopped, Some(3), &[5; 8], 1);
+        write(200, 4);
+        let (context, error) = a.entry();
+        assert!(context == 4 && error.is_none(), "{context} {error:?}");
+        let delay = begin.elapsed();
+        assert!(delay >= STALL && delay < ONE_STALL, "{delay:?}");
+        let stalls = a
+            .end
+            .state(|state| state.io.xrc.as_ref().unwrap().counts.stalls);
+        assert_eq!(stalls, 1);
+        assert!(other.memory.is(200, &pattern(1, 100)));
+    });
+    let mut bytes = [0; 8];
+    stopped.recv(Some((3, 0)), &mut bytes, 2);
+    wait([&a.end, &stopped], [1, 1]);
+    assert_eq!(bytes, [5; 8]);
+}
+
+/// The last completion of a circuit gives its places to the links that wait, of which only the last
+/// one has something to send: nothing else would give it one.
+#[test]
+fn a_link_behind_others_that_need_no_place_gets_one() {
+    let (node, a) = (Node::new(), open_at(&Node::new().process(), None));
+    let others = [0; 3].map(|_| open_at(&node.process(), None));
+    for other in &others {
+        exchange(&a, other);
+    }
+    assert_eq!(objects(&a).0, 1, "one circuit to the node");
+    let links = others.each_ref().map(|other| {
+        let srq = other.state(|state| state.io.objects.srq.clone());
+        link_to(&a, &srq)
+    });
+    let circuit = a.state(|state| state.io.port_mut(links[0]).unwrap().circuit.unwrap());
+    let requests = a.state(|state| {
+        let xrc = state.io.xrc.as_mut().unwrap();
+        let queue = xrc.queue_mut(circuit).unwrap();
+        let mut requests = 0;
+        while queue.queue.has_room(true) {
+            queue.queue.record(links[0], Sent::Control(None));
+            requests += 1;
+        }
+        queue.wait(links[0]);
+        queue.wait(links[1]);
+        requests
+    });
+    let mut bytes = [0; 8];
+    others[2].recv(Some((4, 0)), &mut bytes, 2);
+    a.send(a.knows(&others[2]), Some(4), &[7; 8], 1);
+    a.ep.shared().change(|core, io| {
+        let queue = |io: &mut Executor| {
+            let xrc = io.xrc.as_mut().unwrap();
+            let queue = xrc.queue_mut(circuit).unwrap();
+            let first = queue.queue.position();
+            (queue.waiting(), queue.queue.take_completed(first).is_some())
+        };
+        assert_eq!(queue(io), (3, true));
+        for _ in 1..requests {
+            assert!(queue(io).1);
+        }
+        io.give_turns(core, circuit);
+        let xrc = io.xrc.as_mut().unwrap();
+        assert_eq!(xrc.queue_mut(circuit).unwrap().waiting(), 0);
+    });
+    wait([&a, &others[2]], [1, 1]);
+    assert_eq!(bytes, [7; 8]);
 }
 
 /// A circuit whose requests are all to one process waits for it without a limit, as RC does. That

@@ -12,11 +12,11 @@ mod window;
 
 use std::net::IpAddr;
 
+use super::super::core::link::LinkKey;
+use super::super::core::ops::{Form, Uses};
+use super::super::core::peer::PeerKey;
+use super::super::core::recover::Waiting;
 use super::super::core::{Config, Core, Failure, Io, Origin, Post, Send};
-use super::super::link::LinkKey;
-use super::super::ops::{Form, Uses};
-use super::super::peer::PeerKey;
-use super::super::recover::Waiting;
 use super::Random;
 use crate::errno::{FiErrno, Result};
 use crate::verbs::{RemoteAddr, Rkey};
@@ -56,18 +56,26 @@ struct Acts {
     rma: bool,
     /// The number of places on circuits; 0: no limit.
     places: usize,
+    /// Links that have no room for packets without number.
+    crowded: Vec<LinkKey>,
     /// Links that linger and that the peer does not use any more.
     closes: Vec<LinkKey>,
     /// Links whose peers shall get errors.
     silences: Vec<LinkKey>,
     /// Peers of messages that were not matched, or of entries that were not read.
     names: Vec<PeerKey>,
+    /// The time, if calls of the application do not state it.
+    clock: Option<u64>,
 }
 
 impl Io for Acts {
     type Op = u32;
     type Held = ();
     type Slot = ();
+
+    fn now(&self) -> Option<u64> {
+        self.clock
+    }
 
     fn dial(&mut self, link: LinkKey, _: Listener, request: &Request) {
         self.dials.push((link, *request));
@@ -116,6 +124,9 @@ impl Io for Acts {
     }
 
     fn control(&mut self, link: LinkKey, packet: &Packet) -> bool {
+        if self.crowded.contains(&link) {
+            return false;
+        }
         self.packets.push((link, packet.clone()));
         true
     }
@@ -337,10 +348,15 @@ impl Scene {
     }
 
     fn reply_with(&mut self, expected: u32) -> LinkKey {
+        self.reply_of(id(2), expected)
+    }
+
+    /// This endpoint replies to the last dial.
+    fn reply_of(&mut self, id: EndpointId, expected: u32) -> LinkKey {
         let (link, request) = *self.acts.dials.last().expect("a dial");
         let reply = Reply {
             epoch: request.epoch,
-            id: id(2),
+            id,
             auth: 0,
             gives: Secret::new(7).expect("not 0"),
             ended: Some(epoch(1)),

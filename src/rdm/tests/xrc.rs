@@ -12,7 +12,7 @@ use crate::errno::FiErrno;
 use crate::queue::Completion;
 use crate::rdm::EndpointConfig;
 use crate::rdm::circuits::Choice;
-use crate::rdm::link::LinkKey;
+use crate::rdm::core::link::LinkKey;
 use crate::rdm::shared::State;
 use crate::rdm::slab::Slab;
 use crate::verbs::SrqNumber;
@@ -505,8 +505,8 @@ fn a_peer_that_states_the_address_of_another_one_breaks_none_of_its_circuits() {
     assert_eq!(known, Some(node));
 }
 
-/// A peer states another port in each request, and its circuit fails again and again. What this side
-/// notes of its addresses does not grow.
+/// A peer states another port in each request, and its circuit fails again and again. What this
+/// side notes of its addresses does not grow.
 #[test]
 fn a_peer_that_states_many_ports_adds_no_entries() {
     let [a, b, _] = hosts();

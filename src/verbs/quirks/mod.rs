@@ -23,6 +23,7 @@ mod xrc;
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use rdma_core_sys as sys;
 
@@ -30,6 +31,7 @@ use self::loopback::{Loopback, Outcome, Pages};
 pub use self::xrc::XrcBehaviour;
 use super::{Device, Pd};
 use crate::errno::{FiErrno, Result};
+use crate::log::info_log;
 
 /// The result of a trial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,9 +60,36 @@ impl Seen {
         }
     }
 
-    /// The result of a trial; an error before its last step counts as a refusal.
-    fn settle(result: Result<Self>) -> Self {
-        result.unwrap_or_else(Self::Refused)
+    /// As [`Self::of`], unless the result may be another one next time.
+    ///
+    /// # Errors
+    /// `ETIMEDOUT`: there was no answer. Others: the device has not taken the request.
+    fn lasting(outcome: Outcome) -> Result<Self> {
+        match outcome {
+            Outcome::Failed(None | Some(sys::IBV_WC_RETRY_EXC_ERR)) => Err(FiErrno::ETIMEDOUT),
+            Outcome::NotPosted(error) if error.may_pass() => Err(error),
+            other => Ok(Self::of(other)),
+        }
+    }
+}
+
+/// The result of a trial. An error before its last step is a refusal. One that may pass is a
+/// refusal too, and a request without answer a failure, if the trial has the same result again
+/// although RC writes of the device work in between.
+///
+/// # Errors
+/// One that may pass.
+fn settled(trial: impl Fn() -> Result<Seen>, loopback: impl Fn() -> Result<Seen>) -> Result<Seen> {
+    let error = match trial() {
+        Err(error) if error.may_pass() => error,
+        result => return Ok(result.unwrap_or_else(Seen::Refused)),
+    };
+    if !loopback().is_ok_and(Seen::works) {
+        return Err(error);
+    }
+    match trial() {
+        Err(FiErrno::ETIMEDOUT) => Ok(Seen::Broken),
+        result => Ok(result.unwrap_or_else(Seen::Refused)),
     }
 }
 
@@ -84,13 +113,29 @@ macro_rules! behaviour {
         }
 
         impl Behaviour {
-            /// Runs the trials. If the loopback fails, for instance because the port is down, all
-            /// behaviours get its result without a trial.
-            fn observe(bench: &Bench<'_>) -> Self {
-                let base = Seen::settle(bench.loopback());
-                Self {
-                    $($field: if base.works() { Seen::settle(bench.$trial()) } else { base },)*
+            /// Runs the trials. If the device has no RC write to itself, all behaviours get the
+            /// result of that without a trial.
+            ///
+            /// # Errors
+            /// One that may pass, for instance because the port is down: there is no result.
+            fn observe(bench: &Bench<'_>) -> Result<Self> {
+                let loopback = || bench.loopback();
+                let base = match loopback() {
+                    Err(FiErrno::ETIMEDOUT) if bench.device.is_down() => {
+                        return Err(FiErrno::ENETDOWN);
+                    }
+                    Err(error) if error.may_pass() => return Err(error),
+                    result => result.unwrap_or_else(Seen::Refused),
+                };
+                if !base.works() && bench.device.is_down() {
+                    return Err(FiErrno::ENETDOWN);
                 }
+                Ok(Self {
+                    $($field: match base.works() {
+                        true => settled(|| bench.$trial(), loopback)?,
+                        false => base,
+                    },)*
+                })
             }
 
             /// The rows of the table: the name of a behaviour, and the result of its trial.
@@ -142,16 +187,74 @@ impl Device {
     /// Thread safe.
     ///
     /// # Errors
-    /// Those of `ibv_alloc_pd(3)`.
+    /// An error that may pass: memory, descriptors, a host that is too busy for the time limit, or
+    /// `ENETDOWN`: port 1 is down. Later calls return it for 1 s, after several time limits for up
+    /// to 1 minute, and for as long as the port is down. Then the trials run again.
     pub fn behaviour(self: &Arc<Self>) -> Result<&Behaviour> {
         if let Some(known) = self.observed().get() {
             return Ok(known);
         }
-        let bench = Bench {
-            device: self,
-            pd: Pd::alloc(self)?,
+        let mut last = self.not_observed().lock();
+        // another thread may have run them while this one waited
+        if let Some(known) = self.observed().get() {
+            return Ok(known);
+        }
+        if let Some(last) = last.filter(|last| last.stays(Instant::now(), || self.is_down())) {
+            return Err(last.error);
+        }
+        let seen = Pd::alloc(self).and_then(|pd| Behaviour::observe(&Bench { device: self, pd }));
+        match seen {
+            Ok(seen) => Ok(self.observed().get_or_init(|| seen)),
+            Err(error) => {
+                *last = Some(NoBehaviour::new(error, Instant::now(), *last));
+                drop(last);
+                info_log!(
+                    Domain,
+                    "{}: no trial of its behaviour: {error}",
+                    self.name()
+                );
+                Err(error)
+            }
+        }
+    }
+
+    /// Whether the port that the trials use is known to be down.
+    fn is_down(&self) -> bool {
+        self.port(1).is_ok_and(|port| !port.active)
+    }
+}
+
+/// The shortest time between two attempts to run the trials: one call of an application asks for
+/// their results more than once.
+const AGAIN: Duration = Duration::from_secs(1);
+/// The longest time between two attempts that reach the time limit, which takes up to 2 s. The time
+/// is doubled each time.
+const SELDOM: Duration = Duration::from_secs(60);
+
+/// The trials had no result.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct NoBehaviour {
+    error: FiErrno,
+    at: Instant,
+    pause: Duration,
+}
+
+impl NoBehaviour {
+    /// `last`: the one before.
+    fn new(error: FiErrno, at: Instant, last: Option<Self>) -> Self {
+        let late = FiErrno::ETIMEDOUT;
+        let pause = match last {
+            Some(last) if (last.error, error) == (late, late) => SELDOM.min(2 * last.pause),
+            _ => AGAIN,
         };
-        Ok(self.observed().get_or_init(|| Behaviour::observe(&bench)))
+        Self { error, at, pause }
+    }
+
+    /// Whether another attempt has no better result, or is too early. A port that was down at the
+    /// last attempt is asked first: without an answer the trials take seconds.
+    fn stays(self, now: Instant, is_down: impl FnOnce() -> bool) -> bool {
+        let early = now.saturating_duration_since(self.at) < self.pause;
+        early || self.error == FiErrno::ENETDOWN && is_down()
     }
 }
 
@@ -240,7 +343,7 @@ impl Bench<'_> {
         let local = self.register(&source, source.addr() as u64, PINNED)?;
         let pair = Loopback::connect(self.device, &self.pd, false)?;
         let outcome = pair.write(sge(&source, &local), addr, target.rkey());
-        Ok(match Seen::of(outcome) {
+        Ok(match Seen::lasting(outcome)? {
             Seen::Works if pages.word(offset) != MARK => Seen::Broken,
             seen => seen,
         })
@@ -340,11 +443,7 @@ impl Bench<'_> {
         let pages = Pages::map(PAGE)?;
         let target = self.register(&pages, pages.addr() as u64, PINNED | right)?;
         let pair = Loopback::connect(self.device, &self.pd, true)?;
-        Ok(Seen::of(pair.flush(
-            pages.addr() as u64,
-            target.rkey(),
-            placement,
-        )))
+        Seen::lasting(pair.flush(pages.addr() as u64, target.rkey(), placement))
     }
 
     fn flush_global(&self) -> Result<Seen> {
@@ -377,13 +476,14 @@ impl Bench<'_> {
             },
         );
         if bound != Outcome::Done {
-            return Ok(Seen::of(bound));
+            return Seen::lasting(bound);
         }
         let source = Pages::map(PAGE)?;
         source.set_word(0, MARK);
         let local = self.register(&source, source.addr() as u64, PINNED)?;
         let base = pages.addr() as u64;
         let inside = pair.write(sge(&source, &local), base, key);
+        Seen::lasting(inside)?;
         let outside = pair.write(sge(&source, &local), base + PAGE as u64, key);
         let kept = inside == Outcome::Done && outside != Outcome::Done && pages.word(PAGE) == 0;
         Ok(if kept { Seen::Works } else { Seen::Broken })
@@ -442,7 +542,7 @@ fn sge(pages: &Pages, region: &RawMr<'_>) -> sys::ibv_sge {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::verbs::devices;
+    use crate::verbs::{devices, replaced};
 
     #[test]
     fn the_key_of_a_window_changes_in_its_low_byte_only() {
@@ -455,6 +555,114 @@ mod tests {
         assert_eq!(Seen::of(Outcome::Failed(Some(10))), Seen::Broken);
         let refused = Seen::of(Outcome::NotPosted(FiErrno::EOPNOTSUPP));
         assert!(matches!(refused, Seen::Refused(_)) && !refused.works());
+    }
+
+    /// The results of a trial one after another, and of the loopback.
+    fn run(trials: &[Result<Seen>], loopback: Result<Seen>) -> (Result<Seen>, usize) {
+        let calls = std::cell::Cell::new(0);
+        let trial = || {
+            calls.set(calls.get() + 1);
+            trials[calls.get() - 1]
+        };
+        (settled(trial, || loopback), calls.get())
+    }
+
+    #[test]
+    fn an_error_that_may_pass_is_a_result_if_only_this_trial_has_it() {
+        let (works, broken) = (Seen::Works, Seen::Broken);
+        let (none, late) = (FiErrno::ENOMEM, FiErrno::ETIMEDOUT);
+        let missing = FiErrno::EOPNOTSUPP;
+        for (result, seen) in [
+            (Ok(works), works),
+            (Ok(broken), broken),
+            (Err(missing), Seen::Refused(missing)),
+        ] {
+            assert_eq!(run(&[result], Err(none)), (Ok(seen), 1));
+        }
+        assert_eq!(run(&[Err(none)], Err(none)), (Err(none), 1));
+        assert_eq!(run(&[Err(late)], Ok(broken)), (Err(late), 1));
+        assert_eq!(run(&[Err(none), Ok(works)], Ok(works)), (Ok(works), 2));
+        let refused = Seen::Refused(none);
+        assert_eq!(run(&[Err(none); 2], Ok(works)), (Ok(refused), 2));
+        assert_eq!(run(&[Err(late); 2], Ok(works)), (Ok(broken), 2));
+    }
+
+    #[test]
+    fn a_lost_write_is_no_result() {
+        let denied = Outcome::Failed(Some(sys::IBV_WC_REM_ACCESS_ERR));
+        assert_eq!(Seen::lasting(denied), Ok(Seen::Broken));
+        for lost in [None, Some(sys::IBV_WC_RETRY_EXC_ERR)] {
+            let lost = Seen::lasting(Outcome::Failed(lost));
+            assert_eq!(lost, Err(FiErrno::ETIMEDOUT));
+        }
+        let full = FiErrno::ENOMEM;
+        assert_eq!(Seen::lasting(Outcome::NotPosted(full)), Err(full));
+        let missing = FiErrno::EOPNOTSUPP;
+        let refused = Seen::lasting(Outcome::NotPosted(missing));
+        assert_eq!(refused, Ok(Seen::Refused(missing)));
+    }
+
+    /// The trials, which take seconds on a port that is down, are not repeated on it, and seldom if
+    /// they get no answer.
+    #[test]
+    fn attempts_without_answer_are_seldom() {
+        let now = Instant::now();
+        let after = |pause| now + pause;
+        let down = NoBehaviour::new(FiErrno::ENETDOWN, now, None);
+        assert!(down.stays(now, || false));
+        assert!(down.stays(after(10 * SELDOM), || true));
+        assert!(!down.stays(after(AGAIN), || false));
+        let mut late = NoBehaviour::new(FiErrno::ETIMEDOUT, now, Some(down));
+        for pause in [1, 2, 4, 8, 16, 32, 60, 60].map(Duration::from_secs) {
+            let early = pause.saturating_sub(Duration::from_nanos(1));
+            assert!(late.stays(after(early), || false), "{pause:?}");
+            // its port is not asked
+            assert!(!late.stays(after(pause), || true), "{pause:?}");
+            late = NoBehaviour::new(FiErrno::ETIMEDOUT, now, Some(late));
+        }
+        let short = NoBehaviour::new(FiErrno::EMFILE, now, Some(late));
+        assert!(!short.stays(after(AGAIN), || true));
+    }
+
+    /// Threads that ask at the same time run the trials once.
+    #[test]
+    fn concurrent_callers_run_the_trials_once() {
+        let device = devices(&[replaced::with_shortage()], false).remove(0);
+        let held = device.not_observed().lock();
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| {
+                // a trial of this thread would fail
+                replaced::SHORT.set(Some(("ibv_create_cq", FiErrno::EMFILE.code())));
+                device.behaviour().map(|_| ())
+            });
+            std::thread::sleep(Duration::from_millis(50));
+            let pd = Pd::alloc(&device).unwrap();
+            let bench = Bench {
+                device: &device,
+                pd,
+            };
+            let seen = Behaviour::observe(&bench).unwrap();
+            assert!(device.observed().set(seen).is_ok());
+            drop(held);
+            assert_eq!(waits.join().unwrap(), Ok(()));
+        });
+    }
+
+    /// A process that is short of descriptors for a moment uses the device's behaviour afterwards.
+    #[test]
+    fn an_error_that_may_pass_is_not_stored() {
+        let device = devices(&[replaced::with_shortage()], false).remove(0);
+        let short = FiErrno::EMFILE;
+        replaced::SHORT.set(Some(("ibv_create_cq", short.code())));
+        assert_eq!(device.behaviour(), Err(short));
+        replaced::SHORT.set(None);
+        // the trials are not repeated at once
+        assert_eq!(device.behaviour(), Err(short));
+        device.not_observed().lock().as_mut().unwrap().at -= AGAIN;
+        assert_eq!(device.behaviour().unwrap().loopback, Seen::Works);
+        replaced::SHORT.set(Some(("ibv_create_cq", short.code())));
+        assert!(device.behaviour().is_ok());
+        replaced::SHORT.set(None);
     }
 
     #[test]

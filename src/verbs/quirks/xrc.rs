@@ -331,8 +331,8 @@ impl<'a> Bench<'a> {
         })
     }
 
-    /// As the trial of [`Behaviour::flush_global`](super::Behaviour); the flush to persistence needs
-    /// persistent memory.
+    /// As the trial of [`Behaviour::flush_global`](super::Behaviour); the flush to persistence
+    /// needs persistent memory.
     fn flush(&self) -> Result<Seen> {
         let [place, _] = &self.places;
         let circuit = self.circuit(true)?;

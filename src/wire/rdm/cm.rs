@@ -230,6 +230,14 @@ pub enum Reason {
 }
 
 impl Reason {
+    /// Whether each further request of the same endpoint to the same address has this answer.
+    pub fn is_lasting(self) -> bool {
+        match self {
+            Self::Foreign | Self::Version | Self::Auth | Self::Known | Self::Transport => true,
+            Self::Other | Self::Stale | Self::Busy | Self::Node => false,
+        }
+    }
+
     const ALL: [Self; 9] = [
         Self::Foreign,
         Self::Version,

@@ -73,8 +73,9 @@ impl Terms {
 
     /// Decodes the terms at the begin of `from`; bytes that follow are not read.
     ///
-    /// # Errors See [`Bad`]. Positions that are used but not granted, and another largest payload
-    /// of DATA than [`MAX_DATA`], are [`Bad::Value`].
+    /// # Errors
+    /// See [`Bad`]. Positions that are used but not granted, and another largest payload of DATA
+    /// than [`MAX_DATA`], are [`Bad::Value`].
     pub fn decode(from: &[u8]) -> Result<Self, Bad> {
         let flags = get16(from, 6)?;
         reserved(flags & !APPLICATION_KEYS)?;

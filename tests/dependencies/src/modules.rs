@@ -9,7 +9,7 @@ const ENGINE: &str = "src/";
 /// layer do not use each other, except as [`BESIDE`] has it.
 const ENGINE_LAYERS: &[&[&str]] = &[
     &[
-        "auth", "chunks", "errno", "flags", "hash", "log", "pages", "sync",
+        "auth", "chunks", "errno", "flags", "forks", "hash", "log", "pages", "sync",
     ],
     // no device, no lock, no I/O
     &["av", "matching"],
@@ -44,7 +44,7 @@ const PROVIDER: &str = "provider/src/";
 const PROVIDER_LAYERS: &[&[&str]] = &[
     &["addr", "identity"],
     &["ffi"],
-    &["devices", "ep_traits", "mr_attr"],
+    &["devices", "ep_traits", "mr_attr", "opened", "poll_members"],
     &["atomic_call", "getinfo", "msg", "op_flags", "rma", "tagged"],
     // objects that others refer to; their tables of calls are above all that the tables name
     &["connreq", "domain", "ep", "fabric", "rdm_ep", "rdm_srx"],
@@ -165,12 +165,54 @@ const GETINFO: &str = "provider/src/getinfo/";
 
 /// The layers of `fi_getinfo`, as [`ENGINE_LAYERS`].
 const GETINFO_LAYERS: &[&[&str]] = &[
-    &["addresses", "ep_type", "hints"],
+    &["addresses", "ep_type", "hints", "traffic_class"],
     &["layered", "offer", "resolve"],
     &["mr_mode"],
     &["negotiate"],
-    &["build", "refusal"],
+    &["build", "instances", "refusal"],
 ];
+
+/// A module of a folder that uses few others. The other modules of the folder have no layers.
+struct Closed {
+    /// The folder, as [`Crate::sources`].
+    sources: &'static str,
+    /// The path of the folder's module in the crate.
+    root: &'static str,
+    module: &'static str,
+    /// What it may use of the folder.
+    beside: &'static [&'static str],
+    /// What it may use of the crate.
+    below: &'static [&'static str],
+}
+
+const CLOSED: &[Closed] = &[Closed {
+    // the protocol's state machine: no queue pair, no lock, no clock
+    sources: "src/rdm/",
+    root: "crate::rdm::",
+    module: "core",
+    beside: &["slab"],
+    below: &["errno", "verbs", "wire"],
+}];
+
+impl Closed {
+    /// The names that the code of a file of the module uses and must not use, with their lines.
+    fn forbidden(&self, path: &str, code: &str) -> Vec<(usize, String)> {
+        if place_in(path, self.sources) != Some(self.module) {
+            return Vec::new();
+        }
+        let beside = used(code, self.root, depth(path, self.sources)).into_iter();
+        let beside = beside.filter(|(_, name)| {
+            // the folder's own module names what the others export
+            name != self.module && !self.beside.contains(&name.as_str())
+        });
+        let below = used(code, "crate::", depth(path, "src/")).into_iter();
+        let folder = self.root.trim_end_matches("::").rsplit("::").next();
+        let below = below.filter(|(_, name)| {
+            Some(name.as_str()) != folder && !self.below.contains(&name.as_str())
+        });
+        beside.chain(below).collect()
+    }
+}
 
 /// A module and another one that it uses.
 type Use = (&'static str, &'static str);
@@ -259,6 +301,13 @@ pub fn upward(path: &str, text: &str) -> Vec<String> {
         let upward = uses.filter(|(_, used)| used != module && of.forbids(module, used));
         out.extend(upward.map(|(line, used)| {
             format!("{path}:{line}: uses `{used}`, a module above `{module}`")
+        }));
+    }
+    for of in CLOSED {
+        let uses = of.forbidden(path, &code).into_iter();
+        out.extend(uses.map(|(line, used)| {
+            let module = of.module;
+            format!("{path}:{line}: uses `{used}`, which `{module}` must not know")
         }));
     }
     out
@@ -517,6 +566,23 @@ mod tests {
         );
         assert_eq!(upward(&refusal, "use super::build;").len(), 1);
         assert_eq!(without_layer([&*format!("{CM}new.rs")]).len(), 1);
+    }
+
+    #[test]
+    fn what_a_closed_module_uses_is_seen() {
+        let seen = |path: &str, code: &str| upward(&format!("src/rdm/{path}"), code).len();
+        assert_eq!(seen("core/evict.rs", "use super::super::links::Links;"), 1);
+        assert_eq!(
+            seen("core/evict.rs", "use crate::rdm::executor::Executor;"),
+            1
+        );
+        assert_eq!(seen("core/evict.rs", "use crate::queue::Cell;"), 1);
+        assert_eq!(seen("core.rs", "use super::links::Links;"), 1);
+        assert_eq!(seen("core.rs", "use super::slab::Slab;"), 0);
+        assert_eq!(seen("core/peer.rs", "use crate::rdm::slab::Key;"), 0);
+        assert_eq!(seen("core/peer.rs", "use super::link::LinkKey;"), 0);
+        assert_eq!(seen("core/peer.rs", "use crate::wire::rdm::Number;"), 0);
+        assert_eq!(seen("links.rs", "use super::core::Core;"), 0);
     }
 
     /// Each use of a module by one of its layer or of a lower one, but for the exceptions.

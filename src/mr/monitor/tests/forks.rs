@@ -50,3 +50,45 @@ pub(super) fn child() {
         assert!(kept(&cache, place));
     }
 }
+
+/// The last cache is closed while a forked child has the monitor's descriptor and the process has
+/// no free descriptor: no memory is watched afterwards, so a thread that unmaps some waits for
+/// nobody.
+pub(super) fn without_descriptor() {
+    let cache = open(BOUNDS);
+    let place = map(std::ptr::null_mut(), 4, 0);
+    // SAFETY: the child only sleeps, until it is killed; the mapping is the test's.
+    unsafe {
+        place.write_bytes(1, 4 * PAGE);
+        assert!(kept(&cache, place));
+        let child = libc::fork();
+        if child == 0 {
+            libc::alarm(60);
+            loop {
+                libc::pause();
+            }
+        }
+        let (says, said) = std::sync::mpsc::channel();
+        let (go, goes) = std::sync::mpsc::channel::<usize>();
+        let other = std::thread::spawn(move || {
+            let at: *mut u8 = std::ptr::without_provenance_mut(goes.recv().unwrap());
+            assert_eq!(libc::munmap(at.cast(), 4 * PAGE), 0);
+            says.send(()).unwrap();
+        });
+        let mut limit = std::mem::zeroed::<libc::rlimit>();
+        assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit), 0);
+        let before = limit;
+        limit.rlim_cur = 0;
+        assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit), 0);
+        assert!(std::fs::File::open("/proc/self/maps").is_err());
+        drop(cache);
+        assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const before), 0);
+        go.send(place as usize).unwrap();
+        let unmapped = said.recv_timeout(std::time::Duration::from_secs(10));
+        // its end releases a thread that waits
+        libc::kill(child, libc::SIGKILL);
+        libc::waitpid(child, std::ptr::null_mut(), 0);
+        assert_eq!(unmapped, Ok(()));
+        other.join().unwrap();
+    }
+}

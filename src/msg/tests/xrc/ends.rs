@@ -1,7 +1,10 @@
 //! Ends: of circuits, connections, processes, dials, drivers and domains, and what waits for them.
 
+use std::sync::atomic::Ordering;
+
 use super::super::keys::{TARGET, kind};
 use super::*;
+use crate::verbs::replaced::{CONFIRMATIONS_LOST, TARGETS_FAIL};
 
 /// The peers of a circuit that fails at its initiator are told.
 #[test]
@@ -100,6 +103,130 @@ fn the_close_of_an_accepted_endpoint_is_told() {
     transfer((&server, &stays.1), &client, 2);
 }
 
+/// Connects two endpoints. Calls a function with the accepting one when the other side has answered
+/// its reciprocal request and reported the connection, before it takes the answer.
+fn connect_but_for_the_answer(
+    (client, server): (&Host, &Host),
+    addr: SocketAddr,
+    meanwhile: impl FnOnce(&Endpoint),
+) -> (Arc<Endpoint>, Arc<Endpoint>) {
+    let dials = client.endpoint(on_xrc(10));
+    dials.connect(Some(addr), b"").unwrap();
+    let (request, _) = next_request(&server.eq);
+    let [peer, own] = [client, server].map(|host| host.domain.driver().unwrap());
+    let peer_events = peer.dispatcher().registry();
+    let accepts = server.accept(request, on_xrc(20));
+    await_reciprocal(&accepts);
+    let own_events = own.dispatcher().registry();
+    drop(peer_events);
+    let welcome = Told::Connected(Token(10), b"welcome".to_vec());
+    assert_eq!(next_event(&client.eq), Ok(welcome));
+    meanwhile(&accepts);
+    drop(own_events);
+    (dials, accepts)
+}
+
+/// The accepting process ends when it has sent its reciprocal request, and before it has the
+/// answer: the peer, which has reported the connection, is told by the end of the exchange.
+#[test]
+fn the_end_of_a_request_that_was_answered_is_the_end_of_the_connection() {
+    let device = device();
+    let (client, server) = (Host::new(&device), Host::new(&device));
+    let (_pep, addr) = xrc_listener(&device, &server);
+    let mut begin = Instant::now();
+    let _connection = connect_but_for_the_answer((&client, &server), addr, |accepts| {
+        // as the kernel does for a process that ends
+        let dial = accepts.core.control.lock().xrc.test_dial();
+        begin = Instant::now();
+        dial.end();
+    });
+    assert_eq!(next_event(&client.eq), Ok(Told::Shutdown(Token(10))));
+    // otherwise it waits 10 s
+    let took = begin.elapsed();
+    assert!(took < Duration::from_secs(5), "{took:?}");
+}
+
+/// The confirmation of the last answer is lost: the end of the peer's identifier, which has sent
+/// it, is not the end of the connection.
+#[test]
+fn a_lost_confirmation_is_not_the_end_of_the_connection() {
+    let device = devices(&[replaced::with_lost_confirmations()], false).remove(0);
+    let (client, server) = (Host::new(&device), Host::new(&device));
+    let (_pep, addr) = xrc_listener(&device, &server);
+    let (dials, accepts) = connect_but_for_the_answer((&client, &server), addr, |_| {
+        // the client's own one has arrived
+        CONFIRMATIONS_LOST.store(true, Ordering::Release);
+    });
+    let connected = Told::Connected(Token(20), Vec::new());
+    assert_eq!(next_event(&server.eq), Ok(connected));
+    let until = Instant::now() + Duration::from_secs(5);
+    while client.domain.circuits().unwrap().retired() != 0 {
+        assert!(Instant::now() < until, "an identifier stays");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert!(dials.core.conn.state.is(State::Connected));
+    transfer((&client, &dials), &server, 1);
+    transfer((&server, &accepts), &client, 2);
+}
+
+/// A target fails before its endpoint listens for that: the event finds no listener.
+#[test]
+fn a_target_that_fails_at_once_connects_nothing() {
+    let device = devices(&[replaced::with_failing_targets()], false).remove(0);
+    let (client, server) = (Host::new(&device), Host::new(&device));
+    let (_pep, addr) = xrc_listener(&device, &server);
+    let dials = client.endpoint(on_xrc(10));
+    dials.connect(Some(addr), b"").unwrap();
+    let (request, _) = next_request(&server.eq);
+    let peer = client.domain.driver().unwrap();
+    let peer_events = peer.dispatcher().registry();
+    let _accepts = server.accept(request, on_xrc(20));
+    TARGETS_FAIL.store(true, Ordering::Release);
+    drop(peer_events);
+    let error = next_error(&client.eq);
+    assert_eq!((error.owner, error.err), (Token(10), FiErrno::ECONNABORTED));
+    assert_eq!(next_error(&server.eq).owner, Token(20));
+}
+
+/// The identifiers of a connection end 1 s after it is complete, which is not its end.
+#[test]
+fn a_connection_outlives_its_identifiers() {
+    let device = device();
+    let (client, server) = (Host::new(&device), Host::new(&device));
+    let (_pep, addr) = xrc_listener(&device, &server);
+    let (dials, accepts) = connect((&client, &server), addr, 0, |_| {});
+    let until = Instant::now() + Duration::from_secs(5);
+    while [&client, &server].map(|host| host.domain.circuits().unwrap().retired()) != [0, 0] {
+        assert!(Instant::now() < until, "an identifier stays");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    transfer((&client, &dials), &server, 1);
+    transfer((&server, &accepts), &client, 2);
+}
+
+/// A circuit that has ended keeps no queue.
+#[test]
+fn the_place_of_an_ended_circuit_keeps_no_queue() {
+    let device = device();
+    let (client, server) = (Host::new(&device), Host::new(&device));
+    let (_pep, addr) = xrc_listener(&device, &server);
+    let (dials, accepts) = connect((&client, &server), addr, 0, |_| {});
+    dials.close();
+    accepts.close();
+    drop(dials);
+    let Host {
+        domain, cq, srx, ..
+    } = client;
+    let queue = Arc::downgrade(&cq);
+    drop((srx, cq));
+    let until = Instant::now() + LIMIT;
+    while queue.strong_count() != 0 {
+        assert!(Instant::now() < until, "the queue is kept");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    drop(domain);
+}
+
 /// A port of the device at which nothing listens.
 fn dead_port(device: &Arc<Device>) -> u16 {
     let listener = Listener::open_service(device, address(device), 1, Token(99)).unwrap();
@@ -167,6 +294,36 @@ fn the_end_of_a_redirected_client_is_found() {
     aborted(&hosts[1], 21, begin);
     drop(events);
     // it lives after all
+    let error = next_error(&client.eq);
+    let refused = (Token(11), FiErrno::ECONNREFUSED);
+    assert_eq!((error.owner, error.err), refused);
+    transfer((&client, &stays.0), &hosts[0], 1);
+    transfer((&hosts[0], &stays.1), &client, 2);
+}
+
+/// The target that a request names fails while the request is answered, and the peer is asked for a
+/// new circuit: the endpoint does not stay without a result.
+#[test]
+fn a_failure_of_a_redirected_endpoint_is_reported() {
+    let device = device();
+    let client = Host::new(&device);
+    let hosts = [0, 1].map(|_| Host::private(&device));
+    let [(_pep, first_at), (_other, second_at)] =
+        hosts.each_ref().map(|h| xrc_listener(&device, h));
+    let stays = connect((&client, &hosts[0]), first_at, 0, |_| {});
+    let dials = client.endpoint(on_xrc(11));
+    dials.connect(Some(second_at), b"").unwrap();
+    let (request, _) = next_request(&hosts[1].eq);
+    let driver = client.domain.driver().unwrap();
+    let events = driver.dispatcher().registry();
+    let begin = Instant::now();
+    let accepts = hosts[1].accept(request, on_xrc(21));
+    assert!(accepts.core.conn.state.is(State::Accepting), "redirected");
+    // as the event of the target, which another thread takes
+    accepts.core.target_failed();
+    assert!(accepts.core.conn.state.is(State::Broken));
+    drop(events);
+    aborted(&hosts[1], 21, begin);
     let error = next_error(&client.eq);
     let refused = (Token(11), FiErrno::ECONNREFUSED);
     assert_eq!((error.owner, error.err), refused);
@@ -265,10 +422,10 @@ fn a_context_is_closed_when_the_peers_have_been_told() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             server.srx.settle();
-            settled.store(true, std::sync::atomic::Ordering::Release);
+            settled.store(true, Ordering::Release);
         });
         std::thread::sleep(Duration::from_millis(100));
-        assert!(!settled.load(std::sync::atomic::Ordering::Acquire));
+        assert!(!settled.load(Ordering::Acquire));
         drop(peer_events);
     });
     assert_eq!(next_event(&client.eq), Ok(Told::Shutdown(Token(10))));
@@ -313,7 +470,105 @@ fn a_region_ends_when_the_peers_have_been_told() {
             drop((peer_keys, peer_events));
             closing.join().unwrap().unwrap();
         });
-        let directory = server.domain.mr().directory(server.domain.pd()).unwrap();
-        assert_eq!(directory.retired(), 0, "{closes}");
+        await_free_keys(&server);
     }
+}
+
+fn retired(host: &Host) -> usize {
+    let directory = host.domain.mr().directory(host.domain.pd());
+    directory.unwrap().retired()
+}
+
+/// Waits until no key is reserved.
+fn await_free_keys(host: &Host) {
+    let start = Instant::now();
+    while retired(host) != 0 {
+        assert!(start.elapsed() < LIMIT, "keys stay reserved");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Waits for the numbers of notices that are awaited, and of those that linger.
+fn await_notices(host: &Host, reached: impl Fn((usize, usize)) -> bool) {
+    let start = Instant::now();
+    while !reached(host.domain.circuits().unwrap().notices()) {
+        assert!(start.elapsed() < LIMIT, "a notice is awaited");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+type Pair = (Arc<Endpoint>, Arc<Endpoint>);
+
+/// Two connections on one circuit. The first client endpoint has used a key, and the client does
+/// not take events. The server has closed its endpoint, and waits for the answer no longer. `then`
+/// gets the client, the server, the pairs, the region of the key, and a call after which the client
+/// continues.
+fn with_a_silent_peer(
+    device: &Arc<Device>,
+    then: impl FnOnce([&Host; 2], &[Pair; 2], &Arc<Region>, &mut dyn FnMut()),
+) {
+    let form = Mode::ALLOCATED | Mode::LOCAL;
+    let [client, server] = [0, 1].map(|_| Host::with(device, kind(form)));
+    let (_pep, addr) = xrc_listener(device, &server);
+    let pairs = [0, 1].map(|n| connect((&client, &server), addr, n, |_| {}));
+    assert!(Arc::ptr_eq(&circuit(&pairs[0].0), &circuit(&pairs[1].0)));
+    let target = Buffer::with_key(&server.domain, LEN, TARGET, 5);
+    {
+        let source = Buffer::all(&client.domain, LEN);
+        let (iov, desc) = source.part(0, LEN);
+        // SAFETY: the buffers live until the operation has completed.
+        unsafe { pairs[0].0.write(LocalIov::single(&iov, &desc), 0, 5, 1) }.unwrap();
+        client.completion();
+    }
+    let peer = client.domain.driver().unwrap();
+    let mut held = Some((pairs[0].0.core.tx.lock(), peer.dispatcher().registry()));
+    pairs[0].1.close();
+    await_notices(&server, |(awaited, _)| awaited == 0);
+    then([&client, &server], &pairs, &target.region, &mut || {
+        drop(held.take());
+    });
+}
+
+/// The peer of a closed endpoint does not answer the notice, and its requests may still arrive,
+/// because another endpoint holds their target: no other region gets the key. The connection of the
+/// other endpoint stays.
+#[test]
+fn the_key_of_a_silent_peer_is_reserved_until_it_answers() {
+    with_a_silent_peer(&device(), |[client, server], pairs, region, wake| {
+        region.close().unwrap();
+        assert_eq!(retired(server), 1);
+        wake();
+        await_free_keys(server);
+        assert_eq!(next_event(&client.eq), Ok(Told::Shutdown(Token(10))));
+        // the key may be free before the answer is read
+        await_notices(server, |notices| notices == (0, 0));
+        transfer((client, &pairs[1].0), server, 1);
+        transfer((server, &pairs[1].1), client, 2);
+    });
+}
+
+/// As above, until the last endpoint that holds the target is closed.
+#[test]
+fn the_key_of_a_silent_peer_is_reserved_until_its_target_ends() {
+    with_a_silent_peer(&device(), |[_, server], pairs, region, wake| {
+        region.close().unwrap();
+        assert_eq!(retired(server), 1);
+        pairs[1].1.close();
+        await_free_keys(server);
+        wake();
+    });
+}
+
+/// The device cannot reserve the key: the silent peer loses its target.
+#[test]
+fn a_silent_peer_whose_key_cannot_be_reserved_is_cut_off() {
+    let device = devices(&[replaced::with_changing_keys()], false).remove(0);
+    with_a_silent_peer(&device, |[_, server], pairs, region, wake| {
+        let target = pairs[1].1.core.own_target().unwrap();
+        assert!(target.query().unwrap().receives);
+        region.close().unwrap();
+        assert!(!target.query().unwrap().receives);
+        assert_eq!(retired(server), 0);
+        wake();
+    });
 }

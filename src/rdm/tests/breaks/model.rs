@@ -10,9 +10,9 @@ use std::time::Duration;
 use atomic_ops::{Datatype, Family, Op as Operator, Operation as Arithmetic};
 
 use super::super::super::core::Core;
+use super::super::super::core::link::LinkKey;
 use super::super::super::endpoint::AtomicCall;
 use super::super::super::executor::Executor;
-use super::super::super::link::LinkKey;
 use super::super::Random;
 use super::super::endpoints::{End, queue_pair};
 use crate::av::FiAddr;
@@ -101,13 +101,16 @@ pub(super) struct Plan {
     pub(super) before_sends: bool,
     /// Atomics are executed by the device, or by the processor of the target.
     pub(super) device_atomics: bool,
+    /// The regions count the operations of peers, by requests behind these: some can be lost
+    /// although the operation was executed.
+    pub(super) counted: bool,
 }
 
 impl Plan {
     pub(super) fn of(seed: u64) -> Self {
         let mut random = Random(!seed);
         let nodes = 2 + random.below(2) as usize;
-        Self {
+        let mut plan = Self {
             nodes,
             steps: 10 + random.below(30) as usize,
             native: random.one_in(2),
@@ -120,7 +123,10 @@ impl Plan {
             after_sends: random.one_in(2),
             before_sends: random.one_in(2),
             device_atomics: random.one_in(2),
-        }
+            counted: false,
+        };
+        plan.counted = random.one_in(2) && !plan.native;
+        plan
     }
 
     /// Whether operations without fault of their own may fail.
@@ -273,10 +279,20 @@ pub(super) struct Life {
 
 /// A domain with keys of the device, or of a directory.
 pub(in crate::rdm::tests) fn domain(native: bool) -> Arc<Domain> {
+    open_domain(native, false)
+}
+
+/// A domain with keys of a directory, whose regions can have counters.
+pub(in crate::rdm::tests) fn counting_domain() -> Arc<Domain> {
+    open_domain(false, true)
+}
+
+fn open_domain(native: bool, events: bool) -> Arc<Domain> {
     let device = crate::verbs::devices(&[softverbs::backend()], false).remove(0);
     let mode = if native { Mode::NATIVE } else { Mode::empty() };
     let mr = MrConfig {
         form: Form::new(mode, false),
+        events,
         ..MrConfig::default()
     };
     let config = DomainConfig {

@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 
 use super::{Conn, Event, MS, Wire, World, number_of};
-use crate::rdm::link::LinkKey;
+use crate::rdm::core::link::LinkKey;
 use crate::verbs::QpNumber;
 use crate::wire::rdm::packet::Attach;
 use crate::wire::rdm::xrc::CircuitNumber;

@@ -137,6 +137,27 @@ fn a_demand_is_accepted_when_rma_has_completed() {
     assert_eq!(it.acts.dials.len(), 3);
 }
 
+/// CLOSE is read by a call of the application, long after the last event.
+#[test]
+fn the_limits_of_an_eviction_begin_when_close_is_read() {
+    let (mut it, link, _) = Scene::with_link_in_use();
+    it.acts.rma = true;
+    it.acts.clock = Some(2_000 * MS);
+    it.packet(link, 0, 99, Body::Close(Close::Demand));
+    it.at(2_499 * MS);
+    assert_eq!(it.closes(), []);
+    it.at(2_500 * MS);
+    assert_eq!(it.closes(), [(link, Close::Refuse)]);
+    it.acts.rma = false;
+    it.acts.clock = Some(4_000 * MS);
+    it.packet(link, 0, 99, Body::Close(Close::Demand));
+    assert_eq!(it.closes().last(), Some(&(link, Close::Accept)));
+    it.at(4_999 * MS);
+    assert_eq!(it.acts.ends, []);
+    it.at(5_000 * MS);
+    assert_eq!(it.acts.ends, [link]);
+}
+
 #[test]
 fn a_demand_is_refused_after_a_while() {
     let (mut it, link, _) = Scene::with_link_in_use();
@@ -215,7 +236,8 @@ fn links_on_which_nothing_passes_have_pauses_between_them() {
     assert_eq!(it.acts.dials.len(), dials + 1);
 }
 
-/// With one place a request waits for it, and gets it before operations of this side that are later.
+/// With one place a request waits for it, and gets it before operations of this side that are
+/// later.
 #[test]
 fn a_request_waits_for_a_place() {
     let (mut it, link, _) = Scene::with_link_in_use();

@@ -50,6 +50,30 @@ impl Scene {
     }
 }
 
+/// The application uses an address that a peer has stated, long after the last event: the dial has
+/// the connect timeout from then on.
+#[test]
+fn the_time_of_a_dial_begins_with_the_call_that_needs_it() {
+    const S: u64 = 1_000_000_000;
+    let mut it = Scene::new();
+    let link = it.states(1, None, &[place(3)]);
+    it.acts.clock = Some(20 * S);
+    it.core.peer_at(place(3)).expect("a peer");
+    it.core.flush(&mut it.acts);
+    assert_eq!((it.acts.dials.len(), it.core.deadline()), (1, Some(30 * S)));
+    // one that cannot be dialled yet
+    it.acts.clock = Some(40 * S);
+    it.core.end_link(link, &mut it.acts);
+    it.send(it.peer, 1);
+    assert_eq!(it.acts.dials.len(), 1);
+    it.core.set_now(49 * S);
+    it.core.tick(&mut it.acts);
+    assert_eq!(it.acts.completed, []);
+    it.core.set_now(50 * S);
+    it.core.tick(&mut it.acts);
+    assert_eq!(it.acts.completed, [(1, Err(FiErrno::EHOSTUNREACH))]);
+}
+
 #[test]
 fn a_further_address_is_one_of_the_peer_when_the_peer_answers_there() {
     let mut it = Scene::new();
@@ -148,4 +172,32 @@ fn a_peer_states_at_most_eight_further_addresses() {
         assert_eq!((it.core.further.len(), it.core.addresses.len()), (8, 1));
         it.end(link);
     }
+}
+
+/// Any endpoint can state the listening address of another one.
+#[test]
+fn the_address_of_a_connected_peer_is_no_source_of_another_one() {
+    let mut it = Scene::new();
+    it.states(1, None, &[]);
+    let address = Some(place(2).socket_addr());
+    assert_eq!(it.core.source_address(it.peer), address);
+    let request = Request {
+        listener: place(2),
+        id: id(7),
+        auth: 0,
+        epoch: epoch(1),
+        ended: None,
+        gives: Secret::new(9).expect("not 0"),
+        shows: None,
+        fresh: false,
+    };
+    it.core.requested((), &request.encode(), &mut it.acts);
+    let (link, _) = *it.acts.accepts.last().expect("an accepted link");
+    let stranger = it.core.peer_of(link).expect("a peer");
+    assert_ne!(stranger, it.peer);
+    // it may be the successor of the peer, until a dial shows that the peer is still there
+    assert_eq!(it.core.source_address(stranger), address);
+    it.core.peers.get_mut(it.peer).expect("a peer").probe = false;
+    assert_eq!(it.core.source_address(stranger), None);
+    assert_eq!(it.core.source_address(it.peer), address);
 }

@@ -8,11 +8,17 @@ impl Scene {
     /// Calls the endpoint when it wants to be called, until this time. Dials have no answer, and
     /// links that it ends have ended at once.
     fn run_until(&mut self, time: u64) {
+        self.run_dialling(time, true);
+    }
+
+    /// As above. `awaits`: the dials are passed to the connection manager, and end without an
+    /// answer.
+    fn run_dialling(&mut self, time: u64, awaits: bool) {
         while let Some(next) = self.core.deadline().filter(|next| *next <= time) {
             let (dials, ends) = (self.acts.dials.len(), self.acts.ends.len());
             self.core.set_now(next);
             self.core.tick(&mut self.acts);
-            for (link, _) in &self.acts.dials[dials..] {
+            for (link, _) in self.acts.dials[dials..].iter().filter(|_| awaits) {
                 self.core.requesting(*link);
             }
             for link in self.acts.ends.split_off(ends) {
@@ -137,8 +143,26 @@ fn peers_that_do_not_answer_are_dialled_once() {
     assert_eq!((it.core.unfreed(), it.core.deadline()), (before, None));
 }
 
-/// A hostile process makes requests, each with another id, and says no HELLO. The number of peers is
-/// limited by what it can make in 30 s.
+/// As above, and nothing but the connect timeout ends the dial: on circuits, or with a short
+/// timeout.
+#[test]
+fn a_question_without_an_answer_ends_no_session() {
+    let mut it = Scene::new();
+    it.visit(100, false);
+    let dials = it.acts.dials.len();
+    it.run_dialling(IDLE.0 - S, false);
+    let peer = it.core.peer_at(place(100)).expect("a peer");
+    assert_eq!(
+        (&it.acts.failed[..], it.acts.dials.len()),
+        (&[][..], dials + 1)
+    );
+    assert!(it.core.peers.get(peer).expect("a peer").begun);
+    assert_eq!(it.core.link_count(), 0);
+    it.core.check();
+}
+
+/// A hostile process makes requests, each with another id, and says no HELLO. The number of peers
+/// is limited by what it can make in 30 s.
 #[test]
 fn requests_without_hello_leave_no_peer() {
     let mut it = Scene::new();
@@ -208,8 +232,8 @@ fn a_place_that_is_used_again_has_other_sessions() {
     assert!(keys.len() < 600, "the keys have wrapped");
 }
 
-/// The peer has freed this side, which has its session still, and dials: it cannot show a token, and
-/// this side dials with its own, so that both learn it.
+/// The peer has freed this side, which has its session still, and dials: it cannot show a token,
+/// and this side dials with its own, so that both learn it.
 #[test]
 fn a_peer_that_has_freed_this_side_is_dialled() {
     let mut it = Scene::new();
@@ -235,8 +259,8 @@ fn a_peer_that_has_freed_this_side_is_dialled() {
     assert_eq!(it.acts.accepts.len(), accepts + 1);
 }
 
-/// The peer has freed this side, and dials it, while this side has a link to it, of whose end it has
-/// not learned. This side probes the link, and dials when that has broken.
+/// The peer has freed this side, and dials it, while this side has a link to it, of whose end it
+/// has not learned. This side probes the link, and dials when that has broken.
 #[test]
 fn a_link_is_probed_if_the_peer_may_have_freed_this_side() {
     let mut it = Scene::new();

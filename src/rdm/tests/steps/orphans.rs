@@ -9,7 +9,11 @@ impl Scene {
     /// A session on circuits that ends while its link waits for ATTACH, because the peer does not
     /// answer.
     fn with_orphan() -> (Self, LinkKey) {
-        let mut it = Self::on_circuits();
+        Self::on_circuits().end_with_orphan()
+    }
+
+    fn end_with_orphan(self) -> (Self, LinkKey) {
+        let mut it = self;
         it.send(it.peer, 1);
         let own = it.reply();
         it.send(it.peer, 2);
@@ -83,8 +87,47 @@ fn what_has_arrived_behind_attach_is_delivered_after_the_session() {
     assert_eq!((it.core.link_count(), it.core.violations), (0, 0));
 }
 
-/// The next reply states that the peer posts nothing more on earlier links. What has arrived on them
-/// is before the next session.
+/// What such a message holds is charged to the host of a stranger, like what a session leaves.
+#[test]
+fn messages_of_the_orphan_of_a_stranger_are_charged_to_its_host() {
+    let mut it = Scene::on_circuits();
+    it.core.unkeep(it.peer);
+    let (mut it, own) = it.end_with_orphan();
+    assert!(it.core.hosts.is_empty());
+    it.attach(own);
+    let blocks = |it: &Scene| {
+        it.core
+            .hosts
+            .values()
+            .map(|host| host.left().0)
+            .sum::<u32>()
+    };
+    let peer = it.peer;
+    for number in 0..2 {
+        it.message(own, number);
+        it.core.check_hosts();
+        let held = it.core.left();
+        assert!(held != 0 && blocks(&it) == held, "{number}: {held}");
+        let session = it
+            .core
+            .peers
+            .get(peer)
+            .expect("a peer")
+            .session
+            .wrapping_sub(1);
+        it.core
+            .give_back(Origin { peer, session }, Credit::new(held, 0));
+        assert!(it.core.hosts.is_empty());
+    }
+    // a peer that the application names is no stranger
+    it.core.keep(peer);
+    it.message(own, 2);
+    assert!(it.core.hosts.is_empty() && it.core.left() != 0);
+    it.core.check();
+}
+
+/// The next reply states that the peer posts nothing more on earlier links. What has arrived on
+/// them is before the next session.
 #[test]
 fn the_next_session_begins_when_the_orphan_has_ended() {
     let (mut it, own) = Scene::with_orphan();
@@ -199,4 +242,67 @@ fn an_endpoint_that_leaves_closes_its_orphans() {
     assert_eq!(it.acts.closes, [own]);
     it.core.ended(own, &mut it.acts);
     assert_eq!(it.core.link_count(), 0);
+}
+
+/// The peer answers each request, and can never make its circuit: the links are ended without
+/// ATTACH, again and again. That is no reason to dial it for longer than the connect timeout.
+#[test]
+fn a_peer_without_a_circuit_is_given_up() {
+    const SECOND: u64 = 1_000_000_000;
+    for attaches in [false, true] {
+        let mut it = Scene::on_circuits();
+        it.send(it.peer, 1);
+        for round in 0..5 {
+            let link = it.reply();
+            for lingers in std::mem::take(&mut it.acts.closes) {
+                it.core.ended(lingers, &mut it.acts);
+            }
+            assert_eq!(it.core.out_link(it.peer), Some(link), "{round}");
+            if attaches {
+                it.attach(link);
+            }
+            // the driver's limit
+            it.core.set_now((round + 1) * 5 * SECOND);
+            it.core.broken(link, &mut it.acts);
+            it.core.half_ended(link, &mut it.acts);
+            it.core.tick(&mut it.acts);
+            if !it.acts.failed.is_empty() {
+                assert_eq!((round, attaches), (1, false));
+                break;
+            }
+        }
+        let failed: &[_] = if attaches {
+            &[]
+        } else {
+            &[FiErrno::EHOSTUNREACH]
+        };
+        assert_eq!(it.acts.failed, failed, "{attaches}");
+        it.core.check();
+    }
+}
+
+/// As above, of the side that has accepted the links and cannot make its circuit.
+#[test]
+fn an_acceptor_without_a_circuit_gives_up() {
+    const SECOND: u64 = 1_000_000_000;
+    let mut it = Scene::on_circuits();
+    it.request(1, None);
+    let (_, Reply { gives, .. }) = it.acts.accepts[0];
+    let mut link = it.hello(1, 0);
+    it.send(it.peer, 1);
+    for round in 1..4_u32 {
+        it.core.set_now(u64::from(round) * 5 * SECOND);
+        it.request(round + 1, Some(gives));
+        it.core.half_ended(link, &mut it.acts);
+        for lingers in std::mem::take(&mut it.acts.closes) {
+            it.core.ended(lingers, &mut it.acts);
+        }
+        it.core.tick(&mut it.acts);
+        if !it.acts.failed.is_empty() {
+            assert_eq!(round, 2);
+            break;
+        }
+        link = it.hello(round + 1, 0);
+    }
+    assert_eq!(it.acts.failed, [FiErrno::EHOSTUNREACH]);
 }

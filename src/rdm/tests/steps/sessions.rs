@@ -516,8 +516,8 @@ fn a_reply_to_a_request_without_a_session_shows_its_end() {
     }
 }
 
-/// An endpoint restarts before HELLO of its predecessor, and dials while this side waits for the end
-/// of the predecessor's link. The end of that session would take its endpoint id along.
+/// An endpoint restarts before HELLO of its predecessor, and dials while this side waits for the
+/// end of the predecessor's link. The end of that session would take its endpoint id along.
 #[test]
 fn a_successor_waits_for_the_end_of_the_session() {
     let mut it = Scene::on_circuits();

@@ -265,3 +265,51 @@ fn hello_is_awaited_while_no_other_peer_waits() {
     it.tick(2_000 * MS);
     assert_eq!(it.acts.ends, [link]);
 }
+
+impl Scene {
+    /// An idle peer on a circuit whose link has no room, and that link.
+    fn with_crowded_link(places: usize) -> (Self, LinkKey) {
+        let mut it = Self::on_circuits();
+        it.acts.places = places;
+        it.send(it.peer, 1);
+        let link = it.reply();
+        it.core.sent(link, Number::new(0), &mut it.acts);
+        it.settle(link);
+        assert_eq!(it.acts.completed, [(1, Ok(()))]);
+        it.acts.crowded.push(link);
+        (it, link)
+    }
+}
+
+/// CLOSE to the peer that is idle for longest finds no room: the next one is asked.
+#[test]
+fn an_idle_link_without_room_does_not_delay_evictions() {
+    let (mut it, _) = Scene::with_crowded_link(4);
+    let busy = it.core.peer_at(place(13)).expect("a peer");
+    it.send(busy, 2);
+    let link = it.reply_of(id(3), 0);
+    let waits = it.core.peer_at(place(23)).expect("a peer");
+    it.send(waits, 3);
+    it.tick(52 * MS);
+    assert_eq!(it.posted_closes(), [(link, Close::Demand)]);
+    assert_eq!(it.acts.downs, [link]);
+}
+
+#[test]
+fn the_only_link_is_evicted_although_it_has_no_room() {
+    let (mut it, link) = Scene::with_crowded_link(2);
+    let waits = it.core.peer_at(place(23)).expect("a peer");
+    it.send(waits, 3);
+    it.tick(52 * MS);
+    assert_eq!(
+        (it.posted_closes(), &it.acts.downs[..]),
+        (vec![], &[link][..])
+    );
+    while let Some(next) = it.core.deadline().filter(|at| *at < 1_000 * MS) {
+        it.tick(next);
+    }
+    assert_eq!(it.acts.ends, [link]);
+    it.core.half_ended(link, &mut it.acts);
+    it.tick(1_000 * MS);
+    assert_eq!(it.dialled_ports().last(), Some(&23));
+}
