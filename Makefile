@@ -30,7 +30,7 @@ demo: all deps ## build, list the provider, move data between two processes, pri
 	@tests/tools/demo
 
 # The tiers in the order in which they run. Each is an executable that prints `N passed, N failed, N skipped` last.
-TIERS := fast fuzz abi mr conformance mpi verbs sanitize fault vm
+TIERS := fast abi mr conformance mpi verbs sanitize fault vm
 
 check: all deps ## every test of every tier; the last line is the total
 	@tests/tools/tiers $(TIERS)
@@ -41,7 +41,7 @@ check-fast: ## format, clippy, unit tests, models, dependency rules; under five 
 check-loom: ## models of what is shared without a lock, in every order of their steps; OPTIONS=--planted
 	@tests/loom/check $(OPTIONS)
 
-check-fuzz: deps ## every fuzz target for some seconds, with AddressSanitizer
+check-fuzz: deps ## every fuzz target for some seconds, with AddressSanitizer; not part of `make check`
 	@tests/fuzz/check $(if $(SECONDS),--seconds '$(SECONDS)')
 
 TARGET  ?=
@@ -49,7 +49,7 @@ fuzz: deps ## one fuzz target, TARGET=stranger, for SECONDS=60
 	@test -n "$(TARGET)" || { echo "weft: say which: make fuzz TARGET=NAME SECONDS=60"; exit 2; }
 	@tests/fuzz/check --target '$(TARGET)' --seconds '$(or $(SECONDS),60)'
 
-check-sanitize: all deps ## the loaded object under AddressSanitizer and Valgrind; OPTIONS=--long, with planted bugs too
+check-sanitize: all deps ## the loaded object under AddressSanitizer; OPTIONS=--long, unit tests, Valgrind and planted bugs too
 	@tests/sanitize/check $(OPTIONS)
 
 check-abi: all deps ## the shared object as three releases of libfabric load it, and bad input
@@ -93,7 +93,7 @@ bench-scale: all deps ## 8 to 256 processes: counts, slopes; 1 to 1,000,000 addr
 bench-vm: all ## weft beside libfabric's verbs provider in that virtual machine, as ratios; OPTIONS='--test local'
 	@tests/vm/bench $(OPTIONS)
 
-check-long: all deps ## what takes longer, about 85 minutes: docs/testing.md; OPTIONS='--step fuzz' for one step
+check-long: all deps ## what takes longer, about 110 minutes: docs/testing.md; OPTIONS='--step fuzz' for one step
 	@tests/tools/long $(OPTIONS)
 
 SUITE ?= msg

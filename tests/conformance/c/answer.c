@@ -13,7 +13,7 @@
  * the completion, while another thread reads the event queue.
  *
  * late: As `active`, but the client reads its event queue 1 s later: the server's posted operations
- * stay pending until then. */
+ * stay pending until then. The server accepts when the client has found no event. */
 #include "end.h"
 
 #include <pthread.h>
@@ -129,7 +129,7 @@ static void close_connection(void)
 	MUST(fi_close(&end.ep->fid));
 }
 
-static void server(const char *mode, int count, int fd)
+static void server(const char *mode, int count, int fd, int answers)
 {
 	struct fi_info *request;
 	struct fid_pep *pep;
@@ -145,12 +145,13 @@ static void server(const char *mode, int count, int fd)
 	tell(fd, &name, sizeof name);
 	for (int i = 0; i < count; i++) {
 		int passive = !strcmp(mode, "passive");
+		char looked;
 
 		expect(&end, FI_CONNREQ, &request);
 		open_connection(request, i);
 		fi_freeinfo(request);
 		if (!strcmp(mode, "late"))
-			usleep(200000);
+			hear(answers, &looked, 1);
 		MUST(fi_accept(end.ep, NULL, 0));
 		if (passive) {
 			await(FI_RECV, i);
@@ -181,7 +182,7 @@ static void *poller(void *unused)
 	return NULL;
 }
 
-static void client(const char *mode, int count, int fd)
+static void client(const char *mode, int count, int fd, int answers)
 {
 	struct sockaddr_storage name;
 	pthread_t thread;
@@ -205,6 +206,7 @@ static void client(const char *mode, int count, int fd)
 			 * answered */
 			if (fi_eq_read(end.eq, &kind, &entry, sizeof entry, 0) != -FI_EAGAIN)
 				die("an event before the server has answered");
+			tell(answers, "", 1);
 			sleep(1);
 		}
 		expect(&end, FI_CONNECTED, NULL);
@@ -223,7 +225,7 @@ static void client(const char *mode, int count, int fd)
 
 int main(int argc, char **argv)
 {
-	int pipes[2], count;
+	int pipes[2], answers[2], count;
 	pid_t pid;
 
 	if (argc != 6)
@@ -232,17 +234,19 @@ int main(int argc, char **argv)
 	node = argv[3];
 	count = atoi(argv[4]);
 	native = !strcmp(argv[5], "native");
-	if (pipe(pipes))
+	if (pipe(pipes) || pipe(answers))
 		die("pipe: %s", strerror(errno));
 	pid = child("client");
 	if (pid == 0) {
 		close(pipes[1]);
-		client(argv[1], count, pipes[0]);
+		close(answers[0]);
+		client(argv[1], count, pipes[0], answers[1]);
 		return 0;
 	}
 	close(pipes[0]);
+	close(answers[1]);
 	alarm(60);
-	server(argv[1], count, pipes[1]);
+	server(argv[1], count, pipes[1], answers[0]);
 	if (status_of(pid, "client"))
 		return 1;
 	printf("%d connections were answered\n", count);

@@ -411,6 +411,8 @@ static void expect_error(struct object *all, struct fid_av *av, void *context, u
 		die("the error of another object or call");
 	EQUAL(error.data, at);
 	EQUAL(error.err, errno_of_it);
+	if (!strcmp(fi_eq_strerror(all->eq, error.prov_errno, error.err_data, NULL, 0), strerror(0)))
+		die("the text of an error is that of success");
 }
 
 static void check_events(void)

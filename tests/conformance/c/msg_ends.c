@@ -3,17 +3,22 @@
  *
  *   msg_ends others PROV NODE     clients are killed when they have connected, while other processes connect to the
  *                                 same server: each of their requests leads to FI_CONNECTED
- *   msg_ends abandoned PROV NODE  an endpoint is closed after fi_accept: the peer has an event within 2 s
+ *   msg_ends abandoned PROV NODE  an endpoint is closed after fi_accept: the peer has an event within 5 s
  *   msg_ends killed PROV NODE     a server is killed after fi_accept, of its first connection or of a second one:
- *                                 each endpoint of its peer has an event within 2 s
+ *                                 each endpoint of its peer has an event within 5 s
+ *   msg_ends beside PROV NODE     the same while another process of the server's host stays, to which the peer is
+ *                                 connected: that connection has no event
  *   msg_ends redirected PROV NODE clients are killed when a second server of the host is about to accept: its endpoint
- *                                 has an event within 2 s
+ *                                 has an event within 5 s
+ *
+ * A peer that is not told finds the end after 10 s.
  *
  * Ends with 0, or says what went wrong. Plain libfabric 1.17. */
 #include "rdm_processes.h"
 
 enum { OTHERS = 3, EACH = 3, ROUNDS = 10 };
 #define KILLING_SECONDS 6
+#define EVENT_SECONDS 5
 
 /* Words of the board */
 enum { STOP, FAILED, CONNECTIONS, VICTIM, ENDED };
@@ -119,14 +124,13 @@ static int next_event(struct host *host, int timeout, struct fi_eq_cm_entry *ent
 /* ---- others ---- */
 
 /* Accepts what comes, and closes what has ended. */
-static void others_server(int argument)
+static void others_server(int place)
 {
 	struct host host;
 	struct fid_pep *pep;
 
-	(void)argument;
 	open_host(&host, "0");
-	listen_at(&host, &pep);
+	listen_as(&host, &pep, place);
 	while (told(STOP) < 2) {
 		struct fi_eq_cm_entry entry;
 		struct fi_eq_err_entry error;
@@ -220,6 +224,8 @@ static void abandoned_client(int argument)
 
 	(void)argument;
 	open_host(&host, NULL);
+	/* the start of the server does not count */
+	UNTIL(atomic_load(&board->named[0]), pause_ms(1));
 	for (int i = 0; i < ROUNDS; i++) {
 		double begin = now();
 		struct fid_ep *ep = dial(&host);
@@ -229,7 +235,7 @@ static void abandoned_client(int argument)
 
 		if (kind == FI_CONNECTED)
 			kind = next_event(&host, 20000, &entry, &error);
-		if (now() - begin > 2)
+		if (now() - begin > EVENT_SECONDS)
 			die("event %d, error %d, after %.1f s", kind, kind ? 0 : error.err, now() - begin);
 		IS(kind == 0 || kind == FI_SHUTDOWN);
 		MUST(fi_close(&ep->fid));
@@ -288,12 +294,19 @@ static void mortal_server(int round)
 	kill(getpid(), SIGKILL);
 }
 
-static void bereaved_client(int argument)
+static void bereaved_client(int beside)
 {
+	struct fid_ep *kept = NULL;
 	struct host host;
 
-	(void)argument;
 	open_host(&host, NULL);
+	if (beside) {
+		struct fi_eq_cm_entry entry;
+		struct fi_eq_err_entry error;
+
+		kept = dial_at(&host, ROUNDS);
+		IS(next_event(&host, 20000, &entry, &error) == FI_CONNECTED);
+	}
 	for (int round = 0; round < ROUNDS; round++) {
 		struct fi_eq_cm_entry entry;
 		struct fi_eq_err_entry error;
@@ -310,20 +323,23 @@ static void bereaved_client(int argument)
 		while (ended < count) {
 			int kind = next_event(&host, 20000, &entry, &error);
 
-			if (now() - begin > 2)
+			if (now() - begin > EVENT_SECONDS)
 				die("round %d: event %d, error %d, after %.1f s", round, kind, kind ? 0 : error.err, now() - begin);
 			IS(kind == 0 || kind == FI_SHUTDOWN || kind == FI_CONNECTED);
+			IS(!kept || (kind ? entry.fid : error.fid) != &kept->fid);
 			ended += kind != FI_CONNECTED;
 		}
 		for (int i = 0; i < count; i++)
 			MUST(fi_close(&ep[i]->fid));
 	}
+	if (kept)
+		MUST(fi_close(&kept->fid));
 	close_host(&host);
 }
 
-static void check_killed(void)
+static void kill_servers(int beside)
 {
-	pid_t client = start("client", bereaved_client, 0);
+	pid_t client = start("client", bereaved_client, beside);
 
 	for (int round = 0; round < ROUNDS; round++) {
 		pid_t pid = start("server", mortal_server, round);
@@ -332,6 +348,17 @@ static void check_killed(void)
 		IS(waitpid(pid, &status, 0) == pid && WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
 	}
 	IS(status_of(client, "client") == 0);
+}
+
+static void check_killed(void) { kill_servers(0); }
+
+static void check_beside(void)
+{
+	pid_t stays = start("stays", others_server, ROUNDS);
+
+	kill_servers(1);
+	put(STOP, 2);
+	IS(status_of(stays, "stays") == 0);
 }
 
 /* ---- redirected ---- */
@@ -382,7 +409,7 @@ static void second_server(int argument)
 
 			while ((kind = next_event(&host, 20000, &entry, &error)) == FI_CONNECTED)
 				;
-			if (now() - begin > 2)
+			if (now() - begin > EVENT_SECONDS)
 				die("event %d, error %d, after %.1f s", kind, kind ? 0 : error.err, now() - begin);
 			IS(kind == 0 || kind == FI_SHUTDOWN);
 		}
@@ -415,6 +442,7 @@ int main(int argc, char **argv)
 	static const struct mode modes[] = { { "others", check_others },
 					     { "abandoned", check_abandoned },
 					     { "killed", check_killed },
+					     { "beside", check_beside },
 					     { "redirected", check_redirected } };
 
 	alarm(80);

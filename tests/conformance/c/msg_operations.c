@@ -12,6 +12,9 @@
  *
  * early: the same of a receive of an endpoint that was never connected.
  *
+ * more: a call that fails posts the writes that wait for further ones (FI_MORE). soft0 executes them
+ * then.
+ *
  * Exits with 0, or prints the failure. Needs only libfabric 1.17. */
 #include "end.h"
 
@@ -171,12 +174,70 @@ static void early(void)
 	cancelled(&client, 0x2);
 }
 
+/* Writes one byte, as often as `calls` says, with FI_MORE. */
+static void write_more(unsigned round, unsigned calls)
+{
+	for (unsigned i = 0; i < calls; i++) {
+		struct iovec iov = { client.memory + i, 1 };
+		struct fi_rma_iov remote = { (uintptr_t)server.memory + i, 1, fi_mr_key(server.mr) };
+		void *desc = fi_mr_desc(client.mr);
+		struct fi_msg_rma msg = { .msg_iov = &iov, .desc = &desc, .iov_count = 1, .rma_iov = &remote, .rma_iov_count = 1 };
+
+		client.memory[i] = (uint8_t)(round + 1);
+		MUST(fi_writemsg(client.ep, &msg, FI_MORE | FI_COMPLETION));
+	}
+}
+
+static void more(void)
+{
+	connect_ends();
+	for (unsigned round = 0; round < 200; round++) {
+		struct fi_rma_iov remote = { (uintptr_t)server.memory + 64, 1, fi_mr_key(server.mr) };
+		struct iovec iov[2] = { { client.memory, 1 }, { client.memory, MEMORY / 2 } };
+		struct fi_msg_rma msg = { .msg_iov = iov, .iov_count = 1, .rma_iov = &remote, .rma_iov_count = 1 };
+		ssize_t failed = 0;
+
+		write_more(round, 3);
+		switch (round % 6) {
+		case 0: /* flags that no write has */
+			failed = fi_writemsg(client.ep, &msg, FI_PEEK);
+			break;
+		case 1: /* too many buffers */
+			msg.iov_count = 1000;
+			failed = fi_writemsg(client.ep, &msg, FI_COMPLETION);
+			break;
+		case 2: /* too long to inject */
+			msg.msg_iov = iov + 1;
+			remote.len = MEMORY / 2;
+			failed = fi_writemsg(client.ep, &msg, FI_INJECT);
+			break;
+		case 3:
+			failed = fi_sendmsg(client.ep, NULL, 0);
+			break;
+		case 4:
+			failed = fi_inject(client.ep, client.memory, MEMORY / 2, 0);
+			break;
+		case 5:
+			failed = fi_writev(client.ep, NULL, NULL, 2, 0, (uintptr_t)server.memory, fi_mr_key(server.mr), NULL);
+			break;
+		}
+		if (failed >= 0)
+			die("round %u: the call has not failed", round);
+		for (unsigned i = 0; i < 3; i++)
+			if (((volatile uint8_t *)server.memory)[i] != (uint8_t)(round + 1))
+				die("round %u: write %u still waits", round, i);
+		for (unsigned i = 0; i < 3; i++)
+			if (completion(&client, SETUP_SECONDS))
+				die("round %u: write %u has failed", round, i);
+	}
+}
+
 int main(int argc, char **argv)
 {
 	static const struct {
 		const char *name;
 		void (*run)(void);
-	} modes[] = { { "injected", injected }, { "shutdown", shut_down }, { "closed", closed }, { "early", early } };
+	} modes[] = { { "injected", injected }, { "shutdown", shut_down }, { "closed", closed }, { "early", early }, { "more", more } };
 
 	if (argc != 4)
 		die("usage: msg_operations MODE PROV NODE");

@@ -6,10 +6,14 @@
  *                                 endpoints
  *   offered objects PROV NODE     what a domain and an endpoint may be opened with
  *   offered none PROV NODE        there is no such entry of this provider
+ *   offered passive PROV NODE     the address of a passive endpoint that was given none
+ *   offered opened PROV NODE      open fabrics and domains in hints and answers
  *
  * Each entry's provider has to be PROV, with nothing layered over it. Ends with 0, or says what
  * went wrong. Plain libfabric 1.17. */
 #include "end.h"
+
+#include <sys/socket.h>
 
 #define PRIMARY (FI_MSG | FI_TAGGED | FI_RMA | FI_ATOMIC)
 #define SECONDARY (FI_MULTI_RECV | FI_DIRECTED_RECV | FI_SOURCE)
@@ -19,6 +23,9 @@
 #define ORDER                                                                                                        \
 	(FI_ORDER_SAS | FI_ORDER_SAW | FI_ORDER_RAS | FI_ORDER_WAS | FI_ORDER_RMA_RAR | FI_ORDER_RMA_RAW |           \
 	 FI_ORDER_RMA_WAW | FI_ORDER_ATOMIC_RAR | FI_ORDER_ATOMIC_RAW | FI_ORDER_ATOMIC_WAR | FI_ORDER_ATOMIC_WAW)
+
+/* FI_PROGRESS_CONTROL_UNIFIED of libfabric 2.0 */
+#define UNIFIED (FI_PROGRESS_MANUAL + 1)
 
 #define IS(condition)                                                                                                \
 	do {                                                                                                         \
@@ -77,7 +84,9 @@ static void check_attributes(void)
 	IS(info->domain_attr->control_progress == FI_PROGRESS_AUTO);
 	IS(info->domain_attr->data_progress == FI_PROGRESS_MANUAL);
 	IS(info->domain_attr->av_type == FI_AV_UNSPEC);
-	IS(info->domain_attr->max_ep_srx_ctx == 1 && info->domain_attr->max_ep_stx_ctx == 0);
+	IS(info->domain_attr->max_ep_srx_ctx == info->domain_attr->ep_cnt && info->domain_attr->max_ep_stx_ctx == 0);
+	IS(info->domain_attr->tclass == FI_TC_UNSPEC && info->tx_attr->tclass == FI_TC_UNSPEC);
+	IS(!info->domain_attr->domain && !info->fabric_attr->fabric);
 	fi_freeinfo(info);
 	fi_freeinfo(hints);
 }
@@ -163,10 +172,38 @@ static void check_hints(void)
 	CANNOT(hints->ep_attr->tx_ctx_cnt = 2);
 	CANNOT(hints->ep_attr->protocol = FI_PROTO_RDMA_CM_IB_RC);
 	CAN(hints->ep_attr->protocol = FI_PROTO_IB_RDM);
+	/* endpoints that share a receive context */
+	CAN(hints->domain_attr->max_ep_srx_ctx = 64);
+	CANNOT(hints->domain_attr->max_ep_srx_ctx = (size_t)-1);
+
+	/* traffic classes: code points, and labels, which are ignored */
+	static const struct {
+		uint32_t asked, got;
+	} classes[] = {
+		{ FI_TC_DSCP | 46, FI_TC_DSCP | 46 }, { FI_TC_DSCP, FI_TC_DSCP }, { FI_TC_DSCP | 63, FI_TC_DSCP | 63 },
+		{ FI_TC_LOW_LATENCY, FI_TC_UNSPEC }, { FI_TC_BEST_EFFORT, FI_TC_UNSPEC },
+	};
+	for (size_t i = 0; i < sizeof classes / sizeof *classes; i++) {
+		struct fi_info *hints = hints_of(FI_EP_RDM);
+		hints->tx_attr->tclass = classes[i].asked;
+		struct fi_info *info = answer(FI_VERSION(1, 17), hints);
+		IS(info->tx_attr->tclass == classes[i].got && info->domain_attr->tclass == FI_TC_UNSPEC);
+		fi_freeinfo(info);
+		hints->tx_attr->tclass = FI_TC_UNSPEC;
+		hints->domain_attr->tclass = classes[i].asked;
+		info = answer(FI_VERSION(1, 17), hints);
+		IS(info->tx_attr->tclass == FI_TC_UNSPEC && info->domain_attr->tclass == classes[i].got);
+		fi_freeinfo(info);
+		fi_freeinfo(hints);
+	}
+	CANNOT(hints->tx_attr->tclass = FI_TC_DSCP | 64);
+	CANNOT(hints->domain_attr->tclass = FI_TC_DSCP | 64);
+	/* before API 1.9 there are none */
+	WITH(hints->tx_attr->tclass = FI_TC_DSCP | 64, FI_VERSION(1, 8), 1);
 
 	/* what is returned as requested */
 	for (uint32_t type = FI_AV_UNSPEC; type <= FI_AV_TABLE; type++)
-		for (uint32_t progress = FI_PROGRESS_AUTO; progress <= FI_PROGRESS_MANUAL; progress++)
+		for (uint32_t progress = FI_PROGRESS_AUTO; progress <= UNIFIED; progress++)
 			for (uint32_t threading = FI_THREAD_SAFE; threading <= FI_THREAD_ENDPOINT; threading++) {
 				struct fi_info *hints = hints_of(FI_EP_RDM);
 				hints->domain_attr->av_type = type;
@@ -181,6 +218,9 @@ static void check_hints(void)
 				fi_freeinfo(info);
 				fi_freeinfo(hints);
 			}
+	CANNOT(hints->domain_attr->data_progress = UNIFIED + 1);
+	CANNOT(hints->domain_attr->control_progress = UNIFIED + 1);
+
 }
 
 static void check_order(void)
@@ -228,7 +268,10 @@ static void check_objects(void)
 
 	MUST(fi_fabric(info->fabric_attr, &fabric, NULL));
 	IS(fi_passive_ep(fabric, info, &pep, NULL) == -FI_EINVAL);
+	info->domain_attr->control_progress = info->domain_attr->data_progress = UNIFIED;
 	MUST(fi_domain(fabric, info, &domain, NULL));
+	MUST(fi_endpoint(domain, info, &ep, NULL));
+	MUST(fi_close(&ep->fid));
 	MUST(fi_srx_context(domain, NULL, &ep, NULL));
 	MUST(fi_close(&ep->fid));
 	IS(fi_stx_context(domain, NULL, NULL, NULL) == -FI_ENOSYS);
@@ -275,6 +318,131 @@ static void check_none(void)
 	fi_freeinfo(list);
 }
 
+/* fi_cm(3), fi_getname: "The address must be in the same format as that specified using fi_info:
+ * addr_format when the endpoint was created." */
+static void check_passive(void)
+{
+	static const uint32_t formats[][2] = { { FI_SOCKADDR_IN, AF_INET }, { FI_SOCKADDR_IN6, AF_INET6 } };
+
+	for (size_t i = 0; i < sizeof formats / sizeof *formats; i++) {
+		struct fi_info *hints = hints_of(FI_EP_MSG), *info = NULL;
+		struct sockaddr_storage name = { 0 };
+		size_t len = sizeof name;
+		struct fid_fabric *fabric;
+		struct fid_pep *pep;
+
+		hints->addr_format = formats[i][0];
+		MUST(fi_getinfo(FI_VERSION(1, 17), NULL, NULL, 0, hints, &info));
+		MUST(fi_fabric(info->fabric_attr, &fabric, NULL));
+		free(info->src_addr);
+		info->src_addr = NULL;
+		info->src_addrlen = 0;
+		IS(info->addr_format == formats[i][0]);
+		MUST(fi_passive_ep(fabric, info, &pep, NULL));
+		MUST(fi_getname(&pep->fid, &name, &len));
+		IS(name.ss_family == formats[i][1]);
+		MUST(fi_close(&pep->fid));
+		MUST(fi_close(&fabric->fid));
+		fi_freeinfo(info);
+		fi_freeinfo(hints);
+	}
+}
+
+static struct fi_info *first_of(struct fi_info *hints)
+{
+	struct fi_info *info = NULL;
+
+	MUST(fi_getinfo(FI_VERSION(1, 17), node, NULL, FI_SOURCE, hints, &info));
+	return info;
+}
+
+/* The answer to hints of this type with these open objects; NULL if there is none. */
+static struct fi_info *restricted(enum fi_ep_type type, struct fid_fabric *fabric, struct fid_domain *domain)
+{
+	struct fi_info *hints = hints_of(type), *info = NULL;
+
+	hints->fabric_attr->fabric = fabric;
+	hints->domain_attr->domain = domain;
+	int result = fi_getinfo(FI_VERSION(1, 17), node, NULL, FI_SOURCE, hints, &info);
+	if (result && result != -FI_ENODATA)
+		die("fi_getinfo: %d", result);
+	fi_freeinfo(hints);
+	return info;
+}
+
+/* fi_domain(3), domain: "On input to fi_getinfo, a user may set this to an opened domain instance to restrict output to
+ * the given domain. On output from fi_getinfo, if no domain was specified, but the user has an opened instance of the
+ * named domain, this will reference the first opened instance." fi_fabric(3) has the same for fabrics. */
+static void check_opened(void)
+{
+	struct fi_info *hints = hints_of(FI_EP_RDM), *info = answer(FI_VERSION(1, 17), hints), *again, *foreign = NULL;
+	struct fid_domain *domain, *second, *other_domain;
+	struct fid_fabric *fabric, *other_fabric;
+	struct fid_ep *ep;
+
+	MUST(fi_fabric(info->fabric_attr, &fabric, NULL));
+	again = first_of(hints);
+	IS(again->fabric_attr->fabric == fabric && !again->domain_attr->domain);
+	fi_freeinfo(again);
+	MUST(fi_domain(fabric, info, &domain, NULL));
+	MUST(fi_domain(fabric, info, &second, NULL));
+	again = first_of(hints);
+	IS(again->fabric_attr->fabric == fabric && again->domain_attr->domain == domain);
+	MUST(fi_endpoint(again->domain_attr->domain, again, &ep, NULL));
+	MUST(fi_close(&ep->fid));
+	fi_freeinfo(again);
+	/* those that hints name, in each entry of the answer */
+	again = restricted(FI_EP_RDM, fabric, second);
+	IS(again);
+	for (struct fi_info *each = again; each; each = each->next) {
+		IS(each->fabric_attr->fabric == fabric && each->domain_attr->domain == second);
+		IS(!strcmp(each->domain_attr->name, info->domain_attr->name));
+		MUST(fi_endpoint(second, each, &ep, NULL));
+		MUST(fi_close(&ep->fid));
+	}
+	fi_freeinfo(again);
+	again = restricted(FI_EP_UNSPEC, NULL, second);
+	for (struct fi_info *each = again; each; each = each->next)
+		IS(each->ep_attr->type == FI_EP_RDM);
+	fi_freeinfo(again);
+	/* the domain has other endpoints, and another mr_mode */
+	IS(!restricted(FI_EP_MSG, NULL, domain));
+	hints->domain_attr->domain = domain;
+	hints->domain_attr->mr_mode = FI_MR_BASIC;
+	again = NULL;
+	IS(fi_getinfo(FI_VERSION(1, 17), node, NULL, FI_SOURCE, hints, &again) == -FI_ENODATA);
+	hints->domain_attr->domain = NULL;
+	again = first_of(hints);
+	IS(again->domain_attr->mr_mode != info->domain_attr->mr_mode && !again->domain_attr->domain);
+	fi_freeinfo(again);
+	hints->domain_attr->mr_mode = 0;
+	/* those of another provider */
+	struct fi_info *any = fi_allocinfo();
+	any->fabric_attr->prov_name = strdup("tcp");
+	MUST(fi_getinfo(FI_VERSION(1, 17), "127.0.0.1", NULL, FI_SOURCE, any, &foreign));
+	MUST(fi_fabric(foreign->fabric_attr, &other_fabric, NULL));
+	MUST(fi_domain(other_fabric, foreign, &other_domain, NULL));
+	IS(!restricted(FI_EP_RDM, NULL, other_domain));
+	IS(!restricted(FI_EP_RDM, other_fabric, NULL));
+	MUST(fi_close(&other_domain->fid));
+	MUST(fi_close(&other_fabric->fid));
+	fi_freeinfo(foreign);
+	fi_freeinfo(any);
+	/* the next one, and none */
+	MUST(fi_close(&domain->fid));
+	again = first_of(hints);
+	IS(again->domain_attr->domain == second);
+	fi_freeinfo(again);
+	IS(!restricted(FI_EP_RDM, NULL, domain));
+	MUST(fi_close(&second->fid));
+	MUST(fi_close(&fabric->fid));
+	again = first_of(hints);
+	IS(!again->fabric_attr->fabric && !again->domain_attr->domain);
+	fi_freeinfo(again);
+	fi_freeinfo(info);
+	fi_freeinfo(hints);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct {
@@ -283,6 +451,7 @@ int main(int argc, char **argv)
 	} modes[] = {
 		{ "attributes", check_attributes }, { "hints", check_hints }, { "order", check_order },
 		{ "objects", check_objects },       { "none", check_none },
+		{ "passive", check_passive },       { "opened", check_opened },
 	};
 
 	if (argc != 4)

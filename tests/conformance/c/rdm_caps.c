@@ -8,6 +8,8 @@
 #define _GNU_SOURCE
 #include "rdm_memory.h"
 
+#include <limits.h>
+
 enum { SEND = 1, RECV = 2, TSEND = 4, TRECV = 8, READ = 16, WRITE = 32, BASE = 64, FETCH = 128, ALL = 255, LEN = 4096 };
 
 /* An endpoint in the domain of `side`, with its queues. */
@@ -222,14 +224,27 @@ static int error_of(struct one *initiator, struct one *target)
 			die("line %d: caps %llx: error %d (%s)", __LINE__, (unsigned long long)caps, err, fi_strerror(err)); \
 	} while (0)
 
+/* The number of a queue's entries: waits up to `seconds` for `count` of them. */
+static int entries_of(struct fid_cq *cq, int count, double seconds)
+{
+	struct outcome outcome;
+	int entries = 0;
+
+	for (double until = now() + seconds; entries < count && now() < until;) {
+		if (!poll_outcome(cq, &outcome))
+			continue;
+		IS(!outcome.err && outcome.entry.data == 7);
+		entries++;
+	}
+	return entries;
+}
+
 static void of_target(uint64_t with, int sum, int fetch, int read, bool data)
 {
 	struct one target, initiator;
 	uint64_t word = 1, result = 0, addr, key;
-	struct outcome outcome;
-	double until;
 	fi_addr_t peer;
-	int entries = 0;
+	int want, entries;
 
 	caps = with;
 	open_first();
@@ -248,13 +263,11 @@ static void of_target(uint64_t with, int sum, int fetch, int read, bool data)
 	/* the device executes a write with a native key */
 	for (int i = 0; i < 100 && fi_mr_key(memory.mr) != 1; i++)
 		GIVES(0, fi_writedata(initiator.side.ep, &word, 8, NULL, 7, peer, addr, key, NULL));
-	for (until = now() + 0.05; now() < until;) {
-		if (!poll_outcome(target.side.rx, &outcome))
-			continue;
-		IS(!outcome.err && outcome.entry.data == 7);
-		entries++;
-	}
-	if (entries != (data && fi_mr_key(memory.mr) != 1 ? 100 : 0))
+	want = data && fi_mr_key(memory.mr) != 1 ? 100 : 0;
+	entries = entries_of(target.side.rx, want, 20);
+	/* and no further ones */
+	entries += entries_of(target.side.rx, INT_MAX, 0.05);
+	if (entries != want)
 		die("caps %llx: %d entries", (unsigned long long)caps, entries);
 	close_one(&initiator);
 	close_one(&target);

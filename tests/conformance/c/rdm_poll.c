@@ -9,6 +9,7 @@
  *   rdm_poll rma PROV NODE       writes, reads and atomics at a process that calls fi_poll alone
  *   rdm_poll killed PROV NODE    sends to a killed process complete in error, those to others do not
  *   rdm_poll stopped PROV NODE   a process is stopped for 2 s
+ *   rdm_poll unasked PROV NODE   a process whose calls of fi_poll leave no room for the context of its counter
  *   rdm_poll set PROV NODE       fi_poll_add, fi_poll_del, the number of contexts, the order of closing
  *
  * A further argument `auto` requests FI_PROGRESS_AUTO. Ends with 0, or says what went wrong. Plain libfabric 1.17. */
@@ -466,6 +467,84 @@ static void check_stopped(void)
 	run_victim(SIGSTOP);
 }
 
+/* ---- no room for contexts ---- */
+
+/* fi_poll(3): "Progresses all completion queues and counters associated with a poll set". Process 0 receives with
+ * counters alone. Without room for any context, then with room for that of a queue which is never empty. */
+static void rank_unasked(int rank)
+{
+	struct fi_poll_attr attr = { 0 };
+	struct fi_cq_tagged_entry entry;
+	uint8_t *in = calloc(1, LONGEST), *out = calloc(1, LONGEST);
+	volatile uint8_t *last = in + LONGEST - 1;
+	struct fid_cntr *received = NULL;
+	struct fid_poll *set = NULL;
+	struct fid_ep *full = NULL;
+	struct side side;
+	void *context;
+	fi_addr_t to;
+
+	open_domain_of(&side);
+	if (rank == 0) {
+		MUST(fi_poll_open(side.domain, &attr, &set));
+		side.sent = open_cntr(&side, NULL);
+		received = side.received = open_cntr(&side, &side.received);
+	} else {
+		side.tx = side.rx = open_cq(&side, 0, NULL);
+	}
+	side.ep = endpoint_on(&side, 0);
+	publish(side.ep, rank);
+	to = address(&side, 1 - rank);
+	if (rank == 0) {
+		/* another endpoint, whose queue has an entry that nobody reads, precedes the counter */
+		struct side own = side;
+
+		own.sent = own.received = NULL;
+		own.tx = own.rx = open_cq(&side, 0, &side.rx);
+		full = endpoint_on(&own, 0);
+		struct name name = name_of(full);
+		fi_addr_t itself = insert(&side, &name);
+		MUST(fi_recv(full, in, 1, NULL, FI_ADDR_UNSPEC, NULL));
+		MUST(fi_inject(full, in, 1, itself));
+		MUST(fi_poll_add(set, &own.rx->fid, 0));
+		UNTIL(fi_poll(set, &context, 1) == 1, (void)0);
+		side.rx = own.rx;
+	}
+	for (unsigned i = 0; i < 2; i++) {
+		if (rank == 0) {
+			if (i == 0)
+				MUST(fi_poll_del(set, &side.rx->fid, 0));
+			else
+				MUST(fi_poll_add(set, &side.rx->fid, 0));
+			/* behind the queue */
+			if (i == 1)
+				MUST(fi_poll_del(set, &received->fid, 0));
+			MUST(fi_poll_add(set, &received->fid, 0));
+			MUST(fi_recv(side.ep, in, LONGEST, NULL, FI_ADDR_UNSPEC, NULL));
+			add(GO);
+			UNTIL(*last == i + 1, IS(fi_poll(set, i ? &context : NULL, (int)i) == (int)i));
+			IS(!i || context == &side.rx);
+			add(DONE);
+		} else {
+			UNTIL(told(GO) == i + 1, (void)fi_cq_read(side.tx, NULL, 0));
+			memset(out, (int)i + 1, LONGEST);
+			MUST(fi_send(side.ep, out, LONGEST, NULL, to, NULL));
+			UNTIL(told(DONE) == i + 1, (void)fi_cq_read(side.tx, NULL, 0));
+			UNTIL(fi_cq_read(side.tx, &entry, 1) == 1, (void)0);
+		}
+	}
+	MUST(fi_close(&side.ep->fid));
+	side.ep = full;
+	if (rank == 0) {
+		MUST(fi_poll_del(set, &side.rx->fid, 0));
+		MUST(fi_poll_del(set, &received->fid, 0));
+		MUST(fi_close(&set->fid));
+	}
+	close_side(&side);
+}
+
+static void check_unasked(void) { run(rank_unasked, 2); }
+
 /* ---- the set ---- */
 
 static bool has(struct member *member, void *context)
@@ -520,6 +599,7 @@ int main(int argc, char **argv)
 	static const struct mode modes[] = {
 		{ "all", check_all },	  { "small", check_small }, { "idle", check_idle },	  { "counters", check_counters }, { "flood", check_flood },
 		{ "rma", check_rma },	  { "killed", check_killed }, { "stopped", check_stopped }, { "set", check_set },
+		{ "unasked", check_unasked },
 	};
 
 	alarm(80);

@@ -211,7 +211,8 @@ static void computes(void)
 			open_pair(&side);
 		if (first) {
 			struct pollfd ready = { .fd = to_this[0], .events = POLLIN };
-			double posted, end, completed;
+			double posted, end;
+			char completed;
 
 			fill(out, MIB, 1 + round);
 			send_one(&side, out, MIB, NULL, 1);
@@ -221,17 +222,16 @@ static void computes(void)
 				for (volatile unsigned i = 0; now() < end; i++)
 					;
 			} while (poll(&ready, 1, 0) == 0 && end < posted + MOST);
+			/* this process has called nothing since the send */
 			if (poll(&ready, 1, 0) != 1)
 				die("the message of round %d has not arrived while this process computed", round);
-			hear(to_this[0], &completed, sizeof completed);
-			IS(completed < end);
+			hear(to_this[0], &completed, 1);
 			done(&side, side.tx, out, 0);
 		} else {
 			memset(in, 0, MIB);
 			post_one(&side, in, MIB, NULL, 1);
 			done(&side, side.rx, in, MIB);
-			double completed = now();
-			tell(to_other[1], &completed, sizeof completed);
+			tell(to_other[1], "c", 1);
 			must_be(in, MIB, 1 + round);
 		}
 		barrier(&side);

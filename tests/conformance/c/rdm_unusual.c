@@ -13,12 +13,15 @@
  *   rdm_unusual errors PROV NODE     fields of error entries; fi_cq_strerror, fi_cq_readerr
  *   rdm_unusual query PROV NODE      fi_query_atomic and the fi_*_atomicvalid calls agree
  *   rdm_unusual signal PROV NODE     fi_cq_signal without a thread that waits
+ *   rdm_unusual null PROV NODE       buffers at NULL with a length, to memory of weft_mr_ops.mr_alloc
  *
  * A further argument `auto` requests FI_PROGRESS_AUTO. Ends with 0, or says what went wrong. Plain
- * libfabric 1.17. */
+ * libfabric 1.17, and weft.h. */
 #define _GNU_SOURCE
 #define SECONDS 20
 #include "rdm_memory.h"
+
+#include "weft.h"
 
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations" /* fi_tx_size_left */
 
@@ -937,7 +940,7 @@ static void check_counters(void)
 		check_counter(side, cntr, objects[i] != FI_WAIT_NONE);
 		result = fi_control(&cntr->fid, FI_GETWAITOBJ, &said);
 		if (result == 0 && said != objects[i] && objects[i] != FI_WAIT_UNSPEC)
-			printf("FI_GETWAITOBJ of a counter with wait object %d: %d\n", objects[i], said);
+			die("FI_GETWAITOBJ of a counter with wait object %d: %d", objects[i], said);
 		/* of an endpoint: successes are added to what was set */
 		MUST(fi_cntr_open(side->domain, &attr, &written, NULL));
 		MUST(fi_endpoint(side->domain, side->info, &ep, NULL));
@@ -1049,6 +1052,8 @@ static void check_errors(void)
 			memset(text, 0x7f, sizeof text);
 			said = fi_cq_strerror(side->tx, error.prov_errno, error.err_data, text, sizeof text);
 			IS(said && *said && memchr(text, 0, sizeof text));
+			/* as a completion queue of connected endpoints names it */
+			IS(!strcmp(said, "remote access error"));
 			IS(strlen(text) > 0);
 			memset(small, 0x7f, sizeof small);
 			IS(fi_cq_strerror(side->tx, error.prov_errno, NULL, small, 4));
@@ -1174,12 +1179,60 @@ static void check_signal(void)
 	finish(&side);
 }
 
+/* ---- null ---- */
+
+/* fi_weft(7), "Buffers at NULL": "A send, read or write whose buffer is NULL and has a length is refused with
+ * -FI_EINVAL." For each kind of memory at the target. */
+static void check_null(void)
+{
+	struct weft_mr_attr attr = { .size = sizeof attr, .access = FI_REMOTE_READ | FI_REMOTE_WRITE, .requested_key = 8 };
+	struct weft_mr_ops *ops;
+	struct fid_mr *mr;
+	struct side side;
+	void *bytes, *table;
+
+	begin(&side);
+	MUST(fi_open_ops(&side.domain->fid, WEFT_MR_OPS, 0, &table, NULL));
+	ops = table;
+	MUST(ops->mr_alloc(side.domain, 4096, &attr, &bytes, &mr));
+	struct region allocated = { .mr = mr, .bytes = bytes, .len = 4096 };
+	show(&side, &allocated, 1);
+	meet(&side);
+	for (unsigned place = 0; me == 0 && place < 2; place++) {
+		struct shown to = region_at(&side, 1, place);
+		struct iovec nothing = { NULL, 8 };
+
+		/* the good ones make the connection, and use what the device remembers of the target */
+		for (unsigned i = 0; i < 3; i++) {
+			paint(local, 8, 40 + i);
+			POST(&side, fi_write(side.ep, local, 8, NULL, side.peer, to.addr, to.key, ctx(1)));
+			DONE(&side, ctx(1), FI_RMA | FI_WRITE);
+			POST(&side, fi_read(side.ep, local + 64, 8, NULL, side.peer, to.addr, to.key, ctx(2)));
+			DONE(&side, ctx(2), FI_RMA | FI_READ);
+			PAINTED(local + 64, 8, 40 + i);
+			RETURNS(fi_write(side.ep, NULL, 8, NULL, side.peer, to.addr, to.key, ctx(3)), -FI_EINVAL);
+			RETURNS(fi_writev(side.ep, &nothing, NULL, 1, side.peer, to.addr, to.key, ctx(3)), -FI_EINVAL);
+			RETURNS(fi_inject_write(side.ep, NULL, 8, side.peer, to.addr, to.key), -FI_EINVAL);
+			RETURNS(fi_read(side.ep, NULL, 8, NULL, side.peer, to.addr, to.key, ctx(3)), -FI_EINVAL);
+			RETURNS(fi_read(side.ep, NULL, 4096, NULL, side.peer, to.addr, to.key, ctx(3)), -FI_EINVAL);
+		}
+		RETURNS(fi_send(side.ep, NULL, 8, NULL, side.peer, ctx(3)), -FI_EINVAL);
+	}
+	meet(&side);
+	if (me == 1)
+		PAINTED((uint8_t *)bytes, 8, 42);
+	meet(&side);
+	MUST(ops->mr_free(mr));
+	finish(&side);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct memory_mode modes[] = {
 		{ "empty", check_empty, 2 }, { "vectors", check_vectors, 2 }, { "selective", check_selective, 2 },
 		{ "left", check_left, 2 },   { "cancel", check_cancel, 2 },   { "counters", check_counters, 2 },
 		{ "errors", check_errors, 2 }, { "query", check_query, 2 }, { "signal", check_signal, 2 },
+		{ "null", check_null, 2 },
 	};
 
 	return run_memory_mode(modes, sizeof modes / sizeof *modes, argc, argv);

@@ -26,7 +26,7 @@
 
 enum { AT_ONCE = 8, LIVES = 100 }; /* processes of clients at a time; most clients of one of them */
 enum { MEASURE, MEASURED, DONE };  /* words of the board; those from DONE on are of the processes */
-enum { HELLO = 7, ANSWER = 8, SPARE = 4 };
+enum { HELLO = 7, ANSWER = 8, SPARE = 4, LINKS_END = 20 };
 /* The resident shared memory may grow by this for each counted client and in all. */
 enum { SHARED_EACH = 2560, SHARED = 64 << 10 };
 
@@ -84,34 +84,51 @@ static void print(const char *when, const struct usage *usage)
 	fflush(stdout);
 }
 
-/* Measures when the parent wants it, after the links of clients that have ended are gone. Returns
- * false after the last time. */
+/* What has grown too much; NULL for nothing. */
+static const char *grown(const struct usage *before, const struct usage *after)
+{
+	if (after->heap > before->heap + (uint64_t)allowed * (uint64_t)counted)
+		return "the heap has grown";
+	if (after->shared << 10 > (before->shared << 10) + SHARED + (uint64_t)SHARED_EACH * (uint64_t)counted)
+		return "the shared memory has grown";
+	if (after->maps > before->maps + SPARE || after->files > before->files + SPARE)
+		return "mappings or descriptors were left";
+	return NULL;
+}
+
+static void progress_for(struct side *side, double seconds)
+{
+	for (double until = now() + seconds; now() < until; usleep(1000))
+		if (side)
+			progress(side);
+}
+
+/* Measures when the parent wants it, after the links of clients that have ended are gone, which takes
+ * longer under load: what has grown is measured again for LINKS_END seconds. Returns false after the
+ * last time. */
 static bool measured(struct side *side)
 {
 	static struct usage before;
 	struct usage after;
+	const char *wrong;
 
 	if (told(MEASURE) == told(MEASURED))
 		return true;
 	/* a second more for peers that have said nothing */
-	for (double until = now() + (kills ? 2 : 1); now() < until; usleep(1000))
-		if (side)
-			progress(side);
+	progress_for(side, kills ? 2 : 1);
 	after = used();
 	if (told(MEASURE) == 1) {
 		before = after;
 		put(MEASURED, 1);
 		return true;
 	}
+	for (double until = now() + LINKS_END; (wrong = grown(&before, &after)) && now() < until; after = used())
+		progress_for(side, 0.5);
 	print("before", &before);
 	print("after", &after);
 	printf("%d clients, %.1f B each\n", counted, ((double)after.heap - (double)before.heap) / counted);
-	if (after.heap > before.heap + (uint64_t)allowed * (uint64_t)counted)
-		die("the heap has grown");
-	if (after.shared << 10 > (before.shared << 10) + SHARED + (uint64_t)SHARED_EACH * (uint64_t)counted)
-		die("the shared memory has grown");
-	if (after.maps > before.maps + SPARE || after.files > before.files + SPARE)
-		die("mappings or descriptors were left");
+	if (wrong)
+		die("%s", wrong);
 	put(MEASURED, 2);
 	return false;
 }

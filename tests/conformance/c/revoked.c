@@ -27,9 +27,11 @@
 #define WINDOW 16
 #define LENGTH 4096
 #define PAGE 4096
-/* limits of a close while the peer is running, and while it is stopped, in seconds;
- * WEFT_TEST_SLOW=1: in an emulated machine, still less than the second that a stopped peer costs */
-#define QUICK (getenv("WEFT_TEST_SLOW") ? 0.9 : 0.1)
+/* Limits of calls in seconds: of each one, less than the second for which a close waits for a peer
+ * that does not acknowledge it; of 99 of 100, since a machine under load can stop a process for longer;
+ * of a close while the peer is stopped. WEFT_TEST_SLOW=1: in an emulated machine. */
+#define EACH 0.9
+#define MOST (getenv("WEFT_TEST_SLOW") ? EACH : 0.1)
 #define STOPPED 1.5
 #define EVENT_SECONDS 4
 
@@ -92,12 +94,18 @@ static int by_size(const void *a, const void *b)
 	return left < right ? -1 : left > right;
 }
 
-static void report(const char *what, size_t count, double limit)
+static void report(const char *what, size_t count)
 {
+	double most, worst;
+
 	qsort(took, count, sizeof *took, by_size);
-	printf("%zu %s: median %.1f us, worst %.3f ms\n", count, what, took[count / 2] * 1e6, took[count - 1] * 1e3);
-	if (took[count - 1] > limit)
-		die("%s took %.3f s, more than %.3f", what, took[count - 1], limit);
+	most = took[count - 1 - count / 100];
+	worst = took[count - 1];
+	printf("%zu %s: median %.1f us, 99 of 100 %.3f ms, worst %.3f ms\n", count, what, took[count / 2] * 1e6, most * 1e3, worst * 1e3);
+	if (worst > EACH)
+		die("%s took %.3f s, more than %.3f", what, worst, EACH);
+	if (most > MOST)
+		die("more than one in 100 of %s took %.3f s, more than %.3f", what, most, MOST);
 }
 
 /* ---- the initiator ---- */
@@ -375,7 +383,7 @@ static void close_while_written(void)
 		nothing_came();
 		no_event(&end);
 	}
-	report("closes of a region that is written to", (size_t)rounds(), QUICK);
+	report("closes of a region that is written to", (size_t)rounds());
 }
 
 /* When this returns, the peer does not run. */
@@ -462,7 +470,7 @@ static void close_while_stopped(size_t count)
 	start = now();
 	close_many(count, 0);
 	printf("%zu more: %.3f s\n", count, now() - start);
-	report("closes while the peer is stopped", count, QUICK);
+	report("closes while the peer is stopped", count);
 }
 
 /* Limits locked memory to `size` bytes, as for a user without privileges. */
@@ -544,10 +552,10 @@ static void target(const char *mode)
 	hear(in, &byte, 1);
 	if (!strcmp(mode, "idle")) {
 		close_many(CLOSES, 1);
-		report("closes", CLOSES, QUICK);
+		report("closes", CLOSES);
 	} else if (!strcmp(mode, "refresh")) {
 		refresh_many();
-		report("refreshes", CLOSES, QUICK);
+		report("refreshes", CLOSES);
 	} else if (!strcmp(mode, "writing")) {
 		close_while_written();
 	} else if (!strcmp(mode, "stopped")) {

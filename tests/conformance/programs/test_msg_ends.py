@@ -10,6 +10,10 @@ from . import common
 class MsgEnds(common.CProgram):
     SOURCE = "msg_ends"
 
+    def on_a_common_domain(self, mode):
+        common_domain = {"XDG_RUNTIME_DIR": self.folder.name, "FI_WEFT_XRCD_PATH": "shared"}
+        self.succeeds(programs.SYSTEM, mode, WEFT_TEST_XRC="1", **common_domain)
+
     def test_processes_that_are_killed_disturb_no_request_of_others(self):
         self.both("others")
 
@@ -18,8 +22,11 @@ class MsgEnds(common.CProgram):
 
     def test_a_server_that_is_killed_after_it_has_accepted(self):
         self.both("killed")
-        home = self.folder.name
-        self.succeeds(programs.SYSTEM, "killed", WEFT_TEST_XRC="1", XDG_RUNTIME_DIR=home, FI_WEFT_XRCD_PATH="shared")
+        self.on_a_common_domain("killed")
+
+    def test_a_server_that_is_killed_beside_another_process_of_its_host(self):
+        self.both("beside")
+        self.on_a_common_domain("beside")
 
     def test_a_client_that_is_killed_before_it_is_redirected(self):
         self.both("redirected")

@@ -9,7 +9,7 @@ class MsgOperations(common.CProgram):
     SOURCE = "msg_operations"
 
     def test_each_mode(self):
-        for mode in ["injected", "shutdown", "closed", "early"]:
+        for mode in ["injected", "shutdown", "closed", "early", "more"]:
             with self.subTest(mode=mode):
                 self.succeeds(common.programs.SYSTEM, mode)
 

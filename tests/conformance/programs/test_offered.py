@@ -1,5 +1,8 @@
 """What fi_getinfo lists: tests/conformance/c/offered.c, and fi_info."""
 
+import os
+import subprocess
+import tempfile
 import unittest
 
 from lib import programs
@@ -29,12 +32,37 @@ class Offered(common.CProgram):
         self.succeeds(libfabric, "objects")
 
     @common.per_release
+    def test_the_address_of_a_passive_endpoint(self, libfabric):
+        self.succeeds(libfabric, "passive")
+
+    @common.per_release
+    def test_open_fabrics_and_domains(self, libfabric):
+        self.succeeds(libfabric, "opened")
+
+    @common.per_release
     def test_none_if_the_parameter_disables_them(self, libfabric):
         self.succeeds(libfabric, "none", FI_WEFT_RDM="0", FI_WEFT_DEVICE="soft0")
 
     @common.per_release
     def test_none_of_a_device_without_shared_receive_queues(self, libfabric):
         self.succeeds(libfabric, "none", SOFTVERBS_SRQ="0", FI_WEFT_DEVICE="soft0")
+
+
+class Newer(unittest.TestCase):
+    """Hints that 1.17 does not have: tests/conformance/c/newer.c, built with the headers of 2.1."""
+
+    def test_hints_of_later_releases(self):
+        home = os.path.dirname(common.libfabric_2_1().library)
+        with tempfile.TemporaryDirectory() as folder:
+            program = os.path.join(folder, "newer")
+            source = programs.TOP / "tests" / "conformance" / "c" / "newer.c"
+            # no warnings: these headers mark enumerators of end.h as deprecated
+            options = ["-O1", "-w", f"-I{home}/include", f"-L{home}/lib"]
+            subprocess.run(["gcc", *options, "-o", program, source, "-lfabric"], check=True)
+            for release in (common.libfabric_2_1, common.libfabric_2_5):
+                with self.subTest(libfabric=release.__name__):
+                    ended = programs.run([program, "newer", "weft", "127.0.0.1"], release().env())
+                    self.assertEqual(ended.status, 0, ended)
 
 
 class Layers(unittest.TestCase):

@@ -123,7 +123,7 @@ class Progress(Load):
             self.succeeds("computes", 4000)
 
     def test_a_process_that_calls_nothing(self):
-        self.succeeds("computes", long=5000)
+        self.succeeds("computes", 4000, long=5000)
 
     def test_a_sender_that_calls_nothing(self):
         self.succeeds("sender", progress=["auto"], long=5000)

@@ -28,6 +28,9 @@ class RdmPoll(common.CProgram):
     def test_a_killed_process(self):
         self.both("killed", FI_WEFT_CONNECT_TIMEOUT="2")
 
+    def test_calls_without_room(self):
+        self.both("unasked")
+
     def test_the_set(self):
         self.both("set")
 

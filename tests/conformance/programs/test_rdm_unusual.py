@@ -35,6 +35,9 @@ class RdmUnusual(common.CProgram):
     def test_a_signal_without_a_waiting_thread(self):
         self.both("signal", limit=2)
 
+    def test_buffers_at_null(self):
+        self.both("null")
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -56,8 +56,10 @@ class Revoked(common.CProgram):
         """A stopped initiator has not acknowledged: with only keys to revoke, the connection need
         not end.
         """
-        # an initiator that is stopped right before a copy, one of about 1,000, loses its connection
-        runs = (self.revoked("pinned", ALLOCATED, SOFTVERBS_MEMLOCK="1", **PINNED) for _ in range(2))
+        # An initiator that is stopped between its look-up of the key and the end of the copy loses
+        # its connection: 1 of about 1,000 runs on a quiet machine, 4 of 600 beside 29 others, and
+        # two in a row were seen. A device that always ends the connection fails each of 5 runs.
+        runs = (self.revoked("pinned", ALLOCATED, SOFTVERBS_MEMLOCK="1", **PINNED) for _ in range(5))
         self.assertTrue(any("the connection goes on" in ended.out for ended in runs))
 
 

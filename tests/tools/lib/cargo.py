@@ -11,6 +11,8 @@ from .total import Total
 CARGO = os.environ.get("CARGO", "cargo")
 NEXTEST = re.compile(r"Summary \[.*\] +\d+ tests? run: (\d+) passed(?: \([^)]*\))?(?:, (\d+) failed)?(?:, (\d+) timed out)?(?:, (\d+) skipped)?")
 LIBTEST = re.compile(r"^test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored")
+# The tests that take longest wait for processes that are stopped or have ended, without a processor.
+THREADS = str(2 * (os.cpu_count() or 1))
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -54,6 +56,8 @@ def run(name, *argv, env=None):
 def tests(name, *packages, skip=(), env=None):
     """Runs the tests of packages (`-p NAME`, `--workspace`, ...); `skip`: parts of the names of
     tests that are not run."""
+    # not an option: test programs with a runner of their own take it for a name
+    env = dict(os.environ if env is None else env, NEXTEST_TEST_THREADS=THREADS, RUST_TEST_THREADS=THREADS)
     if shutil.which("cargo-nextest"):
         options = ["--no-fail-fast", "--status-level", "fail", "--cargo-quiet"]
         wanted = ["-E", "not (" + " or ".join(f"test({part})" for part in skip) + ")"] if skip else []

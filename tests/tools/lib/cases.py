@@ -1,11 +1,18 @@
 """Runs Python test cases as a tier does: prints a line for each, the reason of each failure, and
 the total."""
 
+import os
 import sys
 import time
 import unittest
 
 from .total import Total
+
+
+def _processor_seconds():
+    """Of this process and its children that have ended."""
+    used = os.times()
+    return used.user + used.system + used.children_user + used.children_system
 
 
 class _Result(unittest.TestResult):
@@ -15,11 +22,17 @@ class _Result(unittest.TestResult):
 
     def startTest(self, test):
         super().startTest(test)
-        self.start = time.monotonic()
+        self._begin()
         self.bad = False
 
+    def _begin(self):
+        self.start, self.used = time.monotonic(), _processor_seconds()
+
     def _line(self, outcome, test, note=""):
-        print(f"{outcome:9} {_name(test)} ({time.monotonic() - self.start:.1f} s){note}", flush=True)
+        """With the seconds of the case, and those that processors computed for it: a case that
+        sleeps can run beside others."""
+        seconds, used = time.monotonic() - self.start, _processor_seconds() - self.used
+        print(f"{outcome:9} {_name(test)} ({seconds:.1f} s, {used:.1f} s of processors){note}", flush=True)
 
     def _reason(self, error):
         text = str(error[1]) if issubclass(error[0], AssertionError) else self._exc_info_to_string(error, self._case)
@@ -40,7 +53,7 @@ class _Result(unittest.TestResult):
     def addError(self, test, error):
         super().addError(test, error)
         if not hasattr(self, "start"):
-            self.start = time.monotonic()
+            self._begin()
         self._bad(test, error)
 
     def addFailure(self, test, error):
@@ -51,7 +64,7 @@ class _Result(unittest.TestResult):
         super().addSkip(test, reason)
         self.total += Total(skipped=1)
         if not hasattr(self, "start"):
-            self.start = time.monotonic()
+            self._begin()
         self._line("skipped", test, f": {reason}")
 
     def addSuccess(self, test):

@@ -1,3 +1,4 @@
+# later: it runs nothing of weft
 # rdma-core's own program on rxe0, over the IPv4 and the IPv6 GID.
 run() {
 	for want in 0000:0000:0000:0000:0000:ffff:0a4d:0001 fd77:0000:0000:0000:0000:0000:0000:0001; do

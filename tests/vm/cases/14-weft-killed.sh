@@ -1,4 +1,5 @@
 # needs: weft
+# seconds: 150
 # Programs killed in the middle of transfers leave no objects in the device (case.sh checks this
 # after the case), and the next run works.
 run() {
@@ -6,8 +7,7 @@ run() {
 	server=$!
 	with_exec weft "$FIPEER" -p weft -d rxe0 -n 100000 bench 10.77.0.1 >/dev/null 2>&1 &
 	client=$!
-	sleep 4
-	[ "$(user_resources | grep -c '^qp')" -ge 2 ] || { echo "no transfers to kill"; user_resources; return 1; }
+	await_transfers || return 1
 	kill -9 $client $server
 	wait
 	resources_gone && fipeer_both weft weft 10.77.0.1 transfer

@@ -1,21 +1,23 @@
 # needs: weft
 # seconds: 1200
-# long: 12 of the 192 forms of a device that pins pages, with each pair of bits, otherwise 5
+# long: 13 of the 192 forms of a device that pins pages, with each pair of bits, otherwise 5
 # The matrix of fi_mr(3) (tests/mr) on a device that pins pages: after the pages of a region are
 # replaced, a peer accesses the old ones until fi_mr_refresh, and then the new ones. Five forms:
-# native, MMU_NOTIFY, MMU_NOTIFY with the fewest bits, counted with raw keys, bound to endpoints.
+# native, MMU_NOTIFY, MMU_NOTIFY with the fewest bits, counted with raw keys, native and bound to
+# endpoints.
 # `WEFT_VM_ALL=1 tests/vm/check 26-weft-matrix` runs every form that has ALLOCATED or MMU_NOTIFY.
 # Each with connected endpoints and with endpoints that have many peers, in one process, because
 # half of a run is the start of libfabric. A form without ALLOCATED and MMU_NOTIFY must be refused.
 # On-demand regions are refused by weft on Linux 7.2.13 (18-weft-table), so all forms are pinned.
 FORMS="LOCAL,VIRT_ADDR,ALLOCATED,PROV_KEY LOCAL,VIRT_ADDR,PROV_KEY,MMU_NOTIFY MMU_NOTIFY
-	RAW,MMU_NOTIFY,RMA_EVENT ALLOCATED,PROV_KEY,ENDPOINT"
+	RAW,MMU_NOTIFY,RMA_EVENT VIRT_ADDR,ALLOCATED,PROV_KEY,ENDPOINT"
 REFUSED="none LOCAL,VIRT_ADDR,PROV_KEY RAW,RMA_EVENT,ENDPOINT"
 
-# the fewest forms that have each pair of values of two bits (tests/mr/check)
+# With FORMS they have each pair of values of two bits.
 PAIRS="LOCAL,RAW,VIRT_ADDR,ALLOCATED,PROV_KEY,RMA_EVENT,ENDPOINT ALLOCATED,RMA_EVENT,ENDPOINT
 	LOCAL,RAW,VIRT_ADDR,PROV_KEY,MMU_NOTIFY VIRT_ADDR,PROV_KEY,MMU_NOTIFY,RMA_EVENT,ENDPOINT LOCAL,RAW,ALLOCATED
-	RAW,ALLOCATED,PROV_KEY,MMU_NOTIFY,ENDPOINT LOCAL,VIRT_ADDR,MMU_NOTIFY,RMA_EVENT"
+	RAW,ALLOCATED,PROV_KEY,MMU_NOTIFY,ENDPOINT LOCAL,VIRT_ADDR,MMU_NOTIFY,RMA_EVENT
+	ALLOCATED,PROV_KEY,ENDPOINT"
 
 # Prints the forms that have (1) or lack (0) a bit that a device without on-demand paging requires.
 all_forms() { # 1|0

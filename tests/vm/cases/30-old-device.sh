@@ -1,4 +1,5 @@
 # guest: old
+# later: it runs nothing of weft
 # Debian 12's rdma-core 44 on the same kernel: rxe0 works, and libfabric 1.17's verbs provider on
 # it. (Not fi_pingpong: with these two libraries its server's fi_getinfo without a node fails in
 # rdma_getaddrinfo.)

@@ -1,6 +1,7 @@
 # needs: weft mpich
 # seconds: 1800
 # long: mpi4py's modules of messages, collectives, requests and connected processes, otherwise messages of buffers
+# later: 32 runs MPICH on the device, and make check-mpi these tests on soft0
 # mpi4py's own tests on MPICH with 2 ranks in one guest, on weft's RDM endpoints on rxe0. The bound of
 # `make check-long` has no room for threads, pickled and synchronized objects, partitioned messages,
 # sessions, windows and RMA, of which one test took 332 s on a host with a load of 8. WEFT_VM_ALL=1

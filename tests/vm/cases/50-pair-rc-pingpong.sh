@@ -1,4 +1,5 @@
 # guest: pair
+# later: it runs nothing of weft
 # Two guests on one virtual cable: rdma-core's own program between them.
 b() {
 	index=$(cd /sys/class/infiniband/rxe0/ports/1/gids && grep -l 0000:0000:0000:0000:0000:ffff:0a4e:0002 * | head -1)

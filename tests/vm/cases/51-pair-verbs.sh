@@ -1,5 +1,6 @@
 # guest: pair
 # seconds: 120
+# later: it runs nothing of weft
 # libfabric's verbs provider between two guests: fi_pingpong and the tier's own program, over IPv4
 # and IPv6.
 b() {

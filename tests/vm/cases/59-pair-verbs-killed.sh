@@ -1,5 +1,6 @@
 # guest: pair
 # kill-b: 3
+# later: it runs nothing of weft
 # The other guest is powered off during sends. With libfabric's verbs provider on rxe the survivor
 # gets no event: the provider asks for 7 retries, and rxe (drivers/infiniband/sw/rxe/rxe_comp.c,
 # COMPST_ERROR_RETRY) takes 7 as unlimited. This case shows that the power-off works: transfers

@@ -128,6 +128,41 @@ await() { # NAME SECONDS
 	done
 }
 
+# Waits until two queue pairs of programs exist, those of a connection, and then 1 s for transfers. A
+# guest with a tenth of a processor needs seconds to start a program.
+await_transfers() {
+	tries=0
+	while [ "$(rdma resource show qp | grep -c ' pid ')" -lt 2 ]; do
+		tries=$((tries + 1))
+		if [ $tries -gt 300 ]; then
+			echo "no transfers"
+			user_resources
+			return 1
+		fi
+		sleep 0.2
+	done
+	sleep 1
+}
+
+# For cases that must not wait for the start of a program: `rest SECONDS` waits without one, after
+# `can_rest`, and `uptime_is` sets `now` to the tenths of a second since the boot. In bash.
+can_rest() { { [ -p /tmp/never ] || mkfifo /tmp/never; } && exec 8<>/tmp/never; }
+rest() { read -r -t "$1" -u 8 || true; }
+uptime_is() {
+	read -r now _ </proc/uptime
+	now=$((10#${now%.*} * 10 + 10#${now#*.} / 10))
+}
+
+# Waits in this way until flow, whose output is /tmp/flow, has begun its traffic, and then 1 s.
+await_flow() {
+	tries=0
+	while mapfile -t lines </tmp/flow && [[ ${lines[*]} != *begins* ]] && [ $tries -lt 200 ]; do
+		tries=$((tries + 1))
+		rest 0.1
+	done
+	rest 1
+}
+
 # Waits until a process listens on a TCP port.
 await_port() {
 	tries=0
@@ -193,13 +228,14 @@ bench_rdm() {
 	[ $client_status -eq 0 ] && [ $server_status -eq 0 ]
 }
 
-# fipeer's test count within one guest, the client under callgrind. count_calls PROVIDER CALLS OUTPUT
+# fipeer's test count within one guest, the client under callgrind, which waits SECONDS for each
+# completion. count_calls PROVIDER CALLS SECONDS OUTPUT
 count_calls() {
 	with_exec "$1" "$FIPEER" -s -p "$1" -d rxe0 -n "$2" count "$(rxe_addr4)" >/tmp/count-server 2>&1 &
 	server=$!
 	export VALGRIND_LIB="$WEFT_PROJECT/build/vm/valgrind/lib"
-	with "$1" "$WEFT_PROJECT/build/vm/valgrind/valgrind" -q --tool=callgrind --dump-instr=yes --compress-pos=no --compress-strings=no \
-		'--toggle-collect=count_*' --callgrind-out-file="$3" "$FIPEER" -p "$1" -d rxe0 -n "$2" count "$(rxe_addr4)"
+	with "$1" "$WEFT_PROJECT/build/vm/valgrind/valgrind" -q --tool=callgrind --instr-atstart=no --dump-instr=yes --compress-pos=no --compress-strings=no \
+		'--toggle-collect=count_*' --callgrind-out-file="$4" "$FIPEER" -p "$1" -d rxe0 -n "$2" -T "$3" count "$(rxe_addr4)"
 	client_status=$?
 	[ $client_status -eq 0 ] || kill $server 2>/dev/null
 	wait $server

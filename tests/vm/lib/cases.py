@@ -1,5 +1,5 @@
-"""The test cases: small shell files with header comments (guest, needs, seconds, long, kill-b), and
-an order that needs few boots.
+"""The test cases: small shell files with header comments (guest, needs, seconds, long, later,
+kill-b), and an order that needs few boots.
 """
 
 import dataclasses
@@ -35,6 +35,8 @@ class Case:
     seconds: int = 60
     # what it runs only with WEFT_VM_LONG; empty if it has one form
     long: str = ""
+    # why only `--long` runs it; empty if each run does
+    later: str = ""
     # seconds after a's `signal running`; the pair is booted for this case alone
     kill_b: float | None = None
 
@@ -54,7 +56,7 @@ class Case:
 
 def read(path):
     case = Case(path, path.stem)
-    for key, value in re.findall(r"^# (guest|needs|seconds|long|kill-b): *(.+?) *$", path.read_text(), re.M):
+    for key, value in re.findall(r"^# (guest|needs|seconds|long|later|kill-b): *(.+?) *$", path.read_text(), re.M):
         if key == "guest":
             if value not in GUESTS:
                 raise ValueError(f"{path}: guest {value}")
@@ -65,6 +67,8 @@ def read(path):
             case.seconds = int(value)
         elif key == "long":
             case.long = value
+        elif key == "later":
+            case.later = value
         else:
             case.kill_b = float(value)
     text = path.read_text()
@@ -75,12 +79,15 @@ def read(path):
 
 
 def select(names, long=False):
-    """The cases with these names, by default all; `long`: only those with a longer form."""
-    found = [case for case in map(read, sorted(CASES.glob("*.sh"))) if case.long or not long]
+    """The cases with these names, by default those of `make check`; `long`: only those that it does
+    not run in their longest form, or not at all."""
+    found = [case for case in map(read, sorted(CASES.glob("*.sh"))) if case.long or case.later or not long]
     if names:
         unknown = set(names) - {case.name for case in found}
         if unknown:
             raise SystemExit(f"check: no such case: {' '.join(sorted(unknown))}")
         found = [case for case in found if case.name in names]
+    elif not long:
+        found = [case for case in found if not case.later]
     # cases that power a guest off come last in their group
     return sorted(found, key=lambda c: (GUESTS.index(c.guest), c.kill_b is not None))

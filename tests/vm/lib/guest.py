@@ -122,6 +122,7 @@ class Guest:
         self.out_sink = out or file_sink(sys.stdout.buffer)
         self.err_sink = err or file_sink(sys.stderr.buffer)
         self._control = b""
+        self.used = 0.0
         self._start(image, root, pair, link, memory, cpus, pmem)
 
     def _start(self, image, root, pair, link, memory, cpus, pmem):
@@ -204,8 +205,16 @@ class Guest:
         text = f"{self.name} {what}; its console:\n" + "\n".join("  | " + l for l in self.console_text().splitlines()[-120:])
         return text + (f"\nqemu said: {qemu}" if qemu else "")
 
+    def processor_seconds(self):
+        """What the emulator has used of the host's processors, up to its end."""
+        if self.qemu.poll() is None:
+            fields = pathlib.Path(f"/proc/{self.qemu.pid}/stat").read_text().rpartition(")")[2].split()
+            self.used = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return self.used
+
     def kill(self):
         """Powers the guest off, without notice to its kernel and programs."""
+        self.processor_seconds()
         if self.qemu.poll() is None:
             self.qemu.send_signal(signal.SIGKILL)
         self.qemu.wait()

@@ -7,7 +7,8 @@
  * The first form is the survivor: DIES is the peer whose machine dies, STAYS another one. It prints
  * `running` when traffic of each kind runs with both. Every operation that it has posted to DIES must
  * complete, at least one of them in error, within -T seconds (10) after the last success of one of
- * them; DIES is not lost before. Meanwhile no pause of the traffic with STAYS is longer than
+ * them; DIES is not lost before. The longest time since then in which the survivor itself did not run
+ * is added, up to PAUSE: it cannot read its errors meanwhile. Meanwhile no pause of the traffic with STAYS is longer than
  * PAUSE seconds. Then it ends the traffic with STAYS and closes its objects, within -T seconds too.
  * The second form is one of its peers, which ends when the survivor says so. */
 #define _GNU_SOURCE
@@ -60,6 +61,7 @@ static struct peer peers[PEERS];
 static unsigned count;
 static struct fid_mr *mr;
 static double limit = 10;
+static double stepped, stalled; /* the last step; the longest time between two since a success of DIES */
 static bool survives;
 
 static void progress(struct side *unused) { (void)unused; }
@@ -75,6 +77,8 @@ static void succeeded(struct peer *peer)
 	if (peer->good && at - peer->good > peer->gap)
 		peer->gap = at - peer->good;
 	peer->good = at;
+	if (peer == &peers[1])
+		stalled = 0;
 }
 
 static void failed(struct peer *peer, int error)
@@ -214,6 +218,11 @@ static void poll_queue(struct fid_cq *cq)
 
 static void step(void)
 {
+	double at = now();
+
+	if (at - stepped > stalled)
+		stalled = at - stepped;
+	stepped = at;
 	for (struct peer *peer = peers; peer < peers + count; peer++) {
 		post_receives(peer);
 		post_send(peer, false);
@@ -277,29 +286,37 @@ static unsigned left(const struct peer *peer)
 	return number;
 }
 
+/* Whether operations of DIES should have completed. */
+static bool late(const struct peer *dies)
+{
+	return now() - dies->good > limit + (stalled < PAUSE ? stalled : PAUSE);
+}
+
 static void survive(void)
 {
 	struct peer *stays = &peers[0], *dies = &peers[1];
 
+	stepped = now();
 	UNTIL_WITHIN(60, runs(stays) && runs(dies), step());
 	stays->gap = 0;
 	printf("running\n");
 	/* the script ends the other machine some seconds from now */
 	while (!dies->errors) {
 		step();
-		if (now() - dies->good > limit)
-			die("no error within %.0f s: %u operations are under way", limit, left(dies));
+		if (late(dies))
+			die("no error within %.0f s and a pause of %.1f s: %u operations are under way", limit, stalled, left(dies));
 	}
 	while (left(dies)) {
 		step();
-		if (now() - dies->good > limit)
-			die("%u operations have not completed after %.0f s, %llu errors", left(dies), limit, (unsigned long long)dies->errors);
+		if (late(dies))
+			die("%u operations have not completed after %.0f s and a pause of %.1f s, %llu errors", left(dies), limit, stalled,
+			    (unsigned long long)dies->errors);
 	}
 	printf("the peer that dies: %llu messages sent, %llu received, %llu atomics, %llu writes, %llu reads, then the first error after %.2f s (%d, %s), "
-	       "the last one after %.2f s, %llu errors\n",
+	       "the last one after %.2f s, %llu errors; the survivor did not run for %.2f s\n",
 	       (unsigned long long)dies->sent, (unsigned long long)dies->received, (unsigned long long)dies->turns[ADD], (unsigned long long)dies->turns[WRITE],
 	       (unsigned long long)dies->turns[READ], dies->first_error - dies->good, dies->error, fi_strerror(dies->error), dies->last_error - dies->good,
-	       (unsigned long long)dies->errors);
+	       (unsigned long long)dies->errors, stalled);
 	for (double until = now() + LINGER; now() < until;)
 		step();
 	double paused = now() - stays->good > stays->gap ? now() - stays->good : stays->gap;

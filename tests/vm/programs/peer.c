@@ -107,7 +107,7 @@ static void open_ep(struct peer *p, struct fi_info *info)
 		peer_post_rx(p, slot);
 }
 
-/* Under callgrind in an emulated guest, the start of a program takes longer. */
+/* Under callgrind in an emulated guest, the start and the end of a program take longer. */
 static int connect_seconds(const struct peer *p) { return strcmp(p->opt->test, "count") ? CONNECT_SECONDS : 10 * CONNECT_SECONDS; }
 
 /* Waits for one event. Returns the event, or 0 and the positive errno of an error entry. */
@@ -218,7 +218,7 @@ void peer_wait_shutdown(struct peer *p)
 {
 	uint32_t event = 0;
 	int err = 0;
-	double give_up = now() + 10;
+	double give_up = now() + (strcmp(p->opt->test, "count") ? 10 : connect_seconds(p));
 	while (!eq_poll(p->eq, &event, &err))
 		if (now() > give_up)
 			fail("no FI_SHUTDOWN after the client's", -FI_ETIMEDOUT);

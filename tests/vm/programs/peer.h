@@ -66,7 +66,7 @@ void peer_listen(struct peer *p);
 void peer_accept(struct peer *p); /* one connection; opens the domain with the first one */
 double peer_dial(struct peer *p); /* returns the seconds from fi_endpoint to FI_CONNECTED */
 void peer_close_ep(struct peer *p);
-void peer_wait_shutdown(struct peer *p); /* for ten seconds at most */
+void peer_wait_shutdown(struct peer *p); /* for ten seconds at most, longer in the test count */
 /* orderly end: the client shuts down, the server must get FI_SHUTDOWN */
 void peer_shutdown_pair(struct peer *p);
 

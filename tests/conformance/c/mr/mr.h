@@ -107,6 +107,32 @@ static inline double now(void)
 	return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
+/* Times of calls that must not wait for a peer: neither the second after which fi_close(3) gives up a
+ * peer that does not acknowledge it, nor, each time, for a timer. A machine under load can stop a
+ * process for some tenths of a second, so one call in 100 may take longer than LATE. */
+#define ACKNOWLEDGED 0.9
+#define LATE 0.2
+
+struct times {
+	double longest;
+	int count, late;
+};
+
+static inline void add_time(struct times *times, double seconds)
+{
+	times->count++;
+	times->late += seconds > LATE;
+	if (seconds > times->longest)
+		times->longest = seconds;
+}
+
+#define MUST_BE_SHORT(times, what)                                                                                   \
+	do {                                                                                                         \
+		HOLDS((times).longest < ACKNOWLEDGED, what " took %.3f s", (times).longest);                         \
+		HOLDS((times).late <= (times).count / 100, "%d of %d times " what " took more than %.1f s",         \
+		      (times).late, (times).count, LATE);                                                            \
+	} while (0)
+
 static inline void nap(double seconds)
 {
 	struct timespec t = { (time_t)seconds, (long)((seconds - (double)(time_t)seconds) * 1e9) };

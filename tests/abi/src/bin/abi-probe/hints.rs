@@ -1,5 +1,7 @@
 //! The answers of `fi_getinfo` to hints, addresses and flags, as a table.
 
+use std::ffi::c_void;
+
 use abi_tests::fabric::{Infos, getinfo, hints};
 use abi_tests::load::Lib;
 use libfabric_sys::*;
@@ -205,7 +207,48 @@ fn cases() -> Vec<Case> {
             NONE,
         ),
         at("an IPv6 node", Some("::1"), Some("7471"), 0, ipv6()),
+        ask("a source that is no address", no_source, NONE),
+        ask("a destination that is no address", no_destination, NONE),
+        // addresses that the call ignores (fi_getinfo(3), `src_addrlen` and `dest_addrlen`)
+        Case {
+            change: no_source,
+            ..at("an own source instead of it", NODE, None, FI_SOURCE, 0)
+        },
+        Case {
+            change: no_source,
+            ..at("any source instead of it", None, None, FI_SOURCE, 0)
+        },
+        Case {
+            change: no_destination,
+            ..at("a node instead of it", NODE, Some("7471"), 0, 0)
+        },
+        Case {
+            change: no_destination,
+            ..at("beside an own source", NODE, None, FI_SOURCE, NONE)
+        },
+        Case {
+            change: no_source,
+            ..at("beside a node", NODE, Some("7471"), 0, NONE)
+        },
     ]
+}
+
+const NODE: Option<&str> = Some("127.0.0.1");
+
+/// An address of no family, which is freed with the hints.
+fn no_address() -> (*mut c_void, usize) {
+    // SAFETY: memory of 16 bytes, or NULL.
+    let memory = unsafe { libc::calloc(16, 1) };
+    assert!(!memory.is_null());
+    (memory, 16)
+}
+
+fn no_source(parts: &mut Parts<'_>) {
+    (parts.info.src_addr, parts.info.src_addrlen) = no_address();
+}
+
+fn no_destination(parts: &mut Parts<'_>) {
+    (parts.info.dest_addr, parts.info.dest_addrlen) = no_address();
 }
 
 /// The expected result for IPv6 on this host.

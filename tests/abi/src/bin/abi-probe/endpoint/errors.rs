@@ -91,7 +91,9 @@ fn entries(lib: &Lib, size: usize) {
             if room == 0 {
                 // memory of the provider, valid until the next read of the queue
                 assert_ne!((*entry).err_data.cast_const(), data.as_ptr().cast());
-                assert_eq!((*entry).err_data_size, 0);
+                assert_eq!((*entry).err_data_size, 4);
+                let code = (*entry).err_data.cast::<u32>().read_unaligned();
+                assert_eq!(code, 0, "the device has reported nothing");
             } else {
                 assert_eq!((*entry).err_data_size, room.min(4));
                 assert!(data[room.min(4)..].iter().all(|&byte| byte == UNTOUCHED));

@@ -103,7 +103,11 @@ unsafe fn lengths(lib: &Lib, setup: &Setup) {
                 9999,
                 u32::MAX,
             ] {
-                assert_eq!(get(ep, name).0, -FI_ENOPROTOOPT);
+                let unknown = match name {
+                    FI_OPT_XPU_TRIGGER => -FI_EOPNOTSUPP, // no triggered operations
+                    _ => -FI_ENOPROTOOPT,
+                };
+                assert_eq!(get(ep, name).0, unknown);
                 assert_eq!(set(ep, name, 1), -FI_ENOPROTOOPT);
             }
             assert_eq!(get(ep, FI_OPT_INJECT_ATOMIC_SIZE), (0, 8));
@@ -159,10 +163,11 @@ unsafe fn choices(ep: *mut fid_ep) {
         for name in [FI_OPT_CUDA_API_PERMITTED, FI_OPT_SHARED_MEMORY_PERMITTED] {
             for permitted in [false, true] {
                 let value = (&raw const permitted).cast();
-                // soft0 reaches its peers by shared memory alone
-                let ret = match name == FI_OPT_SHARED_MEMORY_PERMITTED && !permitted {
-                    true => -FI_EOPNOTSUPP,
-                    false => 0,
+                let ret = match (name, permitted) {
+                    (FI_OPT_CUDA_API_PERMITTED, _) => INVALID, // there is no CUDA
+                    // soft0 reaches its peers by shared memory alone
+                    (_, false) => -FI_EOPNOTSUPP,
+                    (_, true) => 0,
                 };
                 assert_eq!(set(name, value, 1), ret);
                 assert_eq!(set(name, value, 8), INVALID, "a bool has one byte");
