@@ -274,7 +274,7 @@ impl Connection {
             CmEventKind::Disconnected => {
                 self.note_disconnect();
                 if !self.end() {
-                    self.fail(FiErrno::ECONNABORTED, event);
+                    self.not_connected(FiErrno::ECONNABORTED, event.status, event.private_data);
                 }
                 Ok(())
             }
@@ -301,28 +301,18 @@ impl Connection {
             }
         };
         if let Err(error) = result {
-            self.fail(error, event);
+            self.not_connected(error, event.status, event.private_data);
         }
     }
 
     fn established(&self, owner: &impl Owner, private_data: PrivateData) {
-        if self.state.change(State::Connecting, State::Connected)
-            || self.state.change(State::Accepted, State::Connected)
-        {
-            self.report(Outcome::Connected(private_data));
+        if self.connected(private_data) {
             owner.connected();
-        } else if self.state.change(State::Broken, State::Disconnected) {
-            self.report(Outcome::Connected(private_data));
-            self.report_end();
         }
     }
 
-    /// Reports, at most once, that the connection could not be established.
-    fn fail(&self, err: FiErrno, event: &CmEvent) {
-        self.not_connected(err, event.status, event.private_data);
-    }
-
-    /// As [`Self::fail`]. Returns whether the connection was being established.
+    /// Reports, at most once, that the connection could not be established. Returns whether it was
+    /// being established.
     pub(crate) fn not_connected(&self, err: FiErrno, status: i32, data: PrivateData) -> bool {
         let failed = [
             State::Connecting,
@@ -338,8 +328,8 @@ impl Connection {
         failed
     }
 
-    /// Both directions of a connection on circuits are connected. Returns whether the connection
-    /// was being established.
+    /// The connection is established: on circuits, in both directions. Returns whether it was being
+    /// established, and has not ended meanwhile.
     pub(crate) fn connected(&self, private_data: PrivateData) -> bool {
         let connected = self.state.change(State::Connecting, State::Connected)
             || self.state.change(State::Accepted, State::Connected);
@@ -354,17 +344,12 @@ impl Connection {
 
     /// Reports that the connection could not be established. The caller has changed the state, so
     /// the failure is reported once.
-    pub(super) fn report_failure(&self, err: FiErrno, status: i32, private_data: PrivateData) {
+    pub(crate) fn report_failure(&self, err: FiErrno, status: i32, private_data: PrivateData) {
         self.report(Outcome::Failed {
             err,
             status,
             private_data,
         });
-    }
-
-    /// Reports that the answer to a request could not be sent. The caller has changed the state.
-    pub(crate) fn report_refusal(&self, err: FiErrno) {
-        self.report_failure(err, 0, PrivateData::EMPTY);
     }
 
     /// Sets the parameters of a connected queue pair that the connection manager does not set.

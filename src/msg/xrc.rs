@@ -662,7 +662,7 @@ impl CircuitUser for Core {
         circuits.arrived(control.xrc.own);
         if let Err(error) = self.answer_original(&mut control, request, 0) {
             // the state of a failed answer is that of a connection that was never established
-            self.conn.report_refusal(error);
+            self.conn.report_failure(error, 0, PrivateData::EMPTY);
         }
     }
 
