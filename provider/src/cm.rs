@@ -14,6 +14,7 @@ use crate::ep::Ep;
 use crate::ffi::fid::{Kind, object, on};
 use crate::ffi::stub;
 use crate::pep::Pep;
+use crate::rdm_ep::RdmEp;
 
 /// The calls of active endpoints.
 pub(crate) static EP_OPS: fi_ops_cm = fi_ops_cm {
@@ -33,6 +34,13 @@ pub(crate) static PEP_OPS: fi_ops_cm = fi_ops_cm {
     listen: Some(listen),
     reject: Some(reject),
     ..stub::cm::<FI_ENOSYS>()
+};
+
+/// The calls of endpoints with many peers.
+pub(crate) static RDM_OPS: fi_ops_cm = fi_ops_cm {
+    setname: Some(setname::<RdmEp>),
+    getname: Some(getname::<RdmEp>),
+    ..stub::cm::<FI_ENOSYS>() // there are no connections that the application sees
 };
 
 /// An endpoint kind with a local address.
@@ -67,6 +75,20 @@ impl Local for Pep {
 
     fn addr(&self) -> Result<SocketAddr> {
         self.engine.local_addr()
+    }
+}
+
+impl Local for RdmEp {
+    fn format(&self) -> Format {
+        self.format
+    }
+
+    fn set_addr(&self, addr: SocketAddr) -> Result<()> {
+        self.engine.set_name(addr)
+    }
+
+    fn addr(&self) -> Result<SocketAddr> {
+        self.engine.name()
     }
 }
 

@@ -27,7 +27,7 @@ use crate::ffi::stub;
 use crate::rdm_ep::{RdmEp, Tables};
 use crate::rdm_srx::RdmSrx;
 use crate::xrcd::Xrcd;
-use crate::{getinfo, op_flags, option, rdm_tables};
+use crate::{cm, getinfo, op_flags, option, rdm_tables};
 
 static FID_OPS: fi_ops = fi_ops {
     close: Some(close::<RdmEp>),
@@ -42,12 +42,6 @@ static OPS: WithMainSlot<fi_ops_ep> = stub::ep::<FI_ENOSYS>(fi_ops_ep {
     setopt: Some(option::setopt_rdm),
     ..stub::ep_base::<FI_ENOSYS>() // contexts: scalable endpoints only; the two counts: deprecated
 });
-
-static CM: fi_ops_cm = fi_ops_cm {
-    setname: Some(setname),
-    getname: Some(getname),
-    ..stub::cm::<FI_ENOSYS>() // there are no connections that the application sees
-};
 
 static COLLECTIVE: fi_ops_collective = stub::collective::<FI_ENOSYS>();
 
@@ -163,7 +157,7 @@ fn c_part(context: *mut c_void, tables: Tables) -> fid_ep {
     fid_ep {
         fid: header::<RdmEp>(context),
         ops: (&raw const OPS.base).cast_mut(),
-        cm: (&raw const CM).cast_mut(),
+        cm: (&raw const cm::RDM_OPS).cast_mut(),
         msg: std::ptr::from_ref(tables.msg).cast_mut(),
         rma: std::ptr::from_ref(tables.rma).cast_mut(),
         tagged: std::ptr::from_ref(tables.tagged).cast_mut(),
@@ -309,27 +303,5 @@ unsafe extern "C" fn cancel(handle: *mut fid, context: *mut c_void) -> isize {
     let ep = unsafe { object::<RdmEp>(handle) };
     on(ep, |ep| {
         ep.engine.cancel(context.expose_provenance()).map(|()| 0)
-    })
-}
-
-unsafe extern "C" fn setname(handle: *mut fid, addr: *mut c_void, len: usize) -> c_int {
-    // SAFETY: a fid by the contract of fi_setname(3).
-    let ep = unsafe { object::<RdmEp>(handle) };
-    on(ep, |ep| {
-        // SAFETY: an address of `len` bytes by the contract of fi_setname(3).
-        let addr = unsafe { ep.format.read(addr, Some(len))? };
-        ep.engine.set_name(addr)?;
-        Ok(0)
-    })
-}
-
-unsafe extern "C" fn getname(handle: *mut fid, addr: *mut c_void, len: *mut usize) -> c_int {
-    // SAFETY: a fid by the contract of fi_getname(3).
-    let ep = unsafe { object::<RdmEp>(handle) };
-    on(ep, |ep| {
-        let name = ep.engine.name()?;
-        // SAFETY: a buffer and its length by the contract of fi_getname(3).
-        unsafe { ep.format.answer(&name, addr, len)? };
-        Ok(0)
     })
 }
