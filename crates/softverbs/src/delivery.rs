@@ -6,7 +6,10 @@ use rdma_core_sys::*;
 use crate::cq::{Cq, Cqe, Retires};
 use crate::process::Process;
 use crate::ring::{Consumer, Header, Message, flag, op};
+use crate::segment::Mapping;
+use crate::segment::layout::desc;
 pub(crate) use crate::segment::layout::receives;
+use crate::sync::atomic::Ordering;
 
 /// The receive into which a message is delivered.
 pub(crate) struct Receive<'a> {
@@ -23,6 +26,19 @@ pub(crate) struct Inbox<'a> {
     pub(crate) process: &'a Process,
     pub(crate) cq: &'a Cq,
     pub(crate) number: u32,
+}
+
+/// Stores the descriptor of a receive of one sge, whose bytes are at `addr`, at offset `at` of the
+/// owner's segment (`map`). The caller publishes it.
+#[inline(always)]
+pub(crate) fn store_descriptor(map: &Mapping, at: usize, sge: &ibv_sge, addr: u64) {
+    const LEN: usize = (desc::FIRST + desc::SGE_STRIDE) / 4;
+    let words = map.u32s::<LEN>(at);
+    words[desc::TOTAL / 4].store(sge.length, Ordering::Relaxed);
+    words[desc::NUM_SGE / 4].store(1, Ordering::Relaxed);
+    words[(desc::FIRST + 8) / 4].store(sge.length, Ordering::Relaxed);
+    words[(desc::FIRST + desc::LKEY) / 4].store(sge.lkey, Ordering::Relaxed);
+    map.u64(at + desc::FIRST).store(addr, Ordering::Relaxed);
 }
 
 impl Inbox<'_> {
@@ -84,17 +100,12 @@ impl Inbox<'_> {
             _ => (IBV_WC_RECV, 0),
         };
         let cqe = Cqe {
-            wr_id: receive.wr_id,
-            qp_num: self.number,
-            src_qp: header.src_qpn,
-            byte_len: header.len,
-            imm: header.imm,
             wc_flags,
             opcode,
             status,
             done: receive.done,
             retires: receive.retires,
-            ..Cqe::default()
+            ..Cqe::of_receive(receive.wr_id, self.number, header)
         };
         self.cq.push(cqe, header.flags & flag::SOLICITED != 0);
     }

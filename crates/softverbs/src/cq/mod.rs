@@ -18,13 +18,15 @@ use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
 use rdma_core_sys::{
-    IBV_EVENT_CQ_ERR, IBV_WC_SUCCESS, ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex,
+    IBV_EVENT_CQ_ERR, IBV_WC_RECV, IBV_WC_SUCCESS, IBV_WC_WITH_IMM, ibv_comp_channel, ibv_context,
+    ibv_cq, ibv_cq_ex,
 };
 
 use self::patience::Patience;
 use crate::events::Element;
 use crate::object::Context;
 use crate::process::Process;
+use crate::ring::{Header, op};
 use crate::segment::layout::{ARMED_ANY, ARMED_NOT, ARMED_SOLICITED, cq as layout};
 use crate::signal;
 use crate::sync::{Guard, Lock, light_fence};
@@ -52,6 +54,29 @@ pub(crate) struct Cqe {
     /// timestamps.
     pub(crate) time: u64,
     pub(crate) retires: Retires,
+}
+
+impl Cqe {
+    /// The completion of a receive that a SEND, with or without an immediate, has filled. It
+    /// retires no receive.
+    #[inline(always)]
+    pub(crate) fn of_receive(wr_id: u64, qp_num: u32, header: &Header) -> Self {
+        Self {
+            wr_id,
+            qp_num,
+            src_qp: header.src_qpn,
+            byte_len: header.len,
+            imm: header.imm,
+            wc_flags: if header.op == op::SEND_IMM {
+                IBV_WC_WITH_IMM
+            } else {
+                0
+            },
+            opcode: IBV_WC_RECV,
+            status: IBV_WC_SUCCESS,
+            ..Self::default()
+        }
+    }
 }
 
 /// The queue in which a slot becomes free when a completion is polled.

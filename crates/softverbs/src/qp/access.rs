@@ -204,7 +204,7 @@ impl List {
         target: Target,
         way: Direction,
     ) -> bool {
-        let right = right(way);
+        let right = way.right();
         let place = region::resolve(&peer.map, target, target.addr, len as u64, right);
         let Some(place) = place else {
             return false;
@@ -302,13 +302,6 @@ impl Source<'_> {
     }
 }
 
-pub(super) fn right(way: Direction) -> u32 {
-    match way {
-        Direction::Write => IBV_ACCESS_REMOTE_WRITE,
-        Direction::Read => IBV_ACCESS_REMOTE_READ,
-    }
-}
-
 /// The shared receive queue that a request on an XRC queue pair names; 0 on other queue pairs.
 ///
 /// # Safety
@@ -352,7 +345,7 @@ impl Qp {
         let plain = matches!(sq.kind, IBV_QPT_RC | IBV_QPT_XRC_SEND)
             && self.state() == IBV_QPS_RTS
             && sq.executed == sq.head
-            && conn.word.access() & right(way) != 0
+            && conn.word.access() & way.right() != 0
             && !conn.peer.is_dead()
             && !conn.peer.refuses();
         // SAFETY: the caller promises a valid chain.
@@ -377,10 +370,10 @@ impl Qp {
         let peer = &conn.peer;
         let mut list = List::new(true);
         let gate = conn.gate();
-        let Some(entered) = gate.enter(right(way)) else {
+        let Some(entered) = gate.enter(way.right()) else {
             return none;
         };
-        let used = gate.used(Key(rkey), right(way));
+        let used = gate.used(Key(rkey), way.right());
         let hazard = conn.hazard.publish(&peer.map, process.slot, used);
         if !gate.is_open() {
             return none;

@@ -3,10 +3,10 @@
 
 use rdma_core_sys::*;
 
-use super::access::{List, right};
+use super::access::List;
 use super::remote_qp::Connection;
 use super::{Qp, SendQueue};
-use crate::hazard::MOST_AT_ONCE;
+use crate::hazard::{Gate, Hazard, MOST_AT_ONCE};
 use crate::key::Key;
 use crate::region::{self, Direction, Elements, MAX_ELEMENTS, Shape, Target};
 use crate::sys;
@@ -19,6 +19,63 @@ const KEYS: usize = 4;
 
 /// Longest operation that is executed in its call.
 const LONGEST: usize = 4 * MOST_AT_ONCE;
+
+/// The hazards of the keys of a list on a connection that is not to an XRC target. Each key has one
+/// of its own: a process that is stopped in a copy delays the deregistration of these keys alone.
+struct KeyHazards<'a> {
+    conn: &'a Connection,
+    own_slot: u32,
+    gate: Gate<'a>,
+    rights: u32,
+    /// The first `count` are covered.
+    keys: [u32; KEYS],
+    count: usize,
+    _first: Hazard<'a>,
+    more: [Option<Hazard<'a>>; KEYS - 1],
+}
+
+impl<'a> KeyHazards<'a> {
+    /// Publishes the first key. `None`: the queue pair of the other end has changed its state.
+    #[inline(always)]
+    fn publish(conn: &'a Connection, own_slot: u32, rights: u32, key: u32) -> Option<Self> {
+        // nothing to enter, as it is no XRC target
+        let gate = conn.gate();
+        let used = gate.used(Key(key), rights);
+        let first = conn.hazard.publish(&conn.peer.map, own_slot, used);
+        gate.is_open().then_some(Self {
+            conn,
+            own_slot,
+            gate,
+            rights,
+            keys: [key; KEYS],
+            count: 1,
+            _first: first,
+            more: [const { None }; KEYS - 1],
+        })
+    }
+
+    /// Publishes `key`, unless it is covered. Returns false, with nothing published, if the list
+    /// has too many keys or no hazard is free.
+    #[inline(always)]
+    fn cover(&mut self, key: u32) -> bool {
+        if self.keys[..self.count].contains(&key) {
+            return true;
+        }
+        let Some(slot) = self.more.get_mut(self.count - 1) else {
+            return false;
+        };
+        let (conn, used) = (self.conn, self.gate.used(Key(key), self.rights));
+        *slot = conn
+            .hazard
+            .publish_more(&conn.peer.map, self.own_slot, used);
+        let covered = slot.is_some();
+        if covered {
+            self.keys[self.count] = key;
+            self.count += 1;
+        }
+        covered
+    }
+}
 
 /// Copies the next bytes of an operation, at most [`MOST_AT_ONCE`], under one hazard, and returns
 /// their number. `(from, done, len)`: the local memory, the bytes that were copied, and all bytes.
@@ -35,15 +92,15 @@ fn copy_part(
     (way, may_map): (Direction, bool),
 ) -> Result<usize, bool> {
     let (peer, gate) = (&conn.peer, conn.gate());
-    let entered = gate.enter(right(way)).ok_or(false)?;
-    let used = gate.used(target.key, right(way));
+    let entered = gate.enter(way.right()).ok_or(false)?;
+    let used = gate.used(target.key, way.right());
     let hazard = conn.hazard.publish(&peer.map, own_slot, used);
     if !gate.is_open() {
         return Err(false);
     }
     let left = len - done;
     // all bytes that are left are checked, so an operation beyond its region changes nothing
-    let place = region::resolve(&peer.map, target, target.addr, left as u64, right(way));
+    let place = region::resolve(&peer.map, target, target.addr, left as u64, way.right());
     let place = place.ok_or(false)?;
     let bytes = left.min(MOST_AT_ONCE);
     let local = [sys::as_local(from.wrapping_add(done as u64), bytes)];
@@ -108,10 +165,8 @@ impl Qp {
         queue: u32,
         (addr, rkey): (u64, u32),
     ) -> bool {
-        let way = match opcode {
-            IBV_WR_RDMA_WRITE => Direction::Write,
-            IBV_WR_RDMA_READ => Direction::Read,
-            _ => return false,
+        let Some(way) = Direction::of_opcode(opcode) else {
+            return false;
         };
         if self.process().forked() {
             return false;
@@ -124,7 +179,7 @@ impl Qp {
         let Some(conn) = &sq.conn else {
             return false;
         };
-        if !Self::is_at_once(conn, queue, right(way)) || conn.peer.refuses() {
+        if !Self::is_at_once(conn, queue, way.right()) || conn.peer.refuses() {
             return false;
         }
         let process = self.process();
@@ -181,10 +236,8 @@ impl Qp {
         (sges, flags): (&[ibv_sge], u32),
         (addrs, rkeys): (&[u64], &[u32]),
     ) -> usize {
-        let way = match opcode {
-            IBV_WR_RDMA_WRITE => Direction::Write,
-            IBV_WR_RDMA_READ => Direction::Read,
-            _ => return 0,
+        let Some(way) = Direction::of_opcode(opcode) else {
+            return 0;
         };
         if self.process().forked() {
             return 0;
@@ -197,7 +250,7 @@ impl Qp {
         let Some(conn) = &sq.conn else {
             return 0;
         };
-        if !Self::is_at_once(conn, 0, right(way)) || conn.peer.refuses() {
+        if !Self::is_at_once(conn, 0, way.right()) || conn.peer.refuses() {
             return 0;
         }
         let (process, peer) = (self.process(), &conn.peer);
@@ -213,31 +266,12 @@ impl Qp {
         let Some(&first) = rkeys.first() else {
             return 0;
         };
-        let gate = conn.gate();
-        // no XRC target, so there is nothing to enter
-        let used = |key| gate.used(Key(key), right(way));
-        let hazard = conn.hazard.publish(&peer.map, process.slot, used(first));
-        if !gate.is_open() {
+        let Some(mut hazards) = KeyHazards::publish(conn, process.slot, way.right(), first) else {
             return 0;
-        }
-        // Each further key has a hazard of its own: a process that is stopped here delays the
-        // deregistration of these keys alone.
-        let mut more: [_; KEYS - 1] = [const { None }; KEYS - 1];
-        let mut known = 1;
-        let mut keys = [first; KEYS];
+        };
         for ((sge, addr), rkey) in sges.iter().zip(addrs).zip(rkeys).take(most) {
-            if !keys[..known].contains(rkey) {
-                let Some(slot) = more.get_mut(known - 1) else {
-                    break;
-                };
-                *slot = conn
-                    .hazard
-                    .publish_more(&peer.map, process.slot, used(*rkey));
-                if slot.is_none() {
-                    break;
-                }
-                keys[known] = *rkey;
-                known += 1;
+            if !hazards.cover(*rkey) {
+                break;
             }
             let from = match inline {
                 true => Some(sge.addr),
@@ -263,7 +297,7 @@ impl Qp {
             }
         }
         let copied = list.copy(peer, way);
-        drop((hazard, more));
+        drop(hazards);
         let executed = match copied {
             Ok(()) => list.len(),
             // the request that is posted next repeats it

@@ -11,11 +11,12 @@ use super::remote_qp::Connection;
 use super::send::{outcome, unanswered};
 use super::{Posted, Qp, RecvQueue, SendQueue};
 use crate::cq::{Cqe, Poll, Retires};
+use crate::delivery::store_descriptor;
 use crate::peer::{Peer, Push};
 use crate::process::Process;
 use crate::region::LastRegion;
 use crate::ring::{Consumer, Header, MAX_PAYLOAD, Message, SHORT, copy, flag, op};
-use crate::segment::layout::{desc, xrc};
+use crate::segment::layout::xrc;
 use crate::signal;
 use crate::srq::{complete_fast, deliver_xrc_fast};
 
@@ -294,15 +295,8 @@ impl Qp {
             total: sge.length,
             num_sge: 1,
         };
-        const LEN: usize = (desc::FIRST + desc::SGE_STRIDE) / 4;
         let shared = rq.desc_at + rq.desc_stride * slot;
-        let map = self.map();
-        let words = map.u32s::<LEN>(shared);
-        words[desc::TOTAL / 4].store(sge.length, Ordering::Relaxed);
-        words[desc::NUM_SGE / 4].store(1, Ordering::Relaxed);
-        words[(desc::FIRST + 8) / 4].store(sge.length, Ordering::Relaxed);
-        words[(desc::FIRST + desc::LKEY) / 4].store(sge.lkey, Ordering::Relaxed);
-        map.u64(shared + desc::FIRST).store(addr, Ordering::Relaxed);
+        store_descriptor(self.map(), shared, sge, addr);
         rq.least = rq.least.min(sge.length);
         rq.head = number.wrapping_add(1);
         true
@@ -396,21 +390,9 @@ pub(crate) fn deliver_fast(
     let done = number.wrapping_add(1);
     rq.next = done;
     let cqe = Cqe {
-        wr_id: posted.wr_id,
-        qp_num: qp.number(),
-        src_qp: header.src_qpn,
-        byte_len: header.len,
-        imm: header.imm,
-        wc_flags: if header.op == op::SEND_IMM {
-            IBV_WC_WITH_IMM
-        } else {
-            0
-        },
-        opcode: IBV_WC_RECV,
-        status: IBV_WC_SUCCESS,
         done,
         retires: Retires::Recv,
-        ..Cqe::default()
+        ..Cqe::of_receive(posted.wr_id, qp.number(), header)
     };
     // SAFETY: a queue pair in use holds a reference to its completion queues.
     let cq = unsafe { &*rq.cq };

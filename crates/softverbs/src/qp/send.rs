@@ -440,10 +440,7 @@ impl Qp {
         let Some(conn) = &sq.conn else {
             return Step::Wait(Reason::Connection);
         };
-        let right = match way {
-            Direction::Write => IBV_ACCESS_REMOTE_WRITE,
-            Direction::Read => IBV_ACCESS_REMOTE_READ,
-        };
+        let right = way.right();
         let process = self.process();
         let target = Target {
             key: Key(request.operands.rkey),
@@ -528,24 +525,33 @@ impl Qp {
         })
     }
 
-    fn run_write_imm(&self, sq: &mut SendQueue, request: &Request<'_>) -> Step {
-        // A receive is claimed first: the data must not be written if no receive can take the
-        // immediate.
+    /// Claims the receive that the next message consumes, if none is claimed. Returns the step of
+    /// the request if it gets no receive now.
+    #[inline(always)]
+    fn claim_receive(&self, sq: &mut SendQueue) -> Option<Step> {
         let Some(conn) = &sq.conn else {
-            return Step::Wait(Reason::Connection);
+            return Some(Step::Wait(Reason::Connection));
         };
         if sq.claimed == sq.credit.posted {
             if conn.srq.is_some() {
                 if let Some(step) = self.claim_shared(sq) {
-                    return step;
+                    return Some(step);
                 }
             } else {
                 sq.credit = conn.credit();
                 if sq.claimed == sq.credit.posted {
-                    return no_receive(sq);
+                    return Some(no_receive(sq));
                 }
             }
             sq.lossy = false;
+        }
+        None
+    }
+
+    fn run_write_imm(&self, sq: &mut SendQueue, request: &Request<'_>) -> Step {
+        // first: the data must not be written if no receive can take the immediate
+        if let Some(step) = self.claim_receive(sq) {
+            return step;
         }
         if !sq.pushed {
             match self.run_access(sq, request, Direction::Write) {
@@ -585,21 +591,8 @@ impl Qp {
 
     #[inline]
     pub(super) fn run_message(&self, sq: &mut SendQueue, request: &Request<'_>) -> Step {
-        let Some(conn) = &sq.conn else {
-            return Step::Wait(Reason::Connection);
-        };
-        if sq.claimed == sq.credit.posted {
-            if conn.srq.is_some() {
-                if let Some(step) = self.claim_shared(sq) {
-                    return step;
-                }
-            } else {
-                sq.credit = conn.credit();
-                if sq.claimed == sq.credit.posted {
-                    return no_receive(sq);
-                }
-            }
-            sq.lossy = false;
+        if let Some(step) = self.claim_receive(sq) {
+            return step;
         }
         let Some(conn) = &sq.conn else {
             return Step::Wait(Reason::Connection);

@@ -1,6 +1,8 @@
 //! The initiator's side: copies into and out of a peer's regions, without action of the peer.
 
-use rdma_core_sys::{IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE};
+use rdma_core_sys::{
+    IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE,
+};
 
 use super::{Description, Range, device_buffer};
 use crate::dm::Direct;
@@ -17,6 +19,27 @@ use crate::sys::{self, MAX_IOV};
 pub(crate) enum Direction {
     Write,
     Read,
+}
+
+impl Direction {
+    /// That of a work request. `None`: the request is no RDMA READ or WRITE.
+    #[inline(always)]
+    pub(crate) fn of_opcode(opcode: u32) -> Option<Self> {
+        match opcode {
+            IBV_WR_RDMA_WRITE => Some(Self::Write),
+            IBV_WR_RDMA_READ => Some(Self::Read),
+            _ => None,
+        }
+    }
+
+    /// The right that an access in this direction needs.
+    #[inline(always)]
+    pub(crate) fn right(self) -> u32 {
+        match self {
+            Self::Write => IBV_ACCESS_REMOTE_WRITE,
+            Self::Read => IBV_ACCESS_REMOTE_READ,
+        }
+    }
 }
 
 /// The remote operand of a work request.
@@ -136,10 +159,7 @@ pub(crate) fn copy(
     local: &[libc::iovec],
     direction: Direction,
 ) -> Result<(), AccessError> {
-    let right = match direction {
-        Direction::Write => IBV_ACCESS_REMOTE_WRITE,
-        Direction::Read => IBV_ACCESS_REMOTE_READ,
-    };
+    let right = direction.right();
     let mut iovecs = IovecCursor::new(local);
     let mut addr = target.addr;
     // Each round checks all bytes that are left, so a request that exceeds its region changes

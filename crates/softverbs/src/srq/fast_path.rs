@@ -3,12 +3,10 @@
 //! receive does not qualify, these functions return without a change of state, and the caller uses
 //! the general path.
 
-use std::sync::atomic::Ordering;
-
 use rdma_core_sys::ibv_recv_wr;
 
 use super::{Posted, Queue, Srq, State};
-use crate::segment::layout::desc;
+use crate::delivery::store_descriptor;
 
 impl Srq {
     /// Posts a receive. Returns false, with no state changed, if the fast path does not apply. The
@@ -50,15 +48,9 @@ impl Srq {
             room: sge.length,
             state: State::Posted,
         };
-        const LEN: usize = (desc::FIRST + desc::SGE_STRIDE) / 4;
         let shared = queue.desc_at + queue.desc_stride * at;
         let map = &process.segment.map;
-        let words = map.u32s::<LEN>(shared);
-        words[desc::TOTAL / 4].store(sge.length, Ordering::Relaxed);
-        words[desc::NUM_SGE / 4].store(1, Ordering::Relaxed);
-        words[(desc::FIRST + 8) / 4].store(sge.length, Ordering::Relaxed);
-        words[(desc::FIRST + desc::LKEY) / 4].store(sge.lkey, Ordering::Relaxed);
-        map.u64(shared + desc::FIRST).store(addr, Ordering::Relaxed);
+        store_descriptor(map, shared, sge, addr);
         queue.order.append(map, index, sge.length);
         true
     }

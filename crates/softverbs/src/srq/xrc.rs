@@ -7,12 +7,10 @@
 
 use std::sync::atomic::Ordering;
 
-use rdma_core_sys::{
-    IBV_EVENT_SRQ_ERR, IBV_WC_RECV, IBV_WC_SUCCESS, IBV_WC_WITH_IMM, ibv_context, ibv_cq, ibv_xrcd,
-};
+use rdma_core_sys::{IBV_EVENT_SRQ_ERR, IBV_WC_SUCCESS, ibv_context, ibv_cq, ibv_xrcd};
 
 use super::Srq;
-use crate::cq::{Cq, Cqe, Poll, Retires};
+use crate::cq::{Cq, Cqe, Poll};
 use crate::delivery::{Inbox, receives};
 use crate::hazard::await_shared_receive;
 use crate::peer::Peer;
@@ -326,22 +324,7 @@ pub(crate) fn complete_fast(
     let Some(wr_id) = filled else {
         return false;
     };
-    let cqe = Cqe {
-        wr_id,
-        qp_num: number,
-        src_qp: header.src_qpn,
-        byte_len: header.len,
-        imm: header.imm,
-        wc_flags: if header.op == op::SEND_IMM {
-            IBV_WC_WITH_IMM
-        } else {
-            0
-        },
-        opcode: IBV_WC_RECV,
-        status: IBV_WC_SUCCESS,
-        retires: Retires::Nothing,
-        ..Cqe::default()
-    };
+    let cqe = Cqe::of_receive(wr_id, number, header);
     match poll.place(cq) {
         Some(place) => place.put(&cqe),
         None => cq.push_in_place(cqe, header.flags & flag::SOLICITED != 0),
