@@ -18,7 +18,7 @@ use rdma_core_sys as sys;
 
 use super::directory_peers::{DirectoryPeer, Members};
 use super::directory_table::Table;
-use super::revocation::{Ending, Left};
+use super::revocation::{Ending, Retired};
 use crate::errno::{FiErrno, Result};
 use crate::queue::event_cell::{Cell, Cells};
 use crate::verbs::{Lkey, Mr, Pd, RemoteAddr, Rkey, WordRange, Words};
@@ -83,7 +83,7 @@ pub(super) struct Inner {
     pub(super) peers: Members,
     /// Retired registrations, each with the revocation count that peers must acknowledge before it
     /// is freed, oldest first.
-    pub(super) retired: VecDeque<(u64, Left)>,
+    pub(super) retired: VecDeque<(u64, Retired)>,
     /// Former registrations of refreshed regions that could not be ended because an access was
     /// under way, each with its region's generation.
     pub(super) stuck: Vec<(u64, Mr)>,
@@ -592,7 +592,7 @@ mod tests {
         assert!(took < Duration::from_millis(500), "{took:?}");
         assert_eq!(severed(), 0);
         write(3);
-        let more = (0..MAX_RETIRED).map(|_| (COUNT + 1, Left::default()));
+        let more = (0..MAX_RETIRED).map(|_| (COUNT + 1, Retired::default()));
         directory.inner.lock().retired.extend(more);
         regions[2].close().unwrap();
         assert_eq!(severed(), 1);
@@ -814,12 +814,12 @@ mod tests {
         assert_eq!(peer.0.load(Ordering::Relaxed), 3);
         assert_eq!(visits(), 3, "the revocation");
 
-        let left = || Left {
+        let retired = || Retired {
             cell: None,
             keys: Vec::new(),
             lists: vec![Words::new(domain.pd(), 1, 0).unwrap()],
         };
-        directory.inner.lock().retired.push_back((count, left()));
+        directory.inner.lock().retired.push_back((count, retired()));
         assert_eq!(directory.retired(), 1);
         assert_eq!(visits(), 1, "the first holder lags");
 

@@ -25,7 +25,7 @@ pub(super) const MAX_RETIRED: usize = 4096;
 
 /// Parts of a region that are retained while a peer may use its old records.
 #[derive(Debug, Default)]
-pub(crate) struct Left {
+pub(crate) struct Retired {
     /// Ended registrations that only reserve their keys.
     pub(crate) keys: Vec<Mr>,
     /// Segment lists that a peer may still read.
@@ -34,7 +34,7 @@ pub(crate) struct Left {
     pub(crate) cell: Option<Arc<Cell>>,
 }
 
-impl Left {
+impl Retired {
     fn is_empty(&self) -> bool {
         self.keys.is_empty() && self.lists.is_empty() && self.cell.is_none()
     }
@@ -54,23 +54,23 @@ impl Left {
 pub(super) enum Ending {
     /// A connection block and its number.
     Block(WordRange, usize),
-    Left(Left),
+    Retired(Retired),
 }
 
 impl Ending {
     pub(super) fn end_now(&mut self) -> bool {
         match self {
             Self::Block(access, _) => access.end_now(),
-            Self::Left(left) => left.end_now(),
+            Self::Retired(retired) => retired.end_now(),
         }
     }
 }
 
-/// Result of ending a registration.
-pub(crate) enum End {
+/// Result of deregistering memory.
+pub(crate) enum Deregistration {
     /// The memory is no longer registered; the registration only reserves its key.
     Reserved(Mr),
-    Gone,
+    Done,
     /// An access is under way; the registration has not ended.
     Busy(Mr),
 }
@@ -82,9 +82,9 @@ struct Member {
     awaited: bool,
 }
 
-/// A revocation for which the owner has waited ([`Directory::settle`]).
+/// A revocation for which the owner has waited ([`Directory::await_acknowledgements`]).
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Settled<'a> {
+pub(crate) struct AwaitedRevocation<'a> {
     directory: &'a Directory,
     wanted: u64,
     /// Whether peers may still use older records: the owner has given up waiting for them, or their
@@ -96,7 +96,7 @@ impl Directory {
     /// Waits until the peers have acknowledged revocation number `wanted`, or for about
     /// [`PATIENCE`] in total, and then gives up waiting for the others, whatever they write
     /// meanwhile. The caller must hold no lock of a peer or of an endpoint.
-    pub(crate) fn settle(&self, wanted: u64) -> Settled<'_> {
+    pub(crate) fn await_acknowledgements(&self, wanted: u64) -> AwaitedRevocation<'_> {
         let mut deadline = None;
         let mut pause = SHORTEST;
         let mut round = 0;
@@ -109,7 +109,7 @@ impl Directory {
                 let ending = inner.take_ending();
                 drop(inner);
                 self.end(ending);
-                return Settled {
+                return AwaitedRevocation {
                     directory: self,
                     wanted,
                     lagging,
@@ -189,17 +189,17 @@ impl Directory {
     }
 }
 
-impl Settled<'_> {
+impl AwaitedRevocation<'_> {
     /// Ends a registration: afterwards no access to the memory through it is possible, and as long
     /// as peers may use its key, no other memory has that key.
-    pub(crate) fn end(&self, mut mr: Mr) -> End {
+    pub(crate) fn deregister(&self, mut mr: Mr) -> Deregistration {
         if self.lagging && mr.may_lose_key() {
             // first, because then another registration may have the key at once
             self.cut_off();
         } else if self.lagging {
             match mr.reserve_key() {
-                Ok(()) => return End::Reserved(mr),
-                Err(FiErrno::EBUSY) => return End::Busy(mr),
+                Ok(()) => return Deregistration::Reserved(mr),
+                Err(FiErrno::EBUSY) => return Deregistration::Busy(mr),
                 Err(error) => {
                     info_log!(
                         Mr,
@@ -214,20 +214,20 @@ impl Settled<'_> {
             }
         }
         match mr.deregister() {
-            Ok(()) => End::Gone,
-            Err(mr) => End::Busy(mr),
+            Ok(()) => Deregistration::Done,
+            Err(mr) => Deregistration::Busy(mr),
         }
     }
 
     /// Retains the remains of a withdrawn region until every peer has acknowledged. Its
     /// registrations have been ended.
-    pub(crate) fn retire(&self, left: Left) {
-        if !self.lagging || left.is_empty() {
+    pub(crate) fn retire(&self, retired: Retired) {
+        if !self.lagging || retired.is_empty() {
             return;
         }
         let mut inner = self.directory.inner.lock();
         let at = inner.retired.partition_point(|(of, _)| *of <= self.wanted);
-        inner.retired.insert(at, (self.wanted, left));
+        inner.retired.insert(at, (self.wanted, retired));
         let mut ending = inner.take_ending();
         if inner.retired.len() > MAX_RETIRED
             && let Some(&(oldest, _)) = inner.retired.front()
@@ -247,16 +247,18 @@ impl Settled<'_> {
         }
     }
 
-    /// As [`Self::end`], for the former registrations of a refreshed region. A registration with an
-    /// access under way is ended when the region is closed ([`Directory::take_stuck`]). Returns the
-    /// registrations that reserve their keys.
-    pub(crate) fn end_replaced(&self, mrs: Vec<Mr>, generation: u64) -> Vec<Mr> {
+    /// As [`Self::deregister`], for the former registrations of a refreshed region. A registration
+    /// with an access under way is ended when the region is closed ([`Directory::take_stuck`]).
+    /// Returns the registrations that reserve their keys.
+    pub(crate) fn deregister_replaced(&self, mrs: Vec<Mr>, generation: u64) -> Vec<Mr> {
         let mut keys = Vec::new();
         for mr in mrs {
-            match self.end(mr) {
-                End::Reserved(mr) => keys.push(mr),
-                End::Busy(mr) => self.directory.inner.lock().stuck.push((generation, mr)),
-                End::Gone => {}
+            match self.deregister(mr) {
+                Deregistration::Reserved(mr) => keys.push(mr),
+                Deregistration::Busy(mr) => {
+                    self.directory.inner.lock().stuck.push((generation, mr))
+                }
+                Deregistration::Done => {}
             }
         }
         keys
@@ -346,8 +348,8 @@ impl Inner {
             if self.peers.any_unconfirmed(lags) {
                 break;
             }
-            let left = self.retired.pop_front();
-            ending.extend(left.map(|(_, left)| Ending::Left(left)));
+            let oldest = self.retired.pop_front();
+            ending.extend(oldest.map(|(_, retired)| Ending::Retired(retired)));
         }
         ending
     }

@@ -5,16 +5,16 @@ use super::segment_list::List;
 use super::segments::Segments;
 use crate::errno::{FiErrno, Result};
 use crate::log::warn_log;
-use crate::mr::revocation::{End, Left, Settled};
+use crate::mr::revocation::{AwaitedRevocation, Deregistration, Retired};
 use crate::verbs::Mr;
 
 /// Ends a registration: afterwards no access to the memory through it is possible.
-fn end(settled: Option<&Settled<'_>>, mr: Mr) -> End {
-    match settled {
-        Some(settled) => settled.end(mr),
+fn deregister(revocation: Option<&AwaitedRevocation<'_>>, mr: Mr) -> Deregistration {
+    match revocation {
+        Some(revocation) => revocation.deregister(mr),
         None => match mr.deregister() {
-            Ok(()) => End::Gone,
-            Err(mr) => End::Busy(mr),
+            Ok(()) => Deregistration::Done,
+            Err(mr) => Deregistration::Busy(mr),
         },
     }
 }
@@ -37,19 +37,20 @@ impl Registration {
             }
         }
         let directory = self.directory.as_ref();
-        let settled = directory.map(|directory| directory.settle(record.revoked));
+        let revocation =
+            directory.map(|directory| directory.await_acknowledgements(record.revoked));
         let mut mrs = self.mrs.write();
-        let mut left = std::mem::take(&mut *mrs);
-        left.extend(self.segments.iter().flat_map(Segments::take));
+        let mut registered = std::mem::take(&mut *mrs);
+        registered.extend(self.segments.iter().flat_map(Segments::take));
         if let Some(directory) = directory {
-            left.extend(directory.take_stuck(self.entry.generation));
+            registered.extend(directory.take_stuck(self.entry.generation));
         }
         // continues after a failure, so that no registration permits a new access
-        for mr in left {
-            match end(settled.as_ref(), mr) {
-                End::Reserved(mr) => record.ended.push(mr),
-                End::Busy(mr) => mrs.push(mr),
-                End::Gone => {}
+        for mr in registered {
+            match deregister(revocation.as_ref(), mr) {
+                Deregistration::Reserved(mr) => record.ended.push(mr),
+                Deregistration::Busy(mr) => mrs.push(mr),
+                Deregistration::Done => {}
             }
         }
         if !mrs.is_empty() {
@@ -63,13 +64,13 @@ impl Registration {
                 .into_iter()
                 .flat_map(List::into_words),
         );
-        let left = Left {
+        let retired = Retired {
             keys: std::mem::take(&mut record.ended),
             lists,
             cell: record.cell.take(),
         };
-        if let Some(settled) = settled {
-            settled.retire(left);
+        if let Some(revocation) = revocation {
+            revocation.retire(retired);
         }
         record.over = true;
         Ok(())

@@ -168,7 +168,7 @@ impl Registration {
             let mut record = self.record.lock();
             record.entry.cell = cell.addr();
             record.cell = Some(Arc::clone(cell));
-            directory.settle(directory.replace(&record.entry));
+            directory.await_acknowledgements(directory.replace(&record.entry));
         }
     }
 }

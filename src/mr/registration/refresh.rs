@@ -8,7 +8,7 @@ use super::reg_mr::explain;
 use super::segments::{Change, Segments, Unused};
 use crate::errno::{FiErrno, Result};
 use crate::mr::Buffer;
-use crate::mr::revocation::Left;
+use crate::mr::revocation::Retired;
 use crate::verbs::Words;
 use crate::wire::records::{MAX_LIST_WORDS, MAX_SEGMENTS};
 
@@ -39,17 +39,17 @@ impl Registration {
             return Ok(());
         };
         let (replaced, lists) = self.change(&mut record, segments, change)?;
-        let settled = directory.settle(directory.replace(&record.entry));
+        let revocation = directory.await_acknowledgements(directory.replace(&record.entry));
         if replaced.is_published_used() {
             // such a registration keeps its rights until the last local operation is complete
-            settled.cut_off();
+            revocation.cut_off();
         }
         let free = segments.end_published(replaced);
-        let keys = settled.end_replaced(free, self.entry.generation);
-        settled.retire(Left {
+        let keys = revocation.deregister_replaced(free, self.entry.generation);
+        revocation.retire(Retired {
             keys,
             lists,
-            ..Left::default()
+            ..Retired::default()
         });
         Ok(())
     }
