@@ -49,7 +49,7 @@ unsafe impl Kind for Srx {
         stub::closed::retire_ep(c);
     }
     fn finish(object: &Object<Self>) -> Result<()> {
-        object.engine.settle();
+        object.engine.await_notices();
         Ok(())
     }
 }

@@ -24,7 +24,7 @@ pub(super) struct Answered {
     request: Incoming,
     user: Weak<dyn CircuitUser>,
     /// The answer is confirmed, or the exchange has ended.
-    settled: AtomicBool,
+    decided: AtomicBool,
 }
 
 impl std::fmt::Debug for Answered {
@@ -43,7 +43,7 @@ impl Answered {
             circuits: Weak::clone(circuits),
             request,
             user,
-            settled: AtomicBool::new(false),
+            decided: AtomicBool::new(false),
         })
     }
 
@@ -52,14 +52,14 @@ impl Answered {
         self.request.object()
     }
 
-    /// Returns whether it was not settled before.
-    fn settle(&self) -> bool {
-        !self.settled.swap(true, Ordering::AcqRel)
+    /// Returns whether it was not decided before.
+    fn mark_decided(&self) -> bool {
+        !self.decided.swap(true, Ordering::AcqRel)
     }
 
     /// The exchange fails: the end of the connection, unless the peer has confirmed the answer.
     fn end(&self) {
-        if self.settle()
+        if self.mark_decided()
             && let Some(user) = self.user.upgrade()
         {
             let peer = self.request.addresses().map(|(_, peer)| peer);
@@ -79,7 +79,7 @@ impl CmTarget for Answered {
             // is not established, the kernel of a process that ends sends a rejection
             // (`cm_destroy_id` of cm.c), and so does the embedded device.
             CmEventKind::Established | CmEventKind::Disconnected => {
-                self.settle();
+                self.mark_decided();
             }
             CmEventKind::Rejected | CmEventKind::Unreachable | CmEventKind::DeviceRemoval => {
                 self.end();

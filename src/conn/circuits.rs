@@ -259,7 +259,7 @@ impl Circuits {
     }
 
     /// Waits until the event of the connection manager that is being processed has been.
-    pub(crate) fn settle(&self) {
+    pub(crate) fn await_current_event(&self) {
         drop(self.driver.dispatcher().registry());
     }
 

@@ -146,7 +146,7 @@ impl Drop for Workers {
 enum Stage {
     /// No registration was requested, or the last one has ended.
     #[default]
-    Settled,
+    Idle,
     Queued,
     Running,
 }
@@ -173,7 +173,7 @@ impl Pending {
     }
 
     fn end(&self) {
-        *self.stage.lock() = Stage::Settled;
+        *self.stage.lock() = Stage::Idle;
         self.changed.notify_all();
     }
 }
@@ -182,9 +182,9 @@ impl Region {
     /// Makes a worker of the domain enable the region, as [`Self::enable`] does, and then call
     /// `tell`. Several threads fetch the pages of a large region.
     ///
-    /// Does not block. `tell` is called once, by the worker, unless [`Self::settle`] is called
-    /// before the registration begins; it must not drop the region. Its argument is the result of
-    /// [`Self::enable`], or `EOTHER` if that panicked.
+    /// Does not block. `tell` is called once, by the worker, unless [`Self::cancel_enable`] is
+    /// called before the registration begins; it must not drop the region. Its argument is the
+    /// result of [`Self::enable`], or `EOTHER` if that panicked.
     ///
     /// # Errors
     /// `EALREADY`: an earlier registration by a worker has not ended.
@@ -195,7 +195,7 @@ impl Region {
         let pending = Arc::clone(&self.pending);
         {
             let mut stage = pending.stage.lock();
-            if *stage != Stage::Settled {
+            if *stage != Stage::Idle {
                 return Err(FiErrno::EALREADY);
             }
             *stage = Stage::Queued;
@@ -235,10 +235,10 @@ impl Region {
 
     /// Withdraws a registration that has not begun, and waits for the end of one that has; then no
     /// worker uses the region. Must be called before the region is dropped.
-    pub fn settle(&self) {
+    pub fn cancel_enable(&self) {
         let mut stage = self.pending.stage.lock();
         if *stage == Stage::Queued {
-            *stage = Stage::Settled;
+            *stage = Stage::Idle;
         }
         while *stage == Stage::Running {
             self.pending.changed.wait(&mut stage);
@@ -454,7 +454,7 @@ mod tests {
                 .enable_later(move |result| tell.send(result).unwrap())
                 .unwrap();
             let told = told.recv_timeout(Duration::from_secs(30)).unwrap();
-            region.settle();
+            region.cancel_enable();
             told
         };
         assert_eq!(register(true), Err(FiErrno::EOTHER));

@@ -537,7 +537,7 @@ impl Region {
     pub fn close(self: &Arc<Self>) -> Result<()> {
         // first, with no lock held: no operation that waited uses a registration that ends
         refuse_descriptor(self)?;
-        self.settle();
+        self.cancel_enable();
         if let Some(shared) = &self.shared {
             shared.end();
         }

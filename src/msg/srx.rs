@@ -258,7 +258,7 @@ impl SharedRx {
     /// Waits until the peers of the endpoints on XRC that were closed post nothing to the context
     /// any more, at most 1 s: a request to a queue that has ended would break the connections of
     /// other processes too. No endpoint uses the context. Not inside an event.
-    pub fn settle(&self) {
+    pub fn await_notices(&self) {
         if let Some(Queue::Xrc(..)) = self.queue.get()
             && let Ok(circuits) = self.domain.circuits()
         {

@@ -445,7 +445,7 @@ impl Core {
     /// `EAGAIN`: the connection is nearly complete.
     pub(super) fn may_post_xrc(&self) -> Result<()> {
         match self.conn.state.get() {
-            State::Connecting => self.circuits()?.settle(),
+            State::Connecting => self.circuits()?.await_current_event(),
             State::Accepting | State::Accepted => return Err(FiErrno::EAGAIN),
             _ => {}
         }

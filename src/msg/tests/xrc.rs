@@ -549,7 +549,7 @@ fn a_second_process_of_a_node_is_joined_without_a_circuit() {
     pep.close();
     drop(to_first);
     let [first, second] = hosts;
-    first.srx.settle();
+    first.srx.await_notices();
     drop(first);
     transfer((&client, &to_second.0), &second, 3);
     transfer((&second, &to_second.1), &client, 4);

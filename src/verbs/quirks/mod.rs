@@ -79,7 +79,10 @@ impl Seen {
 ///
 /// # Errors
 /// One that may pass.
-fn settled(trial: impl Fn() -> Result<Seen>, loopback: impl Fn() -> Result<Seen>) -> Result<Seen> {
+fn repeat_if_transient(
+    trial: impl Fn() -> Result<Seen>,
+    loopback: impl Fn() -> Result<Seen>,
+) -> Result<Seen> {
     let error = match trial() {
         Err(error) if error.may_pass() => error,
         result => return Ok(result.unwrap_or_else(Seen::Refused)),
@@ -132,7 +135,7 @@ macro_rules! behaviour {
                 }
                 Ok(Self {
                     $($field: match base.works() {
-                        true => settled(|| bench.$trial(), loopback)?,
+                        true => repeat_if_transient(|| bench.$trial(), loopback)?,
                         false => base,
                     },)*
                 })
@@ -564,7 +567,7 @@ mod tests {
             calls.set(calls.get() + 1);
             trials[calls.get() - 1]
         };
-        (settled(trial, || loopback), calls.get())
+        (repeat_if_transient(trial, || loopback), calls.get())
     }
 
     #[test]

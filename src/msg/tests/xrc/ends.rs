@@ -418,14 +418,14 @@ fn a_context_is_closed_when_the_peers_have_been_told() {
     let peer = client.domain.driver().unwrap();
     let peer_events = peer.dispatcher().registry();
     accepts.close();
-    let settled = std::sync::atomic::AtomicBool::new(false);
+    let returned = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            server.srx.settle();
-            settled.store(true, Ordering::Release);
+            server.srx.await_notices();
+            returned.store(true, Ordering::Release);
         });
         std::thread::sleep(Duration::from_millis(100));
-        assert!(!settled.load(Ordering::Acquire));
+        assert!(!returned.load(Ordering::Acquire));
         drop(peer_events);
     });
     assert_eq!(next_event(&client.eq), Ok(Told::Shutdown(Token(10))));
