@@ -54,7 +54,7 @@ impl Endpoint {
         };
         let op = self.describe(op, kind, result, (addr, key), context, flags)?;
         // SAFETY: the caller keeps the contract of this function.
-        unsafe { self.core.transmit(&op) }
+        unsafe { self.shared.transmit(&op) }
     }
 
     /// `fi_inject_atomic` (`fi_atomic(3)`): no completion, but an error entry if the peer or the
@@ -65,10 +65,10 @@ impl Endpoint {
     #[inline]
     pub fn inject_atomic(&self, op: AtomicOp, target: (u64, u64)) -> Result<()> {
         let flags = Flags::empty();
-        let context = self.core.config.context;
+        let context = self.shared.config.context;
         let op = self.describe(op, AtomicKind::Base, LocalIov::NONE, target, context, flags)?;
         // SAFETY: no buffers.
-        unsafe { self.core.transmit(&op.injected()) }
+        unsafe { self.shared.transmit(&op.injected()) }
     }
 
     #[inline]
@@ -81,7 +81,7 @@ impl Endpoint {
         context: usize,
         flags: Flags,
     ) -> Result<Transmit<'a>> {
-        if !self.core.config.atomics {
+        if !self.shared.config.atomics {
             return Err(refusal::no_atomics());
         }
         if result.count() != 0 && result.len() != ATOMIC_SIZE {

@@ -1,11 +1,11 @@
 //! Keepalive of a connected endpoint: each beat probes a silent peer. On XRC also while the peer's
 //! request is awaited.
 
-use super::core::{Control, Core};
+use super::shared::{Control, Shared};
 use crate::conn::State;
 use crate::queue::keepalive::Probed;
 
-impl Probed for Core {
+impl Probed for Shared {
     fn beat(&self) -> bool {
         if !self.conn.state.is(State::Connected) {
             return false;
@@ -18,7 +18,7 @@ impl Probed for Core {
     }
 }
 
-impl Core {
+impl Shared {
     /// Probes the peer, if it is silent. Returns whether the endpoint has a queue pair.
     pub(super) fn probe_silent(&self, control: &Control) -> bool {
         let (Some(qp), Some((binding, place))) = (&control.qp, control.engine_queue()) else {

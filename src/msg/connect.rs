@@ -3,8 +3,8 @@
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 
-use super::core::{Core, introduction_in};
 use super::pep::no_data;
+use super::shared::{Shared, introduction_in};
 use crate::auth::AuthKey;
 use crate::conn::introduction::Introducer;
 use crate::conn::{CmTarget, Owner, State};
@@ -14,7 +14,7 @@ use crate::mr::Mode;
 use crate::verbs::{CmEvent, CmEventKind, PrivateData};
 use crate::wire::msg_xrc;
 
-impl Core {
+impl Shared {
     /// The endpoint's authorization key, or the domain's.
     pub(super) fn auth(&self) -> Option<&AuthKey> {
         let of_domain = self.domain.mr().config().auth.as_ref();
@@ -125,7 +125,7 @@ impl Core {
     }
 }
 
-impl Owner for Core {
+impl Owner for Shared {
     fn addr_resolved(&self) -> Result<()> {
         let mut control = self.control.lock();
         if control.qp.is_none() {
@@ -180,7 +180,7 @@ impl Owner for Core {
     }
 }
 
-impl CmTarget for Core {
+impl CmTarget for Shared {
     fn cm_event(&self, event: CmEvent) {
         if event.kind == CmEventKind::Rejected
             && msg_xrc::is_other_transport(event.private_data.bytes(), false)

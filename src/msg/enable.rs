@@ -4,8 +4,8 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 
-use super::core::{Control, Core};
 use super::recv::RxSide;
+use super::shared::{Control, Shared};
 use crate::conn::{CmSink, State};
 use crate::errno::{FiErrno, Result};
 use crate::initiator::keys::FURTHER_REQUESTS;
@@ -19,7 +19,7 @@ use crate::verbs::{AsyncListener, Qp, QpConfig, Transport};
 /// of an operation.
 pub(super) const ENGINE_REQUESTS: usize = 2 + EngineRequest::MOST + FURTHER_REQUESTS;
 
-impl Core {
+impl Shared {
     /// Changes the state from idle to enabled. Does nothing in a later state, except that a closed
     /// endpoint is an error.
     pub(crate) fn enable(&self) -> Result<()> {

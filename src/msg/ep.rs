@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::core::{Core, CqBinding, Origin};
 use super::enable::ENGINE_REQUESTS;
+use super::shared::{CqBinding, Origin, Shared};
 use crate::Token;
 use crate::auth::AuthKey;
 use crate::conn::{CmSink, ConnectRequest, Incoming, State};
@@ -78,7 +78,7 @@ pub struct EndpointConfig {
 /// Dropping an endpoint closes it. Dropping an alias closes nothing.
 #[derive(Debug)]
 pub struct Endpoint {
-    pub(super) core: Arc<Core>,
+    pub(super) shared: Arc<Shared>,
     alias: bool,
     tx_op_flags: AtomicU64,
     rx_op_flags: AtomicU64,
@@ -183,14 +183,14 @@ impl Endpoint {
             alias: false,
             tx_op_flags: AtomicU64::new(config.tx_op_flags.bits()),
             rx_op_flags: AtomicU64::new(config.rx_op_flags.bits()),
-            core: Core::new(domain, pd, config, origin),
+            shared: Shared::new(domain, pd, config, origin),
         })
     }
 
     /// Posts the operations that were delayed for further ones (`FI_MORE`).
     #[cold]
     pub fn post_delayed(&self) {
-        if let Some(side) = self.core.tx.lock().as_mut() {
+        if let Some(side) = self.shared.tx.lock().as_mut() {
             side.sq.post_delayed();
         }
     }
@@ -199,7 +199,7 @@ impl Endpoint {
     /// The alias must not outlive the endpoint; dropping the alias closes nothing.
     pub fn alias(&self) -> Arc<Self> {
         Arc::new(Self {
-            core: Arc::clone(&self.core),
+            shared: Arc::clone(&self.shared),
             alias: true,
             tx_op_flags: AtomicU64::new(self.tx_op_flags().bits()),
             rx_op_flags: AtomicU64::new(self.rx_op_flags().bits()),
@@ -247,7 +247,7 @@ impl Endpoint {
     /// `EINVAL`: an event queue is bound already. `EOPBADSTATE`: enabled already.
     pub fn bind_eq(&self, eq: &Arc<EventQueue>) -> Result<()> {
         let sink: Arc<dyn CmSink> = Arc::clone(eq) as _;
-        self.core.bind_sink(&sink)
+        self.shared.bind_sink(&sink)
     }
 
     /// Binds a completion queue for one direction or both (`fi_ep_bind(3)`).
@@ -262,8 +262,8 @@ impl Endpoint {
             return Err(FiErrno::EDOMAIN);
         }
         cq.device_cq()?;
-        let mut control = self.core.control.lock();
-        if !self.core.conn.state.is(State::Idle) {
+        let mut control = self.shared.control.lock();
+        if !self.shared.conn.state.is(State::Idle) {
             return Err(FiErrno::EOPBADSTATE);
         }
         let tx = flags.contains(BindFlags::TRANSMIT);
@@ -294,11 +294,11 @@ impl Endpoint {
         if !Arc::ptr_eq(shared.domain(), self.domain()) {
             return Err(FiErrno::EDOMAIN);
         }
-        let mut control = self.core.control.lock();
-        if !self.core.conn.state.is(State::Idle) {
+        let mut control = self.shared.control.lock();
+        if !self.shared.conn.state.is(State::Idle) {
             return Err(FiErrno::EOPBADSTATE);
         }
-        if !self.core.config.shared_rx || control.srx.is_some() {
+        if !self.shared.config.shared_rx || control.srx.is_some() {
             return Err(FiErrno::EINVAL);
         }
         control.srx = Some(Arc::clone(shared));
@@ -313,12 +313,12 @@ impl Endpoint {
     /// - `EINVAL`: an endpoint on RC, an XRC domain of another device, or a second one.
     /// - `EOPBADSTATE`: enabled already.
     pub fn bind_xrcd(&self, xrcd: &Arc<Xrcd>) -> Result<()> {
-        let mut control = self.core.control.lock();
-        if !self.core.conn.state.is(State::Idle) {
+        let mut control = self.shared.control.lock();
+        if !self.shared.conn.state.is(State::Idle) {
             return Err(FiErrno::EOPBADSTATE);
         }
         let other = !Arc::ptr_eq(xrcd.device(), self.domain().device());
-        if !self.core.config.xrc || other || control.xrc.bound.is_some() {
+        if !self.shared.config.xrc || other || control.xrc.bound.is_some() {
             return Err(FiErrno::EINVAL);
         }
         control.xrc.bound = Some(Arc::clone(xrcd));
@@ -347,8 +347,8 @@ impl Endpoint {
         if kinds.intersects(remote) && !self.domain().mr().counts() {
             return Err(FiErrno::EOPNOTSUPP);
         }
-        let mut control = self.core.control.lock();
-        if !self.core.conn.state.is(State::Idle) {
+        let mut control = self.shared.control.lock();
+        if !self.shared.conn.state.is(State::Idle) {
             return Err(FiErrno::EOPBADSTATE);
         }
         let events = Event::of(kinds);
@@ -358,7 +358,7 @@ impl Endpoint {
         }
         if kinds.intersects(Counters::KINDS) {
             let own = kinds & Counters::KINDS;
-            self.core.rings.bind_counter(counter, own)?;
+            self.shared.rings.bind_counter(counter, own)?;
         }
         let events = events.map(|event| (event, Arc::clone(counter)));
         control.remote_counters.extend(events);
@@ -375,7 +375,7 @@ impl Endpoint {
     /// - `EADDRNOTAVAIL`: the source address does not belong to the device.
     /// - `ENOMEM`, `EINVAL`: the device refuses a queue pair of this size.
     pub fn enable(&self) -> Result<()> {
-        self.core.enable()
+        self.shared.enable()
     }
 
     /// Starts to connect to `peer`, or to [`EndpointConfig::dst`] if `peer` is `None`
@@ -387,7 +387,7 @@ impl Endpoint {
     /// - `EISCONN`: connected already.
     /// - the errors of [`Self::enable`].
     pub fn connect(&self, peer: Option<SocketAddr>, data: &[u8]) -> Result<()> {
-        self.core.connect(peer, data)
+        self.shared.connect(peer, data)
     }
 
     /// Accepts the request that the endpoint was made from (`fi_accept(3)`). The event queue
@@ -401,7 +401,7 @@ impl Endpoint {
     ///   connection has ended.
     /// - the errors of [`Self::enable`].
     pub fn accept(&self, data: &[u8]) -> Result<()> {
-        self.core.accept(data)
+        self.shared.accept(data)
     }
 
     /// Ends the connection (`fi_shutdown(3)`). Operations under way complete with `ECANCELED`.
@@ -409,13 +409,13 @@ impl Endpoint {
     /// # Errors
     /// `ENOTCONN`: the endpoint is not connected.
     pub fn shutdown(&self) -> Result<()> {
-        self.core.shutdown()
+        self.shared.shutdown()
     }
 
     /// Disconnects, flushes every operation to its completion queue, and releases the device's
     /// resources (`fi_close(3)`). Later operations and state changes fail. Idempotent.
     pub fn close(&self) {
-        self.core.close();
+        self.shared.close();
     }
 
     /// Binds the source address (`fi_setname(3)`), in place of the earlier one. Port 0 stands for
@@ -431,11 +431,11 @@ impl Endpoint {
     ///   has taken it meanwhile, the endpoint has no address.
     /// - `ENOMEM`, `EMFILE`: no resources left.
     pub fn set_name(&self, addr: SocketAddr) -> Result<()> {
-        let conn = &self.core.conn;
+        let conn = &self.shared.conn;
         loop {
             let sink = conn.sink();
             let mut registry = sink.map(|sink| sink.dispatcher().registry());
-            let mut control = self.core.control.lock();
+            let mut control = self.shared.control.lock();
             if !conn.state.is(State::Idle) || control.side.passive {
                 return Err(FiErrno::EOPBADSTATE);
             }
@@ -451,11 +451,11 @@ impl Endpoint {
     /// # Errors
     /// `EOPBADSTATE`: the endpoint has no local address yet, or is closed.
     pub fn local_addr(&self) -> Result<SocketAddr> {
-        let control = self.core.control.lock();
-        let state = self.core.conn.state.get();
+        let control = self.shared.control.lock();
+        let state = self.shared.conn.state.get();
         // the address of fi_setname(3) or of the info
         let given = control.side.src.filter(|addr| addr.port() != 0);
-        if self.core.config.xrc {
+        if self.shared.config.xrc {
             let known = control.xrc.local.or(given);
             let known = known.filter(|_| state != State::Closed);
             return known.ok_or(FiErrno::EOPBADSTATE);
@@ -472,11 +472,11 @@ impl Endpoint {
     /// # Errors
     /// `ENOTCONN`: not connected.
     pub fn peer_addr(&self) -> Result<SocketAddr> {
-        let control = self.core.control.lock();
-        if !self.core.conn.state.can_post() {
+        let control = self.shared.control.lock();
+        if !self.shared.conn.state.can_post() {
             return Err(FiErrno::ENOTCONN);
         }
-        if self.core.config.xrc {
+        if self.shared.config.xrc {
             return control.xrc.remote.ok_or(FiErrno::ENOTCONN);
         }
         let id = control.side.id.as_ref().ok_or(FiErrno::ENOTCONN)?;
@@ -486,27 +486,27 @@ impl Endpoint {
     /// Maximum length in bytes of the application's data in a connection request or reply
     /// (`FI_OPT_CM_DATA_SIZE`, `fi_endpoint(3)`).
     pub fn cm_data_size(&self) -> usize {
-        self.core.introducer().data_size()
+        self.shared.introducer().data_size()
     }
 
     /// The registration scope of this endpoint: its key domain, protection domain and authorization
     /// key. A region bound to the endpoint (`FI_MR_ENDPOINT`, `fi_mr(3)`) is registered in it.
     pub fn scope(&self) -> Scope<'_> {
         Scope {
-            domain: self.core.domain.mr(),
-            pd: &self.core.pd,
-            auth: self.core.auth(),
+            domain: self.shared.domain.mr(),
+            pd: &self.shared.pd,
+            auth: self.shared.auth(),
         }
     }
 
     /// Whether writes of this endpoint can be made durable.
     pub fn is_durable(&self) -> bool {
-        self.core.config.durable
+        self.shared.config.durable
     }
 
     /// Whether the endpoint was made with atomics.
     pub fn has_atomics(&self) -> bool {
-        self.core.config.atomics
+        self.shared.config.atomics
     }
 
     /// Default flags of transmit operations.
@@ -533,7 +533,7 @@ impl Endpoint {
 
     /// Maximum length in bytes of operations of the kind that `option` names.
     pub fn length(&self, option: LengthOption) -> usize {
-        self.core.lengths.get(option)
+        self.shared.lengths.get(option)
     }
 
     /// Reduces the length that [`Self::length`] returns (`fi_setopt(3)`).
@@ -542,23 +542,23 @@ impl Endpoint {
     /// `EINVAL`: more than the length with which the endpoint was made. `EOPBADSTATE`: enabled
     /// already.
     pub fn set_length(&self, option: LengthOption, value: usize) -> Result<()> {
-        let _control = self.core.control.lock();
-        if !self.core.conn.state.is(State::Idle) {
+        let _control = self.shared.control.lock();
+        if !self.shared.conn.state.is(State::Idle) {
             return Err(FiErrno::EOPBADSTATE);
         }
-        self.core.lengths.set(option, value)
+        self.shared.lengths.set(option, value)
     }
 
     /// The domain that the endpoint belongs to.
     pub fn domain(&self) -> &Arc<Domain> {
-        &self.core.domain
+        &self.shared.domain
     }
 }
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
         if !self.alias {
-            self.core.close();
+            self.shared.close();
         }
     }
 }

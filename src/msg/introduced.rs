@@ -3,13 +3,13 @@
 
 use std::sync::Arc;
 
-use super::core::{Control, Core};
+use super::shared::{Control, Shared};
 use crate::conn::RevocationNotifier;
 use crate::initiator::QpLink;
 use crate::initiator::keys::PeerKeys;
 use crate::wire::introduction::Introduction;
 
-impl Core {
+impl Shared {
     /// Adds the peer to the key directory, before the address of the connection block is sent: from
     /// then on the peer can look keys up. On the connecting side the peer's introduction follows
     /// later ([`Self::introduced`]).

@@ -3,7 +3,6 @@
 mod atomic;
 mod beat;
 mod connect;
-mod core;
 mod enable;
 mod ep;
 mod introduced;
@@ -12,6 +11,7 @@ mod pep;
 mod recv;
 mod rma;
 mod send;
+mod shared;
 mod shutdown;
 mod srx;
 #[cfg(test)]

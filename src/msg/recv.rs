@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 
-use super::core::{Core, EarlyRecv};
+use super::shared::{EarlyRecv, Shared};
 use crate::conn::State;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
@@ -37,7 +37,7 @@ pub(crate) struct RxSide {
 
 impl RxSide {
     pub(crate) fn new(
-        core: &Core,
+        shared: &Shared,
         selective: bool,
         place: WrId,
         qp: Option<Arc<Qp>>,
@@ -48,7 +48,7 @@ impl RxSide {
             place,
             qp,
             early,
-            local: LocalKeys::new(core.domain.mr(), &core.pd),
+            local: LocalKeys::new(shared.domain.mr(), &shared.pd),
         }
     }
 
@@ -77,7 +77,7 @@ impl RxSide {
     }
 }
 
-impl Core {
+impl Shared {
     /// Posts a receive.
     ///
     /// # Safety
@@ -186,7 +186,7 @@ impl Endpoint {
     pub unsafe fn recv(&self, local: LocalIov<'_>, context: usize) -> Result<()> {
         let flags = self.rx_op_flags();
         // SAFETY: the caller keeps the contract of this function.
-        unsafe { self.core.receive(local, context, flags) }
+        unsafe { self.shared.receive(local, context, flags) }
     }
 
     /// `fi_recvmsg`.
@@ -196,7 +196,7 @@ impl Endpoint {
             return Err(FiErrno::EBADFLAGS);
         }
         // SAFETY: the caller keeps the contract of this function.
-        unsafe { self.core.receive(local, context, flags) }
+        unsafe { self.shared.receive(local, context, flags) }
     }
 
     /// Cancels a receive with this context (`fi_cancel(3)`); it completes with `ECANCELED`. Verbs
@@ -206,6 +206,6 @@ impl Endpoint {
     /// # Errors
     /// `ENOENT`: no such receive, or it is complete or posted to the device. `EOPBADSTATE`: closed.
     pub fn cancel(&self, context: usize) -> Result<()> {
-        self.core.cancel(context)
+        self.shared.cancel(context)
     }
 }

@@ -40,7 +40,7 @@ impl Endpoint {
         let flags = self.tx_op_flags();
         let op = Transmit::rma(SendOpcode::Write, local, (addr, key), context, flags);
         // SAFETY: the caller keeps the contract of this function.
-        unsafe { self.core.transmit(&op) }
+        unsafe { self.shared.transmit(&op) }
     }
 
     /// `fi_writedata`.
@@ -56,7 +56,7 @@ impl Endpoint {
         let flags = self.tx_op_flags();
         let op = Transmit::rma(SendOpcode::Write, local, (addr, key), context, flags);
         // SAFETY: the caller keeps the contract of this function.
-        unsafe { self.core.transmit(&op.with_data(data)) }
+        unsafe { self.shared.transmit(&op.with_data(data)) }
     }
 
     /// `fi_writemsg`.
@@ -77,13 +77,13 @@ impl Endpoint {
         let mut op = op.with_flags_checked(data)?;
         op.flags |= durable;
         // SAFETY: the caller keeps the contract of this function.
-        unsafe { self.core.transmit(&op) }
+        unsafe { self.shared.transmit(&op) }
     }
 
     /// A write of `fi_inject_write`, with the context of the endpoint for an error entry.
     #[inline]
     fn injected_write<'a>(&self, local: LocalIov<'a>, target: (u64, u64)) -> Transmit<'a> {
-        let context = self.core.config.context;
+        let context = self.shared.config.context;
         Transmit::rma(SendOpcode::Write, local, target, context, Flags::empty()).injected()
     }
 
@@ -99,7 +99,7 @@ impl Endpoint {
         let iov = buffer(buf, len);
         let op = self.injected_write(LocalIov::single(&iov, &Desc::NULL), (addr, key));
         // SAFETY: the caller keeps the contract of this function.
-        unsafe { self.core.transmit(&op) }
+        unsafe { self.shared.transmit(&op) }
     }
 
     /// `fi_inject_writedata`.
@@ -115,7 +115,7 @@ impl Endpoint {
         let iov = buffer(buf, len);
         let op = self.injected_write(LocalIov::single(&iov, &Desc::NULL), (addr, key));
         // SAFETY: the caller keeps the contract of this function.
-        unsafe { self.core.transmit(&op.with_data(data)) }
+        unsafe { self.shared.transmit(&op.with_data(data)) }
     }
 
     /// `fi_read`, `fi_readv`.
@@ -131,7 +131,7 @@ impl Endpoint {
         let flags = self.tx_op_flags() - Flags::INJECT;
         let op = Transmit::rma(SendOpcode::Read, local, (addr, key), context, flags);
         // SAFETY: the caller keeps the contract of this function.
-        unsafe { self.core.transmit(&op) }
+        unsafe { self.shared.transmit(&op) }
     }
 
     /// `fi_readmsg`.
@@ -149,6 +149,6 @@ impl Endpoint {
         let op = Transmit::rma_msg(SendOpcode::Read, local, remote, context, flags)?;
         let op = op.with_flags_checked(0)?;
         // SAFETY: the caller keeps the contract of this function.
-        unsafe { self.core.transmit(&op) }
+        unsafe { self.shared.transmit(&op) }
     }
 }

@@ -59,7 +59,7 @@ impl Endpoint {
     pub unsafe fn send(&self, local: LocalIov<'_>, context: usize) -> Result<()> {
         let op = Transmit::send(local, context, self.tx_op_flags());
         // SAFETY: the caller keeps the contract of this function.
-        unsafe { self.core.transmit_here(&op) }
+        unsafe { self.shared.transmit_here(&op) }
     }
 
     /// `fi_senddata`: the message carries the low 32 bits of `data`.
@@ -67,7 +67,7 @@ impl Endpoint {
     pub unsafe fn send_data(&self, local: LocalIov<'_>, data: u64, context: usize) -> Result<()> {
         let op = Transmit::send(local, context, self.tx_op_flags());
         // SAFETY: the caller keeps the contract of this function.
-        unsafe { self.core.transmit(&op.with_data(data)) }
+        unsafe { self.shared.transmit(&op.with_data(data)) }
     }
 
     /// `fi_sendmsg`.
@@ -81,7 +81,7 @@ impl Endpoint {
     ) -> Result<()> {
         let op = Transmit::send(local, context, flags).with_flags_checked(data)?;
         // SAFETY: the caller keeps the contract of this function.
-        unsafe { self.core.transmit(&op) }
+        unsafe { self.shared.transmit(&op) }
     }
 
     /// `fi_inject`: no completion, but an error entry if the peer or the device refuses it; the
@@ -89,19 +89,19 @@ impl Endpoint {
     #[inline(always)]
     pub unsafe fn inject(&self, buf: *const c_void, len: usize) -> Result<()> {
         let iov = buffer(buf, len);
-        let context = self.core.config.context;
+        let context = self.shared.config.context;
         let op = Transmit::send(LocalIov::single(&iov, &Desc::NULL), context, Flags::empty());
         // SAFETY: the caller keeps the contract of this function.
-        unsafe { self.core.transmit_here(&op.injected()) }
+        unsafe { self.shared.transmit_here(&op.injected()) }
     }
 
     /// `fi_injectdata`.
     #[inline]
     pub unsafe fn inject_data(&self, buf: *const c_void, len: usize, data: u64) -> Result<()> {
         let iov = buffer(buf, len);
-        let context = self.core.config.context;
+        let context = self.shared.config.context;
         let op = Transmit::send(LocalIov::single(&iov, &Desc::NULL), context, Flags::empty());
         // SAFETY: the caller keeps the contract of this function.
-        unsafe { self.core.transmit(&op.injected().with_data(data)) }
+        unsafe { self.shared.transmit(&op.injected().with_data(data)) }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Callbacks (events of the connection manager, failed operations, asynchronous events) may briefly
 //! hold the last reference, with locks held; so no drop in this module acquires a lock.
-//! [`Core::close`] releases everything; the owning endpoint calls it.
+//! [`Shared::close`] releases everything; the owning endpoint calls it.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
@@ -92,9 +92,9 @@ impl Control {
     }
 }
 
-/// The state that an endpoint shares with its callbacks. [`Core::close`] releases the resources.
+/// The state that an endpoint shares with its callbacks. [`Shared::close`] releases the resources.
 #[derive(Debug)]
-pub(crate) struct Core {
+pub(crate) struct Shared {
     this: Weak<Self>,
     pub(crate) domain: Arc<Domain>,
     /// The domain's protection domain, or the endpoint's own if regions are bound to endpoints.
@@ -123,7 +123,7 @@ pub(crate) struct Core {
     pub(super) answer: std::sync::OnceLock<std::time::Duration>,
 }
 
-impl Core {
+impl Shared {
     pub(crate) fn new(
         domain: &Arc<Domain>,
         pd: Arc<Pd>,
@@ -161,7 +161,7 @@ impl Core {
             notifier: None,
         };
         let tuning = domain.tuning().with_class(config.traffic_class);
-        let core = Arc::new_cyclic(|this| Self {
+        let shared = Arc::new_cyclic(|this| Self {
             this: Weak::clone(this),
             domain: Arc::clone(domain),
             pd,
@@ -181,10 +181,10 @@ impl Core {
             #[cfg(test)]
             answer: std::sync::OnceLock::new(),
         });
-        let listener: Weak<dyn FailureListener> = core.weak();
+        let listener: Weak<dyn FailureListener> = shared.weak();
         // new rings have no owner yet
-        let _ = core.rings.owner.set(listener);
-        core
+        let _ = shared.rings.owner.set(listener);
+        shared
     }
 
     pub(super) fn weak(&self) -> Weak<Self> {

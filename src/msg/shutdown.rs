@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::core::{Control, Core};
 use super::pep::no_data;
+use super::shared::{Control, Shared};
 use crate::conn::{REFUSAL_WAIT, State};
 use crate::errno::Result;
 use crate::log::info_log;
@@ -22,14 +22,14 @@ const SHARED_FLUSH_WAIT: Duration = Duration::from_secs(1);
 /// As [`SHARED_FLUSH_WAIT`], while requests of the circuit complete.
 const SHARED_FLUSH_LIMIT: Duration = Duration::from_secs(10);
 
-/// When the last wait for results has reached its limit ([`Core::await_answers`]).
+/// When the last wait for results has reached its limit ([`Shared::await_answers`]).
 static IN_VAIN: Mutex<Option<Instant>> = Mutex::new(None);
 
 /// The reader of an event queue waits for one connection after the other. If many peers end at
 /// once, and acknowledge nothing, the waits shall not add up.
 const PAUSE: Duration = Duration::from_secs(1);
 
-impl Core {
+impl Shared {
     /// Ends the connection. Returns when the device has flushed the posted requests, or after
     /// [`FLUSH_WAIT`] (on XRC twice, and at once if others use the circuit): the entries of
     /// cancelled operations are in the completion queues then.
@@ -283,7 +283,7 @@ impl Core {
     }
 }
 
-impl FailureListener for Core {
+impl FailureListener for Shared {
     fn operation_failed(&self) {
         if self.config.xrc {
             self.fail_xrc();
@@ -364,7 +364,7 @@ impl FailureListener for Core {
     }
 }
 
-impl AsyncListener for Core {
+impl AsyncListener for Shared {
     fn async_event(&self, event: AsyncEvent) {
         if event == AsyncEvent::DeviceFatal {
             self.removed.store(true, Ordering::Relaxed);

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use super::core::{Core, CqBinding};
+use super::shared::{CqBinding, Shared};
 use crate::conn::State;
 use crate::errno::{FiErrno, Result};
 use crate::initiator::{Initiator, InitiatorConfig, QpLink, SlotSq, Transmit};
@@ -14,7 +14,7 @@ use crate::verbs::{Qp, SendOpcode, SrqNumber};
 /// The transmit side of an endpoint that has a queue pair.
 pub(crate) type TxSide = Initiator<SlotSq>;
 
-impl Core {
+impl Shared {
     /// Makes the transmit side of a new queue pair.
     /// `peer`: the peer's receive queue, if the queue pair is an initiator of XRC.
     pub(super) fn tx_side(
@@ -39,7 +39,7 @@ impl Core {
     }
 }
 
-impl Core {
+impl Shared {
     /// Posts an operation of the transmit side.
     ///
     /// # Safety

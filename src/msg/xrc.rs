@@ -5,10 +5,10 @@ use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
-use super::core::{Control, Core};
 use super::enable::ENGINE_REQUESTS;
 use super::leaving::Kept;
 use super::pep::no_data;
+use super::shared::{Control, Shared};
 use crate::conn::{
     Circuit, CircuitUser, Circuits, Dial, DialConfig, Incoming, Owner, Share, State,
 };
@@ -96,7 +96,7 @@ fn peer_at(peer: Option<SocketAddr>, port: u16) -> Option<SocketAddr> {
     Some(peer)
 }
 
-impl Core {
+impl Shared {
     fn circuits(&self) -> Result<&Arc<Circuits>> {
         self.domain.circuits()
     }
@@ -552,7 +552,7 @@ impl Core {
     }
 }
 
-impl CircuitUser for Core {
+impl CircuitUser for Shared {
     fn request(
         &self,
         circuit: &Arc<Circuit>,

@@ -14,7 +14,7 @@ const KEY: u64 = 7;
 
 /// Address and rkey of an endpoint's connection block.
 fn block(side: &Side) -> (u64, u64) {
-    let control = side.ep.core.control.lock();
+    let control = side.ep.shared.control.lock();
     let block = control.block.as_ref().unwrap();
     (block.addr().get(), block.rkey().get().into())
 }
@@ -84,7 +84,7 @@ fn a_region_that_is_closed_while_the_reply_is_processed_is_revoked() {
     let written = AtomicU64::new(0);
     std::thread::scope(|scope| {
         // the reader moves the queue pair, and then waits for this lock
-        let unprocessed = client.ep.core.control.lock();
+        let unprocessed = client.ep.shared.control.lock();
         let reader = scope.spawn(|| next_event(&client.eq));
         let writer = scope.spawn(|| {
             loop {

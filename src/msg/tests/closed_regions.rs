@@ -17,7 +17,7 @@ fn deferred_write(client: &Side, meanwhile: impl Fn(&Buffer)) -> Buffer {
         client.write(&source, 4096, 0, 3, 2).unwrap();
         POLLS.set(POLL_LIMIT);
         // the helper thread posts nothing meanwhile
-        let tx = client.ep.core.tx.lock();
+        let tx = client.ep.shared.tx.lock();
         let waits = tx.as_ref().unwrap().has_deferred();
         if waits {
             meanwhile(&source);

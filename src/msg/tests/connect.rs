@@ -69,9 +69,9 @@ fn closing_one_end_is_told_to_the_other() {
 fn requests_are_answered_before_a_disconnected_queue_pair_is_in_error() {
     for (limit, answers) in [(LIMIT, true), (Duration::from_millis(600), false)] {
         let (client, server) = connected(false, |_| {});
-        let core = &client.ep.core;
-        core.answer.set(limit).unwrap();
-        let request = core.rings.tx.push(Slot::default());
+        let shared = &client.ep.shared;
+        shared.answer.set(limit).unwrap();
+        let request = shared.rings.tx.push(Slot::default());
         let begin = Instant::now();
         server.ep.shutdown().unwrap();
         std::thread::scope(|scope| {
@@ -79,23 +79,23 @@ fn requests_are_answered_before_a_disconnected_queue_pair_is_in_error() {
             if answers {
                 std::thread::sleep(LIMIT / 50);
                 assert!(!end.is_finished(), "before the answer");
-                core.rings.tx.complete(request).unwrap();
+                shared.rings.tx.complete(request).unwrap();
             }
             assert_eq!(end.join().unwrap(), Ok(Told::Shutdown(CLIENT)));
         });
         assert!(begin.elapsed() >= limit || answers, "before the limit");
         assert!(begin.elapsed() < LIMIT, "after the answer");
-        let _ = core.rings.tx.complete(request);
+        let _ = shared.rings.tx.complete(request);
     }
     // the last wait was in vain, so a further connection that ends soon does not wait
     let (client, server) = connected(false, |_| {});
-    client.ep.core.answer.set(LIMIT).unwrap();
-    let request = client.ep.core.rings.tx.push(Slot::default());
+    client.ep.shared.answer.set(LIMIT).unwrap();
+    let request = client.ep.shared.rings.tx.push(Slot::default());
     let begin = Instant::now();
     server.ep.shutdown().unwrap();
     assert_eq!(next_event(&client.eq), Ok(Told::Shutdown(CLIENT)));
     assert!(begin.elapsed() < LIMIT);
-    let _ = client.ep.core.rings.tx.complete(request);
+    let _ = client.ep.shared.rings.tx.complete(request);
 }
 
 /// A device can report that it has refused a request before it answers it, and answers nothing when
@@ -108,9 +108,9 @@ fn a_queue_pair_is_not_moved_to_err_before_its_device_has_answered() {
     ] {
         for answers in [true, false] {
             let (_client, server) = connected(false, |_| {});
-            let core = &server.ep.core;
-            let qp = core.control.lock().qp.clone().unwrap();
-            core.async_event(AsyncEvent::QpError);
+            let shared = &server.ep.shared;
+            let qp = shared.control.lock().qp.clone().unwrap();
+            shared.async_event(AsyncEvent::QpError);
             std::thread::scope(|scope| {
                 let end = scope.spawn(|| ends(&server));
                 std::thread::sleep(Duration::from_millis(20));
@@ -181,8 +181,8 @@ fn a_name_that_was_given_is_known_before_the_connection() {
 fn requests_of_a_device_that_was_removed_are_reported() {
     for removed in [true, false] {
         let (client, server) = connected(false, |_| {});
-        let core = &client.ep.core;
-        for (ring, context) in [(&core.rings.rx, 7), (&core.rings.tx, 8)] {
+        let shared = &client.ep.shared;
+        for (ring, context) in [(&shared.rings.rx, 7), (&shared.rings.tx, 8)] {
             ring.push(Slot {
                 context,
                 signaled: true,
@@ -191,7 +191,7 @@ fn requests_of_a_device_that_was_removed_are_reported() {
                 ..Slot::default()
             });
         }
-        core.removed.store(removed, Ordering::Relaxed);
+        shared.removed.store(removed, Ordering::Relaxed);
         server.ep.shutdown().unwrap();
         assert_eq!(next_event(&client.eq), Ok(Told::Shutdown(CLIENT)));
         if removed {
@@ -200,7 +200,7 @@ fn requests_of_a_device_that_was_removed_are_reported() {
             assert_eq!(contexts, [(8, FiErrno::ECANCELED), (7, FiErrno::ECANCELED)]);
         }
         // a device that stays may still flush them
-        assert_eq!(core.rings.rx.outstanding(), u32::from(!removed));
+        assert_eq!(shared.rings.rx.outstanding(), u32::from(!removed));
         super::transfer::no_completion(&client);
     }
 }

@@ -138,7 +138,7 @@ const COMMIT: Flags = Flags::COMMIT_COMPLETE;
 
 /// Flushes that the client has posted.
 fn flushes(side: &Side) -> usize {
-    let control = side.ep.core.control.lock();
+    let control = side.ep.shared.control.lock();
     let qp = control.qp.as_ref().unwrap();
     qp.flushes.load(std::sync::atomic::Ordering::Relaxed)
 }

@@ -15,7 +15,7 @@ fn watched() -> DomainConfig {
 }
 
 fn answered(side: &Side) -> u32 {
-    side.ep.core.rings.probe.answered.load(Ordering::Relaxed)
+    side.ep.shared.rings.probe.answered.load(Ordering::Relaxed)
 }
 
 /// Calls `step` until the peer has answered `count` more probes.
@@ -69,7 +69,7 @@ fn a_silent_peer_is_probed_and_nobody_sees_it() {
     no_completion(&server);
     // probes use neither receives nor send slots of the application
     source.fill(5);
-    let depth = client.ep.core.rings.tx.depth() as usize;
+    let depth = client.ep.shared.rings.tx.depth() as usize;
     for context in 2..=depth {
         server.recv(&target, 64, context).unwrap();
     }
@@ -93,12 +93,12 @@ fn a_probe_fits_behind_a_full_queue() {
     let (client, server) = connected_in(watched(), false, |_| {});
     let source = Buffer::all(&client.domain, 64);
     let target = Buffer::all(&server.domain, 64);
-    let depth = client.ep.core.rings.tx.depth() as usize;
+    let depth = client.ep.shared.rings.tx.depth() as usize;
     for context in 0..depth {
         client.send(&source, 64, context).unwrap();
     }
     let start = Instant::now();
-    while !client.ep.core.rings.probe.pending.load(Ordering::Relaxed) {
+    while !client.ep.shared.rings.probe.pending.load(Ordering::Relaxed) {
         no_completion(&client);
         assert!(start.elapsed() < LIMIT);
     }
@@ -157,7 +157,7 @@ fn lose_peer(kind: DomainConfig) -> (Side, Side, Buffer) {
     let (client, server) = connected_in(kind, false, |_| {});
     let target = Buffer::all(&client.domain, 64);
     client.recv(&target, 64, 7).unwrap();
-    let control = server.ep.core.control.lock();
+    let control = server.ep.shared.control.lock();
     control.qp.as_ref().unwrap().set_error().unwrap();
     drop(control);
     (client, server, target)

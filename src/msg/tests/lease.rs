@@ -111,8 +111,8 @@ fn a_write_that_comes_too_late_ends_the_connection_on_both_sides() {
     let source = Buffer::all(&client.domain, 64);
     let target = Buffer::with_key(&server.domain, 64, TARGET, KEY);
     write(&client, &source);
-    let core = &client.ep.core;
-    let mut tx = core.tx.lock();
+    let shared = &client.ep.shared;
+    let mut tx = shared.tx.lock();
     let side = tx.as_mut().unwrap();
     let fragment = side.peer_keys().unwrap().cached_fragment(KEY).unwrap();
     let before = target.memory.clone();
@@ -149,9 +149,9 @@ fn a_write_that_comes_too_late_ends_the_connection_on_both_sides() {
 fn an_acknowledgement_is_fenced_behind_reads_alone() {
     let (client, server) = in_form(FORM);
     let source = Buffer::all(&client.domain, 64);
-    let core = &client.ep.core;
+    let shared = &client.ep.shared;
     let is_fenced = || {
-        let control = core.control.lock();
+        let control = shared.control.lock();
         let fences = &control.qp.as_ref().unwrap().posted_fences;
         fences.load(std::sync::atomic::Ordering::Relaxed) & 1 != 0
     };
@@ -168,7 +168,7 @@ fn an_acknowledgement_is_fenced_behind_reads_alone() {
             let decided = std::thread::scope(|scope| {
                 let close = scope.spawn(|| target.region.close().unwrap());
                 let start = Instant::now();
-                let mut tx = core.tx.lock();
+                let mut tx = shared.tx.lock();
                 let peer = tx.as_mut().unwrap().peer_keys().unwrap();
                 while peer.cached_fragment(KEY).is_some() {
                     assert!(start.elapsed() < LIMIT, "no revocation");
@@ -203,23 +203,23 @@ fn an_acknowledgement_is_fenced_behind_reads_alone() {
 #[test]
 fn a_revocation_stays_to_be_sent_when_operations_resume() {
     let (client, _server) = connected(false, |_| {});
-    let core = &client.ep.core;
+    let shared = &client.ep.shared;
     // no thread sends it yet
-    let control = core.control.lock();
-    core.rings.engine_requests.want(true);
-    core.rings.set_needs_progress();
-    let rings = Arc::downgrade(&core.rings);
+    let control = shared.control.lock();
+    shared.rings.engine_requests.want(true);
+    shared.rings.set_needs_progress();
+    let rings = Arc::downgrade(&shared.rings);
     client.domain.queues().helper().add(rings, &client.cq);
-    core.tx.lock().as_mut().unwrap().resume();
+    shared.tx.lock().as_mut().unwrap().resume();
     std::thread::sleep(Duration::from_millis(5));
     drop(control);
     let start = Instant::now();
-    while core.rings.engine_requests.is_wanted() {
+    while shared.rings.engine_requests.is_wanted() {
         assert!(start.elapsed() < LIMIT, "the revocation is not sent");
         std::thread::sleep(Duration::from_millis(1));
     }
     // and the helper thread stops afterwards
-    while core.rings.needs_progress() {
+    while shared.rings.needs_progress() {
         assert!(start.elapsed() < LIMIT, "the helper thread does not stop");
         std::thread::sleep(Duration::from_millis(1));
     }

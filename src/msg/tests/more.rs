@@ -3,7 +3,7 @@
 use super::keys::{TARGET, in_form};
 use super::*;
 use crate::initiator::sq::Sq as _;
-use crate::msg::core::Core;
+use crate::msg::shared::Shared;
 use crate::queue::slots::FailureListener as _;
 
 struct Ends {
@@ -53,7 +53,7 @@ impl Ends {
     }
 
     fn is_delayed(&self) -> bool {
-        is_delayed(&self.client.ep.core)
+        is_delayed(&self.client.ep.shared)
     }
 
     fn completed(&self, contexts: std::ops::Range<usize>) {
@@ -64,8 +64,8 @@ impl Ends {
 }
 
 /// Whether a request waits for further ones.
-fn is_delayed(core: &Core) -> bool {
-    let tx = core.tx.lock();
+fn is_delayed(shared: &Shared) -> bool {
+    let tx = shared.tx.lock();
     tx.as_ref().is_some_and(|tx| tx.sq.has_delayed())
 }
 
@@ -148,14 +148,14 @@ fn keys_are_acknowledged_behind_a_list() {
         len,
         key: KEY,
     }];
-    let core = &client.ep.core;
+    let shared = &client.ep.shared;
     let ways: [&dyn Fn(); 3] = [
-        &|| core.acknowledge(),
+        &|| shared.acknowledge(),
         &|| {
-            core.tend_keys();
+            shared.tend_keys();
         },
         &|| {
-            let mut tx = core.tx.lock();
+            let mut tx = shared.tx.lock();
             tx.as_mut().unwrap().return_keys_and_wait();
         },
     ];
@@ -169,10 +169,10 @@ fn keys_are_acknowledged_behind_a_list() {
             let local = LocalIov::single(&iov, &desc);
             // SAFETY: the buffers outlive the operation.
             unsafe { client.ep.write_msg(local, &remote, 0, 2, Flags::MORE) }.unwrap();
-            let delayed = is_delayed(core);
+            let delayed = is_delayed(shared);
             way();
             rounds += usize::from(delayed);
-            assert!(!is_delayed(core), "{i}: in round {at}");
+            assert!(!is_delayed(shared), "{i}: in round {at}");
             assert_eq!(client.completion().unwrap().context, 2);
             at += 1;
         }
@@ -294,7 +294,7 @@ fn a_write_that_is_executed_in_its_call_wakes_a_reader() {
         }
         assert_eq!(ends.arrived(5), [1, 2, 3, 4, 5]);
         ends.completed(0..5);
-        let posted = ends.client.ep.core.rings.tx.outstanding();
+        let posted = ends.client.ep.shared.rings.tx.outstanding();
         assert_eq!(posted, 0, "round {round}");
     }
 }

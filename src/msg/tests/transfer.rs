@@ -388,7 +388,7 @@ fn a_fence_reaches_the_device() {
     }];
     let ep = &client.ep;
     let fences = || {
-        let control = ep.core.control.lock();
+        let control = ep.shared.control.lock();
         let fences = &control.qp.as_ref().unwrap().posted_fences;
         fences.load(std::sync::atomic::Ordering::Relaxed)
     };

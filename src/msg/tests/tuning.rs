@@ -5,7 +5,7 @@ use crate::conn::Tuning;
 use crate::verbs::QpState;
 
 fn state(side: &Side) -> QpState {
-    let control = side.ep.core.control.lock();
+    let control = side.ep.shared.control.lock();
     control.qp.as_ref().unwrap().query().unwrap()
 }
 

@@ -211,7 +211,7 @@ fn a_domain_has_both_listeners_or_none() {
 /// Waits until an endpoint that has accepted has a circuit for its reciprocal request.
 fn await_reciprocal(accepts: &Endpoint) {
     let start = Instant::now();
-    while accepts.core.own_circuit().is_none() {
+    while accepts.shared.own_circuit().is_none() {
         assert!(start.elapsed() < LIMIT, "no reciprocal request");
         std::thread::yield_now();
     }
@@ -299,7 +299,7 @@ fn nothing(host: &Host) {
 }
 
 fn circuit(ep: &Endpoint) -> Arc<crate::conn::Circuit> {
-    ep.core.own_circuit().expect("a circuit")
+    ep.shared.own_circuit().expect("a circuit")
 }
 
 fn transfer(from: (&Host, &Endpoint), to: &Host, seed: u8) {
@@ -449,7 +449,7 @@ fn a_message_that_breaks_an_accepted_connection_ends_it() {
     let connected = |token| Told::Connected(Token(token), Vec::new());
     let welcome = Told::Connected(Token(10), b"welcome".to_vec());
     assert_eq!(next_event(&client.eq), Ok(welcome));
-    let state = || accepts.core.conn.state.get();
+    let state = || accepts.shared.conn.state.get();
     assert_eq!(state(), State::Accepted);
     let short = Buffer::all(&server.domain, LEN);
     let long = Buffer::all(&client.domain, 2 * LEN);
@@ -465,7 +465,7 @@ fn a_message_that_breaks_an_accepted_connection_ends_it() {
         assert!(start.elapsed() < LIMIT, "the target has not failed");
         device.dispatch_async();
     }
-    assert!(!accepts.core.conn.state.can_post());
+    assert!(!accepts.shared.conn.state.can_post());
     drop(own_events);
     assert_eq!(next_event(&server.eq), Ok(connected(20)));
     assert_eq!(next_event(&server.eq), Ok(Told::Shutdown(Token(20))));
@@ -488,8 +488,8 @@ fn a_notice_that_precedes_the_last_answer_ends_an_accepted_connection() {
     let peer_events = peer.dispatcher().registry();
     let accepts = server.accept(request, on_xrc(20));
     await_reciprocal(&accepts);
-    CircuitUser::peer_ended(&*accepts.core);
-    assert!(!accepts.core.conn.state.can_post());
+    CircuitUser::peer_ended(&*accepts.shared);
+    assert!(!accepts.shared.conn.state.can_post());
     drop(peer_events);
     let welcome = Told::Connected(Token(10), b"welcome".to_vec());
     assert_eq!(next_event(&client.eq), Ok(welcome));

@@ -90,7 +90,7 @@ fn the_close_of_an_accepted_endpoint_is_told() {
     // this side sends no reciprocal request
     let own_events = own.dispatcher().registry();
     let accepts = server.accept(request, on_xrc(21));
-    assert!(accepts.core.conn.state.is(State::Accepted));
+    assert!(accepts.shared.conn.state.is(State::Accepted));
     let begin = Instant::now();
     accepts.close();
     drop(own_events);
@@ -136,7 +136,7 @@ fn the_end_of_a_request_that_was_answered_is_the_end_of_the_connection() {
     let mut begin = Instant::now();
     let _connection = connect_but_for_the_answer((&client, &server), addr, |accepts| {
         // as the kernel does for a process that ends
-        let dial = accepts.core.control.lock().xrc.test_dial();
+        let dial = accepts.shared.control.lock().xrc.test_dial();
         begin = Instant::now();
         dial.end();
     });
@@ -164,7 +164,7 @@ fn a_lost_confirmation_is_not_the_end_of_the_connection() {
         assert!(Instant::now() < until, "an identifier stays");
         std::thread::sleep(Duration::from_millis(10));
     }
-    assert!(dials.core.conn.state.is(State::Connected));
+    assert!(dials.shared.conn.state.is(State::Connected));
     transfer((&client, &dials), &server, 1);
     transfer((&server, &accepts), &client, 2);
 }
@@ -290,7 +290,7 @@ fn the_end_of_a_redirected_client_is_found() {
     let events = driver.dispatcher().registry();
     let begin = Instant::now();
     let accepts = hosts[1].accept(request, on_xrc(21));
-    assert!(accepts.core.conn.state.is(State::Accepting), "redirected");
+    assert!(accepts.shared.conn.state.is(State::Accepting), "redirected");
     aborted(&hosts[1], 21, begin);
     drop(events);
     // it lives after all
@@ -318,10 +318,10 @@ fn a_failure_of_a_redirected_endpoint_is_reported() {
     let events = driver.dispatcher().registry();
     let begin = Instant::now();
     let accepts = hosts[1].accept(request, on_xrc(21));
-    assert!(accepts.core.conn.state.is(State::Accepting), "redirected");
+    assert!(accepts.shared.conn.state.is(State::Accepting), "redirected");
     // as the event of the target, which another thread takes
-    accepts.core.target_failed();
-    assert!(accepts.core.conn.state.is(State::Broken));
+    accepts.shared.target_failed();
+    assert!(accepts.shared.conn.state.is(State::Broken));
     drop(events);
     aborted(&hosts[1], 21, begin);
     let error = next_error(&client.eq);
@@ -336,7 +336,7 @@ fn a_failure_of_a_redirected_endpoint_is_reported() {
 fn an_ended_dial_makes_no_circuit() {
     let device = device();
     let client = Host::new(&device);
-    let user: std::sync::Weak<dyn CircuitUser> = client.endpoint(on_xrc(10)).core.weak();
+    let user: std::sync::Weak<dyn CircuitUser> = client.endpoint(on_xrc(10)).shared.weak();
     let circuits = client.domain.circuits().unwrap();
     let config = DialConfig {
         from: None,
@@ -399,7 +399,7 @@ fn a_connection_to_a_queue_that_has_ended_ends() {
     let pairs = [0, 1].map(|n| connect((&client, &server), addr, n, |_| {}));
     transfer((&client, &pairs[0].0), &server, 1);
     let successor = SocketAddr::new(addr.ip(), 1);
-    let user: std::sync::Weak<dyn CircuitUser> = pairs[0].0.core.weak();
+    let user: std::sync::Weak<dyn CircuitUser> = pairs[0].0.shared.weak();
     let circuits = client.domain.circuits().unwrap();
     circuits.connected_to(srq_of(&server), successor, user);
     let mut ended = [0, 1].map(|_| next_event(&client.eq).unwrap());
@@ -451,7 +451,7 @@ fn a_region_ends_when_the_peers_have_been_told() {
         let peer = client.domain.driver().unwrap();
         let peer_events = peer.dispatcher().registry();
         // nor does it return the keys because it has not used them
-        let peer_keys = dials.core.tx.lock();
+        let peer_keys = dials.shared.tx.lock();
         if closes {
             accepts.close();
         } else {
@@ -521,7 +521,7 @@ fn with_a_silent_peer(
         client.completion();
     }
     let peer = client.domain.driver().unwrap();
-    let mut held = Some((pairs[0].0.core.tx.lock(), peer.dispatcher().registry()));
+    let mut held = Some((pairs[0].0.shared.tx.lock(), peer.dispatcher().registry()));
     pairs[0].1.close();
     await_notices(&server, |(awaited, _)| awaited == 0);
     then([&client, &server], &pairs, &target.region, &mut || {
@@ -564,7 +564,7 @@ fn the_key_of_a_silent_peer_is_reserved_until_its_target_ends() {
 fn a_silent_peer_whose_key_cannot_be_reserved_is_cut_off() {
     let device = devices(&[replaced::with_changing_keys()], false).remove(0);
     with_a_silent_peer(&device, |[_, server], pairs, region, wake| {
-        let target = pairs[1].1.core.own_target().unwrap();
+        let target = pairs[1].1.shared.own_target().unwrap();
         assert!(target.query().unwrap().receives);
         region.close().unwrap();
         assert!(!target.query().unwrap().receives);
