@@ -153,7 +153,7 @@ const QP_LAYERS: &[&[&str]] = &[
     &["copies", "modify", "remote_qp"],
     &["ring_sends"],
     &["access", "fail", "own_ring", "push", "waiting", "xrc_send"],
-    &["at_once", "atomic", "elements"],
+    &["atomic", "elements", "execute"],
     &["datagram", "pending", "send", "window"],
     &["extended", "fast_path", "pull"],
     &["object"],

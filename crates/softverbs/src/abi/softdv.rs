@@ -79,7 +79,7 @@ pub(super) unsafe extern "C" fn access(
 ) -> c_int {
     // SAFETY: the caller promises a live queue pair and sge.
     let (qp, sge) = unsafe { (Qp::from_ptr(qp), &*sge) };
-    match qp.access_at_once(opcode, sge, flags, 0, (remote_addr, rkey)) {
+    match qp.execute_access(opcode, sge, flags, 0, (remote_addr, rkey)) {
         true => 0,
         false => libc::EAGAIN,
     }
@@ -114,7 +114,7 @@ pub(super) unsafe extern "C" fn access_list(
         )
     };
     // at most `count`
-    qp.list_at_once(opcode, (sges, flags), (addrs, rkeys)) as c_int
+    qp.execute_list(opcode, (sges, flags), (addrs, rkeys)) as c_int
 }
 
 /// `softdv_access_srq`: as `softdv_access`, on a queue pair of type `IBV_QPT_XRC_SEND`, for a
@@ -132,7 +132,7 @@ pub(super) unsafe extern "C" fn access_srq(
 ) -> c_int {
     // SAFETY: the caller promises a live queue pair and sge.
     let (qp, sge) = unsafe { (Qp::from_ptr(qp), &*sge) };
-    match srqn != 0 && qp.access_at_once(opcode, sge, flags, srqn, (remote_addr, rkey)) {
+    match srqn != 0 && qp.execute_access(opcode, sge, flags, srqn, (remote_addr, rkey)) {
         true => 0,
         false => libc::EAGAIN,
     }
@@ -189,7 +189,7 @@ unsafe fn elements(
     // SAFETY: the caller promises a live queue pair, and an operation that no other code changes.
     let (qp, asked) = unsafe { (Qp::from_ptr(qp), &*atomic) };
     // SAFETY: the caller promises operands and room for the earlier values.
-    match unsafe { qp.elements_at_once(asked, results.cast(), srqn, to) } {
+    match unsafe { qp.execute_elements(asked, results.cast(), srqn, to) } {
         Some(changed) => {
             // SAFETY: as above.
             unsafe { (*atomic).changed = changed };

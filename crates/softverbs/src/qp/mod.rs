@@ -9,13 +9,13 @@
 
 mod access;
 mod agent_request;
-mod at_once;
 mod atomic;
 mod copies;
 mod counts;
 mod datagram;
 mod drain;
 mod elements;
+mod execute;
 mod extended;
 mod fail;
 mod fast_path;

@@ -146,7 +146,7 @@ impl Qp {
     /// Whether an operation that needs these rights may be executed now, on an idle queue pair, if
     /// [`Connection::gate`] is open behind its hazard.
     #[inline(always)]
-    fn is_at_once(conn: &Connection, queue: u32, rights: u32) -> bool {
+    fn may_access(conn: &Connection, queue: u32, rights: u32) -> bool {
         conn.word.access() & rights == rights
             && !conn.peer.is_dead()
             && conn.delivery.number == queue
@@ -157,7 +157,7 @@ impl Qp {
     /// the shared receive queue that a request names, on a queue pair of XRC; otherwise 0. `false`:
     /// it has to be posted.
     #[inline]
-    pub(crate) fn access_at_once(
+    pub(crate) fn execute_access(
         &self,
         opcode: u32,
         sge: &ibv_sge,
@@ -179,7 +179,7 @@ impl Qp {
         let Some(conn) = &sq.conn else {
             return false;
         };
-        if !Self::is_at_once(conn, queue, way.right()) || conn.peer.refuses() {
+        if !Self::may_access(conn, queue, way.right()) || conn.peer.refuses() {
             return false;
         }
         let process = self.process();
@@ -227,10 +227,10 @@ impl Qp {
         true
     }
 
-    /// As [`Self::access_at_once`], several operations by one system call, on a queue pair that is
+    /// As [`Self::execute_access`], several operations by one system call, on a queue pair that is
     /// not of XRC. Each has a local and a remote range of the same length. Returns the number of
     /// those that were executed, from the first one on.
-    pub(crate) fn list_at_once(
+    pub(crate) fn execute_list(
         &self,
         opcode: u32,
         (sges, flags): (&[ibv_sge], u32),
@@ -250,7 +250,7 @@ impl Qp {
         let Some(conn) = &sq.conn else {
             return 0;
         };
-        if !Self::is_at_once(conn, 0, way.right()) || conn.peer.refuses() {
+        if !Self::may_access(conn, 0, way.right()) || conn.peer.refuses() {
             return 0;
         }
         let (process, peer) = (self.process(), &conn.peer);
@@ -315,14 +315,14 @@ impl Qp {
 
     /// Executes an operation on elements without a request, behind all requests that were posted,
     /// if the elements are words of one buffer of the device. `queue`: as for
-    /// [`Self::access_at_once`]. Returns the number of those that have changed. `None`: it has to
+    /// [`Self::execute_access`]. Returns the number of those that have changed. `None`: it has to
     /// be posted, and nothing has changed.
     ///
     /// # Safety
     /// The operands are readable. `results` has room for the earlier values, or is NULL: they are
     /// not wanted.
     #[inline]
-    pub(crate) unsafe fn elements_at_once(
+    pub(crate) unsafe fn execute_elements(
         &self,
         asked: &softdv_atomic,
         results: *mut u8,
@@ -343,7 +343,7 @@ impl Qp {
             return None;
         }
         let conn = sq.conn.as_ref()?;
-        if !Self::is_at_once(conn, queue, rights) {
+        if !Self::may_access(conn, queue, rights) {
             return None;
         }
         let target = Target {
