@@ -16,8 +16,9 @@ use crate::cntr::Cntr;
 use crate::cq::Cq;
 use crate::domain::Domain;
 use crate::ep::Ep;
+use crate::ep_control::{Cancel, Control, cancel, control, no_flags};
 use crate::eq::Eq;
-use crate::ffi::fid::{Kind, Object, close, header, object, on};
+use crate::ffi::fid::{Kind, Object, Other, close, header, object, on};
 use crate::ffi::info::View;
 use crate::ffi::log::{info, refused};
 use crate::ffi::param;
@@ -25,17 +26,17 @@ use crate::ffi::stub;
 use crate::pep::Pep;
 use crate::srx::Srx;
 use crate::xrcd::Xrcd;
-use crate::{atomic, cm, connreq, getinfo, msg, op_flags, option, rdm_ep_ops, rdm_tables, rma};
+use crate::{atomic, cm, connreq, getinfo, msg, option, rdm_ep_ops, rdm_tables, rma};
 
 static FID_OPS: fi_ops = fi_ops {
     close: Some(close::<Ep>),
     bind: Some(bind),
-    control: Some(control),
+    control: Some(control::<Ep>),
     ..stub::fid::<FI_ENOSYS>()
 };
 
 static OPS: WithMainSlot<fi_ops_ep> = stub::ep::<FI_ENOSYS>(fi_ops_ep {
-    cancel: Some(cancel),
+    cancel: Some(cancel::<Ep>),
     getopt: Some(option::getopt),
     setopt: Some(option::setopt),
     ..stub::ep_base::<FI_ENOSYS>() // contexts: scalable endpoints only; the two counts: deprecated
@@ -250,30 +251,29 @@ fn c_part(context: *mut c_void, rma: &'static fi_ops_rma) -> fid_ep {
     }
 }
 
-/// `fi_ep_alias(3)`: another handle of the endpoint, with default flags of its own. The endpoint
-/// can't be closed before the alias.
-///
-/// # Safety
-/// `handle` is that of `ep`; `arg` is NULL or valid.
-unsafe fn alias(handle: *mut fid, ep: &Object<Ep>, arg: *mut fi_alias) -> Result<()> {
-    // SAFETY: the caller passes NULL or a valid argument of fi_ep_alias(3).
-    let arg = unsafe { arg.as_ref() }.ok_or(FiErrno::EINVAL)?;
-    if arg.fid.is_null() {
-        return Err(FiErrno::EINVAL);
+impl Cancel for Ep {
+    fn cancel(&self, context: usize) -> Result<()> {
+        self.engine.cancel(context)
     }
-    let (flags, transmit) = op_flags::direction(arg.flags)?;
-    let flags = op_flags::check(&**ep, flags, transmit)?;
-    let engine = ep.engine.alias();
-    if transmit {
-        engine.set_tx_op_flags(flags);
-    } else {
-        engine.set_rx_op_flags(flags);
+}
+
+impl Control for Ep {
+    fn enable(&self) -> Result<()> {
+        self.engine.enable()
     }
-    // SAFETY: the caller passes the handle of the open endpoint `ep`.
-    let context = unsafe { (*handle).context };
-    let object = Object::open(
-        c_part(context, ep.rma),
-        Ep {
+
+    fn alias(
+        ep: &Object<Self>,
+        context: *mut c_void,
+        transmit: bool,
+        flags: Flags,
+    ) -> Result<(fid_ep, Self)> {
+        let engine = ep.engine.alias();
+        match transmit {
+            true => engine.set_tx_op_flags(flags),
+            false => engine.set_rx_op_flags(flags),
+        }
+        let body = Self {
             engine,
             format: ep.format,
             rma_data: ep.rma_data,
@@ -281,106 +281,60 @@ unsafe fn alias(handle: *mut fid, ep: &Object<Ep>, arg: *mut fi_alias) -> Result
             bound: Arc::clone(&ep.bound),
             parent: Some(ep.users.add()?),
             _domain: None,
-        },
-    );
-    // SAFETY: not NULL; the object starts with its fid.
-    unsafe { *arg.fid = object.as_ptr().cast() };
-    Ok(())
+        };
+        Ok((c_part(context, ep.rma), body))
+    }
 }
 
 unsafe extern "C" fn bind(handle: *mut fid, other: *mut fid, flags: u64) -> c_int {
-    // SAFETY: fids by the contract of fi_ep_bind(3).
+    // SAFETY: a fid by the contract of fi_ep_bind(3).
     let ep = unsafe { object::<Ep>(handle) };
     on(ep, |ep| {
-        if other.is_null() {
-            return Err(FiErrno::EINVAL);
-        }
-        // SAFETY: not NULL, a fid.
-        let class = unsafe { (*other).fclass };
-        match class {
+        // SAFETY: NULL, or a fid by the contract of fi_ep_bind(3).
+        let other = unsafe { Other::new(other)? };
+        let user = match other.class() {
             FI_CLASS_EQ => {
-                // SAFETY: not NULL, and a fid by the contract of fi_ep_bind(3).
-                let eq = unsafe { object::<Eq>(other)? };
-                if flags != 0 {
-                    return Err(FiErrno::EBADFLAGS);
-                }
-                let user = eq.users.add()?;
+                let (eq, user) = other.used::<Eq>()?;
+                no_flags(flags)?;
                 ep.engine.bind_eq(&eq.engine)?;
-                ep.bound.lock().push(user);
+                user
             }
             FI_CLASS_CQ => {
-                // SAFETY: not NULL, and a fid by the contract of fi_ep_bind(3).
-                let cq = unsafe { object::<Cq>(other)? };
+                let (cq, user) = other.used::<Cq>()?;
                 let flags = BindFlags::from_bits(flags).ok_or(FiErrno::EBADFLAGS)?;
                 if cq.rdm {
                     let reason = "the domain of the completion queue was opened for FI_EP_RDM";
                     return Err(refused!(FI_LOG_EP_CTRL, EINVAL, "{reason}"));
                 }
-                let user = cq.users.add()?;
                 ep.engine.bind_cq(&cq.engine, flags)?;
-                ep.bound.lock().push(user);
+                user
             }
             FI_CLASS_CNTR => {
-                // SAFETY: not NULL, and a fid by the contract of fi_ep_bind(3).
-                let cntr = unsafe { object::<Cntr>(other)? };
-                let user = cntr.users.add()?;
+                let (cntr, user) = other.used::<Cntr>()?;
                 let kinds = Flags::from_bits_retain(flags);
                 ep.engine.bind_counter(&cntr.engine, kinds)?;
-                ep.bound.lock().push(user);
+                user
             }
             FI_CLASS_SRX_CTX => {
-                // SAFETY: not NULL, and a fid by the contract of fi_ep_bind(3).
-                let srx = unsafe { object::<Srx>(other)? };
-                if flags != 0 {
-                    return Err(FiErrno::EBADFLAGS);
-                }
-                let user = srx.users.add()?;
+                let (srx, user) = other.used::<Srx>()?;
+                no_flags(flags)?;
                 ep.engine.bind_shared_rx(&srx.engine)?;
-                ep.bound.lock().push(user);
+                user
             }
             Xrcd::CLASS => {
-                // SAFETY: not NULL, and a fid by the contract of fi_ep_bind(3).
-                let xrcd = unsafe { object::<Xrcd>(other)? };
-                if flags != 0 {
-                    return Err(FiErrno::EBADFLAGS);
-                }
+                let (xrcd, user) = other.used::<Xrcd>()?;
+                no_flags(flags)?;
                 if !Arc::ptr_eq(&xrcd.domain, ep.engine.domain()) {
                     return Err(FiErrno::EDOMAIN);
                 }
-                let user = xrcd.users.add()?;
                 ep.engine.bind_xrcd(&xrcd.engine)?;
-                ep.bound.lock().push(user);
+                user
             }
             FI_CLASS_STX_CTX => return Err(FiErrno::ENOSYS), // not offered
             // connected endpoints use no address vector
             _ => return Err(FiErrno::EINVAL),
-        }
+        };
+        ep.bound.lock().push(user);
         Ok(0)
-    })
-}
-
-unsafe extern "C" fn control(handle: *mut fid, command: c_int, arg: *mut c_void) -> c_int {
-    // SAFETY: a fid by the contract of fi_control(3).
-    let ep = unsafe { object::<Ep>(handle) };
-    on(ep, |ep| {
-        match command.cast_unsigned() {
-            FI_ENABLE => ep.engine.enable()?,
-            // SAFETY: the argument of both is a pointer to 64-bit flags, or NULL.
-            FI_GETOPSFLAG => unsafe { op_flags::get(&**ep, arg.cast())? },
-            // SAFETY: the argument is a pointer to 64-bit flags, or NULL.
-            FI_SETOPSFLAG => unsafe { op_flags::set(&**ep, arg.cast())? },
-            // SAFETY: the argument of fi_ep_alias(3), by its contract.
-            FI_ALIAS => unsafe { alias(handle, ep, arg.cast())? },
-            _ => return Err(FiErrno::ENOSYS), // commands of other fids
-        }
-        Ok(0)
-    })
-}
-
-unsafe extern "C" fn cancel(handle: *mut fid, context: *mut c_void) -> isize {
-    // SAFETY: a fid by the contract of fi_cancel(3).
-    let ep = unsafe { object::<Ep>(handle) };
-    on(ep, |ep| {
-        ep.engine.cancel(context.expose_provenance()).map(|()| 0)
     })
 }

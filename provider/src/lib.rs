@@ -27,6 +27,7 @@ mod devices;
 mod domain;
 mod domain_ops;
 mod ep;
+mod ep_control;
 mod ep_ops;
 mod ep_traits;
 mod eq;

@@ -18,8 +18,9 @@ use crate::av::Av;
 use crate::cntr::Cntr;
 use crate::cq::Cq;
 use crate::domain::Domain;
+use crate::ep_control::{Cancel, Control, cancel, control, no_flags};
 use crate::eq::Eq;
-use crate::ffi::fid::{Kind, Object, close, header, object, on};
+use crate::ffi::fid::{Kind, Object, Other, close, header, object, on};
 use crate::ffi::info::View;
 use crate::ffi::log::{info, refused};
 use crate::ffi::param;
@@ -27,17 +28,17 @@ use crate::ffi::stub;
 use crate::rdm_ep::{RdmEp, Tables};
 use crate::rdm_srx::RdmSrx;
 use crate::xrcd::Xrcd;
-use crate::{cm, getinfo, op_flags, option, rdm_tables};
+use crate::{cm, getinfo, option, rdm_tables};
 
 static FID_OPS: fi_ops = fi_ops {
     close: Some(close::<RdmEp>),
     bind: Some(bind),
-    control: Some(control),
+    control: Some(control::<RdmEp>),
     ..stub::fid::<FI_ENOSYS>()
 };
 
 static OPS: WithMainSlot<fi_ops_ep> = stub::ep::<FI_ENOSYS>(fi_ops_ep {
-    cancel: Some(cancel),
+    cancel: Some(cancel::<RdmEp>),
     getopt: Some(option::getopt_rdm),
     setopt: Some(option::setopt_rdm),
     ..stub::ep_base::<FI_ENOSYS>() // contexts: scalable endpoints only; the two counts: deprecated
@@ -166,109 +167,90 @@ fn c_part(context: *mut c_void, tables: Tables) -> fid_ep {
     }
 }
 
-/// `fi_ep_alias(3)`: another handle of the endpoint, with default flags of its own. The endpoint
-/// can't be closed before the alias.
-///
-/// # Safety
-/// `handle` is that of `ep`; `arg` is NULL or valid.
-unsafe fn alias(handle: *mut fid, ep: &Object<RdmEp>, arg: *mut fi_alias) -> Result<()> {
-    // SAFETY: the caller passes NULL or a valid argument of fi_ep_alias(3).
-    let arg = unsafe { arg.as_ref() }.ok_or(FiErrno::EINVAL)?;
-    if arg.fid.is_null() {
-        return Err(FiErrno::EINVAL);
+impl Cancel for RdmEp {
+    fn cancel(&self, context: usize) -> Result<()> {
+        self.engine.cancel(context)
     }
-    let (flags, transmit) = op_flags::direction(arg.flags)?;
-    let flags = op_flags::check(&**ep, flags, transmit)?;
-    let engine = match transmit {
-        true => ep.engine.alias(flags, ep.engine.rx_op_flags())?,
-        false => ep.engine.alias(ep.engine.tx_op_flags(), flags)?,
-    };
-    // SAFETY: the caller passes the handle of the open endpoint `ep`.
-    let context = unsafe { (*handle).context };
-    let body = RdmEp {
-        engine,
-        format: ep.format,
-        api_version: ep.api_version,
-        inject_size: ep.inject_size,
-        max_msg_size: ep.max_msg_size,
-        atomics: ep.atomics,
-        tables: ep.tables,
-        bound: Arc::clone(&ep.bound),
-        parent: Some(ep.users.add()?),
-        domain: Arc::clone(&ep.domain),
-        _domain: None,
-    };
-    let object = Object::open(c_part(context, ep.tables), body);
-    // SAFETY: not NULL; the object starts with its fid.
-    unsafe { *arg.fid = object.as_ptr().cast() };
-    Ok(())
+}
+
+impl Control for RdmEp {
+    fn enable(&self) -> Result<()> {
+        self.engine.enable()
+    }
+
+    fn alias(
+        ep: &Object<Self>,
+        context: *mut c_void,
+        transmit: bool,
+        flags: Flags,
+    ) -> Result<(fid_ep, Self)> {
+        let engine = match transmit {
+            true => ep.engine.alias(flags, ep.engine.rx_op_flags())?,
+            false => ep.engine.alias(ep.engine.tx_op_flags(), flags)?,
+        };
+        let body = Self {
+            engine,
+            format: ep.format,
+            api_version: ep.api_version,
+            inject_size: ep.inject_size,
+            max_msg_size: ep.max_msg_size,
+            atomics: ep.atomics,
+            tables: ep.tables,
+            bound: Arc::clone(&ep.bound),
+            parent: Some(ep.users.add()?),
+            domain: Arc::clone(&ep.domain),
+            _domain: None,
+        };
+        Ok((c_part(context, ep.tables), body))
+    }
 }
 
 unsafe extern "C" fn bind(handle: *mut fid, other: *mut fid, flags: u64) -> c_int {
-    // SAFETY: fids by the contract of fi_ep_bind(3).
+    // SAFETY: a fid by the contract of fi_ep_bind(3).
     let ep = unsafe { object::<RdmEp>(handle) };
     on(ep, |ep| {
-        if other.is_null() {
-            return Err(FiErrno::EINVAL);
-        }
-        // SAFETY: not NULL, a fid.
-        let class = unsafe { (*other).fclass };
-        let none = || match flags {
-            0 => Ok(()),
-            _ => Err(FiErrno::EBADFLAGS),
-        };
-        let user = match class {
+        // SAFETY: NULL, or a fid by the contract of fi_ep_bind(3).
+        let other = unsafe { Other::new(other)? };
+        let user = match other.class() {
             FI_CLASS_AV => {
-                // SAFETY: not NULL, and a fid by the contract of fi_ep_bind(3).
-                let av = unsafe { object::<Av>(other)? };
-                none()?;
+                let (av, user) = other.used::<Av>()?;
+                no_flags(flags)?;
                 if !Arc::ptr_eq(&av.domain, &ep.domain) {
                     return Err(FiErrno::EDOMAIN);
                 }
-                let user = av.users.add()?;
                 ep.engine.bind_vector(&av.engine)?;
                 user
             }
             FI_CLASS_CQ => {
-                // SAFETY: not NULL, and a fid by the contract of fi_ep_bind(3).
-                let cq = unsafe { object::<Cq>(other)? };
+                let (cq, user) = other.used::<Cq>()?;
                 let flags = BindFlags::from_bits(flags).ok_or(FiErrno::EBADFLAGS)?;
-                let user = cq.users.add()?;
                 ep.engine.bind_cq(&cq.engine, flags)?;
                 user
             }
             FI_CLASS_CNTR => {
-                // SAFETY: not NULL, and a fid by the contract of fi_ep_bind(3).
-                let cntr = unsafe { object::<Cntr>(other)? };
-                let user = cntr.users.add()?;
+                let (cntr, user) = other.used::<Cntr>()?;
                 let kinds = Flags::from_bits_retain(flags);
                 ep.engine.bind_counter(&cntr.engine, kinds)?;
                 user
             }
             FI_CLASS_EQ => {
-                // SAFETY: not NULL, and a fid by the contract of fi_ep_bind(3).
-                let eq = unsafe { object::<Eq>(other)? };
-                none()?;
-                let user = eq.users.add()?;
+                let (eq, user) = other.used::<Eq>()?;
+                no_flags(flags)?;
                 ep.engine.bind_eq(&eq.engine)?;
                 user
             }
             FI_CLASS_SRX_CTX => {
-                // SAFETY: not NULL, and a fid by the contract of fi_ep_bind(3).
-                let srx = unsafe { object::<RdmSrx>(other)? };
-                none()?;
-                let user = srx.users.add()?;
+                let (srx, user) = other.used::<RdmSrx>()?;
+                no_flags(flags)?;
                 ep.engine.bind_shared_rx(&srx.engine)?;
                 user
             }
             Xrcd::CLASS => {
-                // SAFETY: not NULL, and a fid by the contract of fi_ep_bind(3).
-                let xrcd = unsafe { object::<Xrcd>(other)? };
-                none()?;
+                let (xrcd, user) = other.used::<Xrcd>()?;
+                no_flags(flags)?;
                 if !Arc::ptr_eq(&xrcd.domain, &ep.domain) {
                     return Err(FiErrno::EDOMAIN);
                 }
-                let user = xrcd.users.add()?;
                 ep.engine.bind_xrc(&xrcd.shared)?;
                 user
             }
@@ -277,31 +259,5 @@ unsafe extern "C" fn bind(handle: *mut fid, other: *mut fid, flags: u64) -> c_in
         };
         ep.bound.lock().push(user);
         Ok(0)
-    })
-}
-
-unsafe extern "C" fn control(handle: *mut fid, command: c_int, arg: *mut c_void) -> c_int {
-    // SAFETY: a fid by the contract of fi_control(3).
-    let ep = unsafe { object::<RdmEp>(handle) };
-    on(ep, |ep| {
-        match command.cast_unsigned() {
-            FI_ENABLE => ep.engine.enable()?,
-            // SAFETY: the argument of both is a pointer to 64-bit flags, or NULL.
-            FI_GETOPSFLAG => unsafe { op_flags::get(&**ep, arg.cast())? },
-            // SAFETY: the argument is a pointer to 64-bit flags, or NULL.
-            FI_SETOPSFLAG => unsafe { op_flags::set(&**ep, arg.cast())? },
-            // SAFETY: the argument of fi_ep_alias(3), by its contract.
-            FI_ALIAS => unsafe { alias(handle, ep, arg.cast())? },
-            _ => return Err(FiErrno::ENOSYS), // commands of other fids
-        }
-        Ok(0)
-    })
-}
-
-unsafe extern "C" fn cancel(handle: *mut fid, context: *mut c_void) -> isize {
-    // SAFETY: a fid by the contract of fi_cancel(3).
-    let ep = unsafe { object::<RdmEp>(handle) };
-    on(ep, |ep| {
-        ep.engine.cancel(context.expose_provenance()).map(|()| 0)
     })
 }

@@ -10,6 +10,7 @@ use weft::flags::Flags;
 use weft::rdm::{SharedRx, SharedRxConfig};
 
 use crate::domain::Domain;
+use crate::ep_control::{Cancel, cancel};
 use crate::ffi::fid::{Kind, Object, close, header, object, on};
 use crate::ffi::log::refused;
 use crate::ffi::stub;
@@ -23,7 +24,7 @@ static FID_OPS: fi_ops = fi_ops {
 };
 
 static OPS: WithMainSlot<fi_ops_ep> = stub::ep::<FI_ENOSYS>(fi_ops_ep {
-    cancel: Some(cancel),
+    cancel: Some(cancel::<RdmSrx>),
     getopt: Some(option::getopt_rdm_srx),
     setopt: Some(option::setopt_rdm_srx),
     ..stub::ep_base::<FI_ENOSYS>()
@@ -135,10 +136,8 @@ fn wish(domain: &Domain, attr: Option<&fi_rx_attr>) -> Result<SharedRxConfig> {
     })
 }
 
-unsafe extern "C" fn cancel(handle: *mut fid, context: *mut c_void) -> isize {
-    // SAFETY: a fid by the contract of fi_cancel(3).
-    let srx = unsafe { object::<RdmSrx>(handle) };
-    on(srx, |srx| {
-        srx.engine.cancel(context.expose_provenance()).map(|()| 0)
-    })
+impl Cancel for RdmSrx {
+    fn cancel(&self, context: usize) -> Result<()> {
+        self.engine.cancel(context)
+    }
 }

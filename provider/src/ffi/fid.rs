@@ -15,6 +15,7 @@ use std::alloc::Layout;
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
+use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::ptr::NonNull;
@@ -98,6 +99,47 @@ pub(crate) unsafe fn probe<'a, K: Kind>(handle: *const impl Sized) -> Option<&'a
     // SAFETY: the table is that of `K` alone (`Kind`), and `open_with` accepts a fid with it only
     // at the start of an `Object<K>`.
     Some(unsafe { &*handle.cast::<Object<K>>() })
+}
+
+/// The other object of a call that binds two.
+pub(crate) struct Other<'a> {
+    handle: *const fid,
+    class: usize,
+    open: PhantomData<&'a fid>,
+}
+
+impl<'a> Other<'a> {
+    /// # Errors
+    /// `EINVAL`: NULL.
+    ///
+    /// # Safety
+    /// As [`object`]: the object is not closed during `'a`.
+    pub(crate) unsafe fn new(handle: *const fid) -> Result<Self> {
+        if handle.is_null() {
+            return Err(FiErrno::EINVAL);
+        }
+        Ok(Self {
+            handle,
+            // SAFETY: not NULL, so readable by the caller's promise.
+            class: unsafe { (*handle).fclass },
+            open: PhantomData,
+        })
+    }
+
+    /// `FI_CLASS_*`.
+    pub(crate) fn class(&self) -> usize {
+        self.class
+    }
+
+    /// The object, and its use by the one that is bound to it.
+    ///
+    /// # Errors
+    /// `EINVAL`: as [`object`], or the object is being closed.
+    pub(crate) fn used<K: Kind>(&self) -> Result<(&'a Object<K>, User)> {
+        // SAFETY: the caller of `new` keeps the contract for `'a`.
+        let object = unsafe { object::<K>(self.handle)? };
+        Ok((object, object.users.add()?))
+    }
 }
 
 /// As [`object`], for the fast path: no check, as in libfabric's own providers.

@@ -46,6 +46,7 @@ const PROVIDER_LAYERS: &[&[&str]] = &[
     &["ffi"],
     &["devices", "ep_traits", "mr_attr", "opened", "poll_members"],
     &["atomic_call", "getinfo", "msg", "op_flags", "rma", "tagged"],
+    &["ep_control"],
     // objects that others refer to; their tables of calls are above all that the tables name
     &["connreq", "domain", "ep", "fabric", "rdm_ep", "rdm_srx"],
     &["msg_atomic", "rdm_atomic"],
