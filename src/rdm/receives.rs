@@ -61,6 +61,22 @@ pub(super) struct Receive {
     pub(super) wanted: bool,
 }
 
+impl Receive {
+    /// The entry of this receive with a message of which it holds `len` bytes. `data`: the
+    /// message's remote CQ data.
+    #[inline(always)]
+    pub(super) fn completion(&self, tag: Option<u64>, data: Option<u64>, len: usize) -> Completion {
+        let mut completion = completion_of(self);
+        completion.len = len;
+        completion.tag = tag.unwrap_or_default();
+        if let Some(data) = data {
+            completion.data = data;
+            completion.flags |= Flags::REMOTE_CQ_DATA;
+        }
+        completion
+    }
+}
+
 /// The memory of a matched message: a receive, or a part of a multi-receive buffer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Target {

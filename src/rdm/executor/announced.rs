@@ -17,12 +17,11 @@ use super::super::core::{Core, Origin};
 use super::super::link_ring::RingPost;
 use super::super::operations::{Kind, TxKey};
 use super::super::paces::Way;
-use super::super::receives::{Envelope, Receive, RxKey, completion_of, index_of};
+use super::super::receives::{Envelope, Receive, RxKey, index_of};
 use super::announced_list::Listed;
 use super::pull::READ_BYTES;
 use super::rings::MANY;
 use super::{Executor, Todo};
-use crate::flags::Flags;
 use crate::matching::{Found, Matched};
 use crate::mr::Following;
 use crate::verbs::{Message as RingMessage, RemoteAddr, Rkey, Run, Sge};
@@ -266,14 +265,9 @@ impl Executor {
         receive: &Receive,
         reader: Option<&mut Reader<'_, '_>>,
     ) {
-        let mut completion = completion_of(receive);
         // within the receive, whose length is a usize
-        completion.len = envelope.len as usize;
-        completion.tag = envelope.tag.unwrap_or_default();
-        if let Some(data) = envelope.data {
-            completion.data = data;
-            completion.flags |= Flags::REMOTE_CQ_DATA;
-        }
+        let len = envelope.len as usize;
+        let completion = receive.completion(envelope.tag, envelope.data, len);
         self.completions
             .received(&completion, envelope.peer, receive.wanted, reader);
     }

@@ -17,7 +17,6 @@ use super::{Executor, Place, Step, Todo};
 use crate::errno::FiErrno;
 use crate::flags::Flags;
 use crate::matching::Release;
-use crate::queue::Completion;
 use crate::wire::rdm::packet::eager_credit;
 use crate::wire::rdm::terms::MAX_DATA;
 use crate::wire::rdm::{Credit, OpId};
@@ -45,12 +44,7 @@ impl Executor {
                     // SAFETY: the application keeps the buffers until the receive completes; the
                     // decoder has checked the length.
                     unsafe { place.copy_to(&self.memory, (at, len), &receive.iov, 0) };
-                    let mut completion = completion_of(receive);
-                    (completion.len, completion.tag) = (len, envelope.tag.unwrap_or_default());
-                    if let Some(data) = envelope.data {
-                        completion.data = data;
-                        completion.flags |= Flags::REMOTE_CQ_DATA;
-                    }
+                    let completion = receive.completion(envelope.tag, envelope.data, len);
                     let (from, wanted) = (Some(envelope.peer), receive.wanted);
                     self.completions.done(completion, from, wanted);
                     store.release(matched.receive);
@@ -115,15 +109,7 @@ impl Executor {
         // SAFETY: the application keeps the buffer until the receive completes; the caller promises
         // the source, which is memory of the engine.
         unsafe { copy_short(from, to, len) };
-        let mut completion = Completion {
-            len,
-            tag: tag.unwrap_or_default(),
-            ..completion_of(receive)
-        };
-        if let Some(data) = data {
-            completion.data = data.into();
-            completion.flags |= Flags::REMOTE_CQ_DATA;
-        }
+        let completion = receive.completion(tag, data.map(u64::from), len);
         let wanted = receive.wanted;
         store.take_recent(tag.is_some(), &found);
         self.completions.received(&completion, peer, wanted, reader);
@@ -173,13 +159,7 @@ impl Executor {
     ) -> bool {
         let mut kept = false;
         let receive = &target.receive;
-        let mut completion = completion_of(receive);
-        completion.len = len;
-        completion.tag = envelope.tag.unwrap_or_default();
-        if let Some(data) = envelope.data {
-            completion.data = data;
-            completion.flags |= Flags::REMOTE_CQ_DATA;
-        }
+        let mut completion = receive.completion(envelope.tag, envelope.data, len);
         let mut cancelled = None;
         if let Some(multi) = target.multi {
             completion.buf = receive.iov.addr();
