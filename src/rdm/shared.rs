@@ -264,6 +264,31 @@ impl Shared {
         self.after(state);
     }
 
+    /// Makes progress if `tx_size` operations are under way, which may complete one of them.
+    ///
+    /// # Errors
+    /// `EAGAIN`: none has completed. `EOPBADSTATE`: not enabled, or closed. Those of the poll.
+    #[inline]
+    pub(super) fn reserve_tx<'a>(
+        &self,
+        mut guard: MutexGuard<'a, Option<State>>,
+    ) -> Result<MutexGuard<'a, Option<State>>> {
+        let state = guard.as_mut().ok_or(FiErrno::EOPBADSTATE)?;
+        if state.io.outstanding() < self.config.tx_size {
+            return Ok(guard);
+        }
+        state.io.post_delayed();
+        let polled = state.poll();
+        self.after(state);
+        polled?;
+        if state.io.outstanding() < self.config.tx_size {
+            return Ok(guard);
+        }
+        drop(guard);
+        self.domain.queues().polled();
+        Err(FiErrno::EAGAIN)
+    }
+
     /// Ends a call that posts. One that is refused because no packet is free makes progress, which
     /// frees packets.
     pub(super) fn end_post(

@@ -95,13 +95,7 @@ impl Endpoint {
         if !self.shared().config.atomics {
             return Err(refusal::no_atomics());
         }
-        let flags = match call.flags {
-            Some(flags) if flags.intersects(FLAGS.complement()) => {
-                return Err(FiErrno::EBADFLAGS);
-            }
-            Some(flags) => flags,
-            None => self.tx_op_flags(),
-        };
+        let flags = self.tx_flags(call.flags, FLAGS)?;
         let selected = flags.contains(Flags::COMPLETION);
         let wanted = selected || self.common.tx_all.load(Ordering::Relaxed);
         if call.count > max_atomic_count(family, operation) {
@@ -157,18 +151,8 @@ impl Endpoint {
             result,
         };
         let mut guard = shared.lock();
+        guard = shared.reserve_tx(guard)?;
         let state = guard.as_mut().ok_or(FiErrno::EOPBADSTATE)?;
-        if state.io.outstanding() >= config.tx_size {
-            // a post that is refused makes progress
-            let polled = state.poll();
-            shared.after(state);
-            polled?;
-            if state.io.outstanding() >= config.tx_size {
-                drop(guard);
-                shared.domain.queues().polled();
-                return Err(FiErrno::EAGAIN);
-            }
-        }
         let peer = state.peer_of(to)?;
         let peer = state.core.resolve(peer);
         let device = state.executes_atomics(peer);

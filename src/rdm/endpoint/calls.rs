@@ -51,6 +51,19 @@ struct Outgoing<'a> {
 }
 
 impl Endpoint {
+    /// The flags of a transmit operation: those of its call, or the default flags.
+    ///
+    /// # Errors
+    /// `EBADFLAGS`: one of the call that is not in `accepted`.
+    #[inline(always)]
+    pub(super) fn tx_flags(&self, flags: Option<Flags>, accepted: Flags) -> Result<Flags> {
+        match flags {
+            Some(flags) if flags.intersects(accepted.complement()) => Err(FiErrno::EBADFLAGS),
+            Some(flags) => Ok(flags),
+            None => Ok(self.tx_op_flags()),
+        }
+    }
+
     /// `fi_send`, `fi_tsend` and their forms with vectors and data. `tag`: `None` for an untagged
     /// message. `flags`: `None` for the default flags.
     ///
@@ -74,16 +87,8 @@ impl Endpoint {
         context: usize,
         flags: Option<Flags>,
     ) -> Result<()> {
-        let (flags, selected) = match flags {
-            Some(flags) if flags.intersects(SEND_FLAGS.complement()) => {
-                return Err(FiErrno::EBADFLAGS);
-            }
-            Some(flags) => (flags, flags.contains(Flags::COMPLETION)),
-            None => {
-                let flags = self.tx_op_flags();
-                (flags, flags.contains(Flags::COMPLETION))
-            }
-        };
+        let flags = self.tx_flags(flags, SEND_FLAGS)?;
+        let selected = flags.contains(Flags::COMPLETION);
         let wanted = selected || self.common.tx_all.load(Ordering::Relaxed);
         let message = Message {
             tag,
@@ -235,18 +240,8 @@ impl Endpoint {
         if iov.len() > most {
             return Err(FiErrno::EMSGSIZE);
         }
+        guard = shared.reserve_tx(guard)?;
         let state = guard.as_mut().ok_or(FiErrno::EOPBADSTATE)?;
-        if state.io.outstanding() >= config.tx_size {
-            // a post that is refused makes progress
-            let polled = state.poll();
-            shared.after(state);
-            polled?;
-            if state.io.outstanding() >= config.tx_size {
-                drop(guard);
-                shared.domain.queues().polled();
-                return Err(FiErrno::EAGAIN);
-            }
-        }
         let peer = state.peer_of(to)?;
         let peer = state.core.resolve(peer);
         // SAFETY: the caller keeps the contract of this function.

@@ -131,13 +131,7 @@ impl Endpoint {
         context: usize,
         flags: Option<Flags>,
     ) -> Result<()> {
-        let flags = match flags {
-            Some(flags) if flags.intersects(RMA_FLAGS.complement()) => {
-                return Err(FiErrno::EBADFLAGS);
-            }
-            Some(flags) => flags,
-            None => self.tx_op_flags(),
-        };
+        let flags = self.tx_flags(flags, RMA_FLAGS)?;
         // remote CQ data follows the completion of its write
         let flags = match data {
             Some(_) => flags - Flags::MORE,
@@ -273,19 +267,8 @@ impl Endpoint {
             return Err(refusal::other_length(call.local.len(), len));
         }
         let mut guard = shared.lock_for_rma();
+        guard = shared.reserve_tx(guard)?;
         let state = guard.as_mut().ok_or(FiErrno::EOPBADSTATE)?;
-        if state.io.outstanding() >= config.tx_size {
-            state.io.post_delayed();
-            // a post that is refused makes progress
-            let polled = state.poll();
-            shared.after(state);
-            polled?;
-            if state.io.outstanding() >= config.tx_size {
-                drop(guard);
-                shared.domain.queues().polled();
-                return Err(FiErrno::EAGAIN);
-            }
-        }
         let peer = state.peer_of(call.to)?;
         let peer = state.core.resolve(peer);
         if call.data.is_some()
