@@ -11,7 +11,7 @@ use crate::mr::key_cache::{KeyCache, There};
 use crate::mr::lookup::{Lookup, Map, Outcome, READ_WORDS, Resolved};
 use crate::queue::slots::{Slot, SlotRing};
 use crate::rdm::{
-    Config, Core, Failure, Form, Io, LinkKey, Origin, PeerKey, Post, Random, Send, Uses, Waiting,
+    Config, Core, Failure, Form, Io, LinkKey, Origin, PeerKey, Post, Random, SendOp, Uses, Waiting,
 };
 use crate::verbs::{RemoteAddr, Rkey};
 use crate::wire::rdm::packet::{HEADER_SIZE, Message, Payload};
@@ -224,7 +224,7 @@ pub fn rdm_peer(data: &[u8]) {
             }
             _ => {
                 let to = core.peer_at(place(1 + u16::from(numbers.byte() % 4)));
-                let send = Send {
+                let send = SendOp {
                     op: (),
                     uses: Uses::Message(numbers.byte().into()),
                     ack: false,
@@ -248,7 +248,7 @@ pub fn rdm_peer(data: &[u8]) {
     core.arrived(link, &Packet { header, body }, (), &mut hands);
     assert_eq!(hands.delivered.len(), 1);
     let posted = hands.posted.iter().filter(|(on, _)| *on == link).count();
-    let send = Send {
+    let send = SendOp {
         op: (),
         uses: Uses::Answer,
         ack: false,

@@ -225,7 +225,7 @@ pub trait Io {
 }
 
 /// A source of random bits that an attacker cannot predict. Its errors are those of the system.
-pub type Random = Box<dyn FnMut() -> Result<u64> + std::marker::Send>;
+pub type Random = Box<dyn FnMut() -> Result<u64> + Send>;
 
 /// Parameters of an endpoint.
 pub struct Config {
@@ -303,7 +303,7 @@ pub enum Failure {
 
 /// An operation to be sent.
 #[derive(Clone, Copy, Debug)]
-pub struct Send<O> {
+pub struct SendOp<O> {
     /// The caller's name of it.
     pub op: O,
     /// What it uses at the peer.
@@ -658,7 +658,7 @@ impl<I: Io> Core<I> {
     /// # Errors
     /// `EINVAL`: no such peer. `EAGAIN`: the table of operations has 2^24 entries; the caller's
     /// limit is smaller.
-    pub fn send(&mut self, peer: PeerKey, send: Send<I::Op>, io: &mut I) -> Result<()> {
+    pub fn send(&mut self, peer: PeerKey, send: SendOp<I::Op>, io: &mut I) -> Result<()> {
         let key = self.resolve(peer);
         if self.post_at_once(key, &send, io) {
             self.posted_one(key);
@@ -715,7 +715,7 @@ impl<I: Io> Core<I> {
         if !self.is_current(to) {
             return Err(FiErrno::ECONNABORTED);
         }
-        let send = Send {
+        let send = SendOp {
             op,
             uses: Uses::Answer,
             ack: false,

@@ -4,7 +4,7 @@ use super::credit::Inbound;
 use super::link::{Link, LinkKey, Role, State};
 use super::ops::{Entry, Form, List, OpKey, Uses};
 use super::peer::{PeerKey, When};
-use super::{Core, Io, Origin, Post, Send};
+use super::{Core, Io, Origin, Post, SendOp};
 use crate::errno::FiErrno;
 use crate::wire::rdm::packet::Attach;
 use crate::wire::rdm::{Body, Credit, Grant, Header, Number, Packet, PeerIndex};
@@ -162,7 +162,7 @@ impl<I: Io> Core<I> {
     /// Posts the packet of a new operation without ACK, if no earlier packet is under way or waits.
     /// A packet that is delivered at once needs no place in the table. `false`: nothing was posted.
     #[inline]
-    pub(super) fn post_at_once(&mut self, key: PeerKey, send: &Send<I::Op>, io: &mut I) -> bool {
+    pub(super) fn post_at_once(&mut self, key: PeerKey, send: &SendOp<I::Op>, io: &mut I) -> bool {
         let Some(peer) = self.peers.get_mut(key) else {
             return false;
         };

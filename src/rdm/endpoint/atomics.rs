@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use atomic_ops::{Family, Op, Operation as Arithmetic};
 
-use super::super::core::Send;
+use super::super::core::SendOp;
 use super::super::core::ops::Uses;
 use super::super::core::peer::PeerKey;
 use super::super::iov::Iov;
@@ -421,7 +421,7 @@ impl State {
     fn begin_packet(&mut self, op: Operation) -> Result<()> {
         let peer = op.peer;
         let key = self.io.begin(op)?;
-        let send = Send {
+        let send = SendOp {
             op: key,
             uses: Uses::Request(Credit::new(0, 1)),
             ack: false,

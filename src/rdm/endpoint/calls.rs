@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use biased_lock::MutexGuard;
 
 use super::super::completions::Side;
-use super::super::core::Send;
+use super::super::core::SendOp;
 use super::super::core::ops::Uses;
 use super::super::iov::Iov;
 use super::super::limits::Limits;
@@ -290,7 +290,7 @@ impl Endpoint {
         let (peer, ack) = (op.peer, op.message.ack);
         let uses = Uses::Message(op.len as u64);
         let op = state.io.begin(op)?;
-        let send = Send { op, uses, ack };
+        let send = SendOp { op, uses, ack };
         let sent = state.core.send(peer, send, &mut state.io);
         sent.inspect_err(|_| state.io.abandon(op))
     }

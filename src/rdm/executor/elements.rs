@@ -12,7 +12,7 @@ use crate::log::info_log;
 use crate::rdm::core::link::LinkKey;
 use crate::rdm::core::ops::Uses;
 use crate::rdm::core::peer::PeerKey;
-use crate::rdm::core::{Core, Send};
+use crate::rdm::core::{Core, SendOp};
 use crate::rdm::iov::Iov;
 use crate::rdm::operations::{Atomic, Kind, Operation, PAYLOAD};
 use crate::rdm::packet_memory::Slot;
@@ -159,7 +159,7 @@ impl Executor {
         let (peer, held) = (rma.peer, rma.held);
         let sent = self.packet_of(&mut rma, atomic, operands);
         let sent = sent.and_then(|key| {
-            let send = Send {
+            let send = SendOp {
                 op: key,
                 uses: Uses::Request(Credit::new(0, 1)),
                 ack: false,

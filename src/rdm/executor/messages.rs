@@ -5,7 +5,7 @@ use super::super::completions::Reader;
 use super::super::core::direct::PART;
 use super::super::core::ops::{Form, Uses};
 use super::super::core::peer::PeerKey;
-use super::super::core::{Origin, Send};
+use super::super::core::{Origin, SendOp};
 use super::super::iov::{Iov, copy_short};
 use super::super::operations::{Kind, Operation, PAYLOAD, TxKey};
 use super::super::receives::{
@@ -443,7 +443,7 @@ impl Executor {
             && let peer = op.peer
             && let Some(part) = self.next_part(key)
         {
-            let send = Send {
+            let send = SendOp {
                 op: part,
                 uses: Uses::Part(PART),
                 ack: false,

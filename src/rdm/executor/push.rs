@@ -14,7 +14,7 @@ use super::super::completions::Reader;
 use super::super::core::direct::PART;
 use super::super::core::link::LinkKey;
 use super::super::core::ops::Uses;
-use super::super::core::{Core, Origin, Send};
+use super::super::core::{Core, Origin, SendOp};
 use super::super::iov::Iov;
 use super::super::operations::{Kind, Operation, TxKey};
 use super::super::pull::{PullState, Push, Sink};
@@ -339,7 +339,7 @@ impl Executor {
         let peer = asked.origin.peer;
         match self.tx.insert(Operation::new(answer, peer)) {
             Some(op) => {
-                let send = Send {
+                let send = SendOp {
                     op,
                     uses: Uses::Part(PART),
                     ack: false,

@@ -18,7 +18,7 @@ use crate::queue::slots::{EngineRequest, Lease};
 use crate::rdm::core::link::LinkKey;
 use crate::rdm::core::ops::Uses;
 use crate::rdm::core::peer::PeerKey;
-use crate::rdm::core::{Core, Origin, Send};
+use crate::rdm::core::{Core, Origin, SendOp};
 use crate::rdm::iov::{Iov, MAX_IOV};
 use crate::rdm::link_end::{Call, LinkSq};
 use crate::rdm::operations::{Kind, Operation, PAYLOAD, TxKey};
@@ -630,7 +630,7 @@ impl Executor {
         let Some(key) = self.tx.insert(notice) else {
             return self.notice_ended(of, Err(FiErrno::ENOMEM));
         };
-        let send = Send {
+        let send = SendOp {
             op: key,
             uses: Uses::Part(Credit::new(1, 1)),
             ack: false,

@@ -6,7 +6,7 @@
 use super::super::core::direct::{PART, PartPost};
 use super::super::core::link::LinkKey;
 use super::super::core::ops::Uses;
-use super::super::core::{Core, Origin, Send};
+use super::super::core::{Core, Origin, SendOp};
 use super::super::link_ring::PartInRing;
 use super::super::operations::{PARTS, TxKey};
 use super::super::paces::Way;
@@ -100,7 +100,7 @@ impl Executor {
                 (PartPost::Refused, PartInRing::Ended) => {
                     // it may have arrived: the next packet with this number has to be the same
                     if let Some(part) = self.next_part(key) {
-                        let send = Send {
+                        let send = SendOp {
                             op: part,
                             uses: Uses::Part(PART),
                             ack: false,

@@ -3,7 +3,7 @@
 use super::super::circuits::CircuitKey;
 use super::super::core::link::LinkKey;
 use super::super::core::peer::PeerKey;
-use super::super::core::{Origin, Send};
+use super::super::core::{Origin, SendOp};
 use super::super::link_ring::RingPacket;
 use super::super::operations::TxKey;
 use super::super::packet_memory::Slot;
@@ -15,10 +15,10 @@ use crate::wire::rdm::Credit;
 #[derive(Clone, Copy, Debug)]
 pub(in crate::rdm) enum Todo {
     GiveBack(Origin, Credit),
-    Send(PeerKey, Send<TxKey>),
+    Send(PeerKey, SendOp<TxKey>),
     Answer(Origin, TxKey),
     /// An answer that uses credit.
-    Push(Origin, Send<TxKey>),
+    Push(Origin, SendOp<TxKey>),
     /// A message arrives by READs or in parts, if its session still exists.
     Begin(Origin, ArrivalKey),
     /// A message can be read or streamed.

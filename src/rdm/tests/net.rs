@@ -19,7 +19,7 @@ use super::super::core::link::LinkKey;
 use super::super::core::ops::{Form, Uses};
 use super::super::core::peer::PeerKey;
 use super::super::core::recover::Waiting;
-use super::super::core::{Config, Core, Failure, Io, Origin, Post, Send};
+use super::super::core::{Config, Core, Failure, Io, Origin, Post, SendOp};
 use super::Random;
 use crate::errno::{FiErrno, Result};
 use crate::verbs::{RemoteAddr, Rkey};
@@ -1247,7 +1247,7 @@ impl World {
             peer,
             fin: None,
         });
-        let send = Send {
+        let send = SendOp {
             op,
             uses,
             ack: op.ack,

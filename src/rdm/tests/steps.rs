@@ -16,7 +16,7 @@ use super::super::core::link::LinkKey;
 use super::super::core::ops::{Form, Uses};
 use super::super::core::peer::PeerKey;
 use super::super::core::recover::Waiting;
-use super::super::core::{Config, Core, Failure, Io, Origin, Post, Send};
+use super::super::core::{Config, Core, Failure, Io, Origin, Post, SendOp};
 use super::Random;
 use crate::errno::{FiErrno, Result};
 use crate::verbs::{RemoteAddr, Rkey};
@@ -262,7 +262,7 @@ impl Scene {
     }
 
     fn send(&mut self, to: PeerKey, op: u32) {
-        let send = Send {
+        let send = SendOp {
             op,
             uses: Uses::Message(8),
             ack: false,
