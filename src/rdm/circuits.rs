@@ -205,23 +205,23 @@ impl Circuits {
             let circuit = self.circuits.get(key)?;
             let usable = !circuit.stale && host(circuit.address) == ip;
             match circuit.state {
-                State::Up(on) if on.node == node && usable => Some((key, on)),
+                State::Up(ids) if ids.node == node && usable => Some((key, ids)),
                 _ => None,
             }
         };
         let least = before.map_or(0, |number| self.age(number) + 1);
         let ups = self.keys().filter_map(up);
-        let ups = ups.filter(|(_, on)| self.age(on.number) >= least);
-        ups.min_by_key(|(_, on)| self.age(on.number))
+        let ups = ups.filter(|(_, ids)| self.age(ids.number) >= least);
+        ups.min_by_key(|(_, ids)| self.age(ids.number))
     }
 
     /// Chooses the circuit of a link that is dialled to an address. The link has none.
     pub(super) fn choose(&mut self, link: LinkKey, address: Listener) -> Choice {
         let hint = self.node(address);
         let ip = host(address);
-        if let Some((key, on)) = hint.and_then(|node| self.up_to((node, ip), None)) {
+        if let Some((key, ids)) = hint.and_then(|node| self.up_to((node, ip), None)) {
             self.join(key, link);
-            return Choice::Use(key, on);
+            return Choice::Use(key, ids);
         }
         // one that is dialled to the peer, or that may lead to its node: another peer of its IP
         // address is probably on the same node
@@ -326,7 +326,7 @@ impl Circuits {
     ) -> Choice {
         self.learn(address, node);
         let named = from.and_then(|key| self.circuits.get_mut(key));
-        let same = |it: &&mut Circuit| matches!(it.state, State::Up(on) if on.node == node);
+        let same = |it: &&mut Circuit| matches!(it.state, State::Up(ids) if ids.node == node);
         let Some(named) = named.filter(same) else {
             return self.choose(link, address);
         };
@@ -338,9 +338,9 @@ impl Circuits {
         }
         // its target has ended, or the ids are equal by accident
         match self.up_to((node, host(address)), Some(number)) {
-            Some((key, on)) => {
+            Some((key, ids)) => {
                 self.join(key, link);
-                Choice::Use(key, on)
+                Choice::Use(key, ids)
             }
             None => self.dial(link, address, true),
         }
@@ -421,7 +421,7 @@ impl Circuits {
     pub(super) fn find(&self, number: CircuitNumber, node: NodeId) -> Option<CircuitKey> {
         self.keys().find(|key| {
             self.get(*key)
-                .is_some_and(|on| on.number == number && on.node == node)
+                .is_some_and(|ids| ids.number == number && ids.node == node)
         })
     }
 
@@ -486,12 +486,12 @@ impl Circuits {
     }
 
     /// A circuit is connected.
-    pub(super) fn up(&mut self, key: CircuitKey, on: OnCircuit) -> Up {
+    pub(super) fn up(&mut self, key: CircuitKey, ids: OnCircuit) -> Up {
         let mut up = Up::default();
         let Some(address) = self.circuits.get(key).map(|it| it.address) else {
             return up;
         };
-        let other = self.up_to((on.node, host(address)), None).is_some();
+        let other = self.up_to((ids.node, host(address)), None).is_some();
         let Some(circuit) = self.circuits.get_mut(key) else {
             return up;
         };
@@ -501,20 +501,20 @@ impl Circuits {
         let ends = other && !circuit.splinter;
         circuit.state = match ends {
             true => State::Ending,
-            false => State::Up(on),
+            false => State::Up(ids),
         };
-        circuit.leads_to = Some(on.node);
+        circuit.leads_to = Some(ids.node);
         let group = circuit.group;
         up.links = std::mem::take(&mut circuit.links);
         if ends {
             up.ended.push(key);
         } else {
             // the links of other peers find it by the IP address
-            self.show(address, on.node);
+            self.show(address, ids.node);
         }
         if up.links.contains(&link) {
             // otherwise nothing may forget the address
-            self.learn(address, on.node);
+            self.learn(address, ids.node);
         }
         for key in self.keys().collect::<Vec<_>>() {
             let Some(circuit) = self.circuits.get_mut(key) else {
@@ -538,8 +538,8 @@ impl Circuits {
         let address = circuit.address;
         let dialled_for = match state {
             State::Ending => return None,
-            State::Up(on) => {
-                self.leave_node(address, on.node);
+            State::Up(ids) => {
+                self.leave_node(address, ids.node);
                 None
             }
             State::Dialling(link, _) => Some(link).filter(|link| links.contains(link)),
@@ -585,7 +585,7 @@ impl Circuits {
     /// Number and queue pairs of a circuit that is up.
     pub(super) fn get(&self, key: CircuitKey) -> Option<OnCircuit> {
         match self.circuits.get(key)?.state {
-            State::Up(on) => Some(on),
+            State::Up(ids) => Some(ids),
             _ => None,
         }
     }

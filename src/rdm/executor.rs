@@ -557,12 +557,12 @@ impl Executor {
     }
 
     /// Posts a numbered packet. `None`: no room, or no memory.
-    fn post_packet(&mut self, on: LinkKey, header: Header, key: TxKey, form: Form) -> Option<()> {
-        if form == Form::Rts && has_room(self.links.get_mut(on)?, &mut self.xrc, true) {
+    fn post_packet(&mut self, link: LinkKey, header: Header, key: TxKey, form: Form) -> Option<()> {
+        if form == Form::Rts && has_room(self.links.get_mut(link)?, &mut self.xrc, true) {
             self.register_source(key);
         }
-        let link = self.links.get_mut(on)?;
-        if !has_room(link, &mut self.xrc, true) {
+        let record = self.links.get_mut(link)?;
+        if !has_room(record, &mut self.xrc, true) {
             return None;
         }
         let op = self.tx.get_mut(key)?;
@@ -593,8 +593,8 @@ impl Executor {
                 lkey: Lkey::default(),
             };
             let solicited = op.is_solicited();
-            if let Err(error) = post(link, &mut self.xrc, sge, (true, solicited), posted) {
-                self.post_refused(on, error);
+            if let Err(error) = post(record, &mut self.xrc, sge, (true, solicited), posted) {
+                self.post_refused(link, error);
                 return None;
             }
             (op.form, op.posted) = (form, true);
@@ -602,7 +602,7 @@ impl Executor {
         }
         if op.slot.is_none() {
             let Ok(slot) = self.memory.take() else {
-                self.wait_for_memory(on);
+                self.wait_for_memory(link);
                 return None;
             };
             op.slot = Some(slot);
@@ -617,11 +617,11 @@ impl Executor {
         }
         let sge = self.memory.sge(slot, begin, size + len);
         let solicited = op.is_solicited();
-        if let Err(error) = post(link, &mut self.xrc, sge, (false, solicited), posted) {
-            self.post_refused(on, error);
+        if let Err(error) = post(record, &mut self.xrc, sge, (false, solicited), posted) {
+            self.post_refused(link, error);
             return None;
         }
-        (op.form, op.posted, op.posted_on) = (form, true, Some(link.key()));
+        (op.form, op.posted, op.posted_on) = (form, true, Some(record.key()));
         Some(())
     }
 
@@ -629,12 +629,12 @@ impl Executor {
     /// error that passes, the driver posts it again ([`Self::post_again`]); another one breaks the
     /// link.
     #[cold]
-    fn post_refused(&mut self, on: LinkKey, error: FiErrno) {
+    fn post_refused(&mut self, link: LinkKey, error: FiErrno) {
         info_log!(EpData, "ibv_post_send: {error}");
         if error != FiErrno::EAGAIN {
-            self.todo.push_back(Todo::Broken(on));
-        } else if !self.again.contains(&on) {
-            self.again.push(on);
+            self.todo.push_back(Todo::Broken(link));
+        } else if !self.again.contains(&link) {
+            self.again.push(link);
         }
     }
 
@@ -655,18 +655,18 @@ impl Executor {
     }
 
     /// Posts a packet without number. `None`: no room, or no memory.
-    fn post_control(&mut self, on: LinkKey, packet: &Packet) -> Option<()> {
+    fn post_control(&mut self, link: LinkKey, packet: &Packet) -> Option<()> {
         let mut head = [0; MAX_HEAD];
         let size = packet.encode(&mut head);
         let solicited = matches!(
             packet.body,
             Body::Hello(_) | Body::Close(_) | Body::Attach(_)
         ) || matches!(packet.body, Body::Credit { recall: true, .. });
-        if let Some(posted) = self.control_to_ring(on, (&head, size), solicited) {
+        if let Some(posted) = self.control_to_ring(link, (&head, size), solicited) {
             return posted.then_some(());
         }
-        let link = self.links.get_mut(on)?;
-        if !has_room(link, &mut self.xrc, false) {
+        let record = self.links.get_mut(link)?;
+        if !has_room(record, &mut self.xrc, false) {
             return None;
         }
         if size <= self.max_inline {
@@ -676,21 +676,21 @@ impl Executor {
                 lkey: Lkey::default(),
             };
             let posted = Posted::Control(None);
-            let sent = post(link, &mut self.xrc, sge, (true, solicited), posted);
-            return sent.map_err(|error| self.post_refused(on, error)).ok();
+            let sent = post(record, &mut self.xrc, sge, (true, solicited), posted);
+            return sent.map_err(|error| self.post_refused(link, error)).ok();
         }
         let Ok(slot) = self.memory.take() else {
-            self.wait_for_memory(on);
+            self.wait_for_memory(link);
             return None;
         };
         self.memory.bytes_mut(&slot)[..size].copy_from_slice(&head[..size]);
         let sge = self.memory.sge(&slot, 0, size);
         let number = slot.number();
         let posted = Posted::Control(Some(slot));
-        let sent = post(link, &mut self.xrc, sge, (false, solicited), posted);
+        let sent = post(record, &mut self.xrc, sge, (false, solicited), posted);
         let refused = |error| {
             self.memory.give_back(Slot::of_refused_post(number));
-            self.post_refused(on, error);
+            self.post_refused(link, error);
         };
         sent.map_err(refused).ok()
     }

@@ -561,9 +561,9 @@ impl Links {
         key: CircuitKey,
     ) -> impl Iterator<Item = LinkKey> + '_ {
         let has = move |link: &&LinkQp| {
-            let on = link.port.as_ref().and_then(|port| port.circuit);
+            let circuit = link.port.as_ref().and_then(|port| port.circuit);
             let end = link.end.as_ref();
-            on == Some(key) && end.is_some_and(|end| end.rings.has_requests())
+            circuit == Some(key) && end.is_some_and(|end| end.rings.has_requests())
         };
         let links = self.places.iter().flatten();
         links.filter(has).map(|link| link.key)
@@ -571,9 +571,9 @@ impl Links {
 
     /// The links that post to a circuit.
     pub(super) fn of_circuit(&mut self, key: CircuitKey) -> impl Iterator<Item = &mut LinkQp> {
-        let on = move |port: &Port| port.circuit == Some(key);
+        let posts = move |port: &Port| port.circuit == Some(key);
         let links = self.places.iter_mut().flatten();
-        links.filter(move |link| link.port.as_deref().is_some_and(on))
+        links.filter(move |link| link.port.as_deref().is_some_and(posts))
     }
 
     pub(super) fn keys(&self) -> impl Iterator<Item = LinkKey> + '_ {

@@ -113,11 +113,11 @@ pub(super) struct OfPeer {
 
 impl OfPeer {
     /// The circuit that a link request names.
-    pub(super) fn of(request: &Request, on: &OnCircuit) -> Self {
+    pub(super) fn of(request: &Request, circuit: &OnCircuit) -> Self {
         Self {
             peer: request.id,
-            number: on.number,
-            initiator: on.initiator,
+            number: circuit.number,
+            initiator: circuit.initiator,
         }
     }
 }
@@ -410,16 +410,16 @@ impl Xrc {
         let port = link.port.as_mut().ok_or(FiErrno::ENOTCONN)?;
         let inbox = port.inbox.ok_or(FiErrno::ENOTCONN)?;
         let circuit = port.circuit.ok_or(FiErrno::ENOTCONN)?;
-        let on = self.queue_mut(circuit).ok_or(FiErrno::ENOTCONN)?;
-        let qp = on.qp.as_ref().ok_or(FiErrno::ENOTCONN)?;
+        let queue = self.queue_mut(circuit).ok_or(FiErrno::ENOTCONN)?;
+        let qp = queue.qp.as_ref().ok_or(FiErrno::ENOTCONN)?;
         let sges = [sge];
         let mut request = SendRequest::new(SendOpcode::Read, &sges);
         request.rdma(from).to_srq(inbox.srq);
         let wr_id = |position| WrId::circuit(circuit, position);
         let record = (key, Sent::Read(read));
         // SAFETY: the caller keeps the memory.
-        unsafe { on.queue.post(qp, wr_id, &mut request, record) }?;
-        let unwatched = on.note_posted();
+        unsafe { queue.queue.post(qp, wr_id, &mut request, record) }?;
+        let unwatched = queue.note_posted();
         port.under_way += 1;
         port.reads += 1;
         self.look |= unwatched;
@@ -437,11 +437,11 @@ impl Xrc {
             return;
         };
         let circuit = port.circuit.filter(|_| !port.probing);
-        let Some(on) = circuit.and_then(|circuit| self.queue_mut(circuit)) else {
+        let Some(queue) = circuit.and_then(|circuit| self.queue_mut(circuit)) else {
             return;
         };
-        let room = on.failing.is_none() && on.queue.has_room(false);
-        let Some((qp, circuit)) = on.qp.as_ref().filter(|_| room).zip(circuit) else {
+        let room = queue.failing.is_none() && queue.queue.has_room(false);
+        let Some((qp, circuit)) = queue.qp.as_ref().filter(|_| room).zip(circuit) else {
             return;
         };
         let mut request = SendRequest::new(SendOpcode::Write, &[]);
@@ -449,7 +449,7 @@ impl Xrc {
         let wr_id = |position| WrId::circuit(circuit, position);
         let record = (key, Sent::Probe);
         // SAFETY: no buffers.
-        let posted = unsafe { on.queue.post(qp, wr_id, &mut request, record) }.is_ok();
+        let posted = unsafe { queue.queue.post(qp, wr_id, &mut request, record) }.is_ok();
         port.under_way += u32::from(posted);
         port.probing = posted;
     }
@@ -458,9 +458,9 @@ impl Xrc {
     /// waits for ATTACH.
     pub(super) fn outlet(&mut self, port: &Port) -> Option<Outlet> {
         let inbox = port.inbox.filter(|_| port.attached)?;
-        let on = self.queue_mut(port.circuit?)?;
-        let qp = on.qp.as_ref().filter(|_| on.failing.is_none())?;
-        Some(Outlet::of_circuit(qp, inbox.srq, &on.room))
+        let queue = self.queue_mut(port.circuit?)?;
+        let qp = queue.qp.as_ref().filter(|_| queue.failing.is_none())?;
+        Some(Outlet::of_circuit(qp, inbox.srq, &queue.room))
     }
 
     /// Posts a packet: `inline` bytes, or the memory of a slot.
@@ -480,8 +480,8 @@ impl Xrc {
         let port = link.port.as_mut().ok_or(FiErrno::ENOTCONN)?;
         let inbox = port.inbox.ok_or(FiErrno::ENOTCONN)?;
         let circuit = port.circuit.ok_or(FiErrno::ENOTCONN)?;
-        let on = self.queue_mut(circuit).ok_or(FiErrno::ENOTCONN)?;
-        let qp = on.qp.as_ref().ok_or(FiErrno::ENOTCONN)?;
+        let queue = self.queue_mut(circuit).ok_or(FiErrno::ENOTCONN)?;
+        let qp = queue.qp.as_ref().ok_or(FiErrno::ENOTCONN)?;
         let sges = [sge];
         let mut request = SendRequest::new(SendOpcode::SendImm, &sges);
         request
@@ -496,8 +496,8 @@ impl Xrc {
         let wr_id = |position| WrId::circuit(circuit, position);
         // SAFETY: inline data is copied by the call; otherwise the sge is of a slot, which is kept
         // until the request has completed or the queue pair is destroyed.
-        unsafe { on.queue.post(qp, wr_id, &mut request, (key, sent)) }?;
-        let unwatched = on.note_posted();
+        unsafe { queue.queue.post(qp, wr_id, &mut request, (key, sent)) }?;
+        let unwatched = queue.note_posted();
         port.used = true;
         port.under_way += 1;
         self.look |= unwatched;

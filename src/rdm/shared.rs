@@ -449,8 +449,8 @@ impl Shared {
     pub(super) fn block_of(&self, link: LinkKey) -> (RemoteAddr, Rkey) {
         let mut guard = self.lock();
         let links = guard.as_mut().map(|state| &mut state.io.links);
-        let link = links.and_then(|links| links.get_mut(link)?.end.as_ref());
-        link.map_or((RemoteAddr::NULL, Rkey::default()), LinkEnd::block)
+        let end = links.and_then(|links| links.get_mut(link)?.end.as_ref());
+        end.map_or((RemoteAddr::NULL, Rkey::default()), LinkEnd::block)
     }
 
     /// Asks the driver for something. Acquires leaf locks alone.
@@ -533,9 +533,9 @@ impl Shared {
     /// The queue pair of a link can send. Returns the queue pair.
     pub(super) fn connected(&self, link: LinkKey) -> Option<Arc<Qp>> {
         let mut guard = self.lock();
-        let link = guard.as_mut()?.io.links.get_mut(link)?;
-        link.connected = true;
-        link.qp.clone()
+        let record = guard.as_mut()?.io.links.get_mut(link)?;
+        record.connected = true;
+        record.qp.clone()
     }
 
     /// The reply to the request of a link was sent. Called by the driver, which examines the times

@@ -42,9 +42,9 @@ impl Bench {
         let Choice::Dial(key, number) = choice else {
             panic!("{choice:?}");
         };
-        assert_eq!(self.circuits.up(key, on(number, node)), kept([link]));
+        assert_eq!(self.circuits.up(key, ids(number, node)), kept([link]));
         let again = self.circuits.choose(link, at(port));
-        assert_eq!(again, Choice::Use(key, on(number, node)));
+        assert_eq!(again, Choice::Use(key, ids(number, node)));
         (link, key)
     }
 }
@@ -61,7 +61,7 @@ fn kept(links: impl Into<Vec<LinkKey>>) -> Up {
     }
 }
 
-fn on(number: CircuitNumber, node: u64) -> OnCircuit {
+fn ids(number: CircuitNumber, node: u64) -> OnCircuit {
     OnCircuit {
         node: NodeId::new(node),
         number,
@@ -126,15 +126,15 @@ fn the_first_reply_decides() {
         panic!();
     };
     assert_eq!(link, second);
-    let up = it.circuits.up(answers, on(other, 7));
+    let up = it.circuits.up(answers, ids(other, 7));
     assert_eq!(
         (up.links, up.ended),
         (vec![second, first, third], vec![silent])
     );
-    assert_eq!(it.circuits.up(silent, on(number, 7)), Up::default());
+    assert_eq!(it.circuits.up(silent, ids(number, 7)), Up::default());
     for (link, port) in ports {
         let choice = it.circuits.choose(link, at(port));
-        assert_eq!(choice, Choice::Use(answers, on(other, 7)));
+        assert_eq!(choice, Choice::Use(answers, ids(other, 7)));
     }
     // no other link waits
     assert_eq!(it.circuits.dial_second(answers, address), None);
@@ -175,11 +175,11 @@ fn the_peers_of_a_node_share_the_circuit_that_is_dialled() {
     };
     let (second, wait) = it.choose(2);
     assert_eq!(wait, Choice::Wait(key));
-    let up = it.circuits.up(key, on(number, 7));
+    let up = it.circuits.up(key, ids(number, 7));
     assert_eq!(up, kept([first, second]));
     for (link, port) in [(first, 1), (second, 2)] {
         let choice = it.circuits.choose(link, at(port));
-        assert_eq!(choice, Choice::Use(key, on(number, 7)));
+        assert_eq!(choice, Choice::Use(key, ids(number, 7)));
     }
     assert!(!it.circuits.leave(key, first, None));
     assert!(it.circuits.leave(key, second, None));
@@ -199,7 +199,7 @@ fn a_wrong_choice_costs_one_request() {
     let Choice::Dial(second, number) = choice else {
         panic!("{choice:?}");
     };
-    it.circuits.up(second, on(number, 8));
+    it.circuits.up(second, ids(number, 8));
     assert!(matches!(it.circuits.choose(link, at(2)), Choice::Use(key, _) if key == second));
     // the address has shown two nodes
     let (third, choice) = it.choose(3);
@@ -222,7 +222,7 @@ fn equal_ids_of_different_nodes_cost_a_splinter() {
     let Choice::Dial(second, number) = choice else {
         panic!("{choice:?}");
     };
-    assert_eq!(it.circuits.up(second, on(number, 7)), kept([link]));
+    assert_eq!(it.circuits.up(second, ids(number, 7)), kept([link]));
     // the newest first, then the older ones
     assert!(matches!(it.circuits.choose(link, at(2)), Choice::Use(key, _) if key == second));
     let (third, choice) = it.choose(3);
@@ -261,7 +261,7 @@ fn circuits_that_have_ended_are_stated() {
         panic!("{choice:?}");
     };
     assert_eq!(it.circuits.ended_before(node), Some(second_number));
-    it.circuits.up(second, on(second_number, 8));
+    it.circuits.up(second, ids(second_number, 8));
     assert_eq!(it.circuits.ended_before(node), Some(second_number.next()));
 }
 
@@ -275,7 +275,7 @@ fn a_second_circuit_to_a_node_ends() {
     let Choice::Dial(second, number) = choice else {
         panic!("{choice:?}");
     };
-    let up = it.circuits.up(second, on(number, 7));
+    let up = it.circuits.up(second, ids(number, 7));
     assert_eq!((up.links, up.ended), (vec![link], vec![second]));
     assert!(matches!(it.circuits.choose(link, at(2)), Choice::Use(key, _) if key == first));
     assert_eq!(it.circuits.end(second), None);
@@ -298,7 +298,7 @@ fn a_peer_at_another_host_has_a_circuit_of_its_own_whatever_it_states() {
         panic!("{choice:?}");
     };
     // so does the reply of its circuit
-    assert_eq!(it.circuits.up(second, on(number, 7)), kept([link]));
+    assert_eq!(it.circuits.up(second, ids(number, 7)), kept([link]));
     assert!(matches!(it.circuits.choose(link, other(1)), Choice::Use(key, _) if key == second));
     // another one has no circuit, as its rejection states
     let link = it.link();
@@ -362,7 +362,7 @@ fn a_link_that_gives_up_leaves_the_circuit_that_is_dialled() {
     };
     let (second, _) = it.choose(2);
     assert!(!it.circuits.leave(key, first, None));
-    assert_eq!(it.circuits.up(key, on(number, 7)), kept([second]));
+    assert_eq!(it.circuits.up(key, ids(number, 7)), kept([second]));
 }
 
 /// The link for whose peer a circuit was dialled has ended, and nothing would forget the peer's
@@ -377,10 +377,10 @@ fn the_address_of_a_link_that_has_ended_is_not_learnt() {
     let (second, wait) = it.choose(2);
     assert_eq!(wait, Choice::Wait(key));
     assert!(!it.circuits.leave(key, first, None));
-    assert_eq!(it.circuits.up(key, on(number, 7)), kept([second]));
+    assert_eq!(it.circuits.up(key, ids(number, 7)), kept([second]));
     assert_eq!(it.circuits.sizes(), (0, 1));
     let again = it.circuits.choose(second, at(2));
-    assert_eq!(again, Choice::Use(key, on(number, 7)));
+    assert_eq!(again, Choice::Use(key, ids(number, 7)));
     it.circuits.end(key);
     assert_eq!(it.circuits.sizes(), (0, 0));
 }

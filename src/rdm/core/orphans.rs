@@ -98,7 +98,7 @@ impl<I: Io> Core<I> {
 
     /// ATTACH has arrived: the target of the peer is known.
     pub(super) fn attached(&mut self, link: LinkKey, io: &mut I) {
-        let Some(key) = self.links.get(link).map(|on| on.peer) else {
+        let Some(key) = self.links.get(link).map(|record| record.peer) else {
             return;
         };
         self.note_attached(link);
@@ -118,13 +118,13 @@ impl<I: Io> Core<I> {
         let Some(at) = self.orphans.iter().position(|orphan| orphan.link == link) else {
             return false;
         };
-        let Some(on) = self.links.get_mut(link) else {
+        let Some(record) = self.links.get_mut(link) else {
             return false;
         };
-        let key = on.peer;
+        let key = record.peer;
         match packet.body {
             Body::Attach(_) => {
-                on.attached = true;
+                record.attached = true;
                 io.silence(link);
             }
             Body::Close(Close::End) => self.close_half(link, io),

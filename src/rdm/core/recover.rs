@@ -311,7 +311,7 @@ impl<I: Io> Core<I> {
                 *of = None;
             }
         }
-        if peer.unseen.is_some_and(|(on, _)| on == link) {
+        if peer.unseen.is_some_and(|(of, _)| of == link) {
             peer.unseen = None;
             peer.restate = true;
         }
@@ -319,7 +319,7 @@ impl<I: Io> Core<I> {
             peer.stated = None;
             peer.restate = true;
         }
-        if peer.recalling.is_some_and(|(on, _)| on == link) {
+        if peer.recalling.is_some_and(|(of, _)| of == link) {
             peer.recalling = None;
         }
         if peer.returned == Some(link) {

@@ -35,10 +35,10 @@ impl<I: Io> Core<I> {
 
     /// ATTACH was posted to a link, or has arrived on it.
     pub(super) fn note_attached(&mut self, link: LinkKey) {
-        let on = self.links.get_mut(link);
-        let peer = on.and_then(|on| {
-            on.attached = true;
-            self.peers.get_mut(on.peer)
+        let record = self.links.get_mut(link);
+        let peer = record.and_then(|record| {
+            record.attached = true;
+            self.peers.get_mut(record.peer)
         });
         if let Some(peer) = peer {
             peer.unattached = When::NONE;

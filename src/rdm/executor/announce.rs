@@ -42,9 +42,9 @@ impl Executor {
         let Some(direct) = core.direct_announcement(peer, len) else {
             return RingPost::No;
         };
-        let on = direct.link;
-        let link = self.links.get_mut(on);
-        let Some(ring) = link.and_then(|link| link.free_ring()) else {
+        let link = direct.link;
+        let record = self.links.get_mut(link);
+        let Some(ring) = record.and_then(|record| record.free_ring()) else {
             return RingPost::No;
         };
         // SAFETY: the caller keeps the buffer until the operation completes; see
@@ -102,7 +102,7 @@ impl Executor {
                     op.in_core = true;
                 }
                 core.announced_at_end(peer, key, len as u64);
-                self.todo.push_back(Todo::Broken(on));
+                self.todo.push_back(Todo::Broken(link));
             }
             RingPost::No | RingPost::Full => self.abandon(key),
         }

@@ -64,8 +64,8 @@ impl Executor {
         // requests that wait for a place name them
         for waiting in &core.held {
             if let Held::Link(_, request) = &waiting.held
-                && let Some(on) = request.circuit
-                && let Some(target) = xrc.targets.get_mut(&on.target)
+                && let Some(circuit) = request.circuit
+                && let Some(target) = xrc.targets.get_mut(&circuit.target)
             {
                 target.loose_since = now;
             }
@@ -138,8 +138,8 @@ impl Executor {
         let xrc = self.xrc.as_mut()?;
         let links = &mut self.links;
         xrc.attaches.retain(|(time, link)| {
-            let on = links.get_mut(*link).filter(|on| !on.is_ending());
-            let waits = on.and_then(|on| on.port.as_ref());
+            let record = links.get_mut(*link).filter(|record| !record.is_ending());
+            let waits = record.and_then(|record| record.port.as_ref());
             let waits = waits.is_some_and(|port| port.from.is_none());
             if waits && *time <= now {
                 self.todo.push_back(Todo::Broken(*link));

@@ -47,8 +47,11 @@ impl Executor {
 
     /// Does what the choice of a circuit demands.
     pub(in crate::rdm) fn follow(&mut self, link: LinkKey, choice: Choice) {
-        let on = self.links.get_mut(link).filter(|on| !on.is_ending());
-        let Some(port) = on.and_then(|on| on.port.as_mut()) else {
+        let record = self
+            .links
+            .get_mut(link)
+            .filter(|record| !record.is_ending());
+        let Some(port) = record.and_then(|record| record.port.as_mut()) else {
             // the choice has listed the link
             if let Choice::Use(circuit, _) | Choice::Wait(circuit) | Choice::Dial(circuit, _) =
                 choice
@@ -59,11 +62,11 @@ impl Executor {
         };
         let (address, dials) = (port.address, port.request.is_some());
         match choice {
-            Choice::Use(circuit, on) => {
+            Choice::Use(circuit, ids) => {
                 port.circuit = Some(circuit);
                 self.count_users(circuit);
                 match dials {
-                    true => self.request_link(link, Some(on)),
+                    true => self.request_link(link, Some(ids)),
                     false => self.todo.push_back(Todo::Attach(link)),
                 }
             }
@@ -111,10 +114,14 @@ impl Executor {
 
     /// A link that has waited for a circuit chooses again.
     pub(super) fn choose_again(&mut self, link: LinkKey) {
-        let Some(on) = self.links.get_mut(link).filter(|on| !on.is_ending()) else {
+        let Some(record) = self
+            .links
+            .get_mut(link)
+            .filter(|record| !record.is_ending())
+        else {
             return;
         };
-        let Some(port) = on.port.as_mut() else {
+        let Some(port) = record.port.as_mut() else {
             return;
         };
         port.circuit = None;
@@ -207,7 +214,10 @@ impl Executor {
         let target = held.target.clone();
         if let Some(of) = held.of {
             for link in &held.links {
-                let port = self.links.get_mut(*link).and_then(|on| on.port.as_ref());
+                let port = self
+                    .links
+                    .get_mut(*link)
+                    .and_then(|record| record.port.as_ref());
                 // nothing is dialled at an address that the peer of the link does not have
                 let Some(port) = port.filter(|port| !port.forgets) else {
                     continue;
@@ -229,7 +239,10 @@ impl Executor {
 
     /// The targets through which the peer of a link may send on it.
     pub(in crate::rdm) fn targets_of(&mut self, link: LinkKey) -> Vec<Arc<Target>> {
-        let port = self.links.get_mut(link).and_then(|on| on.port.as_ref());
+        let port = self
+            .links
+            .get_mut(link)
+            .and_then(|record| record.port.as_ref());
         let (Some(port), Some(xrc)) = (port, &self.xrc) else {
             return Vec::new();
         };
@@ -285,13 +298,13 @@ impl Executor {
         let Some(qp) = qp.filter(|_| fits) else {
             return self.circuit_not_dialled(core, circuit, core::Failure::Refused, None);
         };
-        let on = OnCircuit {
+        let ids = OnCircuit {
             node: reply.node,
             number: reply.number,
             initiator: qp.qp_number(),
             target: reply.target,
         };
-        let Up { links, ended } = xrc.circuits.up(circuit, on);
+        let Up { links, ended } = xrc.circuits.up(circuit, ids);
         if xrc.circuits.get(circuit).is_some() {
             xrc.counts.circuits += 1;
             xrc.counts.circuits_most = xrc.counts.circuits_most.max(xrc.circuits.ups());
@@ -377,7 +390,10 @@ impl Executor {
         let Some(xrc) = self.xrc.as_mut().filter(|_| !self.links.ends(link)) else {
             return;
         };
-        let port = self.links.get_mut(link).and_then(|on| on.port.as_ref());
+        let port = self
+            .links
+            .get_mut(link)
+            .and_then(|record| record.port.as_ref());
         let Some((address, node)) = port.and_then(|port| Some((port.address, port.node?))) else {
             return;
         };
@@ -390,14 +406,18 @@ impl Executor {
     ///
     /// Otherwise the connection block, which exists now, is added to the reply.
     pub(in crate::rdm) fn check_answer(&mut self, link: LinkKey, answer: &mut Vec<u8>) {
-        if let Some(on) = self.links.get_mut(link).filter(|on| !on.is_ending()) {
-            if let Some(end) = &on.end
+        if let Some(record) = self
+            .links
+            .get_mut(link)
+            .filter(|record| !record.is_ending())
+        {
+            if let Some(end) = &record.end
                 && let Ok(mut reply) = LinkReply::decode(answer)
             {
                 let terms = &mut reply.reply.terms;
                 (terms.block_addr, terms.block_rkey) = end.block();
                 *answer = reply.encode().to_vec();
-                let sent = on.port.as_mut().and_then(|port| port.reply.as_mut());
+                let sent = record.port.as_mut().and_then(|port| port.reply.as_mut());
                 if let Some(sent) = sent {
                     sent.1.clone_from(answer);
                 }
@@ -421,10 +441,14 @@ impl Executor {
         let Some(xrc) = &self.xrc else {
             return;
         };
-        let Some(on) = self.links.get_mut(link).filter(|on| !on.is_ending()) else {
+        let Some(record) = self
+            .links
+            .get_mut(link)
+            .filter(|record| !record.is_ending())
+        else {
             return;
         };
-        let Some(port) = on.port.as_mut().filter(|port| !port.attached) else {
+        let Some(port) = record.port.as_mut().filter(|port| !port.attached) else {
             return;
         };
         let Some(of) = port.circuit.and_then(|circuit| xrc.circuits.get(circuit)) else {
@@ -554,8 +578,8 @@ impl Executor {
             return self.unknown_tag(wc.qp_num());
         }
         let link = wc.imm().and_then(|tag| xrc.tagged(tag));
-        let on = link.and_then(|link| self.links.get_mut(link));
-        let port = on.and_then(|on| on.port.as_mut());
+        let record = link.and_then(|link| self.links.get_mut(link));
+        let port = record.and_then(|record| record.port.as_mut());
         let (Some(link), Some(port)) = (link, port) else {
             self.post_receive(slot);
             return self.unknown_tag(wc.qp_num());
@@ -596,7 +620,10 @@ impl Executor {
     /// it does not hold it. `false`: it names another target, or another circuit than that which
     /// the target is known to have.
     fn attached_by_peer(&mut self, link: LinkKey, attach: &Attach, through: u32) -> bool {
-        let port = self.links.get_mut(link).and_then(|on| on.port.as_mut());
+        let port = self
+            .links
+            .get_mut(link)
+            .and_then(|record| record.port.as_mut());
         let Some((port, xrc)) = port.zip(self.xrc.as_mut()) else {
             return false;
         };
@@ -660,8 +687,11 @@ impl Executor {
         }
         self.links.begin_half_end(link);
         self.end_exchange(link);
-        let on = self.links.get_mut(link).filter(|on| !on.is_under_way());
-        let left = on.and_then(|on| on.port.as_mut());
+        let record = self
+            .links
+            .get_mut(link)
+            .filter(|record| !record.is_under_way());
+        let left = record.and_then(|record| record.port.as_mut());
         if let Some(circuit) = left.and_then(|port| port.circuit.take()) {
             self.leave_circuit(circuit, link);
         }
@@ -684,8 +714,8 @@ impl Executor {
         let links = &mut self.links;
         let mut half_ends = std::mem::take(&mut xrc.half_ends);
         let ended = half_ends.extract_if(.., |half| {
-            let on = links.get(half.link).filter(|on| on.is_under_way());
-            let Some(port) = on.and_then(|on| on.port.as_ref()) else {
+            let record = links.get(half.link).filter(|record| record.is_under_way());
+            let Some(port) = record.and_then(|record| record.port.as_ref()) else {
                 return true;
             };
             let queue = port.circuit.and_then(|circuit| xrc.queue_mut(circuit));

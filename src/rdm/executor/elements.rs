@@ -36,8 +36,8 @@ pub(in crate::rdm) type Sizes = (usize, usize);
 impl Executor {
     /// Whether the device executes atomics on the peer of a link.
     pub(in crate::rdm) fn has_device_atomics(&mut self, link: LinkKey) -> bool {
-        let on = self.links.get_mut(link);
-        self.rma_config.device_atomics && on.is_some_and(|on| on.device_atomics)
+        let record = self.links.get_mut(link);
+        self.rma_config.device_atomics && record.is_some_and(|record| record.device_atomics)
     }
 
     /// Whether an atomic to a peer without a link is left to the device.
@@ -72,8 +72,11 @@ impl Executor {
         if !self.rma_config.device_atomics {
             return false;
         }
-        let on = self.links.get_mut(link).filter(|on| on.device_atomics);
-        let Some(initiator) = on.and_then(|on| on.initiator.as_deref_mut()) else {
+        let record = self
+            .links
+            .get_mut(link)
+            .filter(|record| record.device_atomics);
+        let Some(initiator) = record.and_then(|record| record.initiator.as_deref_mut()) else {
             return false;
         };
         // SAFETY: the caller keeps the contract of this function.

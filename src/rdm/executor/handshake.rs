@@ -68,8 +68,12 @@ impl Executor {
             return;
         };
         let (node, srq) = (xrc.node, xrc.srq);
-        let ended = circuit.and_then(|on| xrc.circuits.ended_before(on.node));
-        let Some(port) = self.links.get_mut(link).and_then(|on| on.port.as_mut()) else {
+        let ended = circuit.and_then(|circuit| xrc.circuits.ended_before(circuit.node));
+        let Some(port) = self
+            .links
+            .get_mut(link)
+            .and_then(|record| record.port.as_mut())
+        else {
             return;
         };
         let Some(request) = port.request else {
@@ -156,7 +160,11 @@ impl Executor {
     /// The answer to a link request has arrived.
     pub(in crate::rdm) fn answered(&mut self, core: &mut Core<Self>, link: LinkKey, answer: &[u8]) {
         self.end_exchange(link);
-        let Some(port) = self.links.get_mut(link).and_then(|on| on.port.as_mut()) else {
+        let Some(port) = self
+            .links
+            .get_mut(link)
+            .and_then(|record| record.port.as_mut())
+        else {
             return;
         };
         let (address, circuit) = (port.address, port.circuit);
@@ -412,11 +420,11 @@ impl Executor {
     /// A request for a link that names no circuit, or one whose target this endpoint does not hold:
     /// it is opened, unless this endpoint knows the number as that of another target.
     fn request_elsewhere(&mut self, held: ConnectRequest, request: LinkRequest) {
-        let (Some(on), Some(xrc)) = (request.circuit, &mut self.xrc) else {
+        let (Some(circuit), Some(xrc)) = (request.circuit, &mut self.xrc) else {
             return self.refuse_requests(vec![(held, Box::new(request))], Reason::Node);
         };
-        let of = OfPeer::of(&request.request, &on);
-        match xrc.targets.get_mut(&on.target) {
+        let of = OfPeer::of(&request.request, &circuit);
+        match xrc.targets.get_mut(&circuit.target) {
             Some(known) if known.target.is_none() && known.failing.is_none() => {
                 known.requests.push((held, Box::new(request)));
             }
@@ -425,8 +433,12 @@ impl Executor {
                 let cm = TargetCm::new(&self.shared);
                 let mut opening = HeldTarget::opening(Arc::clone(&cm), Some(of));
                 opening.requests.push((held, Box::new(request)));
-                xrc.targets.insert(on.target, opening);
-                self.xrc_step(XrcStep::OpenTarget(cm, on.target, Some(on.initiator)));
+                xrc.targets.insert(circuit.target, opening);
+                self.xrc_step(XrcStep::OpenTarget(
+                    cm,
+                    circuit.target,
+                    Some(circuit.initiator),
+                ));
             }
         }
     }
@@ -538,8 +550,11 @@ impl Executor {
     /// HELLO has not arrived.
     fn reply_to(&mut self, request: &LinkRequest) -> Option<Vec<u8>> {
         let link = *self.xrc.as_ref()?.accepted.get(&request.request.id)?;
-        let on = self.links.get_mut(link).filter(|on| !on.is_ending())?;
-        let port = on.port.as_ref().filter(|port| !port.used)?;
+        let record = self
+            .links
+            .get_mut(link)
+            .filter(|record| !record.is_ending())?;
+        let port = record.port.as_ref().filter(|port| !port.used)?;
         let (of, reply) = &**port.reply.as_ref()?;
         (of == request).then(|| reply.clone())
     }
@@ -548,9 +563,9 @@ impl Executor {
     pub(super) fn holds(&self, request: &LinkRequest) -> bool {
         let targets = self.xrc.as_ref().map(|xrc| &xrc.targets);
         let named = request.circuit.zip(targets);
-        named.is_some_and(|(on, targets)| {
-            let of = OfPeer::of(&request.request, &on);
-            targets.get(&on.target).is_some_and(|held| {
+        named.is_some_and(|(circuit, targets)| {
+            let of = OfPeer::of(&request.request, &circuit);
+            targets.get(&circuit.target).is_some_and(|held| {
                 held.target.is_some() && held.failing.is_none() && held.of == Some(of)
             })
         })
@@ -598,7 +613,8 @@ impl Executor {
             return;
         };
         let (srq, node, id) = (xrc.srq, xrc.node, xrc.id);
-        let (Some(on), Ok(tag)) = (request.circuit.filter(|_| holds), xrc.add_tag(link)) else {
+        let (Some(circuit), Ok(tag)) = (request.circuit.filter(|_| holds), xrc.add_tag(link))
+        else {
             // its target has failed since the request arrived
             self.add_link(link, None, None);
             self.todo.push_back(Todo::Broken(link));
@@ -624,10 +640,10 @@ impl Executor {
         let mut port = Port::new(tag, address_of(&held, request.request.listener));
         port.forgets = peer != Some(port.address);
         port.inbox = Some(request.inbox);
-        port.from = Some(on.target);
+        port.from = Some(circuit.target);
         port.peer = Some(request.request.id);
         port.node = Some(request.node);
-        xrc.use_target(on.target, link);
+        xrc.use_target(circuit.target, link);
         xrc.counts.links_accepted += 1;
         xrc.accepted.insert(request.request.id, link);
         let reply = LinkReply {

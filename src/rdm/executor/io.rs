@@ -60,11 +60,11 @@ impl Io for Executor {
 
     fn is_quiet(&mut self, link: LinkKey) -> bool {
         let under_way = |op: &RmaOp| op.link == Some(link) && op.parts != 0;
-        let reads = |on: &mut LinkQp| match on.port.as_ref() {
-            None => on.reads() != 0,
+        let reads = |record: &mut LinkQp| match record.port.as_ref() {
+            None => record.reads() != 0,
             // requests for keys too: one that the peer refuses would end the circuit of others
             Some(port) => {
-                let end = on.end.as_ref();
+                let end = record.end.as_ref();
                 port.reads != 0 || end.is_some_and(|end| end.rings.has_requests())
             }
         };
@@ -73,8 +73,8 @@ impl Io for Executor {
     }
 
     fn has_completed(&mut self, link: LinkKey) -> bool {
-        let on = self.links.get_mut(link);
-        on.is_none_or(|on| !on.is_under_way())
+        let record = self.links.get_mut(link);
+        record.is_none_or(|record| !record.is_under_way())
     }
 
     fn node_at(&self, address: Listener) -> Option<(IpAddr, u64)> {
@@ -84,12 +84,12 @@ impl Io for Executor {
 
     fn node_of(&self, link: LinkKey, peer: Option<Listener>) -> Option<(IpAddr, u64)> {
         let xrc = self.xrc.as_ref()?;
-        let Some(port) = self.links.get(link).and_then(|on| on.port.as_ref()) else {
+        let Some(port) = self.links.get(link).and_then(|record| record.port.as_ref()) else {
             return self.node_at(peer?);
         };
         let up = port.circuit.and_then(|circuit| xrc.circuits.get(circuit));
         match up {
-            Some(on) => Some((port.address.socket_addr().ip(), on.node.get())),
+            Some(circuit) => Some((port.address.socket_addr().ip(), circuit.node.get())),
             None => self.node_at(port.address),
         }
     }
@@ -231,10 +231,10 @@ impl Io for Executor {
     #[cold]
     fn keep_packet(&mut self, key: TxKey) {
         if let Some(op) = self.tx.get_mut(key)
-            && let Some(link) = op.posted_on.and_then(|link| self.links.get_mut(link))
+            && let Some(record) = op.posted_on.and_then(|link| self.links.get_mut(link))
             && let Some(slot) = op.slot.take()
         {
-            link.keep_until_removed(slot);
+            record.keep_until_removed(slot);
         }
     }
 
@@ -390,8 +390,9 @@ impl Io for Executor {
     /// That of a link that is accepted is created with its queue pair, and added to the reply
     /// (`link_cm.rs`).
     fn block(&mut self, _: PeerKey, link: LinkKey) -> (RemoteAddr, Rkey) {
-        let link = self.links.get_mut(link).and_then(|link| link.end.as_ref());
-        link.map_or((RemoteAddr::NULL, Rkey::default()), LinkEnd::block)
+        let record = self.links.get_mut(link);
+        let end = record.and_then(|record| record.end.as_ref());
+        end.map_or((RemoteAddr::NULL, Rkey::default()), LinkEnd::block)
     }
 
     fn introduced(&mut self, link: LinkKey, terms: &Terms) {
@@ -403,8 +404,8 @@ impl Io for Executor {
     }
 
     fn up(&mut self, peer: PeerKey, link: LinkKey, terms: &Terms) {
-        if let Some(link) = self.links.get_mut(link) {
-            link.down = false;
+        if let Some(record) = self.links.get_mut(link) {
+            record.down = false;
         }
         self.rma_up(peer, link, terms);
         if self.pulls.has_waiting(peer) {
@@ -414,8 +415,8 @@ impl Io for Executor {
 
     fn down(&mut self, _: PeerKey, link: LinkKey) {
         let on_circuit = self.xrc.is_some();
-        if let Some(link) = self.links.get_mut(link) {
-            link.down = on_circuit;
+        if let Some(record) = self.links.get_mut(link) {
+            record.down = on_circuit;
         }
     }
 

@@ -100,8 +100,8 @@ impl Executor {
                 continue;
             }
             let room = match (self.links.get_mut(link), &mut self.xrc) {
-                (Some(on), None) => on.has_room_for_read(most),
-                (Some(on), Some(xrc)) => xrc.has_room_for_read(on, most),
+                (Some(record), None) => record.has_room_for_read(most),
+                (Some(record), Some(xrc)) => xrc.has_room_for_read(record, most),
                 (None, _) => false,
             };
             if !room {

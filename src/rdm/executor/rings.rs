@@ -211,16 +211,16 @@ impl Executor {
     /// pair.
     pub(super) fn post_to_ring(
         &mut self,
-        on: LinkKey,
+        link: LinkKey,
         header: Header,
         key: TxKey,
         form: Form,
     ) -> Option<Post> {
-        self.links.get_mut(on)?.free_ring()?;
+        self.links.get_mut(link)?.free_ring()?;
         if form == Form::Rts {
             self.register_source(key);
         }
-        let ring = self.links.get_mut(on)?.free_ring()?;
+        let ring = self.links.get_mut(link)?.free_ring()?;
         let op = self.tx.get_mut(key)?;
         let posted = match op.announcement(key, form, &header) {
             Some(whole) => ring.post_packet(&whole),
@@ -229,7 +229,7 @@ impl Executor {
         match posted {
             RingPost::No | RingPost::Full => return None,
             RingPost::Sent => {}
-            RingPost::Ended => self.todo.push_back(Todo::Broken(on)),
+            RingPost::Ended => self.todo.push_back(Todo::Broken(link)),
         }
         (op.form, op.posted) = (form, true);
         Some(match posted {
@@ -267,17 +267,17 @@ impl Executor {
     /// Posts a packet without number to the ring of a link. `None`: it goes through the queue pair.
     pub(super) fn control_to_ring(
         &mut self,
-        on: LinkKey,
+        link: LinkKey,
         head: (&[u8; MAX_HEAD], usize),
         solicited: bool,
     ) -> Option<bool> {
-        let ring = self.links.get_mut(on)?.free_ring()?;
+        let ring = self.links.get_mut(link)?.free_ring()?;
         // SAFETY: no buffers of the application.
         match unsafe { ring.post(head, Content::None, solicited) } {
             RingPost::Sent => Some(true),
             RingPost::No | RingPost::Full => None,
             RingPost::Ended => {
-                self.todo.push_back(Todo::Broken(on));
+                self.todo.push_back(Todo::Broken(link));
                 Some(false)
             }
         }

@@ -56,14 +56,14 @@ impl Executor {
     /// also wait for earlier messages and atomics that are not complete: RMA behind the fence is
     /// executed by the device and could overtake these.
     #[inline]
-    pub(super) fn waits_for_rma(&mut self, on: LinkKey, op: TxKey) -> bool {
+    pub(super) fn waits_for_rma(&mut self, link: LinkKey, op: TxKey) -> bool {
         let any = self.rma.ops.len() != 0 || self.rma.fences != 0;
-        any && self.wait_behind_rma(on, op)
+        any && self.wait_behind_rma(link, op)
     }
 
     /// [`Self::waits_for_rma`]; the link of an operation that waits is listed in `blocked`.
     #[cold]
-    fn wait_behind_rma(&mut self, on: LinkKey, op: TxKey) -> bool {
+    fn wait_behind_rma(&mut self, link: LinkKey, op: TxKey) -> bool {
         let Some(op) = self.tx.get(op) else {
             return false;
         };
@@ -85,14 +85,14 @@ impl Executor {
             let behind_fence = self.rma.first(peer).is_some() && self.rma.ops.any(fenced);
             let ordered = message && self.rma_config.before_sends;
             let first = if ordered {
-                self.first_unposted_order(on, peer)
+                self.first_unposted_order(link, peer)
             } else {
                 None
             };
             behind_fence || first.is_some_and(|first| first < order)
         };
-        if waits && !self.rma.blocked.contains(&on) {
-            self.rma.blocked.push(on);
+        if waits && !self.rma.blocked.contains(&link) {
+            self.rma.blocked.push(link);
         }
         waits
     }
@@ -114,8 +114,11 @@ impl Executor {
     }
 
     /// The order of the first RMA operation to a peer that is not completely posted.
-    fn first_unposted_order(&mut self, on: LinkKey, peer: PeerKey) -> Option<u64> {
-        let initiator = self.links.get_mut(on).and_then(|on| on.initiator.as_ref());
+    fn first_unposted_order(&mut self, link: LinkKey, peer: PeerKey) -> Option<u64> {
+        let initiator = self
+            .links
+            .get_mut(link)
+            .and_then(|record| record.initiator.as_ref());
         let deferred = initiator.and_then(|initiator| initiator.first_deferred());
         // the context of a request is the key of its operation
         let deferred = deferred.map(|number| RmaKey::from_number(number as u32));
@@ -151,8 +154,8 @@ impl Executor {
         let Some(link) = self.executing_link(core, peer) else {
             return false;
         };
-        let on = self.links.get_mut(link);
-        let Some(initiator) = on.and_then(|on| on.initiator.as_deref_mut()) else {
+        let record = self.links.get_mut(link);
+        let Some(initiator) = record.and_then(|record| record.initiator.as_deref_mut()) else {
             return false;
         };
         // SAFETY: the caller keeps the contract of this function.
@@ -207,7 +210,7 @@ impl Executor {
         }
         match posted {
             Ok(true) => {
-                let deferred = self.rma.deferring.iter().any(|on| Some(*on) == link);
+                let deferred = self.rma.deferring.iter().any(|of| Some(*of) == link);
                 if deferred {
                     // SAFETY: as this function. Without memory the copy of the initiator remains,
                     // which ends with the link.
@@ -293,9 +296,9 @@ impl Executor {
     /// The initiator of a link.
     fn initiator(&mut self, link: LinkKey) -> Result<&mut Initiator<LinkSq>> {
         let config = self.rma_config;
-        let link = self.links.get_mut(link).ok_or(FiErrno::ENOTCONN)?;
-        if link.initiator.is_none() {
-            let end = link.end.as_ref().ok_or(FiErrno::EOPNOTSUPP)?;
+        let record = self.links.get_mut(link).ok_or(FiErrno::ENOTCONN)?;
+        if record.initiator.is_none() {
+            let end = record.end.as_ref().ok_or(FiErrno::EOPNOTSUPP)?;
             let sq = end.sq().ok_or(FiErrno::ENOTCONN)?;
             let lengths = Lengths::new(config.max_len, config.inject_size);
             let slots = sq.capacity();
@@ -308,7 +311,7 @@ impl Executor {
                 late_slab: true,
                 atomics: config.atomics,
             };
-            let introduction = link.introduction.map(|peer| {
+            let introduction = record.introduction.map(|peer| {
                 let keys = PeerKeys::new(sq.link().clone(), peer, end.connection_block());
                 (peer, keys)
             });
@@ -316,9 +319,9 @@ impl Executor {
             if let Some((peer, keys)) = introduction {
                 initiator.introduce(&peer, keys);
             }
-            link.initiator = Some(Box::new(initiator));
+            record.initiator = Some(Box::new(initiator));
         }
-        link.initiator.as_deref_mut().ok_or(FiErrno::EOPNOTSUPP)
+        record.initiator.as_deref_mut().ok_or(FiErrno::EOPNOTSUPP)
     }
 
     /// Posts what is not posted of an operation. `false`: the rest waits for room.
@@ -341,17 +344,17 @@ impl Executor {
         let Some(op) = self.rma.ops.get_mut(key) else {
             return Ok(true);
         };
-        let Some(on) = self.links.get_mut(link) else {
+        let Some(record) = self.links.get_mut(link) else {
             return Ok(false);
         };
-        let Some(initiator) = on.initiator.as_deref_mut() else {
+        let Some(initiator) = record.initiator.as_deref_mut() else {
             return Ok(false);
         };
         if op.link.is_none() {
             op.link = Some(link);
             // packets in rings are not ordered with requests
             let posted = core.posted_until(op.peer);
-            op.packets_before = posted.filter(|_| on.ring.is_none());
+            op.packets_before = posted.filter(|_| record.ring.is_none());
         }
         let (iov, desc) = (op.iov.iovecs(), op.desc);
         let whole = LocalIov::borrowed(&iov[..op.count], &desc[..op.count]);
@@ -404,7 +407,7 @@ impl Executor {
         }
         let deferred = initiator.has_deferred();
         // a part that is deferred is posted behind later packets
-        let ordered = on.ring.is_none() && !deferred;
+        let ordered = record.ring.is_none() && !deferred;
         op.first_packet_after = ordered.then(|| core.next_number(op.peer));
         if deferred && !self.rma.deferring.contains(&link) {
             self.rma.deferring.push(link);
@@ -419,8 +422,8 @@ impl Executor {
             // what is posted later has no further operation behind it
             op.request.flags -= Flags::MORE;
         }
-        let on = link.and_then(|link| self.links.get_mut(link));
-        let initiator = on.and_then(|on| on.initiator.as_deref());
+        let record = link.and_then(|link| self.links.get_mut(link));
+        let initiator = record.and_then(|record| record.initiator.as_deref());
         let delayed = initiator.is_some_and(|initiator| initiator.sq.has_delayed());
         self.rma.delayed = link.filter(|_| delayed);
         if !self.todo.is_empty() {
@@ -435,8 +438,8 @@ impl Executor {
     #[cold]
     pub(in crate::rdm) fn post_delayed(&mut self) {
         if let Some(link) = self.rma.delayed.take()
-            && let Some(on) = self.links.get_mut(link)
-            && let Some(initiator) = on.initiator.as_deref_mut()
+            && let Some(record) = self.links.get_mut(link)
+            && let Some(initiator) = record.initiator.as_deref_mut()
         {
             initiator.sq.post_delayed();
         }
@@ -446,10 +449,10 @@ impl Executor {
     #[cold]
     pub(in crate::rdm) fn run_rma(&mut self, core: &mut Core<Self>) {
         for link in std::mem::take(&mut self.rma.deferring) {
-            let Some(on) = self.links.get_mut(link) else {
+            let Some(record) = self.links.get_mut(link) else {
                 continue;
             };
-            if let Some(initiator) = on.initiator.as_deref_mut() {
+            if let Some(initiator) = record.initiator.as_deref_mut() {
                 initiator.resume();
                 if initiator.has_deferred() {
                     self.rma.deferring.push(link);
@@ -471,7 +474,7 @@ impl Executor {
                     continue;
                 };
                 let fenced = op.next == (0, 0) && self.is_behind_sends(core, op);
-                let elsewhere = op.link.is_some_and(|on| on != link);
+                let elsewhere = op.link.is_some_and(|of| of != link);
                 let earlier = self.rma.first_open(peer);
                 if fenced || elsewhere || earlier.is_some_and(|earlier| earlier < op.order) {
                     break;
@@ -519,15 +522,15 @@ impl Executor {
         wc: &Wc,
     ) {
         let failure = Failure::of(self.links.status(link, wc), self.not_executed);
-        let Some(on) = self.links.get_mut(link) else {
+        let Some(record) = self.links.get_mut(link) else {
             return;
         };
-        let end = on.end.as_ref().filter(|end| !end.rings.is_abandoned());
+        let end = record.end.as_ref().filter(|end| !end.rings.is_abandoned());
         let Some((slot, before)) = end.and_then(|end| end.rings.complete(number)) else {
             return;
         };
-        let stopped = on.stopped;
-        if on.port.is_some() {
+        let stopped = record.stopped;
+        if record.port.is_some() {
             self.room_on_circuit(link, usize::from(before) + 1);
         }
         // the context of a request is the key of its operation
@@ -554,8 +557,8 @@ impl Executor {
         }
         #[cfg(test)]
         if failure.is_none() && slot.more && std::mem::take(&mut self.breaks_atomics) {
-            let on = self.links.get_mut(link);
-            let qp = on.and_then(|on| on.qp.clone());
+            let record = self.links.get_mut(link);
+            let qp = record.and_then(|record| record.qp.clone());
             qp.map(|qp| qp.set_error());
         }
         if let Some(failure) = failure {
@@ -575,15 +578,15 @@ impl Executor {
         wc: &Wc,
     ) {
         let failure = Failure::of(self.links.status(link, wc), self.not_executed);
-        let Some(on) = self.links.get_mut(link) else {
+        let Some(record) = self.links.get_mut(link) else {
             return;
         };
         let Some(kind) = EngineRequest::of(kind.into()) else {
             return;
         };
-        let end = on.end.as_ref().filter(|end| !end.rings.is_abandoned());
+        let end = record.end.as_ref().filter(|end| !end.rings.is_abandoned());
         let again = end.is_some_and(|end| end.rings.request_ended(kind, failure.is_none()));
-        if end.is_some() && on.port.is_some() {
+        if end.is_some() && record.port.is_some() {
             self.room_on_circuit(link, 1);
         }
         if again && let Some(shared) = self.shared.upgrade() {
@@ -699,10 +702,10 @@ impl Executor {
 
     /// The terms of a link have arrived: this side can report revocations to the peer.
     pub(super) fn introduce(&mut self, link: LinkKey, terms: &Terms) {
-        let Some(on) = self.links.get_mut(link) else {
+        let Some(record) = self.links.get_mut(link) else {
             return;
         };
-        let Some(end) = on.end.as_ref().filter(|_| !terms.block_addr.is_null()) else {
+        let Some(end) = record.end.as_ref().filter(|_| !terms.block_addr.is_null()) else {
             return;
         };
         let peer = Introduction {
@@ -713,7 +716,7 @@ impl Executor {
         };
         end.rings.set_up(true);
         end.notifier().introduce(peer);
-        on.introduction = Some(peer);
+        record.introduction = Some(peer);
     }
 
     /// Remote CQ data of a peer's write has arrived.
@@ -727,8 +730,8 @@ impl Executor {
 
     /// Acknowledges the revocations of a link's peer.
     pub(in crate::rdm) fn acknowledge(&mut self, link: LinkKey) {
-        let on = self.links.get_mut(link).filter(|on| !on.down);
-        if let Some(initiator) = on.and_then(|on| on.initiator.as_deref_mut()) {
+        let record = self.links.get_mut(link).filter(|record| !record.down);
+        if let Some(initiator) = record.and_then(|record| record.initiator.as_deref_mut()) {
             initiator.acknowledge();
         }
     }
@@ -745,8 +748,11 @@ impl Executor {
     pub(in crate::rdm) fn answer_call(&mut self, core: &mut Core<Self>, call: Call) {
         match call {
             Call::Progress(link) => {
-                let on = self.links.get_mut(link).and_then(|on| on.end.as_ref());
-                if let Some(end) = on.filter(|end| end.rings.take_call()) {
+                let record = self
+                    .links
+                    .get_mut(link)
+                    .and_then(|record| record.end.as_ref());
+                if let Some(end) = record.filter(|end| end.rings.take_call()) {
                     end.notifier().notify_again();
                 }
             }
@@ -772,13 +778,13 @@ impl Executor {
             if *due > now {
                 return true;
             }
-            let on = self.links.get_mut(*link);
-            if on.as_ref().is_some_and(|on| on.down) {
+            let record = self.links.get_mut(*link);
+            if record.as_ref().is_some_and(|record| record.down) {
                 // the end of the link returns the keys
                 *due = now + LEASE;
                 return true;
             }
-            let initiator = on.and_then(|on| on.initiator.as_deref_mut());
+            let initiator = record.and_then(|record| record.initiator.as_deref_mut());
             let lease = initiator.map_or(Lease::Over, Initiator::lease_expired);
             *due = now
                 + match lease {

@@ -121,16 +121,16 @@ impl Executor {
         link: LinkKey,
         failure: &Failure,
     ) {
-        let Some(on) = self.links.get_mut(link) else {
+        let Some(record) = self.links.get_mut(link) else {
             return;
         };
-        if let Some(port) = &on.port {
+        if let Some(port) = &record.port {
             let circuit = port.circuit;
             return circuit
                 .into_iter()
                 .for_each(|it| self.circuit_request_failed(it, failure));
         }
-        on.stopped |= failure.stops();
+        record.stopped |= failure.stops();
         match failure.is_silence() {
             true => self.unacknowledged(core, link),
             false => self.broken(core, link),
@@ -143,7 +143,7 @@ impl Executor {
         if failure.stops() {
             self.links
                 .of_circuit(circuit)
-                .for_each(|on| on.stopped = true);
+                .for_each(|record| record.stopped = true);
         }
         self.break_circuit(circuit);
     }
@@ -164,7 +164,7 @@ impl Executor {
             let ends = self
                 .links
                 .of_circuit(circuit)
-                .filter_map(|on| on.end.as_ref());
+                .filter_map(|record| record.end.as_ref());
             ends.for_each(|end| end.notifier().notify_again());
         }
     }
@@ -174,13 +174,17 @@ impl Executor {
         let Some(xrc) = &mut self.xrc else {
             return;
         };
-        let Some(on) = self.links.get_mut(link).filter(|on| !on.is_ending()) else {
+        let Some(record) = self
+            .links
+            .get_mut(link)
+            .filter(|record| !record.is_ending())
+        else {
             return;
         };
-        let Some(outlet) = on.port.as_deref().and_then(|port| xrc.outlet(port)) else {
+        let Some(outlet) = record.port.as_deref().and_then(|port| xrc.outlet(port)) else {
             return;
         };
-        if let Some(end) = &on.end {
+        if let Some(end) = &record.end {
             end.rings.open(outlet);
             end.notifier().notify_again();
         }
@@ -201,13 +205,13 @@ impl Executor {
 
     /// On XRC: nothing more is posted to a link, and its circuit is not used any more.
     pub(super) fn shut_outlet(&mut self, link: LinkKey) {
-        let Some(on) = self.links.get_mut(link) else {
+        let Some(record) = self.links.get_mut(link) else {
             return;
         };
-        if let Some(end) = &on.end {
+        if let Some(end) = &record.end {
             end.shut();
         }
-        if let Some(initiator) = on.initiator.take() {
+        if let Some(initiator) = record.initiator.take() {
             self.xrc_step(XrcStep::LeaveEnd(None, Some(initiator)));
         }
     }
@@ -232,17 +236,24 @@ impl Executor {
                 _ => {}
             }
         }
-        let links: Vec<LinkKey> = self.links.of_circuit(circuit).map(|on| on.key()).collect();
+        let links: Vec<LinkKey> = self
+            .links
+            .of_circuit(circuit)
+            .map(|record| record.key())
+            .collect();
         let mut unfinished = Vec::new();
         for link in links {
-            let Some(on) = self.links.get_mut(link) else {
+            let Some(record) = self.links.get_mut(link) else {
                 continue;
             };
-            let busy = on.end.as_ref().is_some_and(|end| end.rings.has_requests());
-            if let Some(end) = &on.end {
+            let busy = record
+                .end
+                .as_ref()
+                .is_some_and(|end| end.rings.has_requests());
+            if let Some(end) = &record.end {
                 end.rings.abandon();
             }
-            let mut initiator = on.initiator.take();
+            let mut initiator = record.initiator.take();
             if busy || initiator.is_some() {
                 self.end_rma_with(link, initiator.as_deref_mut());
             }
@@ -311,8 +322,8 @@ impl Executor {
 
     /// A link to a peer is up: the outcome of operations becomes known.
     pub(super) fn rma_up(&mut self, peer: PeerKey, link: LinkKey, terms: &Terms) {
-        if let Some(on) = self.links.get_mut(link) {
-            on.device_atomics = terms.device_atomics;
+        if let Some(record) = self.links.get_mut(link) {
+            record.device_atomics = terms.device_atomics;
         }
         let earlier = |op: &RmaOp| op.peer == peer && op.link.is_some_and(|of| of != link);
         if self.rma.ops.len() != 0 {
@@ -384,19 +395,22 @@ impl Executor {
         self.rma.leases.retain(|(of, _)| *of != link);
         self.rma.deferring.retain(|of| *of != link);
         self.rma.blocked.retain(|of| *of != link);
-        let Some(on) = self.links.get_mut(link) else {
+        let Some(record) = self.links.get_mut(link) else {
             return;
         };
-        let mut initiator = on.initiator.take();
+        let mut initiator = record.initiator.take();
         self.end_rma_with(link, initiator.as_deref_mut());
-        if let Some(on) = self.links.get_mut(link) {
-            on.initiator = initiator;
+        if let Some(record) = self.links.get_mut(link) {
+            record.initiator = initiator;
         }
     }
 
     /// As [`Self::end_rma`], of a link that had this initiator.
     fn end_rma_with(&mut self, link: LinkKey, initiator: Option<&mut Initiator<LinkSq>>) {
-        let stopped = self.links.get_mut(link).is_some_and(|on| on.stopped);
+        let stopped = self
+            .links
+            .get_mut(link)
+            .is_some_and(|record| record.stopped);
         for (context, posted) in initiator.map(Initiator::take_deferred).unwrap_or_default() {
             if let Some(op) = self.rma.ops.get_mut(RmaKey::from_number(context as u32)) {
                 op.again = true;

@@ -77,12 +77,12 @@ impl Executor {
             let links = &mut self.links;
             let mut posted = PartInRing::Full;
             let result = core.send_part(peer, |link, header| {
-                let Some(link) = links.get_mut(link) else {
+                let Some(record) = links.get_mut(link) else {
                     return false;
                 };
-                if link.ring.is_none() {
+                if record.ring.is_none() {
                     posted = PartInRing::TooLong;
-                } else if let Some(ring) = link.free_ring() {
+                } else if let Some(ring) = record.free_ring() {
                     let words = ring::data(&header, receiver, offset as u64, len as u32);
                     // SAFETY: the application keeps the buffers until the operation completes.
                     posted = unsafe { ring.post_part(&words, &part) };
@@ -208,7 +208,8 @@ impl Executor {
 
     /// Enlarges the ring of a link once. `false`: it has none, or is not enlarged.
     pub(super) fn enlarge_ring(&mut self, link: LinkKey) -> bool {
-        let ring = self.links.get_mut(link).and_then(|link| link.ring.as_mut());
+        let record = self.links.get_mut(link);
+        let ring = record.and_then(|record| record.ring.as_mut());
         ring.is_some_and(|ring| ring.is_large() || ring.grow())
     }
 }

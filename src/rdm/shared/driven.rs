@@ -52,7 +52,11 @@ impl Shared {
         let Some(io) = state.as_mut().map(|state| &mut state.io) else {
             return false;
         };
-        if !io.links.get_mut(link).is_some_and(|link| link.has_rma()) {
+        if !io
+            .links
+            .get_mut(link)
+            .is_some_and(|record| record.has_rma())
+        {
             return false;
         }
         let awaited = Instant::now() < disconnected + io.answer;

@@ -49,9 +49,9 @@ impl Transport {
 
 /// The queue pair to which a link posts: its own one, or that of its circuit.
 pub(super) fn queue_pair(io: &mut Executor, link: LinkKey) -> Option<Arc<Qp>> {
-    let on = io.links.get_mut(link)?;
-    let Some(port) = &on.port else {
-        return on.qp.clone();
+    let record = io.links.get_mut(link)?;
+    let Some(port) = &record.port else {
+        return record.qp.clone();
     };
     let circuit = port.circuit?;
     io.xrc.as_mut()?.queue_mut(circuit)?.qp.clone()

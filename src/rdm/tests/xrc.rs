@@ -393,7 +393,7 @@ fn a_peer_ends_no_circuit_of_others() {
         let port = io.port_mut(link).unwrap();
         let (circuit, node) = (port.circuit.unwrap(), port.node.unwrap());
         let (address, tag) = (port.address, port.tag);
-        let on = io.xrc.as_ref().unwrap().circuits.get(circuit).unwrap();
+        let ids = io.xrc.as_ref().unwrap().circuits.get(circuit).unwrap();
         let states = |id: EndpointId, failed: Option<_>| LinkRequest {
             request: Request {
                 listener: address,
@@ -415,12 +415,15 @@ fn a_peer_ends_no_circuit_of_others() {
             presence: Presence::default(),
             failed,
         };
-        let failed = Some(on.number);
+        let failed = Some(ids.number);
         assert_eq!(io.failed_circuit(&states(stranger, failed)), None);
         // an endpoint of that node which this one has no link to
         assert_eq!(io.failed_circuit(&states(neighbour, failed)), None);
         assert_eq!(io.failed_circuit(&states(id, failed)), Some(circuit));
-        assert_eq!(io.failed_circuit(&states(id, Some(on.number.next()))), None);
+        assert_eq!(
+            io.failed_circuit(&states(id, Some(ids.number.next()))),
+            None
+        );
         assert_eq!(io.failed_circuit(&states(id, None)), None);
         // its link may have left the circuit before the request arrives
         let xrc = io.xrc.as_mut().unwrap();
@@ -670,12 +673,12 @@ fn a_close_does_not_wait_for_a_peer_that_has_ended() {
     let a = open(&Node::new().process());
     let (b, holder) = (open(&node.process()), open(&node.process()));
     exchange(&a, &b);
-    let on = a.state(|state| {
+    let ids = a.state(|state| {
         let xrc = state.io.xrc.as_ref().unwrap();
         let mut up = xrc.keys().into_iter();
         up.find_map(|key| xrc.circuits.get(key)).unwrap()
     });
-    let _held = holder.ep.shared().open_target(on.target).unwrap();
+    let _held = holder.ep.shared().open_target(ids.target).unwrap();
     // as a process that is killed, whose initiator has ended before: no target fails with it
     drop(b.ep.shared().end());
     drop(b);

@@ -208,13 +208,13 @@ pub(super) fn break_one(
     kind: u64,
     (lossy, sessions): (bool, bool),
 ) {
-    let (lossy, on) = (lossy && kind != 0, io.links.get_mut(link).unwrap());
-    on.loses |= lossy;
-    let port = on.port.as_ref();
+    let (lossy, record) = (lossy && kind != 0, io.links.get_mut(link).unwrap());
+    record.loses |= lossy;
+    let port = record.port.as_ref();
     let (circuit, from) = port.map_or((None, None), |port| (port.circuit, port.from));
     if let Some(circuit) = circuit {
         let links = io.links.of_circuit(circuit);
-        links.for_each(|on| on.loses |= lossy);
+        links.for_each(|record| record.loses |= lossy);
     }
     if kind == 1 || lossy && circuit.is_some() {
         // the core learns of it by a completion or an event
