@@ -200,7 +200,7 @@ impl SharedRx {
     pub(super) fn call_others(&self) {
         if self.store.lock().has_pending() {
             for member in self.enabled() {
-                member.driver().wake(&member.turn);
+                member.driver().wake(&member.driver_turn);
             }
         }
     }

@@ -22,7 +22,7 @@ const LOOK: u32 = 32;
 
 /// An endpoint as a source of one completion queue.
 pub(super) struct CqSource {
-    /// The endpoint, whose close removes the source from the queue and from `Shared::sources`.
+    /// The endpoint, whose close removes the source from the queue and from `Shared::cq_sources`.
     shared: Arc<Shared>,
     /// The directions whose completions the queue gets.
     sides: Vec<Side>,
@@ -122,7 +122,7 @@ impl CqSource {
         let Some(state) = guard.as_mut() else {
             return Ok(());
         };
-        state.calls = state.calls.wrapping_add(1);
+        state.progress_calls = state.progress_calls.wrapping_add(1);
         let room = sink.room();
         let rest = state.read_on(left != 0, self.reader(sink, left).as_mut());
         if rest || !state.io.completions.is_empty() {
@@ -153,7 +153,7 @@ impl CqSource {
                 _ => Ok(()),
             };
         }
-        state.calls = state.calls.wrapping_add(1);
+        state.progress_calls = state.progress_calls.wrapping_add(1);
         // under the endpoint's lock, as all changes of it
         let armed = self.armed.load(Ordering::Relaxed);
         match armed {
@@ -198,7 +198,7 @@ impl CqSource {
         (max, mut left): (usize, usize),
         rest: bool,
     ) -> Result<()> {
-        if state.calls.wrapping_sub(state.looked) >= LOOK {
+        if state.progress_calls.wrapping_sub(state.looked) >= LOOK {
             Self::look(state);
         }
         if rest {
@@ -228,7 +228,7 @@ impl CqSource {
     /// Looks at the revocations of peers.
     #[cold]
     fn look(state: &mut State) {
-        state.looked = state.calls;
+        state.looked = state.progress_calls;
         if !state.io.rma.leases.is_empty() {
             state.io.acknowledge_all();
         }
@@ -258,7 +258,7 @@ impl Source for CqSource {
         {
             match state.work() {
                 Work::Nothing => {
-                    state.calls = state.calls.wrapping_add(1);
+                    state.progress_calls = state.progress_calls.wrapping_add(1);
                     return Ok(());
                 }
                 Work::Ring(at) => {
@@ -275,7 +275,7 @@ impl Source for CqSource {
                     let mut reader = self.reader(sink, max);
                     let read = reader.as_mut().map(|reader| state.read_first(at, reader));
                     if matches!(read, Some(First::Done)) {
-                        state.calls = state.calls.wrapping_add(1);
+                        state.progress_calls = state.progress_calls.wrapping_add(1);
                         if !state.io.steps.is_empty() {
                             self.shared.after(state);
                         }

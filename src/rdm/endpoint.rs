@@ -557,17 +557,17 @@ impl Endpoint {
         let sidr: Arc<dyn CmSink> = RequestSink::new(shared, true);
         listening.listen(&sink, &sidr)?;
         let driven: Weak<dyn Driven> = shared.weak();
-        shared.driver().add(driven, &shared.turn, Some(&cq));
+        shared.driver().add(driven, &shared.driver_turn, Some(&cq));
         Ok(())
     }
 
     /// Releases what [`Self::open`] has created.
     fn release(&self, control: &mut Control) {
         let shared = self.shared();
-        shared.driver().remove(&shared.turn);
+        shared.driver().remove(&shared.driver_turn);
         // from here on nothing completes at the endpoint, so no entry is lost
         let mut ended = shared.end();
-        let sources = std::mem::take(&mut *shared.sources.lock());
+        let sources = std::mem::take(&mut *shared.cq_sources.lock());
         for ((cq, object), source) in control.sources.drain(..).zip(sources) {
             // keeps the entries that the application has not read
             cq.finish_source(&object, |sink| {
@@ -589,7 +589,7 @@ impl Endpoint {
         let counts = state.io.counts();
         info_log!(EpCtrl, "counts: {counts}");
         shared.domain.note_counts(&counts);
-        let entries = state.kept_places();
+        let entries = state.kept_receives();
         let left = state.io.close(shared);
         if let Some(context) = &control.context {
             context.leave(shared);
@@ -760,7 +760,7 @@ impl Endpoint {
             let source = CqSource::new(shared, sides, counts || cq.waits())?;
             let object: Arc<dyn Source> = Arc::clone(&source) as _;
             cq.add_source(Arc::clone(&object))?;
-            shared.sources.lock().push(source);
+            shared.cq_sources.lock().push(source);
             for counter in counters() {
                 counter.watch(&cq);
             }

@@ -109,7 +109,7 @@ pub(super) struct Executor {
     pub(super) max_links: usize,
     pub(super) tx: Slab<TxMark, Operation>,
     pub(super) rx: Receives,
-    sources: SourceKeys,
+    source_keys: SourceKeys,
     pulls: Pulls,
     pub(super) streams: Streams,
     pub(super) paces: Paces,
@@ -182,7 +182,7 @@ pub(super) struct Executor {
     messages: usize,
     pub(super) results: Results,
     /// Links whose next packet waits for memory.
-    short: Vec<LinkKey>,
+    waiting_for_memory: Vec<LinkKey>,
     /// Links on which the device has refused a request although its send queue has room: the driver
     /// posts it again.
     again: Vec<LinkKey>,
@@ -277,7 +277,7 @@ impl Executor {
             max_links: sizes.max_links,
             tx: Slab::new(),
             rx,
-            sources: keys.0,
+            source_keys: keys.0,
             pulls: keys.1,
             streams: Streams::default(),
             paces: Paces::default(),
@@ -324,7 +324,7 @@ impl Executor {
             arriving: None,
             messages: 0,
             results: Results::default(),
-            short: Vec::new(),
+            waiting_for_memory: Vec::new(),
             again: Vec::new(),
             found_for_others: false,
             vector: None,
@@ -457,11 +457,11 @@ impl Executor {
     #[inline]
     fn sent(&mut self, core: &mut Core<Self>, link: LinkKey, position: u16, wc: &Wc) {
         let status = self.links.status(link, wc);
-        let (memory, short) = (&mut self.memory, &mut self.short);
+        let (memory, waiting) = (&mut self.memory, &mut self.waiting_for_memory);
         let todo = &mut self.todo;
         let completed = self.links.completed(link, position, |slot| {
             memory.give_back(slot);
-            todo.extend(short.drain(..).map(Todo::Room));
+            todo.extend(waiting.drain(..).map(Todo::Room));
         });
         if let Some(read) = completed.read {
             self.read_ended(read, link, Some(status.0));
@@ -491,7 +491,7 @@ impl Executor {
         if op.is_of_application() {
             match (result, source.take_if(|_| op.fin.is_none())) {
                 (Err(error), Some(source)) => {
-                    let source = self.sources.withdraw(source);
+                    let source = self.source_keys.withdraw(source);
                     let failed = Some((op.completion(), error));
                     self.steps.push(Step::Withdraw(source, failed));
                 }

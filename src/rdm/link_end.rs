@@ -187,7 +187,7 @@ impl std::fmt::Debug for LinkRings {
 
 /// What a link asks of the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Call {
+pub(super) enum DriverRequest {
     /// Deferred operations, or notifications, are to be retried.
     Progress(LinkKey),
     /// The keys of the peer are held: their lease begins.
@@ -242,9 +242,9 @@ impl LinkRings {
         self.shut();
     }
 
-    fn call(&self, call: Call) {
+    fn request_driver(&self, request: DriverRequest) {
         if let Some(shared) = self.shared.upgrade() {
-            shared.call(call);
+            shared.request_driver(request);
         }
     }
 
@@ -318,7 +318,7 @@ impl LinkRings {
 
     fn request_progress(&self) {
         if !self.called.swap(true, Ordering::SeqCst) {
-            self.call(Call::Progress(self.key));
+            self.request_driver(DriverRequest::Progress(self.key));
         }
     }
 
@@ -337,7 +337,7 @@ impl LinkRings {
                 }
             }
         }
-        self.call(Call::Sever(self.key));
+        self.request_driver(DriverRequest::Sever(self.key));
     }
 }
 
@@ -464,7 +464,8 @@ impl Link for RdmLink {
     fn set_holds_keys(&self, _: bool) {}
 
     fn start_lease(&self) {
-        self.rings.call(Call::Lease(self.rings.key));
+        self.rings
+            .request_driver(DriverRequest::Lease(self.rings.key));
     }
 }
 

@@ -42,7 +42,7 @@ const QUIET: u32 = 64;
 /// Of so many polls of the device, one looks for hot rings that are not used.
 const COOLING: u32 = 1024;
 
-/// What a call that finds a packet or an entry adds to [`State::turn`].
+/// What a call that finds a packet or an entry adds to [`State::device_turn`].
 const TURN: u32 = CALLS_QUIET / CALLS_FOUND;
 
 /// The result of [`State::read_first`].
@@ -82,7 +82,7 @@ pub(super) enum Work {
 /// How often the application calls.
 #[derive(Debug)]
 pub(super) struct Pace {
-    /// [`State::calls`] at the last look, and its time.
+    /// [`State::progress_calls`] at the last look, and its time.
     calls: u32,
     at: Instant,
     /// The calls before it were [`SLOW`].
@@ -117,7 +117,7 @@ impl State {
             && self.io.bytes_read == 0
             && !self.core.has_reports()
             && self.failed.is_none();
-        if !usual || self.turn >= CALLS_QUIET {
+        if !usual || self.device_turn >= CALLS_QUIET {
             return Work::Any;
         }
         if !self.io.completions.is_empty() {
@@ -126,9 +126,9 @@ impl State {
         if let Some(at) = self.next_ready() {
             return Work::Ring(at);
         }
-        self.turn += self.step;
+        self.device_turn += self.step;
         // the call that has the device's turn polls it
-        match self.turn < CALLS_QUIET && self.behind.is_none() {
+        match self.device_turn < CALLS_QUIET && self.behind.is_none() {
             true => Work::Nothing,
             false => Work::Any,
         }
@@ -166,8 +166,8 @@ impl State {
     /// Decides how often the device is polled from now on, after a poll.
     #[inline]
     pub(super) fn set_step(&mut self) {
-        if self.calls.wrapping_sub(self.pace.calls) >= TIMED {
-            self.pace.look(self.calls, Instant::now());
+        if self.progress_calls.wrapping_sub(self.pace.calls) >= TIMED {
+            self.pace.look(self.progress_calls, Instant::now());
         }
         self.step = match self.quiet < QUIET || self.io.rma.ops.len() != 0 {
             // only the device has news
@@ -185,7 +185,9 @@ impl State {
         let Some(&Hot { link, ring }) = self.io.links.hot.get(at) else {
             return false;
         };
-        if self.turn + TURN >= CALLS_QUIET || self.behind.is_some_and(|behind| behind != link) {
+        if self.device_turn + TURN >= CALLS_QUIET
+            || self.behind.is_some_and(|behind| behind != link)
+        {
             return false;
         }
         self.next_hot = at;
@@ -232,13 +234,13 @@ impl State {
         self.behind = Some(link);
         // SAFETY: as above.
         let last = || self.io.links.hot.len() == 1 && unsafe { !ring.is_ready() };
-        if ends || self.turn + TURN >= CALLS_QUIET || !reader.is_full() && !last() {
+        if ends || self.device_turn + TURN >= CALLS_QUIET || !reader.is_full() && !last() {
             // the ring has the rest of the run
             self.next_hot = if reader.is_full() { at + 1 } else { at };
             return First::Entry;
         }
         self.next_hot = at + 1;
-        self.turn += TURN;
+        self.device_turn += TURN;
         First::Done
     }
 
@@ -266,8 +268,8 @@ impl State {
         if !self.io.streams.is_idle() {
             self.run_streams();
         }
-        self.turn += TURN;
-        self.turn >= CALLS_QUIET || self.io.bytes_read != 0 || self.core.has_reports()
+        self.device_turn += TURN;
+        self.device_turn >= CALLS_QUIET || self.io.bytes_read != 0 || self.core.has_reports()
     }
 
     /// As [`Self::read_from`], of all hot rings, whether they have packets or not.
@@ -279,8 +281,8 @@ impl State {
                 if !self.io.streams.is_idle() {
                     self.run_streams();
                 }
-                self.turn += self.step;
-                self.turn >= CALLS_QUIET
+                self.device_turn += self.step;
+                self.device_turn >= CALLS_QUIET
             }
         };
         rest || self.io.links.hot.is_empty() || self.core.has_reports()
@@ -292,8 +294,8 @@ impl State {
     /// As [`Self::poll`].
     pub(super) fn poll_rest(&mut self) -> Result<()> {
         let reads = self.io.bytes_read != 0;
-        if self.turn >= CALLS_QUIET || reads || self.io.links.hot.is_empty() {
-            self.turn = 0;
+        if self.device_turn >= CALLS_QUIET || reads || self.io.links.hot.is_empty() {
+            self.device_turn = 0;
             // messages of peers that do not go on with them
             if !self.io.streams.is_empty() {
                 self.run_streams();
@@ -310,7 +312,7 @@ impl State {
 
     #[inline(never)]
     fn run_streams(&mut self) {
-        let call = (Instant::now(), self.calls);
+        let call = (Instant::now(), self.progress_calls);
         self.io.run_streams(&mut self.core, call);
         self.settle();
     }
@@ -372,8 +374,8 @@ impl State {
         };
         sink.complete(completion);
         sent.pop_front();
-        self.calls = self.calls.wrapping_add(1);
-        self.turn += TURN;
+        self.progress_calls = self.progress_calls.wrapping_add(1);
+        self.device_turn += TURN;
         true
     }
 
@@ -383,9 +385,9 @@ impl State {
         if !self.io.streams.is_empty() {
             self.run_streams();
         }
-        self.turn += TURN;
-        if self.turn >= CALLS_QUIET {
-            self.turn = 0;
+        self.device_turn += TURN;
+        if self.device_turn >= CALLS_QUIET {
+            self.device_turn = 0;
             // a call without entries reports a failure
             let _ = self.poll();
         }

@@ -28,7 +28,7 @@ use super::endpoint::EndpointConfig;
 use super::executor::{Executor, Todo};
 use super::iov::MAX_IOV;
 use super::link_cm::LinkCm;
-use super::link_end::{CIRCUIT_RMA, Call, LinkEnd, RMA_REQUESTS};
+use super::link_end::{CIRCUIT_RMA, DriverRequest, LinkEnd, RMA_REQUESTS};
 use super::link_ring::LinkRing;
 use super::listening::Listening;
 use super::parked_ids::ParkedIds;
@@ -70,13 +70,13 @@ pub(super) struct State {
     peers: Vec<Option<PeerKey>>,
     /// Addresses of peers for `fi_cq_readfrom`, by the peer's place, each with the sum of the
     /// generation of the address vector and the count of [`Core::names`] at which it was found.
-    sources: Vec<(u64, u64)>,
+    source_addresses: Vec<(u64, u64)>,
     /// The scope of link-local addresses of peers.
     scope: u32,
     /// Number of calls of the application that have made progress; wraps.
-    pub(super) calls: u32,
+    pub(super) progress_calls: u32,
     /// The same when the driver was called last.
-    calls_seen: u32,
+    progress_calls_seen: u32,
     /// The time, in ns, of the last call of the driver that has found a change of it.
     polled_at: u64,
     /// Why it serves nothing any more: `EOVERRUN`, the device queue has lost completions; `EOTHER`,
@@ -84,14 +84,14 @@ pub(super) struct State {
     pub(super) failed: Option<FiErrno>,
     /// Number of receives of the shared receive context that are not posted any more and keep their
     /// place in its size, as the context counts them.
-    places: usize,
+    kept_receives: usize,
     /// There was no memory for a receive, which was logged.
-    short: bool,
+    enomem_logged: bool,
     /// Sources may be armed.
     pub(super) sleepers: bool,
     /// Counts the progress calls since the last poll of the device (`rings.rs`).
-    pub(super) turn: u32,
-    /// What a progress call without a packet in a hot ring adds to `turn`.
+    pub(super) device_turn: u32,
+    /// What a progress call without a packet in a hot ring adds to `device_turn`.
     pub(super) step: u32,
     /// Number of polls of the device without a completion since the last one with a completion.
     pub(super) quiet: u32,
@@ -100,7 +100,7 @@ pub(super) struct State {
     pub(super) next_hot: usize,
     /// The link in whose ring messages were read last, if [`Self::end_run`] has to follow.
     pub(super) behind: Option<LinkKey>,
-    /// [`Self::calls`] at the last look at the revocations of peers.
+    /// [`Self::progress_calls`] at the last look at the revocations of peers.
     pub(super) looked: u32,
     /// Number of polls of all rings; wraps.
     pub(super) polls: u32,
@@ -114,7 +114,7 @@ pub(super) struct State {
     /// The driver was woken, and has not called [`Driven::drive`] since.
     woken: bool,
     /// The driver's part in delayed requests.
-    watch: driven::Watch,
+    delay_watch: driven::DelayWatch,
 }
 
 impl std::fmt::Debug for State {
@@ -131,7 +131,7 @@ pub(super) struct Shared {
     pub(super) config: EndpointConfig,
     pub(super) counters: Arc<Counters>,
     driver: Arc<Driver>,
-    pub(super) turn: Arc<Turn>,
+    pub(super) driver_turn: Arc<Turn>,
     /// The process that has opened the endpoint; a child of it has no use of the objects.
     process: u32,
     /// Time 0 of the core.
@@ -142,11 +142,11 @@ pub(super) struct Shared {
     /// `None` before enabling and after closing.
     state: biased_lock::Mutex<Option<State>>,
     /// The sources of the endpoint's completion queues.
-    pub(super) sources: Mutex<Vec<Arc<CqSource>>>,
+    pub(super) cq_sources: Mutex<Vec<Arc<CqSource>>>,
     /// Identifiers that are destroyed when their port is active.
     pub(super) parked: ParkedIds,
     /// What links ask of the driver.
-    calls: Mutex<Vec<Call>>,
+    driver_requests: Mutex<Vec<DriverRequest>>,
     /// Counters of the peers' operations, bound before the endpoint is enabled, and the event cell
     /// in which the peers count them.
     pub(super) remote_counters: Mutex<Vec<(Event, Arc<Counter>)>>,
@@ -159,7 +159,7 @@ pub(super) struct Shared {
     pub(super) panics: std::sync::atomic::AtomicBool,
     /// So many targets cannot be opened, for lack of descriptors.
     #[cfg(test)]
-    pub(super) short: std::sync::atomic::AtomicU32,
+    pub(super) missing_descriptors: std::sync::atomic::AtomicU32,
 }
 
 impl std::fmt::Debug for Shared {
@@ -182,15 +182,15 @@ impl Shared {
             config,
             counters: Arc::default(),
             driver,
-            turn: Arc::default(),
+            driver_turn: Arc::default(),
             process: std::process::id(),
             begin: Instant::now(),
             listening: OnceLock::new(),
             context: OnceLock::new(),
             state: biased_lock::Mutex::new(None),
-            sources: Mutex::default(),
+            cq_sources: Mutex::default(),
             parked: ParkedIds::default(),
-            calls: Mutex::default(),
+            driver_requests: Mutex::default(),
             remote_counters: Mutex::default(),
             cell: OnceLock::new(),
             #[cfg(test)]
@@ -198,7 +198,7 @@ impl Shared {
             #[cfg(test)]
             panics: false.into(),
             #[cfg(test)]
-            short: 0.into(),
+            missing_descriptors: 0.into(),
         });
         let mut all = ALL.lock();
         all.retain(|shared| shared.strong_count() != 0);
@@ -362,13 +362,13 @@ impl Shared {
         // the driver posts operations that wait
         let waits = state.io.rma.waits() && !std::mem::replace(&mut state.io.rma.called, true);
         // without a further operation the driver posts what was delayed
-        let delayed = state.io.rma.delayed.is_some() && state.watch.begins();
+        let delayed = state.io.rma.delayed.is_some() && state.delay_watch.begins();
         let again = state.io.posts_again();
         let due =
             !state.io.steps.is_empty() || state.core.is_retimed() || waits || delayed || again;
         if due && !state.woken {
             state.woken = true;
-            self.driver.wake(&self.turn);
+            self.driver.wake(&self.driver_turn);
         }
         self.wake_readers(state);
         self.follow(state);
@@ -378,9 +378,9 @@ impl Shared {
     #[inline]
     fn follow(&self, state: &mut State) {
         if let Some(context) = self.context.get() {
-            let mut places = state.places;
-            context.follow(&mut places, state);
-            state.places = places;
+            let mut kept = state.kept_receives;
+            context.follow(&mut kept, state);
+            state.kept_receives = kept;
             if std::mem::take(&mut state.io.found_for_others) {
                 context.call_others();
             }
@@ -454,9 +454,9 @@ impl Shared {
     }
 
     /// Asks the driver for something. Acquires leaf locks alone.
-    pub(super) fn call(&self, call: Call) {
-        self.calls.lock().push(call);
-        self.driver.wake(&self.turn);
+    pub(super) fn request_driver(&self, request: DriverRequest) {
+        self.driver_requests.lock().push(request);
+        self.driver.wake(&self.driver_turn);
     }
 
     /// Polls, unless another thread or the caller holds the endpoint's lock.
@@ -558,7 +558,7 @@ impl Shared {
         if let Some(state) = self.lock().as_mut() {
             state.io.links.begin_drain(link);
         }
-        self.driver.wake(&self.turn);
+        self.driver.wake(&self.driver_turn);
     }
 
     /// The queue pair of a link consumes no receive any more: it is in its error state.
@@ -567,7 +567,7 @@ impl Shared {
             io.links.last_receive(link);
             core.broken(link, io);
         });
-        self.driver.wake(&self.turn);
+        self.driver.wake(&self.driver_turn);
     }
 
     /// All endpoints that this process has opened.
@@ -606,16 +606,16 @@ impl State {
             io,
             vector,
             peers: Vec::new(),
-            sources: Vec::new(),
+            source_addresses: Vec::new(),
             scope,
-            calls: 0,
-            calls_seen: 0,
+            progress_calls: 0,
+            progress_calls_seen: 0,
             polled_at: 0,
             failed: None,
-            places: 0,
-            short: false,
+            kept_receives: 0,
+            enomem_logged: false,
             sleepers: false,
-            turn: 0,
+            device_turn: 0,
             step: 0,
             quiet: 0,
             pace: Pace::new(),
@@ -628,15 +628,15 @@ impl State {
             #[cfg(test)]
             busy: false,
             woken: false,
-            watch: driven::Watch::Off,
+            delay_watch: driven::DelayWatch::Off,
         };
         this.set_step();
         this
     }
 
     /// Number of receives whose places the context counts.
-    pub(super) fn kept_places(&self) -> usize {
-        self.places
+    pub(super) fn kept_receives(&self) -> usize {
+        self.kept_receives
     }
 
     /// The device queue in which all requests complete.
@@ -710,7 +710,7 @@ impl State {
     pub(super) fn post_receives(&mut self) {
         let needed = self.core.receives_needed();
         if let Err(error) = self.io.post_receives(needed)
-            && !std::mem::replace(&mut self.short, true)
+            && !std::mem::replace(&mut self.enomem_logged, true)
         {
             warn_log!(EpData, "no memory for packets of further peers: {error}");
         }

@@ -49,8 +49,8 @@ impl Executor {
         };
         // SAFETY: the caller keeps the buffer until the operation completes; see
         // `Self::register_source`.
-        let registered = unsafe { self.sources.register(buffer) }.ok();
-        if let Some(old) = self.sources.replaced() {
+        let registered = unsafe { self.source_keys.register(buffer) }.ok();
+        if let Some(old) = self.source_keys.replaced() {
             self.steps.push(Step::Withdraw(Some(old), None));
         }
         // without a registration the receiver asks for parts

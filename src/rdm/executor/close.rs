@@ -63,16 +63,16 @@ impl Executor {
         steps.extend(self.close_circuits());
         for key in self.tx.keys_where(|op| op.source.is_some()) {
             if let Some(source) = self.tx.get_mut(key).and_then(|op| op.source.take()) {
-                let source = self.sources.withdraw(source);
+                let source = self.source_keys.withdraw(source);
                 self.steps.push(Step::Withdraw(source, None));
             }
         }
         for key in self.rx.arrivals.keys_where(|it| it.push.is_some()) {
             let push = self.rx.arrivals.get_mut(key).and_then(|it| it.push.take());
-            let busy = push.and_then(|push| push.sink.end(&mut self.sources).err());
+            let busy = push.and_then(|push| push.sink.end(&mut self.source_keys).err());
             self.sinks.extend(busy.map(|sink| (sink, key)));
         }
-        let recent = self.sources.take_recent();
+        let recent = self.source_keys.take_recent();
         self.steps
             .extend(recent.map(|source| Step::Withdraw(Some(source), None)));
         steps.append(&mut self.steps);

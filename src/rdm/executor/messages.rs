@@ -352,7 +352,7 @@ impl Executor {
         if let Some(mut arrival) = self.rx.arrivals.remove(key) {
             let peer = arrival.origin.peer;
             let push = arrival.push.take();
-            match push.map(|push| push.sink.end(&mut self.sources)) {
+            match push.map(|push| push.sink.end(&mut self.source_keys)) {
                 // its sender, or another peer, is writing
                 Some(Err(sink)) => {
                     self.steps.push(Step::EndSink(sink, Box::new(arrival)));

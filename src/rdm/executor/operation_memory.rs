@@ -82,8 +82,9 @@ impl Executor {
     /// A slot was given back: the links that wait for one continue.
     #[inline]
     pub(super) fn has_memory(&mut self) {
-        if !self.short.is_empty() {
-            self.todo.extend(self.short.drain(..).map(Todo::Room));
+        if !self.waiting_for_memory.is_empty() {
+            self.todo
+                .extend(self.waiting_for_memory.drain(..).map(Todo::Room));
         }
     }
 
@@ -107,8 +108,8 @@ impl Executor {
     #[cold]
     pub(super) fn wait_for_memory(&mut self, link: LinkKey) {
         if self.frees_memory() {
-            if !self.short.contains(&link) {
-                self.short.push(link);
+            if !self.waiting_for_memory.contains(&link) {
+                self.waiting_for_memory.push(link);
             }
         } else {
             let is_listed = |todo: &Todo| matches!(todo, Todo::NoMemory(of) if *of == link);

@@ -58,9 +58,9 @@ impl Executor {
             // SAFETY: the application keeps the buffer until the operation is reported. Before that
             // the source is released: at success, before the entry can be read, and at a failure by
             // the step that reports it.
-            let source = unsafe { self.sources.register(&buffer.iovec()) };
+            let source = unsafe { self.source_keys.register(&buffer.iovec()) };
             op.source = source.ok();
-            if let Some(old) = self.sources.replaced() {
+            if let Some(old) = self.source_keys.replaced() {
                 self.steps.push(Step::Withdraw(Some(old), None));
             }
         }
@@ -391,7 +391,9 @@ impl Executor {
             PullState::Reads => {}
             PullState::Failed => self.fail_arrival(key, false),
             // the sender is writing: it is tried again
-            PullState::Refused if !arrival.end_push(&mut self.sources) => self.streams.begin(key),
+            PullState::Refused if !arrival.end_push(&mut self.source_keys) => {
+                self.streams.begin(key)
+            }
             PullState::Refused => {
                 #[cfg(test)]
                 {
@@ -442,7 +444,7 @@ impl Executor {
     pub(in crate::rdm) fn revoke_sources(&mut self) {
         for key in self.tx.keys_where(|op| op.source.is_some()) {
             if let Some(source) = self.tx.get_mut(key).and_then(|op| op.source.take()) {
-                let withdrawn = self.sources.withdraw(source);
+                let withdrawn = self.source_keys.withdraw(source);
                 assert!(withdrawn.is_some_and(|it| it.end().is_ok()));
             }
         }
@@ -452,7 +454,7 @@ impl Executor {
     /// receiver reads it nevertheless, the driver waits for that.
     #[inline]
     pub(super) fn release_source(&mut self, source: Source) {
-        if let Some(busy) = self.sources.release(source) {
+        if let Some(busy) = self.source_keys.release(source) {
             self.steps.push(Step::Withdraw(Some(busy), None));
         }
     }

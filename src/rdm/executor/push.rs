@@ -90,8 +90,8 @@ impl Executor {
         }
         // SAFETY: the application keeps the buffer until the receive is reported. Before that the
         // sink has ended, or its sender has stated that it has written.
-        let sink = unsafe { self.sources.open_sink(&piece) }.ok()?;
-        let replaced = self.sources.replaced();
+        let sink = unsafe { self.source_keys.open_sink(&piece) }.ok()?;
+        let replaced = self.source_keys.replaced();
         self.withdraw(replaced);
         let to = (RemoteAddr::new(piece.iov_base as u64), sink.rkey());
         let sink = Sink::Open(sink);
@@ -102,7 +102,7 @@ impl Executor {
     #[inline]
     fn release_sink(&mut self, push: Option<Push>) {
         let busy = match push.map(|push| push.sink) {
-            Some(Sink::Open(source)) => self.sources.release(source),
+            Some(Sink::Open(source)) => self.source_keys.release(source),
             Some(Sink::Ends(withdrawn)) => Some(withdrawn),
             None => None,
         };
@@ -399,7 +399,7 @@ impl Executor {
         if whole && open {
             let push = arrival.push.take();
             self.release_sink(push);
-        } else if !arrival.end_push(&mut self.sources) {
+        } else if !arrival.end_push(&mut self.source_keys) {
             // another process writes, which has guessed the key
             return;
         }
@@ -469,7 +469,7 @@ impl Executor {
             return;
         };
         let peer = arrival.origin.peer;
-        if !arrival.end_push(&mut self.sources) {
+        if !arrival.end_push(&mut self.source_keys) {
             // the sender is writing
             return self.streams.begin(key);
         }

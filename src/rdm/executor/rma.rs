@@ -20,7 +20,7 @@ use crate::rdm::core::ops::Uses;
 use crate::rdm::core::peer::PeerKey;
 use crate::rdm::core::{Core, Origin, SendOp};
 use crate::rdm::iov::{Iov, MAX_IOV};
-use crate::rdm::link_end::{Call, LinkSq};
+use crate::rdm::link_end::{DriverRequest, LinkSq};
 use crate::rdm::operations::{Kind, Operation, PAYLOAD, TxKey};
 use crate::rdm::rma::{Fault, Notice, RmaKey, RmaOp};
 use crate::verbs::Wc;
@@ -590,7 +590,7 @@ impl Executor {
             self.room_on_circuit(link, 1);
         }
         if again && let Some(shared) = self.shared.upgrade() {
-            shared.call(Call::Progress(link));
+            shared.request_driver(DriverRequest::Progress(link));
         }
         if let Some(failure) = failure {
             info_log!(EpData, "{kind:?} of {link:?} failed: {failure:?}");
@@ -745,9 +745,13 @@ impl Executor {
     }
 
     /// Does what a link has asked the driver for.
-    pub(in crate::rdm) fn answer_call(&mut self, core: &mut Core<Self>, call: Call) {
-        match call {
-            Call::Progress(link) => {
+    pub(in crate::rdm) fn serve_driver_request(
+        &mut self,
+        core: &mut Core<Self>,
+        request: DriverRequest,
+    ) {
+        match request {
+            DriverRequest::Progress(link) => {
                 let record = self
                     .links
                     .get_mut(link)
@@ -756,12 +760,12 @@ impl Executor {
                     end.notifier().notify_again();
                 }
             }
-            Call::Lease(link) => {
+            DriverRequest::Lease(link) => {
                 if !self.rma.leases.iter().any(|(of, _)| *of == link) {
                     self.rma.leases.push((link, Instant::now() + LEASE));
                 }
             }
-            Call::Sever(link) => {
+            DriverRequest::Sever(link) => {
                 // they are in the error state: no event reports that
                 for target in self.targets_of(link) {
                     self.break_target(target.number());

@@ -72,7 +72,7 @@ impl Shared {
         {
             use std::sync::atomic::Ordering::Relaxed;
             let left = self
-                .short
+                .missing_descriptors
                 .fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1));
             if left.is_ok() {
                 return Err(FiErrno::EMFILE);

@@ -25,7 +25,7 @@ const PERIOD: Duration = Duration::from_millis(1);
 /// The driver's part in requests that wait for a further operation (`FI_MORE`): it posts them if
 /// the application makes no further call for [`PERIOD`] to two times that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Watch {
+pub(super) enum DelayWatch {
     Off,
     /// The driver was woken.
     Begun,
@@ -33,7 +33,7 @@ pub(super) enum Watch {
     Waits,
 }
 
-impl Watch {
+impl DelayWatch {
     /// Begins it. Returns whether the driver must be woken.
     pub(super) fn begins(&mut self) -> bool {
         let off = *self == Self::Off;
@@ -73,19 +73,19 @@ impl Shared {
     /// Whether the driver was woken only for requests that wait for a further operation, which
     /// still may follow.
     fn waits_for_more(&self) -> bool {
-        let idle = self.calls.lock().is_empty();
+        let idle = self.driver_requests.lock().is_empty();
         let sleeps = |source: &Arc<CqSource>| source.is_armed();
-        if !idle || self.sources.lock().iter().any(sleeps) {
+        if !idle || self.cq_sources.lock().iter().any(sleeps) {
             return false;
         }
         let mut guard = self.lock_for_rma();
         let Some(state) = guard.as_mut() else {
             return false;
         };
-        let begun = state.watch == Watch::Begun;
+        let begun = state.delay_watch == DelayWatch::Begun;
         let waits = begun && state.io.rma.delayed.is_some() && state.io.steps.is_empty();
         if waits {
-            (state.watch, state.woken) = (Watch::Waits, false);
+            (state.delay_watch, state.woken) = (DelayWatch::Waits, false);
         }
         waits
     }
@@ -98,22 +98,27 @@ impl Driven for Shared {
         }
         #[cfg(test)]
         assert!(!self.panics.load(Ordering::Relaxed), "planted");
-        let calls = std::mem::take(&mut *self.calls.lock());
+        let requests = std::mem::take(&mut *self.driver_requests.lock());
         let mut guard = self.lock();
         let state = guard.as_mut()?;
         state.woken = false;
-        state.watch = Watch::Off;
+        state.delay_watch = DelayWatch::Off;
         #[cfg(test)]
         {
             state.drives += 1;
         }
         state.core.set_now(self.now());
-        let polls = state.calls != std::mem::replace(&mut state.calls_seen, state.calls);
+        let polls = state.progress_calls
+            != std::mem::replace(&mut state.progress_calls_seen, state.progress_calls);
         let auto = self.config.auto;
         let cq = state.device_queue();
         // The event that the driver has taken may be that for which a reader has armed the queue,
         // and the reader's completion may come later than those that are polled below.
-        let sleeper = self.sources.lock().iter().any(|source| source.is_armed());
+        let sleeper = self
+            .cq_sources
+            .lock()
+            .iter()
+            .any(|source| source.is_armed());
         let armed = match auto {
             _ if sleeper => cq.arm(),
             true if polls => Ok(()),
@@ -133,8 +138,8 @@ impl Driven for Shared {
             state.stop_streams();
         }
         let mut empty = state.poll_all();
-        for call in calls {
-            state.io.answer_call(&mut state.core, call);
+        for request in requests {
+            state.io.serve_driver_request(&mut state.core, request);
             state.settle();
         }
         let lease = state.io.tend_leases(Instant::now());

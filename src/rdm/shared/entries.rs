@@ -16,7 +16,7 @@ impl State {
         // the generation and the count only grow, so each change of either one changes the sum
         let generation = vector.generation().wrapping_add(self.core.names());
         let place = peer.place();
-        if let Some((seen, addr)) = self.sources.get(place)
+        if let Some((seen, addr)) = self.source_addresses.get(place)
             && *seen == generation
         {
             return *addr;
@@ -31,17 +31,17 @@ impl State {
             vector.source(&all)
         });
         let addr = found.map_or(Completion::NO_ADDR, |addr| addr.0);
-        if self.sources.len() <= place {
-            self.sources.resize(place + 1, (u64::MAX, 0));
+        if self.source_addresses.len() <= place {
+            self.source_addresses.resize(place + 1, (u64::MAX, 0));
         }
-        self.sources[place] = (generation, addr);
+        self.source_addresses[place] = (generation, addr);
         addr
     }
 
     /// The core has freed peers: their places name others later.
     pub(super) fn forget_freed(&mut self) {
         for peer in self.io.freed.drain(..) {
-            if let Some(source) = self.sources.get_mut(peer.place()) {
+            if let Some(source) = self.source_addresses.get_mut(peer.place()) {
                 *source = (u64::MAX, 0);
             }
         }

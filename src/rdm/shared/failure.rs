@@ -32,7 +32,7 @@ impl Shared {
     #[cold]
     pub(super) fn wake_sources(&self, state: &mut State) {
         state.sleepers = false;
-        for source in &*self.sources.lock() {
+        for source in &*self.cq_sources.lock() {
             if source.is_armed() && (source.has(state) || state.failed.is_some()) {
                 source.wake();
             }

@@ -85,7 +85,7 @@ fn a_panic_of_the_driver_ends_the_waits() {
         waits_end(&domain, transport, FiErrno::EOTHER, |end| {
             let shared = end.ep.shared();
             shared.panics.store(true, Ordering::Relaxed);
-            shared.driver().wake(&shared.turn);
+            shared.driver().wake(&shared.driver_turn);
         });
     });
 }

@@ -235,9 +235,11 @@ fn a_process_without_descriptors_answers_busy() {
         open_at(&node.process(), at(3)),
     );
     exchange(&a, &b);
-    c.ep.shared().short.store(3, Ordering::Relaxed);
+    c.ep.shared()
+        .missing_descriptors
+        .store(3, Ordering::Relaxed);
     exchange(&a, &c);
-    assert_eq!(c.ep.shared().short.load(Ordering::Relaxed), 0);
+    assert_eq!(c.ep.shared().missing_descriptors.load(Ordering::Relaxed), 0);
     let counts = a.state(|state| {
         let counts = &state.io.xrc.as_ref().unwrap().counts;
         (
