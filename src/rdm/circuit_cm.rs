@@ -159,12 +159,12 @@ impl InitiatorCm {
         let reply = CircuitReply::decode(reply).map_err(|_| FiErrno::ECONNREFUSED)?;
         qp.advance_to_rts(&id)?;
         id.establish()?;
-        shared.change(|core, io| io.circuit_up(core, self.circuit, &reply));
+        shared.apply_event(|core, io| io.circuit_up(core, self.circuit, &reply));
         Ok(())
     }
 
     fn failed(&self, shared: &Shared, failure: Failure) {
-        shared.change(|core, io| io.circuit_not_dialled(core, self.circuit, failure, None));
+        shared.apply_event(|core, io| io.circuit_not_dialled(core, self.circuit, failure, None));
     }
 }
 
@@ -184,7 +184,7 @@ impl CmTarget for InitiatorCm {
                     true => Failure::Refused,
                     false => Failure::Silent,
                 };
-                shared.change(|core, io| {
+                shared.apply_event(|core, io| {
                     io.circuit_rejected(core, self.circuit, bytes, failure);
                 });
                 Ok(())
@@ -209,7 +209,7 @@ impl AsyncListener for InitiatorCm {
         if let (AsyncEvent::QpError | AsyncEvent::DeviceFatal, Some(shared)) =
             (event, self.shared.upgrade())
         {
-            shared.change(|_, io| io.break_circuit(self.circuit));
+            shared.apply_event(|_, io| io.break_circuit(self.circuit));
         }
     }
 }
@@ -220,7 +220,7 @@ pub(super) struct SrqEvents(pub(super) Weak<Shared>);
 impl AsyncListener for SrqEvents {
     fn async_event(&self, event: AsyncEvent) {
         if let (AsyncEvent::SrqLimit, Some(shared)) = (event, self.0.upgrade()) {
-            shared.change(|core, io| io.receives_low(core.link_count()));
+            shared.apply_event(|core, io| io.receives_low(core.link_count()));
         }
     }
 }
@@ -320,7 +320,7 @@ impl TargetCm {
         let reply = shared.add_target(self, &target, request);
         let reply = reply.ok_or(FiErrno::EOPBADSTATE)?;
         id.accept_with(target.number(), &tuning.conn_param(&reply.encode()))
-            .inspect_err(|_| shared.change(|_, io| io.break_target(target.number())))
+            .inspect_err(|_| shared.apply_event(|_, io| io.break_target(target.number())))
     }
 }
 
@@ -338,7 +338,7 @@ impl CmTarget for TargetCm {
         if let (true, Some(shared), Some(this)) = (over, self.shared.upgrade(), self.this.upgrade())
         {
             // not under the dispatcher's lock
-            shared.change(|_, io| io.end_target_cm(this));
+            shared.apply_event(|_, io| io.end_target_cm(this));
         }
     }
 }
@@ -348,7 +348,7 @@ impl AsyncListener for TargetCm {
         if let (AsyncEvent::QpError | AsyncEvent::DeviceFatal, Some(shared), Some(target)) =
             (event, self.shared.upgrade(), self.target.get())
         {
-            shared.change(|_, io| io.break_target(*target));
+            shared.apply_event(|_, io| io.break_target(*target));
         }
     }
 }
@@ -393,7 +393,7 @@ impl LinkSidr {
     }
 
     fn failed(&self, shared: &Shared, failure: Failure) {
-        shared.change(|core, io| {
+        shared.apply_event(|core, io| {
             if io.is_exchange(self.link, self) {
                 io.exchange_failed(core, self.link, failure);
             }
@@ -414,7 +414,7 @@ impl CmTarget for LinkSidr {
             }
             CmEventKind::Established => {
                 let answer = event.private_data.bytes();
-                shared.change(|core, io| {
+                shared.apply_event(|core, io| {
                     if io.is_exchange(self.link, self) {
                         io.answered(core, self.link, answer);
                     }
@@ -463,7 +463,7 @@ impl XrcStep {
             }
             Self::AnswerLink(held, mut answer, link) => {
                 if let Some(link) = link {
-                    shared.change(|_, io| io.check_answer(link, &mut answer));
+                    shared.apply_event(|_, io| io.check_answer(link, &mut answer));
                 }
                 let answered = held.take().ok_or(FiErrno::EINVAL);
                 let answered = answered.and_then(|(id, _)| id.answer_service(&answer));
@@ -473,7 +473,7 @@ impl XrcStep {
                     (Err(error), link) => {
                         info_log!(EpCtrl, "a link could not be answered: {error}");
                         if let Some(link) = link {
-                            shared.change(|core, io| core.broken(link, io));
+                            shared.apply_event(|core, io| core.broken(link, io));
                         }
                     }
                 }
@@ -482,13 +482,13 @@ impl XrcStep {
             Self::FailCircuit(circuit, qp) => {
                 // an error is that of a queue pair that is in this state already
                 let _ = qp.set_error();
-                shared.change(|_, io| io.circuit_failed(circuit));
+                shared.apply_event(|_, io| io.circuit_failed(circuit));
             }
             Self::OpenTarget(cm, number, initiator) => {
                 let opened = cm.open(shared, number, initiator);
                 let object = opened.as_ref().ok().map(|target| target.object());
                 let mut held = false;
-                shared.change(|core, io| held = io.target_opened(core, number, opened));
+                shared.apply_event(|core, io| held = io.target_opened(core, number, opened));
                 if let Some(object) = object.filter(|_| !held) {
                     // closed by now
                     shared.domain.device().unlisten(object);
@@ -497,7 +497,7 @@ impl XrcStep {
             Self::FailTarget(target) => {
                 // an error is that of a target that is in this state already
                 let _ = target.set_error();
-                shared.change(|core, io| io.target_failed(core, target.number()));
+                shared.apply_event(|core, io| io.target_failed(core, target.number()));
             }
             Self::EndCircuitCm(cm) => cm.id.end(shared),
             Self::EndTargetCm(cm) => cm.id.end(shared),
@@ -515,7 +515,7 @@ impl XrcStep {
                     .collect();
                 drop(qp);
                 for (link, Ended { reads, rma }) in unfinished {
-                    shared.change(|core, io| {
+                    shared.apply_event(|core, io| {
                         io.reads_ended(link, reads);
                         io.rma_ended(core, &rma);
                     });

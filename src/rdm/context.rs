@@ -232,7 +232,7 @@ impl SharedRx {
             state.core.flush(&mut state.io);
             state.settle();
         }
-        member.after(state);
+        member.wake_driver_and_readers(state);
         Some(result)
     }
 

@@ -129,8 +129,8 @@ impl CqSource {
             let left = left - (room - sink.room());
             return self.finish(state, sink, (max, left), rest);
         }
-        if self.shared.is_followed(state) {
-            self.shared.after(state);
+        if self.shared.may_wake(state) {
+            self.shared.wake_driver_and_readers(state);
         }
         Ok(())
     }
@@ -209,8 +209,8 @@ impl CqSource {
             // this thread may leave the entries in the queue, and another one sleeps
             self.wake();
         }
-        if self.shared.is_followed(state) {
-            self.shared.after(state);
+        if self.shared.may_wake(state) {
+            self.shared.wake_driver_and_readers(state);
         }
         match state.failed {
             Some(error) if left == max => Err(error),
@@ -264,8 +264,8 @@ impl Source for CqSource {
                 Work::Ring(at) => {
                     if !self.receives && max == 1 && state.read_end(at) {
                         let passed = state.pass_sent(sink);
-                        if self.shared.is_followed(state) {
-                            self.shared.after(state);
+                        if self.shared.may_wake(state) {
+                            self.shared.wake_driver_and_readers(state);
                         }
                         if passed {
                             return Ok(());
@@ -277,7 +277,7 @@ impl Source for CqSource {
                     if matches!(read, Some(First::Done)) {
                         state.progress_calls = state.progress_calls.wrapping_add(1);
                         if !state.io.steps.is_empty() {
-                            self.shared.after(state);
+                            self.shared.wake_driver_and_readers(state);
                         }
                         return Ok(());
                     }

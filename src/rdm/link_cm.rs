@@ -187,7 +187,7 @@ impl LinkCm {
 
     /// The dial has failed without a message of the peer.
     fn failed(&self, shared: &Shared, failure: Failure) {
-        shared.change(|core, io| {
+        shared.apply_event(|core, io| {
             core.failed(self.link, failure, io);
             io.dial_ended(core, self.link);
         });
@@ -214,7 +214,7 @@ impl Step {
                 Ok(()) => shared.accepted(cm.link),
                 Err(error) => {
                     info_log!(EpCtrl, "a connection could not be accepted: {error}");
-                    shared.change(|core, io| core.broken(cm.link, io));
+                    shared.apply_event(|core, io| core.broken(cm.link, io));
                 }
             },
             Self::Reject(request, private_data) => {
@@ -246,14 +246,14 @@ impl Step {
                     return Some(Self::Withdraw(Some(source), failed));
                 }
                 if let Some((completion, error)) = failed {
-                    shared.change(|_, io| io.withdrawn(completion, error));
+                    shared.apply_event(|_, io| io.withdrawn(completion, error));
                 }
             }
             Self::EndSink(sink, failed) => {
                 if let Err(sink) = sink.end() {
                     return Some(Self::EndSink(sink, failed));
                 }
-                shared.change(|_, io| io.arrival_failed(&failed));
+                shared.apply_event(|_, io| io.arrival_failed(&failed));
             }
             Self::Destroy(cm, qp, (end, initiator), ended) => {
                 if let Some(qp) = &qp {
@@ -273,7 +273,7 @@ impl Step {
                     shared.parked.park(id);
                 }
                 if !ended.reads.is_empty() || !ended.rma.is_empty() {
-                    shared.change(|core, io| {
+                    shared.apply_event(|core, io| {
                         io.reads_ended(cm.link, ended.reads);
                         io.rma_ended(core, &ended.rma);
                     });
@@ -300,13 +300,13 @@ impl CmTarget for LinkCm {
                         tuning.set_rnr_timer(&qp, shared.domain.device());
                     }
                     let reply = event.private_data.bytes();
-                    shared.change(|core, io| core.replied(link, reply, io));
+                    shared.apply_event(|core, io| core.replied(link, reply, io));
                 }
                 Ok(())
             }
             // the dialler has given up before it was connected
             CmEventKind::Rejected if self.request.is_none() => {
-                shared.change(|core, io| core.broken(link, io));
+                shared.apply_event(|core, io| core.broken(link, io));
                 Ok(())
             }
             // the process lives, or the next dial finds no listener
@@ -321,7 +321,7 @@ impl CmTarget for LinkCm {
                          no connection"
                     );
                 }
-                shared.change(|core, io| {
+                shared.apply_event(|core, io| {
                     core.rejected(link, rejection, io);
                     io.dial_ended(core, link);
                 });
@@ -330,11 +330,11 @@ impl CmTarget for LinkCm {
             CmEventKind::Unreachable => Err(FiErrno::new(event.status)),
             CmEventKind::Disconnected => {
                 let _ = self.disconnected.set(Instant::now());
-                shared.change(|core, io| core.broken(link, io));
+                shared.apply_event(|core, io| core.broken(link, io));
                 Ok(())
             }
             CmEventKind::DeviceRemoval => {
-                shared.change(|core, io| core.broken(link, io));
+                shared.apply_event(|core, io| core.broken(link, io));
                 Ok(())
             }
             CmEventKind::AddrChange
@@ -347,7 +347,7 @@ impl CmTarget for LinkCm {
             if self.request.is_some() {
                 self.failed(&shared, Failure::Silent);
             } else {
-                shared.change(|core, io| core.broken(link, io));
+                shared.apply_event(|core, io| core.broken(link, io));
             }
         }
     }
@@ -370,7 +370,7 @@ impl LinkCm {
         let tuning = shared.tuning();
         tuning.set_ack_timeout(&id);
         id.connect(&tuning.conn_param(&request))?;
-        shared.change(|core, _| core.requesting(self.link));
+        shared.apply_event(|core, _| core.requesting(self.link));
         Ok(())
     }
 }
@@ -385,7 +385,7 @@ impl AsyncListener for LinkCm {
                 if event == AsyncEvent::QpError {
                     self.device_error.note();
                 }
-                shared.change(|core, io| core.broken(self.link, io));
+                shared.apply_event(|core, io| core.broken(self.link, io));
             }
             AsyncEvent::QpLastReceive => shared.last_receive(self.link),
             AsyncEvent::QpEstablished => {

@@ -526,7 +526,7 @@ impl LinkSq {
     }
 
     #[inline(always)]
-    fn posted(&self, number: u32, posted: Result<()>) -> Result<u32> {
+    fn undo_if_refused(&self, number: u32, posted: Result<()>) -> Result<u32> {
         if let Err(error) = posted {
             self.ring.unpush();
             return Err(error);
@@ -583,7 +583,7 @@ impl Sq for LinkSq {
             .signaled(signaled);
         // SAFETY: the caller keeps the contract of this function.
         let posted = unsafe { self.link.outlet.post(request) };
-        self.posted(number, posted)
+        self.undo_if_refused(number, posted)
     }
 
     #[inline(always)]
@@ -643,7 +643,7 @@ impl Sq for LinkSq {
             .qp
             .post_flush(wr_id, outlet.srq(), (to, len), signaled);
         let posted = posted.inspect_err(|_| outlet.give_room());
-        self.posted(number, posted)
+        self.undo_if_refused(number, posted)
     }
 
     fn fail(&self) {

@@ -222,7 +222,7 @@ impl Shared {
     /// The state; `None` in the mutex: the endpoint is not enabled, or closed.
     #[inline]
     pub(super) fn lock(&self) -> MutexGuard<'_, Option<State>> {
-        Self::posted(self.state.lock())
+        Self::post_delayed_first(self.state.lock())
     }
 
     /// As [`Self::lock`], for an RMA operation: requests that were delayed for it stay delayed.
@@ -234,12 +234,14 @@ impl Shared {
     /// As [`Self::lock`], if no other thread has it.
     #[inline(always)]
     pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, Option<State>>> {
-        self.state.try_lock().map(Self::posted)
+        self.state.try_lock().map(Self::post_delayed_first)
     }
 
     /// Posts the requests that were delayed for further RMA operations (`FI_MORE`).
     #[inline]
-    fn posted(mut guard: MutexGuard<'_, Option<State>>) -> MutexGuard<'_, Option<State>> {
+    fn post_delayed_first(
+        mut guard: MutexGuard<'_, Option<State>>,
+    ) -> MutexGuard<'_, Option<State>> {
         if let Some(state) = guard.as_mut()
             && state.io.rma.delayed.is_some()
         {
@@ -251,17 +253,17 @@ impl Shared {
     /// What follows from a message that was announced
     /// ([`Executor::announce`](super::executor::Executor::announce)).
     #[inline(always)]
-    pub(super) fn announced(&self, state: &mut State) {
+    pub(super) fn follow_announcement(&self, state: &mut State) {
         // something is to be done if its link has ended
-        if !state.io.todo.is_empty() || self.is_followed(state) {
-            self.settle_after(state);
+        if !state.io.todo.is_empty() || self.may_wake(state) {
+            self.run_todo_and_wake(state);
         }
     }
 
     #[inline(never)]
-    fn settle_after(&self, state: &mut State) {
+    fn run_todo_and_wake(&self, state: &mut State) {
         state.settle();
-        self.after(state);
+        self.wake_driver_and_readers(state);
     }
 
     /// Makes progress if `tx_size` operations are under way, which may complete one of them.
@@ -279,7 +281,7 @@ impl Shared {
         }
         state.io.post_delayed();
         let polled = state.poll();
-        self.after(state);
+        self.wake_driver_and_readers(state);
         polled?;
         if state.io.outstanding() < self.config.tx_size {
             return Ok(guard);
@@ -300,20 +302,20 @@ impl Shared {
             return posted;
         };
         if posted != Err(FiErrno::EAGAIN) {
-            self.after(state);
+            self.wake_driver_and_readers(state);
             return posted;
         }
         let polled = state.poll();
-        self.after(state);
+        self.wake_driver_and_readers(state);
         drop(guard);
         self.domain.queues().polled();
         polled?;
         posted
     }
 
-    /// Whether [`Self::after`] has something to do.
+    /// Whether [`Self::wake_driver_and_readers`] has something to do.
     #[inline(always)]
-    pub(super) fn is_followed(&self, state: &State) -> bool {
+    pub(super) fn may_wake(&self, state: &State) -> bool {
         let io = &state.io;
         let driver = !io.steps.is_empty() || state.core.is_retimed() || io.rma.waits();
         driver || io.posts_again() || state.sleepers || self.context.get().is_some()
@@ -344,21 +346,21 @@ impl Shared {
     }
 
     /// Changes the state by an event: not on the fast path.
-    pub(super) fn change(&self, change: impl FnOnce(&mut Core<Executor>, &mut Executor)) {
+    pub(super) fn apply_event(&self, event: impl FnOnce(&mut Core<Executor>, &mut Executor)) {
         let mut guard = self.lock();
         if let Some(state) = guard.as_mut().filter(|state| !state.has_panicked()) {
             state.core.set_now(self.now());
-            change(&mut state.core, &mut state.io);
+            event(&mut state.core, &mut state.io);
             state.settle();
             state.post_receives();
-            self.after(state);
+            self.wake_driver_and_readers(state);
         }
     }
 
     /// Follows a change of the state: wakes the driver if it has steps to execute, and the threads
     /// that wait for completions.
     #[inline]
-    pub(super) fn after(&self, state: &mut State) {
+    pub(super) fn wake_driver_and_readers(&self, state: &mut State) {
         // the driver posts operations that wait
         let waits = state.io.rma.waits() && !std::mem::replace(&mut state.io.rma.called, true);
         // without a further operation the driver posts what was delayed
@@ -371,12 +373,12 @@ impl Shared {
             self.driver.wake(&self.driver_turn);
         }
         self.wake_readers(state);
-        self.follow(state);
+        self.update_context(state);
     }
 
     /// Follows a change of the state at the shared receive context.
     #[inline]
-    fn follow(&self, state: &mut State) {
+    fn update_context(&self, state: &mut State) {
         if let Some(context) = self.context.get() {
             let mut kept = state.kept_receives;
             context.follow(&mut kept, state);
@@ -465,7 +467,7 @@ impl Shared {
             && let Some(state) = guard.as_mut()
         {
             let _ = state.poll();
-            self.after(state);
+            self.wake_driver_and_readers(state);
         }
     }
 
@@ -563,7 +565,7 @@ impl Shared {
 
     /// The queue pair of a link consumes no receive any more: it is in its error state.
     pub(super) fn last_receive(&self, link: LinkKey) {
-        self.change(|core, io| {
+        self.apply_event(|core, io| {
             io.links.last_receive(link);
             core.broken(link, io);
         });
@@ -583,7 +585,7 @@ impl Shared {
     /// A connection request has arrived; `sidr`: a request for a link on a circuit.
     fn requested(&self, request: ConnectRequest, sidr: bool) {
         let private_data = *request.private_data();
-        self.change(|core, io| match (sidr, &io.xrc) {
+        self.apply_event(|core, io| match (sidr, &io.xrc) {
             (true, _) => io.link_requested(core, request),
             (false, Some(_)) => io.circuit_requested(request),
             (false, None) => {
@@ -851,7 +853,7 @@ impl VectorUser for Shared {
         {
             state.core.set_now(self.now());
             state.core.unkeep(peer);
-            self.after(state);
+            self.wake_driver_and_readers(state);
         }
         if let Some(context) = self.context.get() {
             context.forget(addr);

@@ -198,7 +198,7 @@ impl Endpoint {
                 // SAFETY: as above.
                 let announced = unsafe { io.announce(core, message, only, entry) };
                 if matches!(announced, RingPost::Sent | RingPost::Ended) {
-                    shared.announced(state);
+                    shared.follow_announcement(state);
                     return Ok(());
                 }
             }
@@ -254,7 +254,7 @@ impl Endpoint {
         };
         if posted == RingPost::Sent {
             state.io.completions.sent(&message, context, wanted);
-            shared.after(state);
+            shared.wake_driver_and_readers(state);
             return Ok(());
         }
         // progress may have found that it is another address of a peer
@@ -384,7 +384,7 @@ impl Endpoint {
             state.core.flush(&mut state.io);
             state.settle();
         }
-        shared.after(state);
+        shared.wake_driver_and_readers(state);
         if result == Err(FiErrno::EAGAIN) {
             drop(guard);
             shared.domain.queues().polled();
@@ -461,7 +461,7 @@ impl Endpoint {
                 .completions
                 .failed(completion, 0, FiErrno::ECANCELED);
         }
-        shared.after(state);
+        shared.wake_driver_and_readers(state);
         Ok(())
     }
 }

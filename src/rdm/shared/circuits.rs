@@ -98,7 +98,7 @@ impl Shared {
             Ok(end) => end,
             Err(error) => {
                 info_log!(EpCtrl, "{link:?} has no connection block: {error}");
-                return self.change(|core, io| {
+                return self.apply_event(|core, io| {
                     let port = io.port_mut(link);
                     match port.is_some_and(|port| port.request.is_some()) {
                         true => io.not_dialled(core, link, Failure::Silent),

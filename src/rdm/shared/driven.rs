@@ -182,7 +182,7 @@ impl Driven for Shared {
         }
         state.settle();
         state.post_receives();
-        self.follow(state);
+        self.update_context(state);
         // this thread sees its own changes of times and steps below
         self.wake_readers(state);
         let mut steps = std::mem::take(&mut state.io.steps);

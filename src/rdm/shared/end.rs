@@ -31,7 +31,7 @@ impl Shared {
             return false;
         };
         let polled = state.poll();
-        self.after(state);
+        self.wake_driver_and_readers(state);
         polled.is_ok() && (state.io.owes() || state.core.owes())
     }
 
@@ -50,14 +50,14 @@ impl Shared {
     /// Informs the peers that the endpoint is being closed. A packet that has not arrived at
     /// `limit` may get lost.
     pub(in crate::rdm) fn announce_end(&self, limit: Instant) {
-        self.change(|core, io| core.announce_end(io));
+        self.apply_event(|core, io| core.announce_end(io));
         self.linger(limit);
     }
 
     /// Ends all links of an endpoint on XRC, and waits until the peers post nothing more, at most
     /// until `limit`. The driver ends the links.
     pub(in crate::rdm) fn leave(&self, limit: Instant) {
-        self.change(|core, io| {
+        self.apply_event(|core, io| {
             io.count_at_end();
             core.leave(io);
         });
@@ -68,7 +68,7 @@ impl Shared {
                     return;
                 };
                 let polled = state.poll();
-                self.after(state);
+                self.wake_driver_and_readers(state);
                 if polled.is_err() || state.io.links.len() == 0 || Instant::now() >= limit {
                     return;
                 }

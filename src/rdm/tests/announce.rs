@@ -72,7 +72,7 @@ fn an_announcement_at_the_end_of_its_link_is_repeated() {
             target.fill(0);
             b.recv(Some((1, 0)), target, 10 + i);
         }
-        a.ep.shared().change(|_, io| {
+        a.ep.shared().apply_event(|_, io| {
             let links: Vec<LinkKey> = io.links.keys().collect();
             for link in links {
                 let ring = io.links.get_mut(link).and_then(|link| link.ring.as_mut());

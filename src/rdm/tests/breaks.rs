@@ -102,7 +102,7 @@ impl<'a> World<'a> {
         let device_atomics = plan.device_atomics;
         let receives = 2 + self.random.below(4) as usize;
         let impatient = self.random.below(2) == 0;
-        shared.change(|core, io| {
+        shared.apply_event(|core, io| {
             if impatient {
                 // dials are repeated although they would be answered
                 core.config.answer = 20_000_000;
@@ -559,7 +559,7 @@ impl<'a> World<'a> {
         self.end(life)
             .ep
             .shared()
-            .change(|core: &mut Core<Executor>, io| {
+            .apply_event(|core: &mut Core<Executor>, io| {
                 let links: Vec<LinkKey> = io.links.keys().collect();
                 if let Some(link) = links.get(pick as usize % links.len().max(1)) {
                     broken = true;

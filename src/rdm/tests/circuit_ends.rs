@@ -41,7 +41,7 @@ fn queue(io: &mut Executor, circuit: CircuitKey) -> &mut CircuitQueue {
 fn an_end_is_awaited_while_requests_of_its_circuit_complete() {
     let [a, b] = pair();
     let link = link_of(&a);
-    a.ep.shared().change(|core, io| {
+    a.ep.shared().apply_event(|core, io| {
         let port = io.port_mut(link).unwrap();
         port.under_way += 1;
         let circuit = port.circuit.unwrap();
@@ -70,7 +70,7 @@ fn an_end_is_awaited_while_requests_of_its_circuit_complete() {
 fn a_late_rejection_breaks_a_circuit_that_is_up() {
     let [a, b] = pair();
     for end in [&a, &b] {
-        end.ep.shared().change(|core, io| {
+        end.ep.shared().apply_event(|core, io| {
             let xrc = io.xrc.as_ref().unwrap();
             let up = xrc.keys().into_iter();
             let up = up.filter(|key| xrc.circuits.get(*key).is_some());
@@ -114,7 +114,7 @@ fn a_circuit_request_is_not_repeated_if_its_answer_is_certain() {
             .into_iter()
             .filter_map(|end| Some((end, accepted(end)?)));
         let (end, link) = links.next().expect("an accepted link");
-        end.ep.shared().change(|core, io| {
+        end.ep.shared().apply_event(|core, io| {
             let port = io.port_mut(link).unwrap();
             // as before ATTACH
             port.attached = false;
@@ -150,7 +150,7 @@ fn a_circuit_request_is_not_repeated_if_its_answer_is_certain() {
 fn links_through_a_target_end_with_its_number() {
     let [a, b] = pair();
     let link = link_of(&b);
-    b.ep.shared().change(|_, io| {
+    b.ep.shared().apply_event(|_, io| {
         let number = io.port_mut(link).unwrap().from.unwrap();
         let held = io.xrc.as_mut().unwrap().targets.get_mut(&number).unwrap();
         assert!(held.links.contains(&link));
@@ -200,7 +200,7 @@ fn links_end_although_no_poll_finds_everything_empty() {
         let begin = Instant::now();
         for _ in 0..3 {
             let link = link_of(&b);
-            b.ep.shared().change(|core, io| core.broken(link, io));
+            b.ep.shared().apply_event(|core, io| core.broken(link, io));
             exchange(&a, &b);
         }
         // each of them would wait for at least the limit of the connection

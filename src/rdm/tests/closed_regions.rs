@@ -104,7 +104,7 @@ fn a_read_is_not_posted_again_to_a_closed_region() {
         let source = region(&domain, &bytes, Access::SEND);
         let sink = region(&domain, &target, Access::RECV);
         b.ep.shared()
-            .change(|_, io| io.refuse_reads = Some(FiErrno::EAGAIN));
+            .apply_event(|_, io| io.refuse_reads = Some(FiErrno::EAGAIN));
         b.recv_at((1, 0), &mut target, Desc(sink.desc()), 2);
         a.send_from(to_b, Some(1), &bytes, Desc(source.desc()), 1);
         let limit = Instant::now() + Duration::from_secs(20);
@@ -112,18 +112,18 @@ fn a_read_is_not_posted_again_to_a_closed_region() {
         while link.is_none() {
             assert!(Instant::now() < limit, "no READ waits");
             assert_eq!((a.poll(), b.poll()), (None, None));
-            b.ep.shared().change(|core, io| {
+            b.ep.shared().apply_event(|core, io| {
                 let peer = core.peer_keys().next();
                 let peer = peer.filter(|peer| io.reads_again(*peer));
                 link = peer.and_then(|peer| core.open_link(peer));
             });
         }
         sink.close().unwrap();
-        b.ep.shared().change(|_, io| io.refuse_reads = None);
+        b.ep.shared().apply_event(|_, io| io.refuse_reads = None);
         wait([&a, &b], [1, 1]);
         assert!(target == bytes);
         assert_eq!(pull_failures(&b), (0, 1));
-        b.ep.shared().change(|core, _| {
+        b.ep.shared().apply_event(|core, _| {
             let peer = core.peer_keys().next().unwrap();
             assert_eq!(core.open_link(peer), link, "the link has broken");
         });

@@ -221,7 +221,7 @@ fn a_receive_survives_a_sender_that_writes_to_it() {
         let (long, short) = (vec![3; 10_000], [4; 100]);
         begin_long(&a, to_first, &first, &long, 1);
         let used = Arc::new(AtomicBool::new(true));
-        first.ep.shared().change(|_, io| {
+        first.ep.shared().apply_event(|_, io| {
             let key = io.rx.arrivals.keys_where(|_| true)[0];
             let sink = Sink::Ends(Withdrawn::of_test(&used));
             io.rx.arrivals.get_mut(key).unwrap().push = Some(Push { offset: 0, sink });

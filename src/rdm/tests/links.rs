@@ -33,7 +33,7 @@ impl End {
 
     /// Calls the core as an event does. There is one peer.
     fn call(&self, call: impl FnOnce(&mut Core<Executor>, PeerKey, &mut Executor)) {
-        self.ep.shared().change(|core, io| {
+        self.ep.shared().apply_event(|core, io| {
             let peer = core.peer_keys().next().unwrap();
             call(core, peer, io);
         });
@@ -550,7 +550,7 @@ fn the_source_of_a_peer_follows_its_names() {
     let (by_other, to_b) = (b.knows_at(other), a.knows(&b));
     let mut dials = 0;
     let ep = b.ep.shared();
-    ep.change(|core, _| dials = std::mem::take(&mut core.config.dials));
+    ep.apply_event(|core, _| dials = std::mem::take(&mut core.config.dials));
     // the address is used
     let (mut directed, mut bytes) = ([0; 8], [0; 8]);
     let iov = libc::iovec {
@@ -564,7 +564,7 @@ fn the_source_of_a_peer_follows_its_names() {
     a.send(to_b, None, &[1; 8], 1);
     let [_, got] = wait([&a, &b], [1, 1]);
     assert_eq!((got[0].context, got[0].src_addr), (2, u64::MAX));
-    ep.change(|core, io| {
+    ep.apply_event(|core, io| {
         core.config.dials = dials;
         core.settle(io);
     });
@@ -626,7 +626,7 @@ fn the_source_of_a_peer_follows_its_addresses() {
     // HELLO states one
     let states = |further: &[Listener]| {
         let shared = b.ep.shared();
-        shared.change(|core, _| core.state_further(of_a, further));
+        shared.apply_event(|core, _| core.state_further(of_a, further));
     };
     states(&[stated]);
     assert_eq!(source(), to_stated.0);
@@ -643,7 +643,8 @@ fn the_source_of_a_peer_follows_its_addresses() {
         b.state(|state| state.core.peer_at(other).unwrap());
     }
     let examined = || b.state(|state| state.core.examined.take());
-    b.ep.shared().change(|core, io| core.merge(alias, of_a, io));
+    b.ep.shared()
+        .apply_event(|core, io| core.merge(alias, of_a, io));
     examined();
     assert_eq!(source(), to_used.0);
     assert_eq!(examined(), 2);
@@ -815,7 +816,7 @@ fn a_packet_that_the_device_refuses_is_posted_again() {
             // the first one connects the link
             send();
             let before = link().unwrap();
-            a.ep.shared().change(|_, io| {
+            a.ep.shared().apply_event(|_, io| {
                 io.links.get_mut(before).unwrap().refuse(refused);
             });
             send();

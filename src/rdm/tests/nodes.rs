@@ -259,7 +259,7 @@ fn a_peer_that_states_ever_new_nodes_is_dialled_with_pauses() {
     let end = open_at(&Node::new().process(), None);
     let nowhere = Listener::new([127, 0, 0, 1].into(), 1).unwrap();
     let begin = Instant::now();
-    end.ep.shared().change(|core, io| {
+    end.ep.shared().apply_event(|core, io| {
         let peer = core.peer_at(nowhere).unwrap();
         core.hold(peer, io);
         let link = io.links.keys().next().unwrap();

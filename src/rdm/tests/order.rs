@@ -80,7 +80,7 @@ fn operations_to_two_addresses_of_a_peer_have_one_order() {
     let other = a.end.knows_at("127.0.0.9:9".parse().unwrap());
     let shared = a.end.ep.shared();
     let mut dials = 0;
-    shared.change(|core, _| dials = std::mem::take(&mut core.config.dials));
+    shared.apply_event(|core, _| dials = std::mem::take(&mut core.config.dials));
     // without receive
     let (long, word) = (memory(2, 10_000), memory(3, 8));
     let (short, last) = (memory(4, 8), memory(5, 8));
@@ -89,7 +89,7 @@ fn operations_to_two_addresses_of_a_peer_have_one_order() {
     write_fenced(&a, other, &b, &word, 6);
     send(&a, to_b, &last, 7, Flags::FENCE);
     let alias = a.end.state(|state| state.peer_of(other).unwrap());
-    shared.change(|core, io| {
+    shared.apply_event(|core, io| {
         core.merge(alias, of_b, io);
         core.config.dials = dials;
         core.settle(io);

@@ -44,7 +44,7 @@ pub(super) fn link<R>(side: &Side, using: impl FnOnce(&mut LinkQp) -> R) -> R {
 
 /// The session with the only peer ends.
 fn fail(side: &Side) {
-    side.end.ep.shared().change(|core, io| {
+    side.end.ep.shared().apply_event(|core, io| {
         let peer = core.peer_keys().next().unwrap();
         core.fail(peer, FiErrno::ECONNABORTED, io);
     });
@@ -90,7 +90,7 @@ fn fetch_and_add(side: &Side, to: FiAddr, of: &Side, result: &Memory, context: u
 fn answered_operations_succeed_although_their_sends_have_not_completed() {
     let domain = domain(true);
     let (a, b, to_b) = connected(&domain, Transport::Rc);
-    a.end.ep.shared().change(|_, io| io.send_atomics());
+    a.end.ep.shared().apply_event(|_, io| io.send_atomics());
     link(&a, |link| link.silent = true);
     b.memory.set(0, &pattern(1, 8 * WORDS));
     let (long, short, result) = (memory(2, 10_000), memory(3, 2_000), Memory::new(8 * WORDS));
@@ -123,7 +123,7 @@ fn answered_operations_succeed_although_their_sends_have_not_completed() {
 fn operations_without_answer_fail_with_their_session() {
     let domain = domain(true);
     let (a, _b, to_b) = connected(&domain, Transport::Rc);
-    a.end.ep.shared().change(|_, io| io.send_atomics());
+    a.end.ep.shared().apply_event(|_, io| io.send_atomics());
     link(&a, |link| link.silent = true);
     let (long, short) = (memory(2, 10_000), memory(3, 2_000));
     send(&a, to_b, &long, 5, Flags::empty());
@@ -160,7 +160,7 @@ fn a_write_is_decided_by_the_next_link() {
     };
     let break_link = || {
         let key = a.state(|state| state.io.links.keys().next().unwrap());
-        a.ep.shared().change(|core, io| core.broken(key, io));
+        a.ep.shared().apply_event(|core, io| core.broken(key, io));
         until([&a, &b], |state| state.io.links.keys().next().is_none());
         key
     };
@@ -168,7 +168,7 @@ fn a_write_is_decided_by_the_next_link() {
     let lost = break_link();
     // a write on this link, behind the last packet; its requests have not been flushed
     let mut ending = None;
-    a.ep.shared().change(|core, io| {
+    a.ep.shared().apply_event(|core, io| {
         let request = Request {
             opcode: SendOpcode::Write,
             flags: Flags::empty(),
@@ -189,7 +189,8 @@ fn a_write_is_decided_by_the_next_link() {
     break_link();
     message();
     let ended = [ending.unwrap()];
-    a.ep.shared().change(|core, io| io.rma_ended(core, &ended));
+    a.ep.shared()
+        .apply_event(|core, io| io.rma_ended(core, &ended));
     assert_eq!(
         a.cq.read(1, &mut |it: &Completion| panic!("{it:?}")),
         Err(FiErrno::EAVAIL)
@@ -209,7 +210,7 @@ fn nothing_overtakes_a_write_of_unknown_outcome() {
     let (a, b, to_b) = connected(&domain, Transport::Rc);
     let lost = a.key();
     let mut dials = 0;
-    a.end.ep.shared().change(|core, io| {
+    a.end.ep.shared().apply_event(|core, io| {
         dials = std::mem::take(&mut core.config.dials);
         core.broken(lost, io);
     });
@@ -221,7 +222,7 @@ fn nothing_overtakes_a_write_of_unknown_outcome() {
     b.end.recv(None, &mut bytes, 2);
     a.write(to_b, b.range(0, 100), &first, 5, false);
     // as if it had been posted to the lost link, behind a packet that did not arrive
-    a.end.ep.shared().change(|core, io| {
+    a.end.ep.shared().apply_event(|core, io| {
         let peer = core.peer_keys().next().unwrap();
         let key = io.rma.first(peer).unwrap();
         io.rma.pop(peer);
@@ -232,7 +233,7 @@ fn nothing_overtakes_a_write_of_unknown_outcome() {
     });
     a.end.send(to_b, None, &[9; 8], 6);
     a.write(to_b, b.range(0, 100), &second, 7, false);
-    a.end.ep.shared().change(|core, io| {
+    a.end.ep.shared().apply_event(|core, io| {
         core.config.dials = dials;
         core.settle(io);
     });
@@ -264,7 +265,10 @@ fn a_counted_atomic_is_executed_once() {
         error.map(|error| error.err)
     };
     assert_eq!(add_one(5), None);
-    a.end.ep.shared().change(|_, io| io.breaks_atomics = true);
+    a.end
+        .ep
+        .shared()
+        .apply_event(|_, io| io.breaks_atomics = true);
     assert_eq!(add_one(6), Some(FiErrno::ECONNABORTED));
     assert!(!a.end.state(|state| state.io.breaks_atomics), "no event");
     assert!(b.memory.is(0, &2_u64.to_ne_bytes()), "executed twice");

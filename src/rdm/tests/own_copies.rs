@@ -26,7 +26,10 @@ fn the_driver_copies_while_other_operations_wait_for_a_link() {
     let a = Side::with_region(&domain, config, LEN);
     let to_a = a.end.knows(&a.end);
     let silent = a.end.knows_at("127.0.0.9:9".parse().unwrap());
-    a.end.ep.shared().change(|core, _| core.config.dials = 0);
+    a.end
+        .ep
+        .shared()
+        .apply_event(|core, _| core.config.dials = 0);
     let drives = || a.end.state(|state| state.drives);
     let before = drives();
     a.write(silent, a.range(0, 8), &word, 1, false);

@@ -47,14 +47,14 @@ pub(super) fn domain_with(mode: Mode) -> Arc<Domain> {
 /// An endpoint that streams no messages: it reads them.
 pub(super) fn reader(domain: &Arc<Domain>, transport: Transport) -> End {
     let end = reader_at_once(domain, transport);
-    end.ep.shared().change(|_, io| io.posts_reads = true);
+    end.ep.shared().apply_event(|_, io| io.posts_reads = true);
     end
 }
 
 /// As [`reader`], which reads without requests where the device can.
 pub(super) fn reader_at_once(domain: &Arc<Domain>, transport: Transport) -> End {
     let end = End::with(domain, transport.config(), 0);
-    end.ep.shared().change(|_, io| io.streams.off = true);
+    end.ep.shared().apply_event(|_, io| io.streams.off = true);
     end
 }
 
@@ -72,7 +72,7 @@ pub(super) fn bytes_of(seed: usize) -> Vec<u8> {
 
 /// Ends all links of an endpoint, as if they had broken.
 pub(super) fn break_links(end: &End) {
-    end.ep.shared().change(|core, io| {
+    end.ep.shared().apply_event(|core, io| {
         let links: Vec<LinkKey> = io.links.keys().collect();
         for link in links {
             core.broken(link, io);
@@ -138,7 +138,7 @@ fn claimed_messages_of_a_lost_peer_fail() {
             let found = &wait_for(&b, 1)[0];
             assert_eq!((found.tag, found.len), (tag, LEN));
         }
-        b.ep.shared().change(|core, io| {
+        b.ep.shared().apply_event(|core, io| {
             let peer = core.peer_keys().next().unwrap();
             core.fail(peer, FiErrno::ECONNABORTED, io);
         });
@@ -163,7 +163,7 @@ fn claimed_messages_of_a_lost_peer_fail() {
 
 /// Ends what peers post through the targets of an endpoint, if it is on XRC.
 fn break_targets(end: &End) {
-    end.ep.shared().change(|_, io| {
+    end.ep.shared().apply_event(|_, io| {
         let targets = io.xrc.iter().flat_map(|xrc| xrc.targets.keys().copied());
         for target in targets.collect::<Vec<_>>() {
             io.break_target(target);
@@ -208,7 +208,7 @@ fn reads_are_repeated_on_the_next_link() {
                     break_targets(&a);
                 }
                 // the device and the connection manager have not yet informed the receiver
-                _ => a.ep.shared().change(|_, io| {
+                _ => a.ep.shared().apply_event(|_, io| {
                     let keys: Vec<LinkKey> = io.links.keys().collect();
                     for key in keys {
                         let _ = queue_pair(io, key).map(|qp| qp.set_error());
@@ -459,7 +459,7 @@ fn a_wrong_key_costs_a_link_and_no_message() {
             a.send(to_b, Some(1), &bytes[0], 1);
             wait_for_rts(&a, &b);
             let revoke = |_: &mut _, io: &mut Executor| io.revoke_sources();
-            a.ep.shared().change(revoke);
+            a.ep.shared().apply_event(revoke);
             // the second message can be read
             a.send(to_b, Some(2), &bytes[1], 1);
             b.recv(Some((1, 0)), &mut targets[0], 2);
@@ -485,7 +485,7 @@ fn a_wrong_source_costs_a_link_and_no_message() {
             a.send(to_b, Some(1), &bytes, 1);
             wait_for_rts(&a, &b);
             let change = |_: &mut _, io: &mut Executor| io.rx.own().unwrap().move_sources(change);
-            b.ep.shared().change(change);
+            b.ep.shared().apply_event(change);
             b.recv(Some((1, 0)), &mut target, 2);
             wait([&a, &b], [1, 1]);
             assert!(target == bytes, "round {round}");
@@ -516,7 +516,7 @@ fn a_device_without_reads_receives_in_parts() {
         let (a, b) = (reader(&domain, transport), reader(&domain, transport));
         let to_b = a.knows(&b);
         b.ep.shared()
-            .change(|_, io| io.refuse_reads = Some(FiErrno::EINVAL));
+            .apply_event(|_, io| io.refuse_reads = Some(FiErrno::EINVAL));
         for round in 0..5 {
             let bytes = bytes_of(round);
             let mut target = vec![0; LEN];
@@ -542,7 +542,7 @@ fn a_read_waits_for_room_in_the_device() {
         wait([&a, &b], [1, 1]);
         for round in 0..4 {
             b.ep.shared()
-                .change(|_, io| io.refuse_reads = Some(FiErrno::EAGAIN));
+                .apply_event(|_, io| io.refuse_reads = Some(FiErrno::EAGAIN));
             let (bytes, mut target) = (bytes_of(round), vec![0; LEN]);
             b.recv(Some((1, 0)), &mut target, 2);
             a.send(to_b, Some(1), &bytes, 1);
@@ -550,7 +550,7 @@ fn a_read_waits_for_room_in_the_device() {
             while Instant::now() < until {
                 assert!(a.poll().is_none() && b.poll().is_none());
             }
-            b.ep.shared().change(|core, io| {
+            b.ep.shared().apply_event(|core, io| {
                 let peer = core.peer_keys().next().unwrap();
                 assert!(core.open_link(peer).is_some(), "the link has broken");
                 assert_eq!(io.is_reading(peer), (false, true));
@@ -574,7 +574,7 @@ fn while_reading(a: &End, b: &End, check: impl Fn(&mut Core<Executor>, &mut Exec
         wait_for_rts(a, b);
         b.recv(Some((1, 0)), &mut target, 2);
         let mut under_way = false;
-        b.ep.shared().change(|core, io| {
+        b.ep.shared().apply_event(|core, io| {
             let peer = core.peer_keys().next().unwrap();
             under_way = io.is_reading(peer).0;
             if under_way {
@@ -636,7 +636,7 @@ fn a_failed_send_is_reported_after_its_source_has_ended() {
         a.send(to_b, Some(1), &bytes, 1);
         wait_for_rts(&a, &b);
         wait_for_attach(&a, &b);
-        a.ep.shared().change(|core, io| {
+        a.ep.shared().apply_event(|core, io| {
             let peer = core.peer_keys().next().unwrap();
             core.fail(peer, FiErrno::EHOSTUNREACH, io);
             assert_eq!(io.completions.len(Side::Tx), 0);
@@ -719,7 +719,7 @@ fn a_receive_fails_after_its_reads() {
             b.recv(Some((1, 0)), &mut target, 2);
             // the READs are posted, and their completions not polled, unless by the driver
             let mut under_way = false;
-            b.ep.shared().change(|core, io| {
+            b.ep.shared().apply_event(|core, io| {
                 let peer = core.peer_keys().next().unwrap();
                 // without a READ, for which there may be no link yet, the receive ends at once
                 under_way = io.is_reading(peer).0;

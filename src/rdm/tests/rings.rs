@@ -226,7 +226,7 @@ fn a_break_of_a_link_with_rings_loses_and_repeats_nothing() {
                 return;
             }
             let end = if random.one_in(2) { &a } else { &b };
-            end.ep.shared().change(|core, io| {
+            end.ep.shared().apply_event(|core, io| {
                 let links: Vec<_> = io.links.keys().collect();
                 for link in links {
                     breaks += 1;

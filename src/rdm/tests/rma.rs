@@ -187,7 +187,7 @@ fn break_link(side: &Side) {
     side.end
         .ep
         .shared()
-        .change(|core, io| core.broken(link, io));
+        .apply_event(|core, io| core.broken(link, io));
 }
 
 /// The device of these tests executes a write while it is posted. The driver may post it earlier.
@@ -227,7 +227,7 @@ fn a_read_that_is_not_flushed_ends_with_its_queue_pair() {
         let silent = |io: &mut Executor| {
             io.links.get_mut(link).unwrap().silent = true;
         };
-        a.end.ep.shared().change(|_, io| silent(io));
+        a.end.ep.shared().apply_event(|_, io| silent(io));
         let (target, source) = (Memory::new(100), memory(2, 100));
         a.read(to_b, b.range(0, 100), &target, 5);
         break_link(&a);
@@ -259,7 +259,7 @@ fn a_link_that_is_disconnected_waits_for_the_answers_to_its_requests() {
         let (a, b, to_b) = connected(&domain, Transport::Rc);
         let link = a.link().0;
         let shared = a.end.ep.shared();
-        shared.change(|_, io| {
+        shared.apply_event(|_, io| {
             io.answer = limit;
             io.links.get_mut(link).unwrap().silent = true;
         });
@@ -277,7 +277,7 @@ fn a_link_that_is_disconnected_waits_for_the_answers_to_its_requests() {
         seen(&|io| io.links.ends(link));
         if answers {
             std::thread::sleep(SECOND / 5);
-            shared.change(|_, io| {
+            shared.apply_event(|_, io| {
                 assert!(!drains(io), "before the answer");
                 let end = io.links.get_mut(link).unwrap().end.as_ref().unwrap();
                 end.rings.complete(0).unwrap();
@@ -307,11 +307,11 @@ fn a_link_stands_while_nothing_completes() {
     };
     assert_eq!([probe(), probe()], [false; 2], "the device completes it");
     poll();
-    shared.change(|_, io| io.links.get_mut(link).unwrap().silent = true);
+    shared.apply_event(|_, io| io.links.get_mut(link).unwrap().silent = true);
     let source = memory(3, 100);
     a.write(to_b, b.range(0, 100), &source, 5, false);
     assert_eq!([probe(), probe(), probe()], [false, true, true]);
-    shared.change(|_, io| {
+    shared.apply_event(|_, io| {
         let end = io.links.get_mut(link).unwrap().end.as_ref().unwrap();
         end.rings.complete(0).unwrap();
     });
@@ -328,7 +328,7 @@ fn a_failed_read_that_is_not_flushed_ends_with_its_queue_pair() {
         let qp = Arc::downgrade(&a.link().1);
         let target = Memory::new(100);
         let shared = a.end.ep.shared();
-        shared.change(|_, io| io.links.get_mut(link).unwrap().silent = true);
+        shared.apply_event(|_, io| io.links.get_mut(link).unwrap().silent = true);
         a.read(to_b, b.range(0, 100), &target, 5);
         {
             // as the driver after the time limit
@@ -354,7 +354,7 @@ fn a_failed_read_that_is_not_flushed_ends_with_its_queue_pair() {
             assert_eq!(state.io.rma.ops.len(), 1);
         }
         // the driver destroys it
-        shared.change(|_, _| {});
+        shared.apply_event(|_, _| {});
         let (context, error) = a.entry();
         assert_eq!((context, error.unwrap().err), (5, FiErrno::ECONNABORTED));
         assert!(qp.upgrade().is_none(), "the queue pair exists");
@@ -407,7 +407,7 @@ fn operations_wait_for_one_that_ends_with_its_queue_pair() {
         let (a, b, to_b) = connected(&domain, transport);
         let (link, _) = a.link();
         let mut ending = None;
-        a.end.ep.shared().change(|core, io| {
+        a.end.ep.shared().apply_event(|core, io| {
             let request = Request {
                 opcode: SendOpcode::Read,
                 flags: Flags::empty(),
@@ -434,7 +434,7 @@ fn operations_wait_for_one_that_ends_with_its_queue_pair() {
         a.end
             .ep
             .shared()
-            .change(|core, io| io.rma_ended(core, &[key]));
+            .apply_event(|core, io| io.rma_ended(core, &[key]));
         let [ended, _] = wait([&a.end, &b.end], [3, 1]);
         let contexts: Vec<_> = ended.iter().map(|it| it.context).collect();
         assert_eq!((contexts, bytes), (vec![5, 6, 7], [9; 8]));
@@ -681,7 +681,7 @@ fn operations_that_were_never_posted_wait_for_the_next_session() {
             let domain = domain(native);
             let (a, b, to_b) = connected(&domain, transport);
             if packets {
-                a.end.ep.shared().change(|_, io| io.send_atomics());
+                a.end.ep.shared().apply_event(|_, io| io.send_atomics());
             }
             b.memory.set(0, &pattern(1, 100));
             let base = if native { b.memory.addr() as u64 } else { 0 };
@@ -692,13 +692,13 @@ fn operations_that_were_never_posted_wait_for_the_next_session() {
             let (target, source) = (Memory::new(100), memory(2, 100));
             a.read(to_b, range(0, 100), &target, 4);
             assert!(a.entry().1.is_none() && target.is(0, &pattern(1, 100)));
-            b.end.ep.shared().change(|core, io| {
+            b.end.ep.shared().apply_event(|core, io| {
                 let peer = core.peer_keys().next().unwrap();
                 core.fail(peer, FiErrno::ETIMEDOUT, io);
             });
             let limit = Instant::now() + 20 * SECOND;
             // on XRC this side learns it by its next packet, and halves linger until then
-            a.end.ep.shared().change(|core, io| {
+            a.end.ep.shared().apply_event(|core, io| {
                 let peer = core.peer_keys().next().unwrap();
                 core.end_links(peer, io);
             });
@@ -767,7 +767,7 @@ fn a_long_copy_within_an_endpoint_is_divided() {
         let mut bytes = [0; 8];
         a.end.recv(None, &mut bytes, 1);
         // no other thread makes progress before the operations are posted
-        a.end.ep.shared().change(|core, io| {
+        a.end.ep.shared().apply_event(|core, io| {
             let peer = core
                 .peer_at({
                     let name = a.end.ep.name().unwrap();

@@ -36,7 +36,7 @@ fn peer(end: &End) -> (PeerKey, u32) {
 fn fail(end: &End) {
     let (peer, _) = peer(end);
     let shared = end.ep.shared();
-    shared.change(|core, io| core.fail(peer, FiErrno::ETIMEDOUT, io));
+    shared.apply_event(|core, io| core.fail(peer, FiErrno::ETIMEDOUT, io));
 }
 
 /// Blocks of messages that have outlived their sessions.
@@ -131,7 +131,7 @@ fn a_refused_atomic_gives_its_credit_back() {
     a.send(to_b, None, &[1; 8], 1);
     wait([&a, &b], [1, 1]);
     let (peer, _) = peer(&b);
-    b.ep.shared().change(|core, io| {
+    b.ep.shared().apply_event(|core, io| {
         let link = core.out_link(peer).unwrap();
         let slot = io.memory.take().unwrap();
         let header = Header {
@@ -170,7 +170,7 @@ fn operations_that_wait_for_memory_themselves_free_none() {
     a.send(a.knows(&b), None, &[1; 8], 1);
     wait([&a, &b], [1, 1]);
     let (peer, _) = peer(&a);
-    a.ep.shared().change(|_, io| {
+    a.ep.shared().apply_event(|_, io| {
         let atomic = Kind::Atomic(Atomic {
             addr: 0,
             key: 0,

@@ -209,7 +209,7 @@ fn a_link_behind_others_that_need_no_place_gets_one() {
     let mut bytes = [0; 8];
     others[2].recv(Some((4, 0)), &mut bytes, 2);
     a.send(a.knows(&others[2]), Some(4), &[7; 8], 1);
-    a.ep.shared().change(|core, io| {
+    a.ep.shared().apply_event(|core, io| {
         let queue = |io: &mut Executor| {
             let xrc = io.xrc.as_mut().unwrap();
             let queue = xrc.queue_mut(circuit).unwrap();

@@ -27,7 +27,7 @@ fn counts(end: &End) -> (u32, u32) {
     let mut found = (0, 0);
     end.ep
         .shared()
-        .change(|_, io| found = (io.streams.begun, io.streams.stalled));
+        .apply_event(|_, io| found = (io.streams.begun, io.streams.stalled));
     found
 }
 
@@ -44,7 +44,7 @@ fn pair_with(config: &EndpointConfig, way: Way) -> (End, End, FiAddr) {
     let (a, b) = (open(), open());
     for end in [&a, &b] {
         let fix = |io: &mut Executor| io.paces.fixed = Some(way);
-        end.ep.shared().change(|_, io| fix(io));
+        end.ep.shared().apply_event(|_, io| fix(io));
     }
     let to_b = a.knows(&b);
     // both have polled, and are connected
@@ -127,7 +127,7 @@ fn the_end_of_a_message_is_asked_for_once() {
         let (bytes, mut target) = (bytes_of(round, LEN), vec![0; LEN]);
         b.recv(Some((1, 0)), &mut target, 2);
         a.send(to_b, Some(1), &bytes, 1);
-        a.ep.shared().change(|core, io| {
+        a.ep.shared().apply_event(|core, io| {
             let peer = core.peer_keys().next().unwrap();
             assert_eq!(io.is_asked(Origin::of_test(peer), 100), 1);
         });
@@ -183,7 +183,7 @@ fn a_message_goes_on_when_a_side_sleeps() {
             a.send(to_b, Some(1), &bytes, 1);
             let done = poll_both(&a, &b, round % 11);
             let sleeper = if round % 2 == 0 { &a } else { &b };
-            sleeper.ep.shared().change(|_, io| io.stop_streams());
+            sleeper.ep.shared().apply_event(|_, io| io.stop_streams());
             wait([&a, &b], done.map(|count| 1 - count));
             assert!(target == bytes, "{way:?}, round {round}");
         }
@@ -192,7 +192,7 @@ fn a_message_goes_on_when_a_side_sleeps() {
 
 fn memory(end: &End) -> (usize, usize) {
     let mut left = (0, 0);
-    end.ep.shared().change(|_, io: &mut Executor| {
+    end.ep.shared().apply_event(|_, io: &mut Executor| {
         left = (io.rx.arrivals.len(), io.outstanding());
     });
     left
@@ -234,7 +234,7 @@ fn streams_survive_what_happens_between_their_parts() {
                 let end = [&a, &b][which];
                 match random.below(400) {
                     0 => break_links(end),
-                    1 => end.ep.shared().change(|_, io| io.stop_streams()),
+                    1 => end.ep.shared().apply_event(|_, io| io.stop_streams()),
                     2 => done[which] += usize::from(poll(end, 6_000)),
                     _ => done[which] += usize::from(poll(end, 1 + random.below(4) as usize)),
                 }
@@ -258,14 +258,14 @@ fn a_stream_does_not_wait_for_the_queue_pair() {
         b.recv(Some((1, 0)), &mut target, 2);
         a.send(to_b, Some(1), &bytes, 1);
         let done = poll_both(&a, &b, 2 + round);
-        a.ep.shared().change(|_, io| {
+        a.ep.shared().apply_event(|_, io| {
             let links: Vec<_> = io.links.keys().collect();
             for link in links {
                 io.links.get_mut(link).unwrap().occupy();
             }
         });
         // a receiver that cannot read
-        b.ep.shared().change(|_, io| io.streams.forget_spare());
+        b.ep.shared().apply_event(|_, io| io.streams.forget_spare());
         wait([&a, &b], done.map(|count| 1 - count));
         assert!(target == bytes, "round {round}");
         assert_eq!(counts(&b).1, 0);
@@ -311,7 +311,7 @@ fn a_large_ring_is_read_before_the_receive_queue() {
     a.send(to_b, Some(0), &bytes, 1);
     wait([&a, &b], [1, 1]);
     // a window of more messages than a small ring holds
-    b.ep.shared().change(|core, _| {
+    b.ep.shared().apply_event(|core, _| {
         let peer = core.peer_keys().next().unwrap();
         for _ in 0..6 {
             core.grow(peer);
@@ -333,7 +333,7 @@ fn a_large_ring_is_read_before_the_receive_queue() {
         unsafe { a.ep.inject(to_b, Some(tag), from, 8, None) }.unwrap();
     };
     (0..COUNT).for_each(inject);
-    a.ep.shared().change(|_, io| {
+    a.ep.shared().apply_event(|_, io| {
         assert_eq!(io.outstanding(), 0, "a message waits for credit");
         let links: Vec<_> = io.links.keys().collect();
         for link in links {
@@ -348,7 +348,7 @@ fn a_large_ring_is_read_before_the_receive_queue() {
         assert_eq!(u64::from_ne_bytes(got), tag);
     }
     for end in [&a, &b] {
-        end.ep.shared().change(|core, _| core.check());
+        end.ep.shared().apply_event(|core, _| core.check());
     }
 }
 
@@ -367,7 +367,7 @@ fn a_sender_that_ends_fails_the_receive() {
             Way::Both => assert!(!poll(&b, 1 + round / 4)),
             _ => assert_eq!(poll_both(&a, &b, 4 + round / 2), [0, 0]),
         }
-        a.ep.shared().change(|core, io| {
+        a.ep.shared().apply_event(|core, io| {
             let peer = core.peer_keys().next().unwrap();
             core.fail(peer, crate::errno::FiErrno::EHOSTUNREACH, io);
         });

@@ -97,7 +97,7 @@ fn receives_follow_the_limit_of_their_queue() {
     let end = open(&Node::new().process());
     let posted = |low: Option<usize>| {
         let mut posted = 0;
-        end.ep.shared().change(|_, io| {
+        end.ep.shared().apply_event(|_, io| {
             if let Some(links) = low {
                 io.receives_low(links);
             }
@@ -209,7 +209,7 @@ fn broken_circuits_lose_and_repeat_nothing() {
 pub(super) fn break_one(end: &End, random: &mut Random) -> bool {
     let target = random.one_in(2);
     let mut broken = true;
-    end.ep.shared().change(|_, io| {
+    end.ep.shared().apply_event(|_, io| {
         let xrc = io.xrc.as_ref().unwrap();
         let (circuit, held) = (
             xrc.keys().into_iter().next(),
@@ -257,14 +257,14 @@ fn a_link_that_ends_leaves_no_circuit_behind() {
     let domain = Node::new().process();
     let (a, b) = (open(&domain), open(&domain));
     let link = accepted_link(&a, &b);
-    b.ep.shared().change(|core, io| {
+    b.ep.shared().apply_event(|core, io| {
         core.broken(link, io);
         io.greeted_on_circuit(link);
     });
     let (all, dialled) = circuits(&b);
     assert_eq!(all, dialled);
     // nor a choice that was made for it earlier
-    b.ep.shared().change(|_, io| {
+    b.ep.shared().apply_event(|_, io| {
         let address = io.port_mut(link).map(|port| port.address);
         if let (Some(address), Some(xrc)) = (address, &mut io.xrc) {
             let choice = xrc.circuits.choose(link, address);
@@ -295,7 +295,7 @@ fn an_accepted_link_without_hello_lingers() {
     let domain = Node::new().process();
     let (a, b) = (open(&domain), open(&domain));
     let link = accepted_link(&a, &b);
-    b.ep.shared().change(|core, io| {
+    b.ep.shared().apply_event(|core, io| {
         // as before HELLO
         io.port_mut(link).unwrap().used = false;
         core.broken(link, io);
@@ -333,7 +333,7 @@ fn a_link_that_ends_is_not_accepted() {
         },
         ended: None,
     };
-    b.ep.shared().change(|core, io| {
+    b.ep.shared().apply_event(|core, io| {
         let accepts = reply.encode().to_vec();
         let mut answer = accepts.clone();
         io.check_answer(link, &mut answer);
@@ -360,7 +360,7 @@ fn a_link_without_attach_does_not_break_the_circuit_of_others() {
     let domain = Node::new().process();
     let (a, b) = (open(&domain), open(&domain));
     let link = accepted_link(&a, &b);
-    b.ep.shared().change(|core, io| {
+    b.ep.shared().apply_event(|core, io| {
         let port = io.port_mut(link).unwrap();
         port.attached = false;
         let (circuit, address) = (port.circuit.unwrap(), port.address);
@@ -389,7 +389,7 @@ fn a_peer_ends_no_circuit_of_others() {
     let id_of = |end: &End| end.state(|state| state.io.xrc.as_ref().unwrap().id);
     let (id, neighbour) = (id_of(&a), id_of(&c));
     let stranger = EndpointId::new(6).unwrap();
-    b.ep.shared().change(|_, io| {
+    b.ep.shared().apply_event(|_, io| {
         let port = io.port_mut(link).unwrap();
         let (circuit, node) = (port.circuit.unwrap(), port.node.unwrap());
         let (address, tag) = (port.address, port.tag);
@@ -523,7 +523,7 @@ fn a_peer_that_states_many_ports_adds_no_entries() {
         b.state(|state| state.core.config.listener = listener);
         let before = accepted();
         while accepted() == before {
-            b.ep.shared().change(|_, io| {
+            b.ep.shared().apply_event(|_, io| {
                 for circuit in io.xrc.as_ref().unwrap().keys() {
                     io.break_circuit(circuit);
                 }
