@@ -226,11 +226,11 @@ impl SharedRx {
         let state = guard.as_mut()?;
         state.core.set_now(member.now());
         let result = act(state);
-        state.settle();
+        state.run_todo();
         if state.core.has_reports() {
             // the calling thread may sleep on the queue of another endpoint
             state.core.flush(&mut state.io);
-            state.settle();
+            state.run_todo();
         }
         member.wake_driver_and_readers(state);
         Some(result)

@@ -696,7 +696,7 @@ impl<I: Io> Core<I> {
         } else {
             peer.end_pause();
             self.advance(key, io);
-            self.settle(io);
+            self.advance_changed(io);
         }
         Ok(())
     }
@@ -734,7 +734,7 @@ impl<I: Io> Core<I> {
             if peer.out.is_none() {
                 peer.end_pause();
                 self.advance(key, io);
-                self.settle(io);
+                self.advance_changed(io);
             } else {
                 self.await_answer();
             }
@@ -764,7 +764,7 @@ impl<I: Io> Core<I> {
             if peer.holds == 0 && peer.out.is_none() {
                 // a dial may have become superfluous
                 self.advance(key, io);
-                self.settle(io);
+                self.advance_changed(io);
             }
         }
     }

@@ -304,7 +304,7 @@ impl State {
         }
         if self.core.has_reports() {
             self.core.flush(&mut self.io);
-            self.settle();
+            self.run_todo();
             self.post_receives();
         }
         Ok(())
@@ -314,13 +314,13 @@ impl State {
     fn run_streams(&mut self) {
         let call = (Instant::now(), self.progress_calls);
         self.io.run_streams(&mut self.core, call);
-        self.settle();
+        self.run_todo();
     }
 
     /// The application does not poll any more.
     pub(super) fn stop_streams(&mut self) {
         self.io.stop_streams();
-        self.settle();
+        self.run_todo();
     }
 
     /// As [`Executor::send_direct`](super::executor::Executor::send_direct), after progress if
@@ -488,7 +488,7 @@ impl State {
             if taken != 0 {
                 self.io.end_run(&mut self.core, link);
             }
-            self.settle();
+            self.run_todo();
             match stop {
                 Stop::Empty => return true,
                 Stop::Full => return false,
@@ -505,7 +505,7 @@ impl State {
                         continue;
                     }
                     let read = self.io.read_ring(&mut self.core, link);
-                    self.settle();
+                    self.run_todo();
                     if !read || !self.io.links.ring_is_ready(link) {
                         return true;
                     }
@@ -559,7 +559,7 @@ impl State {
         if ends {
             self.end_run();
         }
-        self.settle();
+        self.run_todo();
         Announced::Followed
     }
 
@@ -575,7 +575,7 @@ impl State {
         for _ in 0..BATCH {
             // also finds the end of the ring
             let read = self.io.read_ring(&mut self.core, link);
-            self.settle();
+            self.run_todo();
             if !read || !self.io.links.ring_is_ready(link) {
                 return true;
             }

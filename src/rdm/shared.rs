@@ -262,7 +262,7 @@ impl Shared {
 
     #[inline(never)]
     fn run_todo_and_wake(&self, state: &mut State) {
-        state.settle();
+        state.run_todo();
         self.wake_driver_and_readers(state);
     }
 
@@ -351,7 +351,7 @@ impl Shared {
         if let Some(state) = guard.as_mut().filter(|state| !state.has_panicked()) {
             state.core.set_now(self.now());
             event(&mut state.core, &mut state.io);
-            state.settle();
+            state.run_todo();
             state.post_receives();
             self.wake_driver_and_readers(state);
         }
@@ -648,7 +648,7 @@ impl State {
 
     /// Does what follows from calls of the core.
     #[inline]
-    pub(super) fn settle(&mut self) {
+    pub(super) fn run_todo(&mut self) {
         while let Some(todo) = self.io.todo.pop_front() {
             self.perform(todo);
         }
@@ -684,7 +684,7 @@ impl State {
             Todo::Choose(origin, key, link) => io.choose(origin, key, link),
             Todo::Release(peer) => core.release(peer, io),
             Todo::LoopBack(op) => io.loop_back(op),
-            Todo::SettleRma(op) => io.settle_rma(core, op),
+            Todo::EndOrRepeatRma(op) => io.end_or_repeat_rma(core, op),
             Todo::DecideRma(peer) => io.decide_all_rma(core, peer),
             Todo::RunRma => io.run_rma(core),
             Todo::RunOwnSends => io.run_own_sends(),
@@ -746,7 +746,7 @@ impl State {
             };
             for wc in wcs {
                 self.io.completed(&mut self.core, wc);
-                self.settle();
+                self.run_todo();
             }
             let all = self.poll_rings();
             self.set_step();
@@ -775,10 +775,10 @@ impl State {
             self.io.run_rma(&mut self.core);
             // once in a call, however often RMA is run for it
             self.io.run_own_messages();
-            self.settle();
+            self.run_todo();
         }
         self.core.flush(&mut self.io);
-        self.settle();
+        self.run_todo();
         self.post_receives();
         Ok(empty)
     }

@@ -126,7 +126,7 @@ impl<I: Io> Core<I> {
         peer.newest.map(Epoch::next)
     }
 
-    /// A dial is no longer under way. [`Self::settle`] begins the next one.
+    /// A dial is no longer under way. [`Self::advance_changed`] begins the next one.
     pub(super) fn dialled(&mut self) {
         self.dials -= 1;
     }
@@ -174,7 +174,7 @@ impl<I: Io> Core<I> {
             self.after_refusal(&dialled, io);
         }
         self.advance(key, io);
-        self.settle(io);
+        self.advance_changed(io);
     }
 
     /// A dial was rejected with private data.
@@ -222,7 +222,7 @@ impl<I: Io> Core<I> {
             Reason::Other | Reason::Stale | Reason::Busy | Reason::Node => {}
         }
         self.advance(key, io);
-        self.settle(io);
+        self.advance_changed(io);
     }
 
     /// The peer has no session any more, or another endpoint listens at its address.
@@ -297,7 +297,7 @@ impl<I: Io> Core<I> {
             Ok(key) => key,
             Err(reason) => {
                 io.reject(held, &answer(reason));
-                return self.settle(io);
+                return self.advance_changed(io);
             }
         };
         self.reject_held(key, Reason::Stale, Some(request.epoch), io);
@@ -334,7 +334,7 @@ impl<I: Io> Core<I> {
         }
         self.stated(key, (request.ended, Some(request.epoch)), io);
         self.advance(key, io);
-        self.settle(io);
+        self.advance_changed(io);
     }
 
     /// Rejects the request of a peer that waits for its answer.
@@ -700,7 +700,7 @@ impl<I: Io> Core<I> {
             self.end_link(link, io);
             self.after_refusal(&dialled, io);
             self.plan(key, false);
-            return self.settle(io);
+            return self.advance_changed(io);
         };
         let of = self.ids.get(&reply.id).copied().filter(|of| *of != key);
         if let Some(of) = of {
@@ -709,7 +709,7 @@ impl<I: Io> Core<I> {
                 self.accepted_anew(of, &reply, io);
             }
             self.merge(key, of, io);
-            return self.settle(io);
+            return self.advance_changed(io);
         }
         self.name(key, reply.id, io);
         self.dialled();
@@ -733,7 +733,7 @@ impl<I: Io> Core<I> {
         self.take_terms(key, &reply.terms, first);
         self.stated(key, (Some(epoch), reply.ended), io);
         self.advance(key, io);
-        self.settle(io);
+        self.advance_changed(io);
     }
 
     /// What terms say besides the numbers, which count when the link is adopted.

@@ -138,7 +138,7 @@ impl Left {
     /// A message of a session that has ended is stored, and has so many blocks.
     pub(super) fn charge(&mut self, blocks: u32, pool: &mut Pool) {
         self.held += blocks;
-        self.settle(pool);
+        self.rebase(pool);
     }
 
     /// Messages do not use these blocks any more. They go to the reserve first.
@@ -149,10 +149,10 @@ impl Left {
         pool.reserve += back;
         self.extra -= back;
         self.held -= blocks;
-        self.settle(pool);
+        self.rebase(pool);
     }
 
-    fn settle(&mut self, pool: &mut Pool) {
+    fn rebase(&mut self, pool: &mut Pool) {
         let base = (self.held - self.extra).max(SMALLEST.blocks);
         pool.exchange(self.base, base);
         self.base = base;

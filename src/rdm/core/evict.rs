@@ -396,7 +396,7 @@ impl<I: Io> Core<I> {
             self.end_links(key, io);
             self.close_orphans(key, None, io);
         }
-        self.settle(io);
+        self.advance_changed(io);
     }
 
     /// CLOSE has arrived.

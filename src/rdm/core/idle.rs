@@ -197,7 +197,7 @@ impl<I: Io> Core<I> {
                 let at = now + PERIOD;
                 self.free_at = Some(self.free_at.map_or(at, |time| time.min(at)));
             }
-            self.settle(io);
+            self.advance_changed(io);
         }
     }
 

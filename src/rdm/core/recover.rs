@@ -27,7 +27,7 @@ impl<I: Io> Core<I> {
     /// A link has broken: an error completion, an event of the queue pair, a disconnect.
     pub fn broken(&mut self, link: LinkKey, io: &mut I) {
         self.end_link(link, io);
-        self.settle(io);
+        self.advance_changed(io);
     }
 
     /// A dial was refused: the process of the peer has ended, unless it has a link to this side. A
@@ -141,7 +141,7 @@ impl<I: Io> Core<I> {
     pub fn silenced(&mut self, link: LinkKey, io: &mut I) {
         self.end_link(link, io);
         self.close_half(link, io);
-        self.settle(io);
+        self.advance_changed(io);
     }
 
     /// Accepts nothing on a link on a circuit any more, although the peer has stated nothing. What
@@ -240,7 +240,7 @@ impl<I: Io> Core<I> {
         if ends && half.is_unattached() && !half.peer_ended {
             self.orphan(link);
             self.advance(key, io);
-            return self.settle(io);
+            return self.advance_changed(io);
         }
         self.detach(key, link);
         if let Some(peer) = self.peers.get_mut(key) {
@@ -253,7 +253,7 @@ impl<I: Io> Core<I> {
         }
         self.pause_dial(&half);
         self.advance(key, io);
-        self.settle(io);
+        self.advance_changed(io);
     }
 
     /// A link has ended: all that had arrived or completed on it was passed.
@@ -266,7 +266,7 @@ impl<I: Io> Core<I> {
             self.orphans.swap_remove(at);
             self.list_idle(key);
             self.advance(self.resolve(key), io);
-            return self.settle(io);
+            return self.advance_changed(io);
         }
         self.unlink(key, link);
         self.note_break(&ended);
@@ -275,7 +275,7 @@ impl<I: Io> Core<I> {
             self.pause_dial(&ended);
         }
         self.advance(key, io);
-        self.settle(io);
+        self.advance_changed(io);
     }
 
     /// The acceptor of a link that has broken waits: normally the dialler replaces it. It does not
@@ -524,7 +524,7 @@ impl<I: Io> Core<I> {
     }
 
     /// Advances peers that others have changed, and those whose dial can begin.
-    pub(in crate::rdm) fn settle(&mut self, io: &mut I) {
+    pub(in crate::rdm) fn advance_changed(&mut self, io: &mut I) {
         loop {
             if let Some(key) = self.changed.pop() {
                 self.advance(key, io);

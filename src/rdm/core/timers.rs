@@ -224,7 +224,7 @@ impl<I: Io> Core<I> {
                 }
             }
         }
-        self.settle(io);
+        self.advance_changed(io);
         self.free_idle(io);
     }
 

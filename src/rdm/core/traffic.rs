@@ -282,7 +282,7 @@ impl<I: Io> Core<I> {
         } else if waits || first.is_some() {
             self.fail(key, FiErrno::ENOMEM, io);
         }
-        self.settle(io);
+        self.advance_changed(io);
     }
 
     /// Removes completed operations from the begin of the list.
@@ -339,7 +339,7 @@ impl<I: Io> Core<I> {
     /// are no violation: see the head of [`crate::rdm`].
     pub fn refused(&mut self, link: LinkKey, io: &mut I) {
         self.violation(link, io);
-        self.settle(io);
+        self.advance_changed(io);
     }
 
     /// A packet has arrived on a link.
@@ -363,7 +363,7 @@ impl<I: Io> Core<I> {
             let orphan = self.arrived_on_orphan(link, packet, &mut slot, io);
             slot.into_iter().for_each(|slot| io.discard(slot));
             return match orphan {
-                true => self.settle(io),
+                true => self.advance_changed(io),
                 false => self.violation(link, io),
             };
         }
@@ -561,7 +561,7 @@ impl<I: Io> Core<I> {
         if self.is_current(from) {
             self.fail(from.peer, FiErrno::ENOMEM, io);
         }
-        self.settle(io);
+        self.advance_changed(io);
     }
 
     /// Lists a peer to which something may have to be reported.
@@ -583,7 +583,7 @@ impl<I: Io> Core<I> {
             }
             self.report(key, io);
         }
-        self.settle(io);
+        self.advance_changed(io);
     }
 
     /// Posts RETURN, CREDIT and the answer to CLOSE, if they are due and a link is open. A peer

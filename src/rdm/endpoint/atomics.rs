@@ -179,7 +179,7 @@ impl Endpoint {
                 ranges => state.begin_ranges(&parameters, ranges, &buffers, device),
             }
         };
-        state.settle();
+        state.run_todo();
         if begun.is_ok() && device {
             state.poll_for_keys(peer);
         }

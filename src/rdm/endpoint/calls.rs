@@ -273,7 +273,7 @@ impl Endpoint {
             let (core, io) = (&mut state.core, &mut state.io);
             core.fail(peer, FiErrno::ECONNABORTED, io);
         }
-        state.settle();
+        state.run_todo();
         shared.end_post(guard, result)
     }
 
@@ -378,11 +378,11 @@ impl Endpoint {
         } else {
             self.post_receive(state, &want, receive, is_multi(&receive, flags))
         };
-        state.settle();
+        state.run_todo();
         if state.sleepers && state.core.has_reports() {
             // the thread that sleeps on the queue does not report the credit
             state.core.flush(&mut state.io);
-            state.settle();
+            state.run_todo();
         }
         shared.wake_driver_and_readers(state);
         if result == Err(FiErrno::EAGAIN) {

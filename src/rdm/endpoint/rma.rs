@@ -293,7 +293,7 @@ impl Endpoint {
         }
         // SAFETY: the caller keeps the contract of this function.
         let begun = unsafe { state.io.begin_rma(&mut state.core, op) };
-        state.settle();
+        state.run_todo();
         if begun.is_ok() {
             // the remote CQ data follows the completion of the write
             let mut polls = usize::from(call.data.is_some());

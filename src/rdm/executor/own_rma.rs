@@ -149,7 +149,7 @@ impl Executor {
             let len = remote[..ranges].iter().map(|range| range.len);
             self.completions.own_notice(peer, data, len.sum());
         }
-        self.settle_rma(core, key);
+        self.end_or_repeat_rma(core, key);
         true
     }
 

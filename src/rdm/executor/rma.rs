@@ -495,7 +495,7 @@ impl Executor {
                         self.fail_rma(core, key, Fault::of(error));
                     }
                 }
-                self.settle_rma(core, key);
+                self.end_or_repeat_rma(core, key);
             }
         }
         let blocked = std::mem::take(&mut self.rma.blocked);
@@ -509,7 +509,7 @@ impl Executor {
             op.next = (op.ranges, 0);
             op.notice = Notice::No;
         }
-        self.settle_rma(core, key);
+        self.end_or_repeat_rma(core, key);
     }
 
     /// A request of an operation has completed.
@@ -565,7 +565,7 @@ impl Executor {
             self.request_failed(core, link, &failure);
         }
         if !slot.more {
-            self.settle_rma(core, key);
+            self.end_or_repeat_rma(core, key);
         }
     }
 
@@ -600,7 +600,7 @@ impl Executor {
 
     /// Ends an operation of which nothing is under way any more, or repeats it.
     #[inline]
-    pub(in crate::rdm) fn settle_rma(&mut self, core: &mut Core<Self>, key: RmaKey) {
+    pub(in crate::rdm) fn end_or_repeat_rma(&mut self, core: &mut Core<Self>, key: RmaKey) {
         let Some(op) = self.rma.ops.get_mut(key) else {
             return;
         };
@@ -652,7 +652,7 @@ impl Executor {
             if let Err(error) = result {
                 op.fault = op.fault.or(Some(Fault::of(error)));
             }
-            self.todo.push_back(Todo::SettleRma(of));
+            self.todo.push_back(Todo::EndOrRepeatRma(of));
         }
     }
 

@@ -300,7 +300,7 @@ impl Executor {
         };
         if op.has_lost_data() {
             op.give_up();
-            return self.settle_rma(core, key);
+            return self.end_or_repeat_rma(core, key);
         }
         op.rewind(max_len);
         self.rma.wait(key);
@@ -317,7 +317,7 @@ impl Executor {
             Outcome::NotExecuted => return self.repeat_rma(core, key),
             Outcome::Unknown => op.give_up(),
         }
-        self.settle_rma(core, key);
+        self.end_or_repeat_rma(core, key);
     }
 
     /// A link to a peer is up: the outcome of operations becomes known.
@@ -383,7 +383,7 @@ impl Executor {
                 op.fault = op.fault.or(Some(Fault::of(error)));
                 op.next = (op.ranges, 0);
                 op.notice = Notice::No;
-                self.todo.push_back(Todo::SettleRma(key));
+                self.todo.push_back(Todo::EndOrRepeatRma(key));
             }
         }
         holds
@@ -427,7 +427,7 @@ impl Executor {
             };
             op.again |= !op.is_posted();
             if op.parts == 0 {
-                self.todo.push_back(Todo::SettleRma(key));
+                self.todo.push_back(Todo::EndOrRepeatRma(key));
             } else if !self.rma.ending.contains(&key) {
                 // requests complete in their order, so these are behind one that has failed
                 let untouched = stopped && !op.begun;
@@ -453,7 +453,7 @@ impl Executor {
         for key in ended {
             if let Some(op) = self.rma.ops.get_mut(*key) {
                 op.parts = 0;
-                self.settle_rma(core, *key);
+                self.end_or_repeat_rma(core, *key);
             }
         }
         self.todo.push_back(Todo::RunRma);

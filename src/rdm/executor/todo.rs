@@ -36,7 +36,7 @@ pub(in crate::rdm) enum Todo {
     /// There is memory for the packets of a link again.
     Room(LinkKey),
     /// An operation may have ended.
-    SettleRma(RmaKey),
+    EndOrRepeatRma(RmaKey),
     /// A link to the peer is up: outcomes are known.
     DecideRma(PeerKey),
     /// Operations that wait can be posted.

@@ -140,18 +140,18 @@ impl Driven for Shared {
         let mut empty = state.poll_all();
         for request in requests {
             state.io.serve_driver_request(&mut state.core, request);
-            state.settle();
+            state.run_todo();
         }
         let lease = state.io.tend_leases(Instant::now());
         for link in state.io.half_ended_links(Instant::now()) {
             state.io.end_rma(link);
-            state.settle();
+            state.run_todo();
             state.core.half_ended(link, &mut state.io);
             match state.core.peer_of(link) {
                 Some(_) => state.io.linger(link),
                 None => state.io.remove_link(link),
             }
-            state.settle();
+            state.run_todo();
         }
         let seen = state.io.polled;
         let (drained, mut next) = state.io.links.drained(Instant::now(), seen);
@@ -164,7 +164,7 @@ impl Driven for Shared {
             if ended {
                 // what is repeated precedes what the core posts to the next link
                 state.io.end_rma(link);
-                state.settle();
+                state.run_todo();
                 state.core.ended(link, &mut state.io);
                 state.io.remove_link(link);
             }
@@ -172,15 +172,15 @@ impl Driven for Shared {
         let circuits = state
             .io
             .tend_circuits(&mut state.core, empty, Instant::now());
-        state.settle();
+        state.run_todo();
         state.io.post_again(&state.core);
-        state.settle();
+        state.run_todo();
         state.core.tick(&mut state.io);
         state.forget_freed();
         for (stored, target) in state.io.rx.take_pending() {
             state.io.deliver_stored(stored, target);
         }
-        state.settle();
+        state.run_todo();
         state.post_receives();
         self.update_context(state);
         // this thread sees its own changes of times and steps below

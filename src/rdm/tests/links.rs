@@ -566,7 +566,7 @@ fn the_source_of_a_peer_follows_its_names() {
     assert_eq!((got[0].context, got[0].src_addr), (2, u64::MAX));
     ep.apply_event(|core, io| {
         core.config.dials = dials;
-        core.settle(io);
+        core.advance_changed(io);
     });
     let limit = Instant::now() + Duration::from_secs(20);
     while b.state(|state| state.core.peer_keys().count()) != 1 {

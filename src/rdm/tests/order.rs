@@ -92,7 +92,7 @@ fn operations_to_two_addresses_of_a_peer_have_one_order() {
     shared.apply_event(|core, io| {
         core.merge(alias, of_b, io);
         core.config.dials = dials;
-        core.settle(io);
+        core.advance_changed(io);
     });
     let (mut first, mut second, mut third) = (vec![0; 10_000], [0; 8], [0; 8]);
     b.end.recv(None, &mut first, 2);

@@ -235,7 +235,7 @@ fn nothing_overtakes_a_write_of_unknown_outcome() {
     a.write(to_b, b.range(0, 100), &second, 7, false);
     a.end.ep.shared().apply_event(|core, io| {
         core.config.dials = dials;
-        core.settle(io);
+        core.advance_changed(io);
     });
     let [ended, _] = wait([&a.end, &b.end], [3, 1]);
     let contexts: Vec<_> = ended.iter().map(|it| it.context).collect();

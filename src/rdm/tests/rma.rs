@@ -336,17 +336,17 @@ fn a_failed_read_that_is_not_flushed_ends_with_its_queue_pair() {
             let state = state.as_mut().unwrap();
             let peer = state.core.peer_of(link).unwrap();
             state.core.fail(peer, FiErrno::ECONNABORTED, &mut state.io);
-            state.settle();
+            state.run_todo();
             match transport {
                 Transport::Rc => {
                     state.io.end_rma(link);
-                    state.settle();
+                    state.run_todo();
                     state.core.ended(link, &mut state.io);
                     state.io.remove_link(link);
                 }
                 Transport::Xrc => give_up_circuits(&mut state.core, &mut state.io),
             }
-            state.settle();
+            state.run_todo();
             assert!(
                 state.io.completions.is_empty(),
                 "reported before the queue pair is destroyed"
