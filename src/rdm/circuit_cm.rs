@@ -11,7 +11,7 @@ use super::circuits::CircuitKey;
 use super::core::Failure;
 use super::core::link::LinkKey;
 use super::link_cm::Ended;
-use super::link_end::{LinkEnd, LinkSq};
+use super::link_end::{LinkBlock, LinkSq};
 use super::shared::Shared;
 use crate::conn::{CmTarget, ConnectRequest};
 use crate::errno::{FiErrno, Result};
@@ -66,10 +66,10 @@ pub(super) enum XrcStep {
     DestroyCircuit(Arc<InitiatorCm>, Option<Arc<Qp>>, Vec<Unfinished>),
     /// Close the handle of a target, and destroy its identifier.
     CloseTarget(Arc<TargetCm>, Option<Arc<Target>>),
-    /// Create this side of a link as peers access it.
-    OpenEnd(LinkKey),
-    /// End this side of a link, and what posts RMA to it.
-    LeaveEnd(Option<LinkEnd>, Option<Box<Initiator<LinkSq>>>),
+    /// Create the connection block of a link.
+    OpenBlock(LinkKey),
+    /// End the connection block of a link, and what posts RMA to it.
+    CloseBlock(Option<LinkBlock>, Option<Box<Initiator<LinkSq>>>),
     /// The driver looks at links that end.
     Look,
     /// Request the event of a receive queue with fewer receives than this.
@@ -521,9 +521,9 @@ impl XrcStep {
                     });
                 }
             }
-            Self::OpenEnd(link) => shared.open_end(link),
-            Self::LeaveEnd(end, initiator) => {
-                let block = end.map(LinkEnd::leave);
+            Self::OpenBlock(link) => shared.open_block(link),
+            Self::CloseBlock(block, initiator) => {
+                let block = block.map(LinkBlock::leave);
                 drop(initiator);
                 drop(block);
             }

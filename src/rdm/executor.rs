@@ -371,7 +371,7 @@ impl Executor {
                 }
             }
             self.has_memory();
-            let posts = (link.end.take(), link.initiator.take());
+            let posts = (link.block.take(), link.initiator.take());
             if let Some(port) = link.port.take() {
                 self.remove_port(key, &port);
             }
@@ -379,10 +379,10 @@ impl Executor {
                 let ended = Ended { reads, rma };
                 let step = Step::Destroy(cm, link.qp.take(), posts, ended);
                 self.steps.push(step);
-            } else if let (end, initiator) = posts
-                && (end.is_some() || initiator.is_some())
+            } else if let (block, initiator) = posts
+                && (block.is_some() || initiator.is_some())
             {
-                self.xrc_step(XrcStep::LeaveEnd(end, initiator));
+                self.xrc_step(XrcStep::CloseBlock(block, initiator));
             }
         }
     }

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use super::circuit_cm::XrcStep;
 use super::core::Failure;
 use super::core::link::LinkKey;
-use super::link_end::{LinkEnd, LinkSq};
+use super::link_end::{LinkBlock, LinkSq};
 use super::link_ring::LinkRing;
 use super::parked_ids::is_port_down;
 use super::pulls::ReadKey;
@@ -27,8 +27,8 @@ use crate::verbs::{AsyncEvent, AsyncListener, CmEvent, CmEventKind, CmId, Qp};
 use crate::wire::rdm::cm::{REQUEST_SIZE, VERSION};
 use crate::wire::rdm::{Reason, Rejection, Reply};
 
-/// This side of a link as peers access it, and what posts RMA to it.
-type Rma = (Option<LinkEnd>, Option<Box<Initiator<LinkSq>>>);
+/// The connection block of a link, and what posts RMA to the link.
+type Rma = (Option<LinkBlock>, Option<Box<Initiator<LinkSq>>>);
 
 /// What ends with a queue pair, because its requests have not completed: READs of messages, and
 /// RMA.
@@ -158,7 +158,7 @@ impl LinkCm {
 
     fn create_qp(self: &Arc<Self>, shared: &Shared, id: &Arc<CmId>) -> Result<()> {
         let qp = Arc::new(shared.create_qp(id)?);
-        let mut end = shared.create_end(self.link, Some(&qp))?;
+        let mut block = shared.create_block(self.link, Some(&qp))?;
         let listener: Weak<Self> = Arc::downgrade(self);
         shared.domain.device().listen(qp.object(), listener);
         // the peer sends to a ring that exists, whether or not this side reads it
@@ -166,12 +166,12 @@ impl LinkCm {
             true => LinkRing::create(&qp, self.link),
             false => None,
         };
-        if shared.set_qp(self.link, &qp, ring, &mut end) {
+        if shared.set_qp(self.link, &qp, ring, &mut block) {
             Ok(())
         } else {
             // the link was ended meanwhile
             shared.domain.device().unlisten(qp.object());
-            let block = end.map(LinkEnd::leave);
+            let block = block.map(LinkBlock::leave);
             drop(qp);
             drop(block);
             Err(FiErrno::ECANCELED)
@@ -255,7 +255,7 @@ impl Step {
                 }
                 shared.apply_event(|_, io| io.arrival_failed(&failed));
             }
-            Self::Destroy(cm, qp, (end, initiator), ended) => {
+            Self::Destroy(cm, qp, (block, initiator), ended) => {
                 if let Some(qp) = &qp {
                     shared.domain.device().unlisten(qp.object());
                 }
@@ -265,7 +265,7 @@ impl Step {
                     shared.driver().dispatcher().registry().remove(id.object());
                 }
                 // the block of the connection is behind the queue pair
-                let block = end.map(LinkEnd::leave);
+                let block = block.map(LinkBlock::leave);
                 drop(initiator);
                 drop(qp);
                 drop(block);

@@ -651,15 +651,15 @@ impl Sq for LinkSq {
     }
 }
 
-/// This side of a link: its connection block in the key directory, which the peer accesses.
+/// The connection block of a link, in the key directory, which the peer accesses.
 #[derive(Debug)]
-pub(super) struct LinkEnd {
+pub(super) struct LinkBlock {
     pub(super) rings: Arc<LinkRings>,
     block: Arc<ConnectionBlock>,
     notifier: Arc<RevocationNotifier<OwnerLink>>,
 }
 
-impl LinkEnd {
+impl LinkBlock {
     /// Adds the link to the key directory, before the address of the block is sent. No lock is held
     /// that is after the directory's. `qp`: that of the link, which has none on a circuit.
     pub(super) fn new(

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::circuits::CircuitKey;
 use super::core::link::LinkKey;
 use super::link_cm::LinkCm;
-use super::link_end::{LinkEnd, LinkSq};
+use super::link_end::{LinkBlock, LinkSq};
 use super::link_ending::{Ending, Polled};
 use super::link_ring::LinkRing;
 use super::number_map::NumberMap;
@@ -64,8 +64,8 @@ pub(super) struct LinkQp {
     stood: Option<(u16, u32)>,
     /// Slots of operations that have failed, whose requests have not completed.
     kept: Vec<Slot>,
-    /// This side of the link as peers access it, if the endpoint has RMA.
-    pub(super) end: Option<LinkEnd>,
+    /// The connection block of the link, if the endpoint has RMA.
+    pub(super) block: Option<LinkBlock>,
     /// Posts RMA; made by the first operation on the link.
     pub(super) initiator: Option<Box<Initiator<LinkSq>>>,
     /// The peer's connection block and the form of its keys.
@@ -109,7 +109,7 @@ impl LinkQp {
             down: false,
             stood: None,
             kept: Vec::new(),
-            end: None,
+            block: None,
             initiator: None,
             introduction: None,
             stopped: false,
@@ -133,7 +133,9 @@ impl LinkQp {
     /// Whether requests of RMA have not completed.
     #[inline]
     pub(super) fn has_rma(&self) -> bool {
-        self.end.as_ref().is_some_and(|end| end.rings.is_busy())
+        self.block
+            .as_ref()
+            .is_some_and(|block| block.rings.is_busy())
     }
 
     /// On a circuit: whether requests have not completed.
@@ -141,9 +143,9 @@ impl LinkQp {
         let packets = self.port.as_ref().is_some_and(|port| port.under_way != 0);
         packets
             || self
-                .end
+                .block
                 .as_ref()
-                .is_some_and(|end| end.rings.has_requests())
+                .is_some_and(|block| block.rings.has_requests())
     }
 
     /// Keeps a slot until the queue pair has ended.
@@ -338,7 +340,7 @@ impl LinkQp {
 
     /// Whether requests are under way, and none has completed since the last call.
     pub(super) fn stands(&mut self) -> bool {
-        let rma = self.end.as_ref().map_or(0, |end| end.rings.first());
+        let rma = self.block.as_ref().map_or(0, |block| block.rings.first());
         let first = (self.queue.position(), rma);
         let before = self.stood.replace(first);
         before == Some(first) && (!self.queue.is_empty() || self.has_rma())
@@ -422,12 +424,12 @@ impl Links {
         (link.key == key).then_some(link)
     }
 
-    /// Sets this side of a link on a circuit. `false`: the link has ended, or is being ended.
-    pub(super) fn set_end(&mut self, key: LinkKey, end: &mut Option<LinkEnd>) -> bool {
+    /// Sets the block of a link on a circuit. `false`: the link has ended, or is being ended.
+    pub(super) fn set_block(&mut self, key: LinkKey, block: &mut Option<LinkBlock>) -> bool {
         let Some(link) = self.get_mut(key).filter(|link| link.ending.is_none()) else {
             return false;
         };
-        link.end = end.take();
+        link.block = block.take();
         true
     }
 
@@ -562,8 +564,8 @@ impl Links {
     ) -> impl Iterator<Item = LinkKey> + '_ {
         let has = move |link: &&LinkQp| {
             let circuit = link.port.as_ref().and_then(|port| port.circuit);
-            let end = link.end.as_ref();
-            circuit == Some(key) && end.is_some_and(|end| end.rings.has_requests())
+            let block = link.block.as_ref();
+            circuit == Some(key) && block.is_some_and(|block| block.rings.has_requests())
         };
         let links = self.places.iter().flatten();
         links.filter(has).map(|link| link.key)
@@ -593,19 +595,19 @@ impl Links {
         }
     }
 
-    /// Sets the queue pair and this side of it. `false`: the link has ended, or is being ended.
+    /// Sets the queue pair and the block of a link. `false`: the link has ended, or is being ended.
     pub(super) fn set_qp(
         &mut self,
         key: LinkKey,
         qp: &Arc<Qp>,
         ring: Option<LinkRing>,
-        end: &mut Option<LinkEnd>,
+        block: &mut Option<LinkBlock>,
     ) -> bool {
         let Some(link) = self.get_mut(key).filter(|link| link.ending.is_none()) else {
             return false;
         };
         (link.qp, link.ring) = (Some(Arc::clone(qp)), ring);
-        link.end = end.take();
+        link.block = block.take();
         self.numbers.insert(qp.number(), key);
         true
     }
@@ -666,8 +668,8 @@ impl Links {
             receives: link.last_receive || !link.connected,
             ..Ending::default()
         });
-        if let Some(end) = &link.end {
-            end.rings.set_up(false);
+        if let Some(block) = &link.block {
+            block.rings.set_up(false);
         }
         let parts = (cm, link.qp.clone());
         self.ending.push(key);
@@ -685,9 +687,9 @@ impl Links {
     /// ended when the completion queue was polled until it was empty.
     pub(super) fn close_half(&mut self, key: LinkKey) {
         if let Some(link) = self.get_mut(key) {
-            if let Some(end) = &link.end {
+            if let Some(block) = &link.block {
                 // the peer uses no key any more
-                end.rings.set_up(false);
+                block.rings.set_up(false);
             }
             link.ending = Some(Ending {
                 since: Some(Instant::now()),

@@ -28,7 +28,7 @@ use super::endpoint::EndpointConfig;
 use super::executor::{Executor, Todo};
 use super::iov::MAX_IOV;
 use super::link_cm::LinkCm;
-use super::link_end::{CIRCUIT_RMA, DriverRequest, LinkEnd, RMA_REQUESTS};
+use super::link_end::{CIRCUIT_RMA, DriverRequest, LinkBlock, RMA_REQUESTS};
 use super::link_ring::LinkRing;
 use super::listening::Listening;
 use super::parked_ids::ParkedIds;
@@ -423,13 +423,13 @@ impl Shared {
         }
     }
 
-    /// This side of a link as peers access it. `qp`: that of the link, which has none on a circuit.
+    /// The connection block of a link. `qp`: that of the link, which has none on a circuit.
     /// Acquires the lock of the key directory, and registers memory.
-    pub(super) fn create_end(
+    pub(super) fn create_block(
         &self,
         link: LinkKey,
         qp: Option<&Arc<Qp>>,
-    ) -> Result<Option<LinkEnd>> {
+    ) -> Result<Option<LinkBlock>> {
         if !self.has_rma() {
             return Ok(None);
         }
@@ -444,15 +444,15 @@ impl Shared {
             let _ = self.cell.set(cell);
         }
         let block = directory.block(self.cell.get().cloned())?;
-        Ok(Some(LinkEnd::new(&self.this, link, qp, block)))
+        Ok(Some(LinkBlock::new(&self.this, link, qp, block)))
     }
 
     /// The connection block of a link.
     pub(super) fn block_of(&self, link: LinkKey) -> (RemoteAddr, Rkey) {
         let mut guard = self.lock();
         let links = guard.as_mut().map(|state| &mut state.io.links);
-        let end = links.and_then(|links| links.get_mut(link)?.end.as_ref());
-        end.map_or((RemoteAddr::NULL, Rkey::default()), LinkEnd::block)
+        let block = links.and_then(|links| links.get_mut(link)?.block.as_ref());
+        block.map_or((RemoteAddr::NULL, Rkey::default()), LinkBlock::block)
     }
 
     /// Asks the driver for something. Acquires leaf locks alone.
@@ -517,19 +517,19 @@ impl Shared {
         Ok(())
     }
 
-    /// Sets the queue pair of a link and this side of it. `false`: the link has ended, or is being
+    /// Sets the queue pair of a link and its block. `false`: the link has ended, or is being
     /// ended.
     pub(super) fn set_qp(
         &self,
         link: LinkKey,
         qp: &Arc<Qp>,
         ring: Option<LinkRing>,
-        end: &mut Option<LinkEnd>,
+        block: &mut Option<LinkBlock>,
     ) -> bool {
         let mut guard = self.lock();
         guard
             .as_mut()
-            .is_some_and(|state| state.io.links.set_qp(link, qp, ring, end))
+            .is_some_and(|state| state.io.links.set_qp(link, qp, ring, block))
     }
 
     /// The queue pair of a link can send. Returns the queue pair.

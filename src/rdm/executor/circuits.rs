@@ -411,11 +411,11 @@ impl Executor {
             .get_mut(link)
             .filter(|record| !record.is_ending())
         {
-            if let Some(end) = &record.end
+            if let Some(block) = &record.block
                 && let Ok(mut reply) = LinkReply::decode(answer)
             {
                 let terms = &mut reply.reply.terms;
-                (terms.block_addr, terms.block_rkey) = end.block();
+                (terms.block_addr, terms.block_rkey) = block.block();
                 *answer = reply.encode().to_vec();
                 let sent = record.port.as_mut().and_then(|port| port.reply.as_mut());
                 if let Some(sent) = sent {

@@ -48,7 +48,7 @@ impl Executor {
         // dials and acceptances that were not begun
         steps.retain(|step| match step {
             Step::Dial(..) | Step::Accept(..) => false,
-            Step::Xrc(step) => matches!(step, XrcStep::LeaveEnd(..)),
+            Step::Xrc(step) => matches!(step, XrcStep::CloseBlock(..)),
             _ => true,
         });
         steps.append(&mut self.withdrawing);

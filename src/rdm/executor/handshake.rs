@@ -55,7 +55,7 @@ impl Executor {
         let mut port = Port::new(tag, to);
         port.request = Some(*request);
         self.add_link(link, None, Some(Box::new(port)));
-        self.xrc_step(XrcStep::OpenEnd(link));
+        self.xrc_step(XrcStep::OpenBlock(link));
         if let Some(xrc) = &mut self.xrc {
             let choice = xrc.circuits.choose(link, to);
             self.follow(link, choice);
@@ -656,7 +656,7 @@ impl Executor {
         let answer = reply.encode().to_vec();
         port.reply = Some(Box::new((*request, answer.clone())));
         self.add_link(link, None, Some(Box::new(port)));
-        self.xrc_step(XrcStep::OpenEnd(link));
+        self.xrc_step(XrcStep::OpenBlock(link));
         self.xrc_step(XrcStep::AnswerLink(held, answer, Some(link)));
     }
 

@@ -9,7 +9,7 @@ use super::super::core::peer::PeerKey;
 use super::super::core::recover::Waiting;
 use super::super::core::{Io, Origin, Post};
 use super::super::link_cm::{LinkCm, Step};
-use super::super::link_end::LinkEnd;
+use super::super::link_end::LinkBlock;
 use super::super::links::LinkQp;
 use super::super::operations::{Atomic, Kind, Operation, TxKey};
 use super::super::receives::{AtSender, Envelope, Payload};
@@ -64,8 +64,8 @@ impl Io for Executor {
             None => record.reads() != 0,
             // requests for keys too: one that the peer refuses would end the circuit of others
             Some(port) => {
-                let end = record.end.as_ref();
-                port.reads != 0 || end.is_some_and(|end| end.rings.has_requests())
+                let block = record.block.as_ref();
+                port.reads != 0 || block.is_some_and(|block| block.rings.has_requests())
             }
         };
         let reads = self.links.get_mut(link).is_some_and(reads);
@@ -391,8 +391,8 @@ impl Io for Executor {
     /// (`link_cm.rs`).
     fn block(&mut self, _: PeerKey, link: LinkKey) -> (RemoteAddr, Rkey) {
         let record = self.links.get_mut(link);
-        let end = record.and_then(|record| record.end.as_ref());
-        end.map_or((RemoteAddr::NULL, Rkey::default()), LinkEnd::block)
+        let block = record.and_then(|record| record.block.as_ref());
+        block.map_or((RemoteAddr::NULL, Rkey::default()), LinkBlock::block)
     }
 
     fn introduced(&mut self, link: LinkKey, terms: &Terms) {

@@ -34,7 +34,7 @@ const ALIGN: u64 = 4096;
 
 /// Offset of the end of a message of `len` bytes that its sender writes: its half, or less if that
 /// is more than the sender writes in one call.
-const fn end_of(len: u64) -> u64 {
+const fn end_offset(len: u64) -> u64 {
     let half = len / 2 / ALIGN * ALIGN;
     let last = len.saturating_sub(READ_BYTES);
     if half > last { half } else { last }
@@ -55,7 +55,7 @@ impl Executor {
         let Some(receiver) = self.rx.arrivals.name(key) else {
             return false;
         };
-        let Some((push, to)) = self.open_end(&iov, len) else {
+        let Some((push, to)) = self.register_end(&iov, len) else {
             return false;
         };
         let offset = push.offset;
@@ -80,8 +80,8 @@ impl Executor {
     /// Registers the end of a receive for a message of `len` bytes, which fits into it. `None`:
     /// that part is no single buffer, or cannot be registered.
     #[inline]
-    fn open_end(&mut self, iov: &Iov, len: u64) -> Option<(Push, (RemoteAddr, Rkey))> {
-        let offset = end_of(len);
+    fn register_end(&mut self, iov: &Iov, len: u64) -> Option<(Push, (RemoteAddr, Rkey))> {
+        let offset = end_offset(len);
         // within the receive, whose length is a usize
         let len = (len - offset) as usize;
         let piece = iov.piece(offset as usize, len)?.iovec();
@@ -159,7 +159,7 @@ impl Executor {
         let fits =
             target.multi.is_none() && target.receive.iov.first(envelope.len as usize).is_some();
         let end = match fits {
-            true => self.open_end(&target.receive.iov, envelope.len),
+            true => self.register_end(&target.receive.iov, envelope.len),
             false => None,
         };
         let Some((push, to)) = end else {
@@ -495,7 +495,7 @@ mod tests {
             (8 << 20) + 1,
             64 << 20,
         ] {
-            let end = end_of(len);
+            let end = end_offset(len);
             assert!(end < len && len - end <= READ_BYTES);
             assert!(end == len / 2 / ALIGN * ALIGN || end == len - READ_BYTES);
         }

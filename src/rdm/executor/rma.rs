@@ -298,8 +298,8 @@ impl Executor {
         let config = self.rma_config;
         let record = self.links.get_mut(link).ok_or(FiErrno::ENOTCONN)?;
         if record.initiator.is_none() {
-            let end = record.end.as_ref().ok_or(FiErrno::EOPNOTSUPP)?;
-            let sq = end.sq().ok_or(FiErrno::ENOTCONN)?;
+            let block = record.block.as_ref().ok_or(FiErrno::EOPNOTSUPP)?;
+            let sq = block.sq().ok_or(FiErrno::ENOTCONN)?;
             let lengths = Lengths::new(config.max_len, config.inject_size);
             let slots = sq.capacity();
             let config = InitiatorConfig {
@@ -312,7 +312,7 @@ impl Executor {
                 atomics: config.atomics,
             };
             let introduction = record.introduction.map(|peer| {
-                let keys = PeerKeys::new(sq.link().clone(), peer, end.connection_block());
+                let keys = PeerKeys::new(sq.link().clone(), peer, block.connection_block());
                 (peer, keys)
             });
             let mut initiator = Initiator::new(sq, &self.mr, &lengths, &config)?;
@@ -525,8 +525,11 @@ impl Executor {
         let Some(record) = self.links.get_mut(link) else {
             return;
         };
-        let end = record.end.as_ref().filter(|end| !end.rings.is_abandoned());
-        let Some((slot, before)) = end.and_then(|end| end.rings.complete(number)) else {
+        let block = record
+            .block
+            .as_ref()
+            .filter(|block| !block.rings.is_abandoned());
+        let Some((slot, before)) = block.and_then(|block| block.rings.complete(number)) else {
             return;
         };
         let stopped = record.stopped;
@@ -584,9 +587,12 @@ impl Executor {
         let Some(kind) = EngineRequest::of(kind.into()) else {
             return;
         };
-        let end = record.end.as_ref().filter(|end| !end.rings.is_abandoned());
-        let again = end.is_some_and(|end| end.rings.request_ended(kind, failure.is_none()));
-        if end.is_some() && record.port.is_some() {
+        let block = record
+            .block
+            .as_ref()
+            .filter(|block| !block.rings.is_abandoned());
+        let again = block.is_some_and(|block| block.rings.request_ended(kind, failure.is_none()));
+        if block.is_some() && record.port.is_some() {
             self.room_on_circuit(link, 1);
         }
         if again && let Some(shared) = self.shared.upgrade() {
@@ -705,7 +711,11 @@ impl Executor {
         let Some(record) = self.links.get_mut(link) else {
             return;
         };
-        let Some(end) = record.end.as_ref().filter(|_| !terms.block_addr.is_null()) else {
+        let Some(block) = record
+            .block
+            .as_ref()
+            .filter(|_| !terms.block_addr.is_null())
+        else {
             return;
         };
         let peer = Introduction {
@@ -714,8 +724,8 @@ impl Executor {
             block_rkey: terms.block_rkey,
             auth: None,
         };
-        end.rings.set_up(true);
-        end.notifier().introduce(peer);
+        block.rings.set_up(true);
+        block.notifier().introduce(peer);
         record.introduction = Some(peer);
     }
 
@@ -755,9 +765,9 @@ impl Executor {
                 let record = self
                     .links
                     .get_mut(link)
-                    .and_then(|record| record.end.as_ref());
-                if let Some(end) = record.filter(|end| end.rings.take_call()) {
-                    end.notifier().notify_again();
+                    .and_then(|record| record.block.as_ref());
+                if let Some(block) = record.filter(|block| block.rings.take_call()) {
+                    block.notifier().notify_again();
                 }
             }
             DriverRequest::Lease(link) => {

@@ -164,8 +164,8 @@ impl Executor {
             let ends = self
                 .links
                 .of_circuit(circuit)
-                .filter_map(|record| record.end.as_ref());
-            ends.for_each(|end| end.notifier().notify_again());
+                .filter_map(|record| record.block.as_ref());
+            ends.for_each(|block| block.notifier().notify_again());
         }
     }
 
@@ -184,9 +184,9 @@ impl Executor {
         let Some(outlet) = record.port.as_deref().and_then(|port| xrc.outlet(port)) else {
             return;
         };
-        if let Some(end) = &record.end {
-            end.rings.open(outlet);
-            end.notifier().notify_again();
+        if let Some(block) = &record.block {
+            block.rings.open(outlet);
+            block.notifier().notify_again();
         }
     }
 
@@ -208,11 +208,11 @@ impl Executor {
         let Some(record) = self.links.get_mut(link) else {
             return;
         };
-        if let Some(end) = &record.end {
-            end.shut();
+        if let Some(block) = &record.block {
+            block.shut();
         }
         if let Some(initiator) = record.initiator.take() {
-            self.xrc_step(XrcStep::LeaveEnd(None, Some(initiator)));
+            self.xrc_step(XrcStep::CloseBlock(None, Some(initiator)));
         }
     }
 
@@ -247,11 +247,11 @@ impl Executor {
                 continue;
             };
             let busy = record
-                .end
+                .block
                 .as_ref()
-                .is_some_and(|end| end.rings.has_requests());
-            if let Some(end) = &record.end {
-                end.rings.abandon();
+                .is_some_and(|block| block.rings.has_requests());
+            if let Some(block) = &record.block {
+                block.rings.abandon();
             }
             let mut initiator = record.initiator.take();
             if busy || initiator.is_some() {

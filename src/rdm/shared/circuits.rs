@@ -92,10 +92,10 @@ impl Shared {
         guard.as_mut()?.io.add_target(cm, target, request)
     }
 
-    /// Creates this side of a link on a circuit, before the link is requested or accepted.
-    pub(in crate::rdm) fn open_end(&self, link: LinkKey) {
-        let mut end = match self.create_end(link, None) {
-            Ok(end) => end,
+    /// Creates the block of a link on a circuit, before the link is requested or accepted.
+    pub(in crate::rdm) fn open_block(&self, link: LinkKey) {
+        let mut block = match self.create_block(link, None) {
+            Ok(block) => block,
             Err(error) => {
                 info_log!(EpCtrl, "{link:?} has no connection block: {error}");
                 return self.apply_event(|core, io| {
@@ -107,11 +107,11 @@ impl Shared {
                 });
             }
         };
-        let set = |state: &mut State| state.io.links.set_end(link, &mut end);
+        let set = |state: &mut State| state.io.links.set_block(link, &mut block);
         let set = self.lock().as_mut().is_some_and(set);
-        if !set && let Some(end) = end {
+        if !set && let Some(block) = block {
             // the link was ended meanwhile
-            drop(end.leave());
+            drop(block.leave());
         }
     }
 

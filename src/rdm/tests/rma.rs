@@ -279,8 +279,8 @@ fn a_link_that_is_disconnected_waits_for_the_answers_to_its_requests() {
             std::thread::sleep(SECOND / 5);
             shared.apply_event(|_, io| {
                 assert!(!drains(io), "before the answer");
-                let end = io.links.get_mut(link).unwrap().end.as_ref().unwrap();
-                end.rings.complete(0).unwrap();
+                let block = io.links.get_mut(link).unwrap().block.as_ref().unwrap();
+                block.rings.complete(0).unwrap();
             });
         }
         seen(&drains);
@@ -312,8 +312,8 @@ fn a_link_stands_while_nothing_completes() {
     a.write(to_b, b.range(0, 100), &source, 5, false);
     assert_eq!([probe(), probe(), probe()], [false, true, true]);
     shared.apply_event(|_, io| {
-        let end = io.links.get_mut(link).unwrap().end.as_ref().unwrap();
-        end.rings.complete(0).unwrap();
+        let block = io.links.get_mut(link).unwrap().block.as_ref().unwrap();
+        block.rings.complete(0).unwrap();
     });
     assert_eq!([probe(), probe()], [false, true]);
 }
@@ -600,8 +600,8 @@ fn a_peer_that_is_cut_off_on_xrc_dials_another_circuit() {
     assert_eq!(numbers.len(), 1);
     drop(before);
     let notifier = b.end.state(|state| {
-        let end = state.io.links.get_mut(link).unwrap().end.as_ref();
-        Arc::clone(end.unwrap().notifier())
+        let block = state.io.links.get_mut(link).unwrap().block.as_ref();
+        Arc::clone(block.unwrap().notifier())
     });
     notifier.sever();
     a.write(to_b, b.range(200, 100), &source, 2, false);
