@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::log::info_log;
 use crate::queue::WrId;
-use crate::queue::slots::Rings;
+use crate::queue::slots::EndpointSlots;
 use crate::verbs::{Qp, SendOpcode, SendRequest, SrqNumber};
 
 /// Detects a silent peer: no request of the queue pair completes between two checks.
@@ -24,7 +24,13 @@ impl Silence {
     /// `peer`: the peer's receive queue, if `qp` is an initiator of XRC. Probes the peer if no
     /// request has completed since the last call. The caller has polled the completions that have
     /// arrived.
-    pub(crate) fn probe(&self, qp: &Qp, peer: Option<SrqNumber>, place: WrId, rings: &Rings) {
+    pub(crate) fn probe(
+        &self,
+        qp: &Qp,
+        peer: Option<SrqNumber>,
+        place: WrId,
+        rings: &EndpointSlots,
+    ) {
         let mark = rings.progress_mark();
         let silent = self.last_seen.swap(mark, Ordering::Relaxed) == mark;
         if !silent || rings.probe.pending.swap(true, Ordering::AcqRel) {

@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 
 use super::link::Link;
 use crate::errno::Result;
-use crate::queue::slots::{EngineRequest, EngineRequests, FailureListener, Rings};
+use crate::queue::slots::{EndpointSlots, EngineRequest, EngineRequests, FailureListener};
 use crate::queue::{CompletionQueue, EngineLink, WrId};
 use crate::verbs::{Pd, Qp, SendRequest, SrqNumber};
 
@@ -38,7 +38,7 @@ pub(crate) struct QpLink {
     pub(super) qp: Arc<Qp>,
     pub(super) cq: Arc<CompletionQueue>,
     pub(super) place: WrId,
-    pub(super) rings: Arc<Rings>,
+    pub(super) rings: Arc<EndpointSlots>,
     /// The receive queue of the peer that requests on an initiator of XRC name; `None`: the queue
     /// pair is one of RC.
     pub(super) peer: Option<SrqNumber>,
@@ -51,7 +51,7 @@ impl QpLink {
         qp: Arc<Qp>,
         cq: Arc<CompletionQueue>,
         place: WrId,
-        rings: Arc<Rings>,
+        rings: Arc<EndpointSlots>,
         peer: Option<SrqNumber>,
     ) -> Self {
         Self {

@@ -20,7 +20,7 @@ use crate::initiator::{Lengths, QpLink};
 use crate::mr::ConnectionBlock;
 use crate::msg::{EndpointConfig, SharedRx};
 use crate::queue::event_cell::{Cell, Event};
-use crate::queue::slots::{FailureListener, Rings};
+use crate::queue::slots::{EndpointSlots, FailureListener};
 use crate::queue::{CompletionQueue, Counter, WrId};
 use crate::verbs::{CmId, Pd, PrivateData, Qp, Sge};
 use crate::wire::cm_data::CmData;
@@ -101,7 +101,7 @@ pub(crate) struct Shared {
     pub(crate) pd: Arc<Pd>,
     pub(crate) config: EndpointConfig,
     pub(crate) conn: Connection,
-    pub(crate) rings: Arc<Rings>,
+    pub(crate) rings: Arc<EndpointSlots>,
     pub(super) silence: Silence,
     /// The device was removed, or has failed.
     pub(super) removed: AtomicBool,
@@ -139,7 +139,7 @@ impl Shared {
         };
         let introduction = private_data.and_then(|data| introduction_in(&data));
         let rx_size = if config.shared_rx { 0 } else { config.rx_size };
-        let rings = Rings::new(config.tx_size, rx_size).on_xrc(config.xrc);
+        let rings = EndpointSlots::new(config.tx_size, rx_size).on_xrc(config.xrc);
         let rings = Arc::new(rings);
         let mut side = Side::new(id, config.src, config.dst);
         side.passive = passive;

@@ -8,7 +8,7 @@ use rdma_core_sys as sys;
 
 use crate::errno::FiErrno;
 use crate::flags::Flags;
-use crate::queue::slots::{EngineRequest, Rings, Slot};
+use crate::queue::slots::{EndpointSlots, EngineRequest, Slot};
 use crate::queue::source::{Entry, NoReader, Sink};
 use crate::queue::srx_slots::SharedSlots;
 use crate::queue::wr_id::WrId;
@@ -49,7 +49,7 @@ pub(super) struct EndpointTable {
 #[derive(Debug, Default)]
 pub(super) struct Attachment {
     pub(super) generation: u16,
-    pub(super) rings: Option<Arc<Rings>>,
+    pub(super) rings: Option<Arc<EndpointSlots>>,
     /// Whether only selected receives of a shared context produce completion entries.
     pub(super) selective: bool,
     /// The queue pair's number in [`EndpointTable::sharing`]. No endpoint's queue pair has number
@@ -189,7 +189,7 @@ impl EndpointTable {
 
     /// The endpoints that must be resumed now: of those in the list, the ones that still have
     /// deferred operations. The others leave the list.
-    pub(super) fn take_waiting(&self) -> Vec<Arc<Rings>> {
+    pub(super) fn take_waiting(&self) -> Vec<Arc<EndpointSlots>> {
         self.set_more(RESUME, false);
         let mut waiting = self.waiting.borrow_mut();
         let mut found = Vec::with_capacity(waiting.len());

@@ -16,7 +16,7 @@ use crate::errno::{FiErrno, Result};
 use crate::queue::complete::{EndpointTable, ONLY_SOURCES, SOURCES};
 use crate::queue::cq_wait::Signals;
 use crate::queue::device_queue::DeviceQueue;
-use crate::queue::slots::Rings;
+use crate::queue::slots::EndpointSlots;
 use crate::queue::source::{BATCH, Entry, NoReader, Sink, Source, take};
 use crate::queue::wait::WaitSet;
 use crate::queue::{CompletionError, EntryWriter, QueueDomain, WaitKind, WrId, is_refusal};
@@ -474,7 +474,7 @@ impl CompletionQueue {
     }
 
     /// Of the next [`HOLDERS`] endpoints, those that hold keys of their peers.
-    fn some_holders(mut inner: MutexGuard<'_, Inner>) -> [Option<Arc<Rings>>; HOLDERS] {
+    fn some_holders(mut inner: MutexGuard<'_, Inner>) -> [Option<Arc<EndpointSlots>>; HOLDERS] {
         let count = inner.table.endpoints.len();
         let first = inner.next_holder;
         inner.next_holder = (first + HOLDERS) % count.max(1);
@@ -708,7 +708,7 @@ mod tests {
         let domain = Domain::open(&device, DomainConfig::default()).unwrap();
         let cq = CompletionQueue::open(domain.queues(), CqConfig::default()).unwrap();
         let owner: Arc<dyn FailureListener> = Arc::new(GoesOn(Arc::downgrade(&cq), found));
-        let rings = Arc::new(Rings::new(4, 4));
+        let rings = Arc::new(EndpointSlots::new(4, 4));
         assert!(rings.owner.set(Arc::downgrade(&owner)).is_ok());
         rings.set_needs_progress();
         {
@@ -748,7 +748,7 @@ mod tests {
         let endpoint = |_| {
             let owner = Arc::new(Resumed::default());
             let listener: Arc<dyn FailureListener> = Arc::clone(&owner) as _;
-            let rings = Arc::new(Rings::new(1, 1));
+            let rings = Arc::new(EndpointSlots::new(1, 1));
             assert!(rings.owner.set(Arc::downgrade(&listener)).is_ok());
             let id = cq.attach(&rings, 1).unwrap();
             (owner, rings, id)

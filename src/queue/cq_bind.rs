@@ -10,7 +10,7 @@ use crate::errno::{FiErrno, Result};
 use crate::log::info_log;
 use crate::queue::complete::{Attachment, ONLY_SOURCES, Sharer, failure};
 use crate::queue::cq::{CompletionQueue, Inner};
-use crate::queue::slots::Rings;
+use crate::queue::slots::EndpointSlots;
 use crate::queue::source::Entry;
 use crate::queue::srx_slots::SharedSlots;
 use crate::queue::wr_id::WrId;
@@ -21,7 +21,7 @@ impl CompletionQueue {
     ///
     /// # Errors
     /// `ENOSPC`: 65,536 endpoints are bound.
-    pub(crate) fn attach(&self, rings: &Arc<Rings>, completions: usize) -> Result<WrId> {
+    pub(crate) fn attach(&self, rings: &Arc<EndpointSlots>, completions: usize) -> Result<WrId> {
         let mut inner = self.inner.lock();
         inner.table.set_more(ONLY_SOURCES, false);
         let index = match inner.table.free.pop() {
@@ -247,7 +247,7 @@ impl CompletionQueue {
         }
     }
 
-    fn abandon_in(&self, inner: &mut Inner, rings: &Rings, (tx, rx): (bool, bool)) {
+    fn abandon_in(&self, inner: &mut Inner, rings: &EndpointSlots, (tx, rx): (bool, bool)) {
         let directions = [(tx, &rings.tx), (rx, &rings.rx)];
         for (_, ring) in directions.into_iter().filter(|(mine, _)| *mine) {
             while let Some(slot) = ring.abandon() {
@@ -288,7 +288,7 @@ mod tests {
         let device = crate::verbs::devices(&[softverbs::backend()], false).remove(0);
         let domain = Domain::open(&device, DomainConfig::default()).unwrap();
         let cq = CompletionQueue::open(domain.queues(), CqConfig::default()).unwrap();
-        let rings = Arc::new(Rings::new(1, 1));
+        let rings = Arc::new(EndpointSlots::new(1, 1));
         let mut sizes = vec![cq.device_cq().unwrap().cqe()];
         let mut ids: Vec<_> = (0..ENDPOINTS)
             .map(|_| {

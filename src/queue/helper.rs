@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::CompletionQueue;
-use super::slots::{Lease, Rings};
+use super::slots::{EndpointSlots, Lease};
 use crate::log::warn_log;
 
 /// First and maximum interval between two retries of deferred operations.
@@ -54,7 +54,7 @@ struct Shared {
 /// An endpoint, and the completion queue of its transmit requests.
 #[derive(Clone, Debug)]
 struct HelpedEndpoint {
-    rings: Weak<Rings>,
+    rings: Weak<EndpointSlots>,
     cq: Weak<CompletionQueue>,
 }
 
@@ -78,7 +78,7 @@ struct State {
 impl Helper {
     /// Makes the thread retry an endpoint's deferred operations until none is left. Acquires a leaf
     /// lock only, so a caller may hold any other lock.
-    pub(crate) fn add(&self, rings: Weak<Rings>, cq: &Arc<CompletionQueue>) {
+    pub(crate) fn add(&self, rings: Weak<EndpointSlots>, cq: &Arc<CompletionQueue>) {
         let mut state = self.shared.state.lock();
         if state.waiting.iter().any(|known| known.rings.ptr_eq(&rings)) {
             return;
@@ -90,13 +90,13 @@ impl Helper {
         }
     }
 
-    /// Starts the lease timer of an endpoint whose [`Rings::holds_keys`] was set; the timer is
-    /// restarted until the flag is cleared. Acquires a leaf lock only, so a caller may hold any
+    /// Starts the lease timer of an endpoint whose [`EndpointSlots::holds_keys`] was set; the timer
+    /// is restarted until the flag is cleared. Acquires a leaf lock only, so a caller may hold any
     /// other lock.
     ///
     /// Without a thread the endpoint stays listed: reads of empty completion queues acknowledge for
     /// it ([`Self::has_holders`]), and the thread that a later call creates tends it.
-    pub(crate) fn hold(&self, rings: Weak<Rings>, cq: &Arc<CompletionQueue>) {
+    pub(crate) fn hold(&self, rings: Weak<EndpointSlots>, cq: &Arc<CompletionQueue>) {
         let mut state = self.shared.state.lock();
         let due = Instant::now() + LEASE;
         let mut holders = state.holders.iter();
@@ -129,7 +129,7 @@ impl Helper {
 
 impl HelpedEndpoint {
     /// The endpoint and the queue, if both still exist.
-    fn upgrade(&self) -> Option<(Arc<Rings>, Arc<CompletionQueue>)> {
+    fn upgrade(&self) -> Option<(Arc<EndpointSlots>, Arc<CompletionQueue>)> {
         Some((self.rings.upgrade()?, self.cq.upgrade()?))
     }
 
@@ -266,7 +266,10 @@ impl Shared {
 
     /// Drops references to endpoints without the lock: the last one may drop the domain and with it
     /// the [`Helper`], which acquires the lock.
-    fn release(state: &mut MutexGuard<'_, State>, rings: impl IntoIterator<Item = Arc<Rings>>) {
+    fn release(
+        state: &mut MutexGuard<'_, State>,
+        rings: impl IntoIterator<Item = Arc<EndpointSlots>>,
+    ) {
         #[cfg(test)]
         if let Some(pause) = &state.pause {
             pause.wait();
@@ -336,12 +339,15 @@ mod tests {
 
     /// The thread drops the last reference to an endpoint's rings, whose counter has the last
     /// reference to the domain. `add`: [`Helper::add`] or [`Helper::hold`].
-    fn drops_the_domain(prepare: fn(&Rings), add: fn(&Helper, Weak<Rings>, &Arc<CompletionQueue>)) {
+    fn drops_the_domain(
+        prepare: fn(&EndpointSlots),
+        add: fn(&Helper, Weak<EndpointSlots>, &Arc<CompletionQueue>),
+    ) {
         let device = crate::verbs::devices(&[softverbs::backend()], false).remove(0);
         let domain = Domain::open(&device, DomainConfig::default()).unwrap();
         let queues = Arc::clone(domain.queues());
         let cq = CompletionQueue::open(&queues, CqConfig::default()).unwrap();
-        let rings = Arc::new(Rings::new(4, 4));
+        let rings = Arc::new(EndpointSlots::new(4, 4));
         let counter = Counter::open(&queues, WaitKind::None).unwrap();
         rings.bind_counter(&counter, Flags::SEND).unwrap();
         prepare(&rings);
@@ -368,7 +374,7 @@ mod tests {
         let cq = CompletionQueue::open(domain.queues(), CqConfig::default()).unwrap();
         let helper = domain.queues().helper();
         let endpoint = || {
-            let rings = Arc::new(Rings::new(4, 4));
+            let rings = Arc::new(EndpointSlots::new(4, 4));
             rings.set_holds_keys(true);
             helper.hold(Arc::downgrade(&rings), &cq);
             rings
@@ -395,7 +401,7 @@ mod tests {
 
     #[test]
     fn the_thread_can_drop_the_domain() {
-        drops_the_domain(Rings::set_needs_progress, Helper::add);
+        drops_the_domain(EndpointSlots::set_needs_progress, Helper::add);
         drops_the_domain(|rings| rings.set_holds_keys(true), Helper::hold);
     }
 }

@@ -265,7 +265,7 @@ pub(crate) enum Lease {
 
 /// The part of an endpoint that its completion queues access: both rings, and the state of the
 /// engine's own requests.
-pub(crate) struct Rings {
+pub(crate) struct EndpointSlots {
     pub(crate) tx: SlotRing,
     pub(crate) rx: SlotRing,
     pub(crate) owner: OnceLock<Weak<dyn FailureListener>>,
@@ -419,16 +419,16 @@ impl EngineRequests {
     }
 }
 
-impl std::fmt::Debug for Rings {
+impl std::fmt::Debug for EndpointSlots {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Rings")
+        f.debug_struct("EndpointSlots")
             .field("tx", &self.tx.outstanding())
             .field("rx", &self.rx.outstanding())
             .finish()
     }
 }
 
-impl Rings {
+impl EndpointSlots {
     pub(crate) fn new(tx: usize, rx: usize) -> Self {
         Self {
             tx: SlotRing::for_sends(tx),
@@ -571,7 +571,7 @@ mod tests {
             ..slot(2, true)
         };
         for xrc in [false, true] {
-            let rings = Rings::new(4, 4).on_xrc(xrc);
+            let rings = EndpointSlots::new(4, 4).on_xrc(xrc);
             assert_eq!(rings.reports_failure(&injected, FiErrno::EREMOTEIO), !xrc);
             assert!(rings.reports_failure(&injected, FiErrno::EKEYREJECTED));
             assert!(!rings.reports_failure(&injected, FiErrno::ETIMEDOUT));

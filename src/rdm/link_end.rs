@@ -163,7 +163,7 @@ impl Outlet {
 }
 
 /// What threads without the endpoint's lock access of a link.
-pub(super) struct LinkRings {
+pub(super) struct LinkPoster {
     key: LinkKey,
     shared: Weak<Shared>,
     /// `None`: nothing can be posted, not yet or not any more.
@@ -179,9 +179,9 @@ pub(super) struct LinkRings {
     called: AtomicBool,
 }
 
-impl std::fmt::Debug for LinkRings {
+impl std::fmt::Debug for LinkPoster {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "LinkRings({:?})", self.key)
+        write!(f, "LinkPoster({:?})", self.key)
     }
 }
 
@@ -196,7 +196,7 @@ pub(super) enum DriverRequest {
     Sever(LinkKey),
 }
 
-impl LinkRings {
+impl LinkPoster {
     /// The records of posted requests.
     fn ring(&self) -> &Arc<SlotRing> {
         self.tx
@@ -276,7 +276,7 @@ impl LinkRings {
     }
 }
 
-impl FailureListener for LinkRings {
+impl FailureListener for LinkPoster {
     fn operation_failed(&self) {}
 
     fn acknowledge(&self) {
@@ -290,7 +290,7 @@ impl FailureListener for LinkRings {
     }
 }
 
-impl LinkRings {
+impl LinkPoster {
     /// Posts one of the engine's own requests.
     ///
     /// # Errors
@@ -343,7 +343,7 @@ impl LinkRings {
 
 /// A link as the key directory of this side uses it. It may have no outlet yet.
 #[derive(Clone, Debug)]
-pub(super) struct OwnerLink(Arc<LinkRings>);
+pub(super) struct OwnerLink(Arc<LinkPoster>);
 
 impl EngineLink for OwnerLink {
     fn engine_requests(&self) -> &EngineRequests {
@@ -390,12 +390,12 @@ impl EngineLink for OwnerLink {
 #[derive(Clone, Debug)]
 pub(super) struct RdmLink {
     outlet: Outlet,
-    rings: Arc<LinkRings>,
+    poster: Arc<LinkPoster>,
 }
 
 impl EngineLink for RdmLink {
     fn engine_requests(&self) -> &EngineRequests {
-        &self.rings.requests
+        &self.poster.requests
     }
 
     unsafe fn post_request(
@@ -404,23 +404,23 @@ impl EngineLink for RdmLink {
         request: &mut SendRequest<'_>,
     ) -> Result<()> {
         // SAFETY: the caller keeps the contract of this function.
-        unsafe { self.rings.post_engine(&self.outlet, kind, request) }
+        unsafe { self.poster.post_engine(&self.outlet, kind, request) }
     }
 
     fn poll(&self) {
-        self.rings.poll();
+        self.poster.poll();
     }
 
     fn request_progress(&self) {
-        self.rings.request_progress();
+        self.poster.request_progress();
     }
 
     fn owner(&self) -> Option<Arc<dyn FailureListener>> {
-        Some(Arc::clone(&self.rings) as _)
+        Some(Arc::clone(&self.poster) as _)
     }
 
     fn sever(&self) {
-        self.rings.sever();
+        self.poster.sever();
     }
 }
 
@@ -445,11 +445,11 @@ impl Link for RdmLink {
 
     #[inline]
     fn next_number(&self) -> u32 {
-        self.rings.tx.get().map_or(0, |ring| ring.next_number())
+        self.poster.tx.get().map_or(0, |ring| ring.next_number())
     }
 
     fn is_outstanding(&self, number: u32) -> bool {
-        let ring = self.rings.tx.get();
+        let ring = self.poster.tx.get();
         ring.is_some_and(|ring| ring.is_outstanding(number))
     }
 
@@ -464,8 +464,8 @@ impl Link for RdmLink {
     fn set_holds_keys(&self, _: bool) {}
 
     fn start_lease(&self) {
-        self.rings
-            .request_driver(DriverRequest::Lease(self.rings.key));
+        self.poster
+            .request_driver(DriverRequest::Lease(self.poster.key));
     }
 }
 
@@ -482,7 +482,7 @@ pub(super) struct LinkSq {
 
 impl LinkSq {
     fn new(link: RdmLink) -> Self {
-        let ring = Arc::clone(link.rings.ring());
+        let ring = Arc::clone(link.poster.ring());
         Self {
             link,
             ring,
@@ -579,7 +579,7 @@ impl Sq for LinkSq {
         self.post_delayed();
         let (number, signaled) = self.push(slot, signal);
         request
-            .wr_id(WrId::rma(self.link.rings.key, number))
+            .wr_id(WrId::rma(self.link.poster.key, number))
             .signaled(signaled);
         // SAFETY: the caller keeps the contract of this function.
         let posted = unsafe { self.link.outlet.post(request) };
@@ -609,7 +609,7 @@ impl Sq for LinkSq {
         self.link.outlet.take_room()?;
         let (number, signaled) = self.push(slot, signal);
         request
-            .wr_id(WrId::rma(self.link.rings.key, number))
+            .wr_id(WrId::rma(self.link.poster.key, number))
             .signaled(signaled);
         // SAFETY: the caller keeps the contract of this function.
         unsafe { self.delay(request) };
@@ -638,7 +638,7 @@ impl Sq for LinkSq {
         let outlet = &self.link.outlet;
         outlet.take_room()?;
         let (number, signaled) = self.push(slot, signal);
-        let wr_id = WrId::rma(self.link.rings.key, number);
+        let wr_id = WrId::rma(self.link.poster.key, number);
         let posted = outlet
             .qp
             .post_flush(wr_id, outlet.srq(), (to, len), signaled);
@@ -654,7 +654,7 @@ impl Sq for LinkSq {
 /// The connection block of a link, in the key directory, which the peer accesses.
 #[derive(Debug)]
 pub(super) struct LinkBlock {
-    pub(super) rings: Arc<LinkRings>,
+    pub(super) poster: Arc<LinkPoster>,
     block: Arc<ConnectionBlock>,
     notifier: Arc<RevocationNotifier<OwnerLink>>,
 }
@@ -668,7 +668,7 @@ impl LinkBlock {
         qp: Option<&Arc<Qp>>,
         block: ConnectionBlock,
     ) -> Self {
-        let rings = Arc::new(LinkRings {
+        let poster = Arc::new(LinkPoster {
             key,
             shared: Weak::clone(shared),
             outlet: Mutex::new(qp.map(Outlet::of_qp)),
@@ -679,13 +679,13 @@ impl LinkBlock {
             called: AtomicBool::new(false),
         });
         let block = Arc::new(block);
-        let link = OwnerLink(Arc::clone(&rings));
+        let link = OwnerLink(Arc::clone(&poster));
         let notifier = Arc::new(RevocationNotifier::new(link, &block));
         let weak = Arc::downgrade(&notifier);
         let weak: Weak<dyn Peer> = weak;
         block.join(weak);
         Self {
-            rings,
+            poster,
             block,
             notifier,
         }
@@ -707,17 +707,17 @@ impl LinkBlock {
     /// On a circuit: nothing is posted any more, and all that was posted has completed. No key of
     /// the peer is held, which the peer may read here.
     pub(super) fn shut(&self) {
-        self.rings.shut();
-        if !self.rings.is_abandoned() {
+        self.poster.shut();
+        if !self.poster.is_abandoned() {
             self.block.show_settled(Block::HOLDS_NONE);
         }
     }
 
     /// The send queue of an initiator. At most one is made. `None`: nothing can be posted.
     pub(super) fn sq(&self) -> Option<LinkSq> {
-        let outlet = self.rings.outlet.lock().clone()?;
-        let rings = Arc::clone(&self.rings);
-        Some(LinkSq::new(RdmLink { outlet, rings }))
+        let outlet = self.poster.outlet.lock().clone()?;
+        let poster = Arc::clone(&self.poster);
+        Some(LinkSq::new(RdmLink { outlet, poster }))
     }
 
     /// Leaves the key directory: the queue pair executes no operation of the peer any more. The
@@ -725,8 +725,8 @@ impl LinkBlock {
     pub(super) fn leave(self) -> Arc<ConnectionBlock> {
         self.block.leave();
         // behind `leave`: the directory does not use the notifier any more
-        self.rings.shut();
-        drop((self.notifier, self.rings));
+        self.poster.shut();
+        drop((self.notifier, self.poster));
         self.block
     }
 }

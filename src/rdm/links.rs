@@ -135,7 +135,7 @@ impl LinkQp {
     pub(super) fn has_rma(&self) -> bool {
         self.block
             .as_ref()
-            .is_some_and(|block| block.rings.is_busy())
+            .is_some_and(|block| block.poster.is_busy())
     }
 
     /// On a circuit: whether requests have not completed.
@@ -145,7 +145,7 @@ impl LinkQp {
             || self
                 .block
                 .as_ref()
-                .is_some_and(|block| block.rings.has_requests())
+                .is_some_and(|block| block.poster.has_requests())
     }
 
     /// Keeps a slot until the queue pair has ended.
@@ -340,7 +340,7 @@ impl LinkQp {
 
     /// Whether requests are under way, and none has completed since the last call.
     pub(super) fn stands(&mut self) -> bool {
-        let rma = self.block.as_ref().map_or(0, |block| block.rings.first());
+        let rma = self.block.as_ref().map_or(0, |block| block.poster.first());
         let first = (self.queue.position(), rma);
         let before = self.stood.replace(first);
         before == Some(first) && (!self.queue.is_empty() || self.has_rma())
@@ -565,7 +565,7 @@ impl Links {
         let has = move |link: &&LinkQp| {
             let circuit = link.port.as_ref().and_then(|port| port.circuit);
             let block = link.block.as_ref();
-            circuit == Some(key) && block.is_some_and(|block| block.rings.has_requests())
+            circuit == Some(key) && block.is_some_and(|block| block.poster.has_requests())
         };
         let links = self.places.iter().flatten();
         links.filter(has).map(|link| link.key)
@@ -669,7 +669,7 @@ impl Links {
             ..Ending::default()
         });
         if let Some(block) = &link.block {
-            block.rings.set_up(false);
+            block.poster.set_up(false);
         }
         let parts = (cm, link.qp.clone());
         self.ending.push(key);
@@ -689,7 +689,7 @@ impl Links {
         if let Some(link) = self.get_mut(key) {
             if let Some(block) = &link.block {
                 // the peer uses no key any more
-                block.rings.set_up(false);
+                block.poster.set_up(false);
             }
             link.ending = Some(Ending {
                 since: Some(Instant::now()),

@@ -65,7 +65,7 @@ impl Io for Executor {
             // requests for keys too: one that the peer refuses would end the circuit of others
             Some(port) => {
                 let block = record.block.as_ref();
-                port.reads != 0 || block.is_some_and(|block| block.rings.has_requests())
+                port.reads != 0 || block.is_some_and(|block| block.poster.has_requests())
             }
         };
         let reads = self.links.get_mut(link).is_some_and(reads);

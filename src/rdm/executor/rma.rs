@@ -528,8 +528,8 @@ impl Executor {
         let block = record
             .block
             .as_ref()
-            .filter(|block| !block.rings.is_abandoned());
-        let Some((slot, before)) = block.and_then(|block| block.rings.complete(number)) else {
+            .filter(|block| !block.poster.is_abandoned());
+        let Some((slot, before)) = block.and_then(|block| block.poster.complete(number)) else {
             return;
         };
         let stopped = record.stopped;
@@ -590,8 +590,8 @@ impl Executor {
         let block = record
             .block
             .as_ref()
-            .filter(|block| !block.rings.is_abandoned());
-        let again = block.is_some_and(|block| block.rings.request_ended(kind, failure.is_none()));
+            .filter(|block| !block.poster.is_abandoned());
+        let again = block.is_some_and(|block| block.poster.request_ended(kind, failure.is_none()));
         if block.is_some() && record.port.is_some() {
             self.room_on_circuit(link, 1);
         }
@@ -724,7 +724,7 @@ impl Executor {
             block_rkey: terms.block_rkey,
             auth: None,
         };
-        block.rings.set_up(true);
+        block.poster.set_up(true);
         block.notifier().introduce(peer);
         record.introduction = Some(peer);
     }
@@ -766,7 +766,7 @@ impl Executor {
                     .links
                     .get_mut(link)
                     .and_then(|record| record.block.as_ref());
-                if let Some(block) = record.filter(|block| block.rings.take_call()) {
+                if let Some(block) = record.filter(|block| block.poster.take_call()) {
                     block.notifier().notify_again();
                 }
             }

@@ -185,7 +185,7 @@ impl Executor {
             return;
         };
         if let Some(block) = &record.block {
-            block.rings.open(outlet);
+            block.poster.open(outlet);
             block.notifier().notify_again();
         }
     }
@@ -249,9 +249,9 @@ impl Executor {
             let busy = record
                 .block
                 .as_ref()
-                .is_some_and(|block| block.rings.has_requests());
+                .is_some_and(|block| block.poster.has_requests());
             if let Some(block) = &record.block {
-                block.rings.abandon();
+                block.poster.abandon();
             }
             let mut initiator = record.initiator.take();
             if busy || initiator.is_some() {

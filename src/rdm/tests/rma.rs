@@ -280,7 +280,7 @@ fn a_link_that_is_disconnected_waits_for_the_answers_to_its_requests() {
             shared.apply_event(|_, io| {
                 assert!(!drains(io), "before the answer");
                 let block = io.links.get_mut(link).unwrap().block.as_ref().unwrap();
-                block.rings.complete(0).unwrap();
+                block.poster.complete(0).unwrap();
             });
         }
         seen(&drains);
@@ -313,7 +313,7 @@ fn a_link_stands_while_nothing_completes() {
     assert_eq!([probe(), probe(), probe()], [false, true, true]);
     shared.apply_event(|_, io| {
         let block = io.links.get_mut(link).unwrap().block.as_ref().unwrap();
-        block.rings.complete(0).unwrap();
+        block.poster.complete(0).unwrap();
     });
     assert_eq!([probe(), probe()], [false, true]);
 }
