@@ -187,26 +187,26 @@ impl Executor {
         }
         let inject = op.request.flags.contains(Flags::INJECT);
         let link = core.open_link(peer);
-        let at_once = link.filter(|_| !self.rma.has_earlier(peer));
-        let at_once = at_once.filter(|_| !self.is_behind_sends(core, &op));
+        let ready_link = link.filter(|_| !self.rma.has_earlier(peer));
+        let ready_link = ready_link.filter(|_| !self.is_behind_sends(core, &op));
         let atomic = op.atomic.is_some();
         let more = op.request.flags.contains(Flags::MORE);
-        if self.rma.delayed.is_some() && (self.rma.delayed != at_once || atomic) {
+        if self.rma.delayed.is_some() && (self.rma.delayed != ready_link || atomic) {
             self.post_delayed();
         }
         let key = self.rma.ops.insert(op).ok_or(FiErrno::EAGAIN)?;
-        if let Some(link) = at_once.filter(|_| atomic)
+        if let Some(link) = ready_link.filter(|_| atomic)
             && !self.has_device_atomics(link)
         {
             self.post_as_packet(core, key);
             return Ok(());
         }
-        let posted = match at_once {
+        let posted = match ready_link {
             Some(link) => self.post_rma(core, link, key),
             None => Ok(false),
         };
         if more || self.rma.delayed.is_some() {
-            self.note_delayed(at_once, key);
+            self.note_delayed(ready_link, key);
         }
         match posted {
             Ok(true) => {
