@@ -642,21 +642,11 @@ impl Endpoint {
         });
         let number = srq.number();
         let config = &shared.config;
-        let device_atomics = device.max_elements() >= MAX_ATOMIC_SIZE;
-        let rma = RmaConfig {
-            device_atomics: config.rma && device_atomics,
-            inject_size: config.inject_size,
-            max_inline: device.max_inline(),
-            max_len: domain.max_msg_size(),
-            atomics: config.atomics,
-            after_sends: config.rma_after_sends,
-            before_sends: config.sends_after_rma,
-        };
         let sizes = Sizes {
             max_receives: receives,
             max_inline: device.max_inline(),
             max_links: self.max_links(entries - receives),
-            rma,
+            rma: shared.rma_config(),
             accepts: Accepts {
                 data: config.accepts_data,
                 atomics: config.peer_atomics,
@@ -691,34 +681,7 @@ impl Endpoint {
         if let Some((node, srq)) = node.zip(number) {
             io.xrc = Some(Box::new(Xrc::new(node, srq, (id, tag))));
         }
-        let mode = domain.mr().config().form.mode;
-        // the device of a peer compares the rights of regions, and knows none of an endpoint
-        let peer_rights = shared.config.peer_atomics;
-        let timeout = shared.config.connect_timeout.unwrap_or(TIMEOUT);
-        let core = Core::new(Config {
-            id,
-            listener: address,
-            further,
-            auth: tag,
-            random: Box::new(random),
-            circuits: shared.config.xrc,
-            device_atomics: peer_rights.contains(ALL_ATOMICS) && device_atomics,
-            application_keys: shared.has_rma() && !mode.contains(Mode::PROV_KEY),
-            eager: MAX_EAGER,
-            dials: DIALS,
-            peers: PEERS,
-            // less than 2^32 s
-            timeout: timeout.as_nanos() as u64,
-            answer: REDIAL.0.max(timeout / REDIAL.1).as_nanos() as u64,
-            idle: IDLE
-                .map(|(least, times)| least.max(timeout * times).as_nanos() as u64)
-                .into(),
-            pool: POOL,
-            // 750 ms. The end of a process is reported by its circuit, which may have ended before
-            beat: (shared.config.xrc || device.needs_keepalive())
-                .then_some(PERIOD.as_nanos() as u64),
-            retries: domain.tuning().retries().as_nanos() as u64,
-        });
+        let core = Core::new(shared.core_config(id, (address, further), tag));
         Ok(State::new(core, io, vector, listening.scope()))
     }
 
@@ -851,6 +814,64 @@ impl Endpoint {
     /// Changes what [`Self::min_multi_recv`] returns, for buffers that are posted later.
     pub fn set_min_multi_recv(&self, bytes: usize) {
         self.common.min_multi_recv.store(bytes, Ordering::Relaxed);
+    }
+}
+
+impl Shared {
+    /// Whether the device executes atomics of all lengths.
+    fn has_device_atomics(&self) -> bool {
+        self.domain.device().max_elements() >= MAX_ATOMIC_SIZE
+    }
+
+    fn rma_config(&self) -> RmaConfig {
+        let config = &self.config;
+        RmaConfig {
+            device_atomics: config.rma && self.has_device_atomics(),
+            inject_size: config.inject_size,
+            max_inline: self.domain.device().max_inline(),
+            max_len: self.domain.max_msg_size(),
+            atomics: config.atomics,
+            after_sends: config.rma_after_sends,
+            before_sends: config.sends_after_rma,
+        }
+    }
+
+    /// `tag`: of the authorization key. The endpoint listens at `listener` and the further
+    /// addresses.
+    fn core_config(
+        &self,
+        id: EndpointId,
+        (listener, further): (rdm::Listener, Vec<rdm::Listener>),
+        tag: u64,
+    ) -> Config {
+        let mode = self.domain.mr().config().form.mode;
+        // the device of a peer compares the rights of regions, and knows none of an endpoint
+        let peer_rights = self.config.peer_atomics;
+        let timeout = self.config.connect_timeout.unwrap_or(TIMEOUT);
+        Config {
+            id,
+            listener,
+            further,
+            auth: tag,
+            random: Box::new(random),
+            circuits: self.config.xrc,
+            device_atomics: peer_rights.contains(ALL_ATOMICS) && self.has_device_atomics(),
+            application_keys: self.has_rma() && !mode.contains(Mode::PROV_KEY),
+            eager: MAX_EAGER,
+            dials: DIALS,
+            peers: PEERS,
+            // less than 2^32 s
+            timeout: timeout.as_nanos() as u64,
+            answer: REDIAL.0.max(timeout / REDIAL.1).as_nanos() as u64,
+            idle: IDLE
+                .map(|(least, times)| least.max(timeout * times).as_nanos() as u64)
+                .into(),
+            pool: POOL,
+            // 750 ms. The end of a process is reported by its circuit, which may have ended before
+            beat: (self.config.xrc || self.domain.device().needs_keepalive())
+                .then_some(PERIOD.as_nanos() as u64),
+            retries: self.domain.tuning().retries().as_nanos() as u64,
+        }
     }
 }
 

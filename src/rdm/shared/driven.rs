@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use super::Shared;
+use super::{Shared, State};
 use crate::conn::{CmSink, Dispatcher, Driven, Driver, Outcome};
 use crate::errno::FiErrno;
 use crate::rdm::core::link::LinkKey;
@@ -89,6 +89,75 @@ impl Shared {
         }
         waits
     }
+
+    /// Requests the next event of the device queue; `polls`: the application has polled since the
+    /// last call. Returns whether a thread sleeps on a completion queue.
+    fn arm_queue(&self, state: &State, polls: bool) -> bool {
+        let cq = state.device_queue();
+        // The event that the driver has taken may be that for which a reader has armed the queue,
+        // and the reader's completion may come later than those that are polled next.
+        let armed = |source: &Arc<CqSource>| source.is_armed();
+        let sleeper = self.cq_sources.lock().iter().any(armed);
+        let armed = match self.config.auto {
+            _ if sleeper => cq.arm(),
+            true if polls => Ok(()),
+            true => cq.arm(),
+            false => cq.arm_solicited(),
+        };
+        if let Err(error) = armed {
+            warn_log!(EpData, "ibv_req_notify_cq: {error}");
+        }
+        sleeper
+    }
+
+    /// Executes steps, without the endpoint's lock. Those that are not complete are executed again
+    /// by the next call of the driver.
+    fn execute_steps(&self, steps: Vec<Step>) {
+        let mut left: Vec<Step> = steps
+            .into_iter()
+            .filter_map(|step| step.execute(self))
+            .collect();
+        if !left.is_empty()
+            && let Some(state) = self.lock().as_mut()
+        {
+            state.io.withdrawing.append(&mut left);
+        }
+    }
+}
+
+impl State {
+    /// Ends the links, and the halves of links on circuits, of which nothing is under way any more.
+    /// `empty`: whether the last poll has found the device queue and the rings empty. Returns when
+    /// the driver is to call it next.
+    fn end_links(&mut self, empty: &mut bool) -> Option<Instant> {
+        for link in self.io.half_ended_links(Instant::now()) {
+            self.io.end_rma(link);
+            self.run_todo();
+            self.core.half_ended(link, &mut self.io);
+            match self.core.peer_of(link) {
+                Some(_) => self.io.linger(link),
+                None => self.io.remove_link(link),
+            }
+            self.run_todo();
+        }
+        let seen = self.io.polled;
+        let (drained, next) = self.io.links.drained(Instant::now(), seen);
+        if !drained.is_empty() && *empty {
+            *empty = self.poll_all();
+        }
+        for link in drained {
+            // peers that send without a pause do not delay the end of other links
+            let ended = *empty || self.is_polled(link);
+            if ended {
+                // what is repeated precedes what the core posts to the next link
+                self.io.end_rma(link);
+                self.run_todo();
+                self.core.ended(link, &mut self.io);
+                self.io.remove_link(link);
+            }
+        }
+        next
+    }
 }
 
 impl Driven for Shared {
@@ -110,29 +179,13 @@ impl Driven for Shared {
         state.core.set_now(self.now());
         let polls = state.progress_calls
             != std::mem::replace(&mut state.progress_calls_seen, state.progress_calls);
-        let auto = self.config.auto;
-        let cq = state.device_queue();
-        // The event that the driver has taken may be that for which a reader has armed the queue,
-        // and the reader's completion may come later than those that are polled below.
-        let sleeper = self
-            .cq_sources
-            .lock()
-            .iter()
-            .any(|source| source.is_armed());
-        let armed = match auto {
-            _ if sleeper => cq.arm(),
-            true if polls => Ok(()),
-            true => cq.arm(),
-            false => cq.arm_solicited(),
-        };
-        if let Err(error) = armed {
-            warn_log!(EpData, "ibv_req_notify_cq: {error}");
-        }
+        let sleeper = self.arm_queue(state, polls);
         let now = self.now();
         if polls {
             state.polled_at = now;
         }
         // with manual progress only the application continues
+        let auto = self.config.auto;
         let polled = auto && now - state.polled_at < PERIOD.as_nanos() as u64;
         if sleeper || auto && !polled {
             state.stop_streams();
@@ -143,32 +196,7 @@ impl Driven for Shared {
             state.run_todo();
         }
         let lease = state.io.tend_leases(Instant::now());
-        for link in state.io.half_ended_links(Instant::now()) {
-            state.io.end_rma(link);
-            state.run_todo();
-            state.core.half_ended(link, &mut state.io);
-            match state.core.peer_of(link) {
-                Some(_) => state.io.linger(link),
-                None => state.io.remove_link(link),
-            }
-            state.run_todo();
-        }
-        let seen = state.io.polled;
-        let (drained, mut next) = state.io.links.drained(Instant::now(), seen);
-        if !drained.is_empty() && empty {
-            empty = state.poll_all();
-        }
-        for link in drained {
-            // peers that send without a pause do not delay the end of other links
-            let ended = empty || state.is_polled(link);
-            if ended {
-                // what is repeated precedes what the core posts to the next link
-                state.io.end_rma(link);
-                state.run_todo();
-                state.core.ended(link, &mut state.io);
-                state.io.remove_link(link);
-            }
-        }
+        let mut next = state.end_links(&mut empty);
         let circuits = state
             .io
             .tend_circuits(&mut state.core, empty, Instant::now());
@@ -206,15 +234,7 @@ impl Driven for Shared {
             || state.io.posts_again()
             || reads;
         drop(guard);
-        let mut left: Vec<Step> = steps
-            .into_iter()
-            .filter_map(|step| step.execute(self))
-            .collect();
-        if !left.is_empty()
-            && let Some(state) = self.lock().as_mut()
-        {
-            state.io.withdrawing.append(&mut left);
-        }
+        self.execute_steps(steps);
         let down = |id: &CmId| is_port_down(self.domain.device(), id);
         let parked = self.parked.tend(Instant::now(), down);
         next = next.into_iter().chain(parked).min();
