@@ -45,7 +45,7 @@ use super::core::peer::PeerKey;
 use super::core::{Core, Io};
 use super::link_cm::{Ended, LinkCm, Step};
 use super::link_ending::Polled;
-use super::links::{LinkQp, Links, Posted, WrId};
+use super::links::{LinkRecord, Links, Posted, WrId};
 use super::operations::{Kind, Operation, PAYLOAD, TxKey, TxMark};
 use super::paces::Paces;
 use super::packet_memory::{PacketMemory, Slot};
@@ -223,7 +223,7 @@ pub(super) struct Sizes {
 
 /// Whether a packet can be posted to a link: to its queue pair, or to its circuit.
 #[inline]
-fn has_room(link: &mut LinkQp, xrc: &mut Option<Box<Xrc>>, numbered: bool) -> bool {
+fn has_room(link: &mut LinkRecord, xrc: &mut Option<Box<Xrc>>, numbered: bool) -> bool {
     match xrc {
         None => link.has_room(numbered),
         Some(xrc) => xrc.has_room(link, numbered),
@@ -236,7 +236,7 @@ fn has_room(link: &mut LinkQp, xrc: &mut Option<Box<Xrc>>, numbered: bool) -> bo
 /// The device's.
 #[inline]
 fn post(
-    link: &mut LinkQp,
+    link: &mut LinkRecord,
     xrc: &mut Option<Box<Xrc>>,
     sge: Sge,
     (inline, solicited): (bool, bool),

@@ -34,9 +34,9 @@ const COOLED: usize = 4;
 /// receives have ended.
 const DRAIN: Duration = Duration::from_secs(1);
 
-/// The queue pair of a link.
+/// What the executor has of a link: its queue pair, rings, port, block and initiator.
 #[derive(Debug)]
-pub(super) struct LinkQp {
+pub(super) struct LinkRecord {
     key: LinkKey,
     /// The connection; `None`: the link is on a circuit.
     pub(super) cm: Option<Arc<LinkCm>>,
@@ -48,7 +48,7 @@ pub(super) struct LinkQp {
     queue: SendQueue<()>,
     /// A post was refused for lack of room.
     starved: bool,
-    /// See [`LinkQp::refuse`].
+    /// See [`LinkRecord::refuse`].
     #[cfg(test)]
     refused: Vec<FiErrno>,
     ending: Option<Ending>,
@@ -90,7 +90,7 @@ pub(super) enum Posted {
     Control(Option<Slot>),
 }
 
-impl LinkQp {
+impl LinkRecord {
     fn new(key: LinkKey, cm: Option<Arc<LinkCm>>, port: Option<Box<Port>>) -> Self {
         Self {
             key,
@@ -368,7 +368,7 @@ pub(super) struct Hot {
 /// The queue pairs by link.
 #[derive(Debug, Default)]
 pub(super) struct Links {
-    places: Vec<Option<LinkQp>>,
+    places: Vec<Option<LinkRecord>>,
     /// Links by the number of their queue pair, and the last one that was found.
     numbers: NumberMap<LinkKey>,
     last: Option<(u32, LinkKey)>,
@@ -396,7 +396,7 @@ impl Links {
         }
         if let Some(place) = self.places.get_mut(key.place()) {
             debug_assert!(place.is_none());
-            *place = Some(LinkQp::new(key, cm, port));
+            *place = Some(LinkRecord::new(key, cm, port));
             self.count += 1;
             self.most = self.most.max(self.count);
         }
@@ -413,13 +413,13 @@ impl Links {
         Some(link.key)
     }
 
-    pub(super) fn get(&self, key: LinkKey) -> Option<&LinkQp> {
+    pub(super) fn get(&self, key: LinkKey) -> Option<&LinkRecord> {
         let link = self.places.get(key.place())?.as_ref()?;
         (link.key == key).then_some(link)
     }
 
     #[inline]
-    pub(super) fn get_mut(&mut self, key: LinkKey) -> Option<&mut LinkQp> {
+    pub(super) fn get_mut(&mut self, key: LinkKey) -> Option<&mut LinkRecord> {
         let link = self.places.get_mut(key.place())?.as_mut()?;
         (link.key == key).then_some(link)
     }
@@ -465,7 +465,7 @@ impl Links {
     }
 
     #[cfg(test)]
-    fn is(&self, key: LinkKey, what: impl Fn(&LinkQp) -> bool) -> bool {
+    fn is(&self, key: LinkKey, what: impl Fn(&LinkRecord) -> bool) -> bool {
         let link = self.places.get(key.place()).and_then(Option::as_ref);
         link.is_some_and(|link| link.key == key && what(link))
     }
@@ -562,7 +562,7 @@ impl Links {
         &self,
         key: CircuitKey,
     ) -> impl Iterator<Item = LinkKey> + '_ {
-        let has = move |link: &&LinkQp| {
+        let has = move |link: &&LinkRecord| {
             let circuit = link.port.as_ref().and_then(|port| port.circuit);
             let block = link.block.as_ref();
             circuit == Some(key) && block.is_some_and(|block| block.poster.has_requests())
@@ -572,7 +572,7 @@ impl Links {
     }
 
     /// The links that post to a circuit.
-    pub(super) fn of_circuit(&mut self, key: CircuitKey) -> impl Iterator<Item = &mut LinkQp> {
+    pub(super) fn of_circuit(&mut self, key: CircuitKey) -> impl Iterator<Item = &mut LinkRecord> {
         let posts = move |port: &Port| port.circuit == Some(key);
         let links = self.places.iter_mut().flatten();
         links.filter(move |link| link.port.as_deref().is_some_and(posts))
@@ -613,7 +613,7 @@ impl Links {
     }
 
     /// Removes a link.
-    pub(super) fn remove(&mut self, key: LinkKey) -> Option<LinkQp> {
+    pub(super) fn remove(&mut self, key: LinkKey) -> Option<LinkRecord> {
         self.get_mut(key)?;
         let link = self.places.get_mut(key.place())?.take()?;
         self.count -= 1;

@@ -13,7 +13,7 @@ use super::circuits::{CircuitKey, Circuits};
 use super::core::link::LinkKey;
 use super::counts::Counts;
 use super::link_end::Outlet;
-use super::links::{LinkQp, Links, Posted, WrId};
+use super::links::{LinkRecord, Links, Posted, WrId};
 use super::number_map::NumberMap;
 use super::pulls::ReadKey;
 use super::send_queue::Sent;
@@ -340,7 +340,7 @@ impl Xrc {
     /// Whether a packet of a link can be posted. If not, the link continues when its circuit has
     /// room, or when it has one.
     #[inline]
-    pub(super) fn has_room(&mut self, link: &LinkQp, numbered: bool) -> bool {
+    pub(super) fn has_room(&mut self, link: &LinkRecord, numbered: bool) -> bool {
         let (key, open) = (link.key(), !link.is_ending());
         let Some(port) = link.port.as_ref().filter(|port| port.attached && open) else {
             return false;
@@ -357,7 +357,7 @@ impl Xrc {
     }
 
     /// As [`Self::has_room`], for a READ of a message. At most `most` of the link are under way.
-    pub(super) fn has_room_for_read(&mut self, link: &LinkQp, most: usize) -> bool {
+    pub(super) fn has_room_for_read(&mut self, link: &LinkRecord, most: usize) -> bool {
         let port = link.port.as_ref();
         let reads = port.map_or(0, |port| port.reads as usize);
         reads < most && self.has_room(link, true)
@@ -370,7 +370,7 @@ impl Xrc {
     /// The sge is writable.
     pub(super) unsafe fn read_at_once(
         &mut self,
-        link: &LinkQp,
+        link: &LinkRecord,
         sge: (&Sge, bool),
         from: (RemoteAddr, Rkey),
     ) -> bool {
@@ -401,7 +401,7 @@ impl Xrc {
     /// The sge is writable until the READ has completed or the queue pair is destroyed.
     pub(super) unsafe fn post_read(
         &mut self,
-        link: &mut LinkQp,
+        link: &mut LinkRecord,
         sge: Sge,
         from: (RemoteAddr, Rkey),
         read: ReadKey,
@@ -429,7 +429,7 @@ impl Xrc {
     /// Posts a WRITE of 0 bytes for a link, unless one is under way or there is no room. Another
     /// process may delay it for as long as that has no receive, so it does not count as a request
     /// that waits ([`Self::watch`]).
-    pub(super) fn probe(&mut self, link: &mut LinkQp) {
+    pub(super) fn probe(&mut self, link: &mut LinkRecord) {
         let (key, open) = (link.key(), !link.is_ending());
         let port = link.port.as_mut().filter(|port| port.attached && open);
         let Some((port, inbox)) = port.and_then(|port| port.inbox.map(|inbox| (port, inbox)))
@@ -470,7 +470,7 @@ impl Xrc {
     #[inline]
     pub(super) fn post(
         &mut self,
-        link: &mut LinkQp,
+        link: &mut LinkRecord,
         sge: Sge,
         inline: bool,
         solicited: bool,

@@ -10,7 +10,7 @@ use super::super::core::recover::Waiting;
 use super::super::core::{Io, Origin, Post};
 use super::super::link_cm::{LinkCm, Step};
 use super::super::link_end::LinkBlock;
-use super::super::links::LinkQp;
+use super::super::links::LinkRecord;
 use super::super::operations::{Atomic, Kind, Operation, TxKey};
 use super::super::receives::{AtSender, Envelope, Payload};
 use super::super::rma::RmaOp;
@@ -60,7 +60,7 @@ impl Io for Executor {
 
     fn is_quiet(&mut self, link: LinkKey) -> bool {
         let under_way = |op: &RmaOp| op.link == Some(link) && op.parts != 0;
-        let reads = |record: &mut LinkQp| match record.port.as_ref() {
+        let reads = |record: &mut LinkRecord| match record.port.as_ref() {
             None => record.reads() != 0,
             // requests for keys too: one that the peer refuses would end the circuit of others
             Some(port) => {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use atomic_ops::{Datatype, Family, Op as Operator, Operation as Arithmetic};
 
 use super::super::endpoint::AtomicCall;
-use super::super::links::LinkQp;
+use super::super::links::LinkRecord;
 use super::super::rma::{Request, RmaOp};
 use super::super::shared::State;
 use super::breaks::{Memory, add, counting_domain, domain, pattern};
@@ -36,7 +36,7 @@ fn until(ends: [&End; 2], mut holds: impl FnMut(&mut State) -> bool) {
 }
 
 /// Uses the only link of a side.
-pub(super) fn link<R>(side: &Side, using: impl FnOnce(&mut LinkQp) -> R) -> R {
+pub(super) fn link<R>(side: &Side, using: impl FnOnce(&mut LinkRecord) -> R) -> R {
     let key = side.key();
     side.end
         .state(|state| using(state.io.links.get_mut(key).unwrap()))
