@@ -149,7 +149,8 @@ struct weft_mr_ops {
    -FI_EINVAL: no open domain, len is 0, addr or mr is NULL, or an invalid attribute.
    -FI_EBADFLAGS: an unknown bit in flags or map_flags.
    -FI_EADDRINUSE: WEFT_MAP_FIXED, and memory is mapped at the address.
-   -FI_ENOMEM, -FI_EMFILE; and those of fi_mr_reg(3).
+   -FI_ENOMEM: among others, len exceeds the memory that is available. -FI_EMFILE; and those
+   of fi_mr_reg(3).
    */
   int (*mr_alloc)(struct fid_domain *domain,
                   size_t len,
@@ -257,11 +258,12 @@ struct weft_mr_ops {
    forked child no function is called and no registration is cached.
 
    -FI_EINVAL: no open domain, not such a monitor, or a function is missing.
-   -FI_EBUSY: the domain has a monitor, or has had an endpoint or a shared receive context; or
-   another library has imported the monitor.
+   -FI_EBUSY: the domain has a monitor, or an endpoint of it has been enabled, or a shared
+   receive context for FI_EP_MSG opened; or another library has imported the monitor.
    -FI_EAGAIN: another thread is starting or stopping the monitor.
    -FI_EOPNOTSUPP: the domain caches no registrations: it has FI_MR_LOCAL, the device needs no
-   registrations, or the parameters disable the cache.
+   registrations, or the parameters give the cache no room. FI_MR_CACHE_MONITOR=disabled is
+   about the provider's own monitor, and permits this call.
    -FI_ENOSYS: forks cannot be detected. -FI_ENOSPC: the process has 64 caches. Those of start.
    */
   int (*monitor_import)(struct fid_domain *domain, struct fid_mem_monitor *monitor);

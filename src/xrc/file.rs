@@ -126,7 +126,10 @@ pub fn find(search: &Search<'_>) -> Result<Found> {
                 warn_log!(Domain, "FI_WEFT_XRCD_PATH {}: {why}", path.display());
                 return Err(FiErrno::EACCES);
             }
-            Err(Refused::Failed(why)) => note(&mut reasons, path, &why),
+            Err(Refused::Failed(why)) => {
+                warn_log!(Domain, "FI_WEFT_XRCD_PATH {} is not used: {why}", path.display());
+                note(&mut reasons, path, &why);
+            }
         }
     }
     let name = format!(

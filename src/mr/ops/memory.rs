@@ -63,9 +63,14 @@ impl SharedMemory {
     ///
     /// # Errors
     /// - `EINVAL`: `len` is 0, or the fixed address is NULL or not the start of a page.
-    /// - `EADDRINUSE`: memory is mapped at the fixed address. `ENOMEM`, `EMFILE`.
+    /// - `ENOMEM`: among others, more than the kernel estimates to be available. Without this
+    ///   check the kernel would end processes, this one or others, to find the pages.
+    /// - `EADDRINUSE`: memory is mapped at the fixed address. `EMFILE`.
     pub fn alloc(device: &Arc<Device>, len: usize, hint: Hint) -> Result<Arc<Self>> {
         let whole = whole(len)?;
+        if available().is_some_and(|bytes| whole as u64 > bytes) {
+            return Err(FiErrno::ENOMEM);
+        }
         let file = create(c"weft-region")?;
         // SAFETY: no memory is passed.
         FiErrno::from_call(unsafe { libc::ftruncate(file.as_raw_fd(), whole as libc::off_t) })?;
@@ -167,6 +172,22 @@ pub(super) fn seal(file: &OwnedFd, seals: i32) -> Result<()> {
     FiErrno::from_call(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) })
 }
 
+/// Bytes that the kernel estimates to be available, with those of the swap space. `None`: there is
+/// no `/proc`. The limit of a control group is not included.
+fn available() -> Option<u64> {
+    available_in(&std::fs::read_to_string("/proc/meminfo").ok()?)
+}
+
+/// As [`available`], from the content of the file (proc_meminfo(5)).
+fn available_in(meminfo: &str) -> Option<u64> {
+    let kib = |name: &str| {
+        let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
+        line.split_whitespace().next()?.parse::<u64>().ok()
+    };
+    let swap = kib("SwapFree:").unwrap_or(0);
+    kib("MemAvailable:")?.checked_add(swap)?.checked_mul(1024)
+}
+
 fn map(file: &OwnedFd, whole: usize, hint: Hint, write: bool) -> Result<Map> {
     if hint.fixed && (hint.addr.is_null() || !hint.addr.addr().is_multiple_of(PAGE)) {
         return Err(FiErrno::EINVAL);
@@ -221,4 +242,23 @@ fn map_at(file: &OwnedFd, whole: usize, at: *mut c_void, flags: i32, write: bool
         return Err(FiErrno::last());
     }
     Ok(Map { addr, whole })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_than_the_available_memory_is_refused() {
+        let meminfo = "MemTotal: 9 kB\nMemAvailable:   2048 kB\nSwapFree:  1024 kB\n";
+        assert_eq!(available_in(meminfo), Some(3 << 20));
+        assert_eq!(available_in("MemTotal: 9 kB\n"), None);
+        let device = crate::verbs::devices(&[softverbs::backend()], false).remove(0);
+        let hint = Hint {
+            addr: std::ptr::null_mut(),
+            fixed: false,
+        };
+        let refused = SharedMemory::alloc(&device, 1 << 46, hint);
+        assert_eq!(refused.err(), Some(FiErrno::ENOMEM));
+    }
 }
