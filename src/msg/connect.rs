@@ -78,7 +78,12 @@ impl Shared {
         self.introduced(&mut control, peer);
         let data = introducer.introduce(data, control.block.as_deref());
         self.received.store(true, Ordering::Relaxed);
-        self.conn.accept(&control.side, data.encoded())
+        self.conn.accept(&control.side, data.encoded())?;
+        if let Some(qp) = &control.qp {
+            // the peer may send before this side has read `Established`
+            self.conn.tune(qp);
+        }
+        Ok(())
     }
 
     /// Whether an operation may be posted in a state other than `Connected`.
