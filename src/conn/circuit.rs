@@ -71,7 +71,7 @@ pub(crate) trait CircuitUser: Send + Sync {
 }
 
 /// An initiator, and the target to which it is connected. Thread safe. It ends with its last
-/// [`Share`].
+/// [`Share`], or when the notice of the end of the last connection is answered.
 #[derive(Debug)]
 pub(crate) struct Circuit {
     qp: Arc<Qp>,
@@ -125,6 +125,12 @@ impl Circuit {
 
     pub(crate) fn connected(&self, target: QpNumber) {
         self.target.store(target.get(), Ordering::Release);
+    }
+
+    /// Whether an endpoint has a share of it. Without one, it lives until the notice of the end of
+    /// its last connection is answered, and gets no new user.
+    pub(super) fn is_used(&self) -> bool {
+        self.used.load(Ordering::Acquire) != 0
     }
 
     /// Reserves room for the requests of one more user; `None`: there is no room, or the circuit

@@ -335,6 +335,7 @@ impl Circuits {
             if place.maker.is_some() {
                 making.get_or_insert(place);
             } else if let Some(circuit) = place.circuit.upgrade()
+                && circuit.is_used()
                 && let Some(share) = circuit.share(room, user)
             {
                 dial.join(share);
@@ -463,21 +464,42 @@ impl Circuits {
 
     /// Tells the peer at this address that a connection has ended. `keep` lives until the peer has
     /// answered, or after 1 s until it is not [needed](Keep::is_needed) any more: memory that the
-    /// peer may access until then.
+    /// peer may access until then. `circuit`: the connection's, to which nothing is posted any
+    /// more; it lives until the peer has answered, at most 1 s.
     pub(crate) fn notify(
         &self,
         (from, to): (Option<SocketAddr>, SocketAddr),
         end: End,
         keep: Option<Box<dyn Keep>>,
+        circuit: Option<Arc<Circuit>>,
     ) {
-        self.send(Notice::new(&self.this, (from, to), end, None, keep));
+        self.send(Notice::new(
+            &self.this,
+            (from, to),
+            end,
+            None,
+            keep,
+            circuit,
+        ));
+    }
+
+    /// No notice under way prolongs the life of the circuit: requests are posted to it that the
+    /// device has not flushed, so it ends with its users.
+    pub(crate) fn release(&self, circuit: &Arc<Circuit>) {
+        let notices: Vec<_> = {
+            let state = self.state.lock();
+            let notices = state.notices.iter().map(|(notice, _)| notice);
+            let notices = notices.filter(|notice| notice.retains(circuit));
+            notices.map(Arc::clone).collect()
+        };
+        notices.iter().for_each(|notice| notice.release());
     }
 
     /// Asks whether the process lives that takes notices at the second address, which answers one
     /// to nobody. If it has ended, the user gets [`CircuitUser::process_ended`].
     pub(crate) fn ask(&self, path: (Option<SocketAddr>, SocketAddr), user: Weak<dyn CircuitUser>) {
         let nobody = End { to: 0, from: 0 };
-        let notice = Notice::new(&self.this, path, nobody, Some(user), None);
+        let notice = Notice::new(&self.this, path, nobody, Some(user), None, None);
         self.send(notice);
     }
 
@@ -716,6 +738,7 @@ impl Circuits {
         if let Some(id) = notice.take_id() {
             self.drop_id(id);
         }
+        notice.release();
         let mut state = self.state.lock();
         state
             .notices
@@ -747,6 +770,7 @@ impl Circuits {
             return self.end_notice(notice);
         };
         keep.give_up();
+        notice.release();
         let mut state = self.state.lock();
         state
             .notices
@@ -966,6 +990,7 @@ impl Driven for Circuits {
             (users, notices)
         };
         users.iter().for_each(|user| user.not_answered());
+        notices.iter().for_each(|(notice, _)| notice.release());
         // what waits for their answers
         drop(notices);
         self.ended.notify_all();

@@ -1,5 +1,9 @@
 //! The notice by which a connected endpoint on XRC ends its connection: an exchange without a
 //! connection (SIDR).
+//!
+//! A notice is lost if the process ends before it is sent. The initiator of the connection, to
+//! which nothing is posted any more, lives as long as the notice: a device that reports the end of
+//! an initiator's process (`soft0`) reports it to the peer then.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
@@ -7,7 +11,7 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 
 use super::CmTarget;
-use super::circuit::CircuitUser;
+use super::circuit::{Circuit, CircuitUser};
 use super::circuits::{Circuits, Step};
 use crate::errno::{FiErrno, Result};
 use crate::log::info_log;
@@ -38,6 +42,8 @@ pub(super) struct Notice {
     /// Gets [`CircuitUser::process_ended`] if nobody listens at the address.
     asks: Option<Weak<dyn CircuitUser>>,
     keep: Option<Box<dyn Keep>>,
+    /// A leaf.
+    circuit: Mutex<Option<Arc<Circuit>>>,
 }
 
 impl std::fmt::Debug for Notice {
@@ -47,13 +53,15 @@ impl std::fmt::Debug for Notice {
 }
 
 impl Notice {
-    /// `asks`: the user that asks whether the process lives.
+    /// `asks`: the user that asks whether the process lives. `circuit`: that of the connection,
+    /// which lives until [`Self::release`].
     pub(super) fn new(
         circuits: &Weak<Circuits>,
         path: (Option<SocketAddr>, SocketAddr),
         end: End,
         asks: Option<Weak<dyn CircuitUser>>,
         keep: Option<Box<dyn Keep>>,
+        circuit: Option<Arc<Circuit>>,
     ) -> Arc<Self> {
         Arc::new_cyclic(|this| Self {
             this: Weak::clone(this),
@@ -63,12 +71,27 @@ impl Notice {
             id: Mutex::default(),
             asks,
             keep,
+            circuit: Mutex::new(circuit),
         })
     }
 
     /// What is kept for the peer.
     pub(super) fn keep(&self) -> Option<&dyn Keep> {
         self.keep.as_deref()
+    }
+
+    /// The circuit ends if nobody else uses it. The caller holds no lock.
+    pub(super) fn release(&self) {
+        let circuit = self.circuit.lock().take();
+        drop(circuit);
+    }
+
+    /// Whether the circuit lives until [`Self::release`].
+    pub(super) fn retains(&self, circuit: &Arc<Circuit>) -> bool {
+        let retained = self.circuit.lock();
+        retained
+            .as_ref()
+            .is_some_and(|own| Arc::ptr_eq(own, circuit))
     }
 
     /// Begins to send. The driver's thread. After [`Self::take_id`] it can be called again.

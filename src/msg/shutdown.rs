@@ -258,6 +258,7 @@ impl Shared {
         };
         if connected {
             self.await_flush();
+            self.release_unflushed();
         }
         let mut control = self.control.lock();
         self.drop_qp(&mut control);

@@ -493,7 +493,18 @@ impl Shared {
             let block = control.block.as_ref();
             let kept = block.map(|block| Kept::of(block, target.as_deref()));
             control.notifier = None;
-            circuits.notify((xrc.local, to), end, kept);
+            circuits.notify((xrc.local, to), end, kept, self.own_circuit());
+        }
+    }
+
+    /// Requests that the device has not flushed end with the circuit, which then must not live
+    /// longer than its users.
+    pub(super) fn release_unflushed(&self) {
+        if self.rings.tx.outstanding() != 0
+            && let Some(circuit) = self.own_circuit()
+            && let Ok(circuits) = self.circuits()
+        {
+            circuits.release(&circuit);
         }
     }
 

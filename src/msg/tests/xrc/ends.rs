@@ -146,6 +146,33 @@ fn the_end_of_a_request_that_was_answered_is_the_end_of_the_connection() {
     assert!(took < Duration::from_secs(5), "{took:?}");
 }
 
+/// A process can end when it has closed an endpoint and before its driver has sent the notice of
+/// the end: the peer then finds the end of the process by that of the initiator.
+#[test]
+fn the_initiator_of_a_closed_endpoint_lives_until_the_end_is_told() {
+    let device = device();
+    let (client, server) = (Host::new(&device), Host::new(&device));
+    let (_pep, addr) = xrc_listener(&device, &server);
+    for shuts_down in [false, true] {
+        let (dials, _accepts) = connect((&client, &server), addr, 0, |_| {});
+        let initiator = Arc::downgrade(&circuit(&dials));
+        let own = client.domain.driver().unwrap();
+        let own_events = own.dispatcher().registry();
+        if shuts_down {
+            dials.shutdown().unwrap();
+        }
+        dials.close();
+        assert!(initiator.strong_count() != 0);
+        drop(own_events);
+        assert_eq!(next_event(&server.eq), Ok(Told::Shutdown(Token(20))));
+        let until = Instant::now() + LIMIT;
+        while initiator.strong_count() != 0 {
+            assert!(Instant::now() < until, "the initiator is kept");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
 /// The confirmation of the last answer is lost: the end of the peer's identifier, which has sent
 /// it, is not the end of the connection.
 #[test]
