@@ -1,5 +1,6 @@
 //! The accepting side: replies to a peer's request.
 
+use super::connection::ended_errno;
 use super::{Connection, Side, State};
 use crate::errno::{FiErrno, Result};
 use crate::log::info_log;
@@ -23,17 +24,18 @@ impl Connection {
     /// [`Owner::established`](super::Owner::established) is next.
     ///
     /// # Errors
-    /// The connection manager's, for instance because the peer has ended the connection.
+    /// `ECONNRESET`: the peer has ended the connection. Others: the connection manager's.
     pub(crate) fn accept(&self, side: &Side, private_data: &[u8]) -> Result<()> {
         let id = side.id()?;
         // the dialling side sets the traffic class earlier, for its route
         self.tuning.set_traffic_class(id);
         self.tuning.set_ack_timeout(id);
         let param = self.tuning.conn_param(private_data);
-        id.accept(&param).inspect_err(|error| {
+        let accepted = id.accept(&param).inspect_err(|error| {
             info_log!(EpCtrl, "rdma_accept: {error}");
             self.state.set(State::Disconnected);
-        })?;
+        });
+        accepted.map_err(ended_errno)?;
         // no effect if another thread has ended the connection meanwhile
         self.state.change(State::Accepting, State::Accepted);
         Ok(())

@@ -31,6 +31,10 @@ pub(crate) trait CircuitUser: Send + Sync {
     /// The peer has accepted. The share is the endpoint's now.
     fn answered(&self, share: Share, answer: &PrivateData);
 
+    /// The peer has accepted, and has ended before this side could confirm the answer. The circuit
+    /// has ended.
+    fn answered_and_ended(&self);
+
     /// The peer has rejected, cannot be reached, or the device has failed.
     fn not_connected(&self, error: FiErrno, status: i32, data: &PrivateData);
 

@@ -216,8 +216,19 @@ impl Dial {
         let circuit = self.circuit(&id)?;
         let target = event.peer_qp.ok_or(FiErrno::ECONNREFUSED)?;
         Header::decode(event.private_data.bytes()).ok_or(FiErrno::ECONNREFUSED)?;
-        circuit.qp().advance_to_rts(&id)?;
-        id.establish()?;
+        let confirmed = circuit.qp().advance_to_rts(&id);
+        let confirmed = confirmed.and_then(|()| id.establish());
+        if let Err(error) = confirmed.map_err(connection::ended_errno) {
+            if error != FiErrno::ECONNRESET {
+                return Err(error);
+            }
+            // the peer has ended behind its answer
+            self.end();
+            if let Some(user) = self.user.upgrade() {
+                user.answered_and_ended();
+            }
+            return Ok(());
+        }
         circuit.connected(target);
         circuits.count_circuit();
         let this = self.this.upgrade().ok_or(FiErrno::ECANCELED)?;

@@ -597,6 +597,20 @@ impl Circuits {
         self.state.lock().retired.len()
     }
 
+    /// Ends the identifiers of answered requests, as a process that ends.
+    #[cfg(test)]
+    pub(crate) fn end_retired(&self) {
+        let retired = std::mem::take(&mut self.state.lock().retired);
+        let mut registry = self.driver.dispatcher().registry();
+        for (retired, _) in &retired {
+            if let Retired::Answered(answered) = retired {
+                registry.remove(answered.object());
+            }
+        }
+        drop(registry);
+        drop(retired);
+    }
+
     /// The numbers of notices that are awaited, and of those that linger.
     #[cfg(test)]
     pub(crate) fn notices(&self) -> (usize, usize) {

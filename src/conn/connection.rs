@@ -388,6 +388,17 @@ impl Connection {
     }
 }
 
+/// The errno of a step of an exchange whose parameters are valid: `EINVAL` is that of an identifier
+/// whose peer has ended the exchange (Linux: `ib_send_cm_rep` and `ib_send_cm_rtu` of
+/// `drivers/infiniband/core/cm.c`, in the state to which the rejection has led), before its event
+/// is read.
+pub(super) fn ended_errno(error: FiErrno) -> FiErrno {
+    match error {
+        FiErrno::EINVAL => FiErrno::ECONNRESET,
+        error => error,
+    }
+}
+
 /// The errno for an unreachable peer. The connection manager's status is a positive errno, or, in
 /// some versions, a reason code of the kernel.
 pub(super) fn unreachable_errno(status: i32) -> FiErrno {

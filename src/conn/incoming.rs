@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use super::connection::ended_errno;
 use super::{ConnectRequest, Tuning};
 use crate::errno::{FiErrno, Result};
 use crate::verbs::{CmId, PrivateData, QpNumber, Target, Xrcd};
@@ -66,14 +67,14 @@ impl Incoming {
     ///
     /// # Errors
     /// `ENOENT`: the domain has no such target, one that does not receive, or that of another
-    /// circuit. Others: the device's.
+    /// circuit. `ECONNRESET`: the peer has ended the request for a new one. Others: the device's.
     pub(crate) fn target(&self, xrcd: &Arc<Xrcd>, tuning: &Tuning) -> Result<Target> {
         if !self.sidr {
             let target = Target::create(xrcd)?;
             tuning.set_traffic_class(&self.id);
             tuning.set_ack_timeout(&self.id);
-            target.advance_to_rts(&self.id, tuning.min_rnr_timer)?;
-            return Ok(target);
+            let advanced = target.advance_to_rts(&self.id, tuning.min_rnr_timer);
+            return advanced.map_err(ended_errno).map(|()| target);
         }
         let number = QpNumber::new(self.header.target).ok_or(FiErrno::ENOENT)?;
         let target = Target::open(xrcd, number).map_err(|error| match error {
@@ -93,13 +94,14 @@ impl Incoming {
     /// Sends the answer.
     ///
     /// # Errors
-    /// The connection manager's, for instance because the peer has ended the connection.
+    /// `ECONNRESET`: the peer has ended the connection. Others: the connection manager's.
     pub(crate) fn answer(&self, target: &Target, answer: &[u8], tuning: &Tuning) -> Result<()> {
         match self.sidr {
             true => self.id.answer_service(answer),
             false => {
                 let param = tuning.conn_param(answer);
-                self.id.accept_with(target.number(), &param)
+                let accepted = self.id.accept_with(target.number(), &param);
+                accepted.map_err(ended_errno)
             }
         }
     }

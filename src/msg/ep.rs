@@ -397,8 +397,9 @@ impl Endpoint {
     /// - `EINVAL`: more data than [`Self::cm_data_size`].
     /// - `EACCES`: the peer has another authorization key; its request was rejected.
     /// - `EOPBADSTATE`: not made from a request, or accepted or refused already.
-    /// - errors of the connection manager, for instance `ECONNABORTED`: the peer is gone, and the
-    ///   connection has ended.
+    /// - `ECONNRESET`: the peer has ended the request, or its process has ended. `ECONNABORTED`: on
+    ///   XRC, the request of another provider names a target that this process does not have.
+    /// - errors of the connection manager.
     /// - the errors of [`Self::enable`].
     pub fn accept(&self, data: &[u8]) -> Result<()> {
         self.shared.accept(data)

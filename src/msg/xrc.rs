@@ -96,6 +96,14 @@ fn peer_at(peer: Option<SocketAddr>, port: u16) -> Option<SocketAddr> {
     Some(peer)
 }
 
+/// The errno of an event: a peer that has ended has aborted the connection that was being made.
+fn event_errno(error: FiErrno) -> FiErrno {
+    match error {
+        FiErrno::ECONNRESET => FiErrno::ECONNABORTED,
+        error => error,
+    }
+}
+
 impl Shared {
     fn circuits(&self) -> Result<&Arc<Circuits>> {
         self.domain.circuits()
@@ -282,7 +290,7 @@ impl Shared {
     /// # Errors
     /// `ENOENT`: the target is not in the XRC domain, has failed, or delivers to another receive
     /// queue of this domain and the peer is a `weft` endpoint, which can use another one.
-    /// `ECONNABORTED`: the initiator of a new target has ended.
+    /// `ECONNRESET`: the initiator of a new target has ended.
     fn open_target(&self, control: &Control, request: &Incoming) -> Result<Arc<Target>> {
         let xrcd = self.xrcd(control)?;
         let target = Arc::new(request.target(&xrcd, self.domain.tuning())?);
@@ -300,7 +308,7 @@ impl Shared {
             self.domain.device().unlisten(target.object());
             return Err(match request.names_target() {
                 true => FiErrno::ENOENT,
-                false => FiErrno::ECONNABORTED,
+                false => FiErrno::ECONNRESET,
             });
         }
         if let Some(srx) = &control.srx {
@@ -382,6 +390,7 @@ impl Shared {
             }
             Err(error) => {
                 request.reject(&CmData::EMPTY);
+                let error = event_errno(error);
                 self.conn.not_connected(error, 0, PrivateData::EMPTY);
             }
         }
@@ -629,6 +638,20 @@ impl CircuitUser for Shared {
         }
     }
 
+    fn answered_and_ended(&self) {
+        let mut control = self.control.lock();
+        if control.side.passive && self.awaits_answer(true) {
+            // the peer may have reported the connection, and sent messages
+            self.conn.qp_failed();
+            self.complete(&mut control, PrivateData::EMPTY);
+            self.notify_end(&mut control);
+        } else {
+            drop(control);
+            let error = FiErrno::ECONNABORTED;
+            self.conn.not_connected(error, 0, PrivateData::EMPTY);
+        }
+    }
+
     fn not_connected(&self, error: FiErrno, status: i32, data: &PrivateData) {
         let data = match Header::decode(data.bytes()) {
             Some(_) => data.behind(HEADER_SIZE),
@@ -673,6 +696,7 @@ impl CircuitUser for Shared {
         circuits.arrived(control.xrc.own);
         if let Err(error) = self.answer_original(&mut control, request, 0) {
             // the state of a failed answer is that of a connection that was never established
+            let error = event_errno(error);
             self.conn.report_failure(error, 0, PrivateData::EMPTY);
         }
     }

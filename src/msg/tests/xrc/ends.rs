@@ -146,6 +146,24 @@ fn the_end_of_a_request_that_was_answered_is_the_end_of_the_connection() {
     assert!(took < Duration::from_secs(5), "{took:?}");
 }
 
+/// The connecting process ends when it has reported the connection, and before the accepting side
+/// takes its answer, which therefore cannot be confirmed.
+#[test]
+fn an_answer_whose_sender_has_ended_is_a_connection_that_has_ended() {
+    let device = device();
+    let (client, server) = (Host::new(&device), Host::new(&device));
+    let (_pep, addr) = xrc_listener(&device, &server);
+    let (_dials, accepts) = connect_but_for_the_answer((&client, &server), addr, |_| {
+        client.domain.circuits().unwrap().end_retired();
+    });
+    let connected = Told::Connected(Token(20), Vec::new());
+    assert_eq!(next_event(&server.eq), Ok(connected));
+    assert_eq!(next_event(&server.eq), Ok(Told::Shutdown(Token(20))));
+    assert!(accepts.shared.conn.state.is(State::Disconnected));
+    // the client lives after all
+    assert_eq!(next_event(&client.eq), Ok(Told::Shutdown(Token(10))));
+}
+
 /// A process can end when it has closed an endpoint and before its driver has sent the notice of
 /// the end: the peer then finds the end of the process by that of the initiator.
 #[test]
