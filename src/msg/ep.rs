@@ -8,7 +8,7 @@ use super::enable::ENGINE_REQUESTS;
 use super::shared::{CqBinding, Origin, Shared};
 use crate::Token;
 use crate::auth::AuthKey;
-use crate::conn::{CmSink, ConnectRequest, Incoming, State};
+use crate::conn::{CmSink, ConnectRequest, Incoming, Side, State};
 use crate::domain::Domain;
 use crate::eq::EventQueue;
 use crate::errno::{FiErrno, Result};
@@ -449,23 +449,39 @@ impl Endpoint {
 
     /// This side's address (`fi_getname(3)`).
     ///
+    /// Connections on XRC share the ports of a process. An enabled endpoint on XRC whose source has
+    /// no port reserves a free one in this call; once its request is sent, the address is that of
+    /// the request, which the peer sees.
+    ///
     /// # Errors
-    /// `EOPBADSTATE`: the endpoint has no local address yet, or is closed.
+    /// `EOPBADSTATE`: the endpoint has no local address yet, or is closed. On XRC also those of
+    /// [`Self::set_name`].
     pub fn local_addr(&self) -> Result<SocketAddr> {
-        let control = self.shared.control.lock();
+        let mut control = self.shared.control.lock();
         let state = self.shared.conn.state.get();
         // the address of fi_setname(3) or of the info
         let given = control.side.src.filter(|addr| addr.port() != 0);
         if self.shared.config.xrc {
             let known = control.xrc.local.or(given);
-            let known = known.filter(|_| state != State::Closed);
-            return known.ok_or(FiErrno::EOPBADSTATE);
+            if known.is_some() || matches!(state, State::Idle | State::Closed) {
+                let known = known.filter(|_| state != State::Closed);
+                return known.ok_or(FiErrno::EOPBADSTATE);
+            }
+            return self.reserve_addr(&mut control.side);
         }
         if !control.side.bound && matches!(state, State::Idle | State::Enabled) {
             return given.ok_or(FiErrno::EOPBADSTATE);
         }
         let id = control.side.id()?;
         id.local_addr().ok_or(FiErrno::EOPBADSTATE)
+    }
+
+    /// Reserves a free port at the source of an endpoint on XRC, if that is an address of a host.
+    fn reserve_addr(&self, side: &mut Side) -> Result<SocketAddr> {
+        let src = side.src.filter(|src| !src.ip().is_unspecified());
+        let src = src.ok_or(FiErrno::EOPBADSTATE)?;
+        self.shared.conn.rename(side, None, src)?;
+        side.src.ok_or(FiErrno::EOPBADSTATE)
     }
 
     /// The peer's address (`fi_getpeer(3)`).

@@ -585,7 +585,8 @@ impl CircuitUser for Shared {
         if !self.awaits_answer(passive) {
             return Err(FiErrno::ECANCELED);
         }
-        control.xrc.local = Some(local);
+        // of an accepted connection, the address at which the peer's request has arrived
+        control.xrc.local.get_or_insert(local);
         let header = Header {
             kind: match (redirected, passive) {
                 (Some(_), _) => Kind::OtherDomain,
