@@ -10,18 +10,25 @@
  *                                 connected: that connection has no event
  *   msg_ends redirected PROV NODE clients are killed when a second server of the host is about to accept: its endpoint
  *                                 has an event within 5 s
+ *   msg_ends exits PROV NODE      clients exit when they are connected, or then shut down or close their endpoint
+ *                                 first: the server gets FI_CONNECTED, then FI_SHUTDOWN, within 5 s
+ *   msg_ends unanswered PROV NODE clients are killed before the server accepts: fi_accept is -FI_ECONNRESET
+ *   msg_ends names PROV NODE      an enabled endpoint has an address; of a connection, each side's own address is that
+ *                                 of the peer at the other side, and the accepting side's that of the listener
  *
  * A peer that is not told finds the end after 10 s.
  *
  * Ends with 0, or says what went wrong. Plain libfabric 1.17. */
 #include "rdm_processes.h"
 
+#include <arpa/inet.h>
+
 enum { OTHERS = 3, EACH = 3, ROUNDS = 10 };
 #define KILLING_SECONDS 6
 #define EVENT_SECONDS 5
 
 /* Words of the board */
-enum { STOP, FAILED, CONNECTIONS, VICTIM, ENDED };
+enum { STOP, FAILED, CONNECTIONS, VICTIM, ENDED, PORT };
 
 struct host {
 	struct fi_info *info;
@@ -437,13 +444,218 @@ static void check_redirected(void)
 	IS(status_of(first, "first") == 0);
 }
 
+/* ---- exits ---- */
+
+/* What a client does when it is connected, before it exits. */
+enum { NOTHING, SHUTDOWN, CLOSE, BOTH, WAYS };
+
+static void leaving_client(int way)
+{
+	struct fi_eq_cm_entry entry;
+	struct fi_eq_err_entry error;
+	struct fid_ep *ep;
+	struct host host;
+
+	open_host(&host, NULL);
+	ep = dial(&host);
+	IS(next_event(&host, 20000, &entry, &error) == FI_CONNECTED);
+	if (way & SHUTDOWN)
+		MUST(fi_shutdown(ep, 0));
+	if (way & CLOSE)
+		MUST(fi_close(&ep->fid));
+	_exit(0);
+}
+
+static void left_server(int argument)
+{
+	struct fid_pep *pep;
+	struct host host;
+
+	(void)argument;
+	open_host(&host, "0");
+	listen_at(&host, &pep);
+	for (int i = 0; i < WAYS * ROUNDS; i++) {
+		static const int expected[] = { FI_CONNECTED, FI_SHUTDOWN };
+		struct fi_eq_cm_entry entry;
+		struct fi_eq_err_entry error;
+		struct fid_ep *ep;
+
+		IS(next_event(&host, 20000, &entry, &error) == FI_CONNREQ);
+		ep = open_ep(&host, entry.info);
+		MUST(fi_accept(ep, NULL, 0));
+		fi_freeinfo(entry.info);
+		for (int j = 0; j < 2; j++) {
+			int kind = next_event(&host, EVENT_SECONDS * 1000, &entry, &error);
+
+			if (kind != expected[j])
+				die("way %d: event %d instead of %d, error %d", i % WAYS, kind, expected[j], kind ? 0 : error.err);
+		}
+		MUST(fi_close(&ep->fid));
+		add(ENDED);
+	}
+	MUST(fi_close(&pep->fid));
+	close_host(&host);
+}
+
+/* What has ended; the result of a process that has failed is that of the program. */
+static int has_ended(pid_t server, int count)
+{
+	int status;
+
+	if (waitpid(server, &status, WNOHANG) == server && status)
+		die("the server has failed");
+	return told(ENDED) == (uint64_t)count;
+}
+
+static void check_exits(void)
+{
+	pid_t server = start("server", left_server, 0);
+
+	for (int i = 0; i < WAYS * ROUNDS; i++) {
+		IS(status_of(start("client", leaving_client, i % WAYS), "client") == 0);
+		UNTIL(has_ended(server, i + 1), pause_ms(1));
+	}
+}
+
+/* ---- unanswered ---- */
+
+static void impatient_client(int argument)
+{
+	struct fi_eq_cm_entry entry;
+	struct fi_eq_err_entry error;
+	struct host host;
+
+	(void)argument;
+	open_host(&host, NULL);
+	dial(&host);
+	for (;;)
+		next_event(&host, 1000, &entry, &error);
+}
+
+static void late_server(int argument)
+{
+	struct fid_pep *pep;
+	struct host host;
+
+	(void)argument;
+	open_host(&host, "0");
+	listen_at(&host, &pep);
+	for (int i = 0; i < ROUNDS; i++) {
+		struct fi_eq_cm_entry entry;
+		struct fi_eq_err_entry error;
+		struct fid_ep *ep;
+
+		IS(next_event(&host, 20000, &entry, &error) == FI_CONNREQ);
+		put(VICTIM, i + 1);
+		UNTIL(told(FAILED) == (uint64_t)i + 1, pause_ms(1));
+		/* with and without the event of the end at the identifier */
+		if (i % 2)
+			next_event(&host, 100, &entry, &error);
+		ep = open_ep(&host, entry.info);
+		fi_freeinfo(entry.info);
+		RETURNS(fi_accept(ep, NULL, 0), -FI_ECONNRESET);
+		MUST(fi_close(&ep->fid));
+		add(ENDED);
+	}
+	MUST(fi_close(&pep->fid));
+	close_host(&host);
+}
+
+static void check_unanswered(void)
+{
+	pid_t server = start("server", late_server, 0);
+
+	for (int i = 0; i < ROUNDS; i++) {
+		pid_t pid = start("client", impatient_client, 0);
+		int status;
+
+		UNTIL(told(VICTIM) == (uint64_t)i + 1, pause_ms(1));
+		IS(kill(pid, SIGKILL) == 0 && waitpid(pid, &status, 0) == pid);
+		put(FAILED, i + 1);
+		UNTIL(has_ended(server, i + 1), pause_ms(1));
+	}
+}
+
+/* ---- names ---- */
+
+static int port_of(struct fid_ep *ep, int (*call)(struct fid_ep *, void *, size_t *))
+{
+	struct sockaddr_in name = { 0 };
+	size_t length = sizeof name;
+	struct in_addr host;
+
+	MUST(call(ep, &name, &length));
+	IS(inet_pton(AF_INET, node, &host) == 1 && name.sin_addr.s_addr == host.s_addr);
+	IS(length == sizeof name && name.sin_family == AF_INET && name.sin_port);
+	return ntohs(name.sin_port);
+}
+
+static int own_name(struct fid_ep *ep, void *name, size_t *length) { return fi_getname(&ep->fid, name, length); }
+
+static void named_client(int argument)
+{
+	struct fi_eq_cm_entry entry;
+	struct fi_eq_err_entry error;
+	struct fid_ep *ep, *idle;
+	struct host host;
+	int port;
+
+	(void)argument;
+	open_host(&host, NULL);
+	idle = open_ep(&host, host.info);
+	port = port_of(idle, own_name);
+	IS(port_of(idle, own_name) == port);
+	ep = open_ep(&host, host.info);
+	IS(port_of(ep, own_name) != port);
+	UNTIL(atomic_load(&board->named[0]), pause_ms(1));
+	MUST(fi_connect(ep, board->names[0].bytes, NULL, 0));
+	IS(next_event(&host, 20000, &entry, &error) == FI_CONNECTED);
+	IS(port_of(ep, fi_getpeer) == ntohs(((struct sockaddr_in *)board->names[0].bytes)->sin_port));
+	put(PORT, port_of(ep, own_name));
+	IS(next_event(&host, 20000, &entry, &error) == FI_SHUTDOWN);
+	MUST(fi_close(&ep->fid));
+	MUST(fi_close(&idle->fid));
+	close_host(&host);
+}
+
+static void check_names(void)
+{
+	pid_t pid = start("client", named_client, 0);
+	struct fi_eq_cm_entry entry;
+	struct fi_eq_err_entry error;
+	struct fid_pep *pep;
+	struct fid_ep *ep;
+	struct host host;
+	int port;
+
+	open_host(&host, "0");
+	listen_at(&host, &pep);
+	port = ntohs(((struct sockaddr_in *)board->names[0].bytes)->sin_port);
+	IS(next_event(&host, 20000, &entry, &error) == FI_CONNREQ);
+	ep = open_ep(&host, entry.info);
+	fi_freeinfo(entry.info);
+	IS(port_of(ep, own_name) == port);
+	MUST(fi_accept(ep, NULL, 0));
+	IS(next_event(&host, 20000, &entry, &error) == FI_CONNECTED);
+	IS(port_of(ep, own_name) == port);
+	UNTIL(told(PORT), pause_ms(1));
+	IS(port_of(ep, fi_getpeer) == (int)told(PORT));
+	MUST(fi_close(&ep->fid));
+	IS(status_of(pid, "client") == 0);
+	MUST(fi_close(&pep->fid));
+	close_host(&host);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct mode modes[] = { { "others", check_others },
 					     { "abandoned", check_abandoned },
 					     { "killed", check_killed },
 					     { "beside", check_beside },
-					     { "redirected", check_redirected } };
+					     { "redirected", check_redirected },
+					     { "exits", check_exits },
+					     { "unanswered", check_unanswered },
+					     { "names", check_names } };
 
 	alarm(80);
 	return run_mode(modes, sizeof modes / sizeof *modes, argc, argv);

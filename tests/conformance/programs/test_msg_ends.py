@@ -31,6 +31,16 @@ class MsgEnds(common.CProgram):
     def test_a_client_that_is_killed_before_it_is_redirected(self):
         self.both("redirected")
 
+    def test_a_client_that_exits_as_soon_as_it_is_connected(self):
+        self.both("exits")
+        self.on_a_common_domain("exits")
+
+    def test_a_client_that_is_killed_before_it_is_accepted(self):
+        self.both("unanswered")
+
+    def test_the_addresses_of_both_sides(self):
+        self.both("names")
+
 
 if __name__ == "__main__":
     unittest.main()
