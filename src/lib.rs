@@ -28,7 +28,6 @@ pub mod domain;
 pub mod eq;
 pub mod errno;
 pub mod flags;
-mod forks;
 #[cfg(fuzzing)]
 pub mod fuzz;
 #[cfg(all(test, not(fuzzing)))]

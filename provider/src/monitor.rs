@@ -8,6 +8,7 @@
 use std::ffi::{c_int, c_void};
 use std::sync::{Mutex, MutexGuard};
 
+use forks::PerProcess;
 use libfabric_sys::*;
 use weft::errno::{FiErrno, Result};
 use weft::mr::{Monitor, memory_changed};
@@ -35,10 +36,11 @@ struct Used {
     changing: bool,
 }
 
-static USED: Mutex<Vec<Used>> = Mutex::new(Vec::new());
+/// A forked child uses no monitor of its parent.
+static USED: PerProcess<Mutex<Vec<Used>>> = PerProcess::new(Mutex::new(Vec::new()));
 
 fn used() -> MutexGuard<'static, Vec<Used>> {
-    match USED.lock() {
+    match USED.get().lock() {
         Ok(used) => used,
         // a panic leaves the list valid: a push or a removal is complete, or has not begun
         Err(poisoned) => poisoned.into_inner(),

@@ -2,7 +2,8 @@
 //! first. They are found by their addresses, which are not dereferenced: a handle in hints may be
 //! that of another provider, or closed.
 
-use parking_lot::Mutex;
+use forks::PerProcess;
+use parking_lot::{Mutex, MutexGuard};
 use weft::mr::Mode;
 
 /// An open fabric.
@@ -30,47 +31,53 @@ pub(crate) struct Domain {
 
 struct Entry<T> {
     handle: usize,
-    /// A child has copies of the objects of its parent, and no use of them.
-    process: u32,
     object: T,
 }
 
-/// Open objects of one kind, in the order in which they were opened.
-pub(crate) struct Opened<T>(Mutex<Vec<Entry<T>>>);
+/// Open objects of one kind, in the order in which they were opened. A forked child has copies of
+/// the objects of its parent, and does not find them.
+pub(crate) struct Opened<T: Send + 'static>(PerProcess<Mutex<List<T>>>);
+
+struct List<T>(Vec<Entry<T>>);
+
+impl<T> Default for List<T> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
 
 pub(crate) static FABRICS: Opened<Fabric> = Opened::new();
 pub(crate) static DOMAINS: Opened<Domain> = Opened::new();
 
-impl<T: Clone> Opened<T> {
+impl<T: Clone + Send + 'static> Opened<T> {
     const fn new() -> Self {
-        Self(Mutex::new(Vec::new()))
+        Self(PerProcess::new(Mutex::new(List(Vec::new()))))
     }
 
-    pub(crate) fn add(&self, handle: usize, object: T) {
-        self.0.lock().push(Entry {
-            handle,
-            process: std::process::id(),
-            object,
-        });
+    fn lock(&'static self) -> MutexGuard<'static, List<T>> {
+        self.0.get().lock()
     }
 
-    pub(crate) fn remove(&self, handle: usize) {
-        self.0.lock().retain(|entry| entry.handle != handle);
+    pub(crate) fn add(&'static self, handle: usize, object: T) {
+        self.lock().0.push(Entry { handle, object });
+    }
+
+    pub(crate) fn remove(&'static self, handle: usize) {
+        self.lock().0.retain(|entry| entry.handle != handle);
     }
 
     /// The object with this handle.
-    pub(crate) fn get(&self, handle: usize) -> Option<T> {
-        let all = self.0.lock();
-        let mut all = all.iter();
+    pub(crate) fn get(&'static self, handle: usize) -> Option<T> {
+        let all = self.lock();
+        let mut all = all.0.iter();
         let found = all.find(|entry| entry.handle == handle);
         found.map(|entry| entry.object.clone())
     }
 
-    /// The handle of the first object that this process has opened and that satisfies `condition`.
-    pub(crate) fn first(&self, condition: impl Fn(&T) -> bool) -> Option<usize> {
-        let process = std::process::id();
-        let all = self.0.lock();
-        let mut all = all.iter().filter(|entry| entry.process == process);
+    /// The handle of the first object that satisfies `condition`.
+    pub(crate) fn first(&'static self, condition: impl Fn(&T) -> bool) -> Option<usize> {
+        let all = self.lock();
+        let mut all = all.0.iter();
         let found = all.find(|entry| condition(&entry.object));
         found.map(|entry| entry.handle)
     }
@@ -81,9 +88,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_one_of_this_process_is_found() {
-        let list = Opened::new();
-        assert_eq!(list.first(|_: &u8| true), None);
+    fn the_first_one_is_found() {
+        static LIST: Opened<u8> = Opened::new();
+        let list = &LIST;
+        assert_eq!(list.first(|_| true), None);
         for (handle, object) in [(8, 1), (16, 2), (24, 2)] {
             list.add(handle, object);
         }
@@ -94,7 +102,5 @@ mod tests {
             (list.get(16), list.first(|object| *object == 2)),
             (None, Some(24))
         );
-        list.0.lock()[0].process ^= 1;
-        assert_eq!(list.first(|_| true), Some(24));
     }
 }

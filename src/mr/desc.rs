@@ -7,6 +7,7 @@ use std::ffi::c_void;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
+use forks::PerProcess;
 use parking_lot::Mutex;
 
 use super::region::Region;
@@ -28,11 +29,12 @@ const CLOSED: usize = 1024;
 /// The memory of the last closed regions, oldest first. Operations that wait have descriptors, and
 /// the application may close a region before them (`fi_mr(3)`, "queued operations that reference a
 /// memory region being closed may fail").
-static MEMORY: Mutex<VecDeque<Weak<Region>>> = Mutex::new(VecDeque::new());
+static MEMORY: PerProcess<Mutex<VecDeque<Weak<Region>>>> =
+    PerProcess::new(Mutex::new(VecDeque::new()));
 
 /// Keeps the memory of a region that is closed.
 pub(super) fn keep_memory(region: &Arc<Region>) {
-    let mut memory = MEMORY.lock();
+    let mut memory = MEMORY.get().lock();
     memory.push_back(Arc::downgrade(region));
     let oldest = (memory.len() > CLOSED).then(|| memory.pop_front());
     drop(memory);

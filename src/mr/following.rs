@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 
 use super::Desc;
 use crate::errno::{FiErrno, Result};
-use crate::forks::{self, forks};
 use crate::log::warn_log;
 use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, fence};
 
@@ -53,7 +52,7 @@ struct Table {
 
 /// Differs in a process and its children, and is not 0.
 fn generation() -> u32 {
-    forks() + 1
+    forks::forks() + 1
 }
 
 /// The number of threads in a value of [`Table::crowd`].

@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use forks::PerProcess;
 use parking_lot::Mutex;
 
 use super::pep::no_data;
@@ -23,7 +24,7 @@ const SHARED_FLUSH_WAIT: Duration = Duration::from_secs(1);
 const SHARED_FLUSH_LIMIT: Duration = Duration::from_secs(10);
 
 /// When the last wait for results has reached its limit ([`Shared::await_answers`]).
-static IN_VAIN: Mutex<Option<Instant>> = Mutex::new(None);
+static IN_VAIN: PerProcess<Mutex<Option<Instant>>> = PerProcess::new(Mutex::new(None));
 
 /// The reader of an event queue waits for one connection after the other. If many peers end at
 /// once, and acknowledge nothing, the waits shall not add up.
@@ -85,7 +86,11 @@ impl Shared {
         let Some(disconnected) = self.conn.disconnected() else {
             return;
         };
-        if IN_VAIN.lock().is_some_and(|end| end.elapsed() < PAUSE) {
+        if IN_VAIN
+            .get()
+            .lock()
+            .is_some_and(|end| end.elapsed() < PAUSE)
+        {
             return;
         }
         let limit = disconnected + self.answer_limit();
@@ -99,7 +104,7 @@ impl Shared {
             }
         }
         if waited && self.rings.tx.outstanding() != 0 {
-            *IN_VAIN.lock() = Some(Instant::now());
+            *IN_VAIN.get().lock() = Some(Instant::now());
         }
     }
 

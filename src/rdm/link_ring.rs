@@ -9,10 +9,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use forks::PerProcess;
+
 use super::core::link::LinkKey;
 use super::iov::{Iov, MAX_IOV};
 use crate::errno::Result;
-use crate::forks::{self, forks};
 use crate::log::info_log;
 use crate::verbs::{Attached, Message, Polled, Posted, Qp, Ring, RingProbe};
 use crate::wire::rdm::packet::{HEADER_SIZE, MAX_HEAD};
@@ -95,7 +96,7 @@ pub(super) struct LinkRing {
     overflows: u32,
     /// Posts that have found the peer's ring full.
     full: u32,
-    /// [`forks`] in the process that has created the ring.
+    /// [`forks::forks`] in the process that has created the ring.
     forks: u32,
     /// The connection ends during the next [`Self::post_packet`], and whether the packet is in the
     /// ring nevertheless.
@@ -104,26 +105,27 @@ pub(super) struct LinkRing {
 }
 
 /// Larger rings of the process.
-static LARGE_RINGS: AtomicUsize = AtomicUsize::new(0);
+static LARGE_RINGS: PerProcess<AtomicUsize> = PerProcess::new(AtomicUsize::new(0));
 /// Their largest number: half of the device's memory for rings stays for new connections.
 const MOST: usize = 256;
 
-/// A larger ring of the process.
+/// A larger ring, with the number of those of its process.
 #[derive(Debug)]
-struct Large;
+struct Large(&'static AtomicUsize);
 
 impl Large {
     /// `None`: there are [`MOST`].
     fn new() -> Option<Self> {
         let most = |count| (count < MOST).then_some(count + 1);
-        let counted = LARGE_RINGS.fetch_update(Ordering::Relaxed, Ordering::Relaxed, most);
-        counted.ok().map(|_| Self)
+        let all = LARGE_RINGS.get();
+        let counted = all.fetch_update(Ordering::Relaxed, Ordering::Relaxed, most);
+        counted.ok().map(|_| Self(all))
     }
 }
 
 impl Drop for Large {
     fn drop(&mut self) {
-        LARGE_RINGS.fetch_sub(1, Ordering::Relaxed);
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -146,7 +148,7 @@ impl LinkRing {
             large: None,
             overflows: 0,
             full: 0,
-            forks: forks(),
+            forks: forks::forks(),
             #[cfg(test)]
             ends_next: None,
         })
@@ -418,14 +420,14 @@ impl LinkRing {
         self.ring.probe()
     }
 
-    /// The value of [`forks`] in the process that has created the ring.
+    /// The value of [`forks::forks`] in the process that has created the ring.
     pub(super) const fn created_in(&self) -> u32 {
         self.forks
     }
 
     /// Whether this is the process that has created the ring: [`Self::probe`] may be used.
     pub(super) fn is_here(&self) -> bool {
-        self.forks == forks()
+        self.forks == forks::forks()
     }
 
     /// Gives back the room of packets that were read in place: see [`Ring::give_back`].

@@ -18,7 +18,6 @@ use super::pulls::ReadKey;
 use super::send_queue::{DEPTH, SendQueue, Sent, UNSIGNALED};
 pub(super) use super::wr_id::WrId;
 use crate::errno::{FiErrno, Result};
-use crate::forks::forks;
 use crate::initiator::Initiator;
 use crate::verbs::{Qp, RemoteAddr, RingProbe, Rkey, SendOpcode, SendRequest, Sge, Wc};
 use crate::wire::introduction::Introduction;
@@ -378,7 +377,7 @@ pub(super) struct Links {
     /// arrived.
     pub(super) hot: Vec<Hot>,
     pub(super) cold: Vec<LinkKey>,
-    /// [`forks`] in the process that has created the rings.
+    /// [`forks::forks`] in the process that has created the rings.
     created_in: u32,
     count: usize,
     /// The most at a time.
@@ -496,7 +495,7 @@ impl Links {
     /// none.
     #[inline(always)]
     pub(super) fn next_ready(&self, at: usize) -> Option<usize> {
-        if self.created_in != forks() {
+        if self.created_in != forks::forks() {
             return None;
         }
         let rest = self.hot.get(at..)?;

@@ -15,6 +15,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
 
 use biased_lock::MutexGuard;
+use forks::PerProcess;
 use parking_lot::Mutex;
 
 use super::circuit_cm::Held;
@@ -59,7 +60,7 @@ const READ_BYTES: u64 = 1 << 20;
 const ROUNDS: usize = 16;
 
 /// The endpoints of the process that are not dropped.
-static ALL: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
+static ALL: PerProcess<Mutex<Vec<Weak<Shared>>>> = PerProcess::new(Mutex::new(Vec::new()));
 
 /// The state under the endpoint's lock.
 pub(super) struct State {
@@ -200,7 +201,7 @@ impl Shared {
             #[cfg(test)]
             missing_descriptors: 0.into(),
         });
-        let mut all = ALL.lock();
+        let mut all = ALL.get().lock();
         all.retain(|shared| shared.strong_count() != 0);
         all.push(this.weak());
         drop(all);
@@ -574,8 +575,8 @@ impl Shared {
 
     /// All endpoints that this process has opened.
     pub(super) fn all() -> Vec<Arc<Self>> {
-        // in a child of the process the lock may be held for ever
-        let Some(all) = ALL.try_lock() else {
+        // in a child whose fork was not counted (`forks`) the lock may be held for ever
+        let Some(all) = ALL.get().try_lock() else {
             return Vec::new();
         };
         let open = all.iter().filter_map(Weak::upgrade);

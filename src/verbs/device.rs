@@ -1,4 +1,5 @@
-//! Devices, which are listed by the connection manager and opened once per process.
+//! Devices, which are listed by the connection manager and opened once per process. A forked child
+//! lists and opens its own, and examines them anew: the contexts of its parent are of no use there.
 //!
 //! librdmacm can connect only queue pairs on its own context of the device. So a device here is an
 //! entry of `rdma_get_devices(3)` and is never opened by `ibv_open_device`. The list is referenced
@@ -17,6 +18,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
+use forks::PerProcess;
 use parking_lot::Mutex;
 use rdma_core_sys::{self as sys, Backend};
 
@@ -150,7 +152,7 @@ impl fmt::Debug for Device {
 }
 
 /// All devices that this process has found.
-static DEVICES: Mutex<Vec<Arc<Device>>> = Mutex::new(Vec::new());
+static DEVICES: PerProcess<Mutex<Vec<Arc<Device>>>> = PerProcess::new(Mutex::new(Vec::new()));
 
 /// The devices of these backends, in the order of `backends`. Listed once per process, and again
 /// with `rescan` (`FI_RESCAN`). A device that is no longer listed stays valid for the objects that
@@ -158,7 +160,7 @@ static DEVICES: Mutex<Vec<Arc<Device>>> = Mutex::new(Vec::new());
 ///
 /// If the devices of a backend cannot be listed, logs the error and returns none of it.
 pub fn devices(backends: &[&'static Backend], rescan: bool) -> Vec<Arc<Device>> {
-    let mut known = DEVICES.lock();
+    let mut known = DEVICES.get().lock();
     let mut found = Vec::new();
     for &backend in backends {
         let cached = known
@@ -188,7 +190,7 @@ pub fn devices(backends: &[&'static Backend], rescan: bool) -> Vec<Arc<Device>> 
 
 /// The device that an identifier is bound to, if this process has found it.
 pub(crate) fn known_device(id: &CmId) -> Option<Arc<Device>> {
-    let known = DEVICES.lock();
+    let known = DEVICES.get().lock();
     let device = known.iter().find(|device| id.is_on(device));
     device.cloned()
 }
@@ -229,8 +231,9 @@ fn scan(backend: &'static Backend, cached: &[Arc<Device>]) -> Result<Vec<Arc<Dev
 
 /// `ibv_fork_init(3)`, once per backend and before anything is registered.
 fn fork_init(backend: &'static Backend) {
-    static DONE: Mutex<Vec<&'static str>> = Mutex::new(Vec::new());
-    let mut done = DONE.lock();
+    // a repetition in a forked child has no effect
+    static DONE: PerProcess<Mutex<Vec<&'static str>>> = PerProcess::new(Mutex::new(Vec::new()));
+    let mut done = DONE.get().lock();
     if done.contains(&backend.name) {
         return;
     }

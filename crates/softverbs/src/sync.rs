@@ -11,7 +11,6 @@ mod arc;
 
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
-use std::sync::OnceLock;
 
 pub(crate) use arc::{Arc, Weak};
 use atomic::{AtomicU32, Ordering, fence};
@@ -238,6 +237,8 @@ impl<T> Drop for Guard<'_, T> {
 /// Set if this process could not register for barriers of other processes: its own light fences
 /// must be full fences.
 static FULL_FENCES: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
+/// [`register_for_barriers`] has returned.
+static REGISTERED: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
 
 const MEMBARRIER_CMD_GLOBAL_EXPEDITED: libc::c_int = 1 << 1;
 const MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED: libc::c_int = 1 << 2;
@@ -247,17 +248,25 @@ fn membarrier(command: libc::c_int) -> bool {
     unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) == 0 }
 }
 
-/// Whether this process takes part in barriers. The first call registers the process, and must come
-/// before the process shares memory.
+/// Registers this process for barriers, before it shares memory. Returns whether it takes part in
+/// them. A forked child is registered anew, whatever it has from its parent.
+pub(crate) fn register_for_barriers() -> bool {
+    let works = crate::environment::NO_MEMBARRIER.value().is_none()
+        && membarrier(MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED)
+        && membarrier(MEMBARRIER_CMD_GLOBAL_EXPEDITED);
+    FULL_FENCES.store(!works, Ordering::SeqCst);
+    REGISTERED.store(true, Ordering::SeqCst);
+    works
+}
+
+/// Whether this process takes part in barriers. Registers it if [`register_for_barriers`] was not
+/// called.
 pub(crate) fn barriers_work() -> bool {
-    static REGISTERED: OnceLock<bool> = OnceLock::new();
-    *REGISTERED.get_or_init(|| {
-        let works = crate::environment::NO_MEMBARRIER.value().is_none()
-            && membarrier(MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED)
-            && membarrier(MEMBARRIER_CMD_GLOBAL_EXPEDITED);
-        FULL_FENCES.store(!works, Ordering::SeqCst);
-        works
-    })
+    if REGISTERED.load(Ordering::Acquire) {
+        !FULL_FENCES.load(Ordering::Relaxed)
+    } else {
+        register_for_barriers()
+    }
 }
 
 /// Orders this thread's earlier stores before its later loads, as seen by a process that runs

@@ -22,6 +22,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use forks::PerProcess;
 use libfabric_sys::*;
 use parking_lot::Mutex;
 use weft::errno::{FiErrno, Result};
@@ -320,10 +321,11 @@ fn in_use(class: usize, users: usize) {
 }
 
 /// Memory of closed objects, oldest first.
-static CLOSED: Mutex<VecDeque<(usize, Layout)>> = Mutex::new(VecDeque::new());
+static CLOSED: PerProcess<Mutex<VecDeque<(usize, Layout)>>> =
+    PerProcess::new(Mutex::new(VecDeque::new()));
 
 fn quarantine(memory: *mut u8, layout: Layout) {
-    let mut list = CLOSED.lock();
+    let mut list = CLOSED.get().lock();
     list.push_back((memory.expose_provenance(), layout));
     if list.len() > QUARANTINE
         && let Some((oldest, layout)) = list.pop_front()

@@ -18,7 +18,11 @@ pub(crate) struct Instances {
 }
 
 /// The object that hints name by its handle; 0: none.
-fn named<T: Clone>(list: &Opened<T>, handle: usize, what: &str) -> Result<Option<(usize, T)>> {
+fn named<T: Clone + Send>(
+    list: &'static Opened<T>,
+    handle: usize,
+    what: &str,
+) -> Result<Option<(usize, T)>> {
     if handle == 0 {
         return Ok(None);
     }

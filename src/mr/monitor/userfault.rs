@@ -478,8 +478,15 @@ impl Watch for Watching {
     }
 }
 
-/// Logs once why no registration is cached.
+/// Logs why no registration is cached, as a warning once.
 pub(crate) fn refused(error: FiErrno) {
+    if Gate::get().is_some_and(Gate::is_forked) {
+        info_log!(
+            Mr,
+            "a forked child caches no registrations: each operation registers its local buffers"
+        );
+        return;
+    }
     static ONCE: std::sync::Once = std::sync::Once::new();
     ONCE.call_once(|| {
         warn_log!(

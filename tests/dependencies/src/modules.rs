@@ -9,7 +9,7 @@ const ENGINE: &str = "src/";
 /// layer do not use each other, except as [`BESIDE`] has it.
 const ENGINE_LAYERS: &[&[&str]] = &[
     &[
-        "auth", "chunks", "errno", "flags", "forks", "hash", "log", "pages", "sync",
+        "auth", "chunks", "errno", "flags", "hash", "log", "pages", "sync",
     ],
     // no device, no lock, no I/O
     &["av", "matching"],

@@ -5,8 +5,9 @@
 //! keep the pointers from `rdma_get_devices` and `id->verbs`. The protection domain lives as long
 //! as the last [`Device`], and longer if there are still objects in it then.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use forks::PerProcess;
 use rdma_core_sys::{
     IBV_ACCESS_FLUSH_GLOBAL, IBV_ACCESS_FLUSH_PERSISTENT, VerbsFns, ibv_context,
     ibv_device_attr_ex, ibv_gid, ibv_mtu, ibv_pd, ibv_port_attr,
@@ -26,9 +27,8 @@ pub(super) const QKEY: u32 = 0x0123_4567;
 const FLUSH_GLOBAL: u64 = 1 << 38;
 const FLUSH_PERSISTENT: u64 = 1 << 39;
 
+#[derive(Debug)]
 struct Shared {
-    /// The process that the pointers belong to: a forked child opens the device again.
-    pid: u32,
     context: *mut ibv_context,
     pd: *mut ibv_pd,
     users: usize,
@@ -38,12 +38,26 @@ struct Shared {
 // guards the counts.
 unsafe impl Send for Shared {}
 
-static SHARED: Mutex<Shared> = Mutex::new(Shared {
-    pid: 0,
-    context: std::ptr::null_mut(),
-    pd: std::ptr::null_mut(),
-    users: 0,
-});
+impl Shared {
+    const NONE: Self = Self {
+        context: std::ptr::null_mut(),
+        pd: std::ptr::null_mut(),
+        users: 0,
+    };
+}
+
+impl Default for Shared {
+    fn default() -> Self {
+        Self::NONE
+    }
+}
+
+/// A forked child opens the device again.
+static SHARED: PerProcess<Mutex<Shared>> = PerProcess::new(Mutex::new(Shared::NONE));
+
+fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// The device's table of verbs.
 pub(super) fn verbs() -> &'static VerbsFns {
@@ -55,19 +69,10 @@ pub(super) fn verbs() -> &'static VerbsFns {
 /// # Errors
 /// `ENODEV`: no device. Those of `ibv_open_device(3)`.
 pub(super) fn context() -> Res<*mut ibv_context> {
-    open(&mut SHARED.lock().unwrap_or_else(PoisonError::into_inner))
+    open(&mut lock(SHARED.get()))
 }
 
 fn open(shared: &mut Shared) -> Res<*mut ibv_context> {
-    let pid = std::process::id();
-    if shared.pid != pid {
-        *shared = Shared {
-            pid,
-            context: std::ptr::null_mut(),
-            pd: std::ptr::null_mut(),
-            users: 0,
-        };
-    }
     if !shared.context.is_null() {
         return Ok(shared.context);
     }
@@ -99,7 +104,8 @@ fn open(shared: &mut Shared) -> Res<*mut ibv_context> {
 /// The reference of one id to the device.
 #[derive(Debug)]
 pub(super) struct Device {
-    pid: u32,
+    /// The shared part of its process.
+    of: &'static Mutex<Shared>,
     pub(super) context: *mut ibv_context,
     pub(super) pd: *mut ibv_pd,
     pub(super) gid: [u8; 16],
@@ -121,7 +127,8 @@ impl Device {
     /// # Errors
     /// Those of [`context`] and of `ibv_alloc_pd(3)`. `ENODEV`: the device does not answer queries.
     pub(super) fn acquire() -> Res<Self> {
-        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        let of = SHARED.get();
+        let mut shared = lock(of);
         let context = open(&mut shared)?;
         let (mut attr, mut port, mut gid): (ibv_device_attr_ex, ibv_port_attr, ibv_gid) =
             // SAFETY: all zeros is a valid value of these three.
@@ -150,7 +157,7 @@ impl Device {
         };
         let limit = |value: i32| u8::try_from(value).unwrap_or(u8::MAX);
         Ok(Self {
-            pid: shared.pid,
+            of,
             context,
             pd: shared.pd,
             gid: gid_bytes(&gid),
@@ -164,10 +171,11 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
-        if shared.pid != self.pid {
+        if !std::ptr::eq(self.of, SHARED.get()) {
+            // of the parent of this process
             return;
         }
+        let mut shared = lock(self.of);
         shared.users -= 1;
         if shared.users == 0 {
             // SAFETY: from `acquire`, released by the last user. If there are still objects in it,

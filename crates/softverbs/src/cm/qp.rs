@@ -7,6 +7,7 @@
 use std::ptr::null_mut;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use forks::PerProcess;
 use libc::c_int;
 use rdma_core_sys::*;
 
@@ -390,7 +391,6 @@ pub(super) unsafe extern "C" fn rdma_destroy_qp(id: *mut rdma_cm_id) {
             let ret = unsafe { (verbs().ibv_destroy_qp)(qp) };
             if ret == libc::EBUSY {
                 let rest = Unfinished {
-                    pid: std::process::id(),
                     qp,
                     cqs: take_cqs(c),
                 };
@@ -410,8 +410,6 @@ pub(super) unsafe extern "C" fn rdma_destroy_qp(id: *mut rdma_cm_id) {
 /// A queue pair that was in use by another process for too long when its id lost it, and the
 /// completion queues that the id had made for it.
 struct Unfinished {
-    /// The process that the objects belong to, which may have forked this one.
-    pid: u32,
     qp: *mut ibv_qp,
     cqs: [(*mut ibv_comp_channel, *mut ibv_cq); 2],
 }
@@ -436,10 +434,13 @@ impl Unfinished {
 // given these up.
 unsafe impl Send for Unfinished {}
 
-static UNFINISHED: Mutex<Vec<Unfinished>> = Mutex::new(Vec::new());
+static UNFINISHED: PerProcess<Mutex<Vec<Unfinished>>> = PerProcess::new(Mutex::new(Vec::new()));
 
 fn unfinished() -> MutexGuard<'static, Vec<Unfinished>> {
-    UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner)
+    UNFINISHED
+        .get()
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Destroys those of the queue pairs of [`rdma_destroy_qp`] that are not in use any more: until
@@ -448,9 +449,6 @@ fn unfinished() -> MutexGuard<'static, Vec<Unfinished>> {
 pub(super) fn destroy_unfinished() {
     let all = std::mem::take(&mut *unfinished());
     for rest in all {
-        if rest.pid != std::process::id() {
-            continue;
-        }
         // SAFETY: a live queue pair of this process, which only this list has.
         if unsafe { destroy_unused(rest.qp) } == Err(Errno(libc::EBUSY)) {
             let _ = unfinished().try_push(rest);

@@ -22,6 +22,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 pub(crate) use pool::Pool;
 pub(crate) use progress::ticks;
 
+use forks::PerProcess;
 use rdma_core_sys::IBV_ACCESS_FLUSH_PERSISTENT;
 
 use crate::agent::{self, Link, Requester};
@@ -42,7 +43,7 @@ use crate::segment::layout::{MAX_CQS, MAX_PROCESSES, MAX_QPS, MAX_SRQS, header};
 use crate::segment::{Mapping, OwnSegment};
 use crate::signal::{self, Attention};
 use crate::srq::Srq;
-use crate::sync::{Arc, Lock, barriers_work};
+use crate::sync::{Arc, Lock, register_for_barriers};
 use crate::sys::{self, Epoll, Errno, Identity, Pipe, Res, Timer};
 
 /// This process, see the module documentation.
@@ -159,7 +160,7 @@ pub(crate) enum AgentLink {
 }
 
 static CURRENT: AtomicPtr<Process> = AtomicPtr::new(std::ptr::null_mut());
-static OPENING: Mutex<()> = Mutex::new(());
+static OPENING: PerProcess<Mutex<()>> = PerProcess::new(Mutex::new(()));
 
 impl Process {
     /// This process, opened on the first call.
@@ -170,7 +171,8 @@ impl Process {
         if let Some(process) = Self::current() {
             return Ok(process);
         }
-        let _opening = OPENING.lock().unwrap_or_else(PoisonError::into_inner);
+        let opening = OPENING.try_get().ok_or(Errno(libc::ENOMEM))?;
+        let _opening = opening.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(process) = Self::current() {
             return Ok(process);
         }
@@ -192,7 +194,7 @@ impl Process {
     }
 
     fn create() -> Res<Self> {
-        let barriers = barriers_work();
+        let barriers = register_for_barriers();
         let identity = Identity {
             pid: std::process::id(),
             start_time: sys::own_start_time().ok_or(Errno(libc::ENODEV))?,

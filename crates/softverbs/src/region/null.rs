@@ -7,6 +7,8 @@
 use std::os::fd::AsRawFd;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
+use forks::PerProcess;
+
 use crate::limits::MAX_MESSAGE;
 use crate::sys::{Errno, Res, fallocate, memfd_create};
 
@@ -26,8 +28,9 @@ static PLACES: OnceLock<Places> = OnceLock::new();
 /// # Errors
 /// `ENOMEM`, or the error of creating the file.
 pub(super) fn prepare() -> Res<()> {
-    static MAKING: Mutex<()> = Mutex::new(());
-    let _one = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
+    static MAKING: PerProcess<Mutex<()>> = PerProcess::new(Mutex::new(()));
+    let making = MAKING.try_get().ok_or(Errno(libc::ENOMEM))?;
+    let _one = making.lock().unwrap_or_else(PoisonError::into_inner);
     if PLACES.get().is_none() {
         let zeros = reserve()?;
         let sink = reserve()?;
