@@ -32,6 +32,16 @@ pub(crate) fn main() {
             poisoned_parent,
             poisoned_child,
         ),
+        (
+            "receives_of_a_deregistered_region",
+            ended_parent,
+            ended_child,
+        ),
+        (
+            "receives_of_a_deregistered_region_in_a_shared_queue",
+            ended_parent,
+            ended_shared_child,
+        ),
         ("null_regions", null_parent, null_child),
     ];
     run(cases);
@@ -624,6 +634,64 @@ fn poisoned_child(link: &mut Link) {
     assert_eq!(end.wait(LIMIT).status, IBV_WC_LOC_PROT_ERR);
     link.expect("sent");
     assert_eq!(pages.bytes(0, 8), [0; 8]);
+}
+
+/// Payloads in one slot of a ring, in several slots, and copied by the sender.
+const LENGTHS: [usize; 3] = [8, 5000, 100_000];
+
+fn ended_parent(link: &mut Link) {
+    for len in LENGTHS {
+        let mut end = End::connect(link, 8, 8, 1);
+        let mut source = end.buffer(&vec![7; len]);
+        // the first one reads the credit of all
+        end.send(&mut source, len, None, IBV_SEND_SIGNALED, 1);
+        assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
+        link.say("sent");
+        link.expect("deregistered");
+        end.send(&mut source, len, None, IBV_SEND_SIGNALED, 2);
+        let wc = end.wait(LIMIT);
+        assert_eq!((wc.wr_id, wc.status), (2, IBV_WC_REM_OP_ERR), "{len}");
+        assert_eq!(end.state(), IBV_QPS_ERR);
+    }
+}
+
+fn ended_child(link: &mut Link) {
+    for len in LENGTHS {
+        let mut end = End::create(link, 8, 8, 1);
+        let buffers = [(); 2].map(|()| end.buffer(&vec![0; len]));
+        for (id, buffer) in (1..).zip(&buffers) {
+            end.recv(buffer, id);
+        }
+        end.join(link);
+        end_regions(link, &mut end, buffers);
+    }
+}
+
+fn ended_shared_child(link: &mut Link) {
+    for len in LENGTHS {
+        let first = End::create(link, 8, 8, 1);
+        let srq = first.create_srq(8);
+        let mut end = first.on_srq(srq);
+        let buffers = [(); 2].map(|()| end.buffer(&vec![0; len]));
+        for (id, buffer) in (1..).zip(&buffers) {
+            assert_eq!(post_srq(srq, buffer, id), 0);
+        }
+        end.join(link);
+        end_regions(link, &mut end, buffers);
+    }
+}
+
+fn end_regions(link: &mut Link, end: &mut End, [first, second]: [Buffer; 2]) {
+    link.expect("sent");
+    let wc = end.wait(LIMIT);
+    assert_eq!((wc.wr_id, wc.status), (1, IBV_WC_SUCCESS));
+    assert!(first.bytes().iter().all(|&byte| byte == 7));
+    end.release(first);
+    let bytes = end.deregister(second);
+    link.say("deregistered");
+    let wc = end.wait(LIMIT);
+    assert_eq!((wc.wr_id, wc.status), (2, IBV_WC_LOC_PROT_ERR));
+    assert!(bytes.iter().all(|&byte| byte == 0));
 }
 
 /// A null region.

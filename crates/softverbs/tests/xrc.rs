@@ -33,6 +33,7 @@ const CASES: &[(&str, fn())] = &[
     ("targets_are_held", held),
     ("numbers_that_lead_nowhere", nowhere),
     ("receives_that_do_not_fit", too_short),
+    ("receives_whose_region_has_ended", deregistered),
     ("a_message_waits_for_its_receive", waits),
     (
         "a_message_waits_where_one_end_has_no_barriers",
@@ -447,6 +448,29 @@ fn too_short() {
     let wanted = format!("0 {IBV_WC_LOC_LEN_ERR} ");
     assert!(a.ask("received").starts_with(&wanted));
     a.event(IBV_EVENT_QP_REQ_ERR, target);
+}
+
+fn deregistered() {
+    for len in [8, 5000, 20_000] {
+        let place = Place::new();
+        let mut a = Actor::start();
+        a.does(&place.open(CREATE));
+        let srq = a.number("srq 8");
+        let mut sender = Actor::start();
+        let target = a.number("target");
+        let qp = connect(&mut sender, &mut a, target);
+        for i in 0..2 {
+            a.does(&format!("receive {i} {ROOM}"));
+        }
+        sender.does(&format!("send {qp} {srq} 1 {len}"));
+        sender.sent(1, IBV_WC_SUCCESS);
+        a.got(0, 1, len, target);
+        a.does("deregister");
+        sender.does(&format!("send {qp} {srq} 2 {len}"));
+        sender.sent(2, IBV_WC_REM_OP_ERR);
+        let wanted = format!("1 {IBV_WC_LOC_PROT_ERR} ");
+        assert!(a.ask("received").starts_with(&wanted));
+    }
 }
 
 fn waits() {

@@ -587,6 +587,9 @@ impl Process {
         self.with_windows(|windows, owner| windows.await_former(owner, key))?;
         let (regions, segment) = (&self.regions, &self.segment);
         self.end_region_by(key, || {
+            if regions.is_received(key) {
+                self.poison_receives(key.0);
+            }
             self.await_own_copies()?;
             regions.deregister(segment, key, |visitor| self.lives(visitor))
         })
@@ -630,8 +633,8 @@ impl Process {
         change(&self.windows, &owner)
     }
 
-    /// Makes the posted receives fail whose memory this key named before its region changed. The
-    /// caller holds no lock of a queue.
+    /// Makes the posted receives fail that name a key which changes or ends. The caller holds no
+    /// lock of a queue.
     pub(crate) fn poison_receives(&self, lkey: u32) {
         for qp in self.qps.iter() {
             qp.poison_receives(lkey);

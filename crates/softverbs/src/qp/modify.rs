@@ -237,7 +237,7 @@ impl Qp {
         self.set_queues(&mut sq, &mut rq, attr, mask, peer);
         let access = qp_access(self.attributes().attr.qp_access_flags);
         let old = StateWord(self.word.load(Ordering::Relaxed));
-        let word = StateWord::new(to, rq.dest, access, old.incarnation());
+        let word = StateWord::new(to, rq.dest, access, old.incarnation()).behind(old);
         if self.publish(word) {
             self.set_state(to);
         }

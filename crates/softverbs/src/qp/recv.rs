@@ -185,7 +185,7 @@ impl Qp {
             rq.sges[first + i] = *sge;
             total = total.saturating_add(sge.length);
             let sge_at = shared + desc::FIRST + desc::SGE_STRIDE * i;
-            match regions.local(sge, rq.pd, true) {
+            match regions.local_of_receive(sge, rq.pd) {
                 Some(addr) => {
                     map.u64(sge_at).store(addr, Ordering::Relaxed);
                     map.u32(sge_at + 8).store(sge.length, Ordering::Relaxed);
@@ -210,8 +210,8 @@ impl Qp {
         Ok(())
     }
 
-    /// Marks the receives that name a changed key as unwritable in their descriptors, so that
-    /// senders see it.
+    /// Marks the receives that name a key that changes or ends as unwritable in their descriptors,
+    /// so that senders see it.
     pub(crate) fn poison_receives(&self, lkey: u32) {
         let mut rq = self.rq.lock();
         let mut number = rq.next;
@@ -236,6 +236,12 @@ impl Qp {
             self.map()
                 .u64(self.at() + layout::CREDIT)
                 .store(credit.to_word(), Ordering::Release);
+            // A sender that has read the credit before finds a changed state word, and reads the
+            // descriptors from then on.
+            let word = StateWord(self.word.load(Ordering::Relaxed));
+            if matches!(word.state(), IBV_QPS_INIT..=IBV_QPS_SQE) && !word.has_ended_keys() {
+                self.publish(word.with_ended_keys());
+            }
         }
     }
 

@@ -357,6 +357,9 @@ impl Qp {
                 least: 0,
             };
         }
+        if conn.word.has_ended_keys() {
+            sq.credit.least = 0;
+        }
         sq.conn = Some(conn);
         Ok(())
     }

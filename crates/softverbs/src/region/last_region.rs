@@ -55,7 +55,11 @@ impl Regions {
         write: bool,
     ) -> Option<u64> {
         let changes = self.changes.load(Ordering::Acquire);
-        let found = self.local(sge, pd, write);
+        let found = if write {
+            self.local_of_receive(sge, pd)
+        } else {
+            self.local(sge, pd, false)
+        };
         // Null regions have no description and are not cached.
         if found.is_some()
             && let Some(region) = self.describe(Key(sge.lkey))

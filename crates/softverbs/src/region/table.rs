@@ -40,6 +40,8 @@ struct Entry {
     prefetched: AtomicU64,
     /// Pages that count as locked.
     locked: AtomicU64,
+    /// 1: receives may have been posted with the key since it was assigned.
+    received: AtomicU32,
 }
 
 impl Entry {
@@ -178,6 +180,7 @@ impl Regions {
         let entry = self.made_entry(key.index());
         entry.prefetched.store(0, Ordering::Relaxed);
         entry.locked.store(pages, Ordering::Relaxed);
+        entry.received.store(0, Ordering::Relaxed);
         self.publish(segment, key, what);
         Ok(key)
     }
@@ -211,6 +214,7 @@ impl Regions {
         let entry = self.made_entry(key.index());
         entry.pd.store(pd, Ordering::Relaxed);
         entry.stamp.store(0, Ordering::Relaxed);
+        entry.received.store(0, Ordering::Relaxed);
         entry.holder.store(key.0, Ordering::Relaxed);
         entry.null.store(key.0, Ordering::Release);
         // Senders check whether the key is valid if a receive uses it; the entry grants access to
@@ -463,6 +467,26 @@ impl Regions {
         let unchanged = entry.version.load(Ordering::Relaxed) == version;
         let writable = !write || access & IBV_ACCESS_LOCAL_WRITE != 0;
         (inside && same_pd && writable && unchanged).then(|| addr.wrapping_add(offset))
+    }
+
+    /// As [`Self::local`], of memory that a receive may name: [`Self::is_received`] is true for its
+    /// key from then on.
+    #[inline]
+    pub(crate) fn local_of_receive(&self, sge: &ibv_sge, pd: u32) -> Option<u64> {
+        let found = self.local(sge, pd, true)?;
+        if sge.length != 0
+            && let Some(entry) = self.entry(Key(sge.lkey).index())
+            && entry.received.load(Ordering::Relaxed) == 0
+        {
+            entry.received.store(1, Ordering::Relaxed);
+        }
+        Some(found)
+    }
+
+    /// Whether receives may have been posted with a key that has not been released.
+    pub(crate) fn is_received(&self, key: Key) -> bool {
+        let entry = self.entry(key.index());
+        entry.is_some_and(|entry| entry.received.load(Ordering::Relaxed) != 0)
     }
 
     /// Makes a key invalid, waits until no initiator uses it, and releases its index.

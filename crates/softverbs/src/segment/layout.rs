@@ -536,6 +536,9 @@ pub(crate) enum Fault {
     Asked = 3,
 }
 
+/// A bit of the access rights in a state word that is no right of [`qp_access`].
+const ENDED_KEYS: u64 = 1;
+
 /// A queue pair's state word, as seen by peers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StateWord(pub(crate) u64);
@@ -600,6 +603,24 @@ impl StateWord {
     #[must_use]
     pub(crate) fn with_state(self, state: u32) -> Self {
         Self(self.0 & !(0xff << 24) | u64::from(state & 0xff) << 24)
+    }
+
+    /// The word of a queue pair of which a posted receive names a key that has ended or changed:
+    /// [`Credit::least`] became 0 after senders may have read it. It stays so until RESET.
+    #[must_use]
+    pub(crate) fn with_ended_keys(self) -> Self {
+        Self(self.0 | ENDED_KEYS << 32)
+    }
+
+    #[inline]
+    pub(crate) fn has_ended_keys(self) -> bool {
+        self.0 >> 32 & ENDED_KEYS != 0
+    }
+
+    /// This word, in place of `old` in the same incarnation.
+    #[must_use]
+    pub(crate) fn behind(self, old: Self) -> Self {
+        Self(self.0 | old.0 & ENDED_KEYS << 32)
     }
 }
 

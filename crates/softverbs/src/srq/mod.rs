@@ -222,7 +222,7 @@ impl Srq {
             queue.sges[first + i] = *sge;
             total = total.saturating_add(sge.length);
             let sge_at = shared + desc::FIRST + desc::SGE_STRIDE * i;
-            match process.regions.local(sge, queue.pd, true) {
+            match process.regions.local_of_receive(sge, queue.pd) {
                 Some(addr) => {
                     map.u64(sge_at).store(addr, Ordering::Relaxed);
                     map.u32(sge_at + 8).store(sge.length, Ordering::Relaxed);
@@ -387,8 +387,8 @@ impl Srq {
         for (index, posted) in queue.posted.iter_mut().enumerate() {
             let first = index * queue.max_sge as usize;
             let sges = &queue.sges[first..first + posted.num_sge as usize];
-            let named = sges.iter().any(|sge| sge.lkey == lkey && sge.length > 0);
-            if posted.state != State::Free && named {
+            let named = || sges.iter().any(|sge| sge.lkey == lkey && sge.length > 0);
+            if posted.state != State::Free && named() {
                 let at = queue.desc_at + queue.desc_stride * index + desc::NUM_SGE;
                 map.u32(at).store(desc::POISONED, Ordering::Relaxed);
                 posted.room = 0;

@@ -314,6 +314,10 @@ impl Actor {
             "events" => self.no_event(),
             "descriptors" => allow_descriptors(number(0)),
             "mapped" => self.await_domain(),
+            "deregister" => {
+                // SAFETY: live; the region is not used again.
+                code(unsafe { (verbs().ibv_dereg_mr)(self.memory) })
+            }
             "memory" => {
                 // SAFETY: live.
                 let rkey = unsafe { (*self.memory).rkey };
