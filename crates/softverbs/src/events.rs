@@ -1,4 +1,8 @@
 //! Asynchronous events of a context: `ibv_get_async_event`.
+//!
+//! The descriptor is readable while an event is queued, and when the process has to make progress,
+//! which may raise one. A call that leaves the queue empty makes that progress before it returns,
+//! so that a program which reads events while the descriptor is readable stops there.
 
 use std::collections::VecDeque;
 
@@ -6,7 +10,10 @@ use rdma_core_sys::{ibv_cq, ibv_event_type, ibv_qp, ibv_srq};
 
 use crate::process::Process;
 use crate::sync::Lock;
-use crate::sys::{Epoll, Errno, Grow, Pipe, Res};
+use crate::sys::{Epoll, Errno, Grow, Pipe, Res, epoll_readable};
+
+/// Maximum number of rounds of progress in one call. A peer can ring this process all the time.
+const ROUNDS: usize = 4;
 
 /// The object that an event reports on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,28 +51,57 @@ impl AsyncQueue {
 
     /// Queues an event. Returns false without memory: the event is lost, as in the kernel.
     pub(crate) fn push(&self, event: ibv_event_type, element: Element) -> bool {
-        let pushed = self.events.lock().try_push((event, element)).is_ok();
+        let mut events = self.events.lock();
+        let pushed = events.try_push((event, element)).is_ok();
         if pushed {
+            // Under the lock: a ring behind another thread's `drain` would be one without an event.
             self.pipe.ring();
         }
         pushed
     }
 
-    /// Drops the unread events of an object that is being destroyed; returns their number.
+    /// Drops the unread events of an object that is being destroyed; returns their number. The
+    /// caller holds no lock of a queue.
     pub(crate) fn forget(&self, element: Element) -> u32 {
         let mut events = self.events.lock();
         let before = events.len();
         events.retain(|(_, other)| *other != element);
-        (before - events.len()) as u32
-    }
-
-    fn pop(&self) -> Option<(ibv_event_type, Element)> {
-        let mut events = self.events.lock();
-        let event = events.pop_front();
-        if events.is_empty() {
+        let dropped = before - events.len();
+        let was_last = dropped > 0 && events.is_empty();
+        if was_last {
             self.pipe.drain();
         }
+        drop(events);
+        if was_last {
+            self.settle();
+        }
+        dropped as u32
+    }
+
+    fn take(&self) -> Option<(ibv_event_type, Element)> {
+        let mut events = self.events.lock();
+        let event = events.pop_front();
+        let is_empty = events.is_empty();
+        if is_empty {
+            self.pipe.drain();
+        }
+        drop(events);
+        if event.is_some() && is_empty {
+            self.settle();
+        }
         event
+    }
+
+    /// Makes progress until the descriptor is not readable, or is for an event. The progress of one
+    /// round can ring this process, for another one.
+    fn settle(&self) {
+        for _ in 0..ROUNDS {
+            self.process.prepare_sleep();
+            let readable = epoll_readable(self.epoll.fd(), 0);
+            if readable != Ok(true) || !self.events.lock().is_empty() {
+                break;
+            }
+        }
     }
 
     /// The next event; waits for it unless the descriptor is non-blocking.
@@ -74,11 +110,11 @@ impl AsyncQueue {
     /// `EAGAIN`, `EINTR`.
     pub(crate) fn next(&self) -> Res<(ibv_event_type, Element)> {
         loop {
-            if let Some(event) = self.pop() {
+            if let Some(event) = self.take() {
                 return Ok(event);
             }
             self.process.prepare_sleep();
-            if let Some(event) = self.pop() {
+            if let Some(event) = self.take() {
                 return Ok(event);
             }
             if self.epoll.nonblocking() {

@@ -23,6 +23,11 @@ pub(crate) fn main() {
             failed_parent,
             failing_child,
         ),
+        (
+            "a_descriptor_is_readable_for_events_only",
+            unread_parent,
+            unread_child,
+        ),
         ("retries_end_while_asleep", retries_parent, idle_child),
         ("another_program", another_parent, another_child),
         ("events_and_destroyed_queues", destroyed_parent, nothing),
@@ -81,6 +86,43 @@ fn failing_child(link: &mut Link) {
     assert_eq!(end.wait(LIMIT).status, IBV_WC_REM_ACCESS_ERR);
     link.say("failed");
     link.expect("done");
+}
+
+/// Whether the descriptor is readable now.
+fn is_readable(fd: i32) -> bool {
+    let mut poll = libc::pollfd {
+        fd,
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // SAFETY: one element.
+    unsafe { libc::poll(&raw mut poll, 1, 0) == 1 }
+}
+
+/// The descriptor is blocking: a call without an event would not return.
+fn unread_parent(link: &mut Link) {
+    for at in 0..4 {
+        let mut end = End::connect(link, 16, 16, 1);
+        // SAFETY: live context.
+        let fd = unsafe { (*end.context).async_fd };
+        link.say("go");
+        link.expect("failed");
+        assert!(readable(fd), "nobody rang");
+        if at % 2 == 1 {
+            // SAFETY: live, and not used any more.
+            assert_eq!(unsafe { (verbs().ibv_destroy_qp)(end.qp) }, 0);
+        } else {
+            assert_eq!(end.async_event(), IBV_EVENT_QP_ACCESS_ERR);
+        }
+        assert!(!is_readable(fd), "{at}");
+        link.say("done");
+    }
+}
+
+fn unread_child(link: &mut Link) {
+    for _ in 0..4 {
+        failing_child(link);
+    }
 }
 
 /// The other process executes another program: only its pid stays the same.
