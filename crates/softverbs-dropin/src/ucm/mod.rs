@@ -35,6 +35,7 @@ fn is_opener() -> bool {
 /// A descriptor that stands for the file.
 #[unsafe(no_mangle)]
 extern "C" fn softverbs_ucm_open() -> c_int {
+    softverbs::hide_ends_of_requests();
     // SAFETY: no requirement.
     let channel = unsafe { (cm().rdma_create_event_channel)() };
     if channel.is_null() {

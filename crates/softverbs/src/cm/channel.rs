@@ -176,12 +176,13 @@ impl Events {
     }
 
     /// Calls `act` for the ids with ready descriptors, whether or not it fails for one of them: a
-    /// listener without a free descriptor stays ready, and keeps no other id waiting.
+    /// listener without a free descriptor stays ready, and keeps no other id waiting. Returns
+    /// whether there was one.
     ///
     /// # Errors
     /// The first one of `act`.
-    pub(super) fn turn(&self, act: impl Fn(&Arc<Shared>) -> Res<()>) -> Res<()> {
-        let mut result = Ok(());
+    pub(super) fn turn(&self, act: impl Fn(&Arc<Shared>) -> Res<()>) -> Res<bool> {
+        let mut result = Ok(false);
         for token in self.poll.ready()? {
             // The lock must not be held while an id is processed.
             let id = lock(&self.pending)
@@ -189,7 +190,7 @@ impl Events {
                 .get(&token)
                 .and_then(Weak::upgrade);
             if let Some(id) = id {
-                result = result.and(act(&id));
+                result = result.and(act(&id).map(|()| true));
             }
         }
         result

@@ -158,6 +158,7 @@ fn accept(id: &Arc<Shared>, param: Option<&rdma_conn_param>) -> Res<()> {
         close_when_sent(&mut state);
         return Ok(());
     }
+    state.show_end_of_request(id)?;
     let asked = (state.responder_resources, state.initiator_depth);
     let (party, _) = party(&state, id.handle(), param, asked)?;
     let data = Private::new(data).ok_or(INVALID)?;
@@ -214,6 +215,7 @@ fn reject(id: &Arc<Shared>, data: &[u8]) -> Res<()> {
     ) {
         return Err(INVALID);
     }
+    state.show_end_of_request(id)?;
     let rej = Message::Rej(Rej {
         reason: reason::CONSUMER_DEFINED,
         data: Private::new(data).ok_or(INVALID)?,

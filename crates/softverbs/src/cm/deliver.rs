@@ -208,7 +208,8 @@ fn deliver_request(listener: &Shared, child: &Arc<Shared>, channel: &Arc<Events>
             id::move_request(&mut lock(&child.state), child, channel);
         }
     }
-    let state = lock(&child.state);
+    let mut state = lock(&child.state);
+    state.hide_end_of_request();
     state.show_device(child);
     state.show_addresses(child);
     state.show_route(child);

@@ -16,20 +16,27 @@ pub(super) fn queued(events: &Arc<Events>) -> Option<Box<Event>> {
     std::iter::from_fn(|| events.pop()).find_map(|raw| deliver(raw, events))
 }
 
-/// The next event for the application.
+/// Maximum number of looks at the descriptors of a non-blocking channel in one call.
+const LOOKS: usize = 4;
+
+/// The next event for the application. A new connection and its request are two steps, so another
+/// look follows one that has led to no event.
 ///
 /// # Errors
 /// `EAGAIN`: none, and the channel is non-blocking. `EINTR`. Those of accepting connections.
 pub(super) fn next(events: &Arc<Events>) -> Res<Box<Event>> {
+    let mut looks = 0;
     loop {
         if let Some(event) = queued(events) {
             return Ok(event);
         }
+        looks += 1;
         match events.turn(progress::act) {
             // The error is returned by the call that finds no event.
             Err(_) if events.has_event() => {}
             Err(errno) => return Err(errno),
-            Ok(()) => events.wait()?,
+            Ok(any) if any && looks < LOOKS => {}
+            Ok(_) => events.wait()?,
         }
     }
 }

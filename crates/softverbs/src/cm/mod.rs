@@ -13,6 +13,8 @@
 //! - Ids are C objects of the application. All other state is behind locks, so that threads may
 //!   use different ids and channels concurrently.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use rdma_core_sys::CmFns;
 
 mod address;
@@ -36,6 +38,20 @@ mod sock;
 mod state;
 mod synchronous;
 mod wire;
+
+static HIDES_ENDS_OF_REQUESTS: AtomicBool = AtomicBool::new(false);
+
+/// From now on, the id of a connection request has no event before the application has accepted it,
+/// and no channel is readable for one: as the kernel's file `rdma_cm`, which drops these events
+/// (`ucma_event_handler` of `drivers/infiniband/core/ucma.c`). `rdma_accept` and `rdma_reject` are
+/// `EINVAL` if the peer has given up.
+pub fn hide_ends_of_requests() {
+    HIDES_ENDS_OF_REQUESTS.store(true, Ordering::Relaxed);
+}
+
+fn ends_of_requests_are_hidden() -> bool {
+    HIDES_ENDS_OF_REQUESTS.load(Ordering::Relaxed)
+}
 
 /// A message that decodes must encode to the same bytes.
 #[cfg(any(test, fuzzing))]

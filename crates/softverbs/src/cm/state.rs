@@ -11,7 +11,7 @@ use rdma_core_sys::*;
 
 use super::address::{self, Space};
 use super::channel::{Events, Spare};
-use super::conversation::{Deadline, Link};
+use super::conversation::{Deadline, Heard, Link};
 use super::device::{self, Device};
 use super::event::{Kind, Raw, reason};
 use super::id::Shared;
@@ -85,6 +85,9 @@ pub(super) struct State {
     pub(super) redial: Option<Redial>,
     /// Deadline of the current attempt.
     pub(super) timer: Option<Deadline>,
+    /// Of a connection request that the application has: its socket is not watched until the
+    /// application answers ([`super::hide_ends_of_requests`]).
+    pub(super) is_unwatched: bool,
     /// Of a connection request: the deadline that its acceptance will have. It is not watched.
     pub(super) reserved: Option<Deadline>,
     pub(super) device: Option<Device>,
@@ -128,6 +131,7 @@ impl State {
             link: None,
             redial: None,
             timer: None,
+            is_unwatched: false,
             reserved: None,
             device: None,
             psn: (sys::random() & 0x00ff_ffff) as u32,
@@ -187,7 +191,8 @@ impl State {
             &[]
         };
         let names = names.iter().map(|sock| (sock.fd(), false));
-        let link = self.link.iter().map(|link| (link.fd(), link.has_unsent()));
+        let link = self.link.iter().filter(|_| !self.is_unwatched);
+        let link = link.map(|link| (link.fd(), link.has_unsent()));
         names
             .chain(link)
             .chain(self.timer.iter().map(|timer| (timer.fd(), false)))
@@ -215,6 +220,9 @@ impl State {
         self.close_link();
         if self.phase == Phase::ReqReceived && !self.is_datagram() {
             self.phase = Phase::Failed;
+            if super::ends_of_requests_are_hidden() {
+                return;
+            }
             self.push(
                 id,
                 Kind::Rejected {
@@ -223,6 +231,39 @@ impl State {
                 },
             );
         }
+    }
+
+    /// Stops watching the socket of a connection request, if its end is to be hidden.
+    pub(super) fn hide_end_of_request(&mut self) {
+        if !super::ends_of_requests_are_hidden()
+            || self.phase != Phase::ReqReceived
+            || self.is_datagram()
+        {
+            return;
+        }
+        if let Some(link) = &self.link {
+            self.events.unwatch(link.fd());
+            self.is_unwatched = true;
+        }
+    }
+
+    /// Watches the socket of a connection request again, for the application's answer.
+    ///
+    /// # Errors
+    /// `EINVAL`: the peer has given up, as `ib_send_cm_rep` of the kernel. Those of watching.
+    pub(super) fn show_end_of_request(&mut self, id: &Shared) -> Res<()> {
+        let Some(link) = self.link.as_ref().filter(|_| self.is_unwatched) else {
+            return Ok(());
+        };
+        if !matches!(link.hear(), Heard::Nothing) {
+            self.is_unwatched = false;
+            self.phase = Phase::Failed;
+            self.close_link();
+            return Err(Errno(libc::EINVAL));
+        }
+        self.events.watch(link.fd(), id, false)?;
+        self.is_unwatched = false;
+        Ok(())
     }
 
     /// Binds the id to the device.

@@ -27,6 +27,47 @@ fn the_descriptor_tells_when_there_is_an_event() {
     channel.destroy();
 }
 
+/// A program that calls `rdma_get_cm_event` when the descriptor is readable gets an event each time.
+#[test]
+fn a_connection_makes_its_channels_readable_for_events_only() {
+    if skip_on_hardware("the last event comes seconds later there") {
+        return;
+    }
+    let (near, far) = (Channel::new(), Channel::new());
+    let expect = |channel: Channel, kind| {
+        assert!(channel.readable(PATIENCE));
+        let event = channel.raw().expect("an event");
+        let said = read(event);
+        // SAFETY: an event not acknowledged before.
+        assert_eq!(unsafe { (cm().rdma_ack_cm_event)(event) }, 0);
+        assert_eq!(said.kind, kind, "{} came", said.name());
+        said.id
+    };
+    let (listener, to) = far.listener(&on_device(0), 8);
+    for _ in 0..3 {
+        let id = near.routed(to);
+        assert_eq!(id.create_qp(), 0);
+        assert_eq!(id.connect(&mut param(b"")), 0);
+        let passive = expect(far, RDMA_CM_EVENT_CONNECT_REQUEST);
+        assert_eq!(passive.create_qp(), 0);
+        assert_eq!(passive.accept(&mut param(b"")), 0);
+        expect(near, RDMA_CM_EVENT_ESTABLISHED);
+        expect(far, RDMA_CM_EVENT_ESTABLISHED);
+        assert_eq!(id.disconnect(), 0);
+        for channel in [near, far] {
+            expect(channel, RDMA_CM_EVENT_DISCONNECTED);
+            expect(channel, RDMA_CM_EVENT_TIMEWAIT_EXIT);
+        }
+        id.destroy();
+        assert!(!far.readable(Duration::ZERO));
+        passive.destroy();
+        assert!(!near.readable(Duration::ZERO) && !far.readable(Duration::ZERO));
+    }
+    listener.destroy();
+    near.destroy();
+    far.destroy();
+}
+
 #[test]
 fn a_blocking_channel_wakes_up() {
     let channel = Channel::new();
