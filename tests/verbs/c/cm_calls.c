@@ -413,6 +413,12 @@ static void options_and_refusals(void)
 	FAILS(rdma_set_option(second, 99, 0, &one, 4), ENOSYS);
 	FAILS(rdma_bind_addr(second, (struct sockaddr *)&address), EADDRINUSE);
 	CHECK(rdma_set_option(second, RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, &one, sizeof one) == 0);
+	/* an id that listens shares its address with none */
+	FAILS(rdma_bind_addr(second, (struct sockaddr *)&address), EADDRINUSE);
+	ids_gone(server, NULL);
+	server = create(far, RDMA_PS_TCP);
+	CHECK(rdma_set_option(server, RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, &one, sizeof one) == 0);
+	CHECK(rdma_bind_addr(server, (struct sockaddr *)&address) == 0);
 	CHECK(rdma_bind_addr(second, (struct sockaddr *)&address) == 0);
 	FAILS(rdma_listen(second, 1), EADDRINUSE);
 	ids_gone(second, server);

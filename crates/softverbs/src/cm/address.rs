@@ -280,13 +280,65 @@ fn shown(space: Space, mine: &[String], port: u16) -> Res<BTreeSet<String>> {
     Ok(overlapping(&taken, space, mine, port))
 }
 
+/// Milliseconds before each attempt: another caller of [`is_owned`] may have the name.
+const PAUSES: [u64; 3] = [0, 1, 2];
+
+/// The name that the owner of a host's name with `port` also owns while it permits others to bind
+/// the address ([`permit_others`]). [`overlapping`] takes it for that of another port space.
+fn permission(space: Space, host: &str, port: u16) -> String {
+    format!("{}shared/{host}/{port}", space.prefix())
+}
+
+/// Sockets that permit other ids to bind `address` too, which the caller owns.
+///
+/// # Errors
+/// `EMFILE` and others: no socket.
+pub(super) fn permit_others(
+    space: Space,
+    address: &SocketAddr,
+    only_own_family: bool,
+) -> Res<Vec<Sock>> {
+    let permit = |host: &String| {
+        let (sock, name) = (Sock::new()?, permission(space, host, address.port()));
+        for pause in PAUSES {
+            thread::sleep(Duration::from_millis(pause));
+            match sock.bind(&name) {
+                Ok(()) => break,
+                Err(Errno(libc::EADDRINUSE)) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(sock)
+    };
+    hosts(address, only_own_family).iter().map(permit).collect()
+}
+
+/// Whether all owners of the port for an overlapping address permit others to bind it.
+///
+/// # Errors
+/// As [`own`].
+pub(super) fn is_permitted(space: Space, address: &SocketAddr, only_own_family: bool) -> Res<bool> {
+    let (mine, port) = (hosts(address, only_own_family), address.port());
+    let others = shown(space, &mine, port)?;
+    for pause in PAUSES {
+        thread::sleep(Duration::from_millis(pause));
+        let mut refused = false;
+        for host in mine.iter().chain(&others) {
+            let owned = is_owned(&name(space, host, port))?;
+            refused |= owned && !is_owned(&permission(space, host, port))?;
+        }
+        if !refused {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 /// Sockets that own the hosts' names with `port`.
 ///
 /// # Errors
 /// `EADDRINUSE`: another socket owns the port for an overlapping address.
 fn own_hosts(space: Space, mine: &[String], port: u16) -> Res<Vec<Sock>> {
-    /// Milliseconds between attempts: another caller of [`is_owned`] may have the name.
-    const PAUSES: [u64; 3] = [0, 1, 2];
     // After binding the names: of two sockets with overlapping names at least one sees the other.
     let sockets = own_names(space, mine, port)?;
     let others = shown(space, mine, port)?;

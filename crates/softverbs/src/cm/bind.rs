@@ -17,6 +17,7 @@ use super::event::Kind;
 use super::guard::{lock, pointer, status, void};
 use super::id::{Id, Shared};
 use super::qp;
+use super::sock::Sock;
 use super::state::{Phase, State};
 use super::synchronous::complete;
 use crate::sys::{Errno, Res};
@@ -25,6 +26,24 @@ use rdma_core_sys::scalars::__be16;
 const INVALID: Errno = Errno(libc::EINVAL);
 /// Maximum backlog, used for 0 and less too: the default of `net.rdma_ucm.max_backlog`.
 const MAX_BACKLOG: i32 = 1024;
+
+/// The sockets that permit others to bind an address of which the id owns `names`.
+fn permissions(state: &State, source: &SocketAddr, names: &[Sock]) -> Res<Vec<Sock>> {
+    let options = state.options;
+    if !options.reuse_address || names.is_empty() {
+        return Ok(Vec::new());
+    }
+    address::permit_others(state.space, source, options.only_own_family)
+}
+
+/// Makes the permissions of a bound id fit its options.
+fn renew_permissions(state: &mut State) -> Res<()> {
+    state.permissions.clear();
+    if let Some(source) = state.source {
+        state.permissions = permissions(state, &source, &state.names)?;
+    }
+    Ok(())
+}
 
 /// Binds the id to `wanted`.
 fn bind(state: &mut State, id: &Shared, wanted: &SocketAddr) -> Res<()> {
@@ -35,14 +54,21 @@ fn bind(state: &mut State, id: &Shared, wanted: &SocketAddr) -> Res<()> {
     } else {
         match address::own(state.space, wanted, options.only_own_family) {
             // Another socket owns it; `rdma_listen` decides which one listens.
-            Err(Errno(libc::EADDRINUSE)) if options.reuse_address => (*wanted, Vec::new()),
+            Err(Errno(libc::EADDRINUSE))
+                if options.reuse_address
+                    && address::is_permitted(state.space, wanted, options.only_own_family)? =>
+            {
+                (*wanted, Vec::new())
+            }
             owned => (*wanted, owned?),
         }
     };
+    let permissions = permissions(state, &source, &names)?;
     if !address::is_any(&source) {
         state.bind_device(id)?;
     }
     (state.source, state.names, state.phase) = (Some(source), names, Phase::Bound);
+    state.permissions = permissions;
     state.show_addresses(id);
     Ok(())
 }
@@ -88,7 +114,9 @@ fn resolve(id: &Arc<Shared>, from: Option<SocketAddr>, to: &SocketAddr) -> Res<(
     match route(state.source, &destination) {
         Ok(mut source) => {
             if source.port() == 0 {
-                (source, state.names) = address::own_any_port(state.space, &source, true)?;
+                let (owned, names) = address::own_any_port(state.space, &source, true)?;
+                state.permissions = permissions(&state, &owned, &names)?;
+                (source, state.names) = (owned, names);
             }
             state.source = Some(source);
             state.destination = Some(destination);
@@ -143,6 +171,8 @@ fn listen(id: &Arc<Shared>, backlog: c_int) -> Res<()> {
         }
         return Err(errno);
     }
+    // As in the kernel, no other id can bind the address of one that listens.
+    state.permissions.clear();
     state.qp_type = qp::type_of(id.handle());
     state.backlog = backlog.cast_unsigned() as usize;
     state.listener = Arc::downgrade(id);
@@ -258,7 +288,13 @@ pub(super) unsafe extern "C" fn rdma_set_option(
             RDMA_OPTION_ID_TOS => state.options.type_of_service = byte()?,
             RDMA_OPTION_ID_REUSEADDR => match (flag()?, state.phase) {
                 (true, Phase::Listening) => return Err(INVALID),
-                (true, _) | (false, Phase::Idle) => state.options.reuse_address = flag()?,
+                (true, _) | (false, Phase::Idle) => {
+                    let former = std::mem::replace(&mut state.options.reuse_address, flag()?);
+                    if !former && let Err(errno) = renew_permissions(&mut state) {
+                        state.options.reuse_address = former;
+                        return Err(errno);
+                    }
+                }
                 (false, _) => return Err(INVALID),
             },
             RDMA_OPTION_ID_AFONLY => match (flag()?, state.phase) {
@@ -267,6 +303,7 @@ pub(super) unsafe extern "C" fn rdma_set_option(
                     state.options.only_own_family = true;
                     // The first name is that of the address itself.
                     state.names.truncate(1);
+                    state.permissions.truncate(1);
                 }
                 (false, Phase::Bound) => {
                     // An id that shares the address owns no name until it listens.
@@ -275,6 +312,8 @@ pub(super) unsafe extern "C" fn rdma_set_option(
                         state.names.extend(rest);
                     }
                     state.options.only_own_family = false;
+                    // without descriptors for it, the address is not shared
+                    let _ = renew_permissions(&mut state);
                 }
                 _ => return Err(INVALID),
             },

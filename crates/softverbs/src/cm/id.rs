@@ -155,7 +155,7 @@ impl Id {
             let events = state.events.expel(shared);
             let names = std::mem::take(&mut state.names);
             let parts = (
-                names,
+                (names, std::mem::take(&mut state.permissions)),
                 state.link.take(),
                 (state.timer.take(), state.reserved.take()),
                 state.device.take(),

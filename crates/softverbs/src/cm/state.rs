@@ -80,6 +80,9 @@ pub(super) struct State {
     pub(super) destination: Option<SocketAddr>,
     /// The sockets that own the local address; in phase `Listening` they accept connections.
     pub(super) names: Vec<Sock>,
+    /// The sockets that permit others to bind the address of `names`
+    /// (RDMA_OPTION_ID_REUSEADDR), until the id listens.
+    pub(super) permissions: Vec<Sock>,
     pub(super) link: Option<Link>,
     /// Active: the request, while the listener's queue is full.
     pub(super) redial: Option<Redial>,
@@ -128,6 +131,7 @@ impl State {
             source: None,
             destination: None,
             names: Vec::new(),
+            permissions: Vec::new(),
             link: None,
             redial: None,
             timer: None,

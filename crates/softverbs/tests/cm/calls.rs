@@ -16,17 +16,13 @@ fn addresses_and_ports_have_one_owner() {
     };
     assert_eq!(other.bind("192.0.2.7:0"), foreign);
     assert_eq!(other.bind("[2001:db8::7]:0"), foreign);
-    if skip_on_hardware("all who share an address must want to") {
-        return;
-    }
-    // the refused call has changed nothing
-    assert_eq!(
-        other.set_option(RDMA_OPTION_ID_REUSEADDR, &1i32.to_ne_bytes()),
-        0
-    );
-    assert_eq!(other.bind(&at), 0);
-    assert_eq!(other.listen(1), libc::EADDRINUSE);
+    // an id that listens shares its address with none
+    let one = &1i32.to_ne_bytes();
+    assert_eq!(other.set_option(RDMA_OPTION_ID_REUSEADDR, one), 0);
+    assert_eq!(other.bind(&at), libc::EADDRINUSE);
     listener.destroy();
+    // the refused calls have changed nothing
+    assert_eq!(other.bind(&at), 0);
     assert_eq!(other.listen(1), 0);
     assert_eq!(other.bind(&on_device(0)), libc::EINVAL);
     other.destroy();
@@ -39,6 +35,55 @@ fn addresses_and_ports_have_one_owner() {
     assert_ne!(any.source().unwrap().port(), 0);
     assert!(any.c().verbs.is_null(), "any address is of no device");
     any.destroy();
+    channel.destroy();
+}
+
+/// rdma_set_option(3): the holder of an address permits others to bind it, and they permit it too.
+#[test]
+fn an_address_is_shared_by_those_who_all_permit_it() {
+    if skip_on_hardware("the addresses are those of no device, and overlap with another errno") {
+        return;
+    }
+    let channel = Channel::new();
+    let one = &1i32.to_ne_bytes();
+    let permitting = || {
+        let id = channel.id();
+        assert_eq!(id.set_option(RDMA_OPTION_ID_REUSEADDR, one), 0);
+        id
+    };
+    for (first, second) in [
+        ("127.0.0.1", "127.0.0.1"),
+        ("0.0.0.0", "127.0.0.1"),
+        ("127.0.0.1", "0.0.0.0"),
+        ("[::]", "0.0.0.0"),
+        ("[::]", "[::]"),
+    ] {
+        // the option may come before or after the address
+        for early in [true, false] {
+            let holder = channel.id();
+            if early {
+                assert_eq!(holder.set_option(RDMA_OPTION_ID_REUSEADDR, one), 0);
+            }
+            assert_eq!(holder.bind(&format!("{first}:0")), 0);
+            let at = format!("{second}:{}", holder.source().unwrap().port());
+            let (sharing, other) = (permitting(), channel.id());
+            if !early {
+                assert_eq!(sharing.bind(&at), libc::EADDRINUSE, "{first} {at}");
+                assert_eq!(holder.set_option(RDMA_OPTION_ID_REUSEADDR, one), 0);
+            }
+            assert_eq!(other.bind(&at), libc::EADDRINUSE, "{first} {at}");
+            assert_eq!(sharing.bind(&at), 0, "{first} {at}");
+            assert_eq!(sharing.listen(1), libc::EADDRINUSE);
+            assert_eq!(holder.listen(1), 0);
+            let late = permitting();
+            assert_eq!(late.bind(&at), libc::EADDRINUSE, "{first} {at}");
+            holder.destroy();
+            assert_eq!(sharing.listen(1), 0, "{first} {at}");
+            for id in [sharing, other, late] {
+                id.destroy();
+            }
+        }
+    }
     channel.destroy();
 }
 
@@ -59,9 +104,9 @@ fn a_port_is_free_after_its_listener() {
         let (sharing, other) = (channel.id(), channel.id());
         assert_eq!(other.bind(&again), libc::EADDRINUSE);
         assert_eq!(sharing.set_option(RDMA_OPTION_ID_REUSEADDR, one), 0);
-        assert_eq!(sharing.bind(&again), 0);
-        assert_eq!(sharing.listen(1), libc::EADDRINUSE);
+        assert_eq!(sharing.bind(&again), libc::EADDRINUSE);
         listener.destroy();
+        assert_eq!(sharing.bind(&again), 0, "{again}");
         assert_eq!(sharing.listen(1), 0, "{again}");
         sharing.destroy();
         assert_eq!(other.bind(&again), 0, "{again}");

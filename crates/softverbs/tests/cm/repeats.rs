@@ -101,10 +101,13 @@ fn a_listener_that_fails_does_not_keep_an_address_that_it_shares() {
         return;
     }
     let channel = Channel::new();
-    let (owner, at) = channel.listener(&on_device(0), 8);
-    let sharing = channel.id();
+    let (owner, sharing) = (channel.id(), channel.id());
     let on = 1i32.to_ne_bytes();
-    assert_eq!(sharing.set_option(RDMA_OPTION_ID_REUSEADDR, &on), 0);
+    for id in [owner, sharing] {
+        assert_eq!(id.set_option(RDMA_OPTION_ID_REUSEADDR, &on), 0);
+    }
+    assert_eq!(owner.bind(&on_device(0)), 0);
+    let at = owner.source().unwrap();
     assert_eq!(sharing.bind(&at.to_string()), 0);
     owner.destroy();
     assert_eq!(channel.without_epoll(|| sharing.listen(8)), libc::EINVAL);
