@@ -111,6 +111,32 @@ fn shared_queue(end: &End, count: i32, pieces: i32) -> bool {
     }
 }
 
+/// `ibv_create_qp(3)` names the types that a shared receive queue may have.
+#[test]
+fn an_unreliable_connection_has_no_shared_receive_queue() {
+    let end = End::with(4, 4, 1);
+    let srq = end.create_srq(4);
+    for (kind, good) in [(IBV_QPT_RC, true), (IBV_QPT_UD, true), (IBV_QPT_UC, false)] {
+        // SAFETY: live objects of one context; all zeros is a value of it.
+        unsafe {
+            let mut init: ibv_qp_init_attr = std::mem::zeroed();
+            (init.send_cq, init.recv_cq) = (end.cq, end.cq);
+            (init.qp_type, init.srq) = (kind, srq);
+            init.cap.max_send_wr = 1;
+            let qp = (verbs().ibv_create_qp)(end.pd, &raw mut init);
+            let why = std::io::Error::last_os_error();
+            assert_eq!(!qp.is_null(), good, "{kind}");
+            if good {
+                assert_eq!((verbs().ibv_destroy_qp)(qp), 0);
+            } else {
+                assert_eq!(why.raw_os_error(), Some(libc::EINVAL));
+            }
+        }
+    }
+    // SAFETY: live, and not used any more.
+    assert_eq!(unsafe { (verbs().ibv_destroy_srq)(srq) }, 0);
+}
+
 fn completion_queue(end: &End, count: i32) -> bool {
     // SAFETY: a live context.
     unsafe {

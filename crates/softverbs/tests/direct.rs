@@ -218,15 +218,15 @@ fn errors(_: &mut Link) {
     assert_eq!(errno(), libc::ENOMEM);
     let dm = alloc_dm(end.context, 4096);
     assert!(alloc_dm(end.context, most).is_null());
-    for (offset, len, good) in [
-        (0, 4096, true),
-        (4092, 4, true),
-        (2, 4, false),
-        (4, 6, false),
-        (4092, 8, false),
-        (u64::MAX - 3, 4, false),
+    // the errnos of mlx5
+    for (offset, len, expected) in [
+        (0, 4096, 0),
+        (4092, 4, 0),
+        (2, 4, libc::EINVAL),
+        (4, 6, libc::EINVAL),
+        (4092, 8, libc::EFAULT),
+        (u64::MAX - 3, 4, libc::EFAULT),
     ] {
-        let expected = if good { 0 } else { libc::EFAULT };
         assert_eq!(put(dm, offset, &vec![1; len]), expected);
         assert_eq!(get(dm, offset, len).err().unwrap_or(0), expected);
     }
@@ -242,6 +242,21 @@ fn errors(_: &mut Link) {
         assert!(reg_dm(end.pd, dm, offset, len, access).is_null());
         assert_eq!(errno(), error, "{offset} {len} {access:x}");
     }
+    // the kernel changes no region of device memory
+    let region = reg_dm(end.pd, dm, 0, 8, ALL | ZERO);
+    let mut page = [0_u8; 64];
+    for (flags, access) in [
+        (IBV_REREG_MR_CHANGE_TRANSLATION, 0),
+        (IBV_REREG_MR_CHANGE_ACCESS, ALL),
+    ] {
+        let (rereg, flags) = (verbs().ibv_rereg_mr.unwrap(), flags.cast_signed());
+        let at = page.as_mut_ptr().cast();
+        // SAFETY: a live region; memory of this test.
+        let ret = unsafe { rereg(region, flags, null_mut(), at, 64, access.cast_signed()) };
+        assert_eq!((ret, errno()), (IBV_REREG_MR_ERR_INPUT, libc::EINVAL));
+    }
+    assert_eq!(free_dm(dm), libc::EBUSY);
+    assert_eq!(dereg(region), 0);
     // an empty range, as in mlx5 and rdma-core's tests
     assert_eq!(dereg(reg_dm(end.pd, dm, 4096, 0, ALL | ZERO)), 0);
     assert_eq!(free_dm(dm), 0);

@@ -79,8 +79,9 @@ pub(super) unsafe extern "C" fn rereg_mr(
 /// invalid, and not because a stopped initiator prevented a change.
 ///
 /// # Errors
-/// `EINVAL`: a null region, which has no range that can change. `EBUSY`: a window is bound to the
-/// region, or an initiator still uses one that was, after 5 seconds.
+/// `EINVAL`: a null region, which has no range that can change; a region of device memory, which
+/// the kernel refuses too (`ib_uverbs_rereg_mr`). `EBUSY`: a window is bound to the region, or an
+/// initiator still uses one that was, after 5 seconds.
 ///
 /// # Safety
 /// `mr` must be live.
@@ -88,7 +89,10 @@ unsafe fn begin(mr: *mut ibv_mr) -> Res<Option<Description>> {
     // SAFETY: the caller promises a live region, whose context is live.
     let (process, key) = unsafe { (Context::from_ptr((*mr).context).live()?, Key((*mr).handle)) };
     let regions = &process.regions;
-    if regions.is_null(key) {
+    // SAFETY: the caller promises a live region.
+    let is_unnamed = unsafe { (*mr).addr.is_null() };
+    let is_of_device_memory = is_unnamed && regions.stamp_of(key) != 0;
+    if regions.is_null(key) || is_of_device_memory {
         return Err(Errno(libc::EINVAL));
     }
     process.with_windows(|windows, owner| {

@@ -58,11 +58,18 @@ impl Dm {
     }
 
     /// The address of a range of it.
+    ///
+    /// # Errors
+    /// As mlx5 (`mlx5_access_dm` of `providers/mlx5/verbs.c`): `EFAULT` for a range that is not
+    /// inside, `EINVAL` for an offset or a length that is not a multiple of 4.
     fn place(&self, offset: u64, length: usize) -> Res<*mut u8> {
         let len = self.buffer_reference.buffer.len as u64;
         let inside = offset <= len && length as u64 <= len - offset;
-        if !inside || !offset.is_multiple_of(4) || !length.is_multiple_of(4) {
+        if !inside {
             return Err(Errno(libc::EFAULT));
+        }
+        if !offset.is_multiple_of(4) || !length.is_multiple_of(4) {
+            return Err(Errno(libc::EINVAL));
         }
         Ok(self
             .buffer_reference

@@ -121,7 +121,8 @@ pub(super) fn check(attr: &ibv_qp_attr, mask: u32) -> Res<()> {
     let mtus = IBV_MTU_256..=IBV_MTU_4096;
     let good = ok(IBV_QP_PORT, attr.port_num == 1)
         && ok(IBV_QP_PKEY_INDEX, attr.pkey_index == 0)
-        && ok(IBV_QP_ALT_PATH, attr.alt_port_num <= 1)
+        // The device has not IBV_DEVICE_AUTO_PATH_MIG.
+        && mask & IBV_QP_ALT_PATH == 0
         && ok(IBV_QP_PATH_MTU, mtus.contains(&attr.path_mtu))
         && ok(IBV_QP_TIMEOUT, attr.timeout <= 31)
         && ok(IBV_QP_RETRY_CNT, attr.retry_cnt <= 7)
@@ -189,7 +190,6 @@ pub(super) fn remember(to: &mut ibv_qp_attr, attr: &ibv_qp_attr, mask: u32) {
         IBV_QP_RNR_RETRY: rnr_retry;
         IBV_QP_RQ_PSN: rq_psn;
         IBV_QP_MAX_QP_RD_ATOMIC: max_rd_atomic;
-        IBV_QP_ALT_PATH: alt_ah_attr, alt_pkey_index, alt_port_num, alt_timeout;
         IBV_QP_MIN_RNR_TIMER: min_rnr_timer;
         IBV_QP_SQ_PSN: sq_psn;
         IBV_QP_MAX_DEST_RD_ATOMIC: max_dest_rd_atomic;
@@ -197,6 +197,9 @@ pub(super) fn remember(to: &mut ibv_qp_attr, attr: &ibv_qp_attr, mask: u32) {
         IBV_QP_DEST_QPN: dest_qp_num;
         IBV_QP_EN_SQD_ASYNC_NOTIFY: en_sqd_async_notify;
     }
+    // 24 bits in a packet
+    to.rq_psn &= 0x00ff_ffff;
+    to.sq_psn &= 0x00ff_ffff;
 }
 
 impl Qp {

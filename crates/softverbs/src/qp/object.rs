@@ -5,8 +5,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use rdma_core_sys::{
-    IBV_QPS_RESET, IBV_QPT_DRIVER, IBV_QPT_RAW_PACKET, IBV_QPT_RC, IBV_QPT_UD, IBV_QPT_XRC_SEND,
-    ibv_context, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_ex, ibv_qp_init_attr, ibv_sge,
+    IBV_QPS_RESET, IBV_QPT_DRIVER, IBV_QPT_RAW_PACKET, IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD,
+    IBV_QPT_XRC_SEND, ibv_context, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_ex, ibv_qp_init_attr,
+    ibv_sge,
 };
 
 use super::copies::Copies;
@@ -248,7 +249,8 @@ unsafe fn check(init: &ibv_qp_init_attr) -> Res<()> {
     let receives = init.qp_type != IBV_QPT_XRC_SEND;
     let good = !init.send_cq.is_null()
         && (!init.recv_cq.is_null() || !receives)
-        && (init.srq.is_null() || receives)
+        // `ibv_create_qp(3)`: "other than IBV_QPT_RC or IBV_QPT_UD associated with an SRQ"
+        && (init.srq.is_null() || receives && init.qp_type != IBV_QPT_UC)
         && cap.max_send_wr <= MAX_WR
         && cap.max_recv_wr <= MAX_WR
         && cap.max_send_sge <= MAX_SGE
@@ -267,7 +269,8 @@ unsafe fn check(init: &ibv_qp_init_attr) -> Res<()> {
 /// `ibv_create_qp`.
 ///
 /// # Errors
-/// `EINVAL`: a capability exceeds the limits, or the shared receive queue is one of XRC.
+/// `EINVAL`: a capability exceeds the limits, the shared receive queue is one of XRC, or the type
+/// has none.
 /// `EOPNOTSUPP`: the type or an operation is not supported. `ENOMEM`: no memory.
 ///
 /// # Safety
