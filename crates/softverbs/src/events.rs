@@ -73,7 +73,7 @@ impl AsyncQueue {
         }
         drop(events);
         if was_last {
-            self.settle();
+            self.work_until_quiet();
         }
         dropped as u32
     }
@@ -87,14 +87,14 @@ impl AsyncQueue {
         }
         drop(events);
         if event.is_some() && is_empty {
-            self.settle();
+            self.work_until_quiet();
         }
         event
     }
 
     /// Makes progress until the descriptor is not readable, or is for an event. The progress of one
     /// round can ring this process, for another one.
-    fn settle(&self) {
+    fn work_until_quiet(&self) {
         for _ in 0..ROUNDS {
             self.process.prepare_sleep();
             let readable = epoll_readable(self.epoll.fd(), 0);
