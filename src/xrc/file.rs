@@ -127,7 +127,11 @@ pub fn find(search: &Search<'_>) -> Result<Found> {
                 return Err(FiErrno::EACCES);
             }
             Err(Refused::Failed(why)) => {
-                warn_log!(Domain, "FI_WEFT_XRCD_PATH {} is not used: {why}", path.display());
+                warn_log!(
+                    Domain,
+                    "FI_WEFT_XRCD_PATH {} is not used: {why}",
+                    path.display()
+                );
                 note(&mut reasons, path, &why);
             }
         }
