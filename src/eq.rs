@@ -407,19 +407,30 @@ impl EventQueue {
         drop(gone);
     }
 
-    /// Prepares for waiting on [`Self::fd`] (`fi_trywait(3)`).
+    /// Prepares for waiting on [`Self::fd`] (`fi_trywait(3)`): processes the events of the
+    /// connection manager and of the devices that make it readable without an event of the queue.
     ///
     /// # Errors
-    /// `EAGAIN`: the queue has an event; the caller reads it instead of waiting. `EINVAL`: no wait
-    /// object.
+    /// `EAGAIN`: the queue has an event, or more of those events are left; the caller reads the
+    /// queue instead of waiting. `EINVAL`: no wait object.
     pub fn trywait(&self) -> Result<()> {
         if self.kind == WaitKind::None {
             return Err(FiErrno::EINVAL);
         }
         if self.fifo.lock().has_nothing() {
-            Ok(())
-        } else {
-            Err(FiErrno::EAGAIN)
+            self.progress();
+        }
+        let wait = self.dispatcher.wait();
+        {
+            let fifo = self.fifo.lock();
+            if !fifo.has_nothing() {
+                return Err(FiErrno::EAGAIN);
+            }
+            wait.clear();
+        }
+        match wait.is_ready() {
+            true => Err(FiErrno::EAGAIN),
+            false => Ok(()),
         }
     }
 
@@ -533,6 +544,27 @@ mod tests {
             !eq.dispatcher.wait().is_ready(),
             "an empty queue must not be readable"
         );
+    }
+
+    /// `fi_trywait(3)` processes what makes the descriptor readable although no event of the queue
+    /// follows: here an event of an identifier without an endpoint.
+    #[test]
+    fn a_descriptor_without_an_event_is_quiet_after_trywait() {
+        let config = EqConfig { wait: WaitKind::Fd };
+        let eq = EventQueue::open(config).unwrap();
+        let device = crate::verbs::devices(&[softverbs::backend()], false).remove(0);
+        let channel = eq.dispatcher.registry().channel(&device).unwrap();
+        let id = channel.create_id().unwrap();
+        let addr = (std::net::Ipv4Addr::LOCALHOST, 9).into();
+        id.resolve_addr(None, addr).unwrap();
+        eq.dispatcher.wait().wake();
+        assert!(eq.dispatcher.wait().is_ready());
+        assert_eq!(eq.trywait(), Ok(()));
+        assert!(!eq.dispatcher.wait().is_ready());
+        eq.write(1, b"", Token(1));
+        assert_eq!(eq.trywait(), Err(FiErrno::EAGAIN));
+        assert!(eq.dispatcher.wait().is_ready());
+        drop(id);
     }
 
     #[test]

@@ -24,10 +24,14 @@
  *
  * nothing: the same, polled by a read of no completions: it drives progress.
  *
+ * quiet: fi_trywait(3) leaves the descriptors of queues and counters without an event not readable,
+ * after passive and active endpoints are bound to them.
+ *
  * Exits with 0, or prints the failure. Needs only libfabric 1.17. */
 #define MEMORY (1UL << 20)
 #include "end.h"
 
+#include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <sys/select.h>
@@ -589,10 +593,68 @@ static void failed_client(void)
 	MUST(fi_close(&counter->fid));
 }
 
+/* ---- quiet ---- */
+
+static void must_be_quiet(struct end *end, struct fid *object, const char *what)
+{
+	struct pollfd fd = { .events = POLLIN };
+	int got;
+
+	MUST(fi_control(object, FI_GETWAIT, &fd.fd));
+	for (int i = 0; i < 3; i++) {
+		got = fi_trywait(end->fabric, &object, 1);
+		if (got)
+			die("%s: fi_trywait: %d", what, got);
+		if (poll(&fd, 1, 0))
+			die("%s: fi_trywait returned 0, and the descriptor is readable", what);
+	}
+}
+
+static void quiet_server(void)
+{
+	struct fi_eq_attr eq_attr = { .wait_obj = FI_WAIT_FD };
+	struct fi_cq_attr cq_attr = { .format = FI_CQ_FORMAT_CONTEXT, .wait_obj = FI_WAIT_FD };
+	struct fi_cntr_attr cntr_attr = { .events = FI_CNTR_EVENTS_COMP, .wait_obj = FI_WAIT_FD };
+	struct fid_cntr *counter;
+	struct fid_pep *pep;
+	struct end end = { .info = info_for("0", FI_SOURCE, 0) };
+	struct fid **objects[3] = { (struct fid **)&end.eq, (struct fid **)&end.cq, (struct fid **)&counter };
+	static const char *const what[3] = { "event queue", "completion queue", "counter" };
+
+	MUST(fi_fabric(end.info->fabric_attr, &end.fabric, NULL));
+	MUST(fi_eq_open(end.fabric, &eq_attr, &end.eq, NULL));
+	must_be_quiet(&end, &end.eq->fid, "new event queue");
+	MUST(fi_passive_ep(end.fabric, end.info, &pep, NULL));
+	MUST(fi_pep_bind(pep, &end.eq->fid, 0));
+	must_be_quiet(&end, &end.eq->fid, "event queue of a passive endpoint");
+	MUST(fi_listen(pep));
+	must_be_quiet(&end, &end.eq->fid, "event queue of a listening endpoint");
+	MUST(fi_domain(end.fabric, end.info, &end.domain, NULL));
+	MUST(fi_cq_open(end.domain, &cq_attr, &end.cq, NULL));
+	MUST(fi_cntr_open(end.domain, &cntr_attr, &counter, NULL));
+	MUST(fi_endpoint(end.domain, end.info, &end.ep, NULL));
+	MUST(fi_ep_bind(end.ep, &end.eq->fid, 0));
+	MUST(fi_ep_bind(end.ep, &end.cq->fid, FI_TRANSMIT | FI_RECV));
+	MUST(fi_ep_bind(end.ep, &counter->fid, FI_SEND));
+	for (int i = 0; i < 3; i++)
+		must_be_quiet(&end, *objects[i], what[i]);
+	MUST(fi_enable(end.ep));
+	for (int i = 0; i < 3; i++)
+		must_be_quiet(&end, *objects[i], what[i]);
+	MUST(fi_close(&end.ep->fid));
+	for (int i = 0; i < 3; i++)
+		must_be_quiet(&end, *objects[i], what[i]);
+	MUST(fi_close(&pep->fid));
+	must_be_quiet(&end, &end.eq->fid, "event queue without endpoints");
+}
+
+static void quiet_client(void) {}
+
 static const struct {
 	const char *name;
 	void (*server)(void), (*client)(void);
 } modes[] = {
+	{ "quiet", quiet_server, quiet_client },
 	{ "closed", full_server, full_client },
 	{ "ended", full_server, full_client },
 	{ "key", key_server, key_client },

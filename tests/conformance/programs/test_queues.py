@@ -40,3 +40,7 @@ class Queues(common.CProgram):
     @common.per_release
     def test_a_read_of_no_completions_drives_progress(self, libfabric):
         self.succeeds(libfabric, "nothing")
+
+    @common.per_release
+    def test_a_descriptor_without_an_event_is_not_readable(self, libfabric):
+        self.succeeds(libfabric, "quiet")
