@@ -303,7 +303,7 @@ impl Cq {
         sources: Option<NonNull<fi_addr_t>>,
     ) -> Result<isize> {
         if count == 0 {
-            return Err(self.read_nothing(wait));
+            return self.read_nothing(wait).map(|()| 0);
         }
         if buf.is_null() {
             return Err(FiErrno::EINVAL);
@@ -320,17 +320,24 @@ impl Cq {
     }
 
     /// A read of no entries, which "may be used to drive progress" (fi_cq(3)); one that waits does
-    /// so until there is an entry. Returns the result, `EAGAIN` unless the wait has failed.
+    /// so until there is an entry. Success, a count of 0: the queue has a completion. libfabric's
+    /// own queues return the same, and its `fi_poll` depends on that.
+    ///
+    /// # Errors
+    /// `EAVAIL`: the next entry is an error. `EAGAIN`: the queue is empty. Others: as
+    /// [`CompletionQueue::sread`].
     #[cold]
     #[inline(never)]
-    fn read_nothing(&self, wait: Wait) -> FiErrno {
+    fn read_nothing(&self, wait: Wait) -> Result<()> {
         if let Wait::For { timeout, .. } = wait {
             let read = self.engine.sread(0, 1, timeout, &mut |_: &Completion| {});
-            return read.err().unwrap_or(FiErrno::EAGAIN);
+            if let Err(error) = read
+                && error != FiErrno::EAGAIN
+            {
+                return Err(error);
+            }
         }
-        // a later read returns the failure of a queue
-        let _ = self.engine.poll_ready();
-        FiErrno::EAGAIN
+        self.engine.next_entry()
     }
 
     /// As [`Self::read_with`], for entries of this format.

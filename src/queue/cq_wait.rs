@@ -7,6 +7,7 @@ use parking_lot::Mutex;
 
 use crate::errno::{FiErrno, Result};
 use crate::queue::cq::CompletionQueue;
+use crate::queue::source::Entry;
 use crate::queue::wait::{WaitSet, deadline, pause};
 use crate::queue::{EntryWriter, WaitKind};
 
@@ -262,6 +263,20 @@ impl CompletionQueue {
         self.domain.polled();
         // a read returns the failure
         self.progress().unwrap_or(true)
+    }
+
+    /// Makes progress, and examines the next entry without removing it.
+    ///
+    /// # Errors
+    /// As [`Self::read`]; `EAVAIL`: the next entry is an error.
+    pub fn next_entry(&self) -> Result<()> {
+        self.domain.polled();
+        let progress = self.progress();
+        match self.inner.lock().backlog.front() {
+            Some(Entry::Done(_)) => Ok(()),
+            Some(Entry::Failed(_)) => Err(FiErrno::EAVAIL),
+            None => progress.and(Err(FiErrno::EAGAIN)),
+        }
     }
 
     /// The descriptor to poll for reading, if the queue has a wait object. The queue owns it.

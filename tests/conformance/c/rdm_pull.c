@@ -52,8 +52,8 @@ static void open_pair(struct side *side)
 
 static void progress(struct side *side)
 {
-	IS(fi_cq_read(side->tx, NULL, 0) == -FI_EAGAIN);
-	IS(fi_cq_read(side->rx, NULL, 0) == -FI_EAGAIN);
+	(void)fi_cq_read(side->tx, NULL, 0);
+	(void)fi_cq_read(side->rx, NULL, 0);
 }
 
 /* The next entry of a queue: 0, or the error number in `error`. */
