@@ -298,6 +298,10 @@ impl Region {
             let reason = "FI_MR_SINGLE_USE requires a device with atomics, and pages that need no fi_mr_refresh";
             return Err(refused!(Mr, EBADFLAGS, "{reason}"));
         }
+        if config.once && config.counted {
+            let reason = "FI_MR_SINGLE_USE with FI_RMA_EVENT: a single-use region has no counters";
+            return Err(refused!(Mr, EBADFLAGS, "{reason}"));
+        }
         if config
             .base
             .is_some_and(|base| !Arc::ptr_eq(base.domain(), domain))

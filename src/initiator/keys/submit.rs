@@ -165,7 +165,8 @@ impl<Q: Sq> Initiator<Q> {
     ) -> Result<Option<u64>> {
         let region = self.region(op).ok_or(FiErrno::EKEYREJECTED)?;
         let (need, len_there) = need(op, len);
-        let once = region.entry.once;
+        // all ranges of an operation in the region are one use
+        let once = region.entry.once && op.counted.by_region;
         let mut events = [EventTarget::default(); MOST_EVENTS];
         let event = if leaves_unchanged(op) {
             Event::Read
@@ -253,7 +254,8 @@ impl<Q: Sq> Initiator<Q> {
         // the claim word of a single-use region serves as its event cell: it is not used after the
         // claim
         let of_region = if region.entry.once {
-            Some((region.entry.claim_addr(), region.entry.rkey))
+            let claim = (region.entry.claim_addr(), region.entry.rkey);
+            op.counted.by_region.then_some(claim)
         } else if is_counted_by(region, op) {
             let addr = region.entry.cell.wrapping_add(event.offset());
             Some((addr, region.cells_rkey))

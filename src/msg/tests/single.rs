@@ -151,6 +151,41 @@ fn a_mapped_key_is_the_same_access() {
     drop(region);
 }
 
+/// The claim word serves as the event cell of such a region, so that it has no counters. The
+/// registration is refused, not the later `fi_mr_bind(3)`.
+#[test]
+fn it_has_no_counters() {
+    for mode in forms() {
+        let events = DomainConfig {
+            mr: MrConfig {
+                events: true,
+                ..kind(mode).mr
+            },
+            ..DomainConfig::default()
+        };
+        let domain = Domain::open(&device(), events).unwrap();
+        let memory = [0_u8; 8];
+        let buffers = [crate::mr::Buffer {
+            addr: memory.as_ptr().cast(),
+            len: 8,
+        }];
+        for (once, counted) in [(false, true), (true, false), (true, true)] {
+            let config = RegionConfig {
+                buffers: &buffers,
+                access: TARGET,
+                requested_key: 3,
+                once,
+                counted,
+                ..RegionConfig::default()
+            };
+            // SAFETY: the region is dropped before the memory.
+            let region = unsafe { Region::register(domain.mr(), &config) };
+            let refused = (once && counted).then_some(FiErrno::EBADFLAGS);
+            assert_eq!(region.err(), refused, "{mode:?}");
+        }
+    }
+}
+
 #[test]
 fn where_it_cannot_be_had_it_is_refused() {
     let mode = Mode::LOCAL | Mode::ALLOCATED | Mode::MMU_NOTIFY;

@@ -562,6 +562,66 @@ fn a_wrong_key_fails_its_operation_alone() {
     });
 }
 
+/// `FI_MR_SINGLE_USE`: the ranges of one operation are one use, also with a range of another region
+/// between them.
+#[test]
+fn the_ranges_of_an_operation_are_one_use_of_a_region() {
+    Transport::each(|transport| {
+        let domain = domain(true);
+        let (a, b, to_b) = connected(&domain, transport);
+        let (source, target) = (memory(3, 100), Memory::new(4096));
+        let buffer = Buffer {
+            addr: target.addr() as *const _,
+            len: 4096,
+        };
+        let config = RegionConfig {
+            buffers: &[buffer],
+            access: Access::REMOTE_READ | Access::REMOTE_WRITE,
+            requested_key: 77,
+            once: true,
+            ..RegionConfig::default()
+        };
+        // SAFETY: the memory is dropped behind the region.
+        let region = unsafe { Region::register(domain.mr(), &config) }.unwrap();
+        let range = |at: usize, len: usize| RemoteIov {
+            addr: (target.addr() + at) as u64,
+            len,
+            key: region.key(),
+        };
+        let remote = [
+            range(0, 40),
+            b.range(8, 20),
+            range(1000, 30),
+            range(4090, 6),
+            b.range(90, 4),
+        ];
+        for (count, context) in [(4, 3), (2, 4)] {
+            let iov = source.iov();
+            let len = remote[..count].iter().map(|range| range.len).sum();
+            let iov = libc::iovec {
+                iov_len: len,
+                ..iov
+            };
+            let local = LocalIov::single(&iov, &Desc::NULL);
+            let flags = Some(Flags::COMPLETION);
+            let ep = &a.end.ep;
+            // SAFETY: the memory lives until the entry.
+            unsafe { ep.write(to_b, local, &remote[..count], None, context, flags) }.unwrap();
+            let (done, error) = a.entry();
+            let used = (context == 4).then_some(FiErrno::EKEYREJECTED);
+            assert_eq!((done, error.map(|error| error.err)), (context, used));
+        }
+        let expected = pattern(3, 100);
+        assert!(target.is(0, &expected[..40]) && b.memory.is(8, &expected[40..60]));
+        assert!(target.is(1000, &expected[60..90]) && target.is(4090, &expected[90..96]));
+        a.write(to_b, range(0, 8), &memory(1, 8), 5, false);
+        let (_, error) = a.entry();
+        assert_eq!(error.unwrap().err, FiErrno::EKEYREJECTED);
+        assert!(target.is(0, &expected[..40]));
+        drop(region);
+    });
+}
+
 /// Injected data is lost with the request that had the only copy.
 #[test]
 fn an_injected_write_that_is_lost_is_reported() {
