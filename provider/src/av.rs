@@ -361,7 +361,7 @@ unsafe extern "C" fn insertsym(
         let node = node.ok_or(FiErrno::EINVAL)?;
         let targets = Symmetric::new(node, nodes, service, services)?;
         let results = av.results(targets.count(), results, flags, context)?;
-        let resolve = |target| match target {
+        let resolve = |target| match target? {
             Target::Addr(addr) => Ok(addr),
             Target::Name { node, service } => getinfo::resolve_name(&node, &service, av.format),
         };

@@ -33,7 +33,7 @@ enum Service {
     Name(String),
 }
 
-/// A checked request: [`Self::targets`] cannot fail.
+/// A checked request.
 #[derive(Clone, Debug)]
 pub struct Symmetric {
     node: Node,
@@ -49,8 +49,8 @@ impl Symmetric {
     ///
     /// # Errors
     /// `EINVAL`: an address string with a service, or anything else without one; several nodes from
-    /// a host name without digits at its end; several services from a name; ports above 65535, or
-    /// addresses beyond the last one; more than `u32::MAX` addresses.
+    /// a host name without digits at its end; several services from a name; a `service` above
+    /// 65535; more than `u32::MAX` addresses.
     pub fn new(node: &str, nodes: usize, service: Option<&str>, services: usize) -> Result<Self> {
         let count = nodes.checked_mul(services).ok_or(FiErrno::EINVAL)?;
         if u32::try_from(count).is_err() || node.is_empty() {
@@ -81,12 +81,13 @@ impl Symmetric {
             service,
             services,
         };
-        if count != 0 {
-            // both are linear: if the last one exists, all do
-            this.node(nodes - 1).ok_or(FiErrno::EINVAL)?;
-            this.service(services - 1).ok_or(FiErrno::EINVAL)?;
+        // names without a number are the first and only ones
+        let counted_up = (nodes <= 1 || this.counts_nodes())
+            && (services <= 1 || matches!(this.service, Service::Port(_)));
+        match count == 0 || counted_up {
+            true => Ok(this),
+            false => Err(FiErrno::EINVAL),
         }
-        Ok(this)
     }
 
     /// The number of addresses.
@@ -96,13 +97,25 @@ impl Symmetric {
     }
 
     /// The addresses in the order of insertion: all services of a node before the next node.
-    pub fn targets(&self) -> impl Iterator<Item = Target> + '_ {
-        let nodes = (0..self.nodes).filter_map(|n| self.node(n));
-        nodes.flat_map(|node| {
-            (0..self.services)
-                .filter_map(|n| self.service(n))
-                .map(move |service| target(&node, service))
+    /// `EINVAL`: a port above 65535, or a node beyond the last address or number.
+    pub fn targets(&self) -> impl Iterator<Item = Result<Target>> + '_ {
+        (0..self.nodes).flat_map(move |n| {
+            let node = self.node(n);
+            (0..self.services).map(move |n| {
+                let existing = node.as_ref().zip(self.service(n));
+                let (node, service) = existing.ok_or(FiErrno::EINVAL)?;
+                Ok(target(node, service))
+            })
         })
+    }
+
+    /// Whether there are nodes after the first one.
+    fn counts_nodes(&self) -> bool {
+        match &self.node {
+            Node::Ip(_) => true,
+            // an interface's name behind an address is not counted up
+            Node::Name(name, number) => number.is_some() && !name.contains([':', '%']),
+        }
     }
 
     /// The node after `n` others.
@@ -118,8 +131,7 @@ impl Symmetric {
                 Node::Ip(IpAddr::V6(bits.into()))
             }
             Node::Name(..) if n == 0 => self.node.clone(),
-            // an interface's name behind an address is not counted up
-            Node::Name(name, Some((number, width))) if !name.contains([':', '%']) => {
+            Node::Name(name, Some((number, width))) => {
                 Node::Name(name.clone(), Some((number.checked_add(n64)?, *width)))
             }
             Node::Name(..) => return None,
@@ -170,8 +182,9 @@ mod tests {
         let targets: Vec<String> = request
             .targets()
             .map(|target| match target {
-                Target::Addr(addr) => addr.to_string(),
-                Target::Name { node, service } => format!("{node} {service}"),
+                Ok(Target::Addr(addr)) => addr.to_string(),
+                Ok(Target::Name { node, service }) => format!("{node} {service}"),
+                Err(error) => format!("{error:?}"),
             })
             .collect();
         assert_eq!(targets.len(), request.count());
@@ -227,18 +240,35 @@ mod tests {
         assert_eq!(list(long, 1, "5", 1).unwrap(), [format!("{long} 5")]);
     }
 
+    /// Each address of the range fails or exists for itself.
     #[test]
-    fn ranges_that_do_not_exist_are_refused() {
+    fn a_range_may_go_beyond_the_last_address() {
+        let none = format!("{:?}", FiErrno::EINVAL);
+        let last = "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff";
+        assert_eq!(
+            list("255.255.255.255", 2, "65535", 2).unwrap(),
+            ["255.255.255.255:65535", &none, &none, &none]
+        );
+        assert_eq!(
+            list("10.0.0.1", 2, "65535", 2).unwrap(),
+            ["10.0.0.1:65535", &none, "10.0.0.2:65535", &none]
+        );
+        assert_eq!(
+            list(last, 2, "1", 1).unwrap(),
+            [format!("[{last}]:1"), none.clone()]
+        );
+        let name = "host18446744073709551615";
+        assert_eq!(list(name, 2, "1", 1).unwrap(), [format!("{name} 1"), none]);
+    }
+
+    #[test]
+    fn requests_that_name_no_range_are_refused() {
         for (node, nodes, service, services) in [
-            ("255.255.255.255", 2, "1", 1),
-            ("ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff", 2, "1", 1),
-            ("10.0.0.1", 1, "65535", 2),
             ("10.0.0.1", 1, "65536", 1),
             ("10.0.0.1", 1, "http", 2),
             ("10.0.0.1", 1, "", 1),
             ("host", 2, "1", 1),
             ("fe80::1%eth0", 2, "1", 1),
-            ("host18446744073709551615", 2, "1", 1),
             ("fi_sockaddr_in://10.0.0.1:5", 1, "5", 1),
             ("fi_sockaddr_in://10.0.0:5", 1, "", 1),
             ("", 1, "5", 1),
