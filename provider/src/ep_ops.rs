@@ -228,6 +228,7 @@ impl EndpointRequest {
                 rma_data,
                 rma,
                 bound: Arc::default(),
+                p2p: Arc::default(),
                 parent: None,
                 _domain: Some(user),
             };
@@ -279,6 +280,7 @@ impl Control for Ep {
             rma_data: ep.rma_data,
             rma: ep.rma,
             bound: Arc::clone(&ep.bound),
+            p2p: Arc::clone(&ep.p2p),
             parent: Some(ep.users.add()?),
             _domain: None,
         };

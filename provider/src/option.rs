@@ -1,6 +1,7 @@
 //! `fi_getopt` and `fi_setopt` of endpoints, fi_endpoint(3).
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_int, c_uint, c_void};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use libfabric_sys::*;
 use weft::errno::{FiErrno, Result};
@@ -14,26 +15,31 @@ use crate::pep::Pep;
 use crate::rdm_ep::RdmEp;
 use crate::rdm_srx::RdmSrx;
 
-/// Stores a `size_t` in the buffer, and its size in `*len`.
+/// Stores an option's value, a `size_t` or an `int`, in the buffer, and its size in `*len`.
 ///
 /// # Safety
 /// `len` is NULL or writable; `buf` is NULL or has `*len` bytes.
-unsafe fn answer(value: usize, buf: *mut c_void, len: *mut usize) -> Result<c_int> {
+unsafe fn answer<T>(value: T, buf: *mut c_void, len: *mut usize) -> Result<c_int> {
     if len.is_null() {
         return Err(FiErrno::EINVAL);
     }
     // SAFETY: not NULL; the caller passes a writable `len`, and `*len` bytes in `buf`.
     unsafe {
-        let room = len.replace(size_of::<usize>());
-        if room < size_of::<usize>() {
+        let room = len.replace(size_of::<T>());
+        if room < size_of::<T>() {
             return Err(FiErrno::ETOOSMALL);
         }
         if buf.is_null() {
             return Err(FiErrno::EINVAL);
         }
-        buf.cast::<usize>().write_unaligned(value);
+        buf.cast::<T>().write_unaligned(value);
     }
     Ok(0)
+}
+
+/// The value of `FI_OPT_FI_HMEM_P2P`, for [`answer`].
+fn p2p_of(p2p: &AtomicU32) -> c_int {
+    p2p.load(Ordering::Relaxed).cast_signed()
 }
 
 /// The errno of `fi_getopt(3)` for an option that the endpoint does not have.
@@ -91,6 +97,8 @@ pub(crate) unsafe extern "C" fn getopt(
             return Err(FiErrno::ENOPROTOOPT);
         }
         let value = match name.cast_unsigned() {
+            // SAFETY: a buffer and its length by the contract of fi_getopt(3).
+            FI_OPT_FI_HMEM_P2P => return unsafe { answer(p2p_of(&ep.p2p), buf, len) },
             FI_OPT_CM_DATA_SIZE => ep.engine.cm_data_size(),
             FI_OPT_MAX_ATOMIC_SIZE | FI_OPT_INJECT_ATOMIC_SIZE if ep.engine.has_atomics() => {
                 ATOMIC_SIZE
@@ -117,6 +125,8 @@ pub(crate) unsafe extern "C" fn getopt_rdm(
             return Err(FiErrno::ENOPROTOOPT);
         }
         let value = match name.cast_unsigned() {
+            // SAFETY: a buffer and its length by the contract of fi_getopt(3).
+            FI_OPT_FI_HMEM_P2P => return unsafe { answer(p2p_of(&ep.p2p), buf, len) },
             FI_OPT_MIN_MULTI_RECV => ep.engine.min_multi_recv(),
             FI_OPT_MAX_MSG_SIZE | FI_OPT_MAX_TAGGED_SIZE | FI_OPT_MAX_RMA_SIZE => ep.max_msg_size,
             FI_OPT_INJECT_MSG_SIZE | FI_OPT_INJECT_TAGGED_SIZE | FI_OPT_INJECT_RMA_SIZE => {
@@ -152,9 +162,8 @@ pub(crate) unsafe extern "C" fn setopt_rdm(
                     ep.engine.set_min_multi_recv(size_in(buf, len)?);
                     Ok(0)
                 }
-                name => {
-                    permit(ep.domain.device(), name, buf, len).unwrap_or(Err(FiErrno::ENOPROTOOPT))
-                }
+                name => permit((ep.domain.device(), &ep.p2p), name, buf, len)
+                    .unwrap_or(Err(FiErrno::ENOPROTOOPT)),
             }
         }
     })
@@ -226,21 +235,24 @@ unsafe fn size_in(buf: *const c_void, len: usize) -> Result<usize> {
 /// # Safety
 /// `buf` is NULL or has `len` bytes.
 unsafe fn permit(
-    device: &Device,
+    (device, p2p): (&Device, &AtomicU32),
     name: u32,
     buf: *const c_void,
     len: usize,
 ) -> Option<Result<c_int>> {
     Some(match name {
-        // FI_HMEM is not offered, so no device memory is passed: every value is satisfied except
-        // FI_HMEM_P2P_REQUIRED.
+        // FI_HMEM is not offered, so no device memory is passed: each value of the page is
+        // satisfied except FI_HMEM_P2P_REQUIRED.
         FI_OPT_FI_HMEM_P2P if len == size_of::<c_int>() && !buf.is_null() => {
             // SAFETY: not NULL, of that size by the caller's promise.
-            let wish = unsafe { buf.cast::<c_int>().read_unaligned() };
-            if wish.cast_unsigned() == FI_HMEM_P2P_REQUIRED {
-                Err(FiErrno::EOPNOTSUPP)
-            } else {
-                Ok(0)
+            let wish = unsafe { buf.cast::<c_uint>().read_unaligned() };
+            match wish {
+                FI_HMEM_P2P_ENABLED | FI_HMEM_P2P_PREFERRED | FI_HMEM_P2P_DISABLED => {
+                    p2p.store(wish, Ordering::Relaxed);
+                    Ok(0)
+                }
+                FI_HMEM_P2P_REQUIRED => Err(FiErrno::EOPNOTSUPP),
+                _ => Err(FiErrno::EINVAL),
             }
         }
         // CUDA is not used, permitted or not
@@ -292,7 +304,7 @@ pub(crate) unsafe extern "C" fn setopt(
         let name = name.cast_unsigned();
         let device = ep.engine.domain().device();
         // SAFETY: a buffer and its length by the contract of fi_setopt(3).
-        if let Some(result) = unsafe { permit(device, name, buf, len) } {
+        if let Some(result) = unsafe { permit((device, &ep.p2p), name, buf, len) } {
             return result;
         }
         if name == FI_OPT_CM_DATA_SIZE {

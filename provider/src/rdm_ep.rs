@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 
 use libfabric_sys::{
     FI_COMMIT_COMPLETE, FI_MULTI_RECV, FI_REMOTE_CQ_DATA, fi_addr_t, fi_ops_atomic, fi_ops_msg,
@@ -44,6 +45,8 @@ pub(crate) struct RdmEp {
     pub(crate) tables: Tables,
     /// The uses of the objects to which the endpoint is bound, also by calls of an alias.
     pub(crate) bound: Arc<Mutex<Vec<User>>>,
+    /// The value of `FI_OPT_FI_HMEM_P2P`, also of its aliases. No operation depends on it.
+    pub(crate) p2p: Arc<AtomicU32>,
     /// Of an alias: the use of the original endpoint, which holds the use of the domain.
     pub(crate) parent: Option<User>,
     pub(crate) domain: Arc<weft::domain::Domain>,

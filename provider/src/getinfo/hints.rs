@@ -61,6 +61,8 @@ pub(crate) struct DomainHints {
     /// Counts that must be reached, each with its limit's name: cq, ep, tx, rx, counters, regions.
     pub(crate) cq_cnt: usize,
     pub(crate) ep_cnt: usize,
+    pub(crate) tx_ctx_cnt: usize,
+    pub(crate) rx_ctx_cnt: usize,
     pub(crate) max_ep_tx_ctx: usize,
     pub(crate) max_ep_rx_ctx: usize,
     pub(crate) max_ep_stx_ctx: usize,
@@ -309,6 +311,8 @@ impl DomainHints {
             auth: auth_key(version, || domain.auth_key())?,
             cq_cnt: domain.cq_cnt,
             ep_cnt: domain.ep_cnt,
+            tx_ctx_cnt: domain.tx_ctx_cnt,
+            rx_ctx_cnt: domain.rx_ctx_cnt,
             max_ep_tx_ctx: domain.max_ep_tx_ctx,
             max_ep_rx_ctx: domain.max_ep_rx_ctx,
             max_ep_stx_ctx: domain.max_ep_stx_ctx,

@@ -410,6 +410,10 @@ fn check_domain(domain: &DomainHints, offer: &Offer) -> Result<()> {
         "cq_cnt, ep_cnt",
     )?;
     need(
+        domain.tx_ctx_cnt <= offer.ep_cnt && domain.rx_ctx_cnt <= offer.ep_cnt,
+        "domain_attr->tx_ctx_cnt, domain_attr->rx_ctx_cnt",
+    )?;
+    need(
         domain.max_ep_tx_ctx <= 1 && domain.max_ep_rx_ctx <= 1,
         "max_ep_tx_ctx, max_ep_rx_ctx",
     )?;

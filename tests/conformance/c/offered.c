@@ -108,6 +108,9 @@ static void check_attributes(void)
 
 static void check_hints(void)
 {
+	CANNOT(hints->domain_attr->tx_ctx_cnt = 1UL << 30);
+	CANNOT(hints->domain_attr->rx_ctx_cnt = 1UL << 30);
+	CAN(hints->domain_attr->tx_ctx_cnt = hints->domain_attr->rx_ctx_cnt = 1000);
 	/* capabilities: primary ones only if they are requested */
 	static const struct {
 		uint64_t asked, got;

@@ -106,6 +106,16 @@ fn cases() -> Vec<Case> {
             |p| p.domain.mr_mode |= FI_MR_ENDPOINT | FI_MR_RAW | FI_MR_MMU_NOTIFY,
             0,
         ),
+        ask(
+            "more transmit contexts than endpoints",
+            |p| p.domain.tx_ctx_cnt = 1 << 30,
+            NONE,
+        ),
+        ask(
+            "more receive contexts than endpoints",
+            |p| p.domain.rx_ctx_cnt = 1 << 30,
+            NONE,
+        ),
         ask("an unknown threading", |p| p.domain.threading = 99, NONE),
         ask(
             "one thread a domain",

@@ -157,8 +157,19 @@ unsafe fn choices(ep: *mut fid_ep) {
             FI_HMEM_P2P_DISABLED,
         ] {
             assert_eq!(p2p(value), 0);
+            let (mut set, mut len) = (99_u32, 4);
+            let getopt = (*(*ep).ops).getopt.expect("a slot");
+            let name = FI_OPT_FI_HMEM_P2P.cast_signed();
+            assert_eq!(
+                getopt(ep.cast(), 0, name, (&raw mut set).cast(), &mut len),
+                0
+            );
+            assert_eq!((set, len), (value, 4));
         }
         assert_eq!(p2p(FI_HMEM_P2P_REQUIRED), -FI_EOPNOTSUPP);
+        for value in [4, 5, 128, u32::MAX] {
+            assert_eq!(p2p(value), INVALID);
+        }
         assert_eq!(set(FI_OPT_FI_HMEM_P2P, null(), 4), INVALID);
         for name in [FI_OPT_CUDA_API_PERMITTED, FI_OPT_SHARED_MEMORY_PERMITTED] {
             for permitted in [false, true] {
