@@ -146,7 +146,7 @@ impl Registry {
         let path = ShortPath::<MAX_PATH>::below(
             directory,
             format_args!(
-                "/softverbs9.{}.{}.{}",
+                "/softverbs10.{}.{}.{}",
                 sys::effective_uid(),
                 sys::namespace("net"),
                 sys::namespace("pid"),
