@@ -322,7 +322,8 @@ pub fn stranger(data: &[u8]) {
     let mut input = Input::new(data);
     let stranger = child();
     let kind = [IBV_QPT_RC, IBV_QPT_UC][input.below(2)];
-    let end = End::new(kind, input.u8().is_multiple_of(2));
+    let shared = input.u8().is_multiple_of(2) && kind == IBV_QPT_RC;
+    let end = End::new(kind, shared);
     let buffer = Buffer::new(16 << 10);
     stranger.be_honest(end.number(), input.u8().is_multiple_of(2));
     let mut attr = connect(stranger, &end, kind, &mut input);
