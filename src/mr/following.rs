@@ -52,7 +52,8 @@ struct Table {
 
 /// Differs in a process and its children, and is not 0.
 fn generation() -> u32 {
-    forks::forks() + 1
+    // 0 and 1 are one process: forks are counted from 1 on, perhaps later than the first call
+    forks::forks().max(1)
 }
 
 /// The number of threads in a value of [`Table::crowd`].
