@@ -32,7 +32,7 @@ pub(crate) trait CircuitUser: Send + Sync {
     fn answered(&self, share: Share, answer: &PrivateData);
 
     /// The peer has accepted, and has ended before this side could confirm the answer. The circuit
-    /// has ended.
+    /// is not connected.
     fn answered_and_ended(&self);
 
     /// The peer has rejected, cannot be reached, or the device has failed.

@@ -217,7 +217,9 @@ impl Dial {
         let target = event.peer_qp.ok_or(FiErrno::ECONNREFUSED)?;
         Header::decode(event.private_data.bytes()).ok_or(FiErrno::ECONNREFUSED)?;
         let confirmed = circuit.qp().advance_to_rts(&id);
-        let confirmed = confirmed.and_then(|()| id.establish());
+        let confirmed = confirmed
+            .and_then(|()| id.establish())
+            .inspect_err(|error| info_log!(EpCtrl, "the answer to a circuit request: {error}"));
         if let Err(error) = confirmed.map_err(connection::ended_errno) {
             if error != FiErrno::ECONNRESET {
                 return Err(error);

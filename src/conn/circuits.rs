@@ -516,7 +516,9 @@ impl Circuits {
             return;
         }
         if state.failed {
-            return state.keep(notice);
+            state.keep(Arc::clone(&notice));
+            drop(state);
+            return notice.release();
         }
         let due = Instant::now() + NOTICE;
         state.notices.push((Arc::clone(&notice), due));
@@ -780,11 +782,12 @@ impl Circuits {
 
     /// A notice has no answer. While requests of the peer may arrive, it stays, and is repeated.
     fn linger(&self, notice: &Arc<Notice>) {
+        // before `is_needed`, which may wait for other processes
+        notice.release();
         let Some(keep) = notice.keep().filter(|keep| keep.is_needed()) else {
             return self.end_notice(notice);
         };
         keep.give_up();
-        notice.release();
         let mut state = self.state.lock();
         state
             .notices
@@ -1003,8 +1006,8 @@ impl Driven for Circuits {
             }
             (users, notices)
         };
-        users.iter().for_each(|user| user.not_answered());
         notices.iter().for_each(|(notice, _)| notice.release());
+        users.iter().for_each(|user| user.not_answered());
         // what waits for their answers
         drop(notices);
         self.ended.notify_all();

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::connection::ended_errno;
 use super::{ConnectRequest, Tuning};
 use crate::errno::{FiErrno, Result};
+use crate::log::info_log;
 use crate::verbs::{CmId, PrivateData, QpNumber, Target, Xrcd};
 use crate::wire::cm_data::CmData;
 use crate::wire::msg_xrc::{self, Header, Kind};
@@ -74,6 +75,8 @@ impl Incoming {
             tuning.set_traffic_class(&self.id);
             tuning.set_ack_timeout(&self.id);
             let advanced = target.advance_to_rts(&self.id, tuning.min_rnr_timer);
+            let advanced = advanced
+                .inspect_err(|error| info_log!(EpCtrl, "the target of a circuit request: {error}"));
             return advanced.map_err(ended_errno).map(|()| target);
         }
         let number = QpNumber::new(self.header.target).ok_or(FiErrno::ENOENT)?;

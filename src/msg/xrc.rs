@@ -645,6 +645,10 @@ impl CircuitUser for Shared {
             // the peer may have reported the connection, and sent messages
             self.conn.qp_failed();
             self.complete(&mut control, PrivateData::EMPTY);
+            if control.xrc.peer == 0 {
+                // its introduction was in the answer, and no notice of the end follows
+                Self::leave_directory(&mut control);
+            }
             self.notify_end(&mut control);
         } else {
             drop(control);

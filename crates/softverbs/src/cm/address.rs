@@ -313,6 +313,14 @@ pub(super) fn permit_others(
     hosts(address, only_own_family).iter().map(permit).collect()
 }
 
+/// As [`is_owned`], and 1 ms later too: this call takes a name itself for a moment.
+fn stays_owned(name: &str) -> Res<bool> {
+    Ok(is_owned(name)? && {
+        thread::sleep(Duration::from_millis(1));
+        is_owned(name)?
+    })
+}
+
 /// Whether all owners of the port for an overlapping address permit others to bind it.
 ///
 /// # Errors
@@ -325,7 +333,7 @@ pub(super) fn is_permitted(space: Space, address: &SocketAddr, only_own_family: 
         let mut refused = false;
         for host in mine.iter().chain(&others) {
             let owned = is_owned(&name(space, host, port))?;
-            refused |= owned && !is_owned(&permission(space, host, port))?;
+            refused |= owned && !stays_owned(&permission(space, host, port))?;
         }
         if !refused {
             return Ok(true);

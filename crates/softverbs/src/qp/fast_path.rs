@@ -279,7 +279,7 @@ impl Qp {
         // SAFETY: the caller promises a valid list of one sge.
         let sge = unsafe { &*wr.sg_list };
         let regions = &self.process().regions;
-        let Some(addr) = regions.local_again(&mut rq.last_region, sge, rq.pd, true) else {
+        let Some(addr) = regions.receive_again(&mut rq.last_region, sge, rq.pd) else {
             return false;
         };
         let slot = number as usize & rq.posted.len().wrapping_sub(1);

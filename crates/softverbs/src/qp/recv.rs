@@ -240,7 +240,10 @@ impl Qp {
             // descriptors from then on.
             let word = StateWord(self.word.load(Ordering::Relaxed));
             if matches!(word.state(), IBV_QPS_INIT..=IBV_QPS_SQE) && !word.has_ended_keys() {
-                self.publish(word.with_ended_keys());
+                if self.publish(word.with_ended_keys()) {
+                    // a request that has found a changed word waits for a ring
+                    self.wake_sender(&mut rq);
+                }
             }
         }
     }

@@ -377,7 +377,11 @@ impl Qp {
     pub(super) fn fail_other_end(&self, sq: &SendQueue, fault: Fault) -> bool {
         let Some(conn) = &sq.conn else { return false };
         match sq.route.as_ref().map(|route| &route.target) {
-            None => conn.peer.fail_qp(conn.at, conn.word, fault),
+            None => {
+                let fail = |word| conn.peer.fail_qp(conn.at, word, fault);
+                // the end of a key that a receive names is no change of the state
+                fail(conn.word) || !conn.word.has_ended_keys() && fail(conn.word.with_ended_keys())
+            }
             Some(Some((domain, at))) => domain.fail_target(self.process(), *at, conn.word, fault),
             Some(None) => false,
         }

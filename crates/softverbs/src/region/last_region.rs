@@ -31,6 +31,30 @@ impl Regions {
         pd: u32,
         write: bool,
     ) -> Option<u64> {
+        match self.cached(last_region, sge, pd, write) {
+            None => self.local_first(last_region, sge, pd, write),
+            found => found,
+        }
+    }
+
+    /// As [`Self::local_again`], for the memory of a receive that is posted:
+    /// [`Self::is_received`] is true for its key from then on.
+    #[inline(always)]
+    pub(crate) fn receive_again(
+        &self,
+        last_region: &mut LastRegion,
+        sge: &ibv_sge,
+        pd: u32,
+    ) -> Option<u64> {
+        match self.cached(last_region, sge, pd, true) {
+            None => self.receive_first(last_region, sge, pd),
+            found => found,
+        }
+    }
+
+    /// The memory of `sge`, if it is in the cached region.
+    #[inline(always)]
+    fn cached(&self, last_region: &LastRegion, sge: &ibv_sge, pd: u32, write: bool) -> Option<u64> {
         let offset = sge.addr.wrapping_sub(last_region.start);
         // `kill` increments `changes` after it has made the key invalid, so the numbers differ
         // after a `kill`.
@@ -40,10 +64,18 @@ impl Regions {
             && (last_region.writable || !write)
             && offset <= last_region.len
             && u64::from(sge.length) <= last_region.len - offset;
-        if same {
-            return Some(last_region.addr.wrapping_add(offset));
+        same.then(|| last_region.addr.wrapping_add(offset))
+    }
+
+    /// The receive queue's cached look-up is that of a receive that was posted, so that its key is
+    /// marked already.
+    #[inline(never)]
+    fn receive_first(&self, last_region: &mut LastRegion, sge: &ibv_sge, pd: u32) -> Option<u64> {
+        let found = self.local_first(last_region, sge, pd, true);
+        if found.is_some() {
+            self.mark_received(sge);
         }
-        self.local_first(last_region, sge, pd, write)
+        found
     }
 
     #[inline(never)]
@@ -55,11 +87,7 @@ impl Regions {
         write: bool,
     ) -> Option<u64> {
         let changes = self.changes.load(Ordering::Acquire);
-        let found = if write {
-            self.local_of_receive(sge, pd)
-        } else {
-            self.local(sge, pd, false)
-        };
+        let found = self.local(sge, pd, write);
         // Null regions have no description and are not cached.
         if found.is_some()
             && let Some(region) = self.describe(Key(sge.lkey))
@@ -129,5 +157,45 @@ mod tests {
             .change(&segment, second, &to, |_| true, || Ok(()))
             .unwrap();
         assert_eq!(ask(second, 0x9010, 8, 7, false), Some(0x7010));
+    }
+
+    /// A receive marks the key of its memory, also one of no bytes, whose region is cached. The
+    /// destination of a READ does not.
+    #[test]
+    fn receives_alone_mark_their_keys() {
+        let segment = OwnSegment::create(1, 0, true).unwrap();
+        let regions = Regions::new().unwrap();
+        let range = Range {
+            addr: 0x5000,
+            len: 0x100,
+            iova: 0x5000,
+        };
+        let access = IBV_ACCESS_LOCAL_WRITE;
+        let key = regions.register(&segment, 7, range, access).unwrap();
+        let sge = |length| ibv_sge {
+            addr: 0x5000,
+            length,
+            lkey: key.0,
+        };
+        let (mut reads, mut receives) = (LastRegion::default(), LastRegion::default());
+        for length in [8, 8] {
+            assert!(
+                regions
+                    .local_again(&mut reads, &sge(length), 7, true)
+                    .is_some()
+            );
+            assert!(!regions.is_received(key));
+        }
+        for length in [0, 8] {
+            assert!(
+                regions
+                    .receive_again(&mut receives, &sge(length), 7)
+                    .is_some()
+            );
+            assert!(regions.is_received(key));
+        }
+        regions.deregister(&segment, key, |_| true).unwrap();
+        let key = regions.register(&segment, 7, range, access).unwrap();
+        assert!(!regions.is_received(key));
     }
 }

@@ -469,18 +469,22 @@ impl Regions {
         (inside && same_pd && writable && unchanged).then(|| addr.wrapping_add(offset))
     }
 
-    /// As [`Self::local`], of memory that a receive may name: [`Self::is_received`] is true for its
-    /// key from then on.
+    /// As [`Self::local`], for the memory of a receive that is posted: [`Self::is_received`] is true
+    /// for its key from then on.
     #[inline]
     pub(crate) fn local_of_receive(&self, sge: &ibv_sge, pd: u32) -> Option<u64> {
         let found = self.local(sge, pd, true)?;
-        if sge.length != 0
-            && let Some(entry) = self.entry(Key(sge.lkey).index())
+        self.mark_received(sge);
+        Some(found)
+    }
+
+    #[inline]
+    pub(super) fn mark_received(&self, sge: &ibv_sge) {
+        if let Some(entry) = self.entry(Key(sge.lkey).index())
             && entry.received.load(Ordering::Relaxed) == 0
         {
             entry.received.store(1, Ordering::Relaxed);
         }
-        Some(found)
     }
 
     /// Whether receives may have been posted with a key that has not been released.

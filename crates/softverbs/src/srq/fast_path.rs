@@ -26,10 +26,7 @@ impl Srq {
         let sge = unsafe { &*wr.sg_list };
         let process = self.process();
         let last_region = &mut queue.last_region;
-        let Some(addr) = process
-            .regions
-            .local_again(last_region, sge, queue.pd, true)
-        else {
+        let Some(addr) = process.regions.receive_again(last_region, sge, queue.pd) else {
             return false;
         };
         let at = index as usize;
