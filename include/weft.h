@@ -238,9 +238,8 @@ struct weft_mr_ops {
    Uses a memory monitor of the program, instead of userfaultfd(2), to detect changes of memory
    for the domain's cache of local registrations. The monitor is libfabric's (rdma/fi_ext.h):
    fid.fclass is FI_CLASS_MEM_MONITOR, export_ops has all five functions, import_ops is NULL
-   for the first domain, and fid.ops is set if it is NULL. Must be called before the
-   domain has an endpoint or a shared receive context. Several domains may have the same
-   monitor.
+   for the first domain, and fid.ops is set if it is NULL. Must be called before an
+   endpoint of the domain is enabled. Several domains may have the same monitor.
 
    On success import_ops->notify is set, and stays valid after the last domain is closed. Any
    thread may call it at any time and for any range, also from the functions of export_ops, but

@@ -265,9 +265,9 @@ impl MrDomain {
 
     /// Uses a monitor of the application, instead of `userfaultfd(2)`, to detect changes of memory;
     /// the monitor reports them by [`memory_changed`](crate::mr::memory_changed). To be called
-    /// before an endpoint of the domain is enabled. `make` is called at most
-    /// once. The cache owns the monitor and drops it when the domain and its endpoints are closed;
-    /// a forked child never drops it.
+    /// before an endpoint of the domain is enabled. `make` is called at most once. The cache owns
+    /// the monitor and drops it when the domain and its endpoints are closed; a forked child never
+    /// drops it.
     ///
     /// # Errors
     /// - `EBUSY`: the domain has a monitor, or [`Self::local_cache`] was called before.
