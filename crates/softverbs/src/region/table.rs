@@ -469,8 +469,8 @@ impl Regions {
         (inside && same_pd && writable && unchanged).then(|| addr.wrapping_add(offset))
     }
 
-    /// As [`Self::local`], for the memory of a receive that is posted: [`Self::is_received`] is true
-    /// for its key from then on.
+    /// As [`Self::local`], for the memory of a receive that is posted: [`Self::is_received`] is
+    /// true for its key from then on.
     #[inline]
     pub(crate) fn local_of_receive(&self, sge: &ibv_sge, pd: u32) -> Option<u64> {
         let found = self.local(sge, pd, true)?;
