@@ -239,11 +239,12 @@ impl Qp {
             // A sender that has read the credit before finds a changed state word, and reads the
             // descriptors from then on.
             let word = StateWord(self.word.load(Ordering::Relaxed));
-            if matches!(word.state(), IBV_QPS_INIT..=IBV_QPS_SQE) && !word.has_ended_keys() {
-                if self.publish(word.with_ended_keys()) {
-                    // a request that has found a changed word waits for a ring
-                    self.wake_sender(&mut rq);
-                }
+            if matches!(word.state(), IBV_QPS_INIT..=IBV_QPS_SQE)
+                && !word.has_ended_keys()
+                && self.publish(word.with_ended_keys())
+            {
+                // a request that has found a changed word waits for a ring
+                self.wake_sender(&mut rq);
             }
         }
     }
