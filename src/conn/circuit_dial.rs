@@ -15,7 +15,7 @@ use crate::wire::cm_data::CmData;
 use crate::wire::msg_xrc::{self, Header, Kind};
 
 /// The statuses of rejections (InfiniBand specification, volume 1, "Rejection reason"): by the
-/// peer's application, and because nobody listens.
+/// peer's application, and because no process listens.
 const BY_APPLICATION: i32 = 28;
 const NO_LISTENER: i32 = 8;
 

@@ -306,7 +306,7 @@ impl Circuits {
     }
 
     /// Begins to connect: on a circuit that is up, or with a new one. `alone`: with a new one,
-    /// which nobody else uses.
+    /// which has no other user.
     pub(crate) fn dial(
         &self,
         user: Weak<dyn CircuitUser>,

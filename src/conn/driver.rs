@@ -165,8 +165,8 @@ impl Driver {
         &self.shared.dispatcher
     }
 
-    /// The channel of the completion queues of the driver's objects. Its events wake the thread.
-    /// Only the thread takes them, or one that does its work.
+    /// The channel of the completion queues of the driver's objects. Its events wake the driver's
+    /// thread. This thread takes them, or an application's thread that does the driver's work.
     ///
     /// # Errors
     /// `EMFILE`, `ENOMEM`, `ENOSPC`.
@@ -236,7 +236,7 @@ impl Shared {
                 (due, found)
             };
             if self.failed.load(Ordering::Acquire) {
-                // nobody takes the events that keep the descriptors readable
+                // no thread takes the events that keep the descriptors readable
                 std::thread::sleep(FAILED_PAUSE);
                 continue;
             }

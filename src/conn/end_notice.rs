@@ -39,7 +39,7 @@ pub(super) struct Notice {
     path: (Option<SocketAddr>, SocketAddr),
     end: End,
     id: Mutex<Option<Arc<CmId>>>,
-    /// Gets [`CircuitUser::process_ended`] if nobody listens at the address.
+    /// Gets [`CircuitUser::process_ended`] if no process listens at the address.
     asks: Option<Weak<dyn CircuitUser>>,
     keep: Option<Box<dyn Keep>>,
     /// A leaf.
@@ -80,7 +80,7 @@ impl Notice {
         self.keep.as_deref()
     }
 
-    /// The circuit ends if nobody else uses it. The caller holds no lock.
+    /// The circuit ends if it has no other user. The caller holds no lock.
     pub(super) fn release(&self) {
         let circuit = self.circuit.lock().take();
         drop(circuit);

@@ -20,10 +20,11 @@ struct Block {
     prev: u32,
 }
 
-/// Entries in one order, appended at its end. An entry knows its place. Not thread safe.
+/// Entries in one order, appended at its end. An entry has the number of its place. Not thread
+/// safe.
 ///
-/// A block is free again when none of its places is listed. So a message that stays can keep a
-/// block of 272 bytes alone.
+/// A block is free again when none of its places is listed. So one message that stays can keep a
+/// block of 272 bytes.
 #[derive(Debug)]
 pub(super) struct Arrivals {
     blocks: Chunks<Block>,
@@ -101,8 +102,8 @@ impl Arrivals {
         }
     }
 
-    /// No place of this block is listed any more: frees it, or gives its places again if it is the
-    /// last one.
+    /// Frees a block of which no place is listed any more. The last block is not freed: its places
+    /// are used again from the first one on.
     #[inline(never)]
     fn free_block(&mut self, index: u32) {
         let Block { next, prev, .. } = self.blocks[index];

@@ -433,7 +433,7 @@ impl<R: Copy + Debug, M: Copy + Debug> Matching<R, M> {
         self.unexpected.retain(keep);
     }
 
-    /// Two peers have turned out to be one endpoint: entries of `from` become entries of `into`. If
+    /// Entries of `from` become entries of `into`, because both peers are one endpoint. If
     /// receives from one of the two match listed messages of the other, `matched` is called for
     /// each pair, in the order of arrival. Takes O(entries), allocates.
     pub fn merge(

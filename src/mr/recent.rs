@@ -108,8 +108,8 @@ impl RecentKeys {
         Some((RecentKey(index), slot.recent.rkey))
     }
 
-    /// Keeps a registration, which an operation uses. Also returns the one that had its place, if
-    /// no operation uses that: it is to be ended.
+    /// Keeps a registration that an operation uses. Also returns the registration that was in the
+    /// same place, if no operation uses it any more; the caller ends it.
     pub(super) fn keep(&mut self, mr: Mr, range: Range) -> (RecentKey, Option<Arc<Recent>>) {
         if self.places.is_empty() {
             self.places.resize(KEPT, NONE);

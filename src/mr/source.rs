@@ -441,7 +441,7 @@ mod tests {
                 iov_base: bytes.as_ptr().cast_mut().cast(),
                 iov_len: bytes.len(),
             };
-            // SAFETY: nobody writes the bytes.
+            // SAFETY: no thread writes the bytes.
             unsafe { keys.open_sink(&iov) }.unwrap()
         };
         let first = open(&mut keys);

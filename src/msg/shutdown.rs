@@ -158,7 +158,7 @@ impl Shared {
         let mut mark = None;
         let mut deadline = begin
             + match (shared, closed) {
-                // flushed at once, as on RC, if nobody else uses the circuit
+                // flushed at once, as on RC, if the circuit has no other user
                 (false, true) if self.config.xrc => Duration::ZERO,
                 (false, _) => FLUSH_WAIT,
                 (true, true) => SHARED_FLUSH_WAIT,

@@ -599,9 +599,9 @@ impl<I: Io> Core<I> {
         (!taken).then(|| address.socket_addr())
     }
 
-    /// Counts the changes of the addresses of peers: what [`Self::source_address`] and
-    /// [`Self::addresses`] have returned is valid as long as the count is the same. The session of
-    /// a peer whose address another one states begins with the end of the doubt about that address.
+    /// Counts the changes of the addresses of peers: results of [`Self::source_address`] and
+    /// [`Self::addresses`] are valid as long as the count is the same. If two peers state one
+    /// address, no session begins at it before one of them is known to have it.
     pub const fn names(&self) -> u64 {
         self.names
     }

@@ -65,10 +65,10 @@ const REDIAL: (Duration, u32) = (Duration::from_secs(2), 5);
 pub(super) const LINGER: Duration = Duration::from_secs(10);
 /// How long a close waits for the peers of an endpoint on XRC to end their halves of the links.
 const LEAVE: Duration = Duration::from_secs(1);
-/// How long a close waits until the peers know of it.
+/// How long a close waits until its peers have received the notice of it.
 const END: Duration = Duration::from_millis(100);
-/// How long a peer without links is kept if it has a session, and if it may have one: at least this
-/// time, and so many times the connect timeout, after which the peer has failed its operations.
+/// How long a peer without links is kept, if it has a session and if it may have one: at least this
+/// time, and at least this number of connect timeouts. By then the peer has failed its operations.
 const IDLE: [(Duration, u32); 2] = [(Duration::from_secs(3600), 6), (Duration::from_secs(30), 3)];
 /// The rights of atomics of all families.
 const ALL_ATOMICS: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);

@@ -1,7 +1,7 @@
 //! The send queue of a link as an initiator uses it (`initiator`): RMA, atomics, and the engine's
-//! own requests for keys. The requests have records apart from those of packets (`links.rs`); both
-//! are posted to one queue pair: that of the link, or on XRC the initiator of its circuit, which
-//! the link has from the moment on at which it may post ([`Outlet`]).
+//! own requests for keys. The records of these requests are here, those of packets in `links.rs`.
+//! Both are posted to one queue pair ([`Outlet`]): that of the link, or on XRC the initiator of its
+//! circuit, once the link may post.
 
 #![allow(unsafe_code, reason = "posts requests whose caller promises for them")]
 

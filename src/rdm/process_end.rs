@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 use super::endpoint::LINGER;
 use super::shared::{LINGER_PERIOD, Shared};
 
-/// How long the wait for the peers may stand still. A thread that was interrupted inside a call by
-/// a signal, whose handler calls `exit(3)`, never releases the lock that the wait needs. Other
-/// threads release it, but can have it for 2 s, if a device waits for another process.
+/// How long the wait for the peers may make no progress. If a signal interrupts a thread inside a
+/// call, and its handler calls `exit(3)`, this thread never releases the lock that the wait needs.
+/// Other threads release it, after at most 2 s if a device waits for another process.
 const STUCK: Duration = Duration::from_millis(2500);
-/// How often it is looked whether the wait goes on.
+/// Time between two looks whether the wait makes progress.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// Waits until the peers of all endpoints of the process have received what was injected, at most

@@ -1,5 +1,5 @@
-//! The file whose inode the processes of a node share as their XRC domain: where it is, who may
-//! have written it, its lock and its removal.
+//! The file whose inode the processes of a node share as their XRC domain: its place, the checks of
+//! its owner and rights, its lock and its removal.
 //!
 //! The file has no content. A process holds a shared lock (`flock(2)`) on it while it has the
 //! domain open. A process that gets the exclusive lock removes the name, if that still has the

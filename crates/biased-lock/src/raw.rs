@@ -1,4 +1,5 @@
-//! The protocol of the mutex. The functions that lock say how, and the one that unlocks must match.
+//! The protocol of the mutex. There are two ways to lock it: `enter`, which `leave` ends, and
+//! `lock_others` or `try_lock_others`, which `unlock_others` ends.
 
 use crate::platform::{barriers_work, heavy_fence, light_fence};
 use crate::sync::{
@@ -130,7 +131,7 @@ impl RawMutex {
         self.entered(thread, visits(), bias);
     }
 
-    /// Locks the mutex for a thread without the bias, if nobody has it.
+    /// Locks the mutex for a thread without the bias, if no thread has it.
     #[cold]
     #[inline(never)]
     pub(crate) fn try_lock_others(&self, thread: usize, visits: fn() -> bool) -> bool {

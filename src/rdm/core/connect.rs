@@ -736,7 +736,7 @@ impl<I: Io> Core<I> {
         self.advance_changed(io);
     }
 
-    /// What terms say besides the numbers, which count when the link is adopted.
+    /// Takes from the terms what is valid before the link is adopted: all but the numbers.
     pub(super) fn take_terms(&mut self, key: PeerKey, terms: &Terms, first: bool) {
         let eager = terms.eager.min(self.config.eager);
         if let Some(peer) = self.peers.get_mut(key) {

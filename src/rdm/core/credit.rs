@@ -408,8 +408,8 @@ impl Inbound {
         grows
     }
 
-    /// Whether stored messages leave no room for an announcement: the peer cannot even say that it
-    /// has a further message, for which there may be a receive.
+    /// Whether stored messages leave no room for an announcement (RTS). Then the peer cannot
+    /// announce a further message, for which a receive may be posted.
     #[inline]
     pub(super) fn is_full(&self) -> bool {
         let room = self.entitled().blocks.wrapping_sub(self.used.blocks);
@@ -756,7 +756,7 @@ mod tests {
         let mut third = begin(&mut pool);
         fill(&mut third, &mut pool);
         assert!(third.extra > reserve / 16);
-        // one that returns no credit keeps nobody from the first window
+        // one that returns no credit keeps no other one from the first window
         assert!((0..100).all(|_| begin(&mut pool).window == FIRST));
     }
 }

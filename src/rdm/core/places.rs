@@ -119,9 +119,8 @@ impl<I: Io> Core<I> {
         peer.position.since.get().unwrap_or(now)
     }
 
-    /// A link has given its place back. A peer whose links have had one for long without being used
-    /// loses its position, so that it does not keep it by requests and answers that lead to
-    /// nothing.
+    /// A link has returned its place. A peer loses its position if its links have had places for
+    /// long and were not used: otherwise it would keep the position by requests alone.
     pub(super) fn spend(&mut self, link: &Link) {
         let time = self.now.saturating_sub(link.since);
         let unused = link.begin.is_none();

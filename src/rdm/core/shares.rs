@@ -1,5 +1,5 @@
-//! Whose credit windows and stored messages are: that of one peer, whatever the number of its
-//! sessions, and that of one host, whatever the number of endpoints that dial from it.
+//! Shares of credit windows and of the memory for stored messages. All sessions of a peer have one
+//! share together, and so have all endpoints that dial from one host.
 //! `docs/protocol-rdm.md`, "Shares".
 
 use std::collections::{BTreeSet, HashMap};

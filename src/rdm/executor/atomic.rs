@@ -33,8 +33,8 @@ pub(in crate::rdm) struct Results {
 }
 
 impl Results {
-    /// Whether credit waits for a completion. The completion of RESULT wakes nobody, so the driver
-    /// polls for it.
+    /// Whether credit waits for a completion. The completion of RESULT wakes no thread, so the
+    /// driver polls for it.
     pub(in crate::rdm) const fn holds_credit(&self) -> bool {
         self.held != 0
     }

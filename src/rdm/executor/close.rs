@@ -40,7 +40,7 @@ impl Executor {
     }
 
     /// Disconnects all links and releases the objects of the device. The receives and the
-    /// operations under way end without entries: nobody could read them. Returns what
+    /// operations under way end without entries: no call could read them. Returns what
     /// a shared receive context reports.
     pub(in crate::rdm) fn close(mut self, shared: &Shared) -> Left {
         let keys: Vec<LinkKey> = self.links.keys().collect();

@@ -101,8 +101,8 @@ impl Executor {
             wr_id: slot.number().into(),
             sges: &sges,
         };
-        // SAFETY: the slot lives until the shared receive queue is destroyed, and nobody uses it
-        // before the receive has completed.
+        // SAFETY: the slot lives until the shared receive queue is destroyed, and no other code
+        // uses it before the receive has completed.
         let posted = unsafe { self.objects.srq.post_recv(&request) };
         match posted {
             Ok(()) => self.receives.posted += 1,

@@ -366,10 +366,10 @@ impl Executor {
         }
     }
 
-    /// Processes messages in the ring of a link that need no call of the device, at most `max`,
-    /// which is not 0, until the reader, which has room, is full, or something follows from one of
-    /// them ([`Executor::todo`], which is empty). Returns their number, and why it has stopped.
-    /// [`Self::end_run`] follows if there were any.
+    /// Processes messages in the ring of a link that need no call of the device: at most `max`.
+    /// Stops when the reader is full, or when a message adds to [`Executor::todo`]. Returns the
+    /// number of messages and the reason to stop. If the number is not 0, the caller continues with
+    /// [`Self::end_run`]. At the call `max` is not 0, the reader has room, and `todo` is empty.
     ///
     /// # Safety
     /// The ring is that of the link, which lives, and this is not a forked child.

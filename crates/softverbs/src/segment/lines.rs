@@ -57,9 +57,9 @@ pub(crate) struct Payloads {
     trial: Trial,
 }
 
-/// The time between a message whose receiver waits and the next one, with and without passing on:
-/// nearly all of it in a ping-pong. In other patterns it may say nothing about the two ways; then
-/// the choice is random, and costs what the wrong one does.
+/// The time between a message whose receiver waits and the next one, with and without passing on.
+/// In a ping-pong this is nearly the whole round trip. In other patterns it may not depend on the
+/// way; then the choice is random, and a wrong choice costs the difference of the two ways.
 #[derive(Debug, Default)]
 struct Trial {
     /// Averages in [`ticks`], without passing on and with it; 0: not known.

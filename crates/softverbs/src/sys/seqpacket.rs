@@ -241,7 +241,7 @@ impl Line {
         message.msg_iovlen = 1;
         message.msg_control = (&raw mut control).cast();
         // The kernel passes as many descriptors as fit, and closes further ones. The padding of
-        // `CONTROL` would admit a second one, which nobody would close.
+        // `CONTROL` would admit a second one, which would never be closed.
         // SAFETY: computes a length.
         message.msg_controllen = unsafe { libc::CMSG_LEN(size_of::<i32>() as u32) } as _;
         let n = loop {
