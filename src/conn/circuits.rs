@@ -495,8 +495,9 @@ impl Circuits {
         notices.iter().for_each(|notice| notice.release());
     }
 
-    /// Asks whether the process lives that takes notices at the second address, which answers one
-    /// to nobody. If it has ended, the user gets [`CircuitUser::process_ended`].
+    /// Asks whether the process lives that takes notices at the second address: a living one
+    /// answers a notice that names no endpoint. If it has ended, the user gets
+    /// [`CircuitUser::process_ended`].
     pub(crate) fn ask(&self, path: (Option<SocketAddr>, SocketAddr), user: Weak<dyn CircuitUser>) {
         let nobody = End { to: 0, from: 0 };
         let notice = Notice::new(&self.this, path, nobody, Some(user), None, None);

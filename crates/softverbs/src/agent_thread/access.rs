@@ -50,32 +50,32 @@ impl Receiver<'_> {
 /// stored. No answer would be true, and the line must be closed.
 pub(super) fn execute(
     process: &Process,
-    who: Requester,
+    requester: Requester,
     bounce: &BounceFile,
     request: &Request,
 ) -> Option<Outcome> {
     let done = match request.kind {
-        Kind::Write | Kind::Read => copy(process, who, bounce, request),
-        Kind::Receive => receive(process, who, bounce, request),
-        Kind::Elements => return elements(process, who, bounce, request),
-        _ => return Some(change(process, who, request)),
+        Kind::Write | Kind::Read => copy(process, requester, bounce, request),
+        Kind::Receive => receive(process, requester, bounce, request),
+        Kind::Elements => return elements(process, requester, bounce, request),
+        _ => return Some(change(process, requester, request)),
     };
     Some(done.map_or(Outcome::Refused, |()| Outcome::Done(0)))
 }
 
 /// Returns a claimed receive of a shared queue that no message will consume.
-pub(super) fn give_back(process: &Process, who: Requester, request: &Request) {
-    if process.admits(who, None)
+pub(super) fn give_back(process: &Process, requester: Requester, request: &Request) {
+    if process.admits(requester, None)
         && let Some(srq) = process.srqs.get(request.a as u32)
     {
-        srq.give_back_to(request.incarnation, request.b as u32, who.slot);
+        srq.give_back_to(request.incarnation, request.b as u32, requester.slot);
     }
 }
 
 /// The target of a request, if its queue pairs are connected and grant the access.
 fn target<'a>(
     process: &'a Process,
-    who: Requester,
+    requester: Requester,
     request: &Request,
     right: u32,
 ) -> Option<(Receiver<'a>, Target)> {
@@ -83,14 +83,14 @@ fn target<'a>(
         let (owner, index) = split_srq_num(request.srq)?;
         let srq = process.srqs.get(index).filter(|_| owner == process.slot)?;
         let (from, incarnation) = (request.from, request.incarnation);
-        let granted = srq.granted_through(request.qp, from, incarnation, who.slot)?;
-        if !process.admits(who, None) {
+        let granted = srq.granted_through(request.qp, from, incarnation, requester.slot)?;
+        if !process.admits(requester, None) {
             return None;
         }
         (Receiver::Srq(srq), granted)
     } else {
         let qp = process.qp_by_num(request.qp)?;
-        let granted = qp.granted_to(request.from, request.incarnation, who)?;
+        let granted = qp.granted_to(request.from, request.incarnation, requester)?;
         (Receiver::Qp(qp), granted)
     };
     let target = Target {
@@ -126,7 +126,12 @@ fn enter<'a>(
     Some((publish(process, own, used), entered))
 }
 
-fn copy(process: &Process, who: Requester, bounce: &BounceFile, request: &Request) -> Option<()> {
+fn copy(
+    process: &Process,
+    requester: Requester,
+    bounce: &BounceFile,
+    request: &Request,
+) -> Option<()> {
     let write = request.kind == Kind::Write;
     let right = if write {
         IBV_ACCESS_REMOTE_WRITE
@@ -135,7 +140,7 @@ fn copy(process: &Process, who: Requester, bounce: &BounceFile, request: &Reques
     };
     let own = process.peer(process.slot).ok()?;
     let entered = enter(process, &own, request, right)?;
-    let (_, target) = target(process, who, request, right)?;
+    let (_, target) = target(process, requester, request, right)?;
     let addr = process.own_place(target, request.len, right)?;
     let iovec = [sys::as_local(addr, request.len as usize)];
     let at = request.place as usize * PLACE;
@@ -150,22 +155,22 @@ fn copy(process: &Process, who: Requester, bounce: &BounceFile, request: &Reques
 
 fn receive(
     process: &Process,
-    who: Requester,
+    requester: Requester,
     bounce: &BounceFile,
     request: &Request,
 ) -> Option<()> {
     let number = u32::try_from(request.a).ok()?;
-    let (receiver, _) = target(process, who, request, 0)?;
+    let (receiver, _) = target(process, requester, request, 0)?;
     let own = process.peer(process.slot).ok()?;
     let len = u32::try_from(request.len).ok()?;
-    let places = receiver.places(number, request.b, len, who.slot)?;
+    let places = receiver.places(number, request.b, len, requester.slot)?;
     let mut at = request.place as usize * PLACE;
     for (i, &(addr, len, key)) in places.list[..places.count].iter().enumerate() {
         let hazard = publish(process, &own, receiver.used(key));
         // The target may have become invalid before the hazard was published, so it is checked
         // again.
-        target(process, who, request, 0)?;
-        let now = receiver.places(number, request.b, request.len as u32, who.slot)?;
+        target(process, requester, request, 0)?;
+        let now = receiver.places(number, request.b, request.len as u32, requester.slot)?;
         if now.list[..now.count].get(i) != Some(&(addr, len, key)) {
             return None;
         }
@@ -178,7 +183,7 @@ fn receive(
     Some(())
 }
 
-fn change(process: &Process, who: Requester, request: &Request) -> Outcome {
+fn change(process: &Process, requester: Requester, request: &Request) -> Outcome {
     let change = match request.kind {
         Kind::Add => Change::Add(request.a),
         Kind::Swap => Change::Swap(request.a, request.b),
@@ -191,7 +196,7 @@ fn change(process: &Process, who: Requester, request: &Request) -> Outcome {
     let Some(entered) = enter(process, &own, request, right) else {
         return Outcome::Refused;
     };
-    let Some((_, target)) = target(process, who, request, right) else {
+    let Some((_, target)) = target(process, requester, request, right) else {
         return Outcome::Refused;
     };
     let place = process
@@ -213,7 +218,7 @@ fn change(process: &Process, who: Requester, request: &Request) -> Outcome {
 /// replace them there. `None`: the elements have changed, and their earlier values are lost.
 fn elements(
     process: &Process,
-    who: Requester,
+    requester: Requester,
     bounce: &BounceFile,
     request: &Request,
 ) -> Option<Outcome> {
@@ -249,7 +254,7 @@ fn elements(
     let Some(entered) = enter(process, &own, request, right) else {
         return Some(Outcome::Refused);
     };
-    let Some((_, target)) = target(process, who, request, right) else {
+    let Some((_, target)) = target(process, requester, request, right) else {
         return Some(Outcome::Refused);
     };
     let Some(addr) = process.own_place(target, request.len, right) else {

@@ -96,7 +96,7 @@ struct Server {
 /// A peer at the other end of a line.
 struct Client {
     line: Line,
-    who: Credentials,
+    credentials: Credentials,
     /// The peer's slot in the registry, once the peer has named it and was verified to be the
     /// process in that slot.
     slot: Option<u32>,
@@ -201,8 +201,10 @@ impl Server {
             }
             Err(_) => return,
         };
-        let Ok(who) = line.credentials() else { return };
-        if !sys::is_own_user(who.uid, who.pid) {
+        let Ok(credentials) = line.credentials() else {
+            return;
+        };
+        if !sys::is_own_user(credentials.uid, credentials.pid) {
             return;
         }
         let index = match self.clients.iter().position(Option::is_none) {
@@ -216,7 +218,7 @@ impl Server {
         if self.set.add(line.as_raw_fd(), index as u64).is_ok() {
             self.clients[index] = Some(Client {
                 line,
-                who,
+                credentials,
                 slot: None,
                 bounce: None,
                 unheard: false,
@@ -298,14 +300,14 @@ impl Client {
             done => done?,
         };
         let request = Request::of_bytes(&bytes).ok_or(Errno(libc::EPROTO))?;
-        let Some(who) = self.requester() else {
+        let Some(requester) = self.requester() else {
             return self.greet(process, &request, file).map(|()| None);
         };
         match request.kind {
             Kind::Hello => return Err(Errno(libc::EPROTO)),
-            Kind::GoOn => return Ok(Some(who.slot)),
+            Kind::GoOn => return Ok(Some(requester.slot)),
             Kind::Return => {
-                access::give_back(process, who, &request);
+                access::give_back(process, requester, &request);
                 return Ok(None);
             }
             Kind::File => {
@@ -318,19 +320,20 @@ impl Client {
         let inside = (request.place as usize) < PLACES && request.len <= PLACE as u64;
         let bounce = self.bounce.as_ref().filter(|_| inside);
         let bounce = bounce.ok_or(Errno(libc::EPROTO))?;
-        let outcome = access::execute(process, who, bounce, &request);
+        let outcome = access::execute(process, requester, bounce, &request);
         let outcome = outcome.ok_or(Errno(libc::EIO))?;
         self.answer(&request, outcome, None).map(|()| None)
     }
 
     fn requester(&self) -> Option<Requester> {
-        let pid = self.who.pid;
+        let pid = self.credentials.pid;
         self.slot.map(|slot| Requester { slot, pid })
     }
 
     fn greet(&mut self, process: &Process, request: &Request, file: Option<OwnedFd>) -> Res<()> {
         let slot = u32::try_from(request.a).map_err(|_| Errno(libc::EPROTO))?;
-        let known = (slot as usize) < MAX_PROCESSES && process.pid_of(slot) == Some(self.who.pid);
+        let known =
+            (slot as usize) < MAX_PROCESSES && process.pid_of(slot) == Some(self.credentials.pid);
         if request.kind != Kind::Hello || !known {
             return Err(Errno(libc::EPROTO));
         }
@@ -345,7 +348,9 @@ impl Client {
     /// Executes the requests to give receives back that are left on a line that has ended. Other
     /// requests get no answer, and are not executed.
     fn take_returns(&self, process: &Process) {
-        let Some(who) = self.requester() else { return };
+        let Some(requester) = self.requester() else {
+            return;
+        };
         let mut bytes = [0; REQUEST];
         for _ in 0..UNREAD {
             match self.line.receive(&mut bytes) {
@@ -357,7 +362,7 @@ impl Client {
             if let Some(request) = Request::of_bytes(&bytes)
                 && request.kind == Kind::Return
             {
-                access::give_back(process, who, &request);
+                access::give_back(process, requester, &request);
             }
         }
     }

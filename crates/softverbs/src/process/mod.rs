@@ -470,10 +470,14 @@ impl Process {
     /// Whether the requester is `connected`, or without it the process that is open in its slot. If
     /// none is open there, or one that has ended, the check of the line's first message stands
     /// ([`Self::pid_of`]).
-    pub(crate) fn admits(&self, who: Requester, connected: Option<Arc<Peer>>) -> bool {
-        let mapped = || self.mapped_peer(who.slot).filter(|peer| peer.check_alive());
+    pub(crate) fn admits(&self, requester: Requester, connected: Option<Arc<Peer>>) -> bool {
+        let mapped = || {
+            self.mapped_peer(requester.slot)
+                .filter(|peer| peer.check_alive())
+        };
         let open = connected.or_else(mapped);
-        let is_it = |peer: Arc<Peer>| (peer.slot, peer.identity.pid) == (who.slot, who.pid);
+        let is_it =
+            |peer: Arc<Peer>| (peer.slot, peer.identity.pid) == (requester.slot, requester.pid);
         open.is_none_or(|peer| peer.check_alive() && is_it(peer))
     }
 

@@ -394,13 +394,13 @@ impl Qp {
         &self,
         from: u32,
         incarnation: u32,
-        who: Requester,
+        requester: Requester,
     ) -> Option<(u32, u32)> {
         let word = StateWord(self.word.load(Ordering::Acquire));
         let connected = receives(self.state())
             && word.dest() == from
             && word.incarnation() == incarnation
-            && split_qp_num(from).0 == who.slot;
+            && split_qp_num(from).0 == requester.slot;
         if !connected {
             return None;
         }
@@ -408,7 +408,7 @@ impl Qp {
         let (pd, peer) = (rq.pd, rq.peer.clone());
         drop(rq);
         // Without a peer, the process could not be opened when this queue pair was connected.
-        let admitted = self.process().admits(who, peer);
+        let admitted = self.process().admits(requester, peer);
         admitted.then_some((pd, word.access()))
     }
 

@@ -1,4 +1,6 @@
 //! Posting and executing send requests.
+//!
+//! In one file, because a request that waits continues in the steps by which it was begun.
 
 use std::sync::atomic::Ordering;
 
