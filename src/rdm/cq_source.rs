@@ -83,14 +83,13 @@ impl CqSource {
     }
 
     fn pass_some(&self, state: &mut State, sink: &mut Sink<'_>, max: usize) -> usize {
-        let sources = self.finds_sources(sink, max);
         // entries of the other direction are first the next time, so none waits for ever
         let first = self.first.load(Ordering::Relaxed);
         self.first.store(first ^ 1, Ordering::Relaxed);
         let mut count = 0;
         for at in 0..self.sides.len() {
             let side = self.sides[(at + first as usize) % self.sides.len()];
-            count += state.pass(side, sources, sink, max - count);
+            count += state.pass(side, self.shared.config.source, sink, max - count);
         }
         count
     }

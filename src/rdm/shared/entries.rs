@@ -47,12 +47,13 @@ impl State {
         }
     }
 
-    /// Passes on at most `max` entries of a direction. Returns their number.
+    /// Passes on at most `max` entries of a direction. Returns their number. `has_sources`: the
+    /// endpoint has `FI_SOURCE`; the entries that need the addresses of the senders get them.
     #[inline]
     pub(in crate::rdm) fn pass(
         &mut self,
         side: Side,
-        sources: bool,
+        has_sources: bool,
         sink: &mut Sink<'_>,
         max: usize,
     ) -> usize {
@@ -60,10 +61,13 @@ impl State {
         while count < max
             && let Some(entry) = self.io.completions.of(side).front()
         {
+            // an error before it lets another read take the entry, which may use the address
+            let sources = || has_sources && sink.uses_sources(1);
             match entry {
                 Entry::Done(completion, None) => sink.complete(completion),
-                Entry::Done(completion, _) if !sources => sink.complete(completion),
+                Entry::Done(completion, _) if !sources() => sink.complete(completion),
                 _ => {
+                    let sources = sources();
                     let entry = *entry;
                     self.pass_with_peer(&entry, sources, sink);
                 }

@@ -523,6 +523,43 @@ fn addresses_are_found_for_those_who_use_them() {
     }
 }
 
+/// A read that does not use addresses meets an error. The entries behind it, which it has found too,
+/// have their addresses for the next one.
+#[test]
+fn entries_behind_an_error_have_their_addresses() {
+    let domain = domain();
+    let with = EndpointConfig {
+        source: true,
+        ..config()
+    };
+    let (a, b) = (End::open(&domain), End::with(&domain, with, 0));
+    let (from_a, to_b) = (b.knows(&a), a.knows(&b));
+    for _ in 0..20 {
+        let mut buffers = [vec![0; 2], vec![0; 64], vec![0; 64], vec![0; 64]];
+        for buffer in &mut buffers {
+            b.recv(None, buffer, 2);
+        }
+        for number in 0..4 {
+            assert!(inject(&a, to_b, &message(number, 8), None));
+        }
+        let limit = Instant::now() + Duration::from_secs(20);
+        let mut plain = WithoutSources(0);
+        while b.cq.read(8, &mut plain) != Err(FiErrno::EAVAIL) {
+            let _ = a.cq.read(1, &mut |_: &Completion| {});
+            assert!(Instant::now() < limit);
+        }
+        assert_eq!(b.cq.read_error().unwrap().err, FiErrno::ETRUNC);
+        let mut sources = Vec::new();
+        while plain.0 + sources.len() < 3 {
+            let mut writer = |it: &Completion| sources.push(it.src_addr);
+            let _ = b.cq.read(8, &mut writer);
+            let _ = a.cq.read(1, &mut |_: &Completion| {});
+            assert!(Instant::now() < limit);
+        }
+        assert_eq!((plain.0, sources), (0, vec![from_a.0; 3]));
+    }
+}
+
 /// A reader that computes or yields the processor between its calls polls the device in each of
 /// them, and one that does not, in every 64th call without a packet.
 #[test]
