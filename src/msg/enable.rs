@@ -23,24 +23,14 @@ impl Shared {
     /// Changes the state from idle to enabled. Does nothing in a later state, except that a closed
     /// endpoint is an error.
     pub(crate) fn enable(&self) -> Result<()> {
+        // an endpoint that cannot be enabled yet remains free to be bound to another event queue
+        if !self.is_complete(&self.control.lock())? {
+            return Ok(());
+        }
         self.take_domains_eq()?;
         let mut control = self.control.lock();
-        match self.conn.state.get() {
-            State::Idle => {}
-            State::Closed => return Err(FiErrno::EOPBADSTATE),
-            _ => return Ok(()),
-        }
-        if !self.conn.is_bound() {
-            return Err(FiErrno::ENOEQ);
-        }
-        if (control.tx.is_none() && control.rx.is_none())
-            || (self.config.needs_tx && control.tx.is_none())
-            || (self.config.needs_rx && control.rx.is_none())
-        {
-            return Err(FiErrno::ENOCQ);
-        }
-        if self.config.shared_rx && control.srx.is_none() {
-            return Err(FiErrno::EOPBADSTATE);
+        if !self.is_complete(&control)? {
+            return Ok(());
         }
         if self.config.xrc {
             self.enable_xrc(&mut control)?;
@@ -66,6 +56,32 @@ impl Shared {
         }
         self.conn.state.set(State::Enabled);
         Ok(())
+    }
+
+    /// Whether the endpoint is to be enabled; false: it is already.
+    ///
+    /// # Errors
+    /// `ENOEQ`, `ENOCQ`: without a queue that it needs. `EOPBADSTATE`: without its shared receive
+    /// context, or closed.
+    fn is_complete(&self, control: &Control) -> Result<bool> {
+        match self.conn.state.get() {
+            State::Idle => {}
+            State::Closed => return Err(FiErrno::EOPBADSTATE),
+            _ => return Ok(false),
+        }
+        if !self.conn.is_bound() && self.domain.eq().is_none() {
+            return Err(FiErrno::ENOEQ);
+        }
+        if (control.tx.is_none() && control.rx.is_none())
+            || (self.config.needs_tx && control.tx.is_none())
+            || (self.config.needs_rx && control.rx.is_none())
+        {
+            return Err(FiErrno::ENOCQ);
+        }
+        if self.config.shared_rx && control.srx.is_none() {
+            return Err(FiErrno::EOPBADSTATE);
+        }
+        Ok(true)
     }
 
     /// Binds the domain's event queue if the application has bound none.

@@ -349,6 +349,8 @@ fn endpoints_take_their_domains_event_queue() {
     drop(nobody);
     for (token, bound, hears) in [(CLIENT, None, &of_domain), (SERVER, Some(&own), &own)] {
         let ep = Endpoint::open(&domain, config(token)).unwrap();
+        // a call that fails binds none
+        assert_eq!(ep.enable(), Err(FiErrno::ENOCQ));
         if let Some(eq) = bound {
             ep.bind_eq(eq).unwrap();
         }
