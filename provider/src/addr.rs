@@ -58,13 +58,20 @@ impl Format {
         if addr.is_ipv4() { Self::In } else { Self::In6 }
     }
 
-    /// Whether this format can express `addr`.
+    /// Whether this format has addresses of the family of `addr`.
     pub(crate) fn fits(self, addr: &SocketAddr) -> bool {
         match self {
             Self::Sockaddr | Self::Ip | Self::Str => true,
             Self::In => addr.is_ipv4(),
             Self::In6 => addr.is_ipv6(),
         }
+    }
+
+    /// Whether this format can express all of `addr`. A string has no scope, without which a
+    /// link-local address cannot be bound or reached.
+    pub(crate) fn expresses(self, addr: &SocketAddr) -> bool {
+        let has_scope = matches!(addr, SocketAddr::V6(v6) if v6.scope_id() != 0);
+        self.fits(addr) && !(has_scope && self == Self::Str)
     }
 
     /// Whether the addresses of this format are IPv4 addresses; `None`: they can have either
@@ -227,11 +234,12 @@ unsafe fn read_sockaddr(addr: *const c_void, len: Option<usize>) -> Result<Socke
 mod tests {
     use super::*;
 
-    fn addrs() -> [SocketAddr; 3] {
+    fn addrs() -> [SocketAddr; 4] {
         [
             "127.0.0.1:7471".parse().unwrap(),
             "[2001:db8::1]:0".parse().unwrap(),
             "0.0.0.0:65535".parse().unwrap(),
+            "[fe80::1%3]:7".parse().unwrap(),
         ]
     }
 
@@ -245,7 +253,8 @@ mod tests {
                 Format::In6,
                 Format::Str,
             ] {
-                if !format.fits(&addr) {
+                if !format.expresses(&addr) {
+                    assert!(format == Format::Str || !format.fits(&addr), "{addr}");
                     continue;
                 }
                 let bytes = format.bytes(&addr);

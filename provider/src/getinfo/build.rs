@@ -38,7 +38,7 @@ pub(crate) fn info(
     if [path.src, path.dst]
         .iter()
         .flatten()
-        .any(|addr| !format.fits(addr))
+        .any(|addr| !format.expresses(addr))
     {
         return Err(FiErrno::ENODATA);
     }

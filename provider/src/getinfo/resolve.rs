@@ -29,7 +29,7 @@ pub(crate) fn paths(
     flags: u64,
     hints: &Hints,
 ) -> Result<Vec<Path>> {
-    let fits = |addr: &SocketAddr| hints.format.is_none_or(|format| format.fits(addr));
+    let fits = |addr: &SocketAddr| hints.format.is_none_or(|format| format.expresses(addr));
     let found = if node.is_some() || service.is_some() {
         let mut found = lookup(node, service, flags, hints.format)?;
         found.retain(fits);
@@ -71,7 +71,7 @@ pub(crate) fn name(node: &str, service: &str, format: Format) -> Result<SocketAd
     let text = |text| CString::new(text).map_err(|_| FiErrno::EINVAL);
     let (node, service) = (text(node)?, text(service)?);
     let found = lookup(Some(&node), Some(&service), 0, Some(format))?;
-    let mut fits = found.into_iter().filter(|addr| format.fits(addr));
+    let mut fits = found.into_iter().filter(|addr| format.expresses(addr));
     fits.next().ok_or(FiErrno::ENODATA)
 }
 
@@ -191,7 +191,7 @@ pub(crate) fn of_device(
         None => {
             let mut own = own
                 .iter()
-                .filter(|addr| format.is_none_or(|format| format.fits(addr)))
+                .filter(|addr| format.is_none_or(|format| format.expresses(addr)))
                 .collect::<Vec<_>>();
             own.sort_by_key(address_rank);
             own.into_iter().map(from).collect()
