@@ -51,9 +51,13 @@ impl OwnAddresses {
         }
     }
 
-    /// Whether `ip` is one of the addresses.
+    /// Whether `ip` is one of the addresses. With an IPv4 address of the loopback interface the host
+    /// has all of 127.0.0.0/8: Debian's installer gives the host's name 127.0.1.1.
     pub(crate) fn has(&self, ip: IpAddr) -> bool {
-        self.list.iter().any(|own| own.addr.ip() == ip)
+        let loopback = |ip: IpAddr| ip.is_ipv4() && ip.is_loopback();
+        self.list.iter().any(|own| {
+            own.addr.ip() == ip || own.loopback && loopback(own.addr.ip()) && loopback(ip)
+        })
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = SocketAddr> {
@@ -80,6 +84,25 @@ fn address_of_gid(gid: [u8; 16]) -> Option<IpAddr> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_loopback_has_all_of_its_network() {
+        let own = |addr: &str, loopback| DeviceAddress {
+            addr: addr.parse().unwrap(),
+            prefix_len: 8,
+            interface: "lo".to_owned(),
+            loopback,
+        };
+        let has = |list: &[DeviceAddress], ip: &str| {
+            let (list, some) = (list.to_vec(), false);
+            OwnAddresses { list, some }.has(ip.parse().unwrap())
+        };
+        let lo = [own("127.0.0.1:0", true), own("[::1]:0", true)];
+        assert!(has(&lo, "127.0.0.1") && has(&lo, "127.0.1.1") && has(&lo, "::1"));
+        assert!(!has(&lo, "128.0.0.1") && !has(&lo, "::2") && !has(&lo, "::ffff:127.0.0.1"));
+        assert!(!has(&lo[1..], "127.0.1.1"));
+        assert!(!has(&[own("10.0.0.1:0", false)], "10.0.0.2"));
+    }
 
     #[test]
     fn a_gid_is_an_ipv6_address_or_an_ipv4_address_in_one() {
