@@ -292,20 +292,23 @@ impl Directory {
     /// Removes the entry of a key and notifies the peers that hold keys, so that they drop their
     /// cached records. Returns the revocation count after the removal.
     pub(crate) fn withdraw(&self, key: u64) -> u64 {
-        self.change(|table| table.remove(key))
+        self.change(|table, revocations| {
+            table.remove(key, |table| self.publish(table, revocations))
+        })
     }
 
     /// Replaces the entry of a published region whose record or registrations have changed.
     /// Notification and result as [`Self::withdraw`].
     pub(crate) fn replace(&self, entry: &Entry) -> u64 {
-        self.change(|table| table.replace(entry))
+        self.change(|table, _| table.replace(entry))
     }
 
-    /// Changes the table. If that had an effect, increments the revocation count and notifies the
-    /// peers that hold keys. Returns the count.
-    fn change(&self, change: impl FnOnce(&mut Table) -> bool) -> u64 {
+    /// Changes the table; `change` gets the present revocation count too. If that had an effect,
+    /// increments the count and notifies the peers that hold keys. Returns the count.
+    fn change(&self, change: impl FnOnce(&mut Table, u64) -> bool) -> u64 {
         let mut inner = self.inner.lock();
-        if change(&mut inner.table) {
+        let revocations = inner.revocations;
+        if change(&mut inner.table, revocations) {
             inner.revocations += 1;
             self.publish(&inner.table, inner.revocations);
             inner.notify();
@@ -562,7 +565,7 @@ mod tests {
         let write = |value| words.store(block.place.index + Block::ACKNOWLEDGED, value);
         write(1);
         for _ in 0..COUNT {
-            directory.change(|_| true);
+            directory.change(|_, _| true);
         }
         let memory = [0_u8; 64];
         let regions = [1, 2, 3].map(|key| tests::region(&domain, &memory, Access::all(), key));
@@ -754,10 +757,10 @@ mod tests {
         let words = &block.place.words;
         words.store(block.place.index + Block::ACKNOWLEDGED, 1);
         block.join(Arc::downgrade(&peers[0]));
-        let count = directory.change(|_| true);
+        let count = directory.change(|_, _| true);
         block.leave();
         block.join(Arc::downgrade(&peers[1]));
-        let count = count.max(directory.change(|_| true));
+        let count = count.max(directory.change(|_, _| true));
         let look = Look {
             up: false,
             answer: Some(Block::HOLDS_NONE),
@@ -810,7 +813,7 @@ mod tests {
         }
         assert_eq!(visits(), 0, "joining");
 
-        let count = directory.change(|_| true);
+        let count = directory.change(|_, _| true);
         assert_eq!(peer.0.load(Ordering::Relaxed), 3);
         assert_eq!(visits(), 3, "the revocation");
 
@@ -846,7 +849,7 @@ mod tests {
         blocks
             .iter()
             .for_each(|block| block.join(Weak::clone(&weak)));
-        directory.change(|_| true);
+        directory.change(|_, _| true);
         assert_eq!((visits(), peer.0.load(Ordering::Relaxed)), (0, 3));
         assert_eq!(directory.inner.lock().blocks.len(), PEERS.div_ceil(SLAB));
     }

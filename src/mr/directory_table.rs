@@ -129,7 +129,8 @@ impl Table {
             let slots = self.slots();
             self.log2 = log2;
             self.used += 1;
-            self.moves += 1;
+            // even again: readers of the old table find another address in the header
+            self.moves += 2;
             publish(self);
             for slot in 0..slots {
                 old.write(slot * WORDS, &[0; WORDS]);
@@ -149,24 +150,37 @@ impl Table {
         slot.is_some()
     }
 
-    /// Removes the entry of a key. Returns false if the key is not in the table.
-    pub(crate) fn remove(&mut self, key: u64) -> bool {
+    /// Removes the entry of a key. Returns false if the key is not in the table; otherwise the
+    /// caller publishes the header next. If other entries move, `publish` is called before the
+    /// first of them leaves its slot: from then to the caller's header `moves` is odd, and a reader
+    /// that misses a key starts again.
+    pub(crate) fn remove(&mut self, key: u64, publish: impl FnOnce(&Self)) -> bool {
         let Some(mut gap) = self.find(key) else {
             return false;
         };
-        let mut slot = gap + 1;
-        while slot < self.slots() && !self.is_free(slot) {
-            let record = self.get(slot);
-            if home(record[0], self.log2) <= gap {
-                self.put(gap, &record);
+        if let Some(mut slot) = self.next_for(gap) {
+            self.moves += 1;
+            publish(self);
+            loop {
+                self.put(gap, &self.get(slot));
                 gap = slot;
-                self.moves += 1;
+                match self.next_for(gap) {
+                    Some(next) => slot = next,
+                    None => break,
+                }
             }
-            slot += 1;
+            self.moves += 1;
         }
         self.put(gap, &[0; WORDS]);
         self.used -= 1;
         true
+    }
+
+    /// The first entry behind a slot that may be in it: no free slot is between them.
+    fn next_for(&self, gap: usize) -> Option<usize> {
+        (gap + 1..self.slots())
+            .take_while(|slot| !self.is_free(*slot))
+            .find(|slot| home(self.get(*slot)[0], self.log2) <= gap)
     }
 }
 
@@ -179,7 +193,10 @@ fn place(words: &Words, log2: u32, key: u64) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use std::collections::HashMap;
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+    use super::super::directory::Directory;
+    use super::super::lookup::{Lookup, Map, Outcome};
     use super::*;
     use crate::verbs::devices;
 
@@ -195,6 +212,13 @@ mod tests {
             len: 1,
             ..Entry::default()
         }
+    }
+
+    /// One of some keys whose home slot is 0 in every table of fewer than 2^20 slots.
+    fn same_home(i: u64) -> u64 {
+        let inverse = 0xf1de_83e1_9937_733d_u64;
+        assert_eq!(inverse.wrapping_mul(0x9e37_79b9_7f4a_7c15), 1);
+        (i << 40).wrapping_mul(inverse)
     }
 
     /// The reader's result for a key.
@@ -221,8 +245,13 @@ mod tests {
                 _ => (state >> 33 & 0x3ff) << 54,
             };
             if map.remove(&key).is_some() {
-                assert!(table.remove(key));
-                assert!(!table.remove(key), "twice");
+                let before = table.moves();
+                let mut during = before;
+                assert!(table.remove(key, |table| during = table.moves()));
+                assert_eq!((before % 2, table.moves() % 2), (0, 0));
+                assert!(during == before || during == before + 1);
+                assert_eq!(table.moves() - before, 2 * (during - before));
+                assert!(!table.remove(key, |_| unreachable!()), "twice");
             } else {
                 map.insert(key, generation);
                 let new = entry(key, generation);
@@ -246,24 +275,91 @@ mod tests {
             );
         }
         for key in map.into_keys() {
-            assert!(table.remove(key));
+            assert!(table.remove(key, |_| {}));
         }
         assert!((0..table.slots()).all(|slot| table.is_free(slot)));
+    }
+
+    /// Looks a key up as a peer does, by reads of the directory's memory in this process.
+    #[allow(unsafe_code, reason = "reads addresses of the directory's records")]
+    fn look_up(key: u64, map: &mut Map) -> Outcome {
+        let mut lookup = Lookup::new(key, map);
+        loop {
+            let read = lookup.read(map);
+            let words: Vec<u64> = (0..read.words)
+                .map(|i| {
+                    let at = (read.addr.get() as *const AtomicU64).wrapping_add(i);
+                    // SAFETY: the directory's words, which are retained as long as itself; they
+                    // are written as atomics.
+                    unsafe { &*at }.load(Ordering::Relaxed)
+                })
+                .collect();
+            match lookup.feed(map, &words) {
+                Outcome::More | Outcome::Torn => {}
+                end => return end,
+            }
+        }
+    }
+
+    /// Another thread closes regions in front of a published one, whose entry moves each time. A
+    /// look-up of its key during which it was published all the time does not miss it.
+    #[test]
+    fn a_moving_key_is_found() {
+        const KEY: u64 = 100;
+        let directory = Directory::new(&pd(), 7, false).unwrap();
+        let block = directory.block(None).unwrap();
+        let others = 1..24;
+        // odd while the key is published
+        let published = AtomicU64::new(0);
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    for i in others.clone() {
+                        directory.insert(&entry(same_home(i), i)).unwrap();
+                    }
+                    directory.insert(&entry(same_home(KEY), KEY)).unwrap();
+                    published.fetch_add(1, Ordering::SeqCst);
+                    for i in others.clone() {
+                        directory.withdraw(same_home(i));
+                    }
+                    published.fetch_add(1, Ordering::SeqCst);
+                    directory.withdraw(same_home(KEY));
+                }
+            });
+            let mut map = Map::new(block.addr(), block.rkey(), 1);
+            let (mut found, mut missed) = (0, 0);
+            while found < 20_000 && missed == 0 {
+                let before = published.load(Ordering::SeqCst);
+                let outcome = look_up(same_home(KEY), &mut map);
+                if before % 2 == 0 || published.load(Ordering::SeqCst) != before {
+                    continue;
+                }
+                match outcome {
+                    Outcome::Found(resolved) => {
+                        assert_eq!(resolved.entry.generation, KEY);
+                        found += 1;
+                    }
+                    // moved too often meanwhile: an error of its own
+                    Outcome::Broken => {}
+                    _ => missed += 1,
+                }
+            }
+            stop.store(true, Ordering::Relaxed);
+            assert_eq!(missed, 0, "after {found} found");
+        });
     }
 
     #[test]
     fn a_place_beyond_the_reach_makes_it_grow() {
         let mut table = Table::new(&pd()).unwrap();
-        // 31 keys with the same home slot in every table of fewer than 2^20 slots
-        let inverse = 0xf1de_83e1_9937_733d_u64;
-        assert_eq!(inverse.wrapping_mul(0x9e37_79b9_7f4a_7c15), 1);
         for i in 0..31_u64 {
-            let key = (i << 40).wrapping_mul(inverse);
+            let key = same_home(i);
             assert_eq!(home(key, FIRST), 0);
             table.insert(&entry(key, i), |_| {}).unwrap();
         }
         for i in 0..31_u64 {
-            assert_eq!(lookup(&table, (i << 40).wrapping_mul(inverse)), Some(i));
+            assert_eq!(lookup(&table, same_home(i)), Some(i));
         }
     }
 }
