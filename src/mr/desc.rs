@@ -125,7 +125,7 @@ impl Desc {
             _ if Arc::as_ptr(region.domain()).addr() == place.domain => {
                 region.lkey_elsewhere(&place.pd, iov, hold)
             }
-            _ => Err(elsewhere(self.0 as u64)),
+            _ => Err(of_another_domain(self.0 as u64)),
         }
     }
 }
@@ -159,7 +159,7 @@ fn outside(error: FiErrno, addr: u64, len: usize) -> FiErrno {
 
 /// Refuses a region of another domain.
 #[cold]
-fn elsewhere(desc: u64) -> FiErrno {
+fn of_another_domain(desc: u64) -> FiErrno {
     refused!(
         EpData,
         EINVAL,

@@ -416,10 +416,10 @@ impl Region {
             for event in &events {
                 counter.follow(Watch::new(&cell, *event));
             }
-            registration.count(&cell);
+            registration.publish_cell(&cell);
             for event in &events {
                 let targets = self.domain.targets();
-                targets.count(registration.key(), *event, counter);
+                targets.add_counter(registration.key(), *event, counter);
             }
             bindings.cell = Some(cell);
         }

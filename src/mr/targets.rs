@@ -135,7 +135,7 @@ impl Targets {
     }
 
     /// Adds a counter to a region that is open already.
-    pub(super) fn count(&self, key: u64, event: Event, counter: &Arc<Counter>) {
+    pub(super) fn add_counter(&self, key: u64, event: Event, counter: &Arc<Counter>) {
         if let Some(target) = self.regions.lock().get_mut(&key) {
             target.counters.push((event, Arc::clone(counter)));
         }

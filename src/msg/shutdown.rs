@@ -56,7 +56,7 @@ impl Shared {
     /// has acknowledgements for these messages, and a device may complete them only in a poll.
     pub(super) fn take_in(control: &Control) {
         for binding in [&control.tx, &control.rx].into_iter().flatten() {
-            let _ = binding.cq.progress_all();
+            let _ = binding.cq.drain_device_queue();
         }
     }
 
@@ -100,7 +100,7 @@ impl Shared {
             waited = true;
             std::thread::sleep(Duration::from_micros(100));
             if let Some(binding) = &queue {
-                let _ = binding.cq.progress_all();
+                let _ = binding.cq.drain_device_queue();
             }
         }
         if waited && self.rings.tx.outstanding() != 0 {
@@ -168,7 +168,7 @@ impl Shared {
             // the completions are processed behind the event
             let ended = !takes || self.took_last_receive();
             for binding in [&tx, &rx].into_iter().flatten() {
-                let _ = binding.cq.progress_all();
+                let _ = binding.cq.drain_device_queue();
             }
             if ended && self.rings.tx.outstanding() + self.rings.rx.outstanding() == 0 {
                 let mut tx = self.tx.lock();

@@ -180,8 +180,8 @@ impl Counter {
         self.polled[which].store(unlike, Ordering::Relaxed);
     }
 
-    /// Whether a value differs from the one in `known`, which gets the values.
-    fn differs(&self, known: &[AtomicU64; 2]) -> bool {
+    /// Stores the values in `known`. Returns whether one of them differs from the earlier one there.
+    fn take_change(&self, known: &[AtomicU64; 2]) -> bool {
         let mut news = false;
         for (which, known) in known.iter().enumerate() {
             let before = known.load(Ordering::Relaxed);
@@ -196,7 +196,7 @@ impl Counter {
     /// also if the application has read it since: another thread may have.
     pub fn poll(&self) -> bool {
         let _ = self.progress();
-        self.differs(&self.polled)
+        self.take_change(&self.polled)
     }
 
     /// Counts operations that succeeded; wraps.
@@ -357,9 +357,9 @@ impl Counter {
     /// - `EOVERRUN`: a queue of the counter has lost completions.
     pub fn trywait(&self) -> Result<()> {
         let wait = self.wait.as_ref().ok_or(FiErrno::EINVAL)?;
-        self.domain.polled();
+        self.domain.help_from_poll();
         let armed = self.arm(wait);
-        if self.differs(&self.seen) {
+        if self.take_change(&self.seen) {
             // arming has cleared the wake-up, for which a thread may wait that was told to
             wait.wake();
             return Err(FiErrno::EAGAIN);
@@ -534,7 +534,7 @@ impl Counter {
         self.take_events();
         let reads = self.reads.fetch_add(1, Ordering::Relaxed);
         if reads.is_multiple_of(READS) {
-            self.domain.polled();
+            self.domain.help_from_poll();
         }
         result
     }

@@ -25,7 +25,7 @@ use crate::verbs::{AsyncEvent, AsyncListener, Cq};
 /// Size of a queue in completions if the application gives none.
 const DEFAULT_SIZE: usize = 1024;
 /// Number of empty reads, or of reads of a queue that has only sources, between two calls of
-/// [`QueueDomain::polled`].
+/// [`QueueDomain::help_from_poll`].
 const EMPTY_READS: u32 = 32;
 /// Number of endpoints that each such check examines for revoked keys.
 const HOLDERS: usize = 4;
@@ -289,7 +289,7 @@ impl CompletionQueue {
                 }
                 if guard.counts_a_read() {
                     drop(guard);
-                    self.domain.polled();
+                    self.domain.help_from_poll();
                 }
                 return Err(FiErrno::EAGAIN);
             }
@@ -354,7 +354,7 @@ impl CompletionQueue {
     #[inline(never)]
     fn after_reads(&self, guard: MutexGuard<'_, Inner>, count: usize) -> Result<usize> {
         drop(guard);
-        self.domain.polled();
+        self.domain.help_from_poll();
         if count > 0 {
             Ok(count)
         } else {
@@ -377,7 +377,7 @@ impl CompletionQueue {
         let has_error = !guard.backlog.is_empty();
         if guard.counts_a_read() {
             drop(guard);
-            self.domain.polled();
+            self.domain.help_from_poll();
         }
         if count > 0 {
             return Ok(count);
@@ -470,7 +470,7 @@ impl CompletionQueue {
         } else {
             drop(inner);
         }
-        self.domain.polled();
+        self.domain.help_from_poll();
     }
 
     /// Of the next [`HOLDERS`] endpoints, those that hold keys of their peers.
@@ -497,7 +497,7 @@ impl CompletionQueue {
     /// As [`Self::progress`], but runs no source, and polls all completions that the device has,
     /// also while the application does not read a full queue: at the end of a connection none may
     /// be lost.
-    pub(crate) fn progress_all(&self) -> Result<bool> {
+    pub(crate) fn drain_device_queue(&self) -> Result<bool> {
         let mut inner = self.inner.lock();
         let result = self.drain_all(&mut inner);
         self.resume_after(inner, result)

@@ -173,7 +173,7 @@ impl CompletionQueue {
     /// - `EINVAL`: no wait object.
     pub fn trywait(&self) -> Result<()> {
         let wait = self.wait.as_ref().ok_or(FiErrno::EINVAL)?;
-        self.domain.polled();
+        self.domain.help_from_poll();
         if self.signals.take_kept() {
             return Err(FiErrno::EAGAIN);
         }
@@ -260,7 +260,7 @@ impl CompletionQueue {
 
     /// Makes progress, and returns whether the queue has an entry or an error (`fi_poll(3)`).
     pub fn poll_ready(&self) -> bool {
-        self.domain.polled();
+        self.domain.help_from_poll();
         // a read returns the failure
         self.progress().unwrap_or(true)
     }
@@ -270,7 +270,7 @@ impl CompletionQueue {
     /// # Errors
     /// As [`Self::read`]; `EAVAIL`: the next entry is an error.
     pub fn next_entry(&self) -> Result<()> {
-        self.domain.polled();
+        self.domain.help_from_poll();
         let progress = self.progress();
         match self.inner.lock().backlog.front() {
             Some(Entry::Done(_)) => Ok(()),

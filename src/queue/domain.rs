@@ -80,7 +80,7 @@ impl QueueDomain {
 
     /// Called now and then by a thread that polls and holds no lock: assists the domain's thread,
     /// and probes silent peers if the keepalive period has passed.
-    pub(crate) fn polled(&self) {
+    pub(crate) fn help_from_poll(&self) {
         if let Some(thread) = self.assisted.get().and_then(Weak::upgrade) {
             thread.assist();
         }

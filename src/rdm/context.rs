@@ -342,7 +342,7 @@ impl SharedRx {
         if self.is_full() {
             self.progress()?;
             if self.is_full() {
-                self.domain.queues().polled();
+                self.domain.queues().help_from_poll();
                 return Err(FiErrno::EAGAIN);
             }
         }

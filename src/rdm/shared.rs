@@ -288,7 +288,7 @@ impl Shared {
             return Ok(guard);
         }
         drop(guard);
-        self.domain.queues().polled();
+        self.domain.queues().help_from_poll();
         Err(FiErrno::EAGAIN)
     }
 
@@ -309,7 +309,7 @@ impl Shared {
         let polled = state.poll();
         self.wake_driver_and_readers(state);
         drop(guard);
-        self.domain.queues().polled();
+        self.domain.queues().help_from_poll();
         polled?;
         posted
     }

@@ -72,7 +72,7 @@ impl AdvisedRange<'_> {
 /// which shows whether it supports advice at all; such regions are not passed to it: mlx5 returns
 /// `ENOENT`, but rxe treats every region as on demand, and the kernel (Linux 7.2) crashes with a
 /// page fault.
-fn pinned(pd: &Pd, advice: u32, flags: u32) -> FiErrno {
+fn not_on_demand(pd: &Pd, advice: u32, flags: u32) -> FiErrno {
     match advise(pd, advice, flags, &[]) {
         Err(FiErrno::EOPNOTSUPP) => FiErrno::EOPNOTSUPP,
         _ if flags & !FLUSH != 0 => FiErrno::EINVAL,
@@ -103,7 +103,7 @@ impl MrDomain {
         let keys = ranges.iter().map(|range| range.key(self));
         let keys = keys.collect::<Result<Vec<_>>>()?;
         if !ranges.iter().all(|range| range.region.is_on_demand()) {
-            return Err(pinned(self.pd(), advice, flags));
+            return Err(not_on_demand(self.pd(), advice, flags));
         }
         let known = flags & !FLUSH == 0 && advice <= NO_FAULT;
         if known && flags == 0 && !ranges.iter().all(AdvisedRange::is_inside) {

@@ -48,7 +48,7 @@ impl Registration {
         // continues after a failure, so that no registration permits a new access
         for mr in registered {
             match deregister(revocation.as_ref(), mr) {
-                Deregistration::Reserved(mr) => record.ended.push(mr),
+                Deregistration::Reserved(mr) => record.key_holders.push(mr),
                 Deregistration::Busy(mr) => mrs.push(mr),
                 Deregistration::Done => {}
             }
@@ -65,7 +65,7 @@ impl Registration {
                 .flat_map(List::into_words),
         );
         let retired = Retired {
-            keys: std::mem::take(&mut record.ended),
+            keys: std::mem::take(&mut record.key_holders),
             lists,
             cell: record.cell.take(),
         };

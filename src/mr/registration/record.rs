@@ -31,7 +31,7 @@ pub(super) struct Record {
     pub(super) over: bool,
     /// Registrations that only reserve their keys, kept here until the other registrations have
     /// ended too.
-    pub(super) ended: Vec<Mr>,
+    pub(super) key_holders: Vec<Mr>,
 }
 
 /// The access bits of a region in its directory record.
@@ -163,7 +163,7 @@ impl Registration {
     /// Publishes an event cell, and waits until the peers that hold keys have acknowledged it: they
     /// count the operations that they post afterwards. A peer that does not acknowledge in time
     /// counts from its next look-up on.
-    pub(in crate::mr) fn count(&self, cell: &Arc<Cell>) {
+    pub(in crate::mr) fn publish_cell(&self, cell: &Arc<Cell>) {
         if let Some(directory) = &self.directory {
             let mut record = self.record.lock();
             record.entry.cell = cell.addr();

@@ -387,7 +387,7 @@ impl Endpoint {
         shared.wake_driver_and_readers(state);
         if result == Err(FiErrno::EAGAIN) {
             drop(guard);
-            shared.domain.queues().polled();
+            shared.domain.queues().help_from_poll();
         }
         result
     }
