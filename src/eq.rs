@@ -65,17 +65,17 @@ pub enum Event {
         event: u32,
         /// The event's content.
         bytes: Box<[u8]>,
-        /// The object of the event. Events of an address vector stay when it is closed
-        /// (`fi_av(3)`); all other objects remove theirs.
-        owner: Token,
+        /// The object that removes the event when it is closed. `None`: no object does.
+        owner: Option<Token>,
     },
 }
 
 impl Event {
-    fn owner(&self) -> Token {
+    /// The object that removes the event when it is closed.
+    fn owner(&self) -> Option<Token> {
         match *self {
-            Self::ConnReq { pep, .. } => pep,
-            Self::Connected { ep, .. } | Self::Shutdown { ep } => ep,
+            Self::ConnReq { pep, .. } => Some(pep),
+            Self::Connected { ep, .. } | Self::Shutdown { ep } => Some(ep),
             Self::User { owner, .. } => owner,
         }
     }
@@ -107,7 +107,8 @@ pub struct EqError {
     pub data: CmData,
     /// `data` of `fi_eq_err_entry`: for operations of the provider.
     pub context: usize,
-    /// `context` of `fi_eq_err_entry`; `None`: that of the object.
+    /// `context` of `fi_eq_err_entry`; `None`: that of the object, which removes the error when it
+    /// is closed. An error with a context of its own stays.
     pub operation: Option<usize>,
 }
 
@@ -137,10 +138,12 @@ enum Item {
 }
 
 impl Item {
-    fn owner(&self) -> Token {
+    /// The object that removes the item when it is closed. A later object may have the token of an
+    /// object that leaves its items.
+    fn owner(&self) -> Option<Token> {
         match self {
             Self::Event(event, _) => event.owner(),
-            Self::Error(error) => error.owner,
+            Self::Error(error) => error.operation.is_none().then_some(error.owner),
         }
     }
 }
@@ -351,8 +354,8 @@ impl EventQueue {
     }
 
     /// Appends an event (`fi_eq_write(3)`, or one of the provider's own) and wakes the waiting
-    /// threads.
-    pub fn write(&self, event: u32, bytes: &[u8], owner: Token) {
+    /// threads. `owner`: the object whose close removes the event ([`Self::forget`]).
+    pub fn write(&self, event: u32, bytes: &[u8], owner: Option<Token>) {
         self.push(Event::User {
             event,
             bytes: bytes.into(),
@@ -374,7 +377,8 @@ impl EventQueue {
     }
 
     /// As [`Self::write_error`], for one of several operations on the object: with the context that
-    /// the application gave this operation, and `data` of `fi_eq_err_entry`.
+    /// the application gave this operation, and `data` of `fi_eq_err_entry`. The error stays when
+    /// the object is closed.
     pub fn write_operation_error(&self, owner: Token, err: FiErrno, operation: usize, data: usize) {
         self.push_error(EqError {
             owner,
@@ -386,14 +390,15 @@ impl EventQueue {
         });
     }
 
-    /// Removes the queued events of `owner`, which is about to be closed.
+    /// Removes the queued events of `owner`, which is about to be closed. Those of address vectors
+    /// stay (`fi_av(3)`).
     pub fn forget(&self, owner: Token) {
         let mut gone = Vec::new();
         {
             let mut fifo = self.fifo.lock();
             let mut kept = VecDeque::with_capacity(fifo.items.len());
             for item in fifo.items.drain(..) {
-                if item.owner() == owner {
+                if item.owner() == Some(owner) {
                     gone.push(item);
                 } else {
                     kept.push_back(item);
@@ -531,8 +536,8 @@ mod tests {
         let eq = EventQueue::open(EqConfig::default()).unwrap();
         assert_eq!(number(&eq, false), Err(FiErrno::EAGAIN));
         assert_eq!(eq.trywait(), Ok(()));
-        eq.write(1, b"a", Token(1));
-        eq.write(2, b"b", Token(2));
+        eq.write(1, b"a", Some(Token(1)));
+        eq.write(2, b"b", Some(Token(2)));
         assert_eq!(eq.trywait(), Err(FiErrno::EAGAIN));
         assert_eq!(number(&eq, true), Ok(1));
         assert_eq!(number(&eq, false), Ok(1));
@@ -561,7 +566,7 @@ mod tests {
         assert!(eq.dispatcher.wait().is_ready());
         assert_eq!(eq.trywait(), Ok(()));
         assert!(!eq.dispatcher.wait().is_ready());
-        eq.write(1, b"", Token(1));
+        eq.write(1, b"", Some(Token(1)));
         assert_eq!(eq.trywait(), Err(FiErrno::EAGAIN));
         assert!(eq.dispatcher.wait().is_ready());
         drop(id);
@@ -579,7 +584,7 @@ mod tests {
             context: 0,
             operation: None,
         });
-        eq.write(1, b"", Token(1));
+        eq.write(1, b"", Some(Token(1)));
         assert_eq!(number(&eq, false), Err(FiErrno::EAVAIL));
         assert_eq!(eq.read_error().unwrap().err, FiErrno::ECONNREFUSED);
         assert_eq!(eq.read_error().err(), Some(FiErrno::EAGAIN));
@@ -590,11 +595,30 @@ mod tests {
     fn a_closed_owner_s_events_are_forgotten() {
         let eq = EventQueue::open(EqConfig::default()).unwrap();
         for event in 0..4 {
-            eq.write(event, b"", Token(event as usize % 2));
+            eq.write(event, b"", Some(Token(event as usize % 2)));
         }
         eq.forget(Token(0));
         assert_eq!(number(&eq, false), Ok(1));
         assert_eq!(number(&eq, false), Ok(3));
+        assert_eq!(number(&eq, false), Err(FiErrno::EAGAIN));
+    }
+
+    /// An object at the address of a closed address vector is closed, while events of the vector are
+    /// unread.
+    #[test]
+    fn events_of_a_closed_vector_stay() {
+        let eq = EventQueue::open(EqConfig::default()).unwrap();
+        let address = Token(0x1000);
+        eq.write_operation_error(address, FiErrno::EINVAL, 7, 1);
+        eq.write(5, b"", None);
+        // those of the later object
+        eq.write_error(address, FiErrno::ENOMEM);
+        eq.write(6, b"", Some(address));
+        eq.forget(address);
+        assert_eq!(number(&eq, false), Err(FiErrno::EAVAIL));
+        let error = eq.read_error().unwrap();
+        assert_eq!((error.owner, error.operation), (address, Some(7)));
+        assert_eq!(number(&eq, false), Ok(5));
         assert_eq!(number(&eq, false), Err(FiErrno::EAGAIN));
     }
 
@@ -625,7 +649,7 @@ mod tests {
             let slow = Arc::new(Slow(std::sync::Barrier::new(2)));
             let target: Arc<dyn CmTarget> = Arc::clone(&slow) as _;
             eq.report(Token(1), Outcome::Ended(Arc::downgrade(&target)));
-            eq.write(1, b"behind", Token(2));
+            eq.write(1, b"behind", Some(Token(2)));
             std::thread::scope(|scope| {
                 let first = scope.spawn(|| eq.read(peek, shutdown));
                 slow.0.wait();
@@ -664,7 +688,7 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 std::thread::sleep(Duration::from_millis(30));
-                eq.write(9, b"", Token(0));
+                eq.write(9, b"", None);
             });
             assert_eq!(eq.sread(false, None, |_| Ok(())), Ok(()));
         });
@@ -680,7 +704,7 @@ mod tests {
             let eq = Arc::clone(&eq);
             std::thread::spawn(move || {
                 std::thread::sleep(Duration::from_millis(20));
-                eq.write(9, b"", Token(0));
+                eq.write(9, b"", None);
             })
         };
         assert_eq!(eq.sread(false, None, |_| Ok(())), Ok(()));

@@ -261,7 +261,8 @@ impl Object<Av> {
         Ok(match &results.errors {
             Errors::Queue(queue, context) => {
                 let event = eq::entry(owner, *context, count as u64);
-                queue.write(FI_AV_COMPLETE, &event, owner);
+                // stays when the vector is closed (fi_av(3)), whose address a later object may have
+                queue.write(FI_AV_COMPLETE, &event, None);
                 0
             }
             _ => c_int::try_from(count).unwrap_or(c_int::MAX),

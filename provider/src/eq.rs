@@ -418,7 +418,7 @@ unsafe extern "C" fn write(
             // SAFETY: `buf` has `len` bytes.
             unsafe { std::slice::from_raw_parts(buf.cast::<u8>(), len) }
         };
-        eq.engine.write(event, bytes, Token(0));
+        eq.engine.write(event, bytes, None);
         Ok(len.cast_signed())
     })
 }

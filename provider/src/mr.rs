@@ -173,7 +173,7 @@ fn tell(events: &EventQueue, owner: Token, context: usize, result: Result<()>) {
         events.write_error(owner, error);
         return;
     }
-    events.write(FI_MR_COMPLETE, &eq::entry(owner, context, 0), owner);
+    events.write(FI_MR_COMPLETE, &eq::entry(owner, context, 0), Some(owner));
 }
 
 /// Sets the key that `fi_mr_key`, an inline function, reads. The caller holds the lock of the
