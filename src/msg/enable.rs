@@ -99,7 +99,10 @@ impl Shared {
         }
     }
 
-    /// Reserves places in the tables of the completion queues.
+    /// Reserves places in the tables of the completion queues, and room for completions.
+    ///
+    /// # Errors
+    /// `ENOSPC`: a queue has no place or no room.
     pub(super) fn attach(&self, control: &mut Control) -> Result<()> {
         let tx = control.tx.as_ref().map(|b| Arc::clone(&b.cq));
         let rx = control.rx.as_ref().map(|b| Arc::clone(&b.cq));
@@ -266,10 +269,8 @@ impl Shared {
         }
         if let (Some(binding), Some(place)) = (&control.rx, control.rx_place) {
             if let Some(srx) = &control.srx {
-                binding
-                    .cq
-                    .share(place, qp.number(), srx.slots(), binding.selective);
-                return Ok(());
+                let (number, selective) = (qp.number(), binding.selective);
+                return binding.cq.share(place, number, srx.slots(), selective);
             }
             let mut rx = self.rx.lock();
             let early = rx.as_mut().and_then(RxSide::take_early);

@@ -374,6 +374,8 @@ impl Endpoint {
     ///   is bound.
     /// - `EADDRNOTAVAIL`: the source address does not belong to the device.
     /// - `ENOMEM`, `EINVAL`: the device refuses a queue pair of this size.
+    /// - `ENOSPC`: a completion queue has no room for the endpoint's completions, and the device
+    ///   cannot make it larger.
     pub fn enable(&self) -> Result<()> {
         self.shared.enable()
     }

@@ -242,7 +242,7 @@ impl SharedRx {
             };
             XrcReceives::new(Arc::clone(&srq), Arc::clone(&buffers), Box::new(ender))
         });
-        cq.add_context(&self.slots, receives);
+        cq.add_context(&self.slots, receives)?;
         let begun = self.begin(&mut posting, Queue::Xrc(srq, Arc::clone(cq), buffers));
         begun.inspect_err(|_| cq.remove_context(&self.slots))
     }

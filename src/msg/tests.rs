@@ -43,6 +43,7 @@ mod more;
 mod own_regions;
 mod parts;
 mod processes;
+mod queue_room;
 mod refresh;
 mod shared;
 mod single;

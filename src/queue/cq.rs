@@ -34,7 +34,7 @@ const HOLDERS: usize = 4;
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CqConfig {
     /// Completions that the queue must hold; 0: the default of 1024. The queue grows when endpoints
-    /// are bound, so that it does not overrun.
+    /// are enabled, so that it does not overrun.
     pub size: usize,
     /// The kind of wait object.
     pub wait: WaitKind,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rdma_core_sys as sys;
 
 use crate::errno::{FiErrno, Result};
-use crate::log::info_log;
+use crate::log::warn_log;
 use crate::queue::complete::{Attachment, ONLY_SOURCES, Sharer, failure};
 use crate::queue::cq::{CompletionQueue, Inner};
 use crate::queue::slots::EndpointSlots;
@@ -15,60 +15,61 @@ use crate::queue::source::Entry;
 use crate::queue::srx_slots::SharedSlots;
 use crate::queue::wr_id::WrId;
 use crate::queue::xrc_receives::XrcReceives;
+use crate::verbs::Cq;
 
 impl CompletionQueue {
     /// Adds an endpoint to the table, and reserves room for `completions` more completions.
     ///
     /// # Errors
-    /// `ENOSPC`: 65,536 endpoints are bound.
+    /// `ENOSPC`: 65,536 endpoints are bound, or the device's queue has no room.
     pub(crate) fn attach(&self, rings: &Arc<EndpointSlots>, completions: usize) -> Result<WrId> {
         let mut inner = self.inner.lock();
-        inner.table.set_more(ONLY_SOURCES, false);
-        let index = match inner.table.free.pop() {
-            Some(index) => index,
-            None => {
-                let index =
-                    u16::try_from(inner.table.endpoints.len()).map_err(|_| FiErrno::ENOSPC)?;
-                inner.table.endpoints.push(Attachment::default());
-                index
-            }
+        let index = match inner.table.free.last() {
+            Some(index) => *index,
+            None => u16::try_from(inner.table.endpoints.len()).map_err(|_| FiErrno::ENOSPC)?,
         };
-        self.reserve(&mut inner, completions);
+        self.reserve(&mut inner, completions)?;
+        inner.table.set_more(ONLY_SOURCES, false);
+        if inner.table.free.pop().is_none() {
+            inner.table.endpoints.push(Attachment::default());
+        }
         let place = &mut inner.table.endpoints[usize::from(index)];
         place.rings = Some(Arc::clone(rings));
         place.selective = false;
         Ok(WrId::base(index, place.generation))
     }
 
-    /// Reserves room for `completions` more completions. Grows the device's queue if necessary, to
-    /// a power of two, because the device copies all entries each time.
-    fn reserve(&self, inner: &mut Inner, completions: usize) {
-        inner.reserved += completions;
-        let Ok(cq) = self.device_cq() else {
-            return;
-        };
-        let most = cq.device().attr().max_cqe;
-        let wanted = inner.reserved.min(most);
-        if wanted <= cq.cqe() {
-            return;
+    /// Reserves room for `completions` more completions: the device's queue never has more than it
+    /// has room for (`FI_RM_ENABLED`).
+    ///
+    /// # Errors
+    /// `ENOSPC`: the device's queue has no room. Nothing is reserved.
+    fn reserve(&self, inner: &mut Inner, completions: usize) -> Result<()> {
+        let wanted = inner.reserved + completions;
+        if let Ok(cq) = self.device_cq()
+            && wanted > cq.cqe()
+        {
+            grow(cq, wanted)?;
         }
-        let grown = wanted.next_power_of_two().min(most);
-        let resized = cq.resize(grown);
-        if let Err(error) = resized.or_else(|_| cq.resize(wanted)) {
-            info_log!(
-                Cq,
-                "a completion queue of {} entries could not grow to {wanted}: {error}",
-                cq.cqe()
-            );
-        }
+        inner.reserved = wanted;
+        Ok(())
     }
 
     /// Registers queue pair `number`, of the endpoint `id`, as a consumer of a shared receive
     /// context. The receives that the queue pair consumes complete in this queue.
-    pub(crate) fn share(&self, id: WrId, number: u32, slots: &Arc<SharedSlots>, selective: bool) {
+    ///
+    /// # Errors
+    /// `ENOSPC`: the device's queue has no room for them.
+    pub(crate) fn share(
+        &self,
+        id: WrId,
+        number: u32,
+        slots: &Arc<SharedSlots>,
+        selective: bool,
+    ) -> Result<()> {
         let mut inner = self.inner.lock();
         let index = usize::from(slots.id().index);
-        self.add_sharer(&mut inner, index, slots);
+        self.add_sharer(&mut inner, index, slots)?;
         // an endpoint's index has 16 bits
         let place = id.index() as u16;
         match inner
@@ -83,17 +84,26 @@ impl CompletionQueue {
             place.selective = selective;
             place.sharing = NonZeroU32::new(number);
         }
+        Ok(())
     }
 
     /// Registers a shared receive context of an XRC domain, all of whose receives complete in this
     /// queue. `xrc`: if the device reports the target of a message.
-    pub(crate) fn add_context(&self, slots: &Arc<SharedSlots>, xrc: Option<XrcReceives>) {
+    ///
+    /// # Errors
+    /// `ENOSPC`: the device's queue has no room for them.
+    pub(crate) fn add_context(
+        &self,
+        slots: &Arc<SharedSlots>,
+        xrc: Option<XrcReceives>,
+    ) -> Result<()> {
         let mut inner = self.inner.lock();
         let index = usize::from(slots.id().index);
-        self.add_sharer(&mut inner, index, slots);
+        self.add_sharer(&mut inner, index, slots)?;
         if let Some(Some(sharer)) = inner.table.shared.get_mut(index) {
             sharer.xrc = xrc;
         }
+        Ok(())
     }
 
     /// Messages to an [added context](Self::add_context) may come through this target from now on,
@@ -144,23 +154,28 @@ impl CompletionQueue {
         }
     }
 
-    /// Counts a user of a context.
-    fn add_sharer(&self, inner: &mut Inner, index: usize, slots: &Arc<SharedSlots>) {
+    /// Counts a user of a context; reserves room for its receives with the first one.
+    ///
+    /// # Errors
+    /// As [`Self::reserve`].
+    fn add_sharer(&self, inner: &mut Inner, index: usize, slots: &Arc<SharedSlots>) -> Result<()> {
+        if let Some(Some(sharer)) = inner.table.shared.get_mut(index)
+            && Arc::ptr_eq(&sharer.slots, slots)
+        {
+            sharer.users += 1;
+            return Ok(());
+        }
+        self.reserve(inner, slots.depth())?;
         if inner.table.shared.len() <= index {
             inner.table.shared.resize_with(index + 1, || None);
         }
-        match &mut inner.table.shared[index] {
-            Some(sharer) if Arc::ptr_eq(&sharer.slots, slots) => sharer.users += 1,
-            entry => {
-                *entry = Some(Sharer {
-                    slots: Arc::clone(slots),
-                    users: 1,
-                    on_xrc: Vec::new(),
-                    xrc: None,
-                });
-                self.reserve(inner, slots.depth());
-            }
-        }
+        inner.table.shared[index] = Some(Sharer {
+            slots: Arc::clone(slots),
+            users: 1,
+            on_xrc: Vec::new(),
+            xrc: None,
+        });
+        Ok(())
     }
 
     /// Reverts [`Self::add_sharer`].
@@ -274,11 +289,99 @@ impl CompletionQueue {
     }
 }
 
+/// Grows a device's queue to at least `wanted` entries; if possible to a power of two, because the
+/// device copies all entries each time.
+///
+/// # Errors
+/// `ENOSPC`: the device has no queues of this size, cannot resize them, or has no memory.
+fn grow(cq: &Cq, wanted: usize) -> Result<()> {
+    let most = cq.device().attr().max_cqe;
+    let resized = match wanted <= most {
+        true => cq
+            .resize(wanted.next_power_of_two().min(most))
+            .or_else(|_| cq.resize(wanted)),
+        false => Err(FiErrno::ENOSPC),
+    };
+    match resized {
+        Ok(()) if wanted <= cq.cqe() => Ok(()),
+        result => {
+            let error = result.err().unwrap_or(FiErrno::ENOSPC);
+            warn_log!(
+                Cq,
+                "{}: a completion queue of {} entries cannot grow to {wanted}, which the next \
+                 endpoint needs: {error}",
+                cq.device().name(),
+                cq.cqe()
+            );
+            Err(FiErrno::ENOSPC)
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::domain::{Domain, DomainConfig};
     use crate::queue::CqConfig;
+    use crate::queue::srx_slots::SharedId;
+    use crate::verbs::Device;
+    use crate::verbs::replaced::without_resize;
+
+    fn queue(device: &Arc<Device>, size: usize) -> Arc<CompletionQueue> {
+        let domain = Domain::open(device, DomainConfig::default()).unwrap();
+        let config = CqConfig {
+            size,
+            ..CqConfig::default()
+        };
+        CompletionQueue::open(domain.queues(), config).unwrap()
+    }
+
+    /// A device that cannot resize queues makes larger ones. Without room for the completions of an
+    /// endpoint or a shared context, nothing changes.
+    #[test]
+    fn a_queue_without_room_refuses() {
+        for (small, size, least) in [
+            (false, 16, 1 << 16),
+            (false, 100_000, 100_000),
+            (true, 16, 8192),
+        ] {
+            let device = crate::verbs::devices(&[without_resize(small)], false).remove(0);
+            let cq = queue(&device, size);
+            let room = cq.device_cq().unwrap().cqe();
+            assert!(room >= least, "{room}");
+            let rings = Arc::new(EndpointSlots::new(1, 1));
+            let id = cq.attach(&rings, room).unwrap();
+            let shared = SharedId {
+                index: 0,
+                generation: 0,
+            };
+            let slots = Arc::new(SharedSlots::new(shared, 1));
+            assert_eq!(cq.attach(&rings, 1).err(), Some(FiErrno::ENOSPC));
+            assert_eq!(cq.share(id, 7, &slots, false), Err(FiErrno::ENOSPC));
+            assert_eq!(cq.add_context(&slots, None), Err(FiErrno::ENOSPC));
+            {
+                let inner = cq.inner.lock();
+                let table = &inner.table;
+                assert_eq!((inner.reserved, table.endpoints.len()), (room, 1));
+                assert!(table.shared.is_empty() && table.sharing.is_empty());
+            }
+            cq.detach(id, room, true, true);
+            assert!(cq.attach(&rings, 1).is_ok());
+        }
+    }
+
+    /// More than a queue of the device can have is not cut down to that.
+    #[test]
+    fn the_limit_of_the_device_is_a_refusal() {
+        let device = crate::verbs::devices(&[softverbs::backend()], false).remove(0);
+        let cq = queue(&device, 16);
+        let rings = Arc::new(EndpointSlots::new(1, 1));
+        let most = device.attr().max_cqe;
+        assert_eq!(cq.attach(&rings, most + 1).err(), Some(FiErrno::ENOSPC));
+        assert!(cq.attach(&rings, 100).is_ok());
+        assert_eq!(cq.inner.lock().reserved, 100);
+        assert!(cq.device_cq().unwrap().cqe() < most);
+    }
 
     /// With 10,000 endpoints: free indices are reused with another generation, and the device's
     /// queue is resized a few times, not once per endpoint.
@@ -286,8 +389,7 @@ mod tests {
     fn a_free_place_is_found_without_a_search() {
         const ENDPOINTS: usize = 10_000;
         let device = crate::verbs::devices(&[softverbs::backend()], false).remove(0);
-        let domain = Domain::open(&device, DomainConfig::default()).unwrap();
-        let cq = CompletionQueue::open(domain.queues(), CqConfig::default()).unwrap();
+        let cq = queue(&device, 0);
         let rings = Arc::new(EndpointSlots::new(1, 1));
         let mut sizes = vec![cq.device_cq().unwrap().cqe()];
         let mut ids: Vec<_> = (0..ENDPOINTS)

@@ -26,7 +26,7 @@ pub(super) struct DeviceQueue {
 }
 
 impl DeviceQueue {
-    /// Creates a device queue of `size` entries, with a channel if `waits` is set.
+    /// Creates a device queue of at least `size` entries, with a channel if `waits` is set.
     ///
     /// # Errors
     /// `EINVAL`: too many entries. `ENOMEM`, `EMFILE`: resources of the device or the process.
@@ -40,7 +40,7 @@ impl DeviceQueue {
             true => Some(Arc::new(CompChannel::create(device)?)),
             false => None,
         };
-        let cq = Cq::create(device, size, channel.clone(), vector)?;
+        let (cq, _) = Cq::create_growing(device, size, channel.as_ref(), vector)?;
         Ok(Self {
             cq: Arc::new(cq),
             channel,

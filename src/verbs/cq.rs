@@ -11,7 +11,10 @@ use rdma_core_sys as sys;
 
 use super::Device;
 use crate::errno::{FiErrno, Result};
-use crate::log::warn_log;
+use crate::log::{info_log, warn_log};
+
+/// Entries of a queue that cannot be resized: 4 MiB with entries of 64 bytes.
+const FIXED: usize = 1 << 16;
 
 /// A completion channel: readable when an armed queue has got a completion. Thread safe.
 #[derive(Debug)]
@@ -183,6 +186,32 @@ impl Cq {
             channel,
             device: Arc::clone(device),
         })
+    }
+
+    /// As [`Self::create`], a queue that the caller resizes when it needs more room. If the device
+    /// cannot resize queues, it gets at least [`FIXED`] entries at once, or as many as the device
+    /// makes. Returns the queue, and whether it can be resized.
+    ///
+    /// # Errors
+    /// As [`Self::create`].
+    pub(crate) fn create_growing(
+        device: &Arc<Device>,
+        cqe: usize,
+        channel: Option<&Arc<CompChannel>>,
+        vector: u32,
+    ) -> Result<(Self, bool)> {
+        let create = |cqe| Self::create(device, cqe, channel.cloned(), vector);
+        let cq = create(cqe)?;
+        // No device has so many entries: one that can resize queues refuses the number, without
+        // effect.
+        let trial = cq.resize(c_int::MAX as usize);
+        if !matches!(trial, Err(FiErrno::EOPNOTSUPP | FiErrno::ENOSYS)) {
+            return Ok((cq, true));
+        }
+        info_log!(Cq, "{}: completion queues cannot be resized", device.name());
+        // without memory for the larger one, the smaller one serves fewer connections
+        let larger = create(FIXED.max(cqe).min(device.attr().max_cqe));
+        Ok((larger.unwrap_or(cq), false))
     }
 
     pub(super) fn raw(&self) -> *mut sys::ibv_cq {

@@ -4,17 +4,13 @@ use std::sync::Arc;
 
 use super::super::limits::max_descriptors;
 use super::Endpoint;
-use crate::errno::{FiErrno, Result};
-use crate::log::info_log;
+use crate::errno::Result;
 use crate::verbs::{CompChannel, Cq, Device};
 
-/// Entries of a queue that cannot be resized: 4 MiB with entries of 64 bytes, for 960 links without
-/// RMA or 391 with it.
-const FIXED: usize = 1 << 16;
-
 /// Creates a queue with room for so many receives and the first links, which is resized for further
-/// ones; or a larger one, if the device cannot resize queues. Returns it, and the maximum number of
-/// its entries, which is at least `receives`.
+/// ones; or a larger one, if the device cannot resize queues: with 65,536 entries, for 960 links
+/// without RMA or 391 with it. Returns it, and the maximum number of its entries, which is at least
+/// `receives`. Without memory for the larger one, links are evicted earlier.
 ///
 /// # Errors
 /// `ENOMEM`, `EMFILE`.
@@ -24,23 +20,10 @@ pub(super) fn create(
     channel: &Arc<CompChannel>,
 ) -> Result<(Arc<Cq>, usize)> {
     let most = device.attr().max_cqe;
-    let create =
-        |entries: usize| Cq::create(device, entries.min(most), Some(Arc::clone(channel)), 0);
-    let cq = create(receives * 2)?;
-    // No device has so many entries: one that can resize queues refuses the number, without effect.
-    let trial = cq.resize(i32::MAX as usize);
-    if !matches!(trial, Err(FiErrno::EOPNOTSUPP | FiErrno::ENOSYS)) {
-        return Ok((Arc::new(cq), most.max(receives)));
-    }
-    info_log!(
-        EpCtrl,
-        "{}: completion queues cannot be resized",
-        device.name()
-    );
-    // without memory for the larger one, links are evicted earlier
-    let cq = create(FIXED.max(receives * 2)).unwrap_or(cq);
-    let entries = cq.cqe().max(receives);
-    Ok((Arc::new(cq), entries))
+    let first = (receives * 2).min(most);
+    let (cq, resizable) = Cq::create_growing(device, first, Some(channel), 0)?;
+    let entries = if resizable { most } else { cq.cqe() };
+    Ok((Arc::new(cq), entries.max(receives)))
 }
 
 impl Endpoint {
