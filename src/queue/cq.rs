@@ -27,7 +27,8 @@ const DEFAULT_SIZE: usize = 1024;
 /// Number of empty reads, or of reads of a queue that has only sources, between two calls of
 /// [`QueueDomain::help_from_poll`].
 const EMPTY_READS: u32 = 32;
-/// Number of endpoints that each such check examines for revoked keys.
+/// Number of endpoints of the device queue that each such check examines for revoked keys. A source
+/// examines its own.
 const HOLDERS: usize = 4;
 
 /// Parameters of a completion queue.
