@@ -292,8 +292,24 @@ impl Directory {
     /// Removes the entry of a key and notifies the peers that hold keys, so that they drop their
     /// cached records. Returns the revocation count after the removal.
     pub(crate) fn withdraw(&self, key: u64) -> u64 {
+        self.withdraw_in_steps(key, || {}, || {})
+    }
+
+    /// [`Self::withdraw`] for tests: calls `moving` when the header shows that entries move, before
+    /// the first of them moves, and `moved` after the last one, before the header shows that.
+    pub(super) fn withdraw_in_steps(
+        &self,
+        key: u64,
+        moving: impl FnOnce(),
+        moved: impl FnOnce(),
+    ) -> u64 {
         self.change(|table, revocations| {
-            table.remove(key, |table| self.publish(table, revocations))
+            let removed = table.remove(key, |table| {
+                self.publish(table, revocations);
+                moving();
+            });
+            moved();
+            removed
         })
     }
 

@@ -192,8 +192,9 @@ fn place(words: &Words, log2: u32, key: u64) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
     use std::collections::HashMap;
-    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+    use std::sync::atomic::{AtomicU64, Ordering};
 
     use super::super::directory::Directory;
     use super::super::lookup::{Lookup, Map, Outcome};
@@ -280,74 +281,54 @@ mod tests {
         assert!((0..table.slots()).all(|slot| table.is_free(slot)));
     }
 
-    /// Looks a key up as a peer does, by reads of the directory's memory in this process.
+    /// One read of a look-up, as a peer does it, of the directory's memory in this process.
     #[allow(unsafe_code, reason = "reads addresses of the directory's records")]
-    fn look_up(key: u64, map: &mut Map) -> Outcome {
-        let mut lookup = Lookup::new(key, map);
-        loop {
-            let read = lookup.read(map);
-            let words: Vec<u64> = (0..read.words)
-                .map(|i| {
-                    let at = (read.addr.get() as *const AtomicU64).wrapping_add(i);
-                    // SAFETY: the directory's words, which are retained as long as itself; they
-                    // are written as atomics.
-                    unsafe { &*at }.load(Ordering::Relaxed)
-                })
-                .collect();
-            match lookup.feed(map, &words) {
-                Outcome::More | Outcome::Torn => {}
-                end => return end,
-            }
-        }
+    fn step(lookup: &mut Lookup, map: &mut Map) -> Outcome {
+        let read = lookup.read(map);
+        let words: Vec<u64> = (0..read.words)
+            .map(|i| {
+                let at = (read.addr.get() as *const AtomicU64).wrapping_add(i);
+                // SAFETY: the directory's words, which are retained as long as itself; they are
+                // written as atomics.
+                unsafe { &*at }.load(Ordering::Relaxed)
+            })
+            .collect();
+        lookup.feed(map, &words)
     }
 
-    /// Another thread closes regions in front of a published one, whose entry moves each time. A
-    /// look-up of its key during which it was published all the time does not miss it.
+    /// A look-up has read the slots before that of a key; then the key's entry moves into them, and
+    /// the look-up reads the old slot. It does not miss the key: it reads the header until the moves
+    /// have ended, and then the slots again.
     #[test]
     fn a_moving_key_is_found() {
         const KEY: u64 = 100;
         let directory = Directory::new(&pd(), 7, false).unwrap();
         let block = directory.block(None).unwrap();
-        let others = 1..24;
-        // odd while the key is published
-        let published = AtomicU64::new(0);
-        let stop = AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                while !stop.load(Ordering::Relaxed) {
-                    for i in others.clone() {
-                        directory.insert(&entry(same_home(i), i)).unwrap();
-                    }
-                    directory.insert(&entry(same_home(KEY), KEY)).unwrap();
-                    published.fetch_add(1, Ordering::SeqCst);
-                    for i in others.clone() {
-                        directory.withdraw(same_home(i));
-                    }
-                    published.fetch_add(1, Ordering::SeqCst);
-                    directory.withdraw(same_home(KEY));
-                }
-            });
-            let mut map = Map::new(block.addr(), block.rkey(), 1);
-            let (mut found, mut missed) = (0, 0);
-            while found < 20_000 && missed == 0 {
-                let before = published.load(Ordering::SeqCst);
-                let outcome = look_up(same_home(KEY), &mut map);
-                if before % 2 == 0 || published.load(Ordering::SeqCst) != before {
-                    continue;
-                }
-                match outcome {
-                    Outcome::Found(resolved) => {
-                        assert_eq!(resolved.entry.generation, KEY);
-                        found += 1;
-                    }
-                    // moved too often meanwhile: an error of its own
-                    Outcome::Broken => {}
-                    _ => missed += 1,
-                }
-            }
-            stop.store(true, Ordering::Relaxed);
-            assert_eq!(missed, 0, "after {found} found");
-        });
+        // in the slots 0 to 4, of which the first read of a look-up has four
+        for i in [1, 2, 3, 4, KEY] {
+            directory.insert(&entry(same_home(i), i)).unwrap();
+        }
+        let map = RefCell::new(Map::new(block.addr(), block.rkey(), 1));
+        let lookup = RefCell::new(Lookup::new(same_home(KEY), &map.borrow()));
+        let step = || step(&mut lookup.borrow_mut(), &mut map.borrow_mut());
+        let goes_on = || assert!(matches!(step(), Outcome::More));
+        let moving = || {
+            // the connection block, the header, and the slots 0 to 3
+            goes_on();
+            goes_on();
+            goes_on();
+        };
+        let moved = || {
+            // slot 4, which is free now
+            goes_on();
+            assert!(matches!(step(), Outcome::Torn), "the header");
+        };
+        directory.withdraw_in_steps(same_home(1), moving, moved);
+        let outcome = std::iter::repeat_with(step).find(|it| !matches!(it, Outcome::More));
+        let Some(Outcome::Found(found)) = outcome else {
+            panic!("{outcome:?}");
+        };
+        assert_eq!(found.entry.generation, KEY);
     }
 
     #[test]
