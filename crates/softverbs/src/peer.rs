@@ -19,8 +19,8 @@ use crate::signal;
 use crate::sync::{Arc, Lock};
 use crate::sys::{self, Epoll, Errno, Grow, Identity, OpenFile, PidFd, Res};
 
-/// Nanoseconds of [`sys::tick_ns`] for which a peer counts as alive after a check: with the ticks
-/// of the kernel's clock, at most 10 ms. A pid is not reused within that time.
+/// Nanoseconds of [`sys::tick_ns`] for which a peer counts as alive after a check: at most 10 ms,
+/// with the ticks of the kernel's clock. A pid is not reused within that time, but a slot can be.
 const FRESH_NS: u64 = 1_000_000;
 
 /// Doorbells of one peer that are kept open; the oldest is closed first.

@@ -13,6 +13,11 @@ impl Peer {
     pub(crate) fn refuse(&self) {
         self.refuses.store(true, Ordering::Relaxed);
     }
+
+    /// As if the peer had been found alive at this moment.
+    pub(crate) fn was_looked_at(&self) {
+        self.checked.store(sys::tick_ns(), Ordering::Relaxed);
+    }
 }
 
 #[test]

@@ -209,6 +209,7 @@ impl Process {
             }
             let began = sys::now_ns();
             let granted = self.peer(slot).and_then(|peer| {
+                // another one only if the sender has ended since
                 if peer.identity.cookie == cookie {
                     self.clean_up_dead_peers();
                     self.grant_ring(&peer)?;

@@ -318,15 +318,17 @@ impl Process {
         self.peers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The live process in `slot`; opens it if it is not open.
+    /// The live process in `slot`; opens it if it is not open. Looks at once whether the one that
+    /// is open has ended: another process may have taken its slot since the last look, also one
+    /// with the same pid, by executing another program.
     ///
     /// # Errors
     /// `ESRCH`: no process is in the slot. Others: the process can't be opened.
     pub(crate) fn peer(&self, slot: u32) -> Res<Arc<Peer>> {
-        if let Some(peer) = self.peers().get(&slot)
-            && peer.check_alive()
+        if let Some(peer) = self.mapped_peer(slot)
+            && !peer.has_ended()
         {
-            return Ok(Arc::clone(peer));
+            return Ok(peer);
         }
         let mut opening = self.opening.lock().unwrap_or_else(PoisonError::into_inner);
         let entry = self.registry.lookup(slot).ok_or(Errno(libc::ESRCH))?;
@@ -473,7 +475,7 @@ impl Process {
     pub(crate) fn admits(&self, requester: Requester, connected: Option<Arc<Peer>>) -> bool {
         let mapped = || {
             self.mapped_peer(requester.slot)
-                .filter(|peer| peer.check_alive())
+                .filter(|peer| !peer.has_ended())
         };
         let open = connected.or_else(mapped);
         let is_it =

@@ -1,6 +1,9 @@
 //! Tests of this process's tables.
 
 use std::fs::File;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
 use super::*;
@@ -158,4 +161,129 @@ fn a_process_that_a_repetition_opens_is_left_to_it() {
     assert!(process.open_now(slot).is_ok());
     opened.mark_dead();
     assert_eq!(process.open_now(slot).err(), later);
+}
+
+/// A forked child with a line to this process.
+struct Child {
+    pid: libc::pid_t,
+    line: UnixStream,
+}
+
+impl Child {
+    /// Runs `part` in a child, until it returns or the object is dropped.
+    fn run(part: impl FnOnce(UnixStream)) -> Self {
+        let (line, theirs) = UnixStream::pair().unwrap();
+        // SAFETY: the child uses no object of this process's device, and ends here.
+        unsafe {
+            let pid = libc::fork();
+            if pid == 0 {
+                drop(line);
+                let done = catch_unwind(AssertUnwindSafe(|| part(theirs)));
+                libc::_exit(i32::from(done.is_err()));
+            }
+            Self { pid, line }
+        }
+    }
+
+    /// The next 4 bytes on the line.
+    fn hear(&mut self) -> u32 {
+        hear(&mut self.line).expect("the child has failed")
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        // SAFETY: this process's child, which is not waited for yet.
+        unsafe {
+            libc::kill(self.pid, libc::SIGKILL);
+            libc::waitpid(self.pid, std::ptr::null_mut(), 0);
+        }
+    }
+}
+
+fn hear(line: &mut UnixStream) -> Option<u32> {
+    let mut bytes = [0; 4];
+    line.read_exact(&mut bytes).ok()?;
+    Some(u32::from_ne_bytes(bytes))
+}
+
+fn say(line: &mut UnixStream, number: u32) {
+    line.write_all(&number.to_ne_bytes()).unwrap();
+}
+
+/// The process of a slot ends, and the next one with this slot requests a ring, before this process
+/// looks at the former one again.
+#[test]
+fn the_next_process_of_a_slot_is_not_taken_for_the_former_one() {
+    // SAFETY: no other thread of this test reads the environment.
+    unsafe { std::env::set_var("SOFTVERBS_REUSE_SRQ", "1") };
+    let process = Process::open().unwrap();
+    let opens = |line: &mut UnixStream| {
+        let own = Process::open().unwrap();
+        say(line, own.slot);
+        own
+    };
+    for _ in 0..100 {
+        let mut first = Child::run(|mut line| {
+            opens(&mut line);
+            hear(&mut line);
+        });
+        let mut second = Child::run(|mut line| {
+            hear(&mut line);
+            let own = opens(&mut line);
+            let to = own.peer(process.slot).unwrap();
+            while hear(&mut line).is_some() {
+                let there = to.has_ring(own.signature()).unwrap();
+                say(&mut line, u32::from(there));
+            }
+        });
+        let slot = first.hear();
+        let former = process.peer(slot).unwrap();
+        drop(first);
+        say(&mut second.line, 0);
+        if second.hear() != slot {
+            // another test has taken the slot
+            continue;
+        }
+        say(&mut second.line, 0);
+        assert_eq!(second.hear(), 0);
+        former.was_looked_at();
+        process.progress();
+        assert!(former.is_dead());
+        let next = process.mapped_peer(slot).expect("the ring is not made");
+        assert_ne!(next.identity.cookie, former.identity.cookie);
+        say(&mut second.line, 0);
+        assert_eq!(second.hear(), 1, "the ring is not made");
+        return;
+    }
+    panic!("another process has the slot each time");
+}
+
+/// As above, with a connection to the next process.
+#[test]
+fn the_next_process_of_a_slot_is_opened() {
+    // SAFETY: as above.
+    unsafe { std::env::set_var("SOFTVERBS_REUSE_SRQ", "1") };
+    let process = Process::open().unwrap();
+    let opens = |mut line: UnixStream| {
+        hear(&mut line);
+        let own = Process::open().unwrap();
+        say(&mut line, own.slot);
+        hear(&mut line);
+    };
+    for _ in 0..100 {
+        let [mut first, mut second] = [(); 2].map(|()| Child::run(opens));
+        say(&mut first.line, 0);
+        let slot = first.hear();
+        let former = process.peer(slot).unwrap();
+        drop(first);
+        say(&mut second.line, 0);
+        if second.hear() == slot {
+            former.was_looked_at();
+            let next = process.peer(slot).unwrap();
+            assert_ne!(next.identity.cookie, former.identity.cookie);
+            return;
+        }
+    }
+    panic!("another process has the slot each time");
 }

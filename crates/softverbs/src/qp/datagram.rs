@@ -44,6 +44,12 @@ impl Qp {
     #[cold]
     fn open_receiver(&self, slot: u32) -> Option<Arc<Peer>> {
         let process = self.process();
+        // A queue pair with several destinations comes here for each datagram. Those to a process
+        // that has taken its slot since the last look at the former one are lost.
+        let living = process.mapped_peer(slot).filter(|peer| peer.check_alive());
+        if living.is_some() {
+            return living;
+        }
         let opened = process.open_now(slot);
         if let Err(error @ Errno(libc::EACCES | libc::ETIMEDOUT)) = opened
             && process.may_open_later(error)
