@@ -44,6 +44,11 @@ pub(crate) fn main() {
         ),
         ("forked_children", forked_parent, idle_child),
         ("a_sender_that_ends", ending_parent, ending_child),
+        (
+            "a_first_thread_that_ends",
+            first_thread_parent,
+            first_thread_child,
+        ),
     ];
     run(cases);
 }
@@ -720,4 +725,56 @@ fn ending_child(link: &mut Link) {
         end.send(&mut buffer, 64, None, IBV_SEND_SIGNALED, i as u64);
         end.wait(LIMIT);
     }
+}
+
+/// The first thread of the other process ends, and the others go on. Its files are not shown any
+/// more before it is a zombie.
+fn first_thread_parent(link: &mut Link) {
+    let mut end = End::connect(link, 16, 16, 1);
+    let mut other = End::with(4, 4, 1);
+    let address = other.exchange(link);
+    let stat = format!("/proc/{}/stat", link.pid());
+    let begin = std::time::Instant::now();
+    while !std::fs::read_to_string(&stat).unwrap().contains(") Z ") {
+        // looks whether the process has ended
+        other.enter_rtr(address);
+        other.reset();
+        other.enter_init();
+        assert!(begin.elapsed() < LIMIT, "the thread does not end");
+    }
+    other.enter_rtr(address);
+    let mut buffer = end.buffer(&pattern(5, 64));
+    end.send(&mut buffer, 64, None, IBV_SEND_SIGNALED, 6);
+    let wc = end.wait(LIMIT);
+    assert_eq!((wc.status, wc.wr_id), (IBV_WC_SUCCESS, 6));
+    link.expect("received");
+}
+
+fn first_thread_child(link: &mut Link) {
+    struct Rest<'a>(&'a mut Link, End, Buffer);
+    // SAFETY: the first thread uses none of it any more.
+    unsafe impl Send for Rest<'_> {}
+    let mut end = End::create(link, 16, 16, 1);
+    let receive = end.buffer(&[0; 64]);
+    end.recv(&receive, 1);
+    end.join(link);
+    let _ = end.exchange(link);
+    let rest = Rest(link, end, receive);
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let Rest(link, mut end, receive) = { rest };
+            assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
+            assert_eq!(receive.bytes(), pattern(5, 64));
+            link.say("received");
+            std::process::exit(0);
+        });
+        // SAFETY: a C string. The thread ends without a return, so that the scope does not end. Its
+        // own list of files has one that takes the kernel milliseconds to give back.
+        unsafe {
+            libc::unshare(libc::CLONE_FILES);
+            let large = libc::memfd_create(c"large".as_ptr(), 0);
+            libc::fallocate(large, 0, 0, 64 << 20);
+            libc::syscall(libc::SYS_exit, 0);
+        }
+    });
 }

@@ -58,9 +58,9 @@ pub(crate) fn has_open(pid: u32, fd: RawFd, inode: u64) -> bool {
     let file = path_of_fd(pid, fd).and_then(|path| Ok(fs::metadata(path.as_path())?));
     match file {
         Ok(file) => file.ino() == inode,
-        // the files of a process whose first thread has ended are not shown, while its other
-        // threads run
-        Err(Errno(libc::ENOENT)) => leader_ended(pid),
+        // the files of a process whose first thread has ended or is ending are not shown, while its
+        // other threads run
+        Err(Errno(libc::ENOENT)) => leader_ends(pid),
         Err(_) => true,
     }
 }
@@ -100,16 +100,16 @@ impl OpenFile {
         // SAFETY: a C string and a writable structure.
         match check(unsafe { libc::stat(self.path.as_c_str().as_ptr(), &raw mut stat) }) {
             Ok(_) => (stat.st_dev, stat.st_ino) == (self.device, self.inode),
-            Err(Errno(libc::ENOENT)) => leader_ended(self.pid),
+            Err(Errno(libc::ENOENT)) => leader_ends(self.pid),
             Err(_) => true,
         }
     }
 }
 
-/// Whether the first thread of a process has ended and others have not.
-fn leader_ended(pid: u32) -> bool {
+/// Whether the first thread of a process has ended or is ending, and others have not.
+fn leader_ends(pid: u32) -> bool {
     match Start::of_stat(pid) {
-        Ok(stat) => parse_stat(stat.as_bytes()).is_some_and(|(_, zombie)| zombie),
+        Ok(stat) => parse_stat(stat.as_bytes()).is_some_and(|(_, ends)| ends),
         Err(error) => is_lack(error) && may_have_threads(pid),
     }
 }
@@ -172,21 +172,29 @@ fn parse_start_time(stat: &[u8]) -> Option<u64> {
     parse_stat(stat).map(|(start_time, _)| start_time)
 }
 
-/// The start time of a process that runs, and whether its first thread has ended.
+/// Set in a thread's flags from the beginning of its end: `PF_EXITING` of the kernel's
+/// `include/linux/sched.h`.
+const EXITING: u64 = 4;
+
+/// The start time of a process that runs, and whether its first thread has ended or is ending while
+/// others run. A thread that is ending gives its files back before it becomes a zombie.
 fn parse_stat(stat: &[u8]) -> Option<(u64, bool)> {
     // the command, in parentheses, can contain any bytes
     let command = stat.iter().rposition(|&byte| byte == b')')?;
     let mut fields = str::from_utf8(&stat[command + 1..])
         .ok()?
         .split_ascii_whitespace();
+    // fields 3, 9, 20 and 22 of proc_pid_stat(5)
     let state = fields.next()?;
-    let threads: u32 = fields.nth(16)?.parse().ok()?;
+    let flags: u64 = fields.nth(5)?.parse().ok()?;
+    let threads: u32 = fields.nth(10)?.parse().ok()?;
     let start_time = fields.nth(1)?.parse().ok()?;
+    let others = threads > 1;
     match state {
         "X" | "x" => None,
         // A zombie first thread: the other threads still run.
-        "Z" => (threads > 1).then_some((start_time, true)),
-        _ => Some((start_time, false)),
+        "Z" => others.then_some((start_time, true)),
+        _ => Some((start_time, others && flags & EXITING != 0)),
     }
 }
 
@@ -272,6 +280,13 @@ mod tests {
         };
         assert_eq!(stat(zombie(1)), None);
         assert_eq!(parse_stat(zombie(2).as_bytes()), Some((777, true)));
+        let ending = |threads: u32| {
+            let text =
+                format!("5 (a) R 1 1 1 0 -1 4194308 1 0 0 0 0 0 0 0 20 0 {threads} 0 777 0 0");
+            parse_stat(text.as_bytes())
+        };
+        assert_eq!(ending(2), Some((777, true)));
+        assert_eq!(ending(1), Some((777, false)));
         assert_eq!(stat("rubbish".to_owned()), None);
     }
 
@@ -301,16 +316,19 @@ mod tests {
         assert!(PidFd::open(child.id()).is_err());
     }
 
-    /// The first thread has ended and is a zombie while another thread runs.
-    #[test]
-    fn a_process_without_its_first_thread_lives() {
+    /// A child whose first thread calls `before` and ends, while another thread runs. The caller
+    /// kills it.
+    ///
+    /// # Safety
+    /// `before` may only make system calls, as the child is that of a process with threads.
+    unsafe fn without_its_first_thread(before: impl FnOnce()) -> libc::pid_t {
         extern "C" fn rest(_: *mut libc::c_void) -> *mut libc::c_void {
             loop {
                 // SAFETY: no memory is passed.
                 unsafe { libc::pause() };
             }
         }
-        // SAFETY: the child makes a thread and ends its first one; it is killed below.
+        // SAFETY: the child makes a thread and ends its first one.
         unsafe {
             let child = libc::fork();
             if child == 0 {
@@ -318,8 +336,51 @@ mod tests {
                 let mut thread = std::mem::zeroed();
                 let no = std::ptr::null_mut();
                 libc::pthread_create(&raw mut thread, std::ptr::null(), rest, no);
+                before();
                 libc::syscall(libc::SYS_exit, 0);
             }
+            child
+        }
+    }
+
+    /// The first thread has given its files back and is no zombie yet. In the child it has a list
+    /// of files of its own, whose last one takes the kernel about a millisecond to give back.
+    #[test]
+    fn a_process_whose_first_thread_is_ending_lives() {
+        const SIZE: libc::off_t = 16 << 20;
+        let (_, file) = crate::registry::Registry::anonymous().unwrap();
+        let (fd, inode) = (file.as_raw_fd(), file.metadata().unwrap().ino());
+        for round in 0..20 {
+            let before = || {
+                // SAFETY: a C string; the descriptor is this thread's.
+                unsafe {
+                    libc::unshare(libc::CLONE_FILES);
+                    let large = libc::memfd_create(c"large".as_ptr(), 0);
+                    libc::fallocate(large, 0, 0, SIZE);
+                }
+            };
+            // SAFETY: `before` makes system calls only.
+            let child = unsafe { without_its_first_thread(before) };
+            let pid = child.cast_unsigned();
+            let open = OpenFile::new(pid, fd, &file.try_clone().unwrap().into()).unwrap();
+            let stat = format!("/proc/{pid}/stat");
+            while !fs::read_to_string(&stat).unwrap().contains(") Z ") {
+                assert!(has_open(pid, fd, inode) && open.is_open(), "{round}");
+            }
+            // SAFETY: this process's child, which is not waited for yet.
+            unsafe {
+                libc::kill(child, libc::SIGKILL);
+                libc::waitpid(child, std::ptr::null_mut(), 0);
+            }
+        }
+    }
+
+    /// The first thread has ended and is a zombie while another thread runs.
+    #[test]
+    fn a_process_without_its_first_thread_lives() {
+        // SAFETY: the child is killed below.
+        unsafe {
+            let child = without_its_first_thread(|| ());
             let pid = child.cast_unsigned();
             let path = format!("/proc/{pid}/stat");
             while !fs::read_to_string(&path).unwrap().contains(") Z ") {
