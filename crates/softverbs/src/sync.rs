@@ -5,7 +5,7 @@
 //! receiver that goes to sleep: [`heavy_fence`] runs a barrier (membarrier(2)) on every processor
 //! that runs a registered process, so that [`light_fence`] is only a compiler fence. If the kernel
 //! refuses membarrier, the process publishes that in its segment, and its peers use full fences
-//! towards it.
+//! towards it. If the kernel refuses it later, [`heavy_fence`] waits instead.
 
 mod arc;
 
@@ -14,6 +14,8 @@ use std::ops::{Deref, DerefMut};
 
 pub(crate) use arc::{Arc, Weak};
 use atomic::{AtomicU32, Ordering, fence};
+
+use crate::sys;
 
 /// The atomics for all state that is shared without a lock: the processor's, and in the models
 /// (`crate::models`) loom's, which try every order that the memory model allows.
@@ -311,10 +313,35 @@ pub(crate) fn light_fence_towards_all(somebody_has_none: &std::sync::atomic::Ato
 pub(crate) fn heavy_fence() {
     fence(Ordering::SeqCst);
     // The models do not run membarrier: there, light fences are full fences.
-    if !cfg!(all(test, loom)) && barriers_work() {
-        membarrier(MEMBARRIER_CMD_GLOBAL_EXPEDITED);
+    if !cfg!(all(test, loom)) && barriers_work() && !membarrier(MEMBARRIER_CMD_GLOBAL_EXPEDITED) {
+        outlast_stores();
     }
     fence(Ordering::SeqCst);
+}
+
+/// Time after which the stores of all processors are visible to each other, in nanoseconds. A
+/// processor holds a store back until it has the cache line: less than 1 µs, and some microseconds
+/// if many processors write to that line. Interrupts and changes of threads do not prolong this.
+const STORES_NS: u64 = 100_000;
+
+/// Replaces a barrier that the kernel refuses, although it ran one when the process registered: a
+/// filter of system calls was installed since, or the kernel has no memory. Peers have compiler
+/// fences alone towards this process. So each of them has executed its earlier store before its
+/// later load, and only the store may not be visible yet.
+#[cold]
+fn outlast_stores() {
+    static SAID: std::sync::Once = std::sync::Once::new();
+    let error = sys::Errno::last();
+    SAID.call_once(|| {
+        crate::log::say(&format!(
+            "softverbs: the kernel refuses membarrier(2), which it has allowed when the device was opened (errno {}): this process sleeps 0.1 ms later each time",
+            error.0
+        ));
+    });
+    let begin = sys::now_ns();
+    while sys::now_ns().saturating_sub(begin) < STORES_NS {
+        std::hint::spin_loop();
+    }
 }
 
 #[cfg(test)]
@@ -342,6 +369,58 @@ mod tests {
         let held = lock.lock();
         assert!(lock.try_lock().is_none());
         drop(held);
+    }
+
+    /// Refuses membarrier(2) to the calling thread.
+    fn refuse_barriers() {
+        const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
+        const EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
+        const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
+        let step = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
+        let mut filter = [
+            // the filter's first input word is the number of the call
+            step(LOAD, 0, 0, 0),
+            step(EQUAL, 0, 1, libc::SYS_membarrier as u32),
+            step(RETURN, 0, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
+            step(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW),
+        ];
+        let program = libc::sock_fprog {
+            len: filter.len() as u16,
+            filter: filter.as_mut_ptr(),
+        };
+        // SAFETY: a filter that lives as long as the call.
+        unsafe {
+            assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+            let mode = libc::SECCOMP_MODE_FILTER;
+            let set = libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const program);
+            assert_eq!(set, 0);
+        }
+    }
+
+    /// A filter that is installed later takes the barriers away from a thread.
+    #[test]
+    fn a_refused_barrier_is_replaced() {
+        if !barriers_work() {
+            println!("skipped: the kernel has no barriers, or the environment forbids them");
+            return;
+        }
+        let shortest = || {
+            let durations = (0..20).map(|_| {
+                let begin = sys::now_ns();
+                heavy_fence();
+                sys::now_ns() - begin
+            });
+            durations.min().unwrap()
+        };
+        assert!(
+            shortest() < STORES_NS,
+            "a barrier takes as long as the wait"
+        );
+        let refused = std::thread::spawn(move || {
+            refuse_barriers();
+            shortest()
+        });
+        assert!(refused.join().unwrap() >= STORES_NS);
     }
 
     #[test]

@@ -5,6 +5,7 @@
 mod common;
 
 use std::collections::HashSet;
+use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -29,6 +30,7 @@ pub(crate) fn main() {
             unread_child,
         ),
         ("retries_end_while_asleep", retries_parent, idle_child),
+        ("barriers_are_refused_later", echoing_parent, refused_child),
         ("another_program", another_parent, another_child),
         ("events_and_destroyed_queues", destroyed_parent, nothing),
         ("events_and_destroyed_queue_pairs", fatal_parent, nothing),
@@ -65,6 +67,53 @@ fn retries_parent(link: &mut Link) {
 fn idle_child(link: &mut Link) {
     let _end = End::connect(link, 16, 16, 1);
     link.expect("done");
+}
+
+/// Number of messages in each direction.
+const ECHOES: u32 = 200;
+
+fn echoing_parent(link: &mut Link) {
+    let mut end = End::create(link, 16, 16, 1);
+    let (receive, mut message) = (end.buffer(&[0; 8]), end.buffer(&[1; 8]));
+    end.recv(&receive, 1);
+    end.join(link);
+    for _ in 0..ECHOES {
+        assert_eq!(end.sleep(LIMIT).wr_id, 1);
+        end.recv(&receive, 1);
+        end.send(&mut message, 8, None, 0, 2);
+    }
+    link.expect("done");
+}
+
+/// A filter of system calls takes the barriers away while the device is in use: this process sleeps
+/// before each message, and says once what it does.
+fn refused_child(link: &mut Link) {
+    let mut end = End::create(link, 16, 16, 1);
+    let (receive, mut message) = (end.buffer(&[0; 8]), end.buffer(&[1; 8]));
+    end.recv(&receive, 1);
+    end.join(link);
+    refuse::refuse(&[libc::SYS_membarrier]);
+    let lines = std::env::temp_dir().join(format!("softverbs-said-{}", std::process::id()));
+    let file = std::fs::File::create(&lines).unwrap();
+    // SAFETY: two descriptors of this process; the output on its standard error stream is read
+    // below.
+    let old = unsafe {
+        let old = libc::dup(2);
+        assert!(libc::dup2(file.as_raw_fd(), 2) == 2);
+        old
+    };
+    for _ in 0..ECHOES {
+        end.send(&mut message, 8, None, 0, 2);
+        assert_eq!(end.sleep(LIMIT).wr_id, 1);
+        end.recv(&receive, 1);
+    }
+    // SAFETY: as above.
+    assert_eq!(unsafe { libc::dup2(old, 2) }, 2);
+    let said = std::fs::read_to_string(&lines).unwrap();
+    std::fs::remove_file(&lines).unwrap();
+    let count = usize::from(std::env::var_os("SOFTVERBS_NO_MEMBARRIER").is_none());
+    assert_eq!(said.matches("membarrier").count(), count, "{said}");
+    link.say("done");
 }
 
 /// The other end fails this end's queue pair; no queue here was ever armed.

@@ -6,22 +6,21 @@
     reason = "shared by programs, each of which uses a part"
 )]
 
-/// Refuses copies between processes to this process and its future children: the kernel returns
-/// `EPERM`.
-pub fn refuse_copies() {
+/// Refuses these system calls to this thread, and to the threads and children that it makes: the
+/// kernel returns `EPERM`.
+pub fn refuse(calls: &[libc::c_long]) {
     const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
     const EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
     const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
     let step = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
     let refusal = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
-    let mut filter = [
-        // the filter's first input word is the number of the call
-        step(LOAD, 0, 0, 0),
-        step(EQUAL, 1, 0, libc::SYS_process_vm_readv as u32),
-        step(EQUAL, 0, 1, libc::SYS_process_vm_writev as u32),
-        step(RETURN, 0, 0, refusal),
-        step(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW),
-    ];
+    // the filter's first input word is the number of the call
+    let mut filter = vec![step(LOAD, 0, 0, 0)];
+    for &call in calls {
+        filter.push(step(EQUAL, 0, 1, call as u32));
+        filter.push(step(RETURN, 0, 0, refusal));
+    }
+    filter.push(step(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW));
     let program = libc::sock_fprog {
         len: filter.len() as u16,
         filter: filter.as_mut_ptr(),
@@ -34,15 +33,14 @@ pub fn refuse_copies() {
             libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const program),
             0
         );
-        let mut byte = 0u8;
-        let piece = libc::iovec {
-            iov_base: (&raw mut byte).cast(),
-            iov_len: 1,
-        };
-        let pid = std::process::id().cast_signed();
-        let read = libc::process_vm_readv(pid, &raw const piece, 1, &raw const piece, 1, 0);
-        assert_eq!(read, -1, "the filter refuses nothing");
     }
+}
+
+/// Refuses copies between processes to this process and its future children.
+pub fn refuse_copies() {
+    refuse(&[libc::SYS_process_vm_readv, libc::SYS_process_vm_writev]);
+    let own = reading(std::process::id().cast_signed());
+    assert_eq!(own, libc::EPERM, "the filter refuses nothing");
 }
 
 /// The unprivileged user of most systems.
