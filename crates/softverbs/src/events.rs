@@ -51,7 +51,22 @@ impl AsyncQueue {
 
     /// Queues an event. Returns false without memory: the event is lost, as in the kernel.
     pub(crate) fn push(&self, event: ibv_event_type, element: Element) -> bool {
+        self.append(&mut self.events.lock(), event, element)
+    }
+
+    /// As [`Self::push`], unless such an event of the object is unread. Returns whether it was
+    /// queued. Takes time in proportion to the number of unread events.
+    pub(crate) fn push_once(&self, event: ibv_event_type, element: Element) -> bool {
         let mut events = self.events.lock();
+        !events.contains(&(event, element)) && self.append(&mut events, event, element)
+    }
+
+    fn append(
+        &self,
+        events: &mut VecDeque<(ibv_event_type, Element)>,
+        event: ibv_event_type,
+        element: Element,
+    ) -> bool {
         let pushed = events.try_push((event, element)).is_ok();
         if pushed {
             // Under the lock: a ring behind another thread's `drain` would be one without an event.

@@ -486,7 +486,7 @@ pub fn stranger_xrc(data: &[u8]) {
 mod tests {
     use super::*;
     use crate::ring::{Consumer, op};
-    use crate::segment::layout::{StateWord, qp};
+    use crate::segment::layout::{Fault, StateWord, qp};
     use crate::srq::before_claim;
     use crate::xrc::{hold_domain, in_reset};
     use std::time::Duration;
@@ -568,6 +568,58 @@ mod tests {
         let destroyed = unsafe { (verbs().ibv_destroy_qp)(targeted.qp) };
         assert_eq!(destroyed, libc::EBUSY);
         in_reset::set(None);
+    }
+
+    /// The types of the unread events of a queue pair.
+    fn events_of(qp: *mut ibv_qp) -> Vec<u32> {
+        let context = device().context;
+        let mut types = Vec::new();
+        // SAFETY: a live context, and a descriptor of its own; each event is acknowledged once; all
+        // members are pointers.
+        unsafe {
+            libc::fcntl((*context).async_fd, libc::F_SETFL, libc::O_NONBLOCK);
+            let mut event: ibv_async_event = std::mem::zeroed();
+            while (verbs().ibv_get_async_event)(context, &raw mut event) == 0 {
+                if event.element.qp == qp {
+                    types.push(event.event_type);
+                }
+                (verbs().ibv_ack_async_event)(&raw mut event);
+            }
+        }
+        types
+    }
+
+    /// Another member writes failures of ever new connections, while nothing reads the events.
+    #[test]
+    fn a_target_has_one_unread_event_of_each_type() {
+        let process = Process::open().unwrap();
+        let targeted = Targeted::new(true);
+        let (number, index) = xrc::split_target(targeted.number()).unwrap();
+        let domain = process.domains.find(process, number).unwrap().unwrap();
+        let word = |at: usize| domain.map.u64(xrc::entry_at(index) + at);
+        let mut incarnation = StateWord(word(qp::STATE).load(Ordering::Relaxed)).incarnation();
+        for _ in 0..2 {
+            for round in 0..300 {
+                let fault = [Fault::Access, Fault::Request, Fault::Fatal][round % 3];
+                // one of a connection that was reset since, and one of the present one
+                for at in [xrc::FAILED, qp::STATE] {
+                    incarnation += 1;
+                    let failed = StateWord::new(IBV_QPS_RTS, 0, 0, incarnation).failed(fault);
+                    word(at).store(failed.0, Ordering::Relaxed);
+                }
+                let (mut attr, mut init) = (attributes(0), ibv_qp_init_attr::default());
+                // SAFETY: live, with writable outputs.
+                let ret =
+                    unsafe { (verbs().ibv_query_qp)(targeted.qp, &raw mut attr, 0, &raw mut init) };
+                assert_eq!((ret, attr.qp_state), (0, IBV_QPS_ERR));
+            }
+            let expected = [
+                IBV_EVENT_QP_ACCESS_ERR,
+                IBV_EVENT_QP_REQ_ERR,
+                IBV_EVENT_QP_FATAL,
+            ];
+            assert_eq!(events_of(targeted.qp), expected);
+        }
     }
 
     /// Time in which a call gets the lock is not time in which other members change the word.

@@ -9,7 +9,7 @@ use super::drain::Drain;
 use super::recv::sender_slot;
 use super::remote_qp::Connection;
 use super::{DESTROYED, Flow, Qp, RecvQueue, SendQueue, TARGET};
-use crate::events::Element;
+use crate::events::{AsyncQueue, Element};
 use crate::hazard::{RIGHTS, await_accesses, await_receive, queue_pair_in_use, receive_in_use};
 use crate::peer::{Peer, Push};
 use crate::ring::{Header, flag, op};
@@ -235,12 +235,26 @@ impl Qp {
     /// Events that peers cause are raised under a lock of the queue pair, so that none is raised
     /// after it is destroyed.
     pub(crate) fn raise(&self, event: ibv_event_type) {
+        self.raise_by(AsyncQueue::push, event);
+    }
+
+    /// As [`Self::raise`], unless such an event of this queue pair is unread: for events of which
+    /// another process can cause any number.
+    pub(super) fn raise_once(&self, event: ibv_event_type) {
+        self.raise_by(AsyncQueue::push_once, event);
+    }
+
+    fn raise_by(
+        &self,
+        push: impl FnOnce(&AsyncQueue, ibv_event_type, Element) -> bool,
+        event: ibv_event_type,
+    ) {
         if !self.raises_events.load(Ordering::Relaxed) {
             return;
         }
         self.events.fetch_add(1, Ordering::Relaxed);
         let events = &self.context().events;
-        if !events.push(event, Element::Qp(self.as_ptr())) {
+        if !push(events, event, Element::Qp(self.as_ptr())) {
             self.events.fetch_sub(1, Ordering::Relaxed);
         }
     }

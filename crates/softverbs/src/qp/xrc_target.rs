@@ -485,11 +485,13 @@ impl Qp {
         failed
     }
 
+    /// Any member of the domain can write as many failures of ever new connections as it likes, so
+    /// one event of each type is unread at most.
     fn raise_fault(&self, fault: Fault) {
         match fault {
-            Fault::Access => self.raise(IBV_EVENT_QP_ACCESS_ERR),
-            Fault::Request => self.raise(IBV_EVENT_QP_REQ_ERR),
-            Fault::Fatal => self.raise(IBV_EVENT_QP_FATAL),
+            Fault::Access => self.raise_once(IBV_EVENT_QP_ACCESS_ERR),
+            Fault::Request => self.raise_once(IBV_EVENT_QP_REQ_ERR),
+            Fault::Fatal => self.raise_once(IBV_EVENT_QP_FATAL),
             Fault::Asked => {}
         }
     }
