@@ -80,6 +80,7 @@ MOVED = "receive_ring::a_sender_that_has_moved_is_rung"
 MOVED_CONSUME = "receive_ring::a_consume_rings_a_sender_that_has_moved"
 ASKED = "receive_ring::a_sender_that_asks_before_it_moves_is_rung"
 PADDING = "receive_ring::padding_is_never_found_alone"
+RING_REQUEST = "signal::a_sender_that_requests_a_ring_finds_it_or_is_rung"
 STRONGER = "signal::a_late_weaker_request_replaces_no_stronger_one"
 LAST_STATE = "closing::who_finds_the_state_unchanged_was_heard"
 LAST_STAMP = "closing::who_finds_the_stamp_unchanged_was_heard"
@@ -267,6 +268,11 @@ WEAKENED = [
     Bug(MOVED_CONSUME, "the request in the larger ring alone", R + "sender.rs", "std::iter::once(self.at).chain(former)", "std::iter::once(self.at).chain(former.filter(|_| false))"),
     Bug(MOVED_CONSUME, "no look at the first ring", R + "sender.rs", "        self.look_at(former.at);\n", ""),
     Bug(ASKED, "no look at the request in the first ring", R + "receiver.rs", "self.sender_waits() || before", "self.sender_waits() || before && false"),
+    Bug(RING_REQUEST, "no second look behind the request", S + "signal.rs", "    if there() {\n        return true;\n    }\n    call();", "    call();"),
+    Bug(RING_REQUEST, "no fence behind the request", S + "signal.rs", "    fence(Ordering::SeqCst);\n    if there() {", "    if there() {"),
+    Bug(RING_REQUEST, "no fence behind the grant", S + "signal.rs", "    fence(Ordering::SeqCst);\n    wanted.load", "    wanted.load"),
+    relaxed(RING_REQUEST, "a ring granted with Relaxed", S + "signal.rs", "granted.store(cookie, Ordering::Release)"),
+    relaxed(RING_REQUEST, "a ring looked for with Relaxed", S + "signal.rs", "granted.load(Ordering::Acquire) == cookie"),
     Bug(STRONGER, "the request stored", S + "signal.rs", "fetch_max(armed, Ordering::SeqCst)", "store(armed, Ordering::SeqCst)"),
     *no_fences(LAST_STATE),
     *no_fences(LAST_STAMP),

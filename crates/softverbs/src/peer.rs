@@ -647,13 +647,12 @@ impl Peer {
         let (own_slot, own_cookie) = (own.slot, own.cookie);
         let at = announce::AT + announce::STRIDE * own_slot as usize;
         let granted = self.map.u64(at + announce::GRANTED);
-        if granted.load(Ordering::Acquire) != own_cookie {
-            let wanted = self.map.u64(at + announce::WANTED);
-            if wanted.swap(own_cookie, Ordering::AcqRel) != own_cookie {
-                let count = self.map.u32(header::WANTED);
-                count.fetch_add(1, Ordering::SeqCst);
-                self.ring_process();
-            }
+        let wanted = self.map.u64(at + announce::WANTED);
+        let call = || {
+            self.map.u32(header::WANTED).fetch_add(1, Ordering::SeqCst);
+            self.ring_process();
+        };
+        if !signal::is_granted(granted, wanted, own_cookie, call) {
             return Ok(None);
         }
         // The memory of an ended peer is still mapped; a message in it would be lost.

@@ -9,7 +9,7 @@ use crate::segment::Mapping;
 use crate::segment::layout::{
     ARMED_ANY, ARMED_NOT, ARMED_SOLICITED, StateWord, cq, header, qp, srq,
 };
-use crate::sync::atomic::{AtomicU32, Ordering, fence};
+use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use crate::sync::light_fence;
 
 /// Publishes in the process's own segment that the process may sleep.
@@ -187,6 +187,40 @@ fn take_waiters(map: &Mapping, at: usize) -> [u64; srq::WAITER_WORDS] {
     // Each word is exchanged, also if it is 0: a later waiter acquires the turn by it.
     map.words::<{ srq::WAITER_WORDS }>(at)
         .map(|word| word.swap(0, Ordering::AcqRel))
+}
+
+/// Whether the owner of a segment has made a ring for the sender with this cookie. `granted` and
+/// `wanted` are the sender's words there. If there is none, requests it, and at the first request
+/// calls `call`, which notifies the owner.
+pub(crate) fn is_granted(
+    granted: &AtomicU64,
+    wanted: &AtomicU64,
+    cookie: u64,
+    call: impl FnOnce(),
+) -> bool {
+    let there = || granted.load(Ordering::Acquire) == cookie;
+    if there() {
+        return true;
+    }
+    if wanted.swap(cookie, Ordering::AcqRel) == cookie {
+        return false;
+    }
+    // The owner may have made the ring for another reason before this request, and has then rung
+    // nobody: either this load finds the ring, or `grant` finds the request.
+    fence(Ordering::SeqCst);
+    if there() {
+        return true;
+    }
+    call();
+    false
+}
+
+/// Publishes that there is a ring for the sender with this cookie. Returns whether the sender has
+/// requested it, and has to be rung.
+pub(crate) fn grant(granted: &AtomicU64, wanted: &AtomicU64, cookie: u64) -> bool {
+    granted.store(cookie, Ordering::Release);
+    fence(Ordering::SeqCst);
+    wanted.load(Ordering::Relaxed) == cookie
 }
 
 /// Value for [`ask`] where many processes use one word and none of them withdraws its request.

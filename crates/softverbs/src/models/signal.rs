@@ -7,7 +7,7 @@ use rdma_core_sys::{IBV_QPS_ERR, IBV_QPS_RTR, IBV_QPS_RTS};
 use super::check;
 use crate::segment::Mapping;
 use crate::segment::layout::{
-    ARMED_ANY, ARMED_SOLICITED, Credit, SEGMENT_SIZE, StateWord, arena, cq, header, qp,
+    ARMED_ANY, ARMED_SOLICITED, Credit, SEGMENT_SIZE, StateWord, announce, arena, cq, header, qp,
 };
 use crate::signal::{self, Attention};
 use crate::sync::atomic::Ordering;
@@ -29,7 +29,12 @@ fn maps() -> (Mapping, Mapping) {
             cq::AT + cq::ARMED,
             QP + qp::WAITING,
         ],
-        [QP + qp::STATE, QP + qp::CREDIT],
+        [
+            announce::AT + announce::GRANTED,
+            announce::AT + announce::WANTED,
+            QP + qp::STATE,
+            QP + qp::CREDIT,
+        ],
     );
     (map.again(), map)
 }
@@ -109,6 +114,30 @@ fn a_sender_without_a_receive_finds_one_or_is_rung() {
             assert_eq!(map.u32(DESCRIPTOR).load(Ordering::Relaxed), 64);
         }
         assert!(receiver.join().unwrap() || seen == credit);
+    });
+}
+
+/// The receiver makes the ring for another reason than the request.
+#[test]
+fn a_sender_that_requests_a_ring_finds_it_or_is_rung() {
+    check(|| {
+        const COOKIE: u64 = 9;
+        const GRANTED: usize = announce::AT + announce::GRANTED;
+        const WANTED: usize = announce::AT + announce::WANTED;
+        let (own, map) = maps();
+        let sender = thread::spawn(move || {
+            let (granted, wanted) = (map.u64(GRANTED), map.u64(WANTED));
+            let mut called = false;
+            let finds = signal::is_granted(granted, wanted, COOKIE, || called = true);
+            if finds {
+                assert_eq!(map.u32(WORK).load(Ordering::Relaxed), 1);
+            }
+            assert!(finds ^ called);
+            finds
+        });
+        own.u32(WORK).store(1, Ordering::Relaxed);
+        let rings = signal::grant(own.u64(GRANTED), own.u64(WANTED), COOKIE);
+        assert!(sender.join().unwrap() || rings);
     });
 }
 

@@ -1,6 +1,6 @@
 //! The rings through which other processes send to this one.
 
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use super::Process;
@@ -9,6 +9,7 @@ use crate::peer::Peer;
 use crate::ring::{Consumer, SLOTS};
 use crate::segment::Mapping;
 use crate::segment::layout::{MAX_PROCESSES, announce, header, rings};
+use crate::signal;
 use crate::sync::{Arc, Holder, Lock, Mark, heavy_fence, light_fence};
 use crate::sys::{self, Res, list, try_box};
 
@@ -260,17 +261,15 @@ impl Process {
         }
         let map = &self.segment.map;
         let at = announce::AT + announce::STRIDE * peer.slot as usize;
-        map.u64(at + announce::GRANTED)
-            .store(cookie, Ordering::Release);
+        let granted = map.u64(at + announce::GRANTED);
+        let rings = signal::grant(granted, map.u64(at + announce::WANTED), cookie);
         self.incoming.expect(line, Next::of(line.slot, &consumer));
         *ring = Some(Attached {
             consumer,
             peer: Arc::clone(peer),
         });
         drop(ring);
-        // The peer may have requested the ring and sleep. A peer that requests it later finds it.
-        fence(Ordering::SeqCst);
-        if map.u64(at + announce::WANTED).load(Ordering::Relaxed) == cookie {
+        if rings {
             peer.ring_process();
         }
         Ok(())
