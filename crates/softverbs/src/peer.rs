@@ -788,7 +788,7 @@ impl Peer {
         moved
     }
 
-    /// Requests that the peer checks the states of its queue pairs.
+    /// Requests that the peer looks at what was changed for it, see [`header::ATTENTION`].
     pub(crate) fn call_attention(&self) {
         signal::call_attention(&self.map);
         self.ring_process();

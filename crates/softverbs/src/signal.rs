@@ -260,7 +260,8 @@ pub(crate) fn move_state(map: &Mapping, at: usize, from: StateWord, to: StateWor
         .is_ok()
 }
 
-/// Notifies the process of this segment that one of its queue pairs was moved to another state.
+/// Notifies the process of this segment that something was changed for it, see
+/// [`header::ATTENTION`].
 pub(crate) fn call_attention(map: &Mapping) {
     map.u32(header::ATTENTION).fetch_add(1, Ordering::SeqCst);
 }

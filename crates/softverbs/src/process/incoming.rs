@@ -225,10 +225,11 @@ impl Process {
         self.incoming.seen.store(wanted, Ordering::Relaxed);
     }
 
-    /// Creates the ring for messages from `peer`, unless it exists, and rings the peer if it has
-    /// requested the ring. From then on the peer claims
-    /// receives of shared queues, so the caller has cleaned up the former process of its slot
-    /// before ([`Self::clean_up_dead_peers`]). The caller holds no lock of a queue.
+    /// Creates the ring for messages from `peer`, and rings the peer if it has requested the ring.
+    /// Does neither if the ring exists: a peer that had requested it before was rung, and one that
+    /// requests it later finds it. From then on the peer claims receives of shared queues, so the
+    /// caller has cleaned up the former process of its slot before
+    /// ([`Self::clean_up_dead_peers`]). The caller holds no lock of a queue.
     ///
     /// # Errors
     /// `ENOMEM`: no memory for the ring.

@@ -208,8 +208,9 @@ impl Process {
     }
 
     /// Handles a call for attention: peers moved queue pairs of this process to ERR, and this
-    /// process, their owner, completes the transition; or a peer requested the agent, or has
-    /// claimed a receive with which the others of the queue are fewer than its limit.
+    /// process, their owner, completes the transition; or an XRC target that it holds has changed;
+    /// a peer requested the agent, or has claimed a receive with which the others of the queue are
+    /// fewer than its limit; or this process has opened one for which a queue pair has waited.
     #[cold]
     fn handle_attention(&self) {
         if signal::agent_called(&self.segment.map) {

@@ -11,8 +11,8 @@ use crate::sync::Arc;
 use crate::sys::{self, Errno, Res};
 
 impl Process {
-    /// Requests that the process in `slot`, which is not this one, checks the states of its queue
-    /// pairs. If the process cannot be opened now, the call is repeated.
+    /// Calls the process in `slot`, which is not this one, for attention. If the process cannot be
+    /// opened now, the call is repeated.
     #[cold]
     pub(crate) fn call_process(&self, slot: u32) {
         self.with_process(slot, Peer::call_attention);

@@ -49,7 +49,10 @@ pub(crate) mod header {
     /// u32, u64: descriptor and inode of the file that peers write.
     pub(crate) const SHARED: usize = OWNED + 32;
     pub(crate) const SHARED_INODE: usize = OWNED + 40;
-    /// u32, by peers: count of queue pairs that peers moved to ERR.
+    /// u32, by peers and the owner: count of calls for attention. After each of them the owner
+    /// looks at everything that others change for it without a message: the states of its queue
+    /// pairs and of the XRC targets that it holds, the limits of its shared receive queues, the
+    /// word `AGENT`, and whether a process was opened for which a queue pair has waited.
     pub(crate) const ATTENTION: usize = 0x100;
     /// u32, by peers: count of rings that peers requested.
     pub(crate) const WANTED: usize = 0x140;
