@@ -48,7 +48,7 @@ pub(crate) struct Peer {
     /// `None` for this process itself.
     life: Option<Life>,
     checked: AtomicU64,
-    dead: AtomicBool,
+    given_up: AtomicBool,
     /// Handling of datagrams while there is no ring: an [`Unmade`].
     unmade: AtomicU8,
     out: Lock<Option<Producer>>,
@@ -332,7 +332,7 @@ impl Peer {
             map: Arc::try_new(map)?,
             life,
             checked: AtomicU64::new(0),
-            dead: AtomicBool::new(false),
+            given_up: AtomicBool::new(false),
             unmade: AtomicU8::new(Unmade::Waits as u8),
             out: Lock::new(None),
             doorbells: Mutex::new(Vec::new()),
@@ -396,7 +396,7 @@ impl Peer {
     /// Whether the process and its program are alive. Checks with two system calls, at most once
     /// per millisecond, and per tick of the kernel's clock.
     pub(crate) fn check_alive(&self) -> bool {
-        if self.dead.load(Ordering::Relaxed) {
+        if self.given_up.load(Ordering::Relaxed) {
             return false;
         }
         let Some(life) = &self.life else {
@@ -416,11 +416,11 @@ impl Peer {
     /// As [`Self::check_alive`], for a caller with a sign that the peer has ended: checks at once.
     #[cold]
     pub(crate) fn has_ended(&self) -> bool {
-        self.is_dead() || self.life.as_ref().is_some_and(|life| !life.is_there())
+        self.is_given_up() || self.life.as_ref().is_some_and(|life| !life.is_there())
     }
 
-    /// Whether the peer's program has ended. [`Self::is_dead`] can also be a running process that
-    /// has sent invalid messages.
+    /// Whether the peer's program has ended. A peer that [is given up](Self::is_given_up) can also
+    /// be a running process that has sent invalid messages.
     #[cold]
     pub(crate) fn has_ended_for_good(&self) -> bool {
         self.life.as_ref().is_some_and(|life| !life.is_there())
@@ -499,18 +499,19 @@ impl Peer {
         // A connection that ends stays readable, and the set would wake a thread for it in vain
         // again and again. Either this call sees that the peer has ended, or [`Self::unwatch`]
         // finds the connection.
-        if self.is_dead() {
+        if self.is_given_up() {
             set.remove(link.fd());
         }
         Ok((link, old))
     }
 
-    pub(crate) fn is_dead(&self) -> bool {
-        self.dead.load(Ordering::Relaxed)
+    /// Whether the peer has ended or has sent an invalid message: it is not used any more.
+    pub(crate) fn is_given_up(&self) -> bool {
+        self.given_up.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn mark_dead(&self) {
-        self.dead.store(true, Ordering::Relaxed);
+    pub(crate) fn give_up(&self) {
+        self.given_up.store(true, Ordering::Relaxed);
     }
 
     /// Handling of datagrams while there is no ring.
@@ -717,7 +718,7 @@ impl Peer {
             return;
         };
         // A doorbell that does not exist any more belongs to a channel or process that has ended.
-        if place.0 < 0 || !self.repeats.may_pass(error) || self.is_dead() {
+        if place.0 < 0 || !self.repeats.may_pass(error) || self.is_given_up() {
             return;
         }
         let mut unrung = self.unrung.lock();

@@ -73,7 +73,7 @@ fn a_line_to_the_agent_of_an_ended_peer_wakes_nobody() {
     let peer = process.peer(process.slot).unwrap();
     let listener = Listener::bind(&agent::name(peer.slot, &peer.identity)).unwrap();
     let set = Epoll::new().unwrap();
-    peer.mark_dead();
+    peer.give_up();
     peer.unwatch(&set);
     let (link, former) = peer.open_link(process.slot, &set, 7).unwrap();
     assert!(former.is_none());

@@ -335,7 +335,7 @@ impl Process {
         // the cleanup gets the former process of the slot before the new process replaces it
         let old = self.mapped_peer(slot);
         if let Some(old) = old {
-            if old.identity == entry.identity && !old.is_dead() {
+            if old.identity == entry.identity && !old.is_given_up() {
                 return Ok(old);
             }
             self.peers().remove(&slot);

@@ -442,7 +442,7 @@ impl Process {
                  header,
                  payload,
              }| {
-                if peer.is_dead() {
+                if peer.is_given_up() {
                     return false;
                 }
                 let Some(place) = sent.get_mut(count) else {
@@ -669,7 +669,7 @@ impl Process {
     /// Marks a peer as dead and leaves its cleanup to the next progress. Takes no lock that the
     /// caller may hold.
     pub(crate) fn request_cleanup(&self, peer: &Arc<Peer>) {
-        peer.mark_dead();
+        peer.give_up();
         peer.unwatch(&self.wake);
         let mut peers = self.peers();
         if peers.get(&peer.slot).is_some_and(|p| Arc::ptr_eq(p, peer)) {

@@ -130,9 +130,9 @@ fn a_late_token_does_not_end_the_next_process_of_a_slot() {
         ..peer.identity
     };
     assert!(!process.handle_token(progress::peer_token(peer.slot, &former)));
-    assert!(!peer.is_dead() && process.mapped_peer(peer.slot).is_some());
+    assert!(!peer.is_given_up() && process.mapped_peer(peer.slot).is_some());
     assert!(process.handle_token(progress::peer_token(peer.slot, &peer.identity)));
-    assert!(peer.is_dead() && process.mapped_peer(peer.slot).is_none());
+    assert!(peer.is_given_up() && process.mapped_peer(peer.slot).is_none());
 }
 
 /// A thread that holds a lock does not open the process, which could take 2 s, while a repetition
@@ -159,7 +159,7 @@ fn a_process_that_a_repetition_opens_is_left_to_it() {
     // an ended process is not taken for the one that a repetition opens
     process.call_later(slot);
     assert!(process.open_now(slot).is_ok());
-    opened.mark_dead();
+    opened.give_up();
     assert_eq!(process.open_now(slot).err(), later);
 }
 
@@ -249,7 +249,7 @@ fn the_next_process_of_a_slot_is_not_taken_for_the_former_one() {
         assert_eq!(second.hear(), 0);
         former.was_looked_at();
         process.progress();
-        assert!(former.is_dead());
+        assert!(former.is_given_up());
         let next = process.mapped_peer(slot).expect("the ring is not made");
         assert_ne!(next.identity.cookie, former.identity.cookie);
         say(&mut second.line, 0);

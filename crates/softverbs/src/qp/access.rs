@@ -346,7 +346,7 @@ impl Qp {
             && self.state() == IBV_QPS_RTS
             && sq.executed == sq.head
             && conn.word.access() & way.right() != 0
-            && !conn.peer.is_dead()
+            && !conn.peer.is_given_up()
             && !conn.peer.refuses();
         // SAFETY: the caller promises a valid chain.
         let (queue, rkey) = unsafe { (queue_of(wr, sq.kind), wr.wr.rdma.rkey) };

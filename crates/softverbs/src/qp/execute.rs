@@ -148,7 +148,7 @@ impl Qp {
     #[inline(always)]
     fn may_access(conn: &Connection, queue: u32, rights: u32) -> bool {
         conn.word.access() & rights == rights
-            && !conn.peer.is_dead()
+            && !conn.peer.is_given_up()
             && conn.delivery.number == queue
             && conn.still_delivers()
     }

@@ -93,7 +93,7 @@ impl Qp {
     /// does it.
     fn flush_unless_written(&self, rq: &mut RecvQueue) {
         let process = self.process();
-        let lives = rq.peer.as_ref().is_some_and(|peer| !peer.is_dead());
+        let lives = rq.peer.as_ref().is_some_and(|peer| !peer.is_given_up());
         if lives && receive_in_use(&process.segment, self.index) {
             let now = sys::now_ns();
             if rq.patience == 0 {

@@ -256,7 +256,7 @@ impl Qp {
             // finds this queue pair connected.
             self.adopt_sender(&mut rq);
         }
-        let ended = rq.peer.clone().filter(|peer| peer.is_dead());
+        let ended = rq.peer.clone().filter(|peer| peer.is_given_up());
         drop(rq);
         if mask & IBV_QP_DEST_QPN != 0 && sq.route.is_some() {
             // Opens the target's holder, so that its end is noticed even if nothing is sent. A

@@ -174,7 +174,7 @@ impl Connection {
     #[inline(always)]
     pub(super) fn current(&self) -> bool {
         let word = self.state.u64(self.at + layout::STATE);
-        word.load(Ordering::Acquire) == self.word.0 && !self.peer.is_dead()
+        word.load(Ordering::Acquire) == self.word.0 && !self.peer.is_given_up()
     }
 
     /// Whether the other end is still the connected one and takes messages, possibly in another
@@ -186,7 +186,7 @@ impl Connection {
         word.incarnation() == self.word.incarnation()
             && word.dest() == self.word.dest()
             && receives(word.state())
-            && !self.peer.is_dead()
+            && !self.peer.is_given_up()
             && self.still_delivers()
     }
 

@@ -169,7 +169,7 @@ impl Qp {
         if let Some(conn) = &mut sq.conn
             && conn.word.incarnation() == word.incarnation()
             && conn.still_delivers()
-            && !conn.peer.is_dead()
+            && !conn.peer.is_given_up()
         {
             conn.word = word;
             return Ok(());
