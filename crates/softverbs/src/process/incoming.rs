@@ -21,7 +21,7 @@ const BATCH: usize = 64;
 #[derive(Debug)]
 pub(super) struct Incoming {
     /// The first `count` entries are set and do not change.
-    active: Box<[AtomicPtr<Line>]>,
+    active: Box<[AtomicPtr<Sender>]>,
     /// For each entry of `active` the word of the next message, as a [`Next`]. All of them are
     /// examined by each poll, so they are here one behind the other: the number of senders
     /// multiplies what one costs.
@@ -55,8 +55,9 @@ impl Next {
     }
 }
 
+/// The process of a slot, as a sender.
 #[derive(Debug)]
-struct Line {
+struct Sender {
     slot: u32,
     /// Its place in [`Incoming::next`].
     place: usize,
@@ -83,49 +84,49 @@ impl Incoming {
     }
 
     #[inline]
-    fn lines(&self) -> impl Iterator<Item = &Line> {
+    fn senders(&self) -> impl Iterator<Item = &Sender> {
         let count = self.count.load(Ordering::Acquire);
-        self.active[..count].iter().map(|line| {
+        self.active[..count].iter().map(|sender| {
             // SAFETY: set before `count` was raised over it, and never freed.
-            unsafe { &*line.load(Ordering::Relaxed) }
+            unsafe { &*sender.load(Ordering::Relaxed) }
         })
     }
 
     /// The entries whose next message is there.
     #[inline(always)]
-    fn ready<'a>(&'a self, map: &'a Mapping) -> impl Iterator<Item = &'a Line> {
+    fn ready<'a>(&'a self, map: &'a Mapping) -> impl Iterator<Item = &'a Sender> {
         let count = self.count.load(Ordering::Acquire);
         let ready = self.next[..count]
             .iter()
             .zip(&self.active[..count])
             .filter(|(next, _)| Next(next.load(Ordering::Relaxed)).is_there(map));
-        ready.map(|(_, line)| {
-            // SAFETY: as in `lines`.
-            unsafe { &*line.load(Ordering::Relaxed) }
+        ready.map(|(_, sender)| {
+            // SAFETY: as in `senders`.
+            unsafe { &*sender.load(Ordering::Relaxed) }
         })
     }
 
     /// Stores where the next message of a ring will be. The caller has the ring's lock.
     #[inline(always)]
-    fn expect(&self, line: &Line, next: Next) {
-        self.next[line.place].store(next.0, Ordering::Relaxed);
+    fn expect(&self, sender: &Sender, next: Next) {
+        self.next[sender.place].store(next.0, Ordering::Relaxed);
     }
 
     /// # Errors
     /// `ENOMEM`.
-    fn line(&self, slot: u32) -> Res<&Line> {
-        if let Some(line) = self.lines().find(|line| line.slot == slot) {
-            return Ok(line);
+    fn sender(&self, slot: u32) -> Res<&Sender> {
+        if let Some(sender) = self.senders().find(|sender| sender.slot == slot) {
+            return Ok(sender);
         }
         let count = self.count.load(Ordering::Relaxed);
-        let line = Box::leak(try_box(Line {
+        let sender = Box::leak(try_box(Sender {
             slot,
             place: count,
             ring: Lock::new(None),
         })?);
-        self.active[count].store(line, Ordering::Relaxed);
+        self.active[count].store(sender, Ordering::Relaxed);
         self.count.store(count + 1, Ordering::Release);
-        Ok(line)
+        Ok(sender)
     }
 }
 
@@ -135,12 +136,12 @@ impl Process {
     #[inline(always)]
     pub(super) fn drain_rings(&self, poll: &mut Poll) -> bool {
         let mut any = false;
-        for line in self.incoming.ready(&self.segment.map) {
-            if let Some(mut ring) = line.ring.try_lock()
+        for sender in self.incoming.ready(&self.segment.map) {
+            if let Some(mut ring) = sender.ring.try_lock()
                 && let Some(attached) = ring.as_mut()
                 && attached.consumer.ready()
             {
-                any |= self.drain(line, attached, BATCH, poll);
+                any |= self.drain(sender, attached, BATCH, poll);
             }
         }
         let wanted = self.segment.map.u32(header::WANTED);
@@ -152,7 +153,13 @@ impl Process {
 
     /// Takes at most `most` messages. Returns true if there was one.
     #[inline(never)]
-    fn drain(&self, line: &Line, attached: &mut Attached, most: usize, poll: &mut Poll) -> bool {
+    fn drain(
+        &self,
+        sender: &Sender,
+        attached: &mut Attached,
+        most: usize,
+        poll: &mut Poll,
+    ) -> bool {
         let mut broken = false;
         for _ in 0..most {
             match attached.consumer.peek() {
@@ -176,7 +183,7 @@ impl Process {
             }
         }
         self.incoming
-            .expect(line, Next::of(line.slot, &attached.consumer));
+            .expect(sender, Next::of(sender.slot, &attached.consumer));
         let any = attached.consumer.publish();
         if any {
             light_fence(attached.peer.barriers);
@@ -239,15 +246,15 @@ impl Process {
             .grant
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        let line = self.incoming.line(peer.slot)?;
-        let mut ring = line.ring.lock();
+        let sender = self.incoming.sender(peer.slot)?;
+        let mut ring = sender.ring.lock();
         if let Some(old) = ring.as_mut() {
             if old.peer.identity == peer.identity {
                 return Ok(());
             }
             // Messages that an ended process of that slot had sent are delivered.
-            self.drain(line, old, SLOTS as usize, &mut Poll::none());
-            self.incoming.expect(line, Next::NONE);
+            self.drain(sender, old, SLOTS as usize, &mut Poll::none());
+            self.incoming.expect(sender, Next::NONE);
             *ring = None;
         }
         let cookie = peer.identity.cookie;
@@ -264,7 +271,8 @@ impl Process {
         let at = announce::AT + announce::STRIDE * peer.slot as usize;
         let granted = map.u64(at + announce::GRANTED);
         let rings = signal::grant(granted, map.u64(at + announce::WANTED), cookie);
-        self.incoming.expect(line, Next::of(line.slot, &consumer));
+        self.incoming
+            .expect(sender, Next::of(sender.slot, &consumer));
         *ring = Some(Attached {
             consumer,
             peer: Arc::clone(peer),
@@ -279,10 +287,10 @@ impl Process {
     /// Takes the messages that the process in `slot` has sent until now. The caller holds no lock
     /// of a queue.
     pub(crate) fn drain_ring_of(&self, slot: u32) {
-        for line in self.incoming.lines().filter(|line| line.slot == slot) {
-            if let Some(attached) = line.ring.lock().as_mut() {
+        for sender in self.incoming.senders().filter(|sender| sender.slot == slot) {
+            if let Some(attached) = sender.ring.lock().as_mut() {
                 // At most one ring's capacity, as the sender may keep sending.
-                self.drain(line, attached, SLOTS as usize, &mut Poll::none());
+                self.drain(sender, attached, SLOTS as usize, &mut Poll::none());
             }
         }
     }
@@ -290,24 +298,28 @@ impl Process {
     /// Takes the messages that all other processes have sent until now. The caller holds no lock of
     /// a queue.
     pub(crate) fn drain_all_rings(&self) {
-        for line in self.incoming.lines() {
-            if let Some(attached) = line.ring.lock().as_mut() {
-                self.drain(line, attached, SLOTS as usize, &mut Poll::none());
+        for sender in self.incoming.senders() {
+            if let Some(attached) = sender.ring.lock().as_mut() {
+                self.drain(sender, attached, SLOTS as usize, &mut Poll::none());
             }
         }
     }
 
     /// Takes all messages that an ended process had sent, and frees its ring.
     pub(super) fn close_ring_of(&self, peer: &Arc<Peer>) {
-        for line in self.incoming.lines().filter(|line| line.slot == peer.slot) {
-            let mut ring = line.ring.lock();
+        for sender in self
+            .incoming
+            .senders()
+            .filter(|sender| sender.slot == peer.slot)
+        {
+            let mut ring = sender.ring.lock();
             if let Some(attached) = ring.as_mut()
                 && Arc::ptr_eq(&attached.peer, peer)
             {
                 // At most one ring's capacity: a sender of invalid messages may be alive and keep
                 // sending.
-                self.drain(line, attached, SLOTS as usize, &mut Poll::none());
-                self.incoming.expect(line, Next::NONE);
+                self.drain(sender, attached, SLOTS as usize, &mut Poll::none());
+                self.incoming.expect(sender, Next::NONE);
                 *ring = None;
                 self.segment
                     .close_ring(peer.slot, peer.has_ended_for_good());
@@ -317,15 +329,15 @@ impl Process {
 
     /// Marks the threads that deliver messages.
     pub(super) fn mark_deliveries(&self, mark: Mark) -> impl Iterator<Item = Holder<'_>> {
-        let lines = self.incoming.lines();
-        lines.filter_map(move |line| line.ring.mark_holder(mark))
+        let senders = self.incoming.senders();
+        senders.filter_map(move |sender| sender.ring.mark_holder(mark))
     }
 
     /// Whether a message waits in a ring. Waits for a thread that is taking messages, as that
     /// thread may leave the rest.
     pub(super) fn rings_ready(&self) -> bool {
-        self.incoming.ready(&self.segment.map).any(|line| {
-            let ring = line.ring.lock();
+        self.incoming.ready(&self.segment.map).any(|sender| {
+            let ring = sender.ring.lock();
             ring.as_ref().is_some_and(|a| a.consumer.ready())
         })
     }

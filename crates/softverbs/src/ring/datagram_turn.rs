@@ -20,7 +20,7 @@ const EARNED_NS: u64 = 20_000_000;
 
 /// The queue pair that has the turn, and the patience that is left.
 #[derive(Debug)]
-pub(super) struct Line {
+pub(super) struct Turn {
     /// Number of the queue pair that has the turn; 0 for none.
     qpn: u32,
     /// Start of the turn, in nanoseconds of the monotonic clock.
@@ -31,7 +31,7 @@ pub(super) struct Line {
     taken: u32,
 }
 
-impl Line {
+impl Turn {
     pub(super) const fn new() -> Self {
         Self {
             qpn: 0,
@@ -100,57 +100,57 @@ mod tests {
 
     #[test]
     fn a_receiver_that_takes_nothing_is_waited_for_once() {
-        let mut line = Line::new();
-        assert!(line.take(7, 1000, 0, SLOTS));
-        assert!(line.is_turn_of(7) && !line.is_turn_of(8));
-        assert_eq!(line.until(0, SLOTS), 1000 + PATIENCE_NS);
-        line.leave(1000 + PATIENCE_NS, 0, SLOTS);
-        assert!(line.is_empty());
-        assert!(!line.take(8, PATIENCE_NS + 2000, 0, SLOTS));
-        assert!(line.is_empty());
+        let mut turn = Turn::new();
+        assert!(turn.take(7, 1000, 0, SLOTS));
+        assert!(turn.is_turn_of(7) && !turn.is_turn_of(8));
+        assert_eq!(turn.until(0, SLOTS), 1000 + PATIENCE_NS);
+        turn.leave(1000 + PATIENCE_NS, 0, SLOTS);
+        assert!(turn.is_empty());
+        assert!(!turn.take(8, PATIENCE_NS + 2000, 0, SLOTS));
+        assert!(turn.is_empty());
     }
 
     #[test]
     fn what_is_taken_adds_to_the_patience() {
-        let mut line = Line::new();
-        assert!(line.take(7, 0, 0, SLOTS));
-        line.give_up();
-        line.leave(10, 0, SLOTS);
-        assert!(line.take(7, 100, 2, SLOTS));
-        assert_eq!(line.until(2, SLOTS), 100 + 2 * EARNED_NS);
-        line.leave(100 + EARNED_NS, 2, SLOTS);
-        assert!(line.take(8, 0, 2, SLOTS));
-        assert_eq!(line.until(2, SLOTS), EARNED_NS);
+        let mut turn = Turn::new();
+        assert!(turn.take(7, 0, 0, SLOTS));
+        turn.give_up();
+        turn.leave(10, 0, SLOTS);
+        assert!(turn.take(7, 100, 2, SLOTS));
+        assert_eq!(turn.until(2, SLOTS), 100 + 2 * EARNED_NS);
+        turn.leave(100 + EARNED_NS, 2, SLOTS);
+        assert!(turn.take(8, 0, 2, SLOTS));
+        assert_eq!(turn.until(2, SLOTS), EARNED_NS);
         // The account never exceeds its initial balance.
-        assert_eq!(line.until(SLOTS, 2 * SLOTS), PATIENCE_NS);
+        assert_eq!(turn.until(SLOTS, 2 * SLOTS), PATIENCE_NS);
     }
 
     #[test]
     fn positions_that_are_none_add_nothing() {
-        let mut line = Line::new();
-        assert!(line.take(7, 0, 100, SLOTS));
-        line.give_up();
+        let mut turn = Turn::new();
+        assert!(turn.take(7, 0, 100, SLOTS));
+        turn.give_up();
         for consumed in [100, 99, 0, SLOTS + 1, u32::MAX, 1 << 31] {
-            assert_eq!(line.until(consumed, SLOTS), 0, "{consumed}");
+            assert_eq!(turn.until(consumed, SLOTS), 0, "{consumed}");
         }
         // A position that moves back and forward again adds nothing.
-        assert_eq!(line.until(101, SLOTS), EARNED_NS);
-        assert_eq!(line.until(100, SLOTS), EARNED_NS);
-        assert_eq!(line.until(101, SLOTS), EARNED_NS);
+        assert_eq!(turn.until(101, SLOTS), EARNED_NS);
+        assert_eq!(turn.until(100, SLOTS), EARNED_NS);
+        assert_eq!(turn.until(101, SLOTS), EARNED_NS);
     }
 
     #[test]
     fn positions_wrap() {
-        let mut line = Line::new();
+        let mut turn = Turn::new();
         let mut head = 0u32;
         // Each round the sender fills the ring and `taken` follows.
         for _ in 0..(1u64 << 32) / u64::from(SLOTS) {
             head = head.wrapping_add(SLOTS);
-            line.earn(head, head);
+            turn.earn(head, head);
         }
-        assert_eq!((head, line.taken), (0, 0));
-        assert!(line.take(7, 0, 0, SLOTS));
-        line.give_up();
-        assert_eq!(line.until(3, SLOTS), 3 * EARNED_NS);
+        assert_eq!((head, turn.taken), (0, 0));
+        assert!(turn.take(7, 0, 0, SLOTS));
+        turn.give_up();
+        assert_eq!(turn.until(3, SLOTS), 3 * EARNED_NS);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use super::datagram_turn::Line;
+use super::datagram_turn::Turn;
 use super::{
     CONSUMED_AT, COOKIE_AT, HEADER, Header, MAGIC_AT, SHORT, SLOT, SLOTS, WAITING_AT, copy, fits,
     op, sequence, slot_at, slots_for,
@@ -24,7 +24,7 @@ pub(crate) struct Producer {
     stale: Stale,
     payloads: Payloads,
     /// The turn of datagrams that wait for room.
-    line: Line,
+    turn: Turn,
     /// Slots reserved for the datagram that has the turn: all other messages have that many slots
     /// less.
     reserved: u32,
@@ -86,7 +86,7 @@ impl Producer {
             consumed: 0,
             stale: Stale::default(),
             payloads: Payloads::new(),
-            line: Line::new(),
+            turn: Turn::new(),
             reserved: 0,
         })
     }
@@ -278,7 +278,7 @@ impl Producer {
         fill: impl Fn(*mut u8),
         may_sleep: impl FnOnce() -> bool,
     ) -> Pushed {
-        if self.line.is_empty() && self.push(header, &fill) {
+        if self.turn.is_empty() && self.push(header, &fill) {
             return Pushed::Sent;
         }
         self.push_in_turn(qpn, *header, fill, may_sleep)
@@ -293,14 +293,14 @@ impl Producer {
         fill: impl Fn(*mut u8),
         may_sleep: impl FnOnce() -> bool,
     ) -> Pushed {
-        let had_turn = self.line.is_turn_of(qpn);
+        let had_turn = self.turn.is_turn_of(qpn);
         if !had_turn {
-            if !self.line.is_empty() {
+            if !self.turn.is_empty() {
                 // The queue pair that has the turn has asked to be rung.
                 return Pushed::Full;
             }
             let now = sys::now_ns();
-            if !self.line.take(qpn, now, self.received(), self.head) {
+            if !self.turn.take(qpn, now, self.received(), self.head) {
                 return Pushed::Lost;
             }
         }
@@ -322,18 +322,18 @@ impl Producer {
 
     fn end_turn(&mut self) {
         self.reserve(0);
-        self.line.leave(sys::now_ns(), self.received(), self.head);
+        self.turn.leave(sys::now_ns(), self.received(), self.head);
     }
 
     /// Whether it is the turn of this queue pair.
     pub(crate) fn is_turn_of(&self, qpn: u32) -> bool {
-        self.line.is_turn_of(qpn)
+        self.turn.is_turn_of(qpn)
     }
 
     /// The datagram of `qpn` no longer waits. Returns true if `qpn` had the turn: the caller then
     /// retries other queue pairs.
     pub(crate) fn leave(&mut self, qpn: u32) -> bool {
-        let had_turn = self.line.is_turn_of(qpn);
+        let had_turn = self.turn.is_turn_of(qpn);
         if had_turn {
             self.end_turn();
         }
@@ -343,13 +343,13 @@ impl Producer {
     /// Time at which the patience with the receiver ends, in nanoseconds of the monotonic clock.
     /// The caller's queue pair has the turn.
     pub(crate) fn patient_until(&mut self) -> u64 {
-        self.line.until(self.received(), self.head)
+        self.turn.until(self.received(), self.head)
     }
 
     /// Uses up the patience: no datagram waits for this receiver until the receiver consumes a
     /// slot.
     pub(crate) fn give_up(&mut self) {
-        self.line.give_up();
+        self.turn.give_up();
     }
 
     #[cold]
