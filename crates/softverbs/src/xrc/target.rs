@@ -274,7 +274,7 @@ impl Target {
     /// state. The caller then waits for accesses, and calls again with this state.
     pub(crate) fn close(
         &self,
-        mut locked: Locked<'_>,
+        mut locked: DomainLock<'_>,
         reset: Option<StateWord>,
     ) -> Option<StateWord> {
         if self.close_one_of_several(&mut locked) {
@@ -293,7 +293,7 @@ impl Target {
     }
 
     /// If this process has other handles on the target, counts one less, and returns true.
-    fn close_one_of_several(&self, locked: &mut Locked<'_>) -> bool {
+    fn close_one_of_several(&self, locked: &mut DomainLock<'_>) -> bool {
         let count = locked.handles.get_mut(&self.index);
         let count = count.filter(|count| **count > 1);
         count.map(|count| *count -= 1).is_some()
@@ -306,7 +306,7 @@ impl Target {
     }
 
     /// This process holds the target no more.
-    fn let_go(&self, mut locked: Locked<'_>) {
+    fn let_go(&self, mut locked: DomainLock<'_>) {
         let (domain, process) = (&self.membership.domain, self.membership.process);
         locked.handles.remove(&self.index);
         set_holder(domain, self.at, process.slot, false);
@@ -566,7 +566,7 @@ fn close_abandoned(membership: &Arc<Membership>) -> Res<()> {
 
 /// Number of handles of this process on each target, by index. While it exists, no other holder
 /// creates, opens, changes or closes a target of the domain.
-pub(crate) struct Locked<'a> {
+pub(crate) struct DomainLock<'a> {
     // Released first: the lock may be one of the process's own open file, which does not exclude
     // its threads.
     _one: directory::RangeLock<'a>,
@@ -580,10 +580,10 @@ impl Membership {
 
     /// # Errors
     /// `EBUSY`: another process holds the domain's lock for 5 s.
-    pub(crate) fn lock(&self) -> Res<Locked<'_>> {
+    pub(crate) fn lock(&self) -> Res<DomainLock<'_>> {
         let handles = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         let file = self.process.registry().file();
-        Ok(Locked {
+        Ok(DomainLock {
             _one: directory::hold_domain(file, self.domain.number)?,
             handles,
         })
