@@ -49,8 +49,8 @@ pub(crate) struct Peer {
     life: Option<Life>,
     checked: AtomicU64,
     given_up: AtomicBool,
-    /// Handling of datagrams while there is no ring: an [`Unmade`].
-    unmade: AtomicU8,
+    /// Handling of datagrams while there is no ring: a [`WithoutRing`].
+    without_ring: AtomicU8,
     out: Lock<Option<Producer>>,
     doorbells: Mutex<Vec<Doorbell>>,
     /// Doorbells that could not be opened. They are rung again at the time in `repeats`.
@@ -229,7 +229,7 @@ pub(crate) enum Push {
 /// Handling of the datagrams to a receiver that has not made a ring yet. `Waits` again after a
 /// datagram has been pushed into its ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Unmade {
+pub(crate) enum WithoutRing {
     /// A datagram waits for the ring in its send queue, for up to 1 s.
     Waits = 0,
     /// An earlier datagram has waited for 1 s: a datagram is copied to the process's list of late
@@ -333,7 +333,7 @@ impl Peer {
             life,
             checked: AtomicU64::new(0),
             given_up: AtomicBool::new(false),
-            unmade: AtomicU8::new(Unmade::Waits as u8),
+            without_ring: AtomicU8::new(WithoutRing::Waits as u8),
             out: Lock::new(None),
             doorbells: Mutex::new(Vec::new()),
             unrung: Lock::new(Vec::new()),
@@ -515,18 +515,18 @@ impl Peer {
     }
 
     /// Handling of datagrams while there is no ring.
-    pub(crate) fn unmade(&self) -> Unmade {
-        match self.unmade.load(Ordering::Relaxed) {
-            0 => Unmade::Waits,
-            1 => Unmade::Kept,
-            _ => Unmade::Lost,
+    pub(crate) fn without_ring(&self) -> WithoutRing {
+        match self.without_ring.load(Ordering::Relaxed) {
+            0 => WithoutRing::Waits,
+            1 => WithoutRing::Kept,
+            _ => WithoutRing::Lost,
         }
     }
 
     #[inline]
-    pub(crate) fn set_unmade(&self, unmade: Unmade) {
-        if self.unmade.load(Ordering::Relaxed) != unmade as u8 {
-            self.unmade.store(unmade as u8, Ordering::Relaxed);
+    pub(crate) fn set_without_ring(&self, handling: WithoutRing) {
+        if self.without_ring.load(Ordering::Relaxed) != handling as u8 {
+            self.without_ring.store(handling as u8, Ordering::Relaxed);
         }
     }
 

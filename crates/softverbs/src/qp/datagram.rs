@@ -13,7 +13,7 @@ use crate::cq::{Cqe, Retires};
 use crate::delivery::receives;
 use crate::gid;
 use crate::limits::MAX_DATAGRAM;
-use crate::peer::{Peer, Unmade};
+use crate::peer::{Peer, WithoutRing};
 use crate::ring::{Consumer, Header, Message, Pushed, flag, op};
 use crate::segment::layout::{qp as layout, split_qp_num};
 use crate::srq::Srq;
@@ -109,7 +109,7 @@ impl Qp {
                 if pushed == Some(Pushed::SentInTurn) {
                     process.note_turn();
                 }
-                peer.set_unmade(Unmade::Waits);
+                peer.set_without_ring(WithoutRing::Waits);
                 notify(peer, &header);
                 Step::Done(IBV_WC_SUCCESS)
             }
@@ -134,11 +134,11 @@ impl Qp {
         request: &Request<'_>,
     ) -> Step {
         let over = self.waited_for_ring(sq);
-        match peer.unmade() {
-            Unmade::Waits if !over => return Step::Wait(Reason::Ring),
-            Unmade::Waits => peer.set_unmade(Unmade::Kept),
-            Unmade::Kept => {}
-            Unmade::Lost => return Step::Done(IBV_WC_SUCCESS),
+        match peer.without_ring() {
+            WithoutRing::Waits if !over => return Step::Wait(Reason::Ring),
+            WithoutRing::Waits => peer.set_without_ring(WithoutRing::Kept),
+            WithoutRing::Kept => {}
+            WithoutRing::Lost => return Step::Done(IBV_WC_SUCCESS),
         }
         let kept = self.process().keep_datagram(peer, header, |to| {
             // SAFETY: `keep_datagram` passes room for the message.
@@ -148,7 +148,7 @@ impl Qp {
             if !over || self.waits_on_for_ring(sq) && !peer.is_stopped() {
                 return Step::Wait(Reason::Ring);
             }
-            peer.set_unmade(Unmade::Lost);
+            peer.set_without_ring(WithoutRing::Lost);
         }
         Step::Done(IBV_WC_SUCCESS)
     }
