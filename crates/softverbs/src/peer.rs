@@ -44,7 +44,7 @@ pub(crate) struct Peer {
     /// The peer runs barriers before it sleeps.
     pub(crate) barriers: bool,
     /// The kernel allows the peer to copy between processes.
-    pub(crate) copies: bool,
+    pub(crate) may_copy: bool,
     /// `None` for this process itself.
     life: Option<Life>,
     checked: AtomicU64,
@@ -328,7 +328,7 @@ impl Peer {
             slot,
             node: entry.node,
             barriers: map.u32(header::BARRIERS).load(Ordering::Relaxed) == 1,
-            copies: map.u32(header::COPIES).load(Ordering::Relaxed) == 1,
+            may_copy: map.u32(header::MAY_COPY).load(Ordering::Relaxed) == 1,
             map: Arc::try_new(map)?,
             life,
             checked: AtomicU64::new(0),

@@ -10,10 +10,10 @@ pub(crate) fn needed_from_start() -> bool {
     !sys::dumpable() || environment::AGENT.is_on()
 }
 
-/// Whether a peer may need an agent of this process. `copies` is the peer's own report whether the
+/// Whether a peer may need an agent of this process. `may_copy` is the peer's own report whether the
 /// kernel permits it to copy between processes.
-pub(crate) fn needed_for(copies: bool) -> bool {
-    !copies || !sys::dumpable() || sys::yama_restricts() && !environment::PTRACER.is_on()
+pub(crate) fn needed_for(may_copy: bool) -> bool {
+    !may_copy || !sys::dumpable() || sys::yama_restricts() && !environment::PTRACER.is_on()
 }
 
 /// Sets `PR_SET_PTRACER` for all processes of the user, if the environment requests it.

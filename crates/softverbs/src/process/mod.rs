@@ -365,7 +365,7 @@ impl Process {
             signal::call_attention(&self.segment.map);
             self.doorbell.ring();
         }
-        if slot != self.slot && agent::needed_for(peer.copies) {
+        if slot != self.slot && agent::needed_for(peer.may_copy) {
             self.start_agent();
         }
         if peer.refuses() {
@@ -732,7 +732,7 @@ fn describe_process(map: &Mapping, doorbell: &Pipe, life: &Pipe, probe: &u64) {
         .store(life.inode(), Ordering::Relaxed);
     map.u64(header::PROBE)
         .store(std::ptr::from_ref(probe) as u64, Ordering::Relaxed);
-    map.u32(header::COPIES)
+    map.u32(header::MAY_COPY)
         .store(u32::from(sys::copies_allowed()), Ordering::Relaxed);
     // An application can poll descriptors before any call that sleeps. So from now on, until such a
     // call, peers ring this process, or its doorbell is already readable.

@@ -66,7 +66,7 @@ pub(crate) mod header {
     pub(crate) const LIFE: usize = OWNED + 0x190;
     pub(crate) const LIFE_INODE: usize = OWNED + 0x198;
     /// u32: the kernel allows the owner to copy between processes.
-    pub(crate) const COPIES: usize = OWNED + 0x1a0;
+    pub(crate) const MAY_COPY: usize = OWNED + 0x1a0;
     /// u32, by peers: a peer needs the owner's agent. The peer then increments `ATTENTION`.
     pub(crate) const AGENT: usize = 0x144;
     /// u64: address of a copy of the cookie in the owner's memory, which peers read as a test.
