@@ -141,7 +141,8 @@ pub trait Io {
     /// Posts the numbered packet of an operation.
     fn post(&mut self, link: LinkKey, header: Header, op: Self::Op, form: Form) -> Post;
 
-    /// Posts a packet that has no number. `false`: as [`Post::Refused`].
+    /// Posts a packet that has no number. `false`: as [`Post::Refused`]. `true`, also if the link
+    /// has ended during the post: the peer has got the packet, or never gets it.
     fn control(&mut self, link: LinkKey, packet: &Packet) -> bool;
 
     /// Ends a link in any state: moves its queue pair to ERR, and passes what has arrived and what

@@ -662,8 +662,8 @@ impl Executor {
             packet.body,
             Body::Hello(_) | Body::Close(_) | Body::Attach(_)
         ) || matches!(packet.body, Body::Credit { recall: true, .. });
-        if let Some(posted) = self.control_to_ring(link, (&head, size), solicited) {
-            return posted.then_some(());
+        if self.control_to_ring(link, (&head, size), solicited) {
+            return Some(());
         }
         let record = self.links.get_mut(link)?;
         if !has_room(record, &mut self.xrc, false) {

@@ -98,8 +98,8 @@ pub(super) struct LinkRing {
     full: u32,
     /// [`forks::forks`] in the process that has created the ring.
     forks: u32,
-    /// The connection ends during the next [`Self::post_packet`], and whether the packet is in the
-    /// ring nevertheless.
+    /// The connection ends during the next post of a packet, but not of a part, and whether the
+    /// packet is in the ring nevertheless.
     #[cfg(test)]
     pub(super) ends_next: Option<bool>,
 }
@@ -170,14 +170,27 @@ impl LinkRing {
         self.attached == Some(true)
     }
 
+    /// The result of a post that cannot be passed to the device.
+    #[inline(always)]
+    fn refuses(&mut self) -> Option<RingPost> {
+        if !self.is_attached() {
+            return Some(RingPost::No);
+        }
+        #[cfg(test)]
+        if self.ends_next.take_if(|arrives| !*arrives).is_some() {
+            return Some(RingPost::Ended);
+        }
+        None
+    }
+
     /// Posts EAGER with the words of [`crate::wire::rdm::ring::eager`].
     ///
     /// # Safety
     /// The application's buffers are readable.
     #[inline]
     pub(super) unsafe fn post_eager(&mut self, words: Words, payload: &Iov) -> RingPost {
-        if !self.is_attached() {
-            return RingPost::No;
+        if let Some(refused) = self.refuses() {
+            return refused;
         }
         // SAFETY: the caller promises the buffers.
         let posted = unsafe {
@@ -204,8 +217,8 @@ impl LinkRing {
         from: *const u8,
         len: usize,
     ) -> RingPost {
-        if !self.is_attached() {
-            return RingPost::No;
+        if let Some(refused) = self.refuses() {
+            return refused;
         }
         // SAFETY: the caller promises the buffer.
         let posted = unsafe { self.ring.post(words, from, len, false) };
@@ -222,8 +235,8 @@ impl LinkRing {
         whole: &(Words, [u8; PREFIX]),
         payload: &Iov,
     ) -> RingPost {
-        if !self.is_attached() {
-            return RingPost::No;
+        if let Some(refused) = self.refuses() {
+            return refused;
         }
         // SAFETY: the caller promises the buffers.
         let posted = unsafe { self.post_behind(whole, payload) };
@@ -257,8 +270,8 @@ impl LinkRing {
         from: *const u8,
         len: usize,
     ) -> RingPost {
-        if !self.is_attached() {
-            return RingPost::No;
+        if let Some(refused) = self.refuses() {
+            return refused;
         }
         let mut short = [0; PREFIX + SHORT];
         // SAFETY: the caller promises the buffer; the prefix is only read.
@@ -281,20 +294,11 @@ impl LinkRing {
         &mut self,
         (words, payload): &(Words, [u8; N]),
     ) -> RingPost {
-        if !self.is_attached() {
-            return RingPost::No;
-        }
-        #[cfg(test)]
-        if self.ends_next == Some(false) {
-            self.ends_next = None;
-            return RingPost::Ended;
+        if let Some(refused) = self.refuses() {
+            return refused;
         }
         // SAFETY: the payload is only read.
         let posted = unsafe { self.ring.post(*words, payload.as_ptr(), N, false) };
-        #[cfg(test)]
-        if self.ends_next.take().is_some() {
-            return RingPost::Ended;
-        }
         self.outcome(posted)
     }
 
@@ -308,8 +312,8 @@ impl LinkRing {
         content: Content<'_>,
         solicited: bool,
     ) -> RingPost {
-        if !self.is_attached() {
-            return RingPost::No;
+        if let Some(refused) = self.refuses() {
+            return refused;
         }
         let (words, has_prefix) = words(head);
         let mut bytes = [0; PREFIX + MAX_HEAD];
@@ -367,6 +371,10 @@ impl LinkRing {
 
     #[inline(always)]
     fn outcome(&mut self, posted: Result<Posted>) -> RingPost {
+        #[cfg(test)]
+        if self.ends_next.take().is_some() {
+            return RingPost::Ended;
+        }
         match posted {
             Ok(Posted::Sent) => RingPost::Sent,
             // in a forked child the queue pair refuses the packet too

@@ -3,6 +3,7 @@
 use super::credit::Left;
 use super::link;
 use super::*;
+use crate::wire::rdm::Grant;
 
 /// What a test compares between two endpoints.
 #[derive(Debug)]
@@ -15,6 +16,9 @@ pub(in crate::rdm) struct Audit {
     pub(in crate::rdm) expected: Number,
     pub(in crate::rdm) used: Credit,
     pub(in crate::rdm) stored: Credit,
+    /// The newest grant of the peer, and that of this side. `None`: a further one is due.
+    pub(in crate::rdm) grant: Grant,
+    pub(in crate::rdm) granted: Option<Grant>,
 }
 
 impl<I: Io> Core<I> {
@@ -54,6 +58,8 @@ impl<I: Io> Core<I> {
             expected: peer.expected,
             used: inbound.used(),
             stored: inbound.stored(),
+            grant: peer.outbound.grant(),
+            granted: (!peer.has_report()).then(|| inbound.grant()),
         })
     }
 

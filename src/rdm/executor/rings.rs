@@ -264,21 +264,27 @@ impl Executor {
         unsafe { ring.post((&head, size), content, op.is_solicited()) }
     }
 
-    /// Posts a packet without number to the ring of a link. `None`: it goes through the queue pair.
+    /// Posts a packet without number to the ring of a link. `false`: nothing was posted, and it goes
+    /// through the queue pair. If the link has ended, the packet may be in the ring: it counts as
+    /// posted, and what follows is what follows from the end of a link. A grant whose number was
+    /// used again could be dropped by the peer as one that it has already.
     pub(super) fn control_to_ring(
         &mut self,
         link: LinkKey,
         head: (&[u8; MAX_HEAD], usize),
         solicited: bool,
-    ) -> Option<bool> {
-        let ring = self.links.get_mut(link)?.free_ring()?;
+    ) -> bool {
+        let record = self.links.get_mut(link);
+        let Some(ring) = record.and_then(|record| record.free_ring()) else {
+            return false;
+        };
         // SAFETY: no buffers of the application.
         match unsafe { ring.post(head, Content::None, solicited) } {
-            RingPost::Sent => Some(true),
-            RingPost::No | RingPost::Full => None,
+            RingPost::Sent => true,
+            RingPost::No | RingPost::Full => false,
             RingPost::Ended => {
                 self.todo.push_back(Todo::Broken(link));
-                Some(false)
+                true
             }
         }
     }

@@ -1,7 +1,8 @@
 //! A network in memory, driven by a seed. It delays packets, completions and messages of the
-//! connection manager, breaks links at any packet in either direction, delivers packets of a queue
-//! pair after its sender has ended it, loses requests and replies, restarts endpoints, and refuses
-//! queue pairs and credit. A model compares what was sent with what was delivered.
+//! connection manager, breaks links at any packet in either direction, also while a packet is
+//! written to the memory of the peer, delivers packets of a queue pair after its sender has ended
+//! it, loses requests and replies, restarts endpoints, and refuses queue pairs and credit. A model
+//! compares what was sent with what was delivered.
 //!
 //! One file, because the events, the faults and the model change the same state. Links on circuits
 //! are in a file of their own.
@@ -81,6 +82,8 @@ enum Action {
     Reject(usize, Vec<u8>),
     Post(LinkKey, Wire),
     Ring(LinkKey, Wire),
+    /// A link has ended during a post, whose caller ends it next.
+    RingEnded(LinkKey),
     Probe(LinkKey),
     NoRoom(LinkKey),
     End(LinkKey),
@@ -126,8 +129,10 @@ pub(super) struct Hands {
     rma: bool,
     /// The link for posts to each peer.
     up: HashMap<u32, LinkKey>,
-    /// Links on which a packet can be written to the peer's memory.
+    /// Links on which a packet can be written to the peer's memory, and those that have ended
+    /// during this: what is posted to them is lost.
     rings: HashSet<u32>,
+    ended: HashSet<u32>,
     /// Links that have a circuit; `circuits`: the others refuse posts.
     attached: HashSet<u32>,
     circuits: bool,
@@ -200,7 +205,7 @@ impl Io for Hands {
             self.up.values().any(|up| *up == link),
             "a post to a link that is not up"
         );
-        let ring = self.rings.contains(&link.number()) && self.random.one_in(2);
+        let ring = self.uses_ring(link);
         let circuit = !self.circuits || self.attached.contains(&link.number());
         let posted = self.posted.entry(link.number()).or_default();
         if !circuit {
@@ -247,8 +252,11 @@ impl Io for Hands {
         };
         let packet = Packet { header, body };
         if ring {
-            self.actions.push(Action::Ring(link, wire(&packet, None)));
-            return Post::Delivered;
+            return match self.write(link, &packet) {
+                true => Post::Delivered,
+                // it is posted again on the next link
+                false => Post::Posted,
+            };
         }
         self.put(link, &packet, Some(header.number));
         Post::Posted
@@ -257,6 +265,11 @@ impl Io for Hands {
     fn control(&mut self, link: LinkKey, packet: &Packet) -> bool {
         if self.circuits && !self.attached.contains(&link.number()) {
             return false;
+        }
+        if self.uses_ring(link) {
+            // what follows is the end of the link
+            self.write(link, packet);
+            return true;
         }
         if self.random.one_in(8) {
             self.actions.push(Action::NoRoom(link));
@@ -393,11 +406,36 @@ impl Hands {
             len: op.len,
         };
         let body = Body::Eager { message, payload };
-        let wire = wire(&Packet { header, body }, None);
-        direct.sent();
-        self.actions.push(Action::Ring(link, wire));
-        self.actions.push(Action::Complete(op.id, true));
-        true
+        let sent = self.write(link, &Packet { header, body });
+        if sent {
+            direct.sent();
+            self.actions.push(Action::Complete(op.id, true));
+        }
+        // the caller posts it as an operation next, with the same number
+        sent
+    }
+
+    /// Whether the next packet to a link goes through its ring.
+    fn uses_ring(&mut self, link: LinkKey) -> bool {
+        let ended = self.ended.contains(&link.number());
+        ended || self.rings.contains(&link.number()) && self.random.one_in(2)
+    }
+
+    /// Writes a packet to the memory of the peer. `false`: the link has ended meanwhile, and the
+    /// packet may be there.
+    fn write(&mut self, link: LinkKey, packet: &Packet) -> bool {
+        if self.ended.contains(&link.number()) {
+            return false;
+        }
+        let ends = self.chaos && self.random.one_in(20);
+        if !ends || self.random.one_in(2) {
+            self.actions.push(Action::Ring(link, wire(packet, None)));
+        }
+        if ends {
+            self.ended.insert(link.number());
+            self.actions.push(Action::RingEnded(link));
+        }
+        !ends
     }
 
     fn put(&mut self, link: LinkKey, packet: &Packet, number: Option<Number>) {
@@ -667,6 +705,7 @@ impl World {
             rma: self.plan.stream != 0 && self.random.one_in(2),
             up: HashMap::new(),
             rings: HashSet::new(),
+            ended: HashSet::new(),
             attached: HashSet::new(),
             circuits: self.plan.circuits,
             on_node: (!self.plan.hidden).then_some(self.plan.on_node),
@@ -854,6 +893,12 @@ impl World {
             Action::Ring(link, wire) => {
                 let (conn, side) = self.nodes[node].links[&link.number()];
                 self.complete(conn, 1 - side, Completion::Packet(wire));
+            }
+            Action::RingEnded(link) => {
+                let (conn, _) = self.nodes[node].links[&link.number()];
+                self.cut(conn);
+                let at = &mut self.nodes[node];
+                at.core.broken(link, &mut at.hands);
             }
             Action::Probe(link) if self.plan.circuits => self.probe_circuit(node, link),
             Action::Probe(link) => self.probe(node, link),
@@ -1069,6 +1114,7 @@ impl World {
                 let at = &mut self.nodes[node];
                 if let Some((conn, side)) = at.links.remove(&link.number()) {
                     at.hands.posted.remove(&link.number());
+                    at.hands.ended.remove(&link.number());
                     self.conns[conn].sides[side] = None;
                     self.call(node, |core, hands| core.ended(link, hands));
                 }
@@ -1625,6 +1671,8 @@ impl World {
                 if let Some(back) = back.filter(|back| back.up && report.up) {
                     assert_eq!(back.spent, report.used, "{place}: positions differ");
                     assert_eq!(back.next, report.expected, "{place}: numbers differ");
+                    let granted = report.granted.unwrap_or(back.grant);
+                    assert_eq!(back.grant, granted, "{place}: grants differ");
                 }
             }
         }
