@@ -52,6 +52,16 @@ struct Member {
     shared: Weak<Shared>,
 }
 
+/// The peer of an address from which receives were directed.
+#[derive(Clone, Copy, Debug)]
+struct Source {
+    index: PeerIndex,
+    /// So many endpoints had joined when all of them had found the address in the address vector.
+    /// If further ones have joined since then, or the address was inserted later, the next use
+    /// looks again.
+    found_by: u32,
+}
+
 /// A shared receive context. Thread safe. Receives that are posted when it is dropped end without
 /// an entry; by then it has no endpoint.
 pub struct SharedRx {
@@ -64,7 +74,9 @@ pub struct SharedRx {
     /// The peers of addresses from which receives were directed. Before the first endpoint is
     /// enabled no address vector is known, and each address below 2^32 is accepted: a map, so that
     /// its memory depends on the number of the addresses only.
-    peers: Mutex<NumberMap<PeerIndex>>,
+    peers: Mutex<NumberMap<Source>>,
+    /// Number of endpoints that have joined, open or not; wraps.
+    joined: AtomicU32,
     owners: AtomicU32,
     /// Number of receives that are not posted any more, but keep their place: their message is
     /// arriving, or their entry was not taken.
@@ -104,6 +116,7 @@ impl SharedRx {
             members: Mutex::default(),
             vector: Mutex::default(),
             peers: Mutex::default(),
+            joined: AtomicU32::new(0),
             owners: AtomicU32::new(1),
             entries: AtomicUsize::new(0),
             unreported: Mutex::default(),
@@ -152,14 +165,18 @@ impl SharedRx {
 
     /// Adds an endpoint, whose state has the membership with this number.
     pub(super) fn join(&self, owner: Owner, shared: &Shared) {
-        self.members.lock().push(Member {
-            owner,
-            shared: shared.weak(),
-        });
+        {
+            let mut members = self.members.lock();
+            members.push(Member {
+                owner,
+                shared: shared.weak(),
+            });
+            self.joined.fetch_add(1, Ordering::Release);
+        }
         // receives that are directed already match messages of this endpoint too
         let peers = self.peers.lock().clone();
-        for (addr, index) in peers {
-            self.identify(shared, FiAddr(addr.into()), index);
+        for (addr, source) in peers {
+            self.identify(shared, FiAddr(addr.into()), source.index);
         }
         self.report_ended();
     }
@@ -261,36 +278,85 @@ impl SharedRx {
     /// `EINVAL`: the address is not in the address vector, or is none that a vector returns.
     fn peer_of(&self, addr: FiAddr) -> Result<PeerIndex> {
         let vector = self.vector.lock().as_ref().and_then(Weak::upgrade);
-        if let Some(vector) = vector {
+        if let Some(vector) = &vector {
             vector.lookup(addr)?;
         }
         // a vector has fewer than 2^32 addresses
         let number = u32::try_from(addr.0).map_err(|_| FiErrno::EINVAL)?;
-        let index = self.peers.lock().get(&number).copied();
-        if let Some(index) = index {
-            return Ok(self.store.lock().find(index));
+        let known = self.peers.lock().get(&number).copied();
+        let source = match known {
+            Some(source) => source,
+            None => self.add_source(addr, number, vector.as_deref())?,
+        };
+        if source.found_by != self.joined.load(Ordering::Acquire) {
+            self.find_source(addr, number, source.index);
         }
-        let new = self.store.lock().add_peer();
-        // another thread may have added one meanwhile, with which it has posted its receive
-        let index = *self.peers.lock().entry(number).or_insert(new);
-        for member in self.enabled() {
-            self.identify(&member, addr, index);
-        }
-        Ok(self.store.lock().find(index))
+        Ok(self.store.lock().find(source.index))
     }
 
-    /// The peer of an endpoint at this address is the one with this index.
-    fn identify(&self, member: &Shared, addr: FiAddr, index: PeerIndex) {
+    /// A new peer of an address, unless another thread adds one meanwhile, with which it posts its
+    /// receive.
+    ///
+    /// # Errors
+    /// `EINVAL`: the address was removed meanwhile.
+    #[cold]
+    fn add_source(
+        &self,
+        addr: FiAddr,
+        number: u32,
+        vector: Option<&AddressVector>,
+    ) -> Result<Source> {
+        let index = self.store.lock().add_peer();
+        let mut peers = self.peers.lock();
+        if let Some(vector) = vector {
+            // `forget` of a later removal waits for the lock, and finds the entry
+            vector.lookup(addr)?;
+        }
+        let new = Source { index, found_by: 0 };
+        Ok(*peers.entry(number).or_insert(new))
+    }
+
+    /// Makes the peers of an address at all endpoints the one with this index.
+    #[cold]
+    fn find_source(&self, addr: FiAddr, number: u32, index: PeerIndex) {
+        // before the endpoints are listed
+        let joined = self.joined.load(Ordering::Acquire);
+        let mut found = true;
+        for member in self.enabled() {
+            found &= self.identify(&member, addr, index);
+        }
+        if found
+            && let Some(source) = self.peers.lock().get_mut(&number)
+            // the address may have been removed, and inserted again
+            && source.index == index
+        {
+            source.found_by = joined;
+        }
+    }
+
+    /// The peer of an endpoint at this address is the one with this index. `false`: the endpoint
+    /// has not found the address, and a later call may find it.
+    fn identify(&self, member: &Shared, addr: FiAddr, index: PeerIndex) -> bool {
         let own = Self::change(member, |state| {
-            let peer = state.peer_of(addr).ok()?;
+            if state.failed.is_some() {
+                // it gets no message any more
+                return Ok(None);
+            }
+            let peer = state.peer_of(addr)?;
             let peer = state.core.resolve(peer);
-            state.io.rx.shared_index(peer)
+            Ok::<_, FiErrno>(state.io.rx.shared_index(peer))
         });
-        let Some(own) = own.flatten() else {
-            return;
+        let own = match own {
+            Some(Ok(own)) => own,
+            Some(Err(_)) => return false,
+            // it is closed
+            None => None,
         };
-        self.store.lock().merge(own, index);
-        self.deliver_pending();
+        if let Some(own) = own {
+            self.store.lock().merge(own, index);
+            self.deliver_pending();
+        }
+        true
     }
 
     /// Delivers the messages for which a receive was found without their endpoint's lock.
@@ -520,22 +586,28 @@ mod tests {
         state.starts_with('S')
     }
 
-    /// Two threads find no peer of an address, before one of them has added it.
-    #[test]
-    fn an_address_has_one_peer_for_all_threads() {
+    fn open() -> Arc<SharedRx> {
         let config = SharedRxConfig {
             size: 8,
             op_flags: Flags::empty(),
             directed: true,
         };
-        let context = SharedRx::open(&domain(), config).unwrap();
-        let threads = [const { AtomicU32::new(0) }; 2];
+        SharedRx::open(&domain(), config).unwrap()
+    }
+
+    /// Threads look an address up, and wait before they add its peer, until `meanwhile` was called.
+    fn find<const N: usize>(
+        context: &SharedRx,
+        addr: FiAddr,
+        meanwhile: impl FnOnce(),
+    ) -> [Result<PeerIndex>; N] {
+        let threads = [const { AtomicU32::new(0) }; N];
         let find = |thread: &AtomicU32| {
             // SAFETY: no arguments.
             thread.store(unsafe { libc::gettid() } as u32, Ordering::Relaxed);
-            context.peer_of(FiAddr(3)).unwrap()
+            context.peer_of(addr)
         };
-        let found = std::thread::scope(|scope| {
+        std::thread::scope(|scope| {
             // the threads wait for it
             let store = context.store.lock();
             let calls = threads.each_ref().map(|it| scope.spawn(|| find(it)));
@@ -544,9 +616,34 @@ mod tests {
                     std::thread::yield_now();
                 }
             }
+            meanwhile();
             drop(store);
             calls.map(|call| call.join().unwrap())
-        });
+        })
+    }
+
+    /// Two threads find no peer of an address, before one of them has added it.
+    #[test]
+    fn an_address_has_one_peer_for_all_threads() {
+        let found: [_; 2] = find(&open(), FiAddr(3), || {});
+        assert!(found[0].is_ok());
         assert_eq!(found[0], found[1]);
+    }
+
+    /// Later receives from the `fi_addr_t`, which another address has then, would have the peer.
+    #[test]
+    fn an_address_that_is_removed_gets_no_peer() {
+        let (context, vector) = (open(), AddressVector::open(1).unwrap());
+        vector.insert_all([Ok("127.0.0.1:9".parse().unwrap())], |_, addr| {
+            assert_eq!(addr, Ok(FiAddr(0)));
+        });
+        context.check_vector(&vector).unwrap();
+        let found: [_; 1] = find(&context, FiAddr(0), || {
+            vector.remove(FiAddr(0)).unwrap();
+            // as an endpoint
+            context.forget(FiAddr(0));
+        });
+        assert_eq!(found, [Err(FiErrno::EINVAL)]);
+        assert!(context.peers.lock().is_empty());
     }
 }

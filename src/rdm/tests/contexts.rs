@@ -79,6 +79,42 @@ fn directed_receives_without_an_address_vector() {
     context.cancel(1).unwrap();
 }
 
+/// An index of the address vector is inserted when receives from it were posted already, before the
+/// first endpoint was enabled. The next use of the index finds the peer, for all of them.
+#[test]
+fn a_receive_from_an_address_that_is_inserted_later() {
+    let domain = domain();
+    let config = SharedRxConfig {
+        size: 8,
+        op_flags: Flags::empty(),
+        directed: true,
+    };
+    let context = SharedRx::open(&domain, config).unwrap();
+    let mut buffers = [[0_u8; 8]; 2];
+    let lists = buffers.each_mut().map(|buffer| libc::iovec {
+        iov_base: buffer.as_mut_ptr().cast(),
+        iov_len: buffer.len(),
+    });
+    let post = |number: usize| {
+        let (list, tag) = (lists[number], Some((1, 0)));
+        let local = LocalIov::single(&list, &Desc::NULL);
+        // SAFETY: the buffer lives until the completion.
+        unsafe { context.recv(FiAddr(0), tag, local, number, None) }.unwrap();
+    };
+    post(0);
+    let av = AddressVector::open(4).unwrap();
+    let (member, a) = (member(&domain, &context, &av), End::open(&domain));
+    assert_eq!(member.knows(&a), FiAddr(0));
+    post(1);
+    let to_member = a.knows(&member);
+    for number in 0..2 {
+        a.send(to_member, Some(1), &[number as u8 + 1; 8], 2);
+        assert_eq!(wait_for(&member, 1)[0].context, number);
+    }
+    wait_for(&a, 2);
+    assert_eq!(buffers, [[1; 8], [2; 8]]);
+}
+
 /// The resident memory of the process in bytes.
 fn resident() -> i64 {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
