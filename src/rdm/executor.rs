@@ -157,7 +157,7 @@ pub(super) struct Executor {
     pub(super) completions: Completions,
     pub(super) todo: VecDeque<Todo>,
     pub(super) steps: Vec<Step>,
-    /// Steps that are repeated until no peer reads their source any more.
+    /// Steps that are executed again by the next call of the driver.
     pub(super) withdrawing: Vec<Step>,
     /// Of an endpoint that is being closed: registrations of receives that are to be ended.
     sinks: Vec<close::ClosingSink>,

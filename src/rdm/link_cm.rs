@@ -52,7 +52,8 @@ pub(super) enum Step {
     /// Destroy the queue pair and the identifier of a link that has ended.
     Destroy(Arc<LinkCm>, Option<Arc<Qp>>, Rma, Ended),
     /// Deregister the source of an operation, then report the operation if it has failed. Follows
-    /// all other steps of its time: those that end the peer's queue pairs.
+    /// all other steps of its time, and those that end links ([`Step::execute_all`]): the peer's
+    /// queue pairs have ended.
     Withdraw(Option<Withdrawn>, Option<(Completion, FiErrno)>),
     /// End the registration of a part of a receive, then report the receive, which has failed.
     EndSink(Withdrawn, Box<Arrival>),
@@ -200,9 +201,27 @@ impl Step {
         matches!(self, Self::Withdraw(..) | Self::EndSink(..))
     }
 
-    /// Executes the step. `Some`: it is to be executed again later.
+    /// Executes steps. Returns those that are to be executed again later: a step that waits, and if
+    /// it ends a link, those that follow it.
     #[must_use]
-    pub(super) fn execute(self, shared: &Shared) -> Option<Self> {
+    pub(super) fn execute_all(mut steps: Vec<Self>, shared: &Shared) -> Vec<Self> {
+        steps.sort_by_key(Self::is_last);
+        let (mut left, mut link_stays) = (Vec::new(), false);
+        for step in steps {
+            if link_stays && step.is_last() {
+                // its peer may be one that still can read the source
+                left.push(step);
+                continue;
+            }
+            let again = step.execute(shared);
+            link_stays |= matches!(again, Some(Self::End(..)));
+            left.extend(again);
+        }
+        left
+    }
+
+    /// Executes the step. `Some`: it is to be executed again later.
+    fn execute(self, shared: &Shared) -> Option<Self> {
         match self {
             Self::Dial(cm, to) => {
                 if let Err(error) = cm.dial(shared, to) {

@@ -76,14 +76,10 @@ impl Executor {
         self.steps
             .extend(recent.map(|source| Step::Withdraw(Some(source), None)));
         steps.append(&mut self.steps);
-        steps.sort_by_key(Step::is_last);
         let mut sinks = std::mem::take(&mut self.sinks);
         let limit = Instant::now() + WITHDRAWAL;
         while !steps.is_empty() || !sinks.is_empty() {
-            steps = steps
-                .into_iter()
-                .filter_map(|step| step.execute(shared))
-                .collect();
+            steps = Step::execute_all(steps, shared);
             let sinks_left = sinks.into_iter();
             sinks = sinks_left
                 .filter_map(|(sink, key)| Some((sink.end().err()?, key)))

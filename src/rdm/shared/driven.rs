@@ -113,10 +113,7 @@ impl Shared {
     /// Executes steps, without the endpoint's lock. Those that are not complete are executed again
     /// by the next call of the driver.
     fn execute_steps(&self, steps: Vec<Step>) {
-        let mut left: Vec<Step> = steps
-            .into_iter()
-            .filter_map(|step| step.execute(self))
-            .collect();
+        let mut left = Step::execute_all(steps, self);
         if !left.is_empty()
             && let Some(state) = self.lock().as_mut()
         {
@@ -215,7 +212,6 @@ impl Driven for Shared {
         self.wake_readers(state);
         let mut steps = std::mem::take(&mut state.io.steps);
         steps.append(&mut state.io.withdrawing);
-        steps.sort_by_key(Step::is_last);
         // the polls of a failed endpoint return before they do it
         let live = state.failed.is_none();
         let reads = state.io.reads_wait || live && state.io.copies();

@@ -16,6 +16,7 @@ use super::super::link_end::CIRCUIT_RMA;
 use super::super::rma::{Request, RmaOp};
 use super::breaks::{Memory, add, domain, pattern};
 use super::endpoints::{End, Transport, give_up_circuits, queue_pair, wait, wait_for};
+use super::outcomes::send;
 use crate::av::FiAddr;
 use crate::domain::Domain;
 use crate::errno::FiErrno;
@@ -396,6 +397,33 @@ fn a_queue_pair_is_not_moved_to_err_before_its_device_has_answered() {
             "the link does not end"
         );
     }
+}
+
+/// The peer can read the source of a message until its queue pair has ended. This one waits for the
+/// answer of its device.
+#[test]
+fn a_failed_message_is_reported_behind_the_end_of_its_link() {
+    let domain = domain(true);
+    let reported_behind = || {
+        let (a, _b, to_b) = connected(&domain, Transport::Rc);
+        let source = memory(1, 100_000);
+        send(&a, to_b, &source, 5, Flags::empty());
+        assert!(a.end.poll().is_none());
+        let (link, qp) = a.link();
+        let shared = a.end.ep.shared();
+        shared.cm_of(link).unwrap().async_event(AsyncEvent::QpError);
+        let begin = Instant::now();
+        shared.apply_event(|core, io| {
+            let peer = core.peer_keys().next().unwrap();
+            core.fail(peer, FiErrno::ECONNABORTED, io);
+        });
+        let (context, error) = a.entry();
+        assert_eq!((context, error.unwrap().err), (5, FiErrno::ECONNABORTED));
+        assert_eq!(qp.is_in_error(), Ok(true), "reported before the end");
+        // otherwise it had ended before the message failed
+        begin.elapsed() > SECOND / 50
+    };
+    assert!((0..5).any(|_| reported_behind()));
 }
 
 /// RMA and messages that are ordered behind an operation wait until the queue pair of its link is
