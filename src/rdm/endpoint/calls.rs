@@ -73,6 +73,8 @@ impl Endpoint {
     ///   address is not in the address vector.
     /// - `EMSGSIZE`: longer than the maximum, or injected and longer than the inject size.
     /// - `EBADFLAGS`: a flag that the operation does not accept.
+    /// - `ECONNABORTED`: the link has ended during the call, and there was no memory for the
+    ///   message, which may have been delivered.
     /// - `EOPBADSTATE`: not enabled, or closed.
     ///
     /// # Safety
@@ -267,9 +269,11 @@ impl Endpoint {
             state.core.set_now(shared.now());
         }
         // SAFETY: the caller keeps the contract of this function.
-        let result = unsafe { Self::begin(state, op, inject) };
+        let mut result = unsafe { Self::begin(state, op, inject) };
         if result.is_err() && posted == RingPost::Ended {
-            // the message may have arrived with a number that the next one would have
+            // the message may have arrived with a number that the next one would have, and the
+            // caller must not repeat it
+            result = Err(FiErrno::ECONNABORTED);
             let (core, io) = (&mut state.core, &mut state.io);
             core.fail(peer, FiErrno::ECONNABORTED, io);
         }

@@ -665,3 +665,53 @@ fn no_grant_has_the_number_of_one_at_the_end_of_its_link() {
         assert!(Instant::now() < limit, "{:?}", grants());
     }
 }
+
+/// The link ends when an injected message is in its ring, and there is no memory to post it again.
+/// The call does not return that the application is to repeat it.
+#[test]
+fn a_message_that_may_have_arrived_is_not_to_be_repeated() {
+    if !has_rings() {
+        return;
+    }
+    let domain = domain();
+    let (a, b) = (End::open(&domain), End::open(&domain));
+    let other = End::with_rings(&domain, config(), 0, false);
+    let (to_b, to_other) = (a.knows(&b), a.knows(&other));
+    let mut buffers = vec![[0; 2_000]; 12];
+    for buffer in &mut buffers {
+        b.recv(None, buffer, 2);
+    }
+    for buffer in &mut buffers {
+        other.recv(None, buffer, 2);
+    }
+    for _ in 0..4 {
+        a.send(to_b, None, &[1; 8], 1);
+        wait([&a, &b], [1, 1]);
+        a.send(to_other, None, &[1; 8], 1);
+        wait([&a, &other], [1, 1]);
+    }
+    a.state(|state| {
+        let io = &mut state.io;
+        io.memory.exhaust(1);
+    });
+    // its packet gives the last slot back
+    assert!(inject(&a, to_other, &[1; 2_000], None));
+    end_at_next_post(&a);
+    let bytes = message(7, 100);
+    let post = || {
+        // SAFETY: the buffer is readable during the call.
+        unsafe { a.ep.inject(to_b, None, bytes.as_ptr().cast(), 100, None) }
+    };
+    let limit = Instant::now() + Duration::from_secs(20);
+    let posted = loop {
+        match post() {
+            Err(FiErrno::EAGAIN) => assert!(Instant::now() < limit),
+            other => break other,
+        }
+    };
+    assert_eq!(posted, Err(FiErrno::ECONNABORTED));
+    wait_for(&b, 1);
+    for _ in 0..2_000 {
+        assert_eq!((a.poll(), b.poll()), (None, None), "delivered twice");
+    }
+}
