@@ -154,7 +154,7 @@ impl<I: Io> Core<I> {
     /// being evicted.
     fn count_use(&mut self, key: LinkKey, now: u64) -> Option<PeerKey> {
         let link = self.links.get(key)?;
-        if matches!(link.state, State::Ending | State::Lingering) || link.closing != Closing::No {
+        if link.is_ending() || link.closing != Closing::No {
             return None;
         }
         let peer = link.peer;
@@ -422,7 +422,7 @@ impl<I: Io> Core<I> {
             return self.close_links(key, io);
         }
         self.read_clock(io);
-        if matches!(from.state, State::Ending | State::Lingering) {
+        if from.is_ending() {
             if close == Close::Accept && from.closing == Closing::Asked {
                 for link in self.links_of(key) {
                     if self.has_asked(link) {

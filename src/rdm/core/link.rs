@@ -150,6 +150,11 @@ impl Link {
         self.role == Role::Own && self.greeted && !self.attached
     }
 
+    /// Whether its end has begun.
+    pub(super) fn is_ending(&self) -> bool {
+        matches!(self.state, State::Ending | State::Lingering)
+    }
+
     /// Whether packets may be posted.
     pub(super) fn is_open(&self) -> bool {
         self.state == State::Up && self.closing == Closing::No

@@ -55,16 +55,18 @@ impl<I: Io> Core<I> {
 
     /// A packet violates the protocol.
     pub(super) fn violation(&mut self, link: LinkKey, io: &mut I) {
-        let Some(key) = self.links.get(link).map(|link| link.peer) else {
+        let Some(of) = self.links.get(link) else {
             return;
         };
+        // what follows such a packet in the shared receive queue has later numbers than expected
+        let (key, first) = (of.peer, !of.is_ending());
         #[cfg(test)]
         {
             self.violations += 1;
         }
         self.end_link(link, io);
         self.silence(link, io);
-        if let Some(peer) = self.peers.get_mut(key) {
+        if let Some(peer) = self.peers.get_mut(key).filter(|_| first) {
             peer.strikes += 1;
             if peer.strikes > STRIKES {
                 peer.strikes = 0;
@@ -79,7 +81,7 @@ impl<I: Io> Core<I> {
             return;
         };
         let (state, key) = (ending.state, ending.peer);
-        if matches!(state, State::Ending | State::Lingering) {
+        if ending.is_ending() {
             return;
         }
         ending.state = State::Ending;

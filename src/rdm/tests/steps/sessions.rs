@@ -374,6 +374,22 @@ fn packets_that_are_refused_again_and_again_end_the_session() {
     assert!(it.acts.dials.last().expect("a dial").1.fresh);
 }
 
+/// Those that were in the shared receive queue behind a packet that is refused have later numbers
+/// than the one that is expected too.
+#[test]
+fn the_packets_behind_one_that_is_refused_do_not_count() {
+    let mut it = Scene::new();
+    it.send(it.peer, 1);
+    let link = it.reply();
+    let payload = Payload { offset: 32, len: 8 };
+    for number in 1..=40 {
+        let message = Message::default();
+        it.packet(link, number, 1, Body::Eager { message, payload });
+    }
+    assert_eq!(it.acts.ends, [link]);
+    assert!(it.acts.failed.is_empty());
+}
+
 #[test]
 fn a_peer_does_not_move_the_epoch() {
     let mut it = Scene::new();
