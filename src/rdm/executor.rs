@@ -153,7 +153,7 @@ pub(super) struct Executor {
     pub(super) own_parts: u32,
     /// The next link on which an atomic is executed breaks before its event is posted.
     #[cfg(test)]
-    pub(super) breaks_atomics: bool,
+    pub(super) breaks_begun: bool,
     pub(super) completions: Completions,
     pub(super) todo: VecDeque<Todo>,
     pub(super) steps: Vec<Step>,
@@ -306,7 +306,7 @@ impl Executor {
             #[cfg(test)]
             own_parts: 0,
             #[cfg(test)]
-            breaks_atomics: false,
+            breaks_begun: false,
             completions,
             todo: VecDeque::new(),
             steps: Vec::new(),

@@ -549,8 +549,7 @@ impl Executor {
                     Some(error) => refused_part(op, error),
                     None => {
                         op.executed += u32::from(!slot.more);
-                        // batches of a WRITE can be repeated, an atomic can not
-                        op.begun = slot.more && op.atomic.is_some();
+                        op.begun = slot.more;
                     }
                 },
             }
@@ -559,7 +558,7 @@ impl Executor {
             }
         }
         #[cfg(test)]
-        if failure.is_none() && slot.more && std::mem::take(&mut self.breaks_atomics) {
+        if failure.is_none() && slot.more && std::mem::take(&mut self.breaks_begun) {
             let record = self.links.get_mut(link);
             let qp = record.and_then(|record| record.qp.clone());
             qp.map(|qp| qp.set_error());

@@ -13,11 +13,12 @@ use super::super::rma::{Request, RmaOp};
 use super::super::shared::State;
 use super::breaks::{Memory, add, counting_domain, domain, pattern};
 use super::endpoints::{End, Transport, wait};
+use super::pull::domain_with;
 use super::rma::{Side, connected, memory};
 use crate::av::FiAddr;
 use crate::errno::FiErrno;
 use crate::flags::Flags;
-use crate::mr::Desc;
+use crate::mr::{Access, Buffer, Desc, Mode, Region, RegionConfig};
 use crate::queue::{Completion, Counter, WaitKind};
 use crate::rdm::{EndpointConfig, LocalIov, RemoteIov};
 use crate::verbs::SendOpcode;
@@ -268,12 +269,70 @@ fn a_counted_atomic_is_executed_once() {
     a.end
         .ep
         .shared()
-        .apply_event(|_, io| io.breaks_atomics = true);
+        .apply_event(|_, io| io.breaks_begun = true);
     assert_eq!(add_one(6), Some(FiErrno::ECONNABORTED));
-    assert!(!a.end.state(|state| state.io.breaks_atomics), "no event");
+    assert!(!a.end.state(|state| state.io.breaks_begun), "no event");
     assert!(b.memory.is(0, &2_u64.to_ne_bytes()), "executed twice");
     assert_eq!(add_one(7), None);
     assert!(b.memory.is(0, &3_u64.to_ne_bytes()));
+}
+
+/// The link of a write to many registrations of a region breaks when the first ones are written, and
+/// the requests for the others wait for room. The first ones are not written again.
+#[test]
+fn a_write_that_was_executed_in_part_is_not_repeated() {
+    const PAGE: usize = 4096;
+    const LEN: usize = 100 * PAGE;
+    let domain = domain_with(Mode::ALLOCATED | Mode::MMU_NOTIFY);
+    let (a, _b, to_b) = connected(&domain, Transport::Rc);
+    let (source, target) = (memory(1, LEN), Memory::new(LEN + PAGE));
+    let begin = target.addr().next_multiple_of(PAGE) - target.addr();
+    let buffer = |at: usize, len: usize| Buffer {
+        addr: (target.addr() + begin + at) as *const _,
+        len,
+    };
+    let config = RegionConfig {
+        buffers: &[buffer(0, LEN)],
+        access: Access::REMOTE_READ | Access::REMOTE_WRITE,
+        requested_key: 77,
+        ..RegionConfig::default()
+    };
+    // SAFETY: the memory is dropped behind the region.
+    let region = unsafe { Region::register(domain.mr(), &config) }.unwrap();
+    for at in (0..LEN).step_by(PAGE) {
+        region.refresh(&[buffer(at, PAGE)]).unwrap();
+    }
+    a.end
+        .ep
+        .shared()
+        .apply_event(|_, io| io.breaks_begun = true);
+    let iov = source.iov();
+    let local = LocalIov::single(&iov, &Desc::NULL);
+    let range = RemoteIov {
+        addr: 0,
+        len: LEN,
+        key: region.key(),
+    };
+    let flags = Some(Flags::COMPLETION);
+    // SAFETY: the memory lives until the entry.
+    unsafe { a.end.ep.write(to_b, local, &[range], None, 5, flags) }.unwrap();
+    let first = pattern(1, PAGE);
+    let mut taken = false;
+    let limit = Instant::now() + Duration::from_secs(20);
+    while a.end.state(|state| state.io.rma.ops.len()) != 0 {
+        if !taken && target.is(begin, &first) {
+            // as the application of the target, which has found the bytes
+            target.set(begin, &[0; PAGE]);
+            taken = true;
+        }
+        let _ = a.end.state(|state| state.poll());
+        assert!(Instant::now() < limit);
+    }
+    let (context, error) = a.entry();
+    assert_eq!((context, error.unwrap().err), (5, FiErrno::ECONNABORTED));
+    assert!(!a.end.state(|state| state.io.breaks_begun), "no break");
+    assert!(taken && target.is(begin, &[0; PAGE]), "written twice");
+    drop(region);
 }
 
 /// Stores a value in the first word of the peer's region.
