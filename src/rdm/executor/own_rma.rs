@@ -145,7 +145,10 @@ impl Executor {
                 refused_part(op, error);
             }
         }
-        if let (Ok(()), Notice::Due(data)) = (result, notice) {
+        if let (Ok(()), Notice::Due(data)) = (result, notice)
+            // as for the notice of a peer
+            && self.accepts.data
+        {
             let len = remote[..ranges].iter().map(|range| range.len);
             self.completions.own_notice(peer, data, len.sum());
         }

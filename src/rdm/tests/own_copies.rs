@@ -1,4 +1,6 @@
-//! Long copies of an endpoint to itself, which several calls divide.
+//! Copies of an endpoint to itself. Several calls divide long ones.
+
+#![allow(unsafe_code, reason = "passes buffers as C does")]
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +10,35 @@ use super::endpoints::{Transport, wait_for};
 use super::outcomes::send;
 use super::rma::{Side, memory};
 use crate::flags::Flags;
-use crate::rdm::EndpointConfig;
+use crate::mr::Desc;
+use crate::queue::Completion;
+use crate::rdm::{EndpointConfig, LocalIov};
+
+/// The capabilities of the endpoint permit remote CQ data of its own writes as that of peers.
+#[test]
+fn remote_cq_data_to_itself_needs_the_capability_too() {
+    let domain = domain(true);
+    for accepts_data in [true, false] {
+        let config = EndpointConfig {
+            accepts_data,
+            ..Side::config(Transport::Rc)
+        };
+        let a = Side::with(&domain, config);
+        let (to_a, source) = (a.end.knows(&a.end), memory(1, 8));
+        let iov = source.iov();
+        let local = LocalIov::single(&iov, &Desc::NULL);
+        let (range, flags) = ([a.range(0, 8)], Some(Flags::COMPLETION));
+        let ep = &a.end.ep;
+        // SAFETY: the memory lives until the entry.
+        unsafe { ep.write(to_a, local, &range, Some(77), 3, flags) }.unwrap();
+        let mut found: Vec<_> = wait_for(&a.end, 1 + usize::from(accepts_data));
+        found.extend(a.end.poll());
+        let data = |it: &&Completion| it.flags.contains(Flags::REMOTE_CQ_DATA);
+        let data: Vec<_> = found.iter().filter(data).map(|it| it.data).collect();
+        assert_eq!(data, [77][..usize::from(accepts_data)]);
+        assert!(a.memory.is(0, &pattern(1, 8)));
+    }
+}
 
 /// A write waits for a link to a peer that does not answer, and the driver sleeps until the connect
 /// timeout. A long message of the endpoint to itself, and a long write, call it again.
