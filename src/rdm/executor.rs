@@ -151,7 +151,8 @@ pub(super) struct Executor {
     /// Parts of messages to the endpoint itself that were copied.
     #[cfg(test)]
     pub(super) own_parts: u32,
-    /// The next link on which an atomic is executed breaks before its event is posted.
+    /// The next link breaks on which a request was executed that others of its part follow, before
+    /// those that wait for its completion are posted.
     #[cfg(test)]
     pub(super) breaks_begun: bool,
     pub(super) completions: Completions,
@@ -741,6 +742,7 @@ impl Executor {
         let sends = self.tx.any(|op| match op.kind {
             // a message that was announced is at this side until it is answered
             Kind::Message | Kind::Atomic(_) => op.copied && !op.is_over(),
+            Kind::Data { of, .. } => op.in_core && self.tx.get(of).is_some_and(|it| it.copied),
             _ => op.in_core,
         });
         // posts probes, so it is called in any case

@@ -19,6 +19,7 @@ use crate::queue::{BindFlags, Completion, CompletionQueue, CqConfig, WaitKind};
 use crate::rdm::core::Core;
 use crate::rdm::core::link::LinkKey;
 use crate::rdm::executor::{CALL, Executor};
+use crate::rdm::operations::Kind;
 use crate::rdm::{AddressVector, Endpoint, EndpointConfig, Limits, LocalIov};
 use crate::verbs::Qp;
 
@@ -314,6 +315,41 @@ fn a_message_to_itself() {
             assert!(target == bytes);
         }
     }
+}
+
+/// The application has the rest of a message that is sent in parts, and its receiver is stopped.
+#[test]
+fn a_close_does_not_send_the_rest_of_a_message() {
+    let domain = domain();
+    Transport::each(|transport| {
+        // dropped behind the endpoints
+        let (bytes, mut target) = (vec![7_u8; 4 << 20], vec![0; 4 << 20]);
+        let open = || End::with(&domain, transport.config(), 0);
+        let (a, b) = (open(), open());
+        let to_b = a.knows(&b);
+        b.recv(Some((1, 0)), &mut target, 2);
+        // several buffers are no source that could be read
+        let list = [&bytes[..1000], &bytes[1000..]].map(|part| libc::iovec {
+            iov_base: part.as_ptr().cast_mut().cast(),
+            iov_len: part.len(),
+        });
+        let local = LocalIov::borrowed(&list, &[Desc::NULL; 2]);
+        // SAFETY: the buffers live until the endpoint is closed.
+        unsafe { a.ep.send(to_b, Some(1), local, None, 1, None) }.unwrap();
+        let limit = Instant::now() + Duration::from_secs(20);
+        let parts = || a.state(|state| state.io.tx.any(|op| matches!(op.kind, Kind::Data { .. })));
+        while !parts() {
+            assert_eq!((a.poll(), b.poll()), (None, None));
+            assert!(Instant::now() < limit);
+        }
+        for _ in 0..1_000 {
+            assert_eq!(a.poll(), None);
+        }
+        assert!(parts(), "the receiver takes all parts");
+        let begin = Instant::now();
+        a.ep.close();
+        assert!(begin.elapsed() < Duration::from_secs(5), "waits");
+    });
 }
 
 /// No call copies more of them than a limit, whether the application polls or not; what is behind
