@@ -603,8 +603,8 @@ mod tests {
         assert_eq!(number(&eq, false), Err(FiErrno::EAGAIN));
     }
 
-    /// An object at the address of a closed address vector is closed, while events of the vector are
-    /// unread.
+    /// An object at the address of a closed address vector is closed, while events of the vector
+    /// are unread.
     #[test]
     fn events_of_a_closed_vector_stay() {
         let eq = EventQueue::open(EqConfig::default()).unwrap();

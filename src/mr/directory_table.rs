@@ -297,8 +297,8 @@ mod tests {
     }
 
     /// A look-up has read the slots before that of a key; then the key's entry moves into them, and
-    /// the look-up reads the old slot. It does not miss the key: it reads the header until the moves
-    /// have ended, and then the slots again.
+    /// the look-up reads the old slot. It does not miss the key: it reads the header until the
+    /// moves have ended, and then the slots again.
     #[test]
     fn a_moving_key_is_found() {
         const KEY: u64 = 100;

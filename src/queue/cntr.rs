@@ -180,7 +180,7 @@ impl Counter {
         self.polled[which].store(unlike, Ordering::Relaxed);
     }
 
-    /// Stores the values in `known`. Returns whether one of them differs from the earlier one there.
+    /// Stores the values in `known`. Returns whether one of them differs from the earlier one.
     fn take_change(&self, known: &[AtomicU64; 2]) -> bool {
         let mut news = false;
         for (which, known) in known.iter().enumerate() {
