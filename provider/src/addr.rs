@@ -67,11 +67,11 @@ impl Format {
         }
     }
 
-    /// Whether this format can express all of `addr`. A string has no scope, without which a
+    /// Whether this format can express all of `addr`. A string has no scope, without which an IPv6
     /// link-local address cannot be bound or reached.
     pub(crate) fn expresses(self, addr: &SocketAddr) -> bool {
-        let has_scope = matches!(addr, SocketAddr::V6(v6) if v6.scope_id() != 0);
-        self.fits(addr) && !(has_scope && self == Self::Str)
+        let needs_scope = matches!(addr, SocketAddr::V6(v6) if v6.ip().is_unicast_link_local());
+        self.fits(addr) && !(needs_scope && self == Self::Str)
     }
 
     /// Whether the addresses of this format are IPv4 addresses; `None`: they can have either
@@ -234,12 +234,13 @@ unsafe fn read_sockaddr(addr: *const c_void, len: Option<usize>) -> Result<Socke
 mod tests {
     use super::*;
 
-    fn addrs() -> [SocketAddr; 4] {
+    fn addrs() -> [SocketAddr; 5] {
         [
             "127.0.0.1:7471".parse().unwrap(),
             "[2001:db8::1]:0".parse().unwrap(),
             "0.0.0.0:65535".parse().unwrap(),
             "[fe80::1%3]:7".parse().unwrap(),
+            "[fe80::1]:7".parse().unwrap(),
         ]
     }
 

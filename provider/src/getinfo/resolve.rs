@@ -134,8 +134,8 @@ fn lookup(
     Ok(found)
 }
 
-/// The address of this host that its routing selects as the source for `dst`.
-fn route(dst: SocketAddr) -> Option<IpAddr> {
+/// The address of this host that its routing selects as the source for `dst`, with a port.
+fn route(dst: SocketAddr) -> Option<SocketAddr> {
     let any: IpAddr = if dst.is_ipv4() {
         Ipv4Addr::UNSPECIFIED.into()
     } else {
@@ -146,7 +146,7 @@ fn route(dst: SocketAddr) -> Option<IpAddr> {
     let mut dst = dst;
     dst.set_port(dst.port().max(1));
     socket.connect(dst).ok()?;
-    Some(socket.local_addr().ok()?.ip())
+    socket.local_addr().ok()
 }
 
 /// The requested paths that belong to a device: source addresses that are its own, destinations
@@ -164,7 +164,7 @@ pub(crate) fn of_device(
         let src = match path.src {
             Some(src) if !src.ip().is_unspecified() => src,
             given => match route(dst) {
-                Some(ip) => SocketAddr::new(ip, given.map_or(0, |src| src.port())),
+                Some(src) => with_port(src, given.map_or(0, |src| src.port())),
                 None => return Vec::new(),
             },
         };
@@ -180,7 +180,7 @@ pub(crate) fn of_device(
         Some(src) if src.ip().is_unspecified() => {
             // a wildcard address stands for each address of its family that the device has
             let family = own.iter().filter(|own| own.is_ipv4() == src.is_ipv4());
-            let family = family.map(|own| SocketAddr::new(own.ip(), src.port()));
+            let family = family.map(|own| with_port(own, src.port()));
             if own.are_some() {
                 // a wildcard would also listen on the addresses that the parameters exclude
                 return family.map(from).collect();
@@ -197,6 +197,12 @@ pub(crate) fn of_device(
             own.into_iter().map(from).collect()
         }
     }
+}
+
+/// The address, and the scope that it may have, with another port.
+fn with_port(mut addr: SocketAddr, port: u16) -> SocketAddr {
+    addr.set_port(port);
+    addr
 }
 
 /// A path from an address to any destination.
