@@ -596,7 +596,7 @@ impl Peer {
 
     /// The datagram of the queue pair `qpn` no longer waits for room. Returns true if `qpn` had the
     /// turn: the caller then retries other queue pairs.
-    pub(crate) fn leave_line(&self, qpn: u32) -> bool {
+    pub(crate) fn leave_turn(&self, qpn: u32) -> bool {
         self.out.lock().as_mut().is_some_and(|out| out.leave(qpn))
     }
 

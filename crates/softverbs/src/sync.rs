@@ -334,7 +334,7 @@ fn outlast_stores() {
     let error = sys::Errno::last();
     SAID.call_once(|| {
         crate::log::say(&format!(
-            "softverbs: the kernel refuses membarrier(2), which it has allowed when the device was opened (errno {}): this process sleeps 0.1 ms later each time",
+            "softverbs: the kernel refuses membarrier(2), which it has allowed when the device was opened (errno {}): each barrier of this process takes 0.1 ms from now on",
             error.0
         ));
     });

@@ -81,7 +81,8 @@ impl Process {
         if !self.is_called_later(slot) {
             return self.peer(slot);
         }
-        let living = self.mapped_peer(slot).filter(|peer| peer.check_alive());
+        // looks at once, as `Self::peer`
+        let living = self.mapped_peer(slot).filter(|peer| !peer.has_ended());
         living.ok_or(Errno(libc::EAGAIN))
     }
 

@@ -256,7 +256,7 @@ impl Qp {
         if waited
             && sq.kind == IBV_QPT_UD
             && let Some(peer) = &sq.peer
-            && peer.leave_line(self.number())
+            && peer.leave_turn(self.number())
         {
             self.process().note_turn();
             self.process().wake_up();

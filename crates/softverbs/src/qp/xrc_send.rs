@@ -55,6 +55,11 @@ impl Owners {
         self.oldest = (self.oldest + 1) % OWNERS;
         Ok(true)
     }
+
+    /// Whether the process with this cookie is known to be the owner of `number`.
+    fn has(&self, number: u32, cookie: u64) -> bool {
+        self.list.contains(&(number, cookie))
+    }
 }
 
 /// The additional state of an XRC send queue.
@@ -179,9 +184,16 @@ impl Qp {
         self.give_claim_back(sq);
         sq.pushed = false;
         sq.conn = None;
-        let conn = self.connect(&domain, at, word, number)?;
-        let cookie = conn.peer.identity.cookie;
         let route = sq.route.as_mut().ok_or(Unreachable::Gone)?;
+        // Two destinations of one place of the cache come here with each request. A look at the
+        // owner makes system calls, so it is for new destinations alone: a known one that has ended
+        // is noticed as on any other path.
+        let slot = split_srq_num(number).map(|(slot, _)| slot);
+        let mapped = slot.and_then(|slot| self.process().mapped_peer(slot));
+        let known = mapped
+            .filter(|peer| route.owners.has(number, peer.identity.cookie) && peer.check_alive());
+        let conn = self.connect(&domain, at, word, (number, known))?;
+        let cookie = conn.peer.identity.cookie;
         match route.owners.admit(number, cookie) {
             Ok(true) => {}
             Ok(false) => return Err(Unreachable::Invalid),
@@ -314,7 +326,8 @@ impl Qp {
     }
 
     /// Creates a connection through the target to the shared receive queue with this number, if the
-    /// queue can be reached through the target.
+    /// queue can be reached through the target. `known`: the owner of the queue, if this queue pair
+    /// has reached it before.
     ///
     /// # Errors
     /// `Yet`: the owner can't be opened now, and this process repeats that. `Invalid`: the number
@@ -324,11 +337,11 @@ impl Qp {
         domain: &Arc<Domain>,
         at: usize,
         word: StateWord,
-        number: u32,
+        (number, known): (u32, Option<Arc<Peer>>),
     ) -> Result<Connection, Unreachable> {
         let (slot, index) = split_srq_num(number).ok_or(Unreachable::Invalid)?;
         let process = self.process();
-        let peer = match process.open_now(slot) {
+        let peer = match known.map_or_else(|| process.open_now(slot), Ok) {
             Ok(peer) => peer,
             Err(error) if process.may_open_later(error) => return Err(self.open_later(slot)),
             // it is stopped, or has no agent; the target stays for its other users
