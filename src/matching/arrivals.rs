@@ -26,7 +26,7 @@ struct Block {
 /// A block is free again when none of its places is listed. So one message that stays can keep a
 /// block of 272 bytes.
 #[derive(Debug)]
-pub(super) struct Arrivals {
+pub(super) struct ArrivalOrder {
     blocks: Chunks<Block>,
     /// The entry of each place, by block.
     entries: Chunks<[u32; PLACES as usize]>,
@@ -37,7 +37,7 @@ pub(super) struct Arrivals {
     given: u32,
 }
 
-impl Arrivals {
+impl ArrivalOrder {
     /// An empty order, with memory for so many entries.
     pub(super) fn with_capacity(entries: usize) -> Self {
         let blocks = entries.div_ceil(PLACES as usize);
@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     /// The entries and their places, read from the first on.
-    fn listed(arrivals: &Arrivals, place_of: &[u32]) -> Vec<u32> {
+    fn listed(arrivals: &ArrivalOrder, place_of: &[u32]) -> Vec<u32> {
         let mut found = Vec::new();
         let mut entry = arrivals.first();
         while entry != NIL {
@@ -185,7 +185,7 @@ mod tests {
                 random ^= random << 17;
                 random
             };
-            let mut arrivals = Arrivals::with_capacity(0);
+            let mut arrivals = ArrivalOrder::with_capacity(0);
             let mut place_of = Vec::new();
             let mut expected = Vec::new();
             for _ in 0..2000 {
@@ -213,7 +213,7 @@ mod tests {
     /// Entries that leave in their order, and one that stays, need a few blocks.
     #[test]
     fn blocks_are_used_again() {
-        let mut arrivals = Arrivals::with_capacity(0);
+        let mut arrivals = ArrivalOrder::with_capacity(0);
         let kept = arrivals.push(7);
         let mut waiting = VecDeque::new();
         for entry in 0..100_000 {

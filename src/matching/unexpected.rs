@@ -1,7 +1,7 @@
 //! Messages that no receive has matched: a list in the order of arrival, and for each class that a
 //! search has used one FIFO per key.
 
-use super::arrivals::Arrivals;
+use super::arrivals::ArrivalOrder;
 use super::cost;
 use super::posted::CLASSES;
 use super::queues::{Entries, Key, Link, NIL, Queues, peer_key};
@@ -123,7 +123,7 @@ pub(super) struct Unexpected<M> {
     listed: u32,
     claimed: u32,
     /// The listed messages in the order of arrival.
-    arrivals: Arrivals,
+    arrivals: ArrivalOrder,
     classes: Vec<Class>,
     /// Number of searches among listed messages.
     searches: u64,
@@ -137,7 +137,7 @@ impl<M: Copy> Unexpected<M> {
             free: NIL,
             listed: 0,
             claimed: 0,
-            arrivals: Arrivals::with_capacity(capacity),
+            arrivals: ArrivalOrder::with_capacity(capacity),
             classes: Vec::with_capacity(CLASSES),
             searches: 0,
         }

@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
 
-use self::arrivals::Arrivals;
+use self::arrivals::Arriving;
 use self::repost::Returning;
 pub(super) use self::repost::{Cancel, Left, Posting};
 use super::core::Origin;
@@ -153,7 +153,7 @@ pub(super) struct Arrival {
     pub(super) spare: Option<Pull>,
     /// The part that the sender writes.
     pub(super) push: Option<Push>,
-    /// Its name in packets to the sender ([`Arrivals::name`]).
+    /// Its name in packets to the sender ([`Arriving::name`]).
     name: Option<OpId>,
 }
 
@@ -668,7 +668,7 @@ enum Home {
 /// See the module.
 pub(super) struct Receives {
     home: Home,
-    pub(super) arrivals: Arrivals,
+    pub(super) arrivals: Arriving,
     spare: Vec<Vec<u8>>,
 }
 
@@ -682,7 +682,7 @@ impl Receives {
     fn with_home(home: Home) -> Self {
         Self {
             home,
-            arrivals: Arrivals::new(),
+            arrivals: Arriving::new(),
             spare: Vec::new(),
         }
     }

@@ -31,7 +31,7 @@ pub enum PartPost {
 }
 
 /// EAGER packets without ACK that have arrived on a link, in their order.
-pub trait Arrivals {
+pub trait RingMessages {
     /// The content of a packet.
     type Message;
 
@@ -350,18 +350,18 @@ impl<I: Io> Core<I> {
     /// are the next ones of the peer; the caller passes another packet to [`Self::arrived`].
     /// [`Self::end_direct`] follows if there were any.
     #[inline]
-    pub fn arrived_direct(&mut self, link: LinkKey, arrivals: &mut impl Arrivals) {
+    pub fn arrived_direct(&mut self, link: LinkKey, messages: &mut impl RingMessages) {
         let Some(mut from) = self.direct_from(link) else {
             return;
         };
-        while let Some((header, len, message)) = arrivals.next() {
+        while let Some((header, len, message)) = messages.next() {
             if !from.is_next(&header, len) {
                 break;
             }
             from.take(len);
-            let credit = arrivals.deliver(from.origin, message);
+            let credit = messages.deliver(from.origin, message);
             from.give_back(credit);
-            if arrivals.is_done() {
+            if messages.is_done() {
                 break;
             }
         }

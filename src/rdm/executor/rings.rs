@@ -1,7 +1,7 @@
 //! Packets through the rings of links. `docs/rdm.md`, "Rings".
 
 use super::super::completions::Reader;
-use super::super::core::direct::{Arrivals, Direct};
+use super::super::core::direct::{Direct, RingMessages};
 use super::super::core::link::LinkKey;
 use super::super::core::ops::Form;
 use super::super::core::peer::PeerKey;
@@ -51,7 +51,7 @@ struct RingRun<'a, 'b, 'c> {
     other: bool,
 }
 
-impl Arrivals for RingRun<'_, '_, '_> {
+impl RingMessages for RingRun<'_, '_, '_> {
     type Message = (Eager, RingMessage);
 
     #[inline(always)]
@@ -389,7 +389,7 @@ impl Executor {
         // SAFETY: the caller's promise; neither the delivery of a message nor matching removes a
         // link or reads a ring: what does is listed in `todo`, and done after this call.
         let run = unsafe { ring.run() };
-        let mut arrivals = RingRun {
+        let mut messages = RingRun {
             executor: self,
             key,
             run,
@@ -398,8 +398,8 @@ impl Executor {
             stop: Stop::Other,
             other: false,
         };
-        core.arrived_direct(key, &mut arrivals);
-        let (run, taken, stop) = (arrivals.run, max - arrivals.left, arrivals.stop);
+        core.arrived_direct(key, &mut messages);
+        let (run, taken, stop) = (messages.run, max - messages.left, messages.stop);
         // SAFETY: as above.
         let left = unsafe { run.leave() };
         left.unwrap_or_else(|slots| self.give_back(key, slots));

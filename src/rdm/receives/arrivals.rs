@@ -10,7 +10,7 @@ use crate::rdm::slab::Slab;
 use crate::wire::rdm::OpId;
 
 /// See the module.
-pub(in crate::rdm) struct Arrivals {
+pub(in crate::rdm) struct Arriving {
     slab: Slab<ArrivalMark, Arrival>,
     /// The messages that have a name.
     named: NumberMap<ArrivalKey>,
@@ -18,7 +18,7 @@ pub(in crate::rdm) struct Arrivals {
     next: u32,
 }
 
-impl Arrivals {
+impl Arriving {
     pub(super) fn new() -> Self {
         Self {
             slab: Slab::new(),
@@ -128,7 +128,7 @@ mod tests {
     /// The sender can answer as late as it pleases.
     #[test]
     fn a_name_is_not_used_again_with_the_key() {
-        let mut arrivals = Arrivals::new();
+        let mut arrivals = Arriving::new();
         let first = arrivals.insert(arrival()).unwrap();
         let name = arrivals.name(first).unwrap();
         assert_eq!(arrivals.name(first), Some(name));
@@ -147,7 +147,7 @@ mod tests {
 
     #[test]
     fn names_in_use_are_passed() {
-        let mut arrivals = Arrivals::new();
+        let mut arrivals = Arriving::new();
         arrivals.next = u32::MAX;
         let keys = [(); 3].map(|()| arrivals.insert(arrival()).unwrap());
         let names = keys.map(|key| arrivals.name(key).unwrap().get());

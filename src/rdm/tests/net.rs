@@ -15,7 +15,7 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use self::circuits::{Circuit, OnCircuit, Polled};
 use super::super::core::connect::LINK_REPLY_WAIT;
-use super::super::core::direct::Arrivals;
+use super::super::core::direct::RingMessages;
 use super::super::core::link::LinkKey;
 use super::super::core::ops::{Form, Uses};
 use super::super::core::peer::PeerKey;
@@ -355,14 +355,14 @@ impl Io for Hands {
     }
 }
 
-/// One packet that is passed to the core as [`Arrivals`].
+/// One packet that is passed to the core as [`RingMessages`].
 struct OneArrival<'a> {
     next: Option<(Header, u32, usize)>,
     uses: Credit,
     hands: &'a mut Hands,
 }
 
-impl Arrivals for OneArrival<'_> {
+impl RingMessages for OneArrival<'_> {
     type Message = usize;
 
     fn next(&mut self) -> Option<(Header, u32, usize)> {
