@@ -473,10 +473,10 @@ impl Executor {
                     self.rma.pop(peer);
                     continue;
                 };
-                let fenced = op.next == (0, 0) && self.is_behind_sends(core, op);
+                let behind_sends = op.next == (0, 0) && self.is_behind_sends(core, op);
                 let elsewhere = op.link.is_some_and(|of| of != link);
                 let earlier = self.rma.first_open(peer);
-                if fenced || elsewhere || earlier.is_some_and(|earlier| earlier < op.order) {
+                if behind_sends || elsewhere || earlier.is_some_and(|earlier| earlier < op.order) {
                     break;
                 }
                 if op.atomic.is_some() && !self.has_device_atomics(link) {
