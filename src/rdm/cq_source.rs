@@ -261,7 +261,7 @@ impl Source for CqSource {
                     return Ok(());
                 }
                 Work::Ring(at) => {
-                    if !self.receives && max == 1 && state.read_end(at) {
+                    if !self.receives && max == 1 && state.read_first_announced(at) {
                         let passed = state.pass_sent(sink);
                         if self.shared.may_wake(state) {
                             self.shared.wake_driver_and_readers(state);

@@ -181,7 +181,7 @@ impl State {
     /// sends: processes the packet in the hot ring at `at`, if it is one of an announced message.
     /// Returns whether it has, and nothing has followed from it that the call has to do.
     #[inline(always)]
-    pub(super) fn read_end(&mut self, at: usize) -> bool {
+    pub(super) fn read_first_announced(&mut self, at: usize) -> bool {
         let Some(&Hot { link, ring }) = self.io.links.hot.get(at) else {
             return false;
         };
