@@ -63,7 +63,7 @@ impl Executor {
                 // at most 8 KiB
                 let credit = eager_credit(len as u32);
                 let blocks = Credit::new(credit.blocks, 0);
-                if self.arrived(&target, envelope, Some((origin, blocks))) {
+                if self.message_complete(&target, envelope, Some((origin, blocks))) {
                     Credit::new(0, 1)
                 } else {
                     credit
@@ -131,7 +131,7 @@ impl Executor {
     /// A message is complete in its receive. `blocks`: the credit that it uses. Returns whether its
     /// entry keeps this credit; otherwise the caller gives it back.
     #[inline]
-    pub(super) fn arrived(
+    pub(super) fn message_complete(
         &mut self,
         target: &Target,
         envelope: &Envelope,
@@ -148,7 +148,7 @@ impl Executor {
     }
 
     /// Reports the result of a receive: with an error, the number of bytes beyond the buffer too.
-    /// `blocks` and the result: see [`Self::arrived`].
+    /// `blocks` and the result: see [`Self::message_complete`].
     pub(super) fn received_message(
         &mut self,
         target: &Target,
@@ -204,7 +204,7 @@ impl Executor {
                 // SAFETY: the application keeps the buffers until the receive completes.
                 unsafe { target.receive.iov.write(0, &bytes) };
                 let blocks = Credit::new(eager_credit(bytes.len() as u32).blocks, 0);
-                if !self.arrived(&target, &envelope, Some((origin, blocks))) {
+                if !self.message_complete(&target, &envelope, Some((origin, blocks))) {
                     self.todo.push_back(Todo::GiveBack(origin, blocks));
                 }
                 self.rx.recycle(bytes);
@@ -260,7 +260,7 @@ impl Executor {
         let room = (target.receive.iov.len() as u64).min(envelope.len);
         let pull = self.pull_of(origin.peer, &at, room);
         if envelope.len == 0 || pull.is_some() && room == 0 {
-            if !self.arrived(&target, &envelope, Some((origin, blocks))) {
+            if !self.message_complete(&target, &envelope, Some((origin, blocks))) {
                 self.todo.push_back(Todo::GiveBack(origin, blocks));
             }
             return self.answer(origin, Kind::Fin { op, status: 0 });
@@ -417,7 +417,7 @@ impl Executor {
         if let Some(arrival) = self.rx.arrivals.remove(key) {
             self.paces.completed(key);
             let (origin, op) = (arrival.origin, arrival.op);
-            self.arrived(&arrival.target, &arrival.envelope, None);
+            self.message_complete(&arrival.target, &arrival.envelope, None);
             self.todo.push_back(Todo::Release(origin.peer));
             self.answer(origin, Kind::Fin { op, status: 0 });
         }
@@ -520,7 +520,7 @@ impl Executor {
                 },
             }
         }
-        self.arrived(target, envelope, None);
+        self.message_complete(target, envelope, None);
         self.finish(key, Ok(()));
     }
 }

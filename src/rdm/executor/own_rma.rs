@@ -249,7 +249,7 @@ impl Executor {
             }
             self.rma.own_messages.pop_front();
             if let Some(arrival) = self.rx.arrivals.remove(arriving) {
-                self.arrived(&arrival.target, &arrival.envelope, None);
+                self.message_complete(&arrival.target, &arrival.envelope, None);
                 self.finish(key, Ok(()));
             }
         }
