@@ -90,7 +90,7 @@ impl Io for Hands {
 
     fn discard(&mut self, (): ()) {}
 
-    fn failed(&mut self, _: PeerKey, _: FiErrno, _: Waiting) -> u32 {
+    fn fail_peer(&mut self, _: PeerKey, _: FiErrno, _: Waiting) -> u32 {
         0
     }
 
@@ -211,7 +211,7 @@ pub fn rdm_peer(data: &[u8]) {
                     terms: hostile_terms(&mut numbers),
                 };
                 match numbers.byte() % 3 {
-                    0 => core.failed(dialled, Failure::Refused, &mut hands),
+                    0 => core.dial_failed(dialled, Failure::Refused, &mut hands),
                     1 => core.rejected(dialled, data, &mut hands),
                     _ => core.replied(dialled, &reply.encode(), &mut hands),
                 }

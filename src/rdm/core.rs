@@ -71,7 +71,7 @@ pub trait Io {
     }
 
     /// Sends a connection request. [`Core::requesting`] follows when it was sent, not during this
-    /// call. Its result is [`Core::replied`], [`Core::rejected`] or [`Core::failed`].
+    /// call. Its result is [`Core::replied`], [`Core::rejected`] or [`Core::dial_failed`].
     fn dial(&mut self, link: LinkKey, to: Listener, request: &Request);
 
     /// Whether a queue pair for one more link can be had. If not, [`Core`] evicts a link. On
@@ -188,7 +188,7 @@ pub trait Io {
     /// If the peer had a session, it has ended: messages of the peer that were delivered as RTS and
     /// are not complete are void. Their data must not be read any more, and [`Core::answer`]
     /// refuses answers. The credit of stored ones is given back by the caller.
-    fn failed(&mut self, peer: PeerKey, error: FiErrno, waiting: Waiting) -> u32;
+    fn fail_peer(&mut self, peer: PeerKey, error: FiErrno, waiting: Waiting) -> u32;
 
     /// The connection block of this side for a link, which may not exist yet: an address that is a
     /// multiple of 8, and its rkey. [`RemoteAddr::NULL`]: none.
@@ -726,8 +726,8 @@ impl<I: Io> Core<I> {
 
     /// Begins an operation that needs a peer besides the packets of the core: RMA, or one that
     /// waits for CTS, DATA, FIN or RESULT. The peer is dialled for it, and its link is not evicted,
-    /// until [`Self::release`] or [`Io::failed`]. The core itself begins one for each message that
-    /// it posts as RTS.
+    /// until [`Self::release`] or [`Io::fail_peer`]. The core itself begins one for each message
+    /// that it posts as RTS.
     pub fn hold(&mut self, peer: PeerKey, io: &mut I) {
         let key = self.resolve(peer);
         if let Some(peer) = self.peers.get_mut(key) {

@@ -189,7 +189,7 @@ impl LinkCm {
     /// The dial has failed without a message of the peer.
     fn failed(&self, shared: &Shared, failure: Failure) {
         shared.apply_event(|core, io| {
-            core.failed(self.link, failure, io);
+            core.dial_failed(self.link, failure, io);
             io.dial_ended(core, self.link);
         });
     }

@@ -28,12 +28,12 @@
 //! - RMA is posted to the link of the last [`Io::up`] only, and not after its [`Io::down`].
 //! - Answers to packets go by [`Core::answer`], never to another session than that of the packet.
 //! - CTS, DATA, FIN and RESULT with the name of an operation that does not exist are ignored, and
-//!   their slot is given back as usual: the operation has failed ([`Io::failed`]) or was cancelled,
-//!   and the peer could not know. So the name of an operation has to contain a generation. An RTS
-//!   or ATOMIC always begins something new. A packet whose content is impossible (DATA beyond the
-//!   message, an operator that does not exist) is a violation: [`Core::refused`].
-//! - [`Io::failed`] ends the session at both sides: the caller drops the stored RTS of the peer and
-//!   stops READs of matched ones before it returns to the application.
+//!   their slot is given back as usual: the operation has failed ([`Io::fail_peer`]) or was
+//!   cancelled, and the peer could not know. So the name of an operation has to contain a
+//!   generation. An RTS or ATOMIC always begins something new. A packet whose content is impossible
+//!   (DATA beyond the message, an operator that does not exist) is a violation: [`Core::refused`].
+//! - [`Io::fail_peer`] ends the session at both sides: the caller drops the stored RTS of the peer
+//!   and stops READs of matched ones before it returns to the application.
 //!
 //! [`Core`] decides what is posted where and when, and which operations are complete. It handles no
 //! payload, matching, key or rendezvous: RTS, CTS, FIN and the other numbered packets are delivered

@@ -132,7 +132,7 @@ impl<I: Io> Core<I> {
     }
 
     /// Removes an own link whose dial has failed, and plans the next dial. `again`: at once.
-    fn dial_failed(&mut self, link: LinkKey, again: bool) -> Option<PeerKey> {
+    fn remove_dial(&mut self, link: LinkKey, again: bool) -> Option<PeerKey> {
         let removed = self.links.remove(link)?;
         if removed.state == State::Dialling {
             self.dialled();
@@ -157,7 +157,7 @@ impl<I: Io> Core<I> {
     }
 
     /// A dial has failed without a message of the peer.
-    pub fn failed(&mut self, link: LinkKey, failure: Failure, io: &mut I) {
+    pub fn dial_failed(&mut self, link: LinkKey, failure: Failure, io: &mut I) {
         let Some(
             dialled @ Link {
                 state: State::Dialling,
@@ -167,7 +167,7 @@ impl<I: Io> Core<I> {
         else {
             return;
         };
-        let Some(key) = self.dial_failed(link, false) else {
+        let Some(key) = self.remove_dial(link, false) else {
             return;
         };
         if failure == Failure::Refused {
@@ -201,14 +201,14 @@ impl<I: Io> Core<I> {
         };
         let fits = |rejection: &Rejection| rejection.epoch.is_none_or(|of| of == epoch);
         let Some(rejection) = rejection.filter(fits) else {
-            return self.failed(link, Failure::Refused, io);
+            return self.dial_failed(link, Failure::Refused, io);
         };
         // OTHER is about the token that was shown. The peer may have given another one since, and
         // OTHER to a request without a token violates the protocol
         let peer = self.peers.get(key);
         let token = peer.and_then(|peer| peer.shows.or(peer.former));
         let other = rejection.reason == Reason::Other && shown.is_some() && shown == token;
-        self.dial_failed(link, other);
+        self.remove_dial(link, other);
         self.end_silence(key);
         match rejection.reason {
             Reason::Foreign | Reason::Version | Reason::Transport => {

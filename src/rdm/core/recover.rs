@@ -468,7 +468,7 @@ impl<I: Io> Core<I> {
             }
         }
         peer.waiting = kept;
-        let holds = io.failed(key, error, waiting);
+        let holds = io.fail_peer(key, error, waiting);
         if let Some(peer) = self.peers.get_mut(key) {
             peer.holds = holds;
         }

@@ -153,7 +153,7 @@ impl Executor {
         link: LinkKey,
         failure: core::Failure,
     ) {
-        core.failed(link, failure, self);
+        core.dial_failed(link, failure, self);
         self.dial_ended(core, link);
     }
 

@@ -362,7 +362,7 @@ impl Io for Executor {
         self.free(slot);
     }
 
-    fn failed(&mut self, peer: PeerKey, error: FiErrno, waiting: Waiting) -> u32 {
+    fn fail_peer(&mut self, peer: PeerKey, error: FiErrno, waiting: Waiting) -> u32 {
         let of_peer = |op: &Operation| op.peer == peer && !op.in_core;
         let messages = |op: &Operation| op.is_of_application() && of_peer(op);
         for key in self.tx.keys_where(messages) {

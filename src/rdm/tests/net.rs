@@ -319,7 +319,7 @@ impl Io for Hands {
 
     fn discard(&mut self, (): ()) {}
 
-    fn failed(&mut self, peer: PeerKey, _: FiErrno, _: Waiting) -> u32 {
+    fn fail_peer(&mut self, peer: PeerKey, _: FiErrno, _: Waiting) -> u32 {
         self.actions.push(Action::Failed(peer));
         0
     }
@@ -1084,7 +1084,7 @@ impl World {
             Event::DialFailed(conn, failure) => {
                 if let Some((node, link)) = self.side(conn, 0) {
                     self.conns[conn].cut = true;
-                    self.call(node, |core, hands| core.failed(link, failure, hands));
+                    self.call(node, |core, hands| core.dial_failed(link, failure, hands));
                 }
             }
             Event::Arrive(conn, from) => self.arrive(conn, from),

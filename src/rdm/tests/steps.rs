@@ -148,7 +148,7 @@ impl Io for Acts {
         self.discarded += 1;
     }
 
-    fn failed(&mut self, _: PeerKey, error: FiErrno, waiting: Waiting) -> u32 {
+    fn fail_peer(&mut self, _: PeerKey, error: FiErrno, waiting: Waiting) -> u32 {
         self.failed.push(error);
         match waiting {
             Waiting::Kept => self.keeps,
@@ -528,7 +528,7 @@ fn an_operation_that_waits_for_an_answer_is_a_reason_to_dial() {
     assert_eq!(it.acts.dials.len(), 2);
     // the process of the peer has ended
     let (link, _) = it.acts.dials[1];
-    it.core.failed(link, Failure::Refused, &mut it.acts);
+    it.core.dial_failed(link, Failure::Refused, &mut it.acts);
     assert_eq!(it.acts.failed, [FiErrno::ECONNABORTED]);
     it.core.set_now(1_000_000_000);
     it.core.tick(&mut it.acts);

@@ -42,7 +42,7 @@ fn a_dial_without_answer_is_repeated_in_a_recovery() {
     );
     it.core.requesting(third);
     // a late report of the ended dial changes nothing, and an answer ends the limit
-    it.core.failed(second, Failure::Silent, &mut it.acts);
+    it.core.dial_failed(second, Failure::Silent, &mut it.acts);
     let up = it.reply_with(1);
     assert_eq!((up, it.core.out_link(it.peer)), (third, Some(third)));
     it.core.requesting(third);

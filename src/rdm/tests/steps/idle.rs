@@ -122,7 +122,7 @@ fn peers_that_are_killed_are_freed_after_a_refused_dial() {
         it.run_until(it.core.now + 3 * S / 2);
         assert_eq!(it.acts.dials.len(), dials + 1);
         let (link, _) = it.acts.dials[dials];
-        it.core.failed(link, Failure::Refused, &mut it.acts);
+        it.core.dial_failed(link, Failure::Refused, &mut it.acts);
         it.run_until(it.core.now + S);
     }
     assert_eq!((it.core.unfreed(), most - before), (before, 5));

@@ -26,7 +26,7 @@ impl Scene {
             it.core.set_now(time);
             it.core.tick(&mut it.acts);
             let (link, _) = *it.acts.dials.last().expect("a dial");
-            it.core.failed(link, Failure::Silent, &mut it.acts);
+            it.core.dial_failed(link, Failure::Silent, &mut it.acts);
         }
         assert_eq!(it.core.session(it.peer), None);
         assert_eq!((&it.acts.silences[..], it.core.link_count()), (&[][..], 1));
@@ -215,7 +215,7 @@ fn a_link_without_attach_closes_if_the_peer_has_no_session() {
     let (mut it, own) = Scene::with_orphan();
     it.send(it.peer, 3);
     let (link, _) = *it.acts.dials.last().expect("a dial");
-    it.core.failed(link, Failure::Refused, &mut it.acts);
+    it.core.dial_failed(link, Failure::Refused, &mut it.acts);
     assert_eq!(it.acts.closes, [own]);
     // it states that it has ended the session
     let mut it = Scene::on_circuits();

@@ -20,7 +20,7 @@ impl Scene {
             self.core.set_now(time * 100_000_000);
             self.core.tick(&mut self.acts);
             let (link, _) = *self.acts.dials.last().expect("a dial");
-            self.core.failed(link, Failure::Silent, &mut self.acts);
+            self.core.dial_failed(link, Failure::Silent, &mut self.acts);
         }
     }
 }
@@ -83,14 +83,14 @@ fn a_late_refusal_ends_no_session() {
     it.request(1, Some(request.gives));
     let (accepted, _) = it.acts.accepts[0];
     it.end(accepted);
-    it.core.failed(link, Failure::Refused, &mut it.acts);
+    it.core.dial_failed(link, Failure::Refused, &mut it.acts);
     assert!(it.acts.failed.is_empty());
     // the next one decides
     it.core.set_now(1_000_000_000);
     it.core.tick(&mut it.acts);
     let (next, _) = *it.acts.dials.last().expect("a dial");
     assert_ne!(next, link);
-    it.core.failed(next, Failure::Refused, &mut it.acts);
+    it.core.dial_failed(next, Failure::Refused, &mut it.acts);
     assert_eq!(it.acts.failed, [FiErrno::ECONNABORTED]);
 }
 
