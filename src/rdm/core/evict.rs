@@ -400,7 +400,7 @@ impl<I: Io> Core<I> {
     }
 
     /// CLOSE has arrived.
-    pub(super) fn close(&mut self, link: LinkKey, close: Close, io: &mut I) {
+    pub(super) fn close_arrived(&mut self, link: LinkKey, close: Close, io: &mut I) {
         let Some(from @ Link { peer: key, .. }) = self.links.get(link).copied() else {
             return;
         };

@@ -512,7 +512,7 @@ impl<I: Io> Core<I> {
                 self.pump(key, io);
             }
             Body::Return(kept) => self.returned(link, key, *kept, io),
-            Body::Close(close) => self.close(link, *close, io),
+            Body::Close(close) => self.close_arrived(link, *close, io),
             _ => self.violation(link, io),
         }
     }
