@@ -18,7 +18,8 @@ use super::endpoint::MIN_MULTI_RECV;
 use super::limits::Limits;
 use super::number_map::NumberMap;
 use super::receives::{
-    Cancel, Left, Membership, Owner, Receive, SharedStore, StoredKey, Target, completion_of,
+    Cancel, EndedReceives, Membership, Owner, Receive, SharedStore, StoredKey, Target,
+    completion_of,
 };
 use super::recv::{is_multi, receive_of, want_of};
 use super::search::{SEARCHES, Search};
@@ -469,7 +470,7 @@ impl SharedRx {
     }
 
     /// Follows the end of an endpoint, or of its part in the context.
-    pub(super) fn left(&self, left: &Left) {
+    pub(super) fn left(&self, left: &EndedReceives) {
         for receive in &left.ended {
             self.ended(receive, Flags::empty());
         }

@@ -18,7 +18,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use self::arrivals::Arriving;
 use self::repost::Returning;
-pub(super) use self::repost::{Cancel, Left, Posting};
+pub(super) use self::repost::{Cancel, EndedReceives, Posting};
 use super::core::Origin;
 use super::core::link::LinkKey;
 use super::core::peer::{PeerKey, PeerMark};

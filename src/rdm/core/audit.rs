@@ -1,6 +1,6 @@
 //! What tests read of an endpoint's state, and what always holds in it.
 
-use super::credit::Left;
+use super::credit::LeftCredit;
 use super::link;
 use super::*;
 use crate::wire::rdm::Grant;
@@ -96,7 +96,7 @@ impl<I: Io> Core<I> {
             taken = taken.add(Credit::new(base, 0));
             lent += from_reserve;
             if let Some(inbound) = &peer.inbound {
-                assert_eq!(peer.left(), Left::NONE);
+                assert_eq!(peer.left(), LeftCredit::NONE);
                 let extra = Credit::new(inbound.extra(), 0);
                 taken = taken.add(inbound.window().sub(extra).sub(SMALLEST));
                 lent += extra.blocks;

@@ -114,7 +114,7 @@ impl Pool {
 /// What messages of a peer hold that have outlived its sessions, while it has none. The next one
 /// begins with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::rdm) struct Left {
+pub(in crate::rdm) struct LeftCredit {
     /// As the window without what is from the reserve: at least the smallest one.
     base: u32,
     /// Blocks that are from the reserve.
@@ -123,7 +123,7 @@ pub(in crate::rdm) struct Left {
     held: u32,
 }
 
-impl Left {
+impl LeftCredit {
     pub(super) const NONE: Self = Self {
         base: SMALLEST.blocks,
         extra: 0,
@@ -216,7 +216,7 @@ impl Inbound {
     /// A new session of a peer whose messages hold what is left of earlier ones: the first window
     /// beside that, the smallest one if the pool or the peer's room does not permit it, or none. A
     /// window that is full gets blocks of the reserve.
-    pub(super) fn new(pool: &mut Pool, left: Left, room: Room) -> Self {
+    pub(super) fn new(pool: &mut Pool, left: LeftCredit, room: Room) -> Self {
         let more = FIRST.sub(SMALLEST);
         let fits = left.base.saturating_add(more.blocks) <= room.most;
         let larger = room.first && fits && pool.take(more);
@@ -249,16 +249,16 @@ impl Inbound {
     }
 
     /// The end of the session. What its messages hold, which are stored or whose entries were not
-    /// taken, stays taken until [`Left::give_back`]: a peer that ends its session again and again
-    /// gets no more than one that does not.
-    pub(super) fn end(self, pool: &mut Pool) -> Left {
+    /// taken, stays taken until [`LeftCredit::give_back`]: a peer that ends its session again and
+    /// again gets no more than one that does not.
+    pub(super) fn end(self, pool: &mut Pool) -> LeftCredit {
         let held = self.used.sub(self.returned).blocks - u32::from(self.withheld);
         let extra = held.min(self.extra);
         let base = (held - extra).max(SMALLEST.blocks);
         pool.exchange(self.base().blocks, base);
         pool.give_back(Credit::new(0, self.window.slots - SMALLEST.slots));
         pool.reserve += self.extra - extra;
-        Left { base, extra, held }
+        LeftCredit { base, extra, held }
     }
 
     /// The peer of a session that was limited by others has room of its own.
@@ -639,7 +639,7 @@ mod tests {
     /// The first session of a peer.
     fn begin(pool: &mut Pool) -> Inbound {
         let room = Room::of_peer(pool);
-        Inbound::new(pool, Left::NONE, room)
+        Inbound::new(pool, LeftCredit::NONE, room)
     }
 
     proptest! {
@@ -713,7 +713,7 @@ mod tests {
             prop_assert!(outbound.spend(Credit::new(2, 1)));
             // what a window that was not quite full has besides
             prop_assert!(inbound.extra < SMALLEST.blocks, "{}", inbound.extra);
-            prop_assert_eq!(inbound.end(&mut pool), Left::NONE);
+            prop_assert_eq!(inbound.end(&mut pool), LeftCredit::NONE);
             prop_assert_eq!((pool.taken, pool.reserve), (Credit::ZERO, 300));
         }
     }

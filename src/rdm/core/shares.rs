@@ -5,7 +5,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, Ipv4Addr};
 
-use super::credit::{FIRST, Inbound, Left, Pool, Room, SMALLEST};
+use super::credit::{FIRST, Inbound, LeftCredit, Pool, Room, SMALLEST};
 use super::peer::{Peer, PeerKey};
 use super::{Core, Io, Origin};
 use crate::wire::rdm::Credit;
@@ -63,7 +63,7 @@ fn smallest(sessions: u32) -> u64 {
 #[derive(Clone, Copy, Debug)]
 pub(in crate::rdm) struct Share {
     /// What messages hold while the peer has no session.
-    left: Left,
+    left: LeftCredit,
     /// The host from which the peer dials, or at which it was dialled.
     host: Option<IpAddr>,
     /// The window, or what is left, is charged to the host.
@@ -72,7 +72,7 @@ pub(in crate::rdm) struct Share {
 
 impl Share {
     const NONE: Self = Self {
-        left: Left::NONE,
+        left: LeftCredit::NONE,
         host: None,
         charged: false,
     };
@@ -129,7 +129,7 @@ impl<I: Io> Core<I> {
             let inbound = Inbound::new(&mut self.pool, left, room);
             peer.share = host.map(|host| {
                 Box::new(Share {
-                    left: Left::NONE,
+                    left: LeftCredit::NONE,
                     host: Some(host),
                     charged: true,
                 })
@@ -174,8 +174,8 @@ impl<I: Io> Core<I> {
         let mut share = peer.share.as_deref().copied().unwrap_or(Share::NONE);
         let host = share.charged_host();
         share.left = left;
-        share.charged &= left != Left::NONE;
-        let mut remains = left != Left::NONE;
+        share.charged &= left != LeftCredit::NONE;
+        let mut remains = left != LeftCredit::NONE;
         if !self.orphans.is_empty() {
             // their messages may be charged to the host later
             remains |= self.orphans_of(key).next().is_some();
@@ -217,7 +217,7 @@ impl<I: Io> Core<I> {
         share.left.give_back(blocks, &mut self.pool);
         let after = share.left.held();
         let host = share.charged_host();
-        share.charged &= share.left != Left::NONE;
+        share.charged &= share.left != LeftCredit::NONE;
         let less = (before.0 - after.0, before.1 - after.1);
         Self::uncharge(&mut self.hosts, host, less);
         if let Some(host) = host {
@@ -229,7 +229,8 @@ impl<I: Io> Core<I> {
     /// A message of a session that has ended is stored.
     pub(super) fn charge_left(&mut self, key: PeerKey, blocks: u32) {
         let share = self.peers.get(key).map(|peer| &peer.share);
-        let first = share.is_some_and(|it| it.as_ref().is_none_or(|it| it.left == Left::NONE));
+        let first =
+            share.is_some_and(|it| it.as_ref().is_none_or(|it| it.left == LeftCredit::NONE));
         let named = blocks != 0 && first && self.is_named(self.resolve(key));
         let Some(peer) = self.peers.get_mut(key) else {
             return;
@@ -238,7 +239,7 @@ impl<I: Io> Core<I> {
             return inbound.charge(blocks, &mut self.pool);
         }
         let share = peer.share.get_or_insert_with(|| Box::new(Share::NONE));
-        if share.left == Left::NONE && blocks != 0 {
+        if share.left == LeftCredit::NONE && blocks != 0 {
             share.charged = share.host.is_some() && !named;
         }
         share.left.charge(blocks, &mut self.pool);
@@ -352,8 +353,10 @@ impl<I: Io> Core<I> {
 
 impl Peer {
     /// What messages hold while the peer has no session.
-    pub(in crate::rdm) fn left(&self) -> Left {
-        self.share.as_ref().map_or(Left::NONE, |share| share.left)
+    pub(in crate::rdm) fn left(&self) -> LeftCredit {
+        self.share
+            .as_ref()
+            .map_or(LeftCredit::NONE, |share| share.left)
     }
 }
 
@@ -385,7 +388,7 @@ impl<I: Io> Core<I> {
                     of.withheld.insert(key.number());
                 }
                 Some(_) => of.sessions += 1,
-                None => assert_ne!(peer.left(), Left::NONE),
+                None => assert_ne!(peer.left(), LeftCredit::NONE),
             }
             let (base, lent) = peer.left().held();
             of.left = (of.left.0 + base, of.left.1 + lent);

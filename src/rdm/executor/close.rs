@@ -8,7 +8,7 @@ use crate::mr::Withdrawn;
 use crate::rdm::circuit_cm::XrcStep;
 use crate::rdm::core::link::LinkKey;
 use crate::rdm::link_cm::Step;
-use crate::rdm::receives::{ArrivalKey, Left};
+use crate::rdm::receives::{ArrivalKey, EndedReceives};
 use crate::rdm::shared::Shared;
 
 /// How long a close waits for READs of its sources and WRITEs to its receives that are being
@@ -42,7 +42,7 @@ impl Executor {
     /// Disconnects all links and releases the objects of the device. The receives and the
     /// operations under way end without entries: no call could read them. Returns what
     /// a shared receive context reports.
-    pub(in crate::rdm) fn close(mut self, shared: &Shared) -> Left {
+    pub(in crate::rdm) fn close(mut self, shared: &Shared) -> EndedReceives {
         let keys: Vec<LinkKey> = self.links.keys().collect();
         let mut steps = std::mem::take(&mut self.steps);
         // dials and acceptances that were not begun

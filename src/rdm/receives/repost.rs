@@ -32,7 +32,7 @@ pub(super) struct Returning {
 
 /// What ends with an endpoint: the shared receive context reports it.
 #[derive(Debug, Default)]
-pub(in crate::rdm) struct Left {
+pub(in crate::rdm) struct EndedReceives {
     /// Receives that end with `FI_ECANCELED`: cancelled ones, and those of claimed messages.
     pub(in crate::rdm) ended: Vec<Receive>,
     /// Multi-receive buffers that are released.
@@ -158,7 +158,7 @@ impl SharedState {
 
     /// The message of a target does not arrive: posts its receive again. Stored messages that it
     /// matches are pending. As [`Self::post_one`].
-    fn give_back(&mut self, target: &Target, left: &mut Left) {
+    fn give_back(&mut self, target: &Target, left: &mut EndedReceives) {
         let receive = target.receive;
         match (target.multi, target.posting) {
             (Some(multi), _) => {
@@ -207,8 +207,8 @@ impl Receives {
     /// The endpoint begins to close: it leaves no message in a shared receive context, and no
     /// further one arrives. The receives of the messages that are arriving stay, because the device
     /// may write to their buffers; [`Self::leave`] follows.
-    pub(in crate::rdm) fn begin_leave(&mut self) -> Left {
-        let mut left = Left::default();
+    pub(in crate::rdm) fn begin_leave(&mut self) -> EndedReceives {
+        let mut left = EndedReceives::default();
         let Home::Shared(member) = &self.home else {
             return left;
         };
@@ -249,8 +249,8 @@ impl Receives {
     }
 
     /// The endpoint has ended: the receives of the messages that were arriving are posted again.
-    pub(in crate::rdm) fn leave(&mut self) -> Left {
-        let mut left = Left::default();
+    pub(in crate::rdm) fn leave(&mut self) -> EndedReceives {
+        let mut left = EndedReceives::default();
         let Home::Shared(member) = &self.home else {
             return left;
         };

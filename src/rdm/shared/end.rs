@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use biased_lock::MutexGuard;
 
 use super::{Shared, State};
-use crate::rdm::receives::Left;
+use crate::rdm::receives::EndedReceives;
 
 /// Period of the polls of an endpoint that is being closed.
 pub(in crate::rdm) const LINGER_PERIOD: Duration = Duration::from_micros(50);
@@ -37,7 +37,7 @@ impl Shared {
 
     /// Ends the endpoint, which the driver serves no more: takes its state, after a last poll, and
     /// what its shared receive context reports. `None`: it was not enabled, or has ended.
-    pub(in crate::rdm) fn end(&self) -> Option<(State, Left)> {
+    pub(in crate::rdm) fn end(&self) -> Option<(State, EndedReceives)> {
         let mut guard = self.lock();
         let state = guard.as_mut()?;
         state.core.set_now(self.now());
