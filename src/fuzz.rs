@@ -11,7 +11,7 @@ use crate::mr::key_cache::{KeyCache, There};
 use crate::mr::lookup::{Lookup, Map, Outcome, READ_WORDS, Resolved};
 use crate::queue::slots::{Slot, SlotRing};
 use crate::rdm::{
-    Config, Core, Failure, Form, Io, LinkKey, Origin, PeerKey, Post, Random, SendOp, Uses, Waiting,
+    Config, Core, Failure, Form, Io, LinkKey, Origin, PeerKey, Post, Random, SendOp, Unposted, Uses,
 };
 use crate::verbs::{RemoteAddr, Rkey};
 use crate::wire::rdm::packet::{HEADER_SIZE, Message, Payload};
@@ -90,7 +90,7 @@ impl Io for Hands {
 
     fn discard(&mut self, (): ()) {}
 
-    fn fail_peer(&mut self, _: PeerKey, _: FiErrno, _: Waiting) -> u32 {
+    fn fail_peer(&mut self, _: PeerKey, _: FiErrno, _: Unposted) -> u32 {
         0
     }
 

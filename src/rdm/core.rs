@@ -28,7 +28,7 @@ use self::link::{Link, LinkKey, LinkMark};
 use self::ops::{Entry, Form, List, Table, Uses};
 use self::orphans::Orphan;
 use self::peer::{Peer, PeerKey, PeerMark};
-use self::recover::Waiting;
+use self::recover::Unposted;
 use self::shares::Hosts;
 use super::slab::Slab;
 use crate::errno::{FiErrno, Result};
@@ -188,7 +188,7 @@ pub trait Io {
     /// If the peer had a session, it has ended: messages of the peer that were delivered as RTS and
     /// are not complete are void. Their data must not be read any more, and [`Core::answer`]
     /// refuses answers. The credit of stored ones is given back by the caller.
-    fn fail_peer(&mut self, peer: PeerKey, error: FiErrno, waiting: Waiting) -> u32;
+    fn fail_peer(&mut self, peer: PeerKey, error: FiErrno, waiting: Unposted) -> u32;
 
     /// The connection block of this side for a link, which may not exist yet: an address that is a
     /// multiple of 8, and its rkey. [`RemoteAddr::NULL`]: none.
@@ -742,7 +742,7 @@ impl<I: Io> Core<I> {
         }
     }
 
-    /// The time of doubts about a peer's address ([`Waiting::KeptSince`]).
+    /// The time of doubts about a peer's address ([`Unposted::KeptSince`]).
     pub(super) fn doubts(&self, peer: PeerKey) -> u32 {
         let peer = self.peers.get(self.resolve(peer));
         peer.map_or(0, |peer| peer.doubts)

@@ -85,7 +85,7 @@ pub use self::core::credit::{FIRST, Pool, SMALLEST};
 pub use self::core::link::{LinkKey, LinkMark};
 pub use self::core::ops::{Form, Uses};
 pub use self::core::peer::{PeerKey, PeerMark};
-pub use self::core::recover::Waiting;
+pub use self::core::recover::Unposted;
 pub use self::core::{Config, Core, Failure, Io, Origin, Post, Random, SendOp};
 pub use crate::initiator::{LocalIov, RemoteIov};
 pub use atomic_ops;

@@ -8,7 +8,7 @@ use atomic_ops::Op;
 
 use super::core::link::LinkKey;
 use super::core::peer::PeerKey;
-use super::core::recover::Waiting;
+use super::core::recover::Unposted;
 use super::core::{Core, Io};
 use super::iov::{Iov, MAX_IOV};
 use super::number_map::NumberMap;
@@ -182,11 +182,11 @@ impl RmaOp {
 
     /// Whether an operation that waits is posted to the next session of its peer, when the session
     /// ends: no part of it is under way or was executed, so it has nothing of a link.
-    pub(super) fn is_kept(&self, waiting: Waiting) -> bool {
+    pub(super) fn is_kept(&self, waiting: Unposted) -> bool {
         let kept = match waiting {
-            Waiting::Failed => false,
-            Waiting::Kept => true,
-            Waiting::KeptSince(doubts) => self.doubts == Some(doubts),
+            Unposted::Failed => false,
+            Unposted::Kept => true,
+            Unposted::KeptSince(doubts) => self.doubts == Some(doubts),
         };
         let begun = self.next != (0, 0) || self.executed != 0 || self.parts != 0;
         let broken = self.again || self.uncertain || self.fault.is_some();

@@ -2,7 +2,7 @@
 
 use super::link::{Link, LinkKey, Role, State};
 use super::peer::{Fate, PeerKey, When};
-use super::recover::Waiting;
+use super::recover::Unposted;
 use super::{Core, Failure, Io};
 use crate::errno::FiErrno;
 use crate::wire::rdm::cm::VERSION;
@@ -240,9 +240,9 @@ impl<I: Io> Core<I> {
         if peer.begun && !ends {
             let same = peer.id == Some(by);
             let fails = match (same, peer.probe) {
-                (true, _) => Waiting::Kept,
-                (false, true) => Waiting::KeptSince(peer.doubts),
-                (false, false) => Waiting::Failed,
+                (true, _) => Unposted::Kept,
+                (false, true) => Unposted::KeptSince(peer.doubts),
+                (false, false) => Unposted::Failed,
             };
             self.fail_ops(key, FiErrno::ECONNABORTED, fails, io);
             let kept = self.peers.get_mut(key).filter(|_| same);

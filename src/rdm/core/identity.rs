@@ -3,7 +3,7 @@
 //! endpoint".
 
 use super::peer::{Dial, PeerKey};
-use super::recover::Waiting;
+use super::recover::Unposted;
 use super::{Core, Io};
 use crate::errno::FiErrno;
 use crate::wire::rdm::{EndpointId, Listener, Reply};
@@ -68,7 +68,7 @@ impl<I: Io> Core<I> {
         self.forget_further(key);
         let meant = self.peers.get_mut(key).and_then(|it| it.meant.take());
         if meant.is_some() && meant != into {
-            self.fail_ops(key, FiErrno::ECONNABORTED, Waiting::Failed, io);
+            self.fail_ops(key, FiErrno::ECONNABORTED, Unposted::Failed, io);
         }
         let Some(peer) = self.peers.get_mut(key) else {
             return;
@@ -202,7 +202,7 @@ impl<I: Io> Core<I> {
             }
             self.ids.insert(id, key);
             if peer.meant.take().is_some_and(|meant| meant != id) {
-                self.fail_ops(key, FiErrno::ECONNABORTED, Waiting::Failed, io);
+                self.fail_ops(key, FiErrno::ECONNABORTED, Unposted::Failed, io);
             }
         }
         for link in former.into_iter().flatten() {

@@ -13,7 +13,7 @@ const STRIKES: u32 = 16;
 
 /// What becomes of the operations that were never posted, when those of a session fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Waiting {
+pub enum Unposted {
     /// They fail too.
     Failed,
     /// They wait for the next session.
@@ -380,7 +380,7 @@ impl<I: Io> Core<I> {
     /// Completes all operations of a peer in error, and ends its links and the session. The next
     /// request informs the peer.
     pub(in crate::rdm) fn fail(&mut self, key: PeerKey, error: FiErrno, io: &mut I) {
-        self.fail_but(key, error, Waiting::Failed, io);
+        self.fail_but(key, error, Unposted::Failed, io);
     }
 
     /// The terms of a peer contradict what this side has posted: they are those of another session.
@@ -395,17 +395,17 @@ impl<I: Io> Core<I> {
             peer.strikes = 0;
             return self.fail(key, FiErrno::ECONNABORTED, io);
         }
-        self.fail_but(key, FiErrno::ECONNABORTED, Waiting::Kept, io);
+        self.fail_but(key, FiErrno::ECONNABORTED, Unposted::Kept, io);
     }
 
     /// As [`Self::fail`], but for the operations that are to wait for the next session.
-    fn fail_but(&mut self, key: PeerKey, error: FiErrno, waiting: Waiting, io: &mut I) {
+    fn fail_but(&mut self, key: PeerKey, error: FiErrno, waiting: Unposted, io: &mut I) {
         self.fail_ops(key, error, waiting, io);
         let peer = self.peers.get_mut(key);
         let begun = peer.filter(|peer| peer.begun).map(|peer| {
             peer.former = peer.shows;
             peer.ends = true;
-            if waiting == Waiting::Kept && (!peer.waiting.is_empty() || peer.holds != 0) {
+            if waiting == Unposted::Kept && (!peer.waiting.is_empty() || peer.holds != 0) {
                 peer.meant = peer.id;
             }
         });
@@ -418,11 +418,11 @@ impl<I: Io> Core<I> {
     }
 
     /// Completes the operations of a peer in error.
-    pub(super) fn fail_ops(&mut self, key: PeerKey, error: FiErrno, waiting: Waiting, io: &mut I) {
+    pub(super) fn fail_ops(&mut self, key: PeerKey, error: FiErrno, waiting: Unposted, io: &mut I) {
         let Some(peer) = self.peers.get_mut(key) else {
             return;
         };
-        if waiting != Waiting::Kept {
+        if waiting != Unposted::Kept {
             peer.meant = None;
         }
         peer.probe = false;
@@ -446,9 +446,9 @@ impl<I: Io> Core<I> {
         for (number, list) in lists.into_iter().enumerate() {
             while let Some(op) = list.pop(&self.ops) {
                 let keeps = |entry: &Entry<I::Op>| match waiting {
-                    Waiting::Failed => false,
-                    Waiting::Kept => true,
-                    Waiting::KeptSince(doubts) => entry.doubts == doubts,
+                    Unposted::Failed => false,
+                    Unposted::Kept => true,
+                    Unposted::KeptSince(doubts) => entry.doubts == doubts,
                 };
                 if number == 3 && self.ops.get(op).is_some_and(keeps) {
                     kept.push(&mut self.ops, op);

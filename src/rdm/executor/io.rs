@@ -6,7 +6,7 @@ use super::super::circuit_cm::{Held, XrcStep};
 use super::super::core::link::LinkKey;
 use super::super::core::ops::Form;
 use super::super::core::peer::PeerKey;
-use super::super::core::recover::Waiting;
+use super::super::core::recover::Unposted;
 use super::super::core::{Io, Origin, Post};
 use super::super::link_cm::{LinkCm, Step};
 use super::super::link_end::LinkBlock;
@@ -362,7 +362,7 @@ impl Io for Executor {
         self.free(slot);
     }
 
-    fn fail_peer(&mut self, peer: PeerKey, error: FiErrno, waiting: Waiting) -> u32 {
+    fn fail_peer(&mut self, peer: PeerKey, error: FiErrno, waiting: Unposted) -> u32 {
         let of_peer = |op: &Operation| op.peer == peer && !op.in_core;
         let messages = |op: &Operation| op.is_of_application() && of_peer(op);
         for key in self.tx.keys_where(messages) {

@@ -12,7 +12,7 @@ use crate::rdm::circuits::CircuitKey;
 use crate::rdm::core::Core;
 use crate::rdm::core::link::LinkKey;
 use crate::rdm::core::peer::PeerKey;
-use crate::rdm::core::recover::Waiting;
+use crate::rdm::core::recover::Unposted;
 use crate::rdm::link_cm::Ended;
 use crate::rdm::link_end::LinkSq;
 use crate::rdm::rma::{Fault, Notice, Outcome, RmaKey, RmaOp};
@@ -364,7 +364,7 @@ impl Executor {
     /// The operations of a peer fail, but those that `waiting` keeps: they wait for its next
     /// session, in their order. Parts that are under way end with their link. Returns the number of
     /// operations that are kept.
-    pub(super) fn rma_failed(&mut self, peer: PeerKey, error: FiErrno, waiting: Waiting) -> u32 {
+    pub(super) fn rma_failed(&mut self, peer: PeerKey, error: FiErrno, waiting: Unposted) -> u32 {
         if self.rma.ops.len() == 0 {
             return 0;
         }

@@ -19,7 +19,7 @@ use super::super::core::direct::RingMessages;
 use super::super::core::link::LinkKey;
 use super::super::core::ops::{Form, Uses};
 use super::super::core::peer::PeerKey;
-use super::super::core::recover::Waiting;
+use super::super::core::recover::Unposted;
 use super::super::core::{Config, Core, Failure, Io, Origin, Post, SendOp};
 use super::Random;
 use crate::errno::{FiErrno, Result};
@@ -319,7 +319,7 @@ impl Io for Hands {
 
     fn discard(&mut self, (): ()) {}
 
-    fn fail_peer(&mut self, peer: PeerKey, _: FiErrno, _: Waiting) -> u32 {
+    fn fail_peer(&mut self, peer: PeerKey, _: FiErrno, _: Unposted) -> u32 {
         self.actions.push(Action::Failed(peer));
         0
     }

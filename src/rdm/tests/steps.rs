@@ -15,7 +15,7 @@ use std::net::IpAddr;
 use super::super::core::link::LinkKey;
 use super::super::core::ops::{Form, Uses};
 use super::super::core::peer::PeerKey;
-use super::super::core::recover::Waiting;
+use super::super::core::recover::Unposted;
 use super::super::core::{Config, Core, Failure, Io, Origin, Post, SendOp};
 use super::Random;
 use crate::errno::{FiErrno, Result};
@@ -148,10 +148,10 @@ impl Io for Acts {
         self.discarded += 1;
     }
 
-    fn fail_peer(&mut self, _: PeerKey, error: FiErrno, waiting: Waiting) -> u32 {
+    fn fail_peer(&mut self, _: PeerKey, error: FiErrno, waiting: Unposted) -> u32 {
         self.failed.push(error);
         match waiting {
-            Waiting::Kept => self.keeps,
+            Unposted::Kept => self.keeps,
             _ => 0,
         }
     }
