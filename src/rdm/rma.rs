@@ -370,7 +370,7 @@ impl Rma {
 
     /// Whether an operation waits to be posted, or something is to be copied.
     #[inline]
-    pub(super) fn waits(&self) -> bool {
+    pub(super) fn has_work(&self) -> bool {
         !self.waiting.is_empty() || !self.deferring.is_empty() || !self.own_messages.is_empty()
     }
 
@@ -570,7 +570,7 @@ mod tests {
         rma.free(first);
         assert_eq!(rma.first(peer), Some(third));
         rma.free(third);
-        assert_eq!((rma.first(peer), rma.waits()), (None, false));
+        assert_eq!((rma.first(peer), rma.has_work()), (None, false));
     }
 
     #[test]
@@ -586,7 +586,7 @@ mod tests {
         }
         rma.wait(keys[1]);
         rma.retain_waiting(peer, |_| false);
-        assert!(!rma.waits());
+        assert!(!rma.has_work());
     }
 
     #[test]

@@ -318,7 +318,7 @@ impl Shared {
     #[inline(always)]
     pub(super) fn may_wake(&self, state: &State) -> bool {
         let io = &state.io;
-        let driver = !io.steps.is_empty() || state.core.is_retimed() || io.rma.waits();
+        let driver = !io.steps.is_empty() || state.core.is_retimed() || io.rma.has_work();
         driver || io.posts_again() || state.sleepers || self.context.get().is_some()
     }
 
@@ -363,7 +363,7 @@ impl Shared {
     #[inline]
     pub(super) fn wake_driver_and_readers(&self, state: &mut State) {
         // the driver posts operations that wait
-        let waits = state.io.rma.waits() && !std::mem::replace(&mut state.io.rma.called, true);
+        let waits = state.io.rma.has_work() && !std::mem::replace(&mut state.io.rma.called, true);
         // without a further operation the driver posts what was delayed
         let delayed = state.io.rma.delayed.is_some() && state.delay_watch.begins();
         let again = state.io.posts_again();
@@ -756,7 +756,7 @@ impl State {
             polled += wcs.len();
             self.io.polled.note(wcs.len(), wcs.len() < BATCH);
             empty = wcs.len() < BATCH && all;
-            let quiet = !self.core.has_reports() && !self.io.rma.waits();
+            let quiet = !self.core.has_reports() && !self.io.rma.has_work();
             if round == 0 && wcs.is_empty() && empty && !reads && quiet {
                 // nothing is to be reported
                 self.post_receives();
@@ -772,7 +772,7 @@ impl State {
         } else if polled != 0 {
             self.io.is_behind(polled);
         }
-        if self.io.rma.waits() {
+        if self.io.rma.has_work() {
             self.io.run_rma(&mut self.core);
             // once in a call, however often RMA is run for it
             self.io.run_own_messages();

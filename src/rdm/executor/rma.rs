@@ -105,7 +105,7 @@ impl Executor {
         self.rma.fences -= u32::from(ended);
         let blocked = std::mem::take(&mut self.rma.blocked);
         self.todo.extend(blocked.into_iter().map(Todo::Room));
-        if self.rma.waits() {
+        if self.rma.has_work() {
             self.todo.push_back(Todo::RunRma);
         }
         if !self.own_sends.is_empty() {

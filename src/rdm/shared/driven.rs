@@ -218,7 +218,7 @@ impl Driven for Shared {
         let deadline = state.core.deadline();
         // operations wait for the completion of look-ups, for room or for credit
         let rma = live && state.io.rma.progresses(&state.core);
-        state.io.rma.called = state.io.rma.waits();
+        state.io.rma.called = state.io.rma.has_work();
         next = next.into_iter().chain(lease).chain(circuits).min();
         let again = rma
             || state.io.links.is_ending()
