@@ -130,7 +130,7 @@ pub(super) struct RmaOp {
     pub(super) packets_before: Option<Number>,
     /// *expected* of the terms of the first out-link behind the one to which parts were posted. The
     /// peer has processed no later packet of that one.
-    pub(super) known: Option<Number>,
+    pub(super) expected_after: Option<Number>,
     /// Requests of the first part that is not complete were executed, and further ones follow: those
     /// for other buffers of the region, or the change of an atomic's event cell.
     pub(super) begun: bool,
@@ -170,7 +170,7 @@ impl RmaOp {
             link: None,
             first_packet_after: None,
             packets_before: None,
-            known: None,
+            expected_after: None,
             begun: false,
             fault: None,
             again: false,
@@ -275,7 +275,7 @@ impl RmaOp {
         for _ in 0..self.executed {
             self.advance(max_len);
         }
-        (self.link, self.known) = (None, None);
+        (self.link, self.expected_after) = (None, None);
         (self.begun, self.again, self.uncertain) = (false, false, false);
     }
 

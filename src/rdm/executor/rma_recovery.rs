@@ -278,16 +278,16 @@ impl Executor {
         if op.is_repeatable() || !op.uncertain {
             return self.repeat_rma(core, key);
         }
-        let (known, peer) = (op.known, op.peer);
+        let (expected_after, peer) = (op.expected_after, op.peer);
         let doubtful = self.rma.doubtful.entry(peer.number()).or_default();
         // on XRC a link can be ended twice: with its circuit, and then its half
         doubtful.retain(|listed| *listed != key);
-        if known.is_none() {
+        if expected_after.is_none() {
             doubtful.push(key);
         } else if doubtful.is_empty() {
             self.rma.doubtful.remove(&peer.number());
         }
-        if let Some(expected) = known {
+        if let Some(expected) = expected_after {
             self.decide_rma(core, key, expected);
         }
     }
@@ -330,7 +330,7 @@ impl Executor {
             for key in self.rma.ops.keys_where(earlier) {
                 if let Some(op) = self.rma.ops.get_mut(key) {
                     // a later link states what was posted to the next one too
-                    op.known.get_or_insert(terms.expected);
+                    op.expected_after.get_or_insert(terms.expected);
                 }
             }
         }
@@ -346,7 +346,7 @@ impl Executor {
     pub(in crate::rdm) fn decide_all_rma(&mut self, core: &mut Core<Self>, peer: PeerKey) {
         let known = |key: &RmaKey| {
             let op = self.rma.ops.get(*key);
-            op.is_some_and(|op| op.known.is_some())
+            op.is_some_and(|op| op.expected_after.is_some())
         };
         let doubtful = self.rma.doubtful.remove(&peer.number());
         let doubtful = doubtful.into_iter().flatten();
