@@ -8,7 +8,7 @@
 
 #![allow(unsafe_code, reason = "takes buffers and descriptors as C passes them")]
 
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
@@ -58,8 +58,8 @@ struct Member {
 struct Source {
     index: PeerIndex,
     /// So many endpoints had joined when all of them had found the address in the address vector.
-    /// If further ones have joined since then, or the address was inserted later, the next use
-    /// looks again.
+    /// If further ones have joined since then, the next use looks again, and if the address is
+    /// inserted later, its insertion.
     found_by: u32,
 }
 
@@ -78,6 +78,8 @@ pub struct SharedRx {
     peers: Mutex<NumberMap<Source>>,
     /// Number of endpoints that have joined, open or not; wraps.
     joined: AtomicU32,
+    /// Whether an endpoint has not found an address of `peers` in the address vector.
+    lacks_addresses: AtomicBool,
     owners: AtomicU32,
     /// Number of receives that are not posted any more, but keep their place: their message is
     /// arriving, or their entry was not taken.
@@ -118,6 +120,7 @@ impl SharedRx {
             vector: Mutex::default(),
             peers: Mutex::default(),
             joined: AtomicU32::new(0),
+            lacks_addresses: AtomicBool::new(false),
             owners: AtomicU32::new(1),
             entries: AtomicUsize::new(0),
             unreported: Mutex::default(),
@@ -177,7 +180,9 @@ impl SharedRx {
         // receives that are directed already match messages of this endpoint too
         let peers = self.peers.lock().clone();
         for (addr, source) in peers {
-            self.identify(shared, FiAddr(addr.into()), source.index);
+            if !self.identify(shared, addr, source.index) {
+                self.find_source(addr, source.index);
+            }
         }
         self.report_ended();
     }
@@ -290,7 +295,7 @@ impl SharedRx {
             None => self.add_source(addr, number, vector.as_deref())?,
         };
         if source.found_by != self.joined.load(Ordering::Acquire) {
-            self.find_source(addr, number, source.index);
+            self.find_source(number, source.index);
         }
         Ok(self.store.lock().find(source.index))
     }
@@ -317,14 +322,24 @@ impl SharedRx {
         Ok(*peers.entry(number).or_insert(new))
     }
 
-    /// Makes the peers of an address at all endpoints the one with this index.
+    /// Makes the peers of an address at all endpoints the one with this index; if an endpoint does
+    /// not find the address, its insertion does.
     #[cold]
-    fn find_source(&self, addr: FiAddr, number: u32, index: PeerIndex) {
+    fn find_source(&self, number: u32, index: PeerIndex) {
+        if self.is_found(number, index) {
+            return;
+        }
+        self.lacks_addresses.store(true, Ordering::SeqCst);
+        // an insertion that has not seen this is behind the look-up, or this finds its address
+        self.is_found(number, index);
+    }
+
+    fn is_found(&self, number: u32, index: PeerIndex) -> bool {
         // before the endpoints are listed
         let joined = self.joined.load(Ordering::Acquire);
         let mut found = true;
         for member in self.enabled() {
-            found &= self.identify(&member, addr, index);
+            found &= self.identify(&member, number, index);
         }
         if found
             && let Some(source) = self.peers.lock().get_mut(&number)
@@ -333,11 +348,31 @@ impl SharedRx {
         {
             source.found_by = joined;
         }
+        found
+    }
+
+    /// Addresses were inserted in the vector: receives from them may be posted already.
+    pub(super) fn addresses_inserted(&self) {
+        if !self.lacks_addresses.load(Ordering::SeqCst)
+            || !self.lacks_addresses.swap(false, Ordering::SeqCst)
+        {
+            return;
+        }
+        let joined = self.joined.load(Ordering::Acquire);
+        let lacking: Vec<_> = {
+            let peers = self.peers.lock();
+            let lacking = peers.iter().filter(|(_, it)| it.found_by != joined);
+            lacking.map(|(number, it)| (*number, it.index)).collect()
+        };
+        for (number, index) in lacking {
+            self.find_source(number, index);
+        }
     }
 
     /// The peer of an endpoint at this address is the one with this index. `false`: the endpoint
     /// has not found the address, and a later call may find it.
-    fn identify(&self, member: &Shared, addr: FiAddr, index: PeerIndex) -> bool {
+    fn identify(&self, member: &Shared, number: u32, index: PeerIndex) -> bool {
+        let addr = FiAddr(number.into());
         let own = Self::change(member, |state| {
             if state.failed.is_some() {
                 // it gets no message any more
@@ -354,7 +389,15 @@ impl SharedRx {
             None => None,
         };
         if let Some(own) = own {
-            self.store.lock().merge(own, index);
+            {
+                // Under the lock, for which a removal of the address waits: if the address has been
+                // removed since, the endpoint may have found another peer at it.
+                let peers = self.peers.lock();
+                if peers.get(&number).is_none_or(|it| it.index != index) {
+                    return false;
+                }
+                self.store.lock().merge(own, index);
+            }
             self.deliver_pending();
         }
         true

@@ -158,8 +158,10 @@ pub(super) struct Executor {
     pub(super) completions: Completions,
     pub(super) todo: VecDeque<Todo>,
     pub(super) steps: Vec<Step>,
-    /// Steps that are executed again by the next call of the driver.
-    pub(super) withdrawing: Vec<Step>,
+    /// Steps that are executed again by the next call of the driver, with their times.
+    pub(super) withdrawing: Vec<(u64, Step)>,
+    /// The time of [`Self::steps`]: the number of calls of the driver that have taken steps.
+    pub(super) step_time: u64,
     /// Of an endpoint that is being closed: registrations of receives that are to be ended.
     sinks: Vec<close::ClosingSink>,
     mr: Arc<MrDomain>,
@@ -312,6 +314,7 @@ impl Executor {
             todo: VecDeque::new(),
             steps: Vec::new(),
             withdrawing: Vec::new(),
+            step_time: 0,
             sinks: Vec::new(),
             mr: keys.2,
             rma: Rma::new(),
@@ -331,6 +334,14 @@ impl Executor {
             vector: None,
             freed: Vec::new(),
         }
+    }
+
+    /// The new steps and those that are left, with their times.
+    pub(super) fn take_steps(&mut self) -> Vec<(u64, Step)> {
+        let time = self.step_time;
+        self.step_time += 1;
+        let new = self.steps.drain(..).map(|step| (time, step));
+        new.chain(self.withdrawing.drain(..)).collect()
     }
 
     /// Adds a link, which may have the place of one that the core has just removed.

@@ -52,8 +52,8 @@ pub(super) enum Step {
     /// Destroy the queue pair and the identifier of a link that has ended.
     Destroy(Arc<LinkCm>, Option<Arc<Qp>>, Rma, Ended),
     /// Deregister the source of an operation, then report the operation if it has failed. Follows
-    /// all other steps of its time, and those that end links ([`Step::execute_all`]): the peer's
-    /// queue pairs have ended.
+    /// all other steps of its time; a report, the earlier ends of links too ([`Step::execute_all`]):
+    /// the peer's queue pairs have ended.
     Withdraw(Option<Withdrawn>, Option<(Completion, FiErrno)>),
     /// End the registration of a part of a receive, then report the receive, which has failed.
     EndSink(Withdrawn, Box<Arrival>),
@@ -201,21 +201,30 @@ impl Step {
         matches!(self, Self::Withdraw(..) | Self::EndSink(..))
     }
 
-    /// Executes steps. Returns those that are to be executed again later: a step that waits, and if
-    /// it ends a link, those that follow it.
+    /// Whether the step reports an operation of which the peer can read or write the memory until
+    /// its queue pair has ended.
+    fn needs_ends(&self) -> bool {
+        matches!(self, Self::Withdraw(_, Some(_)) | Self::EndSink(..))
+    }
+
+    /// Executes steps, each with its time: that of the call which was the first to have it. Returns
+    /// those that are to be executed again later: a step that waits, and if it ends a link, the
+    /// steps of the same time or later that need the end. Ends that begin later delay no step.
     #[must_use]
-    pub(super) fn execute_all(mut steps: Vec<Self>, shared: &Shared) -> Vec<Self> {
-        steps.sort_by_key(Self::is_last);
-        let (mut left, mut link_stays) = (Vec::new(), false);
-        for step in steps {
-            if link_stays && step.is_last() {
-                // its peer may be one that still can read the source
-                left.push(step);
+    pub(super) fn execute_all(mut steps: Vec<(u64, Self)>, shared: &Shared) -> Vec<(u64, Self)> {
+        steps.sort_by_key(|(_, step)| step.is_last());
+        let (mut left, mut first_end) = (Vec::new(), u64::MAX);
+        for (time, step) in steps {
+            if first_end <= time && step.needs_ends() {
+                // its peer may be that of the link
+                left.push((time, step));
                 continue;
             }
             let again = step.execute(shared);
-            link_stays |= matches!(again, Some(Self::End(..)));
-            left.extend(again);
+            if let Some(Self::End(..)) = again {
+                first_end = first_end.min(time);
+            }
+            left.extend(again.map(|step| (time, step)));
         }
         left
     }

@@ -860,4 +860,10 @@ impl VectorUser for Shared {
             context.forget(addr);
         }
     }
+
+    fn inserted(&self) {
+        if let Some(context) = self.context.get() {
+            context.addresses_inserted();
+        }
+    }
 }

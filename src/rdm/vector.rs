@@ -20,6 +20,9 @@ use crate::mr::random;
 pub trait VectorUser: Send + Sync {
     /// `addr` was removed: later posts to it are `EINVAL`. The vector's locks are not held.
     fn removed(&self, addr: FiAddr);
+
+    /// Addresses were inserted. The vector's locks are not held.
+    fn inserted(&self) {}
 }
 
 /// An address vector (`fi_av(3)`), of either type. Thread safe; no call blocks.
@@ -52,17 +55,32 @@ impl AddressVector {
     }
 
     /// Inserts addresses in their order, and calls `each` with the position and the result of each
-    /// one, as [`Av::insert_all`]. Returns the number that were inserted. The vector's lock is held
-    /// during the call, so `addrs` and `each` must not use the vector, nor block.
+    /// one, as [`Av::insert_all`]. Then tells the users, if any was inserted. Returns the number that
+    /// were inserted. The vector's lock is held while `addrs` and `each` are called, which must not
+    /// use the vector, nor block.
     pub fn insert_all(
         &self,
         addrs: impl IntoIterator<Item = Result<SocketAddr>>,
         each: impl FnMut(usize, Result<FiAddr>),
     ) -> usize {
-        let mut av = self.av.lock();
-        let inserted = av.insert_all(addrs, each);
-        self.changed();
+        let inserted = {
+            let mut av = self.av.lock();
+            let inserted = av.insert_all(addrs, each);
+            self.changed();
+            inserted
+        };
+        if inserted != 0 {
+            for user in self.users() {
+                user.inserted();
+            }
+        }
         inserted
+    }
+
+    fn users(&self) -> Vec<Arc<dyn VectorUser>> {
+        let mut users = self.users.lock();
+        users.retain(|user| user.strong_count() != 0);
+        users.iter().filter_map(Weak::upgrade).collect()
     }
 
     /// Removes an address, and then tells the users. Until all have been told, no other address
@@ -76,12 +94,7 @@ impl AddressVector {
             av.remove(addr)?;
             self.changed();
         }
-        let users: Vec<_> = {
-            let mut users = self.users.lock();
-            users.retain(|user| user.strong_count() != 0);
-            users.iter().filter_map(Weak::upgrade).collect()
-        };
-        for user in users {
+        for user in self.users() {
             user.removed(addr);
         }
         self.av.lock().release_index(addr);

@@ -26,7 +26,7 @@ impl Executor {
     /// return to a shared receive context.
     pub(in crate::rdm) fn take_sinks(&mut self) {
         let mut steps = std::mem::take(&mut self.steps);
-        steps.append(&mut self.withdrawing);
+        steps.extend(self.withdrawing.drain(..).map(|(_, step)| step));
         for step in steps {
             match step {
                 Step::EndSink(sink, arrival) => match self.rx.arrivals.insert(*arrival) {
@@ -51,7 +51,7 @@ impl Executor {
             Step::Xrc(step) => matches!(step, XrcStep::CloseBlock(..)),
             _ => true,
         });
-        steps.append(&mut self.withdrawing);
+        steps.extend(self.withdrawing.drain(..).map(|(_, step)| step));
         for key in keys {
             if let Some(link) = self.links.get_mut(key)
                 && let Some(cm) = &link.cm
@@ -76,6 +76,8 @@ impl Executor {
         self.steps
             .extend(recent.map(|source| Step::Withdraw(Some(source), None)));
         steps.append(&mut self.steps);
+        // all of one time: each report is behind the end of each link
+        let mut steps: Vec<_> = steps.into_iter().map(|step| (0, step)).collect();
         let mut sinks = std::mem::take(&mut self.sinks);
         let limit = Instant::now() + WITHDRAWAL;
         while !steps.is_empty() || !sinks.is_empty() {
@@ -91,7 +93,7 @@ impl Executor {
                 std::thread::sleep(WITHDRAWAL_PERIOD);
             }
         }
-        for step in steps {
+        for (_, step) in steps {
             if let Step::Withdraw(Some(source), _) = step {
                 source.abandon();
             }

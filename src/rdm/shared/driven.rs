@@ -112,7 +112,7 @@ impl Shared {
 
     /// Executes steps, without the endpoint's lock. Those that are not complete are executed again
     /// by the next call of the driver.
-    fn execute_steps(&self, steps: Vec<Step>) {
+    fn execute_steps(&self, steps: Vec<(u64, Step)>) {
         let mut left = Step::execute_all(steps, self);
         if !left.is_empty()
             && let Some(state) = self.lock().as_mut()
@@ -210,8 +210,7 @@ impl Driven for Shared {
         self.update_context(state);
         // this thread sees its own changes of times and steps below
         self.wake_readers(state);
-        let mut steps = std::mem::take(&mut state.io.steps);
-        steps.append(&mut state.io.withdrawing);
+        let steps = state.io.take_steps();
         // the polls of a failed endpoint return before they do it
         let live = state.failed.is_none();
         let reads = state.io.reads_wait || live && state.io.copies();
