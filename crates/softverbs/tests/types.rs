@@ -18,6 +18,7 @@ pub(crate) fn main() {
             unreliable_parent,
             unreliable_child,
         ),
+        ("lost_writes", lost_writes_parent, lost_writes_child),
         ("atomics", atomics_parent, atomics_child),
         ("an_overrun_queue", overrun_parent, overrun_child),
         ("extended_calls", extended_parent, extended_child),
@@ -206,6 +207,58 @@ fn unreliable_child(link: &mut Link) {
     assert_eq!((wc.status, wc.wr_id), (IBV_WC_SUCCESS, 4));
     assert_eq!((wc.byte_len, wc.imm), (8, Some(4)));
     assert_eq!(end.state(), IBV_QPS_RTS);
+    link.say("done");
+    link.wait_end();
+}
+
+/// Longer than what an initiator copies at once, 4 MiB.
+const IN_TWO_PARTS: usize = (4 << 20) + 3 * 4096;
+
+/// On an unreliable connection a write with an immediate whose data cannot be written is lost with
+/// its immediate.
+fn lost_writes_parent(link: &mut Link) {
+    let mut end = unreliable_end(link);
+    let (target, mute, broken) = (link.numbers(), link.numbers(), link.numbers());
+    let long = end.buffer(&bytes_of(IN_TWO_PARTS));
+    let mut imm = 0;
+    let mut write = |(addr, rkey): (u64, u64), len| {
+        let (opcode, rkey) = (IBV_WR_RDMA_WRITE_WITH_IMM, rkey as u32);
+        imm += 1;
+        end.rdma(opcode, &long, len, addr, rkey, Some(imm));
+        assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
+    };
+    write((target.0, target.1 ^ 1), 8);
+    write(target, 9);
+    write(mute, 8);
+    write(broken, IN_TWO_PARTS);
+    write(target, 8);
+    link.say("written");
+    link.expect("done");
+}
+
+fn lost_writes_child(link: &mut Link) {
+    let mut end = unreliable_end(link);
+    let target = end.buffer(&[0; 8]);
+    let mute = end.buffer_with(&[0; 8], IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ);
+    // the second part ends in a page that cannot be written
+    let broken = end.buffer(&vec![0; IN_TWO_PARTS]);
+    let page = (broken.addr() as usize + IN_TWO_PARTS).next_multiple_of(4096) - 2 * 4096;
+    let page = std::ptr::without_provenance_mut(page);
+    // SAFETY: a page inside the buffer.
+    assert_eq!(unsafe { libc::mprotect(page, 4096, libc::PROT_READ) }, 0);
+    for id in [1, 2] {
+        end.recv(&mute, id);
+    }
+    for buffer in [&target, &mute, &broken] {
+        link.say_numbers(buffer.addr(), u64::from(buffer.rkey()));
+    }
+    link.expect("written");
+    let wc = end.wait(LIMIT);
+    assert_eq!((wc.status, wc.wr_id), (IBV_WC_SUCCESS, 1));
+    assert_eq!((wc.byte_len, wc.imm), (8, Some(5)));
+    assert_eq!(target.bytes(), bytes_of(IN_TWO_PARTS)[..8]);
+    assert_eq!(mute.bytes(), [0; 8]);
+    assert!(end.poll().is_none());
     link.say("done");
     link.wait_end();
 }

@@ -437,10 +437,27 @@ impl Qp {
         self.refused(sq, Fault::Access, IBV_WC_REM_ACCESS_ERR)
     }
 
-    /// RDMA READ or WRITE: executed by this thread, without the other end.
+    /// RDMA READ or WRITE.
     fn run_access(&self, sq: &mut SendQueue, request: &Request<'_>, way: Direction) -> Step {
+        match self.access(sq, request, way) {
+            Ok(()) => Step::Done(IBV_WC_SUCCESS),
+            Err(step) => step,
+        }
+    }
+
+    /// The copy of a READ or WRITE: executed by this thread, without the other end.
+    ///
+    /// # Errors
+    /// The step of a request whose bytes were not all copied. That of an unreliable connection can
+    /// have success.
+    fn access(
+        &self,
+        sq: &mut SendQueue,
+        request: &Request<'_>,
+        way: Direction,
+    ) -> Result<(), Step> {
         let Some(conn) = &sq.conn else {
-            return Step::Wait(Reason::Connection);
+            return Err(Step::Wait(Reason::Connection));
         };
         let right = way.right();
         let process = self.process();
@@ -460,7 +477,7 @@ impl Qp {
         };
         if result == Err(AccessError::Moved) {
             sq.begun |= request.len > MOST_AT_ONCE as u64;
-            return self.moved(sq);
+            return Err(self.moved(sq));
         }
         // the kernel can begin to refuse behind the first part of a longer request
         sq.begun |= result != Err(AccessError::Refused) || request.len > MOST_AT_ONCE as u64;
@@ -476,20 +493,21 @@ impl Qp {
                 }
                 None => {
                     sq.begun |= sq.agent_request.is_some();
-                    return Step::Wait(sq.agent_wait());
+                    return Err(Step::Wait(sq.agent_wait()));
                 }
             }
         }
-        let status = match result {
-            Ok(()) => IBV_WC_SUCCESS,
-            Err(AccessError::Remote | AccessError::Dead) if sq.kind == IBV_QPT_UC => IBV_WC_SUCCESS,
-            Err(AccessError::Remote) => return self.refused_access(sq),
-            Err(AccessError::Local) => IBV_WC_LOC_PROT_ERR,
-            Err(AccessError::Dead) => IBV_WC_RETRY_EXC_ERR,
+        result.map_err(|error| match error {
+            // lost: an unreliable sender is not notified
+            AccessError::Remote | AccessError::Dead if sq.kind == IBV_QPT_UC => {
+                Step::Done(IBV_WC_SUCCESS)
+            }
+            AccessError::Remote => self.refused_access(sq),
+            AccessError::Local => Step::Done(IBV_WC_LOC_PROT_ERR),
+            AccessError::Dead => Step::Done(IBV_WC_RETRY_EXC_ERR),
             // refused; a copy takes no lock, and was not moved
-            Err(_) => IBV_WC_LOC_QP_OP_ERR,
-        };
-        Step::Done(status)
+            _ => Step::Done(IBV_WC_LOC_QP_OP_ERR),
+        })
     }
 
     /// A flush. It covers the earlier requests of this connection, because requests are executed in
@@ -556,10 +574,11 @@ impl Qp {
             return step;
         }
         if !sq.pushed {
-            match self.run_access(sq, request, Direction::Write) {
-                Step::Done(IBV_WC_SUCCESS) => sq.pushed = true,
-                other => return other,
+            if let Err(step) = self.access(sq, request, Direction::Write) {
+                // not published: the receive stays for the next message
+                return step;
             }
+            sq.pushed = true;
         }
         let mut header = self.header(sq, request);
         header.op = op::WRITE_IMM;
