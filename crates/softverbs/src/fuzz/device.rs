@@ -49,20 +49,22 @@ pub(super) const RECVS: u32 = 8;
 
 impl End {
     pub(super) fn new(kind: ibv_qp_type, shared: bool) -> Self {
+        let srq = if shared {
+            create_srq(RECVS)
+        } else {
+            null_mut()
+        };
+        Self::on(srq, kind)
+    }
+
+    /// With this shared receive queue, or NULL.
+    pub(super) fn on(srq: *mut ibv_srq, kind: ibv_qp_type) -> Self {
         let device = device();
         // SAFETY: all objects are live and of one context.
         unsafe {
             let cq = (verbs().ibv_create_cq)(device.context, 64, null_mut(), null_mut(), 0);
             assert!(!cq.is_null());
             let mut init: ibv_qp_init_attr = std::mem::zeroed();
-            let mut srq = null_mut();
-            if shared {
-                let mut attr: ibv_srq_init_attr = std::mem::zeroed();
-                attr.attr.max_wr = RECVS;
-                attr.attr.max_sge = 2;
-                srq = (verbs().ibv_create_srq)(device.pd, &raw mut attr);
-                assert!(!srq.is_null());
-            }
             init.srq = srq;
             init.send_cq = cq;
             init.recv_cq = cq;
@@ -146,6 +148,18 @@ impl Drop for End {
             }
             assert_eq!((verbs().ibv_destroy_cq)(self.cq), 0);
         }
+    }
+}
+
+/// A shared receive queue of `max_wr` receives.
+pub(super) fn create_srq(max_wr: u32) -> *mut ibv_srq {
+    // SAFETY: all zeros is a value of it; a live domain.
+    unsafe {
+        let mut attr: ibv_srq_init_attr = std::mem::zeroed();
+        (attr.attr.max_wr, attr.attr.max_sge) = (max_wr, 2);
+        let srq = (verbs().ibv_create_srq)(device().pd, &raw mut attr);
+        assert!(!srq.is_null(), "{}", std::io::Error::last_os_error());
+        srq
     }
 }
 

@@ -13,6 +13,8 @@ mod arena;
 mod device;
 mod input;
 #[cfg(test)]
+mod late_claims;
+#[cfg(test)]
 mod locks;
 #[cfg(test)]
 mod objects;

@@ -12,6 +12,7 @@ mod object;
 mod order;
 mod shared;
 mod unrung;
+mod words;
 mod xrc;
 
 use std::cell::UnsafeCell;
@@ -61,6 +62,7 @@ pub(crate) struct Srq {
     unrung: unrung::Unrung,
     any_unrung: AtomicBool,
     queue: Lock<Queue>,
+    kept: Lock<words::Kept>,
     /// The additional state of an XRC SRQ.
     xrc: Lock<xrc::Part>,
 }

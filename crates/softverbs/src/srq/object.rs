@@ -9,6 +9,7 @@ use rdma_core_sys::{
     IBV_SRQ_LIMIT, IBV_SRQ_MAX_WR, ibv_pd, ibv_sge, ibv_srq, ibv_srq_attr, ibv_srq_init_attr,
 };
 
+use super::words::{Form, Kept};
 use super::{Posted, Queue, Srq, XrcInit};
 use crate::environment;
 use crate::events::Element;
@@ -41,6 +42,7 @@ fn blank(index: u32, process: &'static Process) -> Srq {
         unrung: super::unrung::Unrung::default(),
         any_unrung: AtomicBool::new(false),
         queue: Lock::new(Queue::default()),
+        kept: Lock::new(Kept::default()),
         xrc: Lock::new(super::xrc::Part::default()),
     }
 }
@@ -90,7 +92,12 @@ pub(crate) unsafe fn create(all: &SrqInit) -> Res<&'static Srq> {
     let sges = zeroed::<ibv_sge>(count * max_sge)?;
     let order = zeroed::<u32>(words)?;
     let srq = process.srqs.take(|index| blank(index, process))?;
-    let places = srq.take_places(segment, words, desc_stride * count, all.xrc.is_some());
+    let form = Form {
+        words,
+        descs: count,
+        xrc: all.xrc.is_some(),
+    };
+    let places = srq.take_places(segment, form, desc_stride);
     let places = places.inspect_err(|_| process.srqs.give(srq.index))?;
     let map = &segment.map;
     srq.users.store(0, Ordering::Relaxed);
@@ -133,23 +140,16 @@ struct Places {
 }
 
 impl Srq {
-    /// Takes room from the segment for an order of `words` words, and for `desc_len` bytes of
-    /// descriptors.
+    /// Takes room from the segment for an order, and for its descriptors of `desc_stride` bytes.
     ///
     /// # Errors
     /// `ENOMEM`; nothing is taken.
-    fn take_places(
-        &self,
-        segment: &OwnSegment,
-        words: usize,
-        desc_len: usize,
-        xrc: bool,
-    ) -> Res<Places> {
+    fn take_places(&self, segment: &OwnSegment, form: Form, desc_stride: usize) -> Res<Places> {
         segment.back_halves(self.at(), layout::STRIDE)?;
-        let (ring_at, position) = self.take_order(segment, words, xrc)?;
+        let (ring_at, position) = self.take_order(segment, form)?;
         let desc_at = segment
-            .take(desc_len)
-            .inspect_err(|_| self.give_order(segment, ring_at, words, position))?;
+            .take(desc_stride * form.descs)
+            .inspect_err(|_| self.give_order(form, ring_at, position))?;
         Ok(Places {
             ring_at,
             position,
@@ -251,6 +251,7 @@ pub(crate) unsafe fn destroy(srq: *mut ibv_srq) -> Res<()> {
     }
     let context = this.context();
     let segment = &this.process().segment;
+    let xrc = this.is_xrc();
     this.end_xrc()?;
     // From here on, senders find no queue at this index.
     let map = &segment.map;
@@ -259,13 +260,13 @@ pub(crate) unsafe fn destroy(srq: *mut ibv_srq) -> Res<()> {
     let old = std::mem::take(&mut *this.queue.lock());
     old.order.clear(map);
     this.end_rings();
-    this.give_order(
-        segment,
-        old.order.at(),
-        old.order.len(),
-        old.order.position(),
-    );
-    segment.give(old.desc_at, old.desc_stride * old.posted.len());
+    let form = Form {
+        words: old.order.len(),
+        descs: old.posted.len(),
+        xrc,
+    };
+    this.give_order(form, old.order.at(), old.order.position());
+    segment.give(old.desc_at, old.desc_stride * form.descs);
     let unread = context.events.forget(Element::Srq(srq));
     let raised = this.events.load(Ordering::Relaxed);
     // SAFETY: the object is live until its index is given back below.

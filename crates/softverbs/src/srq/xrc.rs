@@ -16,7 +16,6 @@ use crate::hazard::await_shared_receive;
 use crate::peer::Peer;
 use crate::process::Process;
 use crate::ring::{Consumer, Message, flag, op};
-use crate::segment::OwnSegment;
 use crate::segment::layout::{
     Fault, MAX_PLACES, MAX_SRQS, StateWord, qp, split_qp_num, srq as layout, xrc,
 };
@@ -43,52 +42,17 @@ pub(crate) struct XrcInit {
     pub(crate) cq: *mut ibv_cq,
 }
 
-/// Additional state of an XRC SRQ. The words of the order stay with the index when the SRQ is
-/// destroyed: a late sender finds in them only receives of the same SRQ number.
+/// Additional state of an XRC SRQ.
 #[derive(Default)]
 pub(super) struct Part {
     xrcd: Option<&'static Xrcd>,
     cq: Option<&'static Cq>,
-    /// Offset of the words, their count, and the position of the next receive.
-    kept: Option<(usize, usize, u32)>,
     stamp: u32,
     /// The SRQ is being destroyed: no process may begin to write into a receive.
     ends: bool,
 }
 
 impl Srq {
-    /// Allocates words for an order of `count` receives: their offset, and the position of the
-    /// first receive.
-    pub(super) fn take_order(
-        &self,
-        segment: &OwnSegment,
-        count: usize,
-        stays: bool,
-    ) -> Res<(usize, u32)> {
-        let mut xrc = self.xrc.lock();
-        if !stays {
-            // Position 1: an empty word has position 0.
-            return Ok((segment.take_order(8 * count)?, 1));
-        }
-        let (at, position) = match xrc.kept {
-            Some((at, room, position)) if room >= count => return Ok((at, position)),
-            // Words that are too few are not reused and stay empty.
-            Some((_, _, position)) => (segment.take_order(8 * count)?, position),
-            None => (segment.take_order(8 * count)?, 1),
-        };
-        xrc.kept = Some((at, count, position));
-        Ok((at, position))
-    }
-
-    pub(super) fn give_order(&self, segment: &OwnSegment, at: usize, count: usize, position: u32) {
-        let mut xrc = self.xrc.lock();
-        match &mut xrc.kept {
-            // A position later than any that a sender may have read.
-            Some(kept) if kept.0 == at => kept.2 = position.wrapping_add(kept.1 as u32).max(1),
-            _ => segment.give_order(at, 8 * count),
-        }
-    }
-
     /// Publishes the SRQ to senders.
     ///
     /// # Safety
