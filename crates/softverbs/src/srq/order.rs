@@ -21,8 +21,13 @@ impl Order {
     /// Makes an order with one word per element of `places` (a power of two), with its words at
     /// `at`. The first receive gets the given position.
     pub(crate) fn starting(map: &Mapping, at: usize, places: Box<[u32]>, position: u32) -> Self {
-        for place in 0..places.len() {
-            map.u64(at + 8 * place).store(0, Ordering::Relaxed);
+        // With positions: a sender that was stopped while an earlier queue had these words may
+        // store a hint of that time. From there on, the next ones lead to the first receive.
+        for before in 1..=places.len() as u32 {
+            let before = position.wrapping_sub(before);
+            let place = before as usize & (places.len() - 1);
+            map.u64(at + 8 * place)
+                .store(Word::none(before).0, Ordering::Relaxed);
         }
         Self {
             at,

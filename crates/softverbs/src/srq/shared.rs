@@ -13,6 +13,8 @@ pub(super) struct Word(pub(super) u64);
 
 const POSTED: u64 = 1;
 const CLAIMED: u64 = 2;
+/// No receive: the word of the round in front of the first one. A word of a destroyed queue is 0.
+const NONE: u64 = 3;
 /// The largest room that a word can hold, in bytes: larger than the largest payload in a ring.
 const MOST_ROOM: u32 = 0x3fff;
 const _: () = assert!(MOST_ROOM as usize > crate::ring::MAX_PAYLOAD);
@@ -25,6 +27,11 @@ impl Word {
     pub(super) fn posted(position: u32, index: u32, room: u32) -> Self {
         let room = u64::from(room.min(MOST_ROOM));
         Self(u64::from(position) << 32 | room << 18 | POSTED << 16 | u64::from(index & 0xffff))
+    }
+
+    /// The word of a position in front of the first receive.
+    pub(super) fn none(position: u32) -> Self {
+        Self(u64::from(position) << 32 | NONE << 16)
     }
 
     /// Whether the word still holds this posted, unclaimed receive, with any room.
@@ -302,6 +309,7 @@ pub(crate) mod before_claim {
 mod tests {
     use super::*;
     use crate::segment::OwnSegment;
+    use crate::srq::Order;
 
     #[test]
     fn a_queue_that_can_t_be_is_none() {
@@ -341,6 +349,47 @@ mod tests {
         }
         assert!(Shared::read(map, 0).is_some());
         assert!(Shared::read(map, MAX_SRQS as u32).is_none());
+    }
+
+    /// A queue whose order has 16 words and begins at this position, with 4 descriptors.
+    fn queue(position: u32) -> (OwnSegment, Order) {
+        let segment = OwnSegment::create(1, 0, true).unwrap();
+        segment.back_halves(layout::AT, layout::STRIDE).unwrap();
+        let words_at = segment.take_order(8 * 16).unwrap();
+        let map = &segment.map;
+        let places = vec![0; 16].into_boxed_slice();
+        let order = Order::starting(map, words_at, places, position);
+        let u32_at = |part: usize| map.u32(layout::AT + part);
+        u32_at(layout::HINT).store(position, Ordering::Relaxed);
+        u32_at(layout::COUNT).store(16, Ordering::Relaxed);
+        u32_at(layout::DESC_COUNT).store(4, Ordering::Relaxed);
+        let stride = desc::stride(1) as u32;
+        u32_at(layout::DESC_STRIDE).store(stride, Ordering::Relaxed);
+        let desc_at = map.u64(layout::AT + layout::DESC_AT);
+        desc_at.store(arena::AT as u64, Ordering::Relaxed);
+        let words = map.u64(layout::AT + layout::RING_AT);
+        words.store(words_at as u64, Ordering::Release);
+        (segment, order)
+    }
+
+    /// A sender was stopped between its claim and the store of the hint, while the owner destroyed
+    /// the queue, and created the next one in the same words.
+    #[test]
+    fn a_hint_of_an_earlier_queue_hides_no_receive() {
+        for receives in [1, 8, 15] {
+            for hint in 0..=26 {
+                let (segment, mut order) = queue(10 + 16);
+                let map = &segment.map;
+                let shared = Shared::read(map, 0).unwrap();
+                for index in 0..receives {
+                    order.append(map, index, 8);
+                }
+                let word = map.u32(layout::AT + layout::HINT);
+                word.store(hint, Ordering::Relaxed);
+                let claimed = shared.claim_fast(map, 5).map(|claim| claim.index);
+                assert_eq!(claimed, Some(0), "{receives} receives, hint {hint}");
+            }
+        }
     }
 
     #[test]
