@@ -536,6 +536,20 @@ fn same_process(_: &mut Link) {
         let mr = v.ibv_import_mr.unwrap()(pd, buffer.lkey());
         assert!(mr.is_null());
         v.ibv_unimport_pd.unwrap()(pd);
+        // the first object can be unimported alone then, and its domain stays until that
+        let own = (v.ibv_alloc_pd)(end.context);
+        let mut memory = [0_u64; 4];
+        let addr = memory.as_mut_ptr().cast();
+        let original = (v.ibv_reg_mr)(own, addr, 32, ALL.cast_signed());
+        let pd = v.ibv_import_pd.unwrap()(context, (*own).handle);
+        assert!(!original.is_null() && !pd.is_null());
+        let mr = v.ibv_import_mr.unwrap()(pd, (*original).handle);
+        assert_eq!(dereg(mr), 0);
+        assert_eq!(dereg(original), libc::EINVAL);
+        assert_eq!((v.ibv_dealloc_pd)(own), libc::EBUSY);
+        v.ibv_unimport_mr.unwrap()(original);
+        assert_eq!((v.ibv_dealloc_pd)(own), 0);
+        v.ibv_unimport_pd.unwrap()(pd);
         assert_eq!((verbs().ibv_close_device)(context), 0);
     }
 }
