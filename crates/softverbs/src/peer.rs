@@ -648,9 +648,11 @@ impl Peer {
         let (own_slot, own_cookie) = (own.slot, own.cookie);
         let at = announce::AT + announce::STRIDE * own_slot as usize;
         let granted = self.map.u64(at + announce::GRANTED);
-        let wanted = self.map.u64(at + announce::WANTED);
+        let wanted = self.map.u64(at + announce::RING_WANTED_BY);
         let call = || {
-            self.map.u32(header::WANTED).fetch_add(1, Ordering::SeqCst);
+            self.map
+                .u32(header::RING_REQUESTS)
+                .fetch_add(1, Ordering::SeqCst);
             self.ring_process();
         };
         if !signal::is_granted(granted, wanted, own_cookie, call) {

@@ -31,7 +31,7 @@ fn maps() -> (Mapping, Mapping) {
         ],
         [
             announce::AT + announce::GRANTED,
-            announce::AT + announce::WANTED,
+            announce::AT + announce::RING_WANTED_BY,
             QP + qp::STATE,
             QP + qp::CREDIT,
         ],
@@ -123,7 +123,7 @@ fn a_sender_that_requests_a_ring_finds_it_or_is_rung() {
     check(|| {
         const COOKIE: u64 = 9;
         const GRANTED: usize = announce::AT + announce::GRANTED;
-        const WANTED: usize = announce::AT + announce::WANTED;
+        const WANTED: usize = announce::AT + announce::RING_WANTED_BY;
         let (own, map) = maps();
         let sender = thread::spawn(move || {
             let (granted, wanted) = (map.u64(GRANTED), map.u64(WANTED));

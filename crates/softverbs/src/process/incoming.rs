@@ -144,7 +144,7 @@ impl Process {
                 any |= self.drain(sender, attached, BATCH, poll);
             }
         }
-        let wanted = self.segment.map.u32(header::WANTED);
+        let wanted = self.segment.map.u32(header::RING_REQUESTS);
         if wanted.load(Ordering::Relaxed) != self.incoming.seen.load(Ordering::Relaxed) {
             self.grant_rings();
         }
@@ -203,10 +203,12 @@ impl Process {
     #[cold]
     pub(super) fn grant_rings(&self) {
         let map = &self.segment.map;
-        let wanted = map.u32(header::WANTED).load(Ordering::Acquire);
+        let wanted = map.u32(header::RING_REQUESTS).load(Ordering::Acquire);
         for slot in 0..MAX_PROCESSES as u32 {
             let at = announce::AT + announce::STRIDE * slot as usize;
-            let cookie = map.u64(at + announce::WANTED).load(Ordering::Acquire);
+            let cookie = map
+                .u64(at + announce::RING_WANTED_BY)
+                .load(Ordering::Acquire);
             if cookie == 0 || cookie == map.u64(at + announce::GRANTED).load(Ordering::Relaxed) {
                 continue;
             }
@@ -270,7 +272,7 @@ impl Process {
         let map = &self.segment.map;
         let at = announce::AT + announce::STRIDE * peer.slot as usize;
         let granted = map.u64(at + announce::GRANTED);
-        let rings = signal::grant(granted, map.u64(at + announce::WANTED), cookie);
+        let rings = signal::grant(granted, map.u64(at + announce::RING_WANTED_BY), cookie);
         self.incoming
             .expect(sender, Next::of(sender.slot, &consumer));
         *ring = Some(Attached {

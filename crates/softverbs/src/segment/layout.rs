@@ -55,7 +55,7 @@ pub(crate) mod header {
     /// word `AGENT`, and whether a process was opened for which a queue pair has waited.
     pub(crate) const ATTENTION: usize = 0x100;
     /// u32, by peers: count of rings that peers requested.
-    pub(crate) const WANTED: usize = 0x140;
+    pub(crate) const RING_REQUESTS: usize = 0x140;
     /// u32, by both: the owner may sleep. The peer that changes the word to 0 rings the process's
     /// doorbell.
     pub(crate) const SLEEPS: usize = 0x180;
@@ -84,7 +84,7 @@ pub(crate) mod announce {
     pub(crate) const AT: usize = super::header::END;
     pub(crate) const STRIDE: usize = 128;
     /// u64, by the sender: its cookie, if it requests a ring.
-    pub(crate) const WANTED: usize = 0;
+    pub(crate) const RING_WANTED_BY: usize = 0;
     /// u64: cookie of the sender that the ring in [`super::rings`] is for; stored last.
     pub(crate) const GRANTED: usize = OWNED + 8;
     /// u64, by the sender: its cookie, stored before its first hazard.
