@@ -33,7 +33,7 @@ pub fn srq(data: &[u8]) {
 struct Case {
     segment: OwnSegment,
     count: u32,
-    ring_at: usize,
+    order_at: usize,
     order: Order,
     free: Vec<u32>,
     /// Descriptors and room of the posted receives, in their order.
@@ -50,13 +50,13 @@ impl Case {
         segment.back_halves(layout::AT, layout::STRIDE).unwrap();
         let count = 1u32 << (input.u8() % 6);
         let stride = desc::stride(1);
-        let ring_at = segment.take_order(8 * count as usize).unwrap();
+        let order_at = segment.take_order(8 * count as usize).unwrap();
         let desc_at = segment.take(stride * count as usize).unwrap();
         let map = &segment.map;
         // Positions as after long use, so that they wrap.
         let order = Order::starting(
             map,
-            ring_at,
+            order_at,
             vec![0; count as usize].into(),
             input.edgy() as u32 | 1,
         );
@@ -70,12 +70,12 @@ impl Case {
             .store(stride as u32, Ordering::Relaxed);
         map.u64(layout::AT + layout::DESC_AT)
             .store(desc_at as u64, Ordering::Relaxed);
-        map.u64(layout::AT + layout::RING_AT)
-            .store(ring_at as u64, Ordering::Release);
+        map.u64(layout::AT + layout::ORDER_AT)
+            .store(order_at as u64, Ordering::Release);
         Self {
             segment,
             count,
-            ring_at,
+            order_at,
             order,
             free: (0..count).collect(),
             posted: VecDeque::new(),
@@ -163,7 +163,7 @@ impl Case {
         }
         self.honest = false;
         let at = match input.u8() % 4 {
-            0 => self.ring_at + 8 * input.below(self.count as usize),
+            0 => self.order_at + 8 * input.below(self.count as usize),
             1 => layout::AT + 8 * input.below(layout::STRIDE / 8),
             2 => OWNED + layout::AT + 8 * input.below(layout::STRIDE / 8),
             _ => order::AT + 8 * input.below(64),

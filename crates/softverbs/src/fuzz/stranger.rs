@@ -166,7 +166,7 @@ impl Stranger {
             .store(DESC_AT as u64, Ordering::Relaxed);
         map.u64(srq::AT + srq::DESC_AT)
             .store(DESC_AT as u64, Ordering::Relaxed);
-        map.u64(srq::AT + srq::RING_AT)
+        map.u64(srq::AT + srq::ORDER_AT)
             .store(ORDER_AT as u64, Ordering::Relaxed);
         let credit = Credit {
             posted: COUNT,

@@ -49,7 +49,7 @@ fn show_queue(stranger: &Stranger, domain: u32) {
     show_order(map);
     map.u64(SRQ_AT + srq::DESC_AT)
         .store(DESC_AT as u64, Ordering::Relaxed);
-    map.u64(SRQ_AT + srq::RING_AT)
+    map.u64(SRQ_AT + srq::ORDER_AT)
         .store(ORDER_AT as u64, Ordering::Release);
 }
 
@@ -80,7 +80,7 @@ fn misplace(input: &mut Input<'_>, stranger: &Stranger) {
     let place = if input.u8() < 128 { end } else { input.edgy() };
     match input.u8() % 4 {
         0 => map
-            .u64(SRQ_AT + srq::RING_AT)
+            .u64(SRQ_AT + srq::ORDER_AT)
             .store(place, Ordering::Relaxed),
         1..=2 => map
             .u64(SRQ_AT + srq::DESC_AT)
@@ -291,7 +291,7 @@ impl Run {
             2 => {
                 let map = &Process::open().unwrap().segment.map;
                 let entry = srq::AT + srq::STRIDE * self.own as usize;
-                let order = map.u64(entry + srq::RING_AT).load(Ordering::Relaxed) as usize;
+                let order = map.u64(entry + srq::ORDER_AT).load(Ordering::Relaxed) as usize;
                 let at = match input.u8() % 6 {
                     0 => entry + srq::HINT,
                     // names, and in some cases a request to ring them at the next post

@@ -27,7 +27,7 @@ fn queue(count: u32) -> (Mapping, Order) {
         .store(desc::stride(1) as u32, Ordering::Relaxed);
     map.u64(srq::AT + srq::DESC_AT)
         .store(DESC_AT as u64, Ordering::Relaxed);
-    map.u64(srq::AT + srq::RING_AT)
+    map.u64(srq::AT + srq::ORDER_AT)
         .store(order::AT as u64, Ordering::Release);
     (map, order)
 }

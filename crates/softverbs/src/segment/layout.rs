@@ -175,7 +175,7 @@ pub(crate) mod srq {
     /// u64, u64, u32, u32: offsets of the order of receives and of their descriptors in the
     /// segment, number of words of the order (a power of two), bytes of a descriptor. The first is
     /// 0 if the SRQ is unused.
-    pub(crate) const RING_AT: usize = OWNED;
+    pub(crate) const ORDER_AT: usize = OWNED;
     pub(crate) const DESC_AT: usize = OWNED + 8;
     pub(crate) const COUNT: usize = OWNED + 16;
     pub(crate) const DESC_STRIDE: usize = OWNED + 20;

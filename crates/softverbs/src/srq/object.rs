@@ -112,7 +112,7 @@ pub(crate) unsafe fn create(all: &SrqInit) -> Res<&'static Srq> {
         limit: 0,
         pd: domain.number,
         free,
-        order: super::Order::starting(map, places.ring_at, order, places.position),
+        order: super::Order::starting(map, places.order_at, order, places.position),
         posted,
         sges,
         desc_at: places.desc_at,
@@ -133,7 +133,7 @@ pub(crate) unsafe fn create(all: &SrqInit) -> Res<&'static Srq> {
 /// Location of a queue in the segment.
 struct Places {
     /// Offset of the words of the order, and the position with which the order begins.
-    ring_at: usize,
+    order_at: usize,
     position: u32,
     /// Offset of the descriptors.
     desc_at: usize,
@@ -146,12 +146,12 @@ impl Srq {
     /// `ENOMEM`; nothing is taken.
     fn take_places(&self, segment: &OwnSegment, form: Form, desc_stride: usize) -> Res<Places> {
         segment.back_halves(self.at(), layout::STRIDE)?;
-        let (ring_at, position) = self.take_order(segment, form)?;
+        let (order_at, position) = self.take_order(segment, form)?;
         let desc_at = segment
             .take(desc_stride * form.descs)
-            .inspect_err(|_| self.give_order(form, ring_at, position))?;
+            .inspect_err(|_| self.give_order(form, order_at, position))?;
         Ok(Places {
-            ring_at,
+            order_at,
             position,
             desc_at,
         })
@@ -198,8 +198,8 @@ impl Srq {
             .store(desc_stride as u32, Ordering::Relaxed);
         map.u64(at + layout::DESC_AT)
             .store(places.desc_at as u64, Ordering::Relaxed);
-        map.u64(at + layout::RING_AT)
-            .store(places.ring_at as u64, Ordering::Release);
+        map.u64(at + layout::ORDER_AT)
+            .store(places.order_at as u64, Ordering::Release);
     }
 }
 
@@ -255,7 +255,7 @@ pub(crate) unsafe fn destroy(srq: *mut ibv_srq) -> Res<()> {
     this.end_xrc()?;
     // From here on, senders find no queue at this index.
     let map = &segment.map;
-    map.u64(this.at() + layout::RING_AT)
+    map.u64(this.at() + layout::ORDER_AT)
         .store(0, Ordering::Release);
     let old = std::mem::take(&mut *this.queue.lock());
     old.order.clear(map);

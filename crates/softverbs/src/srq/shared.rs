@@ -79,7 +79,7 @@ pub(crate) struct Claim {
 pub(crate) struct Shared {
     pub(crate) number: u32,
     at: usize,
-    ring_at: usize,
+    order_at: usize,
     /// Mask of positions in the order.
     mask: u32,
     /// Mask of descriptor indices.
@@ -94,7 +94,7 @@ impl Shared {
             return None;
         }
         let at = layout::AT + layout::STRIDE * number as usize;
-        let ring_at = map.u64(at + layout::RING_AT).load(Ordering::Acquire) as usize;
+        let order_at = map.u64(at + layout::ORDER_AT).load(Ordering::Acquire) as usize;
         let desc_at = map.u64(at + layout::DESC_AT).load(Ordering::Relaxed) as usize;
         let count = map.u32(at + layout::COUNT).load(Ordering::Relaxed);
         let desc_count = map.u32(at + layout::DESC_COUNT).load(Ordering::Relaxed);
@@ -106,15 +106,15 @@ impl Shared {
             && desc_stride >= desc::stride(1)
             && desc_stride.is_multiple_of(32)
             && desc_stride <= 4096
-            && ring_at.is_multiple_of(32)
-            && fits(order::AT..order::END, ring_at, count, 8)
+            && order_at.is_multiple_of(32)
+            && fits(order::AT..order::END, order_at, count, 8)
             && desc_at.is_multiple_of(32)
             && fits(arena::AT..SEGMENT_SIZE, desc_at, desc_count, desc_stride);
         // not `then_some`: a count of 0 has no mask
         good.then(|| Self {
             number,
             at,
-            ring_at,
+            order_at,
             mask: count - 1,
             desc_mask: desc_count - 1,
             desc_at,
@@ -133,7 +133,7 @@ impl Shared {
         // The hint may be behind by any number. A sender that finds a word of a later round
         // continues at the earliest position at which the order can begin.
         for _ in 0..=2 * self.mask + 1 {
-            let place = self.ring_at + 8 * (position & self.mask) as usize;
+            let place = self.order_at + 8 * (position & self.mask) as usize;
             let word = Word(map.u64(place).load(Ordering::Relaxed));
             let ahead = word.position().wrapping_sub(position).cast_signed();
             if ahead < 0 || word.0 == 0 {
@@ -172,7 +172,7 @@ impl Shared {
         before_claim::run();
         let hint = map.u32(self.at + layout::HINT);
         let position = hint.load(Ordering::Relaxed);
-        let cell = map.u64(self.ring_at + 8 * (position & self.mask) as usize);
+        let cell = map.u64(self.order_at + 8 * (position & self.mask) as usize);
         let word = Word(cell.load(Ordering::Relaxed));
         let claimed = word.claimed(slot).0;
         let first = word.is_posted()
@@ -195,7 +195,7 @@ impl Shared {
     /// claim is unchanged. Then the queue to which the receive belongs has not been destroyed.
     #[cold]
     pub(crate) fn still_claimed(&self, map: &Mapping, claim: &Claim, slot: u32) -> Option<u32> {
-        let place = self.ring_at + 8 * (claim.position & self.mask) as usize;
+        let place = self.order_at + 8 * (claim.position & self.mask) as usize;
         let word = Word(map.u64(place).load(Ordering::Acquire));
         (word.position() == claim.position && word == word.claimed(slot)).then(|| word.index())
     }
@@ -206,7 +206,7 @@ impl Shared {
     pub(crate) fn prefetch_next(&self, map: &Mapping, position: u32) {
         if position.is_multiple_of(LINE) {
             let next = position.wrapping_add(LINE);
-            map.prefetch_to_write(self.ring_at + 8 * (next & self.mask) as usize);
+            map.prefetch_to_write(self.order_at + 8 * (next & self.mask) as usize);
         }
     }
 
@@ -224,7 +224,7 @@ impl Shared {
     #[cold]
     fn is_short_of(&self, map: &Mapping, position: u32, limit: u32) -> bool {
         let last = position.wrapping_add(limit);
-        let place = self.ring_at + 8 * (last & self.mask) as usize;
+        let place = self.order_at + 8 * (last & self.mask) as usize;
         let word = Word(map.u64(place).load(Ordering::Relaxed));
         let posted = word.0 != 0 && word.position().wrapping_sub(last).cast_signed() >= 0;
         let limit = map.u32(self.at + layout::LIMIT);
@@ -316,8 +316,8 @@ mod tests {
         let segment = OwnSegment::create(1, 0, true).unwrap();
         let map = &segment.map;
         segment.back_halves(layout::AT, layout::STRIDE).unwrap();
-        let (ring_at, desc_at) = (layout::AT + layout::RING_AT, layout::AT + layout::DESC_AT);
-        map.u64(ring_at).store(order::AT as u64, Ordering::Relaxed);
+        let (order_at, desc_at) = (layout::AT + layout::ORDER_AT, layout::AT + layout::DESC_AT);
+        map.u64(order_at).store(order::AT as u64, Ordering::Relaxed);
         map.u64(desc_at).store(arena::AT as u64, Ordering::Relaxed);
         let stride = layout::AT + layout::DESC_STRIDE;
         map.u32(stride)
@@ -342,7 +342,7 @@ mod tests {
             .store(desc::stride(1) as u32, Ordering::Relaxed);
         // The words and the descriptors must each lie in their own part of the segment: claimants
         // would otherwise write words that belong to the owner.
-        for (at, other) in [(ring_at, arena::AT), (desc_at, order::AT)] {
+        for (at, other) in [(order_at, arena::AT), (desc_at, order::AT)] {
             let good = map.u64(at).swap(other as u64, Ordering::Relaxed);
             assert!(Shared::read(map, 0).is_none());
             map.u64(at).store(good, Ordering::Relaxed);
@@ -367,7 +367,7 @@ mod tests {
         u32_at(layout::DESC_STRIDE).store(stride, Ordering::Relaxed);
         let desc_at = map.u64(layout::AT + layout::DESC_AT);
         desc_at.store(arena::AT as u64, Ordering::Relaxed);
-        let words = map.u64(layout::AT + layout::RING_AT);
+        let words = map.u64(layout::AT + layout::ORDER_AT);
         words.store(words_at as u64, Ordering::Release);
         (segment, order)
     }
