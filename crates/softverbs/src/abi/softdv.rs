@@ -334,7 +334,7 @@ pub(super) unsafe extern "C" fn atomic_own(
         let patience = region::PATIENCE;
         let done = change_own_elements(process, buffers, &own, ranges, patience, &mut elements);
         done.map_err(|error| match error {
-            AccessError::Dead | AccessError::Locked => Errno(libc::EBUSY),
+            AccessError::Dead | AccessError::Unavailable => Errno(libc::EBUSY),
             _ => Errno(libc::EFAULT),
         })?;
         let changed = elements.changed;

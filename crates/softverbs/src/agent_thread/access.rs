@@ -207,7 +207,7 @@ fn change(process: &Process, requester: Requester, request: &Request) -> Outcome
     };
     let outcome = match region::change_own(process, &process.buffers, &own, addr, change) {
         Ok(old) => Outcome::Done(old),
-        Err(AccessError::Dead | AccessError::Locked) => Outcome::Busy,
+        Err(AccessError::Dead | AccessError::Unavailable) => Outcome::Busy,
         Err(_) => Outcome::Refused,
     };
     drop(entered);
@@ -267,7 +267,7 @@ fn elements(
     let changed = elements.changed.into();
     match done {
         Ok(()) => {}
-        Err(AccessError::Dead | AccessError::Locked) => return Some(Outcome::Busy),
+        Err(AccessError::Dead | AccessError::Unavailable) => return Some(Outcome::Busy),
         Err(_) => return Some(Outcome::Refused),
     }
     let from = sys::as_local(addr_of(earlier.as_mut_ptr()), shape.len());

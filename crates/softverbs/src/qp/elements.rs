@@ -63,7 +63,7 @@ impl Qp {
             region::change_elements(process, &conn.peer, through, right, patience, &mut elements)
         };
         match result {
-            Err(AccessError::Locked) => return Step::Wait(Reason::Lock),
+            Err(AccessError::Unavailable) => return Step::Wait(Reason::Resource),
             Err(AccessError::Moved) => return self.moved(sq),
             _ => {}
         }
@@ -93,7 +93,7 @@ impl Qp {
             }
             Err(AccessError::Remote) => return self.refused_access(sq),
             Err(AccessError::Local) => IBV_WC_LOC_PROT_ERR,
-            Err(AccessError::Dead | AccessError::Locked) => IBV_WC_RETRY_EXC_ERR,
+            Err(AccessError::Dead | AccessError::Unavailable) => IBV_WC_RETRY_EXC_ERR,
             Err(AccessError::Refused | AccessError::Moved) => IBV_WC_LOC_QP_OP_ERR,
         })
     }

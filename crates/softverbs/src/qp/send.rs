@@ -540,7 +540,7 @@ impl Qp {
             Ok(()) => IBV_WC_SUCCESS,
             Err(AccessError::Remote) => return self.refused_access(sq),
             Err(AccessError::Dead) => IBV_WC_RETRY_EXC_ERR,
-            Err(AccessError::Locked) => return Step::Wait(Reason::Lock),
+            Err(AccessError::Unavailable) => return Step::Wait(Reason::Resource),
             Err(_) => IBV_WC_LOC_QP_OP_ERR,
         })
     }
@@ -655,7 +655,7 @@ impl Qp {
                     }
                     AccessError::Local => return Step::Done(IBV_WC_LOC_PROT_ERR),
                     AccessError::Dead => return Step::Done(IBV_WC_RETRY_EXC_ERR),
-                    AccessError::Refused | AccessError::Locked | AccessError::Moved => {
+                    AccessError::Refused | AccessError::Unavailable | AccessError::Moved => {
                         return Step::Done(IBV_WC_LOC_QP_OP_ERR);
                     }
                 },

@@ -53,11 +53,11 @@ pub(super) enum Reason {
     Ring,
     /// The other end's agent executes the request.
     Agent,
-    /// Another process, which may be stopped, holds the lock of an atomic's word. Or the kernel had
-    /// no memory for a request to the agent, or no descriptor or memory for the line to it or for a
-    /// file to flush, or the agent's queue of connections was full. Nothing wakes this process when
-    /// that ends.
-    Lock,
+    /// A resource whose release wakes no process: the lock of an atomic's word, which another
+    /// process holds, possibly a stopped one; memory of the kernel for a request to the agent;
+    /// memory or a descriptor for the line to it or for a file to flush; a place in the agent's
+    /// queue of connections.
+    Resource,
 }
 
 /// The wait of the first request.
@@ -81,7 +81,7 @@ impl SendQueue {
     #[cold]
     pub(super) fn agent_wait(&self) -> Reason {
         match self.agent_lacks_memory() {
-            true => Reason::Lock,
+            true => Reason::Resource,
             false => Reason::Agent,
         }
     }
@@ -145,7 +145,7 @@ impl Qp {
                 patience => (now + patience, 0),
             },
             Reason::Hazard => (now + HAZARD_DELAY_NS, HAZARD_ROUNDS),
-            Reason::Lock => (now + LOCK_DELAY_NS, 0),
+            Reason::Resource => (now + RESOURCE_DELAY_NS, 0),
         };
         sq.wait = Some(Wait {
             reason,
@@ -362,9 +362,9 @@ impl Qp {
         if now < wait.deadline {
             return None;
         }
-        if wait.reason == Reason::Lock {
-            wait.left = (wait.left + 1).min(LOCK_DOUBLINGS);
-            wait.deadline = now + (LOCK_DELAY_NS << wait.left);
+        if wait.reason == Reason::Resource {
+            wait.left = (wait.left + 1).min(RESOURCE_DOUBLINGS);
+            wait.deadline = now + (RESOURCE_DELAY_NS << wait.left);
             return None;
         }
         if wait.reason == Reason::Ring {
@@ -514,17 +514,15 @@ const HAZARD_DELAY_NS: u64 = 20_000_000;
 const HAZARD_ROUNDS: u8 = 250;
 
 /// Interval in nanoseconds at which a request tries again while no thread polls, and the number of
-/// times that the interval is doubled: up to 64 ms. The request waits for a lock, whose holder is
-/// in one or two system calls, or is stopped, and wakes no others. Or it waits for memory of the
-/// kernel, a descriptor or a place in the agent's queue of connections, which it needs to reach an
-/// agent.
-const LOCK_DELAY_NS: u64 = 1_000_000;
-const LOCK_DOUBLINGS: u8 = 6;
+/// times that the interval is doubled: up to 64 ms. The request waits for a [`Reason::Resource`].
+/// The holder of a lock is in one or two system calls, or is stopped.
+const RESOURCE_DELAY_NS: u64 = 1_000_000;
+const RESOURCE_DOUBLINGS: u8 = 6;
 
 /// How long the first request waits in the call for the locks of an atomic.
 pub(super) fn lock_patience(sq: &SendQueue) -> Duration {
     match sq.wait {
-        Some(wait) if wait.reason == Reason::Lock => Duration::ZERO,
+        Some(wait) if wait.reason == Reason::Resource => Duration::ZERO,
         _ => region::SHORT_PATIENCE,
     }
 }
@@ -532,7 +530,7 @@ pub(super) fn lock_patience(sq: &SendQueue) -> Duration {
 fn give_up(reason: Reason) -> ibv_wc_status {
     match reason {
         Reason::Receive => IBV_WC_RNR_RETRY_EXC_ERR,
-        Reason::Connection | Reason::Room | Reason::Ring | Reason::Agent | Reason::Lock => {
+        Reason::Connection | Reason::Room | Reason::Ring | Reason::Agent | Reason::Resource => {
             IBV_WC_RETRY_EXC_ERR
         }
         Reason::Hazard => IBV_WC_LOC_QP_OP_ERR,

@@ -239,7 +239,7 @@ pub(crate) fn change(
 /// caller holds a hazard for the key that permits the access.
 ///
 /// # Errors
-/// [`AccessError::Locked`]: another process has held the word's lock for more than 1 ms.
+/// [`AccessError::Unavailable`]: another process has held the word's lock for more than 1 ms.
 /// [`AccessError::Remote`]: the word is not mapped.
 pub(crate) fn change_own(
     initiator: &impl Initiator,
@@ -267,7 +267,7 @@ fn change_ordinary(
     let (slot, cookie) = initiator.identity();
     let own = holder(slot, cookie);
     let stripe = Stripe::lock(&peer.map, at, own, patience, |held| lives(initiator, held))
-        .ok_or(AccessError::Locked)?;
+        .ok_or(AccessError::Unavailable)?;
     let mut old = [0u8; 8];
     let local = [sys::as_local(old.as_mut_ptr() as u64, 8)];
     let remote = [sys::as_local(at, 8)];

@@ -175,8 +175,8 @@ struct Memory<'a, I, F> {
 /// Changes elements of a peer's region. Waits at most `patience` for the locks.
 ///
 /// # Errors
-/// [`AccessError`]. `Dead`, `Refused`, `Locked`: nothing has changed. `Remote`: elements before one
-/// may have changed if memory is not writable.
+/// [`AccessError`]. `Dead`, `Refused`, `Unavailable`: nothing has changed. `Remote`: elements
+/// before one may have changed if memory is not writable.
 pub(crate) fn change_elements(
     initiator: &impl Initiator,
     peer: &Peer,
@@ -312,7 +312,7 @@ fn wraps(addr: u64, len: usize) -> bool {
 /// The error of an operation. `begun`: elements have changed, so that an agent must not repeat it.
 fn after(begun: bool, error: AccessError) -> AccessError {
     match error {
-        AccessError::Refused | AccessError::Dead | AccessError::Locked if begun => {
+        AccessError::Refused | AccessError::Dead | AccessError::Unavailable if begun => {
             AccessError::Remote
         }
         error => error,
@@ -407,7 +407,7 @@ where
             PATIENCE
         };
         let locks = self.lock(ranges, part.clone(), Patience::new(patience));
-        let locks = locks.ok_or(AccessError::Locked)?;
+        let locks = locks.ok_or(AccessError::Unavailable)?;
         let (first, size) = (part.start, elements.shape.size());
         self.read(ranges, first, &mut elements.earlier[part.clone()])?;
         let mut bytes = [0; MAX_ELEMENTS];
@@ -446,7 +446,7 @@ where
             self.patience,
             |it| lives(self.initiator, it),
         );
-        let stripe = stripe.ok_or(AccessError::Locked)?;
+        let stripe = stripe.ok_or(AccessError::Unavailable)?;
         let (pid, size) = (self.peer.identity.pid, elements.shape.size());
         let remote = [sys::as_local(addr, size)];
         let mut word = [0_u8; 8];

@@ -68,8 +68,8 @@ pub(crate) fn flush(
         let fd = peer.map.u32(at + region::FILE).load(Ordering::Relaxed);
         let file = open(peer, fd).map_err(|error| match error {
             // the agent's queue of connections is full
-            Errno(libc::EAGAIN) => AccessError::Locked,
-            _ if sys::is_shortage(error) => AccessError::Locked,
+            Errno(libc::EAGAIN) => AccessError::Unavailable,
+            _ if sys::is_shortage(error) => AccessError::Unavailable,
             _ => AccessError::Refused,
         })?;
         sys::write_back(&file).map_err(|_| AccessError::Remote)?;

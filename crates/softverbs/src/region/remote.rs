@@ -63,9 +63,9 @@ pub(crate) enum AccessError {
     Dead,
     /// The kernel refuses access to the peer.
     Refused,
-    /// Another living process, which may be stopped, holds a lock of the memory. Or there is no
-    /// descriptor or memory for a file that the flush needs. Nothing has changed.
-    Locked,
+    /// Now: another living process, which may be stopped, holds a lock of the memory, or there is
+    /// no descriptor or memory for a file that the flush needs. Nothing has changed.
+    Unavailable,
     /// The other end's queue pair is in another state than the one in which it was read. Whole
     /// parts of [`MOST_AT_ONCE`] bytes may have been copied.
     Moved,
