@@ -131,14 +131,14 @@ impl Qp {
             };
             // From the moment the request is sent until the agent answers that it did nothing, an
             // atomic must not be executed again, also if the line breaks.
-            let nothing = matches!(result, Ok(Moved::Again) | Err(AccessError::Remote));
+            let nothing = matches!(result, Ok(Advance::Again) | Err(AccessError::Remote));
             sq.may_have_changed |= what.is_atomic() && agent_request.asked.is_some();
             sq.may_have_changed &= !nothing;
             match result {
                 // an agent that answers has a new limit for its next answer
-                Ok(Moved::On | Moved::Again) => sq.wait = None,
-                Ok(Moved::Ended(old)) => return Some(Ok(old)),
-                Ok(Moved::No) => return None,
+                Ok(Advance::On | Advance::Again) => sq.wait = None,
+                Ok(Advance::Ended(old)) => return Some(Ok(old)),
+                Ok(Advance::No) => return None,
                 Err(error) => return Some(Err(error)),
             }
         }
@@ -185,7 +185,7 @@ impl Qp {
 }
 
 /// Result of one step.
-enum Moved {
+enum Advance {
     No,
     /// The request must be sent once more.
     Again,
@@ -201,7 +201,7 @@ impl AgentRequest {
         iovecs: &[libc::iovec],
         len: u64,
         request: Request,
-    ) -> Result<Moved, AccessError> {
+    ) -> Result<Advance, AccessError> {
         let bytes = (len - self.done).min(PLACE as u64);
         let fills = matches!(what, What::Write(..) | What::Receive(_));
         if fills {
@@ -257,21 +257,26 @@ impl AgentRequest {
         // without room in the socket the next progress sends it
         self.asked = sent.map_err(|Broken| AccessError::Dead)?.then_some(bytes);
         // The answer may come at once; otherwise the next progress reads it.
-        Ok(Moved::No)
+        Ok(Advance::No)
     }
 
     /// Takes the answer, if it has arrived.
-    fn look(&mut self, what: What, iovecs: &[libc::iovec], len: u64) -> Result<Moved, AccessError> {
+    fn look(
+        &mut self,
+        what: What,
+        iovecs: &[libc::iovec],
+        len: u64,
+    ) -> Result<Advance, AccessError> {
         let answer = self.link.answer(self.place, || self.process.wake_up());
         let Some(outcome) = answer.map_err(|Broken| AccessError::Dead)? else {
-            return Ok(Moved::No);
+            return Ok(Advance::No);
         };
         let bytes = self.asked.take().unwrap_or(0);
         let old = match outcome {
             Outcome::Done(old) => old,
             Outcome::Refused => return Err(AccessError::Remote),
             // Another process held a lock, and the agent did nothing.
-            Outcome::Busy => return Ok(Moved::Again),
+            Outcome::Busy => return Ok(Advance::Again),
         };
         if matches!(what, What::Read(..)) {
             self.each_part(iovecs, bytes, |link, place, list| link.empty(place, list))?;
@@ -281,9 +286,9 @@ impl AgentRequest {
         }
         self.done += bytes;
         Ok(if self.done == len {
-            Moved::Ended(old)
+            Advance::Ended(old)
         } else {
-            Moved::On
+            Advance::On
         })
     }
 
