@@ -4,12 +4,20 @@
 use std::cell::Cell;
 use std::ptr::null_mut;
 use std::rc::Rc;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rdma_core_sys::*;
 
 use super::device::{Buffer, End, RECVS, create_srq, device, verbs};
 use super::locks::connect_with;
 use crate::srq::{Srq, before_claim};
+
+/// Held by each test: one that fills the segment releases the words that another one expects to
+/// stay.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 fn destroy(srq: *mut ibv_srq) {
     // SAFETY: live, and not used afterwards.
@@ -93,6 +101,7 @@ fn are_left_by_a_late_claim(num_sge: i32, replace: fn(u32) -> *mut ibv_srq) -> b
 
 #[test]
 fn a_late_claim_takes_no_receive_of_a_queue_with_another_number() {
+    let _alone = alone();
     for num_sge in [1, 2] {
         assert!(are_left_by_a_late_claim(num_sge, |_| create_srq(RECVS)));
     }
@@ -100,6 +109,7 @@ fn a_late_claim_takes_no_receive_of_a_queue_with_another_number() {
 
 #[test]
 fn a_late_claim_of_a_queue_with_the_same_number_is_given_back() {
+    let _alone = alone();
     // the number comes back when all free ones have been used
     let again = |index| loop {
         let srq = create_srq(RECVS);
@@ -117,6 +127,7 @@ fn a_late_claim_of_a_queue_with_the_same_number_is_given_back() {
 /// segment.
 #[test]
 fn words_of_destroyed_queues_leave_room_for_others() {
+    let _alone = alone();
     let context = device().context;
     // SAFETY: live objects, each destroyed once; valid attributes.
     unsafe {
