@@ -36,20 +36,26 @@ pub(super) enum Entry {
     Failed(CompletionError),
 }
 
+/// An entry, and its number among those of both directions, which counts up and wraps.
+pub(super) type Numbered = (u32, Entry);
+
 /// A read of a completion queue that takes the entries of received messages as they are, without
 /// the addresses of the senders.
 pub(super) struct Reader<'a, 'b> {
     sink: &'a mut Sink<'b>,
     /// How many entries it takes; each of them has room in the reader's buffer.
     left: usize,
+    /// Whether its queue gets the entries of sends too.
+    sends: bool,
 }
 
 impl<'a, 'b> Reader<'a, 'b> {
-    /// A reader of at most `max` entries; `None`: the next one would wait in the queue.
+    /// A reader of at most `max` entries, of a queue that gets those of sends too if `sends` is set.
+    /// `None`: the next one would wait in the queue.
     #[inline]
-    pub(super) fn new(sink: &'a mut Sink<'b>, max: usize) -> Option<Self> {
+    pub(super) fn new(sink: &'a mut Sink<'b>, max: usize, sends: bool) -> Option<Self> {
         let left = max.min(sink.room());
-        (left != 0 && sink.is_open()).then_some(Self { sink, left })
+        (left != 0 && sink.is_open()).then_some(Self { sink, left, sends })
     }
 
     /// Whether it takes no further entry.
@@ -76,8 +82,10 @@ impl<'a, 'b> Reader<'a, 'b> {
 /// the entries of peeks: those that the application has asked for.
 #[derive(Debug, Default)]
 pub(super) struct Completions {
-    tx: VecDeque<Entry>,
-    rx: VecDeque<Entry>,
+    tx: VecDeque<Numbered>,
+    rx: VecDeque<Numbered>,
+    /// The number of the next entry.
+    next: u32,
     counters: Arc<Counters>,
     /// Atomics on several ranges.
     pub(super) calls: Calls,
@@ -95,9 +103,43 @@ impl Completions {
         }
     }
 
+    #[inline]
+    fn push(&mut self, side: Side, entry: Entry) {
+        let number = self.next;
+        self.next = number.wrapping_add(1);
+        self.of(side).push_back((number, entry));
+    }
+
+    /// Number of the first entry of a direction.
+    #[inline]
+    fn first(&self, side: Side) -> Option<u32> {
+        let first = match side {
+            Side::Tx => self.tx.front(),
+            Side::Rx => self.rx.front(),
+        };
+        first.map(|(number, _)| *number)
+    }
+
+    /// The direction of the entry that was made first; `None`: there is none.
+    ///
+    /// The entry of a send is made before that of the peer's answer to it, so a queue of both
+    /// directions has them in this order. `comp_order` does not promise it, but libfabric's own
+    /// providers have it, and programs rely on it (Intel MPI).
+    #[inline]
+    pub(super) fn first_side(&self) -> Option<Side> {
+        match (self.first(Side::Tx), self.first(Side::Rx)) {
+            (None, None) => None,
+            (Some(_), None) => Some(Side::Tx),
+            (None, Some(_)) => Some(Side::Rx),
+            // fewer than 2^31 entries wait
+            (Some(tx), Some(rx)) if rx.wrapping_sub(tx) < 1 << 31 => Some(Side::Tx),
+            (Some(_), Some(_)) => Some(Side::Rx),
+        }
+    }
+
     /// The entries of a direction.
     #[inline]
-    pub(super) fn of(&mut self, side: Side) -> &mut VecDeque<Entry> {
+    pub(super) fn of(&mut self, side: Side) -> &mut VecDeque<Numbered> {
         match side {
             Side::Tx => &mut self.tx,
             Side::Rx => &mut self.rx,
@@ -125,7 +167,7 @@ impl Completions {
         let side = side_of(completion.flags);
         self.counters.count(completion.flags, true);
         if wanted && self.bound[side as usize] {
-            self.of(side).push_back(Entry::Done(completion, from));
+            self.push(side, Entry::Done(completion, from));
         }
     }
 
@@ -143,8 +185,14 @@ impl Completions {
             return;
         }
         match reader {
-            Some(reader) if reader.left != 0 && self.rx.is_empty() => reader.pass(completion),
-            _ => self.rx.push_back(Entry::Done(*completion, Some(from))),
+            Some(reader)
+                if reader.left != 0
+                    && self.rx.is_empty()
+                    && (self.tx.is_empty() || !reader.sends) =>
+            {
+                reader.pass(completion);
+            }
+            _ => self.push(Side::Rx, Entry::Done(*completion, Some(from))),
         }
     }
 
@@ -153,8 +201,7 @@ impl Completions {
     pub(super) fn sent(&mut self, message: &Message, context: usize, wanted: bool) {
         self.counters.count(kind(Side::Tx), true);
         if wanted && self.bound[Side::Tx as usize] {
-            self.tx
-                .push_back(Entry::Done(completion(message, context), None));
+            self.push(Side::Tx, Entry::Done(completion(message, context), None));
         }
     }
 
@@ -165,7 +212,7 @@ impl Completions {
         if wanted && self.bound[Side::Tx as usize] {
             let kind = if tagged { Flags::TAGGED } else { Flags::MSG };
             let completion = Completion::new(context, Flags::SEND | kind);
-            self.tx.push_back(Entry::Done(completion, None));
+            self.push(Side::Tx, Entry::Done(completion, None));
         }
     }
 
@@ -181,7 +228,7 @@ impl Completions {
         let kept = wanted && self.bound[Side::Rx as usize];
         if kept {
             let entry = Entry::Held(completion, Some(from), origin, credit);
-            self.rx.push_back(entry);
+            self.push(Side::Rx, entry);
         }
         kept
     }
@@ -191,7 +238,7 @@ impl Completions {
     pub(super) fn rma_done(&mut self, completion: Completion, wanted: bool) {
         self.counters.count(completion.flags, true);
         if wanted && self.bound[Side::Tx as usize] {
-            self.tx.push_back(Entry::Done(completion, None));
+            self.push(Side::Tx, Entry::Done(completion, None));
         }
     }
 
@@ -202,16 +249,19 @@ impl Completions {
         if !self.bound[Side::Tx as usize] {
             return;
         }
-        self.tx.push_back(Entry::Failed(CompletionError {
-            completion,
-            olen: 0,
-            err: fault.err,
-            prov_errno: match fault.status {
-                Some((status, _)) => status.cast_signed(),
-                None => fault.err.code(),
-            },
-            vendor_err: fault.status.map(|(_, vendor_err)| vendor_err),
-        }));
+        self.push(
+            Side::Tx,
+            Entry::Failed(CompletionError {
+                completion,
+                olen: 0,
+                err: fault.err,
+                prov_errno: match fault.status {
+                    Some((status, _)) => status.cast_signed(),
+                    None => fault.err.code(),
+                },
+                vendor_err: fault.status.map(|(_, vendor_err)| vendor_err),
+            }),
+        );
     }
 
     /// Remote CQ data of a peer's write has arrived. Returns whether its entry keeps the credit.
@@ -230,8 +280,7 @@ impl Completions {
                 ..Completion::new(0, flags)
             };
             let from = Some(origin.peer);
-            self.rx
-                .push_back(Entry::Held(completion, from, origin, credit));
+            self.push(Side::Rx, Entry::Held(completion, from, origin, credit));
         }
         kept
     }
@@ -245,21 +294,21 @@ impl Completions {
                 len,
                 ..Completion::new(0, flags)
             };
-            self.rx.push_back(Entry::Done(completion, Some(from)));
+            self.push(Side::Rx, Entry::Done(completion, Some(from)));
         }
     }
 
     /// A peek has found a message. No operation has completed, so no counter counts it.
     pub(super) fn peeked(&mut self, completion: Completion, from: Option<PeerKey>) {
         if self.bound[Side::Rx as usize] {
-            self.rx.push_back(Entry::Done(completion, from));
+            self.push(Side::Rx, Entry::Done(completion, from));
         }
     }
 
     /// A peek has found no message.
     pub(super) fn not_found(&mut self, completion: Completion) {
         if self.bound[Side::Rx as usize] {
-            self.rx.push_back(failure(completion, 0, FiErrno::ENOMSG));
+            self.push(Side::Rx, failure(completion, 0, FiErrno::ENOMSG));
         }
     }
 
@@ -271,7 +320,7 @@ impl Completions {
         if !self.bound[side as usize] {
             return;
         }
-        self.of(side).push_back(failure(completion, olen, err));
+        self.push(side, failure(completion, olen, err));
     }
 }
 

@@ -30,9 +30,6 @@ pub(super) struct CqSource {
     sends: bool,
     /// Receives are one of them.
     receives: bool,
-    /// The place in `sides` whose entries are passed on first, 0 or 1. Used under the endpoint's
-    /// lock.
-    first: AtomicU32,
     wait: Option<WakeEvent>,
     /// Not 0: a thread sleeps on the queue, or is about to. Set to [`ARMED`] by such a thread, and
     /// decremented by each progress call, so that a queue that is polled again is not armed any
@@ -60,7 +57,6 @@ impl CqSource {
             shared: Arc::clone(shared),
             receives: sides.contains(&Side::Rx),
             sends: sides.contains(&Side::Tx),
-            first: AtomicU32::new(0),
             sides,
             wait,
             armed: AtomicU32::new(0),
@@ -75,7 +71,6 @@ impl CqSource {
     /// Passes on at most `max` entries of the queue's directions. Returns their number.
     #[inline(always)]
     fn pass(&self, state: &mut State, sink: &mut Sink<'_>, max: usize) -> usize {
-        // a call that passes on nothing keeps the turn of the directions
         if max == 0 || state.io.completions.is_empty() {
             return 0;
         }
@@ -83,13 +78,15 @@ impl CqSource {
     }
 
     fn pass_some(&self, state: &mut State, sink: &mut Sink<'_>, max: usize) -> usize {
-        // entries of the other direction are first the next time, so none waits for ever
-        let first = self.first.load(Ordering::Relaxed);
-        self.first.store(first ^ 1, Ordering::Relaxed);
+        let has_sources = self.shared.config.source;
+        if let [side] = self.sides[..] {
+            return state.pass(side, has_sources, sink, max);
+        }
         let mut count = 0;
-        for at in 0..self.sides.len() {
-            let side = self.sides[(at + first as usize) % self.sides.len()];
-            count += state.pass(side, self.shared.config.source, sink, max - count);
+        while count < max
+            && let Some(side) = state.io.completions.first_side()
+        {
+            count += state.pass(side, has_sources, sink, 1);
         }
         count
     }
@@ -106,7 +103,7 @@ impl CqSource {
         if !self.receives || self.finds_sources(sink, max) {
             return None;
         }
-        Reader::new(sink, max)
+        Reader::new(sink, max, self.sends)
     }
 
     /// The rest of a progress call for at most `max` entries, of which `left` are left, that has
@@ -262,7 +259,7 @@ impl Source for CqSource {
                 }
                 Work::Ring(at) => {
                     if !self.receives && max == 1 && state.read_first_announced(at) {
-                        let passed = state.pass_sent(sink);
+                        let passed = state.pass_sent(sink, false);
                         if self.shared.may_wake(state) {
                             self.shared.wake_driver_and_readers(state);
                         }
@@ -284,7 +281,9 @@ impl Source for CqSource {
                     let left = max - (room - sink.room());
                     return self.progress_ring(guard, sink, (max, left));
                 }
-                Work::Entries if max == 1 && self.sends && state.pass_sent(sink) => return Ok(()),
+                Work::Entries if max == 1 && self.sends && state.pass_sent(sink, self.receives) => {
+                    return Ok(());
+                }
                 Work::Entries | Work::Any => {}
             }
         }

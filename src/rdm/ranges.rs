@@ -107,7 +107,8 @@ mod tests {
         assert_eq!(completions.len(Side::Tx), 0);
         completions.ranges_ended(second, 1, Some(Fault::of(FiErrno::ENOMEM)));
         completions.ranges_ended(first, 1, None);
-        let entries: Vec<_> = completions.of(Side::Tx).drain(..).collect();
+        let entries = completions.of(Side::Tx).drain(..);
+        let entries: Vec<_> = entries.map(|(_, entry)| entry).collect();
         let [Entry::Failed(failed), Entry::Done(done, None)] = &entries[..] else {
             panic!("{entries:?}");
         };

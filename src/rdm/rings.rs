@@ -365,11 +365,16 @@ impl State {
     }
 
     /// Passes the entry of a send or of RMA to a reader of one entry, if it is the first one, and
-    /// counts the call, which has had [`Work::Entries`].
+    /// counts the call, which has had [`Work::Entries`]. `receives`: the reader's queue gets the
+    /// entries of receives too.
     #[inline(always)]
-    pub(super) fn pass_sent(&mut self, sink: &mut Sink<'_>) -> bool {
-        let sent = self.io.completions.of(Side::Tx);
-        let Some(Entry::Done(completion, None)) = sent.front() else {
+    pub(super) fn pass_sent(&mut self, sink: &mut Sink<'_>, receives: bool) -> bool {
+        let completions = &mut self.io.completions;
+        if receives && completions.first_side() != Some(Side::Tx) {
+            return false;
+        }
+        let sent = completions.of(Side::Tx);
+        let Some((_, Entry::Done(completion, None))) = sent.front() else {
             return false;
         };
         sink.complete(completion);
@@ -503,6 +508,12 @@ impl State {
                             return false;
                         }
                         continue;
+                    }
+                    if !self.sends_polled && self.io.acknowledges_unsent(&self.core, link) {
+                        // the call polls the device first: the entry of the send is before that of
+                        // the answer
+                        self.device_turn = CALLS_QUIET;
+                        return false;
                     }
                     let read = self.io.read_ring(&mut self.core, link);
                     self.run_todo();

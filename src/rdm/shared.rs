@@ -80,6 +80,8 @@ pub(super) struct State {
     progress_calls_seen: u32,
     /// The time, in ns, of the last call of the driver that has found a change of it.
     polled_at: u64,
+    /// Set while [`State::poll`] reads the rings, behind its poll of the device queue.
+    pub(super) sends_polled: bool,
     /// Why it serves nothing any more: `EOVERRUN`, the device queue has lost completions; `EOTHER`,
     /// a call of the driver has panicked.
     pub(super) failed: Option<FiErrno>,
@@ -614,6 +616,7 @@ impl State {
             progress_calls: 0,
             progress_calls_seen: 0,
             polled_at: 0,
+            sends_polled: false,
             failed: None,
             kept_receives: 0,
             enomem_logged: false,
@@ -749,7 +752,9 @@ impl State {
                 self.io.completed(&mut self.core, wc);
                 self.run_todo();
             }
+            self.sends_polled = true;
             let all = self.poll_rings();
+            self.sends_polled = false;
             self.set_step();
             let reads = self.io.bytes_read != before;
             self.io.reads_wait = reads;

@@ -302,6 +302,37 @@ impl<I: Io> Core<I> {
         }
     }
 
+    /// Whether *processed* of a packet on this link acknowledges an operation whose SEND has not
+    /// been reported as complete: its completion follows the packet, unless that is reported first.
+    pub fn acknowledges_unsent(
+        &self,
+        link: LinkKey,
+        processed: impl FnOnce() -> Option<Number>,
+    ) -> bool {
+        let key = self.links.get(link).map(|link| link.peer);
+        let peer = key.and_then(|key| self.peers.get(key));
+        let Some(peer) = peer.filter(|peer| peer.acks != 0) else {
+            return false;
+        };
+        let Some(processed) = processed() else {
+            return false;
+        };
+        let mut next = peer.posted.first();
+        while let Some(op) = next {
+            let Some(entry) = self.ops.get(op) else {
+                return false;
+            };
+            if !entry.number.is_before(processed) {
+                return false;
+            }
+            if !entry.acked && !entry.sent {
+                return true;
+            }
+            next = List::next(&self.ops, op);
+        }
+        false
+    }
+
     /// *processed* of a packet: completes operations with ACK.
     fn processed(&mut self, key: PeerKey, processed: Number, io: &mut I) {
         let Some(peer) = self.peers.get_mut(key) else {

@@ -50,7 +50,7 @@ impl Executor {
             named.extend(self.rma.ops.get(key).map(|op| op.peer));
         }
         for side in [Side::Tx, Side::Rx] {
-            for entry in &*self.completions.of(side) {
+            for (_, entry) in &*self.completions.of(side) {
                 match entry {
                     Entry::Done(_, peer) => named.extend(*peer),
                     Entry::Held(_, peer, origin, _) => {

@@ -413,6 +413,18 @@ impl Executor {
         core.end_direct(key);
     }
 
+    /// Whether the next packet in the ring of a link acknowledges an operation of which the device
+    /// queue has the completion still.
+    pub(in crate::rdm) fn acknowledges_unsent(&mut self, core: &Core<Self>, key: LinkKey) -> bool {
+        core.acknowledges_unsent(key, || {
+            let ring = self.links.get_mut(key)?.ring.as_mut()?;
+            let (_, head) = RingPacket::new(ring.next()?);
+            let head = head.filter(|head| head.total <= SLOT_SIZE)?;
+            let packet = Packet::decode(head.bytes(), head.total).ok()?;
+            Some(packet.header.processed)
+        })
+    }
+
     /// Processes the next packet in the ring of a link, whatever it is. `false`: there is none, or
     /// it has to wait for packets in the shared receive queue.
     pub(in crate::rdm) fn read_ring(&mut self, core: &mut Core<Self>, key: LinkKey) -> bool {

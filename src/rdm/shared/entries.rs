@@ -59,7 +59,7 @@ impl State {
     ) -> usize {
         let mut count = 0;
         while count < max
-            && let Some(entry) = self.io.completions.of(side).front()
+            && let Some((_, entry)) = self.io.completions.of(side).front()
         {
             // an error before it lets another read take the entry, which may use the address
             let sources = || has_sources && sink.uses_sources(1);

@@ -10,6 +10,7 @@ mod circuit_ends;
 mod closed_regions;
 mod contexts;
 pub(in crate::rdm) mod endpoints;
+mod entry_order;
 mod failures;
 mod links;
 mod net;

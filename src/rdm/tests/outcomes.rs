@@ -281,6 +281,12 @@ fn a_counted_atomic_is_executed_once() {
 /// the requests for the others wait for room. The first ones are not written again.
 #[test]
 fn a_write_that_was_executed_in_part_is_not_repeated() {
+    // the driver may end the operation before this thread looks
+    assert!((0..20).any(|_| is_found_between()));
+}
+
+/// Whether the target has found the first bytes before the operation has ended.
+fn is_found_between() -> bool {
     const PAGE: usize = 4096;
     const LEN: usize = 100 * PAGE;
     let domain = domain_with(Mode::ALLOCATED | Mode::MMU_NOTIFY);
@@ -331,8 +337,9 @@ fn a_write_that_was_executed_in_part_is_not_repeated() {
     let (context, error) = a.entry();
     assert_eq!((context, error.unwrap().err), (5, FiErrno::ECONNABORTED));
     assert!(!a.end.state(|state| state.io.breaks_begun), "no break");
-    assert!(taken && target.is(begin, &[0; PAGE]), "written twice");
+    assert!(!taken || target.is(begin, &[0; PAGE]), "written twice");
     drop(region);
+    taken
 }
 
 /// Stores a value in the first word of the peer's region.
