@@ -50,8 +50,8 @@ pub(super) struct Reader<'a, 'b> {
 }
 
 impl<'a, 'b> Reader<'a, 'b> {
-    /// A reader of at most `max` entries, of a queue that gets those of sends too if `sends` is set.
-    /// `None`: the next one would wait in the queue.
+    /// A reader of at most `max` entries, of a queue that gets those of sends too if `sends` is
+    /// set. `None`: the next one would wait in the queue.
     #[inline]
     pub(super) fn new(sink: &'a mut Sink<'b>, max: usize, sends: bool) -> Option<Self> {
         let left = max.min(sink.room());

@@ -52,8 +52,8 @@ pub(super) enum Step {
     /// Destroy the queue pair and the identifier of a link that has ended.
     Destroy(Arc<LinkCm>, Option<Arc<Qp>>, Rma, Ended),
     /// Deregister the source of an operation, then report the operation if it has failed. Follows
-    /// all other steps of its time; a report, the earlier ends of links too ([`Step::execute_all`]):
-    /// the peer's queue pairs have ended.
+    /// all other steps of its time; a report, the earlier ends of links too
+    /// ([`Step::execute_all`]): the peer's queue pairs have ended.
     Withdraw(Option<Withdrawn>, Option<(Completion, FiErrno)>),
     /// End the registration of a part of a receive, then report the receive, which has failed.
     EndSink(Withdrawn, Box<Arrival>),

@@ -131,8 +131,8 @@ pub(super) struct RmaOp {
     /// *expected* of the terms of the first out-link behind the one to which parts were posted. The
     /// peer has processed no later packet of that one.
     pub(super) expected_after: Option<Number>,
-    /// Requests of the first part that is not complete were executed, and further ones follow: those
-    /// for other buffers of the region, or the change of an atomic's event cell.
+    /// Requests of the first part that is not complete were executed, and further ones follow:
+    /// those for other buffers of the region, or the change of an atomic's event cell.
     pub(super) begun: bool,
     /// The first failure.
     pub(super) fault: Option<Fault>,

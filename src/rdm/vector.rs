@@ -55,9 +55,9 @@ impl AddressVector {
     }
 
     /// Inserts addresses in their order, and calls `each` with the position and the result of each
-    /// one, as [`Av::insert_all`]. Then tells the users, if any was inserted. Returns the number that
-    /// were inserted. The vector's lock is held while `addrs` and `each` are called, which must not
-    /// use the vector, nor block.
+    /// one, as [`Av::insert_all`]. Then tells the users, if any was inserted. Returns the number
+    /// that were inserted. The vector's lock is held while `addrs` and `each` are called, which
+    /// must not use the vector, nor block.
     pub fn insert_all(
         &self,
         addrs: impl IntoIterator<Item = Result<SocketAddr>>,

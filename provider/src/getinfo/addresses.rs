@@ -51,8 +51,8 @@ impl OwnAddresses {
         }
     }
 
-    /// Whether `ip` is one of the addresses. With an IPv4 address of the loopback interface the host
-    /// has all of 127.0.0.0/8: Debian's installer gives the host's name 127.0.1.1.
+    /// Whether `ip` is one of the addresses. With an IPv4 address of the loopback interface the
+    /// host has all of 127.0.0.0/8: Debian's installer gives the host's name 127.0.1.1.
     pub(crate) fn has(&self, ip: IpAddr) -> bool {
         let loopback = |ip: IpAddr| ip.is_ipv4() && ip.is_loopback();
         self.list.iter().any(|own| {

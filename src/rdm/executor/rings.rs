@@ -264,9 +264,9 @@ impl Executor {
         unsafe { ring.post((&head, size), content, op.is_solicited()) }
     }
 
-    /// Posts a packet without number to the ring of a link. `false`: nothing was posted, and it goes
-    /// through the queue pair. If the link has ended, the packet may be in the ring: it counts as
-    /// posted, and what follows is what follows from the end of a link. A grant whose number was
+    /// Posts a packet without number to the ring of a link. `false`: nothing was posted, and it
+    /// goes through the queue pair. If the link has ended, the packet may be in the ring: it counts
+    /// as posted, and what follows is what follows from the end of a link. A grant whose number was
     /// used again could be dropped by the peer as one that it has already.
     pub(super) fn control_to_ring(
         &mut self,

@@ -277,8 +277,8 @@ fn a_counted_atomic_is_executed_once() {
     assert!(b.memory.is(0, &3_u64.to_ne_bytes()));
 }
 
-/// The link of a write to many registrations of a region breaks when the first ones are written, and
-/// the requests for the others wait for room. The first ones are not written again.
+/// The link of a write to many registrations of a region breaks when the first ones are written,
+/// and the requests for the others wait for room. The first ones are not written again.
 #[test]
 fn a_write_that_was_executed_in_part_is_not_repeated() {
     // the driver may end the operation before this thread looks

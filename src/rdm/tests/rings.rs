@@ -528,8 +528,8 @@ fn addresses_are_found_for_those_who_use_them() {
     }
 }
 
-/// A read that does not use addresses meets an error. The entries behind it, which it has found too,
-/// have their addresses for the next one.
+/// A read that does not use addresses meets an error. The entries behind it, which it has found
+/// too, have their addresses for the next one.
 #[test]
 fn entries_behind_an_error_have_their_addresses() {
     let domain = domain();

@@ -10,8 +10,8 @@ pub(crate) fn needed_from_start() -> bool {
     !sys::dumpable() || environment::AGENT.is_on()
 }
 
-/// Whether a peer may need an agent of this process. `may_copy` is the peer's own report whether the
-/// kernel permits it to copy between processes.
+/// Whether a peer may need an agent of this process. `may_copy` is the peer's own report whether
+/// the kernel permits it to copy between processes.
 pub(crate) fn needed_for(may_copy: bool) -> bool {
     !may_copy || !sys::dumpable() || sys::yama_restricts() && !environment::PTRACER.is_on()
 }
