@@ -188,10 +188,9 @@ fn attach_at_the_end_of_a_session_shows_the_target_that_fails() {
         if attached {
             it.attach(own);
         }
-        // the peer refuses the packets of this side again and again
-        for _ in 0..=16 {
-            it.core.refused(own, &mut it.acts);
-        }
+        // the peer violates the protocol, for the last time that a session permits
+        it.core.refused(own, &mut it.acts);
+        it.core.fail(it.peer, FiErrno::ECONNABORTED, &mut it.acts);
         assert_eq!(it.acts.failed, [FiErrno::ECONNABORTED]);
         if !attached {
             assert_eq!(it.acts.silences, []);
