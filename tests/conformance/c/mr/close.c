@@ -156,8 +156,10 @@ static void stopped_peer(void)
 		kill(initiator_pid, SIGCONT);
 		meet();
 		hear(&lost, 1);
-		event = next_event(&end, 5, NULL);
+		event = next_event(&end, lost ? 5 : 0.5, NULL);
 		IS(event, lost ? FI_SHUTDOWN : -1);
+		/* the end of the initiator is FI_SHUTDOWN too */
+		meet();
 		HOLDS(lost || buffer[0] == 8, "the byte written last is %d", buffer[0]);
 		MUST(fi_close(&mr->fid));
 		MUST(fi_close(&stays->fid));
@@ -172,7 +174,8 @@ static void stopped_peer(void)
 		byte = 8;
 		lost = do_write(&end, &byte, 1, &stays, 0) != 0;
 		tell(&lost, 1);
-		IS(next_event(&end, 5, NULL), lost ? FI_SHUTDOWN : -1);
+		IS(next_event(&end, lost ? 5 : 0.5, NULL), lost ? FI_SHUTDOWN : -1);
+		meet();
 		forget_region(&end, &stays);
 		forget_region(&end, &goes);
 	}
