@@ -10,13 +10,14 @@ use parking_lot::Mutex;
 use super::circuits::CircuitKey;
 use super::core::Failure;
 use super::core::link::LinkKey;
-use super::link_cm::Ended;
-use super::link_end::{LinkBlock, LinkSq};
 use super::shared::Shared;
 use crate::conn::{CmTarget, ConnectRequest};
 use crate::errno::{FiErrno, Result};
 use crate::initiator::Initiator;
 use crate::log::info_log;
+use crate::rdm::link::block::LinkBlock;
+use crate::rdm::link::cm::Ended;
+use crate::rdm::link::initiator_sq::LinkSq;
 use crate::verbs::{
     AsyncEvent, AsyncListener, CmEvent, CmEventKind, CmId, Qp, QpNumber, Srq, Target,
 };

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use super::circuit_cm::InitiatorCm;
 use super::circuits::CircuitKey;
 use super::core::link::LinkKey;
-use super::link_end::Room;
-use super::link_ending::Polled;
-use super::send_queue::SendQueue;
+use crate::rdm::link::ending::Polled;
+use crate::rdm::link::outlet::Room;
+use crate::rdm::link::send_queue::SendQueue;
 use crate::verbs::Qp;
 
 /// How long a circuit without links is kept. If both sides of several peers dial at once, links end
@@ -242,7 +242,7 @@ mod tests {
     use std::sync::Weak;
 
     use super::*;
-    use crate::rdm::send_queue::Sent;
+    use crate::rdm::link::send_queue::Sent;
     use crate::rdm::slab::Slab;
 
     fn queue() -> CircuitQueue {

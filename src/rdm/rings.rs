@@ -10,11 +10,11 @@ use super::core::link::LinkKey;
 use super::core::peer::PeerKey;
 use super::executor::Stop;
 use super::iov::Iov;
-use super::link_ring::RingPost;
-use super::links::Hot;
 use super::shared::State;
 use crate::errno::Result;
 use crate::queue::source::Sink;
+use crate::rdm::link::links::Hot;
+use crate::rdm::link::ring::RingPost;
 use crate::verbs::{Message as RingMessage, Next, RingProbe, Run};
 use crate::wire::rdm::packet::Message;
 

@@ -12,7 +12,6 @@ use super::super::core::SendOp;
 use super::super::core::ops::Uses;
 use super::super::iov::Iov;
 use super::super::limits::Limits;
-use super::super::link_ring::RingPost;
 use super::super::operations::{Kind, Operation};
 use super::super::receives::{Receive, Target, index_of};
 use super::super::recv::{is_multi, plain_receive, receive_of, want_of};
@@ -26,6 +25,7 @@ use crate::flags::Flags;
 use crate::initiator::LocalIov;
 use crate::matching::Want;
 use crate::mr::Desc;
+use crate::rdm::link::ring::RingPost;
 use crate::wire::rdm::packet::Message;
 
 /// Flags of sends that the engine knows. `FI_MORE` has no effect, because messages to a peer are

@@ -12,7 +12,7 @@ use crate::rdm::circuit_cm::{Held, XrcStep};
 use crate::rdm::circuit_queue::{CircuitQueue, Failing, WATCH};
 use crate::rdm::core::link::LinkKey;
 use crate::rdm::core::{self, Core};
-use crate::rdm::link_cm::Step;
+use crate::rdm::link::cm::Step;
 use crate::rdm::ports::HeldTarget;
 
 /// How long a target without links is held.

@@ -7,7 +7,7 @@ use super::Executor;
 use crate::mr::Withdrawn;
 use crate::rdm::circuit_cm::XrcStep;
 use crate::rdm::core::link::LinkKey;
-use crate::rdm::link_cm::Step;
+use crate::rdm::link::cm::Step;
 use crate::rdm::receives::{ArrivalKey, EndedReceives};
 use crate::rdm::shared::Shared;
 

@@ -12,7 +12,7 @@ use crate::rdm::circuits::{Choice, CircuitKey};
 use crate::rdm::core::connect;
 use crate::rdm::core::link::LinkKey;
 use crate::rdm::core::{self, Core};
-use crate::rdm::link_cm::Step;
+use crate::rdm::link::cm::Step;
 use crate::rdm::ports::{HeldTarget, OfPeer, Port};
 use crate::verbs::{Qp, QpNumber, Target};
 use crate::wire::rdm::cm::VERSION;

@@ -8,9 +8,6 @@ use super::super::core::ops::Form;
 use super::super::core::peer::PeerKey;
 use super::super::core::recover::Unposted;
 use super::super::core::{Io, Origin, Post};
-use super::super::link_cm::{LinkCm, Step};
-use super::super::link_end::LinkBlock;
-use super::super::links::LinkRecord;
 use super::super::operations::{Atomic, Kind, Operation, TxKey};
 use super::super::receives::{AtSender, Envelope, Payload};
 use super::super::rma::RmaOp;
@@ -19,6 +16,9 @@ use super::handshake::address_of;
 use super::{Executor, Place, Todo};
 use crate::errno::{FiErrno, Result};
 use crate::log::warn_log;
+use crate::rdm::link::block::LinkBlock;
+use crate::rdm::link::cm::{LinkCm, Step};
+use crate::rdm::link::links::LinkRecord;
 use crate::verbs::{RemoteAddr, Rkey};
 use crate::wire::rdm::packet::RTS_CREDIT;
 use crate::wire::rdm::{
@@ -388,7 +388,7 @@ impl Io for Executor {
     }
 
     /// That of a link that is accepted is created with its queue pair, and added to the reply
-    /// (`link_cm.rs`).
+    /// (`link/cm.rs`).
     fn block(&mut self, _: PeerKey, link: LinkKey) -> (RemoteAddr, Rkey) {
         let record = self.links.get_mut(link);
         let block = record.and_then(|record| record.block.as_ref());

@@ -13,10 +13,10 @@ use crate::rdm::core::Core;
 use crate::rdm::core::link::LinkKey;
 use crate::rdm::core::peer::PeerKey;
 use crate::rdm::core::recover::Unposted;
-use crate::rdm::link_cm::Ended;
-use crate::rdm::link_end::LinkSq;
+use crate::rdm::link::cm::Ended;
+use crate::rdm::link::initiator_sq::LinkSq;
+use crate::rdm::link::send_queue::Sent;
 use crate::rdm::rma::{Fault, Notice, Outcome, RmaKey, RmaOp};
-use crate::rdm::send_queue::Sent;
 use crate::wire::rdm::{Number, Terms};
 
 /// Largest part of an operation, in bytes; and on a circuit, where a request that takes

@@ -7,12 +7,12 @@ use super::super::core::direct::{PART, PartPost};
 use super::super::core::link::LinkKey;
 use super::super::core::ops::Uses;
 use super::super::core::{Core, Origin, SendOp};
-use super::super::link_ring::PartInRing;
 use super::super::operations::{PARTS, TxKey};
 use super::super::paces::Way;
 use super::super::receives::ArrivalKey;
 use super::super::streams::Call;
 use super::Executor;
+use crate::rdm::link::ring::PartInRing;
 use crate::wire::rdm::ring;
 use crate::wire::rdm::terms::MAX_DATA;
 

@@ -4,11 +4,11 @@ use super::super::circuits::CircuitKey;
 use super::super::core::link::LinkKey;
 use super::super::core::peer::PeerKey;
 use super::super::core::{Origin, SendOp};
-use super::super::link_ring::RingPacket;
 use super::super::operations::TxKey;
 use super::super::packet_memory::Slot;
 use super::super::receives::ArrivalKey;
 use super::super::rma::RmaKey;
+use crate::rdm::link::ring::RingPacket;
 use crate::wire::rdm::Credit;
 
 /// What follows from a call of the core.

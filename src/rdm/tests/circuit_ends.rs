@@ -12,7 +12,7 @@ use crate::rdm::circuits::{Choice, CircuitKey};
 use crate::rdm::core::Failure;
 use crate::rdm::core::link::LinkKey;
 use crate::rdm::executor::{Executor, Todo};
-use crate::rdm::send_queue::Sent;
+use crate::rdm::link::send_queue::Sent;
 use crate::wire::rdm::cm::VERSION;
 use crate::wire::rdm::xrc::CircuitRequest;
 use crate::wire::rdm::{Reason, Rejection};

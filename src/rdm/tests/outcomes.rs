@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use atomic_ops::{Datatype, Family, Op as Operator, Operation as Arithmetic};
 
 use super::super::endpoint::AtomicCall;
-use super::super::links::LinkRecord;
 use super::super::rma::{Request, RmaOp};
 use super::super::shared::State;
 use super::breaks::{Memory, add, counting_domain, domain, pattern};
@@ -20,6 +19,7 @@ use crate::errno::FiErrno;
 use crate::flags::Flags;
 use crate::mr::{Access, Buffer, Desc, Mode, Region, RegionConfig};
 use crate::queue::{Completion, Counter, WaitKind};
+use crate::rdm::link::links::LinkRecord;
 use crate::rdm::{EndpointConfig, LocalIov, RemoteIov};
 use crate::verbs::SendOpcode;
 

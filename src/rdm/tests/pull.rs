@@ -12,7 +12,6 @@ use super::super::core::Core;
 use super::super::core::link::LinkKey;
 use super::super::core::peer::PeerKey;
 use super::super::executor::Executor;
-use super::super::link_cm::Step;
 use super::super::receives::AtSender;
 use super::endpoints::{End, Transport, give_up_circuits, queue_pair, wait, wait_for};
 use crate::av::FiAddr;
@@ -22,6 +21,7 @@ use crate::flags::Flags;
 use crate::mr::{Access, Buffer, Desc, Form, Mode, MrConfig, Region, RegionConfig};
 use crate::queue::{Completion, CompletionError};
 use crate::rdm::LocalIov;
+use crate::rdm::link::cm::Step;
 use crate::verbs::{RemoteAddr, Rkey};
 
 const LEN: usize = (3 << 20) + 17;

@@ -11,7 +11,7 @@ use crate::errno::FiErrno;
 use crate::flags::Flags;
 use crate::mr::Desc;
 use crate::queue::{Completion, EntryWriter};
-use crate::rdm::links::IDLE_RINGS;
+use crate::rdm::link::links::IDLE_RINGS;
 use crate::rdm::{EndpointConfig, LocalIov};
 
 const LONGEST: usize = 20_000;

@@ -16,7 +16,7 @@ use crate::mr::Desc;
 use crate::rdm::LocalIov;
 use crate::rdm::core::link::LinkKey;
 use crate::rdm::executor::Executor;
-use crate::rdm::send_queue::Sent;
+use crate::rdm::link::send_queue::Sent;
 use crate::verbs::Srq;
 
 const LIMIT: Duration = Duration::from_secs(20);

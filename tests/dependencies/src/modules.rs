@@ -572,18 +572,18 @@ mod tests {
     #[test]
     fn what_a_closed_module_uses_is_seen() {
         let seen = |path: &str, code: &str| upward(&format!("src/rdm/{path}"), code).len();
-        assert_eq!(seen("core/evict.rs", "use super::super::links::Links;"), 1);
+        assert_eq!(seen("core/evict.rs", "use super::super::link::links::Links;"), 1);
         assert_eq!(
             seen("core/evict.rs", "use crate::rdm::executor::Executor;"),
             1
         );
         assert_eq!(seen("core/evict.rs", "use crate::queue::Cell;"), 1);
-        assert_eq!(seen("core.rs", "use super::links::Links;"), 1);
+        assert_eq!(seen("core.rs", "use super::link::links::Links;"), 1);
         assert_eq!(seen("core.rs", "use super::slab::Slab;"), 0);
         assert_eq!(seen("core/peer.rs", "use crate::rdm::slab::Key;"), 0);
         assert_eq!(seen("core/peer.rs", "use super::link::LinkKey;"), 0);
         assert_eq!(seen("core/peer.rs", "use crate::wire::rdm::Number;"), 0);
-        assert_eq!(seen("links.rs", "use super::core::Core;"), 0);
+        assert_eq!(seen("link/links.rs", "use super::core::Core;"), 0);
     }
 
     /// Each use of a module by one of its layer or of a lower one, but for the exceptions.

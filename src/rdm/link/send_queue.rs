@@ -6,22 +6,22 @@
 
 use std::collections::VecDeque;
 
-use super::packet_memory::Slot;
-use super::pulls::ReadKey;
 use crate::errno::Result;
+use crate::rdm::packet_memory::Slot;
+use crate::rdm::pulls::ReadKey;
 use crate::verbs::{Qp, SendRequest};
 use crate::wire::rdm::Number;
 
 /// Size of the send queue of a link.
-pub(super) const DEPTH: usize = 64;
+pub(in crate::rdm) const DEPTH: usize = 64;
 /// Requests of a queue that numbered packets do not use: packets without number, and the marker.
 const RESERVED: usize = 8;
 /// Of so many packets without number on a link, one is signaled.
-pub(super) const UNSIGNALED: usize = 16;
+pub(in crate::rdm) const UNSIGNALED: usize = 16;
 
 /// A request that has not completed.
 #[derive(Debug)]
-pub(super) enum Sent {
+pub(in crate::rdm) enum Sent {
     /// A numbered packet.
     Numbered(Number),
     /// A packet without number, with its memory if it was not sent inline.
@@ -36,7 +36,7 @@ pub(super) enum Sent {
 
 /// The requests of a queue pair. `L`: what a record has besides its request.
 #[derive(Debug)]
-pub(super) struct SendQueue<L> {
+pub(in crate::rdm) struct SendQueue<L> {
     /// Requests that have not completed, oldest first.
     sent: VecDeque<(L, Sent)>,
     depth: usize,
@@ -54,7 +54,7 @@ pub(super) struct SendQueue<L> {
 impl<L> SendQueue<L> {
     /// A queue with room for `depth` requests, at most 2^15. Of `signaled` packets without number
     /// one is signaled.
-    pub(super) fn new(depth: usize, signaled: usize) -> Self {
+    pub(in crate::rdm) fn new(depth: usize, signaled: usize) -> Self {
         Self {
             sent: VecDeque::with_capacity(depth),
             depth,
@@ -68,55 +68,55 @@ impl<L> SendQueue<L> {
 
     /// Whether a request can be posted: a numbered packet or READ, or another one.
     #[inline]
-    pub(super) fn has_room(&self, numbered: bool) -> bool {
+    pub(in crate::rdm) fn has_room(&self, numbered: bool) -> bool {
         let reserved = if numbered { RESERVED } else { 1 };
         self.sent.len() < self.depth - reserved
     }
 
     /// Position of the first request that has not completed; wraps.
-    pub(super) fn position(&self) -> u16 {
+    pub(in crate::rdm) fn position(&self) -> u16 {
         self.first
     }
 
     /// What the records of the requests besides probes have, oldest first.
-    pub(super) fn owners(&self) -> impl Iterator<Item = &L> {
+    pub(in crate::rdm) fn owners(&self) -> impl Iterator<Item = &L> {
         let asked = self.sent.iter();
         let asked = asked.filter(|(_, sent)| !matches!(sent, Sent::Probe));
         asked.map(|(of, _)| of)
     }
 
     /// Whether all requests have completed.
-    pub(super) fn is_empty(&self) -> bool {
+    pub(in crate::rdm) fn is_empty(&self) -> bool {
         self.sent.is_empty()
     }
 
     /// Whether a SEND has not completed.
     #[inline]
-    pub(super) fn has_packets(&self) -> bool {
+    pub(in crate::rdm) fn has_packets(&self) -> bool {
         self.packets != 0
     }
 
     /// Number of READs that have not completed.
-    pub(super) fn reads(&self) -> usize {
+    pub(in crate::rdm) fn reads(&self) -> usize {
         self.reads
     }
 
     /// Whether packets without number have not completed.
-    pub(super) fn has_control(&self) -> bool {
+    pub(in crate::rdm) fn has_control(&self) -> bool {
         let control = |(_, sent): &(L, Sent)| matches!(sent, Sent::Control(_));
         self.sent.iter().any(control)
     }
 
     /// As if a request had been posted.
     #[cfg(test)]
-    pub(super) fn record(&mut self, of: L, sent: Sent) {
+    pub(in crate::rdm) fn record(&mut self, of: L, sent: Sent) {
         self.packets += usize::from(matches!(sent, Sent::Numbered(_) | Sent::Control(_)));
         self.sent.push_back((of, sent));
     }
 
     /// As if a SEND were under way for ever.
     #[cfg(test)]
-    pub(super) fn occupy(&mut self) {
+    pub(in crate::rdm) fn occupy(&mut self) {
         self.packets += 1;
     }
 
@@ -130,7 +130,7 @@ impl<L> SendQueue<L> {
     /// As [`Qp::post_send`]; the buffers of the request can be accessed until it has completed or
     /// the queue pair is destroyed.
     #[inline]
-    pub(super) unsafe fn post(
+    pub(in crate::rdm) unsafe fn post(
         &mut self,
         qp: &Qp,
         wr_id: impl FnOnce(u16) -> u64,
@@ -155,7 +155,11 @@ impl<L> SendQueue<L> {
 
     /// A request has completed, and all before it: calls `end` with each of them.
     #[inline]
-    pub(super) fn completed(&mut self, position: u16, mut end: impl FnMut(L, Sent)) -> bool {
+    pub(in crate::rdm) fn completed(
+        &mut self,
+        position: u16,
+        mut end: impl FnMut(L, Sent),
+    ) -> bool {
         let count = usize::from(position.wrapping_sub(self.first)) + 1;
         if count > self.sent.len() {
             return false;
@@ -171,7 +175,7 @@ impl<L> SendQueue<L> {
     /// As [`Self::completed`], of one request at a time: takes the first one of them that was not
     /// taken.
     #[inline]
-    pub(super) fn take_completed(&mut self, position: u16) -> Option<(L, Sent)> {
+    pub(in crate::rdm) fn take_completed(&mut self, position: u16) -> Option<(L, Sent)> {
         let count = usize::from(position.wrapping_sub(self.first)) + 1;
         if count > self.sent.len() {
             return None;
@@ -192,7 +196,7 @@ impl<L> SendQueue<L> {
     }
 
     /// Takes the requests that have not completed: their queue pair is not used any more.
-    pub(super) fn drain(&mut self) -> impl Iterator<Item = (L, Sent)> + '_ {
+    pub(in crate::rdm) fn drain(&mut self) -> impl Iterator<Item = (L, Sent)> + '_ {
         self.sent.drain(..)
     }
 }

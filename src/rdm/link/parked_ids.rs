@@ -18,7 +18,7 @@ const PERIOD: Duration = Duration::from_millis(100);
 
 /// See the module. The rest is destroyed with it.
 #[derive(Debug, Default)]
-pub(super) struct ParkedIds(Mutex<Parked>);
+pub(in crate::rdm) struct ParkedIds(Mutex<Parked>);
 
 #[derive(Debug, Default)]
 struct Parked {
@@ -28,19 +28,23 @@ struct Parked {
 }
 
 /// Whether the port of an identifier is down. A device that is gone has no such port.
-pub(super) fn is_port_down(device: &Device, id: &CmId) -> bool {
+pub(in crate::rdm) fn is_port_down(device: &Device, id: &CmId) -> bool {
     let port = id.port();
     port != 0 && device.port(port).is_ok_and(|port| !port.active)
 }
 
 impl ParkedIds {
     /// Keeps an identifier until its port is active.
-    pub(super) fn park(&self, id: Arc<CmId>) {
+    pub(in crate::rdm) fn park(&self, id: Arc<CmId>) {
         self.0.lock().ids.push(id);
     }
 
     /// Destroys the identifiers that are not `down`. Returns when the others are examined again.
-    pub(super) fn tend(&self, now: Instant, down: impl Fn(&CmId) -> bool) -> Option<Instant> {
+    pub(in crate::rdm) fn tend(
+        &self,
+        now: Instant,
+        down: impl Fn(&CmId) -> bool,
+    ) -> Option<Instant> {
         let mut parked = self.0.lock();
         if parked.ids.is_empty() {
             parked.due = None;

@@ -11,20 +11,20 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use forks::PerProcess;
 
-use super::core::link::LinkKey;
-use super::iov::{Iov, MAX_IOV};
 use crate::errno::Result;
 use crate::log::info_log;
+use crate::rdm::core::link::LinkKey;
+use crate::rdm::iov::{Iov, MAX_IOV};
 use crate::verbs::{Attached, Message, Polled, Posted, Qp, Ring, RingProbe};
 use crate::wire::rdm::packet::{HEADER_SIZE, MAX_HEAD};
 use crate::wire::rdm::ring::{Head, PREFIX, Words, head, words};
 
 /// Slots of a ring: the longest packet fits into half of them.
-pub(super) const SLOTS: u32 = 128;
+pub(in crate::rdm) const SLOTS: u32 = 128;
 /// Longest payload in such a ring, in bytes.
 const LONGEST: usize = 64 * (SLOTS as usize / 2 - 1);
 /// Slots of a ring that carries long messages: 15 parts of 8 KiB.
-pub(super) const LARGE: u32 = 2048;
+pub(in crate::rdm) const LARGE: u32 = 2048;
 /// Short messages that have arrived as SENDs before the ring is enlarged: the first ones of a
 /// connection may be SENDs, because HELLO is under way.
 const OVERFLOWS: u32 = 16;
@@ -34,7 +34,7 @@ const REFUSALS: u32 = 4 * OVERFLOWS;
 
 /// The payload of a packet in memory of the application or the engine.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Content<'a> {
+pub(in crate::rdm) enum Content<'a> {
     None,
     Bytes(&'a [u8]),
     Buffers(&'a Iov),
@@ -43,7 +43,7 @@ pub(super) enum Content<'a> {
 /// The result of a post.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub(super) enum RingPost {
+pub(in crate::rdm) enum RingPost {
     /// The packet is in the peer's ring.
     Sent,
     /// Nothing was posted: the packet goes through the queue pair.
@@ -57,7 +57,7 @@ pub(super) enum RingPost {
 /// The result of a post of a part of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub(super) enum PartInRing {
+pub(in crate::rdm) enum PartInRing {
     /// The part is in the peer's ring.
     Sent,
     /// There is no room now.
@@ -72,7 +72,7 @@ pub(super) enum PartInRing {
 
 /// A packet in a ring, until [`LinkRing::consume`].
 #[derive(Clone, Copy, Debug)]
-pub(super) struct RingPacket {
+pub(in crate::rdm) struct RingPacket {
     message: Message,
     /// Offset in the packet of the first byte of the ring's payload.
     begin: usize,
@@ -80,16 +80,16 @@ pub(super) struct RingPacket {
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct LinkRing {
+pub(in crate::rdm) struct LinkRing {
     ring: Ring,
     /// Whether the peer has a ring; `None`: not known yet.
-    pub(super) attached: Option<bool>,
+    pub(in crate::rdm) attached: Option<bool>,
     /// Each progress call examines the ring.
-    pub(super) hot: bool,
+    pub(in crate::rdm) hot: bool,
     /// A packet has arrived since [`Links::cool`](super::links::Links::cool) has examined the ring.
-    pub(super) used: bool,
+    pub(in crate::rdm) used: bool,
     /// Nothing will arrive any more.
-    pub(super) ended: bool,
+    pub(in crate::rdm) ended: bool,
     /// The larger ring, if it was made; `None`: not tried yet.
     large: Option<Option<Large>>,
     /// Number of short messages that have arrived as SENDs.
@@ -101,7 +101,7 @@ pub(super) struct LinkRing {
     /// The connection ends during the next post of a packet, but not of a part, and whether the
     /// packet is in the ring nevertheless.
     #[cfg(test)]
-    pub(super) ends_next: Option<bool>,
+    pub(in crate::rdm) ends_next: Option<bool>,
 }
 
 /// Larger rings of the process.
@@ -132,7 +132,7 @@ impl Drop for Large {
 impl LinkRing {
     /// Creates the ring of a queue pair that is not connected yet. `None`: the device has none, or
     /// no memory for it.
-    pub(super) fn create(qp: &Arc<Qp>, link: LinkKey) -> Option<Self> {
+    pub(in crate::rdm) fn create(qp: &Arc<Qp>, link: LinkKey) -> Option<Self> {
         // a forked child has no mapping of the ring
         if !forks::are_counted() {
             return None;
@@ -188,7 +188,7 @@ impl LinkRing {
     /// # Safety
     /// The application's buffers are readable.
     #[inline]
-    pub(super) unsafe fn post_eager(&mut self, words: Words, payload: &Iov) -> RingPost {
+    pub(in crate::rdm) unsafe fn post_eager(&mut self, words: Words, payload: &Iov) -> RingPost {
         if let Some(refused) = self.refuses() {
             return refused;
         }
@@ -211,7 +211,7 @@ impl LinkRing {
     /// # Safety
     /// `len` bytes are readable.
     #[inline(always)]
-    pub(super) unsafe fn post_buffer(
+    pub(in crate::rdm) unsafe fn post_buffer(
         &mut self,
         words: Words,
         from: *const u8,
@@ -230,7 +230,7 @@ impl LinkRing {
     ///
     /// # Safety
     /// The application's buffers are readable.
-    pub(super) unsafe fn post_prefixed(
+    pub(in crate::rdm) unsafe fn post_prefixed(
         &mut self,
         whole: &(Words, [u8; PREFIX]),
         payload: &Iov,
@@ -264,7 +264,7 @@ impl LinkRing {
     /// # Safety
     /// `len` bytes are readable.
     #[inline]
-    pub(super) unsafe fn post_prefixed_buffer(
+    pub(in crate::rdm) unsafe fn post_prefixed_buffer(
         &mut self,
         (words, prefix): &(Words, [u8; PREFIX]),
         from: *const u8,
@@ -290,7 +290,7 @@ impl LinkRing {
 
     /// Posts words and a payload that are a whole packet.
     #[inline]
-    pub(super) fn post_packet<const N: usize>(
+    pub(in crate::rdm) fn post_packet<const N: usize>(
         &mut self,
         (words, payload): &(Words, [u8; N]),
     ) -> RingPost {
@@ -306,7 +306,7 @@ impl LinkRing {
     ///
     /// # Safety
     /// The application's buffers are readable.
-    pub(super) unsafe fn post(
+    pub(in crate::rdm) unsafe fn post(
         &mut self,
         (head, size): (&[u8; MAX_HEAD], usize),
         content: Content<'_>,
@@ -351,7 +351,7 @@ impl LinkRing {
     ///
     /// # Safety
     /// The application's buffers are readable.
-    pub(super) unsafe fn post_part(
+    pub(in crate::rdm) unsafe fn post_part(
         &mut self,
         whole: &(Words, [u8; PREFIX]),
         part: &Iov,
@@ -393,7 +393,7 @@ impl LinkRing {
 
     /// Offers the peer a larger ring, the first time; allocates. Returns whether it is one.
     #[cold]
-    pub(super) fn grow(&mut self) -> bool {
+    pub(in crate::rdm) fn grow(&mut self) -> bool {
         if self.large.is_none()
             && self.is_attached()
             && let Some(large) = Large::new()
@@ -406,41 +406,41 @@ impl LinkRing {
     }
 
     /// A message of this length has arrived as a SEND. Returns whether the ring is too small.
-    pub(super) fn overflows(&mut self, len: usize) -> bool {
+    pub(in crate::rdm) fn overflows(&mut self, len: usize) -> bool {
         self.overflows = self.overflows.saturating_add(1);
         len > LONGEST || self.overflows > OVERFLOWS
     }
 
     #[inline]
-    pub(super) fn is_large(&self) -> bool {
+    pub(in crate::rdm) fn is_large(&self) -> bool {
         matches!(self.large, Some(Some(_)))
     }
 
     /// Whether there may be a packet.
     #[inline]
-    pub(super) fn is_ready(&self) -> bool {
+    pub(in crate::rdm) fn is_ready(&self) -> bool {
         // SAFETY: in the process that has created the ring.
         self.is_here() && unsafe { self.ring.is_ready() }
     }
 
     /// The ring in a list of rings of the same process.
-    pub(super) fn probe(&self) -> RingProbe {
+    pub(in crate::rdm) fn probe(&self) -> RingProbe {
         self.ring.probe()
     }
 
     /// The value of [`forks::forks`] in the process that has created the ring.
-    pub(super) const fn created_in(&self) -> u32 {
+    pub(in crate::rdm) const fn created_in(&self) -> u32 {
         self.forks
     }
 
     /// Whether this is the process that has created the ring: [`Self::probe`] may be used.
-    pub(super) fn is_here(&self) -> bool {
+    pub(in crate::rdm) fn is_here(&self) -> bool {
         self.forks == forks::forks()
     }
 
     /// Gives back the room of packets that were read in place: see [`Ring::give_back`].
     #[inline]
-    pub(super) fn give_back(&mut self, slots: u32) {
+    pub(in crate::rdm) fn give_back(&mut self, slots: u32) {
         self.used = true;
         // in a forked child nothing is read; a call of the device may have given it back
         let _ = self.ring.give_back(slots);
@@ -448,7 +448,7 @@ impl LinkRing {
 
     /// The next message. In a forked child none.
     #[inline]
-    pub(super) fn next(&mut self) -> Option<Message> {
+    pub(in crate::rdm) fn next(&mut self) -> Option<Message> {
         match self.ring.poll() {
             Ok(Polled::Message(message)) => Some(message),
             Ok(Polled::Empty | Polled::Ending) => None,
@@ -461,14 +461,14 @@ impl LinkRing {
 
     /// Gives the memory of the last message back.
     #[inline]
-    pub(super) fn consume(&mut self) {
+    pub(in crate::rdm) fn consume(&mut self) {
         self.used = true;
         // it was polled
         let _ = self.ring.consume();
     }
 
     /// Makes the ring hot.
-    pub(super) fn heat(&mut self) {
+    pub(in crate::rdm) fn heat(&mut self) {
         if !std::mem::replace(&mut self.hot, true) {
             // the caller reads the ring afterwards
             let _ = self.ring.set_hot(true);
@@ -477,7 +477,7 @@ impl LinkRing {
 
     /// Makes the ring cold, by a system call. Returns whether it may have a packet, of which the
     /// device makes no note.
-    pub(super) fn cool(&mut self) -> bool {
+    pub(in crate::rdm) fn cool(&mut self) -> bool {
         self.hot = false;
         // in a forked child nothing arrives
         self.ring.set_hot(false).unwrap_or(false)
@@ -502,13 +502,13 @@ const EMPTY: libc::iovec = libc::iovec {
 impl RingPacket {
     /// EAGER with a prefix of so many bytes.
     #[inline]
-    pub(super) const fn eager(message: Message, prefix: usize) -> Self {
+    pub(in crate::rdm) const fn eager(message: Message, prefix: usize) -> Self {
         let begin = HEADER_SIZE - prefix;
         Self { message, begin }
     }
 
     /// A packet and a copy of its begin; `None`: it is shorter than a header.
-    pub(super) fn new(message: Message) -> (Self, Option<Head>) {
+    pub(in crate::rdm) fn new(message: Message) -> (Self, Option<Head>) {
         let (payload, len) = (message.payload(), message.len());
         let copy = |at: usize, to: &mut [u8]| {
             debug_assert!(at + to.len() <= len);
@@ -523,7 +523,7 @@ impl RingPacket {
 
     /// The byte of the packet at `offset`, behind its header.
     #[inline]
-    pub(super) fn at(&self, offset: usize) -> *const u8 {
+    pub(in crate::rdm) fn at(&self, offset: usize) -> *const u8 {
         self.message.payload().wrapping_add(offset - self.begin)
     }
 }

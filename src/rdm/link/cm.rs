@@ -7,22 +7,23 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 
-use super::circuit_cm::XrcStep;
-use super::core::Failure;
-use super::core::link::LinkKey;
-use super::link_end::{LinkBlock, LinkSq};
-use super::link_ring::LinkRing;
+use super::block::LinkBlock;
+use super::initiator_sq::LinkSq;
 use super::parked_ids::is_port_down;
-use super::pulls::ReadKey;
-use super::receives::Arrival;
-use super::rma::RmaKey;
-use super::shared::Shared;
+use super::ring::LinkRing;
 use crate::conn::{CmTarget, ConnectRequest, DeviceError};
 use crate::errno::{FiErrno, Result};
 use crate::initiator::Initiator;
 use crate::log::{info_log, warn_log};
 use crate::mr::Withdrawn;
 use crate::queue::Completion;
+use crate::rdm::circuit_cm::XrcStep;
+use crate::rdm::core::Failure;
+use crate::rdm::core::link::LinkKey;
+use crate::rdm::pulls::ReadKey;
+use crate::rdm::receives::Arrival;
+use crate::rdm::rma::RmaKey;
+use crate::rdm::shared::Shared;
 use crate::verbs::{AsyncEvent, AsyncListener, CmEvent, CmEventKind, CmId, Qp};
 use crate::wire::rdm::cm::{REQUEST_SIZE, VERSION};
 use crate::wire::rdm::{Reason, Rejection, Reply};
@@ -33,14 +34,14 @@ type Rma = (Option<LinkBlock>, Option<Box<Initiator<LinkSq>>>);
 /// What ends with a queue pair, because its requests have not completed: READs of messages, and
 /// RMA.
 #[derive(Debug)]
-pub(super) struct Ended {
-    pub(super) reads: Vec<ReadKey>,
-    pub(super) rma: Vec<RmaKey>,
+pub(in crate::rdm) struct Ended {
+    pub(in crate::rdm) reads: Vec<ReadKey>,
+    pub(in crate::rdm) rma: Vec<RmaKey>,
 }
 
 /// A step that the driver executes.
 #[derive(Debug)]
-pub(super) enum Step {
+pub(in crate::rdm) enum Step {
     /// Dial.
     Dial(Arc<LinkCm>, SocketAddr),
     /// Accept a request.
@@ -62,7 +63,7 @@ pub(super) enum Step {
 }
 
 /// The connection of a link. Its identifier is created by the first step.
-pub(super) struct LinkCm {
+pub(in crate::rdm) struct LinkCm {
     shared: Weak<Shared>,
     link: LinkKey,
     /// Private data of the request, on the side that dials.
@@ -80,7 +81,7 @@ impl std::fmt::Debug for LinkCm {
 }
 
 impl LinkCm {
-    pub(super) fn new(
+    pub(in crate::rdm) fn new(
         shared: &Weak<Shared>,
         link: LinkKey,
         request: Option<[u8; REQUEST_SIZE]>,
@@ -197,7 +198,7 @@ impl LinkCm {
 
 impl Step {
     /// Whether the step follows the others of its time.
-    pub(super) fn is_last(&self) -> bool {
+    pub(in crate::rdm) fn is_last(&self) -> bool {
         matches!(self, Self::Withdraw(..) | Self::EndSink(..))
     }
 
@@ -211,7 +212,10 @@ impl Step {
     /// those that are to be executed again later: a step that waits, and if it ends a link, the
     /// steps of the same time or later that need the end. Ends that begin later delay no step.
     #[must_use]
-    pub(super) fn execute_all(mut steps: Vec<(u64, Self)>, shared: &Shared) -> Vec<(u64, Self)> {
+    pub(in crate::rdm) fn execute_all(
+        mut steps: Vec<(u64, Self)>,
+        shared: &Shared,
+    ) -> Vec<(u64, Self)> {
         steps.sort_by_key(|(_, step)| step.is_last());
         let (mut left, mut first_end) = (Vec::new(), u64::MAX);
         for (time, step) in steps {

@@ -5,28 +5,29 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::circuits::CircuitKey;
-use super::core::link::LinkKey;
-use super::link_cm::LinkCm;
-use super::link_end::{LinkBlock, LinkSq};
-use super::link_ending::{Ending, Polled};
-use super::link_ring::LinkRing;
-use super::number_map::NumberMap;
-use super::packet_memory::Slot;
-use super::ports::Port;
-use super::pulls::ReadKey;
+use super::block::LinkBlock;
+use super::cm::LinkCm;
+use super::ending::{Ending, Polled};
+use super::initiator_sq::LinkSq;
+use super::ring::LinkRing;
 use super::send_queue::{DEPTH, SendQueue, Sent, UNSIGNALED};
-pub(super) use super::wr_id::WrId;
+use super::wr_id::WrId;
 use crate::errno::{FiErrno, Result};
 use crate::initiator::Initiator;
+use crate::rdm::circuits::CircuitKey;
+use crate::rdm::core::link::LinkKey;
+use crate::rdm::number_map::NumberMap;
+use crate::rdm::packet_memory::Slot;
+use crate::rdm::ports::Port;
+use crate::rdm::pulls::ReadKey;
 use crate::verbs::{Qp, RemoteAddr, RingProbe, Rkey, SendOpcode, SendRequest, Sge, Wc};
 use crate::wire::introduction::Introduction;
 use crate::wire::rdm::Number;
 
 /// Largest number of rings that each progress call examines.
-pub(super) const HOT_RINGS: usize = 64;
+pub(in crate::rdm) const HOT_RINGS: usize = 64;
 /// Number of rings that stay hot although nothing arrives in them.
-pub(super) const IDLE_RINGS: usize = 8;
+pub(in crate::rdm) const IDLE_RINGS: usize = 8;
 /// Largest number of rings that one call makes cold.
 const COOLED: usize = 4;
 /// Time after which a queue pair is destroyed although the device has not reported that its
@@ -35,15 +36,15 @@ const DRAIN: Duration = Duration::from_secs(1);
 
 /// What the executor has of a link: its queue pair, rings, port, block and initiator.
 #[derive(Debug)]
-pub(super) struct LinkRecord {
+pub(in crate::rdm) struct LinkRecord {
     key: LinkKey,
     /// The connection; `None`: the link is on a circuit.
-    pub(super) cm: Option<Arc<LinkCm>>,
-    pub(super) port: Option<Box<Port>>,
-    pub(super) qp: Option<Arc<Qp>>,
+    pub(in crate::rdm) cm: Option<Arc<LinkCm>>,
+    pub(in crate::rdm) port: Option<Box<Port>>,
+    pub(in crate::rdm) qp: Option<Arc<Qp>>,
     /// The rings of the queue pairs, if the device has them.
-    pub(super) ring: Option<LinkRing>,
-    pub(super) connected: bool,
+    pub(in crate::rdm) ring: Option<LinkRing>,
+    pub(in crate::rdm) connected: bool,
     queue: SendQueue<()>,
     /// A post was refused for lack of room.
     starved: bool,
@@ -58,31 +59,31 @@ pub(super) struct LinkRecord {
     probing: bool,
     /// On circuits: nothing is posted to the link, which may end at the peer at any time. A request
     /// that the peer refuses then would end the circuit of other links.
-    pub(super) down: bool,
+    pub(in crate::rdm) down: bool,
     /// The first packet and the first request of RMA that had not completed at the last beat.
     stood: Option<(u16, u32)>,
     /// Slots of operations that have failed, whose requests have not completed.
     kept: Vec<Slot>,
     /// The connection block of the link, if the endpoint has RMA.
-    pub(super) block: Option<LinkBlock>,
+    pub(in crate::rdm) block: Option<LinkBlock>,
     /// Posts RMA; made by the first operation on the link.
-    pub(super) initiator: Option<Box<Initiator<LinkSq>>>,
+    pub(in crate::rdm) initiator: Option<Box<Initiator<LinkSq>>>,
     /// The peer's connection block and the form of its keys.
-    pub(super) introduction: Option<Introduction>,
+    pub(in crate::rdm) introduction: Option<Introduction>,
     /// A request has failed, and none of those behind it was or will be executed.
-    pub(super) stopped: bool,
+    pub(in crate::rdm) stopped: bool,
     /// As if the acknowledgements of all requests that have not completed were lost.
     #[cfg(test)]
-    pub(super) loses: bool,
+    pub(in crate::rdm) loses: bool,
     /// As if the device flushed no requests.
     #[cfg(test)]
-    pub(super) silent: bool,
+    pub(in crate::rdm) silent: bool,
     /// The terms permit the device to execute atomics on the regions of the peer.
-    pub(super) device_atomics: bool,
+    pub(in crate::rdm) device_atomics: bool,
 }
 
 /// What is posted.
-pub(super) enum Posted {
+pub(in crate::rdm) enum Posted {
     /// A numbered packet. Each of them completes, because an operation ends with it.
     Numbered(Number),
     /// A packet without number.
@@ -120,25 +121,25 @@ impl LinkRecord {
         }
     }
 
-    pub(super) const fn key(&self) -> LinkKey {
+    pub(in crate::rdm) const fn key(&self) -> LinkKey {
         self.key
     }
 
     /// Whether nothing is posted any more.
-    pub(super) fn is_ending(&self) -> bool {
+    pub(in crate::rdm) fn is_ending(&self) -> bool {
         self.ending.is_some()
     }
 
     /// Whether requests of RMA have not completed.
     #[inline]
-    pub(super) fn has_rma(&self) -> bool {
+    pub(in crate::rdm) fn has_rma(&self) -> bool {
         self.block
             .as_ref()
             .is_some_and(|block| block.poster.is_busy())
     }
 
     /// On a circuit: whether requests have not completed.
-    pub(super) fn is_under_way(&self) -> bool {
+    pub(in crate::rdm) fn is_under_way(&self) -> bool {
         let packets = self.port.as_ref().is_some_and(|port| port.under_way != 0);
         packets
             || self
@@ -148,18 +149,18 @@ impl LinkRecord {
     }
 
     /// Keeps a slot until the queue pair has ended.
-    pub(super) fn keep_until_removed(&mut self, slot: Slot) {
+    pub(in crate::rdm) fn keep_until_removed(&mut self, slot: Slot) {
         self.kept.push(slot);
     }
 
     /// Number of slots that are kept.
     #[cfg(test)]
-    pub(super) fn kept(&self) -> usize {
+    pub(in crate::rdm) fn kept(&self) -> usize {
         self.kept.len()
     }
 
     /// Whether a packet can be posted. If not, [`Links::completed`] reports when it can.
-    pub(super) fn has_room(&mut self, numbered: bool) -> bool {
+    pub(in crate::rdm) fn has_room(&mut self, numbered: bool) -> bool {
         let room = self.queue.has_room(numbered) && self.qp.is_some() && self.ending.is_none();
         self.starved |= !room;
         room
@@ -167,31 +168,31 @@ impl LinkRecord {
 
     /// The next posts of packets fail with these errors, the last one first.
     #[cfg(test)]
-    pub(super) fn refuse(&mut self, errors: &[FiErrno]) {
+    pub(in crate::rdm) fn refuse(&mut self, errors: &[FiErrno]) {
         self.refused = errors.to_vec();
     }
 
     #[cfg(test)]
-    pub(super) fn refuse_next(&mut self) -> Option<FiErrno> {
+    pub(in crate::rdm) fn refuse_next(&mut self) -> Option<FiErrno> {
         self.refused.pop()
     }
 
     /// Whether the queue pair was moved to ERR.
     #[cfg(test)]
-    pub(super) fn is_draining(&self) -> bool {
+    pub(in crate::rdm) fn is_draining(&self) -> bool {
         self.ending.as_ref().is_some_and(|it| it.since.is_some())
     }
 
     /// As if a SEND were under way for ever.
     #[cfg(test)]
-    pub(super) fn occupy(&mut self) {
+    pub(in crate::rdm) fn occupy(&mut self) {
         self.queue.occupy();
     }
 
     /// The ring, if the next packet can go there: all SENDs have completed, so the packets before
     /// it have arrived, and so has RMA, which must not be overtaken (`FI_ORDER_SAW`).
     #[inline(always)]
-    pub(super) fn free_ring(&mut self) -> Option<&mut LinkRing> {
+    pub(in crate::rdm) fn free_ring(&mut self) -> Option<&mut LinkRing> {
         let rma = self.has_rma();
         match !self.queue.has_packets() && self.ending.is_none() && !rma {
             true => self.ring.as_mut(),
@@ -200,7 +201,7 @@ impl LinkRecord {
     }
 
     /// Whether the next packet could go to the ring if the SENDs before it had completed.
-    pub(super) fn ring_waits(&self) -> bool {
+    pub(in crate::rdm) fn ring_waits(&self) -> bool {
         self.ring.is_some() && self.ending.is_none() && self.queue.has_packets()
     }
 
@@ -209,7 +210,7 @@ impl LinkRecord {
     /// # Errors
     /// The device's.
     #[inline]
-    pub(super) fn post(
+    pub(in crate::rdm) fn post(
         &mut self,
         sge: Sge,
         inline: bool,
@@ -233,12 +234,12 @@ impl LinkRecord {
     /// Whether a READ can be posted. If not, the completion of a READ or
     /// [`Completed::room`] reports when it can.
     /// At most `most` READs are under way.
-    pub(super) fn has_room_for_read(&mut self, most: usize) -> bool {
+    pub(in crate::rdm) fn has_room_for_read(&mut self, most: usize) -> bool {
         self.queue.reads() < most && self.has_room(true)
     }
 
     /// Number of READs under way.
-    pub(super) fn reads(&self) -> usize {
+    pub(in crate::rdm) fn reads(&self) -> usize {
         self.queue.reads()
     }
 
@@ -247,7 +248,11 @@ impl LinkRecord {
     ///
     /// # Safety
     /// The sge is writable.
-    pub(super) unsafe fn read_at_once(&self, sge: (&Sge, bool), from: (RemoteAddr, Rkey)) -> bool {
+    pub(in crate::rdm) unsafe fn read_at_once(
+        &self,
+        sge: (&Sge, bool),
+        from: (RemoteAddr, Rkey),
+    ) -> bool {
         let Some(qp) = self.qp.as_ref().filter(|_| self.ending.is_none()) else {
             return false;
         };
@@ -260,7 +265,7 @@ impl LinkRecord {
     ///
     /// # Safety
     /// The sges are writable.
-    pub(super) unsafe fn read_list(
+    pub(in crate::rdm) unsafe fn read_list(
         &self,
         sges: (&[Sge], bool),
         from: (&[RemoteAddr], &[Rkey]),
@@ -277,7 +282,7 @@ impl LinkRecord {
     ///
     /// # Safety
     /// The sge is readable.
-    pub(super) unsafe fn write_at_once(&self, sge: &Sge, to: (RemoteAddr, Rkey)) -> bool {
+    pub(in crate::rdm) unsafe fn write_at_once(&self, sge: &Sge, to: (RemoteAddr, Rkey)) -> bool {
         let Some(qp) = self.qp.as_ref().filter(|_| self.ending.is_none()) else {
             return false;
         };
@@ -292,7 +297,7 @@ impl LinkRecord {
     ///
     /// # Safety
     /// The sge is writable until the READ has completed or the queue pair is destroyed.
-    pub(super) unsafe fn post_read(
+    pub(in crate::rdm) unsafe fn post_read(
         &mut self,
         sge: Sge,
         from: (RemoteAddr, Rkey),
@@ -309,7 +314,7 @@ impl LinkRecord {
     }
 
     /// The requests that have not completed, of a link that is removed.
-    pub(super) fn take_sent(&mut self) -> impl Iterator<Item = Sent> + '_ {
+    pub(in crate::rdm) fn take_sent(&mut self) -> impl Iterator<Item = Sent> + '_ {
         let kept = self.kept.drain(..).map(|slot| Sent::Control(Some(slot)));
         self.queue.drain().map(|(_, sent)| sent).chain(kept)
     }
@@ -330,7 +335,7 @@ impl LinkRecord {
     }
 
     /// Posts a probe, unless one is under way.
-    pub(super) fn probe(&mut self) {
+    pub(in crate::rdm) fn probe(&mut self) {
         if !self.probing && self.has_room(false) {
             let posted = self.post_empty(SendOpcode::Write, Sent::Probe);
             self.probing = posted.is_some();
@@ -338,7 +343,7 @@ impl LinkRecord {
     }
 
     /// Whether requests are under way, and none has completed since the last call.
-    pub(super) fn stands(&mut self) -> bool {
+    pub(in crate::rdm) fn stands(&mut self) -> bool {
         let rma = self.block.as_ref().map_or(0, |block| block.poster.first());
         let first = (self.queue.position(), rma);
         let before = self.stood.replace(first);
@@ -348,25 +353,25 @@ impl LinkRecord {
 
 /// The requests that a completion has ended.
 #[derive(Debug, Default)]
-pub(super) struct Completed {
+pub(in crate::rdm) struct Completed {
     /// The last numbered packet of them.
-    pub(super) number: Option<Number>,
+    pub(in crate::rdm) number: Option<Number>,
     /// A refused post can be repeated.
-    pub(super) room: bool,
+    pub(in crate::rdm) room: bool,
     /// The READ of them. Each READ has a completion of its own.
-    pub(super) read: Option<ReadKey>,
+    pub(in crate::rdm) read: Option<ReadKey>,
 }
 
 /// A link in the list of hot rings. Its ring lives as long as it is listed.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Hot {
-    pub(super) link: LinkKey,
-    pub(super) ring: RingProbe,
+pub(in crate::rdm) struct Hot {
+    pub(in crate::rdm) link: LinkKey,
+    pub(in crate::rdm) ring: RingProbe,
 }
 
 /// The queue pairs by link.
 #[derive(Debug, Default)]
-pub(super) struct Links {
+pub(in crate::rdm) struct Links {
     places: Vec<Option<LinkRecord>>,
     /// Links by the number of their queue pair, and the last one that was found.
     numbers: NumberMap<LinkKey>,
@@ -375,8 +380,8 @@ pub(super) struct Links {
     ending: Vec<LinkKey>,
     /// Links whose rings each progress call examines, and others in whose rings packets have
     /// arrived.
-    pub(super) hot: Vec<Hot>,
-    pub(super) cold: Vec<LinkKey>,
+    pub(in crate::rdm) hot: Vec<Hot>,
+    pub(in crate::rdm) cold: Vec<LinkKey>,
     /// [`forks::forks`] in the process that has created the rings.
     created_in: u32,
     count: usize,
@@ -385,11 +390,16 @@ pub(super) struct Links {
 }
 
 impl Links {
-    pub(super) fn len(&self) -> usize {
+    pub(in crate::rdm) fn len(&self) -> usize {
         self.count
     }
 
-    pub(super) fn add(&mut self, key: LinkKey, cm: Option<Arc<LinkCm>>, port: Option<Box<Port>>) {
+    pub(in crate::rdm) fn add(
+        &mut self,
+        key: LinkKey,
+        cm: Option<Arc<LinkCm>>,
+        port: Option<Box<Port>>,
+    ) {
         if self.places.len() <= key.place() {
             self.places.resize_with(key.place() + 1, || None);
         }
@@ -402,29 +412,33 @@ impl Links {
     }
 
     /// The largest number of links at a time.
-    pub(super) fn most(&self) -> usize {
+    pub(in crate::rdm) fn most(&self) -> usize {
         self.most
     }
 
     /// The link that has the place of a new one.
-    pub(super) fn occupant(&self, new: LinkKey) -> Option<LinkKey> {
+    pub(in crate::rdm) fn occupant(&self, new: LinkKey) -> Option<LinkKey> {
         let link = self.places.get(new.place())?.as_ref()?;
         Some(link.key)
     }
 
-    pub(super) fn get(&self, key: LinkKey) -> Option<&LinkRecord> {
+    pub(in crate::rdm) fn get(&self, key: LinkKey) -> Option<&LinkRecord> {
         let link = self.places.get(key.place())?.as_ref()?;
         (link.key == key).then_some(link)
     }
 
     #[inline]
-    pub(super) fn get_mut(&mut self, key: LinkKey) -> Option<&mut LinkRecord> {
+    pub(in crate::rdm) fn get_mut(&mut self, key: LinkKey) -> Option<&mut LinkRecord> {
         let link = self.places.get_mut(key.place())?.as_mut()?;
         (link.key == key).then_some(link)
     }
 
     /// Sets the block of a link on a circuit. `false`: the link has ended, or is being ended.
-    pub(super) fn set_block(&mut self, key: LinkKey, block: &mut Option<LinkBlock>) -> bool {
+    pub(in crate::rdm) fn set_block(
+        &mut self,
+        key: LinkKey,
+        block: &mut Option<LinkBlock>,
+    ) -> bool {
         let Some(link) = self.get_mut(key).filter(|link| link.ending.is_none()) else {
             return false;
         };
@@ -434,7 +448,7 @@ impl Links {
 
     /// Status and vendor error of a request that has completed.
     #[inline]
-    pub(super) fn status(&self, _key: LinkKey, wc: &Wc) -> (u32, u32) {
+    pub(in crate::rdm) fn status(&self, _key: LinkKey, wc: &Wc) -> (u32, u32) {
         #[cfg(test)]
         if self.is(_key, |link| link.loses) {
             return (rdma_core_sys::IBV_WC_WR_FLUSH_ERR, 0);
@@ -444,7 +458,7 @@ impl Links {
 
     /// As [`Self::status`], of a packet or READ on a circuit.
     #[inline]
-    pub(super) fn circuit_status(&mut self, _circuit: CircuitKey, wc: &Wc) -> (u32, u32) {
+    pub(in crate::rdm) fn circuit_status(&mut self, _circuit: CircuitKey, wc: &Wc) -> (u32, u32) {
         #[cfg(test)]
         if self.of_circuit(_circuit).any(|link| link.loses) {
             return (rdma_core_sys::IBV_WC_WR_FLUSH_ERR, 0);
@@ -454,7 +468,7 @@ impl Links {
 
     /// Whether the completion of a request is not to be processed.
     #[cfg(test)]
-    pub(super) fn is_silent(&self, request: WrId) -> bool {
+    pub(in crate::rdm) fn is_silent(&self, request: WrId) -> bool {
         match request {
             WrId::Receive(_) | WrId::Circuit(..) => false,
             WrId::Send(key, _) | WrId::Rma(key, _) | WrId::Engine(key, _) => {
@@ -471,13 +485,13 @@ impl Links {
 
     /// Whether the ring of a link may have a packet.
     #[inline]
-    pub(super) fn ring_is_ready(&self, key: LinkKey) -> bool {
+    pub(in crate::rdm) fn ring_is_ready(&self, key: LinkKey) -> bool {
         let link = self.places.get(key.place()).and_then(Option::as_ref);
         link.is_some_and(|link| link.ring.as_ref().is_some_and(LinkRing::is_ready))
     }
 
     /// The ring of a link, to be read in place. `None`: there is none, or this is a forked child.
-    pub(super) fn probe(&self, key: LinkKey) -> Option<RingProbe> {
+    pub(in crate::rdm) fn probe(&self, key: LinkKey) -> Option<RingProbe> {
         let link = self.places.get(key.place()).and_then(Option::as_ref)?;
         let ring = link.ring.as_ref().filter(|_| link.key == key)?;
         ring.is_here().then(|| ring.probe())
@@ -485,7 +499,7 @@ impl Links {
 
     /// Gives back the room of packets that were read in the ring of a link
     /// ([`Ring::give_back`](crate::verbs::Ring::give_back)).
-    pub(super) fn give_back(&mut self, key: LinkKey, slots: u32) {
+    pub(in crate::rdm) fn give_back(&mut self, key: LinkKey, slots: u32) {
         if let Some(ring) = self.get_mut(key).and_then(|link| link.ring.as_mut()) {
             ring.give_back(slots);
         }
@@ -494,7 +508,7 @@ impl Links {
     /// The index of the first hot ring from `at` on that may have a packet. A forked child has
     /// none.
     #[inline(always)]
-    pub(super) fn next_ready(&self, at: usize) -> Option<usize> {
+    pub(in crate::rdm) fn next_ready(&self, at: usize) -> Option<usize> {
         if self.created_in != forks::forks() {
             return None;
         }
@@ -507,7 +521,7 @@ impl Links {
 
     /// A packet has arrived in a ring that is not examined by each progress call. The first
     /// [`HOT_RINGS`] of these are examined from now on.
-    pub(super) fn ring_arrival(&mut self, key: LinkKey) {
+    pub(in crate::rdm) fn ring_arrival(&mut self, key: LinkKey) {
         let heats = self.hot.len() < HOT_RINGS;
         let Some(ring) = self.get_mut(key).and_then(|link| link.ring.as_mut()) else {
             return;
@@ -528,7 +542,7 @@ impl Links {
     /// Makes some of the hot rings cold in which nothing has arrived since the last call. The
     /// caller reads the cold rings afterwards.
     #[cold]
-    pub(super) fn cool(&mut self) {
+    pub(in crate::rdm) fn cool(&mut self) {
         let mut left = COOLED;
         for at in (0..self.hot.len()).rev() {
             if left == 0 || self.hot.len() <= IDLE_RINGS {
@@ -552,12 +566,12 @@ impl Links {
     }
 
     /// The links that are being ended, apart from those on circuits that may still get packets.
-    pub(super) fn ending(&self) -> &[LinkKey] {
+    pub(in crate::rdm) fn ending(&self) -> &[LinkKey] {
         &self.ending
     }
 
     /// The links that have requests on a circuit besides packets.
-    pub(super) fn with_requests_besides(
+    pub(in crate::rdm) fn with_requests_besides(
         &self,
         key: CircuitKey,
     ) -> impl Iterator<Item = LinkKey> + '_ {
@@ -571,19 +585,22 @@ impl Links {
     }
 
     /// The links that post to a circuit.
-    pub(super) fn of_circuit(&mut self, key: CircuitKey) -> impl Iterator<Item = &mut LinkRecord> {
+    pub(in crate::rdm) fn of_circuit(
+        &mut self,
+        key: CircuitKey,
+    ) -> impl Iterator<Item = &mut LinkRecord> {
         let posts = move |port: &Port| port.circuit == Some(key);
         let links = self.places.iter_mut().flatten();
         links.filter(move |link| link.port.as_deref().is_some_and(posts))
     }
 
-    pub(super) fn keys(&self) -> impl Iterator<Item = LinkKey> + '_ {
+    pub(in crate::rdm) fn keys(&self) -> impl Iterator<Item = LinkKey> + '_ {
         self.places.iter().flatten().map(|link| link.key)
     }
 
     /// The link of a queue pair.
     #[inline]
-    pub(super) fn of_qp(&mut self, number: u32) -> Option<LinkKey> {
+    pub(in crate::rdm) fn of_qp(&mut self, number: u32) -> Option<LinkKey> {
         match self.last {
             Some((last, key)) if last == number => Some(key),
             _ => {
@@ -595,7 +612,7 @@ impl Links {
     }
 
     /// Sets the queue pair and the block of a link. `false`: the link has ended, or is being ended.
-    pub(super) fn set_qp(
+    pub(in crate::rdm) fn set_qp(
         &mut self,
         key: LinkKey,
         qp: &Arc<Qp>,
@@ -612,7 +629,7 @@ impl Links {
     }
 
     /// Removes a link.
-    pub(super) fn remove(&mut self, key: LinkKey) -> Option<LinkRecord> {
+    pub(in crate::rdm) fn remove(&mut self, key: LinkKey) -> Option<LinkRecord> {
         self.get_mut(key)?;
         let link = self.places.get_mut(key.place())?.take()?;
         self.count -= 1;
@@ -629,7 +646,7 @@ impl Links {
 
     /// A send has completed, and all before it. Calls `free` with the slots of these requests.
     #[inline]
-    pub(super) fn completed(
+    pub(in crate::rdm) fn completed(
         &mut self,
         key: LinkKey,
         position: u16,
@@ -660,7 +677,10 @@ impl Links {
     }
 
     /// Begins to end a link: nothing is posted any more.
-    pub(super) fn begin_end(&mut self, key: LinkKey) -> Option<(Arc<LinkCm>, Option<Arc<Qp>>)> {
+    pub(in crate::rdm) fn begin_end(
+        &mut self,
+        key: LinkKey,
+    ) -> Option<(Arc<LinkCm>, Option<Arc<Qp>>)> {
         let cm = self.get_mut(key)?.cm.clone()?;
         let link = self.get_mut(key)?;
         link.ending = Some(Ending {
@@ -676,7 +696,7 @@ impl Links {
     }
 
     /// Nothing more is posted to a link on a circuit.
-    pub(super) fn begin_half_end(&mut self, key: LinkKey) {
+    pub(in crate::rdm) fn begin_half_end(&mut self, key: LinkKey) {
         if let Some(link) = self.get_mut(key) {
             link.ending = Some(Ending::default());
         }
@@ -684,7 +704,7 @@ impl Links {
 
     /// The peer posts nothing more to a link on a circuit, to which this side posts nothing: it has
     /// ended when the completion queue was polled until it was empty.
-    pub(super) fn close_half(&mut self, key: LinkKey) {
+    pub(in crate::rdm) fn close_half(&mut self, key: LinkKey) {
         if let Some(link) = self.get_mut(key) {
             if let Some(block) = &link.block {
                 // the peer uses no key any more
@@ -701,7 +721,7 @@ impl Links {
     }
 
     /// The queue pair of an ending link is in its error state.
-    pub(super) fn begin_drain(&mut self, key: LinkKey) {
+    pub(in crate::rdm) fn begin_drain(&mut self, key: LinkKey) {
         let Some(link) = self.get_mut(key) else {
             return;
         };
@@ -715,7 +735,7 @@ impl Links {
     }
 
     /// The queue pair consumes no receive any more.
-    pub(super) fn last_receive(&mut self, key: LinkKey) {
+    pub(in crate::rdm) fn last_receive(&mut self, key: LinkKey) {
         let Some(link) = self.get_mut(key) else {
             return;
         };
@@ -727,7 +747,7 @@ impl Links {
 
     /// Whether packets without number may not have reached their peers. Only one of 16
     /// completes, so a probe follows them.
-    pub(super) fn sends_control(&mut self) -> bool {
+    pub(in crate::rdm) fn sends_control(&mut self) -> bool {
         let mut sends = false;
         for link in self.places.iter_mut().flatten() {
             if link.connected && link.ending.is_none() && link.queue.has_control() {
@@ -739,19 +759,19 @@ impl Links {
     }
 
     /// Whether a link is being ended. One on a circuit may still accept packets.
-    pub(super) fn ends(&self, key: LinkKey) -> bool {
+    pub(in crate::rdm) fn ends(&self, key: LinkKey) -> bool {
         let link = self.places.get(key.place()).and_then(Option::as_ref);
         link.is_some_and(|link| link.key == key && link.is_ending())
     }
 
     /// Whether links are being ended.
-    pub(super) fn is_ending(&self) -> bool {
+    pub(in crate::rdm) fn is_ending(&self) -> bool {
         !self.ending.is_empty()
     }
 
     /// Whether all completions of a link that [`Self::drained`] has returned were polled, although
     /// the device queue may not have been empty since: its peers can keep it filled.
-    pub(super) fn is_covered(&self, key: LinkKey, polled: Polled, cqe: usize) -> bool {
+    pub(in crate::rdm) fn is_covered(&self, key: LinkKey, polled: Polled, cqe: usize) -> bool {
         let ending = self.get(key).and_then(|link| link.ending.as_ref());
         let drained = ending.and_then(|ending| ending.drained);
         drained.is_some_and(|earlier| polled.covers(earlier, cqe))
@@ -759,7 +779,7 @@ impl Links {
 
     /// The links whose completions have all been polled if the completion queue is empty now, and
     /// the time at which another one is to be examined.
-    pub(super) fn drained(
+    pub(in crate::rdm) fn drained(
         &mut self,
         now: Instant,
         polled: Polled,

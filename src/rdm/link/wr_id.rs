@@ -1,8 +1,8 @@
 //! The `wr_id` of the requests of an endpoint with many peers.
 
-use super::circuits::CircuitKey;
-use super::core::link::LinkKey;
 use crate::queue::slots::EngineRequest;
+use crate::rdm::circuits::CircuitKey;
+use crate::rdm::core::link::LinkKey;
 
 /// `wr_id` of sends: this bit, the link's key (32 bits), the position in its send queue (16 bits).
 /// That of receives is the number of a slot.
@@ -16,7 +16,7 @@ const CIRCUIT: u64 = RMA | ENGINE;
 
 /// The request of a work completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum WrId {
+pub(in crate::rdm) enum WrId {
     /// A receive into this slot.
     Receive(u32),
     /// A send of a link, with its position.
@@ -30,7 +30,7 @@ pub(super) enum WrId {
 }
 
 impl WrId {
-    pub(super) fn of(wr_id: u64) -> Self {
+    pub(in crate::rdm) fn of(wr_id: u64) -> Self {
         let link = LinkKey::from_number((wr_id >> 16) as u32);
         if wr_id & SEND == 0 {
             Self::Receive(wr_id as u32)
@@ -46,19 +46,19 @@ impl WrId {
         }
     }
 
-    pub(super) const fn rma(link: LinkKey, number: u32) -> u64 {
+    pub(in crate::rdm) const fn rma(link: LinkKey, number: u32) -> u64 {
         SEND | RMA | (link.number() as u64) << 16 | number as u16 as u64
     }
 
-    pub(super) const fn engine(link: LinkKey, kind: EngineRequest) -> u64 {
+    pub(in crate::rdm) const fn engine(link: LinkKey, kind: EngineRequest) -> u64 {
         SEND | ENGINE | (link.number() as u64) << 16 | kind as u64
     }
 
-    pub(super) const fn circuit(circuit: CircuitKey, position: u16) -> u64 {
+    pub(in crate::rdm) const fn circuit(circuit: CircuitKey, position: u16) -> u64 {
         SEND | CIRCUIT | (circuit.number() as u64) << 16 | position as u64
     }
 
-    pub(super) const fn send(link: LinkKey, position: u16) -> u64 {
+    pub(in crate::rdm) const fn send(link: LinkKey, position: u16) -> u64 {
         SEND | (link.number() as u64) << 16 | position as u64
     }
 }
