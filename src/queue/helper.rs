@@ -6,8 +6,8 @@
 //!   posts deferred operations. For applications that do neither (`FI_PROGRESS_AUTO`), the helper
 //!   thread retries them at intervals of 0.1 to 2 ms.
 //! - *Leases of keys.* An endpoint that holds keys of its peer's directory has one-shot timers of
-//!   [`LEASE`]. When a timer expires, the endpoint acknowledges revocations, or returns the keys if
-//!   it has not used them since the timer was started. `docs/protocol.md`, "Stale keys".
+//!   [`LEASE_CHECK`]. When a timer expires, the endpoint acknowledges revocations, or returns the
+//!   keys if it has not used them since the timer was started. `docs/protocol.md`, "Stale keys".
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::CompletionQueue;
-use super::slots::{EndpointSlots, Lease};
+use super::slots::{EndpointSlots, LEASE_CHECK, LEASE_RETRY, Lease};
 use crate::log::warn_log;
 
 /// First and maximum interval between two retries of deferred operations.
@@ -26,10 +26,6 @@ const LONGEST: Duration = Duration::from_millis(2);
 /// Maximum number of steps of an endpoint per retry. A device may complete the request of one step,
 /// for instance a read of a look-up, before the next step.
 const STEPS: usize = 16;
-/// Time after which an endpoint checks whether it still uses its peer's keys.
-const LEASE: Duration = Duration::from_millis(5);
-/// The same if the transmit lock was taken, or the last acknowledgement is still outstanding.
-const AGAIN: Duration = Duration::from_micros(500);
 
 #[cfg(test)]
 thread_local! {
@@ -98,7 +94,7 @@ impl Helper {
     /// it ([`Self::has_holders`]), and the thread that a later call creates tends it.
     pub(crate) fn hold(&self, rings: Weak<EndpointSlots>, cq: &Arc<CompletionQueue>) {
         let mut state = self.shared.state.lock();
-        let due = Instant::now() + LEASE;
+        let due = Instant::now() + LEASE_CHECK;
         let mut holders = state.holders.iter();
         if !holders.any(|(known, _)| known.rings.ptr_eq(&rings)) {
             let cq = Arc::downgrade(cq);
@@ -288,8 +284,8 @@ impl Shared {
         for member in expired {
             let lease = MutexGuard::unlocked(state, || member.tend());
             let next = match lease {
-                Lease::Busy => AGAIN,
-                Lease::Held | Lease::Over => LEASE,
+                Lease::Busy => LEASE_RETRY,
+                Lease::Held | Lease::Over => LEASE_CHECK,
             };
             let same =
                 |(known, _): &mut (HelpedEndpoint, Instant)| known.rings.ptr_eq(&member.rings);

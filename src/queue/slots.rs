@@ -11,6 +11,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
 
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
@@ -249,6 +250,11 @@ pub(crate) trait FailureListener: Send + Sync {
     /// the lock of a directory.
     fn sever(&self) {}
 }
+
+/// Time after which an endpoint checks whether it still uses its peer's keys.
+pub(crate) const LEASE_CHECK: Duration = Duration::from_millis(5);
+/// The same after [`Lease::Busy`], or if the last acknowledgement is still outstanding.
+pub(crate) const LEASE_RETRY: Duration = Duration::from_micros(500);
 
 /// The state of the keys that an endpoint holds of its peer's directory, when their timer has
 /// expired.

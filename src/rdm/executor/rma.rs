@@ -1,9 +1,7 @@
-//! RMA and atomics on links: posts, completions, and what follows from the end of a link.
-//! `docs/protocol-rdm.md`, "RMA" and "Recovery".
+//! RMA and atomics on links: posts and completions. `docs/protocol-rdm.md`, "RMA". Their order is in
+//! `rma_order.rs`, what follows from the end of a link in `rma_recovery.rs`.
 
 #![allow(unsafe_code, reason = "posts buffers that the application keeps valid")]
-
-use std::time::{Duration, Instant};
 
 use super::rma_recovery::{Failure, refused_part};
 use super::{Executor, Todo};
@@ -13,25 +11,16 @@ use crate::initiator::keys::PeerKeys;
 use crate::initiator::local::LocalRange;
 use crate::initiator::sq::Sq as _;
 use crate::initiator::{Initiator, InitiatorConfig, Lengths, LocalIov, Transmit};
-use crate::log::info_log;
-use crate::queue::slots::{EngineRequest, Lease};
 use crate::rdm::core::link::LinkKey;
 use crate::rdm::core::ops::Uses;
 use crate::rdm::core::peer::PeerKey;
 use crate::rdm::core::{Core, Origin, SendOp};
 use crate::rdm::iov::{Iov, MAX_IOV};
 use crate::rdm::link::initiator_sq::LinkSq;
-use crate::rdm::link::poster::DriverRequest;
-use crate::rdm::operations::{Kind, Operation, PAYLOAD, TxKey};
+use crate::rdm::operations::{Kind, Operation, PAYLOAD};
 use crate::rdm::rma::{Fault, Notice, RmaKey, RmaOp};
 use crate::verbs::Wc;
-use crate::wire::introduction::Introduction;
-use crate::wire::rdm::{Credit, Terms};
-
-/// Time after which it is examined whether a link still uses its peer's keys, and the same if its
-/// last acknowledgement is under way. As the helper of connected endpoints (`queue/helper.rs`).
-const LEASE: Duration = Duration::from_millis(5);
-const AGAIN: Duration = Duration::from_micros(500);
+use crate::wire::rdm::Credit;
 
 /// Parameters of the initiators of an endpoint.
 #[derive(Clone, Copy, Debug)]
@@ -51,83 +40,6 @@ pub(in crate::rdm) struct RmaConfig {
 }
 
 impl Executor {
-    /// Whether a message or an atomic waits for earlier RMA operations to the peer: with a fence,
-    /// for those that are not complete; messages, if sends are ordered behind writes, for those
-    /// that are not posted; both, for those with a fence that are not posted. With a fence they
-    /// also wait for earlier messages and atomics that are not complete: RMA behind the fence is
-    /// executed by the device and could overtake these.
-    #[inline]
-    pub(super) fn waits_for_rma(&mut self, link: LinkKey, op: TxKey) -> bool {
-        let any = self.rma.ops.len() != 0 || self.rma.fences != 0;
-        any && self.wait_behind_rma(link, op)
-    }
-
-    /// [`Self::waits_for_rma`]; the link of an operation that waits is listed in `blocked`.
-    #[cold]
-    fn wait_behind_rma(&mut self, link: LinkKey, op: TxKey) -> bool {
-        let Some(op) = self.tx.get(op) else {
-            return false;
-        };
-        if !op.is_of_application() {
-            return false;
-        }
-        let message = matches!(op.kind, Kind::Message);
-        let (peer, order, fence) = (op.peer, op.order, op.fence);
-        let earlier = |rma: &RmaOp| rma.peer == peer && rma.order < order;
-        let waits = if fence {
-            let sent = |other: &Operation| {
-                other.is_of_application() && other.peer == peer && other.order < order
-            };
-            self.rma.ops.any(earlier) || self.tx.any(sent)
-        } else {
-            let fenced = |rma: &RmaOp| {
-                earlier(rma) && !rma.is_posted() && rma.request.flags.contains(Flags::FENCE)
-            };
-            let behind_fence = self.rma.first(peer).is_some() && self.rma.ops.any(fenced);
-            let ordered = message && self.rma_config.before_sends;
-            let first = if ordered {
-                self.first_unposted_order(link, peer)
-            } else {
-                None
-            };
-            behind_fence || first.is_some_and(|first| first < order)
-        };
-        if waits && !self.rma.blocked.contains(&link) {
-            self.rma.blocked.push(link);
-        }
-        waits
-    }
-
-    /// Called when a message or an atomic ends. Lists the posts that have waited for it: operations
-    /// with a fence, and RMA that follows its fence.
-    #[cold]
-    pub(super) fn pass_fences(&mut self, key: TxKey) {
-        let ended = self.tx.get(key).is_some_and(Operation::is_fenced);
-        self.rma.fences -= u32::from(ended);
-        let blocked = std::mem::take(&mut self.rma.blocked);
-        self.todo.extend(blocked.into_iter().map(Todo::Room));
-        if self.rma.has_work() {
-            self.todo.push_back(Todo::RunRma);
-        }
-        if !self.own_sends.is_empty() {
-            self.todo.push_back(Todo::RunOwnSends);
-        }
-    }
-
-    /// The order of the first RMA operation to a peer that is not completely posted.
-    fn first_unposted_order(&mut self, link: LinkKey, peer: PeerKey) -> Option<u64> {
-        let initiator = self
-            .links
-            .get_mut(link)
-            .and_then(|record| record.initiator.as_ref());
-        let deferred = initiator.and_then(|initiator| initiator.first_deferred());
-        // the context of a request is the key of its operation
-        let deferred = deferred.map(|number| RmaKey::from_number(number as u32));
-        let first = deferred.or_else(|| self.rma.first(peer));
-        let first = first.and_then(|first| Some(self.rma.ops.get(first)?.order));
-        first.into_iter().chain(self.rma.first_open(peer)).min()
-    }
-
     /// The link to a peer if nothing is in front of a new operation.
     #[inline(always)]
     pub(super) fn executing_link(&self, core: &Core<Self>, peer: PeerKey) -> Option<LinkKey> {
@@ -267,31 +179,6 @@ impl Executor {
         op.iov = Iov::of_memory(to);
         (op.count, op.slot) = (1, Some(slot));
         Ok(())
-    }
-
-    /// Whether an operation waits for earlier messages and atomics to the peer.
-    pub(super) fn is_behind_sends(&self, core: &Core<Self>, op: &RmaOp) -> bool {
-        let fence = op.request.flags.contains(Flags::FENCE);
-        if fence {
-            let (peer, order) = (op.peer, op.order);
-            let rma = |other: &RmaOp| other.peer == peer && other.order < order;
-            let message = |other: &Operation| {
-                other.is_of_application() && other.peer == peer && other.order < order
-            };
-            return self.rma.ops.any(rma) || self.tx.any(message);
-        }
-        let fenced = |other: &Operation| {
-            other.is_fenced() && other.peer == op.peer && other.order < op.order
-        };
-        if self.rma.fences != 0 && self.tx.any(fenced) {
-            return true;
-        }
-        if !self.rma_config.after_sends {
-            return false;
-        }
-        let message = |op: &Operation| matches!(op.kind, Kind::Message);
-        let first = core.first_unposted(op.peer, |op| self.tx.get(op).is_some_and(message));
-        first.is_some_and(|first| self.tx.get(first).is_some_and(|it| it.order < op.order))
     }
 
     /// The initiator of a link.
@@ -572,38 +459,6 @@ impl Executor {
         }
     }
 
-    /// One of the engine's own requests has completed.
-    pub(super) fn engine_request_completed(
-        &mut self,
-        core: &mut Core<Self>,
-        link: LinkKey,
-        kind: u16,
-        wc: &Wc,
-    ) {
-        let failure = Failure::of(self.links.status(link, wc), self.not_executed);
-        let Some(record) = self.links.get_mut(link) else {
-            return;
-        };
-        let Some(kind) = EngineRequest::of(kind.into()) else {
-            return;
-        };
-        let block = record
-            .block
-            .as_ref()
-            .filter(|block| !block.poster.is_abandoned());
-        let again = block.is_some_and(|block| block.poster.request_ended(kind, failure.is_none()));
-        if block.is_some() && record.port.is_some() {
-            self.room_on_circuit(link, 1);
-        }
-        if again && let Some(shared) = self.shared.upgrade() {
-            shared.request_driver(DriverRequest::Progress(link));
-        }
-        if let Some(failure) = failure {
-            info_log!(EpData, "{kind:?} of {link:?} failed: {failure:?}");
-            self.request_failed(core, link, &failure);
-        }
-    }
-
     /// Ends an operation of which nothing is under way any more, or repeats it.
     #[inline]
     pub(in crate::rdm) fn end_or_repeat_rma(&mut self, core: &mut Core<Self>, key: RmaKey) {
@@ -706,29 +561,6 @@ impl Executor {
         }
     }
 
-    /// The terms of a link have arrived: this side can report revocations to the peer.
-    pub(super) fn introduce(&mut self, link: LinkKey, terms: &Terms) {
-        let Some(record) = self.links.get_mut(link) else {
-            return;
-        };
-        let Some(block) = record
-            .block
-            .as_ref()
-            .filter(|_| !terms.block_addr.is_null())
-        else {
-            return;
-        };
-        let peer = Introduction {
-            application_keys: terms.application_keys,
-            block_addr: terms.block_addr,
-            block_rkey: terms.block_rkey,
-            auth: None,
-        };
-        block.poster.set_up(true);
-        block.notifier().introduce(peer);
-        record.introduction = Some(peer);
-    }
-
     /// Remote CQ data of a peer's write has arrived.
     pub(super) fn noticed(&mut self, origin: Origin, data: u64, len: u32) -> Credit {
         let blocks = Credit::new(1, 0);
@@ -736,80 +568,6 @@ impl Executor {
             true => Credit::new(0, 1),
             false => Credit::new(1, 1),
         }
-    }
-
-    /// Acknowledges the revocations of a link's peer.
-    pub(in crate::rdm) fn acknowledge(&mut self, link: LinkKey) {
-        let record = self.links.get_mut(link).filter(|record| !record.down);
-        if let Some(initiator) = record.and_then(|record| record.initiator.as_deref_mut()) {
-            initiator.acknowledge();
-        }
-    }
-
-    /// Acknowledges the revocations of all peers whose keys are held.
-    pub(in crate::rdm) fn acknowledge_all(&mut self) {
-        for at in 0..self.rma.leases.len() {
-            let (link, _) = self.rma.leases[at];
-            self.acknowledge(link);
-        }
-    }
-
-    /// Does what a link has asked the driver for.
-    pub(in crate::rdm) fn serve_driver_request(
-        &mut self,
-        core: &mut Core<Self>,
-        request: DriverRequest,
-    ) {
-        match request {
-            DriverRequest::Progress(link) => {
-                let record = self
-                    .links
-                    .get_mut(link)
-                    .and_then(|record| record.block.as_ref());
-                if let Some(block) = record.filter(|block| block.poster.take_call()) {
-                    block.notifier().notify_again();
-                }
-            }
-            DriverRequest::Lease(link) => {
-                if !self.rma.leases.iter().any(|(of, _)| *of == link) {
-                    self.rma.leases.push((link, Instant::now() + LEASE));
-                }
-            }
-            DriverRequest::Sever(link) => {
-                // they are in the error state: no event reports that
-                for target in self.targets_of(link) {
-                    self.break_target(target.number());
-                }
-                self.broken(core, link);
-            }
-        }
-    }
-
-    /// Handles expired leases. Returns when the next one expires.
-    pub(in crate::rdm) fn tend_leases(&mut self, now: Instant) -> Option<Instant> {
-        let mut leases = std::mem::take(&mut self.rma.leases);
-        leases.retain_mut(|(link, due)| {
-            if *due > now {
-                return true;
-            }
-            let record = self.links.get_mut(*link);
-            if record.as_ref().is_some_and(|record| record.down) {
-                // the end of the link returns the keys
-                *due = now + LEASE;
-                return true;
-            }
-            let initiator = record.and_then(|record| record.initiator.as_deref_mut());
-            let lease = initiator.map_or(Lease::Over, Initiator::lease_expired);
-            *due = now
-                + match lease {
-                    Lease::Busy => AGAIN,
-                    Lease::Held | Lease::Over => LEASE,
-                };
-            lease != Lease::Over
-        });
-        leases.append(&mut self.rma.leases);
-        self.rma.leases = leases;
-        self.rma.leases.iter().map(|(_, due)| *due).min()
     }
 
     /// Whether injected data, or remote CQ data, has not reached its peer. An operation without a

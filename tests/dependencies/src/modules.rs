@@ -572,7 +572,10 @@ mod tests {
     #[test]
     fn what_a_closed_module_uses_is_seen() {
         let seen = |path: &str, code: &str| upward(&format!("src/rdm/{path}"), code).len();
-        assert_eq!(seen("core/evict.rs", "use super::super::link::links::Links;"), 1);
+        assert_eq!(
+            seen("core/evict.rs", "use super::super::link::links::Links;"),
+            1
+        );
         assert_eq!(
             seen("core/evict.rs", "use crate::rdm::executor::Executor;"),
             1
