@@ -57,11 +57,11 @@ impl Default for CacheConfig {
 
 /// Registers memory in a protection domain, for local use.
 #[derive(Debug)]
-pub(crate) struct Pinned(Arc<Pd>);
+pub(crate) struct LocalRegistrar(Arc<Pd>);
 
-pub(crate) type LocalCache = Cache<Pinned>;
+pub(crate) type LocalCache = Cache<LocalRegistrar>;
 
-impl Registrar for Pinned {
+impl Registrar for LocalRegistrar {
     type Mr = Mr;
     type Key = Lkey;
 
@@ -81,11 +81,11 @@ impl Registrar for Pinned {
 
 /// Registers memory in a protection domain, for remote read alone.
 #[derive(Debug)]
-pub(crate) struct Readable(Arc<Pd>);
+pub(crate) struct SourceRegistrar(Arc<Pd>);
 
-pub(crate) type SourceCache = Cache<Readable>;
+pub(crate) type SourceCache = Cache<SourceRegistrar>;
 
-impl Registrar for Readable {
+impl Registrar for SourceRegistrar {
     type Mr = Mr;
     type Key = Rkey;
 
@@ -104,7 +104,7 @@ impl SourceCache {
     /// # Errors
     /// As [`LocalCache::open`].
     pub(crate) fn open(pd: &Arc<Pd>, config: &CacheConfig) -> Result<Option<Arc<Self>>> {
-        open(Readable(Arc::clone(pd)), config)
+        open(SourceRegistrar(Arc::clone(pd)), config)
     }
 }
 
@@ -153,7 +153,7 @@ impl LocalCache {
     /// Those that may pass: a later call can open the cache. `EMFILE`, `ENFILE`, `ENOMEM`;
     /// `EAGAIN`: no thread could be started.
     pub(crate) fn open(pd: &Arc<Pd>, config: &CacheConfig) -> Result<Option<Arc<Self>>> {
-        open(Pinned(Arc::clone(pd)), config)
+        open(LocalRegistrar(Arc::clone(pd)), config)
     }
 
     /// The cache of a protection domain with a monitor of the application.
@@ -166,7 +166,7 @@ impl LocalCache {
         config: &CacheConfig,
         make: impl FnOnce() -> Result<Box<dyn Monitor>>,
     ) -> Result<Arc<Self>> {
-        let cache = Self::new(Pinned(Arc::clone(pd)), config.bounds(), |index| {
+        let cache = Self::new(LocalRegistrar(Arc::clone(pd)), config.bounds(), |index| {
             let watching: Box<dyn Watch> = Box::new(Foreign::new(Arc::clone(index) as _, make)?);
             Ok(watching)
         })?;

@@ -13,7 +13,7 @@ use super::buffer::joined;
 use super::desc::{DEAD, MAGIC, keep_memory, refuse_descriptor};
 use super::elsewhere::Elsewhere;
 use super::key_cache::kind;
-use super::ops::{Shared, SharedMemory};
+use super::ops::{ExportedMemory, SharedMemory};
 use super::pending::Pending;
 use super::registration::Registration;
 use super::targets::Target;
@@ -96,7 +96,7 @@ pub struct Region {
     auth: Option<AuthKey>,
     pd: Arc<Pd>,
     /// The region's memory, if the engine owns it, and the processes that it is shared with.
-    pub(super) shared: Option<Shared>,
+    pub(super) exported: Option<ExportedMemory>,
     /// The region that this one is a sub-region of.
     base: Option<Arc<Region>>,
     domain: Arc<MrDomain>,
@@ -340,7 +340,7 @@ impl Region {
             dmabuf,
             auth: config.auth.cloned(),
             pd,
-            shared: config.memory.map(Shared::new),
+            exported: config.memory.map(ExportedMemory::new),
             base: config.base.map(Arc::clone),
             domain: Arc::clone(domain),
         }))
@@ -542,8 +542,8 @@ impl Region {
         // first, with no lock held: no operation that waited uses a registration that ends
         refuse_descriptor(self)?;
         self.cancel_enable();
-        if let Some(shared) = &self.shared {
-            shared.end();
+        if let Some(exported) = &self.exported {
+            exported.end();
         }
         let mut bindings = self.bindings.lock();
         bindings.closing = true;
@@ -647,8 +647,8 @@ impl Region {
 
     /// The memory of the region or of its base, if the engine owns it.
     pub(super) fn memory(&self) -> Option<&Arc<SharedMemory>> {
-        match (&self.shared, &self.base) {
-            (Some(shared), _) => Some(shared.memory()),
+        match (&self.exported, &self.base) {
+            (Some(exported), _) => Some(exported.memory()),
             (None, Some(base)) => base.memory(),
             (None, None) => None,
         }

@@ -8,4 +8,4 @@ mod share;
 pub use advise::AdvisedRange;
 pub use grant::HANDLE_SIZE;
 pub use memory::{Hint, SharedMemory};
-pub(super) use share::Shared;
+pub(super) use share::ExportedMemory;

@@ -12,13 +12,13 @@ use crate::mr::{Access, Region};
 /// Memory that the engine allocated or imported for a region, and its grants, which end with the
 /// region.
 #[derive(Debug)]
-pub(in crate::mr) struct Shared {
+pub(in crate::mr) struct ExportedMemory {
     memory: Arc<SharedMemory>,
     /// One for each access that was exported; `None` when the region is being closed.
     grants: Mutex<Option<Vec<Grant>>>,
 }
 
-impl Shared {
+impl ExportedMemory {
     pub(in crate::mr) fn new(memory: &Arc<SharedMemory>) -> Self {
         Self {
             memory: Arc::clone(memory),
@@ -48,16 +48,16 @@ impl Region {
     /// - `EACCES`: access that the region does not have. `EINVAL`: the region is being closed.
     /// - `EMFILE`, `ENOMEM`.
     pub fn export(&self, access: Access) -> Result<Vec<u8>> {
-        let shared = self.shared.as_ref().ok_or(FiErrno::EOPNOTSUPP)?;
+        let exported = self.exported.as_ref().ok_or(FiErrno::EOPNOTSUPP)?;
         if !self.access().contains(access) {
             return Err(FiErrno::EACCES);
         }
-        let mut grants = shared.grants.lock();
+        let mut grants = exported.grants.lock();
         let grants = grants.as_mut().ok_or(FiErrno::EINVAL)?;
         if let Some(grant) = grants.iter().find(|grant| grant.access() == access) {
             return Ok(grant.handle());
         }
-        let grant = Grant::new(shared.memory.file(), shared.memory.len(), access)?;
+        let grant = Grant::new(exported.memory.file(), exported.memory.len(), access)?;
         let handle = grant.handle();
         grants.push(grant);
         Ok(handle)
@@ -65,6 +65,6 @@ impl Region {
 
     /// Whether the engine allocated or imported the region's memory for it.
     pub fn is_shared(&self) -> bool {
-        self.shared.is_some()
+        self.exported.is_some()
     }
 }

@@ -7,10 +7,10 @@ mod cover;
 mod deregister;
 mod key;
 mod lkeys;
-mod pinned;
 mod record;
 mod refresh;
 mod reg_mr;
+mod replaceable_mr;
 mod segment_list;
 mod segments;
 
@@ -21,9 +21,9 @@ use rdma_core_sys as sys;
 
 use self::key::Key;
 use self::lkeys::Lkeys;
-pub(crate) use self::pinned::InUse;
 use self::record::Record;
 use self::reg_mr::{Registered, reg_mr};
+pub(crate) use self::replaceable_mr::InUse;
 use self::segments::Segments;
 use super::{Buffer, Directory, Region};
 use crate::errno::Result;

@@ -20,38 +20,39 @@ use parking_lot::{Mutex, MutexGuard, RwLock};
 use rdma_core_sys as sys;
 
 use super::cover::Cover;
-use super::pinned::{InUse, Pinned};
+use super::replaceable_mr::{InUse, ReplaceableMr};
 use crate::errno::{FiErrno, Result};
 use crate::mr::{Buffer, backed, page};
 use crate::verbs::{Lkey, Mr, Pd, RemoteAddr, Rkey};
 use crate::wire::records::Segment;
 
-/// A registration shared by several segments. Its references are those of segments.
+/// A registration that several segments share.
 #[derive(Clone, Debug)]
-struct Shared(Arc<OfSegments>);
-
-#[derive(Debug)]
-struct OfSegments {
+struct SegmentMr {
     /// Local operations have further references.
-    pinned: Arc<Pinned>,
+    mr: Arc<ReplaceableMr>,
+    /// One reference for each segment.
+    segments: Arc<()>,
 }
 
-impl Shared {
+impl SegmentMr {
     fn new(mr: Mr, len: u64) -> Self {
-        let pinned = Arc::new(Pinned::new(mr, len));
-        Self(Arc::new(OfSegments { pinned }))
+        Self {
+            mr: Arc::new(ReplaceableMr::new(mr, len)),
+            segments: Arc::default(),
+        }
     }
 
     /// The lkey, and a use of the registration. The caller holds the lock of the segments, so that
     /// no thread replaces the registration before it is in use.
     fn hold(&self) -> (Lkey, InUse) {
-        (self.0.pinned.lkey(), self.0.pinned.hold())
+        (self.mr.lkey(), self.mr.hold())
     }
 }
 
-impl PartialEq for Shared {
+impl PartialEq for SegmentMr {
     fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
+        Arc::ptr_eq(&self.mr, &other.mr)
     }
 }
 
@@ -70,32 +71,32 @@ pub(super) struct Segments {
 #[derive(Debug, Default)]
 struct Inner {
     /// The segments.
-    cover: Cover<Shared>,
+    cover: Cover<SegmentMr>,
     /// Registrations of several adjacent segments, for local operations, of a region that peers can
     /// access.
-    joined: Cover<Shared>,
+    joined: Cover<SegmentMr>,
     /// Replaced registrations that local operations use.
-    replaced: Vec<Arc<Pinned>>,
+    replaced: Vec<Arc<ReplaceableMr>>,
 }
 
 impl Inner {
     /// The sum of the lengths of the joined registrations, in bytes.
     fn joined_len(&self) -> u64 {
         let mut all: Vec<_> = self.joined.registrations().collect();
-        all.sort_unstable_by_key(|mr| Arc::as_ptr(&mr.0));
+        all.sort_unstable_by_key(|of| Arc::as_ptr(&of.mr));
         all.dedup();
-        all.iter().map(|mr| mr.0.pinned.len()).sum()
+        all.iter().map(|of| of.mr.len()).sum()
     }
 
     /// A registration of all of these bytes, for a local operation.
-    fn find(&self, addr: u64, len: u64) -> Option<&Shared> {
+    fn find(&self, addr: u64, len: u64) -> Option<&SegmentMr> {
         let joined = || self.joined.find(addr, len);
         self.cover.find(addr, len).or_else(joined)
     }
 
     /// Adds a replaced registration that has not ended. Amortized over the additions, this removes
     /// those that have ended meanwhile.
-    fn add_replaced(&mut self, mr: Arc<Pinned>) {
+    fn add_replaced(&mut self, mr: Arc<ReplaceableMr>) {
         if self.replaced.len() == self.replaced.capacity() {
             self.tidy();
             self.replaced.reserve(self.replaced.len() + 1);
@@ -114,9 +115,9 @@ impl Inner {
 #[must_use]
 pub(super) struct Unused {
     /// Those that peers may use until they have acknowledged the change.
-    published: Vec<Arc<Pinned>>,
+    published: Vec<Arc<ReplaceableMr>>,
     /// Those for local operations alone.
-    local: Vec<Arc<Pinned>>,
+    local: Vec<Arc<ReplaceableMr>>,
 }
 
 impl Unused {
@@ -129,7 +130,7 @@ impl Unused {
 /// A planned refresh; takes effect when it is [made](Segments::make).
 pub(super) struct Change<'a> {
     /// Address ranges in the order of their changes, each with its new registration.
-    steps: Vec<(u64, u64, Option<Shared>)>,
+    steps: Vec<(u64, u64, Option<SegmentMr>)>,
     _alone: MutexGuard<'a, ()>,
 }
 
@@ -147,12 +148,12 @@ impl Change<'_> {
 }
 
 /// The distinct registrations of a list that no segment outside it uses.
-fn unused(mut all: Vec<Shared>) -> Vec<Arc<Pinned>> {
-    all.sort_unstable_by_key(|mr| Arc::as_ptr(&mr.0));
+fn unused(mut all: Vec<SegmentMr>) -> Vec<Arc<ReplaceableMr>> {
+    all.sort_unstable_by_key(|of| Arc::as_ptr(&of.mr));
     all.dedup();
     let all = all.into_iter();
-    let alone = all.filter_map(|mr| Arc::into_inner(mr.0));
-    alone.map(|of| of.pinned).collect()
+    let alone = all.filter_map(|of| Arc::into_inner(of.segments).map(|()| of.mr));
+    alone.collect()
 }
 
 impl Segments {
@@ -176,15 +177,15 @@ impl Segments {
         Ok(this)
     }
 
-    fn register(&self, start: u64, end: u64) -> Result<Shared> {
+    fn register(&self, start: u64, end: u64) -> Result<SegmentMr> {
         self.register_with(start, end, self.rights)
     }
 
-    fn register_with(&self, start: u64, end: u64, rights: u32) -> Result<Shared> {
+    fn register_with(&self, start: u64, end: u64, rights: u32) -> Result<SegmentMr> {
         let len = end - start;
         // SAFETY: the caller of `Region::register` promised that the memory stays valid.
         let mr = unsafe { Mr::register(&self.pd, start as *const _, len as usize, rights) };
-        Ok(Shared::new(mr?, len))
+        Ok(SegmentMr::new(mr?, len))
     }
 
     /// Registers the present pages of these ranges. The segments change when [`Self::make`] is
@@ -219,7 +220,7 @@ impl Segments {
     /// Registers the present pages of a range again.
     fn renew(
         &self,
-        steps: &mut Vec<(u64, u64, Option<Shared>)>,
+        steps: &mut Vec<(u64, u64, Option<SegmentMr>)>,
         start: u64,
         end: u64,
     ) -> Result<()> {
@@ -265,7 +266,7 @@ impl Segments {
     #[cold]
     fn renew_begins(
         &self,
-        steps: &mut Vec<(u64, u64, Option<Shared>)>,
+        steps: &mut Vec<(u64, u64, Option<SegmentMr>)>,
         mappings: &[(u64, u64)],
     ) -> Result<()> {
         for &(start, end) in mappings {
@@ -303,7 +304,7 @@ impl Segments {
             segments.extend(walk.map(|(addr, len, by)| Segment {
                 addr: RemoteAddr::new(addr),
                 len,
-                rkey: by.map_or(Rkey::default(), |mr| mr.0.pinned.rkey()),
+                rkey: by.map_or(Rkey::default(), |of| of.mr.rkey()),
                 absent: by.is_none(),
             }));
         }
@@ -368,7 +369,7 @@ impl Segments {
     }
 
     /// Ends registrations that no peer uses.
-    fn end_now(&self, unused: Vec<Arc<Pinned>>) {
+    fn end_now(&self, unused: Vec<Arc<ReplaceableMr>>) {
         for mr in unused {
             if !mr.end_replaced() {
                 self.inner.write().add_replaced(mr);
@@ -452,8 +453,8 @@ impl Segments {
             .cover
             .registrations()
             .chain(inner.joined.registrations());
-        let pinned = segments.map(|mr| &mr.0.pinned).chain(&inner.replaced);
-        let alive = pinned.filter(|mr| !mr.is_over());
+        let all = segments.map(|of| &of.mr).chain(&inner.replaced);
+        let alive = all.filter(|mr| !mr.is_over());
         alive
             .map(Arc::as_ptr)
             .collect::<std::collections::HashSet<_>>()

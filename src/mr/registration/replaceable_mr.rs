@@ -12,12 +12,12 @@ use parking_lot::Mutex;
 use crate::sync::AtomicUsize;
 use crate::verbs::{Lkey, Mr, Rkey};
 
-/// Set in [`Pinned::uses`] when the registration is replaced.
+/// Set in [`ReplaceableMr::uses`] when the registration is replaced.
 const REPLACED: usize = 1 << (usize::BITS - 1);
 
 /// A registration. Thread safe.
 #[derive(Debug)]
-pub(super) struct Pinned {
+pub(super) struct ReplaceableMr {
     lkey: Lkey,
     rkey: Rkey,
     /// Length in bytes.
@@ -34,9 +34,9 @@ pub(super) struct Pinned {
 /// Dropping the last use of a replaced registration deregisters it, without waiting for a request
 /// that is being executed.
 #[derive(Debug)]
-pub(crate) struct InUse(Arc<Pinned>);
+pub(crate) struct InUse(Arc<ReplaceableMr>);
 
-impl Pinned {
+impl ReplaceableMr {
     pub(super) fn new(mr: Mr, len: u64) -> Self {
         Self {
             lkey: mr.lkey(),
@@ -129,10 +129,10 @@ mod tests {
     use crate::verbs::devices;
 
     #[allow(unsafe_code, reason = "registers memory")]
-    fn pinned(domain: &Domain, memory: &[u8]) -> Arc<Pinned> {
+    fn replaceable(domain: &Domain, memory: &[u8]) -> Arc<ReplaceableMr> {
         // SAFETY: tests drop the registration before the memory.
         let mr = unsafe { Mr::register(domain.pd(), memory.as_ptr().cast(), memory.len(), 0) };
-        Arc::new(Pinned::new(mr.unwrap(), memory.len() as u64))
+        Arc::new(ReplaceableMr::new(mr.unwrap(), memory.len() as u64))
     }
 
     #[test]
@@ -140,7 +140,7 @@ mod tests {
         let device = devices(&[softverbs::backend()], false).remove(0);
         let domain = Domain::open(&device, DomainConfig::default()).unwrap();
         let memory = [0; 64];
-        let mr = pinned(&domain, &memory);
+        let mr = replaceable(&domain, &memory);
         drop(mr.hold());
         assert!(!mr.is_over(), "it is not replaced");
         let uses = [mr.hold(), mr.hold()];
@@ -151,12 +151,12 @@ mod tests {
         drop(second);
         assert!(!mr.is_used() && mr.is_over());
 
-        let mr = pinned(&domain, &memory);
+        let mr = replaceable(&domain, &memory);
         assert!(mr.replace().is_some(), "without uses it is the caller's");
         assert!(mr.is_over());
 
         // the end of the region does not wait for uses
-        let mr = pinned(&domain, &memory);
+        let mr = replaceable(&domain, &memory);
         let used = mr.hold();
         assert!(mr.take().is_some());
         drop(used);
@@ -170,7 +170,7 @@ mod tests {
         let domain = Domain::open(&device, DomainConfig::default()).unwrap();
         let memory = [0; 64];
         for _ in 0..200 {
-            let mr = pinned(&domain, &memory);
+            let mr = replaceable(&domain, &memory);
             let uses = [mr.hold(), mr.hold()];
             let replaced = std::thread::scope(|scope| {
                 for used in uses {
