@@ -11,8 +11,8 @@ use parking_lot::Mutex;
 
 use super::elsewhere::Visited;
 use super::{
-    CacheConfig, DescRule, Directory, Form, LocalCache, LocalMemory, Mapped, Mode, Monitor, Paging,
-    SourceCache, Targets, Workers, implicit_region,
+    AccessibleRegions, CacheConfig, DescRule, Directory, Form, LocalCache, LocalMemory, Mapped,
+    Mode, Monitor, Paging, SourceCache, Workers, implicit_region,
 };
 use crate::auth::AuthKey;
 use crate::errno::{FiErrno, Result};
@@ -64,7 +64,7 @@ pub struct MrDomain {
     /// Held while one of the caches is opened.
     opening: Mutex<()>,
     workers: Workers,
-    targets: Targets,
+    accessible_regions: AccessibleRegions,
 }
 
 /// The endpoint to which a region is bound (`FI_MR_ENDPOINT`): peers have access through it alone.
@@ -106,7 +106,7 @@ impl MrDomain {
             sources: OnceLock::new(),
             opening: Mutex::default(),
             workers: Workers::default(),
-            targets: Targets::default(),
+            accessible_regions: AccessibleRegions::default(),
         })
     }
 
@@ -286,8 +286,8 @@ impl MrDomain {
     }
 
     /// The regions on which this side executes atomics of peers.
-    pub(crate) fn targets(&self) -> &Targets {
-        &self.targets
+    pub(crate) fn accessible_regions(&self) -> &AccessibleRegions {
+        &self.accessible_regions
     }
 
     /// Threads that register memory.

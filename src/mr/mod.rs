@@ -20,6 +20,8 @@ pub(crate) mod mapped_keys;
 mod mode;
 pub(crate) mod monitor;
 mod ops;
+mod own_access;
+mod own_copy;
 mod page;
 mod pending;
 mod procmap;
@@ -29,7 +31,6 @@ mod region;
 mod registration;
 mod revocation;
 mod source;
-mod targets;
 #[cfg(test)]
 mod tests;
 
@@ -53,7 +54,7 @@ pub(crate) use mode::Paging;
 pub use mode::{DescRule, Form, Mode};
 pub use monitor::{Monitor, memory_changed};
 pub use ops::{AdvisedRange, HANDLE_SIZE, Hint, SharedMemory};
+pub(crate) use own_access::{AccessibleRegions, ElementsAccess, RemainingRange};
 pub(crate) use pending::Workers;
 pub use region::{Dmabuf, Region, RegionConfig};
 pub(crate) use source::{Source, SourceKeys, Withdrawn};
-pub(crate) use targets::{Change, Span, Targets};

@@ -14,9 +14,9 @@ use super::desc::{DEAD, MAGIC, keep_memory, refuse_descriptor};
 use super::elsewhere::Elsewhere;
 use super::key_cache::kind;
 use super::ops::{ExportedMemory, SharedMemory};
+use super::own_access::AccessibleRegion;
 use super::pending::Pending;
 use super::registration::Registration;
-use super::targets::Target;
 use crate::auth::AuthKey;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
@@ -418,8 +418,8 @@ impl Region {
             }
             registration.publish_cell(&cell);
             for event in &events {
-                let targets = self.domain.targets();
-                targets.add_counter(registration.key(), *event, counter);
+                let accessible = self.domain.accessible_regions();
+                accessible.add_counter(registration.key(), *event, counter);
             }
             bindings.cell = Some(cell);
         }
@@ -513,7 +513,7 @@ impl Region {
         }
         match Registration::new(self, pd, cell) {
             Ok(registration) => {
-                self.add_target(&registration, &bindings.counters);
+                self.add_accessible(&registration, &bindings.counters);
                 // cannot fail: the lock of the bindings has been held since the check
                 let _ = self.registration.set(registration);
                 Ok(())
@@ -547,7 +547,7 @@ impl Region {
         }
         let mut bindings = self.bindings.lock();
         bindings.closing = true;
-        self.remove_target();
+        self.remove_accessible();
         let ended = self.registration.get().map_or(Ok(()), Registration::end);
         ended.and(self.elsewhere.end())?;
         keep_memory(self);
@@ -600,15 +600,15 @@ impl Region {
         &self.domain
     }
 
-    /// Whether this side can execute operations on the region. Memory behind a descriptor
+    /// Whether this side can execute operations of peers on the region. Memory behind a descriptor
     /// need not be mapped; and a single use is claimed in the directory, which only peers do.
-    fn is_target(&self) -> bool {
+    fn is_accessible(&self) -> bool {
         self.access.is_remote() && self.dmabuf.is_none() && !self.once
     }
 
-    fn add_target(&self, registration: &Registration, counters: &[(Event, Arc<Counter>)]) {
-        if self.is_target() {
-            let target = Target {
+    fn add_accessible(&self, registration: &Registration, counters: &[(Event, Arc<Counter>)]) {
+        if self.is_accessible() {
+            let region = AccessibleRegion {
                 pd: Arc::clone(registration.pd()),
                 generation: registration.generation(),
                 access: self.access,
@@ -616,14 +616,16 @@ impl Region {
                 buffers: self.buffers.clone(),
                 counters: counters.to_vec(),
             };
-            self.domain.targets().insert(registration.key(), target);
+            self.domain
+                .accessible_regions()
+                .insert(registration.key(), region);
         }
     }
 
-    fn remove_target(&self) {
-        if let Some(registration) = self.registration.get().filter(|_| self.is_target()) {
+    fn remove_accessible(&self) {
+        if let Some(registration) = self.registration.get().filter(|_| self.is_accessible()) {
             let (key, generation) = (registration.key(), registration.generation());
-            self.domain.targets().remove(key, generation);
+            self.domain.accessible_regions().remove(key, generation);
         }
     }
 
@@ -692,7 +694,7 @@ impl Region {
 impl Drop for Region {
     fn drop(&mut self) {
         *self.magic.get_mut() = DEAD;
-        self.remove_target();
+        self.remove_accessible();
         // the key is revoked first, so that operations executed before are counted
         drop(self.registration.take());
         self.bindings.get_mut().leave();

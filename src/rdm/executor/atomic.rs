@@ -10,7 +10,7 @@ use super::super::core::Origin;
 use super::super::operations::{Atomic, Kind, Operation, PAYLOAD, TxKey};
 use super::{Executor, Place, Todo};
 use crate::errno::{FiErrno, Result};
-use crate::mr::Change;
+use crate::mr::ElementsAccess;
 use crate::queue::event_cell::Event;
 use crate::wire::rdm::packet::{MAX_OPERANDS, Payload};
 use crate::wire::rdm::{Credit, OpId};
@@ -163,7 +163,7 @@ impl Executor {
         operands: &[u8],
         earlier: &mut [u8; BYTES],
     ) -> Result<usize> {
-        let change = Change {
+        let change = ElementsAccess {
             operation,
             addr: atomic.addr,
             key: atomic.key,
@@ -178,8 +178,8 @@ impl Executor {
         if !rights.contains(change.access()) {
             return Err(FiErrno::EACCES);
         }
-        let targets = self.objects.mr.targets();
-        targets.change(&self.objects.pd, &change, earlier)?;
+        let regions = self.objects.mr.accessible_regions();
+        regions.change(&self.objects.pd, &change, earlier)?;
         // as the peers of a key of the directory count (`docs/protocol.md`, "Counted events")
         let event = match atomic.fetches {
             true => Event::Read,

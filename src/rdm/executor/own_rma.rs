@@ -1,4 +1,4 @@
-//! RMA of an endpoint to itself: the processor copies, by `mr/targets.rs`. `docs/rdm.md`, "RMA".
+//! RMA of an endpoint to itself: the processor copies, by `mr/own_access.rs`. `docs/rdm.md`, "RMA".
 //! And long messages to itself, which are copied by several calls too.
 
 #![allow(unsafe_code, reason = "copies from and to buffers of the application")]
@@ -10,7 +10,7 @@ use super::rma_recovery::refused_part;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
 use crate::initiator::RemoteIov;
-use crate::mr::{Span, mapped_key};
+use crate::mr::{RemainingRange, mapped_key};
 use crate::queue::event_cell::{Counted, Event};
 use crate::rdm::core::peer::PeerKey;
 use crate::rdm::core::{Core, Origin};
@@ -171,7 +171,7 @@ impl Executor {
     ) -> Result<()> {
         let mr = &self.objects.mr;
         let key = mapped_key(mr, range.key)?;
-        let mut span = Span {
+        let mut rest = RemainingRange {
             addr: range.addr.wrapping_add(*offset as u64),
             key,
             left: range.len - *offset,
@@ -182,20 +182,26 @@ impl Executor {
         if range.len == 0 {
             // as on a link, nothing is accessed, so the key need not be one
             // SAFETY: there are no buffers.
-            let _ = unsafe { mr.targets().copy(&self.objects.pd, &mut span, &[]) };
+            let _ = unsafe {
+                mr.accessible_regions()
+                    .copy(&self.objects.pd, &mut rest, &[])
+            };
             return Ok(());
         }
-        while span.left != 0 && *budget != 0 {
-            let before = span.left;
+        while rest.left != 0 && *budget != 0 {
+            let before = rest.left;
             let len = before.min(PIECE).min(*budget);
             let buffers = local.part(*offset, len).iovecs();
             // SAFETY: the caller promises the buffers.
-            unsafe { mr.targets().copy(&self.objects.pd, &mut span, &buffers) }?;
-            let moved = before - span.left;
+            unsafe {
+                mr.accessible_regions()
+                    .copy(&self.objects.pd, &mut rest, &buffers)
+            }?;
+            let moved = before - rest.left;
             *offset += moved;
             *budget -= moved.min(*budget);
         }
-        *generation = span.generation;
+        *generation = rest.generation;
         Ok(())
     }
 

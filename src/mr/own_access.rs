@@ -1,16 +1,11 @@
-//! Regions as targets of operations that the processor of their owner executes: atomics of peers
+//! Regions that are accessed by operations that the processor of their owner executes: atomics of peers
 //! (`docs/protocol-rdm.md`, "Atomics"), and RMA of an endpoint to itself (`docs/rdm.md`, "RMA").
 //!
 //! One lock per domain makes atomics atomic with each other. If the device executes such atomics of
 //! peers, it executes these too, under its own exclusion. A close takes the lock before it
-//! ends the region, so afterwards no operation accesses the memory. The memory is accessed by
-//! `process_vm_readv(2)` of this process, because a region can contain addresses that are not
-//! mapped: then the operation fails, and the process does not.
+//! ends the region, so afterwards no operation accesses the memory. `own_copy.rs` copies.
 
-#![allow(
-    unsafe_code,
-    reason = "process_vm_readv(2) and process_vm_writev(2) of this process"
-)]
+#![allow(unsafe_code, reason = "accesses memory for which the caller promises")]
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -18,6 +13,7 @@ use std::sync::Arc;
 use atomic_ops::{Op, Operation};
 use parking_lot::Mutex;
 
+use super::own_copy::{PIECES, Pieces, iovec};
 use super::{Access, Buffer};
 use crate::errno::{FiErrno, Result};
 use crate::queue::Counter;
@@ -29,7 +25,7 @@ const BYTES: usize = MAX_OPERANDS as usize;
 
 /// A region that peers can access.
 #[derive(Debug)]
-pub(super) struct Target {
+pub(super) struct AccessibleRegion {
     pub(super) pd: Arc<Pd>,
     /// The region's generation: a device can reuse the key of a closed region.
     pub(super) generation: u64,
@@ -44,11 +40,11 @@ pub(super) struct Target {
 
 /// The regions of a domain by key. Thread safe.
 #[derive(Debug, Default)]
-pub(crate) struct Targets {
-    regions: Mutex<HashMap<u64, Target>>,
+pub(crate) struct AccessibleRegions {
+    regions: Mutex<HashMap<u64, AccessibleRegion>>,
 }
 
-impl Target {
+impl AccessibleRegion {
     /// Whether `len` bytes from `offset` on are in the region.
     fn contains(&self, offset: u64, len: usize) -> bool {
         let whole: u64 = self.buffers.iter().map(|buffer| buffer.len as u64).sum();
@@ -66,7 +62,7 @@ impl Target {
 
 /// What is not copied yet of a range of a region.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Span {
+pub(crate) struct RemainingRange {
     /// Address and key, as the application has them.
     pub(crate) addr: u64,
     pub(crate) key: u64,
@@ -81,7 +77,7 @@ pub(crate) struct Span {
 
 /// An operation on the elements of a region.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Change<'a> {
+pub(crate) struct ElementsAccess<'a> {
     pub(crate) operation: Operation,
     /// Address and key, as the application of the peer has them.
     pub(crate) addr: u64,
@@ -95,13 +91,13 @@ pub(crate) struct Change<'a> {
     pub(crate) fetches: bool,
 }
 
-impl Change<'_> {
+impl ElementsAccess<'_> {
     /// Size of the elements in bytes.
     pub(crate) fn len(&self) -> usize {
         self.count * self.operation.datatype().size()
     }
 
-    /// The rights that it needs: "the target buffer of fetch-atomic operations must be enabled for
+    /// The rights that it needs: "the region buffer of fetch-atomic operations must be enabled for
     /// remote read access" (`fi_atomic(3)`).
     pub(crate) fn access(&self) -> Access {
         let mut access = Access::empty();
@@ -117,17 +113,17 @@ impl Change<'_> {
     }
 }
 
-impl Targets {
-    pub(super) fn insert(&self, key: u64, target: Target) {
+impl AccessibleRegions {
+    pub(super) fn insert(&self, key: u64, region: AccessibleRegion) {
         // dropped without the lock
-        let _former = self.regions.lock().insert(key, target);
+        let _former = self.regions.lock().insert(key, region);
     }
 
     /// Removes a region, if it is there. After the call no operation accesses its memory.
     pub(super) fn remove(&self, key: u64, generation: u64) {
         let mut regions = self.regions.lock();
         let removed = match regions.get(&key) {
-            Some(target) if target.generation == generation => regions.remove(&key),
+            Some(region) if region.generation == generation => regions.remove(&key),
             _ => None,
         };
         drop(regions);
@@ -136,8 +132,8 @@ impl Targets {
 
     /// Adds a counter to a region that is open already.
     pub(super) fn add_counter(&self, key: u64, event: Event, counter: &Arc<Counter>) {
-        if let Some(target) = self.regions.lock().get_mut(&key) {
-            target.counters.push((event, Arc::clone(counter)));
+        if let Some(region) = self.regions.lock().get_mut(&key) {
+            region.counters.push((event, Arc::clone(counter)));
         }
     }
 
@@ -154,28 +150,28 @@ impl Targets {
     pub(crate) fn change(
         &self,
         pd: &Arc<Pd>,
-        change: &Change<'_>,
+        change: &ElementsAccess<'_>,
         earlier: &mut [u8; BYTES],
     ) -> Result<()> {
         let counter;
         {
             let regions = self.regions.lock();
-            let target = regions.get(&change.key);
-            let target = target.filter(|target| Arc::ptr_eq(&target.pd, pd));
-            let target = target.ok_or(FiErrno::EKEYREJECTED)?;
-            if !target.access.contains(change.access()) {
+            let region = regions.get(&change.key);
+            let region = region.filter(|region| Arc::ptr_eq(&region.pd, pd));
+            let region = region.ok_or(FiErrno::EKEYREJECTED)?;
+            if !region.access.contains(change.access()) {
                 return Err(FiErrno::EACCES);
             }
-            let offset = change.addr.checked_sub(target.first);
+            let offset = change.addr.checked_sub(region.first);
             let pieces =
-                offset.and_then(|offset| Pieces::of(&target.buffers, offset, change.len()));
+                offset.and_then(|offset| Pieces::of(&region.buffers, offset, change.len()));
             let pieces = pieces.ok_or(FiErrno::EACCES)?;
             let written = if pd.device().max_elements() < BYTES {
                 execute(&pieces, change, earlier)?
             } else {
                 execute_by_device(pd.device(), &pieces, change, earlier)?
             };
-            counter = target.counter(if written { Event::Write } else { Event::Read });
+            counter = region.counter(if written { Event::Write } else { Event::Read });
         }
         if let Some(counter) = counter {
             counter.count(1);
@@ -183,13 +179,13 @@ impl Targets {
         Ok(())
     }
 
-    /// Copies the first bytes of a span, at most those of `local`: from the region to `local` if
-    /// the event is a read, otherwise from `local` to the region. Updates the span. Counts the
+    /// Copies the first bytes of a range, at most those of `local`: from the region to `local` if
+    /// the event is a read, otherwise from `local` to the region. Updates the range. Counts the
     /// operation when nothing is left.
     ///
     /// # Errors
     /// - `EKEYREJECTED`: no region of `pd` has the key, or another one than before has it.
-    /// - `EACCES`: the region does not permit the access, or the span is not inside it.
+    /// - `EACCES`: the region does not permit the access, or the range is not inside it.
     /// - `EFAULT`: some bytes are not mapped, or not writable; bytes before may have been copied.
     /// - Others of `process_vm_readv(2)`.
     ///
@@ -198,38 +194,38 @@ impl Targets {
     pub(crate) unsafe fn copy(
         &self,
         pd: &Arc<Pd>,
-        span: &mut Span,
+        range: &mut RemainingRange,
         local: &[libc::iovec],
     ) -> Result<()> {
         let counter;
         {
             let regions = self.regions.lock();
-            let known = |target: &&Target| {
-                let same = span.generation.is_none_or(|it| it == target.generation);
-                same && Arc::ptr_eq(&target.pd, pd)
+            let known = |region: &&AccessibleRegion| {
+                let same = range.generation.is_none_or(|it| it == region.generation);
+                same && Arc::ptr_eq(&region.pd, pd)
             };
-            let target = regions.get(&span.key).filter(known);
-            let target = target.ok_or(FiErrno::EKEYREJECTED)?;
-            let right = match span.event {
+            let region = regions.get(&range.key).filter(known);
+            let region = region.ok_or(FiErrno::EKEYREJECTED)?;
+            let right = match range.event {
                 Event::Read => Access::REMOTE_READ,
                 Event::Write => Access::REMOTE_WRITE,
             };
-            if !target.access.contains(right) {
+            if !region.access.contains(right) {
                 return Err(FiErrno::EACCES);
             }
-            let offset = span.addr.checked_sub(target.first);
-            let offset = offset.filter(|offset| target.contains(*offset, span.left));
+            let offset = range.addr.checked_sub(region.first);
+            let offset = offset.filter(|offset| region.contains(*offset, range.left));
             let offset = offset.ok_or(FiErrno::EACCES)?;
-            if span.left != 0 {
-                let pieces = Pieces::first(&target.buffers, offset, span.left);
+            if range.left != 0 {
+                let pieces = Pieces::first(&region.buffers, offset, range.left);
                 // SAFETY: the caller promises the buffers.
-                let moved = unsafe { pieces.exchange(local, span.event) }?;
-                span.addr += moved as u64;
-                span.left -= moved;
+                let moved = unsafe { pieces.exchange(local, range.event) }?;
+                range.addr += moved as u64;
+                range.left -= moved;
             }
-            span.generation = Some(target.generation);
-            let ended = span.counted && span.left == 0;
-            counter = target.counter(span.event).filter(|_| ended);
+            range.generation = Some(region.generation);
+            let ended = range.counted && range.left == 0;
+            counter = region.counter(range.event).filter(|_| ended);
         }
         if let Some(counter) = counter {
             counter.count(1);
@@ -240,7 +236,11 @@ impl Targets {
 
 /// Executes an operation. Returns whether it counts as a write (`docs/mr-modes.md`). If it fails
 /// with `EFAULT`, the elements before some may have changed.
-fn execute(pieces: &Pieces, change: &Change<'_>, earlier: &mut [u8; BYTES]) -> Result<bool> {
+fn execute(
+    pieces: &Pieces,
+    change: &ElementsAccess<'_>,
+    earlier: &mut [u8; BYTES],
+) -> Result<bool> {
     let (len, size) = (change.len(), change.operation.datatype().size());
     let values = earlier.get_mut(..len).ok_or(FiErrno::EINVAL)?;
     pieces.read(values)?;
@@ -268,7 +268,7 @@ fn execute(pieces: &Pieces, change: &Change<'_>, earlier: &mut [u8; BYTES]) -> R
 fn execute_by_device(
     device: &Device,
     pieces: &Pieces,
-    change: &Change<'_>,
+    change: &ElementsAccess<'_>,
     earlier: &mut [u8; BYTES],
 ) -> Result<bool> {
     let (operation, (operands, compare)) = (change.operation, change.operands_at(0));
@@ -290,152 +290,6 @@ fn execute_by_device(
     // all operations; the buffers are in a region that peers may change.
     let changed = unsafe { device.change_elements(&mut request, list, earlier.as_mut_ptr()) }?;
     Ok(changed != 0)
-}
-
-/// The memory of the elements.
-struct Pieces {
-    /// Addresses and lengths. Elements lie in one buffer, or in neighbours of the region's list.
-    list: [(u64, usize); PIECES],
-    count: usize,
-}
-
-/// Buffers that the elements of one operation can lie in.
-const PIECES: usize = 8;
-
-impl Pieces {
-    /// `None`: some of the bytes are outside the region, or in more than [`PIECES`] buffers.
-    fn of(buffers: &[Buffer], offset: u64, len: usize) -> Option<Self> {
-        let this = Self::first(buffers, offset, len);
-        let covered: usize = this.list.iter().map(|(_, len)| len).sum();
-        (covered == len && len != 0).then_some(this)
-    }
-
-    /// The first [`PIECES`] pieces of the bytes, as far as they are in the region.
-    fn first(buffers: &[Buffer], mut offset: u64, mut left: usize) -> Self {
-        let mut this = Self {
-            list: [(0, 0); PIECES],
-            count: 0,
-        };
-        for buffer in buffers {
-            let len = buffer.len as u64;
-            if offset >= len {
-                offset -= len;
-                continue;
-            }
-            // at most the rest of the elements
-            let part = usize::try_from(len - offset).map_or(left, |rest| rest.min(left));
-            let Some(piece) = this.list.get_mut(this.count).filter(|_| left != 0) else {
-                break;
-            };
-            *piece = (buffer.start() + offset, part);
-            (this.count, left, offset) = (this.count + 1, left - part, 0);
-        }
-        this
-    }
-
-    /// Copies to `local` or from it, as far as both reach. Returns the number of copied bytes, at
-    /// least 1.
-    ///
-    /// # Safety
-    /// For a read, the buffers of `local` are writable memory of the application.
-    unsafe fn exchange(&self, local: &[libc::iovec], event: Event) -> Result<usize> {
-        let mut remote = [iovec(0, 0); PIECES];
-        for (to, (addr, len)) in remote.iter_mut().zip(self.list) {
-            *to = iovec(addr, len);
-        }
-        let (own, theirs) = (local.len() as u64, self.count as u64);
-        let (local, remote) = (local.as_ptr(), remote.as_ptr());
-        // SAFETY: for a read the caller promises the local buffers; for a write the other addresses
-        // are in a region that peers may change. The kernel checks that all are mapped.
-        let moved = unsafe {
-            match event {
-                Event::Read => libc::process_vm_readv(own_pid(), local, own, remote, theirs, 0),
-                Event::Write => libc::process_vm_writev(own_pid(), local, own, remote, theirs, 0),
-            }
-        };
-        match usize::try_from(moved) {
-            Ok(0) => Err(FiErrno::EFAULT),
-            Ok(moved) => Ok(moved),
-            Err(_) => Err(FiErrno::last()),
-        }
-    }
-
-    /// Reads all bytes.
-    fn read(&self, to: &mut [u8]) -> Result<()> {
-        let local = iovec(to.as_mut_ptr() as u64, to.len());
-        self.transfer(0, to.len(), |remote| {
-            // SAFETY: the local memory is that of `to`; the kernel checks the other addresses.
-            unsafe {
-                libc::process_vm_readv(
-                    own_pid(),
-                    &raw const local,
-                    1,
-                    remote.as_ptr(),
-                    remote.len() as u64,
-                    0,
-                )
-            }
-        })
-    }
-
-    /// Writes the bytes from `offset` on.
-    fn write(&self, from: &[u8], offset: usize) -> Result<()> {
-        let local = iovec(from.as_ptr() as u64, from.len());
-        self.transfer(offset, from.len(), |remote| {
-            // SAFETY: the local memory is that of `from` and is only read; the other addresses are
-            // in a region that peers may change, and the kernel checks that they are mapped.
-            unsafe {
-                libc::process_vm_writev(
-                    own_pid(),
-                    &raw const local,
-                    1,
-                    remote.as_ptr(),
-                    remote.len() as u64,
-                    0,
-                )
-            }
-        })
-    }
-
-    /// Calls `call` with the memory of `len` bytes from `offset` on.
-    fn transfer(
-        &self,
-        mut offset: usize,
-        len: usize,
-        call: impl Fn(&[libc::iovec]) -> isize,
-    ) -> Result<()> {
-        if len == 0 {
-            return Ok(());
-        }
-        let mut remote = [iovec(0, 0); PIECES];
-        let (mut count, mut left) = (0, len);
-        for (addr, piece) in &self.list[..self.count] {
-            let skipped = offset.min(*piece);
-            let part = (piece - skipped).min(left);
-            offset -= skipped;
-            if part != 0 {
-                remote[count] = iovec(addr + skipped as u64, part);
-                (count, left) = (count + 1, left - part);
-            }
-        }
-        let moved = call(&remote[..count]);
-        match usize::try_from(moved) {
-            Ok(moved) if moved == len => Ok(()),
-            Ok(_) => Err(FiErrno::EFAULT),
-            Err(_) => Err(FiErrno::last()),
-        }
-    }
-}
-
-fn own_pid() -> libc::pid_t {
-    std::process::id().cast_signed()
-}
-
-fn iovec(addr: u64, len: usize) -> libc::iovec {
-    libc::iovec {
-        iov_base: addr as *mut std::ffi::c_void,
-        iov_len: len,
-    }
 }
 
 #[cfg(test)]
@@ -467,7 +321,7 @@ mod tests {
         (op, datatype, count): (Op, Datatype, usize),
         operands: &[u8],
     ) -> Result<Vec<u8>> {
-        let change = Change {
+        let change = ElementsAccess {
             operation: Operation::new(op, datatype).unwrap(),
             addr: 0,
             key: 0,
@@ -526,8 +380,8 @@ mod tests {
     }
 
     /// An operation on one byte.
-    fn change(op: Op, operands: &[u8], fetches: bool) -> Change<'_> {
-        Change {
+    fn change(op: Op, operands: &[u8], fetches: bool) -> ElementsAccess<'_> {
+        ElementsAccess {
             operation: Operation::new(op, Datatype::Uint8).unwrap(),
             addr: 0,
             key: 0,
