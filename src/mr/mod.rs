@@ -10,6 +10,7 @@ mod directory_peers;
 mod directory_table;
 mod domain;
 mod elsewhere;
+mod fetch;
 mod following;
 pub(crate) mod key_cache;
 pub mod lkey_probe;
@@ -33,6 +34,7 @@ mod revocation;
 mod source;
 #[cfg(test)]
 mod tests;
+mod workers;
 
 pub use access::Access;
 #[cfg(test)]
@@ -55,6 +57,6 @@ pub use mode::{DescRule, Form, Mode};
 pub use monitor::{Monitor, memory_changed};
 pub use ops::{AdvisedRange, HANDLE_SIZE, Hint, SharedMemory};
 pub(crate) use own_access::{AccessibleRegions, ElementsAccess, RemainingRange};
-pub(crate) use pending::Workers;
 pub use region::{Dmabuf, Region, RegionConfig};
 pub(crate) use source::{Source, SourceKeys, Withdrawn};
+pub(crate) use workers::Workers;

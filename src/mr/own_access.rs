@@ -1,4 +1,4 @@
-//! Regions that are accessed by operations that the processor of their owner executes: atomics of peers
+//! Regions that the processor of their owner accesses for an operation: atomics of peers
 //! (`docs/protocol-rdm.md`, "Atomics"), and RMA of an endpoint to itself (`docs/rdm.md`, "RMA").
 //!
 //! One lock per domain makes atomics atomic with each other. If the device executes such atomics of

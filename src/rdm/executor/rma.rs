@@ -1,5 +1,5 @@
-//! RMA and atomics on links: posts and completions. `docs/protocol-rdm.md`, "RMA". Their order is in
-//! `rma_order.rs`, what follows from the end of a link in `rma_recovery.rs`.
+//! RMA and atomics on links: posts and completions. `docs/protocol-rdm.md`, "RMA". Their order is
+//! in `rma_order.rs`, what follows from the end of a link in `rma_recovery.rs`.
 
 #![allow(unsafe_code, reason = "posts buffers that the application keeps valid")]
 
