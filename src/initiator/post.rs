@@ -192,12 +192,12 @@ impl<Q: Sq> Initiator<Q> {
         }
         let len = op.local.len();
         let inject = op.flags.contains(Flags::INJECT);
-        let kind = usize::from(!op.opcode.is_send());
-        if len > self.max_len[kind] {
-            return Err(refusal::too_long(len, self.max_len[kind]));
+        let class = usize::from(!op.opcode.is_send());
+        if len > self.max_len[class] {
+            return Err(refusal::too_long(len, self.max_len[class]));
         }
-        if inject && len > self.max_inject[kind] {
-            return Err(refusal::too_long_to_inject(len, self.max_inject[kind]));
+        if inject && len > self.max_inject[class] {
+            return Err(refusal::too_long_to_inject(len, self.max_inject[class]));
         }
         Ok(len)
     }

@@ -55,7 +55,10 @@ impl Initiator<SlotSq> {
             return false;
         }
         if visible {
-            self.sq.link.cq.put(&Completion::new(op.context, op.kind));
+            self.sq
+                .link
+                .cq
+                .put(&Completion::new(op.context, op.completion_flags));
         }
         true
     }

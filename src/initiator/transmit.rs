@@ -40,7 +40,7 @@ pub(crate) struct Transmit<'a> {
     pub(crate) compare_add: u64,
     pub(crate) swap: u64,
     /// Flags of the operation's completion.
-    pub(crate) kind: Flags,
+    pub(crate) completion_flags: Flags,
     /// The event cells that count it.
     pub(crate) counted: Counted,
 }
@@ -104,7 +104,7 @@ impl<'a> Transmit<'a> {
         Self {
             compare_add,
             swap,
-            kind: match kind {
+            completion_flags: match kind {
                 AtomicKind::Base => Flags::ATOMIC.union(Flags::WRITE),
                 AtomicKind::Fetch => Flags::ATOMIC.union(Flags::READ),
             },
@@ -131,7 +131,7 @@ impl<'a> Transmit<'a> {
             silent: false,
             compare_add: 0,
             swap: 0,
-            kind: completion_flags(opcode),
+            completion_flags: completion_flags(opcode),
             counted: Counted::WHOLE,
         }
     }
@@ -217,7 +217,7 @@ impl Transmit<'_> {
     pub(super) fn slot(&self, visible: bool) -> Slot {
         Slot {
             context: self.context,
-            flags: self.kind,
+            flags: self.completion_flags,
             visible,
             failures: match self.silent {
                 true => Failures::Refusals,

@@ -72,7 +72,7 @@ pub(super) struct Request {
     /// Flags of the call that the initiator examines: inject, fence, commit.
     pub(super) flags: Flags,
     /// Flags of the completion.
-    pub(super) kind: Flags,
+    pub(super) completion_flags: Flags,
     /// Operands of an atomic.
     pub(super) compare_add: u64,
     pub(super) swap: u64,
@@ -195,7 +195,7 @@ impl RmaOp {
 
     /// The entry of the operation.
     pub(super) fn completion(&self) -> Completion {
-        Completion::new(self.context, self.request.kind)
+        Completion::new(self.context, self.request.completion_flags)
     }
 
     /// The context of its call, if it is an atomic on one of several ranges.
@@ -526,7 +526,7 @@ mod tests {
         let request = Request {
             opcode: SendOpcode::Write,
             flags: Flags::empty(),
-            kind: Flags::RMA,
+            completion_flags: Flags::RMA,
             compare_add: 0,
             swap: 0,
         };

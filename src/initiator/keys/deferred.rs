@@ -33,7 +33,7 @@ pub(crate) struct Deferred {
     silent: bool,
     compare_add: u64,
     swap: u64,
-    kind: Flags,
+    completion_flags: Flags,
     counted: Counted,
     /// Number of bytes of the operation that are posted.
     posted: u64,
@@ -79,7 +79,7 @@ impl Deferred {
             silent: op.silent,
             compare_add: op.compare_add,
             swap: op.swap,
-            kind: op.kind,
+            completion_flags: op.completion_flags,
             counted: op.counted,
             posted,
         }
@@ -107,7 +107,7 @@ impl Deferred {
             silent: self.silent,
             compare_add: self.compare_add,
             swap: self.swap,
-            kind: self.kind,
+            completion_flags: self.completion_flags,
             counted: self.counted,
         }
     }

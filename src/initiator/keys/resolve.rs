@@ -48,7 +48,7 @@ pub(super) fn need(op: &Transmit<'_>, len: usize) -> (Need, u64) {
         (Need::Elements { fetches, writes }, shape.len as u64)
     } else if !op.opcode.is_atomic() {
         (Need::Write, len as u64)
-    } else if op.kind.contains(Flags::READ) {
+    } else if op.completion_flags.contains(Flags::READ) {
         (Need::FetchAtomic, ATOMIC_SIZE as u64)
     } else {
         (Need::Atomic, ATOMIC_SIZE as u64)

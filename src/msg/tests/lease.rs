@@ -131,7 +131,7 @@ fn a_write_that_comes_too_late_ends_the_connection_on_both_sides() {
     let (iov, desc) = source.part(0, 64);
     let op = Transmit {
         opcode: SendOpcode::Write,
-        kind: Flags::RMA | Flags::WRITE,
+        completion_flags: Flags::RMA | Flags::WRITE,
         ..Transmit::send(LocalIov::single(&iov, &desc), 3, Flags::COMPLETION)
     };
     // SAFETY: the buffer outlives the operation.

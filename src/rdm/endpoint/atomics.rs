@@ -368,7 +368,7 @@ impl State {
                 true => Flags::FENCE,
                 false => Flags::empty(),
             },
-            kind: Flags::ATOMIC | parameters.direction(),
+            completion_flags: Flags::ATOMIC | parameters.direction(),
             compare_add: 0,
             swap: 0,
         };

@@ -62,7 +62,7 @@ fn request(opcode: SendOpcode, flags: Flags) -> Request {
     Request {
         opcode,
         flags: flags & (Flags::INJECT | Flags::FENCE | Flags::COMMIT_COMPLETE | Flags::MORE),
-        kind: Flags::RMA | kind,
+        completion_flags: Flags::RMA | kind,
         compare_add: 0,
         swap: 0,
     }
@@ -214,7 +214,7 @@ impl Endpoint {
         }
         let peer = state.core.resolve(peer);
         let transmit = Transmit {
-            kind: request.kind,
+            completion_flags: request.completion_flags,
             ..Transmit::rma(
                 request.opcode,
                 call.local,
@@ -229,7 +229,7 @@ impl Endpoint {
         }
         let all = self.common.tx_all.load(Ordering::Relaxed);
         let wanted = !call.silent && (call.selected || all);
-        let completion = Completion::new(call.context, request.kind);
+        let completion = Completion::new(call.context, request.completion_flags);
         state.io.completions.rma_done(completion, wanted);
         shared.wake_readers(state);
         true

@@ -271,7 +271,7 @@ impl Executor {
                 silent: false,
                 compare_add: request.compare_add,
                 swap: request.swap,
-                kind: request.kind,
+                completion_flags: request.completion_flags,
                 counted: op.counted(len),
             };
             // SAFETY: the application keeps the buffers until the operation completes; injected

@@ -173,7 +173,7 @@ fn a_write_is_decided_by_the_next_link() {
         let request = Request {
             opcode: SendOpcode::Write,
             flags: Flags::empty(),
-            kind: Flags::RMA | Flags::WRITE,
+            completion_flags: Flags::RMA | Flags::WRITE,
             compare_add: 0,
             swap: 0,
         };

@@ -439,7 +439,7 @@ fn operations_wait_for_one_that_ends_with_its_queue_pair() {
             let request = Request {
                 opcode: SendOpcode::Read,
                 flags: Flags::empty(),
-                kind: Flags::RMA | Flags::READ,
+                completion_flags: Flags::RMA | Flags::READ,
                 compare_add: 0,
                 swap: 0,
             };
@@ -869,7 +869,7 @@ fn a_long_copy_within_an_endpoint_is_divided() {
                 let request = Request {
                     opcode,
                     flags: Flags::empty(),
-                    kind: Flags::RMA | kind,
+                    completion_flags: Flags::RMA | kind,
                     compare_add: 0,
                     swap: 0,
                 };
