@@ -9,7 +9,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::log::info_log;
-use crate::queue::WrId;
+use crate::queue::CqMember;
 use crate::queue::slots::EndpointSlots;
 use crate::verbs::{Qp, SendOpcode, SendRequest, SrqNumber};
 
@@ -28,7 +28,7 @@ impl Silence {
         &self,
         qp: &Qp,
         peer: Option<SrqNumber>,
-        place: WrId,
+        member: CqMember,
         rings: &EndpointSlots,
     ) {
         let mark = rings.progress_mark();
@@ -37,7 +37,7 @@ impl Silence {
             return;
         }
         let mut request = SendRequest::new(SendOpcode::Write, &[]);
-        request.wr_id(place.probe()).signaled(true);
+        request.wr_id(member.probe()).signaled(true);
         if let Some(peer) = peer {
             request.to_srq(peer);
         }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 use super::link::Link;
 use crate::errno::Result;
 use crate::queue::slots::{EndpointSlots, EngineRequest, EngineRequests, FailureListener};
-use crate::queue::{CompletionQueue, EngineLink, WrId};
+use crate::queue::{CompletionQueue, CqMember, EngineLink};
 use crate::verbs::{Pd, Qp, SendRequest, SrqNumber};
 
 /// Maximum number of polls of the application's completion queue, in one call, for a completion
@@ -32,12 +32,12 @@ fn poll_limit() -> u32 {
     POLLS.get()
 }
 
-/// The queue pair, the completion queue and the place of its requests, and their records.
+/// The queue pair, the completion queue of its requests and its member of that, and their records.
 #[derive(Clone, Debug)]
 pub(crate) struct QpLink {
     pub(super) qp: Arc<Qp>,
     pub(super) cq: Arc<CompletionQueue>,
-    pub(super) place: WrId,
+    pub(super) member: CqMember,
     pub(super) rings: Arc<EndpointSlots>,
     /// The receive queue of the peer that requests on an initiator of XRC name; `None`: the queue
     /// pair is one of RC.
@@ -50,14 +50,14 @@ impl QpLink {
     pub(crate) fn new(
         qp: Arc<Qp>,
         cq: Arc<CompletionQueue>,
-        place: WrId,
+        member: CqMember,
         rings: Arc<EndpointSlots>,
         peer: Option<SrqNumber>,
     ) -> Self {
         Self {
             qp,
             cq,
-            place,
+            member,
             rings,
             peer,
         }
@@ -82,9 +82,7 @@ impl EngineLink for QpLink {
         kind: EngineRequest,
         request: &mut SendRequest<'_>,
     ) -> Result<()> {
-        request
-            .wr_id(self.place.engine_request(kind))
-            .signaled(true);
+        request.wr_id(self.member.engine(kind)).signaled(true);
         self.address(request);
         // SAFETY: the caller keeps the contract of this function.
         unsafe { self.qp.post_send(request) }

@@ -149,7 +149,7 @@ impl SlotSq {
             ..Slot::default()
         });
         let mut request = SendRequest::new(SendOpcode::Send, &[]);
-        request.wr_id(self.link.place.send(number)).signaled(true);
+        request.wr_id(self.link.member.send(number)).signaled(true);
         // SAFETY: no buffers.
         if unsafe { self.link.qp.post_send(&mut request) }.is_err() {
             ring.unpush();
@@ -203,7 +203,7 @@ impl Sq for SlotSq {
         self.post_delayed();
         let (number, signaled) = self.push(slot, signal);
         request
-            .wr_id(self.link.place.send(number))
+            .wr_id(self.link.member.send(number))
             .signaled(signaled);
         self.link.address(request);
         // SAFETY: the caller keeps the contract of this function.
@@ -237,14 +237,14 @@ impl Sq for SlotSq {
     ) -> Result<u32> {
         let (number, signaled) = self.push(slot, signal);
         request
-            .wr_id(self.link.place.send(number))
+            .wr_id(self.link.member.send(number))
             .signaled(signaled);
         self.link.address(request);
         // SAFETY: the caller keeps the contract of this function.
         unsafe { self.delay(request, signaled) };
         if !std::mem::replace(&mut self.delayed, true) && more {
             self.link.request_progress();
-            self.link.cq.resume_in_next_read(self.link.place);
+            self.link.cq.resume_in_next_read(self.link.member);
         }
         // the next request must find room
         if !more || self.is_full() || self.chain.as_ref().is_some_and(|chain| chain.is_full()) {
@@ -269,7 +269,7 @@ impl Sq for SlotSq {
     ) -> Result<u32> {
         self.post_delayed();
         let (number, signaled) = self.push(slot, signal);
-        let wr_id = self.link.place.send(number);
+        let wr_id = self.link.member.send(number);
         let posted = self.link.qp.post_flush(wr_id, None, (to, len), signaled);
         self.posted(number, signaled, posted)
     }

@@ -21,13 +21,13 @@ impl Probed for Shared {
 impl Shared {
     /// Probes the peer, if it is silent. Returns whether the endpoint has a queue pair.
     pub(super) fn probe_silent(&self, control: &Control) -> bool {
-        let (Some(qp), Some((binding, place))) = (&control.qp, control.engine_queue()) else {
+        let (Some(qp), Some((binding, member))) = (&control.qp, control.engine_queue()) else {
             return false;
         };
         // the application may not read this queue, which may hold the last probe's completion
         let _ = binding.cq.progress_engine_requests();
         let peer = control.xrc.peer_srq;
-        self.silence.probe(qp, peer, place, &self.rings);
+        self.silence.probe(qp, peer, member, &self.rings);
         true
     }
 }

@@ -122,13 +122,13 @@ impl Shared {
         let (tx_room, rx_room) = self.rooms(control);
         if let Some(cq) = &tx {
             let room = if shared { tx_room + rx_room } else { tx_room };
-            control.tx_place = Some(cq.attach(&self.rings, room)?);
+            control.tx_member = Some(cq.attach(&self.rings, room)?);
         }
         if shared {
-            control.rx_place = control.tx_place;
+            control.rx_member = control.tx_member;
         } else if let Some(cq) = &rx {
             match cq.attach(&self.rings, rx_room) {
-                Ok(place) => control.rx_place = Some(place),
+                Ok(member) => control.rx_member = Some(member),
                 Err(error) => {
                     self.detach(control);
                     return Err(error);
@@ -157,18 +157,18 @@ impl Shared {
     /// pair first.
     pub(super) fn detach(&self, control: &mut Control) {
         let (tx_room, rx_room) = self.rooms(control);
-        let tx = control.tx_place.take().zip(control.tx.as_ref());
-        let rx = control.rx_place.take().zip(control.rx.as_ref());
+        let tx = control.tx_member.take().zip(control.tx.as_ref());
+        let rx = control.rx_member.take().zip(control.rx.as_ref());
         match (tx, rx) {
-            (Some((place, tx)), Some((_, rx))) if Arc::ptr_eq(&tx.cq, &rx.cq) => {
-                tx.cq.detach(place, tx_room + rx_room, true, true);
+            (Some((member, tx)), Some((_, rx))) if Arc::ptr_eq(&tx.cq, &rx.cq) => {
+                tx.cq.detach(member, tx_room + rx_room, true, true);
             }
             (tx, rx) => {
-                if let Some((place, binding)) = tx {
-                    binding.cq.detach(place, tx_room, true, false);
+                if let Some((member, binding)) = tx {
+                    binding.cq.detach(member, tx_room, true, false);
                 }
-                if let Some((place, binding)) = rx {
-                    binding.cq.detach(place, rx_room, false, true);
+                if let Some((member, binding)) = rx {
+                    binding.cq.detach(member, rx_room, false, true);
                 }
             }
         }
@@ -178,9 +178,9 @@ impl Shared {
     /// device before the peer's address is resolved.
     fn defer(&self, control: &Control) -> Result<()> {
         if !self.config.shared_rx
-            && let (Some(binding), Some(place)) = (&control.rx, control.rx_place)
+            && let (Some(binding), Some(member)) = (&control.rx, control.rx_member)
         {
-            let side = RxSide::new(self, binding.selective, place, None, Some(VecDeque::new()));
+            let side = RxSide::new(self, binding.selective, member, None, Some(VecDeque::new()));
             *self.rx.lock() = Some(side);
         }
         Ok(())
@@ -263,18 +263,18 @@ impl Shared {
     }
 
     fn open_sides(&self, control: &Control, qp: &Arc<Qp>) -> Result<()> {
-        if let (Some(binding), Some(place)) = (&control.tx, control.tx_place) {
-            let side = self.tx_side(binding, place, qp, None)?;
+        if let (Some(binding), Some(member)) = (&control.tx, control.tx_member) {
+            let side = self.tx_side(binding, member, qp, None)?;
             *self.tx.lock() = Some(side);
         }
-        if let (Some(binding), Some(place)) = (&control.rx, control.rx_place) {
+        if let (Some(binding), Some(member)) = (&control.rx, control.rx_member) {
             if let Some(srx) = &control.srx {
                 let (number, selective) = (qp.number(), binding.selective);
-                return binding.cq.share(place, number, srx.slots(), selective);
+                return binding.cq.share(member, number, srx.slots(), selective);
             }
             let mut rx = self.rx.lock();
             let early = rx.as_mut().and_then(RxSide::take_early);
-            let mut side = RxSide::new(self, binding.selective, place, Some(Arc::clone(qp)), None);
+            let mut side = RxSide::new(self, binding.selective, member, Some(Arc::clone(qp)), None);
             if let Some(old) = rx.take() {
                 side.inherit(old);
             }
@@ -292,10 +292,10 @@ impl Shared {
             Self::leave_xrc(control);
         } else if let Some(qp) = qp {
             self.domain.device().unlisten(qp.object());
-            if let (Some(srx), Some(binding), Some(place)) =
-                (&control.srx, &control.rx, control.rx_place)
+            if let (Some(srx), Some(binding), Some(member)) =
+                (&control.srx, &control.rx, control.rx_member)
             {
-                binding.cq.unshare(place, srx.slots());
+                binding.cq.unshare(member, srx.slots());
             }
         }
         // each side holds a reference to the queue pair

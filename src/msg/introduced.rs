@@ -53,11 +53,11 @@ impl Shared {
 
     /// The queue pair for the engine's own requests.
     fn link(&self, control: &Control) -> Option<QpLink> {
-        let (binding, place) = control.engine_queue()?;
+        let (binding, member) = control.engine_queue()?;
         Some(QpLink::new(
             Arc::clone(control.qp.as_ref()?),
             Arc::clone(&binding.cq),
-            place,
+            member,
             Arc::clone(&self.rings),
             control.xrc.peer_srq,
         ))

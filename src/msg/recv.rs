@@ -14,7 +14,7 @@ use crate::initiator::local::MAX_IOV;
 use crate::initiator::refusal;
 use crate::mr::LocalKeys;
 use crate::msg::{Endpoint, LocalIov};
-use crate::queue::WrId;
+use crate::queue::CqMember;
 use crate::queue::slots::{Failures, Slot};
 use crate::verbs::{Qp, RecvRequest};
 
@@ -28,7 +28,7 @@ pub(super) const MSG_FLAGS: Flags = Flags::COMPLETION
 #[derive(Debug)]
 pub(crate) struct RxSide {
     selective: bool,
-    place: WrId,
+    member: CqMember,
     qp: Option<Arc<Qp>>,
     /// Receives posted before the queue pair exists.
     early: Option<VecDeque<EarlyRecv>>,
@@ -39,13 +39,13 @@ impl RxSide {
     pub(crate) fn new(
         shared: &Shared,
         selective: bool,
-        place: WrId,
+        member: CqMember,
         qp: Option<Arc<Qp>>,
         early: Option<VecDeque<EarlyRecv>>,
     ) -> Self {
         Self {
             selective,
-            place,
+            member,
             qp,
             early,
             local: LocalKeys::new(shared.domain.mr(), &shared.pd),
@@ -66,7 +66,7 @@ impl RxSide {
         let qp = self.qp.as_ref().ok_or(FiErrno::EOPBADSTATE)?;
         for recv in early {
             let request = RecvRequest {
-                wr_id: self.place.recv(recv.number),
+                wr_id: self.member.recv(recv.number),
                 sges: &recv.sges,
             };
             // SAFETY: the caller that posted the receive promised that the buffers stay valid until
@@ -119,7 +119,7 @@ impl Shared {
             ..Slot::default()
         });
         if let Some(qp) = &side.qp {
-            let wr_id = side.place.recv(number);
+            let wr_id = side.member.recv(number);
             // SAFETY: the caller keeps the contract of this function.
             if let Err(error) = unsafe { qp.post_recv(&RecvRequest { wr_id, sges }) } {
                 ring.unpush();
@@ -155,8 +155,8 @@ impl Shared {
         };
         // The receive is no longer in the list, and closing acquires the lock held here: no other
         // thread completes the receive.
-        if let (Some(binding), Some(place)) = (&control.rx, control.rx_place) {
-            binding.cq.cancel(place, number);
+        if let (Some(binding), Some(member)) = (&control.rx, control.rx_member) {
+            binding.cq.cancel(member, number);
         }
         Ok(())
     }

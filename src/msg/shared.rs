@@ -21,7 +21,7 @@ use crate::mr::ConnectionBlock;
 use crate::msg::{EndpointConfig, SharedRx};
 use crate::queue::event_cell::{Cell, Event};
 use crate::queue::slots::{EndpointSlots, FailureListener};
-use crate::queue::{CompletionQueue, Counter, WrId};
+use crate::queue::{CompletionQueue, Counter, CqMember};
 use crate::verbs::{CmId, Pd, PrivateData, Qp, Sge};
 use crate::wire::cm_data::CmData;
 use crate::wire::introduction::Introduction;
@@ -66,8 +66,8 @@ pub(crate) struct Control {
     pub(super) remote_counters: Vec<(Event, Arc<Counter>)>,
     pub(super) cell: Option<Arc<Cell>>,
     /// Places in the tables of the completion queues, once enabled.
-    pub(crate) tx_place: Option<WrId>,
-    pub(crate) rx_place: Option<WrId>,
+    pub(crate) tx_member: Option<CqMember>,
+    pub(crate) rx_member: Option<CqMember>,
     /// The application's data for the connection request.
     pub(crate) data: CmData,
     /// This side's connection block, once there is a queue pair.
@@ -82,12 +82,12 @@ pub(crate) struct Control {
 }
 
 impl Control {
-    /// The completion queue of the engine's own requests, and their place in it: those of the
+    /// The completion queue of the engine's own requests, and their member of it: those of the
     /// transmit requests, or of the receives if the endpoint only receives.
-    pub(super) fn engine_queue(&self) -> Option<(&CqBinding, WrId)> {
-        match (&self.tx, self.tx_place) {
-            (Some(binding), Some(place)) => Some((binding, place)),
-            _ => self.rx.as_ref().zip(self.rx_place),
+    pub(super) fn engine_queue(&self) -> Option<(&CqBinding, CqMember)> {
+        match (&self.tx, self.tx_member) {
+            (Some(binding), Some(member)) => Some((binding, member)),
+            _ => self.rx.as_ref().zip(self.rx_member),
         }
     }
 }
@@ -153,8 +153,8 @@ impl Shared {
             srx: None,
             remote_counters: Vec::new(),
             cell: None,
-            tx_place: None,
-            rx_place: None,
+            tx_member: None,
+            rx_member: None,
             data: CmData::EMPTY,
             block: None,
             introduction,

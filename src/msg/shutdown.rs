@@ -225,11 +225,11 @@ impl Shared {
     /// have destroyed the queue pair, and then nothing completes any more (Linux 7.3.4 with rxe).
     fn abandon(&self) {
         let control = self.control.lock();
-        if let Some((binding, place)) = control.tx.as_ref().zip(control.tx_place) {
-            binding.cq.abandon(place, true, false);
+        if let Some((binding, member)) = control.tx.as_ref().zip(control.tx_member) {
+            binding.cq.abandon(member, true, false);
         }
-        if let Some((binding, place)) = control.rx.as_ref().zip(control.rx_place) {
-            binding.cq.abandon(place, false, true);
+        if let Some((binding, member)) = control.rx.as_ref().zip(control.rx_member) {
+            binding.cq.abandon(member, false, true);
         }
     }
 

@@ -19,7 +19,7 @@ use crate::mr::{Kept, LocalKeys};
 use crate::msg::{Limits, LocalIov};
 use crate::queue::srx_slots::{SharedRecv, SharedSlots};
 use crate::queue::xrc_receives::{PostedBuffers, Strangers, XrcReceives};
-use crate::queue::{CompletionQueue, WrId};
+use crate::queue::{CompletionQueue, shared_recv};
 use crate::verbs::{QpNumber, RecvRequest, Sge, Srq, SrqNumber, Xrcd};
 
 /// Attributes of a new shared receive context (`fi_srx_context(3)`).
@@ -348,7 +348,7 @@ impl SharedRx {
         };
         let number = self.slots.take(recv).ok_or(FiErrno::EAGAIN);
         let number = number.inspect_err(|_| keys.release_taken())?;
-        let wr_id = WrId::shared(self.slots.id(), number);
+        let wr_id = shared_recv(self.slots.id(), number);
         let posted = match self.queue.get() {
             Some(queue) => {
                 queue.keep(number, sges);

@@ -8,7 +8,7 @@ use super::shared::{CqBinding, Shared};
 use crate::conn::State;
 use crate::errno::{FiErrno, Result};
 use crate::initiator::{Initiator, InitiatorConfig, QpLink, SlotSq, Transmit};
-use crate::queue::WrId;
+use crate::queue::CqMember;
 use crate::verbs::{Qp, SendOpcode, SrqNumber};
 
 /// The transmit side of an endpoint that has a queue pair.
@@ -20,12 +20,12 @@ impl Shared {
     pub(super) fn tx_side(
         &self,
         binding: &CqBinding,
-        place: WrId,
+        member: CqMember,
         qp: &Arc<Qp>,
         peer: Option<SrqNumber>,
     ) -> Result<TxSide> {
         let (cq, rings) = (Arc::clone(&binding.cq), Arc::clone(&self.rings));
-        let link = QpLink::new(Arc::clone(qp), cq, place, rings, peer);
+        let link = QpLink::new(Arc::clone(qp), cq, member, rings, peer);
         let config = InitiatorConfig {
             selective: binding.selective,
             iov_limit: self.config.tx_iov_limit,

@@ -146,8 +146,8 @@ impl Shared {
                 return Err(error);
             }
         }
-        if let Some(place) = control.rx_place.or(control.tx_place) {
-            cq.share_xrc(place, srx.slots(), selective);
+        if let Some(member) = control.rx_member.or(control.tx_member) {
+            cq.share_xrc(member, srx.slots(), selective);
         }
         Ok(())
     }
@@ -155,9 +155,9 @@ impl Shared {
     /// Reverts [`Self::enable_xrc`] and releases the circuits. Without [`Self::detach`].
     pub(super) fn leave_xrc(control: &mut Control) {
         let binding = control.rx.as_ref().or(control.tx.as_ref());
-        let place = control.rx_place.or(control.tx_place);
-        if let (Some(srx), Some(binding), Some(place)) = (&control.srx, binding, place) {
-            binding.cq.unshare_xrc(place, srx.slots());
+        let member = control.rx_member.or(control.tx_member);
+        if let (Some(srx), Some(binding), Some(member)) = (&control.srx, binding, member) {
+            binding.cq.unshare_xrc(member, srx.slots());
         }
     }
 
@@ -339,8 +339,8 @@ impl Shared {
         let qp = Arc::clone(circuit.qp());
         control.qp = Some(Arc::clone(&qp));
         self.ends.lock().circuit = Some(Arc::clone(circuit));
-        if let (Some(binding), Some(place)) = (&control.tx, control.tx_place) {
-            let side = self.tx_side(binding, place, &qp, control.xrc.peer_srq)?;
+        if let (Some(binding), Some(member)) = (&control.tx, control.tx_member) {
+            let side = self.tx_side(binding, member, &qp, control.xrc.peer_srq)?;
             *self.tx.lock() = Some(side);
         }
         self.join_directory(control);

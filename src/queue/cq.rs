@@ -19,7 +19,7 @@ use crate::queue::device_queue::DeviceQueue;
 use crate::queue::slots::EndpointSlots;
 use crate::queue::source::{BATCH, Entry, NoReader, Sink, Source, take};
 use crate::queue::wait::WaitSet;
-use crate::queue::{CompletionError, EntryWriter, QueueDomain, WaitKind, WrId, is_refusal};
+use crate::queue::{CompletionError, CqMember, EntryWriter, QueueDomain, WaitKind, is_refusal};
 use crate::verbs::{AsyncEvent, AsyncListener, Cq};
 
 /// Size of a queue in completions if the application gives none.
@@ -449,11 +449,11 @@ impl CompletionQueue {
     /// Makes the next read resume the endpoint with this place. The caller may hold the endpoint's
     /// transmit lock.
     #[cold]
-    pub(crate) fn resume_in_next_read(&self, place: WrId) {
+    pub(crate) fn resume_in_next_read(&self, member: CqMember) {
         let inner = self.inner.lock();
-        let attached = inner.table.endpoints.get(place.index());
-        if attached.is_some_and(|it| it.generation == place.generation()) {
-            inner.table.add_waiting(place.index());
+        let attached = inner.table.endpoints.get(member.index());
+        if attached.is_some_and(|it| it.generation == member.generation()) {
+            inner.table.add_waiting(member.index());
         }
     }
 

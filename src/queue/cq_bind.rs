@@ -13,7 +13,7 @@ use crate::queue::cq::{CompletionQueue, Inner};
 use crate::queue::slots::EndpointSlots;
 use crate::queue::source::Entry;
 use crate::queue::srx_slots::SharedSlots;
-use crate::queue::wr_id::WrId;
+use crate::queue::wr_id::{CqMember, WrId};
 use crate::queue::xrc_receives::XrcReceives;
 use crate::verbs::Cq;
 
@@ -22,7 +22,11 @@ impl CompletionQueue {
     ///
     /// # Errors
     /// `ENOSPC`: 65,536 endpoints are bound, or the device's queue has no room.
-    pub(crate) fn attach(&self, rings: &Arc<EndpointSlots>, completions: usize) -> Result<WrId> {
+    pub(crate) fn attach(
+        &self,
+        rings: &Arc<EndpointSlots>,
+        completions: usize,
+    ) -> Result<CqMember> {
         let mut inner = self.inner.lock();
         let index = match inner.table.free.last() {
             Some(index) => *index,
@@ -36,7 +40,7 @@ impl CompletionQueue {
         let place = &mut inner.table.endpoints[usize::from(index)];
         place.rings = Some(Arc::clone(rings));
         place.selective = false;
-        Ok(WrId::base(index, place.generation))
+        Ok(CqMember::new(index, place.generation))
     }
 
     /// Reserves room for `completions` more completions: the device's queue never has more than it
@@ -55,14 +59,14 @@ impl CompletionQueue {
         Ok(())
     }
 
-    /// Registers queue pair `number`, of the endpoint `id`, as a consumer of a shared receive
+    /// Registers queue pair `number`, of the endpoint `member`, as a consumer of a shared receive
     /// context. The receives that the queue pair consumes complete in this queue.
     ///
     /// # Errors
     /// `ENOSPC`: the device's queue has no room for them.
     pub(crate) fn share(
         &self,
-        id: WrId,
+        member: CqMember,
         number: u32,
         slots: &Arc<SharedSlots>,
         selective: bool,
@@ -71,7 +75,7 @@ impl CompletionQueue {
         let index = usize::from(slots.id().index);
         self.add_sharer(&mut inner, index, slots)?;
         // an endpoint's index has 16 bits
-        let place = id.index() as u16;
+        let place = member.index() as u16;
         match inner
             .table
             .sharing
@@ -80,7 +84,7 @@ impl CompletionQueue {
             Ok(at) => inner.table.sharing[at].1 = place,
             Err(at) => inner.table.sharing.insert(at, (number, place)),
         }
-        if let Some(place) = inner.table.endpoints.get_mut(id.index()) {
+        if let Some(place) = inner.table.endpoints.get_mut(member.index()) {
             place.selective = selective;
             place.sharing = NonZeroU32::new(number);
         }
@@ -132,24 +136,24 @@ impl CompletionQueue {
 
     /// Registers an endpoint on XRC as a user of an [added context](Self::add_context). The
     /// receives are selected and counted as those of the first user.
-    pub(crate) fn share_xrc(&self, id: WrId, slots: &Arc<SharedSlots>, selective: bool) {
+    pub(crate) fn share_xrc(&self, member: CqMember, slots: &Arc<SharedSlots>, selective: bool) {
         let mut inner = self.inner.lock();
         let index = usize::from(slots.id().index);
         if let Some(Some(sharer)) = inner.table.shared.get_mut(index) {
             // an endpoint's index has 16 bits
-            sharer.on_xrc.push(id.index() as u16);
+            sharer.on_xrc.push(member.index() as u16);
         }
-        if let Some(place) = inner.table.endpoints.get_mut(id.index()) {
+        if let Some(place) = inner.table.endpoints.get_mut(member.index()) {
             place.selective = selective;
         }
     }
 
     /// Reverts [`Self::share_xrc`]; no effect without it.
-    pub(crate) fn unshare_xrc(&self, id: WrId, slots: &Arc<SharedSlots>) {
+    pub(crate) fn unshare_xrc(&self, member: CqMember, slots: &Arc<SharedSlots>) {
         let mut inner = self.inner.lock();
         let index = usize::from(slots.id().index);
         if let Some(Some(sharer)) = inner.table.shared.get_mut(index) {
-            let place = id.index() as u16;
+            let place = member.index() as u16;
             sharer.on_xrc.retain(|known| *known != place);
         }
     }
@@ -194,14 +198,14 @@ impl CompletionQueue {
     /// Reverts [`Self::share`]; no effect without it. The queue pair must be in its error state.
     /// Polls the queue pair's completions first: when it is destroyed, the device discards its
     /// completions together with the receives that they belong to.
-    pub(crate) fn unshare(&self, id: WrId, slots: &Arc<SharedSlots>) {
+    pub(crate) fn unshare(&self, member: CqMember, slots: &Arc<SharedSlots>) {
         let mut inner = self.inner.lock();
-        let place = inner.table.endpoints.get_mut(id.index());
+        let place = inner.table.endpoints.get_mut(member.index());
         let Some(number) = place.and_then(|place| place.sharing.take()) else {
             return;
         };
         let _ = self.drain_all(&mut inner);
-        let entry = (number.get(), id.index() as u16);
+        let entry = (number.get(), member.index() as u16);
         if let Ok(at) = inner.table.sharing.binary_search(&entry) {
             inner.table.sharing.remove(at);
         }
@@ -209,9 +213,9 @@ impl CompletionQueue {
     }
 
     /// Completes, as cancelled, a receive that was never posted to a device.
-    pub(crate) fn cancel(&self, id: WrId, number: u32) {
+    pub(crate) fn cancel(&self, member: CqMember, number: u32) {
         let mut inner = self.inner.lock();
-        let place = inner.table.endpoints.get(id.index());
+        let place = inner.table.endpoints.get(member.index());
         let Some(rings) = place.and_then(|place| place.rings.as_ref()) else {
             return;
         };
@@ -230,14 +234,14 @@ impl CompletionQueue {
 
     /// Removes an endpoint whose queue pair is destroyed: its outstanding requests complete as
     /// flushed.
-    pub(crate) fn detach(&self, id: WrId, completions: usize, tx: bool, rx: bool) {
+    pub(crate) fn detach(&self, member: CqMember, completions: usize, tx: bool, rx: bool) {
         let mut inner = self.inner.lock();
         // polls all of the device's completions first, which precede the flushed ones
         let _ = self.drain_all(&mut inner);
-        let Some(place) = inner.table.endpoints.get_mut(id.index()) else {
+        let Some(place) = inner.table.endpoints.get_mut(member.index()) else {
             return;
         };
-        if place.generation != id.generation() {
+        if place.generation != member.generation() {
             return;
         }
         let Some(rings) = place.rings.take() else {
@@ -245,18 +249,18 @@ impl CompletionQueue {
         };
         place.generation = place.generation.wrapping_add(1) & WrId::GENERATIONS;
         // `attach` has assigned the index from 16 bits
-        inner.table.free.push(id.index() as u16);
+        inner.table.free.push(member.index() as u16);
         inner.reserved -= completions;
         self.abandon_in(&mut inner, &rings, (tx, rx));
     }
 
     /// Reports the outstanding requests of an endpoint as flushed (`tx`: those it sends, `rx`: its
     /// receives). The device completes none of them any more: it was removed.
-    pub(crate) fn abandon(&self, id: WrId, tx: bool, rx: bool) {
+    pub(crate) fn abandon(&self, member: CqMember, tx: bool, rx: bool) {
         let mut inner = self.inner.lock();
         let _ = self.drain_all(&mut inner);
-        let place = inner.table.endpoints.get(id.index());
-        let place = place.filter(|place| place.generation == id.generation());
+        let place = inner.table.endpoints.get(member.index());
+        let place = place.filter(|place| place.generation == member.generation());
         if let Some(rings) = place.and_then(|place| place.rings.clone()) {
             self.abandon_in(&mut inner, &rings, (tx, rx));
         }

@@ -33,4 +33,4 @@ pub use domain::QueueDomain;
 pub(crate) use engine_link::EngineLink;
 pub use wait::WaitKind;
 pub(crate) use wait::{WaitSet, WakeEvent, deadline};
-pub(crate) use wr_id::WrId;
+pub(crate) use wr_id::{CqMember, shared_recv};
