@@ -29,11 +29,11 @@ impl Silence {
         qp: &Qp,
         peer: Option<SrqNumber>,
         member: CqMember,
-        rings: &EndpointSlots,
+        slots: &EndpointSlots,
     ) {
-        let mark = rings.progress_mark();
+        let mark = slots.progress_mark();
         let silent = self.last_seen.swap(mark, Ordering::Relaxed) == mark;
-        if !silent || rings.probe.pending.swap(true, Ordering::AcqRel) {
+        if !silent || slots.probe.pending.swap(true, Ordering::AcqRel) {
             return;
         }
         let mut request = SendRequest::new(SendOpcode::Write, &[]);
@@ -43,7 +43,7 @@ impl Silence {
         }
         // SAFETY: no buffers.
         if let Err(error) = unsafe { qp.post_send(&mut request) } {
-            rings.probe.pending.store(false, Ordering::Release);
+            slots.probe.pending.store(false, Ordering::Release);
             info_log!(
                 EpCtrl,
                 "queue pair {}: the keepalive probe could not be posted: {error}",

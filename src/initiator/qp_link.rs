@@ -38,7 +38,7 @@ pub(crate) struct QpLink {
     pub(super) qp: Arc<Qp>,
     pub(super) cq: Arc<CompletionQueue>,
     pub(super) member: CqMember,
-    pub(super) rings: Arc<EndpointSlots>,
+    pub(super) slots: Arc<EndpointSlots>,
     /// The receive queue of the peer that requests on an initiator of XRC name; `None`: the queue
     /// pair is one of RC.
     pub(super) peer: Option<SrqNumber>,
@@ -51,14 +51,14 @@ impl QpLink {
         qp: Arc<Qp>,
         cq: Arc<CompletionQueue>,
         member: CqMember,
-        rings: Arc<EndpointSlots>,
+        slots: Arc<EndpointSlots>,
         peer: Option<SrqNumber>,
     ) -> Self {
         Self {
             qp,
             cq,
             member,
-            rings,
+            slots,
             peer,
         }
     }
@@ -74,7 +74,7 @@ impl QpLink {
 
 impl EngineLink for QpLink {
     fn engine_requests(&self) -> &EngineRequests {
-        &self.rings.engine_requests
+        &self.slots.engine_requests
     }
 
     unsafe fn post_request(
@@ -93,13 +93,13 @@ impl EngineLink for QpLink {
     }
 
     fn request_progress(&self) {
-        self.rings.set_needs_progress();
-        let rings = Arc::downgrade(&self.rings);
-        self.cq.domain().helper().add(rings, &self.cq);
+        self.slots.set_needs_progress();
+        let slots = Arc::downgrade(&self.slots);
+        self.cq.domain().helper().add(slots, &self.cq);
     }
 
     fn owner(&self) -> Option<Arc<dyn FailureListener>> {
-        self.rings.owner.get().and_then(Weak::upgrade)
+        self.slots.owner.get().and_then(Weak::upgrade)
     }
 
     fn sever(&self) {
@@ -108,7 +108,7 @@ impl EngineLink for QpLink {
             owner.sever();
         }
         // reported here, because the device may have no request to flush
-        self.rings.notify_failure();
+        self.slots.notify_failure();
     }
 }
 
@@ -124,11 +124,11 @@ impl Link for QpLink {
 
     #[inline]
     fn next_number(&self) -> u32 {
-        self.rings.tx.next_number()
+        self.slots.tx.next_number()
     }
 
     fn is_outstanding(&self, number: u32) -> bool {
-        self.rings.tx.is_outstanding(number)
+        self.slots.tx.is_outstanding(number)
     }
 
     fn poll_once_more(&self, polls: &mut u32) -> bool {
@@ -141,17 +141,17 @@ impl Link for QpLink {
     }
 
     fn clear_progress_request(&self) {
-        if !self.rings.clear_needs_progress() {
+        if !self.slots.clear_needs_progress() {
             self.request_progress();
         }
     }
 
     fn set_holds_keys(&self, holds: bool) {
-        self.rings.set_holds_keys(holds);
+        self.slots.set_holds_keys(holds);
     }
 
     fn start_lease(&self) {
-        let rings = Arc::downgrade(&self.rings);
-        self.cq.domain().helper().hold(rings, &self.cq);
+        let slots = Arc::downgrade(&self.slots);
+        self.cq.domain().helper().hold(slots, &self.cq);
     }
 }

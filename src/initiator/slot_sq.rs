@@ -66,16 +66,16 @@ impl Initiator<SlotSq> {
 
 impl SlotSq {
     pub(crate) fn new(link: QpLink) -> Self {
-        let rings = &link.rings;
+        let slots = &link.slots;
         Self {
             // a request of an initiator of XRC leaves the queue by its own completion: other
             // endpoints may have no room until then
             period: match link.peer {
                 Some(_) => 1,
-                None => (rings.tx.depth() / 4).max(1),
+                None => (slots.tx.depth() / 4).max(1),
             },
             unsignaled: 0,
-            counted: rings.counters().is_some_and(|c| c.tx().next().is_some()),
+            counted: slots.counters().is_some_and(|c| c.tx().next().is_some()),
             link,
             chain: None,
             delayed: false,
@@ -83,8 +83,8 @@ impl SlotSq {
     }
 
     #[inline]
-    fn ring(&self) -> &SlotRing {
-        &self.link.rings.tx
+    fn slots(&self) -> &SlotRing {
+        &self.link.slots.tx
     }
 
     /// Stores the record of a request in its slot. Returns the slot number, and whether the request
@@ -96,7 +96,7 @@ impl SlotSq {
             Signal::Auto => self.counted || self.unsignaled + 1 >= self.period,
             Signal::No => false,
         };
-        let number = self.ring().push(Slot { signaled, ..slot });
+        let number = self.slots().push(Slot { signaled, ..slot });
         (number, signaled)
     }
 
@@ -104,7 +104,7 @@ impl SlotSq {
     #[inline(always)]
     fn posted(&mut self, number: u32, signaled: bool, posted: Result<()>) -> Result<u32> {
         if let Err(error) = posted {
-            self.ring().unpush();
+            self.slots().unpush();
             return Err(error);
         }
         self.unsignaled = if signaled { 0 } else { self.unsignaled + 1 };
@@ -140,11 +140,11 @@ impl SlotSq {
         if self.link.peer.is_some() {
             return;
         }
-        let ring = self.ring();
-        if ring.outstanding() == 0 || ring.outstanding() > ring.depth() {
+        let slots = self.slots();
+        if slots.outstanding() == 0 || slots.outstanding() > slots.depth() {
             return;
         }
-        let number = ring.push(Slot {
+        let number = slots.push(Slot {
             signaled: true,
             ..Slot::default()
         });
@@ -152,7 +152,7 @@ impl SlotSq {
         request.wr_id(self.link.member.send(number)).signaled(true);
         // SAFETY: no buffers.
         if unsafe { self.link.qp.post_send(&mut request) }.is_err() {
-            ring.unpush();
+            slots.unpush();
         }
     }
 }
@@ -167,7 +167,7 @@ impl Sq for SlotSq {
 
     #[inline]
     fn is_full(&self) -> bool {
-        self.ring().is_full()
+        self.slots().is_full()
     }
 
     /// Polls the application's completion queue, because an application that only injects may never
@@ -179,18 +179,18 @@ impl Sq for SlotSq {
     }
 
     fn can_defer(&self, deferred: usize) -> bool {
-        let ring = self.ring();
-        ring.outstanding() as usize + deferred < ring.depth() as usize
+        let slots = self.slots();
+        slots.outstanding() as usize + deferred < slots.depth() as usize
     }
 
     #[inline]
     fn next_index(&self) -> usize {
-        self.ring().next_index()
+        self.slots().next_index()
     }
 
     #[inline]
     fn tail(&self) -> u32 {
-        self.ring().tail()
+        self.slots().tail()
     }
 
     #[inline(always)]
@@ -217,7 +217,7 @@ impl Sq for SlotSq {
     fn executes(&self) -> bool {
         self.link.qp.executes()
             && !self.counted
-            && self.ring().outstanding() == 0
+            && self.slots().outstanding() == 0
             && self.link.peer.is_none()
     }
 

@@ -27,7 +27,7 @@ impl Shared {
         // the application may not read this queue, which may hold the last probe's completion
         let _ = binding.cq.progress_engine_requests();
         let peer = control.xrc.peer_srq;
-        self.silence.probe(qp, peer, member, &self.rings);
+        self.silence.probe(qp, peer, member, &self.slots);
         true
     }
 }

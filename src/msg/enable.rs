@@ -110,7 +110,7 @@ impl Shared {
             (Some(tx), Some(rx)) => Arc::ptr_eq(tx, rx),
             _ => false,
         };
-        if let Some(counters) = self.rings.counters() {
+        if let Some(counters) = self.slots.counters() {
             let (tx, rx) = (tx.as_ref(), rx.as_ref());
             counters
                 .tx()
@@ -122,12 +122,12 @@ impl Shared {
         let (tx_room, rx_room) = self.rooms(control);
         if let Some(cq) = &tx {
             let room = if shared { tx_room + rx_room } else { tx_room };
-            control.tx_member = Some(cq.attach(&self.rings, room)?);
+            control.tx_member = Some(cq.attach(&self.slots, room)?);
         }
         if shared {
             control.rx_member = control.tx_member;
         } else if let Some(cq) = &rx {
-            match cq.attach(&self.rings, rx_room) {
+            match cq.attach(&self.slots, rx_room) {
                 Ok(member) => control.rx_member = Some(member),
                 Err(error) => {
                     self.detach(control);

@@ -358,7 +358,7 @@ impl Endpoint {
         }
         if kinds.intersects(Counters::KINDS) {
             let own = kinds & Counters::KINDS;
-            self.shared.rings.bind_counter(counter, own)?;
+            self.shared.slots.bind_counter(counter, own)?;
         }
         let events = events.map(|event| (event, Arc::clone(counter)));
         control.remote_counters.extend(events);

@@ -58,7 +58,7 @@ impl Shared {
             Arc::clone(control.qp.as_ref()?),
             Arc::clone(&binding.cq),
             member,
-            Arc::clone(&self.rings),
+            Arc::clone(&self.slots),
             control.xrc.peer_srq,
         ))
     }

@@ -102,7 +102,7 @@ impl Shared {
         }
         let mut rx = self.rx.lock();
         let side = rx.as_mut().ok_or(FiErrno::ENOCQ)?;
-        let ring = &self.rings.rx;
+        let ring = &self.slots.rx;
         if ring.is_full() {
             return Err(FiErrno::EAGAIN);
         }

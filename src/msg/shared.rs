@@ -101,7 +101,7 @@ pub(crate) struct Shared {
     pub(crate) pd: Arc<Pd>,
     pub(crate) config: EndpointConfig,
     pub(crate) conn: Connection,
-    pub(crate) rings: Arc<EndpointSlots>,
+    pub(crate) slots: Arc<EndpointSlots>,
     pub(super) silence: Silence,
     /// The device was removed, or has failed.
     pub(super) removed: AtomicBool,
@@ -139,8 +139,8 @@ impl Shared {
         };
         let introduction = private_data.and_then(|data| introduction_in(&data));
         let rx_size = if config.shared_rx { 0 } else { config.rx_size };
-        let rings = EndpointSlots::new(config.tx_size, rx_size).on_xrc(config.xrc);
-        let rings = Arc::new(rings);
+        let slots = EndpointSlots::new(config.tx_size, rx_size).on_xrc(config.xrc);
+        let slots = Arc::new(slots);
         let mut side = Side::new(id, config.src, config.dst);
         side.passive = passive;
         side.on_circuits = config.xrc;
@@ -168,7 +168,7 @@ impl Shared {
             conn: Connection::new(domain.device(), tuning, config.token),
             lengths: Lengths::new(domain.max_msg_size(), config.inject_size),
             config,
-            rings,
+            slots,
             silence: Silence::default(),
             removed: AtomicBool::new(false),
             device_error: DeviceError::default(),
@@ -182,8 +182,8 @@ impl Shared {
             answer: std::sync::OnceLock::new(),
         });
         let listener: Weak<dyn FailureListener> = shared.weak();
-        // new rings have no owner yet
-        let _ = shared.rings.owner.set(listener);
+        // new slots have no owner yet
+        let _ = shared.slots.owner.set(listener);
         shared
     }
 

@@ -63,7 +63,7 @@ impl Shared {
     /// Returns the keys to the peer. When the peer closes regions afterwards, it does not wait for
     /// an acknowledgement of this endpoint.
     fn give_keys_back(&self) {
-        if self.rings.holds_keys()
+        if self.slots.holds_keys()
             && let Some(side) = self.tx.lock().as_mut()
         {
             side.return_keys_and_wait();
@@ -96,14 +96,14 @@ impl Shared {
         let limit = disconnected + self.answer_limit();
         let queue = self.control.lock().tx.clone();
         let mut waited = false;
-        while self.rings.tx.outstanding() != 0 && Instant::now() < limit {
+        while self.slots.tx.outstanding() != 0 && Instant::now() < limit {
             waited = true;
             std::thread::sleep(Duration::from_micros(100));
             if let Some(binding) = &queue {
                 let _ = binding.cq.drain_device_queue();
             }
         }
-        if waited && self.rings.tx.outstanding() != 0 {
+        if waited && self.slots.tx.outstanding() != 0 {
             *IN_VAIN.get().lock() = Some(Instant::now());
         }
     }
@@ -170,7 +170,7 @@ impl Shared {
             for binding in [&tx, &rx].into_iter().flatten() {
                 let _ = binding.cq.drain_device_queue();
             }
-            if ended && self.rings.tx.outstanding() + self.rings.rx.outstanding() == 0 {
+            if ended && self.slots.tx.outstanding() + self.slots.rx.outstanding() == 0 {
                 let mut tx = self.tx.lock();
                 let Some(side) = tx.as_mut().filter(|side| side.has_deferred()) else {
                     return;
@@ -204,7 +204,7 @@ impl Shared {
                 info_log!(
                     EpCtrl,
                     "requests not flushed within {FLUSH_WAIT:?}: last receive {ended}, {:?}",
-                    self.rings
+                    self.slots
                 );
                 if self.removed.load(Ordering::Relaxed) && !self.config.xrc {
                     self.abandon();
@@ -309,7 +309,7 @@ impl FailureListener for Shared {
         }
         if !connected {
             // no revocation can be sent any more
-            self.rings.engine_requests.want(false);
+            self.slots.engine_requests.want(false);
         }
         // If another thread holds the lock, that thread retries the deferred operations, or this
         // function is called again.
@@ -321,7 +321,7 @@ impl FailureListener for Shared {
                 Some(side) => side.cancel_deferred(),
                 None if connected => {}
                 None => {
-                    self.rings.clear_needs_progress();
+                    self.slots.clear_needs_progress();
                 }
             }
         }
@@ -333,7 +333,7 @@ impl FailureListener for Shared {
         {
             if control.tx.is_none() {
                 // no operation is deferred; the notifier repeats its request if necessary
-                self.rings.clear_needs_progress();
+                self.slots.clear_needs_progress();
             }
             notifier.notify_again();
         }
@@ -341,7 +341,7 @@ impl FailureListener for Shared {
 
     fn tend_keys(&self) -> Lease {
         if !self.is_up() {
-            self.rings.set_holds_keys(false);
+            self.slots.set_holds_keys(false);
             return Lease::Over;
         }
         let Some(mut tx) = self.tx.try_lock() else {
@@ -350,7 +350,7 @@ impl FailureListener for Shared {
         match tx.as_mut() {
             Some(side) => side.lease_expired(),
             None => {
-                self.rings.set_holds_keys(false);
+                self.slots.set_holds_keys(false);
                 Lease::Over
             }
         }

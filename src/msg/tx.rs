@@ -24,14 +24,14 @@ impl Shared {
         qp: &Arc<Qp>,
         peer: Option<SrqNumber>,
     ) -> Result<TxSide> {
-        let (cq, rings) = (Arc::clone(&binding.cq), Arc::clone(&self.rings));
-        let link = QpLink::new(Arc::clone(qp), cq, member, rings, peer);
+        let (cq, slots) = (Arc::clone(&binding.cq), Arc::clone(&self.slots));
+        let link = QpLink::new(Arc::clone(qp), cq, member, slots, peer);
         let config = InitiatorConfig {
             selective: binding.selective,
             iov_limit: self.config.tx_iov_limit,
             max_inline: qp.limits().max_inline,
             inject_size: self.config.inject_size,
-            slots: self.rings.tx.capacity(),
+            slots: self.slots.tx.capacity(),
             late_slab: false,
             atomics: self.config.atomics,
         };

@@ -509,7 +509,7 @@ impl Shared {
     /// Requests that the device has not flushed end with the circuit, which then must not live
     /// longer than its users.
     pub(super) fn release_unflushed(&self) {
-        if self.rings.tx.outstanding() != 0
+        if self.slots.tx.outstanding() != 0
             && let Some(circuit) = self.own_circuit()
             && let Ok(circuits) = self.circuits()
         {
@@ -730,7 +730,7 @@ impl CircuitUser for Shared {
             if let Some((binding, _)) = control.engine_queue() {
                 let _ = binding.cq.progress_engine_requests();
             }
-            let waits = self.rings.probe.pending.load(Ordering::Acquire);
+            let waits = self.slots.probe.pending.load(Ordering::Acquire);
             self.probe_silent(&control);
             if !waits {
                 return;
@@ -765,11 +765,11 @@ impl CircuitUser for Shared {
 
     fn has_requests(&self) -> bool {
         let shares = |circuit: Arc<Circuit>| circuit.is_shared() && !circuit.has_failed();
-        self.rings.tx.outstanding() != 0 && self.own_circuit().is_some_and(shares)
+        self.slots.tx.outstanding() != 0 && self.own_circuit().is_some_and(shares)
     }
 
     fn progress_mark(&self) -> u32 {
-        self.rings.tx.progress_mark()
+        self.slots.tx.progress_mark()
     }
 
     fn tell_end(&self) {

@@ -49,7 +49,7 @@ pub(super) struct EndpointTable {
 #[derive(Debug, Default)]
 pub(super) struct Attachment {
     pub(super) generation: u16,
-    pub(super) rings: Option<Arc<EndpointSlots>>,
+    pub(super) slots: Option<Arc<EndpointSlots>>,
     /// Whether only selected receives of a shared context produce completion entries.
     pub(super) selective: bool,
     /// The queue pair's number in [`EndpointTable::sharing`]. No endpoint's queue pair has number
@@ -78,15 +78,15 @@ impl Attachment {
     #[cold]
     fn stray(&self, id: WrId, wc: &Wc) {
         if id.generation() == self.generation | WrId::PROBE
-            && let Some(rings) = &self.rings
+            && let Some(slots) = &self.slots
         {
             let success = wc.status() == sys::IBV_WC_SUCCESS;
             match EngineRequest::of(id.0 as u32) {
-                None => rings.probe_done(success),
+                None => slots.probe_done(success),
                 Some(kind) => {
-                    rings.engine_requests.end(kind, success);
+                    slots.engine_requests.end(kind, success);
                     if !success {
-                        rings.notify_failure();
+                        slots.notify_failure();
                     }
                 }
             }
@@ -197,10 +197,10 @@ impl EndpointTable {
             #[cfg(test)]
             self.visits.set(self.visits.get() + 1);
             let place = &self.endpoints[usize::from(index)];
-            let rings = place.rings.as_ref().filter(|rings| rings.needs_progress());
-            found.extend(rings.cloned());
-            place.listed.set(rings.is_some());
-            rings.is_some()
+            let slots = place.slots.as_ref().filter(|slots| slots.needs_progress());
+            found.extend(slots.cloned());
+            place.listed.set(slots.is_some());
+            slots.is_some()
         });
         found
     }
@@ -220,9 +220,9 @@ impl EndpointTable {
             Some(place) => {
                 place.stray(id, wc);
                 if place
-                    .rings
+                    .slots
                     .as_ref()
-                    .is_some_and(|rings| rings.needs_progress())
+                    .is_some_and(|slots| slots.needs_progress())
                 {
                     self.add_waiting(id.index());
                 }
@@ -230,19 +230,19 @@ impl EndpointTable {
             }
             None => return,
         };
-        let Some(rings) = place.rings.as_ref() else {
+        let Some(slots) = place.slots.as_ref() else {
             return;
         };
-        if rings.needs_progress() {
+        if slots.needs_progress() {
             self.add_waiting(id.index());
         }
         let recv = id.0 & WrId::RECV != 0;
-        let ring = if recv { &rings.rx } else { &rings.tx };
+        let ring = if recv { &slots.rx } else { &slots.tx };
         // the low 32 bits are the number
         let Some(slot) = ring.complete(id.0 as u32) else {
             return;
         };
-        if let Some(counters) = rings.counters()
+        if let Some(counters) = slots.counters()
             && !slot.more
         {
             let success = wc.status() == sys::IBV_WC_SUCCESS && slot.refused.is_none();
@@ -252,12 +252,12 @@ impl EndpointTable {
             }
         }
         if wc.status() != sys::IBV_WC_SUCCESS {
-            rings.notify_failure();
+            slots.notify_failure();
             let error = failure(&slot, wc.status(), wc.vendor_err());
             let reported = if recv {
                 slot.visible || slot.failures.include(error.err)
             } else {
-                rings.reports_failure(&slot, error.err)
+                slots.reports_failure(&slot, error.err)
             };
             if reported {
                 sink.fail(error);
@@ -307,16 +307,16 @@ impl EndpointTable {
         let place = consumer
             .or_else(|| sharer.on_xrc.first().copied())
             .and_then(|index| self.endpoints.get(usize::from(index)));
-        let rings = place.and_then(|place| place.rings.as_ref());
+        let slots = place.and_then(|place| place.slots.as_ref());
         let success = wc.status() == sys::IBV_WC_SUCCESS && strange.is_none();
         let slot = Slot {
             context: recv.context,
             flags: Flags::RECV.union(Flags::MSG),
             ..Slot::default()
         };
-        if let Some(rings) = rings {
-            rings.shared_done();
-            if let Some(counters) = rings.counters()
+        if let Some(slots) = slots {
+            slots.shared_done();
+            if let Some(counters) = slots.counters()
                 && !(success && wc.is_recv_rdma())
             {
                 counters.count(slot.flags, success);
@@ -324,8 +324,8 @@ impl EndpointTable {
         }
         if !success {
             // the users of a target that has failed get an event
-            if let (Some(_), Some(rings)) = (consumer, rings) {
-                rings.notify_failure();
+            if let (Some(_), Some(slots)) = (consumer, slots) {
+                slots.notify_failure();
             }
             let status = match strange {
                 // the message is not the application's, and the receive is not posted

@@ -439,7 +439,7 @@ impl CompletionQueue {
         drop(inner);
         for owner in waiting
             .iter()
-            .filter_map(|rings| rings.owner.get()?.upgrade())
+            .filter_map(|slots| slots.owner.get()?.upgrade())
         {
             owner.resume();
         }
@@ -463,8 +463,8 @@ impl CompletionQueue {
     fn after_empty_reads(&self, inner: MutexGuard<'_, Inner>) {
         if self.domain.helper().has_holders() {
             let holders = Self::some_holders(inner);
-            for rings in holders.into_iter().flatten() {
-                if let Some(owner) = rings.owner.get().and_then(Weak::upgrade) {
+            for slots in holders.into_iter().flatten() {
+                if let Some(owner) = slots.owner.get().and_then(Weak::upgrade) {
                     owner.acknowledge();
                 }
             }
@@ -481,8 +481,8 @@ impl CompletionQueue {
         inner.next_holder = (first + HOLDERS) % count.max(1);
         std::array::from_fn(|i| {
             let place = inner.table.endpoints.get((first + i) % count.max(1));
-            let rings = place.filter(|_| i < count)?.rings.as_ref();
-            rings.filter(|rings| rings.holds_keys()).cloned()
+            let slots = place.filter(|_| i < count)?.slots.as_ref();
+            slots.filter(|slots| slots.holds_keys()).cloned()
         })
     }
 
@@ -709,13 +709,13 @@ mod tests {
         let domain = Domain::open(&device, DomainConfig::default()).unwrap();
         let cq = CompletionQueue::open(domain.queues(), CqConfig::default()).unwrap();
         let owner: Arc<dyn FailureListener> = Arc::new(GoesOn(Arc::downgrade(&cq), found));
-        let rings = Arc::new(EndpointSlots::new(4, 4));
-        assert!(rings.owner.set(Arc::downgrade(&owner)).is_ok());
-        rings.set_needs_progress();
+        let slots = Arc::new(EndpointSlots::new(4, 4));
+        assert!(slots.owner.set(Arc::downgrade(&owner)).is_ok());
+        slots.set_needs_progress();
         {
             let mut inner = cq.inner.lock();
             inner.table.endpoints.push(Attachment {
-                rings: Some(Arc::clone(&rings)),
+                slots: Some(Arc::clone(&slots)),
                 ..Attachment::default()
             });
             inner.table.add_waiting(0);
@@ -724,7 +724,7 @@ mod tests {
         let read = cq.read(4, &mut |completion: &Completion| {
             contexts.push(completion.context);
         });
-        assert!(rings.clear_needs_progress());
+        assert!(slots.clear_needs_progress());
         (read, contexts, cq.read_error().map(|_| 0))
     }
 
@@ -749,10 +749,10 @@ mod tests {
         let endpoint = |_| {
             let owner = Arc::new(Resumed::default());
             let listener: Arc<dyn FailureListener> = Arc::clone(&owner) as _;
-            let rings = Arc::new(EndpointSlots::new(1, 1));
-            assert!(rings.owner.set(Arc::downgrade(&listener)).is_ok());
-            let id = cq.attach(&rings, 1).unwrap();
-            (owner, rings, id)
+            let slots = Arc::new(EndpointSlots::new(1, 1));
+            assert!(slots.owner.set(Arc::downgrade(&listener)).is_ok());
+            let id = cq.attach(&slots, 1).unwrap();
+            (owner, slots, id)
         };
         let endpoints: Vec<_> = (0..ENDPOINTS).map(endpoint).collect();
         // reads after a completion of each of these; returns the visits, and the resumed endpoints
@@ -781,10 +781,10 @@ mod tests {
         assert_eq!(completed(&[3]), (2, vec![3]));
         assert_eq!(completed(&[3]), (1, vec![3]), "the other has left the list");
         // an endpoint that is detached leaves it too
-        let (_, rings, id) = &endpoints[3];
+        let (_, slots, id) = &endpoints[3];
         cq.detach(*id, 1, true, true);
         assert_eq!(completed(&[3]), (1, vec![]));
-        assert_eq!(cq.attach(rings, 1).unwrap().index(), id.index());
+        assert_eq!(cq.attach(slots, 1).unwrap().index(), id.index());
         assert_eq!(completed(&[3]), (1, vec![3]), "and comes back");
     }
 

@@ -24,7 +24,7 @@ impl CompletionQueue {
     /// `ENOSPC`: 65,536 endpoints are bound, or the device's queue has no room.
     pub(crate) fn attach(
         &self,
-        rings: &Arc<EndpointSlots>,
+        slots: &Arc<EndpointSlots>,
         completions: usize,
     ) -> Result<CqMember> {
         let mut inner = self.inner.lock();
@@ -38,7 +38,7 @@ impl CompletionQueue {
             inner.table.endpoints.push(Attachment::default());
         }
         let place = &mut inner.table.endpoints[usize::from(index)];
-        place.rings = Some(Arc::clone(rings));
+        place.slots = Some(Arc::clone(slots));
         place.selective = false;
         Ok(CqMember::new(index, place.generation))
     }
@@ -216,13 +216,13 @@ impl CompletionQueue {
     pub(crate) fn cancel(&self, member: CqMember, number: u32) {
         let mut inner = self.inner.lock();
         let place = inner.table.endpoints.get(member.index());
-        let Some(rings) = place.and_then(|place| place.rings.as_ref()) else {
+        let Some(slots) = place.and_then(|place| place.slots.as_ref()) else {
             return;
         };
-        let Some(slot) = rings.rx.complete(number) else {
+        let Some(slot) = slots.rx.complete(number) else {
             return;
         };
-        if let Some(counters) = rings.counters() {
+        if let Some(counters) = slots.counters() {
             counters.count(slot.flags, false);
         }
         let error = failure(&slot, sys::IBV_WC_WR_FLUSH_ERR, 0);
@@ -244,14 +244,14 @@ impl CompletionQueue {
         if place.generation != member.generation() {
             return;
         }
-        let Some(rings) = place.rings.take() else {
+        let Some(slots) = place.slots.take() else {
             return;
         };
         place.generation = place.generation.wrapping_add(1) & WrId::GENERATIONS;
         // `attach` has assigned the index from 16 bits
         inner.table.free.push(member.index() as u16);
         inner.reserved -= completions;
-        self.abandon_in(&mut inner, &rings, (tx, rx));
+        self.abandon_in(&mut inner, &slots, (tx, rx));
     }
 
     /// Reports the outstanding requests of an endpoint as flushed (`tx`: those it sends, `rx`: its
@@ -261,23 +261,23 @@ impl CompletionQueue {
         let _ = self.drain_all(&mut inner);
         let place = inner.table.endpoints.get(member.index());
         let place = place.filter(|place| place.generation == member.generation());
-        if let Some(rings) = place.and_then(|place| place.rings.clone()) {
-            self.abandon_in(&mut inner, &rings, (tx, rx));
+        if let Some(slots) = place.and_then(|place| place.slots.clone()) {
+            self.abandon_in(&mut inner, &slots, (tx, rx));
         }
     }
 
-    fn abandon_in(&self, inner: &mut Inner, rings: &EndpointSlots, (tx, rx): (bool, bool)) {
-        let directions = [(tx, &rings.tx), (rx, &rings.rx)];
+    fn abandon_in(&self, inner: &mut Inner, slots: &EndpointSlots, (tx, rx): (bool, bool)) {
+        let directions = [(tx, &slots.tx), (rx, &slots.rx)];
         for (_, ring) in directions.into_iter().filter(|(mine, _)| *mine) {
             while let Some(slot) = ring.abandon() {
-                if let Some(counters) = rings.counters()
+                if let Some(counters) = slots.counters()
                     && !slot.more
                 {
                     counters.count(slot.flags, false);
                 }
                 let error = failure(&slot, sys::IBV_WC_WR_FLUSH_ERR, 0);
-                let reported = match std::ptr::eq(ring, &rings.tx) {
-                    true => rings.reports_failure(&slot, error.err),
+                let reported = match std::ptr::eq(ring, &slots.tx) {
+                    true => slots.reports_failure(&slot, error.err),
                     false => slot.failures.include(error.err),
                 };
                 if reported {
@@ -353,16 +353,16 @@ mod tests {
             let cq = queue(&device, size);
             let room = cq.device_cq().unwrap().cqe();
             assert!(room >= least, "{room}");
-            let rings = Arc::new(EndpointSlots::new(1, 1));
-            let id = cq.attach(&rings, room).unwrap();
+            let slots = Arc::new(EndpointSlots::new(1, 1));
+            let id = cq.attach(&slots, room).unwrap();
             let shared = SharedId {
                 index: 0,
                 generation: 0,
             };
-            let slots = Arc::new(SharedSlots::new(shared, 1));
-            assert_eq!(cq.attach(&rings, 1).err(), Some(FiErrno::ENOSPC));
-            assert_eq!(cq.share(id, 7, &slots, false), Err(FiErrno::ENOSPC));
-            assert_eq!(cq.add_context(&slots, None), Err(FiErrno::ENOSPC));
+            let shared = Arc::new(SharedSlots::new(shared, 1));
+            assert_eq!(cq.attach(&slots, 1).err(), Some(FiErrno::ENOSPC));
+            assert_eq!(cq.share(id, 7, &shared, false), Err(FiErrno::ENOSPC));
+            assert_eq!(cq.add_context(&shared, None), Err(FiErrno::ENOSPC));
             {
                 let inner = cq.inner.lock();
                 let table = &inner.table;
@@ -370,7 +370,7 @@ mod tests {
                 assert!(table.shared.is_empty() && table.sharing.is_empty());
             }
             cq.detach(id, room, true, true);
-            assert!(cq.attach(&rings, 1).is_ok());
+            assert!(cq.attach(&slots, 1).is_ok());
         }
     }
 
@@ -379,10 +379,10 @@ mod tests {
     fn the_limit_of_the_device_is_a_refusal() {
         let device = crate::verbs::devices(&[softverbs::backend()], false).remove(0);
         let cq = queue(&device, 16);
-        let rings = Arc::new(EndpointSlots::new(1, 1));
+        let slots = Arc::new(EndpointSlots::new(1, 1));
         let most = device.attr().max_cqe;
-        assert_eq!(cq.attach(&rings, most + 1).err(), Some(FiErrno::ENOSPC));
-        assert!(cq.attach(&rings, 100).is_ok());
+        assert_eq!(cq.attach(&slots, most + 1).err(), Some(FiErrno::ENOSPC));
+        assert!(cq.attach(&slots, 100).is_ok());
         assert_eq!(cq.inner.lock().reserved, 100);
         assert!(cq.device_cq().unwrap().cqe() < most);
     }
@@ -394,11 +394,11 @@ mod tests {
         const ENDPOINTS: usize = 10_000;
         let device = crate::verbs::devices(&[softverbs::backend()], false).remove(0);
         let cq = queue(&device, 0);
-        let rings = Arc::new(EndpointSlots::new(1, 1));
+        let slots = Arc::new(EndpointSlots::new(1, 1));
         let mut sizes = vec![cq.device_cq().unwrap().cqe()];
         let mut ids: Vec<_> = (0..ENDPOINTS)
             .map(|_| {
-                let id = cq.attach(&rings, 4).unwrap();
+                let id = cq.attach(&slots, 4).unwrap();
                 sizes.push(cq.device_cq().unwrap().cqe());
                 id
             })
@@ -413,7 +413,7 @@ mod tests {
             cq.detach(*id, 4, true, true);
         }
         assert_eq!(cq.inner.lock().table.free.len(), gone.len());
-        let mut again: Vec<_> = gone.iter().map(|_| cq.attach(&rings, 4).unwrap()).collect();
+        let mut again: Vec<_> = gone.iter().map(|_| cq.attach(&slots, 4).unwrap()).collect();
         let inner = cq.inner.lock();
         assert_eq!(
             (inner.table.endpoints.len(), inner.table.free.len()),

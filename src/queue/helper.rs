@@ -50,7 +50,7 @@ struct Shared {
 /// An endpoint, and the completion queue of its transmit requests.
 #[derive(Clone, Debug)]
 struct HelpedEndpoint {
-    rings: Weak<EndpointSlots>,
+    slots: Weak<EndpointSlots>,
     cq: Weak<CompletionQueue>,
 }
 
@@ -74,13 +74,13 @@ struct State {
 impl Helper {
     /// Makes the thread retry an endpoint's deferred operations until none is left. Acquires a leaf
     /// lock only, so a caller may hold any other lock.
-    pub(crate) fn add(&self, rings: Weak<EndpointSlots>, cq: &Arc<CompletionQueue>) {
+    pub(crate) fn add(&self, slots: Weak<EndpointSlots>, cq: &Arc<CompletionQueue>) {
         let mut state = self.shared.state.lock();
-        if state.waiting.iter().any(|known| known.rings.ptr_eq(&rings)) {
+        if state.waiting.iter().any(|known| known.slots.ptr_eq(&slots)) {
             return;
         }
         let cq = Arc::downgrade(cq);
-        state.waiting.push(HelpedEndpoint { rings, cq });
+        state.waiting.push(HelpedEndpoint { slots, cq });
         if !self.shared.start(&mut state, Instant::now() + SHORTEST) {
             state.waiting.pop();
         }
@@ -92,17 +92,17 @@ impl Helper {
     ///
     /// Without a thread the endpoint stays listed: reads of empty completion queues acknowledge for
     /// it ([`Self::has_holders`]), and the thread that a later call creates tends it.
-    pub(crate) fn hold(&self, rings: Weak<EndpointSlots>, cq: &Arc<CompletionQueue>) {
+    pub(crate) fn hold(&self, slots: Weak<EndpointSlots>, cq: &Arc<CompletionQueue>) {
         let mut state = self.shared.state.lock();
         let due = Instant::now() + LEASE_CHECK;
         let mut holders = state.holders.iter();
-        if !holders.any(|(known, _)| known.rings.ptr_eq(&rings)) {
+        if !holders.any(|(known, _)| known.slots.ptr_eq(&slots)) {
             let cq = Arc::downgrade(cq);
             // without a thread no one else removes the endpoints that are gone
             state
                 .holders
-                .retain(|(known, _)| known.rings.strong_count() != 0);
-            state.holders.push((HelpedEndpoint { rings, cq }, due));
+                .retain(|(known, _)| known.slots.strong_count() != 0);
+            state.holders.push((HelpedEndpoint { slots, cq }, due));
         } else if state.thread.is_some() {
             return;
         }
@@ -126,21 +126,21 @@ impl Helper {
 impl HelpedEndpoint {
     /// The endpoint and the queue, if both still exist.
     fn upgrade(&self) -> Option<(Arc<EndpointSlots>, Arc<CompletionQueue>)> {
-        Some((self.rings.upgrade()?, self.cq.upgrade()?))
+        Some((self.slots.upgrade()?, self.cq.upgrade()?))
     }
 
     fn resume(&self) {
-        let Some((rings, cq)) = self.upgrade() else {
+        let Some((slots, cq)) = self.upgrade() else {
             return;
         };
         for _ in 0..STEPS {
             // The completion that the endpoint waits for may be behind those of a queue that the
             // application does not read. A reader of a failed queue gets the error.
             let _ = cq.progress_engine_requests();
-            if let Some(owner) = rings.owner.get().and_then(Weak::upgrade) {
+            if let Some(owner) = slots.owner.get().and_then(Weak::upgrade) {
                 owner.resume();
             }
-            if !rings.needs_progress() {
+            if !slots.needs_progress() {
                 return;
             }
         }
@@ -148,12 +148,12 @@ impl HelpedEndpoint {
 
     /// Handles the expired timer of the endpoint.
     fn tend(&self) -> Lease {
-        let Some((rings, cq)) = self.upgrade() else {
+        let Some((slots, cq)) = self.upgrade() else {
             return Lease::Over;
         };
         // the last acknowledgement may be complete
         let _ = cq.progress_engine_requests();
-        let owner = rings.owner.get().and_then(Weak::upgrade);
+        let owner = slots.owner.get().and_then(Weak::upgrade);
         owner.map_or(Lease::Over, |owner| owner.tend_keys())
     }
 }
@@ -250,9 +250,9 @@ impl Shared {
     fn retain_waiting(state: &mut MutexGuard<'_, State>) {
         let mut upgraded = Vec::new();
         state.waiting.retain(|member| {
-            let rings = member.rings.upgrade();
-            let waits = rings.as_ref().is_some_and(|rings| rings.needs_progress());
-            upgraded.extend(rings);
+            let slots = member.slots.upgrade();
+            let waits = slots.as_ref().is_some_and(|slots| slots.needs_progress());
+            upgraded.extend(slots);
             waits
         });
         if !upgraded.is_empty() {
@@ -264,14 +264,14 @@ impl Shared {
     /// the [`Helper`], which acquires the lock.
     fn release(
         state: &mut MutexGuard<'_, State>,
-        rings: impl IntoIterator<Item = Arc<EndpointSlots>>,
+        slots: impl IntoIterator<Item = Arc<EndpointSlots>>,
     ) {
         #[cfg(test)]
         if let Some(pause) = &state.pause {
             pause.wait();
             pause.wait();
         }
-        MutexGuard::unlocked(state, || drop(rings));
+        MutexGuard::unlocked(state, || drop(slots));
     }
 
     /// Handles the endpoints whose timers have expired. Returns false if no timer has expired.
@@ -288,11 +288,11 @@ impl Shared {
                 Lease::Held | Lease::Over => LEASE_CHECK,
             };
             let same =
-                |(known, _): &mut (HelpedEndpoint, Instant)| known.rings.ptr_eq(&member.rings);
+                |(known, _): &mut (HelpedEndpoint, Instant)| known.slots.ptr_eq(&member.slots);
             // while the lock was released, the endpoint may have announced keys again; `hold` did
             // not add it a second time
-            let rings = member.rings.upgrade();
-            let held = rings.as_ref().is_some_and(|rings| rings.holds_keys());
+            let slots = member.slots.upgrade();
+            let held = slots.as_ref().is_some_and(|slots| slots.holds_keys());
             if !held {
                 state.holders.retain_mut(|holder| !same(holder));
             } else if let Some((_, due)) = state
@@ -302,7 +302,7 @@ impl Shared {
             {
                 *due = Instant::now() + next;
             }
-            Self::release(state, rings);
+            Self::release(state, slots);
         }
         self.count(state);
         true
@@ -333,7 +333,7 @@ mod tests {
     use crate::queue::{Counter, CqConfig, WaitKind};
     use std::sync::Barrier;
 
-    /// The thread drops the last reference to an endpoint's rings, whose counter has the last
+    /// The thread drops the last reference to an endpoint's slots, whose counter has the last
     /// reference to the domain. `add`: [`Helper::add`] or [`Helper::hold`].
     fn drops_the_domain(
         prepare: fn(&EndpointSlots),
@@ -343,16 +343,16 @@ mod tests {
         let domain = Domain::open(&device, DomainConfig::default()).unwrap();
         let queues = Arc::clone(domain.queues());
         let cq = CompletionQueue::open(&queues, CqConfig::default()).unwrap();
-        let rings = Arc::new(EndpointSlots::new(4, 4));
+        let slots = Arc::new(EndpointSlots::new(4, 4));
         let counter = Counter::open(&queues, WaitKind::None).unwrap();
-        rings.bind_counter(&counter, Flags::SEND).unwrap();
-        prepare(&rings);
+        slots.bind_counter(&counter, Flags::SEND).unwrap();
+        prepare(&slots);
         let pause = Arc::new(Barrier::new(2));
         queues.helper().shared.state.lock().pause = Some(Arc::clone(&pause));
-        add(queues.helper(), Arc::downgrade(&rings), &cq);
+        add(queues.helper(), Arc::downgrade(&slots), &cq);
         let thread = Arc::downgrade(&queues.helper().shared);
         pause.wait();
-        drop((domain, queues, cq, counter, rings));
+        drop((domain, queues, cq, counter, slots));
         pause.wait();
         let limit = Instant::now() + Duration::from_secs(10);
         while thread.strong_count() != 0 {
@@ -370,10 +370,10 @@ mod tests {
         let cq = CompletionQueue::open(domain.queues(), CqConfig::default()).unwrap();
         let helper = domain.queues().helper();
         let endpoint = || {
-            let rings = Arc::new(EndpointSlots::new(4, 4));
-            rings.set_holds_keys(true);
-            helper.hold(Arc::downgrade(&rings), &cq);
-            rings
+            let slots = Arc::new(EndpointSlots::new(4, 4));
+            slots.set_holds_keys(true);
+            helper.hold(Arc::downgrade(&slots), &cq);
+            slots
         };
         NO_THREAD.set(true);
         let first = endpoint();
@@ -385,8 +385,8 @@ mod tests {
         // also by an endpoint that is known
         helper.hold(Arc::downgrade(&first), &cq);
         let third = endpoint();
-        for rings in [&first, &second, &third] {
-            rings.set_holds_keys(false);
+        for slots in [&first, &second, &third] {
+            slots.set_holds_keys(false);
         }
         let limit = Instant::now() + Duration::from_secs(10);
         while helper.has_holders() {
@@ -398,6 +398,6 @@ mod tests {
     #[test]
     fn the_thread_can_drop_the_domain() {
         drops_the_domain(EndpointSlots::set_needs_progress, Helper::add);
-        drops_the_domain(|rings| rings.set_holds_keys(true), Helper::hold);
+        drops_the_domain(|slots| slots.set_holds_keys(true), Helper::hold);
     }
 }

@@ -577,11 +577,11 @@ mod tests {
             ..slot(2, true)
         };
         for xrc in [false, true] {
-            let rings = EndpointSlots::new(4, 4).on_xrc(xrc);
-            assert_eq!(rings.reports_failure(&injected, FiErrno::EREMOTEIO), !xrc);
-            assert!(rings.reports_failure(&injected, FiErrno::EKEYREJECTED));
-            assert!(!rings.reports_failure(&injected, FiErrno::ETIMEDOUT));
-            assert!(rings.reports_failure(&whole, FiErrno::EREMOTEIO));
+            let slots = EndpointSlots::new(4, 4).on_xrc(xrc);
+            assert_eq!(slots.reports_failure(&injected, FiErrno::EREMOTEIO), !xrc);
+            assert!(slots.reports_failure(&injected, FiErrno::EKEYREJECTED));
+            assert!(!slots.reports_failure(&injected, FiErrno::ETIMEDOUT));
+            assert!(slots.reports_failure(&whole, FiErrno::EREMOTEIO));
         }
     }
 

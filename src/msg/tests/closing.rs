@@ -17,8 +17,8 @@ fn a_shutdown_returns_after_the_entries_are_written() {
         let (addr, key) = (target.addr(), target.region.key());
         client.write(&buffer, 8, addr, key, 3).unwrap();
         client.ep.shutdown().unwrap();
-        let rings = &client.ep.shared.rings;
-        assert_eq!(rings.rx.outstanding() + rings.tx.outstanding(), 0);
+        let slots = &client.ep.shared.slots;
+        assert_eq!(slots.rx.outstanding() + slots.tx.outstanding(), 0);
         let mut contexts: Vec<_> = (0..3)
             .map(|_| match client.completion() {
                 Ok(done) => done.context,

@@ -71,7 +71,7 @@ fn requests_are_answered_before_a_disconnected_queue_pair_is_in_error() {
         let (client, server) = connected(false, |_| {});
         let shared = &client.ep.shared;
         shared.answer.set(limit).unwrap();
-        let request = shared.rings.tx.push(Slot::default());
+        let request = shared.slots.tx.push(Slot::default());
         let begin = Instant::now();
         server.ep.shutdown().unwrap();
         std::thread::scope(|scope| {
@@ -79,23 +79,23 @@ fn requests_are_answered_before_a_disconnected_queue_pair_is_in_error() {
             if answers {
                 std::thread::sleep(LIMIT / 50);
                 assert!(!end.is_finished(), "before the answer");
-                shared.rings.tx.complete(request).unwrap();
+                shared.slots.tx.complete(request).unwrap();
             }
             assert_eq!(end.join().unwrap(), Ok(Told::Shutdown(CLIENT)));
         });
         assert!(begin.elapsed() >= limit || answers, "before the limit");
         assert!(begin.elapsed() < LIMIT, "after the answer");
-        let _ = shared.rings.tx.complete(request);
+        let _ = shared.slots.tx.complete(request);
     }
     // the last wait was in vain, so a further connection that ends soon does not wait
     let (client, server) = connected(false, |_| {});
     client.ep.shared.answer.set(LIMIT).unwrap();
-    let request = client.ep.shared.rings.tx.push(Slot::default());
+    let request = client.ep.shared.slots.tx.push(Slot::default());
     let begin = Instant::now();
     server.ep.shutdown().unwrap();
     assert_eq!(next_event(&client.eq), Ok(Told::Shutdown(CLIENT)));
     assert!(begin.elapsed() < LIMIT);
-    let _ = client.ep.shared.rings.tx.complete(request);
+    let _ = client.ep.shared.slots.tx.complete(request);
 }
 
 /// A device can report that it has refused a request before it answers it, and answers nothing when
@@ -182,7 +182,7 @@ fn requests_of_a_device_that_was_removed_are_reported() {
     for removed in [true, false] {
         let (client, server) = connected(false, |_| {});
         let shared = &client.ep.shared;
-        for (ring, context) in [(&shared.rings.rx, 7), (&shared.rings.tx, 8)] {
+        for (ring, context) in [(&shared.slots.rx, 7), (&shared.slots.tx, 8)] {
             ring.push(Slot {
                 context,
                 signaled: true,
@@ -200,7 +200,7 @@ fn requests_of_a_device_that_was_removed_are_reported() {
             assert_eq!(contexts, [(8, FiErrno::ECANCELED), (7, FiErrno::ECANCELED)]);
         }
         // a device that stays may still flush them
-        assert_eq!(shared.rings.rx.outstanding(), u32::from(!removed));
+        assert_eq!(shared.slots.rx.outstanding(), u32::from(!removed));
         super::transfer::no_completion(&client);
     }
 }

@@ -15,7 +15,7 @@ fn watched() -> DomainConfig {
 }
 
 fn answered(side: &Side) -> u32 {
-    side.ep.shared.rings.probe.answered.load(Ordering::Relaxed)
+    side.ep.shared.slots.probe.answered.load(Ordering::Relaxed)
 }
 
 /// Calls `step` until the peer has answered `count` more probes.
@@ -69,7 +69,7 @@ fn a_silent_peer_is_probed_and_nobody_sees_it() {
     no_completion(&server);
     // probes use neither receives nor send slots of the application
     source.fill(5);
-    let depth = client.ep.shared.rings.tx.depth() as usize;
+    let depth = client.ep.shared.slots.tx.depth() as usize;
     for context in 2..=depth {
         server.recv(&target, 64, context).unwrap();
     }
@@ -93,12 +93,12 @@ fn a_probe_fits_behind_a_full_queue() {
     let (client, server) = connected_in(watched(), false, |_| {});
     let source = Buffer::all(&client.domain, 64);
     let target = Buffer::all(&server.domain, 64);
-    let depth = client.ep.shared.rings.tx.depth() as usize;
+    let depth = client.ep.shared.slots.tx.depth() as usize;
     for context in 0..depth {
         client.send(&source, 64, context).unwrap();
     }
     let start = Instant::now();
-    while !client.ep.shared.rings.probe.pending.load(Ordering::Relaxed) {
+    while !client.ep.shared.slots.probe.pending.load(Ordering::Relaxed) {
         no_completion(&client);
         assert!(start.elapsed() < LIMIT);
     }

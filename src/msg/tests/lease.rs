@@ -206,20 +206,20 @@ fn a_revocation_stays_to_be_sent_when_operations_resume() {
     let shared = &client.ep.shared;
     // no thread sends it yet
     let control = shared.control.lock();
-    shared.rings.engine_requests.want(true);
-    shared.rings.set_needs_progress();
-    let rings = Arc::downgrade(&shared.rings);
-    client.domain.queues().helper().add(rings, &client.cq);
+    shared.slots.engine_requests.want(true);
+    shared.slots.set_needs_progress();
+    let slots = Arc::downgrade(&shared.slots);
+    client.domain.queues().helper().add(slots, &client.cq);
     shared.tx.lock().as_mut().unwrap().resume();
     std::thread::sleep(Duration::from_millis(5));
     drop(control);
     let start = Instant::now();
-    while shared.rings.engine_requests.is_wanted() {
+    while shared.slots.engine_requests.is_wanted() {
         assert!(start.elapsed() < LIMIT, "the revocation is not sent");
         std::thread::sleep(Duration::from_millis(1));
     }
     // and the helper thread stops afterwards
-    while shared.rings.needs_progress() {
+    while shared.slots.needs_progress() {
         assert!(start.elapsed() < LIMIT, "the helper thread does not stop");
         std::thread::sleep(Duration::from_millis(1));
     }

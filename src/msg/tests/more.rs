@@ -294,7 +294,7 @@ fn a_write_that_is_executed_in_its_call_wakes_a_reader() {
         }
         assert_eq!(ends.arrived(5), [1, 2, 3, 4, 5]);
         ends.completed(0..5);
-        let posted = ends.client.ep.shared.rings.tx.outstanding();
+        let posted = ends.client.ep.shared.slots.tx.outstanding();
         assert_eq!(posted, 0, "round {round}");
     }
 }

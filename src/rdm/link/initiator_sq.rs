@@ -75,12 +75,12 @@ impl Link for InitiatorLink {
 
     #[inline]
     fn next_number(&self) -> u32 {
-        self.poster.posted().map_or(0, |ring| ring.next_number())
+        self.poster.posted().map_or(0, |slots| slots.next_number())
     }
 
     fn is_outstanding(&self, number: u32) -> bool {
-        let ring = self.poster.posted();
-        ring.is_some_and(|ring| ring.is_outstanding(number))
+        let slots = self.poster.posted();
+        slots.is_some_and(|slots| slots.is_outstanding(number))
     }
 
     /// Operations are deferred: the caller holds the endpoint's lock, and polls after the post.
@@ -103,7 +103,7 @@ impl Link for InitiatorLink {
 #[derive(Debug)]
 pub(in crate::rdm) struct LinkSq {
     link: InitiatorLink,
-    ring: Arc<SlotRing>,
+    slots: Arc<SlotRing>,
     /// Delayed requests; allocated with the first one.
     chain: Option<Box<Chain>>,
     /// Whether there are delayed requests.
@@ -112,10 +112,10 @@ pub(in crate::rdm) struct LinkSq {
 
 impl LinkSq {
     pub(super) fn new(link: InitiatorLink) -> Self {
-        let ring = Arc::clone(link.poster.slots());
+        let slots = Arc::clone(link.poster.slots());
         Self {
             link,
-            ring,
+            slots,
             chain: None,
             delayed: false,
         }
@@ -123,7 +123,7 @@ impl LinkSq {
 
     /// Number of records.
     pub(in crate::rdm) fn capacity(&self) -> usize {
-        self.ring.capacity()
+        self.slots.capacity()
     }
 
     /// Stores the record of a request. Returns its number, and whether it is signaled: each last
@@ -131,7 +131,7 @@ impl LinkSq {
     #[inline(always)]
     fn push(&self, slot: Slot, signal: Signal) -> (u32, bool) {
         let signaled = signal != Signal::No;
-        (self.ring.push(Slot { signaled, ..slot }), signaled)
+        (self.slots.push(Slot { signaled, ..slot }), signaled)
     }
 
     #[cold]
@@ -158,7 +158,7 @@ impl LinkSq {
     #[inline(always)]
     fn undo_if_refused(&self, number: u32, posted: Result<()>) -> Result<u32> {
         if let Err(error) = posted {
-            self.ring.unpush();
+            self.slots.unpush();
             return Err(error);
         }
         Ok(number)
@@ -176,7 +176,7 @@ impl Sq for LinkSq {
     #[inline]
     fn is_full(&self) -> bool {
         let room = self.link.outlet.has_room(CIRCUIT_ENGINE + FURTHER_REQUESTS);
-        self.ring.is_full() || !room
+        self.slots.is_full() || !room
     }
 
     /// The caller holds the endpoint's lock, and polls.
@@ -191,12 +191,12 @@ impl Sq for LinkSq {
 
     #[inline]
     fn next_index(&self) -> usize {
-        self.ring.next_index()
+        self.slots.next_index()
     }
 
     #[inline]
     fn tail(&self) -> u32 {
-        self.ring.tail()
+        self.slots.tail()
     }
 
     #[inline(always)]
@@ -218,7 +218,7 @@ impl Sq for LinkSq {
 
     #[inline(always)]
     fn executes(&self) -> bool {
-        self.link.outlet.qp.executes() && self.ring.outstanding() == 0
+        self.link.outlet.qp.executes() && self.slots.outstanding() == 0
     }
 
     #[inline]

@@ -30,7 +30,7 @@ pub(in crate::rdm) struct LinkPoster {
     /// `None`: nothing can be posted, not yet or not any more.
     outlet: Mutex<Option<Outlet>>,
     /// The records of posted requests; allocated with the first operation.
-    tx: OnceLock<Arc<SlotRing>>,
+    slots: OnceLock<Arc<SlotRing>>,
     requests: EngineRequests,
     /// The circuit was destroyed before all requests had completed.
     abandoned: AtomicBool,
@@ -64,7 +64,7 @@ impl LinkPoster {
             key,
             shared: Weak::clone(shared),
             outlet: Mutex::new(qp.map(Outlet::of_qp)),
-            tx: OnceLock::new(),
+            slots: OnceLock::new(),
             requests: EngineRequests::default(),
             abandoned: AtomicBool::new(false),
             up: AtomicBool::new(false),
@@ -90,24 +90,26 @@ impl LinkPoster {
     /// The records of posted requests, if there were any.
     #[inline(always)]
     pub(super) fn posted(&self) -> Option<&Arc<SlotRing>> {
-        self.tx.get()
+        self.slots.get()
     }
 
     /// The records of posted requests.
     pub(super) fn slots(&self) -> &Arc<SlotRing> {
-        self.tx
+        self.slots
             .get_or_init(|| Arc::new(SlotRing::for_sends(RMA_DEPTH)))
     }
 
     /// Whether requests of RMA have not completed.
     #[inline]
     pub(in crate::rdm) fn is_busy(&self) -> bool {
-        self.tx.get().is_some_and(|tx| tx.outstanding() != 0)
+        self.slots
+            .get()
+            .is_some_and(|slots| slots.outstanding() != 0)
     }
 
     /// Number of the first request of RMA that has not completed; wraps.
     pub(in crate::rdm) fn first(&self) -> u32 {
-        self.tx.get().map_or(0, |tx| tx.tail())
+        self.slots.get().map_or(0, |slots| slots.tail())
     }
 
     /// Whether any request has not completed, until the circuit was destroyed.
@@ -164,10 +166,10 @@ impl LinkPoster {
     /// number of unsignaled requests before it that have completed with it.
     #[inline]
     pub(in crate::rdm) fn complete(&self, number: u16) -> Option<(Slot, u16)> {
-        let ring = self.tx.get()?;
-        let tail = ring.tail();
+        let slots = self.slots.get()?;
+        let tail = slots.tail();
         let ahead = number.wrapping_sub(tail as u16);
-        let slot = ring.complete(tail.wrapping_add(ahead.into()))?;
+        let slot = slots.complete(tail.wrapping_add(ahead.into()))?;
         Some((slot, ahead))
     }
 }
