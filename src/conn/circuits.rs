@@ -32,7 +32,7 @@ use crate::wire::msg_xrc::{End, Kind};
 
 /// How long an endpoint waits for a circuit that another one makes, before it makes its own: the
 /// peer's application may be slow to accept.
-const PATIENCE: Duration = Duration::from_millis(100);
+const CIRCUIT_WAIT: Duration = Duration::from_millis(100);
 /// How long the connecting side waits for the peer's reciprocal request.
 const RECIPROCAL: Duration = Duration::from_secs(10);
 /// How often it looks meanwhile whether the peer's process lives. The request of one that lives
@@ -346,7 +346,7 @@ impl Circuits {
         if let Some(place) = making {
             place
                 .waiting
-                .push((Arc::clone(dial), Instant::now() + PATIENCE));
+                .push((Arc::clone(dial), Instant::now() + CIRCUIT_WAIT));
         } else {
             if !dial.has_share() {
                 state.places.push(Place {

@@ -33,7 +33,7 @@ const LOOK: Duration = Duration::from_micros(200);
 const EARLY: Duration = Duration::from_millis(100);
 /// How long a polling thread waits for the driver, which may need a lock that the thread acquires
 /// again and again, and for the processor of the thread.
-const PATIENCE: Duration = Duration::from_millis(1);
+const SERVING_WAIT: Duration = Duration::from_millis(1);
 /// Time between two looks of a driver that has failed for the end of its domain.
 const FAILED_PAUSE: Duration = Duration::from_millis(100);
 
@@ -350,7 +350,7 @@ impl Assisted for Driver {
         if !overdue && !shared.serving.is_locked() && !wait.is_ready() {
             return;
         }
-        let Some(_serving) = shared.serving.try_lock_for(PATIENCE) else {
+        let Some(_serving) = shared.serving.try_lock_for(SERVING_WAIT) else {
             return;
         };
         wait.clear();

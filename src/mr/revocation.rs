@@ -13,7 +13,7 @@ use crate::queue::event_cell::Cell;
 use crate::verbs::{Mr, WordRange, Words};
 
 /// Time limit of one wait for all peers, after the first [`SPINS`] polls.
-const PATIENCE: Duration = Duration::from_secs(1);
+const ACKNOWLEDGEMENT_WAIT: Duration = Duration::from_secs(1);
 /// Polls without progress before the first sleep.
 const SPINS: u32 = 500;
 /// Initial and maximum sleep between polls.
@@ -94,8 +94,8 @@ pub(crate) struct AwaitedRevocation<'a> {
 
 impl Directory {
     /// Waits until the peers have acknowledged revocation number `wanted`, or for about
-    /// [`PATIENCE`] in total, and then gives up waiting for the others, whatever they write
-    /// meanwhile. The caller must hold no lock of a peer or of an endpoint.
+    /// [`ACKNOWLEDGEMENT_WAIT`] in total, and then gives up waiting for the others, whatever they
+    /// write meanwhile. The caller must hold no lock of a peer or of an endpoint.
     pub(crate) fn await_acknowledgements(&self, wanted: u64) -> AwaitedRevocation<'_> {
         let mut deadline = None;
         let mut pause = SHORTEST;
@@ -121,7 +121,7 @@ impl Directory {
                 std::hint::spin_loop();
                 continue;
             }
-            late = Instant::now() >= *deadline.get_or_insert_with(|| Instant::now() + PATIENCE);
+            late = Instant::now() >= *deadline.get_or_insert_with(|| Instant::now() + ACKNOWLEDGEMENT_WAIT);
             drop(inner);
             self.look(wanted, late);
             if late {
@@ -312,7 +312,7 @@ impl Inner {
             if member.is_awaited(wanted) && member.peer.strong_count() != 0 {
                 warn_log!(
                     Mr,
-                    "revocation {wanted}: a peer did not acknowledge it within {PATIENCE:?}; \
+                    "revocation {wanted}: a peer did not acknowledge it within {ACKNOWLEDGEMENT_WAIT:?}; \
                      fi_close no longer waits for this peer"
                 );
                 member.give_up();

@@ -16,7 +16,8 @@ use crate::wire::rdm::OpId;
 /// How long, and how often, a receiver polls without a further part of a message before it reads
 /// it. The sender may compute, or may not have the processor. Or it writes the ends of other
 /// messages, of up to 4 MiB.
-const PATIENCE: (Duration, u32) = (Duration::from_micros(600), 4096);
+const PART_WAIT: Duration = Duration::from_micros(600);
+const PART_POLLS: u32 = 4096;
 /// Messages of such a peer that are read, before one is streamed again.
 const READ: u32 = 16;
 
@@ -167,8 +168,8 @@ impl Streams {
             let since = message.since;
             let waits = |(now, call): Call| {
                 since.is_some_and(|(begin, first)| {
-                    now.saturating_duration_since(begin) <= PATIENCE.0
-                        || call.wrapping_sub(first) <= PATIENCE.1
+                    now.saturating_duration_since(begin) <= PART_WAIT
+                        || call.wrapping_sub(first) <= PART_POLLS
                 })
             };
             match (found, call) {
@@ -206,15 +207,15 @@ mod tests {
         // either is not enough
         for call in [
             (begin, first),
-            (begin + 9 * PATIENCE.0, first),
-            (begin, first.wrapping_add(9 * PATIENCE.1)),
+            (begin + 9 * PART_WAIT, first),
+            (begin, first.wrapping_add(9 * PART_POLLS)),
         ] {
             let found = streams.take_stalled(Some(call), |key| (key.number() != 3).then_some(0));
             assert_eq!(found, None);
         }
         for look in 0..=7 {
-            let now = begin + look * PATIENCE.0 / 6;
-            let now = (now, first.wrapping_add(look * PATIENCE.1 / 6));
+            let now = begin + look * PART_WAIT / 6;
+            let now = (now, first.wrapping_add(look * PART_POLLS / 6));
             let found = streams.take_stalled(Some(now), |key| match key.number() {
                 1 => Some(look.into()),
                 2 => Some(0),

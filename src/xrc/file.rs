@@ -18,7 +18,7 @@ use crate::errno::{FiErrno, Result};
 use crate::log::{info_log, warn_log};
 
 /// The longest wait for the lock of a file, whose holder may be stopped.
-const PATIENCE: Duration = Duration::from_secs(1);
+const FILE_LOCK_WAIT: Duration = Duration::from_secs(1);
 /// How often an opener begins again because the name has got another file.
 const ROUNDS: u32 = 16;
 /// The beginning of the names of files in the directories of the user.
@@ -283,7 +283,7 @@ fn open_in(directory: OwnedFd, name: &CStr) -> std::result::Result<DomainFile, R
         match opener.step()? {
             Step::Next => {}
             Step::Done((file, _)) => break file,
-            Step::Busy if begin.elapsed() < PATIENCE => {
+            Step::Busy if begin.elapsed() < FILE_LOCK_WAIT => {
                 std::thread::sleep(Duration::from_millis(1));
             }
             Step::Busy => return Err(FiErrno::EBUSY.into()),

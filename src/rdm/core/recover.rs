@@ -1,6 +1,6 @@
 //! From a link that ends to the next one. `docs/protocol-rdm.md`, "Use of links" and "Recovery".
 
-use super::connect::PATIENCE;
+use super::connect::ACCEPTOR_WAIT;
 use super::link::{Closing, Link, LinkKey, Role, State};
 use super::ops::{Entry, List};
 use super::peer::{Dial, Fate, Peer, PeerKey, Position, When};
@@ -286,7 +286,7 @@ impl<I: Io> Core<I> {
         let patient = ended.was_out && ended.role == Role::Accepted;
         let patient = patient && ended.closing == Closing::No;
         if patient && let Some(peer) = self.peers.get_mut(ended.peer) {
-            peer.dial.not_before = When::at(self.now + PATIENCE);
+            peer.dial.not_before = When::at(self.now + ACCEPTOR_WAIT);
             self.set_timer(ended.peer);
         }
         if ended.was_out {

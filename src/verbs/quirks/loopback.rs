@@ -11,7 +11,7 @@ use crate::verbs::{Cq, Device, Pd};
 
 /// Time limit of a completion, after which the trial counts as failed. A device that receives no
 /// acknowledgement completes the request with an error after about 0.5 s (`TIMEOUT`, one retry).
-const PATIENCE: Duration = Duration::from_secs(2);
+const TRIAL_LIMIT: Duration = Duration::from_secs(2);
 /// 4.096 µs × 2^16 = 268 ms; a shorter timeout is too short for a software device on a busy host.
 const TIMEOUT: u8 = 16;
 
@@ -42,7 +42,7 @@ pub(super) enum Outcome {
     Done,
     /// The device refused the post.
     NotPosted(FiErrno),
-    /// The operation failed with this `ibv_wc_status`; `None`: no completion within [`PATIENCE`].
+    /// The operation failed with this `ibv_wc_status`; `None`: no completion within [`TRIAL_LIMIT`].
     Failed(Option<u32>),
 }
 
@@ -186,7 +186,7 @@ pub(super) fn await_completion(cq: &Cq, posted: Result<()>) -> Outcome {
     }
 }
 
-/// The next completion; `None`: there is none within [`PATIENCE`].
+/// The next completion; `None`: there is none within [`TRIAL_LIMIT`].
 pub(super) fn next_completion(cq: &Cq) -> Option<sys::ibv_wc> {
     let start = Instant::now();
     loop {
@@ -194,7 +194,7 @@ pub(super) fn next_completion(cq: &Cq) -> Option<sys::ibv_wc> {
         // SAFETY: the queue is live, and `wc` has room for one completion.
         match unsafe { sys::ibv_poll_cq(cq.raw(), 1, &raw mut wc) } {
             1 => return Some(wc),
-            0 if start.elapsed() < PATIENCE => std::thread::yield_now(),
+            0 if start.elapsed() < TRIAL_LIMIT => std::thread::yield_now(),
             _ => return None,
         }
     }
