@@ -21,7 +21,7 @@ use super::completions::{Completions, Side};
 use super::context::SharedRx;
 use super::core::{Config, Core};
 use super::cq_source::CqSource;
-use super::executor::{Accepts, Executor, Objects, RmaConfig, Sizes};
+use super::executor::{Accepts, Executor, Objects, Registrations, RmaConfig, Sizes};
 use super::limits::Limits;
 use super::listening::Listening;
 use super::packet_memory::PacketMemory;
@@ -662,11 +662,11 @@ impl Endpoint {
                 _node: node.clone(),
             },
             PacketMemory::new(shared.pd()),
-            (
-                SourceKeys::new(domain.mr(), shared.pd()),
-                Pulls::new(domain.mr(), shared.pd()),
-                Arc::clone(domain.mr()),
-            ),
+            Registrations {
+                sources: SourceKeys::new(domain.mr(), shared.pd()),
+                pulls: Pulls::new(domain.mr(), shared.pd()),
+                mr: Arc::clone(domain.mr()),
+            },
             Completions::new(&shared.counters),
             rx,
             sizes,

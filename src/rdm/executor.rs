@@ -124,40 +124,6 @@ pub(super) struct Executor {
     pub(super) bytes_read: u64,
     /// Completions of such READs have not been polled.
     pub(super) reads_wait: bool,
-    /// READs that were repeated, and messages that were asked for in parts after a READ.
-    #[cfg(test)]
-    pub(super) pull_failures: (u32, u32),
-    /// With what the posts of READs fail.
-    #[cfg(test)]
-    pub(super) refuse_reads: Option<FiErrno>,
-    /// Messages are read by requests alone; number of READs without requests.
-    #[cfg(test)]
-    pub(super) posts_reads: bool,
-    #[cfg(test)]
-    pub(super) read_at_once: u32,
-    /// Messages that were read when their announcement was found in a ring.
-    #[cfg(test)]
-    pub(super) read_in_ring: u32,
-    /// Messages that were announced without the lists of the core.
-    #[cfg(test)]
-    pub(super) announced: u32,
-    /// Messages whose end was asked for, and those that were completed, when RTS and PUSHED were
-    /// found in a ring.
-    #[cfg(test)]
-    pub(super) both_in_ring: (u32, u32),
-    /// Those of them that were read together with others.
-    #[cfg(test)]
-    pub(super) read_in_lists: u32,
-    /// Ends of messages that were written.
-    #[cfg(test)]
-    pub(super) pushed: u32,
-    /// Parts of messages to the endpoint itself that were copied.
-    #[cfg(test)]
-    pub(super) own_parts: u32,
-    /// The next link breaks on which a request was executed that others of its part follow, before
-    /// those that wait for its completion are posted.
-    #[cfg(test)]
-    pub(super) breaks_begun: bool,
     pub(super) completions: Completions,
     pub(super) todo: VecDeque<Todo>,
     pub(super) steps: Vec<Step>,
@@ -200,6 +166,38 @@ pub(super) struct Executor {
     pub(super) vector: Option<(Arc<AddressVector>, u32)>,
     /// Peers that were freed, of which [`State`](super::shared::State) has entries.
     pub(super) freed: Vec<PeerKey>,
+    #[cfg(test)]
+    pub(super) tests: TestHooks,
+}
+
+/// What tests count and change.
+#[cfg(test)]
+#[derive(Debug, Default)]
+pub(super) struct TestHooks {
+    /// READs that were repeated, and messages that were asked for in parts after a READ.
+    pub(in crate::rdm) pull_failures: (u32, u32),
+    /// With what the posts of READs fail.
+    pub(in crate::rdm) refuse_reads: Option<FiErrno>,
+    /// Messages are read by requests alone.
+    pub(in crate::rdm) posts_reads: bool,
+    /// Number of READs without requests.
+    pub(in crate::rdm) read_at_once: u32,
+    /// Messages that were read when their announcement was found in a ring.
+    pub(in crate::rdm) read_in_ring: u32,
+    /// Messages that were announced without the lists of the core.
+    pub(in crate::rdm) announced: u32,
+    /// Messages whose end was asked for, and those that were completed, when RTS and PUSHED were
+    /// found in a ring.
+    pub(in crate::rdm) both_in_ring: (u32, u32),
+    /// Those of them that were read together with others.
+    pub(in crate::rdm) read_in_lists: u32,
+    /// Ends of messages that were written.
+    pub(in crate::rdm) pushed: u32,
+    /// Parts of messages to the endpoint itself that were copied.
+    pub(in crate::rdm) own_parts: u32,
+    /// The next link breaks on which a request was executed that others of its part follow, before
+    /// those that wait for its completion are posted.
+    pub(in crate::rdm) breaks_begun: bool,
 }
 
 impl std::fmt::Debug for Executor {
@@ -215,6 +213,15 @@ pub(super) struct Accepts {
     pub(super) data: bool,
     /// The rights of atomics.
     pub(super) atomics: Access,
+}
+
+/// The domain's regions, and the registrations of the application's buffers that are made for
+/// messages.
+#[derive(Debug)]
+pub(super) struct Registrations {
+    pub(super) sources: SourceKeys,
+    pub(super) pulls: Pulls,
+    pub(super) mr: Arc<MrDomain>,
 }
 
 /// Sizes of an executor's queues, how it posts RMA, and what it accepts.
@@ -236,7 +243,15 @@ fn has_room(link: &mut LinkRecord, xrc: &mut Option<Box<Xrc>>, numbered: bool) -
     }
 }
 
-/// Posts a packet, inline or not, with or without the solicited bit.
+/// How a packet is posted.
+#[derive(Clone, Copy, Debug)]
+struct SendFlags {
+    inline: bool,
+    /// With the solicited bit.
+    solicited: bool,
+}
+
+/// Posts a packet.
 ///
 /// # Errors
 /// The device's.
@@ -245,7 +260,7 @@ fn post(
     link: &mut LinkRecord,
     xrc: &mut Option<Box<Xrc>>,
     sge: Sge,
-    (inline, solicited): (bool, bool),
+    SendFlags { inline, solicited }: SendFlags,
     posted: Posted,
 ) -> Result<()> {
     #[cfg(test)]
@@ -263,12 +278,13 @@ impl Executor {
         shared: &Weak<Shared>,
         objects: Objects,
         memory: PacketMemory,
-        keys: (SourceKeys, Pulls, Arc<MrDomain>),
+        registrations: Registrations,
         completions: Completions,
         rx: Receives,
         sizes: Sizes,
     ) -> Self {
-        let not_executed = keys.2.device().backend().not_executed;
+        let Registrations { sources, pulls, mr } = registrations;
+        let not_executed = mr.device().backend().not_executed;
         let answer = not_executed.map_or(REFUSAL_WAIT, |_| Duration::ZERO);
         Self {
             shared: Weak::clone(shared),
@@ -283,43 +299,21 @@ impl Executor {
             max_links: sizes.max_links,
             tx: Slab::new(),
             rx,
-            source_keys: keys.0,
-            pulls: keys.1,
+            source_keys: sources,
+            pulls,
             streams: Streams::default(),
             paces: Paces::default(),
             list: announced_list::List::new(),
             bytes_copied: 0,
             bytes_read: 0,
             reads_wait: false,
-            #[cfg(test)]
-            pull_failures: (0, 0),
-            #[cfg(test)]
-            refuse_reads: None,
-            #[cfg(test)]
-            posts_reads: false,
-            #[cfg(test)]
-            read_at_once: 0,
-            #[cfg(test)]
-            read_in_ring: 0,
-            #[cfg(test)]
-            announced: 0,
-            #[cfg(test)]
-            both_in_ring: (0, 0),
-            #[cfg(test)]
-            read_in_lists: 0,
-            #[cfg(test)]
-            pushed: 0,
-            #[cfg(test)]
-            own_parts: 0,
-            #[cfg(test)]
-            breaks_begun: false,
             completions,
             todo: VecDeque::new(),
             steps: Vec::new(),
             withdrawing: Vec::new(),
             step_time: 0,
             sinks: Vec::new(),
-            mr: keys.2,
+            mr,
             rma: Rma::new(),
             own_sends: VecDeque::new(),
             own_busy: Vec::new(),
@@ -336,6 +330,8 @@ impl Executor {
             found_for_others: false,
             vector: None,
             freed: Vec::new(),
+            #[cfg(test)]
+            tests: TestHooks::default(),
         }
     }
 
@@ -608,7 +604,16 @@ impl Executor {
                 lkey: Lkey::default(),
             };
             let solicited = op.is_solicited();
-            if let Err(error) = post(record, &mut self.xrc, sge, (true, solicited), posted) {
+            if let Err(error) = post(
+                record,
+                &mut self.xrc,
+                sge,
+                SendFlags {
+                    inline: true,
+                    solicited,
+                },
+                posted,
+            ) {
                 self.post_refused(link, error);
                 return None;
             }
@@ -632,7 +637,16 @@ impl Executor {
         }
         let sge = self.memory.sge(slot, begin, size + len);
         let solicited = op.is_solicited();
-        if let Err(error) = post(record, &mut self.xrc, sge, (false, solicited), posted) {
+        if let Err(error) = post(
+            record,
+            &mut self.xrc,
+            sge,
+            SendFlags {
+                inline: false,
+                solicited,
+            },
+            posted,
+        ) {
             self.post_refused(link, error);
             return None;
         }
@@ -691,7 +705,16 @@ impl Executor {
                 lkey: Lkey::default(),
             };
             let posted = Posted::Control(None);
-            let sent = post(record, &mut self.xrc, sge, (true, solicited), posted);
+            let sent = post(
+                record,
+                &mut self.xrc,
+                sge,
+                SendFlags {
+                    inline: true,
+                    solicited,
+                },
+                posted,
+            );
             return sent.map_err(|error| self.post_refused(link, error)).ok();
         }
         let Ok(slot) = self.memory.take() else {
@@ -702,7 +725,16 @@ impl Executor {
         let sge = self.memory.sge(&slot, 0, size);
         let number = slot.number();
         let posted = Posted::Control(Some(slot));
-        let sent = post(record, &mut self.xrc, sge, (false, solicited), posted);
+        let sent = post(
+            record,
+            &mut self.xrc,
+            sge,
+            SendFlags {
+                inline: false,
+                solicited,
+            },
+            posted,
+        );
         let refused = |error| {
             self.memory.give_back(Slot::of_refused_post(number));
             self.post_refused(link, error);

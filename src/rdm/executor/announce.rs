@@ -92,7 +92,7 @@ impl Executor {
             RingPost::Sent => {
                 #[cfg(test)]
                 {
-                    self.announced += 1;
+                    self.tests.announced += 1;
                 }
                 direct.announced();
                 core.await_answer();

@@ -248,7 +248,7 @@ impl Executor {
     ) {
         #[cfg(test)]
         {
-            self.read_in_ring += 1;
+            self.tests.read_in_ring += 1;
         }
         let peer = origin.peer;
         self.paces.has_read(peer, envelope.len, time);
@@ -276,7 +276,7 @@ impl Executor {
     #[inline(always)]
     fn executes_reads(&self) -> bool {
         #[cfg(test)]
-        if self.refuse_reads.is_some() || self.posts_reads {
+        if self.tests.refuse_reads.is_some() || self.tests.posts_reads {
             return false;
         }
         self.pulls.copies && self.xrc.is_none()
@@ -303,7 +303,7 @@ impl Executor {
             self.bytes_copied += len as u64;
             #[cfg(test)]
             {
-                self.read_at_once += 1;
+                self.tests.read_at_once += 1;
             }
         }
         done

@@ -215,8 +215,8 @@ impl Executor {
         #[cfg(test)]
         {
             // at most `MOST`
-            self.read_at_once += read as u32;
-            self.read_in_lists += read as u32;
+            self.tests.read_at_once += read as u32;
+            self.tests.read_in_lists += read as u32;
         }
         half
     }

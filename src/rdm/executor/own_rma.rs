@@ -247,7 +247,7 @@ impl Executor {
                 budget -= part;
                 #[cfg(test)]
                 {
-                    self.own_parts += 1;
+                    self.tests.own_parts += 1;
                 }
                 if next + part != len {
                     return;

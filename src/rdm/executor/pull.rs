@@ -136,7 +136,7 @@ impl Executor {
     /// a progress call. Returns whether the whole message is read; READs are posted for the rest.
     pub(super) fn read_at_once(&mut self, at: LinkKey, key: ArrivalKey) -> bool {
         #[cfg(test)]
-        if self.refuse_reads.is_some() || self.posts_reads {
+        if self.tests.refuse_reads.is_some() || self.tests.posts_reads {
             return false;
         }
         let (Some(link), Some(arrival)) = (self.links.get_mut(at), self.rx.arrivals.get_mut(key))
@@ -185,7 +185,7 @@ impl Executor {
             self.bytes_copied += len;
             #[cfg(test)]
             {
-                self.read_at_once += 1;
+                self.tests.read_at_once += 1;
             }
             pull.next += len;
             arrival.arrived += len;
@@ -272,7 +272,7 @@ impl Executor {
         };
         let from = (pull.from.0.wrapping_add(offset), pull.from.1);
         #[cfg(test)]
-        let refusal = self.refuse_reads;
+        let refusal = self.tests.refuse_reads;
         #[cfg(not(test))]
         let refusal = None;
         let posted = match (refusal, &mut self.xrc) {
@@ -359,7 +359,7 @@ impl Executor {
         if again {
             #[cfg(test)]
             {
-                self.pull_failures.0 += 1;
+                self.tests.pull_failures.0 += 1;
             }
             self.pulls.wait(peer, Waiting::Again(key));
         } else {
@@ -397,7 +397,7 @@ impl Executor {
             PullState::Refused => {
                 #[cfg(test)]
                 {
-                    self.pull_failures.1 += 1;
+                    self.tests.pull_failures.1 += 1;
                 }
                 let (origin, op) = (arrival.origin, arrival.op);
                 let asked = std::mem::replace(&mut arrival.asked, true);

@@ -183,7 +183,7 @@ impl Executor {
         }
         #[cfg(test)]
         {
-            self.both_in_ring.0 += 1;
+            self.tests.both_in_ring.0 += 1;
         }
         core.hold(peer, self);
         self.paces.choose(peer, envelope.len, arrival);
@@ -279,7 +279,7 @@ impl Executor {
         let arrival = self.rx.arrivals.remove(key)?;
         #[cfg(test)]
         {
-            self.both_in_ring.1 += 1;
+            self.tests.both_in_ring.1 += 1;
         }
         let half = core.take_answered(origin.peer, PART, PART);
         self.release_sink(arrival.push);
@@ -374,7 +374,7 @@ impl Executor {
         self.bytes_copied += len;
         #[cfg(test)]
         {
-            self.pushed += u32::from(done);
+            self.tests.pushed += u32::from(done);
         }
         done.then_some(sge.length)
     }

@@ -446,7 +446,7 @@ impl Executor {
             }
         }
         #[cfg(test)]
-        if failure.is_none() && slot.more && std::mem::take(&mut self.breaks_begun) {
+        if failure.is_none() && slot.more && std::mem::take(&mut self.tests.breaks_begun) {
             let record = self.links.get_mut(link);
             let qp = record.and_then(|record| record.qp.clone());
             qp.map(|qp| qp.set_error());

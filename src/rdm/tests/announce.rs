@@ -14,7 +14,7 @@ fn messages_are_announced_in_their_call() {
     let [a, b] = &ends;
     let to_b = a.knows(b);
     let rings = std::env::var_os("SOFTVERBS_RING").is_none_or(|value| value != "0");
-    let announced = || a.state(|state| state.io.announced);
+    let announced = || a.state(|state| state.io.tests.announced);
     let bytes = bytes_of(5);
     let (mut targets, mut possible) = (vec![vec![0; 1 << 16]; 40], 0);
     for round in 0..40 {

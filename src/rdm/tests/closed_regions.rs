@@ -104,7 +104,7 @@ fn a_read_is_not_posted_again_to_a_closed_region() {
         let source = region(&domain, &bytes, Access::SEND);
         let sink = region(&domain, &target, Access::RECV);
         b.ep.shared()
-            .apply_event(|_, io| io.refuse_reads = Some(FiErrno::EAGAIN));
+            .apply_event(|_, io| io.tests.refuse_reads = Some(FiErrno::EAGAIN));
         b.recv_at((1, 0), &mut target, Desc(sink.desc()), 2);
         a.send_from(to_b, Some(1), &bytes, Desc(source.desc()), 1);
         let limit = Instant::now() + Duration::from_secs(20);
@@ -119,7 +119,8 @@ fn a_read_is_not_posted_again_to_a_closed_region() {
             });
         }
         sink.close().unwrap();
-        b.ep.shared().apply_event(|_, io| io.refuse_reads = None);
+        b.ep.shared()
+            .apply_event(|_, io| io.tests.refuse_reads = None);
         wait([&a, &b], [1, 1]);
         assert!(target == bytes);
         assert_eq!(pull_failures(&b), (0, 1));

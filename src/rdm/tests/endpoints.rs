@@ -407,7 +407,7 @@ fn long_messages_to_itself_are_divided() {
                 }
             }
         }
-        let parts = a.state(|state| state.io.own_parts);
+        let parts = a.state(|state| state.io.tests.own_parts);
         assert!((5..8).contains(&parts), "{parts} parts");
         contexts.sort_unstable();
         assert_eq!(contexts, [1, 2, 3, 11, 12, 13]);

@@ -269,9 +269,12 @@ fn a_counted_atomic_is_executed_once() {
     a.end
         .ep
         .shared()
-        .apply_event(|_, io| io.breaks_begun = true);
+        .apply_event(|_, io| io.tests.breaks_begun = true);
     assert_eq!(add_one(6), Some(FiErrno::ECONNABORTED));
-    assert!(!a.end.state(|state| state.io.breaks_begun), "no event");
+    assert!(
+        !a.end.state(|state| state.io.tests.breaks_begun),
+        "no event"
+    );
     assert!(b.memory.is(0, &2_u64.to_ne_bytes()), "executed twice");
     assert_eq!(add_one(7), None);
     assert!(b.memory.is(0, &3_u64.to_ne_bytes()));
@@ -311,7 +314,7 @@ fn is_found_between() -> bool {
     a.end
         .ep
         .shared()
-        .apply_event(|_, io| io.breaks_begun = true);
+        .apply_event(|_, io| io.tests.breaks_begun = true);
     let iov = source.iov();
     let local = LocalIov::single(&iov, &Desc::NULL);
     let range = RemoteIov {
@@ -336,7 +339,10 @@ fn is_found_between() -> bool {
     }
     let (context, error) = a.entry();
     assert_eq!((context, error.unwrap().err), (5, FiErrno::ECONNABORTED));
-    assert!(!a.end.state(|state| state.io.breaks_begun), "no break");
+    assert!(
+        !a.end.state(|state| state.io.tests.breaks_begun),
+        "no break"
+    );
     assert!(!taken || target.is(begin, &[0; PAGE]), "written twice");
     drop(region);
     taken

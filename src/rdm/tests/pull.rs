@@ -47,7 +47,9 @@ pub(super) fn domain_with(mode: Mode) -> Arc<Domain> {
 /// An endpoint that streams no messages: it reads them.
 pub(super) fn reader(domain: &Arc<Domain>, transport: Transport) -> End {
     let end = reader_at_once(domain, transport);
-    end.ep.shared().apply_event(|_, io| io.posts_reads = true);
+    end.ep
+        .shared()
+        .apply_event(|_, io| io.tests.posts_reads = true);
     end
 }
 
@@ -81,7 +83,14 @@ pub(super) fn break_links(end: &End) {
 }
 
 pub(super) fn pull_failures(end: &End) -> (u32, u32) {
-    end.ep.shared().lock().as_ref().unwrap().io.pull_failures
+    end.ep
+        .shared()
+        .lock()
+        .as_ref()
+        .unwrap()
+        .io
+        .tests
+        .pull_failures
 }
 
 /// Polls the receiver until RTS has arrived, the only message that is stored.
@@ -271,7 +280,7 @@ fn messages_are_read_without_requests() {
                 );
             }
         }
-        let copied = b.state(|state| state.io.read_at_once);
+        let copied = b.state(|state| state.io.tests.read_at_once);
         assert!(copied >= 18, "{copied} READs without requests");
         assert_eq!(pull_failures(&b), (0, 0));
     });
@@ -286,7 +295,7 @@ fn announced_messages_are_read_where_they_are_found() {
     let [a, b] = &ends;
     let to_b = a.knows(b);
     let rings = std::env::var_os("SOFTVERBS_RING").is_none_or(|value| value != "0");
-    let in_ring = || b.state(|state| state.io.read_in_ring);
+    let in_ring = || b.state(|state| state.io.tests.read_in_ring);
     let (mut target, mut possible) = (vec![0; LEN], 0);
     for round in 0..400 {
         let bytes = bytes_of(round);
@@ -395,7 +404,7 @@ fn messages_that_are_announced_together_are_read_together() {
             assert!(targets[context][len..].iter().all(|byte| *byte == 0));
         }
     }
-    let listed = b.state(|state| state.io.read_in_lists);
+    let listed = b.state(|state| state.io.tests.read_in_lists);
     assert!(!rings || listed > 300, "{listed} read together");
     assert_eq!(pull_failures(b), (0, 0));
 }
@@ -435,12 +444,12 @@ fn messages_are_read_without_requests_by_descriptors() {
         );
         for (sink, at_once) in [(&whole, true), (&half, false), (&whole, true)] {
             target.fill(0);
-            let before = b.state(|state| state.io.read_at_once);
+            let before = b.state(|state| state.io.tests.read_at_once);
             b.recv_at((1, 0), &mut target, Desc(sink.desc()), 2);
             a.send_from(to_b, Some(1), &bytes, Desc(source.desc()), 1);
             wait([&a, &b], [1, 1]);
             assert!(target == bytes);
-            let reads = b.state(|state| state.io.read_at_once) - before;
+            let reads = b.state(|state| state.io.tests.read_at_once) - before;
             assert_eq!(reads, u32::from(at_once));
         }
     });
@@ -516,7 +525,7 @@ fn a_device_without_reads_receives_in_parts() {
         let (a, b) = (reader(&domain, transport), reader(&domain, transport));
         let to_b = a.knows(&b);
         b.ep.shared()
-            .apply_event(|_, io| io.refuse_reads = Some(FiErrno::EINVAL));
+            .apply_event(|_, io| io.tests.refuse_reads = Some(FiErrno::EINVAL));
         for round in 0..5 {
             let bytes = bytes_of(round);
             let mut target = vec![0; LEN];
@@ -542,7 +551,7 @@ fn a_read_waits_for_room_in_the_device() {
         wait([&a, &b], [1, 1]);
         for round in 0..4 {
             b.ep.shared()
-                .apply_event(|_, io| io.refuse_reads = Some(FiErrno::EAGAIN));
+                .apply_event(|_, io| io.tests.refuse_reads = Some(FiErrno::EAGAIN));
             let (bytes, mut target) = (bytes_of(round), vec![0; LEN]);
             b.recv(Some((1, 0)), &mut target, 2);
             a.send(to_b, Some(1), &bytes, 1);
@@ -554,7 +563,7 @@ fn a_read_waits_for_room_in_the_device() {
                 let peer = core.peer_keys().next().unwrap();
                 assert!(core.open_link(peer).is_some(), "the link has broken");
                 assert_eq!(io.is_reading(peer), (false, true));
-                (io.refuse_reads, io.posts_reads) = (None, true);
+                (io.tests.refuse_reads, io.tests.posts_reads) = (None, true);
             });
             wait([&a, &b], [1, 1]);
             assert!(target == bytes, "round {round}");

@@ -84,9 +84,9 @@ fn messages_arrive_while_both_sides_poll() {
             assert!(target[..len] == bytes, "{way:?}, round {round}");
         }
         assert_eq!(counts(&b), (50, 0), "{way:?}");
-        let pushed = a.state(|state| state.io.pushed);
+        let pushed = a.state(|state| state.io.tests.pushed);
         assert_eq!(pushed, if way == Way::Both { 50 } else { 0 });
-        let (begun, ended) = b.state(|state| state.io.both_in_ring);
+        let (begun, ended) = b.state(|state| state.io.tests.both_in_ring);
         // the first ones enlarge the ring
         match way {
             Way::Both => assert!(begun > 40 && ended == 50, "{begun}, {ended}"),
@@ -114,7 +114,7 @@ fn both_sides_copy_many_long_messages() {
         wait([&a, &b], [6, 6]);
         assert!(targets == bytes, "round {round}");
     }
-    let pushed = a.state(|state| state.io.pushed);
+    let pushed = a.state(|state| state.io.tests.pushed);
     // one whose end is in two buffers is read
     assert_eq!((pushed, counts(&b)), (17, (17, 0)));
 }
@@ -136,7 +136,7 @@ fn the_end_of_a_message_is_asked_for_once() {
     }
     // PUSHED names no arrival, and what the receiver asks for itself is a second PUSH: it reads the
     // message, and the next ones too
-    assert_eq!(a.state(|state| state.io.pushed), 0);
+    assert_eq!(a.state(|state| state.io.tests.pushed), 0);
     assert_eq!(counts(&b), (1, 1));
 }
 
