@@ -20,7 +20,7 @@ use crate::wire::rdm::{
     Listener, Number, OpId, Packet, PeerIndex, Rejection, Reply, Request, Secret, Terms,
 };
 use crate::wire::records::{Block, Entry, Header, MAX_SEGMENTS, Segment, WORDS};
-use crate::wire::segment_list::{MAX_BLOCKS, Place, encode_block, encode_index};
+use crate::wire::segment_list::{BlockRef, MAX_BLOCKS, encode_block, encode_index};
 
 /// Numbers that follow from `seed`, as a source of tokens.
 fn random(mut seed: u64) -> Random {
@@ -491,7 +491,7 @@ fn answer(numbers: &mut Numbers<'_>, key: u64, generation: u64, words: usize) ->
         6 => {
             let mut first = u64::from(numbers.byte() / 255);
             let places = (0..numbers.byte()).map(|_| {
-                let place = Place {
+                let place = BlockRef {
                     first,
                     addr: RemoteAddr::new(numbers.word()),
                     rkey: Rkey::new(1),

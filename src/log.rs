@@ -40,13 +40,13 @@ pub enum Subsystem {
 
 /// The position in the source that logs a line.
 #[derive(Clone, Copy, Debug)]
-pub struct Place {
+pub struct SourceLocation {
     inner: &'static str,
     /// Line number.
     pub line: u32,
 }
 
-impl Place {
+impl SourceLocation {
     /// The position where [`log_place`](crate::log_place) is expanded: `inner` is the path of the
     /// function `here` in it, as [`std::any::type_name_of_val`] returns it.
     pub fn new(inner: &'static str, line: u32) -> Self {
@@ -77,7 +77,13 @@ pub trait Sink: Sync {
     /// Whether a line of this level and subsystem would be logged.
     fn enabled(&self, level: Level, subsystem: Subsystem) -> bool;
     /// Logs a line, without its newline.
-    fn log(&self, level: Level, subsystem: Subsystem, place: Place, message: Arguments<'_>);
+    fn log(
+        &self,
+        level: Level,
+        subsystem: Subsystem,
+        place: SourceLocation,
+        message: Arguments<'_>,
+    );
 }
 
 static SINK: OnceLock<&'static dyn Sink> = OnceLock::new();
@@ -97,7 +103,7 @@ pub(crate) fn enabled(level: Level, subsystem: Subsystem) -> bool {
 pub(crate) fn write(
     level: Level,
     subsystem: Subsystem,
-    place: impl FnOnce() -> Place,
+    place: impl FnOnce() -> SourceLocation,
     message: Arguments<'_>,
 ) {
     if let Some(sink) = SINK.get()
@@ -113,7 +119,7 @@ pub(crate) fn write(
 pub(crate) fn refuse(
     errno: FiErrno,
     subsystem: Subsystem,
-    place: fn() -> Place,
+    place: fn() -> SourceLocation,
     reason: Arguments<'_>,
 ) -> FiErrno {
     write(
@@ -125,13 +131,13 @@ pub(crate) fn refuse(
     errno
 }
 
-/// A closure that returns the [`Place`](crate::log::Place) of the expansion.
+/// A closure that returns the [`SourceLocation`](crate::log::SourceLocation) of the expansion.
 #[macro_export]
 #[doc(hidden)]
 macro_rules! log_place {
     () => {{
         fn here() {}
-        || $crate::log::Place::new(::std::any::type_name_of_val(&here), ::core::line!())
+        || $crate::log::SourceLocation::new(::std::any::type_name_of_val(&here), ::core::line!())
     }};
 }
 
@@ -173,14 +179,14 @@ pub(crate) use {info_log, refused, warn_log};
 mod tests {
     use super::*;
 
-    fn free() -> Place {
+    fn free() -> SourceLocation {
         log_place!()()
     }
 
     struct Type<T>(T);
 
     impl<T> Type<T> {
-        fn method(&self) -> Place {
+        fn method(&self) -> SourceLocation {
             let inside = || log_place!()();
             inside()
         }

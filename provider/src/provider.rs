@@ -6,7 +6,7 @@ use std::fmt::Arguments;
 use std::sync::Arc;
 
 use libfabric_sys::*;
-use weft::log::{Level, Place, Sink, Subsystem};
+use weft::log::{Level, Sink, SourceLocation, Subsystem};
 use weft::verbs::Device;
 
 use crate::ffi::{guard, host, log, param};
@@ -105,7 +105,13 @@ impl Sink for HostLog {
         log::enabled(level_of(level), subsystem_of(subsystem))
     }
 
-    fn log(&self, level: Level, subsystem: Subsystem, place: Place, message: Arguments<'_>) {
+    fn log(
+        &self,
+        level: Level,
+        subsystem: Subsystem,
+        place: SourceLocation,
+        message: Arguments<'_>,
+    ) {
         log::emit(level_of(level), subsystem_of(subsystem), || place, message);
     }
 }

@@ -61,7 +61,7 @@ const SERVICES: Token = Token(2);
 
 /// A circuit that exists, or is being made.
 #[derive(Debug)]
-struct Place {
+struct CircuitEntry {
     shape: Shape,
     /// The dial that makes it, until it is up.
     maker: Option<Arc<Dial>>,
@@ -94,7 +94,7 @@ pub(super) enum Step {
 
 #[derive(Debug, Default)]
 struct State {
-    places: Vec<Place>,
+    places: Vec<CircuitEntry>,
     steps: VecDeque<Step>,
     users: HashMap<u32, Weak<dyn CircuitUser>>,
     /// Targets that this side's endpoints hold, and the receive queue to which each delivers.
@@ -326,7 +326,7 @@ impl Circuits {
             .retain(|place| place.maker.is_some() || place.circuit.strong_count() != 0);
         let (room, user) = (dial.config().room(), dial.user());
         let to = dial.config().to;
-        let suitable = |place: &&mut Place| {
+        let suitable = |place: &&mut CircuitEntry| {
             !alone && place.shape.suits(dial.config()) && !place.elsewhere.contains(&to)
         };
         let mut making = None;
@@ -349,7 +349,7 @@ impl Circuits {
                 .push((Arc::clone(dial), Instant::now() + CIRCUIT_WAIT));
         } else {
             if !dial.has_share() {
-                state.places.push(Place {
+                state.places.push(CircuitEntry {
                     shape: Shape::of(dial.config()),
                     maker: Some(Arc::clone(dial)),
                     circuit: Weak::new(),
@@ -368,7 +368,7 @@ impl Circuits {
     pub(super) fn made(&self, dial: &Arc<Dial>, circuit: Option<&Arc<Circuit>>) {
         let mut waiting = Vec::new();
         let mut state = self.state.lock();
-        let is_maker = |place: &Place| {
+        let is_maker = |place: &CircuitEntry| {
             let maker = place.maker.as_ref();
             maker.is_some_and(|maker| Arc::ptr_eq(maker, dial))
         };
@@ -391,7 +391,7 @@ impl Circuits {
     pub(super) fn is_elsewhere(&self, circuit: &Arc<Circuit>, to: SocketAddr) {
         let mut state = self.state.lock();
         let is_this =
-            |place: &&mut Place| std::ptr::eq(place.circuit.as_ptr(), Arc::as_ptr(circuit));
+            |place: &&mut CircuitEntry| std::ptr::eq(place.circuit.as_ptr(), Arc::as_ptr(circuit));
         if let Some(place) = state.places.iter_mut().find(is_this) {
             place.elsewhere.push(to);
         }

@@ -4,7 +4,7 @@
 use super::cost;
 use super::list::{Linked, List};
 use super::queues::{Entries, Key, Link, NIL, Queues, peer_key};
-use super::table::Place;
+use super::table::SlotRef;
 use super::{MultiId, Want};
 use crate::PeerIndex;
 use crate::chunks::Chunks;
@@ -83,7 +83,7 @@ pub(super) struct Found {
     pub(super) index: u32,
     /// Its class, and its place in the table there: it is the first of its FIFO. `None`: it is in
     /// the list of further masks.
-    place: Option<(u32, Place)>,
+    place: Option<(u32, SlotRef)>,
 }
 
 /// A receive that [`Posted::find_recent`] has found.
@@ -92,7 +92,7 @@ pub(super) struct Recent<R> {
     pub(super) receive: R,
     index: u32,
     class: u32,
-    place: Place,
+    place: SlotRef,
 }
 
 /// The posted receives of an instance. Not thread safe.

@@ -9,7 +9,7 @@
 use std::cell::Cell;
 
 use super::cost;
-use super::table::{GROUP, Place, Table};
+use super::table::{GROUP, SlotRef, Table};
 use crate::hash::Hasher;
 
 /// No entry.
@@ -56,7 +56,7 @@ pub(super) struct Queues {
     table: Table,
     /// The FIFO to which an entry was appended last: its key, its first entry ([`NIL`]: none), and
     /// the place of that entry. No change of the table leaves an outdated place here.
-    recent: (Key, u32, Place),
+    recent: (Key, u32, SlotRef),
     /// The last tag of a group that was looked for; 0: none.
     last: Cell<u64>,
 }
@@ -86,11 +86,11 @@ impl Queues {
         }
     }
 
-    const NONE: (Key, u32, Place) = (Key { tag: 0, peer: 0 }, NIL, Place::NONE);
+    const NONE: (Key, u32, SlotRef) = (Key { tag: 0, peer: 0 }, NIL, SlotRef::NONE);
 
     /// The FIFO of a key, if it is the one to which an entry was appended last.
     #[inline(always)]
-    pub(super) fn find_recent(&self, key: Key) -> Option<(Place, u32)> {
+    pub(super) fn find_recent(&self, key: Key) -> Option<(SlotRef, u32)> {
         let (recent, first, place) = self.recent;
         (recent == key && first != NIL).then_some((place, first))
     }
@@ -98,7 +98,7 @@ impl Queues {
     /// The first entry of the result of [`Self::find_recent`] leaves its FIFO; `next` is the first
     /// one now. [`NIL`]: there is no other one.
     #[inline(always)]
-    pub(super) fn pass_recent(&mut self, place: Place, next: u32) {
+    pub(super) fn pass_recent(&mut self, place: SlotRef, next: u32) {
         self.recent.1 = next;
         if next == NIL {
             self.table.remove(place);
@@ -120,7 +120,7 @@ impl Queues {
         entries: &impl Entries,
         key: Key,
         hasher: Hasher,
-    ) -> Option<(Place, u32)> {
+    ) -> Option<(SlotRef, u32)> {
         self.prefetch_next(hasher, key);
         self.table.find(hash(hasher, key), |index| {
             cost::entry();
@@ -186,7 +186,7 @@ impl Queues {
     /// Removes the first entry of a FIFO: the last result of [`Self::find`], without a change
     /// since.
     #[inline]
-    pub(super) fn remove_first(&mut self, entries: &mut impl Entries, index: u32, place: Place) {
+    pub(super) fn remove_first(&mut self, entries: &mut impl Entries, index: u32, place: SlotRef) {
         cost::entry();
         let Link { next, prev } = *entries.link(index);
         self.pass_first(index, place, next);
@@ -198,7 +198,7 @@ impl Queues {
 
     /// As [`Self::remove_first`]; the caller sets the `prev` of the next entry.
     #[inline(always)]
-    pub(super) fn pass_first(&mut self, index: u32, place: Place, next: u32) {
+    pub(super) fn pass_first(&mut self, index: u32, place: SlotRef, next: u32) {
         if next == NIL {
             self.table.remove(place);
             // others may have moved

@@ -202,13 +202,13 @@ impl Slots {
 
 /// A slot of a table; valid until the table changes.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
+pub(super) struct SlotRef {
     at: usize,
     /// Whether it is a slot of the table that is being replaced.
     old: bool,
 }
 
-impl Place {
+impl SlotRef {
     /// No place.
     pub(super) const NONE: Self = Self { at: 0, old: false };
 }
@@ -253,8 +253,8 @@ impl Table {
 
     /// The entry with this hash that fulfils `is`, and its place.
     #[inline(always)]
-    pub(super) fn find(&self, hash: u32, is: impl Fn(u32) -> bool) -> Option<(Place, u32)> {
-        let place = |(at, entry)| (Place { at, old: false }, entry);
+    pub(super) fn find(&self, hash: u32, is: impl Fn(u32) -> bool) -> Option<(SlotRef, u32)> {
+        let place = |(at, entry)| (SlotRef { at, old: false }, entry);
         let found = self.slots.find(hash, &is).map(place);
         if found.is_some() || self.old.lines.is_empty() {
             return found;
@@ -263,15 +263,15 @@ impl Table {
     }
 
     #[inline(never)]
-    fn find_old(&self, hash: u32, is: impl Fn(u32) -> bool) -> Option<(Place, u32)> {
+    fn find_old(&self, hash: u32, is: impl Fn(u32) -> bool) -> Option<(SlotRef, u32)> {
         let (at, entry) = self.old.find(hash, is)?;
         let old = true;
-        Some((Place { at, old }, entry))
+        Some((SlotRef { at, old }, entry))
     }
 
     /// Adds an entry. Returns its place. Allocates a table of twice the size if this one is half
     /// full.
-    pub(super) fn insert(&mut self, hash: u32, entry: u32) -> Place {
+    pub(super) fn insert(&mut self, hash: u32, entry: u32) -> SlotRef {
         self.step();
         self.used += 1;
         if self.used * 2 > self.slots.len() && self.slots.log2 < LAST {
@@ -283,12 +283,12 @@ impl Table {
             self.moved = 0;
         }
         let at = self.slots.put(hash, entry);
-        Place { at, old: false }
+        SlotRef { at, old: false }
     }
 
     /// The place of an entry.
     #[inline]
-    pub(super) fn place(&self, hash: u32, entry: u32) -> Option<Place> {
+    pub(super) fn place(&self, hash: u32, entry: u32) -> Option<SlotRef> {
         let found = self.find(hash, |found| found == entry);
         debug_assert!(found.is_some(), "entry {entry} is not in the table");
         found.map(|(place, _)| place)
@@ -296,7 +296,7 @@ impl Table {
 
     /// Replaces the entry at a place by one with the same hash.
     #[inline(always)]
-    pub(super) fn replace(&mut self, place: Place, by: u32) {
+    pub(super) fn replace(&mut self, place: SlotRef, by: u32) {
         let slots = if place.old {
             &mut self.old
         } else {
@@ -307,7 +307,7 @@ impl Table {
 
     /// Removes the entry at a place.
     #[inline(always)]
-    pub(super) fn remove(&mut self, place: Place) {
+    pub(super) fn remove(&mut self, place: SlotRef) {
         if place.old {
             self.old.lines[place.at / SLOTS].entries[place.at % SLOTS] = 0;
         } else {

@@ -5,7 +5,7 @@ use super::arrivals::ArrivalOrder;
 use super::cost;
 use super::posted::CLASSES;
 use super::queues::{Entries, Key, Link, NIL, Queues, peer_key};
-use super::table::Place;
+use super::table::SlotRef;
 use super::{Claim, Message, Want};
 use crate::PeerIndex;
 use crate::chunks::Chunks;
@@ -50,7 +50,7 @@ pub(super) struct Found {
     pub(super) index: u32,
     /// The class in which it was found, and its place in the table there: it is the first of its
     /// FIFO.
-    place: Option<(usize, Place)>,
+    place: Option<(usize, SlotRef)>,
 }
 
 /// A class that searches have used, with every message of the list.

@@ -62,13 +62,13 @@ unsafe impl Send for Desc {}
 
 /// The protection domain and domain of an endpoint, which its descriptors must match.
 #[derive(Clone, Debug)]
-pub(crate) struct Place {
+pub(crate) struct DescScope {
     pub(crate) pd: Arc<Pd>,
     /// Address of the domain, for comparison only.
     domain: usize,
 }
 
-impl Place {
+impl DescScope {
     pub(crate) fn new(domain: &MrDomain, pd: &Arc<Pd>) -> Self {
         Self {
             pd: Arc::clone(pd),
@@ -81,7 +81,7 @@ impl Desc {
     /// No region: valid for inject, for inline data, and for a length of 0.
     pub const NULL: Self = Self(std::ptr::null_mut());
 
-    /// The lkey of the region in the protection domain of `place`. If the region is registered in
+    /// The lkey of the region in the protection domain of `scope`. If the region is registered in
     /// another one, or not enabled yet, the first use in this one registers the region there, which
     /// blocks and allocates; later uses take a lock of the region. If a refresh may replace the
     /// registration, `hold` gets the use of it, which the caller keeps until the operation is
@@ -99,7 +99,7 @@ impl Desc {
     #[inline]
     pub(super) unsafe fn lkey(
         self,
-        place: &Place,
+        scope: &DescScope,
         iov: &libc::iovec,
         hold: impl FnOnce(InUse),
     ) -> Result<Lkey> {
@@ -119,11 +119,11 @@ impl Desc {
         // not begin, by the caller's promise.
         let region = unsafe { &*region };
         match region.registration.get() {
-            Some(registration) if Arc::ptr_eq(registration.pd(), &place.pd) => registration
+            Some(registration) if Arc::ptr_eq(registration.pd(), &scope.pd) => registration
                 .lkey(iov, hold)
                 .map_err(|error| outside(error, iov.iov_base as u64, iov.iov_len)),
-            _ if Arc::as_ptr(region.domain()).addr() == place.domain => {
-                region.lkey_elsewhere(&place.pd, iov, hold)
+            _ if Arc::as_ptr(region.domain()).addr() == scope.domain => {
+                region.lkey_elsewhere(&scope.pd, iov, hold)
             }
             _ => Err(of_another_domain(self.0 as u64)),
         }
@@ -181,18 +181,18 @@ mod tests {
         let memory = [0_u8; 64];
         let region = tests::region(&domain, &memory, Access::READ, 0);
         let pd = region.registration.get().unwrap().pd().clone();
-        let place = Place::new(domain.mr(), &pd);
+        let scope = DescScope::new(domain.mr(), &pd);
         let (desc, iov) = (Desc(region.desc()), tests::iov(&memory));
         let mut follows = Following::default();
         follows.add(desc);
         let closed = following::stops::close_at_next(&region);
         // SAFETY: the descriptor is followed.
-        assert!(unsafe { desc.lkey(&place, &iov, drop) }.is_ok());
+        assert!(unsafe { desc.lkey(&scope, &iov, drop) }.is_ok());
         assert_eq!(*closed.lock(), Some(Err(FiErrno::EBUSY)));
         let mut later = Following::default();
         later.add(desc);
         // SAFETY: as above.
-        let refused = unsafe { desc.lkey(&place, &iov, drop) };
+        let refused = unsafe { desc.lkey(&scope, &iov, drop) };
         assert_eq!(refused, Err(FiErrno::EINVAL));
         std::thread::scope(|scope| {
             let close = scope.spawn(|| region.close());
@@ -212,15 +212,15 @@ mod tests {
             Desc(region.desc()),
             region.registration.get().unwrap().pd().clone(),
         );
-        let place = Place::new(domain.mr(), &pd);
+        let scope = DescScope::new(domain.mr(), &pd);
         let iov = tests::iov(&memory);
         // SAFETY: the region is open.
-        assert!(unsafe { desc.lkey(&place, &iov, drop) }.is_ok());
+        assert!(unsafe { desc.lkey(&scope, &iov, drop) }.is_ok());
         region.close().unwrap();
         drop(region);
         let others: Vec<_> = (0..100).map(|_| register()).collect();
         // SAFETY: the region is one of the last that were closed.
-        let refused = unsafe { desc.lkey(&place, &iov, drop) };
+        let refused = unsafe { desc.lkey(&scope, &iov, drop) };
         assert_eq!(refused, Err(FiErrno::EINVAL));
         for other in others {
             other.close().unwrap();

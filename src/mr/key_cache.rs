@@ -380,7 +380,7 @@ mod tests {
     use super::super::lookup::SegmentBlock;
     use super::*;
     use crate::wire::records::{Entry, Segment};
-    use crate::wire::segment_list::Place;
+    use crate::wire::segment_list::BlockRef;
 
     fn region(len: u64, start: u64, access: u8) -> Resolved {
         Resolved {
@@ -483,9 +483,9 @@ mod tests {
         } else {
             let ends = firsts.iter().skip(1).copied().chain([segments.len()]);
             let blocks = firsts.iter().zip(ends).map(|(&first, end)| SegmentBlock {
-                place: Place {
+                place: BlockRef {
                     first: all.segments[first].offset,
-                    ..Place::default()
+                    ..BlockRef::default()
                 },
                 segments: all.segments[first..end].into(),
             });

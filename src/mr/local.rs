@@ -19,7 +19,7 @@ use super::MrDomain;
 use super::registration::InUse;
 use crate::errno::Result;
 use crate::mr::cache::{Got, Held};
-use crate::mr::{Desc, DescRule, LocalCache, Place};
+use crate::mr::{Desc, DescRule, DescScope, LocalCache};
 use crate::verbs::{Lkey, Mr, Pd};
 
 /// The device's access to a local buffer.
@@ -55,7 +55,7 @@ pub(crate) const COPIED: usize = 8192;
 #[derive(Debug)]
 pub(crate) struct LocalKeys {
     rule: DescRule,
-    place: Place,
+    scope: DescScope,
     /// The lkey of the domain's implicit region.
     implicit: Option<Lkey>,
     cache: Option<Arc<LocalCache>>,
@@ -81,7 +81,7 @@ impl LocalKeys {
         Self {
             copied: if copies { COPIED } else { 0 },
             rule: domain.config().form.desc,
-            place: Place::new(domain, pd),
+            scope: DescScope::new(domain, pd),
             implicit: domain.implicit_lkey(pd),
             cache,
             taken: Vec::new(),
@@ -158,9 +158,9 @@ impl LocalKeys {
     /// `desc` is NULL or the descriptor of an open region.
     #[inline(always)]
     pub(crate) unsafe fn of_descriptor(&mut self, desc: Desc, iov: &libc::iovec) -> Result<Lkey> {
-        let Self { place, taken, .. } = self;
+        let Self { scope, taken, .. } = self;
         // SAFETY: as this function.
-        unsafe { desc.lkey(place, iov, |used| taken.push(Kept::Region(used))) }
+        unsafe { desc.lkey(scope, iov, |used| taken.push(Kept::Region(used))) }
     }
 
     /// The lkey of a cached registration, or else of a new one.
@@ -203,7 +203,7 @@ impl LocalKeys {
             };
             // SAFETY: the caller keeps the buffer valid; `LocalKeys` holds the registration until
             // the operation is complete.
-            let mr = unsafe { Mr::register(&self.place.pd, iov.iov_base, iov.iov_len, rights) }?;
+            let mr = unsafe { Mr::register(&self.scope.pd, iov.iov_base, iov.iov_len, rights) }?;
             let lkey = mr.lkey();
             (Kept::Once { _mr: mr }, lkey)
         };

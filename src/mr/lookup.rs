@@ -9,7 +9,7 @@ use crate::verbs::{RemoteAddr, Rkey};
 use crate::wire::records::{
     Bad, Block, Entry, Header, MAX_LIST_WORDS, RECORD_SIZE, Segment, WORDS,
 };
-use crate::wire::segment_list::{BLOCK_WORDS, IndexReader, Place, SegmentAt, decode_block};
+use crate::wire::segment_list::{BLOCK_WORDS, BlockRef, IndexReader, SegmentAt, decode_block};
 
 /// Entries per read.
 const WINDOW: usize = 4;
@@ -45,7 +45,7 @@ pub(crate) struct Resolved {
 /// A block of a region's segments.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SegmentBlock {
-    pub(crate) place: Place,
+    pub(crate) place: BlockRef,
     /// The segments in order and without gaps; empty until the block is read.
     pub(crate) segments: Box<[SegmentAt]>,
 }
@@ -62,7 +62,7 @@ impl SegmentBlock {
         });
         Self {
             segments: segments.collect(),
-            place: Place::default(),
+            place: BlockRef::default(),
         }
     }
 }
@@ -75,7 +75,7 @@ impl Resolved {
     }
 
     /// The place of a block, and the offset of its end.
-    pub(super) fn block(&self, index: usize) -> Option<(Place, u64)> {
+    pub(super) fn block(&self, index: usize) -> Option<(BlockRef, u64)> {
         let next = self.blocks.get(index + 1);
         let end = next.map_or(self.entry.len, |next| next.place.first);
         Some((self.blocks.get(index)?.place, end))
@@ -156,7 +156,7 @@ enum Stage {
     Index(Entry, IndexReader),
     /// A block of a long list: its index, the region's generation, its place, and the offset of its
     /// end.
-    Segments(usize, u64, Place, u64),
+    Segments(usize, u64, BlockRef, u64),
 }
 
 /// A look-up in progress; see the module.

@@ -41,7 +41,7 @@ pub use access::Access;
 pub(crate) use backed::{NO_DESCRIPTOR, OLD_KERNEL};
 pub use buffer::Buffer;
 pub use desc::Desc;
-pub(crate) use desc::Place;
+pub(crate) use desc::DescScope;
 pub(crate) use directory::{ConnectionBlock, Directory, Look, Peer};
 pub(crate) use domain::random;
 pub use domain::{MrConfig, MrDomain, Scope};

@@ -121,7 +121,8 @@ impl Directory {
                 std::hint::spin_loop();
                 continue;
             }
-            late = Instant::now() >= *deadline.get_or_insert_with(|| Instant::now() + ACKNOWLEDGEMENT_WAIT);
+            late = Instant::now()
+                >= *deadline.get_or_insert_with(|| Instant::now() + ACKNOWLEDGEMENT_WAIT);
             drop(inner);
             self.look(wanted, late);
             if late {

@@ -11,14 +11,14 @@ use crate::mr::{ConnectionBlock, Look, Peer};
 use crate::verbs::{QpNumber, Target, Xrcd};
 
 /// Finds the target of a peer's requests. No handle of it: that would prolong its life.
-struct Place {
+struct TargetRef {
     xrcd: Weak<Xrcd>,
     number: QpNumber,
     /// Another target may have the number later.
     initiator: QpNumber,
 }
 
-impl Place {
+impl TargetRef {
     /// `None`: the target executes no requests.
     fn of(target: &Target) -> Option<Self> {
         let state = target.query().ok().filter(|state| state.receives)?;
@@ -52,7 +52,7 @@ impl Place {
 /// the keys. It is not notified of them. The directory may drop the last reference with its lock
 /// held, so the drop does nothing.
 struct Leaving {
-    target: Option<Place>,
+    target: Option<TargetRef>,
     given_up: AtomicBool,
 }
 
@@ -101,7 +101,7 @@ impl Kept {
     /// `target`: where the peer's requests arrive.
     pub(super) fn of(block: &Arc<ConnectionBlock>, target: Option<&Target>) -> Box<dyn Keep> {
         let peer = Arc::new(Leaving {
-            target: target.and_then(Place::of),
+            target: target.and_then(TargetRef::of),
             given_up: AtomicBool::new(false),
         });
         let weak: Weak<Leaving> = Arc::downgrade(&peer);

@@ -78,7 +78,7 @@ use self::packet_receives::PacketReceives;
 pub(super) use self::rings::Stop;
 pub(super) use self::rma::RmaConfig;
 use self::rma_recovery::Failure;
-pub(super) use self::todo::{Place, Todo};
+pub(super) use self::todo::{PacketMemoryRef, Todo};
 
 /// Largest number of bytes that are sent inline.
 const MAX_INLINE: usize = 512;
@@ -442,8 +442,8 @@ impl Executor {
             false => Packet::decode(&self.memory.bytes(&slot)[..total], total).ok(),
         };
         match packet {
-            Some(packet) => core.arrived(link, &packet, Place::Slot(slot), self),
-            None => core.violated(link, Place::Slot(slot), self),
+            Some(packet) => core.arrived(link, &packet, PacketMemoryRef::Slot(slot), self),
+            None => core.violated(link, PacketMemoryRef::Slot(slot), self),
         }
     }
 

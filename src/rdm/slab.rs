@@ -57,7 +57,7 @@ impl<T> fmt::Debug for Key<T> {
     }
 }
 
-enum Place<T> {
+enum Cell<T> {
     /// The next free place.
     Free(Option<u32>),
     Used(T),
@@ -65,7 +65,7 @@ enum Place<T> {
 
 /// A table of entries `T` with keys for `M`. Insertion allocates only if no place is free.
 pub(super) struct Slab<M, T> {
-    places: Vec<(u32, Place<T>)>,
+    places: Vec<(u32, Cell<T>)>,
     free: Option<u32>,
     len: usize,
     of: PhantomData<fn() -> M>,
@@ -94,10 +94,10 @@ impl<M, T> Slab<M, T> {
             None => self.grow()?,
         };
         let (generation, at) = self.places.get_mut(place as usize)?;
-        if let Place::Free(next) = at {
+        if let Cell::Free(next) = at {
             self.free = *next;
         }
-        *at = Place::Used(value);
+        *at = Cell::Used(value);
         self.len += 1;
         Some(Key::from_number(place | *generation << PLACE))
     }
@@ -115,7 +115,7 @@ impl<M, T> Slab<M, T> {
         if place >> PLACE != 0 {
             return None;
         }
-        self.places.push((0, Place::Free(None)));
+        self.places.push((0, Cell::Free(None)));
         Some(place)
     }
 
@@ -123,26 +123,26 @@ impl<M, T> Slab<M, T> {
         self.get(key)?;
         let (generation, at) = &mut self.places[key.place()];
         *generation = generation.wrapping_add(1) & (u32::MAX >> PLACE);
-        let value = std::mem::replace(at, Place::Free(self.free));
+        let value = std::mem::replace(at, Cell::Free(self.free));
         self.free = Some(key.place() as u32);
         self.len -= 1;
         match value {
-            Place::Used(value) => Some(value),
-            Place::Free(_) => None,
+            Cell::Used(value) => Some(value),
+            Cell::Free(_) => None,
         }
     }
 
     /// As [`Self::remove`], without moving the entry.
     #[inline(always)]
     pub(super) fn free(&mut self, key: Key<M>) {
-        let Some((generation, at @ Place::Used(_))) = self.places.get_mut(key.place()) else {
+        let Some((generation, at @ Cell::Used(_))) = self.places.get_mut(key.place()) else {
             return;
         };
         if *generation != key.number >> PLACE {
             return;
         }
         *generation = generation.wrapping_add(1) & (u32::MAX >> PLACE);
-        *at = Place::Free(self.free);
+        *at = Cell::Free(self.free);
         self.free = Some(key.place() as u32);
         self.len -= 1;
     }
@@ -150,7 +150,7 @@ impl<M, T> Slab<M, T> {
     #[inline]
     pub(super) fn get(&self, key: Key<M>) -> Option<&T> {
         match self.places.get(key.place()) {
-            Some((generation, Place::Used(value))) if *generation == key.number >> PLACE => {
+            Some((generation, Cell::Used(value))) if *generation == key.number >> PLACE => {
                 Some(value)
             }
             _ => None,
@@ -162,7 +162,7 @@ impl<M, T> Slab<M, T> {
         let places = self.places.iter().enumerate();
         let keys = places.filter_map(|(place, (generation, at))| match at {
             // a place fits into its bits
-            Place::Used(value) if is(value) => {
+            Cell::Used(value) if is(value) => {
                 Some(Key::from_number(place as u32 | *generation << PLACE))
             }
             _ => None,
@@ -173,15 +173,15 @@ impl<M, T> Slab<M, T> {
     /// Whether an entry fulfils a condition; examines all.
     pub(super) fn any(&self, is: impl Fn(&T) -> bool) -> bool {
         self.places.iter().any(|(_, at)| match at {
-            Place::Used(value) => is(value),
-            Place::Free(_) => false,
+            Cell::Used(value) => is(value),
+            Cell::Free(_) => false,
         })
     }
 
     #[inline]
     pub(super) fn get_mut(&mut self, key: Key<M>) -> Option<&mut T> {
         match self.places.get_mut(key.place()) {
-            Some((generation, Place::Used(value))) if *generation == key.number >> PLACE => {
+            Some((generation, Cell::Used(value))) if *generation == key.number >> PLACE => {
                 Some(value)
             }
             _ => None,
@@ -193,7 +193,7 @@ impl<M, T> Slab<M, T> {
         let places = self.places.iter().enumerate().skip(place);
         let mut keys = places.filter_map(|(place, (generation, at))| {
             let key = Key::from_number(place as u32 | *generation << PLACE);
-            matches!(at, Place::Used(_)).then_some(key)
+            matches!(at, Cell::Used(_)).then_some(key)
         });
         keys.next()
     }

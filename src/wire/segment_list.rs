@@ -26,7 +26,7 @@ const _: () = assert!((BLOCK_WORDS - HEAD).is_multiple_of(RECORD));
 
 /// Location of a block, and the first byte of the region that the block describes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Place {
+pub struct BlockRef {
     /// Offset in the region.
     pub first: u64,
     /// Address of the block.
@@ -58,7 +58,7 @@ pub fn encode_block(generation: u64, first: u64, segments: &[Segment]) -> Vec<u6
 }
 
 /// The encoded words of an index: at most [`MAX_BLOCKS`] places.
-pub fn encode_index(generation: u64, places: impl Iterator<Item = Place>) -> Vec<u64> {
+pub fn encode_index(generation: u64, places: impl Iterator<Item = BlockRef>) -> Vec<u64> {
     let records = places.map(|place| [place.first, place.addr.get(), place.rkey.get().into()]);
     encode(generation, 0, records)
 }
@@ -121,7 +121,7 @@ pub struct IndexReader {
     count: usize,
     so_far: u64,
     read: usize,
-    places: Vec<Place>,
+    places: Vec<BlockRef>,
 }
 
 impl IndexReader {
@@ -158,7 +158,7 @@ impl IndexReader {
     /// # Errors
     /// `Torn`: the owner has written the index meanwhile, or its memory belongs to another region
     /// now. `Foreign`: the list is invalid.
-    pub fn feed(&mut self, words: &[u64]) -> Result<Option<Vec<Place>>, Bad> {
+    pub fn feed(&mut self, words: &[u64]) -> Result<Option<Vec<BlockRef>>, Bad> {
         let records = if self.read == 0 {
             let [generation, sum, count, first, rest @ ..] = words else {
                 return Err(Bad::Foreign);
@@ -182,7 +182,7 @@ impl IndexReader {
         for record in records {
             self.so_far = checksum_on(self.so_far, record);
             self.read += RECORD;
-            self.places.push(Place {
+            self.places.push(BlockRef {
                 first: record[0],
                 addr: RemoteAddr::new(record[1]),
                 rkey: Rkey::new(record[2] as u32),
@@ -213,7 +213,7 @@ mod tests {
 
     use super::*;
 
-    fn index(reader: &mut IndexReader, words: &[u64]) -> Result<Vec<Place>, Bad> {
+    fn index(reader: &mut IndexReader, words: &[u64]) -> Result<Vec<BlockRef>, Bad> {
         let mut padded = words.to_vec();
         padded.resize(words.len().max(BLOCK_WORDS), 7);
         loop {
@@ -230,7 +230,7 @@ mod tests {
         #[test]
         fn an_index_survives_in_several_reads(count in 1..1000_usize, generation: u64, torn: bool, at: usize) {
             let places: Vec<_> = (0..count as u64)
-                .map(|i| Place { first: i * 4096, addr: RemoteAddr::new(i << 11), rkey: Rkey::new(i as u32) })
+                .map(|i| BlockRef { first: i * 4096, addr: RemoteAddr::new(i << 11), rkey: Rkey::new(i as u32) })
                 .collect();
             let mut words = encode_index(generation, places.iter().copied());
             let len = count as u64 * 4096;
@@ -291,7 +291,7 @@ mod tests {
         let words = encode_block(1, 0, &[high]);
         assert_eq!(decode_block(&words, 1, 0, 2), Err(Bad::Foreign));
         for firsts in [[1, 2], [0, 0], [0, 100]] {
-            let places = firsts.map(|first| Place {
+            let places = firsts.map(|first| BlockRef {
                 first,
                 addr: RemoteAddr::NULL,
                 rkey: Rkey::default(),

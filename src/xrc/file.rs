@@ -193,7 +193,7 @@ impl Leaf {
 
 /// A directory of the user: `leaf` in `base`, which weft makes.
 #[derive(Debug)]
-struct Place {
+struct BaseDir {
     base: PathBuf,
     leaf: Leaf,
     /// `base` belongs to the user too. Otherwise it is one in which each user can make files, but
@@ -202,10 +202,10 @@ struct Place {
 }
 
 /// The directories, in the order in which they are tried.
-fn places(runtime_dir: Option<&Path>) -> Vec<Place> {
+fn places(runtime_dir: Option<&Path>) -> Vec<BaseDir> {
     let user = calls::user();
     let leaf = |name: String| CString::new(name).map(Leaf).unwrap_or(Leaf(c"weft".into()));
-    let own = |base: PathBuf| Place {
+    let own = |base: PathBuf| BaseDir {
         base,
         leaf: Leaf(c"weft".into()),
         own: true,
@@ -215,7 +215,7 @@ fn places(runtime_dir: Option<&Path>) -> Vec<Place> {
     let runtime_dir = runtime_dir.filter(|base| base.is_absolute());
     places.extend(runtime_dir.map(|base| own(base.to_owned())));
     places.push(own(format!("/run/user/{user}").into()));
-    places.push(Place {
+    places.push(BaseDir {
         base: "/dev/shm".into(),
         leaf: leaf(format!("weft-{user}")),
         own: false,
@@ -223,7 +223,7 @@ fn places(runtime_dir: Option<&Path>) -> Vec<Place> {
     places
 }
 
-impl Place {
+impl BaseDir {
     fn find(&self, name: &CStr) -> std::result::Result<DomainFile, Refused> {
         let base = CString::new(self.base.as_os_str().as_bytes()).map_err(|_| FiErrno::EINVAL)?;
         let base = calls::open_directory(None, &base)?;

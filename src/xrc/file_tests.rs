@@ -44,7 +44,7 @@ impl Folder {
 
     /// What the only place in this folder answers.
     fn place(&self) -> std::result::Result<DomainFile, Refused> {
-        let place = Place {
+        let place = BaseDir {
             base: self.0.clone(),
             leaf: Leaf(c"weft".into()),
             own: true,

@@ -8,7 +8,7 @@ use std::fmt::Arguments;
 
 use libfabric_sys::FI_LOG_INFO;
 use weft::errno::{FiErrno, Result};
-use weft::log::Place;
+use weft::log::SourceLocation;
 
 use crate::ffi::host;
 
@@ -24,7 +24,7 @@ pub(crate) fn enabled(level: c_uint, subsystem: c_uint) -> bool {
 pub(crate) fn emit(
     level: c_uint,
     subsystem: c_uint,
-    place: impl FnOnce() -> Place,
+    place: impl FnOnce() -> SourceLocation,
     text: Arguments<'_>,
 ) {
     let Some(host) = host::get() else { return };
@@ -97,7 +97,7 @@ macro_rules! refused {
 pub(crate) fn refuse(
     errno: FiErrno,
     subsystem: c_uint,
-    place: fn() -> Place,
+    place: fn() -> SourceLocation,
     reason: Arguments<'_>,
 ) -> FiErrno {
     emit(

@@ -19,7 +19,7 @@ use crate::log::warn_log;
 use crate::verbs::{Pd, RemoteAddr, Rkey, Words};
 use crate::wire::records::Segment;
 use crate::wire::segment_list::{
-    BLOCK_WORDS, HEAD, MAX_BLOCKS, MOST_RECORDS, Place, SUM, encode_block, encode_index,
+    BLOCK_WORDS, BlockRef, HEAD, MAX_BLOCKS, MOST_RECORDS, SUM, encode_block, encode_index,
 };
 
 /// Segments of a new block; half as many more fit in before it is split.
@@ -244,7 +244,7 @@ impl List {
         let places = self.blocks.iter().map(|block| {
             let (registration, at) = block.place;
             let words = &self.pool[registration];
-            Place {
+            BlockRef {
                 first: block.first,
                 addr: words.remote_addr(at * BLOCK_WORDS),
                 rkey: words.rkey(),

@@ -8,7 +8,7 @@
 
 use super::super::core::Origin;
 use super::super::operations::{Atomic, Kind, Operation, PAYLOAD, TxKey};
-use super::{Executor, Place, Todo};
+use super::{Executor, PacketMemoryRef, Todo};
 use crate::errno::{FiErrno, Result};
 use crate::mr::ElementsAccess;
 use crate::queue::event_cell::Event;
@@ -67,7 +67,7 @@ impl Executor {
         origin: Origin,
         op: OpId,
         atomic: &Atomic,
-        (place, operands): (&Place, Payload),
+        (place, operands): (&PacketMemoryRef, Payload),
     ) {
         let arithmetic = arithmetic(atomic);
         if arithmetic.is_some_and(|it| !is_complete(atomic, it, operands.len as usize)) {
@@ -133,17 +133,22 @@ impl Executor {
     }
 
     /// Copies a payload once: a peer can change a packet in a ring at any time.
-    fn copy_of<'a>(&self, place: &Place, payload: Payload, to: &'a mut [u8; BYTES]) -> &'a [u8] {
+    fn copy_of<'a>(
+        &self,
+        place: &PacketMemoryRef,
+        payload: Payload,
+        to: &'a mut [u8; BYTES],
+    ) -> &'a [u8] {
         // the decoder has checked the length
         let (from, len) = (payload.offset, payload.len as usize);
         let to = to.get_mut(..len).unwrap_or_default();
         match place {
-            Place::Slot(slot) => {
+            PacketMemoryRef::Slot(slot) => {
                 to.copy_from_slice(&self.memory.bytes(slot)[from..from + to.len()])
             }
             // SAFETY: the decoder has checked that the packet has these bytes, and a ring stays
             // mapped while its packet is processed.
-            Place::Ring(packet) => unsafe {
+            PacketMemoryRef::Ring(packet) => unsafe {
                 to.as_mut_ptr()
                     .copy_from_nonoverlapping(packet.at(from), to.len());
             },
@@ -198,7 +203,7 @@ impl Executor {
         origin: Origin,
         key: TxKey,
         status: u16,
-        (place, values): (&Place, Payload),
+        (place, values): (&PacketMemoryRef, Payload),
     ) {
         let Some(op) = self.tx.get_mut(key) else {
             return;

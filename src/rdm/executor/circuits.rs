@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::rma_recovery::Failure;
-use super::{Executor, Place, Todo};
+use super::{Executor, PacketMemoryRef, Todo};
 use crate::rdm::circuit_cm::{InitiatorCm, TargetCm, XrcStep};
 use crate::rdm::circuit_queue::{Failing, UNUSED};
 use crate::rdm::circuits::{Choice, CircuitKey, Left, Up};
@@ -607,13 +607,13 @@ impl Executor {
             return self.unknown_tag(wc.qp_num());
         }
         let Some(packet) = packet else {
-            return core.violated(link, Place::Slot(slot), self);
+            return core.violated(link, PacketMemoryRef::Slot(slot), self);
         };
         if let Some(port) = self.port_mut(link) {
             port.used = true;
         }
         self.arriving = Some(link);
-        core.arrived(link, &packet, Place::Slot(slot), self);
+        core.arrived(link, &packet, PacketMemoryRef::Slot(slot), self);
     }
 
     /// ATTACH of the acceptor of a link has arrived through a target, which this endpoint opens, if

@@ -13,7 +13,7 @@ use super::super::receives::{AtSender, Envelope, Payload};
 use super::super::rma::RmaOp;
 use super::super::streams::Asked;
 use super::handshake::address_of;
-use super::{Executor, Place, Todo};
+use super::{Executor, PacketMemoryRef, Todo};
 use crate::errno::{FiErrno, Result};
 use crate::log::warn_log;
 use crate::rdm::link::block::LinkBlock;
@@ -31,7 +31,7 @@ const SOON: usize = 16 << 20;
 impl Io for Executor {
     type Op = TxKey;
     type Held = Held;
-    type Slot = Place;
+    type Slot = PacketMemoryRef;
 
     fn now(&self) -> Option<u64> {
         Some(self.shared.upgrade()?.now())
@@ -239,7 +239,7 @@ impl Io for Executor {
     }
 
     #[inline]
-    fn deliver(&mut self, origin: Origin, packet: &Packet, slot: Place) -> Credit {
+    fn deliver(&mut self, origin: Origin, packet: &Packet, slot: PacketMemoryRef) -> Credit {
         let mut credit = Credit::new(0, 1);
         let envelope = |message: &crate::wire::rdm::packet::Message, len| Envelope {
             peer: origin.peer,
@@ -250,7 +250,7 @@ impl Io for Executor {
         match &packet.body {
             Body::Eager { message, payload } => {
                 let envelope = envelope(message, payload.len.into());
-                if matches!(slot, Place::Slot(_)) {
+                if matches!(slot, PacketMemoryRef::Slot(_)) {
                     self.overflows(payload.len as usize);
                 }
                 credit = self.eager(origin, &envelope, &slot, payload.offset);
@@ -358,7 +358,7 @@ impl Io for Executor {
     }
 
     #[inline]
-    fn discard(&mut self, slot: Place) {
+    fn discard(&mut self, slot: PacketMemoryRef) {
         self.free(slot);
     }
 

@@ -13,7 +13,7 @@ use super::super::receives::{
     index_of,
 };
 use super::own_rma::CALL;
-use super::{Executor, Place, Step, Todo};
+use super::{Executor, PacketMemoryRef, Step, Todo};
 use crate::errno::FiErrno;
 use crate::flags::Flags;
 use crate::matching::Release;
@@ -28,7 +28,7 @@ impl Executor {
         &mut self,
         origin: Origin,
         envelope: &Envelope,
-        place: &Place,
+        place: &PacketMemoryRef,
         at: usize,
     ) -> Credit {
         let len = envelope.len as usize;
@@ -71,9 +71,13 @@ impl Executor {
             }
             None => {
                 let payload = match place {
-                    Place::Slot(slot) => self.rx.copy(&self.memory.bytes(slot)[at..at + len]),
+                    PacketMemoryRef::Slot(slot) => {
+                        self.rx.copy(&self.memory.bytes(slot)[at..at + len])
+                    }
                     // SAFETY: the decoder has checked the length, and the ring holds the packet.
-                    Place::Ring(packet) => unsafe { self.rx.copy_from(packet.at(at), len) },
+                    PacketMemoryRef::Ring(packet) => unsafe {
+                        self.rx.copy_from(packet.at(at), len)
+                    },
                 };
                 if !self.store(envelope, Payload::Bytes(origin, payload)) {
                     self.todo.push_back(Todo::Dropped(origin));
@@ -378,7 +382,7 @@ impl Executor {
         origin: Origin,
         op: OpId,
         offset: u64,
-        from: &Place,
+        from: &PacketMemoryRef,
         (at, len): (usize, usize),
     ) {
         let Some(key) = self.rx.arrivals.named(op) else {

@@ -10,7 +10,7 @@ use super::super::iov::Iov;
 use super::super::operations::{Operation, PAYLOAD, TxKey};
 use super::super::packet_memory::PacketMemory;
 use super::super::receives::Envelope;
-use super::{Executor, Place, Todo};
+use super::{Executor, PacketMemoryRef, Todo};
 use crate::rdm::link::ring::{Content, LARGE, LinkRing, RingPacket, RingPost, SLOTS};
 use crate::verbs::{Message as RingMessage, Next, RingProbe, Run};
 use crate::wire::rdm::packet::{HEADER_SIZE, MAX_HEAD, Message, SLOT_SIZE, eager_credit};
@@ -440,8 +440,8 @@ impl Executor {
         };
         match packet {
             Some(packet) if core.is_early(key, &packet) => return false,
-            Some(packet) => core.arrived(key, &packet, Place::Ring(place), self),
-            None => core.violated(key, Place::Ring(place), self),
+            Some(packet) => core.arrived(key, &packet, PacketMemoryRef::Ring(place), self),
+            None => core.violated(key, PacketMemoryRef::Ring(place), self),
         }
         if let Some(ring) = self.links.get_mut(key).and_then(|link| link.ring.as_mut()) {
             ring.consume();
@@ -460,7 +460,7 @@ impl Executor {
             data: eager.data.map(u64::from),
             len: (message.len() - prefix) as u64,
         };
-        let place = Place::Ring(RingPacket::eager(*message, prefix));
+        let place = PacketMemoryRef::Ring(RingPacket::eager(*message, prefix));
         self.eager(origin, &envelope, &place, HEADER_SIZE)
     }
 
@@ -480,14 +480,14 @@ impl Executor {
 
     /// Releases the memory of a packet.
     #[inline]
-    pub(super) fn free(&mut self, place: Place) {
-        if let Place::Slot(slot) = place {
+    pub(super) fn free(&mut self, place: PacketMemoryRef) {
+        if let PacketMemoryRef::Slot(slot) = place {
             self.post_receive(slot);
         }
     }
 }
 
-impl Place {
+impl PacketMemoryRef {
     /// Copies a part of the packet to buffers of the application.
     ///
     /// # Safety

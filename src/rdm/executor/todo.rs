@@ -57,7 +57,7 @@ pub(in crate::rdm) enum Todo {
 
 /// The memory of a packet that has arrived.
 #[derive(Debug)]
-pub(in crate::rdm) enum Place {
+pub(in crate::rdm) enum PacketMemoryRef {
     /// A receive of the shared receive queue.
     Slot(Slot),
     /// A ring, until the call of the core returns.

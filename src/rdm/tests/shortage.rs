@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::super::core::ops::Form;
 use super::super::core::peer::PeerKey;
-use super::super::executor::Place;
+use super::super::executor::PacketMemoryRef;
 use super::super::operations::{Atomic, Kind, Operation};
 use super::endpoints::{End, Transport, config, domain, wait, wait_for};
 use crate::errno::FiErrno;
@@ -151,7 +151,12 @@ fn a_refused_atomic_gives_its_credit_back() {
             last: true,
             operands: Payload { offset: 64, len: 4 },
         };
-        core.arrived(link, &Packet { header, body }, Place::Slot(slot), io);
+        core.arrived(
+            link,
+            &Packet { header, body },
+            PacketMemoryRef::Slot(slot),
+            io,
+        );
     });
     b.state(|state| {
         assert_eq!(state.core.out_link(peer), None, "it was not refused");

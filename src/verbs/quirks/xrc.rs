@@ -172,7 +172,7 @@ fn observe(device: &Arc<Device>) -> Result<XrcBehaviour> {
 }
 
 /// A receive queue, its protection domain and memory in it.
-struct Place {
+struct Receiver {
     srq: Srq,
     pd: Arc<Pd>,
     pages: Pages,
@@ -184,7 +184,7 @@ struct Bench<'a> {
     xrcd: Arc<Xrcd>,
     send_cq: Arc<Cq>,
     recv_cq: Arc<Cq>,
-    places: [Place; 2],
+    receivers: [Receiver; 2],
 }
 
 /// An initiator and its target. After a failed operation neither can be used.
@@ -198,26 +198,26 @@ impl<'a> Bench<'a> {
         let xrcd = Arc::new(Xrcd::open(device, None, libc::O_CREAT)?);
         let cq = || Cq::create(device, 16, None, 0).map(Arc::new);
         let (send_cq, recv_cq) = (cq()?, cq()?);
-        let place = || -> Result<Place> {
+        let receiver = || -> Result<Receiver> {
             let pd = Pd::alloc(device)?;
-            Ok(Place {
+            Ok(Receiver {
                 srq: Srq::create_xrc(&pd, &xrcd, &recv_cq, 4, 1)?,
                 pd,
                 pages: Pages::map(PAGE)?,
             })
         };
-        let places = [place()?, place()?];
+        let receivers = [receiver()?, receiver()?];
         Ok(Self {
             device,
             xrcd,
             send_cq,
             recv_cq,
-            places,
+            receivers,
         })
     }
 
     fn circuit(&self, flush: bool) -> Result<Circuit> {
-        let [place, _] = &self.places;
+        let [place, _] = &self.receivers;
         let qp_type = sys::IBV_QPT_XRC_SEND;
         let initiator = loopback::create(self.device, &place.pd, &self.send_cq, qp_type, flush)?;
         let target = Target::create(&self.xrcd)?;
@@ -231,7 +231,7 @@ impl<'a> Bench<'a> {
         Ok(Circuit { initiator, target })
     }
 
-    fn register(&self, place: &Place, access: u32) -> Result<RawMr<'_>> {
+    fn register(&self, place: &Receiver, access: u32) -> Result<RawMr<'_>> {
         let iova = place.pages.addr() as u64;
         register(self.device, &place.pd, &place.pages, iova, access)
     }
@@ -240,11 +240,11 @@ impl<'a> Bench<'a> {
     fn request(
         &self,
         circuit: &Circuit,
-        to: &Place,
+        to: &Receiver,
         region: &RawMr<'_>,
         fill: impl FnOnce(&mut sys::ibv_send_wr),
     ) -> Result<Outcome> {
-        let mut list = sge(&self.places[0].pages, region);
+        let mut list = sge(&self.receivers[0].pages, region);
         let mut wr = sys::ibv_send_wr {
             sg_list: &raw mut list,
             num_sge: 1,
@@ -261,10 +261,10 @@ impl<'a> Bench<'a> {
     /// number.
     fn messages(&self) -> Result<(Seen, Seen)> {
         let circuit = self.circuit(false)?;
-        let source = self.register(&self.places[0], PINNED)?;
+        let source = self.register(&self.receivers[0], PINNED)?;
         let mut number = Seen::Works;
-        for (round, place) in (1..).zip(&self.places) {
-            self.places[0].pages.set_word(0, MARK + round);
+        for (round, place) in (1..).zip(&self.receivers) {
+            self.receivers[0].pages.set_word(0, MARK + round);
             let region = self.register(place, PINNED)?;
             let into = Sge {
                 addr: place.pages.addr() as u64 + 64,
@@ -306,11 +306,11 @@ impl<'a> Bench<'a> {
     /// Writes through each queue with a key of the second one's protection domain: the one through
     /// the second queue must succeed, the other one fail.
     fn domain_checked(&self) -> Result<Seen> {
-        let [first, second] = &self.places;
+        let [first, second] = &self.receivers;
         let circuit = self.circuit(false)?;
         let source = self.register(first, PINNED)?;
         let region = self.register(second, PINNED)?;
-        let write = |through: &Place, value: u64| {
+        let write = |through: &Receiver, value: u64| {
             first.pages.set_word(0, value);
             self.request(&circuit, through, &source, |wr| {
                 wr.opcode = sys::IBV_WR_RDMA_WRITE;
@@ -334,7 +334,7 @@ impl<'a> Bench<'a> {
     /// As the trial of [`Behaviour::flush_global`](super::Behaviour); the flush to persistence
     /// needs persistent memory.
     fn flush(&self) -> Result<Seen> {
-        let [place, _] = &self.places;
+        let [place, _] = &self.receivers;
         let circuit = self.circuit(true)?;
         let region = self.register(place, PINNED | sys::IBV_ACCESS_FLUSH_GLOBAL)?;
         let remote = (place.pages.addr() as u64, region.rkey());
@@ -426,8 +426,11 @@ mod tests {
         let device = devices(&[softverbs::backend()], false).remove(0);
         let bench = Bench::new(&device).unwrap();
         let circuit = bench.circuit(true).unwrap();
-        let region = bench.register(&bench.places[0], PINNED | sys::IBV_ACCESS_FLUSH_GLOBAL);
-        let remote = (bench.places[0].pages.addr() as u64, region.unwrap().rkey());
+        let region = bench.register(&bench.receivers[0], PINNED | sys::IBV_ACCESS_FLUSH_GLOBAL);
+        let remote = (
+            bench.receivers[0].pages.addr() as u64,
+            region.unwrap().rkey(),
+        );
         let convert = device.backend().verbs.ibv_qp_to_qp_ex.unwrap();
         // SAFETY: the queue pair is live, and no other thread uses it.
         unsafe { (*convert(circuit.initiator.raw)).wr_set_xrc_srqn = None };
