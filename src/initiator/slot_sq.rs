@@ -11,7 +11,7 @@ use crate::errno::Result;
 use crate::flags::Flags;
 use crate::queue::slots::{Slot, SlotRing};
 use crate::queue::{Completion, EngineLink};
-use crate::verbs::{Chain, RemoteAddr, Rkey, SendOpcode, SendRequest};
+use crate::verbs::{DelayedRequests, RemoteAddr, Rkey, SendOpcode, SendRequest};
 
 /// Flags of operations that only a request has.
 const REQUESTED: Flags = Flags::FENCE
@@ -29,10 +29,7 @@ pub(crate) struct SlotSq {
     /// Whether a counter is bound: every request is then signaled, because an unsignaled last
     /// request would never be counted.
     counted: bool,
-    /// Delayed requests; allocated with the first one.
-    chain: Option<Box<Chain>>,
-    /// Whether there are delayed requests.
-    delayed: bool,
+    delayed: DelayedRequests,
 }
 
 impl Initiator<SlotSq> {
@@ -77,8 +74,7 @@ impl SlotSq {
             unsignaled: 0,
             counted: slots.counters().is_some_and(|c| c.tx().next().is_some()),
             link,
-            chain: None,
-            delayed: false,
+            delayed: DelayedRequests::default(),
         }
     }
 
@@ -103,32 +99,15 @@ impl SlotSq {
     /// Processes the result of posting the request in slot `number`.
     #[inline(always)]
     fn posted(&mut self, number: u32, signaled: bool, posted: Result<()>) -> Result<u32> {
-        if let Err(error) = posted {
-            self.slots().unpush();
-            return Err(error);
-        }
+        let number = self.slots().unpush_if_refused(number, posted)?;
         self.unsignaled = if signaled { 0 } else { self.unsignaled + 1 };
         Ok(number)
-    }
-
-    /// Appends a request to the delayed ones.
-    ///
-    /// # Safety
-    /// As [`Sq::post`].
-    unsafe fn delay(&mut self, request: &SendRequest<'_>, signaled: bool) {
-        let chain = self.chain.get_or_insert_with(|| Box::new(Chain::new()));
-        // SAFETY: as this function.
-        unsafe { chain.push(request) };
-        self.unsignaled = if signaled { 0 } else { self.unsignaled + 1 };
     }
 
     #[cold]
     #[inline(never)]
     fn post_chain(&mut self) {
-        self.delayed = false;
-        if let Some(chain) = &mut self.chain {
-            chain.post(&self.link.qp);
-        }
+        self.delayed.post(&self.link.qp);
         self.link.clear_progress_request();
     }
 
@@ -223,7 +202,7 @@ impl Sq for SlotSq {
 
     #[inline]
     fn has_delayed(&self) -> bool {
-        self.delayed
+        !self.delayed.is_empty()
     }
 
     #[cold]
@@ -240,14 +219,16 @@ impl Sq for SlotSq {
             .wr_id(self.link.member.send(number))
             .signaled(signaled);
         self.link.address(request);
+        let first = self.delayed.is_empty();
         // SAFETY: the caller keeps the contract of this function.
-        unsafe { self.delay(request, signaled) };
-        if !std::mem::replace(&mut self.delayed, true) && more {
+        unsafe { self.delayed.push(request) };
+        self.unsignaled = if signaled { 0 } else { self.unsignaled + 1 };
+        if first && more {
             self.link.request_progress();
             self.link.cq.resume_in_next_read(self.link.member);
         }
         // the next request must find room
-        if !more || self.is_full() || self.chain.as_ref().is_some_and(|chain| chain.is_full()) {
+        if !more || self.is_full() || self.delayed.is_full() {
             self.post_delayed();
         }
         Ok(number)
@@ -255,7 +236,7 @@ impl Sq for SlotSq {
 
     #[inline]
     fn post_delayed(&mut self) {
-        if self.delayed {
+        if !self.delayed.is_empty() {
             self.post_chain();
         }
     }

@@ -183,6 +183,19 @@ impl SlotRing {
         self.head.store(head.wrapping_sub(1), Ordering::Release);
     }
 
+    /// Removes request `number`, the last one, if the device has refused it. Poster only.
+    ///
+    /// # Errors
+    /// That of the post.
+    #[inline(always)]
+    pub(crate) fn unpush_if_refused(&self, number: u32, posted: Result<()>) -> Result<u32> {
+        if let Err(error) = posted {
+            self.unpush();
+            return Err(error);
+        }
+        Ok(number)
+    }
+
     #[inline]
     fn slot(&self, number: u32) -> &UnsafeCell<Slot> {
         // the mask bounds the index

@@ -8,9 +8,52 @@ use super::{Qp, SendRequest, Sge};
 use crate::errno::{FiErrno, Result};
 use crate::log::warn_log;
 
+/// The requests of a send queue that wait for further ones, with which they are posted.
+#[derive(Debug, Default)]
+pub(crate) struct DelayedRequests {
+    /// Allocated with the first request.
+    chain: Option<Box<Chain>>,
+    /// Whether there are requests.
+    delayed: bool,
+}
+
+impl DelayedRequests {
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        !self.delayed
+    }
+
+    /// Whether there is no room for another request.
+    pub(crate) fn is_full(&self) -> bool {
+        self.chain.as_ref().is_some_and(|chain| chain.is_full())
+    }
+
+    /// Appends a request. The caller has checked that there is room.
+    ///
+    /// # Safety
+    /// As [`Qp::post_send`], for the post that follows.
+    pub(crate) unsafe fn push(&mut self, request: &SendRequest<'_>) {
+        let chain = self.chain.get_or_insert_with(|| Box::new(Chain::new()));
+        // SAFETY: as this function.
+        unsafe { chain.push(request) };
+        self.delayed = true;
+    }
+
+    /// Posts the requests, in order. If the device refuses one, the queue pair is moved to its
+    /// error state, in which the device flushes the requests: their operations were begun, and
+    /// fail with a completion.
+    #[inline(never)]
+    pub(crate) fn post(&mut self, qp: &Qp) {
+        self.delayed = false;
+        if let Some(chain) = &mut self.chain {
+            chain.post(qp);
+        }
+    }
+}
+
 /// Requests that are not posted yet, in order. Their buffers stay valid until they complete.
 #[derive(Default)]
-pub(crate) struct Chain {
+struct Chain {
     wrs: Vec<sys::ibv_send_wr>,
     /// The sges of all requests, in order.
     sges: Vec<Sge>,
@@ -27,40 +70,34 @@ impl std::fmt::Debug for Chain {
 
 impl Chain {
     /// Maximum number of requests.
-    pub(crate) const MAX: usize = 64;
+    const MAX: usize = 64;
     /// Maximum number of sges of all requests, and of one.
     const MAX_SGES: usize = 128;
     const MAX_IOV: usize = 16;
 
     /// Allocates room for all requests.
-    pub(crate) fn new() -> Self {
+    fn new() -> Self {
         Self {
             wrs: Vec::with_capacity(Self::MAX),
             sges: Vec::with_capacity(Self::MAX_SGES),
         }
     }
 
-    /// Whether it has no room for another request.
-    pub(crate) fn is_full(&self) -> bool {
+    fn is_full(&self) -> bool {
         self.wrs.len() >= Self::MAX || self.sges.len() + Self::MAX_IOV > Self::MAX_SGES
     }
 
-    /// Appends a request. The caller has checked that there is room.
-    ///
     /// # Safety
-    /// As [`Qp::post_send`], for the post that follows.
-    pub(crate) unsafe fn push(&mut self, request: &SendRequest<'_>) {
+    /// As [`DelayedRequests::push`].
+    unsafe fn push(&mut self, request: &SendRequest<'_>) {
         self.sges.extend_from_slice(request.sges());
         // SAFETY: plain data; the pointers in it are set before it is posted.
         let wr = unsafe { std::ptr::read(&raw const request.wr) };
         self.wrs.push(wr);
     }
 
-    /// Posts the requests, in order. If the device refuses one, the queue pair is moved to its
-    /// error state, in which the device flushes the requests: their operations were begun, and
-    /// fail with a completion.
-    #[inline(never)]
-    pub(crate) fn post(&mut self, qp: &Qp) {
+    /// See [`DelayedRequests::post`].
+    fn post(&mut self, qp: &Qp) {
         let Some(posted) = self.post_from(qp, 0).err() else {
             return self.clear();
         };

@@ -37,7 +37,7 @@ pub(crate) use adopted::Adopted;
 pub use attr::{DeviceAttr, LinkLayer, PciAddress, Port};
 #[cfg(test)]
 pub(crate) use buf::Buf;
-pub(crate) use chain::Chain;
+pub(crate) use chain::DelayedRequests;
 pub use cm::{CmEvent, CmEventKind, CmId, ConnParam, EventChannel, PrivateData};
 pub use cq::{CompChannel, Cq, Wc};
 pub use device::{AsyncEvent, Device, DeviceAddress, address_rank, devices};

@@ -14,7 +14,7 @@ use crate::initiator::keys::FURTHER_REQUESTS;
 use crate::initiator::sq::{Signal, Sq};
 use crate::queue::EngineLink;
 use crate::queue::slots::{EngineRequest, EngineRequests, FailureListener, Slot, SlotRing};
-use crate::verbs::{Chain, Pd, Qp, RemoteAddr, Rkey, SendRequest, SrqNumber};
+use crate::verbs::{DelayedRequests, Pd, Qp, RemoteAddr, Rkey, SendRequest, SrqNumber};
 
 /// A link as its initiator uses it: where it posts.
 #[derive(Clone, Debug)]
@@ -104,10 +104,7 @@ impl Link for InitiatorLink {
 pub(in crate::rdm) struct LinkSq {
     link: InitiatorLink,
     slots: Arc<SlotRing>,
-    /// Delayed requests; allocated with the first one.
-    chain: Option<Box<Chain>>,
-    /// Whether there are delayed requests.
-    delayed: bool,
+    delayed: DelayedRequests,
 }
 
 impl LinkSq {
@@ -116,8 +113,7 @@ impl LinkSq {
         Self {
             link,
             slots,
-            chain: None,
-            delayed: false,
+            delayed: DelayedRequests::default(),
         }
     }
 
@@ -137,31 +133,7 @@ impl LinkSq {
     #[cold]
     #[inline(never)]
     fn post_chain(&mut self) {
-        self.delayed = false;
-        if let Some(chain) = &mut self.chain {
-            chain.post(&self.link.outlet.qp);
-        }
-    }
-
-    /// Appends a request to the delayed ones.
-    ///
-    /// # Safety
-    /// As [`Sq::post`].
-    unsafe fn delay(&mut self, request: &mut SendRequest<'_>) {
-        self.link.outlet.direct(request);
-        let chain = self.chain.get_or_insert_with(|| Box::new(Chain::new()));
-        // SAFETY: as this function.
-        unsafe { chain.push(request) };
-        self.delayed = true;
-    }
-
-    #[inline(always)]
-    fn undo_if_refused(&self, number: u32, posted: Result<()>) -> Result<u32> {
-        if let Err(error) = posted {
-            self.slots.unpush();
-            return Err(error);
-        }
-        Ok(number)
+        self.delayed.post(&self.link.outlet.qp);
     }
 }
 
@@ -213,7 +185,7 @@ impl Sq for LinkSq {
             .signaled(signaled);
         // SAFETY: the caller keeps the contract of this function.
         let posted = unsafe { self.link.outlet.post(request) };
-        self.undo_if_refused(number, posted)
+        self.slots.unpush_if_refused(number, posted)
     }
 
     #[inline(always)]
@@ -223,7 +195,7 @@ impl Sq for LinkSq {
 
     #[inline]
     fn has_delayed(&self) -> bool {
-        self.delayed
+        !self.delayed.is_empty()
     }
 
     /// Progress is that of the endpoint (`Executor::post_delayed`).
@@ -241,10 +213,11 @@ impl Sq for LinkSq {
         request
             .wr_id(WrId::rma(self.link.poster.key(), number))
             .signaled(signaled);
+        self.link.outlet.direct(request);
         // SAFETY: the caller keeps the contract of this function.
-        unsafe { self.delay(request) };
+        unsafe { self.delayed.push(request) };
         // the next request must find room
-        if !more || self.is_full() || self.chain.as_ref().is_some_and(|chain| chain.is_full()) {
+        if !more || self.is_full() || self.delayed.is_full() {
             self.post_delayed();
         }
         Ok(number)
@@ -252,7 +225,7 @@ impl Sq for LinkSq {
 
     #[inline]
     fn post_delayed(&mut self) {
-        if self.delayed {
+        if !self.delayed.is_empty() {
             self.post_chain();
         }
     }
@@ -273,7 +246,7 @@ impl Sq for LinkSq {
             .qp
             .post_flush(wr_id, outlet.srq(), (to, len), signaled);
         let posted = posted.inspect_err(|_| outlet.give_room());
-        self.undo_if_refused(number, posted)
+        self.slots.unpush_if_refused(number, posted)
     }
 
     fn fail(&self) {
