@@ -46,4 +46,4 @@ pub(crate) use qp_link::QpLink;
 pub use remote::RemoteIov;
 pub use scratch::ATOMIC_SIZE;
 pub(crate) use slot_sq::SlotSq;
-pub(crate) use transmit::Transmit;
+pub(crate) use transmit::{REQUEST_ONLY, TRANSMIT_FLAGS, Transmit};

@@ -6,17 +6,11 @@
 use super::link::Link;
 use super::qp_link::QpLink;
 use super::sq::{Signal, Sq};
-use super::{Initiator, Transmit};
+use super::{Initiator, REQUEST_ONLY, Transmit};
 use crate::errno::Result;
-use crate::flags::Flags;
 use crate::queue::slots::{Slot, SlotRing};
 use crate::queue::{Completion, EngineLink};
 use crate::verbs::{DelayedRequests, RemoteAddr, Rkey, SendOpcode, SendRequest};
-
-/// Flags of operations that only a request has.
-const REQUESTED: Flags = Flags::FENCE
-    .union(Flags::COMMIT_COMPLETE)
-    .union(Flags::MORE);
 
 /// The send queue of one queue pair: posts to it, and stores the records of the posted requests.
 #[derive(Debug)]
@@ -42,7 +36,7 @@ impl Initiator<SlotSq> {
     pub(crate) unsafe fn execute_rma(&mut self, op: &Transmit<'_>) -> bool {
         let visible = self.is_visible(op);
         if !self.sq.executes()
-            || op.flags.intersects(REQUESTED)
+            || op.flags.intersects(REQUEST_ONLY)
             || visible && !self.sq.link.cq.takes_entries()
         {
             return false;

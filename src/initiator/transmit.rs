@@ -11,17 +11,24 @@ use crate::queue::event_cell::Counted;
 use crate::queue::slots::{Failures, Slot};
 use crate::verbs::{RemoteAddr, Rkey, SendOpcode, SendRequest, Sge};
 
-/// Flags accepted by `fi_sendmsg` and `fi_writemsg`. `FI_MORE` has no effect on messages, which
-/// soft0 posts one by one.
-const MSG_FLAGS: Flags = Flags::COMPLETION
+/// Flags of sends, reads and writes of every endpoint type. `FI_MORE` has no effect on messages,
+/// which are posted one by one.
+pub(crate) const TRANSMIT_FLAGS: Flags = Flags::COMPLETION
     .union(Flags::INJECT)
     .union(Flags::INJECT_COMPLETE)
     .union(Flags::TRANSMIT_COMPLETE)
     .union(Flags::DELIVERY_COMPLETE)
-    .union(Flags::MATCH_COMPLETE)
     .union(Flags::REMOTE_CQ_DATA)
     .union(Flags::MORE)
     .union(Flags::FENCE);
+
+/// Flags accepted by `fi_sendmsg` and `fi_writemsg` of connected endpoints.
+const MSG_FLAGS: Flags = TRANSMIT_FLAGS.union(Flags::MATCH_COMPLETE);
+
+/// Flags of reads and writes that only a request has: the operation is not executed in its call.
+pub(crate) const REQUEST_ONLY: Flags = Flags::FENCE
+    .union(Flags::COMMIT_COMPLETE)
+    .union(Flags::MORE);
 
 /// One operation of an initiator.
 #[derive(Clone, Copy, Debug)]

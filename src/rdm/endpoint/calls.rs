@@ -22,22 +22,12 @@ use crate::PeerIndex;
 use crate::av::FiAddr;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
-use crate::initiator::LocalIov;
+use crate::initiator::local::buffer;
+use crate::initiator::{LocalIov, TRANSMIT_FLAGS};
 use crate::matching::Want;
 use crate::mr::Desc;
 use crate::rdm::link::ring::RingPost;
 use crate::wire::rdm::packet::Message;
-
-/// Flags of sends that the engine knows. `FI_MORE` has no effect, because messages to a peer are
-/// posted at once.
-const SEND_FLAGS: Flags = Flags::COMPLETION
-    .union(Flags::INJECT)
-    .union(Flags::INJECT_COMPLETE)
-    .union(Flags::TRANSMIT_COMPLETE)
-    .union(Flags::DELIVERY_COMPLETE)
-    .union(Flags::REMOTE_CQ_DATA)
-    .union(Flags::MORE)
-    .union(Flags::FENCE);
 
 /// A message to be posted.
 struct Outgoing<'a> {
@@ -89,7 +79,7 @@ impl Endpoint {
         context: usize,
         flags: Option<Flags>,
     ) -> Result<()> {
-        let flags = self.tx_flags(flags, SEND_FLAGS)?;
+        let flags = self.tx_flags(flags, TRANSMIT_FLAGS)?;
         let selected = flags.contains(Flags::COMPLETION);
         let wanted = selected || self.common.tx_all.load(Ordering::Relaxed);
         let message = Message {
@@ -128,10 +118,7 @@ impl Endpoint {
     ) -> Result<()> {
         // fi_endpoint(3): an error without an operation's context has that of the endpoint
         let context = self.shared().config.context;
-        let iov = libc::iovec {
-            iov_base: buf.cast_mut(),
-            iov_len: len,
-        };
+        let iov = buffer(buf, len);
         let local = LocalIov::single(&iov, &Desc::NULL);
         let message = Message {
             tag,

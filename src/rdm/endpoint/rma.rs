@@ -12,26 +12,14 @@ use super::Endpoint;
 use crate::av::FiAddr;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
-use crate::initiator::{LocalIov, RemoteIov, Transmit, refusal};
+use crate::initiator::local::buffer;
+use crate::initiator::{LocalIov, REQUEST_ONLY, RemoteIov, TRANSMIT_FLAGS, Transmit, refusal};
 use crate::mr::Desc;
 use crate::queue::Completion;
 use crate::verbs::SendOpcode;
 
 /// Flags of reads and writes that the engine knows.
-const RMA_FLAGS: Flags = Flags::COMPLETION
-    .union(Flags::INJECT)
-    .union(Flags::INJECT_COMPLETE)
-    .union(Flags::TRANSMIT_COMPLETE)
-    .union(Flags::DELIVERY_COMPLETE)
-    .union(Flags::COMMIT_COMPLETE)
-    .union(Flags::REMOTE_CQ_DATA)
-    .union(Flags::MORE)
-    .union(Flags::FENCE);
-
-/// Flags of reads and writes that only a request has.
-const NOT_AT_ONCE: Flags = Flags::FENCE
-    .union(Flags::COMMIT_COMPLETE)
-    .union(Flags::MORE);
+const RMA_FLAGS: Flags = TRANSMIT_FLAGS.union(Flags::COMMIT_COMPLETE);
 
 /// Polls of a post whose operation waits for a look-up: a device that executes requests in their
 /// post completes one request of the look-up for each poll.
@@ -162,10 +150,7 @@ impl Endpoint {
         (addr, key): (u64, u64),
         data: Option<u64>,
     ) -> Result<()> {
-        let iov = libc::iovec {
-            iov_base: buf.cast_mut(),
-            iov_len: len,
-        };
+        let iov = buffer(buf, len);
         let call = RmaCall {
             to,
             request: request(SendOpcode::Write, Flags::INJECT),
@@ -196,7 +181,7 @@ impl Endpoint {
         let null = buffer.iov_base.is_null();
         let plain = call.data.is_none()
             && !request.opcode.is_atomic()
-            && !request.flags.intersects(NOT_AT_ONCE)
+            && !request.flags.intersects(REQUEST_ONLY)
             && buffer.iov_len == remote.len
             && !(null || inject && remote.len > config.inject_size);
         if !plain {
