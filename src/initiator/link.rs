@@ -1,5 +1,5 @@
-//! The queue pair of an initiator as the peer's keys use it. No operation of the application is
-//! posted here.
+//! Queue pair and counters that key look-ups and revocations need. No operation of the application
+//! is posted here.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -7,8 +7,8 @@ use std::sync::Arc;
 use crate::queue::EngineLink;
 use crate::verbs::{Pd, Qp, SrqNumber};
 
-/// The queue pair of a [`Sq`](super::sq::Sq) as the peer's keys use it. Thread safe, except
-/// [`Self::next_number`]. A clone refers to the same queue pair.
+/// What look-ups of keys and revocations need of the queue pair of a [`Sq`](super::sq::Sq). Thread
+/// safe, except [`Self::next_number`]. A clone refers to the same queue pair.
 pub(crate) trait Link: EngineLink + Clone + Debug + 'static {
     fn pd(&self) -> &Arc<Pd>;
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::enable::ENGINE_REQUESTS;
-use super::shared::{CqBinding, Origin, Shared};
+use super::shared::{Origin, Shared};
 use crate::Token;
 use crate::auth::AuthKey;
 use crate::conn::{CmSink, ConnectRequest, Incoming, Side, State};
@@ -19,7 +19,7 @@ use crate::mr::{Mode, Scope};
 use crate::msg::{LengthOption, PassiveEndpoint, SharedRx};
 pub use crate::queue::BindFlags;
 use crate::queue::event_cell::Event;
-use crate::queue::{CompletionQueue, Counter, Counters};
+use crate::queue::{CompletionQueue, Counter, Counters, CqBinding};
 use crate::verbs::{Device, Pd, Xrcd};
 
 /// Attributes of a new endpoint (`fi_endpoint(3)`). Sizes are clipped to the device's limits.
@@ -160,7 +160,7 @@ impl Endpoint {
             false => pep.take_id(domain.device()),
         };
         pep.close();
-        Ok(Self::new(domain, pd, config, id.map(Origin::Reserved)))
+        Ok(Self::new(domain, pd, config, id.map(Origin::Bound)))
     }
 
     /// The protection domain of a new endpoint.
@@ -228,8 +228,8 @@ impl Endpoint {
         match Self::pd_for(domain, &config) {
             Ok(pd) => {
                 let request = match config.xrc {
-                    true => Incoming::of(request).map(Origin::Xrc),
-                    false => request.take().map(|(id, data)| Origin::Rc(id, data)),
+                    true => Incoming::of(request).map(Origin::XrcRequest),
+                    false => request.take().map(|(id, data)| Origin::Request(id, data)),
                 };
                 // without the request it would be an endpoint that connects
                 match request {

@@ -21,27 +21,20 @@ use crate::mr::ConnectionBlock;
 use crate::msg::{EndpointConfig, SharedRx};
 use crate::queue::event_cell::{Cell, Event};
 use crate::queue::slots::{EndpointSlots, FailureListener};
-use crate::queue::{CompletionQueue, Counter, CqMember};
+use crate::queue::{Counter, CqBinding, CqMember};
 use crate::verbs::{CmId, Pd, PrivateData, Qp, Sge};
 use crate::wire::cm_data::CmData;
 use crate::wire::introduction::Introduction;
 
-/// A bound completion queue.
-#[derive(Clone, Debug)]
-pub(crate) struct CqBinding {
-    pub(crate) cq: Arc<CompletionQueue>,
-    pub(crate) selective: bool,
-}
-
 /// What an endpoint is made from.
 #[derive(Debug)]
 pub(crate) enum Origin {
-    /// A request: its identifier and private data.
-    Rc(CmId, PrivateData),
-    /// A request.
-    Xrc(Incoming),
+    /// A connection request: its identifier and private data.
+    Request(CmId, PrivateData),
+    /// A connection request of an endpoint on XRC.
+    XrcRequest(Incoming),
     /// The identifier of a passive endpoint, bound to its address.
-    Reserved(CmId),
+    Bound(CmId),
 }
 
 /// A receive posted before the queue pair exists.
@@ -130,11 +123,11 @@ impl Shared {
         config: EndpointConfig,
         origin: Option<Origin>,
     ) -> Arc<Self> {
-        let passive = matches!(origin, Some(Origin::Rc(..) | Origin::Xrc(_)));
+        let passive = matches!(origin, Some(Origin::Request(..) | Origin::XrcRequest(_)));
         let (id, private_data, xrc) = match origin {
-            Some(Origin::Rc(id, data)) => (Some(id), Some(data), XrcSide::default()),
-            Some(Origin::Xrc(request)) => (None, None, XrcSide::answering(Some(request))),
-            Some(Origin::Reserved(id)) => (Some(id), None, XrcSide::default()),
+            Some(Origin::Request(id, data)) => (Some(id), Some(data), XrcSide::default()),
+            Some(Origin::XrcRequest(request)) => (None, None, XrcSide::answering(Some(request))),
+            Some(Origin::Bound(id)) => (Some(id), None, XrcSide::default()),
             None => (None, None, XrcSide::default()),
         };
         let introduction = private_data.and_then(|data| introduction_in(&data));

@@ -23,12 +23,14 @@ const SHARED_FLUSH_WAIT: Duration = Duration::from_secs(1);
 /// As [`SHARED_FLUSH_WAIT`], while requests of the circuit complete.
 const SHARED_FLUSH_LIMIT: Duration = Duration::from_secs(10);
 
-/// When the last wait for results has reached its limit ([`Shared::await_answers`]).
-static IN_VAIN: PerProcess<Mutex<Option<Instant>>> = PerProcess::new(Mutex::new(None));
+/// The time at which a wait for results ([`Shared::await_answers`]) of this process last reached
+/// its limit; `None`: none has.
+static LAST_TIMEOUT: PerProcess<Mutex<Option<Instant>>> = PerProcess::new(Mutex::new(None));
 
-/// The reader of an event queue waits for one connection after the other. If many peers end at
-/// once, and acknowledge nothing, the waits shall not add up.
-const PAUSE: Duration = Duration::from_secs(1);
+/// Time after [`LAST_TIMEOUT`] in which no wait for results begins. The reader of an event queue
+/// waits for one connection after the other: if many peers end at once, and acknowledge nothing,
+/// the waits do not add up.
+const TIMEOUT_PAUSE: Duration = Duration::from_secs(1);
 
 impl Shared {
     /// Ends the connection. Returns when the device has flushed the posted requests, or after
@@ -81,15 +83,15 @@ impl Shared {
 
     /// If the peer has disconnected: waits for the results of requests under way, at most
     /// [`REFUSAL_WAIT`] from then on. One of them may be a refusal, which the peer has disconnected
-    /// for. Does not wait within [`PAUSE`] after a wait of the process that has reached its limit.
+    /// for. Does not wait within [`TIMEOUT_PAUSE`] after a wait of the process that has reached its limit.
     pub(super) fn await_answers(&self) {
         let Some(disconnected) = self.conn.disconnected() else {
             return;
         };
-        if IN_VAIN
+        if LAST_TIMEOUT
             .get()
             .lock()
-            .is_some_and(|end| end.elapsed() < PAUSE)
+            .is_some_and(|end| end.elapsed() < TIMEOUT_PAUSE)
         {
             return;
         }
@@ -104,7 +106,7 @@ impl Shared {
             }
         }
         if waited && self.slots.tx.outstanding() != 0 {
-            *IN_VAIN.get().lock() = Some(Instant::now());
+            *LAST_TIMEOUT.get().lock() = Some(Instant::now());
         }
     }
 

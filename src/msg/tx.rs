@@ -4,11 +4,11 @@
 
 use std::sync::Arc;
 
-use super::shared::{CqBinding, Shared};
+use super::shared::Shared;
 use crate::conn::State;
 use crate::errno::{FiErrno, Result};
 use crate::initiator::{Initiator, InitiatorConfig, QpLink, SlotSq, Transmit};
-use crate::queue::CqMember;
+use crate::queue::{CqBinding, CqMember};
 use crate::verbs::{Qp, SendOpcode, SrqNumber};
 
 /// The transmit side of an endpoint that has a queue pair.

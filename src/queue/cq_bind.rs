@@ -17,6 +17,14 @@ use crate::queue::wr_id::{CqMember, WrId};
 use crate::queue::xrc_receives::XrcReceives;
 use crate::verbs::Cq;
 
+/// A completion queue that is bound to an endpoint.
+#[derive(Clone, Debug)]
+pub(crate) struct CqBinding {
+    pub(crate) cq: Arc<CompletionQueue>,
+    /// Only operations with `FI_COMPLETION` have entries.
+    pub(crate) selective: bool,
+}
+
 impl CompletionQueue {
     /// Adds an endpoint to the table, and reserves room for `completions` more completions.
     ///

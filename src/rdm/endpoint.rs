@@ -42,7 +42,7 @@ use crate::mr::{Access, Mode, Scope, SourceKeys, random};
 use crate::queue::event_cell::Event;
 use crate::queue::keepalive::PERIOD;
 use crate::queue::source::Source;
-use crate::queue::{BindFlags, CompletionQueue, Counter, Counters, CqConfig, WaitKind};
+use crate::queue::{BindFlags, CompletionQueue, Counter, Counters, CqBinding, CqConfig, WaitKind};
 use crate::verbs::{AsyncListener, Pd, Srq};
 use crate::wire::rdm::terms::MAX_EAGER;
 use crate::wire::rdm::{self, Credit, EndpointId};
@@ -139,13 +139,6 @@ pub struct EndpointConfig {
     pub connect_timeout: Option<Duration>,
     /// Without `src`: whether the endpoint's name is an IPv4 address; `None`: of either family.
     pub ipv4: Option<bool>,
-}
-
-/// A bound completion queue.
-#[derive(Clone, Debug)]
-struct CqBinding {
-    cq: Arc<CompletionQueue>,
-    selective: bool,
 }
 
 /// Objects that are bound before enabling.

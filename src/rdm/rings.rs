@@ -20,12 +20,13 @@ use crate::wire::rdm::packet::Message;
 
 /// Maximum number of packets of one ring that one progress call processes.
 const BATCH: usize = 16;
-/// Progress calls for each poll of the device: calls that find no packet in a hot ring, while the
-/// device is quiet;
+/// Number of progress calls that find no packet in a hot ring for each poll of the device, while
+/// the device is quiet ([`QUIET`]).
 const CALLS_QUIET: u32 = 64;
-/// calls that find no packet, while it is not quiet;
+/// Number of progress calls that find no packet for each poll of the device, while the device is
+/// not quiet.
 const CALLS_ACTIVE: u32 = 4;
-/// calls that find a packet or an entry, at any time.
+/// Number of progress calls that find a packet or an entry for each poll of the device.
 const CALLS_FOUND: u32 = 16;
 /// How often a post to a ring without room is repeated before the message is a SEND: 1 to 2 us. A
 /// receiver that polls has made room by then. A SEND costs more, and so do all messages behind it,
