@@ -10,6 +10,7 @@ use crate::conn::{CmSink, State};
 use crate::errno::{FiErrno, Result};
 use crate::initiator::keys::FURTHER_REQUESTS;
 use crate::mr::ConnectionBlock;
+use crate::queue::Direction;
 use crate::queue::event_cell::Watch;
 use crate::queue::slots::EngineRequest;
 use crate::verbs::{AsyncListener, Qp, QpConfig, Transport};
@@ -161,14 +162,14 @@ impl Shared {
         let rx = control.rx_member.take().zip(control.rx.as_ref());
         match (tx, rx) {
             (Some((member, tx)), Some((_, rx))) if Arc::ptr_eq(&tx.cq, &rx.cq) => {
-                tx.cq.detach(member, tx_room + rx_room, true, true);
+                tx.cq.detach(member, tx_room + rx_room, Direction::BOTH);
             }
             (tx, rx) => {
                 if let Some((member, binding)) = tx {
-                    binding.cq.detach(member, tx_room, true, false);
+                    binding.cq.detach(member, tx_room, &[Direction::Transmit]);
                 }
                 if let Some((member, binding)) = rx {
-                    binding.cq.detach(member, rx_room, false, true);
+                    binding.cq.detach(member, rx_room, &[Direction::Receive]);
                 }
             }
         }

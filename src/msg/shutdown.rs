@@ -12,6 +12,7 @@ use crate::conn::{REFUSAL_WAIT, State};
 use crate::errno::Result;
 use crate::log::info_log;
 use crate::mr::Mode;
+use crate::queue::Direction;
 use crate::queue::slots::{FailureListener, Lease};
 use crate::verbs::{AsyncEvent, AsyncListener};
 
@@ -228,10 +229,10 @@ impl Shared {
     fn abandon(&self) {
         let control = self.control.lock();
         if let Some((binding, member)) = control.tx.as_ref().zip(control.tx_member) {
-            binding.cq.abandon(member, true, false);
+            binding.cq.abandon(member, Direction::Transmit);
         }
         if let Some((binding, member)) = control.rx.as_ref().zip(control.rx_member) {
-            binding.cq.abandon(member, false, true);
+            binding.cq.abandon(member, Direction::Receive);
         }
     }
 

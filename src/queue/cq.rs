@@ -782,7 +782,7 @@ mod tests {
         assert_eq!(completed(&[3]), (1, vec![3]), "the other has left the list");
         // an endpoint that is detached leaves it too
         let (_, slots, id) = &endpoints[3];
-        cq.detach(*id, 1, true, true);
+        cq.detach(*id, 1, crate::queue::Direction::BOTH);
         assert_eq!(completed(&[3]), (1, vec![]));
         assert_eq!(cq.attach(slots, 1).unwrap().index(), id.index());
         assert_eq!(completed(&[3]), (1, vec![3]), "and comes back");

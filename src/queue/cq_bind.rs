@@ -10,7 +10,7 @@ use crate::errno::{FiErrno, Result};
 use crate::log::warn_log;
 use crate::queue::complete::{Attachment, ONLY_SOURCES, Sharer, failure};
 use crate::queue::cq::{CompletionQueue, Inner};
-use crate::queue::slots::EndpointSlots;
+use crate::queue::slots::{EndpointSlots, SlotRing};
 use crate::queue::source::Entry;
 use crate::queue::srx_slots::SharedSlots;
 use crate::queue::wr_id::{CqMember, WrId};
@@ -23,6 +23,24 @@ pub(crate) struct CqBinding {
     pub(crate) cq: Arc<CompletionQueue>,
     /// Only operations with `FI_COMPLETION` have entries.
     pub(crate) selective: bool,
+}
+
+/// The requests of an endpoint: those it sends, or its receives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Direction {
+    Transmit,
+    Receive,
+}
+
+impl Direction {
+    pub(crate) const BOTH: &[Self] = &[Self::Transmit, Self::Receive];
+
+    fn slots(self, of: &EndpointSlots) -> &SlotRing {
+        match self {
+            Self::Transmit => &of.tx,
+            Self::Receive => &of.rx,
+        }
+    }
 }
 
 impl CompletionQueue {
@@ -242,7 +260,7 @@ impl CompletionQueue {
 
     /// Removes an endpoint whose queue pair is destroyed: its outstanding requests complete as
     /// flushed.
-    pub(crate) fn detach(&self, member: CqMember, completions: usize, tx: bool, rx: bool) {
+    pub(crate) fn detach(&self, member: CqMember, completions: usize, directions: &[Direction]) {
         let mut inner = self.inner.lock();
         // polls all of the device's completions first, which precede the flushed ones
         let _ = self.drain_all(&mut inner);
@@ -259,34 +277,33 @@ impl CompletionQueue {
         // `attach` has assigned the index from 16 bits
         inner.table.free.push(member.index() as u16);
         inner.reserved -= completions;
-        self.abandon_in(&mut inner, &slots, (tx, rx));
+        self.abandon_in(&mut inner, &slots, directions);
     }
 
-    /// Reports the outstanding requests of an endpoint as flushed (`tx`: those it sends, `rx`: its
-    /// receives). The device completes none of them any more: it was removed.
-    pub(crate) fn abandon(&self, member: CqMember, tx: bool, rx: bool) {
+    /// Reports the outstanding requests of an endpoint as flushed. The device completes none of them
+    /// any more: it was removed.
+    pub(crate) fn abandon(&self, member: CqMember, direction: Direction) {
         let mut inner = self.inner.lock();
         let _ = self.drain_all(&mut inner);
         let place = inner.table.endpoints.get(member.index());
         let place = place.filter(|place| place.generation == member.generation());
         if let Some(slots) = place.and_then(|place| place.slots.clone()) {
-            self.abandon_in(&mut inner, &slots, (tx, rx));
+            self.abandon_in(&mut inner, &slots, &[direction]);
         }
     }
 
-    fn abandon_in(&self, inner: &mut Inner, slots: &EndpointSlots, (tx, rx): (bool, bool)) {
-        let directions = [(tx, &slots.tx), (rx, &slots.rx)];
-        for (_, ring) in directions.into_iter().filter(|(mine, _)| *mine) {
-            while let Some(slot) = ring.abandon() {
+    fn abandon_in(&self, inner: &mut Inner, slots: &EndpointSlots, directions: &[Direction]) {
+        for direction in directions {
+            while let Some(slot) = direction.slots(slots).abandon() {
                 if let Some(counters) = slots.counters()
                     && !slot.more
                 {
                     counters.count(slot.flags, false);
                 }
                 let error = failure(&slot, sys::IBV_WC_WR_FLUSH_ERR, 0);
-                let reported = match std::ptr::eq(ring, &slots.tx) {
-                    true => slots.reports_failure(&slot, error.err),
-                    false => slot.failures.include(error.err),
+                let reported = match direction {
+                    Direction::Transmit => slots.reports_failure(&slot, error.err),
+                    Direction::Receive => slot.failures.include(error.err),
                 };
                 if reported {
                     inner.backlog.push_back(Entry::Failed(error));
@@ -377,7 +394,7 @@ mod tests {
                 assert_eq!((inner.reserved, table.endpoints.len()), (room, 1));
                 assert!(table.shared.is_empty() && table.sharing.is_empty());
             }
-            cq.detach(id, room, true, true);
+            cq.detach(id, room, Direction::BOTH);
             assert!(cq.attach(&slots, 1).is_ok());
         }
     }
@@ -416,9 +433,9 @@ mod tests {
         assert!(sizes.len() <= 8, "{sizes:?}");
         let mut gone: Vec<_> = ids.drain(4_000..7_000).collect();
         for id in &gone {
-            cq.detach(*id, 4, true, true);
+            cq.detach(*id, 4, Direction::BOTH);
             // a second call has no effect
-            cq.detach(*id, 4, true, true);
+            cq.detach(*id, 4, Direction::BOTH);
         }
         assert_eq!(cq.inner.lock().table.free.len(), gone.len());
         let mut again: Vec<_> = gone.iter().map(|_| cq.attach(&slots, 4).unwrap()).collect();

@@ -28,7 +28,7 @@ pub(crate) use cntr::Counters;
 pub(crate) use complete::{is_refusal, status_errno};
 pub use completion::{Completion, CompletionError, EntryWriter};
 pub use cq::{CompletionQueue, CqConfig};
-pub(crate) use cq_bind::CqBinding;
+pub(crate) use cq_bind::{CqBinding, Direction};
 pub(crate) use domain::Assisted;
 pub use domain::QueueDomain;
 pub(crate) use engine_link::EngineLink;

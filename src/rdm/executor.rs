@@ -72,6 +72,7 @@ use crate::wire::rdm::packet::{MAX_HEAD, SLOT_SIZE};
 use crate::wire::rdm::{Body, Header, Packet};
 use crate::xrc::XrcDomain;
 
+pub(super) use self::announce::EntryRequest;
 #[cfg(test)]
 pub(super) use self::own_rma::CALL;
 use self::packet_receives::PacketReceives;

@@ -26,6 +26,7 @@ use crate::initiator::local::buffer;
 use crate::initiator::{LocalIov, TRANSMIT_FLAGS};
 use crate::matching::Want;
 use crate::mr::Desc;
+use crate::rdm::executor::EntryRequest;
 use crate::rdm::link::ring::RingPost;
 use crate::wire::rdm::packet::Message;
 
@@ -180,10 +181,11 @@ impl Endpoint {
             if posted == RingPost::No && !inject && only.iov_len <= Limits::max_msg_size(config.xrc)
             {
                 let (core, io) = (&mut state.core, &mut state.io);
-                let (message, entry) = (
-                    (peer, message.tag, data),
-                    (outgoing.context, outgoing.wanted),
-                );
+                let message = (peer, message.tag, data);
+                let entry = EntryRequest {
+                    context: outgoing.context,
+                    wanted: outgoing.wanted,
+                };
                 // SAFETY: as above.
                 let announced = unsafe { io.announce(core, message, only, entry) };
                 if matches!(announced, RingPost::Sent | RingPost::Ended) {

@@ -17,6 +17,14 @@ use crate::wire::rdm::OpId;
 use crate::wire::rdm::packet::Message;
 use crate::wire::rdm::ring::{self, Source};
 
+/// The entry of an operation in the completion queue.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::rdm) struct EntryRequest {
+    pub(in crate::rdm) context: usize,
+    /// Success has an entry.
+    pub(in crate::rdm) wanted: bool,
+}
+
 impl Executor {
     /// Announces a message of one buffer that is too long for EAGER, without ACK and with CQ data
     /// of at most 32 bits ([`Message::narrow`]), if its packet can be written to a ring now. With
@@ -32,7 +40,7 @@ impl Executor {
         core: &mut Core<Self>,
         (peer, tag, data): (PeerKey, Option<u64>, Option<u32>),
         buffer: &libc::iovec,
-        (context, wanted): (usize, bool),
+        EntryRequest { context, wanted }: EntryRequest,
     ) -> RingPost {
         // the message may have to wait (`Self::waits_for_rma`)
         if self.rma.ops.len() != 0 || self.rma.fences != 0 || self.tx.is_full() {
