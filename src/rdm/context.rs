@@ -619,8 +619,8 @@ impl SharedRx {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::endpoints::domain;
     use super::*;
+    use crate::rdm::tests::endpoints::domain;
 
     /// Whether a thread of this process sleeps.
     fn sleeps(thread: u32) -> bool {

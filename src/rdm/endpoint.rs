@@ -16,7 +16,6 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::circuit_cm::SrqEvents;
 use super::completions::{Completions, Side};
 use super::context::SharedRx;
 use super::core::{Config, Core};
@@ -25,8 +24,6 @@ use super::executor::{Accepts, Executor, Objects, Registrations, RmaConfig, Size
 use super::limits::Limits;
 use super::listening::Listening;
 use super::packet_memory::PacketMemory;
-use super::ports::Xrc;
-use super::pulls::Pulls;
 use super::receives::Receives;
 use super::shared::{CqEvents, RequestSink, Shared, State};
 use super::vector::{AddressVector, VectorUser};
@@ -43,6 +40,9 @@ use crate::queue::event_cell::Event;
 use crate::queue::keepalive::PERIOD;
 use crate::queue::source::Source;
 use crate::queue::{BindFlags, CompletionQueue, Counter, Counters, CqBinding, CqConfig, WaitKind};
+use crate::rdm::long::pulls::Pulls;
+use crate::rdm::xrc::circuit_cm::SrqEvents;
+use crate::rdm::xrc::ports::Xrc;
 use crate::verbs::{AsyncListener, Pd, Srq};
 use crate::wire::rdm::terms::MAX_EAGER;
 use crate::wire::rdm::{self, Credit, EndpointId};

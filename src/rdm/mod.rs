@@ -39,9 +39,6 @@
 //! payload, matching, key or rendezvous: RTS, CTS, FIN and the other numbered packets are delivered
 //! as they are.
 
-mod circuit_cm;
-mod circuit_queue;
-mod circuits;
 mod completions;
 mod context;
 mod core;
@@ -53,14 +50,11 @@ mod iov;
 mod limits;
 mod link;
 mod listening;
+mod long;
 mod number_map;
 mod operations;
-mod paces;
 mod packet_memory;
-mod ports;
 mod process_end;
-mod pull;
-mod pulls;
 mod ranges;
 mod receives;
 mod recv;
@@ -69,10 +63,10 @@ mod rma;
 mod search;
 mod shared;
 mod slab;
-mod streams;
 #[cfg(test)]
 mod tests;
 mod vector;
+mod xrc;
 
 pub use self::core::credit::{FIRST, Pool, SMALLEST};
 pub use self::core::link::{LinkKey, LinkMark};

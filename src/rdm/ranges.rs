@@ -90,10 +90,10 @@ impl Completions {
 
 #[cfg(test)]
 mod tests {
-    use super::super::completions::{Entry, Side};
     use super::*;
     use crate::errno::FiErrno;
     use crate::flags::Flags;
+    use crate::rdm::completions::{Entry, Side};
 
     #[test]
     fn a_call_has_one_entry_behind_its_last_operation() {

@@ -24,7 +24,6 @@ use super::core::link::LinkKey;
 use super::core::peer::{PeerKey, PeerMark};
 use super::iov::Iov;
 use super::operations::TxKey;
-use super::pull::{Pull, Push, Sink};
 use super::slab::{Key, Slab};
 use crate::PeerIndex;
 use crate::flags::Flags;
@@ -32,6 +31,7 @@ use crate::matching::{Found, Matched, Matching, MultiId, Release, Want};
 use crate::mr::Desc;
 use crate::mr::SourceKeys;
 use crate::queue::Completion;
+use crate::rdm::long::pulls::{Pull, Push, Sink};
 use crate::verbs::{RemoteAddr, Rkey};
 use crate::wire::rdm::OpId;
 

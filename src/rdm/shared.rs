@@ -18,8 +18,6 @@ use biased_lock::MutexGuard;
 use forks::PerProcess;
 use parking_lot::Mutex;
 
-use super::circuit_cm::Held;
-use super::circuit_queue::CIRCUIT_DEPTH;
 use super::context::SharedRx;
 use super::core::link::LinkKey;
 use super::core::peer::PeerKey;
@@ -45,6 +43,8 @@ use crate::rdm::link::parked_ids::ParkedIds;
 use crate::rdm::link::poster::{DriverRequest, RMA_REQUESTS};
 use crate::rdm::link::ring::LinkRing;
 use crate::rdm::link::send_queue::DEPTH;
+use crate::rdm::xrc::circuit_cm::Held;
+use crate::rdm::xrc::circuit_queue::CIRCUIT_DEPTH;
 use crate::verbs::{CmId, Cq, Pd, Qp, QpConfig, RemoteAddr, Rkey, Transport, Wc};
 use crate::wire::rdm::Listener;
 

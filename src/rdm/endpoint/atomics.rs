@@ -6,13 +6,6 @@ use std::sync::atomic::Ordering;
 
 use atomic_ops::{Family, Op, Operation as Arithmetic};
 
-use super::super::core::SendOp;
-use super::super::core::ops::Uses;
-use super::super::core::peer::PeerKey;
-use super::super::iov::Iov;
-use super::super::operations::{Atomic, Kind, Operation};
-use super::super::rma::{Fault, MAX_RMA_IOV, Request, RmaOp};
-use super::super::shared::State;
 use super::Endpoint;
 use super::rma::POLLS;
 use crate::av::FiAddr;
@@ -22,6 +15,13 @@ use crate::initiator::{LocalIov, RemoteIov, refusal};
 use crate::log::info_log;
 use crate::mr::{Mode, mapped_key};
 use crate::queue::Completion;
+use crate::rdm::core::SendOp;
+use crate::rdm::core::ops::Uses;
+use crate::rdm::core::peer::PeerKey;
+use crate::rdm::iov::Iov;
+use crate::rdm::operations::{Atomic, Kind, Operation};
+use crate::rdm::rma::{Fault, MAX_RMA_IOV, Request, RmaOp};
+use crate::rdm::shared::State;
 use crate::verbs::{ElementsRequest, SendOpcode};
 use crate::wire::rdm::Credit;
 use crate::wire::rdm::packet::MAX_OPERANDS;
@@ -80,7 +80,7 @@ impl Endpoint {
     /// # Errors
     /// - `EAGAIN`: `tx_size` operations are under way.
     /// - `EINVAL`: no elements, or a range without elements; vectors of different lengths, or with
-    ///   more members than [`Limits::iov_limit`](super::super::Limits::iov_limit); a virtual
+    ///   more members than [`Limits::iov_limit`](crate::rdm::Limits::iov_limit); a virtual
     ///   address that is not aligned to the datatype; an address that is not in the address vector.
     /// - `EMSGSIZE`: more elements than [`max_atomic_count`].
     /// - `EBADFLAGS`: a flag that the operation does not accept.

@@ -7,16 +7,6 @@ use std::sync::atomic::Ordering;
 
 use biased_lock::MutexGuard;
 
-use super::super::completions::Side;
-use super::super::core::SendOp;
-use super::super::core::ops::Uses;
-use super::super::iov::Iov;
-use super::super::limits::Limits;
-use super::super::operations::{Kind, Operation};
-use super::super::receives::{Receive, Target, index_of};
-use super::super::recv::{is_multi, plain_receive, receive_of, want_of};
-use super::super::search::{SEARCHES, Search};
-use super::super::shared::State;
 use super::Endpoint;
 use crate::PeerIndex;
 use crate::av::FiAddr;
@@ -26,8 +16,18 @@ use crate::initiator::local::buffer;
 use crate::initiator::{LocalIov, TRANSMIT_FLAGS};
 use crate::matching::Want;
 use crate::mr::Desc;
+use crate::rdm::completions::Side;
+use crate::rdm::core::SendOp;
+use crate::rdm::core::ops::Uses;
 use crate::rdm::executor::EntryRequest;
+use crate::rdm::iov::Iov;
+use crate::rdm::limits::Limits;
 use crate::rdm::link::ring::RingPost;
+use crate::rdm::operations::{Kind, Operation};
+use crate::rdm::receives::{Receive, Target, index_of};
+use crate::rdm::recv::{is_multi, plain_receive, receive_of, want_of};
+use crate::rdm::search::{SEARCHES, Search};
+use crate::rdm::shared::State;
 use crate::wire::rdm::packet::Message;
 
 /// A message to be posted.

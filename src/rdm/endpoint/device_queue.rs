@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use super::super::limits::max_descriptors;
 use super::Endpoint;
 use crate::errno::Result;
+use crate::rdm::limits::max_descriptors;
 use crate::verbs::{CompChannel, Cq, Device};
 
 /// Creates a queue with room for so many receives and the first links, which is resized for further

@@ -5,9 +5,6 @@
 use std::ffi::c_void;
 use std::sync::atomic::Ordering;
 
-use super::super::completions::Side;
-use super::super::iov::Iov;
-use super::super::rma::{MAX_RMA_IOV, Notice, Request, RmaOp};
 use super::Endpoint;
 use crate::av::FiAddr;
 use crate::errno::{FiErrno, Result};
@@ -16,6 +13,9 @@ use crate::initiator::local::buffer;
 use crate::initiator::{LocalIov, REQUEST_ONLY, RemoteIov, TRANSMIT_FLAGS, Transmit, refusal};
 use crate::mr::Desc;
 use crate::queue::Completion;
+use crate::rdm::completions::Side;
+use crate::rdm::iov::Iov;
+use crate::rdm::rma::{MAX_RMA_IOV, Notice, Request, RmaOp};
 use crate::verbs::SendOpcode;
 
 /// Flags of reads and writes that the engine knows.

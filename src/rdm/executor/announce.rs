@@ -4,14 +4,14 @@
 
 #![allow(unsafe_code, reason = "registers the application's buffer")]
 
-use super::super::core::Core;
-use super::super::core::ops::Form;
-use super::super::core::peer::PeerKey;
-use super::super::iov::Iov;
-use super::super::operations::{Kind, Operation};
 use super::{Executor, Step, Todo};
 use crate::mr;
+use crate::rdm::core::Core;
+use crate::rdm::core::ops::Form;
+use crate::rdm::core::peer::PeerKey;
+use crate::rdm::iov::Iov;
 use crate::rdm::link::ring::RingPost;
+use crate::rdm::operations::{Kind, Operation};
 use crate::verbs::RemoteAddr;
 use crate::wire::rdm::OpId;
 use crate::wire::rdm::packet::Message;

@@ -10,20 +10,20 @@
 
 use std::time::{Duration, Instant};
 
-use super::super::completions::Reader;
-use super::super::core::link::LinkKey;
-use super::super::core::peer::PeerKey;
-use super::super::core::{Core, Origin};
-use super::super::operations::{Kind, TxKey};
-use super::super::paces::Way;
-use super::super::receives::{Envelope, Receive, RxKey, index_of};
 use super::announced_list::Listed;
 use super::pull::READ_BYTES;
 use super::rings::MANY;
 use super::{Executor, Todo};
 use crate::matching::{Found, Matched};
 use crate::mr::Following;
+use crate::rdm::completions::Reader;
+use crate::rdm::core::link::LinkKey;
+use crate::rdm::core::peer::PeerKey;
+use crate::rdm::core::{Core, Origin};
 use crate::rdm::link::ring::RingPost;
+use crate::rdm::long::paces::Way;
+use crate::rdm::operations::{Kind, TxKey};
+use crate::rdm::receives::{Envelope, Receive, RxKey, index_of};
 use crate::verbs::{Message as RingMessage, RemoteAddr, Rkey, Run, Sge};
 use crate::wire::rdm::packet::RTS_CREDIT;
 use crate::wire::rdm::ring::{Announced, Source};

@@ -8,14 +8,14 @@
     reason = "reads packets in a ring, and into the application's buffers"
 )]
 
-use super::super::completions::Reader;
-use super::super::core::link::LinkKey;
-use super::super::core::{Core, Origin};
-use super::super::receives::{AtSender, Envelope, Receive, RxKey, index_of};
 use super::Executor;
 use super::announced::{Announcement, as_announced};
 use crate::matching::Matched;
 use crate::mr::Following;
+use crate::rdm::completions::Reader;
+use crate::rdm::core::link::LinkKey;
+use crate::rdm::core::{Core, Origin};
+use crate::rdm::receives::{AtSender, Envelope, Receive, RxKey, index_of};
 use crate::verbs::{Next, RemoteAddr, Rkey, Run, Sge};
 use crate::wire::rdm::Credit;
 use crate::wire::rdm::packet::RTS_CREDIT;

@@ -6,12 +6,12 @@
     reason = "copies from rings and to buffers of the application"
 )]
 
-use super::super::core::Origin;
-use super::super::operations::{Atomic, Kind, Operation, PAYLOAD, TxKey};
 use super::{Executor, PacketMemoryRef, Todo};
 use crate::errno::{FiErrno, Result};
 use crate::mr::ElementsAccess;
 use crate::queue::event_cell::Event;
+use crate::rdm::core::Origin;
+use crate::rdm::operations::{Atomic, Kind, Operation, PAYLOAD, TxKey};
 use crate::wire::rdm::packet::{MAX_OPERANDS, Payload};
 use crate::wire::rdm::{Credit, OpId};
 use atomic_ops::{Datatype, Family, Op, Operation as Arithmetic};

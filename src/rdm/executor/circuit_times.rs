@@ -8,12 +8,12 @@ use super::circuits::{FLUSH, PAUSES};
 use super::handshake::LINK_REPLY_WAIT;
 use super::{Executor, Todo};
 use crate::log::info_log;
-use crate::rdm::circuit_cm::{Held, XrcStep};
-use crate::rdm::circuit_queue::{CircuitQueue, Failing, WATCH};
 use crate::rdm::core::link::LinkKey;
 use crate::rdm::core::{self, Core};
 use crate::rdm::link::cm::Step;
-use crate::rdm::ports::HeldTarget;
+use crate::rdm::xrc::circuit_cm::{Held, XrcStep};
+use crate::rdm::xrc::circuit_queue::{CircuitQueue, Failing, WATCH};
+use crate::rdm::xrc::ports::HeldTarget;
 
 /// How long a target without links is held.
 const LOOSE: Duration = Duration::from_secs(2);

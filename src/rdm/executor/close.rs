@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 use super::Executor;
 use crate::mr::Withdrawn;
-use crate::rdm::circuit_cm::XrcStep;
 use crate::rdm::core::link::LinkKey;
 use crate::rdm::link::cm::Step;
 use crate::rdm::receives::{ArrivalKey, EndedReceives};
 use crate::rdm::shared::Shared;
+use crate::rdm::xrc::circuit_cm::XrcStep;
 
 /// How long a close waits for READs of its sources and WRITEs to its receives that are being
 /// executed (softverbs), and the period of its attempts.

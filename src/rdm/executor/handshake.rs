@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 use super::{Executor, Todo};
 use crate::conn::ConnectRequest;
 use crate::log::warn_log;
-use crate::rdm::circuit_cm::{Held, LinkSidr, NoTarget, TargetCm, XrcStep};
-use crate::rdm::circuit_queue::Failing;
-use crate::rdm::circuits::{Choice, CircuitKey};
 use crate::rdm::core::connect;
 use crate::rdm::core::link::LinkKey;
 use crate::rdm::core::{self, Core};
 use crate::rdm::link::cm::Step;
-use crate::rdm::ports::{HeldTarget, OfPeer, Port};
+use crate::rdm::xrc::circuit_cm::{Held, LinkSidr, NoTarget, TargetCm, XrcStep};
+use crate::rdm::xrc::circuit_queue::Failing;
+use crate::rdm::xrc::circuits::{Choice, CircuitKey};
+use crate::rdm::xrc::ports::{HeldTarget, OfPeer, Port};
 use crate::verbs::{Qp, QpNumber, Target};
 use crate::wire::rdm::cm::VERSION;
 use crate::wire::rdm::xrc::{

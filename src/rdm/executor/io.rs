@@ -1,24 +1,24 @@
-//! The calls of the [`Core`](super::super::core::Core): what it decides is done here.
+//! The calls of the [`Core`](crate::rdm::core::Core): what it decides is done here.
 
 use std::net::IpAddr;
 
-use super::super::circuit_cm::{Held, XrcStep};
-use super::super::core::link::LinkKey;
-use super::super::core::ops::Form;
-use super::super::core::peer::PeerKey;
-use super::super::core::recover::Unposted;
-use super::super::core::{Io, Origin, Post};
-use super::super::operations::{Atomic, Kind, Operation, TxKey};
-use super::super::receives::{AtSender, Envelope, Payload};
-use super::super::rma::RmaOp;
-use super::super::streams::Asked;
 use super::handshake::address_of;
 use super::{Executor, PacketMemoryRef, Todo};
 use crate::errno::{FiErrno, Result};
 use crate::log::warn_log;
+use crate::rdm::core::link::LinkKey;
+use crate::rdm::core::ops::Form;
+use crate::rdm::core::peer::PeerKey;
+use crate::rdm::core::recover::Unposted;
+use crate::rdm::core::{Io, Origin, Post};
 use crate::rdm::link::block::LinkBlock;
 use crate::rdm::link::cm::{LinkCm, Step};
 use crate::rdm::link::links::LinkRecord;
+use crate::rdm::long::streams::Asked;
+use crate::rdm::operations::{Atomic, Kind, Operation, TxKey};
+use crate::rdm::receives::{AtSender, Envelope, Payload};
+use crate::rdm::rma::RmaOp;
+use crate::rdm::xrc::circuit_cm::{Held, XrcStep};
 use crate::verbs::{RemoteAddr, Rkey};
 use crate::wire::rdm::packet::RTS_CREDIT;
 use crate::wire::rdm::{

@@ -1,22 +1,22 @@
 //! Messages between packets and receives: matching, storing, the parts of long messages, and
 //! messages to the endpoint itself.
 
-use super::super::completions::Reader;
-use super::super::core::direct::PART;
-use super::super::core::ops::{Form, Uses};
-use super::super::core::peer::PeerKey;
-use super::super::core::{Origin, SendOp};
-use super::super::iov::{Iov, copy_short};
-use super::super::operations::{Kind, Operation, PAYLOAD, TxKey};
-use super::super::receives::{
-    Arrival, ArrivalKey, AtSender, Envelope, Payload, Stored, StoredKey, Target, completion_of,
-    index_of,
-};
 use super::own_rma::CALL;
 use super::{Executor, PacketMemoryRef, Step, Todo};
 use crate::errno::FiErrno;
 use crate::flags::Flags;
 use crate::matching::Release;
+use crate::rdm::completions::Reader;
+use crate::rdm::core::direct::PART;
+use crate::rdm::core::ops::{Form, Uses};
+use crate::rdm::core::peer::PeerKey;
+use crate::rdm::core::{Origin, SendOp};
+use crate::rdm::iov::{Iov, copy_short};
+use crate::rdm::operations::{Kind, Operation, PAYLOAD, TxKey};
+use crate::rdm::receives::{
+    Arrival, ArrivalKey, AtSender, Envelope, Payload, Stored, StoredKey, Target, completion_of,
+    index_of,
+};
 use crate::wire::rdm::packet::eager_credit;
 use crate::wire::rdm::terms::MAX_DATA;
 use crate::wire::rdm::{Credit, OpId};

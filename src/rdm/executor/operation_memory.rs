@@ -3,13 +3,13 @@
 
 #![allow(unsafe_code, reason = "reads the application's buffers")]
 
-use super::super::core::link::LinkKey;
-use super::super::core::ops::Form;
-use super::super::iov::Iov;
-use super::super::operations::{Kind, Operation, PAYLOAD};
-use super::super::packet_memory::Slot;
 use super::{Executor, Todo};
 use crate::errno::{FiErrno, Result};
+use crate::rdm::core::link::LinkKey;
+use crate::rdm::core::ops::Form;
+use crate::rdm::iov::Iov;
+use crate::rdm::operations::{Kind, Operation, PAYLOAD};
+use crate::rdm::packet_memory::Slot;
 
 impl Executor {
     /// Copies the payload of an operation to a slot, so that its buffers can be reused.

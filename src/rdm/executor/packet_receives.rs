@@ -2,10 +2,10 @@
 //!
 //! On XRC, and on devices without rings, a packet without a receive waits in its sender's queue.
 
-use super::super::packet_memory::Slot;
 use super::Executor;
 use crate::errno::{FiErrno, Result};
 use crate::log::warn_log;
+use crate::rdm::packet_memory::Slot;
 use crate::verbs::RecvRequest;
 use crate::wire::rdm::packet::SLOT_SIZE;
 

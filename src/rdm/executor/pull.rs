@@ -8,17 +8,17 @@
 
 use rdma_core_sys as sys;
 
-use super::super::core::link::LinkKey;
-use super::super::core::peer::PeerKey;
-use super::super::operations::{Kind, TxKey};
-use super::super::pull::{Pull, PullState};
-use super::super::pulls::{ReadKey, Waiting};
-use super::super::receives::{Arrival, ArrivalKey, AtSender};
 use super::{Executor, Step, Todo};
 use crate::errno::FiErrno;
 use crate::log::info_log;
 use crate::mr::{Following, Source};
 use crate::queue::{Completion, is_refusal};
+use crate::rdm::core::link::LinkKey;
+use crate::rdm::core::peer::PeerKey;
+use crate::rdm::long::pulls::{Pull, PullState};
+use crate::rdm::long::pulls::{ReadKey, Waiting};
+use crate::rdm::operations::{Kind, TxKey};
+use crate::rdm::receives::{Arrival, ArrivalKey, AtSender};
 use crate::verbs::Sge;
 
 /// Breaks of links without a READ that succeeds between, after which a message is asked for in

@@ -10,20 +10,20 @@
     reason = "registers and writes buffers of the application"
 )]
 
-use super::super::completions::Reader;
-use super::super::core::direct::PART;
-use super::super::core::link::LinkKey;
-use super::super::core::ops::Uses;
-use super::super::core::{Core, Origin, SendOp};
-use super::super::iov::Iov;
-use super::super::operations::{Kind, Operation, TxKey};
-use super::super::pull::{PullState, Push, Sink};
-use super::super::receives::{Arrival, ArrivalKey, AtSender, Target, index_of};
-use super::super::streams::Asked;
 use super::announced::{Announcement, Taken};
 use super::pull::READ_BYTES;
 use super::{Executor, Step, Todo};
 use crate::mr::Withdrawn;
+use crate::rdm::completions::Reader;
+use crate::rdm::core::direct::PART;
+use crate::rdm::core::link::LinkKey;
+use crate::rdm::core::ops::Uses;
+use crate::rdm::core::{Core, Origin, SendOp};
+use crate::rdm::iov::Iov;
+use crate::rdm::long::pulls::{PullState, Push, Sink};
+use crate::rdm::long::streams::Asked;
+use crate::rdm::operations::{Kind, Operation, TxKey};
+use crate::rdm::receives::{Arrival, ArrivalKey, AtSender, Target, index_of};
 use crate::verbs::{Lkey, RemoteAddr, Rkey, Sge};
 use crate::wire::rdm::packet::RTS_CREDIT;
 use crate::wire::rdm::ring::{self, End, Source};

@@ -1,17 +1,17 @@
 //! Packets through the rings of links. `docs/rdm.md`, "Rings".
 
-use super::super::completions::Reader;
-use super::super::core::direct::{Direct, RingMessages};
-use super::super::core::link::LinkKey;
-use super::super::core::ops::Form;
-use super::super::core::peer::PeerKey;
-use super::super::core::{Core, Origin, Post};
-use super::super::iov::Iov;
-use super::super::operations::{Operation, PAYLOAD, TxKey};
-use super::super::packet_memory::PacketMemory;
-use super::super::receives::Envelope;
 use super::{Executor, PacketMemoryRef, Todo};
+use crate::rdm::completions::Reader;
+use crate::rdm::core::direct::{Direct, RingMessages};
+use crate::rdm::core::link::LinkKey;
+use crate::rdm::core::ops::Form;
+use crate::rdm::core::peer::PeerKey;
+use crate::rdm::core::{Core, Origin, Post};
+use crate::rdm::iov::Iov;
 use crate::rdm::link::ring::{Content, LARGE, LinkRing, RingPacket, RingPost, SLOTS};
+use crate::rdm::operations::{Operation, PAYLOAD, TxKey};
+use crate::rdm::packet_memory::PacketMemory;
+use crate::rdm::receives::Envelope;
 use crate::verbs::{Message as RingMessage, Next, RingProbe, Run};
 use crate::wire::rdm::packet::{HEADER_SIZE, MAX_HEAD, Message, SLOT_SIZE, eager_credit};
 use crate::wire::rdm::ring::{self, Eager};

@@ -7,8 +7,6 @@ use super::{Executor, Todo};
 use crate::errno::FiErrno;
 use crate::initiator::Initiator;
 use crate::queue::{is_refusal, status_errno};
-use crate::rdm::circuit_cm::{Unfinished, XrcStep};
-use crate::rdm::circuits::CircuitKey;
 use crate::rdm::core::Core;
 use crate::rdm::core::link::LinkKey;
 use crate::rdm::core::peer::PeerKey;
@@ -17,10 +15,12 @@ use crate::rdm::link::cm::Ended;
 use crate::rdm::link::initiator_sq::LinkSq;
 use crate::rdm::link::send_queue::Sent;
 use crate::rdm::rma::{Fault, Notice, Outcome, RmaKey, RmaOp};
+use crate::rdm::xrc::circuit_cm::{Unfinished, XrcStep};
+use crate::rdm::xrc::circuits::CircuitKey;
 use crate::wire::rdm::{Number, Terms};
 
 /// Largest part of an operation, in bytes; and on a circuit, where a request that takes
-/// [`STALL`](crate::rdm::circuit_queue) would be taken for one that waits.
+/// [`STALL`](crate::rdm::xrc::circuit_queue) would be taken for one that waits.
 const PART: usize = 1 << 30;
 const CIRCUIT_PART: usize = 1 << 20;
 

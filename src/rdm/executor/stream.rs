@@ -3,16 +3,16 @@
 
 #![allow(unsafe_code, reason = "posts from buffers of the application")]
 
-use super::super::core::direct::{PART, PartPost};
-use super::super::core::link::LinkKey;
-use super::super::core::ops::Uses;
-use super::super::core::{Core, Origin, SendOp};
-use super::super::operations::{PARTS, TxKey};
-use super::super::paces::Way;
-use super::super::receives::ArrivalKey;
-use super::super::streams::Call;
 use super::Executor;
+use crate::rdm::core::direct::{PART, PartPost};
+use crate::rdm::core::link::LinkKey;
+use crate::rdm::core::ops::Uses;
+use crate::rdm::core::{Core, Origin, SendOp};
 use crate::rdm::link::ring::PartInRing;
+use crate::rdm::long::paces::Way;
+use crate::rdm::long::streams::Call;
+use crate::rdm::operations::{PARTS, TxKey};
+use crate::rdm::receives::ArrivalKey;
 use crate::wire::rdm::ring;
 use crate::wire::rdm::terms::MAX_DATA;
 

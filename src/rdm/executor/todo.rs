@@ -1,14 +1,14 @@
 //! What follows from calls of the core, and the memory of a packet that has arrived.
 
-use super::super::circuits::CircuitKey;
-use super::super::core::link::LinkKey;
-use super::super::core::peer::PeerKey;
-use super::super::core::{Origin, SendOp};
-use super::super::operations::TxKey;
-use super::super::packet_memory::Slot;
-use super::super::receives::ArrivalKey;
-use super::super::rma::RmaKey;
+use crate::rdm::core::link::LinkKey;
+use crate::rdm::core::peer::PeerKey;
+use crate::rdm::core::{Origin, SendOp};
 use crate::rdm::link::ring::RingPacket;
+use crate::rdm::operations::TxKey;
+use crate::rdm::packet_memory::Slot;
+use crate::rdm::receives::ArrivalKey;
+use crate::rdm::rma::RmaKey;
+use crate::rdm::xrc::circuits::CircuitKey;
 use crate::wire::rdm::Credit;
 
 /// What follows from a call of the core.

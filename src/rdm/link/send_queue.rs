@@ -7,8 +7,8 @@
 use std::collections::VecDeque;
 
 use crate::errno::Result;
+use crate::rdm::long::pulls::ReadKey;
 use crate::rdm::packet_memory::Slot;
-use crate::rdm::pulls::ReadKey;
 use crate::verbs::{Qp, SendRequest};
 use crate::wire::rdm::Number;
 

@@ -1,8 +1,8 @@
 //! The `wr_id` of the requests of an endpoint with many peers.
 
 use crate::queue::slots::EngineRequest;
-use crate::rdm::circuits::CircuitKey;
 use crate::rdm::core::link::LinkKey;
+use crate::rdm::xrc::circuits::CircuitKey;
 
 /// `wr_id` of sends: this bit, the link's key (32 bits), the position in its send queue (16 bits).
 /// That of receives is the number of a slot.

@@ -1,9 +1,9 @@
 //! Messages that are announced in the call that sends them, on the embedded device.
 
-use super::super::core::link::LinkKey;
 use super::endpoints::{Transport, wait};
 use super::pull::{bytes_of, domain, reader_at_once};
 use crate::queue::Completion;
+use crate::rdm::core::link::LinkKey;
 
 /// Messages of one buffer are announced without the lists of the core, others and those behind a
 /// waiting packet with them. All are answered, and no peer is held afterwards.

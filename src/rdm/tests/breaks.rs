@@ -16,9 +16,6 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::super::core::Core;
-use super::super::core::link::LinkKey;
-use super::super::executor::Executor;
 use super::endpoints::{End, Transport};
 use super::{Random, seeds};
 use crate::av::FiAddr;
@@ -27,6 +24,9 @@ use crate::errno::FiErrno;
 use crate::flags::Flags;
 use crate::mr::{Access, Buffer, Desc, Region, RegionConfig};
 use crate::queue::{Completion, CompletionError, Counter, WaitKind};
+use crate::rdm::core::Core;
+use crate::rdm::core::link::LinkKey;
+use crate::rdm::executor::Executor;
 use crate::rdm::{EndpointConfig, LocalIov, RemoteIov};
 
 mod model;

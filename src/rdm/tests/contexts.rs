@@ -13,7 +13,7 @@ use crate::errno::FiErrno;
 use crate::flags::Flags;
 use crate::mr::{Desc, Withdrawn};
 use crate::queue::{BindFlags, Completion};
-use crate::rdm::pull::{Push, Sink};
+use crate::rdm::long::pulls::{Push, Sink};
 use crate::rdm::{AddressVector, Endpoint, EndpointConfig, LocalIov, SharedRx, SharedRxConfig};
 
 /// Endpoints of one context and one address vector.

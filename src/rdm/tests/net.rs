@@ -14,15 +14,15 @@ use std::collections::{BinaryHeap, HashMap, HashSet, VecDeque};
 use std::net::{IpAddr, Ipv4Addr};
 
 use self::circuits::{Circuit, OnCircuit, Polled};
-use super::super::core::connect::LINK_REPLY_WAIT;
-use super::super::core::direct::RingMessages;
-use super::super::core::link::LinkKey;
-use super::super::core::ops::{Form, Uses};
-use super::super::core::peer::PeerKey;
-use super::super::core::recover::Unposted;
-use super::super::core::{Config, Core, Failure, Io, Origin, Post, SendOp};
 use super::Random;
 use crate::errno::{FiErrno, Result};
+use crate::rdm::core::connect::LINK_REPLY_WAIT;
+use crate::rdm::core::direct::RingMessages;
+use crate::rdm::core::link::LinkKey;
+use crate::rdm::core::ops::{Form, Uses};
+use crate::rdm::core::peer::PeerKey;
+use crate::rdm::core::recover::Unposted;
+use crate::rdm::core::{Config, Core, Failure, Io, Origin, Post, SendOp};
 use crate::verbs::{RemoteAddr, Rkey};
 use crate::wire::rdm::packet::{MAX_HEAD, Message, Payload};
 use crate::wire::rdm::{

@@ -5,7 +5,6 @@
 
 use std::time::{Duration, Instant};
 
-use super::super::operations::Kind;
 use super::breaks::{Memory, domain, pattern};
 use super::endpoints::{Transport, wait};
 use super::outcomes::{link, send, store};
@@ -15,6 +14,7 @@ use crate::errno::FiErrno;
 use crate::flags::Flags;
 use crate::mr::Desc;
 use crate::rdm::LocalIov;
+use crate::rdm::operations::Kind;
 
 /// Writes 8 bytes with a fence, from memory that the caller keeps.
 fn write_fenced(side: &Side, to: FiAddr, of: &Side, from: &Memory, context: usize) {

@@ -7,9 +7,6 @@ use std::time::{Duration, Instant};
 
 use atomic_ops::{Datatype, Family, Op as Operator, Operation as Arithmetic};
 
-use super::super::endpoint::AtomicCall;
-use super::super::rma::{Request, RmaOp};
-use super::super::shared::State;
 use super::breaks::{Memory, add, counting_domain, domain, pattern};
 use super::endpoints::{End, Transport, wait};
 use super::pull::domain_with;
@@ -19,7 +16,10 @@ use crate::errno::FiErrno;
 use crate::flags::Flags;
 use crate::mr::{Access, Buffer, Desc, Mode, Region, RegionConfig};
 use crate::queue::{Completion, Counter, WaitKind};
+use crate::rdm::endpoint::AtomicCall;
 use crate::rdm::link::links::LinkRecord;
+use crate::rdm::rma::{Request, RmaOp};
+use crate::rdm::shared::State;
 use crate::rdm::{EndpointConfig, LocalIov, RemoteIov};
 use crate::verbs::SendOpcode;
 

@@ -4,7 +4,6 @@
 
 use std::time::{Duration, Instant};
 
-use super::super::executor::CALL;
 use super::breaks::{domain, pattern};
 use super::endpoints::{Transport, wait_for};
 use super::outcomes::send;
@@ -12,6 +11,7 @@ use super::rma::{Side, memory};
 use crate::flags::Flags;
 use crate::mr::Desc;
 use crate::queue::Completion;
+use crate::rdm::executor::CALL;
 use crate::rdm::{EndpointConfig, LocalIov};
 
 /// The capabilities of the endpoint permit remote CQ data of its own writes as that of peers.

@@ -6,13 +6,6 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::super::circuit_cm::XrcStep;
-use super::super::completions::Side;
-use super::super::core::Core;
-use super::super::core::link::LinkKey;
-use super::super::core::peer::PeerKey;
-use super::super::executor::Executor;
-use super::super::receives::AtSender;
 use super::endpoints::{End, Transport, give_up_circuits, queue_pair, wait, wait_for};
 use crate::av::FiAddr;
 use crate::domain::{Domain, DomainConfig};
@@ -21,7 +14,14 @@ use crate::flags::Flags;
 use crate::mr::{Access, Buffer, Desc, Form, Mode, MrConfig, Region, RegionConfig};
 use crate::queue::{Completion, CompletionError};
 use crate::rdm::LocalIov;
+use crate::rdm::completions::Side;
+use crate::rdm::core::Core;
+use crate::rdm::core::link::LinkKey;
+use crate::rdm::core::peer::PeerKey;
+use crate::rdm::executor::Executor;
 use crate::rdm::link::cm::Step;
+use crate::rdm::receives::AtSender;
+use crate::rdm::xrc::circuit_cm::XrcStep;
 use crate::verbs::{RemoteAddr, Rkey};
 
 const LEN: usize = (3 << 20) + 17;

@@ -7,12 +7,6 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::super::completions::Side as Direction;
-use super::super::core::Io as _;
-use super::super::core::link::LinkKey;
-use super::super::executor::{CALL, Executor};
-use super::super::iov::Iov;
-use super::super::rma::{Request, RmaOp};
 use super::breaks::{Memory, add, domain, pattern};
 use super::endpoints::{End, Transport, give_up_circuits, queue_pair, wait, wait_for};
 use super::outcomes::send;
@@ -22,7 +16,13 @@ use crate::errno::FiErrno;
 use crate::flags::Flags;
 use crate::mr::{Access, Buffer, Desc, Peer as _, Region, RegionConfig};
 use crate::queue::{Completion, CompletionError};
+use crate::rdm::completions::Side as Direction;
+use crate::rdm::core::Io as _;
+use crate::rdm::core::link::LinkKey;
+use crate::rdm::executor::{CALL, Executor};
+use crate::rdm::iov::Iov;
 use crate::rdm::link::outlet::CIRCUIT_RMA;
+use crate::rdm::rma::{Request, RmaOp};
 use crate::rdm::{EndpointConfig, LocalIov, RemoteIov};
 use crate::verbs::{AsyncEvent, AsyncListener as _, Qp, SendOpcode};
 use crate::wire::rdm::Listener;

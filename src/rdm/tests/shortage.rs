@@ -4,14 +4,14 @@
 
 use std::time::{Duration, Instant};
 
-use super::super::core::ops::Form;
-use super::super::core::peer::PeerKey;
-use super::super::executor::PacketMemoryRef;
-use super::super::operations::{Atomic, Kind, Operation};
 use super::endpoints::{End, Transport, config, domain, wait, wait_for};
 use crate::errno::FiErrno;
 use crate::queue::Completion;
 use crate::rdm::EndpointConfig;
+use crate::rdm::core::ops::Form;
+use crate::rdm::core::peer::PeerKey;
+use crate::rdm::executor::PacketMemoryRef;
+use crate::rdm::operations::{Atomic, Kind, Operation};
 use crate::wire::rdm::packet::Payload;
 use crate::wire::rdm::{Body, Credit, Header, OpId, Packet, PeerIndex};
 

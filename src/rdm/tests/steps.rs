@@ -12,13 +12,13 @@ mod window;
 
 use std::net::IpAddr;
 
-use super::super::core::link::LinkKey;
-use super::super::core::ops::{Form, Uses};
-use super::super::core::peer::PeerKey;
-use super::super::core::recover::Unposted;
-use super::super::core::{Config, Core, Failure, Io, Origin, Post, SendOp};
 use super::Random;
 use crate::errno::{FiErrno, Result};
+use crate::rdm::core::link::LinkKey;
+use crate::rdm::core::ops::{Form, Uses};
+use crate::rdm::core::peer::PeerKey;
+use crate::rdm::core::recover::Unposted;
+use crate::rdm::core::{Config, Core, Failure, Io, Origin, Post, SendOp};
 use crate::verbs::{RemoteAddr, Rkey};
 use crate::wire::rdm::cm::VERSION;
 use crate::wire::rdm::packet::{Message, Payload};

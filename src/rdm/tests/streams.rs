@@ -12,7 +12,7 @@ use crate::av::FiAddr;
 use crate::rdm::EndpointConfig;
 use crate::rdm::core::Origin;
 use crate::rdm::executor::Executor;
-use crate::rdm::paces::Way;
+use crate::rdm::long::paces::Way;
 
 const LEN: usize = (1 << 20) + 5;
 

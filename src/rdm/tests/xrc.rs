@@ -11,10 +11,10 @@ use crate::domain::Domain;
 use crate::errno::FiErrno;
 use crate::queue::Completion;
 use crate::rdm::EndpointConfig;
-use crate::rdm::circuits::Choice;
 use crate::rdm::core::link::LinkKey;
 use crate::rdm::shared::State;
 use crate::rdm::slab::Slab;
+use crate::rdm::xrc::circuits::Choice;
 use crate::verbs::SrqNumber;
 use crate::wire::rdm::xrc::{
     CircuitNumber, Inbox, LinkRejection, LinkReply, LinkRequest, LinkTag, NodeId, Presence,

@@ -9,10 +9,6 @@ use std::time::Duration;
 
 use atomic_ops::{Datatype, Family, Op as Operator, Operation as Arithmetic};
 
-use super::super::super::core::Core;
-use super::super::super::core::link::LinkKey;
-use super::super::super::endpoint::AtomicCall;
-use super::super::super::executor::Executor;
 use super::super::Random;
 use super::super::endpoints::{End, queue_pair};
 use crate::av::FiAddr;
@@ -20,6 +16,10 @@ use crate::domain::{Domain, DomainConfig};
 use crate::errno::FiErrno;
 use crate::flags::Flags;
 use crate::mr::{Desc, Form, Mode, MrConfig, Region};
+use crate::rdm::core::Core;
+use crate::rdm::core::link::LinkKey;
+use crate::rdm::endpoint::AtomicCall;
+use crate::rdm::executor::Executor;
 use crate::rdm::{Endpoint, LocalIov, RemoteIov};
 
 /// Bytes of a region: those that are read, the words of atomics, those that are written.

@@ -1,7 +1,7 @@
 //! The credit that one peer can take.
 
-use super::super::super::core::credit::{FIRST, Pool, SMALLEST};
 use super::*;
+use crate::rdm::core::credit::{FIRST, Pool, SMALLEST};
 
 /// A peer announces short messages without end, answers each recall, and gives nothing back.
 #[test]

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::circuit_cm::InitiatorCm;
 use super::circuits::CircuitKey;
-use super::core::link::LinkKey;
+use crate::rdm::core::link::LinkKey;
 use crate::rdm::link::ending::Polled;
 use crate::rdm::link::outlet::Room;
 use crate::rdm::link::send_queue::SendQueue;
@@ -14,7 +14,7 @@ use crate::verbs::Qp;
 
 /// How long a circuit without links is kept. If both sides of several peers dial at once, links end
 /// and others follow.
-pub(super) const UNUSED: Duration = Duration::from_millis(100);
+pub(in crate::rdm) const UNUSED: Duration = Duration::from_millis(100);
 /// After this time without an answer to a circuit request, another peer is asked for one; the next
 /// one after twice this time, and so on.
 const SECOND: Duration = Duration::from_millis(100);
@@ -22,23 +22,23 @@ const SECOND: Duration = Duration::from_millis(100);
 /// A circuit on which no request completes for this time, while several links have some, is ended.
 const STALL: Duration = Duration::from_secs(2);
 /// The period at which the driver looks at circuits with requests.
-pub(super) const WATCH: Duration = Duration::from_millis(500);
+pub(in crate::rdm) const WATCH: Duration = Duration::from_millis(500);
 
 /// Size of the send queue of a circuit.
-pub(super) const CIRCUIT_DEPTH: usize = 256;
+pub(in crate::rdm) const CIRCUIT_DEPTH: usize = 256;
 
 /// The end of a circuit.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Failing {
-    pub(super) since: Instant,
+pub(in crate::rdm) struct Failing {
+    pub(in crate::rdm) since: Instant,
     /// The queue pair is in its error state.
-    pub(super) done: bool,
+    pub(in crate::rdm) done: bool,
     /// Of a target: what had been polled when it was first found to be done.
-    pub(super) polled: Option<Polled>,
+    pub(in crate::rdm) polled: Option<Polled>,
 }
 
 impl Failing {
-    pub(super) fn new(done: bool) -> Self {
+    pub(in crate::rdm) fn new(done: bool) -> Self {
         Self {
             since: Instant::now(),
             done,
@@ -50,7 +50,7 @@ impl Failing {
 /// The position of the first packet, probe or READ of a message on a circuit that has not
 /// completed, and the number of the other requests that have completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Progress(u16, u32);
+pub(in crate::rdm) struct Progress(u16, u32);
 
 /// The requests of a circuit when the driver looked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,40 +62,40 @@ struct Seen {
 
 /// The initiator of a circuit.
 #[derive(Debug)]
-pub(super) struct CircuitQueue {
+pub(in crate::rdm) struct CircuitQueue {
     key: CircuitKey,
-    pub(super) cm: Arc<InitiatorCm>,
-    pub(super) qp: Option<Arc<Qp>>,
-    pub(super) queue: SendQueue<LinkKey>,
+    pub(in crate::rdm) cm: Arc<InitiatorCm>,
+    pub(in crate::rdm) qp: Option<Arc<Qp>>,
+    pub(in crate::rdm) queue: SendQueue<LinkKey>,
     /// The requests besides packets, and the number of those that have completed; wraps.
-    pub(super) room: Arc<Room>,
+    pub(in crate::rdm) room: Arc<Room>,
     others: u32,
     /// Links to which room was refused, in this order.
     waiting: VecDeque<LinkKey>,
     /// The link that has the next free place, and whether it has used it.
     turn: Option<(LinkKey, bool)>,
     /// Until when it is kept without links.
-    pub(super) unused_until: Option<Instant>,
+    pub(in crate::rdm) unused_until: Option<Instant>,
     /// Links that post to the circuit.
-    pub(super) users: usize,
-    pub(super) failing: Option<Failing>,
+    pub(in crate::rdm) users: usize,
+    pub(in crate::rdm) failing: Option<Failing>,
     /// When its dial began.
-    pub(super) dialled: Instant,
+    pub(in crate::rdm) dialled: Instant,
     /// When a further circuit is dialled for a link that waits for this one.
-    pub(super) second_at: Instant,
+    pub(in crate::rdm) second_at: Instant,
     /// How long the next one is awaited.
-    pub(super) pause: Duration,
+    pub(in crate::rdm) pause: Duration,
     /// A request has completed, so the target is connected; [`Xrc::proven`] has returned it.
-    pub(super) proven: bool,
-    pub(super) told: bool,
+    pub(in crate::rdm) proven: bool,
+    pub(in crate::rdm) told: bool,
     /// The driver watches the progress of requests.
-    pub(super) watched: bool,
+    pub(in crate::rdm) watched: bool,
     /// What the driver saw at its last look, and since when it has seen the same.
     stands: Option<(Seen, Instant)>,
 }
 
 impl CircuitQueue {
-    pub(super) fn new(key: CircuitKey, cm: Arc<InitiatorCm>) -> Self {
+    pub(in crate::rdm) fn new(key: CircuitKey, cm: Arc<InitiatorCm>) -> Self {
         let now = Instant::now();
         Self {
             key,
@@ -119,19 +119,19 @@ impl CircuitQueue {
         }
     }
 
-    pub(super) const fn key(&self) -> CircuitKey {
+    pub(in crate::rdm) const fn key(&self) -> CircuitKey {
         self.key
     }
 
     /// Whether nothing of the circuit is under way any more.
-    pub(super) fn is_flushed(&self) -> bool {
+    pub(in crate::rdm) fn is_flushed(&self) -> bool {
         let done = self.failing.is_some_and(|failing| failing.done);
         done && self.queue.is_empty() && self.room.is_empty()
     }
 
     /// The link that has its turn has used it. Returns whether the requests were not watched.
     #[inline]
-    pub(super) fn note_posted(&mut self) -> bool {
+    pub(in crate::rdm) fn note_posted(&mut self) -> bool {
         if let Some((_, used)) = &mut self.turn {
             *used = true;
         }
@@ -140,19 +140,19 @@ impl CircuitQueue {
 
     /// RMA was posted. Returns whether the requests were not watched.
     #[inline]
-    pub(super) fn note_rma_posted(&mut self) -> bool {
+    pub(in crate::rdm) fn note_rma_posted(&mut self) -> bool {
         !std::mem::replace(&mut self.watched, true)
     }
 
     /// So many requests besides packets have completed.
     #[inline]
-    pub(super) fn others_completed(&mut self, count: usize) {
+    pub(in crate::rdm) fn others_completed(&mut self, count: usize) {
         self.room.give(count);
         self.others = self.others.wrapping_add(count as u32);
     }
 
     /// What changes with each request that completes.
-    pub(super) fn progress(&self) -> Progress {
+    pub(in crate::rdm) fn progress(&self) -> Progress {
         Progress(self.queue.position(), self.others)
     }
 
@@ -161,7 +161,11 @@ impl CircuitQueue {
     /// packets. A circuit is watched until it had no request and completed none for [`WATCH`]:
     /// otherwise the posts of a circuit whose requests complete at once would wake the driver again
     /// and again.
-    pub(super) fn look(&mut self, now: Instant, besides: impl Iterator<Item = LinkKey>) -> bool {
+    pub(in crate::rdm) fn look(
+        &mut self,
+        now: Instant,
+        besides: impl Iterator<Item = LinkKey>,
+    ) -> bool {
         if self.failing.is_some() || !self.watched {
             return false;
         }
@@ -189,21 +193,21 @@ impl CircuitQueue {
     }
 
     /// Lists a link that continues when there is room.
-    pub(super) fn wait(&mut self, link: LinkKey) {
+    pub(in crate::rdm) fn wait(&mut self, link: LinkKey) {
         if !self.waiting.contains(&link) {
             self.waiting.push_back(link);
         }
     }
 
     /// Whether a link waits for room.
-    pub(super) fn is_waiting(&self, link: LinkKey) -> bool {
+    pub(in crate::rdm) fn is_waiting(&self, link: LinkKey) -> bool {
         self.waiting.contains(&link)
     }
 
     /// Whether a link with so many requests under way may use a free place. Links that wait get
     /// places in turn, one each; no link has more than half of them, unless it is the only one.
     /// Packets without number have places of their own.
-    pub(super) fn has_turn(&self, link: LinkKey, under_way: u32, numbered: bool) -> bool {
+    pub(in crate::rdm) fn has_turn(&self, link: LinkKey, under_way: u32, numbered: bool) -> bool {
         if !numbered {
             return true;
         }
@@ -217,7 +221,7 @@ impl CircuitQueue {
 
     /// The link that waits for the longest time, if there is room: it has the next place until
     /// [`Self::end_turn`].
-    pub(super) fn next_turn(&mut self) -> Option<LinkKey> {
+    pub(in crate::rdm) fn next_turn(&mut self) -> Option<LinkKey> {
         if !self.queue.has_room(true) {
             return None;
         }
@@ -227,12 +231,12 @@ impl CircuitQueue {
     }
 
     /// Returns whether the link has used its place.
-    pub(super) fn end_turn(&mut self) -> bool {
+    pub(in crate::rdm) fn end_turn(&mut self) -> bool {
         self.turn.take().is_some_and(|(_, used)| used)
     }
 
     /// Number of links that wait.
-    pub(super) fn waiting(&self) -> usize {
+    pub(in crate::rdm) fn waiting(&self) -> usize {
         self.waiting.len()
     }
 }

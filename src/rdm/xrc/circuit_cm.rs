@@ -8,16 +8,16 @@ use std::sync::{Arc, OnceLock, Weak};
 use parking_lot::Mutex;
 
 use super::circuits::CircuitKey;
-use super::core::Failure;
-use super::core::link::LinkKey;
-use super::shared::Shared;
 use crate::conn::{CmTarget, ConnectRequest};
 use crate::errno::{FiErrno, Result};
 use crate::initiator::Initiator;
 use crate::log::info_log;
+use crate::rdm::core::Failure;
+use crate::rdm::core::link::LinkKey;
 use crate::rdm::link::block::LinkBlock;
 use crate::rdm::link::cm::Ended;
 use crate::rdm::link::initiator_sq::LinkSq;
+use crate::rdm::shared::Shared;
 use crate::verbs::{
     AsyncEvent, AsyncListener, CmEvent, CmEventKind, CmId, Qp, QpNumber, Srq, Target,
 };
@@ -25,7 +25,7 @@ use crate::wire::rdm::xrc::{CircuitReply, CircuitRequest, LINK_REQUEST_SIZE, Lin
 
 /// A request that waits for its answer.
 #[derive(Debug)]
-pub(super) enum Held {
+pub(in crate::rdm) enum Held {
     /// A connection request, for a link of its own queue pair.
     Connect(ConnectRequest),
     /// A request for a link on a circuit.
@@ -34,15 +34,15 @@ pub(super) enum Held {
 
 /// What had not completed of a link when its circuit was destroyed, and what has posted it.
 #[derive(Debug)]
-pub(super) struct Unfinished(
-    pub(super) LinkKey,
-    pub(super) Option<Box<Initiator<LinkSq>>>,
-    pub(super) Ended,
+pub(in crate::rdm) struct Unfinished(
+    pub(in crate::rdm) LinkKey,
+    pub(in crate::rdm) Option<Box<Initiator<LinkSq>>>,
+    pub(in crate::rdm) Ended,
 );
 
 /// A step of an endpoint on XRC.
 #[derive(Debug)]
-pub(super) enum XrcStep {
+pub(in crate::rdm) enum XrcStep {
     /// Dial a circuit.
     DialCircuit(Arc<InitiatorCm>, SocketAddr),
     /// Accept a request for a circuit.
@@ -100,7 +100,7 @@ impl Id {
 }
 
 /// The connection of a circuit, at its initiator.
-pub(super) struct InitiatorCm {
+pub(in crate::rdm) struct InitiatorCm {
     this: Weak<Self>,
     shared: Weak<Shared>,
     circuit: CircuitKey,
@@ -114,7 +114,7 @@ impl std::fmt::Debug for InitiatorCm {
 }
 
 impl InitiatorCm {
-    pub(super) fn new(shared: &Weak<Shared>, circuit: CircuitKey) -> Arc<Self> {
+    pub(in crate::rdm) fn new(shared: &Weak<Shared>, circuit: CircuitKey) -> Arc<Self> {
         Arc::new_cyclic(|this| Self {
             this: Weak::clone(this),
             shared: Weak::clone(shared),
@@ -216,7 +216,7 @@ impl AsyncListener for InitiatorCm {
 }
 
 /// The events of an endpoint's receive queue.
-pub(super) struct SrqEvents(pub(super) Weak<Shared>);
+pub(in crate::rdm) struct SrqEvents(pub(in crate::rdm) Weak<Shared>);
 
 impl AsyncListener for SrqEvents {
     fn async_event(&self, event: AsyncEvent) {
@@ -228,7 +228,7 @@ impl AsyncListener for SrqEvents {
 
 /// Why a target is not held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum NoTarget {
+pub(in crate::rdm) enum NoTarget {
     /// The domain has no such target, or it receives nothing, or not from this circuit.
     Gone,
     /// It may exist.
@@ -236,7 +236,7 @@ pub(super) enum NoTarget {
 }
 
 /// A handle of a target: its events, and its connection at the process that has created it.
-pub(super) struct TargetCm {
+pub(in crate::rdm) struct TargetCm {
     this: Weak<Self>,
     shared: Weak<Shared>,
     target: OnceLock<QpNumber>,
@@ -250,7 +250,7 @@ impl std::fmt::Debug for TargetCm {
 }
 
 impl TargetCm {
-    pub(super) fn new(shared: &Weak<Shared>) -> Arc<Self> {
+    pub(in crate::rdm) fn new(shared: &Weak<Shared>) -> Arc<Self> {
         Arc::new_cyclic(|this| Self {
             this: Weak::clone(this),
             shared: Weak::clone(shared),
@@ -355,7 +355,7 @@ impl AsyncListener for TargetCm {
 }
 
 /// The exchange by which a link is dialled.
-pub(super) struct LinkSidr {
+pub(in crate::rdm) struct LinkSidr {
     this: Weak<Self>,
     shared: Weak<Shared>,
     link: LinkKey,
@@ -370,7 +370,11 @@ impl std::fmt::Debug for LinkSidr {
 }
 
 impl LinkSidr {
-    pub(super) fn new(shared: &Weak<Shared>, link: LinkKey, request: &LinkRequest) -> Arc<Self> {
+    pub(in crate::rdm) fn new(
+        shared: &Weak<Shared>,
+        link: LinkKey,
+        request: &LinkRequest,
+    ) -> Arc<Self> {
         Arc::new_cyclic(|this| Self {
             this: Weak::clone(this),
             shared: Weak::clone(shared),
@@ -441,7 +445,7 @@ impl CmTarget for LinkSidr {
 
 impl XrcStep {
     /// Executes the step.
-    pub(super) fn execute(self, shared: &Shared) {
+    pub(in crate::rdm) fn execute(self, shared: &Shared) {
         match self {
             Self::DialCircuit(cm, to) => {
                 if let Err(error) = cm.dial(shared, to) {

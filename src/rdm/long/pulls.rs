@@ -1,19 +1,23 @@
-//! READs of messages from the memory of their senders: those that are under way, and those that
-//! wait for room on the link of their peer.
+//! Long messages that the receiver reads from the memory of their senders: their state, the READs
+//! that are under way, and those that wait for room on the link of their peer.
+//! `docs/protocol-rdm.md`, "Long messages".
 
 #![allow(unsafe_code, reason = "registers buffers of the application")]
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::core::peer::PeerKey;
-use super::iov::Buffer;
-use super::number_map::NumberMap;
-use super::receives::{ArrivalKey, Receive};
-use super::slab::{Key, Slab};
 use crate::errno::{FiErrno, Result};
-use crate::mr::{DescRule, Following, Kept, LocalKeys, MrDomain, Paging, Use};
-use crate::verbs::{Lkey, Pd, Sge};
+use crate::mr::{
+    DescRule, Following, Kept, LocalKeys, MrDomain, Paging, Source, SourceKeys, Use, Withdrawn,
+};
+use crate::rdm::core::link::LinkKey;
+use crate::rdm::core::peer::PeerKey;
+use crate::rdm::iov::Buffer;
+use crate::rdm::number_map::NumberMap;
+use crate::rdm::receives::{ArrivalKey, Receive};
+use crate::rdm::slab::{Key, Slab};
+use crate::verbs::{Lkey, Pd, RemoteAddr, Rkey, Sge};
 
 /// Largest piece of a message in bytes: the next one is registered while it is read.
 const PIECE: u64 = 1 << 20;
@@ -26,27 +30,87 @@ const COPY: u64 = 1 << 18;
 /// the next ones of the session are asked for in parts.
 const REFUSALS: u32 = 2;
 
+/// A message that is read from the memory of its sender.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::rdm) struct Pull {
+    pub(in crate::rdm) from: (RemoteAddr, Rkey),
+    /// Number of bytes to be read: those that fit into the receive.
+    pub(in crate::rdm) len: u64,
+    /// Offset of the next piece.
+    pub(in crate::rdm) next: u64,
+    /// Number of READs that have not completed.
+    pub(in crate::rdm) reads: u32,
+    /// Number of links that have broken since the last READ that has succeeded, and the last one.
+    pub(in crate::rdm) breaks: u32,
+    pub(in crate::rdm) broken: Option<LinkKey>,
+    /// The device has refused the post of a READ.
+    pub(in crate::rdm) refused: bool,
+    pub(in crate::rdm) state: PullState,
+}
+
+/// The end of a message, which its sender was asked to write, while the receiver reads the begin.
+#[derive(Debug)]
+pub(in crate::rdm) struct Push {
+    /// Offset of its first byte.
+    pub(in crate::rdm) offset: u64,
+    pub(in crate::rdm) sink: Sink,
+}
+
+/// The registration of the part of a receive that its sender writes.
+#[derive(Debug)]
+pub(in crate::rdm) enum Sink {
+    /// The sender may write.
+    Open(Source),
+    /// A WRITE is being executed, and no other one can begin.
+    Ends(Withdrawn),
+}
+
+impl Sink {
+    /// Ends the registration of a part that the sender does not write any more, so that no peer
+    /// writes when this has succeeded. Does not wait.
+    ///
+    /// # Errors
+    /// A WRITE is being executed, and no other one can begin. The caller ends it later.
+    pub(in crate::rdm) fn end(self, keys: &mut SourceKeys) -> std::result::Result<(), Withdrawn> {
+        let withdrawn = match self {
+            Self::Open(source) => keys.withdraw(source),
+            Self::Ends(withdrawn) => Some(withdrawn),
+        };
+        withdrawn.map_or(Ok(()), Withdrawn::end)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::rdm) enum PullState {
+    /// READs are posted.
+    Reads,
+    /// The message cannot be read; when the READs have completed, it is asked for in parts.
+    Refused,
+    /// The session has ended; when the READs have completed, the receive fails.
+    Failed,
+}
+
 /// Marks keys of READs.
 #[derive(Debug)]
-pub(super) enum ReadMark {}
-pub(super) type ReadKey = Key<ReadMark>;
+pub(in crate::rdm) enum ReadMark {}
+pub(in crate::rdm) type ReadKey = Key<ReadMark>;
 
 /// A piece of a message that is being read, or read again on the next link.
 #[derive(Debug)]
-pub(super) struct Read {
+pub(in crate::rdm) struct Read {
     /// The message.
-    pub(super) of: ArrivalKey,
+    pub(in crate::rdm) of: ArrivalKey,
     /// Offset in the message.
-    pub(super) offset: u64,
+    pub(in crate::rdm) offset: u64,
     /// Where the piece is written.
-    pub(super) sge: Sge,
+    pub(in crate::rdm) sge: Sge,
     /// The registration of that memory.
     kept: Vec<Kept>,
 }
 
 /// What waits for room on a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Waiting {
+pub(in crate::rdm) enum Waiting {
     /// A READ whose link has broken.
     Again(ReadKey),
     /// The further pieces of a message.
@@ -54,19 +118,19 @@ pub(super) enum Waiting {
 }
 
 /// See the module.
-pub(super) struct Pulls {
+pub(in crate::rdm) struct Pulls {
     /// The lkeys of receives.
     keys: LocalKeys,
     /// Largest piece in bytes, and number of READs of one link under way.
-    pub(super) piece: u64,
-    pub(super) most: usize,
+    pub(in crate::rdm) piece: u64,
+    pub(in crate::rdm) most: usize,
     /// Descriptors are read, and are of regions whose pages may change. The key of a part of such a
     /// region is found under a lock that is held while the region is refreshed
     /// (`docs/locking.md`), so the engine copies into them.
     described: bool,
     refreshed: bool,
     /// The device copies in the post.
-    pub(super) copies: bool,
+    pub(in crate::rdm) copies: bool,
     /// Number of consecutive messages that a peer has announced and that could not be read.
     refusals: NumberMap<u32>,
     reads: Slab<ReadMark, Read>,
@@ -86,7 +150,7 @@ impl std::fmt::Debug for Pulls {
 
 impl Pulls {
     /// May open the domain's registration cache, which starts the monitor's thread.
-    pub(super) fn new(domain: &MrDomain, pd: &Arc<Pd>) -> Self {
+    pub(in crate::rdm) fn new(domain: &MrDomain, pd: &Arc<Pd>) -> Self {
         let copies = domain.device().backend().executes_in_post;
         Self {
             keys: LocalKeys::new(domain, pd),
@@ -113,7 +177,7 @@ impl Pulls {
     ///
     /// # Safety
     /// As [`LocalKeys::lkey`]; the caller calls [`Self::end`] before the buffer is given back.
-    pub(super) unsafe fn begin(
+    pub(in crate::rdm) unsafe fn begin(
         &mut self,
         of: ArrivalKey,
         offset: u64,
@@ -173,7 +237,7 @@ impl Pulls {
     ///
     /// # Safety
     /// As [`Self::begin`].
-    pub(super) unsafe fn renew(
+    pub(in crate::rdm) unsafe fn renew(
         &mut self,
         key: ReadKey,
         receive: &Receive,
@@ -199,12 +263,12 @@ impl Pulls {
         Ok(())
     }
 
-    pub(super) fn get(&self, key: ReadKey) -> Option<&Read> {
+    pub(in crate::rdm) fn get(&self, key: ReadKey) -> Option<&Read> {
         self.reads.get(key)
     }
 
     /// Ends a READ: releases the registration.
-    pub(super) fn end(&mut self, key: ReadKey) {
+    pub(in crate::rdm) fn end(&mut self, key: ReadKey) {
         if let Some(Read { mut kept, .. }) = self.reads.remove(key) {
             self.keys.exchange(&mut kept);
             self.spare.push(kept);
@@ -212,7 +276,7 @@ impl Pulls {
     }
 
     /// Ends all READs; the queue pairs are destroyed.
-    pub(super) fn end_all(&mut self) {
+    pub(in crate::rdm) fn end_all(&mut self) {
         for key in self.reads.keys_where(|_| true) {
             self.end(key);
         }
@@ -221,7 +285,7 @@ impl Pulls {
     }
 
     /// Adds to what waits for a link of a peer: READs of a broken link first.
-    pub(super) fn wait(&mut self, peer: PeerKey, what: Waiting) {
+    pub(in crate::rdm) fn wait(&mut self, peer: PeerKey, what: Waiting) {
         let list = self.waiting.entry(peer.number()).or_default();
         self.waits += 1;
         match what {
@@ -231,12 +295,12 @@ impl Pulls {
     }
 
     /// What is posted next to a peer.
-    pub(super) fn first(&self, peer: PeerKey) -> Option<Waiting> {
+    pub(in crate::rdm) fn first(&self, peer: PeerKey) -> Option<Waiting> {
         self.waiting.get(&peer.number())?.front().copied()
     }
 
     /// Removes the first, if it is this one.
-    pub(super) fn pop(&mut self, peer: PeerKey, first: Waiting) {
+    pub(in crate::rdm) fn pop(&mut self, peer: PeerKey, first: Waiting) {
         if let Some(list) = self.waiting.get_mut(&peer.number()) {
             let popped = list.pop_front_if(|it| *it == first);
             self.waits -= usize::from(popped.is_some());
@@ -244,7 +308,7 @@ impl Pulls {
     }
 
     /// Removes all that waits for a message.
-    pub(super) fn forget(&mut self, peer: PeerKey, message: ArrivalKey) {
+    pub(in crate::rdm) fn forget(&mut self, peer: PeerKey, message: ArrivalKey) {
         let Some(mut list) = self.waiting.remove(&peer.number()) else {
             return;
         };
@@ -268,7 +332,7 @@ impl Pulls {
     }
 
     /// The session of a peer has ended: removes all that waits for its links.
-    pub(super) fn forget_peer(&mut self, peer: PeerKey) {
+    pub(in crate::rdm) fn forget_peer(&mut self, peer: PeerKey) {
         self.refusals.remove(&peer.number());
         let list = self.waiting.remove(&peer.number()).unwrap_or_default();
         self.waits -= list.len();
@@ -280,14 +344,14 @@ impl Pulls {
     }
 
     /// A message of a peer could not be read, although it has a source.
-    pub(super) fn refused(&mut self, peer: PeerKey) {
+    pub(in crate::rdm) fn refused(&mut self, peer: PeerKey) {
         let count = self.refusals.entry(peer.number()).or_default();
         *count = count.saturating_add(1);
     }
 
     /// A READ of a message of a peer has succeeded.
     #[inline]
-    pub(super) fn succeeded(&mut self, peer: PeerKey) {
+    pub(in crate::rdm) fn succeeded(&mut self, peer: PeerKey) {
         if !self.refusals.is_empty() {
             self.refusals.remove(&peer.number());
         }
@@ -301,7 +365,7 @@ impl Pulls {
     /// # Safety
     /// As [`LocalKeys::lkey`].
     #[inline(always)]
-    pub(super) unsafe fn key_at_once(
+    pub(in crate::rdm) unsafe fn key_at_once(
         &mut self,
         receive: &Receive,
         to: &libc::iovec,
@@ -341,14 +405,14 @@ impl Pulls {
 
     /// Whether messages of a peer are read, not asked for in parts.
     #[inline]
-    pub(super) fn reads_from(&self, peer: PeerKey) -> bool {
+    pub(in crate::rdm) fn reads_from(&self, peer: PeerKey) -> bool {
         let count = self.refusals.get(&peer.number());
         self.refusals.is_empty() || count.is_none_or(|count| *count < REFUSALS)
     }
 
     /// Whether anything waits for a link of a peer.
     #[inline]
-    pub(super) fn has_waiting(&self, peer: PeerKey) -> bool {
+    pub(in crate::rdm) fn has_waiting(&self, peer: PeerKey) -> bool {
         self.waits != 0 && self.first(peer).is_some()
     }
 }

@@ -4,12 +4,12 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use super::core::Origin;
-use super::core::link::LinkKey;
-use super::core::peer::PeerKey;
-use super::number_map::NumberMap;
-use super::operations::TxKey;
-use super::receives::ArrivalKey;
+use crate::rdm::core::Origin;
+use crate::rdm::core::link::LinkKey;
+use crate::rdm::core::peer::PeerKey;
+use crate::rdm::number_map::NumberMap;
+use crate::rdm::operations::TxKey;
+use crate::rdm::receives::ArrivalKey;
 use crate::verbs::{RemoteAddr, Rkey};
 use crate::wire::rdm::OpId;
 
@@ -22,7 +22,7 @@ const PART_POLLS: u32 = 4096;
 const READ: u32 = 16;
 
 /// The time of a progress call, and its number, which wraps.
-pub(super) type Call = (Instant, u32);
+pub(in crate::rdm) type Call = (Instant, u32);
 
 /// A message that arrives.
 #[derive(Clone, Copy, Debug)]
@@ -36,58 +36,58 @@ struct Arriving {
 
 /// The end of a message that its receiver has asked for.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Asked {
-    pub(super) origin: Origin,
+pub(in crate::rdm) struct Asked {
+    pub(in crate::rdm) origin: Origin,
     /// The link on which it was asked for.
-    pub(super) link: LinkKey,
-    pub(super) op: TxKey,
+    pub(in crate::rdm) link: LinkKey,
+    pub(in crate::rdm) op: TxKey,
     /// The arrival at the receiver.
-    pub(super) receiver: OpId,
+    pub(in crate::rdm) receiver: OpId,
     /// Where the byte at `offset` is written.
-    pub(super) to: (RemoteAddr, Rkey),
-    pub(super) offset: u64,
+    pub(in crate::rdm) to: (RemoteAddr, Rkey),
+    pub(in crate::rdm) offset: u64,
 }
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(super) struct Streams {
+pub(in crate::rdm) struct Streams {
     /// The last progress call that took entries was one of a thread that polls. It can go on with a
     /// stream; one that sleeps, or the driver, cannot.
-    pub(super) polled: bool,
+    pub(in crate::rdm) polled: bool,
     /// Messages whose next part is posted by each progress call, if there is room for it.
-    pub(super) sent: VecDeque<TxKey>,
+    pub(in crate::rdm) sent: VecDeque<TxKey>,
     /// Ends of messages that their receivers have asked for, and that are written by the next
     /// progress calls.
-    pub(super) asked: VecDeque<Asked>,
+    pub(in crate::rdm) asked: VecDeque<Asked>,
     arriving: Vec<Arriving>,
     /// Number of messages of a peer that are still to be read.
     late: NumberMap<u32>,
     /// Number of messages that were streamed, and of those that were read after all.
     #[cfg(test)]
-    pub(super) begun: u32,
+    pub(in crate::rdm) begun: u32,
     #[cfg(test)]
-    pub(super) stalled: u32,
+    pub(in crate::rdm) stalled: u32,
     /// All messages are read.
     #[cfg(test)]
-    pub(super) off: bool,
+    pub(in crate::rdm) off: bool,
 }
 
 impl Streams {
     /// Whether no message is streamed.
     #[inline]
-    pub(super) fn is_empty(&self) -> bool {
+    pub(in crate::rdm) fn is_empty(&self) -> bool {
         self.is_idle() && self.arriving.is_empty()
     }
 
     /// Whether no progress call goes on with a message of this side.
     #[inline(always)]
-    pub(super) fn is_idle(&self) -> bool {
+    pub(in crate::rdm) fn is_idle(&self) -> bool {
         self.sent.is_empty() && self.asked.is_empty()
     }
 
     /// Whether messages may be streamed now.
     #[inline]
-    pub(super) fn may_stream(&self) -> bool {
+    pub(in crate::rdm) fn may_stream(&self) -> bool {
         #[cfg(test)]
         if self.off {
             return false;
@@ -97,12 +97,12 @@ impl Streams {
 
     /// Whether messages of a peer are read because it was late.
     #[inline]
-    pub(super) fn was_late(&self, peer: PeerKey) -> bool {
+    pub(in crate::rdm) fn was_late(&self, peer: PeerKey) -> bool {
         self.late.contains_key(&peer.number())
     }
 
     /// The next message of a peer can be streamed. Counts those that are read instead.
-    pub(super) fn may_begin(&mut self, peer: PeerKey) -> bool {
+    pub(in crate::rdm) fn may_begin(&mut self, peer: PeerKey) -> bool {
         let Some(left) = self.late.get_mut(&peer.number()) else {
             return true;
         };
@@ -114,13 +114,13 @@ impl Streams {
     }
 
     /// Number of messages that arrive.
-    pub(super) fn arriving(&self) -> usize {
+    pub(in crate::rdm) fn arriving(&self) -> usize {
         self.arriving.len()
     }
 
     /// The parts of a message, or its end, were asked for; or its end, which is still listed, is
     /// waited for again.
-    pub(super) fn begin(&mut self, key: ArrivalKey) {
+    pub(in crate::rdm) fn begin(&mut self, key: ArrivalKey) {
         if self.arriving.iter().any(|it| it.key == key) {
             return;
         }
@@ -136,7 +136,7 @@ impl Streams {
     }
 
     /// A message of a peer was not continued.
-    pub(super) fn is_late(&mut self, peer: PeerKey) {
+    pub(in crate::rdm) fn is_late(&mut self, peer: PeerKey) {
         #[cfg(test)]
         {
             self.stalled += 1;
@@ -146,18 +146,18 @@ impl Streams {
 
     /// As if no message that arrives could be read.
     #[cfg(test)]
-    pub(super) fn forget_spare(&mut self) {
+    pub(in crate::rdm) fn forget_spare(&mut self) {
         self.arriving.clear();
     }
 
     /// The session of a peer has ended.
-    pub(super) fn forget_peer(&mut self, peer: PeerKey) {
+    pub(in crate::rdm) fn forget_peer(&mut self, peer: PeerKey) {
         self.late.remove(&peer.number());
     }
 
     /// Removes a message whose parts do not come until this progress call; `None`: any message.
     /// `arrived`: the number of bytes of a message that have arrived, `None` if it is complete.
-    pub(super) fn take_stalled(
+    pub(in crate::rdm) fn take_stalled(
         &mut self,
         call: Option<Call>,
         arrived: impl Fn(ArrivalKey) -> Option<u64>,

@@ -10,17 +10,17 @@ use std::time::{Duration, Instant};
 use super::circuit_cm::{InitiatorCm, LinkSidr, TargetCm};
 use super::circuit_queue::{CircuitQueue, Failing, Progress};
 use super::circuits::{CircuitKey, Circuits};
-use super::core::link::LinkKey;
-use super::counts::Counts;
-use super::number_map::NumberMap;
-use super::pulls::ReadKey;
 use crate::conn::ConnectRequest;
 use crate::errno::{FiErrno, Result};
 use crate::mr::random;
+use crate::rdm::core::link::LinkKey;
+use crate::rdm::counts::Counts;
 use crate::rdm::link::links::{LinkRecord, Links, Posted};
 use crate::rdm::link::outlet::Outlet;
 use crate::rdm::link::send_queue::Sent;
 use crate::rdm::link::wr_id::WrId;
+use crate::rdm::long::pulls::ReadKey;
+use crate::rdm::number_map::NumberMap;
 use crate::verbs::{QpNumber, RemoteAddr, Rkey, SendOpcode, SendRequest, Sge, SrqNumber, Target};
 use crate::wire::rdm::xrc::{CircuitNumber, Inbox, LinkRequest, LinkTag, NodeId, OnCircuit};
 use crate::wire::rdm::{EndpointId, Listener, Request};
@@ -28,50 +28,50 @@ use crate::xrc::XrcDomain;
 
 /// Where the packets of a link go, and whence they come.
 #[derive(Debug)]
-pub(super) struct Port {
+pub(in crate::rdm) struct Port {
     /// The tag of the packets to this side.
-    pub(super) tag: LinkTag,
+    pub(in crate::rdm) tag: LinkTag,
     /// Where the peer receives.
-    pub(super) inbox: Option<Inbox>,
+    pub(in crate::rdm) inbox: Option<Inbox>,
     /// The circuit that the link uses or waits for.
-    pub(super) circuit: Option<CircuitKey>,
+    pub(in crate::rdm) circuit: Option<CircuitKey>,
     /// The target through which the peer sends.
-    pub(super) from: Option<QpNumber>,
+    pub(in crate::rdm) from: Option<QpNumber>,
     /// Packets can be posted: HELLO, at the dialler; at the acceptor ATTACH was posted.
-    pub(super) attached: bool,
+    pub(in crate::rdm) attached: bool,
     /// A packet was posted or has arrived.
-    pub(super) used: bool,
+    pub(in crate::rdm) used: bool,
     /// Number of posted packets, probes and READs of messages that have not completed, and of the
     /// READs among them.
-    pub(super) under_way: u32,
-    pub(super) reads: u32,
+    pub(in crate::rdm) under_way: u32,
+    pub(in crate::rdm) reads: u32,
     /// A probe has not completed.
-    pub(super) probing: bool,
+    pub(in crate::rdm) probing: bool,
     /// The listening address of the peer, and its endpoint if that is known. At the side that
     /// accepts, the IP address is that from which the connection manager has got the request.
-    pub(super) address: Listener,
+    pub(in crate::rdm) address: Listener,
     /// The core has its peer at another address, which another request has stated, so nothing but
     /// the end of the link makes this side forget the node at [`Self::address`], and no request
     /// states *failed circuit* to it.
-    pub(super) forgets: bool,
-    pub(super) peer: Option<EndpointId>,
+    pub(in crate::rdm) forgets: bool,
+    pub(in crate::rdm) peer: Option<EndpointId>,
     /// The peer's node, at the side that accepts.
-    pub(super) node: Option<NodeId>,
+    pub(in crate::rdm) node: Option<NodeId>,
     /// The request, at the side that dials, the number of its answers NODE, and its exchange with
     /// the limit of its time.
-    pub(super) request: Option<Request>,
-    pub(super) elsewhere: u8,
-    pub(super) exchange: Option<(Arc<LinkSidr>, Instant)>,
+    pub(in crate::rdm) request: Option<Request>,
+    pub(in crate::rdm) elsewhere: u8,
+    pub(in crate::rdm) exchange: Option<(Arc<LinkSidr>, Instant)>,
     /// The request and the reply to it, at the side that accepts: a repeated request gets the same
     /// reply.
-    pub(super) reply: Option<Box<(LinkRequest, Vec<u8>)>>,
+    pub(in crate::rdm) reply: Option<Box<(LinkRequest, Vec<u8>)>>,
     /// When the side that accepts gives up to dial its circuit, and how long it waits before the
     /// next attempt.
-    pub(super) retries: Option<(Instant, Duration)>,
+    pub(in crate::rdm) retries: Option<(Instant, Duration)>,
 }
 
 impl Port {
-    pub(super) fn new(tag: LinkTag, address: Listener) -> Self {
+    pub(in crate::rdm) fn new(tag: LinkTag, address: Listener) -> Self {
         Self {
             tag,
             inbox: None,
@@ -97,24 +97,24 @@ impl Port {
 
 /// A link to which nothing more is posted and whose requests may not have completed.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct HalfEnd {
-    pub(super) link: LinkKey,
+pub(in crate::rdm) struct HalfEnd {
+    pub(in crate::rdm) link: LinkKey,
     /// When its end began, or when a request of its circuit was seen to have completed since.
-    pub(super) since: Instant,
-    pub(super) seen: Option<Progress>,
+    pub(in crate::rdm) since: Instant,
+    pub(in crate::rdm) seen: Option<Progress>,
 }
 
 /// A circuit of a peer, as the peer has named it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct OfPeer {
-    pub(super) peer: EndpointId,
-    pub(super) number: CircuitNumber,
-    pub(super) initiator: QpNumber,
+pub(in crate::rdm) struct OfPeer {
+    pub(in crate::rdm) peer: EndpointId,
+    pub(in crate::rdm) number: CircuitNumber,
+    pub(in crate::rdm) initiator: QpNumber,
 }
 
 impl OfPeer {
     /// The circuit that a link request names.
-    pub(super) fn of(request: &Request, circuit: &OnCircuit) -> Self {
+    pub(in crate::rdm) fn of(request: &Request, circuit: &OnCircuit) -> Self {
         Self {
             peer: request.id,
             number: circuit.number,
@@ -125,24 +125,24 @@ impl OfPeer {
 
 /// A target that this endpoint holds or opens. Other endpoints of the node may hold it too.
 #[derive(Debug)]
-pub(super) struct HeldTarget {
+pub(in crate::rdm) struct HeldTarget {
     /// This endpoint's handle; `None`: it is being opened, or does not exist.
-    pub(super) target: Option<Arc<Target>>,
-    pub(super) cm: Arc<TargetCm>,
+    pub(in crate::rdm) target: Option<Arc<Target>>,
+    pub(in crate::rdm) cm: Arc<TargetCm>,
     /// Its circuit; `None`: not known. Certain if `target` is there.
-    pub(super) of: Option<OfPeer>,
+    pub(in crate::rdm) of: Option<OfPeer>,
     /// The links through which the peer sends.
-    pub(super) links: Vec<LinkKey>,
+    pub(in crate::rdm) links: Vec<LinkKey>,
     /// Requests for links that wait until it is opened.
-    pub(super) requests: Vec<(ConnectRequest, Box<LinkRequest>)>,
+    pub(in crate::rdm) requests: Vec<(ConnectRequest, Box<LinkRequest>)>,
     /// When it was made, or its last link has ended.
-    pub(super) loose_since: Instant,
-    pub(super) failing: Option<Failing>,
+    pub(in crate::rdm) loose_since: Instant,
+    pub(in crate::rdm) failing: Option<Failing>,
 }
 
 impl HeldTarget {
     /// One that is to be opened.
-    pub(super) fn opening(cm: Arc<TargetCm>, of: Option<OfPeer>) -> Self {
+    pub(in crate::rdm) fn opening(cm: Arc<TargetCm>, of: Option<OfPeer>) -> Self {
         Self {
             target: None,
             cm,
@@ -155,43 +155,43 @@ impl HeldTarget {
     }
 
     /// Whether nothing needs it.
-    pub(super) fn is_loose(&self) -> bool {
+    pub(in crate::rdm) fn is_loose(&self) -> bool {
         self.links.is_empty() && self.requests.is_empty()
     }
 }
 
 /// See the module.
-pub(super) struct Xrc {
-    pub(super) circuits: Circuits,
+pub(in crate::rdm) struct Xrc {
+    pub(in crate::rdm) circuits: Circuits,
     queues: Vec<Option<CircuitQueue>>,
     /// Circuits that are being ended.
-    pub(super) ending: Vec<CircuitKey>,
-    pub(super) half_ends: Vec<HalfEnd>,
+    pub(in crate::rdm) ending: Vec<CircuitKey>,
+    pub(in crate::rdm) half_ends: Vec<HalfEnd>,
     /// Accepted links that choose a circuit again at a time.
-    pub(super) retries: Vec<(Instant, LinkKey)>,
+    pub(in crate::rdm) retries: Vec<(Instant, LinkKey)>,
     /// Links whose requests wait for their answers, and some whose exchanges have ended.
-    pub(super) exchanging: Vec<LinkKey>,
+    pub(in crate::rdm) exchanging: Vec<LinkKey>,
     /// Links that this side has dialled, and when each ends if ATTACH has not arrived.
-    pub(super) attaches: Vec<(Instant, LinkKey)>,
+    pub(in crate::rdm) attaches: Vec<(Instant, LinkKey)>,
     /// Targets that the device could not open, and when it is asked again.
-    pub(super) reopens: Vec<(Instant, Arc<TargetCm>, QpNumber, Option<QpNumber>)>,
+    pub(in crate::rdm) reopens: Vec<(Instant, Arc<TargetCm>, QpNumber, Option<QpNumber>)>,
     /// The link that was accepted last from each endpoint, if it exists.
-    pub(super) accepted: HashMap<EndpointId, LinkKey>,
-    pub(super) targets: HashMap<QpNumber, HeldTarget>,
+    pub(in crate::rdm) accepted: HashMap<EndpointId, LinkKey>,
+    pub(in crate::rdm) targets: HashMap<QpNumber, HeldTarget>,
     /// *failed circuit*, by the address of the peer, until the peer is freed: its newest circuit
     /// whose target has failed, and which was not stated yet.
-    pub(super) failed: HashMap<Listener, CircuitNumber>,
+    pub(in crate::rdm) failed: HashMap<Listener, CircuitNumber>,
     tags: NumberMap<LinkKey>,
-    pub(super) node: NodeId,
-    pub(super) id: EndpointId,
-    pub(super) auth: u64,
-    pub(super) srq: SrqNumber,
-    pub(super) domain: Arc<XrcDomain>,
-    pub(super) counts: Counts,
+    pub(in crate::rdm) node: NodeId,
+    pub(in crate::rdm) id: EndpointId,
+    pub(in crate::rdm) auth: u64,
+    pub(in crate::rdm) srq: SrqNumber,
+    pub(in crate::rdm) domain: Arc<XrcDomain>,
+    pub(in crate::rdm) counts: Counts,
     /// The limit of the receive queue for which its event was requested; 0: none.
-    pub(super) limit: u32,
+    pub(in crate::rdm) limit: u32,
     /// The driver was asked to request it.
-    pub(super) arms: bool,
+    pub(in crate::rdm) arms: bool,
     /// A circuit has got a request that is not watched.
     look: bool,
 }
@@ -204,7 +204,7 @@ impl std::fmt::Debug for Xrc {
 
 impl Xrc {
     /// Without circuits. `srq`: the shared receive queue of the endpoint, in `domain`.
-    pub(super) fn new(
+    pub(in crate::rdm) fn new(
         domain: Arc<XrcDomain>,
         srq: SrqNumber,
         (id, auth): (EndpointId, u64),
@@ -236,7 +236,7 @@ impl Xrc {
     }
 
     /// The peer sends on a link through a target, which is held or being opened.
-    pub(super) fn use_target(&mut self, number: QpNumber, link: LinkKey) {
+    pub(in crate::rdm) fn use_target(&mut self, number: QpNumber, link: LinkKey) {
         if let Some(held) = self.targets.get_mut(&number) {
             held.links.push(link);
             self.counts.count_target(number);
@@ -248,7 +248,7 @@ impl Xrc {
     ///
     /// # Errors
     /// Those of getrandom(2).
-    pub(super) fn add_tag(&mut self, link: LinkKey) -> Result<LinkTag> {
+    pub(in crate::rdm) fn add_tag(&mut self, link: LinkKey) -> Result<LinkTag> {
         loop {
             // the low half of 64 random bits
             let tag = LinkTag::new(random()? as u32);
@@ -259,17 +259,17 @@ impl Xrc {
         }
     }
 
-    pub(super) fn remove_tag(&mut self, tag: LinkTag) {
+    pub(in crate::rdm) fn remove_tag(&mut self, tag: LinkTag) {
         self.tags.remove(&tag.get());
     }
 
     /// The link of a packet.
     #[inline]
-    pub(super) fn tagged(&self, tag: u32) -> Option<LinkKey> {
+    pub(in crate::rdm) fn tagged(&self, tag: u32) -> Option<LinkKey> {
         self.tags.get(&tag).copied()
     }
 
-    pub(super) fn add_queue(&mut self, key: CircuitKey, cm: Arc<InitiatorCm>) {
+    pub(in crate::rdm) fn add_queue(&mut self, key: CircuitKey, cm: Arc<InitiatorCm>) {
         if self.queues.len() <= key.place() {
             self.queues.resize_with(key.place() + 1, || None);
         }
@@ -277,12 +277,12 @@ impl Xrc {
     }
 
     #[inline]
-    pub(super) fn queue_mut(&mut self, key: CircuitKey) -> Option<&mut CircuitQueue> {
+    pub(in crate::rdm) fn queue_mut(&mut self, key: CircuitKey) -> Option<&mut CircuitQueue> {
         let queue = self.queues.get_mut(key.place())?.as_mut()?;
         (queue.key() == key).then_some(queue)
     }
 
-    pub(super) fn remove_queue(&mut self, key: CircuitKey) -> Option<CircuitQueue> {
+    pub(in crate::rdm) fn remove_queue(&mut self, key: CircuitKey) -> Option<CircuitQueue> {
         self.queue_mut(key)?;
         self.ending.retain(|ending| *ending != key);
         self.circuits.remove(key);
@@ -291,17 +291,17 @@ impl Xrc {
 
     /// Circuits, and targets through which peers send. Targets without links are not counted: they
     /// are closed soon.
-    pub(super) fn places_used(&self) -> usize {
+    pub(in crate::rdm) fn places_used(&self) -> usize {
         let used = self.targets.values().filter(|held| !held.is_loose());
         self.circuits.in_use() + used.count()
     }
 
-    pub(super) fn queues(&self) -> impl Iterator<Item = &CircuitQueue> {
+    pub(in crate::rdm) fn queues(&self) -> impl Iterator<Item = &CircuitQueue> {
         self.queues.iter().flatten()
     }
 
     /// The connections of circuits whose targets are connected, each once.
-    pub(super) fn proven(&mut self) -> impl Iterator<Item = Arc<InitiatorCm>> + '_ {
+    pub(in crate::rdm) fn proven(&mut self) -> impl Iterator<Item = Arc<InitiatorCm>> + '_ {
         self.queues.iter_mut().flatten().filter_map(|queue| {
             let first = queue.proven && !std::mem::replace(&mut queue.told, queue.proven);
             first.then(|| Arc::clone(&queue.cm))
@@ -310,13 +310,13 @@ impl Xrc {
 
     /// Whether a circuit has requests and the driver does not watch it yet. Returns true once.
     #[inline]
-    pub(super) fn take_look(&mut self) -> bool {
+    pub(in crate::rdm) fn take_look(&mut self) -> bool {
         std::mem::take(&mut self.look)
     }
 
     /// The circuits on which no request has completed for [`STALL`] although requests of several
     /// links are under way. Sets `watches` if the driver has to look again.
-    pub(super) fn watch(
+    pub(in crate::rdm) fn watch(
         &mut self,
         links: &Links,
         now: Instant,
@@ -334,14 +334,14 @@ impl Xrc {
     }
 
     /// The keys of all circuits.
-    pub(super) fn keys(&self) -> Vec<CircuitKey> {
+    pub(in crate::rdm) fn keys(&self) -> Vec<CircuitKey> {
         self.queues().map(CircuitQueue::key).collect()
     }
 
     /// Whether a packet of a link can be posted. If not, the link continues when its circuit has
     /// room, or when it has one.
     #[inline]
-    pub(super) fn has_room(&mut self, link: &LinkRecord, numbered: bool) -> bool {
+    pub(in crate::rdm) fn has_room(&mut self, link: &LinkRecord, numbered: bool) -> bool {
         let (key, open) = (link.key(), !link.is_ending());
         let Some(port) = link.port.as_ref().filter(|port| port.attached && open) else {
             return false;
@@ -358,7 +358,7 @@ impl Xrc {
     }
 
     /// As [`Self::has_room`], for a READ of a message. At most `most` of the link are under way.
-    pub(super) fn has_room_for_read(&mut self, link: &LinkRecord, most: usize) -> bool {
+    pub(in crate::rdm) fn has_room_for_read(&mut self, link: &LinkRecord, most: usize) -> bool {
         let port = link.port.as_ref();
         let reads = port.map_or(0, |port| port.reads as usize);
         reads < most && self.has_room(link, true)
@@ -369,7 +369,7 @@ impl Xrc {
     ///
     /// # Safety
     /// The sge is writable.
-    pub(super) unsafe fn read_at_once(
+    pub(in crate::rdm) unsafe fn read_at_once(
         &mut self,
         link: &LinkRecord,
         sge: (&Sge, bool),
@@ -400,7 +400,7 @@ impl Xrc {
     ///
     /// # Safety
     /// The sge is writable until the READ has completed or the queue pair is destroyed.
-    pub(super) unsafe fn post_read(
+    pub(in crate::rdm) unsafe fn post_read(
         &mut self,
         link: &mut LinkRecord,
         sge: Sge,
@@ -430,7 +430,7 @@ impl Xrc {
     /// Posts a WRITE of 0 bytes for a link, unless one is under way or there is no room. Another
     /// process may delay it for as long as that has no receive, so it does not count as a request
     /// that waits ([`Self::watch`]).
-    pub(super) fn probe(&mut self, link: &mut LinkRecord) {
+    pub(in crate::rdm) fn probe(&mut self, link: &mut LinkRecord) {
         let (key, open) = (link.key(), !link.is_ending());
         let port = link.port.as_mut().filter(|port| port.attached && open);
         let Some((port, inbox)) = port.and_then(|port| port.inbox.map(|inbox| (port, inbox)))
@@ -457,7 +457,7 @@ impl Xrc {
 
     /// Where the other requests of a link are posted, if it may post. `None`: it has no circuit, or
     /// waits for ATTACH.
-    pub(super) fn outlet(&mut self, port: &Port) -> Option<Outlet> {
+    pub(in crate::rdm) fn outlet(&mut self, port: &Port) -> Option<Outlet> {
         let inbox = port.inbox.filter(|_| port.attached)?;
         let queue = self.queue_mut(port.circuit?)?;
         let qp = queue.qp.as_ref().filter(|_| queue.failing.is_none())?;
@@ -469,7 +469,7 @@ impl Xrc {
     /// # Errors
     /// `ENOTCONN`: the link has no circuit. The device's.
     #[inline]
-    pub(super) fn post(
+    pub(in crate::rdm) fn post(
         &mut self,
         link: &mut LinkRecord,
         sge: Sge,

@@ -3,13 +3,13 @@
 
 use std::time::{Duration, Instant};
 
-use super::core::peer::PeerKey;
-use super::number_map::NumberMap;
-use super::receives::ArrivalKey;
+use crate::rdm::core::peer::PeerKey;
+use crate::rdm::number_map::NumberMap;
+use crate::rdm::receives::ArrivalKey;
 
 /// How a long message arrives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(in crate::rdm) enum Way {
     /// Both processors copy, through the ring.
     Stream,
     /// The receiver copies, by READs.
@@ -179,7 +179,7 @@ struct OfPeer {
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(super) struct Paces {
+pub(in crate::rdm) struct Paces {
     peers: Vec<OfPeer>,
     /// Indices in `peers`, by the number of the peer.
     places: NumberMap<u32>,
@@ -192,7 +192,7 @@ pub(super) struct Paces {
     skipped: u32,
     /// The way of all messages.
     #[cfg(test)]
-    pub(super) fixed: Option<Way>,
+    pub(in crate::rdm) fixed: Option<Way>,
 }
 
 impl Paces {
@@ -223,7 +223,7 @@ impl Paces {
     }
 
     /// Decides how a message arrives.
-    pub(super) fn choose(&mut self, peer: PeerKey, len: u64, key: ArrivalKey) -> Way {
+    pub(in crate::rdm) fn choose(&mut self, peer: PeerKey, len: u64, key: ArrivalKey) -> Way {
         #[cfg(test)]
         if let Some(way) = self.fixed {
             return way;
@@ -252,7 +252,7 @@ impl Paces {
     /// How the next message arrives, and whether it is measured. Nothing changes; if it is read in
     /// this call, [`Self::has_read`] follows, otherwise [`Self::choose`].
     #[inline]
-    pub(super) fn next(&mut self, peer: PeerKey, len: u64) -> (Way, bool) {
+    pub(in crate::rdm) fn next(&mut self, peer: PeerKey, len: u64) -> (Way, bool) {
         #[cfg(test)]
         if let Some(way) = self.fixed {
             return (way, false);
@@ -263,7 +263,7 @@ impl Paces {
 
     /// Whether a message is read that is read together with others and not measured.
     #[inline]
-    pub(super) fn reads_more(&mut self, peer: PeerKey, len: u64) -> bool {
+    pub(in crate::rdm) fn reads_more(&mut self, peer: PeerKey, len: u64) -> bool {
         #[cfg(test)]
         if let Some(way) = self.fixed {
             return way == Way::Read;
@@ -275,7 +275,7 @@ impl Paces {
     /// A message was read in this call, in this time if it was measured. It delays those that are
     /// measured.
     #[inline]
-    pub(super) fn has_read(&mut self, peer: PeerKey, len: u64, time: Option<Duration>) {
+    pub(in crate::rdm) fn has_read(&mut self, peer: PeerKey, len: u64, time: Option<Duration>) {
         let (range, ways) = self.range(peer, len);
         range.count(ways, time.is_some());
         if let Some(time) = time {
@@ -289,7 +289,7 @@ impl Paces {
 
     /// A message is complete. Messages that were announced before it delay one that is measured.
     #[inline]
-    pub(super) fn completed(&mut self, key: ArrivalKey) {
+    pub(in crate::rdm) fn completed(&mut self, key: ArrivalKey) {
         if !self.measured.is_empty() {
             self.completed_at(key, Instant::now());
         }
@@ -315,7 +315,7 @@ impl Paces {
     }
 
     /// The session of a peer has ended.
-    pub(super) fn forget_peer(&mut self, peer: PeerKey) {
+    pub(in crate::rdm) fn forget_peer(&mut self, peer: PeerKey) {
         if let Some(place) = self.places.remove(&peer.number()) {
             self.peers.swap_remove(place as usize);
             // the last one has its place now

@@ -13,20 +13,20 @@ mod tests;
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 
-use super::core::link::LinkKey;
-use super::slab::{Key, Slab};
+use crate::rdm::core::link::LinkKey;
+use crate::rdm::slab::{Key, Slab};
 use crate::wire::rdm::xrc::{CircuitNumber, NodeId, OnCircuit};
 use crate::wire::rdm::{EndpointId, Listener};
 
 /// Marks keys of circuits.
-pub(super) enum CircuitMark {}
+pub(in crate::rdm) enum CircuitMark {}
 
 /// A circuit of an endpoint. Keys are not reused at once.
-pub(super) type CircuitKey = Key<CircuitMark>;
+pub(in crate::rdm) type CircuitKey = Key<CircuitMark>;
 
 /// What the caller does for a link that needs a circuit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Choice {
+pub(in crate::rdm) enum Choice {
     /// The circuit is up: the link request names it.
     Use(CircuitKey, OnCircuit),
     /// The circuit is dialled. [`Circuits::up`] or [`Circuits::end`] names the link, which chooses
@@ -76,25 +76,25 @@ const FORMER: usize = 64;
 
 /// A circuit that ends, and the links that waited for it or used it.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Left {
+pub(in crate::rdm) struct Left {
     /// The link for whose peer it was dialled, if it was not up.
-    pub(super) dialled_for: Option<LinkKey>,
+    pub(in crate::rdm) dialled_for: Option<LinkKey>,
     /// The others.
-    pub(super) links: Vec<LinkKey>,
+    pub(in crate::rdm) links: Vec<LinkKey>,
 }
 
 /// A circuit is connected.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Up {
+pub(in crate::rdm) struct Up {
     /// The links that choose again.
-    pub(super) links: Vec<LinkKey>,
+    pub(in crate::rdm) links: Vec<LinkKey>,
     /// Circuits that are to be ended, because one to their node was up, or because they were
     /// dialled for the same links.
-    pub(super) ended: Vec<CircuitKey>,
+    pub(in crate::rdm) ended: Vec<CircuitKey>,
 }
 
 /// The circuits of an endpoint, as their initiator.
-pub(super) struct Circuits {
+pub(in crate::rdm) struct Circuits {
     circuits: Slab<CircuitMark, Circuit>,
     next: CircuitNumber,
     /// The nodes that peers have stated, by listening address.
@@ -109,7 +109,7 @@ fn host(address: Listener) -> IpAddr {
 }
 
 impl Circuits {
-    pub(super) fn new() -> Self {
+    pub(in crate::rdm) fn new() -> Self {
         Self {
             circuits: Slab::new(),
             next: CircuitNumber::FIRST,
@@ -119,7 +119,7 @@ impl Circuits {
     }
 
     /// The endpoint at an address has stated its node.
-    pub(super) fn learn(&mut self, address: Listener, node: NodeId) {
+    pub(in crate::rdm) fn learn(&mut self, address: Listener, node: NodeId) {
         let old = self.nodes.insert(address, node);
         if old == Some(node) {
             return;
@@ -142,7 +142,7 @@ impl Circuits {
 
     /// The peer at an address was freed, or the link to an address that no peer has was removed:
     /// the node is learnt again when the peer returns.
-    pub(super) fn forget(&mut self, address: Listener) {
+    pub(in crate::rdm) fn forget(&mut self, address: Listener) {
         if let Some(node) = self.nodes.remove(&address) {
             self.leave_node(address, node);
         }
@@ -176,7 +176,7 @@ impl Circuits {
     }
 
     /// The node that a peer has stated, or that of the other peers at its IP address.
-    pub(super) fn node(&self, address: Listener) -> Option<NodeId> {
+    pub(in crate::rdm) fn node(&self, address: Listener) -> Option<NodeId> {
         let shown = self.hosts.get(&host(address)).map(Vec::as_slice);
         match (self.nodes.get(&address), shown) {
             (Some(node), _) => Some(*node),
@@ -216,7 +216,7 @@ impl Circuits {
     }
 
     /// Chooses the circuit of a link that is dialled to an address. The link has none.
-    pub(super) fn choose(&mut self, link: LinkKey, address: Listener) -> Choice {
+    pub(in crate::rdm) fn choose(&mut self, link: LinkKey, address: Listener) -> Choice {
         let hint = self.node(address);
         let ip = host(address);
         if let Some((key, ids)) = hint.and_then(|node| self.up_to((node, ip), None)) {
@@ -250,7 +250,12 @@ impl Circuits {
     }
 
     /// A new circuit, to the peer of a link itself.
-    pub(super) fn dial(&mut self, link: LinkKey, address: Listener, splinter: bool) -> Choice {
+    pub(in crate::rdm) fn dial(
+        &mut self,
+        link: LinkKey,
+        address: Listener,
+        splinter: bool,
+    ) -> Choice {
         self.dial_in(link, address, splinter, None)
     }
 
@@ -285,7 +290,7 @@ impl Circuits {
     /// A circuit that is dialled has no answer yet: a further one, to the next link that waits for
     /// it and whose peer is at an address that is not being dialled for these links. `address`:
     /// that of a link's peer. `None`: no other link waits.
-    pub(super) fn dial_second(
+    pub(in crate::rdm) fn dial_second(
         &mut self,
         key: CircuitKey,
         mut address: impl FnMut(LinkKey) -> Option<Listener>,
@@ -317,7 +322,7 @@ impl Circuits {
     /// The peer of a link was found not to be behind its circuit (NODE), and has stated its node.
     /// [`Choice::Fail`]: the circuit has no target any more, and has to be ended.
     /// `from`: the circuit that the request has named, which the link leaves after this call.
-    pub(super) fn elsewhere(
+    pub(in crate::rdm) fn elsewhere(
         &mut self,
         link: LinkKey,
         address: Listener,
@@ -349,7 +354,7 @@ impl Circuits {
     /// The endpoint at an address ends, or has ended; `link` is one to it. Its circuit may have no
     /// target any more, if no other link shows that the target has a further holder: no further
     /// link uses it.
-    pub(super) fn departed(&mut self, address: Listener, link: LinkKey) {
+    pub(in crate::rdm) fn departed(&mut self, address: Listener, link: LinkKey) {
         let keys: Vec<CircuitKey> = self.keys().collect();
         for key in keys {
             if let Some(circuit) = self.circuits.get_mut(key)
@@ -370,7 +375,7 @@ impl Circuits {
 
     /// The circuit to the node of a peer, for the link that this side has accepted from it.
     /// `address`: at the IP address that the connection manager has stated, not the peer.
-    pub(super) fn for_accepted(
+    pub(in crate::rdm) fn for_accepted(
         &mut self,
         link: LinkKey,
         address: Listener,
@@ -383,7 +388,7 @@ impl Circuits {
     /// A link does not use or wait for its circuit any more. `peer`: its endpoint, if that is
     /// known, which [`Self::is_former`] remembers. Returns whether the circuit has no link left, so
     /// that it is to be ended.
-    pub(super) fn leave(
+    pub(in crate::rdm) fn leave(
         &mut self,
         key: CircuitKey,
         link: LinkKey,
@@ -400,14 +405,14 @@ impl Circuits {
     }
 
     /// Whether a circuit is dialled.
-    pub(super) fn is_dialled(&self, key: CircuitKey) -> bool {
+    pub(in crate::rdm) fn is_dialled(&self, key: CircuitKey) -> bool {
         let circuit = self.circuits.get(key);
         circuit.is_some_and(|it| matches!(it.state, State::Dialling(..)))
     }
 
     /// *ended circuits*: all circuits to this node with numbers before this one have ended. `None`:
     /// no statement.
-    pub(super) fn ended_before(&self, node: NodeId) -> Option<CircuitNumber> {
+    pub(in crate::rdm) fn ended_before(&self, node: NodeId) -> Option<CircuitNumber> {
         let may_lead = |it: &&Circuit| it.leads_to.is_none_or(|to| to == node);
         let circuits = self.keys().filter_map(|key| self.circuits.get(key));
         let oldest = circuits
@@ -418,7 +423,7 @@ impl Circuits {
     }
 
     /// The circuit with this number, if it is up and leads to this node.
-    pub(super) fn find(&self, number: CircuitNumber, node: NodeId) -> Option<CircuitKey> {
+    pub(in crate::rdm) fn find(&self, number: CircuitNumber, node: NodeId) -> Option<CircuitKey> {
         self.keys().find(|key| {
             self.get(*key)
                 .is_some_and(|ids| ids.number == number && ids.node == node)
@@ -426,12 +431,12 @@ impl Circuits {
     }
 
     /// The links that use a circuit, or wait for it.
-    pub(super) fn links(&self, key: CircuitKey) -> &[LinkKey] {
+    pub(in crate::rdm) fn links(&self, key: CircuitKey) -> &[LinkKey] {
         self.circuits.get(key).map_or(&[], |it| &it.links)
     }
 
     /// A link to this endpoint leaves a circuit.
-    pub(super) fn note_former(&mut self, key: CircuitKey, peer: EndpointId) {
+    pub(in crate::rdm) fn note_former(&mut self, key: CircuitKey, peer: EndpointId) {
         let circuit = self.circuits.get_mut(key);
         let up = circuit.filter(|it| matches!(it.state, State::Up(_)));
         if let Some(circuit) = up.filter(|it| !it.former.contains(&peer)) {
@@ -443,18 +448,18 @@ impl Circuits {
     }
 
     /// Whether a link to this endpoint has left a circuit, unless that was long ago.
-    pub(super) fn is_former(&self, key: CircuitKey, peer: EndpointId) -> bool {
+    pub(in crate::rdm) fn is_former(&self, key: CircuitKey, peer: EndpointId) -> bool {
         let circuit = self.circuits.get(key);
         circuit.is_some_and(|it| it.former.contains(&peer))
     }
 
     /// Number of links that use a circuit, or wait for it.
-    pub(super) fn users(&self, key: CircuitKey) -> usize {
+    pub(in crate::rdm) fn users(&self, key: CircuitKey) -> usize {
         self.circuits.get(key).map_or(0, |it| it.links.len())
     }
 
     /// Number of circuits that are dialled or up.
-    pub(super) fn in_use(&self) -> usize {
+    pub(in crate::rdm) fn in_use(&self) -> usize {
         let used = |key: &CircuitKey| {
             let circuit = self.circuits.get(*key);
             circuit.is_some_and(|it| it.state != State::Ending)
@@ -464,29 +469,29 @@ impl Circuits {
 
     /// Whether all peers that have stated their nodes, and all circuits that are up, are on one
     /// node at one IP address: one circuit leads to them.
-    pub(super) fn has_one_node(&self) -> bool {
+    pub(in crate::rdm) fn has_one_node(&self) -> bool {
         self.hosts.values().map(Vec::len).sum::<usize>() == 1
     }
 
     /// The circuits that are up and have no links.
-    pub(super) fn unused(&self) -> Vec<CircuitKey> {
+    pub(in crate::rdm) fn unused(&self) -> Vec<CircuitKey> {
         self.keys().filter(|key| self.is_unused(*key)).collect()
     }
 
     /// Whether a circuit is dialled for more than one link.
-    pub(super) fn has_waiting(&self, key: CircuitKey) -> bool {
+    pub(in crate::rdm) fn has_waiting(&self, key: CircuitKey) -> bool {
         let circuit = self.circuits.get(key);
         circuit.is_some_and(|it| matches!(it.state, State::Dialling(..)) && it.links.len() > 1)
     }
 
     /// Whether a circuit is up and has no links.
-    pub(super) fn is_unused(&self, key: CircuitKey) -> bool {
+    pub(in crate::rdm) fn is_unused(&self, key: CircuitKey) -> bool {
         let circuit = self.circuits.get(key);
         circuit.is_some_and(|it| matches!(it.state, State::Up(_)) && it.links.is_empty())
     }
 
     /// A circuit is connected.
-    pub(super) fn up(&mut self, key: CircuitKey, ids: OnCircuit) -> Up {
+    pub(in crate::rdm) fn up(&mut self, key: CircuitKey, ids: OnCircuit) -> Up {
         let mut up = Up::default();
         let Some(address) = self.circuits.get(key).map(|it| it.address) else {
             return up;
@@ -531,7 +536,7 @@ impl Circuits {
 
     /// A circuit has failed, or is not needed any more: no link uses it from now on. Returns what
     /// used it; `None`: it was ending already.
-    pub(super) fn end(&mut self, key: CircuitKey) -> Option<Left> {
+    pub(in crate::rdm) fn end(&mut self, key: CircuitKey) -> Option<Left> {
         let circuit = self.circuits.get_mut(key)?;
         let state = std::mem::replace(&mut circuit.state, State::Ending);
         let mut links = std::mem::take(&mut circuit.links);
@@ -549,41 +554,41 @@ impl Circuits {
     }
 
     /// Number of circuits that are up.
-    pub(super) fn ups(&self) -> usize {
+    pub(in crate::rdm) fn ups(&self) -> usize {
         self.keys().filter(|key| self.get(*key).is_some()).count()
     }
 
     /// As if circuits with the numbers before this one had ended.
     #[cfg(test)]
-    pub(super) fn begin_at(&mut self, number: CircuitNumber) {
+    pub(in crate::rdm) fn begin_at(&mut self, number: CircuitNumber) {
         self.next = number;
     }
 
     /// Number of circuits, also of those that are not up.
     #[cfg(test)]
-    pub(super) fn len(&self) -> usize {
+    pub(in crate::rdm) fn len(&self) -> usize {
         self.keys().count()
     }
 
     /// Numbers of addresses whose nodes are known, and of nodes of IP addresses, also by circuits.
     #[cfg(test)]
-    pub(super) fn sizes(&self) -> (usize, usize) {
+    pub(in crate::rdm) fn sizes(&self) -> (usize, usize) {
         let shown = self.hosts.values().map(Vec::len).sum();
         (self.nodes.len(), shown)
     }
 
     /// A circuit that was ending has ended.
-    pub(super) fn remove(&mut self, key: CircuitKey) {
+    pub(in crate::rdm) fn remove(&mut self, key: CircuitKey) {
         self.circuits.remove(key);
     }
 
     /// The number of a circuit.
-    pub(super) fn number(&self, key: CircuitKey) -> Option<CircuitNumber> {
+    pub(in crate::rdm) fn number(&self, key: CircuitKey) -> Option<CircuitNumber> {
         Some(self.circuits.get(key)?.number)
     }
 
     /// Number and queue pairs of a circuit that is up.
-    pub(super) fn get(&self, key: CircuitKey) -> Option<OnCircuit> {
+    pub(in crate::rdm) fn get(&self, key: CircuitKey) -> Option<OnCircuit> {
         match self.circuits.get(key)?.state {
             State::Up(ids) => Some(ids),
             _ => None,
