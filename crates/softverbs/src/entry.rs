@@ -38,6 +38,14 @@ pub(crate) fn errno_of(body: impl FnOnce() -> i32) -> i32 {
     guard(|| Ok(body())).unwrap_or(libc::EFAULT)
 }
 
+/// Runs a body without a result.
+pub(crate) fn void(body: impl FnOnce()) {
+    let _: Res<()> = guard(|| {
+        body();
+        Ok(())
+    });
+}
+
 /// A pointer, or NULL with `errno`.
 pub(crate) fn pointer<T>(body: impl FnOnce() -> Res<*mut T>) -> *mut T {
     match guard(body) {

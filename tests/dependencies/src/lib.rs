@@ -6,6 +6,7 @@
 pub mod arrows;
 pub mod commands;
 pub mod conformance;
+pub mod entries;
 pub mod lexer;
 pub mod modules;
 pub mod paths;

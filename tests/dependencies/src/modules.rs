@@ -283,19 +283,24 @@ impl Crate {
     }
 }
 
-/// The uses of modules above its own in a file. Tests may use what they like.
-#[must_use]
-pub fn upward(path: &str, text: &str) -> Vec<String> {
-    if is_test(path) {
-        return Vec::new();
-    }
+/// The code of a source up to the module of its unit tests.
+pub(crate) fn code_without_tests(text: &str) -> String {
     let lines = lexer::lines(text);
     let ends = lines.windows(2).position(|pair| {
         pair[0].code.trim() == "#[cfg(test)]" && pair[1].code.trim_start().starts_with("mod ")
     });
     let lines = &lines[..ends.unwrap_or(lines.len())];
     let code: Vec<&str> = lines.iter().map(|line| line.code.as_str()).collect();
-    let code = code.join("\n");
+    code.join("\n")
+}
+
+/// The uses of modules above its own in a file. Tests may use what they like.
+#[must_use]
+pub fn upward(path: &str, text: &str) -> Vec<String> {
+    if is_test(path) {
+        return Vec::new();
+    }
+    let code = code_without_tests(text);
     let mut out = Vec::new();
     for (of, module) in places(path) {
         let uses = used(&code, of.root, depth(path, of.sources)).into_iter();
@@ -347,7 +352,7 @@ fn depth(path: &str, sources: &str) -> usize {
     rest.split('/').filter(|part| *part != "mod.rs").count()
 }
 
-fn is_test(path: &str) -> bool {
+pub(crate) fn is_test(path: &str) -> bool {
     path.contains("/tests/") || path.ends_with("/tests.rs") || path.ends_with("/models.rs")
 }
 

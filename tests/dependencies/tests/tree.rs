@@ -1,6 +1,6 @@
 //! The rules, applied to the tree.
 
-use dependency_rules::{arrows, commands, conformance, modules, paths, sources, tree};
+use dependency_rules::{arrows, commands, conformance, entries, modules, paths, sources, tree};
 use serde_json::Value;
 use std::process::Command;
 
@@ -89,6 +89,11 @@ fn only_the_verbs_module_calls_verbs() {
 #[test]
 fn only_the_provider_sees_libfabric() {
     over_sources(sources::libfabric_mentions);
+}
+
+#[test]
+fn no_panic_of_the_device_reaches_c() {
+    over_sources(entries::unguarded);
 }
 
 #[test]

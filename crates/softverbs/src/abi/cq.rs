@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use rdma_core_sys::*;
 
 use crate::cq::{self, Cq, CqInit};
-use crate::entry::{guard, non_null, pointer, status};
+use crate::entry::{guard, non_null, pointer, status, void};
 use crate::object::Context;
 use crate::sys::Errno;
 
@@ -41,7 +41,7 @@ pub(super) unsafe extern "C" fn get_cq_event(
 
 pub(super) unsafe extern "C" fn ack_cq_events(cq: *mut ibv_cq, count: c_uint) {
     // SAFETY: the caller promises a live queue.
-    unsafe { cq::ack_cq_events(cq, count) };
+    void(|| unsafe { cq::ack_cq_events(cq, count) });
 }
 
 pub(super) unsafe extern "C" fn create_cq(

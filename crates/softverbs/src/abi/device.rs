@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 
 use rdma_core_sys::*;
 
-use crate::entry::pointer;
+use crate::entry::{guard, pointer};
 use crate::gid;
 use crate::sys::Errno;
 
@@ -78,7 +78,12 @@ pub(super) unsafe extern "C" fn get_device_name(device: *mut ibv_device) -> *con
 }
 
 pub(super) unsafe extern "C" fn get_device_guid(_device: *mut ibv_device) -> u64 {
-    u64::from_ne_bytes(gid::guid(crate::process::emulated_node()))
+    guard(|| {
+        Ok(u64::from_ne_bytes(gid::guid(
+            crate::process::emulated_node(),
+        )))
+    })
+    .unwrap_or(0)
 }
 
 pub(super) unsafe extern "C" fn get_device_index(_device: *mut ibv_device) -> c_int {

@@ -77,11 +77,19 @@ pub(super) unsafe extern "C" fn access(
     remote_addr: u64,
     rkey: u32,
 ) -> c_int {
-    // SAFETY: the caller promises a live queue pair and sge.
-    let (qp, sge) = unsafe { (Qp::from_ptr(qp), &*sge) };
-    match qp.execute_access(opcode, sge, flags, 0, (remote_addr, rkey)) {
-        true => 0,
-        false => libc::EAGAIN,
+    executed(|| {
+        // SAFETY: the caller promises a live queue pair and sge.
+        let (qp, sge) = unsafe { (Qp::from_ptr(qp), &*sge) };
+        qp.execute_access(opcode, sge, flags, 0, (remote_addr, rkey))
+    })
+}
+
+/// 0, or `EAGAIN` if `body` has not executed the operation: `false`, or a panic.
+#[inline(always)]
+fn executed(body: impl FnOnce() -> bool) -> c_int {
+    match guard(|| Ok(body())) {
+        Ok(true) => 0,
+        _ => libc::EAGAIN,
     }
 }
 
@@ -104,17 +112,20 @@ pub(super) unsafe extern "C" fn access_list(
     let Ok(count @ 1..) = usize::try_from(count) else {
         return 0;
     };
-    // SAFETY: the caller promises a live queue pair, and `count` sges, addresses and keys.
-    let (qp, sges, addrs, rkeys) = unsafe {
-        (
-            Qp::from_ptr(qp),
-            std::slice::from_raw_parts(sges, count),
-            std::slice::from_raw_parts(remote_addrs, count),
-            std::slice::from_raw_parts(rkeys, count),
-        )
-    };
+    let executed = guard(|| {
+        // SAFETY: the caller promises a live queue pair, and `count` sges, addresses and keys.
+        let (qp, sges, addrs, rkeys) = unsafe {
+            (
+                Qp::from_ptr(qp),
+                std::slice::from_raw_parts(sges, count),
+                std::slice::from_raw_parts(remote_addrs, count),
+                std::slice::from_raw_parts(rkeys, count),
+            )
+        };
+        Ok(qp.execute_list(opcode, (sges, flags), (addrs, rkeys)))
+    });
     // at most `count`
-    qp.execute_list(opcode, (sges, flags), (addrs, rkeys)) as c_int
+    executed.unwrap_or(0) as c_int
 }
 
 /// `softdv_access_srq`: as `softdv_access`, on a queue pair of type `IBV_QPT_XRC_SEND`, for a
@@ -130,12 +141,11 @@ pub(super) unsafe extern "C" fn access_srq(
     remote_addr: u64,
     rkey: u32,
 ) -> c_int {
-    // SAFETY: the caller promises a live queue pair and sge.
-    let (qp, sge) = unsafe { (Qp::from_ptr(qp), &*sge) };
-    match srqn != 0 && qp.execute_access(opcode, sge, flags, srqn, (remote_addr, rkey)) {
-        true => 0,
-        false => libc::EAGAIN,
-    }
+    executed(|| {
+        // SAFETY: the caller promises a live queue pair and sge.
+        let (qp, sge) = unsafe { (Qp::from_ptr(qp), &*sge) };
+        srqn != 0 && qp.execute_access(opcode, sge, flags, srqn, (remote_addr, rkey))
+    })
 }
 
 /// `softdv_atomic_access`: executes one operation on elements in the call, as `softdv_access`
@@ -186,17 +196,18 @@ unsafe fn elements(
     srqn: u32,
     to: (u64, u32),
 ) -> c_int {
-    // SAFETY: the caller promises a live queue pair, and an operation that no other code changes.
-    let (qp, asked) = unsafe { (Qp::from_ptr(qp), &*atomic) };
-    // SAFETY: the caller promises operands and room for the earlier values.
-    match unsafe { qp.execute_elements(asked, results.cast(), srqn, to) } {
-        Some(changed) => {
+    executed(|| {
+        // SAFETY: the caller promises a live queue pair, and an operation that no other code
+        // changes.
+        let (qp, asked) = unsafe { (Qp::from_ptr(qp), &*atomic) };
+        // SAFETY: the caller promises operands and room for the earlier values.
+        let changed = unsafe { qp.execute_elements(asked, results.cast(), srqn, to) };
+        if let Some(changed) = changed {
             // SAFETY: as above.
             unsafe { (*atomic).changed = changed };
-            0
         }
-        None => libc::EAGAIN,
-    }
+        changed.is_some()
+    })
 }
 
 /// `softdv_release_buf`: undoes `softdv_adopt_buf`. Remaining regions stay valid. Without them, no
@@ -252,9 +263,11 @@ pub(super) unsafe extern "C" fn is_in_buffer(mr: *mut ibv_mr) -> c_int {
     if mr.is_null() {
         return 0;
     }
-    // SAFETY: the caller promises a live region, whose context is live.
-    let (context, key) = unsafe { (Context::from_ptr((*mr).context), Key((*mr).lkey)) };
-    let stamp = context.live().map(|process| process.regions.stamp_of(key));
+    let stamp = guard(|| {
+        // SAFETY: the caller promises a live region, whose context is live.
+        let (context, key) = unsafe { (Context::from_ptr((*mr).context), Key((*mr).lkey)) };
+        Ok(context.live()?.regions.stamp_of(key))
+    });
     c_int::from(stamp != Ok(0))
 }
 

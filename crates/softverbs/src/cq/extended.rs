@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use rdma_core_sys::*;
 
 use super::{Cq, Cqe, poll};
+use crate::entry::{errno_of, guard};
 use crate::sys;
 
 const STAMP: u32 = IBV_WC_EX_WITH_COMPLETION_TIMESTAMP;
@@ -55,7 +56,7 @@ fn current(cq: *mut ibv_cq_ex) -> Cqe {
 
 fn advance(cq: *mut ibv_cq_ex) -> i32 {
     let queue = this(cq);
-    crate::entry::errno_of(|| match poll::next_one(queue) {
+    errno_of(|| match poll::next_one(queue) {
         Ok(cqe) => {
             // SAFETY: between start and end the object's fields and this place belong to the
             // thread that polls.
@@ -142,7 +143,10 @@ unsafe extern "C" fn read_completion_ts(cq: *mut ibv_cq_ex) -> u64 {
 }
 
 unsafe extern "C" fn read_wallclock(cq: *mut ibv_cq_ex) -> u64 {
-    let since = std::time::SystemTime::UNIX_EPOCH.elapsed();
-    let now = since.map_or(0, |since| since.as_nanos() as u64);
-    now - sys::now_ns().saturating_sub(current(cq).time).min(now)
+    let time = guard(|| {
+        let since = std::time::SystemTime::UNIX_EPOCH.elapsed();
+        let now = since.map_or(0, |since| since.as_nanos() as u64);
+        Ok(now - sys::now_ns().saturating_sub(current(cq).time).min(now))
+    });
+    time.unwrap_or(0)
 }

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rdma_core_sys::*;
 
 use super::Qp;
+use crate::entry::{errno_of, guard, void};
 use crate::sync::Lock;
 use crate::sys::{Errno, Grow, Res};
 
@@ -93,7 +94,7 @@ fn with(qp: *mut ibv_qp_ex, change: impl FnOnce(&mut Content) -> Res<()>) {
     // SAFETY: these calls are made on live queue pairs of this device only.
     let this = unsafe { Qp::from_ptr(qp.cast()) };
     let mut content = this.batch.content.lock();
-    if let Err(error) = change(&mut content)
+    if let Err(error) = guard(|| change(&mut content))
         && content.error == 0
     {
         content.error = error.0;
@@ -132,29 +133,31 @@ fn last(
 }
 
 unsafe extern "C" fn start(qp: *mut ibv_qp_ex) {
-    // SAFETY: the caller promises a live queue pair.
-    let this = unsafe { Qp::from_ptr(qp.cast()) };
-    let mut round = 0u32;
-    while this.batch.taken.swap(true, Ordering::Acquire) {
-        round += 1;
-        if round > 64 {
-            std::thread::yield_now();
+    void(|| {
+        // SAFETY: the caller promises a live queue pair.
+        let this = unsafe { Qp::from_ptr(qp.cast()) };
+        let mut round = 0u32;
+        while this.batch.taken.swap(true, Ordering::Acquire) {
+            round += 1;
+            if round > 64 {
+                std::thread::yield_now();
+            }
         }
-    }
-    this.batch.content.lock().clear();
+        this.batch.content.lock().clear();
+    });
 }
 
 unsafe extern "C" fn abort(qp: *mut ibv_qp_ex) {
     // SAFETY: the caller promises a live queue pair with a batch that it started.
     let this = unsafe { Qp::from_ptr(qp.cast()) };
-    this.batch.content.lock().clear();
+    void(|| this.batch.content.lock().clear());
     this.batch.taken.store(false, Ordering::Release);
 }
 
 unsafe extern "C" fn complete(qp: *mut ibv_qp_ex) -> c_int {
     // SAFETY: the caller promises a live queue pair with a batch that it started.
     let this = unsafe { Qp::from_ptr(qp.cast()) };
-    let code = crate::entry::errno_of(|| {
+    let code = errno_of(|| {
         let mut content = this.batch.content.lock();
         let code = content.post(this);
         content.clear();
