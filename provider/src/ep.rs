@@ -12,9 +12,10 @@ use weft::flags::Flags;
 use weft::msg::{Endpoint, LocalIov, RemoteIov};
 
 use crate::addr::Format;
-use crate::ep_traits::{OpFlags, Posts, Receives, Rma, Sends, TX_FLAGS};
+use crate::ep_traits::{Posts, Receives, Rma, Sends, TX_FLAGS};
 use crate::ffi::fid::User;
 use crate::getinfo;
+use crate::op_flags::{Direction, OpFlags};
 
 /// An open endpoint.
 pub(crate) struct Ep {
@@ -34,25 +35,27 @@ pub(crate) struct Ep {
 }
 
 impl OpFlags for Ep {
-    fn op_flags(&self, transmit: bool) -> Flags {
-        match transmit {
-            true => self.engine.tx_op_flags(),
-            false => self.engine.rx_op_flags(),
+    fn op_flags(&self, direction: Direction) -> Flags {
+        match direction {
+            Direction::Transmit => self.engine.tx_op_flags(),
+            Direction::Receive => self.engine.rx_op_flags(),
         }
     }
 
-    fn set_op_flags(&self, transmit: bool, flags: Flags) {
-        match transmit {
-            true => self.engine.set_tx_op_flags(flags),
-            false => self.engine.set_rx_op_flags(flags),
+    fn set_op_flags(&self, direction: Direction, flags: Flags) {
+        match direction {
+            Direction::Transmit => self.engine.set_tx_op_flags(flags),
+            Direction::Receive => self.engine.set_rx_op_flags(flags),
         }
     }
 
-    fn allowed_op_flags(&self, transmit: bool) -> u64 {
-        match transmit {
-            true if self.engine.is_durable() => getinfo::MSG.tx_op_flags | FI_COMMIT_COMPLETE,
-            true => getinfo::MSG.tx_op_flags,
-            false => getinfo::MSG.rx_op_flags,
+    fn allowed_op_flags(&self, direction: Direction) -> u64 {
+        match direction {
+            Direction::Transmit if self.engine.is_durable() => {
+                getinfo::MSG.tx_op_flags | FI_COMMIT_COMPLETE
+            }
+            Direction::Transmit => getinfo::MSG.tx_op_flags,
+            Direction::Receive => getinfo::MSG.rx_op_flags,
         }
     }
 }

@@ -7,9 +7,8 @@ use libfabric_sys::*;
 use weft::errno::{FiErrno, Result};
 use weft::flags::Flags;
 
-use crate::ep_traits::OpFlags;
 use crate::ffi::fid::{Kind, Object, object, on};
-use crate::op_flags;
+use crate::op_flags::{self, Direction, OpFlags};
 
 /// An object to which operations are posted that can be cancelled.
 pub(crate) trait Cancel: Kind {
@@ -36,7 +35,7 @@ pub(crate) trait Control: Kind<C = fid_ep> + OpFlags {
     fn alias(
         ep: &Object<Self>,
         context: *mut c_void,
-        transmit: bool,
+        direction: Direction,
         flags: Flags,
     ) -> Result<(fid_ep, Self)>;
 }
@@ -82,11 +81,11 @@ unsafe fn alias<E: Control>(handle: *mut fid, ep: &Object<E>, arg: *mut fi_alias
     if arg.fid.is_null() {
         return Err(FiErrno::EINVAL);
     }
-    let (flags, transmit) = op_flags::direction(arg.flags)?;
-    let flags = op_flags::check(&**ep, flags, transmit)?;
+    let (flags, direction) = op_flags::split(arg.flags)?;
+    let flags = op_flags::check(&**ep, flags, direction)?;
     // SAFETY: the caller passes the handle of the open endpoint `ep`.
     let context = unsafe { (*handle).context };
-    let (c, body) = E::alias(ep, context, transmit, flags)?;
+    let (c, body) = E::alias(ep, context, direction, flags)?;
     let object = Object::open(c, body);
     // SAFETY: not NULL; the object starts with its fid.
     unsafe { *arg.fid = object.as_ptr().cast() };

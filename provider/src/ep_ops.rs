@@ -23,6 +23,7 @@ use crate::ffi::info::View;
 use crate::ffi::log::{info, refused};
 use crate::ffi::param;
 use crate::ffi::stub;
+use crate::op_flags::Direction;
 use crate::pep::Pep;
 use crate::srx::Srx;
 use crate::xrcd::Xrcd;
@@ -266,13 +267,13 @@ impl Control for Ep {
     fn alias(
         ep: &Object<Self>,
         context: *mut c_void,
-        transmit: bool,
+        direction: Direction,
         flags: Flags,
     ) -> Result<(fid_ep, Self)> {
         let engine = ep.engine.alias();
-        match transmit {
-            true => engine.set_tx_op_flags(flags),
-            false => engine.set_rx_op_flags(flags),
+        match direction {
+            Direction::Transmit => engine.set_tx_op_flags(flags),
+            Direction::Receive => engine.set_rx_op_flags(flags),
         }
         let body = Self {
             engine,

@@ -146,14 +146,6 @@ pub(crate) trait Tagged: Posts + TaggedReceives {
     ) -> Result<()>;
 }
 
-/// The default flags of transmit operations, or of receives.
-pub(crate) trait OpFlags {
-    fn op_flags(&self, transmit: bool) -> Flags;
-    fn set_op_flags(&self, transmit: bool, flags: Flags);
-    /// The flags that can be default flags.
-    fn allowed_op_flags(&self, transmit: bool) -> u64;
-}
-
 /// Remote reads and writes.
 #[allow(
     clippy::missing_safety_doc,

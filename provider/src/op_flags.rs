@@ -5,17 +5,30 @@ use libfabric_sys::*;
 use weft::errno::{FiErrno, Result};
 use weft::flags::Flags;
 
-use crate::ep_traits::OpFlags;
+/// The operations to which default flags apply.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Direction {
+    Transmit,
+    Receive,
+}
 
-/// The flags without the direction, and whether the direction is transmit. The flags contain
-/// exactly one of `FI_TRANSMIT` and `FI_RECV` (fi_endpoint(3)).
+/// The default flags of the operations of each direction.
+pub(crate) trait OpFlags {
+    fn op_flags(&self, direction: Direction) -> Flags;
+    fn set_op_flags(&self, direction: Direction, flags: Flags);
+    /// The flags that can be default flags.
+    fn allowed_op_flags(&self, direction: Direction) -> u64;
+}
+
+/// The flags without the direction, and the direction. The flags contain exactly one of
+/// `FI_TRANSMIT` and `FI_RECV` (fi_endpoint(3)).
 ///
 /// # Errors
 /// `EINVAL`: both directions, or none.
-pub(crate) fn direction(flags: u64) -> Result<(u64, bool)> {
+pub(crate) fn split(flags: u64) -> Result<(u64, Direction)> {
     match flags & (FI_TRANSMIT | FI_RECV) {
-        FI_TRANSMIT => Ok((flags & !FI_TRANSMIT, true)),
-        FI_RECV => Ok((flags & !FI_RECV, false)),
+        FI_TRANSMIT => Ok((flags & !FI_TRANSMIT, Direction::Transmit)),
+        FI_RECV => Ok((flags & !FI_RECV, Direction::Receive)),
         _ => Err(FiErrno::EINVAL),
     }
 }
@@ -25,8 +38,8 @@ pub(crate) fn direction(flags: u64) -> Result<(u64, bool)> {
 pub(crate) unsafe fn get(ep: &impl OpFlags, arg: *mut u64) -> Result<()> {
     // SAFETY: the caller passes NULL or a pointer to flags.
     let arg = unsafe { arg.as_mut() }.ok_or(FiErrno::EINVAL)?;
-    let (_, transmit) = direction(*arg)?;
-    *arg = ep.op_flags(transmit).bits();
+    let (_, direction) = split(*arg)?;
+    *arg = ep.op_flags(direction).bits();
     Ok(())
 }
 
@@ -35,8 +48,8 @@ pub(crate) unsafe fn get(ep: &impl OpFlags, arg: *mut u64) -> Result<()> {
 pub(crate) unsafe fn set(ep: &impl OpFlags, arg: *mut u64) -> Result<()> {
     // SAFETY: the caller passes NULL or a pointer to flags.
     let arg = unsafe { arg.as_ref() }.ok_or(FiErrno::EINVAL)?;
-    let (flags, transmit) = direction(*arg)?;
-    ep.set_op_flags(transmit, check(ep, flags, transmit)?);
+    let (flags, direction) = split(*arg)?;
+    ep.set_op_flags(direction, check(ep, flags, direction)?);
     Ok(())
 }
 
@@ -44,8 +57,8 @@ pub(crate) unsafe fn set(ep: &impl OpFlags, arg: *mut u64) -> Result<()> {
 ///
 /// # Errors
 /// `EBADFLAGS`: a flag that cannot be a default flag.
-pub(crate) fn check(ep: &impl OpFlags, flags: u64, transmit: bool) -> Result<Flags> {
-    if flags & !ep.allowed_op_flags(transmit) != 0 {
+pub(crate) fn check(ep: &impl OpFlags, flags: u64, direction: Direction) -> Result<Flags> {
+    if flags & !ep.allowed_op_flags(direction) != 0 {
         return Err(FiErrno::EBADFLAGS);
     }
     Ok(Flags::from_bits_retain(flags))

@@ -25,6 +25,7 @@ use crate::ffi::info::View;
 use crate::ffi::log::{info, refused};
 use crate::ffi::param;
 use crate::ffi::stub;
+use crate::op_flags::Direction;
 use crate::rdm_ep::{RdmEp, Tables};
 use crate::rdm_srx::RdmSrx;
 use crate::xrcd::Xrcd;
@@ -182,12 +183,12 @@ impl Control for RdmEp {
     fn alias(
         ep: &Object<Self>,
         context: *mut c_void,
-        transmit: bool,
+        direction: Direction,
         flags: Flags,
     ) -> Result<(fid_ep, Self)> {
-        let engine = match transmit {
-            true => ep.engine.alias(flags, ep.engine.rx_op_flags())?,
-            false => ep.engine.alias(ep.engine.tx_op_flags(), flags)?,
+        let engine = match direction {
+            Direction::Transmit => ep.engine.alias(flags, ep.engine.rx_op_flags())?,
+            Direction::Receive => ep.engine.alias(ep.engine.tx_op_flags(), flags)?,
         };
         let body = Self {
             engine,
