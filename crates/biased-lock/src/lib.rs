@@ -7,7 +7,7 @@
 //! ordinary loads and stores. Any other thread takes the bias away for the time of its visit, with
 //! a barrier on every processor that runs this process (membarrier(2)).
 //!
-//! The bias is given to a thread that has locked the mutex [`PATIENCE`] times in a row, and lost
+//! The bias is given to a thread that has locked the mutex [`BIAS_RUN`] times in a row, and lost
 //! when another thread locks it, except for a thread that has said that it is a [`visitor`]. Each
 //! loss doubles the number of times that the next bias needs. Threads that use a mutex in turn
 //! thereby pay for an ordinary mutex and, in the end, for one barrier in 65,536 calls.
@@ -47,7 +47,7 @@ mod tests;
 #[cfg(not(all(test, loom)))]
 pub use lockable::Held;
 pub use platform::visitor;
-pub use raw::{PATIENCE, RawMutex};
+pub use raw::{BIAS_RUN, RawMutex};
 
 /// A mutex with a bias.
 #[cfg(not(all(test, loom)))]

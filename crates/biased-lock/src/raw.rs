@@ -9,16 +9,16 @@ use crate::sync::{
 use crate::sync::{is_locked, ordinary};
 
 /// How many times in a row a thread locks the mutex before it gets the first bias.
-pub const PATIENCE: usize = if cfg!(all(test, loom)) { 1 } else { 64 };
+pub const BIAS_RUN: usize = if cfg!(all(test, loom)) { 1 } else { 64 };
 
 /// The longest run that a bias can need.
-const MAX_PATIENCE: usize = 1 << 16;
+const MAX_BIAS_RUN: usize = 1 << 16;
 
-/// Places for threads that have had the bias.
-const PLACES: usize = if cfg!(all(test, loom)) { 2 } else { 8 };
+/// Slots for threads that have had the bias.
+const SLOTS: usize = if cfg!(all(test, loom)) { 2 } else { 8 };
 
-/// A place of one thread.
-struct Place {
+/// The slot of one thread.
+struct ThreadSlot {
     /// The thread, or 0: written once, under `others`.
     owner: AtomicUsize,
     /// Written by the owner: it has the mutex, or is about to find out that it has not.
@@ -29,13 +29,13 @@ struct Place {
 pub struct RawMutex {
     /// The thread that needs neither `others` nor an atomic operation, or 0.
     bias: AtomicUsize,
-    places: [Place; PLACES],
+    slots: [ThreadSlot; SLOTS],
     /// The mutex of all threads without the bias. Protects what follows.
     others: Ordinary,
     /// The thread that has locked `others` last, and how many times in a row.
     last: AtomicUsize,
     run: AtomicUsize,
-    /// The run that the next bias needs. 0: [`PATIENCE`]; `usize::MAX`: there is no barrier.
+    /// The run that the next bias needs. 0: [`BIAS_RUN`]; `usize::MAX`: there is no barrier.
     needed: AtomicUsize,
     /// The thread that gets the bias when the mutex is unlocked, or 0.
     returned: AtomicUsize,
@@ -47,10 +47,10 @@ impl std::fmt::Debug for RawMutex {
     }
 }
 
-/// The place that a thread may have.
+/// The slot that a thread may have.
 #[inline(always)]
-const fn place(thread: usize) -> usize {
-    const BITS: u32 = PLACES.trailing_zeros();
+const fn slot(thread: usize) -> usize {
+    const BITS: u32 = SLOTS.trailing_zeros();
     // the golden ratio: thread pointers differ in few bits
     (thread as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) as usize >> (usize::BITS - BITS)
 }
@@ -60,12 +60,12 @@ impl RawMutex {
     pub(crate) const fn new() -> Self {
         Self {
             bias: AtomicUsize::new(0),
-            places: [const {
-                Place {
+            slots: [const {
+                ThreadSlot {
                     owner: AtomicUsize::new(0),
                     inside: AtomicBool::new(false),
                 }
-            }; PLACES],
+            }; SLOTS],
             others: ordinary(),
             last: AtomicUsize::new(0),
             run: AtomicUsize::new(0),
@@ -78,7 +78,7 @@ impl RawMutex {
     pub(crate) fn new() -> Self {
         Self {
             bias: AtomicUsize::new(0),
-            places: std::array::from_fn(|_| Place {
+            slots: std::array::from_fn(|_| ThreadSlot {
                 owner: AtomicUsize::new(0),
                 inside: AtomicBool::new(false),
             }),
@@ -90,14 +90,14 @@ impl RawMutex {
         }
     }
 
-    /// Locks the mutex if the thread has the bias. Returns the thread's place.
+    /// Locks the mutex if the thread has the bias. Returns the thread's slot.
     #[inline(always)]
     pub(crate) fn enter(&self, thread: usize) -> Option<usize> {
         if self.bias.load(Ordering::Relaxed) != thread {
             return None;
         }
-        let place = place(thread);
-        let inside = &self.places[place].inside;
+        let slot = slot(thread);
+        let inside = &self.slots[slot].inside;
         if inside.load(Ordering::Relaxed) {
             // the thread has the mutex already: a trial fails, and a lock never returns
             return None;
@@ -105,16 +105,16 @@ impl RawMutex {
         inside.store(true, Ordering::Relaxed);
         light_fence();
         if self.bias.load(Ordering::Acquire) == thread {
-            return Some(place);
+            return Some(slot);
         }
         inside.store(false, Ordering::Release);
         None
     }
 
-    /// Unlocks the mutex for the thread that [`Self::enter`] has given the place.
+    /// Unlocks the mutex for the thread that [`Self::enter`] has given the slot.
     #[inline(always)]
-    pub(crate) fn leave(&self, place: usize) {
-        self.places[place % PLACES]
+    pub(crate) fn leave(&self, slot: usize) {
+        self.slots[slot % SLOTS]
             .inside
             .store(false, Ordering::Release);
     }
@@ -140,7 +140,7 @@ impl RawMutex {
         }
         let bias = self.bias.load(Ordering::Relaxed);
         if bias != 0 {
-            let inside = &self.places[place(bias)].inside;
+            let inside = &self.slots[slot(bias)].inside;
             // the barrier is not needed to see that the mutex is locked
             let mut locked = inside.load(Ordering::Relaxed);
             if !locked {
@@ -162,7 +162,7 @@ impl RawMutex {
     fn close(&self, bias: usize) {
         self.bias.store(0, Ordering::Relaxed);
         heavy_fence();
-        let inside = &self.places[place(bias)].inside;
+        let inside = &self.slots[slot(bias)].inside;
         let mut round = 0;
         while inside.load(Ordering::Acquire) {
             wait(round);
@@ -173,17 +173,17 @@ impl RawMutex {
     /// The thread has the mutex by `others`, and `bias` was the bias before. There is none until
     /// the thread unlocks it.
     fn entered(&self, thread: usize, visits: bool, bias: usize) {
-        let set = |place: &AtomicUsize, value| place.store(value, Ordering::Relaxed);
+        let set = |word: &AtomicUsize, value| word.store(value, Ordering::Relaxed);
         if visits || bias == thread {
             set(&self.returned, bias);
             return;
         }
         let needed = match self.needed.load(Ordering::Relaxed) {
-            0 => PATIENCE,
+            0 => BIAS_RUN,
             needed => needed,
         };
         if bias != 0 {
-            set(&self.needed, MAX_PATIENCE.min(2 * needed));
+            set(&self.needed, MAX_BIAS_RUN.min(2 * needed));
             set(&self.run, 0);
         }
         if self.last.load(Ordering::Relaxed) != thread {
@@ -201,16 +201,16 @@ impl RawMutex {
     #[cfg(not(all(test, loom)))]
     pub(crate) fn is_taken(&self) -> bool {
         let bias = self.bias.load(Ordering::Relaxed);
-        let inside = &self.places[place(bias)].inside;
+        let inside = &self.slots[slot(bias)].inside;
         is_locked(&self.others) || bias != 0 && inside.load(Ordering::Relaxed)
     }
 
     /// Gives the bias to the thread, which has the mutex by `others`.
     fn give(&self, thread: usize) {
-        let set = |place: &AtomicUsize, value| place.store(value, Ordering::Relaxed);
+        let set = |word: &AtomicUsize, value| word.store(value, Ordering::Relaxed);
         set(&self.run, 0);
-        let place = &self.places[place(thread)];
-        let owner = place.owner.load(Ordering::Relaxed);
+        let slot = &self.slots[slot(thread)];
+        let owner = slot.owner.load(Ordering::Relaxed);
         if owner != 0 && owner != thread {
             return;
         }
@@ -219,7 +219,7 @@ impl RawMutex {
                 set(&self.needed, usize::MAX);
                 return;
             }
-            set(&place.owner, thread);
+            set(&slot.owner, thread);
         }
         set(&self.returned, thread);
     }

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::{Mutex, PATIENCE, platform, visitor};
+use crate::{BIAS_RUN, Mutex, platform, visitor};
 
 /// Whether the calling thread has the bias.
 fn has_bias<T>(mutex: &Mutex<T>) -> bool {
@@ -21,20 +21,20 @@ fn has_bias<T>(mutex: &Mutex<T>) -> bool {
 #[test]
 fn a_thread_that_is_alone_gets_the_bias() {
     let mutex = Mutex::new(0);
-    for _ in 0..PATIENCE {
+    for _ in 0..BIAS_RUN {
         assert!(!has_bias(&mutex));
         *mutex.lock() += 1;
     }
     assert!(has_bias(&mutex));
     *mutex.lock() += 1;
     assert!(mutex.try_lock().is_some());
-    assert_eq!(*mutex.lock(), PATIENCE + 1);
+    assert_eq!(*mutex.lock(), BIAS_RUN + 1);
 }
 
 #[test]
 fn it_is_locked_while_the_owner_of_the_bias_is_inside() {
     let mutex = Mutex::new(());
-    for _ in 0..PATIENCE {
+    for _ in 0..BIAS_RUN {
         drop(mutex.lock());
     }
     assert!(has_bias(&mutex) && !mutex.is_locked());
@@ -53,7 +53,7 @@ fn it_is_locked_while_the_owner_of_the_bias_is_inside() {
 #[test]
 fn a_trial_of_the_thread_that_has_it_fails() {
     let mutex = Mutex::new(());
-    for round in 0..2 * PATIENCE {
+    for round in 0..2 * BIAS_RUN {
         let guard = if round % 2 == 0 {
             mutex.lock()
         } else {
@@ -73,14 +73,14 @@ fn another_thread_takes_the_bias_and_a_visitor_returns_it() {
             *mutex.lock() += 1;
         }
     };
-    run(PATIENCE);
+    run(BIAS_RUN);
     let other = |visits: bool| {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 if visits {
                     visitor();
                 }
-                run(10 * PATIENCE);
+                run(10 * BIAS_RUN);
                 assert!(!visits || !has_bias(&mutex), "a visitor has no bias");
             });
         });
@@ -90,11 +90,11 @@ fn another_thread_takes_the_bias_and_a_visitor_returns_it() {
     other(false);
     assert!(!has_bias(&mutex));
     // the bias needs twice the run after each loss
-    run(PATIENCE);
+    run(BIAS_RUN);
     assert!(!has_bias(&mutex));
-    run(10 * PATIENCE);
+    run(10 * BIAS_RUN);
     assert!(has_bias(&mutex));
-    assert_eq!(*mutex.lock(), 32 * PATIENCE);
+    assert_eq!(*mutex.lock(), 32 * BIAS_RUN);
 }
 
 #[test]
@@ -152,7 +152,7 @@ fn threads_of_all_kinds_exclude_each_other() {
 #[test]
 fn a_forked_child_locks_it() {
     let mutex = Arc::new(Mutex::new(0));
-    for _ in 0..PATIENCE {
+    for _ in 0..BIAS_RUN {
         *mutex.lock() += 1;
     }
     assert!(has_bias(&mutex));
@@ -162,7 +162,7 @@ fn a_forked_child_locks_it() {
         *mutex.lock() += 1;
         let theirs = Arc::clone(&mutex);
         let other = std::thread::spawn(move || *theirs.lock() += 1);
-        let ended = other.join().is_ok() && *mutex.lock() == PATIENCE + 2;
+        let ended = other.join().is_ok() && *mutex.lock() == BIAS_RUN + 2;
         // SAFETY: the process ends at once.
         unsafe { libc::_exit(i32::from(!ended)) }
     }
@@ -170,5 +170,5 @@ fn a_forked_child_locks_it() {
     // SAFETY: a child of this process, and a writable place.
     let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
     assert_eq!((waited, status), (child, 0));
-    assert_eq!(*mutex.lock(), PATIENCE);
+    assert_eq!(*mutex.lock(), BIAS_RUN);
 }

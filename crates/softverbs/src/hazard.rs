@@ -7,14 +7,12 @@ use std::time::{Duration, Instant};
 use rdma_core_sys::{IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE};
 
 use crate::key::Key;
+use crate::limits::PEER_WAIT;
 use crate::segment::layout::{self, StateWord, announce, header, xrc};
 use crate::segment::{Mapping, OwnSegment};
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use crate::sync::{Arc, pause};
 use crate::sys::{Errno, Res};
-
-/// Longest wait for initiators.
-const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Largest number of bytes that are copied under one hazard: a deregistration waits for at most one
 /// such copy of each hazard.
@@ -506,19 +504,19 @@ fn wait_for(
 /// # Errors
 /// `EBUSY`: it still finds one after 5 seconds.
 pub(crate) fn await_words<T>(find: impl Fn() -> Option<T>, tidy: impl Fn(T)) -> Res<()> {
-    wait_at_most(PATIENCE, find, tidy)
+    wait_at_most(PEER_WAIT, find, tidy)
 }
 
 /// As [`await_words`], with another limit. It ends the wait for processes that have ended too: a
 /// process that breaks the protocol can restore the words that are cleared.
-fn wait_at_most<T>(patience: Duration, find: impl Fn() -> Option<T>, tidy: impl Fn(T)) -> Res<()> {
+fn wait_at_most<T>(limit: Duration, find: impl Fn() -> Option<T>, tidy: impl Fn(T)) -> Res<()> {
     let begin = Instant::now();
     let mut round = 0u32;
     while let Some(found) = find() {
         round += 1;
         if round > 100 {
             tidy(found);
-            if begin.elapsed() > patience {
+            if begin.elapsed() > limit {
                 return Err(Errno(libc::EBUSY));
             }
             std::thread::sleep(Duration::from_micros(50));

@@ -98,9 +98,9 @@ pub(crate) struct Registry {
     file: File,
 }
 
-/// The content of a place.
+/// The state of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum EntryState {
     Taken(Entry),
     /// The process of the entry has ended.
     Ended,
@@ -183,7 +183,7 @@ impl Registry {
         ))
     }
 
-    fn read(&self, slot: u32) -> Place {
+    fn read(&self, slot: u32) -> EntryState {
         let mut bytes = [0; ENTRY];
         for round in 0..READS {
             if self
@@ -192,18 +192,18 @@ impl Registry {
                 .is_err()
                 || bytes == [0; ENTRY]
             {
-                return Place::Empty;
+                return EntryState::Empty;
             }
             if let Some(entry) = Entry::from_bytes(&bytes) {
                 return if entry.lives() {
-                    Place::Taken(entry)
+                    EntryState::Taken(entry)
                 } else {
-                    Place::Ended
+                    EntryState::Ended
                 };
             }
             pause(round);
         }
-        Place::Empty
+        EntryState::Empty
     }
 
     /// Enters this process; returns its slot, which the process keeps while the file is open.
@@ -219,13 +219,13 @@ impl Registry {
             entry.identity.pid % count
         };
         for slot in (0..count).map(|i| (start + i) % count) {
-            if matches!(self.read(slot), Place::Taken(_))
+            if matches!(self.read(slot), EntryState::Taken(_))
                 || sys::lock(&self.file, bytes_of(slot)).is_err()
             {
                 continue;
             }
             // Another process may have written its entry between the read and the lock.
-            if matches!(self.read(slot), Place::Taken(_)) {
+            if matches!(self.read(slot), EntryState::Taken(_)) {
                 sys::unlock(&self.file, bytes_of(slot))?;
                 continue;
             }
@@ -239,8 +239,8 @@ impl Registry {
     /// The living process in `slot`.
     pub(crate) fn lookup(&self, slot: u32) -> Option<Entry> {
         match self.read(slot) {
-            Place::Taken(entry) => Some(entry),
-            Place::Ended | Place::Empty => None,
+            EntryState::Taken(entry) => Some(entry),
+            EntryState::Ended | EntryState::Empty => None,
         }
     }
 
@@ -248,9 +248,9 @@ impl Registry {
     /// overwritten its entry; the lock on the entry remains.
     pub(crate) fn may_live(&self, slot: u32) -> bool {
         match self.read(slot) {
-            Place::Taken(_) => true,
-            Place::Ended => false,
-            Place::Empty => sys::locked(&self.file, bytes_of(slot)),
+            EntryState::Taken(_) => true,
+            EntryState::Ended => false,
+            EntryState::Empty => sys::locked(&self.file, bytes_of(slot)),
         }
     }
 

@@ -15,7 +15,7 @@ use rdma_core_sys::*;
 
 const LIMIT: Duration = Duration::from_secs(60);
 /// Longest wait of a call, and the time that it may take beyond.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PEER_WAIT: Duration = Duration::from_secs(5);
 const ROOM: Duration = Duration::from_secs(5);
 
 pub(crate) fn main() {
@@ -421,7 +421,7 @@ fn staying(link: &mut Link) {
             let mask = IBV_QP_STATE | IBV_QP_ACCESS_FLAGS;
             assert_eq!(modify(end.qp, &mut attr, mask), 0);
         }
-        assert!(begin.elapsed() < PATIENCE / 2, "{:?}", begin.elapsed());
+        assert!(begin.elapsed() < PEER_WAIT / 2, "{:?}", begin.elapsed());
         link.go_on();
     }
     // all requests so far were successful
@@ -519,7 +519,7 @@ fn stopped(link: &mut Link) {
         let took = begin.elapsed();
         clear(&a, &from, true);
         clear(&b, &to, true);
-        assert!(other < PATIENCE / 2, "another connection: {other:?}");
+        assert!(other < PEER_WAIT / 2, "another connection: {other:?}");
         if was_busy(link, (&end, &memory), way, (ret, took)) {
             busy += 1;
         }
@@ -539,12 +539,12 @@ fn was_busy(
     way: Way,
     (ret, took): (i32, Duration),
 ) -> bool {
-    assert!(took < PATIENCE + ROOM, "{took:?}");
+    assert!(took < PEER_WAIT + ROOM, "{took:?}");
     if ret == 0 {
         memory.fill(OURS);
     } else {
         assert_eq!(ret, libc::EBUSY, "{way:?}");
-        assert!(took >= PATIENCE, "{took:?}");
+        assert!(took >= PEER_WAIT, "{took:?}");
     }
     link.go_on();
     if ret != 0 {
@@ -582,7 +582,7 @@ fn replaced(link: &mut Link) {
             assert_eq!(end_rights(end.qp, Way::Reset, Kind::Write(LEN)), 0);
             clear(&end, &memory, true);
         }
-        assert!(begin.elapsed() < PATIENCE / 2, "{:?}", begin.elapsed());
+        assert!(begin.elapsed() < PEER_WAIT / 2, "{:?}", begin.elapsed());
     }
     link.say("enough");
 }
@@ -624,7 +624,7 @@ fn impatient(link: &mut Link) {
         assert_eq!(ret, 0);
         let begin = Instant::now();
         assert_eq!(end_rights(end.qp, *way, Kind::Write(LEN)), 0, "{way:?}");
-        assert!(begin.elapsed() < PATIENCE / 2, "{:?}", begin.elapsed());
+        assert!(begin.elapsed() < PEER_WAIT / 2, "{:?}", begin.elapsed());
         link.go_on();
         link.expect("ended");
         clear(&end, &memory, *way != Way::Destroy);

@@ -310,7 +310,7 @@ fn counted(link: &mut Link) {
 fn abandoned(link: &mut Link, ways: &[(u32, usize)]) {
     const TIMEOUT: u8 = 8;
     const RETRIES: u8 = 7;
-    let patience = Duration::from_nanos((4096 << TIMEOUT) * (u64::from(RETRIES) + 1));
+    let longest = Duration::from_nanos((4096 << TIMEOUT) * (u64::from(RETRIES) + 1));
     let (mut a, mut b) = (End::with(16, 64, 4), End::with(16, 64, 4));
     for &(opcode, len) in ways {
         let source = a.buffer(&vec![7; len]);
@@ -365,7 +365,7 @@ fn abandoned(link: &mut Link, ways: &[(u32, usize)]) {
                 let (status, at) = sender.join().unwrap();
                 assert_eq!(status, IBV_WC_RETRY_EXC_ERR, "{opcode} {len} {round}");
                 let waited = at - before;
-                assert!(waited >= patience, "{opcode} {len} {round}: {waited:?}");
+                assert!(waited >= longest, "{opcode} {len} {round}: {waited:?}");
             });
         }
     }

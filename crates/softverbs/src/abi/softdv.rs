@@ -344,8 +344,8 @@ pub(super) unsafe extern "C" fn atomic_own(
         };
         let own = process.peer(process.slot)?;
         let buffers = &process.buffers;
-        let patience = region::PATIENCE;
-        let done = change_own_elements(process, buffers, &own, ranges, patience, &mut elements);
+        let wait = region::LOCK_WAIT;
+        let done = change_own_elements(process, buffers, &own, ranges, wait, &mut elements);
         done.map_err(|error| match error {
             AccessError::Dead | AccessError::Unavailable => Errno(libc::EBUSY),
             _ => Errno(libc::EFAULT),

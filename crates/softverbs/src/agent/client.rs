@@ -10,7 +10,7 @@ use crate::sync::Lock;
 use crate::sys::{self, BounceFile, Errno, Grow, Identity, Line, Res};
 
 /// Maximum wait for a file.
-const FILE_PATIENCE: Duration = Duration::from_secs(2);
+const FILE_WAIT: Duration = Duration::from_secs(2);
 
 /// The line is broken: no answer will come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,7 +57,7 @@ pub(crate) struct Link {
 
 #[derive(Debug)]
 struct State {
-    places: [Place; PLACES],
+    places: [RequestSlot; PLACES],
     /// Queue pairs that wait for a place, first come first served.
     queue: VecDeque<u32>,
     /// Receives of [`Link::give_back`] for which the socket had no room. Each belongs to a place
@@ -72,8 +72,9 @@ struct State {
     broken: bool,
 }
 
+/// The state of a place for one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum RequestSlot {
     Free,
     /// A queue pair has acquired the place, and no request is in progress.
     Taken,
@@ -126,7 +127,7 @@ impl Link {
             line,
             bounce,
             state: Lock::new(State {
-                places: [Place::Free; PLACES],
+                places: [RequestSlot::Free; PLACES],
                 queue: VecDeque::new(),
                 unsent,
                 next_id: 1,
@@ -146,14 +147,14 @@ impl Link {
     /// arrived.
     pub(crate) fn due(&self) -> Due {
         let state = self.state.lock();
-        let any = |what: fn(&Place) -> bool| state.places.iter().any(what);
-        if any(|place| matches!(place, Place::Answered(_))) {
+        let any = |what: fn(&RequestSlot) -> bool| state.places.iter().any(what);
+        if any(|place| matches!(place, RequestSlot::Answered(_))) {
             Due::Answer
         } else if !state.broken
             && any(|place| {
                 matches!(
                     place,
-                    Place::Asked {
+                    RequestSlot::Asked {
                         abandoned: false,
                         ..
                     }
@@ -174,7 +175,10 @@ impl Link {
     /// pair is appended to the queue.
     pub(crate) fn take(&self, qp: u32) -> Option<usize> {
         let mut state = self.state.lock();
-        let free = state.places.iter().filter(|&&place| place == Place::Free);
+        let free = state
+            .places
+            .iter()
+            .filter(|&&place| place == RequestSlot::Free);
         let before = state.queue.iter().position(|&waiting| waiting == qp);
         if before.unwrap_or(state.queue.len()) >= free.count() {
             if before.is_none() {
@@ -186,8 +190,8 @@ impl Link {
         let place = state
             .places
             .iter()
-            .position(|&place| place == Place::Free)?;
-        state.places[place] = Place::Taken;
+            .position(|&place| place == RequestSlot::Free)?;
+        state.places[place] = RequestSlot::Taken;
         Some(place)
     }
 
@@ -207,11 +211,11 @@ impl Link {
     pub(crate) fn release(&self, place: usize) -> bool {
         let mut state = self.state.lock();
         state.places[place] = match state.places[place] {
-            Place::Asked { id, .. } => Place::Asked {
+            RequestSlot::Asked { id, .. } => RequestSlot::Asked {
                 id,
                 abandoned: true,
             },
-            _ => Place::Free,
+            _ => RequestSlot::Free,
         };
         !state.queue.is_empty()
     }
@@ -258,7 +262,7 @@ impl Link {
             return Err(Broken);
         }
         if sent {
-            state.places[place] = Place::Asked {
+            state.places[place] = RequestSlot::Asked {
                 id,
                 abandoned: false,
             };
@@ -355,8 +359,8 @@ impl Link {
             others();
         }
         match state.places[place] {
-            Place::Answered(outcome) => {
-                state.places[place] = Place::Taken;
+            RequestSlot::Answered(outcome) => {
+                state.places[place] = RequestSlot::Taken;
                 Ok(Some(outcome))
             }
             _ if state.broken => Err(Broken),
@@ -385,7 +389,7 @@ impl Link {
             let reply = Reply::of_bytes(&bytes);
             match state.places.get_mut(reply.place as usize) {
                 Some(place) => match *place {
-                    Place::Asked { id, abandoned } if id == reply.id => {
+                    RequestSlot::Asked { id, abandoned } if id == reply.id => {
                         // another request of the same place follows a lock that is held
                         if reply.outcome != Outcome::Busy {
                             state.answered = sys::now_ns();
@@ -393,9 +397,9 @@ impl Link {
                         // Another queue pair may wait for a place that becomes free.
                         others |= own != Some(reply.place as usize);
                         *place = if abandoned {
-                            Place::Free
+                            RequestSlot::Free
                         } else {
-                            Place::Answered(reply.outcome)
+                            RequestSlot::Answered(reply.outcome)
                         };
                     }
                     _ => break,
@@ -453,7 +457,7 @@ fn request_file(line: &Line, own_slot: u32, fd: RawFd) -> Res<OwnedFd> {
     let begin = Instant::now();
     let mut bytes = [0; REPLY];
     loop {
-        let left = FILE_PATIENCE.saturating_sub(begin.elapsed());
+        let left = FILE_WAIT.saturating_sub(begin.elapsed());
         if left.is_zero() {
             return Err(Errno(libc::ETIMEDOUT));
         }

@@ -261,8 +261,8 @@ fn elements(
         return Some(Outcome::Refused);
     };
     let (ranges, buffers) = ([(addr, shape.len())], &process.buffers);
-    let patience = Duration::from_millis(1);
-    let done = change_own_elements(process, buffers, &own, &ranges, patience, &mut elements);
+    let wait = Duration::from_millis(1);
+    let done = change_own_elements(process, buffers, &own, &ranges, wait, &mut elements);
     drop(entered);
     let changed = elements.changed.into();
     match done {

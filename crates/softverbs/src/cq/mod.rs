@@ -4,8 +4,8 @@ mod arrivals;
 mod channel;
 pub(crate) mod extended;
 mod moderation;
-mod patience;
 mod poll;
+mod yielding;
 
 pub(crate) use channel::{Channel, ack_cq_events, create_channel, destroy_channel, get_cq_event};
 pub(crate) use moderation::{
@@ -22,7 +22,7 @@ use rdma_core_sys::{
     ibv_cq, ibv_cq_ex,
 };
 
-use self::patience::Patience;
+use self::yielding::YieldPolicy;
 use crate::events::Element;
 use crate::object::Context;
 use crate::process::Process;
@@ -111,7 +111,7 @@ pub(crate) struct Cq {
     ring: Lock<Ring>,
     /// Whether there are completions or an overrun to report, for a check without the lock.
     filled: AtomicBool,
-    patience: Patience,
+    yielding: YieldPolicy,
     /// Polls since the last check of the clock; also approximate.
     polls: AtomicU32,
     stamps: AtomicBool,
@@ -424,7 +424,7 @@ pub(crate) unsafe fn create(init: &CqInit) -> Res<&'static Cq> {
         users: AtomicU32::new(0),
         ring: Lock::new(Ring::none()),
         filled: AtomicBool::new(false),
-        patience: Patience::default(),
+        yielding: YieldPolicy::default(),
         polls: AtomicU32::new(0),
         stamps: AtomicBool::new(false),
         moderation: Lock::default(),

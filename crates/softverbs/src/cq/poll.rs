@@ -43,13 +43,13 @@ pub(crate) unsafe fn poll_cq(cq: *mut ibv_cq, most: i32, wc: *mut ibv_wc) -> i32
     if poll.most == 0 {
         return 0;
     }
-    cq.patience.before_look();
+    cq.yielding.before_look();
     let polls = cq.polls.load(Ordering::Relaxed).wrapping_add(1);
     let looked = process.progress_of_poll(polls, &mut poll);
     cq.polls
         .store(if looked { 0 } else { polls }, Ordering::Relaxed);
     if poll.got > 0 {
-        cq.patience.poll_was_full();
+        cq.yielding.poll_was_full();
         return poll.got.cast_signed();
     }
     if cq.may_have_some() {
@@ -59,7 +59,7 @@ pub(crate) unsafe fn poll_cq(cq: *mut ibv_cq, most: i32, wc: *mut ibv_wc) -> i32
             return got;
         }
     }
-    cq.patience.poll_was_empty();
+    cq.yielding.poll_was_empty();
     0
 }
 
@@ -97,11 +97,11 @@ impl Poll {
         self.got == self.most && self.got > 0
     }
 
-    /// The place where a receive's completion on `cq` may be written directly, with its slot in the
+    /// The slot where a receive's completion on `cq` may be written directly, with its slot in the
     /// receive queue freed; `None` if the completion must go into the queue. The caller holds the
     /// lock of the receive queue, and no thread holds back an earlier completion.
     #[inline(always)]
-    pub(crate) fn place(&mut self, cq: &Cq) -> Option<Place> {
+    pub(crate) fn wc_slot(&mut self, cq: &Cq) -> Option<WcSlot> {
         // Completions that other threads have put into the queue come first: they were added before
         // those threads released the lock of the receive queue. If an event was requested, the
         // completion must go through the queue, which raises the event.
@@ -113,19 +113,19 @@ impl Poll {
             return None;
         }
         // SAFETY: `got` is below `most`, for which `poll_cq`'s caller has room.
-        let place = unsafe { self.wc.add(self.got as usize) };
+        let slot = unsafe { self.wc.add(self.got as usize) };
         self.got += 1;
-        Some(Place(place))
+        Some(WcSlot(slot))
     }
 }
 
 /// Room for one completion.
-pub(crate) struct Place(*mut ibv_wc);
+pub(crate) struct WcSlot(*mut ibv_wc);
 
-impl Place {
+impl WcSlot {
     #[inline(always)]
     pub(crate) fn put(self, cqe: &Cqe) {
-        // SAFETY: made for one completion by `Poll::place`.
+        // SAFETY: made for one completion by `Poll::wc_slot`.
         unsafe { write(self.0, cqe) };
     }
 }
@@ -143,7 +143,7 @@ pub(super) fn next_one(cq: &Cq) -> Res<Cqe> {
         {
             let mut ring = cq.ring.lock();
             if ring.len() > 0 {
-                cq.patience.poll_was_full();
+                cq.yielding.poll_was_full();
                 let cqe = next(&mut ring, process);
                 cq.restart_if_empty(&mut ring);
                 return Ok(cqe);
@@ -153,11 +153,11 @@ pub(super) fn next_one(cq: &Cq) -> Res<Cqe> {
             }
         }
         if !last {
-            cq.patience.before_look();
+            cq.yielding.before_look();
             process.progress();
         }
     }
-    cq.patience.poll_was_empty();
+    cq.yielding.poll_was_empty();
     Err(Errno(libc::ENOENT))
 }
 
@@ -168,7 +168,7 @@ unsafe fn take(cq: &Cq, process: &Process, most: u32, wc: *mut ibv_wc) -> i32 {
     let mut ring = cq.ring.lock();
     let count = ring.len().min(most);
     if count != 0 {
-        cq.patience.poll_was_full();
+        cq.yielding.poll_was_full();
     }
     for i in 0..count {
         let cqe = next(&mut ring, process);

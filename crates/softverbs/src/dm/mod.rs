@@ -18,14 +18,12 @@ pub(crate) use import::{Imports, Origin};
 pub(crate) use mapped::{Direct, Directs};
 
 use crate::agent::Opener;
+use crate::limits::PEER_WAIT;
 use crate::segment::layout::{MAX_BUFFERS, buffer as layout, header};
 use crate::segment::{Mapping, OwnSegment};
 use crate::sync::Arc;
 use crate::sync::atomic::fence;
 use crate::sys::{self, Errno, Grow, Res};
-
-/// Longest wait for threads of this process that use a buffer which its owner releases.
-const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A buffer that this process has mapped.
 #[derive(Debug)]
@@ -94,10 +92,10 @@ impl Buffer {
     }
 
     /// Waits until no other thread of this process uses a buffer that is in the table no more. An
-    /// atomic uses it for as long as it waits for a lock: less than [`PATIENCE`].
+    /// atomic uses it for as long as it waits for a lock: less than [`PEER_WAIT`].
     pub(crate) fn await_users(buffer: &Arc<Self>) {
         let begin = Instant::now();
-        while !Arc::is_only(buffer) && begin.elapsed() < PATIENCE {
+        while !Arc::is_only(buffer) && begin.elapsed() < PEER_WAIT {
             std::thread::sleep(Duration::from_micros(100));
         }
     }

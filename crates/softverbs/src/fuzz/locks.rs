@@ -10,7 +10,7 @@ use rdma_core_sys::*;
 use super::device::{Buffer, End, attributes};
 use super::stranger::{self, INDEX, KEY};
 use crate::process::Process;
-use crate::region::{PATIENCE, hold_lock};
+use crate::region::{LOCK_WAIT, hold_lock};
 use crate::segment::layout::{qp_num, region};
 
 /// Moves a queue pair to RTS, connected to another one of this process.
@@ -94,10 +94,10 @@ fn a_request_waits_for_the_holder_of_a_lock() {
         let begin = Instant::now();
         add(kind, &buffer, &operand, &mut atomic, 1, &a);
         // the lock is tried again by each poll, beyond the limit of the calls
-        while begin.elapsed() < PATIENCE + Duration::from_millis(500) {
+        while begin.elapsed() < LOCK_WAIT + Duration::from_millis(500) {
             let before = Instant::now();
             assert!(a.poll().is_none());
-            assert!(before.elapsed() < PATIENCE, "a poll waits");
+            assert!(before.elapsed() < LOCK_WAIT, "a poll waits");
             std::thread::sleep(Duration::from_millis(20));
         }
         assert_eq!(buffer.word(0), 0);

@@ -96,22 +96,22 @@ fn a_neighbour_that_restores_words_ends_the_wait_late() {
     let visitors = segment.map.u64(header::VISITORS);
     visitors.store(1 << 3, Ordering::Relaxed);
     words[0].store(5 | 1 << 32, Ordering::Relaxed);
-    let (patience, begin) = (Duration::from_millis(100), Instant::now());
+    let (limit, begin) = (Duration::from_millis(100), Instant::now());
     let lives = |_: Visitor| {
         // only one of them is cleared
         words
             .iter()
             .for_each(|word| word.store(5 | 1 << 32, Ordering::Relaxed));
         // for the test to end, the process lives from a time on
-        begin.elapsed() > 100 * patience
+        begin.elapsed() > 100 * limit
     };
     let found = || find(&segment, |used| used.names_key(Key(5)));
     let tidy = |found: Found| {
         found.is_alive(&segment.map, lives);
     };
-    let waited = wait_at_most(patience, found, tidy);
+    let waited = wait_at_most(limit, found, tidy);
     assert_eq!(waited, Err(Errno(libc::EBUSY)));
-    assert!(begin.elapsed() < 50 * patience);
+    assert!(begin.elapsed() < 50 * limit);
 }
 
 #[test]

@@ -11,7 +11,7 @@ use crate::segment::layout::{SEGMENT_SIZE, stripe};
 use crate::sync::Lock;
 
 /// Longer than the run time of any model.
-const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);
+const WAIT: std::time::Duration = std::time::Duration::from_secs(60);
 
 #[test]
 fn the_lock_of_a_process_excludes() {
@@ -44,7 +44,7 @@ fn the_lock_of_an_address_excludes_processes() {
         );
         let word = Memory::new(0);
         let add = |map: &Mapping, word: &Memory, own: u64| {
-            let held = Stripe::lock(map, 0x1000, own, PATIENCE, |_| true).unwrap();
+            let held = Stripe::lock(map, 0x1000, own, WAIT, |_| true).unwrap();
             word.write(word.read() + 1);
             drop(held);
         };
@@ -67,9 +67,9 @@ fn the_lock_of_one_that_has_ended_is_taken_over_once() {
             (0..stripe::COUNT).map(|i| stripe::AT + stripe::STRIDE * i),
         );
         let word = Memory::new(0);
-        let dead = Stripe::lock(&map, 0x1000, DEAD, PATIENCE, |_| true).unwrap();
+        let dead = Stripe::lock(&map, 0x1000, DEAD, WAIT, |_| true).unwrap();
         let add = |map: &Mapping, word: &Memory, own: u64| {
-            let held = Stripe::lock(map, 0x1000, own, PATIENCE, |held| held != DEAD).unwrap();
+            let held = Stripe::lock(map, 0x1000, own, WAIT, |held| held != DEAD).unwrap();
             word.write(word.read() + 1);
             drop(held);
         };

@@ -5,8 +5,9 @@ use rdma_core_sys::{IBV_QPS_ERR, IBV_QPS_RTS};
 
 use super::{Memory, check};
 use crate::receive_ring::{
-    ARRIVALS_LEN, Arrivals, CONSUMED_AT, Destination, HOT_AT, MIN_SLOTS, Message, Place, Receiver,
-    SLOTS_AT, Sender, Stop, UseWord, WAITING_AT, is_awaited, is_writing, note_arrival, ring_len,
+    ARRIVALS_LEN, Arrivals, CONSUMED_AT, Destination, HOT_AT, MIN_SLOTS, Message, Receiver,
+    RingArea, SLOTS_AT, Sender, Stop, UseWord, WAITING_AT, is_awaited, is_writing, note_arrival,
+    ring_len,
 };
 use crate::segment::layout::{ARMED_ANY, ARMED_SOLICITED, SEGMENT_SIZE, StateWord, cq, qp};
 use crate::segment::{Mapping, Word};
@@ -102,7 +103,7 @@ fn padding_is_never_found_alone() {
 }
 
 /// A larger ring behind that of [`ring`].
-const LARGER: Place = Place {
+const LARGER: RingArea = RingArea {
     at: 2048,
     slots: 2 * MIN_SLOTS,
 };

@@ -17,7 +17,7 @@ use crate::sys::{self, Errno};
 
 /// Time without a retry by another thread, after which the thread serves. Threads of the
 /// application that wait for a processor need no help.
-const PATIENCE: Duration = Duration::from_millis(250);
+const IDLE_BEFORE_SERVING: Duration = Duration::from_millis(250);
 /// Time without waiting requests after which the thread parks.
 const IDLE: Duration = Duration::from_secs(1);
 /// Time that threads of the application have to react to a wake-up first.
@@ -112,12 +112,12 @@ impl Process {
         }
     }
 
-    /// Returns when the thread has to serve and no other one has done so for [`PATIENCE`].
+    /// Returns when the thread has to serve and no other one has done so for [`IDLE_BEFORE_SERVING`].
     fn watch_waiting(&self) {
         let mut rounds = self.retry_thread.rounds();
         let mut idle = Duration::ZERO;
         loop {
-            std::thread::sleep(PATIENCE);
+            std::thread::sleep(IDLE_BEFORE_SERVING);
             let (last, waits) = (rounds, self.has_to_serve());
             rounds = self.retry_thread.rounds();
             if waits && rounds == last {
@@ -126,7 +126,7 @@ impl Process {
             idle = if waits {
                 Duration::ZERO
             } else {
-                idle + PATIENCE
+                idle + IDLE_BEFORE_SERVING
             };
             if idle >= IDLE {
                 self.park_retry_thread();

@@ -205,17 +205,17 @@ impl List {
         way: Direction,
     ) -> bool {
         let right = way.right();
-        let place = region::resolve(&peer.map, target, target.addr, len as u64, right);
-        let Some(place) = place else {
+        let resolved = region::resolve(&peer.map, target, target.addr, len as u64, right);
+        let Some(resolved) = resolved else {
             return false;
         };
-        if place.direct.stamp != 0
-            && let Some(there) = peer.direct(place.direct.stamp)
+        if resolved.direct.stamp != 0
+            && let Some(there) = peer.direct(resolved.direct.stamp)
         {
             // behind requests that the kernel has not executed yet
             let behind = self.direct != self.bytes;
             let local = &self.local.as_slice()[first..];
-            let offset = place.direct.offset;
+            let offset = resolved.direct.offset;
             if behind
                 || !self.may_map
                 || region::copy_mapped(&there, offset, local, len, way).is_err()
@@ -229,7 +229,7 @@ impl List {
         if self.direct != 0 {
             return false;
         }
-        self.remote.join(place.addr, len);
+        self.remote.join(resolved.addr, len);
         true
     }
 

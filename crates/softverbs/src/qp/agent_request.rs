@@ -314,7 +314,7 @@ impl AgentRequest {
 
 /// Maximum wait for an answer, in nanoseconds; 0 for no limit, as an unreliable request must not
 /// fail.
-pub(super) fn patience_ns(kind: u32) -> u64 {
+pub(super) fn answer_wait_ns(kind: u32) -> u64 {
     if kind == IBV_QPT_UC {
         0
     } else {

@@ -4,7 +4,7 @@ use rdma_core_sys::*;
 
 use super::agent_request::What;
 use super::request::Request;
-use super::waiting::{Reason, Step, lock_patience};
+use super::waiting::{Reason, Step, lock_wait};
 use super::{Qp, SendQueue};
 use crate::key::Key;
 use crate::region::{self, AccessError, Change, Target};
@@ -48,7 +48,7 @@ impl Qp {
                 &conn.peer,
                 (target, conn.gate()),
                 change,
-                lock_patience(sq),
+                lock_wait(sq),
             )
         };
         match result {

@@ -24,7 +24,7 @@ use crate::sys::{self, Errno};
 const GRH: usize = 40;
 /// Time that destroying a queue pair waits for its datagrams to be sent, in nanoseconds. A stopped
 /// receiver takes none.
-const PATIENCE_NS: u64 = 200_000_000;
+const DRAIN_NS: u64 = 200_000_000;
 /// If a work request has this bit in its qkey, the queue pair's own qkey is sent.
 const OWN_QKEY: u32 = 1 << 31;
 
@@ -157,7 +157,7 @@ impl Qp {
     /// them before. The caller holds no lock.
     pub(super) fn finish_datagrams(&self) {
         let process = self.process();
-        let until = sys::now_ns() + PATIENCE_NS;
+        let until = sys::now_ns() + DRAIN_NS;
         let waits = || self.waits() || process.has_late();
         while waits() && sys::now_ns() < until {
             process.prepare_sleep();

@@ -4,7 +4,7 @@ use rdma_core_sys::*;
 
 use super::agent_request::What;
 use super::request::Request;
-use super::waiting::{Reason, Step, lock_patience};
+use super::waiting::{Reason, Step, lock_wait};
 use super::{Qp, SendQueue};
 use crate::key::Key;
 use crate::region::{self, AccessError, Elements, MAX_ELEMENTS, Shape, Target};
@@ -58,9 +58,9 @@ impl Qp {
                 pd: conn.pd,
                 qp: sq.dest,
             };
-            let (process, patience) = (self.process(), lock_patience(sq));
+            let (process, wait) = (self.process(), lock_wait(sq));
             let through = (target, conn.gate());
-            region::change_elements(process, &conn.peer, through, right, patience, &mut elements)
+            region::change_elements(process, &conn.peer, through, right, wait, &mut elements)
         };
         match result {
             Err(AccessError::Unavailable) => return Step::Wait(Reason::Resource),

@@ -100,21 +100,21 @@ fn copy_part(
     }
     let left = len - done;
     // all bytes that are left are checked, so an operation beyond its region changes nothing
-    let place = region::resolve(&peer.map, target, target.addr, left as u64, way.right());
-    let place = place.ok_or(false)?;
+    let resolved = region::resolve(&peer.map, target, target.addr, left as u64, way.right());
+    let resolved = resolved.ok_or(false)?;
     let bytes = left.min(MOST_AT_ONCE);
     let local = [sys::as_local(from.wrapping_add(done as u64), bytes)];
-    if place.direct.stamp != 0
-        && let Some(there) = peer.direct(place.direct.stamp)
+    if resolved.direct.stamp != 0
+        && let Some(there) = peer.direct(resolved.direct.stamp)
     {
-        let copied =
-            may_map && region::copy_mapped(&there, place.direct.offset, &local, bytes, way).is_ok();
+        let copied = may_map
+            && region::copy_mapped(&there, resolved.direct.offset, &local, bytes, way).is_ok();
         return if copied { Ok(bytes) } else { Err(false) };
     }
     if !peer.check_alive() {
         return Err(false);
     }
-    let (pid, remote) = (peer.identity.pid, [sys::as_local(place.addr, bytes)]);
+    let (pid, remote) = (peer.identity.pid, [sys::as_local(resolved.addr, bytes)]);
     let moved = match way {
         Direction::Write => sys::vm_write(pid, &local, &remote),
         Direction::Read => sys::vm_read(pid, &local, &remote),

@@ -11,16 +11,13 @@ use super::remote_qp::Connection;
 use super::{DESTROYED, Flow, Qp, RecvQueue, SendQueue, TARGET};
 use crate::events::{AsyncQueue, Element};
 use crate::hazard::{RIGHTS, await_accesses, await_receive, queue_pair_in_use, receive_in_use};
+use crate::limits::PEER_WAIT_NS;
 use crate::peer::{Peer, Push};
 use crate::ring::{Header, flag, op};
 use crate::segment::layout::{Credit, Fault, StateWord, qp as layout, split_qp_num};
 use crate::srq::Claim;
 use crate::sync::Arc;
 use crate::sys::{self, Res};
-
-/// Time that receives of a failed queue pair are not flushed while a sender writes into one, in
-/// nanoseconds.
-const PATIENCE_NS: u64 = 5_000_000_000;
 
 /// The message that returns a claimed receive to its shared queue. `claim`: number of the queue and
 /// index of the receive; `stamp`: that of the queue if it is one of XRC.
@@ -96,12 +93,12 @@ impl Qp {
         let lives = rq.peer.as_ref().is_some_and(|peer| !peer.is_given_up());
         if lives && receive_in_use(&process.segment, self.index) {
             let now = sys::now_ns();
-            if rq.patience == 0 {
-                rq.patience = now + PATIENCE_NS;
+            if rq.flush_deadline == 0 {
+                rq.flush_deadline = now + PEER_WAIT_NS;
             }
             // A stopped sender is awaited for 5 s, as long as by a deregistration, which then
             // reports `EBUSY`.
-            if now < rq.patience {
+            if now < rq.flush_deadline {
                 process.flush_again();
                 return;
             }
@@ -114,7 +111,7 @@ impl Qp {
             return;
         }
         rq.flow = Flow::Closed;
-        rq.patience = 0;
+        rq.flush_deadline = 0;
         self.publish_taken(rq);
         while rq.next != rq.head {
             let posted = rq.posted[rq.next as usize & (rq.posted.len() - 1)];
@@ -412,7 +409,7 @@ impl Qp {
         rq.dest = 0;
         rq.incarnation = word.incarnation();
         rq.flow = Flow::Open;
-        rq.patience = 0;
+        rq.flush_deadline = 0;
         rq.received = 0;
         self.send_done.store(0, Ordering::Relaxed);
         self.recv_done.store(0, Ordering::Relaxed);
@@ -460,8 +457,8 @@ impl Qp {
             return Ok(());
         }
         if self.state() == TARGET {
-            let place = self.target_place();
-            return place.map_or(Ok(()), |place| place.await_accesses(rights));
+            let words = self.target_words();
+            return words.map_or(Ok(()), |words| words.await_accesses(rights));
         }
         let process = self.process();
         let lives = |visitor| process.lives(visitor);
@@ -472,8 +469,8 @@ impl Qp {
     /// handle, or writes into its receives or its ring. It is in RESET. Does not wait.
     pub(super) fn is_in_use(&self) -> bool {
         if self.state() == TARGET {
-            let place = self.target_place();
-            return place.is_some_and(|place| place.has_accesses(RIGHTS));
+            let words = self.target_words();
+            return words.is_some_and(|words| words.has_accesses(RIGHTS));
         }
         let process = self.process();
         let lives = |visitor| process.lives(visitor);

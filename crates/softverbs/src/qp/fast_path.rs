@@ -396,9 +396,9 @@ pub(crate) fn deliver_fast(
     };
     // SAFETY: a queue pair in use holds a reference to its completion queues.
     let cq = unsafe { &*rq.cq };
-    match poll.place(cq) {
-        Some(place) => {
-            place.put(&cqe);
+    match poll.wc_slot(cq) {
+        Some(slot) => {
+            slot.put(&cqe);
             qp.recv_polled(done);
         }
         None => cq.push_in_place(cqe, header.flags & flag::SOLICITED != 0),

@@ -266,7 +266,7 @@ struct RecvQueue {
     flow: Flow,
     /// Deadline for a sender that still writes into a receive of the failed queue pair, in
     /// nanoseconds of the monotonic clock; 0 if there is none.
-    patience: u64,
+    flush_deadline: u64,
     last_region: LastRegion,
 }
 

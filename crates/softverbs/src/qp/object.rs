@@ -164,7 +164,7 @@ impl RecvQueue {
             dest: 0,
             incarnation: 0,
             flow: Flow::Open,
-            patience: 0,
+            flush_deadline: 0,
             received: 0,
             pulls: false,
             last_region: LastRegion::default(),

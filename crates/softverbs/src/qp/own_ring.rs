@@ -26,18 +26,16 @@ use super::{Qp, RecvQueue, entry_at};
 use crate::cq::Cq;
 use crate::delivery::receives;
 use crate::environment;
+use crate::limits::PEER_WAIT_NS;
 use crate::peer::Peer;
 use crate::process::Process;
 use crate::receive_ring::{
-    Fill, Message, Place, Receiver, SLOT, Stop, UseWord, WAITING_AT, is_awaited, is_valid,
+    Fill, Message, Receiver, RingArea, SLOT, Stop, UseWord, WAITING_AT, is_awaited, is_valid,
     is_writing, ring_len,
 };
 use crate::segment::layout::{qp as layout, split_qp_num};
 use crate::sync::{Arc, heavy_fence, light_fence, pause};
 use crate::sys::{self, Errno, Res, try_box};
-
-/// Longest wait for a sender that writes into the ring, in nanoseconds.
-const PATIENCE_NS: u64 = 5_000_000_000;
 
 /// The receive ring of a queue pair. The C structure is the first field, so a pointer to it is also
 /// a pointer to this. Freed with the queue pair.
@@ -47,8 +45,8 @@ pub(crate) struct OwnRing {
     qp: &'static Qp,
     /// The memory of the ring. It is kept when the sender has moved to the larger ring: a thread
     /// that ends the connection may read words of both.
-    first: Place,
-    larger: Option<Place>,
+    first: RingArea,
+    larger: Option<RingArea>,
     inbound: Inbound,
     outbound: Option<Outbound>,
 }
@@ -149,7 +147,7 @@ impl Qp {
                 ahead: 0,
             },
             qp: self,
-            first: Place { at, slots },
+            first: RingArea { at, slots },
             larger: None,
             inbound: Inbound {
                 receiver: Receiver::new(map, at, slots),
@@ -176,14 +174,14 @@ impl Qp {
             process.segment.give_ring(at, ring_len(slots));
             return Err(Errno(libc::EEXIST));
         }
-        self.show_ring(Some(Place { at, slots }));
+        self.show_ring(Some(RingArea { at, slots }));
         self.ring_cookie.store(cookie, Ordering::Relaxed);
         self.ring_cq.store(cq, Ordering::Release);
         Ok(ring)
     }
 
-    /// Publishes the place of the ring, and no larger one.
-    fn show_ring(&self, ring: Option<Place>) {
+    /// Publishes the area of the ring, and no larger one.
+    fn show_ring(&self, ring: Option<RingArea>) {
         let (map, entry) = (self.map(), self.at());
         map.u64(entry + layout::LARGER_AT)
             .store(0, Ordering::Relaxed);
@@ -286,7 +284,7 @@ impl Qp {
         inbound.former = None;
         inbound.polled = 0;
         inbound.receiver.clear();
-        self.show_ring(Some(inbound.receiver.place()));
+        self.show_ring(Some(inbound.receiver.area()));
         inbound.phase = Phase::Open;
         // SAFETY: as above.
         unsafe { OwnRing::show_next(ring) };
@@ -324,8 +322,8 @@ impl Qp {
         // SAFETY: made by `Box::into_raw` in `create_ring`, and nothing else refers to it.
         let ring = unsafe { Box::from_raw(ring) };
         let segment = &self.process().segment;
-        for place in [Some(ring.first), ring.larger].into_iter().flatten() {
-            segment.give_ring(place.at, ring_len(place.slots));
+        for area in [Some(ring.first), ring.larger].into_iter().flatten() {
+            segment.give_ring(area.at, ring_len(area.slots));
         }
     }
 }
@@ -336,7 +334,7 @@ fn await_writer(writes: impl Fn() -> bool) -> Res<()> {
     let begin = sys::now_ns();
     let mut round = 0;
     while writes() {
-        if sys::now_ns() - begin > PATIENCE_NS {
+        if sys::now_ns() - begin > PEER_WAIT_NS {
             return Err(Errno(libc::EBUSY));
         }
         pause(round);
@@ -477,8 +475,8 @@ impl OwnRing {
             return Err(Errno(libc::ENOTCONN));
         }
         let at = qp.process().segment.take_ring(ring_len(slots))?;
-        let place = *larger.insert(Place { at, slots });
-        inbound.receiver.offer(place, || {
+        let area = *larger.insert(RingArea { at, slots });
+        inbound.receiver.offer(area, || {
             let (map, entry) = (qp.map(), qp.at());
             map.u32(entry + layout::LARGER_SLOTS)
                 .store(slots, Ordering::Relaxed);
@@ -748,7 +746,7 @@ impl Inbound {
         drop(rq);
         if self.phase == Phase::Open {
             heavy_fence();
-            self.phase = Phase::Ending(sys::now_ns() + PATIENCE_NS);
+            self.phase = Phase::Ending(sys::now_ns() + PEER_WAIT_NS);
         }
         if let Phase::Ending(until) = self.phase {
             let used = UseWord::new(qp.number(), incarnation);

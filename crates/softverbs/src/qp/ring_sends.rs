@@ -10,7 +10,7 @@ use super::Qp;
 use super::remote_qp::Connection;
 use crate::peer::Peer;
 use crate::receive_ring::{
-    ARRIVALS_LEN, Destination, Fill, Place, Sender, Usage, UseWord, is_valid, max_payload,
+    ARRIVALS_LEN, Destination, Fill, RingArea, Sender, Usage, UseWord, is_valid, max_payload,
     note_arrival, ring_len,
 };
 use crate::segment::layout::{MAX_CQS, cq, fits, qp as layout, receive_rings};
@@ -49,14 +49,14 @@ fn checked(at: u64, len: usize) -> Option<usize> {
 }
 
 /// The larger ring of the receiver, in whose use the sender is, if there is one.
-fn larger_ring(map: &Mapping, entry: usize) -> Option<Place> {
+fn larger_ring(map: &Mapping, entry: usize) -> Option<RingArea> {
     let at = map.u64(entry + layout::LARGER_AT).load(Ordering::Acquire);
     let slots = map.u32(entry + layout::LARGER_SLOTS);
     let slots = slots.load(Ordering::Relaxed);
     if at == 0 || !is_valid(slots) {
         return None;
     }
-    checked(at, ring_len(slots)).map(|at| Place { at, slots })
+    checked(at, ring_len(slots)).map(|at| RingArea { at, slots })
 }
 
 impl Outbound {

@@ -5,15 +5,14 @@ use std::time::Duration;
 
 use rdma_core_sys::*;
 
-use super::agent_request::patience_ns;
+use super::agent_request::answer_wait_ns;
 use super::remote_qp::{Connection, rnr_delay_ns};
 use super::request::{IovecList, Request, fetches};
 use super::{Qp, SendQueue};
 use crate::agent::Link;
-use crate::limits::MAX_DATAGRAM;
+use crate::limits::{MAX_DATAGRAM, PEER_WAIT_NS};
 use crate::peer::Peer;
 use crate::region;
-use crate::ring::PATIENCE_NS;
 use crate::sync::heavy_fence;
 use crate::sys;
 
@@ -92,16 +91,16 @@ impl Qp {
     /// time limit of an answer begins again.
     #[cold]
     pub(super) fn wait_for_place(&self, sq: &mut SendQueue, link: &Link) {
-        let patience = patience_ns(sq.kind);
+        let longest = answer_wait_ns(sq.kind);
         let wait = sq.wait.as_mut();
-        let Some(wait) = wait.filter(|wait| wait.reason == Reason::Agent && patience != 0) else {
+        let Some(wait) = wait.filter(|wait| wait.reason == Reason::Agent && longest != 0) else {
             return;
         };
         // Answers may have arrived that no thread has read.
         if sys::now_ns() >= wait.deadline && link.look() {
             self.process().wake_up();
         }
-        wait.deadline = wait.deadline.max(link.answered() + patience);
+        wait.deadline = wait.deadline.max(link.answered() + longest);
     }
 
     /// Records that the first request can't be executed now. Returns true if this call has newly
@@ -138,11 +137,11 @@ impl Qp {
                 let once = 4096u64 << sq.timeout.min(31);
                 (now + once * (u64::from(sq.retry_cnt) + 1), 0)
             }
-            Reason::Ring => (now + RING_NS, (PATIENCE_NS / RING_NS) as u8 - 1),
+            Reason::Ring => (now + RING_NS, (PEER_WAIT_NS / RING_NS) as u8 - 1),
             Reason::Room => (0, 0),
-            Reason::Agent => match patience_ns(sq.kind) {
+            Reason::Agent => match answer_wait_ns(sq.kind) {
                 0 => (0, 0),
-                patience => (now + patience, 0),
+                longest => (now + longest, 0),
             },
             Reason::Hazard => (now + HAZARD_DELAY_NS, HAZARD_ROUNDS),
             Reason::Resource => (now + RESOURCE_DELAY_NS, 0),
@@ -409,7 +408,7 @@ impl Qp {
             .is_some_and(|wait| wait.reason == Reason::Ring && sys::now_ns() >= wait.deadline)
     }
 
-    /// Prolongs the first request's wait for a ring by [`RING_NS`]; false after [`PATIENCE_NS`].
+    /// Prolongs the first request's wait for a ring by [`RING_NS`]; false after [`PEER_WAIT_NS`].
     pub(super) fn waits_on_for_ring(&self, sq: &mut SendQueue) -> bool {
         let Some(wait) = sq.wait.as_mut().filter(|wait| wait.left > 0) else {
             return false;
@@ -520,10 +519,10 @@ const RESOURCE_DELAY_NS: u64 = 1_000_000;
 const RESOURCE_DOUBLINGS: u8 = 6;
 
 /// How long the first request waits in the call for the locks of an atomic.
-pub(super) fn lock_patience(sq: &SendQueue) -> Duration {
+pub(super) fn lock_wait(sq: &SendQueue) -> Duration {
     match sq.wait {
         Some(wait) if wait.reason == Reason::Resource => Duration::ZERO,
-        _ => region::SHORT_PATIENCE,
+        _ => region::REQUEST_LOCK_WAIT,
     }
 }
 

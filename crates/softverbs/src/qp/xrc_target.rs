@@ -17,12 +17,13 @@ use super::{DESTROYED, Qp, TARGET, entry_at, modify};
 use crate::delivery::receives;
 use crate::events::Element;
 use crate::hazard::RIGHTS;
+use crate::limits::PEER_WAIT;
 use crate::object::Context;
 use crate::peer::Peer;
 use crate::segment::layout::{Fault, StateWord, qp as layout, qp_access, split_qp_num};
 use crate::sync::{Arc, pause};
 use crate::sys::{Errno, Res};
-use crate::xrc::{Attr, Membership, Place, Target, Xrcd};
+use crate::xrc::{Attr, Membership, Target, TargetWords, Xrcd};
 
 /// The target of a handle, and the handle's view of it.
 pub(super) struct Handle {
@@ -71,7 +72,11 @@ const TRIES: u32 = 1000;
 /// Maximum time in which a call repeats its wait for accesses to a target in RESET, because other
 /// threads or a member that breaks the protocol have changed the target's word meanwhile. Shorter
 /// in the tests of this crate.
-const PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 300 } else { 5000 });
+const RESET_WAIT: Duration = if cfg!(test) {
+    Duration::from_millis(300)
+} else {
+    PEER_WAIT
+};
 
 /// The repeated waits of one call for accesses to a target in RESET.
 #[derive(Default)]
@@ -87,11 +92,11 @@ impl Rounds {
     /// word: a member that changes the word in each round causes no load.
     ///
     /// # Errors
-    /// `EBUSY`: the rounds have lasted [`PATIENCE`].
+    /// `EBUSY`: the rounds have lasted [`RESET_WAIT`].
     fn next(&mut self) -> Res<()> {
         match self.begin {
             None => self.begin = Some(Instant::now()),
-            Some(begin) if begin.elapsed() > PATIENCE => return Err(Errno(libc::EBUSY)),
+            Some(begin) if begin.elapsed() > RESET_WAIT => return Err(Errno(libc::EBUSY)),
             Some(_) => {
                 // the first 64 repetitions yield the processor, later ones sleep 50 microseconds
                 self.count = self.count.saturating_add(1);
@@ -107,7 +112,7 @@ enum Change {
     /// The target's word before and behind the change.
     Done(StateWord, StateWord),
     /// Nothing is changed: the target is in RESET, in which the caller has not waited for accesses.
-    InReset(StateWord, Place),
+    InReset(StateWord, TargetWords),
 }
 
 /// `ibv_create_qp_ex` of a target.
@@ -235,9 +240,9 @@ impl Qp {
         let (old, new) = loop {
             match self.change_target(attr, mask, reset)? {
                 Change::Done(old, new) => break (old, new),
-                Change::InReset(word, place) => {
+                Change::InReset(word, words) => {
                     rounds.next()?;
-                    place.await_accesses(RIGHTS)?;
+                    words.await_accesses(RIGHTS)?;
                     reset = Some(word);
                 }
             }
@@ -299,7 +304,7 @@ impl Qp {
             modify::check(attr, mask)?;
             if from == IBV_QPS_RESET && to != from && reset != Some(old) {
                 // The RESET may have returned `EBUSY`. The word of the next initiator is the same.
-                return Ok(Change::InReset(old, target.place()));
+                return Ok(Change::InReset(old, target.words()));
             }
             let mut known = target.attr();
             modify::remember(known.get(), attr, mask);
@@ -406,11 +411,11 @@ impl Qp {
                 *handle = None;
                 break xrcd;
             }
-            let place = there.target.place();
+            let words = there.target.words();
             drop(handle);
             rounds.next()?;
             if self.awaits_accesses.load(Ordering::Relaxed) {
-                place.await_accesses(RIGHTS)?;
+                words.await_accesses(RIGHTS)?;
             }
         };
         self.await_acknowledgements();
@@ -425,9 +430,9 @@ impl Qp {
         Ok(())
     }
 
-    /// Where the target is; `None` if this is no handle on one.
-    pub(super) fn target_place(&self) -> Option<Place> {
-        self.handle().as_ref().map(|handle| handle.target.place())
+    /// The target's words; `None` if this is no handle on one.
+    pub(super) fn target_words(&self) -> Option<TargetWords> {
+        self.handle().as_ref().map(|handle| handle.target.words())
     }
 
     /// Closes the handle, as its context is closed.

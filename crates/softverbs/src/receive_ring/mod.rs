@@ -46,7 +46,7 @@ const MOVED: u32 = u32::MAX - 1;
 
 /// The memory of a ring in its segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct RingArea {
     pub(crate) at: usize,
     pub(crate) slots: u32,
 }
@@ -112,7 +112,7 @@ mod tests {
     const AT: usize = 4096;
 
     /// A larger ring, behind the page that follows a ring of 64 slots.
-    const LARGER: Place = Place {
+    const LARGER: RingArea = RingArea {
         at: AT + 2 * 4096 + 4096,
         slots: 256,
     };
@@ -205,9 +205,9 @@ mod tests {
             assert_eq!(message.words, [0; 3]);
             receiver.advance(&message);
         }
-        assert_eq!(receiver.place().at, AT);
+        assert_eq!(receiver.area().at, AT);
         let message = next(&mut receiver).unwrap();
-        assert_eq!(receiver.place(), LARGER);
+        assert_eq!(receiver.area(), LARGER);
         assert_eq!(payload_of(&message), long);
         receiver.advance(&message);
         assert!(next(&mut receiver).is_none());
@@ -250,7 +250,7 @@ mod tests {
                 assert!(next(&mut receiver).is_some());
             }
             receiver.clear();
-            assert_eq!(receiver.place(), LARGER);
+            assert_eq!(receiver.area(), LARGER);
             let mut sender = Sender::new(map, LARGER.at, LARGER.slots).unwrap();
             assert!(receiver.peek().unwrap().is_none());
             assert!(send(&mut sender, [5; 3], &[2; 4000]));

@@ -1,8 +1,8 @@
 //! The receiver's side of a receive ring.
 
 use super::{
-    CONSUMED_AT, HOT_AT, MOVED, PAD, Place, WAITING_AT, max_payload, payload_at, sequence, slot_at,
-    slots_for,
+    CONSUMED_AT, HOT_AT, MOVED, PAD, RingArea, WAITING_AT, max_payload, payload_at, sequence,
+    slot_at, slots_for,
 };
 use crate::segment::Mapping;
 use crate::sync::atomic::{Ordering, fence};
@@ -22,7 +22,7 @@ pub(crate) struct Receiver {
     /// As published.
     hot: bool,
     /// A larger ring, to which the sender has not moved yet.
-    larger: Option<Place>,
+    larger: Option<RingArea>,
     /// Offset of the ring from which the receiver has followed the sender.
     former: Option<usize>,
 }
@@ -76,11 +76,11 @@ impl Receiver {
         // A sender of an earlier ring in this memory reads `CONSUMED`, and then finds that its
         // connection has ended.
         fence(Ordering::Release);
-        self.prepare(self.place());
+        self.prepare(self.area());
     }
 
     /// Fills the memory of an empty ring, to which no sender has moved yet.
-    fn prepare(&self, ring: Place) {
+    fn prepare(&self, ring: RingArea) {
         for position in 0..ring.slots {
             let at = ring.at + slot_at(position, ring.slots);
             self.map.u64(at).store(0, Ordering::Relaxed);
@@ -92,9 +92,9 @@ impl Receiver {
     }
 
     /// The ring that is read.
-    pub(crate) fn place(&self) -> Place {
+    pub(crate) fn area(&self) -> RingArea {
         let (at, slots) = (self.at, self.slots);
-        Place { at, slots }
+        RingArea { at, slots }
     }
 
     /// Longest payload that can arrive.
@@ -105,14 +105,14 @@ impl Receiver {
 
     /// Prepares a larger ring, and names it to the sender by `show`, a store with release. The
     /// sender moves there between two messages.
-    pub(crate) fn offer(&mut self, larger: Place, show: impl FnOnce()) {
+    pub(crate) fn offer(&mut self, larger: RingArea, show: impl FnOnce()) {
         fence(Ordering::Release);
         self.prepare(larger);
         self.larger = Some(larger);
         show();
     }
 
-    fn enter(&mut self, ring: Place) {
+    fn enter(&mut self, ring: RingArea) {
         (self.at, self.slots) = (ring.at, ring.slots);
         self.longest = max_payload(ring.slots);
     }

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use super::{
-    CONSUMED_AT, HOT_AT, MAX_SLOTS, MOVED, PAD, Place, SHORT, SLOT, SLOTS_AT, WAITING_AT,
+    CONSUMED_AT, HOT_AT, MAX_SLOTS, MOVED, PAD, RingArea, SHORT, SLOT, SLOTS_AT, WAITING_AT,
     max_payload, sequence, slots_for,
 };
 use crate::segment::lines::{Payload, Payloads};
@@ -94,7 +94,7 @@ impl Sender {
     /// Moves to an empty ring, of which the receiver knows that this sender moves there. The caller
     /// has checked its bounds. Returns false, with nothing changed, if it is this ring. Otherwise a
     /// marker is published, and the caller does the same as after a message.
-    pub(crate) fn move_to(&mut self, ring: Place) -> bool {
+    pub(crate) fn move_to(&mut self, ring: RingArea) -> bool {
         if ring.at == self.at {
             return false;
         }

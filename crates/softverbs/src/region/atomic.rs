@@ -48,20 +48,20 @@ impl Change {
 
 /// Longest wait of a call for a lock that a living process holds. A process that is not stopped
 /// holds a lock only for a read and a write of one word.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
-/// As [`PATIENCE`], for a request, which waits in its send queue afterwards.
-pub(crate) const SHORT_PATIENCE: Duration = Duration::from_millis(1);
+pub(crate) const LOCK_WAIT: Duration = Duration::from_secs(2);
+/// As [`LOCK_WAIT`], for a request, which waits in its send queue afterwards.
+pub(crate) const REQUEST_LOCK_WAIT: Duration = Duration::from_millis(1);
 /// Longest part of a wait that counts between two looks at the clock. A process that was stopped
 /// does not find its time over when it continues: the holder may have been stopped with it.
 const STEP: Duration = Duration::from_millis(50);
 
 /// The time that an operation waits for locks.
-pub(super) struct Patience {
+pub(super) struct LockWait {
     left: Duration,
     seen: Option<Instant>,
 }
 
-impl Patience {
+impl LockWait {
     pub(super) fn new(left: Duration) -> Self {
         Self { left, seen: None }
     }
@@ -96,16 +96,16 @@ pub(crate) struct Stripe<'a> {
 impl<'a> Stripe<'a> {
     /// Acquires the lock for `addr` in the owner's segment (`map`) for the process that `own`
     /// names. `lives` returns whether the holder in a lock word may still be running. `None` if
-    /// another living process holds the lock for longer than `patience`.
+    /// another living process holds the lock for longer than `wait`.
     pub(crate) fn lock(
         map: &'a Mapping,
         addr: u64,
         own: u64,
-        patience: Duration,
+        wait: Duration,
         lives: impl Fn(u64) -> bool,
     ) -> Option<Self> {
-        let patience = &mut Patience::new(patience);
-        Self::lock_index(map, index_of(addr), own, patience, lives)
+        let wait = &mut LockWait::new(wait);
+        Self::lock_index(map, index_of(addr), own, wait, lives)
     }
 
     /// As [`Self::lock`], for the lock with an index.
@@ -113,16 +113,16 @@ impl<'a> Stripe<'a> {
         map: &'a Mapping,
         index: usize,
         own: u64,
-        patience: &mut Patience,
+        wait: &mut LockWait,
         lives: impl Fn(u64) -> bool,
     ) -> Option<Self> {
         let at = stripe::AT + stripe::STRIDE * index;
         let word = map.u64(at);
-        let (mut round, rounds) = (0u32, patience.rounds());
+        let (mut round, rounds) = (0u32, wait.rounds());
         loop {
             let held = word.load(Ordering::Relaxed);
-            // On a busy machine the rounds up to here may take longer than `patience`.
-            let late = round > rounds && patience.is_over();
+            // On a busy machine the rounds up to here may take longer than `wait`.
+            let late = round > rounds && wait.is_over();
             let look = late || round > rounds && round.is_multiple_of(64);
             // A holder that has ended has either changed the word or not; each outcome is an atomic
             // operation, so the lock can be taken over.
@@ -166,7 +166,7 @@ pub(super) fn holder(slot: u32, cookie: u64) -> u64 {
 #[cfg(test)]
 pub(crate) fn hold_lock<'a>(initiator: &impl Initiator, map: &'a Mapping, addr: u64) -> Stripe<'a> {
     let (slot, cookie) = initiator.identity();
-    Stripe::lock(map, addr, holder(slot, cookie), PATIENCE, |_| true).unwrap()
+    Stripe::lock(map, addr, holder(slot, cookie), LOCK_WAIT, |_| true).unwrap()
 }
 
 /// The process that executes an atomic: the locks of words name it, and it finds out whether other
@@ -189,7 +189,7 @@ pub(super) fn lives(initiator: &impl Initiator, held: u64) -> bool {
 }
 
 /// Changes a word of a peer's region, through the queue pair of `gate`, and returns its earlier
-/// value. The address is a multiple of 8. Waits at most `patience` for the word's lock.
+/// value. The address is a multiple of 8. Waits at most `wait` for the word's lock.
 ///
 /// # Errors
 /// [`AccessError`]; the word is unchanged.
@@ -198,7 +198,7 @@ pub(crate) fn change(
     peer: &Peer,
     (target, gate): (Target, Gate<'_>),
     change: Change,
-    patience: Duration,
+    wait: Duration,
 ) -> Result<u64, AccessError> {
     let (slot, _) = initiator.identity();
     let entered = gate.enter(change.right()).ok_or(AccessError::Moved)?;
@@ -230,7 +230,7 @@ pub(crate) fn change(
     if peer.refuses() {
         return Err(AccessError::Refused);
     }
-    let old = change_ordinary(initiator, peer, at, change, patience)?;
+    let old = change_ordinary(initiator, peer, at, change, wait)?;
     drop((hazard, entered));
     Ok(old)
 }
@@ -262,11 +262,11 @@ fn change_ordinary(
     peer: &Peer,
     at: u64,
     change: Change,
-    patience: Duration,
+    wait: Duration,
 ) -> Result<u64, AccessError> {
     let (slot, cookie) = initiator.identity();
     let own = holder(slot, cookie);
-    let stripe = Stripe::lock(&peer.map, at, own, patience, |held| lives(initiator, held))
+    let stripe = Stripe::lock(&peer.map, at, own, wait, |held| lives(initiator, held))
         .ok_or(AccessError::Unavailable)?;
     let mut old = [0u8; 8];
     let local = [sys::as_local(old.as_mut_ptr() as u64, 8)];
@@ -336,20 +336,20 @@ mod tests {
     }
 
     #[test]
-    fn a_stopped_process_does_not_lose_its_patience() {
-        let mut patience = Patience::new(3 * STEP);
-        assert!(!patience.is_over());
-        let stop = |patience: &mut Patience| {
-            let seen = patience.seen.as_mut().unwrap();
+    fn a_stopped_process_does_not_lose_its_wait() {
+        let mut wait = LockWait::new(3 * STEP);
+        assert!(!wait.is_over());
+        let stop = |wait: &mut LockWait| {
+            let seen = wait.seen.as_mut().unwrap();
             *seen = seen.checked_sub(Duration::from_secs(10)).unwrap();
         };
         for _ in 0..2 {
-            stop(&mut patience);
-            assert!(!patience.is_over());
+            stop(&mut wait);
+            assert!(!wait.is_over());
         }
-        stop(&mut patience);
-        assert!(patience.is_over());
-        assert!(Patience::new(Duration::ZERO).is_over());
+        stop(&mut wait);
+        assert!(wait.is_over());
+        assert!(LockWait::new(Duration::ZERO).is_over());
     }
 
     #[test]

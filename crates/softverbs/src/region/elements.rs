@@ -11,7 +11,7 @@ use std::time::Duration;
 use atomic_ops::{Datatype, Op, Operation};
 use rdma_core_sys::{IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, softdv_atomic};
 
-use super::atomic::{Initiator, PATIENCE, Patience, Stripe, holder, index_of, lives, whole};
+use super::atomic::{Initiator, LOCK_WAIT, LockWait, Stripe, holder, index_of, lives, whole};
 use super::remote::{AccessError, Target, resolve};
 use crate::dm::{Buffer, Buffers, Shown};
 use crate::environment;
@@ -148,12 +148,12 @@ impl Elements<'_> {
 }
 
 /// A device buffer in which an element lies.
-enum Place {
+enum BufferMap {
     Mapped(Arc<Mapping>),
     Own(Arc<Buffer>),
 }
 
-impl Place {
+impl BufferMap {
     fn map(&self) -> &Mapping {
         match self {
             Self::Mapped(map) => map,
@@ -169,10 +169,10 @@ struct Memory<'a, I, F> {
     peer: &'a Peer,
     /// The owner's buffer that contains these bytes, and their offset in it.
     buffer: F,
-    patience: Duration,
+    wait: Duration,
 }
 
-/// Changes elements of a peer's region. Waits at most `patience` for the locks.
+/// Changes elements of a peer's region. Waits at most `wait` for the locks.
 ///
 /// # Errors
 /// [`AccessError`]. `Dead`, `Refused`, `Unavailable`: nothing has changed. `Remote`: elements
@@ -182,7 +182,7 @@ pub(crate) fn change_elements(
     peer: &Peer,
     (target, gate): (Target, Gate<'_>),
     right: u32,
-    patience: Duration,
+    wait: Duration,
     elements: &mut Elements<'_>,
 ) -> Result<(), AccessError> {
     let (slot, _) = initiator.identity();
@@ -193,24 +193,24 @@ pub(crate) fn change_elements(
         return Err(AccessError::Moved);
     }
     let len = elements.shape.len();
-    let place = resolve(&peer.map, target, target.addr, len as u64, right);
-    let place = place.filter(|place| !wraps(place.addr, len));
-    let place = place.ok_or(AccessError::Remote)?;
+    let resolved = resolve(&peer.map, target, target.addr, len as u64, right);
+    let resolved = resolved.filter(|resolved| !wraps(resolved.addr, len));
+    let resolved = resolved.ok_or(AccessError::Remote)?;
     // most memory is in no buffer, so the table is not searched for each element
-    let ordinary = place.direct.stamp == 0 && !Shown::any(&peer.map, place.addr, len as u64);
+    let ordinary = resolved.direct.stamp == 0 && !Shown::any(&peer.map, resolved.addr, len as u64);
     let memory = Memory {
         initiator,
         peer,
         // the address, not the key, decides, as in `change`
         buffer: |addr: u64, len: usize| {
-            if place.direct.stamp != 0 {
+            if resolved.direct.stamp != 0 {
                 // the whole region is in this buffer
-                let map = peer.direct(place.direct.stamp);
+                let map = peer.direct(resolved.direct.stamp);
                 // a wrong sum is outside the mapping, or in other memory of this peer
-                let inside = addr.wrapping_sub(place.addr);
-                let offset = place.direct.offset.wrapping_add(inside);
+                let inside = addr.wrapping_sub(resolved.addr);
+                let offset = resolved.direct.offset.wrapping_add(inside);
                 return Ok(Some((
-                    Place::Mapped(map.ok_or(AccessError::Refused)?),
+                    BufferMap::Mapped(map.ok_or(AccessError::Refused)?),
                     offset,
                 )));
             }
@@ -225,11 +225,11 @@ pub(crate) fn change_elements(
                 return Ok(None);
             }
             let map = peer.direct(shown.stamp).ok_or(AccessError::Refused)?;
-            Ok(Some((Place::Mapped(map), offset)))
+            Ok(Some((BufferMap::Mapped(map), offset)))
         },
-        patience,
+        wait,
     };
-    let result = memory.change(&[(place.addr, len)], elements);
+    let result = memory.change(&[(resolved.addr, len)], elements);
     drop((hazard, entered));
     result
 }
@@ -244,12 +244,12 @@ pub(crate) fn change_words(
     elements: &mut Elements<'_>,
 ) -> bool {
     let (len, size) = (elements.shape.len(), elements.shape.size());
-    let Some(place) = resolve(&peer.map, target, target.addr, len as u64, right) else {
+    let Some(resolved) = resolve(&peer.map, target, target.addr, len as u64, right) else {
         return false;
     };
     // as `Memory::way` decides for each element
-    let (stamp, offset) = (place.direct.stamp, place.direct.offset);
-    let words = size <= 8 && (place.addr | offset).is_multiple_of(size as u64);
+    let (stamp, offset) = (resolved.direct.stamp, resolved.direct.offset);
+    let words = size <= 8 && (resolved.addr | offset).is_multiple_of(size as u64);
     if stamp == 0 || !words {
         return false;
     }
@@ -279,7 +279,7 @@ pub(crate) fn change_own_elements(
     buffers: &Buffers,
     own: &Peer,
     ranges: &[(u64, usize)],
-    patience: Duration,
+    wait: Duration,
     elements: &mut Elements<'_>,
 ) -> Result<(), AccessError> {
     if ranges.iter().any(|&(addr, len)| wraps(addr, len)) {
@@ -296,9 +296,9 @@ pub(crate) fn change_own_elements(
                 return Ok(None);
             }
             let found = buffers.find(addr, len as u64);
-            Ok(found.map(|(buffer, offset)| (Place::Own(buffer), offset)))
+            Ok(found.map(|(buffer, offset)| (BufferMap::Own(buffer), offset)))
         },
-        patience,
+        wait,
     };
     memory.change(ranges, elements)
 }
@@ -322,14 +322,14 @@ fn after(begun: bool, error: AccessError) -> AccessError {
 /// How an element changes.
 enum Way {
     /// In a word at this offset of a mapping.
-    Word(Place, u64),
+    Word(BufferMap, u64),
     Locked,
 }
 
 impl<I, F> Memory<'_, I, F>
 where
     I: Initiator,
-    F: Fn(u64, usize) -> Result<Option<(Place, u64)>, AccessError>,
+    F: Fn(u64, usize) -> Result<Option<(BufferMap, u64)>, AccessError>,
 {
     /// Executes an operation on elements in `ranges`, which have [`Shape::len`] bytes in total.
     fn change(
@@ -343,12 +343,12 @@ where
         let mut locked = 0;
         for at in (0..len).step_by(size) {
             let way = self.way(ranges, at, size);
-            let Way::Word(place, offset) = way.map_err(|error| after(locked != 0, error))? else {
+            let Way::Word(buffer, offset) = way.map_err(|error| after(locked != 0, error))? else {
                 continue;
             };
             let run = self.change_locked(ranges, locked..at, elements);
             run.map_err(|error| after(locked != 0, error))?;
-            change_word(place.map(), offset, at, elements)?;
+            change_word(buffer.map(), offset, at, elements)?;
             locked = at + size;
         }
         let run = self.change_locked(ranges, locked..len, elements);
@@ -370,7 +370,7 @@ where
                 }
                 let found = (self.buffer)(addr, size)?;
                 let in_word = found.filter(|(_, offset)| offset.is_multiple_of(size as u64));
-                return Ok(in_word.map_or(Way::Locked, |(place, at)| Way::Word(place, at)));
+                return Ok(in_word.map_or(Way::Locked, |(buffer, at)| Way::Word(buffer, at)));
             }
             before += len;
         }
@@ -401,12 +401,12 @@ where
             return self.change_one(addr, elements);
         }
         // after the first element the operation is not repeated, so it waits
-        let patience = if part.start == 0 {
-            self.patience
+        let wait = if part.start == 0 {
+            self.wait
         } else {
-            PATIENCE
+            LOCK_WAIT
         };
-        let locks = self.lock(ranges, part.clone(), Patience::new(patience));
+        let locks = self.lock(ranges, part.clone(), LockWait::new(wait));
         let locks = locks.ok_or(AccessError::Unavailable)?;
         let (first, size) = (part.start, elements.shape.size());
         self.read(ranges, first, &mut elements.earlier[part.clone()])?;
@@ -443,7 +443,7 @@ where
             &self.peer.map,
             addr,
             holder(slot, cookie),
-            self.patience,
+            self.wait,
             |it| lives(self.initiator, it),
         );
         let stripe = stripe.ok_or(AccessError::Unavailable)?;
@@ -474,7 +474,7 @@ where
         &self,
         ranges: &[(u64, usize)],
         part: std::ops::Range<usize>,
-        mut patience: Patience,
+        mut wait: LockWait,
     ) -> Option<[Option<Stripe<'_>>; MOST_LOCKS]> {
         let mut wanted = [0_u64; stripe::COUNT / 64];
         each_range(ranges, part.start, part.len(), |addr, len| {
@@ -498,7 +498,7 @@ where
                     &self.peer.map,
                     index,
                     own,
-                    &mut patience,
+                    &mut wait,
                     lives,
                 )?);
             }

@@ -26,7 +26,7 @@ pub(crate) use advise::advise;
 pub(crate) use atomic::Stripe;
 #[cfg(test)]
 pub(crate) use atomic::hold_lock;
-pub(crate) use atomic::{Change, Initiator, PATIENCE, SHORT_PATIENCE, change, change_own};
+pub(crate) use atomic::{Change, Initiator, LOCK_WAIT, REQUEST_LOCK_WAIT, change, change_own};
 #[cfg(any(test, fuzzing))]
 pub(crate) use device_buffer::change as change_direct;
 pub(crate) use device_buffer::copy as copy_mapped;

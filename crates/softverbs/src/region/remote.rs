@@ -71,9 +71,9 @@ pub(crate) enum AccessError {
     Moved,
 }
 
-/// Location of a target's bytes.
+/// The location of a target's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct Resolved {
     /// Address in the owner's memory.
     pub(crate) addr: u64,
     /// Location in a device buffer of the owner, if the stamp is not 0.
@@ -97,7 +97,7 @@ pub(crate) fn resolve(
     addr: u64,
     len: u64,
     right: u32,
-) -> Option<Place> {
+) -> Option<Resolved> {
     let at = region::AT + region::STRIDE * target.key.index();
     if target.key.0 == 0 || map.u32(at + region::KEY).load(Ordering::Acquire) != target.key.0 {
         return None;
@@ -112,7 +112,7 @@ pub(crate) fn resolve(
     let first = map.u64(at + region::OFFSET).load(Ordering::Relaxed);
     let offset = addr.wrapping_sub(start);
     let allowed = access & right == right && pd == target.pd && (qp == 0 || qp == target.qp);
-    (allowed && offset <= room && len <= room - offset).then(|| Place {
+    (allowed && offset <= room && len <= room - offset).then(|| Resolved {
         addr: base.wrapping_add(offset),
         direct: Direct {
             stamp,
@@ -173,15 +173,15 @@ pub(crate) fn copy(
         if !gate.is_open() {
             return Err(AccessError::Moved);
         }
-        let place = resolve(&peer.map, target, addr, left, right).ok_or(AccessError::Remote)?;
+        let resolved = resolve(&peer.map, target, addr, left, right).ok_or(AccessError::Remote)?;
         let batch = &batch[..count];
-        match peer.direct(place.direct.stamp) {
+        match peer.direct(resolved.direct.stamp) {
             Some(there) => {
-                device_buffer::copy(&there, place.direct.offset, batch, bytes, direction)?
+                device_buffer::copy(&there, resolved.direct.offset, batch, bytes, direction)?
             }
             None if !peer.check_alive() => return Err(AccessError::Dead),
             None if peer.refuses() => return Err(AccessError::Refused),
-            None => move_bytes(peer, batch, place.addr, bytes, direction)?,
+            None => move_bytes(peer, batch, resolved.addr, bytes, direction)?,
         }
         drop((hazard, entered));
         addr = addr.wrapping_add(bytes as u64);

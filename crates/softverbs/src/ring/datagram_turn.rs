@@ -6,19 +6,18 @@
 //! queue pairs nor messages of connections delay a long datagram without bound. The other queue
 //! pairs wait until the turn is over.
 //!
-//! The patience is one account for each receiver, in nanoseconds. Waiting subtracts from the
+//! Each receiver has an account of waiting time, in nanoseconds. Waiting subtracts from the
 //! account; each slot that the receiver consumes adds to it. A receiver that consumes nothing
-//! delays its sender by [`PATIENCE_NS`] once, for any number of queue pairs and datagrams.
+//! delays its sender by [`PEER_WAIT_NS`] once, for any number of queue pairs and datagrams.
 
 use super::SLOTS;
+use crate::limits::PEER_WAIT_NS;
 
-/// Longest time that a sender waits for a receiver that consumes nothing, in nanoseconds.
-pub(crate) const PATIENCE_NS: u64 = 5_000_000_000;
 /// Nanoseconds that each consumed slot adds. A receiver that consumes 50 slots in a second never
 /// uses up its account.
 const EARNED_NS: u64 = 20_000_000;
 
-/// The queue pair that has the turn, and the patience that is left.
+/// The queue pair that has the turn, and the account that is left.
 #[derive(Debug)]
 pub(super) struct Turn {
     /// Number of the queue pair that has the turn; 0 for none.
@@ -26,7 +25,7 @@ pub(super) struct Turn {
     /// Start of the turn, in nanoseconds of the monotonic clock.
     since: u64,
     /// Balance of the account, in nanoseconds.
-    patience: u64,
+    account: u64,
     /// The furthest valid position that the receiver has published.
     taken: u32,
 }
@@ -36,7 +35,7 @@ impl Turn {
         Self {
             qpn: 0,
             since: 0,
-            patience: PATIENCE_NS,
+            account: PEER_WAIT_NS,
             taken: 0,
         }
     }
@@ -55,7 +54,7 @@ impl Turn {
     /// whether `qpn` has the turn.
     pub(super) fn take(&mut self, qpn: u32, now: u64, consumed: u32, head: u32) -> bool {
         self.earn(consumed, head);
-        if self.is_empty() && self.patience > 0 {
+        if self.is_empty() && self.account > 0 {
             (self.qpn, self.since) = (qpn, now);
         }
         self.is_turn_of(qpn)
@@ -64,21 +63,21 @@ impl Turn {
     /// The turn is over at `now`.
     pub(super) fn leave(&mut self, now: u64, consumed: u32, head: u32) {
         let waited = now.saturating_sub(self.since);
-        self.patience = self.patience.saturating_sub(waited);
+        self.account = self.account.saturating_sub(waited);
         self.qpn = 0;
         self.earn(consumed, head);
     }
 
-    /// Time at which the patience with the receiver ends. Only valid while a queue pair has the
+    /// Time at which the receiver's account ends. Only valid while a queue pair has the
     /// turn.
     pub(super) fn until(&mut self, consumed: u32, head: u32) -> u64 {
         self.earn(consumed, head);
-        self.since.saturating_add(self.patience)
+        self.since.saturating_add(self.account)
     }
 
     /// Empties the account: no datagram waits for this receiver until the receiver consumes a slot.
     pub(super) fn give_up(&mut self) {
-        self.patience = 0;
+        self.account = 0;
     }
 
     /// Adds to the account for the slots consumed since the last call. The receiver may write any
@@ -89,7 +88,7 @@ impl Turn {
         if moved <= head.wrapping_sub(self.taken) && head.wrapping_sub(consumed) <= SLOTS {
             self.taken = consumed;
             let earned = u64::from(moved).saturating_mul(EARNED_NS);
-            self.patience = self.patience.saturating_add(earned).min(PATIENCE_NS);
+            self.account = self.account.saturating_add(earned).min(PEER_WAIT_NS);
         }
     }
 }
@@ -103,15 +102,15 @@ mod tests {
         let mut turn = Turn::new();
         assert!(turn.take(7, 1000, 0, SLOTS));
         assert!(turn.is_turn_of(7) && !turn.is_turn_of(8));
-        assert_eq!(turn.until(0, SLOTS), 1000 + PATIENCE_NS);
-        turn.leave(1000 + PATIENCE_NS, 0, SLOTS);
+        assert_eq!(turn.until(0, SLOTS), 1000 + PEER_WAIT_NS);
+        turn.leave(1000 + PEER_WAIT_NS, 0, SLOTS);
         assert!(turn.is_empty());
-        assert!(!turn.take(8, PATIENCE_NS + 2000, 0, SLOTS));
+        assert!(!turn.take(8, PEER_WAIT_NS + 2000, 0, SLOTS));
         assert!(turn.is_empty());
     }
 
     #[test]
-    fn what_is_taken_adds_to_the_patience() {
+    fn what_is_taken_adds_to_the_account() {
         let mut turn = Turn::new();
         assert!(turn.take(7, 0, 0, SLOTS));
         turn.give_up();
@@ -122,7 +121,7 @@ mod tests {
         assert!(turn.take(8, 0, 2, SLOTS));
         assert_eq!(turn.until(2, SLOTS), EARNED_NS);
         // The account never exceeds its initial balance.
-        assert_eq!(turn.until(SLOTS, 2 * SLOTS), PATIENCE_NS);
+        assert_eq!(turn.until(SLOTS, 2 * SLOTS), PEER_WAIT_NS);
     }
 
     #[test]

@@ -16,7 +16,6 @@ mod datagram_turn;
 mod producer;
 
 pub(crate) use consumer::{Consumer, Message};
-pub(crate) use datagram_turn::PATIENCE_NS;
 pub(crate) use producer::{Producer, Pushed};
 
 use crate::segment::Mapping;

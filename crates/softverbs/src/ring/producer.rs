@@ -38,7 +38,7 @@ pub(crate) enum Pushed {
     SentInTurn,
     /// The datagram waits for its turn or for room; the receiver will ring this process.
     Full,
-    /// The datagram is dropped: the patience with the receiver is used up.
+    /// The datagram is dropped: the receiver's account is used up.
     Lost,
 }
 
@@ -340,13 +340,13 @@ impl Producer {
         had_turn
     }
 
-    /// Time at which the patience with the receiver ends, in nanoseconds of the monotonic clock.
+    /// Time at which the receiver's account ends, in nanoseconds of the monotonic clock.
     /// The caller's queue pair has the turn.
     pub(crate) fn patient_until(&mut self) -> u64 {
         self.turn.until(self.received(), self.head)
     }
 
-    /// Uses up the patience: no datagram waits for this receiver until the receiver consumes a
+    /// Uses up the account: no datagram waits for this receiver until the receiver consumes a
     /// slot.
     pub(crate) fn give_up(&mut self) {
         self.turn.give_up();

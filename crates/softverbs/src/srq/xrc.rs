@@ -289,8 +289,8 @@ pub(crate) fn complete_fast(
         return false;
     };
     let cqe = Cqe::of_receive(wr_id, number, header);
-    match poll.place(cq) {
-        Some(place) => place.put(&cqe),
+    match poll.wc_slot(cq) {
+        Some(slot) => slot.put(&cqe),
         None => cq.push_in_place(cqe, header.flags & flag::SOLICITED != 0),
     }
     true

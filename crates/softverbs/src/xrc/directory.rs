@@ -10,8 +10,9 @@
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use crate::limits::PEER_WAIT;
 use crate::registry::ENTRY;
 use crate::segment::layout::xrc::MAX_DOMAINS;
 use crate::segment::layout::{MAX_PLACES, MAX_PROCESSES};
@@ -31,9 +32,6 @@ const VALID: u32 = 0x7867_7401;
 const MEMBERS_AT: u64 = 1 << 24;
 const CONTROL_AT: u64 = 1 << 26;
 const ALL_AT: u64 = 1 << 27;
-
-/// Maximum wait for a lock that another process holds.
-const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The key of a domain: the emulated node and a file, or no file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -152,7 +150,7 @@ fn hold(file: &File, at: u64) -> Res<RangeLock<'_>> {
         if !matches!(error, Errno(libc::EAGAIN | libc::EACCES)) {
             return Err(error);
         }
-        if begin.elapsed() > PATIENCE {
+        if begin.elapsed() > PEER_WAIT {
             return Err(Errno(libc::EBUSY));
         }
         round += 8;
@@ -277,6 +275,8 @@ pub(crate) fn is_open_elsewhere(file: &File, domain: u32) -> bool {
 #[cfg(test)]
 #[allow(unsafe_code, reason = "forks")]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use std::io::{Read, Write};
     use std::os::fd::AsRawFd;

@@ -21,4 +21,4 @@ pub(crate) use object::{Xrcd, close, open};
 pub(crate) use target::in_reset;
 #[cfg(test)]
 pub(crate) use target::tests::membership as test_membership;
-pub(crate) use target::{Attr, Place, Target};
+pub(crate) use target::{Attr, Target, TargetWords};

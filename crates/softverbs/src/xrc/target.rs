@@ -27,14 +27,14 @@ pub(crate) struct Target {
     at: usize,
 }
 
-/// The place of a target, for a wait without a handle.
+/// The words of a target, for a wait without a handle.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct TargetWords {
     membership: Arc<Membership>,
     at: usize,
 }
 
-impl Place {
+impl TargetWords {
     /// Waits until no living process accesses memory through the target by a request that needs one
     /// of `rights`, which it does not grant any more. The caller holds no lock.
     ///
@@ -347,9 +347,9 @@ impl Target {
         Ok(())
     }
 
-    /// Where the target is.
-    pub(crate) fn place(&self) -> Place {
-        Place {
+    /// Its words.
+    pub(crate) fn words(&self) -> TargetWords {
+        TargetWords {
             membership: Arc::clone(&self.membership),
             at: self.at,
         }

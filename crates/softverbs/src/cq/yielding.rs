@@ -18,14 +18,14 @@ const AFTER_YIELD: u32 = 4;
 
 /// The numbers are approximate: threads may count at the same time.
 #[derive(Debug)]
-pub(super) struct Patience {
+pub(super) struct YieldPolicy {
     /// Empty polls since the last poll that found a completion.
     empty: AtomicU32,
     /// Empty polls before the first yield: a power of two.
     limit: AtomicU32,
 }
 
-impl Default for Patience {
+impl Default for YieldPolicy {
     fn default() -> Self {
         Self {
             empty: AtomicU32::new(0),
@@ -34,7 +34,7 @@ impl Default for Patience {
     }
 }
 
-impl Patience {
+impl YieldPolicy {
     /// Before a poll looks for completions: yields the processor if it is time. Not after the look:
     /// the poll would return without what peers did during the yield. The application may then take
     /// an event that follows a message, such as the end of the connection, before the message's
@@ -89,44 +89,44 @@ mod tests {
 
     /// Waits for a completion that comes after `polls` empty ones. Returns the limit of the next
     /// wait.
-    fn wait(patience: &Patience, polls: u32) -> u32 {
+    fn wait(policy: &YieldPolicy, polls: u32) -> u32 {
         for _ in 0..polls {
-            patience.poll_was_empty();
+            policy.poll_was_empty();
         }
-        patience.poll_was_full();
-        patience.limit.load(Ordering::Relaxed)
+        policy.poll_was_full();
+        policy.limit.load(Ordering::Relaxed)
     }
 
     #[test]
     fn waits_that_a_yield_ends_become_short() {
-        let patience = Patience::default();
+        let policy = YieldPolicy::default();
         let mut limit = LONGEST;
         for _ in 0..6 {
-            assert_eq!(wait(&patience, limit), limit / 2);
+            assert_eq!(wait(&policy, limit), limit / 2);
             limit /= 2;
         }
         assert_eq!(limit, SHORTEST);
-        assert_eq!(wait(&patience, SHORTEST), SHORTEST);
+        assert_eq!(wait(&policy, SHORTEST), SHORTEST);
         // the peer ran at the third yield
-        assert_eq!(wait(&patience, 3 * SHORTEST + 1), SHORTEST);
+        assert_eq!(wait(&policy, 3 * SHORTEST + 1), SHORTEST);
     }
 
     #[test]
     fn waits_that_end_without_a_yield_become_long_again() {
-        let patience = Patience::default();
-        while wait(&patience, patience.limit.load(Ordering::Relaxed)) > SHORTEST {}
-        assert_eq!(wait(&patience, 20), 2 * SHORTEST);
+        let policy = YieldPolicy::default();
+        while wait(&policy, policy.limit.load(Ordering::Relaxed)) > SHORTEST {}
+        assert_eq!(wait(&policy, 20), 2 * SHORTEST);
         // a yield in the wait that did not end it
-        assert_eq!(wait(&patience, 2 * SHORTEST + 30), 4 * SHORTEST);
-        while wait(&patience, 20) < LONGEST {}
-        assert_eq!(wait(&patience, 20), LONGEST);
-        assert_eq!(wait(&patience, 5 * LONGEST + 30), LONGEST);
+        assert_eq!(wait(&policy, 2 * SHORTEST + 30), 4 * SHORTEST);
+        while wait(&policy, 20) < LONGEST {}
+        assert_eq!(wait(&policy, 20), LONGEST);
+        assert_eq!(wait(&policy, 5 * LONGEST + 30), LONGEST);
     }
 
     #[test]
     fn completions_without_a_wait_change_nothing() {
-        let patience = Patience::default();
-        assert_eq!(wait(&patience, LONGEST), LONGEST / 2);
-        assert_eq!(wait(&patience, 0), LONGEST / 2);
+        let policy = YieldPolicy::default();
+        assert_eq!(wait(&policy, LONGEST), LONGEST / 2);
+        assert_eq!(wait(&policy, 0), LONGEST / 2);
     }
 }
