@@ -317,7 +317,11 @@ impl Qp {
         let Some(calls) = &self.executes else {
             return false;
         };
-        let flags = if keyed { 0 } else { sys::IBV_SEND_INLINE };
+        let flags = if keyed {
+            0
+        } else {
+            sys::SOFTDV_ACCESS_UNCHECKED
+        };
         let sge = sg_list(std::slice::from_ref(sge));
         let (opcode, addr, rkey) = (opcode as u32, addr.get(), rkey.get());
         match srq {
@@ -348,7 +352,11 @@ impl Qp {
         ) else {
             return 0;
         };
-        let flags = if keyed { 0 } else { sys::IBV_SEND_INLINE };
+        let flags = if keyed {
+            0
+        } else {
+            sys::SOFTDV_ACCESS_UNCHECKED
+        };
         let (opcode, to) = (SendOpcode::Read as u32, sg_list(sges));
         // the same layouts
         let (from, keys) = (addrs.as_ptr().cast(), rkeys.as_ptr().cast());

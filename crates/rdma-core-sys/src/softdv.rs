@@ -1,10 +1,14 @@
-//! The structures of softverbs' direct verbs (`docs/softverbs-ring.md`,
-//! `docs/softverbs-atomics.md`); the functions `softdv_*` are in [`VerbsFns`](crate::VerbsFns).
+//! The structures and flags of softverbs' direct verbs (`docs/softverbs.md`,
+//! `docs/softverbs-ring.md`, `docs/softverbs-atomics.md`); the functions `softdv_*` are in [`VerbsFns`](crate::VerbsFns).
 
 use core::ffi::c_void;
 
 /// Wakes a completion queue that is armed for solicited events, as `IBV_SEND_SOLICITED` does.
 pub const SOFTDV_RING_SOLICITED: u32 = 1;
+
+/// A flag of `softdv_access` and its variants: the lkey of the local memory is not checked, so the
+/// memory needs no region. It is readable, for a READ writable, by the guarantee of the caller.
+pub const SOFTDV_ACCESS_UNCHECKED: u32 = 1;
 
 /// Attributes of a new receive ring.
 #[repr(C)]

@@ -17,9 +17,9 @@ pub(crate) const MAX_DATAGRAM: u64 = 4096;
 pub(crate) const MAX_RD_ATOMIC: u8 = 128;
 /// Number of emulated nodes: limited by the node's field in GIDs and LIDs.
 pub(crate) const MAX_NODES: u32 = 4096;
-/// Longest wait of a call or of a request for a peer that does not end its part: an access to memory
-/// that its owner takes back, a lock of a file, the consumption of datagrams. A stopped process may
-/// never end it.
+/// Longest wait of a call or of a request for a peer that does not end its part: an access to
+/// memory that its owner takes back, a lock of a file, the consumption of datagrams. A stopped
+/// process may never end it.
 pub(crate) const PEER_WAIT: Duration = Duration::from_secs(5);
 /// [`PEER_WAIT`] in nanoseconds.
 pub(crate) const PEER_WAIT_NS: u64 = PEER_WAIT.as_nanos() as u64;

@@ -698,7 +698,7 @@ fn without_requests(end: &End, (_, key): (u64, u32), list: &[Access]) {
     let sges: Vec<_> = list.iter().take(8).map(sge).collect();
     let places: Vec<_> = list.iter().take(8).map(|access| access.remote.0).collect();
     let keys = [key; 8];
-    for (flags, executed) in [(0, 8), (IBV_SEND_INLINE, 0)] {
+    for (flags, executed) in [(0, 8), (SOFTDV_ACCESS_UNCHECKED, 0)] {
         let copies = COPIES.load(Ordering::Relaxed);
         let (sges, to, keys) = (sges.as_ptr(), places.as_ptr(), keys.as_ptr());
         // SAFETY: a live queue pair, 8 sges of registered memory, addresses and keys.

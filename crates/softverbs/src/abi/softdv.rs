@@ -63,7 +63,7 @@ pub(super) unsafe extern "C" fn adopt_buf(
 
 /// `softdv_access`: executes one RDMA WRITE or READ (`opcode`) in the call, without a work request:
 /// no record, no completion. It is behind all requests that were posted to the queue pair. With
-/// `IBV_SEND_INLINE` in `flags` the local memory needs no region, and may have any length.
+/// [`SOFTDV_ACCESS_UNCHECKED`] in `flags` the local memory needs no region.
 ///
 /// Returns `EAGAIN` if the operation has to be posted: requests before it have not been executed,
 /// it fails, or only a post can execute it. It may have moved bytes, as a request that failed.

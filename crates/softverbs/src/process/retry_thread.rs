@@ -112,7 +112,8 @@ impl Process {
         }
     }
 
-    /// Returns when the thread has to serve and no other one has done so for [`IDLE_BEFORE_SERVING`].
+    /// Returns when the thread has to serve and no other one has done so for
+    /// [`IDLE_BEFORE_SERVING`].
     fn watch_waiting(&self) {
         let mut rounds = self.retry_thread.rounds();
         let mut idle = Duration::ZERO;

@@ -184,8 +184,8 @@ impl Qp {
         }
         let process = self.process();
         let len = sge.length as usize;
-        let inline = flags & IBV_SEND_INLINE != 0;
-        let from = match inline {
+        let unchecked = flags & SOFTDV_ACCESS_UNCHECKED != 0;
+        let from = match unchecked {
             true => Some(sge.addr),
             false => {
                 process
@@ -196,9 +196,9 @@ impl Qp {
         let Some(from) = from.filter(|_| (1..=LONGEST).contains(&len)) else {
             return false;
         };
-        // This processor copies to memory of the device: local memory is that of a region, or short
-        // inline data.
-        let may_map = !inline || way == Direction::Write && len <= sq.max_inline as usize;
+        // This processor copies to memory of the device: local memory is that of a region, or as
+        // short as inline data.
+        let may_map = !unchecked || way == Direction::Write && len <= sq.max_inline as usize;
         let mut target = Target {
             key: Key(rkey),
             addr,
@@ -260,9 +260,9 @@ impl Qp {
             true => 1,
             false => sges.len(),
         };
-        let inline = flags & IBV_SEND_INLINE != 0;
+        let unchecked = flags & SOFTDV_ACCESS_UNCHECKED != 0;
         // this processor accesses local memory of regions alone: other memory may not be mapped
-        let mut list = List::new(!inline);
+        let mut list = List::new(!unchecked);
         let Some(&first) = rkeys.first() else {
             return 0;
         };
@@ -273,7 +273,7 @@ impl Qp {
             if !hazards.cover(*rkey) {
                 break;
             }
-            let from = match inline {
+            let from = match unchecked {
                 true => Some(sge.addr),
                 false => {
                     let write = way == Direction::Read;
