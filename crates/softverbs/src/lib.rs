@@ -82,6 +82,12 @@ mod srq;
 mod sync;
 #[allow(unsafe_code, reason = "system calls")]
 mod sys;
+#[cfg(any(test, fuzzing))]
+#[allow(unsafe_code, reason = "calls the device as a C program does")]
+mod testing;
+#[cfg(test)]
+#[allow(unsafe_code, reason = "calls the device as a C program does")]
+mod tests;
 #[allow(unsafe_code, reason = "domains are C objects")]
 mod xrc;
 

@@ -34,8 +34,8 @@ const BESIDE: &[(&str, &str)] = &[
 /// Files of a root, which may use all of its modules.
 const ROOTS: &[&str] = &["lib", "mod"];
 
-/// Modules without a layer: targets of fuzzing and models of loom, which are tests.
-const OUTSIDE: &[&str] = &["fuzz", "models"];
+/// Modules without a layer: targets of fuzzing, models of loom, tests and what they share.
+const OUTSIDE: &[&str] = &["fuzz", "models", "testing", "tests"];
 
 /// The provider's sources.
 const PROVIDER: &str = "provider/src/";

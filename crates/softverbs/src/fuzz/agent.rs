@@ -13,7 +13,6 @@ use atomic_ops::{Datatype, Op, Operation};
 use rdma_core_sys::*;
 
 use super::Input;
-use super::device::{End, attributes, device, verbs};
 use super::xrc::Targeted;
 use crate::agent::name as agent_name;
 use crate::process::Process;
@@ -21,6 +20,7 @@ use crate::region::Shape;
 use crate::segment::layout::{StateWord, qp, srq};
 use crate::srq::{Shared, split_srq_num};
 use crate::sys::{self, BounceFile, Line};
+use crate::testing::{End, attributes, device, verbs};
 
 /// Bytes of each part of the memory, and of a receive.
 const PART: usize = 4096;

@@ -7,17 +7,7 @@
 //! `AddressSanitizer`.
 
 mod agent;
-#[cfg(all(test, not(loom)))]
-mod agents;
 mod arena;
-mod device;
-mod input;
-#[cfg(test)]
-mod late_claims;
-#[cfg(test)]
-mod locks;
-#[cfg(test)]
-mod objects;
 mod packets;
 mod pending;
 mod region;
@@ -25,7 +15,7 @@ mod registry;
 mod ring;
 mod srq;
 mod states;
-mod stranger;
+pub(crate) mod stranger;
 mod stranger_xrc;
 mod tables;
 mod xrc;
@@ -43,7 +33,7 @@ pub use stranger::stranger;
 pub use stranger_xrc::stranger_xrc;
 pub use tables::tables;
 
-use input::Input;
+use crate::testing::Input;
 
 #[cfg(test)]
 mod tests {

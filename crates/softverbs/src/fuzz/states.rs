@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use rdma_core_sys::*;
 
 use super::Input;
-use super::device::{Buffer, End, RECVS, SENDS, attributes};
+use crate::testing::{Buffer, End, RECVS, SENDS, attributes};
 
 const STATES: [u32; 7] = [
     IBV_QPS_RESET,

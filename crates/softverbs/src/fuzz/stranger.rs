@@ -9,7 +9,6 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use rdma_core_sys::*;
 
 use super::Input;
-use super::device::{Buffer, End, attributes, device, request};
 use crate::entry::PANICKED;
 use crate::process::Process;
 use crate::registry::{Entry, Registry};
@@ -20,26 +19,27 @@ use crate::segment::layout::{
 };
 use crate::segment::{Mapping, OwnSegment};
 use crate::sys::{self, Identity, Pipe};
+use crate::testing::{Buffer, End, attributes, device, request};
 
-pub(super) const INDEX: u32 = 2;
+pub(crate) const INDEX: u32 = 2;
 const QP: usize = qp::AT + qp::STRIDE * INDEX as usize;
-pub(super) const DESC_AT: usize = arena::AT + 4096;
-pub(super) const ORDER_AT: usize = order::AT;
-pub(super) const COUNT: u32 = 8;
+pub(crate) const DESC_AT: usize = arena::AT + 4096;
+pub(crate) const ORDER_AT: usize = order::AT;
+pub(crate) const COUNT: u32 = 8;
 /// The region in the peer's table.
-pub(super) const KEY: u32 = 1 << 8 | 1;
+pub(crate) const KEY: u32 = 1 << 8 | 1;
 
-pub(super) struct Stranger {
-    pub(super) slot: u32,
-    pub(super) segment: OwnSegment,
+pub(crate) struct Stranger {
+    pub(crate) slot: u32,
+    pub(crate) segment: OwnSegment,
     /// The ring that it made for this process.
-    pub(super) ring: Mapping,
+    pub(crate) ring: Mapping,
     /// Memory of the child that it registered.
-    pub(super) memory: u64,
+    pub(crate) memory: u64,
 }
 
 /// The words of a shared receive queue whose receives are all posted, from position 1 on.
-pub(super) fn show_order(map: &Mapping) {
+pub(crate) fn show_order(map: &Mapping) {
     for index in 0..u64::from(COUNT) {
         let position = index + 1;
         let place = (position % u64::from(COUNT)) as usize;
@@ -48,7 +48,7 @@ pub(super) fn show_order(map: &Mapping) {
     }
 }
 
-pub(super) fn child() -> &'static Stranger {
+pub(crate) fn child() -> &'static Stranger {
     static STRANGER: OnceLock<Stranger> = OnceLock::new();
     STRANGER.get_or_init(|| {
         device();
@@ -123,7 +123,7 @@ pub(super) fn child() -> &'static Stranger {
 impl Stranger {
     /// The content of the segment of a process that follows the protocol, with a queue pair that is
     /// connected to `dest`.
-    pub(super) fn be_honest(&self, dest: u32, shared: bool) {
+    pub(crate) fn be_honest(&self, dest: u32, shared: bool) {
         let map = &self.segment.map;
         let process = Process::open().unwrap();
         let hazards = announce::AT + announce::STRIDE * process.slot as usize + announce::HAZARDS;
@@ -188,7 +188,7 @@ impl Stranger {
     }
 
     /// Changes one word that this process reads.
-    pub(super) fn scribble(&self, input: &mut Input<'_>) {
+    pub(crate) fn scribble(&self, input: &mut Input<'_>) {
         let map = &self.segment.map;
         let slot = Process::open().unwrap().slot as usize;
         let which = input.u8();
@@ -226,7 +226,7 @@ impl Stranger {
     }
 
     /// As [`Self::send`], with `message`; in one of `rarely` cases arbitrary content.
-    pub(super) fn send_any(
+    pub(crate) fn send_any(
         &self,
         input: &mut Input<'_>,
         rarely: u8,

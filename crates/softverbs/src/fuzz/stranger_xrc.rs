@@ -12,7 +12,6 @@ use std::sync::{Mutex, PoisonError};
 use rdma_core_sys::*;
 
 use super::Input;
-use super::device::{Buffer, End, SENDS, attributes, device, request, verbs};
 use super::stranger::{COUNT, DESC_AT, INDEX, KEY, ORDER_AT, Stranger, child, show_order};
 use super::xrc::Targeted;
 use crate::entry::PANICKED;
@@ -21,6 +20,7 @@ use crate::ring::Header;
 use crate::segment::layout::{OWNED, SEGMENT_SIZE, desc, qp_num, srq, xrc};
 use crate::srq::{Shared, srq_num};
 use crate::sync::Arc;
+use crate::testing::{Buffer, End, SENDS, attributes, device, request, verbs};
 use crate::xrc::Domain;
 
 /// The peer's shared receive queue, and the queue pair number in its messages.

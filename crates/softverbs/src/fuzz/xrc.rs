@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 
 use rdma_core_sys::*;
 
-use super::device::{RECVS, attributes, device, verbs};
+use crate::testing::{RECVS, attributes, device, verbs};
 
 /// A domain that no other process finds, the same for all inputs. Inputs that run at the same time
 /// as one with a spoiled domain use another domain.

@@ -8,9 +8,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rdma_core_sys::*;
 
-use super::device::{Buffer, End, RECVS, create_srq, device, verbs};
-use super::locks::connect_with;
 use crate::srq::{Srq, before_claim};
+use crate::testing::{Buffer, End, RECVS, create_srq, device, send_wr, verbs};
 
 /// Held by each test: one that fills the segment releases the words that another one expects to
 /// stay.
@@ -33,39 +32,21 @@ fn index_of(srq: *mut ibv_srq) -> u32 {
 /// and its receiver.
 fn pair(srq: *mut ibv_srq) -> (End, End) {
     let ends = (End::new(IBV_QPT_RC, false), End::on(srq, IBV_QPT_RC));
-    connect_with(&ends.0, ends.1.number(), 7);
-    connect_with(&ends.1, ends.0.number(), 7);
+    ends.0.connect_with(ends.1.number(), 7);
+    ends.1.connect_with(ends.0.number(), 7);
     ends
 }
 
 fn post_recv(end: &End, buffer: &Buffer) {
-    let (addr, lkey) = buffer.place();
-    let mut sges = [ibv_sge {
-        addr,
-        length: 64,
-        lkey,
-    }];
-    assert_eq!(end.post_recv(&mut sges, 1), 0);
+    assert_eq!(end.post_recv(&mut [buffer.sge(64)], 1), 0);
 }
 
 /// Posts a message of one sge, which takes the fast path, or of two.
 fn post_send(end: &End, buffer: &Buffer, num_sge: i32) {
-    let (addr, lkey) = buffer.place();
-    let mut sges = [ibv_sge {
-        addr,
-        length: 8,
-        lkey,
-    }; 2];
-    // SAFETY: all zeros is a value of it.
-    let mut wr: ibv_send_wr = unsafe { std::mem::zeroed() };
-    (wr.opcode, wr.send_flags) = (IBV_WR_SEND, IBV_SEND_SIGNALED);
+    let mut sges = [buffer.sge(8); 2];
+    let mut wr = send_wr(IBV_WR_SEND);
     (wr.sg_list, wr.num_sge) = (sges.as_mut_ptr(), num_sge);
     assert_eq!(end.post_send(&mut wr), 0);
-}
-
-fn completes(end: &End) -> bool {
-    let done = (0..1_000_000).find_map(|_| end.poll());
-    done.is_some_and(|done| done.status == IBV_WC_SUCCESS)
 }
 
 /// Sends a message, and while its sender is about to claim the second receive, destroys the
@@ -77,7 +58,7 @@ fn are_left_by_a_late_claim(num_sge: i32, replace: fn(u32) -> *mut ibv_srq) -> b
     // makes the ring, and the connection known
     post_recv(&receiver, &buffer);
     post_send(&sender, &buffer, num_sge);
-    assert!(completes(&sender) && completes(&receiver));
+    assert!(sender.wait_success() && receiver.wait_success());
     post_recv(&receiver, &buffer);
     let next = Rc::new(Cell::new(None));
     let (result, memory) = (Rc::clone(&next), Rc::clone(&buffer));
@@ -95,7 +76,7 @@ fn are_left_by_a_late_claim(num_sge: i32, replace: fn(u32) -> *mut ibv_srq) -> b
     let (other, receiver) = next.take().unwrap();
     (0..2).all(|_| {
         post_send(&other, &buffer, num_sge);
-        completes(&other) && completes(&receiver)
+        other.wait_success() && receiver.wait_success()
     })
 }
 

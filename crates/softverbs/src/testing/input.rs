@@ -1,18 +1,18 @@
 //! Bytes as a source of choices.
 
 /// The remaining bytes. After their end every byte is 0.
-pub(super) struct Input<'a>(&'a [u8]);
+pub(crate) struct Input<'a>(&'a [u8]);
 
 impl<'a> Input<'a> {
-    pub(super) fn new(data: &'a [u8]) -> Self {
+    pub(crate) fn new(data: &'a [u8]) -> Self {
         Self(data)
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    pub(super) fn bytes(&mut self, most: usize) -> &'a [u8] {
+    pub(crate) fn bytes(&mut self, most: usize) -> &'a [u8] {
         let (head, rest) = self.0.split_at(most.min(self.0.len()));
         self.0 = rest;
         head
@@ -26,24 +26,24 @@ impl<'a> Input<'a> {
             .fold(0, |number, &byte| number << 8 | u64::from(byte))
     }
 
-    pub(super) fn u8(&mut self) -> u8 {
+    pub(crate) fn u8(&mut self) -> u8 {
         self.number(1) as u8
     }
 
-    pub(super) fn u16(&mut self) -> u16 {
+    pub(crate) fn u16(&mut self) -> u16 {
         self.number(2) as u16
     }
 
-    pub(super) fn u32(&mut self) -> u32 {
+    pub(crate) fn u32(&mut self) -> u32 {
         self.number(4) as u32
     }
 
-    pub(super) fn u64(&mut self) -> u64 {
+    pub(crate) fn u64(&mut self) -> u64 {
         self.number(8)
     }
 
     /// A number below `limit`, from up to 2 bytes.
-    pub(super) fn below(&mut self, limit: usize) -> usize {
+    pub(crate) fn below(&mut self, limit: usize) -> usize {
         let raw = if limit <= 256 {
             usize::from(self.u8())
         } else {
@@ -53,7 +53,7 @@ impl<'a> Input<'a> {
     }
 
     /// A number that is often near a value that code compares with.
-    pub(super) fn edgy(&mut self) -> u64 {
+    pub(crate) fn edgy(&mut self) -> u64 {
         let shift = self.u8();
         let small = u64::from(self.u8());
         match shift % 5 {

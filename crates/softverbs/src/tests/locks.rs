@@ -7,48 +7,11 @@ use std::time::{Duration, Instant};
 
 use rdma_core_sys::*;
 
-use super::device::{Buffer, End, attributes};
-use super::stranger::{self, INDEX, KEY};
+use crate::fuzz::stranger::{self, INDEX, KEY};
 use crate::process::Process;
 use crate::region::{LOCK_WAIT, hold_lock};
 use crate::segment::layout::{qp_num, region};
-
-/// Moves a queue pair to RTS, connected to another one of this process.
-pub(super) fn connect(end: &End, dest: u32) {
-    connect_with(end, dest, 0);
-}
-
-/// As [`connect`], with the number of retries without a receive.
-pub(super) fn connect_with(end: &End, dest: u32, rnr_retry: u8) {
-    let mut attr = attributes(dest);
-    attr.rnr_retry = rnr_retry;
-    for (state, mask) in [
-        (
-            IBV_QPS_INIT,
-            IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS,
-        ),
-        (
-            IBV_QPS_RTR,
-            IBV_QP_AV
-                | IBV_QP_PATH_MTU
-                | IBV_QP_DEST_QPN
-                | IBV_QP_RQ_PSN
-                | IBV_QP_MAX_DEST_RD_ATOMIC
-                | IBV_QP_MIN_RNR_TIMER,
-        ),
-        (
-            IBV_QPS_RTS,
-            IBV_QP_SQ_PSN
-                | IBV_QP_TIMEOUT
-                | IBV_QP_RETRY_CNT
-                | IBV_QP_RNR_RETRY
-                | IBV_QP_MAX_QP_RD_ATOMIC,
-        ),
-    ] {
-        attr.qp_state = state;
-        assert_eq!(end.modify(&mut attr, IBV_QP_STATE | mask), 0);
-    }
-}
+use crate::testing::{Buffer, End, device, send_wr};
 
 /// An atomic that adds 5 to the first word of a buffer, the earlier value of which replaces the
 /// second one.
@@ -59,9 +22,8 @@ fn add(kind: u32, buffer: &Buffer, operand: &u64, atomic: &mut softdv_atomic, id
         length: 8,
         lkey: key,
     };
-    // SAFETY: all zeros is a value of it.
-    let mut wr: ibv_send_wr = unsafe { std::mem::zeroed() };
-    (wr.wr_id, wr.opcode, wr.send_flags) = (id, kind, IBV_SEND_SIGNALED);
+    let mut wr = send_wr(kind);
+    wr.wr_id = id;
     (wr.sg_list, wr.num_sge) = (&raw mut sge, 1);
     (wr.wr.atomic.remote_addr, wr.wr.atomic.rkey) = (addr, key);
     wr.wr.atomic.compare_add = 5;
@@ -79,14 +41,14 @@ fn add(kind: u32, buffer: &Buffer, operand: &u64, atomic: &mut softdv_atomic, id
 #[test]
 fn a_request_waits_for_the_holder_of_a_lock() {
     let process = Process::current().unwrap_or_else(|| {
-        let _ = super::device::device();
+        let _ = device();
         Process::current().unwrap()
     });
     for kind in [IBV_WR_ATOMIC_FETCH_AND_ADD, SOFTDV_WR_ATOMIC] {
         let buffer = Buffer::new(16);
         let (a, b) = (End::new(IBV_QPT_RC, false), End::new(IBV_QPT_RC, false));
-        connect(&a, b.number());
-        connect(&b, a.number());
+        a.connect(b.number());
+        b.connect(a.number());
         let operand = 5;
         // SAFETY: all zeros is a value of it.
         let mut atomic: softdv_atomic = unsafe { std::mem::zeroed() };
@@ -137,16 +99,16 @@ fn a_published_address_that_wraps_is_refused() {
     stranger.be_honest(end.number(), false);
     let entry = region::AT + region::STRIDE;
     let addr = stranger.segment.map.u64(entry + region::ADDR);
-    connect(&end, qp_num(stranger.slot, INDEX));
+    end.connect(qp_num(stranger.slot, INDEX));
     for wrapping in [u64::MAX - 7, u64::MAX - 8, u64::MAX] {
         addr.store(wrapping, Ordering::Relaxed);
         let operands = [5_u64; 2];
-        // SAFETY: all zeros is a value of both.
-        let (mut atomic, mut wr): (softdv_atomic, ibv_send_wr) = unsafe { std::mem::zeroed() };
+        // SAFETY: all zeros is a value of it.
+        let mut atomic: softdv_atomic = unsafe { std::mem::zeroed() };
+        let mut wr = send_wr(SOFTDV_WR_ATOMIC);
         // FI_SUM of FI_UINT64
         (atomic.op, atomic.datatype, atomic.count) = (2, 7, 2);
         atomic.operands = operands.as_ptr().cast();
-        (wr.opcode, wr.send_flags) = (SOFTDV_WR_ATOMIC, IBV_SEND_SIGNALED);
         (wr.wr.atomic.remote_addr, wr.wr.atomic.rkey) = (stranger.memory, KEY);
         wr.wr.atomic.compare_add = (&raw mut atomic).expose_provenance() as u64;
         within_limit(|| assert_eq!(end.post_send(&mut wr), 0));

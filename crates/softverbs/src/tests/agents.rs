@@ -8,10 +8,8 @@ use std::time::{Duration, Instant};
 
 use rdma_core_sys::*;
 
-use super::device::{Buffer, End};
-use super::locks::connect;
-use super::stranger::{self, INDEX};
 use crate::agent::{Kind, Outcome, PLACE, PLACES, REPLY, REQUEST, Reply, Request, name};
+use crate::fuzz::stranger::{self, INDEX};
 use crate::peer::Peer;
 use crate::process::Process;
 use crate::qp::Qp;
@@ -19,6 +17,7 @@ use crate::registry::{ENTRY, Entry};
 use crate::segment::layout::{StateWord, qp, qp_num, split_qp_num};
 use crate::sync::Arc;
 use crate::sys::{self, BounceFile, Line, Listener};
+use crate::testing::{Buffer, End, device, send_wr};
 
 /// The next answer; `None`: the agent has closed the line.
 fn answer(line: &Line) -> Option<Reply> {
@@ -67,7 +66,7 @@ fn an_entry_of_the_registry_gives_no_access() {
     let (line, bounce) = greet().unwrap();
     let end = End::new(IBV_QPT_RC, false);
     stranger.be_honest(end.number(), false);
-    connect(&end, qp_num(stranger.slot, INDEX));
+    end.connect(qp_num(stranger.slot, INDEX));
     let buffer = Buffer::new(64);
     let (addr, key) = buffer.place();
     let (_, index) = split_qp_num(end.number());
@@ -95,7 +94,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 
 /// This process as a peer whose memory the kernel refuses to it, so that it needs its own agent.
 fn refusing() -> (&'static Process, Arc<Peer>) {
-    super::device::device();
+    device();
     let process = Process::current().unwrap();
     let peer = process.peer(process.slot).unwrap();
     peer.refuse();
@@ -105,24 +104,17 @@ fn refusing() -> (&'static Process, Arc<Peer>) {
 /// Two queue pairs of this process, connected to each other.
 fn pair() -> (End, End) {
     let pair = (End::new(IBV_QPT_RC, false), End::new(IBV_QPT_RC, false));
-    connect(&pair.0, pair.1.number());
-    connect(&pair.1, pair.0.number());
+    pair.0.connect(pair.1.number());
+    pair.1.connect(pair.0.number());
     pair
 }
 
 /// Posts a READ of a whole buffer into itself.
 fn post_read(end: &End, buffer: &Buffer, len: usize) {
-    let (addr, key) = buffer.place();
-    let mut sge = ibv_sge {
-        addr,
-        length: len as u32,
-        lkey: key,
-    };
-    // SAFETY: all zeros is a value of it.
-    let mut wr: ibv_send_wr = unsafe { std::mem::zeroed() };
-    (wr.opcode, wr.send_flags) = (IBV_WR_RDMA_READ, IBV_SEND_SIGNALED);
+    let mut sge = buffer.sge(len);
+    let mut wr = send_wr(IBV_WR_RDMA_READ);
     (wr.sg_list, wr.num_sge) = (&raw mut sge, 1);
-    (wr.wr.rdma.remote_addr, wr.wr.rdma.rkey) = (addr, key);
+    (wr.wr.rdma.remote_addr, wr.wr.rdma.rkey) = buffer.place();
     assert_eq!(end.post_send(&mut wr), 0);
 }
 

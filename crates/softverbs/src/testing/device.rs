@@ -8,9 +8,9 @@ use rdma_core_sys::*;
 use super::Input;
 
 /// The objects that all inputs use.
-pub(super) struct Device {
-    pub(super) context: *mut ibv_context,
-    pub(super) pd: *mut ibv_pd,
+pub(crate) struct Device {
+    pub(crate) context: *mut ibv_context,
+    pub(crate) pd: *mut ibv_pd,
 }
 
 // SAFETY: contexts and protection domains may be used by several threads at once.
@@ -18,11 +18,11 @@ unsafe impl Send for Device {}
 // SAFETY: as above.
 unsafe impl Sync for Device {}
 
-pub(super) fn verbs() -> &'static VerbsFns {
+pub(crate) fn verbs() -> &'static VerbsFns {
     &crate::backend().verbs
 }
 
-pub(super) fn device() -> &'static Device {
+pub(crate) fn device() -> &'static Device {
     static DEVICE: OnceLock<Device> = OnceLock::new();
     DEVICE.get_or_init(|| {
         // SAFETY: the list is freed after its only use.
@@ -38,17 +38,17 @@ pub(super) fn device() -> &'static Device {
 }
 
 /// A queue pair with its own completion queue, and possibly a shared receive queue.
-pub(super) struct End {
-    pub(super) cq: *mut ibv_cq,
-    pub(super) srq: *mut ibv_srq,
-    pub(super) qp: *mut ibv_qp,
+pub(crate) struct End {
+    pub(crate) cq: *mut ibv_cq,
+    pub(crate) srq: *mut ibv_srq,
+    pub(crate) qp: *mut ibv_qp,
 }
 
-pub(super) const SENDS: u32 = 8;
-pub(super) const RECVS: u32 = 8;
+pub(crate) const SENDS: u32 = 8;
+pub(crate) const RECVS: u32 = 8;
 
 impl End {
-    pub(super) fn new(kind: ibv_qp_type, shared: bool) -> Self {
+    pub(crate) fn new(kind: ibv_qp_type, shared: bool) -> Self {
         let srq = if shared {
             create_srq(RECVS)
         } else {
@@ -58,7 +58,7 @@ impl End {
     }
 
     /// With this shared receive queue, or NULL.
-    pub(super) fn on(srq: *mut ibv_srq, kind: ibv_qp_type) -> Self {
+    pub(crate) fn on(srq: *mut ibv_srq, kind: ibv_qp_type) -> Self {
         let device = device();
         // SAFETY: all objects are live and of one context.
         unsafe {
@@ -81,17 +81,17 @@ impl End {
         }
     }
 
-    pub(super) fn number(&self) -> u32 {
+    pub(crate) fn number(&self) -> u32 {
         // SAFETY: live.
         unsafe { (*self.qp).qp_num }
     }
 
-    pub(super) fn modify(&self, attr: &mut ibv_qp_attr, mask: u32) -> i32 {
+    pub(crate) fn modify(&self, attr: &mut ibv_qp_attr, mask: u32) -> i32 {
         // SAFETY: live, with valid attributes.
         unsafe { (verbs().ibv_modify_qp)(self.qp, attr, mask.cast_signed()) }
     }
 
-    pub(super) fn state(&self) -> u32 {
+    pub(crate) fn state(&self) -> u32 {
         // SAFETY: live; all zeros is a value of both.
         unsafe {
             let mut attr: ibv_qp_attr = std::mem::zeroed();
@@ -103,7 +103,7 @@ impl End {
         }
     }
 
-    pub(super) fn post_recv(&self, sges: &mut [ibv_sge], id: u64) -> i32 {
+    pub(crate) fn post_recv(&self, sges: &mut [ibv_sge], id: u64) -> i32 {
         let mut bad = null_mut();
         let mut wr = ibv_recv_wr {
             wr_id: id,
@@ -121,19 +121,65 @@ impl End {
         }
     }
 
-    pub(super) fn post_send(&self, wr: &mut ibv_send_wr) -> i32 {
+    pub(crate) fn post_send(&self, wr: &mut ibv_send_wr) -> i32 {
         let mut bad = null_mut();
         // SAFETY: live, a chain of one.
         unsafe { ibv_post_send(self.qp, wr, &raw mut bad) }
     }
 
-    pub(super) fn poll(&self) -> Option<ibv_wc> {
+    pub(crate) fn poll(&self) -> Option<ibv_wc> {
         // SAFETY: live, room for one; all zeros is a value of it.
         unsafe {
             let mut wc: ibv_wc = std::mem::zeroed();
             let count = ibv_poll_cq(self.cq, 1, &raw mut wc);
             assert!(count >= 0);
             (count == 1).then_some(wc)
+        }
+    }
+
+    /// Whether the next completion, which comes within 1,000,000 polls, is a success.
+    #[cfg(test)]
+    pub(crate) fn wait_success(&self) -> bool {
+        let done = (0..1_000_000).find_map(|_| self.poll());
+        done.is_some_and(|done| done.status == IBV_WC_SUCCESS)
+    }
+
+    /// Moves it to RTS, connected to another queue pair of this host.
+    #[cfg(test)]
+    pub(crate) fn connect(&self, dest: u32) {
+        self.connect_with(dest, 0);
+    }
+
+    /// As [`Self::connect`], with the number of retries without a receive.
+    #[cfg(test)]
+    pub(crate) fn connect_with(&self, dest: u32, rnr_retry: u8) {
+        let mut attr = attributes(dest);
+        attr.rnr_retry = rnr_retry;
+        for (state, mask) in [
+            (
+                IBV_QPS_INIT,
+                IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS,
+            ),
+            (
+                IBV_QPS_RTR,
+                IBV_QP_AV
+                    | IBV_QP_PATH_MTU
+                    | IBV_QP_DEST_QPN
+                    | IBV_QP_RQ_PSN
+                    | IBV_QP_MAX_DEST_RD_ATOMIC
+                    | IBV_QP_MIN_RNR_TIMER,
+            ),
+            (
+                IBV_QPS_RTS,
+                IBV_QP_SQ_PSN
+                    | IBV_QP_TIMEOUT
+                    | IBV_QP_RETRY_CNT
+                    | IBV_QP_RNR_RETRY
+                    | IBV_QP_MAX_QP_RD_ATOMIC,
+            ),
+        ] {
+            attr.qp_state = state;
+            assert_eq!(self.modify(&mut attr, IBV_QP_STATE | mask), 0);
         }
     }
 }
@@ -152,7 +198,7 @@ impl Drop for End {
 }
 
 /// A shared receive queue of `max_wr` receives.
-pub(super) fn create_srq(max_wr: u32) -> *mut ibv_srq {
+pub(crate) fn create_srq(max_wr: u32) -> *mut ibv_srq {
     // SAFETY: all zeros is a value of it; a live domain.
     unsafe {
         let mut attr: ibv_srq_init_attr = std::mem::zeroed();
@@ -164,7 +210,7 @@ pub(super) fn create_srq(max_wr: u32) -> *mut ibv_srq {
 }
 
 /// Valid attributes for every transition, for a connection to queue pair `dest` of this host.
-pub(super) fn attributes(dest: u32) -> ibv_qp_attr {
+pub(crate) fn attributes(dest: u32) -> ibv_qp_attr {
     let device = device();
     // SAFETY: all zeros is a value of them; the GID is written by the call.
     unsafe {
@@ -187,13 +233,13 @@ pub(super) fn attributes(dest: u32) -> ibv_qp_attr {
 }
 
 /// A buffer of `len` bytes and its region.
-pub(super) struct Buffer {
+pub(crate) struct Buffer {
     bytes: Box<[u8]>,
     mr: *mut ibv_mr,
 }
 
 impl Buffer {
-    pub(super) fn new(len: usize) -> Self {
+    pub(crate) fn new(len: usize) -> Self {
         let mut bytes = vec![0; len].into_boxed_slice();
         let access = IBV_ACCESS_LOCAL_WRITE
             | IBV_ACCESS_REMOTE_READ
@@ -213,7 +259,7 @@ impl Buffer {
     }
 
     /// A piece of its first `len` bytes.
-    pub(super) fn part(&self, input: &mut Input<'_>, len: usize) -> ibv_sge {
+    pub(crate) fn part(&self, input: &mut Input<'_>, len: usize) -> ibv_sge {
         let offset = input.below(len);
         ibv_sge {
             addr: self.bytes.as_ptr() as u64 + offset as u64,
@@ -223,23 +269,34 @@ impl Buffer {
         }
     }
 
+    /// Its first `len` bytes.
+    #[cfg(test)]
+    pub(crate) fn sge(&self, len: usize) -> ibv_sge {
+        let (addr, lkey) = self.place();
+        ibv_sge {
+            addr,
+            length: len as u32,
+            lkey,
+        }
+    }
+
     /// Its address, and its key.
     #[cfg(test)]
-    pub(super) fn place(&self) -> (u64, u32) {
+    pub(crate) fn place(&self) -> (u64, u32) {
         // SAFETY: live. Its two keys are equal.
         (self.bytes.as_ptr() as u64, unsafe { (*self.mr).rkey })
     }
 
     /// The word of 8 bytes with this index.
     #[cfg(test)]
-    pub(super) fn word(&self, index: usize) -> u64 {
+    pub(crate) fn word(&self, index: usize) -> u64 {
         let at = self.bytes[index * 8..][..8].as_ptr().cast::<u64>();
         // SAFETY: inside the buffer, which the device writes.
         unsafe { at.read_unaligned() }
     }
 
     /// Whether all bytes from this one on are zero.
-    pub(super) fn is_empty_from(&self, start: usize) -> bool {
+    pub(crate) fn is_empty_from(&self, start: usize) -> bool {
         self.bytes[start..]
             .iter()
             // SAFETY: inside the buffer, which the device writes.
@@ -247,7 +304,7 @@ impl Buffer {
     }
 
     /// A piece of it, in nearly all cases inside.
-    pub(super) fn piece(&self, input: &mut Input<'_>) -> ibv_sge {
+    pub(crate) fn piece(&self, input: &mut Input<'_>) -> ibv_sge {
         let offset = input.below(self.bytes.len());
         let len = input.below(self.bytes.len() - offset + 1);
         let far = input.u8() == 255;
@@ -267,8 +324,16 @@ impl Drop for Buffer {
     }
 }
 
+/// A request with a completion; all its other fields are 0.
+pub(crate) fn send_wr(opcode: ibv_wr_opcode) -> ibv_send_wr {
+    // SAFETY: all zeros is a value of it.
+    let mut wr: ibv_send_wr = unsafe { std::mem::zeroed() };
+    (wr.opcode, wr.send_flags) = (opcode, IBV_SEND_SIGNALED);
+    wr
+}
+
 /// A request of any kind. The pieces must live until it is posted.
-pub(super) fn request(input: &mut Input<'_>, sges: &mut [ibv_sge], id: u64) -> ibv_send_wr {
+pub(crate) fn request(input: &mut Input<'_>, sges: &mut [ibv_sge], id: u64) -> ibv_send_wr {
     const OPCODES: [u32; 7] = [
         IBV_WR_SEND,
         IBV_WR_SEND_WITH_IMM,
@@ -278,16 +343,14 @@ pub(super) fn request(input: &mut Input<'_>, sges: &mut [ibv_sge], id: u64) -> i
         IBV_WR_ATOMIC_FETCH_AND_ADD,
         IBV_WR_ATOMIC_CMP_AND_SWP,
     ];
-    // SAFETY: all zeros is a value of it.
-    let mut wr: ibv_send_wr = unsafe { std::mem::zeroed() };
+    let mut wr = send_wr(OPCODES[input.below(OPCODES.len())]);
     wr.wr_id = id;
-    wr.opcode = OPCODES[input.below(OPCODES.len())];
     wr.sg_list = if sges.is_empty() {
         null::<ibv_sge>().cast_mut()
     } else {
         sges.as_mut_ptr()
     };
     wr.num_sge = sges.len() as i32;
-    wr.send_flags = IBV_SEND_SIGNALED | (u32::from(input.u8() & 1) * IBV_SEND_SOLICITED);
+    wr.send_flags |= u32::from(input.u8() & 1) * IBV_SEND_SOLICITED;
     wr
 }

@@ -9,8 +9,6 @@ use std::time::{Duration, Instant};
 
 use rdma_core_sys::*;
 
-use super::device::{Buffer, End, attributes, device, verbs};
-use super::locks::{connect, connect_with};
 use crate::agent::{Kind, Request};
 use crate::agent_thread;
 use crate::hazard::Hazard;
@@ -22,6 +20,7 @@ use crate::qp::{Qp, behind_child};
 use crate::region::Range;
 use crate::segment::layout::{member, qp, split_qp_num, xrc};
 use crate::srq::Srq;
+use crate::testing::{Buffer, End, attributes, device, send_wr, verbs};
 
 /// The index of a shared receive queue whose creation has failed can be named by any message and
 /// by any agent request of another process.
@@ -93,13 +92,7 @@ fn an_imported_region_that_is_in_use_leaves_its_domain() {
 fn receives_are_returned_over_a_line_that_the_agent_closes() {
     let end = End::new(IBV_QPT_RC, true);
     let buffer = Buffer::new(64);
-    let (addr, lkey) = buffer.place();
-    let mut sges = [ibv_sge {
-        addr,
-        length: 64,
-        lkey,
-    }];
-    assert_eq!(end.post_recv(&mut sges, 1), 0);
+    assert_eq!(end.post_recv(&mut [buffer.sge(64)], 1), 0);
     let process = Process::current().unwrap();
     // SAFETY: a live queue.
     let srq = unsafe { Srq::from_ptr(end.srq) };
@@ -126,23 +119,14 @@ fn receives_are_returned_over_a_line_that_the_agent_closes() {
 fn an_atomic_that_an_agent_may_have_executed_does_not_wait_for_the_next_connection() {
     let (one, other) = (End::new(IBV_QPT_RC, false), End::new(IBV_QPT_RC, false));
     let buffer = Buffer::new(64);
-    let (addr, lkey) = buffer.place();
-    let mut sges = [ibv_sge {
-        addr,
-        length: 8,
-        lkey,
-    }];
-    connect(&one, other.number());
-    connect(&other, one.number());
-    // SAFETY: all zeros is a value of it.
-    let mut wr: ibv_send_wr = unsafe { std::mem::zeroed() };
-    (wr.opcode, wr.send_flags) = (IBV_WR_RDMA_READ, IBV_SEND_SIGNALED);
-    (wr.sg_list, wr.num_sge) = (sges.as_mut_ptr(), 1);
-    wr.wr.rdma.remote_addr = addr;
-    wr.wr.rdma.rkey = lkey;
+    let mut sge = buffer.sge(8);
+    one.connect(other.number());
+    other.connect(one.number());
+    let mut wr = send_wr(IBV_WR_RDMA_READ);
+    (wr.sg_list, wr.num_sge) = (&raw mut sge, 1);
+    (wr.wr.rdma.remote_addr, wr.wr.rdma.rkey) = buffer.place();
     assert_eq!(one.post_send(&mut wr), 0);
-    let done = (0..1_000_000).find_map(|_| one.poll()).unwrap();
-    assert_eq!(done.status, IBV_WC_SUCCESS);
+    assert!(one.wait_success());
     // SAFETY: a live queue pair.
     let qp = unsafe { Qp::from_ptr(one.qp) };
     assert!(!qp.waits_unanswered(false));
@@ -157,12 +141,10 @@ fn an_atomic_that_an_agent_may_have_executed_does_not_wait_for_the_next_connecti
 #[test]
 fn a_post_returns_while_its_request_to_ring_is_cleared_again_and_again() {
     let (one, other) = (End::new(IBV_QPT_RC, false), End::new(IBV_QPT_RC, false));
-    connect_with(&one, other.number(), 7);
-    connect_with(&other, one.number(), 7);
-    // SAFETY: all zeros is a value of it.
-    let mut wr: ibv_send_wr = unsafe { std::mem::zeroed() };
+    one.connect_with(other.number(), 7);
+    other.connect_with(one.number(), 7);
     // no message that the receiver could take itself
-    (wr.opcode, wr.send_flags) = (IBV_WR_RDMA_WRITE_WITH_IMM, IBV_SEND_SIGNALED);
+    let mut wr = send_wr(IBV_WR_RDMA_WRITE_WITH_IMM);
     let process = Process::current().unwrap();
     let (_, index) = split_qp_num(other.number());
     let at = qp::AT + qp::STRIDE * index as usize + qp::WAITING;
@@ -181,15 +163,8 @@ fn a_post_returns_while_its_request_to_ring_is_cleared_again_and_again() {
     });
     assert!(took < second, "{took:?}");
     let buffer = Buffer::new(64);
-    let (addr, lkey) = buffer.place();
-    let mut sges = [ibv_sge {
-        addr,
-        length: 64,
-        lkey,
-    }];
-    assert_eq!(other.post_recv(&mut sges, 1), 0);
-    let done = (0..1_000_000).find_map(|_| one.poll()).unwrap();
-    assert_eq!(done.status, IBV_WC_SUCCESS);
+    assert_eq!(other.post_recv(&mut [buffer.sge(64)], 1), 0);
+    assert!(one.wait_success());
 }
 
 /// Another thread closes the domain as soon as its last target is no child of it: the membership
@@ -270,7 +245,7 @@ fn a_deregistration_waits_for_the_copies_of_the_own_process() {
         });
     }
     let other = end.number();
-    connect(&end, other);
+    end.connect(other);
     // the end waits for no lock that is free
     let (_, ends) = begin();
     assert_eq!(ends.join().unwrap(), Ok(()));

@@ -1,0 +1,7 @@
+//! The device as a program uses it, for its unit tests and its fuzz targets.
+
+mod device;
+mod input;
+
+pub(crate) use device::*;
+pub(crate) use input::Input;
