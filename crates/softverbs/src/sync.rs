@@ -347,6 +347,7 @@ fn outlast_stores() {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::refuse::refuse;
     use std::sync::Arc;
 
     #[test]
@@ -371,32 +372,6 @@ mod tests {
         drop(held);
     }
 
-    /// Refuses membarrier(2) to the calling thread.
-    fn refuse_barriers() {
-        const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
-        const EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
-        const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
-        let step = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
-        let mut filter = [
-            // the filter's first input word is the number of the call
-            step(LOAD, 0, 0, 0),
-            step(EQUAL, 0, 1, libc::SYS_membarrier as u32),
-            step(RETURN, 0, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
-            step(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW),
-        ];
-        let program = libc::sock_fprog {
-            len: filter.len() as u16,
-            filter: filter.as_mut_ptr(),
-        };
-        // SAFETY: a filter that lives as long as the call.
-        unsafe {
-            assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
-            let mode = libc::SECCOMP_MODE_FILTER;
-            let set = libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const program);
-            assert_eq!(set, 0);
-        }
-    }
-
     /// A filter that is installed later takes the barriers away from a thread.
     #[test]
     fn a_refused_barrier_is_replaced() {
@@ -417,7 +392,7 @@ mod tests {
             "a barrier takes as long as the wait"
         );
         let refused = std::thread::spawn(move || {
-            refuse_barriers();
+            refuse(&[libc::SYS_membarrier]);
             shortest()
         });
         assert!(refused.join().unwrap() >= STORES_NS);

@@ -17,6 +17,8 @@ mod harness;
 mod hostile;
 #[path = "cm/process.rs"]
 mod process;
+#[path = "common/refuse.rs"]
+mod refuse;
 #[path = "cm/repeats.rs"]
 mod repeats;
 #[path = "cm/second.rs"]

@@ -2,6 +2,9 @@
 
 mod device;
 mod input;
+#[cfg(test)]
+#[path = "../../tests/common/refuse.rs"]
+pub(crate) mod refuse;
 
 pub(crate) use device::*;
 pub(crate) use input::Input;

@@ -1,5 +1,6 @@
 //! Ids without a channel of the application, whose calls wait for their events.
 
+use super::refuse::{Rule, refuse_by};
 use super::repeats::with_descriptors;
 use super::*;
 
@@ -287,30 +288,11 @@ fn a_listener_that_gets_a_channel_keeps_its_requests() {
 /// Refuses to this thread that a descriptor is added to an epoll set, as the kernel does when the
 /// user has reached its limit.
 fn refuse_watching() {
-    const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
-    const EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
-    const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
-    let step = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
-    // the filter's input is `struct seccomp_data`: the number of the call, and at 16 its arguments
-    let mut filter = [
-        step(LOAD, 0, 0, 0),
-        step(EQUAL, 0, 3, libc::SYS_epoll_ctl as u32),
-        step(LOAD, 0, 0, 16 + 8),
-        step(EQUAL, 0, 1, libc::EPOLL_CTL_ADD as u32),
-        step(RETURN, 0, 0, libc::SECCOMP_RET_ERRNO | libc::ENOSPC as u32),
-        step(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW),
-    ];
-    let program = libc::sock_fprog {
-        len: filter.len() as u16,
-        filter: filter.as_mut_ptr(),
-    };
-    let mode = libc::SECCOMP_MODE_FILTER;
-    // SAFETY: a filter that lives as long as the call.
-    unsafe {
-        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
-        let set = libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const program);
-        assert_eq!(set, 0);
-    }
+    refuse_by(&[Rule {
+        call: libc::SYS_epoll_ctl,
+        argument: Some((1, libc::EPOLL_CTL_ADD.cast_unsigned())),
+        errno: libc::ENOSPC,
+    }]);
 }
 
 /// The id of a request gets a channel of its own. If its socket cannot be watched there, the

@@ -6,18 +6,34 @@
     reason = "shared by programs, each of which uses a part"
 )]
 
-/// Refuses these system calls to this thread, and to the threads and children that it makes: the
-/// kernel returns `EPERM`.
-pub fn refuse(calls: &[libc::c_long]) {
+/// A system call that the kernel refuses.
+#[derive(Clone, Copy)]
+pub struct Rule {
+    pub call: libc::c_long,
+    /// Only with this value in the lower 32 bits of the argument with this index.
+    pub argument: Option<(u32, u32)>,
+    /// The result of the call.
+    pub errno: i32,
+}
+
+/// Refuses these system calls to this thread, and to the threads and children that it makes.
+pub fn refuse_by(rules: &[Rule]) {
     const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
     const EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
     const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
     let step = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
-    let refusal = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
-    // the filter's first input word is the number of the call
-    let mut filter = vec![step(LOAD, 0, 0, 0)];
-    for &call in calls {
-        filter.push(step(EQUAL, 0, 1, call as u32));
+    let mut filter = Vec::new();
+    for rule in rules {
+        // the filter's input is `struct seccomp_data`: the number of the call, and at 16 its
+        // arguments
+        filter.push(step(LOAD, 0, 0, 0));
+        let steps = if rule.argument.is_some() { 3 } else { 1 };
+        filter.push(step(EQUAL, 0, steps, rule.call as u32));
+        if let Some((index, value)) = rule.argument {
+            filter.push(step(LOAD, 0, 0, 16 + 8 * index));
+            filter.push(step(EQUAL, 0, 1, value));
+        }
+        let refusal = libc::SECCOMP_RET_ERRNO | rule.errno.cast_unsigned();
         filter.push(step(RETURN, 0, 0, refusal));
     }
     filter.push(step(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW));
@@ -29,11 +45,19 @@ pub fn refuse(calls: &[libc::c_long]) {
     unsafe {
         assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
         let mode = libc::SECCOMP_MODE_FILTER;
-        assert_eq!(
-            libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const program),
-            0
-        );
+        let set = libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const program);
+        assert_eq!(set, 0);
     }
+}
+
+/// As [`refuse_by`], with `EPERM` and whatever the arguments are.
+pub fn refuse(calls: &[libc::c_long]) {
+    let rule = |&call| Rule {
+        call,
+        argument: None,
+        errno: libc::EPERM,
+    };
+    refuse_by(&calls.iter().map(rule).collect::<Vec<_>>());
 }
 
 /// Refuses copies between processes to this process and its future children.
