@@ -52,7 +52,7 @@ trait Local: Kind {
 
 impl Local for Ep {
     fn format(&self) -> Format {
-        self.format
+        self.common.format
     }
 
     fn set_addr(&self, addr: SocketAddr) -> Result<()> {
@@ -80,7 +80,7 @@ impl Local for Pep {
 
 impl Local for RdmEp {
     fn format(&self) -> Format {
-        self.format
+        self.common.format
     }
 
     fn set_addr(&self, addr: SocketAddr) -> Result<()> {
@@ -139,7 +139,7 @@ unsafe extern "C" fn getpeer(ep: *mut fid_ep, addr: *mut c_void, len: *mut usize
     on(ep, |ep| {
         let peer = ep.engine.peer_addr()?;
         // SAFETY: a buffer and its length by the contract of fi_getpeer(3).
-        unsafe { ep.format.answer(&peer, addr, len)? };
+        unsafe { ep.common.format.answer(&peer, addr, len)? };
         Ok(0)
     })
 }
@@ -159,7 +159,7 @@ unsafe extern "C" fn connect(
             None // the endpoint's `dest_addr`
         } else {
             // SAFETY: an address of the endpoint's format by the contract of fi_connect(3).
-            Some(unsafe { ep.format.read(addr, None)? })
+            Some(unsafe { ep.common.format.read(addr, None)? })
         };
         ep.engine.connect(peer, data)?;
         Ok(0)

@@ -3,35 +3,25 @@
 
 use std::ffi::c_void;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
 
 use libfabric_sys::{FI_COMMIT_COMPLETE, FI_MATCH_COMPLETE, fi_addr_t, fi_ops_rma};
-use parking_lot::Mutex;
 use weft::errno::Result;
 use weft::flags::Flags;
 use weft::msg::{Endpoint, LocalIov, RemoteIov};
 
-use crate::addr::Format;
+use crate::ep_common::EpCommon;
 use crate::ep_traits::{Posts, Receives, Rma, Sends, TX_FLAGS};
-use crate::ffi::fid::User;
 use crate::getinfo;
 use crate::op_flags::{Direction, OpFlags};
 
 /// An open endpoint.
 pub(crate) struct Ep {
     pub(crate) engine: Arc<Endpoint>,
-    pub(crate) format: Format,
     /// Whether RMA writes may carry remote CQ data (`FI_RX_CQ_DATA` was negotiated).
     pub(crate) rma_data: bool,
     /// The calls of RMA that its capabilities permit.
     pub(crate) rma: &'static fi_ops_rma,
-    /// The uses of the objects to which the endpoint is bound, also by calls of an alias.
-    pub(crate) bound: Arc<Mutex<Vec<User>>>,
-    /// The value of `FI_OPT_FI_HMEM_P2P`, also of its aliases. No operation depends on it.
-    pub(crate) p2p: Arc<AtomicU32>,
-    /// Of an alias: the use of the original endpoint, which holds the use of the domain.
-    pub(crate) parent: Option<User>,
-    pub(crate) _domain: Option<User>,
+    pub(crate) common: EpCommon,
 }
 
 impl OpFlags for Ep {

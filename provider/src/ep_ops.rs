@@ -12,12 +12,12 @@ use weft::flags::Flags;
 use weft::msg::{BindFlags, Endpoint, EndpointConfig, PassiveEndpoint};
 
 use crate::addr::Format;
-use crate::cntr::Cntr;
 use crate::cq::Cq;
 use crate::domain::Domain;
 use crate::ep::Ep;
+use crate::ep_bind::bind_common;
+use crate::ep_common::EpCommon;
 use crate::ep_control::{Cancel, Control, cancel, control, no_flags};
-use crate::eq::Eq;
 use crate::ffi::fid::{Kind, Object, Other, close, header, object, on};
 use crate::ffi::info::View;
 use crate::ffi::log::{info, refused};
@@ -27,7 +27,7 @@ use crate::op_flags::Direction;
 use crate::pep::Pep;
 use crate::srx::Srx;
 use crate::xrcd::Xrcd;
-use crate::{atomic, cm, connreq, getinfo, msg, option, rdm_ep_ops, rdm_tables, rma};
+use crate::{atomic, cm, connreq, ep_opt, getinfo, msg, rdm_ep_ops, rdm_tables, rma};
 
 static FID_OPS: fi_ops = fi_ops {
     close: Some(close::<Ep>),
@@ -38,8 +38,8 @@ static FID_OPS: fi_ops = fi_ops {
 
 static OPS: WithMainSlot<fi_ops_ep> = stub::ep::<FI_ENOSYS>(fi_ops_ep {
     cancel: Some(cancel::<Ep>),
-    getopt: Some(option::getopt),
-    setopt: Some(option::setopt),
+    getopt: Some(ep_opt::getopt),
+    setopt: Some(ep_opt::setopt),
     ..stub::ep_base::<FI_ENOSYS>() // contexts: scalable endpoints only; the two counts: deprecated
 });
 
@@ -67,7 +67,7 @@ unsafe impl Kind for Ep {
         stub::closed::retire_ep(c);
     }
     fn finish(ep: &Object<Self>) -> Result<()> {
-        if ep.parent.is_none() {
+        if !ep.common.is_alias() {
             ep.engine.close();
         }
         Ok(())
@@ -225,13 +225,9 @@ impl EndpointRequest {
             };
             let body = Ep {
                 engine,
-                format,
                 rma_data,
                 rma,
-                bound: Arc::default(),
-                p2p: Arc::default(),
-                parent: None,
-                _domain: Some(user),
+                common: EpCommon::new(format, user),
             };
             Ok::<_, FiErrno>((c_part(context, rma), body))
         })?;
@@ -277,13 +273,9 @@ impl Control for Ep {
         }
         let body = Self {
             engine,
-            format: ep.format,
             rma_data: ep.rma_data,
             rma: ep.rma,
-            bound: Arc::clone(&ep.bound),
-            p2p: Arc::clone(&ep.p2p),
-            parent: Some(ep.users.add()?),
-            _domain: None,
+            common: ep.common.alias(ep)?,
         };
         Ok((c_part(context, ep.rma), body))
     }
@@ -296,12 +288,6 @@ unsafe extern "C" fn bind(handle: *mut fid, other: *mut fid, flags: u64) -> c_in
         // SAFETY: NULL, or a fid by the contract of fi_ep_bind(3).
         let other = unsafe { Other::new(other)? };
         let user = match other.class() {
-            FI_CLASS_EQ => {
-                let (eq, user) = other.used::<Eq>()?;
-                no_flags(flags)?;
-                ep.engine.bind_eq(&eq.engine)?;
-                user
-            }
             FI_CLASS_CQ => {
                 let (cq, user) = other.used::<Cq>()?;
                 let flags = BindFlags::from_bits(flags).ok_or(FiErrno::EBADFLAGS)?;
@@ -310,12 +296,6 @@ unsafe extern "C" fn bind(handle: *mut fid, other: *mut fid, flags: u64) -> c_in
                     return Err(refused!(FI_LOG_EP_CTRL, EINVAL, "{reason}"));
                 }
                 ep.engine.bind_cq(&cq.engine, flags)?;
-                user
-            }
-            FI_CLASS_CNTR => {
-                let (cntr, user) = other.used::<Cntr>()?;
-                let kinds = Flags::from_bits_retain(flags);
-                ep.engine.bind_counter(&cntr.engine, kinds)?;
                 user
             }
             FI_CLASS_SRX_CTX => {
@@ -333,11 +313,15 @@ unsafe extern "C" fn bind(handle: *mut fid, other: *mut fid, flags: u64) -> c_in
                 ep.engine.bind_xrcd(&xrcd.engine)?;
                 user
             }
-            FI_CLASS_STX_CTX => return Err(FiErrno::ENOSYS), // not offered
             // connected endpoints use no address vector
-            _ => return Err(FiErrno::EINVAL),
+            _ => bind_common(
+                &other,
+                flags,
+                |eq| ep.engine.bind_eq(eq),
+                |cntr, kinds| ep.engine.bind_counter(cntr, kinds),
+            )?,
         };
-        ep.bound.lock().push(user);
+        ep.common.bound.lock().push(user);
         Ok(0)
     })
 }

@@ -18,7 +18,7 @@ use crate::domain::Domain;
 use crate::ep::Ep;
 use crate::eq;
 use crate::ffi::alloc::auth_key;
-use crate::ffi::fid::{Kind, Object, User, close, header, object, on};
+use crate::ffi::fid::{Kind, Object, Other, User, close, header, object, on};
 use crate::ffi::log::{info, refused};
 use crate::ffi::param::fault_point;
 use crate::ffi::{log, stub};
@@ -294,13 +294,11 @@ unsafe extern "C" fn bind(handle: *mut fid, other: *mut fid, flags: u64) -> c_in
         if other.is_null() {
             return Err(refused!(FI_LOG_MR, EINVAL, "the object to bind is NULL"));
         }
-        // SAFETY: not NULL, a fid.
-        let class = unsafe { (*other).fclass };
-        let user = match class {
+        // SAFETY: not NULL, and a fid by the contract of fi_mr_bind(3).
+        let other = unsafe { Other::new(other)? };
+        let user = match other.class() {
             FI_CLASS_CNTR => {
-                // SAFETY: not NULL, and a fid by the contract of fi_mr_bind(3).
-                let cntr = unsafe { object::<Cntr>(other)? };
-                let user = cntr.users.add()?;
+                let (cntr, user) = other.used::<Cntr>()?;
                 let kinds = Flags::from_bits_retain(flags);
                 mr.region.bind_counter(&cntr.engine, kinds)?;
                 user
@@ -313,17 +311,12 @@ unsafe extern "C" fn bind(handle: *mut fid, other: *mut fid, flags: u64) -> c_in
                         "flags {flags:#x} must be 0 to bind an endpoint to a region"
                     ));
                 }
-                // SAFETY: not NULL, a fid.
-                if std::ptr::eq(unsafe { (*other).ops }, RdmEp::ops()) {
-                    // SAFETY: not NULL, and a fid by the contract of fi_mr_bind(3).
-                    let ep = unsafe { object::<RdmEp>(other)? };
-                    let user = ep.users.add()?;
+                if other.is::<RdmEp>() {
+                    let (ep, user) = other.used::<RdmEp>()?;
                     mr.region.bind_endpoint(ep.engine.scope())?;
                     user
                 } else {
-                    // SAFETY: not NULL, and a fid by the contract of fi_mr_bind(3).
-                    let ep = unsafe { object::<Ep>(other)? };
-                    let user = ep.users.add()?;
+                    let (ep, user) = other.used::<Ep>()?;
                     mr.region.bind_endpoint(ep.engine.scope())?;
                     user
                 }

@@ -19,7 +19,7 @@ use crate::ffi::info::{Info, View};
 use crate::ffi::param;
 use crate::ffi::stub;
 use crate::pep::{Pep, Template};
-use crate::{cm, devices, getinfo, option};
+use crate::{cm, devices, ep_opt, getinfo};
 
 static FID_OPS: fi_ops = fi_ops {
     close: Some(close::<Pep>),
@@ -29,7 +29,7 @@ static FID_OPS: fi_ops = fi_ops {
 };
 
 static OPS: WithMainSlot<fi_ops_ep> = stub::ep::<FI_ENOSYS>(fi_ops_ep {
-    getopt: Some(option::getopt_pep),
+    getopt: Some(ep_opt::getopt_pep),
     ..stub::ep_base::<FI_ENOSYS>()
 });
 

@@ -2,21 +2,18 @@
 
 use std::ffi::c_void;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
 
 use libfabric_sys::{
     FI_COMMIT_COMPLETE, FI_MULTI_RECV, FI_REMOTE_CQ_DATA, fi_addr_t, fi_ops_atomic, fi_ops_msg,
     fi_ops_rma, fi_ops_tagged,
 };
-use parking_lot::Mutex;
 use weft::av::FiAddr;
 use weft::errno::Result;
 use weft::flags::Flags;
 use weft::rdm::{Endpoint, LocalIov, RemoteIov};
 
-use crate::addr::Format;
+use crate::ep_common::EpCommon;
 use crate::ep_traits::{Posts, Receives, Rma, Sends, TX_FLAGS, Tag, Tagged, TaggedReceives};
-use crate::ffi::fid::User;
 use crate::getinfo;
 use crate::op_flags::{Direction, OpFlags};
 
@@ -32,7 +29,6 @@ pub(crate) struct Tables {
 /// An open endpoint.
 pub(crate) struct RdmEp {
     pub(crate) engine: Arc<Endpoint>,
-    pub(crate) format: Format,
     /// The API version of the application.
     pub(crate) api_version: u32,
     /// Maximum length of injected data and of a message, in bytes.
@@ -42,14 +38,8 @@ pub(crate) struct RdmEp {
     pub(crate) atomics: bool,
     /// The calls that the capabilities permit.
     pub(crate) tables: Tables,
-    /// The uses of the objects to which the endpoint is bound, also by calls of an alias.
-    pub(crate) bound: Arc<Mutex<Vec<User>>>,
-    /// The value of `FI_OPT_FI_HMEM_P2P`, also of its aliases. No operation depends on it.
-    pub(crate) p2p: Arc<AtomicU32>,
-    /// Of an alias: the use of the original endpoint, which holds the use of the domain.
-    pub(crate) parent: Option<User>,
     pub(crate) domain: Arc<weft::domain::Domain>,
-    pub(crate) _domain: Option<User>,
+    pub(crate) common: EpCommon,
 }
 
 impl OpFlags for RdmEp {

@@ -15,11 +15,11 @@ use weft::rdm::{Endpoint, EndpointConfig};
 
 use crate::addr::Format;
 use crate::av::Av;
-use crate::cntr::Cntr;
 use crate::cq::Cq;
 use crate::domain::Domain;
+use crate::ep_bind::bind_common;
+use crate::ep_common::EpCommon;
 use crate::ep_control::{Cancel, Control, cancel, control, no_flags};
-use crate::eq::Eq;
 use crate::ffi::fid::{Kind, Object, Other, close, header, object, on};
 use crate::ffi::info::View;
 use crate::ffi::log::{info, refused};
@@ -29,7 +29,7 @@ use crate::op_flags::Direction;
 use crate::rdm_ep::{RdmEp, Tables};
 use crate::rdm_srx::RdmSrx;
 use crate::xrcd::Xrcd;
-use crate::{cm, getinfo, option, rdm_tables};
+use crate::{cm, ep_opt, getinfo, rdm_tables};
 
 static FID_OPS: fi_ops = fi_ops {
     close: Some(close::<RdmEp>),
@@ -40,8 +40,8 @@ static FID_OPS: fi_ops = fi_ops {
 
 static OPS: WithMainSlot<fi_ops_ep> = stub::ep::<FI_ENOSYS>(fi_ops_ep {
     cancel: Some(cancel::<RdmEp>),
-    getopt: Some(option::getopt_rdm),
-    setopt: Some(option::setopt_rdm),
+    getopt: Some(ep_opt::getopt_rdm),
+    setopt: Some(ep_opt::setopt_rdm),
     ..stub::ep_base::<FI_ENOSYS>() // contexts: scalable endpoints only; the two counts: deprecated
 });
 
@@ -58,7 +58,7 @@ unsafe impl Kind for RdmEp {
         stub::closed::retire_ep(c);
     }
     fn finish(ep: &Object<Self>) -> Result<()> {
-        if ep.parent.is_none() {
+        if !ep.common.is_alias() {
             ep.engine.close();
         }
         Ok(())
@@ -128,17 +128,13 @@ pub(crate) fn open(
         config.token = Token(handle.expose_provenance());
         let body = RdmEp {
             engine: Endpoint::new(&domain.engine, config)?,
-            format,
             api_version: domain.api_version,
             inject_size: terms.inject_size,
             max_msg_size: terms.max_msg_size,
             atomics,
             tables,
-            bound: Arc::default(),
-            p2p: Arc::default(),
-            parent: None,
             domain: Arc::clone(&domain.engine),
-            _domain: Some(user),
+            common: EpCommon::new(format, user),
         };
         Ok::<_, FiErrno>((c_part(context, tables), body))
     })?;
@@ -187,22 +183,18 @@ impl Control for RdmEp {
         flags: Flags,
     ) -> Result<(fid_ep, Self)> {
         let engine = match direction {
-            Direction::Transmit => ep.engine.alias(flags, ep.engine.rx_op_flags())?,
-            Direction::Receive => ep.engine.alias(ep.engine.tx_op_flags(), flags)?,
+            Direction::Transmit => ep.engine.alias(flags, ep.engine.rx_op_flags()),
+            Direction::Receive => ep.engine.alias(ep.engine.tx_op_flags(), flags),
         };
         let body = Self {
             engine,
-            format: ep.format,
             api_version: ep.api_version,
             inject_size: ep.inject_size,
             max_msg_size: ep.max_msg_size,
             atomics: ep.atomics,
             tables: ep.tables,
-            bound: Arc::clone(&ep.bound),
-            p2p: Arc::clone(&ep.p2p),
-            parent: Some(ep.users.add()?),
             domain: Arc::clone(&ep.domain),
-            _domain: None,
+            common: ep.common.alias(ep)?,
         };
         Ok((c_part(context, ep.tables), body))
     }
@@ -230,18 +222,6 @@ unsafe extern "C" fn bind(handle: *mut fid, other: *mut fid, flags: u64) -> c_in
                 ep.engine.bind_cq(&cq.engine, flags)?;
                 user
             }
-            FI_CLASS_CNTR => {
-                let (cntr, user) = other.used::<Cntr>()?;
-                let kinds = Flags::from_bits_retain(flags);
-                ep.engine.bind_counter(&cntr.engine, kinds)?;
-                user
-            }
-            FI_CLASS_EQ => {
-                let (eq, user) = other.used::<Eq>()?;
-                no_flags(flags)?;
-                ep.engine.bind_eq(&eq.engine)?;
-                user
-            }
             FI_CLASS_SRX_CTX => {
                 let (srx, user) = other.used::<RdmSrx>()?;
                 no_flags(flags)?;
@@ -257,10 +237,14 @@ unsafe extern "C" fn bind(handle: *mut fid, other: *mut fid, flags: u64) -> c_in
                 ep.engine.bind_xrc(&xrcd.shared)?;
                 user
             }
-            FI_CLASS_STX_CTX => return Err(FiErrno::ENOSYS), // not offered
-            _ => return Err(FiErrno::EINVAL),
+            _ => bind_common(
+                &other,
+                flags,
+                |eq| ep.engine.bind_eq(eq),
+                |cntr, kinds| ep.engine.bind_counter(cntr, kinds),
+            )?,
         };
-        ep.bound.lock().push(user);
+        ep.common.bound.lock().push(user);
         Ok(0)
     })
 }

@@ -15,7 +15,7 @@ use crate::ffi::fid::{Kind, Object, close, header, object, on};
 use crate::ffi::log::refused;
 use crate::ffi::stub;
 use crate::rdm_srx::RdmSrx;
-use crate::{getinfo, msg, option, tagged};
+use crate::{ep_opt, getinfo, msg, tagged};
 
 static FID_OPS: fi_ops = fi_ops {
     close: Some(close::<RdmSrx>),
@@ -25,8 +25,8 @@ static FID_OPS: fi_ops = fi_ops {
 
 static OPS: WithMainSlot<fi_ops_ep> = stub::ep::<FI_ENOSYS>(fi_ops_ep {
     cancel: Some(cancel::<RdmSrx>),
-    getopt: Some(option::getopt_rdm_srx),
-    setopt: Some(option::setopt_rdm_srx),
+    getopt: Some(ep_opt::getopt_rdm_srx),
+    setopt: Some(ep_opt::setopt_rdm_srx),
     ..stub::ep_base::<FI_ENOSYS>()
 });
 static CM: fi_ops_cm = stub::cm::<FI_ENOSYS>();
@@ -76,7 +76,7 @@ fn create(
     attr: Option<&fi_rx_attr>,
     context: *mut c_void,
 ) -> Result<*mut fid_ep> {
-    let config = wish(domain, attr)?;
+    let config = config_of(domain, attr)?;
     let user = domain.users.add()?;
     let engine = SharedRx::open(&domain.engine, config)?;
     let object = Object::open(
@@ -102,7 +102,7 @@ fn create(
 ///
 /// # Errors
 /// `EINVAL`: more than endpoints with many peers have.
-fn wish(domain: &Domain, attr: Option<&fi_rx_attr>) -> Result<SharedRxConfig> {
+fn config_of(domain: &Domain, attr: Option<&fi_rx_attr>) -> Result<SharedRxConfig> {
     let ep = &getinfo::RDM;
     let limits = getinfo::RxLimits::many_peers(domain.engine.device())?;
     let ((size, default), iov_limit) = (limits.size, limits.iov_limit);

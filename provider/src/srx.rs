@@ -69,7 +69,7 @@ pub(crate) unsafe extern "C" fn open(
         }
         // SAFETY: NULL, or a structure of the same size in every release.
         let attr = unsafe { attr.as_ref() };
-        let config = wish(domain, attr)?;
+        let config = config_of(domain, attr)?;
         let user = domain.users.add()?;
         let engine = SharedRx::open(&domain.engine, config)?;
         let object = Object::open(
@@ -98,7 +98,7 @@ pub(crate) unsafe extern "C" fn open(
 ///
 /// # Errors
 /// `EINVAL`: unsupported flags or orders. `ENOSYS`: the device has no shared receive queues.
-fn wish(domain: &Domain, attr: Option<&fi_rx_attr>) -> Result<SharedRxConfig> {
+fn config_of(domain: &Domain, attr: Option<&fi_rx_attr>) -> Result<SharedRxConfig> {
     let limits = getinfo::RxLimits::shared(domain.engine.device()).ok_or(FiErrno::ENOSYS)?;
     let (size, iov_limit, op_flags) = match attr {
         None => (0, 0, 0),

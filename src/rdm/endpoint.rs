@@ -236,11 +236,8 @@ impl Endpoint {
     }
 
     /// An alias with its own default flags (`fi_ep_alias(3)`), which must not outlive the endpoint.
-    ///
-    /// # Errors
-    /// None.
-    pub fn alias(self: &Arc<Self>, tx: Flags, rx: Flags) -> Result<Arc<Self>> {
-        Ok(Self::with(Arc::clone(&self.common), true, tx, rx))
+    pub fn alias(self: &Arc<Self>, tx: Flags, rx: Flags) -> Arc<Self> {
+        Self::with(Arc::clone(&self.common), true, tx, rx)
     }
 
     pub(super) fn shared(&self) -> &Arc<Shared> {

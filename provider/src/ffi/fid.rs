@@ -132,6 +132,12 @@ impl<'a> Other<'a> {
         self.class
     }
 
+    /// Whether it is an open object of this kind. Objects of several kinds may have one class.
+    pub(crate) fn is<K: Kind>(&self) -> bool {
+        // SAFETY: the caller of `new` keeps the contract for `'a`.
+        unsafe { probe::<K>(self.handle) }.is_some()
+    }
+
     /// The object, and its use by the one that is bound to it.
     ///
     /// # Errors

@@ -98,7 +98,7 @@ pub(crate) unsafe extern "C" fn getopt(
         }
         let value = match name.cast_unsigned() {
             // SAFETY: a buffer and its length by the contract of fi_getopt(3).
-            FI_OPT_FI_HMEM_P2P => return unsafe { answer(p2p_of(&ep.p2p), buf, len) },
+            FI_OPT_FI_HMEM_P2P => return unsafe { answer(p2p_of(&ep.common.p2p), buf, len) },
             FI_OPT_CM_DATA_SIZE => ep.engine.cm_data_size(),
             FI_OPT_MAX_ATOMIC_SIZE | FI_OPT_INJECT_ATOMIC_SIZE if ep.engine.has_atomics() => {
                 ATOMIC_SIZE
@@ -107,6 +107,37 @@ pub(crate) unsafe extern "C" fn getopt(
         };
         // SAFETY: a buffer and its length by the contract of fi_getopt(3).
         unsafe { answer(value, buf, len) }
+    })
+}
+
+/// `fi_setopt(3)`. Lengths can be reduced before the endpoint is enabled.
+pub(crate) unsafe extern "C" fn setopt(
+    handle: *mut fid,
+    level: c_int,
+    name: c_int,
+    buf: *const c_void,
+    len: usize,
+) -> c_int {
+    // SAFETY: an endpoint by the contract of fi_setopt(3).
+    let ep = unsafe { object::<Ep>(handle) };
+    on(ep, |ep| {
+        if level.cast_unsigned() != FI_OPT_ENDPOINT {
+            return Err(FiErrno::ENOPROTOOPT);
+        }
+        let name = name.cast_unsigned();
+        let device = ep.engine.domain().device();
+        // SAFETY: a buffer and its length by the contract of fi_setopt(3).
+        if let Some(result) = unsafe { permit((device, &ep.common.p2p), name, buf, len) } {
+            return result;
+        }
+        if name == FI_OPT_CM_DATA_SIZE {
+            return Err(FiErrno::ENOPROTOOPT); // read only
+        }
+        let option = length(name)?;
+        // SAFETY: a buffer and its length by the contract of fi_setopt(3).
+        let value = unsafe { size_in(buf, len)? };
+        ep.engine.set_length(option, value)?;
+        Ok(0)
     })
 }
 
@@ -126,7 +157,7 @@ pub(crate) unsafe extern "C" fn getopt_rdm(
         }
         let value = match name.cast_unsigned() {
             // SAFETY: a buffer and its length by the contract of fi_getopt(3).
-            FI_OPT_FI_HMEM_P2P => return unsafe { answer(p2p_of(&ep.p2p), buf, len) },
+            FI_OPT_FI_HMEM_P2P => return unsafe { answer(p2p_of(&ep.common.p2p), buf, len) },
             FI_OPT_MIN_MULTI_RECV => ep.engine.min_multi_recv(),
             FI_OPT_MAX_MSG_SIZE | FI_OPT_MAX_TAGGED_SIZE | FI_OPT_MAX_RMA_SIZE => ep.max_msg_size,
             FI_OPT_INJECT_MSG_SIZE | FI_OPT_INJECT_TAGGED_SIZE | FI_OPT_INJECT_RMA_SIZE => {
@@ -162,7 +193,7 @@ pub(crate) unsafe extern "C" fn setopt_rdm(
                     ep.engine.set_min_multi_recv(size_in(buf, len)?);
                     Ok(0)
                 }
-                name => permit((ep.domain.device(), &ep.p2p), name, buf, len)
+                name => permit((ep.domain.device(), &ep.common.p2p), name, buf, len)
                     .unwrap_or(Err(FiErrno::ENOPROTOOPT)),
             }
         }
@@ -285,35 +316,4 @@ fn has_cuda() -> bool {
         unsafe { libc::dlclose(library) };
     }
     !library.is_null()
-}
-
-/// `fi_setopt(3)`. Lengths can be reduced before the endpoint is enabled.
-pub(crate) unsafe extern "C" fn setopt(
-    handle: *mut fid,
-    level: c_int,
-    name: c_int,
-    buf: *const c_void,
-    len: usize,
-) -> c_int {
-    // SAFETY: an endpoint by the contract of fi_setopt(3).
-    let ep = unsafe { object::<Ep>(handle) };
-    on(ep, |ep| {
-        if level.cast_unsigned() != FI_OPT_ENDPOINT {
-            return Err(FiErrno::ENOPROTOOPT);
-        }
-        let name = name.cast_unsigned();
-        let device = ep.engine.domain().device();
-        // SAFETY: a buffer and its length by the contract of fi_setopt(3).
-        if let Some(result) = unsafe { permit((device, &ep.p2p), name, buf, len) } {
-            return result;
-        }
-        if name == FI_OPT_CM_DATA_SIZE {
-            return Err(FiErrno::ENOPROTOOPT); // read only
-        }
-        let option = length(name)?;
-        // SAFETY: a buffer and its length by the contract of fi_setopt(3).
-        let value = unsafe { size_in(buf, len)? };
-        ep.engine.set_length(option, value)?;
-        Ok(0)
-    })
 }
