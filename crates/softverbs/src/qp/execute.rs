@@ -77,9 +77,20 @@ impl<'a> KeyHazards<'a> {
     }
 }
 
+/// An operation that is copied in parts.
+struct Transfer {
+    /// Address of the local memory.
+    from: u64,
+    len: usize,
+    /// Bytes that were copied.
+    done: usize,
+    way: Direction,
+    /// The thread may copy to memory that it has mapped.
+    may_map: bool,
+}
+
 /// Copies the next bytes of an operation, at most [`MOST_AT_ONCE`], under one hazard, and returns
-/// their number. `(from, done, len)`: the local memory, the bytes that were copied, and all bytes.
-/// `may_map`: the caller's thread may copy to memory that it has mapped.
+/// their number.
 ///
 /// # Errors
 /// Whether some of these bytes may have been copied.
@@ -88,9 +99,15 @@ fn copy_part(
     conn: &Connection,
     own_slot: u32,
     target: Target,
-    (from, done, len): (u64, usize, usize),
-    (way, may_map): (Direction, bool),
+    transfer: &Transfer,
 ) -> Result<usize, bool> {
+    let &Transfer {
+        from,
+        len,
+        done,
+        way,
+        may_map,
+    } = transfer;
     let (peer, gate) = (&conn.peer, conn.gate());
     let entered = gate.enter(way.right()).ok_or(false)?;
     let used = gate.used(target.key, way.right());
@@ -205,23 +222,23 @@ impl Qp {
             pd: conn.pd,
             qp: sq.dest,
         };
-        let mut done = 0;
-        while done < len {
-            match copy_part(
-                conn,
-                process.slot,
-                target,
-                (from, done, len),
-                (way, may_map),
-            ) {
-                Ok(bytes) => done += bytes,
+        let mut transfer = Transfer {
+            from,
+            len,
+            done: 0,
+            way,
+            may_map,
+        };
+        while transfer.done < len {
+            match copy_part(conn, process.slot, target, &transfer) {
+                Ok(bytes) => transfer.done += bytes,
                 // the request that is posted next repeats it
                 Err(begun) => {
-                    sq.begun |= begun || done != 0;
+                    sq.begun |= begun || transfer.done != 0;
                     return false;
                 }
             }
-            target.addr = addr.wrapping_add(done as u64);
+            target.addr = addr.wrapping_add(transfer.done as u64);
         }
         sq.counts.add(opcode);
         true
