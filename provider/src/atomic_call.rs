@@ -7,7 +7,7 @@ use weft::errno::{FiErrno, Result};
 use weft::flags::Flags;
 use weft::rdm::atomic_ops::Family;
 
-use crate::ep_traits::Posts;
+use crate::ep_traits::Transmit;
 use crate::ffi::log::refused;
 
 /// Maximum number of members of a vector, of all endpoint kinds.
@@ -107,7 +107,7 @@ pub(crate) struct Call<'a> {
 }
 
 /// An endpoint kind with atomics.
-pub(crate) trait Atomics: Posts {
+pub(crate) trait Atomics: Transmit {
     /// Posts a call.
     ///
     /// # Errors

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use libfabric_sys::{FI_COMMIT_COMPLETE, FI_MATCH_COMPLETE, fi_addr_t, fi_ops_rma};
 use weft::errno::Result;
 use weft::flags::Flags;
-use weft::msg::{Endpoint, LocalIov, RemoteIov};
+use weft::msg::{Endpoint, LocalIov};
 
 use crate::ep_common::EpCommon;
-use crate::ep_traits::{Posts, Receives, Rma, Sends, TX_FLAGS};
+use crate::ep_traits::{MsgReceive, MsgSend, Remote, Rma, TX_FLAGS, Transmit};
 use crate::getinfo;
 use crate::op_flags::{Direction, OpFlags};
 
@@ -50,91 +50,79 @@ impl OpFlags for Ep {
     }
 }
 
-impl Posts for Ep {
+impl Transmit for Ep {
     fn post_delayed(&self) {
         self.engine.post_delayed();
     }
 }
 
-impl Receives for Ep {
+impl MsgReceive for Ep {
     #[inline(always)]
-    unsafe fn recv(&self, _: fi_addr_t, local: LocalIov<'_>, context: usize) -> Result<()> {
-        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
-        unsafe { self.engine.recv(local, context) }
-    }
-
-    #[inline(always)]
-    unsafe fn recv_msg(
+    unsafe fn recv(
         &self,
         _: fi_addr_t,
         local: LocalIov<'_>,
         context: usize,
-        flags: Flags,
+        flags: Option<Flags>,
     ) -> Result<()> {
-        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
-        unsafe { self.engine.recv_msg(local, context, flags) }
+        // SAFETY: the caller keeps the contract of the trait.
+        unsafe {
+            match flags {
+                None => self.engine.recv(local, context),
+                Some(flags) => self.engine.recv_msg(local, context, flags),
+            }
+        }
     }
 }
 
-impl Sends for Ep {
+impl MsgSend for Ep {
     // A reliable send is acknowledged when it has consumed a receive, so it has been matched with a
     // buffer of the application then.
     const TX_FLAGS: u64 = TX_FLAGS | FI_MATCH_COMPLETE;
 
     #[inline(always)]
-    unsafe fn send(&self, _: fi_addr_t, local: LocalIov<'_>, context: usize) -> Result<()> {
-        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
-        unsafe { self.engine.send(local, context) }
-    }
-
-    #[inline(always)]
-    unsafe fn send_data(
+    unsafe fn send(
         &self,
         _: fi_addr_t,
         local: LocalIov<'_>,
-        data: u64,
+        data: Option<u64>,
         context: usize,
+        flags: Option<Flags>,
     ) -> Result<()> {
-        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
-        unsafe { self.engine.send_data(local, data, context) }
+        let engine = &self.engine;
+        // SAFETY: the caller keeps the contract of the trait.
+        unsafe {
+            match (data, flags) {
+                (None, None) => engine.send(local, context),
+                (Some(data), None) => engine.send_data(local, data, context),
+                (data, Some(flags)) => {
+                    engine.send_msg(local, data.unwrap_or_default(), context, flags)
+                }
+            }
+        }
     }
 
     #[inline(always)]
-    unsafe fn send_msg(
-        &self,
-        _: fi_addr_t,
-        local: LocalIov<'_>,
-        data: u64,
-        context: usize,
-        flags: Flags,
-    ) -> Result<()> {
-        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
-        unsafe { self.engine.send_msg(local, data, context, flags) }
-    }
-
-    #[inline(always)]
-    unsafe fn inject(&self, _: fi_addr_t, buf: *const c_void, len: usize) -> Result<()> {
-        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
-        unsafe { self.engine.inject(buf, len) }
-    }
-
-    #[inline(always)]
-    unsafe fn inject_data(
+    unsafe fn inject(
         &self,
         _: fi_addr_t,
         buf: *const c_void,
         len: usize,
-        data: u64,
+        data: Option<u64>,
     ) -> Result<()> {
-        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
-        unsafe { self.engine.inject_data(buf, len, data) }
+        // SAFETY: the caller keeps the contract of the trait.
+        unsafe {
+            match data {
+                None => self.engine.inject(buf, len),
+                Some(data) => self.engine.inject_data(buf, len, data),
+            }
+        }
     }
 }
 
 impl Rma for Ep {
-    const RMA_IOV_LIMIT: usize = 1;
+    const RMA_IOV_LIMIT: usize = getinfo::MSG.rma_iov_limit;
 
-    #[inline(always)]
     fn writes_data(&self) -> bool {
         self.rma_data
     }
@@ -144,25 +132,20 @@ impl Rma for Ep {
         &self,
         _: fi_addr_t,
         local: LocalIov<'_>,
-        addr: u64,
-        key: u64,
+        remote: Remote<'_>,
         context: usize,
+        flags: Option<Flags>,
     ) -> Result<()> {
-        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
-        unsafe { self.engine.read(local, addr, key, context) }
-    }
-
-    #[inline(always)]
-    unsafe fn read_msg(
-        &self,
-        _: fi_addr_t,
-        local: LocalIov<'_>,
-        remote: &[RemoteIov],
-        context: usize,
-        flags: Flags,
-    ) -> Result<()> {
-        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
-        unsafe { self.engine.read_msg(local, remote, context, flags) }
+        // SAFETY: the caller keeps the contract of the trait.
+        unsafe {
+            match remote {
+                Remote::One { addr, key } => self.engine.read(local, addr, key, context),
+                Remote::List(list) => {
+                    let flags = flags.unwrap_or_default();
+                    self.engine.read_msg(local, list, context, flags)
+                }
+            }
+        }
     }
 
     #[inline(always)]
@@ -170,40 +153,25 @@ impl Rma for Ep {
         &self,
         _: fi_addr_t,
         local: LocalIov<'_>,
-        addr: u64,
-        key: u64,
+        remote: Remote<'_>,
+        data: Option<u64>,
         context: usize,
+        flags: Option<Flags>,
     ) -> Result<()> {
-        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
-        unsafe { self.engine.write(local, addr, key, context) }
-    }
-
-    #[inline(always)]
-    unsafe fn write_data(
-        &self,
-        _: fi_addr_t,
-        local: LocalIov<'_>,
-        data: u64,
-        addr: u64,
-        key: u64,
-        context: usize,
-    ) -> Result<()> {
-        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
-        unsafe { self.engine.write_data(local, data, addr, key, context) }
-    }
-
-    #[inline(always)]
-    unsafe fn write_msg(
-        &self,
-        _: fi_addr_t,
-        local: LocalIov<'_>,
-        remote: &[RemoteIov],
-        data: u64,
-        context: usize,
-        flags: Flags,
-    ) -> Result<()> {
-        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
-        unsafe { self.engine.write_msg(local, remote, data, context, flags) }
+        let engine = &self.engine;
+        // SAFETY: the caller keeps the contract of the trait.
+        unsafe {
+            match (remote, data) {
+                (Remote::One { addr, key }, None) => engine.write(local, addr, key, context),
+                (Remote::One { addr, key }, Some(data)) => {
+                    engine.write_data(local, data, addr, key, context)
+                }
+                (Remote::List(list), data) => {
+                    let (data, flags) = (data.unwrap_or_default(), flags.unwrap_or_default());
+                    engine.write_msg(local, list, data, context, flags)
+                }
+            }
+        }
     }
 
     #[inline(always)]
@@ -212,24 +180,15 @@ impl Rma for Ep {
         _: fi_addr_t,
         buf: *const c_void,
         len: usize,
-        addr: u64,
-        key: u64,
+        (addr, key): (u64, u64),
+        data: Option<u64>,
     ) -> Result<()> {
-        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
-        unsafe { self.engine.inject_write(buf, len, addr, key) }
-    }
-
-    #[inline(always)]
-    unsafe fn inject_write_data(
-        &self,
-        _: fi_addr_t,
-        buf: *const c_void,
-        len: usize,
-        data: u64,
-        addr: u64,
-        key: u64,
-    ) -> Result<()> {
-        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
-        unsafe { self.engine.inject_write_data(buf, len, data, addr, key) }
+        // SAFETY: the caller keeps the contract of the trait.
+        unsafe {
+            match data {
+                None => self.engine.inject_write(buf, len, addr, key),
+                Some(data) => self.engine.inject_write_data(buf, len, data, addr, key),
+            }
+        }
     }
 }

@@ -5,8 +5,16 @@
 //! ops tables of its own, and no call is dispatched at run time. They do not check the handle, as
 //! in libfabric's own providers: only endpoints of this kind have the table of the call.
 //!
-//! Methods take the peer's `fi_addr_t` first; connected endpoints ignore it. Methods named `_msg`
-//! take the flags of the call, all others use the default flags of the endpoint.
+//! Methods take the peer's `fi_addr_t` first; connected endpoints ignore it. `flags` are those of a
+//! call with a message structure; `None`: the call uses the default flags of the endpoint. `data`
+//! is the remote CQ data of a call that has some; with `flags` it is sent only if these contain
+//! `FI_REMOTE_CQ_DATA`. The arguments that a call does not have are constants, and the methods are
+//! inlined, so a call does not test for them.
+//!
+//! # Safety
+//!
+//! Of each method that takes buffers: a buffer is valid until the operation completes, that of an
+//! injection during the call, and a descriptor is NULL or the descriptor of an open region.
 
 use std::ffi::c_void;
 
@@ -20,78 +28,57 @@ use crate::ffi::fid::{Kind, assumed, on};
 use crate::ffi::log::refused;
 
 /// Transmit operations of any kind.
-pub(crate) trait Posts: Kind<C = fid_ep> {
+pub(crate) trait Transmit: Kind<C = fid_ep> {
     /// Posts the operations that were delayed for further ones (`FI_MORE`).
     fn post_delayed(&self);
 }
 
 /// Receives.
-#[allow(
-    clippy::missing_safety_doc,
-    reason = "`Receives::recv` documents it for all methods"
-)]
-pub(crate) trait Receives: Kind<C = fid_ep> {
+pub(crate) trait MsgReceive: Kind<C = fid_ep> {
     /// Flags that `fi_recvmsg` may carry.
     const RX_FLAGS: u64 = RX_FLAGS;
 
-    /// `fi_recv`, `fi_recvv`
+    /// `fi_recv`, `fi_recvv`, `fi_recvmsg`
     ///
     /// # Safety
-    /// As for every method of these traits that takes a buffer: the buffer stays valid until the
-    /// operation completes, and a descriptor is NULL or the descriptor of an open region.
-    unsafe fn recv(&self, from: fi_addr_t, local: LocalIov<'_>, context: usize) -> Result<()>;
-
-    /// `fi_recvmsg`
-    unsafe fn recv_msg(
+    /// That of the module.
+    unsafe fn recv(
         &self,
         from: fi_addr_t,
         local: LocalIov<'_>,
         context: usize,
-        flags: Flags,
+        flags: Option<Flags>,
     ) -> Result<()>;
 }
 
 /// Sends.
-#[allow(
-    clippy::missing_safety_doc,
-    reason = "`Receives::recv` documents it for all methods"
-)]
-pub(crate) trait Sends: Posts {
+pub(crate) trait MsgSend: Transmit {
     /// Flags that `fi_sendmsg` may carry.
     const TX_FLAGS: u64;
 
-    /// `fi_send`, `fi_sendv`
-    unsafe fn send(&self, to: fi_addr_t, local: LocalIov<'_>, context: usize) -> Result<()>;
-
-    /// `fi_senddata`
-    unsafe fn send_data(
+    /// `fi_send`, `fi_sendv`, `fi_senddata`, `fi_sendmsg`
+    ///
+    /// # Safety
+    /// That of the module.
+    unsafe fn send(
         &self,
         to: fi_addr_t,
         local: LocalIov<'_>,
-        data: u64,
+        data: Option<u64>,
         context: usize,
+        flags: Option<Flags>,
     ) -> Result<()>;
 
-    /// `fi_sendmsg`
-    unsafe fn send_msg(
-        &self,
-        to: fi_addr_t,
-        local: LocalIov<'_>,
-        data: u64,
-        context: usize,
-        flags: Flags,
-    ) -> Result<()>;
-
-    /// `fi_inject`
-    unsafe fn inject(&self, to: fi_addr_t, buf: *const c_void, len: usize) -> Result<()>;
-
-    /// `fi_injectdata`
-    unsafe fn inject_data(
+    /// `fi_inject`, `fi_injectdata`
+    ///
+    /// # Safety
+    /// That of the module.
+    unsafe fn inject(
         &self,
         to: fi_addr_t,
         buf: *const c_void,
         len: usize,
-        data: u64,
+        data: Option<u64>,
     ) -> Result<()>;
 }
 
@@ -102,12 +89,12 @@ pub(crate) struct Tag {
     pub(crate) ignore: u64,
 }
 
-/// Tagged receives. `flags` is `None` for calls that use the default flags.
-pub(crate) trait TaggedReceives: Kind<C = fid_ep> {
+/// Tagged receives.
+pub(crate) trait TaggedReceive: Kind<C = fid_ep> {
     /// `fi_trecv`, `fi_trecvv`, `fi_trecvmsg`
     ///
     /// # Safety
-    /// As [`Receives::recv`]. With `FI_CLAIM`, `context` is the address of a `struct fi_context`.
+    /// That of the module. With `FI_CLAIM`, `context` is the address of a `struct fi_context`.
     unsafe fn trecv(
         &self,
         from: fi_addr_t,
@@ -118,13 +105,12 @@ pub(crate) trait TaggedReceives: Kind<C = fid_ep> {
     ) -> Result<()>;
 }
 
-/// Tagged messages. `flags` is `None` for calls that use the default flags.
-#[allow(
-    clippy::missing_safety_doc,
-    reason = "`Receives::recv` documents it for all methods"
-)]
-pub(crate) trait Tagged: Posts + TaggedReceives {
-    /// `fi_tsend`, `fi_tsendv`, `fi_tsendmsg`, `fi_tsenddata`
+/// Tagged sends.
+pub(crate) trait TaggedSend: Transmit {
+    /// `fi_tsend`, `fi_tsendv`, `fi_tsenddata`, `fi_tsendmsg`
+    ///
+    /// # Safety
+    /// That of the module.
     unsafe fn tsend(
         &self,
         to: fi_addr_t,
@@ -136,6 +122,9 @@ pub(crate) trait Tagged: Posts + TaggedReceives {
     ) -> Result<()>;
 
     /// `fi_tinject`, `fi_tinjectdata`
+    ///
+    /// # Safety
+    /// That of the module.
     unsafe fn tinject(
         &self,
         to: fi_addr_t,
@@ -146,89 +135,61 @@ pub(crate) trait Tagged: Posts + TaggedReceives {
     ) -> Result<()>;
 }
 
+/// The peer's memory of a read or a write.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Remote<'a> {
+    /// One range, which is as long as the local buffers.
+    One { addr: u64, key: u64 },
+    /// The ranges of a message structure.
+    List(&'a [RemoteIov]),
+}
+
 /// Remote reads and writes.
-#[allow(
-    clippy::missing_safety_doc,
-    reason = "`Receives::recv` documents it for all methods"
-)]
-pub(crate) trait Rma: Posts {
+pub(crate) trait Rma: Transmit {
     /// `rma_iov_limit`
     const RMA_IOV_LIMIT: usize;
 
     /// Whether writes may carry remote CQ data.
     fn writes_data(&self) -> bool;
 
-    /// `fi_read`, `fi_readv`
+    /// `fi_read`, `fi_readv`, `fi_readmsg`
+    ///
+    /// # Safety
+    /// That of the module.
     unsafe fn read(
         &self,
         from: fi_addr_t,
         local: LocalIov<'_>,
-        addr: u64,
-        key: u64,
+        remote: Remote<'_>,
         context: usize,
+        flags: Option<Flags>,
     ) -> Result<()>;
 
-    /// `fi_readmsg`
-    unsafe fn read_msg(
-        &self,
-        from: fi_addr_t,
-        local: LocalIov<'_>,
-        remote: &[RemoteIov],
-        context: usize,
-        flags: Flags,
-    ) -> Result<()>;
-
-    /// `fi_write`, `fi_writev`
+    /// `fi_write`, `fi_writev`, `fi_writedata`, `fi_writemsg`
+    ///
+    /// # Safety
+    /// That of the module.
     unsafe fn write(
         &self,
         to: fi_addr_t,
         local: LocalIov<'_>,
-        addr: u64,
-        key: u64,
+        remote: Remote<'_>,
+        data: Option<u64>,
         context: usize,
+        flags: Option<Flags>,
     ) -> Result<()>;
 
-    /// `fi_writedata`
-    unsafe fn write_data(
-        &self,
-        to: fi_addr_t,
-        local: LocalIov<'_>,
-        data: u64,
-        addr: u64,
-        key: u64,
-        context: usize,
-    ) -> Result<()>;
-
-    /// `fi_writemsg`
-    unsafe fn write_msg(
-        &self,
-        to: fi_addr_t,
-        local: LocalIov<'_>,
-        remote: &[RemoteIov],
-        data: u64,
-        context: usize,
-        flags: Flags,
-    ) -> Result<()>;
-
-    /// `fi_inject_write`
+    /// `fi_inject_write`, `fi_inject_writedata`
+    ///
+    /// # Safety
+    /// That of the module.
     unsafe fn inject_write(
         &self,
         to: fi_addr_t,
         buf: *const c_void,
         len: usize,
-        addr: u64,
-        key: u64,
-    ) -> Result<()>;
-
-    /// `fi_inject_writedata`
-    unsafe fn inject_write_data(
-        &self,
-        to: fi_addr_t,
-        buf: *const c_void,
-        len: usize,
-        data: u64,
-        addr: u64,
-        key: u64,
+        target: (u64, u64),
+        data: Option<u64>,
     ) -> Result<()>;
 }
 
@@ -267,7 +228,10 @@ pub(crate) unsafe fn receive<E: Kind>(
 /// # Safety
 /// `ep` is an open endpoint of kind `E`.
 #[inline(always)]
-pub(crate) unsafe fn post<E: Posts>(ep: *mut fid_ep, body: impl FnOnce(&E) -> Result<()>) -> isize {
+pub(crate) unsafe fn post<E: Transmit>(
+    ep: *mut fid_ep,
+    body: impl FnOnce(&E) -> Result<()>,
+) -> isize {
     // SAFETY: the caller passes an open endpoint of kind `E`.
     let ep = unsafe { assumed::<E>(ep) };
     on(ep, |ep| match body(ep) {

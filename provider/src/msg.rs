@@ -7,16 +7,16 @@ use libfabric_sys::*;
 use weft::mr::Desc;
 use weft::msg::LocalIov;
 
-use crate::ep_traits::{Receives, Sends, buffer, flags_of, message, post, receive, token};
+use crate::ep_traits::{MsgReceive, MsgSend, buffer, flags_of, message, post, receive, token};
 use crate::ffi::stub;
 
 /// The table of an endpoint kind.
-pub(crate) const fn ops<E: Receives + Sends>() -> fi_ops_msg {
+pub(crate) const fn ops<E: MsgReceive + MsgSend>() -> fi_ops_msg {
     send_ops::<E>(receive_ops::<E>(stub::msg::<FI_ENOSYS>()))
 }
 
 /// The table of a kind that only sends; its other calls are those of `rest`.
-pub(crate) const fn send_ops<E: Sends>(rest: fi_ops_msg) -> fi_ops_msg {
+pub(crate) const fn send_ops<E: MsgSend>(rest: fi_ops_msg) -> fi_ops_msg {
     fi_ops_msg {
         send: Some(send::<E>),
         sendv: Some(sendv::<E>),
@@ -29,7 +29,7 @@ pub(crate) const fn send_ops<E: Sends>(rest: fi_ops_msg) -> fi_ops_msg {
 }
 
 /// The table of a kind that only receives; its other calls are those of `rest`.
-pub(crate) const fn receive_ops<E: Receives>(rest: fi_ops_msg) -> fi_ops_msg {
+pub(crate) const fn receive_ops<E: MsgReceive>(rest: fi_ops_msg) -> fi_ops_msg {
     fi_ops_msg {
         recv: Some(recv::<E>),
         recvv: Some(recvv::<E>),
@@ -38,7 +38,7 @@ pub(crate) const fn receive_ops<E: Receives>(rest: fi_ops_msg) -> fi_ops_msg {
     }
 }
 
-unsafe extern "C" fn recv<E: Receives>(
+unsafe extern "C" fn recv<E: MsgReceive>(
     ep: *mut fid_ep,
     buf: *mut c_void,
     len: usize,
@@ -49,10 +49,10 @@ unsafe extern "C" fn recv<E: Receives>(
     let (iov, desc) = (buffer(buf, len), Desc(desc));
     let local = LocalIov::single(&iov, &desc);
     // SAFETY: the contract of fi_recv(3).
-    unsafe { receive::<E>(ep, |ep| ep.recv(src_addr, local, token(context))) }
+    unsafe { receive::<E>(ep, |ep| ep.recv(src_addr, local, token(context), None)) }
 }
 
-unsafe extern "C" fn recvv<E: Receives>(
+unsafe extern "C" fn recvv<E: MsgReceive>(
     ep: *mut fid_ep,
     iov: *const iovec,
     desc: *mut *mut c_void,
@@ -64,12 +64,12 @@ unsafe extern "C" fn recvv<E: Receives>(
     unsafe {
         receive::<E>(ep, |ep| {
             let local = LocalIov::from_raw(iov, desc, count)?;
-            ep.recv(src_addr, local, token(context))
+            ep.recv(src_addr, local, token(context), None)
         })
     }
 }
 
-unsafe extern "C" fn recvmsg<E: Receives>(
+unsafe extern "C" fn recvmsg<E: MsgReceive>(
     ep: *mut fid_ep,
     msg: *const fi_msg,
     flags: u64,
@@ -80,12 +80,12 @@ unsafe extern "C" fn recvmsg<E: Receives>(
             let msg = message(msg)?;
             let local = LocalIov::from_raw(msg.msg_iov, msg.desc, msg.iov_count)?;
             let flags = flags_of(flags, E::RX_FLAGS)?;
-            ep.recv_msg(msg.addr, local, token(msg.context), flags)
+            ep.recv(msg.addr, local, token(msg.context), Some(flags))
         })
     }
 }
 
-unsafe extern "C" fn send<E: Sends>(
+unsafe extern "C" fn send<E: MsgSend>(
     ep: *mut fid_ep,
     buf: *const c_void,
     len: usize,
@@ -96,10 +96,14 @@ unsafe extern "C" fn send<E: Sends>(
     let (iov, desc) = (buffer(buf, len), Desc(desc));
     let local = LocalIov::single(&iov, &desc);
     // SAFETY: the contract of fi_send(3).
-    unsafe { post::<E>(ep, |ep| ep.send(dest_addr, local, token(context))) }
+    unsafe {
+        post::<E>(ep, |ep| {
+            ep.send(dest_addr, local, None, token(context), None)
+        })
+    }
 }
 
-unsafe extern "C" fn sendv<E: Sends>(
+unsafe extern "C" fn sendv<E: MsgSend>(
     ep: *mut fid_ep,
     iov: *const iovec,
     desc: *mut *mut c_void,
@@ -111,34 +115,35 @@ unsafe extern "C" fn sendv<E: Sends>(
     unsafe {
         post::<E>(ep, |ep| {
             let local = LocalIov::from_raw(iov, desc, count)?;
-            ep.send(dest_addr, local, token(context))
+            ep.send(dest_addr, local, None, token(context), None)
         })
     }
 }
 
-unsafe extern "C" fn sendmsg<E: Sends>(ep: *mut fid_ep, msg: *const fi_msg, flags: u64) -> isize {
+unsafe extern "C" fn sendmsg<E: MsgSend>(ep: *mut fid_ep, msg: *const fi_msg, flags: u64) -> isize {
     // SAFETY: the contract of fi_sendmsg(3).
     unsafe {
         post::<E>(ep, |ep| {
             let msg = message(msg)?;
             let local = LocalIov::from_raw(msg.msg_iov, msg.desc, msg.iov_count)?;
             let flags = flags_of(flags, E::TX_FLAGS)?;
-            ep.send_msg(msg.addr, local, msg.data, token(msg.context), flags)
+            let data = Some(msg.data);
+            ep.send(msg.addr, local, data, token(msg.context), Some(flags))
         })
     }
 }
 
-unsafe extern "C" fn inject<E: Sends>(
+unsafe extern "C" fn inject<E: MsgSend>(
     ep: *mut fid_ep,
     buf: *const c_void,
     len: usize,
     dest_addr: fi_addr_t,
 ) -> isize {
     // SAFETY: the contract of fi_inject(3).
-    unsafe { post::<E>(ep, |ep| ep.inject(dest_addr, buf, len)) }
+    unsafe { post::<E>(ep, |ep| ep.inject(dest_addr, buf, len, None)) }
 }
 
-unsafe extern "C" fn senddata<E: Sends>(
+unsafe extern "C" fn senddata<E: MsgSend>(
     ep: *mut fid_ep,
     buf: *const c_void,
     len: usize,
@@ -152,12 +157,12 @@ unsafe extern "C" fn senddata<E: Sends>(
     // SAFETY: the contract of fi_senddata(3).
     unsafe {
         post::<E>(ep, |ep| {
-            ep.send_data(dest_addr, local, data, token(context))
+            ep.send(dest_addr, local, Some(data), token(context), None)
         })
     }
 }
 
-unsafe extern "C" fn injectdata<E: Sends>(
+unsafe extern "C" fn injectdata<E: MsgSend>(
     ep: *mut fid_ep,
     buf: *const c_void,
     len: usize,
@@ -165,5 +170,5 @@ unsafe extern "C" fn injectdata<E: Sends>(
     dest_addr: fi_addr_t,
 ) -> isize {
     // SAFETY: the contract of fi_injectdata(3).
-    unsafe { post::<E>(ep, |ep| ep.inject_data(dest_addr, buf, len, data)) }
+    unsafe { post::<E>(ep, |ep| ep.inject(dest_addr, buf, len, Some(data))) }
 }

@@ -4,8 +4,8 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use libfabric_sys::{
-    FI_COMMIT_COMPLETE, FI_MULTI_RECV, FI_REMOTE_CQ_DATA, fi_addr_t, fi_ops_atomic, fi_ops_msg,
-    fi_ops_rma, fi_ops_tagged,
+    FI_COMMIT_COMPLETE, FI_MULTI_RECV, fi_addr_t, fi_ops_atomic, fi_ops_msg, fi_ops_rma,
+    fi_ops_tagged,
 };
 use weft::av::FiAddr;
 use weft::errno::Result;
@@ -13,7 +13,9 @@ use weft::flags::Flags;
 use weft::rdm::{Endpoint, LocalIov, RemoteIov};
 
 use crate::ep_common::EpCommon;
-use crate::ep_traits::{Posts, Receives, Rma, Sends, TX_FLAGS, Tag, Tagged, TaggedReceives};
+use crate::ep_traits::{
+    MsgReceive, MsgSend, Remote, Rma, TX_FLAGS, Tag, TaggedReceive, TaggedSend, Transmit,
+};
 use crate::getinfo;
 use crate::op_flags::{Direction, OpFlags};
 
@@ -68,94 +70,65 @@ impl OpFlags for RdmEp {
     }
 }
 
-impl Posts for RdmEp {
+impl Transmit for RdmEp {
     fn post_delayed(&self) {
         self.engine.post_delayed();
     }
 }
 
-impl Receives for RdmEp {
+impl MsgReceive for RdmEp {
     const RX_FLAGS: u64 = crate::ep_traits::RX_FLAGS | FI_MULTI_RECV;
 
     #[inline(always)]
-    unsafe fn recv(&self, from: fi_addr_t, local: LocalIov<'_>, context: usize) -> Result<()> {
-        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
-        unsafe { self.engine.recv(FiAddr(from), None, local, context, None) }
-    }
-
-    #[inline(always)]
-    unsafe fn recv_msg(
+    unsafe fn recv(
         &self,
         from: fi_addr_t,
         local: LocalIov<'_>,
         context: usize,
-        flags: Flags,
+        flags: Option<Flags>,
     ) -> Result<()> {
-        let from = FiAddr(from);
-        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
-        unsafe { self.engine.recv(from, None, local, context, Some(flags)) }
+        // SAFETY: the caller keeps the contract of the trait.
+        unsafe { self.engine.recv(FiAddr(from), None, local, context, flags) }
     }
 }
 
-impl Sends for RdmEp {
+/// The remote CQ data that an operation sends.
+#[inline(always)]
+fn sent_data(data: Option<u64>, flags: Option<Flags>) -> Option<u64> {
+    data.filter(|_| flags.is_none_or(|flags| flags.contains(Flags::REMOTE_CQ_DATA)))
+}
+
+impl MsgSend for RdmEp {
     const TX_FLAGS: u64 = TX_FLAGS;
 
     #[inline(always)]
-    unsafe fn send(&self, to: fi_addr_t, local: LocalIov<'_>, context: usize) -> Result<()> {
-        let to = FiAddr(to);
-        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
-        unsafe { self.engine.send(to, None, local, None, context, None) }
-    }
-
-    #[inline(always)]
-    unsafe fn send_data(
+    unsafe fn send(
         &self,
         to: fi_addr_t,
         local: LocalIov<'_>,
-        data: u64,
+        data: Option<u64>,
         context: usize,
+        flags: Option<Flags>,
     ) -> Result<()> {
-        let (to, data) = (FiAddr(to), Some(data));
-        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
-        unsafe { self.engine.send(to, None, local, data, context, None) }
-    }
-
-    #[inline(always)]
-    unsafe fn send_msg(
-        &self,
-        to: fi_addr_t,
-        local: LocalIov<'_>,
-        data: u64,
-        context: usize,
-        flags: Flags,
-    ) -> Result<()> {
-        let to = FiAddr(to);
-        let data = (flags.bits() & FI_REMOTE_CQ_DATA != 0).then_some(data);
-        let flags = Some(flags);
-        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
+        let (to, data) = (FiAddr(to), sent_data(data, flags));
+        // SAFETY: the caller keeps the contract of the trait.
         unsafe { self.engine.send(to, None, local, data, context, flags) }
     }
 
     #[inline(always)]
-    unsafe fn inject(&self, to: fi_addr_t, buf: *const c_void, len: usize) -> Result<()> {
-        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
-        unsafe { self.engine.inject(FiAddr(to), None, buf, len, None) }
-    }
-
-    #[inline(always)]
-    unsafe fn inject_data(
+    unsafe fn inject(
         &self,
         to: fi_addr_t,
         buf: *const c_void,
         len: usize,
-        data: u64,
+        data: Option<u64>,
     ) -> Result<()> {
-        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
-        unsafe { self.engine.inject(FiAddr(to), None, buf, len, Some(data)) }
+        // SAFETY: the caller keeps the contract of the trait.
+        unsafe { self.engine.inject(FiAddr(to), None, buf, len, data) }
     }
 }
 
-impl TaggedReceives for RdmEp {
+impl TaggedReceive for RdmEp {
     #[inline(always)]
     unsafe fn trecv(
         &self,
@@ -166,13 +139,12 @@ impl TaggedReceives for RdmEp {
         flags: Option<Flags>,
     ) -> Result<()> {
         let tag = Some((tag.tag, tag.ignore));
-        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors;
-        // and that of `Tagged::trecv`.
+        // SAFETY: the caller keeps the contract of the trait.
         unsafe { self.engine.recv(FiAddr(from), tag, local, context, flags) }
     }
 }
 
-impl Tagged for RdmEp {
+impl TaggedSend for RdmEp {
     #[inline(always)]
     unsafe fn tsend(
         &self,
@@ -183,8 +155,8 @@ impl Tagged for RdmEp {
         context: usize,
         flags: Option<Flags>,
     ) -> Result<()> {
-        let (to, tag) = (FiAddr(to), Some(tag));
-        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
+        let (to, tag, data) = (FiAddr(to), Some(tag), sent_data(data, flags));
+        // SAFETY: the caller keeps the contract of the trait.
         unsafe { self.engine.send(to, tag, local, data, context, flags) }
     }
 
@@ -197,15 +169,23 @@ impl Tagged for RdmEp {
         len: usize,
         data: Option<u64>,
     ) -> Result<()> {
-        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
+        // SAFETY: the caller keeps the contract of the trait.
         unsafe { self.engine.inject(FiAddr(to), Some(tag), buf, len, data) }
     }
 }
 
-/// One range of the peer's memory.
-#[inline(always)]
-fn range(addr: u64, len: usize, key: u64) -> [RemoteIov; 1] {
-    [RemoteIov { addr, len, key }]
+impl Remote<'_> {
+    /// Calls `body` with the ranges of the operation on these local buffers.
+    #[inline(always)]
+    fn with_ranges<R>(self, local: &LocalIov<'_>, body: impl FnOnce(&[RemoteIov]) -> R) -> R {
+        match self {
+            Self::One { addr, key } => {
+                let len = local.len();
+                body(&[RemoteIov { addr, len, key }])
+            }
+            Self::List(list) => body(list),
+        }
+    }
 }
 
 impl Rma for RdmEp {
@@ -220,30 +200,15 @@ impl Rma for RdmEp {
         &self,
         from: fi_addr_t,
         local: LocalIov<'_>,
-        addr: u64,
-        key: u64,
+        remote: Remote<'_>,
         context: usize,
-    ) -> Result<()> {
-        let remote = range(addr, local.len(), key);
-        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
-        unsafe {
-            self.engine
-                .read(FiAddr(from), local, &remote, context, None)
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn read_msg(
-        &self,
-        from: fi_addr_t,
-        local: LocalIov<'_>,
-        remote: &[RemoteIov],
-        context: usize,
-        flags: Flags,
+        flags: Option<Flags>,
     ) -> Result<()> {
         let from = FiAddr(from);
-        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
-        unsafe { self.engine.read(from, local, remote, context, Some(flags)) }
+        remote.with_ranges(&local, |remote| {
+            // SAFETY: the caller keeps the contract of the trait.
+            unsafe { self.engine.read(from, local, remote, context, flags) }
+        })
     }
 
     #[inline(always)]
@@ -251,46 +216,16 @@ impl Rma for RdmEp {
         &self,
         to: fi_addr_t,
         local: LocalIov<'_>,
-        addr: u64,
-        key: u64,
+        remote: Remote<'_>,
+        data: Option<u64>,
         context: usize,
+        flags: Option<Flags>,
     ) -> Result<()> {
-        let remote = range(addr, local.len(), key);
-        let to = FiAddr(to);
-        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
-        unsafe { self.engine.write(to, local, &remote, None, context, None) }
-    }
-
-    #[inline(always)]
-    unsafe fn write_data(
-        &self,
-        to: fi_addr_t,
-        local: LocalIov<'_>,
-        data: u64,
-        addr: u64,
-        key: u64,
-        context: usize,
-    ) -> Result<()> {
-        let remote = range(addr, local.len(), key);
-        let (to, data) = (FiAddr(to), Some(data));
-        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
-        unsafe { self.engine.write(to, local, &remote, data, context, None) }
-    }
-
-    #[inline(always)]
-    unsafe fn write_msg(
-        &self,
-        to: fi_addr_t,
-        local: LocalIov<'_>,
-        remote: &[RemoteIov],
-        data: u64,
-        context: usize,
-        flags: Flags,
-    ) -> Result<()> {
-        let data = (flags.bits() & FI_REMOTE_CQ_DATA != 0).then_some(data);
-        let (to, flags) = (FiAddr(to), Some(flags));
-        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
-        unsafe { self.engine.write(to, local, remote, data, context, flags) }
+        let (to, data) = (FiAddr(to), sent_data(data, flags));
+        remote.with_ranges(&local, |remote| {
+            // SAFETY: the caller keeps the contract of the trait.
+            unsafe { self.engine.write(to, local, remote, data, context, flags) }
+        })
     }
 
     #[inline(always)]
@@ -299,26 +234,11 @@ impl Rma for RdmEp {
         to: fi_addr_t,
         buf: *const c_void,
         len: usize,
-        addr: u64,
-        key: u64,
+        target: (u64, u64),
+        data: Option<u64>,
     ) -> Result<()> {
         let (to, from) = (FiAddr(to), (buf, len));
-        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
-        unsafe { self.engine.inject_write(to, from, (addr, key), None) }
-    }
-
-    #[inline(always)]
-    unsafe fn inject_write_data(
-        &self,
-        to: fi_addr_t,
-        buf: *const c_void,
-        len: usize,
-        data: u64,
-        addr: u64,
-        key: u64,
-    ) -> Result<()> {
-        let (to, from) = (FiAddr(to), (buf, len));
-        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
-        unsafe { self.engine.inject_write(to, from, (addr, key), Some(data)) }
+        // SAFETY: the caller keeps the contract of the trait.
+        unsafe { self.engine.inject_write(to, from, target, data) }
     }
 }

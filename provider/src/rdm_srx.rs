@@ -9,7 +9,7 @@ use weft::errno::Result;
 use weft::flags::Flags;
 use weft::rdm::{LocalIov, SharedRx};
 
-use crate::ep_traits::{Receives, Tag, TaggedReceives};
+use crate::ep_traits::{MsgReceive, Tag, TaggedReceive};
 use crate::ffi::fid::User;
 
 /// An open shared receive context.
@@ -18,30 +18,23 @@ pub(crate) struct RdmSrx {
     pub(crate) _domain: User,
 }
 
-impl Receives for RdmSrx {
+impl MsgReceive for RdmSrx {
     const RX_FLAGS: u64 = crate::ep_traits::RX_FLAGS | FI_MULTI_RECV;
 
     #[inline(always)]
-    unsafe fn recv(&self, from: fi_addr_t, local: LocalIov<'_>, context: usize) -> Result<()> {
-        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
-        unsafe { self.engine.recv(FiAddr(from), None, local, context, None) }
-    }
-
-    #[inline(always)]
-    unsafe fn recv_msg(
+    unsafe fn recv(
         &self,
         from: fi_addr_t,
         local: LocalIov<'_>,
         context: usize,
-        flags: Flags,
+        flags: Option<Flags>,
     ) -> Result<()> {
-        let from = FiAddr(from);
-        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
-        unsafe { self.engine.recv(from, None, local, context, Some(flags)) }
+        // SAFETY: the caller keeps the contract of the trait.
+        unsafe { self.engine.recv(FiAddr(from), None, local, context, flags) }
     }
 }
 
-impl TaggedReceives for RdmSrx {
+impl TaggedReceive for RdmSrx {
     #[inline(always)]
     unsafe fn trecv(
         &self,
@@ -52,8 +45,7 @@ impl TaggedReceives for RdmSrx {
         flags: Option<Flags>,
     ) -> Result<()> {
         let tag = Some((tag.tag, tag.ignore));
-        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors;
-        // and that of `TaggedReceives::trecv`.
+        // SAFETY: the caller keeps the contract of the trait.
         unsafe { self.engine.recv(FiAddr(from), tag, local, context, flags) }
     }
 }

@@ -8,7 +8,7 @@ use weft::errno::{FiErrno, Result};
 use weft::mr::Desc;
 use weft::msg::{LocalIov, RemoteIov};
 
-use crate::ep_traits::{Rma, TX_FLAGS, buffer, flags_of, message, post, token};
+use crate::ep_traits::{Remote, Rma, TX_FLAGS, buffer, flags_of, message, post, token};
 use crate::ffi::log::refused;
 use crate::ffi::stub;
 
@@ -115,7 +115,12 @@ unsafe extern "C" fn read<E: Rma>(
     let (iov, desc) = (buffer(buf, len), Desc(desc));
     let local = LocalIov::single(&iov, &desc);
     // SAFETY: the contract of fi_read(3).
-    unsafe { post::<E>(ep, |ep| ep.read(src_addr, local, addr, key, token(context))) }
+    unsafe {
+        post::<E>(ep, |ep| {
+            let remote = Remote::One { addr, key };
+            ep.read(src_addr, local, remote, token(context), None)
+        })
+    }
 }
 
 unsafe extern "C" fn readv<E: Rma>(
@@ -132,7 +137,8 @@ unsafe extern "C" fn readv<E: Rma>(
     unsafe {
         post::<E>(ep, |ep| {
             let local = LocalIov::from_raw(iov, desc, count)?;
-            ep.read(src_addr, local, addr, key, token(context))
+            let remote = Remote::One { addr, key };
+            ep.read(src_addr, local, remote, token(context), None)
         })
     }
 }
@@ -145,7 +151,8 @@ unsafe extern "C" fn readmsg<E: Rma>(ep: *mut fid_ep, msg: *const fi_msg_rma, fl
             let local = LocalIov::from_raw(msg.msg_iov, msg.desc, msg.iov_count)?;
             let remote = remote::<E>(msg.rma_iov, msg.rma_iov_count)?;
             let flags = flags_of(flags, READ_FLAGS)?;
-            ep.read_msg(msg.addr, local, remote, token(msg.context), flags)
+            let remote = Remote::List(remote);
+            ep.read(msg.addr, local, remote, token(msg.context), Some(flags))
         })
     }
 }
@@ -165,7 +172,8 @@ unsafe extern "C" fn write<E: Rma>(
     // SAFETY: the contract of fi_write(3).
     unsafe {
         post::<E>(ep, |ep| {
-            ep.write(dest_addr, local, addr, key, token(context))
+            let remote = Remote::One { addr, key };
+            ep.write(dest_addr, local, remote, None, token(context), None)
         })
     }
 }
@@ -184,7 +192,8 @@ unsafe extern "C" fn writev<E: Rma>(
     unsafe {
         post::<E>(ep, |ep| {
             let local = LocalIov::from_raw(iov, desc, count)?;
-            ep.write(dest_addr, local, addr, key, token(context))
+            let remote = Remote::One { addr, key };
+            ep.write(dest_addr, local, remote, None, token(context), None)
         })
     }
 }
@@ -204,7 +213,15 @@ unsafe extern "C" fn writemsg<E: Rma>(
             let local = LocalIov::from_raw(msg.msg_iov, msg.desc, msg.iov_count)?;
             let remote = remote::<E>(msg.rma_iov, msg.rma_iov_count)?;
             let flags = flags_of(flags, WRITE_FLAGS)?;
-            ep.write_msg(msg.addr, local, remote, msg.data, token(msg.context), flags)
+            let (remote, data) = (Remote::List(remote), Some(msg.data));
+            ep.write(
+                msg.addr,
+                local,
+                remote,
+                data,
+                token(msg.context),
+                Some(flags),
+            )
         })
     }
 }
@@ -218,7 +235,11 @@ unsafe extern "C" fn inject<E: Rma>(
     key: u64,
 ) -> isize {
     // SAFETY: the contract of fi_inject_write(3).
-    unsafe { post::<E>(ep, |ep| ep.inject_write(dest_addr, buf, len, addr, key)) }
+    unsafe {
+        post::<E>(ep, |ep| {
+            ep.inject_write(dest_addr, buf, len, (addr, key), None)
+        })
+    }
 }
 
 unsafe extern "C" fn writedata<E: Rma>(
@@ -238,7 +259,8 @@ unsafe extern "C" fn writedata<E: Rma>(
     unsafe {
         post::<E>(ep, |ep| {
             check_data(ep)?;
-            ep.write_data(dest_addr, local, data, addr, key, token(context))
+            let remote = Remote::One { addr, key };
+            ep.write(dest_addr, local, remote, Some(data), token(context), None)
         })
     }
 }
@@ -256,7 +278,7 @@ unsafe extern "C" fn injectdata<E: Rma>(
     unsafe {
         post::<E>(ep, |ep| {
             check_data(ep)?;
-            ep.inject_write_data(dest_addr, buf, len, data, addr, key)
+            ep.inject_write(dest_addr, buf, len, (addr, key), Some(data))
         })
     }
 }

@@ -11,7 +11,7 @@ use weft::flags::Flags;
 use weft::msg::{LocalIov, SharedRx, SharedRxConfig};
 
 use crate::domain::Domain;
-use crate::ep_traits::Receives;
+use crate::ep_traits::MsgReceive;
 use crate::ffi::fid::{Kind, Object, User, close, header, object, on};
 use crate::ffi::stub;
 use crate::getinfo;
@@ -120,22 +120,21 @@ fn config_of(domain: &Domain, attr: Option<&fi_rx_attr>) -> Result<SharedRxConfi
     })
 }
 
-impl Receives for Srx {
+impl MsgReceive for Srx {
     #[inline(always)]
-    unsafe fn recv(&self, _: fi_addr_t, local: LocalIov<'_>, context: usize) -> Result<()> {
-        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
-        unsafe { self.engine.recv(local, context) }
-    }
-
-    #[inline(always)]
-    unsafe fn recv_msg(
+    unsafe fn recv(
         &self,
         _: fi_addr_t,
         local: LocalIov<'_>,
         context: usize,
-        flags: Flags,
+        flags: Option<Flags>,
     ) -> Result<()> {
-        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
-        unsafe { self.engine.recv_msg(local, context, flags) }
+        // SAFETY: the caller keeps the contract of the trait.
+        unsafe {
+            match flags {
+                None => self.engine.recv(local, context),
+                Some(flags) => self.engine.recv_msg(local, context, flags),
+            }
+        }
     }
 }

@@ -9,18 +9,18 @@ use weft::mr::Desc;
 use weft::rdm::LocalIov;
 
 use crate::ep_traits::{
-    TX_FLAGS, Tag, Tagged, TaggedReceives, buffer, flags_of, message, post, receive, token,
+    TX_FLAGS, Tag, TaggedReceive, TaggedSend, buffer, flags_of, message, post, receive, token,
 };
 use crate::ffi::log::refused;
 use crate::ffi::stub;
 
 /// The table of an endpoint kind.
-pub(crate) const fn ops<E: Tagged>() -> fi_ops_tagged {
+pub(crate) const fn ops<E: TaggedReceive + TaggedSend>() -> fi_ops_tagged {
     send_ops::<E>(receive_ops::<E>(stub::tagged::<FI_ENOSYS>()))
 }
 
 /// The table of a kind that only sends; its other calls are those of `rest`.
-pub(crate) const fn send_ops<E: Tagged>(rest: fi_ops_tagged) -> fi_ops_tagged {
+pub(crate) const fn send_ops<E: TaggedSend>(rest: fi_ops_tagged) -> fi_ops_tagged {
     fi_ops_tagged {
         send: Some(send::<E>),
         sendv: Some(sendv::<E>),
@@ -33,7 +33,7 @@ pub(crate) const fn send_ops<E: Tagged>(rest: fi_ops_tagged) -> fi_ops_tagged {
 }
 
 /// The table of a kind that only receives; its other calls are those of `rest`.
-pub(crate) const fn receive_ops<E: TaggedReceives>(rest: fi_ops_tagged) -> fi_ops_tagged {
+pub(crate) const fn receive_ops<E: TaggedReceive>(rest: fi_ops_tagged) -> fi_ops_tagged {
     fi_ops_tagged {
         recv: Some(recv::<E>),
         recvv: Some(recvv::<E>),
@@ -65,7 +65,7 @@ fn check_search(flags: u64, context: *mut c_void) -> Result<()> {
     Ok(())
 }
 
-unsafe extern "C" fn recv<E: TaggedReceives>(
+unsafe extern "C" fn recv<E: TaggedReceive>(
     ep: *mut fid_ep,
     buf: *mut c_void,
     len: usize,
@@ -86,7 +86,7 @@ unsafe extern "C" fn recv<E: TaggedReceives>(
     }
 }
 
-unsafe extern "C" fn recvv<E: TaggedReceives>(
+unsafe extern "C" fn recvv<E: TaggedReceive>(
     ep: *mut fid_ep,
     iov: *const iovec,
     desc: *mut *mut c_void,
@@ -106,7 +106,7 @@ unsafe extern "C" fn recvv<E: TaggedReceives>(
     }
 }
 
-unsafe extern "C" fn recvmsg<E: TaggedReceives>(
+unsafe extern "C" fn recvmsg<E: TaggedReceive>(
     ep: *mut fid_ep,
     msg: *const fi_msg_tagged,
     flags: u64,
@@ -129,7 +129,7 @@ unsafe extern "C" fn recvmsg<E: TaggedReceives>(
     }
 }
 
-unsafe extern "C" fn send<E: Tagged>(
+unsafe extern "C" fn send<E: TaggedSend>(
     ep: *mut fid_ep,
     buf: *const c_void,
     len: usize,
@@ -148,7 +148,7 @@ unsafe extern "C" fn send<E: Tagged>(
     }
 }
 
-unsafe extern "C" fn sendv<E: Tagged>(
+unsafe extern "C" fn sendv<E: TaggedSend>(
     ep: *mut fid_ep,
     iov: *const iovec,
     desc: *mut *mut c_void,
@@ -166,7 +166,7 @@ unsafe extern "C" fn sendv<E: Tagged>(
     }
 }
 
-unsafe extern "C" fn sendmsg<E: Tagged>(
+unsafe extern "C" fn sendmsg<E: TaggedSend>(
     ep: *mut fid_ep,
     msg: *const fi_msg_tagged,
     flags: u64,
@@ -176,13 +176,12 @@ unsafe extern "C" fn sendmsg<E: Tagged>(
         post::<E>(ep, |ep| {
             let msg = message(msg)?;
             let local = LocalIov::from_raw(msg.msg_iov, msg.desc, msg.iov_count)?;
-            let data = (flags & FI_REMOTE_CQ_DATA != 0).then_some(msg.data);
             let flags = flags_of(flags, TX_FLAGS)?;
             ep.tsend(
                 msg.addr,
                 msg.tag,
                 local,
-                data,
+                Some(msg.data),
                 token(msg.context),
                 Some(flags),
             )
@@ -190,7 +189,7 @@ unsafe extern "C" fn sendmsg<E: Tagged>(
     }
 }
 
-unsafe extern "C" fn inject<E: Tagged>(
+unsafe extern "C" fn inject<E: TaggedSend>(
     ep: *mut fid_ep,
     buf: *const c_void,
     len: usize,
@@ -201,7 +200,7 @@ unsafe extern "C" fn inject<E: Tagged>(
     unsafe { post::<E>(ep, |ep| ep.tinject(dest_addr, tag, buf, len, None)) }
 }
 
-unsafe extern "C" fn senddata<E: Tagged>(
+unsafe extern "C" fn senddata<E: TaggedSend>(
     ep: *mut fid_ep,
     buf: *const c_void,
     len: usize,
@@ -221,7 +220,7 @@ unsafe extern "C" fn senddata<E: Tagged>(
     }
 }
 
-unsafe extern "C" fn injectdata<E: Tagged>(
+unsafe extern "C" fn injectdata<E: TaggedSend>(
     ep: *mut fid_ep,
     buf: *const c_void,
     len: usize,
