@@ -1,5 +1,6 @@
 //! The structures and flags of softverbs' direct verbs (`docs/softverbs.md`,
-//! `docs/softverbs-ring.md`, `docs/softverbs-atomics.md`); the functions `softdv_*` are in [`VerbsFns`](crate::VerbsFns).
+//! `docs/softverbs-ring.md`, `docs/softverbs-atomics.md`); the functions `softdv_*` are in
+//! [`VerbsFns`](crate::VerbsFns).
 
 use core::ffi::c_void;
 
