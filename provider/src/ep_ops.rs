@@ -187,7 +187,7 @@ impl EndpointRequest {
             origin,
             format,
             rma_data: terms.rx_mode & FI_RX_CQ_DATA != 0,
-            rma: &RMA[rdm_tables::access(&terms, FI_RMA)],
+            rma: &RMA[rdm_tables::caps_index(&terms, FI_RMA)],
         })
     }
 

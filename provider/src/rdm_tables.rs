@@ -54,13 +54,13 @@ pub(crate) fn of(terms: &Terms) -> Tables {
     Tables {
         msg: &MSG[message(FI_MSG)],
         tagged: &TAGGED[message(FI_TAGGED)],
-        rma: &RMA[access(terms, FI_RMA)],
-        atomic: &ATOMIC[access(terms, FI_ATOMIC)],
+        rma: &RMA[caps_index(terms, FI_RMA)],
+        atomic: &ATOMIC[caps_index(terms, FI_ATOMIC)],
     }
 }
 
 /// The index of the table of `kind`, `FI_RMA` or `FI_ATOMIC`, of an endpoint with these terms.
-pub(crate) fn access(terms: &Terms, kind: u64) -> usize {
+pub(crate) fn caps_index(terms: &Terms, kind: u64) -> usize {
     let tx = terms.tx_caps;
     usize::from(has(tx, kind | FI_READ)) | usize::from(has(tx, kind | FI_WRITE)) << 1
 }

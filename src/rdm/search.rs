@@ -1,5 +1,5 @@
-//! Searches of the stored messages: `FI_PEEK`, `FI_CLAIM`, `FI_DISCARD` (`fi_msg(3)`,
-//! `fi_tagged(3)`), on an endpoint or on a shared receive context.
+//! Searches of the stored messages: `FI_PEEK`, `FI_CLAIM`, `FI_DISCARD`
+//! (`fi_tagged(3)`), on an endpoint or on a shared receive context.
 
 #![allow(
     unsafe_code,

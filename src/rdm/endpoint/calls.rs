@@ -422,7 +422,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// `FI_PEEK`, `FI_CLAIM`, `FI_DISCARD` (`fi_msg(3)`, `fi_tagged(3)`).
+    /// `FI_PEEK`, `FI_CLAIM`, `FI_DISCARD` (`fi_tagged(3)`).
     ///
     /// # Safety
     /// With `FI_CLAIM`, the context of the receive is the address of a `struct fi_context`.
