@@ -104,12 +104,12 @@ pub struct EqError {
     /// of a rejection. [`EqError::text`] names it.
     pub prov_errno: i32,
     /// Data of the peer's rejection.
-    pub data: CmData,
+    pub cm_data: CmData,
     /// `data` of `fi_eq_err_entry`: for operations of the provider.
-    pub context: usize,
+    pub data: usize,
     /// `context` of `fi_eq_err_entry`; `None`: that of the object, which removes the error when it
     /// is closed. An error with a context of its own stays.
-    pub operation: Option<usize>,
+    pub context: Option<usize>,
 }
 
 impl EqError {
@@ -143,7 +143,7 @@ impl Item {
     fn owner(&self) -> Option<Token> {
         match self {
             Self::Event(event, _) => event.owner(),
-            Self::Error(error) => error.operation.is_none().then_some(error.owner),
+            Self::Error(error) => error.context.is_none().then_some(error.owner),
         }
     }
 }
@@ -370,23 +370,23 @@ impl EventQueue {
             owner,
             err,
             prov_errno: 0,
-            data: CmData::EMPTY,
-            context: 0,
-            operation: None,
+            cm_data: CmData::EMPTY,
+            data: 0,
+            context: None,
         });
     }
 
     /// As [`Self::write_error`], for one of several operations on the object: with the context that
     /// the application gave this operation, and `data` of `fi_eq_err_entry`. The error stays when
     /// the object is closed.
-    pub fn write_operation_error(&self, owner: Token, err: FiErrno, operation: usize, data: usize) {
+    pub fn write_operation_error(&self, owner: Token, err: FiErrno, context: usize, data: usize) {
         self.push_error(EqError {
             owner,
             err,
             prov_errno: 0,
-            data: CmData::EMPTY,
-            context: data,
-            operation: Some(operation),
+            cm_data: CmData::EMPTY,
+            data,
+            context: Some(context),
         });
     }
 
@@ -507,9 +507,9 @@ impl CmSink for EventQueue {
                 owner,
                 err,
                 prov_errno: status,
-                data: decode(&private_data),
-                context: 0,
-                operation: None,
+                cm_data: decode(&private_data),
+                data: 0,
+                context: None,
             }),
             Outcome::Ended(target) => Item::Event(Event::Shutdown { ep: owner }, Some(target)),
         });
@@ -580,9 +580,9 @@ mod tests {
             owner: Token(3),
             err: FiErrno::ECONNREFUSED,
             prov_errno: 28,
-            data: CmData::EMPTY,
-            context: 0,
-            operation: None,
+            cm_data: CmData::EMPTY,
+            data: 0,
+            context: None,
         });
         eq.write(1, b"", Some(Token(1)));
         assert_eq!(number(&eq, false), Err(FiErrno::EAVAIL));
@@ -617,7 +617,7 @@ mod tests {
         eq.forget(address);
         assert_eq!(number(&eq, false), Err(FiErrno::EAVAIL));
         let error = eq.read_error().unwrap();
-        assert_eq!((error.owner, error.operation), (address, Some(7)));
+        assert_eq!((error.owner, error.context), (address, Some(7)));
         assert_eq!(number(&eq, false), Ok(5));
         assert_eq!(number(&eq, false), Err(FiErrno::EAGAIN));
     }

@@ -368,18 +368,18 @@ unsafe extern "C" fn readerr(eq: *mut fid_eq, buf: *mut fi_eq_err_entry, flags: 
         }
         let error = eq.engine.read_error()?;
         let mut kept = eq.err_data.lock();
-        *kept = error.data;
+        *kept = error.cm_data;
         let data = kept.data();
         // SAFETY: not NULL; from 1.5 on `err_data` has `err_data_size` bytes where that isn't 0.
         unsafe {
             let owner: *mut fid = std::ptr::with_exposed_provenance_mut(error.owner.0);
             (*buf).fid = owner;
-            (*buf).context = match error.operation {
+            (*buf).context = match error.context {
                 Some(context) => std::ptr::with_exposed_provenance_mut(context),
                 None if owner.is_null() => std::ptr::null_mut(),
                 None => (*owner).context,
             };
-            (*buf).data = error.context as u64;
+            (*buf).data = error.data as u64;
             (*buf).err = error.err.code();
             (*buf).prov_errno = error.prov_errno;
             let sized = eq.api_version >= fi_version(1, 5);

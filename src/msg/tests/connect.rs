@@ -249,7 +249,7 @@ fn a_request_is_rejected_with_data() {
     PassiveEndpoint::reject(request, b"go away").unwrap();
     let error = next_error(&client.eq);
     assert_eq!((error.owner, error.err), (CLIENT, FiErrno::ECONNREFUSED));
-    assert_eq!(error.data.data(), b"go away");
+    assert_eq!(error.cm_data.data(), b"go away");
     assert_eq!(client.ep.peer_addr(), Err(FiErrno::ENOTCONN));
 }
 
@@ -264,7 +264,7 @@ fn a_dropped_request_is_rejected() {
     pump(&client, || eq.read(false, |_| Ok(())).ok());
     let error = next_error(&client.eq);
     assert_eq!(error.err, FiErrno::ECONNREFUSED);
-    assert_eq!(error.data.data(), b"");
+    assert_eq!(error.cm_data.data(), b"");
 }
 
 #[test]
