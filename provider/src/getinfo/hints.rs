@@ -74,7 +74,7 @@ pub(crate) struct DomainHints {
     pub(crate) tclass: u32,
     /// The handle of an open domain, by its address; 0: none.
     pub(crate) handle: usize,
-    /// Since 1.20; 0 unless [`Hints::read_newer`] has read it.
+    /// Since 1.20; 0 unless [`Hints::read_fields_of_host`] has read it.
     pub(crate) max_ep_auth_key: usize,
     /// Since 2.0; as above.
     pub(crate) max_group_id: u32,
@@ -210,16 +210,16 @@ impl Hints {
         Ok(this)
     }
 
-    /// Reads the fields that releases since 1.17 have appended.
+    /// Reads the fields that the host's releases since 1.17 have appended, as far as API `version`
+    /// has them: an application of an earlier API does not set them.
     ///
     /// # Safety
     /// As [`View::whole_domain`].
-    pub(crate) unsafe fn read_newer(&mut self, hints: &View<'_, fi_info>) {
+    pub(crate) unsafe fn read_fields_of_host(&mut self, version: u32, hints: &View<'_, fi_info>) {
         // SAFETY: the caller keeps the contract.
         let domain = unsafe { hints.whole_domain() };
         if let (Some(this), Some(domain)) = (&mut self.domain, domain) {
-            this.max_ep_auth_key = domain.max_ep_auth_key;
-            this.max_group_id = domain.max_group_id;
+            this.read_newer(version, &domain);
         }
     }
 }
@@ -296,7 +296,33 @@ impl EpHints {
 }
 
 impl DomainHints {
+    /// Reads the fields that API `version` has beyond those of 1.17.
+    fn read_newer(&mut self, version: u32, domain: &fi_domain_attr) {
+        if version >= fi_version(1, 20) {
+            self.max_ep_auth_key = domain.max_ep_auth_key;
+        }
+        if version >= fi_version(2, 0) {
+            self.max_group_id = domain.max_group_id;
+        }
+    }
+
+    /// An application of an API before 1.5 does not set the fields that 1.5 has appended.
     fn read(version: u32, domain: &View<'_, fi_domain_attr>) -> Result<Self> {
+        let this = Self::read_all(version, domain)?;
+        if version >= fi_version(1, 5) {
+            return Ok(this);
+        }
+        Ok(Self {
+            caps: 0,
+            cntr_cnt: 0,
+            mr_cnt: 0,
+            mr_iov_limit: 0,
+            max_err_data: 0,
+            ..this
+        })
+    }
+
+    fn read_all(version: u32, domain: &View<'_, fi_domain_attr>) -> Result<Self> {
         Ok(Self {
             name: owned(domain.name())?,
             threading: domain.threading,
@@ -326,5 +352,54 @@ impl DomainHints {
             max_ep_auth_key: 0,
             max_group_id: 0,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Attributes with a value in each field that some release has appended.
+    fn domain_attr() -> fi_domain_attr {
+        // SAFETY: integers and pointers, so zeros are a value (`Part`).
+        let mut attr: fi_domain_attr = unsafe { std::mem::zeroed() };
+        attr.mr_key_size = 8;
+        attr.caps = 1;
+        attr.cntr_cnt = 2;
+        attr.mr_iov_limit = 3;
+        attr.max_err_data = 4;
+        attr.mr_cnt = 5;
+        attr.max_ep_auth_key = 6;
+        attr.max_group_id = 7;
+        attr
+    }
+
+    /// A field that the application's API does not have may hold anything.
+    #[test]
+    fn fields_of_later_versions_are_not_read() {
+        let attr = domain_attr();
+        let read = |major, minor| {
+            let version = fi_version(major, minor);
+            // SAFETY: a whole structure, without pointers.
+            let view = unsafe { View::new(&raw const attr) }.unwrap();
+            let mut hints = DomainHints::read(version, &view).unwrap();
+            assert_eq!((hints.max_ep_auth_key, hints.max_group_id), (0, 0));
+            hints.read_newer(version, &attr);
+            assert_eq!(hints.mr_key_size, 8);
+            let of_5 = (
+                hints.caps,
+                hints.cntr_cnt,
+                hints.mr_iov_limit,
+                hints.max_err_data,
+                hints.mr_cnt,
+            );
+            (of_5, hints.max_ep_auth_key, hints.max_group_id)
+        };
+        assert_eq!(read(1, 4), ((0, 0, 0, 0, 0), 0, 0));
+        for minor in [5, 17, 19] {
+            assert_eq!(read(1, minor), ((1, 2, 3, 4, 5), 0, 0));
+        }
+        assert_eq!(read(1, 20), ((1, 2, 3, 4, 5), 6, 0));
+        assert_eq!(read(2, 0), ((1, 2, 3, 4, 5), 6, 7));
     }
 }

@@ -59,7 +59,7 @@ pub(crate) unsafe extern "C" fn getinfo(
         let mut hints = Hints::read_with(version, view, addresses)?;
         if let Some(view) = &view {
             // SAFETY: the host calls this function, with hints of its own release.
-            unsafe { hints.read_newer(view) };
+            unsafe { hints.read_fields_of_host(version, view) };
         }
         if layered::is_repeated(version, node, service, flags, &hints) {
             return Err(FiErrno::ENODATA);
