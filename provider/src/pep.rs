@@ -28,8 +28,8 @@ pub(crate) struct Pep {
 /// endpoint, which may be closed while another thread reads the request.
 pub(crate) struct Template {
     pub(crate) api_version: u32,
-    /// The `fi_info` with which the passive endpoint was opened.
-    pub(crate) seed: Info,
+    /// Of the `fi_info` with which the passive endpoint was opened.
+    pub(crate) seed: getinfo::Seed,
 }
 
 /// The `fi_info` of an incoming request; its handle holds the request.

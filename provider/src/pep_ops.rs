@@ -15,7 +15,7 @@ use crate::addr::Format;
 use crate::eq::Eq;
 use crate::fabric::Fabric;
 use crate::ffi::fid::{Kind, Object, close, header, object, on};
-use crate::ffi::info::{Info, View};
+use crate::ffi::info::View;
 use crate::ffi::param;
 use crate::ffi::stub;
 use crate::pep::{Pep, Template};
@@ -67,7 +67,7 @@ pub(crate) unsafe extern "C" fn open(
         if !matches!(kind, FI_EP_UNSPEC | FI_EP_MSG) {
             return Err(FiErrno::EINVAL); // endpoints of other types have no connections
         }
-        getinfo::check_passive(fabric.api_version, view)?;
+        let seed = getinfo::Seed::of(fabric.api_version, view)?;
         let format = Format::of(view.addr_format)?.unwrap_or(Format::Sockaddr);
         let addr = view.src(format)?.or_else(|| format.any());
         let name = view.domain().and_then(|domain| domain.name());
@@ -77,11 +77,6 @@ pub(crate) unsafe extern "C" fn open(
             .find(|device| name.is_none_or(|name| name == device.name()))
             .ok_or(FiErrno::ENODEV)?;
         let user = fabric.users.add()?;
-        // SAFETY: not NULL, and a valid fi_info by the contract of fi_passive_ep(3).
-        let mut seed = unsafe { Info::duplicate(info)? };
-        seed.set_src(None)?;
-        seed.set_dst(None)?;
-        seed.set_handle(0);
         let api_version = fabric.api_version;
         let xrc = getinfo::is_xrc(view);
         let cm_data_size = match getinfo::auth_keys(api_version, view)? {

@@ -301,40 +301,13 @@ impl Info {
     /// # Errors
     /// `ENOMEM`: no memory. `ENOSYS`: there is no host.
     pub(crate) fn new() -> Result<Self> {
-        // SAFETY: NULL requests an empty structure.
-        unsafe { Self::dup(std::ptr::null()) }
-    }
-
-    /// A deep copy of `info`, made by the host.
-    ///
-    /// # Errors
-    /// `ENOMEM`: no memory. `ENOSYS`: there is no host.
-    ///
-    /// # Safety
-    /// `info` is a valid `fi_info` of the host's release.
-    pub(crate) unsafe fn duplicate(info: *const fi_info) -> Result<Self> {
-        // SAFETY: the caller passes a valid fi_info of the host's release.
-        unsafe { Self::dup(info) }
-    }
-
-    /// # Safety
-    /// `info` is NULL or a valid `fi_info` of the host's release.
-    unsafe fn dup(info: *const fi_info) -> Result<Self> {
         let host = host::get().ok_or(FiErrno::ENOSYS)?;
-        // SAFETY: the caller passes NULL or a valid fi_info of the host's release.
-        let copy = unsafe { (host.dupinfo)(info) };
-        if copy.is_null() {
+        // SAFETY: NULL requests an empty structure.
+        let new = unsafe { (host.dupinfo)(std::ptr::null()) };
+        if new.is_null() {
             return Err(FiErrno::ENOMEM);
         }
-        Ok(Self(copy))
-    }
-
-    /// A view of this `fi_info`, for reading.
-    pub(crate) fn view(&self) -> View<'_, fi_info> {
-        View {
-            part: self.head(),
-            memory: PhantomData,
-        }
+        Ok(Self(new))
     }
 
     fn head(&self) -> fi_info {
@@ -365,7 +338,7 @@ impl Info {
     /// Changes a part; does nothing if the part is NULL.
     fn write<T: Part>(&mut self, part: *mut T, change: impl FnOnce(&mut T)) {
         if part.is_null() {
-            return; // a duplicate has only the parts of its original
+            return;
         }
         // SAFETY: all callers pass this info or a part of it.
         let mut new = unsafe { copy(part) };

@@ -143,21 +143,29 @@ fn exact_terms(version: u32, hints: &mut Hints, offer: &Offer) -> Result<Terms> 
     terms.into_iter().next().ok_or(FiErrno::ENODATA)
 }
 
-/// The `fi_info` of a connection request, with which the answering endpoint is opened. `seed` is
-/// the one that the passive endpoint was opened with; `handle` the request's fid.
+/// What the `fi_info` of a passive endpoint determines of those of its requests. It is no copy: the
+/// application's structure has the size of the release with which it was built, and libfabric
+/// copies the size of its own.
+pub(crate) struct Seed {
+    hints: Hints,
+    /// `fabric_attr->prov_name`
+    provider: Option<String>,
+}
+
+/// The `fi_info` of a connection request, with which the answering endpoint is opened. `handle` is
+/// the request's fid.
 ///
 /// # Errors
 /// `ENODATA`: the device can't provide the terms of the passive endpoint. `ENOMEM`.
 pub(crate) fn for_request(
     version: u32,
-    seed: &Info,
+    seed: &Seed,
     device: &Arc<Device>,
     local: SocketAddr,
     peer: SocketAddr,
     handle: usize,
 ) -> Result<Info> {
-    let seed = seed.view();
-    let mut hints = passive_hints(version, seed)?;
+    let mut hints = seed.hints.clone();
     hints.handle = handle;
     hints.format = hints.format.or(Some(Format::native(&local)));
     let (offer, terms) = passive_terms(version, &mut hints, device)?;
@@ -167,8 +175,7 @@ pub(crate) fn for_request(
     };
     let mut info = build::info(version, &hints, &offer, &terms, &path)?;
     // The core names the provider in the result of `fi_getinfo`; here the provider does it.
-    let name = seed.fabric().and_then(|fabric| fabric.provider());
-    if let Some(name) = name.and_then(|name| name.to_str().ok()) {
+    if let Some(name) = &seed.provider {
         info.set_provider(name)?;
     }
     Ok(info)
@@ -183,6 +190,8 @@ fn passive_hints(version: u32, info: View<'_, fi_info>) -> Result<Hints> {
     }
     hints.fabric_name = None;
     hints.nic_name = None;
+    // those of a request are its own
+    (hints.src, hints.dst, hints.handle) = (None, None, 0);
     Ok(hints)
 }
 
@@ -194,20 +203,26 @@ fn passive_terms(version: u32, hints: &mut Hints, device: &Arc<Device>) -> Resul
     Ok((offer, terms))
 }
 
-/// Checks that a passive endpoint opened with this info could give the `fi_info` of a request
-/// ([`for_request`]), on any device.
-///
-/// # Errors
-/// `EINVAL`: each request would be rejected.
-pub(crate) fn check_passive(version: u32, info: View<'_, fi_info>) -> Result<()> {
-    let mut hints = passive_hints(version, info).map_err(|_| FiErrno::EINVAL)?;
-    let mut devices = devices::list(false).into_iter();
-    let answered = devices.any(|device| passive_terms(version, &mut hints, &device).is_ok());
-    if answered {
-        return Ok(());
+impl Seed {
+    /// That of a passive endpoint opened with this info, which could give the `fi_info` of a
+    /// request ([`for_request`]) on some device.
+    ///
+    /// # Errors
+    /// `EINVAL`: each request would be rejected.
+    pub(crate) fn of(version: u32, info: View<'_, fi_info>) -> Result<Self> {
+        let mut hints = passive_hints(version, info).map_err(|_| FiErrno::EINVAL)?;
+        let mut devices = devices::list(false).into_iter();
+        if !devices.any(|device| passive_terms(version, &mut hints, &device).is_ok()) {
+            let reason = "fi_passive_ep: no device has the attributes of the fi_info";
+            return Err(refused!(FI_LOG_EP_CTRL, EINVAL, "{reason}"));
+        }
+        let name = info.fabric().and_then(|fabric| fabric.provider());
+        let provider = name.and_then(|name| name.to_str().ok());
+        Ok(Self {
+            hints,
+            provider: provider.map(str::to_owned),
+        })
     }
-    let reason = "fi_passive_ep: no device has the attributes of the fi_info";
-    Err(refused!(FI_LOG_EP_CTRL, EINVAL, "{reason}"))
 }
 
 /// The terms of a domain that is opened with an info.

@@ -14,11 +14,14 @@
  *
  * refused: fi_passive_ep with an fi_info that no device can satisfy.
  *
+ * older: fi_passive_ep with an fi_info of the sizes of libfabric 1.17, in front of memory that cannot be read.
+ *
  * Exits with 0, or prints the failure. Needs only libfabric 1.17. */
 #include "end.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <sys/mman.h>
 
 #define IS(condition)                                                                                                \
 	do {                                                                                                         \
@@ -365,12 +368,38 @@ static void refused(void)
 	RETURNS(fi_passive_ep(server.fabric, info, &pep, NULL), -FI_EINVAL);
 }
 
+/* The domain attributes had 192 bytes before 1.20. */
+static void older(void)
+{
+	enum { OLD = 192 };
+	struct fi_domain_attr *whole;
+	size_t page = (size_t)sysconf(_SC_PAGESIZE);
+	uint8_t *pages = mmap(NULL, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	struct sockaddr_in address;
+	struct fid_pep *pep;
+
+	IS(pages != MAP_FAILED && !mprotect(pages + page, page, PROT_NONE));
+	open_ends();
+	whole = server.info->domain_attr;
+	server.info->domain_attr = memcpy(pages + page - OLD, whole, OLD);
+	MUST(fi_passive_ep(server.fabric, server.info, &pep, NULL));
+	server.info->domain_attr = whole;
+	MUST(fi_pep_bind(pep, &server.eq->fid, 0));
+	MUST(fi_listen(pep));
+	address = name_of(&pep->fid);
+	bind_endpoint(&client, client.info);
+	connect_to(address);
+	disconnect();
+	MUST(fi_close(&pep->fid));
+	munmap(pages, 2 * page);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct {
 		const char *name;
 		void (*run)(void);
-	} modes[] = { { "setname", setname }, { "reserved", reserved }, { "renamed", renamed }, { "active", active }, { "refused", refused } };
+	} modes[] = { { "setname", setname }, { "reserved", reserved }, { "renamed", renamed }, { "active", active }, { "refused", refused }, { "older", older } };
 
 	if (argc != 4)
 		die("usage: passive MODE PROV NODE");

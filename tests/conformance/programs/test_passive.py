@@ -10,7 +10,7 @@ class Passive(common.CProgram):
 
     @common.per_release
     def test_each_mode(self, libfabric):
-        for mode in ["setname", "reserved", "renamed", "active", "refused"]:
+        for mode in ["setname", "reserved", "renamed", "active", "refused", "older"]:
             with self.subTest(mode=mode):
                 self.succeeds(libfabric, mode)
 
