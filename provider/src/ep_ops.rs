@@ -150,6 +150,10 @@ struct EndpointRequest {
 impl EndpointRequest {
     /// Checks the info like hints, so that it cannot request more than the device has.
     fn read(domain: &Object<Domain>, info: View<'_, fi_info>) -> Result<Self> {
+        if domain.rdm {
+            let reason = "the domain was opened for FI_EP_RDM";
+            return Err(refused!(FI_LOG_EP_CTRL, EINVAL, "{reason}"));
+        }
         let terms = getinfo::check(domain.api_version, info, domain.engine.device())?;
         let xrc = getinfo::is_xrc(info);
         if xrc {
@@ -291,10 +295,6 @@ unsafe extern "C" fn bind(handle: *mut fid, other: *mut fid, flags: u64) -> c_in
             FI_CLASS_CQ => {
                 let (cq, user) = other.used::<Cq>()?;
                 let flags = BindFlags::from_bits(flags).ok_or(FiErrno::EBADFLAGS)?;
-                if cq.rdm {
-                    let reason = "the domain of the completion queue was opened for FI_EP_RDM";
-                    return Err(refused!(FI_LOG_EP_CTRL, EINVAL, "{reason}"));
-                }
                 ep.engine.bind_cq(&cq.engine, flags)?;
                 user
             }

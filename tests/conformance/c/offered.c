@@ -279,7 +279,6 @@ static void check_objects(void)
 	MUST(fi_close(&ep->fid));
 	IS(fi_stx_context(domain, NULL, NULL, NULL) == -FI_ENOSYS);
 	IS(fi_scalable_ep(domain, info, &ep, NULL) == -FI_ENOSYS);
-	/* a completion queue here is not one for connected endpoints */
 	MUST(fi_cq_open(domain, &cq_attr, &cq, NULL));
 	info->ep_attr->type = FI_EP_MSG;
 	info->ep_attr->protocol = info->ep_attr->mem_tag_format = 0;
@@ -289,8 +288,10 @@ static void check_objects(void)
 	info->tx_attr->inject_size = info->tx_attr->size = info->rx_attr->size = info->tx_attr->rma_iov_limit = 0;
 	info->domain_attr->cq_data_size = 0;
 	MUST(fi_domain(fabric, info, &other, NULL));
-	MUST(fi_endpoint(domain, info, &ep, NULL));
-	IS(fi_ep_bind(ep, &cq->fid, FI_TRANSMIT | FI_RECV) == -FI_EINVAL);
+	/* connected endpoints and their queues belong to a domain that was opened for them */
+	IS(fi_endpoint(domain, info, &ep, NULL) == -FI_EINVAL);
+	MUST(fi_endpoint(other, info, &ep, NULL));
+	IS(fi_ep_bind(ep, &cq->fid, FI_TRANSMIT | FI_RECV) == -FI_EDOMAIN);
 	MUST(fi_close(&ep->fid));
 	MUST(fi_close(&cq->fid));
 	/* more than was offered */
