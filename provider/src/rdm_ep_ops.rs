@@ -240,7 +240,7 @@ unsafe extern "C" fn bind(handle: *mut fid, other: *mut fid, flags: u64) -> c_in
             _ => bind_common(
                 &other,
                 flags,
-                |eq| ep.engine.bind_eq(eq),
+                |eq| ep.engine.accept_eq(eq),
                 |cntr, kinds| ep.engine.bind_counter(cntr, kinds),
             )?,
         };

@@ -151,6 +151,8 @@ struct Control {
     vector: Option<Arc<AddressVector>>,
     context: Option<Arc<SharedRx>>,
     xrc: Option<Arc<XrcDomain>>,
+    /// Whether an event queue is bound.
+    has_eq: bool,
     src: Option<SocketAddr>,
     /// The application has set the address by `fi_setname(3)`, and gets no other one: `src` has the
     /// port.
@@ -347,7 +349,7 @@ impl Endpoint {
 
     /// Makes a counter count completed operations of these kinds: `SEND`, `RECV`, `READ`, `WRITE`,
     /// and the peers' operations on regions of this side, `REMOTE_READ` and `REMOTE_WRITE`. Empty
-    /// `kinds` bind nothing.
+    /// `kinds` bind nothing: fabtests bind so, and libfabric's own providers accept it.
     ///
     /// # Errors
     /// - `EINVAL`: a kind has a counter already.
@@ -382,12 +384,16 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Binds an event queue, to which an RDM endpoint reports nothing (`fi_ep_bind(3)`).
+    /// Accepts an event queue, to which an RDM endpoint reports nothing (`fi_ep_bind(3)`).
     ///
     /// # Errors
-    /// `EOPBADSTATE`: enabled already.
-    pub fn bind_eq(&self, _: &Arc<EventQueue>) -> Result<()> {
-        self.idle().map(drop)
+    /// `EINVAL`: one was accepted. `EOPBADSTATE`: enabled already.
+    pub fn accept_eq(&self, _: &Arc<EventQueue>) -> Result<()> {
+        let mut control = self.idle()?;
+        match std::mem::replace(&mut control.has_eq, true) {
+            true => Err(FiErrno::EINVAL),
+            false => Ok(()),
+        }
     }
 
     /// Binds the local address (`fi_setname(3)`), in place of that of an earlier call. Port 0

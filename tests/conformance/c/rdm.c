@@ -1377,6 +1377,7 @@ static void check_objects(void)
 	MUST(fi_ep_bind(ep, &side.av->fid, 0));
 	RETURNS(fi_ep_bind(ep, &side.av->fid, 0), -FI_EINVAL);
 	MUST(fi_ep_bind(ep, &eq->fid, 0));
+	RETURNS(fi_ep_bind(ep, &eq->fid, 0), -FI_EINVAL);
 	RETURNS(fi_ep_bind(ep, &side.domain->fid, 0), -FI_EINVAL);
 	MUST(fi_enable(ep));
 	RETURNS(fi_close(&side.av->fid), -FI_EBUSY);
