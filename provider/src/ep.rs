@@ -4,7 +4,7 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use libfabric_sys::{FI_COMMIT_COMPLETE, FI_MATCH_COMPLETE, fi_addr_t, fi_ops_rma};
+use libfabric_sys::{FI_COMMIT_COMPLETE, FI_MATCH_COMPLETE, fi_addr_t, fi_ops_atomic, fi_ops_rma};
 use weft::errno::Result;
 use weft::flags::Flags;
 use weft::msg::{Endpoint, LocalIov};
@@ -14,13 +14,20 @@ use crate::ep_traits::{MsgReceive, MsgSend, Remote, Rma, TX_FLAGS, Transmit};
 use crate::getinfo;
 use crate::op_flags::{Direction, OpFlags};
 
+/// The calls of an endpoint that depend on its capabilities.
+#[derive(Clone, Copy)]
+pub(crate) struct Tables {
+    pub(crate) rma: &'static fi_ops_rma,
+    pub(crate) atomic: &'static fi_ops_atomic,
+}
+
 /// An open endpoint.
 pub(crate) struct Ep {
     pub(crate) engine: Arc<Endpoint>,
     /// Whether RMA writes may carry remote CQ data (`FI_RX_CQ_DATA` was negotiated).
     pub(crate) rma_data: bool,
-    /// The calls of RMA that its capabilities permit.
-    pub(crate) rma: &'static fi_ops_rma,
+    /// The calls that its capabilities permit.
+    pub(crate) tables: Tables,
     pub(crate) common: EpCommon,
 }
 

@@ -14,7 +14,7 @@ use weft::msg::{BindFlags, Endpoint, EndpointConfig, PassiveEndpoint};
 use crate::addr::Format;
 use crate::cq::Cq;
 use crate::domain::Domain;
-use crate::ep::Ep;
+use crate::ep::{Ep, Tables};
 use crate::ep_bind::bind_common;
 use crate::ep_common::EpCommon;
 use crate::ep_control::{Cancel, Control, cancel, control, no_flags};
@@ -52,7 +52,13 @@ static RMA: [fi_ops_rma; 4] = [
     rma::write_ops::<Ep>(stub::rma::<FI_EOPNOTSUPP>()),
     rma::ops::<Ep>(),
 ];
-static ATOMIC: fi_ops_atomic = atomic::ops::<Ep>();
+/// As above: an atomic that returns values is a read.
+static ATOMIC: [fi_ops_atomic; 4] = [
+    stub::atomic::<FI_EOPNOTSUPP>(),
+    atomic::read_ops::<Ep>(stub::atomic::<FI_EOPNOTSUPP>()),
+    atomic::write_ops::<Ep>(stub::atomic::<FI_EOPNOTSUPP>()),
+    atomic::ops::<Ep>(),
+];
 static TAGGED: fi_ops_tagged = stub::tagged::<FI_ENOSYS>(); // FI_TAGGED is not offered
 static COLLECTIVE: fi_ops_collective = stub::collective::<FI_ENOSYS>(); // nor is FI_COLLECTIVE
 
@@ -144,7 +150,7 @@ struct EndpointRequest {
     origin: Origin,
     format: Format,
     rma_data: bool,
-    rma: &'static fi_ops_rma,
+    tables: Tables,
 }
 
 impl EndpointRequest {
@@ -191,7 +197,10 @@ impl EndpointRequest {
             origin,
             format,
             rma_data: terms.rx_mode & FI_RX_CQ_DATA != 0,
-            rma: &RMA[rdm_tables::caps_index(&terms, FI_RMA)],
+            tables: Tables {
+                rma: &RMA[rdm_tables::caps_index(&terms, FI_RMA)],
+                atomic: &ATOMIC[rdm_tables::caps_index(&terms, FI_ATOMIC)],
+            },
         })
     }
 
@@ -202,7 +211,7 @@ impl EndpointRequest {
             origin,
             format,
             rma_data,
-            rma,
+            tables,
         } = self;
         let object = Object::open_with(|handle| {
             config.token = Token(handle.expose_provenance());
@@ -230,25 +239,25 @@ impl EndpointRequest {
             let body = Ep {
                 engine,
                 rma_data,
-                rma,
+                tables,
                 common: EpCommon::new(format, user),
             };
-            Ok::<_, FiErrno>((c_part(context, rma), body))
+            Ok::<_, FiErrno>((c_part(context, tables), body))
         })?;
         Ok(object.as_ptr().cast())
     }
 }
 
 /// The C structure of an endpoint.
-fn c_part(context: *mut c_void, rma: &'static fi_ops_rma) -> fid_ep {
+fn c_part(context: *mut c_void, tables: Tables) -> fid_ep {
     fid_ep {
         fid: header::<Ep>(context),
         ops: (&raw const OPS.base).cast_mut(),
         cm: (&raw const cm::EP_OPS).cast_mut(),
         msg: (&raw const MSG).cast_mut(),
-        rma: std::ptr::from_ref(rma).cast_mut(),
+        rma: std::ptr::from_ref(tables.rma).cast_mut(),
         tagged: (&raw const TAGGED).cast_mut(),
-        atomic: (&raw const ATOMIC).cast_mut(),
+        atomic: std::ptr::from_ref(tables.atomic).cast_mut(),
         collective: (&raw const COLLECTIVE).cast_mut(),
     }
 }
@@ -278,10 +287,10 @@ impl Control for Ep {
         let body = Self {
             engine,
             rma_data: ep.rma_data,
-            rma: ep.rma,
+            tables: ep.tables,
             common: ep.common.alias(ep)?,
         };
-        Ok((c_part(context, ep.rma), body))
+        Ok((c_part(context, ep.tables), body))
     }
 }
 

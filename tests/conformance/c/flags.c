@@ -5,7 +5,7 @@
  * The initiator operates on the memory of the target, which is a persistent mapping of FILE
  * (FI_RMA_PMEM). Each call is made once with each flag: the flags that its page lists complete, the
  * others are -FI_EBADFLAGS. The bytes written with FI_COMMIT_COMPLETE are read back from FILE. Then
- * endpoints without FI_RMA, or with one direction of it: the other calls are -FI_EOPNOTSUPP
+ * endpoints without FI_RMA or FI_ATOMIC, or with one direction of it: the other calls are -FI_EOPNOTSUPP
  * (fi_getinfo(3), "Capabilities"), also before there is a connection. */
 #include "end.h"
 
@@ -223,6 +223,45 @@ static void only(uint64_t rights, int reads, int writes)
 	MUST(fi_close(&end.ep->fid));
 }
 
+/* As `only`, for atomics. One that returns a value is a read, as in fi_cq(3) and fi_cntr(3). */
+static void only_atomics(uint64_t rights, int reads, int writes)
+{
+	uint64_t *word;
+	size_t most;
+	void *desc;
+
+	memset(&end, 0, sizeof end);
+	caps = FI_MSG | rights;
+	open_side(NULL, 0, NULL);
+	bind_endpoint(&end, info);
+	word = (uint64_t *)end.memory;
+	desc = fi_mr_desc(end.mr);
+
+	const struct {
+		const char *call;
+		ssize_t got;
+		int permitted;
+	} calls[] = {
+		{ "fi_fetch_atomic", fi_fetch_atomic(end.ep, word, 1, desc, word + 1, desc, 0, 0, 0, FI_UINT64, FI_SUM, NULL), reads },
+		{ "fi_compare_atomic",
+		  fi_compare_atomic(end.ep, word, 1, desc, word + 1, desc, word + 2, desc, 0, 0, 0, FI_UINT64, FI_CSWAP, NULL), reads },
+		{ "fi_atomic", fi_atomic(end.ep, word, 1, desc, 0, 0, 0, FI_UINT64, FI_SUM, NULL), writes },
+		{ "fi_inject_atomic", fi_inject_atomic(end.ep, word, 1, 0, 0, 0, FI_UINT64, FI_SUM), writes },
+		/* these need no connection */
+		{ "fi_fetch_atomicvalid", fi_fetch_atomicvalid(end.ep, FI_UINT64, FI_SUM, &most) - reads, reads },
+		{ "fi_compare_atomicvalid", fi_compare_atomicvalid(end.ep, FI_UINT64, FI_CSWAP, &most) - reads, reads },
+		{ "fi_atomicvalid", fi_atomicvalid(end.ep, FI_UINT64, FI_SUM, &most) - writes, writes },
+	};
+
+	for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+		if (calls[i].got >= 0 || (calls[i].got != -FI_EOPNOTSUPP) != calls[i].permitted) {
+			fprintf(stderr, "%s with the capabilities %#lx: %ld\n", calls[i].call, (long)caps, (long)calls[i].got);
+			failures++;
+		}
+	}
+	MUST(fi_close(&end.ep->fid));
+}
+
 int main(int argc, char **argv)
 {
 	int pipes[2];
@@ -256,6 +295,10 @@ int main(int argc, char **argv)
 	connect_here();
 	every_call();
 	MUST(fi_close(&end.ep->fid));
+	only_atomics(0, 0, 0);
+	only_atomics(FI_ATOMIC | FI_READ | FI_SEND | FI_RECV, 1, 0);
+	only_atomics(FI_ATOMIC | FI_WRITE, 0, 1);
+	only_atomics(FI_ATOMIC, 1, 1);
 	only(0, 0, 0);
 	only(FI_RMA | FI_READ | FI_SEND | FI_RECV, 1, 0);
 	only(FI_RMA | FI_WRITE | FI_SEND | FI_RECV, 0, 1);
