@@ -5,4 +5,5 @@ pub(crate) struct Fabric {
     /// The API version that the application requested: it determines the layout of the
     /// application's structures.
     pub(crate) api_version: u32,
+    pub(crate) name: String,
 }

@@ -67,7 +67,10 @@ pub(crate) unsafe extern "C" fn fabric(
                 ops: (&raw const OPS).cast_mut(),
                 api_version,
             },
-            Fabric { api_version },
+            Fabric {
+                api_version,
+                name: name.to_owned(),
+            },
         );
         let handle = object.as_ptr().expose_provenance();
         let name = name.to_owned();

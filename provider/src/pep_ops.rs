@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use weft::Token;
 use weft::errno::{FiErrno, Result};
 use weft::msg::{PassiveEndpoint, PepConfig};
+use weft::verbs::Device;
 use weft::wire::cm_data::{CM_DATA_SIZE, KEYED_CM_DATA_SIZE};
 
 use crate::addr::Format;
@@ -72,10 +73,12 @@ pub(crate) unsafe extern "C" fn open(
         let addr = view.src(format)?.or_else(|| format.any());
         let name = view.domain().and_then(|domain| domain.name());
         let name = name.and_then(|name| name.to_str().ok());
-        let device = devices::list(false)
-            .into_iter()
-            .find(|device| name.is_none_or(|name| name == device.name()))
-            .ok_or(FiErrno::ENODEV)?;
+        let wanted = |device: &Arc<Device>| {
+            name.is_none_or(|name| name == device.name())
+                && getinfo::is_of_fabric(device, &fabric.name)
+        };
+        let device = devices::list(false).into_iter().find(wanted);
+        let device = device.ok_or(FiErrno::ENODEV)?;
         let user = fabric.users.add()?;
         let api_version = fabric.api_version;
         let xrc = getinfo::is_xrc(view);

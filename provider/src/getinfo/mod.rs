@@ -246,8 +246,8 @@ pub(crate) struct DomainTerms {
 /// The terms of a domain that is opened with `info`.
 ///
 /// # Errors
-/// `EINVAL`: an `mr_mode` that the device does not support, an authorization key that is too long,
-/// or a traffic class that is no code point.
+/// `EINVAL`: an endpoint type that is not offered, an `mr_mode` that the device does not support, an
+/// authorization key that is too long, or a traffic class that is no code point.
 pub(crate) fn domain_terms(
     version: u32,
     info: View<'_, fi_info>,
@@ -257,7 +257,7 @@ pub(crate) fn domain_terms(
     let mut hints = Hints::read(version, Some(info)).map_err(open)?;
     hints.exact = true;
     let number = hints.ep.as_ref().map_or(FI_EP_UNSPEC, |ep| ep.kind);
-    let ep = ep_type::of(number, hints.protocol()).unwrap_or(&ep_type::MSG);
+    let ep = ep_type::of(number, hints.protocol()).ok_or(FiErrno::EINVAL)?;
     let offer = Offer::of(device, ep)?;
     let forms = mr_mode::of_offer(version, &hints, &offer, None).map_err(open)?;
     let tclass = hints.domain.as_ref().map_or(0, |domain| domain.tclass);
@@ -283,11 +283,15 @@ pub(crate) fn is_xrc(info: View<'_, fi_info>) -> bool {
         .is_some_and(|ep| ep.protocol == FI_PROTO_RDMA_CM_IB_XRC)
 }
 
-/// Whether a device belongs to a fabric of this name.
+/// Whether there is a fabric of this name.
 pub(crate) fn is_fabric(name: &str) -> bool {
-    devices::list(false)
-        .iter()
-        .any(|device| Offer::of(device, &ep_type::MSG).is_ok_and(|offer| offer.fabric_name == name))
+    let devices = devices::list(false);
+    devices.iter().any(|device| is_of_fabric(device, name))
+}
+
+/// Whether a device belongs to the fabric of this name.
+pub(crate) fn is_of_fabric(device: &Arc<Device>, name: &str) -> bool {
+    Offer::of(device, &ep_type::MSG).is_ok_and(|offer| offer.fabric_name == name)
 }
 
 /// The authorization keys that an info of an application of API `version` names: the domain's, and
@@ -326,4 +330,18 @@ pub(crate) fn check(version: u32, info: View<'_, fi_info>, device: &Arc<Device>)
     // The modes of an info are the negotiated ones, which the application has accepted.
     let terms = exact_terms(version, &mut hints, &offer).map_err(open)?;
     Ok(terms)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_belongs_to_one_fabric() {
+        let device = weft::verbs::devices(&[softverbs::backend()], false).remove(0);
+        assert!(is_of_fabric(&device, "softverbs"));
+        for other in ["", "Ethernet", "softverbs2"] {
+            assert!(!is_of_fabric(&device, other), "{other}");
+        }
+    }
 }

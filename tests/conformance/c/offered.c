@@ -264,7 +264,7 @@ static void check_objects(void)
 	struct fi_cq_attr cq_attr = { .format = FI_CQ_FORMAT_TAGGED };
 	struct fi_info *hints = hints_of(FI_EP_RDM), *info = answer(FI_VERSION(1, 17), hints);
 	struct fid_fabric *fabric;
-	struct fid_domain *domain, *other;
+	struct fid_domain *domain, *other, *third;
 	struct fid_pep *pep;
 	struct fid_ep *ep;
 	struct fid_cq *cq;
@@ -301,6 +301,7 @@ static void check_objects(void)
 	info->ep_attr->type = FI_EP_DGRAM;
 	info->caps = FI_MSG;
 	IS(fi_endpoint(domain, info, &ep, NULL) == -FI_EINVAL);
+	IS(fi_domain(fabric, info, &third, NULL) == -FI_EINVAL);
 	/* a domain of connected endpoints has no others */
 	info->ep_attr->type = FI_EP_RDM;
 	IS(fi_endpoint(other, info, &ep, NULL) == -FI_EINVAL);
