@@ -273,15 +273,24 @@ impl Object<Av> {
 /// The addresses of an array in a format. In formats with addresses of several families each
 /// address has the length of its family, and one of an unknown family that of its predecessor.
 ///
+/// # Errors
+/// `ENOMEM`
+///
 /// # Safety
 /// `addrs` has `count` addresses of the format, each as long as its family; for [`Format::Str`]
 /// pointers to C strings.
-unsafe fn read_all(format: Format, addrs: *const c_void, count: usize) -> Vec<Result<SocketAddr>> {
+unsafe fn read_all(
+    format: Format,
+    addrs: *const c_void,
+    count: usize,
+) -> Result<Vec<Result<SocketAddr>>> {
+    let mut all = room(count)?;
     if format == Format::Str {
         let texts = addrs.cast::<*const c_void>();
         // SAFETY: the caller passes `count` pointers to C strings.
         let read = |at| unsafe { format.read(texts.add(at).read_unaligned(), None) };
-        return (0..count).map(read).collect();
+        all.extend((0..count).map(read));
+        return Ok(all);
     }
     let mut next = addrs.cast::<u8>();
     let mut len = match format {
@@ -303,7 +312,8 @@ unsafe fn read_all(format: Format, addrs: *const c_void, count: usize) -> Vec<Re
         next = next.wrapping_add(len);
         addr
     };
-    (0..count).map(one).collect()
+    all.extend((0..count).map(one));
+    Ok(all)
 }
 
 /// `fi_av_insert(3)`
@@ -324,7 +334,7 @@ unsafe extern "C" fn insert(
         let results = av.results(count, results, flags, context)?;
         // SAFETY: arrays of `count` elements by the contract of fi_av_insert(3).
         unsafe {
-            let addrs = read_all(av.format, addrs, count);
+            let addrs = read_all(av.format, addrs, count)?;
             av.insert_all(addrs, &results)
         }
     })
@@ -498,4 +508,19 @@ unsafe fn reply(answer: impl Fn(&mut [u8]) -> usize, buf: *mut c_void, len: usiz
         unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), buf.cast(), part.len()) };
     }
     whole
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// No address is read before there is memory for all.
+    #[test]
+    fn more_addresses_than_memory_are_refused() {
+        for format in [Format::In, Format::Sockaddr, Format::Str] {
+            // SAFETY: a list of that length does not fit in the address space, so nothing is read.
+            let read = unsafe { read_all(format, std::ptr::dangling(), usize::MAX) };
+            assert_eq!(read.err(), Some(FiErrno::ENOMEM));
+        }
+    }
 }
