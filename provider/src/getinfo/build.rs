@@ -35,11 +35,7 @@ pub(crate) fn info(
 ) -> Result<Info> {
     let native = path.src.or(path.dst).as_ref().map(Format::native);
     let format = hints.format.or(native).ok_or(FiErrno::ENODATA)?;
-    if [path.src, path.dst]
-        .iter()
-        .flatten()
-        .any(|addr| !format.expresses(addr))
-    {
+    if !path.is_expressed(format) {
         return Err(FiErrno::ENODATA);
     }
     let mut info = Info::new()?;

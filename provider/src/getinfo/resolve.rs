@@ -18,6 +18,14 @@ pub(crate) struct Path {
     pub(crate) dst: Option<SocketAddr>,
 }
 
+impl Path {
+    /// Whether a format can express both addresses.
+    pub(crate) fn is_expressed(&self, format: Format) -> bool {
+        let mut addrs = [self.src, self.dst].into_iter().flatten();
+        addrs.all(|addr| format.expresses(&addr))
+    }
+}
+
 /// The paths that node, service and hints mean, best first.
 ///
 /// # Errors
@@ -149,14 +157,21 @@ fn route(dst: SocketAddr) -> Option<SocketAddr> {
     socket.local_addr().ok()
 }
 
-/// The requested paths that belong to a device: source addresses that are its own, destinations
-/// that it reaches.
+/// The requested paths that belong to a device, as far as the format can express them: source
+/// addresses that are its own, destinations that it reaches.
 pub(crate) fn of_device(
     own: &OwnAddresses,
     host_only: bool,
     path: &Path,
     format: Option<Format>,
 ) -> Vec<Path> {
+    let mut paths = every_of_device(own, host_only, path);
+    paths.retain(|path| format.is_none_or(|format| path.is_expressed(format)));
+    paths
+}
+
+/// As [`of_device`], in any format.
+fn every_of_device(own: &OwnAddresses, host_only: bool, path: &Path) -> Vec<Path> {
     if let Some(dst) = path.dst {
         if dst.ip().is_unspecified() || (host_only && !own.has(dst.ip())) {
             return Vec::new();
@@ -189,10 +204,7 @@ pub(crate) fn of_device(
         }
         Some(src) => own.has(src.ip()).then_some(*path).into_iter().collect(),
         None => {
-            let mut own = own
-                .iter()
-                .filter(|addr| format.is_none_or(|format| format.expresses(addr)))
-                .collect::<Vec<_>>();
+            let mut own = own.iter().collect::<Vec<_>>();
             own.sort_by_key(address_rank);
             own.into_iter().map(from).collect()
         }
@@ -275,6 +287,27 @@ mod tests {
         };
         assert_eq!(paths(false), [addr("0.0.0.0:7471")]);
         assert_eq!(paths(true), [addr("10.77.0.1:7471")]);
+    }
+
+    /// A string has no scope, without which a link-local address cannot be used. The other addresses
+    /// of the wildcard are listed.
+    #[test]
+    fn an_address_that_the_format_cannot_express_is_left_out() {
+        let addr = |text: &str| -> SocketAddr { text.parse().unwrap() };
+        let own = OwnAddresses::of_list(&["[fe80::1]:0", "[fd77::1]:0"].map(addr), true);
+        let paths = |src: Option<&str>, format| {
+            let path = Path {
+                src: src.map(addr),
+                dst: None,
+            };
+            let found = of_device(&own, false, &path, Some(format)).into_iter();
+            found.map(|path| path.src.unwrap()).collect::<Vec<_>>()
+        };
+        assert_eq!(paths(Some("[::]:9"), Format::Str), [addr("[fd77::1]:9")]);
+        assert_eq!(paths(None, Format::Str), [addr("[fd77::1]:0")]);
+        let both = [addr("[fe80::1]:9"), addr("[fd77::1]:9")];
+        assert_eq!(paths(Some("[::]:9"), Format::In6), both);
+        assert!(paths(None, Format::In).is_empty());
     }
 
     #[test]
