@@ -110,6 +110,7 @@ pub(crate) fn open(
         sends_after_rma: terms.msg_order & FI_ORDER_SAW != 0,
         shared_rx: terms.shared_rx,
         directed: terms.caps & FI_DIRECTED_RECV != 0,
+        tagged_directed: terms.caps & (FI_DIRECTED_RECV | FI_TAGGED_DIRECTED_RECV) != 0,
         source: terms.caps & FI_SOURCE != 0,
         xrc: getinfo::is_xrc(info),
         auto: terms.data_progress == FI_PROGRESS_AUTO,

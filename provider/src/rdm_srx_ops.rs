@@ -92,6 +92,9 @@ fn create(
         },
         RdmSrx {
             engine,
+            tagged_only: attr.is_some_and(|attr| {
+                attr.caps & (FI_DIRECTED_RECV | FI_TAGGED_DIRECTED_RECV) == FI_TAGGED_DIRECTED_RECV
+            }),
             _domain: user,
         },
     );
@@ -114,6 +117,7 @@ fn config_of(domain: &Domain, attr: Option<&fi_rx_attr>) -> Result<SharedRxConfi
         });
     };
     let caps = ep.primary_caps | ep.rx_modifiers | ep.rx_secondary | getinfo::DOMAIN_CAPS;
+    let caps = caps & !getinfo::later_caps(domain.api_version);
     let (too_many, reason) = if attr.op_flags & !ep.rx_op_flags != 0 {
         (true, "op_flags")
     } else if attr.msg_order & !ep.msg_order != 0 {
@@ -132,7 +136,7 @@ fn config_of(domain: &Domain, attr: Option<&fi_rx_attr>) -> Result<SharedRxConfi
     Ok(SharedRxConfig {
         size: if attr.size == 0 { default } else { attr.size },
         op_flags: Flags::from_bits_retain(attr.op_flags),
-        directed: attr.caps == 0 || attr.caps & FI_DIRECTED_RECV != 0,
+        directed: attr.caps == 0 || attr.caps & (FI_DIRECTED_RECV | FI_TAGGED_DIRECTED_RECV) != 0,
     })
 }
 

@@ -117,8 +117,11 @@ pub struct EndpointConfig {
     /// Whether receives are posted to a shared receive context, which is bound before enabling
     /// (`ep_attr->rx_ctx_cnt` of `FI_SHARED_CONTEXT`).
     pub shared_rx: bool,
-    /// Whether receives compare the source (`FI_DIRECTED_RECV`).
+    /// Whether untagged receives compare the source (`FI_DIRECTED_RECV`).
     pub directed: bool,
+    /// Whether tagged receives compare the source (`FI_DIRECTED_RECV`, or
+    /// `FI_TAGGED_DIRECTED_RECV`).
+    pub tagged_directed: bool,
     /// Whether completions have the source (`FI_SOURCE`).
     pub source: bool,
     /// Whether data progresses without calls of the application (`FI_PROGRESS_AUTO`).
@@ -139,6 +142,17 @@ pub struct EndpointConfig {
     pub connect_timeout: Option<Duration>,
     /// Without `src`: whether the endpoint's name is an IPv4 address; `None`: of either family.
     pub ipv4: Option<bool>,
+}
+
+impl EndpointConfig {
+    /// Whether receives of tagged or untagged messages compare the source.
+    #[inline(always)]
+    pub(super) fn compares_source(&self, tagged: bool) -> bool {
+        match tagged {
+            true => self.tagged_directed,
+            false => self.directed,
+        }
+    }
 }
 
 /// Objects that are bound before enabling.

@@ -47,6 +47,14 @@ pub(crate) struct EpType {
 /// remote nodes of its host, so every device has both local and remote peers.
 pub(crate) const DOMAIN_CAPS: u64 = FI_LOCAL_COMM | FI_REMOTE_COMM;
 
+/// The capabilities that API `version` does not have.
+pub(crate) fn later_caps(version: u32) -> u64 {
+    match version >= fi_version(2, 0) {
+        true => 0,
+        false => FI_TAGGED_DIRECTED_RECV,
+    }
+}
+
 /// A verbs send completes when the peer's device has acknowledged it, which covers each of the
 /// three completion levels.
 const TX_OP_FLAGS: u64 =
@@ -111,7 +119,12 @@ pub(crate) static RDM: EpType = EpType {
     tx_modifiers: FI_SEND | FI_READ | FI_WRITE,
     rx_modifiers: FI_RECV | FI_REMOTE_READ | FI_REMOTE_WRITE,
     tx_secondary: FI_FENCE | FI_RMA_PMEM,
-    rx_secondary: FI_MULTI_RECV | FI_DIRECTED_RECV | FI_SOURCE | FI_RMA_EVENT | FI_RMA_PMEM,
+    rx_secondary: FI_MULTI_RECV
+        | FI_DIRECTED_RECV
+        | FI_TAGGED_DIRECTED_RECV
+        | FI_SOURCE
+        | FI_RMA_EVENT
+        | FI_RMA_PMEM,
     default_secondary: FI_MULTI_RECV | FI_DIRECTED_RECV | FI_SOURCE,
     tx_op_flags: TX_OP_FLAGS,
     rx_op_flags: FI_COMPLETION | FI_MULTI_RECV,

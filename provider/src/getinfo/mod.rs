@@ -310,7 +310,7 @@ pub(crate) fn auth_keys(
     ))
 }
 
-pub(crate) use ep_type::{DOMAIN_CAPS, MSG, RDM};
+pub(crate) use ep_type::{DOMAIN_CAPS, MSG, RDM, later_caps};
 pub(crate) use negotiate::Terms;
 pub(crate) use offer::RxLimits;
 pub(crate) use resolve::name as resolve_name;

@@ -7,7 +7,7 @@ use weft::mr::Mode;
 use crate::ffi::log::info;
 use crate::identity;
 
-use super::ep_type::{DOMAIN_CAPS, EpType};
+use super::ep_type::{DOMAIN_CAPS, EpType, later_caps};
 use super::hints::{DomainHints, EpHints, Hints, Side};
 use super::mr_mode::{self, MrMode};
 use super::offer::{self, Offer, RxLimits};
@@ -88,7 +88,7 @@ pub(crate) fn all_terms(
     });
     let forms = forms.unwrap_or_default().into_iter();
     forms
-        .filter_map(|mr| negotiate(hints, offer, mr).ok())
+        .filter_map(|mr| negotiate(version, hints, offer, mr).ok())
         .collect()
 }
 
@@ -96,7 +96,7 @@ pub(crate) fn all_terms(
 ///
 /// # Errors
 /// `ENODATA`: the device does not have something that the hints request.
-fn negotiate(hints: &Hints, offer: &Offer, mr: MrMode) -> Result<Terms> {
+fn negotiate(version: u32, hints: &Hints, offer: &Offer, mr: MrMode) -> Result<Terms> {
     let domain = hints.domain.clone().unwrap_or_default();
     let tx = hints.tx.unwrap_or_default();
     let rx = hints.rx.unwrap_or_default();
@@ -111,6 +111,8 @@ fn negotiate(hints: &Hints, offer: &Offer, mr: MrMode) -> Result<Terms> {
     } else {
         0
     };
+    let later = later_caps(version);
+    subset(hints.caps | tx.caps | rx.caps, !later, "caps")?;
     let caps = capabilities(
         offer.ep,
         offer.primary_caps,
@@ -497,8 +499,8 @@ mod tests {
     fn endpoints_with_many_peers_have_messages_rma_and_atomics() {
         let of_rdm = |asked, tx, rx| capabilities(&RDM, RDM.primary_caps, asked, tx, rx);
         let (caps, tx, rx) = of_rdm(0, 0, 0).unwrap();
-        let costly = FI_FENCE | FI_RMA_PMEM | FI_RMA_EVENT;
-        assert_eq!(caps, RDM.caps() & !costly);
+        let on_request = FI_FENCE | FI_RMA_PMEM | FI_RMA_EVENT | FI_TAGGED_DIRECTED_RECV;
+        assert_eq!(caps, RDM.caps() & !on_request);
         assert_eq!(tx & RDM.rx_secondary, 0);
         assert_eq!(rx & RDM.rx_secondary, RDM.default_secondary);
         // what costs something is there on request

@@ -317,7 +317,8 @@ impl Endpoint {
         if let Some(state) = guard.as_mut()
             && let Some(mut receive) = plain_receive(tag.is_some(), &local, context, flags)
             && state.io.rx.len() + state.io.completions.len(Side::Rx) < shared.config.rx_size
-            && let Some(from) = Self::known_source(state, shared.config.directed, from)
+            && let Some(from) =
+                Self::known_source(state, shared.config.compares_source(tag.is_some()), from)
             && let Some(store) = state.io.rx.own()
         {
             receive.wanted |= self.common.rx_all.load(Ordering::Relaxed);
@@ -357,7 +358,8 @@ impl Endpoint {
         receive.wanted |= self.common.rx_all.load(Ordering::Relaxed);
         let shared = self.shared();
         let state = guard.as_mut().ok_or(FiErrno::EOPBADSTATE)?;
-        let from = match shared.config.directed && from.0 != u64::MAX {
+        let directed = shared.config.compares_source(tag.is_some());
+        let from = match directed && from.0 != u64::MAX {
             true => {
                 let peer = state.peer_of(from)?;
                 Some(index_of(state.core.resolve(peer)))

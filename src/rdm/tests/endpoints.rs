@@ -100,6 +100,7 @@ pub(super) fn config() -> EndpointConfig {
         sends_after_rma: false,
         shared_rx: false,
         directed: true,
+        tagged_directed: true,
         source: true,
         xrc: false,
         auto: false,
@@ -289,6 +290,39 @@ fn messages_of_every_length() {
                 assert!(target[..len] == bytes && target[len..] == [0; 3], "{len}");
             }
         }
+    }
+}
+
+/// The source of a receive of the other kind is ignored, also one that is in no address vector.
+#[test]
+fn the_source_of_receives_that_are_not_directed_is_ignored() {
+    let domain = domain();
+    for directed in [false, true] {
+        let config = EndpointConfig {
+            directed,
+            ..config()
+        };
+        let (a, b) = (End::open(&domain), End::with(&domain, config, 0));
+        let mut byte = [0; 1];
+        let list = libc::iovec {
+            iov_base: byte.as_mut_ptr().cast(),
+            iov_len: byte.len(),
+        };
+        let post = |tag, context| {
+            let local = LocalIov::single(&list, &Desc::NULL);
+            // SAFETY: the buffer is dropped behind the endpoint.
+            unsafe { b.ep.recv(FiAddr(77), tag, local, context, None) }
+        };
+        assert_eq!(post(Some((1, 0)), 1), Err(FiErrno::EINVAL));
+        if directed {
+            assert_eq!(post(None, 2), Err(FiErrno::EINVAL));
+            continue;
+        }
+        assert_eq!(post(None, 2), Ok(()));
+        let to_b = a.knows(&b);
+        a.send(to_b, None, &[9], 3);
+        let [_, got] = wait([&a, &b], [1, 1]);
+        assert_eq!((got[0].context, byte), (2, [9]));
     }
 }
 
