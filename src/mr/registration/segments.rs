@@ -156,6 +156,32 @@ fn unused(mut all: Vec<SegmentMr>) -> Vec<Arc<ReplaceableMr>> {
     alone.collect()
 }
 
+/// The end and the registration of the longest begin of a mapping that can be registered: all pages
+/// up to one, or up to `end`, which may be inside a page. `register` gets the end of a begin.
+///
+/// # Errors
+/// Those of `register`, except for `EFAULT`, which shortens the begin.
+fn longest_begin<T>(
+    start: u64,
+    end: u64,
+    mut register: impl FnMut(u64) -> Result<T>,
+) -> Result<Option<(u64, T)>> {
+    // the pages up to `some` can be pinned, those up to `all` cannot
+    let whole = page::ceil(end).unwrap_or(end);
+    let (mut some, mut found, mut all) = (page::floor(start), None, whole);
+    let mut next = whole;
+    while some < next {
+        let until = next.min(end);
+        match register(until) {
+            Ok(mr) => (some, found) = (next, Some((until, mr))),
+            Err(FiErrno::EFAULT) => all = next,
+            Err(error) => return Err(error),
+        }
+        next = page::floor(some + (all - some).div_ceil(2));
+    }
+    Ok(found)
+}
+
 impl Segments {
     /// Registers the present pages of the buffers.
     ///
@@ -270,18 +296,8 @@ impl Segments {
         mappings: &[(u64, u64)],
     ) -> Result<()> {
         for &(start, end) in mappings {
-            // the begin up to `some` can be pinned, the one up to `all` cannot
-            let (mut some, mut found, mut all) = (page::floor(start), None, end);
-            let mut next = end;
-            while some < next {
-                match self.register(start, next) {
-                    Ok(mr) => (some, found) = (next, Some(mr)),
-                    Err(FiErrno::EFAULT) => all = next,
-                    Err(error) => return Err(error),
-                }
-                next = page::floor(some + (all - some).div_ceil(2));
-            }
-            steps.extend(found.map(|mr| (start, some, Some(mr))));
+            let found = longest_begin(start, end, |end| self.register(start, end))?;
+            steps.extend(found.map(|(end, mr)| (start, end, Some(mr))));
         }
         Ok(())
     }
@@ -470,5 +486,41 @@ impl Segments {
         let mut all = unused(all);
         all.extend(inner.replaced);
         all.iter().filter_map(|mr| mr.take()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Pages up to a limit can be pinned, also the last one of a mapping of which the buffer has a
+    /// part.
+    #[test]
+    fn every_page_that_can_be_pinned_is() {
+        let page = page::ceil(1).unwrap();
+        for limit in 0..8 {
+            for start in [0, 100, page, page + 1] {
+                for end in 2 * page..6 * page {
+                    if !(end % page < 2 || end % page == page / 2 || end % page == page - 1) {
+                        continue;
+                    }
+                    let mut calls = 0;
+                    let found = longest_begin(start, end, |until| {
+                        calls += 1;
+                        assert!(until > start && until <= end);
+                        match page::ceil(until) <= Some(limit * page) {
+                            true => Ok(()),
+                            false => Err(FiErrno::EFAULT),
+                        }
+                    });
+                    let longest = end.min(limit * page);
+                    let expected = (longest > start).then_some((longest, ()));
+                    assert_eq!(found, Ok(expected), "{start}..{end}, {limit} pages");
+                    assert!(calls <= 5, "{calls} for at most 6 pages");
+                }
+            }
+        }
+        let other = longest_begin(0, page, |_| Err::<(), _>(FiErrno::ENOMEM));
+        assert_eq!(other, Err(FiErrno::ENOMEM));
     }
 }
