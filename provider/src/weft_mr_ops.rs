@@ -173,13 +173,15 @@ unsafe fn shared(
     };
     // SAFETY: `addr` is not NULL; `addr` and `len` are writable by the caller's promise.
     unsafe {
-        // Set before the registration: after its event another thread may read the address.
+        // Set before the registration: after its event another thread may read both.
         let before = addr.replace(memory.addr());
+        let len_before = (!len.is_null()).then(|| len.replace(memory.len()));
         let ret = mr::registering(opened, register);
         if ret != 0 {
             *addr = before;
-        } else if !len.is_null() {
-            *len = memory.len();
+            if let Some(before) = len_before {
+                *len = before;
+            }
         }
         ret
     }
