@@ -107,7 +107,13 @@ impl Region {
 
     /// Withdraws a registration that has not begun, and waits for the end of one that has; then no
     /// worker uses the region. Must be called before the region is dropped.
+    ///
+    /// In a forked child it has no effect: the workers are its parent's, and no registration of the
+    /// child is under way.
     pub fn cancel_enable(&self) {
+        if !self.domain().workers().is_of_this_process() {
+            return;
+        }
         let mut stage = self.pending.stage.lock();
         if *stage == Stage::Queued {
             *stage = Stage::Idle;
@@ -127,6 +133,56 @@ mod tests {
     use super::super::{Access, Buffer, RegionConfig};
     use super::*;
     use crate::domain::{Domain, DomainConfig};
+
+    /// At the fork one worker registers a region and another one is idle. The child has copies of
+    /// their records.
+    #[test]
+    fn a_forked_child_waits_for_no_worker() {
+        use super::super::tests;
+
+        let domain = Domain::open(&tests::device(), DomainConfig::default()).unwrap();
+        let memory = [0_u8; 64];
+        let buffers = [Buffer {
+            addr: memory.as_ptr().cast(),
+            len: memory.len(),
+        }];
+        let config = RegionConfig {
+            buffers: &buffers,
+            access: Access::all(),
+            requested_key: 1,
+            ..RegionConfig::default()
+        };
+        // SAFETY: the memory is dropped after the region.
+        let region = unsafe { Region::prepare(domain.mr(), &config) }.unwrap();
+        let (release, released) = std::sync::mpsc::channel::<()>();
+        let (begin, begun) = std::sync::mpsc::channel();
+        let report = move |_| {
+            begin.send(()).unwrap();
+            let _ = released.recv();
+        };
+        region.enable_later(report).unwrap();
+        begun.recv_timeout(Duration::from_secs(30)).unwrap();
+        let pool = super::super::workers::Workers::default();
+        pool.submit(Box::new(|| {}));
+        // SAFETY: the child uses these objects alone, and exits; the alarm ends one that waits.
+        unsafe {
+            let pid = libc::fork();
+            if pid == 0 {
+                libc::alarm(10);
+                region.cancel_enable();
+                let done = Arc::new(std::sync::atomic::AtomicBool::new(false));
+                let job = Arc::clone(&done);
+                pool.submit(Box::new(move || job.store(true, Ordering::Relaxed)));
+                drop(pool);
+                libc::_exit(i32::from(!done.load(Ordering::Relaxed)));
+            }
+            let mut status = -1;
+            assert_eq!(libc::waitpid(pid, &raw mut status, 0), pid);
+            assert_eq!(status, 0);
+        }
+        drop(release);
+        region.cancel_enable();
+    }
 
     /// After a panic in a worker the application receives its event, and closing the region does
     /// not block.

@@ -1,4 +1,6 @@
 //! The threads of a domain that register regions in the background.
+//!
+//! A forked child has none of them: it registers in the calling thread, and waits for none.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -22,9 +24,19 @@ pub(super) fn workers() -> usize {
 type Job = Box<dyn FnOnce() + Send>;
 
 /// Threads that register regions, started on demand. Thread safe.
-#[derive(Default)]
 pub(crate) struct Workers {
     queue: Arc<Queue>,
+    /// Maximum number of threads. Not that of the thread that submits a job, which may be bound to
+    /// fewer processors.
+    most: usize,
+    /// [`generation`] of the process that has the threads.
+    generation: u32,
+}
+
+/// Differs in a process and its forked children.
+fn generation() -> u32 {
+    // 0 and 1 are one process: forks are counted from 1 on, perhaps later than the first call
+    forks::forks().max(1)
 }
 
 /// The jobs, and the threads that wait for them.
@@ -49,12 +61,33 @@ impl std::fmt::Debug for Workers {
     }
 }
 
+impl Default for Workers {
+    fn default() -> Self {
+        // without memory for that, a child waits as its parent does
+        forks::are_counted();
+        Self {
+            queue: Arc::default(),
+            most: workers(),
+            generation: generation(),
+        }
+    }
+}
+
 impl Workers {
+    /// Whether this process has the threads: a forked child does not, and a lock that one of them
+    /// held is never released in it.
+    pub(super) fn is_of_this_process(&self) -> bool {
+        self.generation == generation()
+    }
+
     /// Passes a job to a worker. If no thread can be created, the calling thread runs the job.
     pub(super) fn submit(&self, job: Job) {
+        if !self.is_of_this_process() {
+            return job();
+        }
         let mut state = self.queue.state.lock();
         state.jobs.push_back(job);
-        if state.idle >= state.jobs.len() || state.running == workers() {
+        if state.idle >= state.jobs.len() || state.running >= self.most {
             self.queue.changed.notify_one();
             return;
         }
@@ -110,6 +143,11 @@ impl Queue {
 
 impl Drop for Workers {
     fn drop(&mut self) {
+        if !self.is_of_this_process() {
+            // the copies of handles of threads that do not exist
+            std::mem::forget(Arc::clone(&self.queue));
+            return;
+        }
         let (threads, jobs) = {
             let mut state = self.queue.state.lock();
             state.stopped = true;
@@ -151,10 +189,23 @@ mod tests {
             assert!(begin.elapsed() < Duration::from_secs(30));
             std::thread::yield_now();
         }
-        assert!(pool.queue.state.lock().running <= workers());
+        assert!(pool.queue.state.lock().running <= pool.most);
         let queue = Arc::clone(&pool.queue);
         drop(pool);
         let state = queue.state.lock();
         assert_eq!((state.running, state.jobs.len()), (0, 0));
+    }
+
+    /// A pool of a thread with many processors is used by one with fewer.
+    #[test]
+    fn a_pool_does_not_grow_beyond_its_own_maximum() {
+        let mut pool = Workers::default();
+        pool.most = 2;
+        for running in [2, 3, MAX_WORKERS + 1] {
+            pool.queue.state.lock().running = running;
+            pool.submit(Box::new(|| {}));
+            let state = pool.queue.state.lock();
+            assert_eq!((state.running, state.threads.len()), (running, 0));
+        }
     }
 }
