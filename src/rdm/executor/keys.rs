@@ -66,7 +66,6 @@ impl Executor {
             block_rkey: terms.block_rkey,
             auth: None,
         };
-        block.poster.set_up(true);
         block.notifier().introduce(peer);
         record.introduction = Some(peer);
     }

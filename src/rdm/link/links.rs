@@ -688,7 +688,7 @@ impl Links {
             ..Ending::default()
         });
         if let Some(block) = &link.block {
-            block.poster.set_up(false);
+            block.poster.set_ended();
         }
         let parts = (cm, link.qp.clone());
         self.ending.push(key);
@@ -708,7 +708,7 @@ impl Links {
         if let Some(link) = self.get_mut(key) {
             if let Some(block) = &link.block {
                 // the peer uses no key any more
-                block.poster.set_up(false);
+                block.poster.set_ended();
             }
             link.ending = Some(Ending {
                 since: Some(Instant::now()),

@@ -34,8 +34,9 @@ pub(in crate::rdm) struct LinkPoster {
     requests: EngineRequests,
     /// The circuit was destroyed before all requests had completed.
     abandoned: AtomicBool,
-    /// The link can be used: it is connected, and does not end.
-    up: AtomicBool,
+    /// This side has begun to end the link, or has found it ended. A link whose terms have not
+    /// arrived has not ended: the peer, which has those of this side, may use keys already.
+    ended: AtomicBool,
     /// The driver was called for deferred operations or notifications.
     called: AtomicBool,
 }
@@ -67,7 +68,7 @@ impl LinkPoster {
             slots: OnceLock::new(),
             requests: EngineRequests::default(),
             abandoned: AtomicBool::new(false),
-            up: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
             called: AtomicBool::new(false),
         }
     }
@@ -146,8 +147,8 @@ impl LinkPoster {
         }
     }
 
-    pub(in crate::rdm) fn set_up(&self, up: bool) {
-        self.up.store(up, Ordering::Relaxed);
+    pub(in crate::rdm) fn set_ended(&self) {
+        self.ended.store(true, Ordering::Relaxed);
     }
 
     /// Takes the call for progress.
@@ -184,7 +185,7 @@ impl FailureListener for LinkPoster {
     }
 
     fn is_up(&self) -> bool {
-        self.up.load(Ordering::Relaxed)
+        !self.ended.load(Ordering::Relaxed)
     }
 }
 
@@ -223,7 +224,7 @@ impl LinkPoster {
     /// Ends the peer's access, whose requests arrive at the queue pair of the link, or on XRC at
     /// targets.
     pub(super) fn sever(&self) {
-        self.set_up(false);
+        self.set_ended();
         let outlet = self.outlet.lock().clone();
         match outlet {
             Some(Outlet { qp, circuit: None }) => {

@@ -4,7 +4,7 @@
 
 #![allow(unsafe_code, reason = "passes buffers as C does")]
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use super::breaks::{Memory, add, domain, pattern};
@@ -21,6 +21,7 @@ use crate::rdm::core::Io as _;
 use crate::rdm::core::link::LinkKey;
 use crate::rdm::executor::{CALL, Executor};
 use crate::rdm::iov::Iov;
+use crate::rdm::link::block::LinkBlock;
 use crate::rdm::link::outlet::CIRCUIT_RMA;
 use crate::rdm::rma::{Request, RmaOp};
 use crate::rdm::{EndpointConfig, LocalIov, RemoteIov};
@@ -702,6 +703,26 @@ fn a_peer_that_is_cut_off_on_xrc_dials_another_circuit() {
         assert!(former.is_none_or(|held| held.failing.is_some()));
         assert!(held.values().any(|held| held.failing.is_none()));
     });
+}
+
+/// The peer of a link may use keys before its terms have arrived here. Until the link ends, a close
+/// waits for this peer.
+#[test]
+fn a_link_without_terms_has_not_ended() {
+    let domain = domain(true);
+    let directory = domain.mr().directory(domain.pd()).unwrap();
+    let link = || {
+        let block = directory.block(None).unwrap();
+        LinkBlock::new(&Weak::new(), LinkKey::from_number(1), None, block)
+    };
+    let (severed, ended) = (link(), link());
+    assert!(severed.notifier().look().up && ended.notifier().look().up);
+    severed.notifier().sever();
+    ended.poster.set_ended();
+    for link in [severed, ended] {
+        assert!(!link.notifier().look().up);
+        drop(link.leave());
+    }
 }
 
 /// Operations wait while the requests of all links fill the circuit.
