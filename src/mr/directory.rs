@@ -18,7 +18,7 @@ use rdma_core_sys as sys;
 
 use super::directory_peers::{DirectoryPeer, Members};
 use super::directory_table::Table;
-use super::revocation::{Ending, Retired};
+use super::revocation::{Ending, Retained, Retired};
 use crate::errno::{FiErrno, Result};
 use crate::queue::event_cell::{Cell, Cells};
 use crate::verbs::{Lkey, Mr, Pd, RemoteAddr, Rkey, WordRange, Words};
@@ -84,6 +84,8 @@ pub(super) struct Inner {
     /// Retired registrations, each with the revocation count that peers must acknowledge before it
     /// is freed, oldest first.
     pub(super) retired: VecDeque<(u64, Retired)>,
+    /// The sums of these.
+    pub(super) retained: Retained,
     /// Former registrations of refreshed regions that could not be ended because an access was
     /// under way, each with its region's generation.
     pub(super) stuck: Vec<(u64, Mr)>,
@@ -250,6 +252,7 @@ impl Directory {
                 free: Vec::new(),
                 peers: Members::default(),
                 retired: VecDeque::new(),
+                retained: Retained::none(pd.device().attr().max_mr),
                 stuck: Vec::new(),
                 ending: Vec::new(),
             }),
@@ -440,7 +443,7 @@ impl BlockPlace {
 #[cfg(test)]
 mod tests {
     use super::super::revocation::MAX_RETIRED;
-    use super::super::{Access, Buffer, Desc, LocalKeys, Mode, Use, tests};
+    use super::super::{Access, Buffer, Desc, LocalKeys, Mode, Region, RegionConfig, Use, tests};
     use super::*;
     use crate::domain::{Domain, DomainConfig};
     use crate::flags::Flags;
@@ -616,6 +619,58 @@ mod tests {
         regions[2].close().unwrap();
         assert_eq!(severed(), 1);
         block.leave();
+    }
+
+    /// A region with so many equal buffers.
+    #[allow(unsafe_code, reason = "registers memory")]
+    fn region_of(domain: &Domain, memory: &[u8], count: usize, key: u64) -> Arc<Region> {
+        let buffer = Buffer {
+            addr: memory.as_ptr().cast(),
+            len: memory.len(),
+        };
+        let config = RegionConfig {
+            buffers: &vec![buffer; count],
+            access: Access::all(),
+            requested_key: key,
+            ..RegionConfig::default()
+        };
+        // SAFETY: tests drop the memory last.
+        unsafe { Region::register(domain.mr(), &config) }.unwrap()
+    }
+
+    /// A peer is stopped that holds keys. Its owner refreshes and closes regions of several
+    /// registrations each: their sum is limited, also before they are retired.
+    #[test]
+    fn a_silent_peer_is_disconnected_if_too_many_registrations_wait_for_it() {
+        let mode = Mode::ALLOCATED | Mode::LOCAL;
+        for (most, buffers) in [(5, [1, 1, 1]), (5, [2, 2, 1]), (5, [8, 1, 1])] {
+            let domain = tests::domain(&tests::device(), mode, false);
+            let directory = domain.mr().directory(domain.pd()).unwrap();
+            let (block, peer) = severed(&directory);
+            let words = &block.place.words;
+            words.store(block.place.index + Block::ACKNOWLEDGED, 1);
+            directory.inner.lock().retained.most = most;
+            let memory = [0_u8; 64];
+            let mut waiting = 0;
+            for (key, count) in (1..).zip(buffers) {
+                region_of(&domain, &memory, count, key).close().unwrap();
+                // a region of several buffers has a list too
+                waiting += count + usize::from(count > 1);
+                let expected = usize::from(waiting > most);
+                assert_eq!(
+                    peer.0.load(Ordering::Relaxed),
+                    expected,
+                    "{buffers:?} {key}"
+                );
+                if expected != 0 {
+                    assert_eq!(directory.retired(), 0);
+                    break;
+                }
+                assert_eq!(directory.retired() as u64, key);
+            }
+            assert_eq!(waiting > most, buffers != [1, 1, 1]);
+            block.leave();
+        }
     }
 
     /// A local operation uses the registration that a refresh replaces, so it keeps its rights: a
@@ -838,7 +893,7 @@ mod tests {
             keys: Vec::new(),
             lists: vec![Words::new(domain.pd(), 1, 0).unwrap()],
         };
-        directory.inner.lock().retired.push_back((count, retired()));
+        directory.inner.lock().add_retired(count, retired());
         assert_eq!(directory.retired(), 1);
         assert_eq!(visits(), 1, "the first holder lags");
 

@@ -22,6 +22,11 @@ const LONGEST: Duration = Duration::from_millis(1);
 /// Maximum number of retired regions. Beyond it, the owner ends the connections of the peers that
 /// the oldest one waits for.
 pub(super) const MAX_RETIRED: usize = 4096;
+/// Limits of what retired regions retain, with the same effect: registrations of the device, at most
+/// a quarter of its own limit, and words of segment lists (16 MiB). A region of several segments has
+/// more than one registration.
+const MAX_RETIRED_MRS: usize = 16_384;
+const MAX_RETIRED_WORDS: usize = 2 << 20;
 
 /// Parts of a region that are retained while a peer may use its old records.
 #[derive(Debug, Default)]
@@ -35,6 +40,16 @@ pub(crate) struct Retired {
 }
 
 impl Retired {
+    /// Number of registrations of the device.
+    fn registrations(&self) -> usize {
+        self.keys.len() + self.lists.len()
+    }
+
+    /// Number of words of the lists.
+    fn words(&self) -> usize {
+        self.lists.iter().map(Words::len).sum()
+    }
+
     fn is_empty(&self) -> bool {
         self.keys.is_empty() && self.lists.is_empty() && self.cell.is_none()
     }
@@ -46,6 +61,34 @@ impl Retired {
         self.keys = keys.filter_map(|mr| mr.deregister_now().err()).collect();
         self.lists.retain_mut(|list| !list.end_now());
         self.keys.is_empty() && self.lists.is_empty()
+    }
+}
+
+/// Sums of what the retired regions of a directory retain.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Retained {
+    registrations: usize,
+    words: usize,
+    /// Maximum of `registrations`.
+    pub(super) most: usize,
+}
+
+impl Retained {
+    /// None, of a device with so many registrations.
+    pub(super) fn none(max_mr: usize) -> Self {
+        Self {
+            registrations: 0,
+            words: 0,
+            most: match max_mr / 4 {
+                0 => MAX_RETIRED_MRS,
+                quarter => MAX_RETIRED_MRS.min(quarter),
+            },
+        }
+    }
+
+    /// Whether these and so many registrations more exceed a limit.
+    fn exceeds(&self, more: usize) -> bool {
+        self.registrations + more > self.most || self.words > MAX_RETIRED_WORDS
     }
 }
 
@@ -192,12 +235,13 @@ impl Directory {
 
 impl AwaitedRevocation<'_> {
     /// Ends a registration: afterwards no access to the memory through it is possible, and as long
-    /// as peers may use its key, no other memory has that key.
-    pub(crate) fn deregister(&self, mut mr: Mr) -> Deregistration {
+    /// as peers may use its key, no other memory has that key. `reserved`: the number of
+    /// registrations of the region that reserve their keys already.
+    pub(crate) fn deregister(&self, mut mr: Mr, reserved: usize) -> Deregistration {
         if self.lagging && mr.may_lose_key() {
             // first, because then another registration may have the key at once
             self.cut_off();
-        } else if self.lagging {
+        } else if self.lagging && self.make_room(reserved + 1) {
             match mr.reserve_key() {
                 Ok(()) => return Deregistration::Reserved(mr),
                 Err(FiErrno::EBUSY) => return Deregistration::Busy(mr),
@@ -220,6 +264,25 @@ impl AwaitedRevocation<'_> {
         }
     }
 
+    /// Ends the connections of the peers that the oldest retired region waits for, if the retired
+    /// regions with `more` registrations exceed a limit. Returns whether peers may still use the
+    /// records of this region.
+    fn make_room(&self, more: usize) -> bool {
+        let mut inner = self.directory.inner.lock();
+        if !inner.retained.exceeds(more) {
+            return true;
+        }
+        let oldest = inner.retired.front().map_or(self.wanted, |(of, _)| *of);
+        inner.sever(oldest, DirectoryPeer::is_given_up);
+        let ending = inner.take_ending();
+        let lagging = inner
+            .peers
+            .any_unconfirmed(|member| member.lags(self.wanted));
+        drop(inner);
+        self.directory.end(ending);
+        lagging
+    }
+
     /// Retains the remains of a withdrawn region until every peer has acknowledged. Its
     /// registrations have been ended.
     pub(crate) fn retire(&self, retired: Retired) {
@@ -227,10 +290,9 @@ impl AwaitedRevocation<'_> {
             return;
         }
         let mut inner = self.directory.inner.lock();
-        let at = inner.retired.partition_point(|(of, _)| *of <= self.wanted);
-        inner.retired.insert(at, (self.wanted, retired));
+        inner.add_retired(self.wanted, retired);
         let mut ending = inner.take_ending();
-        if inner.retired.len() > MAX_RETIRED
+        if (inner.retired.len() > MAX_RETIRED || inner.retained.exceeds(0))
             && let Some(&(oldest, _)) = inner.retired.front()
         {
             inner.sever(oldest, DirectoryPeer::is_given_up);
@@ -254,7 +316,7 @@ impl AwaitedRevocation<'_> {
     pub(crate) fn deregister_replaced(&self, mrs: Vec<Mr>, generation: u64) -> Vec<Mr> {
         let mut keys = Vec::new();
         for mr in mrs {
-            match self.deregister(mr) {
+            match self.deregister(mr, keys.len()) {
                 Deregistration::Reserved(mr) => keys.push(mr),
                 Deregistration::Busy(mr) => {
                     self.directory.inner.lock().stuck.push((generation, mr))
@@ -337,6 +399,14 @@ impl Inner {
         });
     }
 
+    /// Adds a retired region behind those of earlier revocations.
+    pub(super) fn add_retired(&mut self, wanted: u64, retired: Retired) {
+        self.retained.registrations += retired.registrations();
+        self.retained.words += retired.words();
+        let at = self.retired.partition_point(|(of, _)| *of <= wanted);
+        self.retired.insert(at, (wanted, retired));
+    }
+
     /// Removes the retired registrations that every peer has acknowledged, and those that had an
     /// access under way. The caller passes them to [`Directory::end`] after it has released the
     /// directory's lock.
@@ -349,8 +419,12 @@ impl Inner {
             if self.peers.any_unconfirmed(lags) {
                 break;
             }
-            let oldest = self.retired.pop_front();
-            ending.extend(oldest.map(|(_, retired)| Ending::Retired(retired)));
+            let Some((_, oldest)) = self.retired.pop_front() else {
+                break;
+            };
+            self.retained.registrations -= oldest.registrations();
+            self.retained.words -= oldest.words();
+            ending.push(Ending::Retired(oldest));
         }
         ending
     }

@@ -8,10 +8,15 @@ use crate::log::warn_log;
 use crate::mr::revocation::{AwaitedRevocation, Deregistration, Retired};
 use crate::verbs::Mr;
 
-/// Ends a registration: afterwards no access to the memory through it is possible.
-fn deregister(revocation: Option<&AwaitedRevocation<'_>>, mr: Mr) -> Deregistration {
+/// Ends a registration: afterwards no access to the memory through it is possible. `reserved`: as
+/// [`AwaitedRevocation::deregister`].
+fn deregister(
+    revocation: Option<&AwaitedRevocation<'_>>,
+    mr: Mr,
+    reserved: usize,
+) -> Deregistration {
     match revocation {
-        Some(revocation) => revocation.deregister(mr),
+        Some(revocation) => revocation.deregister(mr, reserved),
         None => match mr.deregister() {
             Ok(()) => Deregistration::Done,
             Err(mr) => Deregistration::Busy(mr),
@@ -47,7 +52,7 @@ impl Registration {
         }
         // continues after a failure, so that no registration permits a new access
         for mr in registered {
-            match deregister(revocation.as_ref(), mr) {
+            match deregister(revocation.as_ref(), mr, record.key_holders.len()) {
                 Deregistration::Reserved(mr) => record.key_holders.push(mr),
                 Deregistration::Busy(mr) => mrs.push(mr),
                 Deregistration::Done => {}
