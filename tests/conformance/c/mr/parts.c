@@ -250,8 +250,8 @@ static void descriptors_may_be_given(void)
 	close_end(&end);
 }
 
-/* "hmem_data ... is reserved for future use": it is for other interfaces; FI_AV_AUTH_KEY is not
- * offered. */
+/* "hmem_data ... is reserved for future use": it is for other interfaces, and is ignored; FI_AV_AUTH_KEY
+ * is not offered. */
 static void reserved_fields(void)
 {
 	struct end end = { .version = API };
@@ -261,6 +261,9 @@ static void reserved_fields(void)
 	struct fid_mr *mr;
 
 	open_end(&end, form_bits());
+	IS(fi_mr_regattr(end.domain, &attr, 0, &mr), 0);
+	MUST(fi_close(&mr->fid));
+	attr.hmem_data = buffer;
 	IS(fi_mr_regattr(end.domain, &attr, 0, &mr), 0);
 	MUST(fi_close(&mr->fid));
 	attr.auth_key_size = FI_AV_AUTH_KEY;
