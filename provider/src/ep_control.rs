@@ -87,6 +87,8 @@ unsafe fn alias<E: Control>(handle: *mut fid, ep: &Object<E>, arg: *mut fi_alias
     let context = unsafe { (*handle).context };
     let (c, body) = E::alias(ep, context, direction, flags)?;
     let object = Object::open(c, body);
+    // SAFETY: just opened; no other thread has the handle.
+    ep.share_poison(unsafe { object.as_ref() });
     // SAFETY: not NULL; the object starts with its fid.
     unsafe { *arg.fid = object.as_ptr().cast() };
     Ok(())

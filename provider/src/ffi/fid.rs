@@ -244,6 +244,12 @@ impl<K: Kind> Object<K> {
         Ok(unsafe { NonNull::new_unchecked(Box::into_raw(object)) })
     }
 
+    /// Makes another handle of this object, which has just been opened: a panic poisons both.
+    pub(crate) fn share_poison(&self, other: &Self) {
+        // SAFETY: objects are boxed, and their close calls `leave` before the memory is freed.
+        unsafe { self.poison.join(&other.poison) };
+    }
+
     /// The C structure of an open object, whose fields the application may read at any time.
     pub(crate) fn c(&self) -> *mut K::C {
         self.c.get()
@@ -278,6 +284,8 @@ impl<K: Kind> Object<K> {
             K::retire(&mut *(*object).c.get());
             ManuallyDrop::drop(&mut (*object).body);
             std::ptr::drop_in_place(&raw mut (*object).users);
+            (*object).poison.leave();
+            std::ptr::drop_in_place(&raw mut (*object).poison);
         }
         quarantine(object.cast(), Layout::new::<Self>());
         Ok(())

@@ -4,31 +4,82 @@
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use libfabric_sys::FI_EOTHER;
+use parking_lot::Mutex;
 use weft::errno::Result;
 
 use crate::ffi::log::warning;
 
 /// Whether a call on an object has panicked. The object's state may be inconsistent, so every later
-/// call on it returns `-FI_EOTHER`; only closing it still works.
+/// call on it returns `-FI_EOTHER`; only closing it still works. The handles of one endpoint
+/// (`fi_ep_alias(3)`) have one state, so a panic of a call on one of them sets the flags of all. Each
+/// has a flag of its own, which costs a call one load.
+pub(crate) struct Poison {
+    set: AtomicBool,
+    handles: OnceLock<Arc<Handles>>,
+}
+
+/// The addresses of the flags of open handles of one object.
 #[derive(Default)]
-pub(crate) struct Poison(AtomicBool);
+struct Handles(Mutex<Vec<usize>>);
 
 impl Poison {
     /// The state of a new object: no panic.
     pub(crate) const fn new() -> Self {
-        Self(AtomicBool::new(false))
+        Self {
+            set: AtomicBool::new(false),
+            handles: OnceLock::new(),
+        }
     }
 
     #[inline(always)]
     pub(crate) fn is_set(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
+        self.set.load(Ordering::Relaxed)
     }
 
     #[cold]
     fn set(&self) {
-        self.0.store(true, Ordering::Relaxed);
+        self.set.store(true, Ordering::Relaxed);
+        let Some(handles) = self.handles.get() else {
+            return;
+        };
+        for flag in &*handles.0.lock() {
+            let flag = std::ptr::with_exposed_provenance::<AtomicBool>(*flag);
+            // SAFETY: `join` has added it, and its caller promises `leave` before the memory is
+            // freed, which waits for the lock.
+            unsafe { (*flag).store(true, Ordering::Relaxed) };
+        }
+    }
+
+    fn address(&self) -> usize {
+        (&raw const self.set).expose_provenance()
+    }
+
+    /// Gives another handle of the object, which no other thread has yet, the same state.
+    ///
+    /// # Safety
+    /// Neither is moved, and [`Self::leave`] is called on both before their memory is freed.
+    pub(crate) unsafe fn join(&self, other: &Self) {
+        let handles = self.handles.get_or_init(|| {
+            let handles = Handles::default();
+            handles.0.lock().push(self.address());
+            Arc::new(handles)
+        });
+        let mut list = handles.0.lock();
+        list.push(other.address());
+        // of a panic meanwhile
+        other.set.store(self.is_set(), Ordering::Relaxed);
+        let _ = other.handles.set(Arc::clone(handles));
+    }
+
+    /// The handle is closed. Calls of other handles do not use its flag any more.
+    pub(crate) fn leave(&self) {
+        if let Some(handles) = self.handles.get() {
+            let own = self.address();
+            handles.0.lock().retain(|flag| *flag != own);
+        }
     }
 }
 
@@ -95,4 +146,39 @@ pub(crate) fn log_panics() {
             None => warning!(FI_LOG_CORE, "panic: {text}"),
         }
     }));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn panics(poison: &Poison) {
+        let ret: c_int = on(poison, || panic!("planted"));
+        assert_eq!(ret, -FI_EOTHER);
+    }
+
+    /// A panic on any handle poisons all that are open, and no other object.
+    #[test]
+    fn the_handles_of_an_object_are_poisoned_together() {
+        for at in 0..3 {
+            let [closed, first, second, third, other] =
+                std::array::from_fn(|_| Box::new(Poison::new()));
+            // SAFETY: boxed, and left below.
+            unsafe {
+                first.join(&second);
+                first.join(&closed);
+                second.join(&third);
+            }
+            closed.leave();
+            panics([&*first, &*second, &*third][at]);
+            for handle in [&first, &second, &third] {
+                let ret: c_int = on(handle, || Ok(0));
+                assert_eq!(ret, -FI_EOTHER, "{at}");
+            }
+            assert!(!closed.is_set() && !other.is_set());
+            for handle in [&first, &second, &third] {
+                handle.leave();
+            }
+        }
+    }
 }
