@@ -22,9 +22,9 @@ const LONGEST: Duration = Duration::from_millis(1);
 /// Maximum number of retired regions. Beyond it, the owner ends the connections of the peers that
 /// the oldest one waits for.
 pub(super) const MAX_RETIRED: usize = 4096;
-/// Limits of what retired regions retain, with the same effect: registrations of the device, at most
-/// a quarter of its own limit, and words of segment lists (16 MiB). A region of several segments has
-/// more than one registration.
+/// Limits of what retired regions retain, with the same effect: registrations of the device, at
+/// most a quarter of its own limit, and words of segment lists (16 MiB). A region of several
+/// segments has more than one registration.
 const MAX_RETIRED_MRS: usize = 16_384;
 const MAX_RETIRED_WORDS: usize = 2 << 20;
 

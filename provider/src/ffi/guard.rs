@@ -14,8 +14,8 @@ use crate::ffi::log::warning;
 
 /// Whether a call on an object has panicked. The object's state may be inconsistent, so every later
 /// call on it returns `-FI_EOTHER`; only closing it still works. The handles of one endpoint
-/// (`fi_ep_alias(3)`) have one state, so a panic of a call on one of them sets the flags of all. Each
-/// has a flag of its own, which costs a call one load.
+/// (`fi_ep_alias(3)`) have one state, so a panic of a call on one of them sets the flags of all.
+/// Each has a flag of its own, which costs a call one load.
 pub(crate) struct Poison {
     set: AtomicBool,
     handles: OnceLock<Arc<Handles>>,

@@ -246,8 +246,8 @@ pub(crate) struct DomainTerms {
 /// The terms of a domain that is opened with `info`.
 ///
 /// # Errors
-/// `EINVAL`: an endpoint type that is not offered, an `mr_mode` that the device does not support, an
-/// authorization key that is too long, or a traffic class that is no code point.
+/// `EINVAL`: an endpoint type that is not offered, an `mr_mode` that the device does not support,
+/// an authorization key that is too long, or a traffic class that is no code point.
 pub(crate) fn domain_terms(
     version: u32,
     info: View<'_, fi_info>,

@@ -289,8 +289,8 @@ mod tests {
         assert_eq!(paths(true), [addr("10.77.0.1:7471")]);
     }
 
-    /// A string has no scope, without which a link-local address cannot be used. The other addresses
-    /// of the wildcard are listed.
+    /// A string has no scope, without which a link-local address cannot be used. The other
+    /// addresses of the wildcard are listed.
     #[test]
     fn an_address_that_the_format_cannot_express_is_left_out() {
         let addr = |text: &str| -> SocketAddr { text.parse().unwrap() };
