@@ -9,6 +9,7 @@
 //!   [`LEASE_CHECK`]. When a timer expires, the endpoint acknowledges revocations, or returns the
 //!   keys if it has not used them since the timer was started. `docs/protocol.md`, "Stale keys".
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
@@ -54,11 +55,16 @@ struct HelpedEndpoint {
     cq: Weak<CompletionQueue>,
 }
 
+/// The address of an endpoint's rings. No other endpoint has it while a `Weak` of them exists.
+fn address(rings: &Weak<EndpointSlots>) -> usize {
+    rings.as_ptr().addr()
+}
+
 #[derive(Debug, Default)]
 struct State {
     waiting: Vec<HelpedEndpoint>,
-    /// Endpoints that hold keys, and when their timers expire.
-    holders: Vec<(HelpedEndpoint, Instant)>,
+    /// Endpoints that hold keys, and when their timers expire, by [`address`].
+    holders: HashMap<usize, (HelpedEndpoint, Instant)>,
     /// Time at which the sleeping thread wakes; `None`: no timeout.
     wakes: Option<Instant>,
     /// Number of times that the thread has woken up.
@@ -95,14 +101,18 @@ impl Helper {
     pub(crate) fn hold(&self, slots: Weak<EndpointSlots>, cq: &Arc<CompletionQueue>) {
         let mut state = self.shared.state.lock();
         let due = Instant::now() + LEASE_CHECK;
-        let mut holders = state.holders.iter();
-        if !holders.any(|(known, _)| known.slots.ptr_eq(&slots)) {
+        let at = address(&slots);
+        if !state.holders.contains_key(&at) {
             let cq = Arc::downgrade(cq);
-            // without a thread no one else removes the endpoints that are gone
+            if state.thread.is_none() {
+                // no one else removes the endpoints that are gone
+                state
+                    .holders
+                    .retain(|_, (known, _)| known.slots.strong_count() != 0);
+            }
             state
                 .holders
-                .retain(|(known, _)| known.slots.strong_count() != 0);
-            state.holders.push((HelpedEndpoint { slots, cq }, due));
+                .insert(at, (HelpedEndpoint { slots, cq }, due));
         } else if state.thread.is_some() {
             return;
         }
@@ -231,7 +241,7 @@ impl Shared {
             if self.tend(&mut state, now) {
                 continue;
             }
-            let expirations = state.holders.iter().map(|(_, due)| *due);
+            let expirations = state.holders.values().map(|(_, due)| *due);
             state.wakes = expirations.chain(resume_at).min();
             match state.wakes {
                 Some(at) => {
@@ -276,7 +286,7 @@ impl Shared {
 
     /// Handles the endpoints whose timers have expired. Returns false if no timer has expired.
     fn tend(&self, state: &mut MutexGuard<'_, State>, now: Instant) -> bool {
-        let expired = state.holders.iter().filter(|(_, due)| *due <= now);
+        let expired = state.holders.values().filter(|(_, due)| *due <= now);
         let expired: Vec<HelpedEndpoint> = expired.map(|(member, _)| member.clone()).collect();
         if expired.is_empty() {
             return false;
@@ -287,19 +297,14 @@ impl Shared {
                 Lease::Busy => LEASE_RETRY,
                 Lease::Held | Lease::Over => LEASE_CHECK,
             };
-            let same =
-                |(known, _): &mut (HelpedEndpoint, Instant)| known.slots.ptr_eq(&member.slots);
+            let at = address(&member.slots);
             // while the lock was released, the endpoint may have announced keys again; `hold` did
             // not add it a second time
             let slots = member.slots.upgrade();
             let held = slots.as_ref().is_some_and(|slots| slots.holds_keys());
             if !held {
-                state.holders.retain_mut(|holder| !same(holder));
-            } else if let Some((_, due)) = state
-                .holders
-                .iter_mut()
-                .find_map(|holder| same(holder).then_some(holder))
-            {
+                state.holders.remove(&at);
+            } else if let Some((_, due)) = state.holders.get_mut(&at) {
                 *due = Instant::now() + next;
             }
             Self::release(state, slots);
@@ -393,6 +398,42 @@ mod tests {
             assert!(Instant::now() < limit, "the thread tends nobody");
             std::thread::sleep(Duration::from_millis(1));
         }
+    }
+
+    /// Timers of 2,000 endpoints expire at about the same time.
+    #[test]
+    fn all_endpoints_whose_timers_expire_are_tended() {
+        let device = crate::verbs::devices(&[softverbs::backend()], false).remove(0);
+        let domain = Domain::open(&device, DomainConfig::default()).unwrap();
+        let cq = CompletionQueue::open(domain.queues(), CqConfig::default()).unwrap();
+        let helper = domain.queues().helper();
+        let endpoints: Vec<_> = (0..2000)
+            .map(|_| {
+                let rings = Arc::new(EndpointSlots::new(1, 1));
+                rings.set_holds_keys(true);
+                for _ in 0..2 {
+                    helper.hold(Arc::downgrade(&rings), &cq);
+                }
+                rings
+            })
+            .collect();
+        let holders = || helper.shared.holders.load(Ordering::Relaxed);
+        let until = |count| {
+            let limit = Instant::now() + Duration::from_secs(20);
+            while holders() != count {
+                assert!(Instant::now() < limit, "{} instead of {count}", holders());
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
+        assert_eq!(holders(), 2000);
+        for rings in &endpoints[..1500] {
+            rings.set_holds_keys(false);
+        }
+        until(500);
+        std::thread::sleep(4 * LEASE_CHECK);
+        assert_eq!(holders(), 500);
+        drop(endpoints);
+        until(0);
     }
 
     #[test]
