@@ -49,8 +49,8 @@ impl Symmetric {
     ///
     /// # Errors
     /// `EINVAL`: an address string with a service, or anything else without one; several nodes from
-    /// a host name without digits at its end; several services from a name; a `service` above
-    /// 65535; more than `u32::MAX` addresses.
+    /// a host name without digits at its end; a host name with more than 65535 digits at its end;
+    /// several services from a name; a `service` above 65535; more than `u32::MAX` addresses.
     pub fn new(node: &str, nodes: usize, service: Option<&str>, services: usize) -> Result<Self> {
         let count = nodes.checked_mul(services).ok_or(FiErrno::EINVAL)?;
         if u32::try_from(count).is_err() || node.is_empty() {
@@ -72,8 +72,8 @@ impl Symmetric {
                 }
                 Err(_) => Service::Name(service.to_owned()),
             };
-            let node = node.parse().map_or_else(|_| split(node), Node::Ip);
-            (node, service)
+            let ip = node.parse().map(Node::Ip);
+            (ip.or_else(|_| split(node))?, service)
         };
         let this = Self {
             node,
@@ -99,7 +99,9 @@ impl Symmetric {
     /// The addresses in the order of insertion: all services of a node before the next node.
     /// `EINVAL`: a port above 65535, or a node beyond the last address or number.
     pub fn targets(&self) -> impl Iterator<Item = Result<Target>> + '_ {
-        (0..self.nodes).flat_map(move |n| {
+        // without services no node has an address, and there may be `usize::MAX` nodes
+        let nodes = if self.services == 0 { 0 } else { self.nodes };
+        (0..nodes).flat_map(move |n| {
             let node = self.node(n);
             (0..self.services).map(move |n| {
                 let existing = node.as_ref().zip(self.service(n));
@@ -149,13 +151,19 @@ impl Symmetric {
 }
 
 /// A host name and the number at its end, which keeps its leading zeros.
-fn split(name: &str) -> Node {
+///
+/// # Errors
+/// `EINVAL`: more digits than `format` accepts as a width.
+fn split(name: &str) -> Result<Node> {
     let stem = name.trim_end_matches(|c: char| c.is_ascii_digit());
     let digits = &name[stem.len()..];
-    match digits.parse() {
+    if u16::try_from(digits.len()).is_err() {
+        return Err(FiErrno::EINVAL);
+    }
+    Ok(match digits.parse() {
         Ok(number) => Node::Name(stem.to_owned(), Some((number, digits.len()))),
         Err(_) => Node::Name(name.to_owned(), None),
-    }
+    })
 }
 
 fn target(node: &Node, service: Service) -> Target {
@@ -226,6 +234,8 @@ mod tests {
         );
         assert_eq!(list("10.0.0.1", 0, "5", 3).unwrap(), [""; 0]);
         assert_eq!(list("10.0.0.1", 3, "5", 0).unwrap(), [""; 0]);
+        // with a look at each node it would take years
+        assert_eq!(list("10.0.0.1", usize::MAX, "5", 0).unwrap(), [""; 0]);
     }
 
     #[test]
@@ -236,6 +246,13 @@ mod tests {
             ["10.0.0.1 http", "10.0.0.2 http"]
         );
         assert_eq!(list("fe80::1%eth0", 1, "5", 1).unwrap(), ["fe80::1%eth0 5"]);
+        let zeros = "0".repeat(65_534);
+        assert_eq!(
+            list(&format!("x{zeros}7"), 1, "5", 1).unwrap(),
+            [format!("x{zeros}7 5")]
+        );
+        let longer = format!("x{zeros}07");
+        assert_eq!(list(&longer, 1, "5", 1), Err(FiErrno::EINVAL));
         let long = "x99999999999999999999999";
         assert_eq!(list(long, 1, "5", 1).unwrap(), [format!("{long} 5")]);
     }
