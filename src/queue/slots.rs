@@ -246,7 +246,8 @@ impl SlotRing {
 pub(crate) trait FailureListener: Send + Sync {
     /// An operation completed in error. Called with the completion queue's lock held.
     fn operation_failed(&self);
-    /// Resumes pending operations. Called without a lock.
+    /// Resumes pending operations. Called without a lock, or with that of a counter's queues alone
+    /// (3a in `docs/locking.md`): waits for no lock with a smaller number.
     fn resume(&self) {}
     /// Handles the expired lease timer of the endpoint's keys. Called without a lock.
     fn tend_keys(&self) -> Lease {
