@@ -12,9 +12,11 @@
 //! every millisecond; also for a queue with a source without a descriptor, and for one with a
 //! descriptor that cannot be added to the counter's wait object.
 //!
-//! Several threads may sleep on one counter. A thread that wakes clears the wake-up unless a change
-//! has met the condition of another one ([`Goal`]), which may not have been scheduled yet: that
-//! thread finds the wait object readable, and leaves.
+//! Several threads may sleep on one counter. Those in [`Counter::wait`] and those that poll
+//! [`Counter::fd`] are two kinds of sleepers with a wait object each ([`Sleepers`]), so that a thread
+//! clears no wake-up of the other kind. A thread in [`Counter::wait`] that wakes clears the wake-up
+//! unless a change has met the condition of another one ([`Goal`]), which may not have been scheduled
+//! yet: that thread finds the wait object readable, and leaves.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
@@ -57,11 +59,36 @@ impl Drop for Waiting<'_> {
     }
 }
 
+/// The sleepers of one kind, and what wakes them.
+#[derive(Debug)]
+struct Sleepers {
+    wait: WaitSet,
+    /// Whether a thread of this kind sleeps, or is about to.
+    armed: AtomicBool,
+}
+
+impl Sleepers {
+    fn open(domain: &QueueDomain) -> Result<Self> {
+        let wait = WaitSet::new()?;
+        if let Some(keepalive) = domain.keepalive() {
+            wait.add(keepalive.fd())?;
+        }
+        let armed = AtomicBool::new(false);
+        Ok(Self { wait, armed })
+    }
+
+    /// Wakes the sleepers after a change of a value, if none was woken since the counter was last
+    /// armed for them. The caller has executed a `SeqCst` fence behind the change.
+    #[inline]
+    fn wake_armed(&self) {
+        if self.armed.load(Ordering::Relaxed) && self.armed.swap(false, Ordering::Relaxed) {
+            self.wait.wake();
+        }
+    }
+}
+
 /// The state of a counter that was armed.
 struct Armed {
-    /// Whether the wait of a thread ends; the wait object is readable until that thread has left
-    /// [`Counter::wait`].
-    ends_a_wait: bool,
     /// Whether the queues can be polled.
     queues: Result<()>,
     /// Whether the timer runs, if the counter needs it.
@@ -73,14 +100,15 @@ struct Armed {
 pub struct Counter {
     domain: Arc<QueueDomain>,
     kind: WaitKind,
-    wait: Option<WaitSet>,
-    /// Whether a queue or an event cell of the counter wakes no thread, so that the counter needs
-    /// the timer.
+    /// The threads in [`Self::wait`], if the counter has a wait object.
+    waiting: Option<Sleepers>,
+    /// The threads that poll [`Self::fd`], if the wait object is a descriptor.
+    polling: Option<Sleepers>,
+    /// Whether a queue of the counter wakes no thread, so that the counter needs the timer. It
+    /// needs it also while it `follows` event cells.
     polls: AtomicBool,
     /// Created when the counter is armed and needs it.
     timer: OnceLock<Timer>,
-    /// Whether a thread sleeps on the counter, or is about to.
-    armed: AtomicBool,
     /// The value and the number of failures that were last returned or reported to the application;
     /// after the application has changed one, a number that it does not have.
     seen: [AtomicU64; 2],
@@ -119,20 +147,16 @@ impl Counter {
     /// # Errors
     /// `EMFILE`, `ENOMEM`: resources of the process.
     pub fn open(domain: &Arc<QueueDomain>, kind: WaitKind) -> Result<Arc<Self>> {
-        let wait = match kind {
-            WaitKind::None => None,
-            WaitKind::Unspec | WaitKind::Yield | WaitKind::Fd => Some(WaitSet::new()?),
-        };
-        if let (Some(wait), Some(keepalive)) = (&wait, domain.keepalive()) {
-            wait.add(keepalive.fd())?;
-        }
+        let sleepers = |exist: bool| exist.then(|| Sleepers::open(domain)).transpose();
+        let waiting = sleepers(kind != WaitKind::None)?;
+        let polling = sleepers(kind == WaitKind::Fd)?;
         Ok(Arc::new(Self {
             domain: Arc::clone(domain),
             kind,
-            wait,
+            waiting,
+            polling,
             polls: AtomicBool::new(false),
             timer: OnceLock::new(),
-            armed: AtomicBool::new(false),
             seen: Default::default(),
             polled: Default::default(),
             value: AtomicU64::new(0),
@@ -272,9 +296,10 @@ impl Counter {
             threshold,
             error_changes: self.error_changes(),
         };
-        let Some(wait) = &self.wait else {
+        let Some(waiting) = &self.waiting else {
             return self.look_until(goal, deadline);
         };
+        let wait = &waiting.wait;
         let _ = self.progress();
         if let Some(result) = self.result_of(goal) {
             return result;
@@ -283,21 +308,26 @@ impl Counter {
         let _waiting = Waiting(self, goal);
         let mut over = false;
         loop {
-            let armed = self.arm(wait);
+            if !self.ends_a_wait() {
+                wait.clear();
+            }
+            let armed = self.arm(waiting);
+            // a change before the fence may have woken no thread, or its wake-up was cleared: the
+            // wait object is readable until the thread whose wait ends has left
+            let ends_a_wait = self.ends_a_wait();
+            if ends_a_wait {
+                wait.wake();
+            }
             if let Some(result) = self.result_of(goal) {
                 return result;
             }
-            if let Err(error) = armed.queues {
-                // the other threads find the failure too
-                wait.wake();
-                return Err(error);
-            }
+            armed.queues?;
             if over {
                 return Err(FiErrno::ETIMEDOUT);
             }
             // the last check after the timeout finds changes that have not woken the thread, of
             // event cells for instance
-            let woken = if armed.ends_a_wait {
+            let woken = if ends_a_wait {
                 pause(deadline)
             } else if armed.timer.is_err() {
                 let next = Instant::now() + LOOK;
@@ -356,20 +386,44 @@ impl Counter {
     ///   the descriptor readable.
     /// - `EOVERRUN`: a queue of the counter has lost completions.
     pub fn trywait(&self) -> Result<()> {
-        let wait = self.wait.as_ref().ok_or(FiErrno::EINVAL)?;
+        // without a descriptor the caller has nothing to wait on
+        let sleepers = self.polling.as_ref().or(self.waiting.as_ref());
+        let sleepers = sleepers.ok_or(FiErrno::EINVAL)?;
         self.domain.help_from_poll();
-        let armed = self.arm(wait);
-        if self.take_change(&self.seen) {
-            // arming has cleared the wake-up, for which a thread may wait that was told to
-            wait.wake();
-            return Err(FiErrno::EAGAIN);
+        if self.polling.is_some() {
+            sleepers.wait.clear();
         }
-        armed.queues.and(armed.timer)
+        let armed = self.arm(sleepers);
+        let result = match self.take_change(&self.seen) {
+            true => Err(FiErrno::EAGAIN),
+            false => armed.queues.and(armed.timer),
+        };
+        if result.is_err() {
+            // the wake-up was cleared, for which a thread may wait that was told to
+            sleepers.wait.wake();
+        }
+        result
     }
 
-    /// The descriptor to poll for reading, if the counter has a wait object. The counter owns it.
+    /// The descriptor to poll for reading, if the wait object is one ([`WaitKind::Fd`]). The
+    /// counter owns it.
     pub fn fd(&self) -> Option<RawFd> {
-        self.wait.as_ref().map(WaitSet::fd)
+        self.polling.as_ref().map(|polling| polling.wait.fd())
+    }
+
+    /// Whether the counter has a wait object, so that the sources of its queues need a descriptor.
+    pub(crate) fn waits(&self) -> bool {
+        self.waiting.is_some()
+    }
+
+    /// The sleepers of both kinds.
+    fn sleepers(&self) -> impl Iterator<Item = &Sleepers> {
+        self.waiting.iter().chain(&self.polling)
+    }
+
+    /// Wakes all threads that sleep on the counter; each arms it again, or leaves.
+    fn wake(&self) {
+        self.sleepers().for_each(|sleepers| sleepers.wait.wake());
     }
 
     /// The kind of the counter's wait object.
@@ -377,43 +431,47 @@ impl Counter {
         self.kind
     }
 
-    /// Arms the counter: the next change wakes a waiting thread. Then adds the changes made before.
-    fn arm(&self, wait: &WaitSet) -> Armed {
+    /// Arms the counter: the next change wakes these sleepers, whose wait object the caller has
+    /// cleared. Then adds the changes made before.
+    fn arm(&self, sleepers: &Sleepers) -> Armed {
         if let Some(keepalive) = self.domain.keepalive() {
             keepalive.woken();
         }
-        if !self.ends_a_wait() {
-            wait.clear();
-        }
-        self.armed.store(true, Ordering::Relaxed);
+        sleepers.armed.store(true, Ordering::Relaxed);
         // either this thread reads the new value, or the thread that changes it reads `armed`
         fence(Ordering::SeqCst);
         let queues = self.for_queues(CompletionQueue::arm_for_counter);
+        if queues.is_err() {
+            // the other threads find the failure too
+            self.wake();
+        }
         self.take_events();
-        let timer = self.set_timer(wait);
-        // a change before the fence may have woken no thread, or its wake-up was cleared
-        let ends_a_wait = self.ends_a_wait();
-        if ends_a_wait {
-            wait.wake();
-        }
-        Armed {
-            ends_a_wait,
-            queues,
-            timer,
-        }
+        let timer = self.set_timer();
+        Armed { queues, timer }
     }
 
-    /// Starts the timer, if the counter needs it.
-    fn set_timer(&self, wait: &WaitSet) -> Result<()> {
-        if !self.polls.load(Ordering::Acquire) {
-            return Ok(());
+    /// Starts the timer, if the counter needs it, or else stops it.
+    fn set_timer(&self) -> Result<()> {
+        let needed = || self.polls.load(Ordering::Acquire) || self.follows.load(Ordering::Acquire);
+        if !needed() {
+            let Some(timer) = self.timer.get() else {
+                return Ok(());
+            };
+            // it would stay readable once it has expired
+            timer.set(Duration::ZERO);
+            // otherwise another thread, which has started it meanwhile, may sleep
+            if !needed() {
+                return Ok(());
+            }
         }
         if self.timer.get().is_none() {
             // one thread creates it
             let _queues = self.queues.lock();
             if self.timer.get().is_none() {
                 let timer = Timer::new()?;
-                wait.add(timer.fd())?;
+                for sleepers in self.sleepers() {
+                    sleepers.wait.add(timer.fd())?;
+                }
                 let _ = self.timer.set(timer);
             }
         }
@@ -423,14 +481,15 @@ impl Counter {
         Ok(())
     }
 
-    /// Wakes a waiting thread after a change of a value, if none was woken since the counter was
-    /// last armed.
+    /// Follows a change of a value: wakes the sleepers.
     #[inline]
     fn changed(&self) {
-        if let Some(wait) = &self.wait {
+        if let Some(waiting) = &self.waiting {
             fence(Ordering::SeqCst);
-            if self.armed.load(Ordering::Relaxed) && self.armed.swap(false, Ordering::Relaxed) {
-                wait.wake();
+            waiting.wake_armed();
+            // a counter with a descriptor has both
+            if let Some(polling) = &self.polling {
+                polling.wake_armed();
             }
         }
     }
@@ -450,21 +509,22 @@ impl Counter {
                 queues.push(new);
             }
         }
-        if let Some(wait) = &self.wait {
-            if !Self::is_woken_by(wait, queue) {
+        if self.waits() {
+            if !self.is_woken_by(queue) {
                 self.polls.store(true, Ordering::Release);
             }
             // a thread that sleeps already arms the queue
-            wait.wake();
+            self.wake();
         }
     }
 
-    /// Adds the descriptors of a queue to the wait object. Returns whether each completion of the
+    /// Adds the descriptors of a queue to the wait objects. Returns whether each completion of the
     /// queue makes one of them readable.
-    fn is_woken_by(wait: &WaitSet, queue: &CompletionQueue) -> bool {
+    fn is_woken_by(&self, queue: &CompletionQueue) -> bool {
         let mut woken = true;
         queue.for_wake_fds(|fd| {
-            let added = fd.map_or(Err(FiErrno::EINVAL), |fd| wait.add_again(fd));
+            let add = |fd| self.sleepers().try_for_each(|to| to.wait.add_again(fd));
+            let added = fd.map_or(Err(FiErrno::EINVAL), add);
             if let (Some(_), Err(error)) = (fd, &added) {
                 info_log!(
                     Cq,
@@ -480,10 +540,8 @@ impl Counter {
     pub(crate) fn follow(&self, watch: Watch) {
         self.watches.lock().push(watch);
         self.follows.store(true, Ordering::Release);
-        if let Some(wait) = &self.wait {
-            self.polls.store(true, Ordering::Release);
-            wait.wake();
-        }
+        // a thread that sleeps already starts the timer
+        self.wake();
     }
 
     /// Adds the last changes of a cell, and removes the cell's words.
@@ -618,6 +676,8 @@ mod tests {
 
     use super::*;
     use crate::domain::{Domain, DomainConfig};
+    use crate::queue::event_cell::{Cells, Event};
+    use crate::verbs::Pd;
 
     static STEPS: Barrier = Barrier::new(2);
 
@@ -627,6 +687,31 @@ mod tests {
         STEPS.wait();
         // it begins to wait for the counter
         std::thread::sleep(Duration::from_millis(20));
+    }
+
+    /// The 1 ms of event cells ends with the last cell.
+    #[test]
+    fn a_counter_that_follows_no_cell_any_more_wakes_nobody() {
+        let device = crate::verbs::devices(&[softverbs::backend()], false).remove(0);
+        let domain = Domain::open(&device, DomainConfig::default()).unwrap();
+        let counter = Counter::open(domain.queues(), WaitKind::Fd).unwrap();
+        let cells = Cells::new(&Pd::alloc(&device).unwrap()).unwrap();
+        let cell = cells.take().unwrap();
+        counter.follow(Watch::new(&cell, Event::Write));
+        assert_eq!(counter.trywait(), Ok(()));
+        let fd = &counter.polling.as_ref().unwrap().wait;
+        let limit = || Some(Instant::now() + Duration::from_secs(20));
+        assert_eq!(fd.wait(limit()), Ok(true));
+        counter.leave(&cell);
+        for _ in 0..2 {
+            assert_eq!(counter.trywait(), Ok(()));
+            let soon = Instant::now() + 20 * LOOK;
+            assert_eq!(fd.wait(Some(soon)), Ok(false));
+        }
+        // and begins again
+        counter.follow(Watch::new(&cell, Event::Write));
+        assert_eq!(counter.trywait(), Ok(()));
+        assert_eq!(fd.wait(limit()), Ok(true));
     }
 
     #[test]

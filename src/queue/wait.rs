@@ -180,7 +180,7 @@ impl Timer {
     }
 
     /// Makes the descriptor readable once, when `after` (less than 1 s) has passed, and cancels the
-    /// previous setting.
+    /// previous setting. An `after` of 0 only cancels.
     pub(crate) fn set(&self, after: Duration) {
         let never = libc::timespec {
             tv_sec: 0,

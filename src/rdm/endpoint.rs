@@ -728,7 +728,7 @@ impl Endpoint {
         }
         let counters = &shared.counters;
         let counters = || counters.tx().chain(counters.rx());
-        let counts = counters().any(|counter| counter.fd().is_some());
+        let counts = counters().any(|counter| counter.waits());
         for (cq, sides) in queues {
             let source = CqSource::new(shared, sides, counts || cq.waits())?;
             let object: Arc<dyn Source> = Arc::clone(&source) as _;

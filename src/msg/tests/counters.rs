@@ -144,6 +144,36 @@ fn a_refused_trywait_leaves_the_descriptor_readable() {
     assert!(!readable(fd));
 }
 
+/// A thread that was told to wait polls the descriptor; another one begins to wait for the counter.
+#[test]
+fn a_wait_leaves_the_descriptor_readable() {
+    let domain = Domain::open(&device(), DomainConfig::default()).unwrap();
+    let counter = Counter::open(domain.queues(), WaitKind::Fd).unwrap();
+    let fd = counter.fd().unwrap();
+    assert_eq!(counter.trywait(), Ok(()));
+    counter.add(1);
+    assert!(readable(fd));
+    let wait = |value| counter.wait(value, Some(Duration::ZERO));
+    assert_eq!(wait(5), Err(FiErrno::ETIMEDOUT));
+    assert!(readable(fd));
+    assert_eq!(wait(1), Ok(()));
+    assert!(readable(fd));
+    assert_eq!(counter.trywait(), Err(FiErrno::EAGAIN));
+    // an armed counter wakes both kinds of sleepers
+    assert_eq!(counter.read(), 1);
+    assert_eq!(counter.trywait(), Ok(()));
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| counter.wait(2, Some(LIMIT)));
+        std::thread::sleep(LATER);
+        assert!(!readable(fd));
+        counter.add(1);
+        assert!(readable(fd));
+        assert_eq!(waits.join().unwrap(), Ok(()));
+    });
+    let unspecified = Counter::open(domain.queues(), WaitKind::Unspec).unwrap();
+    assert_eq!((unspecified.fd(), unspecified.trywait()), (None, Ok(())));
+}
+
 /// Each kind of operation, including inject, without reading the completion queue.
 #[test]
 fn each_kind_of_operation_has_its_counter() {
