@@ -421,8 +421,9 @@ impl Counter {
         self.waiting.iter().chain(&self.polling)
     }
 
-    /// Wakes all threads that sleep on the counter; each arms it again, or leaves.
-    fn wake(&self) {
+    /// Wakes all threads that sleep on the counter; each arms it again, or leaves. Acquires no
+    /// lock.
+    pub(crate) fn wake(&self) {
         self.sleepers().for_each(|sleepers| sleepers.wait.wake());
     }
 
@@ -588,7 +589,7 @@ impl Counter {
     /// `EOVERRUN`: a queue has lost completions. Others: those of a device queue. All queues were
     /// polled nevertheless, and a read of the queue returns the error too.
     pub fn progress(&self) -> Result<()> {
-        let result = self.for_queues(|queue| queue.progress().map(drop));
+        let result = self.for_queues(|queue| queue.progress_for_counter().map(drop));
         self.take_events();
         let reads = self.reads.fetch_add(1, Ordering::Relaxed);
         if reads.is_multiple_of(READS) {

@@ -495,6 +495,24 @@ impl CompletionQueue {
         self.resume_after(inner, result)
     }
 
+    /// As [`Self::progress`], for a counter: it counts operations that have completed also while the
+    /// application does not read a full queue.
+    pub(crate) fn progress_for_counter(&self) -> Result<bool> {
+        let mut inner = self.inner.lock();
+        let result = self.progress_for_counter_locked(&mut inner);
+        self.resume_after(inner, result)
+    }
+
+    /// As [`Self::progress_for_counter`], but resumes no endpoint.
+    pub(super) fn progress_for_counter_locked(&self, inner: &mut Inner) -> Result<bool> {
+        let progressed = self.progress_locked(inner);
+        // otherwise it has polled until the device had no further completion
+        if inner.backlog.len() >= self.size || !inner.sources.is_empty() {
+            return progressed.and(self.drain_all(inner));
+        }
+        progressed
+    }
+
     /// As [`Self::progress`], but runs no source, and polls all completions that the device has,
     /// also while the application does not read a full queue: at the end of a connection none may
     /// be lost.

@@ -236,7 +236,7 @@ impl CompletionQueue {
                 armed = armed.and(source.arm());
             }
         }
-        let polled = self.progress_locked(&mut inner);
+        let polled = self.progress_for_counter_locked(&mut inner);
         let something = self.resume_after(inner, polled);
         if let Some(wait) = &self.wait
             && !matches!(something, Ok(false))

@@ -217,6 +217,37 @@ fn each_kind_of_operation_has_its_counter() {
     nothing_to_read(&client);
 }
 
+/// More operations than the queue has entries, none of which is read.
+#[test]
+fn a_counter_counts_behind_a_full_queue() {
+    const SENDS: usize = 32;
+    let mut counter = None;
+    let (client, server) = connected_before(DomainConfig::default(), false, |client| {
+        let sends = Counter::open(client.domain.queues(), WaitKind::Unspec).unwrap();
+        client.ep.bind_counter(&sends, Flags::SEND).unwrap();
+        counter = Some(sends);
+    });
+    let counter = counter.unwrap();
+    let (buffer, target) = (
+        Buffer::all(&client.domain, 64),
+        Buffer::all(&server.domain, 64),
+    );
+    for context in 0..SENDS {
+        server.recv(&target, 64, context).unwrap();
+        let start = Instant::now();
+        while let Err(error) = client.send(&buffer, 64, context) {
+            assert_eq!(error, FiErrno::EAGAIN);
+            assert!(start.elapsed() < LIMIT);
+            counter.read();
+        }
+    }
+    assert_eq!(counter.wait(SENDS as u64, Some(LIMIT)), Ok(()));
+    for context in 0..SENDS {
+        assert_eq!(client.completion().unwrap().context, context);
+    }
+    nothing_to_read(&client);
+}
+
 /// A thread that waits on the queue and a thread that waits on the counter are both woken,
 /// independent of which of them polls the completion.
 #[test]
