@@ -652,6 +652,18 @@ impl AsyncListener for CompletionQueue {
             && let Some(device) = &self.device
         {
             let _ = device.overran();
+            // a poll after this finds the failure
+            if let Some(wait) = &self.wait {
+                wait.wake();
+            }
+            let inner = self.inner.lock();
+            let endpoints = inner.table.endpoints.iter();
+            for rings in endpoints.filter_map(|place| place.slots.as_ref()) {
+                let counters = rings.counters().into_iter();
+                counters
+                    .flat_map(|all| all.tx().chain(all.rx()))
+                    .for_each(|counter| counter.wake());
+            }
         }
     }
 }

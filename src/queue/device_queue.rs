@@ -68,6 +68,9 @@ impl DeviceQueue {
             let want = BATCH.min(sink.room());
             let polled = self.cq.poll(&mut buffer, want);
             let wcs = polled.map_err(|_| self.overran())?;
+            if wcs.is_empty() {
+                return self.has_ended();
+            }
             for wc in wcs {
                 table.complete(wc, sink);
             }
@@ -91,6 +94,9 @@ impl DeviceQueue {
         while sink.queued() < limit {
             let polled = self.cq.poll(&mut buffer, BATCH);
             let wcs = polled.map_err(|_| self.overran())?;
+            if wcs.is_empty() {
+                return self.has_ended();
+            }
             for wc in wcs {
                 table.complete_late(wc, sink);
             }
@@ -99,6 +105,16 @@ impl DeviceQueue {
             }
         }
         Ok(())
+    }
+
+    /// The result of a poll that gave nothing. A device may report the loss by an event
+    /// (`IBV_EVENT_CQ_ERR`), and give the completions before it.
+    #[inline(always)]
+    fn has_ended(&self) -> Result<()> {
+        match self.overrun.load(Ordering::Relaxed) {
+            false => Ok(()),
+            true => Err(FiErrno::EOVERRUN),
+        }
     }
 
     /// Makes the channel readable at the next completion. The caller polls afterwards, since

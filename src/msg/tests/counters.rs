@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::transfer::readable;
 use super::*;
 use crate::queue::Counter;
+use crate::verbs::AsyncEvent;
 
 /// Delay of another thread's operation, after which this thread is waiting.
 const LATER: Duration = Duration::from_millis(100);
@@ -246,6 +247,46 @@ fn a_counter_counts_behind_a_full_queue() {
         assert_eq!(client.completion().unwrap().context, context);
     }
     nothing_to_read(&client);
+}
+
+/// The device reports by the event alone that its queue has failed.
+#[test]
+fn the_failure_of_a_queue_ends_all_waits() {
+    let mut counter = None;
+    let (client, server) = connected_before(DomainConfig::default(), false, |client| {
+        let sends = Counter::open(client.domain.queues(), WaitKind::Fd).unwrap();
+        client.ep.bind_counter(&sends, Flags::SEND).unwrap();
+        counter = Some(sends);
+    });
+    let counter = counter.unwrap();
+    let (buffer, target) = (
+        Buffer::all(&client.domain, 64),
+        Buffer::all(&server.domain, 64),
+    );
+    let mut ignore = |_: &Completion| {};
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| client.cq.sread(1, 1, Some(LIMIT), &mut |_: &Completion| {}));
+        let waiter = scope.spawn(|| counter.wait(1, Some(LIMIT)));
+        std::thread::sleep(LATER);
+        assert_eq!(counter.trywait(), Ok(()));
+        let queue = client.cq.device_cq().unwrap().object();
+        client.domain.device().raise(AsyncEvent::CqError, queue);
+        assert!(readable(counter.fd().unwrap()));
+        assert_eq!(reader.join().unwrap(), Err(FiErrno::EOVERRUN));
+        assert_eq!(waiter.join().unwrap(), Err(FiErrno::EOVERRUN));
+    });
+    // a completion that the device has nevertheless is not lost
+    server.recv(&target, 64, 1).unwrap();
+    client.send(&buffer, 64, 7).unwrap();
+    server.completion().unwrap();
+    let start = Instant::now();
+    while client.cq.read(1, &mut ignore) != Ok(1) {
+        assert!(start.elapsed() < LIMIT);
+    }
+    assert_eq!(client.cq.read(1, &mut ignore), Err(FiErrno::EOVERRUN));
+    assert_eq!(client.cq.trywait(), Err(FiErrno::EAGAIN));
+    assert_eq!(counter.read(), 1);
+    assert_eq!(counter.trywait(), Err(FiErrno::EOVERRUN));
 }
 
 /// A thread that waits on the queue and a thread that waits on the counter are both woken,
