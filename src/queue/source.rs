@@ -33,7 +33,8 @@ pub trait Source: std::fmt::Debug + Send + Sync {
     fn progress(&self, sink: &mut Sink<'_>, max: usize) -> Result<()>;
 
     /// Makes [`Self::fd`] readable when the source next has new completions or other progress to
-    /// make. The caller calls [`Self::progress`] once more before it sleeps.
+    /// make. The caller calls [`Self::progress`] once more before it sleeps. After a failure, which
+    /// each thread that sleeps has to find, [`Self::fd`] stays readable.
     ///
     /// # Errors
     /// The source cannot wake the caller, which then does not sleep.
@@ -540,6 +541,27 @@ mod tests {
                     assert_eq!(wait.join().unwrap(), Err(FiErrno::EOVERRUN));
                 }
             });
+        }
+    }
+
+    /// A thread that was told to wait polls the descriptor; another one then finds the failure.
+    #[test]
+    fn a_failure_leaves_the_descriptor_of_a_counter_readable() {
+        let domain = domain();
+        let cq = queue(&domain, WaitKind::Unspec);
+        let counter = Counter::open(domain.queues(), WaitKind::Fd).unwrap();
+        let source = Scripted::new(true, None);
+        cq.add_source(Arc::clone(&source) as _).unwrap();
+        counter.watch(&cq);
+        assert_eq!(counter.trywait(), Ok(()));
+        source.fails.store(true, Ordering::Relaxed);
+        source.put([]);
+        for _ in 0..2 {
+            // clears the event of the source
+            assert_eq!(counter.trywait(), Err(FiErrno::EOVERRUN));
+            let poll = crate::queue::wait::WaitSet::new().unwrap();
+            poll.add(counter.fd().unwrap()).unwrap();
+            assert!(poll.is_ready());
         }
     }
 

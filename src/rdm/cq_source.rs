@@ -295,6 +295,12 @@ impl Source for CqSource {
         let Some(state) = guard.as_mut() else {
             return Ok(());
         };
+        if state.failed.is_some() {
+            // a failure makes one event alone, for all threads that sleep on the queue and on
+            // counters: the descriptor stays readable
+            self.wake();
+            return Ok(());
+        }
         if let Some(wait) = &self.wait {
             wait.clear();
         }

@@ -102,6 +102,40 @@ fn the_failure_of_the_device_queue_ends_the_waits() {
     });
 }
 
+/// Threads were told to wait, and poll the descriptors of two counters of an endpoint that fails:
+/// one that finds the failure leaves the other descriptor readable.
+#[test]
+fn a_failure_is_found_by_the_waits_of_all_counters() {
+    let domain = domain();
+    Transport::each(|transport| {
+        let end = End::with(&domain, transport.config(), 0);
+        let counters = [(); 2].map(|()| {
+            let counter = Counter::open(domain.queues(), WaitKind::Fd).unwrap();
+            counter.watch(&end.cq);
+            counter
+        });
+        for counter in &counters {
+            assert_eq!(counter.trywait(), Ok(()));
+        }
+        let queue = end.state(|state| state.device_queue().object());
+        domain.device().raise(AsyncEvent::CqError, queue);
+        for counter in &counters {
+            assert!(readable(counter));
+            assert_eq!(counter.trywait(), Err(FiErrno::EOVERRUN));
+        }
+    });
+}
+
+fn readable(counter: &Counter) -> bool {
+    let mut entry = libc::pollfd {
+        fd: counter.fd().unwrap(),
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // SAFETY: one entry is passed.
+    unsafe { libc::poll(&raw mut entry, 1, 0) > 0 }
+}
+
 /// An endpoint on a device that cannot resize queues has 40 peers: if the device makes the queue as
 /// large as asked for, each keeps its link; otherwise idle ones make room for further ones.
 #[test]
