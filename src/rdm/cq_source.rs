@@ -155,7 +155,7 @@ impl CqSource {
         match armed {
             0 => {}
             // another thread polls, and may stop: the sleeping one arms the queue again
-            1 => self.wake(),
+            1 => self.wake_sleeper(state),
             armed => self.armed.store(armed - 1, Ordering::Relaxed),
         }
         let mut left = max - self.pass(state, sink, max);
@@ -167,7 +167,7 @@ impl CqSource {
             let empty = state.poll()?;
             if (!empty || state.io.reads_wait) && self.is_armed() {
                 // the caller may sleep, and the completions that are left make no event
-                self.wake();
+                self.wake_sleeper(state);
             }
         } else {
             let room = sink.room();
@@ -203,7 +203,7 @@ impl CqSource {
         left -= self.pass(state, sink, left);
         if left != max && self.is_armed() {
             // this thread may leave the entries in the queue, and another one sleeps
-            self.wake();
+            self.wake_sleeper(state);
         }
         if self.shared.may_wake(state) {
             self.shared.wake_driver_and_readers(state);
@@ -232,6 +232,16 @@ impl CqSource {
 
     pub(super) fn is_armed(&self) -> bool {
         self.armed.load(Ordering::Relaxed) != 0
+    }
+
+    /// As [`Self::wake`]. If no other source is armed, messages are read as by threads that do not
+    /// sleep ([`State::sleepers`]).
+    #[cold]
+    #[inline(never)]
+    fn wake_sleeper(&self, state: &mut State) {
+        self.wake();
+        let sources = self.shared.cq_sources.lock();
+        state.sleepers = sources.iter().any(|source| source.is_armed());
     }
 
     pub(super) fn wake(&self) {

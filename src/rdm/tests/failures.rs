@@ -136,6 +136,22 @@ fn readable(counter: &Counter) -> bool {
     unsafe { libc::poll(&raw mut entry, 1, 0) > 0 }
 }
 
+/// After one wait on its queue, a thread that only polls reads messages as if none had waited.
+#[test]
+fn an_endpoint_whose_queue_is_polled_has_no_sleepers() {
+    let domain = domain();
+    Transport::each(|transport| {
+        let end = End::with(&domain, transport.config(), 0);
+        assert_eq!(end.cq.trywait(), Ok(()));
+        assert!(end.state(|state| state.sleepers));
+        let mut ignore = |_: &Completion| {};
+        for _ in 0..10_000 {
+            assert_eq!(end.cq.read(1, &mut ignore), Err(FiErrno::EAGAIN));
+        }
+        assert!(!end.state(|state| state.sleepers));
+    });
+}
+
 /// An endpoint on a device that cannot resize queues has 40 peers: if the device makes the queue as
 /// large as asked for, each keeps its link; otherwise idle ones make room for further ones.
 #[test]
