@@ -252,6 +252,20 @@ impl CqSource {
     }
 }
 
+impl Drop for CqSource {
+    /// A child of the process may have a copy of the descriptor, which keeps it in the wait objects
+    /// of counters: there it would be readable until the child ends.
+    fn drop(&mut self) {
+        if let Some(wait) = self
+            .wait
+            .as_ref()
+            .filter(|_| self.shared.is_of_this_process())
+        {
+            wait.clear();
+        }
+    }
+}
+
 impl Source for CqSource {
     fn progress(&self, sink: &mut Sink<'_>, max: usize) -> Result<()> {
         // without a call in front of its end, an empty read saves no registers

@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code, reason = "passes buffers as C does")]
 
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -11,6 +12,7 @@ use crate::domain::{Domain, DomainConfig};
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
 use crate::mr::Desc;
+use crate::queue::source::Source;
 use crate::queue::{Completion, Counter, WaitKind};
 use crate::rdm::{EndpointConfig, LocalIov};
 use crate::verbs::AsyncEvent;
@@ -150,6 +152,26 @@ fn an_endpoint_whose_queue_is_polled_has_no_sleepers() {
         }
         assert!(!end.state(|state| state.sleepers));
     });
+}
+
+/// A child of the process keeps copies of the descriptors, as this test of one.
+#[test]
+fn a_copy_of_the_descriptor_of_a_closed_endpoint_wakes_nobody() {
+    let domain = domain();
+    let end = End::open(&domain);
+    let counter = Counter::open(domain.queues(), WaitKind::Fd).unwrap();
+    counter.watch(&end.cq);
+    let copy = {
+        let sources = end.ep.shared().cq_sources.lock();
+        sources[0].wake();
+        // SAFETY: no pointers; the copy has no other owner.
+        unsafe { OwnedFd::from_raw_fd(libc::dup(sources[0].fd().unwrap())) }
+    };
+    assert!(readable(&counter));
+    drop(end);
+    assert_eq!(counter.trywait(), Ok(()));
+    assert!(!readable(&counter));
+    drop(copy);
 }
 
 /// An endpoint on a device that cannot resize queues has 40 peers: if the device makes the queue as
