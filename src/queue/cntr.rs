@@ -553,6 +553,12 @@ impl Counter {
         self.follows.store(!watches.is_empty(), Ordering::Release);
     }
 
+    /// Number of words of event cells that the counter watches, for tests.
+    #[cfg(test)]
+    pub(crate) fn watched(&self) -> usize {
+        self.watches.lock().len()
+    }
+
     /// Adds the changes of the event cells.
     #[inline]
     fn take_events(&self) {

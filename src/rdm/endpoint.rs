@@ -601,6 +601,7 @@ impl Endpoint {
         shared.domain.note_counts(&counts);
         let entries = state.kept_receives();
         let left = state.io.close(shared);
+        shared.leave_cell();
         if let Some(context) = &control.context {
             context.leave(shared);
             context.left(&left);

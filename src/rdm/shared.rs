@@ -452,6 +452,18 @@ impl Shared {
         Ok(Some(LinkBlock::new(&self.this, link, qp, block)))
     }
 
+    /// Adds the last operations of the peers, whose links have ended, to the counters, which keep
+    /// the event cell no longer.
+    pub(super) fn leave_cell(&self) {
+        let Some(cell) = self.cell.get() else {
+            return;
+        };
+        let counters = self.remote_counters.lock().clone();
+        for (_, counter) in counters {
+            counter.leave(cell);
+        }
+    }
+
     /// The connection block of a link.
     pub(super) fn block_of(&self, link: LinkKey) -> (RemoteAddr, Rkey) {
         let mut guard = self.lock();

@@ -141,9 +141,21 @@ impl End {
         size: usize,
         rings: bool,
     ) -> Self {
-        let ep = Endpoint::new(domain, config).unwrap();
         // a peer may dial the address as soon as the endpoint is enabled
-        ep.shared().no_rings.store(!rings, Ordering::Relaxed);
+        Self::before(domain, config, size, |ep| {
+            ep.shared().no_rings.store(!rings, Ordering::Relaxed);
+        })
+    }
+
+    /// As [`Self::with`], after `early` with the endpoint, which is not enabled yet.
+    pub(super) fn before(
+        domain: &Arc<Domain>,
+        config: EndpointConfig,
+        size: usize,
+        early: impl FnOnce(&Arc<Endpoint>),
+    ) -> Self {
+        let ep = Endpoint::new(domain, config).unwrap();
+        early(&ep);
         let cq = queue(domain, size);
         let av = AddressVector::open(4).unwrap();
         ep.bind_vector(&av).unwrap();

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use super::breaks::counting_domain;
 use super::endpoints::{End, Transport, domain, wait};
 use crate::domain::{Domain, DomainConfig};
 use crate::errno::{FiErrno, Result};
@@ -172,6 +173,29 @@ fn a_copy_of_the_descriptor_of_a_closed_endpoint_wakes_nobody() {
     assert_eq!(counter.trywait(), Ok(()));
     assert!(!readable(&counter));
     drop(copy);
+}
+
+/// A counter of the peers' operations keeps nothing of an endpoint that is closed.
+#[test]
+fn a_closed_endpoint_leaves_the_counters_of_its_peers() {
+    let domain = counting_domain();
+    Transport::each(|transport| {
+        let config = EndpointConfig {
+            rma: true,
+            target: true,
+            ..transport.config()
+        };
+        let a = End::with(&domain, config.clone(), 0);
+        let counter = Counter::open(domain.queues(), WaitKind::None).unwrap();
+        let kinds = Flags::REMOTE_WRITE | Flags::REMOTE_READ;
+        let b = End::before(&domain, config, 0, |ep| {
+            ep.bind_counter(&counter, kinds).unwrap();
+        });
+        exchange(&a, &b);
+        assert_eq!(counter.watched(), 2);
+        b.ep.close();
+        assert_eq!(counter.watched(), 0);
+    });
 }
 
 /// An endpoint on a device that cannot resize queues has 40 peers: if the device makes the queue as
