@@ -377,23 +377,25 @@ fn destroy_each(cqs: [(*mut ibv_comp_channel, *mut ibv_cq); 2]) {
 
 pub(super) unsafe extern "C" fn rdma_destroy_qp(id: *mut rdma_cm_id) {
     void(|| {
-        if id.is_null() {
+        // SAFETY: the caller promises NULL or a live id.
+        let Ok(shared) = (unsafe { Id::shared_of(id) }) else {
             return;
-        }
-        // Without a lock: the call may wait until the application has acknowledged the queue pair's
-        // events.
-        // SAFETY: the caller promises a live id, and that no other thread uses its queue pair.
-        let c = unsafe { &mut *id };
+        };
         destroy_unfinished();
-        let qp = std::mem::replace(&mut c.qp, null_mut());
+        let (qp, cqs) = {
+            // a thread that delivers an event of the id may be changing the queue pair
+            let _state = lock(&shared.state);
+            // SAFETY: the caller promises a live id; other calls on it wait for the lock.
+            let c = unsafe { &mut *id };
+            (std::mem::replace(&mut c.qp, null_mut()), take_cqs(c))
+        };
+        // Without the lock: the call may wait until the application has acknowledged the queue
+        // pair's events.
         if !qp.is_null() {
             // SAFETY: the id's queue pair, which the caller does not use again.
             let ret = unsafe { (verbs().ibv_destroy_qp)(qp) };
             if ret == libc::EBUSY {
-                let rest = Unfinished {
-                    qp,
-                    cqs: take_cqs(c),
-                };
+                let rest = Unfinished { qp, cqs };
                 // The caller gets no event of these objects behind this call, as behind every
                 // destruction. The later one must not wait for acknowledgements: the thread that
                 // makes it may owe them.
@@ -401,9 +403,10 @@ pub(super) unsafe extern "C" fn rdma_destroy_qp(id: *mut rdma_cm_id) {
                 unsafe { rest.end_events() };
                 // without memory for the list the objects stay
                 let _ = unfinished().try_push(rest);
+                return;
             }
         }
-        destroy_cqs(c);
+        destroy_each(cqs);
     });
 }
 
@@ -504,6 +507,55 @@ mod tests {
                 0 => Some((event, event.element.qp)),
                 _ => None,
             }
+        }
+    }
+
+    /// An id that is bound to the device, and attributes of a queue pair whose queues the id makes.
+    ///
+    /// # Safety
+    /// The caller destroys the id.
+    unsafe fn bound_id() -> (*mut rdma_cm_id, ibv_qp_init_attr) {
+        // SAFETY: a live id; all zeros is a value of the structures.
+        unsafe {
+            let mut id = null_mut();
+            let made = rdma_create_id(null_mut(), &raw mut id, null_mut(), RDMA_PS_TCP);
+            assert_eq!(made, 0);
+            let mut address: libc::sockaddr_in = std::mem::zeroed();
+            address.sin_family = libc::AF_INET as u16;
+            address.sin_addr.s_addr = u32::from_ne_bytes([127, 0, 0, 1]);
+            let bind = crate::backend().cm.rdma_bind_addr;
+            assert_eq!(bind(id, (&raw mut address).cast()), 0);
+            let mut init: ibv_qp_init_attr = std::mem::zeroed();
+            init.qp_type = IBV_QPT_RC;
+            (init.cap.max_send_wr, init.cap.max_send_sge) = (1, 1);
+            (init.cap.max_recv_wr, init.cap.max_recv_sge) = (1, 1);
+            (id, init)
+        }
+    }
+
+    /// As if another thread delivered an event of the id, which moves the queue pair.
+    #[test]
+    fn a_queue_pair_is_not_destroyed_while_an_event_changes_it() {
+        // SAFETY: a live id with a queue pair, each destroyed once. The address of the id is passed
+        // to one other thread.
+        unsafe {
+            let (id, mut init) = bound_id();
+            let pd = (*id).pd;
+            assert_eq!(rdma_create_qp(id, pd, &raw mut init), 0);
+            let shared = Id::shared_of(id).unwrap();
+            let address = id.expose_provenance();
+            std::thread::scope(|scope| {
+                let state = lock(&shared.state);
+                let destroys = scope.spawn(move || {
+                    rdma_destroy_qp(std::ptr::with_exposed_provenance_mut(address));
+                });
+                std::thread::sleep(Duration::from_millis(200));
+                assert!(!(&raw const (*id).qp).read_volatile().is_null());
+                drop(state);
+                destroys.join().unwrap();
+            });
+            assert!((*id).qp.is_null() && (*id).recv_cq.is_null());
+            assert_eq!(rdma_destroy_id(id), 0);
         }
     }
 
