@@ -238,9 +238,25 @@ pub(super) unsafe extern "C" fn rdma_create_qp_ex(
     })
 }
 
+/// A failure leaves the objects in `attr` as they were: those of the id are destroyed.
+///
 /// # Safety
 /// As `rdma_create_qp_ex(3)`.
 unsafe fn create(id: *mut rdma_cm_id, attr: &mut ibv_qp_init_attr_ex) -> Res<()> {
+    let given = (attr.send_cq, attr.recv_cq, attr.srq);
+    // SAFETY: the caller's promise.
+    let created = unsafe { create_with_missing(id, attr) };
+    if created.is_err() {
+        (attr.send_cq, attr.recv_cq, attr.srq) = given;
+    }
+    created
+}
+
+/// Fills in the objects that `attr` does not have, and creates the queue pair with them.
+///
+/// # Safety
+/// As `rdma_create_qp_ex(3)`.
+unsafe fn create_with_missing(id: *mut rdma_cm_id, attr: &mut ibv_qp_init_attr_ex) -> Res<()> {
     // SAFETY: the caller promises a live id.
     let shared = unsafe { Id::shared_of(id)? };
     let state = lock(&shared.state);
@@ -555,6 +571,25 @@ mod tests {
                 destroys.join().unwrap();
             });
             assert!((*id).qp.is_null() && (*id).recv_cq.is_null());
+            assert_eq!(rdma_destroy_id(id), 0);
+        }
+    }
+
+    /// The queues that the id makes for a queue pair end with it.
+    #[test]
+    fn a_failure_leaves_no_destroyed_queue_in_the_attributes() {
+        // SAFETY: a live id, destroyed once.
+        unsafe {
+            let (id, mut init) = bound_id();
+            init.cap.max_send_sge = u32::MAX;
+            assert_eq!(rdma_create_qp(id, (*id).pd, &raw mut init), -1);
+            assert!(init.send_cq.is_null() && init.recv_cq.is_null());
+            assert!((*id).send_cq.is_null() && (*id).recv_cq.is_null());
+            // the application changes what was refused, and repeats the call
+            init.cap.max_send_sge = 1;
+            assert_eq!(rdma_create_qp(id, (*id).pd, &raw mut init), 0);
+            assert_eq!((init.send_cq, init.recv_cq), ((*id).send_cq, (*id).recv_cq));
+            rdma_destroy_qp(id);
             assert_eq!(rdma_destroy_id(id), 0);
         }
     }
