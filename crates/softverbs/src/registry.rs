@@ -112,17 +112,11 @@ impl Registry {
     /// Opens the registry of this user and these namespaces, and creates it if it does not exist.
     ///
     /// # Errors
-    /// `EACCES`: no directory accepts the file, or the file belongs to another user. Otherwise the
-    /// error of the last directory.
+    /// `EACCES`: no directory accepts the file, or the file belongs to another user. `EMFILE` and
+    /// others ([`is_of_place`]): a lack, after which another directory would be one of this process
+    /// alone. Otherwise the error of the last directory.
     pub(crate) fn open() -> Res<Self> {
-        let mut last = Errno(libc::EACCES);
-        for directory in directories() {
-            match Self::open_in(directory.as_ref()) {
-                Ok(registry) => return Ok(registry),
-                Err(error) => last = error,
-            }
-        }
-        Err(last)
+        first_of(directories(), |directory| Self::open_in(directory.as_ref()))
     }
 
     /// Opens the registry and enters this process; returns its slot.
@@ -271,6 +265,38 @@ impl AsRawFd for Registry {
     }
 }
 
+/// What `open` returns for the first directory that accepts the file.
+///
+/// # Errors
+/// `EACCES`: there is no directory. The first error that is not one [of the place](is_of_place), or
+/// the last one.
+fn first_of<D, T>(directories: impl IntoIterator<Item = D>, open: impl Fn(D) -> Res<T>) -> Res<T> {
+    let mut last = Errno(libc::EACCES);
+    for directory in directories {
+        match open(directory) {
+            Err(error) if is_of_place(error) => last = error,
+            result => return result,
+        }
+    }
+    Err(last)
+}
+
+/// Whether all processes of the user get this error for the directory, and go on to the next one.
+fn is_of_place(error: Errno) -> bool {
+    matches!(
+        error.0,
+        libc::ENOENT
+            | libc::EACCES
+            | libc::EPERM
+            | libc::EROFS
+            | libc::ENOTDIR
+            | libc::ENAMETOOLONG
+            // another user's link or directory of this name
+            | libc::ELOOP
+            | libc::EISDIR
+    )
+}
+
 /// Directories for the registry, preferred ones first. Some systems clean them when a user's last
 /// session ends: processes that have the file open then continue, and do not find processes that
 /// start later.
@@ -316,6 +342,26 @@ mod tests {
             torn[byte] ^= 0x10;
             assert_eq!(Entry::from_bytes(&torn), None);
         }
+    }
+
+    /// A process without a descriptor for a moment does not use another registry than the others.
+    #[test]
+    fn a_lack_of_resources_leads_to_no_other_directory() {
+        let opened = |errors: &[i32]| {
+            first_of(errors, |errno| match errno {
+                0 => Ok(()),
+                errno => Err(Errno(*errno)),
+            })
+        };
+        for errno in [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::ENOSPC] {
+            assert_eq!(opened(&[errno, 0]), Err(Errno(errno)));
+            assert_eq!(opened(&[libc::ENOENT, errno, 0]), Err(Errno(errno)));
+        }
+        for errno in [libc::ENOENT, libc::EACCES, libc::EROFS, libc::ELOOP] {
+            assert_eq!(opened(&[errno, 0]), Ok(()));
+            assert_eq!(opened(&[libc::EPERM, errno]), Err(Errno(errno)));
+        }
+        assert_eq!(opened(&[]), Err(Errno(libc::EACCES)));
     }
 
     #[test]
