@@ -127,9 +127,15 @@ impl Sock {
         Ok(())
     }
 
-    /// Whether a connection is in the queue.
+    /// Whether a connection is in the queue. Also while signal handlers are called: poll(2) returns
+    /// `EINTR` for a pending signal also if it does not wait.
     pub(super) fn has_connection(&self) -> Res<bool> {
-        sys::epoll_readable(self.fd(), 0)
+        loop {
+            match sys::epoll_readable(self.fd(), 0) {
+                Err(Errno(libc::EINTR)) => {}
+                result => return result,
+            }
+        }
     }
 
     /// The next connection of the queue.
@@ -446,6 +452,40 @@ mod tests {
         );
         drop(first);
         second.bind("softverbs-test/sock-3").unwrap();
+    }
+
+    extern "C" fn ignore(_: libc::c_int) {}
+
+    /// A signal that arrives between the begin of a poll(2) and its look for signals is rare: one
+    /// of many is enough.
+    #[test]
+    fn signals_do_not_end_a_look_at_the_queue() {
+        let listener = Sock::new().unwrap();
+        listener.bind("softverbs-test/sock-7").unwrap();
+        listener.listen(1).unwrap();
+        // SAFETY: a handler that does nothing, and all zeros is a valid value.
+        let this = unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = ignore as extern "C" fn(libc::c_int) as usize;
+            assert_eq!(
+                libc::sigaction(libc::SIGURG, &raw const action, std::ptr::null_mut()),
+                0
+            );
+            libc::pthread_self()
+        };
+        let over = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(std::sync::atomic::Ordering::Relaxed) {
+                    // SAFETY: the thread lives until this one is joined.
+                    unsafe { libc::pthread_kill(this, libc::SIGURG) };
+                }
+            });
+            let looks = (0..200_000).map(|_| listener.has_connection());
+            let ended = looks.filter(|look| *look != Ok(false)).count();
+            over.store(true, std::sync::atomic::Ordering::Relaxed);
+            assert_eq!(ended, 0);
+        });
     }
 
     #[test]
