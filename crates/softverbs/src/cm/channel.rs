@@ -120,8 +120,8 @@ impl Events {
     }
 
     /// Takes the next event from the queue, and counts it as reported. Makes the id of a connection
-    /// request, so that a thread that takes that id's next event finds it. Until then an event of
-    /// that id stays: `rdma_migrate_id` moves the request first, and then the id.
+    /// request. Until the request is delivered an event of that id stays: another thread would give
+    /// the id to the application, which could destroy it during the delivery.
     pub(super) fn pop(&self) -> Option<Raw> {
         let mut pending = lock(&self.pending);
         let queue = &mut pending.queue;

@@ -213,6 +213,8 @@ fn deliver_request(listener: &Shared, child: &Arc<Shared>, channel: &Arc<Events>
     state.show_device(child);
     state.show_addresses(child);
     state.show_route(child);
+    drop(state);
+    child.give();
 }
 
 /// Completes the connection on the active side, if the id has a queue pair.
@@ -253,4 +255,46 @@ pub(super) unsafe extern "C" fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> 
         event.subject.acknowledge();
         Ok(())
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::wire::Private;
+    use super::*;
+
+    /// Another thread looks for an event of a new id while its request is delivered.
+    #[test]
+    fn an_event_of_a_request_stays_until_the_request_is_delivered() {
+        let channel = Channel::create().unwrap();
+        // SAFETY: a live channel.
+        let events = unsafe { Channel::events_of(channel) };
+        let listener = Shared::new(Arc::clone(&events), Phase::Listening);
+        let listener_id = Id::make(&listener, rdma_cm_id::default());
+        let child = Shared::new(Arc::clone(&events), Phase::ReqReceived);
+        let push = |subject: &Arc<Shared>, kind| {
+            let subject = Arc::clone(subject);
+            events.push(Raw { subject, kind });
+        };
+        let data = Private::EMPTY;
+        let request = Kind::ServiceRequest {
+            child: Arc::clone(&child),
+            data,
+        };
+        push(&listener, request);
+        push(&child, Kind::TimewaitExit);
+        let request = events.pop().unwrap();
+        assert!(!child.handle().is_null());
+        assert!(!events.has_event() && events.pop().is_none());
+        let delivered = deliver(request, &events).unwrap();
+        assert_eq!(delivered.c.id, child.handle().cast());
+        let next = events.pop().unwrap();
+        assert_eq!(next.subject.serial, child.serial);
+        drop((delivered, next));
+        // SAFETY: made above, and not used any more.
+        unsafe {
+            Id::free(child.handle());
+            Id::free(listener_id);
+            Channel::destroy(channel);
+        }
+    }
 }

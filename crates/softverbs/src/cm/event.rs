@@ -29,7 +29,7 @@ pub(super) struct Raw {
 impl Raw {
     /// Whether the application has the id.
     pub(super) fn is_due(&self) -> bool {
-        !self.subject.handle().is_null()
+        self.subject.is_given()
     }
 }
 

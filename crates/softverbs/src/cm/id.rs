@@ -6,7 +6,7 @@
 //! channel, a channel before the count of events.
 
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use rdma_core_sys::*;
@@ -37,6 +37,8 @@ pub(super) struct Shared {
     pub(super) serial: u64,
     pub(super) state: Mutex<State>,
     handle: AtomicPtr<Id>,
+    /// Whether the application has the id, or gets it by an event that is complete.
+    given: AtomicBool,
     count: Mutex<Count>,
     acknowledged: Condvar,
 }
@@ -48,6 +50,7 @@ impl Shared {
             serial: NEXT.fetch_add(1, Ordering::Relaxed),
             state: Mutex::new(State::new(events, phase)),
             handle: AtomicPtr::new(null_mut()),
+            given: AtomicBool::new(false),
             count: Mutex::default(),
             acknowledged: Condvar::new(),
         })
@@ -56,6 +59,17 @@ impl Shared {
     /// The application's id; NULL until it has been made.
     pub(super) fn handle(&self) -> *mut Id {
         self.handle.load(Ordering::Acquire)
+    }
+
+    /// The application gets the id of a connection request: from now on it may get events of the
+    /// id, and destroy it.
+    pub(super) fn give(&self) {
+        self.given.store(true, Ordering::Release);
+    }
+
+    /// Whether the application has the id.
+    pub(super) fn is_given(&self) -> bool {
+        self.given.load(Ordering::Acquire)
     }
 
     /// Counts an event that the application gets.
@@ -101,6 +115,12 @@ impl Id {
 
     /// Makes the application's id.
     pub(super) fn make(shared: &Arc<Shared>, c: rdma_cm_id) -> *mut Self {
+        let id = Self::make_ungiven(shared, c);
+        shared.give();
+        id
+    }
+
+    fn make_ungiven(shared: &Arc<Shared>, c: rdma_cm_id) -> *mut Self {
         let id = Box::into_raw(Box::new(Self {
             c,
             shared: Arc::clone(shared),
@@ -110,8 +130,9 @@ impl Id {
         id
     }
 
-    /// Makes the id of a connection request. It inherits from the listener, which lives because it
-    /// has an event in the channel whose lock the caller holds.
+    /// Makes the id of a connection request, which the application gets by [`Shared::give`]. It
+    /// inherits from the listener, which lives because it has an event in the channel whose lock
+    /// the caller holds.
     pub(super) fn make_for_request(
         child: &Arc<Shared>,
         listener: &Shared,
@@ -123,7 +144,7 @@ impl Id {
             let c = &raw const (*listener).c;
             ((*c).context, (*c).ps, (*c).qp_type)
         };
-        Self::make(
+        Self::make_ungiven(
             child,
             rdma_cm_id {
                 channel,
