@@ -158,10 +158,11 @@ fn accept(id: &Arc<Shared>, param: Option<&rdma_conn_param>) -> Res<()> {
         close_when_sent(&mut state);
         return Ok(());
     }
-    state.show_end_of_request(id)?;
     let asked = (state.responder_resources, state.initiator_depth);
     let (party, _) = party(&state, id.handle(), param, asked)?;
     let data = Private::new(data).ok_or(INVALID)?;
+    // behind what may refuse the call: the end of the request stays hidden then
+    state.show_end_of_request(id)?;
     let mut deadline = match state.reserved.take() {
         Some(reserved) => reserved,
         None => Deadline::new()?,
@@ -215,11 +216,11 @@ fn reject(id: &Arc<Shared>, data: &[u8]) -> Res<()> {
     ) {
         return Err(INVALID);
     }
-    state.show_end_of_request(id)?;
     let rej = Message::Rej(Rej {
         reason: reason::CONSUMER_DEFINED,
         data: Private::new(data).ok_or(INVALID)?,
     });
+    state.show_end_of_request(id)?;
     // A peer that has closed needs no refusal.
     let _ = state.say(id, &rej);
     state.phase = Phase::Failed;
@@ -355,4 +356,43 @@ pub(super) unsafe extern "C" fn rdma_notify(id: *mut rdma_cm_id, event: ibv_even
             _ => Err(INVALID),
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::channel::Channel;
+    use super::super::conversation::Link;
+    use super::super::sock::Sock;
+    use super::*;
+
+    /// Of a request whose end is hidden until the application answers.
+    #[test]
+    fn a_refused_answer_leaves_the_end_of_its_request_hidden() {
+        let channel = Channel::create().unwrap();
+        // SAFETY: a live channel.
+        let events = unsafe { Channel::events_of(channel) };
+        let request = Shared::new(events, Phase::ReqReceived);
+        let listener = Sock::new().unwrap();
+        listener.bind("softverbs-test/connect-1").unwrap();
+        listener.listen(1).unwrap();
+        let client = Sock::new().unwrap();
+        client.connect("softverbs-test/connect-1").unwrap();
+        {
+            let mut state = lock(&request.state);
+            state.link = Some(Link::new(listener.accept().unwrap().unwrap()));
+            state.is_unwatched = true;
+        }
+        let is_hidden = || lock(&request.state).is_unwatched;
+        // without a device there are no parameters
+        assert_eq!(accept(&request, None), Err(INVALID));
+        assert!(is_hidden());
+        // longer than a REJ
+        assert_eq!(reject(&request, &[0; 255]), Err(INVALID));
+        assert!(is_hidden());
+        assert_eq!(reject(&request, b"no"), Ok(()));
+        assert!(!is_hidden());
+        drop(request);
+        // SAFETY: made above, and not used any more.
+        unsafe { Channel::destroy(channel) };
+    }
 }
