@@ -39,8 +39,8 @@ fn permissions(state: &State, source: &SocketAddr, names: &[Sock]) -> Res<Vec<So
 /// Makes the permissions of a bound id fit its options.
 fn renew_permissions(state: &mut State) -> Res<()> {
     state.permissions.clear();
-    if let Some(source) = state.source {
-        state.permissions = permissions(state, &source, &state.names)?;
+    if let Some(named) = state.named {
+        state.permissions = permissions(state, &named, &state.names)?;
     }
     Ok(())
 }
@@ -68,6 +68,7 @@ fn bind(state: &mut State, id: &Shared, wanted: &SocketAddr) -> Res<()> {
         state.bind_device(id)?;
     }
     (state.source, state.names, state.phase) = (Some(source), names, Phase::Bound);
+    state.named = Some(source);
     state.permissions = permissions;
     state.show_addresses(id);
     Ok(())
@@ -117,6 +118,7 @@ fn resolve(id: &Arc<Shared>, from: Option<SocketAddr>, to: &SocketAddr) -> Res<(
                 let (owned, names) = address::own_any_port(state.space, &source, true)?;
                 state.permissions = permissions(&state, &owned, &names)?;
                 (source, state.names) = (owned, names);
+                state.named = Some(owned);
             }
             state.source = Some(source);
             state.destination = Some(destination);

@@ -80,6 +80,9 @@ pub(super) struct State {
     pub(super) destination: Option<SocketAddr>,
     /// The sockets that own the local address; in phase `Listening` they accept connections.
     pub(super) names: Vec<Sock>,
+    /// The address that `names` own: the address that the id was bound to, of which
+    /// `rdma_resolve_addr` may have replaced the host in `source`.
+    pub(super) named: Option<SocketAddr>,
     /// The sockets that permit others to bind the address of `names`
     /// (RDMA_OPTION_ID_REUSEADDR), until the id listens.
     pub(super) permissions: Vec<Sock>,
@@ -131,6 +134,7 @@ impl State {
             source: None,
             destination: None,
             names: Vec::new(),
+            named: None,
             permissions: Vec::new(),
             link: None,
             redial: None,

@@ -87,6 +87,37 @@ fn an_address_is_shared_by_those_who_all_permit_it() {
     channel.destroy();
 }
 
+/// The holder of all addresses has resolved one before it permits others to bind them.
+#[test]
+fn an_address_is_shared_as_it_was_bound() {
+    if skip_on_hardware("the addresses are those of no device, and overlap with another errno") {
+        return;
+    }
+    let channel = Channel::new();
+    let one = &1i32.to_ne_bytes();
+    let holder = channel.id();
+    assert_eq!(holder.bind("0.0.0.0:0"), 0);
+    let port = holder.source().unwrap().port();
+    assert_eq!(
+        holder.resolve(None, SocketAddr::from(([127, 0, 0, 1], 9))),
+        0
+    );
+    channel.expect(RDMA_CM_EVENT_ADDR_RESOLVED, 0);
+    assert_eq!(
+        holder.source().unwrap().to_string(),
+        format!("127.0.0.1:{port}")
+    );
+    assert_eq!(holder.set_option(RDMA_OPTION_ID_REUSEADDR, one), 0);
+    for host in ["0.0.0.0", "127.0.0.1"] {
+        let sharing = channel.id();
+        assert_eq!(sharing.set_option(RDMA_OPTION_ID_REUSEADDR, one), 0);
+        assert_eq!(sharing.bind(&format!("{host}:{port}")), 0, "{host}");
+        sharing.destroy();
+    }
+    holder.destroy();
+    channel.destroy();
+}
+
 /// The socket of an accepted connection shows the name of its listener, and does not own it.
 #[test]
 fn a_port_is_free_after_its_listener() {
