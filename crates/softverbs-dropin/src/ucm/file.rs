@@ -8,6 +8,7 @@
 use std::collections::HashMap;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
+use forks::PerProcess;
 use libc::c_int;
 use rdma_core_sys::CmFns;
 use rdma_core_sys::bindings::*;
@@ -67,7 +68,8 @@ struct Move {
     reported: u32,
 }
 
-/// All descriptors and ids of the process.
+/// All descriptors and ids of the process. A forked child begins without any: the call that closes
+/// its copy of a descriptor ends nothing of its parent.
 #[derive(Default)]
 pub(super) struct Table {
     channels: HashMap<c_int, Channel>,
@@ -78,8 +80,9 @@ pub(super) struct Table {
 
 impl Table {
     pub(super) fn lock() -> MutexGuard<'static, Self> {
-        static TABLE: LazyLock<Mutex<Table>> = LazyLock::new(Mutex::default);
-        TABLE.lock().unwrap_or_else(PoisonError::into_inner)
+        static TABLE: PerProcess<LazyLock<Mutex<Table>>> =
+            PerProcess::new(LazyLock::new(Mutex::default));
+        TABLE.get().lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn add_channel(&mut self, fd: c_int, channel: Channel) {
@@ -203,6 +206,31 @@ mod tests {
     use std::ptr::without_provenance_mut as address;
 
     use super::*;
+
+    /// Another thread has the lock at the fork.
+    #[test]
+    fn a_forked_child_has_none_of_the_descriptors() {
+        const FD: c_int = 1 << 30;
+        Table::lock().add_channel(FD, Channel(address(8)));
+        assert!(Table::lock().channel(FD).is_some());
+        let locked = Table::lock();
+        // SAFETY: the child acquires a lock, which no thread of its own has, and ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // a child that waits for the lock of its parent ends by the signal
+            // SAFETY: system calls without pointers.
+            unsafe {
+                libc::alarm(10);
+                libc::_exit(c_int::from(Table::lock().channel(FD).is_some()));
+            }
+        }
+        drop(locked);
+        let mut status = 1;
+        // SAFETY: a writable integer.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0);
+        Table::lock().remove_channel(FD);
+    }
 
     /// A thread can read an event from the new descriptor before MIGRATE_ID has its answer.
     #[test]

@@ -24,8 +24,8 @@ use file::{Channel, Errno, Res, Table, cm, last};
 use crate::set_errno;
 
 /// The process that has opened the file; 0 before. A forked child of it has copies of the
-/// descriptors: they are descriptors as any other there, and the lock of the table may be held by a
-/// thread that the child does not have.
+/// descriptors: they are descriptors as any other there. If the child opens the file itself, it has
+/// a table of its own.
 static OPENER: AtomicU32 = AtomicU32::new(0);
 
 fn is_opener() -> bool {
