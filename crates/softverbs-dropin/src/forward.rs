@@ -119,7 +119,8 @@ forward! {
 }
 
 /// A private function of rdma-core that `ibv_devinfo -v`, perftest and pyverbs call: the type of a
-/// GID as in sysfs, 0 for InfiniBand and RoCE version 1, 1 for RoCE version 2.
+/// GID as in sysfs, 0 for InfiniBand, RoCE version 1 and an empty place of the table, 1 for RoCE
+/// version 2.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_query_gid_type(
     context: *mut ibv_context,
@@ -133,6 +134,12 @@ unsafe extern "C" fn ibv_query_gid_type(
         // SAFETY: the caller passes a live context; the entry belongs to this function and has the
         // size that is passed.
         unsafe { _ibv_query_gid_ex(context, u32::from(port), index, &raw mut entry, 0, size) };
+    if error == libc::ENODATA {
+        // an empty place; as rdma-core
+        // SAFETY: the caller passes writable memory for the result.
+        unsafe { *kind = 0 };
+        return 0;
+    }
     if error != 0 {
         set_errno(error);
         return -1;
@@ -153,4 +160,31 @@ extern "C" fn ibv_dontfork_range(_base: *mut c_void, _size: usize) -> c_int {
 #[unsafe(no_mangle)]
 extern "C" fn ibv_dofork_range(_base: *mut c_void, _size: usize) -> c_int {
     0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `ibv_devinfo -v` reads all places of the table.
+    #[test]
+    fn an_empty_place_has_the_type_of_infiniband() {
+        // SAFETY: live objects, each released once, and writable results.
+        unsafe {
+            let list = ibv_get_device_list(ptr::null_mut());
+            let context = ibv_open_device(*list);
+            ibv_free_device_list(list);
+            let mut kind = 7;
+            assert_eq!(ibv_query_gid_type(context, 1, 0, &raw mut kind), 0);
+            let mut gid = ibv_gid::default();
+            let last = 7;
+            assert_eq!(ibv_query_gid(context, 1, last, &raw mut gid), 0);
+            assert_eq!(*gid.raw.as_ref(), [0; 16]);
+            kind = 7;
+            assert_eq!(ibv_query_gid_type(context, 1, 7, &raw mut kind), 0);
+            assert_eq!(kind, 0);
+            assert_eq!(ibv_query_gid_type(context, 1, 8, &raw mut kind), -1);
+            assert_eq!(ibv_close_device(context), 0);
+        }
+    }
 }
