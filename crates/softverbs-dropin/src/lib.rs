@@ -7,8 +7,9 @@
 //! the interface of driver libraries, the calls from before 2006 (`IBVERBS_1.0`), and functions of
 //! the installed release that this crate does not have.
 //!
-//! Invariant: every function here has the name and the signature of rdma-core's header, and none of
-//! them has state.
+//! Invariant: every exported function has the name and the signature of rdma-core's header, except
+//! those of `ucm`, which stand for system calls. Only `ucm` has state: the descriptors and ids of
+//! the process.
 
 #[allow(
     unsafe_code,

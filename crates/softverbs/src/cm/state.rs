@@ -118,8 +118,8 @@ pub(super) struct State {
     pub(super) listener: Weak<Shared>,
 }
 
-// SAFETY: the raw pointers are channels that this id owns, used by the rules of
-// rdma_get_cm_event(3), which any thread may call.
+// SAFETY: the raw pointers are the channel that this id owns and those that its requests will own,
+// used by the rules of rdma_get_cm_event(3), which any thread may call.
 unsafe impl Send for State {}
 
 impl State {
