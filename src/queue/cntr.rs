@@ -13,10 +13,10 @@
 //! descriptor that cannot be added to the counter's wait object.
 //!
 //! Several threads may sleep on one counter. Those in [`Counter::wait`] and those that poll
-//! [`Counter::fd`] are two kinds of sleepers with a wait object each ([`Sleepers`]), so that a thread
-//! clears no wake-up of the other kind. A thread in [`Counter::wait`] that wakes clears the wake-up
-//! unless a change has met the condition of another one ([`Goal`]), which may not have been scheduled
-//! yet: that thread finds the wait object readable, and leaves.
+//! [`Counter::fd`] are two kinds of sleepers with a wait object each ([`Sleepers`]), so that a
+//! thread clears no wake-up of the other kind. A thread in [`Counter::wait`] that wakes clears the
+//! wake-up unless a change has met the condition of another one ([`Goal`]), which may not have been
+//! scheduled yet: that thread finds the wait object readable, and leaves.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};

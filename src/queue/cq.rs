@@ -495,8 +495,8 @@ impl CompletionQueue {
         self.resume_after(inner, result)
     }
 
-    /// As [`Self::progress`], for a counter: it counts operations that have completed also while the
-    /// application does not read a full queue.
+    /// As [`Self::progress`], for a counter: it counts operations that have completed also while
+    /// the application does not read a full queue.
     pub(crate) fn progress_for_counter(&self) -> Result<bool> {
         let mut inner = self.inner.lock();
         let result = self.progress_for_counter_locked(&mut inner);
