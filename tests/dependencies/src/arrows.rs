@@ -55,7 +55,7 @@ const ALLOWED: &[Allowed] = &[
     // exports softverbs' table under rdma-core's names, so it uses the table's type
     Allowed {
         package: "softverbs-dropin",
-        build: &["softverbs", "rdma-core-sys"],
+        build: &["softverbs", "forks", "rdma-core-sys"],
         dev: &[],
     },
     Allowed {
