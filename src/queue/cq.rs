@@ -495,24 +495,6 @@ impl CompletionQueue {
         self.resume_after(inner, result)
     }
 
-    /// As [`Self::progress`], for a counter: it counts operations that have completed also while
-    /// the application does not read a full queue.
-    pub(crate) fn progress_for_counter(&self) -> Result<bool> {
-        let mut inner = self.inner.lock();
-        let result = self.progress_for_counter_locked(&mut inner);
-        self.resume_after(inner, result)
-    }
-
-    /// As [`Self::progress_for_counter`], but resumes no endpoint.
-    pub(super) fn progress_for_counter_locked(&self, inner: &mut Inner) -> Result<bool> {
-        let progressed = self.progress_locked(inner);
-        // otherwise it has polled until the device had no further completion
-        if inner.backlog.len() >= self.size || !inner.sources.is_empty() {
-            return progressed.and(self.drain_all(inner));
-        }
-        progressed
-    }
-
     /// As [`Self::progress`], but runs no source, and polls all completions that the device has,
     /// also while the application does not read a full queue: at the end of a connection none may
     /// be lost.
@@ -653,17 +635,7 @@ impl AsyncListener for CompletionQueue {
         {
             let _ = device.overran();
             // a poll after this finds the failure
-            if let Some(wait) = &self.wait {
-                wait.wake();
-            }
-            let inner = self.inner.lock();
-            let endpoints = inner.table.endpoints.iter();
-            for rings in endpoints.filter_map(|place| place.slots.as_ref()) {
-                let counters = rings.counters().into_iter();
-                counters
-                    .flat_map(|all| all.tx().chain(all.rx()))
-                    .for_each(|counter| counter.wake());
-            }
+            self.wake_all();
         }
     }
 }

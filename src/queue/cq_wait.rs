@@ -6,7 +6,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use crate::errno::{FiErrno, Result};
-use crate::queue::cq::CompletionQueue;
+use crate::queue::cq::{CompletionQueue, Inner};
 use crate::queue::source::Entry;
 use crate::queue::wait::{WaitSet, deadline, pause};
 use crate::queue::{EntryWriter, WaitKind};
@@ -244,6 +244,41 @@ impl CompletionQueue {
             wait.wake();
         }
         something.and(armed)
+    }
+
+    /// As [`Self::progress`], for a counter: it counts operations that have completed also while
+    /// the application does not read a full queue.
+    pub(crate) fn progress_for_counter(&self) -> Result<bool> {
+        let mut inner = self.inner.lock();
+        let result = self.progress_for_counter_locked(&mut inner);
+        self.resume_after(inner, result)
+    }
+
+    /// As [`Self::progress_for_counter`], but resumes no endpoint.
+    fn progress_for_counter_locked(&self, inner: &mut Inner) -> Result<bool> {
+        let progressed = self.progress_locked(inner);
+        // otherwise it has polled until the device had no further completion
+        if inner.backlog.len() >= self.size || !inner.sources.is_empty() {
+            return progressed.and(self.drain_all(inner));
+        }
+        progressed
+    }
+
+    /// Wakes the threads that wait on the queue, and on counters of the endpoints of its device
+    /// queue.
+    #[cold]
+    pub(super) fn wake_all(&self) {
+        if let Some(wait) = &self.wait {
+            wait.wake();
+        }
+        let inner = self.inner.lock();
+        let endpoints = inner.table.endpoints.iter();
+        for rings in endpoints.filter_map(|place| place.slots.as_ref()) {
+            if let Some(counters) = rings.counters() {
+                let all = counters.tx().chain(counters.rx());
+                all.for_each(|counter| counter.wake());
+            }
+        }
     }
 
     /// Passes on the descriptor of the device queue's channel, if the queue has a device queue, and

@@ -55,9 +55,9 @@ struct HelpedEndpoint {
     cq: Weak<CompletionQueue>,
 }
 
-/// The address of an endpoint's rings. No other endpoint has it while a `Weak` of them exists.
-fn address(rings: &Weak<EndpointSlots>) -> usize {
-    rings.as_ptr().addr()
+/// The address of an endpoint's slots. No other endpoint has it while a `Weak` of them exists.
+fn address(slots: &Weak<EndpointSlots>) -> usize {
+    slots.as_ptr().addr()
 }
 
 #[derive(Debug, Default)]
@@ -102,7 +102,8 @@ impl Helper {
         let mut state = self.shared.state.lock();
         let due = Instant::now() + LEASE_CHECK;
         let at = address(&slots);
-        if !state.holders.contains_key(&at) {
+        let known = state.holders.contains_key(&at);
+        if !known {
             let cq = Arc::downgrade(cq);
             if state.thread.is_none() {
                 // no one else removes the endpoints that are gone
@@ -409,12 +410,12 @@ mod tests {
         let helper = domain.queues().helper();
         let endpoints: Vec<_> = (0..2000)
             .map(|_| {
-                let rings = Arc::new(EndpointSlots::new(1, 1));
-                rings.set_holds_keys(true);
+                let slots = Arc::new(EndpointSlots::new(1, 1));
+                slots.set_holds_keys(true);
                 for _ in 0..2 {
-                    helper.hold(Arc::downgrade(&rings), &cq);
+                    helper.hold(Arc::downgrade(&slots), &cq);
                 }
-                rings
+                slots
             })
             .collect();
         let holders = || helper.shared.holders.load(Ordering::Relaxed);
@@ -426,8 +427,8 @@ mod tests {
             }
         };
         assert_eq!(holders(), 2000);
-        for rings in &endpoints[..1500] {
-            rings.set_holds_keys(false);
+        for slots in &endpoints[..1500] {
+            slots.set_holds_keys(false);
         }
         until(500);
         std::thread::sleep(4 * LEASE_CHECK);
