@@ -114,8 +114,8 @@ impl<R: Copy> Found<R> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MultiId(u32);
 
-/// The part of a multi-receive buffer for one message. After its completion is reported, the owner
-/// calls [`Matching::finished`] once.
+/// The part of a multi-receive buffer for one message. The owner calls [`Matching::finished`] once,
+/// in the order in which the application gets the completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
     /// The buffer.
@@ -358,7 +358,9 @@ impl<R: Copy + Debug, M: Copy + Debug> Matching<R, M> {
     }
 
     /// A message in a multi-receive buffer is complete: called once for each [`Piece`], before its
-    /// completion is reported, which depends on the result. Does not allocate.
+    /// completion is reported, which depends on the result. If completions of one buffer are
+    /// reported in several queues, it is called when the application takes each of them. Does not
+    /// allocate.
     pub fn finished(&mut self, buffer: MultiId) -> Release {
         self.buffers.finished(buffer)
     }

@@ -19,7 +19,7 @@ struct Buffer {
     size: u64,
     room: u64,
     min: u64,
-    /// Messages that were matched and whose completion is not reported.
+    /// Messages that were matched and whose completion is not reported ([`Buffers::finished`]).
     pending: u32,
     state: State,
 }

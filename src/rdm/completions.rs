@@ -7,6 +7,7 @@ use super::core::Origin;
 use super::core::peer::PeerKey;
 use super::operations::completion;
 use super::ranges::Calls;
+use super::receives::MultiBuffer;
 use super::rma::Fault;
 use crate::errno::FiErrno;
 use crate::flags::Flags;
@@ -32,8 +33,13 @@ pub(super) enum Entry {
     /// A success in a multi-receive buffer. Such a receive has any number of entries, so the
     /// message keeps its credit until the entry is taken.
     Held(Completion, Option<PeerKey>, Origin, Credit),
+    /// As [`Self::Held`], in a buffer of a shared receive context, whose entries can be in several
+    /// queues: the last one that is taken reports its release.
+    Part(Completion, PeerKey, Origin, Credit, MultiBuffer),
     /// A failure.
     Failed(CompletionError),
+    /// A failure, with the number of bytes beyond the buffer, of such a message.
+    FailedPart(Completion, usize, FiErrno, MultiBuffer),
 }
 
 /// An entry, and its number among those of both directions, which counts up and wraps.
@@ -233,6 +239,23 @@ impl Completions {
         kept
     }
 
+    /// A message is complete in a multi-receive buffer of a shared receive context, and has an
+    /// entry. An error has the number of bytes beyond the buffer.
+    pub(super) fn part(
+        &mut self,
+        completion: Completion,
+        from: PeerKey,
+        result: Result<(Origin, Credit), (FiErrno, usize)>,
+        buffer: MultiBuffer,
+    ) {
+        self.counters.count(completion.flags, result.is_ok());
+        let entry = match result {
+            Ok((origin, credit)) => Entry::Part(completion, from, origin, credit, buffer),
+            Err((error, olen)) => Entry::FailedPart(completion, olen, error, buffer),
+        };
+        self.push(Side::Rx, entry);
+    }
+
     /// An RMA operation has succeeded.
     #[inline]
     pub(super) fn rma_done(&mut self, completion: Completion, wanted: bool) {
@@ -325,13 +348,18 @@ impl Completions {
 }
 
 fn failure(completion: Completion, olen: usize, err: FiErrno) -> Entry {
-    Entry::Failed(CompletionError {
+    Entry::Failed(error_of(completion, olen, err))
+}
+
+/// An error that no work completion is the reason of.
+pub(super) fn error_of(completion: Completion, olen: usize, err: FiErrno) -> CompletionError {
+    CompletionError {
         completion,
         olen,
         err,
         prov_errno: err.code(),
         vendor_err: None,
-    })
+    }
 }
 
 fn side_of(flags: Flags) -> Side {

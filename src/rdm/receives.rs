@@ -77,12 +77,14 @@ impl Receive {
     }
 }
 
+/// A multi-receive buffer, and the key of its receive.
+pub(super) type MultiBuffer = (MultiId, RxKey);
+
 /// The memory of a matched message: a receive, or a part of a multi-receive buffer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Target {
     pub(super) receive: Receive,
-    /// The buffer and the key of its receive.
-    pub(super) multi: Option<(MultiId, RxKey)>,
+    pub(super) multi: Option<MultiBuffer>,
     /// Of a receive of a shared receive context that takes one message, which was not claimed.
     pub(super) posting: Option<Posting>,
 }
@@ -427,8 +429,9 @@ impl Store {
         Ok(taken.into_iter().filter_map(part).collect())
     }
 
-    /// A message in a multi-receive buffer is complete.
-    pub(super) fn finished(&mut self, tagged: bool, (buffer, key): (MultiId, RxKey)) -> Release {
+    /// A message in a multi-receive buffer is complete; in one of a shared receive context, its
+    /// entry was taken too.
+    pub(super) fn finished(&mut self, tagged: bool, (buffer, key): MultiBuffer) -> Release {
         let release = self.messages(tagged).finished(buffer);
         if release != Release::Held {
             self.posted.remove(key);
@@ -713,6 +716,13 @@ impl Receives {
         matches!(&self.home, Home::Shared(member) if member.all)
     }
 
+    /// Whether the entries of the messages in a multi-receive buffer can be in the queues of several
+    /// endpoints.
+    #[inline]
+    pub(super) fn is_of_context(&self) -> bool {
+        matches!(&self.home, Home::Shared(_))
+    }
+
     #[inline]
     fn with<T>(&mut self, act: impl FnOnce(&mut Store) -> T) -> T {
         match &mut self.home {
@@ -830,8 +840,8 @@ impl Receives {
         self.with(|store| store.take(key))
     }
 
-    /// A message in a multi-receive buffer is complete.
-    pub(super) fn finished(&mut self, tagged: bool, multi: (MultiId, RxKey)) -> Release {
+    /// As [`Store::finished`].
+    pub(super) fn finished(&mut self, tagged: bool, multi: MultiBuffer) -> Release {
         self.with(|store| store.finished(tagged, multi))
     }
 

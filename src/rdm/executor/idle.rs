@@ -57,7 +57,8 @@ impl Executor {
                         named.extend(*peer);
                         named.insert(origin.peer);
                     }
-                    Entry::Failed(_) => {}
+                    Entry::Part(_, peer, origin, ..) => named.extend([*peer, origin.peer]),
+                    Entry::Failed(_) | Entry::FailedPart(..) => {}
                 }
             }
         }

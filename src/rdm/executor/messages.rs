@@ -6,7 +6,7 @@ use super::{Executor, PacketMemoryRef, Step, Todo};
 use crate::errno::FiErrno;
 use crate::flags::Flags;
 use crate::matching::Release;
-use crate::rdm::completions::Reader;
+use crate::rdm::completions::{Reader, Side};
 use crate::rdm::core::direct::PART;
 use crate::rdm::core::ops::{Form, Uses};
 use crate::rdm::core::peer::PeerKey;
@@ -167,6 +167,16 @@ impl Executor {
         let mut cancelled = None;
         if let Some(multi) = target.multi {
             completion.buf = receive.iov.addr();
+            let wanted = result.is_err() || receive.wanted || self.rx.reports_all();
+            if wanted && self.rx.is_of_context() && self.completions.bound[Side::Rx as usize] {
+                // the buffer is released when this entry, and all others of it, were taken
+                let none = (Origin::of_itself(envelope.peer), Credit::ZERO);
+                let result = result.map(|()| blocks.unwrap_or(none));
+                let kept = result.is_ok() && blocks.is_some();
+                self.completions
+                    .part(completion, envelope.peer, result, multi);
+                return kept;
+            }
             match self.rx.finished(receive.tagged, multi) {
                 Release::Held => {}
                 Release::Last => completion.flags |= Flags::MULTI_RECV,

@@ -1,11 +1,16 @@
 //! The way of an endpoint's entries to a completion queue.
 
 use super::State;
+use crate::errno::FiErrno;
+use crate::flags::Flags;
+use crate::matching::Release;
 use crate::queue::Completion;
 use crate::queue::source::Sink;
-use crate::rdm::completions::{Entry, Side};
+use crate::rdm::completions::{Entry, Side, error_of};
 use crate::rdm::core::peer::PeerKey;
 use crate::rdm::listening::scoped;
+use crate::rdm::receives::MultiBuffer;
+use crate::wire::rdm::Credit;
 
 impl State {
     /// The `fi_addr_t` of a peer.
@@ -90,7 +95,37 @@ impl State {
                 }
                 sink.complete(&completion);
             }
+            Entry::Part(mut completion, peer, origin, credit, buffer) => {
+                if credit != Credit::ZERO {
+                    self.core.give_back(origin, credit);
+                }
+                if sources {
+                    completion.src_addr = self.source_of(peer);
+                }
+                self.part_taken(&mut completion, buffer);
+                sink.complete(&completion);
+            }
             Entry::Failed(error) => sink.fail(error),
+            Entry::FailedPart(mut completion, olen, error, buffer) => {
+                self.part_taken(&mut completion, buffer);
+                sink.fail(error_of(completion, olen, error));
+            }
+        }
+    }
+
+    /// An entry of a multi-receive buffer of a shared receive context is taken: the last one has
+    /// `FI_MULTI_RECV`, or is followed by that of the receive, which was cancelled.
+    fn part_taken(&mut self, completion: &mut Completion, buffer: MultiBuffer) {
+        let tagged = completion.flags.contains(Flags::TAGGED);
+        match self.io.rx.finished(tagged, buffer) {
+            Release::Held => {}
+            Release::Last => completion.flags |= Flags::MULTI_RECV,
+            Release::Cancelled => {
+                let kind = Flags::RECV | Flags::MSG | Flags::TAGGED;
+                let flags = (completion.flags & kind) | Flags::MULTI_RECV;
+                let end = Completion::new(completion.context, flags);
+                self.io.completions.failed(end, 0, FiErrno::ECANCELED);
+            }
         }
     }
 }

@@ -141,6 +141,15 @@ fn recv(context: &SharedRx, tag: u64, bytes: &mut [u8], number: usize) -> Result
     unsafe { context.recv(any, Some((tag, 0xf)), local, number, None) }
 }
 
+/// Posts an untagged multi-receive buffer.
+fn recv_multi(context: &SharedRx, bytes: &mut [u8], number: usize) {
+    let (list, any) = (iov(bytes), FiAddr(u64::MAX));
+    let local = LocalIov::single(&list, &Desc::NULL);
+    let flags = Some(Flags::MULTI_RECV);
+    // SAFETY: the buffer lives until the completions.
+    unsafe { context.recv(any, None, local, number, flags) }.unwrap();
+}
+
 /// The next entry: the context, and the error.
 fn entry(end: &End) -> Option<(usize, Option<FiErrno>)> {
     let mut found = None;
@@ -165,6 +174,75 @@ fn wait_entry(end: &End) -> (usize, Option<FiErrno>) {
             return entry;
         }
         assert!(Instant::now() < limit, "no entry");
+    }
+}
+
+/// The next entry: the error, and whether it reports the release of a multi-receive buffer.
+fn wait_released(end: &End) -> (Option<FiErrno>, bool) {
+    let limit = Instant::now() + Duration::from_secs(20);
+    loop {
+        let mut flags = Flags::empty();
+        let mut take = |completion: &Completion| flags = completion.flags;
+        let read = end.cq.read(1, &mut take);
+        match read {
+            Ok(_) => return (None, flags.contains(Flags::MULTI_RECV)),
+            Err(FiErrno::EAVAIL) => {
+                let error = end.cq.read_error().unwrap();
+                let released = error.completion.flags.contains(Flags::MULTI_RECV);
+                return (Some(error.err), released);
+            }
+            Err(error) => assert_eq!(error, FiErrno::EAGAIN),
+        }
+        assert!(Instant::now() < limit, "no entry");
+    }
+}
+
+/// Polls two endpoints until the context has stored so many messages.
+fn wait_stored(from: &End, member: &End, count: usize) {
+    let limit = Instant::now() + Duration::from_secs(20);
+    while member.state(|state| state.io.rx.stored_in_context()) != count {
+        let _ = (from.poll(), member.poll());
+        assert!(Instant::now() < limit, "no message");
+    }
+}
+
+/// Two messages in one buffer have arrived at two endpoints. The entry that is read last reports
+/// the release of the buffer, whichever message was the first one.
+#[test]
+fn a_multi_receive_buffer_is_released_by_the_entry_that_is_read_last() {
+    let domain = domain();
+    // the length of the buffer and of the second message, and whether the receive is cancelled
+    for (size, len, cancelled) in [(200, 60, false), (200, 300, false), (1000, 60, true)] {
+        for later_first in [true, false] {
+            let mut buffer = vec![0; size];
+            let context = context(&domain, 16);
+            context.set_min_multi_recv(100);
+            let [first, second] = members(&domain, &context);
+            let (a, b) = (End::open(&domain), End::open(&domain));
+            let (to_first, to_second) = (a.knows(&first), b.knows(&second));
+            b.send(to_second, None, &[2; 60], 0);
+            wait_stored(&b, &second, 1);
+            a.send(to_first, None, &vec![1; len], 0);
+            wait_stored(&a, &first, 2);
+            recv_multi(&context, &mut buffer, 7);
+            if cancelled {
+                assert_eq!(context.cancel(7), Ok(()));
+            }
+            let error = (len > size).then_some(FiErrno::ETRUNC);
+            let (ends, errors) = match later_first {
+                true => ([&first, &second], [error, None]),
+                false => ([&second, &first], [None, error]),
+            };
+            assert_eq!(wait_released(ends[0]), (errors[0], false));
+            assert_eq!(entry(ends[0]), None);
+            assert_eq!(wait_released(ends[1]), (errors[1], !cancelled));
+            if cancelled {
+                assert_eq!(wait_released(ends[1]), (Some(FiErrno::ECANCELED), true));
+            }
+            assert_eq!((entry(ends[0]), entry(ends[1])), (None, None));
+            assert_eq!(buffer[..60], [2; 60]);
+            assert_eq!(buffer[60..120], [1; 60]);
+        }
     }
 }
 
