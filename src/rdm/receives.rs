@@ -10,6 +10,7 @@
 mod arrivals;
 mod names;
 mod repost;
+mod spares;
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use self::arrivals::Arriving;
 use self::repost::Returning;
+use self::spares::Spares;
 pub(super) use self::repost::{Cancel, EndedReceives, Posting};
 use super::core::Origin;
 use super::core::link::LinkKey;
@@ -201,9 +203,6 @@ impl Arrival {
 }
 
 type Messages = Matching<RxKey, StoredKey>;
-
-/// Memory of stored payloads that is kept for reuse.
-const KEPT: usize = 256;
 
 /// The index of a peer in matching.
 #[inline]
@@ -672,7 +671,7 @@ enum Home {
 pub(super) struct Receives {
     home: Home,
     pub(super) arrivals: Arriving,
-    spare: Vec<Vec<u8>>,
+    spares: Spares,
 }
 
 impl std::fmt::Debug for Receives {
@@ -686,7 +685,7 @@ impl Receives {
         Self {
             home,
             arrivals: Arriving::new(),
-            spare: Vec::new(),
+            spares: Spares::default(),
         }
     }
 
@@ -807,8 +806,7 @@ impl Receives {
 
     /// A copy of a payload, in memory that [`Self::recycle`] takes back.
     pub(super) fn copy(&mut self, payload: &[u8]) -> Vec<u8> {
-        let mut bytes = self.spare.pop().unwrap_or_default();
-        bytes.clear();
+        let mut bytes = self.spares.take(payload.len());
         bytes.extend_from_slice(payload);
         bytes
     }
@@ -818,9 +816,7 @@ impl Receives {
     /// # Safety
     /// `len` bytes are readable.
     pub(super) unsafe fn copy_from(&mut self, from: *const u8, len: usize) -> Vec<u8> {
-        let mut bytes = self.spare.pop().unwrap_or_default();
-        bytes.clear();
-        bytes.reserve(len);
+        let mut bytes = self.spares.take(len);
         // SAFETY: the vector has the room, and the caller promises the source.
         unsafe {
             std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), len);
@@ -830,9 +826,7 @@ impl Receives {
     }
 
     pub(super) fn recycle(&mut self, bytes: Vec<u8>) {
-        if self.spare.len() < KEPT {
-            self.spare.push(bytes);
-        }
+        self.spares.put(bytes);
     }
 
     /// A stored message, which leaves the store.
