@@ -259,11 +259,19 @@ impl SharedRx {
         Some(result)
     }
 
-    /// Calls `act` with the state of the endpoint that was bound first, of those that are not
-    /// closing. `None`: there is none.
+    /// Calls `act` with the state of the endpoint that was enabled first, of those that are not
+    /// closing and whose receives have a completion queue; if there is none, a counter. `None`:
+    /// there is none of either kind.
     fn at_first<T>(&self, mut act: impl FnMut(&mut State) -> T) -> Option<T> {
-        let mut members = self.enabled().into_iter();
-        members.find_map(|member| Self::change(&member, &mut act))
+        let members = self.enabled();
+        let mut at = |is: fn(&Shared, &State) -> bool| {
+            members.iter().find_map(|member| {
+                let act = |state: &mut State| is(member, state).then(|| act(state));
+                Self::change(member, act).flatten()
+            })
+        };
+        at(|_, state| state.io.completions.bound[Side::Rx as usize])
+            .or_else(|| at(|member, _| member.counters.rx().is_some()))
     }
 
     /// Makes progress at all endpoints.
@@ -425,7 +433,8 @@ impl SharedRx {
     /// - `EINVAL`: too many buffers, or several with `FI_MULTI_RECV`; a directed receive from an
     ///   address that is not in the address vector; a claim of no message.
     /// - `EBADFLAGS`: a flag that the operation does not accept.
-    /// - `EOPBADSTATE`: a search, and the context has no endpoint that is enabled.
+    /// - `EOPBADSTATE`: a search, and the context has no endpoint that is enabled and reports
+    ///   receives.
     ///
     /// # Safety
     /// The buffers stay valid until the operation completes or the context is dropped. With
@@ -558,9 +567,10 @@ impl SharedRx {
     }
 
     /// `fi_cancel(3)`: the receive with this context completes with `ECANCELED`, if it is posted
-    /// and has no message yet. The entry is in the queue of the endpoint that was bound first, of
-    /// the next one if there is none. If the message of the receive is arriving at an endpoint that
-    /// closes before its end, the receive completes in the same way.
+    /// and has no message yet. The entry is in the queue of the endpoint that was enabled first, of
+    /// those that have a queue of receives; of the next one if there is none. If the message of the
+    /// receive is arriving at an endpoint that closes before its end, the receive completes in the
+    /// same way.
     ///
     /// # Errors
     /// `ENOENT`: no such receive, or one whose message is arriving.
@@ -605,8 +615,8 @@ impl SharedRx {
         self.report_ended();
     }
 
-    /// Passes the unreported entries to the endpoint that was bound first. A new endpoint is a
-    /// member before it calls this, so no entry stays while there is one.
+    /// Passes the unreported entries to the first endpoint that reports receives. A new endpoint is
+    /// a member before it calls this, so no entry stays while there is one.
     fn report_ended(&self) {
         self.at_first(|state| {
             for completion in self.unreported.lock().drain(..) {

@@ -417,6 +417,55 @@ fn the_next_endpoint_reports_what_was_cancelled_without_one() {
     assert_eq!(entry(&second), None);
 }
 
+/// The endpoint that was enabled first only sends, and has no queue of receives.
+#[test]
+fn an_endpoint_with_a_queue_of_receives_reports_what_has_no_endpoint() {
+    let domain = domain();
+    let context = context(&domain, 16);
+    let av = AddressVector::open(4).unwrap();
+    let sends = sender(&domain, &context, &av);
+    recv(&context, 0x50, &mut [], 3).unwrap();
+    assert_eq!(context.cancel(3), Ok(()));
+    assert_eq!(peek(&context, 0x50, 4), Err(FiErrno::EOPBADSTATE));
+    let second = member(&domain, &context, &av);
+    assert_eq!(entry(&second), Some((3, Some(FiErrno::ECANCELED))));
+    recv(&context, 0x50, &mut [], 5).unwrap();
+    assert_eq!(context.cancel(5), Ok(()));
+    assert_eq!(entry(&second), Some((5, Some(FiErrno::ECANCELED))));
+    assert_eq!(peek(&context, 0x50, 6), Ok(()));
+    assert_eq!(entry(&second), Some((6, Some(FiErrno::ENOMSG))));
+    assert_eq!((entry(&sends), entry(&second)), (None, None));
+}
+
+/// An endpoint of a context that has no queue of receives.
+fn sender(domain: &Arc<Domain>, context: &Arc<SharedRx>, av: &Arc<AddressVector>) -> End {
+    let config = EndpointConfig {
+        shared_rx: true,
+        needs_rx: false,
+        ..config()
+    };
+    let ep = Endpoint::new(domain, config).unwrap();
+    let cq = queue(domain, 0);
+    ep.bind_vector(av).unwrap();
+    ep.bind_shared_rx(context).unwrap();
+    ep.bind_cq(&cq, BindFlags::TRANSMIT).unwrap();
+    ep.enable().unwrap();
+    End {
+        ep,
+        cq,
+        av: Arc::clone(av),
+    }
+}
+
+/// As [`recv`], of no bytes, with `FI_PEEK`.
+fn peek(context: &SharedRx, tag: u64, number: usize) -> Result<(), FiErrno> {
+    let (list, any) = (iov(&[]), FiAddr(u64::MAX));
+    let local = LocalIov::single(&list, &Desc::NULL);
+    let flags = Some(Flags::PEEK);
+    // SAFETY: a peek uses no buffer.
+    unsafe { context.recv(any, Some((tag, 0xf)), local, number, flags) }
+}
+
 /// Each receive that is posted while endpoints close has one entry: that of a message, or of its
 /// cancel.
 #[test]
