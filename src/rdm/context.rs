@@ -234,7 +234,7 @@ impl SharedRx {
         open.collect()
     }
 
-    /// Calls `act` with the state of an endpoint. `None`: it is closed.
+    /// Calls `act` with the state of an endpoint. `None`: it is closed, or has panicked.
     fn at<T>(&self, owner: Owner, act: impl FnOnce(&mut State) -> T) -> Option<T> {
         let member = {
             let members = self.members.lock();
@@ -244,9 +244,10 @@ impl SharedRx {
         Self::change(&member, act)
     }
 
+    /// As [`Self::at`].
     fn change<T>(member: &Shared, act: impl FnOnce(&mut State) -> T) -> Option<T> {
         let mut guard = member.lock();
-        let state = guard.as_mut()?;
+        let state = guard.as_mut().filter(|state| !state.has_panicked())?;
         state.core.set_now(member.now());
         let result = act(state);
         state.run_todo();
@@ -274,14 +275,12 @@ impl SharedRx {
             .or_else(|| at(|member, _| member.counters.rx().is_some()))
     }
 
-    /// Makes progress at all endpoints.
-    fn progress(&self) -> Result<()> {
-        let mut result = Ok(());
+    /// Makes progress at all endpoints. One that has failed does not keep others from receiving: a
+    /// read of its queue returns the error.
+    fn progress(&self) {
         for member in self.enabled() {
-            let polled = Self::change(&member, |state| state.poll().map(drop));
-            result = result.and(polled.unwrap_or(Ok(())));
+            Self::change(&member, |state| state.poll().map(drop));
         }
-        result
     }
 
     // ---- peers ----
@@ -393,7 +392,7 @@ impl SharedRx {
         let own = match own {
             Some(Ok(own)) => own,
             Some(Err(_)) => return false,
-            // it is closed
+            // it is closed, or has panicked
             None => None,
         };
         if let Some(own) = own {
@@ -415,7 +414,8 @@ impl SharedRx {
     fn deliver_pending(&self) {
         let owners = self.store.lock().pending_owners();
         for owner in owners {
-            // a closing endpoint has posted the receives again
+            // a closing endpoint has posted the receives again; one that has panicked does when it is
+            // closed
             self.at(owner, |state| {
                 for (key, target) in state.io.rx.take_pending() {
                     state.io.deliver_stored(key, target);
@@ -459,7 +459,7 @@ impl SharedRx {
             return unsafe { self.search(&want, receive, flags) };
         }
         if self.is_full() {
-            self.progress()?;
+            self.progress();
             if self.is_full() {
                 self.domain.queues().help_from_poll();
                 return Err(FiErrno::EAGAIN);
@@ -533,7 +533,7 @@ impl SharedRx {
     }
 
     /// Delivers a stored message to a receive. `false`: its endpoint was closed meanwhile, and the
-    /// message with it.
+    /// message with it; or it has panicked, and its messages end when it is closed.
     fn deliver(&self, owner: Owner, key: StoredKey, target: Target) -> bool {
         let delivered = self.at(owner, |state| state.io.deliver_stored(key, target));
         if delivered.is_none() {
@@ -547,23 +547,31 @@ impl SharedRx {
     unsafe fn search(&self, want: &Want, receive: Receive, flags: Flags) -> Result<()> {
         let search = Search::of(flags, receive.context)?;
         if !search.is_of_claim() {
-            self.progress()?;
+            self.progress();
         }
-        let found = {
-            let mut state = self.store.lock();
-            let want = state.current(want);
-            // SAFETY: the caller keeps the contract of this function.
-            unsafe { state.store.search(search, &want, &receive) }
-        };
-        let reported = found.and_then(|found| {
-            self.at(found.owner, |state| {
+        loop {
+            let found = {
+                let mut state = self.store.lock();
+                let want = state.current(want);
+                // SAFETY: the caller keeps the contract of this function.
+                unsafe { state.store.search(search, &want, &receive) }
+            };
+            let Some(found) = found else {
+                let reported = self.at_first(|state| state.report(search, want, receive, None));
+                return reported.unwrap_or(Err(FiErrno::EOPBADSTATE));
+            };
+            let reported = self.at(found.owner, |state| {
                 state.report(search, want, receive, Some(found))
-            })
-        });
-        let nothing = || self.at_first(|state| state.report(search, want, receive, None));
-        reported
-            .or_else(nothing)
-            .unwrap_or(Err(FiErrno::EOPBADSTATE))
+            });
+            if let Some(reported) = reported {
+                return reported;
+            }
+            // no endpoint can report its messages, and the next search would find them again
+            self.store.lock().store.drop_of(found.owner);
+            if search.is_of_claim() {
+                return Err(FiErrno::EINVAL);
+            }
+        }
     }
 
     /// `fi_cancel(3)`: the receive with this context completes with `ECANCELED`, if it is posted
@@ -590,9 +598,11 @@ impl SharedRx {
                 Some(Cancel::Matched) => return Err(FiErrno::ENOENT),
                 None => {}
             }
+            // the mark is for the close, also of one that has failed
             let arrives = |member: &Arc<Shared>| {
-                let marked = Self::change(member, |state| state.io.rx.cancel_arriving(context));
-                marked == Some(true)
+                let mut guard = member.lock_for_rma();
+                let state = guard.as_mut();
+                state.is_some_and(|state| state.io.rx.cancel_arriving(context))
             };
             let found = self.enabled().iter().any(arrives);
             // a receive that has come back meanwhile was in neither place

@@ -460,6 +460,11 @@ impl Store {
         None
     }
 
+    /// Drops the listed and the claimed messages of an endpoint.
+    pub(super) fn drop_of(&mut self, owner: Owner) {
+        self.drop_where(|stored| stored.owner == owner);
+    }
+
     /// Drops the stored messages that fulfil a condition.
     fn drop_where(&mut self, is: impl Fn(&Stored) -> bool) {
         let stored = &mut self.stored;

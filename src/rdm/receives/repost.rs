@@ -227,7 +227,7 @@ impl Receives {
                 });
             }
         }
-        state.store.drop_where(|stored| stored.owner == me);
+        state.store.drop_of(me);
         for key in state.store.stored.keys_where(|stored| stored.owner == me) {
             // it has just got a receive
             state.store.stored.remove(key);

@@ -43,7 +43,7 @@ impl Shared {
 
 impl State {
     /// Whether a call has left the state in the middle of a change.
-    pub(super) fn has_panicked(&self) -> bool {
+    pub(in crate::rdm) fn has_panicked(&self) -> bool {
         self.failed == Some(FiErrno::EOTHER)
     }
 

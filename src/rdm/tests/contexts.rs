@@ -437,6 +437,53 @@ fn an_endpoint_with_a_queue_of_receives_reports_what_has_no_endpoint() {
     assert_eq!((entry(&sends), entry(&second)), (None, None));
 }
 
+/// Calls of a context do not return the error of one of its endpoints. After a panic its state is
+/// not used: another one reports.
+#[test]
+fn the_other_endpoints_of_a_context_outlive_one_that_fails() {
+    let domain = domain();
+    for failure in [FiErrno::EOVERRUN, FiErrno::EOTHER] {
+        let mut target = [0; 8];
+        let context = context(&domain, 2);
+        let [first, second] = members(&domain, &context);
+        let (a, b) = (End::open(&domain), End::open(&domain));
+        let (to_first, to_second) = (a.knows(&first), b.knows(&second));
+        for tag in [0x50, 0x60, 0x70] {
+            a.send(to_first, Some(tag), &[1; 8], 0);
+        }
+        wait_stored(&a, &first, 3);
+        b.send(to_second, Some(0x60), &[2; 8], 0);
+        wait_stored(&b, &second, 4);
+        first.ep.shared().fail(failure);
+        let panicked = failure == FiErrno::EOTHER;
+        let reporter = if panicked { &second } else { &first };
+        // the stored message of the failed endpoint is complete
+        recv(&context, 0x50, &mut target, 3).unwrap();
+        if panicked {
+            assert_eq!(context.cancel(3), Ok(()));
+            assert_eq!(entry(reporter), Some((3, Some(FiErrno::ECANCELED))));
+        } else {
+            assert_eq!(entry(reporter), Some((3, None)));
+        }
+        assert_eq!(peek(&context, 0x60, 4), Ok(()));
+        assert_eq!(entry(reporter), Some((4, None)));
+        assert_eq!(peek(&context, 0x80, 5), Ok(()));
+        assert_eq!(entry(reporter), Some((5, Some(FiErrno::ENOMSG))));
+        // a full context polls
+        for number in [6, 7] {
+            recv(&context, 0x90, &mut target, number).unwrap();
+        }
+        assert_eq!(recv(&context, 0x90, &mut [], 8), Err(FiErrno::EAGAIN));
+        b.send(to_second, Some(0x90), &[3; 8], 0);
+        assert_eq!(wait_entry(&second), (6, None));
+        assert_eq!(target, [3; 8]);
+        assert_eq!(context.cancel(7), Ok(()));
+        assert_eq!(entry(reporter), Some((7, Some(FiErrno::ECANCELED))));
+        let mut ignore = |_: &Completion| {};
+        assert_eq!(first.cq.read(1, &mut ignore), Err(failure));
+    }
+}
+
 /// An endpoint of a context that has no queue of receives.
 fn sender(domain: &Arc<Domain>, context: &Arc<SharedRx>, av: &Arc<AddressVector>) -> End {
     let config = EndpointConfig {
