@@ -24,7 +24,7 @@ use super::receives::{
 use super::recv::{is_multi, receive_of, want_of};
 use super::search::{SEARCHES, Search};
 use super::shared::{Shared, State};
-use super::vector::AddressVector;
+use super::vector::{AddressVector, VectorUser};
 use crate::PeerIndex;
 use crate::av::FiAddr;
 use crate::domain::Domain;
@@ -53,6 +53,23 @@ struct Member {
     shared: Weak<Shared>,
 }
 
+/// An address vector of a context's endpoints, as which it learns of removals, also while no
+/// endpoint is enabled.
+struct Removals {
+    context: Weak<SharedRx>,
+    vector: Weak<AddressVector>,
+}
+
+impl VectorUser for Removals {
+    fn removed(&self, addr: FiAddr) {
+        if let Some(context) = self.context.upgrade()
+            && context.may_have(&self.vector)
+        {
+            context.forget(addr);
+        }
+    }
+}
+
 /// The peer of an address from which receives were directed.
 #[derive(Clone, Copy, Debug)]
 struct Source {
@@ -72,6 +89,8 @@ pub struct SharedRx {
     members: Mutex<Vec<Member>>,
     /// The address vector of all endpoints (`fi_endpoint(3)`, "Shared contexts"), by the first one.
     vector: Mutex<Option<Weak<AddressVector>>>,
+    /// The address vectors of endpoints that are bound, enabled or not.
+    removals: Mutex<Vec<Arc<Removals>>>,
     /// The peers of addresses from which receives were directed. Before the first endpoint is
     /// enabled no address vector is known, and each address below 2^32 is accepted: a map, so that
     /// its memory depends on the number of the addresses only.
@@ -118,6 +137,7 @@ impl SharedRx {
             store: Arc::new(SharedStore::new(random()?)),
             members: Mutex::default(),
             vector: Mutex::default(),
+            removals: Mutex::default(),
             peers: Mutex::default(),
             joined: AtomicU32::new(0),
             lacks_addresses: AtomicBool::new(false),
@@ -144,6 +164,32 @@ impl SharedRx {
     }
 
     // ---- endpoints ----
+
+    /// An endpoint is bound that has this address vector: its removals count from now on, because
+    /// receives may be posted before the endpoint is enabled.
+    pub(super) fn attach(self: &Arc<Self>, vector: &Arc<AddressVector>) {
+        let mut removals = self.removals.lock();
+        removals.retain(|of| of.vector.strong_count() != 0);
+        let of = Arc::downgrade(vector);
+        if removals.iter().any(|known| known.vector.ptr_eq(&of)) {
+            return;
+        }
+        let new = Arc::new(Removals {
+            context: Arc::downgrade(self),
+            vector: of,
+        });
+        removals.push(Arc::clone(&new));
+        drop(removals);
+        let user: Arc<dyn VectorUser> = new;
+        vector.attach(Arc::downgrade(&user));
+    }
+
+    /// Whether the vector is that of the endpoints, or that of the first one that is enabled may be.
+    fn may_have(&self, vector: &Weak<AddressVector>) -> bool {
+        let known = self.vector.lock();
+        let known = known.as_ref().filter(|known| known.strong_count() != 0);
+        known.is_none_or(|known| known.ptr_eq(vector))
+    }
 
     /// Checks that an endpoint has the address vector of the others.
     ///
@@ -196,7 +242,7 @@ impl SharedRx {
     }
 
     /// An address was removed from the vector.
-    pub(super) fn forget(&self, addr: FiAddr) {
+    fn forget(&self, addr: FiAddr) {
         if let Ok(number) = u32::try_from(addr.0) {
             self.peers.lock().remove(&number);
         }
@@ -701,11 +747,10 @@ mod tests {
         vector.insert_all([Ok("127.0.0.1:9".parse().unwrap())], |_, addr| {
             assert_eq!(addr, Ok(FiAddr(0)));
         });
+        context.attach(&vector);
         context.check_vector(&vector).unwrap();
         let found: [_; 1] = find(&context, FiAddr(0), || {
             vector.remove(FiAddr(0)).unwrap();
-            // as an endpoint
-            context.forget(FiAddr(0));
         });
         assert_eq!(found, [Err(FiErrno::EINVAL)]);
         assert!(context.peers.lock().is_empty());

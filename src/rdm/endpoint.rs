@@ -283,6 +283,9 @@ impl Endpoint {
             return Err(FiErrno::EINVAL);
         }
         control.vector = Some(Arc::clone(av));
+        if let Some(context) = &control.context {
+            context.attach(av);
+        }
         let user: Weak<dyn VectorUser> = self.shared().weak();
         av.attach(user);
         Ok(())
@@ -304,6 +307,9 @@ impl Endpoint {
             return Err(FiErrno::EINVAL);
         }
         control.context = Some(Arc::clone(context));
+        if let Some(vector) = &control.vector {
+            context.attach(vector);
+        }
         Ok(())
     }
 

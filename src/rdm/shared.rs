@@ -875,9 +875,6 @@ impl VectorUser for Shared {
             state.core.unkeep(peer);
             self.wake_driver_and_readers(state);
         }
-        if let Some(context) = self.context.get() {
-            context.forget(addr);
-        }
     }
 
     fn inserted(&self) {

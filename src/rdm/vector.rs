@@ -16,7 +16,7 @@ use crate::av::{Av, FiAddr};
 use crate::errno::Result;
 use crate::mr::random;
 
-/// An endpoint that uses an address vector.
+/// An endpoint that uses an address vector, or a shared receive context.
 pub trait VectorUser: Send + Sync {
     /// `addr` was removed: later posts to it are `EINVAL`. The vector's locks are not held.
     fn removed(&self, addr: FiAddr);

@@ -23,17 +23,33 @@ fn members(domain: &Arc<Domain>, context: &Arc<SharedRx>) -> [End; 2] {
 }
 
 fn member(domain: &Arc<Domain>, context: &Arc<SharedRx>, av: &Arc<AddressVector>) -> End {
+    let member = bound(domain, context, av, true);
+    member.ep.enable().unwrap();
+    member
+}
+
+/// An endpoint that is bound, first to the vector or to the context, and not enabled.
+fn bound(
+    domain: &Arc<Domain>,
+    context: &Arc<SharedRx>,
+    av: &Arc<AddressVector>,
+    vector_first: bool,
+) -> End {
     let config = EndpointConfig {
         shared_rx: true,
         ..config()
     };
     let ep = Endpoint::new(domain, config).unwrap();
     let cq = queue(domain, 0);
-    ep.bind_vector(av).unwrap();
+    if vector_first {
+        ep.bind_vector(av).unwrap();
+    }
     ep.bind_shared_rx(context).unwrap();
+    if !vector_first {
+        ep.bind_vector(av).unwrap();
+    }
     ep.bind_cq(&cq, BindFlags::TRANSMIT | BindFlags::RECV)
         .unwrap();
-    ep.enable().unwrap();
     End {
         ep,
         cq,
@@ -124,6 +140,46 @@ fn receive_before_the_address(later: bool) {
     }
     wait_for(&a, 2);
     assert_eq!(buffers, [[1; 8], [2; 8]]);
+}
+
+/// An address is removed before the first endpoint is enabled, and another one gets its index. A
+/// receive from the first one does not match messages of the second one.
+#[test]
+fn a_receive_from_an_address_that_is_removed_before_an_endpoint_is_enabled() {
+    let domain = domain();
+    for vector_first in [true, false] {
+        let config = SharedRxConfig {
+            size: 8,
+            op_flags: Flags::empty(),
+            directed: true,
+        };
+        let context = SharedRx::open(&domain, config).unwrap();
+        let av = AddressVector::open(4).unwrap();
+        let (a, b) = (End::open(&domain), End::open(&domain));
+        let member = bound(&domain, &context, &av, vector_first);
+        let mut bytes = [0; 8];
+        let list = libc::iovec {
+            iov_base: bytes.as_mut_ptr().cast(),
+            iov_len: bytes.len(),
+        };
+        let post = |number| {
+            let local = LocalIov::single(&list, &Desc::NULL);
+            // SAFETY: the buffer lives until the context is dropped.
+            unsafe { context.recv(FiAddr(0), Some((1, 0)), local, number, None) }.unwrap();
+        };
+        assert_eq!(member.knows(&a), FiAddr(0));
+        post(1);
+        av.remove(FiAddr(0)).unwrap();
+        assert_eq!(member.knows(&b), FiAddr(0));
+        member.ep.enable().unwrap();
+        b.send(b.knows(&member), Some(1), &[7; 8], 0);
+        wait_stored(&b, &member, 1);
+        post(2);
+        assert_eq!(wait_entry(&member), (2, None));
+        assert_eq!(bytes, [7; 8]);
+        assert_eq!(context.cancel(1), Ok(()));
+        assert_eq!(wait_entry(&member), (1, Some(FiErrno::ECANCELED)));
+    }
 }
 
 /// The resident memory of the process in bytes.
