@@ -53,8 +53,8 @@ struct Member {
     shared: Weak<Shared>,
 }
 
-/// An address vector of a context's endpoints, as which it learns of removals, also while no
-/// endpoint is enabled.
+/// A context as a user of an address vector that its endpoints have: it learns of removals also
+/// while no endpoint is enabled.
 struct Removals {
     context: Weak<SharedRx>,
     vector: Weak<AddressVector>,

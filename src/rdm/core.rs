@@ -327,6 +327,8 @@ pub struct Core<I: Io> {
     pub(super) addresses: HashMap<Listener, PeerKey>,
     /// The addresses in [`Peer::further`], each with the number of peers that have stated it.
     pub(super) further: HashMap<Listener, u32>,
+    /// The peer that is this endpoint itself: the first address of it that was used.
+    pub(super) own: Option<PeerKey>,
     /// Counts the changes of what [`Self::source_address`] and [`Self::addresses`] return.
     names: u64,
     /// Addresses of peers besides [`Peer::address`]: those of their aliases, freed or not.
@@ -390,6 +392,7 @@ impl<I: Io> Core<I> {
             ids: HashMap::new(),
             addresses: HashMap::new(),
             further: HashMap::new(),
+            own: None,
             names: 0,
             others: HashMap::new(),
             #[cfg(test)]

@@ -851,6 +851,9 @@ impl State {
         let address = vector.lookup(addr)?;
         let listener = Listener::new(address.ip(), address.port()).ok_or(FiErrno::EINVAL)?;
         let peer = self.core.peer_at(listener)?;
+        if self.core.is_itself(peer) {
+            self.core.unite_own(peer, &mut self.io);
+        }
         // the vector has assigned the index, so there are as many addresses
         let at = addr.0 as usize;
         if self.peers.len() <= at {

@@ -24,6 +24,7 @@ impl<I: Io> Core<I> {
                     ..Dial::default()
                 };
                 io.alias(key, None);
+                self.unite_own(key, io);
             }
             return;
         }
@@ -32,6 +33,15 @@ impl<I: Io> Core<I> {
             && new
         {
             self.merge(key, of, io);
+        }
+    }
+
+    /// Makes a peer that is this endpoint itself an alias of the first one: messages to one address
+    /// of the endpoint match receives from another one.
+    pub fn unite_own(&mut self, key: PeerKey, io: &mut I) {
+        let own = *self.own.get_or_insert(key);
+        if own != self.resolve(key) {
+            self.merge(key, own, io);
         }
     }
 

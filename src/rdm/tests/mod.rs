@@ -17,6 +17,7 @@ mod net;
 mod nodes;
 mod order;
 mod outcomes;
+mod own_addresses;
 mod own_copies;
 mod own_regions;
 mod pull;

@@ -539,6 +539,8 @@ fn an_operation_that_waits_for_an_answer_is_a_reason_to_dial() {
 fn sends_to_the_own_endpoint_come_back() {
     let mut it = Scene::new();
     let own = it.core.peer_at(place(1)).expect("a peer");
+    it.core.unite_own(own, &mut it.acts);
+    assert_eq!(it.core.resolve(own), own);
     it.send(own, 1);
     assert_eq!((&it.acts.own[..], it.acts.dials.len()), (&[1][..], 0));
     // another address of it
@@ -552,6 +554,7 @@ fn sends_to_the_own_endpoint_come_back() {
     it.core.rejected(link, &known.encode(), &mut it.acts);
     it.send(alias, 4);
     assert_eq!(it.acts.own, [1, 2, 3, 4]);
+    assert_eq!(it.core.resolve(alias), own);
     assert_eq!((it.acts.dials.len(), it.core.deadline()), (1, None));
     // a program that states this address is not this endpoint
     it.request(1, None);
