@@ -321,11 +321,11 @@ impl SharedRx {
             .or_else(|| at(|member, _| member.counters.rx().is_some()))
     }
 
-    /// Makes progress at all endpoints. One that has failed does not keep others from receiving: a
-    /// read of its queue returns the error.
-    fn progress(&self) {
+    /// Makes progress at all endpoints by this poll. One that has failed does not keep others from
+    /// receiving: a read of its queue returns the error.
+    fn progress(&self, poll: impl Fn(&mut State) -> Result<()>) {
         for member in self.enabled() {
-            Self::change(&member, |state| state.poll().map(drop));
+            let _: Option<Result<()>> = Self::change(&member, &poll);
         }
     }
 
@@ -505,7 +505,7 @@ impl SharedRx {
             return unsafe { self.search(&want, receive, flags) };
         }
         if self.is_full() {
-            self.progress();
+            self.progress(|state| state.poll().map(drop));
             if self.is_full() {
                 self.domain.queues().help_from_poll();
                 return Err(FiErrno::EAGAIN);
@@ -593,7 +593,7 @@ impl SharedRx {
     unsafe fn search(&self, want: &Want, receive: Receive, flags: Flags) -> Result<()> {
         let search = Search::of(flags, receive.context)?;
         if !search.is_of_claim() {
-            self.progress();
+            self.progress(State::poll_before_search);
         }
         loop {
             let found = {

@@ -58,7 +58,8 @@ const POLLS: usize = 4;
 /// Bytes of READs per poll on a device that copies them in the post, after which other threads get
 /// the endpoint's lock, and the caller the entries.
 const READ_BYTES: u64 = 1 << 20;
-/// Maximum number of consecutive polls of the driver, which holds the endpoint's lock.
+/// Maximum number of consecutive polls of the driver, and in front of a search, which hold the
+/// endpoint's lock.
 const ROUNDS: usize = 16;
 
 /// The endpoints of the process that are not dropped.
@@ -819,6 +820,20 @@ impl State {
             }
         }
         false
+    }
+
+    /// Polls until the device queue and the rings are empty or [`READ_BYTES`] were read, at most
+    /// [`ROUNDS`] times: a search must find a message that has arrived.
+    ///
+    /// # Errors
+    /// As [`Self::poll`].
+    pub(super) fn poll_before_search(&mut self) -> Result<()> {
+        for _ in 0..ROUNDS {
+            if self.poll()? || self.io.bytes_read >= READ_BYTES {
+                break;
+            }
+        }
+        Ok(())
     }
 
     /// The peer of an address, if a call has used it before.

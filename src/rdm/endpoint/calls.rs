@@ -431,7 +431,7 @@ impl Endpoint {
     unsafe fn search(state: &mut State, want: &Want, receive: Receive, flags: Flags) -> Result<()> {
         let search = Search::of(flags, receive.context)?;
         if !search.is_of_claim() {
-            state.poll()?;
+            state.poll_before_search()?;
         }
         let store = state.io.rx.own().ok_or(FiErrno::EOPBADSTATE)?;
         // SAFETY: the caller keeps the contract of this function.

@@ -29,7 +29,7 @@ fn member(domain: &Arc<Domain>, context: &Arc<SharedRx>, av: &Arc<AddressVector>
 }
 
 /// An endpoint that is bound, first to the vector or to the context, and not enabled.
-fn bound(
+pub(super) fn bound(
     domain: &Arc<Domain>,
     context: &Arc<SharedRx>,
     av: &Arc<AddressVector>,
@@ -57,7 +57,7 @@ fn bound(
     }
 }
 
-fn context(domain: &Arc<Domain>, size: usize) -> Arc<SharedRx> {
+pub(super) fn context(domain: &Arc<Domain>, size: usize) -> Arc<SharedRx> {
     let config = SharedRxConfig {
         size,
         op_flags: Flags::empty(),

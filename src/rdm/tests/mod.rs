@@ -23,6 +23,7 @@ mod own_regions;
 mod pull;
 mod rings;
 mod rma;
+mod searches;
 mod shortage;
 mod stalls;
 mod steps;
