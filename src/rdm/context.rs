@@ -582,9 +582,6 @@ impl SharedRx {
     /// message with it; or it has panicked, and its messages end when it is closed.
     fn deliver(&self, owner: Owner, key: StoredKey, target: Target) -> bool {
         let delivered = self.at(owner, |state| state.io.deliver_stored(key, target));
-        if delivered.is_none() {
-            self.store.lock().store.take(key);
-        }
         delivered.is_some()
     }
 
@@ -686,6 +683,10 @@ impl SharedRx {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mr::Desc;
+    use crate::rdm::core::Origin;
+    use crate::rdm::core::peer::PeerKey;
+    use crate::rdm::receives::{Envelope, Payload, Receives};
     use crate::rdm::tests::endpoints::domain;
 
     /// Whether a thread of this process sleeps.
@@ -738,6 +739,33 @@ mod tests {
         let found: [_; 2] = find(&open(), FiAddr(3), || {});
         assert!(found[0].is_ok());
         assert_eq!(found[0], found[1]);
+    }
+
+    /// The close of the message's endpoint has removed it, and its key can name another one now.
+    #[test]
+    fn a_delivery_that_fails_removes_no_message() {
+        let context = open();
+        let mut end = Receives::of_context(context.membership(true));
+        let envelope = Envelope {
+            peer: PeerKey::from_number(3),
+            tag: Some(1),
+            data: None,
+            len: 1,
+        };
+        let payload = Payload::Bytes(Origin::of_test(envelope.peer), vec![5]);
+        assert!(end.store(envelope, payload).unwrap().is_none());
+        let iov = libc::iovec {
+            iov_base: std::ptr::null_mut(),
+            iov_len: 0,
+        };
+        let local = LocalIov::single(&iov, &Desc::NULL);
+        let receive = receive_of(true, &local, 7, Flags::empty()).unwrap();
+        let want = Want::tagged(1, 0, None);
+        let found = context.store.lock().post(&want, receive, None);
+        let found = found.unwrap().unwrap();
+        // the endpoint has not joined
+        assert!(!context.deliver(found.owner, found.key, found.target));
+        assert!(end.take(found.key).is_some());
     }
 
     /// Later receives from the `fi_addr_t`, which another address has then, would have the peer.
