@@ -404,7 +404,8 @@ impl<R: Copy + Debug, M: Copy + Debug> Matching<R, M> {
 
     /// Removes the posted receives whose `from` fulfils `is`, in the order of posting: those from a
     /// peer, or all. Takes O(entries), allocates.
-    pub fn cancel_from(
+    #[cfg(test)]
+    fn cancel_where(
         &mut self,
         is: impl Fn(Option<PeerIndex>) -> bool,
         mut cancelled: impl FnMut(Cancelled<R>),

@@ -339,7 +339,7 @@ fn agree(ops: &[Op]) {
             }
             Op::CancelFrom(peer) => {
                 let mut cancelled = Vec::new();
-                real.cancel_from(|from| from == Some(*peer), |entry| cancelled.push(entry));
+                real.cancel_where(|from| from == Some(*peer), |entry| cancelled.push(entry));
                 for entry in cancelled {
                     let index = model
                         .posted
@@ -416,7 +416,7 @@ fn agree(ops: &[Op]) {
     });
     assert_eq!(listed, model.listed);
     let mut posted = Vec::new();
-    real.cancel_from(|_| true, |cancelled| posted.push(cancelled.receive));
+    real.cancel_where(|_| true, |cancelled| posted.push(cancelled.receive));
     let numbers: Vec<usize> = model.posted.iter().map(|receive| receive.number).collect();
     assert_eq!(posted, numbers);
     assert_eq!((real.posted(), real.listed(), real.claimed()), (0, 0, 0));

@@ -260,7 +260,7 @@ impl SharedRx {
     }
 
     /// An endpoint has ended with so many receives that kept their place.
-    pub(super) fn free(&self, entries: usize) {
+    pub(super) fn return_places(&self, entries: usize) {
         self.entries.fetch_sub(entries, Ordering::Relaxed);
     }
 
@@ -568,7 +568,7 @@ impl SharedRx {
     }
 
     /// Follows the end of an endpoint, or of its part in the context.
-    pub(super) fn left(&self, left: &EndedReceives) {
+    pub(super) fn report_ended_with(&self, left: &EndedReceives) {
         for receive in &left.ended {
             self.ended(receive, Flags::empty());
         }
@@ -600,11 +600,11 @@ impl SharedRx {
                 unsafe { state.store.search(search, &want, &receive) }
             };
             let Some(found) = found else {
-                let reported = self.at_first(|state| state.report(search, want, receive, None));
+                let reported = self.at_first(|state| state.conclude_search(search, want, receive, None));
                 return reported.unwrap_or(Err(FiErrno::EOPBADSTATE));
             };
             let reported = self.at(found.owner, |state| {
-                state.report(search, want, receive, Some(found))
+                state.conclude_search(search, want, receive, Some(found))
             });
             if let Some(reported) = reported {
                 return reported;

@@ -180,7 +180,7 @@ impl CqSource {
     /// A progress call while another thread has the endpoint's lock.
     #[cold]
     #[inline(never)]
-    fn progress_later(&self, sink: &mut Sink<'_>, max: usize) -> Result<()> {
+    fn progress_contended(&self, sink: &mut Sink<'_>, max: usize) -> Result<()> {
         self.progress_any(self.shared.lock(), sink, max)
     }
 
@@ -270,7 +270,7 @@ impl Source for CqSource {
     fn progress(&self, sink: &mut Sink<'_>, max: usize) -> Result<()> {
         // without a call in front of its end, an empty read saves no registers
         let Some(mut guard) = self.shared.try_lock() else {
-            return self.progress_later(sink, max);
+            return self.progress_contended(sink, max);
         };
         if let Some(state) = guard.as_mut()
             && max != 0

@@ -600,7 +600,7 @@ impl Endpoint {
             return;
         };
         if let Some(context) = &control.context {
-            context.left(&left);
+            context.report_ended_with(&left);
         }
         let counts = state.io.counts();
         info_log!(EpCtrl, "counts: {counts}");
@@ -610,8 +610,8 @@ impl Endpoint {
         shared.leave_cell();
         if let Some(context) = &control.context {
             context.leave(shared);
-            context.left(&left);
-            context.free(entries);
+            context.report_ended_with(&left);
+            context.return_places(entries);
         }
     }
 

@@ -154,7 +154,7 @@ pub(super) struct Arrival {
     /// Number of bytes that have arrived in parts.
     pub(super) prefix: u64,
     /// How it will be read if its parts do not come.
-    pub(super) spare: Option<Pull>,
+    pub(super) fallback: Option<Pull>,
     /// The part that the sender writes.
     pub(super) push: Option<Push>,
     /// Its name in packets to the sender ([`Arriving::name`]).
@@ -191,7 +191,7 @@ impl Arrival {
             asked: pull.is_none(),
             pull,
             prefix: 0,
-            spare: None,
+            fallback: None,
             push: None,
             name: None,
         }

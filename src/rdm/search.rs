@@ -115,7 +115,7 @@ impl State {
     ///
     /// # Errors
     /// `EINVAL`: the claim is of no message.
-    pub(super) fn report(
+    pub(super) fn conclude_search(
         &mut self,
         search: Search,
         want: &Want,

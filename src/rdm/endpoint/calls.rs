@@ -436,7 +436,7 @@ impl Endpoint {
         let store = state.io.rx.own().ok_or(FiErrno::EOPBADSTATE)?;
         // SAFETY: the caller keeps the contract of this function.
         let found = unsafe { store.search(search, want, &receive) };
-        state.report(search, want, receive, found)
+        state.conclude_search(search, want, receive, found)
     }
 
     /// `fi_cancel(3)`: the receive with this context completes with `ECANCELED`, if it is posted

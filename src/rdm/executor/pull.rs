@@ -71,7 +71,7 @@ impl Executor {
         let reads = !from.addr.is_null() && self.pulls.reads_from(peer);
         reads.then_some(Pull {
             from: (from.addr, from.rkey),
-            len,
+            end: len,
             next: 0,
             reads: 0,
             breaks: 0,
@@ -151,10 +151,10 @@ impl Executor {
         }
         let receive = &arrival.target.receive;
         let mut follows = Following::default();
-        while pull.next != pull.len {
+        while pull.next != pull.end {
             let left = READ_BYTES.saturating_sub(self.bytes_copied);
             // within the receive, whose length is a usize
-            let (offset, len) = (pull.next as usize, left.min(pull.len - pull.next) as usize);
+            let (offset, len) = (pull.next as usize, left.min(pull.end - pull.next) as usize);
             let Some(to) = receive.iov.piece(offset, len) else {
                 return false;
             };
@@ -208,10 +208,10 @@ impl Executor {
             return None;
         }
         let pull = arrival.pull.as_mut()?;
-        if pull.state != PullState::Reads || pull.next == pull.len {
+        if pull.state != PullState::Reads || pull.next == pull.end {
             return None;
         }
-        let (offset, len) = (pull.next, self.pulls.piece.min(pull.len - pull.next));
+        let (offset, len) = (pull.next, self.pulls.piece.min(pull.end - pull.next));
         // both are within the receive, whose length is a usize
         let receive = &arrival.target.receive;
         let to = receive.iov.piece(offset as usize, len as usize)?;
@@ -221,7 +221,7 @@ impl Executor {
         match unsafe { self.pulls.begin(key, offset, receive, &to, follows) } {
             Ok(read) => {
                 pull.next += to.iovec().iov_len as u64;
-                Some((read, pull.next == pull.len))
+                Some((read, pull.next == pull.end))
             }
             Err(error) => {
                 info_log!(EpData, "a receive is not read into: {error}");
@@ -381,8 +381,8 @@ impl Executor {
         };
         match pull.state {
             // PUSHED is to arrive
-            PullState::Reads if arrival.arrived == pull.len && arrival.push.is_some() => {}
-            PullState::Reads if arrival.arrived == pull.len => self.arrival_complete(key),
+            PullState::Reads if arrival.arrived == pull.end && arrival.push.is_some() => {}
+            PullState::Reads if arrival.arrived == pull.end => self.arrival_complete(key),
             PullState::Reads if arrival.has_all_parts() => {
                 let peer = arrival.origin.peer;
                 self.pulls.forget(peer, key);

@@ -51,7 +51,7 @@ impl Executor {
         let Some(pull) = &mut arrival.pull else {
             return false;
         };
-        let (op, iov, len) = (arrival.op, arrival.target.receive.iov, pull.len);
+        let (op, iov, len) = (arrival.op, arrival.target.receive.iov, pull.end);
         let Some(receiver) = self.rx.arrivals.name(key) else {
             return false;
         };
@@ -61,7 +61,7 @@ impl Executor {
         let offset = push.offset;
         if let Some(arrival) = self.rx.arrivals.get_mut(key) {
             if let Some(pull) = &mut arrival.pull {
-                pull.len = offset;
+                pull.end = offset;
             }
             arrival.push = Some(push);
         }
@@ -268,7 +268,7 @@ impl Executor {
         let ends = arrival.origin == origin
             && pull.state == PullState::Reads
             && pull.reads == 0
-            && arrival.arrived == pull.len
+            && arrival.arrived == pull.end
             && arrival.envelope.len - push.offset == written
             && matches!(push.sink, Sink::Open(_))
             && target.multi.is_none()
@@ -431,8 +431,8 @@ impl Executor {
             return self.pull_ended(key);
         }
         // otherwise its begin is still listed
-        let listed = pull.next != pull.len;
-        pull.len = len;
+        let listed = pull.next != pull.end;
+        pull.end = len;
         if !listed {
             self.begin_pull(peer, key);
         }

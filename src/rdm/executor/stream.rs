@@ -138,7 +138,7 @@ impl Executor {
                 let arrival = arrivals.get(key)?;
                 match &arrival.push {
                     Some(_) => Some(arrival.arrived),
-                    None => arrival.spare.map(|_| arrival.prefix),
+                    None => arrival.fallback.map(|_| arrival.prefix),
                 }
             };
             let Some(key) = self.streams.take_stalled(call, arrived) else {
@@ -152,7 +152,7 @@ impl Executor {
                 continue;
             }
             let (peer, prefix) = (arrival.origin.peer, arrival.prefix);
-            arrival.pull = arrival.spare.take();
+            arrival.pull = arrival.fallback.take();
             if let Some(pull) = &mut arrival.pull {
                 pull.next = prefix;
             }
@@ -189,7 +189,7 @@ impl Executor {
         let Some(arrival) = self.rx.arrivals.get_mut(key) else {
             return;
         };
-        (arrival.spare, arrival.asked) = (arrival.pull.take(), true);
+        (arrival.fallback, arrival.asked) = (arrival.pull.take(), true);
         let op = arrival.op;
         self.streams.begin(key);
         self.ask_for_parts(origin, key, op);

@@ -34,8 +34,9 @@ const REFUSALS: u32 = 2;
 #[derive(Clone, Copy, Debug)]
 pub(in crate::rdm) struct Pull {
     pub(in crate::rdm) from: (RemoteAddr, Rkey),
-    /// Number of bytes to be read: those that fit into the receive.
-    pub(in crate::rdm) len: u64,
+    /// Offset behind the last byte to be read: of those that fit into the receive, and that the
+    /// sender does not write.
+    pub(in crate::rdm) end: u64,
     /// Offset of the next piece.
     pub(in crate::rdm) next: u64,
     /// Number of READs that have not completed.

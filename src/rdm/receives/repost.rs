@@ -322,7 +322,7 @@ mod tests {
             pull: None,
             asked: true,
             prefix: 0,
-            spare: None,
+            fallback: None,
             push: None,
             name: None,
         }
