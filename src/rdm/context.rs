@@ -184,7 +184,7 @@ impl SharedRx {
         vector.attach(Arc::downgrade(&user));
     }
 
-    /// Whether the vector is that of the endpoints, or that of the first one that is enabled may be.
+    /// Whether the vector is that of the endpoints, or may be that of the first enabled one.
     fn may_have(&self, vector: &Weak<AddressVector>) -> bool {
         let known = self.vector.lock();
         let known = known.as_ref().filter(|known| known.strong_count() != 0);
@@ -460,8 +460,8 @@ impl SharedRx {
     fn deliver_pending(&self) {
         let owners = self.store.lock().pending_owners();
         for owner in owners {
-            // a closing endpoint has posted the receives again; one that has panicked does when it is
-            // closed
+            // a closing endpoint has posted the receives again; one that has panicked does so at the
+            // close
             self.at(owner, |state| {
                 for (key, target) in state.io.rx.take_pending() {
                     state.io.deliver_stored(key, target);
@@ -600,7 +600,8 @@ impl SharedRx {
                 unsafe { state.store.search(search, &want, &receive) }
             };
             let Some(found) = found else {
-                let reported = self.at_first(|state| state.conclude_search(search, want, receive, None));
+                let reported =
+                    self.at_first(|state| state.conclude_search(search, want, receive, None));
                 return reported.unwrap_or(Err(FiErrno::EOPBADSTATE));
             };
             let reported = self.at(found.owner, |state| {

@@ -19,8 +19,8 @@ use parking_lot::{Mutex, MutexGuard};
 
 use self::arrivals::Arriving;
 use self::repost::Returning;
-use self::spares::Spares;
 pub(super) use self::repost::{Cancel, EndedReceives, Posting};
+use self::spares::Spares;
 use super::core::Origin;
 use super::core::link::LinkKey;
 use super::core::peer::{PeerKey, PeerMark};
@@ -720,8 +720,8 @@ impl Receives {
         matches!(&self.home, Home::Shared(member) if member.all)
     }
 
-    /// Whether the entries of the messages in a multi-receive buffer can be in the queues of several
-    /// endpoints.
+    /// Whether the entries of the messages in a multi-receive buffer can be in the queues of
+    /// several endpoints.
     #[inline]
     pub(super) fn is_of_context(&self) -> bool {
         matches!(&self.home, Home::Shared(_))

@@ -157,7 +157,7 @@ fn a_receive_from_an_address_that_is_removed_before_an_endpoint_is_enabled() {
         let av = AddressVector::open(4).unwrap();
         let (a, b) = (End::open(&domain), End::open(&domain));
         let member = bound(&domain, &context, &av, vector_first);
-        let mut bytes = [0; 8];
+        let mut bytes = [0_u8; 8];
         let list = libc::iovec {
             iov_base: bytes.as_mut_ptr().cast(),
             iov_len: bytes.len(),
@@ -270,7 +270,7 @@ fn a_multi_receive_buffer_is_released_by_the_entry_that_is_read_last() {
     // the length of the buffer and of the second message, and whether the receive is cancelled
     for (size, len, cancelled) in [(200, 60, false), (200, 300, false), (1000, 60, true)] {
         for later_first in [true, false] {
-            let mut buffer = vec![0; size];
+            let (mut buffer, bytes) = (vec![0; size], vec![1; len]);
             let context = context(&domain, 16);
             context.set_min_multi_recv(100);
             let [first, second] = members(&domain, &context);
@@ -278,7 +278,7 @@ fn a_multi_receive_buffer_is_released_by_the_entry_that_is_read_last() {
             let (to_first, to_second) = (a.knows(&first), b.knows(&second));
             b.send(to_second, None, &[2; 60], 0);
             wait_stored(&b, &second, 1);
-            a.send(to_first, None, &vec![1; len], 0);
+            a.send(to_first, None, &bytes, 0);
             wait_stored(&a, &first, 2);
             recv_multi(&context, &mut buffer, 7);
             if cancelled {
