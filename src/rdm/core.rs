@@ -775,7 +775,7 @@ impl<I: Io> Core<I> {
 
     /// Whether a peer with an out-link waits for *processed* of packets that have arrived.
     pub fn owes(&self) -> bool {
-        let owes = |peer: &Peer| peer.out.is_some() && peer.told.is_before(peer.ack);
+        let owes = |peer: &Peer| peer.out.is_some() && peer.owes_ack;
         let mut next = self.peers.at_or_behind(0);
         while let Some(key) = next {
             if self.peers.get(key).is_some_and(owes) {

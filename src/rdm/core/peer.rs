@@ -220,10 +220,8 @@ pub(in crate::rdm) struct Peer {
     pub(super) stated: Option<LinkKey>,
     /// The newest grant may be lost.
     pub(super) restate: bool,
-    /// *processed* of the newest packet to the peer.
-    pub(super) told: Number,
-    /// The number behind the last packet with ACK.
-    pub(in crate::rdm) ack: Number,
+    /// No packet has told the peer that its last packet with ACK was processed.
+    pub(super) owes_ack: bool,
     /// Unused credit is to be asked for.
     pub(super) recall: bool,
     /// The link on which such a question was sent and its grant, until the answer.
@@ -240,6 +238,24 @@ pub(in crate::rdm) struct Peer {
     pub(super) listed: bool,
     /// An answer to CLOSE may wait for room.
     pub(super) refuses: bool,
+}
+
+/// The number with which each direction of a session begins.
+#[cfg(not(test))]
+const fn first_number() -> Number {
+    Number::new(0)
+}
+
+#[cfg(test)]
+fn first_number() -> Number {
+    FIRST_NUMBER.get()
+}
+
+#[cfg(test)]
+thread_local! {
+    /// As if so many packets had passed in each session of the endpoints of a test.
+    pub(in crate::rdm) static FIRST_NUMBER: std::cell::Cell<Number> =
+        const { std::cell::Cell::new(Number::new(0)) };
 }
 
 impl Peer {
@@ -301,8 +317,8 @@ impl Peer {
             answers: List::default(),
             parts: List::default(),
             waiting: List::default(),
-            next: Number::default(),
-            completed: Number::default(),
+            next: first_number(),
+            completed: first_number(),
             acks: 0,
             holds: 0,
             outbound: Outbound::default(),
@@ -310,14 +326,13 @@ impl Peer {
             confirm: false,
             recalled: false,
             returned: None,
-            expected: Number::default(),
+            expected: first_number(),
             inbound: None,
             share: None,
             unseen: None,
             stated: None,
             restate: false,
-            told: Number::default(),
-            ack: Number::default(),
+            owes_ack: false,
             recall: false,
             recalling: None,
             executed: 0,
@@ -377,7 +392,7 @@ impl Peer {
     /// A packet with such a header was posted.
     #[inline]
     pub(super) fn mark_told(&mut self) {
-        self.told = self.expected;
+        self.owes_ack = false;
         self.confirm = false;
     }
 
@@ -469,19 +484,16 @@ impl Peer {
     #[inline]
     pub(super) fn has_report(&self) -> bool {
         let credit = self.inbound.as_ref().is_some_and(Inbound::is_due);
-        credit || self.restate || self.recall || self.told.is_before(self.ack)
+        credit || self.restate || self.recall || self.owes_ack
     }
 
     /// Whether [`Core::flush`](super::Core::flush) has something to do for the peer.
     #[inline(always)]
     pub(super) fn is_reporting(&self) -> bool {
         // mostly none of them, so without branches
-        let flags = self.restate | self.recall | self.recalled | self.refuses;
+        let flags = self.restate | self.recall | self.recalled | self.refuses | self.owes_ack;
         let inbound = self.inbound.as_ref();
-        flags
-            || inbound.is_some_and(|inbound| inbound.reports())
-            || self.told.is_before(self.ack)
-            || self.has_return()
+        flags || inbound.is_some_and(|inbound| inbound.reports()) || self.has_return()
     }
 
     /// Whether the newest grant is to be answered: RETURN.

@@ -447,9 +447,7 @@ impl<I: Io> Core<I> {
             peer: key,
             session: peer.session,
         };
-        if packet.body.wants_ack() {
-            peer.ack = peer.expected;
-        }
+        peer.owes_ack |= packet.body.wants_ack();
         if let Body::Rts { len, .. } = packet.body
             && len <= self.config.eager.into()
         {

@@ -30,7 +30,8 @@ mod steps;
 mod streams;
 mod xrc;
 
-use crate::wire::rdm::Credit;
+use super::core::peer::FIRST_NUMBER;
+use crate::wire::rdm::{Credit, Number};
 use net::{Plan, World};
 
 /// Random numbers (splitmix64).
@@ -137,6 +138,31 @@ fn a_broken_network_loses_and_repeats_nothing() {
         };
         try_seed("a_broken_network", seed, plan);
     }
+}
+
+/// Sessions whose numbers pass 2^31 and 2^32.
+#[test]
+fn numbers_pass_their_bounds() {
+    for (seed, bound) in seeds(300).flat_map(|seed| [(seed, 1 << 31), (seed, 0_u32)]) {
+        let mut random = Random(!seed);
+        FIRST_NUMBER.set(Number::new(bound.wrapping_sub(random.below(40) as u32)));
+        let plan = Plan {
+            nodes: 2 + random.below(2) as usize,
+            sends: 60 + random.below(60) as usize,
+            chaos: random.below(14) as usize,
+            losses: [0, 4, 10, 30][random.below(4) as usize],
+            evictions: random.one_in(2),
+            pool: match random.below(2) {
+                0 => Credit::new(100, 5),
+                _ => LARGE,
+            },
+            late: random.one_in(6),
+            rings: random.one_in(2),
+            ..CALM
+        };
+        try_seed("numbers_pass_their_bounds", seed, plan);
+    }
+    FIRST_NUMBER.set(Number::default());
 }
 
 /// Peers that nothing names are freed, and return.

@@ -257,3 +257,35 @@ fn many_strangers_of_a_host_leave_first_windows() {
     assert_eq!(window(&it), FIRST);
     it.core.check();
 }
+
+/// *processed* of a packet with ACK is reported once, however many packets without ACK follow.
+#[test]
+fn an_acknowledgement_is_reported_once() {
+    let mut it = Scene::new();
+    it.send(it.peer, 1);
+    let link = it.reply();
+    it.core.sent(link, Number::new(0), &mut it.acts);
+    it.settle(link);
+    let eager = |ack| {
+        let message = Message {
+            ack,
+            ..Message::default()
+        };
+        let payload = Payload { offset: 32, len: 8 };
+        Body::Eager { message, payload }
+    };
+    it.packet(link, 0, 99, eager(true));
+    assert!(it.core.owes());
+    it.acts.packets.clear();
+    it.settle(link);
+    assert_eq!((it.acts.packets.len(), it.core.owes()), (1, false));
+    // 2^31 packets later, of which messages have told the peer
+    let expected = Number::new(1 + (1 << 31));
+    it.core.peers.get_mut(it.peer).expect("the peer").expected = expected;
+    it.send(it.peer, 2);
+    it.packet(link, expected.get(), 99, eager(false));
+    it.send(it.peer, 3);
+    it.acts.packets.clear();
+    it.core.flush(&mut it.acts);
+    assert_eq!((it.acts.packets.len(), it.core.owes()), (0, false));
+}
