@@ -38,7 +38,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use self::atomic::Results;
+use self::atomic::Answers;
 use super::completions::{Completions, Side};
 use super::core::link::LinkKey;
 use super::core::ops::Form;
@@ -153,7 +153,8 @@ pub(super) struct Executor {
     arriving: Option<LinkKey>,
     /// Number of messages of the application in `tx`.
     messages: usize,
-    pub(super) results: Results,
+    pub(super) results: Answers,
+    pub(super) fins: Answers,
     /// Links whose next packet waits for memory.
     waiting_for_memory: Vec<LinkKey>,
     /// Links on which the device has refused a request although its send queue has room: the driver
@@ -325,7 +326,8 @@ impl Executor {
             remote: Vec::new(),
             arriving: None,
             messages: 0,
-            results: Results::default(),
+            results: Answers::default(),
+            fins: Answers::default(),
             waiting_for_memory: Vec::new(),
             again: Vec::new(),
             found_for_others: false,
@@ -535,9 +537,8 @@ impl Executor {
         let (slot, posted_on) = (op.slot.take(), op.posted_on);
         // an answered packet was sent
         let answered = op.fin.is_some();
-        if let Kind::Result { held, .. } = op.kind {
-            self.result_ended(held);
-        }
+        let kind = op.kind;
+        self.answer_ended(kind);
         if self.rma.fences != 0 {
             self.pass_fences(key);
         }

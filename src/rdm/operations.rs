@@ -68,6 +68,8 @@ pub(super) enum Kind {
         /// The sender's operation.
         op: OpId,
         status: u16,
+        /// The packet of the operation, if a part of its credit is held until FIN is complete.
+        held: Option<Origin>,
     },
     /// An atomic of the application that the target's processor executes.
     Atomic(Atomic),
@@ -219,7 +221,7 @@ impl Operation {
                 len,
                 ack: false,
             },
-            Kind::Fin { op, status } => Body::Fin { op, status },
+            Kind::Fin { op, status, .. } => Body::Fin { op, status },
             Kind::Atomic(atomic) => Body::Atomic {
                 op: OpId::new(key.number()),
                 addr: atomic.addr,

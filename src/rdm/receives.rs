@@ -151,6 +151,8 @@ pub(super) struct Arrival {
     pub(super) pull: Option<Pull>,
     /// The sender was asked for parts.
     pub(super) asked: bool,
+    /// Credit of its announcement is held until FIN is complete.
+    pub(super) held: bool,
     /// Number of bytes that have arrived in parts.
     pub(super) prefix: u64,
     /// How it will be read if its parts do not come.
@@ -189,6 +191,7 @@ impl Arrival {
             op,
             arrived: 0,
             asked: pull.is_none(),
+            held: false,
             pull,
             prefix: 0,
             fallback: None,

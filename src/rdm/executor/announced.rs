@@ -22,7 +22,7 @@ use crate::rdm::core::peer::PeerKey;
 use crate::rdm::core::{Core, Origin};
 use crate::rdm::link::ring::RingPost;
 use crate::rdm::long::paces::Way;
-use crate::rdm::operations::{Kind, TxKey};
+use crate::rdm::operations::TxKey;
 use crate::rdm::receives::{Envelope, Receive, RxKey, index_of};
 use crate::verbs::{Message as RingMessage, RemoteAddr, Rkey, Run, Sge};
 use crate::wire::rdm::packet::RTS_CREDIT;
@@ -339,7 +339,7 @@ impl Executor {
     #[inline]
     pub(super) fn end_at_sender(&mut self, core: &mut Core<Self>, origin: Origin, op: OpId) {
         if !self.fin_to_ring(core, origin.peer, op) {
-            self.answer(origin, Kind::Fin { op, status: 0 });
+            self.post_fin(origin, op, 0, false);
         }
     }
 

@@ -24,16 +24,16 @@ const MAX_RESULTS: usize = 1024;
 /// The credit of ATOMIC.
 const CREDIT: Credit = Credit::new(0, 1);
 
-/// RESULT packets that are not complete.
+/// RESULT packets, or FIN packets, that are not complete.
 #[derive(Debug, Default)]
-pub(in crate::rdm) struct Results {
-    incomplete: usize,
-    /// Those that hold the credit of their ATOMIC.
-    held: usize,
+pub(in crate::rdm) struct Answers {
+    pub(super) incomplete: usize,
+    /// Those that hold credit of the packets that they answer.
+    pub(super) held: usize,
 }
 
-impl Results {
-    /// Whether credit waits for a completion. The completion of RESULT wakes no thread, so the
+impl Answers {
+    /// Whether credit waits for a completion. The completion of an answer wakes no thread, so the
     /// driver polls for it.
     pub(in crate::rdm) const fn holds_credit(&self) -> bool {
         self.held != 0

@@ -21,6 +21,14 @@ use crate::wire::rdm::packet::eager_credit;
 use crate::wire::rdm::terms::MAX_DATA;
 use crate::wire::rdm::{Credit, OpId};
 
+/// Number of incomplete FIN packets of an endpoint beyond which FIN holds credit of its RTS.
+const MAX_FINS: usize = 1024;
+
+/// The blocks of RTS, and the part of them that FIN holds. The entry of a message in a
+/// multi-receive buffer may hold the other part, so each of them is bounded.
+const BLOCKS: Credit = Credit::new(2, 0);
+const HELD: Credit = Credit::new(1, 0);
+
 impl Executor {
     /// A message that arrives as EAGER. Returns the credit that it does not use any more.
     #[inline]
@@ -247,9 +255,9 @@ impl Executor {
         match stored.payload {
             Payload::Bytes(origin, bytes) => self.forget_bytes(origin, bytes),
             Payload::AtSender(origin, AtSender { op, .. }) => {
-                self.todo
-                    .push_back(Todo::GiveBack(origin, Credit::new(2, 0)));
-                self.answer(origin, Kind::Fin { op, status: 0 });
+                let (held, blocks) = self.credit_of_fin();
+                self.todo.push_back(Todo::GiveBack(origin, blocks));
+                self.post_fin(origin, op, 0, held);
             }
             Payload::Own(op) => {
                 if let Some(op) = self.tx.get_mut(op) {
@@ -269,7 +277,7 @@ impl Executor {
         envelope: Envelope,
         target: Target,
     ) {
-        let blocks = Credit::new(2, 0);
+        let (held, blocks) = self.credit_of_fin();
         let op = at.op;
         let room = (target.receive.iov.len() as u64).min(envelope.len);
         let pull = self.pull_of(origin.peer, &at, room);
@@ -277,11 +285,12 @@ impl Executor {
             if !self.message_complete(&target, &envelope, Some((origin, blocks))) {
                 self.todo.push_back(Todo::GiveBack(origin, blocks));
             }
-            return self.answer(origin, Kind::Fin { op, status: 0 });
+            return self.post_fin(origin, op, 0, held);
         }
         // the entries of such messages in a multi-receive buffer are bounded by its length
         self.todo.push_back(Todo::GiveBack(origin, blocks));
-        let arrival = Arrival::new((origin, op), envelope, target, pull);
+        let mut arrival = Arrival::new((origin, op), envelope, target, pull);
+        arrival.held = held;
         let Some(key) = self.insert_arrival(arrival) else {
             return;
         };
@@ -310,6 +319,7 @@ impl Executor {
             envelope,
             origin,
             op,
+            held,
             ..
         } = arrival;
         let key = self.rx.arrivals.insert(arrival);
@@ -317,9 +327,44 @@ impl Executor {
             let result = Err((FiErrno::ENOMEM, 0));
             self.received_message(&target, &envelope, 0, result, None);
             let status = FiErrno::ENOMEM.code() as u16;
-            self.answer(origin, Kind::Fin { op, status });
+            self.post_fin(origin, op, status, held);
         }
         key
+    }
+
+    /// Whether FIN of a message holds credit of its RTS, and the blocks that are given back before.
+    /// A peer that takes its answers slowly cannot make this side keep any number of them.
+    fn credit_of_fin(&self) -> (bool, Credit) {
+        match self.fins.incomplete < MAX_FINS {
+            true => (false, BLOCKS),
+            false => (true, BLOCKS.sub(HELD)),
+        }
+    }
+
+    /// Posts FIN. `held`: see [`Self::credit_of_fin`].
+    pub(super) fn post_fin(&mut self, origin: Origin, op: OpId, status: u16, held: bool) {
+        self.fins.incomplete += 1;
+        self.fins.held += usize::from(held);
+        let held = held.then_some(origin);
+        self.answer(origin, Kind::Fin { op, status, held });
+    }
+
+    /// A packet is complete, or has failed: of an answer that holds credit, this is given back.
+    #[inline]
+    pub(super) fn answer_ended(&mut self, kind: Kind) {
+        match kind {
+            Kind::Result { held, .. } => self.result_ended(held),
+            Kind::Fin { held, .. } => self.fin_ended(held),
+            _ => {}
+        }
+    }
+
+    fn fin_ended(&mut self, held: Option<Origin>) {
+        self.fins.incomplete -= 1;
+        if let Some(origin) = held {
+            self.fins.held -= 1;
+            self.todo.push_back(Todo::GiveBack(origin, HELD));
+        }
     }
 
     /// Answers a packet.
@@ -333,9 +378,7 @@ impl Executor {
         if let Some(key) = self.tx.insert(answer) {
             self.todo.push_back(Todo::Answer(origin, key));
         } else {
-            if let Kind::Result { held, .. } = kind {
-                self.result_ended(held);
-            }
+            self.answer_ended(kind);
             self.todo.extend(self.arriving.map(Todo::Refused));
         }
     }
@@ -365,6 +408,9 @@ impl Executor {
     pub(in crate::rdm) fn fail_arrival(&mut self, key: ArrivalKey, held: bool) {
         if let Some(mut arrival) = self.rx.arrivals.remove(key) {
             let peer = arrival.origin.peer;
+            if arrival.held {
+                self.todo.push_back(Todo::GiveBack(arrival.origin, HELD));
+            }
             let push = arrival.push.take();
             match push.map(|push| push.sink.end(&mut self.source_keys)) {
                 // its sender, or another peer, is writing
@@ -433,7 +479,7 @@ impl Executor {
             let (origin, op) = (arrival.origin, arrival.op);
             self.message_complete(&arrival.target, &arrival.envelope, None);
             self.todo.push_back(Todo::Release(origin.peer));
-            self.answer(origin, Kind::Fin { op, status: 0 });
+            self.post_fin(origin, op, 0, arrival.held);
         }
     }
 

@@ -271,6 +271,7 @@ impl Executor {
             && arrival.arrived == pull.end
             && arrival.envelope.len - push.offset == written
             && matches!(push.sink, Sink::Open(_))
+            && !arrival.held
             && target.multi.is_none()
             && target.posting.is_none();
         if !ends || self.rx.own().is_none() {

@@ -321,6 +321,7 @@ mod tests {
             arrived: 0,
             pull: None,
             asked: true,
+            held: false,
             prefix: 0,
             fallback: None,
             push: None,

@@ -226,6 +226,7 @@ impl Driven for Shared {
             || !steps.is_empty()
             || !empty
             || state.io.results.holds_credit()
+            || state.io.fins.holds_credit()
             || state.io.posts_again()
             || reads;
         drop(guard);

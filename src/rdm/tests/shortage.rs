@@ -5,6 +5,7 @@
 use std::time::{Duration, Instant};
 
 use super::endpoints::{End, Transport, config, domain, wait, wait_for};
+use super::pull::error;
 use crate::errno::FiErrno;
 use crate::queue::Completion;
 use crate::rdm::EndpointConfig;
@@ -12,7 +13,8 @@ use crate::rdm::core::ops::Form;
 use crate::rdm::core::peer::PeerKey;
 use crate::rdm::executor::PacketMemoryRef;
 use crate::rdm::operations::{Atomic, Kind, Operation};
-use crate::wire::rdm::packet::Payload;
+use crate::verbs::{RemoteAddr, Rkey};
+use crate::wire::rdm::packet::{Message, Payload};
 use crate::wire::rdm::{Body, Credit, Header, OpId, Packet, PeerIndex};
 
 /// Waits until a condition holds, while an end polls.
@@ -212,4 +214,67 @@ fn operations_that_wait_for_memory_themselves_free_none() {
         };
         assert!(frees(Kind::Message, &answered));
     });
+}
+
+/// A peer that takes its answers slowly has the credit of its messages until it has taken the
+/// answers, but for the first ones. All of it returns with the session.
+#[test]
+fn answers_that_are_not_taken_hold_credit() {
+    const FREE: u32 = 1024;
+    let domain = domain();
+    let open = || End::with_rings(&domain, config(), 0, false);
+    let (a, b) = (open(), open());
+    let to_b = a.knows(&b);
+    let mut byte = [0; 1];
+    let mut exchange = || {
+        b.recv(None, &mut byte, 2);
+        a.send(to_b, None, &[1], 1);
+        wait([&a, &b], [1, 1]);
+    };
+    exchange();
+    let (peer, session) = peer(&b);
+    b.ep.shared().apply_event(|core, _| {
+        (0..9).for_each(|_| core.grow(peer));
+    });
+    // a grant for the larger window
+    (0..8).for_each(|_| exchange());
+    b.state(|state| {
+        let link = state.core.out_link(peer).unwrap();
+        state.io.links.get_mut(link).unwrap().silent = true;
+    });
+    let announce = |len| {
+        b.recv(None, &mut [], 3);
+        b.ep.shared().apply_event(|core, io| {
+            let link = core.out_link(peer).unwrap();
+            let slot = io.memory.take().unwrap();
+            let header = Header {
+                number: core.audit(peer).unwrap().expected,
+                to: PeerIndex::new(peer.number()),
+                ..Header::default()
+            };
+            let body = Body::Rts {
+                message: Message::default(),
+                op: OpId::new(1),
+                addr: RemoteAddr::NULL,
+                len,
+                rkey: Rkey::default(),
+            };
+            core.arrived(link, &Packet { header, body }, PacketMemoryRef::Slot(slot), io);
+            core.check();
+        });
+    };
+    let held = || b.state(|state| state.core.audit(peer).unwrap().stored);
+    for _ in 0..FREE + 100 {
+        announce(0);
+        wait_for(&b, 1);
+    }
+    assert_eq!(held(), Credit::new(100, 0));
+    // one that arrives in parts
+    announce(10);
+    assert_eq!(held(), Credit::new(101, 0));
+    fail(&b);
+    assert_eq!(error(&b).err, FiErrno::ECONNABORTED);
+    until(&b, || self::peer(&b).1 != session);
+    assert_eq!(left(&b), 0);
+    b.state(|state| state.core.check());
 }
