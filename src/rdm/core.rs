@@ -638,11 +638,11 @@ impl<I: Io> Core<I> {
 
     /// Number of receives that must be posted, so that each packet that the peers may send finds
     /// one: the windows, five or six for the packets without number of each link, and two for the
-    /// answers to each operation.
-    pub fn receives_needed(&self) -> usize {
+    /// answers to each operation of the application, `answered` of which are not complete.
+    pub fn receives_needed(&self, answered: usize) -> usize {
         let windows = self.pool.taken().slots as usize + SMALLEST.slots as usize * self.peers.len();
         let controls = if self.config.circuits { 6 } else { 5 };
-        windows + controls * self.links.len() + 2 * self.ops.len().min(ANSWERS)
+        windows + controls * self.links.len() + 2 * answered.min(ANSWERS)
     }
 
     /// The endpoint for which operations are meant: that of the session, unless the session ends or

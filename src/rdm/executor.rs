@@ -778,6 +778,13 @@ impl Executor {
         matches!(kind, Some(Kind::Data { of, .. }) if open(of))
     }
 
+    /// Number of messages and atomics that are not complete. Those that were announced, and
+    /// atomics, are answered after their packet is complete.
+    #[inline]
+    pub(super) fn messages(&self) -> usize {
+        self.messages
+    }
+
     /// Number of messages that are under way, or whose entry was not taken.
     #[inline]
     pub(super) fn outstanding(&self) -> usize {

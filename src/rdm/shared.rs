@@ -726,10 +726,16 @@ impl State {
         }
     }
 
+    /// The number of receives that the peers may use.
+    #[inline]
+    pub(super) fn receives_needed(&self) -> usize {
+        self.core.receives_needed(self.io.messages())
+    }
+
     /// Posts as many receives as the peers may use.
     #[inline]
     pub(super) fn post_receives(&mut self) {
-        let needed = self.core.receives_needed();
+        let needed = self.receives_needed();
         if let Err(error) = self.io.post_receives(needed)
             && !std::mem::replace(&mut self.enomem_logged, true)
         {

@@ -278,3 +278,32 @@ fn answers_that_are_not_taken_hold_credit() {
     assert_eq!(left(&b), 0);
     b.state(|state| state.core.check());
 }
+
+/// The receives for the answers to a message stay until it is answered: its packet is complete long
+/// before.
+#[test]
+fn receives_for_answers_stay_until_these_arrive() {
+    let domain = domain();
+    Transport::each(|transport| {
+        let open = || End::with(&domain, transport.config(), 0);
+        let (a, b) = (open(), open());
+        let to_b = a.knows(&b);
+        let mut byte = [0; 1];
+        b.recv(None, &mut byte, 2);
+        a.send(to_b, None, &[1], 1);
+        wait([&a, &b], [1, 1]);
+        let needed = || a.state(|state| state.receives_needed());
+        let before = needed();
+        let (long, mut target) = (vec![5; 10_000], vec![0; 10_000]);
+        a.send(to_b, None, &long, 1);
+        until(&b, || {
+            b.state(|state| state.io.rx.own().unwrap().stored_len() == 1)
+        });
+        until(&a, || a.state(|state| state.core.ops.len() == 0));
+        assert_eq!(needed(), before + 2);
+        b.recv(None, &mut target, 2);
+        wait([&a, &b], [1, 1]);
+        assert_eq!(needed(), before);
+        assert!(target == long);
+    });
+}
