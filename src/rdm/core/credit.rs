@@ -452,7 +452,8 @@ impl Inbound {
 
     /// Before a grant: doubles the slots, or the blocks, of a window of which the peer has used
     /// more than half since the last one, up to [`BUSY`], if the pool permits it. So a peer that
-    /// sends many messages gets fewer grants.
+    /// sends many messages gets fewer grants. The blocks of a window that is kept from the peer do
+    /// not grow: it has no room for them.
     #[inline]
     pub(super) fn grow_busy(&mut self, pool: &mut Pool) {
         let (window, unused) = (self.base(), self.grant.limit.sub(self.used));
@@ -463,7 +464,7 @@ impl Inbound {
             self.window.slots += window.slots;
             self.shrinks = false;
         }
-        let blocks = blocks && more != 0 && pool.has_half_of_blocks();
+        let blocks = blocks && more != 0 && !self.is_withheld() && pool.has_half_of_blocks();
         if blocks && pool.take(Credit::new(more, 0)) {
             self.window.blocks += more;
             self.shrinks = false;
@@ -716,6 +717,36 @@ mod tests {
             prop_assert_eq!(inbound.end(&mut pool), LeftCredit::NONE);
             prop_assert_eq!((pool.taken, pool.reserve), (Credit::ZERO, 300));
         }
+    }
+
+    /// A session beyond the share of its host gets slots, for RMA and atomics, but no blocks.
+    #[test]
+    fn a_window_that_is_withheld_gets_no_blocks() {
+        let mut pool = Pool::new(Credit::new(1 << 18, 8192));
+        pool.take_reserve();
+        let room = Room {
+            first: false,
+            smallest: false,
+            ..Room::of_peer(&pool)
+        };
+        let mut inbound = Inbound::new(&mut pool, LeftCredit::NONE, room);
+        assert!(inbound.is_withheld());
+        for _ in 0..4 {
+            let slots = inbound.grant.limit.sub(inbound.used).slots;
+            assert!(inbound.arrive(Credit::new(0, slots)));
+            inbound.give_back(Credit::new(0, slots), &mut pool);
+            inbound.grow_busy(&mut pool);
+            inbound.renew();
+        }
+        assert!(inbound.window.slots > SMALLEST.slots);
+        assert_eq!(inbound.window.blocks, SMALLEST.blocks);
+        assert_eq!(pool.taken.blocks, 0);
+        // the peer gets what was kept from it, and then more
+        inbound.admit();
+        inbound.renew();
+        assert!(inbound.arrive(Credit::new(SMALLEST.blocks, 0)));
+        inbound.grow_busy(&mut pool);
+        assert_eq!(inbound.window.blocks, 2 * SMALLEST.blocks);
     }
 
     /// Fills a window with messages that are not matched, all its slots and blocks.
