@@ -374,7 +374,7 @@ impl Executor {
     /// Removes a link that the core does not have any more; its objects are destroyed by a step.
     pub(super) fn remove_link(&mut self, key: LinkKey) {
         self.end_rma(key);
-        let rma = self.rma_of_ended(key);
+        let rma = self.take_rma_of_ended(key);
         if let Some(mut link) = self.links.remove(key) {
             let mut reads = Vec::new();
             for sent in link.take_sent() {

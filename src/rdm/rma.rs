@@ -120,8 +120,11 @@ pub(super) struct RmaOp {
     pub(super) parts: u32,
     /// Number of parts that were executed. Parts complete in their order.
     pub(super) executed: u32,
-    /// The link to which they were posted.
+    /// The link to which they were posted, as long as it has a record: the key of a later link can
+    /// be the same.
     pub(super) link: Option<LinkKey>,
+    /// They were posted to a link that has no record any more.
+    pub(super) link_gone: bool,
     /// The number of the first packet that is posted to the link behind the operation. `None`:
     /// packets of the link are not ordered with its requests, or a part was deferred.
     pub(super) first_packet_after: Option<Number>,
@@ -168,6 +171,7 @@ impl RmaOp {
             parts: 0,
             executed: 0,
             link: None,
+            link_gone: false,
             first_packet_after: None,
             packets_before: None,
             expected_after: None,
@@ -190,7 +194,12 @@ impl RmaOp {
         };
         let begun = self.next != (0, 0) || self.executed != 0 || self.parts != 0;
         let broken = self.again || self.uncertain || self.fault.is_some();
-        kept && !begun && !broken && self.link.is_none()
+        kept && !begun && !broken && self.link.is_none() && !self.link_gone
+    }
+
+    /// Whether parts were posted to a link before this one.
+    pub(super) fn is_of_earlier_link(&self, link: LinkKey) -> bool {
+        self.link_gone || self.link.is_some_and(|of| of != link)
     }
 
     /// The entry of the operation.
@@ -275,7 +284,7 @@ impl RmaOp {
         for _ in 0..self.executed {
             self.advance(max_len);
         }
-        (self.link, self.expected_after) = (None, None);
+        (self.link, self.link_gone, self.expected_after) = (None, false, None);
         (self.begun, self.again, self.uncertain) = (false, false, false);
     }
 

@@ -362,7 +362,7 @@ impl Executor {
                     continue;
                 };
                 let behind_sends = op.next == (0, 0) && self.is_behind_sends(core, op);
-                let elsewhere = op.link.is_some_and(|of| of != link);
+                let elsewhere = op.is_of_earlier_link(link);
                 let earlier = self.rma.first_open(peer);
                 if behind_sends || elsewhere || earlier.is_some_and(|earlier| earlier < op.order) {
                     break;

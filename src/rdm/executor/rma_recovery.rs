@@ -260,7 +260,7 @@ impl Executor {
             let of_link = reads.extract_if(.., |(of, _)| *of == link);
             let ended = Ended {
                 reads: of_link.map(|(_, read)| read).collect(),
-                rma: self.rma_of_ended(link),
+                rma: self.take_rma_of_ended(link),
             };
             if initiator.is_some() || !ended.reads.is_empty() || !ended.rma.is_empty() {
                 unfinished.push(Unfinished(link, initiator, ended));
@@ -325,7 +325,7 @@ impl Executor {
         if let Some(record) = self.links.get_mut(link) {
             record.device_atomics = terms.device_atomics;
         }
-        let earlier = |op: &RmaOp| op.peer == peer && op.link.is_some_and(|of| of != link);
+        let earlier = |op: &RmaOp| op.peer == peer && op.is_of_earlier_link(link);
         if self.rma.ops.len() != 0 {
             for key in self.rma.ops.keys_where(earlier) {
                 if let Some(op) = self.rma.ops.get_mut(key) {
@@ -438,13 +438,20 @@ impl Executor {
         }
     }
 
-    /// The operations that end with the queue pair of a link.
-    pub(super) fn rma_of_ended(&self, link: LinkKey) -> Vec<RmaKey> {
-        let of_link = |key: &&RmaKey| {
-            let op = self.rma.ops.get(**key);
-            op.is_some_and(|op| op.link == Some(link))
-        };
-        self.rma.ending.iter().filter(of_link).copied().collect()
+    /// The operations that end with the queue pair of a link. No operation has the key of the link
+    /// any more.
+    pub(super) fn take_rma_of_ended(&mut self, link: LinkKey) -> Vec<RmaKey> {
+        if self.rma.ops.len() == 0 {
+            return Vec::new();
+        }
+        let mut of_link = self.rma.ops.keys_where(|op| op.link == Some(link));
+        for key in &of_link {
+            if let Some(op) = self.rma.ops.get_mut(*key) {
+                (op.link, op.link_gone) = (None, true);
+            }
+        }
+        of_link.retain(|key| self.rma.ending.contains(key));
+        of_link
     }
 
     /// A queue pair is destroyed: the device accesses no buffer of these operations any more.

@@ -203,6 +203,63 @@ fn a_write_is_decided_by_the_next_link() {
     );
 }
 
+/// The key of a link is that of another one 256 links later. A write on the first one is decided by
+/// the second one too.
+#[test]
+fn a_write_is_decided_by_a_link_with_the_same_key() {
+    let domain = domain(true);
+    let config = EndpointConfig {
+        rma: true,
+        target: true,
+        ..Transport::Rc.config()
+    };
+    let open = || End::with_rings(&domain, config.clone(), 0, false);
+    let (a, b) = (open(), open());
+    let to_b = a.knows(&b);
+    let mut bytes = [0; 8];
+    b.recv(None, &mut bytes, 2);
+    a.send(to_b, None, &[1; 8], 1);
+    wait([&a, &b], [1, 1]);
+    let key = a.state(|state| state.io.links.keys().next().unwrap());
+    let (mut dials, mut link) = (0, None);
+    a.ep.shared().apply_event(|core, io| {
+        let request = Request {
+            opcode: SendOpcode::Write,
+            flags: Flags::empty(),
+            completion_flags: Flags::RMA | Flags::WRITE,
+            compare_add: 0,
+            swap: 0,
+        };
+        let peer = core.peer_of(key).unwrap();
+        let mut op = RmaOp::new(request, peer, io.rma.next_order());
+        (op.context, op.wanted, op.held, op.parts) = (5, true, true, 1);
+        op.link = Some(key);
+        io.rma.ops.insert(op).unwrap();
+        core.hold(peer, io);
+        dials = std::mem::take(&mut core.config.dials);
+        link = core.links.get(key).copied();
+        core.broken(key, io);
+    });
+    // its queue pair is destroyed
+    until([&a, &b], |state| {
+        state.io.links.keys().next().is_none() && !state.io.rma.doubtful.is_empty()
+    });
+    a.ep.shared().apply_event(|core, io| {
+        for _ in 0..255 {
+            let other = core.links.insert(link.unwrap()).unwrap();
+            core.links.remove(other);
+        }
+        core.config.dials = dials;
+        core.advance_changed(io);
+    });
+    let error = super::pull::error(&a);
+    assert_eq!(
+        (error.completion.context, error.err),
+        (5, FiErrno::ECONNABORTED)
+    );
+    assert_eq!(a.state(|state| state.io.links.keys().next()), Some(key));
+}
+
 /// What is posted behind a write of unknown outcome, a message or another write, waits until the
 /// outcome is known: the write may have to be posted again.
 #[test]
