@@ -67,8 +67,8 @@ impl Executor {
     }
 
     /// How a message of a peer is read, if it can be.
-    pub(super) fn pull_of(&self, peer: PeerKey, from: &AtSender, len: u64) -> Option<Pull> {
-        let reads = !from.addr.is_null() && self.pulls.reads_from(peer);
+    pub(super) fn pull_of(&mut self, peer: PeerKey, from: &AtSender, len: u64) -> Option<Pull> {
+        let reads = !from.addr.is_null() && self.pulls.reads_next(peer);
         reads.then_some(Pull {
             from: (from.addr, from.rkey),
             end: len,

@@ -27,8 +27,14 @@ const READS: usize = 4;
 /// of a link is under way.
 const COPY: u64 = 1 << 18;
 /// Consecutive messages of a peer that could not be read, each of which has broken a link, until
-/// the next ones of the session are asked for in parts.
+/// the next ones are asked for in parts.
 const REFUSALS: u32 = 2;
+/// Number of messages that are asked for in parts then, before one is read again. It doubles with
+/// each further message that cannot be read, as often as [`DOUBLINGS`]. The messages of an
+/// application that fails some of its sends can be read again, and a device that refuses READs
+/// costs few links.
+const PARTS: u32 = 16;
+const DOUBLINGS: u32 = 12;
 
 /// A message that is read from the memory of its sender.
 #[derive(Clone, Copy, Debug)]
@@ -109,6 +115,26 @@ pub(in crate::rdm) struct Read {
     kept: Vec<Kept>,
 }
 
+/// Messages that a peer has announced and that could not be read, without one that was read behind
+/// them.
+#[derive(Clone, Copy, Debug, Default)]
+struct Refusals {
+    /// Their number.
+    count: u32,
+    /// Number of messages that are asked for in parts, before one is read.
+    parts: u32,
+}
+
+impl Refusals {
+    /// A further one.
+    fn add(&mut self) {
+        self.count = self.count.saturating_add(1);
+        if let Some(more) = self.count.checked_sub(REFUSALS) {
+            self.parts = PARTS << more.min(DOUBLINGS);
+        }
+    }
+}
+
 /// What waits for room on a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::rdm) enum Waiting {
@@ -132,8 +158,8 @@ pub(in crate::rdm) struct Pulls {
     refreshed: bool,
     /// The device copies in the post.
     pub(in crate::rdm) copies: bool,
-    /// Number of consecutive messages that a peer has announced and that could not be read.
-    refusals: NumberMap<u32>,
+    /// By the number of the peer.
+    refusals: NumberMap<Refusals>,
     reads: Slab<ReadMark, Read>,
     /// By the number of the peer.
     waiting: NumberMap<VecDeque<Waiting>>,
@@ -346,8 +372,7 @@ impl Pulls {
 
     /// A message of a peer could not be read, although it has a source.
     pub(in crate::rdm) fn refused(&mut self, peer: PeerKey) {
-        let count = self.refusals.entry(peer.number()).or_default();
-        *count = count.saturating_add(1);
+        self.refusals.entry(peer.number()).or_default().add();
     }
 
     /// A READ of a message of a peer has succeeded.
@@ -407,13 +432,41 @@ impl Pulls {
     /// Whether messages of a peer are read, not asked for in parts.
     #[inline]
     pub(in crate::rdm) fn reads_from(&self, peer: PeerKey) -> bool {
-        let count = self.refusals.get(&peer.number());
-        self.refusals.is_empty() || count.is_none_or(|count| *count < REFUSALS)
+        let refusals = self.refusals.get(&peer.number());
+        self.refusals.is_empty() || refusals.is_none_or(|it| it.parts == 0)
+    }
+
+    /// As [`Self::reads_from`], of a message that has arrived: counts it if it is asked for in
+    /// parts.
+    #[inline]
+    pub(in crate::rdm) fn reads_next(&mut self, peer: PeerKey) -> bool {
+        let reads = self.reads_from(peer);
+        if !reads && let Some(refusals) = self.refusals.get_mut(&peer.number()) {
+            refusals.parts -= 1;
+        }
+        reads
     }
 
     /// Whether anything waits for a link of a peer.
     #[inline]
     pub(in crate::rdm) fn has_waiting(&self, peer: PeerKey) -> bool {
         self.waits != 0 && self.first(peer).is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pause_after_refusals_doubles() {
+        let mut refusals = Refusals::default();
+        let mut parts = || {
+            refusals.add();
+            refusals.parts
+        };
+        assert_eq!([(); 5].map(|()| parts()), [0, 16, 32, 64, 128]);
+        (0..100).for_each(|_| _ = parts());
+        assert_eq!(parts(), 65_536);
     }
 }
