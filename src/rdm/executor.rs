@@ -109,6 +109,8 @@ pub(super) struct Executor {
     /// Completions that were polled since a poll has emptied the device queue.
     pub(super) backlog: usize,
     pub(super) polled: Polled,
+    /// Number of polls of the device that have found nothing; wraps.
+    pub(super) empty_polls: u32,
     max_inline: usize,
     pub(super) max_links: usize,
     pub(super) tx: Slab<TxMark, Operation>,
@@ -297,6 +299,7 @@ impl Executor {
             receives: PacketReceives::new(sizes.max_receives),
             backlog: 0,
             polled: Polled::default(),
+            empty_polls: 0,
             max_inline: sizes.max_inline.min(MAX_INLINE),
             max_links: sizes.max_links,
             tx: Slab::new(),

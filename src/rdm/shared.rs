@@ -769,6 +769,8 @@ impl State {
                 true => self.quiet.saturating_add(1),
                 false => 0,
             };
+            let found_none = u32::from(wcs.is_empty());
+            self.io.empty_polls = self.io.empty_polls.wrapping_add(found_none);
             for wc in wcs {
                 self.io.completed(&mut self.core, wc);
                 self.run_todo();

@@ -15,7 +15,7 @@ use crate::rdm::receives::Envelope;
 use crate::verbs::{Message as RingMessage, Next, RingProbe, Run};
 use crate::wire::rdm::packet::{HEADER_SIZE, MAX_HEAD, Message, SLOT_SIZE, eager_credit};
 use crate::wire::rdm::ring::{self, Eager};
-use crate::wire::rdm::{Credit, Header, Packet};
+use crate::wire::rdm::{Credit, Header, Number, Packet};
 
 /// Packets in the rings of a link that are read before a packet of its shared receive queue: a
 /// packet has a slot or more, so the rings have fewer.
@@ -426,7 +426,8 @@ impl Executor {
     }
 
     /// Processes the next packet in the ring of a link, whatever it is. `false`: there is none, or
-    /// it has to wait for packets in the shared receive queue.
+    /// it has to wait for packets in the shared receive queue. One that waits in vain violates the
+    /// protocol.
     pub(in crate::rdm) fn read_ring(&mut self, core: &mut Core<Self>, key: LinkKey) -> bool {
         let ring = self.links.get_mut(key).and_then(|link| link.ring.as_mut());
         let Some(message) = ring.and_then(|ring| ring.next()) else {
@@ -439,7 +440,12 @@ impl Executor {
             _ => None,
         };
         match packet {
-            Some(packet) if core.is_early(key, &packet) => return false,
+            // otherwise the core ends the link
+            Some(packet)
+                if core.is_early(key, &packet) && !self.is_overdue(key, packet.header.number) =>
+            {
+                return false;
+            }
             Some(packet) => core.arrived(key, &packet, PacketMemoryRef::Ring(place), self),
             None => core.violated(key, PacketMemoryRef::Ring(place), self),
         }
@@ -447,6 +453,15 @@ impl Executor {
             ring.consume();
         }
         true
+    }
+
+    /// Whether the next packet in a ring, which waits for packets in the shared receive queue, waits
+    /// in vain.
+    #[cold]
+    fn is_overdue(&mut self, key: LinkKey, number: Number) -> bool {
+        let polls = self.empty_polls;
+        let ring = self.links.get_mut(key).and_then(|link| link.ring.as_mut());
+        ring.is_some_and(|ring| ring.waits_in_vain(number, polls))
     }
 
     /// Delivers a message in a ring that is not announced. Returns the credit that it does not use

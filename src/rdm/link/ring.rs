@@ -8,6 +8,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use forks::PerProcess;
 
@@ -16,6 +17,7 @@ use crate::log::info_log;
 use crate::rdm::core::link::LinkKey;
 use crate::rdm::iov::{Iov, MAX_IOV};
 use crate::verbs::{Attached, Message, Polled, Posted, Qp, Ring, RingProbe};
+use crate::wire::rdm::Number;
 use crate::wire::rdm::packet::{HEADER_SIZE, MAX_HEAD};
 use crate::wire::rdm::ring::{Head, PREFIX, Words, head, words};
 
@@ -78,6 +80,19 @@ pub(in crate::rdm) struct RingPacket {
     begin: usize,
 }
 
+/// How long a packet may wait for those that precede it: a thread that takes one from the device
+/// may not have the processor.
+const EARLY: Duration = Duration::from_secs(1);
+
+/// A packet that waits for those that precede it.
+#[derive(Clone, Copy, Debug)]
+struct Early {
+    number: Number,
+    /// When it was found, and the number of empty polls of the device before.
+    since: Instant,
+    polls: u32,
+}
+
 /// See the module.
 #[derive(Debug)]
 pub(in crate::rdm) struct LinkRing {
@@ -90,6 +105,8 @@ pub(in crate::rdm) struct LinkRing {
     pub(in crate::rdm) used: bool,
     /// Nothing will arrive any more.
     pub(in crate::rdm) ended: bool,
+    /// The last packet that was found before those that precede it.
+    early: Option<Early>,
     /// The larger ring, if it was made; `None`: not tried yet.
     large: Option<Option<Large>>,
     /// Number of short messages that have arrived as SENDs.
@@ -145,6 +162,7 @@ impl LinkRing {
             hot: false,
             used: false,
             ended: false,
+            early: None,
             large: None,
             overflows: 0,
             full: 0,
@@ -459,9 +477,31 @@ impl LinkRing {
         }
     }
 
+    /// The next packet, with this number, waits for those that precede it. `polls`: number of polls
+    /// of the device that have found nothing, which wraps. Returns whether it waits in vain: those
+    /// before it were in the memory of this side when it was posted, and a poll that has found
+    /// nothing since then would have found them.
+    pub(in crate::rdm) fn waits_in_vain(&mut self, number: Number, polls: u32) -> bool {
+        let now = Instant::now();
+        match self.early.filter(|early| early.number == number) {
+            Some(early) => {
+                early.polls != polls && now.saturating_duration_since(early.since) >= EARLY
+            }
+            None => {
+                self.early = Some(Early {
+                    number,
+                    since: now,
+                    polls,
+                });
+                false
+            }
+        }
+    }
+
     /// Gives the memory of the last message back.
     #[inline]
     pub(in crate::rdm) fn consume(&mut self) {
+        self.early = None;
         self.used = true;
         // it was polled
         let _ = self.ring.consume();

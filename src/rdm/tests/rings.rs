@@ -715,3 +715,39 @@ fn a_message_that_may_have_arrived_is_not_to_be_repeated() {
         assert_eq!((a.poll(), b.poll()), (None, None), "delivered twice");
     }
 }
+
+/// A packet with a later number waits in the ring for those before it, but not for ever.
+#[test]
+fn a_packet_that_waits_in_vain_ends_its_link() {
+    let domain = domain();
+    let (a, b) = (End::open(&domain), End::open(&domain));
+    let to_b = a.knows(&b);
+    let mut buffer = [0; 8];
+    let mut exchange = |value: u8| {
+        b.recv(None, &mut buffer, 2);
+        a.send(to_b, None, &[value; 8], 1);
+        wait([&a, &b], [1, 1]);
+        assert_eq!(buffer, [value; 8]);
+    };
+    (0..4).for_each(&mut exchange);
+    a.state(|state| {
+        let peer = state.core.peer_keys().next().unwrap();
+        let peer = state.core.peers.get_mut(peer).unwrap();
+        peer.next = peer.next.next();
+    });
+    let begin = Instant::now();
+    a.send(to_b, None, &[9; 8], 1);
+    while b.state(|state| state.core.violations) == 0 {
+        assert_eq!(b.poll(), None);
+        assert!(begin.elapsed() < Duration::from_secs(10), "it waits");
+    }
+    wait_for(&a, 1);
+    if has_rings() {
+        assert!(begin.elapsed() >= Duration::from_secs(1), "not at once");
+    }
+    while a.state(|state| state.io.links.keys().next().is_some()) {
+        assert_eq!((a.poll(), b.poll()), (None, None));
+    }
+    // the sender has counted a packet that there is not, so another session begins
+    exchange(5);
+}
