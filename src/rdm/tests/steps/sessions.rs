@@ -558,3 +558,47 @@ fn a_successor_waits_for_the_end_of_the_session() {
     it.request_of(3, 3);
     assert_eq!(it.acts.rejects[1].reason, Reason::Known);
 }
+
+/// What has arrived when a session ends is delivered, ATOMIC too: a message behind it may rely on
+/// it. RTS alone is dropped.
+#[test]
+fn what_has_arrived_at_the_end_of_a_session_is_delivered() {
+    let mut it = Scene::new();
+    it.send(it.peer, 1);
+    let own = it.reply();
+    it.core.sent(own, Number::new(0), &mut it.acts);
+    it.settle(own);
+    it.core.fail(it.peer, FiErrno::EHOSTUNREACH, &mut it.acts);
+    let message = Message::default();
+    let (rkey, op) = (Rkey::default(), OpId::new(5));
+    let bodies = [
+        Body::Atomic {
+            op,
+            addr: 0,
+            key: 0,
+            operator: 0,
+            datatype: 0,
+            count: 1,
+            fetches: false,
+            last: true,
+            operands: Payload { offset: 64, len: 1 },
+        },
+        Body::Rts {
+            message,
+            op,
+            addr: RemoteAddr::NULL,
+            len: 1 << 20,
+            rkey,
+        },
+        Body::Eager {
+            message,
+            payload: Payload { offset: 32, len: 8 },
+        },
+    ];
+    let mut delivered = Vec::new();
+    for (number, body) in (0..).zip(bodies) {
+        it.packet(own, number, 99, body);
+        delivered.push(it.acts.delivered);
+    }
+    assert_eq!(delivered, [1, 1, 2]);
+}
