@@ -67,7 +67,7 @@ use crate::rdm::long::pulls::Pulls;
 use crate::rdm::long::streams::Streams;
 use crate::rdm::xrc::circuit_cm::XrcStep;
 use crate::rdm::xrc::ports::{Port, Xrc};
-use crate::verbs::{Cq, Lkey, Pd, Sge, Srq, Wc};
+use crate::verbs::{Cq, Lkey, NextSlot, Pd, Sge, Srq, Wc};
 use crate::wire::rdm::packet::{MAX_HEAD, SLOT_SIZE};
 use crate::wire::rdm::{Body, Header, Packet};
 use crate::xrc::XrcDomain;
@@ -153,6 +153,9 @@ pub(super) struct Executor {
     pub(super) remote: Vec<(Event, Arc<Counter>)>,
     /// The link of the packet that is being processed.
     arriving: Option<LinkKey>,
+    /// The peer of the last message of one buffer that was written to a ring, and the next slot of
+    /// that ring.
+    next_slot: Option<(PeerKey, NextSlot)>,
     /// Number of messages of the application in `tx`.
     messages: usize,
     pub(super) results: Answers,
@@ -328,6 +331,7 @@ impl Executor {
             answer,
             remote: Vec::new(),
             arriving: None,
+            next_slot: None,
             messages: 0,
             results: Answers::default(),
             fins: Answers::default(),

@@ -53,7 +53,9 @@ pub use pd::Pd;
 pub use qp::{Qp, QpConfig, QpLimits, QpState};
 pub use qp_create::Transport;
 pub use quirks::{Behaviour, Seen, XrcBehaviour};
-pub use ring::{Attached, Message, Next, Polled, Posted, Ring, RingLimits, RingProbe, Run};
+pub use ring::{
+    Attached, Message, Next, NextSlot, Polled, Posted, Ring, RingLimits, RingProbe, Run,
+};
 pub use sockaddr::SockAddr;
 pub use srq::Srq;
 pub use target::{Target, TargetState};

@@ -37,7 +37,7 @@ use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 use rdma_core_sys as sys;
 
@@ -114,6 +114,8 @@ impl Calls {
 pub struct Ring {
     raw: NonNull<sys::softdv_ring>,
     calls: Calls,
+    /// The word of the device that has the address of the next slot; `None` before the connection.
+    next_slot: Option<NonNull<*mut u8>>,
     /// The ring is freed with its queue pair.
     qp: Arc<Qp>,
 }
@@ -150,6 +152,33 @@ impl RingProbe {
             AtomicU32::from_ptr(ring.next.cast_mut()).load(Ordering::Acquire) == ring.expected
         }
     }
+}
+
+/// The slot in which the next message of a ring will be written, if no other message is before it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NextSlot(usize);
+
+impl NextSlot {
+    /// Has the processor request the line of the slot, which it will write: the receiver has read it
+    /// last. For a message of at most [`Self::LONGEST`] bytes, right before its post: the header of
+    /// a longer one is written behind its payload, and the receiver, which polls it, would have
+    /// taken the line back by then. A hint, which has no other effect wherever the slot is, or was.
+    #[inline(always)]
+    pub fn acquire(self) {
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        // SAFETY: `prefetchw` accesses no memory that the program can observe and never faults,
+        // whatever the address is; processors without it execute it as a NOP.
+        unsafe {
+            std::arch::asm!(
+                "prefetchw [{}]",
+                in(reg) self.0,
+                options(nostack, preserves_flags, readonly)
+            );
+        }
+    }
+
+    /// Longest payload of a message of one slot, in bytes.
+    pub const LONGEST: usize = 32;
 }
 
 /// Result of [`Ring::attach`].
@@ -241,6 +270,7 @@ impl Ring {
             Some(raw) => Ok(Some(Self {
                 raw,
                 calls,
+                next_slot: None,
                 qp: Arc::clone(qp),
             })),
             None => match FiErrno::last() {
@@ -248,6 +278,17 @@ impl Ring {
                 error => Err(error),
             },
         }
+    }
+
+    /// The slot of the next message.
+    #[inline(always)]
+    pub fn next_slot(&self) -> NextSlot {
+        let word = self.next_slot.map_or(0, |word| {
+            // SAFETY: the device keeps the word as long as the ring, and changes it by atomics.
+            let word = unsafe { AtomicPtr::from_ptr(word.as_ptr()) };
+            word.load(Ordering::Relaxed).addr()
+        });
+        NextSlot(word)
     }
 
     /// The queue pair.
@@ -264,10 +305,13 @@ impl Ring {
         // SAFETY: live; `&mut self` excludes other calls.
         let ret = unsafe { (self.calls.attach)(self.raw.as_ptr(), &raw mut info) };
         match FiErrno::from_verb(ret) {
-            Ok(()) => Ok(Attached::Ready(RingLimits {
-                max_send: info.max_send as usize,
-                max_recv: info.max_recv as usize,
-            })),
+            Ok(()) => {
+                self.next_slot = NonNull::new(info.slot.cast_mut().cast());
+                Ok(Attached::Ready(RingLimits {
+                    max_send: info.max_send as usize,
+                    max_recv: info.max_recv as usize,
+                }))
+            }
             Err(FiErrno::EOPNOTSUPP) => Ok(Attached::Absent),
             Err(FiErrno::EAGAIN) => Ok(Attached::NotYet),
             Err(error) => Err(error),

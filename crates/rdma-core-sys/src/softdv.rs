@@ -25,12 +25,26 @@ pub struct softdv_ring_attr {
 
 /// Properties of a connection's rings.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct softdv_ring_info {
     /// Longest payload that can be sent, in bytes.
     pub max_send: u32,
     /// Longest payload that can arrive, in bytes.
     pub max_recv: u32,
+    /// A word, valid as long as the ring, that has the address of the slot of the next message to be
+    /// sent. It changes in `softdv_ring_post` and `softdv_ring_postv`. The address serves as a hint
+    /// to the processor alone: nothing may be read or written there.
+    pub slot: *const *const c_void,
+}
+
+impl Default for softdv_ring_info {
+    fn default() -> Self {
+        Self {
+            max_send: 0,
+            max_recv: 0,
+            slot: std::ptr::null(),
+        }
+    }
 }
 
 /// The part of a receive ring that its user may read: the ring has something to poll if the 32 bits

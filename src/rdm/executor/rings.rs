@@ -12,7 +12,7 @@ use crate::rdm::link::ring::{Content, LARGE, LinkRing, RingPacket, RingPost, SLO
 use crate::rdm::operations::{Operation, PAYLOAD, TxKey};
 use crate::rdm::packet_memory::PacketMemory;
 use crate::rdm::receives::Envelope;
-use crate::verbs::{Message as RingMessage, Next, RingProbe, Run};
+use crate::verbs::{Message as RingMessage, Next, NextSlot, RingProbe, Run};
 use crate::wire::rdm::packet::{HEADER_SIZE, MAX_HEAD, Message, SLOT_SIZE, eager_credit};
 use crate::wire::rdm::ring::{self, Eager};
 use crate::wire::rdm::{Credit, Header, Number, Packet};
@@ -161,6 +161,13 @@ impl Executor {
         (peer, tag, data): (PeerKey, Option<u64>, Option<u32>),
         (from, len): (*const u8, usize),
     ) -> RingPost {
+        // the line arrives while the message is examined
+        if len <= NextSlot::LONGEST
+            && let Some((of, slot)) = self.next_slot
+            && of == peer
+        {
+            slot.acquire();
+        }
         let Some((direct, ring)) = self.direct(core, peer, len) else {
             return RingPost::No;
         };
@@ -177,6 +184,8 @@ impl Executor {
         };
         if posted == RingPost::Sent {
             direct.sent();
+            let slot = ring.next_slot();
+            self.next_slot = Some((peer, slot));
         }
         posted
     }

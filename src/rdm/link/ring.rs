@@ -16,7 +16,7 @@ use crate::errno::Result;
 use crate::log::info_log;
 use crate::rdm::core::link::LinkKey;
 use crate::rdm::iov::{Iov, MAX_IOV};
-use crate::verbs::{Attached, Message, Polled, Posted, Qp, Ring, RingProbe};
+use crate::verbs::{Attached, Message, NextSlot, Polled, Posted, Qp, Ring, RingProbe};
 use crate::wire::rdm::Number;
 use crate::wire::rdm::packet::{HEADER_SIZE, MAX_HEAD};
 use crate::wire::rdm::ring::{Head, PREFIX, Words, head, words};
@@ -170,6 +170,12 @@ impl LinkRing {
             #[cfg(test)]
             ends_next: None,
         })
+    }
+
+    /// The slot of the next packet.
+    #[inline(always)]
+    pub(in crate::rdm) fn next_slot(&self) -> NextSlot {
+        self.ring.next_slot()
     }
 
     /// Whether the peer has a ring.

@@ -259,7 +259,12 @@ fn answers_that_are_not_taken_hold_credit() {
                 len,
                 rkey: Rkey::default(),
             };
-            core.arrived(link, &Packet { header, body }, PacketMemoryRef::Slot(slot), io);
+            core.arrived(
+                link,
+                &Packet { header, body },
+                PacketMemoryRef::Slot(slot),
+                io,
+            );
             core.check();
         });
     };

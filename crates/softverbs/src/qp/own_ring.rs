@@ -13,7 +13,7 @@
 
 use std::ptr::{addr_of, addr_of_mut};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 use rdma_core_sys::{
     IBV_EVENT_QP_REQ_ERR, IBV_QPS_ERR, IBV_QPS_INIT, IBV_QPS_RESET, IBV_QPT_RC, softdv_ring,
@@ -49,6 +49,8 @@ pub(crate) struct OwnRing {
     larger: Option<RingArea>,
     inbound: Inbound,
     outbound: Option<Outbound>,
+    /// [`Outbound::next_slot`], for the user of the ring (`softdv_ring_info`).
+    next_slot: AtomicPtr<u8>,
 }
 
 /// The receiving side.
@@ -157,6 +159,7 @@ impl Qp {
                 former: None,
             },
             outbound: None,
+            next_slot: AtomicPtr::default(),
         };
         let ring = try_box(ring)
             .map(Box::into_raw)
@@ -445,6 +448,7 @@ impl OwnRing {
         Ok(softdv_ring_info {
             max_send: max_send as u32,
             max_recv: this.inbound.receiver.max_payload() as u32,
+            slot: this.next_slot.as_ptr().cast(),
         })
     }
 
@@ -503,7 +507,13 @@ impl OwnRing {
         // SAFETY: the caller's promise.
         let (qp, outbound) = unsafe { (Self::qp(ring), Self::outbound(ring)) };
         match outbound {
-            Some(outbound) => outbound.post(qp, message),
+            Some(outbound) => {
+                let ret = outbound.post(qp, message);
+                // SAFETY: the caller promises a live ring.
+                let shown = unsafe { &*addr_of!((*ring).next_slot) };
+                shown.store(outbound.next_slot(), Ordering::Relaxed);
+                ret
+            }
             None => libc::ENOTCONN,
         }
     }

@@ -109,6 +109,12 @@ impl Outbound {
         self.sender.max_payload()
     }
 
+    /// The address of the slot of the next message.
+    #[inline(always)]
+    pub(super) fn next_slot(&self) -> *mut u8 {
+        self.sender.next_slot()
+    }
+
     /// Position behind the last message sent.
     pub(super) fn sent(&self) -> u32 {
         self.sender.sent()

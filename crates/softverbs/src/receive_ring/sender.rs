@@ -85,6 +85,12 @@ impl Sender {
         self.longest
     }
 
+    /// The address of the slot of the next message.
+    #[inline(always)]
+    pub(crate) fn next_slot(&self) -> *mut u8 {
+        self.ring.address(self.head)
+    }
+
     /// Position behind the last message, in slots, wrapping.
     #[inline]
     pub(crate) fn sent(&self) -> u32 {

@@ -91,6 +91,13 @@ impl Slots {
         self.first + SLOT * (position & self.mask) as usize
     }
 
+    /// The address of the slot at a position, which is not accessed.
+    #[inline(always)]
+    pub(crate) fn address(&self, position: u32) -> *mut u8 {
+        self.base
+            .wrapping_add(SLOT * (position & self.mask) as usize)
+    }
+
     /// The four words of the slot at a position, and the address of the 32 bytes behind them.
     #[cfg(not(all(test, loom)))]
     #[inline(always)]
