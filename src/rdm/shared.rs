@@ -58,9 +58,11 @@ const POLLS: usize = 4;
 /// Bytes of READs per poll on a device that copies them in the post, after which other threads get
 /// the endpoint's lock, and the caller the entries.
 const READ_BYTES: u64 = 1 << 20;
-/// Maximum number of consecutive polls of the driver, and in front of a search, which hold the
-/// endpoint's lock.
+/// Maximum number of consecutive polls of the driver, which hold the endpoint's lock.
 const ROUNDS: usize = 16;
+/// The same in front of a search: as many as take all packets that the posted receives, and a ring,
+/// can have, 4,096 and 2,048.
+const SEARCH_ROUNDS: usize = 4096 / (BATCH * POLLS);
 
 /// The endpoints of the process that are not dropped.
 static ALL: PerProcess<Mutex<Vec<Weak<Shared>>>> = PerProcess::new(Mutex::new(Vec::new()));
@@ -831,13 +833,16 @@ impl State {
     }
 
     /// Polls until the device queue and the rings are empty or [`READ_BYTES`] were read, at most
-    /// [`ROUNDS`] times: a search must find a message that has arrived.
+    /// [`SEARCH_ROUNDS`] times: a search must find a message that has arrived. The queue is empty
+    /// when a poll has found nothing: `soft0` may return fewer completions than it has.
     ///
     /// # Errors
     /// As [`Self::poll`].
     pub(super) fn poll_before_search(&mut self) -> Result<()> {
-        for _ in 0..ROUNDS {
-            if self.poll()? || self.io.bytes_read >= READ_BYTES {
+        for _ in 0..SEARCH_ROUNDS {
+            let before = self.io.empty_polls;
+            let empty = self.poll()? && self.io.empty_polls != before;
+            if empty || self.io.bytes_read >= READ_BYTES {
                 break;
             }
         }
