@@ -168,6 +168,7 @@ impl SharedRx {
     /// An endpoint is bound that has this address vector: its removals count from now on, because
     /// receives may be posted before the endpoint is enabled.
     pub(super) fn attach(self: &Arc<Self>, vector: &Arc<AddressVector>) {
+        self.forget_closed_vector();
         let mut removals = self.removals.lock();
         removals.retain(|of| of.vector.strong_count() != 0);
         let of = Arc::downgrade(vector);
@@ -179,9 +180,18 @@ impl SharedRx {
             vector: of,
         });
         removals.push(Arc::clone(&new));
-        drop(removals);
         let user: Arc<dyn VectorUser> = new;
+        // under the lock: another thread that finds the vector known relies on it
         vector.attach(Arc::downgrade(&user));
+    }
+
+    /// Receives that were directed to addresses of a closed vector match none of the next one.
+    fn forget_closed_vector(&self) {
+        let mut known = self.vector.lock();
+        if known.take_if(|it| it.strong_count() == 0).is_some() {
+            drop(known);
+            self.peers.lock().clear();
+        }
     }
 
     /// Whether the vector is that of the endpoints, or may be that of the first enabled one.
@@ -191,20 +201,23 @@ impl SharedRx {
         known.is_none_or(|known| known.ptr_eq(vector))
     }
 
-    /// Checks that an endpoint has the address vector of the others.
+    /// Checks that an endpoint has the address vector of the others. Without others it has any.
     ///
     /// # Errors
     /// `EINVAL`: it has not.
     pub(super) fn check_vector(&self, vector: &Arc<AddressVector>) -> Result<()> {
+        let alone = self.members.lock().is_empty();
         let mut known = self.vector.lock();
-        match known.as_ref().and_then(Weak::upgrade) {
-            Some(known) if Arc::ptr_eq(&known, vector) => Ok(()),
-            Some(_) => Err(FiErrno::EINVAL),
-            None => {
-                *known = Some(Arc::downgrade(vector));
-                Ok(())
-            }
+        match &*known {
+            Some(known) if known.as_ptr() == Arc::as_ptr(vector) => return Ok(()),
+            Some(_) if !alone => return Err(FiErrno::EINVAL),
+            _ => {}
         }
+        if known.replace(Arc::downgrade(vector)).is_some() {
+            drop(known);
+            self.peers.lock().clear();
+        }
+        Ok(())
     }
 
     /// The place of a new endpoint. `all`: each success has an entry.
@@ -460,8 +473,8 @@ impl SharedRx {
     fn deliver_pending(&self) {
         let owners = self.store.lock().pending_owners();
         for owner in owners {
-            // a closing endpoint has posted the receives again; one that has panicked does so at the
-            // close
+            // a closing endpoint has posted the receives again; one that has panicked does so at
+            // the close
             self.at(owner, |state| {
                 for (key, target) in state.io.rx.take_pending() {
                     state.io.deliver_stored(key, target);

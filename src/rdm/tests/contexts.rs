@@ -182,6 +182,52 @@ fn a_receive_from_an_address_that_is_removed_before_an_endpoint_is_enabled() {
     }
 }
 
+/// The address vector is closed with the last endpoint of a context, and an endpoint with another
+/// one follows; or the first one stays open. A receive from an address of the first vector does not
+/// match messages of the same address in the second one.
+#[test]
+fn a_receive_from_an_address_of_another_vector() {
+    let domain = domain();
+    for closes in [true, false] {
+        let config = SharedRxConfig {
+            size: 8,
+            op_flags: Flags::empty(),
+            directed: true,
+        };
+        let context = SharedRx::open(&domain, config).unwrap();
+        let (a, b) = (End::open(&domain), End::open(&domain));
+        let mut bytes = [0_u8; 8];
+        let list = libc::iovec {
+            iov_base: bytes.as_mut_ptr().cast(),
+            iov_len: bytes.len(),
+        };
+        let post = |number| {
+            let local = LocalIov::single(&list, &Desc::NULL);
+            // SAFETY: the buffer lives until the context is dropped.
+            unsafe { context.recv(FiAddr(0), Some((1, 0)), local, number, None) }.unwrap();
+        };
+        let first = AddressVector::open(4).unwrap();
+        let member = bound(&domain, &context, &first, true);
+        assert_eq!(member.knows(&a), FiAddr(0));
+        member.ep.enable().unwrap();
+        post(1);
+        drop(member);
+        let kept = (!closes).then_some(first);
+        let second = AddressVector::open(4).unwrap();
+        let member = bound(&domain, &context, &second, true);
+        assert_eq!(member.knows(&b), FiAddr(0));
+        member.ep.enable().unwrap();
+        b.send(b.knows(&member), Some(1), &[7; 8], 0);
+        wait_stored(&b, &member, 1);
+        post(2);
+        assert_eq!(wait_entry(&member), (2, None));
+        assert_eq!(bytes, [7; 8]);
+        assert_eq!(context.cancel(1), Ok(()));
+        assert_eq!(wait_entry(&member), (1, Some(FiErrno::ECANCELED)));
+        drop(kept);
+    }
+}
+
 /// The resident memory of the process in bytes.
 fn resident() -> i64 {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
