@@ -163,6 +163,7 @@ impl Executor {
     ) -> RingPost {
         // the line arrives while the message is examined
         if len <= NextSlot::LONGEST
+            && data.is_none()
             && let Some((of, slot)) = self.next_slot
             && of == peer
         {
@@ -464,8 +465,8 @@ impl Executor {
         true
     }
 
-    /// Whether the next packet in a ring, which waits for packets in the shared receive queue, waits
-    /// in vain.
+    /// Whether the next packet in a ring, which waits for packets in the shared receive queue,
+    /// waits in vain.
     #[cold]
     fn is_overdue(&mut self, key: LinkKey, number: Number) -> bool {
         let polls = self.empty_polls;

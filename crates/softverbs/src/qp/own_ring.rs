@@ -444,6 +444,9 @@ impl OwnRing {
             this.outbound = Some(Outbound::find(qp, conn, sq.dest)?);
             this.inbound.peer = Some(Arc::clone(&conn.peer));
         }
+        let next = this.outbound.as_ref().map(Outbound::next_slot);
+        this.next_slot
+            .store(next.unwrap_or_default(), Ordering::Relaxed);
         let max_send = this.outbound.as_ref().map_or(0, Outbound::max_payload);
         Ok(softdv_ring_info {
             max_send: max_send as u32,
