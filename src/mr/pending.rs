@@ -124,8 +124,8 @@ impl Region {
     }
 }
 
-#[cfg(test)]
 #[allow(unsafe_code, reason = "registers memory")]
+#[cfg(test)]
 mod tests {
     use std::sync::atomic::Ordering;
     use std::time::Duration;

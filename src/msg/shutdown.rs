@@ -84,7 +84,8 @@ impl Shared {
 
     /// If the peer has disconnected: waits for the results of requests under way, at most
     /// [`REFUSAL_WAIT`] from then on. One of them may be a refusal, which the peer has disconnected
-    /// for. Does not wait within [`TIMEOUT_PAUSE`] after a wait of the process that has reached its limit.
+    /// for. Does not wait within [`TIMEOUT_PAUSE`] after a wait of the process that has reached its
+    /// limit.
     pub(super) fn await_answers(&self) {
         let Some(disconnected) = self.conn.disconnected() else {
             return;

@@ -280,8 +280,8 @@ impl CompletionQueue {
         self.abandon_in(&mut inner, &slots, directions);
     }
 
-    /// Reports the outstanding requests of an endpoint as flushed. The device completes none of them
-    /// any more: it was removed.
+    /// Reports the outstanding requests of an endpoint as flushed. The device completes none of
+    /// them any more: it was removed.
     pub(crate) fn abandon(&self, member: CqMember, direction: Direction) {
         let mut inner = self.inner.lock();
         let _ = self.drain_all(&mut inner);

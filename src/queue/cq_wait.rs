@@ -273,8 +273,8 @@ impl CompletionQueue {
         }
         let inner = self.inner.lock();
         let endpoints = inner.table.endpoints.iter();
-        for rings in endpoints.filter_map(|place| place.slots.as_ref()) {
-            if let Some(counters) = rings.counters() {
+        for slots in endpoints.filter_map(|attachment| attachment.slots.as_ref()) {
+            if let Some(counters) = slots.counters() {
                 let all = counters.tx().chain(counters.rx());
                 all.for_each(|counter| counter.wake());
             }

@@ -159,9 +159,9 @@ impl RingProbe {
 pub struct NextSlot(usize);
 
 impl NextSlot {
-    /// Has the processor request the line of the slot, which it will write: the receiver has read it
-    /// last. For a message of at most [`Self::LONGEST`] bytes, right before its post: the header of
-    /// a longer one is written behind its payload, and the receiver, which polls it, would have
+    /// Has the processor request the line of the slot, which it will write: the receiver has read
+    /// it last. For a message of at most [`Self::LONGEST`] bytes, right before its post: the header
+    /// of a longer one is written behind its payload, and the receiver, which polls it, would have
     /// taken the line back by then. A hint, which has no other effect wherever the slot is, or was.
     #[inline(always)]
     pub fn acquire(self) {

@@ -1,4 +1,4 @@
-//! The record of a region in the key directory (`docs/protocol.md`, "Key directory"), and the
+//! The record of a region in the key directory (`docs/protocol.md`, "The key directory"), and the
 //! memory that it refers to.
 
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Peers without links, and when they are freed. `docs/rdm.md`, "The life of a peer".
+//! Peers without links, and when they are freed. `docs/rdm-memory.md`, "The life of a peer".
 
 use std::collections::{HashMap, HashSet};
 

@@ -1,5 +1,5 @@
-//! What an executor names and keeps of peers that are to be freed. `docs/rdm.md`, "The life of a
-//! peer".
+//! What an executor names and keeps of peers that are to be freed. `docs/rdm-memory.md`, "The life
+//! of a peer".
 
 use std::collections::HashSet;
 

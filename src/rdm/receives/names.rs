@@ -1,5 +1,5 @@
-//! The peers that receives and messages name. They are not freed (`docs/rdm.md`, "The life of a
-//! peer").
+//! The peers that receives and messages name. They are not freed (`docs/rdm-memory.md`, "The life
+//! of a peer").
 
 use std::collections::HashSet;
 

@@ -42,7 +42,8 @@ pub(super) enum Outcome {
     Done,
     /// The device refused the post.
     NotPosted(FiErrno),
-    /// The operation failed with this `ibv_wc_status`; `None`: no completion within [`TRIAL_LIMIT`].
+    /// The operation failed with this `ibv_wc_status`; `None`: no completion within
+    /// [`TRIAL_LIMIT`].
     Failed(Option<u32>),
 }
 
