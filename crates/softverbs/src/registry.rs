@@ -113,8 +113,8 @@ impl Registry {
     ///
     /// # Errors
     /// `EACCES`: no directory accepts the file, or the file belongs to another user. `EMFILE` and
-    /// others ([`is_of_place`]): a lack, after which another directory would be one of this process
-    /// alone. Otherwise the error of the last directory.
+    /// others ([`is_lack`]): in another directory this process might be alone. Otherwise the error
+    /// of the last directory.
     pub(crate) fn open() -> Res<Self> {
         first_of(directories(), |directory| Self::open_in(directory.as_ref()))
     }
@@ -268,32 +268,25 @@ impl AsRawFd for Registry {
 /// What `open` returns for the first directory that accepts the file.
 ///
 /// # Errors
-/// `EACCES`: there is no directory. The first error that is not one [of the place](is_of_place), or
-/// the last one.
+/// `EACCES`: there is no directory. The first error that is [a lack](is_lack), or the last one.
 fn first_of<D, T>(directories: impl IntoIterator<Item = D>, open: impl Fn(D) -> Res<T>) -> Res<T> {
     let mut last = Errno(libc::EACCES);
     for directory in directories {
         match open(directory) {
-            Err(error) if is_of_place(error) => last = error,
+            Err(error) if !is_lack(error) => last = error,
             result => return result,
         }
     }
     Err(last)
 }
 
-/// Whether all processes of the user get this error for the directory, and go on to the next one.
-fn is_of_place(error: Errno) -> bool {
+/// Whether the error passes, so that other processes of the user may open the file in the
+/// directory. All of them get any other error, for instance `ENXIO` if another user has made a
+/// socket of this name in a directory that all users may write, and use the next directory.
+fn is_lack(error: Errno) -> bool {
     matches!(
         error.0,
-        libc::ENOENT
-            | libc::EACCES
-            | libc::EPERM
-            | libc::EROFS
-            | libc::ENOTDIR
-            | libc::ENAMETOOLONG
-            // another user's link or directory of this name
-            | libc::ELOOP
-            | libc::EISDIR
+        libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOSPC | libc::EDQUOT | libc::EINTR
     )
 }
 
@@ -353,15 +346,43 @@ mod tests {
                 errno => Err(Errno(*errno)),
             })
         };
-        for errno in [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::ENOSPC] {
+        let lacks = [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::ENOSPC];
+        for errno in lacks.into_iter().chain([libc::EDQUOT, libc::EINTR]) {
             assert_eq!(opened(&[errno, 0]), Err(Errno(errno)));
             assert_eq!(opened(&[libc::ENOENT, errno, 0]), Err(Errno(errno)));
         }
-        for errno in [libc::ENOENT, libc::EACCES, libc::EROFS, libc::ELOOP] {
+        let of_the_place = [libc::ENOENT, libc::EACCES, libc::EROFS, libc::ELOOP];
+        for errno in of_the_place.into_iter().chain([libc::ENXIO, libc::ETXTBSY]) {
             assert_eq!(opened(&[errno, 0]), Ok(()));
             assert_eq!(opened(&[libc::EPERM, errno]), Err(Errno(errno)));
         }
         assert_eq!(opened(&[]), Err(Errno(libc::EACCES)));
+    }
+
+    /// Another user's socket has the name of the file.
+    #[test]
+    fn a_socket_of_the_name_leads_to_the_next_directory() {
+        let name = format!("softverbs-test-{}", sys::random());
+        let directories = ["socket", "next"].map(|part| {
+            let directory = std::env::temp_dir().join(format!("{name}-{part}"));
+            std::fs::create_dir(&directory).unwrap();
+            directory
+        });
+        let registry = Registry::open_in(&directories[0]).unwrap();
+        drop(registry);
+        let mut files = std::fs::read_dir(&directories[0]).unwrap();
+        let file = files.next().unwrap().unwrap().path();
+        std::fs::remove_file(&file).unwrap();
+        let socket = std::os::unix::net::UnixListener::bind(&file).unwrap();
+        let opened = first_of(&directories, |directory| Registry::open_in(directory));
+        let name = file.file_name().unwrap();
+        let inode = |opened: &File| opened.metadata().unwrap().ino();
+        let next = File::open(directories[1].join(name)).unwrap();
+        assert_eq!(inode(opened.unwrap().file()), inode(&next));
+        drop(socket);
+        for directory in directories {
+            std::fs::remove_dir_all(directory).unwrap();
+        }
     }
 
     #[test]
