@@ -238,16 +238,18 @@ pub(super) unsafe extern "C" fn rdma_create_qp_ex(
     })
 }
 
-/// A failure leaves the objects in `attr` as they were: those of the id are destroyed.
+/// A failure leaves `attr` as it was: the queues that the id makes are destroyed.
 ///
 /// # Safety
 /// As `rdma_create_qp_ex(3)`.
 unsafe fn create(id: *mut rdma_cm_id, attr: &mut ibv_qp_init_attr_ex) -> Res<()> {
     let given = (attr.send_cq, attr.recv_cq, attr.srq);
+    let domain = (attr.pd, attr.comp_mask);
     // SAFETY: the caller's promise.
     let created = unsafe { create_with_missing(id, attr) };
     if created.is_err() {
         (attr.send_cq, attr.recv_cq, attr.srq) = given;
+        (attr.pd, attr.comp_mask) = domain;
     }
     created
 }
@@ -589,6 +591,29 @@ mod tests {
             init.cap.max_send_sge = 1;
             assert_eq!(rdma_create_qp(id, (*id).pd, &raw mut init), 0);
             assert_eq!((init.send_cq, init.recv_cq), ((*id).send_cq, (*id).recv_cq));
+            rdma_destroy_qp(id);
+            assert_eq!(rdma_destroy_id(id), 0);
+        }
+    }
+
+    /// A call takes the protection domain of its id, which is none of another id.
+    #[test]
+    fn a_failure_leaves_no_domain_of_the_id_in_the_attributes() {
+        // SAFETY: a live id, destroyed once.
+        unsafe {
+            let (id, plain) = bound_id();
+            let mut init = ibv_qp_init_attr_ex {
+                qp_type: plain.qp_type,
+                cap: plain.cap,
+                ..ibv_qp_init_attr_ex::default()
+            };
+            init.cap.max_send_sge = u32::MAX;
+            assert_eq!(rdma_create_qp_ex(id, &raw mut init), -1);
+            assert!(init.pd.is_null() && init.send_cq.is_null());
+            assert_eq!(init.comp_mask, 0);
+            init.cap.max_send_sge = 1;
+            assert_eq!(rdma_create_qp_ex(id, &raw mut init), 0);
+            assert_eq!(init.pd, (*id).pd);
             rdma_destroy_qp(id);
             assert_eq!(rdma_destroy_id(id), 0);
         }
