@@ -1,10 +1,11 @@
 //! Event channels: a queue of events, and the descriptors that cause events.
 //!
-//! Invariants: the channel's descriptor is readable while the queue has an event, or a descriptor
-//! of one of its ids is ready. An id is in the `sources` of exactly one channel, that of its state.
-//! The lock of an id is taken before that of a channel. Taking an event from the queue counts it as
-//! reported under the channel's lock; so a thread that removes an id's events under this lock has
-//! the exact number of events that the application holds.
+//! Invariants: the channel's descriptor is readable while the queue has an event that is due
+//! ([`Raw::is_due`]), or a descriptor of one of its ids is ready. An id is in the `sources` of
+//! exactly one channel, that of its state. The lock of an id is taken before that of a channel.
+//! Taking an event from the queue counts it as reported under the channel's lock; so a thread that
+//! removes an id's events under this lock has the exact number of events that the application
+//! holds.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::RawFd;
@@ -42,6 +43,13 @@ pub(super) struct Events {
 struct Pending {
     queue: VecDeque<Raw>,
     sources: HashMap<u64, Weak<Shared>>,
+}
+
+impl Pending {
+    /// Whether an event is due.
+    fn has_due(&self) -> bool {
+        self.queue.iter().any(Raw::is_due)
+    }
 }
 
 impl Channel {
@@ -115,8 +123,20 @@ impl Events {
     /// Queues an event. The caller holds the lock of the subject's state.
     pub(super) fn push(&self, event: Raw) {
         let mut pending = lock(&self.pending);
+        let is_due = event.is_due();
         pending.queue.push_back(event);
-        self.flag.set();
+        if is_due {
+            self.flag.set();
+        }
+    }
+
+    /// An id was given to the application, so that its events are due. The caller holds the lock of
+    /// its state.
+    pub(super) fn given(&self) {
+        let pending = lock(&self.pending);
+        if pending.has_due() {
+            self.flag.set();
+        }
     }
 
     /// Takes the next event from the queue, and counts it as reported. Makes the id of a connection
@@ -127,7 +147,7 @@ impl Events {
         let queue = &mut pending.queue;
         let next = queue.iter().position(Raw::is_due)?;
         let event = queue.remove(next)?;
-        if pending.queue.is_empty() {
+        if !pending.has_due() {
             self.flag.clear();
         }
         event.subject.report();
@@ -153,7 +173,7 @@ impl Events {
             .into_iter()
             .partition(|event| event.subject.serial == id.serial);
         pending.queue = rest;
-        if pending.queue.is_empty() {
+        if !pending.has_due() {
             self.flag.clear();
         }
         Vec::from(std::convert::identity::<VecDeque<Raw>>(gone))
@@ -198,7 +218,7 @@ impl Events {
 
     /// Whether an event is queued that [`Self::pop`] returns.
     pub(super) fn has_event(&self) -> bool {
-        lock(&self.pending).queue.iter().any(Raw::is_due)
+        lock(&self.pending).has_due()
     }
 
     /// Waits until an event is queued or a descriptor is ready.

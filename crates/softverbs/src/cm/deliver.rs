@@ -213,8 +213,10 @@ fn deliver_request(listener: &Shared, child: &Arc<Shared>, channel: &Arc<Events>
     state.show_device(child);
     state.show_addresses(child);
     state.show_route(child);
-    drop(state);
+    // with the lock of the state: the application, which may get another event of the id at once,
+    // does not destroy the id before the end of this call
     child.give();
+    state.events.given();
 }
 
 /// Completes the connection on the active side, if the id has a queue pair.
@@ -262,6 +264,17 @@ mod tests {
     use super::super::wire::Private;
     use super::*;
 
+    fn is_readable(channel: *mut rdma_event_channel) -> bool {
+        let mut entry = libc::pollfd {
+            // SAFETY: the caller passes a live channel.
+            fd: unsafe { (*channel).fd },
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        // SAFETY: one entry is passed.
+        unsafe { libc::poll(&raw mut entry, 1, 0) > 0 }
+    }
+
     /// Another thread looks for an event of a new id while its request is delivered.
     #[test]
     fn an_event_of_a_request_stays_until_the_request_is_delivered() {
@@ -285,10 +298,14 @@ mod tests {
         let request = events.pop().unwrap();
         assert!(!child.handle().is_null());
         assert!(!events.has_event() && events.pop().is_none());
+        // a thread that waits sleeps meanwhile
+        assert!(!is_readable(channel));
         let delivered = deliver(request, &events).unwrap();
+        assert!(is_readable(channel));
         assert_eq!(delivered.c.id, child.handle().cast());
         let next = events.pop().unwrap();
         assert_eq!(next.subject.serial, child.serial);
+        assert!(!is_readable(channel));
         drop((delivered, next));
         // SAFETY: made above, and not used any more.
         unsafe {
