@@ -284,7 +284,10 @@ impl CompletionQueue {
             }
             _ if max == 0 => {
                 // a read of 0 completions only makes progress
-                self.progress_locked(&mut guard)?;
+                let progressed = self.progress_locked(&mut guard);
+                if guard.backlog.is_empty() {
+                    progressed?;
+                }
                 if guard.table.resumes() {
                     guard = self.resume(guard);
                 }

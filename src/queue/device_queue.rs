@@ -83,7 +83,8 @@ impl DeviceQueue {
     /// Moves completions to the backlog until it has `limit` entries.
     ///
     /// # Errors
-    /// As [`Self::poll`].
+    /// As [`Self::poll`], also if it has moved some: the caller may sleep behind this call, and a
+    /// queue that has failed does not wake it.
     pub(super) fn drain(
         &self,
         table: &EndpointTable,
@@ -94,9 +95,6 @@ impl DeviceQueue {
         while sink.queued() < limit {
             let polled = self.cq.poll(&mut buffer, BATCH);
             let wcs = polled.map_err(|_| self.overran())?;
-            if wcs.is_empty() {
-                return self.has_ended();
-            }
             for wc in wcs {
                 table.complete_late(wc, sink);
             }
@@ -104,10 +102,10 @@ impl DeviceQueue {
                 break;
             }
         }
-        Ok(())
+        self.has_ended()
     }
 
-    /// The result of a poll that gave nothing. A device may report the loss by an event
+    /// The result of polls that have not failed. A device may report the loss by an event
     /// (`IBV_EVENT_CQ_ERR`), and give the completions before it.
     #[inline(always)]
     fn has_ended(&self) -> Result<()> {

@@ -6,6 +6,8 @@ use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::os::fd::RawFd;
 use std::sync::Arc;
+#[cfg(test)]
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rdma_core_sys as sys;
 
@@ -144,6 +146,9 @@ pub struct Cq {
     raw: *mut sys::ibv_cq,
     channel: Option<Arc<CompChannel>>,
     device: Arc<Device>,
+    /// Whether polls fail.
+    #[cfg(test)]
+    fails: AtomicBool,
 }
 
 // SAFETY: verbs objects may be used by any thread (Documentation/libibverbs.md: "fully thread
@@ -185,6 +190,8 @@ impl Cq {
             raw,
             channel,
             device: Arc::clone(device),
+            #[cfg(test)]
+            fails: AtomicBool::new(false),
         })
     }
 
@@ -255,6 +262,10 @@ impl Cq {
         buffer: &'a mut [MaybeUninit<Wc>; N],
         max: usize,
     ) -> Result<&'a [Wc]> {
+        #[cfg(test)]
+        if self.fails.load(Ordering::Relaxed) {
+            return Err(FiErrno::EIO);
+        }
         let max = max.min(N) as c_int;
         // SAFETY: the queue is live, and the buffer has room for `max`.
         let ret = unsafe { sys::ibv_poll_cq(self.raw, max, buffer.as_mut_ptr().cast()) };
@@ -265,6 +276,12 @@ impl Cq {
             }
             Err(_) => Err(FiErrno::EIO),
         }
+    }
+
+    /// As if the device had lost completions: later polls fail, and nothing else reports it.
+    #[cfg(test)]
+    pub(crate) fn fail_polls(&self) {
+        self.fails.store(true, Ordering::Relaxed);
     }
 
     /// `ibv_req_notify_cq(3)`: the next completion makes the channel readable.

@@ -289,6 +289,47 @@ fn the_failure_of_a_queue_ends_all_waits() {
     assert_eq!(counter.trywait(), Err(FiErrno::EOVERRUN));
 }
 
+/// The device has a completion besides the failure: one that the counter does not count, or one
+/// without an entry.
+#[test]
+fn a_failure_behind_a_completion_is_found_before_a_wait() {
+    let failed = |kind| {
+        let (client, server, counters) = counted(&[kind]);
+        let target = Buffer::all(&server.domain, 64);
+        server.recv(&target, 64, 1).unwrap();
+        let buffer = Buffer::all(&client.domain, 64);
+        client.send(&buffer, 64, 7).unwrap();
+        server.completion().unwrap();
+        let queue = client.cq.device_cq().unwrap().object();
+        client.domain.device().raise(AsyncEvent::CqError, queue);
+        (client, server, counters, (target, buffer))
+    };
+    let (_client, _server, counters, _buffers) = failed(Flags::WRITE);
+    assert_eq!(counters[0].trywait(), Err(FiErrno::EOVERRUN));
+    let (client, _server, _counters, _buffers) = failed(Flags::SEND);
+    assert_eq!(client.cq.trywait(), Err(FiErrno::EAGAIN));
+}
+
+/// A read of no entries makes progress, and finds the failure behind an entry.
+#[test]
+fn the_entries_before_a_failure_are_read_first() {
+    let (client, server) = connected(false, |_| {});
+    let target = Buffer::all(&server.domain, 64);
+    server.recv(&target, 64, 1).unwrap();
+    let buffer = Buffer::all(&client.domain, 64);
+    client.send(&buffer, 64, 7).unwrap();
+    server.completion().unwrap();
+    let start = Instant::now();
+    while !client.cq.poll_ready() {
+        assert!(start.elapsed() < LIMIT);
+    }
+    client.cq.device_cq().unwrap().fail_polls();
+    let mut ignore = |_: &Completion| {};
+    assert_eq!(client.cq.read(0, &mut ignore), Err(FiErrno::EAGAIN));
+    assert_eq!(client.cq.read(1, &mut ignore), Ok(1));
+    assert_eq!(client.cq.read(0, &mut ignore), Err(FiErrno::EOVERRUN));
+}
+
 /// A thread that waits on the queue and a thread that waits on the counter are both woken,
 /// independent of which of them polls the completion.
 #[test]
