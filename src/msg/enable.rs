@@ -111,15 +111,6 @@ impl Shared {
             (Some(tx), Some(rx)) => Arc::ptr_eq(tx, rx),
             _ => false,
         };
-        if let Some(counters) = self.slots.counters() {
-            let (tx, rx) = (tx.as_ref(), rx.as_ref());
-            counters
-                .tx()
-                .for_each(|counter| tx.into_iter().for_each(|cq| counter.watch(cq)));
-            if let (Some(counter), Some(cq)) = (counters.rx(), rx) {
-                counter.watch(cq);
-            }
-        }
         let (tx_room, rx_room) = self.rooms(control);
         if let Some(cq) = &tx {
             let room = if shared { tx_room + rx_room } else { tx_room };
@@ -134,6 +125,16 @@ impl Shared {
                     self.detach(control);
                     return Err(error);
                 }
+            }
+        }
+        // behind the places: the failure of a queue wakes the counters of the endpoints that it has
+        if let Some(counters) = self.slots.counters() {
+            let (tx, rx) = (tx.as_ref(), rx.as_ref());
+            counters
+                .tx()
+                .for_each(|counter| tx.into_iter().for_each(|cq| counter.watch(cq)));
+            if let (Some(counter), Some(cq)) = (counters.rx(), rx) {
+                counter.watch(cq);
             }
         }
         Ok(())

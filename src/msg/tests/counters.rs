@@ -4,8 +4,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::transfer::readable;
 use super::*;
-use crate::queue::Counter;
+use crate::queue::slots::EndpointSlots;
+use crate::queue::{Counter, Direction};
 use crate::verbs::AsyncEvent;
+use crate::verbs::replaced::without_resize;
 
 /// Delay of another thread's operation, after which this thread is waiting.
 const LATER: Duration = Duration::from_millis(100);
@@ -328,6 +330,27 @@ fn the_entries_before_a_failure_are_read_first() {
     assert_eq!(client.cq.read(0, &mut ignore), Err(FiErrno::EAGAIN));
     assert_eq!(client.cq.read(1, &mut ignore), Ok(1));
     assert_eq!(client.cq.read(0, &mut ignore), Err(FiErrno::EOVERRUN));
+}
+
+/// The failure of a queue wakes the counters of the endpoints that it has. A counter that would
+/// follow the queue before that, and whose thread sleeps again, would miss it.
+#[test]
+fn a_counter_follows_no_queue_that_does_not_have_its_endpoint() {
+    let device = devices(&[without_resize(true)], false).remove(0);
+    let side = Side::new(&device, config(CLIENT), false);
+    let counter = Counter::open(side.domain.queues(), WaitKind::Fd).unwrap();
+    side.ep.bind_counter(&counter, Flags::SEND).unwrap();
+    // the queue has no room for the endpoint
+    let queue = side.cq.device_cq().unwrap();
+    let slots = Arc::new(EndpointSlots::new(1, 1));
+    let member = side.cq.attach(&slots, queue.cqe()).unwrap();
+    assert_eq!(side.ep.enable(), Err(FiErrno::ENOSPC));
+    device.raise(AsyncEvent::CqError, queue.object());
+    assert_eq!(counter.trywait(), Ok(()));
+    side.cq.detach(member, queue.cqe(), Direction::BOTH);
+    side.ep.enable().unwrap();
+    assert!(readable(counter.fd().unwrap()));
+    assert_eq!(counter.trywait(), Err(FiErrno::EOVERRUN));
 }
 
 /// A thread that waits on the queue and a thread that waits on the counter are both woken,
