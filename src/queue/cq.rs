@@ -20,7 +20,7 @@ use crate::queue::slots::EndpointSlots;
 use crate::queue::source::{BATCH, Entry, NoReader, Sink, Source, take};
 use crate::queue::wait::WaitSet;
 use crate::queue::{CompletionError, CqMember, EntryWriter, QueueDomain, WaitKind, is_refusal};
-use crate::verbs::{AsyncEvent, AsyncListener, Cq};
+use crate::verbs::{AsyncListener, Cq};
 
 /// Size of a queue in completions if the application gives none.
 const DEFAULT_SIZE: usize = 1024;
@@ -405,6 +405,7 @@ impl CompletionQueue {
         count: usize,
         writer: &mut W,
     ) -> Result<usize> {
+        self.report_failure(&guard);
         match self.read_more(guard, max, count, writer) {
             Ok((_, count)) if count > 0 => Ok(count),
             _ => Err(FiErrno::EOVERRUN),
@@ -579,7 +580,9 @@ impl CompletionQueue {
         if let Some(device) = &self.device {
             let mut none = NoReader;
             let mut sink = Sink::queueing(&mut none, &mut inner.backlog);
-            device.drain(&inner.table, &mut sink, limit)?;
+            device
+                .drain(&inner.table, &mut sink, limit)
+                .inspect_err(|_| self.report_failure(inner))?;
         }
         Ok(!inner.backlog.is_empty())
     }
@@ -628,18 +631,6 @@ impl CompletionQueue {
     pub(crate) fn device_cq(&self) -> Result<&Arc<Cq>> {
         let device = self.device.as_ref().ok_or(FiErrno::EINVAL)?;
         Ok(device.cq())
-    }
-}
-
-impl AsyncListener for CompletionQueue {
-    fn async_event(&self, event: AsyncEvent) {
-        if event == AsyncEvent::CqError
-            && let Some(device) = &self.device
-        {
-            let _ = device.overran();
-            // a poll after this finds the failure
-            self.wake_all();
-        }
     }
 }
 

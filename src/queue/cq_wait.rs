@@ -7,9 +7,11 @@ use parking_lot::Mutex;
 
 use crate::errno::{FiErrno, Result};
 use crate::queue::cq::{CompletionQueue, Inner};
+use crate::queue::device_queue::DeviceQueue;
 use crate::queue::source::Entry;
 use crate::queue::wait::{WaitSet, deadline, pause};
 use crate::queue::{EntryWriter, WaitKind};
+use crate::verbs::{AsyncEvent, AsyncListener};
 
 /// Signals of [`CompletionQueue::signal`] to the threads that wait in [`CompletionQueue::sread`].
 #[derive(Debug, Default)]
@@ -264,14 +266,18 @@ impl CompletionQueue {
         progressed
     }
 
-    /// Wakes the threads that wait on the queue, and on counters of the endpoints of its device
+    /// Follows the failure of the device queue, which makes no event of its channel. The first call
+    /// wakes the threads that wait on the queue, and on counters of the endpoints of its device
     /// queue.
     #[cold]
-    pub(super) fn wake_all(&self) {
+    #[inline(never)]
+    pub(super) fn report_failure(&self, inner: &Inner) {
+        if !self.device.as_ref().is_some_and(DeviceQueue::takes_report) {
+            return;
+        }
         if let Some(wait) = &self.wait {
             wait.wake();
         }
-        let inner = self.inner.lock();
         let endpoints = inner.table.endpoints.iter();
         for slots in endpoints.filter_map(|attachment| attachment.slots.as_ref()) {
             if let Some(counters) = slots.counters() {
@@ -322,5 +328,17 @@ impl CompletionQueue {
     /// The kind of the queue's wait object.
     pub fn wait_kind(&self) -> WaitKind {
         self.kind
+    }
+}
+
+impl AsyncListener for CompletionQueue {
+    fn async_event(&self, event: AsyncEvent) {
+        if event == AsyncEvent::CqError
+            && let Some(device) = &self.device
+        {
+            let _ = device.overran();
+            // a poll after this finds the failure
+            self.report_failure(&self.inner.lock());
+        }
     }
 }

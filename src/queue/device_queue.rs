@@ -22,7 +22,10 @@ pub(super) struct DeviceQueue {
     cq: Arc<Cq>,
     /// The channel, which no other queue uses; `None` without a wait object.
     channel: Option<Arc<CompChannel>>,
+    /// Whether the device has lost completions.
     overrun: AtomicBool,
+    /// Whether a thread reports the loss, or has reported it.
+    reported: AtomicBool,
 }
 
 impl DeviceQueue {
@@ -45,6 +48,7 @@ impl DeviceQueue {
             cq: Arc::new(cq),
             channel,
             overrun: AtomicBool::new(false),
+            reported: AtomicBool::new(false),
         })
     }
 
@@ -130,17 +134,26 @@ impl DeviceQueue {
         self.channel.as_ref().map(|channel| channel.fd())
     }
 
-    /// Records, and logs once, that the device has lost completions. Returns the error.
+    /// Records that the device has lost completions. Returns the error.
     #[cold]
     pub(super) fn overran(&self) -> FiErrno {
-        if !self.overrun.swap(true, Ordering::Relaxed) {
+        self.overrun.store(true, Ordering::Relaxed);
+        FiErrno::EOVERRUN
+    }
+
+    /// For a caller that has found the loss: logs it once. Returns whether the caller is the first
+    /// one, which wakes the others.
+    #[cold]
+    pub(super) fn takes_report(&self) -> bool {
+        let first = !self.reported.swap(true, Ordering::Relaxed);
+        if first {
             warn_log!(
                 Cq,
                 "{}: a completion queue has failed, and completions are lost",
                 self.cq.device().name()
             );
         }
-        FiErrno::EOVERRUN
+        first
     }
 }
 

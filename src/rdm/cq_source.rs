@@ -164,7 +164,8 @@ impl CqSource {
             state.skip_poll();
         } else if armed != 0 {
             state.stop_streams();
-            let empty = state.poll()?;
+            let polled = state.poll();
+            let empty = polled.inspect_err(|_| self.shared.wake_sources(state))?;
             if (!empty || state.io.reads_wait) && self.is_armed() {
                 // the caller may sleep, and the completions that are left make no event
                 self.wake_sleeper(state);
@@ -198,7 +199,8 @@ impl CqSource {
             Self::look(state);
         }
         if rest {
-            state.poll_rest()?;
+            let polled = state.poll_rest();
+            polled.inspect_err(|_| self.shared.wake_sources(state))?;
         }
         left -= self.pass(state, sink, left);
         if left != max && self.is_armed() {

@@ -332,6 +332,33 @@ fn the_entries_before_a_failure_are_read_first() {
     assert_eq!(client.cq.read(0, &mut ignore), Err(FiErrno::EOVERRUN));
 }
 
+/// The device makes no event, and one thread finds the failure in a poll.
+#[test]
+fn a_poll_that_finds_a_failure_wakes_all_threads() {
+    let ways: [fn(&CompletionQueue); 2] = [
+        |cq| {
+            let mut ignore = |_: &Completion| {};
+            assert_eq!(cq.read(1, &mut ignore), Err(FiErrno::EOVERRUN));
+        },
+        |cq| assert!(cq.poll_ready()),
+    ];
+    for finds in ways {
+        let side = Side::new(&device(), config(CLIENT), false);
+        let counter = Counter::open(side.domain.queues(), WaitKind::Fd).unwrap();
+        side.ep.bind_counter(&counter, Flags::SEND).unwrap();
+        side.ep.enable().unwrap();
+        assert_eq!(counter.trywait(), Ok(()));
+        assert_eq!(side.cq.trywait(), Ok(()));
+        side.cq.device_cq().unwrap().fail_polls();
+        let fds = [counter.fd().unwrap(), side.cq.fd().unwrap()];
+        assert_eq!(fds.map(readable), [false, false]);
+        finds(&side.cq);
+        assert_eq!(fds.map(readable), [true, true]);
+        assert_eq!(counter.trywait(), Err(FiErrno::EOVERRUN));
+        assert_eq!(side.cq.trywait(), Err(FiErrno::EAGAIN));
+    }
+}
+
 /// The failure of a queue wakes the counters of the endpoints that it has. A counter that would
 /// follow the queue before that, and whose thread sleeps again, would miss it.
 #[test]

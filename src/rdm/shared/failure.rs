@@ -29,8 +29,10 @@ impl Shared {
         }
     }
 
+    /// Wakes the threads that sleep on a completion queue for which there is an entry, or all of
+    /// them if the endpoint has failed.
     #[cold]
-    pub(super) fn wake_sources(&self, state: &mut State) {
+    pub(in crate::rdm) fn wake_sources(&self, state: &mut State) {
         state.sleepers = false;
         for source in &*self.cq_sources.lock() {
             if source.is_armed() && (source.has(state) || state.failed.is_some()) {

@@ -2,20 +2,20 @@
 
 #![allow(unsafe_code, reason = "passes buffers as C does")]
 
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::breaks::counting_domain;
-use super::endpoints::{End, Transport, domain, wait};
+use super::endpoints::{End, Transport, domain, queue, wait};
 use crate::domain::{Domain, DomainConfig};
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
 use crate::mr::Desc;
 use crate::queue::source::Source;
-use crate::queue::{Completion, Counter, WaitKind};
-use crate::rdm::{EndpointConfig, LocalIov};
+use crate::queue::{BindFlags, Completion, Counter, WaitKind};
+use crate::rdm::{AddressVector, Endpoint, EndpointConfig, LocalIov};
 use crate::verbs::AsyncEvent;
 use crate::verbs::replaced::without_resize;
 
@@ -68,7 +68,7 @@ fn waits_end(domain: &Arc<Domain>, transport: Transport, error: FiErrno, fail: i
         assert_eq!(post(&a), Err(error));
         assert_eq!(a.cq.read(1, &mut ignore), Err(error));
     }
-    let begin = std::time::Instant::now();
+    let begin = Instant::now();
     a.ep.close();
     assert!(
         begin.elapsed() < Duration::from_secs(5),
@@ -123,15 +123,50 @@ fn a_failure_is_found_by_the_waits_of_all_counters() {
         let queue = end.state(|state| state.device_queue().object());
         domain.device().raise(AsyncEvent::CqError, queue);
         for counter in &counters {
-            assert!(readable(counter));
+            assert!(readable(counter.fd().unwrap()));
             assert_eq!(counter.trywait(), Err(FiErrno::EOVERRUN));
         }
     });
 }
 
-fn readable(counter: &Counter) -> bool {
+/// The device makes no event, and a thread that polls finds the failure: it wakes those that sleep
+/// on a counter of the same queue, and on the endpoint's other queue.
+#[test]
+fn a_poll_that_finds_a_failure_wakes_all_threads() {
+    let domain = domain();
+    let mut ignore = |_: &Completion| {};
+    Transport::each(|transport| {
+        let end = End::with(&domain, transport.config(), 0);
+        let counter = Counter::open(domain.queues(), WaitKind::Fd).unwrap();
+        counter.watch(&end.cq);
+        assert_eq!(counter.trywait(), Ok(()));
+        end.state(|state| state.device_queue().fail_polls());
+        let read = end.cq.read(1, &mut ignore);
+        assert_eq!(read, Err(FiErrno::EOVERRUN));
+        assert!(readable(counter.fd().unwrap()));
+
+        let ep = Endpoint::new(&domain, transport.config()).unwrap();
+        let [sends, receives] = [(); 2].map(|()| queue(&domain, 0));
+        let av = AddressVector::open(4).unwrap();
+        ep.bind_vector(&av).unwrap();
+        ep.bind_cq(&sends, BindFlags::TRANSMIT).unwrap();
+        ep.bind_cq(&receives, BindFlags::RECV).unwrap();
+        ep.enable().unwrap();
+        assert_eq!(receives.trywait(), Ok(()));
+        let shared = ep.shared();
+        let device_queue = shared.lock().as_ref().unwrap().device_queue();
+        device_queue.fail_polls();
+        let begin = Instant::now();
+        while sends.read(1, &mut ignore) != Err(FiErrno::EOVERRUN) {
+            assert!(begin.elapsed() < Duration::from_secs(20));
+        }
+        assert!(readable(receives.fd().unwrap()));
+    });
+}
+
+fn readable(fd: RawFd) -> bool {
     let mut entry = libc::pollfd {
-        fd: counter.fd().unwrap(),
+        fd,
         events: libc::POLLIN,
         revents: 0,
     };
@@ -168,10 +203,10 @@ fn a_copy_of_the_descriptor_of_a_closed_endpoint_wakes_nobody() {
         // SAFETY: no pointers; the copy has no other owner.
         unsafe { OwnedFd::from_raw_fd(libc::dup(sources[0].fd().unwrap())) }
     };
-    assert!(readable(&counter));
+    assert!(readable(counter.fd().unwrap()));
     drop(end);
     assert_eq!(counter.trywait(), Ok(()));
-    assert!(!readable(&counter));
+    assert!(!readable(counter.fd().unwrap()));
     drop(copy);
 }
 
