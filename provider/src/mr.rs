@@ -68,7 +68,10 @@ unsafe impl Kind for Mr {
                 "fi_close: -{errno:?}: the access of a peer has not ended; call fi_close again later"
             );
         })?;
-        if let Some(events) = &mr.events {
+        // the event queue of a forked child's parent may have been locked at the fork
+        if let Some(events) = &mr.events
+            && mr.region.is_of_this_process()
+        {
             events.forget(token(mr));
         }
         Ok(())

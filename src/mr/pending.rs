@@ -28,6 +28,9 @@ pub(super) struct Pending {
     /// Makes the registration panic, for tests.
     #[cfg(test)]
     panics: std::sync::atomic::AtomicBool,
+    /// The next registration waits here twice, with the bindings of the region locked.
+    #[cfg(test)]
+    stop: Mutex<Option<Arc<std::sync::Barrier>>>,
 }
 
 impl Pending {
@@ -39,6 +42,16 @@ impl Pending {
             *stage = Stage::Running;
         }
         queued
+    }
+
+    /// Waits at [`Self::stop`], if it is set.
+    #[cfg(test)]
+    pub(super) fn pause(&self) {
+        let stop = self.stop.lock().take();
+        if let Some(stop) = stop {
+            stop.wait();
+            stop.wait();
+        }
     }
 
     fn end(&self) {
@@ -111,7 +124,7 @@ impl Region {
     /// In a forked child it has no effect: the workers are its parent's, and no registration of the
     /// child is under way.
     pub fn cancel_enable(&self) {
-        if !self.domain().workers().is_of_this_process() {
+        if !self.is_of_this_process() {
             return;
         }
         let mut stage = self.pending.stage.lock();
@@ -134,14 +147,8 @@ mod tests {
     use super::*;
     use crate::domain::{Domain, DomainConfig};
 
-    /// At the fork one worker registers a region and another one is idle. The child has copies of
-    /// their records.
-    #[test]
-    fn a_forked_child_waits_for_no_worker() {
-        use super::super::tests;
-
-        let domain = Domain::open(&tests::device(), DomainConfig::default()).unwrap();
-        let memory = [0_u8; 64];
+    /// A region that is not registered yet.
+    fn prepared(domain: &Domain, memory: &[u8]) -> Arc<Region> {
         let buffers = [Buffer {
             addr: memory.as_ptr().cast(),
             len: memory.len(),
@@ -152,8 +159,50 @@ mod tests {
             requested_key: 1,
             ..RegionConfig::default()
         };
-        // SAFETY: the memory is dropped after the region.
-        let region = unsafe { Region::prepare(domain.mr(), &config) }.unwrap();
+        // SAFETY: the callers drop the memory after the region.
+        unsafe { Region::prepare(domain.mr(), &config) }.unwrap()
+    }
+
+    /// At the fork a worker registers the region, with its bindings locked.
+    #[test]
+    fn a_forked_child_closes_a_region_that_is_being_registered() {
+        let domain = Domain::open(&super::super::tests::device(), DomainConfig::default()).unwrap();
+        let memory = [0_u8; 64];
+        let region = prepared(&domain, &memory);
+        let stop = Arc::new(std::sync::Barrier::new(2));
+        *region.pending.stop.lock() = Some(Arc::clone(&stop));
+        let (tell, told) = std::sync::mpsc::channel();
+        region
+            .enable_later(move |result| tell.send(result).unwrap())
+            .unwrap();
+        stop.wait();
+        // SAFETY: the child uses these objects alone, and exits; the alarm ends one that waits.
+        unsafe {
+            let pid = libc::fork();
+            if pid == 0 {
+                libc::alarm(10);
+                let closed = region.close().is_ok() && region.close().is_ok();
+                drop((region, domain));
+                libc::_exit(i32::from(!closed));
+            }
+            let mut status = -1;
+            assert_eq!(libc::waitpid(pid, &raw mut status, 0), pid);
+            stop.wait();
+            assert_eq!(status, 0);
+        }
+        assert_eq!(told.recv_timeout(Duration::from_secs(30)), Ok(Ok(())));
+        region.close().unwrap();
+    }
+
+    /// At the fork one worker registers a region and another one is idle. The child has copies of
+    /// their records.
+    #[test]
+    fn a_forked_child_waits_for_no_worker() {
+        use super::super::tests;
+
+        let domain = Domain::open(&tests::device(), DomainConfig::default()).unwrap();
+        let memory = [0_u8; 64];
+        let region = prepared(&domain, &memory);
         let (release, released) = std::sync::mpsc::channel::<()>();
         let (begin, begun) = std::sync::mpsc::channel();
         let report = move |_| {
@@ -192,18 +241,7 @@ mod tests {
         let domain = Domain::open(&device, DomainConfig::default()).unwrap();
         let memory = [0_u8; 4096];
         let register = |panics| {
-            let buffers = [Buffer {
-                addr: memory.as_ptr().cast(),
-                len: memory.len(),
-            }];
-            let config = RegionConfig {
-                buffers: &buffers,
-                access: Access::all(),
-                requested_key: 1,
-                ..RegionConfig::default()
-            };
-            // SAFETY: the memory is dropped after the region.
-            let region = unsafe { Region::prepare(domain.mr(), &config) }.unwrap();
+            let region = prepared(&domain, &memory);
             region.pending.panics.store(panics, Ordering::Relaxed);
             let (tell, told) = std::sync::mpsc::channel();
             region

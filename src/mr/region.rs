@@ -4,7 +4,7 @@
 
 use std::ffi::c_void;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
@@ -481,6 +481,8 @@ impl Region {
     /// - Errors of the registration, as for [`Self::register`]; the region stays disabled.
     pub fn enable(&self) -> Result<()> {
         let mut bindings = self.bindings.lock();
+        #[cfg(test)]
+        self.pending.pause();
         if bindings.closing || self.is_enabled() {
             return Err(refused!(
                 Mr,
@@ -538,7 +540,16 @@ impl Region {
     /// `EBUSY`: the wait has timed out and the access may still be executed. No new access can
     /// start. The caller repeats the call. Also if a thread has posted an operation on the region,
     /// which had waited, for 5 s: nothing else is done then.
+    ///
+    /// In a forked child, for a region of its parent, it only makes the descriptor invalid, and
+    /// acquires no lock: a thread of the parent may have held it at the fork. The child's copy of
+    /// the region is not dropped any more.
     pub fn close(self: &Arc<Self>) -> Result<()> {
+        if !self.is_of_this_process() {
+            self.magic.store(DEAD, Ordering::Relaxed);
+            std::mem::forget(Arc::clone(self));
+            return Ok(());
+        }
         // first, with no lock held: no operation that waited uses a registration that ends
         refuse_descriptor(self)?;
         self.cancel_enable();
@@ -552,6 +563,11 @@ impl Region {
         ended.and(self.elsewhere.end())?;
         keep_memory(self);
         Ok(())
+    }
+
+    /// Whether this process has opened the region's domain. A forked child has not.
+    pub fn is_of_this_process(&self) -> bool {
+        self.domain.workers().is_of_this_process()
     }
 
     /// Whether the region is enabled.
