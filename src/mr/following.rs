@@ -10,6 +10,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use forks::generation;
+
 use super::Desc;
 use crate::errno::{FiErrno, Result};
 use crate::log::warn_log;
@@ -48,12 +50,6 @@ struct Table {
     used: AtomicUsize,
     /// Number of threads that follow unknown descriptors, below it [`generation`].
     crowd: AtomicU64,
-}
-
-/// Differs in a process and its children, and is not 0.
-fn generation() -> u32 {
-    // 0 and 1 are one process: forks are counted from 1 on, perhaps later than the first call
-    forks::forks().max(1)
 }
 
 /// The number of threads in a value of [`Table::crowd`].

@@ -29,14 +29,8 @@ pub(crate) struct Workers {
     /// Maximum number of threads. Not that of the thread that submits a job, which may be bound to
     /// fewer processors.
     most: usize,
-    /// [`generation`] of the process that has the threads.
+    /// [`forks::generation`] of the process that has the threads.
     generation: u32,
-}
-
-/// Differs in a process and its forked children.
-fn generation() -> u32 {
-    // 0 and 1 are one process: forks are counted from 1 on, perhaps later than the first call
-    forks::forks().max(1)
 }
 
 /// The jobs, and the threads that wait for them.
@@ -68,7 +62,7 @@ impl Default for Workers {
         Self {
             queue: Arc::default(),
             most: workers(),
-            generation: generation(),
+            generation: forks::generation(),
         }
     }
 }
@@ -77,7 +71,7 @@ impl Workers {
     /// Whether this process has the threads: a forked child does not, and a lock that one of them
     /// held is never released in it.
     pub(super) fn is_of_this_process(&self) -> bool {
-        self.generation == generation()
+        self.generation == forks::generation()
     }
 
     /// Passes a job to a worker. If no thread can be created, the calling thread runs the job.

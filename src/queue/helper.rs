@@ -35,9 +35,22 @@ thread_local! {
 }
 
 /// See the module. Thread safe.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Helper {
     shared: Arc<Shared>,
+    /// [`forks::generation`] of the process that has the thread.
+    generation: u32,
+}
+
+impl Default for Helper {
+    fn default() -> Self {
+        // without memory for that, the drop in a child waits as in its parent
+        forks::are_counted();
+        Self {
+            shared: Arc::default(),
+            generation: forks::generation(),
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -317,6 +330,11 @@ impl Shared {
 
 impl Drop for Helper {
     fn drop(&mut self) {
+        if self.generation != forks::generation() {
+            // a forked child: it has no such thread, which may have held the lock at the fork
+            std::mem::forget(Arc::clone(&self.shared));
+            return;
+        }
         let thread = {
             let mut state = self.shared.state.lock();
             state.stopped = true;
@@ -332,6 +350,7 @@ impl Drop for Helper {
 }
 
 #[cfg(test)]
+#[allow(unsafe_code, reason = "forks")]
 mod tests {
     use super::*;
     use crate::domain::{Domain, DomainConfig};
@@ -435,6 +454,33 @@ mod tests {
         assert_eq!(holders(), 500);
         drop(endpoints);
         until(0);
+    }
+
+    /// At the fork the thread exists, with and without the lock.
+    #[test]
+    fn a_forked_child_waits_for_no_helper() {
+        for locked in [false, true] {
+            let helper = Helper::default();
+            let shared = Arc::clone(&helper.shared);
+            let (release, released) = std::sync::mpsc::channel::<()>();
+            shared.state.lock().thread = Some(std::thread::spawn(move || {
+                let _ = released.recv();
+            }));
+            let held = locked.then(|| shared.state.lock());
+            // SAFETY: the child drops its copy, and exits; the alarm ends one that waits.
+            unsafe {
+                let pid = libc::fork();
+                if pid == 0 {
+                    libc::alarm(10);
+                    drop(helper);
+                    libc::_exit(0);
+                }
+                let mut status = -1;
+                assert_eq!(libc::waitpid(pid, &raw mut status, 0), pid);
+                assert_eq!(status, 0, "locked: {locked}");
+            }
+            drop((held, release));
+        }
     }
 
     #[test]

@@ -21,6 +21,14 @@ pub fn forks() -> u32 {
     FORKS.load(Ordering::Relaxed)
 }
 
+/// As [`forks`], and 1 before the first call of [`are_counted`] too: it may follow the first call of
+/// this function. Never 0.
+#[inline]
+pub fn generation() -> u32 {
+    // 0 and 1 are one process: forks are counted from 1 on
+    forks().max(1)
+}
+
 extern "C" fn forked() {
     FORKS.fetch_add(1, Ordering::Relaxed);
 }
