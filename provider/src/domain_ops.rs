@@ -135,7 +135,7 @@ unsafe fn open_body(
     fault_point("domain");
     let device = devices::list(false)
         .into_iter()
-        .find(|device| device.name() == name && getinfo::is_of_fabric(device, &fabric.name))
+        .find(|device| device.name() == name && fabric.has(device))
         .ok_or(FiErrno::ENODEV)?;
     let terms = getinfo::domain_terms(fabric.api_version, info, &device)?;
     let user = fabric.users.add()?;

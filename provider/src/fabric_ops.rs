@@ -58,7 +58,8 @@ pub(crate) unsafe extern "C" fn fabric(
         // SAFETY: not NULL, valid by the contract of fi_fabric(3); its size never changed.
         let (name, api_version) = unsafe { (str_of((*attr).name), (*attr).api_version) };
         let name = name.ok_or(FiErrno::EINVAL)?;
-        if !crate::getinfo::is_fabric(name) {
+        let devices = crate::getinfo::devices_of_fabric(name);
+        if devices.is_empty() {
             return Err(FiErrno::ENODATA);
         }
         let object = Object::open(
@@ -70,6 +71,7 @@ pub(crate) unsafe extern "C" fn fabric(
             Fabric {
                 api_version,
                 name: name.to_owned(),
+                devices,
             },
         );
         let handle = object.as_ptr().expose_provenance();

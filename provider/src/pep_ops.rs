@@ -74,8 +74,7 @@ pub(crate) unsafe extern "C" fn open(
         let name = view.domain().and_then(|domain| domain.name());
         let name = name.and_then(|name| name.to_str().ok());
         let wanted = |device: &Arc<Device>| {
-            name.is_none_or(|name| name == device.name())
-                && getinfo::is_of_fabric(device, &fabric.name)
+            name.is_none_or(|name| name == device.name()) && fabric.has(device)
         };
         let device = devices::list(false).into_iter().find(wanted);
         let device = device.ok_or(FiErrno::ENODEV)?;

@@ -283,15 +283,11 @@ pub(crate) fn is_xrc(info: View<'_, fi_info>) -> bool {
         .is_some_and(|ep| ep.protocol == FI_PROTO_RDMA_CM_IB_XRC)
 }
 
-/// Whether there is a fabric of this name.
-pub(crate) fn is_fabric(name: &str) -> bool {
+/// The names of the devices that have a port in the fabric of this name.
+pub(crate) fn devices_of_fabric(name: &str) -> Vec<String> {
     let devices = devices::list(false);
-    devices.iter().any(|device| is_of_fabric(device, name))
-}
-
-/// Whether a device belongs to the fabric of this name.
-pub(crate) fn is_of_fabric(device: &Arc<Device>, name: &str) -> bool {
-    Offer::of(device, &ep_type::MSG).is_ok_and(|offer| offer.fabric_name == name)
+    let of_fabric = devices.iter().filter(|device| has_port_in(device, name));
+    of_fabric.map(|device| device.name().to_owned()).collect()
 }
 
 /// The authorization keys that an info of an application of API `version` names: the domain's, and
@@ -312,7 +308,7 @@ pub(crate) fn auth_keys(
 
 pub(crate) use ep_type::{DOMAIN_CAPS, MSG, RDM, later_caps};
 pub(crate) use negotiate::Terms;
-pub(crate) use offer::RxLimits;
+pub(crate) use offer::{RxLimits, has_port_in};
 pub(crate) use resolve::name as resolve_name;
 
 /// The terms of an endpoint opened with `info`, which may come from `fi_getinfo` or from the
@@ -330,18 +326,4 @@ pub(crate) fn check(version: u32, info: View<'_, fi_info>, device: &Arc<Device>)
     // The modes of an info are the negotiated ones, which the application has accepted.
     let terms = exact_terms(version, &mut hints, &offer).map_err(open)?;
     Ok(terms)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_device_belongs_to_one_fabric() {
-        let device = weft::verbs::devices(&[softverbs::backend()], false).remove(0);
-        assert!(is_of_fabric(&device, "softverbs"));
-        for other in ["", "Ethernet", "softverbs2"] {
-            assert!(!is_of_fabric(&device, other), "{other}");
-        }
-    }
 }

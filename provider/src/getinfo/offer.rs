@@ -138,9 +138,7 @@ impl Offer {
     fn connected(device: &Arc<Device>) -> Result<Self> {
         let ep = &ep_type::MSG;
         let attr = device.attr();
-        let ports = (1..=attr.phys_port_cnt.max(1))
-            .filter_map(|number| device.port(number).ok())
-            .collect::<Vec<_>>();
+        let ports = ports(device);
         let port = match ports.iter().find(|port| port.active).or(ports.first()) {
             Some(port) => port.clone(),
             None => device.port(1)?,
@@ -253,6 +251,26 @@ impl Offer {
     }
 }
 
+/// The ports that can be queried.
+fn ports(device: &Device) -> Vec<Port> {
+    let numbers = 1..=device.attr().phys_port_cnt.max(1);
+    numbers
+        .filter_map(|number| device.port(number).ok())
+        .collect()
+}
+
+/// Whether any port of a device, active or not, is in the fabric of this name.
+pub(crate) fn has_port_in(device: &Device, name: &str) -> bool {
+    let host_only = std::ptr::eq(device.backend(), softverbs::backend());
+    is_name_of_any(&ports(device), host_only, name)
+}
+
+fn is_name_of_any(ports: &[Port], host_only: bool, name: &str) -> bool {
+    ports
+        .iter()
+        .any(|port| fabric_name(port, host_only) == name)
+}
+
 /// A fabric is a set of ports that reach each other: an InfiniBand subnet, the Ethernet, or this
 /// host.
 fn fabric_name(port: &Port, host_only: bool) -> String {
@@ -299,5 +317,37 @@ fn nic_of(device: &Arc<Device>, port: &Port, host_only: bool) -> Nic {
             LinkLayer::Ethernet => Some("Ethernet".to_owned()),
             LinkLayer::Unspecified => None,
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The first port is down, or the subnet manager has given it another prefix: the other one
+    /// names the fabric.
+    #[test]
+    fn each_port_of_a_device_is_in_a_fabric() {
+        let port = |number, active, prefix: u8| {
+            let mut gid = [0; 16];
+            (gid[0], gid[7]) = (0xfe, prefix);
+            Port {
+                number,
+                active,
+                active_mtu: 4096,
+                max_msg_size: 1 << 30,
+                speed: 0,
+                link_layer: LinkLayer::InfiniBand,
+                lid: 0,
+                gid: Some(gid),
+            }
+        };
+        let ports = [port(1, false, 1), port(2, true, 2)];
+        for prefix in [1, 2] {
+            let name = format!("IB-0xfe0000000000000{prefix}");
+            assert!(is_name_of_any(&ports, false, &name), "{name}");
+        }
+        assert!(!is_name_of_any(&ports, false, "IB-0xfe00000000000003"));
+        assert!(!is_name_of_any(&ports, false, "Ethernet"));
     }
 }
