@@ -144,6 +144,19 @@ impl Peer {
     }
 }
 
+/// Empty chains of a hash.
+///
+/// # Errors
+/// `ENOMEM`.
+fn chains(count: usize) -> Result<Box<[u32]>> {
+    let mut chains = Vec::new();
+    chains
+        .try_reserve_exact(count)
+        .map_err(|_| FiErrno::ENOMEM)?;
+    chains.resize(count, NIL);
+    Ok(chains.into_boxed_slice())
+}
+
 /// An address vector of type map or table.
 #[derive(Debug)]
 pub struct Av {
@@ -207,7 +220,7 @@ impl Av {
     ///
     /// # Errors
     /// `EADDRNOTAVAIL`: no peer can have the address: it is unspecified, or its port is 0.
-    /// `ENOMEM`: there are 2^32 - 3 addresses.
+    /// `ENOMEM`: there are 2^32 - 3 addresses, or no memory for a larger hash.
     pub fn insert(&mut self, addr: &SocketAddr) -> Result<FiAddr> {
         if addr.ip().to_canonical().is_unspecified() || addr.port() == 0 {
             return Err(FiErrno::EADDRNOTAVAIL);
@@ -254,16 +267,23 @@ impl Av {
         mut each: impl FnMut(usize, Result<FiAddr>),
     ) -> usize {
         let mut inserted = 0;
-        let mut skipped = Vec::new();
+        // the entries of the skipped indices are a list, which needs no memory that may be absent
+        let mut skipped = NIL;
         for (position, addr) in addrs.into_iter().enumerate() {
             let result = addr.and_then(|addr| self.insert(&addr));
             match result {
                 Ok(_) => inserted += 1,
-                Err(_) => skipped.extend(self.reserve().ok()),
+                Err(_) => {
+                    if let Ok(index) = self.reserve() {
+                        self.entries[index].next = std::mem::replace(&mut skipped, index);
+                    }
+                }
             }
             each(position, result);
         }
-        for index in skipped {
+        while skipped != NIL {
+            let index = skipped;
+            skipped = std::mem::replace(&mut self.entries[index], UNUSED).next;
             self.unused.add(index);
         }
         inserted
@@ -360,7 +380,7 @@ impl Av {
     /// is created if it does not exist. The caller holds it: [`Self::release`].
     ///
     /// # Errors
-    /// `ENOMEM`: there are 2^32 - 3 peers.
+    /// `ENOMEM`: there are 2^32 - 3 peers, or no memory for a larger hash.
     pub fn learn(&mut self, addr: &SocketAddr) -> Result<PeerIndex> {
         let peer = self.add_peer(addr)?;
         self.peers[peer].holds += 1;
@@ -428,7 +448,7 @@ impl Av {
             return Err(FiErrno::ENOMEM);
         }
         if self.count as usize >= self.chains.len() * CHAIN {
-            self.grow();
+            self.grow()?;
         }
         let chain = self.chain(&peer);
         peer.next = self.chains[chain];
@@ -447,8 +467,11 @@ impl Av {
     }
 
     /// Doubles the number of chains.
-    fn grow(&mut self) {
-        self.chains = vec![NIL; self.chains.len() * 2].into_boxed_slice();
+    ///
+    /// # Errors
+    /// `ENOMEM`; nothing has changed.
+    fn grow(&mut self) -> Result<()> {
+        self.chains = chains(self.chains.len() * 2)?;
         for index in 0..self.peers.len() {
             if self.peers[index].family == Family::None {
                 continue;
@@ -456,6 +479,7 @@ impl Av {
             let chain = self.chain(&self.peers[index]);
             self.peers[index].next = std::mem::replace(&mut self.chains[chain], index);
         }
+        Ok(())
     }
 
     /// Frees a peer that has no address and is not held.

@@ -328,3 +328,10 @@ fn many_duplicates_are_one_peer() {
     assert_eq!(av.remove(FiAddr(999_999)).unwrap().source, None);
     assert_eq!(av.peers(), 0);
 }
+
+#[test]
+fn a_hash_without_memory_is_an_error() {
+    for count in [1 << 60, usize::MAX] {
+        assert_eq!(chains(count), Err(FiErrno::ENOMEM));
+    }
+}
