@@ -104,3 +104,98 @@ pub(crate) fn no_flags(flags: u64) -> Result<()> {
         _ => Err(FiErrno::EBADFLAGS),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ffi::fid::{close, header};
+    use crate::ffi::stub;
+
+    /// An endpoint without an engine.
+    struct Bare;
+
+    static FID_OPS: fi_ops = fi_ops {
+        close: Some(close::<Bare>),
+        control: Some(control::<Bare>),
+        ..stub::fid::<FI_ENOSYS>()
+    };
+
+    // SAFETY: `fid_ep` begins with its `fid`; `FID_OPS` is a static that only this kind uses.
+    unsafe impl Kind for Bare {
+        type C = fid_ep;
+        const CLASS: usize = FI_CLASS_EP;
+        fn ops() -> &'static fi_ops {
+            &FID_OPS
+        }
+        fn retire(_: &mut fid_ep) {}
+    }
+
+    impl OpFlags for Bare {
+        fn op_flags(&self, _: Direction) -> Flags {
+            panic!("planted");
+        }
+        fn set_op_flags(&self, _: Direction, _: Flags) {}
+        fn allowed_op_flags(&self, _: Direction) -> u64 {
+            0
+        }
+    }
+
+    impl Control for Bare {
+        fn enable(&self) -> Result<()> {
+            Ok(())
+        }
+        fn alias(
+            _: &Object<Self>,
+            context: *mut c_void,
+            _: Direction,
+            _: Flags,
+        ) -> Result<(fid_ep, Self)> {
+            Ok((handle(context), Self))
+        }
+    }
+
+    fn handle(context: *mut c_void) -> fid_ep {
+        fid_ep {
+            fid: header::<Bare>(context),
+            ops: std::ptr::null_mut(),
+            cm: std::ptr::null_mut(),
+            msg: std::ptr::null_mut(),
+            rma: std::ptr::null_mut(),
+            tagged: std::ptr::null_mut(),
+            atomic: std::ptr::null_mut(),
+            collective: std::ptr::null_mut(),
+        }
+    }
+
+    /// A panic of a call on the endpoint or on its alias poisons both, and both can be closed.
+    #[test]
+    fn an_alias_shares_the_poison_of_its_endpoint() {
+        for by_alias in [false, true] {
+            let ep = Object::open(handle(std::ptr::null_mut()), Bare).as_ptr();
+            let mut other: *mut fid = std::ptr::null_mut();
+            let mut arg = fi_alias {
+                fid: &raw mut other,
+                flags: FI_TRANSMIT,
+            };
+            let ep: *mut fid = ep.cast();
+            let mut flags = FI_TRANSMIT;
+            // SAFETY: open handles, and the arguments of their commands.
+            unsafe {
+                let call = |ep, command: u32, arg| control::<Bare>(ep, command as c_int, arg);
+                let enable = |ep| call(ep, FI_ENABLE, std::ptr::null_mut());
+                assert_eq!(call(ep, FI_ALIAS, (&raw mut arg).cast()), 0);
+                assert_eq!((enable(ep), enable(other)), (0, 0));
+                let panics = if by_alias { other } else { ep };
+                let got = call(panics, FI_GETOPSFLAG, (&raw mut flags).cast());
+                assert_eq!(got, -FI_EOTHER);
+                let both = (-FI_EOTHER, -FI_EOTHER);
+                assert_eq!(
+                    (enable(ep), enable(other)),
+                    both,
+                    "by the alias: {by_alias}"
+                );
+                assert_eq!((close::<Bare>(other), close::<Bare>(ep)), (0, 0));
+            }
+        }
+    }
+}

@@ -3,7 +3,7 @@
 
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 
 use libfabric_sys::FI_EOTHER;
@@ -42,6 +42,8 @@ impl Poison {
     #[cold]
     fn set(&self) {
         self.set.store(true, Ordering::Relaxed);
+        // `join` makes the list and then reads the flag: one of the two sees the other's change
+        fence(Ordering::SeqCst);
         let Some(handles) = self.handles.get() else {
             return;
         };
@@ -69,7 +71,8 @@ impl Poison {
         });
         let mut list = handles.0.lock();
         list.push(other.address());
-        // of a panic meanwhile
+        // of a panic meanwhile, whose thread may not have seen the list (`set`)
+        fence(Ordering::SeqCst);
         other.set.store(self.is_set(), Ordering::Relaxed);
         let _ = other.handles.set(Arc::clone(handles));
     }
