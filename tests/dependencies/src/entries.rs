@@ -1,4 +1,5 @@
 //! Functions of the device that C calls: no panic leaves one, as that would end the application.
+//! The scan finds functions without a guard, not code beside the guard of a function that has one.
 
 use crate::modules;
 

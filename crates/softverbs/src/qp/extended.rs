@@ -109,8 +109,8 @@ fn add(qp: *mut ibv_qp_ex, opcode: u32, imm: u32, set: impl FnOnce(&mut ibv_send
     wr.send_flags = flags & !IBV_SEND_INLINE;
     wr.opcode = opcode;
     wr.__bindgen_anon_1.bindgen_union_field = imm;
-    set(&mut wr);
     with(qp, |content| {
+        set(&mut wr);
         let first_sge = content.sges.len();
         let part = Part {
             wr,
