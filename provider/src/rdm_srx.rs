@@ -15,18 +15,7 @@ use crate::ffi::fid::User;
 /// An open shared receive context.
 pub(crate) struct RdmSrx {
     pub(crate) engine: Arc<SharedRx>,
-    /// Whether untagged receives ignore the source, which tagged ones may compare
-    /// (`FI_TAGGED_DIRECTED_RECV`).
-    pub(crate) tagged_only: bool,
     pub(crate) _domain: User,
-}
-
-impl RdmSrx {
-    /// The source of an untagged receive.
-    #[inline(always)]
-    fn untagged(&self, from: fi_addr_t) -> FiAddr {
-        FiAddr(if self.tagged_only { u64::MAX } else { from })
-    }
 }
 
 impl MsgReceive for RdmSrx {
@@ -40,9 +29,8 @@ impl MsgReceive for RdmSrx {
         context: usize,
         flags: Option<Flags>,
     ) -> Result<()> {
-        let from = self.untagged(from);
         // SAFETY: the caller keeps the contract of the trait.
-        unsafe { self.engine.recv(from, None, local, context, flags) }
+        unsafe { self.engine.recv(FiAddr(from), None, local, context, flags) }
     }
 }
 

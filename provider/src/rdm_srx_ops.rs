@@ -92,9 +92,6 @@ fn create(
         },
         RdmSrx {
             engine,
-            tagged_only: attr.is_some_and(|attr| {
-                attr.caps & (FI_DIRECTED_RECV | FI_TAGGED_DIRECTED_RECV) == FI_TAGGED_DIRECTED_RECV
-            }),
             _domain: user,
         },
     );
@@ -114,6 +111,7 @@ fn config_of(domain: &Domain, attr: Option<&fi_rx_attr>) -> Result<SharedRxConfi
             size: default,
             op_flags: Flags::empty(),
             directed: true,
+            tagged_directed: true,
         });
     };
     let caps = ep.primary_caps | ep.rx_modifiers | ep.rx_secondary | getinfo::DOMAIN_CAPS;
@@ -136,7 +134,9 @@ fn config_of(domain: &Domain, attr: Option<&fi_rx_attr>) -> Result<SharedRxConfi
     Ok(SharedRxConfig {
         size: if attr.size == 0 { default } else { attr.size },
         op_flags: Flags::from_bits_retain(attr.op_flags),
-        directed: attr.caps == 0 || attr.caps & (FI_DIRECTED_RECV | FI_TAGGED_DIRECTED_RECV) != 0,
+        directed: attr.caps == 0 || attr.caps & FI_DIRECTED_RECV != 0,
+        tagged_directed: attr.caps == 0
+            || attr.caps & (FI_DIRECTED_RECV | FI_TAGGED_DIRECTED_RECV) != 0,
     })
 }
 

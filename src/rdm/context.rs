@@ -42,8 +42,22 @@ pub struct SharedRxConfig {
     pub size: usize,
     /// Default flags of receives (`rx_attr->op_flags`).
     pub op_flags: Flags,
-    /// Whether receives compare the source (`FI_DIRECTED_RECV`).
+    /// Whether untagged receives compare the source (`FI_DIRECTED_RECV`).
     pub directed: bool,
+    /// Whether tagged receives compare the source (`FI_DIRECTED_RECV`, or
+    /// `FI_TAGGED_DIRECTED_RECV`).
+    pub tagged_directed: bool,
+}
+
+impl SharedRxConfig {
+    /// Whether receives of tagged or untagged messages compare the source.
+    #[inline(always)]
+    fn compares_source(&self, tagged: bool) -> bool {
+        match tagged {
+            true => self.tagged_directed,
+            false => self.directed,
+        }
+    }
 }
 
 /// An endpoint of a context.
@@ -508,7 +522,8 @@ impl SharedRx {
     ) -> Result<()> {
         let flags = flags.unwrap_or(self.config.op_flags);
         let receive = receive_of(tag.is_some(), &local, context, flags)?;
-        let from = match self.config.directed && from.0 != u64::MAX {
+        let directed = self.config.compares_source(tag.is_some());
+        let from = match directed && from.0 != u64::MAX {
             true => Some(self.peer_of(from)?),
             false => None,
         };
@@ -716,6 +731,7 @@ mod tests {
             size: 8,
             op_flags: Flags::empty(),
             directed: true,
+            tagged_directed: true,
         };
         SharedRx::open(&domain(), config).unwrap()
     }

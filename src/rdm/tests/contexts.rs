@@ -62,6 +62,7 @@ pub(super) fn context(domain: &Arc<Domain>, size: usize) -> Arc<SharedRx> {
         size,
         op_flags: Flags::empty(),
         directed: false,
+        tagged_directed: false,
     };
     SharedRx::open(domain, config).unwrap()
 }
@@ -75,6 +76,7 @@ fn directed_receives_without_an_address_vector() {
         size: 8,
         op_flags: Flags::empty(),
         directed: true,
+        tagged_directed: true,
     };
     let context = SharedRx::open(&domain, config).unwrap();
     let byte = [0; 1];
@@ -95,6 +97,44 @@ fn directed_receives_without_an_address_vector() {
     context.cancel(1).unwrap();
 }
 
+/// The source of a receive of the other kind is ignored, also one that no address vector can have.
+#[test]
+fn the_source_of_receives_that_are_not_directed_is_ignored() {
+    let domain = domain();
+    for directed in [false, true] {
+        let config = SharedRxConfig {
+            size: 8,
+            op_flags: Flags::empty(),
+            directed,
+            tagged_directed: true,
+        };
+        let context = SharedRx::open(&domain, config).unwrap();
+        let mut byte = [0; 1];
+        let list = libc::iovec {
+            iov_base: byte.as_mut_ptr().cast(),
+            iov_len: byte.len(),
+        };
+        let post = |tag, number| {
+            let local = LocalIov::single(&list, &Desc::NULL);
+            // SAFETY: the buffer lives until the context is dropped.
+            unsafe { context.recv(FiAddr(1 << 32), tag, local, number, None) }
+        };
+        assert_eq!(post(Some((1, 0)), 1), Err(FiErrno::EINVAL));
+        if directed {
+            assert_eq!(post(None, 2), Err(FiErrno::EINVAL));
+            continue;
+        }
+        assert_eq!(post(None, 2), Ok(()));
+        let av = AddressVector::open(4).unwrap();
+        let (member, a) = (member(&domain, &context, &av), End::open(&domain));
+        let to_member = a.knows(&member);
+        a.send(to_member, None, &[9], 3);
+        assert_eq!(wait_for(&member, 1)[0].context, 2);
+        wait_for(&a, 1);
+        assert_eq!(byte, [9]);
+    }
+}
+
 /// An index of the address vector is inserted when receives from it were posted already, before the
 /// first endpoint was enabled. They match, and later ones too.
 #[test]
@@ -110,6 +150,7 @@ fn receive_before_the_address(later: bool) {
         size: 8,
         op_flags: Flags::empty(),
         directed: true,
+        tagged_directed: true,
     };
     let context = SharedRx::open(&domain, config).unwrap();
     let mut buffers = [[0_u8; 8]; 2];
@@ -152,6 +193,7 @@ fn a_receive_from_an_address_that_is_removed_before_an_endpoint_is_enabled() {
             size: 8,
             op_flags: Flags::empty(),
             directed: true,
+            tagged_directed: true,
         };
         let context = SharedRx::open(&domain, config).unwrap();
         let av = AddressVector::open(4).unwrap();
