@@ -673,6 +673,40 @@ mod tests {
         }
     }
 
+    /// Three peers are stopped, each after it has acknowledged the revocations before. The limit is
+    /// exceeded until all of them are disconnected.
+    #[test]
+    fn as_many_silent_peers_are_disconnected_as_the_limit_requires() {
+        let mode = Mode::ALLOCATED | Mode::LOCAL;
+        let domain = tests::domain(&tests::device(), mode, false);
+        let directory = domain.mr().directory(domain.pd()).unwrap();
+        let memory = [0_u8; 64];
+        let close = |key, count| region_of(&domain, &memory, count, key).close().unwrap();
+        // the last region retains two registrations and its list
+        let peers = [(1, 1), (2, 1), (3, 2)].map(|(key, count)| {
+            let (block, peer) = severed(&directory);
+            let acknowledged = directory.inner.lock().revocations + 1;
+            let words = &block.place.words;
+            words.store(block.place.index + Block::ACKNOWLEDGED, acknowledged);
+            close(key, count);
+            (block, peer)
+        });
+        assert_eq!(directory.retired(), 3);
+        let ended = || {
+            peers
+                .each_ref()
+                .map(|(_, peer)| peer.0.load(Ordering::Relaxed))
+        };
+        assert_eq!(ended(), [0; 3]);
+        directory.inner.lock().retained.most = 2;
+        close(4, 1);
+        assert_eq!(ended(), [1; 3]);
+        assert_eq!(directory.retired(), 0);
+        for (block, _) in peers {
+            block.leave();
+        }
+    }
+
     /// A local operation uses the registration that a refresh replaces, so it keeps its rights: a
     /// peer that may still use it is disconnected. Without such an operation the peer stays.
     #[test]

@@ -20,7 +20,7 @@ const SPINS: u32 = 500;
 const SHORTEST: Duration = Duration::from_micros(20);
 const LONGEST: Duration = Duration::from_millis(1);
 /// Maximum number of retired regions. Beyond it, the owner ends the connections of the peers that
-/// the oldest one waits for.
+/// the oldest ones wait for.
 pub(super) const MAX_RETIRED: usize = 4096;
 /// Limits of what retired regions retain, with the same effect: registrations of the device, at
 /// most a quarter of its own limit, and words of segment lists (16 MiB). A region of several
@@ -264,17 +264,15 @@ impl AwaitedRevocation<'_> {
         }
     }
 
-    /// Ends the connections of the peers that the oldest retired region waits for, if the retired
-    /// regions with `more` registrations exceed a limit. Returns whether peers may still use the
-    /// records of this region.
+    /// If the retired regions with `more` registrations exceed a limit, ends the connections of the
+    /// peers that the oldest ones wait for. Returns whether peers may still use the records of this
+    /// region.
     fn make_room(&self, more: usize) -> bool {
         let mut inner = self.directory.inner.lock();
         if !inner.retained.exceeds(more) {
             return true;
         }
-        let oldest = inner.retired.front().map_or(self.wanted, |(of, _)| *of);
-        inner.sever(oldest, DirectoryPeer::is_given_up);
-        let ending = inner.take_ending();
+        let ending = inner.end_oldest(self.wanted, |inner| inner.retained.exceeds(more));
         let lagging = inner
             .peers
             .any_unconfirmed(|member| member.lags(self.wanted));
@@ -291,13 +289,9 @@ impl AwaitedRevocation<'_> {
         }
         let mut inner = self.directory.inner.lock();
         inner.add_retired(self.wanted, retired);
-        let mut ending = inner.take_ending();
-        if (inner.retired.len() > MAX_RETIRED || inner.retained.exceeds(0))
-            && let Some(&(oldest, _)) = inner.retired.front()
-        {
-            inner.sever(oldest, DirectoryPeer::is_given_up);
-            ending.extend(inner.take_ending());
-        }
+        let ending = inner.end_oldest(self.wanted, |inner| {
+            inner.retired.len() > MAX_RETIRED || inner.retained.exceeds(0)
+        });
         drop(inner);
         self.directory.end(ending);
     }
@@ -383,9 +377,27 @@ impl Inner {
         }
     }
 
+    /// As [`Self::take_ending`]. While a limit is exceeded afterwards, ends the connections of the
+    /// peers that the oldest retired region waits for (without a retired region: those that lag
+    /// behind revocation `wanted`), and repeats this with the next one, which may wait for other
+    /// peers. Stops if there is no such peer.
+    #[must_use]
+    fn end_oldest(&mut self, wanted: u64, exceeds: impl Fn(&Self) -> bool) -> Vec<Ending> {
+        let mut ending = self.take_ending();
+        while exceeds(self) {
+            let oldest = self.retired.front().map_or(wanted, |(of, _)| *of);
+            if !self.sever(oldest, DirectoryPeer::is_given_up) {
+                break;
+            }
+            ending.extend(self.take_ending());
+        }
+        ending
+    }
+
     /// Ends the connections of the peers that lag behind revocation `wanted` and that `concerns`
-    /// accepts.
-    fn sever(&mut self, wanted: u64, concerns: impl Fn(&DirectoryPeer) -> bool) {
+    /// accepts. Returns whether there was one.
+    fn sever(&mut self, wanted: u64, concerns: impl Fn(&DirectoryPeer) -> bool) -> bool {
+        let mut severed = false;
         self.peers.remove_unconfirmed(|member| {
             let ends = member.lags(wanted) && concerns(member);
             if ends && let Some(peer) = member.peer.upgrade() {
@@ -395,8 +407,10 @@ impl Inner {
                 );
                 peer.sever();
             }
+            severed |= ends;
             ends
         });
+        severed
     }
 
     /// Adds a retired region behind those of earlier revocations.
