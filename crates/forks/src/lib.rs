@@ -21,8 +21,8 @@ pub fn forks() -> u32 {
     FORKS.load(Ordering::Relaxed)
 }
 
-/// As [`forks`], and 1 before the first call of [`are_counted`] too: it may follow the first call of
-/// this function. Never 0.
+/// As [`forks`], but 1 instead of 0 before the first call of [`are_counted`], which may follow the
+/// first call of this function.
 #[inline]
 pub fn generation() -> u32 {
     // 0 and 1 are one process: forks are counted from 1 on
