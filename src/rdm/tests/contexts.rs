@@ -235,6 +235,7 @@ fn a_receive_from_an_address_of_another_vector() {
             size: 8,
             op_flags: Flags::empty(),
             directed: true,
+            tagged_directed: true,
         };
         let context = SharedRx::open(&domain, config).unwrap();
         let (a, b) = (End::open(&domain), End::open(&domain));
