@@ -215,8 +215,13 @@ impl CompletionQueue {
         match self.progress_locked(&mut inner) {
             // otherwise the caller's next read resumes the endpoint
             Ok(false) if !inner.table.resumes() => Ok(()),
-            // the caller's next read returns the failure
-            _ => Err(FiErrno::EAGAIN),
+            Ok(_) => Err(FiErrno::EAGAIN),
+            Err(_) => {
+                // The caller's next read returns the failure, which nothing reports again: other
+                // threads that wait find the wait object readable.
+                wait.wake();
+                Err(FiErrno::EAGAIN)
+            }
         }
     }
 
