@@ -832,17 +832,20 @@ impl State {
         false
     }
 
-    /// Polls until the device queue and the rings are empty or [`READ_BYTES`] were read, at most
-    /// [`SEARCH_ROUNDS`] times: a search must find a message that has arrived. The queue is empty
-    /// when a poll has found nothing: `soft0` may return fewer completions than it has.
+    /// Polls until the device queue and the rings are empty or [`READ_BYTES`] were read for long
+    /// messages, at most [`SEARCH_ROUNDS`] times: a search must find a message that has arrived.
+    /// The queue is empty when a poll has found nothing: `soft0` may return fewer completions than
+    /// it has.
     ///
     /// # Errors
     /// As [`Self::poll`].
     pub(super) fn poll_before_search(&mut self) -> Result<()> {
+        let mut read = 0;
         for _ in 0..SEARCH_ROUNDS {
             let before = self.io.empty_polls;
             let empty = self.poll()? && self.io.empty_polls != before;
-            if empty || self.io.bytes_read >= READ_BYTES {
+            read += self.io.bytes_read + self.io.bytes_copied;
+            if empty || read >= READ_BYTES {
                 break;
             }
         }
