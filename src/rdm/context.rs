@@ -94,6 +94,23 @@ struct Source {
     found_by: u32,
 }
 
+/// The address vector of the endpoints of a context.
+#[derive(Default)]
+struct Vector {
+    of: Option<Weak<AddressVector>>,
+    /// Number of endpoints that have it, or are being enabled.
+    endpoints: usize,
+}
+
+/// An endpoint has the address vector of its context.
+pub(super) struct VectorUse(Arc<SharedRx>);
+
+impl Drop for VectorUse {
+    fn drop(&mut self) {
+        self.0.vector.lock().endpoints -= 1;
+    }
+}
+
 /// A shared receive context. Thread safe. Receives that are posted when it is dropped end without
 /// an entry; by then it has no endpoint.
 pub struct SharedRx {
@@ -102,7 +119,7 @@ pub struct SharedRx {
     store: Arc<SharedStore>,
     members: Mutex<Vec<Member>>,
     /// The address vector of all endpoints (`fi_endpoint(3)`, "Shared contexts"), by the first one.
-    vector: Mutex<Option<Weak<AddressVector>>>,
+    vector: Mutex<Vector>,
     /// The address vectors of endpoints that are bound, enabled or not.
     removals: Mutex<Vec<Arc<Removals>>>,
     /// The peers of addresses from which receives were directed. Before the first endpoint is
@@ -182,7 +199,7 @@ impl SharedRx {
     /// An endpoint is bound that has this address vector: its removals count from now on, because
     /// receives may be posted before the endpoint is enabled.
     pub(super) fn attach(self: &Arc<Self>, vector: &Arc<AddressVector>) {
-        self.forget_closed_vector();
+        self.forget_former(&mut self.vector.lock(), Some(vector));
         let mut removals = self.removals.lock();
         removals.retain(|of| of.vector.strong_count() != 0);
         let of = Arc::downgrade(vector);
@@ -199,11 +216,16 @@ impl SharedRx {
         vector.attach(Arc::downgrade(&user));
     }
 
-    /// Receives that were directed to addresses of a closed vector match none of the next one.
-    fn forget_closed_vector(&self) {
-        let mut known = self.vector.lock();
-        if known.take_if(|it| it.strong_count() == 0).is_some() {
-            drop(known);
+    /// Forgets the vector of former endpoints: one that is closed, or another one than `next` if
+    /// there is no endpoint. Receives that were directed to its addresses match none of the next
+    /// one.
+    fn forget_former(&self, known: &mut Vector, next: Option<&Arc<AddressVector>>) {
+        let Some(of) = &known.of else {
+            return;
+        };
+        let other = next.is_some_and(|next| of.as_ptr() != Arc::as_ptr(next));
+        if of.strong_count() == 0 || other && known.endpoints == 0 {
+            known.of = None;
             self.peers.lock().clear();
         }
     }
@@ -211,27 +233,24 @@ impl SharedRx {
     /// Whether the vector is that of the endpoints, or may be that of the first enabled one.
     fn may_have(&self, vector: &Weak<AddressVector>) -> bool {
         let known = self.vector.lock();
-        let known = known.as_ref().filter(|known| known.strong_count() != 0);
-        known.is_none_or(|known| known.ptr_eq(vector))
+        let known = known.of.as_ref().filter(|of| of.strong_count() != 0);
+        known.is_none_or(|of| of.ptr_eq(vector))
     }
 
-    /// Checks that an endpoint has the address vector of the others. Without others it has any.
+    /// Checks that an endpoint has the address vector of the others. Without others it has any. The
+    /// endpoint keeps the result until it is closed.
     ///
     /// # Errors
     /// `EINVAL`: it has not.
-    pub(super) fn check_vector(&self, vector: &Arc<AddressVector>) -> Result<()> {
-        let alone = self.members.lock().is_empty();
+    pub(super) fn check_vector(self: &Arc<Self>, vector: &Arc<AddressVector>) -> Result<VectorUse> {
         let mut known = self.vector.lock();
-        match &*known {
-            Some(known) if known.as_ptr() == Arc::as_ptr(vector) => return Ok(()),
-            Some(_) if !alone => return Err(FiErrno::EINVAL),
-            _ => {}
+        self.forget_former(&mut known, Some(vector));
+        let of = known.of.get_or_insert_with(|| Arc::downgrade(vector));
+        if of.as_ptr() != Arc::as_ptr(vector) {
+            return Err(FiErrno::EINVAL);
         }
-        if known.replace(Arc::downgrade(vector)).is_some() {
-            drop(known);
-            self.peers.lock().clear();
-        }
-        Ok(())
+        known.endpoints += 1;
+        Ok(VectorUse(Arc::clone(self)))
     }
 
     /// The place of a new endpoint. `all`: each success has an entry.
@@ -363,7 +382,11 @@ impl SharedRx {
     /// # Errors
     /// `EINVAL`: the address is not in the address vector, or is none that a vector returns.
     fn peer_of(&self, addr: FiAddr) -> Result<PeerIndex> {
-        let vector = self.vector.lock().as_ref().and_then(Weak::upgrade);
+        let vector = {
+            let mut known = self.vector.lock();
+            self.forget_former(&mut known, None);
+            known.of.as_ref().and_then(Weak::upgrade)
+        };
         if let Some(vector) = &vector {
             vector.lookup(addr)?;
         }

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::completions::{Completions, Side};
-use super::context::SharedRx;
+use super::context::{SharedRx, VectorUse};
 use super::core::{Config, Core};
 use super::cq_source::CqSource;
 use super::executor::{Accepts, Executor, Objects, Registrations, RmaConfig, Sizes};
@@ -164,6 +164,8 @@ struct Control {
     own: Option<Arc<CompletionQueue>>,
     vector: Option<Arc<AddressVector>>,
     context: Option<Arc<SharedRx>>,
+    /// Of an enabled endpoint with a context.
+    vector_use: Option<VectorUse>,
     xrc: Option<Arc<XrcDomain>>,
     /// Whether an event queue is bound.
     has_eq: bool,
@@ -500,11 +502,11 @@ impl Endpoint {
         }
         self.check_queues(&control)?;
         let vector = control.vector.as_ref().ok_or(FiErrno::ENOAV)?;
-        match &control.context {
-            Some(context) => context.check_vector(vector)?,
+        let vector_use = match &control.context {
+            Some(context) => Some(context.check_vector(vector)?),
             None if shared.config.shared_rx => return Err(FiErrno::EOPBADSTATE),
-            None => {}
-        }
+            None => None,
+        };
         let listening = match control.listening.take() {
             Some(named) => named,
             None => self.listen_at(control.src, control.named)?,
@@ -520,6 +522,7 @@ impl Endpoint {
         }
         // set once: the endpoint is enabled once
         let _ = shared.listening.set(listening);
+        control.vector_use = vector_use;
         control.enabled = true;
         Ok(())
     }
@@ -593,6 +596,7 @@ impl Endpoint {
             });
         }
         control.own = None;
+        control.vector_use = None;
         for (object, _) in control.events.drain(..) {
             shared.domain.device().unlisten(object);
         }
