@@ -894,14 +894,18 @@ impl Circuits {
     }
 
     /// Ends the domain's circuits: waits at most 1 s for the notices under way. No endpoint is
-    /// left. Idempotent; the first call acquires the dispatcher's lock.
+    /// left. Idempotent; the first call acquires the dispatcher's lock. In a forked child it does
+    /// nothing: a thread of the parent may have held a lock at the fork.
     pub(crate) fn close(&self) {
+        if !self.driver.is_of_this_process() {
+            return;
+        }
         let mut state = self.state.lock();
         if std::mem::replace(&mut state.closed, true) {
             return;
         }
         let deadline = Instant::now() + NOTICE;
-        while !state.notices.is_empty() && self.driver.is_of_this_process() {
+        while !state.notices.is_empty() {
             if self.ended.wait_until(&mut state, deadline).timed_out() {
                 break;
             }
