@@ -259,16 +259,16 @@ fn ports(device: &Device) -> Vec<Port> {
         .collect()
 }
 
-/// Whether any port of a device, active or not, is in the fabric of this name.
+/// Whether any active port of a device is in the fabric of this name. One of InfiniBand that is down
+/// has the default prefix.
 pub(crate) fn has_port_in(device: &Device, name: &str) -> bool {
     let host_only = std::ptr::eq(device.backend(), softverbs::backend());
     is_name_of_any(&ports(device), host_only, name)
 }
 
 fn is_name_of_any(ports: &[Port], host_only: bool, name: &str) -> bool {
-    ports
-        .iter()
-        .any(|port| fabric_name(port, host_only) == name)
+    let mut active = ports.iter().filter(|port| port.active);
+    active.any(|port| fabric_name(port, host_only) == name)
 }
 
 /// A fabric is a set of ports that reach each other: an InfiniBand subnet, the Ethernet, or this
@@ -324,10 +324,9 @@ fn nic_of(device: &Arc<Device>, port: &Port, host_only: bool) -> Nic {
 mod tests {
     use super::*;
 
-    /// The first port is down, or the subnet manager has given it another prefix: the other one
-    /// names the fabric.
+    /// The first active port names the fabric in `fi_getinfo`, and all of them are in theirs.
     #[test]
-    fn each_port_of_a_device_is_in_a_fabric() {
+    fn each_active_port_of_a_device_is_in_a_fabric() {
         let port = |number, active, prefix: u8| {
             let mut gid = [0; 16];
             (gid[0], gid[7]) = (0xfe, prefix);
@@ -342,12 +341,11 @@ mod tests {
                 gid: Some(gid),
             }
         };
-        let ports = [port(1, false, 1), port(2, true, 2)];
-        for prefix in [1, 2] {
+        let ports = [port(1, false, 1), port(2, true, 2), port(3, true, 3)];
+        for (prefix, is_in) in [(1, false), (2, true), (3, true), (4, false)] {
             let name = format!("IB-0xfe0000000000000{prefix}");
-            assert!(is_name_of_any(&ports, false, &name), "{name}");
+            assert_eq!(is_name_of_any(&ports, false, &name), is_in, "{name}");
         }
-        assert!(!is_name_of_any(&ports, false, "IB-0xfe00000000000003"));
         assert!(!is_name_of_any(&ports, false, "Ethernet"));
     }
 }
