@@ -259,8 +259,8 @@ fn ports(device: &Device) -> Vec<Port> {
         .collect()
 }
 
-/// Whether any active port of a device is in the fabric of this name. One of InfiniBand that is down
-/// has the default prefix.
+/// Whether any active port of a device is in the fabric of this name. One of InfiniBand that is
+/// down has the default prefix.
 pub(crate) fn has_port_in(device: &Device, name: &str) -> bool {
     let host_only = std::ptr::eq(device.backend(), softverbs::backend());
     is_name_of_any(&ports(device), host_only, name)
