@@ -349,8 +349,8 @@ impl Drop for Helper {
     }
 }
 
-#[cfg(test)]
 #[allow(unsafe_code, reason = "forks")]
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::domain::{Domain, DomainConfig};
