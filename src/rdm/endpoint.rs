@@ -583,6 +583,8 @@ impl Endpoint {
     /// Releases what [`Self::open`] has created.
     fn release(&self, control: &mut Control) {
         let shared = self.shared();
+        // until the endpoint has left the context
+        let _vector_use = control.vector_use.take();
         shared.driver().remove(&shared.driver_turn);
         // from here on nothing completes at the endpoint, so no entry is lost
         let mut ended = shared.end();
@@ -596,7 +598,6 @@ impl Endpoint {
             });
         }
         control.own = None;
-        control.vector_use = None;
         for (object, _) in control.events.drain(..) {
             shared.domain.device().unlisten(object);
         }
