@@ -178,7 +178,7 @@ impl NextSlot {
     }
 
     /// Longest payload of a message of one slot, in bytes.
-    pub const LONGEST: usize = 32;
+    pub const LONGEST: usize = run::SLOT - run::HEADER;
 }
 
 /// Result of [`Ring::attach`].

@@ -8,8 +8,8 @@ use rdma_core_sys as sys;
 use super::{Message, RingProbe};
 
 /// Bytes of a slot and of a message's header (`docs/softverbs-ring.md`, "A message").
-const SLOT: usize = 64;
-const HEADER: usize = 32;
+pub(super) const SLOT: usize = 64;
+pub(super) const HEADER: usize = 32;
 
 /// How many slots [`Run::prefetch`] reads ahead.
 const AHEAD: u32 = 4;
