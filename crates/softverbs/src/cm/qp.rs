@@ -622,26 +622,15 @@ mod tests {
     /// As if a process were stopped while it writes into a receive.
     #[test]
     fn a_queue_pair_in_use_is_destroyed_later() {
-        let backend = crate::backend();
-        let (cm, verbs) = (&backend.cm, &backend.verbs);
-        // SAFETY: live objects, each destroyed once; all zeros is a value of the structures.
+        let verbs = &crate::backend().verbs;
+        // SAFETY: live objects, each destroyed once.
         unsafe {
-            let mut id = null_mut();
-            let made = rdma_create_id(null_mut(), &raw mut id, null_mut(), RDMA_PS_TCP);
-            assert_eq!(made, 0);
-            let mut address: libc::sockaddr_in = std::mem::zeroed();
-            address.sin_family = libc::AF_INET as u16;
-            address.sin_addr.s_addr = u32::from_ne_bytes([127, 0, 0, 1]);
-            assert_eq!((cm.rdma_bind_addr)(id, (&raw mut address).cast()), 0);
+            let (id, mut init) = bound_id();
             let context = (*id).verbs;
             let pd = (verbs.ibv_alloc_pd)(context);
             let cq = (verbs.ibv_create_cq)(context, 4, null_mut(), null_mut(), 0);
-            let mut init: ibv_qp_init_attr = std::mem::zeroed();
             // the id makes the queue for the sends
             init.recv_cq = cq;
-            init.qp_type = IBV_QPT_RC;
-            (init.cap.max_send_wr, init.cap.max_send_sge) = (1, 1);
-            (init.cap.max_recv_wr, init.cap.max_recv_sge) = (1, 1);
             assert_eq!(rdma_create_qp(id, pd, &raw mut init), 0);
             let (_, index) = split_qp_num((*(*id).qp).qp_num);
             let process = Process::current().unwrap();
