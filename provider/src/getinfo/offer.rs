@@ -259,16 +259,20 @@ fn ports(device: &Device) -> Vec<Port> {
         .collect()
 }
 
-/// Whether any active port of a device is in the fabric of this name. One of InfiniBand that is
-/// down has the default prefix.
+/// Whether any active port of a device is in the fabric of this name; without an active one its
+/// first port, by which `fi_getinfo` names the fabric then. A port of InfiniBand that is down has
+/// the default prefix.
 pub(crate) fn has_port_in(device: &Device, name: &str) -> bool {
     let host_only = std::ptr::eq(device.backend(), softverbs::backend());
     is_name_of_any(&ports(device), host_only, name)
 }
 
 fn is_name_of_any(ports: &[Port], host_only: bool, name: &str) -> bool {
-    let mut active = ports.iter().filter(|port| port.active);
-    active.any(|port| fabric_name(port, host_only) == name)
+    let is_named = |port: &Port| fabric_name(port, host_only) == name;
+    match ports.iter().any(|port| port.active) {
+        true => ports.iter().any(|port| port.active && is_named(port)),
+        false => ports.first().is_some_and(is_named),
+    }
 }
 
 /// A fabric is a set of ports that reach each other: an InfiniBand subnet, the Ethernet, or this
@@ -347,5 +351,8 @@ mod tests {
             assert_eq!(is_name_of_any(&ports, false, &name), is_in, "{name}");
         }
         assert!(!is_name_of_any(&ports, false, "Ethernet"));
+        let down = [port(1, false, 1), port(2, false, 2)];
+        assert!(is_name_of_any(&down, false, "IB-0xfe00000000000001"));
+        assert!(!is_name_of_any(&down, false, "IB-0xfe00000000000002"));
     }
 }
