@@ -369,10 +369,20 @@ impl SharedRx {
 
     /// Makes progress at all endpoints by this poll. One that has failed does not keep others from
     /// receiving: a read of its queue returns the error.
-    fn progress(&self, poll: impl Fn(&mut State) -> Result<()>) {
+    ///
+    /// # Errors
+    /// All endpoints have failed: why one has.
+    fn progress(&self, poll: impl Fn(&mut State) -> Result<()>) -> Result<()> {
+        let (mut served, mut failure) = (false, None);
         for member in self.enabled() {
-            let _: Option<Result<()>> = Self::change(&member, &poll);
+            match Self::change(&member, &poll) {
+                Some(Ok(())) => served = true,
+                Some(Err(error)) => failure = Some(error),
+                // closed, or it has panicked
+                None => failure = failure.or(member.lock().as_ref().and_then(|it| it.failed)),
+            }
         }
+        failure.filter(|_| !served).map_or(Ok(()), Err)
     }
 
     // ---- peers ----
@@ -556,7 +566,7 @@ impl SharedRx {
             return unsafe { self.search(&want, receive, flags) };
         }
         if self.is_full() {
-            self.progress(|state| state.poll().map(drop));
+            self.progress(|state| state.poll().map(drop))?;
             if self.is_full() {
                 self.domain.queues().help_from_poll();
                 return Err(FiErrno::EAGAIN);
@@ -641,7 +651,7 @@ impl SharedRx {
     unsafe fn search(&self, want: &Want, receive: Receive, flags: Flags) -> Result<()> {
         let search = Search::of(flags, receive.context)?;
         if !search.is_of_claim() {
-            self.progress(State::poll_before_search);
+            self.progress(State::poll_before_search)?;
         }
         loop {
             let found = {

@@ -633,6 +633,9 @@ fn the_other_endpoints_of_a_context_outlive_one_that_fails() {
         assert_eq!(entry(reporter), Some((7, Some(FiErrno::ECANCELED))));
         let mut ignore = |_: &Completion| {};
         assert_eq!(first.cq.read(1, &mut ignore), Err(failure));
+        // no endpoint is left that could serve the context
+        second.ep.shared().fail(failure);
+        assert_eq!(peek(&context, 0x80, 9), Err(failure));
     }
 }
 
