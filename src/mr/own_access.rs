@@ -97,7 +97,7 @@ impl ElementsAccess<'_> {
         self.count * self.operation.datatype().size()
     }
 
-    /// The rights that it needs: "the region buffer of fetch-atomic operations must be enabled for
+    /// The rights that it needs: "the target buffer of fetch-atomic operations must be enabled for
     /// remote read access" (`fi_atomic(3)`).
     pub(crate) fn access(&self) -> Access {
         let mut access = Access::empty();

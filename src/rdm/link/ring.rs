@@ -488,15 +488,12 @@ impl LinkRing {
     /// before it were in the memory of this side when it was posted, and a poll that has found
     /// nothing since then would have found them.
     pub(in crate::rdm) fn waits_in_vain(&mut self, number: Number, polls: u32) -> bool {
-        let now = Instant::now();
         match self.early.filter(|early| early.number == number) {
-            Some(early) => {
-                early.polls != polls && now.saturating_duration_since(early.since) >= EARLY
-            }
+            Some(early) => early.polls != polls && early.since.elapsed() >= EARLY,
             None => {
                 self.early = Some(Early {
                     number,
-                    since: now,
+                    since: Instant::now(),
                     polls,
                 });
                 false
