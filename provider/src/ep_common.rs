@@ -22,7 +22,7 @@ pub(crate) struct EpCommon {
 }
 
 impl EpCommon {
-    /// That of a new endpoint, which uses its domain.
+    /// The state of a new endpoint, which uses its domain.
     pub(crate) fn new(format: Format, domain: User) -> Self {
         Self {
             format,
@@ -33,7 +33,7 @@ impl EpCommon {
         }
     }
 
-    /// That of an alias of `ep`, whose common part this is.
+    /// The state of an alias of `ep`; `self` is the state of `ep`.
     ///
     /// # Errors
     /// `EINVAL`: the endpoint is being closed.

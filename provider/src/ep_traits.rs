@@ -41,7 +41,7 @@ pub(crate) trait MsgReceive: Kind<C = fid_ep> {
     /// `fi_recv`, `fi_recvv`, `fi_recvmsg`
     ///
     /// # Safety
-    /// That of the module.
+    /// The contract of the module.
     unsafe fn recv(
         &self,
         from: fi_addr_t,
@@ -59,7 +59,7 @@ pub(crate) trait MsgSend: Transmit {
     /// `fi_send`, `fi_sendv`, `fi_senddata`, `fi_sendmsg`
     ///
     /// # Safety
-    /// That of the module.
+    /// The contract of the module.
     unsafe fn send(
         &self,
         to: fi_addr_t,
@@ -72,7 +72,7 @@ pub(crate) trait MsgSend: Transmit {
     /// `fi_inject`, `fi_injectdata`
     ///
     /// # Safety
-    /// That of the module.
+    /// The contract of the module.
     unsafe fn inject(
         &self,
         to: fi_addr_t,
@@ -94,7 +94,8 @@ pub(crate) trait TaggedReceive: Kind<C = fid_ep> {
     /// `fi_trecv`, `fi_trecvv`, `fi_trecvmsg`
     ///
     /// # Safety
-    /// That of the module. With `FI_CLAIM`, `context` is the address of a `struct fi_context`.
+    /// The contract of the module. With `FI_CLAIM`, `context` is the address of a
+    /// `struct fi_context`.
     unsafe fn trecv(
         &self,
         from: fi_addr_t,
@@ -110,7 +111,7 @@ pub(crate) trait TaggedSend: Transmit {
     /// `fi_tsend`, `fi_tsendv`, `fi_tsenddata`, `fi_tsendmsg`
     ///
     /// # Safety
-    /// That of the module.
+    /// The contract of the module.
     unsafe fn tsend(
         &self,
         to: fi_addr_t,
@@ -124,7 +125,7 @@ pub(crate) trait TaggedSend: Transmit {
     /// `fi_tinject`, `fi_tinjectdata`
     ///
     /// # Safety
-    /// That of the module.
+    /// The contract of the module.
     unsafe fn tinject(
         &self,
         to: fi_addr_t,
@@ -155,7 +156,7 @@ pub(crate) trait Rma: Transmit {
     /// `fi_read`, `fi_readv`, `fi_readmsg`
     ///
     /// # Safety
-    /// That of the module.
+    /// The contract of the module.
     unsafe fn read(
         &self,
         from: fi_addr_t,
@@ -168,7 +169,7 @@ pub(crate) trait Rma: Transmit {
     /// `fi_write`, `fi_writev`, `fi_writedata`, `fi_writemsg`
     ///
     /// # Safety
-    /// That of the module.
+    /// The contract of the module.
     unsafe fn write(
         &self,
         to: fi_addr_t,
@@ -182,7 +183,7 @@ pub(crate) trait Rma: Transmit {
     /// `fi_inject_write`, `fi_inject_writedata`
     ///
     /// # Safety
-    /// That of the module.
+    /// The contract of the module.
     unsafe fn inject_write(
         &self,
         to: fi_addr_t,

@@ -28,7 +28,7 @@ pub(crate) struct Pep {
 /// endpoint, which may be closed while another thread reads the request.
 pub(crate) struct Template {
     pub(crate) api_version: u32,
-    /// Of the `fi_info` with which the passive endpoint was opened.
+    /// What the `fi_info` of the passive endpoint determines of those of its requests.
     pub(crate) seed: getinfo::Seed,
 }
 

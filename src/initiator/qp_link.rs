@@ -32,7 +32,8 @@ fn poll_limit() -> u32 {
     POLLS.get()
 }
 
-/// The queue pair, the completion queue of its requests and its member of that, and their records.
+/// The queue pair; the completion queue of its requests, and the member of that queue for them; the
+/// records of the requests.
 #[derive(Clone, Debug)]
 pub(crate) struct QpLink {
     pub(super) qp: Arc<Qp>,

@@ -25,7 +25,7 @@ pub(crate) const TRANSMIT_FLAGS: Flags = Flags::COMPLETION
 /// Flags accepted by `fi_sendmsg` and `fi_writemsg` of connected endpoints.
 const MSG_FLAGS: Flags = TRANSMIT_FLAGS.union(Flags::MATCH_COMPLETE);
 
-/// Flags of reads and writes that only a request has: the operation is not executed in its call.
+/// Flags that need a request: a read or a write with one of them is not executed in its call.
 pub(crate) const REQUEST_ONLY: Flags = Flags::FENCE
     .union(Flags::COMMIT_COMPLETE)
     .union(Flags::MORE);

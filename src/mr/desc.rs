@@ -23,8 +23,9 @@ use crate::verbs::{Lkey, Pd};
 pub(super) const MAGIC: u32 = 0x7765_6672;
 pub(super) const DEAD: u32 = 0xdead_6672;
 
-/// Number of closed regions whose descriptors are certainly refused. An older one must not be used:
-/// there is no search in the open regions before it is followed, for which each post would pay.
+/// Number of closed regions whose descriptors are certainly refused. An older descriptor must not
+/// be used: only a search among the open regions would detect it, and each post would pay for that
+/// search.
 const CLOSED: usize = 1024;
 
 /// The memory of the last closed regions, oldest first. Operations that wait have descriptors, and

@@ -74,7 +74,7 @@ pub(super) struct Retained {
 }
 
 impl Retained {
-    /// None, of a device with so many registrations.
+    /// Sums of 0, for a device that can have `max_mr` registrations.
     pub(super) fn none(max_mr: usize) -> Self {
         Self {
             registrations: 0,
@@ -86,7 +86,7 @@ impl Retained {
         }
     }
 
-    /// Whether these and so many registrations more exceed a limit.
+    /// Whether these sums with `more` further registrations exceed a limit.
     fn exceeds(&self, more: usize) -> bool {
         self.registrations + more > self.most || self.words > MAX_RETIRED_WORDS
     }

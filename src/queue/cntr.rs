@@ -399,7 +399,7 @@ impl Counter {
             false => armed.queues.and(armed.timer),
         };
         if result.is_err() {
-            // the wake-up was cleared, for which a thread may wait that was told to
+            // the call has cleared a wake-up that another thread may need, which was told to wait
             sleepers.wait.wake();
         }
         result
@@ -458,9 +458,9 @@ impl Counter {
             let Some(timer) = self.timer.get() else {
                 return Ok(());
             };
-            // it would stay readable once it has expired
+            // an expired timer would stay readable
             timer.set(Duration::ZERO);
-            // otherwise another thread, which has started it meanwhile, may sleep
+            // if it is needed again: another thread, which relies on it, may sleep already
             if !needed() {
                 return Ok(());
             }

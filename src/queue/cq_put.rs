@@ -11,10 +11,10 @@ const MOST_PUT: u32 = 8;
 impl CompletionQueue {
     /// Whether [`Self::put`] may be called: the backlog is empty, and fewer than [`MOST_PUT`]
     /// entries were put since the device queue was polled. The first condition keeps the order of
-    /// the entries. It also bounds those that nobody reads to one of each endpoint: the lock is not
-    /// held from here to [`Self::put`], so several endpoints may find the backlog empty. The second
-    /// condition makes reads poll the device queue: a read of one entry that is in the backlog does
-    /// not.
+    /// the entries. It also limits entries that nobody reads to one for each endpoint: the lock is
+    /// not held from here to [`Self::put`], so several endpoints may find the backlog empty. The
+    /// second condition makes reads poll the device queue: a read of one entry that is in the
+    /// backlog does not.
     #[inline]
     pub(crate) fn takes_entries(&self) -> bool {
         let inner = self.inner.lock();

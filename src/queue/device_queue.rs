@@ -87,8 +87,8 @@ impl DeviceQueue {
     /// Moves completions to the backlog until it has `limit` entries.
     ///
     /// # Errors
-    /// As [`Self::poll`], also if it has moved some: the caller may sleep behind this call, and a
-    /// queue that has failed does not wake it.
+    /// As [`Self::poll`], also if this call has moved completions: the caller may sleep afterwards,
+    /// and a queue that has failed does not wake it.
     pub(super) fn drain(
         &self,
         table: &EndpointTable,
@@ -110,7 +110,7 @@ impl DeviceQueue {
     }
 
     /// The result of polls that have not failed. A device may report the loss by an event
-    /// (`IBV_EVENT_CQ_ERR`), and give the completions before it.
+    /// (`IBV_EVENT_CQ_ERR`), and still return the completions that precede the loss.
     #[inline(always)]
     fn has_ended(&self) -> Result<()> {
         match self.overrun.load(Ordering::Relaxed) {

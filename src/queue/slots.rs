@@ -186,7 +186,7 @@ impl SlotRing {
     /// Removes request `number`, the last one, if the device has refused it. Poster only.
     ///
     /// # Errors
-    /// That of the post.
+    /// The error of the post.
     #[inline(always)]
     pub(crate) fn unpush_if_refused(&self, number: u32, posted: Result<()>) -> Result<u32> {
         if let Err(error) = posted {

@@ -351,7 +351,7 @@ fn failure(completion: Completion, olen: usize, err: FiErrno) -> Entry {
     Entry::Failed(error_of(completion, olen, err))
 }
 
-/// An error that no work completion is the reason of.
+/// An error that no work completion has caused.
 pub(super) fn error_of(completion: Completion, olen: usize, err: FiErrno) -> CompletionError {
     CompletionError {
         completion,

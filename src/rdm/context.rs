@@ -102,7 +102,7 @@ struct Vector {
     endpoints: usize,
 }
 
-/// An endpoint has the address vector of its context.
+/// The use of a context's address vector by one endpoint, until it is dropped.
 pub(super) struct VectorUse(Arc<SharedRx>);
 
 impl Drop for VectorUse {
@@ -216,9 +216,8 @@ impl SharedRx {
         vector.attach(Arc::downgrade(&user));
     }
 
-    /// Forgets the vector of former endpoints: one that is closed, or another one than `next` if
-    /// there is no endpoint. Receives that were directed to its addresses match none of the next
-    /// one.
+    /// Forgets the vector of former endpoints if it is closed, or if it is not `next` and no
+    /// endpoint uses it. Receives that were directed to its addresses match none of the next one.
     fn forget_former(&self, known: &mut Vector, next: Option<&Arc<AddressVector>>) {
         let Some(of) = &known.of else {
             return;
@@ -703,7 +702,7 @@ impl SharedRx {
                 Some(Cancel::Matched) => return Err(FiErrno::ENOENT),
                 None => {}
             }
-            // the mark is for the close, also of one that has failed
+            // the close of a member, also of one that has failed, uses the mark
             let arrives = |member: &Arc<Shared>| {
                 let mut guard = member.lock_for_rma();
                 let state = guard.as_mut();

@@ -60,8 +60,8 @@ const POLLS: usize = 4;
 const READ_BYTES: u64 = 1 << 20;
 /// Maximum number of consecutive polls of the driver, which hold the endpoint's lock.
 const ROUNDS: usize = 16;
-/// The same in front of a search: as many as take all packets that the posted receives, and a ring,
-/// can have, 4,096 and 2,048.
+/// The same before a search: enough polls for all packets that the posted receives (4,096) and a
+/// ring (2,048) can have.
 const SEARCH_ROUNDS: usize = 4096 / (BATCH * POLLS);
 
 /// The endpoints of the process that are not dropped.

@@ -190,7 +190,7 @@ fn passive_hints(version: u32, info: View<'_, fi_info>) -> Result<Hints> {
     }
     hints.fabric_name = None;
     hints.nic_name = None;
-    // those of a request are its own
+    // each request has its own addresses and handle
     (hints.src, hints.dst, hints.handle) = (None, None, 0);
     Ok(hints)
 }
@@ -204,8 +204,8 @@ fn passive_terms(version: u32, hints: &mut Hints, device: &Arc<Device>) -> Resul
 }
 
 impl Seed {
-    /// That of a passive endpoint opened with this info, which could give the `fi_info` of a
-    /// request ([`for_request`]) on some device.
+    /// The seed of a passive endpoint that is opened with this info. It could give the `fi_info` of
+    /// a request ([`for_request`]) on some device.
     ///
     /// # Errors
     /// `EINVAL`: each request would be rejected.

@@ -328,7 +328,8 @@ fn nic_of(device: &Arc<Device>, port: &Port, host_only: bool) -> Nic {
 mod tests {
     use super::*;
 
-    /// The first active port names the fabric in `fi_getinfo`, and all of them are in theirs.
+    /// The first active port names the fabric in `fi_getinfo`, and each active port is in its own
+    /// fabric.
     #[test]
     fn each_active_port_of_a_device_is_in_a_fabric() {
         let port = |number, active, prefix: u8| {

@@ -156,11 +156,12 @@ fn unused(mut all: Vec<SegmentMr>) -> Vec<Arc<ReplaceableMr>> {
     alone.collect()
 }
 
-/// The end and the registration of the longest begin of a mapping that can be registered: all pages
-/// up to one, or up to `end`, which may be inside a page. `register` gets the end of a begin.
+/// Registers the longest first part of a mapping that can be registered. Returns the end of this
+/// part and its registration. The part ends at the end of a page, or at `end`, which may be inside
+/// a page. `register` is called with the end of a part.
 ///
 /// # Errors
-/// Those of `register`, except for `EFAULT`, which shortens the begin.
+/// Those of `register`, except for `EFAULT`, after which a shorter part is tried.
 fn longest_begin<T>(
     start: u64,
     end: u64,

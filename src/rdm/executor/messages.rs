@@ -349,7 +349,8 @@ impl Executor {
         self.answer(origin, Kind::Fin { op, status, held });
     }
 
-    /// A packet is complete, or has failed: of an answer that holds credit, this is given back.
+    /// A packet is complete, or has failed. If it is an answer that holds credit, the credit is
+    /// given back.
     #[inline]
     pub(super) fn answer_ended(&mut self, kind: Kind) {
         match kind {

@@ -1,13 +1,13 @@
 //! Memory of stored payloads, which is kept for reuse.
 //!
-//! By classes of powers of two: a payload has memory of less than twice its length, or of one block
-//! of credit. So the credit of the stored messages bounds their memory, whatever the lengths of
-//! those before them.
+//! The vectors are in classes of powers of two: a payload has memory of less than twice its length,
+//! or of one block of credit. So the credit of the stored messages bounds their memory, whatever
+//! the lengths of those before them.
 
 use crate::wire::rdm::packet::BLOCK_SIZE;
 use crate::wire::rdm::terms::MAX_EAGER;
 
-/// Number of vectors of each class that are kept: of all classes 4 MiB.
+/// Number of vectors of each class that are kept: 4 MiB in all classes together.
 const KEPT: usize = 256;
 
 /// The capacity of the smallest vectors, which doubles from class to class.

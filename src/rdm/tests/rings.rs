@@ -716,7 +716,7 @@ fn a_message_that_may_have_arrived_is_not_to_be_repeated() {
     }
 }
 
-/// A packet with a later number waits in the ring for those before it, but not for ever.
+/// A packet with a later number waits in the ring for those before it, for a limited time.
 #[test]
 fn a_packet_that_waits_in_vain_ends_its_link() {
     let domain = domain();

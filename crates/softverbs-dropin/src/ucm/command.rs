@@ -1,8 +1,8 @@
 //! The commands of librdmacm.
 //!
-//! Invariants: a command that fails has made nothing and has written no answer, except with
-//! `EFAULT`, for NULL in place of the room for the answer, which librdmacm does not pass. Answers
-//! are written after the command was executed.
+//! Invariants: a command that fails has created nothing and has written no answer. The exception is
+//! `EFAULT`, if the pointer to the room for the answer is NULL, which librdmacm never passes.
+//! Answers are written after the command was executed.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -278,8 +278,8 @@ unsafe fn reject(fd: c_int, command: &Command<'_>) -> Res<()> {
     let body: Reject = command.body();
     let id = find(fd, body.id)?;
     let data = body.private_data.as_ptr().cast();
-    // softverbs has no `rdma_reject_ece`: its reason is not sent, but that of `rdma_reject`
-    // SAFETY: a live id, and the structure has as many bytes as the length can name.
+    // softverbs has no `rdma_reject_ece`: the reason of `rdma_reject` is sent instead SAFETY: a
+    // live id, and the structure has as many bytes as the length can name.
     done(unsafe { (cm().rdma_reject)(id, data, body.private_data_len) })
 }
 

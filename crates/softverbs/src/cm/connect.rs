@@ -161,7 +161,7 @@ fn accept(id: &Arc<Shared>, param: Option<&rdma_conn_param>) -> Res<()> {
     let asked = (state.responder_resources, state.initiator_depth);
     let (party, _) = party(&state, id.handle(), param, asked)?;
     let data = Private::new(data).ok_or(INVALID)?;
-    // behind what may refuse the call: the end of the request stays hidden then
+    // after all that may refuse the call: if it is refused, the end of the request stays hidden
     state.show_end_of_request(id)?;
     let mut deadline = match state.reserved.take() {
         Some(reserved) => reserved,
@@ -386,7 +386,7 @@ mod tests {
         // without a device there are no parameters
         assert_eq!(accept(&request, None), Err(INVALID));
         assert!(is_hidden());
-        // longer than a REJ
+        // longer than the private data of a REJ
         assert_eq!(reject(&request, &[0; 255]), Err(INVALID));
         assert!(is_hidden());
         assert_eq!(reject(&request, b"no"), Ok(()));

@@ -596,7 +596,7 @@ mod tests {
         }
     }
 
-    /// A call takes the protection domain of its id, which is none of another id.
+    /// A call takes the protection domain of its id, which must not be used with another id.
     #[test]
     fn a_failure_leaves_no_domain_of_the_id_in_the_attributes() {
         // SAFETY: a live id, destroyed once.

@@ -347,7 +347,7 @@ impl Target {
         Ok(())
     }
 
-    /// Its words.
+    /// The words of the target.
     pub(crate) fn words(&self) -> TargetWords {
         TargetWords {
             membership: Arc::clone(&self.membership),
