@@ -125,7 +125,7 @@ pub(super) struct Operation {
     pub(super) len: usize,
     /// The packet, or the copied payload from [`PAYLOAD`] on.
     pub(super) slot: Option<Slot>,
-    /// The payload is in `slot`.
+    /// The payload is in `slot`, or the message was injected and is empty.
     pub(super) copied: bool,
     /// The link on which a packet in `slot` was posted last.
     pub(super) posted_on: Option<LinkKey>,

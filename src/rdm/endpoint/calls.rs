@@ -279,6 +279,8 @@ impl Endpoint {
         if inject {
             // SAFETY: the caller keeps the contract of this function.
             unsafe { state.io.copy_payload(&mut op) }?;
+            // also an empty message: a close awaits what the application cannot repeat
+            op.copied = true;
         }
         let (peer, ack) = (op.peer, op.message.ack);
         let uses = Uses::Message(op.len as u64);

@@ -12,7 +12,8 @@ use crate::rdm::operations::{Kind, Operation, PAYLOAD};
 use crate::rdm::packet_memory::Slot;
 
 impl Executor {
-    /// Copies the payload of an operation to a slot, so that its buffers can be reused.
+    /// Copies the payload of an operation to a slot, so that its buffers can be reused. An empty
+    /// payload needs none.
     ///
     /// # Errors
     /// No memory for packets: `EAGAIN`: packets under way free some; otherwise `ENOMEM`.

@@ -710,6 +710,16 @@ fn a_close_after_an_inject_loses_nothing() {
         wait_for(&b, 1);
         assert_eq!(bytes, number);
     }
+    // an empty message, the last one of a barrier, has no slot
+    for _ in 0..10 {
+        let a = End::open(&domain);
+        let to_b = a.knows(&b);
+        b.recv(None, &mut [], 0);
+        // SAFETY: injected.
+        unsafe { a.ep.inject(to_b, None, std::ptr::null(), 0, None) }.unwrap();
+        drop(a);
+        wait_for(&b, 1);
+    }
 }
 
 /// As above, for a message that is too long for the credit of a new peer: it is announced first,
