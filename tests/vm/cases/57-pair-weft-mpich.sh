@@ -5,7 +5,7 @@
 # each host (`-launcher manual`), which the host then runs.
 a() {
 	mpi_env
-	mpiexec -launcher manual -hosts "$(rxe_addr4),$(peer_addr4)" -n 2 -ppn 1 python3 "$WEFT_VM/programs/mpi.py" >/tmp/out 2>&1 &
+	mpiexec -launcher manual -hosts "$(rxe_addr4),$(peer_addr4)" -n 2 -ppn 1 python3 -m mpi4py "$WEFT_VM/programs/mpi.py" >/tmp/out 2>&1 &
 	launcher=$!
 	tries=0
 	while ! grep -q '^HYDRA_LAUNCH_END' /tmp/out && [ $tries -lt 300 ]; do

@@ -1,6 +1,14 @@
-"""Messages and one-sided operations between all ranks, every byte compared; prints one line."""
+"""Messages and one-sided operations between all ranks, every byte compared; prints one line.
 
-from mpi4py import MPI
+A rank that has not ended after 80 s prints the line at which it waits, and exits. Run by `python3
+-m mpi4py`, an exception of one rank ends all.
+"""
+
+import faulthandler
+
+faulthandler.dump_traceback_later(80, exit=True)
+
+from mpi4py import MPI  # noqa: E402
 
 world = MPI.COMM_WORLD
 rank, size = world.rank, world.size
@@ -18,7 +26,8 @@ for length in (1, 100, 5000, 200_000):
 assert world.allreduce(rank + 1) == size * (size + 1) // 2
 window = MPI.Win.Allocate(65536, comm=world)
 window.Fence()
-window.Put(pattern(rank, 65536), (rank + 1) % size)
+origin = pattern(rank, 65536)  # MPI reads it until the fence
+window.Put(origin, (rank + 1) % size)
 window.Fence()
 assert bytes(window.tomemory()) == pattern((rank - 1) % size, 65536), f"rank {rank}: MPI_Put"
 window.Free()
