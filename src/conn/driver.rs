@@ -82,7 +82,7 @@ pub(crate) struct Driver {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
     /// The process that has the thread; a forked child does not.
-    process: u32,
+    owner: forks::Owner,
 }
 
 struct Shared {
@@ -156,7 +156,7 @@ impl Driver {
         Ok(Self {
             shared,
             thread: None,
-            process: std::process::id(),
+            owner: forks::Owner::this_process(),
         })
     }
 
@@ -210,7 +210,7 @@ impl Driver {
 
     /// Whether this process has the thread: a forked child has none.
     pub(crate) fn is_of_this_process(&self) -> bool {
-        self.process == std::process::id()
+        self.owner.is_this_process()
     }
 
     /// Wakes the thread, which drives the object with this turn. A system call.
@@ -339,7 +339,7 @@ impl Assisted for Driver {
     fn assist(&self) {
         let shared = &*self.shared;
         let now = shared.time(Some(Instant::now()));
-        if now < shared.look.load(Ordering::Relaxed) || self.process != std::process::id() {
+        if now < shared.look.load(Ordering::Relaxed) || !self.is_of_this_process() {
             return;
         }
         // two threads that look at the same time do no harm
@@ -368,7 +368,7 @@ impl Assisted for Driver {
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        if self.process != std::process::id() {
+        if !self.is_of_this_process() {
             return;
         }
         self.shared.stopped.store(true, Ordering::Release);

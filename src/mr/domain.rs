@@ -65,6 +65,8 @@ pub struct MrDomain {
     opening: Mutex<()>,
     workers: Workers,
     accessible_regions: AccessibleRegions,
+    /// The process that has opened the domain.
+    owner: forks::Owner,
 }
 
 /// The endpoint to which a region is bound (`FI_MR_ENDPOINT`): peers have access through it alone.
@@ -107,6 +109,7 @@ impl MrDomain {
             opening: Mutex::default(),
             workers: Workers::default(),
             accessible_regions: AccessibleRegions::default(),
+            owner: forks::Owner::this_process(),
         })
     }
 
@@ -288,6 +291,11 @@ impl MrDomain {
     /// The regions on which this side executes atomics of peers.
     pub(crate) fn accessible_regions(&self) -> &AccessibleRegions {
         &self.accessible_regions
+    }
+
+    /// Whether this process has opened the domain. A forked child has not.
+    pub(super) fn is_of_this_process(&self) -> bool {
+        self.owner.is_this_process()
     }
 
     /// Threads that register memory.

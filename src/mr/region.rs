@@ -567,7 +567,7 @@ impl Region {
 
     /// Whether this process has opened the region's domain. A forked child has not.
     pub fn is_of_this_process(&self) -> bool {
-        self.domain.workers().is_of_this_process()
+        self.domain.is_of_this_process()
     }
 
     /// Whether the region is enabled.

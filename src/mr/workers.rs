@@ -29,8 +29,9 @@ pub(crate) struct Workers {
     /// Maximum number of threads. Not that of the thread that submits a job, which may be bound to
     /// fewer processors.
     most: usize,
-    /// [`forks::generation`] of the process that has the threads.
-    generation: u32,
+    /// The process that has the threads. A forked child does not, and a lock that one of them held
+    /// is never released in it.
+    owner: forks::Owner,
 }
 
 /// The jobs, and the threads that wait for them.
@@ -57,26 +58,18 @@ impl std::fmt::Debug for Workers {
 
 impl Default for Workers {
     fn default() -> Self {
-        // without memory for that, a child waits as its parent does
-        forks::are_counted();
         Self {
             queue: Arc::default(),
             most: workers(),
-            generation: forks::generation(),
+            owner: forks::Owner::this_process(),
         }
     }
 }
 
 impl Workers {
-    /// Whether this process has the threads: a forked child does not, and a lock that one of them
-    /// held is never released in it.
-    pub(super) fn is_of_this_process(&self) -> bool {
-        self.generation == forks::generation()
-    }
-
     /// Passes a job to a worker. If no thread can be created, the calling thread runs the job.
     pub(super) fn submit(&self, job: Job) {
-        if !self.is_of_this_process() {
+        if !self.owner.is_this_process() {
             return job();
         }
         let mut state = self.queue.state.lock();
@@ -137,7 +130,7 @@ impl Queue {
 
 impl Drop for Workers {
     fn drop(&mut self) {
-        if !self.is_of_this_process() {
+        if !self.owner.is_this_process() {
             // the copies of handles of threads that do not exist
             std::mem::forget(Arc::clone(&self.queue));
             return;

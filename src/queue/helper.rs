@@ -38,17 +38,15 @@ thread_local! {
 #[derive(Debug)]
 pub(crate) struct Helper {
     shared: Arc<Shared>,
-    /// [`forks::generation`] of the process that has the thread.
-    generation: u32,
+    /// The process that has the thread.
+    owner: forks::Owner,
 }
 
 impl Default for Helper {
     fn default() -> Self {
-        // without memory for that, the drop in a child waits as in its parent
-        forks::are_counted();
         Self {
             shared: Arc::default(),
-            generation: forks::generation(),
+            owner: forks::Owner::this_process(),
         }
     }
 }
@@ -330,7 +328,7 @@ impl Shared {
 
 impl Drop for Helper {
     fn drop(&mut self) {
-        if self.generation != forks::generation() {
+        if !self.owner.is_this_process() {
             // a forked child: it has no such thread, which may have held the lock at the fork
             std::mem::forget(Arc::clone(&self.shared));
             return;

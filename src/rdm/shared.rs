@@ -141,7 +141,7 @@ pub(super) struct Shared {
     driver: Arc<Driver>,
     pub(super) driver_turn: Arc<Turn>,
     /// The process that has opened the endpoint; a child of it has no use of the objects.
-    process: u32,
+    owner: forks::Owner,
     /// Time 0 of the core.
     begin: Instant,
     pub(super) listening: OnceLock<Listening>,
@@ -191,7 +191,7 @@ impl Shared {
             counters: Arc::default(),
             driver,
             driver_turn: Arc::default(),
-            process: std::process::id(),
+            owner: forks::Owner::this_process(),
             begin: Instant::now(),
             listening: OnceLock::new(),
             context: OnceLock::new(),
@@ -338,7 +338,7 @@ impl Shared {
     /// Whether the calling process has opened the endpoint. A forked child has copies of the
     /// descriptors and of the memory, but none of the threads.
     pub(super) fn is_of_this_process(&self) -> bool {
-        self.process == std::process::id()
+        self.owner.is_this_process()
     }
 
     /// The parameters of the endpoint's connections.

@@ -73,7 +73,7 @@ pub enum Found {
 #[derive(Debug)]
 pub struct DomainFile {
     /// The process that has locked it.
-    process: u32,
+    owner: forks::Owner,
     directory: OwnedFd,
     name: CString,
     /// `None` only while it is dropped.
@@ -102,7 +102,7 @@ impl Drop for DomainFile {
         let Some(file) = self.file.take() else {
             return;
         };
-        if self.process != std::process::id() {
+        if !self.owner.is_this_process() {
             return;
         }
         let collector = Collector::closing(self.directory.as_fd(), &self.name, file);
@@ -290,7 +290,7 @@ fn open_in(directory: OwnedFd, name: &CStr) -> std::result::Result<DomainFile, R
         }
     };
     Ok(DomainFile {
-        process: std::process::id(),
+        owner: forks::Owner::this_process(),
         directory,
         name: name.to_owned(),
         file: Some(file),
@@ -476,6 +476,7 @@ impl<'a> Collector<'a> {
     }
 }
 
+#[allow(unsafe_code, reason = "forks")]
 #[cfg(test)]
 #[path = "file_tests.rs"]
 mod tests;

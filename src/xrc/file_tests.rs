@@ -309,13 +309,17 @@ fn a_child_that_drops_the_file_changes_nothing() {
     let folder = Folder::new();
     let file = found(&folder.search());
     let names = folder.names();
-    let child = DomainFile {
-        process: file.process + 1,
-        directory: file.directory.try_clone().unwrap(),
-        name: file.name.clone(),
-        file: file.file.as_ref().map(|file| file.try_clone().unwrap()),
-    };
-    drop(child);
+    // SAFETY: the child drops its copy, and ends.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        drop(file);
+        // SAFETY: ends the process.
+        unsafe { libc::_exit(0) };
+    }
+    let mut status = -1;
+    // SAFETY: `status` is writable.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0);
     assert_eq!(folder.names(), names);
     let other = calls::open_file(file.directory.as_fd(), &file.name, true).unwrap();
     assert!(!calls::try_lock(&other, true).unwrap(), "the lock is held");

@@ -9,24 +9,44 @@
     reason = "pthread_atfork, and objects that are shared without a lock"
 )]
 
+use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 /// 0 until forks are counted, then 1 and the number of forks since.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// A number that differs in a process and its forked children, from the first call of
-/// [`are_counted`] on.
 #[inline(always)]
-pub fn forks() -> u32 {
+fn forks() -> u32 {
     FORKS.load(Ordering::Relaxed)
 }
 
-/// As [`forks`], but 1 instead of 0 before the first call of [`are_counted`], which may follow the
-/// first call of this function.
-#[inline]
+/// A number, not 0, that differs in a process and its forked children, from the first call of
+/// [`are_counted`] on, which may follow the first call of this function.
+#[inline(always)]
 pub fn generation() -> u32 {
     // 0 and 1 are one process: forks are counted from 1 on
     forks().max(1)
+}
+
+/// The process that has created an object. A forked child, which inherits a copy of the object, is
+/// another process.
+///
+/// If forks cannot be counted for lack of memory, a child is taken for its parent.
+#[derive(Clone, Copy, Debug)]
+pub struct Owner(NonZeroU32);
+
+impl Owner {
+    /// The calling process.
+    pub fn this_process() -> Self {
+        are_counted();
+        Self(NonZeroU32::new(generation()).unwrap_or(NonZeroU32::MIN))
+    }
+
+    /// Whether the object is of the calling process, and not inherited. No system call.
+    #[inline(always)]
+    pub fn is_this_process(self) -> bool {
+        self.0.get() == generation()
+    }
 }
 
 extern "C" fn forked() {
@@ -68,7 +88,7 @@ pub struct PerProcess<T: Send + Sync + 'static> {
 /// The object of a forked child. Never freed: children of the child may refer to it.
 #[derive(Debug)]
 struct Owned<T> {
-    /// [`forks`] in its process.
+    /// The number of forks in its process.
     forks: u32,
     object: T,
 }
@@ -191,6 +211,18 @@ mod tests {
         });
         drop(held);
         assert_eq!(*numbers(), [1]);
+    }
+
+    #[test]
+    fn an_object_is_of_the_process_that_has_created_it_alone() {
+        let own = Owner::this_process();
+        assert!(own.is_this_process());
+        in_child(|| {
+            let of_child = Owner::this_process();
+            in_child(|| !of_child.is_this_process() && !own.is_this_process());
+            of_child.is_this_process() && !own.is_this_process()
+        });
+        assert!(own.is_this_process());
     }
 
     #[test]

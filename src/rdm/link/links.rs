@@ -382,8 +382,8 @@ pub(in crate::rdm) struct Links {
     /// arrived.
     pub(in crate::rdm) hot: Vec<Hot>,
     pub(in crate::rdm) cold: Vec<LinkKey>,
-    /// [`forks::forks`] in the process that has created the rings.
-    created_in: u32,
+    /// The process that has created the hot rings; `None`: there was none yet.
+    owner: Option<forks::Owner>,
     count: usize,
     /// The most at a time.
     most: usize,
@@ -509,7 +509,7 @@ impl Links {
     /// none.
     #[inline(always)]
     pub(in crate::rdm) fn next_ready(&self, at: usize) -> Option<usize> {
-        if self.created_in != forks::forks() {
+        if !self.owner.is_some_and(forks::Owner::is_this_process) {
             return None;
         }
         let rest = self.hot.get(at..)?;
@@ -531,8 +531,8 @@ impl Links {
         }
         if heats {
             ring.heat();
-            let (created_in, ring) = (ring.created_in(), ring.probe());
-            self.created_in = created_in;
+            let (owner, ring) = (ring.owner(), ring.probe());
+            self.owner = Some(owner);
             self.hot.push(Hot { link: key, ring });
         } else if !self.cold.contains(&key) {
             self.cold.push(key);

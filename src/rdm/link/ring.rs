@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use forks::PerProcess;
+use forks::{Owner, PerProcess};
 
 use crate::errno::Result;
 use crate::log::info_log;
@@ -113,8 +113,8 @@ pub(in crate::rdm) struct LinkRing {
     overflows: u32,
     /// Posts that have found the peer's ring full.
     full: u32,
-    /// [`forks::forks`] in the process that has created the ring.
-    forks: u32,
+    /// The process that has created the ring.
+    owner: Owner,
     /// The connection ends during the next post of a packet, but not of a part, and whether the
     /// packet is in the ring nevertheless.
     #[cfg(test)]
@@ -166,7 +166,7 @@ impl LinkRing {
             large: None,
             overflows: 0,
             full: 0,
-            forks: forks::forks(),
+            owner: Owner::this_process(),
             #[cfg(test)]
             ends_next: None,
         })
@@ -452,14 +452,14 @@ impl LinkRing {
         self.ring.probe()
     }
 
-    /// The value of [`forks::forks`] in the process that has created the ring.
-    pub(in crate::rdm) const fn created_in(&self) -> u32 {
-        self.forks
+    /// The process that has created the ring.
+    pub(in crate::rdm) const fn owner(&self) -> Owner {
+        self.owner
     }
 
     /// Whether this is the process that has created the ring: [`Self::probe`] may be used.
     pub(in crate::rdm) fn is_here(&self) -> bool {
-        self.forks == forks::forks()
+        self.owner.is_this_process()
     }
 
     /// Gives back the room of packets that were read in place: see [`Ring::give_back`].

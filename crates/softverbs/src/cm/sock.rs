@@ -7,6 +7,8 @@
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
+use forks::Owner;
+
 use crate::process::Process;
 use crate::sys::{self, Errno, Res, check};
 
@@ -16,16 +18,6 @@ use crate::sys::{self, Errno, Res, check};
 pub(super) struct Sock {
     fd: OwnedFd,
     owner: Owner,
-}
-
-/// The process that has made a descriptor, which its forked children share with it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Owner(u32);
-
-impl Owner {
-    fn this() -> Self {
-        Self(std::process::id())
-    }
 }
 
 /// Result of `recv`.
@@ -66,7 +58,7 @@ impl Sock {
     fn of(fd: OwnedFd) -> Self {
         Self {
             fd,
-            owner: Owner::this(),
+            owner: Owner::this_process(),
         }
     }
 
@@ -243,7 +235,7 @@ impl Sock {
 
 impl Drop for Sock {
     fn drop(&mut self) {
-        if self.owner != Owner::this() {
+        if !self.owner.is_this_process() {
             return;
         }
         // SAFETY: no memory is passed. An unconnected socket returns ENOTCONN, which is no error
@@ -263,7 +255,7 @@ impl Poll {
     pub(super) fn new() -> Res<Self> {
         // SAFETY: no memory is passed.
         let fd = owned(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
-        let owner = Owner::this();
+        let owner = Owner::this_process();
         Ok(Self { fd, owner })
     }
 
@@ -299,7 +291,7 @@ impl Poll {
     /// Removes `fd`. Closing it is not enough: a forked child may hold a copy. In such a child this
     /// call has no effect: the set is that of the parent.
     pub(super) fn remove(&self, fd: RawFd) {
-        if self.owner != Owner::this() {
+        if !self.owner.is_this_process() {
             return;
         }
         // A descriptor that is not in the set needs no removal.
@@ -347,12 +339,12 @@ impl Flag {
     pub(super) fn new() -> Res<Self> {
         // SAFETY: no memory is passed.
         let fd = owned(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })?;
-        let owner = Owner::this();
+        let owner = Owner::this_process();
         Ok(Self { fd, owner })
     }
 
     pub(super) fn set(&self) {
-        if self.owner != Owner::this() {
+        if !self.owner.is_this_process() {
             return;
         }
         // SAFETY: 8 readable bytes. Fails only if the flag is set already.
@@ -360,7 +352,7 @@ impl Flag {
     }
 
     pub(super) fn clear(&self) {
-        if self.owner != Owner::this() {
+        if !self.owner.is_this_process() {
             return;
         }
         let mut value = [0u8; 8];
