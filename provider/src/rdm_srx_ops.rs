@@ -7,7 +7,7 @@ use libfabric_sys::layout::WithMainSlot;
 use libfabric_sys::*;
 use weft::errno::{FiErrno, Result};
 use weft::flags::Flags;
-use weft::rdm::{SharedRx, SharedRxConfig};
+use weft::rdm::{Directed, SharedRx, SharedRxConfig};
 
 use crate::domain::Domain;
 use crate::ep_control::{Cancel, cancel};
@@ -110,8 +110,7 @@ fn config_of(domain: &Domain, attr: Option<&fi_rx_attr>) -> Result<SharedRxConfi
         return Ok(SharedRxConfig {
             size: default,
             op_flags: Flags::empty(),
-            directed: true,
-            tagged_directed: true,
+            directed: Directed::ALL,
         });
     };
     let caps = ep.primary_caps | ep.rx_modifiers | ep.rx_secondary | getinfo::DOMAIN_CAPS;
@@ -134,9 +133,10 @@ fn config_of(domain: &Domain, attr: Option<&fi_rx_attr>) -> Result<SharedRxConfi
     Ok(SharedRxConfig {
         size: if attr.size == 0 { default } else { attr.size },
         op_flags: Flags::from_bits_retain(attr.op_flags),
-        directed: attr.caps == 0 || attr.caps & FI_DIRECTED_RECV != 0,
-        tagged_directed: attr.caps == 0
-            || attr.caps & (FI_DIRECTED_RECV | FI_TAGGED_DIRECTED_RECV) != 0,
+        directed: match attr.caps {
+            0 => Directed::ALL,
+            caps => getinfo::directed(caps),
+        },
     })
 }
 

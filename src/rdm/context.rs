@@ -21,7 +21,7 @@ use super::receives::{
     Cancel, EndedReceives, Membership, Owner, Receive, SharedStore, StoredKey, Target,
     completion_of,
 };
-use super::recv::{is_multi, receive_of, want_of};
+use super::recv::{Directed, is_multi, receive_of, want_of};
 use super::search::{SEARCHES, Search};
 use super::shared::{Shared, State};
 use super::vector::{AddressVector, VectorUser};
@@ -42,22 +42,8 @@ pub struct SharedRxConfig {
     pub size: usize,
     /// Default flags of receives (`rx_attr->op_flags`).
     pub op_flags: Flags,
-    /// Whether untagged receives compare the source (`FI_DIRECTED_RECV`).
-    pub directed: bool,
-    /// Whether tagged receives compare the source (`FI_DIRECTED_RECV`, or
-    /// `FI_TAGGED_DIRECTED_RECV`).
-    pub tagged_directed: bool,
-}
-
-impl SharedRxConfig {
-    /// Whether receives of tagged or untagged messages compare the source.
-    #[inline(always)]
-    fn compares_source(&self, tagged: bool) -> bool {
-        match tagged {
-            true => self.tagged_directed,
-            false => self.directed,
-        }
-    }
+    /// Which receives compare the source.
+    pub directed: Directed,
 }
 
 /// An endpoint of a context.
@@ -554,10 +540,9 @@ impl SharedRx {
     ) -> Result<()> {
         let flags = flags.unwrap_or(self.config.op_flags);
         let receive = receive_of(tag.is_some(), &local, context, flags)?;
-        let directed = self.config.compares_source(tag.is_some());
-        let from = match directed && from.0 != u64::MAX {
-            true => Some(self.peer_of(from)?),
-            false => None,
+        let from = match self.config.directed.source(tag.is_some(), from) {
+            Some(from) => Some(self.peer_of(from)?),
+            None => None,
         };
         let want = want_of(tag, from);
         if flags.intersects(SEARCHES) {

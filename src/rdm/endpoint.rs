@@ -25,6 +25,7 @@ use super::limits::Limits;
 use super::listening::Listening;
 use super::packet_memory::PacketMemory;
 use super::receives::Receives;
+use super::recv::Directed;
 use super::shared::{CqEvents, RequestSink, Shared, State};
 use super::vector::{AddressVector, VectorUser};
 use crate::Token;
@@ -117,11 +118,8 @@ pub struct EndpointConfig {
     /// Whether receives are posted to a shared receive context, which is bound before enabling
     /// (`ep_attr->rx_ctx_cnt` of `FI_SHARED_CONTEXT`).
     pub shared_rx: bool,
-    /// Whether untagged receives compare the source (`FI_DIRECTED_RECV`).
-    pub directed: bool,
-    /// Whether tagged receives compare the source (`FI_DIRECTED_RECV`, or
-    /// `FI_TAGGED_DIRECTED_RECV`).
-    pub tagged_directed: bool,
+    /// Which receives compare the source.
+    pub directed: Directed,
     /// Whether completions have the source (`FI_SOURCE`).
     pub source: bool,
     /// Whether data progresses without calls of the application (`FI_PROGRESS_AUTO`).
@@ -142,17 +140,6 @@ pub struct EndpointConfig {
     pub connect_timeout: Option<Duration>,
     /// Without `src`: whether the endpoint's name is an IPv4 address; `None`: of either family.
     pub ipv4: Option<bool>,
-}
-
-impl EndpointConfig {
-    /// Whether receives of tagged or untagged messages compare the source.
-    #[inline(always)]
-    pub(super) fn compares_source(&self, tagged: bool) -> bool {
-        match tagged {
-            true => self.tagged_directed,
-            false => self.directed,
-        }
-    }
 }
 
 /// Objects that are bound before enabling.

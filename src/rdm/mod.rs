@@ -80,5 +80,6 @@ pub use context::{SharedRx, SharedRxConfig};
 pub use endpoint::{AtomicCall, Endpoint, EndpointConfig, MAX_ATOMIC_SIZE, max_atomic_count};
 pub use limits::Limits;
 pub use process_end::linger_all;
+pub use recv::Directed;
 pub use slab::Key;
 pub use vector::{AddressVector, VectorUser};

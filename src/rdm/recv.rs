@@ -4,6 +4,7 @@ use super::iov::Iov;
 use super::receives::Receive;
 use super::search::SEARCHES;
 use crate::PeerIndex;
+use crate::av::FiAddr;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
 use crate::initiator::LocalIov;
@@ -16,6 +17,32 @@ const RECV_FLAGS: Flags = Flags::COMPLETION
     .union(Flags::MORE)
     .union(Flags::MULTI_RECV)
     .union(SEARCHES);
+
+/// Which receives compare the source of a message with the address of the call. The others match
+/// messages of any peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Directed {
+    /// Untagged receives (`FI_DIRECTED_RECV`).
+    pub untagged: bool,
+    /// Tagged receives (`FI_DIRECTED_RECV`, or `FI_TAGGED_DIRECTED_RECV`).
+    pub tagged: bool,
+}
+
+impl Directed {
+    /// All receives.
+    pub const ALL: Self = Self {
+        untagged: true,
+        tagged: true,
+    };
+
+    /// The only address whose messages a receive matches that is called with `from`; `None`: the
+    /// receive matches those of any peer.
+    #[inline(always)]
+    pub(super) fn source(self, tagged: bool, from: FiAddr) -> Option<FiAddr> {
+        let compares = if tagged { self.tagged } else { self.untagged };
+        (compares && from.0 != u64::MAX).then_some(from)
+    }
+}
 
 /// The receive that a call asks for.
 ///

@@ -1,6 +1,7 @@
 //! The endpoint types, and what is the same on all devices for each of them.
 
 use libfabric_sys::*;
+use weft::rdm::Directed;
 
 use crate::ffi::param;
 
@@ -52,6 +53,14 @@ pub(crate) fn later_caps(version: u32) -> u64 {
     match version >= fi_version(2, 0) {
         true => 0,
         false => FI_TAGGED_DIRECTED_RECV,
+    }
+}
+
+/// The receives that compare the source, with these capabilities.
+pub(crate) fn directed(caps: u64) -> Directed {
+    Directed {
+        untagged: caps & FI_DIRECTED_RECV != 0,
+        tagged: caps & (FI_DIRECTED_RECV | FI_TAGGED_DIRECTED_RECV) != 0,
     }
 }
 

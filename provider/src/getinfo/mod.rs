@@ -306,7 +306,7 @@ pub(crate) fn auth_keys(
     ))
 }
 
-pub(crate) use ep_type::{DOMAIN_CAPS, MSG, RDM, later_caps};
+pub(crate) use ep_type::{DOMAIN_CAPS, MSG, RDM, directed, later_caps};
 pub(crate) use negotiate::Terms;
 pub(crate) use offer::{RxLimits, has_port_in};
 pub(crate) use resolve::name as resolve_name;

@@ -19,8 +19,7 @@ fn open() -> Arc<SharedRx> {
     let config = SharedRxConfig {
         size: 8,
         op_flags: Flags::empty(),
-        directed: true,
-        tagged_directed: true,
+        directed: Directed::ALL,
     };
     SharedRx::open(&domain(), config).unwrap()
 }

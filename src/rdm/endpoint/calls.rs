@@ -320,7 +320,7 @@ impl Endpoint {
             && let Some(mut receive) = plain_receive(tag.is_some(), &local, context, flags)
             && state.io.rx.len() + state.io.completions.len(Side::Rx) < shared.config.rx_size
             && let Some(from) =
-                Self::known_source(state, shared.config.compares_source(tag.is_some()), from)
+                Self::known_source(state, shared.config.directed.source(tag.is_some(), from))
             && let Some(store) = state.io.rx.own()
         {
             receive.wanted |= self.common.rx_all.load(Ordering::Relaxed);
@@ -335,10 +335,10 @@ impl Endpoint {
     /// The index of the peer of a directed receive; `Some(None)`: any peer. `None`: no call has
     /// used the address before.
     #[inline(always)]
-    fn known_source(state: &State, directed: bool, from: FiAddr) -> Option<Option<PeerIndex>> {
-        if !directed || from.0 == u64::MAX {
+    fn known_source(state: &State, from: Option<FiAddr>) -> Option<Option<PeerIndex>> {
+        let Some(from) = from else {
             return Some(None);
-        }
+        };
         let peer = state.known_peer(from)?;
         Some(Some(index_of(state.core.resolve(peer))))
     }
@@ -360,13 +360,12 @@ impl Endpoint {
         receive.wanted |= self.common.rx_all.load(Ordering::Relaxed);
         let shared = self.shared();
         let state = guard.as_mut().ok_or(FiErrno::EOPBADSTATE)?;
-        let directed = shared.config.compares_source(tag.is_some());
-        let from = match directed && from.0 != u64::MAX {
-            true => {
+        let from = match shared.config.directed.source(tag.is_some(), from) {
+            Some(from) => {
                 let peer = state.peer_of(from)?;
                 Some(index_of(state.core.resolve(peer)))
             }
-            false => None,
+            None => None,
         };
         let want = want_of(tag, from);
         let result = if flags.intersects(SEARCHES) {

@@ -14,7 +14,9 @@ use crate::flags::Flags;
 use crate::mr::{Desc, Withdrawn};
 use crate::queue::{BindFlags, Completion};
 use crate::rdm::long::pulls::{Push, Sink};
-use crate::rdm::{AddressVector, Endpoint, EndpointConfig, LocalIov, SharedRx, SharedRxConfig};
+use crate::rdm::{
+    AddressVector, Directed, Endpoint, EndpointConfig, LocalIov, SharedRx, SharedRxConfig,
+};
 
 /// Endpoints of one context and one address vector.
 fn members(domain: &Arc<Domain>, context: &Arc<SharedRx>) -> [End; 2] {
@@ -61,8 +63,10 @@ pub(super) fn context(domain: &Arc<Domain>, size: usize) -> Arc<SharedRx> {
     let config = SharedRxConfig {
         size,
         op_flags: Flags::empty(),
-        directed: false,
-        tagged_directed: false,
+        directed: Directed {
+            untagged: false,
+            tagged: false,
+        },
     };
     SharedRx::open(domain, config).unwrap()
 }
@@ -75,8 +79,7 @@ fn directed_receives_without_an_address_vector() {
     let config = SharedRxConfig {
         size: 8,
         op_flags: Flags::empty(),
-        directed: true,
-        tagged_directed: true,
+        directed: Directed::ALL,
     };
     let context = SharedRx::open(&domain, config).unwrap();
     let byte = [0; 1];
@@ -105,8 +108,10 @@ fn the_source_of_receives_that_are_not_directed_is_ignored() {
         let config = SharedRxConfig {
             size: 8,
             op_flags: Flags::empty(),
-            directed,
-            tagged_directed: true,
+            directed: Directed {
+                untagged: directed,
+                tagged: true,
+            },
         };
         let context = SharedRx::open(&domain, config).unwrap();
         let mut byte = [0; 1];
@@ -149,8 +154,7 @@ fn receive_before_the_address(later: bool) {
     let config = SharedRxConfig {
         size: 8,
         op_flags: Flags::empty(),
-        directed: true,
-        tagged_directed: true,
+        directed: Directed::ALL,
     };
     let context = SharedRx::open(&domain, config).unwrap();
     let mut buffers = [[0_u8; 8]; 2];
@@ -192,8 +196,7 @@ fn a_receive_from_an_address_that_is_removed_before_an_endpoint_is_enabled() {
         let config = SharedRxConfig {
             size: 8,
             op_flags: Flags::empty(),
-            directed: true,
-            tagged_directed: true,
+            directed: Directed::ALL,
         };
         let context = SharedRx::open(&domain, config).unwrap();
         let av = AddressVector::open(4).unwrap();
@@ -235,8 +238,7 @@ fn a_receive_from_an_address_of_another_vector() {
         let config = SharedRxConfig {
             size: 8,
             op_flags: Flags::empty(),
-            directed: true,
-            tagged_directed: true,
+            directed: Directed::ALL,
         };
         let context = SharedRx::open(&domain, config).unwrap();
         let (a, b) = (End::open(&domain), End::open(&domain));

@@ -20,7 +20,7 @@ use crate::rdm::core::Core;
 use crate::rdm::core::link::LinkKey;
 use crate::rdm::executor::{CALL, Executor};
 use crate::rdm::operations::Kind;
-use crate::rdm::{AddressVector, Endpoint, EndpointConfig, Limits, LocalIov};
+use crate::rdm::{AddressVector, Directed, Endpoint, EndpointConfig, Limits, LocalIov};
 use crate::verbs::Qp;
 
 /// What the links of an endpoint are made of. Tests of both run on each.
@@ -99,8 +99,7 @@ pub(super) fn config() -> EndpointConfig {
         rma_after_sends: false,
         sends_after_rma: false,
         shared_rx: false,
-        directed: true,
-        tagged_directed: true,
+        directed: Directed::ALL,
         source: true,
         xrc: false,
         auto: false,
@@ -311,7 +310,10 @@ fn the_source_of_receives_that_are_not_directed_is_ignored() {
     let domain = domain();
     for directed in [false, true] {
         let config = EndpointConfig {
-            directed,
+            directed: Directed {
+                untagged: directed,
+                tagged: true,
+            },
             ..config()
         };
         let (a, b) = (End::open(&domain), End::with(&domain, config, 0));
