@@ -1,4 +1,7 @@
-//! The flags of libfabric that the engine uses, with libfabric's values.
+//! The flags of libfabric that the engine uses, with libfabric's values, and the default flags of
+//! an endpoint's operations.
+
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bitflags::bitflags;
 
@@ -59,5 +62,67 @@ bitflags! {
         const SELECTIVE_COMPLETION = 1 << 59;
 
         const _ = !0;
+    }
+}
+
+/// The operations to which default flags apply.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Direction {
+    /// Those of the send side (`FI_TRANSMIT`).
+    Transmit,
+    /// Receives (`FI_RECV`).
+    Receive,
+}
+
+/// The default flags of an endpoint's operations (`tx_attr->op_flags`, `rx_attr->op_flags`), which
+/// `FI_SETOPSFLAG` changes (`fi_endpoint(3)`). Thread safe.
+#[derive(Debug)]
+pub struct OpFlags {
+    tx: AtomicU64,
+    rx: AtomicU64,
+}
+
+impl OpFlags {
+    pub(crate) fn new(tx: Flags, rx: Flags) -> Self {
+        Self {
+            tx: AtomicU64::new(tx.bits()),
+            rx: AtomicU64::new(rx.bits()),
+        }
+    }
+
+    /// Those of transmit operations.
+    #[inline]
+    pub fn tx(&self) -> Flags {
+        Flags::from_bits_retain(self.tx.load(Ordering::Relaxed))
+    }
+
+    /// Those of receives.
+    #[inline]
+    pub fn rx(&self) -> Flags {
+        Flags::from_bits_retain(self.rx.load(Ordering::Relaxed))
+    }
+
+    /// Those of one direction.
+    pub fn get(&self, direction: Direction) -> Flags {
+        match direction {
+            Direction::Transmit => self.tx(),
+            Direction::Receive => self.rx(),
+        }
+    }
+
+    /// Changes those of one direction.
+    pub fn set(&self, direction: Direction, flags: Flags) {
+        let of_direction = match direction {
+            Direction::Transmit => &self.tx,
+            Direction::Receive => &self.rx,
+        };
+        of_direction.store(flags.bits(), Ordering::Relaxed);
+    }
+}
+
+/// The flags at this time, which change apart from those of `self`.
+impl Clone for OpFlags {
+    fn clone(&self) -> Self {
+        Self::new(self.tx(), self.rx())
     }
 }

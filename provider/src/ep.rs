@@ -4,15 +4,15 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use libfabric_sys::{FI_COMMIT_COMPLETE, FI_MATCH_COMPLETE, fi_addr_t, fi_ops_atomic, fi_ops_rma};
+use libfabric_sys::{FI_MATCH_COMPLETE, fi_addr_t, fi_ops_atomic, fi_ops_rma};
 use weft::errno::Result;
-use weft::flags::Flags;
+use weft::flags::{self, Direction, Flags};
 use weft::msg::{Endpoint, LocalIov};
 
 use crate::ep_common::EpCommon;
 use crate::ep_traits::{MsgReceive, MsgSend, Remote, Rma, TX_FLAGS, Transmit};
 use crate::getinfo;
-use crate::op_flags::{Direction, OpFlags};
+use crate::op_flags::OpFlags;
 
 /// The calls of an endpoint that depend on its capabilities.
 #[derive(Clone, Copy)]
@@ -32,28 +32,12 @@ pub(crate) struct Ep {
 }
 
 impl OpFlags for Ep {
-    fn op_flags(&self, direction: Direction) -> Flags {
-        match direction {
-            Direction::Transmit => self.engine.tx_op_flags(),
-            Direction::Receive => self.engine.rx_op_flags(),
-        }
-    }
-
-    fn set_op_flags(&self, direction: Direction, flags: Flags) {
-        match direction {
-            Direction::Transmit => self.engine.set_tx_op_flags(flags),
-            Direction::Receive => self.engine.set_rx_op_flags(flags),
-        }
+    fn op_flags(&self) -> &flags::OpFlags {
+        self.engine.op_flags()
     }
 
     fn allowed_op_flags(&self, direction: Direction) -> u64 {
-        match direction {
-            Direction::Transmit if self.engine.is_durable() => {
-                getinfo::MSG.tx_op_flags | FI_COMMIT_COMPLETE
-            }
-            Direction::Transmit => getinfo::MSG.tx_op_flags,
-            Direction::Receive => getinfo::MSG.rx_op_flags,
-        }
+        getinfo::MSG.op_flags(direction, self.engine.is_durable())
     }
 }
 

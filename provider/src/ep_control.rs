@@ -5,10 +5,10 @@ use std::ffi::{c_int, c_void};
 
 use libfabric_sys::*;
 use weft::errno::{FiErrno, Result};
-use weft::flags::Flags;
+use weft::flags::{Direction, Flags};
 
 use crate::ffi::fid::{Kind, Object, object, on};
-use crate::op_flags::{self, Direction, OpFlags};
+use crate::op_flags::{self, OpFlags};
 
 /// An object to which operations are posted that can be cancelled.
 pub(crate) trait Cancel: Kind {
@@ -131,10 +131,9 @@ mod tests {
     }
 
     impl OpFlags for Bare {
-        fn op_flags(&self, _: Direction) -> Flags {
+        fn op_flags(&self) -> &weft::flags::OpFlags {
             panic!("planted");
         }
-        fn set_op_flags(&self, _: Direction, _: Flags) {}
         fn allowed_op_flags(&self, _: Direction) -> u64 {
             0
         }

@@ -8,7 +8,7 @@ use libfabric_sys::layout::WithMainSlot;
 use libfabric_sys::*;
 use weft::Token;
 use weft::errno::{FiErrno, Result};
-use weft::flags::Flags;
+use weft::flags::{Direction, Flags};
 use weft::msg::{BindFlags, Endpoint, EndpointConfig, PassiveEndpoint};
 
 use crate::addr::Format;
@@ -23,7 +23,6 @@ use crate::ffi::info::View;
 use crate::ffi::log::{info, refused};
 use crate::ffi::param;
 use crate::ffi::stub;
-use crate::op_flags::Direction;
 use crate::pep::Pep;
 use crate::srx::Srx;
 use crate::xrcd::Xrcd;
@@ -280,10 +279,7 @@ impl Control for Ep {
         flags: Flags,
     ) -> Result<(fid_ep, Self)> {
         let engine = ep.engine.alias();
-        match direction {
-            Direction::Transmit => engine.set_tx_op_flags(flags),
-            Direction::Receive => engine.set_rx_op_flags(flags),
-        }
+        engine.op_flags().set(direction, flags);
         let body = Self {
             engine,
             rma_data: ep.rma_data,

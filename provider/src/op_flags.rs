@@ -3,19 +3,11 @@
 
 use libfabric_sys::*;
 use weft::errno::{FiErrno, Result};
-use weft::flags::Flags;
+use weft::flags::{self, Direction, Flags};
 
-/// The operations to which default flags apply.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Direction {
-    Transmit,
-    Receive,
-}
-
-/// The default flags of the operations of each direction.
+/// An endpoint whose operations have default flags.
 pub(crate) trait OpFlags {
-    fn op_flags(&self, direction: Direction) -> Flags;
-    fn set_op_flags(&self, direction: Direction, flags: Flags);
+    fn op_flags(&self) -> &flags::OpFlags;
     /// The flags that can be default flags.
     fn allowed_op_flags(&self, direction: Direction) -> u64;
 }
@@ -39,7 +31,7 @@ pub(crate) unsafe fn get(ep: &impl OpFlags, arg: *mut u64) -> Result<()> {
     // SAFETY: the caller passes NULL or a pointer to flags.
     let arg = unsafe { arg.as_mut() }.ok_or(FiErrno::EINVAL)?;
     let (_, direction) = split(*arg)?;
-    *arg = ep.op_flags(direction).bits();
+    *arg = ep.op_flags().get(direction).bits();
     Ok(())
 }
 
@@ -49,7 +41,8 @@ pub(crate) unsafe fn set(ep: &impl OpFlags, arg: *mut u64) -> Result<()> {
     // SAFETY: the caller passes NULL or a pointer to flags.
     let arg = unsafe { arg.as_ref() }.ok_or(FiErrno::EINVAL)?;
     let (flags, direction) = split(*arg)?;
-    ep.set_op_flags(direction, check(ep, flags, direction)?);
+    let flags = check(ep, flags, direction)?;
+    ep.op_flags().set(direction, flags);
     Ok(())
 }
 

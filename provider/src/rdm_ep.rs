@@ -4,12 +4,11 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use libfabric_sys::{
-    FI_COMMIT_COMPLETE, FI_MULTI_RECV, fi_addr_t, fi_ops_atomic, fi_ops_msg, fi_ops_rma,
-    fi_ops_tagged,
+    FI_MULTI_RECV, fi_addr_t, fi_ops_atomic, fi_ops_msg, fi_ops_rma, fi_ops_tagged,
 };
 use weft::av::FiAddr;
 use weft::errno::Result;
-use weft::flags::Flags;
+use weft::flags::{self, Direction, Flags};
 use weft::rdm::{Endpoint, LocalIov, RemoteIov};
 
 use crate::ep_common::EpCommon;
@@ -17,7 +16,7 @@ use crate::ep_traits::{
     MsgReceive, MsgSend, Remote, Rma, TX_FLAGS, Tag, TaggedReceive, TaggedSend, Transmit,
 };
 use crate::getinfo;
-use crate::op_flags::{Direction, OpFlags};
+use crate::op_flags::OpFlags;
 
 /// The calls of an endpoint that transfer data.
 #[derive(Clone, Copy)]
@@ -45,28 +44,12 @@ pub(crate) struct RdmEp {
 }
 
 impl OpFlags for RdmEp {
-    fn op_flags(&self, direction: Direction) -> Flags {
-        match direction {
-            Direction::Transmit => self.engine.tx_op_flags(),
-            Direction::Receive => self.engine.rx_op_flags(),
-        }
-    }
-
-    fn set_op_flags(&self, direction: Direction, flags: Flags) {
-        match direction {
-            Direction::Transmit => self.engine.set_tx_op_flags(flags),
-            Direction::Receive => self.engine.set_rx_op_flags(flags),
-        }
+    fn op_flags(&self) -> &flags::OpFlags {
+        self.engine.op_flags()
     }
 
     fn allowed_op_flags(&self, direction: Direction) -> u64 {
-        match direction {
-            Direction::Transmit if self.engine.is_durable() => {
-                getinfo::RDM.tx_op_flags | FI_COMMIT_COMPLETE
-            }
-            Direction::Transmit => getinfo::RDM.tx_op_flags,
-            Direction::Receive => getinfo::RDM.rx_op_flags,
-        }
+        getinfo::RDM.op_flags(direction, self.engine.is_durable())
     }
 }
 

@@ -8,7 +8,7 @@ use libfabric_sys::layout::WithMainSlot;
 use libfabric_sys::*;
 use weft::Token;
 use weft::errno::{FiErrno, Result};
-use weft::flags::Flags;
+use weft::flags::{Direction, Flags};
 use weft::mr::Access;
 use weft::queue::BindFlags;
 use weft::rdm::{Endpoint, EndpointConfig};
@@ -25,7 +25,6 @@ use crate::ffi::info::View;
 use crate::ffi::log::{info, refused};
 use crate::ffi::param;
 use crate::ffi::stub;
-use crate::op_flags::Direction;
 use crate::rdm_ep::{RdmEp, Tables};
 use crate::rdm_srx::RdmSrx;
 use crate::xrcd::Xrcd;
@@ -182,10 +181,8 @@ impl Control for RdmEp {
         direction: Direction,
         flags: Flags,
     ) -> Result<(fid_ep, Self)> {
-        let engine = match direction {
-            Direction::Transmit => ep.engine.alias(flags, ep.engine.rx_op_flags()),
-            Direction::Receive => ep.engine.alias(ep.engine.tx_op_flags(), flags),
-        };
+        let engine = ep.engine.alias();
+        engine.op_flags().set(direction, flags);
         let body = Self {
             engine,
             api_version: ep.api_version,

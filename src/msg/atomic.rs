@@ -46,7 +46,7 @@ impl Endpoint {
         flags: Option<Flags>,
     ) -> Result<()> {
         let flags = match flags {
-            None => self.tx_op_flags(),
+            None => self.op_flags().tx(),
             Some(flags) if flags.intersects(MSG_FLAGS.complement()) => {
                 return Err(FiErrno::EBADFLAGS);
             }

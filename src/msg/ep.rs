@@ -2,7 +2,6 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::enable::ENGINE_REQUESTS;
 use super::shared::{Origin, Shared};
@@ -12,7 +11,7 @@ use crate::conn::{CmSink, ConnectRequest, Incoming, Side, State};
 use crate::domain::Domain;
 use crate::eq::EventQueue;
 use crate::errno::{FiErrno, Result};
-use crate::flags::Flags;
+use crate::flags::{Flags, OpFlags};
 use crate::initiator::local::MAX_IOV;
 use crate::initiator::sq::Sq as _;
 use crate::mr::{Mode, Scope};
@@ -80,8 +79,7 @@ pub struct EndpointConfig {
 pub struct Endpoint {
     pub(super) shared: Arc<Shared>,
     alias: bool,
-    tx_op_flags: AtomicU64,
-    rx_op_flags: AtomicU64,
+    op_flags: OpFlags,
 }
 
 /// Upper limits of an endpoint's attributes on a device (`fi_endpoint(3)`, `fi_srx_context(3)`).
@@ -181,8 +179,7 @@ impl Endpoint {
         let config = clip(domain, config);
         Arc::new(Self {
             alias: false,
-            tx_op_flags: AtomicU64::new(config.tx_op_flags.bits()),
-            rx_op_flags: AtomicU64::new(config.rx_op_flags.bits()),
+            op_flags: OpFlags::new(config.tx_op_flags, config.rx_op_flags),
             shared: Shared::new(domain, pd, config, origin),
         })
     }
@@ -201,8 +198,7 @@ impl Endpoint {
         Arc::new(Self {
             shared: Arc::clone(&self.shared),
             alias: true,
-            tx_op_flags: AtomicU64::new(self.tx_op_flags().bits()),
-            rx_op_flags: AtomicU64::new(self.rx_op_flags().bits()),
+            op_flags: self.op_flags.clone(),
         })
     }
 
@@ -528,26 +524,10 @@ impl Endpoint {
         self.shared.config.atomics
     }
 
-    /// Default flags of transmit operations.
+    /// The default flags of operations.
     #[inline]
-    pub fn tx_op_flags(&self) -> Flags {
-        Flags::from_bits_retain(self.tx_op_flags.load(Ordering::Relaxed))
-    }
-
-    /// Changes the default flags of transmit operations (`FI_SETOPSFLAG`, `fi_endpoint(3)`).
-    pub fn set_tx_op_flags(&self, flags: Flags) {
-        self.tx_op_flags.store(flags.bits(), Ordering::Relaxed);
-    }
-
-    /// Default flags of receives.
-    #[inline]
-    pub fn rx_op_flags(&self) -> Flags {
-        Flags::from_bits_retain(self.rx_op_flags.load(Ordering::Relaxed))
-    }
-
-    /// Changes the default flags of receives (`FI_SETOPSFLAG`, `fi_endpoint(3)`).
-    pub fn set_rx_op_flags(&self, flags: Flags) {
-        self.rx_op_flags.store(flags.bits(), Ordering::Relaxed);
+    pub fn op_flags(&self) -> &OpFlags {
+        &self.op_flags
     }
 
     /// Maximum length in bytes of operations of the kind that `option` names.

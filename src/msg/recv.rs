@@ -184,7 +184,7 @@ impl Endpoint {
     /// `fi_recv`, `fi_recvv`.
     #[inline(always)]
     pub unsafe fn recv(&self, local: LocalIov<'_>, context: usize) -> Result<()> {
-        let flags = self.rx_op_flags();
+        let flags = self.op_flags().rx();
         // SAFETY: the caller keeps the contract of this function.
         unsafe { self.shared.receive(local, context, flags) }
     }

@@ -37,7 +37,7 @@ impl Endpoint {
         key: u64,
         context: usize,
     ) -> Result<()> {
-        let flags = self.tx_op_flags();
+        let flags = self.op_flags().tx();
         let op = Transmit::rma(SendOpcode::Write, local, (addr, key), context, flags);
         // SAFETY: the caller keeps the contract of this function.
         unsafe { self.shared.transmit(&op) }
@@ -53,7 +53,7 @@ impl Endpoint {
         key: u64,
         context: usize,
     ) -> Result<()> {
-        let flags = self.tx_op_flags();
+        let flags = self.op_flags().tx();
         let op = Transmit::rma(SendOpcode::Write, local, (addr, key), context, flags);
         // SAFETY: the caller keeps the contract of this function.
         unsafe { self.shared.transmit(&op.with_data(data)) }
@@ -128,7 +128,7 @@ impl Endpoint {
         context: usize,
     ) -> Result<()> {
         // FI_INJECT has no meaning for an operation that writes local memory
-        let flags = self.tx_op_flags() - Flags::INJECT;
+        let flags = self.op_flags().tx() - Flags::INJECT;
         let op = Transmit::rma(SendOpcode::Read, local, (addr, key), context, flags);
         // SAFETY: the caller keeps the contract of this function.
         unsafe { self.shared.transmit(&op) }

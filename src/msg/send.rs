@@ -57,7 +57,7 @@ impl Endpoint {
     /// `fi_send`, `fi_sendv`.
     #[inline(always)]
     pub unsafe fn send(&self, local: LocalIov<'_>, context: usize) -> Result<()> {
-        let op = Transmit::send(local, context, self.tx_op_flags());
+        let op = Transmit::send(local, context, self.op_flags().tx());
         // SAFETY: the caller keeps the contract of this function.
         unsafe { self.shared.transmit_here(&op) }
     }
@@ -65,7 +65,7 @@ impl Endpoint {
     /// `fi_senddata`: the message carries the low 32 bits of `data`.
     #[inline]
     pub unsafe fn send_data(&self, local: LocalIov<'_>, data: u64, context: usize) -> Result<()> {
-        let op = Transmit::send(local, context, self.tx_op_flags());
+        let op = Transmit::send(local, context, self.op_flags().tx());
         // SAFETY: the caller keeps the contract of this function.
         unsafe { self.shared.transmit(&op.with_data(data)) }
     }

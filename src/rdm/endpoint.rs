@@ -10,7 +10,7 @@ mod rma;
 pub use self::atomics::{AtomicCall, MAX_ATOMIC_SIZE, max_atomic_count};
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -34,7 +34,7 @@ use crate::conn::{CmSink, Driven, Renamed, rename};
 use crate::domain::Domain;
 use crate::eq::EventQueue;
 use crate::errno::{FiErrno, Result};
-use crate::flags::Flags;
+use crate::flags::{Flags, OpFlags};
 use crate::log::info_log;
 use crate::mr::{Access, Mode, Scope, SourceKeys, random};
 use crate::queue::event_cell::Event;
@@ -194,8 +194,7 @@ struct Common {
 pub struct Endpoint {
     common: Arc<Common>,
     alias: bool,
-    tx_op_flags: AtomicU64,
-    rx_op_flags: AtomicU64,
+    op_flags: OpFlags,
 }
 
 impl Endpoint {
@@ -220,7 +219,7 @@ impl Endpoint {
             src: config.src,
             ..Control::default()
         };
-        let flags = (config.tx_op_flags, config.rx_op_flags);
+        let op_flags = OpFlags::new(config.tx_op_flags, config.rx_op_flags);
         let common = Arc::new(Common {
             shared: Shared::new(domain, pd, config)?,
             control: Mutex::new(control),
@@ -228,21 +227,21 @@ impl Endpoint {
             tx_all: true.into(),
             rx_all: true.into(),
         });
-        Ok(Self::with(common, false, flags.0, flags.1))
-    }
-
-    fn with(common: Arc<Common>, alias: bool, tx: Flags, rx: Flags) -> Arc<Self> {
-        Arc::new(Self {
+        Ok(Arc::new(Self {
             common,
-            alias,
-            tx_op_flags: AtomicU64::new(tx.bits()),
-            rx_op_flags: AtomicU64::new(rx.bits()),
-        })
+            alias: false,
+            op_flags,
+        }))
     }
 
-    /// An alias with its own default flags (`fi_ep_alias(3)`), which must not outlive the endpoint.
-    pub fn alias(self: &Arc<Self>, tx: Flags, rx: Flags) -> Arc<Self> {
-        Self::with(Arc::clone(&self.common), true, tx, rx)
+    /// An alias with its own default flags (`fi_ep_alias(3)`), initially those of this endpoint.
+    /// The alias must not outlive the endpoint.
+    pub fn alias(&self) -> Arc<Self> {
+        Arc::new(Self {
+            common: Arc::clone(&self.common),
+            alias: true,
+            op_flags: self.op_flags.clone(),
+        })
     }
 
     pub(super) fn shared(&self) -> &Arc<Shared> {
@@ -793,26 +792,10 @@ impl Endpoint {
         self.shared().config.durable
     }
 
-    /// Default flags of transmit operations.
+    /// The default flags of operations.
     #[inline]
-    pub fn tx_op_flags(&self) -> Flags {
-        Flags::from_bits_retain(self.tx_op_flags.load(Ordering::Relaxed))
-    }
-
-    /// Changes the default flags of transmit operations (`FI_SETOPSFLAG`, `fi_endpoint(3)`).
-    pub fn set_tx_op_flags(&self, flags: Flags) {
-        self.tx_op_flags.store(flags.bits(), Ordering::Relaxed);
-    }
-
-    /// Default flags of receives.
-    #[inline]
-    pub fn rx_op_flags(&self) -> Flags {
-        Flags::from_bits_retain(self.rx_op_flags.load(Ordering::Relaxed))
-    }
-
-    /// Changes the default flags of receives (`FI_SETOPSFLAG`, `fi_endpoint(3)`).
-    pub fn set_rx_op_flags(&self, flags: Flags) {
-        self.rx_op_flags.store(flags.bits(), Ordering::Relaxed);
+    pub fn op_flags(&self) -> &OpFlags {
+        &self.op_flags
     }
 
     /// Minimum free space of a multi-receive buffer in bytes (`FI_OPT_MIN_MULTI_RECV`).

@@ -1,6 +1,7 @@
 //! The endpoint types, and what is the same on all devices for each of them.
 
 use libfabric_sys::*;
+use weft::flags::Direction;
 use weft::rdm::Directed;
 
 use crate::ffi::param;
@@ -182,6 +183,15 @@ impl EpType {
             | self.tx_secondary
             | self.rx_secondary
             | DOMAIN_CAPS
+    }
+
+    /// The flags that can be default flags of operations. `durable`: writes can be made durable.
+    pub(crate) fn op_flags(&self, direction: Direction, durable: bool) -> u64 {
+        match direction {
+            Direction::Transmit if durable => self.tx_op_flags | FI_COMMIT_COMPLETE,
+            Direction::Transmit => self.tx_op_flags,
+            Direction::Receive => self.rx_op_flags,
+        }
     }
 
     /// The orders that endpoints with these capabilities keep.

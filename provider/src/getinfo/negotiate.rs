@@ -2,6 +2,7 @@
 
 use libfabric_sys::*;
 use weft::errno::{FiErrno, Result};
+use weft::flags::Direction;
 use weft::mr::Mode;
 
 use crate::ffi::log::info;
@@ -127,12 +128,9 @@ fn negotiate(version: u32, hints: &Hints, offer: &Offer, mr: MrMode) -> Result<T
         domain.cq_data_size <= cq_data.size,
         "cq_data_size (with FI_RMA it requires mode FI_RX_CQ_DATA)",
     )?;
-    let committed = match caps.0 & FI_RMA_PMEM {
-        0 => 0,
-        _ => FI_COMMIT_COMPLETE,
-    };
     let order = offer.ep.order(caps.0);
-    let tx_op_flags = offer.ep.tx_op_flags | committed;
+    let durable = caps.0 & FI_RMA_PMEM != 0;
+    let tx_op_flags = offer.ep.op_flags(Direction::Transmit, durable);
     check_side(offer.ep, &tx, (tx_op_flags, order), "tx_attr")?;
     check_side(offer.ep, &rx, (offer.ep.rx_op_flags, order), "rx_attr")?;
     let tclass = class_of(tx.tclass, "tx_attr->tclass")?;

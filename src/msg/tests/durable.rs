@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use super::events::counter;
 use super::keys::{TARGET, kind};
 use super::*;
+use crate::flags::Direction;
 
 const LEN: usize = 8192;
 
@@ -216,10 +217,13 @@ fn a_durable_write_is_flushed_behind_each_of_its_parts() {
                 assert_eq!(writes.read(), 5);
             }
             // as a default flag of the endpoint
-            client.ep.set_tx_op_flags(COMMIT);
+            client.ep.op_flags().set(Direction::Transmit, COMMIT);
             client.write(&source, 8, to.0, to.1, 2).unwrap();
             client.completion().unwrap();
-            client.ep.set_tx_op_flags(Flags::empty());
+            client
+                .ep
+                .op_flags()
+                .set(Direction::Transmit, Flags::empty());
             assert_eq!(flushes(&client), before + 2 * parts.len() + 2);
             region.close().unwrap();
         }
@@ -309,7 +313,7 @@ fn the_queue_has_room_for_every_part() {
         return;
     }
     let source = Buffer::all(&client.domain, 64);
-    client.ep.set_tx_op_flags(COMMIT);
+    client.ep.op_flags().set(Direction::Transmit, COMMIT);
     const COUNT: u64 = 100;
     let (mut posted, mut done) = (0, 0);
     while done < COUNT {

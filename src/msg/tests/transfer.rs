@@ -1,6 +1,7 @@
 //! Messages and RMA between two connected ends.
 
 use super::*;
+use crate::flags::Direction;
 use crate::initiator::local::MAX_IOV;
 
 pub(super) fn readable(fd: i32) -> bool {
@@ -332,7 +333,10 @@ fn selective_completion_shows_what_was_asked_for() {
         }
         no_completion(&client);
     }
-    client.ep.set_tx_op_flags(Flags::COMPLETION);
+    client
+        .ep
+        .op_flags()
+        .set(Direction::Transmit, Flags::COMPLETION);
     server.recv(&target, 1024, 0).unwrap();
     client.send(&source, 8, 4711).unwrap();
     assert_eq!(client.completion().unwrap().context, 4711);

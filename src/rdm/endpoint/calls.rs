@@ -51,7 +51,7 @@ impl Endpoint {
         match flags {
             Some(flags) if flags.intersects(accepted.complement()) => Err(FiErrno::EBADFLAGS),
             Some(flags) => Ok(flags),
-            None => Ok(self.tx_op_flags()),
+            None => Ok(self.op_flags().tx()),
         }
     }
 
@@ -313,7 +313,7 @@ impl Endpoint {
         context: usize,
         flags: Option<Flags>,
     ) -> Result<()> {
-        let flags = flags.unwrap_or_else(|| self.rx_op_flags());
+        let flags = flags.unwrap_or_else(|| self.op_flags().rx());
         let shared = self.shared();
         let mut guard = shared.lock();
         if let Some(state) = guard.as_mut()

@@ -93,7 +93,7 @@ impl Endpoint {
             }
             Some(flags) => flags,
             // these have no meaning for an operation that writes local memory
-            None => self.tx_op_flags() - inject - Flags::COMMIT_COMPLETE,
+            None => self.op_flags().tx() - inject - Flags::COMMIT_COMPLETE,
         };
         let call = RmaCall {
             to: from,
