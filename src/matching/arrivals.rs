@@ -149,13 +149,6 @@ impl ArrivalOrder {
             places => self.entries[block][places.trailing_zeros() as usize],
         }
     }
-
-    /// Blocks that are in use.
-    #[cfg(test)]
-    pub(super) fn blocks(&self) -> usize {
-        let index = |block: u32| (block != NIL).then_some(block);
-        std::iter::successors(index(self.first), |block| index(self.blocks[*block].next)).count()
-    }
 }
 
 #[cfg(test)]
@@ -173,6 +166,13 @@ mod tests {
             entry = arrivals.after(place_of[entry as usize]);
         }
         found
+    }
+
+    /// Number of blocks that are in use.
+    fn blocks(arrivals: &ArrivalOrder) -> usize {
+        let index = |block: u32| (block != NIL).then_some(block);
+        let next = |block: &u32| index(arrivals.blocks[*block].next);
+        std::iter::successors(index(arrivals.first), next).count()
     }
 
     #[test]
@@ -206,7 +206,7 @@ mod tests {
                 arrivals.remove(place_of[entry as usize]);
             }
             assert_eq!(arrivals.first(), NIL);
-            assert_eq!(arrivals.blocks(), 1, "seed {seed}");
+            assert_eq!(blocks(&arrivals), 1, "seed {seed}");
         }
     }
 

@@ -402,20 +402,6 @@ impl<R: Copy + Debug, M: Copy + Debug> Matching<R, M> {
         Some(self.cancel_entry(index))
     }
 
-    /// Removes the posted receives whose `from` fulfils `is`, in the order of posting: those from a
-    /// peer, or all. Takes O(entries), allocates.
-    #[cfg(test)]
-    fn cancel_where(
-        &mut self,
-        is: impl Fn(Option<PeerIndex>) -> bool,
-        mut cancelled: impl FnMut(Cancelled<R>),
-    ) {
-        for index in self.posted.all(is) {
-            let entry = self.cancel_entry(index);
-            cancelled(entry);
-        }
-    }
-
     fn cancel_entry(&mut self, index: u32) -> Cancelled<R> {
         let (receive, context, buffer) = self.posted.of(index);
         let cancelled = Cancelled {

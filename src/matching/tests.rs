@@ -176,6 +176,16 @@ impl Model {
     }
 }
 
+/// Removes the posted receives whose `from` fulfils `is`, in the order of posting: those from a
+/// peer, or all.
+fn cancel_where(
+    of: &mut Matching<usize, u64>,
+    is: impl Fn(Option<PeerIndex>) -> bool,
+) -> Vec<Cancelled<usize>> {
+    let found = of.posted.all(is);
+    found.into_iter().map(|at| of.cancel_entry(at)).collect()
+}
+
 /// Runs the operations on both.
 fn agree(ops: &[Op]) {
     let mut real: Matching<usize, u64> = Matching::new(ops.len() as u64, 0, 0);
@@ -338,9 +348,7 @@ fn agree(ops: &[Op]) {
                 }
             }
             Op::CancelFrom(peer) => {
-                let mut cancelled = Vec::new();
-                real.cancel_where(|from| from == Some(*peer), |entry| cancelled.push(entry));
-                for entry in cancelled {
+                for entry in cancel_where(&mut real, |from| from == Some(*peer)) {
                     let index = model
                         .posted
                         .iter()
@@ -415,8 +423,8 @@ fn agree(ops: &[Op]) {
         false
     });
     assert_eq!(listed, model.listed);
-    let mut posted = Vec::new();
-    real.cancel_where(|_| true, |cancelled| posted.push(cancelled.receive));
+    let cancelled = cancel_where(&mut real, |_| true);
+    let posted: Vec<usize> = cancelled.iter().map(|entry| entry.receive).collect();
     let numbers: Vec<usize> = model.posted.iter().map(|receive| receive.number).collect();
     assert_eq!(posted, numbers);
     assert_eq!((real.posted(), real.listed(), real.claimed()), (0, 0, 0));
