@@ -23,6 +23,7 @@ pub(in crate::rdm) const RMA_DEPTH: usize = 64;
 
 /// Requests of a queue pair besides packets: those of operations, and the engine's own.
 pub(in crate::rdm) const RMA_REQUESTS: usize = RMA_DEPTH + FURTHER_REQUESTS + EngineRequest::MOST;
+
 /// What threads without the endpoint's lock access of a link.
 pub(in crate::rdm) struct LinkPoster {
     key: LinkKey,
@@ -173,23 +174,7 @@ impl LinkPoster {
         let slot = slots.complete(tail.wrapping_add(ahead.into()))?;
         Some((slot, ahead))
     }
-}
 
-impl FailureListener for LinkPoster {
-    fn operation_failed(&self) {}
-
-    fn acknowledge(&self) {
-        if let Some(shared) = self.shared.upgrade() {
-            shared.acknowledge(self.key);
-        }
-    }
-
-    fn is_up(&self) -> bool {
-        !self.ended.load(Ordering::Relaxed)
-    }
-}
-
-impl LinkPoster {
     /// Posts one of the engine's own requests.
     ///
     /// # Errors
@@ -237,6 +222,20 @@ impl LinkPoster {
             }
         }
         self.request_driver(DriverRequest::Sever(self.key));
+    }
+}
+
+impl FailureListener for LinkPoster {
+    fn operation_failed(&self) {}
+
+    fn acknowledge(&self) {
+        if let Some(shared) = self.shared.upgrade() {
+            shared.acknowledge(self.key);
+        }
+    }
+
+    fn is_up(&self) -> bool {
+        !self.ended.load(Ordering::Relaxed)
     }
 }
 
