@@ -407,23 +407,12 @@ impl Xrc {
         from: (RemoteAddr, Rkey),
         read: ReadKey,
     ) -> Result<()> {
-        let key = link.key();
-        let port = link.port.as_mut().ok_or(FiErrno::ENOTCONN)?;
-        let inbox = port.inbox.ok_or(FiErrno::ENOTCONN)?;
-        let circuit = port.circuit.ok_or(FiErrno::ENOTCONN)?;
-        let queue = self.queue_mut(circuit).ok_or(FiErrno::ENOTCONN)?;
-        let qp = queue.qp.as_ref().ok_or(FiErrno::ENOTCONN)?;
         let sges = [sge];
         let mut request = SendRequest::new(SendOpcode::Read, &sges);
-        request.rdma(from).to_srq(inbox.srq);
-        let wr_id = |position| WrId::circuit(circuit, position);
-        let record = (key, Sent::Read(read));
+        request.rdma(from);
         // SAFETY: the caller keeps the memory.
-        unsafe { queue.queue.post(qp, wr_id, &mut request, record) }?;
-        let unwatched = queue.note_posted();
-        port.under_way += 1;
+        let port = unsafe { self.post_request(link, &mut request, Sent::Read(read)) }?;
         port.reads += 1;
-        self.look |= unwatched;
         Ok(())
     }
 
@@ -477,31 +466,51 @@ impl Xrc {
         solicited: bool,
         posted: Posted,
     ) -> Result<()> {
+        let sges = [sge];
+        let mut request = SendRequest::new(SendOpcode::SendImm, &sges);
+        request.inline(inline).solicited(solicited);
+        let sent = match posted {
+            Posted::Numbered(number) => Sent::Numbered(number),
+            Posted::Control(slot) => Sent::Control(slot),
+        };
+        // SAFETY: inline data is copied by the call; otherwise the sge is of a slot, which is kept
+        // until the request has completed or the queue pair is destroyed.
+        let port = unsafe { self.post_request(link, &mut request, sent) }?;
+        port.used = true;
+        Ok(())
+    }
+
+    /// Posts a packet or READ of a link on its circuit, to the peer's receive queue. A packet has
+    /// the peer's tag as immediate data.
+    ///
+    /// # Errors
+    /// As [`Self::post`].
+    ///
+    /// # Safety
+    /// As [`SendQueue::post`](crate::rdm::link::send_queue::SendQueue::post).
+    #[inline(always)]
+    unsafe fn post_request<'a>(
+        &mut self,
+        link: &'a mut LinkRecord,
+        request: &mut SendRequest<'_>,
+        sent: Sent,
+    ) -> Result<&'a mut Port> {
         let key = link.key();
         let port = link.port.as_mut().ok_or(FiErrno::ENOTCONN)?;
         let inbox = port.inbox.ok_or(FiErrno::ENOTCONN)?;
         let circuit = port.circuit.ok_or(FiErrno::ENOTCONN)?;
         let queue = self.queue_mut(circuit).ok_or(FiErrno::ENOTCONN)?;
         let qp = queue.qp.as_ref().ok_or(FiErrno::ENOTCONN)?;
-        let sges = [sge];
-        let mut request = SendRequest::new(SendOpcode::SendImm, &sges);
-        request
-            .imm(inbox.tag.get())
-            .to_srq(inbox.srq)
-            .inline(inline)
-            .solicited(solicited);
-        let sent = match posted {
-            Posted::Numbered(number) => Sent::Numbered(number),
-            Posted::Control(slot) => Sent::Control(slot),
-        };
+        request.to_srq(inbox.srq);
+        if !matches!(sent, Sent::Read(_)) {
+            request.imm(inbox.tag.get());
+        }
         let wr_id = |position| WrId::circuit(circuit, position);
-        // SAFETY: inline data is copied by the call; otherwise the sge is of a slot, which is kept
-        // until the request has completed or the queue pair is destroyed.
-        unsafe { queue.queue.post(qp, wr_id, &mut request, (key, sent)) }?;
+        // SAFETY: the caller promises for the buffers.
+        unsafe { queue.queue.post(qp, wr_id, request, (key, sent)) }?;
         let unwatched = queue.note_posted();
-        port.used = true;
         port.under_way += 1;
         self.look |= unwatched;
-        Ok(())
+        Ok(port)
     }
 }
