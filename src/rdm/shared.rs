@@ -516,15 +516,19 @@ impl Shared {
             recv_cq: &cq,
             srq: Some(&srq),
         };
-        let config = QpConfig {
+        Qp::create(id, &self.pd, transport, &self.qp_config())
+    }
+
+    /// The sizes of the queue pair of a link or a circuit, whose receives are in shared queues.
+    pub(in crate::rdm) fn qp_config(&self) -> QpConfig {
+        QpConfig {
             max_send_wr: self.depth(),
             max_recv_wr: 0,
             max_send_sge: if self.config.rma { MAX_IOV } else { 1 },
             max_recv_sge: 0,
             max_inline: self.domain.device().max_inline(),
             flush: self.config.durable,
-        };
-        Qp::create(id, &self.pd, transport, &config)
+        }
     }
 
     /// Makes room in the device completion queue for so many requests and receives. Called by the

@@ -7,10 +7,9 @@ use crate::errno::{FiErrno, Result};
 use crate::log::info_log;
 use crate::rdm::core::Failure;
 use crate::rdm::core::link::LinkKey;
-use crate::rdm::iov::MAX_IOV;
 use crate::rdm::xrc::circuit_cm::TargetCm;
 use crate::rdm::xrc::circuits::CircuitKey;
-use crate::verbs::{Qp, QpConfig, QpNumber, Target};
+use crate::verbs::{Qp, QpNumber, Target};
 use crate::wire::rdm::cm::VERSION;
 use crate::wire::rdm::xrc::{CircuitReply, CircuitRequest};
 use crate::wire::rdm::{Epoch, Reason, Rejection};
@@ -27,15 +26,7 @@ impl Shared {
             (state.device_queue(), requests + state.io.max_receives())
         };
         self.make_entries(&cq, entries)?;
-        let config = QpConfig {
-            max_send_wr: self.depth(),
-            max_recv_wr: 0,
-            max_send_sge: if self.config.rma { MAX_IOV } else { 1 },
-            max_recv_sge: 0,
-            max_inline: self.domain.device().max_inline(),
-            flush: self.config.durable,
-        };
-        Qp::create_initiator(self.pd(), &cq, &config)
+        Qp::create_initiator(self.pd(), &cq, &self.qp_config())
     }
 
     /// Sets the initiator of a circuit. `None`: the circuit was ended.
