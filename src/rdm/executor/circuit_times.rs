@@ -138,7 +138,7 @@ impl Executor {
         let xrc = self.xrc.as_mut()?;
         let links = &mut self.links;
         xrc.attaches.retain(|(time, link)| {
-            let record = links.get_mut(*link).filter(|record| !record.is_ending());
+            let record = links.get_open(*link);
             let waits = record.and_then(|record| record.port.as_ref());
             let waits = waits.is_some_and(|port| port.from.is_none());
             if waits && *time <= now {

@@ -47,10 +47,7 @@ impl Executor {
 
     /// Does what the choice of a circuit demands.
     pub(in crate::rdm) fn follow(&mut self, link: LinkKey, choice: Choice) {
-        let record = self
-            .links
-            .get_mut(link)
-            .filter(|record| !record.is_ending());
+        let record = self.links.get_open(link);
         let Some(port) = record.and_then(|record| record.port.as_mut()) else {
             // the choice has listed the link
             if let Choice::Use(circuit, _) | Choice::Wait(circuit) | Choice::Dial(circuit, _) =
@@ -114,11 +111,7 @@ impl Executor {
 
     /// A link that has waited for a circuit chooses again.
     pub(super) fn choose_again(&mut self, link: LinkKey) {
-        let Some(record) = self
-            .links
-            .get_mut(link)
-            .filter(|record| !record.is_ending())
-        else {
+        let Some(record) = self.links.get_open(link) else {
             return;
         };
         let Some(port) = record.port.as_mut() else {
@@ -406,11 +399,7 @@ impl Executor {
     ///
     /// Otherwise the connection block, which exists now, is added to the reply.
     pub(in crate::rdm) fn check_answer(&mut self, link: LinkKey, answer: &mut Vec<u8>) {
-        if let Some(record) = self
-            .links
-            .get_mut(link)
-            .filter(|record| !record.is_ending())
-        {
+        if let Some(record) = self.links.get_open(link) {
             if let Some(block) = &record.block
                 && let Ok(mut reply) = LinkReply::decode(answer)
             {
@@ -441,11 +430,7 @@ impl Executor {
         let Some(xrc) = &self.xrc else {
             return;
         };
-        let Some(record) = self
-            .links
-            .get_mut(link)
-            .filter(|record| !record.is_ending())
-        else {
+        let Some(record) = self.links.get_open(link) else {
             return;
         };
         let Some(port) = record.port.as_mut().filter(|port| !port.attached) else {

@@ -550,10 +550,7 @@ impl Executor {
     /// HELLO has not arrived.
     fn reply_to(&mut self, request: &LinkRequest) -> Option<Vec<u8>> {
         let link = *self.xrc.as_ref()?.accepted.get(&request.request.id)?;
-        let record = self
-            .links
-            .get_mut(link)
-            .filter(|record| !record.is_ending())?;
+        let record = self.links.get_open(link)?;
         let port = record.port.as_ref().filter(|port| !port.used)?;
         let (of, reply) = &**port.reply.as_ref()?;
         (of == request).then(|| reply.clone())

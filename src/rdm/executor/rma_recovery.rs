@@ -174,11 +174,7 @@ impl Executor {
         let Some(xrc) = &mut self.xrc else {
             return;
         };
-        let Some(record) = self
-            .links
-            .get_mut(link)
-            .filter(|record| !record.is_ending())
-        else {
+        let Some(record) = self.links.get_open(link) else {
             return;
         };
         let Some(outlet) = record.port.as_deref().and_then(|port| xrc.outlet(port)) else {

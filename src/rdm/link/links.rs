@@ -433,13 +433,19 @@ impl Links {
         (link.key == key).then_some(link)
     }
 
+    /// The link, unless it is being ended.
+    #[inline]
+    pub(in crate::rdm) fn get_open(&mut self, key: LinkKey) -> Option<&mut LinkRecord> {
+        self.get_mut(key).filter(|link| !link.is_ending())
+    }
+
     /// Sets the block of a link on a circuit. `false`: the link has ended, or is being ended.
     pub(in crate::rdm) fn set_block(
         &mut self,
         key: LinkKey,
         block: &mut Option<LinkBlock>,
     ) -> bool {
-        let Some(link) = self.get_mut(key).filter(|link| link.ending.is_none()) else {
+        let Some(link) = self.get_open(key) else {
             return false;
         };
         link.block = block.take();
