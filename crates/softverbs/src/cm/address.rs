@@ -142,7 +142,8 @@ pub(super) fn check_local(address: &SocketAddr) -> Res<()> {
 fn is_own(address: &SocketAddr) -> Res<bool> {
     let ip = canonical(address.ip());
     // Towards an address of a local route (`ip route add local`) the kernel sends from the address
-    // itself; towards a second address of an interface from the first one.
+    // itself; towards a second address of an interface from the first one. This needs a socket that
+    // is not bound: one that is bound to the address has it as its source in any case.
     let from_itself = || source_towards(address).is_ok_and(|source| canonical(source.ip()) == ip);
     Ok(ip.is_loopback() || from_itself() || is_of_interface(ip)?)
 }
