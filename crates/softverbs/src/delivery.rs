@@ -1,5 +1,6 @@
-//! Delivery of a message into a receive: the copy of its payload, and its completion. Queue pairs
-//! and shared receive queues choose the receive.
+//! What queue pairs and shared receive queues have in common: the post of a chain of receives, and
+//! the delivery of a message into the receive that they choose, by the copy of its payload and its
+//! completion.
 
 use rdma_core_sys::*;
 
@@ -10,6 +11,7 @@ use crate::segment::Mapping;
 use crate::segment::layout::desc;
 pub(crate) use crate::segment::layout::receives;
 use crate::sync::atomic::Ordering;
+use crate::sys::Res;
 
 /// The receive into which a message is delivered.
 pub(crate) struct Receive<'a> {
@@ -26,6 +28,31 @@ pub(crate) struct Inbox<'a> {
     pub(crate) process: &'a Process,
     pub(crate) cq: &'a Cq,
     pub(crate) number: u32,
+}
+
+/// Posts the receives of a chain in order, up to the first one that `post` refuses, which is stored
+/// in `bad` then. Returns the number of posted receives, and 0 or the errno of the refusal.
+///
+/// # Safety
+/// `wr` must be a valid chain, `bad` writable.
+#[inline(always)]
+pub(crate) unsafe fn post_receives(
+    wr: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+    mut post: impl FnMut(&ibv_recv_wr) -> Res<()>,
+) -> (u32, i32) {
+    let (mut posted, mut next) = (0, wr);
+    // SAFETY: the caller promises a valid chain.
+    while let Some(receive) = unsafe { next.as_ref() } {
+        if let Err(error) = post(receive) {
+            // SAFETY: the caller promises a writable pointer.
+            unsafe { *bad = next };
+            return (posted, error.0);
+        }
+        posted += 1;
+        next = receive.next;
+    }
+    (posted, 0)
 }
 
 /// Stores the descriptor of a receive of one sge, whose bytes are at `addr`, at offset `at` of the

@@ -6,7 +6,7 @@ use rdma_core_sys::*;
 
 use super::{Flow, Posted, Qp, RecvQueue};
 use crate::cq::{Cqe, Retires};
-use crate::delivery::{Inbox, Receive, receives};
+use crate::delivery::{Inbox, Receive, post_receives, receives};
 use crate::peer::Peer;
 use crate::process::Process;
 use crate::region::Places;
@@ -34,23 +34,15 @@ pub(crate) unsafe fn post_recv(
         return libc::EIO;
     }
     let mut rq = this.rq.lock();
-    let mut ret = 0;
-    let mut next = wr;
-    // SAFETY: the caller promises a valid chain.
-    while let Some(receive) = unsafe { next.as_ref() } {
+    let post = |receive: &ibv_recv_wr| {
         // SAFETY: the caller promises a valid chain.
         if unsafe { this.receive_fast(&mut rq, receive) } {
-            next = receive.next;
-            continue;
+            return Ok(());
         }
-        if let Err(error) = this.post_one_recv(&mut rq, receive) {
-            // SAFETY: the caller promises a writable pointer.
-            unsafe { *bad = next };
-            ret = error.0;
-            break;
-        }
-        next = receive.next;
-    }
+        this.post_one_recv(&mut rq, receive)
+    };
+    // SAFETY: the caller promises a valid chain and a writable pointer.
+    let (_, ret) = unsafe { post_receives(wr, bad, post) };
     let credit = Credit {
         posted: rq.head,
         least: rq.least,

@@ -34,7 +34,7 @@ pub(crate) use xrc::{
 };
 
 use crate::cq::Retires;
-use crate::delivery::Receive;
+use crate::delivery::{Receive, post_receives};
 use crate::events::Element;
 use crate::limits::MAX_SGE;
 use crate::object::Context;
@@ -515,29 +515,18 @@ pub(crate) unsafe fn post_srq_recv(
         unsafe { *bad = wr };
         return libc::EIO;
     }
-    let mut ret = 0;
-    let mut posted = 0;
-    {
+    let (posted, ret) = {
         let mut queue = this.queue.lock();
-        let mut next = wr;
-        // SAFETY: the caller promises a valid chain.
-        while let Some(receive) = unsafe { next.as_ref() } {
+        let post = |receive: &ibv_recv_wr| {
             // SAFETY: the caller promises a valid chain.
             if unsafe { this.post_fast(&mut queue, receive) } {
-                next = receive.next;
-                posted += 1;
-                continue;
+                return Ok(());
             }
-            if let Err(error) = this.post(&mut queue, receive) {
-                // SAFETY: the caller promises a writable pointer.
-                unsafe { *bad = next };
-                ret = error.0;
-                break;
-            }
-            next = receive.next;
-            posted += 1;
-        }
-    }
+            this.post(&mut queue, receive)
+        };
+        // SAFETY: the caller promises a valid chain and a writable pointer.
+        unsafe { post_receives(wr, bad, post) }
+    };
     this.wake_senders(posted);
     ret
 }
