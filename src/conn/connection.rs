@@ -106,8 +106,9 @@ pub(crate) struct Connection {
     bound: OnceLock<Bound>,
     /// Set by closing. Held while a result is reported: a thread that has changed the state before
     /// the connection was closed reports nothing afterwards, because the application may free the
-    /// context of a closed endpoint.
-    closed: Mutex<bool>,
+    /// context of a closed endpoint. The result [`Outcome::Connected`] is reported under the same
+    /// guard under which the state changes, so the end of the connection follows it.
+    pub(super) closed: Mutex<bool>,
     /// When the peer has disconnected.
     pub(super) disconnected: OnceLock<Instant>,
 }
@@ -331,12 +332,15 @@ impl Connection {
     /// The connection is established: on circuits, in both directions. Returns whether it was being
     /// established, and has not ended meanwhile.
     pub(crate) fn connected(&self, private_data: PrivateData) -> bool {
+        let closed = self.closed.lock();
         let connected = self.state.change(State::Connecting, State::Connected)
             || self.state.change(State::Accepted, State::Connected);
-        if connected {
-            self.report(Outcome::Connected(private_data));
-        } else if self.state.change(State::Broken, State::Disconnected) {
-            self.report(Outcome::Connected(private_data));
+        let broken = !connected && self.state.change(State::Broken, State::Disconnected);
+        if connected || broken {
+            self.report_under(&closed, Outcome::Connected(private_data));
+        }
+        drop(closed);
+        if broken {
             self.report_end();
         }
         connected
@@ -367,7 +371,11 @@ impl Connection {
 
     /// Reports a result, unless the connection is closed.
     fn report(&self, outcome: Outcome) {
-        let closed = self.closed.lock();
+        self.report_under(&self.closed.lock(), outcome);
+    }
+
+    /// As [`Self::report`]. `closed`: the value under its guard.
+    fn report_under(&self, closed: &bool, outcome: Outcome) {
         if let Some(bound) = self.bound.get()
             && !*closed
         {

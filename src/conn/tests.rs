@@ -294,6 +294,29 @@ fn a_queue_pair_that_fails_while_accepting_ends_the_connection() {
     listener.close();
 }
 
+/// A thread can find the failure of the queue pair as soon as the state is that of an established
+/// connection. It reports the end behind the result, because the state changes under the lock of
+/// the reports.
+#[test]
+fn the_end_of_a_connection_is_reported_behind_its_establishment() {
+    let results = Results::new();
+    let link = Link::new(&results, DIALLED, Side::default(), data(1));
+    link.conn.state.set(State::Connecting);
+    let reports = link.conn.closed.lock();
+    let early = std::thread::scope(|scope| {
+        scope.spawn(|| link.conn.connected(PrivateData::EMPTY));
+        std::thread::sleep(Duration::from_millis(50));
+        let early = link.conn.state.is(State::Connected);
+        drop(reports);
+        early
+    });
+    assert!(!early, "connected before it is reported");
+    link.conn.qp_failed();
+    assert!(matches!(results.next(DIALLED), Outcome::Connected(_)));
+    assert!(matches!(results.next(DIALLED), Outcome::Ended(_)));
+    link.close(&results);
+}
+
 #[test]
 fn raw_private_data_reaches_both_sides() {
     let results = Results::new();
