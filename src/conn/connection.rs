@@ -274,7 +274,12 @@ impl Connection {
             }
             CmEventKind::Disconnected => {
                 self.note_disconnect();
-                if !self.end() {
+                if matches!(self.state.get(), State::Accepted | State::Broken) {
+                    // Only a peer that has the reply disconnects: its confirmation is lost, or
+                    // discarded with its connection.
+                    self.qp_failed();
+                    self.connected(PrivateData::EMPTY);
+                } else if !self.end() {
                     self.not_connected(FiErrno::ECONNABORTED, event.status, event.private_data);
                 }
                 Ok(())

@@ -13,7 +13,9 @@ use super::{
 };
 use crate::Token;
 use crate::errno::{FiErrno, Result};
-use crate::verbs::{CmEvent, Cq, Device, Pd, PrivateData, Qp, QpConfig, Transport, devices};
+use crate::verbs::{
+    CmEvent, CmEventKind, Cq, Device, Pd, PrivateData, Qp, QpConfig, Transport, devices,
+};
 
 const LISTENER: Token = Token(1);
 const DIALLED: Token = Token(2);
@@ -315,6 +317,33 @@ fn the_end_of_a_connection_is_reported_behind_its_establishment() {
     assert!(matches!(results.next(DIALLED), Outcome::Connected(_)));
     assert!(matches!(results.next(DIALLED), Outcome::Ended(_)));
     link.close(&results);
+}
+
+/// The confirmation of the reply is lost, and the peer, which has reported the connection,
+/// disconnects.
+#[test]
+fn a_disconnect_in_place_of_a_confirmation_ends_a_connection() {
+    let results = Results::new();
+    let (listener, dialled) = dialling(&results, data(1));
+    let accepted = accepting(&results, results.request());
+    accepted.accept();
+    accepted.cm_event(CmEvent {
+        kind: CmEventKind::Disconnected,
+        object: 0,
+        new_id: None,
+        status: 0,
+        private_data: PrivateData::EMPTY,
+        peer_qp: None,
+    });
+    assert!(matches!(results.next(ACCEPTED), Outcome::Connected(_)));
+    assert!(matches!(results.next(ACCEPTED), Outcome::Ended(_)));
+    assert!(accepted.conn.state.is(State::Disconnected));
+    // the confirmation, which is late here, changes nothing
+    assert!(matches!(results.next(DIALLED), Outcome::Connected(_)));
+    nothing_follows(&results);
+    dialled.close(&results);
+    accepted.close(&results);
+    listener.close();
 }
 
 #[test]
