@@ -198,6 +198,11 @@ impl Dial {
             let state = self.state.lock();
             (state.makes, state.port)
         };
+        if !makes && circuit.has_failed() {
+            // the target, which lives, would be accepted by a process that has it
+            drop(circuit);
+            return self.leave_circuit(circuits);
+        }
         let user = self.user.upgrade().ok_or(FiErrno::ECANCELED)?;
         let local = id.local_addr().ok_or(FiErrno::EADDRNOTAVAIL)?;
         let redirected = self.state.lock().redirected.map(|(_, tag)| tag);
@@ -262,24 +267,35 @@ impl Dial {
             Kind::Rejected => self.failed(FiErrno::ECONNREFUSED, BY_APPLICATION, answer),
             Kind::OtherDomain => {
                 // the process has another XRC domain: it gets a circuit of its own
-                let (id, share) = {
+                let share = {
                     let mut state = self.state.lock();
                     if state.redirected.is_some() {
                         return Err(FiErrno::ECONNREFUSED);
                     }
                     state.redirected = Some((header.port, header.target));
-                    (state.id.take(), state.share.take())
+                    state.share.take()
                 };
                 if let Some(share) = share {
                     circuits.is_elsewhere(share.circuit(), self.config.to);
                 }
-                if let Some(id) = id {
-                    circuits.push(Step::EndId(id));
-                }
-                let this = self.this.upgrade().ok_or(FiErrno::ECANCELED)?;
-                circuits.place(&this, true);
+                return self.leave_circuit(circuits);
             }
         }
+        Ok(())
+    }
+
+    /// Dials again, with a circuit of its own.
+    fn leave_circuit(&self, circuits: &Circuits) -> Result<()> {
+        let (id, share) = {
+            let mut state = self.state.lock();
+            (state.id.take(), state.share.take())
+        };
+        drop(share);
+        if let Some(id) = id {
+            circuits.push(Step::EndId(id));
+        }
+        let this = self.this.upgrade().ok_or(FiErrno::ECANCELED)?;
+        circuits.place(&this, true);
         Ok(())
     }
 

@@ -75,6 +75,34 @@ fn the_failure_of_a_circuit_does_not_end_a_request_under_way() {
     transfer((&second, &accepts_again), own, 4);
 }
 
+/// The circuit that a dial has joined fails before the request is sent. The process that is dialled
+/// has its target, which lives: the connection gets a circuit of its own.
+#[test]
+fn a_request_names_no_circuit_that_has_failed() {
+    let device = device();
+    let directory = Directory::new("joined");
+    let client = Host::of(&device, directory.places("a"));
+    let hosts = [0, 1].map(|_| Host::of(&device, directory.places("b")));
+    let [(_pep, first_at), (_other, second_at)] =
+        hosts.each_ref().map(|h| xrc_listener(&device, h));
+    let first = connect((&client, &hosts[0]), first_at, 0, |_| {});
+    let dials = client.endpoint(on_xrc(11));
+    let driver = client.domain.driver().unwrap();
+    let events = driver.dispatcher().registry();
+    dials.connect(Some(second_at), b"").unwrap();
+    circuit(&first.0).fail();
+    drop(events);
+    assert_eq!(next_event(&client.eq), Ok(Told::Shutdown(Token(10))));
+    let (request, _) = next_request(&hosts[1].eq);
+    let accepts = hosts[1].accept(request, on_xrc(21));
+    let welcome = Told::Connected(Token(11), b"welcome".to_vec());
+    assert_eq!(next_event(&client.eq), Ok(welcome));
+    let connected = Told::Connected(Token(21), Vec::new());
+    assert_eq!(next_event(&hosts[1].eq), Ok(connected));
+    transfer((&client, &dials), &hosts[1], 1);
+    transfer((&hosts[1], &accepts), &client, 2);
+}
+
 /// The accepting side closes its endpoint while the peer's answer, which completes the connection,
 /// is missing.
 #[test]
