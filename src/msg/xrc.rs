@@ -545,9 +545,8 @@ impl Shared {
 
     /// A request has failed, and with it this side's circuit.
     pub(super) fn fail_xrc(&self) {
-        if let Some(circuit) = self.own_circuit()
-            && matches!(self.conn.state.get(), State::Connected | State::Connecting)
-        {
+        // also of an endpoint whose connection has ended: its requests stay on the circuit
+        if let Some(circuit) = self.own_circuit() {
             circuit.failed();
         }
         self.conn.qp_failed();

@@ -1,6 +1,7 @@
 //! Endpoints on XRC, in one process: two domains, whose endpoints share receive contexts.
 
 mod ends;
+mod notices;
 
 use super::*;
 use crate::conn::{CircuitUser, DialConfig, Driven, Listener, State};

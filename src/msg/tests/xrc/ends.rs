@@ -570,7 +570,7 @@ fn await_notices(host: &Host, reached: impl Fn((usize, usize)) -> bool) {
     }
 }
 
-type Pair = (Arc<Endpoint>, Arc<Endpoint>);
+pub(super) type Pair = (Arc<Endpoint>, Arc<Endpoint>);
 
 /// Two connections on one circuit. The first client endpoint has used a key, and the client does
 /// not take events. The server has closed its endpoint, and waits for the answer no longer. `then`
